@@ -1,0 +1,183 @@
+/* c_api.h: the kernels as a C99 interface, for ctypes and for C.
+
+   Rules:
+   (1) Every function returns a bw_kernel_status; bw_kernels_last_error() says
+       in one sentence what was wrong with the last failing call of this
+       thread: field, value, legal range.  Then nothing was written.
+   (2) Nothing is allocated that outlives a call, nothing is printed, nothing
+       is thrown.  On a CUDA device work is enqueued on the caller's stream and
+       nothing synchronizes; on the CPU it is done when the call returns.
+   (3) Strides count elements.  Structs start with struct_size.
+   (4) Any thread; calls that write the same memory must not overlap. */
+
+#ifndef BELLWETHER_KERNELS_C_API_H_
+#define BELLWETHER_KERNELS_C_API_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define BW_KERNELS_EXPORT __attribute__((visibility("default")))
+#else
+#define BW_KERNELS_EXPORT
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define BW_KERNELS_API_VERSION_MAJOR 1
+#define BW_KERNELS_API_VERSION_MINOR 0
+
+typedef enum bw_kernel_status {
+  BW_KERNEL_OK = 0,
+  BW_KERNEL_INVALID_ARGUMENT = 1,
+  BW_KERNEL_UNSUPPORTED = 2, /* Legal, but not built for this shape or type. */
+  BW_KERNEL_UNAVAILABLE = 3, /* This build or machine has no such device. */
+  BW_KERNEL_DEVICE_ERROR = 4
+} bw_kernel_status;
+
+typedef enum bw_dtype { BW_F32 = 0, BW_BF16 = 1, BW_F16 = 2 } bw_dtype;
+typedef enum bw_backend { BW_CPU = 0, BW_CUDA = 1 } bw_backend;
+
+BW_KERNELS_EXPORT uint32_t bw_kernels_abi_version(void);
+BW_KERNELS_EXPORT const char* bw_kernels_last_error(void);
+/* 1 if the backend can be used in this process, else 0. */
+BW_KERNELS_EXPORT int bw_kernels_available(uint32_t backend);
+
+/* A [batch][head][token][head_dim] view; the last stride must be 1. */
+typedef struct bw_tensor4 {
+  const void* data; /* NULL = absent */
+  int64_t batch_stride, head_stride, token_stride;
+} bw_tensor4;
+
+/* ---- the statistics probe (probe.h is its specification) ---- */
+
+/* One float per query head each, [heads] apart by `stat_stride`.  Order of the
+   rows of bw_probe_params.out. */
+typedef enum bw_probe_stat {
+  BW_PROBE_ROWS = 0,
+  BW_PROBE_COMMON_MODE_SUM,
+  BW_PROBE_SPREAD_SUM,
+  BW_PROBE_TIED_ROWS_BF16,
+  BW_PROBE_TIED_ROWS_EPS,
+  BW_PROBE_TIED_ROWS_EPS_PAPER,
+  BW_PROBE_SATURATED_ROWS,
+  BW_PROBE_LOGIT_MAX, /* max, not sum; initialise with -inf */
+  BW_PROBE_ENTROPY_SUM,
+  BW_PROBE_SINK_SUM,
+  BW_PROBE_NONFINITE_ROWS,
+  BW_PROBE_DELTA_BIAS_SUM, /* these four only with v, o and d_o */
+  BW_PROBE_DELTA_BIAS_SUMSQ,
+  BW_PROBE_DELTA_ABS_SUM,
+  BW_PROBE_DELTA_ERROR_ABS_SUM,
+  BW_PROBE_STAT_COUNT
+} bw_probe_stat;
+
+typedef enum bw_probe_kv_stat {
+  BW_PROBE_KV_SEQUENCES = 0,
+  BW_PROBE_KV_KEY_COHERENCE_SUM,
+  BW_PROBE_KV_STAT_COUNT
+} bw_probe_kv_stat;
+
+typedef struct bw_probe_params {
+  uint32_t struct_size;
+  uint32_t backend; /* bw_backend */
+  uint32_t dtype;   /* bw_dtype of q, k, v, o, d_o */
+  uint32_t threads; /* CPU: 0 = one */
+  void* stream;     /* CUDA */
+  int64_t batch, heads, kv_heads, q_len, k_len, head_dim, v_dim;
+  bw_tensor4 q, k;  /* [batch][heads][q_len][head_dim], [..][kv_heads][k_len][..] */
+  bw_tensor4 v, o, d_o; /* all three or none; o as the op returned it */
+  float scale;      /* of the scores; finite, > 0 */
+  float softcap;    /* 0 = none */
+  uint8_t causal;   /* 1: key j is allowed for row t if j <= t + k_len - q_len */
+  uint8_t reserved[3];
+  int32_t window;   /* 0 = none; else also j > t + k_len - q_len - window */
+  uint32_t rows_per_head; /* 0 = every row; else that many hashed strata */
+  uint64_t seed;    /* Of the row hash: the same on all tensor-parallel ranks */
+  int64_t head_offset; /* Global id of head 0, enters the hash. */
+  int64_t stat_stride; /* Floats between two statistics in `out`, >= heads */
+  float* out;       /* [BW_PROBE_STAT_COUNT][heads]; added to (max for logit) */
+  int64_t kv_stat_stride;
+  float* kv_out;    /* [BW_PROBE_KV_STAT_COUNT][kv_heads], added to; NULL = no */
+} bw_probe_params;
+
+BW_KERNELS_EXPORT bw_kernel_status bw_probe(const bw_probe_params* params);
+
+/* ---- key-gradient leak ---- */
+
+typedef struct bw_key_leak_params {
+  uint32_t struct_size;
+  uint32_t backend, dtype, threads;
+  void* stream;
+  int64_t batch, kv_heads, k_len, head_dim;
+  bw_tensor4 d_k;     /* As the kernel returned it, before repeat_kv's sum. */
+  float* leak_sum;     /* [kv_heads], added to: norm(sum_j dK_j) per sequence */
+  float* gradient_sum; /* [kv_heads], added to: sum_j norm(dK_j) */
+} bw_key_leak_params;
+
+BW_KERNELS_EXPORT bw_kernel_status bw_key_leak(const bw_key_leak_params* params);
+
+/* ---- per-head spectral norms (spectral.h is the specification) ---- */
+
+typedef struct bw_spectral_params {
+  uint32_t struct_size;
+  uint32_t backend, dtype, threads;
+  void* stream;
+  int64_t heads;       /* matrices */
+  int64_t rows;        /* of one head: head_dim, 1..512 */
+  int64_t columns;     /* of one head: the model's width, >= 1 */
+  const void* weight;  /* element (h, i, j) at h * head_stride + i * row_stride
+                          + j * column_stride */
+  int64_t head_stride, row_stride, column_stride;
+  float* sigma;        /* [heads] out: sqrt of the largest Ritz value (a lower
+                          bound up to rounding); NaN if a weight is not finite */
+  float* residual;     /* [heads] out or NULL: norm(G v - theta v) */
+  float* stable_rank;  /* [heads] out or NULL: tr G / theta */
+  float* direction;    /* [heads][rows] in/out or NULL: the top left singular
+                          vector; a unit vector on entry warms the start */
+  float* overlap;      /* [heads] out or NULL: abs(cosine) of direction before
+                          and after; NaN if it was 0 before */
+  float* gram;         /* [heads][rows][rows] out or NULL: G = W W^T */
+} bw_spectral_params;
+
+BW_KERNELS_EXPORT bw_kernel_status bw_spectral_norms(const bw_spectral_params* params);
+
+/* Effective rank (exp of the entropy of the squared singular values) of the
+   first-order change of W_Q^T W_K, per query head.  All four weights
+   [rows, columns] per head, float32, laid out as in bw_spectral_params. */
+typedef struct bw_increment_rank_params {
+  uint32_t struct_size;
+  uint32_t threads;
+  int64_t heads, kv_heads, rows, columns;
+  const float *wq, *wq_before; /* [heads] */
+  const float *wk, *wk_before; /* [kv_heads] */
+  int64_t q_head_stride, q_row_stride, k_head_stride, k_row_stride;
+  float* effective_rank; /* [heads] out; NaN if nothing changed */
+} bw_increment_rank_params;
+
+BW_KERNELS_EXPORT bw_kernel_status bw_increment_rank(const bw_increment_rank_params* params);
+
+/* ---- K-centring ---- */
+
+typedef struct bw_center_keys_params {
+  uint32_t struct_size;
+  uint32_t backend, dtype, threads;
+  void* stream;
+  int64_t batch, kv_heads, k_len, head_dim;
+  bw_tensor4 k;      /* in */
+  bw_tensor4 out;    /* out: k - mean over the sequence's tokens; may be k.  The
+                        backward is the same map, applied to the gradient. */
+  const int32_t* cu_seqlens; /* [sequences + 1] offsets into k_len with batch 1
+                                (packed sequences), or NULL */
+  int64_t sequences;
+} bw_center_keys_params;
+
+BW_KERNELS_EXPORT bw_kernel_status bw_center_keys(const bw_center_keys_params* params);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* BELLWETHER_KERNELS_C_API_H_ */

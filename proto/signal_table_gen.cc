@@ -1,0 +1,191 @@
+// signal_table_gen.cc: turns the options of signals.proto into a C++ table and
+// the reference page.
+//
+//   signal_table_gen OUT_DIR
+//
+// writes OUT_DIR/bellwether/signal_id.h, OUT_DIR/bellwether/signal_table.cc and
+// OUT_DIR/signals.md.  Fails on a catalogue that contradicts itself: a name
+// twice, a measured signal without a merge rule, a derived one without parts.
+
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "bellwether/v1/signals.pb.h"
+
+namespace {
+
+using bellwether::v1::SignalSpec;
+namespace v1 = bellwether::v1;
+
+struct Entry {
+  int number = 0;
+  std::string enumerator;  // kDriftRatio
+  SignalSpec spec;
+};
+
+std::string CamelCase(const std::string& snake) {
+  std::string camel = "k";
+  bool up = true;
+  for (const char c : snake) {
+    if (c == '_') {
+      up = true;
+      continue;
+    }
+    camel += up ? static_cast<char>(std::toupper(static_cast<unsigned char>(c))) : c;
+    up = false;
+  }
+  return camel;
+}
+
+std::string Quote(const std::string& text) {
+  std::string quoted = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') quoted += '\\';
+    quoted += c;
+  }
+  return quoted + "\"";
+}
+
+[[noreturn]] void Fail(const std::string& why) {
+  std::cerr << "signals.proto: " << why << "\n";
+  std::exit(1);
+}
+
+std::vector<Entry> ReadCatalogue() {
+  std::vector<Entry> entries;
+  std::map<std::string, std::string> by_name;
+  const auto* descriptor = v1::Signal_descriptor();
+  for (int i = 0; i < descriptor->value_count(); ++i) {
+    const auto* value = descriptor->value(i);
+    if (value->number() == 0) continue;
+    Entry entry{value->number(), "", value->options().GetExtension(v1::signal)};
+    if (entry.spec.name().empty()) Fail(value->name() + " has no (signal) option");
+    entry.enumerator = CamelCase(entry.spec.name());
+    if (!by_name.emplace(entry.spec.name(), entry.enumerator).second) Fail(entry.spec.name() + " stands twice");
+    entries.push_back(entry);
+  }
+  for (const Entry& entry : entries) {
+    const SignalSpec& spec = entry.spec;
+    const bool derived = entry.number >= 64;
+    if (spec.granularity() == v1::GRANULARITY_UNSPECIFIED) Fail(spec.name() + " has no granularity");
+    if (derived != (spec.merge() == v1::MERGE_UNSPECIFIED)) Fail(spec.name() + ": merge is for measured signals, below 64");
+    if (derived && (!by_name.count(spec.numerator()) || !by_name.count(spec.denominator())))
+      Fail(spec.name() + " needs a numerator and a denominator of the catalogue");
+  }
+  return entries;
+}
+
+std::string Id(const std::string& name) {
+  return name.empty() ? "SignalId::kNone" : "SignalId::" + CamelCase(name);
+}
+
+std::string Header(const std::vector<Entry>& entries) {
+  std::ostringstream out;
+  out << "// Generated from signals.proto; do not edit.\n#ifndef BELLWETHER_SIGNAL_ID_H_\n#define BELLWETHER_SIGNAL_ID_H_\n\n"
+      << "#include <cstdint>\n\nnamespace bellwether {\n\nenum class SignalId : uint16_t {\n  kNone = 0,\n";
+  int last = 0;
+  for (const Entry& entry : entries) {
+    out << "  " << entry.enumerator << " = " << entry.number << ",\n";
+    last = std::max(last, entry.number);
+  }
+  out << "};\n\n// One more than the largest id: the size of a table indexed by id.\n"
+      << "inline constexpr int kSignalIdEnd = " << last + 1 << ";\n\n}  // namespace bellwether\n\n#endif\n";
+  return out.str();
+}
+
+std::string Table(const std::vector<Entry>& entries) {
+  std::ostringstream out;
+  out << "// Generated from signals.proto; do not edit.\n#include \"bellwether/signal_table.h\"\n\n#include <algorithm>\n#include <iterator>\n\n"
+      << "namespace bellwether {\nnamespace {\n\n";
+  for (const Entry& entry : entries) {
+    if (entry.spec.metric_size() == 0) continue;
+    out << "constexpr MetricInfo " << entry.enumerator << "Metrics[] = {\n";
+    for (const auto& metric : entry.spec.metric()) {
+      const size_t equals = metric.label().find('=');
+      const std::string label = metric.label().substr(0, equals);
+      const std::string value = equals == std::string::npos ? "" : metric.label().substr(equals + 1);
+      out << "    {static_cast<MetricLevel>(" << metric.level() << "), static_cast<Aggregate>(" << metric.aggregate() << "), "
+          << Quote(metric.name()) << ", " << Quote(metric.help()) << ", " << Quote(label) << ", " << Quote(value) << "},\n";
+    }
+    out << "};\n";
+  }
+  out << "\nconstexpr SignalInfo kTable[] = {\n";
+  for (const Entry& entry : entries) {
+    const SignalSpec& spec = entry.spec;
+    out << "    {SignalId::" << entry.enumerator << ", " << Quote(spec.name()) << ", " << Quote(spec.unit())
+        << ", static_cast<Granularity>(" << spec.granularity() << "), static_cast<Merge>(" << spec.merge() << "), "
+        << (entry.number >= 64 ? "true" : "false") << ", " << Id(spec.numerator()) << ", " << Id(spec.denominator()) << ", "
+        << (spec.denominator_root() ? "true" : "false") << ", " << Quote(spec.help()) << ", ";
+    if (spec.metric_size() == 0) {
+      out << "nullptr, 0},\n";
+    } else {
+      out << entry.enumerator << "Metrics, " << spec.metric_size() << "},\n";
+    }
+  }
+  out << "};\n\n}  // namespace\n\nconst SignalInfo* SignalTable() { return kTable; }\n"
+      << "size_t SignalCount() { return std::size(kTable); }\n\n"
+      << "const SignalInfo* FindSignal(SignalId id) {\n"
+      << "  const auto* end = std::end(kTable);\n"
+      << "  const auto* found = std::lower_bound(std::begin(kTable), end, id,\n"
+      << "      [](const SignalInfo& info, SignalId want) { return info.id < want; });\n"
+      << "  return found != end && found->id == id ? found : nullptr;\n}\n\n"
+      << "const SignalInfo* FindSignal(std::string_view name) {\n"
+      << "  for (const SignalInfo& info : kTable) {\n    if (info.name == name) return &info;\n  }\n  return nullptr;\n}\n\n"
+      << "}  // namespace bellwether\n";
+  return out.str();
+}
+
+std::string Page(const std::vector<Entry>& entries) {
+  const std::map<int, std::string> granularity = {{1, "run"}, {2, "head"}, {3, "key head"}};
+  const std::map<int, std::string> merge = {{0, "-"}, {1, "sum"}, {2, "max"}, {3, "mean"}, {4, "equal"}};
+  std::ostringstream out;
+  out << "# Signals\n\nGenerated from `proto/bellwether/v1/signals.proto`; do not edit. S = scale Q K^T, T = a sampled query row, "
+         "m_T its largest score, P its probabilities, l_T = sum exp(S - m_T), n_T its number of allowed keys.\n\n"
+         "| number | name | of a | unit | merge | definition |\n| --- | --- | --- | --- | --- | --- |\n";
+  for (const Entry& entry : entries) {
+    const SignalSpec& spec = entry.spec;
+    out << "| " << entry.number << " | `" << spec.name() << "` | " << granularity.at(spec.granularity()) << " | " << spec.unit() << " | "
+        << merge.at(spec.merge()) << " | " << spec.help();
+    if (!spec.numerator().empty()) {
+      out << "; `" << spec.numerator() << "` / " << (spec.denominator_root() ? "sqrt(`" : "`") << spec.denominator()
+          << (spec.denominator_root() ? "`)" : "`");
+    }
+    out << " |\n";
+  }
+  out << "\n## Exported to Prometheus\n\n| metric | from | labels | help |\n| --- | --- | --- | --- |\n";
+  const std::map<int, std::string> labels = {{1, "run"}, {2, "run, layer"}, {3, "run, layer, head"}};
+  for (const Entry& entry : entries) {
+    for (const auto& metric : entry.spec.metric()) {
+      out << "| `" << metric.name() << "` | `" << entry.spec.name() << "` | " << labels.at(metric.level())
+          << (metric.label().empty() ? "" : ", " + metric.label()) << " | " << metric.help() << " |\n";
+    }
+  }
+  return out.str();
+}
+
+void Write(const std::string& path, const std::string& text) {
+  std::ofstream file(path);
+  file << text;
+  file.close();
+  if (!file) Fail("cannot write " + path);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    std::cerr << "usage: signal_table_gen OUT_DIR\n";
+    return 2;
+  }
+  const std::string out = argv[1];
+  const std::vector<Entry> entries = ReadCatalogue();
+  Write(out + "/bellwether/signal_id.h", Header(entries));
+  Write(out + "/bellwether/signal_table.cc", Table(entries));
+  Write(out + "/signals.md", Page(entries));
+  return 0;
+}

@@ -1,0 +1,67 @@
+// run_judge.h: everything that is concluded about one run.
+//
+// Takes the run's merged samples and events in order and says which alerts
+// change state.  Deterministic: the same calls give the same transitions, on
+// any machine, after any Save and Restore.  It knows nothing of clocks, files
+// or other runs, which is what makes a replay equal to the live run; silence
+// of a rank (a matter of clocks) is judged by the caller and told by
+// OnSilence().
+//
+// Not thread-safe: the shard that owns the run calls it.
+
+#ifndef BELLWETHER_SERVER_DETECT_RUN_JUDGE_H_
+#define BELLWETHER_SERVER_DETECT_RUN_JUDGE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "server/store/run_types.h"
+#include "server/store/step_sample.h"
+#include "server/store/transition.h"
+
+namespace bellwether::server {
+
+struct JudgeOptions;  // judge_options.h: thresholds and windows, all of them.
+
+class RunJudge {
+ public:
+  RunJudge(const JudgeOptions& options, const RunDescription& run);
+  ~RunJudge();
+  RunJudge(const RunJudge&) = delete;
+  RunJudge& operator=(const RunJudge&) = delete;
+
+  // Appends the transitions that this sample causes to `*out`.  `id`, `run`
+  // and `time_unix_ns` of a transition are left for the caller.  A sample
+  // whose step is not above the last one of its attempt is ignored; a higher
+  // attempt starts from that step with what still holds.
+  void Observe(const StepSample& sample, std::vector<Transition>* out);
+  void OnEvent(const RunEvent& event, std::vector<Transition>* out);
+  // A new attempt or new traits were announced.
+  void OnHello(const RunDescription& run, std::vector<Transition>* out);
+  // `silent_ranks` of the run's reporters have been silent past the deadline
+  // (0: all report again).
+  void OnSilence(uint32_t silent_ranks, int64_t silent_seconds, std::vector<Transition>* out);
+
+  int32_t stage() const;  // 0-5, the run's worst head.
+  Eta eta() const;        // Of the most urgent firing alert.
+  // Worst stage that a head is in; 0..5.
+  int32_t stage_of(int32_t layer, int32_t head) const;
+  uint32_t alerts_firing() const;
+  size_t memory_bytes() const;
+
+  // The whole state, versioned.  Restore returns false, leaving the judge
+  // fresh, if `state` is of another version or layout or is damaged.
+  std::string Save() const;
+  bool Restore(std::string_view state);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_DETECT_RUN_JUDGE_H_
