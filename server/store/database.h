@@ -1,0 +1,125 @@
+// database.h: everything that is kept, on RocksDB.
+//
+// One column family, keys with a one-byte prefix per kind, RocksDB's own log
+// off: what a crash takes from here is replayed from the WAL.  All that
+// belongs to one point of a run's history (its chunks, saved state and the LSN
+// up to which it is applied) goes into one WriteBatch, so that a crash keeps
+// all of it or none.
+//
+//   r <run>                               RunRecord
+//   n <name> <run>                        index by name
+//   u <uuid>                              run
+//   k <run> <rank>                        RankRecord: session epoch, durable seq
+//   s <run> <signal> <group> <attempt> <step>   chunk (chunk.h)
+//   m <run> <signal> <group> <attempt> <step>   its summary
+//   e <run> <n>                           event
+//   t <id>                                transition
+//   T <run> <key> <k>                     index: id
+//   a <run> <key>                         note: acknowledged, silenced
+//   j <run>                               saved judge and open windows
+//
+// Thread-safe.
+
+#ifndef BELLWETHER_SERVER_STORE_DATABASE_H_
+#define BELLWETHER_SERVER_STORE_DATABASE_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/store/run_types.h"
+#include "server/store/step_sample.h"
+#include "server/store/transition.h"
+#include "server/store/wal.h"
+
+namespace bellwether::server {
+
+// What is known of a run, kept up to date by its shard.
+struct RunRecord {
+  RunId id = 0;
+  RunDescription description;  // The newest attempt's.
+  int64_t step = -1;
+  int32_t stage = 0;
+  bool ended = false;
+  std::string end_reason;
+  int64_t started_unix_ns = 0;
+  int64_t last_report_unix_ns = 0;
+  uint64_t frames = 0;
+  uint64_t frames_dropped = 0;
+  uint64_t steps_recorded = 0;
+  Lsn applied_lsn = 0;          // State below is that of this LSN.
+  std::vector<SignalId> signals;  // Reported so far.
+};
+
+struct RankRecord {
+  uint32_t rank = 0;
+  uint64_t epoch = 0;
+  uint64_t durable_seq = 0;  // As of the run's applied_lsn.
+};
+
+// One run's changes since the last commit, written atomically.
+class RunBatch {
+ public:
+  virtual ~RunBatch() = default;
+  virtual void PutRun(const RunRecord& run) = 0;
+  virtual void PutRank(RunId run, const RankRecord& rank) = 0;
+  virtual void PutEvent(RunId run, const RunEvent& event) = 0;
+  virtual void PutState(RunId run, std::string_view state) = 0;
+};
+
+class Database {
+ public:
+  struct Options {
+    std::string directory;
+    int64_t cache_bytes = 64 << 20;
+    int64_t write_buffer_bytes = 32 << 20;
+  };
+
+  static absl::StatusOr<std::unique_ptr<Database>> Open(const Options& options);
+  virtual ~Database() = default;
+
+  // ---- runs ----
+  virtual absl::StatusOr<std::vector<RunRecord>> ListRuns() const = 0;  // By id.
+  virtual absl::StatusOr<RunRecord> GetRun(RunId run) const = 0;
+  virtual absl::StatusOr<std::vector<RankRecord>> ListRanks(RunId run) const = 0;
+  virtual absl::StatusOr<std::string> GetState(RunId run) const = 0;  // NOT_FOUND
+  virtual absl::StatusOr<std::vector<RunEvent>> ListEvents(RunId run) const = 0;
+
+  virtual std::unique_ptr<RunBatch> NewBatch() = 0;
+  // Memory only until Flush(); atomic with respect to it.
+  virtual absl::Status Commit(std::unique_ptr<RunBatch> batch) = 0;
+
+  // ---- alerts ----
+  // Stores the transition unless (run, key, k) is there already; gives it the
+  // next id and returns true, or fills in the stored id and returns false.
+  virtual absl::StatusOr<bool> PutTransition(Transition* transition) = 0;
+  // Ids above `after`, rising, at most `limit`; run 0 = all.
+  virtual absl::StatusOr<std::vector<Transition>> ListTransitions(uint64_t after, size_t limit, RunId run) const = 0;
+  virtual uint64_t last_transition_id() const = 0;
+  struct AlertNote {
+    bool acknowledged = false;
+    std::string by;
+    std::string comment;
+    int64_t silenced_until_unix_ns = 0;
+  };
+  virtual absl::Status PutAlertNote(RunId run, const std::string& key, const AlertNote& note) = 0;
+  virtual absl::StatusOr<AlertNote> GetAlertNote(RunId run, const std::string& key) const = 0;  // Default if none.
+
+  // Makes everything committed so far durable without the WAL.
+  virtual absl::Status Flush() = 0;
+  virtual int64_t bytes() const = 0;
+
+ protected:
+  friend class SeriesStore;
+};
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_STORE_DATABASE_H_

@@ -1,0 +1,84 @@
+// series_store.h: a run's measured series, from the newest step in memory to
+// the oldest chunk on disk.
+//
+// Each run has an open window: its last steps, raw.  Full windows are packed
+// (chunk.h: 256 steps, 8 heads a block, xor + byte shuffle + zstd) with a
+// summary {min, mean, max, last} per series, and go into the run's batch.
+// Attempts are kept apart; a reader asks for one, or for the newest that wrote
+// a step.  What is stored is bit for bit what was measured.
+//
+// Append and Save belong to the shard that owns the run; reads come from any
+// thread at any time and see every appended step.
+
+#ifndef BELLWETHER_SERVER_STORE_SERIES_STORE_H_
+#define BELLWETHER_SERVER_STORE_SERIES_STORE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/store/database.h"
+#include "server/store/step_sample.h"
+
+namespace bellwether::server {
+
+struct SeriesKey {
+  SignalId signal = SignalId::kNone;  // Measured or derived.
+  int32_t layer = 0;
+  int32_t head = 0;
+};
+
+// Bucket i covers [step[i], step[i + 1]); undownsampled, min = mean = max.
+struct SeriesPoints {
+  std::vector<int64_t> step;
+  std::vector<float> min, mean, max;
+  bool downsampled = false;
+  uint64_t values = 0;
+};
+
+class SeriesStore {
+ public:
+  struct Options {
+    int32_t window_steps = 32;   // Raw in memory, then a sub-chunk.
+    int32_t chunk_steps = 256;
+    int32_t zstd_level = 1;
+  };
+  static constexpr int32_t kNewestAttempt = -1;
+
+  // `database` must outlive this object.
+  static std::unique_ptr<SeriesStore> Create(const Options& options, Database* database);
+  virtual ~SeriesStore() = default;
+
+  // ---- the shard that owns the run ----
+  virtual void Open(RunId run, const Layout& layout) = 0;
+  // Adds a closed step.  Steps of an attempt rise.
+  virtual absl::Status Append(RunId run, const StepSample& sample) = 0;
+  // Moves full windows into `batch`; the open window is returned in `*state`
+  // for the same batch, so that both belong to one point of history.
+  virtual absl::Status Save(RunId run, RunBatch* batch, std::string* state) = 0;
+  virtual absl::Status Restore(RunId run, const Layout& layout, std::string_view state) = 0;
+  // Writes the open window too and frees the run's memory; reads go on.
+  virtual absl::Status Close(RunId run, RunBatch* batch) = 0;
+
+  // ---- anybody ----
+  // Steps in [begin, end), at most points_max points.  NOT_FOUND: the run was
+  // never opened; an unreported series gives no points.
+  virtual absl::StatusOr<SeriesPoints> ReadSeries(RunId run, const Layout& layout, const SeriesKey& key, int64_t begin,
+                                                  int64_t end, size_t points_max, int32_t attempt) const = 0;
+  // The last sample at or before `step` (-1 = newest) that has the signal;
+  // `*at` is its step, -1 if there is none.
+  virtual absl::StatusOr<std::vector<float>> ReadMatrix(RunId run, const Layout& layout, SignalId signal, int64_t step,
+                                                        int64_t* at) const = 0;
+  // Every stored step in order, for export; `visit` may stop it with an error.
+  virtual absl::Status ReadAll(RunId run, const Layout& layout,
+                               const std::function<absl::Status(const StepSample&)>& visit) const = 0;
+  virtual int64_t memory_bytes() const = 0;
+};
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_STORE_SERIES_STORE_H_

@@ -1,0 +1,113 @@
+// wal.h: the write-ahead log, the server's only durability path.
+//
+// Records are appended by any thread, written and fsynced in groups by one,
+// and reported durable in order.  Segments of `segment_bytes`, preallocated,
+// one header each; a record is 8-aligned and carries its length, a CRC32C over
+// all that follows, its LSN, and the LSN that was durable when it was written,
+// which is what tells a torn tail from corruption on recovery.
+//
+// A write or fsync error is final for the segment: it is never retried (the
+// kernel may have dropped the dirty pages); the log turns failed, reports no
+// more durability, and says so.
+
+#ifndef BELLWETHER_SERVER_STORE_WAL_H_
+#define BELLWETHER_SERVER_STORE_WAL_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace bellwether::server {
+
+// 1, 2, 3, ... over the whole life of the log.
+using Lsn = uint64_t;
+
+// What a record's payload is.  Numbers are on disk: never renumber.
+enum class WalKind : uint8_t {
+  kNone = 0,         // An empty record that covers the last batch.
+  kHello = 1,        // A session opened: serialized v1.ClientMessage (hello).
+  kMessage = 2,      // A frame, event, spectrum or action result.
+  kBye = 3,
+  kStepClosed = 4,   // The server closed a step by its deadline.
+  kAlertNote = 5,    // Acknowledged, silenced: serialized by the alert log.
+  kSilence = 6,      // Ranks fell silent or spoke again.
+};
+
+struct WalRecord {
+  Lsn lsn = 0;  // Given by the log.
+  WalKind kind = WalKind::kNone;
+  uint64_t run = 0;
+  uint32_t rank = 0;
+  uint32_t attempt = 0;
+  uint64_t epoch = 0;  // Session epoch.
+  uint64_t seq = 0;    // 0 = not sequenced
+  std::string payload;
+};
+
+// Thread-safe.
+class Wal {
+ public:
+  struct Options {
+    std::string directory;
+    int64_t segment_bytes = 64 << 20;
+    int64_t group_bytes_max = 1 << 20;
+    int64_t group_wait_us_max = 2000;
+    int64_t record_bytes_max = (1 << 20) + 1024;
+    // Appends block their caller's queue (TryAppend refuses) beyond this.
+    int64_t pending_bytes_max = 64 << 20;
+    bool repair = false;  // Cut corrupt ranges out instead of refusing to open.
+  };
+
+  struct Recovery {
+    Lsn first_lsn = 0;      // Oldest record held; 0 = empty.
+    Lsn last_lsn = 0;
+    int64_t torn_bytes = 0; // Cut off the tail.
+    int64_t bytes = 0;
+    std::string lost;       // With repair: the exact LSN ranges that are gone.
+  };
+
+  // Called from the log's thread, in LSN order: everything up to and with
+  // `durable` is on disk.
+  using DurableCallback = std::function<void(Lsn durable)>;
+
+  // Opens or creates; scans and verifies every record.  DATA_LOSS for
+  // corruption (names segment, offset, LSN range) unless `repair`.
+  static absl::StatusOr<std::unique_ptr<Wal>> Open(const Options& options, DurableCallback on_durable);
+  virtual ~Wal() = default;
+
+  virtual const Recovery& recovery() const = 0;
+
+  // Hands every record with lsn >= from to `visit`, oldest first, from disk.
+  // Records appended meanwhile may or may not be seen; pass `until` to stop
+  // there (0 = recovery().last_lsn).  Stops at the first error of `visit`.
+  virtual absl::Status Read(Lsn from, Lsn until,
+                            const std::function<absl::Status(const WalRecord&)>& visit) const = 0;
+
+  // Queues a record and returns its LSN.  RESOURCE_EXHAUSTED: pending_bytes_max
+  // reached, try later.  INVALID_ARGUMENT: too large.  UNAVAILABLE: failed or
+  // closed.
+  virtual absl::StatusOr<Lsn> Append(WalRecord record) = 0;
+  // Waits until `lsn` is durable, or the log failed.
+  virtual absl::Status Sync(Lsn lsn) = 0;
+  // Everything below `keep` may be forgotten: whole segments are deleted.
+  virtual absl::Status Truncate(Lsn keep) = 0;
+  // Writes and syncs what is queued, then refuses appends.
+  virtual absl::Status Close() = 0;
+
+  virtual Lsn durable_lsn() const = 0;
+  virtual Lsn last_lsn() const = 0;  // Highest given.
+  virtual int64_t bytes() const = 0;
+  virtual absl::Status health() const = 0;  // Why it failed.
+  // Seconds of every fdatasync since the last call; for the histogram.
+  virtual void TakeSyncSeconds(std::vector<double>* seconds) = 0;
+};
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_STORE_WAL_H_
