@@ -14,6 +14,7 @@
 #define BELLWETHER_SERVER_STORE_SERIES_STORE_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>

@@ -1,0 +1,90 @@
+#include "server/store/alert_log.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "server/util/status_macros.h"
+
+namespace bellwether::server {
+
+AlertLog::AlertLog(Database* database) : database_(database) {}
+
+absl::Status AlertLog::Load() {
+  absl::MutexLock lock(&mutex_);
+  uint64_t after = 0;
+  for (;;) {
+    BW_ASSIGN_OR_RETURN(std::vector<Transition> page, database_->ListTransitions(after, 1000, 0));
+    if (page.empty()) return absl::OkStatus();
+    after = page.back().id;
+    for (Transition& transition : page) {
+      BW_ASSIGN_OR_RETURN(Database::AlertNote note, database_->GetAlertNote(transition.run, transition.key));
+      auto key = std::make_pair(transition.run, transition.key);
+      alerts_[std::move(key)] = AlertView{std::move(transition), std::move(note)};
+    }
+  }
+}
+
+absl::StatusOr<bool> AlertLog::Post(Transition transition) {
+  {
+    absl::MutexLock lock(&mutex_);
+    BW_ASSIGN_OR_RETURN(const bool is_new, database_->PutTransition(&transition));
+    if (!is_new) return false;
+    alerts_[{transition.run, transition.key}].last = transition;
+  }
+  absl::MutexLock lock(&subscribers_mutex_);
+  for (const auto& [id, subscriber] : subscribers_) subscriber(transition);
+  return true;
+}
+
+absl::StatusOr<std::vector<Transition>> AlertLog::Read(uint64_t after, size_t limit, RunId run) const {
+  return database_->ListTransitions(after, limit, run);
+}
+
+uint64_t AlertLog::last_id() const { return database_->last_transition_id(); }
+
+std::vector<AlertView> AlertLog::List(RunId run, bool firing_only) const {
+  std::vector<AlertView> views;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const auto& [key, view] : alerts_) {
+      if (run != 0 && key.first != run) continue;
+      if (firing_only && view.last.state != AlertState::kFiring) continue;
+      views.push_back(view);
+    }
+  }
+  std::sort(views.begin(), views.end(), [](const AlertView& a, const AlertView& b) {
+    const bool a_fires = a.last.state == AlertState::kFiring;
+    const bool b_fires = b.last.state == AlertState::kFiring;
+    return a_fires != b_fires ? a_fires : a.last.id > b.last.id;
+  });
+  return views;
+}
+
+absl::StatusOr<AlertView> AlertLog::Get(RunId run, const std::string& key) const {
+  absl::MutexLock lock(&mutex_);
+  const auto found = alerts_.find({run, key});
+  if (found == alerts_.end()) return absl::NotFoundError(absl::StrCat("alert \"", key, "\": this run has no such alert"));
+  return found->second;
+}
+
+absl::Status AlertLog::Annotate(RunId run, const std::string& key, const Database::AlertNote& note) {
+  absl::MutexLock lock(&mutex_);
+  const auto found = alerts_.find({run, key});
+  if (found == alerts_.end()) return absl::NotFoundError(absl::StrCat("alert \"", key, "\": this run has no such alert"));
+  BW_RETURN_IF_ERROR(database_->PutAlertNote(run, key, note));
+  found->second.note = note;
+  return absl::OkStatus();
+}
+
+int64_t AlertLog::Subscribe(Subscriber subscriber) {
+  absl::MutexLock lock(&subscribers_mutex_);
+  subscribers_[next_subscriber_] = std::move(subscriber);
+  return next_subscriber_++;
+}
+
+void AlertLog::Unsubscribe(int64_t id) {
+  absl::MutexLock lock(&subscribers_mutex_);
+  subscribers_.erase(id);
+}
+
+}  // namespace bellwether::server

@@ -1,0 +1,65 @@
+// alert_log.h: every transition once, and whoever waits for the next one.
+//
+// Post() stores a transition exactly once (by run, key and k) and tells the
+// subscribers; Read() serves the rest, so that a reader who missed something
+// asks again from the last id it saw.  Thread-safe.
+
+#ifndef BELLWETHER_SERVER_STORE_ALERT_LOG_H_
+#define BELLWETHER_SERVER_STORE_ALERT_LOG_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "server/store/database.h"
+#include "server/store/transition.h"
+
+namespace bellwether::server {
+
+// An alert as it stands: its newest transition and people's notes.
+struct AlertView {
+  Transition last;
+  Database::AlertNote note;
+};
+
+class AlertLog {
+ public:
+  // Called from the thread that posts, without the log's lock: be quick.
+  using Subscriber = std::function<void(const Transition&)>;
+
+  // `database` must outlive this object.
+  explicit AlertLog(Database* database);
+
+  // Reads what is stored.  Call once, before anything else.
+  absl::Status Load();
+
+  // False: it was stored before (a replay after a crash); nobody is told.
+  absl::StatusOr<bool> Post(Transition transition);
+
+  absl::StatusOr<std::vector<Transition>> Read(uint64_t after, size_t limit, RunId run) const;
+  uint64_t last_id() const;
+
+  // Newest transition of each alert; run 0 = all.  Firing first, then newest.
+  std::vector<AlertView> List(RunId run, bool firing_only) const;
+  absl::StatusOr<AlertView> Get(RunId run, const std::string& key) const;
+  absl::Status Annotate(RunId run, const std::string& key, const Database::AlertNote& note);
+
+  int64_t Subscribe(Subscriber subscriber);
+  void Unsubscribe(int64_t id);  // Returns once no call is in flight.
+
+ private:
+  Database* const database_;
+  mutable absl::Mutex mutex_;
+  std::map<std::pair<RunId, std::string>, AlertView> alerts_ ABSL_GUARDED_BY(mutex_);
+  absl::Mutex subscribers_mutex_ ABSL_ACQUIRED_AFTER(mutex_);
+  std::map<int64_t, Subscriber> subscribers_ ABSL_GUARDED_BY(subscribers_mutex_);
+  int64_t next_subscriber_ ABSL_GUARDED_BY(subscribers_mutex_) = 1;
+};
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_STORE_ALERT_LOG_H_

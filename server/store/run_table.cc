@@ -1,0 +1,74 @@
+#include "server/store/run_table.h"
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/string_view.h"
+
+namespace bellwether::server {
+
+void RunTable::Publish(RunSnapshotPtr snapshot) {
+  absl::MutexLock lock(&mutex_);
+  const RunId run = snapshot->record.id;
+  runs_[run] = std::move(snapshot);
+  ++version_;
+}
+
+void RunTable::Remove(RunId run) {
+  absl::MutexLock lock(&mutex_);
+  runs_.erase(run);
+  ++version_;
+}
+
+RunSnapshotPtr RunTable::Find(std::string_view name_or_uuid) const {
+  absl::MutexLock lock(&mutex_);
+  RunUuid uuid;
+  const bool is_uuid = ParseUuid(name_or_uuid, &uuid);
+  for (auto it = runs_.rbegin(); it != runs_.rend(); ++it) {
+    const RunDescription& run = it->second->record.description;
+    if (run.name == name_or_uuid || (is_uuid && run.uuid == uuid)) return it->second;
+  }
+  return nullptr;
+}
+
+RunSnapshotPtr RunTable::Get(RunId run) const {
+  absl::MutexLock lock(&mutex_);
+  const auto found = runs_.find(run);
+  return found == runs_.end() ? nullptr : found->second;
+}
+
+std::vector<RunSnapshotPtr> RunTable::List() const {
+  absl::MutexLock lock(&mutex_);
+  std::vector<RunSnapshotPtr> runs;
+  runs.reserve(runs_.size());
+  for (const auto& [id, run] : runs_) runs.push_back(run);
+  return runs;
+}
+
+uint64_t RunTable::version() const {
+  absl::MutexLock lock(&mutex_);
+  return version_;
+}
+
+uint64_t RunTable::AwaitChange(uint64_t seen, int64_t timeout_ms) const {
+  absl::MutexLock lock(&mutex_);
+  const auto changed = [this, seen]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return version_ > seen; };
+  mutex_.AwaitWithTimeout(absl::Condition(&changed), absl::Milliseconds(timeout_ms));
+  return version_;
+}
+
+std::string FormatUuid(const RunUuid& uuid) {
+  return absl::BytesToHexString(absl::string_view(reinterpret_cast<const char*>(uuid.data()), uuid.size()));
+}
+
+bool ParseUuid(std::string_view text, RunUuid* uuid) {
+  if (text.size() != 2 * uuid->size()) return false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    const int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+    if (digit < 0) return false;
+    uint8_t& byte = (*uuid)[i / 2];
+    byte = static_cast<uint8_t>(i % 2 == 0 ? digit << 4 : byte | digit);
+  }
+  return true;
+}
+
+}  // namespace bellwether::server

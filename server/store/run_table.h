@@ -1,0 +1,68 @@
+// run_table.h: what every run looks like right now, for those who read.
+//
+// The shard that owns a run publishes immutable snapshots of it, at most every
+// 50 ms; readers (queries, exporter, page) take the newest without disturbing
+// anybody.  Thread-safe.
+
+#ifndef BELLWETHER_SERVER_STORE_RUN_TABLE_H_
+#define BELLWETHER_SERVER_STORE_RUN_TABLE_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/synchronization/mutex.h"
+#include "server/store/database.h"
+#include "server/store/step_sample.h"
+#include "server/store/transition.h"
+
+namespace bellwether::server {
+
+struct RunSnapshot {
+  RunRecord record;
+  Eta eta;
+  uint32_t alerts_firing = 0;
+  uint32_t ranks_reporting = 0;
+  uint64_t version = 0;  // Rises with every snapshot of the run.
+  // The newest closed step that had head signals, nullptr if none yet, and the
+  // newest closed step of all (run signals).
+  std::shared_ptr<const StepSample> heads;
+  std::shared_ptr<const StepSample> newest;
+  std::vector<uint8_t> head_stage;  // [layers][heads], 0-5; may be empty.
+  // Sums since the server knows the run, for the exported counters: per signal
+  // with an AGGREGATE_TOTAL metric, [layers] (head signals) or [1] (run ones).
+  std::map<SignalId, std::vector<double>> totals;
+};
+using RunSnapshotPtr = std::shared_ptr<const RunSnapshot>;
+
+class RunTable {
+ public:
+  void Publish(RunSnapshotPtr snapshot);
+  void Remove(RunId run);
+
+  // By name (the newest run of that name) or by 32 hexadecimal digits of the
+  // uuid; nullptr if there is none.
+  RunSnapshotPtr Find(std::string_view name_or_uuid) const;
+  RunSnapshotPtr Get(RunId run) const;
+  std::vector<RunSnapshotPtr> List() const;  // By id.
+  // Rises with every Publish.
+  uint64_t version() const;
+  // Waits until version() > `seen` or until the timeout; returns version().
+  uint64_t AwaitChange(uint64_t seen, int64_t timeout_ms) const;
+
+ private:
+  mutable absl::Mutex mutex_;
+  std::map<RunId, RunSnapshotPtr> runs_ ABSL_GUARDED_BY(mutex_);
+  uint64_t version_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+// 32 lower-case hexadecimal digits, and back; false if `text` is none.
+std::string FormatUuid(const RunUuid& uuid);
+bool ParseUuid(std::string_view text, RunUuid* uuid);
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_STORE_RUN_TABLE_H_
