@@ -1,0 +1,111 @@
+#include "server/query/alert_cursor.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "server/util/status_macros.h"
+
+namespace bellwether::server {
+namespace {
+
+int64_t BytesOf(const Transition& transition) {
+  size_t bytes = sizeof(Transition) + transition.run_name.size() + transition.key.size() + transition.rule.size() +
+                 transition.cause.size() + transition.summary.size() + transition.advice.size() +
+                 transition.heads.size() * sizeof(Head);
+  for (const Evidence& evidence : transition.evidence) {
+    bytes += sizeof(Evidence) + evidence.signal.size() + evidence.detector.size() + evidence.text.size();
+  }
+  return static_cast<int64_t>(bytes);
+}
+
+}  // namespace
+
+AlertCursor::AlertCursor(const Options& options, AlertLog* log, const Filter& filter, uint64_t after,
+                         std::function<void()> wake)
+    : options_(options), log_(log), filter_(filter), wake_(std::move(wake)), after_(after) {
+  // Subscribed before the first read: what is posted in between wakes us.
+  subscription_ = log_->Subscribe([this](const Transition& transition) { OnTransition(transition); });
+  const uint64_t last = log_->last_id();
+  if (after_ == UINT64_MAX) {
+    after_ = last;
+  } else if (after_ > last) {
+    out_of_range_ = true;
+  }
+}
+
+AlertCursor::~AlertCursor() { log_->Unsubscribe(subscription_); }
+
+bool AlertCursor::Matches(const Transition& transition) const {
+  return (filter_.run == 0 || transition.run == filter_.run) && transition.severity >= filter_.severity_min;
+}
+
+void AlertCursor::OnTransition(const Transition& transition) {
+  const bool matches = Matches(transition);
+  {
+    absl::MutexLock lock(&mutex_);
+    noticed_ = std::max(noticed_, transition.id);
+    // A late notice of what was read already is no backlog.
+    if (matches && counting_ && !behind_ && transition.id > delivered_) {
+      waiting_[transition.id] = BytesOf(transition);
+      waiting_bytes_ += waiting_[transition.id];
+      if (waiting_bytes_ > options_.behind_bytes_max) {
+        behind_ = true;
+        waiting_.clear();
+      }
+    }
+  }
+  if (matches) wake_();
+}
+
+absl::StatusOr<AlertCursor::Item> AlertCursor::Next() {
+  if (out_of_range_) {
+    return absl::OutOfRangeError(
+        absl::StrCat("after_id ", after_, ": this server's newest transition is ", log_->last_id()));
+  }
+  if (ended_) return Item{};
+  {
+    absl::MutexLock lock(&mutex_);
+    if (behind_) {
+      ended_ = true;
+      return Item{.kind = Item::kResync, .resync_from = after_};
+    }
+  }
+  for (;;) {
+    while (!page_.empty()) {
+      Transition transition = std::move(page_.front());
+      page_.pop_front();
+      after_ = transition.id;
+      {
+        absl::MutexLock lock(&mutex_);
+        delivered_ = after_;
+        while (!waiting_.empty() && waiting_.begin()->first <= after_) {
+          waiting_bytes_ -= waiting_.begin()->second;
+          waiting_.erase(waiting_.begin());
+        }
+      }
+      if (Matches(transition)) return Item{.kind = Item::kTransition, .transition = std::move(transition)};
+    }
+    // Noticed before the read: all up to there is in the read, or filtered.
+    uint64_t noticed = 0;
+    {
+      absl::MutexLock lock(&mutex_);
+      noticed = noticed_;
+    }
+    if (caught_up_ && noticed <= after_) return Item{};
+    BW_ASSIGN_OR_RETURN(std::vector<Transition> page, log_->Read(after_, options_.page_transitions, filter_.run));
+    const bool all = page.size() < options_.page_transitions;
+    page_.assign(std::make_move_iterator(page.begin()), std::make_move_iterator(page.end()));
+    if (!page_.empty()) continue;
+    if (all) after_ = std::max(after_, noticed);
+    if (!caught_up_) {
+      caught_up_ = true;
+      absl::MutexLock lock(&mutex_);
+      counting_ = true;
+      return Item{.kind = Item::kCaughtUp};
+    }
+  }
+}
+
+}  // namespace bellwether::server

@@ -1,0 +1,110 @@
+// ListAlerts, GetAlert, AcknowledgeAlert, SilenceAlert.
+#include <algorithm>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "server/query/convert.h"
+#include "server/query/query_engine.h"
+#include "server/util/status_macros.h"
+
+namespace bellwether::server {
+
+absl::StatusOr<v1::ListAlertsResponse> QueryEngine::ListAlerts(const v1::ListAlertsRequest& request,
+                                                               const CallContext&) const {
+  BW_RETURN_IF_ERROR(Range("limit", request.limit(), 0, options_.alerts_max));
+  BW_RETURN_IF_ERROR(Range("severity_min", request.severity_min(), 0, static_cast<int64_t>(Severity::kCritical)));
+  const size_t limit = request.limit() == 0 ? 100 : request.limit();
+  RunId run = 0;
+  if (!request.run().empty()) {
+    BW_ASSIGN_OR_RETURN(const RunSnapshotPtr found, FindRun(request.run()));
+    run = found->record.id;
+  }
+  v1::ListAlertsResponse response;
+  for (const AlertView& alert : stores_.alerts->List(run, request.firing_only())) {
+    if (static_cast<int>(alert.last.severity) < request.severity_min()) continue;
+    if (static_cast<size_t>(response.alerts_size()) == limit) break;
+    *response.add_alerts() = ToProto(alert, *stores_.runs);
+  }
+  return response;
+}
+
+absl::StatusOr<v1::GetAlertResponse> QueryEngine::GetAlert(const v1::GetAlertRequest& request,
+                                                           const CallContext& context) const {
+  BW_ASSIGN_OR_RETURN(const RunSnapshotPtr run, FindRun(request.run()));
+  BW_ASSIGN_OR_RETURN(const AlertView alert, stores_.alerts->Get(run->record.id, request.key()));
+  v1::GetAlertResponse response;
+  *response.mutable_alert() = ToProto(alert, *stores_.runs);
+
+  // The run's transitions are read in pages; only this alert's newest stay.
+  auto* const history = response.mutable_alert()->mutable_history();
+  uint64_t after = 0;
+  while (after < alert.last.id) {
+    BW_RETURN_IF_ERROR(Check(context));
+    BW_ASSIGN_OR_RETURN(const std::vector<Transition> page, stores_.alerts->Read(after, 256, run->record.id));
+    if (page.empty()) break;
+    after = page.back().id;
+    for (const Transition& transition : page) {
+      if (transition.key != request.key()) continue;
+      if (history->size() == static_cast<int>(options_.history_max)) history->DeleteSubrange(0, 1);
+      *history->Add() = ToProto(transition, *stores_.runs);
+    }
+  }
+
+  const Layout& layout = run->record.description.layout;
+  const int64_t first_step = alert.last.first_step;
+  const int64_t begin = std::max<int64_t>(0, first_step - options_.alert_window_steps);
+  const int64_t end = std::max(first_step, alert.last.step) + options_.alert_window_steps / 2;
+  std::set<std::tuple<SignalId, int32_t, int32_t>> seen;
+  for (const Evidence& evidence : alert.last.evidence) {
+    if (seen.size() == options_.alert_series_max) break;
+    const SignalInfo* const signal = FindSignal(std::string_view(evidence.signal));
+    if (signal == nullptr) continue;
+    const MatrixShape shape = ShapeOf(*signal, layout);
+    SeriesKey key{signal->id, evidence.where.layer, evidence.where.head};
+    if (signal->granularity == Granularity::kRun) key.layer = key.head = 0;
+    // Evidence on a whole layer or run has no single series.
+    if (key.layer < 0 || key.layer >= shape.layers || key.head < 0 || key.head >= shape.heads) continue;
+    if (!seen.insert({key.signal, key.layer, key.head}).second) continue;
+    BW_RETURN_IF_ERROR(Check(context));
+    BW_ASSIGN_OR_RETURN(*response.add_window(), ReadSeries(*run, key, begin, end, options_.points_default,
+                                                           SeriesStore::kNewestAttempt));
+  }
+  return response;
+}
+
+absl::StatusOr<v1::Alert> QueryEngine::PutNote(const RunSnapshot& run, const std::string& key,
+                                               const Database::AlertNote& note) const {
+  BW_RETURN_IF_ERROR(stores_.control->NoteAlert(run.record.id, key, note));
+  BW_ASSIGN_OR_RETURN(const AlertView alert, stores_.alerts->Get(run.record.id, key));
+  return ToProto(alert, *stores_.runs);
+}
+
+absl::StatusOr<v1::Alert> QueryEngine::AcknowledgeAlert(const v1::AcknowledgeAlertRequest& request,
+                                                        const CallContext&) const {
+  BW_RETURN_IF_ERROR(Text("by", request.by(), options_.name_bytes_max));
+  BW_RETURN_IF_ERROR(Text("comment", request.comment(), options_.text_bytes_max));
+  BW_ASSIGN_OR_RETURN(const RunSnapshotPtr run, FindRun(request.run()));
+  BW_ASSIGN_OR_RETURN(AlertView alert, stores_.alerts->Get(run->record.id, request.key()));
+  alert.note.acknowledged = true;
+  alert.note.by = request.by();
+  alert.note.comment = request.comment();
+  return PutNote(*run, request.key(), alert.note);
+}
+
+absl::StatusOr<v1::Alert> QueryEngine::SilenceAlert(const v1::SilenceAlertRequest& request, const CallContext&) const {
+  BW_RETURN_IF_ERROR(Range("seconds", request.seconds(), 1, options_.silence_seconds_max));
+  BW_RETURN_IF_ERROR(Text("by", request.by(), options_.name_bytes_max));
+  BW_RETURN_IF_ERROR(Text("comment", request.comment(), options_.text_bytes_max));
+  BW_ASSIGN_OR_RETURN(const RunSnapshotPtr run, FindRun(request.run()));
+  BW_ASSIGN_OR_RETURN(AlertView alert, stores_.alerts->Get(run->record.id, request.key()));
+  alert.note.silenced_until_unix_ns = stores_.clock->UnixNanos() + int64_t{request.seconds()} * 1'000'000'000;
+  alert.note.by = request.by();
+  alert.note.comment = request.comment();
+  return PutNote(*run, request.key(), alert.note);
+}
+
+}  // namespace bellwether::server

@@ -1,0 +1,181 @@
+#include "server/query/convert.h"
+
+#include <cmath>
+#include <limits>
+#include <string>
+
+namespace bellwether::server {
+namespace {
+
+std::string Bytes(const RunUuid& uuid) { return std::string(reinterpret_cast<const char*>(uuid.data()), uuid.size()); }
+
+v1::Evidence ToProto(const Evidence& evidence) {
+  v1::Evidence proto;
+  proto.set_signal(evidence.signal);
+  proto.set_layer(evidence.where.layer);
+  proto.set_head(evidence.where.head);
+  proto.set_value(evidence.value);
+  proto.set_threshold(evidence.threshold);
+  proto.set_baseline(evidence.baseline);
+  proto.set_first_step(evidence.first_step);
+  proto.set_detector(evidence.detector);
+  proto.set_text(evidence.text);
+  return proto;
+}
+
+}  // namespace
+
+v1::RunDescription ToProto(const RunDescription& run) {
+  v1::RunDescription proto;
+  proto.set_name(run.name);
+  proto.set_uuid(Bytes(run.uuid));
+  proto.set_attempt(run.attempt);
+  proto.set_world(run.world);
+  proto.set_reporters(run.reporters);
+  v1::Layout* const layout = proto.mutable_layout();
+  layout->set_layers(static_cast<uint32_t>(run.layout.layers));
+  layout->set_heads(static_cast<uint32_t>(run.layout.heads));
+  layout->set_kv_heads(static_cast<uint32_t>(run.layout.kv_heads));
+  layout->set_head_dim(static_cast<uint32_t>(run.layout.head_dim));
+  layout->set_seq_len(static_cast<uint32_t>(run.layout.seq_len));
+  v1::Attention* const attention = proto.mutable_attention();
+  attention->set_kernel(run.attention.kernel);
+  attention->set_score_dtype(run.attention.score_dtype);
+  attention->set_centred(run.attention.centred);
+  attention->set_qk_norm(run.attention.qk_norm);
+  attention->set_softcap(run.attention.softcap);
+  attention->set_window(static_cast<uint32_t>(run.attention.window));
+  attention->set_causal(run.attention.causal);
+  proto.set_framework(run.framework);
+  proto.set_model(run.model);
+  proto.set_weight_decay(run.weight_decay);
+  proto.set_step_origin(run.step_from_attach ? v1::STEP_ORIGIN_ATTACH : v1::STEP_ORIGIN_TRAINER);
+  for (const auto& [key, value] : run.labels) (*proto.mutable_labels())[key] = value;
+  return proto;
+}
+
+v1::Run ToProto(const RunSnapshot& run) {
+  const RunRecord& record = run.record;
+  v1::Run proto;
+  *proto.mutable_description() = ToProto(record.description);
+  proto.set_step(record.step);
+  proto.set_stage(static_cast<uint32_t>(record.stage));
+  proto.set_ended(record.ended);
+  proto.set_end_reason(record.end_reason);
+  proto.set_started_unix_ns(record.started_unix_ns);
+  proto.set_last_report_unix_ns(record.last_report_unix_ns);
+  proto.set_ranks_reporting(run.ranks_reporting);
+  proto.set_frames(record.frames);
+  proto.set_frames_dropped(record.frames_dropped);
+  proto.set_alerts_firing(run.alerts_firing);
+  *proto.mutable_eta() = ToProto(run.eta);
+  proto.set_loss(run.newest ? double{run.newest->scalar(SignalId::kLoss)} : std::numeric_limits<double>::quiet_NaN());
+  proto.set_steps_recorded(record.steps_recorded);
+  for (const SignalId id : record.signals) {
+    if (const SignalInfo* const signal = FindSignal(id)) proto.add_signals(signal->name);
+  }
+  return proto;
+}
+
+v1::Event ToProto(const RunEvent& event) {
+  v1::Event proto;
+  proto.set_attempt(event.attempt);
+  proto.set_step(event.step);
+  proto.set_kind(static_cast<v1::EventKind>(event.kind));
+  proto.set_value(event.value);
+  proto.set_text(event.text);
+  proto.set_time_unix_ns(event.time_unix_ns);
+  return proto;
+}
+
+RunEvent FromProto(const v1::Event& event) {
+  return {.attempt = event.attempt(),
+          .step = event.step(),
+          .kind = static_cast<EventKind>(event.kind()),
+          .value = event.value(),
+          .text = event.text(),
+          .time_unix_ns = event.time_unix_ns()};
+}
+
+v1::Eta ToProto(const Eta& eta) {
+  v1::Eta proto;
+  if (!eta.known) return proto;
+  proto.set_known(true);
+  proto.set_steps(eta.steps);
+  proto.set_lower_steps(eta.lower_steps);
+  proto.set_upper_steps(eta.upper_steps);
+  return proto;
+}
+
+v1::Transition ToProto(const Transition& transition, const RunTable& runs) {
+  v1::Transition proto;
+  proto.set_id(transition.id);
+  if (const RunSnapshotPtr run = runs.Get(transition.run)) proto.set_run_uuid(Bytes(run->record.description.uuid));
+  proto.set_run(transition.run_name);
+  proto.set_attempt(transition.attempt);
+  proto.set_key(transition.key);
+  proto.set_k(transition.k);
+  proto.set_state(static_cast<v1::AlertState>(transition.state));
+  proto.set_severity(static_cast<v1::Severity>(transition.severity));
+  proto.set_rule(transition.rule);
+  proto.set_stage(static_cast<uint32_t>(transition.stage));
+  proto.set_step(transition.step);
+  proto.set_first_step(transition.first_step);
+  proto.set_layer(transition.strongest.layer);
+  proto.set_head(transition.strongest.head);
+  for (const Head& head : transition.heads) {
+    v1::LayerHead* const to = proto.add_heads();
+    to->set_layer(static_cast<uint32_t>(head.layer));
+    to->set_head(static_cast<uint32_t>(head.head));
+  }
+  proto.set_heads_total(transition.heads_total);
+  *proto.mutable_eta() = ToProto(transition.eta);
+  for (const Evidence& evidence : transition.evidence) *proto.add_evidence() = ToProto(evidence);
+  proto.set_cause(transition.cause);
+  proto.set_summary(transition.summary);
+  proto.set_advice(transition.advice);
+  proto.set_time_unix_ns(transition.time_unix_ns);
+  return proto;
+}
+
+v1::Alert ToProto(const AlertView& alert, const RunTable& runs) {
+  v1::Alert proto;
+  *proto.mutable_last() = ToProto(alert.last, runs);
+  proto.set_acknowledged(alert.note.acknowledged);
+  proto.set_acknowledged_by(alert.note.by);
+  proto.set_comment(alert.note.comment);
+  proto.set_silenced_until_unix_ns(alert.note.silenced_until_unix_ns);
+  return proto;
+}
+
+v1::Series ToProto(SeriesPoints points, std::string_view signal, const SeriesKey& key) {
+  v1::Series proto;
+  proto.mutable_id()->set_signal(std::string(signal));
+  proto.mutable_id()->set_layer(static_cast<uint32_t>(key.layer));
+  proto.mutable_id()->set_head(static_cast<uint32_t>(key.head));
+  proto.mutable_step()->Add(points.step.begin(), points.step.end());
+  proto.mutable_min()->Add(points.min.begin(), points.min.end());
+  proto.mutable_mean()->Add(points.mean.begin(), points.mean.end());
+  proto.mutable_max()->Add(points.max.begin(), points.max.end());
+  proto.set_downsampled(points.downsampled);
+  proto.set_values(points.values);
+  return proto;
+}
+
+v1::ServerInfo ToProto(const RunControl::Info& info) {
+  v1::ServerInfo proto;
+  proto.set_version(info.version);
+  proto.set_revision(info.revision);
+  proto.set_grpc_version(info.grpc_version);
+  proto.set_backend(info.backend);
+  proto.set_started_unix_ns(info.started_unix_ns);
+  for (const auto& [name, value] : info.options) (*proto.mutable_options())[name] = value;
+  for (const auto& [name, value] : info.limits) (*proto.mutable_limits())[name] = value;
+  for (const auto& [name, value] : info.counters) (*proto.mutable_counters())[name] = value;
+  proto.set_storage_path(info.storage_path);
+  proto.set_http_address(info.http_address);
+  proto.set_grpc_address(info.grpc_address);
+  return proto;
+}
+
+}  // namespace bellwether::server

@@ -1,0 +1,32 @@
+// convert.h: plain structs of the store <-> messages of proto/bellwether/v1.
+//
+// Total functions: every value has a counterpart; nothing is validated here.
+
+#ifndef BELLWETHER_SERVER_QUERY_CONVERT_H_
+#define BELLWETHER_SERVER_QUERY_CONVERT_H_
+
+#include <string_view>
+
+#include "bellwether/v1/query.pb.h"
+#include "server/store/alert_log.h"
+#include "server/store/run_control.h"
+#include "server/store/run_table.h"
+#include "server/store/series_store.h"
+
+namespace bellwether::server {
+
+v1::RunDescription ToProto(const RunDescription& run);
+// loss is NaN while the newest step has none.
+v1::Run ToProto(const RunSnapshot& run);
+v1::Event ToProto(const RunEvent& event);
+RunEvent FromProto(const v1::Event& event);
+v1::Eta ToProto(const Eta& eta);
+// `runs` knows the uuid; a run that left the table has none.
+v1::Transition ToProto(const Transition& transition, const RunTable& runs);
+v1::Alert ToProto(const AlertView& alert, const RunTable& runs);
+v1::Series ToProto(SeriesPoints points, std::string_view signal, const SeriesKey& key);
+v1::ServerInfo ToProto(const RunControl::Info& info);
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_QUERY_CONVERT_H_

@@ -1,0 +1,143 @@
+#include "server/query/json_api.h"
+
+#include <google/protobuf/util/json_util.h>
+
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+
+namespace bellwether::server {
+namespace {
+
+using Handler = absl::StatusOr<std::string> (*)(const QueryEngine&, std::string_view body);
+
+template <typename Request, typename Response,
+          absl::StatusOr<Response> (QueryEngine::*method)(const Request&, const CallContext&) const>
+absl::StatusOr<std::string> Call(const QueryEngine& engine, std::string_view body) {
+  Request request;
+  if (!body.empty()) {
+    const auto parsed = google::protobuf::util::JsonStringToMessage(
+        google::protobuf::StringPiece(body.data(), static_cast<ptrdiff_t>(body.size())), &request);
+    if (!parsed.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat("body: not a ", Request::descriptor()->name(), " in JSON: ",
+                                                     absl::string_view(parsed.message().data(), parsed.message().size())));
+    }
+  }
+  const absl::StatusOr<Response> response = (engine.*method)(request, engine.NewContext());
+  if (!response.ok()) return response.status();
+  google::protobuf::util::JsonPrintOptions options;
+  options.always_print_primitive_fields = true;
+  options.preserve_proto_field_names = true;
+  std::string json;
+  const auto printed = google::protobuf::util::MessageToJsonString(*response, &json, options);
+  if (!printed.ok()) {
+    // Only a string that is not UTF-8 gets here.
+    return absl::InternalError(absl::StrCat("response: has no JSON form: ",
+                                            absl::string_view(printed.message().data(), printed.message().size())));
+  }
+  return json;
+}
+
+#define BW_METHOD(name, request, response) \
+  { #name, &Call<v1::request, v1::response, &QueryEngine::name> }
+
+const std::map<std::string_view, Handler>& Methods() {
+  static const auto* const methods = new std::map<std::string_view, Handler>{
+      BW_METHOD(ListRuns, ListRunsRequest, ListRunsResponse),
+      BW_METHOD(GetRun, GetRunRequest, Run),
+      BW_METHOD(GetSeries, GetSeriesRequest, GetSeriesResponse),
+      BW_METHOD(GetMatrix, GetMatrixRequest, GetMatrixResponse),
+      BW_METHOD(TopHeads, TopHeadsRequest, TopHeadsResponse),
+      BW_METHOD(CompareRuns, CompareRunsRequest, CompareRunsResponse),
+      BW_METHOD(ListAlerts, ListAlertsRequest, ListAlertsResponse),
+      BW_METHOD(GetAlert, GetAlertRequest, GetAlertResponse),
+      BW_METHOD(AcknowledgeAlert, AcknowledgeAlertRequest, Alert),
+      BW_METHOD(SilenceAlert, SilenceAlertRequest, Alert),
+      BW_METHOD(Annotate, AnnotateRequest, AnnotateResponse),
+      BW_METHOD(ListEvents, ListEventsRequest, ListEventsResponse),
+      BW_METHOD(ListActions, ListActionsRequest, ListActionsResponse),
+      BW_METHOD(ProposeAction, ProposeActionRequest, Action),
+      BW_METHOD(ApproveAction, DecideActionRequest, Action),
+      BW_METHOD(RejectAction, DecideActionRequest, Action),
+      BW_METHOD(UndoAction, DecideActionRequest, Action),
+      BW_METHOD(GetPolicy, GetPolicyRequest, Policy),
+      BW_METHOD(SetPolicy, SetPolicyRequest, Policy),
+      BW_METHOD(GetServerInfo, GetServerInfoRequest, ServerInfo),
+  };
+  return *methods;
+}
+
+#undef BW_METHOD
+
+const char* Name(AlertState state) { return state == AlertState::kFiring ? "firing" : "resolved"; }
+
+const char* Name(Severity severity) {
+  switch (severity) {
+    case Severity::kCritical:
+      return "critical";
+    case Severity::kWarning:
+      return "warning";
+    case Severity::kInfo:
+    case Severity::kNone:
+      break;
+  }
+  return "info";
+}
+
+nlohmann::ordered_json Index(int32_t index) {
+  return index < 0 ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(index);
+}
+
+nlohmann::ordered_json Number(double value) {
+  return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json(nullptr);
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> CallJson(const QueryEngine& engine, std::string_view method, std::string_view body) {
+  const auto found = Methods().find(method);
+  if (found == Methods().end()) {
+    return absl::UnimplementedError(
+        absl::StrCat("method \"", absl::string_view(method.data(), method.size()), "\": Query has no such unary call"));
+  }
+  return found->second(engine, body);
+}
+
+std::vector<std::string_view> JsonMethods() {
+  std::vector<std::string_view> names;
+  for (const auto& [name, handler] : Methods()) names.push_back(name);
+  return names;
+}
+
+std::string TransitionToJson(const Transition& transition) {
+  nlohmann::ordered_json heads = nlohmann::ordered_json::array();
+  for (const Head& head : transition.heads) heads.push_back({Index(head.layer), Index(head.head)});
+  nlohmann::ordered_json evidence = nlohmann::ordered_json::object();
+  for (const Evidence& item : transition.evidence) {
+    if (!evidence.contains(item.signal)) evidence[item.signal] = Number(item.value);
+  }
+  nlohmann::ordered_json json;
+  json["run"] = transition.run_name;
+  json["step"] = transition.step;
+  json["state"] = Name(transition.state);
+  json["severity"] = Name(transition.severity);
+  json["stage"] = transition.stage;
+  json["layer"] = Index(transition.strongest.layer);
+  json["head"] = Index(transition.strongest.head);
+  json["heads"] = std::move(heads);
+  json["eta_steps"] = transition.eta.known ? Number(transition.eta.steps) : nlohmann::ordered_json(nullptr);
+  json["evidence"] = std::move(evidence);
+  json["rule"] = transition.rule;
+  json["key"] = transition.key;
+  json["k"] = transition.k;
+  json["first_step"] = transition.first_step;
+  json["summary"] = transition.summary;
+  json["cause"] = transition.cause;
+  // Names come from clients: what is not UTF-8 must not throw here.
+  return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+}  // namespace bellwether::server

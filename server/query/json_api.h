@@ -1,0 +1,42 @@
+// json_api.h: Query's unary calls as JSON, and the JSON of a transition.
+//
+// The mapping is protobuf's, with the field names as in the .proto files
+// (snake_case; camelCase is taken too), every field present, 64-bit integers
+// as strings, enums by name, bytes in base64, and "NaN", "Infinity" and
+// "-Infinity" as strings.
+
+#ifndef BELLWETHER_SERVER_QUERY_JSON_API_H_
+#define BELLWETHER_SERVER_QUERY_JSON_API_H_
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "server/query/query_engine.h"
+#include "server/store/transition.h"
+
+namespace bellwether::server {
+
+// Calls the method of service Query by its name ("GetRun"); an empty body is
+// an empty request.  UNIMPLEMENTED: no such method, or a streaming one.
+// INVALID_ARGUMENT: the body is not the request's JSON; unknown fields are
+// refused.  Else as the engine answers.  Thread-safe.
+absl::StatusOr<std::string> CallJson(const QueryEngine& engine, std::string_view method, std::string_view body);
+
+// Names that CallJson knows, in alphabetical order.
+std::vector<std::string_view> JsonMethods();
+
+// One line, without its newline:
+//   {"run","step","state":"firing|resolved","severity":"info|warning|critical",
+//    "stage","layer","head","heads":[[layer,head],...],"eta_steps",
+//    "evidence":{signal: value,...},"rule","key","k","first_step","summary",
+//    "cause"}
+// layer and head are 0-based and null if there is none, eta_steps is null if
+// unknown, heads are strongest first, and a value that is not finite is null.
+// Of several pieces of evidence on one signal the first, the strongest, counts.
+std::string TransitionToJson(const Transition& transition);
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_QUERY_JSON_API_H_

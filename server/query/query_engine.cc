@@ -1,0 +1,163 @@
+// The checks that all calls share, and the calls about runs and the server.
+#include "server/query/query_engine.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "server/query/convert.h"
+#include "server/util/status_macros.h"
+
+namespace bellwether::server {
+
+QueryEngine::QueryEngine(const Options& options, const QueryStores& stores) : options_(options), stores_(stores) {}
+
+CallContext QueryEngine::NewContext() const {
+  return {.deadline_monotonic_ns = stores_.clock->MonotonicNanos() + options_.deadline_ms * 1'000'000};
+}
+
+absl::Status QueryEngine::Check(const CallContext& context) const {
+  if (context.cancelled && context.cancelled()) return absl::CancelledError("the caller went away");
+  if (stores_.clock->MonotonicNanos() >= context.deadline_monotonic_ns) {
+    return absl::DeadlineExceededError(
+        absl::StrCat("the query took too long (limit ", options_.deadline_ms, " ms): ask for less"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status QueryEngine::Range(const char* field, int64_t value, int64_t low, int64_t high) const {
+  if (value >= low && value <= high) return absl::OkStatus();
+  stores_.counters->counter("bellwether_query_limit_refused_total", {{"limit", field}})->Add();
+  return absl::InvalidArgumentError(absl::StrCat(field, " ", value, ": must be ", low, "..", high));
+}
+
+absl::Status QueryEngine::Text(const char* field, const std::string& value, uint32_t bytes_max) const {
+  if (value.size() > bytes_max) {
+    stores_.counters->counter("bellwether_query_limit_refused_total", {{"limit", field}})->Add();
+    return absl::InvalidArgumentError(absl::StrCat(field, ": ", value.size(), " bytes: at most ", bytes_max));
+  }
+  const bool control = std::any_of(value.begin(), value.end(), [](char c) {
+    const auto byte = static_cast<unsigned char>(c);
+    return byte < 0x20 || byte == 0x7f;
+  });
+  if (control) return absl::InvalidArgumentError(absl::StrCat(field, ": must not hold control characters"));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<const SignalInfo*> QueryEngine::Signal(const char* field, const std::string& name) const {
+  if (const SignalInfo* const signal = FindSignal(std::string_view(name))) return signal;
+  return absl::InvalidArgumentError(
+      absl::StrCat(field, " \"", name.substr(0, 64), "\": must be a name of the signal catalogue, such as drift_ratio"));
+}
+
+absl::StatusOr<RunSnapshotPtr> QueryEngine::FindRun(const std::string& name) const {
+  if (name.empty()) return absl::InvalidArgumentError("run \"\": must be a run's name or its uuid in hexadecimal");
+  if (RunSnapshotPtr run = stores_.runs->Find(name)) return run;
+  return absl::NotFoundError(absl::StrCat("run \"", name.substr(0, 128), "\": no run has this name or uuid"));
+}
+
+absl::StatusOr<v1::ListRunsResponse> QueryEngine::ListRuns(const v1::ListRunsRequest& request,
+                                                           const CallContext&) const {
+  BW_RETURN_IF_ERROR(Range("limit", request.limit(), 0, options_.runs_max));
+  const size_t limit = request.limit() == 0 ? 100 : request.limit();
+  std::vector<RunSnapshotPtr> runs = stores_.runs->List();
+  std::erase_if(runs, [&request](const RunSnapshotPtr& run) {
+    return (request.live_only() && run->record.ended) ||
+           run->record.description.name.find(request.name_contains()) == std::string::npos;
+  });
+  std::stable_sort(runs.begin(), runs.end(), [](const RunSnapshotPtr& a, const RunSnapshotPtr& b) {
+    if (a->record.stage != b->record.stage) return a->record.stage > b->record.stage;
+    return a->record.last_report_unix_ns > b->record.last_report_unix_ns;
+  });
+  v1::ListRunsResponse response;
+  response.set_total(static_cast<uint32_t>(runs.size()));
+  for (size_t i = 0; i < std::min(limit, runs.size()); ++i) *response.add_runs() = ToProto(*runs[i]);
+  return response;
+}
+
+absl::StatusOr<v1::Run> QueryEngine::GetRun(const v1::GetRunRequest& request, const CallContext&) const {
+  BW_ASSIGN_OR_RETURN(const RunSnapshotPtr run, FindRun(request.run()));
+  return ToProto(*run);
+}
+
+absl::StatusOr<v1::AnnotateResponse> QueryEngine::Annotate(const v1::AnnotateRequest& request,
+                                                           const CallContext&) const {
+  BW_ASSIGN_OR_RETURN(const RunSnapshotPtr run, FindRun(request.run()));
+  RunEvent event = FromProto(request.event());
+  BW_RETURN_IF_ERROR(Range("event.kind", request.event().kind(), 0, static_cast<int64_t>(EventKind::kAnnotation)));
+  BW_RETURN_IF_ERROR(Range("event.step", event.step, 0, INT64_MAX));
+  BW_RETURN_IF_ERROR(Range("event.attempt", event.attempt, 0, run->record.description.attempt));
+  BW_RETURN_IF_ERROR(Text("event.text", event.text, options_.text_bytes_max));
+  if (event.kind == EventKind::kNone) event.kind = EventKind::kAnnotation;
+  if (event.kind == EventKind::kAnnotation && event.text.empty()) {
+    return absl::InvalidArgumentError("event.text \"\": an annotation needs words");
+  }
+  if (event.time_unix_ns == 0) event.time_unix_ns = stores_.clock->UnixNanos();
+  BW_RETURN_IF_ERROR(stores_.control->Annotate(run->record.id, event));
+  return v1::AnnotateResponse();
+}
+
+absl::StatusOr<v1::ListEventsResponse> QueryEngine::ListEvents(const v1::ListEventsRequest& request,
+                                                               const CallContext&) const {
+  BW_ASSIGN_OR_RETURN(const RunSnapshotPtr run, FindRun(request.run()));
+  BW_ASSIGN_OR_RETURN(const std::vector<RunEvent> events, stores_.database->ListEvents(run->record.id));
+  v1::ListEventsResponse response;
+  for (const RunEvent& event : events) *response.add_events() = ToProto(event);
+  return response;
+}
+
+absl::StatusOr<v1::ServerInfo> QueryEngine::GetServerInfo(const v1::GetServerInfoRequest&, const CallContext&) const {
+  v1::ServerInfo info = ToProto(stores_.control->GetInfo());
+  auto& limits = *info.mutable_limits();
+  limits["query_deadline_ms"] = static_cast<double>(options_.deadline_ms);
+  limits["query_series"] = options_.series_max;
+  limits["query_points_per_series"] = options_.points_max;
+  limits["query_runs"] = options_.runs_max;
+  limits["query_alerts"] = options_.alerts_max;
+  limits["query_heads"] = options_.heads_max;
+  return info;
+}
+
+// ---- actions and policies ----
+
+namespace {
+
+absl::Status WatchesOnly(const char* what) {
+  return absl::UnimplementedError(absl::StrCat(what, ": this server watches and does not act; it has no action engine"));
+}
+
+}  // namespace
+
+absl::StatusOr<v1::ListActionsResponse> QueryEngine::ListActions(const v1::ListActionsRequest& request,
+                                                                 const CallContext&) const {
+  BW_RETURN_IF_ERROR(FindRun(request.run()).status());
+  return v1::ListActionsResponse();
+}
+
+absl::StatusOr<v1::Action> QueryEngine::ProposeAction(const v1::ProposeActionRequest&, const CallContext&) const {
+  return WatchesOnly("ProposeAction");
+}
+
+absl::StatusOr<v1::Action> QueryEngine::ApproveAction(const v1::DecideActionRequest&, const CallContext&) const {
+  return WatchesOnly("ApproveAction");
+}
+
+absl::StatusOr<v1::Action> QueryEngine::RejectAction(const v1::DecideActionRequest&, const CallContext&) const {
+  return WatchesOnly("RejectAction");
+}
+
+absl::StatusOr<v1::Action> QueryEngine::UndoAction(const v1::DecideActionRequest&, const CallContext&) const {
+  return WatchesOnly("UndoAction");
+}
+
+absl::StatusOr<v1::Policy> QueryEngine::GetPolicy(const v1::GetPolicyRequest&, const CallContext&) const {
+  return WatchesOnly("GetPolicy");
+}
+
+absl::StatusOr<v1::Policy> QueryEngine::SetPolicy(const v1::SetPolicyRequest&, const CallContext&) const {
+  return WatchesOnly("SetPolicy");
+}
+
+}  // namespace bellwether::server

@@ -1,0 +1,148 @@
+// query_engine.h: the answers to Query, without a wire.
+//
+// Each method takes a request of query.proto and returns its response or a
+// status; gRPC (query_service.h) and JSON (json_api.h) are two faces of the
+// same calls.  All data comes from the store's readers, which never disturb
+// the writing side.
+//
+// INVALID_ARGUMENT   names the field, its value and the legal range.
+// NOT_FOUND          names the run or the alert.
+// DEADLINE_EXCEEDED  the call took longer than deadline_ms.
+// CANCELLED          the caller went away.
+//
+// Thread-safe; calls are synchronous and may read from disk.
+
+#ifndef BELLWETHER_SERVER_QUERY_QUERY_ENGINE_H_
+#define BELLWETHER_SERVER_QUERY_QUERY_ENGINE_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "bellwether/signal_table.h"
+#include "bellwether/v1/query.pb.h"
+#include "server/store/alert_log.h"
+#include "server/store/database.h"
+#include "server/store/run_control.h"
+#include "server/store/run_table.h"
+#include "server/store/series_store.h"
+#include "server/util/clock.h"
+#include "server/util/counters.h"
+
+namespace bellwether::server {
+
+// When to give up on a call.  The engine asks between two reads of the store.
+struct CallContext {
+  int64_t deadline_monotonic_ns = INT64_MAX;
+  std::function<bool()> cancelled;  // Empty = never.
+};
+
+// Where the answers come from.  All must outlive the engine.
+struct QueryStores {
+  RunTable* runs = nullptr;
+  SeriesStore* series = nullptr;
+  AlertLog* alerts = nullptr;
+  Database* database = nullptr;
+  RunControl* control = nullptr;
+  Clock* clock = nullptr;
+  Counters* counters = nullptr;
+};
+
+class QueryEngine {
+ public:
+  // Each refusal counts in bellwether_query_limit_refused_total{limit}.
+  struct Options {
+    int64_t deadline_ms = 30'000;
+    uint32_t series_max = 64;           // per GetSeries
+    uint32_t points_max = 10'000;       // per series
+    uint32_t points_default = 1'000;
+    uint32_t runs_max = 1'000;          // per ListRuns
+    uint32_t alerts_max = 1'000;        // per ListAlerts
+    uint32_t heads_max = 1'024;         // per TopHeads, CompareRuns
+    uint32_t history_max = 256;         // transitions per GetAlert, the newest
+    uint32_t alert_series_max = 8;      // evidence series per GetAlert
+    int64_t alert_window_steps = 2'000; // of them before first_step; half after
+    uint32_t compare_steps = 64;        // steps at which two runs are compared
+    double compare_log2_min = 0.5;      // heads differ beyond this
+    uint32_t name_bytes_max = 128;      // "by", names
+    uint32_t text_bytes_max = 256;      // comments, event texts
+    uint32_t silence_seconds_max = 2'592'000;
+    uint32_t watch_signals_max = 8;     // matrices per WatchRun
+    uint32_t watch_interval_ms_min = 100;
+    uint32_t watch_interval_ms_max = 60'000;
+  };
+
+  QueryEngine(const Options& options, const QueryStores& stores);
+  QueryEngine(const QueryEngine&) = delete;
+  QueryEngine& operator=(const QueryEngine&) = delete;
+
+  const Options& options() const { return options_; }
+  const QueryStores& stores() const { return stores_; }
+  // A context whose deadline is deadline_ms from now.
+  CallContext NewContext() const;
+
+  // ---- runs ----
+  absl::StatusOr<v1::ListRunsResponse> ListRuns(const v1::ListRunsRequest&, const CallContext&) const;
+  absl::StatusOr<v1::Run> GetRun(const v1::GetRunRequest&, const CallContext&) const;
+  absl::StatusOr<v1::AnnotateResponse> Annotate(const v1::AnnotateRequest&, const CallContext&) const;
+  absl::StatusOr<v1::ListEventsResponse> ListEvents(const v1::ListEventsRequest&, const CallContext&) const;
+  absl::StatusOr<v1::ServerInfo> GetServerInfo(const v1::GetServerInfoRequest&, const CallContext&) const;
+
+  // ---- series ----
+  absl::StatusOr<v1::GetSeriesResponse> GetSeries(const v1::GetSeriesRequest&, const CallContext&) const;
+  absl::StatusOr<v1::GetMatrixResponse> GetMatrix(const v1::GetMatrixRequest&, const CallContext&) const;
+
+  // ---- heads ----
+  // Values by size, those that were measured as NaN first: a head that is not
+  // a number any more is the worst there is.  peer_score = (value - median) /
+  // (1.4826 MAD) over the run's finite heads; 0 where all of them are equal.
+  absl::StatusOr<v1::TopHeadsResponse> TopHeads(const v1::TopHeadsRequest&, const CallContext&) const;
+  // Compared at compare_steps steps that both runs hold; first_step is then
+  // made exact.  A head that does not differ at the end has first_step -1.
+  absl::StatusOr<v1::CompareRunsResponse> CompareRuns(const v1::CompareRunsRequest&, const CallContext&) const;
+
+  // ---- alerts ----
+  absl::StatusOr<v1::ListAlertsResponse> ListAlerts(const v1::ListAlertsRequest&, const CallContext&) const;
+  absl::StatusOr<v1::GetAlertResponse> GetAlert(const v1::GetAlertRequest&, const CallContext&) const;
+  absl::StatusOr<v1::Alert> AcknowledgeAlert(const v1::AcknowledgeAlertRequest&, const CallContext&) const;
+  absl::StatusOr<v1::Alert> SilenceAlert(const v1::SilenceAlertRequest&, const CallContext&) const;
+
+  // ---- actions and policies ----
+  // This server only watches: no run has actions, and the calls about deciding
+  // them and about policies are UNIMPLEMENTED.
+  absl::StatusOr<v1::ListActionsResponse> ListActions(const v1::ListActionsRequest&, const CallContext&) const;
+  absl::StatusOr<v1::Action> ProposeAction(const v1::ProposeActionRequest&, const CallContext&) const;
+  absl::StatusOr<v1::Action> ApproveAction(const v1::DecideActionRequest&, const CallContext&) const;
+  absl::StatusOr<v1::Action> RejectAction(const v1::DecideActionRequest&, const CallContext&) const;
+  absl::StatusOr<v1::Action> UndoAction(const v1::DecideActionRequest&, const CallContext&) const;
+  absl::StatusOr<v1::Policy> GetPolicy(const v1::GetPolicyRequest&, const CallContext&) const;
+  absl::StatusOr<v1::Policy> SetPolicy(const v1::SetPolicyRequest&, const CallContext&) const;
+
+  // ---- for the streams ----
+  // Checks a WatchRun request and fills in its defaults.
+  absl::Status Prepare(v1::WatchRunRequest* request) const;
+  // What WatchRun sends for the run as it stands; no disk is read.
+  v1::WatchRunResponse Watch(const RunSnapshot& run, const v1::WatchRunRequest& request) const;
+  // NOT_FOUND, or INVALID_ARGUMENT if `name` is empty.
+  absl::StatusOr<RunSnapshotPtr> FindRun(const std::string& name) const;
+
+ private:
+  absl::Status Check(const CallContext& context) const;
+  // INVALID_ARGUMENT naming field, value and range; counts the refusal.
+  absl::Status Range(const char* field, int64_t value, int64_t low, int64_t high) const;
+  absl::Status Text(const char* field, const std::string& value, uint32_t bytes_max) const;
+  absl::StatusOr<const SignalInfo*> Signal(const char* field, const std::string& name) const;
+  absl::StatusOr<v1::Series> ReadSeries(const RunSnapshot& run, const SeriesKey& key, int64_t begin, int64_t end,
+                                        size_t points, int32_t attempt) const;
+  absl::StatusOr<v1::Alert> PutNote(const RunSnapshot& run, const std::string& key,
+                                    const Database::AlertNote& note) const;
+
+  const Options options_;
+  const QueryStores stores_;
+};
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_QUERY_QUERY_ENGINE_H_

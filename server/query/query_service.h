@@ -1,0 +1,126 @@
+// query_service.h: the gRPC face of query/.
+//
+// Unary calls run on a pool of their own: gRPC's threads never wait for the
+// store, and a flood of queries can hold up neither ingest nor the streams.
+// The streams WatchAlerts and WatchRun are fed by one thread; imports and
+// exports have two of their own, because they may take minutes.
+
+#ifndef BELLWETHER_SERVER_QUERY_QUERY_SERVICE_H_
+#define BELLWETHER_SERVER_QUERY_QUERY_SERVICE_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "bellwether/v1/query.grpc.pb.h"
+#include "server/query/alert_cursor.h"
+#include "server/query/query_engine.h"
+#include "server/query/work_pool.h"
+
+namespace bellwether::server {
+
+class StreamFeeder;
+
+// Counts grpc_server_handled_total{grpc_method,grpc_code} and
+// grpc_server_handling_seconds{grpc_method}.  Thread-safe: gRPC calls every
+// method from its own threads.
+class QueryService final : public v1::Query::CallbackService {
+ public:
+  // Refusals count in bellwether_query_limit_refused_total{limit}.
+  struct Options {
+    int threads = 2;           // for unary calls
+    size_t queue_max = 256;    // unary calls that wait
+    size_t streams_max = 256;  // WatchAlerts and WatchRun together
+    int transfer_threads = 2;  // imports and exports
+    size_t transfers_max = 8;  // open at once
+    int64_t chunk_bytes_max = 256 << 10;
+    int64_t transfer_idle_ms_max = 30'000;  // A peer takes or sends a chunk within this.
+    AlertCursor::Options alerts;
+    // Not empty: calls must carry "authorization: Bearer <token>", or are
+    // UNAUTHENTICATED.
+    std::string token;
+  };
+
+  // `engine` must outlive this object.
+  QueryService(const Options& options, const QueryEngine* engine);
+  ~QueryService() override;  // As Shutdown(), then waits for running calls.
+
+  // Ends every stream with UNAVAILABLE and refuses new calls so; the unary
+  // calls that wait are answered the same.  Returns at once; afterwards
+  // grpc::Server::Shutdown() waits for nothing of this service but calls that
+  // are in the store.
+  void Shutdown();
+
+  size_t streams_open() const;
+
+  // RESOURCE_EXHAUSTED  queue_max calls wait, or streams_max streams, or
+  //                     transfers_max transfers, are open.
+  // UNAUTHENTICATED     the token is missing or wrong.
+  // UNAVAILABLE         the server is going down.
+  // Else as query_engine.h says.
+#define BW_UNARY(name, request, response)                                                                       \
+  grpc::ServerUnaryReactor* name(grpc::CallbackServerContext* context, const v1::request* in, v1::response* out) \
+      override
+  BW_UNARY(ListRuns, ListRunsRequest, ListRunsResponse);
+  BW_UNARY(GetRun, GetRunRequest, Run);
+  BW_UNARY(GetSeries, GetSeriesRequest, GetSeriesResponse);
+  BW_UNARY(GetMatrix, GetMatrixRequest, GetMatrixResponse);
+  BW_UNARY(TopHeads, TopHeadsRequest, TopHeadsResponse);
+  BW_UNARY(CompareRuns, CompareRunsRequest, CompareRunsResponse);
+  BW_UNARY(ListAlerts, ListAlertsRequest, ListAlertsResponse);
+  BW_UNARY(GetAlert, GetAlertRequest, GetAlertResponse);
+  BW_UNARY(AcknowledgeAlert, AcknowledgeAlertRequest, Alert);
+  BW_UNARY(SilenceAlert, SilenceAlertRequest, Alert);
+  BW_UNARY(Annotate, AnnotateRequest, AnnotateResponse);
+  BW_UNARY(ListEvents, ListEventsRequest, ListEventsResponse);
+  BW_UNARY(ListActions, ListActionsRequest, ListActionsResponse);
+  BW_UNARY(ProposeAction, ProposeActionRequest, Action);
+  BW_UNARY(ApproveAction, DecideActionRequest, Action);
+  BW_UNARY(RejectAction, DecideActionRequest, Action);
+  BW_UNARY(UndoAction, DecideActionRequest, Action);
+  BW_UNARY(GetPolicy, GetPolicyRequest, Policy);
+  BW_UNARY(SetPolicy, SetPolicyRequest, Policy);
+  BW_UNARY(GetServerInfo, GetServerInfoRequest, ServerInfo);
+#undef BW_UNARY
+
+  // After kResync the stream ends with OK: ask again with after_id =
+  // resync_from.
+  grpc::ServerWriteReactor<v1::WatchAlertsResponse>* WatchAlerts(grpc::CallbackServerContext* context,
+                                                                 const v1::WatchAlertsRequest* request) override;
+  // Ends with OK once the run has ended and its last state was sent.
+  grpc::ServerWriteReactor<v1::WatchRunResponse>* WatchRun(grpc::CallbackServerContext* context,
+                                                           const v1::WatchRunRequest* request) override;
+  grpc::ServerReadReactor<v1::ImportRunRequest>* ImportRun(grpc::CallbackServerContext* context,
+                                                           v1::ImportRunResponse* response) override;
+  grpc::ServerWriteReactor<v1::ExportRunResponse>* ExportRun(grpc::CallbackServerContext* context,
+                                                             const v1::ExportRunRequest* request) override;
+
+ private:
+  template <typename Request, typename Response>
+  grpc::ServerUnaryReactor* Unary(const char* method, grpc::CallbackServerContext* context, const Request* in,
+                                  Response* out,
+                                  absl::StatusOr<Response> (QueryEngine::*call)(const Request&, const CallContext&)
+                                      const);
+  // OK, UNAUTHENTICATED or UNAVAILABLE.
+  grpc::Status Admit(const grpc::CallbackServerContext& context) const;
+  void Handled(const char* method, grpc::StatusCode code, int64_t start_ns) const;
+  grpc::Status Refuse(const char* limit, size_t max) const;
+
+  struct Transfers;  // What the open imports and exports share.
+
+  const Options options_;
+  const QueryEngine* const engine_;
+  const std::shared_ptr<std::atomic<bool>> stopping_;
+  // In this order destroyed: streams before the pools that they use.
+  WorkPool pool_;
+  const std::shared_ptr<Transfers> transfers_;
+  const std::unique_ptr<StreamFeeder> feeder_;
+};
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_QUERY_QUERY_SERVICE_H_

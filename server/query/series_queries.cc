@@ -1,0 +1,108 @@
+// GetSeries, GetMatrix, WatchRun's content.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "server/query/convert.h"
+#include "server/query/query_engine.h"
+#include "server/util/status_macros.h"
+
+namespace bellwether::server {
+namespace {
+
+// The newest sample that can hold the signal.
+const StepSample* NewestFor(const RunSnapshot& run, const SignalInfo& signal) {
+  return signal.granularity == Granularity::kRun ? run.newest.get() : run.heads.get();
+}
+
+}  // namespace
+
+absl::StatusOr<v1::Series> QueryEngine::ReadSeries(const RunSnapshot& run, const SeriesKey& key, int64_t begin,
+                                                   int64_t end, size_t points, int32_t attempt) const {
+  BW_ASSIGN_OR_RETURN(SeriesPoints read, stores_.series->ReadSeries(run.record.id, run.record.description.layout, key,
+                                                                    begin, end, points, attempt));
+  return ToProto(std::move(read), FindSignal(key.signal)->name, key);
+}
+
+absl::StatusOr<v1::GetSeriesResponse> QueryEngine::GetSeries(const v1::GetSeriesRequest& request,
+                                                             const CallContext& context) const {
+  BW_ASSIGN_OR_RETURN(const RunSnapshotPtr run, FindRun(request.run()));
+  const Layout& layout = run->record.description.layout;
+  BW_RETURN_IF_ERROR(Range("series", request.series_size(), 1, options_.series_max));
+  BW_RETURN_IF_ERROR(Range("points_max", request.points_max(), 0, options_.points_max));
+  BW_RETURN_IF_ERROR(Range("step_begin", request.step_begin(), 0, INT64_MAX - 1));
+  const int64_t end = request.step_end() == 0 ? INT64_MAX : request.step_end();
+  BW_RETURN_IF_ERROR(Range("step_end", end, request.step_begin() + 1, INT64_MAX));
+  BW_RETURN_IF_ERROR(Range("attempt", request.attempt(), SeriesStore::kNewestAttempt, INT32_MAX));
+  const size_t points = request.points_max() == 0 ? options_.points_default : request.points_max();
+  std::vector<SeriesKey> keys;
+  for (const v1::SeriesId& id : request.series()) {
+    BW_ASSIGN_OR_RETURN(const SignalInfo* const signal, Signal("series.signal", id.signal()));
+    const MatrixShape shape = ShapeOf(*signal, layout);
+    BW_RETURN_IF_ERROR(Range("series.layer", id.layer(), 0, shape.layers - 1));
+    BW_RETURN_IF_ERROR(Range("series.head", id.head(), 0, shape.heads - 1));
+    keys.push_back({signal->id, static_cast<int32_t>(id.layer()), static_cast<int32_t>(id.head())});
+  }
+  v1::GetSeriesResponse response;
+  for (const SeriesKey& key : keys) {
+    BW_RETURN_IF_ERROR(Check(context));
+    BW_ASSIGN_OR_RETURN(*response.add_series(),
+                        ReadSeries(*run, key, request.step_begin(), end, points, request.attempt()));
+  }
+  return response;
+}
+
+absl::StatusOr<v1::GetMatrixResponse> QueryEngine::GetMatrix(const v1::GetMatrixRequest& request,
+                                                             const CallContext& context) const {
+  BW_ASSIGN_OR_RETURN(const RunSnapshotPtr run, FindRun(request.run()));
+  BW_ASSIGN_OR_RETURN(const SignalInfo* const signal, Signal("signal", request.signal()));
+  BW_RETURN_IF_ERROR(Range("step", request.step(), -1, INT64_MAX));
+  BW_RETURN_IF_ERROR(Check(context));
+  const Layout& layout = run->record.description.layout;
+  int64_t at = -1;
+  BW_ASSIGN_OR_RETURN(const std::vector<float> values,
+                      stores_.series->ReadMatrix(run->record.id, layout, signal->id, request.step(), &at));
+  const MatrixShape shape = ShapeOf(*signal, layout);
+  v1::GetMatrixResponse response;
+  response.set_signal(signal->name);
+  response.set_step(at);
+  response.set_layers(static_cast<uint32_t>(shape.layers));
+  response.set_heads(static_cast<uint32_t>(shape.heads));
+  response.mutable_values()->Add(values.begin(), values.end());
+  return response;
+}
+
+absl::Status QueryEngine::Prepare(v1::WatchRunRequest* request) const {
+  BW_RETURN_IF_ERROR(FindRun(request->run()).status());
+  BW_RETURN_IF_ERROR(Range("signals", request->signals_size(), 0, options_.watch_signals_max));
+  for (const std::string& name : request->signals()) BW_RETURN_IF_ERROR(Signal("signals", name).status());
+  if (request->min_interval_ms() == 0) request->set_min_interval_ms(1000);
+  return Range("min_interval_ms", request->min_interval_ms(), options_.watch_interval_ms_min,
+               options_.watch_interval_ms_max);
+}
+
+v1::WatchRunResponse QueryEngine::Watch(const RunSnapshot& run, const v1::WatchRunRequest& request) const {
+  v1::WatchRunResponse response;
+  *response.mutable_run() = ToProto(run);
+  std::vector<float> values;
+  for (const std::string& name : request.signals()) {
+    const SignalInfo* const signal = FindSignal(std::string_view(name));
+    if (signal == nullptr) continue;
+    const MatrixShape shape = ShapeOf(*signal, run.record.description.layout);
+    v1::GetMatrixResponse* const matrix = response.add_matrices();
+    matrix->set_signal(name);
+    matrix->set_layers(static_cast<uint32_t>(shape.layers));
+    matrix->set_heads(static_cast<uint32_t>(shape.heads));
+    const StepSample* const sample = NewestFor(run, *signal);
+    if (sample == nullptr || !DeriveMatrix(*sample, *signal, &values)) {
+      matrix->set_step(-1);
+      continue;
+    }
+    matrix->set_step(sample->step);
+    matrix->mutable_values()->Add(values.begin(), values.end());
+  }
+  return response;
+}
+
+}  // namespace bellwether::server

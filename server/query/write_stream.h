@@ -1,0 +1,110 @@
+// write_stream.h: a server-side stream of responses, safe to drive from any
+// thread.
+//
+// One write is in flight at most, Finish() is called exactly once, and both
+// only while gRPC still holds the call.  The owner keeps a shared_ptr for as
+// long as he uses the stream; it deletes itself when gRPC and everybody else
+// let go.
+
+#ifndef BELLWETHER_SERVER_QUERY_WRITE_STREAM_H_
+#define BELLWETHER_SERVER_QUERY_WRITE_STREAM_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+
+namespace bellwether::server {
+
+// Thread-safe.
+template <typename Response>
+class WriteStream : public grpc::ServerWriteReactor<Response> {
+ public:
+  // `on_ready` is called when a write was taken, or the stream is ending;
+  // `on_done` last of all.  Both come from gRPC's threads: be quick.
+  WriteStream(std::function<void()> on_ready, std::function<void()> on_done)
+      : on_ready_(std::move(on_ready)), on_done_(std::move(on_done)) {}
+
+  // Whether Send() would be taken now.
+  bool ready() const {
+    absl::MutexLock lock(&mutex_);
+    return !writing_ && !ending_;
+  }
+  // The call is ending: nothing more will be sent.
+  bool ending() const {
+    absl::MutexLock lock(&mutex_);
+    return ending_;
+  }
+
+  // False, sending nothing, unless ready().
+  bool Send(Response response) {
+    absl::MutexLock lock(&mutex_);
+    if (writing_ || ending_) return false;
+    writing_ = true;
+    response_ = std::move(response);
+    this->StartWrite(&response_);
+    return true;
+  }
+
+  // Waits until ready(): true; or until the stream ends or the timeout: false.
+  bool AwaitReady(absl::Duration timeout) const {
+    absl::MutexLock lock(&mutex_);
+    const auto settled = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !writing_ || ending_; };
+    return mutex_.AwaitWithTimeout(absl::Condition(&settled), timeout) && !ending_;
+  }
+
+  // Ends the call with `status`, after the write in flight.  The first End
+  // counts; later ones do nothing.
+  void End(const grpc::Status& status) {
+    absl::MutexLock lock(&mutex_);
+    EndLocked(status);
+  }
+
+  void OnWriteDone(bool ok) override {
+    {
+      absl::MutexLock lock(&mutex_);
+      writing_ = false;
+      if (ending_) {
+        this->Finish(status_);
+      } else if (!ok) {
+        EndLocked(grpc::Status(grpc::StatusCode::CANCELLED, "the caller went away"));
+      }
+    }
+    on_ready_();
+  }
+
+  void OnCancel() override {
+    End(grpc::Status(grpc::StatusCode::CANCELLED, "the caller went away"));
+    on_ready_();
+  }
+
+  void OnDone() override {
+    // on_done lets go of the last reference: nothing of *this after it.
+    const std::function<void()> on_done = std::move(on_done_);
+    on_done();
+  }
+
+ private:
+  void EndLocked(const grpc::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (ending_) return;
+    ending_ = true;
+    status_ = status;
+    if (!writing_) this->Finish(status_);
+  }
+
+  const std::function<void()> on_ready_;
+  std::function<void()> on_done_;
+  mutable absl::Mutex mutex_;
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool ending_ ABSL_GUARDED_BY(mutex_) = false;
+  grpc::Status status_ ABSL_GUARDED_BY(mutex_);
+  Response response_;  // Of the write in flight.
+};
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_QUERY_WRITE_STREAM_H_
