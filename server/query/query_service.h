@@ -14,8 +14,7 @@
 #include <memory>
 #include <string>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
+#include "absl/status/statusor.h"
 #include "bellwether/v1/query.grpc.pb.h"
 #include "server/query/alert_cursor.h"
 #include "server/query/query_engine.h"
@@ -45,7 +44,8 @@ class QueryService final : public v1::Query::CallbackService {
     std::string token;
   };
 
-  // `engine` must outlive this object.
+  // `engine` must outlive this object, and this object grpc::Server's
+  // Shutdown(): calls use it to their end.
   QueryService(const Options& options, const QueryEngine* engine);
   ~QueryService() override;  // As Shutdown(), then waits for running calls.
 
@@ -55,7 +55,8 @@ class QueryService final : public v1::Query::CallbackService {
   // are in the store.
   void Shutdown();
 
-  size_t streams_open() const;
+  // Watches and transfers.
+  size_t streams_open() const { return watches_open_ + transfers_open_; }
 
   // RESOURCE_EXHAUSTED  queue_max calls wait, or streams_max streams, or
   //                     transfers_max transfers, are open.
@@ -108,17 +109,17 @@ class QueryService final : public v1::Query::CallbackService {
   // OK, UNAUTHENTICATED or UNAVAILABLE.
   grpc::Status Admit(const grpc::CallbackServerContext& context) const;
   void Handled(const char* method, grpc::StatusCode code, int64_t start_ns) const;
-  grpc::Status Refuse(const char* limit, size_t max) const;
-
-  struct Transfers;  // What the open imports and exports share.
+  // Takes a place among `max`, or says RESOURCE_EXHAUSTED and takes none.
+  grpc::Status Reserve(std::atomic<size_t>* open, size_t max, const char* limit) const;
 
   const Options options_;
   const QueryEngine* const engine_;
-  const std::shared_ptr<std::atomic<bool>> stopping_;
-  // In this order destroyed: streams before the pools that they use.
+  std::atomic<bool> stopping_ = false;
+  std::atomic<size_t> watches_open_ = 0;
+  std::atomic<size_t> transfers_open_ = 0;
   WorkPool pool_;
-  const std::shared_ptr<Transfers> transfers_;
-  const std::unique_ptr<StreamFeeder> feeder_;
+  WorkPool transfer_pool_;
+  const std::unique_ptr<StreamFeeder> feeder_;  // First to go: it uses the rest.
 };
 
 }  // namespace bellwether::server

@@ -2,9 +2,8 @@
 // thread.
 //
 // One write is in flight at most, Finish() is called exactly once, and both
-// only while gRPC still holds the call.  The owner keeps a shared_ptr for as
-// long as he uses the stream; it deletes itself when gRPC and everybody else
-// let go.
+// only while gRPC still holds the call.  gRPC's own reference ends in OnDone;
+// whoever drives the stream keeps a shared_ptr for as long as he does.
 
 #ifndef BELLWETHER_SERVER_QUERY_WRITE_STREAM_H_
 #define BELLWETHER_SERVER_QUERY_WRITE_STREAM_H_
@@ -26,8 +25,12 @@ class WriteStream : public grpc::ServerWriteReactor<Response> {
  public:
   // `on_ready` is called when a write was taken, or the stream is ending;
   // `on_done` last of all.  Both come from gRPC's threads: be quick.
-  WriteStream(std::function<void()> on_ready, std::function<void()> on_done)
-      : on_ready_(std::move(on_ready)), on_done_(std::move(on_done)) {}
+  static std::shared_ptr<WriteStream> Create(std::function<void()> on_ready,
+                                             std::function<void(const grpc::Status&)> on_done) {
+    auto stream = std::shared_ptr<WriteStream>(new WriteStream(std::move(on_ready), std::move(on_done)));
+    stream->self_ = stream;
+    return stream;
+  }
 
   // Whether Send() would be taken now.
   bool ready() const {
@@ -83,12 +86,20 @@ class WriteStream : public grpc::ServerWriteReactor<Response> {
   }
 
   void OnDone() override {
-    // on_done lets go of the last reference: nothing of *this after it.
-    const std::function<void()> on_done = std::move(on_done_);
-    on_done();
+    grpc::Status status;
+    {
+      absl::MutexLock lock(&mutex_);
+      ending_ = true;
+      status = status_;
+    }
+    on_done_(status);
+    const std::shared_ptr<WriteStream> last = std::move(self_);
   }
 
  private:
+  WriteStream(std::function<void()> on_ready, std::function<void(const grpc::Status&)> on_done)
+      : on_ready_(std::move(on_ready)), on_done_(std::move(on_done)) {}
+
   void EndLocked(const grpc::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (ending_) return;
     ending_ = true;
@@ -97,7 +108,8 @@ class WriteStream : public grpc::ServerWriteReactor<Response> {
   }
 
   const std::function<void()> on_ready_;
-  std::function<void()> on_done_;
+  const std::function<void(const grpc::Status&)> on_done_;
+  std::shared_ptr<WriteStream> self_;  // gRPC's reference.
   mutable absl::Mutex mutex_;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;

@@ -1,0 +1,125 @@
+// feeds.h: what the streams of service Query do, one class per method.
+
+#ifndef BELLWETHER_SERVER_QUERY_FEEDS_H_
+#define BELLWETHER_SERVER_QUERY_FEEDS_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "bellwether/v1/query.grpc.pb.h"
+#include "server/query/alert_cursor.h"
+#include "server/query/query_engine.h"
+#include "server/query/stream_feeder.h"
+#include "server/query/work_pool.h"
+#include "server/query/write_stream.h"
+
+namespace bellwether::server {
+
+grpc::Status ToGrpc(const absl::Status& status);
+
+// WatchAlerts.
+class AlertFeed final : public Feed {
+ public:
+  using Stream = WriteStream<v1::WatchAlertsResponse>;
+  AlertFeed(const QueryEngine* engine, std::shared_ptr<Stream> stream, std::unique_ptr<AlertCursor> cursor)
+      : engine_(engine), stream_(std::move(stream)), cursor_(std::move(cursor)) {}
+  bool Pump(int64_t now_monotonic_ns) override;
+  void End(const grpc::Status& status) override { stream_->End(status); }
+
+ private:
+  const QueryEngine* const engine_;
+  const std::shared_ptr<Stream> stream_;
+  const std::unique_ptr<AlertCursor> cursor_;
+};
+
+// WatchRun.
+class RunFeed final : public Feed {
+ public:
+  using Stream = WriteStream<v1::WatchRunResponse>;
+  // `request` is Prepare()d.
+  RunFeed(const QueryEngine* engine, std::shared_ptr<Stream> stream, v1::WatchRunRequest request, RunId run)
+      : engine_(engine), stream_(std::move(stream)), request_(std::move(request)), run_(run) {}
+  bool Pump(int64_t now_monotonic_ns) override;
+  void End(const grpc::Status& status) override { stream_->End(status); }
+
+ private:
+  const QueryEngine* const engine_;
+  const std::shared_ptr<Stream> stream_;
+  const v1::WatchRunRequest request_;
+  const RunId run_;
+  RunSnapshotPtr sent_;
+  int64_t next_ns_ = INT64_MIN;
+};
+
+// ExportRun.  Pump only notices the end: a task of the pool writes.
+class ExportFeed final : public Feed {
+ public:
+  using Stream = WriteStream<v1::ExportRunResponse>;
+  explicit ExportFeed(std::shared_ptr<Stream> stream) : stream_(std::move(stream)) {}
+  bool Pump(int64_t) override { return !stream_->ending(); }
+  void End(const grpc::Status& status) override { stream_->End(status); }
+
+ private:
+  const std::shared_ptr<Stream> stream_;
+};
+
+// Runs the whole export, waiting for the peer at most `idle_ms_max` a chunk.
+void Export(RunControl* control, RunId run, int64_t chunk_bytes_max, int64_t idle_ms_max, ExportFeed::Stream* stream);
+
+// ImportRun: reads a chunk, lets the pool feed it, reads the next.
+class ImportStream final : public grpc::ServerReadReactor<v1::ImportRunRequest> {
+ public:
+  struct Options {
+    int64_t chunk_bytes_max = 0;
+    int64_t idle_ms_max = 0;
+  };
+  // `on_done` is called last of all.  Everything must outlive the call.
+  static std::shared_ptr<ImportStream> Create(const Options& options, const QueryEngine* engine, WorkPool* pool,
+                                              v1::ImportRunResponse* response,
+                                              std::function<void(const grpc::Status&)> on_done);
+  void Start();
+  void End(const grpc::Status& status);
+  // Ends the call if the peer is silent for too long; false: it has ended.
+  bool CheckIdle(int64_t now_monotonic_ns);
+
+  void OnReadDone(bool ok) override;
+  void OnCancel() override;
+  void OnDone() override;
+
+ private:
+  ImportStream(const Options& options, const QueryEngine* engine, WorkPool* pool, v1::ImportRunResponse* response,
+               std::function<void(const grpc::Status&)> on_done);
+  void Feed();
+  void Finish();
+  absl::Status TakeChunk();
+  absl::StatusOr<v1::ImportRunResponse> Complete();
+
+  const Options options_;
+  const QueryEngine* const engine_;
+  WorkPool* const pool_;
+  v1::ImportRunResponse* const response_;
+  const std::function<void(const grpc::Status&)> on_done_;
+  std::shared_ptr<ImportStream> self_;  // gRPC's reference.
+  v1::ImportRunRequest request_;        // Of the read in flight, or of the task.
+  std::unique_ptr<RunImport> import_;   // Of the pool's tasks, one at a time.
+  absl::Mutex mutex_;
+  bool ending_ ABSL_GUARDED_BY(mutex_) = false;
+  grpc::Status status_ ABSL_GUARDED_BY(mutex_);
+  int64_t reading_since_ns_ ABSL_GUARDED_BY(mutex_) = INT64_MAX;  // INT64_MAX = not reading
+};
+
+class ImportFeed final : public Feed {
+ public:
+  explicit ImportFeed(std::shared_ptr<ImportStream> stream) : stream_(std::move(stream)) {}
+  bool Pump(int64_t now_monotonic_ns) override { return stream_->CheckIdle(now_monotonic_ns); }
+  void End(const grpc::Status& status) override { stream_->End(status); }
+
+ private:
+  const std::shared_ptr<ImportStream> stream_;
+};
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_QUERY_FEEDS_H_

@@ -1,0 +1,58 @@
+// WatchAlerts and WatchRun.
+#include <string>
+#include <utility>
+
+#include "server/query/convert.h"
+#include "server/query/feeds.h"
+
+namespace bellwether::server {
+
+grpc::Status ToGrpc(const absl::Status& status) {
+  if (status.ok()) return grpc::Status::OK;
+  // The codes are the same numbers in both libraries.
+  return {static_cast<grpc::StatusCode>(status.raw_code()), std::string(status.message())};
+}
+
+bool AlertFeed::Pump(int64_t) {
+  while (stream_->ready()) {
+    absl::StatusOr<AlertCursor::Item> item = cursor_->Next();
+    if (!item.ok()) {
+      stream_->End(ToGrpc(item.status()));
+      break;
+    }
+    v1::WatchAlertsResponse response;
+    switch (item->kind) {
+      case AlertCursor::Item::kNone:
+        return true;
+      case AlertCursor::Item::kTransition:
+        *response.mutable_transition() = ToProto(item->transition, *engine_->stores().runs);
+        break;
+      case AlertCursor::Item::kCaughtUp:
+        response.set_caught_up(true);
+        break;
+      case AlertCursor::Item::kResync:
+        response.set_resync_from(item->resync_from);
+        break;
+    }
+    stream_->Send(std::move(response));
+    if (item->kind == AlertCursor::Item::kResync) stream_->End(grpc::Status::OK);
+  }
+  return !stream_->ending();
+}
+
+bool RunFeed::Pump(int64_t now_monotonic_ns) {
+  if (!stream_->ready()) return !stream_->ending();
+  const RunSnapshotPtr run = engine_->stores().runs->Get(run_);
+  if (run == nullptr) {
+    stream_->End({grpc::StatusCode::NOT_FOUND, "run \"" + request_.run() + "\": it has left this server"});
+    return false;
+  }
+  if (run == sent_ || now_monotonic_ns < next_ns_) return true;
+  sent_ = run;
+  next_ns_ = now_monotonic_ns + int64_t{request_.min_interval_ms()} * 1'000'000;
+  stream_->Send(engine_->Watch(*run, request_));
+  if (run->record.ended) stream_->End(grpc::Status::OK);
+  return !stream_->ending();
+}
+
+}  // namespace bellwether::server
