@@ -1,0 +1,89 @@
+#include "server/export/metrics_catalog.h"
+
+#include <algorithm>
+
+namespace bellwether::server {
+namespace {
+
+constexpr MetricKind kCounter = MetricKind::kCounter;
+constexpr MetricKind kGauge = MetricKind::kGauge;
+constexpr MetricKind kHistogram = MetricKind::kHistogram;
+
+// Sorted by name: FindCatalogMetric() halves, and a diff shows one line.
+constexpr CatalogMetric kCatalog[] = {
+    {"bellwether_ack_seconds", kHistogram, "From a frame's arrival to its durable acknowledgement.", {}},
+    {"bellwether_actions_total", kCounter, "Actions by kind and by how they ended.", {"kind", "result"}},
+    {"bellwether_alert_active", kGauge, "1 for every alert that fires now.", {"run", "rule", "severity", "layer", "head"}},
+    {"bellwether_alert_seconds", kHistogram, "From a frame's arrival to the transition that it caused.", {}},
+    {"bellwether_alert_transitions_total", kCounter, "Changes of alerts' states.", {"rule", "to"}},
+    {"bellwether_build_info", kGauge, "Always 1; the labels say what runs.", {"version", "revision", "cuda"}},
+    {"bellwether_certificate_expiry_timestamp_seconds", kGauge, "When the certificate ends to be valid.", {"kind"}},
+    {"bellwether_cluster_members", kGauge, "Servers that share the runs with this one, itself included.", {}},
+    {"bellwether_cluster_partitions_owned", kGauge, "Partitions of the runs that this server owns.", {}},
+    {"bellwether_config_last_reload_success_timestamp_seconds", kGauge, "When a configuration was last loaded.", {}},
+    {"bellwether_config_last_reload_successful", kGauge, "0 while the newest configuration file was refused.", {}},
+    {"bellwether_console_streams", kGauge, "Open event streams of the console.", {}},
+    {"bellwether_degraded", kGauge, "1 while the server does less than it should, by reason.", {"reason"}},
+    {"bellwether_detector_tick_seconds", kHistogram, "Time of one batched pass of the detectors.", {"backend"}},
+    {"bellwether_http_requests_total", kCounter, "HTTP requests answered.", {"path", "code"}},
+    {"bellwether_ingest_bytes_total", kCounter, "Bytes of frames that were accepted.", {}},
+    {"bellwether_ingest_frames_total", kCounter, "Frames that arrived, by what became of them.", {"result"}},
+    {"bellwether_ingest_limit_refused_total", kCounter, "Messages and streams refused by a limit.", {"limit"}},
+    {"bellwether_ingest_streams", kGauge, "Open streams of trainers.", {}},
+    {"bellwether_ingest_values_total", kCounter, "Values that were accepted.", {}},
+    {"bellwether_notification_seconds", kHistogram, "From a transition to its delivery.", {"channel"}},
+    {"bellwether_notifications_total", kCounter, "Notifications by what became of them.", {"channel", "result"}},
+    {"bellwether_query_limit_refused_total", kCounter, "Queries refused by a limit.", {"limit"}},
+    {"bellwether_query_seconds", kHistogram, "Time of a query.", {"method"}},
+    {"bellwether_run_attempt", kGauge, "How often the run was restarted.", {"run"}},
+    {"bellwether_run_ended", kGauge, "1 once the run has said goodbye.", {"run"}},
+    {"bellwether_run_eta_lower_steps", kGauge, "Steps to the predicted divergence, lower end of 80 %.", {"run"}},
+    {"bellwether_run_eta_steps", kGauge, "Steps to the predicted divergence; absent without a prediction.", {"run"}},
+    {"bellwether_run_eta_upper_steps", kGauge, "Steps to the predicted divergence, upper end of 80 %.", {"run"}},
+    {"bellwether_run_frames_dropped_total", kCounter, "Frames that never arrived, by where they were lost.", {"run", "reason"}},
+    {"bellwether_run_info", kGauge, "Always 1; the labels describe the run.",
+     {"run", "framework", "model", "attention", "score_dtype", "layers", "heads", "world"}},
+    {"bellwether_run_last_report_timestamp_seconds", kGauge, "When the run was last heard of.", {"run"}},
+    {"bellwether_run_ranks_expected", kGauge, "Ranks that should report.", {"run"}},
+    {"bellwether_run_ranks_reporting", kGauge, "Ranks that do report.", {"run"}},
+    {"bellwether_run_stage", kGauge, "0 healthy, 1 drift, 2 ties and bias, 3 norm, 4 logits, 5 loss.", {"run"}},
+    {"bellwether_run_step", kGauge, "The newest closed step.", {"run"}},
+    {"bellwether_series_exported", kGauge, "Series of this page.", {"level"}},
+    {"bellwether_series_suppressed_total", kCounter, "Series left out of this page for the limit, added up over scrapes.", {"level"}},
+    {"bellwether_shard_queue_frames", kGauge, "Frames that wait for a shard.", {"shard"}},
+    {"bellwether_store_bytes", kGauge, "Bytes on disk.", {"kind"}},
+    {"bellwether_store_free_bytes", kGauge, "Free bytes of the data directory's file system.", {}},
+    {"bellwether_wal_bytes", kGauge, "Bytes of the write-ahead log.", {}},
+    {"bellwether_wal_fsync_seconds", kHistogram, "Time of one fdatasync of the write-ahead log.", {}},
+    {"bellwether_wal_unapplied_frames", kGauge, "Frames that are durable and not yet judged.", {}},
+    {"grpc_server_handled_total", kCounter, "RPCs that ended.", {"grpc_type", "grpc_service", "grpc_method", "grpc_code"}},
+    {"grpc_server_handling_seconds", kHistogram, "Time of an RPC.", {"grpc_type", "grpc_service", "grpc_method"}},
+    {"process_cpu_seconds_total", kCounter, "User and system time of the process.", {}},
+    {"process_max_fds", kGauge, "Limit of open file descriptors.", {}},
+    {"process_open_fds", kGauge, "Open file descriptors.", {}},
+    {"process_resident_memory_bytes", kGauge, "Resident memory.", {}},
+    {"process_start_time_seconds", kGauge, "When the process began.", {}},
+    {"process_threads", kGauge, "Threads of the process.", {}},
+    {"process_virtual_memory_bytes", kGauge, "Virtual memory.", {}},
+};
+
+}  // namespace
+
+bool CatalogMetric::HasLabel(std::string_view label) const {
+  return !label.empty() && std::find(labels.begin(), labels.end(), label) != labels.end();
+}
+
+size_t CatalogMetric::label_count() const {
+  return static_cast<size_t>(std::count_if(labels.begin(), labels.end(), [](std::string_view l) { return !l.empty(); }));
+}
+
+std::span<const CatalogMetric> MetricsCatalog() { return kCatalog; }
+
+const CatalogMetric* FindCatalogMetric(std::string_view name) {
+  const auto* const found =
+      std::lower_bound(std::begin(kCatalog), std::end(kCatalog), name,
+                       [](const CatalogMetric& metric, std::string_view wanted) { return metric.name < wanted; });
+  return found == std::end(kCatalog) || found->name != name ? nullptr : found;
+}
+
+}  // namespace bellwether::server

@@ -1,0 +1,75 @@
+// prometheus.h: the page that Prometheus scrapes.
+//
+// Built anew for every scrape from the snapshots of the runs, the firing alerts
+// and the server's own counters; nothing is kept per sample.
+//
+// The page holds at most series_max series.  When they are spent, single heads
+// go first, then the layers of healthy runs, then the extras of runs, then the
+// layers of runs that are ill; the server's own metrics, alerts and a run's
+// info, step, stage and last report never go.  What was left out is counted in
+// bellwether_series_suppressed_total{level}.  A run's layers come whole or not
+// at all: half a model on a graph misleads.
+//
+// Of several runs with one name only the newest is exported.  A run leaves
+// ended_hold_ns after it ended, and silent_hold_ns after its last report; its
+// alerts leave with it.
+
+#ifndef BELLWETHER_SERVER_EXPORT_PROMETHEUS_H_
+#define BELLWETHER_SERVER_EXPORT_PROMETHEUS_H_
+
+#include <cstdint>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/synchronization/mutex.h"
+#include "server/export/family_set.h"
+#include "server/export/head_choice.h"
+#include "server/store/alert_log.h"
+#include "server/store/run_table.h"
+#include "server/util/clock.h"
+#include "server/util/counters.h"
+
+namespace bellwether::server {
+
+struct ExportOptions {
+  HeadChoiceOptions heads;
+  int64_t series_max = 20'000;
+  int64_t ended_hold_ns = int64_t{15} * 60 * 1'000'000'000;
+  int64_t silent_hold_ns = int64_t{24} * 3600 * 1'000'000'000;
+};
+
+// Thread-safe; scrapes are served one after the other.
+class Exporter {
+ public:
+  // All must outlive this object.  Counts transitions from here on.
+  Exporter(const ExportOptions& options, const RunTable* runs, AlertLog* alerts, Counters* counters, Clock* clock);
+  ~Exporter();
+  Exporter(const Exporter&) = delete;
+  Exporter& operator=(const Exporter&) = delete;
+
+  // The text format, version 0.0.4.
+  std::string Render();
+
+ private:
+  std::vector<RunSnapshotPtr> ExportedRuns(int64_t now_ns) const;
+  void AddAlerts(const std::vector<RunSnapshotPtr>& runs, FamilySet* set) const;
+  void AddCounters(FamilySet* set);
+  void AddDetails(const std::vector<RunSnapshotPtr>& runs, int64_t budget, int64_t now_ns, FamilySet* set)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Suppress(SeriesLevel level, int64_t series);
+
+  const ExportOptions options_;
+  const RunTable* const runs_;
+  AlertLog* const alerts_;
+  Counters* const counters_;
+  Clock* const clock_;
+  int64_t subscription_ = 0;
+  absl::Mutex mutex_;
+  HeadChoice heads_ ABSL_GUARDED_BY(mutex_);
+  std::set<std::string> unknown_names_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_EXPORT_PROMETHEUS_H_

@@ -1,0 +1,199 @@
+#include "server/export/run_metrics.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+namespace bellwether::server {
+namespace {
+
+constexpr double kSecondsPerNano = 1e-9;
+// Attempt, ended, ranks expected and reporting, frames dropped, three of the ETA.
+constexpr int64_t kRunExtraFixed = 8;
+
+// Calls with every metric of `level` whose signal the sample, or for totals the
+// snapshot, has.
+template <typename F>
+void ForEachMetric(const RunSnapshot& run, MetricLevel level, F&& call) {
+  const StepSample* const sample = level == MetricLevel::kRun ? run.newest.get() : run.heads.get();
+  for (size_t i = 0; i < SignalCount(); ++i) {
+    const SignalInfo& signal = SignalTable()[i];
+    for (size_t m = 0; m < signal.metric_count; ++m) {
+      const MetricInfo& metric = signal.metrics[m];
+      if (metric.level != level) continue;
+      const bool present = metric.aggregate == Aggregate::kTotal ? run.totals.contains(signal.id)
+                           : sample == nullptr                   ? false
+                           : signal.derived ? sample->has(signal.numerator) && sample->has(signal.denominator)
+                                            : sample->has(signal.id);
+      if (present) call(signal, metric);
+    }
+  }
+}
+
+FamilySet::LabelList RunLabel(const RunSnapshot& run) { return {{"run", run.record.description.name}}; }
+
+void AddConstantLabel(const MetricInfo& metric, FamilySet::LabelList* labels) {
+  if (metric.label_name[0] != '\0') labels->push_back({metric.label_name, metric.label_value});
+}
+
+}  // namespace
+
+void AddRunCore(const RunSnapshot& run, FamilySet* set) {
+  const RunRecord& record = run.record;
+  const RunDescription& description = record.description;
+  FamilySet::LabelList info = RunLabel(run);
+  info.push_back({"framework", description.framework});
+  info.push_back({"model", description.model});
+  info.push_back({"attention", description.attention.kernel});
+  info.push_back({"score_dtype", description.attention.score_dtype});
+  info.push_back({"layers", absl::StrCat(description.layout.layers)});
+  info.push_back({"heads", absl::StrCat(description.layout.heads)});
+  info.push_back({"world", absl::StrCat(description.world)});
+  set->Add(SeriesLevel::kRun, "bellwether_run_info", std::move(info), 1);
+  set->Add(SeriesLevel::kRun, "bellwether_run_step", RunLabel(run), static_cast<double>(record.step));
+  set->Add(SeriesLevel::kRun, "bellwether_run_stage", RunLabel(run), record.stage);
+  set->Add(SeriesLevel::kRun, "bellwether_run_last_report_timestamp_seconds", RunLabel(run),
+           static_cast<double>(record.last_report_unix_ns) * kSecondsPerNano);
+}
+
+int64_t RunExtraSeriesMax(const RunSnapshot& run) {
+  int64_t series = kRunExtraFixed;
+  ForEachMetric(run, MetricLevel::kRun, [&series](const SignalInfo&, const MetricInfo&) { ++series; });
+  return series;
+}
+
+void AddRunExtras(const RunSnapshot& run, FamilySet* set) {
+  const RunRecord& record = run.record;
+  const auto add = [&](std::string_view name, double value) { set->Add(SeriesLevel::kRun, name, RunLabel(run), value); };
+  add("bellwether_run_attempt", record.description.attempt);
+  add("bellwether_run_ended", record.ended ? 1 : 0);
+  add("bellwether_run_ranks_expected", record.description.reporters);
+  add("bellwether_run_ranks_reporting", run.ranks_reporting);
+  FamilySet::LabelList dropped = RunLabel(run);
+  dropped.push_back({"reason", "client"});
+  set->Add(SeriesLevel::kRun, "bellwether_run_frames_dropped_total", std::move(dropped),
+           static_cast<double>(record.frames_dropped));
+  if (run.eta.known) {
+    add("bellwether_run_eta_steps", run.eta.steps);
+    add("bellwether_run_eta_lower_steps", run.eta.lower_steps);
+    add("bellwether_run_eta_upper_steps", run.eta.upper_steps);
+  }
+  std::vector<float> values;
+  ForEachMetric(run, MetricLevel::kRun, [&](const SignalInfo& signal, const MetricInfo& metric) {
+    double value;
+    if (metric.aggregate == Aggregate::kTotal) {
+      const std::vector<double>& total = run.totals.at(signal.id);
+      if (total.empty()) return;
+      value = total[0];
+    } else {
+      if (!DeriveMatrix(*run.newest, signal, &values) || IsNotMeasured(values[0])) return;
+      value = values[0];
+    }
+    FamilySet::LabelList labels = RunLabel(run);
+    AddConstantLabel(metric, &labels);
+    set->Add(SeriesLevel::kRun, metric.name, std::move(labels), value);
+  });
+}
+
+int64_t LayerSeriesMax(const RunSnapshot& run) {
+  int64_t series = 0;
+  ForEachMetric(run, MetricLevel::kLayer, [&](const SignalInfo& signal, const MetricInfo& metric) {
+    series += metric.aggregate == Aggregate::kTotal ? static_cast<int64_t>(run.totals.at(signal.id).size())
+                                                    : run.heads->layout().layers;
+  });
+  return series;
+}
+
+void AddLayers(const RunSnapshot& run, FamilySet* set) {
+  std::vector<float> values;
+  SignalId derived = SignalId::kNone;  // What `values` holds.
+  ForEachMetric(run, MetricLevel::kLayer, [&](const SignalInfo& signal, const MetricInfo& metric) {
+    const auto add = [&](int32_t layer, double value) {
+      FamilySet::LabelList labels = RunLabel(run);
+      labels.push_back({"layer", absl::StrCat(layer)});
+      AddConstantLabel(metric, &labels);
+      set->Add(SeriesLevel::kLayer, metric.name, std::move(labels), value);
+    };
+    if (metric.aggregate == Aggregate::kTotal) {
+      const std::vector<double>& totals = run.totals.at(signal.id);
+      for (size_t layer = 0; layer < totals.size(); ++layer) add(static_cast<int32_t>(layer), totals[layer]);
+      return;
+    }
+    if (derived != signal.id && !DeriveMatrix(*run.heads, signal, &values)) return;
+    derived = signal.id;
+    const MatrixShape shape = ShapeOf(signal, run.heads->layout());
+    for (int32_t layer = 0; layer < shape.layers; ++layer) {
+      const float value = AggregateRow(
+          metric.aggregate, std::span<const float>(values).subspan(static_cast<size_t>(layer) * shape.heads, shape.heads));
+      if (!IsNotMeasured(value)) add(layer, value);
+    }
+  });
+}
+
+int64_t HeadSeriesMax(const RunSnapshot& run) {
+  int64_t series = 0;
+  ForEachMetric(run, MetricLevel::kHead, [&series](const SignalInfo&, const MetricInfo&) { ++series; });
+  return series;
+}
+
+void AddHeads(const RunSnapshot& run, std::span<const Head> heads, FamilySet* set) {
+  if (heads.empty()) return;
+  std::vector<float> values;
+  ForEachMetric(run, MetricLevel::kHead, [&](const SignalInfo& signal, const MetricInfo& metric) {
+    if (!DeriveMatrix(*run.heads, signal, &values)) return;
+    const MatrixShape shape = ShapeOf(signal, run.heads->layout());
+    const int32_t query_heads = run.heads->layout().heads;
+    for (const Head& head : heads) {
+      const float value = values[static_cast<size_t>(head.layer) * shape.heads + head.head * shape.heads / query_heads];
+      if (IsNotMeasured(value)) continue;
+      FamilySet::LabelList labels = RunLabel(run);
+      labels.push_back({"layer", absl::StrCat(head.layer)});
+      labels.push_back({"head", absl::StrCat(head.head)});
+      AddConstantLabel(metric, &labels);
+      set->Add(SeriesLevel::kHead, metric.name, std::move(labels), value);
+    }
+  });
+}
+
+float AggregateRow(Aggregate aggregate, std::span<const float> row) {
+  std::vector<float> measured;
+  measured.reserve(row.size());
+  bool has_nan = false;
+  for (const float value : row) {
+    if (IsNotMeasured(value)) continue;
+    if (std::isnan(value)) {
+      has_nan = true;
+    } else {
+      measured.push_back(value);
+    }
+  }
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  if (measured.empty()) return has_nan ? nan : NotMeasured();
+  if (aggregate == Aggregate::kMedian) {
+    const size_t middle = measured.size() / 2;
+    std::nth_element(measured.begin(), measured.begin() + static_cast<std::ptrdiff_t>(middle), measured.end());
+    const float upper = measured[middle];
+    if (measured.size() % 2 == 1) return upper;
+    return 0.5f * (upper + *std::max_element(measured.begin(), measured.begin() + static_cast<std::ptrdiff_t>(middle)));
+  }
+  if (has_nan) return nan;
+  switch (aggregate) {
+    case Aggregate::kMin:
+      return *std::min_element(measured.begin(), measured.end());
+    case Aggregate::kSignedExtreme:
+      return *std::max_element(measured.begin(), measured.end(),
+                               [](float a, float b) { return std::abs(a) < std::abs(b); });
+    case Aggregate::kMax:
+    case Aggregate::kLast:
+    case Aggregate::kTotal:
+    case Aggregate::kMedian:
+      break;
+  }
+  return *std::max_element(measured.begin(), measured.end());
+}
+
+}  // namespace bellwether::server

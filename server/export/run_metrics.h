@@ -1,0 +1,41 @@
+// run_metrics.h: one run's snapshot as series.
+//
+// Four groups, in the order in which a spent budget keeps them: the core
+// (never left out), the layers of a run that is ill, the extras, and the
+// single heads.  A cell that nobody measured makes no series; a NaN that was
+// measured is exported as NaN, and wins over the layer's other heads in every
+// aggregate but the median, which leaves it out.  Stateless.
+
+#ifndef BELLWETHER_SERVER_EXPORT_RUN_METRICS_H_
+#define BELLWETHER_SERVER_EXPORT_RUN_METRICS_H_
+
+#include <cstdint>
+#include <span>
+
+#include "server/export/family_set.h"
+#include "server/store/run_table.h"
+
+namespace bellwether::server {
+
+// info, step, stage, last report.
+inline constexpr int64_t kRunCoreSeries = 4;
+void AddRunCore(const RunSnapshot& run, FamilySet* set);
+
+// Attempt, ranks, losses on the way, ETA, and the run-level signals.
+int64_t RunExtraSeriesMax(const RunSnapshot& run);
+void AddRunExtras(const RunSnapshot& run, FamilySet* set);
+
+// Every metric of signals.proto at layer level, for all layers.
+int64_t LayerSeriesMax(const RunSnapshot& run);
+void AddLayers(const RunSnapshot& run, FamilySet* set);
+
+// Every metric of signals.proto at head level; series per head at most.
+int64_t HeadSeriesMax(const RunSnapshot& run);
+void AddHeads(const RunSnapshot& run, std::span<const Head> heads, FamilySet* set);
+
+// The aggregate of a row of heads; kNotMeasured if none was measured.
+float AggregateRow(Aggregate aggregate, std::span<const float> row);
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_EXPORT_RUN_METRICS_H_
