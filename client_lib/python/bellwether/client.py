@@ -1,0 +1,244 @@
+"""A typed wrapper of libbellwether_client for programs that have numbers of their own.
+
+`attach()` uses it, and so does anything that is not PyTorch: create a `RunClient`, push
+frames of named signals, close it.  No torch, no numpy.  Calls for one client must not overlap.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Optional, Union
+
+from . import _native
+
+# Anything that holds contiguous float32 values: array.array("f"), a numpy array, or numbers.
+Values = Union[Sequence[float], "array.array[float]", Any]
+
+
+class ClientError(RuntimeError):
+    """The library refused a call; the text names the field, the value and the legal range."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOptions:
+    """What a run is; the fields are those of bw_client_options in client.h."""
+
+    run: str
+    layers: int
+    heads: int
+    kv_heads: int = 0  # 0 = heads
+    head_dim: int = 0  # 0 = unknown
+    seq_len: int = 0  # tokens; 0 = unknown
+    rank: int = 0
+    world: int = 1
+    reporters: int = 0  # 0 = world
+    attempt: int = 0
+    ring_frames: int = 0  # 0 = the library's default
+    frame_values_max: int = 0
+    run_uuid: Optional[str] = None
+    server: Optional[str] = None
+    record_path: Optional[str] = None
+    tls_ca: Optional[str] = None
+    tls_cert: Optional[str] = None
+    tls_key: Optional[str] = None
+    token_file: Optional[str] = None
+    framework: Optional[str] = None
+    model: Optional[str] = None
+    attention_kernel: Optional[str] = None
+    score_dtype: Optional[str] = None
+    log_path: Optional[str] = None
+    weight_decay: float = 0.0
+    softcap: float = 0.0
+    window: int = 0
+    causal: bool = False
+    centred: bool = False
+    qk_norm: bool = False
+    step_from_attach: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """One signal of a rectangle of heads, values [layer_count][head_count]."""
+
+    signal: str
+    values: Values
+    layer_begin: int = 0
+    layer_count: int = 1
+    head_begin: int = 0
+    head_count: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Counters:
+    """bw_counters of client.h."""
+
+    link: str
+    frames_queued: int
+    frames_dropped_ring: int
+    frames_dropped_window: int
+    frames_sent: int
+    frames_acked: int
+    reconnects: int
+    sender_restarts: int
+    sender_pid: int
+    sampling_period_steps: int
+    error: str
+    page_url: str
+
+
+def signal_number(name: str) -> int:
+    """Number of a measured signal of the catalogue.  Raises ClientError for an unknown name."""
+    number = int(_native.client().bw_signal_by_name(name.encode()))
+    if number == 0:
+        raise ClientError(f"signal {name!r} is not in the catalogue of libbellwether_client")
+    return number
+
+
+class RunClient:
+    """One rank of one run.  Nothing starts before the first push."""
+
+    def __init__(self, options: RunOptions) -> None:
+        self._library = _native.client()
+        self._handle = ctypes.c_void_p()
+        self._numbers: dict[str, int] = {}
+        native = _native.struct(_native.ClientOptions)
+        for field in dataclasses.fields(options):
+            value = getattr(options, field.name)
+            if isinstance(value, str):
+                value = value.encode()
+            setattr(native, field.name, value)
+        sender = _native.find(_native.SENDER)
+        if sender is not None:
+            native.sender_path = str(sender).encode()
+        status = self._library.bw_client_create(ctypes.byref(native), ctypes.byref(self._handle))
+        if status != _native.OK:
+            raise ClientError(_native.text(self._library.bw_last_error()))
+
+    def _check(self, status: int) -> bool:
+        if status in (_native.OK, _native.DROPPED, _native.UNAVAILABLE, _native.TIMEOUT):
+            return status == _native.OK
+        raise ClientError(_native.text(self._library.bw_last_error()))
+
+    def _number(self, signal: str) -> int:
+        number = self._numbers.get(signal)
+        if number is None:
+            number = self._numbers[signal] = signal_number(signal)
+        return number
+
+    def push(self, step: int, blocks: Sequence[Block], *, time_unix_ns: int = 0) -> bool:
+        """Queues one frame; False if it was dropped or the client is unavailable (counted).
+
+        Frames of more than BLOCKS_MAX blocks are refused.  Raises ClientError on bad arguments.
+        """
+        native = (_native.Block * len(blocks))()
+        kept = []  # Alive until the call has copied the values.
+        for slot, block in zip(native, blocks):
+            address, owner = _address(block)
+            kept.append(owner)
+            slot.signal = self._number(block.signal)
+            slot.layer_begin, slot.layer_count = block.layer_begin, block.layer_count
+            slot.head_begin, slot.head_count = block.head_begin, block.head_count
+            slot.values = address
+        frame = _native.struct(
+            _native.Frame,
+            block_count=len(blocks),
+            step=step,
+            time_unix_ns=time_unix_ns,
+            blocks=native,
+        )
+        return self._check(self._library.bw_client_push(self._handle, ctypes.byref(frame)))
+
+    def push_event(self, step: int, kind: str, text: str = "", value: float = 0.0) -> bool:
+        """Queues an event; `kind` is a key of _native.EVENT_KINDS."""
+        if kind not in _native.EVENT_KINDS:
+            raise ClientError(
+                f"event kind {kind!r} is not one of {', '.join(sorted(_native.EVENT_KINDS))}"
+            )
+        words = "".join(c if c.isprintable() else " " for c in text).encode()
+        words = words[: _native.EVENT_TEXT_MAX].decode("utf-8", "ignore").encode()
+        number = _native.EVENT_KINDS[kind]
+        return self._check(
+            self._library.bw_client_push_event(self._handle, step, number, value, words)
+        )
+
+    def poll_sampling(self) -> Optional[int]:
+        """The newest sampling period that the server asked for, if it asked for one."""
+        period: Optional[int] = None
+        while True:
+            command = _native.struct(_native.Command)
+            self._library.bw_client_poll(self._handle, ctypes.byref(command))
+            if command.type == _native.COMMAND_NONE:
+                return period
+            if command.type == _native.COMMAND_SAMPLING:
+                period = int(command.value)
+
+    def counters(self) -> Counters:
+        native = _native.struct(_native.Counters)
+        self._check(self._library.bw_client_get_counters(self._handle, ctypes.byref(native)))
+        values: dict[str, Any] = {}
+        for field in dataclasses.fields(Counters):
+            value = getattr(native, field.name)
+            values[field.name] = _native.text(value) if isinstance(value, bytes) else value
+        link = int(values["link"])
+        values["link"] = _native.LINK_NAMES[link] if link < len(_native.LINK_NAMES) else str(link)
+        return Counters(**values)
+
+    def flush(self, timeout: float = 5.0) -> bool:
+        """Waits until everything pushed so far is durable, at most `timeout` seconds."""
+        return self._check(self._library.bw_client_flush(self._handle, int(timeout * 1000)))
+
+    def close(self) -> None:
+        """Lets go; the sender sends what is left and then ends.  Waits for nothing."""
+        if self._handle:
+            self._library.bw_client_destroy(self._handle)
+            self._handle = ctypes.c_void_p()
+
+    def __enter__(self) -> RunClient:
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[type[BaseException]],
+        value: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
+        self.close()
+
+
+def _address(block: Block) -> tuple[int, object]:
+    """Address of a block's float32 values, and the object that keeps them alive."""
+    values = block.values
+    count = block.layer_count * block.head_count
+    interface = getattr(values, "__array_interface__", None)
+    if interface is not None:
+        contiguous = interface.get("strides") is None and interface["typestr"] == "<f4"
+        size = 1
+        for extent in interface["shape"]:
+            size *= extent
+        if contiguous and size == count:
+            return int(interface["data"][0]), values
+    if isinstance(values, array.array) and values.typecode == "f":
+        packed = values
+    else:
+        packed = array.array("f", _flat(values))
+    if len(packed) != count:
+        raise ClientError(
+            f"block {block.signal!r} has {len(packed)} values, its rectangle has {count}"
+        )
+    return packed.buffer_info()[0], packed
+
+
+def _flat(values: Any) -> list[float]:
+    if hasattr(values, "ravel"):
+        return [float(v) for v in values.ravel()]
+    return [float(v) for v in values]
+
+
+def recording(path: Union[str, Path], options: RunOptions) -> RunClient:
+    """A client that writes to a .bwrun file and to no server."""
+    return RunClient(dataclasses.replace(options, record_path=str(path), server=None))

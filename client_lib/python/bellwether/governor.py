@@ -1,0 +1,70 @@
+"""Keeps the price of watching within its budget by sampling more rarely."""
+
+from __future__ import annotations
+
+import collections
+import statistics
+
+PERIOD_MAX = 10_000  # steps
+_WINDOW = 5  # samples
+
+
+class Governor:
+    """The sampling period in steps.
+
+    After each sample it is told what the hook took and what the steps took since the last one.
+    When the median over five samples is above the budget the period grows in proportion; when
+    it is below a half of the budget the period shrinks again, never below the base.
+    """
+
+    def __init__(self, base: int, budget: float) -> None:
+        self.base = self.period = base
+        self.budget = budget
+        self._shares: collections.deque[float] = collections.deque(maxlen=_WINDOW)
+        self._next = 0  # The step of the next sample.
+
+    def set_base(self, period: int) -> None:
+        """Another period was asked for, by the server or by a person."""
+        self.base = self.period = max(1, min(period, PERIOD_MAX))
+        self._shares.clear()
+
+    def due(self, step: int) -> bool:
+        """Whether `step` is sampled: the first, then one in every period."""
+        return step >= self._next
+
+    def sampled(self, step: int, hook_seconds: float, step_seconds: float) -> None:
+        if step_seconds > 0:
+            self._shares.append(hook_seconds / step_seconds)
+        if len(self._shares) == _WINDOW:
+            share = statistics.median(self._shares)
+            if share > self.budget and self.period < PERIOD_MAX:
+                factor = min(4.0, share / self.budget)
+                self.period = min(PERIOD_MAX, max(self.period + 1, round(self.period * factor)))
+                self._shares.clear()
+            elif share < self.budget / 2 and self.period > self.base:
+                self.period = max(self.base, self.period // 2)
+                self._shares.clear()
+        self._next = step + self.period
+
+    def restart(self, step: int) -> None:
+        """The step count jumped, after a rollback: sample at once."""
+        self._next = step
+
+
+class RateWatch:
+    """Tells a jump of the learning rate from its warm-up."""
+
+    FACTOR = 1.5
+
+    def __init__(self) -> None:
+        self._last = 0.0
+        self._warm = False  # The rate has stopped rising once.
+
+    def jumped(self, rate: float) -> bool:
+        before, self._last = self._last, rate
+        if before <= 0 or not rate > 0:
+            return False
+        if not self._warm:
+            self._warm = rate <= before
+            return False
+        return rate >= before * self.FACTOR or rate <= before / self.FACTOR

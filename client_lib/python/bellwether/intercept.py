@@ -1,0 +1,264 @@
+"""Gets between a model and scaled_dot_product_attention without touching any instance.
+
+Two things are patched, both on the level of modules and classes, so that deepcopy, pickle and
+state_dict of the model see nothing: the names under which Python code finds
+scaled_dot_product_attention, and `forward` of the classes of the attention modules, which only
+notes on a thread-local stack which layer is running.  `uninstall()` puts everything back.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Optional
+
+import torch
+import torch.nn.functional as functional
+from torch import nn
+
+if TYPE_CHECKING:
+    from .layer import Layer
+
+NAME = "scaled_dot_product_attention"
+
+
+class _Running(threading.local):
+    def __init__(self) -> None:
+        # (layer, the saved-tensor hooks in force when its forward began)
+        self.stack: list[tuple[Layer, Any]] = []
+
+
+_running = _Running()
+_lock = threading.RLock()
+_original: Callable[..., Any] = functional.scaled_dot_product_attention
+_layers: dict[int, Layer] = {}  # id(module) -> layer
+_class_users: dict[type, int] = {}
+_class_forwards: dict[type, Optional[Any]] = {}  # None = inherited, so delete
+_names: list[tuple[Any, str, Any]] = []  # (namespace, name, what stood there)
+_users = 0
+
+
+def current_layer() -> Optional[Layer]:
+    """The attention layer whose forward runs on this thread, innermost first."""
+    return _running.stack[-1][0] if _running.stack else None
+
+
+def _saved_tensor_hooks() -> Any:
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)
+
+
+def checkpoint_inside() -> bool:
+    """Whether a checkpointed region was opened inside the running attention module: its
+    recomputation would not pass through the module, so nothing may be added to it."""
+    return bool(_running.stack) and _running.stack[-1][1] != _saved_tensor_hooks()
+
+
+@functools.wraps(_original)
+def _attention(*args: Any, **kwargs: Any) -> Any:
+    if torch.compiler.is_compiling():
+        return _original(*args, **kwargs)
+    layer = current_layer()
+    if layer is None:
+        return _original(*args, **kwargs)
+    return layer.attention(_original, args, kwargs)
+
+
+# While it is installed it is what this name means, also to pickle.
+_attention.__module__ = functional.__name__
+_attention.__qualname__ = _attention.__name__ = NAME
+
+
+def original() -> Callable[..., Any]:
+    return _original
+
+
+def _patched_forward(inherited: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(inherited)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return inherited(self, *args, **kwargs)
+        layer = _layers.get(id(self))
+        if layer is None or layer.module() is not self:
+            return inherited(self, *args, **kwargs)
+        _running.stack.append((layer, _saved_tensor_hooks()))
+        try:
+            return inherited(self, *args, **kwargs)
+        finally:
+            _running.stack.pop()
+
+    return forward
+
+
+def is_patched(cls: type) -> bool:
+    return cls in _class_users
+
+
+def _replace(namespace: Any, name: str, value: Any) -> None:
+    before = namespace[name] if isinstance(namespace, dict) else namespace.__dict__[name]
+    _names.append((namespace, name, before))
+    _set(namespace, name, value)
+
+
+def _set(namespace: Any, name: str, value: Any) -> None:
+    if isinstance(namespace, dict):
+        namespace[name] = value
+    else:
+        setattr(namespace, name, value)
+
+
+def _patch_globals(model: nn.Module) -> None:
+    """Every place where the function is reachable under a name of its own."""
+    homes = {"__main__"}
+    for module in model.modules():
+        for cls in type(module).__mro__:
+            homes.add(cls.__module__)
+    for module_name, home in list(sys.modules.items()):
+        if not isinstance(home, types.ModuleType):
+            continue
+        if module_name.split(".")[0] in ("torch", "bellwether"):
+            continue
+        names = vars(home)
+        if module_name in homes:
+            found = [n for n, value in names.items() if value is _original]
+        else:
+            found = [NAME] if names.get(NAME) is _original else []
+        for name in found:
+            _replace(home, name, _attention)
+
+
+def _patch_attributes(model: nn.Module) -> None:
+    """`self.attend = F.scaled_dot_product_attention`, and the same on a class."""
+    seen: set[type] = set()
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            if value is _original:
+                _replace(vars(module), name, _attention)
+        for cls in type(module).__mro__:
+            if cls in seen or cls.__module__.split(".")[0] == "torch":
+                continue
+            seen.add(cls)
+            for name, value in list(vars(cls).items()):
+                if value is _original or getattr(value, "__func__", None) is _original:
+                    _replace(cls, name, staticmethod(_attention))
+
+
+def install(model: nn.Module, layers: list[Layer]) -> None:
+    """Patches for one monitor.  `layers` are those of its modules."""
+    global _users
+    with _lock:
+        if _users == 0 and functional.scaled_dot_product_attention is _original:
+            _replace(functional, NAME, _attention)
+        _users += 1
+        _patch_globals(model)
+        _patch_attributes(model)
+        for layer in layers:
+            module = layer.module()
+            if module is None:
+                continue
+            _layers[id(module)] = layer
+            cls = type(module)
+            _class_users[cls] = _class_users.get(cls, 0) + 1
+            if _class_users[cls] == 1:
+                _class_forwards[cls] = vars(cls).get("forward")
+                cls.forward = _patched_forward(cls.forward)
+
+
+def uninstall(layers: list[Layer]) -> None:
+    """Takes one monitor's patches back; with the last one nothing of ours is left."""
+    global _users
+    with _lock:
+        for layer in layers:
+            for key in [k for k, value in _layers.items() if value is layer]:
+                del _layers[key]
+            cls = layer.module_class
+            _class_users[cls] -= 1
+            if _class_users[cls] == 0:
+                del _class_users[cls]
+                before = _class_forwards.pop(cls)
+                if before is None:
+                    del cls.forward
+                else:
+                    cls.forward = before
+        _users -= 1
+        if _users == 0:
+            for namespace, name, before in reversed(_names):
+                now = namespace.get(name) if isinstance(namespace, dict) else getattr(
+                    namespace, name, None
+                )  # fmt: skip
+                if now is _attention:  # Somebody patched over us since: leave theirs.
+                    _set(namespace, name, before)
+            _names.clear()
+
+
+# ---- which modules are attention ----
+
+
+def _mentions(code: types.CodeType, names: dict[str, Any], depth: int = 2) -> bool:
+    for name in code.co_names:
+        if name == NAME:
+            return True
+        value = names.get(name)
+        if value is _original or value is _attention:
+            return True
+        mine = isinstance(value, types.FunctionType) and value.__globals__ is names
+        if depth and mine and _mentions(value.__code__, names, depth - 1):
+            return True
+    return any(
+        _mentions(constant, names, depth)
+        for constant in code.co_consts
+        if isinstance(constant, types.CodeType)
+    )
+
+
+def calls_attention(module: nn.Module) -> bool:
+    """Whether code of the module's class, or a function it uses, names the function."""
+    for value in vars(module).values():
+        if value is _original or value is _attention:
+            return True
+    for cls in type(module).__mro__:
+        if cls.__module__.split(".")[0] == "torch":
+            continue
+        for value in vars(cls).values():
+            function = getattr(value, "__wrapped__", getattr(value, "__func__", value))
+            if function is _original or function is _attention:
+                return True
+            if isinstance(function, types.FunctionType) and _mentions(
+                function.__code__, function.__globals__
+            ):
+                return True
+    return False
+
+
+def find_candidates(
+    model: nn.Module, named: Callable[[str, nn.Module], bool]
+) -> list[tuple[str, nn.Module]]:
+    """Modules that stand for one attention layer each, in the model's order.
+
+    A module qualifies because it holds query and key projections (`named`) or because its code
+    calls the function.  Of two that lie inside each other, the one with the weights stands.
+    """
+    with_weights: list[tuple[str, nn.Module]] = []
+    by_code: list[tuple[str, nn.Module]] = []
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            continue
+        if isinstance(module, nn.MultiheadAttention) or named(name, module):
+            with_weights.append((name, module))
+        elif calls_attention(module):
+            by_code.append((name, module))
+
+    def inside(inner: str, outer: str) -> bool:
+        return outer == "" or inner == outer or inner.startswith(outer + ".")
+
+    kept = set(id(m) for _, m in with_weights)
+    for name, module in by_code:
+        others = [n for n, _ in with_weights + by_code if n != name]
+        if any(inside(other, name) for other in others):
+            continue  # Holds another candidate: it is a block or the model.
+        if any(inside(name, outer) for outer, _ in with_weights):
+            continue  # The core inside a module that holds the weights.
+        kept.add(id(module))
+    return [(n, m) for n, m in model.named_modules() if id(m) in kept]

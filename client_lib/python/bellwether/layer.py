@@ -1,0 +1,322 @@
+"""One attention layer under watch: the taps, and when they measure.
+
+    o = OutputTap(sdpa(q, KeyTap(k), v))
+
+Both taps are identities.  All measuring is done in their backward, where q, k, v, o and dO are
+at hand and exist once also under activation checkpointing.  The tap stays in the graph for a
+whole step; the backward decides whether this micro-batch is sampled.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Optional
+
+import torch
+from torch import Tensor, nn
+
+from . import intercept, weights
+from .probe import DTYPES, Spectrum, Sums, add_key_leak, add_probe
+
+if TYPE_CHECKING:
+    from .monitor import Monitor
+
+_PARAMETERS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+
+
+class _Call:
+    """What the taps of one call have to know; holds no activation."""
+
+    __slots__ = ("causal", "delta", "layer", "scale", "statistics")
+
+    def __init__(
+        self, layer: Layer, scale: float, causal: bool, statistics: bool, delta: bool
+    ) -> None:
+        self.layer, self.scale, self.causal = layer, scale, causal
+        self.statistics, self.delta = statistics, delta
+
+
+class OutputTap(torch.autograd.Function):
+    """Identity on the attention output; its backward measures q, k, v, o and dO."""
+
+    @staticmethod
+    def forward(ctx: Any, o: Tensor, q: Tensor, k: Tensor, v: Tensor, call: _Call) -> Tensor:
+        ctx.save_for_backward(o, q, k, v)  # The storages that the attention itself saves.
+        ctx.call = call
+        # Not a view to autograd: code that changes the output in place goes on working.
+        return o.detach()
+
+    @staticmethod
+    def backward(ctx: Any, d_o: Tensor) -> Any:
+        ctx.call.layer.output_gradient(ctx, d_o)
+        return d_o, None, None, None, None
+
+
+class KeyTap(torch.autograd.Function):
+    """Identity on the keys; its backward sees dK as the attention kernel returned it."""
+
+    @staticmethod
+    def forward(ctx: Any, k: Tensor, call: _Call) -> Tensor:
+        ctx.call = call
+        return k.detach()
+
+    @staticmethod
+    def backward(ctx: Any, d_k: Tensor) -> Any:
+        ctx.call.layer.key_gradient(d_k)
+        return d_k, None
+
+
+_autocast_covers: dict[tuple[str, torch.dtype], bool] = {}
+
+
+def _autocast_dtype(q: Tensor) -> Optional[torch.dtype]:
+    """The type that autocast is about to give q, k and v, or None."""
+    device = q.device.type
+    if q.dtype != torch.float32 or not torch.is_autocast_enabled(device):
+        return None
+    dtype = torch.get_autocast_dtype(device)
+    key = (device, dtype)
+    if key not in _autocast_covers:
+        with torch.no_grad():
+            small = torch.zeros(1, 1, 1, 8, device=q.device)
+            _autocast_covers[key] = intercept.original()(small, small, small).dtype == dtype
+    return dtype if _autocast_covers[key] else None
+
+
+class Layer:
+    """One attention module of a monitored model."""
+
+    def __init__(
+        self,
+        monitor: Monitor,
+        name: str,
+        module: nn.Module,
+        watched: bool,
+        paths: Optional[tuple[str, str]],
+    ) -> None:
+        self.monitor = monitor
+        self.name = name
+        self.module: weakref.ref[nn.Module] = weakref.ref(module)
+        self.module_class = type(module)
+        self.watched = watched
+        self.paths = paths
+        self.index = -1  # Set once it is known which modules really call.
+        self.calls = 0  # Of scaled_dot_product_attention, with gradients on.
+        self.fired = 0  # Backward passes through the output tap.
+        self.fired_in_step = 0
+        self.notes: dict[str, int] = {}  # Why something was not measured, how often.
+        self.heads = self.kv_heads = self.head_dim = self.seq_len = 0
+        self.causal = False
+        self.dtype: Optional[torch.dtype] = None
+        self.group = 1  # Copies of each key head that the kernel is given.
+        self.sums: Optional[Sums] = None
+        self.location: Optional[weights.Location] = None
+        self.wq: Optional[Spectrum] = None
+        self.wk: Optional[Spectrum] = None
+
+    def __deepcopy__(self, memo: Any) -> Layer:
+        return self  # Reached through a live graph only; there is one per module.
+
+    def note(self, reason: str) -> None:
+        self.notes[reason] = self.notes.get(reason, 0) + 1
+
+    # ---- forward ----
+
+    def attention(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Calls `function` between the taps; by itself if there is nothing to measure."""
+        monitor = self.monitor
+        if not monitor.live():
+            return function(*args, **kwargs)
+        start = time.perf_counter()
+        call: Optional[_Call] = None
+        try:
+            prepared = self._prepare(args, kwargs)
+            if prepared is not None:
+                call, args, kwargs = prepared
+        except Exception as e:
+            call = None
+            monitor.trouble(e, f"forward of {self.name}")
+        monitor.hook_seconds += time.perf_counter() - start
+        output = function(*args, **kwargs)
+        if call is None:
+            return output
+        start = time.perf_counter()
+        try:
+            tapped = OutputTap.apply(output, args[0], args[1], args[2], call)  # type: ignore[no-untyped-call]
+        except Exception as e:
+            monitor.trouble(e, f"forward of {self.name}")
+            tapped = output
+        monitor.hook_seconds += time.perf_counter() - start
+        return tapped
+
+    def _prepare(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Optional[tuple[_Call, tuple[Any, ...], dict[str, Any]]]:
+        if not torch.is_grad_enabled():
+            return None
+        monitor = self.monitor
+        monitor.forward_begins()
+        self.calls += 1
+        given = {**dict(zip(_PARAMETERS, args)), **kwargs}
+        q, k, v = given.get("query"), given.get("key"), given.get("value")
+        if not self._plain(q, k, v):
+            return None
+        assert isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor)
+        if intercept.checkpoint_inside():
+            self.note("checkpoint() inside the attention module: not measured")
+            return None
+        if torch._C._current_graph_task_id() != -1:
+            monitor.recomputes()  # Activation checkpointing.
+        if not (q.requires_grad or k.requires_grad or v.requires_grad):
+            self.note("no gradient reaches the attention (frozen upstream)")
+            return None
+        if not monitor.taps_in or not self.watched:
+            self._observe(q, k, v, given)
+            return None
+        dtype = _autocast_dtype(q)
+        if dtype is not None:
+            # What autocast would do inside the call, done before it: the taps then see what
+            # the kernel sees.
+            q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+        if not self._observe(q, k, v, given):
+            return None
+        causal = bool(given.get("is_causal", False))
+        statistics = True
+        if given.get("attn_mask") is not None:
+            self.note("attn_mask given: only the key-gradient leak is measured")
+            statistics = False
+        if causal and q.shape[2] != k.shape[2]:
+            self.note("causal with as many queries as keys only: only the leak is measured")
+            statistics = False
+        delta = not given.get("dropout_p", 0.0)
+        if not delta:
+            self.note("dropout in the attention: its delta statistics are not measured")
+        scale = given.get("scale")
+        scale = float(scale) if scale is not None else q.shape[3] ** -0.5
+        if not scale > 0:
+            self.note("scale is not above 0: only the key-gradient leak is measured")
+            statistics = False
+        call = _Call(self, scale or 1.0, causal, statistics, delta)
+        if monitor.measures("leak") and k.requires_grad:
+            k = KeyTap.apply(k, call)  # type: ignore[no-untyped-call]
+        rest = {name: value for name, value in given.items() if name not in _PARAMETERS[:3]}
+        return call, (q, k, v), rest
+
+    def _plain(self, *tensors: Any) -> bool:
+        """Whether these are tensors that the kernels can read."""
+        for t in tensors:
+            if type(t) not in (Tensor, nn.Parameter):
+                self.note(f"{type(t).__name__} instead of a plain tensor: not measured")
+                return False
+            if t.dim() != 4:
+                self.note(f"{t.dim()} dimensions instead of [batch, head, token, dim]")
+                return False
+            if t.device.type != "cpu":
+                self.note(f"device {t.device.type}: not measured by this build")
+                return False
+            if t.dtype not in DTYPES:
+                self.note(f"{t.dtype}: not measured")
+                return False
+        if torch._C._are_functorch_transforms_active():
+            self.note("torch.func transforms: not measured")
+            return False
+        return True
+
+    def _observe(self, q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any]) -> bool:
+        """Learns the layout from the first call; False if this call does not fit it."""
+        heads, seen, dim = q.shape[1], k.shape[1], q.shape[3]
+        if q.shape[0] != k.shape[0] or heads % seen or v.shape[1] != seen:
+            self.note("batch or heads of q, k and v do not fit: not measured")
+            return False
+        if self.heads == 0:
+            module = self.module()
+            kv_heads, group = seen, 1
+            if module is not None:
+                by_weight = weights.kv_heads_of(module, heads, dim)
+                if by_weight is not None and seen % by_weight == 0 and by_weight < seen:
+                    copies = seen // by_weight
+                    if torch.equal(k[:, 0].detach(), k[:, copies - 1].detach()):
+                        kv_heads, group = by_weight, copies
+                self.location = weights.locate(module, heads, kv_heads, dim, self.paths)
+            self.heads, self.kv_heads, self.head_dim = heads, kv_heads, dim
+            self.group = group
+            self.sums = Sums(heads, kv_heads)
+            if self.location is None:
+                self.note("W_Q and W_K not found: no spectral signals (give weights=)")
+            else:
+                self.wq, self.wk = Spectrum(heads, dim), Spectrum(kv_heads, dim)
+        elif (heads, seen, dim) != (self.heads, self.kv_heads * self.group, self.head_dim):
+            self.note("heads differ from those of the first call: not measured")
+            return False
+        self.seq_len = max(self.seq_len, k.shape[2])
+        self.causal = self.causal or bool(given.get("is_causal", False))
+        self.dtype = q.dtype
+        return True
+
+    # ---- backward ----
+
+    def output_gradient(self, ctx: Any, d_o: Tensor) -> None:
+        monitor = self.monitor
+        if not monitor.live():
+            return
+        start = time.perf_counter()
+        try:
+            self.fired += 1
+            self.fired_in_step += 1
+            monitor.backward_passes(self)
+            call: _Call = ctx.call
+            sums = self.sums
+            if monitor.samples_call(sums.probed if sums else 0) and call.statistics and sums:
+                o, q, k, v = ctx.saved_tensors
+                gradient: Optional[Tensor] = None
+                if call.delta and monitor.measures("delta"):
+                    gradient = d_o if d_o.dtype == o.dtype else d_o.to(o.dtype)
+                with monitor.lock, torch.no_grad():
+                    add_probe(
+                        sums, q, k, v, o, gradient,
+                        scale=call.scale, causal=call.causal, rows=monitor.settings.rows,
+                        seed=monitor.row_seed(self.index), group=self.group,
+                    )  # fmt: skip
+        except Exception as e:
+            monitor.trouble(e, f"backward of {self.name}")
+        monitor.hook_seconds += time.perf_counter() - start
+
+    def key_gradient(self, d_k: Tensor) -> None:
+        monitor = self.monitor
+        if not monitor.live():
+            return
+        start = time.perf_counter()
+        try:
+            sums = self.sums
+            if sums is not None and monitor.samples_call(sums.leaked):
+                with monitor.lock, torch.no_grad():
+                    add_key_leak(sums, d_k, self.group)
+        except Exception as e:
+            monitor.trouble(e, f"backward of {self.name}")
+        monitor.hook_seconds += time.perf_counter() - start
+
+    # ---- at the optimizer step ----
+
+    def measure_weights(self) -> None:
+        module = self.module()
+        if self.location is None or module is None or self.wq is None or self.wk is None:
+            return
+        views = self.location.views(module)
+        if views is None:
+            self.note("the weights changed their shape: no spectral signals")
+            return
+        self.wq.measure(views[0])
+        self.wk.measure(views[1])
+
+    def weight_copies(self) -> Optional[tuple[Tensor, Tensor]]:
+        """fp32 copies of W_Q and W_K, for the rank of their change until the next sample."""
+        module = self.module()
+        views = self.location.views(module) if self.location and module is not None else None
+        if views is None:
+            return None
+        wq, wk = (w.detach().to(torch.float32, copy=True).contiguous() for w in views)
+        return wq, wk

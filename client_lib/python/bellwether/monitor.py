@@ -1,0 +1,672 @@
+"""attach(): a running model under watch, from one optimizer step to the next.
+
+The life of a step: forwards put taps around the attention, backwards add statistics to the
+layers' buffers, the optimizer's post hook measures the weights, and the step is closed, which
+pushes one frame, by mon.step() or else when the next forward begins.  Nothing in here may ever
+raise into training, block it, or change a result.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+import weakref
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, Optional, Union
+
+import torch
+from torch import nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+from . import __version__, _native, intercept, log, private_server, probe, weights
+from .client import ClientError, RunClient, RunOptions
+from .frames import Scalars, head_blocks
+from .governor import Governor, RateWatch
+from .layer import Layer
+from .settings import STATS, Settings, resolve
+
+Number = Union[float, int, torch.Tensor, None]
+
+ERRORS_MAX = 8  # Then the monitor turns itself off.
+BACKWARDS_MAX = 64  # Backward passes without a step, then one warning.
+INCREMENT_BYTES_MAX = 16 << 20  # Copies of W_Q and W_K kept for their change.
+
+_monitors: weakref.WeakValueDictionary[int, Monitor] = weakref.WeakValueDictionary()
+
+
+def _after_fork_in_child() -> None:
+    for monitor in list(_monitors.values()):
+        monitor._alive = False
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+class Monitor:
+    """The handle that attach() returns.  Every method is safe to call at any time."""
+
+    def __init__(self, model: Optional[nn.Module], settings: Settings) -> None:
+        self.settings = settings
+        self.lock = threading.RLock()
+        self.layers: list[Layer] = []
+        self.candidates = 0
+        self.hook_seconds = 0.0  # Of the running step.
+        self.taps_in = False
+        self.server: Optional[str] = settings.server
+        self.page_url = ""
+        self.record_path = settings.record
+        self.why_off = "disabled" if settings.disabled else ""
+        self._model = weakref.ref(model) if model is not None else None
+        self._alive = False
+        self._installed = False
+        self._client: Optional[RunClient] = None
+        self._client_tried = False
+        self._errors = 0
+        self._error_text = ""
+        self._step = 0
+        self._explicit = False  # mon.step() is called: the optimizer's hook is not the step.
+        self._pending = False  # An optimizer step ended that is not closed yet.
+        self._sampling = False
+        self._weights_done = False
+        self._checkpointing = False
+        self._warned_backwards = False
+        self._told_overhead = False
+        self._governor = Governor(settings.every, settings.overhead_budget)
+        self._rates = RateWatch()
+        self._rate: Optional[float] = None
+        self._step_began = time.perf_counter()
+        self._since_sample = [0.0, 0.0]  # hook seconds, step seconds
+        self._total = [0.0, 0.0]
+        self._samples = 0
+        self._optimizer: Optional[weakref.ref[Optimizer]] = None
+        self._hook: Any = None
+        self._parameters: set[int] = set()
+        self._events: list[tuple[str, str, float]] = []
+        self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._increments: dict[int, Any] = {}
+        self._rotation = 0
+        self._last: dict[str, float] = {}
+        self._scalars = Scalars()
+        self._metadata: dict[str, Any] = {}
+
+    # ---- what the hooks ask ----
+
+    def live(self) -> bool:
+        return self._alive
+
+    def measures(self, part: str) -> bool:
+        return part in self.settings.stats
+
+    def samples_call(self, calls_before: int) -> bool:
+        """Whether a call is measured in this step, after so many that were."""
+        return self._sampling and (calls_before == 0 or self.settings.microbatches == "all")
+
+    def row_seed(self, layer: int) -> int:
+        """Other rows each step and layer; the same on every rank."""
+        return (self._step * 0x9E3779B97F4A7C15 + layer) & 0xFFFFFFFFFFFFFFFF
+
+    def recomputes(self) -> None:
+        """Activation checkpointing is in use: the taps must be there in the recomputation
+        exactly if they were there in the forward, so from now on they always are."""
+        self._checkpointing = True
+
+    def forward_begins(self) -> None:
+        if self._pending and not self._in_backward():
+            self._close({})
+
+    @staticmethod
+    def _in_backward() -> bool:
+        return bool(torch._C._current_graph_task_id() != -1)
+
+    def backward_passes(self, layer: Layer) -> None:
+        if layer.fired_in_step > BACKWARDS_MAX and not self._warned_backwards:
+            self._warned_backwards = True
+            log.warning(
+                f"{BACKWARDS_MAX} backward passes without an optimizer step; if the optimizer is "
+                "not from torch.optim, call mon.step() once per step"
+            )
+
+    def trouble(self, error: Exception, where: str) -> None:
+        """An error of ours: told once, and after ERRORS_MAX of them the monitor is off."""
+        self._errors += 1
+        self._error_text = f"{where}: {type(error).__name__}: {error}"
+        if self._errors == 1:
+            log.warning(f"{self._error_text} (training is not affected)")
+        if self._errors >= ERRORS_MAX and self._alive:
+            self._alive = False
+            self.why_off = f"{self._errors} errors, the last: {self._error_text}"
+            log.warning(f"watching stops after {self._errors} errors; training goes on")
+
+    # ---- attach and detach ----
+
+    def _install(self, model: nn.Module, overrides: dict[str, tuple[str, str]]) -> None:
+        pattern = self.settings.layers
+
+        def named(name: str, module: nn.Module) -> bool:
+            return weights.named(module) or weights.override_for(overrides, name) is not None
+
+        for name, module in intercept.find_candidates(model, named):
+            watched = pattern is None or re.search(pattern, name) is not None
+            paths = weights.override_for(overrides, name)
+            self.layers.append(Layer(self, name, module, watched, paths))
+        self.candidates = len(self.layers)
+        self._parameters = {id(p) for p in model.parameters()}
+        self._metadata = {
+            "framework": f"torch {torch.__version__}"[:64],
+            "model": type(model).__name__[:128],
+        }
+        self._hook = register_optimizer_step_post_hook(self._optimizer_stepped)
+        intercept.install(model, self.layers)
+        self._installed = True
+        self._alive = True
+        self._events.append(("attach", f"bellwether {__version__}", 0.0))
+        self._begin_step()
+
+    def detach(self) -> None:
+        """Sends what is left and takes every patch back.  Twice is once."""
+        if self._installed:
+            if self._alive:
+                try:
+                    if self._pending:
+                        self._close({})
+                    if self._client is not None:
+                        self._client.push_event(max(0, self._step - 1), "detach")
+                except Exception as e:
+                    self.trouble(e, "detach")
+            self._alive = False
+            self._hook.remove()
+            intercept.uninstall(self.layers)
+            self._installed = False
+            self.why_off = self.why_off or "detached"
+        model = self._model() if self._model is not None else None
+        if model is not None and _monitors.get(id(model)) is self:
+            del _monitors[id(model)]
+            _kept.pop(id(model), None)
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def __enter__(self) -> Monitor:
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[type[BaseException]],
+        value: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
+        self.detach()
+
+    def __deepcopy__(self, memo: Any) -> Monitor:
+        return self
+
+    # ---- steps ----
+
+    def step(
+        self,
+        step: Optional[int] = None,
+        *,
+        loss: Number = None,
+        grad_norm: Number = None,
+        lr: Number = None,
+        tokens: Number = None,
+    ) -> None:
+        """Ends one optimizer step and tells what it gave.
+
+        Call it once per optimizer step, before or after optimizer.step().  `step` is the
+        trainer's own count if it is not counted from 0; tensors may be on any device and are
+        never waited for.
+        """
+        if not self._alive:
+            return
+        self._explicit = True
+        try:
+            if step is not None and step != self._step:
+                self._step = int(step)
+                self._governor.restart(self._step)
+        except Exception as e:
+            self.trouble(e, "step()")
+        self._close({"loss": loss, "grad_norm": grad_norm, "learning_rate": lr, "tokens": tokens})
+
+    def _begin_step(self) -> None:
+        self._sampling = self._governor.due(self._step)
+        # Eager models go without taps between samples, unless they recompute.
+        self.taps_in = self._sampling or self._checkpointing
+        self._weights_done = False
+        self._increments = {}
+
+    def _owns(self, optimizer: Optimizer) -> bool:
+        if self._optimizer is not None and self._optimizer() is not None:
+            return self._optimizer() is optimizer
+        for group in optimizer.param_groups:
+            if any(id(p) in self._parameters for p in group["params"]):
+                self._optimizer = weakref.ref(optimizer)
+                return True
+        return False
+
+    def _optimizer_stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not self._alive:
+            return
+        start = time.perf_counter()
+        try:
+            if self._owns(optimizer):
+                group = optimizer.param_groups[0]
+                rate = group["lr"]
+                if not isinstance(rate, torch.Tensor) or rate.device.type == "cpu":
+                    self._rate = float(rate)
+                self._metadata["weight_decay"] = float(group.get("weight_decay", 0.0) or 0.0)
+                if self._pending:
+                    self._close({})
+                self._measure_weights()
+                self._pending = not self._explicit
+        except Exception as e:
+            self.trouble(e, "optimizer hook")
+        self.hook_seconds += time.perf_counter() - start
+
+    def _measure_weights(self) -> None:
+        if not self._sampling or self._weights_done or not self.measures("sigma"):
+            return
+        self._weights_done = True
+        found = [layer for layer in self.layers if layer.watched and layer.location is not None]
+        for layer in found:
+            layer.measure_weights()
+        self._measure_increments(found)
+
+    def _measure_increments(self, layers: list[Layer]) -> None:
+        """Rank of the change since the last sample: of all layers if copies of their weights
+        are small, else of one layer after the other."""
+        for layer in layers:
+            before, now = self._before.get(id(layer)), None
+            if before is not None:
+                now = layer.weight_copies()
+            if before is not None and now is not None:
+                rank = probe.increment_rank(now[0], before[0], now[1], before[1])
+                self._increments[id(layer)] = rank
+        self._before = {}
+        size = 0
+        for turn in range(len(layers)):
+            layer = layers[(self._rotation + turn) % len(layers)]
+            copies = layer.weight_copies()
+            if copies is None:
+                continue
+            self._before[id(layer)] = copies
+            size += sum(c.numel() * 4 for c in copies)
+            if size > INCREMENT_BYTES_MAX:
+                break
+        self._rotation += max(1, len(self._before))
+
+    def _close(self, told: dict[str, Number]) -> None:
+        """Ends the running step: one frame, then the next step begins."""
+        start = time.perf_counter()
+        self._pending = False
+        sampled = self._sampling
+        step_seconds = start - self._step_began
+        try:
+            self._measure_weights()
+            self._push(told, step_seconds)
+        except Exception as e:
+            self.trouble(e, "end of the step")
+        try:
+            for layer in self.layers:
+                layer.fired_in_step = 0
+                if sampled and layer.sums is not None:
+                    layer.sums.reset()
+            now = time.perf_counter()
+            hook = self.hook_seconds + now - start
+            for totals in (self._since_sample, self._total):
+                totals[0] += hook
+                totals[1] += step_seconds
+            if sampled:
+                self._samples += 1
+                # The first steps load libraries and grow buffers: no price to judge by.
+                self._governor.sampled(
+                    self._step, *(self._since_sample if self._samples > 1 else (0.0, 0.0))
+                )
+                self._since_sample = [0.0, 0.0]
+                if self._samples == 1:
+                    self._total = [0.0, 0.0]
+                self._tell_overhead()
+            self._step += 1
+        except Exception as e:
+            self.trouble(e, "end of the step")
+        self.hook_seconds = 0.0
+        self._step_began = time.perf_counter()
+        self._begin_step()
+
+    def _tell_overhead(self) -> None:
+        if self._samples == 6 and not self._told_overhead and self._total[1] > 0:
+            self._told_overhead = True
+            log.info(
+                f"watching {sum(1 for x in self.layers if x.index >= 0)} attention layers costs "
+                f"{100 * self.overhead():.2f} % of the step time, one sample every "
+                f"{self._governor.period} steps"
+            )
+
+    def overhead(self) -> float:
+        """Share of the time since the first sample that the hook took."""
+        return self._total[0] / self._total[1] if self._total[1] > 0 else 0.0
+
+    # ---- what goes out ----
+
+    def _push(self, told: dict[str, Number], step_seconds: float) -> None:
+        values: dict[str, Number] = {k: v for k, v in told.items() if v is not None}
+        if "learning_rate" not in values and self._rate is not None:
+            values["learning_rate"] = self._rate
+        rate = values.get("learning_rate")
+        if isinstance(rate, (int, float)) and self._rates.jumped(float(rate)):
+            self._events.append(("learning_rate", f"learning rate is now {rate:g}", float(rate)))
+        values["step_seconds"] = step_seconds
+        values["hook_seconds"] = self.hook_seconds
+        values["sampling_period"] = float(self._governor.period)
+        client = self._open_client()
+        blocks = []
+        if self._sampling:
+            blocks = head_blocks(self._reporting(), self.settings.stats, self._increments)
+            self._last.update(self._summary())
+        if client is None:
+            self._scalars.remember(values)
+            return
+        for kind, text, value in self._events:
+            client.push_event(self._step, kind, text, value)
+        self._events.clear()
+        self._scalars.push(client, self._step, values, blocks)
+        period = client.poll_sampling()
+        if period:
+            self._governor.set_base(period)
+
+    def _reporting(self) -> list[Layer]:
+        return [layer for layer in self.layers if layer.index >= 0]
+
+    def _number_layers(self) -> None:
+        """Layers are those that called attention by the end of the first step, in order."""
+        index = 0
+        for layer in self.layers:
+            if layer.heads:
+                layer.index = index
+                index += 1
+
+    def _open_client(self) -> Optional[RunClient]:
+        if self._client_tried:
+            return self._client
+        self._client_tried = True
+        self._number_layers()
+        layers = self._reporting()
+        if not layers:
+            log.warning(
+                "no attention call was seen in the first step: only loss, gradient norm and "
+                "times are reported (python -m bellwether doctor says why)"
+            )
+        first = layers[0] if layers else None
+        dtype = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(
+            first.dtype if first and first.dtype else torch.float32, "fp32"
+        )
+        heads = max((layer.heads for layer in layers), default=1)
+        same = len({(layer.heads, layer.kv_heads) for layer in layers}) <= 1
+        rank, world = _rank_and_world()
+        options = RunOptions(
+            run=self.settings.run,
+            run_uuid=self.settings.run_uuid,
+            attempt=self.settings.attempt,
+            layers=max(1, len(layers)),
+            heads=heads,
+            kv_heads=first.kv_heads if first and same else heads,
+            head_dim=first.head_dim if first else 0,
+            seq_len=max((layer.seq_len for layer in layers), default=0),
+            rank=rank,
+            world=world,
+            reporters=1 if self.settings.ranks == "dp0" else world,
+            server=self.server,
+            record_path=self.record_path,
+            tls_ca=self.settings.tls_ca,
+            tls_cert=self.settings.tls_cert,
+            tls_key=self.settings.tls_key,
+            token_file=self.settings.token_file,
+            log_path=self.settings.log_path,
+            attention_kernel="sdpa",
+            score_dtype=dtype,
+            causal=any(layer.causal for layer in layers),
+            step_from_attach=not self._explicit,
+            **self._metadata,
+        )
+        try:
+            self._client = RunClient(options)
+        except (ClientError, _native.LibraryError) as e:
+            log.warning(f"nothing is sent: {e}")
+            self._error_text = str(e)
+        return self._client
+
+    # ---- for people and other loggers ----
+
+    def _summary(self) -> dict[str, float]:
+        """The newest sample, one number for each layer and signal."""
+        found: dict[str, float] = {}
+        for layer in self._reporting():
+            prefix = f"layer{layer.index}/"
+            sums = layer.sums
+            if sums is not None and sums.probed:
+                pairs = zip(sums.row("common_mode_sum"), sums.row("spread_sum"))
+                found[prefix + "drift_ratio_max"] = max(
+                    (c / s if s else float("nan") for c, s in pairs), default=float("nan")
+                )
+                pairs = zip(sums.row("tied_rows_bf16"), sums.row("rows"))
+                found[prefix + "tied_fraction_bf16_max"] = max(
+                    (t / r if r else 0.0 for t, r in pairs), default=0.0
+                )
+                found[prefix + "logit_max"] = max(sums.row("logit_max"))
+            if sums is not None and sums.leaked:
+                pairs = zip(sums.row("key_leak_sum"), sums.row("key_gradient_sum"))
+                found[prefix + "key_leak_max"] = max((a / b if b else 0.0 for a, b in pairs))
+            if layer.wq is not None and layer.wk is not None and layer.wq.samples:
+                found[prefix + "wq_sigma_max"] = max(layer.wq.sigma)
+                found[prefix + "wk_sigma_max"] = max(layer.wk.sigma)
+        return found
+
+    def metrics(self) -> dict[str, float]:
+        """What was last measured, for any other logger; keys begin with `bellwether/`."""
+        found = {**self._last, **self._scalars.last()}
+        found["sampling_period"] = float(self._governor.period)
+        found["hook_overhead"] = self.overhead()
+        return {f"bellwether/{name}": value for name, value in found.items()}
+
+    def status(self) -> dict[str, Any]:
+        """What the monitor does and what it misses; see `python -m bellwether doctor`."""
+        layers = [
+            {
+                "name": layer.name,
+                "index": layer.index,
+                "watched": layer.watched,
+                "calls": layer.calls,
+                "fired": layer.fired,
+                "heads": layer.heads,
+                "kv_heads": layer.kv_heads,
+                "head_dim": layer.head_dim,
+                "weights": layer.location.how if layer.location else None,
+                "notes": dict(layer.notes),
+            }
+            for layer in self.layers
+        ]
+        told: dict[str, Any] = {
+            "live": self._alive,
+            "why_off": self.why_off,
+            "run": self.settings.run,
+            "step": self._step,
+            "server": self.server,
+            "record": self.record_path,
+            "page_url": self.page_url,
+            "errors": self._errors,
+            "last_error": self._error_text,
+            "sampling_period": self._governor.period,
+            "overhead": self.overhead(),
+            "samples": self._samples,
+            "layers": layers,
+            "link": None,
+        }
+        if self._client is not None:
+            counters = self._client.counters()
+            told["link"] = counters.link
+            told["counters"] = counters
+            told["page_url"] = counters.page_url or self.page_url
+        return told
+
+    def event(self, kind: str, text: str = "", value: float = 0.0) -> None:
+        """Something the judges should know of: "restore", "data", "centring_on", ...
+
+        Raises ValueError for a kind that does not exist, also on a handle that is off.
+        """
+        if kind not in _native.EVENT_KINDS:
+            raise ValueError(f"kind: {kind!r} is not one of {', '.join(_native.EVENT_KINDS)}")
+        if self._alive:
+            self._events.append((kind, text, float(value)))
+
+    def flush(self, timeout: float = 5.0) -> bool:
+        """Waits until everything is durable, at most `timeout` seconds; closes a step that the
+        optimizer has ended.  True if it is, or if there is nothing to wait for."""
+        if self._alive and self._pending:
+            self._close({})
+        if self._client is None:
+            return not self._alive
+        try:
+            self._scalars.drain(self._client, wait=True)
+            return self._client.flush(timeout)
+        except ClientError as e:
+            self.trouble(e, "flush()")
+            return False
+
+
+def _rank_and_world() -> tuple[int, int]:
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    try:
+        return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    except ValueError:
+        return 0, 1
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The user's model inside the wrappers of torch."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
+            inner = getattr(model, "module", None)
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def _choose_sink(monitor: Monitor) -> None:
+    """Server as told, else a private one, else a file."""
+    settings = monitor.settings
+    if settings.mode == "offline" and not monitor.record_path:
+        monitor.record_path = f"{settings.run.replace('/', '-')}.bwrun"
+    if settings.mode == "offline":
+        monitor.server = None
+        log.info(f"recording to {monitor.record_path}")
+        return
+    if settings.server or settings.record:
+        return
+    if _rank_and_world()[0] != 0:
+        return
+    try:
+        server = private_server.join_or_start()
+        monitor.server, monitor.page_url = server.grpc, server.page_url
+        log.info(f"run {settings.run}: {server.page_url}")
+    except private_server.ServerError as e:
+        monitor.record_path = f"{settings.run.replace('/', '-')}.bwrun"
+        log.warning(
+            f"no server ({e}); recording to {monitor.record_path}, "
+            f"judge it with: bellwether replay {monitor.record_path}"
+        )
+
+
+def attach(
+    model: nn.Module,
+    *,
+    server: Optional[str] = None,
+    run: Optional[str] = None,
+    every: Optional[int] = None,
+    layers: Optional[str] = None,
+    stats: Union[str, Iterable[str], None] = None,
+    ranks: Optional[str] = None,
+    rows: Optional[int] = None,
+    microbatches: Optional[str] = None,
+    overhead_budget: Optional[float] = None,
+    record: Optional[str] = None,
+    config: Optional[str] = None,
+    weights: Optional[dict[str, tuple[str, str]]] = None,
+) -> Monitor:
+    """Watches `model` from its next forward pass on; the same handle if it is watched already.
+
+    server    "host:port" or "unix:/path"; none = a private server, started or joined here
+    run       the run's name; default: the script's name and the time
+    every     a sample of the heads every so many steps (20)
+    layers    regular expression on module names; default: all attention modules
+    stats     any of drift, leak, ties, delta, sigma; default: all
+    ranks     "dp0" (one data-parallel replica reports) or "all"
+    rows      sampled query rows per head and call (64); 0 = all of them
+    microbatches  "first" or "all" micro-batches of a sampled step
+    overhead_budget  share of the step time (0.005); above it samples become rarer
+    record    write a .bwrun file, instead of a server or beside one
+    config    file of `key: value` lines with these names
+    weights   {regular expression on module names: (path of W_Q, path of W_K)}, for projections
+              whose names are not known here
+
+    Raises ValueError for a bad argument; nothing else, and nothing later.
+    """
+    arguments = {
+        "server": server, "run": run, "every": every, "layers": layers, "stats": stats,
+        "ranks": ranks, "rows": rows, "microbatches": microbatches,
+        "overhead_budget": overhead_budget, "record": record,
+    }  # fmt: skip
+    complaints: list[str] = []
+    settings = resolve(arguments, config, complain=complaints.append)
+    log.set_level(settings.log_level)
+    for complaint in complaints:
+        log.warning(complaint)
+    model = _unwrapped(model)
+    known = _monitors.get(id(model))
+    if known is not None and known._model is not None and known._model() is model:
+        return known
+    monitor = Monitor(model, settings)
+    if settings.disabled:
+        return monitor
+    if settings.ranks == "dp0" and _rank_and_world()[0] != 0:
+        monitor.why_off = "another rank reports"
+        return monitor
+    missing = probe.available()
+    if missing is not None:
+        monitor.why_off = missing
+        log.warning(f"watching is off: {missing}")
+        return monitor
+    try:
+        _choose_sink(monitor)
+        monitor._install(model, dict(weights or {}))
+    except Exception as e:
+        monitor.trouble(e, "attach()")
+        monitor.why_off = str(e)
+        return monitor
+    _monitors[id(model)] = monitor
+    _keep(model, monitor)
+    return monitor
+
+
+_kept: dict[int, Monitor] = {}
+
+
+def _keep(model: nn.Module, monitor: Monitor) -> None:
+    """A caller may drop the handle; the monitor lives as long as the model does."""
+    key = id(model)
+    _kept[key] = monitor
+
+    def gone() -> None:
+        held = _kept.pop(key, None)
+        if held is not None:
+            held.detach()
+
+    weakref.finalize(model, gone).atexit = False
+
+
+__all__ = ["STATS", "Monitor", "attach"]

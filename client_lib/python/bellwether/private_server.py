@@ -1,0 +1,136 @@
+"""A bellwetherd of one's own, for a run that was given no server.
+
+One server a user: whoever attaches first starts it, everybody later joins it, and it ends by
+itself minutes after its last client.  It listens on a Unix socket for frames and on a loopback
+port for the page.  Its data, log and lock file are in the user's state directory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Optional
+
+from . import _native
+
+READY_SECONDS = 10.0
+IDLE_EXIT = "300s"
+_SOCKET_PATH_MAX = 100  # Bytes; the kernel's limit is 108.
+
+
+class ServerError(RuntimeError):
+    """No private server could be had; the text says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivateServer:
+    pid: int
+    grpc: str  # "unix:/path"
+    http: str  # "http://127.0.0.1:port" or "127.0.0.1:port"
+    token: str
+
+    @property
+    def page_url(self) -> str:
+        base = self.http if "://" in self.http else f"http://{self.http}"
+        return f"{base}/?token={self.token}" if self.token else base
+
+
+def state_folder() -> Path:
+    home = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(home) / "bellwether"
+
+
+def _socket_path(folder: Path) -> Path:
+    path = folder / "grpc.sock"
+    if len(str(path).encode()) <= _SOCKET_PATH_MAX:
+        return path
+    short = Path(tempfile.gettempdir()) / f"bellwether-{os.getuid()}"
+    short.mkdir(mode=0o700, exist_ok=True)
+    if short.stat().st_uid != os.getuid():
+        raise ServerError(f"{short} belongs to somebody else")
+    return short / "grpc.sock"
+
+
+def _read_ready(path: Path) -> Optional[PrivateServer]:
+    """The server that the file tells of, if it is alive."""
+    try:
+        told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        server = PrivateServer(
+            int(told["pid"]), str(told["grpc"]), str(told["http"]), str(told.get("token", ""))
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    try:
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(1.0)
+            probe.connect(server.grpc.split(":", 1)[1])
+    except (OSError, IndexError):
+        return None
+    return server
+
+
+def _log_tail(path: Path) -> str:
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return " | ".join(lines[-3:])
+
+
+def join_or_start() -> PrivateServer:
+    """The user's private server, started if there is none.  Raises ServerError."""
+    binary = _native.find(_native.SERVER)
+    if binary is None:
+        raise ServerError("bellwetherd was not found beside the package nor in $PATH")
+    folder = state_folder() / "private"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(folder / "lock", "w", encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # Two jobs that start at once get one server.
+            return _join_or_start_locked(binary, folder)
+    except OSError as e:
+        raise ServerError(f"{folder}: {e}") from e
+
+
+def _join_or_start_locked(binary: Path, folder: Path) -> PrivateServer:
+    ready = folder / "ready.json"
+    server = _read_ready(ready)
+    if server is not None:
+        return server
+    ready.unlink(missing_ok=True)
+    listen = _socket_path(folder)
+    listen.unlink(missing_ok=True)
+    log = folder / "server.log"
+    with open(log, "w", encoding="utf-8") as output:
+        process = subprocess.Popen(
+            [
+                str(binary),
+                f"--storage.path={folder / 'data'}",
+                f"--grpc.listen-address=unix:{listen}",
+                "--web.listen-address=127.0.0.1:0",
+                f"--lifetime.idle-exit={IDLE_EXIT}",
+                f"--ready.file={ready}",
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # Ctrl-C in the training job is not for the server.
+            cwd=folder,
+        )
+    deadline = time.monotonic() + READY_SECONDS
+    while time.monotonic() < deadline:
+        server = _read_ready(ready)
+        if server is not None:
+            return server
+        if process.poll() is not None:
+            raise ServerError(f"bellwetherd ended with {process.returncode}: {_log_tail(log)}")
+        time.sleep(0.02)
+    process.terminate()
+    raise ServerError(f"bellwetherd was not ready after {READY_SECONDS:.0f} s: {_log_tail(log)}")

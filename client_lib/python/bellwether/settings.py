@@ -1,0 +1,230 @@
+"""What attach() is told: argument, then environment, then file, then default.
+
+The file is flat YAML, one `key: value` a line, with the names of `Settings`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Optional, Union
+
+# What `stats` may hold, and the signals of each part.
+STATS: dict[str, tuple[str, ...]] = {
+    "drift": ("common_mode_sum", "spread_sum", "sequences", "key_coherence_sum"),
+    "leak": ("key_leak_sum", "key_gradient_sum"),
+    "ties": (
+        "tied_rows_bf16",
+        "tied_rows_eps",
+        "tied_rows_eps_paper",
+        "saturated_rows",
+        "logit_max",
+        "entropy_sum",
+        "sink_sum",
+    ),
+    "delta": ("delta_bias_sum", "delta_bias_sumsq", "delta_abs_sum", "delta_error_abs_sum"),
+    "sigma": (
+        "wq_sigma",
+        "wq_sigma_residual",
+        "wq_stable_rank",
+        "wq_direction_overlap",
+        "wk_sigma",
+        "wk_sigma_residual",
+        "qk_increment_rank",
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    server: Optional[str] = None  # "host:port" or "unix:/path"; None = private server
+    run: str = ""  # [a-zA-Z0-9_.:/-]{1,128}
+    run_uuid: Optional[str] = None  # 32 hexadecimal digits; None = derived from `run`
+    attempt: int = 0
+    record: Optional[str] = None  # Write a .bwrun here, instead of or beside a server.
+    mode: str = "online"  # "offline" = record only
+    every: int = 20  # A sample of the heads every so many steps.
+    rows: int = 64  # Sampled query rows per head and call; 0 = all.
+    microbatches: str = "first"  # or "all": which micro-batches of a sampled step
+    layers: Optional[str] = None  # Regular expression on module names; None = all.
+    stats: frozenset[str] = frozenset(STATS)
+    ranks: str = "dp0"  # or "all"
+    overhead_budget: float = 0.005  # Share of the step time; above it the period grows.
+    disabled: bool = False
+    tls_ca: Optional[str] = None
+    tls_cert: Optional[str] = None
+    tls_key: Optional[str] = None
+    token_file: Optional[str] = None
+    log_level: str = "info"
+    log_path: Optional[str] = None  # The sender's log; None = stderr
+
+
+_ENVIRONMENT = {
+    "server": "BELLWETHER_SERVER",
+    "run": "BELLWETHER_RUN",
+    "run_uuid": "BELLWETHER_RUN_UUID",
+    "attempt": "BELLWETHER_ATTEMPT",
+    "record": "BELLWETHER_RECORD",
+    "mode": "BELLWETHER_MODE",
+    "every": "BELLWETHER_EVERY",
+    "rows": "BELLWETHER_ROWS",
+    "microbatches": "BELLWETHER_MICROBATCHES",
+    "layers": "BELLWETHER_LAYERS",
+    "stats": "BELLWETHER_STATS",
+    "ranks": "BELLWETHER_RANKS",
+    "overhead_budget": "BELLWETHER_OVERHEAD_BUDGET",
+    "disabled": "BELLWETHER_DISABLED",
+    "tls_ca": "BELLWETHER_TLS_CA",
+    "tls_cert": "BELLWETHER_TLS_CERT",
+    "tls_key": "BELLWETHER_TLS_KEY",
+    "token_file": "BELLWETHER_TOKEN_FILE",
+    "log_level": "BELLWETHER_LOG_LEVEL",
+    "log_path": "BELLWETHER_LOG_PATH",
+}
+
+# Restarts of a job keep its name and raise this number.
+_ATTEMPTS = ("BELLWETHER_ATTEMPT", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+
+
+def _flag(text: Any) -> bool:
+    return str(text).strip().lower() in ("1", "true", "yes", "on")
+
+
+def _stats(value: Union[str, Iterable[str]]) -> frozenset[str]:
+    if isinstance(value, str):
+        value = [part for part in re.split(r"[\s,\[\]]+", value) if part]
+    chosen = frozenset(value)
+    unknown = chosen - set(STATS)
+    if unknown or not chosen:
+        raise ValueError(f"stats: {sorted(unknown)} unknown, legal are {sorted(STATS)}")
+    return chosen
+
+
+def _at_least(low: int) -> Callable[[Any], int]:
+    def convert(value: Any) -> int:
+        number = int(value)
+        if number < low:
+            raise ValueError(f"{number} is below {low}")
+        return number
+
+    return convert
+
+
+def _one_of(*choices: str) -> Callable[[Any], str]:
+    def convert(value: Any) -> str:
+        if value not in choices:
+            raise ValueError(f"{value!r} is not one of {', '.join(choices)}")
+        return str(value)
+
+    return convert
+
+
+def _share(value: Any) -> float:
+    share = float(value)
+    if not share > 0:
+        raise ValueError(f"{share} is not above 0")
+    return share
+
+
+def _pattern(value: Any) -> str:
+    re.compile(value)
+    return str(value)
+
+
+_CONVERT: dict[str, Callable[[Any], Any]] = {
+    "attempt": _at_least(0),
+    "every": _at_least(1),
+    "rows": _at_least(0),
+    "mode": _one_of("online", "offline"),
+    "microbatches": _one_of("first", "all"),
+    "ranks": _one_of("dp0", "all"),
+    "log_level": _one_of("error", "warning", "info", "debug"),
+    "overhead_budget": _share,
+    "disabled": _flag,
+    "stats": _stats,
+    "layers": _pattern,
+    "run": lambda value: re.sub(r"[^a-zA-Z0-9_.:/-]", "-", str(value))[:128],
+}
+
+
+def convert(name: str, value: Any) -> Any:
+    """`value` as field `name` wants it.  Raises ValueError that names the field."""
+    try:
+        return _CONVERT.get(name, str)(value)
+    except (ValueError, TypeError, re.error) as e:
+        raise ValueError(f"{name}: {e}") from e
+
+
+def read_file(path: str) -> dict[str, Any]:
+    """The settings of a file.  Raises ValueError with file and line, OSError."""
+    known = {field.name for field in dataclasses.fields(Settings)}
+    found: dict[str, Any] = {}
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        line = re.sub(r"(^|\s)#.*", "", line).rstrip()
+        if not line or line == "---":
+            continue
+        match = re.fullmatch(r"([a-z_]+):\s*(.*)", line)
+        if match is None:
+            raise ValueError(f"{path}:{number}: expected `key: value`")
+        key, value = match.group(1), match.group(2).strip("\"'")
+        if key not in known:
+            raise ValueError(f"{path}:{number}: unknown key {key!r}, legal are {sorted(known)}")
+        try:
+            found[key] = convert(key, value)
+        except ValueError as e:
+            raise ValueError(f"{path}:{number}: {e}") from e
+    return found
+
+
+def default_run_name(environment: Mapping[str, str]) -> str:
+    """The script's name and, so that two runs do not meet, when it started or its job id."""
+    script = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] else ""
+    script = script.lstrip("-") or "run"
+    for name in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"):
+        job = environment.get(name)
+        if job and job != "none":
+            return f"{script}-{job}"
+    return f"{script}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+
+
+def resolve(
+    arguments: Mapping[str, Any],
+    config: Optional[str] = None,
+    environment: Mapping[str, str] = os.environ,
+    complain: Callable[[str], None] = lambda text: None,
+) -> Settings:
+    """Merges the four sources.
+
+    A bad argument, or a bad file named by an argument, raises ValueError: the user is at the
+    keyboard.  A bad value in the environment is reported to `complain` and left out: a job
+    must not die of it.
+    """
+    merged: dict[str, Any] = {}
+    path = config if config is not None else environment.get("BELLWETHER_CONFIG")
+    if path:
+        try:
+            merged.update(read_file(path))
+        except (ValueError, OSError) as e:
+            if config is not None:
+                raise ValueError(f"config: {e}") from e
+            complain(f"BELLWETHER_CONFIG is ignored: {e}")
+    for variable in reversed(_ATTEMPTS):
+        if environment.get(variable, "").isdigit():
+            merged["attempt"] = int(environment[variable])
+    for name, variable in _ENVIRONMENT.items():
+        value = environment.get(variable)
+        if value:
+            try:
+                merged[name] = convert(name, value)
+            except ValueError as e:
+                complain(f"{variable} is ignored: {e}")
+    for name, value in arguments.items():
+        if value is not None:
+            merged[name] = convert(name, value)
+    merged["run"] = merged.get("run") or convert("run", default_run_name(environment))
+    return Settings(**merged)

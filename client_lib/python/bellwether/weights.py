@@ -1,0 +1,157 @@
+"""Where a head's W_Q and W_K are: found by name, believed only if the shape fits.
+
+Every function returns views of the live parameters as [heads, head_dim, width], so that the
+spectral kernels read them in place through strides.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Optional
+
+import torch
+from torch import Tensor, nn
+
+# Compared without case and underscores.
+_QUERY = ("qproj", "wq", "query", "toq", "qlin", "linearq", "qlinear", "queryproj", "q")
+_KEY = ("kproj", "wk", "key", "tok", "klin", "lineark", "klinear", "keyproj", "k")
+_FUSED = ("cattn", "qkv", "qkvproj", "wqkv", "toqkv", "inproj", "inprojweight", "attnqkv",
+          "linearqkv", "querykeyvalue")  # fmt: skip
+# Rows by group: the queries of a key head, its key, its value, then the next group.
+_GROUPED = ("querykeyvalue", "linearqkv")
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()
+
+
+def _matrix(module: nn.Module, name: str) -> Optional[Tensor]:
+    """The 2-D weight that attribute `name` of the module is or has."""
+    item = getattr(module, name, None)
+    if isinstance(item, nn.Module):
+        item = getattr(item, "weight", None)
+    return item if isinstance(item, Tensor) and item.dim() == 2 else None
+
+
+def _by_names(module: nn.Module, names: tuple[str, ...]) -> Optional[str]:
+    own = {_plain(n): n for n, _ in module.named_children()}
+    own.update({_plain(n): n for n, p in module.named_parameters(recurse=False)})
+    for name in names:
+        if name in own and _matrix(module, own[name]) is not None:
+            return own[name]
+    return None
+
+
+def named(module: nn.Module) -> bool:
+    """Whether the module itself holds something called like the projections of attention."""
+    if _by_names(module, _FUSED) is not None:
+        return True
+    return _by_names(module, _QUERY) is not None and _by_names(module, _KEY) is not None
+
+
+def _rows_first(module: nn.Module, name: str, rows: int) -> Optional[Tensor]:
+    """The weight as [rows, width]; some layers keep it as [width, rows]."""
+    weight = _matrix(module, name)
+    if weight is None:
+        return None
+    transposed = type(getattr(module, name)).__name__ == "Conv1D"
+    if weight.shape[0] == rows and not (transposed and weight.shape[1] == rows):
+        return weight
+    if weight.shape[1] == rows and transposed:
+        return weight.t()
+    return None
+
+
+def _heads(weight: Optional[Tensor], heads: int, dim: int) -> Optional[Tensor]:
+    if weight is None or weight.shape[0] != heads * dim:
+        return None
+    if weight.is_contiguous():
+        return weight.view(heads, dim, -1)
+    row, column = weight.stride()
+    return weight.as_strided((heads, dim, weight.shape[1]), (dim * row, row, column))
+
+
+def attribute(module: nn.Module, path: str) -> Optional[Tensor]:
+    """The tensor at a dotted path such as "inner.to_query.weight", or None."""
+    item: object = module
+    for part in path.split("."):
+        item = getattr(item, part, None)
+    return item if isinstance(item, Tensor) else None
+
+
+class Location:
+    """How to get at W_Q and W_K of one attention module."""
+
+    def __init__(self, heads: int, kv_heads: int, dim: int, how: str) -> None:
+        self.heads, self.kv_heads, self.dim, self.how = heads, kv_heads, dim, how
+
+    def views(self, module: nn.Module) -> Optional[tuple[Tensor, Tensor]]:
+        """([heads, dim, width], [kv_heads, dim, width]) now, or None if the shape changed."""
+        kind, *names = self.how.split(" ")
+        h, g, d = self.heads, self.kv_heads, self.dim
+        if kind == "paths":
+            wq, wk = (attribute(module, n) for n in names)
+        elif kind == "separate":
+            wq = _rows_first(module, names[0], h * d)
+            wk = _rows_first(module, names[1], g * d)
+        else:
+            fused = _rows_first(module, names[0], (h + 2 * g) * d)
+            if fused is None:
+                return None
+            if kind == "grouped":
+                grouped = fused.reshape(g, h // g + 2, d, -1)
+                wq = grouped[:, : h // g].reshape(h * d, -1)
+                wk = grouped[:, h // g].reshape(g * d, -1)
+            else:
+                wq, wk = fused[: h * d], fused[h * d : (h + g) * d]
+        q, k = _heads(wq, h, d), _heads(wk, g, d)
+        return None if q is None or k is None else (q, k)
+
+
+def kv_heads_of(module: nn.Module, heads: int, dim: int) -> Optional[int]:
+    """Key heads by the size of the weights; fewer than the scores show if keys are repeated."""
+    fused = _by_names(module, _FUSED)
+    if fused is not None:
+        weight = _matrix(module, fused)
+        for rows in weight.shape if weight is not None else ():
+            rest = rows - heads * dim
+            if rest > 0 and rest % (2 * dim) == 0 and heads % (rest // (2 * dim)) == 0:
+                return rest // (2 * dim)
+    key = _by_names(module, _KEY)
+    if key is not None:
+        weight = _matrix(module, key)
+        for rows in weight.shape if weight is not None else ():
+            if rows % dim == 0 and 0 < rows // dim <= heads and heads % (rows // dim) == 0:
+                return rows // dim
+    return None
+
+
+def locate(
+    module: nn.Module, heads: int, kv_heads: int, dim: int, paths: Optional[tuple[str, str]] = None
+) -> Optional[Location]:
+    """Finds the weights of `heads` heads of `dim` rows; None if no name and shape fit."""
+    choices: list[str] = []
+    if paths is not None:
+        choices.append(f"paths {paths[0]} {paths[1]}")
+    else:
+        query, key = _by_names(module, _QUERY), _by_names(module, _KEY)
+        if query is not None and key is not None:
+            choices.append(f"separate {query} {key}")
+        fused = _by_names(module, _FUSED)
+        if fused is not None:
+            grouped = _plain(fused) in _GROUPED
+            choices.append(f"{'grouped' if grouped else 'fused'} {fused}")
+    for how in choices:
+        location = Location(heads, kv_heads, dim, how)
+        with torch.no_grad():
+            if location.views(module) is not None:
+                return location
+    return None
+
+
+def override_for(overrides: dict[str, tuple[str, str]], name: str) -> Optional[tuple[str, str]]:
+    """The paths that the user gave for the module called `name`: the first pattern that fits."""
+    for pattern, paths in overrides.items():
+        if re.fullmatch(pattern, name):
+            return paths
+    return None
