@@ -1,0 +1,32 @@
+// access.h: who may ask.
+//
+// With a token, every page but /-/healthy wants it: as a bearer token, as the
+// cookie that the page gets, or once as ?token= in the address, which sets the
+// cookie and leads to the same address without it.  Without a token anybody who
+// reaches the port may read, so two things guard a browser on the same machine:
+// the Host header must name this server (another site cannot point its own name
+// at loopback), and a call that changes something wants the content type
+// application/json (another site's form cannot send it).
+
+#ifndef BELLWETHER_SERVER_HTTP_ACCESS_H_
+#define BELLWETHER_SERVER_HTTP_ACCESS_H_
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace bellwether::server {
+
+// Compares in a time that depends on the lengths only.
+bool ConstantTimeEquals(std::string_view a, std::string_view b);
+
+// The value of the cookie in a Cookie header, "" if it is not there.
+std::string_view CookieValue(std::string_view header, std::string_view name);
+
+// True if a Host header ("name", "name:port", "[::1]:port") names a loopback
+// address, a literal address, or one of `allowed`; "*" allows every name.
+bool HostIsAllowed(std::string_view host, const std::vector<std::string>& allowed);
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_HTTP_ACCESS_H_

@@ -1,0 +1,106 @@
+#include "server/http/event_stream.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "server/util/clock.h"
+
+namespace bellwether::server {
+
+EventHub::EventHub(const Options& options, const RunTable* runs, AlertLog* alerts, Counters* counters, ToJson to_json)
+    : options_(options),
+      runs_(runs),
+      alerts_(alerts),
+      open_(counters->gauge("bellwether_console_streams")),
+      to_json_(std::move(to_json)) {
+  subscription_ = alerts_->Subscribe([this](const Transition& transition) {
+    absl::MutexLock lock(&mutex_);
+    posted_ = std::max(posted_, transition.id);
+  });
+}
+
+EventHub::~EventHub() { alerts_->Unsubscribe(subscription_); }
+
+std::unique_ptr<EventStream> EventHub::Open(std::optional<uint64_t> after) {
+  const uint64_t last = alerts_->last_id();
+  absl::MutexLock lock(&mutex_);
+  if (stopped_ || streams_ >= options_.streams_max) return nullptr;
+  ++streams_;
+  open_->Set(streams_);
+  posted_ = std::max(posted_, last);
+  // An id from another life of the server is no place to resume from.
+  const uint64_t from = after.has_value() && *after <= last ? *after : last;
+  return std::unique_ptr<EventStream>(new EventStream(this, from));
+}
+
+void EventHub::Stop() {
+  absl::MutexLock lock(&mutex_);
+  stopped_ = true;
+}
+
+int EventHub::streams() const {
+  absl::MutexLock lock(&mutex_);
+  return streams_;
+}
+
+EventStream::EventStream(EventHub* hub, uint64_t after) : hub_(hub), after_(after) {}
+
+EventStream::~EventStream() {
+  absl::MutexLock lock(&hub_->mutex_);
+  --hub_->streams_;
+  hub_->open_->Set(hub_->streams_);
+}
+
+std::optional<std::string> EventStream::Next() {
+  const Clock& clock = *Clock::System();
+  std::string text;
+  if (!greeted_) {
+    // The browser waits so long before it comes back.
+    greeted_ = true;
+    written_ns_ = clock.MonotonicNanos();
+    table_version_ = hub_->runs_->version();
+    for (const RunSnapshotPtr& run : hub_->runs_->List()) versions_[run->record.id] = run->version;
+    return absl::StrCat("retry: 2000\nid: ", after_, "\nevent: resync\ndata: {}\n\n");
+  }
+  {
+    absl::MutexLock lock(&hub_->mutex_);
+    const auto has_news = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(hub_->mutex_) {
+      return hub_->stopped_ || hub_->posted_ > after_;
+    };
+    hub_->mutex_.AwaitWithTimeout(absl::Condition(&has_news), absl::Nanoseconds(hub_->options_.tick_ns));
+    if (hub_->stopped_) return std::nullopt;
+  }
+  const auto transitions = hub_->alerts_->Read(after_, hub_->options_.transitions_max, /*run=*/0);
+  if (transitions.ok()) {
+    for (const Transition& transition : *transitions) {
+      after_ = transition.id;
+      absl::StrAppend(&text, "id: ", transition.id, "\nevent: alert\ndata: ", hub_->to_json_(transition), "\n\n");
+    }
+  }
+  const int64_t now_ns = clock.MonotonicNanos();
+  const uint64_t version = hub_->runs_->version();
+  if (version != table_version_ && now_ns - runs_sent_ns_ >= hub_->options_.tick_ns) {
+    table_version_ = version;
+    runs_sent_ns_ = now_ns;
+    std::map<RunId, uint64_t> versions;
+    nlohmann::json changed = nlohmann::json::array();
+    for (const RunSnapshotPtr& run : hub_->runs_->List()) {
+      versions[run->record.id] = run->version;
+      const auto before = versions_.find(run->record.id);
+      if (before == versions_.end() || before->second != run->version) changed.push_back(run->record.description.name);
+    }
+    const bool many = changed.size() > hub_->options_.runs_named_max || versions.size() < versions_.size();
+    versions_ = std::move(versions);
+    nlohmann::json data;
+    data[many ? "all" : "runs"] = many ? nlohmann::json(true) : std::move(changed);
+    absl::StrAppend(&text, "event: runs\ndata: ", data.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace), "\n\n");
+  }
+  if (text.empty() && now_ns - written_ns_ >= hub_->options_.keepalive_ns) text = ": still here\n\n";
+  if (!text.empty()) written_ns_ = now_ns;
+  return text;
+}
+
+}  // namespace bellwether::server

@@ -1,0 +1,97 @@
+// event_stream.h: what the page hears as it happens, as server-sent events.
+//
+//   event: alert  id: <transition id>   data: the transition, one line of JSON
+//   event: runs                         data: {"runs":["a","b"]} changed, or
+//                                       {"all":true} if there are many
+//   event: resync                       the reader should ask for everything
+//
+// A stream begins after the id of Last-Event-ID, so that a reader who was away
+// misses no transition; without one it begins now.  `runs` comes at most once a
+// second.  A comment every 15 s shows a dead reader.
+
+#ifndef BELLWETHER_SERVER_HTTP_EVENT_STREAM_H_
+#define BELLWETHER_SERVER_HTTP_EVENT_STREAM_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/synchronization/mutex.h"
+#include "server/store/alert_log.h"
+#include "server/store/run_table.h"
+#include "server/util/counters.h"
+
+namespace bellwether::server {
+
+class EventHub;
+
+// One reader.  Used by one thread.
+class EventStream {
+ public:
+  ~EventStream();
+  EventStream(const EventStream&) = delete;
+  EventStream& operator=(const EventStream&) = delete;
+
+  // Waits until there is something to say, a tick at the longest, and returns
+  // it; nothing once the hub has stopped.
+  std::optional<std::string> Next();
+
+ private:
+  friend class EventHub;
+  EventStream(EventHub* hub, uint64_t after);
+
+  EventHub* const hub_;
+  uint64_t after_;          // The last transition that was sent.
+  bool greeted_ = false;
+  uint64_t table_version_ = 0;
+  int64_t runs_sent_ns_ = 0;
+  int64_t written_ns_ = 0;
+  std::map<RunId, uint64_t> versions_;
+};
+
+// Thread-safe.
+class EventHub {
+ public:
+  struct Options {
+    int streams_max = 64;
+    int64_t tick_ns = 1'000'000'000;
+    int64_t keepalive_ns = 15'000'000'000;
+    size_t transitions_max = 256;  // At once; the rest follows.
+    size_t runs_named_max = 32;
+  };
+  using ToJson = std::function<std::string(const Transition&)>;
+
+  // All must outlive this object.
+  EventHub(const Options& options, const RunTable* runs, AlertLog* alerts, Counters* counters, ToJson to_json);
+  ~EventHub();
+
+  // nullptr: streams_max are open, or the hub has stopped.  The hub must
+  // outlive the stream.
+  std::unique_ptr<EventStream> Open(std::optional<uint64_t> after);
+
+  // Ends all streams, for good.
+  void Stop();
+
+  int streams() const;
+
+ private:
+  friend class EventStream;
+
+  const Options options_;
+  const RunTable* const runs_;
+  AlertLog* const alerts_;
+  Gauge* const open_;
+  const ToJson to_json_;
+  int64_t subscription_ = 0;
+  mutable absl::Mutex mutex_;
+  uint64_t posted_ ABSL_GUARDED_BY(mutex_) = 0;  // Id of the newest transition.
+  int streams_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_HTTP_EVENT_STREAM_H_

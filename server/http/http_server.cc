@@ -1,0 +1,301 @@
+#include "server/http/http_server.h"
+
+#include <httplib.h>
+#include <sys/socket.h>
+
+#include <atomic>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "server/http/access.h"
+#include "server/http/console_assets.h"
+#include "server/http/gzip.h"
+#include "server/http/json_gateway.h"
+#include "server/http/worker_pool.h"
+#include "server/util/log.h"
+
+namespace bellwether::server {
+namespace {
+
+constexpr char kApi[] = "/api/v1/";
+constexpr char kJson[] = "application/json; charset=utf-8";
+constexpr char kText[] = "text/plain; charset=utf-8";
+constexpr size_t kGzipBytesMin = 1024;  // Below, the header costs more than it saves.
+constexpr size_t kAssetBytesMax = 4 << 20;
+
+httplib::Headers SecurityHeaders() {
+  return {
+      {"Content-Security-Policy",
+       "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"},
+      {"X-Content-Type-Options", "nosniff"},
+      {"X-Frame-Options", "DENY"},
+      {"Referrer-Policy", "no-referrer"},
+      {"Cross-Origin-Opener-Policy", "same-origin"},
+      {"Cross-Origin-Resource-Policy", "same-origin"},
+  };
+}
+
+bool AcceptsGzip(const httplib::Request& request) {
+  return absl::StrContains(request.get_header_value("Accept-Encoding"), "gzip");
+}
+
+// A provider of known length: cpp-httplib leaves such a body as it is.
+void SetBody(httplib::Response* response, std::string body, const std::string& type) {
+  auto shared = std::make_shared<std::string>(std::move(body));
+  if (shared->empty()) {
+    response->set_content("", type);
+    return;
+  }
+  response->set_content_provider(shared->size(), type, [shared](size_t offset, size_t length, httplib::DataSink& sink) {
+    return sink.write(shared->data() + offset, length);
+  });
+}
+
+void Reply(const httplib::Request& request, httplib::Response* response, int status, std::string body, const std::string& type) {
+  response->status = status;
+  response->set_header("Cache-Control", "no-store");
+  response->set_header("Vary", "Accept-Encoding");
+  if (body.size() >= kGzipBytesMin && AcceptsGzip(request)) {
+    if (std::string zipped = Gzip(body); !zipped.empty()) {
+      response->set_header("Content-Encoding", "gzip");
+      body = std::move(zipped);
+    }
+  }
+  SetBody(response, std::move(body), type);
+}
+
+void ReplyError(const httplib::Request& request, httplib::Response* response, const absl::Status& status) {
+  Reply(request, response, HttpStatus(status.code()), ErrorJson(status), kJson);
+}
+
+// A label of few values: what people type must not become series.
+std::string PathLabel(const httplib::Request& request, int status) {
+  const std::string& path = request.path;
+  if (path == "/metrics" || path == "/-/healthy" || path == "/-/ready" || path == "/api/v1/events") return path;
+  if (absl::StartsWith(path, kApi)) return status == 501 || status == 404 ? "/api/v1/" : path;
+  return FindConsoleAsset(path.empty() ? path : path.substr(1)) != nullptr ? "/" : "other";
+}
+
+class HttpServerImpl final : public HttpServer {
+ public:
+  HttpServerImpl(const HttpOptions& options, HttpSources sources)
+      : options_(options),
+        sources_(std::move(sources)),
+        hub_(options.events, sources_.runs, sources_.alerts, sources_.counters, sources_.transition_json) {}
+  ~HttpServerImpl() override { Stop(); }
+
+  absl::Status Start();
+  int port() const override { return port_; }
+  void Stop() override;
+
+ private:
+  using Request = httplib::Request;
+  using Response = httplib::Response;
+
+  // True if the request is answered: refused, or led elsewhere.
+  bool Refuse(const Request& request, Response& response) const;
+  void Get(const Request& request, Response& response);
+  void Post(const Request& request, Response& response);
+  void Call(const Request& request, Response& response, const std::string& body);
+  void Events(const Request& request, Response& response);
+  void Asset(const Request& request, Response& response) const;
+  std::string CookieName() const { return absl::StrCat("bellwether_", port_); }
+
+  const HttpOptions options_;
+  const HttpSources sources_;
+  EventHub hub_;
+  httplib::Server server_;
+  int port_ = 0;
+  std::thread thread_;
+  std::atomic<bool> ended_ = false;
+};
+
+absl::Status HttpServerImpl::Start() {
+  server_.new_task_queue = [this] {
+    return new WorkerPool(static_cast<size_t>(options_.workers_max + options_.events.streams_max),
+                          static_cast<size_t>(options_.queue_max));
+  };
+  // Not cpp-httplib's own, which lets a second server bind the same port.
+  server_.set_socket_options([](socket_t socket) {
+    const int yes = 1;
+    setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
+  });
+  server_.set_tcp_nodelay(true);
+  server_.set_payload_max_length(options_.body_bytes_max);
+  server_.set_read_timeout(options_.read_seconds_max);
+  server_.set_write_timeout(options_.write_seconds_max);
+  server_.set_keep_alive_timeout(options_.keepalive_seconds);
+  server_.set_keep_alive_max_count(static_cast<size_t>(options_.keepalive_requests_max));
+  server_.set_default_headers(SecurityHeaders());
+  server_.set_pre_routing_handler([this](const Request& request, Response& response) {
+    return Refuse(request, response) ? httplib::Server::HandlerResponse::Handled : httplib::Server::HandlerResponse::Unhandled;
+  });
+  server_.Get(".*", [this](const Request& request, Response& response) { Get(request, response); });
+  server_.Post(".*", [this](const Request& request, Response& response) { Post(request, response); });
+  server_.set_error_handler([](const Request&, Response& response) {
+    if (response.body.empty() && !response.content_provider_) {
+      response.set_content(absl::StrCat("error ", response.status, "\n"), kText);
+    }
+  });
+  server_.set_exception_handler([](const Request& request, Response& response, std::exception_ptr) {
+    LogError("http: an exception on {}", request.path);
+    response.status = 500;
+  });
+  server_.set_logger([this](const Request& request, const Response& response) {
+    sources_.counters
+        ->counter("bellwether_http_requests_total",
+                  {{"path", PathLabel(request, response.status)}, {"code", absl::StrCat(response.status)}})
+        ->Add();
+  });
+
+  if (options_.port == 0) {
+    port_ = server_.bind_to_any_port(options_.host);
+  } else {
+    port_ = server_.bind_to_port(options_.host, options_.port) ? options_.port : -1;
+  }
+  if (port_ <= 0) {
+    return absl::UnavailableError(absl::StrCat("cannot listen on ", options_.host, ":", options_.port,
+                                               " for HTTP: the address is taken or not of this machine"));
+  }
+  thread_ = std::thread([this] {
+    server_.listen_after_bind();
+    ended_ = true;
+  });
+  // stop() before the loop has begun would be forgotten.
+  while (!server_.is_running() && !ended_) std::this_thread::yield();
+  return absl::OkStatus();
+}
+
+void HttpServerImpl::Stop() {
+  if (!thread_.joinable()) return;
+  hub_.Stop();
+  server_.stop();
+  thread_.join();
+}
+
+bool HttpServerImpl::Refuse(const Request& request, Response& response) const {
+  if (!HostIsAllowed(request.get_header_value("Host"), options_.hosts)) {
+    Reply(request, &response, 421, "This server does not answer to that name; see http.hosts in its configuration.\n", kText);
+    return true;
+  }
+  if (options_.token.empty() || request.path == "/-/healthy") return false;
+  const std::string cookie_header = request.get_header_value("Cookie");
+  if (ConstantTimeEquals(CookieValue(cookie_header, CookieName()), options_.token)) return false;
+  const std::string authorization = request.get_header_value("Authorization");
+  absl::string_view bearer = authorization;
+  if (absl::ConsumePrefix(&bearer, "Bearer ") && ConstantTimeEquals({bearer.data(), bearer.size()}, options_.token)) return false;
+  if (request.method == "GET" && request.path == "/" && ConstantTimeEquals(request.get_param_value("token"), options_.token)) {
+    response.set_header("Set-Cookie",
+                        absl::StrCat(CookieName(), "=", options_.token, "; Path=/; HttpOnly; SameSite=Strict"));
+    response.set_header("Cache-Control", "no-store");
+    // Relative, for path prefixes; the token leaves the address bar.
+    response.set_redirect("./", 303);
+    return true;
+  }
+  response.set_header("WWW-Authenticate", "Bearer");
+  Reply(request, &response, 401, "This server wants a token: open the address that it printed at start.\n", kText);
+  return true;
+}
+
+void HttpServerImpl::Get(const Request& request, Response& response) {
+  const std::string& path = request.path;
+  if (path == "/metrics") {
+    Reply(request, &response, 200, sources_.metrics(), "text/plain; version=0.0.4; charset=utf-8");
+  } else if (path == "/-/healthy") {
+    Reply(request, &response, 200, "healthy\n", kText);
+  } else if (path == "/-/ready") {
+    const absl::Status ready = sources_.ready();
+    Reply(request, &response, ready.ok() ? 200 : 503, ready.ok() ? "ready\n" : absl::StrCat(ready.message(), "\n"), kText);
+  } else if (path == "/api/v1/events") {
+    Events(request, response);
+  } else if (absl::StartsWith(path, kApi)) {
+    if (!IsReadMethod(std::string_view(path).substr(sizeof(kApi) - 1))) {
+      response.set_header("Allow", "POST");
+      Reply(request, &response, 405, ErrorJson(absl::InvalidArgumentError("this call changes something: use POST")), kJson);
+      return;
+    }
+    const absl::StatusOr<std::string> body = ParametersToJson(request.params);
+    if (!body.ok()) return ReplyError(request, &response, body.status());
+    Call(request, response, *body);
+  } else {
+    Asset(request, response);
+  }
+}
+
+void HttpServerImpl::Post(const Request& request, Response& response) {
+  if (!absl::StartsWith(request.path, kApi) || request.path == "/api/v1/events") {
+    Reply(request, &response, 404, "not found\n", kText);
+    return;
+  }
+  const std::string type = request.get_header_value("Content-Type");
+  if (!absl::StartsWithIgnoreCase(type, "application/json")) {
+    Reply(request, &response, 415, ErrorJson(absl::InvalidArgumentError("Content-Type must be application/json")), kJson);
+    return;
+  }
+  Call(request, response, request.body);
+}
+
+void HttpServerImpl::Call(const Request& request, Response& response, const std::string& body) {
+  absl::StatusOr<std::string> answer = sources_.call(request.path.substr(sizeof(kApi) - 1), body);
+  if (!answer.ok()) return ReplyError(request, &response, answer.status());
+  Reply(request, &response, 200, *std::move(answer), kJson);
+}
+
+void HttpServerImpl::Events(const Request& request, Response& response) {
+  std::optional<uint64_t> after;
+  uint64_t id;
+  if (absl::SimpleAtoi(request.get_header_value("Last-Event-ID"), &id)) after = id;
+  std::shared_ptr<EventStream> stream = hub_.Open(after);
+  if (stream == nullptr) {
+    response.set_header("Retry-After", "30");
+    Reply(request, &response, 503, "too many event streams are open; poll instead\n", kText);
+    return;
+  }
+  response.set_header("Cache-Control", "no-store");
+  response.set_header("X-Accel-Buffering", "no");  // Proxies must not collect.
+  response.set_chunked_content_provider("text/event-stream", [stream](size_t, httplib::DataSink& sink) {
+    const std::optional<std::string> text = stream->Next();
+    if (!text.has_value()) {
+      sink.done();
+      return true;
+    }
+    return text->empty() || sink.write(text->data(), text->size());
+  });
+}
+
+void HttpServerImpl::Asset(const Request& request, Response& response) const {
+  const ConsoleAsset* const asset = FindConsoleAsset(std::string_view(request.path).substr(1));
+  if (asset == nullptr) {
+    Reply(request, &response, 404, request.path == "/" ? "This server was built without its page.\n" : "not found\n", kText);
+    return;
+  }
+  response.set_header("ETag", std::string(asset->etag));
+  response.set_header("Cache-Control", "no-cache");  // Ask, and mostly get a 304.
+  response.set_header("Vary", "Accept-Encoding");
+  if (absl::StrContains(request.get_header_value("If-None-Match"), absl::string_view(asset->etag.data(), asset->etag.size()))) {
+    response.status = 304;
+    return;
+  }
+  response.status = 200;
+  if (AcceptsGzip(request)) {
+    response.set_header("Content-Encoding", "gzip");
+    SetBody(&response, std::string(asset->gzipped), std::string(asset->content_type));
+  } else {
+    SetBody(&response, Gunzip(asset->gzipped, kAssetBytesMax), std::string(asset->content_type));
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const HttpOptions& options, HttpSources sources) {
+  auto server = std::make_unique<HttpServerImpl>(options, std::move(sources));
+  const absl::Status started = server->Start();
+  if (!started.ok()) return started;
+  return server;
+}
+
+}  // namespace bellwether::server

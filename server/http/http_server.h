@@ -1,0 +1,76 @@
+// http_server.h: the page, /metrics, the probes and the JSON calls.
+//
+//   /                       the page (its files beside it)
+//   /metrics                text format 0.0.4
+//   /-/healthy              200 while the process serves; wants no token
+//   /-/ready                200 while acknowledged means durable, else 503 and why
+//   /api/v1/<Method>        json_gateway.h
+//   /api/v1/events          event_stream.h; 503 when too many are open
+//
+// Every answer carries a content security policy that allows this server only,
+// and is refused to who may not ask (access.h).  Works under a path prefix of a
+// reverse proxy: the page uses relative addresses only.
+
+#ifndef BELLWETHER_SERVER_HTTP_HTTP_SERVER_H_
+#define BELLWETHER_SERVER_HTTP_HTTP_SERVER_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/http/event_stream.h"
+#include "server/store/alert_log.h"
+#include "server/store/run_table.h"
+#include "server/util/counters.h"
+
+namespace bellwether::server {
+
+struct HttpOptions {
+  std::string host = "127.0.0.1";  // An address or a name of this machine.
+  int port = 7071;                 // 0 = any free one
+  std::string token;               // Empty = none wanted.
+  std::vector<std::string> hosts;  // Names by which browsers may call this server.
+  int workers_max = 24;            // Connections served at once, streams beside.
+  int queue_max = 256;             // Connections that wait for a worker.
+  size_t body_bytes_max = 1 << 20;
+  int keepalive_seconds = 5;       // Of an idle connection.
+  int keepalive_requests_max = 1000;
+  int read_seconds_max = 10;
+  int write_seconds_max = 10;
+  EventHub::Options events;
+};
+
+// What is served.  All must outlive the server; called from many threads.
+struct HttpSources {
+  std::function<std::string()> metrics;
+  std::function<absl::Status()> ready;
+  // query/json_api.h.
+  std::function<absl::StatusOr<std::string>(const std::string& method, const std::string& body)> call;
+  EventHub::ToJson transition_json;
+  const RunTable* runs = nullptr;
+  AlertLog* alerts = nullptr;
+  Counters* counters = nullptr;
+};
+
+// Thread-safe.
+class HttpServer {
+ public:
+  // Binds and serves.  UNAVAILABLE: the address cannot be bound.
+  static absl::StatusOr<std::unique_ptr<HttpServer>> Start(const HttpOptions& options, HttpSources sources);
+  // As Stop().
+  virtual ~HttpServer() = default;
+
+  // The port that was bound.
+  virtual int port() const = 0;
+  // Ends the streams, lets requests in progress finish, and returns once all
+  // threads have ended: keepalive_seconds at the longest beyond those.
+  virtual void Stop() = 0;
+};
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_HTTP_HTTP_SERVER_H_

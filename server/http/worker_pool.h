@@ -1,0 +1,48 @@
+// worker_pool.h: the threads that serve connections.
+//
+// cpp-httplib gives every connection a thread while it lives.  Threads are
+// started when they are needed and kept, threads_max at most; connections
+// beyond wait in a queue of queue_max, and when that is full the thread that
+// accepts waits too, so that the kernel's backlog takes the rest.
+
+#ifndef BELLWETHER_SERVER_HTTP_WORKER_POOL_H_
+#define BELLWETHER_SERVER_HTTP_WORKER_POOL_H_
+
+#include <httplib.h>
+
+#include <deque>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "absl/synchronization/mutex.h"
+
+namespace bellwether::server {
+
+// Thread-safe.
+class WorkerPool final : public httplib::TaskQueue {
+ public:
+  WorkerPool(size_t threads_max, size_t queue_max) : threads_max_(threads_max), queue_max_(queue_max) {}
+
+  // Waits while the queue is full.
+  void enqueue(std::function<void()> task) override;
+  // Runs what is queued, then ends.
+  void shutdown() override;
+
+  size_t threads() const;
+
+ private:
+  void Work();
+
+  const size_t threads_max_;
+  const size_t queue_max_;
+  mutable absl::Mutex mutex_;
+  std::deque<std::function<void()>> tasks_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::thread> threads_ ABSL_GUARDED_BY(mutex_);
+  size_t idle_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_HTTP_WORKER_POOL_H_
