@@ -18,6 +18,11 @@ CallContext QueryEngine::NewContext() const {
   return {.deadline_monotonic_ns = stores_.clock->MonotonicNanos() + options_.deadline_ms * 1'000'000};
 }
 
+void QueryEngine::CountCall(const char* method, int64_t start_monotonic_ns) const {
+  stores_.counters->histogram("bellwether_query_seconds", {{"method", method}})
+      ->Observe(static_cast<double>(stores_.clock->MonotonicNanos() - start_monotonic_ns) * 1e-9);
+}
+
 absl::Status QueryEngine::Check(const CallContext& context) const {
   if (context.cancelled && context.cancelled()) return absl::CancelledError("the caller went away");
   if (stores_.clock->MonotonicNanos() >= context.deadline_monotonic_ns) {

@@ -120,7 +120,9 @@ class QueryEngine {
   absl::StatusOr<v1::Policy> GetPolicy(const v1::GetPolicyRequest&, const CallContext&) const;
   absl::StatusOr<v1::Policy> SetPolicy(const v1::SetPolicyRequest&, const CallContext&) const;
 
-  // ---- for the streams ----
+  // ---- for the faces ----
+  // Observes bellwether_query_seconds{method}.
+  void CountCall(const char* method, int64_t start_monotonic_ns) const;
   // Checks a WatchRun request and fills in its defaults.
   absl::Status Prepare(v1::WatchRunRequest* request) const;
   // What WatchRun sends for the run as it stands; no disk is read.

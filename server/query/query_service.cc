@@ -3,6 +3,7 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -73,10 +74,16 @@ grpc::Status QueryService::Reserve(std::atomic<size_t>* open, size_t max, const 
 
 void QueryService::Handled(const char* method, grpc::StatusCode code, int64_t start_ns) const {
   const QueryStores& stores = engine_->stores();
-  stores.counters->counter("grpc_server_handled_total", {{"grpc_method", method}, {"grpc_code", CodeName(code)}})
-      ->Add();
-  stores.counters->histogram("grpc_server_handling_seconds", {{"grpc_method", method}})
+  const std::string_view name = method;
+  const char* const type = name == "ImportRun" ? "client_stream"
+                           : name == "ExportRun" || name.substr(0, 5) == "Watch" ? "server_stream"
+                                                                                  : "unary";
+  const Labels labels = {{"grpc_type", type}, {"grpc_service", "bellwether.v1.Query"}, {"grpc_method", method}};
+  stores.counters->histogram("grpc_server_handling_seconds", labels)
       ->Observe(static_cast<double>(stores.clock->MonotonicNanos() - start_ns) * 1e-9);
+  Labels with_code = labels;
+  with_code.emplace_back("grpc_code", CodeName(code));
+  stores.counters->counter("grpc_server_handled_total", with_code)->Add();
 }
 
 template <typename Request, typename Response>
@@ -101,9 +108,10 @@ grpc::ServerUnaryReactor* QueryService::Unary(const char* method, grpc::Callback
     limits.deadline_monotonic_ns = start_ns + std::chrono::duration_cast<std::chrono::nanoseconds>(left).count();
   }
   limits.cancelled = [context] { return context->IsCancelled(); };
-  const bool posted = pool_.Post([this, in, out, call, limits, finish] {
+  const bool posted = pool_.Post([this, method, start_ns, in, out, call, limits, finish] {
     if (stopping_) return finish(GoingDown());
     absl::StatusOr<Response> response = (engine_->*call)(*in, limits);
+    engine_->CountCall(method, start_ns);
     if (response.ok()) *out = *std::move(response);
     finish(ToGrpc(response.status()));
   });

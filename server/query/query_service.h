@@ -24,9 +24,8 @@ namespace bellwether::server {
 
 class StreamFeeder;
 
-// Counts grpc_server_handled_total{grpc_method,grpc_code} and
-// grpc_server_handling_seconds{grpc_method}.  Thread-safe: gRPC calls every
-// method from its own threads.
+// Counts grpc_server_handled_total and grpc_server_handling_seconds.
+// Thread-safe: gRPC calls every method from its own threads.
 class QueryService final : public v1::Query::CallbackService {
  public:
   // Refusals count in bellwether_query_limit_refused_total{limit}.

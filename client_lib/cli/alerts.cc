@@ -1,0 +1,277 @@
+// alert list, get, watch, ack, silence.
+#include <cstdint>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/cli.h"
+
+namespace bellwether::cli {
+namespace {
+
+const std::map<std::string, v1::Severity> kSeverities = {
+    {"info", v1::SEVERITY_INFO}, {"warning", v1::SEVERITY_WARNING}, {"critical", v1::SEVERITY_CRITICAL}};
+
+int Colour(const v1::Transition& transition) {
+  if (transition.state() != v1::ALERT_STATE_FIRING) return -1;
+  return transition.severity() == v1::SEVERITY_CRITICAL ? 196 : transition.severity() == v1::SEVERITY_WARNING ? 214 : -1;
+}
+
+std::string Notes(const v1::Alert& alert) {
+  std::string notes;
+  if (alert.acknowledged()) notes = "acknowledged by " + alert.acknowledged_by();
+  if (alert.silenced_until_unix_ns() != 0) {
+    notes += (notes.empty() ? "" : ", ") + ("silenced until " + Time(alert.silenced_until_unix_ns()));
+  }
+  return notes + (alert.comment().empty() ? "" : (notes.empty() ? "" : ": ") + alert.comment());
+}
+
+Table AlertTable() {
+  return {.columns = {"RUN", "STATE", "SEVERITY", "RULE", "HEAD", "SINCE", "STEP", "ETA", "KEY", "NOTES", "SUMMARY"}};
+}
+
+std::vector<Cell> AlertRow(const v1::Alert& alert) {
+  const v1::Transition& last = alert.last();
+  return {last.run(),
+          Cell(StateName(last.state()), Colour(last)),
+          Cell(SeverityName(last.severity()), Colour(last)),
+          last.rule(),
+          HeadText(last.layer(), last.head()),
+          Integer(last.first_step()),
+          Integer(last.step()),
+          EtaText(last.eta()),
+          last.key(),
+          Notes(alert),
+          last.summary()};
+}
+
+ExitCode PrintAlert(Cli* cli, const v1::Alert& alert) {
+  Table table = AlertTable();
+  table.rows.push_back(AlertRow(alert));
+  Print(cli->output, table, alert);
+  return kOk;
+}
+
+struct ListOptions {
+  std::string run;
+  bool firing = false, exit_code = false;
+  v1::Severity severity = v1::SEVERITY_UNSPECIFIED;
+  uint32_t limit = 100;
+};
+
+ExitCode List(Cli* cli, const ListOptions& options) {
+  v1::ListAlertsRequest request;
+  request.set_run(options.run);
+  request.set_firing_only(options.firing);
+  request.set_severity_min(options.severity);
+  request.set_limit(options.limit);
+  return CallAndPrint<v1::ListAlertsRequest, v1::ListAlertsResponse>(
+      cli, &v1::Query::Stub::ListAlerts, request, [cli, &options](const v1::ListAlertsResponse& response) {
+        Table table = AlertTable();
+        bool firing = false;
+        for (const v1::Alert& alert : response.alerts()) {
+          table.rows.push_back(AlertRow(alert));
+          firing = firing || alert.last().state() == v1::ALERT_STATE_FIRING;
+        }
+        Print(cli->output, table, response);
+        return options.exit_code && firing ? kFindings : kOk;
+      });
+}
+
+struct GetOptions {
+  std::string run, key;
+};
+
+ExitCode Get(Cli* cli, const GetOptions& options) {
+  v1::GetAlertRequest request;
+  request.set_run(options.run);
+  request.set_key(options.key);
+  return CallAndPrint<v1::GetAlertRequest, v1::GetAlertResponse>(
+      cli, &v1::Query::Stub::GetAlert, request, [cli](const v1::GetAlertResponse& response) {
+        const v1::Alert& alert = response.alert();
+        const v1::Transition& last = alert.last();
+        std::string heads;
+        for (const v1::LayerHead& head : last.heads()) {
+          heads += (heads.empty() ? "" : ", ") +
+                   HeadText(static_cast<int32_t>(head.layer()), static_cast<int32_t>(head.head()));
+        }
+        Section facts;
+        facts.table = {.columns = {"FIELD", "VALUE"},
+                       .rows = {{"run", last.run()},
+                                {"key", last.key()},
+                                {"state", Cell(StateName(last.state()), Colour(last))},
+                                {"severity", Cell(SeverityName(last.severity()), Colour(last))},
+                                {"stage", Stage(last.stage())},
+                                {"first_step", Integer(last.first_step())},
+                                {"step", Integer(last.step())},
+                                {"eta_steps", EtaText(last.eta())},
+                                {"heads", heads + (last.heads_total() > static_cast<uint32_t>(last.heads_size())
+                                                       ? " of " + std::to_string(last.heads_total())
+                                                       : "")},
+                                {"cause", last.cause()},
+                                {"summary", last.summary()},
+                                {"advice", last.advice()},
+                                {"notes", Notes(alert)}}};
+        Section evidence{.title = "evidence"};
+        evidence.table.columns = {"SIGNAL", "HEAD", "VALUE", "THRESHOLD", "BASELINE", "SINCE", "DETECTOR", "TEXT"};
+        for (const v1::Evidence& item : last.evidence()) {
+          evidence.table.rows.push_back({item.signal(), HeadText(item.layer(), item.head()), Number(item.value(), 4),
+                                         Number(item.threshold(), 4), Number(item.baseline(), 4),
+                                         Integer(item.first_step()), item.detector(), item.text()});
+        }
+        Section history{.title = "history"};
+        history.table.columns = {"TIME", "STATE", "SEVERITY", "STAGE", "STEP", "SUMMARY"};
+        for (const v1::Transition& transition : alert.history()) {
+          history.table.rows.push_back({Time(transition.time_unix_ns()), StateName(transition.state()),
+                                        SeverityName(transition.severity()), Stage(transition.stage()),
+                                        Integer(transition.step()), transition.summary()});
+        }
+        Print(cli->output, {facts, evidence, history}, response);
+        return kOk;
+      });
+}
+
+struct WatchOptions {
+  std::string run;
+  v1::Severity severity = v1::SEVERITY_UNSPECIFIED;
+  uint64_t after = 0;
+  bool only_new = false;
+};
+
+ExitCode Watch(Cli* cli, const WatchOptions& options) {
+  Interrupt interrupt;
+  ExitCode code = kOk;
+  const std::unique_ptr<Connection> connection = Connect(cli->connect, &code);
+  if (connection == nullptr) return code;
+  v1::WatchAlertsRequest request;
+  request.set_after_id(options.only_new ? UINT64_MAX : options.after);
+  request.set_run(options.run);
+  request.set_severity_min(options.severity);
+  const Table header{.columns = {"ID", "TIME", "RUN", "STATE", "SEVERITY", "STEP", "HEAD", "ETA", "SUMMARY"}};
+  bool first = true;
+  for (;;) {
+    auto context = std::make_unique<grpc::ClientContext>();
+    connection->Prepare(context.get(), /*long_call=*/true);
+    const auto stream = connection->stub().WatchAlerts(context.get(), request);
+    interrupt.Watch(context.get());
+    bool again = false;
+    v1::WatchAlertsResponse response;
+    while (stream->Read(&response)) {
+      if (response.body_case() == v1::WatchAlertsResponse::kResyncFrom) {
+        Complain("too slow a reader: asking again after " + std::to_string(response.resync_from()));
+        request.set_after_id(response.resync_from());
+        again = true;
+      }
+      if (response.body_case() != v1::WatchAlertsResponse::kTransition) continue;
+      const v1::Transition& transition = response.transition();
+      request.set_after_id(transition.id());
+      Table table = header;
+      table.rows.push_back({std::to_string(transition.id()), Time(transition.time_unix_ns()), transition.run(),
+                            Cell(StateName(transition.state()), Colour(transition)),
+                            Cell(SeverityName(transition.severity()), Colour(transition)),
+                            Integer(transition.step()), HeadText(transition.layer(), transition.head()),
+                            EtaText(transition.eta()), transition.summary()});
+      if (!PrintItem(cli->output, table, transition, first)) context->TryCancel();
+      first = false;
+    }
+    const grpc::Status status = stream->Finish();
+    interrupt.Watch(nullptr);
+    if (interrupt.happened() || !std::cout) return kOk;
+    if (again && status.ok()) continue;
+    return Report(*connection, status);
+  }
+}
+
+std::string Me() {
+  const char* const user = std::getenv("USER");
+  return user != nullptr ? user : "";
+}
+
+struct NoteOptions {
+  std::string run, key, comment, by = Me();
+  uint32_t seconds = 0;
+};
+
+ExitCode Acknowledge(Cli* cli, const NoteOptions& options) {
+  v1::AcknowledgeAlertRequest request;
+  request.set_run(options.run);
+  request.set_key(options.key);
+  request.set_by(options.by);
+  request.set_comment(options.comment);
+  return CallAndPrint<v1::AcknowledgeAlertRequest, v1::Alert>(
+      cli, &v1::Query::Stub::AcknowledgeAlert, request,
+      [cli](const v1::Alert& alert) { return PrintAlert(cli, alert); });
+}
+
+ExitCode Silence(Cli* cli, const NoteOptions& options) {
+  v1::SilenceAlertRequest request;
+  request.set_run(options.run);
+  request.set_key(options.key);
+  request.set_by(options.by);
+  request.set_comment(options.comment);
+  request.set_seconds(options.seconds);
+  return CallAndPrint<v1::SilenceAlertRequest, v1::Alert>(
+      cli, &v1::Query::Stub::SilenceAlert, request, [cli](const v1::Alert& alert) { return PrintAlert(cli, alert); });
+}
+
+void AddSeverity(CLI::App* command, v1::Severity* severity) {
+  command->add_option("--severity", *severity, "at least info, warning or critical")
+      ->transform(CLI::CheckedTransformer(kSeverities))
+      ->type_name("SEVERITY");
+}
+
+void AddNote(CLI::App* command, NoteOptions* note) {
+  command->add_option("run", note->run, "the run's name or uuid")->required();
+  command->add_option("key", note->key, "the alert's key, as `alert list` shows it")->required();
+  command->add_option("--comment", note->comment, "why, up to 256 bytes");
+  command->add_option("--by", note->by, "who you are; else $USER");
+}
+
+}  // namespace
+
+void AddAlerts(Cli* cli) {
+  CLI::App* const noun = AddNoun(cli, "alert", "Alerts: what was concluded, on what evidence, and who looks after it");
+  CLI::App* command = nullptr;
+
+  auto* const list = AddCommand<ListOptions>(cli, noun, "list", "Lists alerts, firing ones first",
+                                             "bellwether alert list --firing --severity critical --exit-code", &List,
+                                             &command);
+  command->add_option("--run", list->run, "only this run's");
+  command->add_flag("--firing", list->firing, "only those that fire");
+  AddSeverity(command, &list->severity);
+  command->add_option("--limit", list->limit, "at most so many, 1..1000")->capture_default_str();
+  command->add_flag("--exit-code", list->exit_code, "exit with 3 if a listed alert fires");
+
+  auto* const get = AddCommand<GetOptions>(cli, noun, "get", "Shows an alert with its evidence and history",
+                                           "bellwether alert get my-run drift/3/5/1200", &Get, &command);
+  command->add_option("run", get->run, "the run's name or uuid")->required();
+  command->add_option("key", get->key, "the alert's key, as `alert list` shows it")->required();
+
+  auto* const watch = AddCommand<WatchOptions>(
+      cli, noun, "watch", "Shows every transition, the stored ones first, until Ctrl-C",
+      "bellwether alert watch --new -o json", &Watch, &command);
+  command->add_option("--run", watch->run, "only this run's");
+  AddSeverity(command, &watch->severity);
+  auto* const after = command->add_option("--after", watch->after, "only transitions with a higher id: resumes");
+  command->add_flag("--new", watch->only_new, "none of the stored ones")->excludes(after);
+
+  auto* const ack = AddCommand<NoteOptions>(cli, noun, "ack", "Acknowledges an alert: somebody looks after it",
+                                            "bellwether alert ack my-run drift/3/5/1200 --comment \"on it\"",
+                                            &Acknowledge, &command);
+  AddNote(command, ack);
+
+  auto* const silence = AddCommand<NoteOptions>(cli, noun, "silence", "Stops notifications of an alert for a while",
+                                                "bellwether alert silence my-run drift/3/5/1200 --for 2h", &Silence,
+                                                &command);
+  AddNote(command, silence);
+  command
+      ->add_option("--for", silence->seconds, "how long, 1s..30d, such as 30m, 2h")
+      ->transform(CLI::AsNumberWithUnit(std::map<std::string, uint32_t>{{"s", 1}, {"m", 60}, {"h", 3600}, {"d", 86400}},
+                                        CLI::AsNumberWithUnit::UNIT_REQUIRED, "TIME"))
+      ->check(CLI::Range(uint32_t{1}, uint32_t{2'592'000}))
+      ->required();
+}
+
+}  // namespace bellwether::cli

@@ -1,0 +1,67 @@
+// cli.h: what the commands share.
+//
+// Each noun adds its commands to the tree and leaves, when one of them is
+// chosen, an action; main() parses, then runs the action once.
+
+#ifndef BELLWETHER_CLI_CLI_H_
+#define BELLWETHER_CLI_CLI_H_
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <string>
+#include <utility>
+
+#include "cli/connect.h"
+#include "cli/exit_code.h"
+#include "cli/output.h"
+
+namespace bellwether::cli {
+
+struct Cli {
+  CLI::App app;
+  ConnectOptions connect;
+  OutputOptions output;
+  std::function<ExitCode()> action;
+};
+
+void AddRuns(Cli* cli);
+void AddHeads(Cli* cli);  // head top, matrix
+void AddSeries(Cli* cli);
+void AddAlerts(Cli* cli);
+void AddServer(Cli* cli);   // server info, version
+void AddReplay(Cli* cli);   // replay, check: they run bellwetherd
+void AddCompletion(Cli* cli);
+
+// Adds `parent` `name` with its help: `what` in one line and an example.
+// `T` holds the command's options; `run` gets them.
+template <typename T>
+T* AddCommand(Cli* cli, CLI::App* parent, const std::string& name, const std::string& what, const std::string& example,
+              ExitCode (*run)(Cli*, const T&), CLI::App** command) {
+  *command = parent->add_subcommand(name, what);
+  (*command)->footer("Example:\n  " + example);
+  auto options = std::make_shared<T>();
+  (*command)->callback([cli, options, run] { cli->action = [cli, options, run] { return run(cli, *options); }; });
+  return options.get();
+}
+
+// A noun that has commands, and does nothing alone.
+CLI::App* AddNoun(Cli* cli, const std::string& name, const std::string& what);
+
+// One call and its result.  `print` sees the response.
+template <typename Request, typename Response>
+ExitCode CallAndPrint(Cli* cli,
+                      grpc::Status (v1::Query::Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+                      const Request& request, const std::function<ExitCode(const Response&)>& print) {
+  ExitCode code = kOk;
+  const std::unique_ptr<Connection> connection = Connect(cli->connect, &code);
+  if (connection == nullptr) return code;
+  grpc::ClientContext context;
+  connection->Prepare(&context);
+  Response response;
+  const grpc::Status status = (connection->stub().*method)(&context, request, &response);
+  return status.ok() ? print(response) : Report(*connection, status);
+}
+
+}  // namespace bellwether::cli
+
+#endif  // BELLWETHER_CLI_CLI_H_

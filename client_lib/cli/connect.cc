@@ -1,0 +1,190 @@
+#include "cli/connect.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+namespace bellwether::cli {
+namespace {
+
+constexpr char kDefaultServer[] = "127.0.0.1:7070";
+// A series of 64 x 10,000 points has 11 MB; gRPC's own limit is 4.
+constexpr int kMessageBytesMax = 64 << 20;
+
+std::string ReadFile(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+std::string Trim(std::string text) {
+  text.erase(text.find_last_not_of(" \t\r\n") + 1);
+  text.erase(0, text.find_first_not_of(" \t\r\n"));
+  return text;
+}
+
+std::shared_ptr<grpc::ChannelCredentials> Credentials(const ConnectOptions& options) {
+  if (options.tls_ca.empty() && options.tls_cert.empty()) return grpc::InsecureChannelCredentials();
+  grpc::SslCredentialsOptions tls;
+  if (!options.tls_ca.empty()) tls.pem_root_certs = ReadFile(options.tls_ca);
+  if (!options.tls_cert.empty()) {
+    tls.pem_cert_chain = ReadFile(options.tls_cert);
+    tls.pem_private_key = ReadFile(options.tls_key);
+  }
+  return grpc::SslCredentials(tls);
+}
+
+// Whether somebody accepts connections there.  On loopback the refusal is
+// immediate; the timeout is for a port that swallows packets.
+bool Answers(grpc::Channel* channel, std::chrono::milliseconds timeout) {
+  const auto deadline = std::chrono::system_clock::now() + std::min(timeout, std::chrono::milliseconds(2000));
+  for (;;) {
+    const grpc_connectivity_state state = channel->GetState(/*try_to_connect=*/true);
+    if (state == GRPC_CHANNEL_READY) return true;
+    if (state == GRPC_CHANNEL_TRANSIENT_FAILURE || state == GRPC_CHANNEL_SHUTDOWN) return false;
+    if (!channel->WaitForStateChange(state, deadline)) return false;
+  }
+}
+
+struct PrivateServer {
+  std::string grpc, token;
+};
+
+// Empty `grpc`: there is none, or its process is gone.
+PrivateServer FindPrivateServer() {
+  const char* const state = std::getenv("XDG_STATE_HOME");
+  const char* const home = std::getenv("HOME");
+  std::filesystem::path folder;
+  if (state != nullptr && *state != '\0') {
+    folder = state;
+  } else if (home != nullptr) {
+    folder = std::filesystem::path(home) / ".local" / "state";
+  } else {
+    return {};
+  }
+  const auto file = nlohmann::json::parse(ReadFile(folder / "bellwether" / "server.json"), nullptr, false);
+  if (!file.is_object()) return {};
+  const auto pid = file.find("pid");
+  if (pid == file.end() || !pid->is_number_integer() || pid->get<pid_t>() <= 0) return {};
+  if (kill(pid->get<pid_t>(), 0) != 0 && errno != EPERM) return {};
+  const auto text = [&file](const char* name) {
+    const auto found = file.find(name);
+    return found != file.end() && found->is_string() ? found->get<std::string>() : std::string();
+  };
+  return {text("grpc"), text("token")};
+}
+
+std::shared_ptr<grpc::Channel> NewChannel(const std::string& address,
+                                          const std::shared_ptr<grpc::ChannelCredentials>& credentials) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(kMessageBytesMax);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 20'000);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 8'000);
+  return grpc::CreateCustomChannel(address, credentials, arguments);
+}
+
+}  // namespace
+
+Connection::Connection(std::string address, std::string token, const ConnectOptions& options,
+                       std::shared_ptr<grpc::ChannelCredentials> credentials)
+    : address_(std::move(address)),
+      token_(std::move(token)),
+      timeout_(options.timeout),
+      channel_(NewChannel(address_, credentials)),
+      stub_(v1::Query::NewStub(channel_)) {}
+
+void Connection::Prepare(grpc::ClientContext* context, bool long_call) const {
+  if (!token_.empty()) context->AddMetadata("authorization", "Bearer " + token_);
+  if (!long_call) context->set_deadline(std::chrono::system_clock::now() + timeout_);
+}
+
+std::unique_ptr<Connection> Connect(const ConnectOptions& options, ExitCode* code) {
+  if (options.tls_cert.empty() != options.tls_key.empty()) {
+    Complain("--tls-cert and --tls-key belong together");
+    *code = kUsage;
+    return nullptr;
+  }
+  std::string token;
+  if (!options.token_file.empty()) {
+    token = Trim(ReadFile(options.token_file));
+    if (token.empty()) {
+      Complain("--token-file " + options.token_file + ": holds no token");
+      *code = kUsage;
+      return nullptr;
+    }
+  }
+  const auto credentials = Credentials(options);
+  if (!options.server.empty()) return std::make_unique<Connection>(options.server, token, options, credentials);
+
+  auto connection = std::make_unique<Connection>(kDefaultServer, token, options, credentials);
+  if (Answers(&connection->channel(), options.timeout)) return connection;
+  const PrivateServer own = FindPrivateServer();
+  if (!own.grpc.empty()) {
+    return std::make_unique<Connection>(own.grpc, token.empty() ? own.token : token, options, credentials);
+  }
+  Complain(std::string("no server: nobody answers at ") + kDefaultServer +
+           ", and you have no private server running; start bellwetherd, or name one with --server or "
+           "BELLWETHER_SERVER");
+  *code = kUnreachable;
+  return nullptr;
+}
+
+ExitCode Report(const Connection& connection, const grpc::Status& status) {
+  switch (status.error_code()) {
+    case grpc::StatusCode::OK:
+      return kOk;
+    case grpc::StatusCode::UNAVAILABLE:
+      Complain("cannot reach " + connection.address() + ": " + status.error_message());
+      return kUnreachable;
+    case grpc::StatusCode::DEADLINE_EXCEEDED:
+      Complain("no answer from " + connection.address() + " in time: " + status.error_message() + " (see --timeout)");
+      return kUnreachable;
+    case grpc::StatusCode::UNAUTHENTICATED:
+    case grpc::StatusCode::PERMISSION_DENIED:
+      Complain("denied by " + connection.address() + ": " + status.error_message() + " (see --token-file, --tls-cert)");
+      return kDenied;
+    case grpc::StatusCode::INVALID_ARGUMENT:
+    case grpc::StatusCode::OUT_OF_RANGE:
+      Complain(status.error_message());
+      return kUsage;
+    default:
+      Complain(status.error_message());
+      return kFailed;
+  }
+}
+
+Interrupt::Interrupt() {
+  sigemptyset(&signals_);
+  sigaddset(&signals_, SIGINT);
+  sigaddset(&signals_, SIGTERM);
+  pthread_sigmask(SIG_BLOCK, &signals_, &before_);
+}
+
+Interrupt::~Interrupt() {
+  stop_ = true;
+  if (thread_.joinable()) thread_.join();
+  pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+}
+
+void Interrupt::Watch(grpc::ClientContext* context) {
+  if (thread_.joinable()) {
+    stop_ = true;
+    thread_.join();
+    stop_ = false;
+  }
+  if (context == nullptr) return;
+  thread_ = std::thread([this, context] {
+    const timespec tick{.tv_sec = 0, .tv_nsec = 50'000'000};
+    while (!stop_) {
+      if (sigtimedwait(&signals_, nullptr, &tick) < 0) continue;
+      happened_ = true;
+      context->TryCancel();
+    }
+  });
+}
+
+}  // namespace bellwether::cli

@@ -1,0 +1,82 @@
+// connect.h: finds a server and speaks to it.
+
+#ifndef BELLWETHER_CLI_CONNECT_H_
+#define BELLWETHER_CLI_CONNECT_H_
+
+#include <grpcpp/grpcpp.h>
+#include <signal.h>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "bellwether/v1/query.grpc.pb.h"
+#include "cli/exit_code.h"
+#include "cli/output.h"
+
+namespace bellwether::cli {
+
+struct ConnectOptions {
+  std::string server;  // Empty: see Connect().
+  std::string tls_ca, tls_cert, tls_key;
+  std::string token_file;
+  std::chrono::milliseconds timeout{10'000};
+};
+
+class Connection {
+ public:
+  Connection(std::string address, std::string token, const ConnectOptions& options,
+             std::shared_ptr<grpc::ChannelCredentials> credentials);
+
+  v1::Query::Stub& stub() { return *stub_; }
+  grpc::Channel& channel() { return *channel_; }
+  const std::string& address() const { return address_; }
+
+  // With the token, and with the timeout unless the call is a long one.
+  void Prepare(grpc::ClientContext* context, bool long_call = false) const;
+
+ private:
+  const std::string address_;
+  const std::string token_;
+  const std::chrono::milliseconds timeout_;
+  const std::shared_ptr<grpc::Channel> channel_;
+  const std::unique_ptr<v1::Query::Stub> stub_;
+};
+
+// The server is, in this order: options.server (which has --server or
+// BELLWETHER_SERVER), 127.0.0.1:7070 if somebody answers there, the user's
+// private server as its ready file says ($XDG_STATE_HOME or ~/.local/state,
+// bellwether/server.json).  nullptr: it complained, and `*code` says how to
+// exit.
+std::unique_ptr<Connection> Connect(const ConnectOptions& options, ExitCode* code);
+
+// Complains about a call that failed and says how to exit.
+ExitCode Report(const Connection& connection, const grpc::Status& status);
+
+// While it lives, Ctrl-C and SIGTERM cancel a call instead of killing the
+// process.  Make it before the first Connect(): threads inherit the mask.
+class Interrupt {
+ public:
+  Interrupt();
+  ~Interrupt();
+  Interrupt(const Interrupt&) = delete;
+  Interrupt& operator=(const Interrupt&) = delete;
+
+  // From now on a signal cancels `context`, until the next Watch(); nullptr =
+  // none.  A signal that comes between two calls cancels the next.
+  void Watch(grpc::ClientContext* context);
+  bool happened() const { return happened_; }
+
+ private:
+  sigset_t signals_;
+  sigset_t before_;
+  std::atomic<bool> happened_ = false;
+  std::atomic<bool> stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace bellwether::cli
+
+#endif  // BELLWETHER_CLI_CONNECT_H_

@@ -1,0 +1,95 @@
+// The bellwether command.
+#include <chrono>
+#include <iostream>
+#include <map>
+#include <string>
+
+#include "cli/cli.h"
+
+namespace bellwether::cli {
+
+CLI::App* AddNoun(Cli* cli, const std::string& name, const std::string& what) {
+  CLI::App* const noun = cli->app.add_subcommand(name, what);
+  noun->require_subcommand(1);
+  return noun;
+}
+
+namespace {
+
+void AddGlobals(Cli* cli) {
+  CLI::App& app = cli->app;
+  app.name("bellwether");
+  app.description("Asks a bellwetherd about runs, heads and alerts.");
+  app.footer(
+      "Examples:\n"
+      "  bellwether run list\n"
+      "  bellwether head top my-run --signal drift_ratio\n"
+      "  bellwether alert watch --severity warning\n"
+      "\n"
+      "Exit codes: 0 ok, 1 failed, 2 usage, 3 findings (lint, or alerts firing with\n"
+      "--exit-code), 4 no server answers, 5 denied.");
+  app.require_subcommand(1);
+  app.fallthrough();
+  app.get_formatter()->column_width(34);
+  app.add_option("--server", cli->connect.server,
+                 "HOST:PORT or unix:PATH of the server; else 127.0.0.1:7070, else your own private server")
+      ->envname("BELLWETHER_SERVER");
+  app.add_option("--tls-ca", cli->connect.tls_ca, "PEM file: who may have signed the server's certificate")
+      ->envname("BELLWETHER_TLS_CA")
+      ->check(CLI::ExistingFile);
+  app.add_option("--tls-cert", cli->connect.tls_cert, "PEM file: your certificate")
+      ->envname("BELLWETHER_TLS_CERT")
+      ->check(CLI::ExistingFile);
+  app.add_option("--tls-key", cli->connect.tls_key, "PEM file: its key")
+      ->envname("BELLWETHER_TLS_KEY")
+      ->check(CLI::ExistingFile);
+  app.add_option("--token-file", cli->connect.token_file, "file that holds your token")
+      ->envname("BELLWETHER_TOKEN_FILE")
+      ->check(CLI::ExistingFile);
+  app.add_option_function<std::string>(
+         "--timeout",
+         [cli](const std::string& text) {
+           static const std::map<std::string, double> kUnits = {{"ms", 1}, {"s", 1e3}, {"m", 60e3}, {"", 1e3}};
+           char* unit = nullptr;
+           const double value = std::strtod(text.c_str(), &unit);
+           const auto found = kUnits.find(unit);
+           const double ms = found == kUnits.end() || unit == text.c_str() ? 0 : value * found->second;
+           if (!(ms >= 1 && ms <= 3600e3)) {
+             throw CLI::ValidationError("--timeout", "\"" + text + "\": must be 1ms..60m, such as 10s");
+           }
+           cli->connect.timeout = std::chrono::milliseconds(static_cast<int64_t>(ms));
+         },
+         "how long one answer may take, such as 500ms (default 10s)")
+      ->type_name("TIME");
+  app.add_option("-o,--output", cli->output.format, "table, json, yaml or csv")
+      ->transform(CLI::CheckedTransformer(
+          std::map<std::string, Format>{
+              {"table", Format::kTable}, {"json", Format::kJson}, {"yaml", Format::kYaml}, {"csv", Format::kCsv}}))
+      ->type_name("FORMAT");
+  app.add_flag("--no-headers{false}", cli->output.headers, "tables and CSV without their first line");
+}
+
+}  // namespace
+}  // namespace bellwether::cli
+
+int main(int argc, char** argv) {
+  using namespace bellwether::cli;
+  Cli cli;
+  AddGlobals(&cli);
+  AddRuns(&cli);
+  AddHeads(&cli);
+  AddSeries(&cli);
+  AddAlerts(&cli);
+  AddServer(&cli);
+  AddReplay(&cli);
+  AddCompletion(&cli);
+  try {
+    cli.app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    // CLI11 has codes of its own; help is a success and goes to stdout.
+    return cli.app.exit(error, std::cout, std::cerr) == 0 ? kOk : kUsage;
+  }
+  const ExitCode code = cli.action();
+  std::cout.flush();
+  return code;
+}

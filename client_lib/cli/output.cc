@@ -1,0 +1,270 @@
+#include "cli/output.h"
+
+#include <google/protobuf/util/json_util.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+namespace bellwether::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// Columns that a UTF-8 text takes, near enough: continuation bytes take none.
+size_t Width(const std::string& text) {
+  return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
+}
+
+std::string Clean(const std::string& text) {
+  std::string clean = text;
+  for (char& c : clean) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7f) c = '?';
+  }
+  return clean;
+}
+
+// The part of `text` that fits; never half a character.
+std::string CutTo(const std::string& text, size_t width) {
+  size_t columns = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if ((text[i] & 0xc0) == 0x80) continue;
+    if (columns++ == width) return text.substr(0, i);
+  }
+  return text;
+}
+
+void PrintRow(const std::vector<Cell>& cells, const std::vector<size_t>& widths, bool cut) {
+  size_t left = cut ? TerminalWidth() : 0;
+  if (left == 0) left = SIZE_MAX;
+  std::string line;
+  for (size_t i = 0; i < cells.size() && left > 0; ++i) {
+    const bool last = i + 1 == cells.size();
+    const std::string text = CutTo(Clean(cells[i].text), left);
+    const size_t taken = Width(text);
+    const size_t padding = last ? 0 : std::min(widths[i] + 2 - taken, left - taken);
+    if (cells[i].colour >= 0 && Colours()) {
+      line += "\x1b[38;5;" + std::to_string(cells[i].colour) + "m" + text + "\x1b[0m";
+    } else {
+      line += text;
+    }
+    line.append(padding, ' ');
+    left -= taken + padding;
+  }
+  line.erase(line.find_last_not_of(' ') + 1);
+  std::cout << line << '\n';
+}
+
+void PrintTable(const Table& table, bool headers) {
+  std::vector<size_t> widths;
+  for (const std::string& column : table.columns) widths.push_back(headers ? column.size() : 0);
+  for (const auto& row : table.rows) {
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], Width(Clean(row[i].text)));
+  }
+  if (headers) PrintRow(std::vector<Cell>(table.columns.begin(), table.columns.end()), widths, table.cut);
+  for (const auto& row : table.rows) PrintRow(row, widths, table.cut);
+}
+
+std::string CsvField(const std::string& text) {
+  if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
+  std::string quoted = "\"";
+  for (const char c : text) {
+    if (c == '"') quoted += '"';
+    quoted += c;
+  }
+  return quoted + '"';
+}
+
+void PrintCsv(const Table& table, bool headers) {
+  const auto line = [](const auto& fields, const auto& text) {
+    for (size_t i = 0; i < fields.size(); ++i) std::cout << (i == 0 ? "" : ",") << CsvField(text(fields[i]));
+    std::cout << "\n";
+  };
+  if (headers) line(table.columns, [](const std::string& name) { return name; });
+  for (const auto& row : table.rows) line(row, [](const Cell& cell) { return cell.text; });
+}
+
+// Strings are written as JSON writes them, which is legal YAML and leaves no
+// doubt about types.
+void EmitYaml(const Json& value, int indent, std::string* out) {
+  const std::string margin(static_cast<size_t>(indent), ' ');
+  if (value.is_object() && !value.empty()) {
+    for (const auto& [key, item] : value.items()) {
+      const bool plain = !key.empty() && key.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_") == std::string::npos;
+      *out += margin + (plain ? key : Json(key).dump()) + ":";
+      const bool nested = item.is_structured() && !item.empty();
+      *out += nested ? "\n" : " ";
+      EmitYaml(item, indent + 2, out);
+    }
+  } else if (value.is_array() && !value.empty()) {
+    for (const Json& item : value) {
+      if (item.is_structured() && !item.empty()) {
+        std::string inner;
+        EmitYaml(item, indent + 2, &inner);
+        inner[static_cast<size_t>(indent)] = '-';
+        *out += inner;
+      } else {
+        *out += margin + "- " + item.dump() + "\n";
+      }
+    }
+  } else {
+    *out += value.dump() + "\n";
+  }
+}
+
+}  // namespace
+
+bool Colours() {
+  static const bool colours = isatty(STDOUT_FILENO) == 1 && (std::getenv("NO_COLOR") == nullptr || *std::getenv("NO_COLOR") == '\0');
+  return colours;
+}
+
+size_t TerminalWidth() {
+  winsize size{};
+  if (isatty(STDOUT_FILENO) != 1 || ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0) return 0;
+  return size.ws_col;
+}
+
+std::string ToJson(const google::protobuf::Message& message, bool pretty) {
+  google::protobuf::util::JsonPrintOptions options;
+  options.always_print_primitive_fields = true;
+  options.preserve_proto_field_names = true;
+  std::string compact;
+  if (!google::protobuf::util::MessageToJsonString(message, &compact, options).ok()) return "{}";
+  // Protobuf's own whitespace puts a blank before each newline.
+  return pretty ? Json::parse(compact).dump(2) : compact;
+}
+
+std::string ToYaml(const std::string& json) {
+  std::string yaml;
+  EmitYaml(Json::parse(json), 0, &yaml);
+  return yaml;
+}
+
+void Print(const OutputOptions& options, const Table& table, const google::protobuf::Message& message) {
+  switch (options.format) {
+    case Format::kTable:
+      return PrintTable(table, options.headers);
+    case Format::kCsv:
+      return PrintCsv(table, options.headers);
+    case Format::kJson:
+      std::cout << ToJson(message, true) << '\n';
+      return;
+    case Format::kYaml:
+      std::cout << ToYaml(ToJson(message, false));
+      return;
+  }
+}
+
+void Print(const OutputOptions& options, const std::vector<Section>& sections,
+           const google::protobuf::Message& message) {
+  if (options.format == Format::kJson || options.format == Format::kYaml) return Print(options, Table(), message);
+  for (size_t i = 0; i < sections.size(); ++i) {
+    if (options.format == Format::kCsv) {
+      PrintCsv(sections[i].table, options.headers);
+      continue;
+    }
+    if (i > 0) std::cout << '\n';
+    if (!sections[i].title.empty()) std::cout << sections[i].title << '\n';
+    PrintTable(sections[i].table, options.headers);
+  }
+}
+
+bool PrintItem(const OutputOptions& options, const Table& table, const google::protobuf::Message& message, bool first) {
+  switch (options.format) {
+    case Format::kTable:
+      PrintTable(table, options.headers && first);
+      break;
+    case Format::kCsv:
+      PrintCsv(table, options.headers && first);
+      break;
+    case Format::kJson:
+      std::cout << ToJson(message, false) << '\n';
+      break;
+    case Format::kYaml:
+      std::cout << "---\n" << ToYaml(ToJson(message, false));
+      break;
+  }
+  return static_cast<bool>(std::cout.flush());
+}
+
+std::string Number(double value, int digits) {
+  if (std::isnan(value)) return "NaN";
+  if (std::isinf(value)) return value > 0 ? "Inf" : "-Inf";
+  char text[64];
+  std::snprintf(text, sizeof text, "%.*g", digits, value);
+  return text;
+}
+
+std::string Integer(int64_t value) { return value < 0 ? "-" : std::to_string(value); }
+
+std::string Time(int64_t unix_ns) {
+  if (unix_ns == 0) return "-";
+  const time_t seconds = unix_ns / 1'000'000'000;
+  tm utc{};
+  gmtime_r(&seconds, &utc);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc);
+  return text;
+}
+
+std::string Stage(uint32_t stage) {
+  static constexpr const char* kNames[] = {"healthy", "drift", "ties", "norm", "logits", "loss"};
+  return stage < std::size(kNames) ? std::to_string(stage) + " " + kNames[stage] : std::to_string(stage);
+}
+
+std::string EtaText(const v1::Eta& eta) {
+  if (!eta.known()) return "-";
+  return Number(eta.steps(), 4) + " (" + Number(eta.lower_steps(), 4) + ".." + Number(eta.upper_steps(), 4) + ")";
+}
+
+std::string HeadText(int32_t layer, int32_t head) {
+  if (layer < 0) return "-";
+  return head < 0 ? "L" + std::to_string(layer) : "L" + std::to_string(layer) + " H" + std::to_string(head);
+}
+
+const char* SeverityName(v1::Severity severity) {
+  switch (severity) {
+    case v1::SEVERITY_INFO:
+      return "info";
+    case v1::SEVERITY_WARNING:
+      return "warning";
+    case v1::SEVERITY_CRITICAL:
+      return "critical";
+    default:
+      return "-";
+  }
+}
+
+const char* StateName(v1::AlertState state) {
+  switch (state) {
+    case v1::ALERT_STATE_FIRING:
+      return "firing";
+    case v1::ALERT_STATE_RESOLVED:
+      return "resolved";
+    default:
+      return "-";
+  }
+}
+
+std::string Hex(std::string_view bytes) {
+  std::string hex;
+  for (const char c : bytes) {
+    char digits[3];
+    std::snprintf(digits, sizeof digits, "%02x", static_cast<unsigned char>(c));
+    hex += digits;
+  }
+  return hex;
+}
+
+void Complain(const std::string& text) { std::cerr << "bellwether: " << Clean(text) << '\n'; }
+
+}  // namespace bellwether::cli

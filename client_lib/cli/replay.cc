@@ -1,0 +1,96 @@
+// replay, check config: work that bellwetherd itself does, offline.
+//
+// A replay must judge as the server judges, so it is the server's binary that
+// runs: the one beside this command, else the one in $PATH.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "cli/cli.h"
+
+namespace bellwether::cli {
+namespace {
+
+std::string FindServerBinary() {
+  std::error_code error;
+  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (!error) {
+    const std::filesystem::path beside = self.parent_path() / "bellwetherd";
+    if (access(beside.c_str(), X_OK) == 0) return beside;
+  }
+  return "bellwetherd";  // execvp looks in $PATH.
+}
+
+// Never returns unless the binary cannot be started.
+void Execute(const std::vector<std::string>& arguments) {
+  const std::string binary = FindServerBinary();
+  std::vector<char*> argv = {const_cast<char*>(binary.c_str())};
+  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+  argv.push_back(nullptr);
+  std::cout.flush();
+  execvp(binary.c_str(), argv.data());
+  Complain("bellwetherd cannot be started: " + std::string(std::strerror(errno)) +
+           "; it is looked for beside this command, then in $PATH");
+}
+
+struct ReplayOptions {
+  std::string file;
+  bool json = false;
+  CLI::App* command = nullptr;
+};
+
+ExitCode Replay(Cli*, const ReplayOptions& options) {
+  std::vector<std::string> arguments = {"replay", options.file};
+  if (options.json) arguments.push_back("--json");
+  for (const std::string& extra : options.command->remaining()) arguments.push_back(extra);
+  Execute(arguments);
+  return kFailed;
+}
+
+struct CheckOptions {
+  std::string file;
+};
+
+ExitCode CheckConfig(Cli*, const CheckOptions& options) {
+  const pid_t child = fork();
+  if (child < 0) {
+    Complain(std::string("fork: ") + std::strerror(errno));
+    return kFailed;
+  }
+  if (child == 0) {
+    Execute({"--config.check", "--config.file=" + options.file});
+    _exit(127);
+  }
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0) {
+    if (errno != EINTR) return kFailed;
+  }
+  if (!WIFEXITED(status) || WEXITSTATUS(status) == 127) return kFailed;
+  return WEXITSTATUS(status) == 0 ? kOk : kFindings;
+}
+
+}  // namespace
+
+void AddReplay(Cli* cli) {
+  CLI::App* command = nullptr;
+  auto* const replay = AddCommand<ReplayOptions>(
+      cli, &cli->app, "replay", "Judges a recorded run (.bwrun) with the server's own detectors, offline",
+      "bellwether replay run.bwrun --json", &Replay, &command);
+  replay->command = command;
+  command->add_option("file", replay->file, "the recording")->required()->check(CLI::ExistingFile);
+  command->add_flag("--json", replay->json, "one JSON object a line per transition");
+  command->allow_extras();  // The rest is bellwetherd's.
+
+  CLI::App* const noun = AddNoun(cli, "check", "Checks files without a server");
+  auto* const config = AddCommand<CheckOptions>(cli, noun, "config", "Checks a server configuration; exits with 3 on findings",
+                                                "bellwether check config bellwether.yml", &CheckConfig, &command);
+  command->add_option("file", config->file, "the configuration")->required()->check(CLI::ExistingFile);
+}
+
+}  // namespace bellwether::cli

@@ -1,0 +1,372 @@
+// run list, get, watch, events, compare, annotate, import, export.
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/cli.h"
+
+namespace bellwether::cli {
+namespace {
+
+constexpr size_t kChunkBytes = 256 << 10;
+
+const std::vector<std::string> kRunColumns = {"RUN", "STEP", "STAGE", "LOSS", "FIRING", "ETA", "LAST REPORT", "STATE"};
+
+std::vector<Cell> RunRow(const v1::Run& run) {
+  return {run.description().name(),
+          Integer(run.step()),
+          Stage(run.stage()),
+          Number(run.loss(), 5),
+          std::to_string(run.alerts_firing()),
+          EtaText(run.eta()),
+          Time(run.last_report_unix_ns()),
+          run.ended() ? "ended" + (run.end_reason().empty() ? "" : ": " + run.end_reason()) : "live"};
+}
+
+struct ListOptions {
+  bool live = false;
+  uint32_t limit = 100;
+  std::string name;
+};
+
+ExitCode List(Cli* cli, const ListOptions& options) {
+  v1::ListRunsRequest request;
+  request.set_live_only(options.live);
+  request.set_limit(options.limit);
+  request.set_name_contains(options.name);
+  return CallAndPrint<v1::ListRunsRequest, v1::ListRunsResponse>(
+      cli, &v1::Query::Stub::ListRuns, request, [cli](const v1::ListRunsResponse& response) {
+        Table table{.columns = kRunColumns};
+        for (const v1::Run& run : response.runs()) table.rows.push_back(RunRow(run));
+        Print(cli->output, table, response);
+        if (static_cast<int>(response.total()) > response.runs_size()) {
+          Complain(std::to_string(response.total() - static_cast<uint32_t>(response.runs_size())) +
+                   " more runs (see --limit)");
+        }
+        return kOk;
+      });
+}
+
+struct NameOptions {
+  std::string run;
+};
+
+ExitCode Get(Cli* cli, const NameOptions& options) {
+  v1::GetRunRequest request;
+  request.set_run(options.run);
+  return CallAndPrint<v1::GetRunRequest, v1::Run>(cli, &v1::Query::Stub::GetRun, request, [cli](const v1::Run& run) {
+    const v1::RunDescription& is = run.description();
+    std::string signals;
+    for (const std::string& name : run.signals()) signals += (signals.empty() ? "" : " ") + name;
+    std::string labels;
+    for (const auto& [key, value] : std::map<std::string, std::string>(is.labels().begin(), is.labels().end())) {
+      labels += (labels.empty() ? "" : " ") + key + "=" + value;
+    }
+    const v1::Layout& layout = is.layout();
+    Table table{.columns = {"FIELD", "VALUE"}};
+    table.rows = {{"run", is.name()},
+                  {"uuid", Hex(is.uuid())},
+                  {"attempt", std::to_string(is.attempt())},
+                  {"state", run.ended() ? "ended " + run.end_reason() : "live"},
+                  {"step", Integer(run.step())},
+                  {"stage", Stage(run.stage())},
+                  {"eta_steps", EtaText(run.eta())},
+                  {"alerts_firing", std::to_string(run.alerts_firing())},
+                  {"loss", Number(run.loss())},
+                  {"layers", std::to_string(layout.layers())},
+                  {"heads", std::to_string(layout.heads())},
+                  {"kv_heads", std::to_string(layout.kv_heads())},
+                  {"head_dim", std::to_string(layout.head_dim())},
+                  {"attention", is.attention().kernel() + " " + is.attention().score_dtype()},
+                  {"framework", is.framework()},
+                  {"model", is.model()},
+                  {"ranks", std::to_string(run.ranks_reporting()) + " of " + std::to_string(is.reporters())},
+                  {"frames", std::to_string(run.frames())},
+                  {"frames_dropped", std::to_string(run.frames_dropped())},
+                  {"steps_recorded", std::to_string(run.steps_recorded())},
+                  {"started", Time(run.started_unix_ns())},
+                  {"last_report", Time(run.last_report_unix_ns())},
+                  {"labels", labels},
+                  {"signals", signals}};
+    Print(cli->output, table, run);
+    return kOk;
+  });
+}
+
+struct WatchOptions {
+  std::string run;
+  std::string signal = "drift_ratio";
+  uint32_t interval_ms = 1000;
+};
+
+// The head with the largest value of the matrix.
+std::string Largest(const v1::GetMatrixResponse& matrix) {
+  int best = -1;
+  for (int i = 0; i < matrix.values_size(); ++i) {
+    if (matrix.values(i) == matrix.values(i) && (best < 0 || matrix.values(i) > matrix.values(best))) best = i;
+  }
+  if (best < 0 || matrix.heads() == 0) return "-";
+  const int heads = static_cast<int>(matrix.heads());
+  return HeadText(best / heads, best % heads) + " " + Number(matrix.values(best), 4);
+}
+
+ExitCode Watch(Cli* cli, const WatchOptions& options) {
+  Interrupt interrupt;
+  ExitCode code = kOk;
+  const std::unique_ptr<Connection> connection = Connect(cli->connect, &code);
+  if (connection == nullptr) return code;
+  grpc::ClientContext context;
+  connection->Prepare(&context, /*long_call=*/true);
+  v1::WatchRunRequest request;
+  request.set_run(options.run);
+  request.add_signals(options.signal);
+  request.set_min_interval_ms(options.interval_ms);
+  const auto stream = connection->stub().WatchRun(&context, request);
+  interrupt.Watch(&context);
+  v1::WatchRunResponse response;
+  bool first = true;
+  while (stream->Read(&response)) {
+    std::vector<Cell> row = RunRow(response.run());
+    row.emplace_back(response.matrices_size() > 0 ? Largest(response.matrices(0)) : "-");
+    Table table{.columns = kRunColumns, .rows = {row}};
+    table.columns.push_back("LARGEST " + options.signal);
+    if (!PrintItem(cli->output, table, response, first)) context.TryCancel();
+    first = false;
+  }
+  const grpc::Status status = stream->Finish();
+  if (interrupt.happened() || !std::cout) return kOk;
+  return Report(*connection, status);
+}
+
+ExitCode Events(Cli* cli, const NameOptions& options) {
+  v1::ListEventsRequest request;
+  request.set_run(options.run);
+  return CallAndPrint<v1::ListEventsRequest, v1::ListEventsResponse>(
+      cli, &v1::Query::Stub::ListEvents, request, [cli](const v1::ListEventsResponse& response) {
+        Table table{.columns = {"TIME", "ATTEMPT", "STEP", "KIND", "VALUE", "TEXT"}};
+        for (const v1::Event& event : response.events()) {
+          table.rows.push_back({Time(event.time_unix_ns()), std::to_string(event.attempt()), Integer(event.step()),
+                                v1::EventKind_Name(event.kind()).substr(sizeof("EVENT_KIND_") - 1),
+                                Number(event.value()), event.text()});
+        }
+        Print(cli->output, table, response);
+        return kOk;
+      });
+}
+
+struct CompareOptions {
+  std::string run, baseline, signal = "drift_ratio";
+  uint32_t limit = 20;
+};
+
+ExitCode Compare(Cli* cli, const CompareOptions& options) {
+  v1::CompareRunsRequest request;
+  request.set_run(options.run);
+  request.set_baseline(options.baseline);
+  request.set_signal(options.signal);
+  request.set_limit(options.limit);
+  return CallAndPrint<v1::CompareRunsRequest, v1::CompareRunsResponse>(
+      cli, &v1::Query::Stub::CompareRuns, request, [cli](const v1::CompareRunsResponse& response) {
+        Table table{.columns = {"LAYER", "HEAD", "FIRST STEP", "LOG2 RATIO"}};
+        for (const v1::HeadDifference& head : response.heads()) {
+          table.rows.push_back({std::to_string(head.layer()), std::to_string(head.head()), Integer(head.first_step()),
+                                Number(head.ratio(), 4)});
+        }
+        Print(cli->output, table, response);
+        return kOk;
+      });
+}
+
+struct AnnotateOptions {
+  std::string run, text;
+  int64_t step = -1;
+  v1::EventKind kind = v1::EVENT_KIND_ANNOTATION;
+};
+
+ExitCode Annotate(Cli* cli, const AnnotateOptions& options) {
+  ExitCode code = kOk;
+  const std::unique_ptr<Connection> connection = Connect(cli->connect, &code);
+  if (connection == nullptr) return code;
+  v1::GetRunRequest get;
+  get.set_run(options.run);
+  v1::Run run;
+  grpc::ClientContext get_context;
+  connection->Prepare(&get_context);
+  grpc::Status status = connection->stub().GetRun(&get_context, get, &run);
+  if (!status.ok()) return Report(*connection, status);
+  v1::AnnotateRequest request;
+  request.set_run(options.run);
+  request.mutable_event()->set_attempt(run.description().attempt());
+  request.mutable_event()->set_step(options.step >= 0 ? options.step : std::max<int64_t>(run.step(), 0));
+  request.mutable_event()->set_kind(options.kind);
+  request.mutable_event()->set_text(options.text);
+  v1::AnnotateResponse response;
+  grpc::ClientContext context;
+  connection->Prepare(&context);
+  status = connection->stub().Annotate(&context, request, &response);
+  if (!status.ok()) return Report(*connection, status);
+  Complain("noted at step " + std::to_string(request.event().step()) + " of " + run.description().name());
+  return kOk;
+}
+
+struct ImportOptions {
+  std::string file, name;
+};
+
+ExitCode Import(Cli* cli, const ImportOptions& options) {
+  std::ifstream file(options.file, std::ios::binary);
+  if (!file) {
+    Complain(options.file + ": cannot be read");
+    return kFailed;
+  }
+  ExitCode code = kOk;
+  const std::unique_ptr<Connection> connection = Connect(cli->connect, &code);
+  if (connection == nullptr) return code;
+  grpc::ClientContext context;
+  connection->Prepare(&context, /*long_call=*/true);
+  v1::ImportRunResponse response;
+  const auto stream = connection->stub().ImportRun(&context, &response);
+  v1::ImportRunRequest request;
+  request.set_as_name(options.name);
+  std::string chunk(kChunkBytes, '\0');
+  while (file) {
+    file.read(chunk.data(), static_cast<std::streamsize>(chunk.size()));
+    if (file.gcount() == 0) break;
+    request.set_chunk(chunk.substr(0, static_cast<size_t>(file.gcount())));
+    if (!stream->Write(request)) break;
+    request.clear_as_name();
+  }
+  stream->WritesDone();
+  const grpc::Status status = stream->Finish();
+  if (!status.ok()) return Report(*connection, status);
+  const Table table{.columns = {"RUN", "FRAMES", "EVENTS"},
+                    .rows = {{response.run().description().name(), std::to_string(response.frames()),
+                              std::to_string(response.events())}}};
+  Print(cli->output, table, response);
+  return kOk;
+}
+
+struct ExportOptions {
+  std::string run, file;
+};
+
+// Reads the stream into `out`; what it wrote is told on stderr by the caller.
+ExitCode Receive(Connection* connection, const std::string& run, std::ostream* out, uint64_t* bytes) {
+  grpc::ClientContext context;
+  connection->Prepare(&context, /*long_call=*/true);
+  v1::ExportRunRequest request;
+  request.set_run(run);
+  const auto stream = connection->stub().ExportRun(&context, request);
+  v1::ExportRunResponse response;
+  while (stream->Read(&response)) {
+    *bytes += response.chunk().size();
+    if (!out->write(response.chunk().data(), static_cast<std::streamsize>(response.chunk().size()))) {
+      context.TryCancel();
+    }
+  }
+  const grpc::Status status = stream->Finish();
+  if (!out->flush()) {
+    Complain("cannot write: disk full, or nobody reads");
+    return kFailed;
+  }
+  return Report(*connection, status);
+}
+
+ExitCode Export(Cli* cli, const ExportOptions& options) {
+  ExitCode code = kOk;
+  const std::unique_ptr<Connection> connection = Connect(cli->connect, &code);
+  if (connection == nullptr) return code;
+  uint64_t bytes = 0;
+  if (options.file == "-") return Receive(connection.get(), options.run, &std::cout, &bytes);
+  // Under another name until it is whole.
+  const std::string part = options.file + ".part";
+  std::ofstream file(part, std::ios::binary | std::ios::trunc);
+  if (!file) {
+    Complain(part + ": cannot be written");
+    return kFailed;
+  }
+  code = Receive(connection.get(), options.run, &file, &bytes);
+  file.close();
+  std::error_code error;
+  if (code == kOk) {
+    std::filesystem::rename(part, options.file, error);
+    if (error) {
+      Complain(options.file + ": " + error.message());
+      code = kFailed;
+    }
+  }
+  if (code != kOk) {
+    std::filesystem::remove(part, error);
+    return code;
+  }
+  Complain("wrote " + std::to_string(bytes) + " bytes to " + options.file);
+  return kOk;
+}
+
+}  // namespace
+
+void AddRuns(Cli* cli) {
+  CLI::App* const noun = AddNoun(cli, "run", "Training runs: what is known of them, and their recordings");
+  CLI::App* command = nullptr;
+
+  auto* const list = AddCommand<ListOptions>(cli, noun, "list", "Lists runs, the worst first",
+                                             "bellwether run list --live -o json", &List, &command);
+  command->add_flag("--live", list->live, "only runs that have not ended");
+  command->add_option("--limit", list->limit, "at most so many, 1..1000")->capture_default_str();
+  command->add_option("--name", list->name, "only runs whose name holds this");
+
+  const char* const which = "the run's name, or its uuid in hexadecimal";
+  auto* const get = AddCommand<NameOptions>(cli, noun, "get", "Shows one run", "bellwether run get my-run", &Get, &command);
+  command->add_option("run", get->run, which)->required();
+
+  auto* const watch = AddCommand<WatchOptions>(cli, noun, "watch", "Follows a run, a line per sample, until it ends",
+                                               "bellwether run watch my-run --interval-ms 5000", &Watch, &command);
+  command->add_option("run", watch->run, which)->required();
+  command->add_option("--signal", watch->signal, "the signal whose largest head is shown")->capture_default_str();
+  command->add_option("--interval-ms", watch->interval_ms, "at most one line in so many milliseconds")->capture_default_str();
+
+  auto* const events = AddCommand<NameOptions>(cli, noun, "events", "Lists what happened to a run: restores, notes, ...",
+                                               "bellwether run events my-run", &Events, &command);
+  command->add_option("run", events->run, which)->required();
+
+  auto* const compare =
+      AddCommand<CompareOptions>(cli, noun, "compare", "Finds the heads in which two runs differ most",
+                                 "bellwether run compare bf16 fp32 --signal wq_sigma", &Compare, &command);
+  command->add_option("run", compare->run, which)->required();
+  command->add_option("baseline", compare->baseline, "the run to hold it against")->required();
+  command->add_option("--signal", compare->signal, "the signal to compare")->capture_default_str();
+  command->add_option("--limit", compare->limit, "at most so many heads, 1..1024")->capture_default_str();
+
+  auto* const annotate = AddCommand<AnnotateOptions>(cli, noun, "annotate", "Notes something at a step of a run",
+                                                     "bellwether run annotate my-run \"new data mix\" --kind data",
+                                                     &Annotate, &command);
+  command->add_option("run", annotate->run, which)->required();
+  command->add_option("text", annotate->text, "the words, up to 256 bytes")->required();
+  command->add_option("--step", annotate->step, "the step; else the newest")->check(CLI::NonNegativeNumber);
+  command->add_option("--kind", annotate->kind, "annotation, data, restore or evaluation")
+      ->transform(CLI::CheckedTransformer(std::map<std::string, v1::EventKind>{
+          {"annotation", v1::EVENT_KIND_ANNOTATION},
+          {"data", v1::EVENT_KIND_DATA},
+          {"restore", v1::EVENT_KIND_RESTORE},
+          {"evaluation", v1::EVENT_KIND_EVALUATION}}))
+      ->type_name("KIND");
+
+  auto* const import = AddCommand<ImportOptions>(cli, noun, "import", "Sends a recorded run (.bwrun) to the server",
+                                                 "bellwether run import incident.bwrun --name incident-42", &Import,
+                                                 &command);
+  command->add_option("file", import->file, "the recording")->required()->check(CLI::ExistingFile);
+  command->add_option("--name", import->name, "name of the run on the server; else the recorded one");
+
+  auto* const exported = AddCommand<ExportOptions>(cli, noun, "export", "Fetches a run as a recording (.bwrun)",
+                                                   "bellwether run export my-run my-run.bwrun", &Export, &command);
+  command->add_option("run", exported->run, which)->required();
+  command->add_option("file", exported->file, "where to write it; - = standard output")->required();
+}
+
+}  // namespace bellwether::cli

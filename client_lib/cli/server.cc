@@ -1,0 +1,65 @@
+// server info, version.
+#include <iostream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "cli/cli.h"
+
+namespace bellwether::cli {
+namespace {
+
+struct NoOptions {};
+
+ExitCode Info(Cli* cli, const NoOptions&) {
+  return CallAndPrint<v1::GetServerInfoRequest, v1::ServerInfo>(
+      cli, &v1::Query::Stub::GetServerInfo, v1::GetServerInfoRequest(), [cli](const v1::ServerInfo& info) {
+        Table table{.columns = {"FIELD", "VALUE"}};
+        table.rows = {{"version", info.version()},           {"revision", info.revision()},
+                      {"grpc_version", info.grpc_version()}, {"backend", info.backend()},
+                      {"started", Time(info.started_unix_ns())}, {"storage_path", info.storage_path()},
+                      {"http_address", info.http_address()}, {"grpc_address", info.grpc_address()}};
+        const auto add = [&table](const char* kind, const auto& values, const auto& text) {
+          // Sorted: a protobuf map has no order.
+          std::map<std::string, std::string> sorted;
+          for (const auto& [name, value] : values) sorted[name] = text(value);
+          for (const auto& [name, value] : sorted) table.rows.push_back({kind + name, value});
+        };
+        const auto number = [](double value) { return Number(value, 12); };
+        add("option ", info.options(), [](const std::string& value) { return value; });
+        add("limit ", info.limits(), number);
+        add("counter ", info.counters(), number);
+        Print(cli->output, table, info);
+        return kOk;
+      });
+}
+
+ExitCode Version(Cli* cli, const NoOptions&) {
+  const nlohmann::ordered_json json = {{"version", BELLWETHER_VERSION}, {"grpc_version", grpc::Version()}};
+  switch (cli->output.format) {
+    case Format::kJson:
+      std::cout << json.dump(2) << '\n';
+      break;
+    case Format::kYaml:
+      std::cout << ToYaml(json.dump());
+      break;
+    case Format::kTable:
+    case Format::kCsv:
+      std::cout << "bellwether " << BELLWETHER_VERSION << " (gRPC " << grpc::Version() << ")\n";
+      break;
+  }
+  return kOk;
+}
+
+}  // namespace
+
+void AddServer(Cli* cli) {
+  CLI::App* const noun = AddNoun(cli, "server", "The server itself");
+  CLI::App* command = nullptr;
+  AddCommand<NoOptions>(cli, noun, "info", "Shows its version, options, limits and counters", "bellwether server info",
+                        &Info, &command);
+  AddCommand<NoOptions>(cli, &cli->app, "version", "Shows the version of this command", "bellwether version", &Version,
+                        &command);
+}
+
+}  // namespace bellwether::cli
