@@ -6,6 +6,7 @@
 #define BELLWETHER_SERVER_STORE_RUN_TYPES_H_
 
 #include <array>
+#include <compare>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -27,6 +28,14 @@ struct Layout {
   int32_t seq_len = 0;   // 0 = unknown
 
   bool operator==(const Layout&) const = default;
+};
+
+// -1 = the run, or the layer, as a whole.
+struct Head {
+  int32_t layer = -1;
+  int32_t head = -1;
+  bool operator==(const Head&) const = default;
+  auto operator<=>(const Head&) const = default;
 };
 
 // What the kernel is fed, as Hello told it and Events changed it.

@@ -18,13 +18,6 @@ namespace bellwether::server {
 enum class Severity : uint8_t { kNone = 0, kInfo = 1, kWarning = 2, kCritical = 3 };
 enum class AlertState : uint8_t { kNone = 0, kFiring = 1, kResolved = 2 };
 
-struct Head {
-  int32_t layer = -1;
-  int32_t head = -1;
-  bool operator==(const Head&) const = default;
-  auto operator<=>(const Head&) const = default;
-};
-
 struct Eta {
   bool known = false;
   double steps = 0, lower_steps = 0, upper_steps = 0;  // 80 % interval

@@ -1,0 +1,339 @@
+#include "server/ingest/decode.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "server/util/status_macros.h"
+
+namespace bellwether::server {
+namespace {
+
+template <typename T>
+absl::Status OutOfRange(absl::string_view field, const T& value, absl::string_view legal) {
+  return absl::InvalidArgumentError(absl::StrCat(field, " = ", value, ": must be ", legal));
+}
+
+template <typename T, typename Low, typename High>
+absl::Status CheckRange(absl::string_view field, T value, Low low, High high) {
+  if (static_cast<int64_t>(value) >= static_cast<int64_t>(low) && static_cast<int64_t>(value) <= static_cast<int64_t>(high)) {
+    return absl::OkStatus();
+  }
+  return OutOfRange(field, value, absl::StrCat("in [", low, ", ", high, "]"));
+}
+
+absl::Status CheckText(absl::string_view field, absl::string_view text, size_t bytes_max) {
+  if (text.size() > bytes_max) {
+    return absl::InvalidArgumentError(absl::StrCat(field, " is ", text.size(), " bytes long: at most ", bytes_max));
+  }
+  for (const char c : text) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
+      return absl::InvalidArgumentError(absl::StrCat(field, " holds control character ", static_cast<int>(c)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Layout> DecodeLayout(const v1::Layout& layout, const DecodeLimits& limits) {
+  BW_RETURN_IF_ERROR(CheckRange("hello.run.layout.layers", layout.layers(), 1, limits.layers_max));
+  BW_RETURN_IF_ERROR(CheckRange("hello.run.layout.heads", layout.heads(), 1, limits.heads_max));
+  BW_RETURN_IF_ERROR(CheckRange("hello.run.layout.kv_heads", layout.kv_heads(), 1, layout.heads()));
+  if (layout.heads() % layout.kv_heads() != 0) {
+    return OutOfRange("hello.run.layout.kv_heads", layout.kv_heads(), absl::StrCat("a divisor of heads = ", layout.heads()));
+  }
+  BW_RETURN_IF_ERROR(CheckRange("hello.run.layout.head_dim", layout.head_dim(), 0, limits.head_dim_max));
+  BW_RETURN_IF_ERROR(CheckRange("hello.run.layout.seq_len", layout.seq_len(), 0, 1 << 30));
+  return Layout{static_cast<int32_t>(layout.layers()), static_cast<int32_t>(layout.heads()),
+                static_cast<int32_t>(layout.kv_heads()), static_cast<int32_t>(layout.head_dim()),
+                static_cast<int32_t>(layout.seq_len())};
+}
+
+absl::StatusOr<RunDescription> DecodeRun(const v1::RunDescription& run, const DecodeLimits& limits) {
+  if (!IsRunName(run.name())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("hello.run.name (", run.name().size(), " bytes): must match [a-zA-Z0-9_.:/-]{1,128}"));
+  }
+  RunDescription plain;
+  if (run.uuid().size() != plain.uuid.size()) {
+    return OutOfRange("size of hello.run.uuid", run.uuid().size(), "16 bytes");
+  }
+  std::memcpy(plain.uuid.data(), run.uuid().data(), plain.uuid.size());
+  BW_RETURN_IF_ERROR(CheckRange("hello.run.world", run.world(), 1, limits.world_max));
+  BW_RETURN_IF_ERROR(CheckRange("hello.run.reporters", run.reporters(), 1, run.world()));
+  BW_RETURN_IF_ERROR(CheckRange("hello.run.attempt", run.attempt(), 0, 1 << 30));
+  BW_RETURN_IF_ERROR(CheckText("hello.run.framework", run.framework(), 64));
+  BW_RETURN_IF_ERROR(CheckText("hello.run.model", run.model(), 128));
+  BW_RETURN_IF_ERROR(CheckText("hello.run.attention.kernel", run.attention().kernel(), 64));
+  BW_RETURN_IF_ERROR(CheckText("hello.run.attention.score_dtype", run.attention().score_dtype(), 16));
+  if (run.labels_size() > static_cast<int>(limits.labels_max)) {
+    return OutOfRange("number of hello.run.labels", run.labels_size(), absl::StrCat("at most ", limits.labels_max));
+  }
+  for (const auto& [key, value] : run.labels()) {
+    BW_RETURN_IF_ERROR(CheckText("a key of hello.run.labels", key, limits.label_bytes_max));
+    BW_RETURN_IF_ERROR(CheckText(absl::StrCat("hello.run.labels[", key, "]"), value, limits.label_bytes_max));
+    plain.labels[key] = value;
+  }
+  BW_ASSIGN_OR_RETURN(plain.layout, DecodeLayout(run.layout(), limits));
+  plain.name = run.name();
+  plain.attempt = run.attempt();
+  plain.world = run.world();
+  plain.reporters = run.reporters();
+  const v1::Attention& attention = run.attention();
+  plain.attention = {attention.kernel(), attention.score_dtype(), attention.centred(), attention.qk_norm(),
+                     attention.causal(), attention.softcap(),     static_cast<int32_t>(attention.window())};
+  plain.framework = run.framework();
+  plain.model = run.model();
+  plain.weight_decay = run.weight_decay();
+  plain.step_from_attach = run.step_origin() == v1::STEP_ORIGIN_ATTACH;
+  return plain;
+}
+
+absl::StatusOr<HelloMessage> DecodeHello(const v1::Hello& hello, const DecodeLimits& limits) {
+  if (hello.protocol() != kProtocolVersion) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("hello.protocol = ", hello.protocol(), ": this server speaks ", kProtocolVersion));
+  }
+  BW_RETURN_IF_ERROR(CheckText("hello.client_version", hello.client_version(), 64));
+  HelloMessage plain;
+  BW_ASSIGN_OR_RETURN(plain.run, DecodeRun(hello.run(), limits));
+  BW_RETURN_IF_ERROR(CheckRange("hello.rank", hello.rank(), 0, hello.run().world() - 1));
+  plain.rank = hello.rank();
+  plain.first_unacked_seq = hello.first_unacked_seq();
+  plain.dropped_total = hello.dropped_total();
+  return plain;
+}
+
+absl::Status DecodeBlock(const v1::Block& block, int index, const Layout& layout, size_t offset, RankBlock* plain) {
+  const auto field = [index](absl::string_view name) { return absl::StrCat("frame.blocks[", index, "].", name); };
+  const SignalInfo* signal = FindSignal(static_cast<SignalId>(block.signal()));
+  if (signal == nullptr || signal->derived) {
+    return OutOfRange(field("signal"), static_cast<int>(block.signal()), "a measured signal of signals.proto");
+  }
+  const MatrixShape shape = ShapeOf(*signal, layout);
+  const auto check = [&](absl::string_view what, uint32_t begin, uint32_t count, int32_t size) -> absl::Status {
+    BW_RETURN_IF_ERROR(CheckRange(field(absl::StrCat(what, "_count")), count, 1, size));
+    return CheckRange(field(absl::StrCat(what, "_begin")), begin, 0, size - static_cast<int64_t>(count));
+  };
+  BW_RETURN_IF_ERROR(check("layer", block.layer_begin(), block.layer_count(), shape.layers));
+  BW_RETURN_IF_ERROR(check("head", block.head_begin(), block.head_count(), shape.heads));
+  const int64_t expected = int64_t{block.layer_count()} * block.head_count();
+  if (block.values_size() != expected) {
+    return OutOfRange(absl::StrCat("number of ", field("values")), block.values_size(),
+                      absl::StrCat("layer_count * head_count = ", expected));
+  }
+  *plain = {signal->id,
+            static_cast<int32_t>(block.layer_begin()),
+            static_cast<int32_t>(block.layer_count()),
+            static_cast<int32_t>(block.head_begin()),
+            static_cast<int32_t>(block.head_count()),
+            offset};
+  return absl::OkStatus();
+}
+
+absl::StatusOr<RankFrame> DecodeFrame(const v1::Frame& frame, const Layout& layout, const DecodeLimits& limits) {
+  BW_RETURN_IF_ERROR(CheckRange("frame.step", frame.step(), 0, int64_t{1} << 53));
+  BW_RETURN_IF_ERROR(CheckRange("frame.attempt", frame.attempt(), 0, 1 << 30));
+  BW_RETURN_IF_ERROR(CheckRange("frame.parts", frame.parts(), 1, limits.parts_max));
+  BW_RETURN_IF_ERROR(CheckRange("frame.part", frame.part(), 0, frame.parts() - 1));
+  BW_RETURN_IF_ERROR(CheckRange("number of frame.blocks", frame.blocks_size(), 1, limits.blocks_max));
+  RankFrame plain;
+  plain.attempt = frame.attempt();
+  plain.step = frame.step();
+  plain.part = frame.part();
+  plain.parts = frame.parts();
+  plain.time_unix_ns = frame.time_unix_ns();
+  plain.partial_rows = frame.partial_rows();
+  plain.dropped_total = frame.dropped_ring_total() + frame.dropped_window_total();
+  plain.blocks.resize(static_cast<size_t>(frame.blocks_size()));
+  size_t values = 0;
+  for (int i = 0; i < frame.blocks_size(); ++i) {
+    BW_RETURN_IF_ERROR(DecodeBlock(frame.blocks(i), i, layout, values, &plain.blocks[static_cast<size_t>(i)]));
+    values += static_cast<size_t>(frame.blocks(i).values_size());
+  }
+  plain.values.resize(values);
+  size_t offset = 0;
+  for (const v1::Block& block : frame.blocks()) {
+    const size_t count = static_cast<size_t>(block.values_size());
+    std::memcpy(plain.values.data() + offset, block.values().data(), count * sizeof(float));
+    offset += count;
+  }
+  return plain;
+}
+
+absl::StatusOr<SpectrumMessage> DecodeSpectrum(const v1::Spectrum& spectrum, const Layout& layout,
+                                               const DecodeLimits& limits) {
+  BW_RETURN_IF_ERROR(CheckRange("spectrum.step", spectrum.step(), 0, int64_t{1} << 53));
+  BW_RETURN_IF_ERROR(CheckRange("spectrum.layer", spectrum.layer(), 0, layout.layers - 1));
+  BW_RETURN_IF_ERROR(CheckRange("spectrum.head", spectrum.head(), 0, layout.heads - 1));
+  BW_RETURN_IF_ERROR(CheckRange("spectrum.kind", static_cast<int>(spectrum.kind()), 1, 3));
+  BW_RETURN_IF_ERROR(CheckRange("spectrum.n", spectrum.n(), 1, limits.spectrum_rows_max));
+  const int64_t expected = int64_t{spectrum.n()} * (spectrum.n() + 1) / 2;
+  if (spectrum.upper_size() != expected) {
+    return OutOfRange("number of spectrum.upper", spectrum.upper_size(), absl::StrCat("n (n + 1) / 2 = ", expected));
+  }
+  return SpectrumMessage{spectrum.attempt(),
+                         spectrum.step(),
+                         {static_cast<int32_t>(spectrum.layer()), static_cast<int32_t>(spectrum.head())},
+                         static_cast<uint8_t>(spectrum.kind()),
+                         spectrum.n(),
+                         spectrum.scale(),
+                         {spectrum.upper().begin(), spectrum.upper().end()}};
+}
+
+absl::StatusOr<RunEvent> DecodeEvent(const v1::Event& event, const DecodeLimits& limits) {
+  BW_RETURN_IF_ERROR(CheckRange("event.step", event.step(), 0, int64_t{1} << 53));
+  BW_RETURN_IF_ERROR(CheckRange("event.kind", static_cast<int>(event.kind()), 1, static_cast<int>(EventKind::kAnnotation)));
+  BW_RETURN_IF_ERROR(CheckText("event.text", event.text(), limits.text_bytes_max));
+  return RunEvent{event.attempt(), event.step(), static_cast<EventKind>(event.kind()), event.value(), event.text(),
+                  event.time_unix_ns()};
+}
+
+}  // namespace
+
+bool IsRunName(std::string_view name) {
+  if (name.empty() || name.size() > 128) return false;
+  return std::all_of(name.begin(), name.end(), [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '.' ||
+           c == ':' || c == '/' || c == '-';
+  });
+}
+
+absl::StatusOr<IngestMessage> Decode(const v1::ClientMessage& message, const Layout* layout, const DecodeLimits& limits) {
+  IngestMessage plain;
+  plain.seq = message.seq();
+  const auto body = message.body_case();
+  if (body == v1::ClientMessage::kHello) {
+    if (layout != nullptr) return absl::InvalidArgumentError("hello: only the first message of a stream may be one");
+    BW_ASSIGN_OR_RETURN(plain.body, DecodeHello(message.hello(), limits));
+    return plain;
+  }
+  if (layout == nullptr) return absl::FailedPreconditionError("the first message of a stream must be a hello");
+  const bool sequenced = body != v1::ClientMessage::kHeartbeat && body != v1::ClientMessage::kBye;
+  if (sequenced != (message.seq() != 0)) {
+    return OutOfRange("seq", message.seq(), sequenced ? "at least 1" : "0 for heartbeat and bye");
+  }
+  switch (body) {
+    case v1::ClientMessage::kFrame: {
+      BW_ASSIGN_OR_RETURN(plain.body, DecodeFrame(message.frame(), *layout, limits));
+      return plain;
+    }
+    case v1::ClientMessage::kSpectrum: {
+      BW_ASSIGN_OR_RETURN(plain.body, DecodeSpectrum(message.spectrum(), *layout, limits));
+      return plain;
+    }
+    case v1::ClientMessage::kEvent: {
+      BW_ASSIGN_OR_RETURN(plain.body, DecodeEvent(message.event(), limits));
+      return plain;
+    }
+    case v1::ClientMessage::kActionResult: {
+      const v1::ActionResult& result = message.action_result();
+      BW_RETURN_IF_ERROR(CheckText("action_result.id", result.id(), 64));
+      BW_RETURN_IF_ERROR(CheckText("action_result.reason", result.reason(), limits.text_bytes_max));
+      plain.body = ActionResultMessage{result.id(), result.attempt(), result.applied(), result.step(), result.reason()};
+      return plain;
+    }
+    case v1::ClientMessage::kHeartbeat:
+      plain.body = HeartbeatMessage{message.heartbeat().dropped_total()};
+      return plain;
+    case v1::ClientMessage::kBye: {
+      const v1::Bye& bye = message.bye();
+      BW_RETURN_IF_ERROR(CheckText("bye.detail", bye.detail(), limits.text_bytes_max));
+      BW_RETURN_IF_ERROR(CheckRange("bye.reason", static_cast<int>(bye.reason()), 0, 3));
+      plain.body = ByeMessage{static_cast<ByeMessage::Reason>(bye.reason()), bye.detail()};
+      return plain;
+    }
+    default:
+      return absl::InvalidArgumentError("the message has no body that this server knows");
+  }
+}
+
+std::string EncodeStepClosed(const StepClosedMessage& message) { return absl::StrCat(message.attempt, " ", message.step); }
+
+std::string EncodeSilence(const SilenceMessage& message) {
+  return absl::StrCat(message.silent_ranks, " ", message.seconds);
+}
+
+absl::StatusOr<IngestMessage> DecodeRecord(const WalRecord& record, const Layout* layout, const DecodeLimits& limits) {
+  if (record.kind == WalKind::kStepClosed || record.kind == WalKind::kSilence) {
+    uint32_t first = 0;
+    int64_t second = 0;
+    if (std::sscanf(record.payload.c_str(), "%u %ld", &first, &second) != 2) {
+      return absl::DataLossError(absl::StrCat("log record ", record.lsn, " cannot be parsed"));
+    }
+    IngestMessage plain;
+    if (record.kind == WalKind::kStepClosed) {
+      plain.body = StepClosedMessage{first, second};
+    } else {
+      plain.body = SilenceMessage{first, second};
+    }
+    return plain;
+  }
+  v1::ClientMessage message;
+  if (!message.ParseFromString(record.payload)) {
+    return absl::DataLossError(absl::StrCat("log record ", record.lsn, " cannot be parsed"));
+  }
+  return Decode(message, record.kind == WalKind::kHello ? nullptr : layout, limits);
+}
+
+v1::RunDescription ToProto(const RunDescription& run) {
+  v1::RunDescription proto;
+  proto.set_name(run.name);
+  proto.set_uuid(run.uuid.data(), run.uuid.size());
+  proto.set_attempt(run.attempt);
+  proto.set_world(run.world);
+  proto.set_reporters(run.reporters);
+  proto.mutable_layout()->set_layers(static_cast<uint32_t>(run.layout.layers));
+  proto.mutable_layout()->set_heads(static_cast<uint32_t>(run.layout.heads));
+  proto.mutable_layout()->set_kv_heads(static_cast<uint32_t>(run.layout.kv_heads));
+  proto.mutable_layout()->set_head_dim(static_cast<uint32_t>(run.layout.head_dim));
+  proto.mutable_layout()->set_seq_len(static_cast<uint32_t>(run.layout.seq_len));
+  v1::Attention* attention = proto.mutable_attention();
+  attention->set_kernel(run.attention.kernel);
+  attention->set_score_dtype(run.attention.score_dtype);
+  attention->set_centred(run.attention.centred);
+  attention->set_qk_norm(run.attention.qk_norm);
+  attention->set_causal(run.attention.causal);
+  attention->set_softcap(run.attention.softcap);
+  attention->set_window(static_cast<uint32_t>(run.attention.window));
+  proto.set_framework(run.framework);
+  proto.set_model(run.model);
+  proto.set_weight_decay(run.weight_decay);
+  proto.set_step_origin(run.step_from_attach ? v1::STEP_ORIGIN_ATTACH : v1::STEP_ORIGIN_TRAINER);
+  for (const auto& [key, value] : run.labels) (*proto.mutable_labels())[key] = value;
+  return proto;
+}
+
+v1::ClientMessage ToProto(const RunEvent& event) {
+  v1::ClientMessage message;
+  v1::Event* proto = message.mutable_event();
+  proto->set_attempt(event.attempt);
+  proto->set_step(event.step);
+  proto->set_kind(static_cast<v1::EventKind>(event.kind));
+  proto->set_value(event.value);
+  proto->set_text(event.text);
+  proto->set_time_unix_ns(event.time_unix_ns);
+  return message;
+}
+
+v1::ClientMessage ToFrame(const StepSample& sample) {
+  v1::ClientMessage message;
+  v1::Frame* frame = message.mutable_frame();
+  frame->set_attempt(sample.attempt);
+  frame->set_step(sample.step);
+  frame->set_parts(1);
+  frame->set_time_unix_ns(sample.time_unix_ns);
+  for (const SignalId id : sample.signals()) {
+    const auto values = sample.matrix(id);
+    const MatrixShape shape = ShapeOf(*FindSignal(id), sample.layout());
+    v1::Block* block = frame->add_blocks();
+    block->set_signal(static_cast<v1::Signal>(id));
+    block->set_layer_count(static_cast<uint32_t>(shape.layers));
+    block->set_head_count(static_cast<uint32_t>(shape.heads));
+    block->mutable_values()->Add(values.begin(), values.end());
+  }
+  return message;
+}
+
+}  // namespace bellwether::server

@@ -1,0 +1,299 @@
+#include "server/ingest/ingest_service.h"
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "server/util/grpc_status.h"
+
+namespace bellwether::server {
+
+// One per Attach(); deletes itself in OnDone().
+//
+// gRPC's reactions, the log's thread and the shards' threads meet here, under
+// `mutex_`.  Nothing is called on the session while it is held, because the
+// session calls back under its own lock.
+class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMessage, v1::ServerMessage>,
+                                    public SessionOwner {
+ public:
+  explicit Stream(IngestService* service) : service_(service), last_heard_ns_(service->clock_->MonotonicNanos()) {}
+
+  void Start() { StartRead(&incoming_); }
+
+  // ---- gRPC ----
+  void OnReadDone(bool ok) override {
+    if (!ok) {
+      End(grpc::Status::OK);
+      return;
+    }
+    last_heard_ns_.store(service_->clock_->MonotonicNanos(), std::memory_order_relaxed);
+    TakeIncoming();
+  }
+
+  void OnWriteDone(bool ok) override {
+    absl::MutexLock lock(&mutex_);
+    writing_ = false;
+    if (!ok) outgoing_.clear();
+    WriteNext();
+  }
+
+  void OnCancel() override { End(grpc::Status::CANCELLED); }
+
+  void OnDone() override {
+    if (session_ != nullptr) session_->Detach();
+    {
+      absl::MutexLock lock(&service_->mutex_);
+      service_->streams_.erase(this);
+      service_->streams_gauge_->Set(static_cast<double>(service_->streams_.size()));
+    }
+    delete this;
+  }
+
+  // ---- session ----
+  void OnOpen(uint64_t durable_seq) override {
+    v1::ServerMessage message;
+    v1::Welcome* welcome = message.mutable_welcome();
+    {
+      absl::MutexLock lock(&mutex_);
+      if (session_ == nullptr) {  // Open() has not returned yet.
+        opened_with_ = durable_seq;
+        return;
+      }
+      welcome->set_session_epoch(session_->epoch());
+    }
+    welcome->set_durable_seq(durable_seq);
+    welcome->set_window_bytes(service_->options_.window_bytes);
+    welcome->set_server_version(service_->options_.server_version);
+    welcome->set_message_bytes_max(service_->options_.message_bytes_max);
+    if (!service_->options_.page_url_prefix.empty()) {
+      welcome->set_page_url(service_->options_.page_url_prefix + run_name_);
+    }
+    Send(std::move(message));
+  }
+
+  void OnDurable(uint64_t seq) override {
+    absl::MutexLock lock(&mutex_);
+    durable_seq_ = std::max(durable_seq_, seq);
+    WriteNext();
+  }
+
+  void OnRoom() override { Offer(); }
+
+  void OnFenced() override {
+    service_->fenced_->Add();
+    End({grpc::StatusCode::ABORTED, "a newer session holds this run and rank"});
+  }
+
+  // ---- service ----
+  void Drain() {
+    v1::ServerMessage message;
+    message.mutable_drain()->set_retry_after_ms(service_->options_.drain_retry_after_ms);
+    Send(std::move(message));
+    End({grpc::StatusCode::UNAVAILABLE, "the server is draining; come back"});
+  }
+
+  void CutIfSilentSince(int64_t since_ns) {
+    if (last_heard_ns_.load(std::memory_order_relaxed) < since_ns) {
+      End({grpc::StatusCode::DEADLINE_EXCEEDED,
+           absl::StrCat("no message for ", service_->options_.idle_ms_max, " ms")});
+    }
+  }
+
+ private:
+  // Decodes `incoming_` and passes it on.  Only one at a time: the next read
+  // starts when this one was taken.
+  void TakeIncoming() {
+    if (incoming_.body_case() == v1::ClientMessage::kBye && session_ != nullptr) {
+      auto message = Decode(incoming_, &session_->layout(), service_->options_.limits);
+      if (message.ok()) session_->Bye(*std::move(message), incoming_.SerializeAsString());
+      End(grpc::Status::OK);
+      return;
+    }
+    auto message = Decode(incoming_, session_ == nullptr ? nullptr : &session_->layout(), service_->options_.limits);
+    if (!message.ok()) {
+      service_->frames_refused_->Add();
+      End(ToGrpc(message.status()));
+      return;
+    }
+    if (auto* heartbeat = std::get_if<HeartbeatMessage>(&message->body)) {
+      session_->Heartbeat(*heartbeat);
+      ReadNext();
+      return;
+    }
+    std::string payload = incoming_.SerializeAsString();
+    service_->bytes_->Add(static_cast<double>(payload.size()));
+    if (session_ == nullptr) {
+      Open(std::get<HelloMessage>(message->body), std::move(payload));
+      return;
+    }
+    pending_ = *std::move(message);
+    pending_payload_ = std::move(payload);
+    Offer();
+  }
+
+  void Open(const HelloMessage& hello, std::string payload) {
+    run_name_ = hello.run.name;
+    auto session = service_->sink_->Open(hello, std::move(payload), this);
+    if (!session.ok()) {
+      End(ToGrpc(session.status()));
+      return;
+    }
+    std::optional<uint64_t> opened_with;
+    {
+      absl::MutexLock lock(&mutex_);
+      session_ = *std::move(session);
+      opened_with = opened_with_;
+    }
+    if (opened_with.has_value()) OnOpen(*opened_with);
+    ReadNext();
+  }
+
+  // Hands `pending_` to the session, or waits for OnRoom().
+  void Offer() {
+    const auto* frame = std::get_if<RankFrame>(&pending_.body);
+    const double values = frame == nullptr ? 0 : static_cast<double>(frame->values.size());
+    const auto taken = session_->Put(pending_, pending_payload_);
+    if (!taken.ok()) {
+      End(ToGrpc(taken.status()));
+      return;
+    }
+    switch (*taken) {
+      case IngestSession::Taken::kBusy:
+      case IngestSession::Taken::kFenced:
+        return;
+      case IngestSession::Taken::kTaken:
+        service_->frames_taken_->Add();
+        service_->values_->Add(values);
+        break;
+      case IngestSession::Taken::kDuplicate:
+        service_->frames_duplicate_->Add();
+        break;
+    }
+    ReadNext();
+  }
+
+  void ReadNext() {
+    absl::MutexLock lock(&mutex_);
+    if (!finished_) StartRead(&incoming_);
+  }
+
+  void Send(v1::ServerMessage message) {
+    absl::MutexLock lock(&mutex_);
+    outgoing_.push_back(std::move(message));
+    WriteNext();
+  }
+
+  void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (writing_ || finished_) return;
+    if (!outgoing_.empty()) {
+      writing_message_ = std::move(outgoing_.front());
+      outgoing_.erase(outgoing_.begin());
+    } else if (durable_seq_ > acked_seq_ && session_ != nullptr) {
+      acked_seq_ = durable_seq_;
+      writing_message_.Clear();
+      writing_message_.mutable_ack()->set_session_epoch(session_->epoch());
+      writing_message_.mutable_ack()->set_durable_seq(acked_seq_);
+    } else {
+      if (end_.has_value()) {
+        finished_ = true;
+        Finish(*end_);
+      }
+      return;
+    }
+    writing_ = true;
+    StartWrite(&writing_message_);
+  }
+
+  // Finishes once what is queued has been written.
+  void End(grpc::Status status) {
+    absl::MutexLock lock(&mutex_);
+    if (end_.has_value()) return;
+    end_ = std::move(status);
+    WriteNext();
+  }
+
+  IngestService* const service_;
+  std::atomic<int64_t> last_heard_ns_;
+  v1::ClientMessage incoming_;
+  std::shared_ptr<IngestSession> session_;
+  std::string run_name_;
+  IngestMessage pending_;
+  std::string pending_payload_;
+
+  absl::Mutex mutex_;
+  std::vector<v1::ServerMessage> outgoing_ ABSL_GUARDED_BY(mutex_);
+  v1::ServerMessage writing_message_;
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<grpc::Status> end_ ABSL_GUARDED_BY(mutex_);
+  std::optional<uint64_t> opened_with_ ABSL_GUARDED_BY(mutex_);
+  uint64_t durable_seq_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t acked_seq_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+namespace {
+
+// A reactor that only says no.
+class Refusal final : public grpc::ServerBidiReactor<v1::ClientMessage, v1::ServerMessage> {
+ public:
+  explicit Refusal(const grpc::Status& status) { Finish(status); }
+  void OnDone() override { delete this; }
+};
+
+}  // namespace
+
+IngestService::IngestService(const Options& options, IngestSink* sink, Counters* counters, Clock* clock)
+    : options_(options),
+      sink_(sink),
+      clock_(clock),
+      streams_gauge_(counters->gauge("bellwether_ingest_streams")),
+      frames_taken_(counters->counter("bellwether_ingest_frames_total", {{"result", "taken"}})),
+      frames_duplicate_(counters->counter("bellwether_ingest_frames_total", {{"result", "duplicate"}})),
+      frames_refused_(counters->counter("bellwether_ingest_frames_total", {{"result", "refused"}})),
+      values_(counters->counter("bellwether_ingest_values_total")),
+      bytes_(counters->counter("bellwether_ingest_bytes_total")),
+      streams_refused_(counters->counter("bellwether_ingest_limit_refused_total", {{"limit", "streams"}})),
+      fenced_(counters->counter("bellwether_ingest_limit_refused_total", {{"limit", "writers"}})) {}
+
+IngestService::~IngestService() = default;
+
+grpc::ServerBidiReactor<v1::ClientMessage, v1::ServerMessage>* IngestService::Attach(grpc::CallbackServerContext*) {
+  Stream* stream = nullptr;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (draining_) return new Refusal({grpc::StatusCode::UNAVAILABLE, "the server is draining; come back"});
+    if (static_cast<int>(streams_.size()) >= options_.streams_max) {
+      streams_refused_->Add();
+      return new Refusal({grpc::StatusCode::RESOURCE_EXHAUSTED,
+                          absl::StrCat("streams: ", options_.streams_max, " are open, which is the limit")});
+    }
+    stream = new Stream(this);
+    streams_.insert(stream);
+    streams_gauge_->Set(static_cast<double>(streams_.size()));
+  }
+  stream->Start();
+  return stream;
+}
+
+void IngestService::Drain() {
+  absl::MutexLock lock(&mutex_);
+  draining_ = true;
+  for (Stream* stream : streams_) stream->Drain();
+}
+
+void IngestService::CutIdle() {
+  const int64_t since = clock_->MonotonicNanos() - options_.idle_ms_max * 1'000'000;
+  absl::MutexLock lock(&mutex_);
+  for (Stream* stream : streams_) stream->CutIfSilentSince(since);
+}
+
+int IngestService::streams_open() const {
+  absl::MutexLock lock(&mutex_);
+  return static_cast<int>(streams_.size());
+}
+
+}  // namespace bellwether::server

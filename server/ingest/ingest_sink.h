@@ -1,0 +1,66 @@
+// ingest_sink.h: what a stream hands its messages to.
+//
+// Implemented by the server's root, which owns log and shards.
+
+#ifndef BELLWETHER_SERVER_INGEST_INGEST_SINK_H_
+#define BELLWETHER_SERVER_INGEST_INGEST_SINK_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/ingest/message.h"
+
+namespace bellwether::server {
+
+// What a session tells the stream that holds it.  Called from the log's and
+// the shards' threads; quick, and never under a lock that Put() takes.
+class SessionOwner {
+ public:
+  virtual ~SessionOwner() = default;
+  // The Hello is durable: everything up to `durable_seq` is, too.
+  virtual void OnOpen(uint64_t durable_seq) = 0;
+  virtual void OnDurable(uint64_t seq) = 0;
+  virtual void OnRoom() = 0;    // Put() said kBusy; try again.
+  virtual void OnFenced() = 0;  // A newer session holds this (run, rank).
+};
+
+// One stream's claim on a (run, rank).
+class IngestSession {
+ public:
+  virtual ~IngestSession() = default;
+  virtual uint64_t epoch() const = 0;
+  virtual const Layout& layout() const = 0;
+
+  enum class Taken {
+    kTaken,
+    kDuplicate,  // seq was taken before; it is acknowledged as usual.
+    kBusy,       // Not taken; OnRoom() follows.
+    kFenced,     // Not taken; OnFenced() was or will be called.
+  };
+  // `payload` is the serialized v1.ClientMessage.  With kBusy neither argument
+  // was touched.  UNAVAILABLE: the log failed.  Sequenced messages only.
+  virtual absl::StatusOr<Taken> Put(IngestMessage& message, std::string& payload) = 0;
+  virtual void Heartbeat(const HeartbeatMessage& heartbeat) = 0;
+  // The last words; kBusy is retried by the sink itself.
+  virtual void Bye(IngestMessage message, std::string payload) = 0;
+  // No call to the owner is in flight or follows.
+  virtual void Detach() = 0;
+};
+
+class IngestSink {
+ public:
+  virtual ~IngestSink() = default;
+  // Registers the session, fences the one before it and calls OnOpen() once
+  // the Hello is durable.  RESOURCE_EXHAUSTED: runs or ranks at their limit;
+  // FAILED_PRECONDITION: the run is known with another layout in this attempt;
+  // UNAVAILABLE: draining, or the log failed.
+  virtual absl::StatusOr<std::shared_ptr<IngestSession>> Open(const HelloMessage& hello, std::string payload,
+                                                              SessionOwner* owner) = 0;
+};
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_INGEST_INGEST_SINK_H_

@@ -1,0 +1,80 @@
+// message.h: what a trainer said, checked and free of protobuf.
+
+#ifndef BELLWETHER_SERVER_INGEST_MESSAGE_H_
+#define BELLWETHER_SERVER_INGEST_MESSAGE_H_
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "server/store/run_types.h"
+#include "server/store/step_sample.h"
+#include "server/store/wal.h"
+
+namespace bellwether::server {
+
+struct HelloMessage {
+  RunDescription run;
+  uint32_t rank = 0;
+  uint64_t first_unacked_seq = 0;
+  uint64_t dropped_total = 0;
+};
+
+struct SpectrumMessage {
+  uint32_t attempt = 0;
+  int64_t step = 0;
+  Head where;
+  uint8_t kind = 0;
+  uint32_t n = 0;
+  float scale = 1;
+  std::vector<float> upper;
+};
+
+struct ActionResultMessage {
+  std::string id;
+  uint32_t attempt = 0;
+  bool applied = false;
+  int64_t step = 0;
+  std::string reason;
+};
+
+struct HeartbeatMessage {
+  uint64_t dropped_total = 0;
+};
+
+struct ByeMessage {
+  enum class Reason : uint8_t { kUnknown = 0, kFinished = 1, kDied = 2, kDetached = 3 };
+  Reason reason = Reason::kUnknown;
+  std::string detail;
+};
+
+// Said by the server itself, through its own log, so that a replay decides the
+// same: a step was closed by its deadline, ranks fell silent.
+struct StepClosedMessage {
+  uint32_t attempt = 0;
+  int64_t step = 0;
+};
+struct SilenceMessage {
+  uint32_t silent_ranks = 0;
+  int64_t seconds = 0;
+};
+
+struct IngestMessage {
+  uint64_t seq = 0;
+  std::variant<HelloMessage, RankFrame, SpectrumMessage, RunEvent, ActionResultMessage, HeartbeatMessage, ByeMessage,
+               StepClosedMessage, SilenceMessage>
+      body;
+};
+
+// A message in the order of the log.
+struct LoggedMessage {
+  Lsn lsn = 0;
+  RunId run = 0;
+  uint32_t rank = 0;
+  IngestMessage message;
+};
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_INGEST_MESSAGE_H_

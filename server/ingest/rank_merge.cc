@@ -1,0 +1,154 @@
+#include "server/ingest/rank_merge.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+namespace bellwether::server {
+namespace {
+
+bool SameBits(float a, float b) { return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b); }
+
+}  // namespace
+
+RankMerge::RankMerge(const Layout& layout, uint32_t reporters, size_t open_steps_max)
+    : layout_(layout), reporters_(reporters), open_steps_max_(open_steps_max) {}
+
+void RankMerge::Combine(const RankFrame& frame, Open* open) {
+  StepSample& sample = open->sample;
+  sample.time_unix_ns = std::max(sample.time_unix_ns, frame.time_unix_ns);
+  for (const RankBlock& block : frame.blocks) {
+    const SignalInfo& signal = *FindSignal(block.signal);
+    const MatrixShape shape = ShapeOf(signal, layout_);
+    const std::span<float> matrix = sample.Add(block.signal);
+    const float* in = frame.values.data() + block.offset;
+    const uint32_t mean_count = signal.merge == Merge::kMean ? ++open->mean_count[block.signal] : 1;
+    for (int32_t layer = 0; layer < block.layer_count; ++layer) {
+      float* row = matrix.data() + (block.layer_begin + layer) * shape.heads + block.head_begin;
+      for (int32_t head = 0; head < block.head_count; ++head, ++in) {
+        float& cell = row[head];
+        if (IsNotMeasured(cell)) {
+          cell = *in;
+          continue;
+        }
+        switch (signal.merge) {
+          case Merge::kSum:
+            cell += *in;
+            break;
+          case Merge::kMax:
+            if (std::isnan(*in) || *in > cell) cell = *in;
+            break;
+          case Merge::kMean:
+            cell += (*in - cell) / static_cast<float>(mean_count);
+            break;
+          case Merge::kEqual:
+            if (!SameBits(cell, *in)) {
+              sample.disagreements.push_back({block.signal, block.layer_begin + layer, block.head_begin + head,
+                                              std::min(cell, *in), std::max(cell, *in)});
+            }
+            break;
+          case Merge::kNone:
+            break;
+        }
+      }
+    }
+  }
+}
+
+RankMerge::Outcome RankMerge::Add(const RankFrame& frame, Lsn lsn, const Sink& sink) {
+  const Key key{frame.attempt, frame.step};
+  if (key <= Key{closed_attempt_, closed_step_}) return Outcome::kLate;
+  Key& newest = seen_.try_emplace(frame.rank, key).first->second;
+  newest = std::max(newest, key);
+  gone_.erase(frame.rank);
+  auto [step, is_new] = open_.try_emplace(key);
+  Open& open = step->second;
+  if (is_new) {
+    open.sample = std::move(spare_);
+    open.sample.Reset(layout_);
+    open.sample.attempt = frame.attempt;
+    open.sample.step = frame.step;
+    open.first_lsn = lsn;
+  }
+  std::set<uint32_t>& parts = open.parts[frame.rank];
+  if (!parts.insert(frame.part).second) return Outcome::kRepeated;
+  Combine(frame, &open);
+  if (parts.size() == frame.parts) {
+    open.whole.insert(frame.rank);
+    open.sample.ranks = static_cast<uint32_t>(open.whole.size());
+  }
+  CloseReady(sink);
+  return Outcome::kTaken;
+}
+
+size_t RankMerge::expected() const { return reporters_ - std::min<size_t>(reporters_ - 1, gone_.size()); }
+
+bool RankMerge::IsComplete(const Key& key, const Open& open) const {
+  if (open.whole.size() >= expected()) return true;
+  if (open.whole.empty()) return false;
+  // Every rank that still takes part has sent this step or is past it; ranks
+  // that were never heard of are waited for.
+  if (seen_.size() < expected()) return false;
+  return std::all_of(seen_.begin(), seen_.end(), [&](const auto& rank) {
+    return rank.second > key || open.whole.count(rank.first) > 0;
+  });
+}
+
+void RankMerge::Close(std::map<Key, Open>::iterator step, bool complete, const Sink& sink) {
+  closed_attempt_ = step->first.first;
+  closed_step_ = step->first.second;
+  Open& open = step->second;
+  open.sample.complete = complete && open.whole.size() >= expected();
+  sink(open.sample);
+  spare_ = std::move(open.sample);
+  open_.erase(step);
+}
+
+void RankMerge::CloseReady(const Sink& sink) {
+  // A complete step closes everything before it: each rank is past that.
+  auto ready = open_.end();
+  for (auto step = open_.begin(); step != open_.end(); ++step) {
+    if (IsComplete(step->first, step->second)) ready = step;
+  }
+  if (ready != open_.end()) {
+    const Key last = ready->first;
+    while (!open_.empty() && open_.begin()->first <= last) Close(open_.begin(), true, sink);
+  }
+  while (open_.size() > open_steps_max_) Close(open_.begin(), false, sink);
+}
+
+void RankMerge::CloseThrough(uint32_t attempt, int64_t step, const Sink& sink) {
+  const Key last{attempt, step};
+  while (!open_.empty() && open_.begin()->first <= last) Close(open_.begin(), false, sink);
+}
+
+void RankMerge::SetGone(uint32_t rank, const Sink& sink) {
+  seen_.erase(rank);
+  gone_.insert(rank);
+  if (seen_.empty()) {
+    while (!open_.empty()) Close(open_.begin(), true, sink);
+    return;
+  }
+  CloseReady(sink);
+}
+
+Lsn RankMerge::oldest_open_lsn() const {
+  Lsn oldest = 0;
+  for (const auto& [key, open] : open_) oldest = oldest == 0 ? open.first_lsn : std::min(oldest, open.first_lsn);
+  return oldest;
+}
+
+bool RankMerge::OldestOpen(uint32_t* attempt, int64_t* step) const {
+  if (open_.empty()) return false;
+  *attempt = open_.begin()->first.first;
+  *step = open_.begin()->first.second;
+  return true;
+}
+
+void RankMerge::RestoreClosed(uint32_t attempt, int64_t step) {
+  closed_attempt_ = attempt;
+  closed_step_ = step;
+}
+
+}  // namespace bellwether::server
