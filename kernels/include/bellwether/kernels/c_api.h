@@ -7,7 +7,8 @@
    (2) Nothing is allocated that outlives a call, nothing is printed, nothing
        is thrown.  On a CUDA device work is enqueued on the caller's stream and
        nothing synchronizes; on the CPU it is done when the call returns.
-   (3) Strides count elements.  Structs start with struct_size.
+   (3) Strides count elements.  Structs start with struct_size = sizeof of the
+       caller's struct; a longer one must be zero where this library ends.
    (4) Any thread; calls that write the same memory must not overlap. */
 
 #ifndef BELLWETHER_KERNELS_C_API_H_
@@ -40,7 +41,9 @@ typedef enum bw_kernel_status {
 typedef enum bw_dtype { BW_F32 = 0, BW_BF16 = 1, BW_F16 = 2 } bw_dtype;
 typedef enum bw_backend { BW_CPU = 0, BW_CUDA = 1 } bw_backend;
 
+/* (major << 16) | minor of the library. */
 BW_KERNELS_EXPORT uint32_t bw_kernels_abi_version(void);
+/* Valid until this thread's next failing call; "" before the first. */
 BW_KERNELS_EXPORT const char* bw_kernels_last_error(void);
 /* 1 if the backend can be used in this process, else 0. */
 BW_KERNELS_EXPORT int bw_kernels_available(uint32_t backend);
@@ -84,7 +87,7 @@ typedef struct bw_probe_params {
   uint32_t struct_size;
   uint32_t backend; /* bw_backend */
   uint32_t dtype;   /* bw_dtype of q, k, v, o, d_o */
-  uint32_t threads; /* CPU: 0 = one */
+  uint32_t threads; /* CPU: 0..256, at most so many; 0 = one */
   void* stream;     /* CUDA */
   int64_t batch, heads, kv_heads, q_len, k_len, head_dim, v_dim;
   bw_tensor4 q, k;  /* [batch][heads][q_len][head_dim], [..][kv_heads][k_len][..] */
@@ -104,6 +107,12 @@ typedef struct bw_probe_params {
 } bw_probe_params;
 
 BW_KERNELS_EXPORT bw_kernel_status bw_probe(const bw_probe_params* params);
+
+/* The row that stands for `stratum` of 0..strata-1 when rows_per_head = strata
+   < q_len: the hash is written out in probe.h.  head is the global head.  -1
+   unless 1 <= strata <= q_len < 2^31 and stratum < strata. */
+BW_KERNELS_EXPORT int64_t bw_probe_sampled_row(uint64_t seed, uint64_t batch, uint64_t head,
+                                               uint64_t stratum, uint64_t strata, uint64_t q_len);
 
 /* ---- key-gradient leak ---- */
 
@@ -138,7 +147,7 @@ typedef struct bw_spectral_params {
   float* direction;    /* [heads][rows] in/out or NULL: the top left singular
                           vector; a unit vector on entry warms the start */
   float* overlap;      /* [heads] out or NULL: abs(cosine) of direction before
-                          and after; NaN if it was 0 before */
+                          and after; NaN if it was 0 before.  Needs direction */
   float* gram;         /* [heads][rows][rows] out or NULL: G = W W^T */
 } bw_spectral_params;
 

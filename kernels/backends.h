@@ -1,0 +1,37 @@
+// backends.h: one declaration per kernel and backend.  Private to kernels/ and
+// its tests and benchmarks.
+//
+// Both columns always link.  In a CPU-only build cuda/unavailable.cc defines
+// the CUDA column, so callers never need an #ifdef.  Parameters are validated.
+
+#ifndef BELLWETHER_KERNELS_BACKENDS_H_
+#define BELLWETHER_KERNELS_BACKENDS_H_
+
+#include "bellwether/kernels/center_keys.h"
+#include "bellwether/kernels/key_leak.h"
+#include "bellwether/kernels/probe.h"
+#include "bellwether/kernels/spectral.h"
+
+namespace bellwether::kernels::cpu {
+
+// The definition, row by row, one thread: what Probe is tested against.
+Status ProbeReference(const ProbeParams& params);
+Status Probe(const ProbeParams& params, uint32_t threads);
+Status KeyLeak(const KeyLeakParams& params, uint32_t threads);
+Status CenterKeys(const CenterKeysParams& params, uint32_t threads);
+Status SpectralNorms(const SpectralParams& params, uint32_t threads);
+Status IncrementRank(const IncrementRankParams& params, uint32_t threads);
+
+}  // namespace bellwether::kernels::cpu
+
+namespace bellwether::kernels::cuda {
+
+bool IsAvailable();
+Status Probe(const ProbeParams& params, void* stream);
+Status KeyLeak(const KeyLeakParams& params, void* stream);
+Status CenterKeys(const CenterKeysParams& params, void* stream);
+Status SpectralNorms(const SpectralParams& params, void* stream);
+
+}  // namespace bellwether::kernels::cuda
+
+#endif  // BELLWETHER_KERNELS_BACKENDS_H_

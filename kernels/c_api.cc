@@ -1,0 +1,201 @@
+// The C interface: checks sizes, copies fields, calls the C++ kernels.
+
+#include "bellwether/kernels/c_api.h"
+
+#include <cstddef>
+#include <cstdint>
+
+#include "backends.h"
+#include "error.h"
+
+namespace {
+
+namespace bk = bellwether::kernels;
+using bk::Status;
+
+static_assert(static_cast<int>(BW_PROBE_STAT_COUNT) == bk::kProbeStatCount);
+static_assert(static_cast<int>(BW_PROBE_LOGIT_MAX) == bk::kProbeLogitMax);
+static_assert(static_cast<int>(BW_PROBE_NONFINITE_ROWS) == bk::kProbeNonfiniteRows);
+static_assert(static_cast<int>(BW_PROBE_DELTA_ERROR_ABS_SUM) == bk::kProbeDeltaErrorAbsSum);
+static_assert(static_cast<int>(BW_PROBE_KV_STAT_COUNT) == bk::kProbeKvStatCount);
+static_assert(static_cast<int>(BW_KERNEL_DEVICE_ERROR) == static_cast<int>(Status::kDeviceError));
+
+bw_kernel_status ToC(Status status) { return static_cast<bw_kernel_status>(status); }
+
+// A struct from a newer header may be longer; what we do not know must be 0.
+template <typename Params>
+Status CheckSize(const Params* params) {
+  if (params == nullptr) {
+    return bk::Fail(Status::kInvalidArgument, "params is NULL, but must point to a struct");
+  }
+  if (params->struct_size < sizeof(Params)) {
+    return bk::Fail(Status::kInvalidArgument, "struct_size is %u, but must be at least %zu",
+                    params->struct_size, sizeof(Params));
+  }
+  const auto* bytes = reinterpret_cast<const unsigned char*>(params);
+  for (size_t i = sizeof(Params); i < params->struct_size; ++i) {
+    if (bytes[i] == 0) continue;
+    return bk::Fail(Status::kUnsupported,
+                    "struct_size is %u, but fields beyond %zu must be 0: this library is older",
+                    params->struct_size, sizeof(Params));
+  }
+  return Status::kOk;
+}
+
+// Out of range on purpose keeps its value for the sentence of CheckDType.
+bk::DType ToDType(uint32_t dtype) {
+  return static_cast<bk::DType>(dtype <= INT32_MAX ? static_cast<int>(dtype) : INT32_MAX);
+}
+
+bk::Device ToDevice(uint32_t backend, void* stream, uint32_t threads) {
+  const int value = backend <= INT32_MAX ? static_cast<int>(backend) : INT32_MAX;
+  return {static_cast<bk::Backend>(value), stream, threads};
+}
+
+bk::Tensor4 ToTensor(const bw_tensor4& t) {
+  return {t.data, t.batch_stride, t.head_stride, t.token_stride};
+}
+
+Status RunProbe(const bw_probe_params& c) {
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckRange("causal", c.causal, 0, 1));
+  for (int i = 0; i < 3; ++i) {
+    BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckRange("reserved", c.reserved[i], 0, 0));
+  }
+  bk::ProbeParams p;
+  p.dtype = ToDType(c.dtype);
+  p.batch = c.batch;
+  p.heads = c.heads;
+  p.kv_heads = c.kv_heads;
+  p.q_len = c.q_len;
+  p.k_len = c.k_len;
+  p.head_dim = c.head_dim;
+  p.v_dim = c.v_dim;
+  p.q = ToTensor(c.q);
+  p.k = ToTensor(c.k);
+  p.v = ToTensor(c.v);
+  p.o = ToTensor(c.o);
+  p.d_o = ToTensor(c.d_o);
+  p.scale = c.scale;
+  p.softcap = c.softcap;
+  p.causal = c.causal != 0;
+  p.window = c.window;
+  p.rows_per_head = c.rows_per_head;
+  p.seed = c.seed;
+  p.head_offset = c.head_offset;
+  p.stat_stride = c.stat_stride;
+  p.out = c.out;
+  p.kv_stat_stride = c.kv_stat_stride;
+  p.kv_out = c.kv_out;
+  return bk::Probe(p, ToDevice(c.backend, c.stream, c.threads));
+}
+
+Status RunKeyLeak(const bw_key_leak_params& c) {
+  bk::KeyLeakParams p;
+  p.dtype = ToDType(c.dtype);
+  p.batch = c.batch;
+  p.kv_heads = c.kv_heads;
+  p.k_len = c.k_len;
+  p.head_dim = c.head_dim;
+  p.d_k = ToTensor(c.d_k);
+  p.leak_sum = c.leak_sum;
+  p.gradient_sum = c.gradient_sum;
+  return bk::KeyLeak(p, ToDevice(c.backend, c.stream, c.threads));
+}
+
+Status RunSpectralNorms(const bw_spectral_params& c) {
+  bk::SpectralParams p;
+  p.dtype = ToDType(c.dtype);
+  p.heads = c.heads;
+  p.rows = c.rows;
+  p.columns = c.columns;
+  p.weight = c.weight;
+  p.head_stride = c.head_stride;
+  p.row_stride = c.row_stride;
+  p.column_stride = c.column_stride;
+  p.sigma = c.sigma;
+  p.residual = c.residual;
+  p.stable_rank = c.stable_rank;
+  p.direction = c.direction;
+  p.overlap = c.overlap;
+  p.gram = c.gram;
+  return bk::SpectralNorms(p, ToDevice(c.backend, c.stream, c.threads));
+}
+
+Status RunIncrementRank(const bw_increment_rank_params& c) {
+  bk::IncrementRankParams p;
+  p.heads = c.heads;
+  p.kv_heads = c.kv_heads;
+  p.rows = c.rows;
+  p.columns = c.columns;
+  p.wq = c.wq;
+  p.wq_before = c.wq_before;
+  p.wk = c.wk;
+  p.wk_before = c.wk_before;
+  p.q_head_stride = c.q_head_stride;
+  p.q_row_stride = c.q_row_stride;
+  p.k_head_stride = c.k_head_stride;
+  p.k_row_stride = c.k_row_stride;
+  p.effective_rank = c.effective_rank;
+  return bk::IncrementRank(p, ToDevice(BW_CPU, nullptr, c.threads));
+}
+
+Status RunCenterKeys(const bw_center_keys_params& c) {
+  bk::CenterKeysParams p;
+  p.dtype = ToDType(c.dtype);
+  p.batch = c.batch;
+  p.kv_heads = c.kv_heads;
+  p.k_len = c.k_len;
+  p.head_dim = c.head_dim;
+  p.k = ToTensor(c.k);
+  p.out = const_cast<void*>(c.out.data);  // The C struct serves both ways.
+  p.out_batch_stride = c.out.batch_stride;
+  p.out_head_stride = c.out.head_stride;
+  p.out_token_stride = c.out.token_stride;
+  p.cu_seqlens = c.cu_seqlens;
+  p.sequences = c.sequences;
+  return bk::CenterKeys(p, ToDevice(c.backend, c.stream, c.threads));
+}
+
+template <typename Params>
+bw_kernel_status Call(const Params* params, Status (*run)(const Params&)) {
+  const Status status = CheckSize(params);
+  return ToC(status == Status::kOk ? run(*params) : status);
+}
+
+}  // namespace
+
+extern "C" {
+
+uint32_t bw_kernels_abi_version(void) {
+  return (BW_KERNELS_API_VERSION_MAJOR << 16) | BW_KERNELS_API_VERSION_MINOR;
+}
+
+const char* bw_kernels_last_error(void) { return bk::LastErrorMessage(); }
+
+int bw_kernels_available(uint32_t backend) {
+  return backend <= BW_CUDA && bk::IsAvailable(static_cast<bk::Backend>(backend)) ? 1 : 0;
+}
+
+bw_kernel_status bw_probe(const bw_probe_params* params) { return Call(params, RunProbe); }
+
+int64_t bw_probe_sampled_row(uint64_t seed, uint64_t batch, uint64_t head, uint64_t stratum,
+                             uint64_t strata, uint64_t q_len) {
+  if (strata == 0 || strata > q_len || stratum >= strata || q_len > INT32_MAX) return -1;
+  return bk::SampledRow(seed, batch, head, stratum, strata, q_len);
+}
+
+bw_kernel_status bw_key_leak(const bw_key_leak_params* params) { return Call(params, RunKeyLeak); }
+
+bw_kernel_status bw_spectral_norms(const bw_spectral_params* params) {
+  return Call(params, RunSpectralNorms);
+}
+
+bw_kernel_status bw_increment_rank(const bw_increment_rank_params* params) {
+  return Call(params, RunIncrementRank);
+}
+
+bw_kernel_status bw_center_keys(const bw_center_keys_params* params) {
+  return Call(params, RunCenterKeys);
+}
+
+}  // extern "C"

@@ -1,0 +1,58 @@
+#include "bellwether/kernels/center_keys.h"
+
+#include <cstdlib>
+
+#include "backends.h"
+#include "error.h"
+
+namespace bellwether::kernels {
+namespace {
+
+// An output whose rows overlap would be written twice.
+Status CheckOutStride(const char* field, int64_t extent, int64_t stride, int64_t head_dim) {
+  if (extent <= 1 || stride >= head_dim || stride <= -head_dim) return Status::kOk;
+  return Fail(Status::kInvalidArgument,
+              "%s is %lld, but must be at least head_dim %lld in magnitude, or rows overlap", field,
+              static_cast<long long>(stride), static_cast<long long>(head_dim));
+}
+
+Status CheckSequences(const CenterKeysParams& p) {
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("batch (with cu_seqlens)", p.batch, 1, 1));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("sequences", p.sequences, 1, kTokensMax));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("cu_seqlens", p.cu_seqlens, alignof(int32_t)));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("cu_seqlens[0]", p.cu_seqlens[0], 0, 0));
+  for (int64_t s = 0; s < p.sequences; ++s) {
+    if (p.cu_seqlens[s + 1] >= p.cu_seqlens[s]) continue;
+    return Fail(Status::kInvalidArgument, "cu_seqlens[%lld] is %d, but must be >= %d, the one before",
+                static_cast<long long>(s + 1), p.cu_seqlens[s + 1], p.cu_seqlens[s]);
+  }
+  return CheckRange("cu_seqlens[sequences]", p.cu_seqlens[p.sequences], p.k_len, p.k_len);
+}
+
+}  // namespace
+
+Status CenterKeys(const CenterKeysParams& params, const Device& device) {
+  const CenterKeysParams& p = params;
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckDevice(device));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckDType(p.dtype));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("batch", p.batch, 0, kBatchMax));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("kv_heads", p.kv_heads, 1, kHeadsMax));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("k_len", p.k_len, 0, kTokensMax));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckHeadDim("head_dim", p.head_dim));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(
+      CheckOutStride("out.batch_stride", p.batch, p.out_batch_stride, p.head_dim));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(
+      CheckOutStride("out.head_stride", p.kv_heads, p.out_head_stride, p.head_dim));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(
+      CheckOutStride("out.token_stride", p.k_len, p.out_token_stride, p.head_dim));
+  if (p.batch != 0 && p.k_len != 0) {
+    BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("k", p.k.data, SizeOf(p.dtype)));
+    BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("out", p.out, SizeOf(p.dtype)));
+  }
+  // On another device cu_seqlens cannot be read here.
+  if (device.backend == Backend::kCuda) return cuda::CenterKeys(p, device.stream);
+  if (p.cu_seqlens != nullptr) BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckSequences(p));
+  return cpu::CenterKeys(p, device.threads);
+}
+
+}  // namespace bellwether::kernels

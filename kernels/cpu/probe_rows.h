@@ -1,0 +1,124 @@
+// probe_rows.h: which rows are looked at, which keys they may see, and how one
+// row's numbers enter the sums.  Shared by the reference and the fast path.
+
+#ifndef BELLWETHER_KERNELS_CPU_PROBE_ROWS_H_
+#define BELLWETHER_KERNELS_CPU_PROBE_ROWS_H_
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "bellwether/kernels/probe.h"
+#include "cpu/element.h"
+
+namespace bellwether::kernels::cpu {
+
+inline int64_t SampledRows(const ProbeParams& p) {
+  const bool every = p.rows_per_head == 0 || p.rows_per_head >= p.q_len;
+  return every ? p.q_len : p.rows_per_head;
+}
+
+// Row number `index` of the sampled rows; they ascend.
+inline int64_t RowAt(const ProbeParams& p, int64_t batch, int64_t head, int64_t index) {
+  const int64_t rows = SampledRows(p);
+  if (rows == p.q_len) return index;
+  return SampledRow(p.seed, static_cast<uint64_t>(batch),
+                    static_cast<uint64_t>(p.head_offset + head), static_cast<uint64_t>(index),
+                    static_cast<uint64_t>(rows), static_cast<uint64_t>(p.q_len));
+}
+
+// Allowed keys are begin..end-1.
+struct KeyRange {
+  int64_t begin;
+  int64_t end;
+};
+
+inline KeyRange AllowedKeys(const ProbeParams& p, int64_t row) {
+  const int64_t diagonal = row + p.k_len - p.q_len;
+  const int64_t end = p.causal ? std::clamp<int64_t>(diagonal + 1, 0, p.k_len) : p.k_len;
+  const int64_t first = p.window > 0 ? diagonal - p.window + 1 : 0;
+  return {std::clamp<int64_t>(first, 0, end), end};
+}
+
+// What one row contributes.  Filled only as far as the row is finite.
+struct RowStats {
+  double common_mode = 0;
+  double spread = 0;
+  double first = 0;   // Largest score and second largest, counted with
+  double second = 0;  // multiplicity; second = -inf if there is one key.
+  double l = 1;
+  double weighted_score = 0;  // sum exp(S - m) (S - m)
+  double weighted_dp = 0;     // sum exp(S - m) dP
+  double sink = 0;
+  double delta_lp = 0;
+  int64_t keys = 0;
+};
+
+// Rounding is monotone, so the two largest scores decide every tie rule.
+inline bool IsTiedEps(float first, float second, double eps) {
+  return static_cast<double>(second) >= static_cast<double>(first) - eps;
+}
+
+inline void AddRow(const RowStats& row, bool with_delta, double* sums) {
+  const float first = static_cast<float>(row.first);
+  const float second = static_cast<float>(row.second);
+  sums[kProbeRows] += 1;
+  sums[kProbeCommonModeSum] += row.common_mode;
+  sums[kProbeSpreadSum] += row.spread;
+  if (row.keys > 1) {
+    sums[kProbeTiedRowsBf16] += ToFloat(ToBFloat16(first)) == ToFloat(ToBFloat16(second));
+    sums[kProbeTiedRowsEps] += IsTiedEps(first, second, kTieEps);
+    sums[kProbeTiedRowsEpsPaper] += IsTiedEps(first, second, kTieEpsPaper);
+    const double entropy = std::log(row.l) - row.weighted_score / row.l;
+    sums[kProbeEntropySum] += std::max(entropy, 0.0) / std::log(static_cast<double>(row.keys));
+  }
+  sums[kProbeSaturatedRows] += row.l < kSaturatedSum;
+  sums[kProbeLogitMax] = std::max(sums[kProbeLogitMax], static_cast<double>(first));
+  sums[kProbeSinkSum] += row.sink;
+  if (!with_delta) return;
+  const double delta_hp = row.weighted_dp / row.l;
+  const double error = row.delta_lp - delta_hp;
+  sums[kProbeDeltaBiasSum] += error;
+  sums[kProbeDeltaBiasSumsq] += error * error;
+  sums[kProbeDeltaAbsSum] += std::fabs(delta_hp);
+  sums[kProbeDeltaErrorAbsSum] += std::fabs(error);
+}
+
+inline void AddNonfiniteRow(double* sums) {
+  sums[kProbeRows] += 1;
+  sums[kProbeNonfiniteRows] += 1;
+}
+
+inline void ClearSums(double* sums) {
+  std::fill(sums, sums + kProbeStatCount, 0.0);
+  sums[kProbeLogitMax] = -std::numeric_limits<double>::infinity();
+}
+
+inline void MergeSums(const double* from, double* to) {
+  for (int stat = 0; stat < kProbeStatCount; ++stat) {
+    to[stat] = stat == kProbeLogitMax ? std::max(to[stat], from[stat]) : to[stat] + from[stat];
+  }
+}
+
+// A NaN that the caller's `out` holds stays.
+inline void StoreSums(const ProbeParams& p, int64_t head, const double* sums) {
+  const int count = p.d_o.data != nullptr ? kProbeStatCount : kProbeDeltaBiasSum;
+  for (int stat = 0; stat < count; ++stat) {
+    float& out = p.out[stat * p.stat_stride + head];
+    if (stat == kProbeLogitMax) {
+      if (sums[stat] > static_cast<double>(out)) out = static_cast<float>(sums[stat]);
+    } else {
+      out = static_cast<float>(static_cast<double>(out) + sums[stat]);
+    }
+  }
+}
+
+// |mean k| / mean |k|.
+inline double KeyCoherence(double mean_norm, double norm_mean) {
+  return mean_norm == 0 ? 0.0 : norm_mean / mean_norm;
+}
+
+}  // namespace bellwether::kernels::cpu
+
+#endif  // BELLWETHER_KERNELS_CPU_PROBE_ROWS_H_

@@ -1,0 +1,59 @@
+#include "error.h"
+
+#include <cinttypes>
+#include <cstdarg>
+#include <cstdio>
+
+namespace bellwether::kernels {
+namespace {
+
+// A plain array: nothing to construct, nothing to free when a thread ends.
+thread_local char last_error[320] = "";
+
+}  // namespace
+
+const char* LastErrorMessage() { return last_error; }
+
+Status Fail(Status status, const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(last_error, sizeof(last_error), format, arguments);
+  va_end(arguments);
+  return status;
+}
+
+Status CheckRange(const char* field, int64_t value, int64_t min, int64_t max) {
+  if (value >= min && value <= max) return Status::kOk;
+  return Fail(Status::kInvalidArgument, "%s is %" PRId64 ", but must be %" PRId64 "..%" PRId64,
+              field, value, min, max);
+}
+
+Status CheckHeadDim(const char* field, int64_t value) {
+  if (value > kHeadDimMax) {
+    return Fail(Status::kUnsupported, "%s is %" PRId64 ", but only 1..%" PRId64 " is supported",
+                field, value, kHeadDimMax);
+  }
+  return CheckRange(field, value, 1, kHeadDimMax);
+}
+
+Status CheckPointer(const char* field, const void* data, int64_t alignment) {
+  if (data == nullptr) {
+    return Fail(Status::kInvalidArgument, "%s is NULL, but must point to data", field);
+  }
+  if (reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(alignment) != 0) {
+    return Fail(Status::kInvalidArgument,
+                "%s is %p, but must be a multiple of the element's %" PRId64 " bytes", field, data,
+                alignment);
+  }
+  return Status::kOk;
+}
+
+Status CheckDType(DType dtype) { return CheckRange("dtype", static_cast<int>(dtype), 0, 2); }
+
+Status CheckDevice(const Device& device) {
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(
+      CheckRange("backend", static_cast<int>(device.backend), 0, 1));
+  return CheckRange("threads", device.threads, 0, kThreadsMax);
+}
+
+}  // namespace bellwether::kernels

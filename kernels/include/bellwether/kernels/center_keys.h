@@ -1,0 +1,49 @@
+// center_keys.h: keys minus their mean, per sequence and key head.
+//
+// Softmax does not change when all keys of a sequence move by one vector, so
+// centring is exact for any mask and GQA (not with softcap or learned sink
+// logits).  It takes away the direction along which the biased delta pushes
+// W_Q.  The map is a projection and symmetric: the backward is the same call
+// on the gradient.
+//
+//   out_j = k_j - (1 / n) sum_i k_i      over the n tokens of j's sequence
+// Source: Bellwether, after arXiv:2510.04212, Section 3.3.
+
+#ifndef BELLWETHER_KERNELS_CENTER_KEYS_H_
+#define BELLWETHER_KERNELS_CENTER_KEYS_H_
+
+#include <cstdint>
+
+#include "bellwether/kernels/device.h"
+#include "bellwether/kernels/status.h"
+
+namespace bellwether::kernels {
+
+struct CenterKeysParams {
+  DType dtype = DType::kFloat32;  // of k and out
+  int64_t batch = 0;              // 0..2^20; 1 with cu_seqlens
+  int64_t kv_heads = 0;           // 1..65536
+  int64_t k_len = 0;              // 0..2^31-1
+  int64_t head_dim = 0;           // 1..1024
+  Tensor4 k;                      // [batch][kv_heads][k_len][head_dim]
+  void* out = nullptr;            // the same shape; may be k with k's strides
+  int64_t out_batch_stride = 0;
+  int64_t out_head_stride = 0;
+  int64_t out_token_stride = 0;
+  // Packed sequences: sequence s is tokens cu_seqlens[s]..cu_seqlens[s+1]-1.
+  // Starts at 0, never decreases, ends at k_len; a length may be 0.  Null: each
+  // batch entry is one sequence.
+  const int32_t* cu_seqlens = nullptr;  // [sequences + 1]
+  int64_t sequences = 0;                // >= 1 with cu_seqlens
+};
+
+// The mean is taken in double and the difference rounded once to dtype, to
+// nearest even.  A NaN or infinity makes its channel NaN in its own sequence
+// and head only.  kCpu is done on return.  kInvalidArgument, kUnsupported
+// (head_dim above 1024), kUnavailable, kDeviceError: nothing was written.  Any
+// thread; calls that write the same memory must not overlap.
+[[nodiscard]] Status CenterKeys(const CenterKeysParams& params, const Device& device);
+
+}  // namespace bellwether::kernels
+
+#endif  // BELLWETHER_KERNELS_CENTER_KEYS_H_

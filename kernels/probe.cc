@@ -1,0 +1,79 @@
+#include "bellwether/kernels/probe.h"
+
+#include <cmath>
+#include <limits>
+
+#include "backends.h"
+#include "error.h"
+
+namespace bellwether::kernels {
+namespace {
+
+Status CheckShape(const ProbeParams& p) {
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckDType(p.dtype));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("batch", p.batch, 0, kBatchMax));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("heads", p.heads, 1, kHeadsMax));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("kv_heads", p.kv_heads, 1, p.heads));
+  if (p.heads % p.kv_heads != 0) {
+    return Fail(Status::kInvalidArgument, "heads is %lld, but must be a multiple of kv_heads %lld",
+                static_cast<long long>(p.heads), static_cast<long long>(p.kv_heads));
+  }
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("q_len", p.q_len, 0, kTokensMax));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("k_len", p.k_len, 0, kTokensMax));
+  return CheckHeadDim("head_dim", p.head_dim);
+}
+
+Status CheckScores(const ProbeParams& p) {
+  if (!(std::isfinite(p.scale) && p.scale > 0)) {
+    return Fail(Status::kInvalidArgument, "scale is %g, but must be finite and > 0",
+                static_cast<double>(p.scale));
+  }
+  if (!(std::isfinite(p.softcap) && p.softcap >= 0)) {
+    return Fail(Status::kInvalidArgument, "softcap is %g, but must be finite and >= 0 (0 = none)",
+                static_cast<double>(p.softcap));
+  }
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(
+      CheckRange("window", p.window, 0, std::numeric_limits<int32_t>::max()));
+  return CheckRange("head_offset", p.head_offset, 0, std::numeric_limits<int32_t>::max());
+}
+
+Status CheckMemory(const ProbeParams& p) {
+  constexpr int64_t kStrideMax = std::numeric_limits<int64_t>::max() / 64;
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(
+      CheckRange("stat_stride", p.stat_stride, p.heads, kStrideMax));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("out", p.out, alignof(float)));
+  if (p.kv_out != nullptr) {
+    BELLWETHER_KERNELS_RETURN_IF_ERROR(
+        CheckRange("kv_stat_stride", p.kv_stat_stride, p.kv_heads, kStrideMax));
+    BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("kv_out", p.kv_out, alignof(float)));
+  }
+  const int given = (p.v.data != nullptr) + (p.o.data != nullptr) + (p.d_o.data != nullptr);
+  if (given != 0 && given != 3) {
+    return Fail(Status::kInvalidArgument,
+                "v is %s, o is %s, d_o is %s, but must be all three given or all NULL",
+                p.v.data ? "given" : "NULL", p.o.data ? "given" : "NULL",
+                p.d_o.data ? "given" : "NULL");
+  }
+  if (given == 3) BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckHeadDim("v_dim", p.v_dim));
+  if (p.batch == 0 || p.q_len == 0 || p.k_len == 0) return Status::kOk;  // Empty arrays.
+  const int64_t size = SizeOf(p.dtype);
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("q", p.q.data, size));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("k", p.k.data, size));
+  if (given == 0) return Status::kOk;
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("v", p.v.data, size));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("o", p.o.data, size));
+  return CheckPointer("d_o", p.d_o.data, size);
+}
+
+}  // namespace
+
+Status Probe(const ProbeParams& params, const Device& device) {
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckDevice(device));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckShape(params));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckScores(params));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckMemory(params));
+  if (device.backend == Backend::kCuda) return cuda::Probe(params, device.stream);
+  return cpu::Probe(params, device.threads);
+}
+
+}  // namespace bellwether::kernels
