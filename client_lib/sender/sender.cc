@@ -1,0 +1,180 @@
+#include "client_lib/sender/sender.h"
+
+#include <algorithm>
+#include <string>
+
+#include "bellwether/client.h"
+#include "client_lib/sender/messages.h"
+#include "client_lib/src/watchdog.h"
+
+namespace bellwether::client {
+namespace {
+
+constexpr int kTakeMax = 64;  // Frames per round, so that acks are not kept waiting.
+constexpr std::chrono::milliseconds kBusyWait{1};
+constexpr std::chrono::milliseconds kIdleWait{5};
+constexpr std::chrono::seconds kFlushEvery{1};
+constexpr uint64_t kFlushBytes = uint64_t{4} << 20;
+constexpr std::chrono::milliseconds kLockCheckEvery{100};
+constexpr std::chrono::seconds kByeWithin{5};
+
+std::string LogPrefix(const SenderConfig& config) {
+  return "bellwether-sender: run " + std::string(config.run) + " rank " + std::to_string(config.rank) + ": ";
+}
+
+}  // namespace
+
+Sender::Sender(SharedMemory* memory)
+    : memory_(memory), header_(memory->header()), log_(header_->config.log_path, LogPrefix(header_->config)), window_(memory),
+      intake_(memory, &window_), commands_(memory), record_cursor_(window_.Begin()) {
+  if (header_->config.server[0] != '\0') {
+    session_ = std::make_unique<Session>(Session::Parts{memory, &window_, &intake_, &commands_, &log_, [this] {
+                                                          const std::lock_guard<std::mutex> lock(mutex_);
+                                                          woken_ = true;
+                                                          condition_.notify_one();
+                                                        }});
+  }
+  StartRecorder();
+}
+
+// The stream's last reaction may still call `wake`.
+Sender::~Sender() { session_.reset(); }
+
+void Sender::StartRecorder() {
+  const std::string path = header_->config.record_path;
+  if (path.empty()) return;
+  SenderState* state = window_.mutable_state();
+  recorder_ = std::make_unique<Recorder>(path, header_->config.rank);
+  const bool resume = state->record_started != 0;
+  if (!recorder_->Open(MakeHello(header_->config, 0, 0), resume)) {
+    header_->error.Set(recorder_->error());
+    log_.Once("recorder", recorder_->error());
+    recorder_.reset();
+    return;
+  }
+  state->record_started = 1;
+  state->recorded_ordinal = std::max(state->recorded_ordinal, recorder_->readable_ordinal());
+  window_.Commit();
+  if (session_ == nullptr) header_->link.store(BW_LINK_RECORDING, std::memory_order_relaxed);
+}
+
+void Sender::Record(Clock::time_point now, bool flush) {
+  if (recorder_ == nullptr) return;
+  SenderState* state = window_.mutable_state();
+  bool ok = true;
+  Window::Message message;
+  while (ok && window_.Read(&record_cursor_, &message)) {
+    if (message.ordinal <= state->recorded_ordinal || message.ordinal <= recorder_->written_ordinal()) continue;
+    ok = recorder_->Write(message.ordinal, message.body);
+    if (message.last_part && session_ == nullptr) state->frames_sent = std::max(state->frames_sent, message.frames_admitted);
+  }
+  const bool pending = recorder_->written_ordinal() > state->recorded_ordinal;
+  if (ok && pending && (flush || now >= next_flush_ || recorder_->pending_bytes() >= kFlushBytes)) {
+    ok = recorder_->Flush(flush);
+    if (ok) {
+      state->recorded_ordinal = recorder_->readable_ordinal();
+      window_.Commit();
+    }
+    next_flush_ = now + kFlushEvery;
+  }
+  if (!ok) {
+    header_->error.Set(recorder_->error());
+    log_.Once("recorder", recorder_->error());
+    recorder_.reset();
+  }
+}
+
+void Sender::FreeDurable() {
+  const bool link = session_ != nullptr && !session_->failed();
+  uint64_t durable = window_.state().appended_ordinal;
+  if (link) durable = std::min(durable, session_->durable_ordinal());
+  if (recorder_ != nullptr) durable = std::min(durable, window_.state().recorded_ordinal);
+  if (link || recorder_ != nullptr) window_.FreeUpTo(durable);
+  window_.Settle();
+}
+
+bool Sender::IsFinished(Clock::time_point now) {
+  if (ending_since_ == Clock::time_point{}) {
+    if (header_->trainer_state.load(std::memory_order_acquire) == TrainerState::kClosed) {
+      ending_since_ = now;
+    } else if (now >= next_lock_check_) {
+      next_lock_check_ = now + kLockCheckEvery;
+      if (!memory_->TrainerHoldsLock()) {
+        ending_since_ = now;
+        trainer_died_ = header_->trainer_state.load(std::memory_order_acquire) != TrainerState::kClosed;
+      }
+    }
+    if (ending_since_ == Clock::time_point{}) return false;
+    log_.LetGoOfStderr();
+  }
+  if (now - ending_since_ > kDrainSeconds) return true;
+  const bool link = session_ != nullptr && !session_->failed();
+  if (link && session_->bye_done()) return true;
+  if (!intake_.drained() || !window_.empty()) return false;
+  if (!link) return true;
+  if (bye_since_ != Clock::time_point{} && now - bye_since_ > kByeWithin) return true;
+  if (session_->streaming() && bye_since_ == Clock::time_point{}) {
+    const v1::ByeReason reason = trainer_died_                          ? v1::BYE_REASON_DIED
+                                 : window_.state().detached != 0 ? v1::BYE_REASON_DETACHED
+                                                                        : v1::BYE_REASON_FINISHED;
+    session_->SayBye(reason, "");
+    bye_since_ = now;
+  }
+  return false;
+}
+
+void Sender::FinishRecording() {
+  if (recorder_ == nullptr) return;
+  Record(Clock::now(), true);
+  if (recorder_ == nullptr) return;
+  const v1::ByeReason reason = trainer_died_ ? v1::BYE_REASON_DIED : v1::BYE_REASON_FINISHED;
+  const v1::ClientMessage bye = MakeBye(reason, window_.state().recorded_ordinal, "");
+  if (!recorder_->Write(0, bye.SerializeAsString()) || !recorder_->Finish()) header_->error.Set(recorder_->error());
+}
+
+void Sender::Wait(bool busy) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  condition_.wait_for(lock, busy ? kBusyWait : kIdleWait, [this] { return woken_; });
+  woken_ = false;
+}
+
+SenderEnd Sender::End() {
+  FinishRecording();
+  FreeDurable();
+  const SenderState& state = window_.state();
+  const uint64_t held = state.frames_admitted - state.frames_durable;
+  const bool complete = intake_.drained() && held == 0;
+  if (!complete) {
+    intake_.DropRest();
+    window_.mutable_state()->frames_dropped += held;
+    window_.Commit();
+    log_.Once("abandoned", std::to_string(state.frames_dropped) + " frames were never delivered");
+  }
+  const bool failed = recorder_ == nullptr && (session_ == nullptr || session_->failed());
+  if (failed) header_->link.store(BW_LINK_FAILED, std::memory_order_relaxed);
+  return failed ? SenderEnd::kFailed : SenderEnd::kDone;
+}
+
+void Sender::Run() {
+  uint64_t flushed = 0;
+  for (;;) {
+    const Clock::time_point now = Clock::now();
+    const int taken = intake_.Take(kTakeMax);
+    const uint64_t flush_wanted = header_->flush_position.load(std::memory_order_acquire);
+    const bool flush = flush_wanted > flushed && window_.state().ring_taken >= flush_wanted;
+    Record(now, flush);
+    if (flush) flushed = flush_wanted;
+    if (session_ != nullptr) session_->Step(now);
+    FreeDurable();
+    if (IsFinished(now)) break;
+    if (session_ != nullptr && session_->failed()) {
+      if (recorder_ == nullptr) break;
+      header_->link.store(BW_LINK_RECORDING, std::memory_order_relaxed);
+    }
+    if (session_ == nullptr && recorder_ == nullptr) break;
+    if (taken < kTakeMax) Wait(taken > 0);
+  }
+  header_->sender_end.store(End(), std::memory_order_release);
+}
+
+}  // namespace bellwether::client

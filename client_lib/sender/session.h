@@ -1,0 +1,103 @@
+// session.h: the link to a server, over all its connections.
+//
+// Connects, says Hello, waits for Welcome, sends what the window holds, frees
+// what is acknowledged, and comes back after every loss with the same seqs:
+//   seq = seq_base + ordinal, seq_base = what the first Welcome said is durable.
+// A later Welcome with durable_seq d means, for the messages held:
+//   d within what was sent    everything up to d is durable; resend after it;
+//   d below what was freed    the server lost its store: the next seq is d + 1;
+//   d above what was sent     another writer was here: the next seq is d + 1.
+//
+// Answers that no patience cures (INVALID_ARGUMENT, PERMISSION_DENIED,
+// FAILED_PRECONDITION, UNIMPLEMENTED, ABORTED = fenced) end the link for good;
+// everything else is tried again with Backoff for kRetryFor.
+//
+// Not thread-safe; Step() is to be called every few milliseconds.
+
+#ifndef BELLWETHER_CLIENT_LIB_SENDER_SESSION_H_
+#define BELLWETHER_CLIENT_LIB_SENDER_SESSION_H_
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "client_lib/sender/command_queue.h"
+#include "client_lib/sender/intake.h"
+#include "client_lib/sender/sender_log.h"
+#include "client_lib/sender/stream.h"
+#include "client_lib/sender/window.h"
+#include "client_lib/src/backoff.h"
+
+namespace bellwether::client {
+
+class Session {
+ public:
+  using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::seconds kHeartbeat{10};
+  static constexpr std::chrono::seconds kWelcomeWithin{20};
+  static constexpr std::chrono::seconds kDrainWithin{15};
+  static constexpr std::chrono::hours kRetryFor{7 * 24};
+  static constexpr size_t kOutboxBytesMax = 1 << 20;
+
+  struct Parts {
+    SharedMemory* memory;
+    Window* window;
+    Intake* intake;
+    CommandQueue* commands;
+    SenderLog* log;
+    std::function<void()> wake;
+  };
+  explicit Session(const Parts& parts);
+
+  // Does whatever can be done now.
+  void Step(Clock::time_point now);
+
+  bool failed() const { return phase_ == Phase::kFailed; }
+  bool streaming() const { return phase_ == Phase::kStreaming; }
+  uint64_t durable_ordinal() const { return durable_ordinal_; }
+
+  // Says Bye behind everything sent.  REQUIRES: streaming().
+  void SayBye(v1::ByeReason reason, const std::string& detail);
+  // The server has closed the stream after the Bye, or the link broke.
+  bool bye_done() const { return bye_said_ && phase_ != Phase::kStreaming; }
+
+ private:
+  enum class Phase { kWaiting, kConnecting, kStreaming, kFailed };
+
+  void Connect(Clock::time_point now);
+  void Handle(const v1::ServerMessage& message, Clock::time_point now);
+  void OnWelcome(const v1::Welcome& welcome);
+  void OnAction(const v1::Action& action);
+  void OnEnd(const grpc::Status& status, Clock::time_point now);
+  void RetryLater(const std::string& why, Clock::time_point now);
+  void Fail(const std::string& why);
+  void SendFromWindow(Clock::time_point now);
+  uint64_t DroppedTotal() const;
+  void SetLink(uint32_t link) { header_->link.store(link, std::memory_order_relaxed); }
+
+  const Parts parts_;
+  SharedHeader* const header_;
+  Window* const window_;
+  Backoff backoff_;
+  Phase phase_ = Phase::kWaiting;
+  std::unique_ptr<Stream> stream_;
+  std::string address_;
+  int moves_ = 0;  // In a row, without a Welcome.
+  Clock::time_point next_try_{};
+  Clock::time_point deadline_{};         // Of the Welcome, or of a drain.
+  Clock::time_point unreachable_since_{};
+  Clock::time_point next_heartbeat_{};
+  Clock::time_point throttled_until_{};
+  std::chrono::milliseconds retry_after_{0};
+  uint64_t epoch_ = 0;
+  uint64_t durable_ordinal_;
+  Window::Cursor cursor_;
+  bool draining_ = false;
+  bool welcomed_before_ = false;
+  bool bye_said_ = false;
+};
+
+}  // namespace bellwether::client
+
+#endif  // BELLWETHER_CLIENT_LIB_SENDER_SESSION_H_

@@ -1,0 +1,85 @@
+// window.h: encoded messages that are not yet durable, in the shared memory.
+//
+// A byte ring of whole messages, oldest first, numbered by ordinal without a
+// gap.  A message leaves it when it is durable at the server (and readable in
+// the file, where one is written).
+//
+// Every change is made by writing the idle one of two SenderStates and then
+// naming it with one atomic store.  So whoever maps the memory after a kill -9
+// finds either all of a change or nothing of it: no message is lost, doubled or
+// counted twice.
+//
+// Not thread-safe; one thread owns it.
+
+#ifndef BELLWETHER_CLIENT_LIB_SENDER_WINDOW_H_
+#define BELLWETHER_CLIENT_LIB_SENDER_WINDOW_H_
+
+#include <cstdint>
+#include <string_view>
+
+#include "client_lib/src/shared_memory.h"
+
+namespace bellwether::client {
+
+class Window {
+ public:
+  // A place in the window.  Stays valid until the message it names is freed.
+  struct Cursor {
+    uint64_t position = 0;
+    uint64_t ordinal = 0;  // Of the message at `position`.
+  };
+  struct Message {
+    uint64_t ordinal = 0;
+    bool last_part = false;       // The frame is whole with it.
+    uint64_t frames_admitted = 0; // Up to and with this message's frame.
+    std::string_view body;        // A ClientMessage without its seq.
+  };
+
+  // Goes on from what the memory says.
+  explicit Window(SharedMemory* memory);
+
+  // Changes of the state, kept by Commit().  Everything else in this class
+  // calls Commit() itself.
+  SenderState* mutable_state() { return &next_; }
+  const SenderState& state() const { return next_; }
+  void Commit();
+
+  // Payload and headers of what is not yet durable.
+  uint64_t used_bytes() const { return next_.window_head - next_.window_tail; }
+  bool empty() const { return next_.freed_ordinal == next_.appended_ordinal; }
+  // What `body_bytes` of one message take.
+  static uint64_t BytesFor(uint64_t body_bytes);
+
+  // Room for one message at the end; write it, then call Append().  REQUIRES:
+  // used_bytes() plus what was prepared stays within kWindowBytesMax.
+  char* Prepare(uint64_t body_bytes);
+  // Adds the prepared message.  It counts from the next Commit() on, together
+  // with all others of its frame and the ring position that they came from.
+  void Append(uint64_t body_bytes, bool last_part, uint64_t ring_position);
+
+  // The oldest message, and the one after `cursor`.
+  Cursor Begin() const;
+  // False past the newest message.
+  bool Read(Cursor* cursor, Message* message) const;
+
+  // Drops everything up to and with `ordinal` as durable.
+  void FreeUpTo(uint64_t ordinal);
+  // Tells the trainer's flush how far everything is durable, or dropped.
+  void Settle();
+
+ private:
+  struct Record;
+
+  Record* At(uint64_t position) const;
+  // Steps over the unused end of the room.
+  uint64_t SkipPad(uint64_t position) const;
+
+  SharedMemory* memory_;
+  SharedHeader* header_;
+  SenderState next_;
+  uint64_t high_water_ = 0;
+};
+
+}  // namespace bellwether::client
+
+#endif  // BELLWETHER_CLIENT_LIB_SENDER_WINDOW_H_

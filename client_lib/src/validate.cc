@@ -1,0 +1,273 @@
+#include "client_lib/src/validate.h"
+
+#include <cmath>
+#include <cstring>
+#include <string_view>
+
+#include "bellwether/signal_table.h"
+#include "client_lib/src/last_error.h"
+#include "client_lib/src/shared_memory.h"
+
+namespace bellwether::client {
+namespace {
+
+// Granularity of every measured signal by id; 0 = no such, or derived.
+struct MeasuredTable {
+  uint8_t granularity[kSignalIdEnd] = {};
+
+  MeasuredTable() {
+    for (size_t i = 0; i < SignalCount(); ++i) {
+      const SignalInfo& info = SignalTable()[i];
+      if (!info.derived) granularity[static_cast<int>(info.id)] = static_cast<uint8_t>(info.granularity);
+    }
+  }
+};
+const MeasuredTable measured;
+
+bool InRange(const char* name, uint32_t value, uint32_t min, uint32_t max) {
+  if (value >= min && value <= max) return true;
+  SetLastError("%s is %u, must be %u..%u", name, value, min, max);
+  return false;
+}
+
+bool IsRunName(const char* name) {
+  const size_t bytes = strnlen(name, kRunNameMax + 1);
+  if (bytes < 1 || bytes > kRunNameMax) return false;
+  for (size_t i = 0; i < bytes; ++i) {
+    const char c = name[i];
+    const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
+    if (!letter && (c == '\0' || std::strchr("_.:/-", c) == nullptr)) return false;
+  }
+  return true;
+}
+
+// Length of the UTF-8 character at `s`, 0 if it is none.  `s` ends with a zero,
+// so that a cut character fails at the zero.
+size_t CharacterBytes(const unsigned char* s) {
+  const auto follows = [s](int from, int count) {
+    for (int i = from; i < from + count; ++i) {
+      if ((s[i] & 0xC0) != 0x80) return false;
+    }
+    return true;
+  };
+  if (s[0] < 0x80) return 1;
+  if (s[0] >= 0xC2 && s[0] <= 0xDF) return follows(1, 1) ? 2 : 0;
+  if (s[0] >= 0xE0 && s[0] <= 0xEF) {
+    if (s[0] == 0xE0 && s[1] < 0xA0) return 0;  // Overlong.
+    if (s[0] == 0xED && s[1] > 0x9F) return 0;  // Surrogate.
+    return follows(1, 2) ? 3 : 0;
+  }
+  if (s[0] >= 0xF0 && s[0] <= 0xF4) {
+    if (s[0] == 0xF0 && s[1] < 0x90) return 0;
+    if (s[0] == 0xF4 && s[1] > 0x8F) return 0;
+    return follows(1, 3) ? 4 : 0;
+  }
+  return 0;
+}
+
+bool IsPath(const char* name, const char* path) {
+  if (path == nullptr || (path[0] != '\0' && strnlen(path, kPathMax) < kPathMax)) return true;
+  SetLastError("%s is %s, must be a path of 1..%u bytes or NULL", name, path[0] == '\0' ? "empty" : "too long",
+               kPathMax - 1);
+  return false;
+}
+
+bool IsFlag(const char* name, uint8_t value) { return InRange(name, value, 0, 1); }
+
+// Certificates and tokens never cross a network in the clear.
+bool IsLoopback(std::string_view server) {
+  return server.rfind("unix:", 0) == 0 || server.rfind("127.", 0) == 0 || server.rfind("localhost:", 0) == 0 ||
+         server.rfind("[::1]:", 0) == 0;
+}
+
+bool ValidateServer(const bw_client_options& o) {
+  if (o.server == nullptr && o.record_path == nullptr) {
+    SetLastError("server and record_path are both NULL, one must be given");
+    return false;
+  }
+  if (o.server != nullptr) {
+    const size_t bytes = strnlen(o.server, kServerMax + 1);
+    if (bytes < 3 || bytes > kServerMax || std::strchr(o.server, ':') == nullptr) {
+      SetLastError("server is \"%.100s\", must be host:port or unix:/path, at most %u bytes", o.server, kServerMax);
+      return false;
+    }
+  }
+  if ((o.tls_cert == nullptr) != (o.tls_key == nullptr)) {
+    SetLastError("tls_cert and tls_key must be given together; %s is NULL", o.tls_cert == nullptr ? "tls_cert" : "tls_key");
+    return false;
+  }
+  if (o.tls_cert != nullptr && o.tls_ca == nullptr) {
+    SetLastError("tls_ca is NULL, must be given with tls_cert");
+    return false;
+  }
+  if (o.token_file != nullptr && o.server != nullptr && o.tls_ca == nullptr && !IsLoopback(o.server)) {
+    SetLastError("token_file needs tls_ca, or a server on loopback or a unix socket; server is \"%.100s\"", o.server);
+    return false;
+  }
+  return IsPath("record_path", o.record_path) && IsPath("sender_path", o.sender_path) && IsPath("tls_ca", o.tls_ca) &&
+         IsPath("tls_cert", o.tls_cert) && IsPath("tls_key", o.tls_key) && IsPath("token_file", o.token_file) &&
+         IsPath("log_path", o.log_path);
+}
+
+bool ValidateBlock(const bw_block& b, uint32_t index, const FrameLimits& limits) {
+  const uint8_t granularity = b.signal < kSignalIdEnd ? measured.granularity[b.signal] : 0;
+  if (granularity == 0) {
+    SetLastError("blocks[%u].signal is %u, must be a measured signal of the catalogue (bw_signal_by_name)", index, b.signal);
+    return false;
+  }
+  if (b.reserved != 0) {
+    SetLastError("blocks[%u].reserved is %u, must be 0", index, b.reserved);
+    return false;
+  }
+  if (b.values == nullptr) {
+    SetLastError("blocks[%u].values is NULL", index);
+    return false;
+  }
+  const bool run = granularity == static_cast<uint8_t>(Granularity::kRun);
+  const uint32_t layers = run ? 1 : limits.layers;
+  const uint32_t heads = run ? 1 : granularity == static_cast<uint8_t>(Granularity::kHead) ? limits.heads : limits.kv_heads;
+  // Subtracts instead of adding: begin + count may wrap around.
+  if (b.layer_count < 1 || b.layer_count > layers || b.layer_begin > layers - b.layer_count) {
+    SetLastError("blocks[%u] covers layers %u + %u, must lie within 0..%u", index, b.layer_begin, b.layer_count, layers - 1);
+    return false;
+  }
+  if (b.head_count < 1 || b.head_count > heads || b.head_begin > heads - b.head_count) {
+    SetLastError("blocks[%u] covers heads %u + %u, must lie within 0..%u (signal %u)", index, b.head_begin, b.head_count,
+                 heads - 1, b.signal);
+    return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+bool ValidateText(const char* name, const char* text, size_t bytes_max, uint32_t* bytes) {
+  *bytes = 0;
+  if (text == nullptr) return true;
+  const size_t length = strnlen(text, bytes_max + 1);
+  if (length > bytes_max) {
+    SetLastError("%s is longer than %zu bytes", name, bytes_max);
+    return false;
+  }
+  const auto* s = reinterpret_cast<const unsigned char*>(text);
+  for (size_t i = 0; i < length;) {
+    const size_t step = CharacterBytes(s + i);
+    if (step == 0 || s[i] < 0x20 || s[i] == 0x7F) {
+      SetLastError("%s has byte 0x%02x at %zu, must be UTF-8 without control characters", name, s[i], i);
+      return false;
+    }
+    i += step;
+  }
+  *bytes = static_cast<uint32_t>(length);
+  return true;
+}
+
+bool ParseUuid(const char* text, uint8_t (&uuid)[16]) {
+  if (strnlen(text, 33) != 32) return false;
+  for (int i = 0; i < 32; ++i) {
+    const char c = text[i];
+    int digit;
+    if (c >= '0' && c <= '9') {
+      digit = c - '0';
+    } else if (c >= 'a' && c <= 'f') {
+      digit = c - 'a' + 10;
+    } else if (c >= 'A' && c <= 'F') {
+      digit = c - 'A' + 10;
+    } else {
+      return false;
+    }
+    uuid[i / 2] = static_cast<uint8_t>(i % 2 == 0 ? digit << 4 : uuid[i / 2] | digit);
+  }
+  return true;
+}
+
+bool ValidateOptions(const bw_client_options& o) {
+  if (o.struct_size < sizeof(bw_client_options)) {
+    SetLastError("options.struct_size is %u, must be at least %zu", o.struct_size, sizeof(bw_client_options));
+    return false;
+  }
+  const uint32_t world = o.world == 0 ? 1 : o.world;
+  if (!InRange("world", world, 1, BW_WORLD_MAX) || !InRange("rank", o.rank, 0, world - 1) ||
+      !InRange("reporters", o.reporters == 0 ? world : o.reporters, 1, world) ||
+      !InRange("layers", o.layers, 1, BW_LAYERS_MAX) || !InRange("heads", o.heads, 1, BW_HEADS_MAX) ||
+      !InRange("kv_heads", o.kv_heads == 0 ? o.heads : o.kv_heads, 1, o.heads) || !InRange("head_dim", o.head_dim, 0, 1024) ||
+      !InRange("ring_frames", o.ring_frames == 0 ? kRingFramesDefault : o.ring_frames, 2, kRingFramesMax)) {
+    return false;
+  }
+  if (o.kv_heads != 0 && o.heads % o.kv_heads != 0) {
+    SetLastError("kv_heads is %u, must divide heads, %u", o.kv_heads, o.heads);
+    return false;
+  }
+  if (o.run == nullptr || !IsRunName(o.run)) {
+    SetLastError("run is \"%.140s\", must match [a-zA-Z0-9_.:/-]{1,128}", o.run == nullptr ? "" : o.run);
+    return false;
+  }
+  uint8_t uuid[16];
+  if (o.run_uuid != nullptr && !ParseUuid(o.run_uuid, uuid)) {
+    SetLastError("run_uuid is \"%.40s\", must be 32 hexadecimal digits", o.run_uuid);
+    return false;
+  }
+  uint32_t bytes;
+  if (!ValidateServer(o) || !ValidateText("framework", o.framework, 64, &bytes) ||
+      !ValidateText("model", o.model, 128, &bytes) || !ValidateText("attention_kernel", o.attention_kernel, 64, &bytes) ||
+      !ValidateText("score_dtype", o.score_dtype, 16, &bytes)) {
+    return false;
+  }
+  if (!std::isfinite(o.weight_decay)) {
+    SetLastError("weight_decay is %g, must be finite", o.weight_decay);
+    return false;
+  }
+  if (!(o.softcap >= 0) || !std::isfinite(o.softcap)) {
+    SetLastError("softcap is %g, must be finite and >= 0", static_cast<double>(o.softcap));
+    return false;
+  }
+  if (!IsFlag("causal", o.causal) || !IsFlag("centred", o.centred) || !IsFlag("qk_norm", o.qk_norm) ||
+      !IsFlag("step_from_attach", o.step_from_attach)) {
+    return false;
+  }
+  constexpr uint32_t kActions = (2u << kActionKindMax) - 2;  // Bits 1..kActionKindMax.
+  if ((o.actions_mask & ~kActions) != 0) {
+    SetLastError("actions_mask is 0x%x, must have no bit outside 0x%x", o.actions_mask, kActions);
+    return false;
+  }
+  return true;
+}
+
+bool ValidateStep(const char* what, int64_t step) {
+  if (step >= 0) return true;
+  SetLastError("%s is %lld, must be >= 0", what, static_cast<long long>(step));
+  return false;
+}
+
+bool ValidateFrame(const bw_frame& f, const FrameLimits& limits, uint64_t* values) {
+  if (f.struct_size < sizeof(bw_frame)) {
+    SetLastError("frame.struct_size is %u, must be at least %zu", f.struct_size, sizeof(bw_frame));
+    return false;
+  }
+  if (f.blocks == nullptr) {
+    SetLastError("frame.blocks is NULL");
+    return false;
+  }
+  if (!InRange("frame.block_count", f.block_count, 1, BW_BLOCKS_MAX) || !ValidateStep("frame.step", f.step) ||
+      !InRange("frame.partial_rows", f.partial_rows, 0, 1) || !InRange("frame.reserved", f.reserved, 0, 0)) {
+    return false;
+  }
+  if (f.time_unix_ns < 0) {
+    SetLastError("frame.time_unix_ns is %lld, must be >= 0", static_cast<long long>(f.time_unix_ns));
+    return false;
+  }
+  uint64_t total = 0;
+  for (uint32_t i = 0; i < f.block_count; ++i) {
+    if (!ValidateBlock(f.blocks[i], i, limits)) return false;
+    total += uint64_t{f.blocks[i].layer_count} * f.blocks[i].head_count;
+  }
+  if (total > limits.frame_values_max) {
+    SetLastError("frame has %llu values, must have at most frame_values_max, %llu", static_cast<unsigned long long>(total),
+                 static_cast<unsigned long long>(limits.frame_values_max));
+    return false;
+  }
+  *values = total;
+  return true;
+}
+
+}  // namespace bellwether::client

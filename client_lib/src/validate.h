@@ -1,0 +1,40 @@
+// validate.h: the rules of client.h, checked before anything happens.
+//
+// Every function returns true, or false with SetLastError() naming the field,
+// the value and the legal range.  No allocation, no system call.
+
+#ifndef BELLWETHER_CLIENT_LIB_SRC_VALIDATE_H_
+#define BELLWETHER_CLIENT_LIB_SRC_VALIDATE_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "bellwether/client.h"
+
+namespace bellwether::client {
+
+// What a frame is checked against.
+struct FrameLimits {
+  uint32_t layers = 0;
+  uint32_t heads = 0;
+  uint32_t kv_heads = 0;
+  uint64_t frame_values_max = 0;
+};
+
+bool ValidateOptions(const bw_client_options& options);
+
+// Also says how many floats the blocks hold together.
+bool ValidateFrame(const bw_frame& frame, const FrameLimits& limits, uint64_t* values);
+
+bool ValidateStep(const char* what, int64_t step);
+
+// At most `bytes_max` bytes of UTF-8 without control characters; NULL = empty.
+// Writes the length to `*bytes`.
+bool ValidateText(const char* name, const char* text, size_t bytes_max, uint32_t* bytes);
+
+// 32 hexadecimal digits into 16 bytes.  False, without a message, if not.
+bool ParseUuid(const char* text, uint8_t (&uuid)[16]);
+
+}  // namespace bellwether::client
+
+#endif  // BELLWETHER_CLIENT_LIB_SRC_VALIDATE_H_
