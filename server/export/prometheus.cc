@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/export/alert_json.h"
 #include "server/export/metrics_catalog.h"
 #include "server/export/process_metrics.h"
 #include "server/export/run_metrics.h"
@@ -16,20 +17,6 @@ namespace {
 
 constexpr const char* kExported = "bellwether_series_exported";
 constexpr const char* kSuppressed = "bellwether_series_suppressed_total";
-
-const char* SeverityName(Severity severity) {
-  switch (severity) {
-    case Severity::kInfo:
-      return "info";
-    case Severity::kWarning:
-      return "warning";
-    case Severity::kCritical:
-      return "critical";
-    case Severity::kNone:
-      break;
-  }
-  return "none";
-}
 
 bool IsIll(const RunSnapshot& run) { return run.record.stage > 0; }
 

@@ -1,0 +1,35 @@
+// alert_json.h: an alert as Alertmanager's JSON.
+//
+// Labels say what it is now (alertname, run, rule, severity, layer, head) and
+// change when it grows worse; the fingerprint stays the same while the alert
+// lives, so that a receiver can match resolved to firing.  Annotations carry
+// what a person reads.
+
+#ifndef BELLWETHER_SERVER_EXPORT_ALERT_JSON_H_
+#define BELLWETHER_SERVER_EXPORT_ALERT_JSON_H_
+
+#include <map>
+#include <string>
+
+#include "server/store/transition.h"
+
+namespace bellwether::server {
+
+using StringMap = std::map<std::string, std::string>;
+
+const char* SeverityName(Severity severity);
+// BellwetherDriftGrowing for "drift"; BellwetherAlert for a rule of the user's.
+std::string AlertName(const std::string& rule);
+
+StringMap AlertLabels(const Transition& transition);
+StringMap AlertAnnotations(const Transition& transition);
+// The alert on the run's page; "" without an external url.
+std::string AlertUrl(const Transition& transition, const std::string& external_url);
+// 16 hexadecimal digits of run and key.
+std::string AlertFingerprint(const Transition& transition);
+// RFC 3339 in UTC with milliseconds.
+std::string FormatTime(int64_t unix_ns);
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_EXPORT_ALERT_JSON_H_

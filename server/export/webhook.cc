@@ -1,0 +1,238 @@
+#include "server/export/webhook.h"
+
+#include <httplib.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "server/export/alert_json.h"
+#include "server/util/log.h"
+
+namespace bellwether::server {
+namespace {
+
+constexpr char kNever[] = "0001-01-01T00:00:00Z";  // Go's zero time: still firing.
+
+nlohmann::json AlertJson(const Transition& transition, const std::string& external_url) {
+  const bool firing = transition.state == AlertState::kFiring;
+  return {{"status", firing ? "firing" : "resolved"},
+          {"labels", AlertLabels(transition)},
+          {"annotations", AlertAnnotations(transition)},
+          {"startsAt", FormatTime(transition.time_unix_ns)},
+          {"endsAt", firing ? std::string(kNever) : FormatTime(transition.time_unix_ns)},
+          {"generatorURL", AlertUrl(transition, external_url)},
+          {"fingerprint", AlertFingerprint(transition)}};
+}
+
+// Pairs that all alerts have.
+nlohmann::json Common(const nlohmann::json& alerts, const char* field) {
+  nlohmann::json common = alerts.at(0).at(field);
+  for (const nlohmann::json& alert : alerts) {
+    for (auto it = common.begin(); it != common.end();) {
+      const nlohmann::json& pairs = alert.at(field);
+      const auto found = pairs.find(it.key());
+      it = found != pairs.end() && *found == *it ? std::next(it) : common.erase(it);
+    }
+  }
+  return common;
+}
+
+}  // namespace
+
+absl::StatusOr<UrlParts> SplitUrl(const std::string& url) {
+  const bool known = absl::StartsWith(url, "http://") || absl::StartsWith(url, "https://");
+  const size_t host = url.find("://") + 3;
+  const size_t path = known ? url.find('/', host) : std::string::npos;
+  const std::string authority = known ? url.substr(host, path == std::string::npos ? path : path - host) : "";
+  if (authority.empty() || std::any_of(url.begin(), url.end(), [](char c) { return absl::ascii_isspace(c) || absl::ascii_iscntrl(c); })) {
+    return absl::InvalidArgumentError(absl::StrCat("\"", url, "\": must be http://host[:port]/path or https://..."));
+  }
+  if (absl::StrContains(authority, '@')) {
+    return absl::InvalidArgumentError("a webhook's address must hold no user and password");
+  }
+  if (path == std::string::npos) return UrlParts{url, "/"};
+  return UrlParts{url.substr(0, path), url.substr(path)};
+}
+
+absl::StatusOr<std::unique_ptr<Webhook>> Webhook::Start(const WebhookOptions& options, AlertLog* alerts, Counters* counters) {
+  absl::StatusOr<UrlParts> parts = SplitUrl(options.url);
+  if (!parts.ok()) return parts.status();
+  return std::unique_ptr<Webhook>(new Webhook(options, parts->origin, parts->path, alerts, counters));
+}
+
+Webhook::Webhook(const WebhookOptions& options, std::string origin, std::string path, AlertLog* alerts, Counters* counters)
+    : options_(options),
+      origin_(std::move(origin)),
+      path_(std::move(path)),
+      alerts_(alerts),
+      counters_(counters),
+      seconds_(counters->histogram("bellwether_notification_seconds", {{"channel", options.channel}})),
+      random_(std::random_device()()) {
+  for (const char* result : {"delivered", "failed"}) {
+    counters_->counter("bellwether_notifications_total", {{"channel", options_.channel}, {"result", result}});
+  }
+  worker_ = std::thread([this] { Work(); });
+  subscription_ = alerts_->Subscribe([this](const Transition& transition) { Note(transition); });
+}
+
+Webhook::~Webhook() { Stop(); }
+
+void Webhook::Stop() {
+  if (!worker_.joinable()) return;
+  alerts_->Unsubscribe(subscription_);
+  {
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+    stop_at_ns_ = Clock::System()->MonotonicNanos() + options_.stop_wait_ns;
+  }
+  worker_.join();
+  absl::MutexLock lock(&mutex_);
+  for (size_t i = 0; i < pending_.size(); ++i) Count("dropped");
+  pending_.clear();
+}
+
+void Webhook::Count(const char* result) {
+  counters_->counter("bellwether_notifications_total", {{"channel", options_.channel}, {"result", result}})->Add();
+}
+
+void Webhook::Note(const Transition& transition) {
+  const bool resolved = transition.state == AlertState::kResolved;
+  if (transition.severity < options_.severity_min || (resolved && !options_.send_resolved)) return;
+  absl::MutexLock lock(&mutex_);
+  if (!pending_.contains(transition.run) && pending_.size() >= options_.runs_max) {
+    Count("refused");
+    return;
+  }
+  Pending& pending = pending_[transition.run];
+  const int64_t now_ns = Clock::System()->MonotonicNanos();
+  if (pending.since_ns == 0) {
+    pending.since_ns = now_ns;
+    pending.due_ns = now_ns + options_.group_wait_ns;
+  }
+  pending.run_name = transition.run_name;
+  if (!resolved) {
+    pending.resolved.erase(transition.key);
+  } else if (pending.resolved.size() < options_.resolved_max || pending.resolved.contains(transition.key)) {
+    pending.resolved[transition.key] = transition;
+  } else {
+    ++pending.truncated;
+  }
+}
+
+void Webhook::Work() {
+  const Clock& clock = *Clock::System();
+  for (;;) {
+    RunId run = 0;
+    Pending pending;
+    {
+      absl::MutexLock lock(&mutex_);
+      int64_t due_ns = 0;
+      const auto next = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        return std::min_element(pending_.begin(), pending_.end(),
+                                [](const auto& a, const auto& b) { return a.second.due_ns < b.second.due_ns; });
+      };
+      const auto changed = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        const auto first = next();
+        return stopping_ || (first != pending_.end() && (due_ns == 0 || first->second.due_ns < due_ns));
+      };
+      for (;;) {
+        const auto first = next();
+        const int64_t now_ns = clock.MonotonicNanos();
+        if (stopping_ && (pending_.empty() || now_ns >= stop_at_ns_)) return;
+        if (first != pending_.end() && (stopping_ || first->second.due_ns <= now_ns)) {
+          run = first->first;
+          pending = std::move(first->second);
+          pending_.erase(first);
+          break;
+        }
+        due_ns = first == pending_.end() ? 0 : first->second.due_ns;
+        if (due_ns == 0) {
+          mutex_.Await(absl::Condition(&changed));
+        } else {
+          mutex_.AwaitWithTimeout(absl::Condition(&changed), absl::Nanoseconds(due_ns - now_ns));
+        }
+      }
+    }
+    Deliver(run, std::move(pending));
+  }
+}
+
+void Webhook::Deliver(RunId run, Pending pending) {
+  const std::string body = Body(run, pending);
+  if (body.empty()) return;
+  if (Post(body)) {
+    Count("delivered");
+    seconds_->Observe(static_cast<double>(Clock::System()->MonotonicNanos() - pending.since_ns) * 1e-9);
+    return;
+  }
+  ++pending.attempts;
+  absl::MutexLock lock(&mutex_);
+  if (pending.attempts >= options_.attempts_max || stopping_) {
+    Count("failed");
+    LogWarning("webhook {}: gave up on a notification of run {} after {} attempts", options_.channel, pending.run_name,
+               pending.attempts);
+    return;
+  }
+  Count("retried");
+  const int shift = std::min(pending.attempts - 1, 30);
+  const int64_t wait_ns = std::min(options_.backoff_max_ns, options_.backoff_first_ns << shift);
+  // Between half and all of it: receivers that fail together must not be hit together.
+  pending.due_ns = Clock::System()->MonotonicNanos() + wait_ns / 2 +
+                   static_cast<int64_t>(random_() % static_cast<uint64_t>(wait_ns / 2 + 1));
+  // What came meanwhile is newer than what failed.
+  const auto [entry, fresh] = pending_.try_emplace(run, pending);
+  if (!fresh) {
+    Pending& newer = entry->second;
+    for (auto& [key, transition] : pending.resolved) newer.resolved.try_emplace(key, std::move(transition));
+    newer.truncated += pending.truncated;
+    newer.since_ns = pending.since_ns;
+    newer.due_ns = pending.due_ns;
+    newer.attempts = pending.attempts;
+  }
+}
+
+std::string Webhook::Body(RunId run, const Pending& pending) const {
+  const int64_t now_ns = Clock::System()->UnixNanos();
+  nlohmann::json alerts = nlohmann::json::array();
+  bool firing = false;
+  for (const AlertView& alert : alerts_->List(run, /*firing_only=*/true)) {
+    if (alert.last.severity < options_.severity_min || alert.note.silenced_until_unix_ns > now_ns) continue;
+    alerts.push_back(AlertJson(alert.last, options_.external_url));
+    firing = true;
+  }
+  for (const auto& [key, transition] : pending.resolved) {
+    const auto newest = alerts_->Get(run, key);
+    if (newest.ok() && (newest->last.state == AlertState::kFiring || newest->note.silenced_until_unix_ns > now_ns)) continue;
+    alerts.push_back(AlertJson(transition, options_.external_url));
+  }
+  if (alerts.empty()) return {};
+  const nlohmann::json body = {{"version", "4"},
+                               {"groupKey", absl::StrCat("{}:{run=\"", pending.run_name, "\"}")},
+                               {"truncatedAlerts", pending.truncated},
+                               {"status", firing ? "firing" : "resolved"},
+                               {"receiver", options_.channel},
+                               {"groupLabels", {{"run", pending.run_name}}},
+                               {"commonLabels", Common(alerts, "labels")},
+                               {"commonAnnotations", Common(alerts, "annotations")},
+                               {"externalURL", options_.external_url},
+                               {"alerts", alerts}};
+  return body.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+bool Webhook::Post(const std::string& body) {
+  const auto timeout = std::chrono::nanoseconds(options_.timeout_ns);
+  httplib::Client client(origin_);
+  if (!client.is_valid()) return false;
+  client.set_connection_timeout(timeout);
+  client.set_read_timeout(timeout);
+  client.set_write_timeout(timeout);
+  const httplib::Result result = client.Post(path_, body, "application/json");
+  return result && result->status >= 200 && result->status < 300;
+}
+
+}  // namespace bellwether::server
