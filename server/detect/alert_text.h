@@ -1,0 +1,26 @@
+// alert_text.h: the words of an alert: cause, summary, advice.
+//
+// Pure functions; safe from any thread.
+
+#ifndef BELLWETHER_SERVER_DETECT_ALERT_TEXT_H_
+#define BELLWETHER_SERVER_DETECT_ALERT_TEXT_H_
+
+#include <string>
+#include <vector>
+
+#include "server/detect/finding.h"
+#include "server/store/run_types.h"
+#include "server/store/transition.h"
+
+namespace bellwether::server {
+
+// "biased delta", "logit growth", ..., "unknown".  `findings` worst first.
+std::string CauseOf(Family family, const std::vector<Finding>& findings);
+// One sentence: run, heads, numbers against thresholds, since when, ETA.
+std::string SummaryOf(const RunDescription& run, const Transition& change);
+// What to do, what it does, what it costs.
+std::string AdviceOf(Family family, const RunDescription& run, const Transition& change);
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_DETECT_ALERT_TEXT_H_

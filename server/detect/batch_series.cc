@@ -1,0 +1,107 @@
+#include "server/detect/batch_series.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+
+namespace bellwether::server {
+namespace {
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+}  // namespace
+
+float LowerMedian(std::span<const float> values, std::vector<float>* scratch) {
+  scratch->clear();
+  for (const float value : values) {
+    if (std::isfinite(value)) scratch->push_back(value);
+  }
+  if (scratch->empty()) return kNan;
+  const auto middle = scratch->begin() + static_cast<ptrdiff_t>((scratch->size() - 1) / 2);
+  std::nth_element(scratch->begin(), middle, scratch->end());
+  return *middle;
+}
+
+void BatchSeries::Add(std::span<const float> values) {
+  if (newest_.empty()) {
+    sum_.assign(heads_, 0);
+    count_.assign(heads_, 0);
+    newest_.assign(heads_, kNan);
+    ring_.assign(heads_ * static_cast<size_t>(window_), kNan);
+    ring_median_.assign(static_cast<size_t>(window_), kNan);
+    ring_step_.assign(static_cast<size_t>(window_), 0);
+  }
+  for (size_t i = 0; i < heads_; ++i) {
+    const bool finite = std::isfinite(values[i]);
+    sum_[i] += finite ? values[i] : 0.0f;
+    count_[i] += finite ? 1.0f : 0.0f;
+  }
+}
+
+bool BatchSeries::Close(int64_t step) {
+  if (newest_.empty()) return false;
+  bool any = false;
+  float* const out = window_ > 0 ? ring_.data() + static_cast<size_t>(next_) * heads_ : nullptr;
+  for (size_t i = 0; i < heads_; ++i) {
+    const bool measured = count_[i] > 0;
+    const float mean = sum_[i] / count_[i];  // 0 / 0 is the NaN that the window wants.
+    newest_[i] = measured ? mean : newest_[i];
+    any |= measured;
+    if (out != nullptr) out[i] = mean;
+  }
+  if (!any) return false;
+  std::fill(sum_.begin(), sum_.end(), 0.0f);
+  std::fill(count_.begin(), count_.end(), 0.0f);
+  median_ = LowerMedian(newest_, &scratch_);
+  if (window_ > 0) {
+    ring_median_[static_cast<size_t>(next_)] = median_;
+    ring_step_[static_cast<size_t>(next_)] = static_cast<float>(step);
+    next_ = (next_ + 1) % window_;
+    rows_ = std::min(rows_ + 1, window_);
+  }
+  return true;
+}
+
+void BatchSeries::ForgetWindow() {
+  rows_ = 0;
+  next_ = 0;
+  std::fill(sum_.begin(), sum_.end(), 0.0f);
+  std::fill(count_.begin(), count_.end(), 0.0f);
+}
+
+void BatchSeries::Window(size_t head, bool relative, std::vector<float>* values,
+                         std::vector<float>* steps) const {
+  values->clear();
+  steps->clear();
+  for (int32_t age = 0; age < rows_; ++age) {
+    const size_t at = row(age);
+    values->push_back(ring_[at * heads_ + head] / (relative ? ring_median_[at] : 1.0f));
+    steps->push_back(ring_step_[at]);
+  }
+}
+
+float BatchSeries::RiseOverWindow(size_t head) const {
+  int32_t first = 0;
+  while (first < rows_ && !std::isfinite(ring_[row(first) * heads_ + head])) ++first;
+  int32_t last = rows_ - 1;
+  while (last > first && !std::isfinite(ring_[row(last) * heads_ + head])) --last;
+  if (first >= last) return 1;
+  return ring_[row(last) * heads_ + head] / ring_[row(first) * heads_ + head];
+}
+
+size_t BatchSeries::memory_bytes() const {
+  return (sum_.capacity() + count_.capacity() + newest_.capacity() + ring_.capacity() + ring_median_.capacity() +
+          ring_step_.capacity() + scratch_.capacity()) *
+         sizeof(float);
+}
+
+bool BatchSeries::Consistent() const {
+  if (rows_ < 0 || rows_ > window_ || next_ < 0 || next_ > std::max(0, window_ - 1)) return false;
+  if (newest_.empty()) return sum_.empty() && ring_.empty() && rows_ == 0;
+  const auto window = static_cast<size_t>(window_);
+  return newest_.size() == heads_ && sum_.size() == heads_ && count_.size() == heads_ &&
+         ring_.size() == heads_ * window && ring_median_.size() == window && ring_step_.size() == window;
+}
+
+}  // namespace bellwether::server

@@ -1,0 +1,85 @@
+// batch_series.h: one signal of all heads, thinned to batch means with a window.
+//
+// Struct of arrays: a row holds one batch of all heads, so that adding a
+// sample and closing a batch run over contiguous memory.  The memory is fixed
+// by the number of heads: (3 + window) floats a head.
+//
+// A cell that was not measured, or whose value is not finite, adds nothing to
+// its mean; a batch without a value leaves the cell's newest value as it was
+// and a NaN in the window.  Not thread-safe.
+
+#ifndef BELLWETHER_SERVER_DETECT_BATCH_SERIES_H_
+#define BELLWETHER_SERVER_DETECT_BATCH_SERIES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace bellwether::server {
+
+class BatchSeries {
+ public:
+  // window 0 keeps the newest mean only.
+  BatchSeries(size_t heads, int32_t window) : heads_(heads), window_(window) {}
+
+  bool present() const { return !newest_.empty(); }
+  // `values`: one per head.  Memory is taken at the first call.
+  void Add(std::span<const float> values);
+  // Ends the batch: its means become the newest values and, if anything was
+  // measured, a row of the window.  False if nothing was measured.
+  bool Close(int64_t step);
+  // Forgets the window and what is being summed; the newest values stay.
+  void ForgetWindow();
+
+  // NaN before the first value.
+  float newest(size_t head) const { return newest_[head]; }
+  std::span<const float> newest() const { return newest_; }
+  // The lower median of the newest finite values: with two heads the smaller.
+  float median() const { return median_; }
+  // The window of one head, oldest first.  `relative`: divided by the median
+  // of its row.
+  void Window(size_t head, bool relative, std::vector<float>* values, std::vector<float>* steps) const;
+  int32_t rows() const { return rows_; }
+  // Newest against oldest value that is finite; 1 if there are not two.
+  float RiseOverWindow(size_t head) const;
+  size_t memory_bytes() const;
+
+  template <class A>
+  void Visit(A& a) {
+    a(rows_);
+    a(next_);
+    a(median_);
+    a(sum_);
+    a(count_);
+    a(newest_);
+    a(ring_);
+    a(ring_median_);
+    a(ring_step_);
+  }
+  // After Visit with a reader: whether the sizes are those of this object.
+  bool Consistent() const;
+
+ private:
+  size_t row(int32_t age) const {  // 0 = oldest
+    return static_cast<size_t>((next_ + window_ - rows_ + age) % window_);
+  }
+
+  size_t heads_;
+  int32_t window_;
+  int32_t rows_ = 0;
+  int32_t next_ = 0;
+  float median_ = 0;
+  std::vector<float> sum_, count_, newest_;
+  std::vector<float> ring_;         // [window][heads]
+  std::vector<float> ring_median_;  // [window]
+  std::vector<float> ring_step_;    // [window]
+  std::vector<float> scratch_;
+};
+
+// The lower median of the finite values; NaN if there are none.
+float LowerMedian(std::span<const float> values, std::vector<float>* scratch);
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_DETECT_BATCH_SERIES_H_

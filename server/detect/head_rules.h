@@ -1,0 +1,95 @@
+// head_rules.h: the detectors of all heads of a run, and what they found.
+//
+// A sample is added to the batch means of its signals; when a batch is full
+// the rules run once over all heads (a tick).  Between ticks nothing is
+// decided.  Which rules there are and what they mean: docs/concepts/detection.md.
+//
+// A head's stage: 1 drift, 2 ties and bias, 3 norm growth, 4 logits; 0 none.
+//
+// Not thread-safe.
+
+#ifndef BELLWETHER_SERVER_DETECT_HEAD_RULES_H_
+#define BELLWETHER_SERVER_DETECT_HEAD_RULES_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "server/detect/batch_series.h"
+#include "server/detect/finding.h"
+#include "server/detect/judge_options.h"
+#include "server/detect/trend.h"
+#include "server/store/run_types.h"
+#include "server/store/step_sample.h"
+
+namespace bellwether::server {
+
+class HeadRules {
+ public:
+  HeadRules(const JudgeOptions& options, const Layout& layout);
+
+  // Adds the head signals of `sample`.  True if that filled a batch: call
+  // Tick() next.
+  bool Add(const StepSample& sample);
+  // Runs the rules.  `excused`: something announced disturbs the run now, so
+  // nothing begins or ends.
+  void Tick(const AttentionTraits& traits, bool excused);
+  // The findings of the last tick.
+  std::vector<Finding>* rounding() { return &rounding_; }
+  std::vector<Finding>* logits() { return &logits_; }
+  int32_t stage_of(size_t head) const { return stage_[head]; }
+  int32_t stage() const;
+  // What the kernel is fed has changed: growth before it says nothing.
+  void ForgetTrends();
+  size_t memory_bytes() const;
+
+  template <class A>
+  void Visit(A& a) {
+    for (BatchSeries& series : series_) a(series);
+    for (Held& held : held_) a(held);
+    a(stage_);
+    a(batch_begin_);
+    a(last_step_);
+  }
+  bool Consistent() const;
+
+ private:
+  enum Track : size_t { kRatio, kCommonMode, kLeak, kTied, kSigma, kLogitMax, kEntropy, kTracks };
+  enum Test : size_t { kGrowth, kLevel, kCommonGrowth, kLeaking, kTies, kNorm, kLogit, kTests };
+
+  // A condition that must hold for some ticks to count and fail as long to stop.
+  struct Held {
+    std::vector<uint16_t> count;
+    std::vector<uint8_t> active;
+    std::vector<int64_t> since;
+    template <class A>
+    void Visit(A& a) {
+      a(count), a(active), a(since);
+    }
+    bool Update(size_t head, bool condition, int32_t hold, int64_t step);
+  };
+
+  void JudgeHead(size_t head, const AttentionTraits& traits);
+  void JudgeRunLogits();
+  bool Growing(Track track, size_t head, bool relative, double doubling_max, Trend* trend);
+  Head At(size_t head) const;
+  Evidence Fact(Track track, Test test, size_t head, double threshold, const char* detector) const;
+
+  const JudgeOptions options_;
+  const Layout layout_;
+  const size_t heads_;
+  std::vector<BatchSeries> series_;
+  std::array<Held, kTests> held_;
+  std::vector<int32_t> stage_;
+  int64_t batch_begin_ = -1;
+  int64_t last_step_ = -1;
+
+  std::vector<Finding> rounding_, logits_;
+  std::vector<float> derived_, expanded_, values_, steps_, medians_;
+  TrendScratch trend_scratch_;
+};
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_DETECT_HEAD_RULES_H_

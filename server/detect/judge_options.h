@@ -1,0 +1,135 @@
+// judge_options.h: every threshold and window of the detectors.
+//
+// A rule's numbers are data: nothing in server/detect compares against a
+// constant that is not here.  Defaults come from the recorded runs that
+// docs/concepts/detection.md tabulates and from the physics named at the
+// field.  "Steps" are optimizer steps; "batches" are means of `batch_steps`
+// steps, or single samples where sampling is rarer than that.
+//
+// Plain values; no thread rules.
+
+#ifndef BELLWETHER_SERVER_DETECT_JUDGE_OPTIONS_H_
+#define BELLWETHER_SERVER_DETECT_JUDGE_OPTIONS_H_
+
+#include <cstdint>
+
+namespace bellwether::server {
+
+// How a series is thinned and how a trend in it is told from noise.
+struct TrendOptions {
+  // Steps per batch mean, 1..1000.  Neighbouring samples of one head are alike
+  // (lag-1 correlation up to 0.9); means of 20 steps are nearly independent.
+  int32_t batch_steps = 20;
+  // Batches that a trend looks at, 8..kWindowBatchesMax, and the least that it
+  // needs.  64 batches = 1,280 steps at the usual sampling.
+  int32_t window_batches = 64;
+  int32_t window_batches_min = 24;
+  // Mann-Kendall z of a monotone rise; 4 = one in 30,000 by chance.
+  double mann_kendall_z_min = 4;
+  // Share of the variance of ln x that the fitted line explains, 0..1.
+  double r2_min = 0.8;
+  // Slower growth than this is ordinary training (weights grow, ratios creep):
+  // healthy heads double in 5,000 steps and more, failing ones in 150-2,100.
+  double doubling_steps_max = 2000;
+};
+
+// The common mode of the scores: SIGNALS.md 2.
+struct DriftOptions {
+  // A ratio of 1 is a healthy head; the median of the run's heads is held at
+  // least here, so that a run of very quiet heads does not alarm on noise.
+  double ratio_floor = 1.0;
+  // Growing and this many times the median head: drift.
+  double grown_factor = 3;
+  // This many times the median head for `level_batches`: drift even where the
+  // growth is too slow to call, as long as it still rises.
+  double level_factor = 8;
+  int32_t level_batches = 10;
+  double level_rise_min = 1.1;  // Over the window, newest against oldest.
+  // Common mode in logits; from 128 on bf16 scores are whole numbers.
+  double common_mode_large = 100;
+  double common_mode_factor = 10;  // Against the median head.
+  // The head is lost: ETA counts to this ratio.
+  double ratio_critical = 128;
+  // Consecutive batches that the growth test must hold.
+  int32_t hold_batches = 3;
+};
+
+// Key-gradient leak, EXPERIMENTS.md: zero in exact arithmetic.
+struct LeakOptions {
+  // Rounding of dK itself, per kernel in bf16 or fp16; the median head counts
+  // as at least this.
+  double floor = 2e-4;
+  double factor = 10;
+  int32_t hold_batches = 4;
+};
+
+struct TiesOptions {
+  double fraction_min = 0.3;   // Healthy heads stay below 0.25.
+  double peer_factor = 3;      // Times the median head.
+  double fraction_high = 0.6;  // Most rows: the error is systematic.
+  int32_t hold_batches = 10;
+  // |t| of the signed error of delta over the window: persistent bias.
+  double bias_t_min = 4;
+};
+
+struct NormOptions {
+  double peer_factor = 2;            // sigma(W_Q) against the median head.
+  double doubling_steps_max = 1000;  // Of sigma against the median head.
+  int32_t hold_batches = 3;
+};
+
+struct LogitsOptions {
+  double logit_max_large = 1000;  // One head.
+  double logit_median_large = 200;  // The median head of the run.
+  double logit_median_critical = 300;
+  double entropy_ratio_collapsed = 0.05;  // Of ln(n): attention on one key.
+  int32_t hold_batches = 5;
+};
+
+struct LossOptions {
+  int32_t window_steps = 128;     // Values of the baseline.
+  double impulse_sigma = 6;       // An impulse stands this far above it.
+  int32_t recovery_steps = 200;   // A spike that is over by then is a data spike.
+  int32_t mean_steps = 50;        // Of the smoothed loss.
+  // The smoothed loss this far above its minimum (absolute or relative to the
+  // minimum, whichever is less) for `recovery_steps`: diverging.
+  double rise_absolute = 0.5;
+  double rise_relative = 0.25;
+  double rise_sigma = 6;  // And beyond the noise of the smoothed loss.
+  // Gradient norm: the median of `mean_steps` against the baseline's median.
+  double gradient_factor = 10;
+};
+
+struct ContextOptions {
+  int64_t warmup_steps = 400;    // Of a run, when no learning rate is reported.
+  int64_t settle_steps = 200;    // After an event that excuses a disturbance.
+};
+
+struct AlertOptions {
+  int64_t resolve_steps = 1000;   // Without evidence before an alert resolves.
+  int64_t cooldown_steps = 500;   // After which the same cause may open again.
+  int32_t heads_max = 32;         // Named per alert.
+  int32_t evidence_max = 32;      // Pieces per transition.
+  double hook_overhead_max = 0.02;   // Share of the step's time.
+  int32_t hook_overhead_steps = 200;  // For so long.
+  int64_t silence_resolve_steps = 0;
+};
+
+struct JudgeOptions {
+  TrendOptions trend;
+  DriftOptions drift;
+  LeakOptions leak;
+  TiesOptions ties;
+  NormOptions norm;
+  LogitsOptions logits;
+  LossOptions loss;
+  ContextOptions context;
+  AlertOptions alert;
+};
+
+// Fixed size of the windows in memory.
+inline constexpr int32_t kWindowBatchesMax = 64;
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_DETECT_JUDGE_OPTIONS_H_

@@ -1,0 +1,280 @@
+#include "server/detect/run_judge.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+#include "server/detect/alert_engine.h"
+#include "server/detect/archive.h"
+#include "server/detect/head_rules.h"
+#include "server/detect/judge_options.h"
+#include "server/detect/loss_watch.h"
+
+namespace bellwether::server {
+namespace {
+
+constexpr uint32_t kStateMagic = 0x314a5742;  // "BWJ1"
+
+}  // namespace
+
+struct RunJudge::State {
+  JudgeOptions options;
+  RunDescription run;
+  HeadRules heads;
+  LossWatch loss;
+  AlertEngine alerts;
+  int64_t first_step = -1;
+  int64_t last_step = -1;
+  int64_t excused_until = -1;
+  uint32_t attempt = 0;
+  int64_t overhead_since = -1;
+
+  State(const JudgeOptions& from, const RunDescription& description)
+      : options(from),
+        run(description),
+        heads(from, description.layout),
+        loss(from.loss),
+        alerts(from.alert),
+        attempt(description.attempt) {}
+
+  template <class A>
+  void Visit(A& a) {
+    a(attempt), a(first_step), a(last_step), a(excused_until), a(overhead_since);
+    a(run.attention.kernel), a(run.attention.score_dtype), a(run.attention.centred), a(run.attention.qk_norm);
+    a(run.attention.softcap), a(run.attempt);
+    a(heads), a(loss), a(alerts);
+  }
+
+  void JudgeNonfinite(const StepSample& sample, std::vector<Transition>* out);
+  void JudgeDisagreements(const StepSample& sample, std::vector<Transition>* out);
+  void JudgeOverhead(const StepSample& sample, std::vector<Transition>* out);
+};
+
+RunJudge::RunJudge(const JudgeOptions& options, const RunDescription& run)
+    : state_(std::make_unique<State>(options, run)) {}
+RunJudge::~RunJudge() = default;
+
+void RunJudge::State::JudgeNonfinite(const StepSample& sample, std::vector<Transition>* out) {
+  std::vector<Finding> findings;
+  for (const SignalId id : sample.signals()) {
+    const SignalInfo& signal = *FindSignal(id);
+    const auto values = sample.matrix(id);
+    const MatrixShape shape = ShapeOf(signal, sample.layout());
+    for (size_t i = 0; i < values.size(); ++i) {
+      const bool bad = id == SignalId::kNonfiniteRows ? values[i] > 0 : !std::isfinite(values[i]);
+      if (!bad || IsNotMeasured(values[i])) continue;
+      const bool head_level = signal.granularity != Granularity::kRun;
+      Finding& finding = findings.emplace_back();
+      finding.rule = Rule::kNonfinite;
+      finding.severity = id == SignalId::kGradNorm ? Severity::kWarning : Severity::kCritical;
+      finding.stage = 5;
+      finding.first_step = sample.step;
+      if (head_level) {
+        finding.where = {static_cast<int32_t>(i) / shape.heads, static_cast<int32_t>(i) % shape.heads};
+      }
+      finding.evidence.push_back({.signal = signal.name,
+                                  .where = finding.where,
+                                  .value = values[i],
+                                  .first_step = sample.step,
+                                  .detector = "nonfinite"});
+    }
+  }
+  alerts.Update(Family::kNonfinite, sample.step, run, &findings, out);
+}
+
+void RunJudge::State::JudgeDisagreements(const StepSample& sample, std::vector<Transition>* out) {
+  std::vector<Finding> findings;
+  for (const StepSample::Disagreement& disagreement : sample.disagreements) {
+    Finding& finding = findings.emplace_back();
+    finding.rule = Rule::kDisagreement;
+    finding.severity = Severity::kCritical;
+    finding.where = {disagreement.layer, disagreement.head};
+    finding.first_step = sample.step;
+    finding.score = disagreement.high - disagreement.low;
+    finding.evidence.push_back({.signal = FindSignal(disagreement.signal)->name,
+                                .where = finding.where,
+                                .value = disagreement.high,
+                                .threshold = disagreement.low,
+                                .first_step = sample.step,
+                                .detector = "equal"});
+  }
+  alerts.Update(Family::kDisagreement, sample.step, run, &findings, out);
+}
+
+void RunJudge::State::JudgeOverhead(const StepSample& sample, std::vector<Transition>* out) {
+  const float hook = sample.scalar(SignalId::kHookSeconds);
+  const float step = sample.scalar(SignalId::kStepSeconds);
+  if (IsNotMeasured(hook) || IsNotMeasured(step) || !(step > 0)) return;
+  const double share = hook / step;
+  std::vector<Finding> findings;
+  if (share > options.alert.hook_overhead_max) {
+    if (overhead_since < 0) overhead_since = sample.step;
+    if (sample.step - overhead_since >= options.alert.hook_overhead_steps) {
+      Finding& finding = findings.emplace_back();
+      finding.rule = Rule::kOverhead;
+      finding.severity = Severity::kWarning;
+      finding.first_step = overhead_since;
+      finding.evidence.push_back({.signal = "hook_overhead",
+                                  .value = share,
+                                  .threshold = options.alert.hook_overhead_max,
+                                  .first_step = overhead_since,
+                                  .detector = "level"});
+    }
+  } else {
+    overhead_since = -1;
+  }
+  alerts.Update(Family::kOverhead, sample.step, run, &findings, out);
+}
+
+void RunJudge::Observe(const StepSample& sample, std::vector<Transition>* out) {
+  State& s = *state_;
+  if (sample.attempt < s.attempt) return;
+  if (sample.attempt > s.attempt) {
+    s.attempt = sample.attempt;
+    s.run.attempt = sample.attempt;
+    s.last_step = -1;
+    s.loss.Excuse();
+    s.heads.ForgetTrends();
+    s.excused_until = std::max(s.excused_until, sample.step + s.options.context.settle_steps);
+  }
+  if (sample.step <= s.last_step) return;
+  s.last_step = sample.step;
+  if (s.first_step < 0) s.first_step = sample.step;
+
+  s.JudgeNonfinite(sample, out);
+  s.JudgeDisagreements(sample, out);
+  s.JudgeOverhead(sample, out);
+  const float loss = sample.scalar(SignalId::kLoss);
+  const float gradient = sample.scalar(SignalId::kGradNorm);
+  const bool excused = sample.step < s.options.context.warmup_steps || sample.step < s.excused_until;
+  if (!excused) {
+    s.loss.Observe(sample.step, !IsNotMeasured(loss), loss, !IsNotMeasured(gradient), gradient);
+    std::vector<Finding> losses;
+    std::vector<Finding> gradients;
+    s.loss.Findings(sample.step, &losses, &gradients);
+    s.alerts.Update(Family::kLoss, sample.step, s.run, &losses, out);
+    s.alerts.Update(Family::kGradient, sample.step, s.run, &gradients, out);
+  }
+  if (s.heads.Add(sample)) {
+    s.heads.Tick(s.run.attention, excused);
+    if (!excused) {
+      s.alerts.Update(Family::kRounding, sample.step, s.run, s.heads.rounding(), out);
+      s.alerts.Update(Family::kLogits, sample.step, s.run, s.heads.logits(), out);
+    }
+  }
+}
+
+void RunJudge::OnEvent(const RunEvent& event, std::vector<Transition>* out) {
+  State& s = *state_;
+  const int64_t step = std::max(event.step, s.last_step);
+  switch (event.kind) {
+    case EventKind::kCentringOn:
+      s.run.attention.centred = true;
+      s.heads.ForgetTrends();
+      s.alerts.Resolve(Family::kRounding, step, s.run, "centring was switched on", out);
+      break;
+    case EventKind::kCentringOff:
+      s.run.attention.centred = false;
+      s.heads.ForgetTrends();
+      break;
+    case EventKind::kAttentionMode:
+      s.run.attention.kernel = event.text;
+      s.heads.ForgetTrends();
+      break;
+    case EventKind::kLearningRate:
+    case EventKind::kRestore:
+    case EventKind::kData:
+    case EventKind::kBatchSize:
+    case EventKind::kSequenceLength:
+      s.excused_until = std::max(s.excused_until, step + s.options.context.settle_steps);
+      s.loss.Excuse();
+      break;
+    default:
+      break;
+  }
+}
+
+void RunJudge::OnHello(const RunDescription& run, std::vector<Transition>* out) {
+  State& s = *state_;
+  const bool centred_before = s.run.attention.centred;
+  const bool changed = centred_before != run.attention.centred || s.run.attention.kernel != run.attention.kernel ||
+                       s.run.attention.score_dtype != run.attention.score_dtype;
+  const Layout layout = s.run.layout;
+  s.run = run;
+  s.run.layout = layout;  // The store refuses a run that changes its layout.
+  if (!changed) return;
+  s.heads.ForgetTrends();
+  if (run.attention.centred && !centred_before) {
+    s.alerts.Resolve(Family::kRounding, std::max<int64_t>(s.last_step, 0), s.run, "centring was switched on", out);
+  }
+}
+
+void RunJudge::OnSilence(uint32_t silent_ranks, int64_t silent_seconds, std::vector<Transition>* out) {
+  State& s = *state_;
+  const int64_t step = std::max<int64_t>(s.last_step, 0);
+  if (silent_ranks == 0) {
+    s.alerts.Resolve(Family::kSilent, step, s.run, "all ranks report again", out);
+    return;
+  }
+  std::vector<Finding> findings(1);
+  findings[0].rule = Rule::kSilent;
+  findings[0].severity = silent_ranks >= s.run.reporters ? Severity::kCritical : Severity::kWarning;
+  findings[0].first_step = step;
+  findings[0].evidence.push_back({.signal = "silent_ranks",
+                                  .value = static_cast<double>(silent_ranks),
+                                  .first_step = step,
+                                  .detector = "dead-man",
+                                  .text = std::to_string(silent_ranks) + " of " + std::to_string(s.run.reporters) +
+                                          " reporters silent for " + std::to_string(silent_seconds) + " s"});
+  s.alerts.Update(Family::kSilent, step, s.run, &findings, out);
+}
+
+int32_t RunJudge::stage() const {
+  if (state_->alerts.firing(Family::kLoss)) return 5;
+  return state_->heads.stage();
+}
+Eta RunJudge::eta() const { return state_->alerts.eta(state_->last_step); }
+int32_t RunJudge::stage_of(int32_t layer, int32_t head) const {
+  const Layout& layout = state_->run.layout;
+  if (layer < 0 || layer >= layout.layers || head < 0 || head >= layout.heads) return 0;
+  return state_->heads.stage_of(static_cast<size_t>(layer) * static_cast<size_t>(layout.heads) +
+                                static_cast<size_t>(head));
+}
+uint32_t RunJudge::alerts_firing() const { return state_->alerts.alerts_firing(); }
+size_t RunJudge::memory_bytes() const { return sizeof(State) + state_->heads.memory_bytes(); }
+
+std::string RunJudge::Save() const {
+  std::string out;
+  StateWriter writer(&out);
+  uint32_t magic = kStateMagic;
+  writer(magic);
+  writer(state_->run.layout.layers);
+  writer(state_->run.layout.heads);
+  writer(state_->run.layout.kv_heads);
+  writer(*state_);
+  return out;
+}
+
+bool RunJudge::Restore(std::string_view saved) {
+  const RunDescription description = state_->run;
+  const JudgeOptions options = state_->options;
+  auto fresh = std::make_unique<State>(options, description);
+  StateReader reader(saved);
+  uint32_t magic = 0;
+  Layout layout;
+  reader(magic);
+  reader(layout.layers);
+  reader(layout.heads);
+  reader(layout.kv_heads);
+  const bool fits = magic == kStateMagic && layout.layers == description.layout.layers &&
+                    layout.heads == description.layout.heads && layout.kv_heads == description.layout.kv_heads;
+  if (fits) reader(*fresh);
+  if (!fits || !reader.at_end() || !fresh->heads.Consistent()) {
+    state_ = std::make_unique<State>(options, description);
+    return false;
+  }
+  state_ = std::move(fresh);
+  return true;
+}
+
+}  // namespace bellwether::server
