@@ -7,18 +7,18 @@
 // all of it or none.
 //
 //   r <run>                               RunRecord
-//   n <name> <run>                        index by name
-//   u <uuid>                              run
 //   k <run> <rank>                        RankRecord: session epoch, durable seq
 //   s <run> <signal> <group> <attempt> <step>   chunk (chunk.h)
 //   m <run> <signal> <group> <attempt> <step>   its summary
+//   w <run> <signal> <part> <attempt> <step>    window: a few steps of many heads, until packed into chunks
 //   e <run> <n>                           event
 //   t <id>                                transition
 //   T <run> <key> <k>                     index: id
 //   a <run> <key>                         note: acknowledged, silenced
 //   j <run>                               saved judge and open windows
+//   i                                     transition ids given out, at most
 //
-// Thread-safe.
+// Numbers in keys are big-endian.  Thread-safe.
 
 #ifndef BELLWETHER_SERVER_STORE_DATABASE_H_
 #define BELLWETHER_SERVER_STORE_DATABASE_H_
@@ -98,7 +98,8 @@ class Database {
 
   // ---- alerts ----
   // Stores the transition unless (run, key, k) is there already; gives it the
-  // next id and returns true, or fills in the stored id and returns false.
+  // next id and returns true, or fills in the stored id and returns false.  Ids
+  // rise, and an id that a crash took back is never given to another.
   virtual absl::StatusOr<bool> PutTransition(Transition* transition) = 0;
   // Ids above `after`, rising, at most `limit`; run 0 = all.
   virtual absl::StatusOr<std::vector<Transition>> ListTransitions(uint64_t after, size_t limit, RunId run) const = 0;

@@ -25,12 +25,14 @@
 
 namespace bellwether::server {
 
+class FileSystem;
+
 // 1, 2, 3, ... over the whole life of the log.
 using Lsn = uint64_t;
 
 // What a record's payload is.  Numbers are on disk: never renumber.
 enum class WalKind : uint8_t {
-  kNone = 0,         // An empty record that covers the last batch.
+  kNone = 0,         // The log's own: an empty record that covers the last batch.
   kHello = 1,        // A session opened: serialized v1.ClientMessage (hello).
   kMessage = 2,      // A frame, event, spectrum or action result.
   kBye = 3,
@@ -57,18 +59,23 @@ class Wal {
     std::string directory;
     int64_t segment_bytes = 64 << 20;
     int64_t group_bytes_max = 1 << 20;
+    // A record that finds the log idle is written at once.  While several come
+    // per group, the next group waits up to this long to be as large as the last.
     int64_t group_wait_us_max = 2000;
     int64_t record_bytes_max = (1 << 20) + 1024;
     // Appends block their caller's queue (TryAppend refuses) beyond this.
     int64_t pending_bytes_max = 64 << 20;
     bool repair = false;  // Cut corrupt ranges out instead of refusing to open.
+    int64_t cover_idle_us = 10'000;  // Idle for this long: cover the last batch.
+    FileSystem* file_system = nullptr;  // nullptr = the real one; must outlive the log.
   };
 
   struct Recovery {
     Lsn first_lsn = 0;      // Oldest record held; 0 = empty.
     Lsn last_lsn = 0;
     int64_t torn_bytes = 0; // Cut off the tail.
-    int64_t bytes = 0;
+    int64_t bytes = 0;      // Held in records.
+    uint64_t records = 0;
     std::string lost;       // With repair: the exact LSN ranges that are gone.
   };
 
@@ -78,20 +85,24 @@ class Wal {
 
   // Opens or creates; scans and verifies every record.  DATA_LOSS for
   // corruption (names segment, offset, LSN range) unless `repair`.
+  // INVALID_ARGUMENT: options that contradict each other.  FAILED_PRECONDITION:
+  // another process holds the directory.
   static absl::StatusOr<std::unique_ptr<Wal>> Open(const Options& options, DurableCallback on_durable);
   virtual ~Wal() = default;
 
   virtual const Recovery& recovery() const = 0;
 
-  // Hands every record with lsn >= from to `visit`, oldest first, from disk.
+  // Hands every record with lsn >= from to `visit`, oldest first, from disk;
+  // not those of kind kNone, whose LSNs are missing from the sequence.
+  // DATA_LOSS: a record went bad since Open.
   // Records appended meanwhile may or may not be seen; pass `until` to stop
   // there (0 = recovery().last_lsn).  Stops at the first error of `visit`.
   virtual absl::Status Read(Lsn from, Lsn until,
                             const std::function<absl::Status(const WalRecord&)>& visit) const = 0;
 
   // Queues a record and returns its LSN.  RESOURCE_EXHAUSTED: pending_bytes_max
-  // reached, try later.  INVALID_ARGUMENT: too large.  UNAVAILABLE: failed or
-  // closed.
+  // reached, try later.  INVALID_ARGUMENT: too large, or of kind kNone.
+  // UNAVAILABLE: failed or closed.
   virtual absl::StatusOr<Lsn> Append(WalRecord record) = 0;
   // Waits until `lsn` is durable, or the log failed.
   virtual absl::Status Sync(Lsn lsn) = 0;
@@ -103,7 +114,9 @@ class Wal {
   virtual Lsn durable_lsn() const = 0;
   virtual Lsn last_lsn() const = 0;  // Highest given.
   virtual int64_t bytes() const = 0;
-  virtual absl::Status health() const = 0;  // Why it failed.
+  // Why it failed (for good), or why it cannot go on right now: no room for the
+  // next segment (RESOURCE_EXHAUSTED), which ends by itself once there is.
+  virtual absl::Status health() const = 0;
   // Seconds of every fdatasync since the last call; for the histogram.
   virtual void TakeSyncSeconds(std::vector<double>* seconds) = 0;
 };

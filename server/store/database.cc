@@ -1,0 +1,302 @@
+#include "server/store/database.h"
+
+#include <rocksdb/cache.h>
+#include <rocksdb/filter_policy.h>
+#include <rocksdb/options.h>
+#include <rocksdb/table.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "server/store/byte_io.h"
+#include "server/store/file_system.h"
+#include "server/store/record_codec.h"
+#include "server/store/rocks_database.h"
+#include "server/util/status_macros.h"
+
+namespace bellwether::server {
+namespace {
+
+// Transition ids are made durable in blocks of this many, so that giving one
+// out needs no sync of its own.
+constexpr uint64_t kTransitionIdBlock = 1024;
+
+std::string RunKey(RunId run) { return KeyBuilder('r').U64(run).key(); }
+std::string StateKey(RunId run) { return KeyBuilder('j').U64(run).key(); }
+std::string TransitionKey(uint64_t id) { return KeyBuilder('t').U64(id).key(); }
+std::string ReservedIdKey() { return KeyBuilder('i').key(); }
+std::string NoteKey(RunId run, const std::string& key) { return KeyBuilder('a').U64(run).String(key).key(); }
+
+}  // namespace
+
+absl::Status FromRocks(const rocksdb::Status& status) {
+  if (status.ok()) return absl::OkStatus();
+  const std::string text = absl::StrCat("database: ", status.ToString());
+  if (status.IsNotFound()) return absl::NotFoundError(text);
+  if (status.IsCorruption()) return absl::DataLossError(text);
+  if (status.IsNoSpace()) return absl::ResourceExhaustedError(text);
+  return absl::InternalError(text);
+}
+
+uint64_t KeyNumber(std::string_view key, size_t offset, int bytes) {
+  uint64_t value = 0;
+  for (int i = 0; i < bytes; ++i) value = value << 8 | static_cast<uint8_t>(key[offset + static_cast<size_t>(i)]);
+  return value;
+}
+
+void RocksBatch::PutRun(const RunRecord& run) { Put(RunKey(run.id), EncodeRunRecord(run)); }
+void RocksBatch::PutRank(RunId run, const RankRecord& rank) {
+  Put(KeyBuilder('k').U64(run).U32(rank.rank).key(), EncodeRankRecord(rank));
+}
+void RocksBatch::PutEvent(RunId run, const RunEvent& event) { events_.emplace_back(run, EncodeRunEvent(event)); }
+void RocksBatch::PutState(RunId run, std::string_view state) { Put(StateKey(run), state); }
+
+RocksDatabase::Snapshot::Snapshot(const RocksDatabase* database)
+    : db_(database->db_.get()), snapshot_(db_->GetSnapshot()) {}
+RocksDatabase::Snapshot::~Snapshot() { db_->ReleaseSnapshot(snapshot_); }
+
+absl::Status RocksDatabase::Snapshot::Scan(
+    std::string_view prefix, std::string_view from,
+    const std::function<bool(std::string_view key, std::string_view value)>& visit) const {
+  rocksdb::ReadOptions options;
+  options.snapshot = snapshot_;
+  options.auto_prefix_mode = false;
+  std::string end(prefix);
+  while (!end.empty() && static_cast<uint8_t>(end.back()) == 0xff) end.pop_back();
+  if (!end.empty()) end.back() = static_cast<char>(end.back() + 1);
+  const rocksdb::Slice upper = ToSlice(end);
+  if (!end.empty()) options.iterate_upper_bound = &upper;
+  const std::unique_ptr<rocksdb::Iterator> it(db_->NewIterator(options));
+  for (it->Seek(ToSlice(std::max(prefix, from))); it->Valid(); it->Next()) {
+    if (!visit(FromSlice(it->key()), FromSlice(it->value()))) break;
+  }
+  return FromRocks(it->status());
+}
+
+absl::StatusOr<std::string> RocksDatabase::Snapshot::Get(std::string_view key) const {
+  rocksdb::ReadOptions options;
+  options.snapshot = snapshot_;
+  std::string value;
+  BW_RETURN_IF_ERROR(FromRocks(db_->Get(options, ToSlice(key), &value)));
+  return value;
+}
+
+absl::StatusOr<std::unique_ptr<RocksDatabase>> RocksDatabase::Open(const Database::Options& options) {
+  if (options.directory.empty()) return absl::InvalidArgumentError("the database needs a directory");
+  if (options.cache_bytes < 0 || options.write_buffer_bytes < 64 << 10) {
+    return absl::InvalidArgumentError("database: cache_bytes < 0 or write_buffer_bytes < 64 KiB");
+  }
+  BW_RETURN_IF_ERROR(FileSystem::Real()->MakeDirectory(options.directory));
+  rocksdb::BlockBasedTableOptions table;
+  table.block_cache = rocksdb::NewLRUCache(static_cast<size_t>(options.cache_bytes));
+  table.block_size = 16 << 10;
+  table.filter_policy.reset(rocksdb::NewBloomFilterPolicy(10));
+  rocksdb::Options rocks;
+  rocks.create_if_missing = true;
+  rocks.compression = rocksdb::kNoCompression;  // Chunks are compressed already.
+  rocks.write_buffer_size = static_cast<size_t>(options.write_buffer_bytes);
+  rocks.max_background_jobs = 2;
+  rocks.max_open_files = 512;
+  rocks.avoid_unnecessary_blocking_io = true;
+  // Without its own log RocksDB keeps what was flushed, and on a clean close
+  // all: the WAL's truncation needs the former, the restart is quicker with the latter.
+  rocks.avoid_flush_during_shutdown = false;
+  rocks.info_log_level = rocksdb::WARN_LEVEL;
+  rocks.keep_log_file_num = 4;
+  rocks.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
+
+  std::unique_ptr<RocksDatabase> database(new RocksDatabase);
+  rocksdb::DB* db = nullptr;
+  BW_RETURN_IF_ERROR(FromRocks(rocksdb::DB::Open(rocks, options.directory, &db)));
+  database->db_.reset(db);
+  BW_RETURN_IF_ERROR(database->LoadTransitionIds());
+  return database;
+}
+
+RocksDatabase::~RocksDatabase() {
+  if (db_ == nullptr) return;
+  absl::MutexLock lock(&transitions_mutex_);
+  if (reserved_transition_id_ > last_transition_id_) ReserveTransitionIds(last_transition_id_).IgnoreError();
+}
+
+absl::StatusOr<std::unique_ptr<Database>> Database::Open(const Options& options) { return RocksDatabase::Open(options); }
+
+absl::Status RocksDatabase::Write(rocksdb::WriteBatch* batch) {
+  rocksdb::WriteOptions options;
+  options.disableWAL = true;
+  return FromRocks(db_->Write(options, batch));
+}
+
+absl::StatusOr<std::vector<RunRecord>> RocksDatabase::ListRuns() const {
+  std::vector<RunRecord> runs;
+  absl::Status damage;
+  BW_RETURN_IF_ERROR(Snapshot(this).Scan("r", {}, [&](std::string_view, std::string_view value) {
+    absl::StatusOr<RunRecord> run = DecodeRunRecord(value);
+    if (run.ok()) runs.push_back(*std::move(run));
+    damage = run.status();
+    return damage.ok();
+  }));
+  BW_RETURN_IF_ERROR(damage);
+  return runs;
+}
+
+absl::StatusOr<RunRecord> RocksDatabase::GetRun(RunId run) const {
+  BW_ASSIGN_OR_RETURN(const std::string value, Snapshot(this).Get(RunKey(run)));
+  return DecodeRunRecord(value);
+}
+
+absl::StatusOr<std::vector<RankRecord>> RocksDatabase::ListRanks(RunId run) const {
+  std::vector<RankRecord> ranks;
+  absl::Status damage;
+  const KeyBuilder prefix = KeyBuilder('k').U64(run);
+  BW_RETURN_IF_ERROR(Snapshot(this).Scan(prefix.key(), {}, [&](std::string_view, std::string_view value) {
+    absl::StatusOr<RankRecord> rank = DecodeRankRecord(value);
+    if (rank.ok()) ranks.push_back(*rank);
+    damage = rank.status();
+    return damage.ok();
+  }));
+  BW_RETURN_IF_ERROR(damage);
+  return ranks;
+}
+
+absl::StatusOr<std::string> RocksDatabase::GetState(RunId run) const { return Snapshot(this).Get(StateKey(run)); }
+
+absl::StatusOr<std::vector<RunEvent>> RocksDatabase::ListEvents(RunId run) const {
+  std::vector<RunEvent> events;
+  absl::Status damage;
+  const KeyBuilder prefix = KeyBuilder('e').U64(run);
+  BW_RETURN_IF_ERROR(Snapshot(this).Scan(prefix.key(), {}, [&](std::string_view, std::string_view value) {
+    absl::StatusOr<RunEvent> event = DecodeRunEvent(value);
+    if (event.ok()) events.push_back(*std::move(event));
+    damage = event.status();
+    return damage.ok();
+  }));
+  BW_RETURN_IF_ERROR(damage);
+  return events;
+}
+
+absl::Status RocksDatabase::Commit(std::unique_ptr<RunBatch> batch) {
+  RocksBatch* const rocks = RocksBatch::As(batch.get());
+  if (rocks->events_.empty()) {
+    BW_RETURN_IF_ERROR(Write(&rocks->batch_));
+  } else {
+    // An event's number is one above the run's last: found by looking, so that
+    // it is right after any crash.
+    absl::MutexLock lock(&events_mutex_);
+    std::map<RunId, uint64_t> next;
+    for (const auto& [run, bytes] : rocks->events_) {
+      const auto [entry, is_new] = next.try_emplace(run, 0);
+      if (is_new) {
+        const std::unique_ptr<rocksdb::Iterator> it(db_->NewIterator({}));
+        it->SeekForPrev(KeyBuilder('e').U64(run).U64(UINT64_MAX).key());
+        if (it->Valid() && it->key().starts_with(KeyBuilder('e').U64(run).key())) {
+          entry->second = KeyNumber(FromSlice(it->key()), 9, 8) + 1;
+        }
+        BW_RETURN_IF_ERROR(FromRocks(it->status()));
+      }
+      rocks->Put(KeyBuilder('e').U64(run).U64(entry->second++).key(), bytes);
+    }
+    rocks->events_.clear();
+    BW_RETURN_IF_ERROR(Write(&rocks->batch_));
+  }
+  for (const auto& call : rocks->committed_) call();
+  return absl::OkStatus();
+}
+
+absl::Status RocksDatabase::LoadTransitionIds() {
+  const std::unique_ptr<rocksdb::Iterator> it(db_->NewIterator({}));
+  uint64_t last = 0;
+  it->SeekForPrev(TransitionKey(UINT64_MAX));
+  if (it->Valid() && it->key().starts_with("t")) last = KeyNumber(FromSlice(it->key()), 1, 8);
+  BW_RETURN_IF_ERROR(FromRocks(it->status()));
+  const absl::StatusOr<std::string> reserved = Snapshot(this).Get(ReservedIdKey());
+  if (reserved.ok()) {
+    last = std::max(last, ByteReader(*reserved).Get<uint64_t>());
+  } else if (!absl::IsNotFound(reserved.status())) {
+    return reserved.status();
+  }
+  absl::MutexLock lock(&transitions_mutex_);
+  last_transition_id_ = last;
+  reserved_transition_id_ = last;
+  return absl::OkStatus();
+}
+
+absl::Status RocksDatabase::ReserveTransitionIds(uint64_t up_to) {
+  std::string value;
+  ByteWriter(&value).Put(up_to);
+  rocksdb::WriteBatch batch;
+  batch.Put(ReservedIdKey(), value);
+  BW_RETURN_IF_ERROR(Write(&batch));
+  BW_RETURN_IF_ERROR(Flush());
+  reserved_transition_id_ = up_to;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> RocksDatabase::PutTransition(Transition* transition) {
+  const std::string index = KeyBuilder('T').U64(transition->run).String(transition->key).U32(transition->k).key();
+  absl::MutexLock lock(&transitions_mutex_);
+  const absl::StatusOr<std::string> stored = Snapshot(this).Get(index);
+  if (stored.ok()) {
+    transition->id = ByteReader(*stored).Get<uint64_t>();
+    return false;
+  }
+  if (!absl::IsNotFound(stored.status())) return stored.status();
+  if (last_transition_id_ >= reserved_transition_id_) {
+    BW_RETURN_IF_ERROR(ReserveTransitionIds(last_transition_id_ + kTransitionIdBlock));
+  }
+  transition->id = last_transition_id_ + 1;
+  std::string id;
+  ByteWriter(&id).Put(transition->id);
+  rocksdb::WriteBatch batch;
+  batch.Put(index, id);
+  batch.Put(TransitionKey(transition->id), EncodeTransition(*transition));
+  BW_RETURN_IF_ERROR(Write(&batch));
+  last_transition_id_ = transition->id;
+  return true;
+}
+
+absl::StatusOr<std::vector<Transition>> RocksDatabase::ListTransitions(uint64_t after, size_t limit, RunId run) const {
+  std::vector<Transition> transitions;
+  if (limit == 0 || after == UINT64_MAX) return transitions;
+  absl::Status damage;
+  BW_RETURN_IF_ERROR(Snapshot(this).Scan("t", TransitionKey(after + 1), [&](std::string_view, std::string_view value) {
+    absl::StatusOr<Transition> transition = DecodeTransition(value);
+    damage = transition.status();
+    if (!damage.ok()) return false;
+    if (run == 0 || transition->run == run) transitions.push_back(*std::move(transition));
+    return transitions.size() < limit;
+  }));
+  BW_RETURN_IF_ERROR(damage);
+  return transitions;
+}
+
+uint64_t RocksDatabase::last_transition_id() const {
+  absl::MutexLock lock(&transitions_mutex_);
+  return last_transition_id_;
+}
+
+absl::Status RocksDatabase::PutAlertNote(RunId run, const std::string& key, const AlertNote& note) {
+  rocksdb::WriteBatch batch;
+  batch.Put(NoteKey(run, key), EncodeAlertNote(note));
+  return Write(&batch);
+}
+
+absl::StatusOr<Database::AlertNote> RocksDatabase::GetAlertNote(RunId run, const std::string& key) const {
+  const absl::StatusOr<std::string> value = Snapshot(this).Get(NoteKey(run, key));
+  if (absl::IsNotFound(value.status())) return AlertNote{};
+  BW_RETURN_IF_ERROR(value.status());
+  return DecodeAlertNote(*value);
+}
+
+absl::Status RocksDatabase::Flush() { return FromRocks(db_->Flush(rocksdb::FlushOptions())); }
+
+int64_t RocksDatabase::bytes() const {
+  uint64_t files = 0, memory = 0;
+  db_->GetIntProperty(rocksdb::DB::Properties::kTotalSstFilesSize, &files);
+  db_->GetIntProperty(rocksdb::DB::Properties::kCurSizeAllMemTables, &memory);
+  return static_cast<int64_t>(files + memory);
+}
+
+}  // namespace bellwether::server

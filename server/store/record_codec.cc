@@ -1,0 +1,212 @@
+#include "server/store/record_codec.h"
+
+#include "absl/strings/str_cat.h"
+#include "server/store/byte_io.h"
+
+namespace bellwether::server {
+namespace {
+
+constexpr uint8_t kVersion = 1;
+
+// One list of fields per record serves both directions: an Archive either puts
+// each field or gets it.
+class Putter {
+ public:
+  explicit Putter(std::string* out) : out_(out) {}
+  template <typename T>
+  void Field(T& value) {
+    out_.Put(value);
+  }
+  void Field(std::string& value) { out_.PutString(value); }
+  template <typename T, typename Each>
+  void List(std::vector<T>& values, size_t, Each each) {
+    out_.PutVarint(values.size());
+    for (T& value : values) each(*this, value);
+  }
+  void Map(std::map<std::string, std::string>& values) {
+    out_.PutVarint(values.size());
+    for (const auto& [key, value] : values) {
+      out_.PutString(key);
+      out_.PutString(value);
+    }
+  }
+
+ private:
+  ByteWriter out_;
+};
+
+class Getter {
+ public:
+  explicit Getter(ByteReader* in) : in_(in) {}
+  template <typename T>
+  void Field(T& value) {
+    value = in_->Get<T>();
+  }
+  void Field(std::string& value) { value = in_->GetString(); }
+  template <typename T, typename Each>
+  void List(std::vector<T>& values, size_t bytes_each, Each each) {
+    values.resize(in_->GetCount(bytes_each));
+    for (T& value : values) each(*this, value);
+  }
+  void Map(std::map<std::string, std::string>& values) {
+    values.clear();
+    for (size_t n = in_->GetCount(2); n > 0; --n) {
+      std::string key(in_->GetString());
+      values[std::move(key)] = in_->GetString();
+    }
+  }
+
+ private:
+  ByteReader* const in_;
+};
+
+template <typename Archive>
+void Describe(Archive& ar, RunDescription& d) {
+  ar.Field(d.name);
+  for (uint8_t& byte : d.uuid) ar.Field(byte);
+  ar.Field(d.attempt);
+  ar.Field(d.world);
+  ar.Field(d.reporters);
+  ar.Field(d.layout.layers);
+  ar.Field(d.layout.heads);
+  ar.Field(d.layout.kv_heads);
+  ar.Field(d.layout.head_dim);
+  ar.Field(d.layout.seq_len);
+  ar.Field(d.attention.kernel);
+  ar.Field(d.attention.score_dtype);
+  ar.Field(d.attention.centred);
+  ar.Field(d.attention.qk_norm);
+  ar.Field(d.attention.causal);
+  ar.Field(d.attention.softcap);
+  ar.Field(d.attention.window);
+  ar.Field(d.framework);
+  ar.Field(d.model);
+  ar.Field(d.weight_decay);
+  ar.Field(d.step_from_attach);
+  ar.Map(d.labels);
+}
+
+template <typename Archive>
+void Describe(Archive& ar, RunRecord& r) {
+  ar.Field(r.id);
+  Describe(ar, r.description);
+  ar.Field(r.step);
+  ar.Field(r.stage);
+  ar.Field(r.ended);
+  ar.Field(r.end_reason);
+  ar.Field(r.started_unix_ns);
+  ar.Field(r.last_report_unix_ns);
+  ar.Field(r.frames);
+  ar.Field(r.frames_dropped);
+  ar.Field(r.steps_recorded);
+  ar.Field(r.applied_lsn);
+  ar.List(r.signals, sizeof(SignalId), [](Archive& a, SignalId& signal) { a.Field(signal); });
+}
+
+template <typename Archive>
+void Describe(Archive& ar, RankRecord& r) {
+  ar.Field(r.rank);
+  ar.Field(r.epoch);
+  ar.Field(r.durable_seq);
+}
+
+template <typename Archive>
+void Describe(Archive& ar, RunEvent& e) {
+  ar.Field(e.attempt);
+  ar.Field(e.step);
+  ar.Field(e.kind);
+  ar.Field(e.value);
+  ar.Field(e.text);
+  ar.Field(e.time_unix_ns);
+}
+
+template <typename Archive>
+void Describe(Archive& ar, Head& h) {
+  ar.Field(h.layer);
+  ar.Field(h.head);
+}
+
+template <typename Archive>
+void Describe(Archive& ar, Evidence& e) {
+  ar.Field(e.signal);
+  Describe(ar, e.where);
+  ar.Field(e.value);
+  ar.Field(e.threshold);
+  ar.Field(e.baseline);
+  ar.Field(e.first_step);
+  ar.Field(e.detector);
+  ar.Field(e.text);
+}
+
+template <typename Archive>
+void Describe(Archive& ar, Transition& t) {
+  ar.Field(t.id);
+  ar.Field(t.run);
+  ar.Field(t.run_name);
+  ar.Field(t.attempt);
+  ar.Field(t.key);
+  ar.Field(t.k);
+  ar.Field(t.state);
+  ar.Field(t.severity);
+  ar.Field(t.rule);
+  ar.Field(t.stage);
+  ar.Field(t.step);
+  ar.Field(t.first_step);
+  Describe(ar, t.strongest);
+  ar.List(t.heads, 8, [](Archive& a, Head& head) { Describe(a, head); });
+  ar.Field(t.heads_total);
+  ar.Field(t.eta.known);
+  ar.Field(t.eta.steps);
+  ar.Field(t.eta.lower_steps);
+  ar.Field(t.eta.upper_steps);
+  ar.List(t.evidence, 40, [](Archive& a, Evidence& evidence) { Describe(a, evidence); });
+  ar.Field(t.cause);
+  ar.Field(t.summary);
+  ar.Field(t.advice);
+  ar.Field(t.time_unix_ns);
+}
+
+template <typename Archive>
+void Describe(Archive& ar, Database::AlertNote& n) {
+  ar.Field(n.acknowledged);
+  ar.Field(n.by);
+  ar.Field(n.comment);
+  ar.Field(n.silenced_until_unix_ns);
+}
+
+template <typename Record>
+std::string Encode(Record record) {
+  std::string bytes;
+  ByteWriter(&bytes).Put(kVersion);
+  Putter putter(&bytes);
+  Describe(putter, record);
+  return bytes;
+}
+
+template <typename Record>
+absl::StatusOr<Record> Decode(std::string_view bytes, const char* what) {
+  ByteReader in(bytes);
+  Record record;
+  if (in.Get<uint8_t>() != kVersion) return absl::DataLossError(absl::StrCat("stored ", what, ": unknown version"));
+  Getter getter(&in);
+  Describe(getter, record);
+  if (!in.done()) return absl::DataLossError(absl::StrCat("stored ", what, ": damaged"));
+  return record;
+}
+
+}  // namespace
+
+std::string EncodeRunRecord(const RunRecord& run) { return Encode(run); }
+absl::StatusOr<RunRecord> DecodeRunRecord(std::string_view bytes) { return Decode<RunRecord>(bytes, "run"); }
+std::string EncodeRankRecord(const RankRecord& rank) { return Encode(rank); }
+absl::StatusOr<RankRecord> DecodeRankRecord(std::string_view bytes) { return Decode<RankRecord>(bytes, "rank"); }
+std::string EncodeRunEvent(const RunEvent& event) { return Encode(event); }
+absl::StatusOr<RunEvent> DecodeRunEvent(std::string_view bytes) { return Decode<RunEvent>(bytes, "event"); }
+std::string EncodeTransition(const Transition& transition) { return Encode(transition); }
+absl::StatusOr<Transition> DecodeTransition(std::string_view bytes) { return Decode<Transition>(bytes, "transition"); }
+std::string EncodeAlertNote(const Database::AlertNote& note) { return Encode(note); }
+absl::StatusOr<Database::AlertNote> DecodeAlertNote(std::string_view bytes) {
+  return Decode<Database::AlertNote>(bytes, "alert note");
+}
+
+}  // namespace bellwether::server

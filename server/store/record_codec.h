@@ -1,0 +1,34 @@
+// record_codec.h: stored records as bytes, each with a version byte first.
+//
+// Decoders take any bytes: DATA_LOSS if they are not a record of a version this
+// server knows.  Pure; any thread.
+
+#ifndef BELLWETHER_SERVER_STORE_RECORD_CODEC_H_
+#define BELLWETHER_SERVER_STORE_RECORD_CODEC_H_
+
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "server/store/database.h"
+
+namespace bellwether::server {
+
+std::string EncodeRunRecord(const RunRecord& run);
+absl::StatusOr<RunRecord> DecodeRunRecord(std::string_view bytes);
+
+std::string EncodeRankRecord(const RankRecord& rank);
+absl::StatusOr<RankRecord> DecodeRankRecord(std::string_view bytes);
+
+std::string EncodeRunEvent(const RunEvent& event);
+absl::StatusOr<RunEvent> DecodeRunEvent(std::string_view bytes);
+
+std::string EncodeTransition(const Transition& transition);
+absl::StatusOr<Transition> DecodeTransition(std::string_view bytes);
+
+std::string EncodeAlertNote(const Database::AlertNote& note);
+absl::StatusOr<Database::AlertNote> DecodeAlertNote(std::string_view bytes);
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_STORE_RECORD_CODEC_H_

@@ -1,0 +1,133 @@
+// rocks_database.h: the database as the store's own parts see it: raw keys.
+//
+// Private to server/store.  A Database is always a RocksDatabase and a RunBatch
+// always a RocksBatch; As() says so in one place.
+
+#ifndef BELLWETHER_SERVER_STORE_ROCKS_DATABASE_H_
+#define BELLWETHER_SERVER_STORE_ROCKS_DATABASE_H_
+
+#include <rocksdb/db.h>
+#include <rocksdb/write_batch.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "server/store/database.h"
+
+namespace bellwether::server {
+
+inline rocksdb::Slice ToSlice(std::string_view bytes) { return {bytes.data(), bytes.size()}; }
+inline std::string_view FromSlice(rocksdb::Slice slice) { return {slice.data(), slice.size()}; }
+absl::Status FromRocks(const rocksdb::Status& status);
+
+// Builds a key: a prefix byte, then big-endian numbers.
+class KeyBuilder {
+ public:
+  explicit KeyBuilder(char prefix) : key_(1, prefix) {}
+  KeyBuilder& U8(uint8_t value) { return Append(value, 1); }
+  KeyBuilder& U32(uint32_t value) { return Append(value, 4); }
+  KeyBuilder& U64(uint64_t value) { return Append(value, 8); }
+  // Negative numbers sort first.
+  KeyBuilder& I64(int64_t value) { return Append(static_cast<uint64_t>(value) ^ (uint64_t{1} << 63), 8); }
+  // Ends with a zero byte: no key is a prefix of another.
+  KeyBuilder& String(std::string_view value) {
+    key_.append(value);
+    key_.push_back('\0');
+    return *this;
+  }
+  const std::string& key() const { return key_; }
+
+ private:
+  KeyBuilder& Append(uint64_t value, int bytes) {
+    for (int shift = 8 * (bytes - 1); shift >= 0; shift -= 8) key_.push_back(static_cast<char>(value >> shift));
+    return *this;
+  }
+  std::string key_;
+};
+// Big-endian number of `bytes` bytes at `offset` of a key that is long enough.
+uint64_t KeyNumber(std::string_view key, size_t offset, int bytes);
+inline int64_t KeyStep(std::string_view key, size_t offset) {
+  return static_cast<int64_t>(KeyNumber(key, offset, 8) ^ (uint64_t{1} << 63));
+}
+
+class RocksBatch final : public RunBatch {
+ public:
+  void PutRun(const RunRecord& run) override;
+  void PutRank(RunId run, const RankRecord& rank) override;
+  void PutEvent(RunId run, const RunEvent& event) override;
+  void PutState(RunId run, std::string_view state) override;
+
+  static RocksBatch* As(RunBatch* batch) { return static_cast<RocksBatch*>(batch); }
+  void Put(std::string_view key, std::string_view value) { batch_.Put(ToSlice(key), ToSlice(value)); }
+  void Delete(std::string_view key) { batch_.Delete(ToSlice(key)); }
+  // Called once the batch can be read.
+  void OnCommitted(std::function<void()> call) { committed_.push_back(std::move(call)); }
+
+ private:
+  friend class RocksDatabase;
+  rocksdb::WriteBatch batch_;
+  std::vector<std::pair<RunId, std::string>> events_;  // Numbered by Commit.
+  std::vector<std::function<void()>> committed_;
+};
+
+class RocksDatabase final : public Database {
+ public:
+  static RocksDatabase* As(Database* database) { return static_cast<RocksDatabase*>(database); }
+  static absl::StatusOr<std::unique_ptr<RocksDatabase>> Open(const Options& options);
+  ~RocksDatabase() override;
+
+  absl::StatusOr<std::vector<RunRecord>> ListRuns() const override;
+  absl::StatusOr<RunRecord> GetRun(RunId run) const override;
+  absl::StatusOr<std::vector<RankRecord>> ListRanks(RunId run) const override;
+  absl::StatusOr<std::string> GetState(RunId run) const override;
+  absl::StatusOr<std::vector<RunEvent>> ListEvents(RunId run) const override;
+  std::unique_ptr<RunBatch> NewBatch() override { return std::make_unique<RocksBatch>(); }
+  absl::Status Commit(std::unique_ptr<RunBatch> batch) override;
+  absl::StatusOr<bool> PutTransition(Transition* transition) override;
+  absl::StatusOr<std::vector<Transition>> ListTransitions(uint64_t after, size_t limit, RunId run) const override;
+  uint64_t last_transition_id() const override;
+  absl::Status PutAlertNote(RunId run, const std::string& key, const AlertNote& note) override;
+  absl::StatusOr<AlertNote> GetAlertNote(RunId run, const std::string& key) const override;
+  absl::Status Flush() override;
+  int64_t bytes() const override;
+
+  // A view that later commits do not change.
+  class Snapshot {
+   public:
+    explicit Snapshot(const RocksDatabase* database);
+    ~Snapshot();
+    Snapshot(const Snapshot&) = delete;
+    Snapshot& operator=(const Snapshot&) = delete;
+    // Keys that begin with `prefix`, from `from` on (at least the prefix), in
+    // order; `visit` returns false to stop.
+    absl::Status Scan(std::string_view prefix, std::string_view from,
+                      const std::function<bool(std::string_view key, std::string_view value)>& visit) const;
+    absl::StatusOr<std::string> Get(std::string_view key) const;  // NOT_FOUND
+
+   private:
+    rocksdb::DB* const db_;
+    const rocksdb::Snapshot* const snapshot_;
+  };
+
+ private:
+  RocksDatabase() = default;
+  absl::Status Write(rocksdb::WriteBatch* batch);
+  absl::Status LoadTransitionIds();
+  absl::Status ReserveTransitionIds(uint64_t up_to) ABSL_EXCLUSIVE_LOCKS_REQUIRED(transitions_mutex_);
+
+  std::unique_ptr<rocksdb::DB> db_;
+  mutable absl::Mutex transitions_mutex_;
+  uint64_t last_transition_id_ ABSL_GUARDED_BY(transitions_mutex_) = 0;
+  uint64_t reserved_transition_id_ ABSL_GUARDED_BY(transitions_mutex_) = 0;
+  absl::Mutex events_mutex_;  // Event numbers are given and written under it.
+};
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_STORE_ROCKS_DATABASE_H_

@@ -1,0 +1,456 @@
+#include "server/store/wal.h"
+
+#include <algorithm>
+#include <deque>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "server/store/file_system.h"
+#include "server/store/wal_format.h"
+#include "server/store/wal_recovery.h"
+#include "server/util/log.h"
+#include "server/util/status_macros.h"
+
+namespace bellwether::server {
+namespace {
+
+constexpr size_t kSyncSecondsMax = 65536;  // Kept for TakeSyncSeconds().
+constexpr absl::Duration kPrepareRetry = absl::Milliseconds(100);
+
+absl::Status CheckOptions(const Wal::Options& options) {
+  if (options.directory.empty()) return absl::InvalidArgumentError("the log needs a directory");
+  if (options.record_bytes_max < 1 || options.record_bytes_max > int64_t{1} << 30) {
+    return absl::InvalidArgumentError("record_bytes_max: must be within 1 and 1 GiB");
+  }
+  if (options.segment_bytes % 8 != 0 ||
+      options.segment_bytes < kSegmentHeaderBytes + RecordBytes(static_cast<size_t>(options.record_bytes_max))) {
+    return absl::InvalidArgumentError(absl::StrCat("segment_bytes ", options.segment_bytes,
+                                                   ": must be a multiple of 8 and hold a header and one record of ",
+                                                   options.record_bytes_max, " bytes"));
+  }
+  if (options.group_bytes_max < 1 || options.group_wait_us_max < 0 || options.cover_idle_us < 0) {
+    return absl::InvalidArgumentError("group_bytes_max, group_wait_us_max, cover_idle_us: out of range");
+  }
+  if (options.pending_bytes_max < RecordBytes(static_cast<size_t>(options.record_bytes_max))) {
+    return absl::InvalidArgumentError("pending_bytes_max: less than one record of record_bytes_max");
+  }
+  return absl::OkStatus();
+}
+
+int64_t BytesOf(const WalRecord& record) { return RecordBytes(record.payload.size()); }
+
+RecordView ViewOf(const WalRecord& record, Lsn durable) {
+  return {.lsn = record.lsn,
+          .durable_lsn = durable,
+          .kind = record.kind,
+          .run = record.run,
+          .rank = record.rank,
+          .attempt = record.attempt,
+          .epoch = record.epoch,
+          .seq = record.seq,
+          .payload = record.payload};
+}
+
+class LocalWal final : public Wal {
+ public:
+  LocalWal(const Options& options, FileSystem* file_system, DurableCallback on_durable, std::unique_ptr<File> lock)
+      : options_(options), fs_(file_system), on_durable_(std::move(on_durable)), lock_(std::move(lock)) {}
+
+  ~LocalWal() override { Close().IgnoreError(); }
+
+  absl::Status Start() {
+    BW_ASSIGN_OR_RETURN(RecoveredWal found, RecoverWal(options_, fs_));
+    recovery_ = found.recovery;
+    salt_ = found.salt;
+    absl::MutexLock lock(&mutex_);
+    segments_ = std::move(found.segments);
+    last_ = found.next_lsn - 1;
+    durable_ = last_;
+    if (segments_.empty()) {
+      BW_ASSIGN_OR_RETURN(std::unique_ptr<File> file, fs_->Create(SparePath(), options_.segment_bytes));
+      BW_RETURN_IF_ERROR(StartSegment(std::move(file), 1));
+    } else {
+      BW_ASSIGN_OR_RETURN(file_, fs_->Open(segments_.back().path));
+      // The recovered records may be served from now on: cover them.
+      uncovered_ = recovery_.last_lsn > 0;
+    }
+    preparer_ = std::thread([this] { Prepare(); });
+    writer_ = std::thread([this] { Write(); });
+    return absl::OkStatus();
+  }
+
+  const Recovery& recovery() const override { return recovery_; }
+
+  absl::Status Read(Lsn from, Lsn until,
+                    const std::function<absl::Status(const WalRecord&)>& visit) const override;
+
+  absl::StatusOr<Lsn> Append(WalRecord record) override {
+    if (record.kind == WalKind::kNone) return absl::InvalidArgumentError("a record needs a kind");
+    const auto size = static_cast<int64_t>(record.payload.size());
+    if (size > options_.record_bytes_max) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("record of ", size, " bytes: at most ", options_.record_bytes_max, " are taken"));
+    }
+    Queued queued;
+    queued.record = std::move(record);
+    return Enqueue(std::move(queued));
+  }
+
+  absl::Status Sync(Lsn lsn) override {
+    absl::MutexLock lock(&mutex_);
+    const auto settled = [this, lsn]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return durable_ >= lsn || !failed_.ok() || stopped_;
+    };
+    mutex_.Await(absl::Condition(&settled));
+    if (durable_ >= lsn) return absl::OkStatus();
+    return failed_.ok() ? absl::UnavailableError("the log is closed") : failed_;
+  }
+
+  absl::Status Truncate(Lsn keep) override;
+  absl::Status Close() override;
+
+  Lsn durable_lsn() const override {
+    absl::MutexLock lock(&mutex_);
+    return durable_;
+  }
+  Lsn last_lsn() const override {
+    absl::MutexLock lock(&mutex_);
+    return last_;
+  }
+  int64_t bytes() const override {
+    absl::MutexLock lock(&mutex_);
+    int64_t bytes = 0;
+    for (const WalSegment& segment : segments_) bytes += segment.bytes;
+    return bytes;
+  }
+  absl::Status health() const override {
+    absl::MutexLock lock(&mutex_);
+    if (!failed_.ok()) return failed_;
+    return stalled_ ? prepare_error_ : absl::OkStatus();
+  }
+  void TakeSyncSeconds(std::vector<double>* seconds) override {
+    seconds->clear();
+    absl::MutexLock lock(&mutex_);
+    seconds->swap(sync_seconds_);
+  }
+
+ private:
+  struct Queued {
+    WalRecord record;
+    WalControl control = WalControl::kCover;
+    absl::Time since;
+  };
+
+  std::string SparePath() const { return absl::StrCat(options_.directory, "/next.tmp"); }
+
+  absl::StatusOr<Lsn> Enqueue(Queued queued) {
+    const int64_t bytes = BytesOf(queued.record);
+    absl::MutexLock lock(&mutex_);
+    if (!failed_.ok()) return absl::UnavailableError(failed_.message());
+    if (closing_) return absl::UnavailableError("the log is closed");
+    if (pending_bytes_ + bytes > options_.pending_bytes_max) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("the log has ", pending_bytes_, " bytes that are not yet on disk: try later"));
+    }
+    pending_bytes_ += bytes;
+    queued.record.lsn = ++last_;
+    queued.since = absl::Now();
+    queue_.push_back(std::move(queued));
+    return last_;
+  }
+
+  // ---- the log's thread ----
+  void Write();
+  // Waits for records and takes a group of them; empty: the log ends.
+  std::vector<Queued> TakeGroup() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status WriteGroup(const std::vector<Queued>& group, Lsn durable);
+  // Waits for the spare file.  Not OK: the log is closing and there is none.
+  absl::Status Rotate() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status StartSegment(std::unique_ptr<File> file, uint64_t number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Fail(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (failed_.ok()) LogError("the log failed and takes no more: {}", std::string(status.message()));
+    failed_ = status;
+  }
+
+  // ---- the preparer's thread: always has the next segment ready ----
+  void Prepare();
+
+  const Options options_;
+  FileSystem* const fs_;
+  const DurableCallback on_durable_;
+  const std::unique_ptr<File> lock_;
+  Recovery recovery_;
+  uint32_t salt_ = 0;
+
+  mutable absl::Mutex mutex_;
+  absl::Mutex truncate_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);
+  std::deque<Queued> queue_ ABSL_GUARDED_BY(mutex_);
+  int64_t queue_bytes_taken_ ABSL_GUARDED_BY(mutex_) = 0;  // Of the group in flight.
+  int64_t pending_bytes_ ABSL_GUARDED_BY(mutex_) = 0;      // Queued and in flight.
+  size_t group_before_ ABSL_GUARDED_BY(mutex_) = 0;        // Records of the last group.
+  Lsn last_ ABSL_GUARDED_BY(mutex_) = 0;
+  Lsn durable_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool uncovered_ ABSL_GUARDED_BY(mutex_) = false;  // No record says that durable_ is.
+  bool closing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stopped_ ABSL_GUARDED_BY(mutex_) = false;  // The log's thread has ended.
+  absl::Status failed_ ABSL_GUARDED_BY(mutex_);
+  std::vector<WalSegment> segments_ ABSL_GUARDED_BY(mutex_);  // back() is written to.
+  std::unique_ptr<File> spare_ ABSL_GUARDED_BY(mutex_);
+  bool stalled_ ABSL_GUARDED_BY(mutex_) = false;  // The log's thread waits for spare_.
+  absl::Status prepare_error_ ABSL_GUARDED_BY(mutex_);
+  std::vector<double> sync_seconds_ ABSL_GUARDED_BY(mutex_);
+
+  std::unique_ptr<File> file_;  // Start(), then the log's thread.
+  std::string buffer_;          // The log's thread.
+  std::thread writer_, preparer_;
+};
+
+void LocalWal::Prepare() {
+  absl::MutexLock lock(&mutex_);
+  const auto wanted = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return spare_ == nullptr || closing_; };
+  for (;;) {
+    mutex_.Await(absl::Condition(&wanted));
+    if (closing_) return;
+    mutex_.Unlock();
+    absl::StatusOr<std::unique_ptr<File>> file = fs_->Create(SparePath(), options_.segment_bytes);
+    mutex_.Lock();
+    if (file.ok()) {
+      if (!prepare_error_.ok()) LogInfo("the log has room for the next segment again");
+      spare_ = *std::move(file);
+      prepare_error_ = absl::OkStatus();
+    } else {
+      if (prepare_error_.ok()) LogError("no room for the log's next segment: {}", std::string(file.status().message()));
+      prepare_error_ = file.status();
+      mutex_.AwaitWithTimeout(absl::Condition(&closing_), kPrepareRetry);
+    }
+  }
+}
+
+absl::Status LocalWal::StartSegment(std::unique_ptr<File> file, uint64_t number) {
+  const Lsn first = queue_.empty() ? last_ + 1 : queue_.front().record.lsn;
+  const std::string path = absl::StrCat(options_.directory, "/", SegmentName(number, salt_));
+  BW_RETURN_IF_ERROR(file->WriteAt(
+      0, EncodeSegmentHeader({.number = number, .first_lsn = first, .segment_bytes = options_.segment_bytes}, salt_)));
+  BW_RETURN_IF_ERROR(file->Sync());
+  BW_RETURN_IF_ERROR(fs_->Rename(SparePath(), path));
+  BW_RETURN_IF_ERROR(fs_->SyncDirectory(options_.directory));
+  file_ = std::move(file);
+  segments_.push_back({number, path, first, kSegmentHeaderBytes, options_.segment_bytes});
+  return absl::OkStatus();
+}
+
+absl::Status LocalWal::Rotate() {
+  const auto ready = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return spare_ != nullptr || (closing_ && !prepare_error_.ok());
+  };
+  stalled_ = true;
+  mutex_.Await(absl::Condition(&ready));
+  stalled_ = false;
+  if (spare_ == nullptr) return prepare_error_;
+  // Appenders wait for these two fsyncs, once a segment; a reader must never
+  // see a segment in the list that is not there.
+  return StartSegment(std::move(spare_), segments_.back().number + 1);
+}
+
+std::vector<LocalWal::Queued> LocalWal::TakeGroup() {
+  const auto work = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !queue_.empty() || closing_; };
+  if (uncovered_ && !closing_) {
+    mutex_.AwaitWithTimeout(absl::Condition(&work), absl::Microseconds(options_.cover_idle_us));
+  } else {
+    mutex_.Await(absl::Condition(&work));
+  }
+  if (queue_.empty()) {
+    if (!uncovered_) return {};
+    Queued cover;
+    cover.record.lsn = ++last_;
+    cover.since = absl::Now();
+    queue_.push_back(std::move(cover));
+    pending_bytes_ += kRecordHeaderBytes;
+  }
+  // Several came while the last group was synced: whoever sends in lockstep
+  // will again, and one fsync for all of them is cheaper than one for the first.
+  const auto gathered = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return queue_.size() >= group_before_ || closing_ || pending_bytes_ >= options_.group_bytes_max;
+  };
+  if (group_before_ > 1 && !gathered()) {
+    const absl::Time until = queue_.front().since + absl::Microseconds(options_.group_wait_us_max);
+    mutex_.AwaitWithDeadline(absl::Condition(&gathered), until);
+  }
+
+  std::vector<Queued> group;
+  const WalSegment& segment = segments_.back();
+  int64_t room = segment.bytes - segment.end;
+  int64_t bytes = 0;
+  while (!queue_.empty()) {
+    const int64_t next = BytesOf(queue_.front().record);
+    if (next > room || (bytes > 0 && bytes + next > options_.group_bytes_max)) break;
+    room -= next;
+    bytes += next;
+    group.push_back(std::move(queue_.front()));
+    queue_.pop_front();
+  }
+  queue_bytes_taken_ = bytes;
+  if (group.empty()) {
+    // The next record needs a new segment.
+    if (absl::Status status = Rotate(); !status.ok()) {
+      Fail(status);
+      return {};
+    }
+    return TakeGroup();
+  }
+  group_before_ = group.size();
+  return group;
+}
+
+absl::Status LocalWal::WriteGroup(const std::vector<Queued>& group, Lsn durable) {
+  buffer_.clear();
+  for (const Queued& queued : group) {
+    RecordView view = ViewOf(queued.record, durable);
+    view.control = queued.control;
+    AppendRecord(view, salt_, &buffer_);
+  }
+  int64_t offset = 0;
+  {
+    absl::MutexLock lock(&mutex_);
+    offset = segments_.back().end;
+  }
+  BW_RETURN_IF_ERROR(file_->WriteAt(offset, buffer_));
+  const absl::Time begin = absl::Now();
+  BW_RETURN_IF_ERROR(file_->Sync());
+  const double seconds = absl::ToDoubleSeconds(absl::Now() - begin);
+  absl::MutexLock lock(&mutex_);
+  segments_.back().end += static_cast<int64_t>(buffer_.size());
+  if (sync_seconds_.size() < kSyncSecondsMax) sync_seconds_.push_back(seconds);
+  return absl::OkStatus();
+}
+
+void LocalWal::Write() {
+  for (;;) {
+    std::vector<Queued> group;
+    Lsn durable = 0;
+    {
+      absl::MutexLock lock(&mutex_);
+      group = TakeGroup();
+      durable = durable_;
+      if (group.empty()) {
+        stopped_ = true;
+        return;
+      }
+    }
+    const absl::Status status = WriteGroup(group, durable);
+    const Lsn last = group.back().record.lsn;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (!status.ok()) {
+        Fail(status);
+        stopped_ = true;
+        return;
+      }
+      durable_ = last;
+      pending_bytes_ -= queue_bytes_taken_;
+      uncovered_ = std::any_of(group.begin(), group.end(), [](const Queued& queued) {
+        return queued.record.kind != WalKind::kNone || queued.control != WalControl::kCover;
+      });
+    }
+    if (on_durable_) on_durable_(last);
+  }
+}
+
+absl::Status LocalWal::Truncate(Lsn keep) {
+  absl::MutexLock truncate_lock(&truncate_mutex_);
+  std::vector<std::string> give_up;
+  Queued marker;
+  marker.control = WalControl::kKeep;
+  {
+    absl::MutexLock lock(&mutex_);
+    size_t n = 0;
+    while (n + 1 < segments_.size() && segments_[n + 1].first_lsn <= keep) give_up.push_back(segments_[n++].path);
+    marker.record.seq = segments_[n].number;
+    marker.record.epoch = segments_[n].first_lsn;
+  }
+  if (give_up.empty()) return absl::OkStatus();
+  // Durable before the first file goes: tells a truncation from a loss.
+  BW_ASSIGN_OR_RETURN(const Lsn lsn, Enqueue(std::move(marker)));
+  BW_RETURN_IF_ERROR(Sync(lsn));
+  {
+    absl::MutexLock lock(&mutex_);
+    segments_.erase(segments_.begin(), segments_.begin() + static_cast<ptrdiff_t>(give_up.size()));
+  }
+  for (const std::string& path : give_up) BW_RETURN_IF_ERROR(fs_->Remove(path));
+  return fs_->SyncDirectory(options_.directory);
+}
+
+absl::Status LocalWal::Close() {
+  {
+    absl::MutexLock lock(&mutex_);
+    closing_ = true;
+  }
+  if (writer_.joinable()) writer_.join();
+  if (preparer_.joinable()) preparer_.join();
+  absl::MutexLock lock(&mutex_);
+  if (spare_ != nullptr) {
+    spare_ = nullptr;
+    if (failed_.ok()) fs_->Remove(SparePath()).IgnoreError();  // Else the next start does.
+  }
+  return failed_;
+}
+
+absl::Status LocalWal::Read(Lsn from, Lsn until, const std::function<absl::Status(const WalRecord&)>& visit) const {
+  if (until == 0) until = recovery_.last_lsn;
+  std::vector<WalSegment> segments;
+  {
+    absl::MutexLock lock(&mutex_);
+    segments = segments_;
+  }
+  std::string buffer;
+  WalRecord record;
+  for (size_t i = 0; i < segments.size(); ++i) {
+    const WalSegment& segment = segments[i];
+    if (segment.first_lsn > until) break;
+    if (i + 1 < segments.size() && segments[i + 1].first_lsn <= from) continue;
+    BW_ASSIGN_OR_RETURN(const std::unique_ptr<File> file, fs_->Open(segment.path));
+    buffer.resize(static_cast<size_t>(segment.end - kSegmentHeaderBytes));
+    BW_ASSIGN_OR_RETURN(const size_t got, file->ReadAt(kSegmentHeaderBytes, buffer.size(), buffer.data()));
+    std::string_view rest(buffer.data(), got);
+    while (!rest.empty()) {
+      RecordView view;
+      if (!ParseRecord(rest, salt_, &view)) {
+        return absl::DataLossError(
+            absl::StrCat("log segment ", segment.path, ", offset ", segment.end - static_cast<int64_t>(rest.size()),
+                         ": a record went bad since the log was opened"));
+      }
+      rest.remove_prefix(static_cast<size_t>(RecordBytes(view.payload.size())));
+      if (view.lsn > until) return absl::OkStatus();
+      if (view.lsn < from || view.kind == WalKind::kNone) continue;
+      record.lsn = view.lsn;
+      record.kind = view.kind;
+      record.run = view.run;
+      record.rank = view.rank;
+      record.attempt = view.attempt;
+      record.epoch = view.epoch;
+      record.seq = view.seq;
+      record.payload.assign(view.payload);
+      BW_RETURN_IF_ERROR(visit(record));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Wal>> Wal::Open(const Options& options, DurableCallback on_durable) {
+  BW_RETURN_IF_ERROR(CheckOptions(options));
+  FileSystem* const file_system = options.file_system != nullptr ? options.file_system : FileSystem::Real();
+  BW_RETURN_IF_ERROR(file_system->MakeDirectory(options.directory));
+  BW_ASSIGN_OR_RETURN(std::unique_ptr<File> lock, file_system->Lock(options.directory + "/LOCK"));
+  auto wal = std::make_unique<LocalWal>(options, file_system, std::move(on_durable), std::move(lock));
+  BW_RETURN_IF_ERROR(wal->Start());
+  return wal;
+}
+
+}  // namespace bellwether::server

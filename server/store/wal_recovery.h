@@ -1,0 +1,42 @@
+// wal_recovery.h: opens what a log left behind and decides what it means.
+//
+// A record that is broken at LSN x is corruption if a later valid record says
+// that x was durable, if it lies in an earlier segment (rotation waits for the
+// fsync), or if a segment is missing or shorter than its header says: acknow-
+// ledged data is gone, and only a repair, which states the LSNs, goes on.
+// Otherwise nobody was told that x is durable: a torn tail, cut and counted.
+
+#ifndef BELLWETHER_SERVER_STORE_WAL_RECOVERY_H_
+#define BELLWETHER_SERVER_STORE_WAL_RECOVERY_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "server/store/file_system.h"
+#include "server/store/wal.h"
+
+namespace bellwether::server {
+
+struct WalSegment {
+  uint64_t number = 0;
+  std::string path;
+  Lsn first_lsn = 0;
+  int64_t end = 0;    // Offset after the last record.
+  int64_t bytes = 0;  // Of the file.
+};
+
+struct RecoveredWal {
+  std::vector<WalSegment> segments;  // By rising number, without a hole.
+  uint32_t salt = 0;
+  Lsn next_lsn = 1;
+  Wal::Recovery recovery;
+};
+
+// Everything it returns is on disk.  Errors as Wal::Open().
+absl::StatusOr<RecoveredWal> RecoverWal(const Wal::Options& options, FileSystem* file_system);
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_STORE_WAL_RECOVERY_H_
