@@ -33,20 +33,24 @@ const char* NameOf(Rule rule) {
   return "unknown";
 }
 
-void AlertEngine::Update(Family family, int64_t step, const RunDescription& run, std::vector<Finding>* findings,
+void AlertEngine::Update(Family family, int64_t step, const RunDescription& run,
+                         std::vector<Finding>* findings,
                          std::vector<Transition>* out) {
   Open& open = open_[static_cast<size_t>(family)];
   if (findings->empty()) {
     if (open.firing && step - open.last_found >= options_.resolve_steps) {
-      Resolve(family, step, run, absl::StrCat("no evidence since step ", open.last_found), out);
+      Resolve(family, step, run,
+              absl::StrCat("no evidence since step ", open.last_found), out);
     }
     return;
   }
   // Stable and total: equal scores keep the order of layer and head.
-  std::stable_sort(findings->begin(), findings->end(), [](const Finding& a, const Finding& b) {
-    if (a.severity != b.severity) return a.severity > b.severity;
-    return a.score > b.score;
-  });
+  std::stable_sort(findings->begin(), findings->end(),
+                   [](const Finding& a, const Finding& b) {
+                     if (a.severity != b.severity)
+                       return a.severity > b.severity;
+                     return a.score > b.score;
+                   });
   const Finding& worst = findings->front();
   int32_t stage = 0;
   int64_t first_step = worst.first_step;
@@ -65,7 +69,8 @@ void AlertEngine::Update(Family family, int64_t step, const RunDescription& run,
     if (worst.severity <= open.severity && stage <= open.stage) return;
     ++open.k;
   } else {
-    const bool cooling = open.resolved_step >= 0 && step - open.resolved_step < options_.cooldown_steps &&
+    const bool cooling = open.resolved_step >= 0 &&
+                         step - open.resolved_step < options_.cooldown_steps &&
                          worst.severity <= open.resolved_severity;
     if (cooling) return;
     open.firing = true;
@@ -76,7 +81,8 @@ void AlertEngine::Update(Family family, int64_t step, const RunDescription& run,
     open.first_step = first_step;
     open.layer = worst.where.layer;
     open.head = worst.where.head;
-    open.key = absl::StrCat(NameOf(worst.rule), "/", worst.where.layer, "/", worst.where.head, "/", first_step);
+    open.key = absl::StrCat(NameOf(worst.rule), "/", worst.where.layer, "/",
+                            worst.where.head, "/", first_step);
   }
   open.severity = std::max(open.severity, worst.severity);
   open.stage = std::max(open.stage, stage);
@@ -97,10 +103,12 @@ void AlertEngine::Update(Family family, int64_t step, const RunDescription& run,
   for (const Finding& finding : *findings) {
     if (finding.where.layer >= 0) {
       ++change.heads_total;
-      if (change.heads.size() < static_cast<size_t>(options_.heads_max)) change.heads.push_back(finding.where);
+      if (change.heads.size() < static_cast<size_t>(options_.heads_max))
+        change.heads.push_back(finding.where);
     }
     for (const Evidence& evidence : finding.evidence) {
-      if (change.evidence.size() < static_cast<size_t>(options_.evidence_max)) change.evidence.push_back(evidence);
+      if (change.evidence.size() < static_cast<size_t>(options_.evidence_max))
+        change.evidence.push_back(evidence);
     }
   }
   change.cause = CauseOf(family, *findings);
@@ -108,7 +116,8 @@ void AlertEngine::Update(Family family, int64_t step, const RunDescription& run,
   change.advice = AdviceOf(family, run, change);
 }
 
-void AlertEngine::Resolve(Family family, int64_t step, const RunDescription& run, const std::string& why,
+void AlertEngine::Resolve(Family family, int64_t step,
+                          const RunDescription& run, const std::string& why,
                           std::vector<Transition>* out) {
   Open& open = open_[static_cast<size_t>(family)];
   if (!open.firing) return;
@@ -128,12 +137,14 @@ void AlertEngine::Resolve(Family family, int64_t step, const RunDescription& run
   change.step = step;
   change.first_step = open.first_step;
   change.strongest = {open.layer, open.head};
-  change.summary = absl::StrCat(run.name, ": ", change.rule, " resolved at step ", step, ": ", why);
+  change.summary = absl::StrCat(run.name, ": ", change.rule,
+                                " resolved at step ", step, ": ", why);
 }
 
 uint32_t AlertEngine::alerts_firing() const {
   return static_cast<uint32_t>(
-      std::count_if(open_.begin(), open_.end(), [](const Open& open) { return open.firing; }));
+      std::count_if(open_.begin(), open_.end(),
+                    [](const Open& open) { return open.firing; }));
 }
 
 Eta AlertEngine::eta(int64_t now) const {
@@ -143,7 +154,9 @@ Eta AlertEngine::eta(int64_t now) const {
     if (!open.firing || !open.eta_known) continue;
     const auto passed = static_cast<double>(now - open.eta_step);
     const double steps = std::max(0.0, open.eta_steps - passed);
-    if (best.known && (open.severity < severity || (open.severity == severity && steps >= best.steps))) continue;
+    if (best.known && (open.severity < severity ||
+                       (open.severity == severity && steps >= best.steps)))
+      continue;
     severity = open.severity;
     best = {.known = true,
             .steps = steps,

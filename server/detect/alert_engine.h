@@ -28,14 +28,18 @@ class AlertEngine {
 
   // The findings of `family` at `step`; empty means that it was looked for and
   // not found.  Sorts `*findings` by severity and score.
-  void Update(Family family, int64_t step, const RunDescription& run, std::vector<Finding>* findings,
-              std::vector<Transition>* out);
+  void Update(Family family, int64_t step, const RunDescription& run,
+              std::vector<Finding>* findings, std::vector<Transition>* out);
   // Ends the family's alert at once, if one is open; `why` is its summary.
-  void Resolve(Family family, int64_t step, const RunDescription& run, const std::string& why,
-               std::vector<Transition>* out);
+  void Resolve(Family family, int64_t step, const RunDescription& run,
+               const std::string& why, std::vector<Transition>* out);
 
-  bool firing(Family family) const { return open_[static_cast<size_t>(family)].firing; }
-  Severity severity(Family family) const { return open_[static_cast<size_t>(family)].severity; }
+  bool firing(Family family) const {
+    return open_[static_cast<size_t>(family)].firing;
+  }
+  Severity severity(Family family) const {
+    return open_[static_cast<size_t>(family)].severity;
+  }
   uint32_t alerts_firing() const;
   // Of the most severe firing alert with a known one, the soonest.
   Eta eta(int64_t now) const;
@@ -65,8 +69,10 @@ class AlertEngine {
 
     template <class A>
     void Visit(A& a) {
-      a(firing), a(severity), a(stage), a(k), a(rule), a(first_step), a(last_found), a(resolved_step);
-      a(resolved_severity), a(layer), a(head), a(eta_known), a(eta_step), a(eta_steps), a(eta_lower), a(eta_upper);
+      a(firing), a(severity), a(stage), a(k), a(rule), a(first_step),
+          a(last_found), a(resolved_step);
+      a(resolved_severity), a(layer), a(head), a(eta_known), a(eta_step),
+          a(eta_steps), a(eta_lower), a(eta_upper);
       a(key);
     }
   };

@@ -20,7 +20,8 @@
 
 namespace bellwether::server {
 
-static_assert(std::endian::native == std::endian::little, "state is saved little endian");
+static_assert(std::endian::native == std::endian::little,
+              "state is saved little endian");
 
 template <class T>
 concept PlainValue = std::is_arithmetic_v<T> || std::is_enum_v<T>;
@@ -42,16 +43,14 @@ class StateWriter {
   void operator()(std::vector<T>& values) {
     (*this)(static_cast<uint32_t>(values.size()));
     if constexpr (PlainValue<T>) {
-      out_->append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
+      out_->append(reinterpret_cast<const char*>(values.data()),
+                   values.size() * sizeof(T));
     } else {
       for (T& value : values) (*this)(value);
     }
   }
   template <class T>
-    requires(!PlainValue<T>)
-  void operator()(T& value) {
-    value.Visit(*this);
-  }
+  requires(!PlainValue<T>) void operator()(T& value) { value.Visit(*this); }
 
  private:
   std::string* out_;
@@ -93,10 +92,7 @@ class StateReader {
     }
   }
   template <class T>
-    requires(!PlainValue<T>)
-  void operator()(T& value) {
-    value.Visit(*this);
-  }
+  requires(!PlainValue<T>) void operator()(T& value) { value.Visit(*this); }
 
  private:
   bool Take(void* to, size_t size) {

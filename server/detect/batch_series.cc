@@ -18,7 +18,8 @@ float LowerMedian(std::span<const float> values, std::vector<float>* scratch) {
     if (std::isfinite(value)) scratch->push_back(value);
   }
   if (scratch->empty()) return kNan;
-  const auto middle = scratch->begin() + static_cast<ptrdiff_t>((scratch->size() - 1) / 2);
+  const auto middle =
+      scratch->begin() + static_cast<ptrdiff_t>((scratch->size() - 1) / 2);
   std::nth_element(scratch->begin(), middle, scratch->end());
   return *middle;
 }
@@ -42,10 +43,13 @@ void BatchSeries::Add(std::span<const float> values) {
 bool BatchSeries::Close(int64_t step) {
   if (newest_.empty()) return false;
   bool any = false;
-  float* const out = window_ > 0 ? ring_.data() + static_cast<size_t>(next_) * heads_ : nullptr;
+  float* const out = window_ > 0
+                         ? ring_.data() + static_cast<size_t>(next_) * heads_
+                         : nullptr;
   for (size_t i = 0; i < heads_; ++i) {
     const bool measured = count_[i] > 0;
-    const float mean = sum_[i] / count_[i];  // 0 / 0 is the NaN that the window wants.
+    const float mean =
+        sum_[i] / count_[i];  // 0 / 0 is the NaN that the window wants.
     newest_[i] = measured ? mean : newest_[i];
     any |= measured;
     if (out != nullptr) out[i] = mean;
@@ -70,38 +74,66 @@ void BatchSeries::ForgetWindow() {
   std::fill(count_.begin(), count_.end(), 0.0f);
 }
 
-void BatchSeries::Window(size_t head, bool relative, std::vector<float>* values,
+void BatchSeries::Window(size_t head, int32_t newest, bool relative,
+                         std::vector<float>* values,
                          std::vector<float>* steps) const {
   values->clear();
   steps->clear();
-  for (int32_t age = 0; age < rows_; ++age) {
+  for (int32_t age = rows_ - newest; age < rows_; ++age) {
     const size_t at = row(age);
-    values->push_back(ring_[at * heads_ + head] / (relative ? ring_median_[at] : 1.0f));
+    values->push_back(ring_[at * heads_ + head] /
+                      (relative ? ring_median_[at] : 1.0f));
     steps->push_back(ring_step_[at]);
   }
 }
 
-float BatchSeries::RiseOverWindow(size_t head) const {
-  int32_t first = 0;
-  while (first < rows_ && !std::isfinite(ring_[row(first) * heads_ + head])) ++first;
-  int32_t last = rows_ - 1;
-  while (last > first && !std::isfinite(ring_[row(last) * heads_ + head])) --last;
-  if (first >= last) return 1;
-  return ring_[row(last) * heads_ + head] / ring_[row(first) * heads_ + head];
+int64_t BatchSeries::span_steps(int32_t newest) const {
+  return static_cast<int64_t>(ring_step_[row(rows_ - 1)] -
+                              ring_step_[row(rows_ - newest)]);
+}
+
+float BatchSeries::Rise(size_t head, int32_t newest, bool relative) const {
+  constexpr int kEnds = 3;
+  const int32_t begin = rows_ - newest;
+  const auto mean_from = [&](int32_t age, int32_t direction, int32_t* stopped) {
+    float sum = 0;
+    int found = 0;
+    for (; found < kEnds && age >= begin && age < rows_; age += direction) {
+      const size_t at = row(age);
+      const float value =
+          ring_[at * heads_ + head] / (relative ? ring_median_[at] : 1.0f);
+      if (!std::isfinite(value)) continue;
+      sum += value;
+      ++found;
+    }
+    *stopped = age;
+    return found == kEnds ? sum : kNan;
+  };
+  int32_t oldest_end = 0;
+  int32_t newest_end = 0;
+  const float oldest = mean_from(begin, 1, &oldest_end);
+  const float latest = mean_from(rows_ - 1, -1, &newest_end);
+  return newest_end + 1 >= oldest_end && oldest > 0 && std::isfinite(latest)
+             ? latest / oldest
+             : 1.0f;
 }
 
 size_t BatchSeries::memory_bytes() const {
-  return (sum_.capacity() + count_.capacity() + newest_.capacity() + ring_.capacity() + ring_median_.capacity() +
-          ring_step_.capacity() + scratch_.capacity()) *
+  return (sum_.capacity() + count_.capacity() + newest_.capacity() +
+          ring_.capacity() + ring_median_.capacity() + ring_step_.capacity() +
+          scratch_.capacity()) *
          sizeof(float);
 }
 
 bool BatchSeries::Consistent() const {
-  if (rows_ < 0 || rows_ > window_ || next_ < 0 || next_ > std::max(0, window_ - 1)) return false;
+  if (rows_ < 0 || rows_ > window_ || next_ < 0 ||
+      next_ > std::max(0, window_ - 1))
+    return false;
   if (newest_.empty()) return sum_.empty() && ring_.empty() && rows_ == 0;
   const auto window = static_cast<size_t>(window_);
-  return newest_.size() == heads_ && sum_.size() == heads_ && count_.size() == heads_ &&
-         ring_.size() == heads_ * window && ring_median_.size() == window && ring_step_.size() == window;
+  return newest_.size() == heads_ && sum_.size() == heads_ &&
+         count_.size() == heads_ && ring_.size() == heads_ * window &&
+         ring_median_.size() == window && ring_step_.size() == window;
 }
 
 }  // namespace bellwether::server

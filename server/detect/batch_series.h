@@ -1,4 +1,5 @@
-// batch_series.h: one signal of all heads, thinned to batch means with a window.
+// batch_series.h: one signal of all heads, thinned to batch means with a
+// window.
 //
 // Struct of arrays: a row holds one batch of all heads, so that adding a
 // sample and closing a batch run over contiguous memory.  The memory is fixed
@@ -37,12 +38,17 @@ class BatchSeries {
   std::span<const float> newest() const { return newest_; }
   // The lower median of the newest finite values: with two heads the smaller.
   float median() const { return median_; }
-  // The window of one head, oldest first.  `relative`: divided by the median
-  // of its row.
-  void Window(size_t head, bool relative, std::vector<float>* values, std::vector<float>* steps) const;
+  // Rows in the window.  Below, `newest` takes only the newest so many of them,
+  // 1..rows(); `relative` divides each value by the median of its row.
   int32_t rows() const { return rows_; }
-  // Newest against oldest value that is finite; 1 if there are not two.
-  float RiseOverWindow(size_t head) const;
+  // Of one head, oldest first.
+  void Window(size_t head, int32_t newest, bool relative,
+              std::vector<float>* values, std::vector<float>* steps) const;
+  // From the oldest row to the newest.
+  int64_t span_steps(int32_t newest) const;
+  // The mean of the three newest finite values against that of the three
+  // oldest; 1 if there are fewer than 6.
+  float Rise(size_t head, int32_t newest, bool relative) const;
   size_t memory_bytes() const;
 
   template <class A>

@@ -43,8 +43,8 @@ struct Finding {
   Rule rule = Rule::kDrift;
   Severity severity = Severity::kNone;
   int32_t stage = 0;
-  Head where;         // -1 / -1: the run.
-  double score = 0;   // Orders the heads of an alert; larger is worse.
+  Head where;        // -1 / -1: the run.
+  double score = 0;  // Orders the heads of an alert; larger is worse.
   int64_t first_step = 0;
   Eta eta;
   std::vector<Evidence> evidence;

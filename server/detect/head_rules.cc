@@ -14,9 +14,12 @@ struct TrackInfo {
 };
 
 constexpr TrackInfo kTrackInfo[] = {
-    {SignalId::kDriftRatio, "drift_ratio", true},   {SignalId::kCommonMode, "common_mode", true},
-    {SignalId::kKeyLeak, "key_leak", false},        {SignalId::kTiedFractionBf16, "tied_fraction_bf16", false},
-    {SignalId::kWqSigma, "wq_sigma", true},         {SignalId::kLogitMax, "logit_max", true},
+    {SignalId::kDriftRatio, "drift_ratio", true},
+    {SignalId::kCommonMode, "common_mode", true},
+    {SignalId::kKeyLeak, "key_leak", false},
+    {SignalId::kTiedFractionBf16, "tied_fraction_bf16", false},
+    {SignalId::kWqSigma, "wq_sigma", true},
+    {SignalId::kLogitMax, "logit_max", true},
     {SignalId::kEntropyRatio, "entropy_ratio", false},
 };
 constexpr double kEtaStepsMax = 100000;
@@ -24,9 +27,14 @@ constexpr double kEtaStepsMax = 100000;
 }  // namespace
 
 HeadRules::HeadRules(const JudgeOptions& options, const Layout& layout)
-    : options_(options), layout_(layout), heads_(static_cast<size_t>(layout.layers) * static_cast<size_t>(layout.heads)) {
-  const int32_t window = std::clamp(options.trend.window_batches, 8, kWindowBatchesMax);
-  for (const TrackInfo& info : kTrackInfo) series_.emplace_back(heads_, info.window ? window : 0);
+    : options_(options),
+      layout_(layout),
+      heads_(static_cast<size_t>(layout.layers) *
+             static_cast<size_t>(layout.heads)) {
+  const int32_t window =
+      std::clamp(options.trend.window_batches, 8, kWindowBatchesMax);
+  for (const TrackInfo& info : kTrackInfo)
+    series_.emplace_back(heads_, info.window ? window : 0);
   for (Held& held : held_) {
     held.count.assign(heads_, 0);
     held.active.assign(heads_, 0);
@@ -41,10 +49,12 @@ bool HeadRules::Add(const StepSample& sample) {
     const SignalInfo& signal = *FindSignal(kTrackInfo[track].signal);
     if (!DeriveMatrix(sample, signal, &derived_)) continue;
     any = true;
-    if (signal.granularity == Granularity::kKvHead && layout_.kv_heads != layout_.heads) {
+    if (signal.granularity == Granularity::kKvHead &&
+        layout_.kv_heads != layout_.heads) {
       const int32_t group = layout_.heads / layout_.kv_heads;
       expanded_.resize(heads_);
-      for (size_t i = 0; i < heads_; ++i) expanded_[i] = derived_[i / static_cast<size_t>(group)];
+      for (size_t i = 0; i < heads_; ++i)
+        expanded_[i] = derived_[i / static_cast<size_t>(group)];
       series_[track].Add(expanded_);
     } else {
       series_[track].Add(derived_);
@@ -55,12 +65,15 @@ bool HeadRules::Add(const StepSample& sample) {
   last_step_ = sample.step;
   if (batch_begin_ < 0) batch_begin_ = sample.step;
   // Full if a further sample at this pace would lie beyond the batch.
-  if (sample.step - batch_begin_ + std::max<int64_t>(gap, 1) < options_.trend.batch_steps) return false;
+  if (sample.step - batch_begin_ + std::max<int64_t>(gap, 1) <
+      options_.trend.batch_steps)
+    return false;
   batch_begin_ = -1;
   return true;
 }
 
-bool HeadRules::Held::Update(size_t head, bool condition, int32_t hold, int64_t step) {
+bool HeadRules::Held::Update(size_t head, bool condition, int32_t hold,
+                             int64_t step) {
   uint16_t& n = count[head];
   if (condition) {
     if (n == 0) since[head] = step;
@@ -72,11 +85,39 @@ bool HeadRules::Held::Update(size_t head, bool condition, int32_t hold, int64_t 
   return active[head] != 0;
 }
 
-bool HeadRules::Growing(Track track, size_t head, bool relative, double doubling_max, Trend* trend) {
-  series_[track].Window(head, relative, &values_, &steps_);
-  *trend = FitTrend(values_, steps_, options_.trend.window_batches_min, &trend_scratch_);
-  return trend->points > 0 && trend->z >= options_.trend.mann_kendall_z_min && trend->r2 >= options_.trend.r2_min &&
-         trend->doubling_steps() <= doubling_max;
+bool HeadRules::Growing(Track track, size_t head, double doubling_max,
+                        Trend* trend) {
+  const BatchSeries& series = series_[track];
+  *trend = Trend{};
+  for (const int32_t length :
+       {options_.trend.window_batches, options_.trend.window_batches_short}) {
+    const int32_t rows = std::min(length, series.rows());
+    if (rows < options_.trend.window_batches_min) return false;
+    // Most series are flat: a rise well below what the slowest growth that
+    // counts would show ends it here, before any sorting.
+    const double slowest =
+        doubling_max * length / options_.trend.window_batches;
+    const auto span = static_cast<double>(series.span_steps(rows));
+    const double rise_min =
+        1 + options_.trend.gate_share * (std::exp2(span / slowest) - 1);
+    if (!(series.Rise(head, rows, false) >= rise_min)) continue;
+    series.Window(head, rows, false, &values_, &steps_);
+    *trend = FitTrend(values_, steps_, options_.trend.window_batches_min,
+                      &trend_scratch_);
+    if (trend->points > 0 && trend->z >= options_.trend.mann_kendall_z_min &&
+        trend->r2 >= options_.trend.r2_min &&
+        trend->doubling_steps() <= slowest) {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool HeadRules::Rising(Track track, size_t head) {
+  series_[track].Window(head, series_[track].rows(), true, &values_, &steps_);
+  const Trend trend = FitTrend(
+      values_, steps_, options_.trend.window_batches_min, &trend_scratch_);
+  return trend.points > 0 && trend.z >= options_.trend.mann_kendall_z_min;
 }
 
 Head HeadRules::At(size_t head) const {
@@ -84,7 +125,8 @@ Head HeadRules::At(size_t head) const {
           static_cast<int32_t>(head % static_cast<size_t>(layout_.heads))};
 }
 
-Evidence HeadRules::Fact(Track track, Test test, size_t head, double threshold, const char* detector) const {
+Evidence HeadRules::Fact(Track track, Test test, size_t head, double threshold,
+                         const char* detector) const {
   return {.signal = kTrackInfo[track].name,
           .where = At(head),
           .value = series_[track].newest(head),
@@ -96,54 +138,79 @@ Evidence HeadRules::Fact(Track track, Test test, size_t head, double threshold, 
 
 void HeadRules::Tick(const AttentionTraits& traits, bool excused) {
   for (BatchSeries& series : series_) series.Close(last_step_);
+  // What the first steps do is no past to grow from.
+  if (last_step_ < options_.context.warmup_steps) {
+    for (BatchSeries& series : series_) series.ForgetWindow();
+  }
   if (excused) return;
   rounding_.clear();
   logits_.clear();
   for (size_t head = 0; head < heads_; ++head) JudgeHead(head, traits);
+  JoinLogits();
   JudgeRunLogits();
 }
 
 void HeadRules::JudgeHead(size_t head, const AttentionTraits& traits) {
   const DriftOptions& drift = options_.drift;
   const auto newest = [&](Track track) {
-    return series_[track].present() ? series_[track].newest(head) : std::numeric_limits<float>::quiet_NaN();
+    return series_[track].present() ? series_[track].newest(head)
+                                    : std::numeric_limits<float>::quiet_NaN();
   };
   Trend ratio_trend;
   Trend common_trend;
-  Trend sigma_trend;
   // Drift of the ratio against its own past and against the other heads.
   const double ratio = newest(kRatio);
-  const double ratio_peer = std::max<double>(series_[kRatio].median(), drift.ratio_floor);
+  const double ratio_peer =
+      std::max<double>(series_[kRatio].median(), drift.ratio_floor);
   const bool ratio_speaks = heads_ >= 8;
-  const bool growing = ratio_speaks && ratio > drift.grown_factor * ratio_peer &&
-                       Growing(kRatio, head, false, options_.trend.doubling_steps_max, &ratio_trend);
-  const bool growth = held_[kGrowth].Update(head, growing, drift.hold_batches, last_step_);
+  const bool growing =
+      ratio_speaks && ratio > drift.grown_factor * ratio_peer &&
+      Growing(kRatio, head, options_.trend.doubling_steps_max, &ratio_trend);
+  const bool growth =
+      held_[kGrowth].Update(head, growing, drift.hold_batches, last_step_);
   const bool high = ratio_speaks && ratio > drift.level_factor * ratio_peer &&
-                    series_[kRatio].RiseOverWindow(head) >= drift.level_rise_min;
-  const bool level = held_[kLevel].Update(head, high, drift.level_batches, last_step_);
+                    series_[kRatio].Rise(head, series_[kRatio].rows(), false) >=
+                        drift.level_rise_min;
+  const bool level =
+      held_[kLevel].Update(head, high, drift.level_batches, last_step_);
   const double common = newest(kCommonMode);
   const double common_peer = series_[kCommonMode].median();
-  const bool common_growing = common > drift.common_mode_large && common > drift.common_mode_factor * common_peer &&
-                              Growing(kCommonMode, head, false, options_.trend.doubling_steps_max, &common_trend);
-  const bool common_growth = held_[kCommonGrowth].Update(head, common_growing, drift.hold_batches, last_step_);
+  const bool common_growing =
+      common > drift.common_mode_large &&
+      common > drift.common_mode_factor * common_peer &&
+      Growing(kCommonMode, head, options_.trend.doubling_steps_max,
+              &common_trend);
+  const bool common_growth = held_[kCommonGrowth].Update(
+      head, common_growing, drift.hold_batches, last_step_);
   const double leak_threshold =
-      options_.leak.factor * std::max<double>(series_[kLeak].present() ? series_[kLeak].median() : 0, options_.leak.floor);
+      options_.leak.factor *
+      std::max<double>(series_[kLeak].present() ? series_[kLeak].median() : 0,
+                       options_.leak.floor);
   const bool leak =
-      held_[kLeaking].Update(head, newest(kLeak) > leak_threshold, options_.leak.hold_batches, last_step_);
+      held_[kLeaking].Update(head, newest(kLeak) > leak_threshold,
+                             options_.leak.hold_batches, last_step_);
   const double tied = newest(kTied);
   const double tied_threshold =
-      std::max(options_.ties.fraction_min, options_.ties.peer_factor * series_[kTied].median());
-  const bool ties = held_[kTies].Update(head, tied > tied_threshold, options_.ties.hold_batches, last_step_);
+      std::max(options_.ties.fraction_min,
+               options_.ties.peer_factor * series_[kTied].median());
+  const bool ties = held_[kTies].Update(head, tied > tied_threshold,
+                                        options_.ties.hold_batches, last_step_);
   const double sigma = newest(kSigma);
-  const bool sigma_growing = sigma > options_.norm.peer_factor * series_[kSigma].median() &&
-                             Growing(kSigma, head, true, options_.norm.doubling_steps_max, &sigma_trend);
-  const bool norm = held_[kNorm].Update(head, sigma_growing, options_.norm.hold_batches, last_step_);
+  const bool sigma_growing =
+      sigma > options_.norm.peer_factor * series_[kSigma].median() &&
+      series_[kSigma].Rise(head, series_[kSigma].rows(), true) >=
+          options_.norm.rise_min &&
+      Rising(kSigma, head);
+  const bool norm = held_[kNorm].Update(head, sigma_growing,
+                                        options_.norm.hold_batches, last_step_);
   const double logit = newest(kLogitMax);
-  const bool logit_high = held_[kLogit].Update(head, logit > options_.logits.logit_max_large,
-                                               options_.logits.hold_batches, last_step_);
+  const bool logit_high =
+      held_[kLogit].Update(head, logit > options_.logits.logit_max_large,
+                           options_.logits.hold_batches, last_step_);
 
   // Rounding needs low-precision scores; centred keys carry no common mode.
-  const bool rounding_possible = traits.score_dtype != "fp32" && !traits.centred;
+  const bool rounding_possible =
+      traits.score_dtype != "fp32" && !traits.centred;
   const bool drifting = growth || level || common_growth || leak;
   stage_[head] = 0;
   if (!drifting && !ties && !norm && !logit_high) return;
@@ -155,9 +222,12 @@ void HeadRules::JudgeHead(size_t head, const AttentionTraits& traits) {
     finding.stage = norm ? (logit_high ? 4 : 3) : ties ? 2 : 1;
     const bool lost = ties && common > drift.common_mode_large;
     finding.severity = norm || lost ? Severity::kCritical : Severity::kWarning;
-    finding.score = std::max({std::isfinite(ratio) ? ratio / ratio_peer : 0.0, leak ? newest(kLeak) / leak_threshold : 0.0,
-                              common_growth ? common / drift.common_mode_large : 0.0});
-    if (!growing && growth) Growing(kRatio, head, false, options_.trend.doubling_steps_max, &ratio_trend);
+    finding.score =
+        std::max({std::isfinite(ratio) ? ratio / ratio_peer : 0.0,
+                  leak ? newest(kLeak) / leak_threshold : 0.0,
+                  common_growth ? common / drift.common_mode_large : 0.0});
+    if (!growing && growth)
+      Growing(kRatio, head, options_.trend.doubling_steps_max, &ratio_trend);
     finding.eta = EtaTo(ratio_trend, drift.ratio_critical, kEtaStepsMax);
   } else if (rounding_possible && ties) {
     finding.rule = Rule::kTies;
@@ -171,18 +241,22 @@ void HeadRules::JudgeHead(size_t head, const AttentionTraits& traits) {
     finding.score = sigma / series_[kSigma].median();
   }
   finding.first_step = last_step_;
-  const auto add = [&](bool active, Track track, Test test, double threshold, const char* detector) {
+  const auto add = [&](bool active, Track track, Test test, double threshold,
+                       const char* detector) {
     if (!active) return;
     finding.evidence.push_back(Fact(track, test, head, threshold, detector));
     finding.first_step = std::min(finding.first_step, held_[test].since[head]);
   };
   if (finding.severity != Severity::kNone) {
     add(growth, kRatio, kGrowth, drift.grown_factor * ratio_peer, "growth");
-    add(level && !growth, kRatio, kLevel, drift.level_factor * ratio_peer, "peers");
-    add(common_growth, kCommonMode, kCommonGrowth, drift.common_mode_large, "growth");
+    add(level && !growth, kRatio, kLevel, drift.level_factor * ratio_peer,
+        "peers");
+    add(common_growth, kCommonMode, kCommonGrowth, drift.common_mode_large,
+        "growth");
     add(leak, kLeak, kLeaking, leak_threshold, "level");
     add(ties, kTied, kTies, tied_threshold, "level");
-    add(norm, kSigma, kNorm, options_.norm.peer_factor * series_[kSigma].median(), "growth");
+    add(norm, kSigma, kNorm,
+        options_.norm.peer_factor * series_[kSigma].median(), "growth");
     stage_[head] = finding.stage;
     rounding_.push_back(finding);
   } else if (logit_high) {
@@ -196,26 +270,51 @@ void HeadRules::JudgeHead(size_t head, const AttentionTraits& traits) {
   }
 }
 
+void HeadRules::JoinLogits() {
+  std::vector<bool> ill(static_cast<size_t>(layout_.layers));
+  for (const Finding& finding : rounding_)
+    ill[static_cast<size_t>(finding.where.layer)] = true;
+  const auto joins = [&](const Finding& finding) {
+    return ill[static_cast<size_t>(finding.where.layer)];
+  };
+  for (Finding& finding : logits_) {
+    if (!joins(finding)) continue;
+    finding.severity = Severity::kCritical;
+    rounding_.push_back(std::move(finding));
+  }
+  std::erase_if(logits_, [&](const Finding& finding) {
+    return finding.evidence.empty() || joins(finding);
+  });
+}
+
 void HeadRules::JudgeRunLogits() {
   if (!series_[kLogitMax].present() || !series_[kEntropy].present()) return;
   const double logit = series_[kLogitMax].median();
   const double entropy = series_[kEntropy].median();
-  if (logit < options_.logits.logit_median_large || entropy > options_.logits.entropy_ratio_collapsed) return;
+  if (logit < options_.logits.logit_median_large ||
+      entropy > options_.logits.entropy_ratio_collapsed)
+    return;
   const auto values = series_[kLogitMax].newest();
-  const auto worst = static_cast<size_t>(std::max_element(values.begin(), values.end()) - values.begin());
+  const auto worst = static_cast<size_t>(
+      std::max_element(values.begin(), values.end()) - values.begin());
   Finding finding;
   finding.rule = Rule::kLogits;
   finding.stage = 4;
-  finding.severity = logit >= options_.logits.logit_median_critical ? Severity::kCritical : Severity::kWarning;
+  finding.severity = logit >= options_.logits.logit_median_critical
+                         ? Severity::kCritical
+                         : Severity::kWarning;
   finding.where = At(worst);
   finding.score = logit;
   finding.first_step = last_step_;
-  finding.evidence.push_back(Fact(kLogitMax, kLogit, worst, options_.logits.logit_median_large, "level"));
+  finding.evidence.push_back(Fact(kLogitMax, kLogit, worst,
+                                  options_.logits.logit_median_large, "level"));
   finding.evidence.back().first_step = last_step_;
   logits_.push_back(finding);
 }
 
-int32_t HeadRules::stage() const { return stage_.empty() ? 0 : *std::max_element(stage_.begin(), stage_.end()); }
+int32_t HeadRules::stage() const {
+  return stage_.empty() ? 0 : *std::max_element(stage_.begin(), stage_.end());
+}
 
 void HeadRules::ForgetTrends() {
   for (BatchSeries& series : series_) series.ForgetWindow();
@@ -239,7 +338,9 @@ bool HeadRules::Consistent() const {
     if (!series.Consistent()) return false;
   }
   for (const Held& held : held_) {
-    if (held.count.size() != heads_ || held.active.size() != heads_ || held.since.size() != heads_) return false;
+    if (held.count.size() != heads_ || held.active.size() != heads_ ||
+        held.since.size() != heads_)
+      return false;
   }
   return stage_.size() == heads_;
 }

@@ -2,7 +2,8 @@
 //
 // A sample is added to the batch means of its signals; when a batch is full
 // the rules run once over all heads (a tick).  Between ticks nothing is
-// decided.  Which rules there are and what they mean: docs/concepts/detection.md.
+// decided.  Which rules there are and what they mean:
+// docs/concepts/detection.md.
 //
 // A head's stage: 1 drift, 2 ties and bias, 3 norm growth, 4 logits; 0 none.
 //
@@ -55,10 +56,29 @@ class HeadRules {
   bool Consistent() const;
 
  private:
-  enum Track : size_t { kRatio, kCommonMode, kLeak, kTied, kSigma, kLogitMax, kEntropy, kTracks };
-  enum Test : size_t { kGrowth, kLevel, kCommonGrowth, kLeaking, kTies, kNorm, kLogit, kTests };
+  enum Track : size_t {
+    kRatio,
+    kCommonMode,
+    kLeak,
+    kTied,
+    kSigma,
+    kLogitMax,
+    kEntropy,
+    kTracks
+  };
+  enum Test : size_t {
+    kGrowth,
+    kLevel,
+    kCommonGrowth,
+    kLeaking,
+    kTies,
+    kNorm,
+    kLogit,
+    kTests
+  };
 
-  // A condition that must hold for some ticks to count and fail as long to stop.
+  // A condition that must hold for some ticks to count and fail as long to
+  // stop.
   struct Held {
     std::vector<uint16_t> count;
     std::vector<uint8_t> active;
@@ -71,10 +91,15 @@ class HeadRules {
   };
 
   void JudgeHead(size_t head, const AttentionTraits& traits);
+  // Large scores in a layer with a drifting head are the drift's last stage.
+  void JoinLogits();
+  // All heads at once: the median head's scores are large, its entropy gone.
   void JudgeRunLogits();
-  bool Growing(Track track, size_t head, bool relative, double doubling_max, Trend* trend);
+  bool Growing(Track track, size_t head, double doubling_max, Trend* trend);
+  bool Rising(Track track, size_t head);
   Head At(size_t head) const;
-  Evidence Fact(Track track, Test test, size_t head, double threshold, const char* detector) const;
+  Evidence Fact(Track track, Test test, size_t head, double threshold,
+                const char* detector) const;
 
   const JudgeOptions options_;
   const Layout layout_;

@@ -24,6 +24,10 @@ struct TrendOptions {
   // needs.  64 batches = 1,280 steps at the usual sampling.
   int32_t window_batches = 64;
   int32_t window_batches_min = 24;
+  // A fast drift that begins in the middle of the window is no straight line
+  // over all of it; the newest so many batches are tried as well, and must
+  // double as often within them as the whole window must.
+  int32_t window_batches_short = 32;
   // Mann-Kendall z of a monotone rise; 4 = one in 30,000 by chance.
   double mann_kendall_z_min = 4;
   // Share of the variance of ln x that the fitted line explains, 0..1.
@@ -31,6 +35,10 @@ struct TrendOptions {
   // Slower growth than this is ordinary training (weights grow, ratios creep):
   // healthy heads double in 5,000 steps and more, failing ones in 150-2,100.
   double doubling_steps_max = 2000;
+  // A trend is fitted only to a series whose ends rise by this share of what
+  // doubling_steps_max would give over the window, 0..1.  Costs no detection
+  // (a fit that passes rises more), saves nearly all fits.
+  double gate_share = 0.5;
 };
 
 // The common mode of the scores: SIGNALS.md 2.
@@ -38,8 +46,9 @@ struct DriftOptions {
   // A ratio of 1 is a healthy head; the median of the run's heads is held at
   // least here, so that a run of very quiet heads does not alarm on noise.
   double ratio_floor = 1.0;
-  // Growing and this many times the median head: drift.
-  double grown_factor = 3;
+  // Growing and this many times the median head: drift.  Healthy heads reach 3
+  // by chance while they form.
+  double grown_factor = 4;
   // This many times the median head for `level_batches`: drift even where the
   // growth is too slow to call, as long as it still rises.
   double level_factor = 8;
@@ -73,13 +82,16 @@ struct TiesOptions {
 };
 
 struct NormOptions {
-  double peer_factor = 2;            // sigma(W_Q) against the median head.
-  double doubling_steps_max = 1000;  // Of sigma against the median head.
+  double peer_factor = 2;  // sigma(W_Q) against the median head.
+  // Of sigma against the median head, over the window, rising monotonically.
+  // Weights that train grow by a tenth in that time; exploding ones take 500
+  // steps from the median to 20 times that.
+  double rise_min = 1.5;
   int32_t hold_batches = 3;
 };
 
 struct LogitsOptions {
-  double logit_max_large = 1000;  // One head.
+  double logit_max_large = 1000;    // One head.
   double logit_median_large = 200;  // The median head of the run.
   double logit_median_critical = 300;
   double entropy_ratio_collapsed = 0.05;  // Of ln(n): attention on one key.
@@ -87,32 +99,37 @@ struct LogitsOptions {
 };
 
 struct LossOptions {
-  int32_t window_steps = 128;     // Values of the baseline.
-  double impulse_sigma = 6;       // An impulse stands this far above it.
-  int32_t recovery_steps = 200;   // A spike that is over by then is a data spike.
-  int32_t mean_steps = 50;        // Of the smoothed loss.
-  // The smoothed loss this far above its minimum (absolute or relative to the
-  // minimum, whichever is less) for `recovery_steps`: diverging.
-  double rise_absolute = 0.5;
-  double rise_relative = 0.25;
-  double rise_sigma = 6;  // And beyond the noise of the smoothed loss.
+  int32_t window_steps = 128;  // Values of the baseline.
+  double impulse_sigma = 6;    // An impulse stands this far above it.
+  int32_t recovery_steps =
+      200;                  // A spike that is over by then is a data spike.
+  int32_t mean_steps = 50;  // Of the smoothed loss.
+  // The smoothed loss this far above its minimum for `recovery_steps` is
+  // diverging: a share of the minimum, and a share of all that was won since
+  // the first steps (a loss that nears 0 wanders by multiples of itself), and
+  // beyond its own noise.
+  double rise_of_minimum = 0.2;
+  double rise_of_gain = 0.06;
+  double rise_sigma = 6;
   // Gradient norm: the median of `mean_steps` against the baseline's median.
   double gradient_factor = 10;
 };
 
 struct ContextOptions {
-  int64_t warmup_steps = 400;    // Of a run, when no learning rate is reported.
-  int64_t settle_steps = 200;    // After an event that excuses a disturbance.
+  // The first steps of a run say nothing: the learning rate warms up, heads
+  // take shape and all of them grow.
+  int64_t warmup_steps = 700;
+  // After an event that excuses a disturbance.
+  int64_t settle_steps = 200;
 };
 
 struct AlertOptions {
-  int64_t resolve_steps = 1000;   // Without evidence before an alert resolves.
-  int64_t cooldown_steps = 500;   // After which the same cause may open again.
-  int32_t heads_max = 32;         // Named per alert.
-  int32_t evidence_max = 32;      // Pieces per transition.
-  double hook_overhead_max = 0.02;   // Share of the step's time.
+  int64_t resolve_steps = 1000;  // Without evidence before an alert resolves.
+  int64_t cooldown_steps = 500;  // After which the same cause may open again.
+  int32_t heads_max = 32;        // Named per alert.
+  int32_t evidence_max = 32;     // Pieces per transition.
+  double hook_overhead_max = 0.02;    // Share of the step's time.
   int32_t hook_overhead_steps = 200;  // For so long.
-  int64_t silence_resolve_steps = 0;
 };
 
 struct JudgeOptions {

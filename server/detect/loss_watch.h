@@ -23,15 +23,19 @@ class LossWatch {
   explicit LossWatch(const LossOptions& options) : options_(options) {}
 
   // Values that were not measured: pass NaN with measured = false.
-  void Observe(int64_t step, bool has_loss, float loss, bool has_gradient, float gradient);
-  void Findings(int64_t step, std::vector<Finding>* loss, std::vector<Finding>* gradient) const;
+  void Observe(int64_t step, bool has_loss, float loss, bool has_gradient,
+               float gradient);
+  void Findings(int64_t step, std::vector<Finding>* loss,
+                std::vector<Finding>* gradient) const;
   // A spike or a higher level is expected: the minimum is taken anew.
   void Excuse();
 
   template <class A>
   void Visit(A& a) {
-    a(recent_), a(recent_next_), a(minimum_), a(smoothed_), a(noise_), a(high_since_), a(above_);
-    a(gradients_), a(gradient_next_), a(gradient_base_), a(gradient_high_since_), a(gradient_now_);
+    a(recent_), a(recent_next_), a(minimum_), a(smoothed_), a(noise_),
+        a(high_since_), a(above_), a(start_), a(rise_);
+    a(gradients_), a(gradient_next_), a(gradient_base_),
+        a(gradient_high_since_), a(gradient_now_);
   }
 
  private:
@@ -40,7 +44,10 @@ class LossWatch {
   uint32_t recent_next_ = 0;
   double minimum_ = 0;
   double smoothed_ = 0;
-  double noise_ = 0;  // Standard deviation of the smoothed loss, from the values in it.
+  double start_ = 0;  // The largest smoothed loss so far.
+  double rise_ = 0;   // Above the minimum: diverging.
+  double noise_ =
+      0;  // Standard deviation of the smoothed loss, from the values in it.
   int64_t high_since_ = -1;
   uint8_t above_ = 0;
   std::vector<float> gradients_;

@@ -1,8 +1,9 @@
 #include "server/detect/run_judge.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
-#include <optional>
+#include <span>
 
 #include "server/detect/alert_engine.h"
 #include "server/detect/archive.h"
@@ -14,6 +15,20 @@ namespace bellwether::server {
 namespace {
 
 constexpr uint32_t kStateMagic = 0x314a5742;  // "BWJ1"
+
+// True if no value is worth a look: finite or not measured, and 0 if
+// `must_be_zero`.  Branchless, since every value of every sample passes here.
+bool AllUsual(std::span<const float> values, bool must_be_zero) {
+  constexpr uint32_t kExponent = 0x7f800000u;
+  uint32_t unusual = 0;
+  for (const float value : values) {
+    const auto bits = std::bit_cast<uint32_t>(value);
+    const bool odd = must_be_zero ? value > 0 : (bits & kExponent) == kExponent;
+    unusual |= static_cast<uint32_t>(odd) &
+               static_cast<uint32_t>(bits != kNotMeasuredBits);
+  }
+  return unusual == 0;
+}
 
 }  // namespace
 
@@ -39,14 +54,17 @@ struct RunJudge::State {
 
   template <class A>
   void Visit(A& a) {
-    a(attempt), a(first_step), a(last_step), a(excused_until), a(overhead_since);
-    a(run.attention.kernel), a(run.attention.score_dtype), a(run.attention.centred), a(run.attention.qk_norm);
+    a(attempt), a(first_step), a(last_step), a(excused_until),
+        a(overhead_since);
+    a(run.attention.kernel), a(run.attention.score_dtype),
+        a(run.attention.centred), a(run.attention.qk_norm);
     a(run.attention.softcap), a(run.attempt);
     a(heads), a(loss), a(alerts);
   }
 
   void JudgeNonfinite(const StepSample& sample, std::vector<Transition>* out);
-  void JudgeDisagreements(const StepSample& sample, std::vector<Transition>* out);
+  void JudgeDisagreements(const StepSample& sample,
+                          std::vector<Transition>* out);
   void JudgeOverhead(const StepSample& sample, std::vector<Transition>* out);
 };
 
@@ -54,23 +72,29 @@ RunJudge::RunJudge(const JudgeOptions& options, const RunDescription& run)
     : state_(std::make_unique<State>(options, run)) {}
 RunJudge::~RunJudge() = default;
 
-void RunJudge::State::JudgeNonfinite(const StepSample& sample, std::vector<Transition>* out) {
+void RunJudge::State::JudgeNonfinite(const StepSample& sample,
+                                     std::vector<Transition>* out) {
   std::vector<Finding> findings;
   for (const SignalId id : sample.signals()) {
     const SignalInfo& signal = *FindSignal(id);
     const auto values = sample.matrix(id);
+    if (AllUsual(values, id == SignalId::kNonfiniteRows)) continue;
     const MatrixShape shape = ShapeOf(signal, sample.layout());
     for (size_t i = 0; i < values.size(); ++i) {
-      const bool bad = id == SignalId::kNonfiniteRows ? values[i] > 0 : !std::isfinite(values[i]);
+      const bool bad = id == SignalId::kNonfiniteRows
+                           ? values[i] > 0
+                           : !std::isfinite(values[i]);
       if (!bad || IsNotMeasured(values[i])) continue;
       const bool head_level = signal.granularity != Granularity::kRun;
       Finding& finding = findings.emplace_back();
       finding.rule = Rule::kNonfinite;
-      finding.severity = id == SignalId::kGradNorm ? Severity::kWarning : Severity::kCritical;
+      finding.severity =
+          id == SignalId::kGradNorm ? Severity::kWarning : Severity::kCritical;
       finding.stage = 5;
       finding.first_step = sample.step;
       if (head_level) {
-        finding.where = {static_cast<int32_t>(i) / shape.heads, static_cast<int32_t>(i) % shape.heads};
+        finding.where = {static_cast<int32_t>(i) / shape.heads,
+                         static_cast<int32_t>(i) % shape.heads};
       }
       finding.evidence.push_back({.signal = signal.name,
                                   .where = finding.where,
@@ -82,7 +106,8 @@ void RunJudge::State::JudgeNonfinite(const StepSample& sample, std::vector<Trans
   alerts.Update(Family::kNonfinite, sample.step, run, &findings, out);
 }
 
-void RunJudge::State::JudgeDisagreements(const StepSample& sample, std::vector<Transition>* out) {
+void RunJudge::State::JudgeDisagreements(const StepSample& sample,
+                                         std::vector<Transition>* out) {
   std::vector<Finding> findings;
   for (const StepSample::Disagreement& disagreement : sample.disagreements) {
     Finding& finding = findings.emplace_back();
@@ -101,7 +126,8 @@ void RunJudge::State::JudgeDisagreements(const StepSample& sample, std::vector<T
   alerts.Update(Family::kDisagreement, sample.step, run, &findings, out);
 }
 
-void RunJudge::State::JudgeOverhead(const StepSample& sample, std::vector<Transition>* out) {
+void RunJudge::State::JudgeOverhead(const StepSample& sample,
+                                    std::vector<Transition>* out) {
   const float hook = sample.scalar(SignalId::kHookSeconds);
   const float step = sample.scalar(SignalId::kStepSeconds);
   if (IsNotMeasured(hook) || IsNotMeasured(step) || !(step > 0)) return;
@@ -135,7 +161,8 @@ void RunJudge::Observe(const StepSample& sample, std::vector<Transition>* out) {
     s.last_step = -1;
     s.loss.Excuse();
     s.heads.ForgetTrends();
-    s.excused_until = std::max(s.excused_until, sample.step + s.options.context.settle_steps);
+    s.excused_until =
+        std::max(s.excused_until, sample.step + s.options.context.settle_steps);
   }
   if (sample.step <= s.last_step) return;
   s.last_step = sample.step;
@@ -146,9 +173,11 @@ void RunJudge::Observe(const StepSample& sample, std::vector<Transition>* out) {
   s.JudgeOverhead(sample, out);
   const float loss = sample.scalar(SignalId::kLoss);
   const float gradient = sample.scalar(SignalId::kGradNorm);
-  const bool excused = sample.step < s.options.context.warmup_steps || sample.step < s.excused_until;
+  const bool excused = sample.step < s.options.context.warmup_steps ||
+                       sample.step < s.excused_until;
+  s.loss.Observe(sample.step, !IsNotMeasured(loss), loss,
+                 !IsNotMeasured(gradient), gradient);
   if (!excused) {
-    s.loss.Observe(sample.step, !IsNotMeasured(loss), loss, !IsNotMeasured(gradient), gradient);
     std::vector<Finding> losses;
     std::vector<Finding> gradients;
     s.loss.Findings(sample.step, &losses, &gradients);
@@ -158,8 +187,10 @@ void RunJudge::Observe(const StepSample& sample, std::vector<Transition>* out) {
   if (s.heads.Add(sample)) {
     s.heads.Tick(s.run.attention, excused);
     if (!excused) {
-      s.alerts.Update(Family::kRounding, sample.step, s.run, s.heads.rounding(), out);
-      s.alerts.Update(Family::kLogits, sample.step, s.run, s.heads.logits(), out);
+      s.alerts.Update(Family::kRounding, sample.step, s.run, s.heads.rounding(),
+                      out);
+      s.alerts.Update(Family::kLogits, sample.step, s.run, s.heads.logits(),
+                      out);
     }
   }
 }
@@ -171,7 +202,8 @@ void RunJudge::OnEvent(const RunEvent& event, std::vector<Transition>* out) {
     case EventKind::kCentringOn:
       s.run.attention.centred = true;
       s.heads.ForgetTrends();
-      s.alerts.Resolve(Family::kRounding, step, s.run, "centring was switched on", out);
+      s.alerts.Resolve(Family::kRounding, step, s.run,
+                       "centring was switched on", out);
       break;
     case EventKind::kCentringOff:
       s.run.attention.centred = false;
@@ -186,7 +218,8 @@ void RunJudge::OnEvent(const RunEvent& event, std::vector<Transition>* out) {
     case EventKind::kData:
     case EventKind::kBatchSize:
     case EventKind::kSequenceLength:
-      s.excused_until = std::max(s.excused_until, step + s.options.context.settle_steps);
+      s.excused_until =
+          std::max(s.excused_until, step + s.options.context.settle_steps);
       s.loss.Excuse();
       break;
     default:
@@ -194,10 +227,12 @@ void RunJudge::OnEvent(const RunEvent& event, std::vector<Transition>* out) {
   }
 }
 
-void RunJudge::OnHello(const RunDescription& run, std::vector<Transition>* out) {
+void RunJudge::OnHello(const RunDescription& run,
+                       std::vector<Transition>* out) {
   State& s = *state_;
   const bool centred_before = s.run.attention.centred;
-  const bool changed = centred_before != run.attention.centred || s.run.attention.kernel != run.attention.kernel ||
+  const bool changed = centred_before != run.attention.centred ||
+                       s.run.attention.kernel != run.attention.kernel ||
                        s.run.attention.score_dtype != run.attention.score_dtype;
   const Layout layout = s.run.layout;
   s.run = run;
@@ -205,27 +240,33 @@ void RunJudge::OnHello(const RunDescription& run, std::vector<Transition>* out) 
   if (!changed) return;
   s.heads.ForgetTrends();
   if (run.attention.centred && !centred_before) {
-    s.alerts.Resolve(Family::kRounding, std::max<int64_t>(s.last_step, 0), s.run, "centring was switched on", out);
+    s.alerts.Resolve(Family::kRounding, std::max<int64_t>(s.last_step, 0),
+                     s.run, "centring was switched on", out);
   }
 }
 
-void RunJudge::OnSilence(uint32_t silent_ranks, int64_t silent_seconds, std::vector<Transition>* out) {
+void RunJudge::OnSilence(uint32_t silent_ranks, int64_t silent_seconds,
+                         std::vector<Transition>* out) {
   State& s = *state_;
   const int64_t step = std::max<int64_t>(s.last_step, 0);
   if (silent_ranks == 0) {
-    s.alerts.Resolve(Family::kSilent, step, s.run, "all ranks report again", out);
+    s.alerts.Resolve(Family::kSilent, step, s.run, "all ranks report again",
+                     out);
     return;
   }
   std::vector<Finding> findings(1);
   findings[0].rule = Rule::kSilent;
-  findings[0].severity = silent_ranks >= s.run.reporters ? Severity::kCritical : Severity::kWarning;
+  findings[0].severity = silent_ranks >= s.run.reporters ? Severity::kCritical
+                                                         : Severity::kWarning;
   findings[0].first_step = step;
-  findings[0].evidence.push_back({.signal = "silent_ranks",
-                                  .value = static_cast<double>(silent_ranks),
-                                  .first_step = step,
-                                  .detector = "dead-man",
-                                  .text = std::to_string(silent_ranks) + " of " + std::to_string(s.run.reporters) +
-                                          " reporters silent for " + std::to_string(silent_seconds) + " s"});
+  findings[0].evidence.push_back(
+      {.signal = "silent_ranks",
+       .value = static_cast<double>(silent_ranks),
+       .first_step = step,
+       .detector = "dead-man",
+       .text = std::to_string(silent_ranks) + " of " +
+               std::to_string(s.run.reporters) + " reporters silent for " +
+               std::to_string(silent_seconds) + " s"});
   s.alerts.Update(Family::kSilent, step, s.run, &findings, out);
 }
 
@@ -236,12 +277,18 @@ int32_t RunJudge::stage() const {
 Eta RunJudge::eta() const { return state_->alerts.eta(state_->last_step); }
 int32_t RunJudge::stage_of(int32_t layer, int32_t head) const {
   const Layout& layout = state_->run.layout;
-  if (layer < 0 || layer >= layout.layers || head < 0 || head >= layout.heads) return 0;
-  return state_->heads.stage_of(static_cast<size_t>(layer) * static_cast<size_t>(layout.heads) +
+  if (layer < 0 || layer >= layout.layers || head < 0 || head >= layout.heads)
+    return 0;
+  return state_->heads.stage_of(static_cast<size_t>(layer) *
+                                    static_cast<size_t>(layout.heads) +
                                 static_cast<size_t>(head));
 }
-uint32_t RunJudge::alerts_firing() const { return state_->alerts.alerts_firing(); }
-size_t RunJudge::memory_bytes() const { return sizeof(State) + state_->heads.memory_bytes(); }
+uint32_t RunJudge::alerts_firing() const {
+  return state_->alerts.alerts_firing();
+}
+size_t RunJudge::memory_bytes() const {
+  return sizeof(State) + state_->heads.memory_bytes();
+}
 
 std::string RunJudge::Save() const {
   std::string out;
@@ -266,8 +313,10 @@ bool RunJudge::Restore(std::string_view saved) {
   reader(layout.layers);
   reader(layout.heads);
   reader(layout.kv_heads);
-  const bool fits = magic == kStateMagic && layout.layers == description.layout.layers &&
-                    layout.heads == description.layout.heads && layout.kv_heads == description.layout.kv_heads;
+  const bool fits = magic == kStateMagic &&
+                    layout.layers == description.layout.layers &&
+                    layout.heads == description.layout.heads &&
+                    layout.kv_heads == description.layout.kv_heads;
   if (fits) reader(*fresh);
   if (!fits || !reader.at_end() || !fresh->heads.Consistent()) {
     state_ = std::make_unique<State>(options, description);

@@ -43,7 +43,8 @@ class RunJudge {
   void OnHello(const RunDescription& run, std::vector<Transition>* out);
   // `silent_ranks` of the run's reporters have been silent past the deadline
   // (0: all report again).
-  void OnSilence(uint32_t silent_ranks, int64_t silent_seconds, std::vector<Transition>* out);
+  void OnSilence(uint32_t silent_ranks, int64_t silent_seconds,
+                 std::vector<Transition>* out);
 
   int32_t stage() const;  // 0-5, the run's worst head.
   Eta eta() const;        // Of the most urgent firing alert.

@@ -17,11 +17,12 @@ double NthOf(std::vector<double>* values, size_t n) {
 }  // namespace
 
 double Trend::doubling_steps() const {
-  return slope > 0 ? std::log(2.0) / slope : std::numeric_limits<double>::infinity();
+  return slope > 0 ? std::log(2.0) / slope
+                   : std::numeric_limits<double>::infinity();
 }
 
-Trend FitTrend(std::span<const float> values, std::span<const float> steps, int points_min,
-               TrendScratch* scratch) {
+Trend FitTrend(std::span<const float> values, std::span<const float> steps,
+               int points_min, TrendScratch* scratch) {
   auto& time = scratch->time;
   auto& log_value = scratch->log_value;
   auto& slopes = scratch->slopes;
@@ -83,8 +84,10 @@ Trend FitTrend(std::span<const float> values, std::span<const float> steps, int 
   const double half = 1.2816 * std::sqrt(variance) / 2;  // 80 % of a normal.
   const double middle = static_cast<double>(slopes.size()) / 2;
   const double last_rank = static_cast<double>(slopes.size() - 1);
-  trend.slope_lower = NthOf(&slopes, static_cast<size_t>(std::clamp(middle - half, 0.0, last_rank)));
-  trend.slope_upper = NthOf(&slopes, static_cast<size_t>(std::clamp(middle + half, 0.0, last_rank)));
+  trend.slope_lower = NthOf(
+      &slopes, static_cast<size_t>(std::clamp(middle - half, 0.0, last_rank)));
+  trend.slope_upper = NthOf(
+      &slopes, static_cast<size_t>(std::clamp(middle + half, 0.0, last_rank)));
   return trend;
 }
 
@@ -95,8 +98,12 @@ Eta EtaTo(const Trend& trend, double level, double steps_max) {
   eta.steps = distance / trend.slope;
   if (eta.steps > steps_max) return Eta{};
   eta.known = true;
-  eta.lower_steps = trend.slope_upper > 0 ? std::min(eta.steps, distance / trend.slope_upper) : eta.steps;
-  eta.upper_steps = trend.slope_lower > 0 ? std::min(steps_max, distance / trend.slope_lower) : steps_max;
+  eta.lower_steps = trend.slope_upper > 0
+                        ? std::min(eta.steps, distance / trend.slope_upper)
+                        : eta.steps;
+  eta.upper_steps = trend.slope_lower > 0
+                        ? std::min(steps_max, distance / trend.slope_lower)
+                        : steps_max;
   return eta;
 }
 

@@ -22,13 +22,13 @@
 namespace bellwether::server {
 
 struct Trend {
-  int points = 0;           // 0: too few, nothing else is set.
+  int points = 0;  // 0: too few, nothing else is set.
   double z = 0;
-  double slope = 0;         // of ln x per step
-  double slope_lower = 0;   // 80 % interval
+  double slope = 0;        // of ln x per step
+  double slope_lower = 0;  // 80 % interval
   double slope_upper = 0;
   double r2 = 0;
-  double log_level = 0;     // Of the line at the last point.
+  double log_level = 0;  // Of the line at the last point.
   // Infinite if not growing.
   double doubling_steps() const;
 };
@@ -39,7 +39,8 @@ struct TrendScratch {
 
 // `values` oldest first, with their steps.  Values that are not finite or not
 // above 0 are left out; fewer than `points_min` left gives points = 0.
-Trend FitTrend(std::span<const float> values, std::span<const float> steps, int points_min, TrendScratch* scratch);
+Trend FitTrend(std::span<const float> values, std::span<const float> steps,
+               int points_min, TrendScratch* scratch);
 
 // Steps until exp(log_level + slope t) = `level`.  Unknown if it is not growing
 // or further than `steps_max` away; an upper bound beyond that is steps_max.

@@ -68,6 +68,17 @@ bool DeriveMatrix(const StepSample& sample, const SignalInfo& signal, std::vecto
   const MatrixShape bottom = ShapeOf(*FindSignal(signal.denominator), sample.layout());
   const MatrixShape shape = ShapeOf(signal, sample.layout());
   out->resize(static_cast<size_t>(shape.size()));
+  if (numerator.size() == out->size() && denominator.size() == out->size()) {
+    // The common case, without the divisions of the index below.
+    for (size_t i = 0; i < out->size(); ++i) {
+      const float above = numerator[i];
+      const float below = denominator[i];
+      const float ratio = above / (signal.denominator_root ? std::sqrt(below) : below);
+      const bool missing = IsNotMeasured(above) || IsNotMeasured(below) || below == 0;
+      (*out)[i] = missing ? NotMeasured() : ratio;
+    }
+    return true;
+  }
   for (int32_t layer = 0; layer < shape.layers; ++layer) {
     for (int32_t head = 0; head < shape.heads; ++head) {
       const auto pick = [&](std::span<const float> values, MatrixShape from) {
