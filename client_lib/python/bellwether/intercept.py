@@ -203,8 +203,9 @@ def _mentions(code: types.CodeType, names: dict[str, Any], depth: int = 2) -> bo
         value = names.get(name)
         if value is _original or value is _attention:
             return True
-        mine = isinstance(value, types.FunctionType) and value.__globals__ is names
-        if depth and mine and _mentions(value.__code__, names, depth - 1):
+        if not isinstance(value, types.FunctionType) or value.__globals__ is not names:
+            continue
+        if depth and _mentions(value.__code__, names, depth - 1):
             return True
     return any(
         _mentions(constant, names, depth)

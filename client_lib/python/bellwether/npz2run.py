@@ -12,6 +12,7 @@ import argparse
 import json
 import math
 import sys
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -163,10 +164,23 @@ def head_sums(cfg: dict[str, Any], fields: dict[str, Array]) -> dict[str, Array]
     return sums
 
 
-def frames(cfg: dict[str, Any], fields: dict[str, Array]) -> Iterator[tuple[int, list[Block]]]:
+def rounded(values: Array, bits: int) -> Array:
+    """The values with so many bits of mantissa, to nearest; NaN and infinity stay."""
+    if bits >= 23:
+        return values
+    raw = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    drop = np.uint32(23 - bits)
+    kept = (raw + np.uint32(1 << int(drop - 1))) >> drop << drop
+    finite = np.isfinite(values) & (np.abs(values) < 3e38)
+    return np.where(finite, kept, raw).astype(np.uint32).view(np.float32)
+
+
+def frames(
+    cfg: dict[str, Any], fields: dict[str, Array], mantissa_bits: int = 23
+) -> Iterator[tuple[int, list[Block]]]:
     """(step, blocks) of every step, in order; steps of which nothing is known are left out."""
     layers, heads, kv_heads = layout(cfg, fields)
-    sums = head_sums(cfg, fields)
+    sums = {n: rounded(v, mantissa_bits) for n, v in head_sums(cfg, fields).items()}
     sample_of = {int(step): i for i, step in enumerate(fields["steps"])}
     rows = np.full((layers, heads), ROWS, np.float32)
     sequences = np.full((layers, kv_heads), SEQUENCES, np.float32)
@@ -189,7 +203,14 @@ def frames(cfg: dict[str, Any], fields: dict[str, Array]) -> Iterator[tuple[int,
             yield step, blocks
 
 
-def convert(source: Path, target: Path, name: Optional[str] = None, progress: bool = False) -> int:
+def convert(
+    source: Path,
+    target: Path,
+    name: Optional[str] = None,
+    *,
+    progress: bool = False,
+    mantissa_bits: int = 23,
+) -> int:
     """Writes `target` and returns the number of frames.  Raises TraceError, ClientError."""
     cfg, fields = load(source)
     waiting = events(cfg)
@@ -198,7 +219,7 @@ def convert(source: Path, target: Path, name: Optional[str] = None, progress: bo
     target.unlink(missing_ok=True)
     total = max(len(fields.get("loss", ())), int(fields["steps"].max(initial=0)) + 1)
     with recording(target, options(name or source.stem, cfg, fields)) as client:
-        for step, blocks in frames(cfg, fields):
+        for step, blocks in frames(cfg, fields, mantissa_bits):
             while waiting and waiting[0][0] <= step:
                 at, kind, text, value = waiting.pop(0)
                 client.push_event(at, kind, text, value)
@@ -212,9 +233,23 @@ def convert(source: Path, target: Path, name: Optional[str] = None, progress: bo
         counters = client.counters()
         if counters.frames_dropped_ring or counters.frames_dropped_window:
             raise ClientError(f"{target}: frames were dropped: {counters}")
+    _wait_for(counters.sender_pid)
     if progress:
         print(f"\r{target.name} 100 %", file=sys.stderr)
     return written
+
+
+def _wait_for(pid: int) -> None:
+    """The sender writes the end of the file, its checksum, after the client let go."""
+    deadline = time.monotonic() + 10.0
+    while pid and time.monotonic() < deadline:
+        try:
+            with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
+                if stat.read().rpartition(")")[2].split()[0] == "Z":
+                    return
+        except OSError:
+            return
+        time.sleep(0.005)
 
 
 def _drain(done: bool, target: Path) -> None:
@@ -229,6 +264,10 @@ def main(arguments: Optional[list[str]] = None) -> int:
     parser.add_argument("source", type=Path, metavar="IN.npz")
     parser.add_argument("target", type=Path, metavar="OUT.bwrun")
     parser.add_argument("--name", help="the run's name (default: the file's)")
+    parser.add_argument(
+        "--mantissa-bits", type=int, default=23, choices=range(4, 24), metavar="4..23",
+        help="round the heads' values to so many bits, for a smaller file",
+    )  # fmt: skip
     options_given = parser.parse_args(arguments)
     try:
         count = convert(
@@ -236,6 +275,7 @@ def main(arguments: Optional[list[str]] = None) -> int:
             options_given.target,
             options_given.name,
             progress=sys.stderr.isatty(),
+            mantissa_bits=options_given.mantissa_bits,
         )
     except (TraceError, ClientError, RuntimeError, OSError) as e:
         print(f"npz2run: {e}", file=sys.stderr)

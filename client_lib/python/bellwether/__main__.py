@@ -1,0 +1,56 @@
+"""python -m bellwether doctor | run | npz2run | version."""
+
+from __future__ import annotations
+
+import sys
+from typing import Optional
+
+from . import __version__
+
+USAGE = """usage: python -m bellwether COMMAND ...
+
+  doctor [script.py args]     says why there is no data
+  run script.py args          runs a training script, untouched, under watch
+  npz2run IN.npz OUT.bwrun    turns a recorded trace into a recorded run
+  version                     versions of the package and the libraries
+"""
+
+
+def version() -> int:
+    from . import _native
+
+    print(f"bellwether {__version__}")
+    for name in (
+        _native.CLIENT_LIBRARY,
+        _native.KERNELS_LIBRARY,
+        _native.SENDER,
+        _native.SERVER,
+    ):
+        print(f"{name} {_native.find(name) or 'not found'}")
+    return 0
+
+
+def main(arguments: Optional[list[str]] = None) -> int:
+    given = sys.argv[1:] if arguments is None else arguments
+    command, rest = (given[0], given[1:]) if given else ("", [])
+    if command == "doctor":
+        from . import doctor
+
+        return doctor.main(rest)
+    if command == "run":
+        from . import runner
+
+        return runner.main(rest)
+    if command == "npz2run":
+        from . import npz2run
+
+        return npz2run.main(rest)
+    if command == "version":
+        return version()
+    help_asked = command in ("-h", "--help", "help")
+    print(USAGE, end="", file=sys.stdout if help_asked else sys.stderr)
+    return 0 if help_asked else 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,41 @@
+"""What every test of the package shares: no outside settings, a state folder of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "client_lib" / "python"), str(Path(__file__).resolve().parent)]
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in list(os.environ):
+        if name.startswith("BELLWETHER_") and name != "BELLWETHER_LIB_DIR":
+            monkeypatch.delenv(name)
+        if name in ("RANK", "WORLD_SIZE", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def generated_protos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Python modules of proto/, made by protoc, importable as bellwether_proto-free names."""
+    protoc = shutil.which("protoc")
+    assert protoc, "protoc is needed (apt-get install protobuf-compiler)"
+    folder = tmp_path_factory.mktemp("protos")
+    protos = sorted((ROOT / "proto" / "bellwether" / "v1").glob("*.proto"))
+    subprocess.run(
+        [protoc, f"-I{ROOT / 'proto'}", f"--python_out={folder}", *map(str, protos)], check=True
+    )
+    # The generated package is called bellwether too: let the real one hold both.
+    import bellwether
+
+    bellwether.__path__.append(str(folder / "bellwether"))
+    return folder

@@ -1,0 +1,233 @@
+"""Goal: watching never changes a result, never raises into training, and ends when told.
+Method: the same training with and without, compared bit by bit; planted errors; forks.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import weakref
+from pathlib import Path
+from typing import Any, Optional
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import bellwether
+from bellwether import intercept, layer
+from bellwether import monitor as monitor_module
+
+from models import Model, Shape, batch
+
+PLAIN_SDPA = intercept.original()
+SHAPE = Shape()
+
+
+def losses(
+    how: str, path: Path, shape: Shape = SHAPE, checkpointing: Optional[str] = None
+) -> tuple[list[Tensor], list[Tensor]]:
+    torch.manual_seed(11)
+    model = Model(shape, checkpointing=checkpointing)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    monitor = None
+    if how in ("watched", "midway"):
+        monitor = bellwether.attach(
+            model, record=str(path), run="bits", every=2, overhead_budget=1e9
+        )
+    found = []
+    for step in range(10):
+        if how == "midway" and step == 6:
+            assert monitor is not None
+            monitor.detach()
+        loss = model(batch(shape, step)).square().mean() + F.dropout(torch.ones(3), 0.5).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if monitor is not None:
+            monitor.step(loss=loss)
+        found.append(loss.detach())
+    if monitor is not None:
+        assert monitor.status()["errors"] == 0, monitor.status()["last_error"]
+        monitor.detach()
+    return found, [p.detach() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("checkpointing", [None, "reentrant", "non-reentrant"])
+def test_bitwise_the_same_training(
+    dtype: torch.dtype, checkpointing: Optional[str], tmp_path: Path
+) -> None:
+    shape = Shape(dtype=dtype)
+    plain = losses("plain", tmp_path, shape, checkpointing)
+    for how in ("watched", "midway"):
+        other = losses(how, tmp_path / f"{how}.bwrun", shape, checkpointing)
+        for a, b in zip(plain[0] + plain[1], other[0] + other[1]):
+            assert torch.equal(a, b), how
+
+
+def test_disabled_leaves_no_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BELLWETHER_DISABLED", "1")
+    model = Model(Shape())
+    before = Model.__dict__.get("forward")
+    monitor = bellwether.attach(model)
+    assert not monitor.live() and monitor.why_off == "disabled"
+    assert F.scaled_dot_product_attention is PLAIN_SDPA
+    assert Model.__dict__.get("forward") is before and not intercept._layers
+    model(batch(Shape(), 0)).sum().backward()
+    monitor.step(loss=1.0)
+    monitor.event("data")
+    assert monitor.flush() and monitor.metrics() is not None
+    monitor.detach()
+
+
+def test_attaching_twice_gives_the_same_handle(tmp_path: Path) -> None:
+    model = Model(Shape())
+    monitor = bellwether.attach(model, record=str(tmp_path / "a.bwrun"), run="twice")
+    assert bellwether.attach(model) is monitor
+    assert bellwether.attach(torch.nn.DataParallel(model)) is monitor
+    monitor.detach()
+    again = bellwether.attach(model, record=str(tmp_path / "b.bwrun"), run="twice")
+    assert again is not monitor and again.live()
+    again.detach()
+
+
+def test_other_ranks_stand_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    monitor = bellwether.attach(Model(Shape()), server="127.0.0.1:1")
+    assert not monitor.live() and monitor.why_off == "another rank reports"
+    assert F.scaled_dot_product_attention is PLAIN_SDPA
+
+
+@pytest.mark.parametrize("where", ["add_probe", "add_key_leak"])
+def test_errors_inside_turn_it_off_and_training_goes_on(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(layer, where, broken)
+    plain = losses_without_check(None, tmp_path)
+    watched = losses_without_check(tmp_path / "a.bwrun", tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(plain[0], watched[0]))
+    status = watched[1]
+    assert status["errors"] == monitor_module.ERRORS_MAX and not status["live"]
+    assert "planted" in status["why_off"]
+
+
+def losses_without_check(record: Optional[Path], folder: Path) -> tuple[list[Tensor], Any]:
+    torch.manual_seed(2)
+    model = Model(Shape(), checkpointing="non-reentrant")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = None
+    if record is not None:
+        monitor = bellwether.attach(model, record=str(record), run="errors", every=1)
+    found = []
+    for step in range(10):
+        loss = model(batch(Shape(), step)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.detach())
+    status = monitor.status() if monitor is not None else None
+    if monitor is not None:
+        monitor.detach()
+    return found, status
+
+
+def test_errors_in_forward_and_in_the_step_do_not_reach_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("planted")
+
+    model = Model(Shape())
+    with bellwether.attach(model, record=str(tmp_path / "a.bwrun"), run="f") as monitor:
+        monkeypatch.setattr(layer.Layer, "_observe", broken)
+        model(batch(Shape(), 0)).sum().backward()
+        monkeypatch.setattr(monitor_module, "head_blocks", broken)
+        monkeypatch.setattr(monitor_module.Monitor, "_measure_weights", broken)
+        monitor.step(loss=1.0)
+        monitor.step(loss=object())  # type: ignore[arg-type]
+        assert monitor.status()["errors"] >= 3
+
+
+def test_a_dead_server_costs_nothing_but_the_data(tmp_path: Path) -> None:
+    model = Model(Shape())
+    with bellwether.attach(
+        model, server=f"unix:{tmp_path}/nobody.sock", run="dead", every=1
+    ) as monitor:
+        for step in range(5):
+            model(batch(Shape(), step)).sum().backward()
+            monitor.step(loss=1.0)
+        status = monitor.status()
+    assert status["errors"] == 0, status["last_error"]
+    assert status["link"] in ("starting", "connecting")
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Tensor:
+        # A worker that touches the model must not reach the parent's client.
+        (monitor,) = monitor_module._monitors.values()
+        assert not monitor.live()
+        monitor.step(loss=1.0)
+        return torch.full((4, Shape().width), float(index))
+
+
+def test_data_loader_workers_with_a_live_stream(tmp_path: Path) -> None:
+    model = Model(Shape())
+    gc.collect()
+    with bellwether.attach(model, record=str(tmp_path / "a.bwrun"), run="fork", every=1) as monitor:
+        model(batch(Shape(), 0)).sum().backward()
+        monitor.step(loss=1.0)
+        loader = torch.utils.data.DataLoader(
+            Numbers(), batch_size=2, num_workers=2, multiprocessing_context="fork"
+        )
+        for x in loader:
+            model(x).sum().backward()
+            monitor.step(loss=1.0)
+        assert monitor.live() and monitor.status()["step"] == 5
+        assert monitor.flush(20)
+
+
+def test_a_forked_child_may_train_unwatched(tmp_path: Path) -> None:
+    model = Model(Shape())
+    with bellwether.attach(model, record=str(tmp_path / "a.bwrun"), run="fork") as monitor:
+        model(batch(Shape(), 0)).sum().backward()
+        monitor.step()
+        child = os.fork()
+        if child == 0:
+            try:
+                torch.set_num_threads(1)
+                model(batch(Shape(), 1)).sum()
+                monitor.step()
+                monitor.flush(0.1)
+                monitor.detach()
+                os._exit(0)
+            except BaseException:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert monitor.flush(20) and monitor.live()
+
+
+def test_a_dropped_model_takes_its_monitor_along(tmp_path: Path) -> None:
+    model = Model(Shape())
+    bellwether.attach(model, record=str(tmp_path / "a.bwrun"), run="gone")
+    watch = weakref.ref(model)
+    del model
+    gc.collect()
+    assert watch() is None
+    assert not intercept._layers and F.scaled_dot_product_attention is PLAIN_SDPA
+
+
+def test_frozen_and_eval_forwards_are_not_samples(tmp_path: Path) -> None:
+    model = Model(Shape())
+    with bellwether.attach(model, record=str(tmp_path / "a.bwrun"), run="eval") as monitor:
+        with torch.no_grad():
+            model(batch(Shape(), 0))
+        assert [x.calls for x in monitor.layers] == [0, 0]

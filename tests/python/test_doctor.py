@@ -1,0 +1,143 @@
+"""Goal: for every cause of "no data" doctor names it, and exits with 1; with none it exits 0.
+Method: one script for each cause, run by the command itself.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Optional
+
+from conftest import ROOT
+
+HEAD = """
+import torch, torch.nn as nn, torch.nn.functional as F
+class A(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(16, 48)
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (2, 8)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        return self.attend(q, k, v)
+    def attend(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v)
+"""
+TAIL = """
+opt = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+for step in range(20):
+    loss = model(torch.randn(2, 6, 16)).square().sum()
+    loss.backward(); opt.step(); opt.zero_grad()
+    assert step < 3, "doctor runs three steps"
+"""
+SOUND = HEAD + "model = A()" + TAIL
+EAGER = HEAD + """
+class E(A):
+    def attend(self, q, k, v):
+        return (q @ k.mT).softmax(-1) @ v
+model = E()
+""" + TAIL  # fmt: skip
+FROZEN = HEAD + """
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.head = A(), nn.Linear(8, 1)
+        self.a.requires_grad_(False)
+    def forward(self, x):
+        return self.head(self.a(x))
+model = M()
+""" + TAIL  # fmt: skip
+NO_ATTENTION = "import torch, torch.nn as nn\nmodel = nn.Linear(16, 16)" + TAIL
+NO_OPTIMIZER = "import torch\nprint('nothing to see')\n"
+
+
+def doctor(
+    folder: Path, script: Optional[str] = None, *options: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "bellwether", "doctor", *options]
+    if script is not None:
+        (folder / "train.py").write_text(script)
+        command.append(str(folder / "train.py"))
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=120,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "client_lib" / "python"),
+             "BELLWETHER_RECORD": str(folder / "doctor.bwrun"), **environment},
+    )  # fmt: skip
+
+
+def failures(done: subprocess.CompletedProcess[str]) -> str:
+    assert "Traceback" not in done.stderr, done.stderr
+    return "\n".join(line for line in done.stdout.splitlines() if line.startswith("FAILED"))
+
+
+def test_a_sound_script(tmp_path: Path) -> None:
+    done = doctor(tmp_path, SOUND)
+    assert "layer 0, 2 heads (2 key heads) of 8, W_Q and W_K: fused qkv" in done.stdout
+    assert not [x for x in failures(done).splitlines() if "bellwetherd" not in x], done.stdout
+
+
+def test_installation_alone(tmp_path: Path) -> None:
+    done = doctor(tmp_path)
+    assert "a small model, three steps" in done.stdout and "link recording" in done.stdout
+    assert not [x for x in failures(done).splitlines() if "bellwetherd" not in x], done.stdout
+
+
+def test_eager_attention(tmp_path: Path) -> None:
+    done = doctor(tmp_path, EAGER)
+    assert done.returncode == 1
+    assert "never called scaled_dot_product_attention" in failures(done)
+
+
+def test_frozen_upstream(tmp_path: Path) -> None:
+    done = doctor(tmp_path, FROZEN)
+    assert done.returncode == 1 and "frozen upstream" in failures(done), done.stdout
+
+
+def test_no_attention_found(tmp_path: Path) -> None:
+    done = doctor(tmp_path, NO_ATTENTION)
+    assert done.returncode == 1 and "no attention module found" in failures(done)
+
+
+def test_no_optimizer(tmp_path: Path) -> None:
+    done = doctor(tmp_path, NO_OPTIMIZER)
+    assert done.returncode == 1 and "before its end" in failures(done)
+
+
+def test_no_server(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/nobody.sock"
+    done = doctor(tmp_path, SOUND, "--server", address)
+    assert done.returncode == 1 and f"no server at {address}" in failures(done)
+
+
+def test_libraries_not_found(tmp_path: Path) -> None:
+    # A copy of the package outside the checkout finds no build folder.
+    import shutil
+
+    package = tmp_path / "elsewhere"
+    shutil.copytree(ROOT / "client_lib" / "python" / "bellwether", package / "bellwether")
+    done = doctor(tmp_path, SOUND, PYTHONPATH=str(package), BELLWETHER_LIB_DIR="")
+    assert done.returncode == 1
+    assert "libbellwether_kernels.so was not found" in failures(done)
+    assert "BELLWETHER_LIB_DIR" in failures(done)
+
+
+def test_run_leaves_the_script_alone(tmp_path: Path) -> None:
+    script = SOUND.replace('assert step < 3, "doctor runs three steps"', "") + (
+        "import sys; print('ended', sys.argv[1:], __name__)\n"
+    )
+    (tmp_path / "train.py").write_text(script)
+    done = subprocess.run(
+        [sys.executable, "-m", "bellwether", "run", "--record", "r.bwrun", "--every", "1",
+         "train.py", "--mine", "1"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "client_lib" / "python")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "ended ['--mine', '1'] __main__" in done.stdout
+    assert "watching A: 1 attention layers" in done.stderr
+    from recording import Recording
+
+    recorded = Recording(tmp_path / "r.bwrun")
+    assert [f.step for f in recorded.frames] == list(range(20))
+    assert recorded.hello.run.name.startswith("train-")

@@ -1,0 +1,128 @@
+"""Goal: the first job starts the user's server, the next joins it, a dead one is replaced, and
+without one the run is recorded and says so.
+Method: a small program in the place of bellwetherd that speaks its ready file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import bellwether
+from bellwether import _native, private_server
+
+from models import Model, Shape, batch
+from recording import Recording
+
+FAKE = """#!{python}
+import json, os, socket, sys
+flags = dict(a.lstrip("-").split("=", 1) for a in sys.argv[1:])
+with open(os.path.join(os.path.dirname(__file__), "starts"), "a") as f:
+    f.write(json.dumps(flags) + chr(10))
+if os.path.exists(os.path.join(os.path.dirname(__file__), "broken")):
+    sys.exit("no space left for anything")
+path = flags["grpc.listen-address"][len("unix:"):]
+s = socket.socket(socket.AF_UNIX); s.bind(path); s.listen(16)
+temporary = flags["ready.file"] + ".tmp"
+with open(temporary, "w") as f:
+    json.dump(dict(pid=os.getpid(), grpc="unix:" + path, http="http://127.0.0.1:9", token="t"), f)
+os.rename(temporary, flags["ready.file"])
+while True:
+    s.accept()[0].close()
+"""
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    program = folder / "bellwetherd"
+    program.write_text(FAKE.format(python=sys.executable))
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    real = _native.find
+
+    def find(name: str) -> object:
+        return program if name == _native.SERVER else real(name)
+
+    monkeypatch.setattr(_native, "find", find)
+    yield folder
+    ready = private_server.state_folder() / "private" / "ready.json"
+    if ready.exists():
+        os.kill(json.loads(ready.read_text())["pid"], signal.SIGTERM)
+
+
+def starts(folder: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in (folder / "starts").read_text().splitlines()]
+
+
+def test_started_once_by_many(fake: Path) -> None:
+    found: list[private_server.PrivateServer] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(private_server.join_or_start()))
+        for _ in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 6 and len(set(found)) == 1
+    (flags,) = starts(fake)
+    assert flags["web.listen-address"] == "127.0.0.1:0" and flags["lifetime.idle-exit"] == "300s"
+    assert found[0].page_url == "http://127.0.0.1:9/?token=t"
+    folder = private_server.state_folder() / "private"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_dead_one_is_replaced(fake: Path) -> None:
+    first = private_server.join_or_start()
+    os.kill(first.pid, signal.SIGKILL)
+    os.waitpid(first.pid, 0)
+    second = private_server.join_or_start()
+    assert second.pid != first.pid and len(starts(fake)) == 2
+
+
+def test_one_that_does_not_start_says_why(fake: Path) -> None:
+    (fake / "broken").touch()
+    with pytest.raises(private_server.ServerError, match="no space left"):
+        private_server.join_or_start()
+
+
+def test_a_deep_state_folder_gets_a_short_socket(
+    fake: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / ("deep" * 30)))
+    monkeypatch.setattr(private_server.tempfile, "gettempdir", lambda: str(tmp_path))
+    if len(str(tmp_path)) > 60:
+        monkeypatch.setattr(private_server.tempfile, "gettempdir", lambda: "/tmp")
+    server = private_server.join_or_start()
+    assert len(server.grpc) < 108
+
+
+def test_without_a_server_the_run_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = _native.find
+    monkeypatch.setattr(_native, "find", lambda n: None if n == _native.SERVER else real(n))
+    monkeypatch.chdir(tmp_path)
+    model = Model(Shape())
+    with bellwether.attach(model, run="lonely") as monitor:
+        assert monitor.record_path == "lonely.bwrun"
+        model(batch(Shape(), 0)).sum().backward()
+        monitor.step(loss=1.0)
+        assert monitor.flush(20)
+    assert len(Recording(tmp_path / "lonely.bwrun").frames) == 1
+
+
+def test_attach_uses_the_private_server(fake: Path) -> None:
+    with bellwether.attach(Model(Shape()), run="private") as monitor:
+        assert monitor.server is not None and monitor.server.startswith("unix:")
+        assert monitor.page_url == "http://127.0.0.1:9/?token=t"
+        assert monitor.record_path is None

@@ -1,0 +1,95 @@
+"""Goal: argument beats environment beats file beats default, and a bad value is told where it is.
+Method: the four sources in one call; no torch, no library.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bellwether.settings import STATS, resolve
+
+from conftest import ROOT
+
+
+def test_precedence(tmp_path: Path) -> None:
+    file = tmp_path / "bellwether.yml"
+    file.write_text("# ours\nevery: 7\nrows: 8  # few\nrun: from-file\nserver: file:1\n")
+    environment = {"BELLWETHER_RUN": "from-environment", "BELLWETHER_SERVER": "environment:1"}
+    found = resolve({"server": "argument:1", "rows": None}, str(file), environment)
+    assert (found.server, found.run) == ("argument:1", "from-environment")
+    assert (found.every, found.rows, found.overhead_budget) == (7, 8, 0.005)
+
+
+def test_config_file_by_environment_and_its_faults(tmp_path: Path) -> None:
+    file = tmp_path / "bad.yml"
+    file.write_text("every: 5\nevrey: 6\n")
+    said: list[str] = []
+    found = resolve({}, None, {"BELLWETHER_CONFIG": str(file)}, said.append)
+    assert found.every == 20 and "bad.yml:2: unknown key 'evrey'" in said[0]
+    with pytest.raises(ValueError, match=r"bad\.yml:2"):
+        resolve({}, str(file), {})
+    file.write_text("just words\n")
+    with pytest.raises(ValueError, match="expected `key: value`"):
+        resolve({}, str(file), {})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("every", 0), ("rows", -1), ("stats", {"drft"}), ("stats", ""), ("layers", "("),
+     ("ranks", "some"), ("microbatches", "two"), ("overhead_budget", 0)],
+)  # fmt: skip
+def test_a_bad_argument_names_itself(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=name):
+        resolve({name: value}, None, {})
+
+
+def test_a_bad_environment_is_reported_and_left_out() -> None:
+    said: list[str] = []
+    found = resolve({}, None, {"BELLWETHER_EVERY": "often", "BELLWETHER_ROWS": "3"}, said.append)
+    assert found.every == 20 and found.rows == 3
+    assert len(said) == 1 and said[0].startswith("BELLWETHER_EVERY is ignored")
+
+
+def test_runs_have_names_of_their_own_and_attempts_count() -> None:
+    assert resolve({}, None, {"SLURM_JOB_ID": "77"}).run.endswith("-77")
+    assert resolve({}, None, {"SLURM_RESTART_COUNT": "2"}).attempt == 2
+    both = {"SLURM_RESTART_COUNT": "2", "BELLWETHER_ATTEMPT": "5"}
+    assert resolve({}, None, both).attempt == 5
+    assert resolve({"run": "a b/c"}, None, {}).run == "a-b/c"
+
+
+def test_stats_by_words() -> None:
+    assert resolve({"stats": "drift, sigma"}, None, {}).stats == {"drift", "sigma"}
+    assert resolve({}, None, {}).stats == set(STATS)
+
+
+def test_import_needs_neither_torch_nor_libraries() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; sys.modules['numpy'] = None\n"
+        "import bellwether, bellwether._native, bellwether.client, bellwether.__main__\n"
+        "assert bellwether._native._client is None\n"
+        "import threading; assert threading.active_count() == 1\n"
+    )
+    path = str(ROOT / "client_lib" / "python")
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, env={"PYTHONPATH": path, "PATH": "/usr/bin"}
+    )
+
+
+def test_the_package_is_typed_and_clean() -> None:
+    package = ROOT / "client_lib" / "python"
+    paths = ["bellwether", "../../examples", "../../tests/python"]
+    here = ["--config", "pyproject.toml"]
+    for tool in (
+        ["mypy", "bellwether"],
+        ["ruff", "check", *here, *paths],
+        ["ruff", "format", "--check", *here, *paths],
+    ):
+        found = subprocess.run(
+            [sys.executable, "-m", *tool], cwd=package, capture_output=True, text=True
+        )
+        assert found.returncode == 0, found.stdout + found.stderr

@@ -1,0 +1,147 @@
+"""Goal: a step is an optimizer step, told once, whoever ends it; the run's numbers and events
+arrive with it.  Method: short runs of each kind of loop, read back from their recordings.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import bellwether
+
+from models import Model, Shape, batch
+from recording import Recording
+
+SHAPE = Shape(layers=1)
+
+
+def train(
+    path: Path, steps: int, how: str, micro: int = 1, rates: Any = None, **attach: Any
+) -> Recording:
+    torch.manual_seed(0)
+    model = Model(SHAPE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.25)
+    arguments = {"every": 2, "overhead_budget": 1e9, "record": str(path), "run": "steps", **attach}
+    monitor = bellwether.attach(model, **arguments)
+    for step in range(steps):
+        if rates is not None:
+            optimizer.param_groups[0]["lr"] = rates[step]
+        for part in range(micro):
+            loss = model(batch(SHAPE, step * micro + part)).square().mean()
+            loss.backward()
+        if how == "before":
+            monitor.step(loss=loss, grad_norm=3.0, tokens=120)
+        optimizer.step()
+        optimizer.zero_grad()
+        if how == "after":
+            monitor.step(loss=loss, grad_norm=3.0, tokens=120)
+    assert monitor.flush(20)
+    assert monitor.status()["errors"] == 0, monitor.status()["last_error"]
+    monitor.detach()
+    return Recording(path, ended=True)
+
+
+@pytest.mark.parametrize("how", ["after", "before", "hook"])
+@pytest.mark.parametrize("micro", [1, 3])
+def test_one_frame_a_step(how: str, micro: int, tmp_path: Path) -> None:
+    recorded = train(tmp_path / "a.bwrun", 5, how, micro)
+    assert [f.step for f in recorded.frames] == [0, 1, 2, 3, 4]
+    steps = recorded.steps()
+    for step, signals in steps.items():
+        assert ("rows" in signals) == (step % 2 == 0), step
+        assert ("wq_sigma" in signals) == (step % 2 == 0), step
+        assert ("loss" in signals) == (how != "hook")
+        assert signals["step_seconds"][0, 0] > 0 and signals["hook_seconds"][0, 0] > 0
+        assert signals["sampling_period"][0, 0] == 2
+        if how != "hook":
+            assert math.isfinite(signals["loss"][0, 0])
+            assert signals["grad_norm"][0, 0] == 3 and signals["tokens"][0, 0] == 120
+    assert steps[4]["learning_rate"][0, 0] == pytest.approx(0.01)
+    assert recorded.hello.run.weight_decay == pytest.approx(0.25 if how != "before" else 0)
+    kinds = [recorded.event_names and e.kind for e in recorded.events]
+    assert kinds[0] == 5 and kinds[-1] == 6  # attach, detach
+
+
+def test_sequence_numbers_have_no_gap(tmp_path: Path) -> None:
+    seqs = train(tmp_path / "a.bwrun", 6, "after").seqs
+    assert seqs == list(range(1, len(seqs) + 1))
+
+
+def test_learning_rate_jump_is_an_event_and_warm_up_is_not(tmp_path: Path) -> None:
+    rates = [0.001, 0.002, 0.004, 0.004, 0.004, 0.02, 0.02, 0.004]
+    recorded = train(tmp_path / "a.bwrun", 8, "after", rates=rates)
+    jumps = [(e.step, e.value) for e in recorded.events if e.kind == 1]
+    assert jumps == [(5, pytest.approx(0.02)), (7, pytest.approx(0.004))]
+
+
+def test_own_events_and_own_step_numbers(tmp_path: Path) -> None:
+    model = Model(SHAPE)
+    path = tmp_path / "a.bwrun"
+    monitor = bellwether.attach(model, record=str(path), run="own", every=10)
+    for step in (100, 101, 102, 50):
+        model(batch(SHAPE, step)).sum().backward()
+        if step == 50:
+            monitor.event("restore", "back to 50", 50)
+        monitor.step(step)
+    with pytest.raises(ValueError, match="kind"):
+        monitor.event("coffee")
+    assert monitor.flush(20)
+    monitor.detach()
+    recorded = Recording(path)
+    assert [f.step for f in recorded.frames] == [100, 101, 102, 50]
+    restores = [(e.step, e.value, e.text) for e in recorded.events if e.kind == 2]
+    assert restores == [(50, 50.0, "back to 50")]
+
+
+def test_metrics_for_other_loggers(tmp_path: Path) -> None:
+    model = Model(SHAPE)
+    with bellwether.attach(model, record=str(tmp_path / "a.bwrun"), run="m") as monitor:
+        model(batch(SHAPE, 0)).sum().backward()
+        monitor.step(loss=2.5)
+        metrics = monitor.metrics()
+    assert metrics["bellwether/loss"] == 2.5
+    for name in ("drift_ratio_max", "key_leak_max", "wq_sigma_max", "logit_max"):
+        assert math.isfinite(metrics[f"bellwether/layer0/{name}"]), name
+
+
+def test_many_backwards_without_a_step_are_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Model(SHAPE)
+    with bellwether.attach(model, record=str(tmp_path / "a.bwrun"), run="b") as monitor:
+        for _ in range(64):
+            model(batch(SHAPE, 0, 1, 4)).sum().backward()
+        assert not monitor._warned_backwards
+        for _ in range(30):
+            model(batch(SHAPE, 0, 1, 4)).sum().backward()
+        assert monitor._warned_backwards
+
+
+def test_only_chosen_stats_and_layers_are_reported(tmp_path: Path) -> None:
+    model = Model(Shape(layers=3))
+    path = tmp_path / "a.bwrun"
+    with bellwether.attach(
+        model, record=str(path), run="s", stats={"drift"}, layers=r"blocks\.2"
+    ) as monitor:
+        model(batch(SHAPE, 0)).sum().backward()
+        monitor.step()
+        assert monitor.flush(20)
+    step = Recording(path).steps()[0]
+    assert "tied_rows_bf16" not in step and "wq_sigma" not in step and "key_leak_sum" not in step
+    assert step["rows"].shape == (3, 4)  # Layers keep their numbers.
+    assert (step["rows"][2] > 0).all() and (step["rows"][:2] == 0).all()
+
+
+def test_the_period_grows_when_watching_costs_too_much(tmp_path: Path) -> None:
+    model = Model(SHAPE)
+    with bellwether.attach(
+        model, record=str(tmp_path / "a.bwrun"), run="g", every=1, overhead_budget=1e-9
+    ) as monitor:
+        for step in range(12):
+            model(batch(SHAPE, step)).sum().backward()
+            monitor.step()
+        assert monitor.status()["sampling_period"] > 1
