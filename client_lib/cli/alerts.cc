@@ -11,9 +11,6 @@
 namespace bellwether::cli {
 namespace {
 
-const std::map<std::string, v1::Severity> kSeverities = {
-    {"info", v1::SEVERITY_INFO}, {"warning", v1::SEVERITY_WARNING}, {"critical", v1::SEVERITY_CRITICAL}};
-
 int Colour(const v1::Transition& transition) {
   if (transition.state() != v1::ALERT_STATE_FIRING) return -1;
   return transition.severity() == v1::SEVERITY_CRITICAL ? 196 : transition.severity() == v1::SEVERITY_WARNING ? 214 : -1;
@@ -217,9 +214,10 @@ ExitCode Silence(Cli* cli, const NoteOptions& options) {
 }
 
 void AddSeverity(CLI::App* command, v1::Severity* severity) {
-  command->add_option("--severity", *severity, "at least info, warning or critical")
-      ->transform(CLI::CheckedTransformer(kSeverities))
-      ->type_name("SEVERITY");
+  AddChoice<v1::Severity>(
+      command, "--severity", severity,
+      {{"info", v1::SEVERITY_INFO}, {"warning", v1::SEVERITY_WARNING}, {"critical", v1::SEVERITY_CRITICAL}},
+      "none below this");
 }
 
 void AddNote(CLI::App* command, NoteOptions* note) {

@@ -8,8 +8,10 @@
 
 #include <CLI/CLI.hpp>
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "cli/connect.h"
 #include "cli/exit_code.h"
@@ -46,6 +48,28 @@ T* AddCommand(Cli* cli, CLI::App* parent, const std::string& name, const std::st
 
 // A noun that has commands, and does nothing alone.
 CLI::App* AddNoun(Cli* cli, const std::string& name, const std::string& what);
+
+// An option that takes one of a few words.  `words` is in the order of the help.
+template <typename T>
+void AddChoice(CLI::App* command, const std::string& name, T* value,
+               const std::vector<std::pair<std::string, T>>& words, const std::string& what) {
+  std::string all;
+  for (const auto& [word, meaning] : words) all += (all.empty() ? "" : "|") + word;
+  command
+      ->add_option_function<std::string>(
+          name,
+          [name, value, words, all](const std::string& text) {
+            for (const auto& [word, meaning] : words) {
+              if (word == text) {
+                *value = meaning;
+                return;
+              }
+            }
+            throw CLI::ValidationError(name, "\"" + text + "\": must be " + all);
+          },
+          what)
+      ->type_name(all);
+}
 
 // One call and its result.  `print` sees the response.
 template <typename Request, typename Response>

@@ -61,12 +61,11 @@ void AddGlobals(Cli* cli) {
          },
          "how long one answer may take, such as 500ms (default 10s)")
       ->type_name("TIME");
-  app.add_option("-o,--output", cli->output.format, "table, json, yaml or csv")
-      ->transform(CLI::CheckedTransformer(
-          std::map<std::string, Format>{
-              {"table", Format::kTable}, {"json", Format::kJson}, {"yaml", Format::kYaml}, {"csv", Format::kCsv}}))
-      ->type_name("FORMAT");
-  app.add_flag("--no-headers{false}", cli->output.headers, "tables and CSV without their first line");
+  AddChoice<Format>(&app, "-o,--output", &cli->output.format,
+                    {{"table", Format::kTable}, {"json", Format::kJson}, {"yaml", Format::kYaml}, {"csv", Format::kCsv}},
+                    "how results are printed");
+  app.add_flag_callback(
+      "--no-headers", [cli] { cli->output.headers = false; }, "tables and CSV without their first line");
 }
 
 }  // namespace

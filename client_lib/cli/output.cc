@@ -52,7 +52,7 @@ void PrintRow(const std::vector<Cell>& cells, const std::vector<size_t>& widths,
     const size_t taken = Width(text);
     const size_t padding = last ? 0 : std::min(widths[i] + 2 - taken, left - taken);
     if (cells[i].colour >= 0 && Colours()) {
-      line += "\x1b[38;5;" + std::to_string(cells[i].colour) + "m" + text + "\x1b[0m";
+      line.append("\x1b[38;5;").append(std::to_string(cells[i].colour)).append("m").append(text).append("\x1b[0m");
     } else {
       line += text;
     }
@@ -228,7 +228,9 @@ std::string EtaText(const v1::Eta& eta) {
 
 std::string HeadText(int32_t layer, int32_t head) {
   if (layer < 0) return "-";
-  return head < 0 ? "L" + std::to_string(layer) : "L" + std::to_string(layer) + " H" + std::to_string(head);
+  char text[32];
+  std::snprintf(text, sizeof text, head < 0 ? "L%d" : "L%d H%d", layer, head);
+  return text;
 }
 
 const char* SeverityName(v1::Severity severity) {

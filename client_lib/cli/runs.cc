@@ -349,13 +349,12 @@ void AddRuns(Cli* cli) {
   command->add_option("run", annotate->run, which)->required();
   command->add_option("text", annotate->text, "the words, up to 256 bytes")->required();
   command->add_option("--step", annotate->step, "the step; else the newest")->check(CLI::NonNegativeNumber);
-  command->add_option("--kind", annotate->kind, "annotation, data, restore or evaluation")
-      ->transform(CLI::CheckedTransformer(std::map<std::string, v1::EventKind>{
-          {"annotation", v1::EVENT_KIND_ANNOTATION},
-          {"data", v1::EVENT_KIND_DATA},
-          {"restore", v1::EVENT_KIND_RESTORE},
-          {"evaluation", v1::EVENT_KIND_EVALUATION}}))
-      ->type_name("KIND");
+  AddChoice<v1::EventKind>(command, "--kind", &annotate->kind,
+                           {{"annotation", v1::EVENT_KIND_ANNOTATION},
+                            {"data", v1::EVENT_KIND_DATA},
+                            {"restore", v1::EVENT_KIND_RESTORE},
+                            {"evaluation", v1::EVENT_KIND_EVALUATION}},
+                           "what happened (default annotation)");
 
   auto* const import = AddCommand<ImportOptions>(cli, noun, "import", "Sends a recorded run (.bwrun) to the server",
                                                  "bellwether run import incident.bwrun --name incident-42", &Import,

@@ -1,0 +1,591 @@
+"""The bellwether command: outputs, exit codes, streams, completion.
+
+Goal: what a person or a script sees of the command is stable: tables, JSON,
+YAML and CSV, one exit code for each kind of end, data on stdout and everything
+else on stderr.
+Method: the real binary against a real server with synthetic runs; outputs are
+compared with text written here.  Needs only the standard library; the test of
+TLS needs openssl, those of the shells the shells.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import unittest
+from pathlib import Path
+
+CLI = os.environ["BELLWETHER_CLI"]
+SERVER = os.environ["BELLWETHER_TEST_SERVER"]
+TIMEOUT = 60
+
+
+class Server:
+    """A query_test_server; `tell` runs one of its commands."""
+
+    def __init__(self, *flags: str) -> None:
+        self.process = subprocess.Popen(
+            [SERVER, *flags], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        self.port = int(self.process.stdout.readline().split()[1])
+        self.address = f"127.0.0.1:{self.port}"
+
+    def tell(self, command: str) -> None:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+        assert self.process.stdout.readline() == "ok\n"
+
+    def close(self) -> None:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.wait(TIMEOUT)
+        self.process.stdout.close()
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """Without what the caller's shell may say about servers."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("BELLWETHER_", "GRPC_"))}
+    clean.pop("NO_COLOR", None)
+    return {**clean, "USER": "ann", "XDG_STATE_HOME": "/nonexistent", **extra}
+
+
+def run(*arguments: str, env: dict[str, str] | None = None, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [CLI, *arguments], capture_output=True, text=True, timeout=TIMEOUT, env=env or environment(), input=stdin
+    )
+
+
+class CliTest(unittest.TestCase):
+    server: Server
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.server = Server()
+
+    @classmethod
+    def tearDownClass(cls) -> None:
+        cls.server.close()
+
+    def ask(self, *arguments: str, code: int = 0) -> str:
+        """Runs against the server; data only on stdout, none of it if it fails."""
+        result = run("--server", self.server.address, *arguments)
+        self.assertEqual(result.returncode, code, result.stderr)
+        if code in (1, 2, 4, 5):
+            self.assertEqual(result.stdout, "")
+            self.assertNotEqual(result.stderr, "")
+        return result.stdout if code in (0, 3) else result.stderr
+
+
+class RunTest(CliTest):
+    def test_list_as_a_table(self) -> None:
+        self.assertEqual(
+            self.ask("run", "list"),
+            "RUN       STEP  STAGE      LOSS  FIRING  ETA               LAST REPORT           STATE\n"
+            "gpt-bf16  399   1 drift    0.01  1       1200 (900..1600)  2023-11-14T22:13:20Z  live\n"
+            "gpt-fp32  399   0 healthy  0.01  0       -                 2020-09-13T12:26:40Z  ended\n",
+        )
+
+    def test_list_without_headers_filtered_and_limited(self) -> None:
+        self.assertRegex(self.ask("run", "list", "--no-headers", "--live"), r"\Agpt-bf16 .*live\n\Z")
+        self.assertRegex(self.ask("run", "list", "--no-headers", "--name", "fp32"), r"\Agpt-fp32 ")
+        result = run("--server", self.server.address, "run", "list", "--limit", "1", "--no-headers")
+        self.assertEqual(len(result.stdout.splitlines()), 1)
+        self.assertIn("1 more runs", result.stderr)
+
+    def test_list_as_json_yaml_csv(self) -> None:
+        listed = json.loads(self.ask("run", "list", "-o", "json"))
+        self.assertEqual([run["description"]["name"] for run in listed["runs"]], ["gpt-bf16", "gpt-fp32"])
+        self.assertEqual(listed["total"], 2)
+        self.assertEqual(listed["runs"][0]["step"], "399")
+        self.assertEqual(listed["runs"][1]["alerts_firing"], 0)
+        text = self.ask("run", "list", "-o", "yaml")
+        self.assertTrue(text.startswith('runs:\n  - description:\n      name: "gpt-bf16"\n'), text[:200])
+        self.assertIn("\ntotal: 2\n", text)
+        rows = list(csv.reader(io.StringIO(self.ask("run", "list", "-o", "csv"))))
+        self.assertEqual(rows[0][:3], ["RUN", "STEP", "STAGE"])
+        self.assertEqual(rows[1][:3], ["gpt-bf16", "399", "1 drift"])
+
+    def test_get(self) -> None:
+        table = self.ask("run", "get", "gpt-bf16")
+        self.assertRegex(table, r"(?m)^uuid +a1a2a3a4a5a6a7a8a9aaabacadaeafb0$")
+        self.assertRegex(table, r"(?m)^labels +team=numerics$")
+        by_uuid = self.ask("run", "get", "a1a2a3a4a5a6a7a8a9aaabacadaeafb0")
+        self.assertEqual(by_uuid, table)
+        self.assertIn('"nobody"', self.ask("run", "get", "nobody", code=1))
+
+    def test_events_and_annotate(self) -> None:
+        self.ask("run", "annotate", "gpt-fp32", "new data", "--step", "7", "--kind", "data")
+        self.ask("run", "annotate", "gpt-fp32", "a note")
+        events = list(csv.DictReader(io.StringIO(self.ask("run", "events", "gpt-fp32", "-o", "csv"))))
+        self.assertEqual([(e["STEP"], e["KIND"], e["TEXT"]) for e in events],
+                         [("7", "DATA", "new data"), ("399", "ANNOTATION", "a note")])
+        self.assertIn("257 bytes", self.ask("run", "annotate", "gpt-fp32", "x" * 257, code=2))
+        self.ask("run", "annotate", "gpt-fp32", "x", "--kind", "party", code=2)
+
+    def test_compare(self) -> None:
+        self.assertEqual(
+            self.ask("run", "compare", "gpt-bf16", "gpt-fp32"),
+            "LAYER  HEAD  FIRST STEP  LOG2 RATIO\n1      2     225         3.98\n",
+        )
+
+    def test_export_and_import(self) -> None:
+        self.server.tell("export 600000")
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "run.bwrun"
+            self.assertEqual(self.ask("run", "export", "gpt-bf16", str(file)), "")
+            self.assertEqual(file.read_bytes(), b"BWRUN" + b"x" * 600000)
+            self.assertEqual(sorted(os.listdir(folder)), ["run.bwrun"])
+            piped = subprocess.run([CLI, "--server", self.server.address, "run", "export", "gpt-bf16", "-"],
+                                   capture_output=True, timeout=TIMEOUT, env=environment())
+            self.assertEqual(piped.stdout, file.read_bytes())
+            self.assertRegex(self.ask("run", "import", str(file), "--name", "copy"), r"(?m)^copy +10 +1$")
+            self.assertIn("already", self.ask("run", "import", str(file), "--name", "copy", code=1))
+            (Path(folder) / "bad").write_text("nonsense")
+            self.assertIn("not a .bwrun", self.ask("run", "import", str(Path(folder) / "bad"), code=2))
+            self.ask("run", "import", str(Path(folder) / "missing"), code=2)
+            self.ask("run", "export", "nobody", str(Path(folder) / "none"), code=1)
+            self.ask("run", "export", "gpt-bf16", str(Path(folder) / "no" / "such"), code=1)
+            self.assertEqual(sorted(os.listdir(folder)), ["bad", "run.bwrun"])
+
+
+class HeadTest(CliTest):
+    def test_top(self) -> None:
+        self.assertEqual(
+            self.ask("head", "top", "gpt-bf16", "--limit", "2"),
+            "LAYER  HEAD  drift_ratio  MEDIAN  PEER SCORE  STAGE\n"
+            "1      2     15.7798      1       9.57        1 drift\n"
+            "0      0     1            1       0           0 healthy\n",
+        )
+        self.ask("head", "top", "gpt-bf16", "--limit", "1025", code=2)
+        self.ask("head", "top", "gpt-bf16", "--signal", "no_such", code=2)
+
+    def test_matrix(self) -> None:
+        self.assertEqual(
+            self.ask("matrix", "gpt-bf16", "drift_ratio", "--step", "300"),
+            "drift_ratio at step 300\n"
+            "layer  H0  H1  H2  H3\n"
+            "0      1   1   1   1\n"
+            "1      1   1   4   1\n"
+            "2      1   1   1   1\n",
+        )
+        self.assertEqual(self.ask("matrix", "gpt-bf16", "drift_ratio", "--step", "300", "-o", "csv"),
+                         "layer,0,1,2,3\n0,1,1,1,1\n1,1,1,4,1\n2,1,1,1,1\n")
+        matrix = json.loads(self.ask("matrix", "gpt-bf16", "drift_ratio", "-o", "json"))
+        self.assertEqual((matrix["layers"], matrix["heads"], matrix["step"]), (3, 4, "399"))
+
+    def on_terminal(self, env: dict[str, str]) -> str:
+        parent, child = pty.openpty()
+        process = subprocess.Popen([CLI, "--server", self.server.address, "matrix", "gpt-bf16", "drift_ratio"],
+                                   stdout=child, env=env)
+        os.close(child)
+        text = b""
+        try:
+            while data := os.read(parent, 4096):
+                text += data
+        except OSError:
+            pass  # The other side has closed.
+        os.close(parent)
+        self.assertEqual(process.wait(TIMEOUT), 0)
+        return text.decode()
+
+    def test_colour_only_on_a_terminal_that_wants_it(self) -> None:
+        self.assertIn("\x1b[38;5;196m15.78\x1b[0m", self.on_terminal(environment()))
+        self.assertNotIn("\x1b", self.on_terminal(environment(NO_COLOR="1")))
+        self.assertNotIn("\x1b", self.ask("matrix", "gpt-bf16", "drift_ratio"))
+
+
+class SeriesTest(CliTest):
+    def test_get(self) -> None:
+        self.assertEqual(
+            self.ask("series", "get", "gpt-bf16", "drift_ratio:1:2", "--from", "250", "--to", "252", "-o", "csv"),
+            "SIGNAL,LAYER,HEAD,STEP,MIN,MEAN,MAX\n"
+            "drift_ratio,1,2,250,2,2,2\n"
+            "drift_ratio,1,2,251,2.02791905,2.02791905,2.02791905\n",
+        )
+        both = json.loads(self.ask("series", "get", "gpt-bf16", "loss", "rows:0:1", "--points", "10", "-o", "json"))
+        self.assertEqual([series["id"]["signal"] for series in both["series"]], ["loss", "rows"])
+        self.assertLessEqual(len(both["series"][0]["step"]), 10)
+        self.assertTrue(both["series"][0]["downsampled"])
+
+    def test_wrong_ones(self) -> None:
+        for series in ("drift_ratio:1", "drift_ratio:x:1", ":1:2", "drift_ratio:1:2:3", "drift_ratio:-1:0"):
+            self.assertIn("SIGNAL:LAYER:HEAD", self.ask("series", "get", "gpt-bf16", series, code=2))
+        self.assertIn("0..2", self.ask("series", "get", "gpt-bf16", "drift_ratio:3:0", code=2))
+        self.ask("series", "get", "gpt-bf16", "loss", "--points", "10001", code=2)
+        self.ask("series", "get", "gpt-bf16", *["loss"] * 65, code=2)
+
+
+class AlertTest(CliTest):
+    def test_list(self) -> None:
+        rows = list(csv.DictReader(io.StringIO(self.ask("alert", "list", "-o", "csv"))))
+        self.assertEqual([(r["KEY"], r["STATE"], r["SEVERITY"]) for r in rows],
+                         [("drift/1/2/220", "firing", "critical"), ("ties/0/3/100", "resolved", "info")])
+        self.assertEqual(rows[0]["SUMMARY"], 'L1 H2 drifts, "faster"')
+        self.assertEqual(rows[0]["HEAD"], "L1 H2")
+
+    def test_exit_code_says_whether_one_fires(self) -> None:
+        self.ask("alert", "list", code=0)
+        self.ask("alert", "list", "--exit-code", code=3)
+        self.ask("alert", "list", "--exit-code", "--run", "gpt-fp32", code=0)
+        self.ask("alert", "list", "--severity", "critical", "--firing", "--exit-code", code=3)
+
+    def test_get(self) -> None:
+        text = self.ask("alert", "get", "gpt-bf16", "drift/1/2/220")
+        self.assertRegex(text, r"(?m)^heads +L1 H2, L0 H3$")
+        self.assertRegex(text, r"(?m)^drift_ratio +L1 H2 +4\.5 +2 +1 +220 +growth +doubles each 50 steps$")
+        alert = json.loads(self.ask("alert", "get", "gpt-bf16", "drift/1/2/220", "-o", "json"))
+        self.assertEqual([t["k"] for t in alert["alert"]["history"]], [0, 1])
+        self.assertEqual(alert["window"][0]["id"], {"signal": "drift_ratio", "layer": 1, "head": 2})
+        self.ask("alert", "get", "gpt-bf16", "no/such", code=1)
+
+    def test_ack_and_silence(self) -> None:
+        acked = json.loads(self.ask("alert", "ack", "gpt-bf16", "drift/1/2/220", "--comment", "on it", "-o", "json"))
+        self.assertEqual((acked["acknowledged"], acked["acknowledged_by"], acked["comment"]), (True, "ann", "on it"))
+        silenced = json.loads(self.ask("alert", "silence", "gpt-bf16", "drift/1/2/220", "--for", "2h", "-o", "json"))
+        self.assertTrue(silenced["acknowledged"])
+        self.assertGreater(int(silenced["silenced_until_unix_ns"]), 0)
+        for wrong in ("0s", "31d", "2", "soon"):
+            self.ask("alert", "silence", "gpt-bf16", "drift/1/2/220", "--for", wrong, code=2)
+        self.ask("alert", "silence", "gpt-bf16", "drift/1/2/220", code=2)
+
+
+class WatchTest(unittest.TestCase):
+    """Streams; each test has a server of its own."""
+
+    def setUp(self) -> None:
+        self.server = Server()
+
+    def tearDown(self) -> None:
+        self.server.close()
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen([CLI, "--server", self.server.address, *arguments], text=True,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
+        self.addCleanup(process.communicate)
+        killer = threading.Timer(TIMEOUT, process.kill)  # A hang fails instead of lasting.
+        killer.start()
+        self.addCleanup(killer.cancel)
+        return process
+
+    def line(self, process: subprocess.Popen[str]) -> str:
+        assert process.stdout is not None
+        return process.stdout.readline()
+
+    def test_alerts_stored_then_live_and_ctrl_c_is_no_failure(self) -> None:
+        watch = self.start("alert", "watch", "-o", "json")
+        ids = [json.loads(self.line(watch))["id"] for _ in range(4)]
+        self.assertEqual(ids, ["1", "2", "3", "4"])
+        self.server.tell("post live/1 40")
+        live = json.loads(self.line(watch))
+        self.assertEqual((live["id"], live["key"], live["severity"]), ("5", "live/1", "SEVERITY_WARNING"))
+        watch.send_signal(signal.SIGINT)
+        self.assertEqual(watch.wait(TIMEOUT), 0)
+
+    def test_alerts_resume_and_filter(self) -> None:
+        watch = self.start("alert", "watch", "--after", "2", "-o", "json")
+        self.assertEqual(json.loads(self.line(watch))["id"], "3")
+        watch.send_signal(signal.SIGTERM)
+        self.assertEqual(watch.wait(TIMEOUT), 0)
+        watch = self.start("alert", "watch", "--severity", "critical")
+        self.assertTrue(self.line(watch).startswith("ID  TIME"))
+        self.assertRegex(self.line(watch), r'^2 .*critical.*L1 H2 drifts, "faster"$')
+        watch.send_signal(signal.SIGINT)
+        self.assertEqual(watch.wait(TIMEOUT), 0)
+        self.assertEqual(run("--server", self.server.address, "alert", "watch", "--after", "99").returncode, 2)
+        self.assertEqual(run("alert", "watch", "--after", "1", "--new").returncode, 2)
+
+    def test_a_stopped_reader_misses_nothing(self) -> None:
+        watch = self.start("alert", "watch", "--after", "4", "-o", "json")
+        self.server.tell("post first 40")
+        got = [int(json.loads(self.line(watch))["id"])]
+        # Nobody reads its output: pipe and windows fill, the server says resync.
+        for i in range(600):
+            self.server.tell(f"post k{i} 8000")
+        while len(got) < 601:
+            got.append(int(json.loads(self.line(watch))["id"]))
+        self.assertEqual(got, list(range(5, 606)))
+        watch.send_signal(signal.SIGINT)
+        _, errors = watch.communicate(timeout=TIMEOUT)
+        self.assertEqual(watch.returncode, 0)
+        self.assertIn("asking again after", errors)
+
+    def test_a_run_until_it_ends(self) -> None:
+        watch = self.start("run", "watch", "gpt-bf16", "--interval-ms", "100", "-o", "csv")
+        self.assertTrue(self.line(watch).endswith("LARGEST drift_ratio\n"))
+        self.assertTrue(self.line(watch).endswith(",live,L1 H2 15.78\n"))
+        self.server.tell("end")
+        self.assertIn(",ended,", self.line(watch))
+        self.assertEqual(watch.wait(TIMEOUT), 0)
+        self.assertEqual(run("--server", self.server.address, "run", "watch", "nobody").returncode, 1)
+
+    def test_a_server_that_goes_away_is_unreachable(self) -> None:
+        watch = self.start("alert", "watch", "-o", "json")
+        self.line(watch)
+        self.server.close()
+        _, errors = watch.communicate(timeout=TIMEOUT)
+        self.assertEqual(watch.returncode, 4)
+        self.assertIn("cannot reach", errors)
+        self.server = Server()
+
+    def test_a_closed_pipe_ends_it(self) -> None:
+        watch = self.start("alert", "watch", "-o", "json")
+        self.line(watch)
+        assert watch.stdout is not None
+        watch.stdout.close()
+        watch.stdout = None
+        self.server.tell("post one 40")
+        self.server.tell("post two 40")
+        self.assertEqual(watch.wait(TIMEOUT), 0)
+
+
+class ConnectTest(unittest.TestCase):
+    def test_unreachable(self) -> None:
+        result = run("--server", "127.0.0.1:1", "run", "list")
+        self.assertEqual((result.returncode, result.stdout), (4, ""))
+        self.assertIn("cannot reach 127.0.0.1:1", result.stderr)
+
+    def test_no_server_at_all(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            result = run("run", "list", env=environment(XDG_STATE_HOME=folder))
+        self.assertEqual(result.returncode, 4, "is a server of yours on 127.0.0.1:7070?")
+        self.assertIn("no private server", result.stderr)
+
+    def test_environment_and_flag(self) -> None:
+        server = Server()
+        self.addCleanup(server.close)
+        self.assertEqual(run("run", "list", env=environment(BELLWETHER_SERVER=server.address)).returncode, 0)
+        both = run("run", "list", "--server", "127.0.0.1:1", env=environment(BELLWETHER_SERVER=server.address))
+        self.assertEqual(both.returncode, 4)
+
+    def test_the_private_server(self) -> None:
+        server = Server("--token", "s3cret")
+        self.addCleanup(server.close)
+        with tempfile.TemporaryDirectory() as folder:
+            ready = Path(folder) / "bellwether" / "server.json"
+            ready.parent.mkdir()
+            about = {"pid": server.process.pid, "grpc": server.address, "http": "127.0.0.1:1", "token": "s3cret"}
+            ready.write_text(json.dumps(about))
+            self.assertEqual(run("run", "list", env=environment(XDG_STATE_HOME=folder)).returncode, 0)
+            home = Path(folder) / "home"
+            (home / ".local" / "state").mkdir(parents=True)
+            shutil.copytree(ready.parent, home / ".local" / "state" / "bellwether")
+            self.assertEqual(run("run", "list", env=environment(XDG_STATE_HOME="", HOME=str(home))).returncode, 0)
+            # A file left by a server that is gone, and one that is none.
+            gone = subprocess.Popen(["true"])
+            gone.wait()
+            ready.write_text(json.dumps({**about, "pid": gone.pid}))
+            self.assertEqual(run("run", "list", env=environment(XDG_STATE_HOME=folder)).returncode, 4)
+            ready.write_text("{")
+            self.assertEqual(run("run", "list", env=environment(XDG_STATE_HOME=folder)).returncode, 4)
+
+    def test_denied(self) -> None:
+        server = Server("--token", "s3cret")
+        self.addCleanup(server.close)
+        result = run("--server", server.address, "run", "list")
+        self.assertEqual((result.returncode, result.stdout), (5, ""))
+        self.assertIn("denied", result.stderr)
+        with tempfile.TemporaryDirectory() as folder:
+            token = Path(folder) / "token"
+            token.write_text("wrong\n")
+            arguments = ("--server", server.address, "--token-file", str(token), "run", "list")
+            self.assertEqual(run(*arguments).returncode, 5)
+            self.assertEqual(run("--server", server.address, "--token-file", str(token), "alert", "watch").returncode, 5)
+            token.write_text("s3cret\n")
+            self.assertEqual(run(*arguments).returncode, 0)
+            token.write_text(" \n")
+            self.assertEqual(run(*arguments).returncode, 2)
+
+    def test_timeout(self) -> None:
+        # A port that accepts and says nothing.
+        with socket.socket() as silent:
+            silent.bind(("127.0.0.1", 0))
+            silent.listen()
+            address = f"127.0.0.1:{silent.getsockname()[1]}"
+            self.assertEqual(run("--server", address, "--timeout", "300ms", "run", "list").returncode, 4)
+        for wrong in ("0", "-1s", "61m", "5h", "soon", "nan"):
+            result = run("--timeout", wrong, "run", "list")
+            self.assertEqual(result.returncode, 2, wrong)
+            self.assertIn("1ms..60m", result.stderr)
+
+    @unittest.skipUnless(shutil.which("openssl"), "needs openssl")
+    def test_mutual_tls(self) -> None:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+
+            def openssl(*arguments: str) -> None:
+                subprocess.run(["openssl", *arguments], check=True, capture_output=True, cwd=folder)
+
+            openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "ca.key", "-out", "ca.pem", "-days",
+                    "2", "-subj", "/CN=test ca")
+            (folder / "names").write_text("subjectAltName=IP:127.0.0.1\n")
+            for who in ("server", "client"):
+                openssl("req", "-newkey", "rsa:2048", "-nodes", "-keyout", f"{who}.key", "-out", f"{who}.csr", "-subj",
+                        f"/CN={who}")
+                openssl("x509", "-req", "-in", f"{who}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
+                        "-out", f"{who}.pem", "-days", "2", "-extfile", "names")
+            server = Server("--tls-ca", f"{name}/ca.pem", "--tls-cert", f"{name}/server.pem", "--tls-key",
+                            f"{name}/server.key")
+            self.addCleanup(server.close)
+            to = ("--server", server.address, "run", "list", "--tls-ca", f"{name}/ca.pem")
+            mine = ("--tls-cert", f"{name}/client.pem", "--tls-key", f"{name}/client.key")
+            self.assertEqual(run(*to, *mine).returncode, 0)
+            self.assertEqual(run(*to).returncode, 4)
+            self.assertEqual(run("--server", server.address, "run", "list").returncode, 4)
+            self.assertEqual(run(*to, *mine[:2]).returncode, 2)
+            self.assertEqual(run(*to, "--tls-cert", f"{name}/none", *mine[2:]).returncode, 2)
+
+
+class UsageTest(unittest.TestCase):
+    def commands(self, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+        """The tree as its help shows it."""
+        text = run(*path, "--help").stdout
+        if "\nSubcommands:\n" not in text:
+            return [path]
+        block = text.split("\nSubcommands:\n")[1].split("\n\n")[0]
+        names = re.findall(r"(?m)^  (\S+)", block)
+        return [leaf for name in names for leaf in self.commands((*path, name))]
+
+    def test_help_is_a_success_with_an_example_for_each_command(self) -> None:
+        leaves = self.commands()
+        self.assertIn(("run", "list"), leaves)
+        self.assertIn(("alert", "silence"), leaves)
+        for leaf in leaves:
+            result = run(*leaf, "--help")
+            self.assertEqual((result.returncode, result.stderr), (0, ""), leaf)
+            self.assertRegex(result.stdout, r"Example:\n  .*bellwether " + " ".join(leaf))
+
+    def test_usage_errors(self) -> None:
+        for arguments in ((), ("run",), ("walk",), ("run", "get"), ("run", "list", "--nonsense"),
+                          ("run", "list", "-o", "xml"), ("run", "list", "--limit", "many"),
+                          ("run", "list", "--limit", "-1"), ("matrix", "run"), ("version", "extra"),
+                          ("--tls-ca", "/nonexistent", "run", "list"), ("alert", "list", "--severity", "loud")):
+            result = run(*arguments)
+            self.assertEqual((result.returncode, result.stdout), (2, ""), arguments)
+            self.assertNotEqual(result.stderr, "")
+
+    def test_version(self) -> None:
+        self.assertRegex(run("version").stdout, r"\Abellwether \d+\.\d+\.\d+ \(gRPC 1\.\d+\.\d+\)\n\Z")
+        self.assertEqual(set(json.loads(run("version", "-o", "json").stdout)), {"version", "grpc_version"})
+
+    def test_server_info(self) -> None:
+        server = Server()
+        self.addCleanup(server.close)
+        table = run("--server", server.address, "server", "info").stdout
+        self.assertRegex(table, r"(?m)^backend +cpu \(no bank library\)$")
+        self.assertRegex(table, r"(?m)^limit query_points_per_series +10000$")
+        info = json.loads(run("--server", server.address, "server", "info", "-o", "json").stdout)
+        self.assertEqual(info["revision"], "0123abc")
+
+
+class ServerBinaryTest(unittest.TestCase):
+    """replay and check run bellwetherd; here a script that tells what it got."""
+
+    def setUp(self) -> None:
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = Path(temporary.name)
+        # A copy: the real one may have a real bellwetherd beside it.
+        shutil.copy(CLI, self.folder / "bellwether")
+        (self.folder / "file").write_text("x")
+
+    def fake(self, folder: Path, code: int) -> None:
+        folder.mkdir(exist_ok=True)
+        script = folder / "bellwetherd"
+        script.write_text(f'#!/bin/sh\necho "{folder.name}" "$@"\nexit {code}\n')
+        script.chmod(0o755)
+
+    def call(self, *arguments: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([str(self.folder / "bellwether"), *arguments], capture_output=True, text=True,
+                              timeout=TIMEOUT, env=environment(PATH=f"{path or self.folder / 'none'}:/usr/bin:/bin"))
+
+    def test_replay_passes_arguments_output_and_exit_code_through(self) -> None:
+        self.fake(self.folder, 3)
+        file = str(self.folder / "file")
+        result = self.call("replay", file, "--json", "--speed=10")
+        self.assertEqual(result.stdout, f"{self.folder.name} replay {file} --json --speed=10\n")
+        self.assertEqual(result.returncode, 3)
+        self.assertEqual(self.call("replay", str(self.folder / "missing")).returncode, 2)
+
+    def test_beside_before_path(self) -> None:
+        self.fake(self.folder / "elsewhere", 0)
+        file = str(self.folder / "file")
+        self.assertTrue(self.call("replay", file, path=self.folder / "elsewhere").stdout.startswith("elsewhere "))
+        self.fake(self.folder, 0)
+        self.assertTrue(self.call("replay", file, path=self.folder / "elsewhere").stdout.startswith(self.folder.name))
+
+    def test_check_config_exits_with_3_on_findings(self) -> None:
+        file = str(self.folder / "file")
+        for code, expected in ((0, 0), (1, 3), (2, 3)):
+            self.fake(self.folder, code)
+            result = self.call("check", "config", file)
+            self.assertEqual(result.stdout, f"{self.folder.name} --config.check --config.file={file}\n")
+            self.assertEqual(result.returncode, expected)
+
+    def test_no_binary_is_a_failure_that_explains_itself(self) -> None:
+        for arguments in (("replay", str(self.folder / "file")), ("check", "config", str(self.folder / "file"))):
+            result = self.call(*arguments)
+            self.assertEqual((result.returncode, result.stdout), (1, ""))
+            self.assertIn("bellwetherd cannot be started", result.stderr)
+
+
+class CompletionTest(unittest.TestCase):
+    def bash(self, *words: str) -> list[str]:
+        script = run("completion", "bash").stdout
+        quoted = " ".join(f"'{word}'" for word in ("bellwether", *words))
+        probe = f"{script}\nCOMP_WORDS=({quoted}); COMP_CWORD={len(words)}; _bellwether; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+        result = subprocess.run(["bash", "--norc", "-c", probe], capture_output=True, text=True, check=True)
+        self.assertEqual(result.stderr, "")
+        return result.stdout.split()
+
+    def test_bash(self) -> None:
+        self.assertEqual(self.bash("al"), ["alert"])
+        self.assertEqual(self.bash("alert", "s"), ["silence"])
+        self.assertEqual(self.bash("alert", "list", "--ex"), ["--exit-code"])
+        self.assertEqual(self.bash("alert", "list", "--serv"), ["--server"])
+        self.assertEqual(self.bash("--server", "x:1", "run", "wa"), ["watch"])
+        self.assertEqual(self.bash("run", "get", "my-run", "--exit"), [])
+
+    def test_every_flag_of_every_command_is_offered(self) -> None:
+        for leaf in UsageTest().commands():
+            options = run(*leaf, "--help").stdout.split("\nOptions:\n")[1]
+            flags = re.findall(r"(?m)^  (?:-\w,)?(--[\w-]+)", options)
+            self.assertIn("--help", flags)
+            offered = self.bash(*leaf, "--")
+            self.assertEqual([flag for flag in flags if flag not in offered], [], leaf)
+
+    @unittest.skipUnless(shutil.which("zsh"), "needs zsh")
+    def test_zsh(self) -> None:
+        script = run("completion", "zsh").stdout
+        probe = ("compadd() { shift; print -l -- $@; }\ncompdef() { :; }\n" + script +
+                 "\nwords=(bellwether alert ''); CURRENT=3; _bellwether")
+        result = subprocess.run(["zsh", "-f", "-c", probe], capture_output=True, text=True)
+        self.assertEqual((result.returncode, result.stderr), (0, ""))
+        self.assertIn("silence", result.stdout.split())
+        self.assertIn("--server", result.stdout.split())
+
+    @unittest.skipUnless(shutil.which("fish"), "needs fish")
+    def test_fish(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            script = Path(folder) / "completion.fish"
+            script.write_text(run("completion", "fish").stdout)
+            for line, expected in (("bellwether alert s", "silence"), ("bellwether alert list --ex", "--exit-code")):
+                result = subprocess.run(["fish", "--no-config", "-c", f"source {script}; complete -C '{line}'"],
+                                        capture_output=True, text=True, env=environment(HOME=folder))
+                self.assertEqual((result.returncode, result.stderr), (0, ""))
+                self.assertEqual([text.split("\t")[0] for text in result.stdout.splitlines()], [expected])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,120 @@
+// Goal: the JSON forms are stable: a transition's line key by key, and each
+// unary call of service Query under its name.
+// Method: the exact text of a transition; the service's descriptor as the list
+// of methods.
+#include "server/query/json_api.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "bellwether/v1/query.grpc.pb.h"
+#include "tests/support/query_stack.h"
+
+namespace bellwether::server {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(TransitionToJsonTest, IsThisLine) {
+  Transition transition;
+  transition.run_name = "gpt";
+  transition.step = 300;
+  transition.first_step = 220;
+  transition.state = AlertState::kFiring;
+  transition.severity = Severity::kWarning;
+  transition.stage = 1;
+  transition.rule = "drift";
+  transition.key = "drift/1/2/220";
+  transition.k = 3;
+  transition.strongest = {.layer = 1, .head = 2};
+  transition.heads = {{1, 2}, {0, 3}};
+  transition.eta = {.known = true, .steps = 1200, .lower_steps = 900, .upper_steps = 1600};
+  transition.evidence = {{.signal = "drift_ratio", .value = 4.5},
+                         {.signal = "key_leak", .value = std::numeric_limits<double>::quiet_NaN()},
+                         {.signal = "drift_ratio", .value = 4.0}};
+  transition.summary = "L1 \"H2\"";
+  transition.cause = "biased delta";
+  EXPECT_EQ(TransitionToJson(transition),
+            R"({"run":"gpt","step":300,"state":"firing","severity":"warning","stage":1,"layer":1,"head":2,)"
+            R"("heads":[[1,2],[0,3]],"eta_steps":1200.0,"evidence":{"drift_ratio":4.5,"key_leak":null},)"
+            R"("rule":"drift","key":"drift/1/2/220","k":3,"first_step":220,"summary":"L1 \"H2\"",)"
+            R"("cause":"biased delta"})");
+}
+
+TEST(TransitionToJsonTest, WhatIsUnknownIsNull) {
+  Transition transition;
+  transition.state = AlertState::kResolved;
+  transition.severity = Severity::kCritical;
+  transition.run_name = "bad \xff utf8\n";
+  const std::string line = TransitionToJson(transition);
+  EXPECT_EQ(line.find('\n'), std::string::npos);
+  const auto json = nlohmann::json::parse(line);
+  EXPECT_TRUE(json["layer"].is_null());
+  EXPECT_TRUE(json["head"].is_null());
+  EXPECT_TRUE(json["eta_steps"].is_null());
+  EXPECT_EQ(json["heads"], nlohmann::json::array());
+  EXPECT_EQ(json["evidence"], nlohmann::json::object());
+  EXPECT_EQ(json["state"], "resolved");
+  EXPECT_EQ(json["severity"], "critical");
+}
+
+class CallJsonTest : public ::testing::Test {
+ protected:
+  CallJsonTest() : engine_(QueryEngine::Options(), stack_.stores()) {
+    stack_.AddRun({.name = "r", .nan = {.layer = 0, .head = 0}});
+  }
+  QueryStack stack_;
+  QueryEngine engine_;
+};
+
+TEST_F(CallJsonTest, KnowsEveryUnaryMethodAndNoOther) {
+  std::set<std::string> unary;
+  const auto* const service = google::protobuf::DescriptorPool::generated_pool()->FindServiceByName("bellwether.v1.Query");
+  ASSERT_NE(service, nullptr);
+  for (int i = 0; i < service->method_count(); ++i) {
+    const auto* const method = service->method(i);
+    if (!method->client_streaming() && !method->server_streaming()) unary.insert(method->name());
+  }
+  std::set<std::string> known;
+  for (const std::string_view name : JsonMethods()) known.emplace(name);
+  EXPECT_EQ(known, unary);
+  EXPECT_EQ(CallJson(engine_, "WatchAlerts", "").status().code(), absl::StatusCode::kUnimplemented);
+}
+
+TEST_F(CallJsonTest, UsesTheProtosNamesAndShowsEveryField) {
+  const auto text = CallJson(engine_, "GetRun", R"({"run": "r"})");
+  ASSERT_TRUE(text.ok()) << text.status();
+  const auto json = nlohmann::json::parse(*text);
+  EXPECT_EQ(json["description"]["name"], "r");
+  EXPECT_EQ(json["step"], "399");
+  EXPECT_EQ(json["alerts_firing"], 0);
+  EXPECT_EQ(json["ended"], false);
+}
+
+TEST_F(CallJsonTest, NanIsAString) {
+  const auto text = CallJson(engine_, "TopHeads", R"({"run": "r", "step": -1, "limit": 1})");
+  ASSERT_TRUE(text.ok()) << text.status();
+  EXPECT_EQ(nlohmann::json::parse(*text)["heads"][0]["value"], "NaN");
+}
+
+TEST_F(CallJsonTest, AnEmptyBodyIsAnEmptyRequest) {
+  const auto text = CallJson(engine_, "ListRuns", "");
+  ASSERT_TRUE(text.ok());
+  EXPECT_EQ(nlohmann::json::parse(*text)["total"], 1);
+}
+
+TEST_F(CallJsonTest, RefusesWhatIsNotTheRequest) {
+  for (const char* const body : {"{", "[]", R"({"rum": "r"})", R"({"run": 5})", "\xff"}) {
+    const absl::Status status = CallJson(engine_, "GetRun", body).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << body;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("GetRunRequest"));
+  }
+  EXPECT_EQ(CallJson(engine_, "GetRun", R"({"run": "x"})").status().code(), absl::StatusCode::kNotFound);
+}
+
+}  // namespace
+}  // namespace bellwether::server

@@ -1,0 +1,431 @@
+// Goal: every answer is what the store holds, every limit refuses max + 1 by
+// name and counts it, and errors say field, value and legal range.
+// Method: synthetic runs whose values are a formula, on the real store; the
+// formula is evaluated again here.
+#include "server/query/query_engine.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+
+#include "tests/support/query_stack.h"
+
+namespace bellwether::server {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class QueryEngineTest : public ::testing::Test {
+ protected:
+  QueryEngineTest() : engine_(QueryEngine::Options(), stack_.stores()) {}
+  CallContext context() const { return engine_.NewContext(); }
+
+  static void ExpectRefused(const absl::Status& status, const std::string& field, const std::string& range) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr(field), HasSubstr(range)));
+  }
+
+  QueryStack stack_;
+  QueryEngine engine_;
+};
+
+TEST_F(QueryEngineTest, ListsTheWorstFirstThenTheNewest) {
+  stack_.AddRun({.name = "old", .steps = 5, .stage = 0, .last_report_unix_ns = 10});
+  stack_.AddRun({.name = "new", .steps = 5, .stage = 0, .last_report_unix_ns = 20});
+  stack_.AddRun({.name = "ill", .steps = 5, .stage = 3, .last_report_unix_ns = 5});
+  stack_.AddRun({.name = "dead", .steps = 5, .stage = 0, .ended = true, .last_report_unix_ns = 1});
+  v1::ListRunsRequest request;
+  auto response = engine_.ListRuns(request, context());
+  ASSERT_TRUE(response.ok()) << response.status();
+  ASSERT_EQ(response->runs_size(), 4);
+  EXPECT_EQ(response->runs(0).description().name(), "ill");
+  EXPECT_EQ(response->runs(1).description().name(), "new");
+  EXPECT_EQ(response->runs(2).description().name(), "old");
+  request.set_live_only(true);
+  request.set_limit(2);
+  response = engine_.ListRuns(request, context());
+  EXPECT_EQ(response->runs_size(), 2);
+  EXPECT_EQ(response->total(), 3u);
+  request.set_name_contains("ew");
+  EXPECT_EQ(engine_.ListRuns(request, context())->total(), 1u);
+}
+
+TEST_F(QueryEngineTest, LimitsTakeTheirMaximumAndNoMore) {
+  stack_.AddRun({.name = "r", .steps = 3});
+  v1::ListRunsRequest runs;
+  runs.set_limit(1000);
+  EXPECT_TRUE(engine_.ListRuns(runs, context()).ok());
+  runs.set_limit(1001);
+  ExpectRefused(engine_.ListRuns(runs, context()).status(), "limit 1001", "0..1000");
+
+  v1::ListAlertsRequest alerts;
+  alerts.set_limit(1000);
+  EXPECT_TRUE(engine_.ListAlerts(alerts, context()).ok());
+  alerts.set_limit(1001);
+  ExpectRefused(engine_.ListAlerts(alerts, context()).status(), "limit 1001", "0..1000");
+
+  v1::TopHeadsRequest top;
+  top.set_run("r");
+  top.set_limit(1024);
+  EXPECT_TRUE(engine_.TopHeads(top, context()).ok());
+  top.set_limit(1025);
+  ExpectRefused(engine_.TopHeads(top, context()).status(), "limit 1025", "0..1024");
+
+  v1::CompareRunsRequest compare;
+  compare.set_run("r");
+  compare.set_baseline("r");
+  compare.set_signal("drift_ratio");
+  compare.set_limit(1024);
+  EXPECT_TRUE(engine_.CompareRuns(compare, context()).ok());
+  compare.set_limit(1025);
+  ExpectRefused(engine_.CompareRuns(compare, context()).status(), "limit 1025", "0..1024");
+  EXPECT_EQ(stack_.refused("limit"), 4);
+
+  v1::GetSeriesRequest series;
+  series.set_run("r");
+  for (int i = 0; i < 64; ++i) series.add_series()->set_signal("loss");
+  series.set_points_max(10'000);
+  EXPECT_TRUE(engine_.GetSeries(series, context()).ok());
+  series.set_points_max(10'001);
+  ExpectRefused(engine_.GetSeries(series, context()).status(), "points_max 10001", "0..10000");
+  EXPECT_EQ(stack_.refused("points_max"), 1);
+  series.set_points_max(1);
+  series.add_series()->set_signal("loss");
+  ExpectRefused(engine_.GetSeries(series, context()).status(), "series 65", "1..64");
+  EXPECT_EQ(stack_.refused("series"), 1);
+}
+
+TEST_F(QueryEngineTest, NamesWhatIsMissingOrWrong) {
+  stack_.AddRun({.name = "r", .steps = 3});
+  v1::GetRunRequest run;
+  EXPECT_EQ(engine_.GetRun(run, context()).status().code(), absl::StatusCode::kInvalidArgument);
+  run.set_run("nobody");
+  const absl::Status missing = engine_.GetRun(run, context()).status();
+  EXPECT_EQ(missing.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(missing.message()), HasSubstr("nobody"));
+
+  v1::GetSeriesRequest series;
+  series.set_run("r");
+  v1::SeriesId* const id = series.add_series();
+  id->set_signal("no_such");
+  ExpectRefused(engine_.GetSeries(series, context()).status(), "no_such", "catalogue");
+  id->set_signal("drift_ratio");
+  id->set_layer(3);
+  ExpectRefused(engine_.GetSeries(series, context()).status(), "series.layer 3", "0..2");
+  id->set_layer(2);
+  id->set_head(4);
+  ExpectRefused(engine_.GetSeries(series, context()).status(), "series.head 4", "0..3");
+  id->set_head(3);
+  series.set_step_begin(-1);
+  ExpectRefused(engine_.GetSeries(series, context()).status(), "step_begin -1", "0..");
+  series.set_step_begin(10);
+  series.set_step_end(10);
+  ExpectRefused(engine_.GetSeries(series, context()).status(), "step_end 10", "11..");
+  series.set_step_end(11);
+  series.set_attempt(-2);
+  ExpectRefused(engine_.GetSeries(series, context()).status(), "attempt -2", "-1..");
+  series.set_attempt(-1);
+  EXPECT_TRUE(engine_.GetSeries(series, context()).ok());
+}
+
+TEST_F(QueryEngineTest, FindsARunByUuid) {
+  const RunId id = stack_.AddRun({.name = "r", .steps = 3});
+  v1::GetRunRequest request;
+  request.set_run(FormatUuid(stack_.runs().Get(id)->record.description.uuid));
+  const auto run = engine_.GetRun(request, context());
+  ASSERT_TRUE(run.ok());
+  EXPECT_EQ(run->description().name(), "r");
+  EXPECT_EQ(run->step(), 2);
+  EXPECT_FLOAT_EQ(static_cast<float>(run->loss()), 4.0f / 3);
+  EXPECT_THAT(run->signals(), ::testing::Contains("common_mode_sum"));
+}
+
+TEST_F(QueryEngineTest, SeriesAreTheMeasuredValues) {
+  const QueryStack::RunSpec spec{.name = "r"};
+  stack_.AddRun(spec);
+  v1::GetSeriesRequest request;
+  request.set_run("r");
+  request.set_attempt(-1);
+  v1::SeriesId* const id = request.add_series();
+  id->set_signal("drift_ratio");
+  id->set_layer(1);
+  id->set_head(2);
+  request.add_series()->set_signal("loss");
+  auto response = engine_.GetSeries(request, context());
+  ASSERT_TRUE(response.ok()) << response.status();
+  const v1::Series& drift = response->series(0);
+  ASSERT_EQ(drift.step_size(), 400);
+  EXPECT_FALSE(drift.downsampled());
+  for (int i = 0; i < 400; ++i) {
+    EXPECT_EQ(drift.step(i), i);
+    EXPECT_FLOAT_EQ(drift.mean(i), static_cast<float>(QueryStack::DriftRatio(spec, i, spec.failing))) << i;
+  }
+  EXPECT_EQ(response->series(1).step_size(), 400);
+
+  request.set_step_begin(100);
+  request.set_step_end(300);
+  request.set_points_max(20);
+  response = engine_.GetSeries(request, context());
+  ASSERT_TRUE(response.ok());
+  EXPECT_LE(response->series(0).step_size(), 20);
+  EXPECT_GE(response->series(0).step_size(), 1);
+  EXPECT_TRUE(response->series(0).downsampled());
+}
+
+TEST_F(QueryEngineTest, MatrixIsTheLastSampleAtOrBeforeTheStep) {
+  const QueryStack::RunSpec spec{.name = "r", .every = 10};
+  stack_.AddRun(spec);
+  v1::GetMatrixRequest request;
+  request.set_run("r");
+  request.set_signal("drift_ratio");
+  request.set_step(257);
+  auto matrix = engine_.GetMatrix(request, context());
+  ASSERT_TRUE(matrix.ok()) << matrix.status();
+  EXPECT_EQ(matrix->step(), 250);
+  ASSERT_EQ(matrix->values_size(), 12);
+  for (int i = 0; i < 12; ++i) {
+    EXPECT_FLOAT_EQ(matrix->values(i), static_cast<float>(QueryStack::DriftRatio(spec, 250, {i / 4, i % 4})));
+  }
+  request.set_step(-1);
+  EXPECT_EQ(engine_.GetMatrix(request, context())->step(), 390);
+  request.set_signal("wq_sigma");
+  EXPECT_EQ(engine_.GetMatrix(request, context())->step(), -1);
+  request.set_step(-2);
+  ExpectRefused(engine_.GetMatrix(request, context()).status(), "step -2", "-1..");
+}
+
+TEST_F(QueryEngineTest, TopHeadsAreTheLargestWithTheirPeers) {
+  const QueryStack::RunSpec spec{.name = "r"};
+  stack_.AddRun(spec);
+  v1::TopHeadsRequest request;
+  request.set_run("r");
+  request.set_step(-1);
+  request.set_limit(2);
+  auto top = engine_.TopHeads(request, context());
+  ASSERT_TRUE(top.ok()) << top.status();
+  EXPECT_EQ(top->signal(), "drift_ratio");
+  EXPECT_EQ(top->step(), 399);
+  ASSERT_EQ(top->heads_size(), 2);
+  EXPECT_EQ(top->heads(0).layer(), 1u);
+  EXPECT_EQ(top->heads(0).head(), 2u);
+  EXPECT_EQ(top->heads(0).stage(), 1u);
+  EXPECT_FLOAT_EQ(static_cast<float>(top->heads(0).value()),
+                  static_cast<float>(QueryStack::DriftRatio(spec, 399, spec.failing)));
+  EXPECT_EQ(top->heads(0).median(), 1);
+  EXPECT_GE(top->heads(0).peer_score(), 5);
+  EXPECT_EQ(top->heads(1).peer_score(), 0);
+}
+
+TEST_F(QueryEngineTest, AHeadThatIsNaNComesFirst) {
+  stack_.AddRun({.name = "r", .nan = {.layer = 2, .head = 1}});
+  v1::TopHeadsRequest request;
+  request.set_run("r");
+  request.set_step(-1);
+  const auto top = engine_.TopHeads(request, context());
+  ASSERT_TRUE(top.ok());
+  EXPECT_EQ(top->heads(0).layer(), 2u);
+  EXPECT_EQ(top->heads(0).head(), 1u);
+  EXPECT_TRUE(std::isnan(top->heads(0).value()));
+  EXPECT_EQ(top->heads(1).layer(), 1u);
+}
+
+TEST_F(QueryEngineTest, CompareFindsTheHeadAndTheStep) {
+  const QueryStack::RunSpec ill{.name = "bf16", .steps = 400, .fails_at = 200};
+  stack_.AddRun(ill);
+  stack_.AddRun({.name = "fp32", .steps = 400, .failing = {}});
+  v1::CompareRunsRequest request;
+  request.set_run("bf16");
+  request.set_baseline("fp32");
+  request.set_signal("drift_ratio");
+  const auto response = engine_.CompareRuns(request, context());
+  ASSERT_TRUE(response.ok()) << response.status();
+  ASSERT_EQ(response->heads_size(), 1);  // The others are equal.
+  EXPECT_EQ(response->heads(0).layer(), 1u);
+  EXPECT_EQ(response->heads(0).head(), 2u);
+  // log2 = (step - 200) / 50 >= 0.5 from step 225 on, exactly.
+  EXPECT_EQ(response->heads(0).first_step(), 225);
+  EXPECT_NEAR(response->heads(0).ratio(), 199.0 / 50, 1e-4);
+
+  stack_.AddRun({.name = "wide", .layout = {.layers = 3, .heads = 8, .kv_heads = 2}, .steps = 5});
+  request.set_baseline("wide");
+  ExpectRefused(engine_.CompareRuns(request, context()).status(), "wide", "3 x 8");
+}
+
+TEST_F(QueryEngineTest, AlertsAreFilteredAndComeWithTheirEvidence) {
+  const RunId run = stack_.AddRun({.name = "r"});
+  const RunId other = stack_.AddRun({.name = "other", .steps = 5});
+  stack_.Post(stack_.MakeTransition(run, "drift/1/2/220", 0, AlertState::kFiring, Severity::kWarning));
+  stack_.Post(stack_.MakeTransition(run, "drift/1/2/220", 1, AlertState::kFiring, Severity::kCritical));
+  stack_.Post(stack_.MakeTransition(other, "ties/0/0/1", 0, AlertState::kResolved, Severity::kInfo));
+
+  v1::ListAlertsRequest list;
+  EXPECT_EQ(engine_.ListAlerts(list, context())->alerts_size(), 2);
+  list.set_firing_only(true);
+  EXPECT_EQ(engine_.ListAlerts(list, context())->alerts_size(), 1);
+  list.set_firing_only(false);
+  list.set_severity_min(v1::SEVERITY_WARNING);
+  EXPECT_EQ(engine_.ListAlerts(list, context())->alerts_size(), 1);
+  list.set_severity_min(v1::SEVERITY_UNSPECIFIED);
+  list.set_run("other");
+  ASSERT_EQ(engine_.ListAlerts(list, context())->alerts_size(), 1);
+  EXPECT_EQ(engine_.ListAlerts(list, context())->alerts(0).last().run(), "other");
+
+  v1::GetAlertRequest get;
+  get.set_run("r");
+  get.set_key("drift/1/2/220");
+  const auto alert = engine_.GetAlert(get, context());
+  ASSERT_TRUE(alert.ok()) << alert.status();
+  EXPECT_EQ(alert->alert().last().severity(), v1::SEVERITY_CRITICAL);
+  ASSERT_EQ(alert->alert().history_size(), 2);
+  EXPECT_EQ(alert->alert().history(0).k(), 0u);
+  EXPECT_EQ(alert->alert().last().run_uuid().size(), 16u);
+  ASSERT_EQ(alert->window_size(), 2);
+  EXPECT_EQ(alert->window(0).id().signal(), "drift_ratio");
+  EXPECT_EQ(alert->window(0).id().head(), 2u);
+  EXPECT_LE(alert->window(0).step(0), 220);
+  EXPECT_GE(alert->window(0).step(alert->window(0).step_size() - 1), 220);
+  EXPECT_EQ(alert->window(1).id().signal(), "loss");
+  get.set_key("no/such");
+  EXPECT_EQ(engine_.GetAlert(get, context()).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(QueryEngineTest, PeopleTakeNoteAndNothingIsForgotten) {
+  const RunId run = stack_.AddRun({.name = "r", .steps = 5});
+  stack_.Post(stack_.MakeTransition(run, "k", 0, AlertState::kFiring, Severity::kWarning));
+  v1::SilenceAlertRequest silence;
+  silence.set_run("r");
+  silence.set_key("k");
+  silence.set_seconds(3600);
+  silence.set_by("ann");
+  const auto silenced = engine_.SilenceAlert(silence, context());
+  ASSERT_TRUE(silenced.ok()) << silenced.status();
+  EXPECT_NEAR(static_cast<double>(silenced->silenced_until_unix_ns() - Clock::System()->UnixNanos()), 3600e9, 60e9);
+  v1::AcknowledgeAlertRequest acknowledge;
+  acknowledge.set_run("r");
+  acknowledge.set_key("k");
+  acknowledge.set_by("bob");
+  acknowledge.set_comment("on it");
+  const auto both = engine_.AcknowledgeAlert(acknowledge, context());
+  ASSERT_TRUE(both.ok());
+  EXPECT_TRUE(both->acknowledged());
+  EXPECT_EQ(both->acknowledged_by(), "bob");
+  EXPECT_EQ(both->silenced_until_unix_ns(), silenced->silenced_until_unix_ns());
+
+  silence.set_seconds(2'592'000);
+  EXPECT_TRUE(engine_.SilenceAlert(silence, context()).ok());
+  silence.set_seconds(2'592'001);
+  ExpectRefused(engine_.SilenceAlert(silence, context()).status(), "seconds 2592001", "1..2592000");
+  silence.set_seconds(0);
+  ExpectRefused(engine_.SilenceAlert(silence, context()).status(), "seconds 0", "1..2592000");
+  acknowledge.set_by(std::string(128, 'x'));
+  acknowledge.set_comment(std::string(256, 'x'));
+  EXPECT_TRUE(engine_.AcknowledgeAlert(acknowledge, context()).ok());
+  acknowledge.set_by(std::string(129, 'x'));
+  ExpectRefused(engine_.AcknowledgeAlert(acknowledge, context()).status(), "by: 129 bytes", "at most 128");
+  acknowledge.set_by("x");
+  acknowledge.set_comment(std::string(257, 'x'));
+  ExpectRefused(engine_.AcknowledgeAlert(acknowledge, context()).status(), "comment: 257 bytes", "at most 256");
+  acknowledge.set_comment("a\nb");
+  ExpectRefused(engine_.AcknowledgeAlert(acknowledge, context()).status(), "comment", "control");
+  EXPECT_EQ(stack_.refused("by"), 1);
+  EXPECT_EQ(stack_.refused("comment"), 1);
+}
+
+TEST_F(QueryEngineTest, AnAnnotationBecomesAnEvent) {
+  stack_.AddRun({.name = "r", .steps = 5});
+  v1::AnnotateRequest request;
+  request.set_run("r");
+  request.mutable_event()->set_step(3);
+  request.mutable_event()->set_text("new data");
+  ASSERT_TRUE(engine_.Annotate(request, context()).ok());
+  v1::ListEventsRequest list;
+  list.set_run("r");
+  const auto events = engine_.ListEvents(list, context());
+  ASSERT_TRUE(events.ok());
+  ASSERT_EQ(events->events_size(), 1);
+  EXPECT_EQ(events->events(0).kind(), v1::EVENT_KIND_ANNOTATION);
+  EXPECT_EQ(events->events(0).step(), 3);
+  EXPECT_EQ(events->events(0).text(), "new data");
+  EXPECT_GE(events->events(0).time_unix_ns(), 1);
+
+  request.mutable_event()->set_text(std::string(257, 'x'));
+  ExpectRefused(engine_.Annotate(request, context()).status(), "event.text: 257", "at most 256");
+  request.mutable_event()->set_text("");
+  ExpectRefused(engine_.Annotate(request, context()).status(), "event.text", "words");
+  request.mutable_event()->set_text("x");
+  request.mutable_event()->set_attempt(1);
+  ExpectRefused(engine_.Annotate(request, context()).status(), "event.attempt 1", "0..0");
+  request.mutable_event()->set_attempt(0);
+  request.mutable_event()->set_step(-1);
+  ExpectRefused(engine_.Annotate(request, context()).status(), "event.step -1", "0..");
+  request.mutable_event()->set_step(1);
+  request.mutable_event()->set_kind(static_cast<v1::EventKind>(14));
+  ExpectRefused(engine_.Annotate(request, context()).status(), "event.kind 14", "0..13");
+}
+
+TEST_F(QueryEngineTest, GivesUpWhenTimeIsOutOrNobodyListens) {
+  stack_.AddRun({.name = "r", .steps = 5});
+  v1::GetSeriesRequest request;
+  request.set_run("r");
+  request.add_series()->set_signal("loss");
+  CallContext late = context();
+  late.deadline_monotonic_ns = Clock::System()->MonotonicNanos();
+  EXPECT_EQ(engine_.GetSeries(request, late).status().code(), absl::StatusCode::kDeadlineExceeded);
+  CallContext gone = context();
+  gone.cancelled = [] { return true; };
+  EXPECT_EQ(engine_.GetSeries(request, gone).status().code(), absl::StatusCode::kCancelled);
+}
+
+TEST_F(QueryEngineTest, SaysThatItDoesNotAct) {
+  stack_.AddRun({.name = "r", .steps = 5});
+  v1::ListActionsRequest list;
+  list.set_run("r");
+  EXPECT_EQ(engine_.ListActions(list, context())->actions_size(), 0);
+  for (const absl::Status& status :
+       {engine_.ProposeAction({}, context()).status(), engine_.ApproveAction({}, context()).status(),
+        engine_.RejectAction({}, context()).status(), engine_.UndoAction({}, context()).status(),
+        engine_.GetPolicy({}, context()).status(), engine_.SetPolicy({}, context()).status()}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("does not act"));
+  }
+}
+
+TEST_F(QueryEngineTest, ServerInfoHasItsLimits) {
+  const auto info = engine_.GetServerInfo({}, context());
+  ASSERT_TRUE(info.ok());
+  EXPECT_EQ(info->version(), "0.1.0");
+  EXPECT_EQ(info->limits().at("query_points_per_series"), 10'000);
+  EXPECT_EQ(info->limits().at("runs_live"), 1000);
+}
+
+TEST_F(QueryEngineTest, WatchRequestsAreCheckedAndFilledIn) {
+  const QueryStack::RunSpec spec{.name = "r", .steps = 300, .every = 7};
+  const RunId run = stack_.AddRun(spec);
+  v1::WatchRunRequest request;
+  request.set_run("r");
+  for (int i = 0; i < 8; ++i) request.add_signals("drift_ratio");
+  ASSERT_TRUE(engine_.Prepare(&request).ok());
+  EXPECT_EQ(request.min_interval_ms(), 1000u);
+  const v1::WatchRunResponse response = engine_.Watch(*stack_.runs().Get(run), request);
+  ASSERT_EQ(response.matrices_size(), 8);
+  EXPECT_EQ(response.matrices(0).step(), 294);
+  EXPECT_FLOAT_EQ(response.matrices(0).values(1 * 4 + 2),
+                  static_cast<float>(QueryStack::DriftRatio(spec, 294, spec.failing)));
+  request.add_signals("loss");
+  ExpectRefused(engine_.Prepare(&request), "signals 9", "0..8");
+  request.clear_signals();
+  for (const uint32_t legal : {100u, 60'000u}) {
+    request.set_min_interval_ms(legal);
+    EXPECT_TRUE(engine_.Prepare(&request).ok());
+  }
+  for (const uint32_t illegal : {99u, 60'001u}) {
+    request.set_min_interval_ms(illegal);
+    ExpectRefused(engine_.Prepare(&request), "min_interval_ms", "100..60000");
+  }
+}
+
+}  // namespace
+}  // namespace bellwether::server

@@ -1,0 +1,94 @@
+// query_test_server: a Query service full of synthetic runs, for the tests of
+// what talks to it.
+//
+//   query_test_server [--token T] [--tls-ca F --tls-cert F --tls-key F]
+//
+// Prints "port N" once it serves.  Then takes one command a line on stdin and
+// answers "ok": "post KEY BYTES" posts a firing warning of run gpt-bf16, "end"
+// ends that run, "export BYTES" makes exports BYTES long.  Ends with stdin.
+#include <grpcpp/grpcpp.h>
+
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <map>
+#include <memory>
+#include <sstream>
+#include <string>
+
+#include "server/query/query_service.h"
+#include "tests/support/query_stack.h"
+
+namespace {
+
+using namespace bellwether::server;
+
+std::string ReadFile(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+std::shared_ptr<grpc::ServerCredentials> Credentials(std::map<std::string, std::string>* flags) {
+  if ((*flags)["--tls-cert"].empty()) return grpc::InsecureServerCredentials();
+  grpc::SslServerCredentialsOptions options(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  options.pem_root_certs = ReadFile((*flags)["--tls-ca"]);
+  options.pem_key_cert_pairs.push_back({ReadFile((*flags)["--tls-key"]), ReadFile((*flags)["--tls-cert"])});
+  return grpc::SslServerCredentials(options);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::map<std::string, std::string> flags;
+  for (int i = 1; i + 1 < argc; i += 2) flags[argv[i]] = argv[i + 1];
+
+  QueryStack stack;
+  const RunId ill = stack.AddRun({.name = "gpt-bf16", .stage = 1});
+  stack.AddRun({.name = "gpt-fp32", .failing = {}, .ended = true, .last_report_unix_ns = 1'600'000'000'000'000'000});
+  stack.Edit(ill, [](RunSnapshot* run) {
+    run->alerts_firing = 1;
+    run->eta = {.known = true, .steps = 1200, .lower_steps = 900, .upper_steps = 1600};
+  });
+  const auto post = [&stack, ill](const std::string& key, uint32_t k, Severity severity, AlertState state,
+                                  const std::string& summary) {
+    Transition transition = stack.MakeTransition(ill, key, k, state, severity, 0);
+    transition.summary = summary;
+    stack.Post(transition);
+  };
+  post("drift/1/2/220", 0, Severity::kWarning, AlertState::kFiring, "L1 H2 drifts, \"fast\"");
+  post("drift/1/2/220", 1, Severity::kCritical, AlertState::kFiring, "L1 H2 drifts, \"faster\"");
+  post("ties/0/3/100", 0, Severity::kInfo, AlertState::kFiring, "ties");
+  post("ties/0/3/100", 1, Severity::kInfo, AlertState::kResolved, "no ties");
+
+  const QueryEngine engine({}, stack.stores());
+  QueryService service({.token = flags["--token"]}, &engine);
+  grpc::ServerBuilder builder;
+  int port = 0;
+  builder.AddListeningPort("127.0.0.1:0", Credentials(&flags), &port);
+  builder.RegisterService(&service);
+  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  if (server == nullptr || port == 0) return 1;
+  std::cout << "port " << port << std::endl;
+
+  std::string line;
+  while (std::getline(std::cin, line)) {
+    std::istringstream words(line);
+    std::string command, key;
+    size_t bytes = 0;
+    words >> command;
+    if (command == "post") {
+      words >> key >> bytes;
+      stack.Post(stack.MakeTransition(ill, key, 0, AlertState::kFiring, Severity::kWarning, bytes));
+    } else if (command == "end") {
+      stack.Edit(ill, [](RunSnapshot* run) { run->record.ended = true; });
+    } else if (command == "export") {
+      words >> bytes;
+      stack.set_exported("BWRUN" + std::string(bytes, 'x'));
+    }
+    std::cout << "ok" << std::endl;
+  }
+  service.Shutdown();
+  server->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(5));
+  return 0;
+}
