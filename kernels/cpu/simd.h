@@ -41,6 +41,9 @@ struct SimdKernels {
   void (*accumulate_tile)(const double* a, int64_t a_stride, const double* b, int64_t b_stride,
                           int64_t depth, double* out, int64_t out_stride);
 
+  // A panel from 8 rows: out[c * 8 + lane] = rows[lane * dim + c], c < dim.
+  void (*transpose)(const double* rows, int64_t dim, double* out);
+
   // `panels` panels of scores, aligned to 64 bytes.
   ScoreScan (*scan)(const double* scores, int64_t panels);
   ScoreSums (*sum)(const double* scores, const double* dp, int64_t panels, double first);
