@@ -22,7 +22,6 @@ constexpr TrackInfo kTrackInfo[] = {
     {SignalId::kLogitMax, "logit_max", true},
     {SignalId::kEntropyRatio, "entropy_ratio", false},
 };
-constexpr double kEtaStepsMax = 100000;
 
 }  // namespace
 
@@ -113,6 +112,11 @@ bool HeadRules::Growing(Track track, size_t head, double doubling_max,
   return false;
 }
 
+float HeadRules::Newest(Track track, size_t head) const {
+  return series_[track].present() ? series_[track].newest(head)
+                                  : std::numeric_limits<float>::quiet_NaN();
+}
+
 bool HeadRules::Rising(Track track, size_t head) {
   series_[track].Window(head, series_[track].rows(), true, &values_, &steps_);
   const Trend trend = FitTrend(
@@ -150,95 +154,121 @@ void HeadRules::Tick(const AttentionTraits& traits, bool excused) {
   JudgeRunLogits();
 }
 
-void HeadRules::JudgeHead(size_t head, const AttentionTraits& traits) {
-  const DriftOptions& drift = options_.drift;
-  const auto newest = [&](Track track) {
-    return series_[track].present() ? series_[track].newest(head)
-                                    : std::numeric_limits<float>::quiet_NaN();
-  };
+// What a head's newest means say, before any rule has a name.
+struct HeadRules::Reading {
+  double ratio, ratio_peer, common, leak, leak_threshold, tied, tied_threshold,
+      sigma, sigma_peer, logit;
+  bool growth, level, common_growth, leaking, ties, norm, logit_high;
   Trend ratio_trend;
-  Trend common_trend;
-  // Drift of the ratio against its own past and against the other heads.
-  const double ratio = newest(kRatio);
-  const double ratio_peer =
-      std::max<double>(series_[kRatio].median(), drift.ratio_floor);
-  const bool ratio_speaks = heads_ >= 8;
+  bool leak_measured;
+};
+
+HeadRules::Reading HeadRules::Read(size_t head) {
+  const DriftOptions& drift = options_.drift;
+  Reading r{};
+  r.ratio = Newest(kRatio, head);
+  r.ratio_peer = std::max<double>(series_[kRatio].median(), drift.ratio_floor);
+  // Of two or three heads none is a peer to go by; there the absolute common
+  // mode, the leak and the weights speak.
+  const bool ratio_speaks = heads_ >= static_cast<size_t>(drift.peers_min);
   const bool growing =
-      ratio_speaks && ratio > drift.grown_factor * ratio_peer &&
-      Growing(kRatio, head, options_.trend.doubling_steps_max, &ratio_trend);
-  const bool growth =
+      ratio_speaks && r.ratio > drift.grown_factor * r.ratio_peer &&
+      Growing(kRatio, head, options_.trend.doubling_steps_max, &r.ratio_trend);
+  r.growth =
       held_[kGrowth].Update(head, growing, drift.hold_batches, last_step_);
-  const bool high = ratio_speaks && ratio > drift.level_factor * ratio_peer &&
+  const bool high = ratio_speaks &&
+                    r.ratio > drift.level_factor * r.ratio_peer &&
                     series_[kRatio].Rise(head, series_[kRatio].rows(), false) >=
                         drift.level_rise_min;
-  const bool level =
-      held_[kLevel].Update(head, high, drift.level_batches, last_step_);
-  const double common = newest(kCommonMode);
-  const double common_peer = series_[kCommonMode].median();
+  r.level = held_[kLevel].Update(head, high, drift.level_batches, last_step_);
+
+  r.common = Newest(kCommonMode, head);
+  Trend common_trend;
   const bool common_growing =
-      common > drift.common_mode_large &&
-      common > drift.common_mode_factor * common_peer &&
+      r.common > drift.common_mode_large &&
+      r.common > drift.common_mode_factor * series_[kCommonMode].median() &&
       Growing(kCommonMode, head, options_.trend.doubling_steps_max,
               &common_trend);
-  const bool common_growth = held_[kCommonGrowth].Update(
-      head, common_growing, drift.hold_batches, last_step_);
-  const double leak_threshold =
-      options_.leak.factor *
-      std::max<double>(series_[kLeak].present() ? series_[kLeak].median() : 0,
-                       options_.leak.floor);
-  const bool leak =
-      held_[kLeaking].Update(head, newest(kLeak) > leak_threshold,
-                             options_.leak.hold_batches, last_step_);
-  const double tied = newest(kTied);
-  const double tied_threshold =
+  r.common_growth = held_[kCommonGrowth].Update(head, common_growing,
+                                                drift.hold_batches, last_step_);
+
+  r.leak = Newest(kLeak, head);
+  r.leak_measured = std::isfinite(r.leak);
+  const double leak_peer =
+      series_[kLeak].present() ? series_[kLeak].median() : 0;
+  r.leak_threshold =
+      options_.leak.factor * std::max(leak_peer, options_.leak.floor);
+  r.leaking = held_[kLeaking].Update(head, r.leak > r.leak_threshold,
+                                     options_.leak.hold_batches, last_step_);
+
+  r.tied = Newest(kTied, head);
+  r.tied_threshold =
       std::max(options_.ties.fraction_min,
                options_.ties.peer_factor * series_[kTied].median());
-  const bool ties = held_[kTies].Update(head, tied > tied_threshold,
-                                        options_.ties.hold_batches, last_step_);
-  const double sigma = newest(kSigma);
+  r.ties = held_[kTies].Update(head, r.tied > r.tied_threshold,
+                               options_.ties.hold_batches, last_step_);
+
+  r.sigma = Newest(kSigma, head);
+  r.sigma_peer = series_[kSigma].median();
   const bool sigma_growing =
-      sigma > options_.norm.peer_factor * series_[kSigma].median() &&
+      r.sigma > options_.norm.peer_factor * r.sigma_peer &&
       series_[kSigma].Rise(head, series_[kSigma].rows(), true) >=
           options_.norm.rise_min &&
       Rising(kSigma, head);
-  const bool norm = held_[kNorm].Update(head, sigma_growing,
-                                        options_.norm.hold_batches, last_step_);
-  const double logit = newest(kLogitMax);
-  const bool logit_high =
-      held_[kLogit].Update(head, logit > options_.logits.logit_max_large,
-                           options_.logits.hold_batches, last_step_);
+  r.norm = held_[kNorm].Update(head, sigma_growing, options_.norm.hold_batches,
+                               last_step_);
 
+  r.logit = Newest(kLogitMax, head);
+  r.logit_high =
+      held_[kLogit].Update(head, r.logit > options_.logits.logit_max_large,
+                           options_.logits.hold_batches, last_step_);
+  // While the growth is held though this batch's fit failed: the ETA of today.
+  if (r.growth && r.ratio_trend.points == 0) {
+    Growing(kRatio, head, options_.trend.doubling_steps_max, &r.ratio_trend);
+  }
+  return r;
+}
+
+void HeadRules::JudgeHead(size_t head, const AttentionTraits& traits) {
+  const DriftOptions& drift = options_.drift;
+  const Reading r = Read(head);
+  stage_[head] = 0;
   // Rounding needs low-precision scores; centred keys carry no common mode.
   const bool rounding_possible =
       traits.score_dtype != "fp32" && !traits.centred;
-  const bool drifting = growth || level || common_growth || leak;
-  stage_[head] = 0;
-  if (!drifting && !ties && !norm && !logit_high) return;
-
+  // A large common mode may be the loss's own wish.  The leak is the witness:
+  // where it is measured and silent, the kernel's error does not push.
+  const bool pushed = r.leaking || !r.leak_measured;
+  const bool drifting =
+      r.growth || r.level || r.leaking || (r.common_growth && pushed);
   Finding finding;
   finding.where = At(head);
+  finding.severity = Severity::kWarning;
   if (rounding_possible && drifting) {
     finding.rule = Rule::kDrift;
-    finding.stage = norm ? (logit_high ? 4 : 3) : ties ? 2 : 1;
-    const bool lost = ties && common > drift.common_mode_large;
-    finding.severity = norm || lost ? Severity::kCritical : Severity::kWarning;
+    finding.stage = r.norm ? (r.logit_high ? 4 : 3) : r.ties ? 2 : 1;
+    const bool lost = r.ties && pushed && r.common > drift.common_mode_large;
+    if (r.norm || lost) finding.severity = Severity::kCritical;
     finding.score =
-        std::max({std::isfinite(ratio) ? ratio / ratio_peer : 0.0,
-                  leak ? newest(kLeak) / leak_threshold : 0.0,
-                  common_growth ? common / drift.common_mode_large : 0.0});
-    if (!growing && growth)
-      Growing(kRatio, head, options_.trend.doubling_steps_max, &ratio_trend);
-    finding.eta = EtaTo(ratio_trend, drift.ratio_critical, kEtaStepsMax);
-  } else if (rounding_possible && ties) {
+        std::max({std::isfinite(r.ratio) ? r.ratio / r.ratio_peer : 0.0,
+                  r.leaking ? r.leak / r.leak_threshold : 0.0,
+                  r.common_growth ? r.common / drift.common_mode_large : 0.0});
+    finding.eta =
+        EtaTo(r.ratio_trend, drift.ratio_critical, drift.eta_steps_max);
+  } else if (rounding_possible && r.ties && !r.leak_measured) {
     finding.rule = Rule::kTies;
     finding.stage = 2;
-    finding.severity = norm ? Severity::kCritical : Severity::kWarning;
-    finding.score = tied;
-  } else if (norm) {
+    finding.score = r.tied;
+  } else if (r.norm) {
     finding.rule = Rule::kNorm;
     finding.stage = 3;
-    finding.severity = Severity::kWarning;
-    finding.score = sigma / series_[kSigma].median();
+    finding.score = r.sigma / r.sigma_peer;
+  } else if (r.logit_high) {
+    finding.rule = Rule::kLogits;
+    finding.stage = 4;
+    finding.score = r.logit / options_.logits.logit_max_large;
+  } else {
+    return;
   }
   finding.first_step = last_step_;
   const auto add = [&](bool active, Track track, Test test, double threshold,
@@ -247,27 +277,22 @@ void HeadRules::JudgeHead(size_t head, const AttentionTraits& traits) {
     finding.evidence.push_back(Fact(track, test, head, threshold, detector));
     finding.first_step = std::min(finding.first_step, held_[test].since[head]);
   };
-  if (finding.severity != Severity::kNone) {
-    add(growth, kRatio, kGrowth, drift.grown_factor * ratio_peer, "growth");
-    add(level && !growth, kRatio, kLevel, drift.level_factor * ratio_peer,
+  if (finding.rule != Rule::kLogits) {
+    add(r.growth, kRatio, kGrowth, drift.grown_factor * r.ratio_peer, "growth");
+    add(r.level && !r.growth, kRatio, kLevel, drift.level_factor * r.ratio_peer,
         "peers");
-    add(common_growth, kCommonMode, kCommonGrowth, drift.common_mode_large,
+    add(r.common_growth, kCommonMode, kCommonGrowth, drift.common_mode_large,
         "growth");
-    add(leak, kLeak, kLeaking, leak_threshold, "level");
-    add(ties, kTied, kTies, tied_threshold, "level");
-    add(norm, kSigma, kNorm,
-        options_.norm.peer_factor * series_[kSigma].median(), "growth");
-    stage_[head] = finding.stage;
-    rounding_.push_back(finding);
-  } else if (logit_high) {
-    finding.rule = Rule::kLogits;
-    finding.stage = 4;
-    finding.severity = Severity::kWarning;
-    finding.score = logit / options_.logits.logit_max_large;
-    add(true, kLogitMax, kLogit, options_.logits.logit_max_large, "level");
-    stage_[head] = 4;
-    logits_.push_back(finding);
+    add(r.leaking, kLeak, kLeaking, r.leak_threshold, "level");
+    add(r.ties, kTied, kTies, r.tied_threshold, "level");
+    add(r.norm, kSigma, kNorm, options_.norm.peer_factor * r.sigma_peer,
+        "growth");
   }
+  add(r.logit_high, kLogitMax, kLogit, options_.logits.logit_max_large,
+      "level");
+  stage_[head] = finding.stage;
+  (finding.rule == Rule::kLogits ? logits_ : rounding_)
+      .push_back(std::move(finding));
 }
 
 void HeadRules::JoinLogits() {

@@ -90,6 +90,10 @@ class HeadRules {
     bool Update(size_t head, bool condition, int32_t hold, int64_t step);
   };
 
+  struct Reading;
+
+  float Newest(Track track, size_t head) const;  // NaN if there is none.
+  Reading Read(size_t head);
   void JudgeHead(size_t head, const AttentionTraits& traits);
   // Large scores in a layer with a drifting head are the drift's last stage.
   void JoinLogits();

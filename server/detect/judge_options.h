@@ -57,8 +57,12 @@ struct DriftOptions {
   // Common mode in logits; from 128 on bf16 scores are whole numbers.
   double common_mode_large = 100;
   double common_mode_factor = 10;  // Against the median head.
-  // The head is lost: ETA counts to this ratio.
+  // Fewer heads than this in the whole run are no peers for the ratio.
+  int32_t peers_min = 8;
+  // The head is lost: ETA counts to this ratio, and is unknown beyond
+  // eta_steps_max.
   double ratio_critical = 128;
+  double eta_steps_max = 100000;
   // Consecutive batches that the growth test must hold.
   int32_t hold_batches = 3;
 };
@@ -99,20 +103,25 @@ struct LogitsOptions {
 };
 
 struct LossOptions {
-  int32_t window_steps = 128;  // Values of the baseline.
-  double impulse_sigma = 6;    // An impulse stands this far above it.
-  int32_t recovery_steps =
-      200;                  // A spike that is over by then is a data spike.
-  int32_t mean_steps = 50;  // Of the smoothed loss.
-  // The smoothed loss this far above its minimum for `recovery_steps` is
-  // diverging: a share of the minimum, and a share of all that was won since
-  // the first steps (a loss that nears 0 wanders by multiples of itself), and
-  // beyond its own noise.
+  // Values that an impulse is held against, never itself; 16..1024.
+  int32_t window_values = 128;
+  // Loss, and ln of the gradient norm, this many standard deviations above the
+  // window, twice in a row: an impulse, told as information only.
+  double impulse_sigma = 6;
+  int32_t impulse_values = 2;
+  int32_t mean_values = 50;  // Of the smoothed loss.
+  // The smoothed loss this far above its minimum is off its course: a share of
+  // the minimum, a share of all that was won since the first steps (a loss
+  // that nears 0 wanders by multiples of itself), and beyond its own noise.
   double rise_of_minimum = 0.2;
   double rise_of_gain = 0.06;
   double rise_sigma = 6;
-  // Gradient norm: the median of `mean_steps` against the baseline's median.
+  // Gradient norm against the geometric mean of its window.
   double gradient_factor = 10;
+  // A spike that is over by then was a data spike; what lasts longer warns,
+  // and is critical in the end.
+  int32_t persist_steps = 200;
+  int32_t critical_steps = 600;
 };
 
 struct ContextOptions {

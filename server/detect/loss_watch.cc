@@ -6,110 +6,149 @@
 
 namespace bellwether::server {
 
-void LossWatch::Observe(int64_t step, bool has_loss, float loss,
-                        bool has_gradient, float gradient) {
-  const auto size = static_cast<size_t>(options_.mean_steps);
-  if (has_loss && std::isfinite(loss)) {
-    if (recent_.size() < size) {
-      recent_.push_back(loss);
-    } else {
-      recent_[recent_next_] = loss;
-    }
-    recent_next_ = (recent_next_ + 1) % static_cast<uint32_t>(size);
-    if (recent_.size() == size) {
-      double mean = 0;
-      for (const float value : recent_)
-        mean += value / static_cast<double>(size);
-      double variance = 0;
-      for (const float value : recent_)
-        variance += (value - mean) * (value - mean) / static_cast<double>(size);
-      const bool first = smoothed_ == 0 && minimum_ == 0;
-      smoothed_ = mean;
-      if (first || mean < minimum_) {
-        minimum_ = mean;
-        noise_ = std::sqrt(variance / static_cast<double>(size));
-      }
-      start_ = std::max(start_, smoothed_);
-      rise_ = std::max({options_.rise_of_minimum * std::abs(minimum_),
-                        options_.rise_of_gain * (start_ - minimum_),
-                        options_.rise_sigma * noise_});
-      above_ = smoothed_ > minimum_ + rise_;
-      if (!above_) {
-        high_since_ = -1;
-      } else if (high_since_ < 0) {
-        high_since_ = step;
-      }
-    }
+double ValueWindow::mean() const {
+  double sum = 0;
+  for (const float value : values_) sum += value;
+  return sum / static_cast<double>(values_.size());
+}
+
+double ValueWindow::Score(double value, int32_t size) const {
+  if (!full(size)) return 0;
+  const double centre = mean();
+  double squares = 0;
+  for (const float x : values_) squares += (x - centre) * (x - centre);
+  const double deviation =
+      std::sqrt(squares / static_cast<double>(values_.size()));
+  // A window of equal values has no noise to measure by.
+  return (value - centre) /
+         std::max(deviation, 1e-6 * std::abs(centre) + 1e-12);
+}
+
+void ValueWindow::Push(float value, int32_t size) {
+  if (!full(size)) {
+    values_.push_back(value);
+    return;
   }
-  if (has_gradient && std::isfinite(gradient)) {
-    const auto window = static_cast<size_t>(options_.window_steps);
-    if (gradients_.size() < window) {
-      gradients_.push_back(gradient);
-      std::vector<float> sorted = gradients_;
-      std::nth_element(
-          sorted.begin(),
-          sorted.begin() + static_cast<ptrdiff_t>(sorted.size() / 2),
-          sorted.end());
-      gradient_base_ = sorted[sorted.size() / 2];
-      return;
-    }
-    gradient_now_ = gradient;
-    if (gradient > options_.gradient_factor * gradient_base_) {
-      if (gradient_high_since_ < 0) gradient_high_since_ = step;
-      return;  // The baseline stays as it was before.
-    }
-    gradient_high_since_ = -1;
-    gradients_[gradient_next_] = gradient;
-    gradient_next_ = (gradient_next_ + 1) % static_cast<uint32_t>(window);
-    if (gradient_next_ == 0) {
-      std::vector<float> sorted = gradients_;
-      std::nth_element(
-          sorted.begin(),
-          sorted.begin() + static_cast<ptrdiff_t>(sorted.size() / 2),
-          sorted.end());
-      gradient_base_ = sorted[sorted.size() / 2];
-    }
+  values_[next_ % values_.size()] = value;
+  next_ = (next_ + 1) % static_cast<uint32_t>(size);
+}
+
+void ValueWindow::Clear() {
+  values_.clear();
+  next_ = 0;
+}
+
+void LossWatch::Follow(int64_t step, float value, double least_rise,
+                       Impulse* impulse) const {
+  const double score = impulse->window.Score(value, options_.window_values);
+  const bool beyond = score >= options_.impulse_sigma &&
+                      value - impulse->window.mean() >= least_rise;
+  if (!beyond) {
+    impulse->since = -1;
+    impulse->values = 0;
+    impulse->window.Push(value, options_.window_values);
+    return;
+  }
+  if (impulse->since < 0) {
+    impulse->since = step;
+    impulse->baseline = impulse->window.mean();
+    impulse->threshold =
+        impulse->baseline +
+        std::max(least_rise,
+                 options_.impulse_sigma * (value - impulse->baseline) / score);
+  }
+  ++impulse->values;
+  impulse->value = value;
+}
+
+void LossWatch::ObserveLoss(int64_t step, float loss) {
+  if (!std::isfinite(loss)) return;
+  Follow(step, loss, 0, &loss_);
+  // The new normal: whether it is off course is for the smoothed loss to say.
+  if (loss_.since >= 0 && step - loss_.since >= options_.persist_steps) {
+    loss_.window.Clear();
+    loss_.since = -1;
+    loss_.values = 0;
+  }
+  recent_.Push(loss, options_.mean_values);
+  if (!recent_.full(options_.mean_values)) return;
+  smoothed_ = recent_.mean();
+  if (!minimum_known_ || smoothed_ < minimum_) {
+    minimum_known_ = true;
+    minimum_ = smoothed_;
+    // One unit of score is one standard deviation of the values.
+    const double unit = recent_.Score(smoothed_ + 1, options_.mean_values);
+    noise_ = 1 / unit / std::sqrt(static_cast<double>(options_.mean_values));
+  }
+  start_ = std::max(start_, smoothed_);
+  rise_ = std::max({options_.rise_of_minimum * std::abs(minimum_),
+                    options_.rise_of_gain * (start_ - minimum_),
+                    options_.rise_sigma * noise_});
+  if (smoothed_ <= minimum_ + rise_) {
+    high_since_ = -1;
+  } else if (high_since_ < 0) {
+    high_since_ = step;
   }
 }
 
-void LossWatch::Findings(int64_t step, std::vector<Finding>* loss,
-                         std::vector<Finding>* gradient) const {
-  if (high_since_ >= 0 && step - high_since_ >= options_.recovery_steps) {
-    Finding& finding = loss->emplace_back();
+void LossWatch::ObserveGradient(int64_t step, float gradient) {
+  if (!std::isfinite(gradient) || gradient <= 0) return;
+  Follow(step, std::log(gradient), std::log(options_.gradient_factor),
+         &gradient_);
+}
+
+void LossWatch::FindLoss(int64_t step, std::vector<Finding>* out) const {
+  const int64_t lasted = high_since_ < 0 ? 0 : step - high_since_;
+  if (lasted >= options_.persist_steps) {
+    Finding& finding = out->emplace_back();
     finding.rule = Rule::kLoss;
-    finding.severity = Severity::kCritical;
+    finding.severity = lasted >= options_.critical_steps ? Severity::kCritical
+                                                         : Severity::kWarning;
     finding.stage = 5;
     finding.first_step = high_since_;
-    finding.evidence.push_back({.signal = "loss",
-                                .value = smoothed_,
-                                .threshold = minimum_ + rise_,
-                                .baseline = minimum_,
-                                .first_step = high_since_,
-                                .detector = "level"});
-  }
-  if (gradient_high_since_ >= 0 &&
-      step - gradient_high_since_ >= options_.recovery_steps) {
-    Finding& finding = gradient->emplace_back();
-    finding.rule = Rule::kGradient;
-    finding.severity = Severity::kWarning;
-    finding.stage = 5;
-    finding.first_step = gradient_high_since_;
     finding.evidence.push_back(
-        {.signal = "grad_norm",
-         .value = gradient_now_,
-         .threshold = options_.gradient_factor * gradient_base_,
-         .baseline = gradient_base_,
-         .first_step = gradient_high_since_,
-         .detector = "level"});
+        {.signal = "loss",
+         .value = smoothed_,
+         .threshold = minimum_ + rise_,
+         .baseline = minimum_,
+         .first_step = high_since_,
+         .detector = "level",
+         .text = "the mean of the newest steps against the lowest such mean"});
+  } else if (loss_.since >= 0 && loss_.values >= options_.impulse_values) {
+    Finding& finding = out->emplace_back();
+    finding.rule = Rule::kLoss;
+    finding.severity = Severity::kInfo;
+    finding.first_step = loss_.since;
+    finding.evidence.push_back({.signal = "loss",
+                                .value = loss_.value,
+                                .threshold = loss_.threshold,
+                                .baseline = loss_.baseline,
+                                .first_step = loss_.since,
+                                .detector = "impulse"});
   }
+}
+
+void LossWatch::FindGradient(int64_t step, std::vector<Finding>* out) const {
+  if (gradient_.since < 0 || gradient_.values < options_.impulse_values) return;
+  const bool lasting = step - gradient_.since >= options_.persist_steps;
+  Finding& finding = out->emplace_back();
+  finding.rule = Rule::kGradient;
+  finding.severity = lasting ? Severity::kWarning : Severity::kInfo;
+  finding.first_step = gradient_.since;
+  finding.evidence.push_back({.signal = "grad_norm",
+                              .value = std::exp(gradient_.value),
+                              .threshold = std::exp(gradient_.threshold),
+                              .baseline = std::exp(gradient_.baseline),
+                              .first_step = gradient_.since,
+                              .detector = "impulse"});
 }
 
 void LossWatch::Excuse() {
-  recent_.clear();
-  recent_next_ = 0;
-  minimum_ = smoothed_ = noise_ = 0;
+  loss_ = {};
+  gradient_ = {};
+  recent_.Clear();
+  minimum_known_ = false;
   high_since_ = -1;
-  gradient_high_since_ = -1;
 }
 
 }  // namespace bellwether::server

@@ -1,9 +1,11 @@
 // loss_watch.h: the run-level series: loss and gradient norm, every step.
 //
-// Impulse: a value `impulse_sigma` above the mean of the `window_steps` values
-// before it (never itself), the window frozen until it is over.  An impulse
-// that ends within `recovery_steps` was a data spike and no alert.  Diverging:
-// the smoothed loss stays above its own minimum.  NaN enters no window.
+// Impulse: a value `impulse_sigma` standard deviations above the mean of the
+// values before it (never itself).  It enters the window only once it has
+// lasted `persist_steps` and is the new normal; until then the window stands
+// still.  An impulse is information: data spikes do it and are over soon.
+// Off course: the smoothed loss stays above its own minimum.
+// Values that are not finite enter nothing; rule "nonfinite" speaks of them.
 //
 // Not thread-safe.
 
@@ -18,43 +20,76 @@
 
 namespace bellwether::server {
 
+// The newest values of one series and how a further one stands to them.
+class ValueWindow {
+ public:
+  // `value` in standard deviations above the mean; 0 until the window is full.
+  double Score(double value, int32_t size) const;
+  double mean() const;
+  bool full(int32_t size) const {
+    return values_.size() == static_cast<size_t>(size);
+  }
+  void Push(float value, int32_t size);
+  void Clear();
+
+  template <class A>
+  void Visit(A& a) {
+    a(values_), a(next_);
+  }
+
+ private:
+  std::vector<float> values_;  // A ring once it is full.
+  uint32_t next_ = 0;
+};
+
 class LossWatch {
  public:
   explicit LossWatch(const LossOptions& options) : options_(options) {}
 
-  // Values that were not measured: pass NaN with measured = false.
-  void Observe(int64_t step, bool has_loss, float loss, bool has_gradient,
-               float gradient);
-  void Findings(int64_t step, std::vector<Finding>* loss,
-                std::vector<Finding>* gradient) const;
-  // A spike or a higher level is expected: the minimum is taken anew.
+  void ObserveLoss(int64_t step, float loss);
+  void ObserveGradient(int64_t step, float gradient);
+  // Appends what holds now.
+  void FindLoss(int64_t step, std::vector<Finding>* out) const;
+  void FindGradient(int64_t step, std::vector<Finding>* out) const;
+  // Something announced may raise both: what is normal is learnt anew.
   void Excuse();
 
   template <class A>
   void Visit(A& a) {
-    a(recent_), a(recent_next_), a(minimum_), a(smoothed_), a(noise_),
-        a(high_since_), a(above_), a(start_), a(rise_);
-    a(gradients_), a(gradient_next_), a(gradient_base_),
-        a(gradient_high_since_), a(gradient_now_);
+    a(loss_), a(recent_), a(gradient_);
+    a(minimum_known_), a(minimum_), a(smoothed_), a(noise_), a(start_),
+        a(rise_), a(high_since_);
   }
 
  private:
+  // An excursion of one series beyond its window.
+  struct Impulse {
+    ValueWindow window;
+    int64_t since = -1;  // -1: none.
+    int32_t values = 0;
+    double value = 0;
+    double threshold = 0;
+    double baseline = 0;
+    template <class A>
+    void Visit(A& a) {
+      a(window), a(since), a(values), a(value), a(threshold), a(baseline);
+    }
+  };
+  // `value` and the window are in the same scale (ln for gradients).
+  void Follow(int64_t step, float value, double least_rise,
+              Impulse* impulse) const;
+
   LossOptions options_;
-  std::vector<float> recent_;  // The last mean_steps losses, a ring.
-  uint32_t recent_next_ = 0;
+  Impulse loss_;
+  Impulse gradient_;    // In ln.
+  ValueWindow recent_;  // Of the smoothed loss.
+  bool minimum_known_ = false;
   double minimum_ = 0;
   double smoothed_ = 0;
+  double noise_ = 0;  // Standard error of the smoothed loss at its minimum.
   double start_ = 0;  // The largest smoothed loss so far.
-  double rise_ = 0;   // Above the minimum: diverging.
-  double noise_ =
-      0;  // Standard deviation of the smoothed loss, from the values in it.
+  double rise_ = 0;   // Above the minimum: off course.
   int64_t high_since_ = -1;
-  uint8_t above_ = 0;
-  std::vector<float> gradients_;
-  uint32_t gradient_next_ = 0;
-  double gradient_base_ = 0;
-  double gradient_now_ = 0;
-  int64_t gradient_high_since_ = -1;
 };
 
 }  // namespace bellwether::server

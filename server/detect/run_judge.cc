@@ -175,14 +175,15 @@ void RunJudge::Observe(const StepSample& sample, std::vector<Transition>* out) {
   const float gradient = sample.scalar(SignalId::kGradNorm);
   const bool excused = sample.step < s.options.context.warmup_steps ||
                        sample.step < s.excused_until;
-  s.loss.Observe(sample.step, !IsNotMeasured(loss), loss,
-                 !IsNotMeasured(gradient), gradient);
+  s.loss.ObserveLoss(sample.step, loss);  // Ignores what is not finite.
+  s.loss.ObserveGradient(sample.step, gradient);
   if (!excused) {
-    std::vector<Finding> losses;
-    std::vector<Finding> gradients;
-    s.loss.Findings(sample.step, &losses, &gradients);
-    s.alerts.Update(Family::kLoss, sample.step, s.run, &losses, out);
-    s.alerts.Update(Family::kGradient, sample.step, s.run, &gradients, out);
+    std::vector<Finding> findings;
+    s.loss.FindLoss(sample.step, &findings);
+    s.alerts.Update(Family::kLoss, sample.step, s.run, &findings, out);
+    findings.clear();
+    s.loss.FindGradient(sample.step, &findings);
+    s.alerts.Update(Family::kGradient, sample.step, s.run, &findings, out);
   }
   if (s.heads.Add(sample)) {
     s.heads.Tick(s.run.attention, excused);
@@ -271,7 +272,9 @@ void RunJudge::OnSilence(uint32_t silent_ranks, int64_t silent_seconds,
 }
 
 int32_t RunJudge::stage() const {
-  if (state_->alerts.firing(Family::kLoss)) return 5;
+  if (state_->alerts.firing(Family::kLoss) &&
+      state_->alerts.severity(Family::kLoss) >= Severity::kWarning)
+    return 5;
   return state_->heads.stage();
 }
 Eta RunJudge::eta() const { return state_->alerts.eta(state_->last_step); }
