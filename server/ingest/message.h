@@ -72,6 +72,7 @@ struct LoggedMessage {
   Lsn lsn = 0;
   RunId run = 0;
   uint32_t rank = 0;
+  uint64_t epoch = 0;  // Of the rank's session; 0 = said by the server.
   IngestMessage message;
 };
 

@@ -1,0 +1,199 @@
+#include "server/config.h"
+
+#include <yaml-cpp/yaml.h>
+
+#include <cmath>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <sstream>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace bellwether::server {
+namespace {
+
+// One key of the file: how to read it and how to show it.
+struct Field {
+  std::string key;  // "limits.runs_live_max"
+  std::function<std::string(const YAML::Node&)> read;  // "" or what is wrong
+  std::function<std::string()> show;
+  double limit = NAN;  // Shown among the limits too.
+};
+
+template <typename T>
+Field Number(std::string key, T* target, T low, T high) {
+  return {std::move(key),
+          [=](const YAML::Node& node) -> std::string {
+            T value{};
+            if (!node.IsScalar() || !YAML::convert<T>::decode(node, value)) return "must be a number";
+            if (!(value >= low && value <= high)) {
+              return absl::StrCat("is ", node.Scalar(), ": must be in [", low, ", ", high, "]");
+            }
+            *target = value;
+            return "";
+          },
+          [=] { return absl::StrCat(*target); }, static_cast<double>(*target)};
+}
+
+Field Text(std::string key, std::string* target) {
+  return {std::move(key),
+          [=](const YAML::Node& node) -> std::string {
+            if (!node.IsScalar()) return "must be a string";
+            *target = node.Scalar();
+            return "";
+          },
+          [=] { return *target; }};
+}
+
+std::string ReadWebhook(const YAML::Node& node, WebhookOptions* webhook) {
+  if (!node.IsMap()) return "must be a map with url";
+  for (const auto& entry : node) {
+    const std::string key = entry.first.Scalar();
+    const std::string value = entry.second.IsScalar() ? entry.second.Scalar() : "";
+    if (key == "url") {
+      const auto url = SplitUrl(value);
+      if (!url.ok()) return absl::StrCat("url: ", std::string(url.status().message()));
+      webhook->url = value;
+    } else if (key == "name") {
+      webhook->channel = value;
+    } else if (key == "severity") {
+      if (value != "info" && value != "warning" && value != "critical") {
+        return absl::StrCat("severity is ", value, ": must be info, warning or critical");
+      }
+      webhook->severity_min = value == "info"      ? Severity::kInfo
+                              : value == "warning" ? Severity::kWarning
+                                                   : Severity::kCritical;
+    } else if (key == "send_resolved") {
+      if (!YAML::convert<bool>::decode(entry.second, webhook->send_resolved)) return "send_resolved must be true or false";
+    } else {
+      return absl::StrCat("unknown key ", key, "; known: url, name, severity, send_resolved");
+    }
+  }
+  return webhook->url.empty() ? "has no url" : "";
+}
+
+std::vector<Field> Fields(ServerOptions* o) {
+  Pipeline::Options& p = o->pipeline;
+  std::vector<Field> fields = {
+      Text("storage.path", &p.storage_path),
+      Text("grpc.listen_address", &o->grpc_address),
+      Text("web.listen_address", &o->web_address),
+      Text("web.external_url", &o->external_url),
+      Number<size_t>("limits.runs_live_max", &p.runs_live_max, 1, 100'000),
+      Number<int>("limits.streams_max", &o->ingest.streams_max, 1, 100'000),
+      Number<int32_t>("limits.layers_max", &p.limits.layers_max, 1, 512),
+      Number<int32_t>("limits.heads_max", &p.limits.heads_max, 1, 1024),
+      Number<uint32_t>("limits.ranks_max", &p.limits.world_max, 1, 4096),
+      Number<size_t>("limits.queue_messages_max", &p.shard.queue_messages_max, 16, 1 << 20),
+      Number<int64_t>("limits.queue_bytes_max", &p.shard.queue_bytes_max, 1 << 21, int64_t{1} << 34),
+      Number<int64_t>("limits.exported_series_max", &o->exporter.series_max, 100, 1'000'000),
+      Number<int64_t>("ingest.idle_ms_max", &o->ingest.idle_ms_max, 1000, 3'600'000),
+      Number<int64_t>("ingest.step_deadline_ms", &p.shard.step_deadline_ms, 10, 3'600'000),
+      Number<int64_t>("ingest.silence_ms_min", &p.shard.silence_ms_min, 100, 86'400'000),
+      Number<int>("ingest.shards", &p.shards, 1, 64),
+      Number<int64_t>("storage.wal_segment_bytes", &p.wal.segment_bytes, 1 << 21, int64_t{1} << 32),
+      Number<int64_t>("storage.wal_bytes_flush", &p.wal_bytes_flush, 1 << 22, int64_t{1} << 36),
+      Number<int64_t>("storage.cache_bytes", &p.database.cache_bytes, 1 << 20, int64_t{1} << 36),
+      Number<int32_t>("export.heads_max", &o->exporter.heads.heads_top, 0, 1024),
+  };
+  fields.push_back({"export.per_head",
+                    [o](const YAML::Node& node) -> std::string {
+                      const std::string value = node.IsScalar() ? node.Scalar() : "";
+                      if (value != "topk" && value != "all" && value != "none") return "must be topk, all or none";
+                      o->exporter.heads.all = value == "all";
+                      if (value == "none") o->exporter.heads.heads_top = 0;
+                      return "";
+                    },
+                    [o] { return o->exporter.heads.all ? "all" : o->exporter.heads.heads_top == 0 ? "none" : "topk"; }});
+  fields.push_back({"alerting.webhooks",
+                    [o](const YAML::Node& node) -> std::string {
+                      if (!node.IsSequence()) return "must be a list";
+                      if (node.size() > 16) return absl::StrCat("holds ", node.size(), " entries: at most 16");
+                      o->webhooks.clear();
+                      for (size_t i = 0; i < node.size(); ++i) {
+                        WebhookOptions webhook;
+                        const std::string wrong = ReadWebhook(node[i], &webhook);
+                        if (!wrong.empty()) return absl::StrCat("entry ", i + 1, " ", wrong);
+                        o->webhooks.push_back(webhook);
+                      }
+                      return "";
+                    },
+                    [o] { return absl::StrCat(o->webhooks.size(), " configured"); }});
+  return fields;
+}
+
+// Visits every leaf: a known key, or a map on the way to one.
+void Visit(const YAML::Node& node, const std::string& prefix, const std::string& path, std::vector<Field>* fields,
+           std::vector<std::string>* findings) {
+  const auto report = [&](const YAML::Node& at, const std::string& what) {
+    findings->push_back(absl::StrCat(path, ":", at.Mark().line + 1, ":", at.Mark().column + 1, ": ", what));
+  };
+  if (!node.IsMap()) {
+    report(node, absl::StrCat(prefix.empty() ? "the file" : prefix, " must be a map"));
+    return;
+  }
+  std::set<std::string> seen;
+  for (const auto& entry : node) {
+    const std::string key = prefix.empty() ? entry.first.Scalar() : absl::StrCat(prefix, ".", entry.first.Scalar());
+    if (!seen.insert(key).second) {
+      report(entry.first, absl::StrCat(key, " stands twice"));
+      continue;
+    }
+    Field* exact = nullptr;
+    bool is_section = false;
+    for (Field& field : *fields) {
+      if (field.key == key) exact = &field;
+      if (field.key.rfind(key + ".", 0) == 0) is_section = true;
+    }
+    if (exact != nullptr) {
+      const std::string wrong = exact->read(entry.second);
+      if (!wrong.empty()) report(entry.second, absl::StrCat(key, " ", wrong));
+    } else if (is_section) {
+      Visit(entry.second, key, path, fields, findings);
+    } else {
+      report(entry.first, absl::StrCat("unknown key ", key));
+    }
+  }
+}
+
+}  // namespace
+
+absl::Status ReadConfig(const std::string& path, ServerOptions* options) {
+  std::ifstream file(path);
+  if (!file) return absl::NotFoundError(absl::StrCat(path, ": cannot be read"));
+  std::stringstream text;
+  text << file.rdbuf();
+  ServerOptions changed = *options;
+  std::vector<std::string> findings;
+  try {
+    const YAML::Node root = YAML::Load(text.str());
+    if (root.IsNull()) return absl::OkStatus();
+    std::vector<Field> fields = Fields(&changed);
+    Visit(root, "", path, &fields, &findings);
+  } catch (const YAML::Exception& error) {
+    findings.push_back(absl::StrCat(path, ":", error.mark.line + 1, ":", error.mark.column + 1, ": ", error.msg));
+  }
+  if (!findings.empty()) return absl::InvalidArgumentError(absl::StrJoin(findings, "\n"));
+  *options = changed;
+  return absl::OkStatus();
+}
+
+std::map<std::string, std::string> DescribeOptions(const ServerOptions& options) {
+  ServerOptions copy = options;
+  std::map<std::string, std::string> shown;
+  for (const Field& field : Fields(&copy)) shown[field.key] = field.show();
+  return shown;
+}
+
+std::map<std::string, double> DescribeLimits(const ServerOptions& options) {
+  ServerOptions copy = options;
+  std::map<std::string, double> limits;
+  for (const Field& field : Fields(&copy)) {
+    if (field.key.rfind("limits.", 0) == 0) limits[field.key.substr(7)] = field.limit;
+  }
+  return limits;
+}
+
+}  // namespace bellwether::server

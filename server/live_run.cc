@@ -1,0 +1,350 @@
+#include "server/live_run.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "server/store/byte_io.h"
+#include "server/util/log.h"
+#include "server/util/status_macros.h"
+
+namespace bellwether::server {
+namespace {
+
+constexpr uint32_t kStateVersion = 1;
+constexpr uint64_t kCommitSteps = 256;
+constexpr int64_t kCommitNanosMin = 2'000'000'000;
+constexpr int64_t kCommitNanosMax = 30'000'000'000;
+// A rank is silent after so many of its usual intervals.
+constexpr double kSilentIntervals = 10;
+
+bool HasHeadSignals(const StepSample& sample) {
+  return std::any_of(sample.signals().begin(), sample.signals().end(),
+                     [](SignalId id) { return FindSignal(id)->granularity != Granularity::kRun; });
+}
+
+}  // namespace
+
+LiveRun::LiveRun(const LiveRunParts& parts, const RunRecord& record)
+    : parts_(parts),
+      record_(record),
+      merge_(record.description.layout, record.description.reporters),
+      judge_(*parts.judge_options, record.description),
+      sink_([this](const StepSample& sample) { OnStep(sample); }),
+      committed_ns_(parts.clock->MonotonicNanos()),
+      late_(parts.counters->counter("bellwether_ingest_frames_total", {{"result", "late"}})),
+      repeated_(parts.counters->counter("bellwether_ingest_frames_total", {{"result", "repeated"}})),
+      closed_by_deadline_(parts.counters->counter("bellwether_steps_closed_by_deadline_total")),
+      alert_seconds_(parts.counters->histogram("bellwether_alert_seconds")) {}
+
+absl::Status LiveRun::Load() {
+  BW_ASSIGN_OR_RETURN(const std::vector<RankRecord> ranks, parts_.database->ListRanks(record_.id));
+  for (const RankRecord& rank : ranks) ranks_[rank.rank] = rank;
+  last_lsn_ = saved_lsn_ = record_.applied_lsn;
+  const auto state = parts_.database->GetState(record_.id);
+  if (!state.ok()) {
+    if (!absl::IsNotFound(state.status())) return state.status();
+    parts_.series->Open(record_.id, record_.description.layout);
+    return absl::OkStatus();
+  }
+  std::string series_state;
+  if (!RestoreState(*state, &series_state)) {
+    return absl::DataLossError("run " + record_.description.name + ": its saved state cannot be read");
+  }
+  changed_ = true;
+  if (record_.ended) {  // Closed when it was saved.
+    parts_.series->Open(record_.id, record_.description.layout);
+    return absl::OkStatus();
+  }
+  return parts_.series->Restore(record_.id, record_.description.layout, series_state);
+}
+
+void LiveRun::Apply(const LoggedMessage& logged, int64_t arrived_ns) {
+  const bool saved = logged.lsn <= saved_lsn_;
+  last_lsn_ = std::max(last_lsn_, logged.lsn);
+  arrived_ns_ = arrived_ns;
+  dirty_ = changed_ = true;
+  if (logged.epoch > 0) {
+    RankRecord& rank = ranks_[logged.rank];
+    rank.rank = logged.rank;
+    rank.epoch = std::max(rank.epoch, logged.epoch);
+    rank.durable_seq = std::max(rank.durable_seq, logged.message.seq);
+    record_.last_report_unix_ns = parts_.clock->UnixNanos();
+    if (arrived_ns > 0) heard_ns_[logged.rank] = arrived_ns;
+  }
+  const auto& body = logged.message.body;
+  if (const auto* frame = std::get_if<RankFrame>(&body)) {
+    ApplyFrame(*frame, logged.lsn);
+  } else if (saved) {
+    return;  // Everything but frames is in the saved state at once.
+  } else if (const auto* hello = std::get_if<HelloMessage>(&body)) {
+    ApplyHello(*hello);
+  } else if (const auto* event = std::get_if<RunEvent>(&body)) {
+    new_events_.push_back(*event);
+    judge_.OnEvent(*event, &transitions_);
+  } else if (const auto* bye = std::get_if<ByeMessage>(&body)) {
+    ApplyBye(logged.rank, *bye);
+  } else if (const auto* closed = std::get_if<StepClosedMessage>(&body)) {
+    closed_by_deadline_->Add();
+    merge_.CloseThrough(closed->attempt, closed->step, sink_);
+  } else if (const auto* silence = std::get_if<SilenceMessage>(&body)) {
+    judge_.OnSilence(silence->silent_ranks, silence->seconds, &transitions_);
+  }
+  Post(&transitions_);
+}
+
+void LiveRun::ApplyHello(const HelloMessage& hello) {
+  const uint64_t attempt = record_.description.attempt;
+  if (hello.run.attempt < attempt) return;  // A straggler of an older attempt.
+  record_.description = hello.run;
+  record_.ended = false;
+  record_.end_reason.clear();
+  gone_.erase(hello.rank);
+  merge_.SetReporters(hello.run.reporters);
+  judge_.OnHello(hello.run, &transitions_);
+}
+
+void LiveRun::ApplyFrame(const RankFrame& frame, Lsn lsn) {
+  uint64_t& dropped = dropped_[frame.rank];
+  if (frame.dropped_total > dropped) {
+    record_.frames_dropped += frame.dropped_total - dropped;
+    dropped = frame.dropped_total;
+  } else if (frame.dropped_total < dropped) {
+    dropped = frame.dropped_total;  // A new client process counts afresh.
+  }
+  gone_.erase(frame.rank);
+  switch (merge_.Add(frame, lsn, sink_)) {
+    case RankMerge::Outcome::kTaken:
+      ++record_.frames;
+      break;
+    case RankMerge::Outcome::kLate:
+      if (lsn > saved_lsn_) late_->Add();
+      break;
+    case RankMerge::Outcome::kRepeated:
+      repeated_->Add();
+      break;
+  }
+}
+
+void LiveRun::ApplyBye(uint32_t rank, const ByeMessage& bye) {
+  gone_.insert(rank);
+  merge_.SetGone(rank, sink_);
+  heard_ns_.erase(rank);
+  if (gone_.size() < record_.description.reporters) return;
+  record_.ended = true;
+  record_.end_reason = bye.reason == ByeMessage::Reason::kFinished   ? "finished"
+                       : bye.reason == ByeMessage::Reason::kDied     ? "died"
+                       : bye.reason == ByeMessage::Reason::kDetached ? "detached"
+                                                                     : "ended";
+}
+
+void LiveRun::OnStep(const StepSample& sample) {
+  if (const absl::Status status = parts_.series->Append(record_.id, sample); !status.ok()) {
+    LogError("run {}: step {} could not be stored: {}", record_.description.name, sample.step, std::string(status.message()));
+  }
+  judge_.Observe(sample, &transitions_);
+  AddTotals(sample);
+  for (const SignalId id : sample.signals()) {
+    const auto at = std::lower_bound(record_.signals.begin(), record_.signals.end(), id);
+    if (at == record_.signals.end() || *at != id) record_.signals.insert(at, id);
+  }
+  record_.step = sample.step;
+  record_.stage = judge_.stage();
+  ++record_.steps_recorded;
+  ++steps_since_commit_;
+  last_sample_ = sample;
+  if (HasHeadSignals(sample)) {
+    last_heads_ = sample;
+    heads_changed_ = true;
+  }
+}
+
+void LiveRun::AddTotals(const StepSample& sample) {
+  for (const SignalId id : sample.signals()) {
+    const SignalInfo& signal = *FindSignal(id);
+    const bool total = std::any_of(signal.metrics, signal.metrics + signal.metric_count,
+                                   [](const MetricInfo& metric) { return metric.aggregate == Aggregate::kTotal; });
+    if (!total) continue;
+    const MatrixShape shape = ShapeOf(signal, sample.layout());
+    const auto values = sample.matrix(id);
+    std::vector<double>& totals = totals_[id];
+    totals.resize(static_cast<size_t>(shape.layers));
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (std::isfinite(values[i])) totals[i / static_cast<size_t>(shape.heads)] += values[i];
+    }
+  }
+}
+
+void LiveRun::Post(std::vector<Transition>* transitions) {
+  if (transitions->empty()) return;
+  // People must not be told of what a crash could still take back.  A failed
+  // log does not silence alerts: they go on from memory.
+  if (const absl::Status status = parts_.wal->Sync(last_lsn_); !status.ok()) {
+    LogError("alerts of run {} go out unpersisted: {}", record_.description.name, std::string(status.message()));
+  }
+  record_.stage = judge_.stage();
+  for (Transition& transition : *transitions) {
+    transition.run = record_.id;
+    transition.run_name = record_.description.name;
+    transition.time_unix_ns = parts_.clock->UnixNanos();
+    const auto posted = parts_.alerts->Post(std::move(transition));
+    if (!posted.ok()) LogError("a transition could not be stored: {}", std::string(posted.status().message()));
+    if (arrived_ns_ > 0) {
+      alert_seconds_->Observe(static_cast<double>(parts_.clock->MonotonicNanos() - arrived_ns_) * 1e-9);
+    }
+  }
+  transitions->clear();
+}
+
+void LiveRun::Publish() {
+  if (!changed_) return;
+  changed_ = false;
+  auto snapshot = std::make_shared<RunSnapshot>();
+  snapshot->record = record_;
+  snapshot->eta = judge_.eta();
+  snapshot->alerts_firing = judge_.alerts_firing();
+  snapshot->ranks_reporting = record_.ended ? 0 : merge_.reporting() - std::min(merge_.reporting(), silent_ranks_);
+  snapshot->version = ++version_;
+  if (heads_changed_) {
+    shown_heads_ = std::make_shared<StepSample>(last_heads_);
+    heads_changed_ = false;
+  }
+  snapshot->heads = shown_heads_;
+  if (!last_sample_.signals().empty()) snapshot->newest = std::make_shared<StepSample>(last_sample_);
+  const Layout& layout = record_.description.layout;
+  snapshot->head_stage.reserve(static_cast<size_t>(layout.layers * layout.heads));
+  for (int32_t layer = 0; layer < layout.layers; ++layer) {
+    for (int32_t head = 0; head < layout.heads; ++head) {
+      snapshot->head_stage.push_back(static_cast<uint8_t>(judge_.stage_of(layer, head)));
+    }
+  }
+  snapshot->totals = totals_;
+  parts_.table->Publish(std::move(snapshot));
+}
+
+void LiveRun::PublishRecord(const RunRecord& record, RunTable* table) {
+  auto snapshot = std::make_shared<RunSnapshot>();
+  snapshot->record = record;
+  table->Publish(std::move(snapshot));
+}
+
+Lsn LiveRun::needed_lsn() const {
+  const Lsn open = merge_.oldest_open_lsn();
+  if (open != 0) return open;
+  return dirty_ ? record_.applied_lsn + 1 : 0;
+}
+
+bool LiveRun::CommitDue(int64_t now_ns) const {
+  if (!dirty_) return false;
+  const int64_t age = now_ns - committed_ns_;
+  return record_.ended || age >= kCommitNanosMax || (steps_since_commit_ >= kCommitSteps && age >= kCommitNanosMin);
+}
+
+absl::Status LiveRun::Commit() {
+  // The database must never be ahead of the log.
+  BW_RETURN_IF_ERROR(parts_.wal->Sync(last_lsn_));
+  std::unique_ptr<RunBatch> batch = parts_.database->NewBatch();
+  std::string series_state;
+  BW_RETURN_IF_ERROR(record_.ended ? parts_.series->Close(record_.id, batch.get())
+                                   : parts_.series->Save(record_.id, batch.get(), &series_state));
+  const Lsn open = merge_.oldest_open_lsn();
+  record_.applied_lsn = open != 0 ? std::min(open - 1, last_lsn_) : last_lsn_;
+  for (const RunEvent& event : new_events_) batch->PutEvent(record_.id, event);
+  for (const auto& [number, rank] : ranks_) batch->PutRank(record_.id, rank);
+  batch->PutRun(record_);
+  batch->PutState(record_.id, SaveState(series_state));
+  BW_RETURN_IF_ERROR(parts_.database->Commit(std::move(batch)));
+  saved_lsn_ = last_lsn_;
+  new_events_.clear();
+  steps_since_commit_ = 0;
+  committed_ns_ = parts_.clock->MonotonicNanos();
+  dirty_ = false;
+  return absl::OkStatus();
+}
+
+std::string LiveRun::SaveState(const std::string& series_state) const {
+  std::string state;
+  ByteWriter out(&state);
+  out.Put(kStateVersion);
+  out.Put(last_lsn_);
+  out.Put(merge_.closed_attempt());
+  out.Put(merge_.closed_step());
+  out.PutVarint(totals_.size());
+  for (const auto& [id, totals] : totals_) {
+    out.Put(static_cast<uint16_t>(id));
+    out.PutVarint(totals.size());
+    for (const double total : totals) out.Put(total);
+  }
+  out.PutVarint(gone_.size());
+  for (const uint32_t rank : gone_) out.PutVarint(rank);
+  out.PutVarint(dropped_.size());
+  for (const auto& [rank, dropped] : dropped_) {
+    out.PutVarint(rank);
+    out.PutVarint(dropped);
+  }
+  out.PutString(judge_.Save());
+  out.PutString(series_state);
+  return state;
+}
+
+bool LiveRun::RestoreState(const std::string& state, std::string* series_state) {
+  ByteReader in(state);
+  if (in.Get<uint32_t>() != kStateVersion) return false;
+  saved_lsn_ = in.Get<Lsn>();
+  const uint32_t attempt = in.Get<uint32_t>();
+  const int64_t step = in.Get<int64_t>();
+  for (size_t left = in.GetCount(3); left > 0; --left) {
+    std::vector<double>& totals = totals_[static_cast<SignalId>(in.Get<uint16_t>())];
+    totals.resize(in.GetCount(sizeof(double)));
+    for (double& total : totals) total = in.Get<double>();
+  }
+  for (size_t left = in.GetCount(1); left > 0; --left) gone_.insert(static_cast<uint32_t>(in.GetVarint()));
+  for (size_t left = in.GetCount(2); left > 0; --left) {
+    const uint32_t rank = static_cast<uint32_t>(in.GetVarint());
+    dropped_[rank] = in.GetVarint();
+  }
+  const std::string_view judge = in.GetString();
+  *series_state = std::string(in.GetString());
+  if (!in.done()) return false;
+  merge_.RestoreClosed(attempt, step);
+  return judge_.Restore(judge);
+}
+
+bool LiveRun::StepOverdue(int64_t now_ns, int64_t deadline_ns, StepClosedMessage* overdue) {
+  uint32_t attempt = 0;
+  int64_t step = 0;
+  if (!merge_.OldestOpen(&attempt, &step)) {
+    open_step_ = {0, -1};
+    return false;
+  }
+  if (open_step_ != std::make_pair(attempt, step)) {
+    open_step_ = {attempt, step};
+    open_since_ns_ = now_ns;
+    return false;
+  }
+  if (now_ns - open_since_ns_ < deadline_ns) return false;
+  open_since_ns_ = now_ns;  // Said once; the record is on its way.
+  *overdue = {attempt, step};
+  return true;
+}
+
+bool LiveRun::SilenceChanged(int64_t now_ns, int64_t silence_ns_min, SilenceMessage* silence) {
+  if (record_.ended || heard_ns_.empty()) return false;
+  const float interval = last_sample_.signals().empty() ? 0 : last_sample_.scalar(SignalId::kStepSeconds);
+  const double usual_ns = std::isfinite(interval) ? interval * 1e9 : 0;
+  const int64_t deadline_ns = std::max(silence_ns_min, static_cast<int64_t>(kSilentIntervals * usual_ns));
+  uint32_t silent = 0;
+  int64_t longest_ns = 0;
+  for (const auto& [rank, heard] : heard_ns_) {
+    if (now_ns - heard < deadline_ns) continue;
+    ++silent;
+    longest_ns = std::max(longest_ns, now_ns - heard);
+  }
+  if (silent == silent_ranks_) return false;
+  silent_ranks_ = silent;
+  changed_ = true;
+  *silence = {silent, longest_ns / 1'000'000'000};
+  return true;
+}
+
+}  // namespace bellwether::server

@@ -1,0 +1,220 @@
+// bellwetherd: flags, signals, and one Server.
+
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "server/config.h"
+#include "server/replay.h"
+#include "server/server.h"
+#include "server/util/log.h"
+#include "server/version.h"
+
+namespace bellwether::server {
+namespace {
+
+constexpr int kOk = 0;
+constexpr int kFailed = 1;
+constexpr int kUsage = 2;
+constexpr int kFindings = 3;
+
+std::string DefaultStorage() {
+  const char* state = std::getenv("XDG_STATE_HOME");
+  if (state != nullptr && state[0] == '/') return std::string(state) + "/bellwether/server";
+  const char* home = std::getenv("HOME");
+  return std::string(home != nullptr ? home : "/var/lib") + "/.local/state/bellwether/server";
+}
+
+std::string RandomToken() {
+  std::random_device random;
+  std::string token;
+  for (int i = 0; i < 32; ++i) token += "0123456789abcdef"[random() % 16];
+  return token;
+}
+
+// systemd's notification protocol: one datagram.
+void NotifySystemd(const char* state) {
+  const char* path = std::getenv("NOTIFY_SOCKET");
+  if (path == nullptr || std::strlen(path) >= sizeof(sockaddr_un::sun_path)) return;
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::strcpy(address.sun_path, path);
+  if (address.sun_path[0] == '@') address.sun_path[0] = '\0';
+  const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + std::strlen(path));
+  (void)sendto(fd, state, std::strlen(state), MSG_NOSIGNAL, reinterpret_cast<sockaddr*>(&address), length);
+  close(fd);
+}
+
+// Appears whole or not at all.
+bool WriteReadyFile(const std::string& path, const Server& server, const std::string& token) {
+  const nlohmann::json ready = {{"pid", getpid()},
+                                {"grpc", server.grpc_address()},
+                                {"http", server.http_address().empty() ? "" : "http://" + server.http_address()},
+                                {"token", token}};
+  const std::string partial = path + ".partial";
+  {
+    std::ofstream file(partial);
+    std::filesystem::permissions(partial, std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
+    file << ready.dump() << "\n";
+    if (!file.flush()) return false;
+  }
+  std::error_code error;
+  std::filesystem::rename(partial, path, error);
+  return !error;
+}
+
+struct Flags {
+  std::string config_file;
+  bool config_check = false;
+  std::string log_level = "info", log_format = "logfmt";
+  std::string ready_file;
+  std::string token_file;
+  std::string idle_exit;
+  ReplayOptions replay;
+};
+
+// "300s", "5m", "1h", or plain seconds; -1 = none of these.
+int64_t ParseSeconds(const std::string& text) {
+  size_t used = 0;
+  long long value = -1;
+  try {
+    value = std::stoll(text, &used);
+  } catch (const std::exception&) {
+    return -1;
+  }
+  const std::string unit = text.substr(used);
+  const int64_t scale = unit.empty() || unit == "s" ? 1 : unit == "m" ? 60 : unit == "h" ? 3600 : -1;
+  return value < 0 || scale < 0 ? -1 : value * scale;
+}
+
+int Serve(ServerOptions options, const Flags& flags) {
+  // Blocked before any thread starts, taken by sigtimedwait below.
+  sigset_t signals;
+  sigemptyset(&signals);
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&signals, signal);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  ::signal(SIGPIPE, SIG_IGN);
+  auto server = Server::Start(options);
+  if (!server.ok()) {
+    LogError("{}", std::string(server.status().message()));
+    return kFailed;
+  }
+  LogInfo("bellwetherd {} ({}), gRPC {}: ready, gRPC on {}, page {}", kVersion, kRevision, grpc::Version(),
+          (*server)->grpc_address(), (*server)->page_url().empty() ? "off" : (*server)->page_url());
+  if (!flags.ready_file.empty() && !WriteReadyFile(flags.ready_file, **server, options.web_token)) {
+    LogError("--ready.file={}: cannot be written", flags.ready_file);
+    return kFailed;
+  }
+  NotifySystemd("READY=1");
+  for (;;) {
+    const timespec second{1, 0};
+    const int signal = sigtimedwait(&signals, nullptr, &second);
+    if (signal == SIGTERM || signal == SIGINT) break;
+    if (!(*server)->Tick()) {
+      LogInfo("nobody was attached for {}: ending", flags.idle_exit);
+      break;
+    }
+  }
+  NotifySystemd("STOPPING=1");
+  if (!flags.ready_file.empty()) {
+    std::error_code ignored;
+    std::filesystem::remove(flags.ready_file, ignored);
+  }
+  // A hung part must not keep the process: what is durable is durable.
+  alarm(15);
+  const absl::Status stopped = (*server)->Stop();
+  if (!stopped.ok()) {
+    LogError("stopped, but: {}", std::string(stopped.message()));
+    return kFailed;
+  }
+  LogInfo("stopped; everything acknowledged is durable");
+  return kOk;
+}
+
+int Main(int argc, char** argv) {
+  ServerOptions options;
+  Flags flags;
+  options.pipeline.storage_path = DefaultStorage();
+  CLI::App app("Watches the numerics of attention in training runs, names the head that will destroy a run, and says so\n"
+               "in time.  With no flags it serves on loopback and keeps its data under the user's state directory.");
+  app.footer("Examples:\n  bellwetherd --storage.path=/var/lib/bellwether\n"
+             "  bellwetherd --config.file=bellwetherd.yml --config.check\n  bellwetherd replay run.bwrun --json");
+  app.add_option("--config.file", flags.config_file, "YAML; flags win over it");
+  app.add_flag("--config.check", flags.config_check, "check the configuration and exit: 0 good, 3 findings");
+  std::string storage, grpc_address, web_address, external_url;
+  app.add_option("--storage.path", storage, "where log and database live [" + options.pipeline.storage_path + "]");
+  app.add_flag("--storage.repair", options.pipeline.wal.repair, "cut corrupt ranges out of the log and say what is lost");
+  app.add_option("--grpc.listen-address", grpc_address, "host:port or unix:/path [" + options.grpc_address + "]");
+  app.add_option("--web.listen-address", web_address, "host:port, port 0 = any free one, or 'none' [" + options.web_address + "]");
+  app.add_option("--web.external-url", external_url, "the page's address in notifications");
+  app.add_option("--web.token-file", flags.token_file, "file with the token that the page asks for");
+  app.add_flag("--insecure-i-understand", options.insecure_i_understand, "allow plaintext addresses off loopback");
+  app.add_option("--lifetime.idle-exit", flags.idle_exit, "end when nobody was attached for so long (300s, 5m); a private server: the page gets a random token");
+  app.add_option("--ready.file", flags.ready_file, "written when serving: {pid, grpc, http, token}; removed at the end");
+  app.add_option("--log.level", flags.log_level, "debug, info, warn, error")->capture_default_str();
+  app.add_option("--log.format", flags.log_format, "logfmt, json")->capture_default_str();
+  app.set_version_flag("--version", std::string("bellwetherd ") + kVersion + " (" + kRevision + ")");
+  CLI::App* const replay = app.add_subcommand("replay", "judge a recorded run offline with the server's own detectors");
+  replay->add_option("file", flags.replay.file, "the .bwrun")->required();
+  replay->add_flag("--json", flags.replay.json, "one JSON object a line per transition");
+  replay->add_option("--until-step", flags.replay.until_step, "stop after this step")->check(CLI::NonNegativeNumber);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? kOk : kUsage;
+  }
+  if (!SetUpLog(flags.log_level, flags.log_format)) {
+    std::fprintf(stderr, "--log.level=%s --log.format=%s: levels are debug, info, warn, error; formats logfmt, json\n",
+                 flags.log_level.c_str(), flags.log_format.c_str());
+    return kUsage;
+  }
+  if (replay->parsed()) {
+    const absl::Status replayed = Replay(flags.replay);
+    if (replayed.ok()) return kOk;
+    std::fprintf(stderr, "%s\n", std::string(replayed.message()).c_str());
+    return kFailed;
+  }
+  if (!flags.config_file.empty()) {
+    if (const absl::Status read = ReadConfig(flags.config_file, &options); !read.ok()) {
+      std::fprintf(stderr, "%s\n", std::string(read.message()).c_str());
+      return flags.config_check ? kFindings : kUsage;
+    }
+  }
+  if (flags.config_check) return kOk;
+  if (!storage.empty()) options.pipeline.storage_path = storage;
+  if (!grpc_address.empty()) options.grpc_address = grpc_address;
+  if (!web_address.empty()) options.web_address = web_address == "none" ? "" : web_address;
+  if (!external_url.empty()) options.external_url = external_url;
+  if (!flags.idle_exit.empty()) {
+    options.idle_exit_seconds = ParseSeconds(flags.idle_exit);
+    if (options.idle_exit_seconds < 1) {
+      std::fprintf(stderr, "--lifetime.idle-exit=%s: must be a time such as 300s, 5m, 1h\n", flags.idle_exit.c_str());
+      return kUsage;
+    }
+    options.web_token = RandomToken();
+  }
+  if (!flags.token_file.empty()) {
+    std::ifstream file(flags.token_file);
+    if (!(file >> options.web_token)) {
+      std::fprintf(stderr, "--web.token-file=%s: cannot be read or is empty\n", flags.token_file.c_str());
+      return kUsage;
+    }
+  }
+  return Serve(std::move(options), flags);
+}
+
+}  // namespace
+}  // namespace bellwether::server
+
+int main(int argc, char** argv) { return bellwether::server::Main(argc, argv); }

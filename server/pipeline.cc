@@ -1,0 +1,440 @@
+#include "server/pipeline.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "bellwether/recording.h"
+#include "server/run_import.h"
+#include "server/util/log.h"
+#include "server/util/status_macros.h"
+
+namespace bellwether::server {
+
+// A stream's claim.  The owner is called under owner_mutex_, which Detach()
+// takes too: after it no call is in flight.
+class Pipeline::Session final : public IngestSession, public std::enable_shared_from_this<Session> {
+ public:
+  Session(Pipeline* pipeline, RunEntry* run, RankSlot* slot, uint32_t rank, uint64_t epoch, SessionOwner* owner)
+      : pipeline_(pipeline), run_(run), slot_(slot), rank_(rank), epoch_(epoch), layout_(run->description.layout),
+        owner_(owner) {}
+
+  uint64_t epoch() const override { return epoch_; }
+  const Layout& layout() const override { return layout_; }
+  absl::StatusOr<Taken> Put(IngestMessage& message, std::string& payload) override {
+    return pipeline_->Put(this, message, payload);
+  }
+  void Heartbeat(const HeartbeatMessage&) override {}
+
+  void Bye(IngestMessage message, std::string payload) override {
+    Shard& shard = *pipeline_->shards_[run_->shard];
+    absl::MutexLock lock(&shard.mutex());
+    if (slot_->epoch != epoch_) return;
+    WalRecord record;
+    record.kind = WalKind::kBye;
+    record.run = run_->id;
+    record.rank = rank_;
+    record.epoch = epoch_;
+    record.payload = std::move(payload);
+    const auto lsn = pipeline_->wal_->Append(std::move(record));
+    if (!lsn.ok()) {
+      LogWarning("run {}: the goodbye of rank {} is lost: {}", run_->description.name, rank_,
+                 std::string(lsn.status().message()));
+      return;
+    }
+    shard.Push({*lsn, run_->id, rank_, epoch_, std::move(message)}, 0);
+  }
+
+  void Detach() override {
+    absl::MutexLock lock(&owner_mutex_);
+    owner_ = nullptr;
+  }
+
+  template <typename Call>
+  void Tell(Call call) {
+    absl::MutexLock lock(&owner_mutex_);
+    if (owner_ != nullptr) call(owner_);
+  }
+
+  RunEntry* run() const { return run_; }
+  RankSlot* slot() const { return slot_; }
+  uint32_t rank() const { return rank_; }
+
+ private:
+  Pipeline* const pipeline_;
+  RunEntry* const run_;
+  RankSlot* const slot_;
+  const uint32_t rank_;
+  const uint64_t epoch_;
+  const Layout layout_;
+  absl::Mutex owner_mutex_;
+  SessionOwner* owner_ ABSL_GUARDED_BY(owner_mutex_);
+};
+
+Pipeline::Pipeline(const Options& options, Counters* counters, Clock* clock)
+    : options_(options),
+      counters_(counters),
+      clock_(clock),
+      gaps_(counters->counter("bellwether_ingest_seq_gaps_total")),
+      runs_refused_(counters->counter("bellwether_ingest_limit_refused_total", {{"limit", "runs"}})),
+      ack_seconds_(counters->histogram("bellwether_ack_seconds")),
+      fsync_seconds_(counters->histogram("bellwether_wal_fsync_seconds")),
+      wal_bytes_(counters->gauge("bellwether_wal_bytes")),
+      store_bytes_(counters->gauge("bellwether_store_bytes", {{"kind", "database"}})),
+      degraded_(counters->gauge("bellwether_degraded", {{"reason", "log"}})) {}
+
+Pipeline::~Pipeline() { (void)Close(); }
+
+LiveRunParts Pipeline::Parts() {
+  return {&options_.judge, database_.get(), series_.get(), alerts_.get(), &table_, wal_.get(), counters_, clock_};
+}
+
+absl::StatusOr<std::unique_ptr<Pipeline>> Pipeline::Open(const Options& options, Counters* counters, Clock* clock) {
+  std::unique_ptr<Pipeline> pipeline(new Pipeline(options, counters, clock));
+  std::error_code error;
+  std::filesystem::create_directories(options.storage_path, error);
+  if (error) {
+    return absl::UnavailableError(absl::StrCat("storage.path ", options.storage_path, ": ", error.message()));
+  }
+  std::filesystem::permissions(options.storage_path, std::filesystem::perms::owner_all, error);
+  Database::Options database = options.database;
+  database.directory = options.storage_path + "/db";
+  BW_ASSIGN_OR_RETURN(pipeline->database_, Database::Open(database));
+  pipeline->series_ = SeriesStore::Create(options.series, pipeline->database_.get());
+  pipeline->alerts_ = std::make_unique<AlertLog>(pipeline->database_.get());
+  BW_RETURN_IF_ERROR(pipeline->alerts_->Load());
+  Wal::Options wal = options.wal;
+  wal.directory = options.storage_path + "/wal";
+  BW_ASSIGN_OR_RETURN(pipeline->wal_,
+                      Wal::Open(wal, [raw = pipeline.get()](Lsn durable) { raw->OnDurable(durable); }));
+  BW_RETURN_IF_ERROR(pipeline->Recover());
+  return pipeline;
+}
+
+Pipeline::RunEntry* Pipeline::AddEntry(const RunRecord& record) {
+  auto entry = std::make_unique<RunEntry>();
+  entry->id = record.id;
+  entry->description = record.description;
+  entry->shard = static_cast<size_t>(record.id) % shards_.size();
+  next_run_ = std::max(next_run_, record.id + 1);
+  return (runs_[record.description.uuid] = std::move(entry)).get();
+}
+
+absl::Status Pipeline::Recover() {
+  for (int i = 0; i < options_.shards; ++i) {
+    shards_.push_back(std::make_unique<Shard>(options_.shard, Parts(), i));
+    shards_.back()->SetRecovering(true);
+    shards_.back()->Start();
+  }
+  pending_acks_.resize(shards_.size());
+  absl::MutexLock registry(&registry_mutex_);
+  BW_ASSIGN_OR_RETURN(const std::vector<RunRecord> records, database_->ListRuns());
+  std::map<RunId, RunEntry*> by_id;
+  std::map<RunId, Lsn> applied_lsn;
+  Lsn from = wal_->recovery().first_lsn;
+  for (const RunRecord& record : records) {
+    RunEntry* entry = AddEntry(record);
+    by_id[record.id] = entry;
+    applied_lsn[record.id] = record.applied_lsn;
+    BW_ASSIGN_OR_RETURN(const std::vector<RankRecord> ranks, database_->ListRanks(record.id));
+    for (const RankRecord& rank : ranks) {
+      entry->ranks[rank.rank] = std::make_unique<RankSlot>(RankSlot{rank.epoch, rank.durable_seq, {}});
+    }
+    LiveRun::PublishRecord(record, &table_);
+    if (record.ended) continue;  // Its shard takes it up again if it goes on.
+    auto run = std::make_unique<LiveRun>(Parts(), record);
+    BW_RETURN_IF_ERROR(run->Load());
+    shards_[entry->shard]->Adopt(std::move(run));
+  }
+  if (from == 0) from = 1;
+  uint64_t applied = 0;
+  const auto take = [&](const WalRecord& record) -> absl::Status {
+    if (record.kind == WalKind::kNone || record.kind == WalKind::kAlertNote) return absl::OkStatus();
+    RunEntry* entry = nullptr;
+    if (const auto found = by_id.find(record.run); found != by_id.end()) entry = found->second;
+    BW_ASSIGN_OR_RETURN(IngestMessage message,
+                        DecodeRecord(record, entry == nullptr ? nullptr : &entry->description.layout, options_.limits));
+    if (entry == nullptr) {
+      const auto* hello = std::get_if<HelloMessage>(&message.body);
+      if (hello == nullptr) {
+        return absl::DataLossError(absl::StrCat("log record ", record.lsn, " is of run ", record.run,
+                                                ", which neither the database nor an earlier record knows"));
+      }
+      RunRecord fresh;
+      fresh.id = record.run;
+      fresh.description = hello->run;
+      fresh.started_unix_ns = clock_->UnixNanos();
+      // Adopted before any of its records: nothing of them counts as saved.
+      fresh.applied_lsn = record.lsn - 1;
+      entry = by_id[record.run] = AddEntry(fresh);
+      auto run = std::make_unique<LiveRun>(Parts(), fresh);
+      BW_RETURN_IF_ERROR(run->Load());
+      shards_[entry->shard]->Adopt(std::move(run));
+    }
+    if (const auto* hello = std::get_if<HelloMessage>(&message.body)) entry->description.attempt = hello->run.attempt;
+    if (record.epoch > 0) {
+      std::unique_ptr<RankSlot>& slot = entry->ranks[record.rank];
+      if (slot == nullptr) slot = std::make_unique<RankSlot>();
+      slot->epoch = std::max(slot->epoch, record.epoch);
+      slot->last_seq = std::max(slot->last_seq, record.seq);
+    }
+    if (record.lsn <= applied_lsn[record.run]) return absl::OkStatus();
+    Shard& shard = *shards_[entry->shard];
+    const size_t bytes = record.payload.size();
+    for (;;) {
+      absl::MutexLock lock(&shard.mutex());
+      if (!shard.HasRoom(bytes)) {
+        shard.mutex().Unlock();
+        shard.Barrier([] {});
+        shard.mutex().Lock();
+        continue;
+      }
+      shard.Push({record.lsn, record.run, record.rank, record.epoch, std::move(message)}, bytes);
+      break;
+    }
+    ++applied;
+    return absl::OkStatus();
+  };
+  BW_RETURN_IF_ERROR(wal_->Read(from, 0, take));
+  for (const auto& shard : shards_) {
+    shard->Barrier([] {});
+    shard->SetRecovering(false);
+    shard->CommitAll();
+  }
+  if (applied > 0) LogInfo("recovered {} log records of {} runs", applied, by_id.size());
+  flushed_ns_ = clock_->MonotonicNanos();
+  return absl::OkStatus();
+}
+
+size_t Pipeline::LiveRuns() const {
+  const auto runs = table_.List();
+  return static_cast<size_t>(
+      std::count_if(runs.begin(), runs.end(), [](const RunSnapshotPtr& run) { return !run->record.ended; }));
+}
+
+absl::StatusOr<Pipeline::RunEntry*> Pipeline::FindOrCreate(const HelloMessage& hello) {
+  const auto found = runs_.find(hello.run.uuid);
+  if (found != runs_.end()) {
+    RunEntry* entry = found->second.get();
+    if (!(entry->description.layout == hello.run.layout)) {
+      const Layout& known = entry->description.layout;
+      return absl::FailedPreconditionError(
+          absl::StrCat("hello.run.layout: run ", hello.run.name, " is known with ", known.layers, " layers x ",
+                       known.heads, " heads (", known.kv_heads, " key heads); another model needs another run"));
+    }
+    entry->description.attempt = std::max(entry->description.attempt, hello.run.attempt);
+    return entry;
+  }
+  if (LiveRuns() >= options_.runs_live_max) {
+    runs_refused_->Add();
+    return absl::ResourceExhaustedError(
+        absl::StrCat("runs: ", options_.runs_live_max, " are live, which is the limit (limits.runs_live_max)"));
+  }
+  RunRecord record;
+  record.id = next_run_++;
+  record.description = hello.run;
+  record.started_unix_ns = clock_->UnixNanos();
+  record.applied_lsn = wal_->last_lsn();
+  RunEntry* entry = AddEntry(record);
+  auto run = std::make_unique<LiveRun>(Parts(), record);
+  BW_RETURN_IF_ERROR(run->Load());
+  LiveRun::PublishRecord(record, &table_);
+  shards_[entry->shard]->Adopt(std::move(run));
+  return entry;
+}
+
+absl::StatusOr<std::shared_ptr<IngestSession>> Pipeline::Open(const HelloMessage& hello, std::string payload,
+                                                              SessionOwner* owner) {
+  if (closing_) return absl::UnavailableError("the server is draining; come back");
+  BW_RETURN_IF_ERROR(wal_->health());
+  absl::MutexLock registry(&registry_mutex_);
+  BW_ASSIGN_OR_RETURN(RunEntry* const run, FindOrCreate(hello));
+  Shard& shard = *shards_[run->shard];
+  std::shared_ptr<Session> fenced;
+  std::shared_ptr<Session> session;
+  {
+    absl::MutexLock lock(&shard.mutex());
+    std::unique_ptr<RankSlot>& slot = run->ranks[hello.rank];
+    if (slot == nullptr) slot = std::make_unique<RankSlot>();
+    WalRecord record;
+    record.kind = WalKind::kHello;
+    record.run = run->id;
+    record.rank = hello.rank;
+    record.attempt = hello.run.attempt;
+    record.epoch = slot->epoch + 1;
+    record.payload = std::move(payload);
+    const size_t bytes = record.payload.size();
+    BW_ASSIGN_OR_RETURN(const Lsn lsn, wal_->Append(std::move(record)));
+    ++slot->epoch;
+    fenced = slot->session.lock();
+    session = std::make_shared<Session>(this, run, slot.get(), hello.rank, slot->epoch, owner);
+    slot->session = session;
+    shard.Push({lsn, run->id, hello.rank, slot->epoch, {0, hello}}, bytes);
+    pending_acks_[run->shard].push_back({lsn, true, slot->last_seq, clock_->MonotonicNanos(), session});
+  }
+  if (fenced != nullptr) fenced->Tell([](SessionOwner* old) { old->OnFenced(); });
+  // The log may have become durable before the entry above was there.
+  OnDurable(wal_->durable_lsn());
+  return session;
+}
+
+absl::StatusOr<IngestSession::Taken> Pipeline::Put(Session* session, IngestMessage& message, std::string& payload) {
+  if (closing_) return absl::UnavailableError("the server is draining; come back");
+  RunEntry* const run = session->run();
+  Shard& shard = *shards_[run->shard];
+  Lsn lsn = 0;
+  {
+    absl::MutexLock lock(&shard.mutex());
+    RankSlot& slot = *session->slot();
+    if (slot.epoch != session->epoch()) return IngestSession::Taken::kFenced;
+    if (message.seq <= slot.last_seq) {
+      // Durable with whatever is the log's last record now.
+      pending_acks_[run->shard].push_back(
+          {wal_->last_lsn(), false, message.seq, clock_->MonotonicNanos(), session->shared_from_this()});
+      lsn = wal_->last_lsn();
+    } else {
+      const size_t bytes = payload.size();
+      const auto wait_for_room = [&] {
+        shard.CallWhenRoom([waiting = session->weak_from_this()] {
+          if (const auto alive = waiting.lock()) alive->Tell([](SessionOwner* owner) { owner->OnRoom(); });
+        });
+        return IngestSession::Taken::kBusy;
+      };
+      if (!shard.HasRoom(bytes)) return wait_for_room();
+      WalRecord record;
+      record.kind = WalKind::kMessage;
+      record.run = run->id;
+      record.rank = session->rank();
+      record.epoch = session->epoch();
+      record.seq = message.seq;
+      record.payload = std::move(payload);
+      const auto appended = wal_->Append(record);
+      if (!appended.ok()) {
+        if (!absl::IsResourceExhausted(appended.status())) return appended.status();
+        payload = std::move(record.payload);
+        return wait_for_room();
+      }
+      if (message.seq != slot.last_seq + 1) gaps_->Add();
+      slot.last_seq = message.seq;
+      lsn = *appended;
+      pending_acks_[run->shard].push_back({lsn, false, message.seq, clock_->MonotonicNanos(), session->shared_from_this()});
+      shard.Push({lsn, run->id, session->rank(), session->epoch(), std::move(message)}, bytes);
+      return IngestSession::Taken::kTaken;
+    }
+  }
+  OnDurable(wal_->durable_lsn());
+  return IngestSession::Taken::kDuplicate;
+}
+
+void Pipeline::OnDurable(Lsn durable) {
+  const int64_t now_ns = clock_->MonotonicNanos();
+  for (size_t i = 0; i < shards_.size(); ++i) {
+    std::vector<PendingAck> ready;
+    {
+      absl::MutexLock lock(&shards_[i]->mutex());
+      std::deque<PendingAck>& pending = pending_acks_[i];
+      while (!pending.empty() && pending.front().lsn <= durable) {
+        ready.push_back(std::move(pending.front()));
+        pending.pop_front();
+      }
+    }
+    // One word per session: its highest.
+    std::map<Session*, const PendingAck*> last;
+    for (const PendingAck& ack : ready) {
+      ack_seconds_->Observe(static_cast<double>(now_ns - ack.since_ns) * 1e-9);
+      if (ack.opens) {
+        ack.session->Tell([&](SessionOwner* owner) { owner->OnOpen(ack.seq); });
+      } else {
+        last[ack.session.get()] = &ack;
+      }
+    }
+    for (const auto& [session, ack] : last) {
+      session->Tell([&](SessionOwner* owner) { owner->OnDurable(ack->seq); });
+    }
+  }
+}
+
+void Pipeline::AwaitApplied(RunId run) { shards_[static_cast<size_t>(run) % shards_.size()]->Barrier([] {}); }
+
+absl::Status Pipeline::Annotate(RunId run, const RunEvent& event) {
+  const RunSnapshotPtr snapshot = table_.Get(run);
+  if (snapshot == nullptr) return absl::NotFoundError("no such run");
+  WalRecord record;
+  record.kind = WalKind::kMessage;
+  record.run = run;
+  record.attempt = event.attempt;
+  v1::ClientMessage message = ToProto(event);
+  message.set_seq(1);  // Decode wants one; without an epoch it is no client's.
+  record.payload = message.SerializeAsString();
+  Shard& shard = *shards_[static_cast<size_t>(run) % shards_.size()];
+  Lsn lsn = 0;
+  {
+    absl::MutexLock lock(&shard.mutex());
+    BW_ASSIGN_OR_RETURN(lsn, wal_->Append(std::move(record)));
+    shard.Push({lsn, run, 0, 0, {0, event}}, 0);
+  }
+  return wal_->Sync(lsn);
+}
+
+absl::Status Pipeline::NoteAlert(RunId run, const std::string& key, const Database::AlertNote& note) {
+  BW_RETURN_IF_ERROR(alerts_->Annotate(run, key, note));
+  return database_->Flush();
+}
+
+std::unique_ptr<RunImport> Pipeline::StartImport(const std::string& as_name) {
+  return std::make_unique<RecordingImport>(this, as_name);
+}
+
+absl::Status Pipeline::Export(RunId run, const std::function<bool(std::string_view)>& sink) {
+  const RunSnapshotPtr snapshot = table_.Get(run);
+  if (snapshot == nullptr) return absl::NotFoundError("no such run");
+  BW_ASSIGN_OR_RETURN(const std::vector<RunEvent> events, database_->ListEvents(run));
+  return ExportRecording(snapshot->record, events, *series_, sink);
+}
+
+RunControl::Info Pipeline::GetInfo() const {
+  Info info = options_.info;
+  for (const auto& entry : counters_->List()) {
+    if (entry.histogram != nullptr) continue;
+    std::string name = entry.name;
+    for (const auto& [label, value] : entry.labels) absl::StrAppend(&name, "{", label, "=", value, "}");
+    info.counters[name] = entry.counter != nullptr ? entry.counter->value() : entry.gauge->value();
+  }
+  return info;
+}
+
+absl::Status Pipeline::Ready() const {
+  if (closing_) return absl::UnavailableError("draining");
+  return wal_->health();
+}
+
+void Pipeline::Maintain() {
+  std::vector<double> seconds;
+  wal_->TakeSyncSeconds(&seconds);
+  for (const double second : seconds) fsync_seconds_->Observe(second);
+  wal_bytes_->Set(static_cast<double>(wal_->bytes()));
+  degraded_->Set(wal_->health().ok() ? 0 : 1);
+  const int64_t now_ns = clock_->MonotonicNanos();
+  if (now_ns - flushed_ns_ < options_.flush_ms * 1'000'000 && wal_->bytes() < options_.wal_bytes_flush) return;
+  if (now_ns - flushed_ns_ < 5'000'000'000) return;
+  flushed_ns_ = now_ns;
+  store_bytes_->Set(static_cast<double>(database_->bytes()));
+  Lsn keep = wal_->last_lsn() + 1;
+  for (const auto& shard : shards_) keep = std::min(keep, shard->CommitAll());
+  absl::Status status = database_->Flush();
+  if (status.ok()) status = wal_->Truncate(keep);
+  if (!status.ok()) LogError("the log could not be shortened: {}", std::string(status.message()));
+}
+
+absl::Status Pipeline::Close() {
+  if (closing_.exchange(true) || wal_ == nullptr) return absl::OkStatus();
+  absl::Status status = wal_->Sync(wal_->last_lsn());
+  for (const auto& shard : shards_) shard->Stop();
+  if (status.ok()) status = database_->Flush();
+  const absl::Status closed = wal_->Close();
+  return status.ok() ? closed : status;
+}
+
+}  // namespace bellwether::server

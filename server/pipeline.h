@@ -1,0 +1,147 @@
+// pipeline.h: the writing side of the server, from a stream to the store.
+//
+// Owns the log, the database, the series, the table of runs and the shards.
+// For streams it is the IngestSink: it registers sessions, numbers epochs,
+// drops duplicates, appends to the log, and acknowledges once the log says
+// durable.  For readers it is the RunControl.  Thread-safe.
+//
+// Order of locks: registry, then a shard's mutex, then a session's.
+
+#ifndef BELLWETHER_SERVER_PIPELINE_H_
+#define BELLWETHER_SERVER_PIPELINE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "server/detect/judge_options.h"
+#include "server/ingest/decode.h"
+#include "server/ingest/ingest_sink.h"
+#include "server/shard.h"
+#include "server/store/alert_log.h"
+#include "server/store/database.h"
+#include "server/store/run_control.h"
+#include "server/store/run_table.h"
+#include "server/store/series_store.h"
+#include "server/store/wal.h"
+
+namespace bellwether::server {
+
+class Pipeline final : public IngestSink, public RunControl {
+ public:
+  struct Options {
+    std::string storage_path;
+    int shards = 1;
+    size_t runs_live_max = 1000;
+    DecodeLimits limits;
+    Wal::Options wal;            // directory is set from storage_path
+    Database::Options database;  // likewise
+    SeriesStore::Options series;
+    Shard::Options shard;
+    JudgeOptions judge;
+    int64_t wal_bytes_flush = 256 << 20;  // More log than this: flush, forget.
+    int64_t flush_ms = 60'000;
+    Info info;                   // Version, addresses, options, limits.
+  };
+
+  // Opens everything under storage_path and applies what the log holds beyond
+  // the database.  DATA_LOSS: corruption, with what to do.
+  static absl::StatusOr<std::unique_ptr<Pipeline>> Open(const Options& options, Counters* counters, Clock* clock);
+  ~Pipeline() override;
+
+  // Refuses new sessions and waits until all that was taken is durable and
+  // applied; closes the log and flushes the database.
+  absl::Status Close();
+  // Call each second: truncates the log, updates gauges.
+  void Maintain();
+
+  RunTable* runs() { return &table_; }
+  SeriesStore* series() { return series_.get(); }
+  AlertLog* alerts() { return alerts_.get(); }
+  Database* database() { return database_.get(); }
+
+  // IngestSink
+  absl::StatusOr<std::shared_ptr<IngestSession>> Open(const HelloMessage& hello, std::string payload,
+                                                      SessionOwner* owner) override;
+  // RunControl
+  absl::Status Annotate(RunId run, const RunEvent& event) override;
+  absl::Status NoteAlert(RunId run, const std::string& key, const Database::AlertNote& note) override;
+  std::unique_ptr<RunImport> StartImport(const std::string& as_name) override;
+  absl::Status Export(RunId run, const std::function<bool(std::string_view)>& sink) override;
+  Info GetInfo() const override;
+  absl::Status Ready() const override;
+
+  const DecodeLimits& limits() const { return options_.limits; }
+  // Waits until everything taken from `run` so far is applied.
+  void AwaitApplied(RunId run);
+
+ private:
+  class Session;
+  friend class Session;
+
+  // One (run, rank); guarded by its shard's mutex.
+  struct RankSlot {
+    uint64_t epoch = 0;
+    uint64_t last_seq = 0;
+    std::weak_ptr<Session> session;
+  };
+  struct RunEntry {
+    RunId id = 0;
+    RunDescription description;
+    size_t shard = 0;
+    std::map<uint32_t, std::unique_ptr<RankSlot>> ranks;
+  };
+  // Waits in the order of the log; guarded by its shard's mutex.
+  struct PendingAck {
+    Lsn lsn = 0;
+    bool opens = false;
+    uint64_t seq = 0;
+    int64_t since_ns = 0;
+    std::shared_ptr<Session> session;
+  };
+
+  Pipeline(const Options& options, Counters* counters, Clock* clock);
+  absl::Status Recover();
+  LiveRunParts Parts();
+  absl::StatusOr<RunEntry*> FindOrCreate(const HelloMessage& hello) ABSL_EXCLUSIVE_LOCKS_REQUIRED(registry_mutex_);
+  RunEntry* AddEntry(const RunRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(registry_mutex_);
+  void OnDurable(Lsn durable);
+  absl::StatusOr<IngestSession::Taken> Put(Session* session, IngestMessage& message, std::string& payload);
+  size_t LiveRuns() const;
+
+  const Options options_;
+  Counters* const counters_;
+  Clock* const clock_;
+  RunTable table_;
+  std::unique_ptr<Wal> wal_;
+  std::unique_ptr<Database> database_;
+  std::unique_ptr<SeriesStore> series_;
+  std::unique_ptr<AlertLog> alerts_;
+  std::vector<std::unique_ptr<Shard>> shards_;
+  std::vector<std::deque<PendingAck>> pending_acks_;  // Per shard, under its mutex.
+
+  absl::Mutex registry_mutex_;
+  std::map<RunUuid, std::unique_ptr<RunEntry>> runs_ ABSL_GUARDED_BY(registry_mutex_);
+  RunId next_run_ ABSL_GUARDED_BY(registry_mutex_) = 1;
+  std::atomic<bool> closing_ = false;
+  int64_t flushed_ns_ = 0;
+
+  Counter* const gaps_;
+  Counter* const runs_refused_;
+  Histogram* const ack_seconds_;
+  Histogram* const fsync_seconds_;
+  Gauge* const wal_bytes_;
+  Gauge* const store_bytes_;
+  Gauge* const degraded_;
+};
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_PIPELINE_H_

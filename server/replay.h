@@ -1,0 +1,25 @@
+// replay.h: judges a recorded run offline, with the server's own detectors.
+
+#ifndef BELLWETHER_SERVER_REPLAY_H_
+#define BELLWETHER_SERVER_REPLAY_H_
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "server/detect/judge_options.h"
+
+namespace bellwether::server {
+
+struct ReplayOptions {
+  std::string file;     // .bwrun
+  bool json = false;    // One object a line per transition; else sentences.
+  int64_t until_step = -1;  // Stop after this step; -1 = to the end.
+  JudgeOptions judge;
+};
+
+// Prints to standard output.  INVALID_ARGUMENT: damaged or not a recording.
+absl::Status Replay(const ReplayOptions& options);
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_REPLAY_H_

@@ -1,0 +1,198 @@
+#include "server/run_import.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "server/ingest/decode.h"
+#include "server/pipeline.h"
+#include "server/util/status_macros.h"
+
+namespace bellwether::server {
+
+// Plays the stream's part for one recorded rank.
+struct RecordingImport::Rank final : public SessionOwner {
+  std::shared_ptr<IngestSession> session;
+  uint64_t seq = 0;
+  bool said_bye = false;
+
+  absl::Mutex mutex;
+  bool room ABSL_GUARDED_BY(mutex) = false;
+  bool fenced ABSL_GUARDED_BY(mutex) = false;
+  uint64_t durable ABSL_GUARDED_BY(mutex) = 0;
+
+  ~Rank() override {
+    if (session != nullptr) session->Detach();
+  }
+  void OnOpen(uint64_t) override {}
+  void OnDurable(uint64_t up_to) override {
+    absl::MutexLock lock(&mutex);
+    durable = std::max(durable, up_to);
+  }
+  void OnRoom() override {
+    absl::MutexLock lock(&mutex);
+    room = true;
+  }
+  void OnFenced() override {
+    absl::MutexLock lock(&mutex);
+    fenced = room = true;
+  }
+  void AwaitRoom() {
+    absl::MutexLock lock(&mutex);
+    mutex.Await(absl::Condition(&room));
+    room = false;
+  }
+  bool AwaitDurable() {
+    absl::MutexLock lock(&mutex);
+    const auto done = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) { return fenced || durable >= seq; };
+    mutex.AwaitWithTimeout(absl::Condition(&done), absl::Seconds(60));
+    return durable >= seq;
+  }
+};
+
+RecordingImport::RecordingImport(Pipeline* pipeline, std::string as_name)
+    : pipeline_(pipeline), as_name_(std::move(as_name)) {}
+
+RecordingImport::~RecordingImport() = default;
+
+absl::Status RecordingImport::Feed(std::string_view bytes) {
+  if (ended_) {
+    return bytes.empty() ? absl::OkStatus() : absl::InvalidArgumentError("bytes follow the end of the recording");
+  }
+  reader_.Feed(bytes);
+  v1::RecordedMessage recorded;
+  for (;;) {
+    switch (reader_.Next(&recorded)) {
+      case RecordingReader::Result::kMessage:
+        BW_RETURN_IF_ERROR(Take(&recorded));
+        break;
+      case RecordingReader::Result::kNeedMore:
+        return absl::OkStatus();
+      case RecordingReader::Result::kEnd:
+        ended_ = true;
+        return absl::OkStatus();
+      case RecordingReader::Result::kError:
+        return absl::InvalidArgumentError(reader_.error());
+    }
+  }
+}
+
+absl::Status RecordingImport::Take(v1::RecordedMessage* recorded) {
+  v1::ClientMessage* message = recorded->mutable_message();
+  const auto found = ranks_.find(recorded->rank());
+  if (message->has_hello()) {
+    if (found == ranks_.end()) return Open(recorded->rank(), message);
+    return absl::OkStatus();  // The rank reconnected while it was recorded.
+  }
+  if (found == ranks_.end()) {
+    return absl::InvalidArgumentError(absl::StrCat("the recording has no hello of rank ", recorded->rank()));
+  }
+  if (message->has_heartbeat()) return absl::OkStatus();
+  return Put(found->second.get(), message);
+}
+
+absl::Status RecordingImport::Open(uint32_t number, v1::ClientMessage* message) {
+  v1::RunDescription* run = message->mutable_hello()->mutable_run();
+  if (!as_name_.empty()) {
+    const RunUuid uuid = UuidOfName(as_name_);
+    run->set_name(as_name_);
+    run->set_uuid(uuid.data(), uuid.size());
+  }
+  message->set_seq(0);
+  BW_ASSIGN_OR_RETURN(const IngestMessage plain, Decode(*message, nullptr, pipeline_->limits()));
+  const auto& hello = std::get<HelloMessage>(plain.body);
+  if (ranks_.empty() && pipeline_->runs()->Find(FormatUuid(hello.run.uuid)) != nullptr) {
+    return absl::AlreadyExistsError(absl::StrCat("run ", hello.run.name, " is here already; give the import another name"));
+  }
+  auto rank = std::make_unique<Rank>();
+  BW_ASSIGN_OR_RETURN(rank->session, pipeline_->Open(hello, message->SerializeAsString(), rank.get()));
+  if (ranks_.empty()) result_.run = pipeline_->runs()->Find(FormatUuid(hello.run.uuid))->record.id;
+  ranks_[number] = std::move(rank);
+  return absl::OkStatus();
+}
+
+absl::Status RecordingImport::Put(Rank* rank, v1::ClientMessage* message) {
+  message->set_seq(message->has_bye() ? 0 : rank->seq + 1);
+  BW_ASSIGN_OR_RETURN(IngestMessage plain, Decode(*message, &rank->session->layout(), pipeline_->limits()));
+  std::string payload = message->SerializeAsString();
+  if (message->has_bye()) {
+    rank->said_bye = true;
+    rank->session->Bye(std::move(plain), std::move(payload));
+    return absl::OkStatus();
+  }
+  for (;;) {
+    BW_ASSIGN_OR_RETURN(const auto taken, rank->session->Put(plain, payload));
+    if (taken == IngestSession::Taken::kFenced) {
+      return absl::AbortedError("another writer took over the run during the import");
+    }
+    if (taken != IngestSession::Taken::kBusy) break;
+    rank->AwaitRoom();
+  }
+  ++rank->seq;
+  ++(message->has_event() ? result_.events : result_.frames);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<RunImport::Result> RecordingImport::Finish() {
+  if (!ended_) return absl::InvalidArgumentError("the recording is cut short: it has no end");
+  if (ranks_.empty()) return absl::InvalidArgumentError("the recording is empty");
+  for (auto& [number, rank] : ranks_) {
+    if (rank->said_bye) continue;
+    v1::ClientMessage bye;
+    bye.mutable_bye()->set_reason(v1::BYE_REASON_FINISHED);
+    BW_RETURN_IF_ERROR(Put(rank.get(), &bye));
+  }
+  for (auto& [number, rank] : ranks_) {
+    if (!rank->AwaitDurable()) return absl::UnavailableError("the import did not become durable");
+  }
+  pipeline_->AwaitApplied(result_.run);
+  return result_;
+}
+
+RunUuid UuidOfName(std::string_view name) {
+  RunUuid uuid{};
+  for (size_t half = 0; half < 2; ++half) {
+    uint64_t hash = 14695981039346656037ull + half * 0x9e3779b97f4a7c15ull;  // FNV-1a
+    for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
+    for (size_t i = 0; i < 8; ++i) uuid[half * 8 + i] = static_cast<uint8_t>(hash >> (8 * i));
+  }
+  return uuid;
+}
+
+absl::Status ExportRecording(const RunRecord& run, const std::vector<RunEvent>& events, const SeriesStore& series,
+                             const std::function<bool(std::string_view)>& sink) {
+  RecordingWriter writer(sink);
+  const absl::Status refused = absl::AbortedError("the export was stopped by its reader");
+  uint64_t seq = 0;
+  const auto write = [&](v1::ClientMessage message, bool sequenced) {
+    v1::RecordedMessage recorded;
+    if (sequenced) message.set_seq(++seq);
+    *recorded.mutable_message() = std::move(message);
+    return writer.Write(recorded) ? absl::OkStatus() : refused;
+  };
+  v1::ClientMessage hello;
+  RunDescription description = run.description;
+  description.world = description.reporters = 1;
+  hello.mutable_hello()->set_protocol(kProtocolVersion);
+  *hello.mutable_hello()->mutable_run() = ToProto(description);
+  BW_RETURN_IF_ERROR(write(std::move(hello), false));
+  const auto is_before = [](const RunEvent& event, const StepSample& sample) {
+    return std::pair(event.attempt, event.step) <= std::pair(sample.attempt, sample.step);
+  };
+  size_t next_event = 0;
+  const auto visit = [&](const StepSample& sample) -> absl::Status {
+    for (; next_event < events.size() && is_before(events[next_event], sample); ++next_event) {
+      BW_RETURN_IF_ERROR(write(ToProto(events[next_event]), true));
+    }
+    return write(ToFrame(sample), true);
+  };
+  BW_RETURN_IF_ERROR(series.ReadAll(run.id, run.description.layout, visit));
+  for (; next_event < events.size(); ++next_event) BW_RETURN_IF_ERROR(write(ToProto(events[next_event]), true));
+  v1::ClientMessage bye;
+  bye.mutable_bye()->set_reason(run.ended ? v1::BYE_REASON_FINISHED : v1::BYE_REASON_UNSPECIFIED);
+  BW_RETURN_IF_ERROR(write(std::move(bye), false));
+  return writer.Finish() ? absl::OkStatus() : refused;
+}
+
+}  // namespace bellwether::server

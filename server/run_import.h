@@ -1,0 +1,58 @@
+// run_import.h: recorded runs into the server and out of it.
+
+#ifndef BELLWETHER_SERVER_RUN_IMPORT_H_
+#define BELLWETHER_SERVER_RUN_IMPORT_H_
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "bellwether/recording.h"
+#include "server/ingest/ingest_sink.h"
+#include "server/store/run_control.h"
+#include "server/store/series_store.h"
+
+namespace bellwether::server {
+
+class Pipeline;
+
+// Feeds a recording to the pipeline as its ranks would have: the same checks,
+// the same log, the same judgement.  Not thread-safe.
+class RecordingImport final : public RunImport {
+ public:
+  // `as_name` empty: the recorded name and uuid; else a run of that name, with
+  // a uuid that follows from the name.  `pipeline` must outlive this object.
+  RecordingImport(Pipeline* pipeline, std::string as_name);
+  ~RecordingImport() override;
+
+  absl::Status Feed(std::string_view bytes) override;
+  absl::StatusOr<Result> Finish() override;
+
+ private:
+  struct Rank;
+  absl::Status Take(v1::RecordedMessage* recorded);
+  absl::Status Open(uint32_t rank, v1::ClientMessage* message);
+  absl::Status Put(Rank* rank, v1::ClientMessage* message);
+
+  Pipeline* const pipeline_;
+  const std::string as_name_;
+  RecordingReader reader_;
+  bool ended_ = false;
+  Result result_;
+  std::map<uint32_t, std::unique_ptr<Rank>> ranks_;
+};
+
+// A stable uuid for a name: the same on every machine.
+RunUuid UuidOfName(std::string_view name);
+
+// Writes a run as a .bwrun of one rank: its merged steps and its events, in
+// the order of steps.  ABORTED: the sink refused.
+absl::Status ExportRecording(const RunRecord& run, const std::vector<RunEvent>& events, const SeriesStore& series,
+                             const std::function<bool(std::string_view)>& sink);
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_RUN_IMPORT_H_

@@ -1,0 +1,84 @@
+// server.h: the whole service: owns every part, starts and stops them in order.
+
+#ifndef BELLWETHER_SERVER_SERVER_H_
+#define BELLWETHER_SERVER_SERVER_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/export/prometheus.h"
+#include "server/export/webhook.h"
+#include "server/http/http_server.h"
+#include "server/ingest/ingest_service.h"
+#include "server/pipeline.h"
+#include "server/query/query_engine.h"
+#include "server/query/query_service.h"
+
+namespace grpc {
+class Server;
+}
+
+namespace bellwether::server {
+
+struct ServerOptions {
+  std::string grpc_address = "127.0.0.1:7070";  // host:port or unix:/path
+  std::string web_address = "127.0.0.1:7071";   // host:port; "" = none
+  std::string web_token;                        // "" = none
+  std::string external_url;                     // Of the page, for links.
+  bool insecure_i_understand = false;           // Plaintext off loopback.
+  int64_t idle_exit_seconds = 0;                // 0 = never
+  Pipeline::Options pipeline;
+  IngestService::Options ingest;
+  QueryEngine::Options query_engine;
+  QueryService::Options query;
+  ExportOptions exporter;
+  HttpOptions http;
+  std::vector<WebhookOptions> webhooks;
+};
+
+class Server {
+ public:
+  // UNAVAILABLE: an address cannot be bound.  FAILED_PRECONDITION: a plaintext
+  // address off loopback.  DATA_LOSS: the storage is damaged.
+  static absl::StatusOr<std::unique_ptr<Server>> Start(ServerOptions options);
+  ~Server();  // As Stop().
+
+  const std::string& grpc_address() const { return grpc_address_; }
+  const std::string& page_url() const { return page_url_; }  // "" = none
+  const std::string& http_address() const { return http_address_; }
+
+  // Housekeeping; call each second.  False: idle for idle_exit_seconds.
+  bool Tick();
+  // Tells streams to come back, takes no more, makes everything durable.
+  absl::Status Stop();
+
+ private:
+  explicit Server(ServerOptions options);
+  absl::Status StartAll();
+  absl::Status StartGrpc();
+  absl::Status StartHttp();
+
+  ServerOptions options_;
+  std::string grpc_address_, http_address_, page_url_;
+  Counters counters_;
+  Clock* const clock_;
+  std::unique_ptr<Pipeline> pipeline_;
+  std::unique_ptr<Exporter> exporter_;
+  std::vector<std::unique_ptr<Webhook>> webhooks_;
+  std::unique_ptr<QueryEngine> engine_;
+  std::unique_ptr<QueryService> query_;
+  std::unique_ptr<IngestService> ingest_;
+  std::unique_ptr<HttpServer> http_;
+  std::unique_ptr<grpc::Server> grpc_;
+  int64_t busy_ns_ = 0;  // When somebody was last attached.
+  bool stopped_ = false;
+};
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_SERVER_H_

@@ -1,0 +1,182 @@
+#include "server/shard.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "server/ingest/decode.h"
+#include "server/util/log.h"
+
+namespace bellwether::server {
+
+Shard::Shard(const Options& options, const LiveRunParts& parts, int index)
+    : options_(options),
+      parts_(parts),
+      depth_(parts.counters->gauge("bellwether_shard_queue_frames", {{"shard", absl::StrCat(index)}})),
+      unknown_(parts.counters->counter("bellwether_ingest_frames_total", {{"result", "unknown_run"}})) {}
+
+Shard::~Shard() { Stop(); }
+
+void Shard::Start() { thread_ = std::thread([this] { Loop(); }); }
+
+void Shard::Stop() {
+  if (!thread_.joinable()) return;
+  CommitAll();
+  {
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+  }
+  thread_.join();
+}
+
+bool Shard::HasRoom(size_t bytes) const {
+  return queue_.size() < options_.queue_messages_max &&
+         queue_bytes_ + static_cast<int64_t>(bytes) <= options_.queue_bytes_max;
+}
+
+void Shard::Push(LoggedMessage message, size_t bytes) {
+  queue_.push_back({std::move(message), bytes, recovering_ ? 0 : parts_.clock->MonotonicNanos(), nullptr});
+  queue_bytes_ += static_cast<int64_t>(bytes);
+}
+
+void Shard::CallWhenRoom(Task task) { when_room_.push_back(std::move(task)); }
+
+void Shard::Adopt(std::unique_ptr<LiveRun> run) {
+  absl::MutexLock lock(&mutex_);
+  auto* raw = run.release();
+  queue_.push_back({{}, 0, 0, [this, raw] {
+                      const RunId id = raw->record().id;
+                      runs_[id].reset(raw);
+                    }});
+}
+
+void Shard::Barrier(const Task& task) {
+  absl::Notification done;
+  {
+    absl::MutexLock lock(&mutex_);
+    queue_.push_back({{}, 0, 0, [&] {
+                        task();
+                        done.Notify();
+                      }});
+  }
+  done.WaitForNotification();
+}
+
+Lsn Shard::CommitAll() {
+  Lsn needed = 0;
+  Barrier([&] {
+    {
+      // With an empty queue nothing below the log's end waits for this shard.
+      absl::MutexLock lock(&mutex_);
+      if (queue_.empty()) processed_lsn_ = std::max(processed_lsn_, parts_.wal->last_lsn());
+    }
+    needed = processed_lsn_ + 1;
+    for (auto& [id, run] : runs_) {
+      if (run->CommitDue(INT64_MAX)) {
+        if (const absl::Status status = run->Commit(); !status.ok()) {
+          LogError("run {} could not be saved: {}", run->record().description.name, std::string(status.message()));
+        }
+      }
+      if (const Lsn lsn = run->needed_lsn(); lsn != 0) needed = std::min(needed, lsn);
+      run->Publish();
+    }
+  });
+  return needed;
+}
+
+void Shard::Loop() {
+  int64_t next_tick_ns = 0;
+  std::deque<Item> batch;
+  for (;;) {
+    std::vector<Task> when_room;
+    {
+      absl::MutexLock lock(&mutex_);
+      const auto wake = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !queue_.empty() || stopping_; };
+      mutex_.AwaitWithTimeout(absl::Condition(&wake), absl::Milliseconds(options_.publish_ms));
+      if (queue_.empty() && stopping_) return;
+      // A few at a time: room appears while the rest is worked on.
+      while (!queue_.empty() && batch.size() < 64) {
+        queue_bytes_ -= static_cast<int64_t>(queue_.front().bytes);
+        batch.push_back(std::move(queue_.front()));
+        queue_.pop_front();
+      }
+      if (queue_.size() <= options_.queue_messages_max / 2 && queue_bytes_ <= options_.queue_bytes_max / 2) {
+        when_room.swap(when_room_);
+      }
+      depth_->Set(static_cast<double>(queue_.size()));
+    }
+    for (const Task& task : when_room) task();
+    for (Item& item : batch) ApplyItem(&item);
+    batch.clear();
+    const int64_t now_ns = parts_.clock->MonotonicNanos();
+    if (now_ns >= next_tick_ns) {
+      next_tick_ns = now_ns + options_.publish_ms * 1'000'000;
+      Tick(now_ns);
+    }
+  }
+}
+
+void Shard::ApplyItem(Item* item) {
+  if (item->task != nullptr) {
+    item->task();
+    return;
+  }
+  processed_lsn_ = std::max(processed_lsn_, item->message.lsn);
+  LiveRun* const run = FindOrLoad(item->message.run);
+  if (run == nullptr) {
+    unknown_->Add();
+    return;
+  }
+  run->Apply(item->message, item->arrived_ns);
+}
+
+LiveRun* Shard::FindOrLoad(RunId id) {
+  const auto found = runs_.find(id);
+  if (found != runs_.end()) return found->second.get();
+  const auto record = parts_.database->GetRun(id);
+  if (!record.ok()) return nullptr;
+  auto run = std::make_unique<LiveRun>(parts_, *record);
+  if (const absl::Status status = run->Load(); !status.ok()) {
+    LogError("{}", std::string(status.message()));
+    return nullptr;
+  }
+  return (runs_[id] = std::move(run)).get();
+}
+
+void Shard::Tick(int64_t now_ns) {
+  for (auto& [id, run] : runs_) {
+    if (!recovering_) {
+      StepClosedMessage overdue;
+      if (run->StepOverdue(now_ns, options_.step_deadline_ms * 1'000'000, &overdue)) {
+        AppendOwn(*run, WalKind::kStepClosed, EncodeStepClosed(overdue), {0, overdue});
+      }
+      SilenceMessage silence;
+      if (run->SilenceChanged(now_ns, options_.silence_ms_min * 1'000'000, &silence)) {
+        AppendOwn(*run, WalKind::kSilence, EncodeSilence(silence), {0, silence});
+      }
+    }
+    run->Publish();
+    if (run->CommitDue(now_ns)) {
+      if (const absl::Status status = run->Commit(); !status.ok()) {
+        LogError("run {} could not be saved: {}", run->record().description.name, std::string(status.message()));
+      }
+    }
+  }
+  // An ended run is all in the database; its snapshot stays for readers.
+  std::erase_if(runs_, [](const auto& run) { return run.second->ended() && run.second->needed_lsn() == 0; });
+}
+
+void Shard::AppendOwn(const LiveRun& run, WalKind kind, std::string payload, IngestMessage message) {
+  absl::MutexLock lock(&mutex_);
+  WalRecord record;
+  record.kind = kind;
+  record.run = run.record().id;
+  record.attempt = run.record().description.attempt;
+  record.payload = std::move(payload);
+  const auto lsn = parts_.wal->Append(std::move(record));
+  if (!lsn.ok()) return;  // The log is full or failed; the next deadline says it again.
+  Push({*lsn, run.record().id, 0, 0, std::move(message)}, 0);
+}
+
+}  // namespace bellwether::server

@@ -1,0 +1,100 @@
+// shard.h: one thread that owns a part of the runs.
+//
+// Messages enter through a bounded queue in the order of the log: appending to
+// the log and entering the queue happen under one mutex, so that for the runs
+// of a shard both orders are the same.  On the shard's thread no locks are
+// needed; it applies messages, closes overdue steps, watches for silence,
+// publishes and commits.
+
+#ifndef BELLWETHER_SERVER_SHARD_H_
+#define BELLWETHER_SERVER_SHARD_H_
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/synchronization/mutex.h"
+#include "server/live_run.h"
+
+namespace bellwether::server {
+
+class Shard {
+ public:
+  struct Options {
+    size_t queue_messages_max = 4096;
+    int64_t queue_bytes_max = 64 << 20;
+    int64_t step_deadline_ms = 10'000;
+    int64_t silence_ms_min = 120'000;
+    int64_t publish_ms = 50;
+  };
+  using Task = std::function<void()>;
+
+  Shard(const Options& options, const LiveRunParts& parts, int index);
+  ~Shard();  // As Stop().
+  Shard(const Shard&) = delete;
+  Shard& operator=(const Shard&) = delete;
+
+  void Start();
+  // Applies what is queued, commits everything, ends the thread.
+  void Stop();
+
+  // Guards the order of log and queue; and whatever the pipeline keeps per
+  // rank of this shard's runs.
+  absl::Mutex& mutex() ABSL_LOCK_RETURNED(mutex_) { return mutex_; }
+  bool HasRoom(size_t bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // `bytes` is what HasRoom was asked for.
+  void Push(LoggedMessage message, size_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Called on the shard's thread, once, when the queue has become half empty.
+  void CallWhenRoom(Task task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // Takes up a run before any message of it is pushed.
+  void Adopt(std::unique_ptr<LiveRun> run);
+  // Runs `task` on the shard's thread after what is queued now; waits.
+  void Barrier(const Task& task);
+  // Commits every run; every LSN below the result is not needed by this shard.
+  Lsn CommitAll();
+  // While recovery feeds the shard, deadlines and silence are not judged: the
+  // log holds what was decided then.
+  void SetRecovering(bool recovering) { recovering_ = recovering; }
+
+ private:
+  struct Item {
+    LoggedMessage message;
+    size_t bytes = 0;
+    int64_t arrived_ns = 0;
+    Task task;  // Instead of a message.
+  };
+
+  void Loop();
+  void ApplyItem(Item* item);
+  // The run's writing state; taken up from the database if it had ended.
+  LiveRun* FindOrLoad(RunId id);
+  void Tick(int64_t now_ns);
+  void AppendOwn(const LiveRun& run, WalKind kind, std::string payload, IngestMessage message);
+
+  const Options options_;
+  const LiveRunParts parts_;
+  Gauge* const depth_;
+  Counter* const unknown_;
+  std::atomic<bool> recovering_ = false;
+
+  mutable absl::Mutex mutex_;
+  std::deque<Item> queue_ ABSL_GUARDED_BY(mutex_);
+  int64_t queue_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<Task> when_room_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+
+  std::map<RunId, std::unique_ptr<LiveRun>> runs_;  // The thread's own.
+  Lsn processed_lsn_ = 0;
+  std::thread thread_;
+};
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_SHARD_H_
