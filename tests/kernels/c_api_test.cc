@@ -1,0 +1,237 @@
+// Goal: the C interface refuses every illegal argument with a sentence that
+// names field, value and legal range, writes nothing then, and otherwise does
+// what the C++ kernels do.
+// Method: one legal call per function; each case breaks one field.  Limits are
+// tried at max and max + 1.
+
+#include "bellwether/kernels/c_api.h"
+
+#include <array>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "bellwether/kernels/probe.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace {
+
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+constexpr float kMark = 7;
+
+struct ProbeCall {
+  ProbeCall() {
+    p.struct_size = sizeof(p);
+    p.batch = 1;
+    p.heads = 2;
+    p.kv_heads = 1;
+    p.q_len = p.k_len = 3;
+    p.head_dim = p.v_dim = 4;
+    p.q = p.k = p.v = p.o = p.d_o = {data.data(), 0, 0, 4};
+    p.scale = 0.5f;
+    p.stat_stride = 2;
+    p.out = out.data();
+    p.kv_stat_stride = 1;
+    p.kv_out = kv_out.data();
+    out.fill(kMark);
+    kv_out.fill(kMark);
+  }
+  std::array<float, 16> data{};
+  std::array<float, 2 * BW_PROBE_STAT_COUNT> out;
+  std::array<float, BW_PROBE_KV_STAT_COUNT> kv_out;
+  bw_probe_params p{};
+};
+
+struct Break {
+  std::function<void(bw_probe_params&)> change;
+  bw_kernel_status status;
+  std::string sentence;
+};
+
+TEST(KernelsCApiTest, ProbeNamesWhatIsWrong) {
+  constexpr bw_kernel_status kInvalid = BW_KERNEL_INVALID_ARGUMENT;
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<Break> breaks = {
+      {[](auto& p) { p.struct_size = 8; }, kInvalid, "struct_size is 8, but must be at least"},
+      {[](auto& p) { p.backend = 2; }, kInvalid, "backend is 2, but must be 0..1"},
+      {[](auto& p) { p.backend = 0xffffffff; }, kInvalid, "backend is 2147483647, but must be 0..1"},
+      {[](auto& p) { p.dtype = 3; }, kInvalid, "dtype is 3, but must be 0..2"},
+      {[](auto& p) { p.threads = 257; }, kInvalid, "threads is 257, but must be 0..256"},
+      {[](auto& p) { p.batch = -1; }, kInvalid, "batch is -1, but must be 0..1048576"},
+      {[](auto& p) { p.batch = (1 << 20) + 1; }, kInvalid, "batch is 1048577, but must be 0..1048576"},
+      {[](auto& p) { p.heads = 0; }, kInvalid, "heads is 0, but must be 1..65536"},
+      {[](auto& p) { p.heads = 65537; }, kInvalid, "heads is 65537, but must be 1..65536"},
+      {[](auto& p) { p.kv_heads = 0; }, kInvalid, "kv_heads is 0, but must be 1..2"},
+      {[](auto& p) { p.kv_heads = 3; }, kInvalid, "kv_heads is 3, but must be 1..2"},
+      {[](auto& p) { p.heads = 3; p.kv_heads = 2; }, kInvalid, "heads is 3, but must be a multiple of kv_heads 2"},
+      {[](auto& p) { p.q_len = -1; }, kInvalid, "q_len is -1, but must be 0..2147483647"},
+      {[](auto& p) { p.k_len = int64_t{1} << 31; }, kInvalid, "k_len is 2147483648, but must be 0..2147483647"},
+      {[](auto& p) { p.head_dim = 0; }, kInvalid, "head_dim is 0, but must be 1..1024"},
+      {[](auto& p) { p.head_dim = 1025; }, BW_KERNEL_UNSUPPORTED, "head_dim is 1025, but only 1..1024 is supported"},
+      {[](auto& p) { p.v_dim = 0; }, kInvalid, "v_dim is 0, but must be 1..1024"},
+      {[](auto& p) { p.v_dim = 1025; }, BW_KERNEL_UNSUPPORTED, "v_dim is 1025, but only 1..1024 is supported"},
+      {[](auto& p) { p.q.data = nullptr; }, kInvalid, "q is NULL"},
+      {[](auto& p) { p.k.data = nullptr; }, kInvalid, "k is NULL"},
+      {[](auto& p) { p.k.data = static_cast<const char*>(p.k.data) + 1; }, kInvalid, "multiple of the element's 4 bytes"},
+      {[](auto& p) { p.v.data = nullptr; }, kInvalid, "v is NULL, o is given, d_o is given, but must be all three"},
+      {[](auto& p) { p.d_o.data = nullptr; }, kInvalid, "d_o is NULL, but must be all three"},
+      {[](auto& p) { p.scale = 0; }, kInvalid, "scale is 0, but must be finite and > 0"},
+      {[nan](auto& p) { p.scale = nan; }, kInvalid, "scale is nan, but must be finite and > 0"},
+      {[](auto& p) { p.softcap = -1; }, kInvalid, "softcap is -1, but must be finite and >= 0"},
+      {[nan](auto& p) { p.softcap = nan; }, kInvalid, "softcap is nan"},
+      {[](auto& p) { p.causal = 2; }, kInvalid, "causal is 2, but must be 0..1"},
+      {[](auto& p) { p.reserved[1] = 1; }, kInvalid, "reserved is 1, but must be 0..0"},
+      {[](auto& p) { p.window = -1; }, kInvalid, "window is -1, but must be 0..2147483647"},
+      {[](auto& p) { p.head_offset = -1; }, kInvalid, "head_offset is -1, but must be 0.."},
+      {[](auto& p) { p.stat_stride = 1; }, kInvalid, "stat_stride is 1, but must be 2.."},
+      {[](auto& p) { p.out = nullptr; }, kInvalid, "out is NULL"},
+      {[](auto& p) { p.kv_stat_stride = 0; }, kInvalid, "kv_stat_stride is 0, but must be 1.."},
+  };
+  for (const Break& broken : breaks) {
+    SCOPED_TRACE(broken.sentence);
+    ProbeCall call;
+    broken.change(call.p);
+    EXPECT_EQ(bw_probe(&call.p), broken.status);
+    EXPECT_THAT(bw_kernels_last_error(), HasSubstr(broken.sentence));
+    EXPECT_THAT(call.out, Each(kMark)) << "a rejected call must not write";
+    EXPECT_THAT(call.kv_out, Each(kMark));
+  }
+  ProbeCall call;
+  EXPECT_EQ(bw_probe(&call.p), BW_KERNEL_OK) << bw_kernels_last_error();
+  EXPECT_EQ(call.out[2 * BW_PROBE_ROWS], kMark + 3);
+  EXPECT_EQ(bw_probe(nullptr), BW_KERNEL_INVALID_ARGUMENT);
+  EXPECT_THAT(bw_kernels_last_error(), StartsWith("params is NULL"));
+}
+
+TEST(KernelsCApiTest, TheLargestLegalSizesAreAccepted) {
+  ProbeCall call;
+  call.p.batch = 0;  // Nothing to read, so that only the limits are tried.
+  call.p.q_len = call.p.k_len = 0x7fffffff;
+  call.p.head_dim = call.p.v_dim = 1024;
+  call.p.threads = 256;
+  EXPECT_EQ(bw_probe(&call.p), BW_KERNEL_OK) << bw_kernels_last_error();
+  std::vector<float> sigma(1), weight(512);
+  bw_spectral_params s{};
+  s.struct_size = sizeof(s);
+  s.heads = 1;
+  s.rows = 512;
+  s.columns = 1;
+  s.weight = weight.data();
+  s.row_stride = 1;
+  s.sigma = sigma.data();
+  EXPECT_EQ(bw_spectral_norms(&s), BW_KERNEL_OK) << bw_kernels_last_error();
+  s.rows = 513;
+  EXPECT_EQ(bw_spectral_norms(&s), BW_KERNEL_UNSUPPORTED);
+  EXPECT_STREQ(bw_kernels_last_error(), "rows is 513, but only 1..512 is supported");
+}
+
+TEST(KernelsCApiTest, ALongerStructMustEndInZeros) {
+  ProbeCall call;
+  std::vector<unsigned char> bytes(sizeof(bw_probe_params) + 16);
+  std::memcpy(bytes.data(), &call.p, sizeof(bw_probe_params));
+  auto* p = reinterpret_cast<bw_probe_params*>(bytes.data());
+  p->struct_size = static_cast<uint32_t>(bytes.size());
+  EXPECT_EQ(bw_probe(p), BW_KERNEL_OK) << bw_kernels_last_error();
+  bytes.back() = 1;
+  EXPECT_EQ(bw_probe(p), BW_KERNEL_UNSUPPORTED);
+  EXPECT_THAT(bw_kernels_last_error(), HasSubstr("this library is older"));
+}
+
+TEST(KernelsCApiTest, TheOtherCallsNameWhatIsWrong) {
+  std::array<float, 8> data{};
+  std::array<float, 2> a{}, b{};
+  bw_key_leak_params leak{};
+  leak.struct_size = sizeof(leak);
+  leak.batch = leak.kv_heads = 1;
+  leak.k_len = leak.head_dim = 2;
+  leak.d_k = {data.data(), 0, 0, 2};
+  leak.leak_sum = a.data();
+  EXPECT_EQ(bw_key_leak(&leak), BW_KERNEL_INVALID_ARGUMENT);
+  EXPECT_STREQ(bw_kernels_last_error(), "gradient_sum is NULL, but must point to data");
+  leak.gradient_sum = b.data();
+  EXPECT_EQ(bw_key_leak(&leak), BW_KERNEL_OK);
+  leak.kv_heads = 65537;
+  EXPECT_EQ(bw_key_leak(&leak), BW_KERNEL_INVALID_ARGUMENT);
+  EXPECT_STREQ(bw_kernels_last_error(), "kv_heads is 65537, but must be 1..65536");
+
+  bw_center_keys_params center{};
+  center.struct_size = sizeof(center);
+  center.batch = center.kv_heads = 1;
+  center.k_len = center.head_dim = 2;
+  center.k = center.out = {data.data(), 0, 0, 2};
+  EXPECT_EQ(bw_center_keys(&center), BW_KERNEL_OK) << bw_kernels_last_error();
+  center.out.token_stride = 1;
+  EXPECT_EQ(bw_center_keys(&center), BW_KERNEL_INVALID_ARGUMENT);
+  EXPECT_STREQ(bw_kernels_last_error(),
+               "out.token_stride is 1, but must be at least head_dim 2 in magnitude, or rows overlap");
+
+  bw_spectral_params spectral{};
+  spectral.struct_size = sizeof(spectral);
+  spectral.heads = spectral.rows = 1;
+  spectral.columns = 2;
+  spectral.weight = data.data();
+  spectral.column_stride = 1;
+  spectral.sigma = a.data();
+  spectral.overlap = b.data();
+  EXPECT_EQ(bw_spectral_norms(&spectral), BW_KERNEL_INVALID_ARGUMENT);
+  EXPECT_THAT(bw_kernels_last_error(), StartsWith("direction is NULL, but must be given"));
+  spectral.overlap = nullptr;
+  spectral.columns = 0;
+  EXPECT_EQ(bw_spectral_norms(&spectral), BW_KERNEL_INVALID_ARGUMENT);
+  EXPECT_THAT(bw_kernels_last_error(), StartsWith("columns is 0, but must be 1.."));
+  spectral.rows = 0;
+  EXPECT_EQ(bw_spectral_norms(&spectral), BW_KERNEL_INVALID_ARGUMENT);
+  EXPECT_THAT(bw_kernels_last_error(), StartsWith("rows is 0, but must be 1..512"));
+
+  bw_increment_rank_params rank{};
+  rank.struct_size = sizeof(rank);
+  rank.heads = 3;
+  rank.kv_heads = 2;
+  rank.rows = rank.columns = 1;
+  EXPECT_EQ(bw_increment_rank(&rank), BW_KERNEL_INVALID_ARGUMENT);
+  EXPECT_THAT(bw_kernels_last_error(), StartsWith("heads is 3, but must be a multiple of"));
+  rank.kv_heads = 3;
+  EXPECT_EQ(bw_increment_rank(&rank), BW_KERNEL_INVALID_ARGUMENT);
+  EXPECT_STREQ(bw_kernels_last_error(), "wq is NULL, but must point to data");
+}
+
+TEST(KernelsCApiTest, TheLastErrorBelongsToItsThread) {
+  EXPECT_EQ(bw_probe(nullptr), BW_KERNEL_INVALID_ARGUMENT);
+  std::thread([] { EXPECT_STREQ(bw_kernels_last_error(), ""); }).join();
+  EXPECT_STRNE(bw_kernels_last_error(), "");
+}
+
+TEST(KernelsCApiTest, TheCpuIsAvailableAndTheVersionIsTheHeaders) {
+  EXPECT_EQ(bw_kernels_available(BW_CPU), 1);
+  EXPECT_EQ(bw_kernels_available(2), 0);
+  EXPECT_EQ(bw_kernels_available(0xffffffff), 0);
+  EXPECT_EQ(bw_kernels_abi_version() >> 16, uint32_t{BW_KERNELS_API_VERSION_MAJOR});
+  EXPECT_EQ(bw_kernels_abi_version() & 0xffff, uint32_t{BW_KERNELS_API_VERSION_MINOR});
+}
+
+TEST(KernelsCApiTest, AMissingBackendIsUnavailable) {
+  if (bw_kernels_available(BW_CUDA)) GTEST_SKIP() << "there is one";
+  ProbeCall call;
+  call.p.backend = BW_CUDA;
+  EXPECT_EQ(bw_probe(&call.p), BW_KERNEL_UNAVAILABLE);
+  EXPECT_THAT(bw_kernels_last_error(), HasSubstr("backend is 1 (CUDA)"));
+  EXPECT_THAT(call.out, Each(kMark));
+}
+
+TEST(KernelsCApiTest, SampledRowsAreThoseOfTheHeader) {
+  EXPECT_EQ(bw_probe_sampled_row(5, 1, 2, 3, 7, 100),
+            bellwether::kernels::SampledRow(5, 1, 2, 3, 7, 100));
+  EXPECT_EQ(bw_probe_sampled_row(5, 1, 2, 7, 7, 100), -1);
+  EXPECT_EQ(bw_probe_sampled_row(5, 1, 2, 0, 0, 100), -1);
+  EXPECT_EQ(bw_probe_sampled_row(5, 1, 2, 0, 101, 100), -1);
+  EXPECT_EQ(bw_probe_sampled_row(5, 1, 2, 0, 1, uint64_t{1} << 31), -1);
+}
+
+}  // namespace
