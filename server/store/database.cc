@@ -62,7 +62,6 @@ absl::Status RocksDatabase::Snapshot::Scan(
     const std::function<bool(std::string_view key, std::string_view value)>& visit) const {
   rocksdb::ReadOptions options;
   options.snapshot = snapshot_;
-  options.auto_prefix_mode = false;
   std::string end(prefix);
   while (!end.empty() && static_cast<uint8_t>(end.back()) == 0xff) end.pop_back();
   if (!end.empty()) end.back() = static_cast<char>(end.back() + 1);
@@ -81,6 +80,21 @@ absl::StatusOr<std::string> RocksDatabase::Snapshot::Get(std::string_view key) c
   std::string value;
   BW_RETURN_IF_ERROR(FromRocks(db_->Get(options, ToSlice(key), &value)));
   return value;
+}
+
+absl::StatusOr<bool> RocksDatabase::Snapshot::FindBefore(std::string_view prefix, std::string_view at,
+                                                         std::string* key, std::string* value) const {
+  rocksdb::ReadOptions options;
+  options.snapshot = snapshot_;
+  const rocksdb::Slice lower = ToSlice(prefix);
+  options.iterate_lower_bound = &lower;
+  const std::unique_ptr<rocksdb::Iterator> it(db_->NewIterator(options));
+  it->SeekForPrev(ToSlice(at));
+  BW_RETURN_IF_ERROR(FromRocks(it->status()));
+  if (!it->Valid() || !it->key().starts_with(ToSlice(prefix))) return false;
+  key->assign(it->key().data(), it->key().size());
+  value->assign(it->value().data(), it->value().size());
+  return true;
 }
 
 absl::StatusOr<std::unique_ptr<RocksDatabase>> RocksDatabase::Open(const Database::Options& options) {

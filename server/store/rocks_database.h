@@ -109,6 +109,9 @@ class RocksDatabase final : public Database {
     absl::Status Scan(std::string_view prefix, std::string_view from,
                       const std::function<bool(std::string_view key, std::string_view value)>& visit) const;
     absl::StatusOr<std::string> Get(std::string_view key) const;  // NOT_FOUND
+    // The last key <= `at` that begins with `prefix`; false if there is none.
+    absl::StatusOr<bool> FindBefore(std::string_view prefix, std::string_view at, std::string* key,
+                                    std::string* value) const;
 
    private:
     rocksdb::DB* const db_;

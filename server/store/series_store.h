@@ -44,8 +44,8 @@ struct SeriesPoints {
 class SeriesStore {
  public:
   struct Options {
-    int32_t window_steps = 32;   // Raw in memory, then a sub-chunk.
-    int32_t chunk_steps = 256;
+    int32_t window_steps = 32;   // Raw in memory, 1..chunk_steps; then stored as they are.
+    int32_t chunk_steps = 256;   // Packed together behind, at most 4096.
     int32_t zstd_level = 1;
   };
   static constexpr int32_t kNewestAttempt = -1;
@@ -56,28 +56,39 @@ class SeriesStore {
 
   // ---- the shard that owns the run ----
   virtual void Open(RunId run, const Layout& layout) = 0;
-  // Adds a closed step.  Steps of an attempt rise.
+  // Adds a closed step.  FAILED_PRECONDITION: not above the attempt's last step,
+  // of an attempt older than the newest, or of another layout; nothing is added.
+  // NOT_FOUND: not open.
   virtual absl::Status Append(RunId run, const StepSample& sample) = 0;
   // Moves full windows into `batch`; the open window is returned in `*state`
-  // for the same batch, so that both belong to one point of history.
+  // for the same batch, so that both belong to one point of history.  Until the
+  // batch is committed readers find the windows in memory.
   virtual absl::Status Save(RunId run, RunBatch* batch, std::string* state) = 0;
+  // Instead of Open().  DATA_LOSS: not a saved state; FAILED_PRECONDITION: of
+  // another layout; the run is then not open.
   virtual absl::Status Restore(RunId run, const Layout& layout, std::string_view state) = 0;
   // Writes the open window too and frees the run's memory; reads go on.
   virtual absl::Status Close(RunId run, RunBatch* batch) = 0;
 
   // ---- anybody ----
-  // Steps in [begin, end), at most points_max points.  NOT_FOUND: the run was
-  // never opened; an unreported series gives no points.
+  // Steps in [begin, end), at most points_max points (0: no points).  A cell that
+  // was not measured gives no point; a bucket of NaN only is NaN, in any other
+  // NaN is left out.  `values` counts what was measured.  An unreported series,
+  // or an unknown run, gives no points.  INVALID_ARGUMENT: no such head.
   virtual absl::StatusOr<SeriesPoints> ReadSeries(RunId run, const Layout& layout, const SeriesKey& key, int64_t begin,
                                                   int64_t end, size_t points_max, int32_t attempt) const = 0;
   // The last sample at or before `step` (-1 = newest) that has the signal;
-  // `*at` is its step, -1 if there is none.
+  // `*at` is its step, -1 (and no values) if there is none.  "Newest" is the
+  // last of the newest attempt, else the highest step counts.
   virtual absl::StatusOr<std::vector<float>> ReadMatrix(RunId run, const Layout& layout, SignalId signal, int64_t step,
                                                         int64_t* at) const = 0;
-  // Every stored step in order, for export; `visit` may stop it with an error.
+  // Every stored step by attempt and step, for export, with its time, number of
+  // ranks and completeness; `visit` may stop it with an error.
   virtual absl::Status ReadAll(RunId run, const Layout& layout,
                                const std::function<absl::Status(const StepSample&)>& visit) const = 0;
   virtual int64_t memory_bytes() const = 0;
+  // Waits until what was committed is packed as far as it will be.
+  virtual void Drain() = 0;
 };
 
 }  // namespace bellwether::server

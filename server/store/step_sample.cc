@@ -54,6 +54,11 @@ float StepSample::scalar(SignalId signal) const {
   return values.empty() ? NotMeasured() : values[0];
 }
 
+float DeriveValue(const SignalInfo& signal, float numerator, float denominator) {
+  if (IsNotMeasured(numerator) || IsNotMeasured(denominator) || denominator == 0) return NotMeasured();
+  return signal.denominator_root ? numerator / std::sqrt(denominator) : numerator / denominator;
+}
+
 bool DeriveMatrix(const StepSample& sample, const SignalInfo& signal, std::vector<float>* out) {
   out->clear();
   if (!signal.derived) {
@@ -84,12 +89,8 @@ bool DeriveMatrix(const StepSample& sample, const SignalInfo& signal, std::vecto
       const auto pick = [&](std::span<const float> values, MatrixShape from) {
         return values[static_cast<size_t>(layer * from.heads + head * from.heads / shape.heads)];
       };
-      const float above = pick(numerator, top);
-      const float below = pick(denominator, bottom);
-      float& value = (*out)[static_cast<size_t>(layer * shape.heads + head)];
-      value = IsNotMeasured(above) || IsNotMeasured(below) || below == 0 ? NotMeasured()
-              : signal.denominator_root                                  ? above / std::sqrt(below)
-                                                                         : above / below;
+      (*out)[static_cast<size_t>(layer * shape.heads + head)] =
+          DeriveValue(signal, pick(numerator, top), pick(denominator, bottom));
     }
   }
   return true;

@@ -92,6 +92,9 @@ class StepSample {
   std::vector<float> values_;
 };
 
+// One cell of a derived signal, as DeriveMatrix() below defines it.
+float DeriveValue(const SignalInfo& signal, float numerator, float denominator);
+
 // Fills `out` with the derived matrix: numerator / denominator elementwise; a
 // cell is kNotMeasured if either part is, or if the denominator is 0.  Mixed
 // granularities (a query-head numerator over a key-head denominator) repeat the

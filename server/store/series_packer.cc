@@ -1,0 +1,148 @@
+#include "server/store/series_packer.h"
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "server/store/chunk.h"
+#include "server/store/series_keys.h"
+#include "server/util/log.h"
+#include "server/util/status_macros.h"
+
+namespace bellwether::server {
+namespace {
+
+struct Window {
+  std::string key;
+  std::string value;
+  size_t steps = 0;
+};
+
+// Writes windows[begin, end) of one part and attempt as chunks.
+absl::Status WriteChunks(const std::vector<Window>& windows, size_t begin, size_t end, int zstd_level,
+                         RocksBatch* batch) {
+  std::vector<int64_t> steps;
+  std::vector<float> values;
+  size_t cells = 0;
+  Chunk window;
+  for (size_t i = begin; i < end; ++i) {
+    BW_RETURN_IF_ERROR(DecodeChunk(windows[i].value, &window));
+    if (i > begin && (window.cells != cells || window.steps.front() <= steps.back())) {
+      return absl::DataLossError("stored windows do not follow each other");
+    }
+    cells = window.cells;
+    steps.insert(steps.end(), window.steps.begin(), window.steps.end());
+    values.insert(values.end(), window.values.begin(), window.values.end());
+    batch->Delete(windows[i].key);
+  }
+  const std::string& key = windows[begin].key;
+  const auto first_group = static_cast<uint32_t>(KeyIndex(key) * (kPartCells / kGroupCells));
+  for (size_t cell = 0; cell < cells; cell += kGroupCells) {
+    const ChunkInput input{.steps = steps,
+                           .values = values.data() + cell,
+                           .cells = std::min(kGroupCells, cells - cell),
+                           .stride = cells,
+                           .zstd_level = zstd_level};
+    const SeriesAddress address{.run = KeyNumber(key, 1, 8),
+                                .signal = KeySignal(key),
+                                .index = first_group + static_cast<uint32_t>(cell / kGroupCells)};
+    batch->Put(SeriesRowKey('s', address, KeyAttempt(key), steps.front()), EncodeChunk(input));
+    batch->Put(SeriesRowKey('m', address, KeyAttempt(key), steps.front()), EncodeSummary(Summarize(input)));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+SeriesPacker::SeriesPacker(const Options& options, RocksDatabase* database)
+    : options_(options), database_(database), thread_([this] { Work(); }) {}
+
+SeriesPacker::~SeriesPacker() {
+  {
+    absl::MutexLock lock(&mutex_);
+    stop_ = true;
+  }
+  thread_.join();
+}
+
+void SeriesPacker::Request(RunId run, int signal, bool finish) {
+  absl::MutexLock lock(&mutex_);
+  bool& request = requests_[{run, signal}];
+  request = request || finish;
+}
+
+void SeriesPacker::Drain() {
+  absl::MutexLock lock(&mutex_);
+  const auto done = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return requests_.empty() && !busy_; };
+  mutex_.Await(absl::Condition(&done));
+}
+
+void SeriesPacker::Work() {
+  absl::MutexLock lock(&mutex_);
+  const auto wanted = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stop_ || !requests_.empty(); };
+  for (;;) {
+    busy_ = false;
+    mutex_.Await(absl::Condition(&wanted));
+    if (stop_) return;
+    const auto [target, finish] = *requests_.begin();
+    requests_.erase(requests_.begin());
+    busy_ = true;
+    mutex_.Unlock();
+    if (absl::Status status = Pack(target.first, target.second, finish); !status.ok()) {
+      LogError("run {}: its windows stay unpacked: {}", target.first, std::string(status.message()));
+    }
+    mutex_.Lock();
+  }
+}
+
+absl::Status SeriesPacker::Pack(RunId run, int signal, bool finish) {
+  if (signal != kAllSignals) return PackSignal(run, static_cast<uint8_t>(signal), finish);
+  std::set<uint8_t> signals;
+  BW_RETURN_IF_ERROR(RocksDatabase::Snapshot(database_).Scan(KeyBuilder('w').U64(run).key(), {},
+                                                             [&](std::string_view key, std::string_view) {
+                                                               signals.insert(KeySignal(key));
+                                                               return true;
+                                                             }));
+  for (const uint8_t each : signals) BW_RETURN_IF_ERROR(PackSignal(run, each, finish));
+  return absl::OkStatus();
+}
+
+absl::Status SeriesPacker::PackSignal(RunId run, uint8_t signal, bool finish) {
+  std::vector<Window> windows;
+  {
+    const RocksDatabase::Snapshot snapshot(database_);
+    absl::Status damage;
+    std::vector<int64_t> steps;
+    BW_RETURN_IF_ERROR(snapshot.Scan(KeyBuilder('w').U64(run).U8(signal).key(), {},
+                                     [&](std::string_view key, std::string_view value) {
+                                       damage = DecodeChunkSteps(value, &steps);
+                                       windows.push_back({std::string(key), std::string(value), steps.size()});
+                                       return damage.ok();
+                                     }));
+    BW_RETURN_IF_ERROR(damage);
+  }
+  uint32_t newest = 0;
+  for (const Window& window : windows) newest = std::max(newest, KeyAttempt(window.key));
+  std::unique_ptr<RunBatch> batch = database_->NewBatch();
+  bool changed = false;
+  for (size_t begin = 0; begin < windows.size();) {
+    // One part of one attempt at a time; as many windows as make a chunk.
+    const auto same = [&](size_t i) {
+      return i < windows.size() &&
+             std::string_view(windows[i].key).substr(0, kSeriesPrefixBytes + 4) ==
+                 std::string_view(windows[begin].key).substr(0, kSeriesPrefixBytes + 4);
+    };
+    size_t end = begin, steps = 0;
+    while (same(end) && (end == begin || steps + windows[end].steps <= options_.chunk_steps)) steps += windows[end++].steps;
+    const bool full = steps >= options_.chunk_steps || same(end);
+    if (full || finish || KeyAttempt(windows[begin].key) < newest) {
+      BW_RETURN_IF_ERROR(WriteChunks(windows, begin, end, options_.zstd_level, RocksBatch::As(batch.get())));
+      changed = true;
+    }
+    begin = end;
+  }
+  return changed ? database_->Commit(std::move(batch)) : absl::OkStatus();
+}
+
+}  // namespace bellwether::server
