@@ -1,0 +1,9 @@
+#include "cuda/sm90/attention_fwd_shapes.cuh"
+
+namespace bellwether::kernels::cuda::sm90 {
+
+FwdLauncher FindFwdF16Hd64(AttentionMode mode, bool causal) {
+  return FindFwdHd64<__half>(mode, causal);
+}
+
+}  // namespace bellwether::kernels::cuda::sm90

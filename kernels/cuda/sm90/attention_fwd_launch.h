@@ -1,0 +1,27 @@
+// attention_fwd_launch.h: which tile shape serves a call, and its launcher.
+
+#ifndef BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_FWD_LAUNCH_H_
+#define BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_FWD_LAUNCH_H_
+
+#include "bellwether/kernels/attention.h"
+#include "cuda/sm90/attention_fwd_params.h"
+
+namespace bellwether::kernels::cuda::sm90 {
+
+struct FwdLauncher {
+  int rows = 0, cols = 0;  // of a tile: the boxes of the tensor maps
+  Status (*launch)(const FwdParams&, const FwdMaps&, int multiprocessors, cudaStream_t) = nullptr;
+};
+
+// launch is null if the shape is not built.
+FwdLauncher FindFwdLauncher(const AttentionForwardParams& params);
+
+// One per source file attention_fwd_<type>_hd<head_dim>.cu.
+FwdLauncher FindFwdBf16Hd64(AttentionMode mode, bool causal);
+FwdLauncher FindFwdBf16Hd128(AttentionMode mode, bool causal);
+FwdLauncher FindFwdF16Hd64(AttentionMode mode, bool causal);
+FwdLauncher FindFwdF16Hd128(AttentionMode mode, bool causal);
+
+}  // namespace bellwether::kernels::cuda::sm90
+
+#endif  // BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_FWD_LAUNCH_H_
