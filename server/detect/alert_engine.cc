@@ -106,9 +106,19 @@ void AlertEngine::Update(Family family, int64_t step, const RunDescription& run,
       if (change.heads.size() < static_cast<size_t>(options_.heads_max))
         change.heads.push_back(finding.where);
     }
-    for (const Evidence& evidence : finding.evidence) {
-      if (change.evidence.size() < static_cast<size_t>(options_.evidence_max))
-        change.evidence.push_back(evidence);
+    for (int32_t i = 0; i < finding.fact_count; ++i) {
+      if (change.evidence.size() >= static_cast<size_t>(options_.evidence_max))
+        break;
+      const Fact& fact = finding.facts[static_cast<size_t>(i)];
+      change.evidence.push_back(
+          {.signal = fact.signal,
+           .where = fact.where,
+           .value = fact.value,
+           .threshold = fact.threshold,
+           .baseline = fact.baseline,
+           .first_step = fact.first_step,
+           .detector = fact.detector,
+           .text = i == 0 ? finding.note : std::string()});
     }
   }
   change.cause = CauseOf(family, *findings);

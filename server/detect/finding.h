@@ -3,8 +3,11 @@
 #ifndef BELLWETHER_SERVER_DETECT_FINDING_H_
 #define BELLWETHER_SERVER_DETECT_FINDING_H_
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
-#include <vector>
+#include <limits>
+#include <string>
 
 #include "server/store/transition.h"
 
@@ -39,6 +42,17 @@ inline constexpr int kFamilies = 8;
 
 const char* NameOf(Rule rule);
 
+// A piece of evidence before it is worth its strings.
+struct Fact {
+  const char* signal = "";  // Static.
+  Head where;
+  double value = 0;
+  double threshold = 0;
+  double baseline = std::numeric_limits<double>::quiet_NaN();
+  int64_t first_step = 0;
+  const char* detector = "";
+};
+
 struct Finding {
   Rule rule = Rule::kDrift;
   Severity severity = Severity::kNone;
@@ -47,7 +61,15 @@ struct Finding {
   double score = 0;  // Orders the heads of an alert; larger is worse.
   int64_t first_step = 0;
   Eta eta;
-  std::vector<Evidence> evidence;
+  // No memory of its own: findings are made every tick, told once.
+  std::array<Fact, 8> facts;
+  int32_t fact_count = 0;
+  std::string note;  // Of the first fact.
+
+  void Add(const Fact& fact) {
+    if (fact_count < static_cast<int32_t>(facts.size()))
+      facts[static_cast<size_t>(fact_count++)] = fact;
+  }
 };
 
 }  // namespace bellwether::server

@@ -40,6 +40,9 @@ HeadRules::HeadRules(const JudgeOptions& options, const Layout& layout)
     held.since.assign(heads_, 0);
   }
   stage_.assign(heads_, 0);
+  for (auto* values : {&eta_steps_, &eta_lower_, &eta_upper_})
+    values->assign(heads_, -1);
+  eta_step_.assign(heads_, 0);
 }
 
 bool HeadRules::Add(const StepSample& sample) {
@@ -102,7 +105,7 @@ bool HeadRules::Growing(Track track, size_t head, double doubling_max,
     if (!(series.Rise(head, rows, false) >= rise_min)) continue;
     series.Window(head, rows, false, &values_, &steps_);
     *trend = FitTrend(values_, steps_, options_.trend.window_batches_min,
-                      &trend_scratch_);
+                      options_.trend.r2_min, &trend_scratch_);
     if (trend->points > 0 && trend->z >= options_.trend.mann_kendall_z_min &&
         trend->r2 >= options_.trend.r2_min &&
         trend->doubling_steps() <= slowest) {
@@ -120,8 +123,31 @@ float HeadRules::Newest(Track track, size_t head) const {
 bool HeadRules::Rising(Track track, size_t head) {
   series_[track].Window(head, series_[track].rows(), true, &values_, &steps_);
   const Trend trend = FitTrend(
-      values_, steps_, options_.trend.window_batches_min, &trend_scratch_);
+      values_, steps_, options_.trend.window_batches_min, 0, &trend_scratch_);
   return trend.points > 0 && trend.z >= options_.trend.mann_kendall_z_min;
+}
+
+bool HeadRules::Due(Test test, size_t head, int32_t hold) const {
+  if (held_[test].count[head] < 2 * hold) return true;
+  return (ticks_ + static_cast<int64_t>(head)) % options_.trend.refit_batches ==
+         0;
+}
+
+void HeadRules::StoreEta(size_t head, const Eta& eta) {
+  // Unknown: no steps.
+  eta_steps_[head] = eta.known ? static_cast<float>(eta.steps) : -1.0f;
+  eta_lower_[head] = static_cast<float>(eta.lower_steps);
+  eta_upper_[head] = static_cast<float>(eta.upper_steps);
+  eta_step_[head] = last_step_;
+}
+
+Eta HeadRules::EtaNow(size_t head) const {
+  if (eta_steps_[head] < 0) return {};
+  const auto passed = static_cast<double>(last_step_ - eta_step_[head]);
+  return {.known = true,
+          .steps = std::max(0.0, eta_steps_[head] - passed),
+          .lower_steps = std::max(0.0, eta_lower_[head] - passed),
+          .upper_steps = std::max(0.0, eta_upper_[head] - passed)};
 }
 
 Head HeadRules::At(size_t head) const {
@@ -129,8 +155,8 @@ Head HeadRules::At(size_t head) const {
           static_cast<int32_t>(head % static_cast<size_t>(layout_.heads))};
 }
 
-Evidence HeadRules::Fact(Track track, Test test, size_t head, double threshold,
-                         const char* detector) const {
+Fact HeadRules::FactOf(Track track, Test test, size_t head, double threshold,
+                       const char* detector) const {
   return {.signal = kTrackInfo[track].name,
           .where = At(head),
           .value = series_[track].newest(head),
@@ -142,6 +168,7 @@ Evidence HeadRules::Fact(Track track, Test test, size_t head, double threshold,
 
 void HeadRules::Tick(const AttentionTraits& traits, bool excused) {
   for (BatchSeries& series : series_) series.Close(last_step_);
+  ++ticks_;
   // What the first steps do is no past to grow from.
   if (last_step_ < options_.context.warmup_steps) {
     for (BatchSeries& series : series_) series.ForgetWindow();
@@ -159,7 +186,6 @@ struct HeadRules::Reading {
   double ratio, ratio_peer, common, leak, leak_threshold, tied, tied_threshold,
       sigma, sigma_peer, logit;
   bool growth, level, common_growth, leaking, ties, norm, logit_high;
-  Trend ratio_trend;
   bool leak_measured;
 };
 
@@ -171,11 +197,16 @@ HeadRules::Reading HeadRules::Read(size_t head) {
   // Of two or three heads none is a peer to go by; there the absolute common
   // mode, the leak and the weights speak.
   const bool ratio_speaks = heads_ >= static_cast<size_t>(drift.peers_min);
-  const bool growing =
-      ratio_speaks && r.ratio > drift.grown_factor * r.ratio_peer &&
-      Growing(kRatio, head, options_.trend.doubling_steps_max, &r.ratio_trend);
-  r.growth =
-      held_[kGrowth].Update(head, growing, drift.hold_batches, last_step_);
+  if (Due(kGrowth, head, drift.hold_batches)) {
+    Trend trend;
+    const bool growing =
+        ratio_speaks && r.ratio > drift.grown_factor * r.ratio_peer &&
+        Growing(kRatio, head, options_.trend.doubling_steps_max, &trend);
+    held_[kGrowth].Update(head, growing, drift.hold_batches, last_step_);
+    if (growing)
+      StoreEta(head, EtaTo(trend, drift.ratio_critical, drift.eta_steps_max));
+  }
+  r.growth = held_[kGrowth].active[head] != 0;
   const bool high = ratio_speaks &&
                     r.ratio > drift.level_factor * r.ratio_peer &&
                     series_[kRatio].Rise(head, series_[kRatio].rows(), false) >=
@@ -183,14 +214,15 @@ HeadRules::Reading HeadRules::Read(size_t head) {
   r.level = held_[kLevel].Update(head, high, drift.level_batches, last_step_);
 
   r.common = Newest(kCommonMode, head);
-  Trend common_trend;
-  const bool common_growing =
-      r.common > drift.common_mode_large &&
-      r.common > drift.common_mode_factor * series_[kCommonMode].median() &&
-      Growing(kCommonMode, head, options_.trend.doubling_steps_max,
-              &common_trend);
-  r.common_growth = held_[kCommonGrowth].Update(head, common_growing,
-                                                drift.hold_batches, last_step_);
+  if (Due(kCommonGrowth, head, drift.hold_batches)) {
+    Trend trend;
+    const bool growing =
+        r.common > drift.common_mode_large &&
+        r.common > drift.common_mode_factor * series_[kCommonMode].median() &&
+        Growing(kCommonMode, head, options_.trend.doubling_steps_max, &trend);
+    held_[kCommonGrowth].Update(head, growing, drift.hold_batches, last_step_);
+  }
+  r.common_growth = held_[kCommonGrowth].active[head] != 0;
 
   r.leak = Newest(kLeak, head);
   r.leak_measured = std::isfinite(r.leak);
@@ -210,22 +242,19 @@ HeadRules::Reading HeadRules::Read(size_t head) {
 
   r.sigma = Newest(kSigma, head);
   r.sigma_peer = series_[kSigma].median();
-  const bool sigma_growing =
-      r.sigma > options_.norm.peer_factor * r.sigma_peer &&
-      series_[kSigma].Rise(head, series_[kSigma].rows(), true) >=
-          options_.norm.rise_min &&
-      Rising(kSigma, head);
-  r.norm = held_[kNorm].Update(head, sigma_growing, options_.norm.hold_batches,
-                               last_step_);
+  if (Due(kNorm, head, options_.norm.hold_batches)) {
+    const bool growing = r.sigma > options_.norm.peer_factor * r.sigma_peer &&
+                         series_[kSigma].Rise(head, series_[kSigma].rows(),
+                                              true) >= options_.norm.rise_min &&
+                         Rising(kSigma, head);
+    held_[kNorm].Update(head, growing, options_.norm.hold_batches, last_step_);
+  }
+  r.norm = held_[kNorm].active[head] != 0;
 
   r.logit = Newest(kLogitMax, head);
   r.logit_high =
       held_[kLogit].Update(head, r.logit > options_.logits.logit_max_large,
                            options_.logits.hold_batches, last_step_);
-  // While the growth is held though this batch's fit failed: the ETA of today.
-  if (r.growth && r.ratio_trend.points == 0) {
-    Growing(kRatio, head, options_.trend.doubling_steps_max, &r.ratio_trend);
-  }
   return r;
 }
 
@@ -253,8 +282,7 @@ void HeadRules::JudgeHead(size_t head, const AttentionTraits& traits) {
         std::max({std::isfinite(r.ratio) ? r.ratio / r.ratio_peer : 0.0,
                   r.leaking ? r.leak / r.leak_threshold : 0.0,
                   r.common_growth ? r.common / drift.common_mode_large : 0.0});
-    finding.eta =
-        EtaTo(r.ratio_trend, drift.ratio_critical, drift.eta_steps_max);
+    if (r.growth) finding.eta = EtaNow(head);
   } else if (rounding_possible && r.ties && !r.leak_measured) {
     finding.rule = Rule::kTies;
     finding.stage = 2;
@@ -274,7 +302,7 @@ void HeadRules::JudgeHead(size_t head, const AttentionTraits& traits) {
   const auto add = [&](bool active, Track track, Test test, double threshold,
                        const char* detector) {
     if (!active) return;
-    finding.evidence.push_back(Fact(track, test, head, threshold, detector));
+    finding.Add(FactOf(track, test, head, threshold, detector));
     finding.first_step = std::min(finding.first_step, held_[test].since[head]);
   };
   if (finding.rule != Rule::kLogits) {
@@ -305,11 +333,10 @@ void HeadRules::JoinLogits() {
   for (Finding& finding : logits_) {
     if (!joins(finding)) continue;
     finding.severity = Severity::kCritical;
-    rounding_.push_back(std::move(finding));
+    rounding_.push_back(finding);
   }
-  std::erase_if(logits_, [&](const Finding& finding) {
-    return finding.evidence.empty() || joins(finding);
-  });
+  std::erase_if(logits_,
+                [&](const Finding& finding) { return joins(finding); });
 }
 
 void HeadRules::JudgeRunLogits() {
@@ -331,9 +358,9 @@ void HeadRules::JudgeRunLogits() {
   finding.where = At(worst);
   finding.score = logit;
   finding.first_step = last_step_;
-  finding.evidence.push_back(Fact(kLogitMax, kLogit, worst,
-                                  options_.logits.logit_median_large, "level"));
-  finding.evidence.back().first_step = last_step_;
+  finding.Add(FactOf(kLogitMax, kLogit, worst,
+                     options_.logits.logit_median_large, "level"));
+  finding.facts[0].first_step = last_step_;
   logits_.push_back(finding);
 }
 
@@ -353,7 +380,7 @@ void HeadRules::ForgetTrends() {
 }
 
 size_t HeadRules::memory_bytes() const {
-  size_t bytes = sizeof *this + heads_ * (kTests * (2 + 1 + 8) + 4);
+  size_t bytes = sizeof *this + heads_ * (kTests * (2 + 1 + 8) + 4 + 3 * 4 + 8);
   for (const BatchSeries& series : series_) bytes += series.memory_bytes();
   return bytes;
 }
@@ -367,7 +394,9 @@ bool HeadRules::Consistent() const {
         held.since.size() != heads_)
       return false;
   }
-  return stage_.size() == heads_;
+  return stage_.size() == heads_ && eta_steps_.size() == heads_ &&
+         eta_lower_.size() == heads_ && eta_upper_.size() == heads_ &&
+         eta_step_.size() == heads_;
 }
 
 }  // namespace bellwether::server

@@ -50,6 +50,7 @@ class HeadRules {
     for (BatchSeries& series : series_) a(series);
     for (Held& held : held_) a(held);
     a(stage_);
+    a(eta_steps_), a(eta_lower_), a(eta_upper_), a(eta_step_), a(ticks_);
     a(batch_begin_);
     a(last_step_);
   }
@@ -100,10 +101,14 @@ class HeadRules {
   // All heads at once: the median head's scores are large, its entropy gone.
   void JudgeRunLogits();
   bool Growing(Track track, size_t head, double doubling_max, Trend* trend);
+  // A test that has long been sure is fitted anew only now and then.
+  bool Due(Test test, size_t head, int32_t hold) const;
+  void StoreEta(size_t head, const Eta& eta);
+  Eta EtaNow(size_t head) const;
   bool Rising(Track track, size_t head);
   Head At(size_t head) const;
-  Evidence Fact(Track track, Test test, size_t head, double threshold,
-                const char* detector) const;
+  Fact FactOf(Track track, Test test, size_t head, double threshold,
+              const char* detector) const;
 
   const JudgeOptions options_;
   const Layout layout_;
@@ -111,6 +116,10 @@ class HeadRules {
   std::vector<BatchSeries> series_;
   std::array<Held, kTests> held_;
   std::vector<int32_t> stage_;
+  // Of the last fit; steps < 0: unknown.
+  std::vector<float> eta_steps_, eta_lower_, eta_upper_;
+  std::vector<int64_t> eta_step_;
+  int64_t ticks_ = 0;
   int64_t batch_begin_ = -1;
   int64_t last_step_ = -1;
 

@@ -39,6 +39,9 @@ struct TrendOptions {
   // doubling_steps_max would give over the window, 0..1.  Costs no detection
   // (a fit that passes rises more), saves nearly all fits.
   double gate_share = 0.5;
+  // A trend that has held twice as long as it must is fitted again only every
+  // so many batches: in a run that fails, fits would be all the cost.
+  int32_t refit_batches = 4;
 };
 
 // The common mode of the scores: SIGNALS.md 2.

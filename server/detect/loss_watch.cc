@@ -106,25 +106,23 @@ void LossWatch::FindLoss(int64_t step, std::vector<Finding>* out) const {
                                                          : Severity::kWarning;
     finding.stage = 5;
     finding.first_step = high_since_;
-    finding.evidence.push_back(
-        {.signal = "loss",
-         .value = smoothed_,
-         .threshold = minimum_ + rise_,
-         .baseline = minimum_,
-         .first_step = high_since_,
-         .detector = "level",
-         .text = "the mean of the newest steps against the lowest such mean"});
+    finding.Add({.signal = "loss",
+                 .value = smoothed_,
+                 .threshold = minimum_ + rise_,
+                 .baseline = minimum_,
+                 .first_step = high_since_,
+                 .detector = "level"});
   } else if (loss_.since >= 0 && loss_.values >= options_.impulse_values) {
     Finding& finding = out->emplace_back();
     finding.rule = Rule::kLoss;
     finding.severity = Severity::kInfo;
     finding.first_step = loss_.since;
-    finding.evidence.push_back({.signal = "loss",
-                                .value = loss_.value,
-                                .threshold = loss_.threshold,
-                                .baseline = loss_.baseline,
-                                .first_step = loss_.since,
-                                .detector = "impulse"});
+    finding.Add({.signal = "loss",
+                 .value = loss_.value,
+                 .threshold = loss_.threshold,
+                 .baseline = loss_.baseline,
+                 .first_step = loss_.since,
+                 .detector = "impulse"});
   }
 }
 
@@ -135,12 +133,12 @@ void LossWatch::FindGradient(int64_t step, std::vector<Finding>* out) const {
   finding.rule = Rule::kGradient;
   finding.severity = lasting ? Severity::kWarning : Severity::kInfo;
   finding.first_step = gradient_.since;
-  finding.evidence.push_back({.signal = "grad_norm",
-                              .value = std::exp(gradient_.value),
-                              .threshold = std::exp(gradient_.threshold),
-                              .baseline = std::exp(gradient_.baseline),
-                              .first_step = gradient_.since,
-                              .detector = "impulse"});
+  finding.Add({.signal = "grad_norm",
+               .value = std::exp(gradient_.value),
+               .threshold = std::exp(gradient_.threshold),
+               .baseline = std::exp(gradient_.baseline),
+               .first_step = gradient_.since,
+               .detector = "impulse"});
 }
 
 void LossWatch::Excuse() {

@@ -96,11 +96,11 @@ void RunJudge::State::JudgeNonfinite(const StepSample& sample,
         finding.where = {static_cast<int32_t>(i) / shape.heads,
                          static_cast<int32_t>(i) % shape.heads};
       }
-      finding.evidence.push_back({.signal = signal.name,
-                                  .where = finding.where,
-                                  .value = values[i],
-                                  .first_step = sample.step,
-                                  .detector = "nonfinite"});
+      finding.Add({.signal = signal.name,
+                   .where = finding.where,
+                   .value = values[i],
+                   .first_step = sample.step,
+                   .detector = "nonfinite"});
     }
   }
   alerts.Update(Family::kNonfinite, sample.step, run, &findings, out);
@@ -116,12 +116,12 @@ void RunJudge::State::JudgeDisagreements(const StepSample& sample,
     finding.where = {disagreement.layer, disagreement.head};
     finding.first_step = sample.step;
     finding.score = disagreement.high - disagreement.low;
-    finding.evidence.push_back({.signal = FindSignal(disagreement.signal)->name,
-                                .where = finding.where,
-                                .value = disagreement.high,
-                                .threshold = disagreement.low,
-                                .first_step = sample.step,
-                                .detector = "equal"});
+    finding.Add({.signal = FindSignal(disagreement.signal)->name,
+                 .where = finding.where,
+                 .value = disagreement.high,
+                 .threshold = disagreement.low,
+                 .first_step = sample.step,
+                 .detector = "equal"});
   }
   alerts.Update(Family::kDisagreement, sample.step, run, &findings, out);
 }
@@ -140,11 +140,11 @@ void RunJudge::State::JudgeOverhead(const StepSample& sample,
       finding.rule = Rule::kOverhead;
       finding.severity = Severity::kWarning;
       finding.first_step = overhead_since;
-      finding.evidence.push_back({.signal = "hook_overhead",
-                                  .value = share,
-                                  .threshold = options.alert.hook_overhead_max,
-                                  .first_step = overhead_since,
-                                  .detector = "level"});
+      finding.Add({.signal = "hook_overhead",
+                   .value = share,
+                   .threshold = options.alert.hook_overhead_max,
+                   .first_step = overhead_since,
+                   .detector = "level"});
     }
   } else {
     overhead_since = -1;
@@ -260,14 +260,13 @@ void RunJudge::OnSilence(uint32_t silent_ranks, int64_t silent_seconds,
   findings[0].severity = silent_ranks >= s.run.reporters ? Severity::kCritical
                                                          : Severity::kWarning;
   findings[0].first_step = step;
-  findings[0].evidence.push_back(
-      {.signal = "silent_ranks",
-       .value = static_cast<double>(silent_ranks),
-       .first_step = step,
-       .detector = "dead-man",
-       .text = std::to_string(silent_ranks) + " of " +
-               std::to_string(s.run.reporters) + " reporters silent for " +
-               std::to_string(silent_seconds) + " s"});
+  findings[0].Add({.signal = "silent_ranks",
+                   .value = static_cast<double>(silent_ranks),
+                   .first_step = step,
+                   .detector = "dead-man"});
+  findings[0].note =
+      std::to_string(silent_ranks) + " of " + std::to_string(s.run.reporters) +
+      " reporters silent for " + std::to_string(silent_seconds) + " s";
   s.alerts.Update(Family::kSilent, step, s.run, &findings, out);
 }
 

@@ -14,6 +14,28 @@ double NthOf(std::vector<double>* values, size_t n) {
   return *at;
 }
 
+// Share of the variance that the least-squares line explains; 0 if there is
+// none to explain.
+double LeastSquaresR2(const std::vector<double>& x,
+                      const std::vector<double>& y) {
+  const auto n = static_cast<double>(x.size());
+  double mean_x = 0;
+  double mean_y = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    mean_x += x[i] / n;
+    mean_y += y[i] / n;
+  }
+  double xx = 0;
+  double xy = 0;
+  double yy = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    xx += (x[i] - mean_x) * (x[i] - mean_x);
+    xy += (x[i] - mean_x) * (y[i] - mean_y);
+    yy += (y[i] - mean_y) * (y[i] - mean_y);
+  }
+  return xx > 0 && yy > 0 ? xy * xy / (xx * yy) : 0;
+}
+
 }  // namespace
 
 double Trend::doubling_steps() const {
@@ -22,7 +44,7 @@ double Trend::doubling_steps() const {
 }
 
 Trend FitTrend(std::span<const float> values, std::span<const float> steps,
-               int points_min, TrendScratch* scratch) {
+               int points_min, double r2_min, TrendScratch* scratch) {
   auto& time = scratch->time;
   auto& log_value = scratch->log_value;
   auto& slopes = scratch->slopes;
@@ -39,6 +61,7 @@ Trend FitTrend(std::span<const float> values, std::span<const float> steps,
   Trend trend;
   const int n = static_cast<int>(time.size());
   if (n < std::max(points_min, 3)) return trend;
+  if (LeastSquaresR2(time, log_value) < r2_min) return trend;
   int64_t sign_sum = 0;
   for (int i = 0; i < n; ++i) {
     for (int j = i + 1; j < n; ++j) {

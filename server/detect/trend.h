@@ -38,9 +38,12 @@ struct TrendScratch {
 };
 
 // `values` oldest first, with their steps.  Values that are not finite or not
-// above 0 are left out; fewer than `points_min` left gives points = 0.
+// above 0 are left out; fewer than `points_min` left gives points = 0.  So does
+// a series that no line explains to `r2_min`: the least-squares line explains
+// most, so the one of the median slope cannot pass if that does not, and the
+// costly part is saved.
 Trend FitTrend(std::span<const float> values, std::span<const float> steps,
-               int points_min, TrendScratch* scratch);
+               int points_min, double r2_min, TrendScratch* scratch);
 
 // Steps until exp(log_level + slope t) = `level`.  Unknown if it is not growing
 // or further than `steps_max` away; an upper bound beyond that is steps_max.

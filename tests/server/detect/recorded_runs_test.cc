@@ -1,0 +1,117 @@
+// Goal: on recorded training runs the judge warns of every run that will fail,
+// in the right layer and long before, and leaves healthy runs in peace.
+// Method: all runs of tests/testdata/runs are replayed in order; labels.json,
+// which the judge never sees, says what became of them.  The bars are those of
+// the project's scorecard.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "tests/support/judged_run.h"
+
+namespace bellwether::server {
+namespace {
+
+const std::string kFolder = BELLWETHER_TESTDATA "/runs";
+
+struct Case {
+  RunLabel label;
+  Verdict verdict;
+};
+
+const std::vector<Case>& Cases() {
+  static const std::vector<Case> cases = [] {
+    std::vector<Case> all;
+    for (const RunLabel& label : ReadLabels(kFolder + "/labels.json")) {
+      const auto run = ReadRecordedRun(kFolder + "/" + label.name + ".bwrun");
+      if (run) all.push_back({label, Judge(*run)});
+    }
+    return all;
+  }();
+  return cases;
+}
+
+bool IsOneOf(const std::string& family, std::initializer_list<const char*> families) {
+  return std::find(families.begin(), families.end(), family) != families.end();
+}
+
+TEST(RecordedRunsTest, AllRunsAreRead) { EXPECT_EQ(Cases().size(), 17u); }
+
+TEST(RecordedRunsTest, EveryRoundingRunIsWarnedLongBeforeItsWeightsExplode) {
+  std::vector<int64_t> leads;
+  for (const Case& c : Cases()) {
+    SCOPED_TRACE(c.label.name);
+    if (!IsOneOf(c.label.family, {"rounding", "rounding-rescued"})) continue;
+    ASSERT_GE(c.verdict.first_warning, 0);
+    EXPECT_EQ(c.verdict.warning.strongest.layer, 1);
+    if (c.label.t_sigma < 0) continue;
+    leads.push_back(c.label.t_sigma - c.verdict.first_warning);
+    EXPECT_GE(leads.back(), 500);
+    ASSERT_GE(c.verdict.first_critical, 0);
+    EXPECT_LT(c.verdict.first_critical, c.label.t_sigma);
+  }
+  ASSERT_GE(leads.size(), 5u);
+  std::sort(leads.begin(), leads.end());
+  EXPECT_GE(leads[leads.size() / 2], 1500);
+}
+
+TEST(RecordedRunsTest, OneOfTheFirstThreeNamedHeadsExplodes) {
+  int right = 0;
+  int all = 0;
+  for (const Case& c : Cases()) {
+    if (c.label.heads.empty() || c.verdict.first_critical < 0) continue;
+    ++all;
+    const std::vector<Head>& named = c.verdict.critical.heads;
+    for (size_t i = 0; i < std::min<size_t>(3, named.size()); ++i) {
+      if (std::find(c.label.heads.begin(), c.label.heads.end(), named[i]) == c.label.heads.end()) continue;
+      ++right;
+      break;
+    }
+  }
+  ASSERT_GE(all, 5);
+  EXPECT_GE(right, 0.8 * all);
+}
+
+TEST(RecordedRunsTest, LogitGrowthIsWarnedBeforeTheLossTurns) {
+  int runs = 0;
+  for (const Case& c : Cases()) {
+    SCOPED_TRACE(c.label.name);
+    if (c.label.family != "logits") continue;
+    ++runs;
+    ASSERT_GE(c.verdict.first_warning, 0);
+    EXPECT_LT(c.verdict.first_warning, c.label.t_loss);
+    EXPECT_EQ(c.verdict.warning.rule, "logits");
+    EXPECT_EQ(c.verdict.warning.cause, "logit growth");
+  }
+  EXPECT_EQ(runs, 2);
+}
+
+TEST(RecordedRunsTest, ADriftThatHasNotExplodedIsWarnedButNotCritical) {
+  int runs = 0;
+  for (const Case& c : Cases()) {
+    SCOPED_TRACE(c.label.name);
+    if (c.label.family != "drifting") continue;
+    ++runs;
+    EXPECT_GE(c.verdict.first_warning, 0);
+    EXPECT_EQ(c.verdict.first_critical, -1);
+  }
+  EXPECT_EQ(runs, 1);
+}
+
+TEST(RecordedRunsTest, HealthyRunsAreLeftInPeace) {
+  int64_t steps = 0;
+  int warnings = 0;
+  for (const Case& c : Cases()) {
+    SCOPED_TRACE(c.label.name);
+    if (!IsOneOf(c.label.family, {"healthy", "benign", "centred"})) continue;
+    EXPECT_EQ(c.verdict.first_critical, -1);
+    steps += c.label.steps;
+    warnings += c.verdict.warnings;
+  }
+  EXPECT_GE(steps, 80000);
+  EXPECT_LE(warnings, 0.1 * static_cast<double>(steps) / 1000);
+}
+
+}  // namespace
+}  // namespace bellwether::server
