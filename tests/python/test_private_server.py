@@ -76,7 +76,7 @@ def test_started_once_by_many(fake: Path) -> None:
     assert len(found) == 6 and len(set(found)) == 1
     (flags,) = starts(fake)
     assert flags["web.listen-address"] == "127.0.0.1:0" and flags["lifetime.idle-exit"] == "300s"
-    assert found[0].page_url == "http://127.0.0.1:9/?token=t"
+    assert found[0].page_url("r") == "http://127.0.0.1:9/?token=t#/run/r"
     folder = private_server.state_folder() / "private"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
@@ -124,5 +124,5 @@ def test_without_a_server_the_run_is_recorded(
 def test_attach_uses_the_private_server(fake: Path) -> None:
     with bellwether.attach(Model(Shape()), run="private") as monitor:
         assert monitor.server is not None and monitor.server.startswith("unix:")
-        assert monitor.page_url == "http://127.0.0.1:9/?token=t"
+        assert monitor.page_url == "http://127.0.0.1:9/?token=t#/run/private"
         assert monitor.record_path is None

@@ -25,3 +25,7 @@ def info(text: str) -> None:
 
 def warning(text: str) -> None:
     _LOGGER.warning("%s", text)
+
+
+def debug(text: str) -> None:
+    _LOGGER.debug("%s", text)

@@ -13,7 +13,7 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Optional, Union
 
@@ -22,6 +22,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from . import __version__, _native, intercept, log, private_server, probe, weights
+from .alerts import Follower
 from .client import ClientError, RunClient, RunOptions
 from .frames import Scalars, head_blocks
 from .governor import Governor, RateWatch
@@ -91,6 +92,7 @@ class Monitor:
         self._last: dict[str, float] = {}
         self._scalars = Scalars()
         self._metadata: dict[str, Any] = {}
+        self._follower: Optional[Follower] = None
 
     # ---- what the hooks ask ----
 
@@ -185,6 +187,8 @@ class Monitor:
         if model is not None and _monitors.get(id(model)) is self:
             del _monitors[id(model)]
             _kept.pop(id(model), None)
+        if self._follower is not None:
+            self._follower.stop()
         if self._client is not None:
             self._client.close()
             self._client = None
@@ -511,6 +515,22 @@ class Monitor:
             told["page_url"] = counters.page_url or self.page_url
         return told
 
+    def known_page_url(self) -> str:
+        """Address of the run's page; "" while it is not known."""
+        client = self._client
+        if self.page_url or client is None:
+            return self.page_url
+        return client.counters().page_url
+
+    def follow_alerts(self, callback: Callable[[dict[str, Any]], None]) -> None:
+        """Calls `callback` with each change of an alert, from a thread of its own.
+
+        The argument is the server's Transition as JSON: run, state, severity, rule, stage, step,
+        layer, head, heads, eta, evidence, cause, summary, advice.
+        """
+        if self._follower is None:
+            self._follower = Follower(self, callback)
+
     def event(self, kind: str, text: str = "", value: float = 0.0) -> None:
         """Something the judges should know of: "restore", "data", "centring_on", ...
 
@@ -572,8 +592,8 @@ def _choose_sink(monitor: Monitor) -> None:
         return
     try:
         server = private_server.join_or_start()
-        monitor.server, monitor.page_url = server.grpc, server.page_url
-        log.info(f"run {settings.run}: {server.page_url}")
+        monitor.server, monitor.page_url = server.grpc, server.page_url(settings.run)
+        log.info(f"run {settings.run}: {monitor.page_url}")
     except private_server.ServerError as e:
         monitor.record_path = f"{settings.run.replace('/', '-')}.bwrun"
         log.warning(
@@ -597,6 +617,7 @@ def attach(
     record: Optional[str] = None,
     config: Optional[str] = None,
     weights: Optional[dict[str, tuple[str, str]]] = None,
+    on_alert: Optional[Callable[[dict[str, Any]], None]] = None,
 ) -> Monitor:
     """Watches `model` from its next forward pass on; the same handle if it is watched already.
 
@@ -613,6 +634,7 @@ def attach(
     config    file of `key: value` lines with these names
     weights   {regular expression on module names: (path of W_Q, path of W_K)}, for projections
               whose names are not known here
+    on_alert  called with each change of an alert of this run, on a thread of its own
 
     Raises ValueError for a bad argument; nothing else, and nothing later.
     """
@@ -650,6 +672,8 @@ def attach(
         return monitor
     _monitors[id(model)] = monitor
     _keep(model, monitor)
+    if on_alert is not None:
+        monitor.follow_alerts(on_alert)
     return monitor
 
 

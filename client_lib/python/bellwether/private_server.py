@@ -36,10 +36,13 @@ class PrivateServer:
     http: str  # "http://127.0.0.1:port" or "127.0.0.1:port"
     token: str
 
-    @property
-    def page_url(self) -> str:
+    def page_url(self, run: str) -> str:
+        """Address of the run's page; the token in it opens it."""
+        if not self.http:
+            return ""
         base = self.http if "://" in self.http else f"http://{self.http}"
-        return f"{base}/?token={self.token}" if self.token else base
+        token = f"?token={self.token}" if self.token else ""
+        return f"{base}/{token}#/run/{run}"
 
 
 def state_folder() -> Path:

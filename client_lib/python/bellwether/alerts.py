@@ -1,0 +1,110 @@
+"""on_alert=: a callback for each alert of the run, from the server's event stream.
+
+One daemon thread, started only if a callback was given.  The stream is server-sent events at
+/api/v1/events of the server's page; after a break it goes on behind the last event it had.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import urllib.error
+import urllib.parse
+import urllib.request
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Optional
+
+from . import log
+
+if TYPE_CHECKING:
+    from .monitor import Monitor
+
+Callback = Callable[[dict[str, Any]], None]
+
+_FIRST_WAIT_SECONDS = 0.2
+_WAIT_SECONDS_MAX = 10.0
+_READ_SECONDS = 60.0  # The server speaks every 15 s.
+
+
+def split_page_url(page_url: str) -> tuple[str, str]:
+    """("http://host:port", token) of a run's page address."""
+    parts = urllib.parse.urlsplit(page_url)
+    token = urllib.parse.parse_qs(parts.query).get("token", [""])[0]
+    return f"{parts.scheme}://{parts.netloc}", token
+
+
+class Follower:
+    """Reads events until the monitor is gone.  The callback gets the transition as the server
+    tells it: run, state, severity, stage, layer, head, heads, eta, evidence, summary, advice."""
+
+    def __init__(self, monitor: Monitor, callback: Callback) -> None:
+        self._monitor = weakref.ref(monitor)
+        self._callback = callback
+        self._run = monitor.settings.run
+        self._last_id: Optional[str] = None
+        self._ended = threading.Event()
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._follow, name="bellwether-alerts", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Does not wait: the thread ends at its next event."""
+        self._ended.set()
+
+    def _page_url(self) -> Optional[str]:
+        """None once the monitor is gone, "" while the page is unknown."""
+        monitor = self._monitor()
+        if monitor is None or self._ended.is_set():
+            return None
+        return monitor.known_page_url()
+
+    def _follow(self) -> None:
+        wait = _FIRST_WAIT_SECONDS
+        while not self._ended.wait(wait):
+            url = self._page_url()
+            if url is None:
+                return
+            if url:
+                try:
+                    self._read(url)
+                    wait = _FIRST_WAIT_SECONDS
+                    continue
+                except (OSError, urllib.error.URLError, ValueError) as e:
+                    log.debug(f"alerts: {e}")
+            wait = min(_WAIT_SECONDS_MAX, 2 * wait)
+
+    def _read(self, url: str) -> None:
+        base, token = split_page_url(url)
+        request = urllib.request.Request(f"{base}/api/v1/events")
+        if token:
+            request.add_header("Authorization", f"Bearer {token}")
+        if self._last_id is not None:
+            request.add_header("Last-Event-ID", self._last_id)
+        # Never through a proxy: the server is on this machine or on the site's own network.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(request, timeout=_READ_SECONDS) as answer:
+            event: dict[str, str] = {}
+            for raw in answer:
+                if self._ended.is_set():
+                    return
+                line = raw.decode("utf-8", "replace").rstrip("\r\n")
+                if line:
+                    key, _, value = line.partition(":")
+                    event[key] = value.removeprefix(" ")
+                    continue
+                self._take(event)
+                event = {}
+
+    def _take(self, event: dict[str, str]) -> None:
+        if event.get("event") != "alert":
+            return
+        self._last_id = event.get("id", self._last_id)
+        transition = json.loads(event.get("data", "{}"))
+        if transition.get("run") != self._run:
+            return
+        try:
+            self._callback(transition)
+        except Exception as e:
+            log.warning(f"on_alert raised {type(e).__name__}: {e}")

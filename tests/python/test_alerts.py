@@ -1,0 +1,83 @@
+"""Goal: on_alert gets each change of an alert of its own run, once, also over a broken stream,
+and a callback that raises harms nobody.
+Method: a small HTTP server in the place of bellwetherd that speaks its event stream.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bellwether
+from bellwether import alerts
+
+from models import Model, Shape
+
+SCRIPT = [  # What each connection is told before it breaks.
+    [("alert", "1", {"run": "mine", "layer": 1}), ("alert", "2", {"run": "other", "layer": 0})],
+    [("runs", "", {"runs": ["mine"]}), ("alert", "5", {"run": "mine", "layer": 0})],
+]
+
+
+class Events(BaseHTTPRequestHandler):
+    seen: queue.Queue[tuple[str, str, str]] = queue.Queue()
+
+    def do_GET(self) -> None:
+        connection = Events.seen.qsize()
+        asked = self.headers.get("Authorization", ""), self.headers.get("Last-Event-ID", "")
+        Events.seen.put((self.path, *asked))
+        self.send_response(200)
+        self.end_headers()
+        for kind, number, data in SCRIPT[connection] if connection < len(SCRIPT) else []:
+            line = f"event: {kind}\nid: {number}\ndata: {json.dumps(data)}\n\n: still here\n\n"
+            self.wfile.write(line.encode())
+
+    def log_message(self, *words: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def page() -> Iterator[str]:
+    Events.seen = queue.Queue()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Events)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/?token=secret#/run/mine"
+    server.shutdown()
+
+
+def test_each_alert_of_the_run_once(page: str, tmp_path: Path) -> None:
+    got: queue.Queue[dict[str, Any]] = queue.Queue()
+
+    def callback(alert: dict[str, Any]) -> None:
+        got.put(alert)
+        raise RuntimeError("a callback of the user's")
+
+    model = Model(Shape())
+    monitor = bellwether.attach(model, record=str(tmp_path / "a.bwrun"), run="mine")
+    monitor.page_url = page
+    monitor.follow_alerts(callback)
+    assert got.get(timeout=20)["layer"] == 1
+    assert got.get(timeout=20)["layer"] == 0
+    monitor.detach()
+    assert got.empty() and monitor.status()["errors"] == 0
+    assert Events.seen.get(timeout=20) == ("/api/v1/events", "Bearer secret", "")
+    assert Events.seen.get(timeout=20) == ("/api/v1/events", "Bearer secret", "2")
+
+
+def test_no_thread_without_a_callback(tmp_path: Path) -> None:
+    with bellwether.attach(Model(Shape()), record=str(tmp_path / "a.bwrun"), run="mine"):
+        names = [thread.name for thread in threading.enumerate()]
+    assert "bellwether-alerts" not in names
+
+
+def test_page_url() -> None:
+    assert alerts.split_page_url("http://h:1/?token=a%2Fb#/run/x") == ("http://h:1", "a/b")
+    assert alerts.split_page_url("https://h:1/") == ("https://h:1", "")
