@@ -26,7 +26,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def generated_protos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Python modules of proto/, made by protoc, importable as bellwether_proto-free names."""
+    """Python modules of proto/, made by protoc, importable as bellwether.v1."""
     protoc = shutil.which("protoc")
     assert protoc, "protoc is needed (apt-get install protobuf-compiler)"
     folder = tmp_path_factory.mktemp("protos")

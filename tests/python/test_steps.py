@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
 import bellwether
+from bellwether import frames
 
-from models import Model, Shape, batch
+from models import Attention, Model, Shape, batch
 from recording import Recording
 
 SHAPE = Shape(layers=1)
@@ -145,3 +146,75 @@ def test_the_period_grows_when_watching_costs_too_much(tmp_path: Path) -> None:
             model(batch(SHAPE, step)).sum().backward()
             monitor.step()
         assert monitor.status()["sampling_period"] > 1
+
+
+def test_numbers_from_a_device_are_not_waited_for_and_keep_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow:
+        """In the place of a copy to pinned memory."""
+
+        made: ClassVar[list[Slow]] = []
+
+        def __init__(self, value: torch.Tensor) -> None:
+            self.arrived, self.event = False, self
+            Slow.made.append(self)
+
+        def synchronize(self) -> None:
+            self.arrived = True
+
+        def ready(self) -> bool:
+            return self.arrived
+
+        def value(self) -> float:
+            return float(Slow.made.index(self))
+
+    monkeypatch.setattr(frames, "_Late", Slow)
+    model = Model(SHAPE)
+    path = tmp_path / "a.bwrun"
+    with bellwether.attach(model, record=str(path), run="late", every=1) as monitor:
+        loss = torch.empty((), device="meta")
+        for step in range(4):
+            model(batch(SHAPE, step)).sum().backward()
+            monitor.step(loss=loss)
+            if step == 1:
+                Slow.made[1].arrived = True  # Step 0 has not: both wait.
+                assert "bellwether/loss" not in monitor.metrics()
+        Slow.made[0].arrived = True
+        assert monitor.flush(20)
+        recorded = Recording(path)
+    assert [f.step for f in recorded.frames] == [0, 1, 2, 3]
+    assert [s["loss"][0, 0] for s in recorded.steps().values()] == [0, 1, 2, 3]
+
+
+def test_the_kernel_and_the_norms_are_told(tmp_path: Path) -> None:
+    class Normed(Attention):
+        def __init__(self, shape: Shape) -> None:
+            super().__init__(shape)
+            self.q_norm, self.k_norm = torch.nn.LayerNorm(16), torch.nn.LayerNorm(16)
+
+    model = Model(SHAPE, kind=Normed)
+    path = tmp_path / "a.bwrun"
+    backend = torch.nn.attention.SDPBackend
+    with bellwether.attach(model, record=str(path), run="norms") as monitor:
+        with torch.nn.attention.sdpa_kernel(backend.MATH):
+            model(batch(SHAPE, 0)).sum().backward()
+        monitor.step()
+        assert monitor.flush(20)
+    attention = Recording(path).hello.run.attention
+    assert attention.qk_norm and attention.kernel == "math" and attention.causal
+
+
+def test_a_layer_that_comes_late_is_named(tmp_path: Path) -> None:
+    model = Model(Shape(layers=2))
+    late = model.blocks[1]
+    model.blocks[1] = torch.nn.Identity()
+    model.spare = late
+    with bellwether.attach(model, record=str(tmp_path / "a.bwrun"), run="late") as monitor:
+        model(batch(SHAPE, 0)).sum().backward()
+        monitor.step()
+        model.blocks[1] = late
+        model(batch(SHAPE, 0)).sum().backward()
+        monitor.step()
+        notes = [layer["notes"] for layer in monitor.status()["layers"]]
+    assert notes[0] == {} and "first called after the first step: not reported" in notes[1]

@@ -23,6 +23,9 @@ from .probe import DTYPES, Spectrum, Sums, add_key_leak, add_probe
 if TYPE_CHECKING:
     from .monitor import Monitor
 
+_QUERY_NORMS = {"qnorm", "querynorm", "qln", "qlayernorm", "normq"}
+_KEY_NORMS = {"knorm", "keynorm", "kln", "klayernorm", "normk"}
+_KERNELS = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}  # SDPBackend
 _PARAMETERS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
@@ -85,6 +88,20 @@ def _autocast_dtype(q: Tensor) -> Optional[torch.dtype]:
     return dtype if _autocast_covers[key] else None
 
 
+def _kernel_of(q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any]) -> str:
+    """The implementation that PyTorch would pick for this call."""
+    choose = getattr(torch, "_fused_sdp_choice", None)
+    if choose is None:
+        return "sdpa"
+    options = {n: given[n] for n in ("scale", "enable_gqa") if n in given}
+    mask, dropout = given.get("attn_mask"), float(given.get("dropout_p", 0.0))
+    try:
+        picked = choose(q, k, v, mask, dropout, bool(given.get("is_causal", False)), **options)
+    except (RuntimeError, TypeError):  # A private function: another torch, another signature.
+        return "sdpa"
+    return _KERNELS.get(int(picked), "sdpa")
+
+
 class Layer:
     """One attention module of a monitored model."""
 
@@ -110,6 +127,9 @@ class Layer:
         self.heads = self.kv_heads = self.head_dim = self.seq_len = 0
         self.causal = False
         self.dtype: Optional[torch.dtype] = None
+        self.kernel = "sdpa"  # Which implementation PyTorch picks, as far as it says.
+        names = {n.replace("_", "").lower() for n, _ in module.named_children()}
+        self.normalizes = bool(names & _QUERY_NORMS) and bool(names & _KEY_NORMS)
         self.group = 1  # Copies of each key head that the kernel is given.
         self.sums: Optional[Sums] = None
         self.location: Optional[weights.Location] = None
@@ -228,6 +248,7 @@ class Layer:
 
     def _observe(self, q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any]) -> bool:
         """Learns the layout from the first call; False if this call does not fit it."""
+        monitor = self.monitor
         heads, seen, dim = q.shape[1], k.shape[1], q.shape[3]
         if q.shape[0] != k.shape[0] or heads % seen or v.shape[1] != seen:
             self.note("batch or heads of q, k and v do not fit: not measured")
@@ -245,6 +266,9 @@ class Layer:
             self.heads, self.kv_heads, self.head_dim = heads, kv_heads, dim
             self.group = group
             self.sums = Sums(heads, kv_heads)
+            self.kernel = _kernel_of(q, k, v, given)
+            if monitor.numbered():
+                self.note("first called after the first step: not reported")
             if self.location is None:
                 self.note("W_Q and W_K not found: no spectral signals (give weights=)")
             else:

@@ -8,6 +8,7 @@ raise into training, block it, or change a result.
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import threading
@@ -44,6 +45,14 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+@atexit.register
+def _at_exit() -> None:
+    """Says goodbye for handles that nobody detached.  Waits for nothing."""
+    for monitor in list(_monitors.values()):
+        if monitor._alive:
+            monitor.detach()
 
 
 class Monitor:
@@ -384,6 +393,10 @@ class Monitor:
     def _reporting(self) -> list[Layer]:
         return [layer for layer in self.layers if layer.index >= 0]
 
+    def numbered(self) -> bool:
+        """Whether the layout was told: layers that call attention later are left out."""
+        return self._client_tried
+
     def _number_layers(self) -> None:
         """Layers are those that called attention by the end of the first step, in order."""
         index = 0
@@ -429,7 +442,8 @@ class Monitor:
             tls_key=self.settings.tls_key,
             token_file=self.settings.token_file,
             log_path=self.settings.log_path,
-            attention_kernel="sdpa",
+            attention_kernel=first.kernel if first else "",
+            qk_norm=any(layer.normalizes for layer in layers),
             score_dtype=dtype,
             causal=any(layer.causal for layer in layers),
             step_from_attach=not self._explicit,
