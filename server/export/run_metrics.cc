@@ -12,8 +12,9 @@ namespace bellwether::server {
 namespace {
 
 constexpr double kSecondsPerNano = 1e-9;
-// Attempt, ended, ranks expected and reporting, frames dropped, three of the ETA.
-constexpr int64_t kRunExtraFixed = 8;
+// Attempt, ended, ranks expected and reporting, frames dropped.
+constexpr int64_t kRunExtraFixed = 5;
+constexpr int64_t kEtaSeries = 3;
 
 // Calls with every metric of `level` whose signal the sample, or for totals the
 // snapshot, has.
@@ -61,7 +62,7 @@ void AddRunCore(const RunSnapshot& run, FamilySet* set) {
 }
 
 int64_t RunExtraSeriesMax(const RunSnapshot& run) {
-  int64_t series = kRunExtraFixed;
+  int64_t series = kRunExtraFixed + (run.eta.known ? kEtaSeries : 0);
   ForEachMetric(run, MetricLevel::kRun, [&series](const SignalInfo&, const MetricInfo&) { ++series; });
   return series;
 }

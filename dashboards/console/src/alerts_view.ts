@@ -1,0 +1,97 @@
+// What was concluded, on what evidence, and what to do.
+import { Alert, Evidence, Run, api, num } from './api';
+import { fill, h } from './dom';
+import { ago, duration, integer, number, stageName } from './format';
+import { stageBadge } from './runs_page';
+import { findSignal } from './signals';
+
+export function isFiring(alert: Alert): boolean {
+  return alert.last.state === 'ALERT_STATE_FIRING';
+}
+
+export function severityOf(alert: Alert): string {
+  return alert.last.severity.replace('SEVERITY_', '').toLowerCase();
+}
+
+function headName(layer: number, head: number): string {
+  if (layer < 0) return 'the run as a whole';
+  return head < 0 ? `layer ${layer}` : `layer ${layer} head ${head}`;
+}
+
+function etaText(alert: Alert, secondsPerStep: number): { steps: string; detail: string } {
+  const eta = alert.last.eta;
+  if (!eta?.known) return { steps: 'unknown', detail: 'too slow, or too early to tell' };
+  const time = secondsPerStep > 0 ? ` · about ${duration(num(eta.steps) * secondsPerStep)}` : '';
+  return { steps: `≈ ${integer(num(eta.steps))} steps`, detail: `80 %: ${integer(num(eta.lower_steps))} to ${integer(num(eta.upper_steps))}${time}` };
+}
+
+/** The five-second answer: how ill, which head, how bad, how long left. */
+export function verdict(run: Run, alerts: Alert[], secondsPerStep: number): HTMLElement {
+  const firing = alerts.filter(isFiring);
+  const rank = (a: Alert) => ['info', 'warning', 'critical'].indexOf(severityOf(a)) * 10 + a.last.stage;
+  const worst = [...firing].sort((a, b) => rank(b) - rank(a))[0];
+  if (!worst) {
+    const silent = !run.ended && Date.now() / 1000 - num(run.last_report_unix_ns) / 1e9 > 600;
+    return h('section', { class: `verdict ${silent ? 'warning' : 'healthy'}`, 'aria-label': 'Verdict' },
+      h('div', { class: 'verdict-main' },
+        h('div', { class: 'verdict-stage' }, silent ? 'Silent' : run.ended ? 'Ended' : 'Healthy'),
+        h('div', { class: 'verdict-head' }, silent ? `no report for ${duration(Date.now() / 1000 - num(run.last_report_unix_ns) / 1e9)}` : 'no alert fires')),
+      silent ? h('p', {}, 'A silent run is not a healthy run: it has stopped, it hangs, or its client has disabled itself.') : null);
+  }
+  const strongest = worst.last.evidence[0] as Evidence | undefined;
+  const left = etaText(worst, secondsPerStep);
+  const more = worst.last.heads_total > 1 ? `+ ${worst.last.heads_total - 1} other heads` : '';
+  return h('section', { class: `verdict ${severityOf(worst)}`, 'aria-label': 'Verdict' },
+    h('div', { class: 'verdict-main' },
+      h('div', { class: 'verdict-stage' }, `${severityOf(worst)} · stage ${worst.last.stage} of 5: ${stageName(worst.last.stage)}`),
+      h('div', { class: 'verdict-head' }, headName(worst.last.layer, worst.last.head), more ? h('span', { class: 'small' }, ` ${more}`) : null)),
+    h('dl', { class: 'facts' },
+      strongest ? h('div', {}, h('dt', {}, findSignal(strongest.signal).label), h('dd', {}, number(num(strongest.value))),
+        h('p', {}, `threshold ${number(num(strongest.threshold))}`)) : null,
+      h('div', {}, h('dt', {}, 'Left'), h('dd', {}, left.steps), h('p', {}, left.detail)),
+      h('div', {}, h('dt', {}, 'Since'), h('dd', {}, `step ${integer(num(worst.last.first_step))}`),
+        h('p', {}, `cause: ${worst.last.cause || 'unknown'}`))),
+    worst.last.advice ? h('p', { class: 'advice' }, h('strong', {}, 'Do: '), worst.last.advice) : null);
+}
+
+function evidenceTable(alert: Alert): HTMLElement {
+  return h('table', { class: 'evidence' },
+    h('thead', {}, h('tr', {}, ...['Evidence', 'Where', 'Value', 'Threshold', 'Healthy', 'Since step', 'Found by']
+      .map((t, i) => h('th', { scope: 'col', class: i >= 2 && i <= 5 ? 'right' : '' }, t)))),
+    h('tbody', {}, ...alert.last.evidence.map((e) => h('tr', {},
+      h('th', { scope: 'row', title: e.text }, findSignal(e.signal).label, h('div', { class: 'muted small' }, e.text)),
+      h('td', {}, headName(e.layer, e.head)),
+      h('td', { class: 'right' }, h('strong', {}, number(num(e.value)))),
+      h('td', { class: 'right' }, number(num(e.threshold))),
+      h('td', { class: 'right' }, Number.isNaN(num(e.baseline)) ? '–' : number(num(e.baseline))),
+      h('td', { class: 'right' }, integer(num(e.first_step))),
+      h('td', {}, e.detector)))));
+}
+
+export class AlertsView {
+  readonly element = h('section', { class: 'panel alerts', 'aria-label': 'Alerts' });
+
+  constructor(private readonly show: (layer: number, head: number) => void, private readonly changed: () => void) {}
+
+  draw(run: string, alerts: Alert[]): void {
+    fill(this.element, h('h2', {}, 'Alerts'),
+      alerts.length === 0 ? h('p', { class: 'state' }, 'No alert so far.') : null,
+      ...alerts.slice(0, 50).map((a) => this.card(run, a)));
+  }
+
+  private card(run: string, alert: Alert): HTMLElement {
+    const { last } = alert;
+    const firing = isFiring(alert);
+    return h('details', { class: `alert ${firing ? severityOf(alert) : 'resolved'}`, open: firing },
+      h('summary', {}, h('span', { class: `badge sev-${firing ? severityOf(alert) : 'resolved'}` }, firing ? severityOf(alert) : 'resolved'),
+        stageBadge(last.stage), h('span', { class: 'alert-summary' }, last.summary),
+        h('span', { class: 'muted small' }, ago(num(last.time_unix_ns)))),
+      last.evidence.length > 0 ? h('div', { class: 'scroll' }, evidenceTable(alert)) : null,
+      last.advice ? h('p', { class: 'advice' }, h('strong', {}, 'Do: '), last.advice) : null,
+      h('div', { class: 'buttons' },
+        last.layer >= 0 && last.head >= 0 ? h('button', { onclick: () => this.show(last.layer, last.head) }, `Show layer ${last.layer} head ${last.head}`) : null,
+        alert.acknowledged
+          ? h('span', { class: 'muted' }, `acknowledged by ${alert.acknowledged_by}`)
+          : firing ? h('button', { onclick: () => void api.acknowledge(run, last.key).then(this.changed, this.changed) }, 'Acknowledge') : null));
+  }
+}

@@ -1,0 +1,71 @@
+// The JSON calls of service Query. Protobuf's mapping: 64-bit integers are
+// strings, and NaN and infinities too; num() takes them all.
+
+export type Num = number | string;
+
+export function num(value: Num | undefined | null): number {
+  if (value === undefined || value === null) return 0;
+  return typeof value === 'number' ? value : Number(value);
+}
+
+export interface Layout { layers: number; heads: number; kv_heads: number; head_dim: number; seq_len: number }
+export interface Eta { known: boolean; steps: Num; lower_steps: Num; upper_steps: Num }
+export interface Run {
+  description: {
+    name: string; attempt: number; world: number; reporters: number; layout: Layout;
+    attention?: { kernel: string; score_dtype: string; centred: boolean }; framework: string; model: string;
+  };
+  step: Num; stage: number; ended: boolean; end_reason: string;
+  started_unix_ns: Num; last_report_unix_ns: Num; ranks_reporting: number;
+  frames: Num; frames_dropped: Num; alerts_firing: number; eta?: Eta; loss: Num; signals: string[];
+}
+export interface Evidence {
+  signal: string; layer: number; head: number; value: Num; threshold: Num; baseline: Num; first_step: Num; detector: string; text: string;
+}
+export interface Transition {
+  id: Num; run: string; key: string; state: string; severity: string; rule: string; stage: number; step: Num; first_step: Num;
+  layer: number; head: number; heads: { layer: number; head: number }[]; heads_total: number; eta?: Eta;
+  evidence: Evidence[]; cause: string; summary: string; advice: string; time_unix_ns: Num;
+}
+export interface Alert { last: Transition; acknowledged: boolean; acknowledged_by: string; comment: string; silenced_until_unix_ns: Num }
+export interface Matrix { signal: string; step: Num; layers: number; heads: number; values: Num[] }
+export interface Series { id: { signal: string; layer: number; head: number }; step: Num[]; min: Num[]; mean: Num[]; max: Num[]; downsampled: boolean }
+export interface ServerInfo { version: string; revision: string; backend: string; started_unix_ns: Num }
+
+export class ApiError extends Error {
+  constructor(readonly status: number, message: string) {
+    super(message);
+  }
+}
+
+/** When the server last answered, ms since 1970; 0 = not yet. Rejections by the server count as answers. */
+export let answeredAt = 0;
+
+async function call<T>(method: string, request: object): Promise<T> {
+  const response = await fetch(`api/v1/${method}`, {
+    method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(request),
+  });
+  answeredAt = Date.now();
+  const text = await response.text();
+  if (!response.ok) {
+    let message = text.trim();
+    try {
+      message = (JSON.parse(text) as { message: string }).message;
+    } catch {
+      // Not every error is JSON: a token is refused in plain words.
+    }
+    throw new ApiError(response.status, message || `error ${response.status}`);
+  }
+  return JSON.parse(text) as T;
+}
+
+export const api = {
+  runs: () => call<{ runs?: Run[]; total: number }>('ListRuns', { limit: 1000 }),
+  run: (run: string) => call<Run>('GetRun', { run }),
+  alerts: (run: string) => call<{ alerts?: Alert[] }>('ListAlerts', run ? { run, limit: 100 } : { firing_only: true, limit: 1000 }),
+  matrix: (run: string, signal: string, step: number) => call<Matrix>('GetMatrix', { run, signal, step }),
+  series: (run: string, series: { signal: string; layer: number; head: number }[], points: number) =>
+    call<{ series?: Series[] }>('GetSeries', { run, series, points_max: points, attempt: -1 }),
+  acknowledge: (run: string, key: string) => call<Alert>('AcknowledgeAlert', { run, key, by: 'console', comment: '' }),
+  info: () => call<ServerInfo>('GetServerInfo', {}),
+};

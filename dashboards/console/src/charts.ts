@@ -1,0 +1,175 @@
+// Series of one head under each other, cause first, one cursor for all.
+import uPlot from 'uplot';
+import { h, themeColor } from './dom';
+import { number } from './format';
+import { Series, num } from './api';
+import { findSignal } from './signals';
+
+export interface ChartMarks {
+  /** Evidence thresholds by signal. */
+  thresholds: Map<string, number>;
+  /** Where alerts began: steps. */
+  begins: number[];
+  /** The step of the heatmap. */
+  step: number;
+}
+
+const height = 118;
+
+function toNumbers(values: (number | string)[]): (number | null)[] {
+  return values.map((v) => {
+    const x = num(v);
+    return Number.isFinite(x) ? x : null;
+  });
+}
+
+/** Comma separated, one line per step: a chart's numbers for who wants them. */
+function toCsv(series: Series): string {
+  const lines = ['step,min,mean,max'];
+  series.step.forEach((step, i) => lines.push([step, series.min[i], series.mean[i], series.max[i]].join(',')));
+  return lines.join('\n') + '\n';
+}
+
+export class Charts {
+  readonly element = h('div', { class: 'charts' });
+  private plots: { plot: uPlot; signal: string }[] = [];
+  private marks: ChartMarks = { thresholds: new Map(), begins: [], step: -1 };
+  private readonly observer = new ResizeObserver(() => {
+    for (const { plot } of this.plots) plot.setSize({ width: this.width(), height });
+  });
+
+  constructor() {
+    this.observer.observe(this.element);
+  }
+
+  /** Moves the marker of the heatmap's step without new data. */
+  mark(step: number): void {
+    this.marks.step = step;
+    for (const { plot } of this.plots) plot.redraw(false);
+  }
+
+  show(all: Series[], marks: ChartMarks): void {
+    this.marks = marks;
+    const shown = all.filter((s) => s.step.length > 0);
+    const same = shown.length === this.plots.length && shown.every((s, i) => s.id.signal === this.plots[i].signal);
+    if (same) {
+      // New numbers into the same plots: nothing jumps while somebody looks.
+      shown.forEach((s, i) => this.plots[i].plot.setData(this.columns(s)));
+      shown.forEach((s, i) => this.label(i, s));
+      return;
+    }
+    this.clear();
+    for (const series of shown) this.add(series);
+    if (shown.length === 0) this.element.append(h('p', { class: 'state' }, 'No samples of this head yet.'));
+  }
+
+  clear(): void {
+    for (const { plot } of this.plots) plot.destroy();
+    this.plots = [];
+    this.element.replaceChildren();
+  }
+
+  private width(): number {
+    return Math.max(220, this.element.clientWidth - 2);
+  }
+
+  private columns(series: Series): uPlot.AlignedData {
+    return [series.step.map(num), toNumbers(series.min), toNumbers(series.max), toNumbers(series.mean)];
+  }
+
+  private label(i: number, series: Series): void {
+    const value = this.element.children[i]?.querySelector('.chart-now');
+    if (value) value.textContent = number(num(series.mean[series.mean.length - 1]));
+  }
+
+  private add(series: Series): void {
+    const signal = findSignal(series.id.signal);
+    const line = themeColor('--line');
+    const muted = themeColor('--muted');
+    const positive = series.min.every((v) => !(num(v) <= 0));
+    const box = h('div', { class: 'chart-box' });
+    const csv = h('button', {
+      class: 'link', 'aria-label': `${signal.label} as CSV`, onclick: () => {
+        const link = h('a', { href: URL.createObjectURL(new Blob([toCsv(series)], { type: 'text/csv' })),
+          download: `${series.id.signal}_layer${series.id.layer}_head${series.id.head}.csv` });
+        link.click();
+        URL.revokeObjectURL(link.href);
+      },
+    }, 'CSV');
+    this.element.append(h('figure', { class: 'chart' },
+      h('figcaption', { title: signal.help }, h('span', { class: 'chart-title' }, signal.label),
+        h('span', { class: 'chart-now' }, number(num(series.mean[series.mean.length - 1]))), csv), box));
+    const log = signal.scale === 'log' && positive;
+    const options: uPlot.Options = {
+      width: this.width(), height, legend: { show: false },
+      cursor: { sync: { key: 'head' }, points: { size: 6 }, drag: { x: true, y: false } },
+      scales: { x: { time: false }, y: { distr: log ? 3 : 1, log: 10 } },
+      axes: [
+        { stroke: muted, grid: { stroke: themeColor('--grid'), width: 1 }, ticks: { show: false }, size: 22, font: '11px system-ui',
+          values: (_, splits) => splits.map((v) => v.toLocaleString('en-US')) },
+        { stroke: muted, grid: { stroke: themeColor('--grid'), width: 1 }, ticks: { show: false }, size: 52, font: '11px system-ui',
+          values: (_, splits) => splits.map((v) => (v === null ? '' : number(v))) },
+      ],
+      series: [
+        {},
+        { stroke: 'transparent', points: { show: false } },
+        { stroke: 'transparent', points: { show: false } },
+        { stroke: line, width: 1.75, points: { show: false }, spanGaps: false },
+      ],
+      bands: [{ series: [2, 1], fill: themeColor('--band') }],
+      hooks: { drawAxes: [(u) => this.drawMarks(u, series.id.signal)], setCursor: [(u) => this.tell(u, box)] },
+    };
+    const plot = new uPlot(options, this.columns(series), box);
+    this.plots.push({ plot, signal: series.id.signal });
+  }
+
+  private tell(u: uPlot, box: HTMLElement): void {
+    const i = u.cursor.idx;
+    const now = box.parentElement?.querySelector('.chart-now');
+    if (!now) return;
+    const mean = u.data[3];
+    const at = i === null || i === undefined ? mean.length - 1 : i;
+    const value = mean[at];
+    now.textContent = `${number(value ?? null)}${i === null || i === undefined ? '' : ` at ${Number(u.data[0][at]).toLocaleString('en-US')}`}`;
+  }
+
+  private drawMarks(u: uPlot, signal: string): void {
+    const g = u.ctx;
+    const { left, top, width, height: high } = u.bbox;
+    const vertical = (step: number, color: string, dash: number[]) => {
+      const x = u.valToPos(step, 'x', true);
+      if (!(x >= left && x <= left + width)) return;
+      g.save();
+      g.strokeStyle = color;
+      g.lineWidth = Math.max(1, window.devicePixelRatio);
+      g.setLineDash(dash);
+      g.beginPath();
+      g.moveTo(x, top);
+      g.lineTo(x, top + high);
+      g.stroke();
+      g.restore();
+    };
+    if (this.marks.begins.length > 0) {
+      const from = u.valToPos(Math.min(...this.marks.begins), 'x', true);
+      g.save();
+      g.fillStyle = themeColor('--alert-band');
+      g.fillRect(Math.max(left, from), top, Math.max(0, left + width - Math.max(left, from)), high);
+      g.restore();
+    }
+    for (const step of this.marks.begins) vertical(step, themeColor('--critical'), []);
+    if (this.marks.step >= 0) vertical(this.marks.step, themeColor('--muted'), [4, 4]);
+    const threshold = this.marks.thresholds.get(signal);
+    if (threshold === undefined || !Number.isFinite(threshold)) return;
+    const y = u.valToPos(threshold, 'y', true);
+    if (!(y >= top && y <= top + high)) return;
+    g.save();
+    g.strokeStyle = themeColor('--warning');
+    g.lineWidth = Math.max(1, window.devicePixelRatio);
+    g.setLineDash([6, 4]);
+    g.beginPath();
+    g.moveTo(left, y);
+    g.lineTo(left + width, y);
+    g.stroke();
+    g.restore();
+  }
+}

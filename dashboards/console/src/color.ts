@@ -1,0 +1,53 @@
+// Colours of values: viridis where large is alarming, a diverging map for
+// signed values. Both are read by people who see colours differently.
+
+type Rgb = [number, number, number];
+
+// Eleven points of matplotlib's viridis, sampled evenly.
+const viridis: Rgb[] = [
+  [68, 1, 84], [72, 36, 117], [65, 68, 135], [53, 95, 141], [42, 120, 142], [33, 145, 140],
+  [34, 168, 132], [68, 191, 112], [122, 209, 81], [189, 223, 38], [253, 231, 37],
+];
+const diverging: Rgb[] = [
+  [33, 102, 172], [67, 147, 195], [146, 197, 222], [209, 229, 240], [247, 247, 247],
+  [253, 219, 199], [244, 165, 130], [214, 96, 77], [178, 24, 43],
+];
+
+function pick(map: Rgb[], t: number): string {
+  const x = Math.min(1, Math.max(0, t)) * (map.length - 1);
+  const i = Math.min(map.length - 2, Math.floor(x));
+  const f = x - i;
+  const [a, b] = [map[i], map[i + 1]];
+  return `rgb(${a.map((v, k) => Math.round(v + (b[k] - v) * f)).join(',')})`;
+}
+
+export interface Scale {
+  low: number;
+  high: number;
+  color(value: number): string;
+  /** The value at t in [0, 1] of the legend, left to right. */
+  at(t: number): number;
+}
+
+/** A scale that spans the finite values, at least a factor 4 wide if logarithmic. */
+export function makeScale(values: number[], kind: 'log' | 'linear' | 'signed', lowIsBad: boolean): Scale {
+  const finite = values.filter((v) => Number.isFinite(v));
+  let low = Math.min(...finite);
+  let high = Math.max(...finite);
+  if (finite.length === 0) [low, high] = [0, 1];
+  if (kind === 'signed') {
+    const size = Math.max(Math.abs(low), Math.abs(high), 1e-12);
+    return { low: -size, high: size, at: (t) => (2 * t - 1) * size, color: (v) => pick(diverging, (v / size + 1) / 2) };
+  }
+  if (kind === 'log' && low > 0) {
+    if (high < 4 * low) high = 4 * low;
+    const span = Math.log(high / low);
+    return { low, high, at: (t) => low * Math.exp(t * span), color: (v) => pick(viridis, v <= 0 ? 0 : Math.log(v / low) / span) };
+  }
+  if (high - low < 1e-9) high = low + 1;
+  const place = (v: number) => (v - low) / (high - low);
+  return {
+    low, high, at: (t) => low + t * (high - low),
+    color: (v) => pick(viridis, lowIsBad ? 1 - place(v) : place(v)),
+  };
+}

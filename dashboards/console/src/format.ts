@@ -1,0 +1,39 @@
+// Numbers and times as people read them at night.
+
+/** 3 or 4 significant digits; NaN says so. */
+export function number(value: number | null | undefined): string {
+  if (value === null || value === undefined) return '–';
+  if (Number.isNaN(value)) return 'NaN';
+  if (!Number.isFinite(value)) return value > 0 ? '∞' : '−∞';
+  const size = Math.abs(value);
+  if (size === 0) return '0';
+  if (size >= 1e6 || size < 1e-3) return value.toExponential(1).replace('e+', 'e').replace('-', '−');
+  if (size >= 1000) return Math.round(value).toLocaleString('en-US');
+  return String(Number(value.toPrecision(3))).replace('-', '−');
+}
+
+export function integer(value: number): string {
+  return Math.round(value).toLocaleString('en-US');
+}
+
+/** 95 s -> "1 min 35 s". */
+export function duration(seconds: number): string {
+  if (!Number.isFinite(seconds) || seconds < 0) return '–';
+  if (seconds < 1) return 'now';
+  if (seconds < 60) return `${Math.round(seconds)} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min`;
+  if (seconds < 86400) return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
+  return `${Math.floor(seconds / 86400)} d ${Math.floor((seconds % 86400) / 3600)} h`;
+}
+
+export function ago(unixNs: number): string {
+  if (unixNs <= 0) return 'never';
+  const seconds = Date.now() / 1000 - unixNs / 1e9;
+  return seconds < 3 ? 'just now' : `${duration(seconds)} ago`;
+}
+
+export const stageNames = ['healthy', 'drift', 'ties and bias', 'norm growth', 'logits', 'loss'];
+
+export function stageName(stage: number): string {
+  return stageNames[stage] ?? `stage ${stage}`;
+}

@@ -1,0 +1,252 @@
+// The layer x head matrix on a canvas, one cell per head.
+//
+// A grid for who does not see it: the arrows move from head to head, Home and
+// End along a layer, Enter chooses; the cell's value is spoken. Heads of an
+// alert carry a ring and a mark besides their colour; a head without a value is
+// hatched.
+import { h, themeColor } from './dom';
+import { integer, number } from './format';
+import { makeScale, Scale } from './color';
+import { Signal } from './signals';
+
+export interface HeatmapData {
+  signal: Signal;
+  layers: number;
+  heads: number;
+  /** [layers][heads]; NaN = not measured, or not a number. */
+  values: number[];
+  step: number;
+  /** Heads of firing alerts, strongest first. */
+  marked: { layer: number; head: number }[];
+}
+export interface Cell { layer: number; head: number }
+
+const axis = 34;
+const axisTop = 18;
+
+export class Heatmap {
+  readonly element: HTMLElement;
+  private readonly canvas = h('canvas', { 'aria-hidden': 'true' });
+  private readonly legend = h('canvas', { 'aria-hidden': 'true', class: 'legend-bar' });
+  private readonly legendLow = h('span');
+  private readonly legendMiddle = h('span');
+  private readonly legendHigh = h('span');
+  private readonly tip = h('div', { class: 'tip', hidden: true });
+  private readonly cell = h('div', { role: 'gridcell', id: 'heat-cell', class: 'visually-hidden' });
+  private readonly grid: HTMLElement;
+  private data: HeatmapData | null = null;
+  private scale: Scale | null = null;
+  private cursor: Cell = { layer: 0, head: 0 };
+  private selected: Cell | null = null;
+  private size = { w: 10, h: 10 };
+
+  constructor(private readonly choose: (cell: Cell) => void) {
+    this.grid = h('div', {
+      role: 'grid', tabindex: 0, class: 'heat-grid', 'aria-activedescendant': 'heat-cell', 'aria-label': 'Layer by head',
+      onkeydown: (e) => this.onKey(e as KeyboardEvent), onmousemove: (e) => this.onMove(e as MouseEvent),
+      onmouseleave: () => (this.tip.hidden = true), onclick: (e) => this.onClick(e as MouseEvent),
+      onfocus: () => this.draw(), onblur: () => this.draw(),
+    }, this.canvas, h('div', { role: 'row', class: 'visually-hidden' }, this.cell), this.tip);
+    this.element = h('div', { class: 'heat' }, this.grid,
+      h('div', { class: 'legend' }, this.legend,
+        h('div', { class: 'legend-ticks' }, this.legendLow, this.legendMiddle, this.legendHigh),
+        h('div', { class: 'legend-keys' }, h('span', { class: 'key-none' }), 'no value', h('span', { class: 'key-mark' }), 'alert')));
+    new ResizeObserver(() => this.draw()).observe(this.grid);
+  }
+
+  show(data: HeatmapData, selected: Cell | null): void {
+    this.data = data;
+    this.selected = selected;
+    if (selected) this.cursor = { ...selected };
+    this.scale = makeScale(data.values, data.signal.scale, data.signal.lowIsBad === true);
+    this.grid.setAttribute('aria-rowcount', String(data.layers));
+    this.grid.setAttribute('aria-colcount', String(data.heads));
+    this.grid.setAttribute('aria-label', `${data.signal.label}, ${data.layers} layers by ${data.heads} heads, step ${data.step}`);
+    this.draw();
+    this.speak();
+  }
+
+  private value(cell: Cell): number {
+    return this.data ? this.data.values[cell.layer * this.data.heads + cell.head] : NaN;
+  }
+
+  private words(cell: Cell): string {
+    const marked = this.data?.marked.some((m) => m.layer === cell.layer && m.head === cell.head);
+    const value = this.value(cell);
+    return `layer ${cell.layer}, head ${cell.head}: ${Number.isNaN(value) ? 'no value' : number(value)}${marked ? ', alert' : ''}`;
+  }
+
+  private speak(): void {
+    this.cell.setAttribute('aria-rowindex', String(this.cursor.layer + 1));
+    this.cell.setAttribute('aria-colindex', String(this.cursor.head + 1));
+    this.cell.setAttribute('aria-selected', String(this.isSelected(this.cursor)));
+    this.cell.textContent = this.words(this.cursor);
+  }
+
+  private isSelected(cell: Cell): boolean {
+    return this.selected !== null && this.selected.layer === cell.layer && this.selected.head === cell.head;
+  }
+
+  private draw(): void {
+    const data = this.data;
+    const scale = this.scale;
+    const width = this.grid.clientWidth;
+    if (!data || !scale || width === 0) return;
+    const w = Math.max(3, Math.min(44, (width - axis - 4) / data.heads));
+    const cellHeight = Math.max(4, Math.min(30, Math.max(w * 0.75, 4), 520 / data.layers));
+    this.size = { w, h: cellHeight };
+    const height = axisTop + cellHeight * data.layers + 4;
+    const dpr = window.devicePixelRatio || 1;
+    this.canvas.width = Math.round(width * dpr);
+    this.canvas.height = Math.round(height * dpr);
+    this.canvas.style.width = `${width}px`;
+    this.canvas.style.height = `${height}px`;
+    const g = this.canvas.getContext('2d');
+    if (!g) return;
+    g.setTransform(dpr, 0, 0, dpr, 0, 0);
+    g.clearRect(0, 0, width, height);
+    const gap = w >= 8 ? 1 : 0;
+    const none = themeColor('--hatch');
+    for (let layer = 0; layer < data.layers; layer++) {
+      for (let head = 0; head < data.heads; head++) {
+        const x = axis + head * w;
+        const y = axisTop + layer * cellHeight;
+        const value = data.values[layer * data.heads + head];
+        if (Number.isNaN(value)) {
+          g.strokeStyle = none;
+          g.lineWidth = 1;
+          g.beginPath();
+          g.moveTo(x + 1, y + cellHeight - 1);
+          g.lineTo(x + w - 1, y + 1);
+          g.stroke();
+        } else {
+          g.fillStyle = scale.color(value);
+          g.fillRect(x, y, w - gap, cellHeight - gap);
+        }
+      }
+    }
+    this.drawAxes(g, data);
+    for (const mark of data.marked) this.ring(g, mark, themeColor('--critical'), 2.5, w >= 14);
+    if (this.selected) this.ring(g, this.selected, themeColor('--text'), 2, false);
+    if (document.activeElement === this.grid) this.ring(g, this.cursor, themeColor('--accent'), 3, false);
+    this.drawLegend(scale);
+  }
+
+  private drawAxes(g: CanvasRenderingContext2D, data: HeatmapData): void {
+    g.fillStyle = themeColor('--muted');
+    g.font = '11px system-ui, sans-serif';
+    g.textBaseline = 'middle';
+    g.textAlign = 'right';
+    const everyRow = Math.ceil(13 / this.size.h);
+    for (let layer = 0; layer < data.layers; layer += everyRow) {
+      g.fillText(String(layer), axis - 6, axisTop + (layer + 0.5) * this.size.h);
+    }
+    g.textAlign = 'center';
+    const everyColumn = Math.ceil(22 / this.size.w);
+    for (let head = 0; head < data.heads; head += everyColumn) g.fillText(String(head), axis + (head + 0.5) * this.size.w, 9);
+  }
+
+  private ring(g: CanvasRenderingContext2D, cell: Cell, color: string, width: number, mark: boolean): void {
+    const x = axis + cell.head * this.size.w;
+    const y = axisTop + cell.layer * this.size.h;
+    g.lineWidth = width + 2;
+    g.strokeStyle = themeColor('--panel');
+    g.strokeRect(x - 1, y - 1, this.size.w + 1, this.size.h + 1);
+    g.lineWidth = width;
+    g.strokeStyle = color;
+    g.strokeRect(x - 1, y - 1, this.size.w + 1, this.size.h + 1);
+    if (!mark) return;
+    g.fillStyle = color;
+    g.beginPath();
+    g.arc(x + this.size.w, y, 7, 0, 7);
+    g.fill();
+    g.fillStyle = '#fff';
+    g.font = 'bold 10px system-ui, sans-serif';
+    g.textAlign = 'center';
+    g.textBaseline = 'middle';
+    g.fillText('!', x + this.size.w, y + 0.5);
+  }
+
+  private drawLegend(scale: Scale): void {
+    this.legend.width = 240;
+    this.legend.height = 10;
+    const g = this.legend.getContext('2d');
+    if (!g) return;
+    for (let x = 0; x < 240; x++) {
+      g.fillStyle = scale.color(scale.at(x / 239));
+      g.fillRect(x, 0, 1, 10);
+    }
+    this.legendLow.textContent = number(scale.low);
+    this.legendMiddle.textContent = number(scale.at(0.5));
+    this.legendHigh.textContent = number(scale.high);
+  }
+
+  private cellAt(event: MouseEvent): Cell | null {
+    if (!this.data) return null;
+    const box = this.canvas.getBoundingClientRect();
+    const head = Math.floor((event.clientX - box.left - axis) / this.size.w);
+    const layer = Math.floor((event.clientY - box.top - axisTop) / this.size.h);
+    return head >= 0 && head < this.data.heads && layer >= 0 && layer < this.data.layers ? { layer, head } : null;
+  }
+
+  private onMove(event: MouseEvent): void {
+    const cell = this.cellAt(event);
+    this.tip.hidden = cell === null;
+    if (!cell) return;
+    this.tip.textContent = this.words(cell);
+    const box = this.grid.getBoundingClientRect();
+    this.tip.style.left = `${Math.min(event.clientX - box.left + 14, box.width - 190)}px`;
+    this.tip.style.top = `${event.clientY - box.top + 16}px`;
+  }
+
+  private onClick(event: MouseEvent): void {
+    const cell = this.cellAt(event);
+    if (!cell) return;
+    this.cursor = cell;
+    this.speak();
+    this.choose(cell);
+  }
+
+  private onKey(event: KeyboardEvent): void {
+    if (!this.data) return;
+    const { layers, heads } = this.data;
+    const to = { ...this.cursor };
+    switch (event.key) {
+      case 'ArrowLeft': to.head -= 1; break;
+      case 'ArrowRight': to.head += 1; break;
+      case 'ArrowUp': to.layer -= 1; break;
+      case 'ArrowDown': to.layer += 1; break;
+      case 'PageUp': to.layer -= 8; break;
+      case 'PageDown': to.layer += 8; break;
+      case 'Home': to.head = 0; break;
+      case 'End': to.head = heads - 1; break;
+      case 'Enter': case ' ': this.choose(this.cursor); event.preventDefault(); return;
+      default: return;
+    }
+    event.preventDefault();
+    this.cursor = { layer: Math.min(layers - 1, Math.max(0, to.layer)), head: Math.min(heads - 1, Math.max(0, to.head)) };
+    this.speak();
+    this.draw();
+  }
+
+  /** Again, in the colours of the theme as it is now. */
+  redraw(): void {
+    this.draw();
+  }
+}
+
+/** The worst heads as a table, for who wants numbers. */
+export function worstTable(data: HeatmapData, choose: (cell: Cell) => void): HTMLElement {
+  const order = data.values.map((value, i) => ({ value, layer: Math.floor(i / data.heads), head: i % data.heads }))
+    .filter((c) => !Number.isNaN(c.value));
+  const key = (v: number) => (data.signal.scale === 'signed' ? -Math.abs(v) : data.signal.lowIsBad ? v : -v);
+  order.sort((a, b) => key(a.value) - key(b.value));
+  const sorted = order.map((c) => c.value).sort((a, b) => a - b);
+  const median = sorted.length ? sorted[Math.floor(sorted.length / 2)] : NaN;
+  return h('table', { class: 'worst' },
+    h('caption', {}, `Worst heads, step ${integer(data.step)} (median ${number(median)})`),
+    h('thead', {}, h('tr', {}, h('th', {}, 'Layer'), h('th', {}, 'Head'), h('th', {}, data.signal.label))),
+    h('tbody', {}, ...order.slice(0, 6).map((c) => h('tr', {},
+      h('td', {}, String(c.layer)), h('td', {}, String(c.head)),
+      h('td', {}, h('button', { class: 'link', onclick: () => choose(c), 'aria-label': `Show layer ${c.layer} head ${c.head}` }, number(c.value)))))));
+}

@@ -1,0 +1,117 @@
+// The frame: header, theme, connection, and which page is shown.
+import 'uplot/dist/uPlot.min.css';
+import './style.css';
+import { ApiError, answeredAt, api } from './api';
+import { fill, h } from './dom';
+import { Live, LiveState } from './live';
+import { Route, parseRoute } from './route';
+import { RunPage } from './run_page';
+import { RunsPage } from './runs_page';
+
+type Page = RunPage | RunsPage;
+type Theme = 'auto' | 'dark' | 'light';
+
+const refreshMsMin = 1000;
+
+class App {
+  private readonly status = h('span', { class: 'conn', role: 'status' });
+  private readonly announce = h('div', { 'aria-live': 'assertive', class: 'visually-hidden' });
+  private readonly banner = h('div', { class: 'banner', hidden: true, role: 'alert' });
+  private readonly outlet = h('div');
+  private readonly version = h('span', { class: 'muted small' });
+  private readonly themeButton = h('button', { class: 'quiet', onclick: () => this.nextTheme() });
+  private theme: Theme = 'auto';
+  private page: Page | null = null;
+  private shownRun: string | null = null;
+  private live: Live | null = null;
+  private timer: number | null = null;
+
+  start(root: Element): void {
+    fill(root,
+      h('a', { href: '#content', class: 'skip', onclick: (e) => { e.preventDefault(); this.outlet.querySelector<HTMLElement>('h1')?.focus(); } }, 'Skip to content'),
+      h('header', { class: 'top' }, h('a', { href: '#/', class: 'brand' }, 'Bellwether'), this.version, h('span', { class: 'spacer' }), this.status, this.themeButton),
+      this.banner, this.announce, this.outlet);
+    this.setTheme((localStorage.getItem('theme') as Theme | null) ?? 'auto');
+    matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => this.redraw());
+    addEventListener('hashchange', () => this.show(parseRoute(location.hash)));
+    this.connection('polling');
+    this.show(parseRoute(location.hash));
+    this.live = new Live({
+      alert: (run, summary, severity, state) => {
+        this.announce.textContent = `${state} ${severity}: ${summary}`;
+        if (this.shownRun === null || this.shownRun === run) this.soon();
+      },
+      runs: (names) => {
+        if (names === null || this.shownRun === null || names.includes(this.shownRun)) this.soon();
+      },
+      state: (state) => this.connection(state),
+    });
+    void api.info().then((i) => (this.version.textContent = `${i.version} · ${i.backend.split(':')[0]}`), () => undefined);
+  }
+
+  private show(route: Route): void {
+    if (route.run !== null && this.page instanceof RunPage && this.shownRun === route.run) {
+      this.page.navigate(route);
+      return;
+    }
+    this.shownRun = route.run;
+    this.page = route.run === null ? new RunsPage() : new RunPage(route, route.run);
+    if (route.run === null) document.title = 'Bellwether';
+    fill(this.outlet, this.page.element);
+    this.page.element.querySelector('h1')?.setAttribute('tabindex', '-1');
+    void this.refresh();
+  }
+
+  /** At most once a second, however fast the news come. */
+  private soon(): void {
+    this.timer ??= window.setTimeout(() => {
+      this.timer = null;
+      void this.refresh();
+    }, refreshMsMin);
+  }
+
+  private async refresh(): Promise<void> {
+    const page = this.page;
+    if (!page) return;
+    try {
+      await page.refresh();
+      this.live?.reachable(true);
+      this.banner.hidden = true;
+    } catch (error) {
+      const answered = error instanceof ApiError;
+      page.fail(answered ? error.message : 'the server does not answer');
+      this.live?.reachable(answered);
+      if (answered) return;
+      this.banner.hidden = false;
+      const since = answeredAt > 0 ? `Last answer at ${new Date(answeredAt).toLocaleTimeString()}: what you see is old.` : '';
+      fill(this.banner, `The server does not answer. ${since} Trying again.`);
+      this.soon();
+    }
+  }
+
+  private connection(state: LiveState): void {
+    const words = { live: 'Live', polling: 'Polling', disconnected: 'Disconnected' };
+    this.status.className = `conn ${state}`;
+    this.status.textContent = words[state];
+  }
+
+  private nextTheme(): void {
+    const order: Theme[] = ['auto', 'dark', 'light'];
+    this.setTheme(order[(order.indexOf(this.theme) + 1) % order.length]);
+    localStorage.setItem('theme', this.theme);
+    this.redraw();
+  }
+
+  private setTheme(theme: Theme): void {
+    this.theme = theme;
+    document.documentElement.dataset.theme = theme;
+    this.themeButton.textContent = { auto: 'Theme: auto', dark: 'Theme: dark', light: 'Theme: light' }[theme];
+  }
+
+  private redraw(): void {
+    if (this.page instanceof RunPage) this.page.redraw();
+  }
+}
+
+const root = document.getElementById('app');
+if (root) new App().start(root);

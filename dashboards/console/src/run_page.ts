@@ -1,0 +1,234 @@
+// One run: the verdict, every head at a step, one head over all steps, alerts.
+import { Alert, Matrix, Run, api, num } from './api';
+import { AlertsView, isFiring, verdict } from './alerts_view';
+import { Charts } from './charts';
+import { fill, h } from './dom';
+import { ago, integer } from './format';
+import { Cell, Heatmap, HeatmapData, worstTable } from './heatmap';
+import { Route, formatRoute } from './route';
+import { stageBadge } from './runs_page';
+import { causalNames, findSignal, headSignals, runSignals } from './signals';
+
+const seriesPoints = 600;
+
+export class RunPage {
+  readonly element: HTMLElement;
+  private readonly title = h('h1');
+  private readonly facts = h('p', { class: 'muted' });
+  private readonly verdictBox = h('div', { 'aria-live': 'polite' }, h('p', { class: 'state' }, 'Loading the run…'));
+  private readonly heatmap = new Heatmap((cell) => this.select(cell.layer, cell.head));
+  private readonly heatState = h('p', { class: 'state', hidden: true });
+  private readonly worst = h('div');
+  private readonly picker: HTMLSelectElement;
+  private readonly help = h('p', { class: 'muted small help' });
+  private readonly slider: HTMLInputElement;
+  private readonly stepText = h('output', { class: 'step' });
+  private readonly liveButton: HTMLButtonElement;
+  private readonly charts = new Charts();
+  private readonly headTitle = h('h2');
+  private readonly alertsView = new AlertsView((layer, head) => this.select(layer, head), () => void this.refresh());
+  private run: Run | null = null;
+  private alerts: Alert[] = [];
+  private matrix: HeatmapData | null = null;
+  private secondsPerStep = 0;
+  private wantedStep: number | null = null;
+  private busy = false;
+  private again = false;
+  private chartsFor = '';
+
+  constructor(private route: Route, private readonly name: string) {
+    this.picker = h('select', { id: 'signal', onchange: () => this.go({ signal: this.picker.value }) },
+      ...headSignals.map((s) => h('option', { value: s.name }, s.label)));
+    this.slider = h('input', {
+      type: 'range', min: 0, max: 0, value: 0, 'aria-label': 'Step of the heatmap',
+      oninput: () => this.scrub(Number(this.slider.value)), onchange: () => this.go({ step: Number(this.slider.value) }),
+    });
+    this.liveButton = h('button', { onclick: () => this.go({ step: null }) }, 'Newest');
+    this.element = h('main', { class: 'page' },
+      h('div', { class: 'title-row' }, this.title, this.facts),
+      this.verdictBox,
+      h('div', { class: 'columns' },
+        h('section', { class: 'panel', 'aria-label': 'All heads' },
+          h('div', { class: 'panel-head' }, h('h2', {}, 'Every head'), h('label', { for: 'signal', class: 'visually-hidden' }, 'Signal'), this.picker),
+          this.help, this.heatState, this.heatmap.element,
+          h('div', { class: 'scrubber' }, this.slider, this.stepText, this.liveButton), this.worst),
+        h('section', { class: 'panel', 'aria-label': 'One head' }, h('div', { class: 'panel-head' }, this.headTitle), this.charts.element)),
+      this.alertsView.element);
+  }
+
+  /** The address changed, the run did not. */
+  navigate(route: Route): void {
+    this.route = route;
+    void this.refresh();
+  }
+
+  private go(change: Partial<Route>): void {
+    location.hash = formatRoute({ ...this.route, ...change });
+  }
+
+  private select(layer: number, head: number): void {
+    this.go({ layer, head });
+  }
+
+  private get signal(): string {
+    return this.route.signal ?? 'drift_ratio';
+  }
+
+  /** The chosen head, else that of the worst alert, else the worst of the heatmap. */
+  private head(): Cell {
+    const layout = this.run?.description.layout;
+    const { layer, head } = this.route;
+    if (layer !== null && head !== null && layout && layer < layout.layers && head < layout.heads) return { layer, head };
+    const alert = this.alerts.find((a) => isFiring(a) && a.last.layer >= 0 && a.last.head >= 0);
+    if (alert) return { layer: alert.last.layer, head: alert.last.head };
+    let best = 0;
+    this.matrix?.values.forEach((v, i, all) => {
+      if (v > all[best] || Number.isNaN(all[best])) best = i;
+    });
+    return this.matrix ? { layer: Math.floor(best / this.matrix.heads), head: best % this.matrix.heads } : { layer: 0, head: 0 };
+  }
+
+  /** One at a time; what comes meanwhile is done once more afterwards. */
+  async refresh(): Promise<void> {
+    if (this.busy) {
+      this.again = true;
+      return;
+    }
+    this.busy = true;
+    try {
+      do {
+        this.again = false;
+        await this.load();
+      } while (this.again);
+    } finally {
+      this.busy = false;
+    }
+  }
+
+  private async load(): Promise<void> {
+    const [run, alerts] = await Promise.all([api.run(this.name), api.alerts(this.name)]);
+    this.run = run;
+    this.alerts = alerts.alerts ?? [];
+    this.drawHead();
+    await this.loadMatrix(this.route.step ?? -1);
+    await this.loadSeries();
+    this.drawHead();
+  }
+
+  private async loadMatrix(step: number): Promise<void> {
+    const run = this.run;
+    if (!run) return;
+    this.picker.value = this.signal;
+    const signal = findSignal(this.signal);
+    this.help.textContent = signal.help;
+    let matrix: Matrix;
+    try {
+      matrix = await api.matrix(this.name, this.signal, step);
+    } catch (error) {
+      this.heatState.hidden = false;
+      fill(this.heatState, `No ${signal.label} to show: ${(error as Error).message}`);
+      return;
+    }
+    const values = (matrix.values ?? []).map(num);
+    this.heatState.hidden = values.length > 0;
+    this.heatmap.element.hidden = values.length === 0;
+    if (values.length === 0) {
+      fill(this.heatState, run.signals.length === 0 ? 'No sample has arrived yet.' : `This run does not report ${signal.label}.`);
+      fill(this.worst);
+      return;
+    }
+    const marked = this.alerts.filter(isFiring).flatMap((a) => a.last.heads);
+    this.matrix = { signal, layers: matrix.layers, heads: matrix.heads, values, step: num(matrix.step), marked: this.toMatrix(marked, matrix.heads) };
+    const chosen = this.head();
+    this.heatmap.show(this.matrix, this.toMatrix([chosen], matrix.heads)[0]);
+    fill(this.worst, worstTable(this.matrix, (c) => this.select(c.layer, this.toQuery(c.head))));
+    this.drawStep(this.matrix.step);
+  }
+
+  // Key heads are shared by a group of query heads.
+  private toMatrix(cells: Cell[], heads: number): Cell[] {
+    const all = this.run?.description.layout.heads ?? heads;
+    return cells.map((c) => ({ layer: c.layer, head: Math.floor((c.head * heads) / all) }));
+  }
+  private toQuery(head: number): number {
+    const all = this.run?.description.layout.heads ?? 0;
+    return this.matrix ? Math.floor((head * all) / this.matrix.heads) : head;
+  }
+
+  private async loadSeries(): Promise<void> {
+    const run = this.run;
+    if (!run) return;
+    const { layer, head } = this.head();
+    const { heads, kv_heads } = run.description.layout;
+    const wanted = [
+      ...causalNames.map((signal) => ({ signal, layer, head: findSignal(signal).kvHeads ? Math.floor((head * kv_heads) / heads) : head })),
+      ...runSignals.map((s) => ({ signal: s.name, layer: 0, head: 0 })),
+    ];
+    const answer = await api.series(this.name, wanted, seriesPoints);
+    fill(this.headTitle, `Layer ${layer} head ${head}`, h('span', { class: 'muted small' }, ' cause first, loss last'));
+    const thresholds = new Map<string, number>();
+    const begins: number[] = [];
+    for (const alert of this.alerts.filter((a) => isFiring(a) && a.last.heads.some((c) => c.layer === layer && c.head === head))) {
+      begins.push(num(alert.last.first_step));
+      for (const e of alert.last.evidence) if (e.layer === layer && e.head === head) thresholds.set(e.signal, num(e.threshold));
+    }
+    const subject = `${layer}/${head}`;
+    if (subject !== this.chartsFor) this.charts.clear();
+    this.chartsFor = subject;
+    this.charts.show(answer.series ?? [], { thresholds, begins, step: this.route.step === null ? -1 : this.matrix?.step ?? -1 });
+    const time = (answer.series ?? []).find((s) => s.id.signal === 'step_seconds');
+    if (time && time.mean.length > 0) this.secondsPerStep = num(time.mean[time.mean.length - 1]);
+  }
+
+  private drawHead(): void {
+    const run = this.run;
+    if (!run) return;
+    const d = run.description;
+    document.title = `${run.stage > 0 ? `(${run.stage}) ` : ''}${d.name} · Bellwether`;
+    fill(this.title, d.name, ' ', stageBadge(run.stage, run.ended));
+    const elapsed = num(run.last_report_unix_ns) - num(run.started_unix_ns);
+    if (this.secondsPerStep === 0 && num(run.step) > 0 && elapsed > 0) this.secondsPerStep = elapsed / 1e9 / num(run.step);
+    this.facts.textContent = [`step ${integer(num(run.step))}`, `${d.layout.layers} layers × ${d.layout.heads} heads`, d.attention?.kernel,
+      d.attention?.score_dtype, `${run.ranks_reporting}/${d.reporters} ranks`, `last report ${ago(num(run.last_report_unix_ns))}`].filter(Boolean).join(' · ');
+    fill(this.verdictBox, verdict(run, this.alerts, this.secondsPerStep));
+    this.alertsView.draw(this.name, this.alerts);
+    this.slider.max = String(Math.max(0, num(run.step)));
+    this.slider.step = String(Math.max(1, Math.round(num(run.step) / 500)));
+    if (this.route.step === null) this.slider.value = this.slider.max;
+  }
+
+  private drawStep(step: number): void {
+    this.stepText.textContent = `step ${integer(step)}${this.route.step === null ? ' (newest)' : ''}`;
+    this.liveButton.disabled = this.route.step === null;
+    this.slider.setAttribute('aria-valuetext', `step ${step}`);
+  }
+
+  /** While the slider moves: only the newest wish counts. */
+  private scrub(step: number): void {
+    const idle = this.wantedStep === null;
+    this.wantedStep = step;
+    if (!idle) return;
+    void (async () => {
+      while (this.wantedStep !== null) {
+        const next: number = this.wantedStep;
+        await this.loadMatrix(next);
+        this.charts.mark(this.matrix?.step ?? -1);
+        if (this.wantedStep === next) this.wantedStep = null;
+      }
+    })();
+  }
+
+  fail(message: string): void {
+    if (this.run === null) {
+      fill(this.title, this.name);
+      fill(this.verdictBox, h('p', { class: 'state error' }, `Cannot load this run: ${message} `, h('a', { href: '#/' }, 'All runs')));
+    }
+  }
+
+  redraw(): void {
+    this.heatmap.redraw();
+    this.charts.clear();
+    this.chartsFor = '';
+    void this.refresh();
+  }
+}

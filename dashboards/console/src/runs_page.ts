@@ -1,0 +1,74 @@
+// All runs, worst first.
+import { Alert, api, num, Run } from './api';
+import { fill, h } from './dom';
+import { ago, integer, number, stageName } from './format';
+import { formatRoute } from './route';
+
+export function stageBadge(stage: number, ended = false): HTMLElement {
+  return h('span', { class: `badge stage-${ended && stage === 0 ? 'ended' : stage}` }, stage === 0 ? (ended ? 'ended' : 'healthy') : `${stage} · ${stageName(stage)}`);
+}
+
+export class RunsPage {
+  readonly element: HTMLElement;
+  private readonly body = h('tbody');
+  private readonly count = h('span', { class: 'muted' });
+  private readonly state = h('p', { class: 'state' }, 'Loading runs…');
+  private readonly filter = h('input', { type: 'search', placeholder: 'Filter by name', 'aria-label': 'Filter runs by name', oninput: () => this.draw() });
+  private readonly table: HTMLElement;
+  private runs: Run[] = [];
+  private alerts: Alert[] = [];
+  private loaded = false;
+
+  constructor() {
+    this.table = h('table', { class: 'runs', hidden: true },
+      h('thead', {}, h('tr', {}, ...['Run', 'Stage', 'Worst head', 'Steps left', 'Step', 'Loss', 'Ranks', 'Last report']
+        .map((t, i) => h('th', { scope: 'col', class: i >= 3 ? 'right' : '' }, t)))),
+      this.body);
+    this.element = h('main', { class: 'page' }, h('div', { class: 'title-row' }, h('h1', {}, 'Runs'), this.count, this.filter), this.state,
+      h('div', { class: 'scroll' }, this.table));
+  }
+
+  async refresh(): Promise<void> {
+    const [runs, alerts] = await Promise.all([api.runs(), api.alerts('')]);
+    this.runs = runs.runs ?? [];
+    this.alerts = alerts.alerts ?? [];
+    this.loaded = true;
+    this.draw();
+  }
+
+  fail(message: string): void {
+    if (!this.loaded) fill(this.state, `Cannot load the runs: ${message}`);
+  }
+
+  private draw(): void {
+    if (!this.loaded) return;
+    const ill = this.runs.filter((r) => r.stage > 0 && !r.ended).length;
+    this.count.textContent = this.runs.length === 0 ? '' : `${integer(this.runs.length)} in all, ${ill === 0 ? 'none' : integer(ill)} ill`;
+    this.table.hidden = this.runs.length === 0;
+    this.state.hidden = this.runs.length > 0;
+    if (this.runs.length === 0) {
+      fill(this.state, 'No run has reported yet. In the training script: ', h('code', {}, 'bellwether.attach(model)'),
+        ' with ', h('code', {}, 'BELLWETHER_SERVER'), ' set to this server.');
+    }
+    const wanted = this.filter.value.trim().toLowerCase();
+    fill(this.body, ...this.runs.filter((r) => r.description.name.toLowerCase().includes(wanted)).map((r) => this.row(r)));
+  }
+
+  private row(run: Run): HTMLElement {
+    const name = run.description.name;
+    const alert = this.alerts.find((a) => a.last.run === name && a.last.layer >= 0);
+    const link = formatRoute({ run: name, signal: null, layer: alert ? alert.last.layer : null, head: alert ? alert.last.head : null, step: null });
+    const late = !run.ended && Date.now() / 1000 - num(run.last_report_unix_ns) / 1e9 > 600;
+    const eta = run.eta?.known ? `≈ ${integer(num(run.eta.steps))}` : '–';
+    return h('tr', { class: run.stage > 0 ? 'ill' : '', onclick: () => (location.hash = link) },
+      h('th', { scope: 'row' }, h('a', { href: link }, name), h('div', { class: 'muted small' },
+        `${run.description.model || 'model'} · ${run.description.layout.layers} × ${run.description.layout.heads} heads · ${run.description.attention?.score_dtype ?? ''}`)),
+      h('td', {}, stageBadge(run.stage, run.ended)),
+      h('td', {}, alert ? h('strong', {}, `layer ${alert.last.layer} head ${alert.last.head}`) : '–'),
+      h('td', { class: 'right' }, eta),
+      h('td', { class: 'right' }, integer(num(run.step))),
+      h('td', { class: 'right' }, number(num(run.loss))),
+      h('td', { class: 'right' }, `${run.ranks_reporting}/${run.description.reporters}`),
+      h('td', { class: `right ${late ? 'late' : ''}` }, late ? `silent, ${ago(num(run.last_report_unix_ns))}` : ago(num(run.last_report_unix_ns))));
+  }
+}

@@ -1,0 +1,45 @@
+// What the page shows of a signal: its place in the causal chain, its words and
+// its colours. Names and meanings are those of the server's catalogue.
+
+export interface Signal {
+  name: string;
+  label: string;
+  help: string;
+  scale: 'log' | 'linear' | 'signed';
+  /** Low values are the alarming ones. */
+  lowIsBad?: boolean;
+  kvHeads?: boolean;
+}
+
+/** Cause first, loss last: who reads from the top sees what will happen below. */
+export const headSignals: Signal[] = [
+  { name: 'drift_ratio', label: 'Drift ratio', scale: 'log',
+    help: 'Common mode of the scores over their spread. About 1 in a healthy head; doubling for thousands of steps in a failing one.' },
+  { name: 'key_leak', label: 'Key-gradient leak', scale: 'log', kvHeads: true,
+    help: 'The part of the key gradients that must be zero and is not: pure kernel error.' },
+  { name: 'tied_fraction_bf16', label: 'Tied rows', scale: 'linear',
+    help: 'Share of rows whose bf16 maximum is repeated: a large offset eats the mantissa.' },
+  { name: 'delta_bias_t', label: 'Delta bias t', scale: 'signed',
+    help: 't statistic of the error of delta. Far from zero means biased, not noisy.' },
+  { name: 'qk_increment_rank', label: 'QK increment rank', scale: 'linear', lowIsBad: true,
+    help: 'Effective rank of the change of W_Q^T W_K. A collapse means the weights are pushed in one direction.' },
+  { name: 'wq_sigma', label: 'σ(W_Q)', scale: 'log', help: "Largest singular value of the head's W_Q: the weights are being pushed." },
+  { name: 'logit_max', label: 'Largest logit', scale: 'log', help: 'Largest attention score. Beyond 100 and growing: attention is failing.' },
+  { name: 'entropy_ratio', label: 'Entropy ratio', scale: 'linear', lowIsBad: true, help: '1 is uniform attention, 0 is one key.' },
+  { name: 'saturated_fraction', label: 'Saturated rows', scale: 'linear', help: 'Share of rows in which one key takes all.' },
+  { name: 'wk_sigma', label: 'σ(W_K)', scale: 'log', kvHeads: true, help: "Largest singular value of the key head's W_K." },
+  { name: 'wq_stable_rank', label: 'Stable rank of W_Q', scale: 'linear', lowIsBad: true, help: 'Trace of the Gram matrix over its largest eigenvalue.' },
+  { name: 'sink_ratio', label: 'Sink ratio', scale: 'linear', help: 'Mean probability of the first key.' },
+];
+
+export const runSignals: Signal[] = [
+  { name: 'loss', label: 'Loss', scale: 'linear', help: 'Training loss. The last to know.' },
+  { name: 'grad_norm', label: 'Gradient norm', scale: 'log', help: 'Global gradient norm before clipping.' },
+];
+
+/** Drawn for the chosen head; the rest is in the heatmap only. */
+export const causalNames = ['drift_ratio', 'key_leak', 'tied_fraction_bf16', 'delta_bias_t', 'wq_sigma', 'logit_max', 'entropy_ratio'];
+
+export function findSignal(name: string): Signal {
+  return [...headSignals, ...runSignals].find((s) => s.name === name) ?? { name, label: name, help: '', scale: 'linear' };
+}

@@ -1,0 +1,11 @@
+# Writes console_etags.h: one hash per embedded file, the tag that browsers send back.
+set(text "")
+foreach(pair INDEX:index.html SCRIPT:console.js STYLE:console.css ICON:favicon.svg)
+  string(REPLACE ":" ";" pair ${pair})
+  list(GET pair 0 name)
+  list(GET pair 1 file)
+  file(SHA256 ${FOLDER}/${file}.gz hash)
+  string(SUBSTRING ${hash} 0 20 hash)
+  string(APPEND text "#define BW_ETAG_${name} \"${hash}\"\n")
+endforeach()
+file(WRITE ${FOLDER}/console_etags.h "${text}")

@@ -1,0 +1,270 @@
+// Goal: the page is right (values, labels, NaN), stays within its limit by the
+// order that its header promises, never has a series twice, and pleases
+// Prometheus' own checker.
+// Method: synthetic runs whose values are known, pages parsed line by line,
+// promtool check metrics on the whole; 1,000 runs under a clock.
+
+#include "server/export/prometheus.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <set>
+#include <sstream>
+#include <string>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "server/export/run_metrics.h"
+#include "tests/support/memory_database.h"
+#include "tests/support/synthetic_runs.h"
+
+namespace bellwether::server {
+namespace {
+
+constexpr int64_t kMinute = int64_t{60} * 1'000'000'000;
+
+class PrometheusTest : public ::testing::Test {
+ protected:
+  void Publish(const SyntheticRun& run) { table_.Publish(MakeSnapshot(run, clock_.UnixNanos())); }
+  void Publish(const SyntheticRun& run, const std::function<void(RunSnapshot*)>& edit) {
+    auto copy = std::make_shared<RunSnapshot>(*MakeSnapshot(run, clock_.UnixNanos()));
+    edit(copy.get());
+    table_.Publish(copy);
+  }
+  Exporter& exporter(ExportOptions options = {}) {
+    exporter_.reset();
+    exporter_ = std::make_unique<Exporter>(options, &table_, &alerts_, &counters_, &clock_);
+    return *exporter_;
+  }
+  // name{labels} -> value; fails on a series that is there twice.
+  static std::map<std::string, double> Parse(const std::string& page) {
+    std::map<std::string, double> series;
+    std::istringstream lines(page);
+    for (std::string line; std::getline(lines, line);) {
+      if (line.empty() || line[0] == '#') continue;
+      const size_t space = line.rfind(' ');
+      EXPECT_TRUE(series.emplace(line.substr(0, space), std::strtod(line.c_str() + space, nullptr)).second) << line;
+    }
+    return series;
+  }
+  double suppressed(const char* level) {
+    return counters_.counter("bellwether_series_suppressed_total", {{"level", level}})->value();
+  }
+  static int64_t CountOf(const std::map<std::string, double>& series, const std::string& part) {
+    return std::count_if(series.begin(), series.end(), [&](const auto& s) { return absl::StrContains(s.first, part); });
+  }
+
+  FakeClock clock_;
+  MemoryDatabase database_;
+  AlertLog alerts_{&database_};
+  RunTable table_;
+  Counters counters_;
+  std::unique_ptr<Exporter> exporter_;
+};
+
+TEST_F(PrometheusTest, ValuesOfRunLayerAndHead) {
+  const SyntheticRun run{.name = "llama", .layout = {.layers = 2, .heads = 4, .kv_heads = 2}, .steps = 2200, .failing = {1, 2}, .stage = 1};
+  Publish(run);
+  const auto page = Parse(exporter().Render());
+  EXPECT_EQ(page.at(R"(bellwether_run_step{run="llama"})"), 2200);
+  EXPECT_EQ(page.at(R"(bellwether_run_stage{run="llama"})"), 1);
+  EXPECT_EQ(page.at(R"(bellwether_run_eta_lower_steps{run="llama"})"), 820);
+  EXPECT_EQ(page.count(R"(bellwether_run_info{run="llama",framework="torch 2.13.0",model="GPT",attention="flash",score_dtype="bf16",layers="2",heads="4",world="8"})"), 1u);
+  const StepSample sample = MakeSample(run, 2200);
+  const float drift = sample.matrix(SignalId::kCommonModeSum)[6] / sample.matrix(SignalId::kSpreadSum)[6];
+  EXPECT_FLOAT_EQ(static_cast<float>(page.at(R"(bellwether_layer_drift_ratio_max{run="llama",layer="1"})")), drift);
+  EXPECT_FLOAT_EQ(static_cast<float>(page.at(R"(bellwether_head_drift_ratio{run="llama",layer="1",head="2"})")), drift);
+  // Head 2 of 4 uses key head 1 of 2.
+  EXPECT_FLOAT_EQ(static_cast<float>(page.at(R"(bellwether_head_key_leak_ratio{run="llama",layer="1",head="2"})")),
+                  sample.matrix(SignalId::kKeyLeakSum)[3]);
+  EXPECT_GT(page.at(R"(bellwether_layer_tied_rows_total{run="llama",layer="1",rule="bf16"})"), 0);
+  EXPECT_EQ(page.at(R"(bellwether_run_tokens_total{run="llama"})"), 524288.0 * 2200);
+  // What nobody measured makes no series.
+  EXPECT_EQ(CountOf(page, "rule=\"eps\""), 0);
+}
+
+TEST_F(PrometheusTest, NanIsExportedAndTheUnmeasuredIsNot) {
+  Publish({.layout = {.layers = 2, .heads = 2, .kv_heads = 2}}, [](RunSnapshot* run) {
+    auto sample = std::make_shared<StepSample>(*run->heads);
+    const std::span<float> logits = sample->Add(SignalId::kLogitMax);
+    logits[0] = std::nanf("");
+    logits[2] = logits[3] = NotMeasured();
+    run->heads = sample;
+  });
+  const auto page = Parse(exporter().Render());
+  EXPECT_TRUE(std::isnan(page.at(R"(bellwether_layer_logit_max{run="run",layer="0"})")));
+  EXPECT_EQ(page.count(R"(bellwether_layer_logit_max{run="run",layer="1"})"), 0u);
+}
+
+TEST(AggregateRowTest, IsWhatItsNameSays) {
+  const float nan = std::nanf("");
+  EXPECT_EQ(AggregateRow(Aggregate::kMax, std::vector<float>{1, NotMeasured(), 3}), 3);
+  EXPECT_EQ(AggregateRow(Aggregate::kMin, std::vector<float>{1, 2, 3}), 1);
+  EXPECT_EQ(AggregateRow(Aggregate::kMedian, std::vector<float>{4, 1, 3, 2}), 2.5f);
+  EXPECT_EQ(AggregateRow(Aggregate::kMedian, std::vector<float>{4, nan, 3, 9}), 4);
+  EXPECT_EQ(AggregateRow(Aggregate::kSignedExtreme, std::vector<float>{-7, 3, 5}), -7);
+  EXPECT_TRUE(std::isnan(AggregateRow(Aggregate::kMax, std::vector<float>{nan, 3})));
+  EXPECT_FALSE(IsNotMeasured(AggregateRow(Aggregate::kMax, std::vector<float>{nan, NotMeasured()})));
+  EXPECT_TRUE(IsNotMeasured(AggregateRow(Aggregate::kMax, std::vector<float>{NotMeasured()})));
+}
+
+TEST_F(PrometheusTest, LabelsAreMadeHarmless) {
+  Publish({}, [](RunSnapshot* run) {
+    run->record.description.model = "a\"b\\c\nd\xff" + std::string(300, 'x');
+    run->record.description.framework = "\xc3\xa4";
+  });
+  const std::string text = exporter().Render();
+  EXPECT_THAT(text, ::testing::HasSubstr(R"(model="a\"b\\c d?xxx)"));
+  EXPECT_THAT(text, ::testing::HasSubstr("framework=\"\xc3\xa4\""));
+  EXPECT_EQ(CleanLabelValue(std::string(127, 'x') + "\xc3\xa4").size(), 127u);  // Cut at a character's end.
+  EXPECT_EQ(CleanLabelValue("\xed\xa0\x80"), "???");                             // A surrogate.
+}
+
+TEST_F(PrometheusTest, AlertsOnceEachAndOnlyOfExportedRuns) {
+  const SyntheticRun run{.id = 7, .name = "ill", .failing = {1, 0}, .stage = 1};
+  Publish(run);
+  Exporter& exporter = this->exporter();
+  Transition alert = MakeAlert(run, Severity::kWarning, "drift", 0);
+  ASSERT_TRUE(alerts_.Post(alert).ok());
+  alert.key = "drift/1/0/99";  // Another alert with the same labels.
+  ASSERT_TRUE(alerts_.Post(alert).ok());
+  alert.run = 8;  // Of a run that is not there.
+  ASSERT_TRUE(alerts_.Post(alert).ok());
+  auto page = Parse(exporter.Render());
+  EXPECT_EQ(CountOf(page, "bellwether_alert_active"), 1);
+  EXPECT_EQ(page.at(R"(bellwether_alert_active{run="ill",rule="drift",severity="warning",layer="1",head="0"})"), 1);
+  EXPECT_EQ(page.at(R"(bellwether_alert_transitions_total{rule="drift",to="firing"})"), 3);
+}
+
+TEST_F(PrometheusTest, OfOneNameOnlyTheNewestRun) {
+  Publish({.id = 1, .name = "twice", .steps = 100});
+  Publish({.id = 2, .name = "twice", .steps = 200});
+  EXPECT_EQ(Parse(exporter().Render()).at(R"(bellwether_run_step{run="twice"})"), 200);
+}
+
+TEST_F(PrometheusTest, EndedAndSilentRunsLeave) {
+  Publish({.id = 1, .name = "ended", .ended = true});
+  Publish({.id = 2, .name = "silent"});
+  Exporter& exporter = this->exporter();
+  clock_.Advance(15 * kMinute - 1);
+  EXPECT_EQ(CountOf(Parse(exporter.Render()), "bellwether_run_info{run=\"ended\""), 1);
+  clock_.Advance(1);
+  EXPECT_EQ(CountOf(Parse(exporter.Render()), "run=\"ended\""), 0);
+  EXPECT_GT(CountOf(Parse(exporter.Render()), "run=\"silent\""), 0);
+  clock_.Advance(24 * 60 * kMinute);
+  EXPECT_EQ(CountOf(Parse(exporter.Render()), "run=\"silent\""), 0);
+}
+
+TEST_F(PrometheusTest, ASpentBudgetDropsInThePromisedOrder) {
+  const SyntheticRun ill{.id = 1, .name = "ill", .failing = {1, 0}, .stage = 2};
+  Publish(ill);
+  Publish({.id = 2, .name = "well"});
+  ASSERT_TRUE(alerts_.Post(MakeAlert(ill, Severity::kWarning, "drift", 0)).ok());
+  Exporter& all = exporter();
+  all.Render();  // Makes the counters that the sizes below include.
+  const auto whole = Parse(all.Render());
+  const auto total = static_cast<int64_t>(whole.size());
+  EXPECT_EQ(suppressed("head"), 0);
+  const int64_t heads = CountOf(whole, "bellwether_head_");
+  ASSERT_GT(heads, 100);
+  const auto page_at = [&](int64_t series_max) {
+    auto page = Parse(exporter({.series_max = series_max}).Render());
+    EXPECT_LE(static_cast<int64_t>(page.size()), series_max);
+    return page;
+  };
+  // At the limit nothing is lost; one below, one head's series.
+  EXPECT_EQ(static_cast<int64_t>(page_at(total).size()), total);
+  EXPECT_EQ(suppressed("head"), 0);
+  EXPECT_LT(CountOf(page_at(total - 1), "bellwether_head_"), heads);
+  EXPECT_GT(suppressed("head"), 0);
+  EXPECT_EQ(suppressed("layer"), 0);
+  // Without room for heads the healthy run's layers go next, the ill one's stay.
+  const auto no_heads = page_at(total - heads - 1);
+  EXPECT_EQ(CountOf(no_heads, "bellwether_layer_drift_ratio_max{run=\"well\""), 0);
+  EXPECT_GT(CountOf(no_heads, "bellwether_layer_drift_ratio_max{run=\"ill\""), 0);
+  EXPECT_EQ(CountOf(no_heads, "bellwether_run_attempt"), 2);
+  EXPECT_GT(suppressed("layer"), 0);
+  // With no room at all the core and the alert stay.
+  const auto core = Parse(exporter({.series_max = 0}).Render());
+  EXPECT_EQ(CountOf(core, "bellwether_run_info"), 2);
+  EXPECT_EQ(CountOf(core, "bellwether_run_stage"), 2);
+  EXPECT_EQ(CountOf(core, "bellwether_run_step{"), 2);
+  EXPECT_EQ(CountOf(core, "bellwether_run_last_report"), 2);
+  EXPECT_EQ(CountOf(core, "bellwether_alert_active"), 1);
+  EXPECT_EQ(CountOf(core, "bellwether_run_attempt"), 0);
+  EXPECT_GT(suppressed("run"), 0);
+}
+
+TEST_F(PrometheusTest, CountsItsOwnSeries) {
+  Publish({});
+  Exporter& exporter = this->exporter();
+  exporter.Render();
+  const auto page = Parse(exporter.Render());
+  double told = 0;
+  for (const char* level : kSeriesLevelNames) told += page.at(absl::StrCat("bellwether_series_exported{level=\"", level, "\"}"));
+  EXPECT_EQ(told, static_cast<double>(page.size()));
+}
+
+TEST_F(PrometheusTest, CountersComeByTheCatalogueOnly) {
+  counters_.counter("bellwether_ingest_values_total")->Add(5);
+  counters_.counter("bellwether_not_in_the_catalogue_total")->Add(5);
+  counters_.counter("bellwether_ingest_bytes_total", {{"job", "x"}})->Add(5);
+  counters_.gauge("bellwether_ingest_frames_total", {{"result", "accepted"}})->Set(1);
+  counters_.histogram("bellwether_ack_seconds")->Observe(0.003);
+  const auto page = Parse(exporter().Render());
+  EXPECT_EQ(page.at("bellwether_ingest_values_total"), 5);
+  EXPECT_EQ(CountOf(page, "not_in_the_catalogue"), 0);
+  EXPECT_EQ(CountOf(page, "bellwether_ingest_bytes_total"), 0);
+  EXPECT_EQ(page.at(R"(bellwether_ack_seconds_bucket{le="+Inf"})"), 1);
+  EXPECT_EQ(page.at(R"(bellwether_ack_seconds_bucket{le="0.0025"})"), 0);
+  EXPECT_GT(page.at("process_resident_memory_bytes"), 1e6);
+}
+
+TEST_F(PrometheusTest, AThousandRunsWithinTheLimitAndASecond) {
+  for (RunId id = 1; id <= 1000; ++id) {
+    SyntheticRun run{.id = id, .name = absl::StrCat("run-", id), .layout = {.layers = 32, .heads = 32, .kv_heads = 8}, .steps = 100};
+    if (id % 100 == 0) {
+      run.failing = {1, 0};
+      run.stage = 1;
+    }
+    Publish(run);
+  }
+  Exporter& exporter = this->exporter();
+  const auto start = std::chrono::steady_clock::now();
+  const std::string text = exporter.Render();
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const auto page = Parse(text);
+  RecordProperty("milliseconds", static_cast<int>(seconds * 1000));
+  std::cout << page.size() << " series, " << text.size() << " bytes, " << seconds << " s\n";
+  EXPECT_LE(page.size(), 20'000u);
+  EXPECT_GT(page.size(), 15'000u);
+  EXPECT_LE(seconds, 1.0);
+  EXPECT_EQ(CountOf(page, "bellwether_run_info"), 1000);
+  EXPECT_EQ(CountOf(page, "bellwether_layer_drift_ratio_max"), 10 * 32);
+}
+
+TEST_F(PrometheusTest, PromtoolFindsNothing) {
+  if (std::system("command -v promtool >/dev/null") != 0) GTEST_SKIP() << "promtool is not installed";
+  const SyntheticRun run{.name = "ill", .failing = {1, 0}, .stage = 1};
+  Publish(run);
+  ASSERT_TRUE(alerts_.Post(MakeAlert(run, Severity::kWarning, "drift", 0)).ok());
+  counters_.histogram("bellwether_ack_seconds")->Observe(0.003);
+  const std::string path = ::testing::TempDir() + "/page.prom";
+  const auto check = [&path](const std::string& page) {
+    std::ofstream(path) << page;
+    return std::system(absl::StrCat("promtool check metrics < ", path, " 2>&1").c_str());
+  };
+  const std::string page = exporter().Render();
+  EXPECT_EQ(check(page), 0);
+  EXPECT_NE(check(page + "# HELP bad_total x\n# TYPE bad_total gauge\nbad_total 1\n"), 0) << "the check sees nothing";
+}
+
+}  // namespace
+}  // namespace bellwether::server

@@ -1,0 +1,227 @@
+// Goal: a receiver hears every change in Alertmanager's words, once per run and
+// moment, again after a failure, and never holds up who posts a transition.
+// Method: a real receiver on loopback that records bodies and can refuse,
+// stall or be absent; waits are on conditions with a deadline.
+
+#include "server/export/webhook.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <httplib.h>
+
+#include <chrono>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tests/support/memory_database.h"
+#include "tests/support/synthetic_runs.h"
+
+namespace bellwether::server {
+namespace {
+
+constexpr auto kPatience = absl::Seconds(20);
+
+class Receiver {
+ public:
+  Receiver() {
+    server_.Post("/hook", [this](const httplib::Request& request, httplib::Response& response) {
+      absl::MutexLock lock(&mutex_);
+      bodies_.push_back(nlohmann::json::parse(request.body));
+      response.status = refuse_ > 0 ? 503 : 200;
+      if (refuse_ > 0) --refuse_;
+      const auto free = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !stall_; };
+      mutex_.Await(absl::Condition(&free));
+    });
+    port_ = server_.bind_to_any_port("127.0.0.1");
+    thread_ = std::thread([this] { server_.listen_after_bind(); });
+    while (!server_.is_running()) std::this_thread::yield();
+  }
+  ~Receiver() {
+    Stall(false);
+    server_.stop();
+    thread_.join();
+  }
+  std::string url() const { return absl::StrCat("http://127.0.0.1:", port_, "/hook"); }
+  void Refuse(int times) {
+    absl::MutexLock lock(&mutex_);
+    refuse_ = times;
+  }
+  void Stall(bool stall) {
+    absl::MutexLock lock(&mutex_);
+    stall_ = stall;
+  }
+  // The bodies once there are `count`.
+  std::vector<nlohmann::json> Await(size_t count) {
+    absl::MutexLock lock(&mutex_);
+    const auto enough = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return bodies_.size() >= count; };
+    mutex_.AwaitWithTimeout(absl::Condition(&enough), kPatience);
+    EXPECT_GE(bodies_.size(), count);
+    return bodies_;
+  }
+
+ private:
+  httplib::Server server_;
+  int port_ = 0;
+  std::thread thread_;
+  absl::Mutex mutex_;
+  std::vector<nlohmann::json> bodies_ ABSL_GUARDED_BY(mutex_);
+  int refuse_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool stall_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+class WebhookTest : public ::testing::Test {
+ protected:
+  std::unique_ptr<Webhook> Start(WebhookOptions options) {
+    options.group_wait_ns = 1'000'000;
+    options.backoff_first_ns = 2'000'000;
+    options.backoff_max_ns = 10'000'000;
+    if (options.url.empty()) options.url = receiver_.url();
+    options.external_url = "http://watch:7071/";
+    return *Webhook::Start(options, &alerts_, &counters_);
+  }
+  Transition Post(const SyntheticRun& run, AlertState state, Severity severity = Severity::kWarning) {
+    Transition alert = MakeAlert(run, severity, "drift", 1'700'000'000'123'000'000);
+    alert.state = state;
+    alert.k = k_++;
+    EXPECT_TRUE(alerts_.Post(alert).ok());
+    return alert;
+  }
+  double Count(const char* result) {
+    return counters_.counter("bellwether_notifications_total", {{"channel", "webhook"}, {"result", result}})->value();
+  }
+  void AwaitCount(const char* result, double value) {
+    const absl::Time deadline = absl::Now() + kPatience;
+    while (Count(result) < value && absl::Now() < deadline) std::this_thread::yield();
+    EXPECT_EQ(Count(result), value) << result;
+  }
+
+  const SyntheticRun run_{.name = "llama/7b", .failing = {1, 0}, .stage = 1};
+  Receiver receiver_;
+  MemoryDatabase database_;
+  AlertLog alerts_{&database_};
+  Counters counters_;
+  uint32_t k_ = 0;
+};
+
+TEST_F(WebhookTest, FiringAndResolvedAreAlertmanagersVersionFour) {
+  auto webhook = Start({});
+  Post(run_, AlertState::kFiring);
+  nlohmann::json body = receiver_.Await(1)[0];
+  EXPECT_EQ(body["version"], "4");
+  EXPECT_EQ(body["status"], "firing");
+  EXPECT_EQ(body["receiver"], "webhook");
+  EXPECT_EQ(body["groupKey"], "{}:{run=\"llama/7b\"}");
+  EXPECT_EQ(body["groupLabels"], nlohmann::json({{"run", "llama/7b"}}));
+  EXPECT_EQ(body["truncatedAlerts"], 0);
+  EXPECT_EQ(body["externalURL"], "http://watch:7071/");
+  ASSERT_EQ(body["alerts"].size(), 1u);
+  const nlohmann::json alert = body["alerts"][0];
+  EXPECT_EQ(alert["labels"], nlohmann::json({{"alertname", "BellwetherDriftGrowing"}, {"run", "llama/7b"}, {"rule", "drift"},
+                                             {"severity", "warning"}, {"layer", "1"}, {"head", "0"}}));
+  EXPECT_EQ(body["commonLabels"], alert["labels"]);
+  EXPECT_EQ(alert["status"], "firing");
+  EXPECT_EQ(alert["startsAt"], "2023-11-14T22:13:20.123Z");
+  EXPECT_EQ(alert["endsAt"], "0001-01-01T00:00:00Z");
+  EXPECT_EQ(alert["generatorURL"], "http://watch:7071/#/run/llama%2F7b?step=4000&layer=1&head=0");
+  EXPECT_THAT(alert["annotations"]["evidence"].get<std::string>(), ::testing::HasSubstr("threshold 4"));
+  EXPECT_THAT(alert["annotations"]["eta"].get<std::string>(), ::testing::HasSubstr("1080 steps"));
+
+  Post(run_, AlertState::kResolved);
+  body = receiver_.Await(2)[1];
+  EXPECT_EQ(body["status"], "resolved");
+  EXPECT_EQ(body["alerts"][0]["status"], "resolved");
+  EXPECT_EQ(body["alerts"][0]["fingerprint"], alert["fingerprint"]);
+  AwaitCount("delivered", 2);
+}
+
+TEST_F(WebhookTest, AResolvedAlertDoesNotResolveItsRun) {
+  auto webhook = Start({});
+  SyntheticRun other = run_;
+  other.failing = {3, 3};
+  Post(run_, AlertState::kFiring);
+  receiver_.Await(1);
+  Post(other, AlertState::kFiring);
+  EXPECT_EQ(receiver_.Await(2)[1]["alerts"].size(), 2u);
+  Post(other, AlertState::kResolved);
+  const nlohmann::json body = receiver_.Await(3)[2];
+  EXPECT_EQ(body["status"], "firing");
+  EXPECT_EQ(body["alerts"].size(), 2u);
+  EXPECT_EQ(body["commonLabels"].count("layer"), 0u);  // Differs between the two.
+}
+
+TEST_F(WebhookTest, TriesAgainAndTellsTheNewestStateOnly) {
+  receiver_.Refuse(3);
+  auto webhook = Start({});
+  Post(run_, AlertState::kFiring);
+  receiver_.Await(4);
+  AwaitCount("delivered", 1);
+  EXPECT_EQ(Count("retried"), 3);
+  EXPECT_EQ(Count("failed"), 0);
+}
+
+TEST_F(WebhookTest, GivesUpAfterAttemptsMax) {
+  receiver_.Refuse(100);
+  auto webhook = Start({.attempts_max = 3});
+  Post(run_, AlertState::kFiring);
+  AwaitCount("failed", 1);
+  EXPECT_EQ(Count("retried"), 2);
+  EXPECT_EQ(receiver_.Await(3).size(), 3u);
+}
+
+TEST_F(WebhookTest, AStalledReceiverHoldsNobodyUpAndRunsMaxIsTheLimit) {
+  receiver_.Stall(true);
+  auto webhook = Start({.runs_max = 2});
+  Post(run_, AlertState::kFiring);
+  receiver_.Await(1);  // In the receiver's hands, and stuck there.
+  const auto start = std::chrono::steady_clock::now();
+  for (RunId id = 10; id < 13; ++id) {
+    SyntheticRun run = run_;
+    run.id = id;
+    Post(run, AlertState::kFiring);
+    Post(run, AlertState::kFiring);
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(1));
+  EXPECT_EQ(Count("refused"), 2);  // Both of the third run; two runs wait.
+  receiver_.Stall(false);
+  EXPECT_GE(receiver_.Await(3).size(), 3u);
+}
+
+TEST_F(WebhookTest, SilencedAndTooMildIsNotTold) {
+  auto webhook = Start({.severity_min = Severity::kCritical});
+  Post(run_, AlertState::kFiring, Severity::kWarning);
+  SyntheticRun other = run_;
+  other.id = 2;
+  other.name = "other";
+  Post(other, AlertState::kFiring, Severity::kCritical);
+  EXPECT_EQ(receiver_.Await(1)[0]["groupLabels"]["run"], "other");
+  ASSERT_TRUE(alerts_.Annotate(2, MakeAlert(other, Severity::kCritical, "drift", 0).key,
+                               {.silenced_until_unix_ns = Clock::System()->UnixNanos() + 60'000'000'000})
+                  .ok());
+  Post(other, AlertState::kFiring, Severity::kCritical);
+  webhook->Stop();
+  EXPECT_EQ(receiver_.Await(1).size(), 1u);
+}
+
+TEST_F(WebhookTest, StopDeliversWhatIsDue) {
+  auto webhook = Start({});
+  Post(run_, AlertState::kFiring);
+  webhook->Stop();
+  EXPECT_EQ(receiver_.Await(1).size(), 1u);
+  Post(run_, AlertState::kResolved);  // Nobody listens any more.
+  EXPECT_EQ(receiver_.Await(1).size(), 1u);
+}
+
+TEST(SplitUrlTest, TakesUrlsAndNothingElse) {
+  EXPECT_EQ(SplitUrl("http://a:1/b/c?d")->origin, "http://a:1");
+  EXPECT_EQ(SplitUrl("http://a:1/b/c?d")->path, "/b/c?d");
+  EXPECT_EQ(SplitUrl("https://a")->path, "/");
+  for (const char* bad : {"", "a/b", "ftp://a/b", "http://", "http:///x", "http://a b/", "http://user:secret@a/"}) {
+    EXPECT_EQ(SplitUrl(bad).status().code(), absl::StatusCode::kInvalidArgument) << bad;
+  }
+}
+
+}  // namespace
+}  // namespace bellwether::server

@@ -1,0 +1,145 @@
+// console_test_server: the page and /metrics over synthetic runs.
+//
+// For pictures of the page, for tests of dashboards against a real Prometheus,
+// and for working on the page without a trainer.  Prints one line of JSON,
+// {"port": N}, and serves until its input ends.
+//
+//   --scenario=ill|healthy|empty|many   --port=N   --token=T
+// Every line on the input is one command: "step" lets the ill run go on,
+// "alert" posts a critical alert.
+
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "server/export/prometheus.h"
+#include "server/http/http_server.h"
+#include "server/query/json_api.h"
+#include "server/query/query_engine.h"
+#include "tests/support/memory_database.h"
+#include "tests/support/synthetic_runs.h"
+
+namespace bellwether::server {
+namespace {
+
+class Control final : public RunControl {
+ public:
+  explicit Control(AlertLog* alerts) : alerts_(alerts) {}
+  absl::Status Annotate(RunId, const RunEvent&) override { return absl::OkStatus(); }
+  absl::Status NoteAlert(RunId run, const std::string& key, const Database::AlertNote& note) override {
+    return alerts_->Annotate(run, key, note);
+  }
+  std::unique_ptr<RunImport> StartImport(const std::string&) override { return nullptr; }
+  absl::Status Export(RunId, const std::function<bool(std::string_view)>&) override { return absl::OkStatus(); }
+  Info GetInfo() const override {
+    Info info;
+    info.version = "0.1.0";
+    info.revision = "synthetic";
+    info.backend = "cpu: no device";
+    info.limits = {{"runs_live", 1000}, {"series", 20000}};
+    return info;
+  }
+  absl::Status Ready() const override { return absl::OkStatus(); }
+
+ private:
+  AlertLog* const alerts_;
+};
+
+std::vector<SyntheticRun> Scenario(const std::string& name) {
+  std::vector<SyntheticRun> runs;
+  if (name == "empty") return runs;
+  runs.push_back({.id = 1, .name = "gpt2-small/bf16-fa2"});
+  if (name == "ill" || name == "many") {
+    runs.back().steps = 3700;
+    runs.back().failing = {1, 0};
+    runs.back().stage = 2;
+  }
+  runs.push_back({.id = 2, .name = "gpt2-small/fp32-control", .steps = 3700});
+  runs.push_back({.id = 3, .name = "llama-1b/sweep-lr-3e-4",
+                  .layout = {.layers = 32, .heads = 32, .kv_heads = 8, .head_dim = 64, .seq_len = 4096}, .steps = 12400});
+  runs.push_back({.id = 4, .name = "gpt2-small/warmup-test", .steps = 800, .ended = true});
+  for (RunId id = 5; name == "many" && id <= 1000; ++id) {
+    runs.push_back({.id = id, .name = absl::StrCat("sweep/run-", id),
+                    .layout = {.layers = 4, .heads = 4, .kv_heads = 4}, .steps = static_cast<int64_t>(id) * 10});
+  }
+  return runs;
+}
+
+int Main(const std::vector<std::string>& arguments) {
+  std::string scenario = "ill";
+  HttpOptions options{.port = 0};
+  for (absl::string_view argument : arguments) {
+    if (absl::ConsumePrefix(&argument, "--scenario=")) {
+      scenario = std::string(argument);
+    } else if (absl::ConsumePrefix(&argument, "--token=")) {
+      options.token = std::string(argument);
+    } else if (!absl::ConsumePrefix(&argument, "--port=") || !absl::SimpleAtoi(argument, &options.port)) {
+      std::cerr << "unknown argument\n";
+      return 2;
+    }
+  }
+  Clock* const clock = Clock::System();
+  MemoryDatabase database;
+  AlertLog alerts(&database);
+  RunTable table;
+  Counters counters;
+  SyntheticSeries series;
+  Control control(&alerts);
+  counters.gauge("bellwether_build_info", {{"version", "0.1.0"}, {"revision", "synthetic"}, {"cuda", "none"}})->Set(1);
+  counters.gauge("bellwether_ingest_streams")->Set(24);
+  counters.histogram("bellwether_ack_seconds")->Observe(0.002);
+  counters.counter("bellwether_ingest_frames_total", {{"result", "accepted"}})->Add(123456);
+
+  Exporter exporter({}, &table, &alerts, &counters, clock);
+  std::vector<SyntheticRun> runs = Scenario(scenario);
+  for (const SyntheticRun& run : runs) {
+    series.Add(run);
+    table.Publish(MakeSnapshot(run, clock->UnixNanos()));
+  }
+  const auto post = [&](Severity severity, const std::string& rule, uint32_t k) {
+    Transition alert = MakeAlert(runs[0], severity, rule, clock->UnixNanos());
+    alert.k = k;
+    return alerts.Post(alert).ok();
+  };
+  if (!runs.empty() && runs[0].stage > 0) post(Severity::kWarning, "drift", 0);
+
+  const QueryEngine engine({}, {.runs = &table, .series = &series, .alerts = &alerts, .database = &database,
+                                .control = &control, .clock = clock, .counters = &counters});
+  auto server = HttpServer::Start(
+      options, {.metrics = [&exporter] { return exporter.Render(); },
+                .ready = [&control] { return control.Ready(); },
+                .call = [&engine](const std::string& method, const std::string& body) { return CallJson(engine, method, body); },
+                .transition_json = TransitionToJson,
+                .runs = &table,
+                .alerts = &alerts,
+                .counters = &counters});
+  if (!server.ok()) {
+    std::cerr << server.status() << "\n";
+    return 1;
+  }
+  std::cout << "{\"port\": " << (*server)->port() << "}" << std::endl;
+  std::string command;
+  while (std::getline(std::cin, command)) {
+    if (command == "step" && !runs.empty()) {
+      runs[0].steps += runs[0].every;
+      series.Add(runs[0]);
+      table.Publish(MakeSnapshot(runs[0], clock->UnixNanos()));
+    } else if (command == "alert" && !runs.empty()) {
+      runs[0].stage = 3;
+      table.Publish(MakeSnapshot(runs[0], clock->UnixNanos()));
+      post(Severity::kCritical, "norm", 0);
+    }
+    std::cout << "ok" << std::endl;
+  }
+  (*server)->Stop();
+  return 0;
+}
+
+}  // namespace
+}  // namespace bellwether::server
+
+int main(int argc, char** argv) { return bellwether::server::Main({argv + 1, argv + argc}); }

@@ -1,0 +1,85 @@
+// memory_database.h: a Database that holds alerts in memory and nothing else.
+//
+// For tests of what reads the alert log; runs, ranks and states are refused.
+// Thread-safe.
+
+#ifndef BELLWETHER_TESTS_SUPPORT_MEMORY_DATABASE_H_
+#define BELLWETHER_TESTS_SUPPORT_MEMORY_DATABASE_H_
+
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/synchronization/mutex.h"
+#include "server/store/database.h"
+
+namespace bellwether::server {
+
+class MemoryDatabase : public Database {
+ public:
+  absl::StatusOr<std::vector<RunRecord>> ListRuns() const override { return std::vector<RunRecord>{}; }
+  absl::StatusOr<RunRecord> GetRun(RunId) const override { return Unsupported(); }
+  absl::StatusOr<std::vector<RankRecord>> ListRanks(RunId) const override { return Unsupported(); }
+  absl::StatusOr<std::string> GetState(RunId) const override { return Unsupported(); }
+  absl::StatusOr<std::vector<RunEvent>> ListEvents(RunId run) const override {
+    absl::MutexLock lock(&mutex_);
+    const auto found = events_.find(run);
+    return found == events_.end() ? std::vector<RunEvent>{} : found->second;
+  }
+  std::unique_ptr<RunBatch> NewBatch() override { return nullptr; }
+  absl::Status Commit(std::unique_ptr<RunBatch>) override { return Unsupported(); }
+
+  absl::StatusOr<bool> PutTransition(Transition* transition) override {
+    absl::MutexLock lock(&mutex_);
+    if (!seen_.insert({transition->run, transition->key, transition->k}).second) return false;
+    transition->id = transitions_.size() + 1;
+    transitions_.push_back(*transition);
+    return true;
+  }
+  absl::StatusOr<std::vector<Transition>> ListTransitions(uint64_t after, size_t limit, RunId run) const override {
+    absl::MutexLock lock(&mutex_);
+    std::vector<Transition> found;
+    for (const Transition& transition : transitions_) {
+      if (transition.id > after && (run == 0 || transition.run == run) && found.size() < limit) found.push_back(transition);
+    }
+    return found;
+  }
+  uint64_t last_transition_id() const override {
+    absl::MutexLock lock(&mutex_);
+    return transitions_.size();
+  }
+  absl::Status PutAlertNote(RunId run, const std::string& key, const AlertNote& note) override {
+    absl::MutexLock lock(&mutex_);
+    notes_[{run, key}] = note;
+    return absl::OkStatus();
+  }
+  absl::StatusOr<AlertNote> GetAlertNote(RunId run, const std::string& key) const override {
+    absl::MutexLock lock(&mutex_);
+    const auto found = notes_.find({run, key});
+    return found == notes_.end() ? AlertNote{} : found->second;
+  }
+  absl::Status Flush() override { return absl::OkStatus(); }
+  int64_t bytes() const override { return 0; }
+
+  void AddEvent(RunId run, const RunEvent& event) {
+    absl::MutexLock lock(&mutex_);
+    events_[run].push_back(event);
+  }
+
+ private:
+  static absl::Status Unsupported() { return absl::UnimplementedError("not in a MemoryDatabase"); }
+
+  mutable absl::Mutex mutex_;
+  std::vector<Transition> transitions_ ABSL_GUARDED_BY(mutex_);
+  std::set<std::tuple<RunId, std::string, uint32_t>> seen_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::pair<RunId, std::string>, AlertNote> notes_ ABSL_GUARDED_BY(mutex_);
+  std::map<RunId, std::vector<RunEvent>> events_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_TESTS_SUPPORT_MEMORY_DATABASE_H_
