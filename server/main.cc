@@ -110,7 +110,7 @@ int Serve(ServerOptions options, const Flags& flags) {
     LogError("{}", std::string(server.status().message()));
     return kFailed;
   }
-  LogInfo("bellwetherd {} ({}), gRPC {}: ready, gRPC on {}, page {}", kVersion, kRevision, grpc::Version(),
+  LogInfo("bellwetherd {} ({}): ready, gRPC on {}, page {}", kVersion, kRevision,
           (*server)->grpc_address(), (*server)->page_url().empty() ? "off" : (*server)->page_url());
   if (!flags.ready_file.empty() && !WriteReadyFile(flags.ready_file, **server, options.web_token)) {
     LogError("--ready.file={}: cannot be written", flags.ready_file);

@@ -356,7 +356,7 @@ void Pipeline::OnDurable(Lsn durable) {
   }
 }
 
-void Pipeline::AwaitApplied(RunId run) { shards_[static_cast<size_t>(run) % shards_.size()]->Barrier([] {}); }
+void Pipeline::AwaitApplied(RunId run) { shards_[static_cast<size_t>(run) % shards_.size()]->CommitAll(); }
 
 absl::Status Pipeline::Annotate(RunId run, const RunEvent& event) {
   const RunSnapshotPtr snapshot = table_.Get(run);
@@ -365,7 +365,7 @@ absl::Status Pipeline::Annotate(RunId run, const RunEvent& event) {
   record.kind = WalKind::kMessage;
   record.run = run;
   record.attempt = event.attempt;
-  v1::ClientMessage message = ToProto(event);
+  v1::ClientMessage message = ToMessage(event);
   message.set_seq(1);  // Decode wants one; without an epoch it is no client's.
   record.payload = message.SerializeAsString();
   Shard& shard = *shards_[static_cast<size_t>(run) % shards_.size()];

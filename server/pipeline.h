@@ -79,7 +79,7 @@ class Pipeline final : public IngestSink, public RunControl {
   absl::Status Ready() const override;
 
   const DecodeLimits& limits() const { return options_.limits; }
-  // Waits until everything taken from `run` so far is applied.
+  // Waits until everything taken from `run` so far is applied and shown.
   void AwaitApplied(RunId run);
 
  private:

@@ -7,9 +7,16 @@
 #include "absl/synchronization/mutex.h"
 #include "server/ingest/decode.h"
 #include "server/pipeline.h"
+#include "server/query/convert.h"
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {
+
+v1::ClientMessage ToMessage(const RunEvent& event) {
+  v1::ClientMessage message;
+  *message.mutable_event() = ToProto(event);
+  return message;
+}
 
 // Plays the stream's part for one recorded rank.
 struct RecordingImport::Rank final : public SessionOwner {
@@ -183,12 +190,12 @@ absl::Status ExportRecording(const RunRecord& run, const std::vector<RunEvent>& 
   size_t next_event = 0;
   const auto visit = [&](const StepSample& sample) -> absl::Status {
     for (; next_event < events.size() && is_before(events[next_event], sample); ++next_event) {
-      BW_RETURN_IF_ERROR(write(ToProto(events[next_event]), true));
+      BW_RETURN_IF_ERROR(write(ToMessage(events[next_event]), true));
     }
     return write(ToFrame(sample), true);
   };
   BW_RETURN_IF_ERROR(series.ReadAll(run.id, run.description.layout, visit));
-  for (; next_event < events.size(); ++next_event) BW_RETURN_IF_ERROR(write(ToProto(events[next_event]), true));
+  for (; next_event < events.size(); ++next_event) BW_RETURN_IF_ERROR(write(ToMessage(events[next_event]), true));
   v1::ClientMessage bye;
   bye.mutable_bye()->set_reason(run.ended ? v1::BYE_REASON_FINISHED : v1::BYE_REASON_UNSPECIFIED);
   BW_RETURN_IF_ERROR(write(std::move(bye), false));

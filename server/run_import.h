@@ -45,6 +45,9 @@ class RecordingImport final : public RunImport {
   std::map<uint32_t, std::unique_ptr<Rank>> ranks_;
 };
 
+// As a client would say it; its seq is left to the caller.
+v1::ClientMessage ToMessage(const RunEvent& event);
+
 // A stable uuid for a name: the same on every machine.
 RunUuid UuidOfName(std::string_view name);
 

@@ -277,46 +277,6 @@ absl::StatusOr<IngestMessage> DecodeRecord(const WalRecord& record, const Layout
   return Decode(message, record.kind == WalKind::kHello ? nullptr : layout, limits);
 }
 
-v1::RunDescription ToProto(const RunDescription& run) {
-  v1::RunDescription proto;
-  proto.set_name(run.name);
-  proto.set_uuid(run.uuid.data(), run.uuid.size());
-  proto.set_attempt(run.attempt);
-  proto.set_world(run.world);
-  proto.set_reporters(run.reporters);
-  proto.mutable_layout()->set_layers(static_cast<uint32_t>(run.layout.layers));
-  proto.mutable_layout()->set_heads(static_cast<uint32_t>(run.layout.heads));
-  proto.mutable_layout()->set_kv_heads(static_cast<uint32_t>(run.layout.kv_heads));
-  proto.mutable_layout()->set_head_dim(static_cast<uint32_t>(run.layout.head_dim));
-  proto.mutable_layout()->set_seq_len(static_cast<uint32_t>(run.layout.seq_len));
-  v1::Attention* attention = proto.mutable_attention();
-  attention->set_kernel(run.attention.kernel);
-  attention->set_score_dtype(run.attention.score_dtype);
-  attention->set_centred(run.attention.centred);
-  attention->set_qk_norm(run.attention.qk_norm);
-  attention->set_causal(run.attention.causal);
-  attention->set_softcap(run.attention.softcap);
-  attention->set_window(static_cast<uint32_t>(run.attention.window));
-  proto.set_framework(run.framework);
-  proto.set_model(run.model);
-  proto.set_weight_decay(run.weight_decay);
-  proto.set_step_origin(run.step_from_attach ? v1::STEP_ORIGIN_ATTACH : v1::STEP_ORIGIN_TRAINER);
-  for (const auto& [key, value] : run.labels) (*proto.mutable_labels())[key] = value;
-  return proto;
-}
-
-v1::ClientMessage ToProto(const RunEvent& event) {
-  v1::ClientMessage message;
-  v1::Event* proto = message.mutable_event();
-  proto->set_attempt(event.attempt);
-  proto->set_step(event.step);
-  proto->set_kind(static_cast<v1::EventKind>(event.kind));
-  proto->set_value(event.value);
-  proto->set_text(event.text);
-  proto->set_time_unix_ns(event.time_unix_ns);
-  return message;
-}
-
 v1::ClientMessage ToFrame(const StepSample& sample) {
   v1::ClientMessage message;
   v1::Frame* frame = message.mutable_frame();

@@ -46,8 +46,6 @@ std::string EncodeSilence(const SilenceMessage& message);
 absl::StatusOr<IngestMessage> DecodeRecord(const WalRecord& record, const Layout* layout, const DecodeLimits& limits);
 
 // Back onto the wire, for exports.
-v1::RunDescription ToProto(const RunDescription& run);
-v1::ClientMessage ToProto(const RunEvent& event);
 v1::ClientMessage ToFrame(const StepSample& sample);
 
 }  // namespace bellwether::server
