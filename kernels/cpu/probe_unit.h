@@ -62,7 +62,11 @@ template <typename Element>
 class ProbeUnit {
  public:
   ProbeUnit(const ProbePlan& plan, double* scratch)
-      : plan_(plan), p_(plan.p), simd_(SelectSimdKernels()), score_stride_(plan.panels * kPanel) {
+      : plan_(plan),
+        p_(plan.p),
+        simd_(SelectSimdKernels()),
+        widen_(simd_.widen[static_cast<int>(plan.p.dtype)]),
+        score_stride_(plan.panels * kPanel) {
     const int64_t widest = std::max(p_.head_dim, plan.v_dim);
     keys_ = scratch;
     values_ = keys_ + score_stride_ * p_.head_dim;
@@ -105,8 +109,7 @@ class ProbeUnit {
       const int64_t count = std::min(kPanel, p_.k_len - panel * kPanel);
       for (int64_t lane = 0; lane < count; ++lane) {
         const Element* row = RowOf<Element>(from, batch_, kv_head_, panel * kPanel + lane);
-        double* out = unpacked_ + lane * dim;
-        for (int64_t c = 0; c < dim; ++c) out[c] = static_cast<double>(ToFloat(row[c]));
+        widen_(row, dim, unpacked_ + lane * dim);
       }
       std::fill(unpacked_ + count * dim, unpacked_ + kPanel * dim, 0.0);
       simd_.transpose(unpacked_, dim, panels + panel * kPanel * dim);
@@ -119,16 +122,9 @@ class ProbeUnit {
     std::fill(mean_, mean_ + dim, 0.0);
     double norms = 0;
     PackPanels(p_.k, dim, keys_, [&](int64_t panel, int64_t count) {
-      for (int64_t lane = 0; lane < count; ++lane) {
-        for (int64_t c = 0; c < dim; ++c) mean_[c] += unpacked_[lane * dim + c];
-      }
-      double squares[kPanel] = {};
-      const double* keys = keys_ + panel * kPanel * dim;
-      for (int64_t c = 0; c < dim; ++c) {
-        for (int64_t lane = 0; lane < kPanel; ++lane) {
-          squares[lane] += keys[c * kPanel + lane] * keys[c * kPanel + lane];
-        }
-      }
+      for (int64_t lane = 0; lane < count; ++lane) simd_.add(unpacked_ + lane * dim, dim, mean_);
+      double squares[kPanel];
+      simd_.square_lanes(keys_ + panel * kPanel * dim, dim, squares);
       for (double square : squares) norms += std::sqrt(square);
     });
     keys_finite_ = std::isfinite(norms);
@@ -172,14 +168,14 @@ class ProbeUnit {
         end = std::max(end, rows[r].keys.end);
       }
       const Element* q = RowOf<Element>(p_.q, batch_, query_head, row);
+      widen_(q, p_.head_dim, unpacked_);
       for (int64_t c = 0; c < p_.head_dim; ++c) {
-        queries_[c * tile + r] = static_cast<double>(ToFloat(q[c])) * static_cast<double>(p_.scale);
+        queries_[c * tile + r] = unpacked_[c] * static_cast<double>(p_.scale);
       }
       if (!plan_.with_delta) continue;
       const Element* d_o = RowOf<Element>(p_.d_o, batch_, query_head, row);
-      for (int64_t c = 0; c < plan_.v_dim; ++c) {
-        gradients_[c * tile + r] = static_cast<double>(ToFloat(d_o[c]));
-      }
+      widen_(d_o, plan_.v_dim, unpacked_);
+      for (int64_t c = 0; c < plan_.v_dim; ++c) gradients_[c * tile + r] = unpacked_[c];
     }
     if (begin >= end) return;  // No row of the tile may see a key.
     Multiply(begin, end);
@@ -216,15 +212,11 @@ class ProbeUnit {
       return;
     }
     const int64_t tile = simd_.tile_rows;
-    double mean = 0, squares = 0;
-    for (int64_t c = 0; c < p_.head_dim; ++c) mean += queries_[c * tile + r] * mean_[c];
-    if (plan_.by_covariance) {
-      for (int64_t c = 0; c < p_.head_dim; ++c) {
-        squares += queries_[c * tile + r] * turned_[r * plan_.padded_dim + c];
-      }
-    } else {
-      squares = simd_.spread(scores_ + r * score_stride_, p_.k_len, mean);
-    }
+    const double mean = simd_.dot(queries_ + r, tile, mean_, p_.head_dim);
+    const double squares =
+        plan_.by_covariance
+            ? simd_.dot(queries_ + r, tile, turned_ + r * plan_.padded_dim, p_.head_dim)
+            : simd_.spread(scores_ + r * score_stride_, p_.k_len, mean);
     stats.common_mode = std::fabs(mean);
     stats.spread = std::sqrt(std::max(squares, 0.0) / static_cast<double>(p_.k_len));
   }
@@ -265,25 +257,22 @@ class ProbeUnit {
     std::fill(values + (keys.end - first * kPanel), values + (last - first) * kPanel, with);
   }
 
-  double DeltaLp(int64_t r, const TileRow& row) const {
-    const Element* o =
-        RowOf<Element>(p_.o, batch_, kv_head_ * plan_.group + row.head, row.row);
-    double sum = 0;
-    for (int64_t c = 0; c < plan_.v_dim; ++c) {
-      sum += gradients_[c * simd_.tile_rows + r] * static_cast<double>(ToFloat(o[c]));
-    }
-    return sum;
+  double DeltaLp(int64_t r, const TileRow& row) {
+    const int64_t head = kv_head_ * plan_.group + row.head;
+    widen_(RowOf<Element>(p_.o, batch_, head, row.row), plan_.v_dim, unpacked_);
+    return simd_.dot(gradients_ + r, simd_.tile_rows, unpacked_, plan_.v_dim);
   }
 
   const ProbePlan& plan_;
   const ProbeParams& p_;
   const SimdKernels& simd_;
+  void (*const widen_)(const void*, int64_t, double*);
   const int64_t score_stride_;
   int64_t batch_ = 0, kv_head_ = 0;
   bool keys_finite_ = true;
   double *keys_, *values_;           // [panel][channel][8]
   double *scores_, *dp_;             // [tile row][k_len padded]
-  double* unpacked_;                 // [8][channel]
+  double* unpacked_;                 // [8][channel]; one row while a tile runs
   double *queries_, *gradients_;     // [channel][tile row]; queries hold scale q
   double* mean_;                     // [head_dim] kbar
   double *covariance_, *chunk_, *turned_;  // turned_ [tile row][padded_dim] = k_len Cov q

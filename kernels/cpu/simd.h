@@ -41,6 +41,14 @@ struct SimdKernels {
   void (*accumulate_tile)(const double* a, int64_t a_stride, const double* b, int64_t b_stride,
                           int64_t depth, double* out, int64_t out_stride);
 
+  // out[c] = element c of a row, c < n; index: DType.
+  void (*widen[3])(const void* row, int64_t n, double* out);
+  // sum[c] += x[c], c < n.
+  void (*add)(const double* x, int64_t n, double* sum);
+  // squares[lane] = sum_c panel[c * 8 + lane]^2, c < dim.
+  void (*square_lanes)(const double* panel, int64_t dim, double* squares);
+  // sum_c a[c * stride] * b[c], c < n.
+  double (*dot)(const double* a, int64_t stride, const double* b, int64_t n);
   // A panel from 8 rows: out[c * 8 + lane] = rows[lane * dim + c], c < dim.
   void (*transpose)(const double* rows, int64_t dim, double* out);
 
