@@ -133,6 +133,26 @@ bool HeadRules::Due(Test test, size_t head, int32_t hold) const {
          0;
 }
 
+Eta HeadRules::JoinedEta(size_t head, const Trend& ratio_trend) {
+  const DriftOptions& drift = options_.drift;
+  const Eta by_ratio =
+      EtaTo(ratio_trend, drift.ratio_critical, drift.eta_steps_max);
+  if (!by_ratio.known || !series_[kCommonMode].present()) return by_ratio;
+  const BatchSeries& series = series_[kCommonMode];
+  const int32_t rows =
+      std::min(options_.trend.window_batches_short, series.rows());
+  series.Window(head, rows, false, &values_, &steps_);
+  const Trend trend = FitTrend(
+      values_, steps_, options_.trend.window_batches_min, 0, &trend_scratch_);
+  const Eta by_mode =
+      EtaTo(trend, drift.common_mode_critical, drift.eta_steps_max);
+  if (!by_mode.known) return by_ratio;
+  return {.known = true,
+          .steps = (by_ratio.steps + by_mode.steps) / 2,
+          .lower_steps = std::min(by_ratio.lower_steps, by_mode.lower_steps),
+          .upper_steps = std::max(by_ratio.upper_steps, by_mode.upper_steps)};
+}
+
 void HeadRules::StoreEta(size_t head, const Eta& eta) {
   // Unknown: no steps.
   eta_steps_[head] = eta.known ? static_cast<float>(eta.steps) : -1.0f;
@@ -178,6 +198,7 @@ void HeadRules::Tick(const AttentionTraits& traits, bool excused) {
   logits_.clear();
   for (size_t head = 0; head < heads_; ++head) JudgeHead(head, traits);
   JoinLogits();
+  NameSuspects();
   JudgeRunLogits();
 }
 
@@ -203,8 +224,7 @@ HeadRules::Reading HeadRules::Read(size_t head) {
         ratio_speaks && r.ratio > drift.grown_factor * r.ratio_peer &&
         Growing(kRatio, head, options_.trend.doubling_steps_max, &trend);
     held_[kGrowth].Update(head, growing, drift.hold_batches, last_step_);
-    if (growing)
-      StoreEta(head, EtaTo(trend, drift.ratio_critical, drift.eta_steps_max));
+    if (growing) StoreEta(head, JoinedEta(head, trend));
   }
   r.growth = held_[kGrowth].active[head] != 0;
   const bool high = ratio_speaks &&
@@ -337,6 +357,50 @@ void HeadRules::JoinLogits() {
   }
   std::erase_if(logits_,
                 [&](const Finding& finding) { return joins(finding); });
+}
+
+void HeadRules::NameSuspects() {
+  const Finding* worst = nullptr;
+  for (const Finding& finding : rounding_) {
+    const bool worse =
+        worst == nullptr || finding.severity > worst->severity ||
+        (finding.severity == worst->severity && finding.score > worst->score);
+    if (finding.rule == Rule::kDrift && worse) worst = &finding;
+  }
+  if (worst == nullptr || !series_[kCommonMode].present()) return;
+  const int32_t layer = worst->where.layer;
+  std::vector<size_t> others;
+  for (int32_t head = 0; head < layout_.heads; ++head) {
+    const Head where{layer, head};
+    const bool named =
+        std::any_of(rounding_.begin(), rounding_.end(),
+                    [&](const Finding& f) { return f.where == where; });
+    const size_t at =
+        static_cast<size_t>(layer) * static_cast<size_t>(layout_.heads) +
+        static_cast<size_t>(head);
+    if (!named && std::isfinite(series_[kCommonMode].newest(at)))
+      others.push_back(at);
+  }
+  const auto named_here = static_cast<size_t>(
+      std::count_if(rounding_.begin(), rounding_.end(),
+                    [&](const Finding& f) { return f.where.layer == layer; }));
+  const auto wanted = static_cast<size_t>(options_.alert.suspects_min);
+  if (named_here >= wanted) return;
+  std::stable_sort(others.begin(), others.end(), [&](size_t a, size_t b) {
+    return series_[kCommonMode].newest(a) > series_[kCommonMode].newest(b);
+  });
+  others.resize(std::min(others.size(), wanted - named_here));
+  for (const size_t head : others) {
+    Finding finding;
+    finding.rule = Rule::kDrift;
+    finding.severity = Severity::kInfo;
+    finding.where = At(head);
+    finding.first_step = last_step_;
+    finding.Add(FactOf(kCommonMode, kCommonGrowth, head,
+                       options_.drift.common_mode_large, "next in line"));
+    finding.facts[0].first_step = last_step_;
+    rounding_.push_back(std::move(finding));
+  }
 }
 
 void HeadRules::JudgeRunLogits() {

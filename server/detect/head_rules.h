@@ -98,11 +98,19 @@ class HeadRules {
   void JudgeHead(size_t head, const AttentionTraits& traits);
   // Large scores in a layer with a drifting head are the drift's last stage.
   void JoinLogits();
+  // Heads of a drifting head's layer see the same input and follow it; the
+  // ones with the largest common mode have the least mantissa left.
+  void NameSuspects();
   // All heads at once: the median head's scores are large, its entropy gone.
   void JudgeRunLogits();
   bool Growing(Track track, size_t head, double doubling_max, Trend* trend);
   // A test that has long been sure is fitted anew only now and then.
   bool Due(Test test, size_t head, int32_t hold) const;
+  // When the ratio passes its critical level on its trend, and when the common
+  // mode does on its own: the ratio comes early, since the spread grows with
+  // the common mode at last, and the mode late, since it accelerates.  The
+  // mean of both, and an interval that holds both intervals.
+  Eta JoinedEta(size_t head, const Trend& ratio_trend);
   void StoreEta(size_t head, const Eta& eta);
   Eta EtaNow(size_t head) const;
   bool Rising(Track track, size_t head);

@@ -66,6 +66,7 @@ struct DriftOptions {
   // eta_steps_max.
   double ratio_critical = 128;
   double eta_steps_max = 100000;
+  double common_mode_critical = 1000;  // Logits; sigma explodes about there.
   // Consecutive batches that the growth test must hold.
   int32_t hold_batches = 3;
 };
@@ -139,7 +140,10 @@ struct AlertOptions {
   int64_t resolve_steps = 1000;  // Without evidence before an alert resolves.
   int64_t cooldown_steps = 500;  // After which the same cause may open again.
   int32_t heads_max = 32;        // Named per alert.
-  int32_t evidence_max = 32;     // Pieces per transition.
+  // A drift names at least so many heads of its layer: those that a rule has
+  // found, then the next in line.
+  int32_t suspects_min = 3;
+  int32_t evidence_max = 32;          // Pieces per transition.
   double hook_overhead_max = 0.02;    // Share of the step's time.
   int32_t hook_overhead_steps = 200;  // For so long.
 };
