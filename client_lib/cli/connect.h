@@ -56,7 +56,7 @@ std::unique_ptr<Connection> Connect(const ConnectOptions& options, ExitCode* cod
 ExitCode Report(const Connection& connection, const grpc::Status& status);
 
 // While it lives, Ctrl-C and SIGTERM cancel a call instead of killing the
-// process.  Make it before the first Connect(): threads inherit the mask.
+// process, and a pipe that nobody reads is a failed write.  Make it before the first Connect(): threads inherit the mask.
 class Interrupt {
  public:
   Interrupt();
@@ -72,6 +72,7 @@ class Interrupt {
  private:
   sigset_t signals_;
   sigset_t before_;
+  struct sigaction pipe_before_;
   std::atomic<bool> happened_ = false;
   std::atomic<bool> stop_ = false;
   std::thread thread_;

@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -240,12 +241,13 @@ TEST_F(QueryEngineTest, CompareFindsTheHeadAndTheStep) {
   request.set_run("bf16");
   request.set_baseline("fp32");
   request.set_signal("drift_ratio");
-  const auto response = engine_.CompareRuns(request, context());
+  const QueryEngine engine({.compare_log2_min = 0.49}, stack_.stores());
+  const auto response = engine.CompareRuns(request, context());
   ASSERT_TRUE(response.ok()) << response.status();
   ASSERT_EQ(response->heads_size(), 1);  // The others are equal.
   EXPECT_EQ(response->heads(0).layer(), 1u);
   EXPECT_EQ(response->heads(0).head(), 2u);
-  // log2 = (step - 200) / 50 >= 0.5 from step 225 on, exactly.
+  // log2 = (step - 200) / 50 >= 0.49 from step 224.5 on.
   EXPECT_EQ(response->heads(0).first_step(), 225);
   EXPECT_NEAR(response->heads(0).ratio(), 199.0 / 50, 1e-4);
 
@@ -290,6 +292,28 @@ TEST_F(QueryEngineTest, AlertsAreFilteredAndComeWithTheirEvidence) {
   EXPECT_EQ(alert->window(1).id().signal(), "loss");
   get.set_key("no/such");
   EXPECT_EQ(engine_.GetAlert(get, context()).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(QueryEngineTest, AnAlertsHistoryAndWindowAreBounded) {
+  const RunId run = stack_.AddRun({.name = "r", .steps = 5});
+  const QueryEngine engine({.history_max = 3, .alert_series_max = 2}, stack_.stores());
+  v1::GetAlertRequest get;
+  get.set_run("r");
+  get.set_key("k");
+  for (uint32_t k = 0; k < 4; ++k) {
+    Transition transition = stack_.MakeTransition(run, "k", k, AlertState::kFiring, Severity::kWarning);
+    transition.evidence.resize(1);
+    for (int32_t head = 0; head < static_cast<int32_t>(k); ++head) {
+      transition.evidence.push_back({.signal = "rows", .where = {.layer = 0, .head = head}});
+    }
+    stack_.Post(transition);
+    const auto alert = engine.GetAlert(get, context());
+    ASSERT_TRUE(alert.ok()) << alert.status();
+    // The newest stay.
+    ASSERT_EQ(alert->alert().history_size(), std::min(static_cast<int>(k) + 1, 3));
+    EXPECT_EQ(alert->alert().history(alert->alert().history_size() - 1).k(), k);
+    EXPECT_EQ(alert->window_size(), std::min(static_cast<int>(k) + 1, 2));
+  }
 }
 
 TEST_F(QueryEngineTest, PeopleTakeNoteAndNothingIsForgotten) {
