@@ -185,7 +185,7 @@ def main() -> int:
         # is far above the 0.5 % that is right for real models.
         monitor = bellwether.attach(
             model, server=args.server, run=args.run, every=args.every, record=args.record,
-            rows=0, overhead_budget=0.5,
+            rows=0, sequences=0, overhead_budget=0.5,
         )  # fmt: skip
         if args.center:
             monitor.event("centring_on")

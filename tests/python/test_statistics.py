@@ -217,11 +217,15 @@ def test_spectral_signals_equal_an_svd(fused: bool, tmp_path: Path) -> None:
 def test_sampled_rows_are_as_many_as_asked(tmp_path: Path) -> None:
     model = Model(Shape())
     path = tmp_path / "run.bwrun"
-    with bellwether.attach(model, record=str(path), every=1, rows=16, run="rows") as monitor:
-        model(batch(model.shape, 0, tokens=64)).sum().backward()
+    with bellwether.attach(
+        model, record=str(path), every=1, rows=16, sequences=3, run="rows"
+    ) as monitor:
+        model(batch(model.shape, 0, size=5, tokens=64)).sum().backward()
         monitor.step()
         assert monitor.flush(20)
-    rows = Recording(path).steps()[0]["rows"]
+    step = Recording(path).steps()[0]
+    rows = step["rows"]
+    assert (step["sequences"] == 3).all()
     assert (rows == 3 * 16).all(), rows  # Of each of three sequences.
 
 

@@ -296,6 +296,8 @@ class Layer:
             sums = self.sums
             if monitor.samples_call(sums.probed if sums else 0) and call.statistics and sums:
                 o, q, k, v = ctx.saved_tensors
+                if monitor.settings.sequences:
+                    o, q, k, v, d_o = (t[: monitor.settings.sequences] for t in (o, q, k, v, d_o))
                 gradient: Optional[Tensor] = None
                 if call.delta and monitor.measures("delta"):
                     gradient = d_o if d_o.dtype == o.dtype else d_o.to(o.dtype)

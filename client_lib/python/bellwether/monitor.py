@@ -34,7 +34,8 @@ Number = Union[float, int, torch.Tensor, None]
 
 ERRORS_MAX = 8  # Then the monitor turns itself off.
 BACKWARDS_MAX = 64  # Backward passes without a step, then one warning.
-INCREMENT_BYTES_MAX = 16 << 20  # Copies of W_Q and W_K kept for their change.
+# Copies of W_Q and W_K kept for the rank of their change: all layers of a toy, one of a real model.
+INCREMENT_BYTES_MAX = 1 << 20
 
 _monitors: weakref.WeakValueDictionary[int, Monitor] = weakref.WeakValueDictionary()
 
@@ -626,6 +627,7 @@ def attach(
     stats: Union[str, Iterable[str], None] = None,
     ranks: Optional[str] = None,
     rows: Optional[int] = None,
+    sequences: Optional[int] = None,
     microbatches: Optional[str] = None,
     overhead_budget: Optional[float] = None,
     record: Optional[str] = None,
@@ -641,7 +643,8 @@ def attach(
     layers    regular expression on module names; default: all attention modules
     stats     any of drift, leak, ties, delta, sigma; default: all
     ranks     "dp0" (one data-parallel replica reports) or "all"
-    rows      sampled query rows per head and call (64); 0 = all of them
+    rows      sampled query rows per head and sequence (64); 0 = all of them
+    sequences sampled sequences of a batch (4); 0 = all of them
     microbatches  "first" or "all" micro-batches of a sampled step
     overhead_budget  share of the step time (0.005); above it samples become rarer
     record    write a .bwrun file, instead of a server or beside one
@@ -654,7 +657,7 @@ def attach(
     """
     arguments = {
         "server": server, "run": run, "every": every, "layers": layers, "stats": stats,
-        "ranks": ranks, "rows": rows, "microbatches": microbatches,
+        "ranks": ranks, "rows": rows, "sequences": sequences, "microbatches": microbatches,
         "overhead_budget": overhead_budget, "record": record,
     }  # fmt: skip
     complaints: list[str] = []

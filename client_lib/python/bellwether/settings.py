@@ -49,7 +49,8 @@ class Settings:
     record: Optional[str] = None  # Write a .bwrun here, instead of or beside a server.
     mode: str = "online"  # "offline" = record only
     every: int = 20  # A sample of the heads every so many steps.
-    rows: int = 64  # Sampled query rows per head and call; 0 = all.
+    rows: int = 64  # Sampled query rows per head and sequence; 0 = all.
+    sequences: int = 4  # Sampled sequences of a batch, the first ones; 0 = all.
     microbatches: str = "first"  # or "all": which micro-batches of a sampled step
     layers: Optional[str] = None  # Regular expression on module names; None = all.
     stats: frozenset[str] = frozenset(STATS)
@@ -73,6 +74,7 @@ _ENVIRONMENT = {
     "mode": "BELLWETHER_MODE",
     "every": "BELLWETHER_EVERY",
     "rows": "BELLWETHER_ROWS",
+    "sequences": "BELLWETHER_SEQUENCES",
     "microbatches": "BELLWETHER_MICROBATCHES",
     "layers": "BELLWETHER_LAYERS",
     "stats": "BELLWETHER_STATS",
@@ -140,6 +142,7 @@ _CONVERT: dict[str, Callable[[Any], Any]] = {
     "attempt": _at_least(0),
     "every": _at_least(1),
     "rows": _at_least(0),
+    "sequences": _at_least(0),
     "mode": _one_of("online", "offline"),
     "microbatches": _one_of("first", "all"),
     "ranks": _one_of("dp0", "all"),
