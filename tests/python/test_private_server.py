@@ -54,7 +54,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
     monkeypatch.setattr(_native, "find", find)
     yield folder
-    ready = private_server.state_folder() / "private" / "ready.json"
+    ready = private_server.state_folder() / private_server.READY_FILE
     if ready.exists():
         os.kill(json.loads(ready.read_text())["pid"], signal.SIGTERM)
 
@@ -77,7 +77,7 @@ def test_started_once_by_many(fake: Path) -> None:
     (flags,) = starts(fake)
     assert flags["web.listen-address"] == "127.0.0.1:0" and flags["lifetime.idle-exit"] == "300s"
     assert found[0].page_url("r") == "http://127.0.0.1:9/?token=t#/run/r"
-    folder = private_server.state_folder() / "private"
+    folder = private_server.state_folder()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 

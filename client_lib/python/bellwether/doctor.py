@@ -91,7 +91,7 @@ def server_findings(server: Optional[str]) -> list[Finding]:
                 "file in the working folder (set BELLWETHER_SERVER, or install bellwetherd)",
             )
         ]
-    where = private_server.state_folder() / "private"
+    where = private_server.state_folder()
     return [Finding(True, f"no server configured: a private one is used, its data in {where}")]
 
 

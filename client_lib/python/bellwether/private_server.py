@@ -20,6 +20,7 @@ from typing import Any, Optional
 
 from . import _native
 
+READY_FILE = "server.json"  # The `bellwether` command finds the server by it.
 READY_SECONDS = 10.0
 IDLE_EXIT = "300s"
 _SOCKET_PATH_MAX = 100  # Bytes; the kernel's limit is 108.
@@ -92,10 +93,10 @@ def join_or_start() -> PrivateServer:
     binary = _native.find(_native.SERVER)
     if binary is None:
         raise ServerError("bellwetherd was not found beside the package nor in $PATH")
-    folder = state_folder() / "private"
+    folder = state_folder()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open(folder / "lock", "w", encoding="utf-8") as lock:
+        with open(folder / "server.lock", "w", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # Two jobs that start at once get one server.
             return _join_or_start_locked(binary, folder)
     except OSError as e:
@@ -103,7 +104,7 @@ def join_or_start() -> PrivateServer:
 
 
 def _join_or_start_locked(binary: Path, folder: Path) -> PrivateServer:
-    ready = folder / "ready.json"
+    ready = folder / READY_FILE
     server = _read_ready(ready)
     if server is not None:
         return server
