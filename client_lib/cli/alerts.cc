@@ -13,7 +13,9 @@ namespace {
 
 int Colour(const v1::Transition& transition) {
   if (transition.state() != v1::ALERT_STATE_FIRING) return -1;
-  return transition.severity() == v1::SEVERITY_CRITICAL ? 196 : transition.severity() == v1::SEVERITY_WARNING ? 214 : -1;
+  return transition.severity() == v1::SEVERITY_CRITICAL  ? 196
+         : transition.severity() == v1::SEVERITY_WARNING ? 214
+                                                         : -1;
 }
 
 std::string Notes(const v1::Alert& alert) {
@@ -167,9 +169,9 @@ ExitCode Watch(Cli* cli, const WatchOptions& options) {
       Table table = header;
       table.rows.push_back({std::to_string(transition.id()), Time(transition.time_unix_ns()), transition.run(),
                             Cell(StateName(transition.state()), Colour(transition)),
-                            Cell(SeverityName(transition.severity()), Colour(transition)),
-                            Integer(transition.step()), HeadText(transition.layer(), transition.head()),
-                            EtaText(transition.eta()), transition.summary()});
+                            Cell(SeverityName(transition.severity()), Colour(transition)), Integer(transition.step()),
+                            HeadText(transition.layer(), transition.head()), EtaText(transition.eta()),
+                            transition.summary()});
       if (!PrintItem(cli->output, table, transition, first)) context->TryCancel();
       first = false;
     }
@@ -233,9 +235,9 @@ void AddAlerts(Cli* cli) {
   CLI::App* const noun = AddNoun(cli, "alert", "Alerts: what was concluded, on what evidence, and who looks after it");
   CLI::App* command = nullptr;
 
-  auto* const list = AddCommand<ListOptions>(cli, noun, "list", "Lists alerts, firing ones first",
-                                             "bellwether alert list --firing --severity critical --exit-code", &List,
-                                             &command);
+  auto* const list =
+      AddCommand<ListOptions>(cli, noun, "list", "Lists alerts, firing ones first",
+                              "bellwether alert list --firing --severity critical --exit-code", &List, &command);
   command->add_option("--run", list->run, "only this run's");
   command->add_flag("--firing", list->firing, "only those that fire");
   AddSeverity(command, &list->severity);
@@ -247,25 +249,24 @@ void AddAlerts(Cli* cli) {
   command->add_option("run", get->run, "the run's name or uuid")->required();
   command->add_option("key", get->key, "the alert's key, as `alert list` shows it")->required();
 
-  auto* const watch = AddCommand<WatchOptions>(
-      cli, noun, "watch", "Shows every transition, the stored ones first, until Ctrl-C",
-      "bellwether alert watch --new -o json", &Watch, &command);
+  auto* const watch =
+      AddCommand<WatchOptions>(cli, noun, "watch", "Shows every transition, the stored ones first, until Ctrl-C",
+                               "bellwether alert watch --new -o json", &Watch, &command);
   command->add_option("--run", watch->run, "only this run's");
   AddSeverity(command, &watch->severity);
   auto* const after = command->add_option("--after", watch->after, "only transitions with a higher id: resumes");
   command->add_flag("--new", watch->only_new, "none of the stored ones")->excludes(after);
 
-  auto* const ack = AddCommand<NoteOptions>(cli, noun, "ack", "Acknowledges an alert: somebody looks after it",
-                                            "bellwether alert ack my-run drift/3/5/1200 --comment \"on it\"",
-                                            &Acknowledge, &command);
+  auto* const ack =
+      AddCommand<NoteOptions>(cli, noun, "ack", "Acknowledges an alert: somebody looks after it",
+                              "bellwether alert ack my-run drift/3/5/1200 --comment \"on it\"", &Acknowledge, &command);
   AddNote(command, ack);
 
-  auto* const silence = AddCommand<NoteOptions>(cli, noun, "silence", "Stops notifications of an alert for a while",
-                                                "bellwether alert silence my-run drift/3/5/1200 --for 2h", &Silence,
-                                                &command);
+  auto* const silence =
+      AddCommand<NoteOptions>(cli, noun, "silence", "Stops notifications of an alert for a while",
+                              "bellwether alert silence my-run drift/3/5/1200 --for 2h", &Silence, &command);
   AddNote(command, silence);
-  command
-      ->add_option("--for", silence->seconds, "how long, 1s..30d, such as 30m, 2h")
+  command->add_option("--for", silence->seconds, "how long, 1s..30d, such as 30m, 2h")
       ->transform(CLI::AsNumberWithUnit(std::map<std::string, uint32_t>{{"s", 1}, {"m", 60}, {"h", 3600}, {"d", 86400}},
                                         CLI::AsNumberWithUnit::UNIT_REQUIRED, "TIME"))
       ->check(CLI::Range(uint32_t{1}, uint32_t{2'592'000}))

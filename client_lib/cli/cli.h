@@ -30,8 +30,8 @@ void AddRuns(Cli* cli);
 void AddHeads(Cli* cli);  // head top, matrix
 void AddSeries(Cli* cli);
 void AddAlerts(Cli* cli);
-void AddServer(Cli* cli);   // server info, version
-void AddReplay(Cli* cli);   // replay, check: they run bellwetherd
+void AddServer(Cli* cli);  // server info, version
+void AddReplay(Cli* cli);  // replay, check: they run bellwetherd
 void AddCompletion(Cli* cli);
 
 // Adds `parent` `name` with its help: `what` in one line and an example.

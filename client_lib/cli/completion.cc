@@ -60,8 +60,12 @@ void ShellCases(const std::vector<Node>& nodes, const char* words) {
   std::string known;
   for (const Node& node : nodes) known += " " + node.path;
   std::cout << "  local path= word offer=\n"
-               "  for word in " << words << "; do\n"
-               "    case \"" << known << " \" in *\" ${path:+$path/}$word \"*) path=${path:+$path/}$word ;; esac\n"
+               "  for word in "
+            << words
+            << "; do\n"
+               "    case \""
+            << known
+            << " \" in *\" ${path:+$path/}$word \"*) path=${path:+$path/}$word ;; esac\n"
                "  done\n"
                "  case \"$path\" in\n";
   for (const Node& node : nodes) {
@@ -93,7 +97,8 @@ ExitCode Zsh(const std::vector<Node>& nodes) {
   ShellCases(nodes, "$before");
   std::cout << "  compadd -- ${=offer} || _files\n"
                "}\n"
-               "if [[ $zsh_eval_context[-1] == loadautofunc ]]; then _bellwether \"$@\"; else compdef _bellwether bellwether; fi\n";
+               "if [[ $zsh_eval_context[-1] == loadautofunc ]]; then _bellwether \"$@\"; else compdef _bellwether "
+               "bellwether; fi\n";
   return kOk;
 }
 
@@ -116,7 +121,9 @@ ExitCode Fish(const std::vector<Node>& nodes) {
                "  set -l at ''\n"
                "  for word in (commandline -opc)[2..-1]\n"
                "    set -l next (string join / $at $word | string trim -l -c /)\n"
-               "    contains -- $next" << known << "; and set at $next\n"
+               "    contains -- $next"
+            << known
+            << "; and set at $next\n"
                "  end\n"
                "  test \"$at\" = \"$argv[1]\"\n"
                "end\n";

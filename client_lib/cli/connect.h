@@ -56,7 +56,8 @@ std::unique_ptr<Connection> Connect(const ConnectOptions& options, ExitCode* cod
 ExitCode Report(const Connection& connection, const grpc::Status& status);
 
 // While it lives, Ctrl-C and SIGTERM cancel a call instead of killing the
-// process, and a pipe that nobody reads is a failed write.  Make it before the first Connect(): threads inherit the mask.
+// process, and a pipe that nobody reads is a failed write.  Make it before the first Connect(): threads inherit the
+// mask.
 class Interrupt {
  public:
   Interrupt();

@@ -67,8 +67,8 @@ ExitCode Matrix(Cli* cli, const MatrixOptions& options) {
         // On a terminal the heads are wrapped into blocks that fit.
         constexpr size_t kCellWidth = 11;
         const size_t width = cli->output.format == Format::kTable ? TerminalWidth() : 0;
-        const uint32_t block =
-            width == 0 ? std::max(matrix.heads(), 1u) : static_cast<uint32_t>(std::max<size_t>((width - 1) / kCellWidth, 2) - 1);
+        const uint32_t block = width == 0 ? std::max(matrix.heads(), 1u)
+                                          : static_cast<uint32_t>(std::max<size_t>((width - 1) / kCellWidth, 2) - 1);
         std::vector<Section> sections;
         for (uint32_t begin = 0; begin < std::max(matrix.heads(), 1u); begin += block) {
           const uint32_t end = std::min(begin + block, matrix.heads());

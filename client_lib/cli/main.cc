@@ -61,9 +61,10 @@ void AddGlobals(Cli* cli) {
          },
          "how long one answer may take, such as 500ms (default 10s)")
       ->type_name("TIME");
-  AddChoice<Format>(&app, "-o,--output", &cli->output.format,
-                    {{"table", Format::kTable}, {"json", Format::kJson}, {"yaml", Format::kYaml}, {"csv", Format::kCsv}},
-                    "how results are printed");
+  AddChoice<Format>(
+      &app, "-o,--output", &cli->output.format,
+      {{"table", Format::kTable}, {"json", Format::kJson}, {"yaml", Format::kYaml}, {"csv", Format::kCsv}},
+      "how results are printed");
   app.add_flag_callback(
       "--no-headers", [cli] { cli->output.headers = false; }, "tables and CSV without their first line");
 }

@@ -98,7 +98,9 @@ void EmitYaml(const Json& value, int indent, std::string* out) {
   const std::string margin(static_cast<size_t>(indent), ' ');
   if (value.is_object() && !value.empty()) {
     for (const auto& [key, item] : value.items()) {
-      const bool plain = !key.empty() && key.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_") == std::string::npos;
+      const bool plain =
+          !key.empty() &&
+          key.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_") == std::string::npos;
       *out += margin + (plain ? key : Json(key).dump()) + ":";
       const bool nested = item.is_structured() && !item.empty();
       *out += nested ? "\n" : " ";
@@ -123,7 +125,8 @@ void EmitYaml(const Json& value, int indent, std::string* out) {
 }  // namespace
 
 bool Colours() {
-  static const bool colours = isatty(STDOUT_FILENO) == 1 && (std::getenv("NO_COLOR") == nullptr || *std::getenv("NO_COLOR") == '\0');
+  static const bool colours =
+      isatty(STDOUT_FILENO) == 1 && (std::getenv("NO_COLOR") == nullptr || *std::getenv("NO_COLOR") == '\0');
   return colours;
 }
 

@@ -29,8 +29,8 @@ struct OutputOptions {
 };
 
 struct Cell {
-  Cell(std::string t) : text(std::move(t)) {}           // NOLINT: a cell is a text.
-  Cell(const char* t) : text(t) {}                      // NOLINT
+  Cell(std::string t) : text(std::move(t)) {}  // NOLINT: a cell is a text.
+  Cell(const char* t) : text(t) {}             // NOLINT
   Cell(std::string t, int c) : text(std::move(t)), colour(c) {}
   std::string text;
   int colour = -1;  // One of the terminal's 256, -1 = none.
@@ -63,8 +63,8 @@ std::string ToYaml(const std::string& json);
 // "1.25", "NaN"; at most `digits` significant ones.
 std::string Number(double value, int digits = 6);
 std::string Integer(int64_t value);  // "-" for a negative one
-std::string Time(int64_t unix_ns);  // RFC 3339 in UTC; "-" for 0
-std::string Stage(uint32_t stage);  // "3 norm"
+std::string Time(int64_t unix_ns);   // RFC 3339 in UTC; "-" for 0
+std::string Stage(uint32_t stage);   // "3 norm"
 std::string EtaText(const v1::Eta& eta);
 std::string HeadText(int32_t layer, int32_t head);  // "L3 H5"; "-"
 const char* SeverityName(v1::Severity severity);

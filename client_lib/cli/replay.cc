@@ -85,12 +85,13 @@ void AddReplay(Cli* cli) {
   replay->command = command;
   command->add_option("file", replay->file, "the recording")->required()->check(CLI::ExistingFile);
   command->add_flag("--json", replay->json, "one JSON object a line per transition");
-  command->allow_extras();  // The rest is bellwetherd's,
+  command->allow_extras();      // The rest is bellwetherd's,
   command->fallthrough(false);  // so no flag of this command is looked for there.
 
   CLI::App* const noun = AddNoun(cli, "check", "Checks files without a server");
-  auto* const config = AddCommand<CheckOptions>(cli, noun, "config", "Checks a server configuration; exits with 3 on findings",
-                                                "bellwether check config bellwether.yml", &CheckConfig, &command);
+  auto* const config =
+      AddCommand<CheckOptions>(cli, noun, "config", "Checks a server configuration; exits with 3 on findings",
+                               "bellwether check config bellwether.yml", &CheckConfig, &command);
   command->add_option("file", config->file, "the configuration")->required()->check(CLI::ExistingFile);
 }
 

@@ -322,17 +322,20 @@ void AddRuns(Cli* cli) {
   command->add_option("--name", list->name, "only runs whose name holds this");
 
   const char* const which = "the run's name, or its uuid in hexadecimal";
-  auto* const get = AddCommand<NameOptions>(cli, noun, "get", "Shows one run", "bellwether run get my-run", &Get, &command);
+  auto* const get =
+      AddCommand<NameOptions>(cli, noun, "get", "Shows one run", "bellwether run get my-run", &Get, &command);
   command->add_option("run", get->run, which)->required();
 
   auto* const watch = AddCommand<WatchOptions>(cli, noun, "watch", "Follows a run, a line per sample, until it ends",
                                                "bellwether run watch my-run --interval-ms 5000", &Watch, &command);
   command->add_option("run", watch->run, which)->required();
   command->add_option("--signal", watch->signal, "the signal whose largest head is shown")->capture_default_str();
-  command->add_option("--interval-ms", watch->interval_ms, "at most one line in so many milliseconds")->capture_default_str();
+  command->add_option("--interval-ms", watch->interval_ms, "at most one line in so many milliseconds")
+      ->capture_default_str();
 
-  auto* const events = AddCommand<NameOptions>(cli, noun, "events", "Lists what happened to a run: restores, notes, ...",
-                                               "bellwether run events my-run", &Events, &command);
+  auto* const events =
+      AddCommand<NameOptions>(cli, noun, "events", "Lists what happened to a run: restores, notes, ...",
+                              "bellwether run events my-run", &Events, &command);
   command->add_option("run", events->run, which)->required();
 
   auto* const compare =
@@ -343,9 +346,9 @@ void AddRuns(Cli* cli) {
   command->add_option("--signal", compare->signal, "the signal to compare")->capture_default_str();
   command->add_option("--limit", compare->limit, "at most so many heads, 1..1024")->capture_default_str();
 
-  auto* const annotate = AddCommand<AnnotateOptions>(cli, noun, "annotate", "Notes something at a step of a run",
-                                                     "bellwether run annotate my-run \"new data mix\" --kind data",
-                                                     &Annotate, &command);
+  auto* const annotate =
+      AddCommand<AnnotateOptions>(cli, noun, "annotate", "Notes something at a step of a run",
+                                  "bellwether run annotate my-run \"new data mix\" --kind data", &Annotate, &command);
   command->add_option("run", annotate->run, which)->required();
   command->add_option("text", annotate->text, "the words, up to 256 bytes")->required();
   command->add_option("--step", annotate->step, "the step; else the newest")->check(CLI::NonNegativeNumber);
@@ -356,9 +359,9 @@ void AddRuns(Cli* cli) {
                             {"evaluation", v1::EVENT_KIND_EVALUATION}},
                            "what happened (default annotation)");
 
-  auto* const import = AddCommand<ImportOptions>(cli, noun, "import", "Sends a recorded run (.bwrun) to the server",
-                                                 "bellwether run import incident.bwrun --name incident-42", &Import,
-                                                 &command);
+  auto* const import =
+      AddCommand<ImportOptions>(cli, noun, "import", "Sends a recorded run (.bwrun) to the server",
+                                "bellwether run import incident.bwrun --name incident-42", &Import, &command);
   command->add_option("file", import->file, "the recording")->required()->check(CLI::ExistingFile);
   command->add_option("--name", import->name, "name of the run on the server; else the recorded one");
 

@@ -41,7 +41,8 @@ ExitCode Get(Cli* cli, const GetOptions& options) {
   request.set_run(options.run);
   for (const std::string& text : options.series) {
     if (!ParseSeries(text, request.add_series())) {
-      Complain("series \"" + text + "\": must be SIGNAL:LAYER:HEAD, such as drift_ratio:3:5, or SIGNAL for a run's own");
+      Complain("series \"" + text +
+               "\": must be SIGNAL:LAYER:HEAD, such as drift_ratio:3:5, or SIGNAL for a run's own");
       return kUsage;
     }
   }
@@ -70,14 +71,15 @@ ExitCode Get(Cli* cli, const GetOptions& options) {
 void AddSeries(Cli* cli) {
   CLI::App* const noun = AddNoun(cli, "series", "Time series of runs and heads");
   CLI::App* command = nullptr;
-  auto* const get = AddCommand<GetOptions>(cli, noun, "get", "Shows series over steps",
-                                           "bellwether series get my-run drift_ratio:3:5 loss --from 1000 -o csv", &Get,
-                                           &command);
+  auto* const get =
+      AddCommand<GetOptions>(cli, noun, "get", "Shows series over steps",
+                             "bellwether series get my-run drift_ratio:3:5 loss --from 1000 -o csv", &Get, &command);
   command->add_option("run", get->run, "the run's name or uuid")->required();
   command->add_option("series", get->series, "SIGNAL:LAYER:HEAD, or SIGNAL for a run's own; up to 64")->required();
   command->add_option("--from", get->from, "first step")->check(CLI::NonNegativeNumber);
   command->add_option("--to", get->to, "the step after the last; 0 = to the end")->check(CLI::NonNegativeNumber);
-  command->add_option("--points", get->points, "at most so many a series, 1..10000; more are merged")->capture_default_str();
+  command->add_option("--points", get->points, "at most so many a series, 1..10000; more are merged")
+      ->capture_default_str();
   command->add_option("--attempt", get->attempt, "one attempt only; else the newest that wrote the step");
 }
 

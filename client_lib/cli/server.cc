@@ -15,10 +15,14 @@ ExitCode Info(Cli* cli, const NoOptions&) {
   return CallAndPrint<v1::GetServerInfoRequest, v1::ServerInfo>(
       cli, &v1::Query::Stub::GetServerInfo, v1::GetServerInfoRequest(), [cli](const v1::ServerInfo& info) {
         Table table{.columns = {"FIELD", "VALUE"}};
-        table.rows = {{"version", info.version()},           {"revision", info.revision()},
-                      {"grpc_version", info.grpc_version()}, {"backend", info.backend()},
-                      {"started", Time(info.started_unix_ns())}, {"storage_path", info.storage_path()},
-                      {"http_address", info.http_address()}, {"grpc_address", info.grpc_address()}};
+        table.rows = {{"version", info.version()},
+                      {"revision", info.revision()},
+                      {"grpc_version", info.grpc_version()},
+                      {"backend", info.backend()},
+                      {"started", Time(info.started_unix_ns())},
+                      {"storage_path", info.storage_path()},
+                      {"http_address", info.http_address()},
+                      {"grpc_address", info.grpc_address()}};
         const auto add = [&table](const char* kind, const auto& values, const auto& text) {
           // Sorted: a protobuf map has no order.
           std::map<std::string, std::string> sorted;

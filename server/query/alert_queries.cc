@@ -70,8 +70,8 @@ absl::StatusOr<v1::GetAlertResponse> QueryEngine::GetAlert(const v1::GetAlertReq
     if (key.layer < 0 || key.layer >= shape.layers || key.head < 0 || key.head >= shape.heads) continue;
     if (!seen.insert({key.signal, key.layer, key.head}).second) continue;
     BW_RETURN_IF_ERROR(Check(context));
-    BW_ASSIGN_OR_RETURN(*response.add_window(), ReadSeries(*run, key, begin, end, options_.points_default,
-                                                           SeriesStore::kNewestAttempt));
+    BW_ASSIGN_OR_RETURN(*response.add_window(),
+                        ReadSeries(*run, key, begin, end, options_.points_default, SeriesStore::kNewestAttempt));
   }
   return response;
 }

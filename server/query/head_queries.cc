@@ -108,15 +108,15 @@ absl::StatusOr<v1::CompareRunsResponse> QueryEngine::CompareRuns(const v1::Compa
   const MatrixShape other_shape = ShapeOf(*signal, other);
   if (shape.layers != other_shape.layers || shape.heads != other_shape.heads) {
     return absl::InvalidArgumentError(absl::StrCat("baseline \"", request.baseline(), "\": its ", other_shape.layers,
-                                                   " x ", other_shape.heads, " heads are not the run's ",
-                                                   shape.layers, " x ", shape.heads));
+                                                   " x ", other_shape.heads, " heads are not the run's ", shape.layers,
+                                                   " x ", shape.heads));
   }
   const size_t limit = request.limit() == 0 ? 20 : request.limit();
 
   struct Difference {
     Head where;
-    double ratio = 0;        // Largest, sign kept.
-    int64_t same_until = 0;  // Last compared step at which they were alike.
+    double ratio = 0;          // Largest, sign kept.
+    int64_t same_until = 0;    // Last compared step at which they were alike.
     int64_t differ_from = -1;  // First of the compared steps from then on.
   };
   std::vector<Difference> heads(static_cast<size_t>(shape.size()));
@@ -124,7 +124,10 @@ absl::StatusOr<v1::CompareRunsResponse> QueryEngine::CompareRuns(const v1::Compa
   const int64_t grid = std::min<int64_t>(options_.compare_steps, last + 1);
   for (int64_t i = 0; i < grid; ++i) {
     BW_RETURN_IF_ERROR(Check(context));
-    const int64_t step = grid == 1 ? last : static_cast<int64_t>(static_cast<double>(last) * static_cast<double>(i) / static_cast<double>(grid - 1));
+    const int64_t step =
+        grid == 1
+            ? last
+            : static_cast<int64_t>(static_cast<double>(last) * static_cast<double>(i) / static_cast<double>(grid - 1));
     int64_t at = -1, other_at = -1;
     BW_ASSIGN_OR_RETURN(const std::vector<float> values,
                         stores_.series->ReadMatrix(run->record.id, layout, signal->id, step, &at));

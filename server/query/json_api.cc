@@ -22,8 +22,9 @@ absl::StatusOr<std::string> Call(const QueryEngine& engine, std::string_view bod
     const auto parsed = google::protobuf::util::JsonStringToMessage(
         google::protobuf::StringPiece(body.data(), static_cast<ptrdiff_t>(body.size())), &request);
     if (!parsed.ok()) {
-      return absl::InvalidArgumentError(absl::StrCat("body: not a ", Request::descriptor()->name(), " in JSON: ",
-                                                     absl::string_view(parsed.message().data(), parsed.message().size())));
+      return absl::InvalidArgumentError(
+          absl::StrCat("body: not a ", Request::descriptor()->name(),
+                       " in JSON: ", absl::string_view(parsed.message().data(), parsed.message().size())));
     }
   }
   const absl::StatusOr<Response> response = (engine.*method)(request, engine.NewContext());
@@ -42,7 +43,7 @@ absl::StatusOr<std::string> Call(const QueryEngine& engine, std::string_view bod
 }
 
 #define BW_METHOD(name, request, response) \
-  { #name, &Call<v1::request, v1::response, &QueryEngine::name> }
+  { #name, &Call < v1::request, v1::response, &QueryEngine::name> }
 
 const std::map<std::string_view, Handler>& Methods() {
   static const auto* const methods = new std::map<std::string_view, Handler>{

@@ -53,8 +53,8 @@ absl::Status QueryEngine::Text(const char* field, const std::string& value, uint
 
 absl::StatusOr<const SignalInfo*> QueryEngine::Signal(const char* field, const std::string& name) const {
   if (const SignalInfo* const signal = FindSignal(std::string_view(name))) return signal;
-  return absl::InvalidArgumentError(
-      absl::StrCat(field, " \"", name.substr(0, 64), "\": must be a name of the signal catalogue, such as drift_ratio"));
+  return absl::InvalidArgumentError(absl::StrCat(field, " \"", name.substr(0, 64),
+                                                 "\": must be a name of the signal catalogue, such as drift_ratio"));
 }
 
 absl::StatusOr<RunSnapshotPtr> QueryEngine::FindRun(const std::string& name) const {
@@ -130,7 +130,8 @@ absl::StatusOr<v1::ServerInfo> QueryEngine::GetServerInfo(const v1::GetServerInf
 namespace {
 
 absl::Status WatchesOnly(const char* what) {
-  return absl::UnimplementedError(absl::StrCat(what, ": this server watches and does not act; it has no action engine"));
+  return absl::UnimplementedError(
+      absl::StrCat(what, ": this server watches and does not act; it has no action engine"));
 }
 
 }  // namespace

@@ -55,21 +55,21 @@ class QueryEngine {
   // Each refusal counts in bellwether_query_limit_refused_total{limit}.
   struct Options {
     int64_t deadline_ms = 30'000;
-    uint32_t series_max = 64;           // per GetSeries
-    uint32_t points_max = 10'000;       // per series
+    uint32_t series_max = 64;      // per GetSeries
+    uint32_t points_max = 10'000;  // per series
     uint32_t points_default = 1'000;
-    uint32_t runs_max = 1'000;          // per ListRuns
-    uint32_t alerts_max = 1'000;        // per ListAlerts
-    uint32_t heads_max = 1'024;         // per TopHeads, CompareRuns
-    uint32_t history_max = 256;         // transitions per GetAlert, the newest
-    uint32_t alert_series_max = 8;      // evidence series per GetAlert
-    int64_t alert_window_steps = 2'000; // of them before first_step; half after
-    uint32_t compare_steps = 64;        // steps at which two runs are compared
-    double compare_log2_min = 0.5;      // heads differ beyond this
-    uint32_t name_bytes_max = 128;      // "by", names
-    uint32_t text_bytes_max = 256;      // comments, event texts
+    uint32_t runs_max = 1'000;           // per ListRuns
+    uint32_t alerts_max = 1'000;         // per ListAlerts
+    uint32_t heads_max = 1'024;          // per TopHeads, CompareRuns
+    uint32_t history_max = 256;          // transitions per GetAlert, the newest
+    uint32_t alert_series_max = 8;       // evidence series per GetAlert
+    int64_t alert_window_steps = 2'000;  // of them before first_step; half after
+    uint32_t compare_steps = 64;         // steps at which two runs are compared
+    double compare_log2_min = 0.5;       // heads differ beyond this
+    uint32_t name_bytes_max = 128;       // "by", names
+    uint32_t text_bytes_max = 256;       // comments, event texts
     uint32_t silence_seconds_max = 2'592'000;
-    uint32_t watch_signals_max = 8;     // matrices per WatchRun
+    uint32_t watch_signals_max = 8;  // matrices per WatchRun
     uint32_t watch_interval_ms_min = 100;
     uint32_t watch_interval_ms_max = 60'000;
   };

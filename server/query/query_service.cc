@@ -31,9 +31,10 @@ grpc::ServerWriteReactor<Message>* Refused(const grpc::Status& status) {
 
 const char* CodeName(grpc::StatusCode code) {
   static constexpr const char* kNames[] = {
-      "OK",           "Canceled",      "Unknown",            "InvalidArgument",    "DeadlineExceeded", "NotFound",
-      "AlreadyExists", "PermissionDenied", "ResourceExhausted", "FailedPrecondition", "Aborted",          "OutOfRange",
-      "Unimplemented", "Internal",      "Unavailable",        "DataLoss",           "Unauthenticated"};
+      "OK",       "Canceled",       "Unknown",          "InvalidArgument",   "DeadlineExceeded",
+      "NotFound", "AlreadyExists",  "PermissionDenied", "ResourceExhausted", "FailedPrecondition",
+      "Aborted",  "OutOfRange",     "Unimplemented",    "Internal",          "Unavailable",
+      "DataLoss", "Unauthenticated"};
   return static_cast<size_t>(code) < std::size(kNames) ? kNames[code] : "Unknown";
 }
 
@@ -75,9 +76,9 @@ grpc::Status QueryService::Reserve(std::atomic<size_t>* open, size_t max, const 
 void QueryService::Handled(const char* method, grpc::StatusCode code, int64_t start_ns) const {
   const QueryStores& stores = engine_->stores();
   const std::string_view name = method;
-  const char* const type = name == "ImportRun" ? "client_stream"
+  const char* const type = name == "ImportRun"                                   ? "client_stream"
                            : name == "ExportRun" || name.substr(0, 5) == "Watch" ? "server_stream"
-                                                                                  : "unary";
+                                                                                 : "unary";
   const Labels labels = {{"grpc_type", type}, {"grpc_service", "bellwether.v1.Query"}, {"grpc_method", method}};
   stores.counters->histogram("grpc_server_handling_seconds", labels)
       ->Observe(static_cast<double>(stores.clock->MonotonicNanos() - start_ns) * 1e-9);
@@ -117,15 +118,16 @@ grpc::ServerUnaryReactor* QueryService::Unary(const char* method, grpc::Callback
   });
   if (!posted) {
     engine_->stores().counters->counter("bellwether_query_limit_refused_total", {{"limit", "queue"}})->Add();
-    finish({grpc::StatusCode::RESOURCE_EXHAUSTED, absl::StrCat("queue: ", options_.queue_max, " queries wait already")});
+    finish(
+        {grpc::StatusCode::RESOURCE_EXHAUSTED, absl::StrCat("queue: ", options_.queue_max, " queries wait already")});
   }
   return reactor;
 }
 
-#define BW_UNARY(name, request, response)                                                             \
-  grpc::ServerUnaryReactor* QueryService::name(grpc::CallbackServerContext* context,                   \
-                                               const v1::request* in, v1::response* out) {             \
-    return Unary(#name, context, in, out, &QueryEngine::name);                                         \
+#define BW_UNARY(name, request, response)                                                                   \
+  grpc::ServerUnaryReactor* QueryService::name(grpc::CallbackServerContext* context, const v1::request* in, \
+                                               v1::response* out) {                                         \
+    return Unary(#name, context, in, out, &QueryEngine::name);                                              \
   }
 BW_UNARY(ListRuns, ListRunsRequest, ListRunsResponse)
 BW_UNARY(GetRun, GetRunRequest, Run)
@@ -159,8 +161,8 @@ grpc::ServerWriteReactor<v1::WatchAlertsResponse>* QueryService::WatchAlerts(grp
     filter.run = (*run)->record.id;
   }
   if (request->severity_min() < 0 || request->severity_min() > static_cast<int>(Severity::kCritical)) {
-    return Refused<v1::WatchAlertsResponse>({grpc::StatusCode::INVALID_ARGUMENT,
-                                             absl::StrCat("severity_min ", request->severity_min(), ": must be 0..3")});
+    return Refused<v1::WatchAlertsResponse>(
+        {grpc::StatusCode::INVALID_ARGUMENT, absl::StrCat("severity_min ", request->severity_min(), ": must be 0..3")});
   }
   filter.severity_min = static_cast<Severity>(request->severity_min());
   if (grpc::Status taken = Reserve(&watches_open_, options_.streams_max, "streams"); !taken.ok()) {
@@ -211,10 +213,11 @@ grpc::ServerWriteReactor<v1::ExportRunResponse>* QueryService::ExportRun(grpc::C
     return Refused<v1::ExportRunResponse>(taken);
   }
   const int64_t start_ns = engine_->stores().clock->MonotonicNanos();
-  const auto stream = ExportFeed::Stream::Create([] {}, [this, start_ns](const grpc::Status& status) {
-    transfers_open_.fetch_sub(1);
-    Handled("ExportRun", status.error_code(), start_ns);
-  });
+  const auto stream = ExportFeed::Stream::Create([] {},
+                                                 [this, start_ns](const grpc::Status& status) {
+                                                   transfers_open_.fetch_sub(1);
+                                                   Handled("ExportRun", status.error_code(), start_ns);
+                                                 });
   feeder_->Add(std::make_shared<ExportFeed>(stream));
   const bool posted = transfer_pool_.Post([this, stream, id = (*run)->record.id] {
     Export(engine_->stores().control, id, options_.chunk_bytes_max, options_.transfer_idle_ms_max, stream.get());
@@ -232,12 +235,12 @@ grpc::ServerReadReactor<v1::ImportRunRequest>* QueryService::ImportRun(grpc::Cal
     taken = Reserve(&transfers_open_, options_.transfers_max, "transfers");
     reserved = taken.ok();
   }
-  const auto stream = ImportStream::Create(
-      {.chunk_bytes_max = options_.chunk_bytes_max, .idle_ms_max = options_.transfer_idle_ms_max}, engine_,
-      &transfer_pool_, response, [this, start_ns, reserved](const grpc::Status& status) {
-        if (reserved) transfers_open_.fetch_sub(1);
-        Handled("ImportRun", status.error_code(), start_ns);
-      });
+  const auto stream =
+      ImportStream::Create({.chunk_bytes_max = options_.chunk_bytes_max, .idle_ms_max = options_.transfer_idle_ms_max},
+                           engine_, &transfer_pool_, response, [this, start_ns, reserved](const grpc::Status& status) {
+                             if (reserved) transfers_open_.fetch_sub(1);
+                             Handled("ImportRun", status.error_code(), start_ns);
+                           });
   if (!taken.ok()) {
     stream->End(taken);
     return stream.get();

@@ -62,7 +62,7 @@ class QueryService final : public v1::Query::CallbackService {
   // UNAUTHENTICATED     the token is missing or wrong.
   // UNAVAILABLE         the server is going down.
   // Else as query_engine.h says.
-#define BW_UNARY(name, request, response)                                                                       \
+#define BW_UNARY(name, request, response)                                                                        \
   grpc::ServerUnaryReactor* name(grpc::CallbackServerContext* context, const v1::request* in, v1::response* out) \
       override
   BW_UNARY(ListRuns, ListRunsRequest, ListRunsResponse);

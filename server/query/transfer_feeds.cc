@@ -17,8 +17,7 @@ void Export(RunControl* control, RunId run, int64_t chunk_bytes_max, int64_t idl
     for (size_t at = 0; at < bytes.size(); at += chunk_max) {
       if (!stream->AwaitReady(absl::Milliseconds(idle_ms_max))) {
         // Has no effect if it is ending already.
-        stream->End({grpc::StatusCode::DEADLINE_EXCEEDED,
-                     absl::StrCat("no chunk was taken for ", idle_ms_max, " ms")});
+        stream->End({grpc::StatusCode::DEADLINE_EXCEEDED, absl::StrCat("no chunk was taken for ", idle_ms_max, " ms")});
         return false;
       }
       v1::ExportRunResponse response;
@@ -33,8 +32,7 @@ void Export(RunControl* control, RunId run, int64_t chunk_bytes_max, int64_t idl
 std::shared_ptr<ImportStream> ImportStream::Create(const Options& options, const QueryEngine* engine, WorkPool* pool,
                                                    v1::ImportRunResponse* response,
                                                    std::function<void(const grpc::Status&)> on_done) {
-  auto stream =
-      std::shared_ptr<ImportStream>(new ImportStream(options, engine, pool, response, std::move(on_done)));
+  auto stream = std::shared_ptr<ImportStream>(new ImportStream(options, engine, pool, response, std::move(on_done)));
   stream->self_ = stream;
   return stream;
 }
@@ -104,8 +102,8 @@ absl::Status ImportStream::TakeChunk() {
   if (import_ == nullptr) {
     // The run's own name is checked where it is recorded.
     if (request_.as_name().size() > engine_->options().name_bytes_max) {
-      return absl::InvalidArgumentError(absl::StrCat("as_name: ", request_.as_name().size(), " bytes: at most ",
-                                                     engine_->options().name_bytes_max));
+      return absl::InvalidArgumentError(
+          absl::StrCat("as_name: ", request_.as_name().size(), " bytes: at most ", engine_->options().name_bytes_max));
     }
     import_ = engine_->stores().control->StartImport(request_.as_name());
   }

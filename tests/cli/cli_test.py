@@ -61,9 +61,9 @@ def environment(**extra: str) -> dict[str, str]:
     return {**clean, "USER": "ann", "XDG_STATE_HOME": "/nonexistent", **extra}
 
 
-def run(*arguments: str, env: dict[str, str] | None = None, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [CLI, *arguments], capture_output=True, text=True, timeout=TIMEOUT, env=env or environment(), input=stdin
+        [CLI, *arguments], capture_output=True, text=True, timeout=TIMEOUT, env=env or environment()
     )
 
 
@@ -406,7 +406,8 @@ class ConnectTest(unittest.TestCase):
             token.write_text("wrong\n")
             arguments = ("--server", server.address, "--token-file", str(token), "run", "list")
             self.assertEqual(run(*arguments).returncode, 5)
-            self.assertEqual(run("--server", server.address, "--token-file", str(token), "alert", "watch").returncode, 5)
+            watch = ("--server", server.address, "--token-file", str(token), "alert", "watch")
+            self.assertEqual(run(*watch).returncode, 5)
             token.write_text("s3cret\n")
             self.assertEqual(run(*arguments).returncode, 0)
             token.write_text(" \n")
@@ -549,7 +550,8 @@ class CompletionTest(unittest.TestCase):
     def bash(self, *words: str) -> list[str]:
         script = run("completion", "bash").stdout
         quoted = " ".join(f"'{word}'" for word in ("bellwether", *words))
-        probe = f"{script}\nCOMP_WORDS=({quoted}); COMP_CWORD={len(words)}; _bellwether; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+        probe = (f"{script}\nCOMP_WORDS=({quoted}); COMP_CWORD={len(words)}; _bellwether; "
+                 "printf '%s\\n' \"${COMPREPLY[@]}\"")
         result = subprocess.run(["bash", "--norc", "-c", probe], capture_output=True, text=True, check=True)
         self.assertEqual(result.stderr, "")
         return result.stdout.split()

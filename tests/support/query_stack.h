@@ -29,10 +29,10 @@ class QueryStack {
     std::string name = "run";
     Layout layout{.layers = 3, .heads = 4, .kv_heads = 2, .head_dim = 16, .seq_len = 64};
     int64_t steps = 400;
-    int64_t every = 1;           // Sampling period of the heads.
+    int64_t every = 1;  // Sampling period of the heads.
     Head failing{.layer = 1, .head = 2};
-    int64_t fails_at = 200;      // The failing head doubles each 50 steps from here.
-    Head nan{};                  // Its common mode is NaN in every step.
+    int64_t fails_at = 200;  // The failing head doubles each 50 steps from here.
+    Head nan{};              // Its common mode is NaN in every step.
     int32_t stage = 0;
     bool ended = false;
     int64_t last_report_unix_ns = 1'700'000'000'000'000'000;

@@ -51,7 +51,8 @@ class AlertCursorTest : public ::testing::Test {
   uint64_t Post(const std::string& key, Severity severity = Severity::kWarning, size_t bytes = 40) {
     return stack_.Post(stack_.MakeTransition(run_, key, 0, AlertState::kFiring, severity, bytes)).id;
   }
-  std::unique_ptr<AlertCursor> Open(uint64_t after, AlertCursor::Filter filter = {}, AlertCursor::Options options = {}) {
+  std::unique_ptr<AlertCursor> Open(uint64_t after, AlertCursor::Filter filter = {},
+                                    AlertCursor::Options options = {}) {
     return std::make_unique<AlertCursor>(options, &stack_.alerts(), filter, after, [] {});
   }
 

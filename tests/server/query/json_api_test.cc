@@ -73,7 +73,8 @@ class CallJsonTest : public ::testing::Test {
 
 TEST_F(CallJsonTest, KnowsEveryUnaryMethodAndNoOther) {
   std::set<std::string> unary;
-  const auto* const service = google::protobuf::DescriptorPool::generated_pool()->FindServiceByName("bellwether.v1.Query");
+  const auto* const service =
+      google::protobuf::DescriptorPool::generated_pool()->FindServiceByName("bellwether.v1.Query");
   ASSERT_NE(service, nullptr);
   for (int i = 0; i < service->method_count(); ++i) {
     const auto* const method = service->method(i);
