@@ -1,0 +1,56 @@
+# common.sh: what ./start and ./check share.  Sourced by bash; sets `root`.
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1 CCACHE_MAXSIZE=${CCACHE_MAXSIZE:-5G}
+
+say() { printf '\n== %s\n' "$*"; }
+fail() {
+  printf '\n%s: %s\n' "$(basename "$0")" "$*" >&2
+  exit 1
+}
+
+# need_packages FILE: installs the Debian packages that FILE lists and that are
+# missing.
+need_packages() {
+  local missing=() package
+  while read -r package _; do
+    case $package in '' | '#'*) continue ;; esac
+    [ "$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || missing+=("$package")
+  done <"$1"
+  [ ${#missing[@]} -eq 0 ] && return
+  say "Installing ${#missing[@]} Debian packages: ${missing[*]}"
+  local as_root=()
+  if [ "$(id -u)" -ne 0 ]; then
+    command -v sudo >/dev/null || fail "these packages are missing and neither root nor sudo is here to install them: ${missing[*]}"
+    as_root=(sudo)
+  fi
+  "${as_root[@]}" apt-get update -qq || fail "apt-get update failed"
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >"$root/build/apt.log" 2>&1 ||
+    { tail -20 "$root/build/apt.log" >&2; fail "apt-get install failed; the end of build/apt.log is above"; }
+}
+
+# need_python FILE: a virtual environment .venv with what FILE pins.
+need_python() {
+  local stamp=$root/.venv/.installed-$(basename "$1")
+  [ -f "$stamp" ] && [ ! "$1" -nt "$stamp" ] && return
+  say "Preparing .venv from $(basename "$1") (PyTorch is large; this can take minutes)"
+  [ -x "$root/.venv/bin/python" ] || python3 -m venv "$root/.venv" || fail "python3 -m venv failed"
+  "$root/.venv/bin/python" -m pip install -q --disable-pip-version-check -r "$1" || fail "pip could not install what $1 lists"
+  touch "$stamp"
+}
+
+# configure PRESET [cmake arguments]
+configure() {
+  local preset=$1
+  shift
+  (cd "$root" && cmake --preset "$preset" "$@") >"$root/build/configure-$preset.log" 2>&1 ||
+    { grep -A12 'CMake Error' "$root/build/configure-$preset.log" >&2; fail "cmake could not configure; see build/configure-$preset.log"; }
+}
+
+# build PRESET [targets]
+build() {
+  local preset=$1
+  shift
+  cmake --build "$root/build/$preset" --target "${@:-all}" || fail "the build failed; the compiler's words are above"
+}
+mkdir -p "$root/build"
