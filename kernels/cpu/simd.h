@@ -61,7 +61,13 @@ struct SimdKernels {
   double (*spread)(const double* scores, int64_t count, double center);
 };
 
-// The fastest set that this processor has.  Any thread.
+inline constexpr int kSimdSetsMax = 3;
+
+// Fills `sets` with those that this processor has, the fastest last; returns
+// their number, >= 1.  Any thread.
+int UsableSimdKernels(const SimdKernels* sets[kSimdSetsMax]);
+
+// The fastest of them.  Any thread.
 const SimdKernels& SelectSimdKernels();
 
 }  // namespace bellwether::kernels::cpu

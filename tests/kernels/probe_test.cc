@@ -2,8 +2,8 @@
 // every element type, mask, head grouping, row choice and code path.
 // Method: an independent fp64 computation (naive_probe.h) on seeded random
 // operands in padded and transposed memory.  Counts must be equal, sums agree to
-// 1e-5, the signed bias to 1e-3 of the sum of absolute errors.  The inner loops
-// of every instruction set that this machine has are compared with plain loops.
+// 1e-5, the signed bias to 1e-3 of the sum of absolute errors.  simd_test.cc
+// holds the inner loops of every instruction set to plain loops.
 
 #include "bellwether/kernels/probe.h"
 

@@ -1,0 +1,153 @@
+// Goal: the inner loops of every instruction set do the same, whichever this
+// machine's dispatch would choose; exp, conversions and masks are right.
+// Method: each set that the processor has, against plain loops on seeded
+// numbers and on special values.
+
+#include "kernels/cpu/simd.h"
+
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/kernels/naive_probe.h"
+
+namespace bellwether::kernels::cpu {
+namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+struct alignas(64) Panels {
+  double x[8 * kPanel] = {};
+};
+
+class SimdTest : public ::testing::TestWithParam<int> {
+ protected:
+  void SetUp() override {
+    const SimdKernels* sets[kSimdSetsMax];
+    if (GetParam() >= UsableSimdKernels(sets)) GTEST_SKIP() << "not on this processor";
+    simd_ = sets[GetParam()];
+  }
+  const SimdKernels* simd_ = nullptr;
+};
+
+TEST_P(SimdTest, TilesAreProducts) {
+  constexpr int64_t kDepth = 29;
+  std::mt19937 rng(1);
+  std::normal_distribution<double> normal;
+  alignas(64) double b[kDepth * kPanel], out[kPanel * kPanel];
+  std::vector<double> a(kDepth * 11);
+  for (double& x : a) x = normal(rng);
+  for (double& x : b) x = normal(rng);
+  ASSERT_EQ(kPanel % simd_->tile_rows, 0);
+  simd_->tile(a.data(), 11, b, kPanel, kDepth, out, kPanel);
+  simd_->accumulate_tile(a.data(), 11, b, kPanel, kDepth, out, kPanel);
+  for (int64_t r = 0; r < simd_->tile_rows; ++r) {
+    for (int64_t lane = 0; lane < kPanel; ++lane) {
+      double sum = 0;
+      for (int64_t c = 0; c < kDepth; ++c) sum += a[static_cast<size_t>(c * 11 + r)] * b[c * kPanel + lane];
+      EXPECT_NEAR(out[r * kPanel + lane], 2 * sum, 1e-13);
+    }
+  }
+}
+
+TEST_P(SimdTest, SumsUseAnAccurateExponential) {
+  for (double x : {0.0, -1e-17, -1e-9, -0.3, -0.34657, -0.34658, -1.0, -20.0, -300.0, -700.0}) {
+    Panels p, dp;
+    for (double& s : p.x) s = kMaskedScore;
+    p.x[0] = 5;
+    p.x[9] = 5 + x;
+    dp.x[9] = 3;
+    const ScoreSums sums = simd_->sum(p.x, dp.x, 2, 5);
+    const double difference = p.x[9] - 5;
+    EXPECT_NEAR(sums.l, 1 + std::exp(difference), 4e-15);
+    EXPECT_LE(std::fabs(sums.weighted_dp - 3 * std::exp(difference)), 1e-14 * std::exp(difference) + 1e-300);
+    EXPECT_NEAR(sums.weighted_score, difference * std::exp(difference), 4e-15);
+    EXPECT_EQ(simd_->sum(p.x, nullptr, 2, 5).weighted_dp, 0);
+  }
+}
+
+TEST_P(SimdTest, ScanFindsTheTwoLargestAndWhatIsNotFinite) {
+  for (int at = 0; at < 16; ++at) {
+    Panels p;
+    for (int i = 0; i < 16; ++i) p.x[i] = -static_cast<double>(i) - 10;
+    p.x[at] = 2;
+    ScoreScan scan = simd_->scan(p.x, 2);
+    EXPECT_EQ(scan.first, 2);
+    EXPECT_EQ(scan.second, at == 0 ? -11 : -10);
+    EXPECT_FALSE(scan.nonfinite);
+    for (double bad : {kInf, -kInf, std::nan(""), 3.5e38, -3.5e38}) {
+      p.x[at] = bad;
+      EXPECT_TRUE(simd_->scan(p.x, 2).nonfinite) << bad << " at " << at;
+    }
+    for (double& x : p.x) x = kMaskedScore;
+    p.x[at] = -7;
+    scan = simd_->scan(p.x, 2);
+    EXPECT_EQ(scan.first, -7);
+    EXPECT_EQ(scan.second, kMaskedScore);
+    EXPECT_FALSE(scan.nonfinite) << "masked is not infinite";
+  }
+}
+
+TEST_P(SimdTest, CapIsTanhAndKeepsMasks) {
+  Panels p;
+  const std::vector<double> scores = {0, 1e-9, -1e-3, 0.5, -2, 30, -1e4, kMaskedScore};
+  std::copy(scores.begin(), scores.end(), p.x);
+  simd_->cap(p.x, 1, 2.5);
+  for (size_t i = 0; i + 1 < scores.size(); ++i) {
+    EXPECT_NEAR(p.x[i], 2.5 * std::tanh(scores[i] / 2.5), 2e-15);
+  }
+  EXPECT_EQ(p.x[7], kMaskedScore);
+}
+
+TEST_P(SimdTest, WidensEveryHalfExactly) {
+  std::vector<uint16_t> all(65536);
+  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);
+  std::vector<double> bf16(all.size()), fp16(all.size());
+  simd_->widen[1](all.data(), 65536, bf16.data());
+  simd_->widen[2](all.data(), 65536, fp16.data());
+  for (size_t i = 0; i < all.size(); ++i) {
+    const double b = static_cast<double>(testing::FromBf16(all[i]));
+    const double f = static_cast<double>(testing::FromFp16(all[i]));
+    ASSERT_TRUE(bf16[i] == b || (std::isnan(bf16[i]) && std::isnan(b))) << i;
+    ASSERT_TRUE(fp16[i] == f || (std::isnan(fp16[i]) && std::isnan(f))) << i;
+  }
+  const float floats[3] = {1.5f, -0.0f, 3e38f};
+  double wide[3];
+  simd_->widen[0](floats, 3, wide);
+  EXPECT_THAT(wide, ::testing::ElementsAre(1.5, 0.0, static_cast<double>(3e38f)));
+}
+
+TEST_P(SimdTest, SmallLoopsAreWhatTheySay) {
+  std::mt19937 rng(2);
+  std::normal_distribution<double> normal;
+  constexpr int64_t kDim = 13;
+  double rows[kPanel * kDim];
+  for (double& x : rows) x = normal(rng);
+  alignas(64) double panel[kPanel * kDim];
+  simd_->transpose(rows, kDim, panel);
+  alignas(64) double squares[kPanel];
+  simd_->square_lanes(panel, kDim, squares);
+  std::vector<double> sum(kDim, 1.0);
+  simd_->add(rows + kDim, kDim, sum.data());
+  for (int64_t lane = 0; lane < kPanel; ++lane) {
+    double expected = 0;
+    for (int64_t c = 0; c < kDim; ++c) {
+      EXPECT_EQ(panel[c * kPanel + lane], rows[lane * kDim + c]);
+      expected += rows[lane * kDim + c] * rows[lane * kDim + c];
+    }
+    EXPECT_NEAR(squares[lane], expected, 1e-13);
+    EXPECT_NEAR(simd_->dot(panel + lane, kPanel, rows + lane * kDim, kDim), expected, 1e-13);
+  }
+  for (int64_t c = 0; c < kDim; ++c) EXPECT_EQ(sum[static_cast<size_t>(c)], 1 + rows[kDim + c]);
+  double spread = 0;
+  for (int64_t i = 0; i < kDim; ++i) spread += (panel[i] - 0.25) * (panel[i] - 0.25);
+  EXPECT_NEAR(simd_->spread(panel, kDim, 0.25), spread, 1e-13);
+}
+
+INSTANTIATE_TEST_SUITE_P(Sets, SimdTest, ::testing::Range(0, kSimdSetsMax));
+
+}  // namespace
+}  // namespace bellwether::kernels::cpu
