@@ -24,7 +24,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A sender that ran this long was no false start: backoff begins anew.
+// A sender that ran this long, or got anything through, was no false start:
+// backoff begins anew.
 constexpr std::chrono::seconds kHealthyRun{60};
 constexpr std::chrono::milliseconds kPoll{200};
 
@@ -46,9 +47,12 @@ class Watchdog {
         header_->sender_restarts.fetch_add(1, std::memory_order_relaxed);
       }
       const Clock::time_point started = Clock::now();
+      const uint64_t acked = header_->frames_acked.load(std::memory_order_relaxed);
       if (!StartAndWatch()) return;
-      if (Clock::now() - started >= kHealthyRun) backoff_.Reset();
-      SetLink(BW_LINK_STARTING);
+      if (Clock::now() - started >= kHealthyRun || header_->frames_acked.load(std::memory_order_relaxed) != acked) {
+        backoff_.Reset();
+      }
+      if (!IsOver()) SetLink(BW_LINK_STARTING);
     }
   }
 

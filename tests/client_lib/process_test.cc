@@ -1,0 +1,243 @@
+// Goal: living in someone else's process leaves no traces: forked children are
+// not clients, no child stays to be reaped, no inherited pipe stays open, the
+// trainer's death loses nothing, and a recording survives a killed sender.
+// Method: the real sender; trainers that fork, die or end; files read back.
+
+#include <fcntl.h>
+#include <sys/wait.h>
+
+#include <csignal>
+#include <fstream>
+#include <iterator>
+
+#include "bellwether/recording.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/client_lib/fake_ingest.h"
+#include "tests/client_lib/test_client.h"
+
+namespace bellwether::client {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct Recorded {
+  std::vector<int64_t> steps;
+  std::vector<uint64_t> seqs;
+  int hellos = 0;
+  v1::ByeReason bye = v1::BYE_REASON_UNSPECIFIED;
+  bool ended = false;
+};
+
+Recorded ReadRecording(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  const std::string bytes(std::istreambuf_iterator<char>(file), {});
+  RecordingReader reader;
+  reader.Feed(bytes);
+  Recorded recorded;
+  v1::RecordedMessage m;
+  RecordingReader::Result result;
+  while ((result = reader.Next(&m)) == RecordingReader::Result::kMessage) {
+    if (m.message().has_hello()) ++recorded.hellos;
+    if (m.message().has_bye()) recorded.bye = m.message().bye().reason();
+    if (m.message().seq() != 0) recorded.seqs.push_back(m.message().seq());
+    if (m.message().has_frame()) recorded.steps.push_back(m.message().frame().step());
+  }
+  recorded.ended = result == RecordingReader::Result::kEnd;
+  return recorded;
+}
+
+std::vector<int64_t> Range(int64_t end) {
+  std::vector<int64_t> steps;
+  for (int64_t i = 0; i < end; ++i) steps.push_back(i);
+  return steps;
+}
+
+bool IsAlive(uint32_t pid) { return kill(static_cast<pid_t>(pid), 0) == 0; }
+
+TEST(RecordTest, WritesWhatWasPushedAndEndsTheFile) {
+  TestFolder folder;
+  TestClient client({.record_path = folder / "run.bwrun"});
+  for (int64_t step = 0; step < 300; ++step) {
+    ASSERT_TRUE(WaitUntil([&] { return client.PushStep(step) == BW_OK; }));
+  }
+  ASSERT_EQ(client.Flush(), BW_OK) << client.Counters().error;
+  EXPECT_EQ(ReadRecording(folder / "run.bwrun").steps, Range(300));  // Readable while it grows.
+  EXPECT_EQ(client.Counters().link, BW_LINK_RECORDING);
+  client.Destroy();
+  ASSERT_TRUE(WaitUntil([&] { return ReadRecording(folder / "run.bwrun").ended; }));
+  const Recorded recorded = ReadRecording(folder / "run.bwrun");
+  EXPECT_EQ(recorded.hellos, 1);
+  EXPECT_EQ(recorded.bye, v1::BYE_REASON_FINISHED);
+  EXPECT_EQ(recorded.steps, Range(300));
+}
+
+TEST(RecordTest, KeepsTheFileOfAnEarlierRun) {
+  TestFolder folder;
+  std::ofstream(folder / "run.bwrun") << "precious";
+  TestClient client({.record_path = folder / "run.bwrun"});
+  ASSERT_EQ(client.PushStep(0), BW_OK);
+  ASSERT_EQ(client.Flush(), BW_OK);
+  std::ifstream kept(folder / "run.bwrun.1");
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(kept), {}), "precious");
+}
+
+TEST(RecordTest, AKilledSenderGoesOnInTheSameFile) {
+  TestFolder folder;
+  TestClient client({.record_path = folder / "run.bwrun"});
+  int64_t step = 0;
+  for (int round = 0; round < 4; ++round) {
+    for (int i = 0; i < 50; ++i) ASSERT_EQ(client.PushStep(step++), BW_OK);
+    if (round % 2 == 1) {
+      ASSERT_EQ(client.Flush(), BW_OK);
+    }
+    uint32_t pid = 0;
+    ASSERT_TRUE(WaitUntil([&] { return (pid = client.Counters().sender_pid) != 0; }));
+    kill(static_cast<pid_t>(pid), SIGKILL);
+    ASSERT_TRUE(WaitUntil([&] { return client.Counters().sender_pid != pid; }));
+  }
+  ASSERT_EQ(client.Flush(60000), BW_OK) << client.Counters().error;
+  const Recorded recorded = ReadRecording(folder / "run.bwrun");
+  EXPECT_EQ(recorded.steps, Range(step));
+  EXPECT_EQ(recorded.hellos, 1);
+  for (size_t i = 0; i < recorded.seqs.size(); ++i) ASSERT_EQ(recorded.seqs[i], i + 1);
+}
+
+TEST(RecordTest, AFolderThatIsNotThereIsAFailureWithWords) {
+  TestFolder folder;
+  TestClient client({.record_path = folder / "missing/run.bwrun"});
+  ASSERT_EQ(client.PushStep(0), BW_OK);
+  ASSERT_TRUE(WaitUntil([&] { return client.Counters().link == BW_LINK_FAILED; }));
+  EXPECT_THAT(client.Counters().error, HasSubstr("missing/run.bwrun: No such file"));
+}
+
+TEST(ProcessTest, AForkedChildIsNoClient) {
+  TestFolder folder;
+  TestClient client({.record_path = folder / "run.bwrun"});
+  ASSERT_EQ(client.PushStep(0), BW_OK);
+  const pid_t child = fork();
+  if (child == 0) {
+    bw_counters counters{};
+    counters.struct_size = sizeof(counters);
+    bw_command command{};
+    command.struct_size = sizeof(command);
+    const bool dead = client.PushStep(1) == BW_UNAVAILABLE && bw_client_flush(client.get(), 1000) == BW_UNAVAILABLE &&
+                      bw_client_poll(client.get(), &command) == BW_UNAVAILABLE &&
+                      bw_client_get_counters(client.get(), &counters) == BW_UNAVAILABLE &&
+                      std::string(bw_last_error()).find("forked") != std::string::npos;
+    client.Destroy();
+    // A client of the child's own works.
+    TestClient own({.record_path = folder / "child.bwrun"});
+    const bool works = own.PushStep(5) == BW_OK && own.Flush() == BW_OK;
+    _exit(dead && works ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  // The parent's client lives on.
+  ASSERT_EQ(client.PushStep(1), BW_OK);
+  ASSERT_EQ(client.Flush(), BW_OK);
+  EXPECT_EQ(ReadRecording(folder / "run.bwrun").steps, Range(2));
+}
+
+TEST(ProcessTest, WorkersForkedUnderLoadNeitherHangNorDisturb) {
+  TestFolder folder;
+  TestClient client({.record_path = folder / "run.bwrun", .ring_frames = 4096});
+  int64_t step = 0;
+  for (int i = 0; i < 200; ++i) {
+    ASSERT_EQ(client.PushStep(step++), BW_OK);
+    const pid_t child = fork();
+    if (child == 0) _exit(client.PushStep(0) == BW_UNAVAILABLE ? 0 : 1);
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    ASSERT_EQ(status, 0);
+  }
+  ASSERT_EQ(client.Flush(), BW_OK);
+  EXPECT_EQ(ReadRecording(folder / "run.bwrun").steps, Range(step));
+  EXPECT_EQ(client.Counters().sender_restarts, 0);
+}
+
+TEST(ProcessTest, NoChildStaysBehind) {
+  TestFolder folder;
+  TestClient client({.record_path = folder / "run.bwrun"});
+  ASSERT_EQ(client.PushStep(0), BW_OK);
+  ASSERT_EQ(client.Flush(), BW_OK);
+  EXPECT_EQ(waitpid(-1, nullptr, WNOHANG), -1);
+  EXPECT_EQ(errno, ECHILD);
+}
+
+// Runs `trainer` in a child whose stderr is a pipe; returns when the pipe ends.
+template <typename Trainer>
+void RunTrainer(Trainer trainer) {
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    dup2(ends[1], STDERR_FILENO);
+    close(ends[0]);
+    trainer();
+    _exit(0);
+  }
+  close(ends[1]);
+  char byte;
+  while (read(ends[0], &byte, 1) > 0) {
+  }
+  close(ends[0]);
+  waitpid(child, nullptr, 0);
+}
+
+TEST(ProcessTest, ATrainerKilledAtOnceLosesNothing) {
+  TestFolder folder;
+  RunTrainer([&] {
+    TestClient client({.record_path = folder / "run.bwrun", .log_path = ""});
+    for (int64_t step = 0; step < 100; ++step) (void)client.PushStep(step);
+    while (client.Counters().sender_pid == 0) usleep(1000);  // Started, no more.
+    kill(getpid(), SIGKILL);
+  });
+  ASSERT_TRUE(WaitUntil([&] { return ReadRecording(folder / "run.bwrun").ended; }));
+  const Recorded recorded = ReadRecording(folder / "run.bwrun");
+  EXPECT_EQ(recorded.steps, Range(100));
+  EXPECT_EQ(recorded.bye, v1::BYE_REASON_DIED);
+}
+
+TEST(ProcessTest, TheTrainersStderrIsLetGoThoughTheServerIsDead) {
+  const auto start = std::chrono::steady_clock::now();
+  RunTrainer([] {
+    TestClient client({.server = "127.0.0.1:1", .log_path = ""});
+    (void)client.PushStep(0);
+    while (client.Counters().link != BW_LINK_CONNECTING) usleep(1000);
+    client.Destroy();
+  });
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+}
+
+TEST(ProcessTest, SignalsToTheWholeGroupDoNotEndTheSender) {
+  TestFolder folder;
+  TestClient client({.record_path = folder / "run.bwrun"});
+  ASSERT_EQ(client.PushStep(0), BW_OK);
+  ASSERT_EQ(client.Flush(), BW_OK);
+  const uint32_t pid = client.Counters().sender_pid;
+  EXPECT_NE(getsid(static_cast<pid_t>(pid)), getsid(0));
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) kill(static_cast<pid_t>(pid), signal);
+  ASSERT_EQ(client.PushStep(1), BW_OK);
+  ASSERT_EQ(client.Flush(), BW_OK);
+  EXPECT_EQ(client.Counters().sender_pid, pid);
+  client.Destroy();
+  EXPECT_TRUE(WaitUntil([&] { return !IsAlive(pid); }));
+}
+
+TEST(ProcessTest, AMissingSenderFailsOnceWithWords) {
+  TestClientOptions test;
+  test.server = "localhost:1";
+  bw_client_options options = Options(test);
+  options.sender_path = "/nonexistent/bellwether-sender";
+  bw_client* client = nullptr;
+  ASSERT_EQ(bw_client_create(&options, &client), BW_OK);
+  EXPECT_EQ(bw_client_push_event(client, 0, 1, 0, nullptr), BW_OK);
+  EXPECT_EQ(bw_client_flush(client, 20000), BW_UNAVAILABLE);
+  EXPECT_THAT(bw_last_error(), HasSubstr("/nonexistent/bellwether-sender"));
+  bw_client_destroy(client);
+}
+
+}  // namespace
+}  // namespace bellwether::client

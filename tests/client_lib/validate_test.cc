@@ -1,0 +1,291 @@
+// Goal: the C ABI keeps the rules of client.h: wrong arguments change nothing and
+// are named, limits hold at max and at max + 1, callers that know longer structs
+// work, and before the first push nothing is started.
+// Method: calls through the public header only; no server, no sender.
+
+#include <dirent.h>
+
+#include <cmath>
+#include <limits>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/client_lib/test_client.h"
+
+namespace bellwether::client {
+namespace {
+
+using ::testing::HasSubstr;
+
+// Expects INVALID_ARGUMENT from create, with `words` in the message.
+void ExpectRefused(const bw_client_options& options, const std::string& words) {
+  bw_client* client = reinterpret_cast<bw_client*>(1);
+  EXPECT_EQ(bw_client_create(&options, &client), BW_INVALID_ARGUMENT) << words;
+  EXPECT_EQ(client, nullptr);
+  EXPECT_THAT(bw_last_error(), HasSubstr(words));
+}
+
+void ExpectAccepted(const bw_client_options& options) {
+  bw_client* client = nullptr;
+  EXPECT_EQ(bw_client_create(&options, &client), BW_OK) << bw_last_error();
+  bw_client_destroy(client);
+}
+
+TEST(OptionsTest, EveryLimitAtMaxAndOneMore) {
+  TestClientOptions test;
+  test.server = "localhost:1";
+  struct Case {
+    uint32_t bw_client_options::*field;
+    uint32_t max;
+    const char* name;
+  };
+  for (const Case& c : {Case{&bw_client_options::layers, BW_LAYERS_MAX, "layers"},
+                        Case{&bw_client_options::heads, BW_HEADS_MAX, "heads"},
+                        Case{&bw_client_options::world, BW_WORLD_MAX, "world"},
+                        Case{&bw_client_options::head_dim, 1024, "head_dim"},
+                        Case{&bw_client_options::ring_frames, 4096, "ring_frames"}}) {
+    bw_client_options options = Options(test);
+    options.*c.field = c.max;
+    ExpectAccepted(options);
+    options.*c.field = c.max + 1;
+    ExpectRefused(options, std::string(c.name) + " is " + std::to_string(c.max + 1));
+  }
+}
+
+TEST(OptionsTest, NamesFieldValueAndRange) {
+  TestClientOptions test;
+  test.server = "localhost:1";
+  const bw_client_options good = Options(test);
+  ExpectAccepted(good);
+  bw_client_options o = good;
+  o.struct_size += 64;  // A newer header.
+  ExpectAccepted(o);
+  o.struct_size = sizeof(o) - 1;
+  ExpectRefused(o, "struct_size");
+  o = good, o.layers = 0;
+  ExpectRefused(o, "layers is 0, must be 1..512");
+  o = good, o.rank = 1;
+  ExpectRefused(o, "rank is 1, must be 0..0");
+  o = good, o.world = 4, o.reporters = 5;
+  ExpectRefused(o, "reporters is 5, must be 1..4");
+  o = good, o.kv_heads = 3;
+  ExpectRefused(o, "kv_heads is 3, must divide heads, 8");
+  o = good, o.ring_frames = 1;
+  ExpectRefused(o, "ring_frames is 1");
+  o = good, o.ring_frames = 4096, o.frame_values_max = 4'200'000;
+  ExpectRefused(o, "ring_frames x frame_values_max");
+  o = good, o.run = nullptr;
+  ExpectRefused(o, "run is");
+  o = good, o.run = "no spaces";
+  ExpectRefused(o, "no spaces");
+  const std::string longest(128, 'r'), too_long(129, 'r');
+  o = good, o.run = longest.c_str();
+  ExpectAccepted(o);
+  o.run = too_long.c_str();
+  ExpectRefused(o, "run is");
+  o = good, o.run_uuid = "0123456789abcdef0123456789ABCDEF";
+  ExpectAccepted(o);
+  o.run_uuid = "0123456789abcdef0123456789abcdeg";
+  ExpectRefused(o, "run_uuid");
+  o = good, o.server = nullptr;
+  ExpectRefused(o, "server and record_path");
+  o.server = "nocolon";
+  ExpectRefused(o, "host:port");
+  o = good, o.tls_cert = "c";
+  ExpectRefused(o, "tls_key is NULL");
+  o.tls_key = "k";
+  ExpectRefused(o, "tls_ca is NULL");
+  o = good, o.token_file = "t";
+  ExpectAccepted(o);
+  o.server = "far.example:7070";
+  ExpectRefused(o, "token_file needs tls_ca");
+  o.tls_ca = "ca";
+  ExpectAccepted(o);
+  o = good, o.model = "bad\nname";
+  ExpectRefused(o, "model has byte 0x0a at 3");
+  o = good, o.framework = "\xc3(";
+  ExpectRefused(o, "framework has byte 0xc3");
+  o = good, o.weight_decay = NAN;
+  ExpectRefused(o, "weight_decay");
+  o = good, o.softcap = -1;
+  ExpectRefused(o, "softcap is -1");
+  o = good, o.causal = 2;
+  ExpectRefused(o, "causal is 2, must be 0..1");
+  o = good, o.actions_mask = 1u << 10;
+  ExpectRefused(o, "actions_mask is 0x400");
+}
+
+class FrameTest : public ::testing::Test {
+ protected:
+  bw_status Push() { return bw_client_push(client_.get(), &frame_); }
+  void ExpectRefused(const std::string& words) {
+    EXPECT_EQ(Push(), BW_INVALID_ARGUMENT) << words;
+    EXPECT_THAT(bw_last_error(), HasSubstr(words));
+    const bw_counters counters = client_.Counters();
+    EXPECT_EQ(counters.frames_queued + counters.frames_dropped_ring, queued_);
+  }
+  void ExpectAccepted() {
+    EXPECT_EQ(Push(), BW_OK) << bw_last_error();
+    ++queued_;
+  }
+
+  TestClient client_{TestClientOptions{.server = "localhost:1"}};
+  std::vector<float> values_ = std::vector<float>(512, 1.0f);
+  bw_block block_{.signal = bw_signal_by_name("rows"), .layer_count = 1, .head_count = 1, .values = values_.data()};
+  bw_frame frame_{.struct_size = sizeof(frame_), .block_count = 1, .blocks = &block_};
+  uint64_t queued_ = 0;
+};
+
+TEST_F(FrameTest, RangesAreThoseOfTheLayout) {
+  block_.layer_begin = 3;
+  block_.head_begin = 7;
+  ExpectAccepted();
+  block_.layer_count = 2;
+  ExpectRefused("blocks[0] covers layers 3 + 2, must lie within 0..3");
+  block_.layer_begin = std::numeric_limits<uint32_t>::max();  // Wraps to 1.
+  ExpectRefused("layers 4294967295 + 2");
+  block_.layer_begin = 0;
+  block_.head_count = 2;
+  ExpectRefused("blocks[0] covers heads 7 + 2, must lie within 0..7");
+  block_.head_count = 0;
+  ExpectRefused("heads 7 + 0");
+  // Signals of key heads know two heads here, signals of the run one.
+  block_ = {.signal = bw_signal_by_name("key_leak_sum"), .layer_count = 4, .head_count = 2, .values = values_.data()};
+  ExpectAccepted();
+  block_.head_count = 3;
+  ExpectRefused("within 0..1");
+  block_ = {.signal = bw_signal_by_name("loss"), .layer_count = 1, .head_count = 1, .values = values_.data()};
+  ExpectAccepted();
+  block_.layer_begin = 1;
+  ExpectRefused("within 0..0");
+}
+
+TEST_F(FrameTest, SignalsAreMeasuredOnesOfTheCatalogue) {
+  block_.signal = 0;
+  ExpectRefused("blocks[0].signal is 0");
+  block_.signal = 64;  // Derived.
+  ExpectRefused("blocks[0].signal is 64");
+  block_.signal = 4'000'000'000;
+  ExpectRefused("blocks[0].signal is 4000000000");
+}
+
+TEST_F(FrameTest, EverythingElseIsCheckedToo) {
+  frame_.struct_size = sizeof(frame_) + 8;
+  ExpectAccepted();
+  frame_.struct_size = sizeof(frame_) - 1;
+  ExpectRefused("frame.struct_size");
+  frame_.struct_size = sizeof(frame_);
+  frame_.step = -1;
+  ExpectRefused("frame.step is -1");
+  frame_.step = 0;
+  frame_.reserved = 1;
+  ExpectRefused("frame.reserved is 1");
+  frame_.reserved = 0;
+  frame_.partial_rows = 2;
+  ExpectRefused("frame.partial_rows is 2");
+  frame_.partial_rows = 0;
+  frame_.time_unix_ns = -5;
+  ExpectRefused("frame.time_unix_ns is -5");
+  frame_.time_unix_ns = 0;
+  block_.reserved = 9;
+  ExpectRefused("blocks[0].reserved is 9");
+  block_.reserved = 0;
+  block_.values = nullptr;
+  ExpectRefused("blocks[0].values is NULL");
+  frame_.blocks = nullptr;
+  ExpectRefused("frame.blocks is NULL");
+}
+
+TEST_F(FrameTest, AcceptsMostBlocksAndRefusesOneMore) {
+  const std::vector<bw_block> blocks(BW_BLOCKS_MAX + 1, block_);
+  frame_.blocks = blocks.data();
+  frame_.block_count = BW_BLOCKS_MAX;
+  ExpectAccepted();
+  frame_.block_count = BW_BLOCKS_MAX + 1;
+  ExpectRefused("frame.block_count is 65, must be 1..64");
+}
+
+TEST(FrameValuesTest, AcceptsMostValuesAndRefusesOneMore) {
+  TestClientOptions test;
+  test.server = "localhost:1";
+  bw_client_options options = Options(test);
+  options.frame_values_max = 16;
+  bw_client* client = nullptr;
+  ASSERT_EQ(bw_client_create(&options, &client), BW_OK);
+  const std::vector<float> values(24);
+  bw_block block{.signal = bw_signal_by_name("rows"), .layer_count = 2, .head_count = 8, .values = values.data()};
+  bw_frame frame{.struct_size = sizeof(frame), .block_count = 1, .blocks = &block};
+  EXPECT_EQ(bw_client_push(client, &frame), BW_OK);
+  block.layer_count = 3;
+  EXPECT_EQ(bw_client_push(client, &frame), BW_INVALID_ARGUMENT);
+  EXPECT_THAT(bw_last_error(), HasSubstr("24 values, must have at most frame_values_max, 16"));
+  bw_client_destroy(client);
+}
+
+TEST_F(FrameTest, EventsSpectraAndResultsAreChecked) {
+  const std::string text(257, 'x');
+  bw_client* c = client_.get();
+  EXPECT_EQ(bw_client_push_event(c, 0, 0, 0, nullptr), BW_INVALID_ARGUMENT);
+  EXPECT_EQ(bw_client_push_event(c, 0, 14, 0, nullptr), BW_INVALID_ARGUMENT);
+  EXPECT_EQ(bw_client_push_event(c, -1, 1, 0, nullptr), BW_INVALID_ARGUMENT);
+  EXPECT_EQ(bw_client_push_event(c, 0, 1, 0, text.c_str()), BW_INVALID_ARGUMENT);
+  EXPECT_EQ(bw_client_push_event(c, 0, 1, 0, text.c_str() + 1), BW_OK);
+  EXPECT_EQ(bw_client_push_event(c, 0, 1, 0, "tab\t"), BW_INVALID_ARGUMENT);
+  const std::vector<float> gram(512 * 513 / 2);
+  EXPECT_EQ(bw_client_push_spectrum(c, 0, 3, 7, 1, 512, 1, gram.data()), BW_OK);
+  EXPECT_EQ(bw_client_push_spectrum(c, 0, 3, 7, 1, 513, 1, gram.data()), BW_INVALID_ARGUMENT);
+  EXPECT_THAT(bw_last_error(), HasSubstr("n is 513, must be 1..512"));
+  EXPECT_EQ(bw_client_push_spectrum(c, 0, 4, 7, 1, 2, 1, gram.data()), BW_INVALID_ARGUMENT);
+  EXPECT_EQ(bw_client_push_spectrum(c, 0, 3, 8, 1, 2, 1, gram.data()), BW_INVALID_ARGUMENT);
+  EXPECT_EQ(bw_client_push_spectrum(c, 0, 3, 7, 4, 2, 1, gram.data()), BW_INVALID_ARGUMENT);
+  EXPECT_EQ(bw_client_push_spectrum(c, 0, 3, 7, 1, 2, NAN, gram.data()), BW_INVALID_ARGUMENT);
+  EXPECT_EQ(bw_client_push_spectrum(c, 0, 3, 7, 1, 2, 1, nullptr), BW_INVALID_ARGUMENT);
+  EXPECT_EQ(bw_client_push_action_result(c, "", 0, 1, nullptr), BW_INVALID_ARGUMENT);
+  EXPECT_EQ(bw_client_push_action_result(c, "a", 0, 2, nullptr), BW_INVALID_ARGUMENT);
+  EXPECT_EQ(bw_client_push_action_result(c, "a", 0, 1, nullptr), BW_OK);
+}
+
+TEST(ClientTest, NullIsAnErrorNotACrash) {
+  EXPECT_EQ(bw_client_create(nullptr, nullptr), BW_INVALID_ARGUMENT);
+  EXPECT_EQ(bw_client_push(nullptr, nullptr), BW_INVALID_ARGUMENT);
+  EXPECT_EQ(bw_client_push_event(nullptr, 0, 1, 0, nullptr), BW_INVALID_ARGUMENT);
+  EXPECT_EQ(bw_client_poll(nullptr, nullptr), BW_INVALID_ARGUMENT);
+  EXPECT_EQ(bw_client_get_counters(nullptr, nullptr), BW_INVALID_ARGUMENT);
+  EXPECT_EQ(bw_client_flush(nullptr, 0), BW_INVALID_ARGUMENT);
+  bw_client_destroy(nullptr);
+}
+
+size_t Threads() {
+  size_t count = 0;
+  DIR* tasks = opendir("/proc/self/task");
+  while (readdir(tasks) != nullptr) ++count;
+  closedir(tasks);
+  return count;
+}
+
+TEST(ClientTest, NothingStartsBeforeTheFirstPush) {
+  const size_t before = Threads();
+  TestClient client({.server = "localhost:1"});
+  EXPECT_EQ(client.Flush(0), BW_OK);
+  EXPECT_EQ(client.Counters().link, BW_LINK_IDLE);
+  EXPECT_EQ(client.Counters().sender_pid, 0);
+  EXPECT_EQ(Threads(), before);
+}
+
+TEST(CatalogueTest, ListsEverySignalByRisingId) {
+  bw_signal_info info{};
+  info.struct_size = sizeof(info);
+  uint32_t last = 0, count = 0;
+  for (; bw_signal_at(count, &info) == BW_OK; ++count) {
+    EXPECT_GT(info.id, last);
+    last = info.id;
+    EXPECT_EQ(bw_signal_by_name(info.name), info.merge == 0 ? 0 : info.id) << info.name;
+  }
+  EXPECT_GT(count, 30);
+  EXPECT_EQ(bw_signal_by_name("no_such_signal"), 0);
+  EXPECT_EQ(bw_signal_by_name(nullptr), 0);
+  EXPECT_EQ(bw_abi_version() >> 16, BW_API_VERSION_MAJOR);
+}
+
+}  // namespace
+}  // namespace bellwether::client
