@@ -29,7 +29,10 @@ export interface Scale {
   at(t: number): number;
 }
 
-/** A scale that spans the finite values, at least a factor 4 wide if logarithmic. */
+/**
+ * A scale that spans the finite values, at least a factor 10 wide if
+ * logarithmic: a healthy model's noise must not look like a fire.
+ */
 export function makeScale(values: number[], kind: 'log' | 'linear' | 'signed', lowIsBad: boolean): Scale {
   const finite = values.filter((v) => Number.isFinite(v));
   let low = Math.min(...finite);
@@ -40,7 +43,7 @@ export function makeScale(values: number[], kind: 'log' | 'linear' | 'signed', l
     return { low: -size, high: size, at: (t) => (2 * t - 1) * size, color: (v) => pick(diverging, (v / size + 1) / 2) };
   }
   if (kind === 'log' && low > 0) {
-    if (high < 4 * low) high = 4 * low;
+    if (high < 10 * low) high = 10 * low;
     const span = Math.log(high / low);
     return { low, high, at: (t) => low * Math.exp(t * span), color: (v) => pick(viridis, v <= 0 ? 0 : Math.log(v / low) / span) };
   }

@@ -92,7 +92,7 @@ export class Heatmap {
     const scale = this.scale;
     const width = this.grid.clientWidth;
     if (!data || !scale || width === 0) return;
-    const w = Math.max(3, Math.min(44, (width - axis - 4) / data.heads));
+    const w = Math.max(3, Math.min(60, (width - axis - 4) / data.heads));
     const cellHeight = Math.max(4, Math.min(30, Math.max(w * 0.75, 4), 520 / data.layers));
     this.size = { w, h: cellHeight };
     const height = axisTop + cellHeight * data.layers + 4;
@@ -126,8 +126,8 @@ export class Heatmap {
       }
     }
     this.drawAxes(g, data);
+    if (this.selected) this.ring(g, this.selected, themeColor('--text'), 5, false);
     for (const mark of data.marked) this.ring(g, mark, themeColor('--critical'), 2.5, w >= 14);
-    if (this.selected) this.ring(g, this.selected, themeColor('--text'), 2, false);
     if (document.activeElement === this.grid) this.ring(g, this.cursor, themeColor('--accent'), 3, false);
     this.drawLegend(scale);
   }

@@ -19,6 +19,7 @@ export class RunPage {
   private readonly heatmap = new Heatmap((cell) => this.select(cell.layer, cell.head));
   private readonly heatState = h('p', { class: 'state', hidden: true });
   private readonly worst = h('div');
+  private readonly columns: HTMLElement;
   private readonly picker: HTMLSelectElement;
   private readonly help = h('p', { class: 'muted small help' });
   private readonly slider: HTMLInputElement;
@@ -44,16 +45,15 @@ export class RunPage {
       oninput: () => this.scrub(Number(this.slider.value)), onchange: () => this.go({ step: Number(this.slider.value) }),
     });
     this.liveButton = h('button', { onclick: () => this.go({ step: null }) }, 'Newest');
-    this.element = h('main', { class: 'page' },
-      h('div', { class: 'title-row' }, this.title, this.facts),
-      this.verdictBox,
-      h('div', { class: 'columns' },
+    this.columns = h('div', { class: 'columns', hidden: true },
+      h('div', { class: 'stack' },
         h('section', { class: 'panel', 'aria-label': 'All heads' },
           h('div', { class: 'panel-head' }, h('h2', {}, 'Every head'), h('label', { for: 'signal', class: 'visually-hidden' }, 'Signal'), this.picker),
           this.help, this.heatState, this.heatmap.element,
           h('div', { class: 'scrubber' }, this.slider, this.stepText, this.liveButton), this.worst),
-        h('section', { class: 'panel', 'aria-label': 'One head' }, h('div', { class: 'panel-head' }, this.headTitle), this.charts.element)),
-      this.alertsView.element);
+        this.alertsView.element),
+      h('section', { class: 'panel', 'aria-label': 'One head' }, h('div', { class: 'panel-head' }, this.headTitle), this.charts.element));
+    this.element = h('main', { class: 'page' }, h('div', { class: 'title-row' }, this.title, this.facts), this.verdictBox, this.columns);
   }
 
   /** The address changed, the run did not. */
@@ -109,6 +109,7 @@ export class RunPage {
     const [run, alerts] = await Promise.all([api.run(this.name), api.alerts(this.name)]);
     this.run = run;
     this.alerts = alerts.alerts ?? [];
+    this.columns.hidden = false;
     this.drawHead();
     await this.loadMatrix(this.route.step ?? -1);
     await this.loadSeries();
@@ -194,7 +195,8 @@ export class RunPage {
     this.alertsView.draw(this.name, this.alerts);
     this.slider.max = String(Math.max(0, num(run.step)));
     this.slider.step = String(Math.max(1, Math.round(num(run.step) / 500)));
-    if (this.route.step === null) this.slider.value = this.slider.max;
+    // Not while somebody drags it.
+    if (this.wantedStep === null) this.slider.value = this.route.step === null ? this.slider.max : String(this.route.step);
   }
 
   private drawStep(step: number): void {

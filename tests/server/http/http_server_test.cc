@@ -1,0 +1,269 @@
+// Goal: the HTTP side serves what its header lists, refuses whom it must, holds
+// its limits, and stops.
+// Method: the real server on a free loopback port, asked by a real client; the
+// calls behind it are recorded.
+
+#include "server/http/http_server.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <httplib.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "server/http/console_assets.h"
+#include "server/http/gzip.h"
+#include "tests/support/memory_database.h"
+#include "tests/support/synthetic_runs.h"
+
+namespace bellwether::server {
+namespace {
+
+using ::testing::HasSubstr;
+
+class HttpServerTest : public ::testing::Test {
+ protected:
+  void Start(HttpOptions options = {}) {
+    options.port = 0;
+    options.keepalive_seconds = 1;
+    auto server = HttpServer::Start(
+        options, {.metrics = [] { return std::string("# page\n") + std::string(5000, 'x') + "\n"; },
+                  .ready = [this] { return ready_; },
+                  .call = [this](const std::string& method, const std::string& body) -> absl::StatusOr<std::string> {
+                    absl::MutexLock lock(&mutex_);
+                    calls_.push_back(method + " " + body);
+                    if (method == "GetRun") return absl::NotFoundError("run \"x\": no such run");
+                    return "{\"ok\":true}";
+                  },
+                  .transition_json = [](const Transition& t) { return absl::StrCat("{\"run\":\"", t.run_name, "\"}"); },
+                  .runs = &table_,
+                  .alerts = &alerts_,
+                  .counters = &counters_});
+    ASSERT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
+  }
+  httplib::Client Client() {
+    httplib::Client client("127.0.0.1", server_->port());
+    client.set_read_timeout(20);
+    return client;
+  }
+  std::string LastCall() {
+    absl::MutexLock lock(&mutex_);
+    return calls_.empty() ? "" : calls_.back();
+  }
+  // Reads events until `enough` of the text; "" if the stream was refused.
+  std::string Listen(const httplib::Headers& headers, const std::function<bool(const std::string&)>& enough) {
+    std::string text;
+    Client().Get("/api/v1/events", headers, [&](const char* data, size_t size) {
+      text.append(data, size);
+      return !enough(text);
+    });
+    return text;
+  }
+  double Requests(const char* path, const char* code) {
+    return counters_.counter("bellwether_http_requests_total", {{"path", path}, {"code", code}})->value();
+  }
+
+  MemoryDatabase database_;
+  AlertLog alerts_{&database_};
+  RunTable table_;
+  Counters counters_;
+  absl::Status ready_ = absl::OkStatus();
+  absl::Mutex mutex_;
+  std::vector<std::string> calls_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<HttpServer> server_;
+};
+
+TEST_F(HttpServerTest, ServesMetricsProbesAndPage) {
+  Start();
+  auto client = Client();
+  const auto metrics = client.Get("/metrics");
+  EXPECT_EQ(metrics->status, 200);
+  EXPECT_EQ(metrics->get_header_value("Content-Type"), "text/plain; version=0.0.4; charset=utf-8");
+  EXPECT_THAT(metrics->body, HasSubstr("# page"));
+  EXPECT_EQ(client.Get("/-/healthy")->status, 200);
+  EXPECT_EQ(client.Get("/-/ready")->status, 200);
+  ready_ = absl::UnavailableError("replaying the log");
+  const auto not_ready = client.Get("/-/ready");
+  EXPECT_EQ(not_ready->status, 503);
+  EXPECT_EQ(not_ready->body, "replaying the log\n");
+  EXPECT_EQ(client.Get("/-/healthy")->status, 200);
+  EXPECT_EQ(client.Get("/nothing/here")->status, 404);
+  EXPECT_EQ(client.Delete("/metrics")->status, 404);
+  EXPECT_EQ(Requests("/metrics", "200"), 1);
+  EXPECT_EQ(Requests("/-/ready", "503"), 1);
+  EXPECT_EQ(Requests("other", "404"), 1);
+}
+
+TEST_F(HttpServerTest, EveryAnswerIsGuarded) {
+  Start();
+  auto client = Client();
+  for (const char* path : {"/", "/metrics", "/api/v1/ListRuns", "/nothing"}) {
+    const auto answer = client.Get(path);
+    const std::string policy = answer->get_header_value("Content-Security-Policy");
+    EXPECT_THAT(policy, HasSubstr("default-src 'self'")) << path;
+    EXPECT_THAT(policy, Not(HasSubstr("unsafe"))) << path;
+    EXPECT_EQ(answer->get_header_value("X-Content-Type-Options"), "nosniff") << path;
+  }
+}
+
+TEST_F(HttpServerTest, AssetsComeZippedTaggedAndWithoutInlineScript) {
+  Start();
+  auto client = Client();
+  if (ConsoleAssets().empty()) GTEST_SKIP() << "built with BELLWETHER_CONSOLE=OFF";
+  const auto plain = client.Get("/", {{"Accept-Encoding", ""}});
+  EXPECT_EQ(plain->status, 200);
+  EXPECT_THAT(plain->body, HasSubstr("<div id=\"app\">"));
+  EXPECT_EQ(plain->body.find("<script>"), std::string::npos);
+  EXPECT_EQ(plain->body.find("://"), std::string::npos) << "an address of another server";
+  size_t zipped = 0;
+  for (const ConsoleAsset& asset : ConsoleAssets()) zipped += asset.gzipped.size();
+  EXPECT_LE(zipped, 120u * 1024);
+  const auto script = client.Get("/console.js", {{"Accept-Encoding", "gzip, br"}});
+  EXPECT_EQ(script->get_header_value("Content-Encoding"), "gzip");
+  const auto again = client.Get("/console.js", {{"If-None-Match", script->get_header_value("ETag")}});
+  EXPECT_EQ(again->status, 304);
+  EXPECT_EQ(again->body, "");
+  EXPECT_EQ(Client().Get("/console.js", {{"If-None-Match", "\"other\""}})->status, 200);
+}
+
+TEST_F(HttpServerTest, CallsByPostAndByAddress) {
+  Start();
+  auto client = Client();
+  EXPECT_EQ(client.Post("/api/v1/ListRuns", "{\"limit\":3}", "application/json")->body, "{\"ok\":true}");
+  EXPECT_EQ(LastCall(), "ListRuns {\"limit\":3}");
+  EXPECT_EQ(client.Get("/api/v1/ListAlerts?run=a%2Fb&limit=3&firing_only=true")->status, 200);
+  EXPECT_EQ(LastCall(), R"(ListAlerts {"firing_only":true,"limit":"3","run":"a/b"})");
+  client.Get("/api/v1/GetSeries?series={\"signal\":\"loss\"}&series={\"signal\":\"x\"}");
+  EXPECT_EQ(LastCall(), R"(GetSeries {"series":[{"signal":"loss"},{"signal":"x"}]})");
+  EXPECT_EQ(client.Get("/api/v1/GetSeries?series={bad")->status, 400);
+  const auto missing = client.Get("/api/v1/GetRun?run=x");
+  EXPECT_EQ(missing->status, 404);
+  EXPECT_EQ(nlohmann::json::parse(missing->body)["code"], "NOT_FOUND");
+}
+
+TEST_F(HttpServerTest, OtherSitesCannotChangeAnything) {
+  Start();
+  auto client = Client();
+  EXPECT_EQ(client.Get("/api/v1/AcknowledgeAlert?run=x&key=y")->status, 405);
+  EXPECT_EQ(client.Post("/api/v1/AcknowledgeAlert", "{}", "text/plain")->status, 415);
+  EXPECT_EQ(LastCall(), "");
+  EXPECT_EQ(client.Get("/metrics", {{"Host", "evil.example:7071"}})->status, 421);
+  EXPECT_EQ(client.Get("/metrics", {{"Host", "localhost:7071"}})->status, 200);
+  EXPECT_EQ(client.Get("/metrics", {{"Host", "[::1]:7071"}})->status, 200);
+}
+
+TEST_F(HttpServerTest, NamedHostsAreAllowed) {
+  Start({.hosts = {"watch.example"}});
+  auto client = Client();
+  EXPECT_EQ(client.Get("/metrics", {{"Host", "watch.example"}})->status, 200);
+  EXPECT_EQ(client.Get("/metrics", {{"Host", "other.example"}})->status, 421);
+}
+
+TEST_F(HttpServerTest, ATokenIsWantedEverywhereButForHealth) {
+  Start({.token = "s3cret"});
+  auto client = Client();
+  EXPECT_EQ(client.Get("/-/healthy")->status, 200);
+  EXPECT_EQ(client.Get("/")->status, 401);
+  EXPECT_EQ(client.Get("/metrics")->status, 401);
+  EXPECT_EQ(client.Get("/metrics", {{"Authorization", "Bearer s3cre"}})->status, 401);
+  EXPECT_EQ(client.Get("/metrics", {{"Authorization", "Bearer s3crets"}})->status, 401);
+  EXPECT_EQ(client.Get("/metrics", {{"Authorization", "Bearer s3cret"}})->status, 200);
+  EXPECT_EQ(client.Get("/?token=wrong")->status, 401);
+  const auto door = client.Get("/?token=s3cret");
+  EXPECT_EQ(door->status, 303);
+  EXPECT_EQ(door->get_header_value("Location"), "./");
+  const std::string cookie = door->get_header_value("Set-Cookie");
+  EXPECT_THAT(cookie, HasSubstr("HttpOnly"));
+  EXPECT_THAT(cookie, HasSubstr("SameSite=Strict"));
+  EXPECT_EQ(client.Get("/metrics", {{"Cookie", "a=b; " + cookie.substr(0, cookie.find(';'))}})->status, 200);
+}
+
+TEST_F(HttpServerTest, BodiesUpToTheLimitOnly) {
+  Start({.body_bytes_max = 1000});
+  auto client = Client();
+  EXPECT_EQ(client.Post("/api/v1/ListRuns", std::string(1000, ' '), "application/json")->status, 200);
+  EXPECT_EQ(client.Post("/api/v1/ListRuns", std::string(1001, ' '), "application/json")->status, 413);
+}
+
+TEST_F(HttpServerTest, EventsTellTransitionsAndRunsAndResume) {
+  Start({.events = {.tick_ns = 10'000'000}});
+  const SyntheticRun run{.name = "ill", .failing = {1, 0}, .stage = 1};
+  Transition alert = MakeAlert(run, Severity::kWarning, "drift", 0);
+  ASSERT_TRUE(alerts_.Post(alert).ok());
+  bool published = false;
+  const std::string text = Listen({}, [&](const std::string& so_far) {
+    if (!published && absl::StrContains(so_far, "event: resync")) {
+      published = true;
+      table_.Publish(MakeSnapshot(run, 1));
+      alert.k = 1;
+      EXPECT_TRUE(alerts_.Post(alert).ok());
+    }
+    return absl::StrContains(so_far, "event: alert") && absl::StrContains(so_far, "event: runs");
+  });
+  EXPECT_THAT(text, HasSubstr("id: 2\nevent: alert\ndata: {\"run\":\"ill\"}"));
+  EXPECT_THAT(text, HasSubstr("{\"runs\":[\"ill\"]}"));
+  EXPECT_EQ(text.find("id: 1\nevent: alert"), std::string::npos) << "happened before this reader came";
+  // A reader who saw nothing after id 0 hears both.
+  EXPECT_THAT(Listen({{"Last-Event-ID", "0"}}, [](const std::string& so_far) { return absl::StrContains(so_far, "id: 2\nevent"); }),
+              HasSubstr("id: 1\nevent: alert"));
+}
+
+TEST_F(HttpServerTest, StreamsUpToTheLimitThen503) {
+  Start({.events = {.streams_max = 2, .tick_ns = 10'000'000}});
+  const auto enough = [](const std::string& text) { return absl::StrContains(text, "resync"); };
+  // Each opens the next one while it is open itself.
+  const std::string first = Listen({}, [&](const std::string& outer) {
+    if (!enough(outer)) return false;
+    EXPECT_THAT(Listen({}, [&](const std::string& inner) {
+                  if (!enough(inner)) return false;
+                  EXPECT_EQ(counters_.gauge("bellwether_console_streams")->value(), 2);
+                  const auto refused = Client().Get("/api/v1/events");
+                  EXPECT_EQ(refused->status, 503);
+                  EXPECT_EQ(refused->get_header_value("Retry-After"), "30");
+                  return true;
+                }),
+                HasSubstr("resync"));
+    return true;
+  });
+  EXPECT_THAT(first, HasSubstr("resync"));
+  EXPECT_EQ(Requests("/api/v1/events", "503"), 1);
+}
+
+TEST_F(HttpServerTest, StopEndsStreamsAndFreesThePort) {
+  Start({.events = {.tick_ns = 10'000'000}});
+  const int port = server_->port();
+  std::thread reader([this] { Listen({}, [](const std::string&) { return false; }); });
+  while (counters_.gauge("bellwether_console_streams")->value() < 1) std::this_thread::yield();
+  server_->Stop();
+  reader.join();
+  EXPECT_FALSE(httplib::Client("127.0.0.1", port).Get("/-/healthy"));
+  server_->Stop();  // Again: nothing happens.
+}
+
+TEST_F(HttpServerTest, ATakenPortIsAClearError) {
+  Start();
+  const auto second = HttpServer::Start({.port = server_->port()},
+                                        {.transition_json = [](const Transition&) { return ""; },
+                                         .runs = &table_, .alerts = &alerts_, .counters = &counters_});
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(second.status().message()), HasSubstr(absl::StrCat(server_->port())));
+}
+
+TEST(GzipTest, RoundTripWithinItsCap) {
+  std::string text;
+  for (int i = 0; i < 20'000; ++i) absl::StrAppend(&text, i, " ");
+  const std::string zipped = Gzip(text);
+  EXPECT_LT(zipped.size(), text.size() / 2);
+  EXPECT_EQ(Gunzip(zipped, text.size()), text);
+  EXPECT_EQ(Gunzip(zipped, text.size() - 1), "");
+  EXPECT_EQ(Gunzip("no gzip at all", 1000), "");
+}
+
+}  // namespace
+}  // namespace bellwether::server

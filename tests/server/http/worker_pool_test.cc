@@ -1,0 +1,45 @@
+// Goal: never more than threads_max threads, never more than queue_max tasks
+// waiting, and everything queued is run before shutdown() returns.
+// Method: tasks that hold until they are let go.
+
+#include "server/http/worker_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+#include "absl/synchronization/notification.h"
+
+namespace bellwether::server {
+namespace {
+
+TEST(WorkerPoolTest, LimitsThreadsAndQueueAndLosesNothing) {
+  WorkerPool pool(2, 3);
+  EXPECT_EQ(pool.threads(), 0u);
+  absl::Notification go;
+  std::atomic<int> started = 0, done = 0;
+  const auto task = [&] {
+    ++started;
+    go.WaitForNotification();
+    ++done;
+  };
+  for (int i = 0; i < 2; ++i) pool.enqueue(task);
+  while (started < 2) std::this_thread::yield();
+  for (int i = 0; i < 3; ++i) pool.enqueue(task);  // The queue is full now.
+  EXPECT_EQ(pool.threads(), 2u);
+  std::atomic<bool> entered = false;
+  std::thread sixth([&] {
+    pool.enqueue(task);
+    entered = true;
+  });
+  EXPECT_EQ(started, 2);
+  EXPECT_FALSE(entered);
+  go.Notify();
+  sixth.join();
+  pool.shutdown();
+  EXPECT_EQ(done, 6);
+}
+
+}  // namespace
+}  // namespace bellwether::server
