@@ -1,4 +1,7 @@
 // alert list, get, watch, ack, silence.
+#include <pwd.h>
+#include <unistd.h>
+
 #include <cstdint>
 #include <cstdlib>
 #include <map>
@@ -20,7 +23,8 @@ int Colour(const v1::Transition& transition) {
 
 std::string Notes(const v1::Alert& alert) {
   std::string notes;
-  if (alert.acknowledged()) notes = "acknowledged by " + alert.acknowledged_by();
+  if (alert.acknowledged()) notes = "acknowledged";
+  if (alert.acknowledged() && !alert.acknowledged_by().empty()) notes += " by " + alert.acknowledged_by();
   if (alert.silenced_until_unix_ns() != 0) {
     notes += (notes.empty() ? "" : ", ") + ("silenced until " + Time(alert.silenced_until_unix_ns()));
   }
@@ -184,8 +188,9 @@ ExitCode Watch(Cli* cli, const WatchOptions& options) {
 }
 
 std::string Me() {
-  const char* const user = std::getenv("USER");
-  return user != nullptr ? user : "";
+  if (const char* const user = std::getenv("USER"); user != nullptr && *user != '\0') return user;
+  const passwd* const entry = getpwuid(geteuid());
+  return entry != nullptr ? entry->pw_name : "";
 }
 
 struct NoteOptions {
@@ -226,7 +231,7 @@ void AddNote(CLI::App* command, NoteOptions* note) {
   command->add_option("run", note->run, "the run's name or uuid")->required();
   command->add_option("key", note->key, "the alert's key, as `alert list` shows it")->required();
   command->add_option("--comment", note->comment, "why, up to 256 bytes");
-  command->add_option("--by", note->by, "who you are; else $USER");
+  command->add_option("--by", note->by, "who you are; else $USER, else your login");
 }
 
 }  // namespace

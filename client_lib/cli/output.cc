@@ -172,7 +172,9 @@ void Print(const OutputOptions& options, const std::vector<Section>& sections,
   if (options.format == Format::kJson || options.format == Format::kYaml) return Print(options, Table(), message);
   for (size_t i = 0; i < sections.size(); ++i) {
     if (options.format == Format::kCsv) {
-      PrintCsv(sections[i].table, options.headers);
+      // One header for sections that are one table cut into parts.
+      const bool same = i > 0 && sections[i].table.columns == sections[i - 1].table.columns;
+      PrintCsv(sections[i].table, options.headers && !same);
       continue;
     }
     if (i > 0) std::cout << '\n';

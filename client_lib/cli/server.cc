@@ -3,6 +3,8 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "cli/cli.h"
 
@@ -14,26 +16,29 @@ struct NoOptions {};
 ExitCode Info(Cli* cli, const NoOptions&) {
   return CallAndPrint<v1::GetServerInfoRequest, v1::ServerInfo>(
       cli, &v1::Query::Stub::GetServerInfo, v1::GetServerInfoRequest(), [cli](const v1::ServerInfo& info) {
-        Table table{.columns = {"FIELD", "VALUE"}};
-        table.rows = {{"version", info.version()},
-                      {"revision", info.revision()},
-                      {"grpc_version", info.grpc_version()},
-                      {"backend", info.backend()},
-                      {"started", Time(info.started_unix_ns())},
-                      {"storage_path", info.storage_path()},
-                      {"http_address", info.http_address()},
-                      {"grpc_address", info.grpc_address()}};
-        const auto add = [&table](const char* kind, const auto& values, const auto& text) {
+        const std::vector<std::string> columns = {"FIELD", "VALUE"};
+        std::vector<Section> sections = {{.table = {.columns = columns,
+                                                    .rows = {{"version", info.version()},
+                                                             {"revision", info.revision()},
+                                                             {"grpc_version", info.grpc_version()},
+                                                             {"backend", info.backend()},
+                                                             {"started", Time(info.started_unix_ns())},
+                                                             {"storage_path", info.storage_path()},
+                                                             {"http_address", info.http_address()},
+                                                             {"grpc_address", info.grpc_address()}}}}};
+        const auto add = [&](const char* title, const auto& values, const auto& text) {
           // Sorted: a protobuf map has no order.
           std::map<std::string, std::string> sorted;
           for (const auto& [name, value] : values) sorted[name] = text(value);
-          for (const auto& [name, value] : sorted) table.rows.push_back({kind + name, value});
+          Section section{.title = title, .table = {.columns = columns}};
+          for (const auto& [name, value] : sorted) section.table.rows.push_back({name, value});
+          sections.push_back(std::move(section));
         };
         const auto number = [](double value) { return Number(value, 12); };
-        add("option ", info.options(), [](const std::string& value) { return value; });
-        add("limit ", info.limits(), number);
-        add("counter ", info.counters(), number);
-        Print(cli->output, table, info);
+        add("options", info.options(), [](const std::string& value) { return value; });
+        add("limits", info.limits(), number);
+        add("counters", info.counters(), number);
+        Print(cli->output, sections, info);
         return kOk;
       });
 }

@@ -259,6 +259,8 @@ class AlertTest(CliTest):
         silenced = json.loads(self.ask("alert", "silence", "gpt-bf16", "drift/1/2/220", "--for", "2h", "-o", "json"))
         self.assertTrue(silenced["acknowledged"])
         self.assertGreater(int(silenced["silenced_until_unix_ns"]), 0)
+        table = self.ask("alert", "ack", "gpt-bf16", "ties/0/3/100", "--by", "", "--comment", "fine", "--no-headers")
+        self.assertRegex(table, r"ties/0/3/100  acknowledged: fine  no ties$")
         for wrong in ("0s", "31d", "2", "soon"):
             self.ask("alert", "silence", "gpt-bf16", "drift/1/2/220", "--for", wrong, code=2)
         self.ask("alert", "silence", "gpt-bf16", "drift/1/2/220", code=2)
@@ -490,7 +492,11 @@ class UsageTest(unittest.TestCase):
         self.addCleanup(server.close)
         table = run("--server", server.address, "server", "info").stdout
         self.assertRegex(table, r"(?m)^backend +cpu \(no bank library\)$")
-        self.assertRegex(table, r"(?m)^limit query_points_per_series +10000$")
+        self.assertRegex(table, r"(?m)^query_points_per_series +10000$")
+        rows = list(csv.reader(io.StringIO(run("--server", server.address, "server", "info", "-o", "csv").stdout)))
+        self.assertEqual(rows[0], ["FIELD", "VALUE"])
+        self.assertEqual(rows.count(["FIELD", "VALUE"]), 1)
+        self.assertIn(["query_points_per_series", "10000"], rows)
         info = json.loads(run("--server", server.address, "server", "info", "-o", "json").stdout)
         self.assertEqual(info["revision"], "0123abc")
 
