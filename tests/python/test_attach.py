@@ -20,6 +20,7 @@ from bellwether import intercept, layer
 from bellwether import monitor as monitor_module
 
 from models import Model, Shape, batch
+from recording import Recording
 
 PLAIN_SDPA = intercept.original()
 SHAPE = Shape()
@@ -99,6 +100,20 @@ def test_other_ranks_stand_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     monitor = bellwether.attach(Model(Shape()), server="127.0.0.1:1")
     assert not monitor.live() and monitor.why_off == "another rank reports"
     assert F.scaled_dot_product_attention is PLAIN_SDPA
+
+
+def test_all_ranks_report_when_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    model = Model(Shape())
+    with bellwether.attach(
+        model, record=str(tmp_path / "a.bwrun"), run="ranks", ranks="all"
+    ) as monitor:
+        model(batch(Shape(), 0)).sum().backward()
+        monitor.step()
+        assert monitor.flush(20)
+    hello = Recording(tmp_path / "a-rank3.bwrun").hello
+    assert (hello.rank, hello.run.world, hello.run.reporters) == (3, 8, 8)
 
 
 @pytest.mark.parametrize("where", ["add_probe", "add_key_leak"])

@@ -47,7 +47,10 @@ def current_layer() -> Optional[Layer]:
 
 
 def _saved_tensor_hooks() -> Any:
-    return torch._C._autograd._top_saved_tensors_default_hooks(False)
+    try:
+        return torch._C._autograd._top_saved_tensors_default_hooks(False)
+    except (AttributeError, TypeError):  # A private function: another torch, another signature.
+        return None
 
 
 def checkpoint_inside() -> bool:

@@ -592,25 +592,37 @@ def _unwrapped(model: nn.Module) -> nn.Module:
         model = inner
 
 
+def _own_path(path: str) -> str:
+    """A file of this rank's own."""
+    rank = _rank_and_world()[0]
+    if rank == 0:
+        return path
+    stem, dot, end = path.rpartition(".")
+    return f"{stem}-rank{rank}.{end}" if dot else f"{path}-rank{rank}"
+
+
 def _choose_sink(monitor: Monitor) -> None:
     """Server as told, else a private one, else a file."""
     settings = monitor.settings
+    default_path = _own_path(f"{settings.run.replace('/', '-')}.bwrun")
+    if settings.record:
+        monitor.record_path = _own_path(settings.record)
     if settings.mode == "offline" and not monitor.record_path:
-        monitor.record_path = f"{settings.run.replace('/', '-')}.bwrun"
+        monitor.record_path = default_path
     if settings.mode == "offline":
         monitor.server = None
         log.info(f"recording to {monitor.record_path}")
         return
     if settings.server or settings.record:
         return
-    if _rank_and_world()[0] != 0:
-        return
+    rank = _rank_and_world()[0]
     try:
         server = private_server.join_or_start()
         monitor.server, monitor.page_url = server.grpc, server.page_url(settings.run)
-        log.info(f"run {settings.run}: {monitor.page_url}")
+        if rank == 0:
+            log.info(f"run {settings.run}: {monitor.page_url}")
     except private_server.ServerError as e:
-        monitor.record_path = f"{settings.run.replace('/', '-')}.bwrun"
+        monitor.record_path = default_path
         log.warning(
             f"no server ({e}); recording to {monitor.record_path}, "
             f"judge it with: bellwether replay {monitor.record_path}"
