@@ -38,7 +38,12 @@ class Recording:
         self.messages: list[Any] = []
         at = 0
         while at < len(data):
-            size, at = _DecodeVarint32(data, at)
+            try:
+                size, at = _DecodeVarint32(data, at)
+            except IndexError:
+                break
+            if at + size > len(data):
+                break  # The sender is in the middle of it.
             message = recording_pb2.RecordedMessage()
             message.ParseFromString(data[at : at + size])
             at += size

@@ -136,8 +136,9 @@ def test_run_leaves_the_script_alone(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "ended ['--mine', '1'] __main__" in done.stdout
     assert "watching A: 1 attention layers" in done.stderr
+    assert "Warning" not in done.stderr
     from recording import Recording
 
-    recorded = Recording(tmp_path / "r.bwrun")
+    recorded = Recording(tmp_path / "r.bwrun", ended=True)
     assert [f.step for f in recorded.frames] == list(range(20))
     assert recorded.hello.run.name.startswith("train-")

@@ -36,7 +36,7 @@ def test_watched_and_unwatched_train_alike(attention: str, tmp_path: Path) -> No
     )
     assert plain == watched and len(plain.splitlines()) == STEPS
     assert "sigma(W_Q) layer 0" in said and "watching took" in said
-    recorded = Recording(tmp_path / "r.bwrun")
+    recorded = Recording(tmp_path / "r.bwrun", ended=True)
     run_description = recorded.hello.run
     assert (run_description.layout.layers, run_description.layout.heads) == (2, 1)
     assert run_description.attention.score_dtype == attention

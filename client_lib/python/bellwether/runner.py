@@ -30,7 +30,7 @@ def owner_of(parameters: list[torch.Tensor]) -> Optional[nn.Module]:
     best_key = (0, 0)
     for thing in gc.get_objects():
         try:
-            if not isinstance(thing, nn.Module):
+            if not issubclass(type(thing), nn.Module):  # isinstance() wakes lazy objects.
                 continue
             held = sum(1 for p in thing.parameters() if id(p) in wanted)
             key = (held, sum(1 for _ in thing.modules()))
