@@ -1,0 +1,120 @@
+"""Real processes for the tests: bellwetherd with its data in a folder, and the command."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Optional
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(os.environ.get("BELLWETHER_LIB_DIR", ROOT / "build/cpu/bin"))
+sys.path.insert(0, str(ROOT / "client_lib/python"))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(what: str, condition: Callable[[], Any], seconds: float = 30) -> Any:
+    """Returns the condition's first true value; fails the test after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
+        time.sleep(0.01)
+
+
+class Server:
+    """A bellwetherd on fixed loopback ports, so that a restart is found again."""
+
+    def __init__(self, folder: Path, config: str = "", *flags: str) -> None:
+        self.folder = folder
+        self.grpc = f"127.0.0.1:{free_port()}"
+        self.http = f"127.0.0.1:{free_port()}"
+        self.flags = list(flags)
+        if config:
+            (folder / "server.yml").write_text(config)
+            self.flags.append(f"--config.file={folder / 'server.yml'}")
+        self.process: Optional[subprocess.Popen[bytes]] = None
+
+    def start(self) -> Server:
+        ready = self.folder / "ready.json"
+        ready.unlink(missing_ok=True)
+        with open(self.folder / "server.log", "ab") as log:
+            self.process = subprocess.Popen(
+                [
+                    str(BIN / "bellwetherd"),
+                    f"--storage.path={self.folder / 'data'}",
+                    f"--grpc.listen-address={self.grpc}",
+                    f"--web.listen-address={self.http}",
+                    f"--ready.file={ready}",
+                    *self.flags,
+                ],
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+            )
+        process = self.process
+        wait_for("bellwetherd is ready", lambda: ready.exists() or process.poll() is not None)
+        assert process.poll() is None, self.log()
+        return self
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> int:
+        assert self.process is not None
+        self.process.terminate()
+        return self.process.wait(timeout=20)
+
+    def log(self) -> str:
+        return (self.folder / "server.log").read_text()
+
+    def __enter__(self) -> Server:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.kill()
+
+    def run(self, *words: str, exit_code: int = 0) -> str:
+        done = subprocess.run(
+            [str(BIN / "bellwether"), "--server", self.grpc, *words], capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == exit_code, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def json(self, *words: str) -> Any:
+        return json.loads(self.run(*words, "-o", "json"))
+
+    def call(self, method: str, **request: Any) -> Any:
+        body = json.dumps(request).encode()
+        url = urllib.request.Request(
+            f"http://{self.http}/api/v1/{method}", data=body, headers={"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            return json.loads(answer.read())
+
+    def get(self, path: str) -> str:
+        with urllib.request.urlopen(f"http://{self.http}{path}", timeout=30) as answer:
+            return str(answer.read().decode())
+
+    def series(self, run: str, signal_name: str, layer: int = 0, head: int = 0, points: int = 10_000) -> dict[int, float]:
+        answer = self.call(
+            "GetSeries", run=run, series=[{"signal": signal_name, "layer": layer, "head": head}], points_max=points
+        )["series"][0]
+        assert not answer["downsampled"]
+        return dict(zip(map(int, answer["step"]), map(float, answer["mean"])))

@@ -1,0 +1,21 @@
+# bellwether_python_test(<prefix> <test_*.py> [LABELS ...] [TIMEOUT s]): a pytest
+# file of this folder as one ctest entry.  Not under sanitizers: Python cannot
+# load a library that wants a sanitizer's runtime first.
+function(bellwether_python_test prefix file)
+  cmake_parse_arguments(ARG "" "TIMEOUT" "LABELS" ${ARGN})
+  if(NOT BELLWETHER_SERVICE OR CMAKE_CXX_FLAGS MATCHES "-fsanitize")
+    return()
+  endif()
+  set(python ${PROJECT_SOURCE_DIR}/.venv/bin/python)
+  if(NOT EXISTS ${python})
+    set(python ${Python3_EXECUTABLE})
+  endif()
+  string(REGEX REPLACE "^test_(.*)\\.py$" "${prefix}_\\1" name ${file})
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 300)
+  endif()
+  add_test(NAME ${name}
+    COMMAND ${python} -m pytest -q -x -p no:cacheprovider ${CMAKE_CURRENT_SOURCE_DIR}/${file})
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}"
+    ENVIRONMENT "BELLWETHER_LIB_DIR=${CMAKE_RUNTIME_OUTPUT_DIRECTORY};PYTHONDONTWRITEBYTECODE=1;OMP_NUM_THREADS=1")
+endfunction()

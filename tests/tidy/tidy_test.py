@@ -1,0 +1,115 @@
+"""Checks what no compiler does: who may include whom.
+
+Goal: dependencies point one way, public headers need no CUDA, and whether CUDA
+is there is decided in CMake alone.
+Method: read the sources as text; a planted violation shows that each check sees.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import unittest
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SUFFIXES = {".h", ".hpp", ".c", ".cc", ".cu", ".cuh"}
+
+# Folder -> folders it may include, itself aside.
+_SIBLINGS = ("ingest", "detect", "act", "export", "query")
+_LOW = {"server/util", "server/store", "proto/signals"}
+_HIGH = _LOW | {f"server/{name}" for name in _SIBLINGS}
+ALLOWED: dict[str, set[str]] = {
+    "kernels": set(),
+    "proto": {"proto/signals"},
+    "client_lib": {"proto", "proto/signals", "client_lib/src"},
+    "client_lib/src": {"client_lib", "proto/signals"},  # No protobuf in the trainer.
+    "server/util": set(),
+    "server/store": {"server/util", "proto/signals"},
+    **{f"server/{name}": _LOW | {"kernels"} for name in _SIBLINGS},
+    "server/http": _HIGH,
+    "server/cluster": _HIGH,
+    "server": _HIGH | {"kernels", "proto", "server/http", "server/cluster"},
+}
+ALLOWED["server/ingest"] |= {"proto"}  # Protobuf types stop here.
+ALLOWED["server/query"] |= {"proto"}
+
+# First match wins; other includes are a folder's own or a third party's.
+OWNERS = [
+    (re.compile(r"bellwether/v1/.*\.pb\.h$"), "proto"),
+    (re.compile(r"bellwether/recording\.h$"), "proto"),
+    (re.compile(r"bellwether/signal_(table|id)\.h$"), "proto/signals"),  # No protobuf in it.
+    (re.compile(r"client_lib/src/"), "client_lib/src"),
+    (re.compile(r"client_lib/"), "client_lib"),
+    (re.compile(r"bellwether/kernels/"), "kernels"),
+    (re.compile(r"bellwether/client\.hp?p?$"), "client_lib/src"),
+    (re.compile(r"server/(\w+)/"), r"server/\1"),
+    (re.compile(r"server/"), "server"),
+]
+INCLUDE = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]')
+CUDA_MACRO = re.compile(r"^\s*#\s*(if|ifdef|ifndef|elif)\b.*BELLWETHER_CUDA")
+
+
+def owner(included: str) -> str | None:
+    """Returns the folder that owns a #include path, None for a third party."""
+    for pattern, folder in OWNERS:
+        if match := pattern.match(included):
+            return match.expand(folder)
+    return None
+
+
+def folder_of(path: str) -> str | None:
+    """Returns the key of ALLOWED that holds `path` (relative to the root)."""
+    fitting = [key for key in ALLOWED if path.startswith(f"{key}/")]
+    return max(fitting, key=len, default=None)
+
+
+def violations(path: str, text: str) -> Iterator[str]:
+    """Yields one `path:line: reason` for each broken rule in one file."""
+    folder = folder_of(path)
+    if folder is None:
+        return
+    for number, line in enumerate(text.splitlines(), start=1):
+        if CUDA_MACRO.match(line):
+            yield f"{path}:{number}: BELLWETHER_CUDA outside CMake"
+        if not (match := INCLUDE.match(line)):
+            continue
+        target = owner(match[1])
+        if target not in {None, folder} | ALLOWED[folder]:
+            yield f"{path}:{number}: {folder} must not include {target}"
+        if "/include/" in path and match[1].startswith("cuda"):
+            yield f"{path}:{number}: CUDA header in a public header"
+
+
+class TidyTest(unittest.TestCase):
+    def test_tree_is_clean(self) -> None:
+        listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+        files = [ROOT / line for line in listed.stdout.splitlines()]
+        files = [p for p in files if p.suffix in SUFFIXES and p.exists()]
+        files = [p for p in files if folder_of(str(p.relative_to(ROOT)))]
+        self.assertGreater(len(files), 0, "the check looks in the wrong place")
+        found = [
+            line
+            for p in sorted(files)
+            for line in violations(str(p.relative_to(ROOT)), p.read_text())
+        ]
+        self.assertEqual(found, [], "\n" + "\n".join(found))
+
+    def test_sees_planted_violations(self) -> None:
+        planted = {
+            "kernels/cpu/x.cc": '#include "server/util/clock.h"',
+            "client_lib/src/x.cc": '#include "bellwether/kernels/device.h"',
+            "server/store/x.h": '#include "bellwether/v1/ingest.pb.h"',
+            "server/detect/x.h": '#include "server/act/policy.h"',
+            "server/query/x.h": '#include "server/http/console.h"',
+            "kernels/include/bellwether/kernels/x.h": "#include <cuda.h>",
+            "server/main.cc": "#ifdef BELLWETHER_CUDA",
+        }
+        for path, line in planted.items():
+            with self.subTest(path):
+                self.assertEqual(len(list(violations(path, line))), 1)
+
+
+if __name__ == "__main__":
+    unittest.main()
