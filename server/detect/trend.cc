@@ -97,7 +97,9 @@ Trend FitTrend(std::span<const float> values, std::span<const float> steps,
     last = residual;
   }
   trend.r2 = total > 0 ? std::max(0.0, 1 - left / total) : 0;
-  const double phi = left > 0 ? std::clamp(product / left, 0.0, 0.9) : 0;
+  // Residuals that are only rounding tell nothing of correlation.
+  const double phi =
+      left > 1e-12 * total ? std::clamp(product / left, 0.0, 0.9) : 0;
   const double variance =
       n * (n - 1.0) * (2.0 * n + 5.0) / 18.0 * (1 + phi) / (1 - phi);
   const double sign_sum_shrunk =

@@ -5,10 +5,9 @@
 
 #include <cstdint>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
-
-#include <nlohmann/json.hpp>
 
 #include "server/detect/judge_options.h"
 #include "server/detect/run_judge.h"
@@ -27,7 +26,9 @@ inline std::vector<RunLabel> ReadLabels(const std::string& path) {
   std::ifstream file(path);
   std::vector<RunLabel> labels;
   if (!file) return labels;
-  const auto step_of = [](const nlohmann::json& value) { return value.is_null() ? -1 : value.get<int64_t>(); };
+  const auto step_of = [](const nlohmann::json& value) {
+    return value.is_null() ? -1 : value.get<int64_t>();
+  };
   const nlohmann::json all = nlohmann::json::parse(file);
   for (const auto& [name, entry] : all.items()) {
     RunLabel& label = labels.emplace_back();
@@ -36,7 +37,8 @@ inline std::vector<RunLabel> ReadLabels(const std::string& path) {
     label.steps = entry["steps"];
     label.t_sigma = step_of(entry["t_sigma"]);
     label.t_loss = step_of(entry["t_loss"]);
-    for (const auto& head : entry["heads"]) label.heads.push_back({head[0], head[1]});
+    for (const auto& head : entry["heads"])
+      label.heads.push_back({head[0], head[1]});
   }
   return labels;
 }
@@ -44,8 +46,8 @@ inline std::vector<RunLabel> ReadLabels(const std::string& path) {
 struct Verdict {
   std::vector<Transition> transitions;
   int64_t first_warning = -1, first_critical = -1;  // Steps; -1 = never.
-  Transition warning, critical;                      // The first of each.
-  int warnings = 0;                                  // Alerts that reached warning.
+  Transition warning, critical;                     // The first of each.
+  int warnings = 0;  // Alerts that reached warning.
   // RunJudge::eta() at each sample of the heads.
   std::vector<std::pair<int64_t, Eta>> etas;
 };
@@ -58,7 +60,8 @@ inline void Note(Verdict* verdict, size_t from) {
       bool before = false;
       for (size_t j = 0; j < i; ++j) {
         const Transition& earlier = verdict->transitions[j];
-        before |= earlier.key == t.key && earlier.severity >= Severity::kWarning;
+        before |=
+            earlier.key == t.key && earlier.severity >= Severity::kWarning;
       }
       if (!before) ++verdict->warnings;
       if (verdict->first_warning < 0) {
@@ -82,7 +85,8 @@ inline Verdict Judge(const RecordedRun& run, const JudgeOptions& options = {}) {
       judge.OnEvent(item.event, &verdict.transitions);
     } else {
       judge.Observe(item.sample, &verdict.transitions);
-      if (item.sample.has(SignalId::kWqSigma)) verdict.etas.emplace_back(item.sample.step, judge.eta());
+      if (item.sample.has(SignalId::kWqSigma))
+        verdict.etas.emplace_back(item.sample.step, judge.eta());
     }
     Note(&verdict, before);
   }

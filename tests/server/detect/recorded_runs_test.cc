@@ -32,7 +32,8 @@ const std::vector<Case>& Cases() {
   return cases;
 }
 
-bool IsOneOf(const std::string& family, std::initializer_list<const char*> families) {
+bool IsOneOf(const std::string& family,
+             std::initializer_list<const char*> families) {
   return std::find(families.begin(), families.end(), family) != families.end();
 }
 
@@ -64,7 +65,9 @@ TEST(RecordedRunsTest, OneOfTheFirstThreeNamedHeadsExplodes) {
     ++all;
     const std::vector<Head>& named = c.verdict.critical.heads;
     for (size_t i = 0; i < std::min<size_t>(3, named.size()); ++i) {
-      if (std::find(c.label.heads.begin(), c.label.heads.end(), named[i]) == c.label.heads.end()) continue;
+      if (std::find(c.label.heads.begin(), c.label.heads.end(), named[i]) ==
+          c.label.heads.end())
+        continue;
       ++right;
       break;
     }

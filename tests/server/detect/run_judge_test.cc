@@ -1,0 +1,397 @@
+// Goal: the judge is deterministic, survives Save and Restore at any step,
+// never looks ahead, takes rollbacks, holes and changed sampling, heeds events,
+// and raises the run-level alerts.
+// Method: a synthetic run of 4 x 4 heads in which one head's ratio doubles
+// every 300 steps from step 2000 on, with fixed noise; variants of it.
+
+#include "server/detect/run_judge.h"
+
+#include <gmock/gmock.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "server/detect/judge_options.h"
+
+namespace bellwether::server {
+namespace {
+
+constexpr Head kIll{2, 1};
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+RunDescription SyntheticRun(int32_t layers = 4, int32_t heads = 4) {
+  RunDescription run;
+  run.name = std::string("synthetic");
+  run.layout = {.layers = layers,
+                .heads = heads,
+                .kv_heads = heads,
+                .head_dim = 64,
+                .seq_len = 1024};
+  run.attention.score_dtype = std::string("bf16");
+  return run;
+}
+
+struct Plan {
+  int64_t last_step = 5000;
+  int64_t period = 10;
+  int64_t drift_from = 2000;  // < 0: never
+  double doubling = 300;
+};
+
+// The same sample for the same arguments, whatever came before.
+StepSample SampleAt(const RunDescription& run, const Plan& plan, int64_t step,
+                    uint32_t attempt = 0) {
+  StepSample sample;
+  sample.Reset(run.layout);
+  sample.step = step;
+  sample.attempt = attempt;
+  std::mt19937 random(static_cast<uint32_t>(step) + 7);
+  std::normal_distribution<double> normal;
+  sample.Add(SignalId::kLoss)[0] =
+      static_cast<float>(2 + 4 * std::exp(-static_cast<double>(step) / 800) +
+                         0.02 * normal(random));
+  sample.Add(SignalId::kGradNorm)[0] =
+      static_cast<float>(0.6 * std::exp(0.1 * normal(random)));
+  if (step % plan.period != 0) return sample;
+  for (const SignalId id :
+       {SignalId::kRows, SignalId::kCommonModeSum, SignalId::kSpreadSum,
+        SignalId::kTiedRowsBf16, SignalId::kWqSigma, SignalId::kLogitMax,
+        SignalId::kEntropySum}) {
+    sample.Add(id);
+  }
+  const int32_t count = run.layout.layers * run.layout.heads;
+  for (int32_t i = 0; i < count; ++i) {
+    const auto at = static_cast<size_t>(i);
+    double ratio = std::exp(0.15 * normal(random));
+    double tied = 0.05;
+    const bool ill = run.layout.heads == 4 && i == kIll.layer * 4 + kIll.head;
+    if (ill && plan.drift_from >= 0 && step > plan.drift_from) {
+      ratio *= std::exp2(static_cast<double>(step - plan.drift_from) /
+                         plan.doubling);
+      tied = std::min(0.95, 0.05 + ratio / 100);
+    }
+    sample.Add(SignalId::kRows)[at] = 2048;
+    sample.Add(SignalId::kCommonModeSum)[at] =
+        static_cast<float>(2048 * 2 * ratio);
+    sample.Add(SignalId::kSpreadSum)[at] = 2048 * 2;
+    sample.Add(SignalId::kTiedRowsBf16)[at] = static_cast<float>(2048 * tied);
+    sample.Add(SignalId::kWqSigma)[at] =
+        static_cast<float>(3 + 1e-4 * static_cast<double>(step));
+    sample.Add(SignalId::kLogitMax)[at] = static_cast<float>(20 + 4 * ratio);
+    sample.Add(SignalId::kEntropySum)[at] = 2048 * 0.5;
+  }
+  return sample;
+}
+
+// Everything of a transition that a reader sees.
+std::string TextOf(const Transition& t) {
+  std::string text = t.key + " k" + std::to_string(t.k) + " state" +
+                     std::to_string(static_cast<int>(t.state)) + " sev" +
+                     std::to_string(static_cast<int>(t.severity)) + " stage" +
+                     std::to_string(t.stage) + " at" + std::to_string(t.step) +
+                     " " + t.summary + " " + t.cause + " " + t.advice;
+  for (const Head& head : t.heads)
+    text.append(" ").append(std::to_string(head.layer * 10000 + head.head));
+  for (const Evidence& e : t.evidence)
+    text.append(" ").append(e.signal).append("=").append(
+        std::to_string(e.value));
+  return text;
+}
+
+std::vector<std::string> TextsOf(const std::vector<Transition>& transitions) {
+  std::vector<std::string> texts;
+  for (const Transition& t : transitions) texts.push_back(TextOf(t));
+  return texts;
+}
+
+std::vector<Transition> JudgeAll(const RunDescription& run, const Plan& plan) {
+  RunJudge judge(JudgeOptions{}, run);
+  std::vector<Transition> out;
+  for (int64_t step = 0; step <= plan.last_step; ++step)
+    judge.Observe(SampleAt(run, plan, step), &out);
+  return out;
+}
+
+const Transition* First(const std::vector<Transition>& transitions,
+                        const std::string& rule, Severity least) {
+  for (const Transition& t : transitions) {
+    if (t.rule == rule && t.state == AlertState::kFiring && t.severity >= least)
+      return &t;
+  }
+  return nullptr;
+}
+
+TEST(RunJudgeTest, WarnsOfADriftNamesItsHeadAndPredictsItsEnd) {
+  const auto out = JudgeAll(SyntheticRun(), {});
+  const Transition* warning = First(out, "drift", Severity::kWarning);
+  ASSERT_NE(warning, nullptr);
+  EXPECT_EQ(warning->strongest, kIll);
+  EXPECT_EQ(warning->stage, 1);
+  EXPECT_EQ(warning->cause, "biased delta");
+  EXPECT_GT(warning->step, 2000);
+  EXPECT_LT(warning->step, 3200);
+  ASSERT_TRUE(warning->eta.known);
+  // The ratio passes 128 at 2000 + 7 * 300; the common mode of 2 logits at the
+  // start passes 1,000 two doublings later.
+  EXPECT_NEAR(static_cast<double>(warning->step) + warning->eta.steps,
+              4100 + 300, 500);
+  EXPECT_LE(warning->eta.lower_steps, warning->eta.steps);
+  EXPECT_GE(warning->eta.upper_steps, warning->eta.steps);
+  const Transition* critical = First(out, "drift", Severity::kCritical);
+  ASSERT_NE(critical, nullptr);
+  EXPECT_EQ(critical->key, warning->key);
+  EXPECT_GT(critical->k, warning->k);
+  EXPECT_GE(critical->stage, 2);
+}
+
+TEST(RunJudgeTest, AQuietRunIsQuiet) {
+  EXPECT_TRUE(JudgeAll(SyntheticRun(), {.drift_from = -1}).empty());
+}
+
+TEST(RunJudgeTest, SaveAndRestoreAtAnyStepChangeNothing) {
+  const RunDescription run = SyntheticRun();
+  const Plan plan{.last_step = 4000};
+  const auto expected = TextsOf(JudgeAll(run, plan));
+  ASSERT_FALSE(expected.empty());
+  auto judge = std::make_unique<RunJudge>(JudgeOptions{}, run);
+  std::vector<Transition> out;
+  for (int64_t step = 0; step <= plan.last_step; ++step) {
+    judge->Observe(SampleAt(run, plan, step), &out);
+    if (step % 37 != 0) continue;
+    const std::string saved = judge->Save();
+    auto restored = std::make_unique<RunJudge>(JudgeOptions{}, run);
+    ASSERT_TRUE(restored->Restore(saved));
+    EXPECT_EQ(restored->Save(), saved);
+    judge = std::move(restored);
+  }
+  EXPECT_EQ(TextsOf(out), expected);
+}
+
+TEST(RunJudgeTest, NeverLooksAhead) {
+  const auto whole = TextsOf(JudgeAll(SyntheticRun(), {.last_step = 4500}));
+  for (const int64_t end : {2500, 3000, 3333, 4000}) {
+    const auto part = TextsOf(JudgeAll(SyntheticRun(), {.last_step = end}));
+    ASSERT_LE(part.size(), whole.size());
+    EXPECT_TRUE(std::equal(part.begin(), part.end(), whole.begin()));
+  }
+}
+
+TEST(RunJudgeTest, ADamagedStateIsRefusedAndLeavesAFreshJudge) {
+  RunJudge judge(JudgeOptions{}, SyntheticRun());
+  std::vector<Transition> out;
+  for (int64_t step = 0; step <= 3500; ++step)
+    judge.Observe(SampleAt(SyntheticRun(), {}, step), &out);
+  ASSERT_GE(judge.alerts_firing(), 1u);
+  const std::string saved = judge.Save();
+  RunJudge fresh(JudgeOptions{}, SyntheticRun());
+  const std::string empty = fresh.Save();
+  for (size_t size = 0; size < saved.size(); size += 101) {
+    EXPECT_FALSE(fresh.Restore(std::string_view(saved).substr(0, size)));
+    EXPECT_EQ(fresh.Save(), empty);
+  }
+  EXPECT_FALSE(fresh.Restore(saved + "x"));
+  RunJudge other(JudgeOptions{}, SyntheticRun(4, 8));
+  EXPECT_FALSE(other.Restore(saved));
+  EXPECT_TRUE(fresh.Restore(saved));
+  EXPECT_EQ(fresh.alerts_firing(), judge.alerts_firing());
+}
+
+TEST(RunJudgeTest, OtherSamplingPeriodsSeeTheSameIllness) {
+  for (const int64_t period : {1, 5, 20, 50}) {
+    SCOPED_TRACE(period);
+    const auto out =
+        JudgeAll(SyntheticRun(), {.last_step = 6000, .period = period});
+    const Transition* warning = First(out, "drift", Severity::kWarning);
+    ASSERT_NE(warning, nullptr);
+    EXPECT_EQ(warning->strongest, kIll);
+    EXPECT_LT(warning->step, 4100);
+  }
+}
+
+TEST(RunJudgeTest, SamplesOfThePastAreIgnoredAndAHigherAttemptGoesBack) {
+  const RunDescription run = SyntheticRun();
+  const Plan plan{.drift_from = -1};
+  RunJudge judge(JudgeOptions{}, run);
+  std::vector<Transition> out;
+  for (int64_t step = 0; step <= 3000; ++step)
+    judge.Observe(SampleAt(run, plan, step), &out);
+  const std::string before = judge.Save();
+  judge.Observe(SampleAt(run, plan, 3000), &out);
+  judge.Observe(SampleAt(run, plan, 10), &out);
+  EXPECT_EQ(judge.Save(), before);
+  // Back to 2000 in a new attempt, where the drift now begins.
+  for (int64_t step = 2000; step <= 5000; ++step)
+    judge.Observe(SampleAt(run, {}, step, 1), &out);
+  const Transition* warning = First(out, "drift", Severity::kWarning);
+  ASSERT_NE(warning, nullptr);
+  EXPECT_EQ(warning->attempt, 1u);
+  // The old attempt's late frames say nothing any more.
+  const std::string after = judge.Save();
+  judge.Observe(SampleAt(run, plan, 9000, 0), &out);
+  EXPECT_EQ(judge.Save(), after);
+}
+
+TEST(RunJudgeTest, HolesAndNanInSignalsDoNotHideTheDrift) {
+  const RunDescription run = SyntheticRun();
+  RunJudge judge(JudgeOptions{}, run);
+  std::vector<Transition> out;
+  for (int64_t step = 0; step <= 5000; ++step) {
+    StepSample sample = SampleAt(run, {}, step);
+    if (sample.has(SignalId::kSpreadSum)) {
+      sample.Add(SignalId::kSpreadSum)[static_cast<size_t>(step / 10 % 16)] =
+          NotMeasured();
+      if (step == 1500) sample.Add(SignalId::kSpreadSum)[9] = kNan;
+    }
+    if (step > 2600 && step < 2700) continue;
+    judge.Observe(sample, &out);
+  }
+  ASSERT_NE(First(out, "drift", Severity::kWarning), nullptr);
+  EXPECT_EQ(First(out, "drift", Severity::kWarning)->strongest, kIll);
+  const Transition* nonfinite = First(out, "nonfinite", Severity::kWarning);
+  ASSERT_NE(nonfinite, nullptr);
+  EXPECT_EQ(nonfinite->step, 1500);
+  EXPECT_EQ(nonfinite->strongest, (Head{2, 1}));
+}
+
+TEST(RunJudgeTest, ALossThatIsNoNumberIsCriticalAtOnce) {
+  RunJudge judge(JudgeOptions{}, SyntheticRun());
+  std::vector<Transition> out;
+  StepSample sample = SampleAt(SyntheticRun(), {}, 3);
+  sample.Add(SignalId::kLoss)[0] = kNan;
+  judge.Observe(sample, &out);
+  ASSERT_EQ(out.size(), 1u);
+  EXPECT_EQ(out[0].rule, "nonfinite");
+  EXPECT_EQ(out[0].severity, Severity::kCritical);
+}
+
+TEST(RunJudgeTest, CentringEndsTheAlertAndDriftOfRawKeysIsNoneAfterIt) {
+  const RunDescription run = SyntheticRun();
+  RunJudge judge(JudgeOptions{}, run);
+  std::vector<Transition> out;
+  for (int64_t step = 0; step <= 4200; ++step) {
+    if (step == 3300)
+      judge.OnEvent({.step = step, .kind = EventKind::kCentringOn}, &out);
+    judge.Observe(SampleAt(run, {}, step), &out);
+  }
+  ASSERT_EQ(out.back().state, AlertState::kResolved);
+  EXPECT_EQ(out.back().step, 3300);
+  EXPECT_EQ(judge.alerts_firing(), 0u);
+  EXPECT_EQ(judge.stage(), 0);
+}
+
+TEST(RunJudgeTest, ScoresInFp32DoNotDriftByRounding) {
+  RunDescription run = SyntheticRun();
+  run.attention.score_dtype = std::string("fp32");
+  EXPECT_EQ(First(JudgeAll(run, {}), "drift", Severity::kInfo), nullptr);
+}
+
+TEST(RunJudgeTest, ADataSpikeDoesNotPageAndALostLossDoes) {
+  const RunDescription run = SyntheticRun();
+  const auto judged = [&](int64_t end_of_spike) {
+    RunJudge judge(JudgeOptions{}, run);
+    std::vector<Transition> out;
+    for (int64_t step = 0; step <= 5000; ++step) {
+      StepSample sample = SampleAt(run, {.drift_from = -1}, step);
+      if (step >= 3000 && step < end_of_spike)
+        sample.Add(SignalId::kLoss)[0] += 3;
+      judge.Observe(sample, &out);
+    }
+    return out;
+  };
+  const auto spike = judged(3100);
+  EXPECT_EQ(First(spike, "loss", Severity::kWarning), nullptr);
+  EXPECT_NE(First(spike, "loss", Severity::kInfo), nullptr);
+  const auto lost = judged(5001);
+  const Transition* warning = First(lost, "loss", Severity::kWarning);
+  const Transition* critical = First(lost, "loss", Severity::kCritical);
+  ASSERT_TRUE(warning != nullptr && critical != nullptr);
+  EXPECT_NEAR(static_cast<double>(warning->step), 3200, 60);
+  EXPECT_NEAR(static_cast<double>(critical->step), 3600, 60);
+  EXPECT_EQ(critical->stage, 5);
+}
+
+TEST(RunJudgeTest, AnAnnouncedJumpOfTheLossIsExcused) {
+  const RunDescription run = SyntheticRun();
+  RunJudge judge(JudgeOptions{}, run);
+  std::vector<Transition> out;
+  for (int64_t step = 0; step <= 5000; ++step) {
+    StepSample sample = SampleAt(run, {.drift_from = -1}, step);
+    if (step >= 3000) sample.Add(SignalId::kLoss)[0] += 3;
+    if (step == 3000)
+      judge.OnEvent({.step = step, .kind = EventKind::kData}, &out);
+    judge.Observe(sample, &out);
+  }
+  EXPECT_TRUE(out.empty());
+}
+
+TEST(RunJudgeTest, ReplicasThatDisagreeAreCritical) {
+  RunJudge judge(JudgeOptions{}, SyntheticRun());
+  std::vector<Transition> out;
+  StepSample sample = SampleAt(SyntheticRun(), {}, 50);
+  sample.disagreements.push_back({SignalId::kWqSigma, 1, 3, 3.0f, 3.5f});
+  judge.Observe(sample, &out);
+  ASSERT_EQ(out.size(), 1u);
+  EXPECT_EQ(out[0].rule, "disagreement");
+  EXPECT_EQ(out[0].severity, Severity::kCritical);
+  EXPECT_EQ(out[0].strongest, (Head{1, 3}));
+  EXPECT_EQ(out[0].cause, "corruption");
+}
+
+TEST(RunJudgeTest, SilenceIsToldAndEnds) {
+  RunDescription run = SyntheticRun();
+  run.reporters = 4;
+  RunJudge judge(JudgeOptions{}, run);
+  std::vector<Transition> out;
+  judge.OnSilence(1, 90, &out);
+  judge.OnSilence(1, 120, &out);
+  ASSERT_EQ(out.size(), 1u);
+  EXPECT_EQ(out[0].rule, "silent");
+  EXPECT_EQ(out[0].severity, Severity::kWarning);
+  EXPECT_THAT(out[0].evidence[0].text, testing::HasSubstr("1 of 4"));
+  judge.OnSilence(4, 200, &out);
+  ASSERT_EQ(out.size(), 2u);
+  EXPECT_EQ(out[1].severity, Severity::kCritical);
+  judge.OnSilence(0, 0, &out);
+  ASSERT_EQ(out.size(), 3u);
+  EXPECT_EQ(out[2].state, AlertState::kResolved);
+}
+
+TEST(RunJudgeTest, AHookThatCostsTooMuchForLongIsTold) {
+  const JudgeOptions options;
+  RunJudge judge(options, SyntheticRun());
+  std::vector<Transition> out;
+  for (int64_t step = 0; step <= options.alert.hook_overhead_steps; ++step) {
+    EXPECT_TRUE(out.empty());
+    StepSample sample;
+    sample.Reset(SyntheticRun().layout);
+    sample.step = step;
+    sample.Add(SignalId::kStepSeconds)[0] = 1;
+    sample.Add(SignalId::kHookSeconds)[0] = 0.03f;
+    judge.Observe(sample, &out);
+  }
+  ASSERT_EQ(out.size(), 1u);
+  EXPECT_EQ(out[0].rule, "overhead");
+}
+
+TEST(RunJudgeTest, LayoutsFromOneHeadToTheLargestAreJudged) {
+  for (const auto& [layers, heads] :
+       {std::pair{1, 1}, std::pair{2, 1}, std::pair{512, 16}}) {
+    const RunDescription run = SyntheticRun(layers, heads);
+    RunJudge judge(JudgeOptions{}, run);
+    std::vector<Transition> out;
+    for (int64_t step = 0; step <= 2000; step += 50)
+      judge.Observe(SampleAt(run, {.period = 50, .drift_from = -1}, step),
+                    &out);
+    EXPECT_TRUE(out.empty());
+    EXPECT_EQ(judge.stage_of(layers - 1, heads - 1), 0);
+    EXPECT_EQ(judge.stage_of(layers, 0), 0);
+    // 4 windows of 64 means and little else a head.
+    EXPECT_LT(judge.memory_bytes(),
+              static_cast<size_t>(layers) * static_cast<size_t>(heads) * 1400 +
+                  16384);
+  }
+}
+
+}  // namespace
+}  // namespace bellwether::server
