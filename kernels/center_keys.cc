@@ -23,7 +23,8 @@ Status CheckSequences(const CenterKeysParams& p) {
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("cu_seqlens[0]", p.cu_seqlens[0], 0, 0));
   for (int64_t s = 0; s < p.sequences; ++s) {
     if (p.cu_seqlens[s + 1] >= p.cu_seqlens[s]) continue;
-    return Fail(Status::kInvalidArgument, "cu_seqlens[%lld] is %d, but must be >= %d, the one before",
+    return Fail(Status::kInvalidArgument,
+                "cu_seqlens[%lld] is %d, but must be >= %d, the one before",
                 static_cast<long long>(s + 1), p.cu_seqlens[s + 1], p.cu_seqlens[s]);
   }
   return CheckRange("cu_seqlens[sequences]", p.cu_seqlens[p.sequences], p.k_len, p.k_len);

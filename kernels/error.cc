@@ -51,8 +51,7 @@ Status CheckPointer(const char* field, const void* data, int64_t alignment) {
 Status CheckDType(DType dtype) { return CheckRange("dtype", static_cast<int>(dtype), 0, 2); }
 
 Status CheckDevice(const Device& device) {
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(
-      CheckRange("backend", static_cast<int>(device.backend), 0, 1));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("backend", static_cast<int>(device.backend), 0, 1));
   return CheckRange("threads", device.threads, 0, kThreadsMax);
 }
 

@@ -27,9 +27,9 @@ namespace bellwether::kernels {
 inline int64_t SizeOf(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
 
 // Returns from the caller with the first status that is not kOk.
-#define BELLWETHER_KERNELS_RETURN_IF_ERROR(expression)                                    \
-  do {                                                                                    \
-    if (const Status status_ = (expression); status_ != Status::kOk) return status_;      \
+#define BELLWETHER_KERNELS_RETURN_IF_ERROR(expression)                               \
+  do {                                                                               \
+    if (const Status status_ = (expression); status_ != Status::kOk) return status_; \
   } while (false)
 
 }  // namespace bellwether::kernels

@@ -39,8 +39,7 @@ Status CheckScores(const ProbeParams& p) {
 
 Status CheckMemory(const ProbeParams& p) {
   constexpr int64_t kStrideMax = std::numeric_limits<int64_t>::max() / 64;
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(
-      CheckRange("stat_stride", p.stat_stride, p.heads, kStrideMax));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("stat_stride", p.stat_stride, p.heads, kStrideMax));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("out", p.out, alignof(float)));
   if (p.kv_out != nullptr) {
     BELLWETHER_KERNELS_RETURN_IF_ERROR(

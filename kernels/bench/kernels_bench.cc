@@ -114,8 +114,14 @@ BENCHMARK(BM_ProbeLongReference)->ArgName("tokens")->Arg(1024)->Unit(benchmark::
 void BM_KeyLeak(benchmark::State& state) {
   Attention a(DType::kBFloat16, 4, 1, 1, state.range(0), 64, 0, false);
   float leak = 0, gradient = 0;
-  KeyLeakParams p{.dtype = a.p.dtype, .batch = 4, .kv_heads = 1, .k_len = state.range(0),
-                  .head_dim = 64, .d_k = a.p.k, .leak_sum = &leak, .gradient_sum = &gradient};
+  KeyLeakParams p{.dtype = a.p.dtype,
+                  .batch = 4,
+                  .kv_heads = 1,
+                  .k_len = state.range(0),
+                  .head_dim = 64,
+                  .d_k = a.p.k,
+                  .leak_sum = &leak,
+                  .gradient_sum = &gradient};
   for (auto _ : state) {
     if (KeyLeak(p, {}) != Status::kOk) state.SkipWithError(LastErrorMessage());
   }
@@ -125,8 +131,13 @@ BENCHMARK(BM_KeyLeak)->ArgName("tokens")->Arg(64)->Arg(4096)->Unit(benchmark::kM
 void BM_CenterKeys(benchmark::State& state) {
   Attention a(DType::kBFloat16, 4, 1, 1, state.range(0), 64, 0, false);
   std::vector<uint16_t> out(a.halves.size());
-  CenterKeysParams p{.dtype = a.p.dtype, .batch = 4, .kv_heads = 1, .k_len = state.range(0),
-                     .head_dim = 64, .k = a.p.k, .out = out.data(),
+  CenterKeysParams p{.dtype = a.p.dtype,
+                     .batch = 4,
+                     .kv_heads = 1,
+                     .k_len = state.range(0),
+                     .head_dim = 64,
+                     .k = a.p.k,
+                     .out = out.data(),
                      .out_batch_stride = a.p.k.batch_stride,
                      .out_head_stride = a.p.k.head_stride,
                      .out_token_stride = a.p.k.token_stride};
@@ -141,9 +152,15 @@ void BM_SpectralNorms(benchmark::State& state) {
   const std::vector<float> weight = RandomFloats(heads * rows * columns);
   std::vector<float> sigma(static_cast<size_t>(heads));
   std::vector<float> direction(static_cast<size_t>(heads * rows));
-  SpectralParams p{.heads = heads, .rows = rows, .columns = columns, .weight = weight.data(),
-                   .head_stride = rows * columns, .row_stride = columns, .column_stride = 1,
-                   .sigma = sigma.data(), .direction = direction.data()};
+  SpectralParams p{.heads = heads,
+                   .rows = rows,
+                   .columns = columns,
+                   .weight = weight.data(),
+                   .head_stride = rows * columns,
+                   .row_stride = columns,
+                   .column_stride = 1,
+                   .sigma = sigma.data(),
+                   .direction = direction.data()};
   for (auto _ : state) {
     if (SpectralNorms(p, {}) != Status::kOk) state.SkipWithError(LastErrorMessage());
   }
@@ -163,10 +180,19 @@ void BM_IncrementRank(benchmark::State& state) {
   float rank = 0;
   const float* k = now.data() + rows * columns;
   const float* k_before = before.data() + rows * columns;
-  IncrementRankParams p{.heads = 1, .kv_heads = 1, .rows = rows, .columns = columns,
-                        .wq = now.data(), .wq_before = before.data(), .wk = k,
-                        .wk_before = k_before, .q_head_stride = 0, .q_row_stride = columns,
-                        .k_head_stride = 0, .k_row_stride = columns, .effective_rank = &rank};
+  IncrementRankParams p{.heads = 1,
+                        .kv_heads = 1,
+                        .rows = rows,
+                        .columns = columns,
+                        .wq = now.data(),
+                        .wq_before = before.data(),
+                        .wk = k,
+                        .wk_before = k_before,
+                        .q_head_stride = 0,
+                        .q_row_stride = columns,
+                        .k_head_stride = 0,
+                        .k_row_stride = columns,
+                        .effective_rank = &rank};
   for (auto _ : state) {
     if (IncrementRank(p, {}) != Status::kOk) state.SkipWithError(LastErrorMessage());
   }

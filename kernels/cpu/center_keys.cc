@@ -35,8 +35,8 @@ void CenterSequence(const CenterKeysParams& p, int64_t batch, int64_t head, int6
 Status CenterKeys(const CenterKeysParams& p, uint32_t threads) {
   const int64_t sequences = p.cu_seqlens != nullptr ? p.sequences : 1;
   const int64_t units = p.batch * p.kv_heads * sequences;
-  const double elements = static_cast<double>(p.batch * p.kv_heads) *
-                          static_cast<double>(p.k_len) * static_cast<double>(p.head_dim);
+  const double elements = static_cast<double>(p.batch * p.kv_heads) * static_cast<double>(p.k_len) *
+                          static_cast<double>(p.head_dim);
   WithElement(p.dtype, [&]<typename Element>(const Element*) {
     ParallelFor(units, UsefulThreads(threads, units, elements), [&](int64_t unit) {
       const int64_t sequence = unit % sequences;

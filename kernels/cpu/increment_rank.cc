@@ -123,10 +123,10 @@ Status IncrementRank(const IncrementRankParams& p, uint32_t threads) {
     for (int64_t head; (head = next.fetch_add(1, std::memory_order_relaxed)) < p.heads;) {
       const int64_t q_at = head * p.q_head_stride;
       const int64_t k_at = head / group * p.k_head_stride;
-      p.effective_rank[head] = static_cast<float>(
-          MeasureHead({p.wq + q_at, p.wq_before + q_at, p.q_row_stride},
-                      {p.wk + k_at, p.wk_before + k_at, p.k_row_stride}, p.rows, p.columns,
-                      scratch.data() + worker * each));
+      p.effective_rank[head] =
+          static_cast<float>(MeasureHead({p.wq + q_at, p.wq_before + q_at, p.q_row_stride},
+                                         {p.wk + k_at, p.wk_before + k_at, p.k_row_stride}, p.rows,
+                                         p.columns, scratch.data() + worker * each));
     }
   });
   return Status::kOk;

@@ -123,13 +123,13 @@ class Lanczos {
   const int64_t n_;
   const double* const a_;
   const int64_t stride_;
-  double* const basis_;    // [size_ + 1][n]
-  double* alpha_;          // The tridiagonal projection of a.
+  double* const basis_;  // [size_ + 1][n]
+  double* alpha_;        // The tridiagonal projection of a.
   double* beta_;
   double* diagonal_;
   double* off_diagonal_;
   double* vectors_;
-  double* product_;        // [n]
+  double* product_;  // [n]
   double trace_ = 0;
   int64_t size_ = 0;
 };

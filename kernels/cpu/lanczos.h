@@ -23,8 +23,7 @@ struct Eigenpair {
 
 // a: [n] rows, `stride` apart, finite, not all zero.  vector [n]: in, a hint of
 // any length (0 = none); out, the unit Ritz vector.
-Eigenpair TopEigenpair(int64_t n, const double* a, int64_t stride, double* vector,
-                       double* scratch);
+Eigenpair TopEigenpair(int64_t n, const double* a, int64_t stride, double* vector, double* scratch);
 
 }  // namespace bellwether::kernels::cpu
 

@@ -15,8 +15,7 @@ namespace {
 
 double Operations(const ProbePlan& plan) {
   return static_cast<double>(plan.p.batch * plan.p.heads) * static_cast<double>(plan.rows) *
-         static_cast<double>(plan.p.k_len) *
-         static_cast<double>(plan.p.head_dim + plan.v_dim);
+         static_cast<double>(plan.p.k_len) * static_cast<double>(plan.p.head_dim + plan.v_dim);
 }
 
 // Adds all units' sums to the caller's memory, head by head in unit order.

@@ -40,16 +40,15 @@ struct ProbePlan {
     const int64_t unit_rows = std::min(kUnitRows, group * rows);
     int64_t hidden = params.causal ? std::min(params.q_len, params.k_len) / 2 : 0;
     if (params.window > 0) hidden = std::max(hidden, params.k_len - params.window);
-    by_covariance = unit_rows * hidden > params.k_len * params.head_dim / 2 +
-                                             unit_rows * params.head_dim;
+    by_covariance =
+        unit_rows * hidden > params.k_len * params.head_dim / 2 + unit_rows * params.head_dim;
   }
 
   // Doubles that one worker needs, in this order; a multiple of a cache line.
   int64_t ScratchSize() const {
     const int64_t widest = std::max(p.head_dim, v_dim);
     return panels * kPanel * (p.head_dim + v_dim + 2 * kPanel) + kPanel * widest * 3 +
-           2 * padded_dim +
-           (by_covariance ? padded_dim * (padded_dim + kGramColumns + kPanel) : 0);
+           2 * padded_dim + (by_covariance ? padded_dim * (padded_dim + kGramColumns + kPanel) : 0);
   }
 
   const ProbeParams& p;
@@ -270,11 +269,11 @@ class ProbeUnit {
   const int64_t score_stride_;
   int64_t batch_ = 0, kv_head_ = 0;
   bool keys_finite_ = true;
-  double *keys_, *values_;           // [panel][channel][8]
-  double *scores_, *dp_;             // [tile row][k_len padded]
-  double* unpacked_;                 // [8][channel]; one row while a tile runs
-  double *queries_, *gradients_;     // [channel][tile row]; queries hold scale q
-  double* mean_;                     // [head_dim] kbar
+  double *keys_, *values_;                 // [panel][channel][8]
+  double *scores_, *dp_;                   // [tile row][k_len padded]
+  double* unpacked_;                       // [8][channel]; one row while a tile runs
+  double *queries_, *gradients_;           // [channel][tile row]; queries hold scale q
+  double* mean_;                           // [head_dim] kbar
   double *covariance_, *chunk_, *turned_;  // turned_ [tile row][padded_dim] = k_len Cov q
 };
 

@@ -65,8 +65,7 @@ void Sweep(int64_t n, int64_t first, int64_t last, double* d, double* e, double*
 
 }  // namespace
 
-void Tridiagonalize(int64_t n, double* a, double* diagonal, double* off_diagonal,
-                    double* scratch) {
+void Tridiagonalize(int64_t n, double* a, double* diagonal, double* off_diagonal, double* scratch) {
   double* u = diagonal;  // Entries beyond the current column are still free.
   for (int64_t column = 0; column + 1 < n; ++column) {
     const int64_t first = column + 1;

@@ -2,11 +2,11 @@
    Method: built as strict C99 with -pedantic-errors; one call with a known
    answer: two equal keys, so every row is tied. */
 
-#include "bellwether/kernels/c_api.h"
-
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+
+#include "bellwether/kernels/c_api.h"
 
 int main(void) {
   float one[2] = {1, 1};

@@ -23,19 +23,18 @@ void* Data(Operand& x) { return const_cast<void*>(x.View().data); }
 
 Status Center(const Operand& k, Operand& out, const std::vector<int32_t>& cu_seqlens = {},
               uint32_t threads = 0) {
-  const CenterKeysParams p{
-      .dtype = k.dtype,
-      .batch = k.batch,
-      .kv_heads = k.heads,
-      .k_len = k.tokens,
-      .head_dim = k.channels,
-      .k = k.View(),
-      .out = Data(out),
-      .out_batch_stride = out.batch_stride,
-      .out_head_stride = out.head_stride,
-      .out_token_stride = out.token_stride,
-      .cu_seqlens = cu_seqlens.empty() ? nullptr : cu_seqlens.data(),
-      .sequences = static_cast<int64_t>(cu_seqlens.size()) - 1};
+  const CenterKeysParams p{.dtype = k.dtype,
+                           .batch = k.batch,
+                           .kv_heads = k.heads,
+                           .k_len = k.tokens,
+                           .head_dim = k.channels,
+                           .k = k.View(),
+                           .out = Data(out),
+                           .out_batch_stride = out.batch_stride,
+                           .out_head_stride = out.head_stride,
+                           .out_token_stride = out.token_stride,
+                           .cu_seqlens = cu_seqlens.empty() ? nullptr : cu_seqlens.data(),
+                           .sequences = static_cast<int64_t>(cu_seqlens.size()) - 1};
   return CenterKeys(p, {.threads = threads});
 }
 

@@ -25,9 +25,14 @@ struct Leaks {
 Leaks Measure(const Operand& d_k, uint32_t threads = 0, float start = 0) {
   const auto heads = static_cast<size_t>(d_k.heads);
   Leaks result{std::vector<float>(heads, start), std::vector<float>(heads, start)};
-  const KeyLeakParams p{.dtype = d_k.dtype, .batch = d_k.batch, .kv_heads = d_k.heads,
-                        .k_len = d_k.tokens, .head_dim = d_k.channels, .d_k = d_k.View(),
-                        .leak_sum = result.leak.data(), .gradient_sum = result.gradient.data()};
+  const KeyLeakParams p{.dtype = d_k.dtype,
+                        .batch = d_k.batch,
+                        .kv_heads = d_k.heads,
+                        .k_len = d_k.tokens,
+                        .head_dim = d_k.channels,
+                        .d_k = d_k.View(),
+                        .leak_sum = result.leak.data(),
+                        .gradient_sum = result.gradient.data()};
   EXPECT_EQ(KeyLeak(p, {.threads = threads}), Status::kOk) << LastErrorMessage();
   return result;
 }

@@ -33,10 +33,9 @@ inline float FromBf16(uint16_t x) {
 
 inline float FromFp16(uint16_t x) {
   const int exponent = (x >> 10) & 31, fraction = x & 1023;
-  float value = exponent == 31 ? (fraction ? NAN : INFINITY)
-                : exponent == 0
-                    ? std::ldexp(static_cast<float>(fraction), -24)
-                    : std::ldexp(static_cast<float>(1024 + fraction), exponent - 25);
+  float value = exponent == 31  ? (fraction ? NAN : INFINITY)
+                : exponent == 0 ? std::ldexp(static_cast<float>(fraction), -24)
+                                : std::ldexp(static_cast<float>(1024 + fraction), exponent - 25);
   return x & 0x8000 ? -value : value;
 }
 
@@ -49,8 +48,10 @@ inline uint16_t RoundFp16(float x) {
   uint16_t low = 0, high = 0x7bff;
   while (low < high) {  // Largest encoding <= magnitude.
     const uint16_t middle = static_cast<uint16_t>((low + high + 1) / 2);
-    if (static_cast<double>(FromFp16(middle)) <= magnitude) low = middle;
-    else high = static_cast<uint16_t>(middle - 1);
+    if (static_cast<double>(FromFp16(middle)) <= magnitude)
+      low = middle;
+    else
+      high = static_cast<uint16_t>(middle - 1);
   }
   if (low == 0x7bff) return sign | low;
   const double below = magnitude - static_cast<double>(FromFp16(low));
@@ -238,9 +239,8 @@ inline std::vector<double> NaiveStats(const Case& a, int64_t h) {
     for (int64_t j = 0; j < p.k_len; ++j) {
       for (size_t c = 0; c < d; ++c) {
         for (size_t e = 0; e < d; ++e) {
-          covariance[c * d + e] +=
-              (a.k.Get(b, a.Kv(h), j, static_cast<int64_t>(c)) - mean[c]) *
-              (a.k.Get(b, a.Kv(h), j, static_cast<int64_t>(e)) - mean[e]) / n;
+          covariance[c * d + e] += (a.k.Get(b, a.Kv(h), j, static_cast<int64_t>(c)) - mean[c]) *
+                                   (a.k.Get(b, a.Kv(h), j, static_cast<int64_t>(e)) - mean[e]) / n;
         }
       }
     }

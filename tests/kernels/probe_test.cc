@@ -43,9 +43,9 @@ void ExpectStats(const Case& a, const char* what) {
           << "stat " << stat << " is " << a.Out(stat, h) << ", should be " << value;
     }
     if (!with_delta) continue;
-    EXPECT_LE(std::fabs(static_cast<double>(a.Out(kProbeDeltaBiasSum, h)) -
-                        naive[kProbeDeltaBiasSum]),
-              1e-3 * naive[kProbeDeltaErrorAbsSum]);
+    EXPECT_LE(
+        std::fabs(static_cast<double>(a.Out(kProbeDeltaBiasSum, h)) - naive[kProbeDeltaBiasSum]),
+        1e-3 * naive[kProbeDeltaErrorAbsSum]);
   }
 }
 
@@ -102,19 +102,18 @@ TEST_P(ProbeShapeTest, EqualsAnIndependentComputation) {
 
 INSTANTIATE_TEST_SUITE_P(
     Shapes, ProbeShapeTest,
-    ::testing::Combine(
-        ::testing::Values(Shape{4, 1, 1, 64, 64, 64, 64, true, 0, 0, 0},
-                          Shape{2, 2, 1, 33, 33, 24, 16, false, 0, 0, 0},
-                          Shape{1, 4, 2, 17, 40, 5, 3, true, 0, 0, 0},
-                          Shape{1, 4, 1, 40, 17, 8, 8, true, 0, 0, 0},
-                          Shape{1, 2, 2, 50, 50, 16, 16, true, 7, 0, 0},
-                          Shape{1, 2, 1, 50, 61, 16, 20, false, 9, 0, 0},
-                          Shape{1, 2, 1, 31, 31, 16, 16, true, 0, 3.5f, 0},
-                          Shape{2, 4, 2, 90, 90, 8, 8, true, 0, 0, 13},
-                          Shape{1, 1, 1, 600, 600, 4, 4, true, 0, 0, 0},
-                          Shape{1, 2, 1, 300, 300, 6, 6, true, 5, 0, 0},
-                          Shape{1, 1, 1, 1, 1, 1, 1, true, 0, 0, 0}),
-        ::testing::Values(DType::kFloat32, DType::kBFloat16, DType::kFloat16)));
+    ::testing::Combine(::testing::Values(Shape{4, 1, 1, 64, 64, 64, 64, true, 0, 0, 0},
+                                         Shape{2, 2, 1, 33, 33, 24, 16, false, 0, 0, 0},
+                                         Shape{1, 4, 2, 17, 40, 5, 3, true, 0, 0, 0},
+                                         Shape{1, 4, 1, 40, 17, 8, 8, true, 0, 0, 0},
+                                         Shape{1, 2, 2, 50, 50, 16, 16, true, 7, 0, 0},
+                                         Shape{1, 2, 1, 50, 61, 16, 20, false, 9, 0, 0},
+                                         Shape{1, 2, 1, 31, 31, 16, 16, true, 0, 3.5f, 0},
+                                         Shape{2, 4, 2, 90, 90, 8, 8, true, 0, 0, 13},
+                                         Shape{1, 1, 1, 600, 600, 4, 4, true, 0, 0, 0},
+                                         Shape{1, 2, 1, 300, 300, 6, 6, true, 5, 0, 0},
+                                         Shape{1, 1, 1, 1, 1, 1, 1, true, 0, 0, 0}),
+                       ::testing::Values(DType::kFloat32, DType::kBFloat16, DType::kFloat16)));
 
 // The last regime before the loss goes: a common mode hundreds of times the
 // spread, where float32 sums would lose the scores' differences.
@@ -204,8 +203,7 @@ TEST(ProbeTest, StrataCoverTheRowsAndDependOnEveryInput) {
     for (int64_t strata : {int64_t{1}, int64_t{3}, q_len}) {
       for (int64_t i = 0; i < strata; ++i) {
         const int64_t row = SampledRow(1, 2, 3, static_cast<uint64_t>(i),
-                                       static_cast<uint64_t>(strata),
-                                       static_cast<uint64_t>(q_len));
+                                       static_cast<uint64_t>(strata), static_cast<uint64_t>(q_len));
         EXPECT_GE(row, i * q_len / strata);
         EXPECT_LT(row, (i + 1) * q_len / strata);
       }

@@ -25,7 +25,8 @@ using Matrix = std::vector<double>;  // [rows][columns]
 Matrix Make(int64_t rows, int64_t columns, const std::function<double(int64_t, int64_t)>& f) {
   Matrix m;
   for (int64_t i = 0; i < rows; ++i) {
-    for (int64_t j = 0; j < columns; ++j) m.push_back(static_cast<double>(static_cast<float>(f(i, j))));
+    for (int64_t j = 0; j < columns; ++j)
+      m.push_back(static_cast<double>(static_cast<float>(f(i, j))));
   }
   return m;
 }
@@ -38,12 +39,12 @@ Matrix Random(int64_t rows, int64_t columns, uint32_t seed, double scale = 1) {
 
 std::vector<double> SingularValues(Matrix m, int64_t rows, int64_t columns) {
   std::vector<double> s(static_cast<size_t>(std::min(rows, columns)));
-  EXPECT_EQ(LAPACKE_dgesdd(LAPACK_ROW_MAJOR, 'N', static_cast<lapack_int>(rows),
-                           static_cast<lapack_int>(columns), m.data(),
-                           static_cast<lapack_int>(columns), s.data(), nullptr,
-                           static_cast<lapack_int>(rows), nullptr,
-                           static_cast<lapack_int>(columns)),
-            0);
+  EXPECT_EQ(
+      LAPACKE_dgesdd(LAPACK_ROW_MAJOR, 'N', static_cast<lapack_int>(rows),
+                     static_cast<lapack_int>(columns), m.data(), static_cast<lapack_int>(columns),
+                     s.data(), nullptr, static_cast<lapack_int>(rows), nullptr,
+                     static_cast<lapack_int>(columns)),
+      0);
   return s;
 }
 
@@ -52,16 +53,22 @@ struct Result {
   std::vector<float> direction, gram;
 };
 
-Result Measure(const Matrix& m, int64_t rows, int64_t columns,
-               std::vector<float> direction = {}) {
+Result Measure(const Matrix& m, int64_t rows, int64_t columns, std::vector<float> direction = {}) {
   const std::vector<float> weight(m.begin(), m.end());
   Result r;
   r.direction = direction.empty() ? std::vector<float>(static_cast<size_t>(rows)) : direction;
   r.gram.resize(static_cast<size_t>(rows * rows));
-  const SpectralParams p{.heads = 1, .rows = rows, .columns = columns, .weight = weight.data(),
-                         .row_stride = columns, .column_stride = 1, .sigma = &r.sigma,
-                         .residual = &r.residual, .stable_rank = &r.stable_rank,
-                         .direction = r.direction.data(), .overlap = &r.overlap,
+  const SpectralParams p{.heads = 1,
+                         .rows = rows,
+                         .columns = columns,
+                         .weight = weight.data(),
+                         .row_stride = columns,
+                         .column_stride = 1,
+                         .sigma = &r.sigma,
+                         .residual = &r.residual,
+                         .stable_rank = &r.stable_rank,
+                         .direction = r.direction.data(),
+                         .overlap = &r.overlap,
                          .gram = r.gram.data()};
   EXPECT_EQ(SpectralNorms(p, {}), Status::kOk) << LastErrorMessage();
   return r;
@@ -110,18 +117,23 @@ TEST(SpectralTest, ABulkWithoutAGapIsNoWorse) {
 }
 
 TEST(SpectralTest, RepeatedTopValuesAndRankDeficiency) {
-  ExpectMatchesLapack(Make(40, 40, [](int64_t i, int64_t j) { return i == j ? 3.0 : 0.0; }), 40, 40);
+  ExpectMatchesLapack(Make(40, 40, [](int64_t i, int64_t j) { return i == j ? 3.0 : 0.0; }), 40,
+                      40);
   ExpectMatchesLapack(
       Make(64, 64, [](int64_t i, int64_t j) { return i == j ? (i == 63 ? 5.0 : 1.0) : 0.0; }), 64,
       64);
-  ExpectMatchesLapack(Make(50, 60, [](int64_t i, int64_t j) { return (1.0 + static_cast<double>(i)) / (2.0 + static_cast<double>(j)); }),
+  ExpectMatchesLapack(Make(50, 60,
+                           [](int64_t i, int64_t j) {
+                             return (1.0 + static_cast<double>(i)) / (2.0 + static_cast<double>(j));
+                           }),
                       50, 60);
   // Rank 2 in 100 rows, most of them zero.
   const Matrix a = Random(100, 30, 4);
-  ExpectMatchesLapack(
-      Make(100, 30,
-           [&](int64_t i, int64_t j) { return i % 50 == 7 ? a[static_cast<size_t>(i * 30 + j)] : 0.0; }),
-      100, 30);
+  ExpectMatchesLapack(Make(100, 30,
+                           [&](int64_t i, int64_t j) {
+                             return i % 50 == 7 ? a[static_cast<size_t>(i * 30 + j)] : 0.0;
+                           }),
+                      100, 30);
 }
 
 TEST(SpectralTest, ScaleDoesNotMatter) {
@@ -201,9 +213,15 @@ TEST(SpectralTest, AnyLayoutAndTypeGivesTheSame) {
       }
     }
     std::vector<float> linear(kHeads), conv(kHeads), threaded(kHeads);
-    SpectralParams p{.dtype = dtype, .heads = kHeads, .rows = kRows, .columns = kColumns,
-                     .weight = w.View().data, .head_stride = w.head_stride,
-                     .row_stride = w.token_stride, .column_stride = 1, .sigma = linear.data()};
+    SpectralParams p{.dtype = dtype,
+                     .heads = kHeads,
+                     .rows = kRows,
+                     .columns = kColumns,
+                     .weight = w.View().data,
+                     .head_stride = w.head_stride,
+                     .row_stride = w.token_stride,
+                     .column_stride = 1,
+                     .sigma = linear.data()};
     ASSERT_EQ(SpectralNorms(p, {}), Status::kOk);
     p.sigma = threaded.data();
     ASSERT_EQ(SpectralNorms(p, {.threads = 8}), Status::kOk);
@@ -222,7 +240,9 @@ TEST(SpectralTest, AnyLayoutAndTypeGivesTheSame) {
         for (int64_t j = 0; j < kColumns; ++j) m.push_back(w.Get(0, h, i, j));
       }
       EXPECT_LE(std::fabs(static_cast<double>(linear[static_cast<size_t>(h)]) /
-                              SingularValues(m, kRows, kColumns)[0] - 1), 1.6e-7);
+                              SingularValues(m, kRows, kColumns)[0] -
+                          1),
+                1.6e-7);
     }
   }
 }
@@ -269,10 +289,17 @@ float IncrementRankOf(const Matrix& q, const Matrix& q0, const Matrix& k, const 
   const std::vector<float> wq(q.begin(), q.end()), wq0(q0.begin(), q0.end()),
       wk(k.begin(), k.end()), wk0(k0.begin(), k0.end());
   float rank = -1;
-  const IncrementRankParams p{.heads = 1, .kv_heads = 1, .rows = rows, .columns = columns,
-                              .wq = wq.data(), .wq_before = wq0.data(), .wk = wk.data(),
-                              .wk_before = wk0.data(), .q_row_stride = columns,
-                              .k_row_stride = columns, .effective_rank = &rank};
+  const IncrementRankParams p{.heads = 1,
+                              .kv_heads = 1,
+                              .rows = rows,
+                              .columns = columns,
+                              .wq = wq.data(),
+                              .wq_before = wq0.data(),
+                              .wk = wk.data(),
+                              .wk_before = wk0.data(),
+                              .q_row_stride = columns,
+                              .k_row_stride = columns,
+                              .effective_rank = &rank};
   EXPECT_EQ(IncrementRank(p, {}), Status::kOk) << LastErrorMessage();
   return rank;
 }
@@ -286,13 +313,17 @@ Matrix Plus(const Matrix& a, const Matrix& b, double factor) {
 }
 
 TEST(IncrementRankTest, MatchesLapackOfTheFullMatrix) {
-  for (auto [rows, columns] : std::vector<std::pair<int64_t, int64_t>>{{4, 10}, {32, 48}, {48, 32}}) {
+  for (auto [rows, columns] :
+       std::vector<std::pair<int64_t, int64_t>>{{4, 10}, {32, 48}, {48, 32}}) {
     const Matrix q0 = Random(rows, columns, 1), k0 = Random(rows, columns, 2);
     for (double step : {1e-4, 1e-2, 10.0}) {
       const Matrix q = Plus(q0, Random(rows, columns, 3), step);
       const Matrix k = Plus(k0, Random(rows, columns, 4), step / 3);
       const double expected = LapackIncrementRank(q, q0, k, k0, rows, columns);
-      EXPECT_LE(std::fabs(static_cast<double>(IncrementRankOf(q, q0, k, k0, rows, columns)) / expected - 1), 1e-5)
+      EXPECT_LE(
+          std::fabs(static_cast<double>(IncrementRankOf(q, q0, k, k0, rows, columns)) / expected -
+                    1),
+          1e-5)
           << rows << "x" << columns << " step " << step;
     }
   }
@@ -327,20 +358,27 @@ TEST(IncrementRankTest, GroupedHeadsReadTheirKeyHead) {
       wk(k.begin(), k.end()), wk0(k0.begin(), k0.end());
   for (uint32_t threads : {0u, 4u}) {
     std::vector<float> rank(4);
-    const IncrementRankParams p{.heads = 4, .kv_heads = 2, .rows = kRows, .columns = kColumns,
-                                .wq = wq.data(), .wq_before = wq0.data(), .wk = wk.data(),
-                                .wk_before = wk0.data(), .q_head_stride = kSize,
-                                .q_row_stride = kColumns, .k_head_stride = kSize,
-                                .k_row_stride = kColumns, .effective_rank = rank.data()};
+    const IncrementRankParams p{.heads = 4,
+                                .kv_heads = 2,
+                                .rows = kRows,
+                                .columns = kColumns,
+                                .wq = wq.data(),
+                                .wq_before = wq0.data(),
+                                .wk = wk.data(),
+                                .wk_before = wk0.data(),
+                                .q_head_stride = kSize,
+                                .q_row_stride = kColumns,
+                                .k_head_stride = kSize,
+                                .k_row_stride = kColumns,
+                                .effective_rank = rank.data()};
     ASSERT_EQ(IncrementRank(p, {.threads = threads}), Status::kOk);
     for (int64_t h = 0; h < 4; ++h) {
       const auto part = [](const Matrix& m, int64_t head) {
         return Matrix(m.begin() + head * kSize, m.begin() + (head + 1) * kSize);
       };
-      EXPECT_FLOAT_EQ(rank[static_cast<size_t>(h)],
-                      static_cast<float>(LapackIncrementRank(part(q, h), part(q0, h),
-                                                             part(k, h / 2), part(k0, h / 2), kRows,
-                                                             kColumns)));
+      EXPECT_FLOAT_EQ(rank[static_cast<size_t>(h)], static_cast<float>(LapackIncrementRank(
+                                                        part(q, h), part(q0, h), part(k, h / 2),
+                                                        part(k0, h / 2), kRows, kColumns)));
     }
   }
 }

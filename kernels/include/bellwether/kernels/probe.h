@@ -58,56 +58,56 @@ inline constexpr double kSaturatedSum = 1.0078125;
 
 // Rows of ProbeParams::out.  The last four are written only with v, o and d_o.
 enum ProbeStat : int {
-  kProbeRows = 0,           // rows
-  kProbeCommonModeSum,      // sum_T |scale q_T . kbar|
-  kProbeSpreadSum,          // sum_T scale sqrt(q_T^T Cov q_T)
-  kProbeTiedRowsBf16,       // rows with bf16(S32) = its maximum more than once
-  kProbeTiedRowsEps,        // rows with S32 >= max S32 - 1.955e-3 more than once
-  kProbeTiedRowsEpsPaper,   // the same with 1e-3
-  kProbeSaturatedRows,      // rows with l < 1 + 2^-7
-  kProbeLogitMax,           // max S32, merged with `out` by max
-  kProbeEntropySum,         // sum_T H_T / ln n_T, H_T = -sum P ln P; 0 if n_T = 1
-  kProbeSinkSum,            // sum_T P_T0; 0 for rows that may not see key 0
-  kProbeNonfiniteRows,      // rows
-  kProbeDeltaBiasSum,       // sum_T e_T
-  kProbeDeltaBiasSumsq,     // sum_T e_T^2
-  kProbeDeltaAbsSum,        // sum_T |delta_hp_T|
-  kProbeDeltaErrorAbsSum,   // sum_T |e_T|
+  kProbeRows = 0,          // rows
+  kProbeCommonModeSum,     // sum_T |scale q_T . kbar|
+  kProbeSpreadSum,         // sum_T scale sqrt(q_T^T Cov q_T)
+  kProbeTiedRowsBf16,      // rows with bf16(S32) = its maximum more than once
+  kProbeTiedRowsEps,       // rows with S32 >= max S32 - 1.955e-3 more than once
+  kProbeTiedRowsEpsPaper,  // the same with 1e-3
+  kProbeSaturatedRows,     // rows with l < 1 + 2^-7
+  kProbeLogitMax,          // max S32, merged with `out` by max
+  kProbeEntropySum,        // sum_T H_T / ln n_T, H_T = -sum P ln P; 0 if n_T = 1
+  kProbeSinkSum,           // sum_T P_T0; 0 for rows that may not see key 0
+  kProbeNonfiniteRows,     // rows
+  kProbeDeltaBiasSum,      // sum_T e_T
+  kProbeDeltaBiasSumsq,    // sum_T e_T^2
+  kProbeDeltaAbsSum,       // sum_T |delta_hp_T|
+  kProbeDeltaErrorAbsSum,  // sum_T |e_T|
   kProbeStatCount
 };
 
 // Rows of ProbeParams::kv_out.
 enum ProbeKvStat : int {
-  kProbeKvSequences = 0,     // sequences
-  kProbeKvKeyCoherenceSum,   // |mean_j k_j| / mean_j |k_j|; 0 if all keys are 0
+  kProbeKvSequences = 0,    // sequences
+  kProbeKvKeyCoherenceSum,  // |mean_j k_j| / mean_j |k_j|; 0 if all keys are 0
   kProbeKvStatCount
 };
 
 struct ProbeParams {
   DType dtype = DType::kFloat32;  // of q, k, v, o, d_o
-  int64_t batch = 0;     // sequences, 0..2^20; 0 = nothing to do
-  int64_t heads = 0;     // query heads, 1..65536, a multiple of kv_heads
-  int64_t kv_heads = 0;  // query head h reads key head h / (heads / kv_heads)
-  int64_t q_len = 0;     // 0..2^31-1
-  int64_t k_len = 0;     // 0..2^31-1
-  int64_t head_dim = 0;  // of q and k, 1..1024
-  int64_t v_dim = 0;     // of v, o, d_o, 1..1024; ignored without them
-  Tensor4 q;             // [batch][heads][q_len][head_dim]
-  Tensor4 k;             // [batch][kv_heads][k_len][head_dim]
-  Tensor4 v;             // [batch][kv_heads][k_len][v_dim]; v, o, d_o: all or none
-  Tensor4 o;             // [batch][heads][q_len][v_dim], as the op returned it
-  Tensor4 d_o;           // [batch][heads][q_len][v_dim]
-  float scale = 0;       // finite, > 0
-  float softcap = 0;     // logits; finite, >= 0; 0 = none
+  int64_t batch = 0;              // sequences, 0..2^20; 0 = nothing to do
+  int64_t heads = 0;              // query heads, 1..65536, a multiple of kv_heads
+  int64_t kv_heads = 0;           // query head h reads key head h / (heads / kv_heads)
+  int64_t q_len = 0;              // 0..2^31-1
+  int64_t k_len = 0;              // 0..2^31-1
+  int64_t head_dim = 0;           // of q and k, 1..1024
+  int64_t v_dim = 0;              // of v, o, d_o, 1..1024; ignored without them
+  Tensor4 q;                      // [batch][heads][q_len][head_dim]
+  Tensor4 k;                      // [batch][kv_heads][k_len][head_dim]
+  Tensor4 v;                      // [batch][kv_heads][k_len][v_dim]; v, o, d_o: all or none
+  Tensor4 o;                      // [batch][heads][q_len][v_dim], as the op returned it
+  Tensor4 d_o;                    // [batch][heads][q_len][v_dim]
+  float scale = 0;                // finite, > 0
+  float softcap = 0;              // logits; finite, >= 0; 0 = none
   bool causal = false;
-  int32_t window = 0;           // keys, >= 0; 0 = none
-  uint32_t rows_per_head = 0;   // 0, or >= q_len: every row
-  uint64_t seed = 0;            // the same on all tensor-parallel ranks
-  int64_t head_offset = 0;      // global id of head 0, >= 0
-  int64_t stat_stride = 0;      // floats between two rows of `out`, >= heads
-  float* out = nullptr;         // [kProbeStatCount][heads], added to
-  int64_t kv_stat_stride = 0;   // >= kv_heads
-  float* kv_out = nullptr;      // [kProbeKvStatCount][kv_heads], added to; or null
+  int32_t window = 0;          // keys, >= 0; 0 = none
+  uint32_t rows_per_head = 0;  // 0, or >= q_len: every row
+  uint64_t seed = 0;           // the same on all tensor-parallel ranks
+  int64_t head_offset = 0;     // global id of head 0, >= 0
+  int64_t stat_stride = 0;     // floats between two rows of `out`, >= heads
+  float* out = nullptr;        // [kProbeStatCount][heads], added to
+  int64_t kv_stat_stride = 0;  // >= kv_heads
+  float* kv_out = nullptr;     // [kProbeKvStatCount][kv_heads], added to; or null
 };
 
 // One round of splitmix64.

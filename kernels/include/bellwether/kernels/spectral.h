@@ -51,10 +51,10 @@ struct SpectralParams {
   // 0).  Out: unit top left singular vector, its sign such that it does not
   // turn away from what was there, else largest element positive; 0 for a zero
   // matrix.
-  float* direction = nullptr;    // [heads][rows] or null
-  float* overlap = nullptr;      // [heads] or null; needs direction; NaN if 0
-                                 // before or now
-  float* gram = nullptr;         // [heads][rows][rows] or null
+  float* direction = nullptr;  // [heads][rows] or null
+  float* overlap = nullptr;    // [heads] or null; needs direction; NaN if 0
+                               // before or now
+  float* gram = nullptr;       // [heads][rows][rows] or null
 };
 
 // The Gram matrix and all that follows is double: no scaling is needed for any
@@ -69,15 +69,15 @@ struct SpectralParams {
 // With A = [c dW_Q; W_Q], B = [W_K / c; dW_K] (2 rows x columns),
 // c = |W_Q| / |dW_Q|, dM = A^T B and s^2 = eig(R^T (B B^T) R) for A A^T = R R^T.
 struct IncrementRankParams {
-  int64_t heads = 0;     // query heads, 0..65536, a multiple of kv_heads
+  int64_t heads = 0;  // query heads, 0..65536, a multiple of kv_heads
   int64_t kv_heads = 0;
-  int64_t rows = 0;      // 1..512
-  int64_t columns = 0;   // 1..2^31-1
+  int64_t rows = 0;     // 1..512
+  int64_t columns = 0;  // 1..2^31-1
   // Float32, element (h, i, j) at h head_stride + i row_stride + j.  W_Q and
   // W_K in the formulas are the weights before.
-  const float* wq = nullptr;         // [heads][rows][columns]
+  const float* wq = nullptr;  // [heads][rows][columns]
   const float* wq_before = nullptr;
-  const float* wk = nullptr;         // [kv_heads][rows][columns]
+  const float* wk = nullptr;  // [kv_heads][rows][columns]
   const float* wk_before = nullptr;
   int64_t q_head_stride = 0, q_row_stride = 0;
   int64_t k_head_stride = 0, k_row_stride = 0;
