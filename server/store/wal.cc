@@ -212,10 +212,13 @@ class LocalWal final : public Wal {
 
 void LocalWal::Prepare() {
   absl::MutexLock lock(&mutex_);
-  const auto wanted = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return spare_ == nullptr || closing_; };
+  // A log that closes may still need one for what is queued.
+  const auto wanted = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return stopped_ || (spare_ == nullptr && (!closing_ || stalled_));
+  };
   for (;;) {
     mutex_.Await(absl::Condition(&wanted));
-    if (closing_) return;
+    if (stopped_) return;
     mutex_.Unlock();
     absl::StatusOr<std::unique_ptr<File>> file = fs_->Create(SparePath(), options_.segment_bytes);
     mutex_.Lock();
@@ -226,7 +229,7 @@ void LocalWal::Prepare() {
     } else {
       if (prepare_error_.ok()) LogError("no room for the log's next segment: {}", std::string(file.status().message()));
       prepare_error_ = file.status();
-      mutex_.AwaitWithTimeout(absl::Condition(&closing_), kPrepareRetry);
+      mutex_.AwaitWithTimeout(absl::Condition(&stopped_), kPrepareRetry);
     }
   }
 }

@@ -1,0 +1,204 @@
+// Goal: what is committed is read back, whole batches or nothing; a transition
+// is stored once and its id never given twice; damage is a status.
+// Method: every field through a reopened database; a crash is a copy of the
+// directory taken while the database is open (what is not flushed is not in it).
+#include "server/store/database.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <random>
+
+#include "server/store/alert_log.h"
+#include "server/store/record_codec.h"
+#include "tests/support/temp_directory.h"
+
+namespace bellwether::server {
+namespace {
+
+RunRecord FullRun() {
+  RunRecord run;
+  run.id = 3;
+  run.description = {.name = "llama", .attempt = 2, .world = 64, .reporters = 8,
+                     .layout = {.layers = 32, .heads = 32, .kv_heads = 8, .head_dim = 128, .seq_len = 4096},
+                     .attention = {.kernel = "flash", .score_dtype = "bf16", .centred = true, .softcap = 30, .window = 7},
+                     .framework = "torch", .model = "x", .weight_decay = 0.1, .step_from_attach = true,
+                     .labels = {{"team", "a"}, {"empty", ""}}};
+  run.description.uuid[15] = 0xff;
+  run.step = 77;
+  run.stage = 4;
+  run.ended = true;
+  run.end_reason = "bye";
+  run.frames = 1ull << 40;
+  run.applied_lsn = 99;
+  run.signals = {SignalId::kRows, SignalId::kLoss};
+  return run;
+}
+
+Transition FullTransition(const std::string& key, uint32_t k) {
+  Transition t;
+  t.run = 3;
+  t.run_name = "llama";
+  t.key = key;
+  t.k = k;
+  t.state = AlertState::kFiring;
+  t.severity = Severity::kCritical;
+  t.strongest = {1, 2};
+  t.heads = {{1, 2}, {3, 4}};
+  t.eta = {.known = true, .steps = 10, .lower_steps = 5, .upper_steps = 20};
+  t.evidence = {{.signal = "drift_ratio", .where = {1, 2}, .value = 9, .threshold = 4, .text = "grows"}};
+  t.summary = "drift";
+  return t;
+}
+
+class DatabaseTest : public testing::Test {
+ protected:
+  std::string Path() const { return directory_.path() + "/db"; }
+  void Open() {
+    database_.reset();
+    auto opened = Database::Open({.directory = Path()});
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    database_ = *std::move(opened);
+  }
+  // As the disk is now, without what a clean close would write.
+  void Crash() {
+    const std::string copy = directory_.path() + "/copy";
+    std::filesystem::copy(Path(), copy, std::filesystem::copy_options::recursive);
+    database_.reset();
+    std::filesystem::remove_all(Path());
+    std::filesystem::rename(copy, Path());
+    Open();
+  }
+  void SetUp() override { Open(); }
+
+  TempDirectory directory_;
+  std::unique_ptr<Database> database_;
+};
+
+TEST_F(DatabaseTest, KeepsRunsRanksEventsAndStateOverAReopen) {
+  auto batch = database_->NewBatch();
+  const RunRecord run = FullRun();
+  batch->PutRun(run);
+  batch->PutRank(3, {.rank = 300, .epoch = 4, .durable_seq = 5});
+  batch->PutRank(3, {.rank = 2, .epoch = 9, .durable_seq = 8});
+  batch->PutEvent(3, {.step = 1, .kind = EventKind::kRestore, .value = 2, .text = "a"});
+  batch->PutEvent(3, {.step = 2, .text = "b"});
+  batch->PutState(3, std::string("\0state", 6));
+  ASSERT_TRUE(database_->Commit(std::move(batch)).ok());
+  Open();
+  batch = database_->NewBatch();
+  batch->PutEvent(3, {.step = 3, .text = "c"});
+  ASSERT_TRUE(database_->Commit(std::move(batch)).ok());
+  const auto runs = database_->ListRuns();
+  ASSERT_TRUE(runs.ok());
+  ASSERT_EQ(runs->size(), 1u);
+  EXPECT_EQ(EncodeRunRecord((*runs)[0]), EncodeRunRecord(run));
+  EXPECT_EQ((*runs)[0].description.labels, run.description.labels);
+  EXPECT_EQ((*runs)[0].description.attention.centred, true);
+  EXPECT_EQ((*runs)[0].signals, run.signals);
+  EXPECT_EQ(database_->GetRun(4).status().code(), absl::StatusCode::kNotFound);
+  const auto ranks = database_->ListRanks(3);
+  ASSERT_EQ(ranks->size(), 2u);
+  EXPECT_EQ((*ranks)[0].rank, 2u);
+  EXPECT_EQ((*ranks)[1].durable_seq, 5u);
+  const auto events = database_->ListEvents(3);
+  ASSERT_EQ(events->size(), 3u);
+  EXPECT_EQ((*events)[0].kind, EventKind::kRestore);
+  EXPECT_EQ((*events)[2].text, "c");
+  EXPECT_EQ(*database_->GetState(3), std::string("\0state", 6));
+  EXPECT_EQ(database_->GetState(4).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(DatabaseTest, ACrashKeepsWhatWasFlushedAndNoHalfBatch) {
+  for (RunId run = 1; run <= 2; ++run) {
+    auto batch = database_->NewBatch();
+    RunRecord record;
+    record.id = run;
+    batch->PutRun(record);
+    batch->PutState(run, "state");
+    ASSERT_TRUE(database_->Commit(std::move(batch)).ok());
+    if (run == 1) {
+      ASSERT_TRUE(database_->Flush().ok());
+    }
+  }
+  EXPECT_EQ(database_->ListRuns()->size(), 2u);
+  Crash();
+  EXPECT_EQ(database_->ListRuns()->size(), 1u);
+  EXPECT_TRUE(database_->GetState(1).ok());
+  EXPECT_FALSE(database_->GetState(2).ok());
+}
+
+TEST_F(DatabaseTest, ATransitionIsStoredOnceAndItsIdIsNeverGivenAgain) {
+  Transition first = FullTransition("drift/1/2/100", 1);
+  EXPECT_TRUE(*database_->PutTransition(&first));
+  Transition again = FullTransition("drift/1/2/100", 1);
+  EXPECT_FALSE(*database_->PutTransition(&again));
+  EXPECT_EQ(again.id, first.id);
+  ASSERT_TRUE(database_->Flush().ok());
+  Transition lost = FullTransition("drift/1/2/100", 2);
+  EXPECT_TRUE(*database_->PutTransition(&lost));
+  EXPECT_GT(lost.id, first.id);
+  Crash();
+  Transition other = FullTransition("other", 1);
+  EXPECT_TRUE(*database_->PutTransition(&other));
+  EXPECT_GT(other.id, lost.id) << "a subscriber may have seen the lost one";
+  Open();
+  EXPECT_EQ(database_->last_transition_id(), other.id);
+  const auto all = database_->ListTransitions(0, 100, 0);
+  ASSERT_EQ(all->size(), 2u);
+  EXPECT_EQ(EncodeTransition((*all)[0]), EncodeTransition(first));
+  EXPECT_EQ((*all)[0].evidence[0].text, "grows");
+  EXPECT_EQ(database_->ListTransitions(first.id, 100, 0)->size(), 1u);
+  EXPECT_EQ(database_->ListTransitions(0, 1, 0)->size(), 1u);
+  EXPECT_EQ(database_->ListTransitions(0, 100, 4)->size(), 0u);
+}
+
+TEST_F(DatabaseTest, AlertLogTellsEachTransitionOnceAndKeepsNotes) {
+  uint64_t told = 0;
+  {
+    AlertLog log(database_.get());
+    ASSERT_TRUE(log.Load().ok());
+    const int64_t id = log.Subscribe([&told](const Transition&) { ++told; });
+    EXPECT_TRUE(*log.Post(FullTransition("a", 1)));
+    EXPECT_FALSE(*log.Post(FullTransition("a", 1)));
+    EXPECT_EQ(told, 1u);
+    log.Unsubscribe(id);
+    Transition resolved = FullTransition("a", 2);
+    resolved.state = AlertState::kResolved;
+    EXPECT_TRUE(*log.Post(resolved));
+    EXPECT_TRUE(*log.Post(FullTransition("b", 1)));
+    EXPECT_EQ(told, 1u);
+    EXPECT_TRUE(log.Annotate(3, "a", {.acknowledged = true, .by = "me"}).ok());
+    EXPECT_FALSE(log.Annotate(3, "none", {}).ok());
+  }
+  Open();
+  AlertLog log(database_.get());
+  ASSERT_TRUE(log.Load().ok());
+  ASSERT_EQ(log.List(0, false).size(), 2u);
+  EXPECT_EQ(log.List(0, false)[0].last.key, "b") << "firing first";
+  EXPECT_EQ(log.List(3, true).size(), 1u);
+  EXPECT_EQ(log.List(4, false).size(), 0u);
+  EXPECT_EQ(log.Get(3, "a")->note.by, "me");
+  EXPECT_FALSE(log.Get(4, "a").ok());
+}
+
+TEST(RecordCodecTest, DamageIsAStatusNeverACrash) {
+  std::mt19937 random(5);
+  const std::string run = EncodeRunRecord(FullRun());
+  const std::string transition = EncodeTransition(FullTransition("k", 1));
+  for (size_t size = 0; size < run.size(); ++size) EXPECT_FALSE(DecodeRunRecord(run.substr(0, size)).ok());
+  for (size_t size = 0; size < transition.size(); ++size) {
+    EXPECT_FALSE(DecodeTransition(transition.substr(0, size)).ok());
+  }
+  for (int i = 0; i < 5000; ++i) {
+    std::string bad = transition;
+    bad[random() % bad.size()] ^= static_cast<char>(1 << random() % 8);
+    DecodeTransition(bad).status().IgnoreError();
+    bad = run;
+    bad[random() % bad.size()] ^= static_cast<char>(1 << random() % 8);
+    DecodeRunRecord(bad).status().IgnoreError();
+  }
+}
+
+}  // namespace
+}  // namespace bellwether::server

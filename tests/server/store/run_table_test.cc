@@ -1,0 +1,60 @@
+// Goal: readers find the newest snapshot by id, name and uuid, and a change
+// wakes them.
+// Method: a handful of runs, one of them renamed over; a waiting thread.
+#include "server/store/run_table.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+namespace bellwether::server {
+namespace {
+
+RunSnapshotPtr Snapshot(RunId id, const std::string& name, int64_t step = 0) {
+  auto snapshot = std::make_shared<RunSnapshot>();
+  snapshot->record.id = id;
+  snapshot->record.step = step;
+  snapshot->record.description.name = name;
+  snapshot->record.description.uuid[0] = static_cast<uint8_t>(id);
+  return snapshot;
+}
+
+TEST(RunTableTest, FindsTheNewestOfANameAndAnyByUuid) {
+  RunTable table;
+  table.Publish(Snapshot(1, "a"));
+  table.Publish(Snapshot(2, "a"));
+  table.Publish(Snapshot(2, "a", 9));
+  EXPECT_EQ(table.Find("a")->record.id, 2u);
+  EXPECT_EQ(table.Find("a")->record.step, 9);
+  EXPECT_EQ(table.Find(FormatUuid(Snapshot(1, "")->record.description.uuid))->record.id, 1u);
+  EXPECT_EQ(table.Find("b"), nullptr);
+  EXPECT_EQ(table.Get(3), nullptr);
+  EXPECT_EQ(table.List().size(), 2u);
+  table.Remove(2);
+  EXPECT_EQ(table.Find("a")->record.id, 1u);
+}
+
+TEST(RunTableTest, AwaitChangeWakesOnPublishAndGivesUpInTime) {
+  RunTable table;
+  EXPECT_EQ(table.AwaitChange(0, 1), 0u);
+  std::thread publisher([&table] { table.Publish(Snapshot(1, "a")); });
+  EXPECT_EQ(table.AwaitChange(0, 60'000), 1u);
+  publisher.join();
+  EXPECT_EQ(table.version(), 1u);
+}
+
+TEST(RunTableTest, UuidTextIsThirtyTwoHexadecimalDigits) {
+  RunUuid uuid{}, back{};
+  for (size_t i = 0; i < uuid.size(); ++i) uuid[i] = static_cast<uint8_t>(i * 17);
+  const std::string text = FormatUuid(uuid);
+  EXPECT_EQ(text, "00112233445566778899aabbccddeeff");
+  EXPECT_TRUE(ParseUuid(text, &back));
+  EXPECT_EQ(back, uuid);
+  EXPECT_FALSE(ParseUuid(text.substr(1), &back));
+  std::string not_hex = text;
+  not_hex[0] = 'g';
+  EXPECT_FALSE(ParseUuid(not_hex, &back));
+}
+
+}  // namespace
+}  // namespace bellwether::server
