@@ -152,6 +152,33 @@ def losses_without_check(record: Optional[Path], folder: Path) -> tuple[list[Ten
     return found, status
 
 
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_turning_off_in_the_middle_of_a_checkpointed_backward(
+    limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(layer, "add_probe", broken)
+    monkeypatch.setattr(monitor_module, "ERRORS_MAX", limit)
+    plain = losses_without_check(None, tmp_path)
+    watched = losses_without_check(tmp_path / "a.bwrun", tmp_path)
+    assert all(torch.equal(a, b) for a, b in zip(plain[0], watched[0]))
+    assert not watched[1]["live"]
+
+
+def test_a_step_that_ends_between_forward_and_recomputation(tmp_path: Path) -> None:
+    model = Model(Shape(), checkpointing="non-reentrant")
+    with bellwether.attach(
+        model, record=str(tmp_path / "a.bwrun"), run="between", every=2
+    ) as monitor:
+        for step in range(6):
+            loss = model(batch(Shape(), step)).sum()
+            monitor.step(loss=loss)  # Now the sampling flips.
+            loss.backward()  # A CheckpointError would end the test.
+        assert monitor.status()["errors"] == 0
+
+
 def test_errors_in_forward_and_in_the_step_do_not_reach_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

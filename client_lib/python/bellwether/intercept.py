@@ -53,6 +53,12 @@ def _saved_tensor_hooks() -> Any:
         return None
 
 
+def checkpointed() -> bool:
+    """Whether saved tensors are being intercepted: a checkpointed region, in its forward or in
+    its recomputation, which must do the same operations, or offloading."""
+    return _saved_tensor_hooks() is not None
+
+
 def checkpoint_inside() -> bool:
     """Whether a checkpointed region was opened inside the running attention module: its
     recomputation would not pass through the module, so nothing may be added to it."""

@@ -149,12 +149,15 @@ class Layer:
     ) -> Any:
         """Calls `function` between the taps; by itself if there is nothing to measure."""
         monitor = self.monitor
-        if not monitor.live():
+        # A recomputation must find the taps exactly if the forward had them, whatever has
+        # happened since: in a checkpointed region they are always there, even if we are off.
+        always = intercept.checkpointed()
+        if not monitor.live() and not always:
             return function(*args, **kwargs)
         start = time.perf_counter()
         call: Optional[_Call] = None
         try:
-            prepared = self._prepare(args, kwargs)
+            prepared = self._prepare(args, kwargs, always)
             if prepared is not None:
                 call, args, kwargs = prepared
         except Exception as e:
@@ -174,7 +177,7 @@ class Layer:
         return tapped
 
     def _prepare(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], always: bool
     ) -> Optional[tuple[_Call, tuple[Any, ...], dict[str, Any]]]:
         if not torch.is_grad_enabled():
             return None
@@ -189,12 +192,10 @@ class Layer:
         if intercept.checkpoint_inside():
             self.note("checkpoint() inside the attention module: not measured")
             return None
-        if torch._C._current_graph_task_id() != -1:
-            monitor.recomputes()  # Activation checkpointing.
         if not (q.requires_grad or k.requires_grad or v.requires_grad):
             self.note("no gradient reaches the attention (frozen upstream)")
             return None
-        if not monitor.taps_in or not self.watched:
+        if not (monitor.samples_step() or always) or not self.watched:
             self._observe(q, k, v, given)
             return None
         dtype = _autocast_dtype(q)

@@ -65,7 +65,6 @@ class Monitor:
         self.layers: list[Layer] = []
         self.candidates = 0
         self.hook_seconds = 0.0  # Of the running step.
-        self.taps_in = False
         self.server: Optional[str] = settings.server
         self.page_url = ""
         self.record_path = settings.record
@@ -82,7 +81,6 @@ class Monitor:
         self._pending = False  # An optimizer step ended that is not closed yet.
         self._sampling = False
         self._weights_done = False
-        self._checkpointing = False
         self._warned_backwards = False
         self._told_overhead = False
         self._governor = Governor(settings.every, settings.overhead_budget)
@@ -120,13 +118,12 @@ class Monitor:
         """Other rows each step and layer; the same on every rank."""
         return (self._step * 0x9E3779B97F4A7C15 + layer) & 0xFFFFFFFFFFFFFFFF
 
-    def recomputes(self) -> None:
-        """Activation checkpointing is in use: the taps must be there in the recomputation
-        exactly if they were there in the forward, so from now on they always are."""
-        self._checkpointing = True
+    def samples_step(self) -> bool:
+        """Whether the running step is sampled: eager models go without taps between samples."""
+        return self._sampling
 
     def forward_begins(self) -> None:
-        if self._pending and not self._in_backward():
+        if self._alive and self._pending and not self._in_backward():
             self._close({})
 
     @staticmethod
@@ -247,8 +244,6 @@ class Monitor:
 
     def _begin_step(self) -> None:
         self._sampling = self._governor.due(self._step)
-        # Eager models go without taps between samples, unless they recompute.
-        self.taps_in = self._sampling or self._checkpointing
         self._weights_done = False
         self._increments = {}
 
