@@ -60,11 +60,7 @@ Status CheckMode(const AttentionForwardParams& p) {
   return Status::kOk;
 }
 
-}  // namespace
-
-size_t AttentionForwardWorkspaceBytes(const AttentionForwardParams&) { return sizeof(int32_t); }
-
-Status AttentionForward(const AttentionForwardParams& p, const Device& device) {
+Status CheckCall(const AttentionForwardParams& p, const Device& device) {
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckDevice(device));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckSizes(p));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckMode(p));
@@ -77,14 +73,48 @@ Status AttentionForward(const AttentionForwardParams& p, const Device& device) {
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckTensor("v", p.v));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckTensor("o", p.o));
   if (p.o_lo.data != nullptr) BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckTensor("o_lo", p.o_lo));
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("lse", p.lse, 4));
+  return CheckPointer("lse", p.lse, 4);
+}
+
+Status CheckWorkspace(const void* workspace, size_t bytes, size_t needed, int64_t alignment) {
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("workspace", workspace, alignment));
+  return CheckRange("workspace_bytes", static_cast<int64_t>(bytes), static_cast<int64_t>(needed),
+                    INT64_MAX);
+}
+
+}  // namespace
+
+size_t AttentionForwardWorkspaceBytes(const AttentionForwardParams&) { return sizeof(int32_t); }
+
+size_t AttentionBackwardWorkspaceBytes(const AttentionForwardParams& p) {
+  return cuda::sm90::BackwardWorkspaceBytes(p);
+}
+
+Status AttentionForward(const AttentionForwardParams& p, const Device& device) {
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckCall(p, device));
+  if (p.batch == 0 || p.q_len == 0) return Status::kOk;
   if (p.workspace != nullptr) {
-    BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("workspace", p.workspace, 4));
-    BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange(
-        "workspace_bytes", static_cast<int64_t>(p.workspace_bytes),
-        static_cast<int64_t>(AttentionForwardWorkspaceBytes(p)), INT64_MAX));
+    BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckWorkspace(p.workspace, p.workspace_bytes,
+                                                      AttentionForwardWorkspaceBytes(p), 4));
   }
   return cuda::sm90::AttentionForward(p, device.stream);
+}
+
+Status AttentionBackward(const AttentionBackwardParams& p, const Device& device) {
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckCall(p.forward, device));
+  if (p.forward.mode == AttentionMode::kHpm) {
+    return Fail(Status::kUnsupported, "mode is 2 (hpm), but the backward of 0 (fa), 1 (hp) is built");
+  }
+  if (p.forward.batch == 0 || p.forward.q_len == 0) {
+    return Fail(Status::kUnsupported, "batch or q_len is 0: clear dk and dv instead");
+  }
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckTensor("d_o", p.d_o));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckTensor("dq", p.dq));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckTensor("dk", p.dk));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckTensor("dv", p.dv));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckWorkspace(
+      p.workspace, p.workspace_bytes, AttentionBackwardWorkspaceBytes(p.forward), 16));
+  return cuda::sm90::AttentionBackward(p, device.stream);
 }
 
 }  // namespace bellwether::kernels

@@ -47,7 +47,7 @@ bk::AttentionForwardParams ToCpp(const bw_attention_forward_params& c) {
   return p;
 }
 
-Status Forward(const bw_attention_forward_params* c) {
+Status CheckForward(const bw_attention_forward_params* c) {
   if (c == nullptr) return bk::Fail(Status::kInvalidArgument, "params is NULL");
   if (c->struct_size != sizeof(*c)) {
     return bk::Fail(Status::kInvalidArgument, "struct_size is %u, but must be %zu", c->struct_size,
@@ -57,7 +57,35 @@ Status Forward(const bw_attention_forward_params* c) {
   for (const uint8_t reserved : c->reserved) {
     BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckRange("reserved", reserved, 0, 0));
   }
-  return bk::AttentionForward(ToCpp(*c), {static_cast<bk::Backend>(ToInt(c->backend)), c->stream});
+  return Status::kOk;
+}
+
+bk::Device ToDevice(const bw_attention_forward_params& c) {
+  return {static_cast<bk::Backend>(ToInt(c.backend)), c.stream};
+}
+
+Status Forward(const bw_attention_forward_params* c) {
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckForward(c));
+  return bk::AttentionForward(ToCpp(*c), ToDevice(*c));
+}
+
+Status Backward(const bw_attention_backward_params* c) {
+  if (c == nullptr) return bk::Fail(Status::kInvalidArgument, "params is NULL");
+  if (c->struct_size != sizeof(*c)) {
+    return bk::Fail(Status::kInvalidArgument, "struct_size is %u, but must be %zu", c->struct_size,
+                    sizeof(*c));
+  }
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckRange("reserved", c->reserved, 0, 0));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckForward(&c->forward));
+  bk::AttentionBackwardParams p;
+  p.forward = ToCpp(c->forward);
+  p.d_o = ToTensor(c->d_o);
+  p.dq = ToTensor(c->dq);
+  p.dk = ToTensor(c->dk);
+  p.dv = ToTensor(c->dv);
+  p.workspace = c->workspace;
+  p.workspace_bytes = c->workspace_bytes;
+  return bk::AttentionBackward(p, ToDevice(c->forward));
 }
 
 }  // namespace
@@ -71,6 +99,15 @@ uint64_t bw_attention_forward_workspace(const bw_attention_forward_params* param
 
 bw_kernel_status bw_attention_forward(const bw_attention_forward_params* params) {
   return static_cast<bw_kernel_status>(Forward(params));
+}
+
+uint64_t bw_attention_backward_workspace(const bw_attention_forward_params* params) {
+  if (params == nullptr || params->struct_size != sizeof(*params)) return 0;
+  return bk::AttentionBackwardWorkspaceBytes(ToCpp(*params));
+}
+
+bw_kernel_status bw_attention_backward(const bw_attention_backward_params* params) {
+  return static_cast<bw_kernel_status>(Backward(params));
 }
 
 }  // extern "C"

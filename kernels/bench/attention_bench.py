@@ -47,6 +47,14 @@ class ForwardParams(ctypes.Structure):
     ]
 
 
+class BackwardParams(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32), ("reserved", ctypes.c_uint32),
+        ("forward", ForwardParams), ("d_o", Tensor4), ("dq", Tensor4), ("dk", Tensor4),
+        ("dv", Tensor4), ("workspace", ctypes.c_void_p), ("workspace_bytes", ctypes.c_uint64),
+    ]
+
+
 def view(t: torch.Tensor | None) -> Tensor4:
     if t is None:
         return Tensor4(None, 0, 0, 0)
@@ -80,6 +88,30 @@ class Forward:
         if self.lib.bw_attention_forward(ctypes.byref(self.params)) != 0:
             raise RuntimeError(self.lib.bw_kernels_last_error().decode())
         return self.o
+
+
+class Backward:
+    """The gradient of a Forward that has run, for one dO."""
+
+    def __init__(self, forward: Forward, d_o: torch.Tensor) -> None:
+        self.forward = forward
+        q, k, v = forward.keep
+        self.d_o = d_o
+        self.dq, self.dk, self.dv = (torch.full_like(t, float("nan")) for t in (q, k, v))
+        lib = forward.lib
+        lib.bw_attention_backward_workspace.restype = ctypes.c_uint64
+        size = lib.bw_attention_backward_workspace(ctypes.byref(forward.params))
+        self.workspace = torch.full((size,), 255, dtype=torch.uint8, device=q.device)
+        self.params = BackwardParams(
+            struct_size=ctypes.sizeof(BackwardParams), forward=forward.params, d_o=view(d_o),
+            dq=view(self.dq), dk=view(self.dk), dv=view(self.dv),
+            workspace=self.workspace.data_ptr(), workspace_bytes=size)
+
+    def run(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        self.params.forward.stream = torch.cuda.current_stream().cuda_stream
+        if self.forward.lib.bw_attention_backward(ctypes.byref(self.params)) != 0:
+            raise RuntimeError(self.forward.lib.bw_kernels_last_error().decode())
+        return self.dq, self.dk, self.dv
 
 
 def load(path: str) -> ctypes.CDLL:
@@ -166,6 +198,48 @@ def rule_a(lib: ctypes.CDLL) -> list[str]:
                                 f"A {dtype} d{d} causal={causal} {mode} {(b, h, hk, n, m)}: "
                                 f"{error:.3g} against 2 x {yard:.3g}, L {lse_error:.3g}")
     print(f"rule A: worst error / bar {worst:.3f}, {len(failures)} failures")
+    return failures
+
+
+def gradients(attention: Callable[..., torch.Tensor], q: torch.Tensor, k: torch.Tensor,
+              v: torch.Tensor, g: torch.Tensor, causal: bool) -> tuple[torch.Tensor, ...]:
+    leaves = [t.detach().clone().requires_grad_() for t in (q, k, v)]
+    return torch.autograd.grad(attention(*leaves, causal), leaves, g)
+
+
+def rule_a_backward(lib: ctypes.CDLL) -> list[str]:
+    """max|dX - ref| <= 2x the math path's + 1e-5, for dQ, dK and dV."""
+    failures = []
+    cases = [(2, 4, 4, 512, 512), (1, 2, 2, 1, 1), (1, 4, 1, 129, 129), (2, 8, 2, 127, 127),
+             (1, 4, 4, 1000, 1000), (1, 2, 1, 333, 777), (1, 2, 2, 300, 100),
+             (1, 4, 4, 2048, 2048), (3, 4, 2, 64, 1), (1, 1, 1, 191, 2049)]
+    worst = {"dq": 0.0, "dk": 0.0, "dv": 0.0}
+    for dtype in (torch.bfloat16, torch.float16):
+        for d in (64, 128):
+            for causal in (False, True):
+                for index, (b, h, hk, n, m) in enumerate(cases):
+                    mode = ("fa", "hp")[index % 2]
+                    torch.manual_seed(2000 + index)
+                    q = torch.randn(b, n, h, d, device="cuda", dtype=dtype).transpose(1, 2)
+                    k, v = (torch.randn(b, hk, m, d, device="cuda", dtype=dtype)
+                            for _ in range(2))
+                    g = torch.randn(b, h, n, d, device="cuda", dtype=dtype)
+                    forward = Forward(lib, q, k, v, causal, mode)
+                    forward.run()
+                    ours = Backward(forward, g).run()
+                    ref = gradients(lambda *a: reference(*a)[0],
+                                    q.double(), k.double(), v.double(), g.double(), causal)
+                    yard = gradients(math_attention, q, k, v, g, causal)
+                    for name, mine, exact, bar in zip(worst, ours, ref, yard):
+                        # The softmax's own backward is NaN on rows without keys.
+                        exact = exact.nan_to_num(0)
+                        error = (mine.double() - exact).abs().max().item()
+                        limit = 2 * (bar.nan_to_num(0).double() - exact).abs().max().item() + 1e-5
+                        worst[name] = max(worst[name], error / limit)
+                        if not error <= limit:
+                            failures.append(f"A {name} {dtype} d{d} causal={causal} {mode} "
+                                            f"{(b, h, hk, n, m)}: {error:.3g} > {limit:.3g}")
+    print(f"rule A backward: worst error / bar {worst}, {len(failures)} failures")
     return failures
 
 
@@ -277,9 +351,31 @@ def time_interleaved(calls: dict[str, Callable[[], object]],
     return {n: [a.elapsed_time(b) for a, b in pairs] for n, pairs in events.items()}
 
 
+def measure(shape: str, which: str, flops: float, calls: dict[str, Callable[[], object]],
+            ours: list[str], repetitions: int) -> list[dict[str, object]]:
+    """Rows of the result, one for each of `ours`; prints one line."""
+    times = time_interleaved(calls, repetitions)
+
+    def tflops(ms: float) -> float:
+        return flops / ms * 1e-9
+
+    rate = {c: tflops(statistics.median(t)) for c, t in times.items()}
+    line = f"{shape:20} {which} cudnn {rate['cudnn']:5.0f} fa2 {rate['fa2']:5.0f}"
+    rows: list[dict[str, object]] = []
+    for mode in ours:
+        low, _, high = statistics.quantiles(times[mode], n=4)
+        rows.append({"path": "sm90", "mode": mode, "shape": shape, "pass": which,
+                     "tflops": round(rate[mode], 1), "cudnn_tflops": round(rate["cudnn"], 1),
+                     "fa2_tflops": round(rate["fa2"], 1),
+                     "iqr": [round(tflops(high), 1), round(tflops(low), 1)]})
+        line += f" | {mode} {rate[mode]:5.0f} ({rate[mode] / rate['cudnn']:.2f}x)"
+    print(line, flush=True)
+    return rows
+
+
 def bench(libs: dict[str, ctypes.CDLL], quick: bool, repetitions: int,
-          modes: list[str], only_shape: str) -> list[dict[str, object]]:
-    rows = []
+          modes: list[str], only_shape: str, with_backward: bool) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
     for name, b, h, hk, n, d, causal in shapes(quick):
         if only_shape not in name:
             continue
@@ -307,21 +403,32 @@ def bench(libs: dict[str, ctypes.CDLL], quick: bool, repetitions: int,
             if not off <= 0.05:
                 print(f"WRONG {name} {mode}: {off} from cuDNN")
         del peer
-        times = time_interleaved(calls, repetitions)
+        rows += measure(name, "fwd", flops, calls, list(ours), repetitions)
+        if not with_backward:
+            continue
+        g = torch.randn_like(q)
+        leaves = [t.detach().requires_grad_() for t in (q, k, v)]
 
-        def tflops(ms: float) -> float:
-            return flops / ms * 1e-9
+        def sdpa_backward(backend: SDPBackend) -> Callable[[], object]:
+            with sdpa_kernel(backend):
+                out = F.scaled_dot_product_attention(*leaves, is_causal=causal,
+                                                     enable_gqa=hk != h)
+            return lambda: torch.autograd.grad(out, leaves, g, retain_graph=True)
 
-        rate = {c: tflops(statistics.median(t)) for c, t in times.items()}
-        line = f"{name:22} cudnn {rate['cudnn']:6.1f} fa2 {rate['fa2']:6.1f}"
-        for mode in ours:
-            low, _, high = statistics.quantiles(times[mode], n=4)
-            rows.append({"path": "sm90", "mode": mode, "shape": name, "pass": "fwd",
-                         "tflops": round(rate[mode], 1), "cudnn_tflops": round(rate["cudnn"], 1),
-                         "fa2_tflops": round(rate["fa2"], 1),
-                         "iqr": [round(tflops(high), 1), round(tflops(low), 1)]})
-            line += f" | {mode} {rate[mode]:6.1f} ({rate[mode] / rate['cudnn']:.2f}x)"
-        print(line, flush=True)
+        calls = {"cudnn": sdpa_backward(SDPBackend.CUDNN_ATTENTION),
+                 "fa2": sdpa_backward(SDPBackend.FLASH_ATTENTION)}
+        backward = {mode: Backward(op, g) for mode, op in ours.items()
+                    if not mode.startswith("hpm")}
+        calls |= {mode: op.run for mode, op in backward.items()}
+        peers = [t.float() for t in calls["cudnn"]()]
+        for mode, op in backward.items():
+            for which, mine, peer in zip("qkv", op.run(), peers):
+                off = ((mine.float() - peer).norm() / peer.norm()).item()
+                if not off <= 0.02:
+                    print(f"WRONG {name} {mode} d{which}: {off} from cuDNN")
+        del peers
+        rows += measure(name, "bwd", 2.5 * flops, calls, list(backward), repetitions)
+        del calls, backward
     return rows
 
 
@@ -339,6 +446,7 @@ def main() -> int:
     parser.add_argument("library", nargs="+", help="more than one: LABEL=PATH, compared")
     parser.add_argument("--out")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--forward-only", action="store_true")
     parser.add_argument("--only", choices=("check", "bench"))
     parser.add_argument("--modes", default="fa,hp,hpm")
     parser.add_argument("--shape", default="", help="only shapes whose name contains this")
@@ -353,14 +461,15 @@ def main() -> int:
     if args.only != "bench":
         for label, lib in libs.items():
             print(f"checking {label or args.library[0]}")
-            failures += rule_a(lib)
+            failures += rule_a(lib) + rule_a_backward(lib)
             more, bias = rule_b(lib)
             failures += more + repeatable(lib)
         for failure in failures[:40]:
             print("FAILED", failure)
     rows: list[dict[str, object]] = []
     if args.only != "check":
-        rows = bench(libs, args.quick, args.repetitions, args.modes.split(","), args.shape)
+        rows = bench(libs, args.quick, args.repetitions, args.modes.split(","), args.shape,
+                     not args.forward_only)
     if args.out:
         with open(args.out, "w") as file:
             json.dump({**describe(), "attention": rows, "bias": bias}, file, indent=1)

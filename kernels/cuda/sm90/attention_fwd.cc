@@ -18,6 +18,8 @@ constexpr int64_t kSectionBytes = int64_t{32} << 20;
 
 FwdStrides ToStrides(const Tensor4& t) { return {t.batch_stride, t.head_stride, t.token_stride}; }
 
+}  // namespace
+
 Status GetMultiprocessors(int* count) {
   int device = 0, major = 0;
   if (cudaGetDevice(&device) != cudaSuccess ||
@@ -31,8 +33,6 @@ Status GetMultiprocessors(int* count) {
   }
   return Status::kOk;
 }
-
-}  // namespace
 
 Status AttentionForward(const AttentionForwardParams& a, void* stream_handle) {
   const auto stream = static_cast<cudaStream_t>(stream_handle);

@@ -22,6 +22,7 @@
 
 #include "cuda/sm90/attention_fwd_params.h"
 #include "cuda/sm90/ptx.cuh"
+#include "cuda/sm90/tiles.cuh"
 #include "cuda/sm90/wgmma.cuh"
 #include "cuda/softmax.cuh"
 
@@ -98,29 +99,7 @@ __device__ __forceinline__ FwdTile LocateTile(const FwdParams& p, int tile) {
   return t;
 }
 
-// The stage and parity of a ring, advanced together by both sides.
-template <int kStages>
-struct RingPosition {
-  int stage = 0;
-  uint32_t parity = 0;
-  __device__ __forceinline__ void Advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-};
-
 // ---- producer
-
-template <class S>
-__device__ __forceinline__ void LoadTile(uint32_t dst, const CUtensorMap* map, uint32_t bar, int rows,
-                                         int token, int head, int batch) {
-#pragma unroll
-  for (int h = 0; h < S::kHalves; ++h) {
-    TmaLoad4(dst + h * rows * 128, map, bar, h * 64, token, head, batch);
-  }
-}
 
 template <class S>
 __device__ __forceinline__ void Produce(const FwdParams& p, const FwdMaps& maps,
@@ -143,12 +122,12 @@ __device__ __forceinline__ void Produce(const FwdParams& p, const FwdMaps& maps,
     const FwdTile t = LocateTile<S>(p, tile);
     const int kv_head = t.head / p.group;
     BarrierArriveExpect(sm.q_full, S::kQBytes);
-    LoadTile<S>(sm.q, &maps.q, sm.q_full, S::kRows, t.row, t.head, t.batch);
+    LoadTile<S::kHalves>(sm.q, &maps.q, sm.q_full, S::kRows, t.row, t.head, t.batch);
     const auto load = [&](uint32_t base, const CUtensorMap* map, uint32_t full, uint32_t empty,
                           RingPosition<S::kStages>& at, int n) {
       BarrierWait(empty + 8 * at.stage, at.parity ^ 1);
       BarrierArriveExpect(full + 8 * at.stage, S::kKvBytes);
-      LoadTile<S>(base + at.stage * S::kKvBytes, map, full + 8 * at.stage, S::kCols, n * S::kCols,
+      LoadTile<S::kHalves>(base + at.stage * S::kKvBytes, map, full + 8 * at.stage, S::kCols, n * S::kCols,
                   kv_head, t.batch);
       at.Advance();
     };
@@ -191,37 +170,6 @@ __device__ __forceinline__ void MaskScores(float (&s)[kCount], int last0, int la
   for (int i = 0; i < kCount; ++i) {
     const int column = i / 4 * 8 + i % 2;
     if (column > (i % 4 < 2 ? last0 : last1)) s[i] = -INFINITY;
-  }
-}
-
-// Writes this warp's 16 rows from registers: a 4 x 4 transpose inside each quad
-// turns its pairs of columns into 16 bytes a lane, whole sectors a warp.
-template <class S, class Out>
-__device__ __forceinline__ void StoreRows(const uint32_t (&words)[S::kHeadDim / 4], Out* row0,
-                                          Out* row1, int lane) {
-  const bool odd = lane & 1, high = lane & 2;
-#pragma unroll
-  for (int i = 0; i < S::kHeadDim / 4; i += 8) {  // 32 columns of both rows
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      uint32_t w[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) w[j] = words[i + 2 * j + r];
-#pragma unroll
-      for (int j = 0; j < 4; j += 2) {
-        const uint32_t got = __shfl_xor_sync(0xffffffffu, odd ? w[j] : w[j + 1], 1);
-        (odd ? w[j] : w[j + 1]) = got;
-      }
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const uint32_t got = __shfl_xor_sync(0xffffffffu, high ? w[j] : w[j + 2], 2);
-        (high ? w[j] : w[j + 2]) = got;
-      }
-      Out* row = r == 0 ? row0 : row1;
-      if (row != nullptr) {
-        *reinterpret_cast<uint4*>(row + 4 * i + (lane & 3) * 8) = make_uint4(w[0], w[1], w[2], w[3]);
-      }
-    }
   }
 }
 
@@ -356,7 +304,7 @@ __device__ __forceinline__ void Consume(const FwdParams& p, const FwdShared<S>& 
     uint32_t words[S::kHeadDim / 4];
 #pragma unroll
     for (int i = 0; i < S::kHeadDim / 4; ++i) words[i] = PackPair<T>(o[2 * i], o[2 * i + 1]);
-    StoreRows<S>(words, place(p.o, p.o_stride, row), place(p.o, p.o_stride, row + 8), lane);
+    StoreRows<S::kHeadDim>(words, place(p.o, p.o_stride, row), place(p.o, p.o_stride, row + 8), lane);
     if constexpr (kSumsRounded<S::kMode>) {
       if (p.o_lo != nullptr) {
 #pragma unroll
@@ -364,7 +312,7 @@ __device__ __forceinline__ void Consume(const FwdParams& p, const FwdShared<S>& 
           const float2 rounded = UnpackPair<T>(words[i]);
           words[i] = PackPair<__nv_bfloat16>(o[2 * i] - rounded.x, o[2 * i + 1] - rounded.y);
         }
-        StoreRows<S>(words, place(p.o_lo, p.o_lo_stride, row),
+        StoreRows<S::kHeadDim>(words, place(p.o_lo, p.o_lo_stride, row),
                      place(p.o_lo, p.o_lo_stride, row + 8), lane);
       }
     }

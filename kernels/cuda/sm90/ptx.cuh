@@ -77,6 +77,44 @@ __device__ __forceinline__ void TmaLoad4(uint32_t dst, const CUtensorMap* map, u
       : "memory");
 }
 
+// `bytes` contiguous bytes, a multiple of 16, both sides 16-byte aligned.
+__device__ __forceinline__ void BulkLoad(uint32_t dst, const void* src, uint32_t bar,
+                                         uint32_t bytes) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %3, [%2];" ::"r"(
+          dst),
+      "l"(src), "r"(bar), "r"(bytes)
+      : "memory");
+}
+
+// Ordinary stores to shared memory before it, wgmma's reads after it (and a
+// barrier between the threads).
+__device__ __forceinline__ void ProxyFence() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Four 8 x 8 matrices of 16-bit elements; lane i gives the address of row i % 8
+// of matrix i / 8.
+__device__ __forceinline__ void StoreMatrices(uint32_t row_address, uint32_t w0, uint32_t w1,
+                                              uint32_t w2, uint32_t w3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row_address),
+               "r"(w0), "r"(w1), "r"(w2), "r"(w3)
+               : "memory");
+}
+
+__device__ __forceinline__ float2 LoadShared2(uint32_t address) {
+  float2 v;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
+  return v;
+}
+
+// Adds 16 bytes to global memory; the order of such additions is not fixed.
+__device__ __forceinline__ void ReduceAdd4(float* p, float a, float b, float c, float d) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(a), "f"(b),
+               "f"(c), "f"(d)
+               : "memory");
+}
+
 // ---- registers
 
 template <int kRegisters>

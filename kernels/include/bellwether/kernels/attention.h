@@ -68,6 +68,27 @@ size_t AttentionForwardWorkspaceBytes(const AttentionForwardParams& params);
 // launch failed.  Any thread; calls that write the same memory must not overlap.
 [[nodiscard]] Status AttentionForward(const AttentionForwardParams& params, const Device& device);
 
+// Backward of modes kFa and kHp:
+//   P = exp(S - L);  delta = rowsum(dO * (O + O_lo));  dS = P * (dO V^T - delta)
+//   dQ = scale dS K;  dK = scale dS^T Q;  dV = P^T dO
+// dK and dV are sums over the query heads of their group, taken in fp32.
+struct AttentionBackwardParams {
+  AttentionForwardParams forward;  // as it was called; its workspace is not read,
+                                   // o, o_lo and lse are inputs now
+  Tensor4 d_o;                     // like q
+  Tensor4 dq, dk, dv;              // out, written through; like q, k, v
+  void* workspace = nullptr;       // AttentionBackwardWorkspaceBytes(), 16-byte aligned
+  size_t workspace_bytes = 0;
+};
+
+size_t AttentionBackwardWorkspaceBytes(const AttentionForwardParams& params);
+
+// As AttentionForward.  Also kUnsupported: mode kHpm.  With o_lo absent delta
+// comes from the rounded O.  The order in which key tiles are added to dQ is not
+// fixed: its last bits may differ between launches; dK and dV repeat exactly.
+[[nodiscard]] Status AttentionBackward(const AttentionBackwardParams& params,
+                                       const Device& device);
+
 }  // namespace bellwether::kernels
 
 #endif  // BELLWETHER_KERNELS_ATTENTION_H_

@@ -41,6 +41,21 @@ BW_KERNELS_EXPORT uint64_t
 bw_attention_forward_workspace(const bw_attention_forward_params* params);
 BW_KERNELS_EXPORT bw_kernel_status bw_attention_forward(const bw_attention_forward_params* params);
 
+typedef struct bw_attention_backward_params {
+  uint32_t struct_size;
+  uint32_t reserved;
+  bw_attention_forward_params forward; /* as it was called */
+  bw_tensor4 d_o;                      /* like q */
+  bw_tensor4 dq, dk, dv;               /* out; like q, k, v */
+  void* workspace;                     /* bw_attention_backward_workspace() bytes */
+  uint64_t workspace_bytes;
+} bw_attention_backward_params;
+
+BW_KERNELS_EXPORT uint64_t
+bw_attention_backward_workspace(const bw_attention_forward_params* params);
+BW_KERNELS_EXPORT bw_kernel_status
+bw_attention_backward(const bw_attention_backward_params* params);
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif

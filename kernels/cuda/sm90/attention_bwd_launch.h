@@ -1,0 +1,21 @@
+// attention_bwd_launch.h: which tile shape serves a call, and its launcher.
+
+#ifndef BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_BWD_LAUNCH_H_
+#define BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_BWD_LAUNCH_H_
+
+#include "bellwether/kernels/attention.h"
+#include "cuda/sm90/attention_bwd_params.h"
+
+namespace bellwether::kernels::cuda::sm90 {
+
+struct BwdLauncher {
+  int rows = 0;  // queries a step: the boxes of the tensor maps of Q and dO
+  Status (*launch)(const BwdParams&, const BwdMaps&, cudaStream_t) = nullptr;
+};
+
+// launch is null if the shape is not built.
+BwdLauncher FindBwdLauncher(const AttentionForwardParams& params);
+
+}  // namespace bellwether::kernels::cuda::sm90
+
+#endif  // BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_BWD_LAUNCH_H_
