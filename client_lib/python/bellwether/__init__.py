@@ -14,14 +14,19 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .monitor import Monitor, attach
+    from .attaching import attach
+    from .monitor import Monitor
 
 __all__ = ["Monitor", "__version__", "attach"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("attach", "Monitor"):
-        from . import monitor
+    if name == "attach":
+        from .attaching import attach
 
-        return getattr(monitor, name)
+        return attach
+    if name == "Monitor":
+        from .monitor import Monitor
+
+        return Monitor
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

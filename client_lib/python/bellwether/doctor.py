@@ -174,7 +174,7 @@ def self_test() -> list[Finding]:
     from torch import nn
     from torch.nn import functional
 
-    from .monitor import attach
+    from .attaching import attach
 
     class Small(nn.Module):
         def __init__(self) -> None:

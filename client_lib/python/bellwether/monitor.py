@@ -1,4 +1,4 @@
-"""attach(): a running model under watch, from one optimizer step to the next.
+"""A running model under watch, from one optimizer step to the next.
 
 The life of a step: forwards put taps around the attention, backwards add statistics to the
 layers' buffers, the optimizer's post hook measures the weights, and the step is closed, which
@@ -14,7 +14,7 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Optional, Union
 
@@ -22,13 +22,15 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from . import __version__, _native, intercept, log, private_server, probe, weights
+from . import __version__, _native, intercept, log, probe, weights
 from .alerts import Follower
 from .client import ClientError, RunClient, RunOptions
 from .frames import Scalars, head_blocks
 from .governor import Governor, RateWatch
 from .layer import Layer
-from .settings import STATS, Settings, resolve
+from .ranks import rank_and_world
+from .report import layer_status, summary
+from .settings import Settings
 
 Number = Union[float, int, torch.Tensor, None]
 
@@ -38,6 +40,28 @@ BACKWARDS_MAX = 64  # Backward passes without a step, then one warning.
 INCREMENT_BYTES_MAX = 1 << 20
 
 _monitors: weakref.WeakValueDictionary[int, Monitor] = weakref.WeakValueDictionary()
+_kept: dict[int, Monitor] = {}
+
+
+def watching(model: nn.Module) -> Optional[Monitor]:
+    """The monitor that the model has, if it has one."""
+    known = _monitors.get(id(model))
+    if known is not None and known._model is not None and known._model() is model:
+        return known
+    return None
+
+
+def _keep(model: nn.Module, monitor: Monitor) -> None:
+    """A caller may drop the handle; the monitor lives as long as the model does."""
+    key = id(model)
+    _monitors[key] = _kept[key] = monitor
+
+    def gone() -> None:
+        held = _kept.pop(key, None)
+        if held is not None:
+            held.detach()
+
+    weakref.finalize(model, gone).atexit = False
 
 
 def _after_fork_in_child() -> None:
@@ -151,7 +175,7 @@ class Monitor:
 
     # ---- attach and detach ----
 
-    def _install(self, model: nn.Module, overrides: dict[str, tuple[str, str]]) -> None:
+    def install(self, model: nn.Module, overrides: dict[str, tuple[str, str]]) -> None:
         pattern = self.settings.layers
 
         def named(name: str, module: nn.Module) -> bool:
@@ -172,6 +196,7 @@ class Monitor:
         self._installed = True
         self._alive = True
         self._events.append(("attach", f"bellwether {__version__}", 0.0))
+        _keep(model, self)
         self._begin_step()
 
     def detach(self) -> None:
@@ -374,7 +399,7 @@ class Monitor:
         blocks = []
         if self._sampling:
             blocks = head_blocks(self._reporting(), self.settings.stats, self._increments)
-            self._last.update(self._summary())
+            self._last.update(summary(self._reporting()))
         if client is None:
             self._scalars.remember(values)
             return
@@ -418,7 +443,7 @@ class Monitor:
         )
         heads = max((layer.heads for layer in layers), default=1)
         same = len({(layer.heads, layer.kv_heads) for layer in layers}) <= 1
-        rank, world = _rank_and_world()
+        rank, world = rank_and_world()
         options = RunOptions(
             run=self.settings.run,
             run_uuid=self.settings.run_uuid,
@@ -454,30 +479,6 @@ class Monitor:
 
     # ---- for people and other loggers ----
 
-    def _summary(self) -> dict[str, float]:
-        """The newest sample, one number for each layer and signal."""
-        found: dict[str, float] = {}
-        for layer in self._reporting():
-            prefix = f"layer{layer.index}/"
-            sums = layer.sums
-            if sums is not None and sums.probed:
-                pairs = zip(sums.row("common_mode_sum"), sums.row("spread_sum"))
-                found[prefix + "drift_ratio_max"] = max(
-                    (c / s if s else float("nan") for c, s in pairs), default=float("nan")
-                )
-                pairs = zip(sums.row("tied_rows_bf16"), sums.row("rows"))
-                found[prefix + "tied_fraction_bf16_max"] = max(
-                    (t / r if r else 0.0 for t, r in pairs), default=0.0
-                )
-                found[prefix + "logit_max"] = max(sums.row("logit_max"))
-            if sums is not None and sums.leaked:
-                pairs = zip(sums.row("key_leak_sum"), sums.row("key_gradient_sum"))
-                found[prefix + "key_leak_max"] = max((a / b if b else 0.0 for a, b in pairs))
-            if layer.wq is not None and layer.wk is not None and layer.wq.samples:
-                found[prefix + "wq_sigma_max"] = max(layer.wq.sigma)
-                found[prefix + "wk_sigma_max"] = max(layer.wk.sigma)
-        return found
-
     def metrics(self) -> dict[str, float]:
         """What was last measured, for any other logger; keys begin with `bellwether/`."""
         found = {**self._last, **self._scalars.last()}
@@ -487,21 +488,6 @@ class Monitor:
 
     def status(self) -> dict[str, Any]:
         """What the monitor does and what it misses; see `python -m bellwether doctor`."""
-        layers = [
-            {
-                "name": layer.name,
-                "index": layer.index,
-                "watched": layer.watched,
-                "calls": layer.calls,
-                "fired": layer.fired,
-                "heads": layer.heads,
-                "kv_heads": layer.kv_heads,
-                "head_dim": layer.head_dim,
-                "weights": layer.location.how if layer.location else None,
-                "notes": dict(layer.notes),
-            }
-            for layer in self.layers
-        ]
         told: dict[str, Any] = {
             "live": self._alive,
             "why_off": self.why_off,
@@ -515,7 +501,7 @@ class Monitor:
             "sampling_period": self._governor.period,
             "overhead": self.overhead(),
             "samples": self._samples,
-            "layers": layers,
+            "layers": [layer_status(layer) for layer in self.layers],
             "link": None,
         }
         if self._client is not None:
@@ -564,157 +550,3 @@ class Monitor:
         except ClientError as e:
             self.trouble(e, "flush()")
             return False
-
-
-def _rank_and_world() -> tuple[int, int]:
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    try:
-        return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    except ValueError:
-        return 0, 1
-
-
-def _unwrapped(model: nn.Module) -> nn.Module:
-    """The user's model inside the wrappers of torch."""
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
-            inner = getattr(model, "module", None)
-        if not isinstance(inner, nn.Module):
-            return model
-        model = inner
-
-
-def _own_path(path: str) -> str:
-    """A file of this rank's own."""
-    rank = _rank_and_world()[0]
-    if rank == 0:
-        return path
-    stem, dot, end = path.rpartition(".")
-    return f"{stem}-rank{rank}.{end}" if dot else f"{path}-rank{rank}"
-
-
-def _choose_sink(monitor: Monitor) -> None:
-    """Server as told, else a private one, else a file."""
-    settings = monitor.settings
-    default_path = _own_path(f"{settings.run.replace('/', '-')}.bwrun")
-    if settings.record:
-        monitor.record_path = _own_path(settings.record)
-    if settings.mode == "offline" and not monitor.record_path:
-        monitor.record_path = default_path
-    if settings.mode == "offline":
-        monitor.server = None
-        log.info(f"recording to {monitor.record_path}")
-        return
-    if settings.server or settings.record:
-        return
-    rank = _rank_and_world()[0]
-    try:
-        server = private_server.join_or_start()
-        monitor.server, monitor.page_url = server.grpc, server.page_url(settings.run)
-        if rank == 0:
-            log.info(f"run {settings.run}: {monitor.page_url}")
-    except private_server.ServerError as e:
-        monitor.record_path = default_path
-        log.warning(
-            f"no server ({e}); recording to {monitor.record_path}, "
-            f"judge it with: bellwether replay {monitor.record_path}"
-        )
-
-
-def attach(
-    model: nn.Module,
-    *,
-    server: Optional[str] = None,
-    run: Optional[str] = None,
-    every: Optional[int] = None,
-    layers: Optional[str] = None,
-    stats: Union[str, Iterable[str], None] = None,
-    ranks: Optional[str] = None,
-    rows: Optional[int] = None,
-    sequences: Optional[int] = None,
-    microbatches: Optional[str] = None,
-    overhead_budget: Optional[float] = None,
-    record: Optional[str] = None,
-    config: Optional[str] = None,
-    weights: Optional[dict[str, tuple[str, str]]] = None,
-    on_alert: Optional[Callable[[dict[str, Any]], None]] = None,
-) -> Monitor:
-    """Watches `model` from its next forward pass on; the same handle if it is watched already.
-
-    server    "host:port" or "unix:/path"; none = a private server, started or joined here
-    run       the run's name; default: the script's name and the time
-    every     a sample of the heads every so many steps (20)
-    layers    regular expression on module names; default: all attention modules
-    stats     any of drift, leak, ties, delta, sigma; default: all
-    ranks     "dp0" (one data-parallel replica reports) or "all"
-    rows      sampled query rows per head and sequence (64); 0 = all of them
-    sequences sampled sequences of a batch (4); 0 = all of them
-    microbatches  "first" or "all" micro-batches of a sampled step
-    overhead_budget  share of the step time (0.005); above it samples become rarer
-    record    write a .bwrun file, instead of a server or beside one
-    config    file of `key: value` lines with these names
-    weights   {regular expression on module names: (path of W_Q, path of W_K)}, for projections
-              whose names are not known here
-    on_alert  called with each change of an alert of this run, on a thread of its own
-
-    Raises ValueError for a bad argument; nothing else, and nothing later.
-    """
-    arguments = {
-        "server": server, "run": run, "every": every, "layers": layers, "stats": stats,
-        "ranks": ranks, "rows": rows, "sequences": sequences, "microbatches": microbatches,
-        "overhead_budget": overhead_budget, "record": record,
-    }  # fmt: skip
-    complaints: list[str] = []
-    settings = resolve(arguments, config, complain=complaints.append)
-    log.set_level(settings.log_level)
-    for complaint in complaints:
-        log.warning(complaint)
-    model = _unwrapped(model)
-    known = _monitors.get(id(model))
-    if known is not None and known._model is not None and known._model() is model:
-        return known
-    monitor = Monitor(model, settings)
-    if settings.disabled:
-        return monitor
-    if settings.ranks == "dp0" and _rank_and_world()[0] != 0:
-        monitor.why_off = "another rank reports"
-        return monitor
-    missing = probe.available()
-    if missing is not None:
-        monitor.why_off = missing
-        log.warning(f"watching is off: {missing}")
-        return monitor
-    try:
-        _choose_sink(monitor)
-        monitor._install(model, dict(weights or {}))
-    except Exception as e:
-        monitor.trouble(e, "attach()")
-        monitor.why_off = str(e)
-        return monitor
-    _monitors[id(model)] = monitor
-    _keep(model, monitor)
-    if on_alert is not None:
-        monitor.follow_alerts(on_alert)
-    return monitor
-
-
-_kept: dict[int, Monitor] = {}
-
-
-def _keep(model: nn.Module, monitor: Monitor) -> None:
-    """A caller may drop the handle; the monitor lives as long as the model does."""
-    key = id(model)
-    _kept[key] = monitor
-
-    def gone() -> None:
-        held = _kept.pop(key, None)
-        if held is not None:
-            held.detach()
-
-    weakref.finalize(model, gone).atexit = False
-
-
-__all__ = ["STATS", "Monitor", "attach"]

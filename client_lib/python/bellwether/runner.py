@@ -20,7 +20,8 @@ from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from . import log
-from .monitor import Monitor, attach
+from .attaching import attach
+from .monitor import Monitor
 
 
 def owner_of(parameters: list[torch.Tensor]) -> Optional[nn.Module]:

@@ -1,0 +1,127 @@
+"""attach(): which settings, which server, and is there a monitor already?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Optional, Union
+
+from torch import nn
+
+from . import log, private_server, probe
+from .monitor import Monitor, watching
+from .ranks import own_path, rank_and_world
+from .settings import resolve
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The user's model inside the wrappers of torch."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
+            inner = getattr(model, "module", None)
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def _choose_sink(monitor: Monitor) -> None:
+    """Server as told, else a private one, else a file."""
+    settings = monitor.settings
+    default_path = own_path(f"{settings.run.replace('/', '-')}.bwrun")
+    if settings.record:
+        monitor.record_path = own_path(settings.record)
+    if settings.mode == "offline" and not monitor.record_path:
+        monitor.record_path = default_path
+    if settings.mode == "offline":
+        monitor.server = None
+        log.info(f"recording to {monitor.record_path}")
+        return
+    if settings.server or settings.record:
+        return
+    rank = rank_and_world()[0]
+    try:
+        server = private_server.join_or_start()
+        monitor.server, monitor.page_url = server.grpc, server.page_url(settings.run)
+        if rank == 0:
+            log.info(f"run {settings.run}: {monitor.page_url}")
+    except private_server.ServerError as e:
+        monitor.record_path = default_path
+        log.warning(
+            f"no server ({e}); recording to {monitor.record_path}, "
+            f"judge it with: bellwether replay {monitor.record_path}"
+        )
+
+
+def attach(
+    model: nn.Module,
+    *,
+    server: Optional[str] = None,
+    run: Optional[str] = None,
+    every: Optional[int] = None,
+    layers: Optional[str] = None,
+    stats: Union[str, Iterable[str], None] = None,
+    ranks: Optional[str] = None,
+    rows: Optional[int] = None,
+    sequences: Optional[int] = None,
+    microbatches: Optional[str] = None,
+    overhead_budget: Optional[float] = None,
+    record: Optional[str] = None,
+    config: Optional[str] = None,
+    weights: Optional[dict[str, tuple[str, str]]] = None,
+    on_alert: Optional[Callable[[dict[str, Any]], None]] = None,
+) -> Monitor:
+    """Watches `model` from its next forward pass on; the same handle if it is watched already.
+
+    server    "host:port" or "unix:/path"; none = a private server, started or joined here
+    run       the run's name; default: the script's name and the time
+    every     a sample of the heads every so many steps (20)
+    layers    regular expression on module names; default: all attention modules
+    stats     any of drift, leak, ties, delta, sigma; default: all
+    ranks     "dp0" (one data-parallel replica reports) or "all"
+    rows      sampled query rows per head and sequence (64); 0 = all of them
+    sequences sampled sequences of a batch (4); 0 = all of them
+    microbatches  "first" or "all" micro-batches of a sampled step
+    overhead_budget  share of the step time (0.005); above it samples become rarer
+    record    write a .bwrun file, instead of a server or beside one
+    config    file of `key: value` lines with these names
+    weights   {regular expression on module names: (path of W_Q, path of W_K)}, for projections
+              whose names are not known here
+    on_alert  called with each change of an alert of this run, on a thread of its own
+
+    Raises ValueError for a bad argument; nothing else, and nothing later.
+    """
+    arguments = {
+        "server": server, "run": run, "every": every, "layers": layers, "stats": stats,
+        "ranks": ranks, "rows": rows, "sequences": sequences, "microbatches": microbatches,
+        "overhead_budget": overhead_budget, "record": record,
+    }  # fmt: skip
+    complaints: list[str] = []
+    settings = resolve(arguments, config, complain=complaints.append)
+    log.set_level(settings.log_level)
+    for complaint in complaints:
+        log.warning(complaint)
+    model = _unwrapped(model)
+    known = watching(model)
+    if known is not None:
+        return known
+    monitor = Monitor(model, settings)
+    if settings.disabled:
+        return monitor
+    if settings.ranks == "dp0" and rank_and_world()[0] != 0:
+        monitor.why_off = "another rank reports"
+        return monitor
+    missing = probe.available()
+    if missing is not None:
+        monitor.why_off = missing
+        log.warning(f"watching is off: {missing}")
+        return monitor
+    try:
+        _choose_sink(monitor)
+        monitor.install(model, dict(weights or {}))
+    except Exception as e:
+        monitor.trouble(e, "attach()")
+        monitor.why_off = str(e)
+        return monitor
+    if on_alert is not None:
+        monitor.follow_alerts(on_alert)
+    return monitor

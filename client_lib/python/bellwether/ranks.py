@@ -1,0 +1,26 @@
+"""Which process of the run this is."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+
+def rank_and_world() -> tuple[int, int]:
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    try:
+        return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    except ValueError:
+        return 0, 1
+
+
+def own_path(path: str) -> str:
+    """A file of this rank's own."""
+    rank = rank_and_world()[0]
+    if rank == 0:
+        return path
+    stem, dot, end = path.rpartition(".")
+    return f"{stem}-rank{rank}.{end}" if dot else f"{path}-rank{rank}"
