@@ -102,7 +102,8 @@ typedef struct bw_client_options {
                            ranks; NULL = derived from `run` */
   const char* server;   /* "host:port" or "unix:/path"; NULL with record_path */
   const char* record_path; /* Write a .bwrun here instead of, or beside, a
-                              server; NULL = no */
+                              server; an earlier file is kept as PATH.1, .2,
+                              ...; NULL = no */
   const char* sender_path; /* bellwether-sender; NULL = beside this library,
                               then $PATH */
   const char* tls_ca;      /* PEM files; NULL = plaintext */
@@ -164,7 +165,8 @@ typedef struct bw_frame {
 /* Queues one frame; `*frame`, its blocks and their values are copied.  No
    lock, no system call, no allocation once the first push has started the
    sender.  Calls for one client must not overlap.  Returns BW_OK, BW_DROPPED,
-   BW_UNAVAILABLE, or BW_INVALID_ARGUMENT (nothing is queued or counted). */
+   BW_UNAVAILABLE (the link failed for good; counted in frames_dropped_ring), or
+   BW_INVALID_ARGUMENT (nothing is queued or counted). */
 BW_EXPORT bw_status bw_client_push(bw_client* client, const bw_frame* frame);
 
 /* Something that happened; ordered with the frames.  `kind` is an EventKind of
@@ -185,7 +187,8 @@ BW_EXPORT bw_status bw_client_push_spectrum(bw_client* client, int64_t step,
 
 typedef enum bw_command_type {
   BW_COMMAND_NONE = 0,
-  BW_COMMAND_SAMPLING = 1, /* value = period in steps */
+  BW_COMMAND_SAMPLING = 1, /* value = period in steps; payload = a serialized
+                              bellwether.v1.Sampling */
   BW_COMMAND_ACTION = 2    /* payload = a serialized bellwether.v1.Action */
 } bw_command_type;
 
@@ -238,8 +241,10 @@ BW_EXPORT bw_status bw_client_get_counters(const bw_client* client,
                                            bw_counters* counters);
 
 /* Waits until everything pushed so far is durable at the server (recording: in
-   the file), at most `timeout_ms`.  The one call that blocks.  Returns BW_OK,
-   BW_TIMEOUT, BW_UNAVAILABLE, or BW_INVALID_ARGUMENT. */
+   the file), at most `timeout_ms`.  The one call that blocks.  What the window
+   dropped counts as done; see frames_dropped_window.  Returns BW_OK,
+   BW_TIMEOUT, BW_UNAVAILABLE (the link failed for good), or
+   BW_INVALID_ARGUMENT. */
 BW_EXPORT bw_status bw_client_flush(bw_client* client, uint32_t timeout_ms);
 
 #ifdef __cplusplus

@@ -1,0 +1,34 @@
+"""Goal: the client library gives its host bw_* and nothing else, and needs only
+the C and C++ run-time libraries.
+Method: nm and readelf on the built library; a planted name must be seen."""
+
+import re
+import subprocess
+import sys
+
+ALLOWED = re.compile(r"^(libstdc\+\+|libgcc_s|libc|libm|libpthread|libdl|ld-linux-x86-64)\.so")
+
+
+def exported(library: str) -> list[str]:
+    lines = subprocess.run(["nm", "-D", "--defined-only", library], check=True, capture_output=True, text=True).stdout
+    return [line.split()[-1].split("@")[0] for line in lines.splitlines()]
+
+
+def strangers(names: list[str]) -> list[str]:
+    return [name for name in names if not name.startswith("bw_")]
+
+
+def main() -> int:
+    library = sys.argv[1]
+    names = exported(library)
+    assert len(names) == 13, names
+    assert strangers(names) == [], strangers(names)
+    assert strangers(names + ["_ZN4absl5Mutex"]) == ["_ZN4absl5Mutex"]
+    dynamic = subprocess.run(["readelf", "-d", library], check=True, capture_output=True, text=True).stdout
+    needed = re.findall(r"NEEDED.*\[(.*)\]", dynamic)
+    assert needed and all(ALLOWED.match(name) for name in needed), needed
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
