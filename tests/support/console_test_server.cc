@@ -91,6 +91,7 @@ int Main(const std::vector<std::string>& arguments) {
   Control control(&alerts);
   counters.gauge("bellwether_build_info", {{"version", "0.1.0"}, {"revision", "synthetic"}, {"cuda", "none"}})->Set(1);
   counters.gauge("bellwether_ingest_streams")->Set(24);
+  counters.counter("bellwether_notifications_total", {{"channel", "webhook"}, {"result", "delivered"}})->Add();
   counters.histogram("bellwether_ack_seconds")->Observe(0.002);
   counters.counter("bellwether_ingest_frames_total", {{"result", "accepted"}})->Add(123456);
 

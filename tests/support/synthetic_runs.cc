@@ -23,7 +23,7 @@ double Noise(int64_t a, int64_t b, int64_t c) {
 
 // Doublings of the head's drift up to the step, 0 for a healthy head.
 double Doublings(const SyntheticRun& run, int64_t step, Head head) {
-  if (!(head == run.failing) || step <= run.fails_at) return 0;
+  if (run.failing.layer < 0 || !(head == run.failing) || step <= run.fails_at) return 0;
   return static_cast<double>(step - run.fails_at) / 350.0;
 }
 

@@ -47,10 +47,10 @@ export function verdict(run: Run, alerts: Alert[], secondsPerStep: number): HTML
       h('div', { class: 'verdict-head' }, headName(worst.last.layer, worst.last.head), more ? h('span', { class: 'small' }, ` ${more}`) : null)),
     h('dl', { class: 'facts' },
       strongest ? h('div', {}, h('dt', {}, findSignal(strongest.signal).label), h('dd', {}, number(num(strongest.value))),
-        h('p', {}, `threshold ${number(num(strongest.threshold))}`)) : null,
-      h('div', {}, h('dt', {}, 'Left'), h('dd', {}, left.steps), h('p', {}, left.detail)),
+        h('dd', { class: 'note' }, `threshold ${number(num(strongest.threshold))}`)) : null,
+      h('div', {}, h('dt', {}, 'Left'), h('dd', {}, left.steps), h('dd', { class: 'note' }, left.detail)),
       h('div', {}, h('dt', {}, 'Since'), h('dd', {}, `step ${integer(num(worst.last.first_step))}`),
-        h('p', {}, `cause: ${worst.last.cause || 'unknown'}`))),
+        h('dd', { class: 'note' }, `cause: ${worst.last.cause || 'unknown'}`))),
     worst.last.advice ? h('p', { class: 'advice' }, h('strong', {}, 'Do: '), worst.last.advice) : null);
 }
 

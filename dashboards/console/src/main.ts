@@ -55,7 +55,7 @@ class App {
       return;
     }
     this.shownRun = route.run;
-    this.page = route.run === null ? new RunsPage() : new RunPage(route, route.run);
+    this.page = route.run === null ? new RunsPage() : new RunPage(route, route.run, () => void this.refresh());
     if (route.run === null) document.title = 'Bellwether';
     fill(this.outlet, this.page.element);
     this.page.element.querySelector('h1')?.setAttribute('tabindex', '-1');

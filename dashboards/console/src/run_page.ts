@@ -27,7 +27,7 @@ export class RunPage {
   private readonly liveButton: HTMLButtonElement;
   private readonly charts = new Charts();
   private readonly headTitle = h('h2');
-  private readonly alertsView = new AlertsView((layer, head) => this.select(layer, head), () => void this.refresh());
+  private readonly alertsView = new AlertsView((layer, head) => this.select(layer, head), () => this.reload());
   private run: Run | null = null;
   private alerts: Alert[] = [];
   private matrix: HeatmapData | null = null;
@@ -37,7 +37,8 @@ export class RunPage {
   private again = false;
   private chartsFor = '';
 
-  constructor(private route: Route, private readonly name: string) {
+  /** `reload` refreshes this page and deals with errors. */
+  constructor(private route: Route, private readonly name: string, private readonly reload: () => void) {
     this.picker = h('select', { id: 'signal', onchange: () => this.go({ signal: this.picker.value }) },
       ...headSignals.map((s) => h('option', { value: s.name }, s.label)));
     this.slider = h('input', {
@@ -59,7 +60,7 @@ export class RunPage {
   /** The address changed, the run did not. */
   navigate(route: Route): void {
     this.route = route;
-    void this.refresh();
+    this.reload();
   }
 
   private go(change: Partial<Route>): void {
@@ -231,6 +232,6 @@ export class RunPage {
     this.heatmap.redraw();
     this.charts.clear();
     this.chartsFor = '';
-    void this.refresh();
+    this.reload();
   }
 }

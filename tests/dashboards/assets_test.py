@@ -1,0 +1,191 @@
+"""Goal: dashboards, rules, runbooks, unit and page agree with each other and with the server's list of metrics.
+
+Method: Prometheus' and systemd's own checkers where they are installed; generated
+files are generated again and compared; names are compared as text. Each check
+that could find nothing is shown a planted fault.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DASHBOARDS = ROOT / "dashboards"
+ALERTS = DASHBOARDS / "alerts"
+SUFFIXES = ("_bucket", "_sum", "_count")
+
+
+def run(*command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
+
+
+def known_metrics() -> dict[str, str]:
+    """Name -> kind of everything that may be exported."""
+    catalogue = (ROOT / "server/export/metrics_catalog.cc").read_text()
+    known = {m[1]: m[2] for m in re.finditer(r'\{"([a-z0-9_]+)", k(Counter|Gauge|Histogram)', catalogue)}
+    for name in re.findall(r'name: "(bellwether_[a-z0-9_]+)"', (ROOT / "proto/bellwether/v1/signals.proto").read_text()):
+        known[name] = "Counter" if name.endswith("_total") else "Gauge"
+    return known
+
+
+def unknown_names(text: str, known: dict[str, str]) -> set[str]:
+    """Metric names in `text` that nobody exports."""
+    unknown = set()
+    for name in re.findall(r"(?<![\w:.\-/])((?:bellwether|process|grpc_server)_[a-z0-9_]+)", text):
+        base = next((name.removesuffix(s) for s in SUFFIXES if name.endswith(s) and known.get(name.removesuffix(s)) == "Histogram"), name)
+        if base not in known and name not in {"bellwether_alerts"}:
+            unknown.add(name)
+    return unknown
+
+
+class MetricNames(unittest.TestCase):
+    def test_dashboards_rules_and_runbooks_name_exported_metrics_only(self) -> None:
+        known = known_metrics()
+        self.assertGreater(len(known), 70)
+        files = [p for p in DASHBOARDS.rglob("*") if p.suffix in {".json", ".yml", ".md", ".py"} and "node_modules" not in p.parts]
+        self.assertGreater(len(files), 20)
+        for path in files:
+            self.assertEqual(unknown_names(path.read_text(), known), set(), path)
+
+    def test_planted_names_are_seen(self) -> None:
+        known = known_metrics()
+        self.assertEqual(unknown_names("rate(bellwether_no_such_total[5m])", known), {"bellwether_no_such_total"})
+        self.assertEqual(unknown_names("bellwether_run_step_bucket", known), {"bellwether_run_step_bucket"})
+        self.assertEqual(unknown_names("bellwether_ack_seconds_bucket", known), set())
+
+    def test_the_server_counts_under_listed_names_and_kinds(self) -> None:
+        known = known_metrics()
+        calls = 0
+        for path in (ROOT / "server").rglob("*.cc"):
+            for kind, name in re.findall(r'\b(counter|gauge|histogram)\(\s*"([a-z0-9_]+)"', path.read_text()):
+                calls += 1
+                self.assertEqual(known.get(name, "unlisted"), kind.capitalize(), f"{path}: {name}")
+        self.assertGreater(calls, 5)
+
+
+class Rules(unittest.TestCase):
+    def setUp(self) -> None:
+        if shutil.which("promtool") is None:
+            self.skipTest("promtool is not installed")
+
+    def test_promtool_accepts_the_rules(self) -> None:
+        checked = run("promtool", "check", "rules", "--lint=all", "--lint-fatal", "rules.yml", cwd=ALERTS)
+        self.assertEqual(checked.returncode, 0, checked.stdout + checked.stderr)
+
+    def test_the_rules_do_what_their_tests_say(self) -> None:
+        tested = run("promtool", "test", "rules", "rules_test.yml", cwd=ALERTS)
+        self.assertEqual(tested.returncode, 0, tested.stdout + tested.stderr)
+
+    def test_a_weakened_rule_fails_its_test(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            text = (ALERTS / "rules.yml").read_text()
+            self.assertIn('rule="drift"}[5m]', text)
+            (Path(folder) / "rules.yml").write_text(text.replace('rule="drift"}[5m]', 'rule="drift"}[30s]'))
+            shutil.copy(ALERTS / "rules_test.yml", folder)
+            self.assertNotEqual(run("promtool", "test", "rules", "rules_test.yml", cwd=Path(folder)).returncode, 0)
+
+
+class Runbooks(unittest.TestCase):
+    def test_one_per_alert_and_the_reverse(self) -> None:
+        text = (ALERTS / "rules.yml").read_text()
+        alerts = set(re.findall(r"- alert: (\w+)", text))
+        self.assertGreater(len(alerts), 15)
+        books = {p.stem: p.read_text() for p in (ALERTS / "runbooks").glob("*.md")}
+        self.assertEqual({a.lower() for a in alerts}, set(books))
+        self.assertEqual(set(re.findall(r"/runbooks/(\w+)", text)), set(books))
+        for alert in alerts:
+            book = books[alert.lower()]
+            self.assertTrue(book.startswith(f"# {alert}\n"), alert)
+            for section in ("## Meaning", "## Impact", "## Diagnosis", "## What to do"):
+                self.assertRegex(book, rf"(?m)^{section}\n\S", f"{alert}: {section}")
+
+    def test_notifications_use_the_names_of_the_rules(self) -> None:
+        alerts = set(re.findall(r"- alert: (\w+)", (ALERTS / "rules.yml").read_text()))
+        sent = set(re.findall(r'"(Bellwether[A-Z]\w+)"', (ROOT / "server/export/alert_json.cc").read_text())) - {"BellwetherAlert"}
+        self.assertGreater(len(sent), 8)
+        self.assertEqual(sent - alerts, set())
+
+
+class Grafana(unittest.TestCase):
+    def boards(self) -> list[dict]:  # type: ignore[type-arg]
+        return [json.loads(p.read_text()) for p in sorted((DASHBOARDS / "grafana").glob("*.json"))]
+
+    def test_committed_boards_are_what_the_script_writes(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            made = run("python3", str(DASHBOARDS / "grafana/generate.py"), folder)
+            self.assertEqual(made.returncode, 0, made.stderr)
+            for path in (DASHBOARDS / "grafana").glob("*.json"):
+                self.assertEqual((Path(folder) / path.name).read_text(), path.read_text(), f"{path.name}: run generate.py")
+
+    def test_boards_follow_the_rules(self) -> None:
+        boards = self.boards()
+        self.assertEqual({b["uid"] for b in boards}, {"bellwether-overview", "bellwether-run"})
+        for board in boards:
+            self.assertFalse(board["editable"])
+            self.assertIn("bellwether", board["tags"])
+            for panel in board["panels"]:
+                name = f"{board['uid']}: {panel['title']}"
+                self.assertTrue(panel["title"] and panel["description"].endswith("."), name)
+                self.assertIn("unit", panel["fieldConfig"]["defaults"], name)
+                for target in panel["targets"]:
+                    # A counter is read through rate only, over an interval that fits the zoom.
+                    for counter in re.findall(r"\w+_(?:total|bucket)\b", target["expr"]):
+                        self.assertRegex(target["expr"], rf"rate\({counter}(\{{[^}}]*\}})?\[\$__rate_interval\]", name)
+
+    def test_panels_stand_in_causal_order(self) -> None:
+        board = next(b for b in self.boards() if b["uid"] == "bellwether-run")
+        places = [(p["gridPos"]["y"], p["gridPos"]["x"], p["title"]) for p in board["panels"] if re.match(r"\d", p["title"])]
+        self.assertEqual([p[2] for p in sorted(places)], [p[2] for p in places])
+        order = " ".join(p[2] for p in places)
+        self.assertRegex(order, "Drift.*Tied.*Delta bias.*Spectral.*logit.*Loss")
+
+
+class Unit(unittest.TestCase):
+    def test_the_unit_is_confined(self) -> None:
+        if shutil.which("systemd-analyze") is None:
+            self.skipTest("systemd-analyze is not installed")
+        unit = ROOT / "deploy/systemd/bellwetherd.service"
+        good = run("systemd-analyze", "security", "--offline=true", "--threshold=25", str(unit))
+        self.assertEqual(good.returncode, 0, good.stdout + good.stderr)
+        with tempfile.TemporaryDirectory() as folder:
+            bare = Path(folder) / "bare.service"
+            bare.write_text("[Service]\nExecStart=/usr/bin/bellwetherd\n")
+            self.assertNotEqual(run("systemd-analyze", "security", "--offline=true", "--threshold=25", str(bare)).returncode, 0)
+
+
+class Console(unittest.TestCase):
+    def test_the_lock_names_no_registry(self) -> None:
+        for path in (DASHBOARDS / "console/package-lock.json", ROOT / "tests/dashboards/package-lock.json"):
+            self.assertNotIn("resolved", path.read_text(), path)
+
+    def test_the_page_asks_nobody_else(self) -> None:
+        dist = DASHBOARDS / "console/dist"
+        for path in sorted(dist.iterdir()):
+            addresses = set(re.findall(r"https?://[^\s\"'`)<]+", path.read_text()))
+            # uPlot's licence notice and the SVG name space are no requests.
+            self.assertEqual({a for a in addresses if not a.startswith(("http://www.w3.org/", "https://github.com/leeoniya/uPlot"))}, set(), path)
+
+    def test_the_committed_page_is_what_the_sources_give(self) -> None:
+        if shutil.which("npm") is None or shutil.which("node") is None:
+            self.skipTest("node and npm are not installed")
+        with tempfile.TemporaryDirectory() as folder:
+            work = Path(folder) / "console"
+            shutil.copytree(DASHBOARDS / "console", work, ignore=shutil.ignore_patterns("node_modules", "dist"))
+            installed = run("npm", "ci", "--no-audit", "--no-fund", cwd=work)
+            self.assertEqual(installed.returncode, 0, installed.stderr)
+            typed = run("npx", "--no-install", "tsc", "--noEmit", cwd=work)
+            self.assertEqual(typed.returncode, 0, typed.stdout)
+            built = run("node", "build.mjs", cwd=work)
+            self.assertEqual(built.returncode, 0, built.stderr)
+            for path in sorted((DASHBOARDS / "console/dist").iterdir()):
+                self.assertEqual((work / "dist" / path.name).read_bytes(), path.read_bytes(), f"dist/{path.name} is stale: npm ci && node build.mjs")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,166 @@
+// Goal: the page tells in one look which run, layer and head is ill, how badly
+// and how long is left; it lives, works by keyboard, says so when the server is
+// gone, asks nobody else, and a reader of screens can use it.
+// Method: the test server and a headless Chromium; axe on every page. argv[2] is
+// the folder of the binaries, argv[3] a folder for pictures. Exit code 77: no
+// Chromium, or `npm ci` was not run here.
+import { spawn } from 'node:child_process';
+import { existsSync, readFileSync } from 'node:fs';
+import { createRequire } from 'node:module';
+import assert from 'node:assert/strict';
+
+const [bin, pictures] = process.argv.slice(2);
+const browserPath = ['/usr/bin/chromium', '/usr/bin/chromium-browser', '/usr/bin/google-chrome'].find((p) => existsSync(p));
+let chromium;
+try {
+  ({ chromium } = await import('playwright-core'));
+} catch {
+  console.log('playwright-core is not installed: npm ci');
+  process.exit(77);
+}
+if (!browserPath) {
+  console.log('Chromium is not installed');
+  process.exit(77);
+}
+const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core'), 'utf8');
+
+async function start(scenario, port = 0) {
+  const child = spawn(`${bin}/console_test_server`, [`--scenario=${scenario}`, `--port=${port}`]);
+  const line = await new Promise((resolve) => child.stdout.once('data', (d) => resolve(String(d))));
+  return {
+    port: JSON.parse(line).port,
+    say: (text) => child.stdin.write(`${text}\n`),
+    stop: () => new Promise((resolve) => { child.once('exit', resolve); child.stdin.end(); }),
+  };
+}
+
+const browser = await chromium.launch({ executablePath: browserPath, args: ['--no-sandbox'] });
+const faults = [];
+
+async function open(server, hash, options = {}) {
+  const page = await browser.newPage({ viewport: { width: 1440, height: 900 }, ...options });
+  page.setDefaultTimeout(15000);
+  page.on('pageerror', (e) => faults.push(`exception: ${e.message}`));
+  page.on('console', (m) => /Content Security Policy/.test(m.text()) && faults.push(m.text()));
+  page.on('request', (r) => r.url().startsWith(`http://127.0.0.1:${server.port}/`) || r.url().startsWith('blob:') || faults.push(`asks ${r.url()}`));
+  await page.goto(`http://127.0.0.1:${server.port}/${hash}`);
+  return page;
+}
+
+/** Breaches of WCAG AA that axe finds; evaluated outside the page's policy. */
+async function breaches(page) {
+  await page.evaluate(axe);
+  const result = await page.evaluate(() => globalThis.axe.run({ runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa'] }));
+  return result.violations.map((v) => `${v.id}: ${v.nodes.map((n) => n.target).join(' ')}`);
+}
+
+async function picture(page, name) {
+  if (pictures) await page.screenshot({ path: `${pictures}/${name}.png`, fullPage: true });
+}
+
+const checks = {
+  async 'the list shows the worst run first'() {
+    const server = await start('ill');
+    const page = await open(server, '');
+    await page.waitForSelector('.runs tbody tr');
+    assert.match(await page.textContent('.runs tbody tr:first-child'), /gpt2-small\/bf16-fa2.*2 · ties and bias.*layer 1 head 0.*1,080/s);
+    assert.deepEqual(await breaches(page), []);
+    await picture(page, 'runs');
+    await page.click('.runs tbody tr:first-child a');
+    await page.waitForSelector('.verdict');
+    await server.stop();
+  },
+
+  async 'the verdict, the head and its series, in both themes'() {
+    const server = await start('ill');
+    for (const colorScheme of ['light', 'dark']) {
+      const page = await open(server, '#/run/gpt2-small%2Fbf16-fa2', { colorScheme });
+      await page.waitForSelector('.chart canvas');
+      const verdict = await page.textContent('.verdict');
+      for (const part of [/warning/i, /layer 1 head 0/, /87\.6/, /threshold 4/, /1,080 steps/, /820 to 1,400/, /step 1,900/, /center_k/]) assert.match(verdict, part);
+      const titles = await page.$$eval('.chart-title', (all) => all.map((e) => e.textContent));
+      assert.deepEqual(titles, ['Drift ratio', 'Key-gradient leak', 'Tied rows', 'Delta bias t', 'σ(W_Q)', 'Largest logit', 'Entropy ratio', 'Loss', 'Gradient norm']);
+      assert.deepEqual(await breaches(page), []);
+      await picture(page, `run-${colorScheme}`);
+      await page.close();
+    }
+    await server.stop();
+  },
+
+  async 'a link shows what its sender saw, and the keyboard reaches every head'() {
+    const server = await start('ill');
+    const page = await open(server, '#/run/gpt2-small%2Fbf16-fa2?signal=wq_sigma&layer=3&head=4&step=2600');
+    await page.waitForFunction(() => document.querySelector('.step')?.textContent === 'step 2,600');
+    assert.equal(await page.inputValue('#signal'), 'wq_sigma');
+    assert.equal(await page.inputValue('input[type=range]'), '2597');  // The slider's nearest notch.
+    assert.match(await page.textContent('#heat-cell'), /^layer 3, head 4: /);
+    await page.focus('[role=grid]');
+    for (const key of ['ArrowRight', 'ArrowDown', 'ArrowDown', 'Home']) await page.keyboard.press(key);
+    assert.match(await page.textContent('#heat-cell'), /^layer 5, head 0: /);
+    await page.keyboard.press('Enter');
+    await page.waitForFunction(() => /Layer 5 head 0/.test(document.body.textContent));
+    assert.match(page.url(), /layer=5&head=0&step=2600/);
+    await server.stop();
+  },
+
+  async 'what happens appears by itself'() {
+    const server = await start('ill');
+    const page = await open(server, '#/run/gpt2-small%2Fbf16-fa2');
+    await page.waitForSelector('.conn.live');
+    server.say('step');
+    await page.waitForFunction(() => /step 3,720/.test(document.querySelector('.title-row')?.textContent ?? ''));
+    server.say('alert');
+    await page.waitForSelector('.verdict.critical');
+    assert.match(await page.textContent('.verdict'), /stage 3 of 5: norm growth/);
+    await picture(page, 'critical');
+    await page.click('.alert.critical button:has-text("Acknowledge")');
+    await page.waitForSelector('text=acknowledged by console');
+    await server.stop();
+  },
+
+  async 'without its server the page says so, and it comes back'() {
+    let server = await start('ill');
+    const { port } = server;
+    const page = await open(server, '#/run/gpt2-small%2Fbf16-fa2');
+    await page.waitForSelector('.conn.live');
+    await server.stop();
+    await page.waitForSelector('.banner:not([hidden])');
+    assert.match(await page.textContent('.banner'), /does not answer.*what you see is old/);
+    assert.equal(await page.textContent('.conn'), 'Disconnected');
+    await picture(page, 'disconnected');
+    server = await start('ill', port);
+    await page.waitForSelector('.banner', { state: 'hidden' });
+    await server.stop();
+  },
+
+  async 'empty, unknown and many'() {
+    let server = await start('empty');
+    let page = await open(server, '');
+    await page.waitForSelector('text=No run has reported yet');
+    assert.deepEqual(await breaches(page), []);
+    await page.goto(`http://127.0.0.1:${server.port}/#/run/nobody`);
+    await page.waitForSelector('text=no run has this name');
+    await picture(page, 'unknown');
+    await server.stop();
+    server = await start('many');
+    page = await open(server, '');
+    await page.waitForFunction(() => document.querySelectorAll('.runs tbody tr').length === 1000);
+    await page.fill('input[type=search]', 'run-777');
+    await page.waitForFunction(() => document.querySelectorAll('.runs tbody tr').length === 1);
+    await server.stop();
+  },
+};
+
+let failed = 0;
+for (const [name, check] of Object.entries(checks)) {
+  try {
+    await check();
+    console.log(`ok    ${name}`);
+  } catch (error) {
+    failed += 1;
+    console.log(`FAIL  ${name}\n${error.stack}`);
+  }
+}
+for (const fault of faults) console.log(`FAIL  ${fault}`);
+await browser.close();
+process.exit(failed + faults.length > 0 ? 1 : 0);
