@@ -10,11 +10,12 @@ fail() {
 }
 
 # need_packages FILE: installs the Debian packages that FILE lists and that are
-# missing.
+# missing.  A second word in a line is a command that does as well.
 need_packages() {
-  local missing=() package
-  while read -r package _; do
+  local missing=() package command
+  while read -r package command _; do
     case $package in '' | '#'*) continue ;; esac
+    [ -n "$command" ] && command -v "$command" >/dev/null && continue
     [ "$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || missing+=("$package")
   done <"$1"
   [ ${#missing[@]} -eq 0 ] && return

@@ -121,6 +121,7 @@ int Serve(ServerOptions options, const Flags& flags) {
     const timespec second{1, 0};
     const int signal = sigtimedwait(&signals, nullptr, &second);
     if (signal == SIGTERM || signal == SIGINT) break;
+    if (signal == SIGHUP) LogWarning("SIGHUP: the configuration is read at start only; restart to change it");
     if (!(*server)->Tick()) {
       LogInfo("nobody was attached for {}: ending", flags.idle_exit);
       break;

@@ -379,8 +379,7 @@ absl::Status Pipeline::Annotate(RunId run, const RunEvent& event) {
 }
 
 absl::Status Pipeline::NoteAlert(RunId run, const std::string& key, const Database::AlertNote& note) {
-  BW_RETURN_IF_ERROR(alerts_->Annotate(run, key, note));
-  return database_->Flush();
+  return alerts_->Annotate(run, key, note);
 }
 
 std::unique_ptr<RunImport> Pipeline::StartImport(const std::string& as_name) {
@@ -396,6 +395,8 @@ absl::Status Pipeline::Export(RunId run, const std::function<bool(std::string_vi
 
 RunControl::Info Pipeline::GetInfo() const {
   Info info = options_.info;
+  info.grpc_address = grpc_address_;
+  info.http_address = http_address_;
   for (const auto& entry : counters_->List()) {
     if (entry.histogram != nullptr) continue;
     std::string name = entry.name;

@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -61,6 +62,12 @@ class Pipeline final : public IngestSink, public RunControl {
   absl::Status Close();
   // Call each second: truncates the log, updates gauges.
   void Maintain();
+
+  // Known once they are bound; before anybody can ask.
+  void SetAddresses(std::string grpc, std::string http) {
+    grpc_address_ = std::move(grpc);
+    http_address_ = std::move(http);
+  }
 
   RunTable* runs() { return &table_; }
   SeriesStore* series() { return series_.get(); }
@@ -132,6 +139,7 @@ class Pipeline final : public IngestSink, public RunControl {
   RunId next_run_ ABSL_GUARDED_BY(registry_mutex_) = 1;
   std::atomic<bool> closing_ = false;
   int64_t flushed_ns_ = 0;
+  std::string grpc_address_, http_address_;
 
   Counter* const gaps_;
   Counter* const runs_refused_;

@@ -93,6 +93,7 @@ absl::Status Server::StartAll() {
     webhooks_.push_back(std::move(started));
   }
   BW_RETURN_IF_ERROR(StartGrpc());
+  pipeline_->SetAddresses(grpc_address_, http_address_);
   busy_ns_ = clock_->MonotonicNanos();
   return absl::OkStatus();
 }

@@ -19,14 +19,10 @@
 namespace bellwether::server {
 namespace {
 
-// Transition ids are made durable in blocks of this many, so that giving one
-// out needs no sync of its own.
-constexpr uint64_t kTransitionIdBlock = 1024;
 
 std::string RunKey(RunId run) { return KeyBuilder('r').U64(run).key(); }
 std::string StateKey(RunId run) { return KeyBuilder('j').U64(run).key(); }
 std::string TransitionKey(uint64_t id) { return KeyBuilder('t').U64(id).key(); }
-std::string ReservedIdKey() { return KeyBuilder('i').key(); }
 std::string NoteKey(RunId run, const std::string& key) { return KeyBuilder('a').U64(run).String(key).key(); }
 
 }  // namespace
@@ -129,17 +125,19 @@ absl::StatusOr<std::unique_ptr<RocksDatabase>> RocksDatabase::Open(const Databas
   return database;
 }
 
-RocksDatabase::~RocksDatabase() {
-  if (db_ == nullptr) return;
-  absl::MutexLock lock(&transitions_mutex_);
-  if (reserved_transition_id_ > last_transition_id_) ReserveTransitionIds(last_transition_id_).IgnoreError();
-}
+RocksDatabase::~RocksDatabase() = default;
 
 absl::StatusOr<std::unique_ptr<Database>> Database::Open(const Options& options) { return RocksDatabase::Open(options); }
 
 absl::Status RocksDatabase::Write(rocksdb::WriteBatch* batch) {
   rocksdb::WriteOptions options;
   options.disableWAL = true;
+  return FromRocks(db_->Write(options, batch));
+}
+
+absl::Status RocksDatabase::WriteDurably(rocksdb::WriteBatch* batch) {
+  rocksdb::WriteOptions options;
+  options.sync = true;
   return FromRocks(db_->Write(options, batch));
 }
 
@@ -225,26 +223,8 @@ absl::Status RocksDatabase::LoadTransitionIds() {
   it->SeekForPrev(TransitionKey(UINT64_MAX));
   if (it->Valid() && it->key().starts_with("t")) last = KeyNumber(FromSlice(it->key()), 1, 8);
   BW_RETURN_IF_ERROR(FromRocks(it->status()));
-  const absl::StatusOr<std::string> reserved = Snapshot(this).Get(ReservedIdKey());
-  if (reserved.ok()) {
-    last = std::max(last, ByteReader(*reserved).Get<uint64_t>());
-  } else if (!absl::IsNotFound(reserved.status())) {
-    return reserved.status();
-  }
   absl::MutexLock lock(&transitions_mutex_);
   last_transition_id_ = last;
-  reserved_transition_id_ = last;
-  return absl::OkStatus();
-}
-
-absl::Status RocksDatabase::ReserveTransitionIds(uint64_t up_to) {
-  std::string value;
-  ByteWriter(&value).Put(up_to);
-  rocksdb::WriteBatch batch;
-  batch.Put(ReservedIdKey(), value);
-  BW_RETURN_IF_ERROR(Write(&batch));
-  BW_RETURN_IF_ERROR(Flush());
-  reserved_transition_id_ = up_to;
   return absl::OkStatus();
 }
 
@@ -257,16 +237,13 @@ absl::StatusOr<bool> RocksDatabase::PutTransition(Transition* transition) {
     return false;
   }
   if (!absl::IsNotFound(stored.status())) return stored.status();
-  if (last_transition_id_ >= reserved_transition_id_) {
-    BW_RETURN_IF_ERROR(ReserveTransitionIds(last_transition_id_ + kTransitionIdBlock));
-  }
   transition->id = last_transition_id_ + 1;
   std::string id;
   ByteWriter(&id).Put(transition->id);
   rocksdb::WriteBatch batch;
   batch.Put(index, id);
   batch.Put(TransitionKey(transition->id), EncodeTransition(*transition));
-  BW_RETURN_IF_ERROR(Write(&batch));
+  BW_RETURN_IF_ERROR(WriteDurably(&batch));
   last_transition_id_ = transition->id;
   return true;
 }
@@ -294,7 +271,7 @@ uint64_t RocksDatabase::last_transition_id() const {
 absl::Status RocksDatabase::PutAlertNote(RunId run, const std::string& key, const AlertNote& note) {
   rocksdb::WriteBatch batch;
   batch.Put(NoteKey(run, key), EncodeAlertNote(note));
-  return Write(&batch);
+  return WriteDurably(&batch);
 }
 
 absl::StatusOr<Database::AlertNote> RocksDatabase::GetAlertNote(RunId run, const std::string& key) const {

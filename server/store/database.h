@@ -1,7 +1,9 @@
 // database.h: everything that is kept, on RocksDB.
 //
 // One column family, keys with a one-byte prefix per kind, RocksDB's own log
-// off: what a crash takes from here is replayed from the WAL.  All that
+// off: what a crash takes from here is replayed from the WAL.  Transitions and notes
+// are the exception: people hear of them, so they are synced through RocksDB's own
+// log, alone, and keep their ids whatever happens.  All that
 // belongs to one point of a run's history (its chunks, saved state and the LSN
 // up to which it is applied) goes into one WriteBatch, so that a crash keeps
 // all of it or none.
@@ -16,7 +18,6 @@
 //   T <run> <key> <k>                     index: id
 //   a <run> <key>                         note: acknowledged, silenced
 //   j <run>                               saved judge and open windows
-//   i                                     transition ids given out, at most
 //
 // Numbers in keys are big-endian.  Thread-safe.
 

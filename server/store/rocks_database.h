@@ -120,14 +120,14 @@ class RocksDatabase final : public Database {
 
  private:
   RocksDatabase() = default;
-  absl::Status Write(rocksdb::WriteBatch* batch);
+  absl::Status Write(rocksdb::WriteBatch* batch);  // Lost by a crash, replayed from the WAL.
+  // For what is told to people and must not be told twice: transitions, notes.
+  absl::Status WriteDurably(rocksdb::WriteBatch* batch);
   absl::Status LoadTransitionIds();
-  absl::Status ReserveTransitionIds(uint64_t up_to) ABSL_EXCLUSIVE_LOCKS_REQUIRED(transitions_mutex_);
 
   std::unique_ptr<rocksdb::DB> db_;
   mutable absl::Mutex transitions_mutex_;
   uint64_t last_transition_id_ ABSL_GUARDED_BY(transitions_mutex_) = 0;
-  uint64_t reserved_transition_id_ ABSL_GUARDED_BY(transitions_mutex_) = 0;
   absl::Mutex events_mutex_;  // Event numbers are given and written under it.
 };
 

@@ -4,7 +4,7 @@
 // tests/testdata/wire_v1.binpb must still be there with its number, type and
 // label; a planted renumbering shows that the comparison sees.  A wire that
 // only grew is committed anew with
-//   protoc -Iproto --descriptor_set_out=tests/testdata/wire_v1.binpb \
+//   protoc -Iproto --descriptor_set_out=tests/testdata/wire_v1.binpb
 //     bellwether/v1/{signals,runs,alerts,actions,ingest,query,recording}.proto
 
 #include <gmock/gmock.h>

@@ -1,0 +1,164 @@
+"""Goal: what an operator relies on works in the real process: import, queries, metrics that
+promtool accepts, probes, two writers, strict configuration, restart with everything there.
+Method: the real bellwetherd and command on a recorded failing run.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+from bellwether_process import BIN, ROOT, Server, wait_for
+
+from bellwether.client import Block, ClientError, RunClient, RunOptions
+
+RECORDED = ROOT / "tests/testdata/runs/gpt-flash-s4.bwrun"
+RUN = "gpt-flash-s4"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with Server(tmp_path) as running:
+        yield running
+
+
+def test_an_imported_run_is_judged_as_its_replay(server: Server) -> None:
+    server.run("run", "import", str(RECORDED))
+    replayed = subprocess.run(
+        [str(BIN / "bellwether"), "replay", str(RECORDED), "--json"], capture_output=True, text=True, check=True
+    )
+    offline = [json.loads(line) for line in replayed.stdout.splitlines()]
+    assert offline and {"run", "step", "state", "severity", "stage", "layer", "head", "heads", "eta_steps", "evidence"} <= set(
+        offline[0]
+    )
+    live = []
+    for alert in server.call("ListAlerts", run=RUN, limit=1000)["alerts"]:
+        live += server.call("GetAlert", run=RUN, key=alert["last"]["key"])["alert"]["history"]
+    live.sort(key=lambda t: int(t["id"]))
+    assert [(t["key"], t["k"], int(t["step"])) for t in live] == [(t["key"], t["k"], t["step"]) for t in offline]
+
+
+def test_everything_is_there_after_a_kill(server: Server) -> None:
+    server.run("run", "import", str(RECORDED))
+    before = (
+        server.series(RUN, "drift_ratio", 1, 0),
+        server.json("alert", "list"),
+        server.call("GetMatrix", run=RUN, signal="wq_sigma", step=4000),
+    )
+    server.kill()
+    server.start()
+    after = (
+        server.series(RUN, "drift_ratio", 1, 0),
+        server.json("alert", "list"),
+        server.call("GetMatrix", run=RUN, signal="wq_sigma", step=4000),
+    )
+    assert before == after
+    assert len(before[0]) > 1000
+    assert server.call("GetRun", run=RUN)["ended"]
+
+
+def test_an_export_is_the_run(server: Server, tmp_path: Path) -> None:
+    server.run("run", "import", str(RECORDED))
+    server.run("run", "export", RUN, str(tmp_path / "out.bwrun"))
+    server.run("run", "import", str(tmp_path / "out.bwrun"), "--name", "again")
+    for signal_name, layer, head in (("drift_ratio", 1, 0), ("loss", 0, 0), ("wq_sigma", 5, 5)):
+        assert server.series("again", signal_name, layer, head) == server.series(RUN, signal_name, layer, head) or any(
+            value != value for value in server.series(RUN, signal_name, layer, head).values()
+        )
+    server.run("run", "import", str(RECORDED), exit_code=1)  # It is here already.
+
+
+def test_metrics_are_clean_and_name_the_head(server: Server) -> None:
+    server.run("run", "import", str(RECORDED))
+    page = server.get("/metrics")
+    assert f'bellwether_alert_active{{run="{RUN}",rule="drift"' in page
+    assert "bellwether_head_drift_ratio" in page
+    assert "is not exported" not in server.log()
+    promtool = shutil.which("promtool")
+    assert promtool, "Debian's package prometheus is missing"
+    done = subprocess.run([promtool, "check", "metrics"], input=page, capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
+
+
+def test_probes_and_page(server: Server) -> None:
+    server.get("/-/healthy")
+    server.get("/-/ready")
+    assert "<html" in server.get("/").lower()
+
+
+def test_the_second_writer_wins_and_the_first_is_told(server: Server) -> None:
+    options = RunOptions(run="contested", layers=1, heads=1, server=server.grpc)
+    with RunClient(options) as first, RunClient(options) as second:
+        first.push(0, [Block("loss", [0.0])])
+        wait_for("the first is acknowledged", lambda: first.counters().frames_acked == 1)
+        second.push(1, [Block("loss", [1.0])])
+        wait_for("the second is acknowledged", lambda: second.counters().frames_acked == 1)
+        wait_for("the loss is stored", lambda: server.series("contested", "loss") == {0: 0.0, 1: 1.0})
+
+
+def test_bad_input_is_refused_with_words_and_counted(server: Server) -> None:
+    with pytest.raises(ClientError, match="layers"):
+        RunClient(RunOptions(run="wide", layers=513, heads=1, server=server.grpc))
+    with pytest.raises(ClientError, match="run"):
+        RunClient(RunOptions(run="no spaces", layers=1, heads=1, server=server.grpc))
+    with RunClient(RunOptions(run="shape", layers=2, heads=2, server=server.grpc)) as client:
+        assert client.push(0, [Block("loss", [1.0])])
+        assert client.flush(20)
+        with pytest.raises(ClientError):
+            client.push(1, [Block("wq_sigma", [1.0, 2.0, 3.0], 0, 1, 0, 3)])
+    # Another model under the same run: refused by the server, final, said by the sender.
+    with RunClient(RunOptions(run="shape", layers=3, heads=2, server=server.grpc)) as other:
+        other.push(0, [Block("loss", [1.0])])
+        wait_for("the refusal arrives", lambda: "layout" in other.counters().error, 20)
+
+
+def test_nan_is_data(server: Server) -> None:
+    with RunClient(RunOptions(run="nan", layers=1, heads=2, server=server.grpc)) as client:
+        client.push(0, [Block("loss", [float("nan")]), Block("logit_max", [float("inf"), 1.0], 0, 1, 0, 2)])
+        assert client.flush(20)
+        wait_for("it is stored", lambda: server.series("nan", "logit_max", 0, 0) == {0: float("inf")})
+        wait_for("it is an alert", lambda: [a for a in server.call("ListAlerts", run="nan")["alerts"]])
+    assert server.get("/metrics")
+
+
+def test_configuration_is_strict(tmp_path: Path) -> None:
+    good = tmp_path / "good.yml"
+    good.write_text("limits:\n  runs_live_max: 5\nalerting:\n  webhooks:\n    - url: http://127.0.0.1:9/x\n")
+    bad = tmp_path / "bad.yml"
+    bad.write_text("limits:\n  runs_live_max: 0\n  rums: 3\nweb:\n  listen_address: [1]\n")
+    check = [str(BIN / "bellwether"), "check", "config"]
+    assert subprocess.run([*check, str(good)]).returncode == 0
+    done = subprocess.run([*check, str(bad)], capture_output=True, text=True)
+    assert done.returncode == 3
+    for words in ("bad.yml:2:18: limits.runs_live_max is 0: must be in [1, 100000]", "bad.yml:3:3: unknown key limits.rums", "bad.yml:5:19"):
+        assert words in done.stderr, done.stderr
+
+
+def test_runs_are_limited_and_the_refusal_is_counted(tmp_path: Path) -> None:
+    with Server(tmp_path, "limits:\n  runs_live_max: 2\n") as server:
+        clients = [RunClient(RunOptions(run=f"r{i}", layers=1, heads=1, server=server.grpc)) for i in range(3)]
+        for client in clients[:2]:
+            client.push(0, [Block("loss", [1.0])])
+            assert client.flush(20)
+        clients[2].push(0, [Block("loss", [1.0])])
+        wait_for("the refusal arrives", lambda: "runs" in clients[2].counters().error, 20)
+        assert 'bellwether_ingest_limit_refused_total{limit="runs"}' in server.get("/metrics")
+        for client in clients:
+            client.close()
+
+
+def test_plaintext_off_loopback_is_refused(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [str(BIN / "bellwetherd"), f"--storage.path={tmp_path}", "--grpc.listen-address=0.0.0.0:0"],
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert done.returncode == 1 and "plaintext off loopback" in done.stderr

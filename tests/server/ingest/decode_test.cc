@@ -1,0 +1,207 @@
+// Goal: whatever a client can get wrong is refused before anything is allocated
+// for it, with the field, its value and the legal range in the words; and what
+// is right arrives bit for bit.
+// Method: a valid message of each kind, then each field at its limit and one
+// beyond it.
+
+#include "server/ingest/decode.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <functional>
+#include <limits>
+#include <string>
+
+namespace bellwether::server {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+constexpr Layout kLayout{4, 8, 2, 64, 1024};
+
+v1::ClientMessage ValidHello() {
+  v1::ClientMessage message;
+  v1::Hello* hello = message.mutable_hello();
+  hello->set_protocol(kProtocolVersion);
+  hello->set_rank(1);
+  v1::RunDescription* run = hello->mutable_run();
+  run->set_name("gpt/seed-4");
+  run->set_uuid(std::string(16, '\7'));
+  run->set_world(2);
+  run->set_reporters(2);
+  run->mutable_layout()->set_layers(4);
+  run->mutable_layout()->set_heads(8);
+  run->mutable_layout()->set_kv_heads(2);
+  return message;
+}
+
+v1::ClientMessage ValidFrame() {
+  v1::ClientMessage message;
+  message.set_seq(1);
+  v1::Frame* frame = message.mutable_frame();
+  frame->set_step(10);
+  frame->set_parts(1);
+  v1::Block* block = frame->add_blocks();
+  block->set_signal(v1::SIGNAL_WQ_SIGMA);
+  block->set_layer_begin(1);
+  block->set_layer_count(3);
+  block->set_head_begin(2);
+  block->set_head_count(2);
+  for (int i = 0; i < 6; ++i) block->add_values(static_cast<float>(i));
+  return message;
+}
+
+std::string Refusal(const v1::ClientMessage& message, const Layout* layout) {
+  const auto decoded = Decode(message, layout, {});
+  EXPECT_FALSE(decoded.ok());
+  EXPECT_EQ(decoded.status().code(), absl::StatusCode::kInvalidArgument);
+  return std::string(decoded.status().message());
+}
+
+TEST(DecodeTest, AHelloArrivesWhole) {
+  const auto decoded = Decode(ValidHello(), nullptr, {});
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  const auto& hello = std::get<HelloMessage>(decoded->body);
+  EXPECT_EQ(hello.run.name, "gpt/seed-4");
+  EXPECT_EQ(hello.run.layout.kv_heads, 2);
+  EXPECT_EQ(hello.rank, 1u);
+}
+
+TEST(DecodeTest, EachFieldOfAHelloHasItsRange) {
+  using Change = std::function<void(v1::Hello*)>;
+  const std::pair<Change, const char*> wrong[] = {
+      {[](v1::Hello* h) { h->mutable_run()->set_name(""); }, "hello.run.name"},
+      {[](v1::Hello* h) { h->mutable_run()->set_name(std::string(129, 'a')); }, "hello.run.name"},
+      {[](v1::Hello* h) { h->mutable_run()->set_name("a b"); }, "hello.run.name"},
+      {[](v1::Hello* h) { h->mutable_run()->set_uuid("short"); }, "16 bytes"},
+      {[](v1::Hello* h) { h->mutable_run()->set_world(0); }, "hello.run.world = 0: must be in [1, 4096]"},
+      {[](v1::Hello* h) { h->mutable_run()->set_world(4097); }, "hello.run.world = 4097"},
+      {[](v1::Hello* h) { h->mutable_run()->set_reporters(3); }, "hello.run.reporters = 3: must be in [1, 2]"},
+      {[](v1::Hello* h) { h->set_rank(2); }, "hello.rank = 2: must be in [0, 1]"},
+      {[](v1::Hello* h) { h->mutable_run()->mutable_layout()->set_layers(513); }, "layers = 513: must be in [1, 512]"},
+      {[](v1::Hello* h) { h->mutable_run()->mutable_layout()->set_layers(1000000); }, "layers = 1000000"},
+      {[](v1::Hello* h) { h->mutable_run()->mutable_layout()->set_heads(1025); }, "heads = 1025: must be in [1, 1024]"},
+      {[](v1::Hello* h) { h->mutable_run()->mutable_layout()->set_kv_heads(3); }, "a divisor of heads = 8"},
+      {[](v1::Hello* h) { h->mutable_run()->set_framework(std::string(65, 'a')); }, "hello.run.framework is 65 bytes"},
+      {[](v1::Hello* h) { h->mutable_run()->set_model("a\nb"); }, "control character 10"},
+      {[](v1::Hello* h) {
+         for (int i = 0; i < 17; ++i) (*h->mutable_run()->mutable_labels())[std::to_string(i)] = "x";
+       },
+       "at most 16"},
+  };
+  for (const auto& [change, words] : wrong) {
+    v1::ClientMessage message = ValidHello();
+    change(message.mutable_hello());
+    EXPECT_THAT(Refusal(message, nullptr), HasSubstr(words));
+  }
+}
+
+TEST(DecodeTest, LimitsAreLegal) {
+  v1::ClientMessage message = ValidHello();
+  v1::RunDescription* run = message.mutable_hello()->mutable_run();
+  run->set_world(4096);
+  run->set_reporters(4096);
+  run->mutable_layout()->set_layers(512);
+  run->mutable_layout()->set_heads(1024);
+  run->mutable_layout()->set_kv_heads(1024);
+  run->set_name(std::string(128, 'a'));
+  EXPECT_TRUE(Decode(message, nullptr, {}).ok());
+}
+
+TEST(DecodeTest, AnotherProtocolIsAFailedPrecondition) {
+  v1::ClientMessage message = ValidHello();
+  message.mutable_hello()->set_protocol(2);
+  EXPECT_EQ(Decode(message, nullptr, {}).status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST(DecodeTest, TheFirstMessageMustBeAHelloAndOnlyIt) {
+  EXPECT_EQ(Decode(ValidFrame(), nullptr, {}).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(Refusal(ValidHello(), &kLayout), HasSubstr("only the first message"));
+}
+
+TEST(DecodeTest, EveryBitOfAValueArrives) {
+  v1::ClientMessage message = ValidFrame();
+  auto* values = message.mutable_frame()->mutable_blocks(0)->mutable_values();
+  const float odd[] = {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), -0.0f,
+                       std::numeric_limits<float>::denorm_min(), 1e38f, std::bit_cast<float>(0xffc12345u)};
+  for (int i = 0; i < 6; ++i) values->Set(i, odd[i]);
+  const auto decoded = Decode(message, &kLayout, {});
+  ASSERT_TRUE(decoded.ok());
+  const auto& frame = std::get<RankFrame>(decoded->body);
+  for (size_t i = 0; i < 6; ++i) {
+    EXPECT_EQ(std::bit_cast<uint32_t>(frame.values[i]), std::bit_cast<uint32_t>(odd[i]));
+  }
+}
+
+TEST(DecodeTest, EachFieldOfAFrameHasItsRange) {
+  using Change = std::function<void(v1::Frame*)>;
+  const std::pair<Change, const char*> wrong[] = {
+      {[](v1::Frame* f) { f->set_step(-1); }, "frame.step = -1"},
+      {[](v1::Frame* f) { f->set_parts(0); }, "frame.parts = 0: must be in [1, 1024]"},
+      {[](v1::Frame* f) { f->set_part(1); }, "frame.part = 1: must be in [0, 0]"},
+      {[](v1::Frame* f) { f->clear_blocks(); }, "number of frame.blocks = 0"},
+      {[](v1::Frame* f) {
+         for (int i = 0; i < 64; ++i) *f->add_blocks() = f->blocks(0);
+       },
+       "number of frame.blocks = 65: must be in [1, 64]"},
+      {[](v1::Frame* f) { f->mutable_blocks(0)->set_signal(static_cast<v1::Signal>(39)); }, "blocks[0].signal = 39"},
+      {[](v1::Frame* f) { f->mutable_blocks(0)->set_signal(v1::SIGNAL_DRIFT_RATIO); }, "a measured signal"},
+      {[](v1::Frame* f) { f->mutable_blocks(0)->set_layer_begin(2); }, "layer_begin = 2: must be in [0, 1]"},
+      {[](v1::Frame* f) { f->mutable_blocks(0)->set_layer_count(4000000000u); }, "layer_count = 4000000000"},
+      {[](v1::Frame* f) { f->mutable_blocks(0)->set_head_begin(7); }, "head_begin = 7: must be in [0, 6]"},
+      {[](v1::Frame* f) { f->mutable_blocks(0)->set_signal(v1::SIGNAL_WK_SIGMA); }, "head_begin = 2: must be in [0, 0]"},
+      {[](v1::Frame* f) { f->mutable_blocks(0)->add_values(1); }, "values = 7: must be layer_count * head_count = 6"},
+  };
+  for (const auto& [change, words] : wrong) {
+    v1::ClientMessage message = ValidFrame();
+    change(message.mutable_frame());
+    EXPECT_THAT(Refusal(message, &kLayout), HasSubstr(words));
+  }
+}
+
+TEST(DecodeTest, SeqIsForWhatIsKept) {
+  v1::ClientMessage frame = ValidFrame();
+  frame.set_seq(0);
+  EXPECT_THAT(Refusal(frame, &kLayout), AllOf(HasSubstr("seq = 0"), HasSubstr("at least 1")));
+  v1::ClientMessage bye;
+  bye.mutable_bye();
+  bye.set_seq(3);
+  EXPECT_THAT(Refusal(bye, &kLayout), HasSubstr("seq = 3"));
+}
+
+TEST(DecodeTest, AnEmptyMessageIsRefused) {
+  v1::ClientMessage empty;
+  empty.set_seq(1);
+  Refusal(empty, &kLayout);
+}
+
+TEST(DecodeTest, ASpectrumIsATriangle) {
+  v1::ClientMessage message;
+  message.set_seq(1);
+  v1::Spectrum* spectrum = message.mutable_spectrum();
+  spectrum->set_kind(v1::SPECTRUM_KIND_WQ_GRAM);
+  spectrum->set_n(3);
+  for (int i = 0; i < 6; ++i) spectrum->add_upper(1);
+  EXPECT_TRUE(Decode(message, &kLayout, {}).ok());
+  spectrum->add_upper(1);
+  EXPECT_THAT(Refusal(message, &kLayout), HasSubstr("n (n + 1) / 2 = 6"));
+  spectrum->set_n(513);
+  EXPECT_THAT(Refusal(message, &kLayout), HasSubstr("spectrum.n = 513: must be in [1, 512]"));
+}
+
+TEST(DecodeTest, TheServersOwnRecordsComeBack) {
+  WalRecord record;
+  record.kind = WalKind::kStepClosed;
+  record.payload = EncodeStepClosed({2, 1234567890123});
+  const auto closed = DecodeRecord(record, &kLayout, {});
+  ASSERT_TRUE(closed.ok());
+  EXPECT_EQ(std::get<StepClosedMessage>(closed->body).step, 1234567890123);
+  record.payload = "nonsense";
+  EXPECT_EQ(DecodeRecord(record, &kLayout, {}).status().code(), absl::StatusCode::kDataLoss);
+}
+
+}  // namespace
+}  // namespace bellwether::server

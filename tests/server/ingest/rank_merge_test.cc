@@ -1,0 +1,177 @@
+// Goal: ranks and parts combine by the catalogue's rules, steps close in order
+// and exactly once, and nobody waits for a rank that left.
+// Method: small frames by hand; a shuffled interleaving of many ranks must give
+// what the sorted one gives.
+
+#include "server/ingest/rank_merge.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+namespace bellwether::server {
+namespace {
+
+using testing::ElementsAre;
+using testing::IsEmpty;
+using testing::SizeIs;
+
+constexpr Layout kLayout{1, 2, 1, 64, 0};
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+RankFrame Frame(uint32_t rank, int64_t step, SignalId signal, std::vector<float> values, int head_begin = 0) {
+  RankFrame frame;
+  frame.rank = rank;
+  frame.step = step;
+  frame.blocks = {{signal, 0, 1, head_begin, static_cast<int32_t>(values.size()), 0}};
+  frame.values = std::move(values);
+  return frame;
+}
+
+class RankMergeTest : public testing::Test {
+ protected:
+  RankMerge::Sink Sink() {
+    return [this](const StepSample& sample) { closed_.push_back(sample); };
+  }
+  std::vector<int64_t> Steps() const {
+    std::vector<int64_t> steps;
+    for (const StepSample& sample : closed_) steps.push_back(sample.step);
+    return steps;
+  }
+  std::vector<StepSample> closed_;
+};
+
+TEST_F(RankMergeTest, OneReporterClosesEachStepAtOnce) {
+  RankMerge merge(kLayout, 1);
+  for (int64_t step : {0, 10, 20}) merge.Add(Frame(0, step, SignalId::kRows, {1, 2}), 1, Sink());
+  EXPECT_THAT(Steps(), ElementsAre(0, 10, 20));
+  EXPECT_TRUE(closed_[0].complete);
+  EXPECT_EQ(merge.oldest_open_lsn(), 0u);
+}
+
+TEST_F(RankMergeTest, SumsAddMaximaWinMeansAverage) {
+  RankMerge merge(kLayout, 2);
+  for (uint32_t rank : {0u, 1u}) {
+    RankFrame frame = Frame(rank, 5, SignalId::kRows, {1.0f + static_cast<float>(rank), 10});
+    frame.blocks.push_back({SignalId::kLogitMax, 0, 1, 0, 2, 2});
+    frame.blocks.push_back({SignalId::kLoss, 0, 1, 0, 1, 4});
+    const float more[] = {rank == 0 ? 7.0f : 3.0f, rank == 0 ? 1.0f : kNan, rank == 0 ? 2.0f : 4.0f};
+    frame.values.insert(frame.values.end(), std::begin(more), std::end(more));
+    merge.Add(frame, rank + 1, Sink());
+  }
+  ASSERT_THAT(closed_, SizeIs(1));
+  EXPECT_THAT(closed_[0].matrix(SignalId::kRows), ElementsAre(3, 20));
+  EXPECT_EQ(closed_[0].matrix(SignalId::kLogitMax)[0], 7);
+  EXPECT_TRUE(std::isnan(closed_[0].matrix(SignalId::kLogitMax)[1])) << "a NaN is not hidden";
+  EXPECT_EQ(closed_[0].scalar(SignalId::kLoss), 3);
+  EXPECT_EQ(closed_[0].ranks, 2u);
+}
+
+TEST_F(RankMergeTest, HeadsOfTensorParallelRanksFillTheirPlaces) {
+  RankMerge merge(kLayout, 2);
+  merge.Add(Frame(1, 0, SignalId::kWqSigma, {9}, 1), 1, Sink());
+  merge.Add(Frame(0, 0, SignalId::kWqSigma, {4}, 0), 2, Sink());
+  EXPECT_THAT(closed_[0].matrix(SignalId::kWqSigma), ElementsAre(4, 9));
+  EXPECT_THAT(closed_[0].disagreements, IsEmpty());
+}
+
+TEST_F(RankMergeTest, ReplicasThatDisagreeAreReported) {
+  RankMerge merge(kLayout, 2);
+  merge.Add(Frame(0, 0, SignalId::kWqSigma, {4, 5}), 1, Sink());
+  merge.Add(Frame(1, 0, SignalId::kWqSigma, {4, 6}), 2, Sink());
+  ASSERT_THAT(closed_[0].disagreements, SizeIs(1));
+  EXPECT_EQ(closed_[0].disagreements[0].head, 1);
+  EXPECT_EQ(closed_[0].disagreements[0].low, 5);
+  EXPECT_EQ(closed_[0].disagreements[0].high, 6);
+}
+
+TEST_F(RankMergeTest, AStepWaitsForAllItsParts) {
+  RankMerge merge(kLayout, 1);
+  for (uint32_t part : {1u, 0u}) {
+    EXPECT_THAT(closed_, IsEmpty());
+    RankFrame frame = Frame(0, 3, SignalId::kRows, {1}, static_cast<int>(part));
+    frame.part = part;
+    frame.parts = 2;
+    EXPECT_EQ(merge.Add(frame, 8, Sink()), RankMerge::Outcome::kTaken);
+    if (part == 1) {
+      EXPECT_EQ(merge.oldest_open_lsn(), 8u);
+      EXPECT_EQ(merge.Add(frame, 9, Sink()), RankMerge::Outcome::kRepeated);
+    }
+  }
+  EXPECT_THAT(closed_[0].matrix(SignalId::kRows), ElementsAre(1, 1));
+}
+
+TEST_F(RankMergeTest, ALateFrameChangesNothing) {
+  RankMerge merge(kLayout, 1);
+  merge.Add(Frame(0, 10, SignalId::kRows, {1, 1}), 1, Sink());
+  EXPECT_EQ(merge.Add(Frame(0, 10, SignalId::kRows, {5, 5}), 2, Sink()), RankMerge::Outcome::kLate);
+  EXPECT_EQ(merge.Add(Frame(0, 9, SignalId::kRows, {5, 5}), 3, Sink()), RankMerge::Outcome::kLate);
+  EXPECT_THAT(Steps(), ElementsAre(10));
+  // A rollback is another attempt: the step may come again.
+  RankFrame again = Frame(0, 5, SignalId::kRows, {2, 2});
+  again.attempt = 1;
+  EXPECT_EQ(merge.Add(again, 4, Sink()), RankMerge::Outcome::kTaken);
+  EXPECT_THAT(Steps(), ElementsAre(10, 5));
+}
+
+TEST_F(RankMergeTest, AStepThatARankSkippedClosesWithTheNext) {
+  RankMerge merge(kLayout, 2);
+  merge.Add(Frame(0, 1, SignalId::kRows, {1, 1}), 1, Sink());
+  merge.Add(Frame(0, 2, SignalId::kRows, {1, 1}), 2, Sink());
+  EXPECT_THAT(closed_, IsEmpty());
+  merge.Add(Frame(1, 2, SignalId::kRows, {1, 1}), 3, Sink());
+  EXPECT_THAT(Steps(), ElementsAre(1, 2));
+  EXPECT_FALSE(closed_[0].complete);
+  EXPECT_TRUE(closed_[1].complete);
+}
+
+TEST_F(RankMergeTest, TheDeadlineAndAGoodbyeEndTheWait) {
+  RankMerge merge(kLayout, 2);
+  merge.Add(Frame(0, 1, SignalId::kRows, {1, 1}), 1, Sink());
+  merge.CloseThrough(0, 1, Sink());
+  EXPECT_THAT(Steps(), ElementsAre(1));
+  merge.Add(Frame(1, 2, SignalId::kRows, {1, 1}), 2, Sink());
+  merge.SetGone(1, Sink());  // It left without the other's step 2.
+  merge.Add(Frame(0, 2, SignalId::kRows, {1, 1}), 3, Sink());
+  EXPECT_THAT(Steps(), ElementsAre(1, 2));
+  merge.Add(Frame(0, 3, SignalId::kRows, {1, 1}), 4, Sink());
+  EXPECT_THAT(Steps(), ElementsAre(1, 2, 3)) << "a rank that left is not waited for";
+}
+
+TEST_F(RankMergeTest, OpenStepsAreBounded) {
+  RankMerge merge(kLayout, 2, 4);
+  for (int64_t step = 0; step < 6; ++step) merge.Add(Frame(0, step, SignalId::kRows, {1, 1}), 1, Sink());
+  EXPECT_THAT(Steps(), ElementsAre(0, 1));
+}
+
+TEST_F(RankMergeTest, AnyInterleavingOfRanksGivesTheSameSteps) {
+  constexpr uint32_t kRanks = 8;
+  constexpr int64_t kSteps = 40;
+  std::mt19937 random(7);
+  RankMerge merge(kLayout, kRanks);
+  std::vector<int64_t> next(kRanks, 0);
+  Lsn lsn = 0;
+  for (;;) {
+    std::vector<uint32_t> able;
+    const int64_t slowest = *std::min_element(next.begin(), next.end());
+    for (uint32_t rank = 0; rank < kRanks; ++rank) {
+      if (next[rank] < kSteps && next[rank] < slowest + 30) able.push_back(rank);
+    }
+    if (able.empty()) break;
+    const uint32_t rank = able[random() % able.size()];
+    merge.Add(Frame(rank, next[rank]++, SignalId::kRows, {1, static_cast<float>(rank)}), ++lsn, Sink());
+  }
+  ASSERT_THAT(closed_, SizeIs(kSteps));
+  for (int64_t step = 0; step < kSteps; ++step) {
+    EXPECT_EQ(closed_[static_cast<size_t>(step)].step, step);
+    EXPECT_THAT(closed_[static_cast<size_t>(step)].matrix(SignalId::kRows), ElementsAre(8, 28));
+  }
+}
+
+}  // namespace
+}  // namespace bellwether::server
