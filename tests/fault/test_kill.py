@@ -75,7 +75,7 @@ def expect_whole(server: Server, trainer: Trainer) -> None:
     counters = trainer.client.counters()
     expected = [step for step in range(trainer.steps) if step not in set(trainer.dropped)]
     assert counters.frames_queued == len(expected) == counters.frames_acked
-    stored = server.series(trainer.run, "loss", points=10_000)
+    stored = server.series(trainer.run, "loss")
     assert sorted(stored) == expected, sorted(set(expected) ^ set(stored))[:20]
     assert all(step == value for step, value in stored.items())
     sigma = server.series(trainer.run, "wq_sigma", LAYERS - 1, HEADS - 1)
