@@ -50,6 +50,9 @@ Status CheckMode(const AttentionForwardParams& p) {
   if (p.mode == AttentionMode::kFa && p.o_lo.data != nullptr) {
     return Fail(Status::kInvalidArgument, "o_lo is given, but mode fa has no residual");
   }
+  if (p.mode == AttentionMode::kHpm) {
+    return Fail(Status::kUnsupported, "mode is 2 (hpm), but only 0 (fa) and 1 (hp) are built");
+  }
   if (p.dtype == DType::kFloat32) {
     return Fail(Status::kUnsupported, "dtype is float32, but only bf16 and fp16 are built");
   }
@@ -102,9 +105,6 @@ Status AttentionForward(const AttentionForwardParams& p, const Device& device) {
 
 Status AttentionBackward(const AttentionBackwardParams& p, const Device& device) {
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckCall(p.forward, device));
-  if (p.forward.mode == AttentionMode::kHpm) {
-    return Fail(Status::kUnsupported, "mode is 2 (hpm), but the backward of 0 (fa), 1 (hp) is built");
-  }
   if (p.forward.batch == 0 || p.forward.q_len == 0) {
     return Fail(Status::kUnsupported, "batch or q_len is 0: clear dk and dv instead");
   }

@@ -5,11 +5,11 @@
 // s[4 j + 2, 3] to row 1; the four lanes of a quad hold a row together.  Scores
 // are used in log2 units, x = s * scale_log2, masked entries are -inf.  State of
 // a row, fp32: the true maximum M, the anchor a used in exponents, l = sum P and
-// (hp, hpm) lt = sum of P rounded as the PV product reads it:
+// (hp) lt = sum of P rounded as the PV product reads it:
 //
-//   t = max x;  M = max(M, t);  an = hpm ? ceil(M) : M;  r = 2^(a - an)
+//   t = max x;  M = max(M, t);  an = hp ? ceil(M) : M;  r = 2^(a - an)
 //   l = l r + sum 2^(x - an);   lt = lt r + sum round(2^(x - an));   a = an
-//   end: O = acc / (hp, hpm ? lt : l);   L = (M + ((a - M) + log2 l)) ln 2
+//   end: O = acc / (hp ? lt : l);   L = (M + ((a - M) + log2 l)) ln 2
 //
 // After every tile acc = sum of round(P) V in units of 2^-a, so O and L do not
 // depend on the anchors in exact arithmetic.  x - a is one fused multiply-add:
@@ -29,12 +29,14 @@
 
 namespace bellwether::kernels::cuda {
 
-// kFa divides by l; kHp by lt, and the caller stores O's rounding residual;
-// kHpm also anchors at integers: round(P) no longer depends on the tile order.
-enum class SoftmaxMode { kFa, kHp, kHpm };
+// kFa divides by l and anchors at the maximum.  kHp divides by lt, and the caller
+// stores O's rounding residual; it anchors at integers: round(P) does not depend
+// on the tile order, and accumulators are rescaled only when the maximum passes
+// one, by a power of two.
+enum class SoftmaxMode { kFa, kHp };
 
 template <SoftmaxMode kMode>
-inline constexpr bool kSumsRounded = kMode != SoftmaxMode::kFa;
+inline constexpr bool kDividesByRounded = kMode == SoftmaxMode::kHp;
 
 __device__ __forceinline__ float Exp2(float x) {
   float y;
@@ -81,7 +83,9 @@ struct FinishedRow {
   float lse;      // natural log; -inf for a fully masked row
 };
 
-template <class T, SoftmaxMode kMode>
+// kSumRounded: lt is summed here; otherwise the caller has it (a column of ones
+// beside V) or does not need it.
+template <class T, SoftmaxMode kMode, bool kSumRounded>
 struct SoftmaxRows {
   float max[2] = {-INFINITY, -INFINITY};
   float anchor[2] = {-INFINITY, -INFINITY};
@@ -103,12 +107,12 @@ struct SoftmaxRows {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       max[r] = fmaxf(max[r], QuadMax(tile_max[r]) * scale_log2);
-      const float next = kMode == SoftmaxMode::kHpm ? ceilf(max[r]) : max[r];
+      const float next = kMode == SoftmaxMode::kHp ? ceilf(max[r]) : max[r];
       used[r] = kMasked && next == -INFINITY ? 0.f : next;
       rescale[r] = Exp2(anchor[r] - used[r]);
       anchor[r] = next;
       sum[r] *= rescale[r];
-      if constexpr (kSumsRounded<kMode>) rounded_sum[r] *= rescale[r];
+      if constexpr (kSumRounded) rounded_sum[r] *= rescale[r];
     }
 #pragma unroll
     for (int i = 0; i < kCount; i += 2) {
@@ -117,7 +121,7 @@ struct SoftmaxRows {
       s[i + 1] = Exp2(fmaf(s[i + 1], scale_log2, -used[r]));
       sum[r] += s[i];
       sum[r] += s[i + 1];
-      if constexpr (kSumsRounded<kMode>) {
+      if constexpr (kSumRounded) {
         const float2 rounded = UnpackPair<T>(PackPair<T>(s[i], s[i + 1]));
         rounded_sum[r] += rounded.x;
         rounded_sum[r] += rounded.y;
@@ -135,10 +139,11 @@ struct SoftmaxRows {
     }
   }
 
-  // All four lanes of the quad call it and get the same.
-  __device__ __forceinline__ FinishedRow Finish(int r) const {
+  // All four lanes of the quad call it and get the same.  `lt` is read only if
+  // the mode divides by it and it was not summed here.
+  __device__ __forceinline__ FinishedRow Finish(int r, float lt) const {
     const float l = QuadSum(sum[r]);
-    const float divisor = kSumsRounded<kMode> ? QuadSum(rounded_sum[r]) : l;
+    const float divisor = kSumRounded ? QuadSum(rounded_sum[r]) : kDividesByRounded<kMode> ? lt : l;
     if (l == 0.f) return {0.f, -INFINITY};
     constexpr float kLn2 = 0.693147180559945309f;
     return {1.f / divisor, (max[r] + ((anchor[r] - max[r]) + log2f(l))) * kLn2};

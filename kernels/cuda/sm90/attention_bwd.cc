@@ -13,8 +13,10 @@ namespace bellwether::kernels::cuda::sm90 {
 namespace {
 
 constexpr int64_t kKeysPerTile = 128;
-// Q, dO and the dQ sums of the heads that run together stay in L2.
+// Q, dO and the dQ sums of the heads that run together stay in L2; but no fewer
+// than kSectionPairsMin of them, or the last long tiles run alone.
 constexpr int64_t kSectionBytes = int64_t{32} << 20;
+constexpr int64_t kSectionPairsMin = 4;
 
 FwdStrides ToStrides(const Tensor4& t) { return {t.batch_stride, t.head_stride, t.token_stride}; }
 
@@ -86,7 +88,7 @@ Status AttentionBackward(const AttentionBackwardParams& b, void* stream) {
   p.q_padded = static_cast<int>(padded);
   p.kv_tiles = static_cast<int>(kv_tiles);
   p.section = static_cast<int>(
-      std::min<int64_t>(pairs, std::max<int64_t>(1, kSectionBytes / head_bytes)));
+      std::min<int64_t>(pairs, std::max(kSectionPairsMin, kSectionBytes / head_bytes)));
   p.scale = a.scale;
   p.scale_log2 = a.scale * kLog2E;
   p.causal = a.causal;

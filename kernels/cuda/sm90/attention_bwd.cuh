@@ -165,9 +165,6 @@ __device__ __forceinline__ void BwdConsume(const BwdParams& p, const BwdShared<S
   const int first_column = lane % 4 * 2;
   const BwdTile t = LocateBwdTile<S>(p);
   const int key = t.key + warpgroup * 64 + warp * 16 + lane / 4;
-  const auto release = [&](uint32_t bar) {
-    if (lane == 0) BarrierArrive(bar);
-  };
   const uint64_t k_rows = TileDescriptor(sm.k + warpgroup * 64 * 128, 0, 1024);
   const uint64_t v_rows = TileDescriptor(sm.v + warpgroup * 64 * 128, 0, 1024);
   // dQ: at head_dim 128 a warpgroup owns 64 channels, at 64 it owns 64 queries.
@@ -177,10 +174,6 @@ __device__ __forceinline__ void BwdConsume(const BwdParams& p, const BwdShared<S
       sm.ds + (S::kHalves == 1 ? warpgroup * S::kCols * 128 : 0), 0, 1024);
   const uint64_t q_tiles = TileDescriptor(sm.q, S::kRows * 128, 1024);
   const uint64_t d_o_tiles = TileDescriptor(sm.d_o, S::kRows * 128, 1024);
-  // Where this lane's stmatrix rows lie in a 64-column block of dS^T.
-  const int ds_row = warpgroup * 64 + warp * 16 + lane % 16;
-  const uint32_t ds_address = sm.ds + ds_row * 128;
-  const int ds_swizzle = ds_row % 8, ds_chunk = lane / 16;
 
   float dk[S::kHeadDim / 2], dv[S::kHeadDim / 2];
 #pragma unroll
@@ -216,11 +209,13 @@ __device__ __forceinline__ void BwdConsume(const BwdParams& p, const BwdShared<S
       const bool edge = t.key + S::kCols > p.k_len ||
                         (p.causal && t.key + S::kCols - 1 > m * S::kRows + shift);
       if (edge) {
+        const int again = ThreadIndexAgain() % 128;
+        const int key_again = t.key + warpgroup * 64 + again / 32 * 16 + again % 32 / 4;
         int from[2];  // first allowed query column of each of the two keys
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          from[r] = p.causal ? key + 8 * r - shift - m * S::kRows - first_column : -S::kRows;
-          if (key + 8 * r >= p.k_len) from[r] = S::kRows;
+          from[r] = p.causal ? key_again + 8 * r - shift - m * S::kRows - first_column : -S::kRows;
+          if (key_again + 8 * r >= p.k_len) from[r] = S::kRows;
         }
 #pragma unroll
         for (int i = 0; i < kScores; ++i) {
@@ -264,19 +259,21 @@ __device__ __forceinline__ void BwdConsume(const BwdParams& p, const BwdShared<S
       // dS buffers alternate: one barrier a step suffices, because a warpgroup
       // that passed the last one had finished reading the other buffer before.
       const uint32_t ds_buffer = (step & 1) * S::kDsBytes;
+      const int again = ThreadIndexAgain() % 128;
+      const int ds_row = warpgroup * 64 + again / 32 * 16 + again % 16;
+      const uint32_t ds_address = sm.ds + ds_buffer + ds_row * 128;
 #pragma unroll
       for (int i = 0; i < kPairs; i += 4) {
-        const int chunk = i / 2 % 8 + ds_chunk;
-        StoreMatrices(ds_address + ds_buffer + i / 16 * (S::kCols * 128) +
-                          ((chunk ^ ds_swizzle) * 16),
-                      ds[i], ds[i + 1], ds[i + 2], ds[i + 3]);
+        const int chunk = i / 2 % 8 + again % 32 / 16;
+        StoreMatrices(ds_address + i / 16 * (S::kCols * 128) + ((chunk ^ ds_row % 8) * 16), ds[i],
+                      ds[i + 1], ds[i + 2], ds[i + 3]);
       }
       ProxyFence();
       if constexpr (S::kEarlyValues) {
         WgmmaWait<0>();  // dV: its operand's registers become S of the next step
         PinRegisters(dv);
         PinRegisters(probs);
-        release(d_o_empty);
+        BarrierArrive(d_o_empty);
       }
       NamedSync(1, 256);
 
@@ -298,13 +295,13 @@ __device__ __forceinline__ void BwdConsume(const BwdParams& p, const BwdShared<S
         WgmmaWait<1>();
         PinRegisters(dv);
         PinRegisters(probs);
-        release(d_o_empty);
+        BarrierArrive(d_o_empty);
       }
       IssueOuter<S>(dk, ds, q_tiles + at.stage * (S::kQBytes / 16));
       WgmmaCommit();
       float* const dq_sum =
           p.dq_sum + ((int64_t{t.batch} * p.heads + head) * p.q_padded + m * S::kRows) * S::kHeadDim +
-          warpgroup * 4096 + thread * 4;
+          warpgroup * 4096 + ThreadIndexAgain() % 128 * 4;
       if (++m == t.end_tile) {
         m = t.first_tile;
         ++head;
@@ -327,7 +324,7 @@ __device__ __forceinline__ void BwdConsume(const BwdParams& p, const BwdShared<S
       WgmmaWait<0>();  // dK, and S of the next step
       PinRegisters(dk);
       PinRegisters(s);
-      release(q_empty);
+      BarrierArrive(q_empty);
     };
     for (; step + 1 < steps; ++step) run_step(std::false_type{});
     run_step(std::true_type{});
@@ -363,8 +360,9 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     for (int i = 0; i < S::kStages; ++i) {
       BarrierInit(sm.q_full + 8 * i, 1);
       BarrierInit(sm.d_o_full + 8 * i, 1);
-      BarrierInit(sm.q_empty + 8 * i, 8);  // consumer warps
-      BarrierInit(sm.d_o_empty + 8 * i, 8);
+      // Every consumer thread reads L and delta, and every one arrives.
+      BarrierInit(sm.q_empty + 8 * i, 256);
+      BarrierInit(sm.d_o_empty + 8 * i, 256);
     }
     BarrierInitFence();
   }

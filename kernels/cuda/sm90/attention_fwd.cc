@@ -12,8 +12,7 @@
 namespace bellwether::kernels::cuda::sm90 {
 namespace {
 
-// K and V of the heads that run together stay in L2; half of the chip's 50 MB,
-// with room for Q and O, and then some.
+// K and V of the heads that run together stay in L2 (50 MB), with room for Q, O.
 constexpr int64_t kSectionBytes = int64_t{32} << 20;
 
 FwdStrides ToStrides(const Tensor4& t) { return {t.batch_stride, t.head_stride, t.token_stride}; }
@@ -46,7 +45,7 @@ Status AttentionForward(const AttentionForwardParams& a, void* stream_handle) {
 
   const int64_t row_tiles = (a.q_len + launcher.rows - 1) / launcher.rows;
   const int64_t pairs = a.batch * a.heads;
-  // Tokens beyond kTokensMax - 2^10 would overflow the kernel's tile arithmetic.
+  // The kernel's tile arithmetic is 32-bit.
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("q_len + k_len", a.q_len + a.k_len, 1, 1 << 30));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(
       CheckRange("batch * heads * q_len / rows", pairs * row_tiles, 1, 1 << 30));

@@ -2,8 +2,6 @@
 
 namespace bellwether::kernels::cuda::sm90 {
 
-FwdLauncher FindFwdBf16Hd64(AttentionMode mode, bool causal) {
-  return FindFwdHd64<__nv_bfloat16>(mode, causal);
-}
+FwdLauncher FindFwdBf16Hd64(AttentionMode mode) { return FindFwdOf<__nv_bfloat16, 64>(mode); }
 
 }  // namespace bellwether::kernels::cuda::sm90

@@ -2,8 +2,6 @@
 
 namespace bellwether::kernels::cuda::sm90 {
 
-FwdLauncher FindFwdF16Hd128(AttentionMode mode, bool causal) {
-  return FindFwdHd128<__half>(mode, causal);
-}
+FwdLauncher FindFwdF16Hd128(AttentionMode mode) { return FindFwdOf<__half, 128>(mode); }
 
 }  // namespace bellwether::kernels::cuda::sm90

@@ -2,8 +2,6 @@
 
 namespace bellwether::kernels::cuda::sm90 {
 
-FwdLauncher FindFwdF16Hd64(AttentionMode mode, bool causal) {
-  return FindFwdHd64<__half>(mode, causal);
-}
+FwdLauncher FindFwdF16Hd64(AttentionMode mode) { return FindFwdOf<__half, 64>(mode); }
 
 }  // namespace bellwether::kernels::cuda::sm90

@@ -13,37 +13,15 @@ FwdLauncher MakeFwdLauncher() {
   return {S::kRows, S::kCols, LaunchAttentionFwd<S>};
 }
 
-// Head dim 64: three warpgroups, because the exponentials bound it.
-template <class T>
-FwdLauncher FindFwdHd64(AttentionMode mode, bool /*causal*/) {
-  switch (mode) {
-    case AttentionMode::kFa:
-      return MakeFwdLauncher<FwdShape<T, 64, 3, 128, 2, SoftmaxMode::kFa>>();
-    case AttentionMode::kHp:
-      return MakeFwdLauncher<FwdShape<T, 64, 3, 128, 2, SoftmaxMode::kHp>>();
-    case AttentionMode::kHpm:
-      return MakeFwdLauncher<FwdShape<T, 64, 3, 128, 2, SoftmaxMode::kHpm>>();
+// Tiles of 128 keys.  Head dim 64: three warpgroups, because the exponentials
+// bound it; 128: two with 232 registers.
+template <class T, int kHeadDim>
+FwdLauncher FindFwdOf(AttentionMode mode) {
+  constexpr int kWarpgroups = kHeadDim == 64 ? 3 : 2;
+  if (mode == AttentionMode::kFa) {
+    return MakeFwdLauncher<FwdShape<T, kHeadDim, kWarpgroups, 128, 2, SoftmaxMode::kFa>>();
   }
-  return {};
-}
-
-// Head dim 128: two warpgroups with 232 registers; without a diagonal the wider
-// tile of keys fits better.
-template <class T>
-FwdLauncher FindFwdHd128(AttentionMode mode, bool causal) {
-  constexpr int kWide = 160;
-  switch (mode) {
-    case AttentionMode::kFa:
-      return causal ? MakeFwdLauncher<FwdShape<T, 128, 2, 128, 2, SoftmaxMode::kFa>>()
-                    : MakeFwdLauncher<FwdShape<T, 128, 2, kWide, 2, SoftmaxMode::kFa>>();
-    case AttentionMode::kHp:
-      return causal ? MakeFwdLauncher<FwdShape<T, 128, 2, 128, 2, SoftmaxMode::kHp>>()
-                    : MakeFwdLauncher<FwdShape<T, 128, 2, kWide, 2, SoftmaxMode::kHp>>();
-    case AttentionMode::kHpm:
-      return causal ? MakeFwdLauncher<FwdShape<T, 128, 2, 128, 2, SoftmaxMode::kHpm>>()
-                    : MakeFwdLauncher<FwdShape<T, 128, 2, kWide, 2, SoftmaxMode::kHpm>>();
-  }
-  return {};
+  return MakeFwdLauncher<FwdShape<T, kHeadDim, kWarpgroups, 128, 2, SoftmaxMode::kHp>>();
 }
 
 }  // namespace bellwether::kernels::cuda::sm90

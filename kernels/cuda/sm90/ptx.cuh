@@ -102,6 +102,11 @@ __device__ __forceinline__ void StoreMatrices(uint32_t row_address, uint32_t w0,
                : "memory");
 }
 
+// The same word four times.
+__device__ __forceinline__ void StoreShared4(uint32_t address, uint32_t word) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(word) : "memory");
+}
+
 __device__ __forceinline__ float2 LoadShared2(uint32_t address) {
   float2 v;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
@@ -116,6 +121,13 @@ __device__ __forceinline__ void ReduceAdd4(float* p, float a, float b, float c, 
 }
 
 // ---- registers
+
+// threadIdx.x, read anew: what is computed from it need not stay in registers.
+__device__ __forceinline__ int ThreadIndexAgain() {
+  int index;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+  return index;
+}
 
 template <int kRegisters>
 __device__ __forceinline__ void RegistersShrink() {

@@ -34,8 +34,9 @@ __device__ __forceinline__ void LoadTile(uint32_t dst, const CUtensorMap* map, u
   }
 }
 
-// Writes this warp's 16 rows of kColumns packed columns from registers: a 4 x 4 transpose inside each quad
-// turns its pairs of columns into 16 bytes a lane, whole sectors a warp.
+// Writes this warp's 16 rows of kColumns packed columns from registers: a 4 x 4
+// transpose inside each quad turns its pairs of columns into 16 bytes a lane,
+// whole sectors a warp.  A null row is not written.
 template <int kColumns, class Out>
 __device__ __forceinline__ void StoreRows(const uint32_t (&words)[kColumns / 4], Out* row0,
                                           Out* row1, int lane) {

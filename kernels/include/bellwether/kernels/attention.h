@@ -9,7 +9,7 @@
 //
 //   S = scale Q K^T;  m = rowmax S;  P = exp(S - m);  l = rowsum P
 //   Pr = P rounded to the input type;  lt = rowsum Pr
-//   O = Pr V / (hp, hpm ? lt : l);  L = m + ln l;  O_lo = bf16(O - round(O))
+//   O = Pr V / (hp ? lt : l);  L = m + ln l;  O_lo = bf16(O - round(O))
 //
 // Source: after arXiv:2510.04212, Section 3.3.
 
@@ -27,8 +27,7 @@ namespace bellwether::kernels {
 enum class AttentionMode : int {
   kFa = 0,   // as FlashAttention computes it: the baseline
   kHp = 1,   // unbiased delta
-  kHpm = 2,  // hp with exponents anchored at integers: Pr does not depend on
-             // the order of the tiles
+  kHpm = 2,  // hp whose backward reads the same rounded P: not built yet
 };
 
 struct AttentionForwardParams {
@@ -61,14 +60,14 @@ size_t AttentionForwardWorkspaceBytes(const AttentionForwardParams& params);
 // Enqueues on device.stream and returns; allocates nothing, never synchronizes.
 // A row without any allowed key gets O = 0 and O_lo = 0.
 //
-// kUnsupported: not kCuda on a GPU of compute capability 9.0, another dtype or
+// kUnsupported: mode kHpm, not kCuda on a GPU of compute capability 9.0, another dtype or
 // head_dim, window or softcap, a base that is not 16-byte aligned, a stride of
 // q, k, v, o or o_lo that is not a multiple of 8 elements.  kInvalidArgument: a
 // bound above is violated.  In both nothing was written.  kDeviceError: the
 // launch failed.  Any thread; calls that write the same memory must not overlap.
 [[nodiscard]] Status AttentionForward(const AttentionForwardParams& params, const Device& device);
 
-// Backward of modes kFa and kHp:
+// Backward:
 //   P = exp(S - L);  delta = rowsum(dO * (O + O_lo));  dS = P * (dO V^T - delta)
 //   dQ = scale dS K;  dK = scale dS^T Q;  dV = P^T dO
 // dK and dV are sums over the query heads of their group, taken in fp32.
@@ -83,7 +82,8 @@ struct AttentionBackwardParams {
 
 size_t AttentionBackwardWorkspaceBytes(const AttentionForwardParams& params);
 
-// As AttentionForward.  Also kUnsupported: mode kHpm.  With o_lo absent delta
+// As AttentionForward.  Also kUnsupported: nothing to do (batch or q_len 0, where
+// dk and dv would have to be cleared).  With o_lo absent delta
 // comes from the rounded O.  The order in which key tiles are added to dQ is not
 // fixed: its last bits may differ between launches; dK and dV repeat exactly.
 [[nodiscard]] Status AttentionBackward(const AttentionBackwardParams& params,
