@@ -148,6 +148,15 @@ absl::Status Pipeline::Recover() {
     BW_RETURN_IF_ERROR(run->Load());
     shards_[entry->shard]->Adopt(std::move(run));
   }
+  // Whole segments that are gone from the log's end leave no trace in it.
+  for (const RunRecord& record : records) {
+    if (record.applied_lsn > wal_->recovery().last_lsn && !options_.wal.repair) {
+      return absl::DataLossError(absl::StrCat(
+          "the log ends at record ", wal_->recovery().last_lsn, ", but run ", record.description.name,
+          " was applied up to ", record.applied_lsn, ": segments of ", options_.storage_path,
+          "/wal are missing; put them back, or go on without them with --storage.repair"));
+    }
+  }
   if (from == 0) from = 1;
   uint64_t applied = 0;
   const auto take = [&](const WalRecord& record) -> absl::Status {
