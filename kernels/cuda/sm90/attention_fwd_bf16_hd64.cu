@@ -2,6 +2,8 @@
 
 namespace bellwether::kernels::cuda::sm90 {
 
-FwdLauncher FindFwdBf16Hd64(AttentionMode mode) { return FindFwdOf<__nv_bfloat16, 64>(mode); }
+FwdLauncher FindFwdBf16Hd64(AttentionMode mode, bool short_causal) {
+  return FindFwdOf<__nv_bfloat16, 64>(mode, short_causal);
+}
 
 }  // namespace bellwether::kernels::cuda::sm90

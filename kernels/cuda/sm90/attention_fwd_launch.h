@@ -17,10 +17,10 @@ struct FwdLauncher {
 FwdLauncher FindFwdLauncher(const AttentionForwardParams& params);
 
 // One per source file attention_fwd_<type>_hd<head_dim>.cu.
-FwdLauncher FindFwdBf16Hd64(AttentionMode mode);
-FwdLauncher FindFwdBf16Hd128(AttentionMode mode);
-FwdLauncher FindFwdF16Hd64(AttentionMode mode);
-FwdLauncher FindFwdF16Hd128(AttentionMode mode);
+FwdLauncher FindFwdBf16Hd64(AttentionMode mode, bool short_causal);
+FwdLauncher FindFwdBf16Hd128(AttentionMode mode, bool short_causal);
+FwdLauncher FindFwdF16Hd64(AttentionMode mode, bool short_causal);
+FwdLauncher FindFwdF16Hd128(AttentionMode mode, bool short_causal);
 
 }  // namespace bellwether::kernels::cuda::sm90
 
