@@ -2,6 +2,9 @@
 
 #include "bellwether/kernels/attention_c_api.h"
 
+#include <cstddef>
+#include <cstdint>
+
 #include "bellwether/kernels/attention.h"
 #include "error.h"
 
@@ -47,12 +50,27 @@ bk::AttentionForwardParams ToCpp(const bw_attention_forward_params& c) {
   return p;
 }
 
-Status CheckForward(const bw_attention_forward_params* c) {
-  if (c == nullptr) return bk::Fail(Status::kInvalidArgument, "params is NULL");
-  if (c->struct_size != sizeof(*c)) {
-    return bk::Fail(Status::kInvalidArgument, "struct_size is %u, but must be %zu", c->struct_size,
-                    sizeof(*c));
+// A struct from a newer header may be longer; what we do not know must be 0.
+template <typename Params>
+Status CheckSize(const Params* params) {
+  if (params == nullptr) {
+    return bk::Fail(Status::kInvalidArgument, "params is NULL, but must point to a struct");
   }
+  if (params->struct_size < sizeof(Params)) {
+    return bk::Fail(Status::kInvalidArgument, "struct_size is %u, but must be at least %zu",
+                    params->struct_size, sizeof(Params));
+  }
+  const auto* bytes = reinterpret_cast<const unsigned char*>(params);
+  for (size_t i = sizeof(Params); i < params->struct_size; ++i) {
+    if (bytes[i] != 0) {
+      return bk::Fail(Status::kUnsupported, "fields beyond %zu must be 0: this library is older",
+                      sizeof(Params));
+    }
+  }
+  return Status::kOk;
+}
+
+Status CheckForward(const bw_attention_forward_params* c) {
   BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckRange("causal", c->causal, 0, 1));
   for (const uint8_t reserved : c->reserved) {
     BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckRange("reserved", reserved, 0, 0));
@@ -65,16 +83,16 @@ bk::Device ToDevice(const bw_attention_forward_params& c) {
 }
 
 Status Forward(const bw_attention_forward_params* c) {
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckSize(c));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckForward(c));
   return bk::AttentionForward(ToCpp(*c), ToDevice(*c));
 }
 
 Status Backward(const bw_attention_backward_params* c) {
-  if (c == nullptr) return bk::Fail(Status::kInvalidArgument, "params is NULL");
-  if (c->struct_size != sizeof(*c)) {
-    return bk::Fail(Status::kInvalidArgument, "struct_size is %u, but must be %zu", c->struct_size,
-                    sizeof(*c));
-  }
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckSize(c));
+  // Embedded, so its size is part of this struct's layout.
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckRange("forward.struct_size", c->forward.struct_size,
+                                                    sizeof(c->forward), sizeof(c->forward)));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckRange("reserved", c->reserved, 0, 0));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckForward(&c->forward));
   bk::AttentionBackwardParams p;
@@ -93,7 +111,7 @@ Status Backward(const bw_attention_backward_params* c) {
 extern "C" {
 
 uint64_t bw_attention_forward_workspace(const bw_attention_forward_params* params) {
-  if (params == nullptr || params->struct_size != sizeof(*params)) return 0;
+  if (CheckSize(params) != Status::kOk) return 0;
   return bk::AttentionForwardWorkspaceBytes(ToCpp(*params));
 }
 
@@ -102,7 +120,7 @@ bw_kernel_status bw_attention_forward(const bw_attention_forward_params* params)
 }
 
 uint64_t bw_attention_backward_workspace(const bw_attention_forward_params* params) {
-  if (params == nullptr || params->struct_size != sizeof(*params)) return 0;
+  if (CheckSize(params) != Status::kOk) return 0;
   return bk::AttentionBackwardWorkspaceBytes(ToCpp(*params));
 }
 

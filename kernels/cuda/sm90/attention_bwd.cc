@@ -43,9 +43,8 @@ Status AttentionBackward(const AttentionBackwardParams& b, void* stream) {
   const int64_t pairs = a.batch * a.kv_heads, padded = PaddedRows(a);
   const int64_t group = a.heads / a.kv_heads;
   // The grid's y and z and the kernel's tile arithmetic.
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("q_len + k_len", a.q_len + a.k_len, 1, 1 << 27));
-  if (a.batch > 65535 || a.heads > 65535 || pairs * kv_tiles > (1 << 30)) {
-    return Fail(Status::kUnsupported, "batch, heads or their product with k_len is too large");
+  if (a.q_len + a.k_len > (1 << 27) || a.batch > 65535 || a.heads > 65535 || pairs * kv_tiles > (1 << 30)) {
+    return Fail(Status::kUnsupported, "batch, heads, a length or their product is too large");
   }
 
   BwdMaps maps;

@@ -62,7 +62,7 @@ size_t AttentionForwardWorkspaceBytes(const AttentionForwardParams& params);
 //
 // kUnsupported: mode kHpm, not kCuda on a GPU of compute capability 9.0, another dtype or
 // head_dim, window or softcap, a base that is not 16-byte aligned, a stride of
-// q, k, v, o or o_lo that is not a multiple of 8 elements.  kInvalidArgument: a
+// q, k, v, o or o_lo that is not a multiple of 8 elements, more than 2^30 tokens.  kInvalidArgument: a
 // bound above is violated.  In both nothing was written.  kDeviceError: the
 // launch failed.  Any thread; calls that write the same memory must not overlap.
 [[nodiscard]] Status AttentionForward(const AttentionForwardParams& params, const Device& device);
