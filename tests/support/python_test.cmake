@@ -1,8 +1,8 @@
-# bellwether_python_test(<prefix> <test_*.py> [LABELS ...] [TIMEOUT s]): a pytest
+# bellwether_python_test(<prefix> <test_*.py> [LABELS ...] [TIMEOUT s] [CORES n]): a pytest
 # file of this folder as one ctest entry.  Not under sanitizers: Python cannot
 # load a library that wants a sanitizer's runtime first.
 function(bellwether_python_test prefix file)
-  cmake_parse_arguments(ARG "" "TIMEOUT" "LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "" "TIMEOUT;CORES" "LABELS" ${ARGN})
   if(NOT BELLWETHER_SERVICE OR CMAKE_CXX_FLAGS MATCHES "-fsanitize")
     return()
   endif()
@@ -14,8 +14,11 @@ function(bellwether_python_test prefix file)
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 300)
   endif()
+  if(NOT ARG_CORES)
+    set(ARG_CORES 1)
+  endif()
   add_test(NAME ${name}
     COMMAND ${python} -m pytest -q -x -p no:cacheprovider ${CMAKE_CURRENT_SOURCE_DIR}/${file})
-  set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}"
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}" PROCESSORS ${ARG_CORES}
     ENVIRONMENT "BELLWETHER_LIB_DIR=${CMAKE_RUNTIME_OUTPUT_DIRECTORY};PYTHONDONTWRITEBYTECODE=1;OMP_NUM_THREADS=1")
 endfunction()
