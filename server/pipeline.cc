@@ -160,7 +160,7 @@ absl::Status Pipeline::Recover() {
   if (from == 0) from = 1;
   uint64_t applied = 0;
   const auto take = [&](const WalRecord& record) -> absl::Status {
-    if (record.kind == WalKind::kNone || record.kind == WalKind::kAlertNote) return absl::OkStatus();
+    if (record.kind == WalKind::kNone) return absl::OkStatus();
     RunEntry* entry = nullptr;
     if (const auto found = by_id.find(record.run); found != by_id.end()) entry = found->second;
     BW_ASSIGN_OR_RETURN(IngestMessage message,

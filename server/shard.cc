@@ -9,6 +9,16 @@
 #include "server/util/log.h"
 
 namespace bellwether::server {
+namespace {
+
+void CommitIfDue(LiveRun* run, int64_t now_ns) {
+  if (!run->CommitDue(now_ns)) return;
+  if (const absl::Status status = run->Commit(); !status.ok()) {
+    LogError("run {} could not be saved: {}", run->record().description.name, std::string(status.message()));
+  }
+}
+
+}  // namespace
 
 Shard::Shard(const Options& options, const LiveRunParts& parts, int index)
     : options_(options),
@@ -73,11 +83,7 @@ Lsn Shard::CommitAll() {
     }
     needed = processed_lsn_ + 1;
     for (auto& [id, run] : runs_) {
-      if (run->CommitDue(INT64_MAX)) {
-        if (const absl::Status status = run->Commit(); !status.ok()) {
-          LogError("run {} could not be saved: {}", run->record().description.name, std::string(status.message()));
-        }
-      }
+      CommitIfDue(run.get(), INT64_MAX);
       if (const Lsn lsn = run->needed_lsn(); lsn != 0) needed = std::min(needed, lsn);
       run->Publish();
     }
@@ -157,11 +163,7 @@ void Shard::Tick(int64_t now_ns) {
       }
     }
     run->Publish();
-    if (run->CommitDue(now_ns)) {
-      if (const absl::Status status = run->Commit(); !status.ok()) {
-        LogError("run {} could not be saved: {}", run->record().description.name, std::string(status.message()));
-      }
-    }
+    CommitIfDue(run.get(), now_ns);
   }
   // An ended run is all in the database; its snapshot stays for readers.
   std::erase_if(runs_, [](const auto& run) { return run.second->ended() && run.second->needed_lsn() == 0; });

@@ -37,7 +37,7 @@ enum class WalKind : uint8_t {
   kMessage = 2,      // A frame, event, spectrum or action result.
   kBye = 3,
   kStepClosed = 4,   // The server closed a step by its deadline.
-  kAlertNote = 5,    // Acknowledged, silenced: serialized by the alert log.
+  // 5 is not used: the database keeps people's notes itself.
   kSilence = 6,      // Ranks fell silent or spoke again.
 };
 
