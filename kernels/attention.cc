@@ -4,28 +4,13 @@
 
 #include <cmath>
 #include <initializer_list>
+#include <limits>
 
-#include "cuda/sm90/attention.h"
+#include "backends.h"
 #include "error.h"
 
 namespace bellwether::kernels {
 namespace {
-
-constexpr int64_t kVectorElements = 8;  // 16 bytes, the copy engine's unit
-
-Status CheckTensor(const char* field, const Tensor4& t) {
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer(field, t.data, 2));
-  if (reinterpret_cast<uintptr_t>(t.data) % (2 * kVectorElements) != 0) {
-    return Fail(Status::kUnsupported, "%s is not aligned to 16 bytes", field);
-  }
-  for (const int64_t stride : {t.batch_stride, t.head_stride, t.token_stride}) {
-    if (stride < 0 || stride % kVectorElements != 0) {
-      return Fail(Status::kUnsupported, "%s has stride %lld, but only multiples of 8 are built",
-                  field, static_cast<long long>(stride));
-    }
-  }
-  return Status::kOk;
-}
 
 Status CheckSizes(const AttentionForwardParams& p) {
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("batch", p.batch, 0, kBatchMax));
@@ -38,83 +23,112 @@ Status CheckSizes(const AttentionForwardParams& p) {
     return Fail(Status::kInvalidArgument, "kv_heads is %lld, but must divide heads = %lld",
                 static_cast<long long>(p.kv_heads), static_cast<long long>(p.heads));
   }
+  if ((p.cu_seqlens_q != nullptr) != (p.cu_seqlens_k != nullptr)) {
+    return Fail(Status::kInvalidArgument, "cu_seqlens_%s is NULL, but the other is given",
+                p.cu_seqlens_q == nullptr ? "q" : "k");
+  }
+  if (p.cu_seqlens_q == nullptr) return CheckRange("sequences", p.sequences, 0, 0);
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("batch with cu_seqlens", p.batch, 0, 1));
+  return CheckRange("sequences", p.sequences, 1, kBatchMax);
+}
+
+Status CheckNumber(const char* field, double value, bool legal, const char* range) {
+  if (legal && std::isfinite(value)) return Status::kOk;
+  return Fail(Status::kInvalidArgument, "%s is %g, but must be finite and %s", field, value, range);
+}
+
+Status CheckScores(const AttentionForwardParams& p) {
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckNumber("scale", p.scale, p.scale > 0, "> 0"));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckNumber("softcap", p.softcap, p.softcap >= 0, ">= 0"));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(
+      CheckRange("window", p.window, 0, std::numeric_limits<int32_t>::max()));
+  if (p.mode != AttentionMode::kPaper) return Status::kOk;
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(
+      CheckNumber("paper_eps", p.paper_eps, p.paper_eps >= 0, ">= 0"));
+  return CheckNumber("paper_beta", p.paper_beta, p.paper_beta > 1, "> 1");
+}
+
+// Which of the optional outputs go with the mode.
+Status CheckMode(const AttentionForwardParams& p) {
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckDType(p.dtype));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("mode", static_cast<int>(p.mode), 0, 6));
+  const bool residual = p.mode == AttentionMode::kHp || p.mode == AttentionMode::kHpm ||
+                        p.mode == AttentionMode::kHpNolt;
+  if (!residual && p.o_lo.data != nullptr) {
+    return Fail(Status::kInvalidArgument,
+                "o_lo is given, but mode %d has no residual: only 1, 2 and 5 have",
+                static_cast<int>(p.mode));
+  }
+  const bool anchored = p.mode == AttentionMode::kHpm;
+  for (const float* given : {p.anchor, p.rounded_sum}) {
+    if ((given != nullptr) == anchored) continue;
+    return Fail(Status::kInvalidArgument, "%s is %s, but mode %d needs %s",
+                given == p.anchor ? "anchor" : "rounded_sum", given == nullptr ? "NULL" : "given",
+                static_cast<int>(p.mode), anchored ? "it" : "NULL");
+  }
   return Status::kOk;
 }
 
-Status CheckMode(const AttentionForwardParams& p) {
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckDType(p.dtype));
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("mode", static_cast<int>(p.mode), 0, 2));
-  if (!std::isfinite(p.scale) || p.scale <= 0) {
-    return Fail(Status::kInvalidArgument, "scale is %g, but must be finite and > 0", p.scale);
+Status CheckMemory(const AttentionForwardParams& p) {
+  const int64_t size = SizeOf(p.dtype);
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("q", p.q.data, size));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("k", p.k.data, size));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("v", p.v.data, size));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("o", p.o.data, size));
+  if (p.o_lo.data != nullptr) {
+    BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("o_lo", p.o_lo.data, 2));
   }
-  if (p.mode == AttentionMode::kFa && p.o_lo.data != nullptr) {
-    return Fail(Status::kInvalidArgument, "o_lo is given, but mode fa has no residual");
+  if (p.stats != nullptr) {
+    BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("stats", p.stats, alignof(float)));
+    BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("stat_stride", p.stat_stride, p.heads,
+                                                  std::numeric_limits<int64_t>::max() / 64));
   }
-  if (p.mode == AttentionMode::kHpm) {
-    return Fail(Status::kUnsupported, "mode is 2 (hpm), but only 0 (fa) and 1 (hp) are built");
-  }
-  if (p.dtype == DType::kFloat32) {
-    return Fail(Status::kUnsupported, "dtype is float32, but only bf16 and fp16 are built");
-  }
-  if (p.window != 0 || p.softcap != 0) {
-    return Fail(Status::kUnsupported, "window is %d and softcap %g, but only 0 is built", p.window,
-                p.softcap);
-  }
-  return Status::kOk;
+  return CheckPointer("lse", p.lse, alignof(float));
 }
 
 Status CheckCall(const AttentionForwardParams& p, const Device& device) {
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckDevice(device));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckSizes(p));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckMode(p));
-  if (device.backend != Backend::kCuda) {
-    return Fail(Status::kUnsupported, "backend is 0 (CPU), but attention is built for 1 (CUDA)");
-  }
-  if (p.batch == 0 || p.q_len == 0) return Status::kOk;
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckTensor("q", p.q));
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckTensor("k", p.k));
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckTensor("v", p.v));
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckTensor("o", p.o));
-  if (p.o_lo.data != nullptr) BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckTensor("o_lo", p.o_lo));
-  return CheckPointer("lse", p.lse, 4);
-}
-
-Status CheckWorkspace(const void* workspace, size_t bytes, size_t needed, int64_t alignment) {
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("workspace", workspace, alignment));
-  return CheckRange("workspace_bytes", static_cast<int64_t>(bytes), static_cast<int64_t>(needed),
-                    INT64_MAX);
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckScores(p));
+  return p.batch == 0 || p.q_len == 0 ? Status::kOk : CheckMemory(p);
 }
 
 }  // namespace
 
-size_t AttentionForwardWorkspaceBytes(const AttentionForwardParams&) { return sizeof(int32_t); }
+size_t AttentionForwardWorkspaceBytes(const AttentionForwardParams& p) {
+  return cuda::AttentionForwardWorkspaceBytes(p);
+}
 
 size_t AttentionBackwardWorkspaceBytes(const AttentionForwardParams& p) {
-  return cuda::sm90::BackwardWorkspaceBytes(p);
+  return cuda::AttentionBackwardWorkspaceBytes(p);
 }
 
 Status AttentionForward(const AttentionForwardParams& p, const Device& device) {
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckCall(p, device));
-  if (p.batch == 0 || p.q_len == 0) return Status::kOk;
-  if (p.workspace != nullptr) {
-    BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckWorkspace(p.workspace, p.workspace_bytes,
-                                                      AttentionForwardWorkspaceBytes(p), 4));
-  }
-  return cuda::sm90::AttentionForward(p, device.stream);
+  if (device.backend == Backend::kCuda) return cuda::AttentionForward(p, device.stream);
+  return cpu::AttentionForward(p, device.threads);
 }
 
 Status AttentionBackward(const AttentionBackwardParams& p, const Device& device) {
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckCall(p.forward, device));
-  if (p.forward.batch == 0 || p.forward.q_len == 0) {
-    return Fail(Status::kUnsupported, "batch or q_len is 0: clear dk and dv instead");
+  const AttentionForwardParams& f = p.forward;
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckCall(f, device));
+  if (p.center && f.softcap != 0) {
+    return Fail(Status::kInvalidArgument,
+                "softcap is %g, but must be 0 with center: capped scores are not shift invariant",
+                static_cast<double>(f.softcap));
   }
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckTensor("d_o", p.d_o));
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckTensor("dq", p.dq));
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckTensor("dk", p.dk));
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckTensor("dv", p.dv));
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckWorkspace(
-      p.workspace, p.workspace_bytes, AttentionBackwardWorkspaceBytes(p.forward), 16));
-  return cuda::sm90::AttentionBackward(p, device.stream);
+  const int64_t size = SizeOf(f.dtype);
+  if (f.batch != 0) {
+    BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("dk", p.dk.data, size));
+    BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("dv", p.dv.data, size));
+  }
+  if (f.batch != 0 && f.q_len != 0) {
+    BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("d_o", p.d_o.data, size));
+    BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("dq", p.dq.data, size));
+  }
+  if (device.backend == Backend::kCuda) return cuda::AttentionBackward(p, device.stream);
+  return cpu::AttentionBackward(p, device.threads);
 }
 
 }  // namespace bellwether::kernels

@@ -7,6 +7,7 @@
 #ifndef BELLWETHER_KERNELS_BACKENDS_H_
 #define BELLWETHER_KERNELS_BACKENDS_H_
 
+#include "bellwether/kernels/attention.h"
 #include "bellwether/kernels/center_keys.h"
 #include "bellwether/kernels/key_leak.h"
 #include "bellwether/kernels/probe.h"
@@ -22,6 +23,13 @@ Status CenterKeys(const CenterKeysParams& params, uint32_t threads);
 Status SpectralNorms(const SpectralParams& params, uint32_t threads);
 Status IncrementRank(const IncrementRankParams& params, uint32_t threads);
 
+// Keys of one tile of the tiled softmax; tests vary it, since what is rounded
+// depends on the running maximum.
+inline constexpr int64_t kAttentionTileKeys = 128;
+Status AttentionForward(const AttentionForwardParams& params, uint32_t threads,
+                        int64_t tile_keys = kAttentionTileKeys);
+Status AttentionBackward(const AttentionBackwardParams& params, uint32_t threads);
+
 }  // namespace bellwether::kernels::cpu
 
 namespace bellwether::kernels::cuda {
@@ -31,6 +39,10 @@ Status Probe(const ProbeParams& params, void* stream);
 Status KeyLeak(const KeyLeakParams& params, void* stream);
 Status CenterKeys(const CenterKeysParams& params, void* stream);
 Status SpectralNorms(const SpectralParams& params, void* stream);
+size_t AttentionForwardWorkspaceBytes(const AttentionForwardParams& params);
+size_t AttentionBackwardWorkspaceBytes(const AttentionForwardParams& params);
+Status AttentionForward(const AttentionForwardParams& params, void* stream);
+Status AttentionBackward(const AttentionBackwardParams& params, void* stream);
 
 }  // namespace bellwether::kernels::cuda
 

@@ -6,12 +6,17 @@
 #include <cstdint>
 
 #include "backends.h"
+#include "c_api_convert.h"
 #include "error.h"
 
 namespace {
 
 namespace bk = bellwether::kernels;
 using bk::Status;
+using bk::c_api::Call;
+using bk::c_api::ToDevice;
+using bk::c_api::ToEnum;
+using bk::c_api::ToTensor;
 
 static_assert(static_cast<int>(BW_PROBE_STAT_COUNT) == bk::kProbeStatCount);
 static_assert(static_cast<int>(BW_PROBE_LOGIT_MAX) == bk::kProbeLogitMax);
@@ -20,49 +25,13 @@ static_assert(static_cast<int>(BW_PROBE_DELTA_ERROR_ABS_SUM) == bk::kProbeDeltaE
 static_assert(static_cast<int>(BW_PROBE_KV_STAT_COUNT) == bk::kProbeKvStatCount);
 static_assert(static_cast<int>(BW_KERNEL_DEVICE_ERROR) == static_cast<int>(Status::kDeviceError));
 
-bw_kernel_status ToC(Status status) { return static_cast<bw_kernel_status>(status); }
-
-// A struct from a newer header may be longer; what we do not know must be 0.
-template <typename Params>
-Status CheckSize(const Params* params) {
-  if (params == nullptr) {
-    return bk::Fail(Status::kInvalidArgument, "params is NULL, but must point to a struct");
-  }
-  if (params->struct_size < sizeof(Params)) {
-    return bk::Fail(Status::kInvalidArgument, "struct_size is %u, but must be at least %zu",
-                    params->struct_size, sizeof(Params));
-  }
-  const auto* bytes = reinterpret_cast<const unsigned char*>(params);
-  for (size_t i = sizeof(Params); i < params->struct_size; ++i) {
-    if (bytes[i] == 0) continue;
-    return bk::Fail(Status::kUnsupported,
-                    "struct_size is %u, but fields beyond %zu must be 0: this library is older",
-                    params->struct_size, sizeof(Params));
-  }
-  return Status::kOk;
-}
-
-// Out of range on purpose keeps its value for the sentence of CheckDType.
-bk::DType ToDType(uint32_t dtype) {
-  return static_cast<bk::DType>(dtype <= INT32_MAX ? static_cast<int>(dtype) : INT32_MAX);
-}
-
-bk::Device ToDevice(uint32_t backend, void* stream, uint32_t threads) {
-  const int value = backend <= INT32_MAX ? static_cast<int>(backend) : INT32_MAX;
-  return {static_cast<bk::Backend>(value), stream, threads};
-}
-
-bk::Tensor4 ToTensor(const bw_tensor4& t) {
-  return {t.data, t.batch_stride, t.head_stride, t.token_stride};
-}
-
 Status RunProbe(const bw_probe_params& c) {
   BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckRange("causal", c.causal, 0, 1));
   for (int i = 0; i < 3; ++i) {
     BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckRange("reserved", c.reserved[i], 0, 0));
   }
   bk::ProbeParams p;
-  p.dtype = ToDType(c.dtype);
+  p.dtype = ToEnum<bk::DType>(c.dtype);
   p.batch = c.batch;
   p.heads = c.heads;
   p.kv_heads = c.kv_heads;
@@ -91,7 +60,7 @@ Status RunProbe(const bw_probe_params& c) {
 
 Status RunKeyLeak(const bw_key_leak_params& c) {
   bk::KeyLeakParams p;
-  p.dtype = ToDType(c.dtype);
+  p.dtype = ToEnum<bk::DType>(c.dtype);
   p.batch = c.batch;
   p.kv_heads = c.kv_heads;
   p.k_len = c.k_len;
@@ -104,7 +73,7 @@ Status RunKeyLeak(const bw_key_leak_params& c) {
 
 Status RunSpectralNorms(const bw_spectral_params& c) {
   bk::SpectralParams p;
-  p.dtype = ToDType(c.dtype);
+  p.dtype = ToEnum<bk::DType>(c.dtype);
   p.heads = c.heads;
   p.rows = c.rows;
   p.columns = c.columns;
@@ -141,7 +110,7 @@ Status RunIncrementRank(const bw_increment_rank_params& c) {
 
 Status RunCenterKeys(const bw_center_keys_params& c) {
   bk::CenterKeysParams p;
-  p.dtype = ToDType(c.dtype);
+  p.dtype = ToEnum<bk::DType>(c.dtype);
   p.batch = c.batch;
   p.kv_heads = c.kv_heads;
   p.k_len = c.k_len;
@@ -154,12 +123,6 @@ Status RunCenterKeys(const bw_center_keys_params& c) {
   p.cu_seqlens = c.cu_seqlens;
   p.sequences = c.sequences;
   return bk::CenterKeys(p, ToDevice(c.backend, c.stream, c.threads));
-}
-
-template <typename Params>
-bw_kernel_status Call(const Params* params, Status (*run)(const Params&)) {
-  const Status status = CheckSize(params);
-  return ToC(status == Status::kOk ? run(*params) : status);
 }
 
 }  // namespace

@@ -19,15 +19,7 @@ Status CheckOutStride(const char* field, int64_t extent, int64_t stride, int64_t
 Status CheckSequences(const CenterKeysParams& p) {
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("batch (with cu_seqlens)", p.batch, 1, 1));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("sequences", p.sequences, 1, kTokensMax));
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("cu_seqlens", p.cu_seqlens, alignof(int32_t)));
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("cu_seqlens[0]", p.cu_seqlens[0], 0, 0));
-  for (int64_t s = 0; s < p.sequences; ++s) {
-    if (p.cu_seqlens[s + 1] >= p.cu_seqlens[s]) continue;
-    return Fail(Status::kInvalidArgument,
-                "cu_seqlens[%lld] is %d, but must be >= %d, the one before",
-                static_cast<long long>(s + 1), p.cu_seqlens[s + 1], p.cu_seqlens[s]);
-  }
-  return CheckRange("cu_seqlens[sequences]", p.cu_seqlens[p.sequences], p.k_len, p.k_len);
+  return CheckCuSeqlens("cu_seqlens", p.cu_seqlens, p.sequences, p.k_len);
 }
 
 }  // namespace

@@ -48,6 +48,23 @@ Status CheckPointer(const char* field, const void* data, int64_t alignment) {
   return Status::kOk;
 }
 
+Status CheckCuSeqlens(const char* field, const int32_t* cu_seqlens, int64_t sequences,
+                      int64_t total) {
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer(field, cu_seqlens, alignof(int32_t)));
+  int64_t before = 0;
+  for (int64_t s = 0; s <= sequences; ++s) {
+    const int64_t min = s == sequences ? total : before;
+    const int64_t max = s == 0 ? 0 : total;
+    if (cu_seqlens[s] < min || cu_seqlens[s] > max) {
+      return Fail(Status::kInvalidArgument,
+                  "%s[%" PRId64 "] is %" PRId32 ", but must be %" PRId64 "..%" PRId64, field, s,
+                  cu_seqlens[s], min, max);
+    }
+    before = cu_seqlens[s];
+  }
+  return Status::kOk;
+}
+
 Status CheckDType(DType dtype) { return CheckRange("dtype", static_cast<int>(dtype), 0, 2); }
 
 Status CheckDevice(const Device& device) {

@@ -24,6 +24,10 @@ namespace bellwether::kernels {
 [[nodiscard]] Status CheckDevice(const Device& device);
 [[nodiscard]] Status CheckDType(DType dtype);
 
+// Starts at 0, never decreases, ends at total; [sequences + 1] in host memory.
+[[nodiscard]] Status CheckCuSeqlens(const char* field, const int32_t* cu_seqlens,
+                                    int64_t sequences, int64_t total);
+
 inline int64_t SizeOf(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
 
 // Returns from the caller with the first status that is not kOk.

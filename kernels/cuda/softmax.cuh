@@ -7,14 +7,15 @@
 // a row, fp32: the true maximum M, the anchor a used in exponents, l = sum P and
 // (hp) lt = sum of P rounded as the PV product reads it:
 //
-//   t = max x;  M = max(M, t);  an = hp ? ceil(M) : M;  r = 2^(a - an)
-//   l = l r + sum 2^(x - an);   lt = lt r + sum round(2^(x - an));   a = an
+//   t = max x;  M = max(M, t);  an = fa ? M : hp ? ceil(M) : max(a, M + shift)
+//   r = 2^(a - an);  l = l r + sum 2^(x - an);  lt = lt r + sum round(2^(x - an));  a = an
 //   end: O = acc / (hp ? lt : l);   L = (M + ((a - M) + log2 l)) ln 2
+//   shift = more than one x >= M - eps ? clamp(M > 0 ? (beta - 1) M : -M, min, max) : 0
 //
 // After every tile acc = sum of round(P) V in units of 2^-a, so O and L do not
 // depend on the anchors in exact arithmetic.  x - a is one fused multiply-add:
 // x is not rounded, and the rounding of a cancels in O and in L.  l and lt are
-// partial sums of this thread until FinishRow().
+// partial sums of this thread until Finish().
 
 #ifndef BELLWETHER_KERNELS_CUDA_SOFTMAX_CUH_
 #define BELLWETHER_KERNELS_CUDA_SOFTMAX_CUH_
@@ -27,21 +28,50 @@
 #include <cstring>
 #include <type_traits>
 
+#include "cuda/attention_params.h"
+
 namespace bellwether::kernels::cuda {
 
 // kFa divides by l and anchors at the maximum.  kHp divides by lt, and the caller
 // stores O's rounding residual; it anchors at integers: round(P) does not depend
 // on the tile order, and accumulators are rescaled only when the maximum passes
-// one, by a power of two.
-enum class SoftmaxMode { kFa, kHp };
+// one, by a power of two.  kSr is kHp without the residual: the caller rounds O at
+// random.  kPaper is Algorithm 3 of arXiv:2510.04212: it divides
+// by l and anchors above the maximum where that is repeated.
+enum class SoftmaxMode { kFa, kHp, kSr, kPaper };
 
 template <SoftmaxMode kMode>
-inline constexpr bool kDividesByRounded = kMode == SoftmaxMode::kHp;
+inline constexpr bool kDividesByRounded = kMode == SoftmaxMode::kHp || kMode == SoftmaxMode::kSr;
 
 __device__ __forceinline__ float Exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+
+__device__ __forceinline__ float Log2(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Within 2^-22 absolute, unlike tanh.approx (2^-11 relative, which a cap of 50
+// turns into 0.02 of a logit).
+__device__ __forceinline__ float Tanh(float x) {
+  constexpr float k2Log2E = 2.88539008177792681f;
+  return 1.f - __fdividef(2.f, Exp2(x * k2Log2E) + 1.f);
+}
+
+// Makes one 64-bit value of two floats and takes it apart again, which changes how
+// ptxas allocates them.  Each FFMA of a tile subtracts one of the two anchors.  If
+// both lie in registers of like parity, ptxas marks few of these operands for
+// reuse; otherwise nearly all, and the forward is 2 to 9 % faster, as the tensor
+// cores read registers too.  `zero` is 0, but ptxas must not know.
+__device__ __forceinline__ void PairRegisters(float& low, float& high, uint32_t zero) {
+  uint64_t pair = (uint64_t{__float_as_uint(high)} << 32) | uint64_t{__float_as_uint(low)};
+  asm("mad.wide.u32 %0, %1, %1, %0;" : "+l"(pair) : "r"(zero));
+  low = __uint_as_float(static_cast<uint32_t>(pair));
+  high = __uint_as_float(static_cast<uint32_t>(pair >> 32));
 }
 
 // Rounds to nearest even; `low` goes to the lower half.
@@ -67,6 +97,25 @@ __device__ __forceinline__ float2 UnpackPair(uint32_t packed) {
   }
 }
 
+// Rounds up with the probability of the fraction: the mean error is 0 (fp16:
+// unless the result is subnormal).  `random` is uniform over 32 bits.
+template <class T>
+__device__ __forceinline__ uint32_t PackPairAtRandom(float low, float high, uint32_t random) {
+  constexpr uint32_t kDropped = std::is_same_v<T, __nv_bfloat16> ? 0xffffu : 0x1fffu;
+  const auto round = [](float x, uint32_t bits) {
+    return __uint_as_float((__float_as_uint(x) + (bits & kDropped)) & ~kDropped);
+  };
+  return PackPair<T>(round(low, random), round(high, random >> 16));
+}
+
+// A bijection of 32 bits with little correlation between neighbours (lowbias32,
+// C. Wellons).
+__device__ __forceinline__ uint32_t MixBits(uint32_t x) {
+  x = (x ^ (x >> 16)) * 0x7feb352du;
+  x = (x ^ (x >> 15)) * 0x846ca68bu;
+  return x ^ (x >> 16);
+}
+
 __device__ __forceinline__ float QuadMax(float x) {
   x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
   return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
@@ -77,45 +126,79 @@ __device__ __forceinline__ float QuadSum(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
+// The two largest scores of a row, -inf where there are fewer.
+struct TopTwo {
+  float first = -INFINITY, second = -INFINITY;
+
+  __device__ __forceinline__ void Add(const TopTwo& other) {
+    second = fmaxf(fmaxf(second, other.second), fminf(first, other.first));
+    first = fmaxf(first, other.first);
+  }
+  __device__ __forceinline__ TopTwo OfQuad() const {
+    TopTwo t = *this;
+#pragma unroll
+    for (int i = 1; i <= 2; i *= 2) {
+      t.Add({__shfl_xor_sync(0xffffffffu, t.first, i), __shfl_xor_sync(0xffffffffu, t.second, i)});
+    }
+    return t;
+  }
+};
+
 // What a finished row needs: O = acc * inverse, and the log-sum-exp.
 struct FinishedRow {
   float inverse;  // 0 for a fully masked row
   float lse;      // natural log; -inf for a fully masked row
+  float sum;      // l, in units of 2^anchor
+  float divisor;  // l or lt; 1 for a fully masked row
 };
 
 // kSumRounded: lt is summed here; otherwise the caller has it (a column of ones
-// beside V) or does not need it.
-template <class T, SoftmaxMode kMode, bool kSumRounded>
+// beside V) or does not need it.  kCount: the two largest scores are kept.
+template <class T, SoftmaxMode kMode, bool kSumRounded, bool kCount>
 struct SoftmaxRows {
+  static_assert(kCount || kMode != SoftmaxMode::kPaper);
   float max[2] = {-INFINITY, -INFINITY};
   float anchor[2] = {-INFINITY, -INFINITY};
   float sum[2] = {0, 0};
   float rounded_sum[2] = {0, 0};
+  TopTwo top[2];  // of this thread's scores, in units of s
 
   // Turns a tile of scores into probabilities and returns in `rescale` what the
   // accumulators of earlier tiles must be multiplied with (<= 1).  The pairs are
-  // ready for Probabilities().  kMasked: a row may have no finite score yet.
-  template <bool kMasked, int kCount>
-  __device__ __forceinline__ void Tile(float (&s)[kCount], float scale_log2, float (&rescale)[2]) {
-    float tile_max[2] = {s[0], s[2]};
+  // ready for Probabilities().  kMasked: a row may have no finite score yet.  zero:
+  // PairRegisters().
+  template <bool kMasked, int kScores>
+  __device__ __forceinline__ void Tile(float (&s)[kScores], float scale_log2, const PaperShift& paper, uint32_t zero,
+                                       float (&rescale)[2]) {
+    // By chunks of 16 scores, which Count() looks at one by one.
+    float chunk_max[kScores / 16][2];
 #pragma unroll
-    for (int i = 0; i < kCount; i += 4) {
-      tile_max[0] = fmaxf(tile_max[0], fmaxf(s[i], s[i + 1]));
-      tile_max[1] = fmaxf(tile_max[1], fmaxf(s[i + 2], s[i + 3]));
+    for (int i = 0; i < kScores; i += 4) {
+      float(&m)[2] = chunk_max[i / 16];
+      m[0] = i % 16 == 0 ? fmaxf(s[i], s[i + 1]) : fmaxf(m[0], fmaxf(s[i], s[i + 1]));
+      m[1] = i % 16 == 0 ? fmaxf(s[i + 2], s[i + 3]) : fmaxf(m[1], fmaxf(s[i + 2], s[i + 3]));
     }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float tile_max = chunk_max[0][r];
+#pragma unroll
+      for (int i = 1; i < kScores / 16; ++i) tile_max = fmaxf(tile_max, chunk_max[i][r]);
+      max[r] = fmaxf(max[r], QuadMax(tile_max) * scale_log2);
+    }
+    if constexpr (kCount) Count(s, chunk_max, scale_log2);
     float used[2];  // The anchor, or 0 where nothing is allowed yet.
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      max[r] = fmaxf(max[r], QuadMax(tile_max[r]) * scale_log2);
-      const float next = kMode == SoftmaxMode::kHp ? ceilf(max[r]) : max[r];
+      const float next = NextAnchor(r, scale_log2, paper);
       used[r] = kMasked && next == -INFINITY ? 0.f : next;
       rescale[r] = Exp2(anchor[r] - used[r]);
       anchor[r] = next;
       sum[r] *= rescale[r];
       if constexpr (kSumRounded) rounded_sum[r] *= rescale[r];
     }
+    PairRegisters(used[0], used[1], zero);
 #pragma unroll
-    for (int i = 0; i < kCount; i += 2) {
+    for (int i = 0; i < kScores; i += 2) {
       const int r = i / 2 % 2;
       s[i] = Exp2(fmaf(s[i], scale_log2, -used[r]));
       s[i + 1] = Exp2(fmaf(s[i + 1], scale_log2, -used[r]));
@@ -130,11 +213,10 @@ struct SoftmaxRows {
   }
 
   // The packed probabilities of a tile, in the layout of the next product's A.
-  template <int kCount>
-  static __device__ __forceinline__ void Probabilities(const float (&s)[kCount],
-                                                       uint32_t (&p)[kCount / 2]) {
+  template <int kScores>
+  static __device__ __forceinline__ void Probabilities(const float (&s)[kScores], uint32_t (&p)[kScores / 2]) {
 #pragma unroll
-    for (int i = 0; i < kCount / 2; ++i) {
+    for (int i = 0; i < kScores / 2; ++i) {
       p[i] = PackPair<T>(s[2 * i], s[2 * i + 1]);
     }
   }
@@ -144,9 +226,42 @@ struct SoftmaxRows {
   __device__ __forceinline__ FinishedRow Finish(int r, float lt) const {
     const float l = QuadSum(sum[r]);
     const float divisor = kSumRounded ? QuadSum(rounded_sum[r]) : kDividesByRounded<kMode> ? lt : l;
-    if (l == 0.f) return {0.f, -INFINITY};
+    if (l == 0.f) return {0.f, -INFINITY, 0.f, 1.f};
     constexpr float kLn2 = 0.693147180559945309f;
-    return {1.f / divisor, (max[r] + ((anchor[r] - max[r]) + log2f(l))) * kLn2};
+    return {1.f / divisor, (max[r] + ((anchor[r] - max[r]) + log2f(l))) * kLn2, l, divisor};
+  }
+
+ private:
+  // A score that ends up among a row's two largest matters only near the maximum:
+  // within any eps used here, or where bf16 rounds both alike.  So most chunks are
+  // left out by one vote.
+  template <int kScores>
+  __device__ __forceinline__ void Count(const float (&s)[kScores], const float (&chunk_max)[kScores / 16][2],
+                                        float scale_log2) {
+    float least[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) least[r] = max[r] - fmaxf(0.01f, fabsf(max[r]) * 0.0078125f);
+#pragma unroll
+    for (int c = 0; c < kScores / 16; ++c) {
+      const bool near = chunk_max[c][0] * scale_log2 >= least[0] || chunk_max[c][1] * scale_log2 >= least[1];
+      if (!__any_sync(0xffffffffu, near)) continue;
+#pragma unroll
+      for (int i = 16 * c; i < 16 * (c + 1); i += 2) {
+        top[i / 2 % 2].Add({fmaxf(s[i], s[i + 1]), fminf(s[i], s[i + 1])});
+      }
+    }
+  }
+
+  __device__ __forceinline__ float NextAnchor(int r, float scale_log2, const PaperShift& paper) {
+    if constexpr (kMode == SoftmaxMode::kFa) return max[r];
+    if constexpr (kDividesByRounded<kMode>) return ceilf(max[r]);
+    if constexpr (kMode == SoftmaxMode::kPaper) {
+      const bool repeated = top[r].OfQuad().second * scale_log2 >= max[r] - paper.eps;
+      const float m = max[r];
+      const float wanted = m > 0.f ? (paper.beta - 1.f) * m : -m;
+      const float shift = repeated && m > -INFINITY ? fminf(fmaxf(wanted, paper.min), paper.max) : 0.f;
+      return fmaxf(anchor[r], m + shift);
+    }
   }
 };
 

@@ -146,9 +146,9 @@ TEST(CenterKeysTest, BadSequenceOffsetsAreNamed) {
     EXPECT_TRUE(std::isnan(out.Get(0, 0, 0, 0))) << "a rejected call must not write";
   };
   rejects({1, 4}, "cu_seqlens[0] is 1, but must be 0..0");
-  rejects({0, 3, 2, 4}, "cu_seqlens[2] is 2, but must be >= 3");
-  rejects({0, 3}, "cu_seqlens[sequences] is 3, but must be 4..4");
-  rejects({0, 5}, "cu_seqlens[sequences] is 5, but must be 4..4");
+  rejects({0, 3, 2, 4}, "cu_seqlens[2] is 2, but must be 3..4");
+  rejects({0, 3}, "cu_seqlens[1] is 3, but must be 4..4");
+  rejects({0, 5}, "cu_seqlens[1] is 5, but must be 4..4");
   rejects({0}, "sequences is 0, but must be 1..");
   k.batch = 2;
   rejects({0, 4}, "batch (with cu_seqlens) is 2, but must be 1..1");

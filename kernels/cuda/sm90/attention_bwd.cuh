@@ -14,8 +14,11 @@
 //           added per tile of keys.
 // Numerics  S, dP, P, delta, dQ, dK, dV in fp32; P and dS rounded to the input
 //           type as operands.  The order in which key tiles add to dQ is not
-//           fixed: dQ may differ in the last bits between launches.
-// Limits    head_dim 64 or 128; strides multiples of 8 elements.
+//           fixed, unless they take turns: a tile waits until the tiles of later
+//           keys have added theirs.  Then CTAs of later keys start first, so that
+//           none waits for one that cannot run, and with causal masks they are a
+//           step ahead.
+// Limits    strides multiples of 8 elements.
 
 #ifndef BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_BWD_CUH_
 #define BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_BWD_CUH_
@@ -24,6 +27,10 @@
 #include <cuda_runtime.h>
 
 #include "cuda/sm90/attention_bwd_params.h"
+#include "cuda/sm90/attention_bwd_parts.cuh"
+#include "cuda/sm90/attention_bwd_rows.cuh"
+#include "cuda/sm90/attention_bwd_tiles.cuh"
+#include "cuda/sm90/key_mean.cuh"
 #include "cuda/sm90/ptx.cuh"
 #include "cuda/sm90/tiles.cuh"
 #include "cuda/sm90/wgmma.cuh"
@@ -31,29 +38,35 @@
 
 namespace bellwether::kernels::cuda::sm90 {
 
-template <class T_, int kHeadDim_>
+// kGeneral: packed sequences, windows, caps and turns work.  kRounded: P is what the
+// forward's product read.  kRowSums: rowsum(dS) is taken, from a column of ones
+// beside K, for centring or for the statistics.
+template <class T_, int kHeadDim_, bool kGeneral_, bool kRounded_, bool kRowSums_>
 struct BwdShape {
   using T = T_;
   static constexpr int kHeadDim = kHeadDim_;
-  static constexpr int kCols = 128;                        // keys a CTA
+  static constexpr bool kGeneral = kGeneral_, kRounded = kRounded_, kRowSums = kRowSums_;
+  static constexpr int kCols = kBwdKeys;                   // keys a CTA
   static constexpr int kRows = kHeadDim == 64 ? 128 : 64;  // queries a step
   static constexpr int kStages = 2;
   static constexpr int kThreads = 384;
   static constexpr int kHalves = kHeadDim / 64;
   static constexpr int kKvBytes = kCols * kHeadDim * 2;
   static constexpr int kQBytes = kRows * kHeadDim * 2;
-  static constexpr int kRowBytes = kRows * 4;          // of L or delta
+  static constexpr int kRowBytes = kRows * 4;  // of L, delta or 1 / lt
   static constexpr int kDsBytes = kCols * kRows * 2;
+  static constexpr int kOnesBytes = kRowSums ? kCols * 128 : 0;
+  static constexpr int kQueries = kRowSums ? 72 : 64;  // columns of a warpgroup's dQ
   // dV is issued before dS is computed where registers suffice.
   static constexpr bool kEarlyValues = kHeadDim == 128;
-  static constexpr int kSharedBytes = 2 * kKvBytes + 2 * kStages * (kQBytes + kRowBytes) +
-                                      2 * kDsBytes + 1024 + 256;
+  static constexpr int kSharedBytes =
+      2 * kKvBytes + 2 * kStages * kQBytes + 3 * kStages * kRowBytes + 2 * kDsBytes + kOnesBytes + 1024 + 256;
   static_assert(kSharedBytes <= 227 * 1024);
 };
 
 template <class S>
 struct BwdShared {
-  uint32_t k, v, q, d_o, ds, lse, delta, kv_full, q_full, q_empty, d_o_full, d_o_empty;
+  uint32_t k, v, q, d_o, ds, ones, lse, delta, inverse, kv_full, q_full, q_empty, d_o_full, d_o_empty;
 
   __device__ explicit BwdShared(char* raw) {
     k = (SharedAddress(raw) + 1023u) & ~1023u;
@@ -61,9 +74,11 @@ struct BwdShared {
     q = v + S::kKvBytes;
     d_o = q + S::kStages * S::kQBytes;
     ds = d_o + S::kStages * S::kQBytes;
-    lse = ds + 2 * S::kDsBytes;
+    ones = ds + 2 * S::kDsBytes;
+    lse = ones + S::kOnesBytes;
     delta = lse + S::kStages * S::kRowBytes;
-    kv_full = delta + S::kStages * S::kRowBytes;
+    inverse = delta + S::kStages * S::kRowBytes;
+    kv_full = inverse + S::kStages * S::kRowBytes;
     q_full = kv_full + 8;
     q_empty = q_full + 8 * S::kStages;
     d_o_full = q_empty + 8 * S::kStages;
@@ -71,107 +86,51 @@ struct BwdShared {
   }
 };
 
-// This CTA's keys, and the steps over (query head of the group, query tile).
-struct BwdTile {
-  int key, kv_head, batch, first_tile, end_tile;
-};
-
 template <class S>
-__device__ __forceinline__ BwdTile LocateBwdTile(const BwdParams& p) {
-  const int index = blockIdx.x;
-  const int section_tiles = p.section * p.kv_tiles;
-  const int section = index / section_tiles;
-  const int first = section * p.section;
-  const int in_section = index - section * section_tiles;
-  const int pairs = min(p.section, p.batch * p.kv_heads - first);
-  const int rank = in_section / pairs;
-  const int pair = first + in_section - rank * pairs;
-  BwdTile t;
-  t.key = rank * S::kCols;  // causal: the first keys are seen by most queries
-  t.batch = pair / p.kv_heads;
-  t.kv_head = pair - t.batch * p.kv_heads;
-  t.first_tile = p.causal ? max(0, t.key - (p.k_len - p.q_len)) / S::kRows : 0;
-  t.end_tile = (p.q_len + S::kRows - 1) / S::kRows;
-  return t;
-}
-
-template <class S>
-__device__ __forceinline__ void BwdProduce(const BwdParams& p, const BwdMaps& maps,
-                                           const BwdShared<S>& sm) {
-  const BwdTile t = LocateBwdTile<S>(p);
+__device__ __forceinline__ void BwdProduce(const BwdParams& p, const BwdMaps& maps, const BwdShared<S>& sm,
+                                           const BwdTile& t) {
+  const Sequence& seq = t.sequence;
+  const TileOrigin kv = OriginOf(p.seq, seq.index, seq.k_start, seq.k_len, t.kv_head);
   BarrierArriveExpect(sm.kv_full, 2 * S::kKvBytes);
-  LoadTile<S::kHalves>(sm.k, &maps.k, sm.kv_full, S::kCols, t.key, t.kv_head, t.batch);
-  LoadTile<S::kHalves>(sm.v, &maps.v, sm.kv_full, S::kCols, t.key, t.kv_head, t.batch);
+  LoadTile<S::kHalves>(sm.k, &maps.k, sm.kv_full, S::kCols, kv, t.key);
+  LoadTile<S::kHalves>(sm.v, &maps.v, sm.kv_full, S::kCols, kv, t.key);
   RingPosition<S::kStages> at;
-  for (int g = 0; g < p.group; ++g) {
-    const int head = t.kv_head * p.group + g;
-    const int64_t row_base = (int64_t{t.batch} * p.heads + head) * p.q_padded;
+  for (int g = 0; g < p.seq.group; ++g) {
+    const int head = t.kv_head * p.seq.group + g;
+    const TileOrigin q = OriginOf(p.seq, seq.index, seq.q_start, seq.q_len, head);
+    const int64_t row_base = RowBase(p, seq, head);
     for (int m = t.first_tile; m < t.end_tile; ++m) {
       const int row = m * S::kRows;
       const uint32_t q_full = sm.q_full + 8 * at.stage, d_o_full = sm.d_o_full + 8 * at.stage;
+      const auto load_row = [&](uint32_t dst, const float* src, uint32_t full) {
+        BulkLoad(dst + at.stage * S::kRowBytes, src + row_base + row, full, S::kRowBytes);
+      };
       BarrierWait(sm.q_empty + 8 * at.stage, at.parity ^ 1);
-      BarrierArriveExpect(q_full, S::kQBytes + S::kRowBytes);
-      LoadTile<S::kHalves>(sm.q + at.stage * S::kQBytes, &maps.q, q_full, S::kRows, row, head,
-                           t.batch);
-      BulkLoad(sm.lse + at.stage * S::kRowBytes, p.lse_log2 + row_base + row, q_full, S::kRowBytes);
+      BarrierArriveExpect(q_full, S::kQBytes + (S::kRounded ? 2 : 1) * S::kRowBytes);
+      LoadTile<S::kHalves>(sm.q + at.stage * S::kQBytes, &maps.q, q_full, S::kRows, q, row);
+      load_row(sm.lse, p.lse_log2, q_full);
+      if constexpr (S::kRounded) load_row(sm.inverse, p.inverse, q_full);
       BarrierWait(sm.d_o_empty + 8 * at.stage, at.parity ^ 1);
       BarrierArriveExpect(d_o_full, S::kQBytes + S::kRowBytes);
-      LoadTile<S::kHalves>(sm.d_o + at.stage * S::kQBytes, &maps.d_o, d_o_full, S::kRows, row, head,
-                           t.batch);
-      BulkLoad(sm.delta + at.stage * S::kRowBytes, p.delta + row_base + row, d_o_full,
-               S::kRowBytes);
+      LoadTile<S::kHalves>(sm.d_o + at.stage * S::kQBytes, &maps.d_o, d_o_full, S::kRows, q, row);
+      load_row(sm.delta, p.delta, d_o_full);
       at.Advance();
     }
   }
 }
 
-// D[64 keys, kRows] = A[64 keys, head_dim] B[kRows, head_dim]^T.
 template <class S>
-__device__ __forceinline__ void IssueInner(float (&d)[S::kRows / 2], uint64_t a, uint64_t b) {
-#pragma unroll
-  for (int i = 0; i < S::kHeadDim / 16; ++i) {
-    Wgmma<typename S::T, S::kRows, false, false>::Ss(d, a + (i / 4) * (S::kCols * 8) + (i % 4) * 2,
-                                                     b + (i / 4) * (S::kRows * 8) + (i % 4) * 2,
-                                                     i > 0);
-  }
-}
-
-// D[64 keys, head_dim] += A[64 keys, kRows] B[kRows, head_dim].
-template <class S>
-__device__ __forceinline__ void IssueOuter(float (&d)[S::kHeadDim / 2],
-                                           const uint32_t (&a)[S::kRows / 4], uint64_t b) {
-#pragma unroll
-  for (int i = 0; i < S::kRows / 16; ++i) {
-    Wgmma<typename S::T, S::kHeadDim, false, true>::Rs(d, a[4 * i], a[4 * i + 1], a[4 * i + 2],
-                                                       a[4 * i + 3], b + i * 128, 1);
-  }
-}
-
-// dQ[64, 64] = dS[64 queries, 128 keys] K[128 keys, 64]; dS lies transposed.
-template <class S>
-__device__ __forceinline__ void IssueQueries(float (&d)[32], uint64_t ds, uint64_t k) {
-#pragma unroll
-  for (int i = 0; i < S::kCols / 16; ++i) {
-    Wgmma<typename S::T, 64, true, true>::Ss(d, ds + i * 128, k + i * 128, i > 0);
-  }
-}
-
-template <class S>
-__device__ __forceinline__ void BwdConsume(const BwdParams& p, const BwdShared<S>& sm,
+__device__ __forceinline__ void BwdConsume(const BwdParams& p, const BwdShared<S>& sm, const BwdTile& t,
                                            int warpgroup) {
   using T = typename S::T;
   constexpr int kScores = S::kRows / 2, kPairs = S::kRows / 4;
-  const int thread = threadIdx.x % 128, lane = thread % 32, warp = thread / 32;
-  const int first_column = lane % 4 * 2;
-  const BwdTile t = LocateBwdTile<S>(p);
-  const int key = t.key + warpgroup * 64 + warp * 16 + lane / 4;
+  const int first_column = threadIdx.x % 4 * 2;
   const uint64_t k_rows = TileDescriptor(sm.k + warpgroup * 64 * 128, 0, 1024);
   const uint64_t v_rows = TileDescriptor(sm.v + warpgroup * 64 * 128, 0, 1024);
   // dQ: at head_dim 128 a warpgroup owns 64 channels, at 64 it owns 64 queries.
-  const uint64_t k_half = TileDescriptor(
-      sm.k + (S::kHalves == 2 ? warpgroup * S::kCols * 128 : 0), 0, 1024);
-  const uint64_t ds_half = TileDescriptor(
-      sm.ds + (S::kHalves == 1 ? warpgroup * S::kCols * 128 : 0), 0, 1024);
+  const uint32_t k_half_address = sm.k + (S::kHalves == 2 ? warpgroup * S::kCols * 128 : 0);
+  const uint64_t k_half = TileDescriptor(k_half_address, sm.ones - k_half_address, 1024);
+  const uint64_t ds_half = TileDescriptor(sm.ds + (S::kHalves == 1 ? warpgroup * S::kCols * 128 : 0), 0, 1024);
   const uint64_t q_tiles = TileDescriptor(sm.q, S::kRows * 128, 1024);
   const uint64_t d_o_tiles = TileDescriptor(sm.d_o, S::kRows * 128, 1024);
 
@@ -179,11 +138,11 @@ __device__ __forceinline__ void BwdConsume(const BwdParams& p, const BwdShared<S
 #pragma unroll
   for (int i = 0; i < S::kHeadDim / 2; ++i) dk[i] = dv[i] = 0.f;
   const int tiles = t.end_tile - t.first_tile;
-  const int steps = tiles > 0 ? p.group * tiles : 0;
+  const int steps = tiles > 0 ? p.seq.group * tiles : 0;
 
   if (steps > 0) {
     RingPosition<S::kStages> at;
-    int m = t.first_tile, head = t.kv_head * p.group;
+    int m = t.first_tile, head = t.kv_head * p.seq.group;
     float s[kScores];
     BarrierWait(sm.kv_full, 0);
     BarrierWait(sm.q_full, 0);
@@ -194,7 +153,7 @@ __device__ __forceinline__ void BwdConsume(const BwdParams& p, const BwdShared<S
     WgmmaCommit();
     WgmmaWait<0>();
     PinRegisters(s);
-    int step = 0;
+    int step = 0, dq_tile = 0, dq_head = 0;
     const auto run_step = [&](auto is_last) {
       constexpr bool kLast = decltype(is_last)::value;
       float dp[kScores], pr[kScores];
@@ -204,32 +163,33 @@ __device__ __forceinline__ void BwdConsume(const BwdParams& p, const BwdShared<S
       WgmmaFence();
       IssueInner<S>(dp, v_rows, d_o_tiles + at.stage * (S::kQBytes / 16));
       WgmmaCommit();
+      if (S::kGeneral && p.turns != nullptr && step > 0) PassTurn<S>(p, t, dq_tile, dq_head);
       // S of this step is there already; dP runs under its exponentials.
-      const int shift = p.k_len - p.q_len;
-      const bool edge = t.key + S::kCols > p.k_len ||
-                        (p.causal && t.key + S::kCols - 1 > m * S::kRows + shift);
-      if (edge) {
-        const int again = ThreadIndexAgain() % 128;
-        const int key_again = t.key + warpgroup * 64 + again / 32 * 16 + again % 32 / 4;
-        int from[2];  // first allowed query column of each of the two keys
+      if constexpr (S::kGeneral) {
+        if (p.score.cap_scale != 0.f) {
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          from[r] = p.causal ? key_again + 8 * r - shift - m * S::kRows - first_column : -S::kRows;
-          if (key_again + 8 * r >= p.k_len) from[r] = S::kRows;
-        }
-#pragma unroll
-        for (int i = 0; i < kScores; ++i) {
-          if (i / 4 * 8 + i % 2 < from[i / 2 % 2]) s[i] = -INFINITY;
+          for (int i = 0; i < kScores; ++i) s[i] = Tanh(s[i] * p.score.cap_scale);
         }
       }
+      MaskTransposed<S>(s, p.seq, t, m * S::kRows);
       const uint32_t lse = sm.lse + at.stage * S::kRowBytes + first_column * 4;
+      [[maybe_unused]] const uint32_t inverse = sm.inverse + at.stage * S::kRowBytes + first_column * 4;
 #pragma unroll
       for (int i = 0; i < kScores; i += 4) {
         const float2 l = LoadShared2(lse + i * 8);
-        pr[i] = Exp2(fmaf(s[i], p.scale_log2, -l.x));
-        pr[i + 1] = Exp2(fmaf(s[i + 1], p.scale_log2, -l.y));
-        pr[i + 2] = Exp2(fmaf(s[i + 2], p.scale_log2, -l.x));
-        pr[i + 3] = Exp2(fmaf(s[i + 3], p.scale_log2, -l.y));
+        pr[i] = Exp2(fmaf(s[i], p.score.scale_log2, -l.x));
+        pr[i + 1] = Exp2(fmaf(s[i + 1], p.score.scale_log2, -l.y));
+        pr[i + 2] = Exp2(fmaf(s[i + 2], p.score.scale_log2, -l.x));
+        pr[i + 3] = Exp2(fmaf(s[i + 3], p.score.scale_log2, -l.y));
+        if constexpr (S::kRounded) {
+          const float2 v = LoadShared2(inverse + i * 8);
+          const float2 low = UnpackPair<T>(PackPair<T>(pr[i], pr[i + 1]));
+          const float2 high = UnpackPair<T>(PackPair<T>(pr[i + 2], pr[i + 3]));
+          pr[i] = low.x * v.x;
+          pr[i + 1] = low.y * v.y;
+          pr[i + 2] = high.x * v.x;
+          pr[i + 3] = high.y * v.y;
+        }
       }
       const uint64_t d_o_tile = d_o_tiles + at.stage * (S::kQBytes / 16);
       if constexpr (S::kEarlyValues) {
@@ -246,6 +206,11 @@ __device__ __forceinline__ void BwdConsume(const BwdParams& p, const BwdShared<S
         WgmmaCommit();
       }
       const uint32_t delta = sm.delta + at.stage * S::kRowBytes + first_column * 4;
+      if constexpr (S::kGeneral) {
+        if (p.score.cap_scale != 0.f) {
+          ApplyCapDerivative<S>(dp, pr, p.score.scale_log2, lse, delta, inverse);
+        }
+      }
 #pragma unroll
       for (int i = 0; i < kScores; i += 4) {
         const float2 d = LoadShared2(delta + i * 8);
@@ -265,8 +230,8 @@ __device__ __forceinline__ void BwdConsume(const BwdParams& p, const BwdShared<S
 #pragma unroll
       for (int i = 0; i < kPairs; i += 4) {
         const int chunk = i / 2 % 8 + again % 32 / 16;
-        StoreMatrices(ds_address + i / 16 * (S::kCols * 128) + ((chunk ^ ds_row % 8) * 16), ds[i],
-                      ds[i + 1], ds[i + 2], ds[i + 3]);
+        StoreMatrices(ds_address + i / 16 * (S::kCols * 128) + ((chunk ^ ds_row % 8) * 16), ds[i], ds[i + 1], ds[i + 2],
+                      ds[i + 3]);
       }
       ProxyFence();
       if constexpr (S::kEarlyValues) {
@@ -277,7 +242,7 @@ __device__ __forceinline__ void BwdConsume(const BwdParams& p, const BwdShared<S
       }
       NamedSync(1, 256);
 
-      float dq[32];
+      float dq[S::kQueries / 2];
       if constexpr (!S::kEarlyValues) {
         PinRegisters(probs);
         PinRegisters(dv);
@@ -299,9 +264,8 @@ __device__ __forceinline__ void BwdConsume(const BwdParams& p, const BwdShared<S
       }
       IssueOuter<S>(dk, ds, q_tiles + at.stage * (S::kQBytes / 16));
       WgmmaCommit();
-      float* const dq_sum =
-          p.dq_sum + ((int64_t{t.batch} * p.heads + head) * p.q_padded + m * S::kRows) * S::kHeadDim +
-          warpgroup * 4096 + ThreadIndexAgain() % 128 * 4;
+      dq_tile = m;
+      dq_head = head;
       if (++m == t.end_tile) {
         m = t.first_tile;
         ++head;
@@ -317,10 +281,7 @@ __device__ __forceinline__ void BwdConsume(const BwdParams& p, const BwdShared<S
         WgmmaWait<1>();
       }
       PinRegisters(dq);
-#pragma unroll
-      for (int i = 0; i < 32; i += 4) {
-        ReduceAdd4(dq_sum + i * 128, dq[i], dq[i + 1], dq[i + 2], dq[i + 3]);
-      }
+      AddQueries<S>(p, t, dq, dq_tile, dq_head);
       WgmmaWait<0>();  // dK, and S of the next step
       PinRegisters(dk);
       PinRegisters(s);
@@ -329,32 +290,36 @@ __device__ __forceinline__ void BwdConsume(const BwdParams& p, const BwdShared<S
     for (; step + 1 < steps; ++step) run_step(std::false_type{});
     run_step(std::true_type{});
     PinRegisters(dk);
+    if (S::kGeneral && p.turns != nullptr) PassTurn<S>(p, t, dq_tile, dq_head);
   }
 
-  const auto place = [&](void* base, const FwdStrides& stride, int at) -> uint16_t* {
-    if (at >= p.k_len) return nullptr;
-    return static_cast<uint16_t*>(base) + t.batch * stride.batch + t.kv_head * stride.head +
-           at * stride.token;
+  const Sequence& seq = t.sequence;
+  const int thread = ThreadIndexAgain() - 128, lane = thread % 32;
+  const int key = t.key + thread / 32 * 16 + lane / 4;
+  const auto place = [&](void* base, const Strides& stride, int at) -> uint16_t* {
+    if (at >= seq.k_len) return nullptr;
+    return static_cast<uint16_t*>(base) + seq.index * stride.batch + t.kv_head * stride.head +
+           (seq.k_start + at) * stride.token;
   };
   uint32_t words[S::kHeadDim / 4];
 #pragma unroll
   for (int i = 0; i < S::kHeadDim / 4; ++i) words[i] = PackPair<T>(dv[2 * i], dv[2 * i + 1]);
-  StoreRows<S::kHeadDim>(words, place(p.dv, p.dv_stride, key), place(p.dv, p.dv_stride, key + 8),
-                         lane);
+  StoreRows<S::kHeadDim>(words, place(p.dv, p.dv_stride, key), place(p.dv, p.dv_stride, key + 8), p.seq.head_dim, lane);
 #pragma unroll
   for (int i = 0; i < S::kHeadDim / 4; ++i) {
     words[i] = PackPair<T>(dk[2 * i] * p.scale, dk[2 * i + 1] * p.scale);
   }
-  StoreRows<S::kHeadDim>(words, place(p.dk, p.dk_stride, key), place(p.dk, p.dk_stride, key + 8),
-                         lane);
+  StoreRows<S::kHeadDim>(words, place(p.dk, p.dk_stride, key), place(p.dk, p.dk_stride, key + 8), p.seq.head_dim, lane);
 }
 
-// Grid: batch * kv_heads * kv_tiles.  Block: S::kThreads.
+// Grid: kv_heads * key_tiles.  Block: S::kThreads.
 template <class S>
 __global__ void __launch_bounds__(S::kThreads, 1)
     AttentionBwdKernel(const __grid_constant__ BwdParams p, const __grid_constant__ BwdMaps maps) {
   extern __shared__ char raw[];
   const BwdShared<S> sm(raw);
+  BwdTile t;
+  if (!LocateBwdTile<S>(p, &t)) return;
   if (threadIdx.x == 0) {
     BarrierInit(sm.kv_full, 1);
     for (int i = 0; i < S::kStages; ++i) {
@@ -366,99 +331,39 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     }
     BarrierInitFence();
   }
+  if constexpr (S::kRowSums) {
+    const uint32_t ones = PackPair<typename S::T>(1.f, 1.f);
+    for (int i = threadIdx.x * 16; i < S::kOnesBytes; i += S::kThreads * 16) {
+      StoreShared4(sm.ones + i, ones);
+    }
+    ProxyFence();
+  }
   __syncthreads();
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
     RegistersShrink<24>();
-    if (threadIdx.x == 0) BwdProduce<S>(p, maps, sm);
+    if (threadIdx.x == 0) BwdProduce<S>(p, maps, sm, t);
   } else {
     RegistersGrow<240>();
-    BwdConsume<S>(p, sm, warpgroup - 1);
+    BwdConsume<S>(p, sm, t, warpgroup - 1);
   }
-}
-
-// delta, L in log2 units, and cleared dQ sums, also of the padding rows.
-// Grid: [q_padded / rows, heads, batch].  Block: 256, 8 channels a thread.
-template <class S>
-__global__ void __launch_bounds__(256) PrepareBwdKernel(const __grid_constant__ BwdParams p) {
-  using T = typename S::T;
-  constexpr int kLanes = S::kHeadDim / 8, kRowsPerBlock = 256 / kLanes;
-  const int row = blockIdx.x * kRowsPerBlock + threadIdx.x / kLanes;
-  const int head = blockIdx.y, batch = blockIdx.z, channel = threadIdx.x % kLanes * 8;
-  const int64_t padded = (int64_t{batch} * p.heads + head) * p.q_padded + row;
-  const bool inside = row < p.q_len;
-  const auto at = [&](const void* base, const FwdStrides& stride) {
-    return *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(base) +
-                                           batch * stride.batch + head * stride.head +
-                                           row * stride.token + channel);
-  };
-  float delta = 0.f;
-  if (inside) {
-    const uint4 o = at(p.o, p.o_stride), d_o = at(p.d_o, p.d_o_stride);
-    const uint4 lo = p.o_lo != nullptr ? at(p.o_lo, p.o_lo_stride) : make_uint4(0, 0, 0, 0);
-    const uint32_t os[4] = {o.x, o.y, o.z, o.w}, gs[4] = {d_o.x, d_o.y, d_o.z, d_o.w},
-                   los[4] = {lo.x, lo.y, lo.z, lo.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 a = UnpackPair<T>(os[i]), g = UnpackPair<T>(gs[i]),
-                   b = UnpackPair<__nv_bfloat16>(los[i]);
-      delta += g.x * (a.x + b.x) + g.y * (a.y + b.y);
-    }
-  }
-#pragma unroll
-  for (int i = 1; i < kLanes; i *= 2) delta += __shfl_xor_sync(0xffffffffu, delta, i);
-  if (channel == 0) {
-    constexpr float kLog2E = 1.44269504088896341f;
-    const float lse =
-        inside ? p.lse[batch * p.lse_batch_stride + head * p.lse_head_stride + row] : -INFINITY;
-    p.delta[padded] = delta;
-    p.lse_log2[padded] = lse == -INFINITY ? INFINITY : lse * kLog2E;
-  }
-  float4* const sum = reinterpret_cast<float4*>(p.dq_sum + padded * S::kHeadDim + channel);
-  sum[0] = sum[1] = make_float4(0.f, 0.f, 0.f, 0.f);
-}
-
-// dQ = scale * sum.  Grid: [tiles of kRows queries, heads, batch].  Block: 256,
-// threads as the two consumer warpgroups.
-template <class S>
-__global__ void __launch_bounds__(256) FinishBwdKernel(const __grid_constant__ BwdParams p) {
-  const int warpgroup = threadIdx.x / 128, thread = threadIdx.x % 128, lane = thread % 32;
-  const int head = blockIdx.y, batch = blockIdx.z;
-  const int row = blockIdx.x * S::kRows + (S::kHalves == 1 ? warpgroup * 64 : 0) +
-                  thread / 32 * 16 + lane / 4;
-  const int column = S::kHalves == 2 ? warpgroup * 64 : 0;
-  const float* const sum =
-      p.dq_sum +
-      ((int64_t{batch} * p.heads + head) * p.q_padded + blockIdx.x * S::kRows) * S::kHeadDim +
-      warpgroup * 4096 + thread * 4;
-  uint32_t words[16];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const float4 x = *reinterpret_cast<const float4*>(sum + i * 512);
-    words[2 * i] = PackPair<typename S::T>(x.x * p.scale, x.y * p.scale);
-    words[2 * i + 1] = PackPair<typename S::T>(x.z * p.scale, x.w * p.scale);
-  }
-  const auto place = [&](int at) -> uint16_t* {
-    if (at >= p.q_len) return nullptr;
-    return static_cast<uint16_t*>(p.dq) + batch * p.dq_stride.batch + head * p.dq_stride.head +
-           at * p.dq_stride.token + column;
-  };
-  StoreRows<64>(words, place(row), place(row + 8), lane);
 }
 
 template <class S>
 Status LaunchAttentionBwd(const BwdParams& p, const BwdMaps& maps, cudaStream_t stream) {
   const auto kernel = AttentionBwdKernel<S>;
-  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes) !=
-      cudaSuccess) {
+  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes) != cudaSuccess) {
     return Status::kDeviceError;
   }
-  const unsigned heads = p.heads, batch = p.batch;
-  PrepareBwdKernel<S>
-      <<<dim3(p.q_padded * (S::kHeadDim / 8) / 256, heads, batch), 256, 0, stream>>>(p);
-  kernel<<<p.batch * p.kv_heads * p.kv_tiles, S::kThreads, S::kSharedBytes, stream>>>(p, maps);
-  FinishBwdKernel<S>
-      <<<dim3((p.q_len + S::kRows - 1) / S::kRows, heads, batch), 256, 0, stream>>>(p);
+  const bool packed = p.seq.q_starts != nullptr;
+  const unsigned heads = p.seq.heads, batch = packed ? 1 : p.seq.batch;
+  // Of the shape these kernels read only what all shapes of a head dim share.
+  using Rows = BwdShape<typename S::T, S::kHeadDim, false, false, false>;
+  PrepareBwdKernel<Rows><<<dim3(p.rows_per_head / (256 / (S::kHeadDim / 8)), heads, batch), 256, 0, stream>>>(p);
+  if (p.center) LaunchKeyMean<typename S::T>(p, p.k, p.k_stride, stream);
+  kernel<<<p.seq.kv_heads * p.key_tiles, S::kThreads, S::kSharedBytes, stream>>>(p, maps);
+  FinishBwdKernel<Rows><<<dim3(p.rows_per_head / S::kRows, heads, batch), 256, 0, stream>>>(p);
+  if (p.center) LaunchSubtractMean<typename S::T>(p, p.dk, p.dk_stride, stream);
   return cudaGetLastError() == cudaSuccess ? Status::kOk : Status::kDeviceError;
 }
 

@@ -14,7 +14,13 @@ struct BwdLauncher {
 };
 
 // launch is null if the shape is not built.
-BwdLauncher FindBwdLauncher(const AttentionForwardParams& params);
+BwdLauncher FindBwdLauncher(const AttentionBackwardParams& params);
+
+// One per source file attention_bwd_<type>_hd<head_dim>.cu, for head dims up to it.
+BwdLauncher FindBwdBf16Hd64(const AttentionBackwardParams& params);
+BwdLauncher FindBwdBf16Hd128(const AttentionBackwardParams& params);
+BwdLauncher FindBwdF16Hd64(const AttentionBackwardParams& params);
+BwdLauncher FindBwdF16Hd128(const AttentionBackwardParams& params);
 
 }  // namespace bellwether::kernels::cuda::sm90
 

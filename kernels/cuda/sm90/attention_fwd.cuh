@@ -12,7 +12,7 @@
 // Memory    Q, O once; K, V once per tile of query rows, mostly from L2: tiles
 //           are ordered in sections of heads whose K and V fit it together.
 // Numerics  S, O, l, lt in fp32; P rounded to the input type; O rounded once.
-// Limits    head_dim 64 or 128; token strides multiples of 8 elements.
+// Limits    strides multiples of 8 elements.
 
 #ifndef BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_FWD_CUH_
 #define BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_FWD_CUH_
@@ -20,7 +20,9 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
+#include "cuda/sm90/attention_fwd_outputs.cuh"
 #include "cuda/sm90/attention_fwd_params.h"
+#include "cuda/sm90/attention_fwd_tiles.cuh"
 #include "cuda/sm90/ptx.cuh"
 #include "cuda/sm90/tiles.cuh"
 #include "cuda/sm90/wgmma.cuh"
@@ -31,26 +33,30 @@ namespace bellwether::kernels::cuda::sm90 {
 // kCols keys a tile, kStages tiles of K and of V in flight.  kOnes: V has eight
 // more columns of ones behind it, so that the PV product sums the rounded P: 6 to
 // 12 % more of that product instead of two and a half instructions an element.
-template <class T_, int kHeadDim_, int kWarpgroups_, int kCols_, int kStages_, SoftmaxMode kMode_,
-          bool kOnes_ = kDividesByRounded<kMode_>>
+// kGeneral: packed sequences, windows, caps and random rounding work, at the price
+// of registers.  kCount: rows can be counted for the statistics.
+template <class T_, int kHeadDim_, int kWarpgroups_, SoftmaxMode kMode_, bool kGeneral_, bool kCount_>
 struct FwdShape {
   using T = T_;
-  static constexpr int kHeadDim = kHeadDim_, kWarpgroups = kWarpgroups_, kCols = kCols_,
-                       kStages = kStages_;
+  static constexpr int kHeadDim = kHeadDim_, kWarpgroups = kWarpgroups_, kCols = 128, kStages = 2;
   static constexpr SoftmaxMode kMode = kMode_;
-  static constexpr bool kOnes = kOnes_;
+  static constexpr bool kGeneral = kGeneral_, kCount = kCount_;
+  // kSr sums in registers: with both, ptxas serialises the products (C7511).
+  static constexpr bool kOnes = kMode == SoftmaxMode::kHp;
   static constexpr int kRows = 64 * kWarpgroups;
   static constexpr int kThreads = 128 * (1 + kWarpgroups);
-  static constexpr int kHalves = kHeadDim / 64;  // 128-byte columns of a tile
-  static constexpr int kQBytes = kRows * kHeadDim * 2;
-  static constexpr int kKvBytes = kCols * kHeadDim * 2;
+  static constexpr int kBoxes = (kHeadDim + 63) / 64;  // 128-byte columns of a tile
+  static constexpr int kQBytes = kRows * kBoxes * 128;
+  static constexpr int kKvBytes = kCols * kBoxes * 128;
   static constexpr int kOnesBytes = kOnes ? kCols * 128 : 0;
   static constexpr int kVBytes = kKvBytes + kOnesBytes;  // a stage of V
   static constexpr int kOutputs = kHeadDim + (kOnes ? 8 : 0);
   static constexpr int kSharedBytes = kQBytes + kStages * (kKvBytes + kVBytes) + 1024 + 256;
   static constexpr int kProducerRegisters = kWarpgroups == 2 ? 40 : 32;
   static constexpr int kConsumerRegisters = kWarpgroups == 2 ? 232 : 160;
-  static_assert(kHeadDim % 64 == 0 && kCols % 16 == 0 && kKvBytes % 1024 == 0);
+  static_assert(kHeadDim % 16 == 0 && kCols % 16 == 0 && kKvBytes % 1024 == 0);
+  // The column of ones lies behind V's last box, so V must fill it.
+  static_assert(!kOnes || kHeadDim % 64 == 0);
   static_assert(kSharedBytes <= 227 * 1024);
 };
 
@@ -58,7 +64,9 @@ struct FwdShape {
 template <class S>
 struct FwdShared {
   uint32_t q, k, v, q_full, q_empty, k_full, k_empty, v_full, v_empty;
-  volatile int* tile;  // written before q_full, read after it
+  // FwdTile of this tile and of the next, by q_full's parity: written before it,
+  // read while the tile lasts.
+  uint32_t tiles;
 
   __device__ explicit FwdShared(char* raw) {
     const uint32_t base = (SharedAddress(raw) + 1023u) & ~1023u;
@@ -71,76 +79,82 @@ struct FwdShared {
     k_empty = k_full + 8 * S::kStages;
     v_full = k_empty + 8 * S::kStages;
     v_empty = v_full + 8 * S::kStages;
-    tile = reinterpret_cast<volatile int*>(raw + (v_empty + 8 * S::kStages - SharedAddress(raw)));
+    tiles = v_empty + 8 * S::kStages;
   }
 };
+static_assert(2 * sizeof(FwdTile) <= 128);
 
-// One tile's place in the problem, and the key tiles it needs: [0, open) need no
-// mask, [open, end) do.
-struct FwdTile {
-  int row, head, batch, open, end;
-};
-
-template <class S>
-__device__ __forceinline__ FwdTile LocateTile(const FwdParams& p, int tile) {
-  const int section_tiles = p.section * p.row_tiles;
-  const int section = tile / section_tiles;
-  const int first = section * p.section;
-  const int in_section = tile - section * section_tiles;
-  const int pairs = min(p.section, p.batch * p.heads - first);
-  const int rank = in_section / pairs;
-  const int pair = first + in_section - rank * pairs;
-  FwdTile t;
-  t.row = (p.causal ? p.row_tiles - 1 - rank : rank) * S::kRows;
-  t.batch = pair / p.heads;
-  t.head = pair - t.batch * p.heads;
-  int keys = p.k_len;       // some row of the tile may see
-  int open_keys = p.k_len;  // every row of the tile may see
-  if (p.causal) {
-    const int shift = p.k_len - p.q_len;
-    keys = min(keys, max(0, min(t.row + S::kRows, p.q_len) + shift));
-    open_keys = min(open_keys, max(0, t.row + 1 + shift));
+__device__ __forceinline__ void StoreTile(uint32_t to, const FwdTile& t) {
+  static_assert(sizeof(FwdTile) % sizeof(int) == 0);
+  const int* const words = reinterpret_cast<const int*>(&t);
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(sizeof(FwdTile) / sizeof(int)); ++i) {
+    StoreShared(to + i * sizeof(int), words[i]);
   }
-  t.end = (keys + S::kCols - 1) / S::kCols;
-  t.open = open_keys / S::kCols;
-  return t;
 }
+
+// Read again where needed, so that nothing of it stays in registers.
+template <class S>
+struct TileInShared {
+  uint32_t address;
+
+  __device__ __forceinline__ int row() const { return Load(offsetof(FwdTile, row)); }
+  __device__ __forceinline__ int head() const { return Load(offsetof(FwdTile, head)); }
+  __device__ __forceinline__ int begin() const { return Load(offsetof(FwdTile, begin)); }
+  __device__ __forceinline__ int left() const { return Load(offsetof(FwdTile, left)); }
+  __device__ __forceinline__ int right() const { return Load(offsetof(FwdTile, right)); }
+  __device__ __forceinline__ int end() const { return Load(offsetof(FwdTile, end)); }
+  // Without k_start, which only the producer needs.
+  __device__ __forceinline__ Sequence sequence(const SequenceParams& p) const {
+    const int index = Load(offsetof(FwdTile, sequence.index));
+    if constexpr (!S::kGeneral) return BatchSequence(p, index);
+    return {index, Load(offsetof(FwdTile, sequence.q_start)), Load(offsetof(FwdTile, sequence.q_len)), 0,
+            Load(offsetof(FwdTile, sequence.k_len))};
+  }
+
+ private:
+  __device__ __forceinline__ int Load(int offset) const { return LoadShared(address + offset); }
+};
 
 // ---- producer
 
 template <class S>
-__device__ __forceinline__ void Produce(const FwdParams& p, const FwdMaps& maps,
-                                        const FwdShared<S>& sm) {
+__device__ __forceinline__ void Produce(const FwdParams& p, const FwdMaps& maps, const FwdShared<S>& sm) {
   RingPosition<S::kStages> k_at, v_at;
   uint32_t q_parity = 0;
   int tile = blockIdx.x;
   while (true) {
-    const bool done = tile >= p.tiles;
     // Asked for now, needed after this tile's loads: the latency is hidden.
     int next = tile + static_cast<int>(gridDim.x);
-    if (p.counter != nullptr && !done) next = gridDim.x + atomicAdd(p.counter, 1);
+    if (p.counter != nullptr && tile < p.tiles) next = gridDim.x + atomicAdd(p.counter, 1);
+    FwdTile t;
+    t.row = kNoTile;
+    if (tile < p.tiles && !LocateTile<S>(p, tile, &t)) {
+      tile = next;
+      continue;
+    }
     BarrierWait(sm.q_empty, q_parity ^ 1);
+    StoreTile(sm.tiles + q_parity * sizeof(FwdTile), t);
     q_parity ^= 1;
-    *sm.tile = done ? -1 : tile;
-    if (done) {
+    if (t.row == kNoTile) {
       BarrierArrive(sm.q_full);
       return;
     }
-    const FwdTile t = LocateTile<S>(p, tile);
-    const int kv_head = t.head / p.group;
+    const Sequence& seq = t.sequence;
+    const TileOrigin q = OriginOf(p.seq, seq.index, seq.q_start, seq.q_len, t.head);
+    const TileOrigin kv = OriginOf(p.seq, seq.index, seq.k_start, seq.k_len, t.head / p.seq.group);
     BarrierArriveExpect(sm.q_full, S::kQBytes);
-    LoadTile<S::kHalves>(sm.q, &maps.q, sm.q_full, S::kRows, t.row, t.head, t.batch);
-    const auto load = [&](uint32_t base, int stride, const CUtensorMap* map, uint32_t full,
-                          uint32_t empty, RingPosition<S::kStages>& at, int n) {
+    LoadTile<S::kBoxes>(sm.q, &maps.q, sm.q_full, S::kRows, q, t.row);
+    const auto load = [&](uint32_t base, int stride, const CUtensorMap* map, uint32_t full, uint32_t empty,
+                          RingPosition<S::kStages>& at, int n) {
       BarrierWait(empty + 8 * at.stage, at.parity ^ 1);
       BarrierArriveExpect(full + 8 * at.stage, S::kKvBytes);
-      LoadTile<S::kHalves>(base + at.stage * stride, map, full + 8 * at.stage, S::kCols, n * S::kCols,
-                  kv_head, t.batch);
+      LoadTile<S::kBoxes>(base + at.stage * stride, map, full + 8 * at.stage, S::kCols, kv, n * S::kCols);
       at.Advance();
     };
-    if (t.end > 0) load(sm.k, S::kKvBytes, &maps.k, sm.k_full, sm.k_empty, k_at, t.end - 1);
-    for (int n = t.end - 1; n >= 0; --n) {
-      if (n > 0) load(sm.k, S::kKvBytes, &maps.k, sm.k_full, sm.k_empty, k_at, n - 1);
+    if (t.end > t.begin) load(sm.k, S::kKvBytes, &maps.k, sm.k_full, sm.k_empty, k_at, t.end - 1);
+    for (int n = t.end - 1; n >= t.begin; --n) {
+      if (n > t.begin) load(sm.k, S::kKvBytes, &maps.k, sm.k_full, sm.k_empty, k_at, n - 1);
       load(sm.v, S::kVBytes, &maps.v, sm.v_full, sm.v_empty, v_at, n);
     }
     tile = next;
@@ -154,25 +168,26 @@ __device__ __forceinline__ void IssueScores(float (&s)[S::kCols / 2], uint64_t q
 #pragma unroll
   for (int i = 0; i < S::kHeadDim / 16; ++i) {
     Wgmma<typename S::T, S::kCols, false, false>::Ss(s, q + (i / 4) * (S::kRows * 8) + (i % 4) * 2,
-                                                     k + (i / 4) * (S::kCols * 8) + (i % 4) * 2,
-                                                     i > 0);
+                                                     k + (i / 4) * (S::kCols * 8) + (i % 4) * 2, i > 0);
   }
 }
 
+// From the last keys to the first, like the tiles: the tensor cores cut off what
+// is small beside the sum so far, and the first token often has most of the weight.
 template <class S>
-__device__ __forceinline__ void IssueValues(float (&o)[S::kOutputs / 2],
-                                            const uint32_t (&p)[S::kCols / 4], uint64_t v) {
+__device__ __forceinline__ void IssueValues(float (&o)[S::kOutputs / 2], const uint32_t (&p)[S::kCols / 4],
+                                            uint64_t v) {
 #pragma unroll
-  for (int i = 0; i < S::kCols / 16; ++i) {
-    Wgmma<typename S::T, S::kOutputs, false, true>::Rs(o, p[4 * i], p[4 * i + 1], p[4 * i + 2],
-                                                       p[4 * i + 3], v + i * 128, 1);
+  for (int i = S::kCols / 16 - 1; i >= 0; --i) {
+    Wgmma<typename S::T, S::kOutputs, false, true>::Rs(o, p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3],
+                                                       v + i * 128, 1);
   }
 }
 
 // Sets scores of keys beyond each row's last allowed key to -inf; `last` counts
 // from this thread's first column.
 template <int kCount>
-__device__ __forceinline__ void MaskScores(float (&s)[kCount], int last0, int last1) {
+__device__ __forceinline__ void MaskAfter(float (&s)[kCount], int last0, int last1) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     const int column = i / 4 * 8 + i % 2;
@@ -180,12 +195,46 @@ __device__ __forceinline__ void MaskScores(float (&s)[kCount], int last0, int la
   }
 }
 
+// The same of keys before each row's first.
+template <int kCount>
+__device__ __forceinline__ void MaskBefore(float (&s)[kCount], int first0, int first1) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const int column = i / 4 * 8 + i % 2;
+    if (column < (i % 4 < 2 ? first0 : first1)) s[i] = -INFINITY;
+  }
+}
+
+// This thread's first row of the tile.
+__device__ __forceinline__ int RowInTile() {
+  const int thread = ThreadIndexAgain() - 128;
+  return thread / 32 * 16 + thread % 32 / 4;
+}
+
+// Caps and masks; `key` is the tile's first.
+template <class S, bool kMasked>
+__device__ __forceinline__ void PrepareScores(float (&s)[S::kCols / 2], const FwdParams& p, const TileInShared<S>& tile,
+                                              int key) {
+  if constexpr (S::kGeneral) {
+    if (p.score.cap_scale != 0.f) {
+#pragma unroll
+      for (int i = 0; i < S::kCols / 2; ++i) s[i] = Tanh(s[i] * p.score.cap_scale);
+    }
+  }
+  if constexpr (kMasked) {
+    const Sequence seq = tile.sequence(p.seq);
+    const int row = tile.row() + RowInTile(), column = key + ThreadIndexAgain() % 4 * 2;
+    MaskAfter(s, LastKey(p.seq, seq, row) - column, LastKey(p.seq, seq, row + 8) - column);
+    if (S::kGeneral && p.seq.window > 0) {
+      MaskBefore(s, FirstKey(p.seq, seq, row) - column, FirstKey(p.seq, seq, row + 8) - column);
+    }
+  }
+}
+
 template <class S>
 __device__ __forceinline__ void Consume(const FwdParams& p, const FwdShared<S>& sm, int warpgroup) {
   using T = typename S::T;
-  const int thread = threadIdx.x % 128, lane = thread % 32;
-  const int row_in_tile = warpgroup * 64 + thread / 32 * 16 + lane / 4;
-  const int first_column = lane % 4 * 2;
+  const int lane = threadIdx.x % 32;
   const uint64_t q_tile = TileDescriptor(sm.q + warpgroup * 64 * 128, 0, 1024);
   const uint64_t k_tiles = TileDescriptor(sm.k, 0, 1024);
   const uint64_t v_tiles = TileDescriptor(sm.v, S::kCols * 128, 1024);
@@ -203,31 +252,21 @@ __device__ __forceinline__ void Consume(const FwdParams& p, const FwdShared<S>& 
   uint32_t q_parity = 0;
   while (true) {
     BarrierWait(sm.q_full, q_parity);
+    const TileInShared<S> tile = {sm.tiles + q_parity * static_cast<int>(sizeof(FwdTile))};
     q_parity ^= 1;
-    const int tile = *sm.tile;
-    if (tile < 0) return;
-    const FwdTile t = LocateTile<S>(p, tile);
-    const int row = t.row + row_in_tile;
+    if (tile.row() == kNoTile) return;
+    const int begin = tile.begin(), end = tile.end();
 
-    SoftmaxRows<T, S::kMode, kDividesByRounded<S::kMode> && !S::kOnes> rows;
+    SoftmaxRows<T, S::kMode, kDividesByRounded<S::kMode> && !S::kOnes, S::kCount> rows;
     float o[S::kOutputs / 2];
 #pragma unroll
     for (int i = 0; i < S::kOutputs / 2; ++i) o[i] = 0.f;
 
-    if (t.end == 0) {
+    if (begin == end) {
       BarrierArrive(sm.q_empty);
     } else {
-      const auto mask = [&](float(&s)[S::kCols / 2], int n) {
-        int last0 = p.k_len - 1, last1 = last0;
-        if (p.causal) {
-          last0 = min(last0, row + p.k_len - p.q_len);
-          last1 = min(last1, row + 8 + p.k_len - p.q_len);
-        }
-        const int first = n * S::kCols + first_column;
-        MaskScores(s, last0 - first, last1 - first);
-      };
       uint32_t probs[S::kCols / 4];
-      int n = t.end - 1;
+      int n = end - 1;
       {  // The first tile: nothing to overlap with.
         float s[S::kCols / 2];
         BarrierWait(sm.k_full + 8 * k_at.stage, k_at.parity);
@@ -237,11 +276,11 @@ __device__ __forceinline__ void Consume(const FwdParams& p, const FwdShared<S>& 
         WgmmaWait<0>();
         PinRegisters(s);
         release(sm.k_empty + 8 * k_at.stage);
-        if (n == 0) BarrierArrive(sm.q_empty);
+        if (n == begin) BarrierArrive(sm.q_empty);
         k_at.Advance();
-        mask(s, n);
+        PrepareScores<S, true>(s, p, tile, n * S::kCols);
         float rescale[2];
-        rows.template Tile<true>(s, p.scale_log2, rescale);
+        rows.template Tile<true>(s, p.score.scale_log2, p.paper, p.seq.head_dim >> 16, rescale);
         rows.Probabilities(s, probs);
       }
       const auto step = [&](auto masked) {
@@ -262,11 +301,11 @@ __device__ __forceinline__ void Consume(const FwdParams& p, const FwdShared<S>& 
         WgmmaWait<1>();
         PinRegisters(s);
         release(sm.k_empty + 8 * k_at.stage);
-        if (n == 0) BarrierArrive(sm.q_empty);
+        if (n == begin) BarrierArrive(sm.q_empty);
         k_at.Advance();
-        if constexpr (kMasked) mask(s, n);
+        PrepareScores<S, kMasked>(s, p, tile, n * S::kCols);
         float rescale[2];
-        rows.template Tile<kMasked>(s, p.scale_log2, rescale);
+        rows.template Tile<kMasked>(s, p.score.scale_log2, p.paper, p.seq.head_dim >> 16, rescale);
         WgmmaWait<0>();
         PinRegisters(o);
         PinRegisters(probs);
@@ -274,13 +313,26 @@ __device__ __forceinline__ void Consume(const FwdParams& p, const FwdShared<S>& 
         v_at.Advance();
         PinRegisters(s);  // Packed again: packing into `probs` above would wait for PV.
         rows.Probabilities(s, probs);
-        if (__any_sync(0xffffffffu, rescale[0] != 1.f || rescale[1] != 1.f)) {
+        // Rare with anchors at integers.
+        if (__builtin_expect(__any_sync(0xffffffffu, rescale[0] != 1.f || rescale[1] != 1.f),
+                             !kDividesByRounded<S::kMode>)) {
 #pragma unroll
           for (int i = 0; i < S::kOutputs / 2; ++i) o[i] *= rescale[i / 2 % 2];
         }
       };
-      for (--n; n >= t.open; --n) step(std::true_type{});
-      for (; n >= 0; --n) step(std::false_type{});
+      // Masked on the right, open, masked on the left: two passes, so that each
+      // kind of step is compiled once.
+      const int open_begin = S::kGeneral ? tile.left() : begin;
+      int masked_begin = max(tile.right(), begin);
+      --n;
+#pragma unroll 1
+      while (true) {
+        for (; n >= masked_begin; --n) step(std::true_type{});
+        if (n < begin) break;
+        for (; n >= open_begin; --n) step(std::false_type{});
+        if (!S::kGeneral) break;
+        masked_begin = begin;
+      }
       BarrierWait(sm.v_full + 8 * v_at.stage, v_at.parity);
       PinRegisters(o);
       PinRegisters(probs);
@@ -292,39 +344,8 @@ __device__ __forceinline__ void Consume(const FwdParams& p, const FwdShared<S>& 
       release(sm.v_empty + 8 * v_at.stage);
       v_at.Advance();
     }
-
-    // Epilogue.
-    float inverse[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const FinishedRow done = rows.Finish(r, S::kOnes ? o[S::kOutputs / 2 - 4 + 2 * r] : 0.f);
-      inverse[r] = done.inverse;
-      if (lane % 4 == 0 && row + 8 * r < p.q_len) {
-        p.lse[t.batch * p.lse_batch_stride + t.head * p.lse_head_stride + row + 8 * r] = done.lse;
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < S::kHeadDim / 2; ++i) o[i] *= inverse[i / 2 % 2];
-    const auto place = [&](void* base, const FwdStrides& stride, int at) -> uint16_t* {
-      if (at >= p.q_len) return nullptr;
-      return static_cast<uint16_t*>(base) + t.batch * stride.batch + t.head * stride.head +
-             at * stride.token;
-    };
-    uint32_t words[S::kHeadDim / 4];
-#pragma unroll
-    for (int i = 0; i < S::kHeadDim / 4; ++i) words[i] = PackPair<T>(o[2 * i], o[2 * i + 1]);
-    StoreRows<S::kHeadDim>(words, place(p.o, p.o_stride, row), place(p.o, p.o_stride, row + 8), lane);
-    if constexpr (kDividesByRounded<S::kMode>) {
-      if (p.o_lo != nullptr) {
-#pragma unroll
-        for (int i = 0; i < S::kHeadDim / 4; ++i) {
-          const float2 rounded = UnpackPair<T>(words[i]);
-          words[i] = PackPair<__nv_bfloat16>(o[2 * i] - rounded.x, o[2 * i + 1] - rounded.y);
-        }
-        StoreRows<S::kHeadDim>(words, place(p.o_lo, p.o_lo_stride, row),
-                     place(p.o_lo, p.o_lo_stride, row + 8), lane);
-      }
-    }
+    WriteFwdOutputs<S>(p, rows, o, tile.row() + RowInTile(), tile.head(), tile.sequence(p.seq),
+                       ThreadIndexAgain() % 32);
   }
 }
 
@@ -370,11 +391,9 @@ __global__ void __launch_bounds__(S::kThreads, 1)
 }
 
 template <class S>
-Status LaunchAttentionFwd(const FwdParams& p, const FwdMaps& maps, int multiprocessors,
-                          cudaStream_t stream) {
+Status LaunchAttentionFwd(const FwdParams& p, const FwdMaps& maps, int multiprocessors, cudaStream_t stream) {
   const auto kernel = AttentionFwdKernel<S>;
-  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes) !=
-      cudaSuccess) {
+  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes) != cudaSuccess) {
     return Status::kDeviceError;
   }
   const int grid = p.tiles < multiprocessors ? p.tiles : multiprocessors;

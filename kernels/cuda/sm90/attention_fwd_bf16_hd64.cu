@@ -2,8 +2,6 @@
 
 namespace bellwether::kernels::cuda::sm90 {
 
-FwdLauncher FindFwdBf16Hd64(AttentionMode mode, bool short_causal) {
-  return FindFwdOf<__nv_bfloat16, 64>(mode, short_causal);
-}
+FwdLauncher FindFwdBf16Hd64(const AttentionForwardParams& p) { return FindFwdOf<__nv_bfloat16, 64>(p); }
 
 }  // namespace bellwether::kernels::cuda::sm90

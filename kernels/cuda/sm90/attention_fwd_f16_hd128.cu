@@ -2,8 +2,6 @@
 
 namespace bellwether::kernels::cuda::sm90 {
 
-FwdLauncher FindFwdF16Hd128(AttentionMode mode, bool short_causal) {
-  return FindFwdOf<__half, 128>(mode, short_causal);
-}
+FwdLauncher FindFwdF16Hd128(const AttentionForwardParams& p) { return FindFwdOf<__half, 128>(p); }
 
 }  // namespace bellwether::kernels::cuda::sm90

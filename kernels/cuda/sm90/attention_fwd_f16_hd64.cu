@@ -2,8 +2,6 @@
 
 namespace bellwether::kernels::cuda::sm90 {
 
-FwdLauncher FindFwdF16Hd64(AttentionMode mode, bool short_causal) {
-  return FindFwdOf<__half, 64>(mode, short_causal);
-}
+FwdLauncher FindFwdF16Hd64(const AttentionForwardParams& p) { return FindFwdOf<__half, 64>(p); }
 
 }  // namespace bellwether::kernels::cuda::sm90

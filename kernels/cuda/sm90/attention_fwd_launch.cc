@@ -3,15 +3,9 @@
 namespace bellwether::kernels::cuda::sm90 {
 
 FwdLauncher FindFwdLauncher(const AttentionForwardParams& p) {
-  constexpr int64_t kShortMax = 1024;  // LADDER.md
-  const bool short_causal = p.causal && p.q_len <= kShortMax;
   const bool bf16 = p.dtype == DType::kBFloat16;
-  if (p.head_dim == 64) {
-    return (bf16 ? FindFwdBf16Hd64 : FindFwdF16Hd64)(p.mode, short_causal);
-  }
-  if (p.head_dim == 128) {
-    return (bf16 ? FindFwdBf16Hd128 : FindFwdF16Hd128)(p.mode, short_causal);
-  }
+  if (p.head_dim <= 64) return (bf16 ? FindFwdBf16Hd64 : FindFwdF16Hd64)(p);
+  if (p.head_dim <= 128) return (bf16 ? FindFwdBf16Hd128 : FindFwdF16Hd128)(p);
   return {};
 }
 

@@ -16,11 +16,11 @@ struct FwdLauncher {
 // launch is null if the shape is not built.
 FwdLauncher FindFwdLauncher(const AttentionForwardParams& params);
 
-// One per source file attention_fwd_<type>_hd<head_dim>.cu.
-FwdLauncher FindFwdBf16Hd64(AttentionMode mode, bool short_causal);
-FwdLauncher FindFwdBf16Hd128(AttentionMode mode, bool short_causal);
-FwdLauncher FindFwdF16Hd64(AttentionMode mode, bool short_causal);
-FwdLauncher FindFwdF16Hd128(AttentionMode mode, bool short_causal);
+// One per source file attention_fwd_<type>_hd<head_dim>.cu, for head dims up to it.
+FwdLauncher FindFwdBf16Hd64(const AttentionForwardParams& params);
+FwdLauncher FindFwdBf16Hd128(const AttentionForwardParams& params);
+FwdLauncher FindFwdF16Hd64(const AttentionForwardParams& params);
+FwdLauncher FindFwdF16Hd128(const AttentionForwardParams& params);
 
 }  // namespace bellwether::kernels::cuda::sm90
 

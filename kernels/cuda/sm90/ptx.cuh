@@ -33,8 +33,7 @@ __device__ __forceinline__ void BarrierArrive(uint32_t bar) {
 }
 
 __device__ __forceinline__ void BarrierArriveExpect(uint32_t bar, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
-               : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
 
 // Returns once the phase of this parity has ended.
@@ -68,43 +67,48 @@ __device__ __forceinline__ void TmaPrefetchMap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-__device__ __forceinline__ void TmaLoad4(uint32_t dst, const CUtensorMap* map, uint32_t bar, int c0,
-                                         int c1, int c2, int c3) {
+__device__ __forceinline__ void TmaLoad5(uint32_t dst, const CUtensorMap* map, uint32_t bar, int c0, int c1, int c2,
+                                         int c3, int c4) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(dst),
-      "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(dst),
+      "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
       : "memory");
 }
 
 // `bytes` contiguous bytes, a multiple of 16, both sides 16-byte aligned.
-__device__ __forceinline__ void BulkLoad(uint32_t dst, const void* src, uint32_t bar,
-                                         uint32_t bytes) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %3, [%2];" ::"r"(
-          dst),
-      "l"(src), "r"(bar), "r"(bytes)
-      : "memory");
+__device__ __forceinline__ void BulkLoad(uint32_t dst, const void* src, uint32_t bar, uint32_t bytes) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %3, [%2];" ::"r"(dst),
+               "l"(src), "r"(bar), "r"(bytes)
+               : "memory");
 }
 
 // Ordinary stores to shared memory before it, wgmma's reads after it (and a
 // barrier between the threads).
-__device__ __forceinline__ void ProxyFence() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
+__device__ __forceinline__ void ProxyFence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // Four 8 x 8 matrices of 16-bit elements; lane i gives the address of row i % 8
 // of matrix i / 8.
-__device__ __forceinline__ void StoreMatrices(uint32_t row_address, uint32_t w0, uint32_t w1,
-                                              uint32_t w2, uint32_t w3) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row_address),
-               "r"(w0), "r"(w1), "r"(w2), "r"(w3)
+__device__ __forceinline__ void StoreMatrices(uint32_t row_address, uint32_t w0, uint32_t w1, uint32_t w2,
+                                              uint32_t w3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row_address), "r"(w0), "r"(w1),
+               "r"(w2), "r"(w3)
                : "memory");
 }
 
 // The same word four times.
 __device__ __forceinline__ void StoreShared4(uint32_t address, uint32_t word) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(word) : "memory");
+}
+
+__device__ __forceinline__ void StoreShared(uint32_t address, int word) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
+}
+
+__device__ __forceinline__ int LoadShared(uint32_t address) {
+  int word;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
+  return word;
 }
 
 __device__ __forceinline__ float2 LoadShared2(uint32_t address) {
@@ -115,9 +119,22 @@ __device__ __forceinline__ float2 LoadShared2(uint32_t address) {
 
 // Adds 16 bytes to global memory; the order of such additions is not fixed.
 __device__ __forceinline__ void ReduceAdd4(float* p, float a, float b, float c, float d) {
-  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(a), "f"(b),
-               "f"(c), "f"(d)
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(a), "f"(b), "f"(c), "f"(d)
                : "memory");
+}
+
+__device__ __forceinline__ void ReduceAdd(float* p, float a) {
+  asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(p), "f"(a) : "memory");
+}
+
+__device__ __forceinline__ void ReduceAddRelease(int* p, int a) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(p), "r"(a) : "memory");
+}
+
+__device__ __forceinline__ int LoadAcquire(const int* p) {
+  int value;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
+  return value;
 }
 
 // ---- registers

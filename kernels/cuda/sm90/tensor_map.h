@@ -1,11 +1,17 @@
 // tensor_map.h: how the copy engine sees a [batch][head][token][channel] view.
+//
+// A map has five dimensions: channel, x, y, z, head.  In a batch a token is
+// (token, batch, 0) and x ends with the sequence.  Of packed sequences it is
+// (2^30 - length + token, start + length, 2^30), whose address is
+// start + token because the strides of x and y are those of a token and that of
+// z makes 2^30 (x + z) vanish modulo 2^64.  So x ends with *each* sequence, and
+// what lies behind it reads as 0, never as the next one.
 
 #ifndef BELLWETHER_KERNELS_CUDA_SM90_TENSOR_MAP_H_
 #define BELLWETHER_KERNELS_CUDA_SM90_TENSOR_MAP_H_
 
 #include <cuda.h>
 
-#include <array>
 #include <cstdint>
 
 #include "bellwether/kernels/device.h"
@@ -13,13 +19,17 @@
 
 namespace bellwether::kernels::cuda::sm90 {
 
-// `sizes` innermost first: channel, token, head, batch.  A box is 64 channels of
-// `box_tokens` tokens, swizzled by 128 bytes; what lies outside reads as 0.
-// Needs no link to libcuda: the driver's entry point is looked up at run time.
-// kUnavailable without a driver, kUnsupported if it refuses the strides.
-Status EncodeTensorMap(const char* field, const Tensor4& tensor,
-                       const std::array<int64_t, 4>& sizes, DType dtype, int box_tokens,
-                       CUtensorMap* map);
+struct TensorMapShape {
+  int64_t channels, tokens, heads, batch;  // packed: all tokens, batch ignored
+  bool packed;
+};
+
+// A box is 64 channels of `box_tokens` tokens, swizzled by 128 bytes; what lies
+// outside reads as 0.  Needs no link to libcuda: the driver's entry point is
+// looked up at run time.  kUnavailable without a driver, kUnsupported if it
+// refuses the strides.
+Status EncodeTensorMap(const char* field, const Tensor4& tensor, const TensorMapShape& shape, DType dtype,
+                       int box_tokens, CUtensorMap* map);
 
 }  // namespace bellwether::kernels::cuda::sm90
 

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "cuda/attention_params.h"
 #include "cuda/sm90/ptx.cuh"
 
 namespace bellwether::kernels::cuda::sm90 {
@@ -24,22 +25,34 @@ struct RingPosition {
   }
 };
 
-// A tile of `rows` tokens as kHalves boxes of 64 channels.
-template <int kHalves>
+// Where the tensor maps of Q, dO (or K, V) have token 0 of one head of a sequence.
+struct TileOrigin {
+  int x, y, z, head;
+};
+
+__device__ __forceinline__ TileOrigin OriginOf(const SequenceParams& p, int sequence, int start, int length, int head) {
+  constexpr int kEnd = 1 << 30;
+  if (p.q_starts == nullptr) return {0, sequence, 0, head};
+  return {kEnd - length, start + length, kEnd, head};
+}
+
+// A tile of `rows` tokens as kBoxes boxes of 64 channels.
+template <int kBoxes>
 __device__ __forceinline__ void LoadTile(uint32_t dst, const CUtensorMap* map, uint32_t bar, int rows,
-                                         int token, int head, int batch) {
+                                         const TileOrigin& at, int token) {
 #pragma unroll
-  for (int h = 0; h < kHalves; ++h) {
-    TmaLoad4(dst + h * rows * 128, map, bar, h * 64, token, head, batch);
+  for (int i = 0; i < kBoxes; ++i) {
+    TmaLoad5(dst + i * rows * 128, map, bar, i * 64, at.x + token, at.y, at.z, at.head);
   }
 }
 
 // Writes this warp's 16 rows of kColumns packed columns from registers: a 4 x 4
 // transpose inside each quad turns its pairs of columns into 16 bytes a lane,
-// whole sectors a warp.  A null row is not written.
+// whole sectors a warp.  A null row is not written, nor are columns from
+// `columns` on, a multiple of 8.
 template <int kColumns, class Out>
-__device__ __forceinline__ void StoreRows(const uint32_t (&words)[kColumns / 4], Out* row0,
-                                          Out* row1, int lane) {
+__device__ __forceinline__ void StoreRows(const uint32_t (&words)[kColumns / 4], Out* row0, Out* row1, int columns,
+                                          int lane) {
   const bool odd = lane & 1, high = lane & 2;
 #pragma unroll
   for (int i = 0; i < kColumns / 4; i += 8) {  // 32 columns of both rows
@@ -59,8 +72,9 @@ __device__ __forceinline__ void StoreRows(const uint32_t (&words)[kColumns / 4],
         (high ? w[j] : w[j + 2]) = got;
       }
       Out* row = r == 0 ? row0 : row1;
-      if (row != nullptr) {
-        *reinterpret_cast<uint4*>(row + 4 * i + (lane & 3) * 8) = make_uint4(w[0], w[1], w[2], w[3]);
+      const int column = 4 * i + (lane & 3) * 8;
+      if (row != nullptr && column < columns) {
+        *reinterpret_cast<uint4*>(row + column) = make_uint4(w[0], w[1], w[2], w[3]);
       }
     }
   }

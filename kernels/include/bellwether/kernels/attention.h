@@ -7,9 +7,18 @@
 // as they were rounded, so that delta = rowsum(dO * (O + O_lo)) is the sum that
 // the backward's exact probabilities ask for.
 //
-//   S = scale Q K^T;  m = rowmax S;  P = exp(S - m);  l = rowsum P
+//   S = scale Q K^T, or with softcap c > 0: c tanh(scale Q K^T / c)
+//   m = rowmax S;  P = exp(S - m);  l = rowsum P
 //   Pr = P rounded to the input type;  lt = rowsum Pr
-//   O = Pr V / (hp ? lt : l);  L = m + ln l;  O_lo = bf16(O - round(O))
+//   O = Pr V / (fa, paper ? l : lt);  L = m + ln l;  O_lo = bf16(O - round(O))
+//
+// Allowed keys are probe.h's: row T sees key j if, causal, j <= T + k_len - q_len,
+// and with a window w > 0 j > T + k_len - q_len - w.
+//
+// Sequences of unequal lengths can be packed one behind the other: cu_seqlens_q and
+// cu_seqlens_k hold, where the backend computes, at which token of q, o, ... and of
+// k, v each begins, and last where all end.  A sequence never reads another's
+// tokens, not even to multiply them by zero.
 //
 // Source: after arXiv:2510.04212, Section 3.3.
 
@@ -25,30 +34,54 @@
 namespace bellwether::kernels {
 
 enum class AttentionMode : int {
-  kFa = 0,   // as FlashAttention computes it: the baseline
-  kHp = 1,   // unbiased delta
-  kHpm = 2,  // hp whose backward reads the same rounded P: not built yet
+  kFa = 0,      // as FlashAttention computes it: the baseline
+  kHp = 1,      // unbiased delta
+  kHpm = 2,     // hp whose backward reads Pr, so that dS sums to 0 for any V
+  kPaper = 3,   // the paper's shifted maximum (its Algorithm 3)
+  kSr = 4,      // O rounded at random: delta without bias, but noisier
+  kHpNolt = 5,  // hp divided by l: an ablation
+  kLt = 6,      // fa divided by lt: an ablation
 };
 
+// kPaper's shift above a repeated maximum is clamped to these, in units of log2.
+inline constexpr double kPaperShiftMin = 0.3;
+inline constexpr double kPaperShiftMaxBFloat16 = 40;
+inline constexpr double kPaperShiftMaxFloat16 = 2;
+
 struct AttentionForwardParams {
-  DType dtype = DType::kBFloat16;  // of q, k, v, o: bf16 or fp16
+  DType dtype = DType::kBFloat16;  // of q, k, v, o
   AttentionMode mode = AttentionMode::kHp;
-  int64_t batch = 0;      // >= 0
-  int64_t heads = 0;      // of q, 1..65536
-  int64_t kv_heads = 0;   // divides heads; query head h reads h / (heads / kv_heads)
-  int64_t q_len = 0;      // >= 0
-  int64_t k_len = 0;      // >= 1
-  int64_t head_dim = 0;   // 64 or 128
-  Tensor4 q;              // [batch][heads][q_len][head_dim]
-  Tensor4 k, v;           // [batch][kv_heads][k_len][head_dim]
+  int64_t batch = 0;     // >= 0; packed: 0 or 1
+  int64_t heads = 0;     // of q, 1..65536
+  int64_t kv_heads = 0;  // divides heads; query head h reads h / (heads / kv_heads)
+  int64_t q_len = 0;     // >= 0; packed: of all sequences together
+  int64_t k_len = 0;     // >= 1; packed: the same
+  int64_t head_dim = 0;
+  Tensor4 q;     // [batch][heads][q_len][head_dim]
+  Tensor4 k, v;  // [batch][kv_heads][k_len][head_dim]
+  // Packed sequences: [sequences + 1], not decreasing, from 0 to q_len and k_len.
+  const int32_t* cu_seqlens_q = nullptr;
+  const int32_t* cu_seqlens_k = nullptr;
+  int64_t sequences = 0;  // 0 without cu_seqlens
   float scale = 0;        // of the scores; finite, > 0
-  bool causal = false;    // key j is allowed for row t if j <= t + k_len - q_len
-  int32_t window = 0;     // 0 = none; no other value is supported yet
-  float softcap = 0;      // 0 = none; no other value is supported yet
-  Tensor4 o;              // out, written through: [batch][heads][q_len][head_dim]
-  Tensor4 o_lo;           // out, bf16, the residual; absent = not wanted; not in kFa
-  float* lse = nullptr;   // out: L, natural log; -inf for a row without any key
+  bool causal = false;
+  int32_t window = 0;  // keys, >= 0; 0 = none
+  float softcap = 0;   // logits, finite, >= 0; 0 = none
+  float paper_eps = 1e-3f, paper_beta = 2;  // kPaper: logits, >= 0; > 1
+  uint64_t seed = 0;                        // kSr
+  Tensor4 o;     // out, written through: [batch][heads][q_len][head_dim]
+  Tensor4 o_lo;  // out, bf16, the residual; absent = not wanted; kHp, kHpm, kHpNolt
+  float* lse = nullptr;  // out: L, natural log; -inf for a row without any key
+  // out, strides as lse: Pr of a row is P in units of 2^anchor, rounded_sum its
+  // sum lt in these units.  kHpm: both; else none.
+  float* anchor = nullptr;
+  float* rounded_sum = nullptr;
   int64_t lse_batch_stride = 0, lse_head_stride = 0;  // tokens are adjacent
+  // Added to, with probe.h's rules: [kProbeStatCount][heads], or null.  The forward
+  // adds rows, the three kinds of tied rows, saturated and nonfinite rows, and
+  // merges logit_max.
+  float* stats = nullptr;
+  int64_t stat_stride = 0;  // floats between two statistics, >= heads
   // AttentionForwardWorkspaceBytes() bytes of device memory, 4-byte aligned, of
   // any content; or null, and causal rows are balanced less well.
   void* workspace = nullptr;
@@ -57,35 +90,43 @@ struct AttentionForwardParams {
 
 size_t AttentionForwardWorkspaceBytes(const AttentionForwardParams& params);
 
-// Enqueues on device.stream and returns; allocates nothing, never synchronizes.
-// A row without any allowed key gets O = 0 and O_lo = 0.
+// kCuda enqueues on device.stream and returns; allocates nothing, never
+// synchronizes.  A row without any allowed key gets O = 0 and O_lo = 0.
 //
-// kUnsupported: mode kHpm, not kCuda on a GPU of compute capability 9.0, another dtype or
-// head_dim, window or softcap, a base that is not 16-byte aligned, a stride of
-// q, k, v, o or o_lo that is not a multiple of 8 elements, more than 2^30 tokens.  kInvalidArgument: a
-// bound above is violated.  In both nothing was written.  kDeviceError: the
-// launch failed.  Any thread; calls that write the same memory must not overlap.
+// kUnsupported on kCuda: a GPU of another compute capability than 9.0, dtype
+// float32, head_dim above 128 or no multiple of 8 (65..127 cost as 128), modes
+// kHpNolt and kLt, stats in mode kSr, a base that is not 16-byte aligned, a stride
+// of q, k, v, o or o_lo that is not a multiple of 8 elements, more than 2^29 tokens
+// or 65535 heads.  kInvalidArgument: a bound above is violated.  In both nothing
+// was written.  kDeviceError: the launch failed.  Any thread; calls that write the
+// same memory must not overlap.
 [[nodiscard]] Status AttentionForward(const AttentionForwardParams& params, const Device& device);
 
 // Backward:
-//   P = exp(S - L);  delta = rowsum(dO * (O + O_lo));  dS = P * (dO V^T - delta)
+//   P = exp(S - L), or kHpm: Pr / lt;  delta = rowsum(dO * (O + O_lo))
+//   dS = P * (dO V^T - delta), with softcap times 1 - (S / c)^2
 //   dQ = scale dS K;  dK = scale dS^T Q;  dV = P^T dO
 // dK and dV are sums over the query heads of their group, taken in fp32.
+// center: dQ -= scale rowsum(dS) kbar^T and dK -= mean(dK), means over all keys of
+// the sequence, with the dS that the products read: what centring K would give.
 struct AttentionBackwardParams {
   AttentionForwardParams forward;  // as it was called; its workspace is not read,
-                                   // o, o_lo and lse are inputs now
+                                   // o, o_lo, lse, anchor, rounded_sum are inputs now
   Tensor4 d_o;                     // like q
   Tensor4 dq, dk, dv;              // out, written through; like q, k, v
+  bool center = false;             // not with softcap
+  bool deterministic = false;      // dq repeats bit for bit; dk and dv always do
   void* workspace = nullptr;       // AttentionBackwardWorkspaceBytes(), 16-byte aligned
   size_t workspace_bytes = 0;
 };
 
 size_t AttentionBackwardWorkspaceBytes(const AttentionForwardParams& params);
 
-// As AttentionForward.  Also kUnsupported: nothing to do (batch or q_len 0, where
-// dk and dv would have to be cleared).  With o_lo absent delta
-// comes from the rounded O.  The order in which key tiles are added to dQ is not
-// fixed: its last bits may differ between launches; dK and dV repeat exactly.
+// As AttentionForward.  On kCuda also kUnsupported: nothing to do (batch or q_len
+// 0, where dk and dv would have to be cleared).  With o_lo absent delta comes from
+// the rounded O.  forward.stats: the four delta statistics of probe.h are added,
+// with e = -rowsum(dS), what the delta used here is off by.  kCuda sums dS as the
+// products read it, so e has the noise of rounding dS: no bias, up to 2^-9 |dS|.
 [[nodiscard]] Status AttentionBackward(const AttentionBackwardParams& params,
                                        const Device& device);
 

@@ -12,7 +12,11 @@ extern "C" {
 typedef enum bw_attention_mode {
   BW_ATTENTION_FA = 0,
   BW_ATTENTION_HP = 1,
-  BW_ATTENTION_HPM = 2
+  BW_ATTENTION_HPM = 2,
+  BW_ATTENTION_PAPER = 3,
+  BW_ATTENTION_SR = 4,
+  BW_ATTENTION_HP_NOLT = 5,
+  BW_ATTENTION_LT = 6
 } bw_attention_mode;
 
 typedef struct bw_attention_forward_params {
@@ -25,14 +29,25 @@ typedef struct bw_attention_forward_params {
   bw_tensor4 q;    /* [batch][heads][q_len][head_dim] */
   bw_tensor4 k, v; /* [batch][kv_heads][k_len][head_dim] */
   bw_tensor4 o;    /* out, like q */
-  bw_tensor4 o_lo; /* out, bf16, like q; data NULL = not wanted; not with FA */
+  bw_tensor4 o_lo; /* out, bf16, like q; data NULL = not wanted; HP, HPM, HP_NOLT only */
   float* lse;      /* out: [batch][heads][q_len], natural log */
+  float* anchor;   /* out, strides as lse; with rounded_sum: HPM, else NULL */
+  float* rounded_sum;
   int64_t lse_batch_stride, lse_head_stride;
+  const int32_t* cu_seqlens_q; /* [sequences + 1], both or none */
+  const int32_t* cu_seqlens_k;
+  int64_t sequences; /* 0 without cu_seqlens */
+  float* stats;      /* added to: [BW_PROBE_STAT_COUNT][heads], or NULL */
+  int64_t stat_stride;
+  uint64_t seed; /* SR */
   float scale;
-  float softcap;  /* 0 */
-  int32_t window; /* 0 */
-  uint8_t causal; /* 1: key j is allowed for row t if j <= t + k_len - q_len */
-  uint8_t reserved[3];
+  float softcap;    /* 0 = none */
+  float paper_eps;  /* PAPER: 1e-3 */
+  float paper_beta; /* PAPER: 2 */
+  int32_t window;   /* keys; 0 = none */
+  uint32_t threads; /* CPU: as in bw_probe_params */
+  uint8_t causal;   /* 1: key j is allowed for row t if j <= t + k_len - q_len */
+  uint8_t reserved[7];
   void* workspace; /* bw_attention_forward_workspace() bytes, or NULL */
   uint64_t workspace_bytes;
 } bw_attention_forward_params;
@@ -43,7 +58,9 @@ BW_KERNELS_EXPORT bw_kernel_status bw_attention_forward(const bw_attention_forwa
 
 typedef struct bw_attention_backward_params {
   uint32_t struct_size;
-  uint32_t reserved;
+  uint8_t center;        /* 1: the gradient for k - mean(k) */
+  uint8_t deterministic; /* 1: dq repeats bit for bit */
+  uint8_t reserved[2];
   bw_attention_forward_params forward; /* as it was called */
   bw_tensor4 d_o;                      /* like q */
   bw_tensor4 dq, dk, dv;               /* out; like q, k, v */

@@ -1,0 +1,166 @@
+"""The attention kernels called from PyTorch through their C interface, by ctypes.
+
+No torch extension has to be built.  Forward and Backward are prepared calls:
+outputs are allocated once, filled with NaN unless told, and run() only enqueues.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import math
+
+import torch
+
+MODES = {"fa": 0, "hp": 1, "hpm": 2, "paper": 3, "sr": 4}
+DTYPES = {torch.bfloat16: 1, torch.float16: 2}
+# Rows of the statistics, as in probe.h.
+STATS = {"rows": 0, "tied_bf16": 3, "tied_eps": 4, "tied_paper": 5, "saturated": 6,
+         "logit_max": 7, "nonfinite": 10, "bias": 11, "bias_sq": 12, "delta_abs": 13,
+         "error_abs": 14}
+STAT_COUNT = 15
+
+
+class Tensor4(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("batch_stride", ctypes.c_int64),
+                ("head_stride", ctypes.c_int64), ("token_stride", ctypes.c_int64)]
+
+
+class ForwardParams(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32), ("backend", ctypes.c_uint32),
+        ("dtype", ctypes.c_uint32), ("mode", ctypes.c_uint32), ("stream", ctypes.c_void_p),
+        ("batch", ctypes.c_int64), ("heads", ctypes.c_int64), ("kv_heads", ctypes.c_int64),
+        ("q_len", ctypes.c_int64), ("k_len", ctypes.c_int64), ("head_dim", ctypes.c_int64),
+        ("q", Tensor4), ("k", Tensor4), ("v", Tensor4), ("o", Tensor4), ("o_lo", Tensor4),
+        ("lse", ctypes.c_void_p), ("anchor", ctypes.c_void_p), ("rounded_sum", ctypes.c_void_p),
+        ("lse_batch_stride", ctypes.c_int64), ("lse_head_stride", ctypes.c_int64),
+        ("cu_seqlens_q", ctypes.c_void_p), ("cu_seqlens_k", ctypes.c_void_p),
+        ("sequences", ctypes.c_int64), ("stats", ctypes.c_void_p), ("stat_stride", ctypes.c_int64),
+        ("seed", ctypes.c_uint64), ("scale", ctypes.c_float), ("softcap", ctypes.c_float),
+        ("paper_eps", ctypes.c_float), ("paper_beta", ctypes.c_float), ("window", ctypes.c_int32),
+        ("threads", ctypes.c_uint32), ("causal", ctypes.c_uint8), ("reserved", ctypes.c_uint8 * 7),
+        ("workspace", ctypes.c_void_p), ("workspace_bytes", ctypes.c_uint64),
+    ]
+
+
+class BackwardParams(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32), ("center", ctypes.c_uint8),
+        ("deterministic", ctypes.c_uint8), ("reserved", ctypes.c_uint8 * 2),
+        ("forward", ForwardParams), ("d_o", Tensor4), ("dq", Tensor4), ("dk", Tensor4),
+        ("dv", Tensor4), ("workspace", ctypes.c_void_p), ("workspace_bytes", ctypes.c_uint64),
+    ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What a call does beside Q, K and V."""
+
+    mode: str = "hp"
+    causal: bool = False
+    window: int = 0
+    softcap: float = 0.0
+    seed: int = 0
+    paper_beta: float = 2.0
+    paper_eps: float = 1e-3
+    stats: bool = False
+    center: bool = False
+    deterministic: bool = False
+
+
+def view(t: torch.Tensor | None) -> Tensor4:
+    if t is None:
+        return Tensor4(None, 0, 0, 0)
+    assert t.stride(3) == 1
+    return Tensor4(t.data_ptr(), t.stride(0), t.stride(1), t.stride(2))
+
+
+def load(path: str) -> ctypes.CDLL:
+    lib = ctypes.CDLL(path)
+    lib.bw_kernels_last_error.restype = ctypes.c_char_p
+    lib.bw_attention_backward_workspace.restype = ctypes.c_uint64
+    return lib
+
+
+def check(lib: ctypes.CDLL, status: int) -> None:
+    if status != 0:
+        raise RuntimeError(f"status {status}: {lib.bw_kernels_last_error().decode()}")
+
+
+def new(t: torch.Tensor, fill: bool) -> torch.Tensor:
+    """An output; NaN shows what was not written."""
+    return t.fill_(math.nan) if fill else t
+
+
+class Forward:
+    """q [batch][heads][tokens][head_dim]; packed: batch 1 and cu = (cu_q, cu_k) on the GPU."""
+
+    def __init__(self, lib: ctypes.CDLL, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+                 options: Options, cu: tuple[torch.Tensor, torch.Tensor] | None = None,
+                 counter: bool = True, fill: bool = True) -> None:
+        self.lib, self.options, self.keep, self.cu = lib, options, (q, k, v), cu
+        batch, heads, n, d = q.shape
+        mode = options.mode
+
+        def like_lse() -> torch.Tensor:
+            return new(torch.empty((batch, heads, n), device=q.device), fill)
+
+        self.o = new(torch.empty_like(q), fill)
+        self.o_lo = (new(torch.empty_like(q, dtype=torch.bfloat16), fill)
+                     if mode in ("hp", "hpm") else None)
+        self.lse = like_lse()
+        self.anchor = like_lse() if mode == "hpm" else None
+        self.rounded_sum = like_lse() if mode == "hpm" else None
+        self.stats = (torch.zeros(STAT_COUNT, heads, device=q.device)
+                      if options.stats else None)
+        if self.stats is not None:
+            self.stats[STATS["logit_max"]] = -math.inf
+        self.workspace = torch.empty(64, dtype=torch.int32, device=q.device)
+
+        def pointer(t: torch.Tensor | None) -> int | None:
+            return None if t is None else t.data_ptr()
+
+        self.params = ForwardParams(
+            struct_size=ctypes.sizeof(ForwardParams), backend=1, dtype=DTYPES[q.dtype],
+            mode=MODES[mode], batch=batch, heads=heads, kv_heads=k.shape[1], q_len=n,
+            k_len=k.shape[2], head_dim=d, q=view(q), k=view(k), v=view(v), o=view(self.o),
+            o_lo=view(self.o_lo), lse=self.lse.data_ptr(), anchor=pointer(self.anchor),
+            rounded_sum=pointer(self.rounded_sum), lse_batch_stride=heads * n, lse_head_stride=n,
+            cu_seqlens_q=pointer(cu[0]) if cu else None,
+            cu_seqlens_k=pointer(cu[1]) if cu else None,
+            sequences=cu[0].numel() - 1 if cu else 0, stats=pointer(self.stats),
+            stat_stride=heads, seed=options.seed, scale=1 / math.sqrt(d),
+            softcap=options.softcap, paper_eps=options.paper_eps, paper_beta=options.paper_beta,
+            window=options.window, causal=int(options.causal),
+            workspace=self.workspace.data_ptr() if counter else None, workspace_bytes=256)
+
+    def run(self) -> torch.Tensor:
+        self.params.stream = torch.cuda.current_stream().cuda_stream
+        check(self.lib, self.lib.bw_attention_forward(ctypes.byref(self.params)))
+        return self.o
+
+
+class Backward:
+    """The gradient of a Forward that has run, for one dO."""
+
+    def __init__(self, forward: Forward, d_o: torch.Tensor, fill: bool = True) -> None:
+        self.forward, self.d_o = forward, d_o
+        q, k, v = forward.keep
+        self.dq, self.dk, self.dv = (new(torch.empty_like(t), fill) for t in (q, k, v))
+        size = forward.lib.bw_attention_backward_workspace(ctypes.byref(forward.params))
+        self.workspace = torch.empty(size, dtype=torch.uint8, device=q.device)
+        if fill:
+            self.workspace.fill_(255)
+        self.params = BackwardParams(
+            struct_size=ctypes.sizeof(BackwardParams), forward=forward.params, d_o=view(d_o),
+            dq=view(self.dq), dk=view(self.dk), dv=view(self.dv),
+            center=int(forward.options.center),
+            deterministic=int(forward.options.deterministic),
+            workspace=self.workspace.data_ptr(), workspace_bytes=size)
+
+    def run(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        self.params.forward.stream = torch.cuda.current_stream().cuda_stream
+        check(self.forward.lib,
+              self.forward.lib.bw_attention_backward(ctypes.byref(self.params)))
+        return self.dq, self.dk, self.dv

@@ -1,0 +1,58 @@
+// c_api_convert.h: what the C interface's entry points share: the size check
+// and the fields' types.  Private to kernels/.
+
+#ifndef BELLWETHER_KERNELS_C_API_CONVERT_H_
+#define BELLWETHER_KERNELS_C_API_CONVERT_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "bellwether/kernels/c_api.h"
+#include "bellwether/kernels/device.h"
+#include "error.h"
+
+namespace bellwether::kernels::c_api {
+
+// A struct from a newer header may be longer; what we do not know must be 0.
+template <typename Params>
+Status CheckSize(const Params* params) {
+  if (params == nullptr) {
+    return Fail(Status::kInvalidArgument, "params is NULL, but must point to a struct");
+  }
+  if (params->struct_size < sizeof(Params)) {
+    return Fail(Status::kInvalidArgument, "struct_size is %u, but must be at least %zu",
+                params->struct_size, sizeof(Params));
+  }
+  const auto* bytes = reinterpret_cast<const unsigned char*>(params);
+  for (size_t i = sizeof(Params); i < params->struct_size; ++i) {
+    if (bytes[i] == 0) continue;
+    return Fail(Status::kUnsupported,
+                "struct_size is %u, but fields beyond %zu must be 0: this library is older",
+                params->struct_size, sizeof(Params));
+  }
+  return Status::kOk;
+}
+
+// Out of range keeps its value as far as an int goes, for the error sentence.
+template <typename Enum>
+Enum ToEnum(uint32_t value) {
+  return static_cast<Enum>(value <= INT32_MAX ? static_cast<int>(value) : INT32_MAX);
+}
+
+inline Device ToDevice(uint32_t backend, void* stream, uint32_t threads) {
+  return {ToEnum<Backend>(backend), stream, threads};
+}
+
+inline Tensor4 ToTensor(const bw_tensor4& t) {
+  return {t.data, t.batch_stride, t.head_stride, t.token_stride};
+}
+
+template <typename Params>
+bw_kernel_status Call(const Params* params, Status (*run)(const Params&)) {
+  const Status status = CheckSize(params);
+  return static_cast<bw_kernel_status>(status == Status::kOk ? run(*params) : status);
+}
+
+}  // namespace bellwether::kernels::c_api
+
+#endif  // BELLWETHER_KERNELS_C_API_CONVERT_H_

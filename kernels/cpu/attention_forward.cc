@@ -1,0 +1,259 @@
+// The specification of attention.h's forward: tiles of keys and a running
+// maximum as on a GPU, double accumulators, rounding only where the mode rounds.
+// Units are (sequence, head); rows go in groups of kPanel.
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+
+#include "backends.h"
+#include "cpu/attention_rounding.h"
+#include "cpu/attention_sequence.h"
+#include "cpu/buffer.h"
+#include "cpu/parallel.h"
+#include "error.h"
+
+namespace bellwether::kernels::cpu {
+namespace {
+
+constexpr double kNegativeInfinity = -std::numeric_limits<double>::infinity();
+
+bool DividesByRounded(AttentionMode mode) {
+  return mode == AttentionMode::kHp || mode == AttentionMode::kHpm || mode == AttentionMode::kSr ||
+         mode == AttentionMode::kLt;
+}
+
+// A row between two tiles; log2 units.
+struct RowState {
+  double max = kNegativeInfinity;
+  double anchor = kNegativeInfinity;
+  double sum = 0;          // l
+  double rounded_sum = 0;  // lt
+  int64_t repeats = 0;     // C
+
+  // Takes up a tile's scores x[0..count) and returns what acc, l and lt were
+  // multiplied with; false if the tile has nothing for this row.
+  bool Advance(const AttentionForwardParams& p, const double* x, int64_t count, double* rescale) {
+    double next = max;
+    bool nan = false;
+    for (int64_t i = 0; i < count; ++i) {
+      next = std::max(next, x[i]);
+      nan |= x[i] != x[i];
+    }
+    if (nan) next = std::numeric_limits<double>::quiet_NaN();  // Of the whole row from here on.
+    if (next == kNegativeInfinity) return false;
+    if (p.mode == AttentionMode::kPaper) {
+      const double threshold = next - static_cast<double>(p.paper_eps) * kLog2E;
+      if (!(max >= threshold)) repeats = 0;
+      for (int64_t i = 0; i < count; ++i) repeats += x[i] >= threshold;
+    }
+    max = next;
+    const double wanted = AnchorFor(p);
+    const double moved = anchor >= wanted ? anchor : wanted;
+    *rescale = anchor == kNegativeInfinity ? 0 : std::exp2(anchor - moved);
+    anchor = moved;
+    sum *= *rescale;
+    rounded_sum *= *rescale;
+    return true;
+  }
+
+  double AnchorFor(const AttentionForwardParams& p) const {
+    if (p.mode == AttentionMode::kHp || p.mode == AttentionMode::kHpm) return std::ceil(max);
+    if (p.mode != AttentionMode::kPaper || repeats <= 1) return max;
+    const double shift = max > 0 ? (static_cast<double>(p.paper_beta) - 1) * max : -max;
+    const double most = p.dtype == DType::kFloat16 ? kPaperShiftMaxFloat16 : kPaperShiftMaxBFloat16;
+    return max + std::clamp(shift, kPaperShiftMin, most);
+  }
+};
+
+template <typename Element>
+class ForwardUnit {
+ public:
+  ForwardUnit(const AttentionForwardParams& p, int64_t tile_keys, int64_t keys_max, double* scratch)
+      : p_(p),
+        simd_(SelectSimdKernels()),
+        packer_(simd_, p.dtype, p.head_dim),
+        tile_keys_(tile_keys),
+        width_(packer_.width()) {
+    values_ = scratch;
+    keys_ = values_ + keys_max * width_;
+    queries_ = keys_ + keys_max * width_;
+    turned_queries_ = queries_ + kPanel * width_;
+    acc_ = turned_queries_ + kPanel * width_;
+    scores_ = acc_ + kPanel * width_;
+    weights_ = scores_ + kPanel * tile_keys_;
+  }
+
+  static int64_t ScratchSize(int64_t head_dim, int64_t tile_keys, int64_t keys_max) {
+    return RoundUp(head_dim) * (2 * keys_max + 3 * kPanel) + 2 * kPanel * tile_keys;
+  }
+
+  void Run(const AttentionSequence& sequence, int64_t head) {
+    s_ = sequence;
+    head_ = head;
+    const int64_t kv_head = head / (p_.heads / p_.kv_heads);
+    const int64_t padded = RoundUp(s_.k_len);
+    packer_.Rows(p_.k, s_.batch, kv_head, s_.k_begin, s_.k_len, padded, values_);
+    packer_.Panels(values_, padded, keys_);
+    packer_.Rows(p_.v, s_.batch, kv_head, s_.k_begin, s_.k_len, padded, values_);
+    for (int64_t row = 0; row < s_.q_len; row += kPanel) {
+      RunRows(row, std::min(kPanel, s_.q_len - row));
+    }
+  }
+
+ private:
+  void RunRows(int64_t first, int64_t count) {
+    packer_.Rows(p_.q, s_.batch, head_, s_.q_begin + first, count, kPanel, queries_);
+    packer_.Panels(queries_, kPanel, turned_queries_);
+    std::fill(acc_, acc_ + kPanel * width_, 0.0);
+    RowState rows[kPanel];
+    const int64_t begin = AllowedKeysOf(p_, s_, first).first / tile_keys_ * tile_keys_;
+    const int64_t end = AllowedKeysOf(p_, s_, first + count - 1).end;
+    for (int64_t key = begin; key < end; key += tile_keys_) {
+      RunTile(first, count, key, std::min(key + tile_keys_, end), rows);
+    }
+    for (int64_t r = 0; r < count; ++r) Finish(rows[r], s_.q_begin + first + r, acc_ + r * width_);
+  }
+
+  void RunTile(int64_t first, int64_t count, int64_t key, int64_t key_end, RowState* rows) {
+    const int64_t padded = RoundUp(key_end - key);
+    for (int64_t j = 0; j < padded; j += kPanel) {
+      for (int64_t r = 0; r < kPanel; r += simd_.tile_rows) {
+        simd_.tile(turned_queries_ + r, kPanel, keys_ + (key + j) * width_, kPanel, width_,
+                   scores_ + r * tile_keys_ + j, tile_keys_);
+      }
+    }
+    std::fill(weights_, weights_ + padded * kPanel, 0.0);
+    for (int64_t r = 0; r < count; ++r) {
+      const AllowedKeys allowed = AllowedKeysOf(p_, s_, first + r);
+      const int64_t from = std::max(allowed.first - key, int64_t{0});
+      const int64_t to = std::min(allowed.end, key_end) - key;
+      double* x = scores_ + r * tile_keys_;
+      if (from >= to) continue;
+      ToScores(p_, x + from, to - from);
+      for (int64_t j = from; j < to; ++j) x[j] *= kLog2E;
+      double rescale = 0;
+      if (!rows[r].Advance(p_, x + from, to - from, &rescale)) continue;
+      double* acc = acc_ + r * width_;
+      for (int64_t c = 0; c < width_; ++c) acc[c] *= rescale;
+      for (int64_t j = from; j < to; ++j) {
+        const double weight = std::exp2(x[j] - rows[r].anchor);
+        const double rounded = Rounded<Element>(weight);
+        rows[r].sum += weight;
+        rows[r].rounded_sum += rounded;
+        weights_[j * kPanel + r] = rounded;
+      }
+    }
+    for (int64_t r = 0; r < kPanel; r += simd_.tile_rows) {
+      for (int64_t c = 0; c < width_; c += kPanel) {
+        simd_.accumulate_tile(weights_ + r, kPanel, values_ + key * width_ + c, width_, padded,
+                              acc_ + r * width_ + c, width_);
+      }
+    }
+  }
+
+  // `token` counts from the tensor's first.
+  void Finish(const RowState& row, int64_t token, const double* acc) {
+    const double divisor = DividesByRounded(p_.mode) ? row.rounded_sum : row.sum;
+    const bool empty = row.sum == 0;
+    Element* o = const_cast<Element*>(RowOf<Element>(p_.o, s_.batch, head_, token));
+    BFloat16* o_lo = p_.o_lo.data == nullptr
+                         ? nullptr
+                         : const_cast<BFloat16*>(RowOf<BFloat16>(p_.o_lo, s_.batch, head_, token));
+    for (int64_t c = 0; c < p_.head_dim; ++c) {
+      const double exact = empty ? 0 : acc[c] / divisor;
+      if (p_.mode == AttentionMode::kSr) {
+        AssignStochastically(o[c], exact, RoundingBits(p_.seed, s_.batch, head_, token, c));
+      } else {
+        Assign(o[c], exact);
+      }
+      if (o_lo != nullptr) Assign(o_lo[c], exact - static_cast<double>(ToFloat(o[c])));
+    }
+    const int64_t at = s_.batch * p_.lse_batch_stride + head_ * p_.lse_head_stride + token;
+    p_.lse[at] =
+        static_cast<float>(empty ? kNegativeInfinity : (row.anchor + std::log2(row.sum)) * kLn2);
+    if (p_.anchor == nullptr) return;
+    p_.anchor[at] = empty ? 0.0f : static_cast<float>(row.anchor);
+    p_.rounded_sum[at] = empty ? 0.0f : static_cast<float>(row.rounded_sum);
+  }
+
+  const AttentionForwardParams& p_;
+  const SimdKernels& simd_;
+  const RowPacker<Element> packer_;
+  const int64_t tile_keys_, width_;
+  AttentionSequence s_{};
+  int64_t head_ = 0;
+  double *values_, *keys_, *queries_, *turned_queries_, *acc_;
+  double* scores_;   // [kPanel][tile_keys]
+  double* weights_;  // [tile_keys][kPanel]
+};
+
+// The probe's counts, added to the caller's; what it knows beyond them stays out.
+Status AddStats(const AttentionForwardParams& p, uint32_t threads) {
+  const Buffer memory((kProbeStatCount * p.heads + 1) / 2);  // floats
+  if (memory.data() == nullptr) return Fail(Status::kDeviceError, "out of memory for the stats");
+  auto* found = reinterpret_cast<float*>(memory.data());
+  std::fill(found, found + kProbeStatCount * p.heads, 0.0f);
+  std::fill_n(found + kProbeLogitMax * p.heads, p.heads, -std::numeric_limits<float>::infinity());
+  const int64_t size = SizeOf(p.dtype);
+  for (int64_t i = 0; i < SequenceCount(p); ++i) {
+    const AttentionSequence s = SequenceAt(p, i);
+    ProbeParams probe;
+    probe.dtype = p.dtype;
+    probe.batch = 1;
+    probe.heads = p.heads;
+    probe.kv_heads = p.kv_heads;
+    probe.q_len = s.q_len;
+    probe.k_len = s.k_len;
+    probe.head_dim = p.head_dim;
+    probe.q = Shifted(p.q, s.batch, s.q_begin, size);
+    probe.k = Shifted(p.k, s.batch, s.k_begin, size);
+    probe.scale = p.scale;
+    probe.softcap = p.softcap;
+    probe.causal = p.causal;
+    probe.window = p.window;
+    probe.stat_stride = p.heads;
+    probe.out = found;
+    BELLWETHER_KERNELS_RETURN_IF_ERROR(Probe(probe, threads));
+  }
+  for (int stat = 0; stat < kProbeDeltaBiasSum; ++stat) {
+    if (stat == kProbeCommonModeSum || stat == kProbeSpreadSum) continue;
+    for (int64_t h = 0; h < p.heads; ++h) {
+      float& out = p.stats[stat * p.stat_stride + h];
+      const float value = found[stat * p.heads + h];
+      out = stat == kProbeLogitMax ? std::max(out, value) : out + value;
+    }
+  }
+  return Status::kOk;
+}
+
+}  // namespace
+
+Status AttentionForward(const AttentionForwardParams& p, uint32_t threads, int64_t tile_keys) {
+  if (p.batch == 0 || p.q_len == 0) return Status::kOk;
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckAttentionSequences(p));
+  const int64_t units = SequenceCount(p) * p.heads;
+  const int64_t keys_max = RoundUp(LongestKeys(p));
+  const double operations = 2.0 * static_cast<double>(p.batch * p.heads * p.q_len) *
+                            static_cast<double>(keys_max) * static_cast<double>(p.head_dim);
+  const uint32_t workers = UsefulThreads(threads, units, operations);
+  tile_keys = RoundUp(tile_keys);
+  const int64_t each = ForwardUnit<float>::ScratchSize(p.head_dim, tile_keys, keys_max);
+  const Buffer scratch(each * static_cast<int64_t>(workers));
+  if (scratch.data() == nullptr) {
+    return Fail(Status::kDeviceError, "out of memory for the packed keys of %u threads", workers);
+  }
+  std::atomic<int64_t> next{0};
+  WithElement(p.dtype, [&]<typename Element>(const Element*) {
+    ParallelFor(workers, workers, [&](int64_t worker) {
+      ForwardUnit<Element> forward(p, tile_keys, keys_max, scratch.data() + worker * each);
+      for (int64_t unit; (unit = next.fetch_add(1, std::memory_order_relaxed)) < units;) {
+        forward.Run(SequenceAt(p, unit / p.heads), unit % p.heads);
+      }
+    });
+  });
+  return p.stats == nullptr ? Status::kOk : AddStats(p, threads);
+}
+
+}  // namespace bellwether::kernels::cpu

@@ -1,0 +1,79 @@
+// attention_params.h: what attention kernels of every architecture need beside
+// their way to reach Q, K, V and dO.
+//
+// Sequences lie either in a batch of equal lengths or packed one behind the other
+// (q_starts != null).  Then the batch strides are 0 here, so that an
+// element is always batch * stride.batch + (start + row) * stride.token, with
+// start 0 in a batch.
+
+#ifndef BELLWETHER_KERNELS_CUDA_ATTENTION_PARAMS_H_
+#define BELLWETHER_KERNELS_CUDA_ATTENTION_PARAMS_H_
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace bellwether::kernels::cuda {
+
+struct Strides {
+  int64_t batch, head, token;  // in elements of 2 bytes
+};
+
+struct SequenceParams {
+  const int32_t *q_starts, *k_starts;  // [batch + 1] on the device, or both null
+  int batch, heads, kv_heads, group;   // group = heads / kv_heads
+  int q_len, k_len;                    // of each sequence, if not packed
+  int head_dim;                        // channels that exist; a kernel may pad them
+  int window;                          // keys a row sees up to its own; 0 = no limit
+  bool causal;
+};
+
+inline constexpr float kLog2E = 1.44269504088896341f;
+
+// Scores in log2 units are x = scale_log2 * s, or with a cap
+// scale_log2 * tanh(cap_scale * s).
+struct ScoreParams {
+  float scale_log2, cap_scale;  // cap_scale 0 = no cap
+  float scale;                  // scale_log2 ln 2: scores in natural units
+};
+
+// The shifted maximum of mode paper, in log2 units.
+struct PaperShift {
+  float beta, eps, min, max;
+};
+
+struct AttentionFwdParams {
+  SequenceParams seq;
+  ScoreParams score;
+  PaperShift paper;
+  void* o;
+  void* o_lo;  // bf16, or null
+  float* lse;
+  float *anchor, *rounded_sum;  // like lse, or null
+  Strides o_stride, o_lo_stride;
+  int64_t lse_batch_stride, lse_head_stride;
+  float* stats;  // [kProbeStatCount][heads], added to; or null
+  int64_t stat_stride;
+  uint64_t seed;  // of random rounding
+};
+
+struct AttentionBwdParams {
+  SequenceParams seq;
+  ScoreParams score;
+  const void *o, *o_lo, *d_o;  // o_lo: bf16, or null
+  const float* lse;
+  const float *anchor, *rounded_sum;  // as the forward wrote them; or null
+  const void* k;                      // for its mean
+  void *dq, *dk, *dv;
+  Strides k_stride, o_stride, o_lo_stride, d_o_stride;
+  Strides dq_stride, dk_stride, dv_stride;
+  int64_t lse_batch_stride, lse_head_stride;
+  float* stats;
+  int64_t stat_stride;
+  float scale;   // of q k, before a cap
+  bool rounded;  // P as the forward's product read it, from anchor and rounded_sum
+};
+
+}  // namespace bellwether::kernels::cuda
+
+#endif  // BELLWETHER_KERNELS_CUDA_ATTENTION_PARAMS_H_

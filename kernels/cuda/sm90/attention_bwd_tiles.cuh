@@ -1,0 +1,84 @@
+// attention_bwd_tiles.cuh: which keys a CTA of the backward has, which queries it
+// needs, and where rows lie in the workspace.
+
+#ifndef BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_BWD_TILES_CUH_
+#define BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_BWD_TILES_CUH_
+
+#include "cuda/sequences.cuh"
+#include "cuda/sm90/attention_bwd_params.h"
+
+namespace bellwether::kernels::cuda::sm90 {
+
+// The padded row of row 0.
+__device__ __forceinline__ int64_t RowBase(const BwdParams& p, const Sequence& s, int head) {
+  const int64_t base = head * p.rows_per_head + s.index * p.rows_per_sequence;
+  if (p.seq.q_starts == nullptr) return base;
+  return base + int64_t{FirstTile(p.seq.q_starts, s.index, kBwdRowPadding)} * kBwdRowPadding;
+}
+
+// The sequence and row of a kernel whose blocks walk all padded rows of a head;
+// blockIdx.z is the batch, if not packed.  The row may be past the end.
+struct PaddedRow {
+  Sequence sequence;
+  int row;
+};
+__device__ __forceinline__ PaddedRow LocatePaddedRow(const SequenceParams& p, int padded_row) {
+  if (p.q_starts == nullptr) return {BatchSequence(p, blockIdx.z), padded_row};
+  const Sequence s = PackedSequence(p, p.q_starts, kBwdRowPadding, padded_row / kBwdRowPadding);
+  return {s, padded_row - FirstTile(p.q_starts, s.index, kBwdRowPadding) * kBwdRowPadding};
+}
+
+// This CTA's keys, and the query tiles [first_tile, end_tile) that see some of them.
+struct BwdTile {
+  Sequence sequence;
+  int key, kv_head, first_tile, end_tile;
+};
+
+// Returns false if this CTA has nothing to do.
+template <class S>
+__device__ __forceinline__ bool LocateBwdTile(const BwdParams& p, BwdTile* t) {
+  constexpr int kSectionPairsMin = 4;  // fewer, and the last long tiles run alone
+  const SequenceParams& q = p.seq;
+  int tile = blockIdx.x, pairs = q.kv_heads;
+  if (S::kGeneral && q.q_starts != nullptr) {
+    t->sequence = PackedSequence(q, q.k_starts, S::kCols, tile / q.kv_heads);
+    tile -= FirstTile(q.k_starts, t->sequence.index, S::kCols) * q.kv_heads;
+  } else {
+    t->sequence = BatchSequence(q, 0);
+    pairs *= q.batch;
+  }
+  const Sequence& s = t->sequence;
+  const int key_tiles = (s.k_len + S::kCols - 1) / S::kCols;
+  if (tile >= key_tiles * pairs) return false;
+  const int section_pairs = min(max(p.section_queries / (max(s.q_len, 1) * q.group), kSectionPairsMin), pairs);
+  const int section_tiles = section_pairs * key_tiles;
+  const int section = tile / section_tiles;
+  const int in_section = tile - section * section_tiles;
+  const int width = min(section_pairs, pairs - section * section_pairs);
+  const int rank = in_section / width;
+  const int pair = section * section_pairs + in_section - rank * width;
+  // Causal: the first keys are seen by most queries.  Taking turns: from the last.
+  const bool backwards = S::kGeneral && p.turns != nullptr;
+  t->key = (backwards ? key_tiles - 1 - rank : rank) * S::kCols;
+  t->kv_head = pair % q.kv_heads;
+  if (!S::kGeneral || q.q_starts == nullptr) t->sequence.index = pair / q.kv_heads;
+
+  const int shift = s.k_len - s.q_len;
+  t->first_tile = q.causal ? max(0, t->key - shift) / S::kRows : 0;
+  t->end_tile = (s.q_len + S::kRows - 1) / S::kRows;
+  if (S::kGeneral && q.window > 0) {
+    const int last_query = min(t->key + S::kCols, s.k_len) - 1 - shift + q.window - 1;
+    t->end_tile = min(t->end_tile, last_query < 0 ? 0 : last_query / S::kRows + 1);
+  }
+  return true;
+}
+
+// The last key tile that some query of tile m sees: its dQ is added first.
+template <class S>
+__device__ __forceinline__ int LastKeyTile(const SequenceParams& p, const Sequence& s, int m) {
+  return LastKey(p, s, (m + 1) * S::kRows - 1) / S::kCols;
+}
+
+}  // namespace bellwether::kernels::cuda::sm90
+
+#endif  // BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_BWD_TILES_CUH_

@@ -1,0 +1,131 @@
+// attention_fwd_outputs.cuh: what a warpgroup of the forward writes of a finished
+// tile: O, O_lo, L, the row sums and the statistics.
+
+#ifndef BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_FWD_OUTPUTS_CUH_
+#define BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_FWD_OUTPUTS_CUH_
+
+#include "bellwether/kernels/probe.h"
+#include "cuda/sm90/attention_fwd_tiles.cuh"
+#include "cuda/sm90/tiles.cuh"
+#include "cuda/sm90/wgmma.cuh"
+#include "cuda/softmax.cuh"
+
+namespace bellwether::kernels::cuda::sm90 {
+
+// Max of floats of any sign that are no NaN, through the order of integers.
+__device__ __forceinline__ void AtomicMaxFloat(float* address, float x) {
+  if (x >= 0.f) {
+    atomicMax(reinterpret_cast<int*>(address), __float_as_int(x));
+  } else {
+    atomicMin(reinterpret_cast<unsigned*>(address), __float_as_uint(x));
+  }
+}
+
+// Adds this warp's 16 rows to the head's statistics, whose rules are probe.h's.
+// All lanes call it; `row` is the first of this thread's two.
+template <class Rows>
+__device__ __forceinline__ void AddFwdStats(const AttentionFwdParams& p, const Rows& rows, const FinishedRow (&done)[2],
+                                            int row, int q_len, int head, int lane) {
+  const auto add = [&](ProbeStat stat, bool row0, bool row1) {
+    const int count = __popc(__ballot_sync(0xffffffffu, row0)) + __popc(__ballot_sync(0xffffffffu, row1));
+    if (lane == 0 && count > 0) {
+      atomicAdd(p.stats + stat * p.stat_stride + head, static_cast<float>(count));
+    }
+  };
+  bool any[2], finite[2], bf16[2], eps[2], paper[2], saturated[2];
+  float largest = -INFINITY;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const TopTwo top = rows.top[r].OfQuad();
+    const float first = top.first * p.score.scale, second = top.second * p.score.scale;
+    any[r] = lane % 4 == 0 && row + 8 * r < q_len && done[r].sum != 0.f;
+    finite[r] = any[r] && !isnan(done[r].sum);
+    bf16[r] = finite[r] && second > -INFINITY && __float2bfloat16_rn(first) == __float2bfloat16_rn(second);
+    eps[r] = finite[r] && double{second} >= double{first} - kTieEps;
+    paper[r] = finite[r] && double{second} >= double{first} - kTieEpsPaper;
+    // l is in units of 2^anchor, the rule is relative to the maximum.
+    saturated[r] = finite[r] && done[r].sum * Exp2(rows.anchor[r] - rows.max[r]) < float{kSaturatedSum};
+    if (finite[r]) largest = fmaxf(largest, first);
+  }
+  add(kProbeRows, any[0], any[1]);
+  add(kProbeNonfiniteRows, any[0] && !finite[0], any[1] && !finite[1]);
+  add(kProbeTiedRowsBf16, bf16[0], bf16[1]);
+  add(kProbeTiedRowsEps, eps[0], eps[1]);
+  add(kProbeTiedRowsEpsPaper, paper[0], paper[1]);
+  add(kProbeSaturatedRows, saturated[0], saturated[1]);
+#pragma unroll
+  for (int i = 4; i < 32; i *= 2) {
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, i));
+  }
+  if (lane == 0 && largest > -INFINITY) {
+    AtomicMaxFloat(p.stats + kProbeLogitMax * p.stat_stride + head, largest);
+  }
+}
+
+// `o` is this thread's part of the accumulators, `row` its first row of the tile's
+// sequence.
+template <class S, class Rows>
+__device__ __forceinline__ void WriteFwdOutputs(const AttentionFwdParams& p, const Rows& rows,
+                                                float (&o)[S::kOutputs / 2], int row, int head, const Sequence& seq,
+                                                int lane) {
+  using T = typename S::T;
+  FinishedRow done[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    done[r] = rows.Finish(r, S::kOnes ? o[S::kOutputs / 2 - 4 + 2 * r] : 0.f);
+    if (lane % 4 == 0 && row + 8 * r < seq.q_len) {
+      const int64_t at = seq.index * p.lse_batch_stride + head * p.lse_head_stride + seq.q_start + row + 8 * r;
+      p.lse[at] = done[r].lse;
+      if (p.anchor != nullptr) {
+        p.anchor[at] = rows.anchor[r];
+        p.rounded_sum[at] = done[r].divisor;
+      }
+    }
+  }
+  if constexpr (S::kCount) {
+    if (p.stats != nullptr) AddFwdStats(p, rows, done, row, seq.q_len, head, lane);
+  }
+#pragma unroll
+  for (int i = 0; i < S::kHeadDim / 2; ++i) o[i] *= done[i / 2 % 2].inverse;
+  const auto place = [&](void* base, const Strides& stride, int at) -> uint16_t* {
+    if (at >= seq.q_len) return nullptr;
+    return static_cast<uint16_t*>(base) + seq.index * stride.batch + head * stride.head +
+           (seq.q_start + at) * stride.token;
+  };
+  constexpr int kStored = (S::kHeadDim + 31) / 32 * 32;  // StoreRows' unit
+  uint32_t words[kStored / 4] = {};
+  if constexpr (S::kMode != SoftmaxMode::kSr) {
+#pragma unroll
+    for (int i = 0; i < S::kHeadDim / 4; ++i) words[i] = PackPair<T>(o[2 * i], o[2 * i + 1]);
+  } else {
+    PinRegisters(o);
+    uint32_t key[2];  // the same however sequences are batched or packed
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const uint32_t unit = seq.index * p.seq.heads + head;
+      key[r] = MixBits(MixBits(MixBits(static_cast<uint32_t>(p.seed) ^ (row + 8 * r)) ^ unit) ^
+                       static_cast<uint32_t>(p.seed >> 32));
+    }
+#pragma unroll
+    for (int i = 0; i < S::kHeadDim / 4; ++i) {
+      const uint32_t random = MixBits(key[i % 2] + i / 2 * 4 + lane % 4);
+      words[i] = PackPairAtRandom<T>(o[2 * i], o[2 * i + 1], random);
+    }
+  }
+  StoreRows<kStored>(words, place(p.o, p.o_stride, row), place(p.o, p.o_stride, row + 8), p.seq.head_dim, lane);
+  if constexpr (S::kMode == SoftmaxMode::kHp) {
+    if (p.o_lo != nullptr) {
+#pragma unroll
+      for (int i = 0; i < S::kHeadDim / 4; ++i) {
+        const float2 rounded = UnpackPair<T>(words[i]);
+        words[i] = PackPair<__nv_bfloat16>(o[2 * i] - rounded.x, o[2 * i + 1] - rounded.y);
+      }
+      StoreRows<kStored>(words, place(p.o_lo, p.o_lo_stride, row), place(p.o_lo, p.o_lo_stride, row + 8),
+                         p.seq.head_dim, lane);
+    }
+  }
+}
+
+}  // namespace bellwether::kernels::cuda::sm90
+
+#endif  // BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_FWD_OUTPUTS_CUH_

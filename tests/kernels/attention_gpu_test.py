@@ -1,0 +1,506 @@
+"""Goal: the Hopper attention computes what attention.h says, in every mode and
+with every feature, within the accuracy bars, and leaks nothing between sequences.
+
+Method: fp64 references from the same 16-bit inputs; the yardstick of rule A is
+attention with every step in the input type.  Outputs start as NaN, so an unwritten
+element fails; NaN makes every comparison here false.  Needs a Hopper GPU: without
+one it is skipped (exit status 77), or fails if BELLWETHER_REQUIRE_GPU is 1.
+
+    attention_gpu_test.py LIBRARY [SUBSTRING ...]
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import pathlib
+import sys
+from typing import Callable
+
+import torch
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "kernels" / "bench"))
+import attention_calls as calls  # noqa: E402
+from attention_calls import STATS, Backward, Forward, Options  # noqa: E402
+
+BF16, F16 = torch.bfloat16, torch.float16
+Lib = ctypes.CDLL
+
+
+def randn(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda", dtype=dtype)
+
+
+def repeat_heads(t: torch.Tensor, heads: int) -> torch.Tensor:
+    return t.repeat_interleave(heads // t.shape[1], dim=1)
+
+
+def allowed(n: int, m: int, o: Options) -> torch.Tensor:
+    row = torch.arange(n, device="cuda")[:, None] + m - n
+    key = torch.arange(m, device="cuda")[None]
+    mask = key <= row if o.causal else torch.ones(n, m, dtype=torch.bool, device="cuda")
+    return mask & (key > row - o.window) if o.window else mask
+
+
+def scores(q: torch.Tensor, k: torch.Tensor, o: Options) -> torch.Tensor:
+    """In the type of q."""
+    s = q @ repeat_heads(k, q.shape[1]).transpose(-1, -2) / math.sqrt(q.shape[-1])
+    if o.softcap:
+        s = o.softcap * torch.tanh(s / o.softcap)
+    return s.masked_fill(~allowed(q.shape[2], k.shape[2], o), -math.inf)
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: Options) -> torch.Tensor:
+    """In the type of q; rows without keys are 0."""
+    p = torch.softmax(scores(q, k, o), -1)
+    return torch.where(p.isnan(), 0, p) @ repeat_heads(v, q.shape[1])
+
+
+def gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor,
+              o: Options) -> list[torch.Tensor]:
+    """dQ, dK, dV in the type of q; rows without keys give 0."""
+    leaves = [t.detach().clone().requires_grad_() for t in (q, k, v)]
+    s = scores(*leaves[:2], o)
+    empty = s.isneginf().all(-1, keepdim=True)
+    p = torch.softmax(s.masked_fill(empty, 0), -1).masked_fill(empty, 0)
+    out = p @ repeat_heads(leaves[2], q.shape[1])
+    return list(torch.autograd.grad(out, leaves, g))
+
+
+def far(mine: torch.Tensor, exact: torch.Tensor, yard: torch.Tensor, factor: float) -> float:
+    """Error over its bar: above 1 is a failure, and so is NaN."""
+    bar = factor * (yard.double() - exact).abs().max().item() + 1e-5
+    return (mine.double() - exact).abs().max().item() / bar
+
+
+# batch, heads, kv_heads, q_len, k_len, head_dim, dtype
+SHAPES = [
+    (2, 4, 4, 512, 512, 64, BF16), (1, 2, 2, 1, 1, 128, BF16), (1, 4, 1, 129, 129, 64, F16),
+    (2, 8, 2, 127, 127, 128, BF16), (1, 4, 4, 1000, 1000, 128, F16), (1, 2, 1, 333, 777, 64, BF16),
+    (1, 2, 2, 300, 100, 128, BF16), (1, 4, 4, 1500, 1500, 64, BF16), (3, 4, 2, 64, 1, 64, F16),
+    (1, 1, 1, 191, 2049, 128, BF16), (2, 2, 2, 260, 260, 96, BF16), (1, 2, 1, 200, 200, 32, F16),
+    (1, 3, 3, 150, 400, 80, BF16), (2, 2, 1, 1025, 1025, 128, BF16),
+]
+FEATURES = [
+    Options(), Options(causal=True), Options(causal=True, window=100), Options(window=257),
+    Options(softcap=20.0), Options(causal=True, softcap=5.0, window=130),
+]
+
+
+def vary(inputs: tuple[torch.Tensor, ...], kind: int) -> tuple[torch.Tensor, ...]:
+    q, k, v = inputs
+    if kind == 1:  # outliers
+        q = q * torch.where(torch.rand_like(q) < 1e-3, 30.0, 1.0).to(q.dtype)
+    if kind == 2:  # all scores of a row equal
+        k = k[:, :, :1].repeat(1, 1, k.shape[2], 1)
+    if kind == 3:  # exact ties of pairs
+        k = k.clone()
+        k[:, :, 1::2] = k[:, :, : k.shape[2] // 2 * 2: 2][:, :, : k[:, :, 1::2].shape[2]]
+    if kind == 4:  # saturated: |S| to thousands
+        q = q * 60
+    return q, k, v
+
+
+def test_forward_rule_a(lib: Lib) -> None:
+    """max|O - ref| <= 2x the yardstick's + 1e-5, |dL| <= 1e-5 max(1, |L|)."""
+    worst: dict[str, float] = {}
+    for feature in FEATURES:
+        for mode in calls.MODES:
+            o = Options(**{**feature.__dict__, "mode": mode, "seed": 7})
+            for index, (b, h, hk, n, m, d, dtype) in enumerate(SHAPES):
+                if mode == "sr" and m == 1:
+                    continue  # O = V is exact, but not when rounded at random
+                torch.manual_seed(index)
+                q = randn(b, n, h, d, dtype=dtype).transpose(1, 2)
+                inputs = vary((q, randn(b, hk, m, d, dtype=dtype), randn(b, hk, m, d, dtype=dtype)),
+                              index % 5)
+                op = Forward(lib, *inputs, o, counter=index % 2 == 0)
+                op.run()
+                wide = [t.double() for t in inputs]
+                exact, s = attention(*wide, o), scores(*wide[:2], o)
+                lse = torch.logsumexp(s, -1)
+                yard = attention(*inputs, o)
+                ratio = far(op.o, exact, yard, 2)
+                if mode == "paper":  # a shifted row's P are all below 1, and all rounded
+                    ratio = ((op.o.double() - exact).abs().max() / exact.abs().max()).item()
+                    ratio /= 2**-7 if dtype == BF16 else 2**-10
+                if mode == "sr":  # up to a whole ulp instead of half of one
+                    ratio /= 2
+                if op.o_lo is not None:
+                    ratio = max(ratio, far(op.o.double() + op.o_lo.double(), exact, yard, 2))
+                some = ~lse.isinf()
+                off = ((op.lse.double() - lse).abs() / lse.abs().clamp(min=1))[some]
+                where = f"{o} {SHAPES[index]}"
+                assert ratio <= 1, f"{where}: {ratio}"
+                assert torch.equal(op.lse.isneginf(), ~some), where
+                assert off.numel() == 0 or off.max().item() <= 1e-5, f"{where} L {off.max()}"
+                worst[mode] = max(worst.get(mode, 0), ratio)
+    print("  worst error / bar", {k: round(v, 2) for k, v in worst.items()})
+
+
+def test_backward_rule_a(lib: Lib) -> None:
+    """max|dX - ref| <= 2x (softcap: 3x) the yardstick's + 1e-5."""
+    worst: dict[str, float] = {}
+    for feature in FEATURES:
+        for index, (b, h, hk, n, m, d, dtype) in enumerate(SHAPES):
+            for variant, mode in enumerate(("hp", "hpm", ("fa", "paper", "sr")[index % 3])):
+                if mode in ("sr", "paper") and (m == 1 or index % 4 == 2):
+                    continue  # dQ is 0, and their delta is not exact
+                o = Options(**{**feature.__dict__, "mode": mode,
+                               "deterministic": (index + variant) % 3 == 0,
+                               "center": not feature.softcap and (index + variant) % 2 == 0})
+                torch.manual_seed(100 + index)
+                q = randn(b, n, h, d, dtype=dtype).transpose(1, 2)
+                k, v = randn(b, hk, m, d, dtype=dtype), randn(b, hk, m, d, dtype=dtype)
+                q, k, v = vary((q, k, v), index % 4)
+                g = randn(b, h, n, d, dtype=dtype)
+                op = Forward(lib, q, k, v, o)
+                op.run()
+                ours = Backward(op, g).run()
+                exact = gradients(q.double(), k.double(), v.double(), g.double(), o)
+                yard = gradients(q, k, v, g, o)
+                for name, mine, ref, bar in zip(("dq", "dk", "dv"), ours, exact, yard):
+                    ratio = far(mine, ref, bar, 3 if o.softcap else 2)
+                    if mode in ("sr", "paper"):  # one rounding of O more
+                        off = (mine.double() - ref).norm() / max(ref.norm().item(), 1e-2)
+                        ratio = off.item() / (2**-6 if dtype == BF16 else 2**-9)
+                    assert ratio <= 1, f"{name} {o} {SHAPES[index]}: {ratio}"
+                    worst[name] = max(worst.get(name, 0), ratio)
+    print("  worst error / bar", {k: round(v, 2) for k, v in worst.items()})
+
+
+LENGTHS = [0, 1, 127, 129, 300, 0, 64, 511, 128, 2]
+
+
+def pack(lengths: list[int], extra: int = 0) -> torch.Tensor:
+    cu = torch.tensor([0] + [n + (extra if n else 0) for n in lengths], dtype=torch.int32)
+    return torch.cumsum(cu, 0, dtype=torch.int32).cuda()
+
+
+def packed_run(lib: Lib, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor,
+               o: Options, cu: tuple[torch.Tensor, torch.Tensor] | None) -> list[torch.Tensor]:
+    op = Forward(lib, q, k, v, o, cu)
+    op.run()
+    return [op.o, op.lse[..., None], *Backward(op, g).run()]
+
+
+def test_packed_sequences_equal_single_ones_and_leak_no_nan(lib: Lib) -> None:
+    """Bit for bit, also when all other sequences and the space between are NaN."""
+    for o in (Options(causal=True, deterministic=True, mode="hpm"), Options(deterministic=True),
+              Options(causal=True, window=70, deterministic=True, center=True),
+              Options(softcap=10.0, deterministic=True, mode="fa"), Options(mode="sr", seed=3)):
+        for d, h, hk, extra in ((64, 4, 2, 0), (128, 2, 2, 37)):
+            torch.manual_seed(5)
+            cu = (pack(LENGTHS), pack(LENGTHS, extra))
+            q, g = (randn(1, h, int(cu[0][-1]), d) for _ in range(2))
+            k, v = (randn(1, hk, int(cu[1][-1]), d) for _ in range(2))
+            whole = packed_run(lib, q, k, v, g, o, cu)
+            for i, n in enumerate(LENGTHS):
+                if n == 0:
+                    continue
+                rows, keys = (slice(int(c[i]), int(c[i + 1])) for c in cu)
+                spans = [rows, rows, rows, keys, keys]
+                mine = [t[:, :, s] for t, s in zip(whole, spans)]
+                if o.mode != "sr":  # whose random numbers count sequences
+                    alone = packed_run(lib, *(t[:, :, s].contiguous() for t, s in
+                                              ((q, rows), (k, keys), (v, keys), (g, rows))), o, None)
+                    for name, a, b in zip(("o", "lse", "dq", "dk", "dv"), mine, alone):
+                        assert torch.equal(a, b), f"{name} {o} sequence {i}: {(a - b).abs().max()}"
+
+                def poison(t: torch.Tensor, keep: slice) -> torch.Tensor:
+                    out = torch.full_like(t, math.nan)
+                    out[:, :, keep] = t[:, :, keep]
+                    return out
+
+                lone = packed_run(lib, poison(q, rows), poison(k, keys), poison(v, keys),
+                                  poison(g, rows), o, cu)
+                for name, a, b, s in zip(("o", "lse", "dq", "dk", "dv"), mine, lone, spans):
+                    if name == "dq" and not o.deterministic:
+                        assert not b[:, :, s].isnan().any(), f"{name} {o} sequence {i}"
+                    else:
+                        assert torch.equal(a, b[:, :, s]), f"{name} {o} sequence {i}: NaN leaked"
+
+
+def test_nothing_outside_the_tensors_is_read_or_written(lib: Lib) -> None:
+    """Any N: views into larger tensors of NaN, whose surroundings stay as they are."""
+    for n, m, d, causal in ((1, 1, 64, False), (77, 205, 64, True), (130, 129, 128, True),
+                            (191, 64, 96, False)):
+        torch.manual_seed(n)
+
+        def inside(tokens: int) -> torch.Tensor:
+            whole = torch.full((2, 3, tokens + 300, 136), math.nan, device="cuda", dtype=BF16)
+            part = whole[:, :, 150:150 + tokens, :d]
+            part.copy_(randn(2, 3, tokens, d))
+            return part
+
+        q, k, v, g = inside(n), inside(m), inside(m), inside(n)
+        o = Options(causal=causal, deterministic=True)
+        op = Forward(lib, q, k, v, o)
+        for name in ("o", "o_lo"):
+            setattr(op, name, inside(n))
+            setattr(op.params, name, calls.view(getattr(op, name)))
+        op.run()
+        back = Backward(op, g)
+        outs = {"dq": inside(n), "dk": inside(m), "dv": inside(m)}
+        for name, t in outs.items():
+            setattr(back.params, name, calls.view(t))
+        back.run()
+        clean = Forward(lib, *(t.contiguous() for t in (q, k, v)), o)
+        clean.run()
+        want = Backward(clean, g.contiguous())
+        want.run()
+        pairs = {"o": (op.o, clean.o), "o_lo": (op.o_lo, clean.o_lo), "dq": (outs["dq"], want.dq),
+                 "dk": (outs["dk"], want.dk), "dv": (outs["dv"], want.dv)}
+        for name, (mine, expected) in pairs.items():
+            assert torch.equal(mine, expected), f"{name} at {(n, m, d)}"
+            whole = mine._base
+            assert whole is not None and int((~whole.isnan()).sum()) == mine.numel(), name
+
+
+# ---- bias: rules B and D
+
+
+def bias_inputs(kind: str, d: int, n: int, heads: int, seed: int = 0) -> tuple[torch.Tensor, ...]:
+    """Rows that make a rounded delta biased; V and dO of one sign."""
+    torch.manual_seed({"sink": 1, "tie": 2, "broad": 3, "near": 4}[kind] + 1000 * seed)
+    q, k = (torch.randn(1, heads, n, d, device="cuda") for _ in range(2))
+    v = torch.rand(1, heads, n, d, device="cuda") + 0.5
+    g = torch.rand(1, heads, n, d, device="cuda") + 0.5
+    if kind == "broad":
+        q, k = q * 0.03, k * 0.03
+    elif kind == "near":  # half the keys 1.5e-3 below, where V is halved
+        q, k = q * 0.001, k * 0.001
+        q[..., 0], k[..., 0] = 1.0, 0.0
+        k[:, :, ::2, 0] = -1.5e-3 * math.sqrt(d)
+        v[:, :, ::2] *= 0.5
+    else:  # channel 0 of q is constant and lifts the first keys
+        lift = math.log(n / (1e-2 if kind == "sink" else 2e-3)) + 0.5
+        first = 1 if kind == "sink" else 2
+        q[..., 0], k[..., 0] = 4.0, 0.0
+        k[..., :first, :] = 0.0
+        k[..., :first, 0] = lift * math.sqrt(d) / 4.0
+    return tuple(t.to(BF16) for t in (q, k, v, g))
+
+
+def row_sums(lib: Lib, inputs: tuple[torch.Tensor, ...], mode: str,
+             seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """-rowsum(dS) in fp64 of the P that the backward uses and the delta that the
+    forward's outputs give; the size of delta's terms; and O's bias in ulp."""
+    q, k, v, g = inputs
+    op = Forward(lib, q, k, v, Options(mode=mode, seed=seed))
+    op.run()
+    s = scores(q.double(), k.double(), op.options)
+    p = torch.softmax(s, -1)
+    exact_o = p @ v.double()
+    dp = g.double() @ v.double().transpose(-1, -2)
+    size = (p * dp * dp).sum(-1).sqrt()
+    if mode == "hpm":
+        assert op.anchor is not None and op.rounded_sum is not None
+        x = torch.exp2((s * math.log2(math.e) - op.anchor.double()[..., None]).float())
+        p = x.to(BF16).double() / op.rounded_sum.double()[..., None]
+    o = op.o.double() + (op.o_lo.double() if op.o_lo is not None else 0)
+    ulp = torch.exp2(torch.floor(torch.log2(exact_o.abs())) - 7)
+    error = (g.double() * o).sum(-1) - (p * dp).sum(-1)
+    return error, size, ((o - exact_o) / ulp).mean().item()
+
+
+def test_bias_rule_b(lib: Lib) -> None:
+    """hp: |delta bias| <= 1e-5 and |O bias| <= 0.01 ulp; sr: |t| < 4; fa fails."""
+    for kind in ("sink", "tie", "broad", "near"):
+        inputs = bias_inputs(kind, 64, 512, 64)
+        for mode in ("fa", "paper", "sr", "hp", "hpm"):
+            error, size, o_bias = row_sums(lib, inputs, mode, 11)
+            bias = (error.mean() / size.mean()).item()
+            spread = (error / size).std().item()
+            t = error.mean().item() / (error.std().item() / math.sqrt(error.numel()))
+            print(f"  {kind:5} {mode:5} delta bias {bias:+.1e} sd {spread:.0e} O {o_bias:+.1e} ulp")
+            if mode == "fa" and kind != "near":
+                assert abs(bias) > 1e-5, f"{kind}: fa should be biased"
+            if mode == "hpm" or (mode == "hp" and kind != "near"):
+                assert abs(bias) <= 1e-5, f"{kind} {mode}"
+            if mode == "sr" and kind in ("sink", "tie"):
+                assert abs(t) < 4 and abs(o_bias) <= 0.01, f"{kind} sr t {t}"
+            if mode == "hp" and kind != "near":
+                assert abs(o_bias) <= 0.01, f"{kind} hp"
+
+
+def test_accumulation_rule_d(lib: Lib) -> None:
+    """sigma of the summed error of dW_Q = dQ^T X over 100 steps with fresh noise."""
+    n, d, heads, width = 512, 64, 8, 64
+    torch.manual_seed(9)
+    x = torch.rand(n, width, device="cuda", dtype=torch.double)
+    common = torch.randn(1, heads, 1, d, device="cuda", dtype=torch.double)
+    for kind in ("sink", "tie", "broad", "near"):
+        at: dict[str, list[float]] = {}
+        for mode in ("fa", "hp", "hpm"):
+            total = torch.zeros(heads, d, width, device="cuda", dtype=torch.double)
+            at[mode] = []
+            for step in range(1, 101):
+                inputs = bias_inputs(kind, d, n, heads, step)
+                error, _, _ = row_sums(lib, inputs, mode)
+                s = scores(inputs[0].double(), inputs[1].double(), Options())
+                # A common mode changes neither P nor the error, but where it goes.
+                pk = torch.softmax(s, -1) @ inputs[1].double() + common
+                # dS misses -error P in each row, so dQ misses -scale error (PK).
+                dq = -error[..., None] * pk / math.sqrt(d)
+                total += dq[0].transpose(-1, -2) @ x
+                if step in (50, 100):
+                    at[mode].append(torch.linalg.matrix_norm(total, 2).max().item())
+        slope = math.log2(at["fa"][1] / at["fa"][0])
+        ratio = {m: at[m][1] / at["fa"][1] for m in ("hp", "hpm")}
+        print(f"  {kind:5} fa slope {slope:.3f}, hp/fa {ratio['hp']:.1e}, hpm/fa {ratio['hpm']:.1e}")
+        assert abs(slope - 1) <= 0.05, kind
+        assert ratio["hpm"] <= 2e-3, kind
+        assert kind == "near" or ratio["hp"] <= 1e-3, kind
+
+
+# ---- statistics: rule E
+
+
+def test_row_statistics_equal_a_naive_count(lib: Lib) -> None:
+    """Small integers, so that S is exact in any order of summation."""
+    torch.manual_seed(3)
+    for mode in ("fa", "hp", "hpm", "paper"):
+        for d, n, causal, softcap in ((64, 700, True, 0.0), (128, 333, False, 0.0),
+                                      (128, 260, True, 3.0)):
+            q, k = (torch.randint(-2, 3, (2, 4, n, d), device="cuda").to(BF16) for _ in range(2))
+            k[:, 1] *= 4
+            q[0, 2, :7] = math.nan
+            v, g = randn(2, 4, n, d), randn(2, 4, n, d)
+            o = Options(mode=mode, causal=causal, stats=True, softcap=softcap)
+            op = Forward(lib, q, k, v, o)
+            op.run()
+            assert op.stats is not None
+            s = scores(q.double(), k.double(), o).float()
+            top = s.nan_to_num(-math.inf, -math.inf, -math.inf).topk(2, dim=-1).values.double()
+            finite = ~s.isnan().any(-1)
+            rounded = top.to(BF16)
+            two = finite & ~top[..., 1].isneginf()
+            saturated = torch.exp(s.double() - top[..., :1]).sum(-1) < 1 + 2**-7
+            naive = {
+                "rows": torch.ones_like(finite), "nonfinite": ~finite,
+                "tied_bf16": two & (rounded[..., 0] == rounded[..., 1]),
+                "tied_eps": two & (top[..., 1] >= top[..., 0] - 1.955e-3),
+                "tied_paper": two & (top[..., 1] >= top[..., 0] - 1e-3),
+                "saturated": finite & saturated,
+            }
+            if softcap:  # tanh is not exact: near a threshold rows may differ
+                naive = {name: naive[name] for name in ("rows", "nonfinite")}
+            for name, rows in naive.items():
+                want = rows.sum((0, 2)).float()
+                got = op.stats[STATS[name]]
+                assert torch.equal(got, want), f"{name} {o}: {got} != {want}"
+            largest = torch.where(finite, top[..., 0], -math.inf).amax((0, 2)).float()
+            off = ((op.stats[STATS["logit_max"]] - largest) / largest).abs().max().item()
+            assert off <= 1e-6, f"logit_max {o}: {off}"
+
+
+def test_delta_statistics_are_the_error_of_delta(lib: Lib) -> None:
+    """Sums over rows: the noise of rounding dS goes down with their number."""
+    for kind in ("sink", "tie", "broad"):
+        inputs = bias_inputs(kind, 64, 2048, 8)
+        for mode in ("fa", "hp"):
+            op = Forward(lib, *inputs[:3], Options(mode=mode, stats=True))
+            op.run()
+            Backward(op, inputs[3]).run()
+            e, _, _ = row_sums(lib, inputs, mode)
+            assert op.stats is not None
+            said, real, size = op.stats[STATS["bias"]].double(), e.sum((0, 2)), e.abs().sum((0, 2))
+            off = ((said - real).abs() / size).max().item()
+            print(f"  {kind:5} {mode}: sum e {real.sum():.3f}, said {said.sum():.3f}, off {off:.1e} "
+                  f"of sum |e|; sum |e| {size.sum():.3f}, "
+                  f"said {op.stats[STATS['error_abs']].sum():.3f}")
+            if mode == "fa":
+                assert off <= 0.02, f"{kind}: {off}"
+
+
+# ---- the rest
+
+
+def test_launches_repeat_bit_for_bit(lib: Lib) -> None:
+    """200 launches; the backward in its deterministic variant."""
+    for d, h, hk, n in ((128, 8, 8, 1030), (64, 8, 2, 777)):
+        torch.manual_seed(7)
+        q, g = randn(2, h, n, d), randn(2, h, n, d)
+        k, v = randn(2, hk, n, d), randn(2, hk, n, d)
+        for causal in (True, False):
+            o = Options(causal=causal, deterministic=True, center=d == 64, mode="hpm")
+            op = Forward(lib, q, k, v, o)
+            op.run()
+            back = Backward(op, g)
+            first = [t.clone() for t in (op.run(), op.o_lo, op.lse, *back.run())]
+            different = 0
+            for _ in range(199):
+                now = (op.run(), op.o_lo, op.lse, *back.run())
+                different += not all(torch.equal(a, b) for a, b in zip(first, now))
+            assert different == 0, f"{different} of 200 differ, head dim {d} causal {causal}"
+
+
+def test_centring_removes_the_error_along_the_mean_key(lib: Lib) -> None:
+    """A biased delta (mode fa) with a common mode of the keys; dK sums to zero."""
+    torch.manual_seed(21)
+    n, d = 512, 64
+    q, k, v, g = (t.float() for t in bias_inputs("broad", d, n, 8))
+    k = (k + 2 * torch.randn(1, 8, 1, d, device="cuda")).to(BF16)
+    q, v, g = q.to(BF16), v.to(BF16), g.to(BF16)
+    kbar = k.double().mean(2, keepdim=True)
+    exact = gradients(q.double(), k.double(), v.double(), g.double(), Options())
+    error: dict[bool, float] = {}
+    leak: dict[bool, float] = {}
+    for center in (False, True):
+        op = Forward(lib, q, k, v, Options(mode="fa", center=center))
+        op.run()
+        dq, dk, _ = Backward(op, g).run()
+        error[center] = ((dq.double() - exact[0]) * kbar).sum(-1).mean().abs().item()
+        leak[center] = (dk.double().sum(2).norm() / dk.double().norm(dim=-1).sum()).item()
+    print(f"  mean error along kbar {error[False]:.1e} -> {error[True]:.1e}, "
+          f"key leak {leak[False]:.1e} -> {leak[True]:.1e}")
+    assert error[True] <= 0.05 * error[False]
+    assert leak[True] <= 3 * 2**-8 / math.sqrt(n)
+
+
+def test_paper_vectors(lib: Lib) -> None:
+    """Section 3's repeated maxima rm: relative error of O for V of one sign."""
+    d, n = 16, 256
+    for dtype, bar in ((BF16, 2**-8), (F16, 2**-11)):
+        for rm in (3.0, 0.0, 1e-4, -4.0, -120.0, 15.0, 30.0, 95.0, 300.0):
+            for beta in (2.0, 8.0):
+                torch.manual_seed(1)
+                q = torch.zeros(1, 1, 64, d, device="cuda", dtype=dtype)
+                q[..., 0] = 4.0  # = sqrt(d): the score is channel 0 of k
+                k = torch.zeros(1, 1, n, d, device="cuda", dtype=dtype)
+                k[..., 0] = (rm - 2 - 3 * torch.rand(n, device="cuda")).to(dtype)
+                k[0, 0, 10, 0] = k[0, 0, 200, 0] = rm
+                v = (torch.rand(1, 1, n, d, device="cuda") + 0.5).to(dtype)
+                o = Options(mode="paper", paper_beta=beta)
+                op = Forward(lib, q, k, v, o)
+                op.run()
+                exact = attention(q.double(), k.double(), v.double(), o)
+                error = ((op.o.double() - exact).abs() / exact).max().item()
+                assert error <= 1.5 * bar, f"{dtype} rm {rm} beta {beta}: {error:.2e}"
+
+
+def main() -> int:
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
+        print("no Hopper GPU")
+        return 1 if os.environ.get("BELLWETHER_REQUIRE_GPU") == "1" else 77
+    lib = calls.load(sys.argv[1])
+    tests: list[tuple[str, Callable[[Lib], None]]] = [
+        (name, test) for name, test in globals().items()
+        if name.startswith("test_")
+        and (len(sys.argv) == 2 or any(part in name for part in sys.argv[2:]))]
+    failed = 0
+    for name, test in tests:
+        try:
+            test(lib)
+            print("ok    ", name, flush=True)
+        except (AssertionError, RuntimeError) as error:
+            failed += 1
+            print("FAILED", name, error, flush=True)
+    print(f"{len(tests) - failed} of {len(tests)} passed")
+    return 1 if failed or not tests else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
