@@ -9,24 +9,41 @@ Importing this package loads no library, starts no thread and needs no torch.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from .attaching import attach
+    from .attending import attention
+    from .centering import center_keys
     from .monitor import Monitor
+    from .stabilizing import Stabilizer, stabilize
 
-__all__ = ["Monitor", "__version__", "attach"]
+__all__ = [
+    "Monitor",
+    "Stabilizer",
+    "__version__",
+    "attach",
+    "attention",
+    "center_keys",
+    "stabilize",
+]
+
+# Where each name lives; no module may bear the name of what it holds, or importing it hides that.
+_HOMES = {
+    "Monitor": "monitor",
+    "Stabilizer": "stabilizing",
+    "attach": "attaching",
+    "attention": "attending",
+    "center_keys": "centering",
+    "stabilize": "stabilizing",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "attach":
-        from .attaching import attach
-
-        return attach
-    if name == "Monitor":
-        from .monitor import Monitor
-
-        return Monitor
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{home}", __name__), name)

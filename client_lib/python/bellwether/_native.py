@@ -260,6 +260,7 @@ F32 = 0
 BF16 = 1
 F16 = 2
 CPU = 0
+CUDA = 1
 
 # Rows of bw_probe_params.out in their order, by the catalogue's names.
 PROBE_STATS = (

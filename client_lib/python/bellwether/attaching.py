@@ -7,21 +7,10 @@ from typing import Any, Optional, Union
 
 from torch import nn
 
-from . import log, private_server, probe
+from . import intercept, log, private_server, probe
 from .monitor import Monitor, watching
 from .ranks import own_path, rank_and_world
 from .settings import resolve
-
-
-def _unwrapped(model: nn.Module) -> nn.Module:
-    """The user's model inside the wrappers of torch."""
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
-            inner = getattr(model, "module", None)
-        if not isinstance(inner, nn.Module):
-            return model
-        model = inner
 
 
 def _choose_sink(monitor: Monitor) -> None:
@@ -100,7 +89,7 @@ def attach(
     log.set_level(settings.log_level)
     for complaint in complaints:
         log.warning(complaint)
-    model = _unwrapped(model)
+    model = intercept.unwrapped(model)
     known = watching(model)
     if known is not None:
         return known

@@ -3,7 +3,9 @@
 Two things are patched, both on the level of modules and classes, so that deepcopy, pickle and
 state_dict of the model see nothing: the names under which Python code finds
 scaled_dot_product_attention, and `forward` of the classes of the attention modules, which only
-notes on a thread-local stack which layer is running.  `uninstall()` puts everything back.
+notes on a thread-local stack which layer is running and what the function means inside it: a
+monitor wants the layer (`install`), stabilize() another function (`install_function`), and one
+module may have both.  What installs also uninstalls, and the last one leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import functools
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -27,23 +30,20 @@ NAME = "scaled_dot_product_attention"
 
 class _Running(threading.local):
     def __init__(self) -> None:
-        # (layer, the saved-tensor hooks in force when its forward began)
-        self.stack: list[tuple[Layer, Any]] = []
+        # (layer or None, the saved-tensor hooks in force when its forward began, what
+        # scaled_dot_product_attention means inside)
+        self.stack: list[tuple[Optional[Layer], Any, Callable[..., Any]]] = []
 
 
 _running = _Running()
 _lock = threading.RLock()
 _original: Callable[..., Any] = functional.scaled_dot_product_attention
 _layers: dict[int, Layer] = {}  # id(module) -> layer
+_functions: dict[int, tuple[weakref.ref[nn.Module], Callable[..., Any]]] = {}  # id(module) -> ...
 _class_users: dict[type, int] = {}
 _class_forwards: dict[type, Optional[Any]] = {}  # None = inherited, so delete
 _names: list[tuple[Any, str, Any]] = []  # (namespace, name, what stood there)
 _users = 0
-
-
-def current_layer() -> Optional[Layer]:
-    """The attention layer whose forward runs on this thread, innermost first."""
-    return _running.stack[-1][0] if _running.stack else None
 
 
 def _saved_tensor_hooks() -> Any:
@@ -67,12 +67,12 @@ def checkpoint_inside() -> bool:
 
 @functools.wraps(_original)
 def _attention(*args: Any, **kwargs: Any) -> Any:
-    if torch.compiler.is_compiling():
+    if not _running.stack:
         return _original(*args, **kwargs)
-    layer = current_layer()
+    layer, _, function = _running.stack[-1]
     if layer is None:
-        return _original(*args, **kwargs)
-    return layer.attention(_original, args, kwargs)
+        return function(*args, **kwargs)
+    return layer.attention(function, args, kwargs)
 
 
 # While it is installed it is what this name means, also to pickle.
@@ -84,15 +84,30 @@ def original() -> Callable[..., Any]:
     return _original
 
 
+def _function_in(module: nn.Module) -> Callable[..., Any]:
+    entry = _functions.get(id(module))
+    # An id may be that of another module by now, or of a copy's original.
+    return entry[1] if entry is not None and entry[0]() is module else _original
+
+
 def _patched_forward(inherited: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(inherited)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
+        function = _function_in(self)
+        layer: Optional[Layer] = None
+        hooks = None
+        if not torch.compiler.is_compiling():  # Compiled modules are not watched.
+            layer = _layers.get(id(self))
+            if layer is not None and layer.module() is not self:
+                layer = None
+            hooks = _saved_tensor_hooks()
+        if layer is None and function is _original:
             return inherited(self, *args, **kwargs)
-        layer = _layers.get(id(self))
-        if layer is None or layer.module() is not self:
-            return inherited(self, *args, **kwargs)
-        _running.stack.append((layer, _saved_tensor_hooks()))
+        if _running.stack:  # What this module leaves open, the one around it says.
+            outer = _running.stack[-1]
+            layer, hooks = (layer, hooks) if layer is not None else outer[:2]
+            function = function if function is not _original else outer[2]
+        _running.stack.append((layer, hooks, function))
         try:
             return inherited(self, *args, **kwargs)
         finally:
@@ -154,55 +169,104 @@ def _patch_attributes(model: nn.Module) -> None:
                     _replace(cls, name, staticmethod(_attention))
 
 
+def _patch_class(cls: type) -> None:
+    _class_users[cls] = _class_users.get(cls, 0) + 1
+    if _class_users[cls] == 1:
+        _class_forwards[cls] = vars(cls).get("forward")
+        cls.forward = _patched_forward(cls.forward)  # type: ignore[attr-defined]
+
+
+def _restore_class(cls: type) -> None:
+    _class_users[cls] -= 1
+    if _class_users[cls] == 0:
+        del _class_users[cls]
+        before = _class_forwards.pop(cls)
+        if before is None:
+            del cls.forward  # type: ignore[attr-defined]
+        else:
+            cls.forward = before  # type: ignore[attr-defined]
+
+
+def _patch_names(model: nn.Module) -> None:
+    global _users
+    if _users == 0 and functional.scaled_dot_product_attention is _original:
+        _replace(functional, NAME, _attention)
+    _users += 1
+    _patch_globals(model)
+    _patch_attributes(model)
+
+
+def _restore_names() -> None:
+    global _users
+    _users -= 1
+    if _users > 0:
+        return
+    for namespace, name, before in reversed(_names):
+        now = namespace.get(name) if isinstance(namespace, dict) else getattr(namespace, name, None)
+        if now is _attention:  # Somebody patched over us since: leave theirs.
+            _set(namespace, name, before)
+    _names.clear()
+
+
 def install(model: nn.Module, layers: list[Layer]) -> None:
     """Patches for one monitor.  `layers` are those of its modules."""
-    global _users
     with _lock:
-        if _users == 0 and functional.scaled_dot_product_attention is _original:
-            _replace(functional, NAME, _attention)
-        _users += 1
-        _patch_globals(model)
-        _patch_attributes(model)
+        _patch_names(model)
         for layer in layers:
             module = layer.module()
             if module is None:
                 continue
             _layers[id(module)] = layer
-            cls = type(module)
-            _class_users[cls] = _class_users.get(cls, 0) + 1
-            if _class_users[cls] == 1:
-                _class_forwards[cls] = vars(cls).get("forward")
-                cls.forward = _patched_forward(cls.forward)
+            _patch_class(type(module))
 
 
 def uninstall(layers: list[Layer]) -> None:
-    """Takes one monitor's patches back; with the last one nothing of ours is left."""
-    global _users
+    """Takes one monitor's patches back; with the last user nothing of ours is left."""
     with _lock:
         for layer in layers:
             for key in [k for k, value in _layers.items() if value is layer]:
                 del _layers[key]
-            cls = layer.module_class
-            _class_users[cls] -= 1
-            if _class_users[cls] == 0:
-                del _class_users[cls]
-                before = _class_forwards.pop(cls)
-                if before is None:
-                    del cls.forward
-                else:
-                    cls.forward = before
-        _users -= 1
-        if _users == 0:
-            for namespace, name, before in reversed(_names):
-                now = namespace.get(name) if isinstance(namespace, dict) else getattr(
-                    namespace, name, None
-                )  # fmt: skip
-                if now is _attention:  # Somebody patched over us since: leave theirs.
-                    _set(namespace, name, before)
-            _names.clear()
+            _restore_class(layer.module_class)
+        _restore_names()
+
+
+def install_function(
+    model: nn.Module, modules: list[nn.Module], function: Callable[..., Any]
+) -> Callable[[], None]:
+    """From now on scaled_dot_product_attention means `function` inside these modules of `model`.
+
+    Returns what takes it back; to be called once.
+    """
+    with _lock:
+        _patch_names(model)
+        for module in modules:
+            _functions[id(module)] = (weakref.ref(module), function)
+            _patch_class(type(module))
+    keys, classes = [id(m) for m in modules], [type(m) for m in modules]
+
+    def uninstall_function() -> None:
+        with _lock:
+            for key, cls in zip(keys, classes):
+                if key in _functions and _functions[key][1] is function:
+                    del _functions[key]
+                _restore_class(cls)
+            _restore_names()
+
+    return uninstall_function
 
 
 # ---- which modules are attention ----
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The user's model inside the wrappers of torch."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
+            inner = getattr(model, "module", None)
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
 
 
 def _mentions(code: types.CodeType, names: dict[str, Any], depth: int = 2) -> bool:

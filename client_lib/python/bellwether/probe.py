@@ -22,7 +22,8 @@ class KernelError(RuntimeError):
     """The kernels library refused a call; the text is its own."""
 
 
-def _call(name: str, params: ctypes.Structure) -> None:
+def call(name: str, params: ctypes.Structure) -> None:
+    """Calls one function of the kernels library.  Raises KernelError."""
     library = _native.kernels()
     if getattr(library, name)(ctypes.byref(params)) != 0:
         raise KernelError(f"{name}: {_native.text(library.bw_kernels_last_error())}")
@@ -114,7 +115,7 @@ def add_probe(
     params.seed = seed & 0xFFFFFFFFFFFFFFFF
     params.stat_stride, params.out = sums.heads, _address(sums.query)
     params.kv_stat_stride, params.kv_out = sums.kv_heads, _address(sums.key)
-    _call("bw_probe", params)
+    call("bw_probe", params)
     sums.probed += 1
     sums.with_delta += d_o is not None
 
@@ -131,7 +132,7 @@ def add_key_leak(sums: Sums, d_k: Tensor, group: int = 1) -> None:
     params.d_k, kept = _tensor4(d_k)
     params.leak_sum = _address(sums.leak)
     params.gradient_sum = _address(sums.leak, sums.kv_heads)
-    _call("bw_key_leak", params)
+    call("bw_key_leak", params)
     sums.leaked += 1
     del kept
 
@@ -161,7 +162,7 @@ class Spectrum:
         params.sigma, params.residual = _address(self.sigma), _address(self.residual)
         params.stable_rank, params.overlap = _address(self.stable_rank), _address(self.overlap)
         params.direction = _address(self.direction)
-        _call("bw_spectral_norms", params)
+        call("bw_spectral_norms", params)
         self.samples += 1
 
 
@@ -179,7 +180,7 @@ def increment_rank(
     params.q_head_stride, params.q_row_stride = wq.stride()[:2]
     params.k_head_stride, params.k_row_stride = wk.stride()[:2]
     params.effective_rank = _address(result)
-    _call("bw_increment_rank", params)
+    call("bw_increment_rank", params)
     return result
 
 

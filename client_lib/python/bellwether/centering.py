@@ -1,0 +1,87 @@
+"""center_keys(): keys minus their mean, for any attention kernel."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+from . import _native
+from .attention_op import writable_like
+from .probe import DTYPES, call
+
+
+@torch.library.custom_op("bellwether::center_keys", mutates_args=(), device_types="cpu")
+def _center_keys(k: Tensor, cu_seqlens: Optional[Tensor]) -> Tensor:
+    out = writable_like(k)
+    if k.numel() == 0:
+        return out
+    if k.stride(-1) != 1:
+        k = k.contiguous()
+    params = _native.struct(
+        _native.CenterKeysParams, backend=_native.CPU, dtype=DTYPES[k.dtype],
+        threads=torch.get_num_threads(),
+        k=_native.Tensor4(k.data_ptr(), k.stride(0), k.stride(1), k.stride(2)),
+        out=_native.Tensor4(out.data_ptr(), out.stride(0), out.stride(1), out.stride(2)),
+    )  # fmt: skip
+    params.batch, params.kv_heads, params.k_len, params.head_dim = k.shape
+    if cu_seqlens is not None:
+        params.cu_seqlens, params.sequences = cu_seqlens.data_ptr(), cu_seqlens.numel() - 1
+    call("bw_center_keys", params)
+    return out
+
+
+@_center_keys.register_fake
+def _(k: Tensor, cu_seqlens: Optional[Tensor]) -> Tensor:
+    return writable_like(k)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[1])
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    (cu_seqlens,) = ctx.saved_tensors
+    return _center_keys(gradient, cu_seqlens), None  # A symmetric projection: its own adjoint.
+
+
+_center_keys.register_autograd(_backward, setup_context=_setup_context)
+
+
+def _composed(k: Tensor, cu_seqlens: Optional[Tensor]) -> Tensor:
+    """The same out of PyTorch's operations."""
+    wide = k if k.dtype == torch.float64 else k.float()
+    if cu_seqlens is None:
+        return (wide - wide.mean(dim=2, keepdim=True)).to(k.dtype)
+    sequences = cu_seqlens.numel() - 1
+    token = torch.arange(k.shape[2], device=k.device, dtype=cu_seqlens.dtype)
+    sequence = torch.bucketize(token, cu_seqlens[1:], right=True)
+    count = (cu_seqlens[1:] - cu_seqlens[:-1]).clamp(min=1)[:, None]
+    total = wide.new_zeros((*k.shape[:2], sequences, k.shape[3])).index_add(2, sequence, wide)
+    return (wide - (total / count).index_select(2, sequence)).to(k.dtype)
+
+
+def center_keys(k: Tensor, cu_seqlens: Optional[Tensor] = None) -> Tensor:
+    """k minus its mean over the tokens of each sequence and key head, rounded once.
+
+    k           [batch, kv_heads, tokens, dim], after positions were rotated in
+    cu_seqlens  [sequences + 1] integers, not decreasing, from 0 to tokens, on k's device: packed
+                sequences, with batch 1; none = each batch entry is one sequence
+
+    The result has k's shape and type.  Softmax does not see the shift, whatever the mask, so any
+    attention gives the same output; its gradient for W_K, and through q @ k for W_Q, loses the
+    direction that a biased backward pass pushes along.  Not for scores with a softcap or with
+    learned sinks, which are not shift invariant.  Differentiable; the gradient passes through
+    the mean.
+    """
+    if k.dim() != 4:
+        raise ValueError(f"k has {k.dim()} dimensions, but must have 4")
+    if cu_seqlens is not None:
+        if k.shape[0] != 1:
+            raise ValueError(f"batch is {k.shape[0]}, but must be 1 with cu_seqlens")
+        cu_seqlens = cu_seqlens.to(torch.int32)
+    if k.device.type == "cpu" and k.dtype in DTYPES:
+        out: Tensor = _center_keys(k, cu_seqlens)
+        return out
+    return _composed(k, cu_seqlens)

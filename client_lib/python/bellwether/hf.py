@@ -1,0 +1,66 @@
+"""The stabilized attention for Hugging Face transformers.
+
+import bellwether.hf
+bellwether.hf.register()
+model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="bellwether")
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch.nn.functional as functional
+from torch import Tensor, nn
+
+from .attending import attention, say_once
+
+NAME = "bellwether"
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Optional[Tensor],
+    dropout: float = 0.0,
+    scaling: Optional[float] = None,
+    is_causal: Optional[bool] = None,
+    sliding_window: Optional[int] = None,
+    softcap: Optional[float] = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface: q [batch, heads, tokens, dim] and k, v with kv heads in,
+    [batch, tokens, heads, dim] out, in mode "hp".
+
+    With a mask (padding) or dropout PyTorch's attention runs, and the log says so once.
+    Raises ValueError for a mask or dropout together with a softcap.
+    """
+    if attention_mask is None and dropout == 0.0:
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        o = attention(
+            query, key, value, causal=bool(causal) and query.shape[2] > 1,
+            window=sliding_window or 0, softcap=softcap or 0.0, scale=scaling, enable_gqa=True,
+        )  # fmt: skip
+        return o.transpose(1, 2).contiguous(), None
+    reason = "attn_mask is given" if attention_mask is not None else "dropout_p is above 0"
+    if softcap:
+        raise ValueError(f"PyTorch's attention has no softcap, and ours does not run: {reason}")
+    say_once(reason)
+    causal = attention_mask is None and query.shape[2] > 1 and getattr(module, "is_causal", True)
+    o = functional.scaled_dot_product_attention(
+        query, key, value, attention_mask, dropout, bool(causal), scale=scaling, enable_gqa=True
+    )
+    return o.transpose(1, 2).contiguous(), None
+
+
+def register() -> None:
+    """Makes attn_implementation="bellwether" known, with the masks of "sdpa"."""
+    from transformers import (  # type: ignore[import-not-found]
+        AttentionInterface,
+        AttentionMaskInterface,
+    )
+    from transformers.masking_utils import sdpa_mask  # type: ignore[import-not-found]
+
+    AttentionInterface.register(NAME, attention_forward)
+    AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -1,0 +1,175 @@
+"""Goal: on a Hopper GPU the operator is right too, on any stream, in CUDA graphs and compiled.
+Method: as test_attention.py and test_attention_torch.py; skipped without such a GPU and a build
+with CUDA, unless BELLWETHER_REQUIRE_GPU=1.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import bellwether
+from bellwether import attending
+
+from attention_reference import KINDS, Features, inputs, plain, with_gradients
+
+LACKS = "no GPU"
+if torch.cuda.is_available():
+    LACKS = attending._machine_lacks("cuda", 0) or ""
+if LACKS and os.environ.get("BELLWETHER_REQUIRE_GPU") != "1":
+    pytest.skip(LACKS, allow_module_level=True)
+
+SHAPE = {"heads": 4, "kv_heads": 2, "q_len": 300, "k_len": 300, "dim": 64}
+
+
+def on_gpu(kind: str, **shape: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    q, k, v, d_o = (t.cuda() for t in inputs(kind, **{**SHAPE, **shape}))
+    return q, k, v, d_o
+
+
+def ours(mode: str = "hp", **how: Any) -> Any:
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return bellwether.attention(q, k, v, causal=True, mode=mode, enable_gqa=True, **how)
+
+    return function
+
+
+def close(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> bool:
+    """Within what bf16 products can differ by, of the largest element."""
+    return all(
+        float((x.cpu() - y).abs().max()) <= 2**-6 * float(y.abs().max()) for x, y in zip(a, b)
+    )
+
+
+def same(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mode", ["fa", "hp", "hpm", "sr"])
+def test_as_exact_as_pytorch(kind: str, mode: str) -> None:
+    given = inputs(kind, **SHAPE)
+    qkv, d_o = given[:3], given[3]
+
+    def reference(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return plain(q, k, v, Features(causal=True))
+
+    got = with_gradients(ours(mode), tuple(t.cuda() for t in qkv), d_o.cuda())
+    want = with_gradients(reference, qkv, d_o, torch.float64)
+    yardstick = with_gradients(reference, qkv, d_o)
+    factor = 2.5 if mode == "sr" else 2.0
+    for name, g, w, y in zip(("o", "dq", "dk", "dv"), got, want, yardstick):
+        error, bar = float((g.cpu() - w).abs().max()), factor * float((y - w).abs().max()) + 1e-5
+        assert error <= bar, f"{name}: {error:.2e} > {bar:.2e}"
+
+
+@pytest.mark.parametrize("how", [{"window": 40}, {"softcap": 5.0}, {"center": True}])
+def test_features_agree_with_the_cpu(how: dict[str, Any]) -> None:
+    given = inputs("randn", **SHAPE)
+    want = with_gradients(ours(**how), given[:3], given[3])
+    got = with_gradients(ours(**how), tuple(t.cuda() for t in given[:3]), given[3].cuda())
+    assert close(got, want)
+
+
+def test_packed_sequences_agree_with_the_cpu() -> None:
+    given = inputs("randn", **SHAPE, batch=1)
+    cu = torch.tensor([0, 1, 128, 128, 300], dtype=torch.int32)
+    want = with_gradients(ours(cu_seqlens=cu), given[:3], given[3])
+    got = with_gradients(
+        ours(cu_seqlens=cu.cuda()), tuple(t.cuda() for t in given[:3]), given[3].cuda()
+    )
+    assert close(got, want)
+
+
+def test_deterministic_algorithms_repeat() -> None:
+    q, k, v, d_o = on_gpu("randn", q_len=1500, k_len=1500)
+    torch.use_deterministic_algorithms(True)
+    try:
+        first = with_gradients(ours(), (q, k, v), d_o)
+        assert all(same(with_gradients(ours(), (q, k, v), d_o), first) for _ in range(20))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("mode", ["hp", "hpm"])
+def test_compiled_checkpointed_and_under_autocast(mode: str) -> None:
+    q, k, v, d_o = on_gpu("randn", q_len=64, k_len=64)  # One block of queries: dq repeats.
+    want = with_gradients(ours(mode), (q, k, v), d_o)
+    torch._dynamo.reset()
+    compiled = torch.compile(ours(mode), fullgraph=True, backend="aot_eager")
+    assert same(with_gradients(compiled, (q, k, v), d_o), want)
+
+    def again(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        return checkpoint(ours(mode), q, k, v, use_reentrant=False)
+
+    assert same(with_gradients(again, (q, k, v), d_o), want)
+    with torch.autocast("cuda", torch.bfloat16):
+        assert torch.equal(ours(mode)(q.float(), k.float(), v.float()).double(), want[0])
+
+
+def test_cuda_graph_replays_with_new_inputs() -> None:
+    q, k, v, d_o = on_gpu("randn", q_len=64, k_len=64)
+    leaves = [t.clone().requires_grad_() for t in (q, k, v)]
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            torch.autograd.grad(ours("hpm")(*leaves), leaves, d_o)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o = ours("hpm")(*leaves)
+        gradients = torch.autograd.grad(o, leaves, d_o)
+    other = on_gpu("sink", q_len=64, k_len=64)
+    with torch.no_grad():
+        for leaf, new in zip(leaves, other):
+            leaf.copy_(new)
+        d_o.copy_(other[3])
+    graph.replay()
+    want = with_gradients(ours("hpm"), other[:3], other[3])
+    assert same(tuple(t.double() for t in (o.detach(), *gradients)), want)
+
+
+def test_the_current_stream_is_used() -> None:
+    q, k, v, _ = on_gpu("randn", q_len=2048, k_len=2048)
+    want = ours()(q, k, v)
+    late = torch.zeros_like(q)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(100_000_000)  # Whoever does not wait for it reads zeros.
+        late.copy_(q)
+        got = ours()(late, k, v)
+    stream.synchronize()
+    assert torch.equal(got, want)
+
+
+def test_views_that_are_not_aligned_are_copied() -> None:
+    q, k, v, d_o = on_gpu("randn", q_len=64, k_len=64)
+    moved = [shifted_in_memory(t) for t in (q, k, v)]
+    assert same(with_gradients(ours(), tuple(moved), d_o), with_gradients(ours(), (q, k, v), d_o))
+
+
+def shifted_in_memory(t: Tensor) -> Tensor:
+    """The same numbers one element further in memory."""
+    room = torch.empty(t.numel() + 1, dtype=t.dtype, device=t.device)
+    return room[1:].view(t.shape).copy_(t)
+
+
+def test_float32_falls_back() -> None:
+    q, k, v, _ = on_gpu("randn")
+    got = ours()(q.float(), k.float(), v.float())
+    assert got.dtype == torch.float32 and close((got,), (ours()(q, k, v).float().cpu(),))
+
+
+def test_center_keys_agrees_with_the_cpu() -> None:
+    _, k, _, _ = inputs("randn", batch=1)
+    cu = torch.tensor([0, 5, 96])
+    for sequences in (None, cu):
+        want = bellwether.center_keys(k, sequences)
+        got = bellwether.center_keys(k.cuda(), None if sequences is None else sequences.cuda())
+        torch.testing.assert_close(got.cpu(), want, rtol=2**-7, atol=1e-5)

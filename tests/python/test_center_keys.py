@@ -1,0 +1,81 @@
+"""Goal: center_keys is the projection it says, with its gradient, on every path.
+Method: against its definition in double; softmax must not notice.
+"""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import bellwether
+from bellwether import centering
+
+CU = torch.tensor([0, 0, 3, 4, 11], dtype=torch.int64)
+
+
+def keys(dtype: torch.dtype, batch: int = 1) -> Tensor:
+    torch.manual_seed(2)
+    return (torch.randn(batch, 3, 11, 5) + 4).to(dtype)
+
+
+def defined(k: Tensor, cu: Optional[Tensor]) -> Tensor:
+    bounds = [0, k.shape[2]] if cu is None else cu.tolist()
+    parts = [k[:, :, a:b].double() for a, b in zip(bounds, bounds[1:])]
+    return torch.cat([p - p.mean(dim=2, keepdim=True) if p.shape[2] else p for p in parts], dim=2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("cu", [None, CU, CU.int()])
+def test_is_its_definition_rounded_once(dtype: torch.dtype, cu: Optional[Tensor]) -> None:
+    k = keys(dtype)
+    got = bellwether.center_keys(k, cu)
+    assert got.dtype == dtype
+    want = defined(k, cu)
+    torch.testing.assert_close(got.double(), want.to(dtype).double(), rtol=0, atol=1e-6)
+    # The composition, which other devices run, differs by its fp32 mean at most.
+    composed = centering._composed(k, None if cu is None else cu.int())
+    torch.testing.assert_close(composed.double(), want, rtol=torch.finfo(dtype).eps, atol=1e-5)
+
+
+@pytest.mark.parametrize("cu", [None, CU])
+def test_the_gradient_passes_through_the_mean(cu: Optional[Tensor]) -> None:
+    for dtype in (torch.float32, torch.float64):
+        k = keys(dtype).requires_grad_()
+        gradient = torch.randn_like(k)
+        bellwether.center_keys(k, cu).backward(gradient)
+        assert k.grad is not None
+        torch.testing.assert_close(k.grad, defined(gradient, cu).to(dtype))
+    assert torch.autograd.gradcheck(
+        lambda k: bellwether.center_keys(k, cu), keys(dtype).requires_grad_()
+    )
+
+
+def test_softmax_does_not_notice() -> None:
+    k = keys(torch.float32, batch=2)
+    q, v = torch.randn_like(k), torch.randn_like(k)
+    for causal in (False, True):
+        want = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        got = F.scaled_dot_product_attention(q, bellwether.center_keys(k), v, is_causal=causal)
+        torch.testing.assert_close(got, want)
+
+
+def test_compiles_whole_and_takes_any_strides() -> None:
+    k = keys(torch.bfloat16, batch=2)
+    torch._dynamo.reset()
+    compiled = torch.compile(bellwether.center_keys, fullgraph=True, backend="aot_eager")
+    want = bellwether.center_keys(k)
+    for other in (k, k.transpose(1, 2).contiguous().transpose(1, 2), k.mT.contiguous().mT):
+        assert torch.equal(bellwether.center_keys(other), want)
+        assert torch.equal(compiled(other), want)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="3 dimensions"):
+        bellwether.center_keys(torch.zeros(1, 2, 3))
+    with pytest.raises(ValueError, match="batch is 2"):
+        bellwether.center_keys(keys(torch.float32, batch=2), CU)
+    assert bellwether.center_keys(torch.zeros(2, 3, 0, 5)).shape == (2, 3, 0, 5)

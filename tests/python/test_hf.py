@@ -1,0 +1,62 @@
+"""Goal: the function that transformers calls computes what its own would.
+Method: the calls of transformers 5.23 by hand, against scaled_dot_product_attention; with
+transformers installed, a small Llama too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import bellwether
+from bellwether import attending, hf
+
+from attention_reference import inputs
+
+
+def call(attention_mask: Any = None, **options: Any) -> torch.Tensor:
+    q, k, v, _ = inputs("randn", heads=4, kv_heads=2, dtype=torch.float32)
+    output, weights = hf.attention_forward(nn.Module(), q, k, v, attention_mask, **options)
+    assert weights is None and output.is_contiguous()
+    return output.transpose(1, 2)
+
+
+def test_is_the_attention_with_the_interfaces_arguments() -> None:
+    q, k, v, _ = inputs("randn", heads=4, kv_heads=2, dtype=torch.float32)
+    want = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.1, enable_gqa=True)
+    torch.testing.assert_close(call(scaling=0.1, position_ids=None), want, rtol=1e-4, atol=1e-5)
+    want = bellwether.attention(q, k, v, causal=True, window=9, softcap=5.0, enable_gqa=True)
+    assert torch.equal(call(sliding_window=9, softcap=5.0), want)
+    assert torch.equal(call(is_causal=False), bellwether.attention(q, k, v, enable_gqa=True))
+
+
+def test_masks_are_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attending, "_said", set())
+    q, k, v, _ = inputs("randn", heads=4, kv_heads=2, dtype=torch.float32)
+    mask = torch.rand(1, 1, 96, 96) > 0.2
+    want = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
+    assert torch.equal(call(mask), want)
+    assert attending._said == {"attn_mask is given"}
+    with pytest.raises(ValueError, match="no softcap"):
+        call(mask, softcap=1.0)
+
+
+def test_a_llama() -> None:
+    transformers = pytest.importorskip("transformers")
+    hf.register()
+    models = []
+    for name in ("bellwether", "sdpa"):
+        torch.manual_seed(0)
+        config = transformers.LlamaConfig(
+            hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, vocab_size=100,
+        )  # fmt: skip
+        models.append(transformers.LlamaForCausalLM._from_config(config, attn_implementation=name))
+    tokens = torch.randint(0, 100, (2, 20))
+    ours, theirs = (model(tokens).logits for model in models)
+    assert models[0].config._attn_implementation == "bellwether"
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
