@@ -13,6 +13,7 @@ namespace {
 
 constexpr uint32_t kStateVersion = 1;
 constexpr uint64_t kCommitSteps = 256;
+constexpr size_t kCommitEvents = 256;
 constexpr int64_t kCommitNanosMin = 2'000'000'000;
 constexpr int64_t kCommitNanosMax = 30'000'000'000;
 // A rank is silent after so many of its usual intervals.
@@ -41,6 +42,8 @@ absl::Status LiveRun::Load() {
   BW_ASSIGN_OR_RETURN(const std::vector<RankRecord> ranks, parts_.database->ListRanks(record_.id));
   for (const RankRecord& rank : ranks) ranks_[rank.rank] = rank;
   last_lsn_ = saved_lsn_ = record_.applied_lsn;
+  BW_ASSIGN_OR_RETURN(const std::vector<RunEvent> events, parts_.database->ListEvents(record_.id));
+  events_stored_ = events.size();
   const auto state = parts_.database->GetState(record_.id);
   if (!state.ok()) {
     if (!absl::IsNotFound(state.status())) return state.status();
@@ -74,13 +77,14 @@ void LiveRun::Apply(const LoggedMessage& logged, int64_t arrived_ns) {
   }
   const auto& body = logged.message.body;
   if (const auto* frame = std::get_if<RankFrame>(&body)) {
-    ApplyFrame(*frame, logged.lsn);
+    ApplyFrame(logged.rank, *frame, logged.lsn);
   } else if (saved) {
     return;  // Everything but frames is in the saved state at once.
   } else if (const auto* hello = std::get_if<HelloMessage>(&body)) {
     ApplyHello(*hello);
   } else if (const auto* event = std::get_if<RunEvent>(&body)) {
     new_events_.push_back(*event);
+    shown_events_ = nullptr;
     judge_.OnEvent(*event, &transitions_);
   } else if (const auto* bye = std::get_if<ByeMessage>(&body)) {
     ApplyBye(logged.rank, *bye);
@@ -104,16 +108,16 @@ void LiveRun::ApplyHello(const HelloMessage& hello) {
   judge_.OnHello(hello.run, &transitions_);
 }
 
-void LiveRun::ApplyFrame(const RankFrame& frame, Lsn lsn) {
-  uint64_t& dropped = dropped_[frame.rank];
+void LiveRun::ApplyFrame(uint32_t rank, const RankFrame& frame, Lsn lsn) {
+  uint64_t& dropped = dropped_[rank];
   if (frame.dropped_total > dropped) {
     record_.frames_dropped += frame.dropped_total - dropped;
     dropped = frame.dropped_total;
   } else if (frame.dropped_total < dropped) {
     dropped = frame.dropped_total;  // A new client process counts afresh.
   }
-  gone_.erase(frame.rank);
-  switch (merge_.Add(frame, lsn, sink_)) {
+  gone_.erase(rank);
+  switch (merge_.Add(rank, frame, lsn, sink_)) {
     case RankMerge::Outcome::kTaken:
       ++record_.frames;
       break;
@@ -219,13 +223,27 @@ void LiveRun::Publish() {
     }
   }
   snapshot->totals = totals_;
+  if (shown_events_ == nullptr) shown_events_ = std::make_shared<const std::vector<RunEvent>>(new_events_);
+  snapshot->events_stored = events_stored_;
+  snapshot->events_new = shown_events_;
   parts_.table->Publish(std::move(snapshot));
 }
 
-void LiveRun::PublishRecord(const RunRecord& record, RunTable* table) {
+void LiveRun::PublishRecord(const RunRecord& record, const LiveRunParts& parts) {
   auto snapshot = std::make_shared<RunSnapshot>();
   snapshot->record = record;
-  table->Publish(std::move(snapshot));
+  if (!record.ended) return parts.table->Publish(std::move(snapshot));  // It tells more itself, soon.
+  snapshot->alerts_firing = static_cast<uint32_t>(parts.alerts->List(record.id, true).size());
+  int64_t step = -1;
+  const auto loss = parts.series->ReadMatrix(record.id, record.description.layout, SignalId::kLoss, -1, &step);
+  if (loss.ok() && step >= 0) {
+    auto newest = std::make_shared<StepSample>();
+    newest->Reset(record.description.layout);
+    newest->step = step;
+    newest->Add(SignalId::kLoss)[0] = loss->front();
+    snapshot->newest = std::move(newest);
+  }
+  parts.table->Publish(std::move(snapshot));
 }
 
 Lsn LiveRun::needed_lsn() const {
@@ -237,7 +255,7 @@ Lsn LiveRun::needed_lsn() const {
 bool LiveRun::CommitDue(int64_t now_ns) const {
   if (!dirty_) return false;
   const int64_t age = now_ns - committed_ns_;
-  return record_.ended || age >= kCommitNanosMax || (steps_since_commit_ >= kCommitSteps && age >= kCommitNanosMin);
+  return record_.ended || age >= kCommitNanosMax || new_events_.size() >= kCommitEvents || (steps_since_commit_ >= kCommitSteps && age >= kCommitNanosMin);
 }
 
 absl::Status LiveRun::Commit() {
@@ -252,10 +270,13 @@ absl::Status LiveRun::Commit() {
   for (const RunEvent& event : new_events_) batch->PutEvent(record_.id, event);
   for (const auto& [number, rank] : ranks_) batch->PutRank(record_.id, rank);
   batch->PutRun(record_);
-  batch->PutState(record_.id, SaveState(series_state));
+  batch->PutState(record_, SaveState(series_state));
   BW_RETURN_IF_ERROR(parts_.database->Commit(std::move(batch)));
   saved_lsn_ = last_lsn_;
+  events_stored_ += new_events_.size();
   new_events_.clear();
+  shown_events_ = nullptr;
+  changed_ = true;  // Which events are new.
   steps_since_commit_ = 0;
   committed_ns_ = parts_.clock->MonotonicNanos();
   dirty_ = false;

@@ -58,7 +58,7 @@ class LiveRun {
   // Shows readers the newest state if it changed since the last call, and
   // shows a record as it was saved.
   void Publish();
-  static void PublishRecord(const RunRecord& record, RunTable* table);
+  static void PublishRecord(const RunRecord& record, const LiveRunParts& parts);
   // Saves everything as of the last applied message, atomically.
   absl::Status Commit();
   // Steps and time since the last commit make one due.
@@ -76,7 +76,7 @@ class LiveRun {
 
  private:
   void ApplyHello(const HelloMessage& hello);
-  void ApplyFrame(const RankFrame& frame, Lsn lsn);
+  void ApplyFrame(uint32_t rank, const RankFrame& frame, Lsn lsn);
   void ApplyBye(uint32_t rank, const ByeMessage& bye);
   void OnStep(const StepSample& sample);
   void AddTotals(const StepSample& sample);
@@ -98,7 +98,9 @@ class LiveRun {
   Lsn saved_lsn_ = 0;      // Events and Hellos up to here are in saved state.
   bool dirty_ = false;
   bool changed_ = false;
+  uint64_t events_stored_ = 0;  // In the database.
   std::vector<RunEvent> new_events_;
+  std::shared_ptr<const std::vector<RunEvent>> shown_events_;  // new_events_ as last published.
   uint64_t steps_since_commit_ = 0;
   int64_t committed_ns_ = 0;
   int64_t arrived_ns_ = 0;

@@ -83,6 +83,7 @@ Pipeline::Pipeline(const Options& options, Counters* counters, Clock* clock)
       fsync_seconds_(counters->histogram("bellwether_wal_fsync_seconds")),
       wal_bytes_(counters->gauge("bellwether_wal_bytes")),
       store_bytes_(counters->gauge("bellwether_store_bytes", {{"kind", "database"}})),
+      store_free_bytes_(counters->gauge("bellwether_store_free_bytes")),
       degraded_(counters->gauge("bellwether_degraded", {{"reason", "log"}})) {}
 
 Pipeline::~Pipeline() { (void)Close(); }
@@ -142,7 +143,7 @@ absl::Status Pipeline::Recover() {
     for (const RankRecord& rank : ranks) {
       entry->ranks[rank.rank] = std::make_unique<RankSlot>(RankSlot{rank.epoch, rank.durable_seq, {}});
     }
-    LiveRun::PublishRecord(record, &table_);
+    LiveRun::PublishRecord(record, Parts());
     if (record.ended) continue;  // Its shard takes it up again if it goes on.
     auto run = std::make_unique<LiveRun>(Parts(), record);
     BW_RETURN_IF_ERROR(run->Load());
@@ -214,6 +215,7 @@ absl::Status Pipeline::Recover() {
   }
   if (applied > 0) LogInfo("recovered {} log records of {} runs", applied, by_id.size());
   flushed_ns_ = clock_->MonotonicNanos();
+  recovered_ = true;
   return absl::OkStatus();
 }
 
@@ -249,7 +251,7 @@ absl::StatusOr<Pipeline::RunEntry*> Pipeline::FindOrCreate(const HelloMessage& h
   RunEntry* entry = AddEntry(record);
   auto run = std::make_unique<LiveRun>(Parts(), record);
   BW_RETURN_IF_ERROR(run->Load());
-  LiveRun::PublishRecord(record, &table_);
+  LiveRun::PublishRecord(record, Parts());
   shards_[entry->shard]->Adopt(std::move(run));
   return entry;
 }
@@ -384,7 +386,9 @@ absl::Status Pipeline::Annotate(RunId run, const RunEvent& event) {
     BW_ASSIGN_OR_RETURN(lsn, wal_->Append(std::move(record)));
     shard.Push({lsn, run, 0, 0, {0, event}}, 0);
   }
-  return wal_->Sync(lsn);
+  BW_RETURN_IF_ERROR(wal_->Sync(lsn));
+  shard.PublishApplied(run);  // Whoever wrote it finds it.
+  return absl::OkStatus();
 }
 
 absl::Status Pipeline::NoteAlert(RunId run, const std::string& key, const Database::AlertNote& note) {
@@ -398,7 +402,7 @@ std::unique_ptr<RunImport> Pipeline::StartImport(const std::string& as_name) {
 absl::Status Pipeline::Export(RunId run, const std::function<bool(std::string_view)>& sink) {
   const RunSnapshotPtr snapshot = table_.Get(run);
   if (snapshot == nullptr) return absl::NotFoundError("no such run");
-  BW_ASSIGN_OR_RETURN(const std::vector<RunEvent> events, database_->ListEvents(run));
+  BW_ASSIGN_OR_RETURN(const std::vector<RunEvent> events, EventsOf(*snapshot, *database_));
   return ExportRecording(snapshot->record, events, *series_, sink);
 }
 
@@ -426,6 +430,9 @@ void Pipeline::Maintain() {
   for (const double second : seconds) fsync_seconds_->Observe(second);
   wal_bytes_->Set(static_cast<double>(wal_->bytes()));
   degraded_->Set(wal_->health().ok() ? 0 : 1);
+  std::error_code unknown;
+  const std::filesystem::space_info space = std::filesystem::space(options_.storage_path, unknown);
+  if (!unknown) store_free_bytes_->Set(static_cast<double>(space.available));
   const int64_t now_ns = clock_->MonotonicNanos();
   if (now_ns - flushed_ns_ < options_.flush_ms * 1'000'000 && wal_->bytes() < options_.wal_bytes_flush) return;
   if (now_ns - flushed_ns_ < 5'000'000'000) return;
@@ -441,8 +448,12 @@ void Pipeline::Maintain() {
 absl::Status Pipeline::Close() {
   if (closing_.exchange(true) || wal_ == nullptr) return absl::OkStatus();
   absl::Status status = wal_->Sync(wal_->last_lsn());
+  Lsn keep = wal_->last_lsn() + 1;
+  for (const auto& shard : shards_) keep = std::min(keep, shard->CommitAll());
   for (const auto& shard : shards_) shard->Stop();
   if (status.ok()) status = database_->Flush();
+  // The database holds it all: the next start need not read it again.
+  if (status.ok() && recovered_) status = wal_->Truncate(keep);
   const absl::Status closed = wal_->Close();
   return status.ok() ? closed : status;
 }

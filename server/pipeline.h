@@ -139,6 +139,7 @@ class Pipeline final : public IngestSink, public RunControl {
   RunId next_run_ ABSL_GUARDED_BY(registry_mutex_) = 1;
   std::atomic<bool> closing_ = false;
   int64_t flushed_ns_ = 0;
+  bool recovered_ = false;  // All of the log is applied: it may be shortened.
   std::string grpc_address_, http_address_;
 
   Counter* const gaps_;
@@ -147,6 +148,7 @@ class Pipeline final : public IngestSink, public RunControl {
   Histogram* const fsync_seconds_;
   Gauge* const wal_bytes_;
   Gauge* const store_bytes_;
+  Gauge* const store_free_bytes_;
   Gauge* const degraded_;
 };
 

@@ -42,7 +42,7 @@ class Replayer {
       }
       judge_->OnHello(hello->run, &transitions);
     } else if (const auto* frame = std::get_if<RankFrame>(&plain.body)) {
-      merge_->Add(*frame, ++messages_, sink);
+      merge_->Add(recorded.rank(), *frame, ++messages_, sink);
     } else if (const auto* event = std::get_if<RunEvent>(&plain.body)) {
       if (options_.until_step < 0 || event->step <= options_.until_step) judge_->OnEvent(*event, &transitions);
     } else if (std::get_if<ByeMessage>(&plain.body) != nullptr) {

@@ -52,43 +52,66 @@ void Shard::Push(LoggedMessage message, size_t bytes) {
 
 void Shard::CallWhenRoom(Task task) { when_room_.push_back(std::move(task)); }
 
-void Shard::Adopt(std::unique_ptr<LiveRun> run) {
+void Shard::Enqueue(Task task) {
   absl::MutexLock lock(&mutex_);
+  queue_.push_back({{}, 0, 0, std::move(task)});
+}
+
+void Shard::Adopt(std::unique_ptr<LiveRun> run) {
   auto* raw = run.release();
-  queue_.push_back({{}, 0, 0, [this, raw] {
-                      const RunId id = raw->record().id;
-                      runs_[id].reset(raw);
-                    }});
+  Enqueue([this, raw] {
+    const RunId id = raw->record().id;
+    runs_[id].reset(raw);
+  });
 }
 
 void Shard::Barrier(const Task& task) {
   absl::Notification done;
-  {
-    absl::MutexLock lock(&mutex_);
-    queue_.push_back({{}, 0, 0, [&] {
-                        task();
-                        done.Notify();
-                      }});
-  }
+  Enqueue([&] {
+    task();
+    done.Notify();
+  });
   done.WaitForNotification();
 }
 
 Lsn Shard::CommitAll() {
   Lsn needed = 0;
-  Barrier([&] {
-    {
-      // With an empty queue nothing below the log's end waits for this shard.
-      absl::MutexLock lock(&mutex_);
-      if (queue_.empty()) processed_lsn_ = std::max(processed_lsn_, parts_.wal->last_lsn());
+  absl::Notification done;
+  Enqueue([&] {
+    for (const auto& [id, run] : runs_) {
+      chores_.emplace_back([this, id = id] {
+        const auto found = runs_.find(id);
+        if (found == runs_.end()) return;
+        CommitIfDue(found->second.get(), INT64_MAX);
+        found->second->Publish();
+      });
     }
-    needed = processed_lsn_ + 1;
-    for (auto& [id, run] : runs_) {
-      CommitIfDue(run.get(), INT64_MAX);
-      if (const Lsn lsn = run->needed_lsn(); lsn != 0) needed = std::min(needed, lsn);
-      run->Publish();
-    }
+    chores_.emplace_back([&] {
+      needed = NeededLsn();
+      done.Notify();
+    });
   });
+  done.WaitForNotification();
   return needed;
+}
+
+Lsn Shard::NeededLsn() {
+  {
+    // With an empty queue nothing below the log's end waits for this shard.
+    absl::MutexLock lock(&mutex_);
+    if (queue_.empty()) processed_lsn_ = std::max(processed_lsn_, parts_.wal->last_lsn());
+  }
+  Lsn needed = processed_lsn_ + 1;
+  for (const auto& [id, run] : runs_) {
+    if (const Lsn lsn = run->needed_lsn(); lsn != 0) needed = std::min(needed, lsn);
+  }
+  return needed;
+}
+
+void Shard::PublishApplied(RunId id) {
+  Barrier([&] {
+    if (const auto found = runs_.find(id); found != runs_.end()) found->second->Publish();
+  });
 }
 
 void Shard::Loop() {
@@ -99,8 +122,8 @@ void Shard::Loop() {
     {
       absl::MutexLock lock(&mutex_);
       const auto wake = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !queue_.empty() || stopping_; };
-      mutex_.AwaitWithTimeout(absl::Condition(&wake), absl::Milliseconds(options_.publish_ms));
-      if (queue_.empty() && stopping_) return;
+      if (chores_.empty()) mutex_.AwaitWithTimeout(absl::Condition(&wake), absl::Milliseconds(options_.publish_ms));
+      if (queue_.empty() && chores_.empty() && stopping_) return;
       // A few at a time: room appears while the rest is worked on.
       while (!queue_.empty() && batch.size() < 64) {
         queue_bytes_ -= static_cast<int64_t>(queue_.front().bytes);
@@ -115,6 +138,10 @@ void Shard::Loop() {
     for (const Task& task : when_room) task();
     for (Item& item : batch) ApplyItem(&item);
     batch.clear();
+    if (!chores_.empty()) {
+      chores_.front()();
+      chores_.pop_front();
+    }
     const int64_t now_ns = parts_.clock->MonotonicNanos();
     if (now_ns >= next_tick_ns) {
       next_tick_ns = now_ns + options_.publish_ms * 1'000'000;

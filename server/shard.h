@@ -57,7 +57,11 @@ class Shard {
   void Adopt(std::unique_ptr<LiveRun> run);
   // Runs `task` on the shard's thread after what is queued now; waits.
   void Barrier(const Task& task);
-  // Commits every run; every LSN below the result is not needed by this shard.
+  // Shows readers a run with all that is queued for it now; waits.
+  void PublishApplied(RunId run);
+  // Commits every run that is live when this is called, one after each batch of
+  // messages, so that none of them waits for more than one commit; waits.  Every
+  // LSN below the result is not needed by this shard.
   Lsn CommitAll();
   // While recovery feeds the shard, deadlines and silence are not judged: the
   // log holds what was decided then.
@@ -72,7 +76,9 @@ class Shard {
   };
 
   void Loop();
+  void Enqueue(Task task);
   void ApplyItem(Item* item);
+  Lsn NeededLsn();
   // The run's writing state; taken up from the database if it had ended.
   LiveRun* FindOrLoad(RunId id);
   void Tick(int64_t now_ns);
@@ -91,6 +97,7 @@ class Shard {
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
 
   std::map<RunId, std::unique_ptr<LiveRun>> runs_;  // The thread's own.
+  std::deque<Task> chores_;                         // Likewise: what can wait, one after each batch.
   Lsn processed_lsn_ = 0;
   std::thread thread_;
 };

@@ -157,6 +157,14 @@ uint32_t AlertEngine::alerts_firing() const {
                     [](const Open& open) { return open.firing; }));
 }
 
+int32_t AlertEngine::stage() const {
+  int32_t furthest = 0;
+  for (const Open& open : open_) {
+    if (open.firing) furthest = std::max(furthest, open.stage);
+  }
+  return furthest;
+}
+
 Eta AlertEngine::eta(int64_t now) const {
   Eta best;
   Severity severity = Severity::kNone;

@@ -41,6 +41,7 @@ class AlertEngine {
     return open_[static_cast<size_t>(family)].severity;
   }
   uint32_t alerts_firing() const;
+  int32_t stage() const;  // The furthest of the firing alerts; 0: none fires.
   // Of the most severe firing alert with a known one, the soonest.
   Eta eta(int64_t now) const;
 

@@ -27,6 +27,10 @@ std::string RoundingAdvice(const RunDescription& run,
                     "brings sigma back; keep a checkpoint from "
                     "before step ",
                     change.first_step, ".");
+  } else if (change.severity >= Severity::kCritical) {
+    absl::StrAppend(&text,
+                    " The weights have not moved yet, but most rows now push "
+                    "the same way: repair at once.");
   } else {
     absl::StrAppend(&text,
                     " No work is lost yet: keep training, repair at the next "
@@ -64,7 +68,7 @@ std::string SummaryOf(const RunDescription& run, const Transition& change) {
   int pieces = 0;
   for (const Evidence& evidence : change.evidence) {
     if (!(evidence.where == change.strongest) || pieces == 4) continue;
-    absl::StrAppendFormat(&text, "%s %s %.4g (threshold %.3g)",
+    absl::StrAppendFormat(&text, "%s %s %.4g (threshold %.4g)",
                           pieces == 0 ? ":" : ",", evidence.signal,
                           evidence.value, evidence.threshold);
     ++pieces;

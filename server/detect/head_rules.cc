@@ -319,11 +319,14 @@ void HeadRules::JudgeHead(size_t head, const AttentionTraits& traits) {
     return;
   }
   finding.first_step = last_step_;
+  // A test that holds on while its newest value has fallen back is no evidence
+  // to show, but its beginning is the illness's.
   const auto add = [&](bool active, Track track, Test test, double threshold,
                        const char* detector) {
     if (!active) return;
-    finding.Add(FactOf(track, test, head, threshold, detector));
     finding.first_step = std::min(finding.first_step, held_[test].since[head]);
+    const Fact fact = FactOf(track, test, head, threshold, detector);
+    if (fact.value > threshold) finding.Add(fact);
   };
   if (finding.rule != Rule::kLogits) {
     add(r.growth, kRatio, kGrowth, drift.grown_factor * r.ratio_peer, "growth");

@@ -271,10 +271,7 @@ void RunJudge::OnSilence(uint32_t silent_ranks, int64_t silent_seconds,
 }
 
 int32_t RunJudge::stage() const {
-  if (state_->alerts.firing(Family::kLoss) &&
-      state_->alerts.severity(Family::kLoss) >= Severity::kWarning)
-    return 5;
-  return state_->heads.stage();
+  return std::max(state_->heads.stage(), state_->alerts.stage());
 }
 Eta RunJudge::eta() const { return state_->alerts.eta(state_->last_step); }
 int32_t RunJudge::stage_of(int32_t layer, int32_t head) const {

@@ -46,7 +46,8 @@ class RunJudge {
   void OnSilence(uint32_t silent_ranks, int64_t silent_seconds,
                  std::vector<Transition>* out);
 
-  int32_t stage() const;  // 0-5, the run's worst head.
+  // 0-5: the furthest of its heads now and of its open alerts.
+  int32_t stage() const;
   Eta eta() const;        // Of the most urgent firing alert.
   // Worst stage that a head is in; 0..5.
   int32_t stage_of(int32_t layer, int32_t head) const;

@@ -56,12 +56,12 @@ void RankMerge::Combine(const RankFrame& frame, Open* open) {
   }
 }
 
-RankMerge::Outcome RankMerge::Add(const RankFrame& frame, Lsn lsn, const Sink& sink) {
+RankMerge::Outcome RankMerge::Add(uint32_t rank, const RankFrame& frame, Lsn lsn, const Sink& sink) {
   const Key key{frame.attempt, frame.step};
   if (key <= Key{closed_attempt_, closed_step_}) return Outcome::kLate;
-  Key& newest = seen_.try_emplace(frame.rank, key).first->second;
+  Key& newest = seen_.try_emplace(rank, key).first->second;
   newest = std::max(newest, key);
-  gone_.erase(frame.rank);
+  gone_.erase(rank);
   auto [step, is_new] = open_.try_emplace(key);
   Open& open = step->second;
   if (is_new) {
@@ -71,11 +71,11 @@ RankMerge::Outcome RankMerge::Add(const RankFrame& frame, Lsn lsn, const Sink& s
     open.sample.step = frame.step;
     open.first_lsn = lsn;
   }
-  std::set<uint32_t>& parts = open.parts[frame.rank];
+  std::set<uint32_t>& parts = open.parts[rank];
   if (!parts.insert(frame.part).second) return Outcome::kRepeated;
   Combine(frame, &open);
   if (parts.size() == frame.parts) {
-    open.whole.insert(frame.rank);
+    open.whole.insert(rank);
     open.sample.ranks = static_cast<uint32_t>(open.whole.size());
   }
   CloseReady(sink);

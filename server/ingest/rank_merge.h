@@ -36,7 +36,7 @@ class RankMerge {
   RankMerge(const Layout& layout, uint32_t reporters, size_t open_steps_max = 64);
 
   // `lsn` is remembered while the frame's step is open.
-  Outcome Add(const RankFrame& frame, Lsn lsn, const Sink& sink);
+  Outcome Add(uint32_t rank, const RankFrame& frame, Lsn lsn, const Sink& sink);
   // Closes every open step up to and with this one, with what there is.
   void CloseThrough(uint32_t attempt, int64_t step, const Sink& sink);
   // A rank that left is not waited for; one that sends is expected again.

@@ -107,7 +107,7 @@ absl::StatusOr<v1::AnnotateResponse> QueryEngine::Annotate(const v1::AnnotateReq
 absl::StatusOr<v1::ListEventsResponse> QueryEngine::ListEvents(const v1::ListEventsRequest& request,
                                                                const CallContext&) const {
   BW_ASSIGN_OR_RETURN(const RunSnapshotPtr run, FindRun(request.run()));
-  BW_ASSIGN_OR_RETURN(const std::vector<RunEvent> events, stores_.database->ListEvents(run->record.id));
+  BW_ASSIGN_OR_RETURN(const std::vector<RunEvent> events, EventsOf(*run, *stores_.database));
   v1::ListEventsResponse response;
   for (const RunEvent& event : events) *response.add_events() = ToProto(event);
   return response;

@@ -2,10 +2,15 @@
 //
 // Bit for bit: every pattern comes back, NaN payloads included.  Steps are
 // delta-coded (regular ones cost nothing, gaps and odd steps a few bytes).
-// Values are xored with the previous step of their series, split into four
-// byte planes and compressed by zstd: a slow walk leaves zeros in the high
-// planes.  Beside a chunk stands a summary per series, so that a long range is
-// drawn without decoding it.
+// A value becomes a word in one of two ways, whichever looks shorter on a
+// sample of the chunk:
+//   as it is  its bits rotated left by one, so that the exponent is a byte of
+//             its own and the sign is last: noise, counts;
+//   walked    its distance, in the order of all floats, from the series'
+//             previous step, the distance's sign last: whatever moves slowly.
+// The words are split into four byte planes.  A plane that looks random is kept
+// as it is; the others are one zstd frame with a block for each, since bytes of
+// different planes have different statistics.
 //
 // Any thread; compressor contexts are kept per thread.
 
@@ -31,8 +36,8 @@ inline constexpr size_t kChunkValuesMax = size_t{1} << 22;
 struct ChunkInput {
   std::span<const int64_t> steps;  // Rising, 1..kChunkStepsMax
   const float* values = nullptr;
-  size_t cells = 0;                // 1..kChunkCellsMax; steps * cells <= kChunkValuesMax
-  size_t stride = 0;               // >= cells
+  size_t cells = 0;   // 1..kChunkCellsMax; steps * cells <= kChunkValuesMax
+  size_t stride = 0;  // >= cells
   int zstd_level = 1;
 };
 std::string EncodeChunk(const ChunkInput& input);
@@ -45,25 +50,8 @@ struct Chunk {
 // DATA_LOSS, leaving `*chunk` unspecified, on anything EncodeChunk did not
 // write.  Never reads beyond `bytes`, never takes more memory than the limits.
 absl::Status DecodeChunk(std::string_view bytes, Chunk* chunk);
-// Only the steps.
-absl::Status DecodeChunkSteps(std::string_view bytes, std::vector<int64_t>* steps);
-
-// One series of a chunk.  Cells that were not measured count nowhere; a
-// measured NaN counts in `nans` and in nothing else.
-struct SeriesSummary {
-  float min = 0, mean = 0, max = 0;  // Over the numbers; NaN if there are none.
-  float last = 0;                    // Newest measured value, may be NaN.
-  uint16_t numbers = 0;
-  uint16_t nans = 0;
-};
-struct ChunkSummary {
-  int64_t first_step = 0, last_step = 0;
-  uint32_t steps = 0;
-  std::vector<SeriesSummary> series;  // [cells]
-};
-ChunkSummary Summarize(const ChunkInput& input);
-std::string EncodeSummary(const ChunkSummary& summary);
-absl::Status DecodeSummary(std::string_view bytes, ChunkSummary* summary);
+// Only what it covers.
+absl::Status DecodeChunkShape(std::string_view bytes, std::vector<int64_t>* steps, size_t* cells);
 
 }  // namespace bellwether::server
 

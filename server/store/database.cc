@@ -1,7 +1,6 @@
 #include "server/store/database.h"
 
 #include <rocksdb/cache.h>
-#include <rocksdb/filter_policy.h>
 #include <rocksdb/options.h>
 #include <rocksdb/table.h>
 
@@ -19,9 +18,13 @@
 namespace bellwether::server {
 namespace {
 
+// Superseded rows below this, or this part of all bytes, are not worth a
+// compaction.
+constexpr int64_t kSupersededBytesMin = 64 << 10;
+constexpr int64_t kSupersededPart = 32;
 
 std::string RunKey(RunId run) { return KeyBuilder('r').U64(run).key(); }
-std::string StateKey(RunId run) { return KeyBuilder('j').U64(run).key(); }
+std::string StateKey(RunId run, bool ended) { return KeyBuilder(ended ? 'J' : 'j').U64(run).key(); }
 std::string TransitionKey(uint64_t id) { return KeyBuilder('t').U64(id).key(); }
 std::string NoteKey(RunId run, const std::string& key) { return KeyBuilder('a').U64(run).String(key).key(); }
 
@@ -47,11 +50,30 @@ void RocksBatch::PutRank(RunId run, const RankRecord& rank) {
   Put(KeyBuilder('k').U64(run).U32(rank.rank).key(), EncodeRankRecord(rank));
 }
 void RocksBatch::PutEvent(RunId run, const RunEvent& event) { events_.emplace_back(run, EncodeRunEvent(event)); }
-void RocksBatch::PutState(RunId run, std::string_view state) { Put(StateKey(run), state); }
+void RocksBatch::PutState(const RunRecord& run, std::string_view state) {
+  const std::string packed = PackState(state);
+  Put(StateKey(run.id, run.ended), packed);
+  if (run.ended) {
+    Delete(StateKey(run.id, /*ended=*/false), packed.size());
+  } else {
+    superseded_bytes_ += static_cast<int64_t>(packed.size());  // The state before.
+  }
+}
+void RocksBatch::Put(std::string_view key, std::string_view value) {
+  batch_.Put(database_->FamilyOf(key), ToSlice(key), ToSlice(value));
+}
+void RocksBatch::Delete(std::string_view key, size_t bytes) {
+  batch_.Delete(database_->FamilyOf(key), ToSlice(key));
+  superseded_bytes_ += static_cast<int64_t>(bytes);
+}
+
+rocksdb::ColumnFamilyHandle* RocksDatabase::FamilyOf(std::string_view key) const {
+  return key.starts_with('w') || key.starts_with('p') || key.starts_with('j') ? passing_ : lasting_;
+}
 
 RocksDatabase::Snapshot::Snapshot(const RocksDatabase* database)
-    : db_(database->db_.get()), snapshot_(db_->GetSnapshot()) {}
-RocksDatabase::Snapshot::~Snapshot() { db_->ReleaseSnapshot(snapshot_); }
+    : database_(database), snapshot_(database->db_->GetSnapshot()) {}
+RocksDatabase::Snapshot::~Snapshot() { database_->db_->ReleaseSnapshot(snapshot_); }
 
 absl::Status RocksDatabase::Snapshot::Scan(
     std::string_view prefix, std::string_view from,
@@ -63,7 +85,7 @@ absl::Status RocksDatabase::Snapshot::Scan(
   if (!end.empty()) end.back() = static_cast<char>(end.back() + 1);
   const rocksdb::Slice upper = ToSlice(end);
   if (!end.empty()) options.iterate_upper_bound = &upper;
-  const std::unique_ptr<rocksdb::Iterator> it(db_->NewIterator(options));
+  const std::unique_ptr<rocksdb::Iterator> it(database_->db_->NewIterator(options, database_->FamilyOf(prefix)));
   for (it->Seek(ToSlice(std::max(prefix, from))); it->Valid(); it->Next()) {
     if (!visit(FromSlice(it->key()), FromSlice(it->value()))) break;
   }
@@ -74,17 +96,17 @@ absl::StatusOr<std::string> RocksDatabase::Snapshot::Get(std::string_view key) c
   rocksdb::ReadOptions options;
   options.snapshot = snapshot_;
   std::string value;
-  BW_RETURN_IF_ERROR(FromRocks(db_->Get(options, ToSlice(key), &value)));
+  BW_RETURN_IF_ERROR(FromRocks(database_->db_->Get(options, database_->FamilyOf(key), ToSlice(key), &value)));
   return value;
 }
 
-absl::StatusOr<bool> RocksDatabase::Snapshot::FindBefore(std::string_view prefix, std::string_view at,
-                                                         std::string* key, std::string* value) const {
+absl::StatusOr<bool> RocksDatabase::Snapshot::FindBefore(std::string_view prefix, std::string_view at, std::string* key,
+                                                         std::string* value) const {
   rocksdb::ReadOptions options;
   options.snapshot = snapshot_;
   const rocksdb::Slice lower = ToSlice(prefix);
   options.iterate_lower_bound = &lower;
-  const std::unique_ptr<rocksdb::Iterator> it(db_->NewIterator(options));
+  const std::unique_ptr<rocksdb::Iterator> it(database_->db_->NewIterator(options, database_->FamilyOf(prefix)));
   it->SeekForPrev(ToSlice(at));
   BW_RETURN_IF_ERROR(FromRocks(it->status()));
   if (!it->Valid() || !it->key().starts_with(ToSlice(prefix))) return false;
@@ -102,32 +124,53 @@ absl::StatusOr<std::unique_ptr<RocksDatabase>> RocksDatabase::Open(const Databas
   rocksdb::BlockBasedTableOptions table;
   table.block_cache = rocksdb::NewLRUCache(static_cast<size_t>(options.cache_bytes));
   table.block_size = 16 << 10;
-  table.filter_policy.reset(rocksdb::NewBloomFilterPolicy(10));
-  rocksdb::Options rocks;
+  // Almost all reads are ranges, which a filter cannot help.
+  table.index_block_restart_interval = 16;  // Neighbouring keys share most of their bytes.
+  rocksdb::DBOptions rocks;
   rocks.create_if_missing = true;
-  rocks.compression = rocksdb::kNoCompression;  // Chunks are compressed already.
-  rocks.write_buffer_size = static_cast<size_t>(options.write_buffer_bytes);
+  rocks.create_missing_column_families = true;
   rocks.max_background_jobs = 2;
   rocks.max_open_files = 512;
   rocks.avoid_unnecessary_blocking_io = true;
+  // A batch that spans both families is on disk as a whole or not at all.
+  rocks.atomic_flush = true;
   // Without its own log RocksDB keeps what was flushed, and on a clean close
   // all: the WAL's truncation needs the former, the restart is quicker with the latter.
   rocks.avoid_flush_during_shutdown = false;
   rocks.info_log_level = rocksdb::WARN_LEVEL;
   rocks.keep_log_file_num = 4;
-  rocks.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
+  rocksdb::ColumnFamilyOptions lasting;
+  lasting.compression = rocksdb::kNoCompression;  // Chunks are compressed already.
+  lasting.write_buffer_size = static_cast<size_t>(options.write_buffer_bytes);
+  lasting.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
+  // Small and superseded often: sorted runs are merged as soon as there are
+  // two, and into one when half as much as the oldest has come on top of it.
+  rocksdb::ColumnFamilyOptions passing = lasting;
+  passing.compaction_style = rocksdb::kCompactionStyleUniversal;
+  passing.level0_file_num_compaction_trigger = 2;
+  passing.compaction_options_universal.max_size_amplification_percent = 50;
 
   std::unique_ptr<RocksDatabase> database(new RocksDatabase);
   rocksdb::DB* db = nullptr;
-  BW_RETURN_IF_ERROR(FromRocks(rocksdb::DB::Open(rocks, options.directory, &db)));
+  std::vector<rocksdb::ColumnFamilyHandle*> families;
+  BW_RETURN_IF_ERROR(FromRocks(rocksdb::DB::Open(
+      rocks, options.directory, {{rocksdb::kDefaultColumnFamilyName, lasting}, {"passing", passing}}, &families, &db)));
   database->db_.reset(db);
+  database->lasting_ = families[0];
+  database->passing_ = families[1];
   BW_RETURN_IF_ERROR(database->LoadTransitionIds());
   return database;
 }
 
-RocksDatabase::~RocksDatabase() = default;
+RocksDatabase::~RocksDatabase() {
+  for (rocksdb::ColumnFamilyHandle* const family : {lasting_, passing_}) {
+    if (family != nullptr) db_->DestroyColumnFamilyHandle(family);
+  }
+}
 
-absl::StatusOr<std::unique_ptr<Database>> Database::Open(const Options& options) { return RocksDatabase::Open(options); }
+absl::StatusOr<std::unique_ptr<Database>> Database::Open(const Options& options) {
+  return RocksDatabase::Open(options);
+}
 
 absl::Status RocksDatabase::Write(rocksdb::WriteBatch* batch) {
   rocksdb::WriteOptions options;
@@ -173,7 +216,13 @@ absl::StatusOr<std::vector<RankRecord>> RocksDatabase::ListRanks(RunId run) cons
   return ranks;
 }
 
-absl::StatusOr<std::string> RocksDatabase::GetState(RunId run) const { return Snapshot(this).Get(StateKey(run)); }
+absl::StatusOr<std::string> RocksDatabase::GetState(RunId run) const {
+  const Snapshot snapshot(this);
+  absl::StatusOr<std::string> packed = snapshot.Get(StateKey(run, /*ended=*/false));
+  if (absl::IsNotFound(packed.status())) packed = snapshot.Get(StateKey(run, /*ended=*/true));
+  BW_RETURN_IF_ERROR(packed.status());
+  return UnpackState(*packed);
+}
 
 absl::StatusOr<std::vector<RunEvent>> RocksDatabase::ListEvents(RunId run) const {
   std::vector<RunEvent> events;
@@ -213,6 +262,7 @@ absl::Status RocksDatabase::Commit(std::unique_ptr<RunBatch> batch) {
     rocks->events_.clear();
     BW_RETURN_IF_ERROR(Write(&rocks->batch_));
   }
+  superseded_bytes_ += rocks->superseded_bytes_;
   for (const auto& call : rocks->committed_) call();
   return absl::OkStatus();
 }
@@ -281,13 +331,32 @@ absl::StatusOr<Database::AlertNote> RocksDatabase::GetAlertNote(RunId run, const
   return DecodeAlertNote(*value);
 }
 
-absl::Status RocksDatabase::Flush() { return FromRocks(db_->Flush(rocksdb::FlushOptions())); }
+absl::Status RocksDatabase::Flush() {
+  BW_RETURN_IF_ERROR(FromRocks(db_->Flush(rocksdb::FlushOptions(), {lasting_, passing_})));
+  return CompactPassing();
+}
+
+absl::Status RocksDatabase::CompactPassing() {
+  uint64_t passing_bytes = 0;
+  db_->GetIntProperty(passing_, rocksdb::DB::Properties::kTotalSstFilesSize, &passing_bytes);
+  const int64_t worth_it =
+      std::max({kSupersededBytesMin, bytes() / kSupersededPart, static_cast<int64_t>(passing_bytes / 2)});
+  if (superseded_bytes_ < worth_it) return absl::OkStatus();
+  superseded_bytes_ = 0;
+  rocksdb::CompactRangeOptions options;
+  options.exclusive_manual_compaction = false;
+  return FromRocks(db_->CompactRange(options, passing_, nullptr, nullptr));
+}
 
 int64_t RocksDatabase::bytes() const {
-  uint64_t files = 0, memory = 0;
-  db_->GetIntProperty(rocksdb::DB::Properties::kTotalSstFilesSize, &files);
-  db_->GetIntProperty(rocksdb::DB::Properties::kCurSizeAllMemTables, &memory);
-  return static_cast<int64_t>(files + memory);
+  int64_t bytes = 0;
+  for (rocksdb::ColumnFamilyHandle* const family : {lasting_, passing_}) {
+    uint64_t files = 0, memory = 0;
+    db_->GetIntProperty(family, rocksdb::DB::Properties::kTotalSstFilesSize, &files);
+    db_->GetIntProperty(family, rocksdb::DB::Properties::kCurSizeAllMemTables, &memory);
+    bytes += static_cast<int64_t>(files + memory);
+  }
+  return bytes;
 }
 
 }  // namespace bellwether::server

@@ -1,7 +1,8 @@
 // database.h: everything that is kept, on RocksDB.
 //
-// One column family, keys with a one-byte prefix per kind, RocksDB's own log
-// off: what a crash takes from here is replayed from the WAL.  Transitions and notes
+// Keys with a one-byte prefix per kind, RocksDB's own log off: what a crash
+// takes from here is replayed from the WAL.  Two column families, flushed
+// together: w, p and j pass within minutes, the rest stays.  Transitions and notes
 // are the exception: people hear of them, so they are synced through RocksDB's own
 // log, alone, and keep their ids whatever happens.  All that
 // belongs to one point of a run's history (its chunks, saved state and the LSN
@@ -11,13 +12,15 @@
 //   r <run>                               RunRecord
 //   k <run> <rank>                        RankRecord: session epoch, durable seq
 //   s <run> <signal> <group> <attempt> <step>   chunk (chunk.h)
-//   m <run> <signal> <group> <attempt> <step>   its summary
+//   m <run> <signal> <group> <attempt> <step>   summaries of a chunk, or of a derived signal
 //   w <run> <signal> <part> <attempt> <step>    window: a few steps of many heads, until packed into chunks
+//   p <run> <signal> <part> <attempt> <step>    steps of a chunk that is not full yet, for a restart
 //   e <run> <n>                           event
 //   t <id>                                transition
 //   T <run> <key> <k>                     index: id
 //   a <run> <key>                         note: acknowledged, silenced
-//   j <run>                               saved judge and open windows
+//   j <run>                               state: saved judge and windows
+//   J <run>                               the same of a run that has ended
 //
 // Numbers in keys are big-endian.  Thread-safe.
 
@@ -55,7 +58,7 @@ struct RunRecord {
   uint64_t frames = 0;
   uint64_t frames_dropped = 0;
   uint64_t steps_recorded = 0;
-  Lsn applied_lsn = 0;          // State below is that of this LSN.
+  Lsn applied_lsn = 0;            // State below is that of this LSN.
   std::vector<SignalId> signals;  // Reported so far.
 };
 
@@ -72,7 +75,7 @@ class RunBatch {
   virtual void PutRun(const RunRecord& run) = 0;
   virtual void PutRank(RunId run, const RankRecord& rank) = 0;
   virtual void PutEvent(RunId run, const RunEvent& event) = 0;
-  virtual void PutState(RunId run, std::string_view state) = 0;
+  virtual void PutState(const RunRecord& run, std::string_view state) = 0;
 };
 
 class Database {
@@ -114,7 +117,8 @@ class Database {
   virtual absl::Status PutAlertNote(RunId run, const std::string& key, const AlertNote& note) = 0;
   virtual absl::StatusOr<AlertNote> GetAlertNote(RunId run, const std::string& key) const = 0;  // Default if none.
 
-  // Makes everything committed so far durable without the WAL.
+  // Makes everything committed so far durable without the WAL, and gives back
+  // the space of what it superseded.
   virtual absl::Status Flush() = 0;
   virtual int64_t bytes() const = 0;
 

@@ -1,5 +1,7 @@
 #include "server/store/record_codec.h"
 
+#include <zstd.h>
+
 #include "absl/strings/str_cat.h"
 #include "server/store/byte_io.h"
 
@@ -7,6 +9,7 @@ namespace bellwether::server {
 namespace {
 
 constexpr uint8_t kVersion = 1;
+constexpr uint64_t kStateBytesMax = uint64_t{1} << 30;
 
 // One list of fields per record serves both directions: an Archive either puts
 // each field or gets it.
@@ -207,6 +210,26 @@ absl::StatusOr<Transition> DecodeTransition(std::string_view bytes) { return Dec
 std::string EncodeAlertNote(const Database::AlertNote& note) { return Encode(note); }
 absl::StatusOr<Database::AlertNote> DecodeAlertNote(std::string_view bytes) {
   return Decode<Database::AlertNote>(bytes, "alert note");
+}
+
+std::string PackState(std::string_view state) {
+  std::string bytes(1 + ZSTD_compressBound(state.size()), '\0');
+  bytes[0] = static_cast<char>(kVersion);
+  const size_t size = ZSTD_compress(bytes.data() + 1, bytes.size() - 1, state.data(), state.size(), /*level=*/1);
+  bytes.resize(ZSTD_isError(size) ? 1 : 1 + size);
+  return bytes;
+}
+
+absl::StatusOr<std::string> UnpackState(std::string_view bytes) {
+  const absl::Status damaged = absl::DataLossError("stored state: damaged, or of another version");
+  if (bytes.empty() || bytes[0] != static_cast<char>(kVersion)) return damaged;
+  bytes.remove_prefix(1);
+  const unsigned long long size = ZSTD_getFrameContentSize(bytes.data(), bytes.size());
+  if (size > kStateBytesMax) return damaged;  // Also what is no frame at all.
+  std::string state(size, '\0');
+  const size_t got = ZSTD_decompress(state.data(), state.size(), bytes.data(), bytes.size());
+  if (ZSTD_isError(got) || got != size) return damaged;
+  return state;
 }
 
 }  // namespace bellwether::server

@@ -29,6 +29,10 @@ absl::StatusOr<Transition> DecodeTransition(std::string_view bytes);
 std::string EncodeAlertNote(const Database::AlertNote& note);
 absl::StatusOr<Database::AlertNote> DecodeAlertNote(std::string_view bytes);
 
+// A run's saved state, compressed.
+std::string PackState(std::string_view state);
+absl::StatusOr<std::string> UnpackState(std::string_view bytes);
+
 }  // namespace bellwether::server
 
 #endif  // BELLWETHER_SERVER_STORE_RECORD_CODEC_H_

@@ -9,6 +9,7 @@
 #include <rocksdb/db.h>
 #include <rocksdb/write_batch.h>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -56,22 +57,28 @@ inline int64_t KeyStep(std::string_view key, size_t offset) {
   return static_cast<int64_t>(KeyNumber(key, offset, 8) ^ (uint64_t{1} << 63));
 }
 
+class RocksDatabase;
+
 class RocksBatch final : public RunBatch {
  public:
+  explicit RocksBatch(const RocksDatabase* database) : database_(database) {}
   void PutRun(const RunRecord& run) override;
   void PutRank(RunId run, const RankRecord& rank) override;
   void PutEvent(RunId run, const RunEvent& event) override;
-  void PutState(RunId run, std::string_view state) override;
+  void PutState(const RunRecord& run, std::string_view state) override;
 
   static RocksBatch* As(RunBatch* batch) { return static_cast<RocksBatch*>(batch); }
-  void Put(std::string_view key, std::string_view value) { batch_.Put(ToSlice(key), ToSlice(value)); }
-  void Delete(std::string_view key) { batch_.Delete(ToSlice(key)); }
+  void Put(std::string_view key, std::string_view value);
+  // Of a row whose value has `bytes`.
+  void Delete(std::string_view key, size_t bytes);
   // Called once the batch can be read.
   void OnCommitted(std::function<void()> call) { committed_.push_back(std::move(call)); }
 
  private:
   friend class RocksDatabase;
+  const RocksDatabase* const database_;
   rocksdb::WriteBatch batch_;
+  int64_t superseded_bytes_ = 0;                       // Of rows that this batch deletes or replaces.
   std::vector<std::pair<RunId, std::string>> events_;  // Numbered by Commit.
   std::vector<std::function<void()>> committed_;
 };
@@ -87,7 +94,7 @@ class RocksDatabase final : public Database {
   absl::StatusOr<std::vector<RankRecord>> ListRanks(RunId run) const override;
   absl::StatusOr<std::string> GetState(RunId run) const override;
   absl::StatusOr<std::vector<RunEvent>> ListEvents(RunId run) const override;
-  std::unique_ptr<RunBatch> NewBatch() override { return std::make_unique<RocksBatch>(); }
+  std::unique_ptr<RunBatch> NewBatch() override { return std::make_unique<RocksBatch>(this); }
   absl::Status Commit(std::unique_ptr<RunBatch> batch) override;
   absl::StatusOr<bool> PutTransition(Transition* transition) override;
   absl::StatusOr<std::vector<Transition>> ListTransitions(uint64_t after, size_t limit, RunId run) const override;
@@ -114,18 +121,28 @@ class RocksDatabase final : public Database {
                                     std::string* value) const;
 
    private:
-    rocksdb::DB* const db_;
+    const RocksDatabase* const database_;
     const rocksdb::Snapshot* const snapshot_;
   };
 
  private:
+  friend class RocksBatch;
+
   RocksDatabase() = default;
+  // Rows that live for minutes have a family of their own: what replaces them
+  // must not have to sink through all that is kept for years to free their space.
+  rocksdb::ColumnFamilyHandle* FamilyOf(std::string_view key) const;
+  // Rewrites that family if much of it is superseded.
+  absl::Status CompactPassing();
   absl::Status Write(rocksdb::WriteBatch* batch);  // Lost by a crash, replayed from the WAL.
   // For what is told to people and must not be told twice: transitions, notes.
   absl::Status WriteDurably(rocksdb::WriteBatch* batch);
   absl::Status LoadTransitionIds();
 
   std::unique_ptr<rocksdb::DB> db_;
+  rocksdb::ColumnFamilyHandle* lasting_ = nullptr;  // Owned: closed before db_.
+  rocksdb::ColumnFamilyHandle* passing_ = nullptr;
+  std::atomic<int64_t> superseded_bytes_ = 0;  // In passing_, since it was compacted.
   mutable absl::Mutex transitions_mutex_;
   uint64_t last_transition_id_ ABSL_GUARDED_BY(transitions_mutex_) = 0;
   absl::Mutex events_mutex_;  // Event numbers are given and written under it.

@@ -1,7 +1,10 @@
 #include "server/store/run_table.h"
 
+#include <algorithm>
+
 #include "absl/strings/escaping.h"
 #include "absl/strings/string_view.h"
+#include "server/util/status_macros.h"
 
 namespace bellwether::server {
 
@@ -53,6 +56,16 @@ uint64_t RunTable::AwaitChange(uint64_t seen, int64_t timeout_ms) const {
   const auto changed = [this, seen]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return version_ > seen; };
   mutex_.AwaitWithTimeout(absl::Condition(&changed), absl::Milliseconds(timeout_ms));
   return version_;
+}
+
+absl::StatusOr<std::vector<RunEvent>> EventsOf(const RunSnapshot& snapshot, const Database& database) {
+  BW_ASSIGN_OR_RETURN(std::vector<RunEvent> events, database.ListEvents(snapshot.record.id));
+  // What was stored since the snapshot is among its new ones.
+  events.resize(std::min<uint64_t>(events.size(), snapshot.events_stored));
+  if (snapshot.events_new != nullptr) {
+    events.insert(events.end(), snapshot.events_new->begin(), snapshot.events_new->end());
+  }
+  return events;
 }
 
 std::string FormatUuid(const RunUuid& uuid) {

@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "server/store/database.h"
 #include "server/store/step_sample.h"
@@ -35,6 +36,10 @@ struct RunSnapshot {
   // Sums since the server knows the run, for the exported counters: per signal
   // with an AGGREGATE_TOTAL metric, [layers] (head signals) or [1] (run ones).
   std::map<SignalId, std::vector<double>> totals;
+  // Of the run's events the database holds the first so many as of this
+  // snapshot (all of them for a run that nobody writes), these come after them.
+  uint64_t events_stored = UINT64_MAX;
+  std::shared_ptr<const std::vector<RunEvent>> events_new;
 };
 using RunSnapshotPtr = std::shared_ptr<const RunSnapshot>;
 
@@ -58,6 +63,9 @@ class RunTable {
   std::map<RunId, RunSnapshotPtr> runs_ ABSL_GUARDED_BY(mutex_);
   uint64_t version_ ABSL_GUARDED_BY(mutex_) = 0;
 };
+
+// The events of a run as of its snapshot, in the order of the log.
+absl::StatusOr<std::vector<RunEvent>> EventsOf(const RunSnapshot& snapshot, const Database& database);
 
 // 32 lower-case hexadecimal digits, and back; false if `text` is none.
 std::string FormatUuid(const RunUuid& uuid);

@@ -10,13 +10,14 @@ namespace bellwether::server {
 
 absl::Status SampleCursor::Start() {
   std::set<Extent> extents;
-  for (const MemoryWindow& window : reader_->memory()) {
-    if (window.signal != signal_ || window.attempt != attempt_ || window.part != 0) continue;
+  for (const MemoryBlock& block : reader_->memory()) {
+    if (block.signal != signal_ || block.attempt != attempt_ || block.first_cell != 0) continue;
     std::vector<int64_t> steps;
-    if (window.open != nullptr) {
-      steps = window.open->steps;
+    size_t cells = 0;
+    if (block.open != nullptr) {
+      steps = block.open->steps;
     } else {
-      BW_RETURN_IF_ERROR(DecodeChunkSteps(*window.bytes, &steps));
+      BW_RETURN_IF_ERROR(DecodeChunkShape(*block.bytes, &steps, &cells));
     }
     extents.insert({steps.front(), Place::kMemory});
   }
@@ -71,14 +72,16 @@ absl::Status SampleCursor::Add(const Chunk& chunk, size_t first_cell) {
 absl::Status SampleCursor::Load(const Extent& extent) {
   Chunk chunk;
   if (extent.place == Place::kMemory) {
-    for (const MemoryWindow& window : reader_->memory()) {
-      if (window.signal != signal_ || window.attempt != attempt_) continue;
-      const Chunk* decoded = window.open.get();
-      if (decoded == nullptr) {
-        BW_RETURN_IF_ERROR(DecodeChunk(*window.bytes, &chunk));
-        decoded = &chunk;
+    for (const MemoryBlock& block : reader_->memory()) {
+      if (block.signal != signal_ || block.attempt != attempt_) continue;
+      if (block.open != nullptr) {
+        if (block.open->steps.front() == extent.first_step) BW_RETURN_IF_ERROR(Add(*block.open, block.first_cell));
+        continue;
       }
-      if (decoded->steps.front() == extent.first_step) BW_RETURN_IF_ERROR(Add(*decoded, window.part * kPartCells));
+      BW_RETURN_IF_ERROR(DecodeChunkShape(*block.bytes, &chunk.steps, &chunk.cells));
+      if (chunk.steps.front() != extent.first_step) continue;
+      BW_RETURN_IF_ERROR(DecodeChunk(*block.bytes, &chunk));
+      BW_RETURN_IF_ERROR(Add(chunk, block.first_cell));
     }
     return absl::OkStatus();
   }
@@ -87,8 +90,8 @@ absl::Status SampleCursor::Load(const Extent& extent) {
   for (size_t cell = 0; cell < cells_; cell += cells_each) {
     const SeriesAddress address{
         .run = reader_->run(), .signal = signal_, .index = static_cast<uint32_t>(cell / cells_each)};
-    BW_ASSIGN_OR_RETURN(const std::string bytes, reader_->snapshot().Get(SeriesRowKey(
-                                                     chunked ? 's' : 'w', address, attempt_, extent.first_step)));
+    BW_ASSIGN_OR_RETURN(const std::string bytes, reader_->snapshot().Get(SeriesRowKey(chunked ? 's' : 'w', address,
+                                                                                      attempt_, extent.first_step)));
     BW_RETURN_IF_ERROR(DecodeChunk(bytes, &chunk));
     BW_RETURN_IF_ERROR(Add(chunk, cell));
   }

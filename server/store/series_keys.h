@@ -1,8 +1,10 @@
 // series_keys.h: where a run's series lie in the database.
 //
 // Private to server/store.  A signal's matrix is read row-major as cells; a
-// chunk holds kGroupCells of them, a window (the few steps since the last
-// chunk) up to kPartCells.  Signal 0 is the step itself: its time and who reported.
+// chunk and its summary ('s', 'm') hold kGroupCells of them; a window ('w': a
+// few steps that the packer will put into chunks) and the unfinished rows of a
+// chunk that is still in memory ('p': for a restart alone) up to kPartCells.
+// Signal 0 is the step itself: its time and who reported.
 
 #ifndef BELLWETHER_SERVER_STORE_SERIES_KEYS_H_
 #define BELLWETHER_SERVER_STORE_SERIES_KEYS_H_
@@ -15,6 +17,7 @@ namespace bellwether::server {
 
 inline constexpr size_t kGroupCells = 8;
 inline constexpr size_t kPartCells = 1024;
+inline constexpr uint8_t kMetaSignal = 0;
 static_assert(kPartCells % kGroupCells == 0);
 
 // <prefix> <run> <signal> <group or part> <attempt> <step>

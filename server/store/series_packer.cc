@@ -5,8 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "server/store/chunk.h"
-#include "server/store/series_keys.h"
+#include "server/store/chunk_rows.h"
 #include "server/util/log.h"
 #include "server/util/status_macros.h"
 
@@ -17,11 +16,37 @@ struct Window {
   std::string key;
   std::string value;
   size_t steps = 0;
+  size_t cells = 0;
 };
 
-// Writes windows[begin, end) of one part and attempt as chunks.
-absl::Status WriteChunks(const std::vector<Window>& windows, size_t begin, size_t end, int zstd_level,
-                         RocksBatch* batch) {
+bool SamePartAndAttempt(const Window& a, const Window& b) {
+  constexpr size_t kBytes = kSeriesPrefixBytes + 4;
+  return std::string_view(a.key).substr(0, kBytes) == std::string_view(b.key).substr(0, kBytes);
+}
+
+// Of a chunk of this window's signal.  The first part has all cells of a small one.
+size_t StepsOfChunk(size_t chunk_steps, const Window& window) {
+  return KeyIndex(window.key) == 0 ? StepsForCells(chunk_steps, window.cells) : chunk_steps;
+}
+
+// Where the part's first chunk behind the window begins.
+absl::StatusOr<int64_t> NextChunk(const RocksDatabase::Snapshot& snapshot, const Window& window) {
+  const SeriesAddress address{.run = KeyNumber(window.key, 1, 8),
+                              .signal = KeySignal(window.key),
+                              .index = static_cast<uint32_t>(KeyIndex(window.key) * (kPartCells / kGroupCells))};
+  const std::string from = SeriesRowKey('s', address, KeyAttempt(window.key), KeyFirstStep(window.key));
+  int64_t next = INT64_MAX;
+  BW_RETURN_IF_ERROR(
+      snapshot.Scan(from.substr(0, kSeriesPrefixBytes + 4), from, [&](std::string_view key, std::string_view) {
+        next = KeyFirstStep(key);
+        return false;
+      }));
+  return next;
+}
+
+// Writes windows[begin, end) of one part and attempt as a chunk.
+absl::Status WriteChunk(const std::vector<Window>& windows, size_t begin, size_t end, int zstd_level,
+                        RocksBatch* batch) {
   std::vector<int64_t> steps;
   std::vector<float> values;
   size_t cells = 0;
@@ -34,21 +59,19 @@ absl::Status WriteChunks(const std::vector<Window>& windows, size_t begin, size_
     cells = window.cells;
     steps.insert(steps.end(), window.steps.begin(), window.steps.end());
     values.insert(values.end(), window.values.begin(), window.values.end());
-    batch->Delete(windows[i].key);
+    batch->Delete(windows[i].key, windows[i].value.size());
   }
   const std::string& key = windows[begin].key;
-  const auto first_group = static_cast<uint32_t>(KeyIndex(key) * (kPartCells / kGroupCells));
-  for (size_t cell = 0; cell < cells; cell += kGroupCells) {
-    const ChunkInput input{.steps = steps,
-                           .values = values.data() + cell,
-                           .cells = std::min(kGroupCells, cells - cell),
-                           .stride = cells,
-                           .zstd_level = zstd_level};
-    const SeriesAddress address{.run = KeyNumber(key, 1, 8),
-                                .signal = KeySignal(key),
-                                .index = first_group + static_cast<uint32_t>(cell / kGroupCells)};
-    batch->Put(SeriesRowKey('s', address, KeyAttempt(key), steps.front()), EncodeChunk(input));
-    batch->Put(SeriesRowKey('m', address, KeyAttempt(key), steps.front()), EncodeSummary(Summarize(input)));
+  const ChunkRows rows = MakeChunkRows(
+      KeySignal(key),
+      {.steps = steps, .values = values.data(), .cells = cells, .stride = cells, .zstd_level = zstd_level});
+  SeriesAddress address{.run = KeyNumber(key, 1, 8),
+                        .signal = KeySignal(key),
+                        .index = static_cast<uint32_t>(KeyIndex(key) * (kPartCells / kGroupCells))};
+  for (size_t i = 0; i < rows.chunks.size(); ++i, ++address.index) {
+    batch->Put(SeriesRowKey('s', address, KeyAttempt(key), steps.front()), *rows.chunks[i]);
+    if (rows.summaries.empty()) continue;
+    batch->Put(SeriesRowKey('m', address, KeyAttempt(key), steps.front()), rows.summaries[i]);
   }
   return absl::OkStatus();
 }
@@ -110,34 +133,37 @@ absl::Status SeriesPacker::Pack(RunId run, int signal, bool finish) {
 
 absl::Status SeriesPacker::PackSignal(RunId run, uint8_t signal, bool finish) {
   std::vector<Window> windows;
-  {
-    const RocksDatabase::Snapshot snapshot(database_);
-    absl::Status damage;
-    std::vector<int64_t> steps;
-    BW_RETURN_IF_ERROR(snapshot.Scan(KeyBuilder('w').U64(run).U8(signal).key(), {},
-                                     [&](std::string_view key, std::string_view value) {
-                                       damage = DecodeChunkSteps(value, &steps);
-                                       windows.push_back({std::string(key), std::string(value), steps.size()});
-                                       return damage.ok();
-                                     }));
-    BW_RETURN_IF_ERROR(damage);
-  }
+  const RocksDatabase::Snapshot snapshot(database_);
+  absl::Status damage;
+  std::vector<int64_t> decoded;
+  BW_RETURN_IF_ERROR(
+      snapshot.Scan(KeyBuilder('w').U64(run).U8(signal).key(), {}, [&](std::string_view key, std::string_view value) {
+        Window& window = windows.emplace_back();
+        damage = DecodeChunkShape(value, &decoded, &window.cells);
+        window.key = key;
+        window.value = value;
+        window.steps = decoded.size();
+        return damage.ok();
+      }));
+  BW_RETURN_IF_ERROR(damage);
   uint32_t newest = 0;
   for (const Window& window : windows) newest = std::max(newest, KeyAttempt(window.key));
   std::unique_ptr<RunBatch> batch = database_->NewBatch();
   bool changed = false;
   for (size_t begin = 0; begin < windows.size();) {
-    // One part of one attempt at a time; as many windows as make a chunk.
-    const auto same = [&](size_t i) {
-      return i < windows.size() &&
-             std::string_view(windows[i].key).substr(0, kSeriesPrefixBytes + 4) ==
-                 std::string_view(windows[begin].key).substr(0, kSeriesPrefixBytes + 4);
-    };
+    // One part of one attempt at a time; as many windows as make a chunk, and
+    // never from both sides of one: a restart may have come in between.
+    const size_t chunk_steps = StepsOfChunk(options_.chunk_steps, windows[begin]);
+    BW_ASSIGN_OR_RETURN(const int64_t next_chunk, NextChunk(snapshot, windows[begin]));
+    const auto follows = [&](size_t i) { return i < windows.size() && SamePartAndAttempt(windows[begin], windows[i]); };
     size_t end = begin, steps = 0;
-    while (same(end) && (end == begin || steps + windows[end].steps <= options_.chunk_steps)) steps += windows[end++].steps;
-    const bool full = steps >= options_.chunk_steps || same(end);
+    while (follows(end) && (end == begin || steps + windows[end].steps <= chunk_steps) &&
+           KeyFirstStep(windows[end].key) < next_chunk) {
+      steps += windows[end++].steps;
+    }
+    const bool full = steps >= chunk_steps || follows(end) || next_chunk != INT64_MAX;
     if (full || finish || KeyAttempt(windows[begin].key) < newest) {
-      BW_RETURN_IF_ERROR(WriteChunks(windows, begin, end, options_.zstd_level, RocksBatch::As(batch.get())));
+      BW_RETURN_IF_ERROR(WriteChunk(windows, begin, end, options_.zstd_level, RocksBatch::As(batch.get())));
       changed = true;
     }
     begin = end;

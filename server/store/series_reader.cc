@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <map>
 #include <set>
 
 #include "server/util/status_macros.h"
@@ -10,19 +9,23 @@
 namespace bellwether::server {
 namespace {
 
-struct ChunkRef {
+// Steps of some cells, encoded or open.
+struct Block {
   uint32_t attempt = 0;
-  int64_t first_step = 0, last_step = 0;
-  uint32_t steps = 0;
-  SeriesSummary summary;
-};
+  size_t first_cell = 0;
+  std::string_view bytes;
+  const Chunk* open = nullptr;
 
-// Steps that an attempt covers, at least.
-struct Hull {
-  int64_t first = std::numeric_limits<int64_t>::max(), last = std::numeric_limits<int64_t>::min();
-  void Add(int64_t from, int64_t to) {
-    first = std::min(first, from);
-    last = std::max(last, to);
+  absl::Status Steps(std::vector<int64_t>* steps) const {
+    size_t cells = 0;
+    if (open == nullptr) return DecodeChunkShape(bytes, steps, &cells);
+    *steps = open->steps;
+    return absl::OkStatus();
+  }
+  // Points `*chunk` at the block, decoded to `*memory` if it must be.
+  absl::Status Decode(Chunk* memory, const Chunk** chunk) const {
+    *chunk = open != nullptr ? open : memory;
+    return open != nullptr ? absl::OkStatus() : DecodeChunk(bytes, memory);
   }
 };
 
@@ -30,13 +33,45 @@ bool Wanted(const SeriesRange& range, uint32_t attempt) {
   return range.attempt == SeriesStore::kNewestAttempt || static_cast<uint32_t>(range.attempt) == attempt;
 }
 
-void AddPoints(const Chunk& chunk, size_t column, uint32_t attempt, const SeriesRange& range,
-               std::vector<SeriesPoint>* points) {
-  if (column >= chunk.cells) return;
-  const auto from = std::lower_bound(chunk.steps.begin(), chunk.steps.end(), range.begin) - chunk.steps.begin();
-  for (auto i = static_cast<size_t>(from); i < chunk.steps.size() && chunk.steps[i] < range.end; ++i) {
-    points->push_back({chunk.steps[i], attempt, chunk.values[i * chunk.cells + column]});
+bool InSpans(const std::vector<SummarizedSpan>& spans, int64_t step) {
+  const auto after = std::upper_bound(spans.begin(), spans.end(), step,
+                                      [](int64_t at, const SummarizedSpan& span) { return at < span.first_step; });
+  return after != spans.begin() && step <= (after - 1)->last_step;
+}
+
+// Whether one of the rising steps is in the range and not in the spans.
+bool AnyOutside(const std::vector<SummarizedSpan>& spans, const SeriesRange& range, const std::vector<int64_t>& steps) {
+  auto step = std::lower_bound(steps.begin(), steps.end(), range.begin);
+  auto span = std::lower_bound(spans.begin(), spans.end(), step == steps.end() ? range.end : *step,
+                               [](const SummarizedSpan& a, int64_t at) { return a.last_step < at; });
+  for (; step != steps.end() && *step < range.end; ++step) {
+    while (span != spans.end() && span->last_step < *step) ++span;
+    if (span == spans.end() || *step < span->first_step) return true;
   }
+  return false;
+}
+
+// One cell of the block, if it has it and a step of it is in the range and not
+// in the spans.
+absl::Status AddPoints(const Block& block, size_t cell, const SeriesRange& range,
+                       const std::vector<SummarizedSpan>& spans, std::vector<SeriesPoint>* points) {
+  thread_local std::vector<int64_t> steps;
+  thread_local Chunk memory;
+  BW_RETURN_IF_ERROR(block.Steps(&steps));
+  if (cell < block.first_cell || !AnyOutside(spans, range, steps)) return absl::OkStatus();
+  const Chunk* chunk = nullptr;
+  BW_RETURN_IF_ERROR(block.Decode(&memory, &chunk));
+  const size_t column = cell - block.first_cell;
+  if (column >= chunk->cells) return absl::OkStatus();
+  const auto from = std::lower_bound(steps.begin(), steps.end(), range.begin) - steps.begin();
+  for (auto i = static_cast<size_t>(from); i < steps.size() && steps[i] < range.end; ++i) {
+    points->push_back({steps[i], block.attempt, chunk->values[i * chunk->cells + column]});
+  }
+  return absl::OkStatus();
+}
+
+std::string AttemptPrefix(char kind, const SeriesAddress& address, uint32_t attempt) {
+  return SeriesRowKey(kind, address, attempt, 0).substr(0, kSeriesPrefixBytes + 4);
 }
 
 absl::Status Damaged() { return absl::DataLossError("stored series: damaged key"); }
@@ -44,109 +79,186 @@ absl::Status Damaged() { return absl::DataLossError("stored series: damaged key"
 }  // namespace
 
 template <typename Visit>
-absl::Status SeriesReader::VisitWindows(uint8_t signal, uint32_t part, Visit visit) const {
-  Chunk chunk;
-  for (const MemoryWindow& window : memory_) {
-    if (window.signal != signal || window.part != part) continue;
-    if (window.open != nullptr) {
-      visit(window.attempt, *window.open);
-      continue;
-    }
-    BW_RETURN_IF_ERROR(DecodeChunk(*window.bytes, &chunk));
-    visit(window.attempt, chunk);
+absl::Status SeriesReader::VisitMemory(uint8_t signal, Visit visit) const {
+  for (const MemoryBlock& block : memory_) {
+    if (block.signal != signal || (block.bytes == nullptr && block.open == nullptr)) continue;
+    const std::string_view bytes = block.bytes != nullptr ? std::string_view(*block.bytes) : std::string_view();
+    BW_RETURN_IF_ERROR(visit(Block{block.attempt, block.first_cell, bytes, block.open.get()}));
   }
-  absl::Status damage;
+  return absl::OkStatus();
+}
+
+template <typename Visit>
+absl::Status SeriesReader::VisitWindows(uint8_t signal, uint32_t part, Visit visit) const {
+  absl::Status status;
   const SeriesAddress address{.run = run_, .signal = signal, .index = part};
   BW_RETURN_IF_ERROR(snapshot_.Scan(SeriesPrefix('w', address), {}, [&](std::string_view key, std::string_view value) {
-    damage = key.size() == kSeriesKeyBytes ? DecodeChunk(value, &chunk) : Damaged();
-    if (damage.ok()) visit(KeyAttempt(key), chunk);
-    return damage.ok();
+    status =
+        key.size() == kSeriesKeyBytes ? visit(Block{KeyAttempt(key), part * kPartCells, value, nullptr}) : Damaged();
+    return status.ok();
   }));
-  return damage;
+  return status;
 }
 
 absl::StatusOr<std::vector<uint32_t>> SeriesReader::Attempts(uint8_t signal) const {
   std::set<uint32_t> attempts;
-  for (const MemoryWindow& window : memory_) {
-    if (window.signal == signal) attempts.insert(window.attempt);
+  for (const MemoryBlock& block : memory_) {
+    if (block.signal == signal) attempts.insert(block.attempt);
   }
   // One jump per attempt, not one step per chunk.
-  for (const char prefix : {'w', 'm'}) {
+  for (const char prefix : {'w', 's'}) {
     const SeriesAddress address{.run = run_, .signal = signal, .index = 0};
     std::string from;
     for (bool more = true; more;) {
       more = false;
-      BW_RETURN_IF_ERROR(snapshot_.Scan(SeriesPrefix(prefix, address), from,
-                                        [&](std::string_view key, std::string_view) {
-                                          if (key.size() != kSeriesKeyBytes) return false;
-                                          attempts.insert(KeyAttempt(key));
-                                          more = KeyAttempt(key) != std::numeric_limits<uint32_t>::max();
-                                          from = SeriesRowKey(prefix, address, KeyAttempt(key) + 1,
-                                                              std::numeric_limits<int64_t>::min());
-                                          return false;
-                                        }));
+      BW_RETURN_IF_ERROR(
+          snapshot_.Scan(SeriesPrefix(prefix, address), from, [&](std::string_view key, std::string_view) {
+            if (key.size() != kSeriesKeyBytes) return false;
+            attempts.insert(KeyAttempt(key));
+            more = KeyAttempt(key) != std::numeric_limits<uint32_t>::max();
+            from = SeriesRowKey(prefix, address, KeyAttempt(key) + 1, std::numeric_limits<int64_t>::min());
+            return false;
+          }));
     }
   }
   return std::vector<uint32_t>(attempts.begin(), attempts.end());
 }
 
-absl::Status SeriesReader::ReadCell(uint8_t signal, size_t cell, const SeriesRange& range, uint64_t summarize_from,
-                                    std::vector<SeriesPoint>* points, std::vector<SummarizedSpan>* spans) const {
-  points->clear();
-  spans->clear();
-  BW_RETURN_IF_ERROR(VisitWindows(signal, static_cast<uint32_t>(cell / kPartCells),
-                                  [&](uint32_t attempt, const Chunk& chunk) {
-                                    if (Wanted(range, attempt)) AddPoints(chunk, cell % kPartCells, attempt, range, points);
-                                  }));
-  std::map<uint32_t, Hull> hulls;
-  for (const SeriesPoint& point : *points) hulls[point.attempt].Add(point.step, point.step);
-
-  const SeriesAddress address{.run = run_, .signal = signal, .index = static_cast<uint32_t>(cell / kGroupCells)};
-  BW_ASSIGN_OR_RETURN(const std::vector<uint32_t> attempts, Attempts(signal));
-  std::vector<ChunkRef> chunks;
-  ChunkSummary summary;
-  std::string key, value;
-  for (const uint32_t attempt : attempts) {
-    if (!Wanted(range, attempt)) continue;
-    const std::string prefix = SeriesRowKey('m', address, attempt, 0).substr(0, kSeriesPrefixBytes + 4);
-    // The chunk that `begin` falls into starts before it.
-    std::string from = SeriesRowKey('m', address, attempt, range.begin);
-    BW_ASSIGN_OR_RETURN(const bool before, snapshot_.FindBefore(prefix, from, &key, &value));
-    if (before) from = key;
-    absl::Status damage;
-    BW_RETURN_IF_ERROR(snapshot_.Scan(prefix, from, [&](std::string_view, std::string_view bytes) {
-      damage = DecodeSummary(bytes, &summary);
-      if (!damage.ok() || summary.first_step >= range.end) return false;
-      if (summary.last_step < range.begin || cell % kGroupCells >= summary.series.size()) return true;
-      chunks.push_back({attempt, summary.first_step, summary.last_step, summary.steps,
-                        summary.series[cell % kGroupCells]});
-      hulls[attempt].Add(summary.first_step, summary.last_step);
-      return true;
-    }));
-    BW_RETURN_IF_ERROR(damage);
-  }
-
-  const auto whole = [&](const ChunkRef& chunk) {
-    if (chunk.first_step < range.begin || chunk.last_step >= range.end) return false;
-    return std::none_of(hulls.begin(), hulls.end(), [&](const auto& hull) {
-      return hull.first != chunk.attempt && hull.second.first <= chunk.last_step && hull.second.last >= chunk.first_step;
-    });
+absl::Status SeriesReader::ReadExtent(uint8_t signal, uint32_t attempt, int64_t* first, int64_t* last) const {
+  *first = std::numeric_limits<int64_t>::max();
+  *last = std::numeric_limits<int64_t>::min();
+  std::vector<int64_t> steps;
+  const auto add = [&](const Block& block) -> absl::Status {
+    if (block.attempt != attempt) return absl::OkStatus();
+    BW_RETURN_IF_ERROR(block.Steps(&steps));
+    *first = std::min(*first, steps.front());
+    *last = std::max(*last, steps.back());
+    return absl::OkStatus();
   };
-  uint64_t whole_steps = 0;
-  for (const ChunkRef& chunk : chunks) whole_steps += whole(chunk) ? chunk.steps : 0;
-  const bool summarize = whole_steps >= summarize_from;
-  Chunk chunk;
-  for (const ChunkRef& ref : chunks) {
-    if (summarize && whole(ref)) {
-      spans->push_back({ref.first_step, ref.last_step, ref.summary});
-      continue;
+  BW_RETURN_IF_ERROR(VisitMemory(signal, add));
+  BW_RETURN_IF_ERROR(VisitWindows(signal, 0, add));
+  const SeriesAddress address{.run = run_, .signal = signal, .index = 0};
+  const std::string prefix = AttemptPrefix('s', address, attempt);
+  BW_RETURN_IF_ERROR(snapshot_.Scan(prefix, {}, [&](std::string_view key, std::string_view) {
+    *first = std::min(*first, KeyFirstStep(key));
+    return false;
+  }));
+  std::string key, value;
+  const std::string end = SeriesRowKey('s', address, attempt, std::numeric_limits<int64_t>::max());
+  BW_ASSIGN_OR_RETURN(const bool any, snapshot_.FindBefore(prefix, end, &key, &value));
+  return any ? add(Block{attempt, 0, value, nullptr}) : absl::OkStatus();
+}
+
+absl::Status SeriesReader::ReadAttemptSpans(uint8_t signal, size_t cell, uint32_t attempt, const SeriesRange& range,
+                                            std::vector<SummarizedSpan>* spans) const {
+  spans->clear();
+  const SeriesAddress address{.run = run_, .signal = signal, .index = static_cast<uint32_t>(cell / kGroupCells)};
+  const std::string prefix = AttemptPrefix('m', address, attempt);
+  // The row that `begin` falls into starts before it.
+  std::string from = SeriesRowKey('m', address, attempt, range.begin);
+  std::string key, value;
+  BW_ASSIGN_OR_RETURN(const bool before, snapshot_.FindBefore(prefix, from, &key, &value));
+  if (before) from = key;
+  absl::Status damage;
+  BW_RETURN_IF_ERROR(snapshot_.Scan(prefix, from, [&](std::string_view found, std::string_view bytes) {
+    if (KeyFirstStep(found) >= range.end) return false;
+    damage = DecodeSpans(bytes, cell % kGroupCells, spans);
+    return damage.ok();
+  }));
+  BW_RETURN_IF_ERROR(damage);
+  for (const MemoryBlock& block : memory_) {
+    if (block.signal != signal || block.attempt != attempt || block.summaries == nullptr) continue;
+    if (block.first_cell == cell / kGroupCells * kGroupCells) {
+      BW_RETURN_IF_ERROR(DecodeSpans(*block.summaries, cell % kGroupCells, spans));
     }
-    BW_ASSIGN_OR_RETURN(value, snapshot_.Get(SeriesRowKey('s', address, ref.attempt, ref.first_step)));
-    BW_RETURN_IF_ERROR(DecodeChunk(value, &chunk));
-    AddPoints(chunk, cell % kGroupCells, ref.attempt, range, points);
   }
+  // What was stored between the look at memory and the snapshot is there twice.
   std::sort(spans->begin(), spans->end(),
             [](const SummarizedSpan& a, const SummarizedSpan& b) { return a.first_step < b.first_step; });
+  spans->erase(
+      std::unique(spans->begin(), spans->end(),
+                  [](const SummarizedSpan& a, const SummarizedSpan& b) { return a.first_step == b.first_step; }),
+      spans->end());
+  return absl::OkStatus();
+}
+
+absl::Status SeriesReader::ReadSpans(uint8_t signal, size_t cell, uint8_t written, const SeriesRange& range,
+                                     uint64_t steps_min, std::vector<SummarizedSpan>* spans) const {
+  struct Extent {
+    uint32_t attempt = 0;
+    int64_t first = 0, last = 0;
+  };
+  spans->clear();
+  BW_ASSIGN_OR_RETURN(const std::vector<uint32_t> attempts, Attempts(written));
+  std::vector<Extent> extents;
+  for (const uint32_t attempt : attempts) {
+    if (!Wanted(range, attempt)) continue;
+    Extent& extent = extents.emplace_back();
+    extent.attempt = attempt;
+    BW_RETURN_IF_ERROR(ReadExtent(written, attempt, &extent.first, &extent.last));
+  }
+  std::vector<SummarizedSpan> row;
+  uint64_t steps = 0;
+  for (const Extent& extent : extents) {
+    BW_RETURN_IF_ERROR(ReadAttemptSpans(signal, cell, extent.attempt, range, &row));
+    for (size_t i = 0; i < row.size(); ++i) {
+      SummarizedSpan span = row[i];
+      if (i + 1 < row.size()) span.next_step = std::max(span.next_step, row[i + 1].first_step);
+      const bool shared = std::any_of(extents.begin(), extents.end(), [&](const Extent& other) {
+        return other.attempt != extent.attempt && other.first < span.next_step && other.last >= span.first_step;
+      });
+      if (shared || span.first_step < range.begin || span.last_step >= range.end) continue;
+      steps += span.steps;
+      spans->push_back(span);
+    }
+  }
+  if (steps < steps_min) spans->clear();
+  std::sort(spans->begin(), spans->end(),
+            [](const SummarizedSpan& a, const SummarizedSpan& b) { return a.first_step < b.first_step; });
+  return absl::OkStatus();
+}
+
+absl::Status SeriesReader::AddChunks(uint8_t signal, size_t cell, uint32_t attempt, const SeriesRange& range,
+                                     const std::vector<SummarizedSpan>& spans, std::vector<SeriesPoint>* points) const {
+  const SeriesAddress address{.run = run_, .signal = signal, .index = static_cast<uint32_t>(cell / kGroupCells)};
+  const std::string prefix = AttemptPrefix('s', address, attempt);
+  std::string key, value;
+  std::string read;  // The last chunk's key: one may lie on both sides of a span.
+  SeriesRange gap = range;
+  for (size_t i = 0; i <= spans.size(); ++i) {
+    gap.end = i < spans.size() ? std::min(spans[i].first_step, range.end) : range.end;
+    if (gap.begin < gap.end) {
+      std::string from = SeriesRowKey('s', address, attempt, gap.begin);
+      BW_ASSIGN_OR_RETURN(const bool before, snapshot_.FindBefore(prefix, from, &key, &value));
+      if (before) from = key;
+      absl::Status damage;
+      BW_RETURN_IF_ERROR(snapshot_.Scan(prefix, from, [&](std::string_view found, std::string_view bytes) {
+        if (KeyFirstStep(found) >= gap.end) return false;
+        if (found <= read) return true;
+        read = found;
+        damage =
+            AddPoints(Block{attempt, cell / kGroupCells * kGroupCells, bytes, nullptr}, cell, range, spans, points);
+        return damage.ok();
+      }));
+      BW_RETURN_IF_ERROR(damage);
+    }
+    if (i < spans.size()) gap.begin = std::max(gap.begin, spans[i].next_step);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SeriesReader::ReadCell(uint8_t signal, size_t cell, const SeriesRange& range,
+                                    const std::vector<SummarizedSpan>& spans, std::vector<SeriesPoint>* points) const {
+  points->clear();
+  const auto add = [&](const Block& block) {
+    return Wanted(range, block.attempt) ? AddPoints(block, cell, range, spans, points) : absl::OkStatus();
+  };
+  BW_RETURN_IF_ERROR(VisitMemory(signal, add));
+  BW_RETURN_IF_ERROR(VisitWindows(signal, static_cast<uint32_t>(cell / kPartCells), add));
+  BW_ASSIGN_OR_RETURN(const std::vector<uint32_t> attempts, Attempts(signal));
+  for (const uint32_t attempt : attempts) {
+    if (Wanted(range, attempt)) BW_RETURN_IF_ERROR(AddChunks(signal, cell, attempt, range, spans, points));
+  }
   const auto older = [](const SeriesPoint& a, const SeriesPoint& b) {
     return a.step != b.step ? a.step < b.step : a.attempt > b.attempt;
   };
@@ -154,37 +266,33 @@ absl::Status SeriesReader::ReadCell(uint8_t signal, size_t cell, const SeriesRan
   points->erase(std::unique(points->begin(), points->end(),
                             [](const SeriesPoint& a, const SeriesPoint& b) { return a.step == b.step; }),
                 points->end());
-  // A window that was packed between the look at memory and the snapshot.
-  std::erase_if(*points, [spans](const SeriesPoint& point) {
-    const auto after = std::upper_bound(spans->begin(), spans->end(), point.step,
-                                        [](int64_t step, const SummarizedSpan& span) { return step < span.first_step; });
-    return after != spans->begin() && point.step <= (after - 1)->last_step;
-  });
+  std::erase_if(*points, [&spans](const SeriesPoint& point) { return InSpans(spans, point.step); });
   return absl::OkStatus();
 }
 
 absl::StatusOr<SampleAt> SeriesReader::FindSample(uint8_t signal, int64_t step, bool newest) const {
   SampleAt best;
-  const auto consider = [&](uint32_t attempt, const std::vector<int64_t>& steps) {
+  std::vector<int64_t> steps;
+  const auto consider = [&](const Block& block) -> absl::Status {
+    if (block.first_cell != 0) return absl::OkStatus();
+    BW_RETURN_IF_ERROR(block.Steps(&steps));
     const auto after = std::upper_bound(steps.begin(), steps.end(), step);
-    if (after == steps.begin()) return;
-    const SampleAt at{.step = *(after - 1), .attempt = attempt, .found = true};
+    if (after == steps.begin()) return absl::OkStatus();
+    const SampleAt at{.step = *(after - 1), .attempt = block.attempt, .found = true};
     const bool better = newest ? std::pair(at.attempt, at.step) > std::pair(best.attempt, best.step)
                                : std::pair(at.step, at.attempt) > std::pair(best.step, best.attempt);
     if (!best.found || better) best = at;
+    return absl::OkStatus();
   };
-  BW_RETURN_IF_ERROR(
-      VisitWindows(signal, 0, [&](uint32_t attempt, const Chunk& chunk) { consider(attempt, chunk.steps); }));
+  BW_RETURN_IF_ERROR(VisitMemory(signal, consider));
+  BW_RETURN_IF_ERROR(VisitWindows(signal, 0, consider));
   BW_ASSIGN_OR_RETURN(const std::vector<uint32_t> attempts, Attempts(signal));
   const SeriesAddress address{.run = run_, .signal = signal, .index = 0};
   std::string key, value;
-  std::vector<int64_t> steps;
   for (const uint32_t attempt : attempts) {
     const std::string at = SeriesRowKey('s', address, attempt, step);
-    BW_ASSIGN_OR_RETURN(const bool found, snapshot_.FindBefore(at.substr(0, kSeriesPrefixBytes + 4), at, &key, &value));
-    if (!found) continue;
-    BW_RETURN_IF_ERROR(DecodeChunkSteps(value, &steps));
-    consider(attempt, steps);
+    BW_ASSIGN_OR_RETURN(const bool found, snapshot_.FindBefore(AttemptPrefix('s', address, attempt), at, &key, &value));
+    if (found) BW_RETURN_IF_ERROR(consider(Block{attempt, 0, value, nullptr}));
   }
   return best;
 }
@@ -192,33 +300,37 @@ absl::StatusOr<SampleAt> SeriesReader::FindSample(uint8_t signal, int64_t step, 
 absl::StatusOr<bool> SeriesReader::ReadRow(uint8_t signal, const SampleAt& at, size_t cells,
                                            std::vector<float>* row) const {
   row->assign(cells, NotMeasured());
-  const auto copy = [&](const Chunk& chunk, size_t first_cell) {
-    const auto found = std::lower_bound(chunk.steps.begin(), chunk.steps.end(), at.step);
-    if (found == chunk.steps.end() || *found != at.step || first_cell >= cells) return false;
-    const float* const values = chunk.values.data() + (found - chunk.steps.begin()) * static_cast<ptrdiff_t>(chunk.cells);
-    std::copy_n(values, std::min(chunk.cells, cells - first_cell), row->begin() + static_cast<ptrdiff_t>(first_cell));
-    return true;
-  };
+  std::vector<int64_t> steps;
+  Chunk memory;
   bool any = false;
-  Chunk chunk;
-  std::string key, value;
-  for (size_t part = 0; part * kPartCells < cells; ++part) {
-    bool in_window = false;
-    BW_RETURN_IF_ERROR(VisitWindows(signal, static_cast<uint32_t>(part), [&](uint32_t attempt, const Chunk& window) {
-      if (attempt == at.attempt && copy(window, part * kPartCells)) in_window = true;
-    }));
-    any = any || in_window;
-    if (in_window) continue;
-    for (size_t cell = part * kPartCells; cell < std::min(cells, (part + 1) * kPartCells); cell += kGroupCells) {
-      const SeriesAddress address{.run = run_, .signal = signal, .index = static_cast<uint32_t>(cell / kGroupCells)};
-      const std::string exact = SeriesRowKey('s', address, at.attempt, at.step);
-      BW_ASSIGN_OR_RETURN(const bool found,
-                          snapshot_.FindBefore(exact.substr(0, kSeriesPrefixBytes + 4), exact, &key, &value));
-      if (!found) break;
-      BW_RETURN_IF_ERROR(DecodeChunk(value, &chunk));
-      if (!copy(chunk, cell)) break;
-      any = true;
+  const auto copy = [&](const Block& block) -> absl::Status {
+    BW_RETURN_IF_ERROR(block.Steps(&steps));
+    const auto found = std::lower_bound(steps.begin(), steps.end(), at.step);
+    if (block.attempt != at.attempt || found == steps.end() || *found != at.step || block.first_cell >= cells) {
+      return absl::OkStatus();
     }
+    const Chunk* chunk = nullptr;
+    BW_RETURN_IF_ERROR(block.Decode(&memory, &chunk));
+    const float* const values = chunk->values.data() + (found - steps.begin()) * static_cast<ptrdiff_t>(chunk->cells);
+    std::copy_n(values, std::min(chunk->cells, cells - block.first_cell),
+                row->begin() + static_cast<ptrdiff_t>(block.first_cell));
+    any = true;
+    return absl::OkStatus();
+  };
+  // A step is whole in one place: in memory, in windows, or in chunks.
+  BW_RETURN_IF_ERROR(VisitMemory(signal, copy));
+  if (any) return true;
+  for (uint32_t part = 0; part * kPartCells < cells; ++part) BW_RETURN_IF_ERROR(VisitWindows(signal, part, copy));
+  if (any) return true;
+  std::string key, value;
+  for (size_t cell = 0; cell < cells; cell += kGroupCells) {
+    const SeriesAddress address{.run = run_, .signal = signal, .index = static_cast<uint32_t>(cell / kGroupCells)};
+    const std::string exact = SeriesRowKey('s', address, at.attempt, at.step);
+    BW_ASSIGN_OR_RETURN(const bool found,
+                        snapshot_.FindBefore(AttemptPrefix('s', address, at.attempt), exact, &key, &value));
+    if (!found) break;
+    BW_RETURN_IF_ERROR(copy(Block{at.attempt, cell, value, nullptr}));
+    if (!any) break;
   }
   return any;
 }

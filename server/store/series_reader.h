@@ -18,16 +18,19 @@
 #include "server/store/chunk.h"
 #include "server/store/series_keys.h"
 #include "server/store/series_store.h"
+#include "server/store/series_summary.h"
 
 namespace bellwether::server {
 
-// A few steps of one part of a signal, in memory: encoded, or still open.
-struct MemoryWindow {
+// Steps of some cells of a signal in memory: encoded, still open, or (of a
+// derived signal) summaries alone.
+struct MemoryBlock {
   uint8_t signal = 0;
-  uint32_t part = 0;
   uint32_t attempt = 0;
+  size_t first_cell = 0;
   std::shared_ptr<const std::string> bytes;
   std::shared_ptr<const Chunk> open;
+  std::shared_ptr<const std::string> summaries;  // If it will be stored with some.
 };
 
 struct SeriesRange {
@@ -41,12 +44,6 @@ struct SeriesPoint {
   float value = 0;
 };
 
-// A whole chunk of one series that nothing else overlaps.
-struct SummarizedSpan {
-  int64_t first_step = 0, last_step = 0;
-  SeriesSummary summary;
-};
-
 struct SampleAt {
   int64_t step = -1;
   uint32_t attempt = 0;
@@ -55,15 +52,19 @@ struct SampleAt {
 
 class SeriesReader {
  public:
-  SeriesReader(const RocksDatabase* database, RunId run, std::vector<MemoryWindow> memory)
+  SeriesReader(const RocksDatabase* database, RunId run, std::vector<MemoryBlock> memory)
       : memory_(std::move(memory)), snapshot_(database), run_(run) {}
 
-  // The measured values of one cell by rising step; where attempts overlap the
-  // newest that wrote a step.  Chunks that lie wholly in the range, that nothing
-  // overlaps and that together hold at least `summarize_from` steps are handed
-  // out as spans instead.
-  absl::Status ReadCell(uint8_t signal, size_t cell, const SeriesRange& range, uint64_t summarize_from,
-                        std::vector<SeriesPoint>* points, std::vector<SummarizedSpan>* spans) const;
+  // Summaries of one cell by rising step: spans that lie wholly in the
+  // range and where no other attempt has steps of `written`, a measured signal
+  // (for a derived one its numerator).  None if together they hold fewer than
+  // `steps_min` steps.
+  absl::Status ReadSpans(uint8_t signal, size_t cell, uint8_t written, const SeriesRange& range, uint64_t steps_min,
+                         std::vector<SummarizedSpan>* spans) const;
+  // The measured values of one cell by rising step, without those in `spans`;
+  // where attempts overlap, the newest that wrote a step.
+  absl::Status ReadCell(uint8_t signal, size_t cell, const SeriesRange& range, const std::vector<SummarizedSpan>& spans,
+                        std::vector<SeriesPoint>* points) const;
 
   // The last sample of the signal at or before `step`; newest: the last one of
   // the newest attempt.
@@ -73,16 +74,27 @@ class SeriesReader {
 
   absl::StatusOr<std::vector<uint32_t>> Attempts(uint8_t signal) const;  // Rising.
 
-  const std::vector<MemoryWindow>& memory() const { return memory_; }
+  const std::vector<MemoryBlock>& memory() const { return memory_; }
   const RocksDatabase::Snapshot& snapshot() const { return snapshot_; }
   RunId run() const { return run_; }
 
  private:
-  // Every window of the part, from memory and from the database.
+  // The signal's blocks in memory; its stored windows of one part.
+  // `visit(const Block&)` returns a status.
+  template <typename Visit>
+  absl::Status VisitMemory(uint8_t signal, Visit visit) const;
   template <typename Visit>
   absl::Status VisitWindows(uint8_t signal, uint32_t part, Visit visit) const;
+  // All spans of the attempt that may reach into the range, by rising step.
+  absl::Status ReadAttemptSpans(uint8_t signal, size_t cell, uint32_t attempt, const SeriesRange& range,
+                                std::vector<SummarizedSpan>* spans) const;
+  // The attempt's first and last step; first > last: it has none.
+  absl::Status ReadExtent(uint8_t signal, uint32_t attempt, int64_t* first, int64_t* last) const;
+  // Of the attempt's chunks, those with steps that `spans` leave out.
+  absl::Status AddChunks(uint8_t signal, size_t cell, uint32_t attempt, const SeriesRange& range,
+                         const std::vector<SummarizedSpan>& spans, std::vector<SeriesPoint>* points) const;
 
-  const std::vector<MemoryWindow> memory_;
+  const std::vector<MemoryBlock> memory_;
   const RocksDatabase::Snapshot snapshot_;
   const RunId run_;
 };

@@ -10,19 +10,14 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "server/store/downsample.h"
 #include "server/store/run_windows.h"
-#include "server/store/sample_cursor.h"
 #include "server/store/series_packer.h"
 #include "server/store/series_reader.h"
+#include "server/store/series_reads.h"
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {
 namespace {
-
-constexpr int kFindTriesMax = 64;  // Samples to look at for one that has both parts of a derived signal.
-
-uint8_t Index(SignalId signal) { return static_cast<uint8_t>(signal); }
 
 SeriesStore::Options Bounded(SeriesStore::Options options) {
   options.chunk_steps = std::clamp<int32_t>(options.chunk_steps, 1, kChunkStepsMax);
@@ -30,22 +25,18 @@ SeriesStore::Options Bounded(SeriesStore::Options options) {
   return options;
 }
 
-// One cell's column of a signal that may have fewer heads than asked for: a
-// query head's key head.
-size_t CellOf(MatrixShape from, MatrixShape of, const SeriesKey& key) {
-  const int64_t head = of.heads == 0 ? 0 : int64_t{key.head} * from.heads / of.heads;
-  return static_cast<size_t>(int64_t{key.layer} * from.heads + head);
-}
+absl::Status NoSuchSignal() { return absl::InvalidArgumentError("no such signal"); }
 
 class LocalSeriesStore final : public SeriesStore {
  public:
   LocalSeriesStore(const Options& options, Database* database)
       : options_(Bounded(options)),
         database_(RocksDatabase::As(database)),
+        budget_(options_.window_bytes_max),
         packer_({.chunk_steps = static_cast<size_t>(options_.chunk_steps), .zstd_level = options_.zstd_level},
                 database_) {}
 
-  void Open(RunId run, const Layout& layout) override { Put(run, NewWindows(layout)); }
+  void Open(RunId run, const Layout& layout) override { Put(run, NewWindows(run, layout)); }
 
   absl::Status Append(RunId run, const StepSample& sample) override {
     BW_ASSIGN_OR_RETURN(const std::shared_ptr<RunWindows> windows, Find(run));
@@ -54,14 +45,16 @@ class LocalSeriesStore final : public SeriesStore {
 
   absl::Status Save(RunId run, RunBatch* batch, std::string* state) override {
     BW_ASSIGN_OR_RETURN(const std::shared_ptr<RunWindows> windows, Find(run));
+    PutUnfinished(run, windows, batch);
     PutSealed(run, windows, batch, /*close=*/false);
     *state = windows->Save();
     return absl::OkStatus();
   }
 
   absl::Status Restore(RunId run, const Layout& layout, std::string_view state) override {
-    std::shared_ptr<RunWindows> windows = NewWindows(layout);
+    std::shared_ptr<RunWindows> windows = NewWindows(run, layout);
     BW_RETURN_IF_ERROR(windows->Restore(state));
+    BW_RETURN_IF_ERROR(ReadUnfinished(run, windows.get()));
     Put(run, std::move(windows));
     return absl::OkStatus();
   }
@@ -74,11 +67,42 @@ class LocalSeriesStore final : public SeriesStore {
   }
 
   absl::StatusOr<SeriesPoints> ReadSeries(RunId run, const Layout& layout, const SeriesKey& key, int64_t begin,
-                                          int64_t end, size_t points_max, int32_t attempt) const override;
+                                          int64_t end, size_t points_max, int32_t attempt) const override {
+    const SignalInfo* const info = FindSignal(key.signal);
+    if (info == nullptr) return NoSuchSignal();
+    const MatrixShape shape = ShapeOf(*info, layout);
+    if (key.layer < 0 || key.layer >= shape.layers || key.head < 0 || key.head >= shape.heads) {
+      return absl::InvalidArgumentError(absl::StrCat("layer ", key.layer, ", head ", key.head, ": ", info->name,
+                                                     " has ", shape.layers, " layers and ", shape.heads, " heads"));
+    }
+    std::vector<MemoryBlock> memory;
+    if (const auto windows = Find(run); windows.ok()) {
+      for (const CellKey& cell : CellsOf(*info, layout, key)) {
+        (*windows)->Collect(cell.signal, cell.cell, cell.cell + 1, &memory);
+      }
+    }
+    const SeriesReader reader(database_, run, std::move(memory));
+    return ReadSeriesFrom(reader, layout, key, {.begin = begin, .end = end, .attempt = attempt}, points_max);
+  }
+
   absl::StatusOr<std::vector<float>> ReadMatrix(RunId run, const Layout& layout, SignalId signal, int64_t step,
-                                                int64_t* at) const override;
+                                                int64_t* at) const override {
+    *at = -1;
+    const SignalInfo* const info = FindSignal(signal);
+    if (info == nullptr) return NoSuchSignal();
+    std::set<SignalId> signals = {signal};
+    if (info->derived) signals = {info->numerator, info->denominator};
+    return ReadMatrixFrom(NewReader(run, signals), layout, *info, step, at);
+  }
+
   absl::Status ReadAll(RunId run, const Layout& layout,
-                       const std::function<absl::Status(const StepSample&)>& visit) const override;
+                       const std::function<absl::Status(const StepSample&)>& visit) const override {
+    std::set<SignalId> signals = {static_cast<SignalId>(kMetaSignal)};
+    for (size_t i = 0; i < SignalCount(); ++i) {
+      if (!SignalTable()[i].derived) signals.insert(SignalTable()[i].id);
+    }
+    return ReadAllFrom(NewReader(run, signals), layout, visit);
+  }
 
   int64_t memory_bytes() const override {
     absl::MutexLock lock(&mutex_);
@@ -90,8 +114,12 @@ class LocalSeriesStore final : public SeriesStore {
   void Drain() override { packer_.Drain(); }
 
  private:
-  std::shared_ptr<RunWindows> NewWindows(const Layout& layout) const {
-    return std::make_shared<RunWindows>(layout, static_cast<size_t>(options_.window_steps), options_.zstd_level);
+  std::shared_ptr<RunWindows> NewWindows(RunId run, const Layout& layout) {
+    const RunWindows::Options options{.window_steps = static_cast<size_t>(options_.window_steps),
+                                      .chunk_steps = static_cast<size_t>(options_.chunk_steps),
+                                      .zstd_level = options_.zstd_level,
+                                      .stagger = run * SignalCount()};
+    return std::make_shared<RunWindows>(layout, options, &budget_);
   }
   void Put(RunId run, std::shared_ptr<RunWindows> windows) {
     {
@@ -106,174 +134,97 @@ class LocalSeriesStore final : public SeriesStore {
     if (found == runs_.end()) return absl::NotFoundError(absl::StrCat("run ", run, " is not open"));
     return found->second;
   }
-
-  void PutSealed(RunId run, const std::shared_ptr<RunWindows>& windows, RunBatch* batch, bool close) {
-    RocksBatch* const rocks = RocksBatch::As(batch);
-    uint64_t last = 0;
-    std::set<uint8_t> signals;
-    for (const RunWindows::Sealed& sealed : windows->TakeSealed()) {
-      const SeriesAddress address{.run = run, .signal = sealed.signal, .index = sealed.part};
-      rocks->Put(SeriesRowKey('w', address, sealed.attempt, sealed.first_step), *sealed.bytes);
-      signals.insert(sealed.signal);
-      last = sealed.number;
+  // Of whole signals.  Memory first, the snapshot after it.
+  SeriesReader NewReader(RunId run, const std::set<SignalId>& signals) const {
+    std::vector<MemoryBlock> memory;
+    if (const auto windows = Find(run); windows.ok()) {
+      for (const SignalId signal : signals) {
+        (*windows)->Collect(static_cast<uint8_t>(signal), 0, std::numeric_limits<size_t>::max(), &memory);
+      }
     }
-    rocks->OnCommitted([this, run, windows, last, close, signals = std::move(signals)] {
-      windows->Forget(last);
-      if (close) {
-        absl::MutexLock lock(&mutex_);
-        const auto found = runs_.find(run);
-        if (found != runs_.end() && found->second == windows) runs_.erase(found);
-      }
-      if (close) {
-        packer_.Request(run, SeriesPacker::kAllSignals, /*finish=*/true);
-      } else {
-        for (const uint8_t signal : signals) packer_.Request(run, signal, /*finish=*/false);
-      }
-    });
+    return SeriesReader(database_, run, std::move(memory));
   }
 
-  // Memory first, the snapshot after it.
-  std::unique_ptr<SeriesReader> NewReader(RunId run, const std::vector<std::pair<uint8_t, size_t>>& cells) const {
-    std::vector<MemoryWindow> memory;
-    if (const auto windows = Find(run); windows.ok()) {
-      for (const auto& [signal, cell] : cells) {
-        const auto part = static_cast<uint32_t>(cell / kPartCells);
-        (*windows)->Collect(signal, part, part + 1, &memory);
-      }
-    }
-    return std::make_unique<SeriesReader>(database_, run, std::move(memory));
-  }
-  std::unique_ptr<SeriesReader> NewWholeReader(RunId run, const std::set<uint8_t>& signals) const {
-    std::vector<MemoryWindow> memory;
-    if (const auto windows = Find(run); windows.ok()) {
-      for (const uint8_t signal : signals) {
-        (*windows)->Collect(signal, 0, std::numeric_limits<uint32_t>::max(), &memory);
-      }
-    }
-    return std::make_unique<SeriesReader>(database_, run, std::move(memory));
-  }
+  void PutUnfinished(RunId run, const std::shared_ptr<RunWindows>& windows, RunBatch* batch);
+  absl::Status ReadUnfinished(RunId run, RunWindows* windows) const;
+  void PutSealed(RunId run, const std::shared_ptr<RunWindows>& windows, RunBatch* batch, bool close);
 
   const Options options_;
   RocksDatabase* const database_;
+  MemoryBudget budget_;
   mutable absl::Mutex mutex_;
   absl::flat_hash_map<RunId, std::shared_ptr<RunWindows>> runs_ ABSL_GUARDED_BY(mutex_);
   SeriesPacker packer_;
 };
 
-absl::StatusOr<SeriesPoints> LocalSeriesStore::ReadSeries(RunId run, const Layout& layout, const SeriesKey& key,
-                                                          int64_t begin, int64_t end, size_t points_max,
-                                                          int32_t attempt) const {
-  const SignalInfo* const info = FindSignal(key.signal);
-  if (info == nullptr) return absl::InvalidArgumentError("no such signal");
-  const MatrixShape shape = ShapeOf(*info, layout);
-  if (key.layer < 0 || key.layer >= shape.layers || key.head < 0 || key.head >= shape.heads) {
-    return absl::InvalidArgumentError(absl::StrCat("layer ", key.layer, ", head ", key.head, ": ", info->name, " has ",
-                                                   shape.layers, " layers and ", shape.heads, " heads"));
+void LocalSeriesStore::PutUnfinished(RunId run, const std::shared_ptr<RunWindows>& windows, RunBatch* batch) {
+  RocksBatch* const rocks = RocksBatch::As(batch);
+  std::vector<RunWindows::Unfinished> unfinished = windows->TakeUnfinished();
+  for (const RunWindows::Unfinished& rows : unfinished) {
+    SeriesAddress address{.run = run, .signal = rows.signal, .index = 0};
+    for (const std::string& part : rows.parts) {
+      rocks->Put(SeriesRowKey('p', address, rows.attempt, rows.first_step), part);
+      ++address.index;
+    }
   }
-  const SeriesRange range{.begin = begin, .end = end, .attempt = attempt};
-  std::vector<SeriesPoint> points;
-  std::vector<SummarizedSpan> spans;
-  if (!info->derived) {
-    const size_t cell = CellOf(shape, shape, key);
-    const auto reader = NewReader(run, {{Index(key.signal), cell}});
-    // A bucket of at least half a chunk: whole chunks still give enough points.
-    const uint64_t summarize_from = uint64_t{points_max} * static_cast<uint64_t>(options_.chunk_steps) / 2 + 1;
-    BW_RETURN_IF_ERROR(reader->ReadCell(Index(key.signal), cell, range, summarize_from, &points, &spans));
-    return Downsample(points, spans, points_max);
-  }
-
-  const size_t above = CellOf(ShapeOf(*FindSignal(info->numerator), layout), shape, key);
-  const size_t below = CellOf(ShapeOf(*FindSignal(info->denominator), layout), shape, key);
-  const auto reader = NewReader(run, {{Index(info->numerator), above}, {Index(info->denominator), below}});
-  constexpr uint64_t kNever = std::numeric_limits<uint64_t>::max();
-  std::vector<SeriesPoint> divisors;
-  BW_RETURN_IF_ERROR(reader->ReadCell(Index(info->numerator), above, range, kNever, &points, &spans));
-  BW_RETURN_IF_ERROR(reader->ReadCell(Index(info->denominator), below, range, kNever, &divisors, &spans));
-  std::vector<SeriesPoint> derived;
-  for (size_t i = 0, j = 0; i < points.size(); ++i) {
-    while (j < divisors.size() && divisors[j].step < points[i].step) ++j;
-    if (j == divisors.size()) break;
-    // Parts of two attempts are not one sample.
-    if (divisors[j].step != points[i].step || divisors[j].attempt != points[i].attempt) continue;
-    derived.push_back({points[i].step, points[i].attempt, DeriveValue(*info, points[i].value, divisors[j].value)});
-  }
-  return Downsample(derived, {}, points_max);
+  rocks->OnCommitted([windows, unfinished = std::move(unfinished)] { windows->MarkStored(unfinished); });
 }
 
-absl::StatusOr<std::vector<float>> LocalSeriesStore::ReadMatrix(RunId run, const Layout& layout, SignalId signal,
-                                                                int64_t step, int64_t* at) const {
-  *at = -1;
-  const SignalInfo* const info = FindSignal(signal);
-  if (info == nullptr) return absl::InvalidArgumentError("no such signal");
-  const bool newest = step < 0;
-  if (newest) step = std::numeric_limits<int64_t>::max();
-  std::set<SignalId> parts = {signal};
-  if (info->derived) parts = {info->numerator, info->denominator};
-  std::set<uint8_t> signals;
-  for (const SignalId part : parts) signals.insert(Index(part));
-  const auto reader = NewWholeReader(run, signals);
-
-  StepSample sample;
-  std::vector<float> row;
-  for (int tries = 0; tries < kFindTriesMax; ++tries) {
-    BW_ASSIGN_OR_RETURN(const SampleAt found, reader->FindSample(*signals.begin(), step, newest && tries == 0));
-    if (!found.found) return std::vector<float>{};
-    sample.Reset(layout);
-    bool all = true;
-    for (const SignalId part : parts) {
-      const auto cells = static_cast<size_t>(ShapeOf(*FindSignal(part), layout).size());
-      BW_ASSIGN_OR_RETURN(const bool has, reader->ReadRow(Index(part), found, cells, &row));
-      all = all && has;
-      if (has) std::copy(row.begin(), row.end(), sample.Add(part).begin());
-    }
-    if (all && DeriveMatrix(sample, *info, &row)) {
-      *at = found.step;
-      return row;
-    }
-    if (found.step == std::numeric_limits<int64_t>::min()) break;
-    step = found.step - 1;
-  }
-  return std::vector<float>{};
-}
-
-absl::Status LocalSeriesStore::ReadAll(RunId run, const Layout& layout,
-                                       const std::function<absl::Status(const StepSample&)>& visit) const {
-  std::set<uint8_t> signals = {kMetaSignal};
-  for (size_t i = 0; i < SignalCount(); ++i) {
-    if (!SignalTable()[i].derived) signals.insert(Index(SignalTable()[i].id));
-  }
-  const auto reader = NewWholeReader(run, signals);
-  BW_ASSIGN_OR_RETURN(const std::vector<uint32_t> attempts, reader->Attempts(kMetaSignal));
-  std::vector<float> row;
-  for (const uint32_t attempt : attempts) {
-    std::map<uint8_t, std::unique_ptr<SampleCursor>> cursors;
-    for (const uint8_t signal : signals) {
-      const size_t cells = signal == kMetaSignal
-                               ? kMetaCells
-                               : static_cast<size_t>(ShapeOf(*FindSignal(static_cast<SignalId>(signal)), layout).size());
-      auto cursor = std::make_unique<SampleCursor>(reader.get(), signal, attempt, cells);
-      BW_RETURN_IF_ERROR(cursor->Start());
-      if (cursor->valid()) cursors[signal] = std::move(cursor);
-    }
-    if (cursors.find(kMetaSignal) == cursors.end()) continue;
-    SampleCursor& meta = *cursors[kMetaSignal];
-    while (meta.valid()) {
-      StepSample sample;
-      sample.Reset(layout);
-      sample.attempt = attempt;
-      sample.step = meta.step();
-      for (auto& [signal, cursor] : cursors) {
-        if (signal == kMetaSignal) continue;
-        if (!cursor->valid() || cursor->step() != sample.step) continue;
-        std::copy(cursor->row().begin(), cursor->row().end(), sample.Add(static_cast<SignalId>(signal)).begin());
-        BW_RETURN_IF_ERROR(cursor->Next());
-      }
-      DecodeMeta({meta.row().begin(), meta.row().end()}, &sample);
-      BW_RETURN_IF_ERROR(meta.Next());
-      BW_RETURN_IF_ERROR(visit(sample));
-    }
-  }
+absl::Status LocalSeriesStore::ReadUnfinished(RunId run, RunWindows* windows) const {
+  // Parts lie apart: all of part 0, then all of part 1.
+  std::map<std::pair<uint8_t, int64_t>, RunWindows::Unfinished> stored;
+  const RocksDatabase::Snapshot snapshot(database_);
+  absl::Status damage;
+  BW_RETURN_IF_ERROR(
+      snapshot.Scan(KeyBuilder('p').U64(run).key(), {}, [&](std::string_view key, std::string_view value) {
+        RunWindows::Unfinished& rows = stored[{KeySignal(key), KeyFirstStep(key)}];
+        rows.signal = KeySignal(key);
+        rows.attempt = KeyAttempt(key);
+        rows.first_step = KeyFirstStep(key);
+        if (KeyIndex(key) != rows.parts.size()) damage = absl::DataLossError("unfinished chunk: a part is missing");
+        rows.parts.emplace_back(value);
+        return damage.ok();
+      }));
+  BW_RETURN_IF_ERROR(damage);
+  for (const auto& [where, rows] : stored) BW_RETURN_IF_ERROR(windows->RestoreUnfinished(rows));
   return absl::OkStatus();
+}
+
+void LocalSeriesStore::PutSealed(RunId run, const std::shared_ptr<RunWindows>& windows, RunBatch* batch, bool close) {
+  RocksBatch* const rocks = RocksBatch::As(batch);
+  uint64_t last = 0;
+  std::set<uint8_t> windowed;
+  for (const auto& sealed : windows->TakeSealed()) {
+    SeriesAddress address{.run = run, .signal = sealed->signal, .index = 0};
+    for (const auto& row : sealed->rows) {
+      rocks->Put(SeriesRowKey(sealed->is_chunk ? 's' : 'w', address, sealed->attempt, sealed->first_step), *row);
+      ++address.index;
+    }
+    address.index = 0;
+    for (const std::string& row : sealed->summaries) {
+      rocks->Put(SeriesRowKey('m', address, sealed->attempt, sealed->first_step), row);
+      ++address.index;
+    }
+    for (const RunWindows::Superseded& row : sealed->superseded) {
+      address.index = row.part;
+      rocks->Delete(SeriesRowKey('p', address, sealed->attempt, row.first_step), row.bytes);
+    }
+    if (!sealed->is_chunk && !sealed->rows.empty()) windowed.insert(sealed->signal);
+    last = sealed->number;
+  }
+  rocks->OnCommitted([this, run, windows, last, close, windowed = std::move(windowed)] {
+    windows->Forget(last);
+    if (close) {
+      absl::MutexLock lock(&mutex_);
+      const auto found = runs_.find(run);
+      if (found != runs_.end() && found->second == windows) runs_.erase(found);
+    }
+    if (close) {
+      packer_.Request(run, SeriesPacker::kAllSignals, /*finish=*/true);
+    } else {
+      for (const uint8_t signal : windowed) packer_.Request(run, signal, /*finish=*/false);
+    }
+  });
 }
 
 }  // namespace

@@ -1,11 +1,12 @@
 // series_store.h: a run's measured series, from the newest step in memory to
 // the oldest chunk on disk.
 //
-// Each run has an open window: its last steps, raw.  Full windows are packed
-// (chunk.h: 256 steps, 8 heads a block, xor + byte shuffle + zstd) with a
-// summary {min, mean, max, last} per series, and go into the run's batch.
-// Attempts are kept apart; a reader asks for one, or for the newest that wrote
-// a step.  What is stored is bit for bit what was measured.
+// Each run has open windows: its newest steps, raw.  They become chunks
+// (chunk.h: 256 steps, more of signals with few heads; 8 heads a row) with a
+// summary {min, mean, max} per series and 256 steps, and go into the run's
+// batch.  Derived signals have summaries too, and are computed where these do
+// not suffice.  Attempts are kept apart; a reader asks for one, or for the
+// newest that wrote a step.  What is stored is bit for bit what was measured.
 //
 // Append and Save belong to the shard that owns the run; reads come from any
 // thread at any time and see every appended step.
@@ -44,8 +45,12 @@ struct SeriesPoints {
 class SeriesStore {
  public:
   struct Options {
-    int32_t window_steps = 32;   // Raw in memory, 1..chunk_steps; then stored as they are.
-    int32_t chunk_steps = 256;   // Packed together behind, at most 4096.
+    int32_t chunk_steps = 256;  // At most 4096.
+    // All runs' windows that are as long as a chunk, raw.  What comes beyond
+    // waits in windows of window_steps (1..chunk_steps), which are stored and
+    // packed together behind.
+    int64_t window_bytes_max = 256 << 20;
+    int32_t window_steps = 32;
     int32_t zstd_level = 1;
   };
   static constexpr int32_t kNewestAttempt = -1;
@@ -60,14 +65,14 @@ class SeriesStore {
   // of an attempt older than the newest, or of another layout; nothing is added.
   // NOT_FOUND: not open.
   virtual absl::Status Append(RunId run, const StepSample& sample) = 0;
-  // Moves full windows into `batch`; the open window is returned in `*state`
+  // Moves chunks and what the windows have gained into `batch`; `*state` is
   // for the same batch, so that both belong to one point of history.  Until the
-  // batch is committed readers find the windows in memory.
+  // batch is committed readers find everything in memory.
   virtual absl::Status Save(RunId run, RunBatch* batch, std::string* state) = 0;
   // Instead of Open().  DATA_LOSS: not a saved state; FAILED_PRECONDITION: of
   // another layout; the run is then not open.
   virtual absl::Status Restore(RunId run, const Layout& layout, std::string_view state) = 0;
-  // Writes the open window too and frees the run's memory; reads go on.
+  // Writes the open windows as chunks and frees the run's memory; reads go on.
   virtual absl::Status Close(RunId run, RunBatch* batch) = 0;
 
   // ---- anybody ----
@@ -82,8 +87,8 @@ class SeriesStore {
   // last of the newest attempt, else the highest step counts.
   virtual absl::StatusOr<std::vector<float>> ReadMatrix(RunId run, const Layout& layout, SignalId signal, int64_t step,
                                                         int64_t* at) const = 0;
-  // Every stored step by attempt and step, for export, with its time, number of
-  // ranks and completeness; `visit` may stop it with an error.
+  // Every stored step by attempt and step, for export, with its time to the
+  // microsecond, number of ranks and completeness; `visit` may stop it with an error.
   virtual absl::Status ReadAll(RunId run, const Layout& layout,
                                const std::function<absl::Status(const StepSample&)>& visit) const = 0;
   virtual int64_t memory_bytes() const = 0;

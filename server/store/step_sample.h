@@ -42,7 +42,6 @@ struct RankBlock {
 
 // One rank's step, whole or a part of it.  Already validated.
 struct RankFrame {
-  uint32_t rank = 0;
   uint32_t attempt = 0;
   int64_t step = 0;
   uint32_t part = 0, parts = 1;

@@ -1,29 +1,27 @@
 // ingest_bench: values per second from the wire to a durable ack, with WAL
 // fsync, store, detectors and exporter on.
 //
-//   ingest_bench --server PATH_OF_BELLWETHERD [--seconds S] [--frames-per-second F] [--runs R]
+//   ingest_bench --server PATH_OF_BELLWETHERD [--seconds S] [--frames-per-second F [--alerts 1]] [--runs R]
 //
 // Starts a real bellwetherd on core 0 and loads it from the others with frames
 // of 32 layers x 32 heads x 4 signals (16 KiB): a norm, a signed sum, a mean
 // and a count, full float32 mantissas.  The window of unacknowledged frames is
 // bounded as a sender's is.  Without --frames-per-second the stream runs as
 // fast as acks come; with it, each run sends at its share of that rate and the
-// latency from write to ack is what counts.  Prints one JSON object.
+// latency from write to ack is what counts.  With --alerts, one head of each
+// run turns NaN once, the runs spread over the time; from the write of that
+// frame until a WatchAlerts stream tells of the run's alert is the alert
+// latency.  Prints one JSON object; the parts of the disk as in storage_bench.
 
 #include <grpcpp/grpcpp.h>
-#include <sched.h>
-#include <signal.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
+#include <map>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -31,6 +29,8 @@
 
 #include "bellwether/v1/ingest.grpc.pb.h"
 #include "bellwether/v1/query.grpc.pb.h"
+#include "tests/bench/bench_server.h"
+#include "tests/bench/disk_parts.h"
 #include "tests/support/signal_mix.h"
 
 namespace bellwether {
@@ -47,89 +47,64 @@ struct Arguments {
   double seconds = 10;
   double frames_per_second = 0;
   int runs = 1;
+  bool alerts = false;
 };
 
-class ServerProcess {
- public:
-  explicit ServerProcess(const std::string& binary) {
-    folder_ = std::filesystem::temp_directory_path() / ("bellwether-ingest-bench-" + std::to_string(getpid()));
-    std::filesystem::create_directories(folder_);
-    const std::string ready = folder_ / "ready.json";
-    address_ = "unix:" + (folder_ / "grpc.sock").string();
-    pid_ = fork();
-    if (pid_ == 0) {
-      cpu_set_t cores;
-      CPU_ZERO(&cores);
-      CPU_SET(0, &cores);
-      sched_setaffinity(0, sizeof(cores), &cores);
-      execl(binary.c_str(), binary.c_str(), ("--storage.path=" + (folder_ / "data").string()).c_str(),
-            ("--grpc.listen-address=" + address_).c_str(), "--web.listen-address=127.0.0.1:0",
-            ("--ready.file=" + ready).c_str(), "--log.level=warn", nullptr);
-      _exit(127);
-    }
-    while (!std::filesystem::exists(ready)) {
-      if (waitpid(pid_, nullptr, WNOHANG) != 0) {
-        std::fprintf(stderr, "%s did not start\n", binary.c_str());
-        std::exit(1);
-      }
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
-  }
-  ~ServerProcess() { std::filesystem::remove_all(folder_); }
+// In ms, of seconds; 0 if there are none.
+double PercentileMs(std::vector<double> seconds, double share) {
+  if (seconds.empty()) return 0;
+  const auto at = seconds.begin() + static_cast<ptrdiff_t>(share * static_cast<double>(seconds.size() - 1));
+  std::nth_element(seconds.begin(), at, seconds.end());
+  return *at * 1e3;
+}
 
-  double CpuSeconds() const {
-    std::ifstream stat("/proc/" + std::to_string(pid_) + "/stat");
-    std::string word;
-    double ticks = 0;
-    for (int i = 1; i <= 15 && stat >> word; ++i) {
-      if (i >= 14) ticks += std::stod(word);
-    }
-    return ticks / static_cast<double>(sysconf(_SC_CLK_TCK));
-  }
-  // Ends it in order and returns the bytes of its database.
-  int64_t StopAndMeasure() const {
-    kill(pid_, SIGTERM);
-    waitpid(pid_, nullptr, 0);
-    int64_t bytes = 0;
-    for (const auto& file : std::filesystem::recursive_directory_iterator(folder_ / "data" / "db")) {
-      if (file.path().extension() == ".sst") bytes += static_cast<int64_t>(file.file_size());
-    }
-    return bytes;
-  }
-  const std::string& address() const { return address_; }
+// A connection of its own, as every trainer has.
+std::shared_ptr<grpc::Channel> Connect(const std::string& address) {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+}
 
- private:
-  std::filesystem::path folder_;
-  std::string address_;
-  pid_t pid_ = 0;
-};
+std::string RunName(int number) { return "bench-" + std::to_string(number); }
+
+// What every run sends, by step modulo kSteps.
+std::vector<v1::ClientMessage> MakeFrames() {
+  const auto mix = testing_support::SignalMix(1, kSteps, kLayers * kHeads);
+  const v1::Signal signals[] = {v1::SIGNAL_WQ_SIGMA, v1::SIGNAL_DELTA_BIAS_SUM, v1::SIGNAL_LOGIT_MAX,
+                                v1::SIGNAL_TIED_ROWS_BF16};
+  std::vector<v1::ClientMessage> frames(kSteps);
+  for (size_t step = 0; step < kSteps; ++step) {
+    v1::Frame* frame = frames[step].mutable_frame();
+    frame->set_parts(1);
+    for (size_t s = 0; s < std::size(signals); ++s) {
+      v1::Block* block = frame->add_blocks();
+      block->set_signal(signals[s]);
+      block->set_layer_count(kLayers);
+      block->set_head_count(kHeads);
+      const float* values = mix[s].data() + step * kLayers * kHeads;
+      block->mutable_values()->Add(values, values + kLayers * kHeads);
+    }
+  }
+  return frames;
+}
 
 // One run of one rank.
 class Load {
  public:
-  Load(const std::string& address, int number, double frames_per_second, double end)
-      : channel_(grpc::CreateChannel(address, grpc::InsecureChannelCredentials())),
-        stub_(v1::Ingest::NewStub(channel_)), rate_(frames_per_second), end_(end) {
-    const auto mix = testing_support::SignalMix(static_cast<uint32_t>(number + 1), kSteps, kLayers * kHeads);
-    const v1::Signal signals[] = {v1::SIGNAL_WQ_SIGMA, v1::SIGNAL_DELTA_BIAS_SUM, v1::SIGNAL_LOGIT_MAX,
-                                  v1::SIGNAL_TIED_ROWS_BF16};
-    frames_.resize(kSteps);
-    for (size_t step = 0; step < kSteps; ++step) {
-      v1::Frame* frame = frames_[step].mutable_frame();
-      frame->set_parts(1);
-      for (int s = 0; s < 4; ++s) {
-        v1::Block* block = frame->add_blocks();
-        block->set_signal(signals[s]);
-        block->set_layer_count(kLayers);
-        block->set_head_count(kHeads);
-        const float* values = mix[static_cast<size_t>(s)].data() + step * kLayers * kHeads;
-        block->mutable_values()->Add(values, values + kLayers * kHeads);
-      }
-    }
+  // Sends `frames` in turn until `end`.  `alert_seq`: whose first value is NaN
+  // instead; 0 = none.
+  Load(const std::string& address, int number, const std::vector<v1::ClientMessage>& frames, double frames_per_second,
+       double end, uint64_t alert_seq)
+      : stub_(v1::Ingest::NewStub(Connect(address))),
+        frames_(frames),
+        rate_(frames_per_second),
+        end_(end),
+        alert_seq_(alert_seq),
+        first_step_(37 * number) {
     v1::ClientMessage hello;
     hello.mutable_hello()->set_protocol(1);
     v1::RunDescription* run = hello.mutable_hello()->mutable_run();
-    run->set_name("bench-" + std::to_string(number));
+    run->set_name(RunName(number));
     std::string uuid(16, '\0');
     std::memcpy(uuid.data(), &number, sizeof(number));
     run->set_uuid(uuid);
@@ -145,7 +120,6 @@ class Load {
       std::fprintf(stderr, "no welcome: %s\n", stream_->Finish().error_message().c_str());
       std::exit(1);
     }
-    sent_at_.resize(1 << 20);
     reader_ = std::thread([this] { ReadAcks(); });
     writer_ = std::thread([this] { WriteFrames(); });
   }
@@ -157,24 +131,27 @@ class Load {
   }
   uint64_t acked() const { return acked_; }
   const std::vector<double>& latencies() const { return latencies_; }
+  // When the frame that raises the alert was sent; 0 = it was not.
+  double alert_sent_at() const { return sent_at_[alert_seq_]; }
 
  private:
   void WriteFrames() {
     const double begin = Now();
     uint64_t seq = 0;
+    v1::ClientMessage message;
     while (Now() < end_ && seq + 1 < sent_at_.size()) {
       while (seq - acked_ >= kWindow) std::this_thread::sleep_for(std::chrono::microseconds(50));
       if (rate_ > 0) {
         const double due = begin + static_cast<double>(seq) / rate_;
-        while (Now() < due) std::this_thread::sleep_for(std::chrono::microseconds(100));
+        std::this_thread::sleep_for(std::chrono::duration<double>(due - Now()));
       }
-      v1::ClientMessage& message = frames_[seq % kSteps];
-      message.mutable_frame()->set_step(static_cast<int64_t>(seq));
+      message = frames_[seq % kSteps];
+      message.mutable_frame()->set_step(first_step_ + static_cast<int64_t>(seq));
       message.set_seq(++seq);
+      if (seq == alert_seq_) message.mutable_frame()->mutable_blocks(0)->set_values(0, NAN);
       sent_at_[seq] = Now();
       if (!stream_->Write(message)) break;
     }
-    last_ = seq;
     while (acked_ < seq) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     v1::ClientMessage bye;
     bye.mutable_bye()->set_reason(v1::BYE_REASON_FINISHED);
@@ -187,48 +164,79 @@ class Load {
     while (stream_->Read(&message)) {
       if (!message.has_ack()) continue;
       const double now = Now();
-      for (uint64_t seq = acked_ + 1; seq <= message.ack().durable_seq(); ++seq) latencies_.push_back(now - sent_at_[seq]);
+      for (uint64_t seq = acked_ + 1; seq <= message.ack().durable_seq(); ++seq)
+        latencies_.push_back(now - sent_at_[seq]);
       acked_ = message.ack().durable_seq();
     }
   }
 
-  std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::Ingest::Stub> stub_;
   grpc::ClientContext context_;
   std::unique_ptr<grpc::ClientReaderWriter<v1::ClientMessage, v1::ServerMessage>> stream_;
+  const std::vector<v1::ClientMessage>& frames_;
   const double rate_, end_;
-  std::vector<v1::ClientMessage> frames_;
-  std::vector<double> sent_at_;
+  const uint64_t alert_seq_;
+  const int64_t first_step_;  // Jobs are at different steps: their windows do not fill at the same moment.
+  std::vector<double> sent_at_ = std::vector<double>(1 << 20);  // By seq.
   std::vector<double> latencies_;
   std::atomic<uint64_t> acked_ = 0;
-  uint64_t last_ = 0;
   std::thread reader_, writer_;
 };
 
-int Run(const Arguments& arguments) {
-  const ServerProcess server(arguments.server);
-  const double begin = Now();
-  const double cpu_begin = server.CpuSeconds();
-  std::vector<std::unique_ptr<Load>> loads;
-  for (int i = 0; i < arguments.runs; ++i) {
-    loads.push_back(std::make_unique<Load>(server.address(), i, arguments.frames_per_second / arguments.runs,
-                                           begin + arguments.seconds));
+// When a person who watches hears of each run's first alert.
+class AlertWatch {
+ public:
+  explicit AlertWatch(const std::string& address) : stub_(v1::Query::NewStub(Connect(address))) {
+    v1::WatchAlertsRequest request;
+    request.set_after_id(UINT64_MAX);
+    stream_ = stub_->WatchAlerts(&context_, request);
+    v1::WatchAlertsResponse response;
+    while (stream_->Read(&response) && !response.caught_up()) {
+    }
+    reader_ = std::thread([this] { Read(); });
   }
-  uint64_t frames = 0;
-  std::vector<double> latencies;
-  for (const auto& load : loads) {
-    load->Join();
-    frames += load->acked();
-    latencies.insert(latencies.end(), load->latencies().begin(), load->latencies().end());
+  ~AlertWatch() {
+    context_.TryCancel();
+    reader_.join();
   }
-  const double seconds = Now() - begin;
-  const double cpu = server.CpuSeconds() - cpu_begin;
-  std::sort(latencies.begin(), latencies.end());
-  const auto at = [&](double share) { return latencies.empty() ? 0 : latencies[static_cast<size_t>(share * static_cast<double>(latencies.size() - 1))] * 1e3; };
 
-  auto query = v1::Query::NewStub(grpc::CreateChannel(server.address(), grpc::InsecureChannelCredentials()));
+  // Waits until `runs` have been told of, or 10 s.
+  std::map<std::string, double> told_at(size_t runs) const {
+    for (const double begin = Now(); Now() < begin + 10;) {
+      {
+        const std::lock_guard lock(mutex_);
+        if (told_at_.size() >= runs) break;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    const std::lock_guard lock(mutex_);
+    return told_at_;
+  }
+
+ private:
+  void Read() {
+    v1::WatchAlertsResponse response;
+    while (stream_->Read(&response)) {
+      const double now = Now();
+      if (!response.has_transition()) continue;
+      const std::lock_guard lock(mutex_);
+      told_at_.emplace(response.transition().run(), now);
+    }
+  }
+
+  std::unique_ptr<v1::Query::Stub> stub_;
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientReader<v1::WatchAlertsResponse>> stream_;
+  mutable std::mutex mutex_;
+  std::map<std::string, double> told_at_;  // By run.
+  std::thread reader_;
+};
+
+// One series of the first run, in ms; negative if it failed.
+double QueryMs(const std::string& address) {
+  auto query = v1::Query::NewStub(Connect(address));
   v1::GetSeriesRequest request;
-  request.set_run("bench-0");
+  request.set_run(RunName(0));
   request.set_attempt(-1);
   request.add_series()->set_signal("wq_sigma");
   request.set_points_max(1000);
@@ -236,15 +244,54 @@ int Run(const Arguments& arguments) {
   grpc::ClientContext context;
   const double asked = Now();
   const grpc::Status answered = query->GetSeries(&context, request, &response);
-  const double query_ms = (Now() - asked) * 1e3;
-  const double values = static_cast<double>(frames) * kValues;
-  const int64_t bytes = server.StopAndMeasure();
+  return answered.ok() ? (Now() - asked) * 1e3 : -1;
+}
+
+int Run(const Arguments& arguments) {
+  const std::vector<v1::ClientMessage> frames = MakeFrames();
+  BenchServer server(arguments.server);
+  const AlertWatch watch(server.address());
+  const double rate = arguments.frames_per_second / arguments.runs;
+  const double begin = Now();
+  const double cpu_begin = server.CpuSeconds();
+  std::vector<std::unique_ptr<Load>> loads;
+  for (int i = 0; i < arguments.runs; ++i) {
+    // Spread over all but the first and last second.
+    const double at = 1 + (arguments.seconds - 2) * (i + 0.5) / arguments.runs;
+    const uint64_t alert_seq = arguments.alerts ? 1 + static_cast<uint64_t>(at * rate) : 0;
+    loads.push_back(std::make_unique<Load>(server.address(), i, frames, rate, begin + arguments.seconds, alert_seq));
+  }
+  uint64_t sent = 0;
+  std::vector<double> ack_seconds, alert_seconds;
+  for (const auto& load : loads) {
+    load->Join();
+    sent += load->acked();
+    ack_seconds.insert(ack_seconds.end(), load->latencies().begin(), load->latencies().end());
+  }
+  const double seconds = Now() - begin;
+  const double cpu = server.CpuSeconds() - cpu_begin;
+  if (arguments.alerts) {
+    const auto told_at = watch.told_at(loads.size());
+    for (int i = 0; i < arguments.runs; ++i) {
+      const auto told = told_at.find(RunName(i));
+      if (told != told_at.end()) alert_seconds.push_back(told->second - loads[static_cast<size_t>(i)]->alert_sent_at());
+    }
+  }
+
+  const double query_ms = QueryMs(server.address());
+  const double values = static_cast<double>(sent) * kValues;
+  const std::string live = ToJson(MeasureDisk(server.data()), values);
+  server.Stop();
+  const std::string stopped = ToJson(MeasureDisk(server.data()), values);
   std::printf(
       "{\"bench\": \"ingest\", \"runs\": %d, \"frames\": %lu, \"seconds\": %.2f, \"frames_per_second\": %.0f, "
       "\"values_per_second\": %.3g, \"server_cpu_seconds\": %.2f, \"values_per_cpu_second\": %.3g, "
-      "\"ack_ms_p50\": %.2f, \"ack_ms_p99\": %.2f, \"bytes_per_value\": %.3f, \"series_query_ms\": %.2f, \"query_ok\": %s}\n",
-      arguments.runs, static_cast<unsigned long>(frames), seconds, static_cast<double>(frames) / seconds, values / seconds,
-      cpu, values / cpu, at(0.5), at(0.99), static_cast<double>(bytes) / values, query_ms, answered.ok() ? "true" : "false");
+      "\"ack_ms_p50\": %.2f, \"ack_ms_p99\": %.2f, \"alerts\": %zu, \"alert_ms_p50\": %.2f, \"alert_ms_p99\": %.2f, "
+      "\"alert_ms_max\": %.2f, \"series_query_ms\": %.2f, \"live\": %s, \"stopped\": %s}\n",
+      arguments.runs, static_cast<unsigned long>(sent), seconds, static_cast<double>(sent) / seconds, values / seconds,
+      cpu, values / cpu, PercentileMs(ack_seconds, 0.5), PercentileMs(ack_seconds, 0.99), alert_seconds.size(),
+      PercentileMs(alert_seconds, 0.5), PercentileMs(alert_seconds, 0.99), PercentileMs(alert_seconds, 1), query_ms,
+      live.c_str(), stopped.c_str());
   return 0;
 }
 
@@ -259,9 +306,12 @@ int main(int argc, char** argv) {
     if (flag == "--seconds") arguments.seconds = std::atof(argv[i + 1]);
     if (flag == "--frames-per-second") arguments.frames_per_second = std::atof(argv[i + 1]);
     if (flag == "--runs") arguments.runs = std::atoi(argv[i + 1]);
+    if (flag == "--alerts") arguments.alerts = std::atoi(argv[i + 1]) != 0;
   }
-  if (arguments.server.empty()) {
-    std::fprintf(stderr, "usage: ingest_bench --server PATH_OF_BELLWETHERD [--seconds S] [--frames-per-second F] [--runs R]\n");
+  if (arguments.server.empty() || (arguments.alerts && arguments.frames_per_second <= 0)) {
+    std::fprintf(stderr,
+                 "usage: ingest_bench --server PATH_OF_BELLWETHERD [--seconds S] [--frames-per-second F [--alerts 1]] "
+                 "[--runs R]\n");
     return 2;
   }
   return bellwether::Run(arguments);

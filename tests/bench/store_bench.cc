@@ -21,7 +21,9 @@ namespace {
 
 class Folder {
  public:
-  Folder() : path_((std::filesystem::temp_directory_path() / "store-bench-XXXXXX").string()) { ::mkdtemp(path_.data()); }
+  Folder() : path_((std::filesystem::temp_directory_path() / "store-bench-XXXXXX").string()) {
+    ::mkdtemp(path_.data());
+  }
   ~Folder() { std::filesystem::remove_all(path_); }
   const std::string& path() const { return path_; }
 
@@ -118,10 +120,21 @@ void BM_ChunkDecode(benchmark::State& state) {
 }
 BENCHMARK(BM_ChunkDecode);
 
-// 32 layers x 32 heads x 4 signals; packing and a flush included.
+constexpr Layout kEightHeads{.layers = 1, .heads = 8, .kv_heads = 8};
+
+// 32 layers x 32 heads; packing and a flush included.  Of 4 signals, whose values
+// are the mix, or (0) of all that are measured per head, with all derived ones.
 void BM_SeriesIngest(benchmark::State& state) {
   const Layout layout{.layers = 32, .heads = 32, .kv_heads = 32};
-  const SignalId signals[] = {SignalId::kWqSigma, SignalId::kDeltaBiasSum, SignalId::kEntropySum, SignalId::kTiedRowsBf16};
+  std::vector<SignalId> signals = {SignalId::kWqSigma, SignalId::kDeltaBiasSum, SignalId::kEntropySum,
+                                   SignalId::kTiedRowsBf16};
+  if (state.range(0) == 0) {
+    signals.clear();
+    for (size_t i = 0; i < SignalCount(); ++i) {
+      const SignalInfo& info = SignalTable()[i];
+      if (!info.derived && info.granularity != Granularity::kRun) signals.push_back(info.id);
+    }
+  }
   const auto mix = testing_support::SignalMix(1, 1024, 1024);
   int64_t values = 0;
   for (auto _ : state) {
@@ -130,26 +143,25 @@ void BM_SeriesIngest(benchmark::State& state) {
     auto database = Database::Open({.directory = folder.path()});
     auto store = SeriesStore::Create({}, database->get());
     store->Open(1, layout);
+    StepSample sample;
     state.ResumeTiming();
     for (int64_t step = 0; step < 1024; ++step) {
-      StepSample sample;
       sample.Reset(layout);
       sample.step = step;
-      for (size_t s = 0; s < 4; ++s) {
-        const auto out = sample.Add(signals[s]);
-        std::copy_n(mix[s].begin() + step * 1024, 1024, out.begin());
+      for (size_t s = 0; s < signals.size(); ++s) {
+        std::copy_n(mix[s % 4].begin() + step * 1024, 1024, sample.Add(signals[s]).begin());
       }
       store->Append(1, sample).IgnoreError();
-      if (step % 64 != 63) continue;
+      if (step % 256 != 255) continue;
       auto batch = (*database)->NewBatch();
       std::string saved;
       store->Save(1, batch.get(), &saved).IgnoreError();
-      batch->PutState(1, saved);
+      batch->PutState(RunRecord{.id = 1}, saved);
       (*database)->Commit(std::move(batch)).IgnoreError();
     }
     store->Drain();
     (*database)->Flush().IgnoreError();
-    values += 1024 * 4096;
+    values += 1024 * 1024 * static_cast<int64_t>(signals.size());
     state.PauseTiming();
     store.reset();
     database->reset();
@@ -157,40 +169,53 @@ void BM_SeriesIngest(benchmark::State& state) {
   }
   state.SetItemsProcessed(values);
 }
-BENCHMARK(BM_SeriesIngest)->MeasureProcessCPUTime()->UseRealTime()->Unit(benchmark::kMillisecond)->Iterations(3);
+BENCHMARK(BM_SeriesIngest)
+    ->Arg(4)
+    ->Arg(0)
+    ->MeasureProcessCPUTime()
+    ->UseRealTime()
+    ->Unit(benchmark::kMillisecond)
+    ->Iterations(3);
 
-// One cell of 1 M steps: 0 = measured, 1 = derived.
-void BM_ReadMillionSteps(benchmark::State& state) {
-  const Layout layout{.layers = 1, .heads = 8, .kv_heads = 8};
+// Series of 8 heads and 1 M steps, written once.
+const std::string& MillionSteps() {
   static Folder* const folder = new Folder;
-  if (!std::filesystem::exists(folder->path() + "/db")) {
-    auto database = Database::Open({.directory = folder->path() + "/db"});
-    auto store = SeriesStore::Create({}, database->get());
-    store->Open(1, layout);
-    const auto mix = testing_support::SignalMix(1, 1000, 8);
-    StepSample sample;
-    for (int64_t step = 0; step < 1'000'000; ++step) {
-      sample.Reset(layout);
-      sample.step = step;
-      for (const auto& [signal, s] : {std::pair(SignalId::kCommonModeSum, 0), {SignalId::kSpreadSum, 2}}) {
-        std::copy_n(mix[static_cast<size_t>(s)].begin() + step % 1000 * 8, 8, sample.Add(signal).begin());
-      }
-      store->Append(1, sample).IgnoreError();
-      if (step % 5000 != 4999) continue;
-      auto batch = (*database)->NewBatch();
-      std::string saved;
-      store->Save(1, batch.get(), &saved).IgnoreError();
-      (*database)->Commit(std::move(batch)).IgnoreError();
+  const std::string* const path = new std::string(folder->path() + "/db");
+  if (std::filesystem::exists(*path)) return *path;
+  auto database = Database::Open({.directory = *path});
+  auto store = SeriesStore::Create({}, database->get());
+  store->Open(1, kEightHeads);
+  const auto mix = testing_support::SignalMix(1, 1000, 8);
+  StepSample sample;
+  for (int64_t step = 0; step < 1'000'000; ++step) {
+    sample.Reset(kEightHeads);
+    sample.step = step;
+    for (const auto& [signal, s] : {std::pair(SignalId::kCommonModeSum, 0), {SignalId::kSpreadSum, 2}}) {
+      std::copy_n(mix[static_cast<size_t>(s)].begin() + step % 1000 * 8, 8, sample.Add(signal).begin());
     }
-    store->Drain();
+    store->Append(1, sample).IgnoreError();
+    if (step % 5000 != 4999) continue;
+    auto batch = (*database)->NewBatch();
+    std::string saved;
+    store->Save(1, batch.get(), &saved).IgnoreError();
+    (*database)->Commit(std::move(batch)).IgnoreError();
   }
+  store->Drain();
+  return *path;
+}
+
+// One cell as 1,000 points: of a measured (0) or derived (1) signal, of so many
+// thousand steps.  Few enough are decoded, many are drawn from summaries.
+void BM_ReadSeries(benchmark::State& state) {
+  const std::string& path = MillionSteps();
   const SignalId signal = state.range(0) == 0 ? SignalId::kSpreadSum : SignalId::kDriftRatio;
   for (auto _ : state) {
     state.PauseTiming();
-    auto database = Database::Open({.directory = folder->path() + "/db"});
+    auto database = Database::Open({.directory = path});
     auto store = SeriesStore::Create({}, database->get());
     state.ResumeTiming();
-    auto points = store->ReadSeries(1, layout, {signal, 0, 3}, 0, INT64_MAX, 1000, SeriesStore::kNewestAttempt);
+    auto points =
+        store->ReadSeries(1, kEightHeads, {signal, 0, 3}, 0, 1000 * state.range(1), 1000, SeriesStore::kNewestAttempt);
     state.PauseTiming();
     state.counters["points"] = points.ok() ? static_cast<double>(points->step.size()) : -1;
     store.reset();
@@ -198,7 +223,7 @@ void BM_ReadMillionSteps(benchmark::State& state) {
     state.ResumeTiming();
   }
 }
-BENCHMARK(BM_ReadMillionSteps)->Arg(0)->Arg(1)->Iterations(10)->Unit(benchmark::kMillisecond);
+BENCHMARK(BM_ReadSeries)->ArgsProduct({{0, 1}, {70, 128, 1000}})->Iterations(10)->Unit(benchmark::kMillisecond);
 
 }  // namespace
 }  // namespace bellwether::server

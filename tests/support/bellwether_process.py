@@ -49,13 +49,17 @@ class Server:
             self.flags.append(f"--config.file={folder / 'server.yml'}")
         self.process: Optional[subprocess.Popen[bytes]] = None
 
+    def program(self, name: str) -> list[str]:
+        """How a program of ours is called."""
+        return [str(BIN / name)]
+
     def start(self) -> Server:
         ready = self.folder / "ready.json"
         ready.unlink(missing_ok=True)
         with open(self.folder / "server.log", "ab") as log:
             self.process = subprocess.Popen(
                 [
-                    str(BIN / "bellwetherd"),
+                    *self.program("bellwetherd"),
                     f"--storage.path={self.folder / 'data'}",
                     f"--grpc.listen-address={self.grpc}",
                     f"--web.listen-address={self.http}",
@@ -92,7 +96,7 @@ class Server:
 
     def run(self, *words: str, exit_code: int = 0) -> str:
         done = subprocess.run(
-            [str(BIN / "bellwether"), "--server", self.grpc, *words], capture_output=True, text=True, timeout=120
+            [*self.program("bellwether"), "--server", self.grpc, *words], capture_output=True, text=True, timeout=120
         )
         assert done.returncode == exit_code, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
         return done.stdout

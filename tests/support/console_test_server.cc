@@ -1,12 +1,11 @@
-// console_test_server: the page and /metrics over synthetic runs.
+// console_test_server: the page over synthetic runs.
 //
-// For pictures of the page, for tests of dashboards against a real Prometheus,
-// and for working on the page without a trainer.  Prints one line of JSON,
-// {"port": N}, and serves until its input ends.
+// For tests and pictures of the page, and for working on it without a trainer.
+// Prints one line of JSON, {"port": N}, and serves until its input ends.
 //
 //   --scenario=ill|healthy|empty|many   --port=N   --token=T
 // Every line on the input is one command: "step" lets the ill run go on,
-// "alert" posts a critical alert.
+// "alert" posts a critical alert of a head, "loss" one of the run as a whole.
 
 #include <iostream>
 #include <string>
@@ -16,7 +15,6 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "server/export/prometheus.h"
 #include "server/http/http_server.h"
 #include "server/query/json_api.h"
 #include "server/query/query_engine.h"
@@ -89,29 +87,33 @@ int Main(const std::vector<std::string>& arguments) {
   Counters counters;
   SyntheticSeries series;
   Control control(&alerts);
-  counters.gauge("bellwether_build_info", {{"version", "0.1.0"}, {"revision", "synthetic"}, {"cuda", "none"}})->Set(1);
-  counters.gauge("bellwether_ingest_streams")->Set(24);
-  counters.counter("bellwether_notifications_total", {{"channel", "webhook"}, {"result", "delivered"}})->Add();
-  counters.histogram("bellwether_ack_seconds")->Observe(0.002);
-  counters.counter("bellwether_ingest_frames_total", {{"result", "accepted"}})->Add(123456);
-
-  Exporter exporter({}, &table, &alerts, &counters, clock);
   std::vector<SyntheticRun> runs = Scenario(scenario);
   for (const SyntheticRun& run : runs) {
     series.Add(run);
     table.Publish(MakeSnapshot(run, clock->UnixNanos()));
   }
-  const auto post = [&](Severity severity, const std::string& rule, uint32_t k) {
+  const auto post = [&](Severity severity, const std::string& rule) {
     Transition alert = MakeAlert(runs[0], severity, rule, clock->UnixNanos());
-    alert.k = k;
+    if (rule == "loss") {
+      alert.strongest = {-1, -1};
+      alert.heads.clear();
+      alert.evidence.clear();
+      alert.first_step = alert.step;
+      alert.summary = runs[0].name + ": loss";
+    }
     return alerts.Post(alert).ok();
   };
-  if (!runs.empty() && runs[0].stage > 0) post(Severity::kWarning, "drift", 0);
+  const auto worsen = [&](int32_t stage, const std::string& rule) {
+    runs[0].stage = stage;
+    table.Publish(MakeSnapshot(runs[0], clock->UnixNanos()));
+    return post(Severity::kCritical, rule);
+  };
+  if (!runs.empty() && runs[0].stage > 0) post(Severity::kWarning, "drift");
 
   const QueryEngine engine({}, {.runs = &table, .series = &series, .alerts = &alerts, .database = &database,
                                 .control = &control, .clock = clock, .counters = &counters});
   auto server = HttpServer::Start(
-      options, {.metrics = [&exporter] { return exporter.Render(); },
+      options, {.metrics = [] { return std::string(); },
                 .ready = [&control] { return control.Ready(); },
                 .call = [&engine](const std::string& method, const std::string& body) { return CallJson(engine, method, body); },
                 .transition_json = TransitionToJson,
@@ -130,9 +132,9 @@ int Main(const std::vector<std::string>& arguments) {
       series.Add(runs[0]);
       table.Publish(MakeSnapshot(runs[0], clock->UnixNanos()));
     } else if (command == "alert" && !runs.empty()) {
-      runs[0].stage = 3;
-      table.Publish(MakeSnapshot(runs[0], clock->UnixNanos()));
-      post(Severity::kCritical, "norm", 0);
+      worsen(3, "norm");
+    } else if (command == "loss" && !runs.empty()) {
+      worsen(5, "loss");
     }
     std::cout << "ok" << std::endl;
   }

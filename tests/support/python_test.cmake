@@ -3,6 +3,7 @@
 # load a library that wants a sanitizer's runtime first.
 function(bellwether_python_test prefix file)
   cmake_parse_arguments(ARG "" "TIMEOUT;CORES" "LABELS" ${ARGN})
+  set_property(GLOBAL APPEND PROPERTY bellwether_python_tests ${file})
   if(NOT BELLWETHER_SERVICE OR CMAKE_CXX_FLAGS MATCHES "-fsanitize")
     return()
   endif()
@@ -21,4 +22,7 @@ function(bellwether_python_test prefix file)
     COMMAND ${python} -m pytest -q -x -p no:cacheprovider ${CMAKE_CURRENT_SOURCE_DIR}/${file})
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}" PROCESSORS ${ARG_CORES}
     ENVIRONMENT "BELLWETHER_LIB_DIR=${CMAKE_RUNTIME_OUTPUT_DIRECTORY};PYTHONDONTWRITEBYTECODE=1;OMP_NUM_THREADS=1")
+  if("gpu" IN_LIST ARG_LABELS)
+    set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 5)  # pytest: the file has skipped itself.
+  endif()
 endfunction()

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "tests/support/judged_run.h"
 
@@ -74,6 +75,24 @@ TEST(RecordedRunsTest, OneOfTheFirstThreeNamedHeadsExplodes) {
   }
   ASSERT_GE(all, 5);
   EXPECT_GE(right, 0.8 * all);
+}
+
+TEST(RecordedRunsTest, EvidenceIsBeyondTheThresholdThatItQuotes) {
+  int pieces = 0;
+  for (const Case& c : Cases()) {
+    for (const Transition& t : c.verdict.transitions) {
+      SCOPED_TRACE(c.label.name + " step " + std::to_string(t.step) + ": " +
+                   t.summary);
+      EXPECT_EQ(t.evidence.empty(), t.state == AlertState::kResolved);
+      for (const Evidence& e : t.evidence) {
+        if (e.detector == "next in line") continue;  // Named, not found.
+        ++pieces;
+        EXPECT_TRUE(e.value > e.threshold || !std::isfinite(e.value))
+            << e.signal << " " << e.value << " of " << e.threshold;
+      }
+    }
+  }
+  EXPECT_GT(pieces, 100);
 }
 
 TEST(RecordedRunsTest, LogitGrowthIsWarnedBeforeTheLossTurns) {

@@ -143,6 +143,8 @@ TEST(RunJudgeTest, WarnsOfADriftNamesItsHeadAndPredictsItsEnd) {
   EXPECT_EQ(critical->key, warning->key);
   EXPECT_GT(critical->k, warning->k);
   EXPECT_GE(critical->stage, 2);
+  EXPECT_THAT(warning->advice, testing::HasSubstr("No work is lost yet"));
+  EXPECT_THAT(critical->advice, testing::HasSubstr("repair at once"));
 }
 
 TEST(RunJudgeTest, AQuietRunIsQuiet) {
@@ -277,6 +279,29 @@ TEST(RunJudgeTest, CentringEndsTheAlertAndDriftOfRawKeysIsNoneAfterIt) {
   ASSERT_EQ(out.back().state, AlertState::kResolved);
   EXPECT_EQ(out.back().step, 3300);
   EXPECT_EQ(judge.alerts_firing(), 0u);
+  EXPECT_EQ(judge.stage(), 0);
+}
+
+TEST(RunJudgeTest, TheRunIsAtTheStageOfItsOpenAlertUntilThatResolves) {
+  const RunDescription run = SyntheticRun();
+  RunJudge judge(JudgeOptions{}, run);
+  std::vector<Transition> out;
+  int64_t step = 0;
+  for (; step <= 4500; ++step) judge.Observe(SampleAt(run, {}, step), &out);
+  ASSERT_GE(out.back().stage, 2);
+  EXPECT_EQ(judge.stage(), out.back().stage);
+  // Well again: the head's stage goes first, the alert's 1,000 steps later.
+  const Plan well{.drift_from = -1};
+  for (; judge.stage_of(kIll.layer, kIll.head) > 0; ++step) {
+    ASSERT_LT(step, 8000);
+    judge.Observe(SampleAt(run, well, step), &out);
+  }
+  ASSERT_EQ(judge.alerts_firing(), 1u);
+  EXPECT_EQ(judge.stage(), out.back().stage);
+  for (; judge.alerts_firing() > 0; ++step) {
+    ASSERT_LT(step, 12000);
+    judge.Observe(SampleAt(run, well, step), &out);
+  }
   EXPECT_EQ(judge.stage(), 0);
 }
 

@@ -24,9 +24,8 @@ using testing::SizeIs;
 constexpr Layout kLayout{1, 2, 1, 64, 0};
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-RankFrame Frame(uint32_t rank, int64_t step, SignalId signal, std::vector<float> values, int head_begin = 0) {
+RankFrame Frame(int64_t step, SignalId signal, std::vector<float> values, int head_begin = 0) {
   RankFrame frame;
-  frame.rank = rank;
   frame.step = step;
   frame.blocks = {{signal, 0, 1, head_begin, static_cast<int32_t>(values.size()), 0}};
   frame.values = std::move(values);
@@ -48,7 +47,7 @@ class RankMergeTest : public testing::Test {
 
 TEST_F(RankMergeTest, OneReporterClosesEachStepAtOnce) {
   RankMerge merge(kLayout, 1);
-  for (int64_t step : {0, 10, 20}) merge.Add(Frame(0, step, SignalId::kRows, {1, 2}), 1, Sink());
+  for (int64_t step : {0, 10, 20}) merge.Add(0, Frame(step, SignalId::kRows, {1, 2}), 1, Sink());
   EXPECT_THAT(Steps(), ElementsAre(0, 10, 20));
   EXPECT_TRUE(closed_[0].complete);
   EXPECT_EQ(merge.oldest_open_lsn(), 0u);
@@ -57,12 +56,12 @@ TEST_F(RankMergeTest, OneReporterClosesEachStepAtOnce) {
 TEST_F(RankMergeTest, SumsAddMaximaWinMeansAverage) {
   RankMerge merge(kLayout, 2);
   for (uint32_t rank : {0u, 1u}) {
-    RankFrame frame = Frame(rank, 5, SignalId::kRows, {1.0f + static_cast<float>(rank), 10});
+    RankFrame frame = Frame(5, SignalId::kRows, {1.0f + static_cast<float>(rank), 10});
     frame.blocks.push_back({SignalId::kLogitMax, 0, 1, 0, 2, 2});
     frame.blocks.push_back({SignalId::kLoss, 0, 1, 0, 1, 4});
     const float more[] = {rank == 0 ? 7.0f : 3.0f, rank == 0 ? 1.0f : kNan, rank == 0 ? 2.0f : 4.0f};
     frame.values.insert(frame.values.end(), std::begin(more), std::end(more));
-    merge.Add(frame, rank + 1, Sink());
+    merge.Add(rank, frame, rank + 1, Sink());
   }
   ASSERT_THAT(closed_, SizeIs(1));
   EXPECT_THAT(closed_[0].matrix(SignalId::kRows), ElementsAre(3, 20));
@@ -74,16 +73,16 @@ TEST_F(RankMergeTest, SumsAddMaximaWinMeansAverage) {
 
 TEST_F(RankMergeTest, HeadsOfTensorParallelRanksFillTheirPlaces) {
   RankMerge merge(kLayout, 2);
-  merge.Add(Frame(1, 0, SignalId::kWqSigma, {9}, 1), 1, Sink());
-  merge.Add(Frame(0, 0, SignalId::kWqSigma, {4}, 0), 2, Sink());
+  merge.Add(1, Frame(0, SignalId::kWqSigma, {9}, 1), 1, Sink());
+  merge.Add(0, Frame(0, SignalId::kWqSigma, {4}, 0), 2, Sink());
   EXPECT_THAT(closed_[0].matrix(SignalId::kWqSigma), ElementsAre(4, 9));
   EXPECT_THAT(closed_[0].disagreements, IsEmpty());
 }
 
 TEST_F(RankMergeTest, ReplicasThatDisagreeAreReported) {
   RankMerge merge(kLayout, 2);
-  merge.Add(Frame(0, 0, SignalId::kWqSigma, {4, 5}), 1, Sink());
-  merge.Add(Frame(1, 0, SignalId::kWqSigma, {4, 6}), 2, Sink());
+  merge.Add(0, Frame(0, SignalId::kWqSigma, {4, 5}), 1, Sink());
+  merge.Add(1, Frame(0, SignalId::kWqSigma, {4, 6}), 2, Sink());
   ASSERT_THAT(closed_[0].disagreements, SizeIs(1));
   EXPECT_EQ(closed_[0].disagreements[0].head, 1);
   EXPECT_EQ(closed_[0].disagreements[0].low, 5);
@@ -94,13 +93,13 @@ TEST_F(RankMergeTest, AStepWaitsForAllItsParts) {
   RankMerge merge(kLayout, 1);
   for (uint32_t part : {1u, 0u}) {
     EXPECT_THAT(closed_, IsEmpty());
-    RankFrame frame = Frame(0, 3, SignalId::kRows, {1}, static_cast<int>(part));
+    RankFrame frame = Frame(3, SignalId::kRows, {1}, static_cast<int>(part));
     frame.part = part;
     frame.parts = 2;
-    EXPECT_EQ(merge.Add(frame, 8, Sink()), RankMerge::Outcome::kTaken);
+    EXPECT_EQ(merge.Add(0, frame, 8, Sink()), RankMerge::Outcome::kTaken);
     if (part == 1) {
       EXPECT_EQ(merge.oldest_open_lsn(), 8u);
-      EXPECT_EQ(merge.Add(frame, 9, Sink()), RankMerge::Outcome::kRepeated);
+      EXPECT_EQ(merge.Add(0, frame, 9, Sink()), RankMerge::Outcome::kRepeated);
     }
   }
   EXPECT_THAT(closed_[0].matrix(SignalId::kRows), ElementsAre(1, 1));
@@ -108,23 +107,23 @@ TEST_F(RankMergeTest, AStepWaitsForAllItsParts) {
 
 TEST_F(RankMergeTest, ALateFrameChangesNothing) {
   RankMerge merge(kLayout, 1);
-  merge.Add(Frame(0, 10, SignalId::kRows, {1, 1}), 1, Sink());
-  EXPECT_EQ(merge.Add(Frame(0, 10, SignalId::kRows, {5, 5}), 2, Sink()), RankMerge::Outcome::kLate);
-  EXPECT_EQ(merge.Add(Frame(0, 9, SignalId::kRows, {5, 5}), 3, Sink()), RankMerge::Outcome::kLate);
+  merge.Add(0, Frame(10, SignalId::kRows, {1, 1}), 1, Sink());
+  EXPECT_EQ(merge.Add(0, Frame(10, SignalId::kRows, {5, 5}), 2, Sink()), RankMerge::Outcome::kLate);
+  EXPECT_EQ(merge.Add(0, Frame(9, SignalId::kRows, {5, 5}), 3, Sink()), RankMerge::Outcome::kLate);
   EXPECT_THAT(Steps(), ElementsAre(10));
   // A rollback is another attempt: the step may come again.
-  RankFrame again = Frame(0, 5, SignalId::kRows, {2, 2});
+  RankFrame again = Frame(5, SignalId::kRows, {2, 2});
   again.attempt = 1;
-  EXPECT_EQ(merge.Add(again, 4, Sink()), RankMerge::Outcome::kTaken);
+  EXPECT_EQ(merge.Add(0, again, 4, Sink()), RankMerge::Outcome::kTaken);
   EXPECT_THAT(Steps(), ElementsAre(10, 5));
 }
 
 TEST_F(RankMergeTest, AStepThatARankSkippedClosesWithTheNext) {
   RankMerge merge(kLayout, 2);
-  merge.Add(Frame(0, 1, SignalId::kRows, {1, 1}), 1, Sink());
-  merge.Add(Frame(0, 2, SignalId::kRows, {1, 1}), 2, Sink());
+  merge.Add(0, Frame(1, SignalId::kRows, {1, 1}), 1, Sink());
+  merge.Add(0, Frame(2, SignalId::kRows, {1, 1}), 2, Sink());
   EXPECT_THAT(closed_, IsEmpty());
-  merge.Add(Frame(1, 2, SignalId::kRows, {1, 1}), 3, Sink());
+  merge.Add(1, Frame(2, SignalId::kRows, {1, 1}), 3, Sink());
   EXPECT_THAT(Steps(), ElementsAre(1, 2));
   EXPECT_FALSE(closed_[0].complete);
   EXPECT_TRUE(closed_[1].complete);
@@ -132,20 +131,20 @@ TEST_F(RankMergeTest, AStepThatARankSkippedClosesWithTheNext) {
 
 TEST_F(RankMergeTest, TheDeadlineAndAGoodbyeEndTheWait) {
   RankMerge merge(kLayout, 2);
-  merge.Add(Frame(0, 1, SignalId::kRows, {1, 1}), 1, Sink());
+  merge.Add(0, Frame(1, SignalId::kRows, {1, 1}), 1, Sink());
   merge.CloseThrough(0, 1, Sink());
   EXPECT_THAT(Steps(), ElementsAre(1));
-  merge.Add(Frame(1, 2, SignalId::kRows, {1, 1}), 2, Sink());
+  merge.Add(1, Frame(2, SignalId::kRows, {1, 1}), 2, Sink());
   merge.SetGone(1, Sink());  // It left without the other's step 2.
-  merge.Add(Frame(0, 2, SignalId::kRows, {1, 1}), 3, Sink());
+  merge.Add(0, Frame(2, SignalId::kRows, {1, 1}), 3, Sink());
   EXPECT_THAT(Steps(), ElementsAre(1, 2));
-  merge.Add(Frame(0, 3, SignalId::kRows, {1, 1}), 4, Sink());
+  merge.Add(0, Frame(3, SignalId::kRows, {1, 1}), 4, Sink());
   EXPECT_THAT(Steps(), ElementsAre(1, 2, 3)) << "a rank that left is not waited for";
 }
 
 TEST_F(RankMergeTest, OpenStepsAreBounded) {
   RankMerge merge(kLayout, 2, 4);
-  for (int64_t step = 0; step < 6; ++step) merge.Add(Frame(0, step, SignalId::kRows, {1, 1}), 1, Sink());
+  for (int64_t step = 0; step < 6; ++step) merge.Add(0, Frame(step, SignalId::kRows, {1, 1}), 1, Sink());
   EXPECT_THAT(Steps(), ElementsAre(0, 1));
 }
 
@@ -164,7 +163,7 @@ TEST_F(RankMergeTest, AnyInterleavingOfRanksGivesTheSameSteps) {
     }
     if (able.empty()) break;
     const uint32_t rank = able[random() % able.size()];
-    merge.Add(Frame(rank, next[rank]++, SignalId::kRows, {1, static_cast<float>(rank)}), ++lsn, Sink());
+    merge.Add(rank, Frame(next[rank]++, SignalId::kRows, {1, static_cast<float>(rank)}), ++lsn, Sink());
   }
   ASSERT_THAT(closed_, SizeIs(kSteps));
   for (int64_t step = 0; step < kSteps; ++step) {

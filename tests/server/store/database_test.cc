@@ -19,11 +19,18 @@ namespace {
 RunRecord FullRun() {
   RunRecord run;
   run.id = 3;
-  run.description = {.name = "llama", .attempt = 2, .world = 64, .reporters = 8,
-                     .layout = {.layers = 32, .heads = 32, .kv_heads = 8, .head_dim = 128, .seq_len = 4096},
-                     .attention = {.kernel = "flash", .score_dtype = "bf16", .centred = true, .softcap = 30, .window = 7},
-                     .framework = "torch", .model = "x", .weight_decay = 0.1, .step_from_attach = true,
-                     .labels = {{"team", "a"}, {"empty", ""}}};
+  run.description = {
+      .name = "llama",
+      .attempt = 2,
+      .world = 64,
+      .reporters = 8,
+      .layout = {.layers = 32, .heads = 32, .kv_heads = 8, .head_dim = 128, .seq_len = 4096},
+      .attention = {.kernel = "flash", .score_dtype = "bf16", .centred = true, .softcap = 30, .window = 7},
+      .framework = "torch",
+      .model = "x",
+      .weight_decay = 0.1,
+      .step_from_attach = true,
+      .labels = {{"team", "a"}, {"empty", ""}}};
   run.description.uuid[15] = 0xff;
   run.step = 77;
   run.stage = 4;
@@ -88,7 +95,7 @@ TEST_F(DatabaseTest, KeepsRunsRanksEventsAndStateOverAReopen) {
   batch->PutRank(3, {.rank = 2, .epoch = 9, .durable_seq = 8});
   batch->PutEvent(3, {.step = 1, .kind = EventKind::kRestore, .value = 2, .text = "a"});
   batch->PutEvent(3, {.step = 2, .text = "b"});
-  batch->PutState(3, std::string("\0state", 6));
+  batch->PutState(run, std::string("\0state", 6));
   ASSERT_TRUE(database_->Commit(std::move(batch)).ok());
   Open();
   batch = database_->NewBatch();
@@ -114,13 +121,49 @@ TEST_F(DatabaseTest, KeepsRunsRanksEventsAndStateOverAReopen) {
   EXPECT_EQ(database_->GetState(4).status().code(), absl::StatusCode::kNotFound);
 }
 
+TEST_F(DatabaseTest, AnEndedRunKeepsItsStateAndARunThatGoesOnReplacesIt) {
+  RunRecord run = FullRun();
+  const auto put = [&](bool ended, const std::string& state) {
+    run.ended = ended;
+    auto batch = database_->NewBatch();
+    batch->PutState(run, state);
+    ASSERT_TRUE(database_->Commit(std::move(batch)).ok());
+    EXPECT_EQ(*database_->GetState(run.id), state);
+  };
+  put(false, "live");
+  put(true, "ended");
+  Open();
+  EXPECT_EQ(*database_->GetState(run.id), "ended");
+  put(false, "goes on");
+  put(true, "ended again");
+}
+
+// Every state is new and as long as the last: without its space given back the
+// database would hold dozens of them.
+TEST_F(DatabaseTest, AFlushGivesBackWhatWasSuperseded) {
+  const uint32_t seed = 4;
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  std::mt19937 random(seed);
+  constexpr size_t kBytes = 200 << 10;
+  for (int i = 0; i < 40; ++i) {
+    std::string state(kBytes, '\0');
+    for (char& byte : state) byte = static_cast<char>(random());
+    auto batch = database_->NewBatch();
+    batch->PutState(RunRecord{.id = 1}, state);
+    ASSERT_TRUE(database_->Commit(std::move(batch)).ok());
+    ASSERT_TRUE(database_->Flush().ok());
+  }
+  EXPECT_GE(database_->bytes(), static_cast<int64_t>(kBytes));
+  EXPECT_LE(database_->bytes(), static_cast<int64_t>(4 * kBytes));
+}
+
 TEST_F(DatabaseTest, ACrashKeepsWhatWasFlushedAndNoHalfBatch) {
   for (RunId run = 1; run <= 2; ++run) {
     auto batch = database_->NewBatch();
     RunRecord record;
     record.id = run;
     batch->PutRun(record);
-    batch->PutState(run, "state");
+    batch->PutState(record, "state");
     ASSERT_TRUE(database_->Commit(std::move(batch)).ok());
     if (run == 1) {
       ASSERT_TRUE(database_->Flush().ok());

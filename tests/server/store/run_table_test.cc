@@ -7,6 +7,8 @@
 
 #include <thread>
 
+#include "tests/support/memory_database.h"
+
 namespace bellwether::server {
 namespace {
 
@@ -32,6 +34,28 @@ TEST(RunTableTest, FindsTheNewestOfANameAndAnyByUuid) {
   EXPECT_EQ(table.List().size(), 2u);
   table.Remove(2);
   EXPECT_EQ(table.Find("a")->record.id, 1u);
+}
+
+TEST(RunTableTest, EventsAreThoseOfTheSnapshotWhateverWasStoredSince) {
+  MemoryDatabase database;
+  const auto store = [&](int64_t step) { database.AddEvent(1, {.step = step}); };
+  const auto steps = [&](const RunSnapshot& snapshot) {
+    const auto events = EventsOf(snapshot, database);
+    std::vector<int64_t> out;
+    for (const RunEvent& event : *events) out.push_back(event.step);
+    return out;
+  };
+  store(10);
+  RunSnapshot snapshot;
+  snapshot.record.id = 1;
+  EXPECT_EQ(steps(snapshot), (std::vector<int64_t>{10}));
+  snapshot.events_stored = 1;
+  snapshot.events_new = std::make_shared<std::vector<RunEvent>>(std::vector<RunEvent>{{.step = 20}, {.step = 30}});
+  EXPECT_EQ(steps(snapshot), (std::vector<int64_t>{10, 20, 30}));
+  store(20);
+  store(30);
+  store(40);
+  EXPECT_EQ(steps(snapshot), (std::vector<int64_t>{10, 20, 30}));
 }
 
 TEST(RunTableTest, AwaitChangeWakesOnPublishAndGivesUpInTime) {

@@ -1,8 +1,10 @@
 // Goal: every appended step is read back bit for bit, from memory, stored
 // windows and chunks, by any thread at any time, over restarts and attempts;
-// downsampling loses no extreme; damage is a status.
-// Method: a plain map of what was appended against every read; a crash is a
-// second store on the same database and the last saved state.
+// downsampling loses no extreme, of derived signals neither; damage is a status.
+// Method: a plain map of what was appended against every read, with windows that
+// wait in memory for their chunk, without the memory for any, and changing
+// between both; a crash is a second store on the same database and the last
+// saved state.
 #include "server/store/series_store.h"
 
 #include <gtest/gtest.h>
@@ -23,27 +25,29 @@ constexpr RunId kRun = 5;
 constexpr int64_t kEnd = INT64_MAX;
 
 float Value(SignalId signal, int64_t step, int cell, uint32_t attempt = 0) {
-  std::mt19937 random(static_cast<uint32_t>(step * 7919 + cell * 31 + static_cast<int>(signal) + 1000003 * attempt));
-  return static_cast<float>(random() % 100000) / 7 + 1;
+  const auto mixed = static_cast<uint64_t>(step * 7919 + cell * 31 + static_cast<int>(signal) + 1000003 * attempt) *
+                     0x9e3779b97f4a7c15u;
+  return static_cast<float>((mixed >> 32) % 100000) / 7 + 1;
 }
 
-class SeriesStoreTest : public testing::Test {
+class SeriesStoreTest : public testing::TestWithParam<int64_t> {
  protected:
-  void SetUp() override { Reopen(); }
-  void Reopen() {
+  void SetUp() override { Reopen(GetParam()); }
+  void Reopen() { Reopen(GetParam()); }
+  void Reopen(int64_t window_bytes_max) {
     store_.reset();
     database_.reset();
     auto database = Database::Open({.directory = directory_.path() + "/db"});
     ASSERT_TRUE(database.ok()) << database.status();
     database_ = *std::move(database);
-    store_ = SeriesStore::Create({}, database_.get());
+    store_ = SeriesStore::Create({.window_bytes_max = window_bytes_max}, database_.get());
   }
   StepSample Sample(int64_t step, uint32_t attempt = 0) const {
     StepSample sample;
     sample.Reset(layout_);
     sample.step = step;
     sample.attempt = attempt;
-    sample.time_unix_ns = 1'700'000'000'000'000'000 + step;
+    sample.time_unix_ns = 1'700'000'000'000'000'000 + 1000 * step;
     sample.ranks = 3;
     sample.complete = step % 2 == 0;
     sample.Add(SignalId::kLoss)[0] = Value(SignalId::kLoss, step, 0, attempt);
@@ -64,7 +68,7 @@ class SeriesStoreTest : public testing::Test {
     auto batch = database_->NewBatch();
     std::string state;
     EXPECT_TRUE(store_->Save(kRun, batch.get(), &state).ok());
-    batch->PutState(kRun, state);
+    batch->PutState(RunRecord{.id = kRun}, state);
     EXPECT_TRUE(database_->Commit(std::move(batch)).ok());
     return state;
   }
@@ -73,6 +77,28 @@ class SeriesStoreTest : public testing::Test {
     auto series = store_->ReadSeries(kRun, layout_, {signal, layer, head}, begin, end, points, attempt);
     EXPECT_TRUE(series.ok()) << series.status();
     return series.ok() ? *std::move(series) : SeriesPoints{};
+  }
+  void Close() {
+    auto batch = database_->NewBatch();
+    ASSERT_TRUE(store_->Close(kRun, batch.get()).ok());
+    ASSERT_TRUE(database_->Commit(std::move(batch)).ok());
+    store_->Drain();
+  }
+  // Each bucket's extremes and mean are those of the values that it covers.
+  static void ExpectBuckets(const SeriesPoints& points, const std::map<int64_t, float>& values) {
+    for (size_t i = 0; i < points.step.size(); ++i) {
+      const auto to = i + 1 < points.step.size() ? values.lower_bound(points.step[i + 1]) : values.end();
+      float low = INFINITY, high = -INFINITY;
+      double sum = 0, count = 0;
+      for (auto at = values.lower_bound(points.step[i]); at != to; ++at, ++count) {
+        low = std::min(low, at->second);
+        high = std::max(high, at->second);
+        sum += at->second;
+      }
+      ASSERT_EQ(points.min[i], low) << points.step[i];
+      ASSERT_EQ(points.max[i], high) << points.step[i];
+      ASSERT_NEAR(points.mean[i], sum / count, 1e-5 * (1 + std::abs(high))) << points.step[i];
+    }
   }
   void ExpectAll(int64_t end) const {
     const SeriesPoints loss = Read(SignalId::kLoss, 0, 0);
@@ -96,7 +122,7 @@ class SeriesStoreTest : public testing::Test {
   std::unique_ptr<SeriesStore> store_;
 };
 
-TEST_F(SeriesStoreTest, ReadsEveryStepFromMemoryWindowsAndChunks) {
+TEST_P(SeriesStoreTest, ReadsEveryStepFromMemoryWindowsAndChunks) {
   store_->Open(kRun, layout_);
   Append(0, 20);
   ExpectAll(20);
@@ -108,17 +134,14 @@ TEST_F(SeriesStoreTest, ReadsEveryStepFromMemoryWindowsAndChunks) {
   Save();
   store_->Drain();
   ExpectAll(3000);
-  auto batch = database_->NewBatch();
-  ASSERT_TRUE(store_->Close(kRun, batch.get()).ok());
-  ASSERT_TRUE(database_->Commit(std::move(batch)).ok());
+  Close();
   EXPECT_EQ(store_->memory_bytes(), 0);
-  store_->Drain();
   ExpectAll(3000);
   Reopen();
   ExpectAll(3000);
 }
 
-TEST_F(SeriesStoreTest, ARestartFromTheLastSaveAndAReplayGiveTheSame) {
+TEST_P(SeriesStoreTest, ARestartFromTheLastSaveAndAReplayGiveTheSame) {
   store_->Open(kRun, layout_);
   Append(0, 777);
   const std::string state = Save();
@@ -133,7 +156,41 @@ TEST_F(SeriesStoreTest, ARestartFromTheLastSaveAndAReplayGiveTheSame) {
   ExpectAll(1500);
 }
 
-TEST_F(SeriesStoreTest, NewestAttemptWinsWhereAttemptsOverlap) {
+// Windows of both kinds end up side by side: none of them may be lost or put
+// into a chunk that reaches over another.
+TEST_P(SeriesStoreTest, RestartsWithMoreAndLessMemoryGiveTheSame) {
+  store_->Open(kRun, layout_);
+  int64_t end = 0;
+  for (int restart = 0; restart < 6; ++restart) {
+    const int64_t saved = end + 60 + 2400 * (restart % 3);
+    Append(end, saved);
+    const std::string state = Save();
+    Append(saved, saved + 40);  // Lost.
+    if (restart >= 2) store_->Drain();
+    Reopen(restart % 2 == 0 ? int64_t{256} << 20 : 0);
+    ASSERT_TRUE(store_->Restore(kRun, layout_, state).ok());
+    end = saved;
+    ExpectAll(end);
+  }
+  Append(end, end + 700);
+  Close();
+  ExpectAll(end + 700);
+  for (int64_t step = 0; step < end + 700; step += 35) {
+    int64_t at = -1;
+    const auto matrix = store_->ReadMatrix(kRun, layout_, SignalId::kSpreadSum, step, &at);
+    ASSERT_TRUE(matrix.ok()) << matrix.status();
+    ASSERT_EQ(at, step);
+    ASSERT_EQ((*matrix)[17], Value(SignalId::kSpreadSum, step, 17));
+  }
+  int64_t next = 0;
+  const absl::Status all = store_->ReadAll(kRun, layout_, [&](const StepSample& sample) {
+    return sample.step == next++ ? absl::OkStatus() : absl::DataLossError(std::to_string(sample.step));
+  });
+  EXPECT_TRUE(all.ok()) << all << " where " << next - 1 << " was expected";
+  EXPECT_EQ(next, end + 700);
+}
+
+TEST_P(SeriesStoreTest, NewestAttemptWinsWhereAttemptsOverlap) {
   store_->Open(kRun, layout_);
   Append(0, 1000);
   Append(600, 800, /*attempt=*/1);
@@ -160,16 +217,16 @@ TEST_F(SeriesStoreTest, NewestAttemptWinsWhereAttemptsOverlap) {
   }
 }
 
-TEST_F(SeriesStoreTest, DownsamplingLosesNoExtremeAndKeepsTheMean) {
+TEST_P(SeriesStoreTest, DownsamplingLosesNoExtremeAndKeepsTheMean) {
   store_->Open(kRun, layout_);
   const int64_t n = 30000;
-  std::vector<float> values;
+  std::map<int64_t, float> values;
   for (int64_t step = 0; step < n; ++step) {
     StepSample sample;
     sample.Reset(layout_);
     sample.step = step;
-    values.push_back(step == 12345 ? 1e6f : step == 23456 ? -1e6f : Value(SignalId::kLoss, step, 0));
-    sample.Add(SignalId::kLoss)[0] = values.back();
+    values[step] = step == 12345 ? 1e6f : step == 23456 ? -1e6f : Value(SignalId::kLoss, step, 0);
+    sample.Add(SignalId::kLoss)[0] = values[step];
     ASSERT_TRUE(store_->Append(kRun, sample).ok());
     if (step % 1000 == 0) Save();
   }
@@ -185,24 +242,12 @@ TEST_F(SeriesStoreTest, DownsamplingLosesNoExtremeAndKeepsTheMean) {
       EXPECT_GE(points.step.size(), std::min<size_t>(points_max, static_cast<size_t>(last - begin)) / 2);
       EXPECT_EQ(points.values, static_cast<uint64_t>(last - begin));
       EXPECT_EQ(points.step.front(), begin);
-      for (size_t i = 0; i < points.step.size(); ++i) {
-        const int64_t to = i + 1 < points.step.size() ? points.step[i + 1] : last;
-        float low = INFINITY, high = -INFINITY;
-        double sum = 0;
-        for (int64_t s = points.step[i]; s < to; ++s) {
-          low = std::min(low, values[static_cast<size_t>(s)]);
-          high = std::max(high, values[static_cast<size_t>(s)]);
-          sum += values[static_cast<size_t>(s)];
-        }
-        ASSERT_EQ(points.min[i], low);
-        ASSERT_EQ(points.max[i], high);
-        ASSERT_NEAR(points.mean[i], sum / static_cast<double>(to - points.step[i]), 1e-3 * (1 + std::abs(high)));
-      }
+      ExpectBuckets(points, {values.lower_bound(begin), values.lower_bound(last)});
     }
   }
 }
 
-TEST_F(SeriesStoreTest, NanIsDataAndNotMeasuredIsNone) {
+TEST_P(SeriesStoreTest, NanIsDataAndNotMeasuredIsNone) {
   store_->Open(kRun, layout_);
   for (int64_t step = 0; step < 400; ++step) {
     StepSample sample;
@@ -231,7 +276,7 @@ TEST_F(SeriesStoreTest, NanIsDataAndNotMeasuredIsNone) {
   EXPECT_TRUE(IsNotMeasured((*matrix)[2]));
 }
 
-TEST_F(SeriesStoreTest, DerivedSignalsAreWhatDeriveMatrixSays) {
+TEST_P(SeriesStoreTest, DerivedSignalsAreWhatDeriveMatrixSays) {
   store_->Open(kRun, layout_);
   Append(0, 2000);
   Save();
@@ -250,7 +295,81 @@ TEST_F(SeriesStoreTest, DerivedSignalsAreWhatDeriveMatrixSays) {
   EXPECT_FALSE(store_->ReadSeries(kRun, layout_, {SignalId::kDriftRatio, 0, 12}, 0, 1, 1, -1).ok());
 }
 
-TEST_F(SeriesStoreTest, ReadAllGivesWhatWasAppendedInOrder) {
+// Neither the parts' extremes nor their means give those of a ratio.
+TEST_P(SeriesStoreTest, DownsamplingADerivedSignalLosesNoExtreme) {
+  store_->Open(kRun, layout_);
+  std::mt19937 random(17);
+  std::map<int64_t, float> ratio;
+  std::string state;
+  const int64_t n = 9000;
+  const auto append = [&](int64_t step) {
+    StepSample sample;
+    sample.Reset(layout_);
+    sample.step = step;
+    sample.Add(SignalId::kLoss)[0] = 1;
+    for (float& value : sample.Add(SignalId::kKeyLeakSum)) value = static_cast<float>(random() % 1000) + 1;
+    if (step == 4444) sample.Add(SignalId::kKeyLeakSum)[5] = 1e9f;
+    if (step % 7 != 3) {  // The other part is missing at times, and 0 at times.
+      for (float& value : sample.Add(SignalId::kKeyGradientSum)) value = static_cast<float>(random() % 100);
+    }
+    const auto above = sample.matrix(SignalId::kKeyLeakSum), below = sample.matrix(SignalId::kKeyGradientSum);
+    ratio.erase(step);
+    if (!below.empty() && below[5] != 0) ratio[step] = above[5] / below[5];
+    return store_->Append(kRun, sample);
+  };
+  for (int64_t step = 0; step < n; ++step) {
+    ASSERT_TRUE(append(step).ok());
+    if (step % 500 == 99) state = Save();
+    if (step != 6100) continue;
+    Reopen();
+    ASSERT_TRUE(store_->Restore(kRun, layout_, state).ok());
+    for (int64_t again = 6100; again <= step; ++again) ASSERT_TRUE(append(again).ok());
+  }
+  for (const bool closed : {false, true}) {
+    if (closed) Close();
+    for (const size_t points_max : {1u, 9u, 20u, 50u, 10000u}) {
+      for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, kEnd}, {1000, 8200}, {4400, 4500}}) {
+        SCOPED_TRACE(testing::Message() << points_max << " points of " << begin << " to " << end << ", " << closed);
+        const SeriesPoints points = Read(SignalId::kKeyLeak, 1, 1, begin, end, points_max);
+        const std::map<int64_t, float> expected(ratio.lower_bound(begin), ratio.lower_bound(end));
+        ASSERT_FALSE(points.step.empty());
+        ASSERT_LE(points.step.size(), points_max);
+        EXPECT_EQ(points.values, expected.size());
+        ExpectBuckets(points, expected);
+      }
+    }
+  }
+}
+
+TEST_P(SeriesStoreTest, ADownsampledSeriesOfOverlappingAttemptsIsTheNewest) {
+  store_->Open(kRun, layout_);
+  Append(0, 9000, 0);
+  Save();
+  Append(5000, 5100, 1);
+  Append(5100, 12000, 2);
+  std::map<int64_t, float> loss, drift;
+  std::vector<float> row;
+  for (int64_t step = 0; step < 12000; ++step) {
+    const uint32_t attempt = step < 5000 ? 0 : step < 5100 ? 1 : 2;
+    const StepSample sample = Sample(step, attempt);
+    loss[step] = sample.scalar(SignalId::kLoss);
+    if (DeriveMatrix(sample, *FindSignal(SignalId::kDriftRatio), &row)) drift[step] = row[14];
+  }
+  for (const bool saved : {false, true}) {
+    if (saved) Save();
+    store_->Drain();
+    for (const size_t points_max : {1u, 13u, 40u}) {
+      const SeriesPoints losses = Read(SignalId::kLoss, 0, 0, 0, kEnd, points_max);
+      EXPECT_EQ(losses.values, loss.size());
+      ExpectBuckets(losses, loss);
+      const SeriesPoints drifts = Read(SignalId::kDriftRatio, 1, 2, 0, kEnd, points_max);
+      EXPECT_EQ(drifts.values, drift.size());
+      ExpectBuckets(drifts, drift);
+    }
+  }
+}
+
+TEST_P(SeriesStoreTest, ReadAllGivesWhatWasAppendedInOrder) {
   store_->Open(kRun, layout_);
   Append(0, 1100);
   Save();
@@ -278,7 +397,7 @@ TEST_F(SeriesStoreTest, ReadAllGivesWhatWasAppendedInOrder) {
             absl::StatusCode::kCancelled);
 }
 
-TEST_F(SeriesStoreTest, ADamagedStateIsAStatus) {
+TEST_P(SeriesStoreTest, ADamagedStateIsAStatus) {
   store_->Open(kRun, layout_);
   Append(0, 50);
   const std::string state = Save();
@@ -290,7 +409,7 @@ TEST_F(SeriesStoreTest, ADamagedStateIsAStatus) {
   EXPECT_EQ(store_->Append(kRun + 1, Sample(0)).code(), absl::StatusCode::kNotFound);
 }
 
-TEST_F(SeriesStoreTest, ReadersSeeEveryAppendedStepWhileItMoves) {
+TEST_P(SeriesStoreTest, ReadersSeeEveryAppendedStepWhileItMoves) {
   store_->Open(kRun, layout_);
   std::atomic<int64_t> appended = 0;
   std::atomic<bool> done = false;
@@ -310,6 +429,10 @@ TEST_F(SeriesStoreTest, ReadersSeeEveryAppendedStepWhileItMoves) {
   done = true;
   reader.join();
 }
+
+// Bytes for windows as long as chunks: the default, and none.
+INSTANTIATE_TEST_SUITE_P(Memory, SeriesStoreTest, testing::Values(SeriesStore::Options().window_bytes_max, 0),
+                         [](const auto& mode) { return mode.param > 0 ? "Chunks" : "Windows"; });
 
 }  // namespace
 }  // namespace bellwether::server

@@ -1,0 +1,150 @@
+// Goal: while a shard saves all its runs, messages wait for one save and not for
+// all of them; and what it then says of the log is never more than is saved.
+// Method: the shard with real log and database, and a series store that tells
+// when a run is saved, on the shard's own thread: what is sent from there has
+// arrived in the middle.
+
+#include "server/shard.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "server/detect/judge_options.h"
+#include "tests/support/temp_directory.h"
+
+namespace bellwether::server {
+namespace {
+
+using testing::ElementsAre;
+
+constexpr Layout kLayout{1, 2, 1, 64, 0};
+
+// Stores nothing.
+class SaveWatch final : public SeriesStore {
+ public:
+  std::function<void(RunId)> on_save;  // Called on the shard's thread.
+
+  void Open(RunId, const Layout&) override {}
+  absl::Status Append(RunId, const StepSample&) override { return absl::OkStatus(); }
+  absl::Status Save(RunId run, RunBatch*, std::string*) override {
+    if (on_save) on_save(run);
+    return absl::OkStatus();
+  }
+  absl::Status Restore(RunId, const Layout&, std::string_view) override { return absl::OkStatus(); }
+  absl::Status Close(RunId, RunBatch*) override { return absl::OkStatus(); }
+  absl::StatusOr<SeriesPoints> ReadSeries(RunId, const Layout&, const SeriesKey&, int64_t, int64_t, size_t,
+                                          int32_t) const override {
+    return SeriesPoints();
+  }
+  absl::StatusOr<std::vector<float>> ReadMatrix(RunId, const Layout&, SignalId, int64_t, int64_t*) const override {
+    return std::vector<float>();
+  }
+  absl::Status ReadAll(RunId, const Layout&, const std::function<absl::Status(const StepSample&)>&) const override {
+    return absl::OkStatus();
+  }
+  int64_t memory_bytes() const override { return 0; }
+  void Drain() override {}
+};
+
+class ShardTest : public testing::Test {
+ protected:
+  ShardTest() {
+    Wal::Options wal;
+    wal.directory = directory_.path() + "/wal";
+    wal_ = *Wal::Open(wal, [](Lsn) {});
+    Database::Options database;
+    database.directory = directory_.path() + "/db";
+    database_ = *Database::Open(database);
+    alerts_ = std::make_unique<AlertLog>(database_.get());
+    EXPECT_TRUE(alerts_->Load().ok());
+    parts_ = {.judge_options = &judge_options_,
+              .database = database_.get(),
+              .series = &series_,
+              .alerts = alerts_.get(),
+              .table = &table_,
+              .wal = wal_.get(),
+              .counters = &counters_,
+              .clock = &clock_};
+    shard_ = std::make_unique<Shard>(Shard::Options(), parts_, 0);
+    shard_->Start();
+  }
+
+  void AddRun(RunId id) {
+    RunRecord record;
+    record.id = id;
+    record.description.name = std::to_string(id);
+    record.description.layout = kLayout;
+    shard_->Adopt(std::make_unique<LiveRun>(parts_, record));
+  }
+
+  // Logs a step of the run and hands it to the shard.
+  Lsn Send(RunId run, int64_t step, float loss) {
+    RankFrame frame;
+    frame.step = step;
+    frame.blocks = {{SignalId::kLoss, 0, 1, 0, 1, 0}};
+    frame.values = {loss};
+    WalRecord record;
+    record.kind = WalKind::kMessage;
+    record.run = run;
+    record.payload = "not read here";
+    absl::MutexLock lock(&shard_->mutex());
+    const Lsn lsn = *wal_->Append(std::move(record));
+    shard_->Push({lsn, run, 0, 1, {static_cast<uint64_t>(step) + 1, std::move(frame)}}, 0);
+    return lsn;
+  }
+
+  TempDirectory directory_;
+  JudgeOptions judge_options_;
+  SaveWatch series_;
+  RunTable table_;
+  Counters counters_;
+  FakeClock clock_;
+  std::unique_ptr<Wal> wal_;
+  std::unique_ptr<Database> database_;
+  std::unique_ptr<AlertLog> alerts_;
+  LiveRunParts parts_;
+  std::unique_ptr<Shard> shard_;
+};
+
+TEST_F(ShardTest, AnAlertWaitsForOneSaveAtMost) {
+  for (const RunId run : {1, 2, 3}) {
+    AddRun(run);
+    Send(run, 0, 1);
+  }
+  std::vector<std::string> order;
+  const int64_t subscription = alerts_->Subscribe([&](const Transition&) { order.push_back("alert of 3"); });
+  series_.on_save = [&](RunId run) {
+    order.push_back("saved " + std::to_string(run));
+    if (run == 1) Send(3, 1, std::numeric_limits<float>::quiet_NaN());
+  };
+  shard_->CommitAll();
+  alerts_->Unsubscribe(subscription);
+  EXPECT_THAT(order, ElementsAre("saved 1", "alert of 3", "saved 2", "saved 3"));
+}
+
+TEST_F(ShardTest, TheLogKeepsWhatCameAfterItsRunWasSaved) {
+  for (const RunId run : {1, 2}) {
+    AddRun(run);
+    Send(run, 0, 1);
+  }
+  Lsn late = 0;
+  series_.on_save = [&](RunId run) {
+    if (run == 2) late = Send(1, 1, 1);
+  };
+  const Lsn needed = shard_->CommitAll();
+  EXPECT_LE(needed, late);
+
+  series_.on_save = nullptr;
+  EXPECT_GT(shard_->CommitAll(), late);
+}
+
+}  // namespace
+}  // namespace bellwether::server
