@@ -12,6 +12,10 @@ fail() {
 # need_packages FILE: installs the Debian packages that FILE lists and that are
 # missing.  A second word in a line is a command that does as well.
 need_packages() {
+  if ! command -v dpkg-query >/dev/null; then
+    say "Not a Debian: taking what $(basename "$1") names for installed"
+    return
+  fi
   local missing=() package command
   while read -r package command _; do
     case $package in '' | '#'*) continue ;; esac
@@ -34,10 +38,23 @@ need_packages() {
 need_python() {
   local stamp=$root/.venv/.installed-$(basename "$1")
   [ -f "$stamp" ] && [ ! "$1" -nt "$stamp" ] && return
-  say "Preparing .venv from $(basename "$1") (PyTorch is large; this can take minutes)"
+  say "Preparing .venv from $(basename "$1") (large packages; this can take minutes)"
   [ -x "$root/.venv/bin/python" ] || python3 -m venv "$root/.venv" || fail "python3 -m venv failed"
   "$root/.venv/bin/python" -m pip install -q --disable-pip-version-check -r "$1" || fail "pip could not install what $1 lists"
   touch "$stamp"
+}
+
+# need_cuda: sets CUDACXX to the machine's nvcc, or else to one from NVIDIA's
+# wheels in .venv.  Compiling needs no GPU.
+need_cuda() {
+  CUDACXX=$(command -v nvcc) || CUDACXX=$root/.venv/cuda/bin/nvcc
+  export CUDACXX
+  [ "$CUDACXX" = "$root/.venv/cuda/bin/nvcc" ] || return 0
+  need_python "$root/deploy/requirements-cuda.txt"
+  # What an installed toolkit has, and the wheels leave out.
+  ln -sfn "$root"/.venv/lib/python3*/site-packages/nvidia/cu13 "$root/.venv/cuda"
+  ln -sfn lib "$root/.venv/cuda/lib64"
+  ln -sfn libcudart.so.13 "$root/.venv/cuda/lib/libcudart.so"
 }
 
 # configure PRESET [cmake arguments]

@@ -46,11 +46,16 @@ def test_an_imported_run_is_judged_as_its_replay(server: Server) -> None:
 
 
 def test_everything_is_there_after_a_kill(server: Server) -> None:
+    def described() -> list[object]:
+        run = server.call("GetRun", run=RUN)
+        return [run[name] for name in ("step", "stage", "ended", "loss", "alerts_firing", "frames", "signals")]
+
     server.run("run", "import", str(RECORDED))
     before = (
         server.series(RUN, "drift_ratio", 1, 0),
         server.json("alert", "list"),
         server.call("GetMatrix", run=RUN, signal="wq_sigma", step=4000),
+        described(),
     )
     server.kill()
     server.start()
@@ -58,10 +63,47 @@ def test_everything_is_there_after_a_kill(server: Server) -> None:
         server.series(RUN, "drift_ratio", 1, 0),
         server.json("alert", "list"),
         server.call("GetMatrix", run=RUN, signal="wq_sigma", step=4000),
+        described(),
     )
     assert before == after
     assert len(before[0]) > 1000
     assert server.call("GetRun", run=RUN)["ended"]
+
+
+def test_a_clean_stop_leaves_no_log_to_read_again(tmp_path: Path) -> None:
+    with Server(tmp_path, "storage:\n  wal_segment_bytes: 2097152\n") as server:
+        server.run("run", "import", str(RECORDED))
+        log = tmp_path / "data" / "wal"
+        assert len(list(log.glob("*.wal"))) > 1, "the run fills a single segment: nothing is shown"
+        before = server.series(RUN, "drift_ratio", 1, 0)
+        server.stop()
+        assert len(list(log.glob("*.wal"))) == 1
+        server.start()
+        assert server.series(RUN, "drift_ratio", 1, 0) == before
+
+
+def test_an_event_is_there_for_whoever_asks_after_it_and_once(server: Server, tmp_path: Path) -> None:
+    def texts() -> list[str]:
+        return [event["text"] for event in server.call("ListEvents", run="noted").get("events", [])]
+
+    with RunClient(RunOptions(run="noted", layers=1, heads=1, server=server.grpc)) as client:
+        client.push(0, [Block("loss", [1.0])])
+        assert client.flush(20)
+        wait_for("the run is listed", lambda: "noted" in server.run("run", "list"))
+        server.run("run", "annotate", "noted", "first")
+        assert texts() == ["first"]
+        server.kill()
+        server.start()
+        server.run("run", "annotate", "noted", "second")
+        assert texts() == ["first", "second"]
+        client.push(1, [Block("loss", [1.0])])
+        assert client.flush(20)
+    wait_for("the run has ended", lambda: server.call("GetRun", run="noted")["ended"])
+    server.run("run", "annotate", "noted", "third")
+    assert texts() == ["first", "second", "third"]
+    server.run("run", "export", "noted", str(tmp_path / "noted.bwrun"))
+    server.run("run", "import", str(tmp_path / "noted.bwrun"), "--name", "again")
+    assert [event["text"] for event in server.call("ListEvents", run="again")["events"]] == texts()
 
 
 def test_an_export_is_the_run(server: Server, tmp_path: Path) -> None:
@@ -100,6 +142,18 @@ def test_the_second_writer_wins_and_the_first_is_told(server: Server) -> None:
         second.push(1, [Block("loss", [1.0])])
         wait_for("the second is acknowledged", lambda: second.counters().frames_acked == 1)
         wait_for("the loss is stored", lambda: server.series("contested", "loss") == {0: 0.0, 1: 1.0})
+
+
+def test_ranks_are_merged_and_their_disagreement_is_an_alert(server: Server) -> None:
+    pair = [RunClient(RunOptions(run="pair", layers=1, heads=1, rank=rank, world=2, server=server.grpc)) for rank in range(2)]
+    for rank, client in enumerate(pair):
+        client.push(0, [Block("tokens", [10.0 + rank]), Block("wq_sigma", [1.0 + rank])])
+        assert client.flush(20)
+    wait_for("the step is stored", lambda: server.series("pair", "tokens") == {0: 21.0})
+    assert server.call("GetRun", run="pair")["ranks_reporting"] == 2
+    wait_for("it is an alert", lambda: [a["last"]["rule"] for a in server.call("ListAlerts", run="pair")["alerts"]] == ["disagreement"])
+    for client in pair:
+        client.close()
 
 
 def test_bad_input_is_refused_with_words_and_counted(server: Server) -> None:
