@@ -5,23 +5,13 @@
 // the folder of the binaries, argv[3] a folder for pictures. Exit code 77: no
 // Chromium, or `npm ci` was not run here.
 import { spawn } from 'node:child_process';
-import { existsSync, readFileSync } from 'node:fs';
+import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import assert from 'node:assert/strict';
+import { launch } from './chromium.mjs';
 
 const [bin, pictures] = process.argv.slice(2);
-const browserPath = ['/usr/bin/chromium', '/usr/bin/chromium-browser', '/usr/bin/google-chrome'].find((p) => existsSync(p));
-let chromium;
-try {
-  ({ chromium } = await import('playwright-core'));
-} catch {
-  console.log('playwright-core is not installed: npm ci');
-  process.exit(77);
-}
-if (!browserPath) {
-  console.log('Chromium is not installed');
-  process.exit(77);
-}
+const browser = await launch();
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core'), 'utf8');
 
 async function start(scenario, port = 0) {
@@ -34,7 +24,6 @@ async function start(scenario, port = 0) {
   };
 }
 
-const browser = await chromium.launch({ executablePath: browserPath, args: ['--no-sandbox'] });
 const faults = [];
 
 async function open(server, hash, options = {}) {
@@ -115,6 +104,21 @@ const checks = {
     await picture(page, 'critical');
     await page.click('.alert.critical button:has-text("Acknowledge")');
     await page.waitForSelector('text=acknowledged by console');
+    await server.stop();
+  },
+
+  async 'a loss that leaves its course does not hide the head'() {
+    const server = await start('ill');
+    const page = await open(server, '#/run/gpt2-small%2Fbf16-fa2');
+    await page.waitForSelector('.conn.live');
+    server.say('loss');
+    await page.waitForSelector('.verdict.critical');
+    assert.match(await page.textContent('.verdict'), /stage 5 of 5: loss.*layer 1 head 0.*none.*cause: biased delta/s);
+    assert.deepEqual(await page.$$eval('.alert-summary', (all) => all.map((e) => e.textContent.split(' ')[0])), ['drift', 'loss']);
+    await page.goto(`http://127.0.0.1:${server.port}/#/`);
+    await page.waitForSelector('.runs tbody tr');
+    assert.match(await page.textContent('.runs tbody tr:first-child'), /5 · loss.*layer 1 head 0/s);
+    assert.match(await page.textContent('.title-row'), /4 in all, 3 live, 1 of them ill/);
     await server.stop();
   },
 

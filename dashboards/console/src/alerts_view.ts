@@ -13,23 +13,51 @@ export function severityOf(alert: Alert): string {
   return alert.last.severity.replace('SEVERITY_', '').toLowerCase();
 }
 
-function headName(layer: number, head: number): string {
+export function headName(layer: number, head: number): string {
   if (layer < 0) return 'the run as a whole';
   return head < 0 ? `layer ${layer}` : `layer ${layer} head ${head}`;
 }
 
-function etaText(alert: Alert, secondsPerStep: number): { steps: string; detail: string } {
+function etaText(run: Run, stage: number, alert: Alert, secondsPerStep: number): { steps: string; detail: string } {
+  if (stage === 5) return { steps: 'none', detail: 'the loss has left its course' };
+  if (run.ended) return { steps: '–', detail: 'the run has ended' };
   const eta = alert.last.eta;
-  if (!eta?.known) return { steps: 'unknown', detail: 'too slow, or too early to tell' };
+  if (!eta?.known) return { steps: 'unknown', detail: 'no steady growth to go by' };
   const time = secondsPerStep > 0 ? ` · about ${duration(num(eta.steps) * secondsPerStep)}` : '';
   return { steps: `≈ ${integer(num(eta.steps))} steps`, detail: `80 %: ${integer(num(eta.lower_steps))} to ${integer(num(eta.upper_steps))}${time}` };
+}
+
+const severities = ['info', 'warning', 'critical'];
+
+function rankOf(alert: Alert): number {
+  return severities.indexOf(severityOf(alert));
+}
+
+/**
+ * The firing alert that tells what to look at: one that names a head before one that does not, for a loss that
+ * leaves its course is what the head has done to it; then the worst, then the earliest.
+ */
+export function leading(alerts: Alert[]): Alert | undefined {
+  const names = (a: Alert) => Number(a.last.head >= 0 && rankOf(a) > 0);
+  return alerts.filter(isFiring).sort((a, b) =>
+    names(b) - names(a) || rankOf(b) - rankOf(a) || num(a.last.first_step) - num(b.last.first_step))[0];
+}
+
+/** Of the firing ones; 'info' if none fires. */
+export function worstSeverity(alerts: Alert[]): string {
+  return severities[Math.max(0, ...alerts.filter(isFiring).map(rankOf))];
+}
+
+/** Firing ones first and in the order in which they began: cause, then consequence. */
+function inOrder(alerts: Alert[]): Alert[] {
+  return [...alerts].sort((a, b) => Number(isFiring(b)) - Number(isFiring(a)) ||
+    (isFiring(a) ? num(a.last.first_step) - num(b.last.first_step) : num(b.last.id) - num(a.last.id)));
 }
 
 /** The five-second answer: how ill, which head, how bad, how long left. */
 export function verdict(run: Run, alerts: Alert[], secondsPerStep: number): HTMLElement {
   const firing = alerts.filter(isFiring);
-  const rank = (a: Alert) => ['info', 'warning', 'critical'].indexOf(severityOf(a)) * 10 + a.last.stage;
-  const worst = [...firing].sort((a, b) => rank(b) - rank(a))[0];
+  const worst = leading(alerts);
   if (!worst) {
     const silent = !run.ended && Date.now() / 1000 - num(run.last_report_unix_ns) / 1e9 > 600;
     return h('section', { class: `verdict ${silent ? 'warning' : 'healthy'}`, 'aria-label': 'Verdict' },
@@ -38,12 +66,14 @@ export function verdict(run: Run, alerts: Alert[], secondsPerStep: number): HTML
         h('div', { class: 'verdict-head' }, silent ? `no report for ${duration(Date.now() / 1000 - num(run.last_report_unix_ns) / 1e9)}` : 'no alert fires')),
       silent ? h('p', {}, 'A silent run is not a healthy run: it has stopped, it hangs, or its client has disabled itself.') : null);
   }
+  const severity = worstSeverity(alerts);
+  const stage = Math.max(...firing.map((a) => a.last.stage));
   const strongest = worst.last.evidence[0] as Evidence | undefined;
-  const left = etaText(worst, secondsPerStep);
+  const left = etaText(run, stage, worst, secondsPerStep);
   const more = worst.last.heads_total > 1 ? `+ ${worst.last.heads_total - 1} other heads` : '';
-  return h('section', { class: `verdict ${severityOf(worst)}`, 'aria-label': 'Verdict' },
+  return h('section', { class: `verdict ${severity}`, 'aria-label': 'Verdict' },
     h('div', { class: 'verdict-main' },
-      h('div', { class: 'verdict-stage' }, `${severityOf(worst)} · stage ${worst.last.stage} of 5: ${stageName(worst.last.stage)}`),
+      h('div', { class: 'verdict-stage' }, stage > 0 ? `${severity} · stage ${stage} of 5: ${stageName(stage)}` : severity),
       h('div', { class: 'verdict-head' }, headName(worst.last.layer, worst.last.head), more ? h('span', { class: 'small' }, ` ${more}`) : null)),
     h('dl', { class: 'facts' },
       strongest ? h('div', {}, h('dt', {}, findSignal(strongest.signal).label), h('dd', {}, number(num(strongest.value))),
@@ -56,16 +86,15 @@ export function verdict(run: Run, alerts: Alert[], secondsPerStep: number): HTML
 
 function evidenceTable(alert: Alert): HTMLElement {
   return h('table', { class: 'evidence' },
-    h('thead', {}, h('tr', {}, ...['Evidence', 'Where', 'Value', 'Threshold', 'Healthy', 'Since step', 'Found by']
-      .map((t, i) => h('th', { scope: 'col', class: i >= 2 && i <= 5 ? 'right' : '' }, t)))),
+    h('thead', {}, h('tr', {}, ...['Evidence', 'Where', 'Value', 'Threshold', 'Healthy', 'Since step']
+      .map((t, i) => h('th', { scope: 'col', class: i >= 2 ? 'right' : '' }, t)))),
     h('tbody', {}, ...alert.last.evidence.map((e) => h('tr', {},
-      h('th', { scope: 'row', title: e.text }, findSignal(e.signal).label, h('div', { class: 'muted small' }, e.text)),
+      h('th', { scope: 'row' }, findSignal(e.signal).label, h('div', { class: 'muted small' }, `${e.detector}${e.text ? `: ${e.text}` : ''}`)),
       h('td', {}, headName(e.layer, e.head)),
       h('td', { class: 'right' }, h('strong', {}, number(num(e.value)))),
       h('td', { class: 'right' }, number(num(e.threshold))),
       h('td', { class: 'right' }, Number.isNaN(num(e.baseline)) ? '–' : number(num(e.baseline))),
-      h('td', { class: 'right' }, integer(num(e.first_step))),
-      h('td', {}, e.detector)))));
+      h('td', { class: 'right' }, integer(num(e.first_step)))))));
 }
 
 export class AlertsView {
@@ -76,7 +105,7 @@ export class AlertsView {
   draw(run: string, alerts: Alert[]): void {
     fill(this.element, h('h2', {}, 'Alerts'),
       alerts.length === 0 ? h('p', { class: 'state' }, 'No alert so far.') : null,
-      ...alerts.slice(0, 50).map((a) => this.card(run, a)));
+      ...inOrder(alerts).slice(0, 50).map((a) => this.card(run, a)));
   }
 
   private card(run: string, alert: Alert): HTMLElement {
@@ -84,7 +113,8 @@ export class AlertsView {
     const firing = isFiring(alert);
     return h('details', { class: `alert ${firing ? severityOf(alert) : 'resolved'}`, open: firing },
       h('summary', {}, h('span', { class: `badge sev-${firing ? severityOf(alert) : 'resolved'}` }, firing ? severityOf(alert) : 'resolved'),
-        stageBadge(last.stage), h('span', { class: 'alert-summary' }, last.summary),
+        last.stage > 0 ? stageBadge(last.stage, firing ? severityOf(alert) : 'resolved') : null,
+        h('span', { class: 'alert-summary' }, last.summary.replace(`${run}: `, '')),
         h('span', { class: 'muted small' }, ago(num(last.time_unix_ns)))),
       last.evidence.length > 0 ? h('div', { class: 'scroll' }, evidenceTable(alert)) : null,
       last.advice ? h('p', { class: 'advice' }, h('strong', {}, 'Do: '), last.advice) : null,

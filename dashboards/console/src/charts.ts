@@ -23,6 +23,20 @@ function toNumbers(values: (number | string)[]): (number | null)[] {
   });
 }
 
+/** The powers of ten on a logarithmic axis, at most four: more would touch each other. */
+function decades(_: uPlot, __: number, low: number, high: number): number[] {
+  const first = Math.ceil(Math.log10(low) - 1e-9);
+  const last = Math.floor(Math.log10(high) + 1e-9);
+  const every = Math.ceil((last - first + 1) / 4);
+  const found: number[] = [];
+  for (let power = first; power <= last; power += every) found.push(10 ** power);
+  return found;
+}
+
+function power(of10: number): string {
+  return of10 >= 1e5 || of10 < 1e-3 ? of10.toExponential(0).replace('e+', 'e').replace('-', '−') : number(of10);
+}
+
 /** Comma separated, one line per step: a chart's numbers for who wants them. */
 function toCsv(series: Series): string {
   const lines = ['step,min,mean,max'];
@@ -108,7 +122,7 @@ export class Charts {
         { stroke: muted, grid: { stroke: themeColor('--grid'), width: 1 }, ticks: { show: false }, size: 22, font: '11px system-ui',
           values: (_, splits) => splits.map((v) => v.toLocaleString('en-US')) },
         { stroke: muted, grid: { stroke: themeColor('--grid'), width: 1 }, ticks: { show: false }, size: 52, font: '11px system-ui',
-          values: (_, splits) => splits.map((v) => (v === null ? '' : number(v))) },
+          ...(log ? { splits: decades, filter: (_: uPlot, splits: number[]) => splits } : {}), values: (_, splits) => splits.map((v: number | null) => (v === null ? '' : log ? power(v) : number(v))) },
       ],
       series: [
         {},

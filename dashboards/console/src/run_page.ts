@@ -1,6 +1,6 @@
 // One run: the verdict, every head at a step, one head over all steps, alerts.
 import { Alert, Matrix, Run, api, num } from './api';
-import { AlertsView, isFiring, verdict } from './alerts_view';
+import { AlertsView, isFiring, leading, verdict, worstSeverity } from './alerts_view';
 import { Charts } from './charts';
 import { fill, h } from './dom';
 import { ago, integer } from './format';
@@ -75,13 +75,13 @@ export class RunPage {
     return this.route.signal ?? 'drift_ratio';
   }
 
-  /** The chosen head, else that of the worst alert, else the worst of the heatmap. */
+  /** The chosen head, else that of the verdict, else the worst of the heatmap. */
   private head(): Cell {
     const layout = this.run?.description.layout;
     const { layer, head } = this.route;
     if (layer !== null && head !== null && layout && layer < layout.layers && head < layout.heads) return { layer, head };
-    const alert = this.alerts.find((a) => isFiring(a) && a.last.layer >= 0 && a.last.head >= 0);
-    if (alert) return { layer: alert.last.layer, head: alert.last.head };
+    const alert = leading(this.alerts);
+    if (alert && alert.last.head >= 0) return { layer: alert.last.layer, head: alert.last.head };
     let best = 0;
     this.matrix?.values.forEach((v, i, all) => {
       if (v > all[best] || Number.isNaN(all[best])) best = i;
@@ -187,11 +187,12 @@ export class RunPage {
     if (!run) return;
     const d = run.description;
     document.title = `${run.stage > 0 ? `(${run.stage}) ` : ''}${d.name} · Bellwether`;
-    fill(this.title, d.name, ' ', stageBadge(run.stage, run.ended));
+    fill(this.title, d.name, ' ', stageBadge(run.stage, worstSeverity(this.alerts), run.ended));
     const elapsed = num(run.last_report_unix_ns) - num(run.started_unix_ns);
     if (this.secondsPerStep === 0 && num(run.step) > 0 && elapsed > 0) this.secondsPerStep = elapsed / 1e9 / num(run.step);
     this.facts.textContent = [`step ${integer(num(run.step))}`, `${d.layout.layers} layers × ${d.layout.heads} heads`, d.attention?.kernel,
-      d.attention?.score_dtype, `${run.ranks_reporting}/${d.reporters} ranks`, `last report ${ago(num(run.last_report_unix_ns))}`].filter(Boolean).join(' · ');
+      d.attention?.score_dtype, ...(run.ended ? [`${run.end_reason || 'ended'} ${ago(num(run.last_report_unix_ns))}`]
+        : [`${run.ranks_reporting}/${d.reporters} ranks`, `last report ${ago(num(run.last_report_unix_ns))}`])].filter(Boolean).join(' · ');
     fill(this.verdictBox, verdict(run, this.alerts, this.secondsPerStep));
     this.alertsView.draw(this.name, this.alerts);
     this.slider.max = String(Math.max(0, num(run.step)));

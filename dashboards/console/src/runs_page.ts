@@ -1,11 +1,14 @@
-// All runs, worst first.
+// All runs: those that live before those that ended, worst first.
+import { headName, leading, worstSeverity } from './alerts_view';
 import { Alert, api, num, Run } from './api';
 import { fill, h } from './dom';
 import { ago, integer, number, stageName } from './format';
 import { formatRoute } from './route';
 
-export function stageBadge(stage: number, ended = false): HTMLElement {
-  return h('span', { class: `badge stage-${ended && stage === 0 ? 'ended' : stage}` }, stage === 0 ? (ended ? 'ended' : 'healthy') : `${stage} · ${stageName(stage)}`);
+/** In the colour of the alerts that say so. */
+export function stageBadge(stage: number, severity: string, ended = false): HTMLElement {
+  const mood = stage > 0 ? `sev-${severity}` : ended ? 'stage-ended' : 'stage-0';
+  return h('span', { class: `badge ${mood}` }, stage > 0 ? `${stage} · ${stageName(stage)}` : ended ? 'ended' : 'healthy');
 }
 
 export class RunsPage {
@@ -16,7 +19,7 @@ export class RunsPage {
   private readonly filter = h('input', { type: 'search', placeholder: 'Filter by name', 'aria-label': 'Filter runs by name', oninput: () => this.draw() });
   private readonly table: HTMLElement;
   private runs: Run[] = [];
-  private alerts: Alert[] = [];
+  private alerts = new Map<string, Alert[]>();  // Of each run.
   private loaded = false;
 
   constructor() {
@@ -30,8 +33,10 @@ export class RunsPage {
 
   async refresh(): Promise<void> {
     const [runs, alerts] = await Promise.all([api.runs(), api.alerts('')]);
-    this.runs = runs.runs ?? [];
-    this.alerts = alerts.alerts ?? [];
+    // Worst first as the server has it, but what can still be saved before what is over.
+    this.runs = (runs.runs ?? []).sort((a, b) => Number(a.ended) - Number(b.ended));
+    this.alerts.clear();
+    for (const alert of alerts.alerts ?? []) this.alerts.set(alert.last.run, [...(this.alerts.get(alert.last.run) ?? []), alert]);
     this.loaded = true;
     this.draw();
   }
@@ -42,8 +47,10 @@ export class RunsPage {
 
   private draw(): void {
     if (!this.loaded) return;
-    const ill = this.runs.filter((r) => r.stage > 0 && !r.ended).length;
-    this.count.textContent = this.runs.length === 0 ? '' : `${integer(this.runs.length)} in all, ${ill === 0 ? 'none' : integer(ill)} ill`;
+    const live = this.runs.filter((r) => !r.ended);
+    const amount = (n: number) => (n === 0 ? 'none' : integer(n));
+    const ill = live.length === 0 ? '' : `, ${amount(live.filter((r) => r.stage > 0).length)} of them ill`;
+    this.count.textContent = this.runs.length === 0 ? '' : `${integer(this.runs.length)} in all, ${amount(live.length)} live${ill}`;
     this.table.hidden = this.runs.length === 0;
     this.state.hidden = this.runs.length > 0;
     if (this.runs.length === 0) {
@@ -56,19 +63,22 @@ export class RunsPage {
 
   private row(run: Run): HTMLElement {
     const name = run.description.name;
-    const alert = this.alerts.find((a) => a.last.run === name && a.last.layer >= 0);
-    const link = formatRoute({ run: name, signal: null, layer: alert ? alert.last.layer : null, head: alert ? alert.last.head : null, step: null });
+    const alerts = this.alerts.get(name) ?? [];
+    const last = leading(alerts)?.last;
+    const severity = worstSeverity(alerts);
+    const where = last && last.layer >= 0 ? headName(last.layer, last.head) : null;
+    const link = formatRoute({ run: name, signal: null, layer: null, head: null, step: null });
     const late = !run.ended && Date.now() / 1000 - num(run.last_report_unix_ns) / 1e9 > 600;
     const eta = run.eta?.known ? `≈ ${integer(num(run.eta.steps))}` : '–';
-    return h('tr', { class: run.stage > 0 ? 'ill' : '', onclick: () => (location.hash = link) },
+    return h('tr', { class: run.stage > 0 ? `ill ${severity}` : '', onclick: () => (location.hash = link) },
       h('th', { scope: 'row' }, h('a', { href: link }, name), h('div', { class: 'muted small' },
         `${run.description.model || 'model'} · ${run.description.layout.layers} × ${run.description.layout.heads} heads · ${run.description.attention?.score_dtype ?? ''}`)),
-      h('td', {}, stageBadge(run.stage, run.ended)),
-      h('td', {}, alert ? h('strong', {}, `layer ${alert.last.layer} head ${alert.last.head}`) : '–'),
+      h('td', {}, stageBadge(run.stage, severity, run.ended)),
+      h('td', {}, where ? h('strong', {}, where) : '–'),
       h('td', { class: 'right' }, eta),
       h('td', { class: 'right' }, integer(num(run.step))),
       h('td', { class: 'right' }, number(num(run.loss))),
-      h('td', { class: 'right' }, `${run.ranks_reporting}/${run.description.reporters}`),
+      h('td', { class: 'right' }, run.ended ? run.end_reason || 'ended' : `${run.ranks_reporting}/${run.description.reporters}`),
       h('td', { class: `right ${late ? 'late' : ''}` }, late ? `silent, ${ago(num(run.last_report_unix_ns))}` : ago(num(run.last_report_unix_ns))));
   }
 }

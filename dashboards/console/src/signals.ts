@@ -15,6 +15,8 @@ export interface Signal {
 export const headSignals: Signal[] = [
   { name: 'drift_ratio', label: 'Drift ratio', scale: 'log',
     help: 'Common mode of the scores over their spread. About 1 in a healthy head; doubling for thousands of steps in a failing one.' },
+  { name: 'common_mode', label: 'Common mode', scale: 'log',
+    help: "Mean size of what a row's scores have in common, in logits. From 128 on bf16 holds whole numbers only." },
   { name: 'key_leak', label: 'Key-gradient leak', scale: 'log', kvHeads: true,
     help: 'The part of the key gradients that must be zero and is not: pure kernel error.' },
   { name: 'tied_fraction_bf16', label: 'Tied rows', scale: 'linear',
@@ -40,6 +42,9 @@ export const runSignals: Signal[] = [
 /** Drawn for the chosen head; the rest is in the heatmap only. */
 export const causalNames = ['drift_ratio', 'key_leak', 'tied_fraction_bf16', 'delta_bias_t', 'wq_sigma', 'logit_max', 'entropy_ratio'];
 
+/** Evidence only. */
+const otherLabels: Record<string, string> = { hook_overhead: 'Hook overhead', silent_ranks: 'Silent ranks' };
+
 export function findSignal(name: string): Signal {
-  return [...headSignals, ...runSignals].find((s) => s.name === name) ?? { name, label: name, help: '', scale: 'linear' };
+  return [...headSignals, ...runSignals].find((s) => s.name === name) ?? { name, label: otherLabels[name] ?? name, help: '', scale: 'linear' };
 }

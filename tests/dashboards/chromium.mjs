@@ -1,0 +1,19 @@
+// A headless Chromium for the tests of the page.
+import { existsSync } from 'node:fs';
+
+/** A browser that asks nobody; ends the process with 77 where there is none, or where `npm ci` was not run. */
+export async function launch() {
+  const executablePath = ['/usr/bin/chromium', '/usr/bin/chromium-browser', '/usr/bin/google-chrome'].find((path) => existsSync(path));
+  if (!executablePath) {
+    console.error('Chromium is not installed');
+    process.exit(77);
+  }
+  let chromium;
+  try {
+    ({ chromium } = await import('playwright-core'));
+  } catch {
+    console.error('playwright-core is not installed: npm ci');
+    process.exit(77);
+  }
+  return chromium.launch({ executablePath, args: ['--no-sandbox'] });
+}

@@ -1,0 +1,31 @@
+// first_page: what a person sees on the first page of a server, as lines of JSON.
+//
+//   node first_page.mjs http://127.0.0.1:PORT/
+//
+// {"live":true} once the page is connected; then {"run","stage","head","step"},
+// the texts of a row, whenever its stage or its head changes. Ends with its input.
+import { launch } from './chromium.mjs';
+
+const say = (what) => process.stdout.write(`${JSON.stringify(what)}\n`);
+const browser = await launch();
+const page = await browser.newPage();
+await page.exposeFunction('say', say);
+await page.goto(process.argv[2]);
+await page.waitForSelector('.conn.live');
+await page.evaluate(() => {
+  const seen = new Map();
+  const look = () => {
+    for (const row of document.querySelectorAll('.runs tbody tr')) {
+      if (!row.checkVisibility()) continue;
+      const [run, stage, head, , step] = [...row.cells].map((cell) => (cell.querySelector('a') ?? cell).innerText);
+      if (seen.get(run) === stage + head) continue;
+      seen.set(run, stage + head);
+      globalThis.say({ run, stage, head, step });
+    }
+  };
+  new MutationObserver(look).observe(document.body, { childList: true, subtree: true });
+  look();
+});
+say({ live: true });
+process.stdin.resume();
+process.stdin.once('end', () => browser.close());
