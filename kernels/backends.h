@@ -1,8 +1,9 @@
 // backends.h: one declaration per kernel and backend.  Private to kernels/ and
 // its tests and benchmarks.
 //
-// Both columns always link.  In a CPU-only build cuda/unavailable.cc defines
-// the CUDA column, so callers never need an #ifdef.  Parameters are validated.
+// Both columns always link: what a build has no CUDA version of answers
+// kUnavailable (cuda/*unavailable.cc), so callers never need an #ifdef.
+// Parameters are validated.
 
 #ifndef BELLWETHER_KERNELS_BACKENDS_H_
 #define BELLWETHER_KERNELS_BACKENDS_H_
@@ -34,6 +35,7 @@ Status AttentionBackward(const AttentionBackwardParams& params, uint32_t threads
 
 namespace bellwether::kernels::cuda {
 
+// Of the current device: what this build has for CUDA runs on it.
 bool IsAvailable();
 Status Probe(const ProbeParams& params, void* stream);
 Status KeyLeak(const KeyLeakParams& params, void* stream);

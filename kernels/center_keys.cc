@@ -16,10 +16,11 @@ Status CheckOutStride(const char* field, int64_t extent, int64_t stride, int64_t
               static_cast<long long>(stride), static_cast<long long>(head_dim));
 }
 
-Status CheckSequences(const CenterKeysParams& p) {
+// All but the offsets themselves, which may lie on another device.
+Status CheckPacked(const CenterKeysParams& p) {
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("batch (with cu_seqlens)", p.batch, 1, 1));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("sequences", p.sequences, 1, kTokensMax));
-  return CheckCuSeqlens("cu_seqlens", p.cu_seqlens, p.sequences, p.k_len);
+  return CheckPointer("cu_seqlens", p.cu_seqlens, alignof(int32_t));
 }
 
 }  // namespace
@@ -42,9 +43,13 @@ Status CenterKeys(const CenterKeysParams& params, const Device& device) {
     BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("k", p.k.data, SizeOf(p.dtype)));
     BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("out", p.out, SizeOf(p.dtype)));
   }
-  // On another device cu_seqlens cannot be read here.
+  const bool packed = p.cu_seqlens != nullptr;
+  if (packed) BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPacked(p));
   if (device.backend == Backend::kCuda) return cuda::CenterKeys(p, device.stream);
-  if (p.cu_seqlens != nullptr) BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckSequences(p));
+  if (packed) {
+    BELLWETHER_KERNELS_RETURN_IF_ERROR(
+        CheckCuSeqlens("cu_seqlens", p.cu_seqlens, p.sequences, p.k_len));
+  }
   return cpu::CenterKeys(p, device.threads);
 }
 

@@ -1,4 +1,4 @@
-// Stands in for the CUDA column of backends.h when it is not built.
+// The statistics, which no build computes on a GPU: the CUDA column of backends.h refuses them.
 
 #include "backends.h"
 #include "error.h"
@@ -6,16 +6,15 @@
 namespace bellwether::kernels::cuda {
 namespace {
 
-Status Unavailable() {
-  return Fail(Status::kUnavailable, "backend is 1 (CUDA), but this build has only 0 (CPU)");
+Status CpuOnly(const char* kernel) {
+  return Fail(Status::kUnavailable, "backend is 1 (CUDA), but %s is built for 0 (CPU) only",
+              kernel);
 }
 
 }  // namespace
 
-bool IsAvailable() { return false; }
-Status Probe(const ProbeParams&, void*) { return Unavailable(); }
-Status KeyLeak(const KeyLeakParams&, void*) { return Unavailable(); }
-Status CenterKeys(const CenterKeysParams&, void*) { return Unavailable(); }
-Status SpectralNorms(const SpectralParams&, void*) { return Unavailable(); }
+Status Probe(const ProbeParams&, void*) { return CpuOnly("the probe"); }
+Status KeyLeak(const KeyLeakParams&, void*) { return CpuOnly("the key-gradient leak"); }
+Status SpectralNorms(const SpectralParams&, void*) { return CpuOnly("the spectral norms"); }
 
 }  // namespace bellwether::kernels::cuda

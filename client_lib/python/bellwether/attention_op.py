@@ -41,7 +41,7 @@ def writable_like(t: Tensor, dtype: Optional[torch.dtype] = None) -> Tensor:
     return torch.empty_like(t, dtype=dtype, memory_format=torch.contiguous_format)
 
 
-def _view(t: Tensor) -> _native.Tensor4:
+def view(t: Tensor) -> _native.Tensor4:
     if t.numel() == 0:
         return _native.Tensor4()
     return _native.Tensor4(t.data_ptr(), t.stride(0), t.stride(1), t.stride(2))
@@ -51,8 +51,19 @@ def _pointer(t: Optional[Tensor]) -> Optional[int]:
     return None if t is None or t.numel() == 0 else t.data_ptr()
 
 
-def _on(device: torch.device) -> AbstractContextManager[Any]:
+def on(device: torch.device) -> AbstractContextManager[Any]:
+    """In it this device is the current one: kernels launch there."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def place(device: torch.device) -> dict[str, Any]:
+    """The fields of every call that say where it runs: backend, stream, threads."""
+    on_cuda = device.type == "cuda"
+    return {
+        "backend": _native.CUDA if on_cuda else _native.CPU,
+        "stream": torch.cuda.current_stream(device).cuda_stream if on_cuda else None,
+        "threads": torch.get_num_threads(),
+    }
 
 
 def _workspace(name: str, params: c.ForwardParams, device: torch.device) -> Optional[Tensor]:
@@ -75,14 +86,9 @@ def _forward_params(
     seed: int = 0,
 ) -> c.ForwardParams:
     o, o_lo, lse, anchor, rounded_sum = outputs
-    on_cuda = q.device.type == "cuda"
     params: c.ForwardParams = _native.struct(
-        c.ForwardParams,
-        backend=_native.CUDA if on_cuda else _native.CPU,
-        dtype=DTYPES[q.dtype], mode=c.MODES.index(mode),
-        stream=torch.cuda.current_stream(q.device).cuda_stream if on_cuda else None,
-        threads=torch.get_num_threads(),
-        q=_view(q), k=_view(k), v=_view(v), o=_view(o), o_lo=_view(o_lo),
+        c.ForwardParams, **place(q.device), dtype=DTYPES[q.dtype], mode=c.MODES.index(mode),
+        q=view(q), k=view(k), v=view(v), o=view(o), o_lo=view(o_lo),
         lse=_pointer(lse), anchor=_pointer(anchor), rounded_sum=_pointer(rounded_sum),
         lse_batch_stride=lse.stride(0), lse_head_stride=lse.stride(1),
         scale=scale, causal=causal, window=window, softcap=softcap, seed=seed,
@@ -137,7 +143,7 @@ def attention_forward(
     if q.numel() == 0:
         return outputs
     q, k, v = _readable(q), _readable(k), _readable(v)
-    with _on(q.device):
+    with on(q.device):
         params = _forward_params(
             q, k, v, outputs, cu_seqlens_q, cu_seqlens_k, mode, scale, causal, window, softcap,
             0 if seed is None else int(seed.item()),
@@ -196,14 +202,14 @@ def attention_backward(
         return dq, dk.zero_(), dv.zero_()
     q, k, v, d_o = _readable(q), _readable(k), _readable(v), _readable(d_o)
     o, o_lo = _readable(o), _readable(o_lo)
-    with _on(q.device):
+    with on(q.device):
         forward = _forward_params(
             q, k, v, (o, o_lo, lse, anchor, rounded_sum), cu_seqlens_q, cu_seqlens_k,
             mode, scale, causal, window, softcap,
         )  # fmt: skip
         params = _native.struct(
-            c.BackwardParams, forward=forward, d_o=_view(d_o),
-            dq=_view(dq), dk=_view(dk), dv=_view(dv), center=center,
+            c.BackwardParams, forward=forward, d_o=view(d_o),
+            dq=view(dq), dk=view(dk), dv=view(dv), center=center,
             deterministic=torch.are_deterministic_algorithms_enabled(),
         )  # fmt: skip
         workspace = _workspace("bw_attention_backward_workspace", forward, q.device)

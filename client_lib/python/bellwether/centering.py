@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Optional
 
 import torch
 from torch import Tensor
 
-from . import _native
-from .attention_op import writable_like
+from . import _native, log
+from .attention_op import on, place, view, writable_like
 from .probe import DTYPES, call
 
+HEAD_DIM_MAX = 1024
 
-@torch.library.custom_op("bellwether::center_keys", mutates_args=(), device_types="cpu")
+
+@torch.library.custom_op("bellwether::center_keys", mutates_args=(), device_types=("cpu", "cuda"))
 def _center_keys(k: Tensor, cu_seqlens: Optional[Tensor]) -> Tensor:
     out = writable_like(k)
     if k.numel() == 0:
         return out
     if k.stride(-1) != 1:
         k = k.contiguous()
-    params = _native.struct(
-        _native.CenterKeysParams, backend=_native.CPU, dtype=DTYPES[k.dtype],
-        threads=torch.get_num_threads(),
-        k=_native.Tensor4(k.data_ptr(), k.stride(0), k.stride(1), k.stride(2)),
-        out=_native.Tensor4(out.data_ptr(), out.stride(0), out.stride(1), out.stride(2)),
-    )  # fmt: skip
-    params.batch, params.kv_heads, params.k_len, params.head_dim = k.shape
-    if cu_seqlens is not None:
-        params.cu_seqlens, params.sequences = cu_seqlens.data_ptr(), cu_seqlens.numel() - 1
-    call("bw_center_keys", params)
+    with on(k.device):
+        params = _native.struct(
+            _native.CenterKeysParams, **place(k.device),
+            dtype=DTYPES[k.dtype], k=view(k), out=view(out),
+        )  # fmt: skip
+        params.batch, params.kv_heads, params.k_len, params.head_dim = k.shape
+        if cu_seqlens is not None:
+            params.cu_seqlens, params.sequences = cu_seqlens.data_ptr(), cu_seqlens.numel() - 1
+        call("bw_center_keys", params)
     return out
 
 
@@ -62,6 +64,43 @@ def _composed(k: Tensor, cu_seqlens: Optional[Tensor]) -> Tensor:
     return (wide - (total / count).index_select(2, sequence)).to(k.dtype)
 
 
+_warn_once = functools.cache(log.warning)
+
+
+# torch.compile calls these two while it traces: it can neither log nor load a library.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _say_composed(reason: str) -> None:
+    _warn_once(f"keys are centred by PyTorch's operations, not by one kernel: {reason}")
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _device_lacks(kind: str, index: int) -> Optional[str]:
+    """Why no kernel centres on this device; None if one does."""
+    try:
+        library = _native.kernels()
+    except _native.LibraryError as e:
+        return str(e)
+    if kind == "cpu":
+        return None
+    if kind != "cuda":
+        return f"there is no kernel for device {kind}"
+    with torch.cuda.device(index):
+        if library.bw_kernels_available(_native.CUDA):
+            return None
+    return "this libbellwether_kernels has none for this GPU"
+
+
+def _unsupported(k: Tensor) -> Optional[str]:
+    if k.dtype not in DTYPES:
+        return f"{k.dtype}"
+    if k.shape[3] > HEAD_DIM_MAX:
+        return f"heads have {k.shape[3]} elements, and {HEAD_DIM_MAX} is the most"
+    reason: Optional[str] = _device_lacks(
+        k.device.type, -1 if k.device.index is None else k.device.index
+    )
+    return reason
+
+
 def center_keys(k: Tensor, cu_seqlens: Optional[Tensor] = None) -> Tensor:
     """k minus its mean over the tokens of each sequence and key head, rounded once.
 
@@ -73,15 +112,23 @@ def center_keys(k: Tensor, cu_seqlens: Optional[Tensor] = None) -> Tensor:
     attention gives the same output; its gradient for W_K, and through q @ k for W_Q, loses the
     direction that a biased backward pass pushes along.  Not for scores with a softcap or with
     learned sinks, which are not shift invariant.  Differentiable; the gradient passes through
-    the mean.
+    the mean.  One kernel on the CPU and on GPUs of compute capability 8.0 and later, also under
+    torch.compile(fullgraph=True) and in CUDA graphs; elsewhere PyTorch's operations, and the log
+    says why, once.  Raises ValueError if the arguments do not fit each other.
     """
     if k.dim() != 4:
         raise ValueError(f"k has {k.dim()} dimensions, but must have 4")
     if cu_seqlens is not None:
         if k.shape[0] != 1:
             raise ValueError(f"batch is {k.shape[0]}, but must be 1 with cu_seqlens")
-        cu_seqlens = cu_seqlens.to(torch.int32)
-    if k.device.type == "cpu" and k.dtype in DTYPES:
-        out: Tensor = _center_keys(k, cu_seqlens)
-        return out
-    return _composed(k, cu_seqlens)
+        if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2:
+            raise ValueError(f"cu_seqlens is {list(cu_seqlens.shape)}, but must be [sequences + 1]")
+        if cu_seqlens.device != k.device:
+            raise ValueError(f"cu_seqlens is on {cu_seqlens.device}, but must be on {k.device}")
+        cu_seqlens = cu_seqlens.to(torch.int32).contiguous()
+    reason = _unsupported(k)
+    if reason is not None:
+        _say_composed(reason)
+        return _composed(k, cu_seqlens)
+    out: Tensor = _center_keys(k, cu_seqlens)
+    return out

@@ -37,10 +37,15 @@ struct CenterKeysParams {
   int64_t sequences = 0;                // >= 1 with cu_seqlens
 };
 
-// The mean is taken in double and the difference rounded once to dtype, to
-// nearest even.  A NaN or infinity makes its channel NaN in its own sequence
-// and head only.  kCpu is done on return.  kInvalidArgument, kUnsupported
-// (head_dim above 1024), kUnavailable, kDeviceError: nothing was written.  Any
+// kCpu takes the mean in double, rounds the difference once to dtype, to nearest
+// even, and is done on return.  kCuda sums in fp32 and subtracts in fp32 before it
+// rounds; it enqueues one kernel on device.stream, allocates nothing, never
+// synchronizes, and repeats bit for bit on GPUs of one kind.  It cannot look at
+// cu_seqlens: offsets are clamped to 0..k_len, tokens of no sequence stay unwritten.
+//
+// A NaN or infinity makes its channel useless in its own sequence and head only.
+// kInvalidArgument, kUnsupported (head_dim above 1024; kCuda: compute capability
+// below 8.0, 2^31 blocks), kUnavailable, kDeviceError: nothing was written.  Any
 // thread; calls that write the same memory must not overlap.
 [[nodiscard]] Status CenterKeys(const CenterKeysParams& params, const Device& device);
 

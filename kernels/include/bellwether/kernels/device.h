@@ -20,7 +20,9 @@ struct Device {
   uint32_t threads = 0;
 };
 
-// Whether calls with this backend can succeed in this process.  Any thread.
+// Whether the kernels that are built for this backend can run in this process; kCuda:
+// on the current device.  kCuda has attention and centring; the rest answers
+// kUnavailable.  Any thread.
 bool IsAvailable(Backend backend);
 
 enum class DType : int { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
