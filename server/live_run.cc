@@ -72,7 +72,7 @@ void LiveRun::Apply(const LoggedMessage& logged, int64_t arrived_ns) {
     rank.rank = logged.rank;
     rank.epoch = std::max(rank.epoch, logged.epoch);
     rank.durable_seq = std::max(rank.durable_seq, logged.message.seq);
-    record_.last_report_unix_ns = parts_.clock->UnixNanos();
+    record_.last_report_unix_ns = logged.time_unix_ms * 1'000'000;
     if (arrived_ns > 0) heard_ns_[logged.rank] = arrived_ns;
   }
   const auto& body = logged.message.body;

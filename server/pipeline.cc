@@ -37,14 +37,16 @@ class Pipeline::Session final : public IngestSession, public std::enable_shared_
     record.run = run_->id;
     record.rank = rank_;
     record.epoch = epoch_;
+    record.time_unix_ms = pipeline_->clock_->UnixMillis();
     record.payload = std::move(payload);
+    const int64_t time_unix_ms = record.time_unix_ms;
     const auto lsn = pipeline_->wal_->Append(std::move(record));
     if (!lsn.ok()) {
       LogWarning("run {}: the goodbye of rank {} is lost: {}", run_->description.name, rank_,
                  std::string(lsn.status().message()));
       return;
     }
-    shard.Push({*lsn, run_->id, rank_, epoch_, std::move(message)}, 0);
+    shard.Push({*lsn, run_->id, rank_, epoch_, time_unix_ms, std::move(message)}, 0);
   }
 
   void Detach() override {
@@ -175,7 +177,7 @@ absl::Status Pipeline::Recover() {
       RunRecord fresh;
       fresh.id = record.run;
       fresh.description = hello->run;
-      fresh.started_unix_ns = clock_->UnixNanos();
+      fresh.started_unix_ns = record.time_unix_ms * 1'000'000;
       // Adopted before any of its records: nothing of them counts as saved.
       fresh.applied_lsn = record.lsn - 1;
       entry = by_id[record.run] = AddEntry(fresh);
@@ -201,7 +203,7 @@ absl::Status Pipeline::Recover() {
         shard.mutex().Lock();
         continue;
       }
-      shard.Push({record.lsn, record.run, record.rank, record.epoch, std::move(message)}, bytes);
+      shard.Push({record.lsn, record.run, record.rank, record.epoch, record.time_unix_ms, std::move(message)}, bytes);
       break;
     }
     ++applied;
@@ -225,7 +227,7 @@ size_t Pipeline::LiveRuns() const {
       std::count_if(runs.begin(), runs.end(), [](const RunSnapshotPtr& run) { return !run->record.ended; }));
 }
 
-absl::StatusOr<Pipeline::RunEntry*> Pipeline::FindOrCreate(const HelloMessage& hello) {
+absl::StatusOr<Pipeline::RunEntry*> Pipeline::FindOrCreate(const HelloMessage& hello, int64_t time_unix_ms) {
   const auto found = runs_.find(hello.run.uuid);
   if (found != runs_.end()) {
     RunEntry* entry = found->second.get();
@@ -246,7 +248,7 @@ absl::StatusOr<Pipeline::RunEntry*> Pipeline::FindOrCreate(const HelloMessage& h
   RunRecord record;
   record.id = next_run_++;
   record.description = hello.run;
-  record.started_unix_ns = clock_->UnixNanos();
+  record.started_unix_ns = time_unix_ms * 1'000'000;
   record.applied_lsn = wal_->last_lsn();
   RunEntry* entry = AddEntry(record);
   auto run = std::make_unique<LiveRun>(Parts(), record);
@@ -261,7 +263,8 @@ absl::StatusOr<std::shared_ptr<IngestSession>> Pipeline::Open(const HelloMessage
   if (closing_) return absl::UnavailableError("the server is draining; come back");
   BW_RETURN_IF_ERROR(wal_->health());
   absl::MutexLock registry(&registry_mutex_);
-  BW_ASSIGN_OR_RETURN(RunEntry* const run, FindOrCreate(hello));
+  const int64_t time_unix_ms = clock_->UnixMillis();
+  BW_ASSIGN_OR_RETURN(RunEntry* const run, FindOrCreate(hello, time_unix_ms));
   Shard& shard = *shards_[run->shard];
   std::shared_ptr<Session> fenced;
   std::shared_ptr<Session> session;
@@ -275,6 +278,7 @@ absl::StatusOr<std::shared_ptr<IngestSession>> Pipeline::Open(const HelloMessage
     record.rank = hello.rank;
     record.attempt = hello.run.attempt;
     record.epoch = slot->epoch + 1;
+    record.time_unix_ms = time_unix_ms;
     record.payload = std::move(payload);
     const size_t bytes = record.payload.size();
     BW_ASSIGN_OR_RETURN(const Lsn lsn, wal_->Append(std::move(record)));
@@ -282,7 +286,7 @@ absl::StatusOr<std::shared_ptr<IngestSession>> Pipeline::Open(const HelloMessage
     fenced = slot->session.lock();
     session = std::make_shared<Session>(this, run, slot.get(), hello.rank, slot->epoch, owner);
     slot->session = session;
-    shard.Push({lsn, run->id, hello.rank, slot->epoch, {0, hello}}, bytes);
+    shard.Push({lsn, run->id, hello.rank, slot->epoch, time_unix_ms, {0, hello}}, bytes);
     pending_acks_[run->shard].push_back({lsn, true, slot->last_seq, clock_->MonotonicNanos(), session});
   }
   if (fenced != nullptr) fenced->Tell([](SessionOwner* old) { old->OnFenced(); });
@@ -320,6 +324,7 @@ absl::StatusOr<IngestSession::Taken> Pipeline::Put(Session* session, IngestMessa
       record.rank = session->rank();
       record.epoch = session->epoch();
       record.seq = message.seq;
+      record.time_unix_ms = clock_->UnixMillis();
       record.payload = std::move(payload);
       const auto appended = wal_->Append(record);
       if (!appended.ok()) {
@@ -331,7 +336,7 @@ absl::StatusOr<IngestSession::Taken> Pipeline::Put(Session* session, IngestMessa
       slot.last_seq = message.seq;
       lsn = *appended;
       pending_acks_[run->shard].push_back({lsn, false, message.seq, clock_->MonotonicNanos(), session->shared_from_this()});
-      shard.Push({lsn, run->id, session->rank(), session->epoch(), std::move(message)}, bytes);
+      shard.Push({lsn, run->id, session->rank(), session->epoch(), record.time_unix_ms, std::move(message)}, bytes);
       return IngestSession::Taken::kTaken;
     }
   }
@@ -376,6 +381,7 @@ absl::Status Pipeline::Annotate(RunId run, const RunEvent& event) {
   record.kind = WalKind::kMessage;
   record.run = run;
   record.attempt = event.attempt;
+  const int64_t time_unix_ms = record.time_unix_ms = clock_->UnixMillis();
   v1::ClientMessage message = ToMessage(event);
   message.set_seq(1);  // Decode wants one; without an epoch it is no client's.
   record.payload = message.SerializeAsString();
@@ -384,7 +390,7 @@ absl::Status Pipeline::Annotate(RunId run, const RunEvent& event) {
   {
     absl::MutexLock lock(&shard.mutex());
     BW_ASSIGN_OR_RETURN(lsn, wal_->Append(std::move(record)));
-    shard.Push({lsn, run, 0, 0, {0, event}}, 0);
+    shard.Push({lsn, run, 0, 0, time_unix_ms, {0, event}}, 0);
   }
   BW_RETURN_IF_ERROR(wal_->Sync(lsn));
   shard.PublishApplied(run);  // Whoever wrote it finds it.

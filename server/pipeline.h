@@ -117,7 +117,7 @@ class Pipeline final : public IngestSink, public RunControl {
   Pipeline(const Options& options, Counters* counters, Clock* clock);
   absl::Status Recover();
   LiveRunParts Parts();
-  absl::StatusOr<RunEntry*> FindOrCreate(const HelloMessage& hello) ABSL_EXCLUSIVE_LOCKS_REQUIRED(registry_mutex_);
+  absl::StatusOr<RunEntry*> FindOrCreate(const HelloMessage& hello, int64_t time_unix_ms) ABSL_EXCLUSIVE_LOCKS_REQUIRED(registry_mutex_);
   RunEntry* AddEntry(const RunRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(registry_mutex_);
   void OnDurable(Lsn durable);
   absl::StatusOr<IngestSession::Taken> Put(Session* session, IngestMessage& message, std::string& payload);

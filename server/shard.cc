@@ -202,10 +202,11 @@ void Shard::AppendOwn(const LiveRun& run, WalKind kind, std::string payload, Ing
   record.kind = kind;
   record.run = run.record().id;
   record.attempt = run.record().description.attempt;
+  const int64_t time_unix_ms = record.time_unix_ms = parts_.clock->UnixMillis();
   record.payload = std::move(payload);
   const auto lsn = parts_.wal->Append(std::move(record));
   if (!lsn.ok()) return;  // The log is full or failed; the next deadline says it again.
-  Push({*lsn, run.record().id, 0, 0, std::move(message)}, 0);
+  Push({*lsn, run.record().id, 0, 0, time_unix_ms, std::move(message)}, 0);
 }
 
 }  // namespace bellwether::server

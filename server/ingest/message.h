@@ -73,6 +73,7 @@ struct LoggedMessage {
   RunId run = 0;
   uint32_t rank = 0;
   uint64_t epoch = 0;  // Of the rank's session; 0 = said by the server.
+  int64_t time_unix_ms = 0;  // When the server took it.
   IngestMessage message;
 };
 

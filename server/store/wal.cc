@@ -53,6 +53,7 @@ RecordView ViewOf(const WalRecord& record, Lsn durable) {
           .attempt = record.attempt,
           .epoch = record.epoch,
           .seq = record.seq,
+          .time_unix_ms = record.time_unix_ms,
           .payload = record.payload};
 }
 
@@ -437,6 +438,7 @@ absl::Status LocalWal::Read(Lsn from, Lsn until, const std::function<absl::Statu
       record.attempt = view.attempt;
       record.epoch = view.epoch;
       record.seq = view.seq;
+      record.time_unix_ms = view.time_unix_ms;
       record.payload.assign(view.payload);
       BW_RETURN_IF_ERROR(visit(record));
     }

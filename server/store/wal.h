@@ -49,6 +49,7 @@ struct WalRecord {
   uint32_t attempt = 0;
   uint64_t epoch = 0;  // Session epoch.
   uint64_t seq = 0;    // 0 = not sequenced
+  int64_t time_unix_ms = 0;  // When the server took it.
   std::string payload;
 };
 

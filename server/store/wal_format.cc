@@ -17,7 +17,7 @@ struct RecordHeader {
   uint32_t len, crc;
   uint64_t lsn, durable_lsn, run, epoch, seq;
   uint32_t rank, attempt;
-  uint8_t kind, control, zero[6];
+  uint8_t kind, control, time[6];
 };
 static_assert(sizeof(RecordHeader) == kRecordHeaderBytes && offsetof(RecordHeader, lsn) == 8);
 constexpr size_t kLenMin = sizeof(RecordHeader) - offsetof(RecordHeader, lsn);
@@ -96,6 +96,7 @@ void AppendRecord(const RecordView& record, uint32_t salt, std::string* out) {
   header.attempt = record.attempt;
   header.kind = static_cast<uint8_t>(record.kind);
   header.control = static_cast<uint8_t>(record.control);
+  std::memcpy(header.time, &record.time_unix_ms, sizeof(header.time));
   out->append(reinterpret_cast<const char*>(&header), sizeof(header));
   out->append(record.payload);
   const uint32_t crc = Checksum(salt, std::string_view(*out).substr(begin + offsetof(RecordHeader, lsn), header.len));
@@ -119,6 +120,8 @@ bool ParseRecord(std::string_view bytes, uint32_t salt, RecordView* record) {
   record->attempt = header.attempt;
   record->epoch = header.epoch;
   record->seq = header.seq;
+  record->time_unix_ms = 0;
+  std::memcpy(&record->time_unix_ms, header.time, sizeof(header.time));
   record->payload = bytes.substr(sizeof(header), header.len - kLenMin);
   return true;
 }

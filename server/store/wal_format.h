@@ -8,7 +8,7 @@
 //    0 u32 len       of all that follows crc, without the padding
 //    4 u32 crc32c    of the salt and the `len` bytes from offset 8
 //    8 u64 lsn      16 u64 durable_lsn   24 u64 run   32 u64 epoch   40 u64 seq
-//   48 u32 rank     52 u32 attempt       56 u8 kind   57 u8 control  58 6 zeros
+//   48 u32 rank     52 u32 attempt       56 u8 kind   57 u8 control  58 u48 time, Unix ms
 //   64 payload, zero-padded to 8
 //
 // The salt is random per log.  A record inside another record's payload, which
@@ -63,6 +63,7 @@ struct RecordView {
   uint32_t attempt = 0;
   uint64_t epoch = 0;
   uint64_t seq = 0;
+  int64_t time_unix_ms = 0;  // 0..2^48-1
   std::string_view payload;
 };
 

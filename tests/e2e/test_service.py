@@ -70,6 +70,22 @@ def test_everything_is_there_after_a_kill(server: Server) -> None:
     assert server.call("GetRun", run=RUN)["ended"]
 
 
+def test_a_kill_does_not_change_when_a_run_started_and_last_reported(server: Server) -> None:
+    def times() -> list[str]:
+        run = server.call("GetRun", run="short")
+        return [run["started_unix_ns"], run["last_report_unix_ns"]]
+
+    with RunClient(RunOptions(run="short", layers=1, heads=1, server=server.grpc)) as client:
+        client.push(0, [Block("loss", [1.0])])
+        assert client.flush(20)
+    wait_for("the run has ended", lambda: server.call("GetRun", run="short")["ended"])
+    before = times()
+    server.kill()  # Before anything of it was saved: it comes from the log.
+    server.start()
+    assert times() == before
+    assert before[0] <= before[1]
+
+
 def test_a_clean_stop_leaves_no_log_to_read_again(tmp_path: Path) -> None:
     with Server(tmp_path, "storage:\n  wal_segment_bytes: 2097152\n") as server:
         server.run("run", "import", str(RECORDED))

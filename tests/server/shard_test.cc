@@ -97,7 +97,7 @@ class ShardTest : public testing::Test {
     record.payload = "not read here";
     absl::MutexLock lock(&shard_->mutex());
     const Lsn lsn = *wal_->Append(std::move(record));
-    shard_->Push({lsn, run, 0, 1, {static_cast<uint64_t>(step) + 1, std::move(frame)}}, 0);
+    shard_->Push({lsn, run, 0, 1, 0, {static_cast<uint64_t>(step) + 1, std::move(frame)}}, 0);
     return lsn;
   }
 

@@ -73,7 +73,8 @@ Lsn AppendSynced(Wal* wal, const std::string& payload) {
 
 TEST(WalTest, GivesBackEveryFieldInOrder) {
   FakeFileSystem fs;
-  WalRecord record{.kind = WalKind::kHello, .run = 7, .rank = 8, .attempt = 9, .epoch = 10, .seq = 11, .payload = "x"};
+  WalRecord record{.kind = WalKind::kHello, .run = 7, .rank = 8, .attempt = 9, .epoch = 10, .seq = 11,
+                   .time_unix_ms = (int64_t{1} << 48) - 1, .payload = "x"};
   Lsn lsn = 0;
   {
     const auto wal = MustOpen(Small(&fs));
@@ -91,6 +92,7 @@ TEST(WalTest, GivesBackEveryFieldInOrder) {
   EXPECT_EQ(records[0].attempt, 9u);
   EXPECT_EQ(records[0].epoch, 10u);
   EXPECT_EQ(records[0].seq, 11u);
+  EXPECT_EQ(records[0].time_unix_ms, (int64_t{1} << 48) - 1);
   EXPECT_EQ(records[0].payload, "x");
   EXPECT_EQ(records[1].lsn, lsn + 1);
   EXPECT_EQ(wal->recovery().torn_bytes, 0);
