@@ -5,22 +5,25 @@ with CUDA, unless BELLWETHER_REQUIRE_GPU=1.
 
 from __future__ import annotations
 
+import math
 import os
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 import bellwether
-from bellwether import attending
+from bellwether import attending, sdpa
 
 from attention_reference import KINDS, Features, inputs, plain, with_gradients
 
 LACKS = "no GPU"
 if torch.cuda.is_available():
-    LACKS = attending._machine_lacks("cuda", 0) or ""
+    LACKS = attending.machine_lacks("cuda", 0) or ""
 if LACKS and os.environ.get("BELLWETHER_REQUIRE_GPU") != "1":
     pytest.skip(LACKS, allow_module_level=True)
 
@@ -166,10 +169,126 @@ def test_float32_falls_back() -> None:
     assert got.dtype == torch.float32 and close((got,), (ours()(q, k, v).float().cpu(),))
 
 
-def test_center_keys_agrees_with_the_cpu() -> None:
-    _, k, _, _ = inputs("randn", batch=1)
-    cu = torch.tensor([0, 5, 96])
-    for sequences in (None, cu):
-        want = bellwether.center_keys(k, sequences)
-        got = bellwether.center_keys(k.cuda(), None if sequences is None else sequences.cuda())
-        torch.testing.assert_close(got.cpu(), want, rtol=2**-7, atol=1e-5)
+# ---- centring ----
+
+
+def centred(k: Tensor, cu: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
+    """(keys minus their means, the mean of their sizes) in double."""
+    wide = k.double()
+    bounds = [0, k.shape[2]] if cu is None else cu.tolist()
+    out, size = torch.empty_like(wide), torch.empty_like(wide)
+    for a, b in zip(bounds, bounds[1:]):
+        part = wide[:, :, a:b]
+        out[:, :, a:b] = part - part.mean(dim=2, keepdim=True)
+        size[:, :, a:b] = part.abs().mean(dim=2, keepdim=True)
+    return out, size
+
+
+def is_centred(got: Tensor, k: Tensor, cu: Optional[Tensor] = None) -> bool:
+    """Within the bound of center_keys.cu and the rounding of the result."""
+    want, size = centred(k, cu)
+    bound = (24 + k.shape[2] / 256) * 2**-24 * size
+    rounding = torch.finfo(k.dtype).eps * want.abs() + torch.finfo(k.dtype).smallest_normal
+    return bool(((got.double() - want).abs() <= bound + rounding).all())
+
+
+def keys(dtype: torch.dtype, *shape: int) -> Tensor:
+    return (torch.randn(shape, device="cuda") + 3).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(
+    "shape",
+    [(2, 3, 1, 64), (2, 3, 31, 64), (3, 2, 257, 128), (1, 2, 2049, 96), (1, 1, 40_001, 64),
+     (2, 2, 300, 256), (2, 2, 77, 5), (1, 1, 513, 1000), (512, 4, 16, 64)],
+)  # fmt: skip
+def test_keys_are_centred(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(3)
+    k = keys(dtype, *shape)
+    got = bellwether.center_keys(k)
+    assert is_centred(got, k)
+    # In the layout of a projection, in rows that are not aligned, and with padding behind.
+    for other in (
+        k.transpose(1, 2).contiguous().transpose(1, 2),
+        shifted_in_memory(k),
+        torch.cat([k, torch.full_like(k, math.nan)], dim=3)[..., : shape[3]],
+    ):
+        assert is_centred(bellwether.center_keys(other), k)
+
+
+@pytest.mark.parametrize("lengths", [[0, 5, 0, 300, 1], [9000], [1] * 700, [3, 20_000, 64]])
+def test_packed_keys_are_centred(lengths: list[int]) -> None:
+    torch.manual_seed(4)
+    cu = torch.tensor([0, *lengths], device="cuda").cumsum(0)
+    k = keys(torch.bfloat16, 1, 3, int(cu[-1]), 64)
+    assert is_centred(bellwether.center_keys(k, cu), k, cu)
+    if len(lengths) > 2:  # What one sequence holds concerns no other.
+        a, b = int(cu[1]), int(cu[2])
+        k[:, :, a:b] = math.nan
+        got = bellwether.center_keys(k, cu)
+        assert torch.isnan(got[:, :, a:b]).all()
+        assert not torch.isnan(got[:, :, :a]).any() and not torch.isnan(got[:, :, b:]).any()
+
+
+def test_centring_repeats_bit_for_bit() -> None:
+    k = keys(torch.float32, 2, 4, 5000, 64)
+    first = bellwether.center_keys(k)
+    assert all(torch.equal(bellwether.center_keys(k), first) for _ in range(200))
+
+
+def test_the_gradient_of_centring_is_centring() -> None:
+    k = keys(torch.bfloat16, 2, 3, 700, 64).requires_grad_()
+    gradient = torch.randn_like(k)
+    bellwether.center_keys(k).backward(gradient)
+    assert k.grad is not None and torch.equal(k.grad, bellwether.center_keys(gradient))
+    k.grad = None
+    bellwether.center_keys(k).sum().backward()  # Its gradient has no layout at all.
+    assert k.grad is not None and not k.grad.any()
+
+
+def test_centring_compiles_whole_and_is_captured() -> None:
+    k = keys(torch.bfloat16, 2, 3, 700, 64)
+    want = bellwether.center_keys(k)
+    torch._dynamo.reset()
+    compiled = torch.compile(bellwether.center_keys, fullgraph=True)
+    assert torch.equal(compiled(k), want)
+    cu = torch.tensor([0, 100, 700], device="cuda", dtype=torch.int32)
+    packed = k[:1].contiguous()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got, got_packed = bellwether.center_keys(k), bellwether.center_keys(packed, cu)
+    k.add_(1)
+    packed.mul_(2)
+    graph.replay()
+    assert torch.equal(got, bellwether.center_keys(k))
+    assert torch.equal(got_packed, bellwether.center_keys(packed, cu))
+
+
+# ---- as the flash attention of scaled_dot_product_attention ----
+
+
+@pytest.mark.skipif(not sdpa.has_slot(), reason="this torch has no such slot")
+def test_the_activated_implementation_is_ours_until_restored() -> None:
+    q, k, v, d_o = on_gpu("randn", q_len=64, k_len=64)  # One block of queries: dq repeats.
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    def dropped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        torch.manual_seed(1)
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=0.3, enable_gqa=True)
+
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        before, with_dropout = (with_gradients(f, (q, k, v), d_o) for f in (attend, dropped))
+        want = with_gradients(ours(), (q, k, v), d_o)
+        sdpa.register()
+        torch.nn.attention.activate_flash_attention_impl(sdpa.NAME)
+        try:
+            assert same(with_gradients(attend, (q, k, v), d_o), want)
+            torch._dynamo.reset()
+            compiled = torch.compile(attend, fullgraph=True)
+            assert same(with_gradients(compiled, (q, k, v), d_o), want)
+            assert same(with_gradients(dropped, (q, k, v), d_o), with_dropout)
+        finally:
+            torch.nn.attention.restore_flash_attention_impl()
+        assert same(with_gradients(attend, (q, k, v), d_o), before) and not same(before, want)

@@ -4,6 +4,7 @@ Method: against its definition in double; softmax must not notice.
 
 from __future__ import annotations
 
+import logging
 from typing import Optional
 
 import pytest
@@ -78,4 +79,26 @@ def test_what_does_not_fit_is_refused() -> None:
         bellwether.center_keys(torch.zeros(1, 2, 3))
     with pytest.raises(ValueError, match="batch is 2"):
         bellwether.center_keys(keys(torch.float32, batch=2), CU)
+    with pytest.raises(ValueError, match=r"cu_seqlens is \[1\], but must be \[sequences \+ 1\]"):
+        bellwether.center_keys(keys(torch.float32), CU[:1])
+    with pytest.raises(ValueError, match="cu_seqlens is on cpu, but must be on meta"):
+        bellwether.center_keys(keys(torch.float32).to("meta"), CU)
     assert bellwether.center_keys(torch.zeros(2, 3, 0, 5)).shape == (2, 3, 0, 5)
+
+
+def test_without_a_kernel_pytorch_computes_and_says_so_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    centering._warn_once.cache_clear()
+    caplog.set_level(logging.WARNING, "bellwether")
+    k = keys(torch.float32)
+    want = bellwether.center_keys(k)
+    assert caplog.messages == []
+    monkeypatch.setattr(centering, "_device_lacks", lambda kind, index: "the library is missing")
+    torch._dynamo.reset()
+    compiled = torch.compile(bellwether.center_keys, fullgraph=True, backend="aot_eager")
+    for function in (bellwether.center_keys, compiled):
+        torch.testing.assert_close(function(k), want)
+    assert caplog.messages == [
+        "keys are centred by PyTorch's operations, not by one kernel: the library is missing"
+    ]

@@ -34,7 +34,7 @@ def say_once(reason: str) -> None:
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _machine_lacks(kind: str, index: int) -> Optional[str]:
+def machine_lacks(kind: str, index: int) -> Optional[str]:
     """Why tensors on this device cannot be served whatever their shapes; None if they can."""
     if kind not in HEAD_DIM_MAX:
         return f"there is no kernel for device {kind}"
@@ -58,7 +58,7 @@ def _machine_lacks(kind: str, index: int) -> Optional[str]:
 def unsupported(q: Tensor, k: Tensor, v: Tensor, mode: str) -> Optional[str]:
     """Why no kernel takes these [batch, heads, tokens, dim]; None if one does."""
     device = q.device
-    lacks: Optional[str] = _machine_lacks(device.type, -1 if device.index is None else device.index)
+    lacks: Optional[str] = machine_lacks(device.type, -1 if device.index is None else device.index)
     if lacks is not None:
         return lacks
     on_cuda = device.type == "cuda"
@@ -165,6 +165,18 @@ def _fallback(
     return _sdpa(q, k, v, attn_mask=allowed, scale=scale, enable_gqa=enable_gqa)
 
 
+def attention_and_lse(
+    q: Tensor, k: Tensor, v: Tensor, of_q: Optional[Tensor], of_k: Optional[Tensor], *,
+    mode: str, center: bool, causal: bool, window: int, softcap: float, scale: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The operator, on what unsupported() has nothing against; lse [batch, heads, q_len]."""
+    seed = torch.randint(2**62, ()) if mode == "sr" else None
+    o, _, lse, _, _ = attention_forward(
+        q, k, v, of_q, of_k, seed, mode, scale, causal, window, softcap, center
+    )
+    return o, lse
+
+
 def attention(
     q: Tensor,
     k: Tensor,
@@ -213,8 +225,7 @@ def attention(
             raise ValueError(f"PyTorch's attention has no softcap, and ours does not run: {reason}")
         say_once(reason)
         return _fallback(q, k, v, scale, causal, window, center, enable_gqa, of_q, of_k)
-    seed = torch.randint(2**62, ()) if mode == "sr" else None
-    o: Tensor = attention_forward(
-        q, k, v, of_q, of_k, seed, mode, scale, causal, window, softcap, center
-    )[0]
-    return o
+    return attention_and_lse(
+        q, k, v, of_q, of_k, mode=mode, center=center, causal=causal, window=window,
+        softcap=softcap, scale=scale,
+    )[0]  # fmt: skip
