@@ -73,6 +73,7 @@ absl::StatusOr<v1::ListRunsResponse> QueryEngine::ListRuns(const v1::ListRunsReq
            run->record.description.name.find(request.name_contains()) == std::string::npos;
   });
   std::stable_sort(runs.begin(), runs.end(), [](const RunSnapshotPtr& a, const RunSnapshotPtr& b) {
+    if (a->record.ended != b->record.ended) return b->record.ended;
     if (a->record.stage != b->record.stage) return a->record.stage > b->record.stage;
     return a->record.last_report_unix_ns > b->record.last_report_unix_ns;
   });

@@ -33,11 +33,11 @@ class QueryEngineTest : public ::testing::Test {
   QueryEngine engine_;
 };
 
-TEST_F(QueryEngineTest, ListsTheWorstFirstThenTheNewest) {
+TEST_F(QueryEngineTest, ListsTheLiveThenTheWorstThenTheNewest) {
   stack_.AddRun({.name = "old", .steps = 5, .stage = 0, .last_report_unix_ns = 10});
   stack_.AddRun({.name = "new", .steps = 5, .stage = 0, .last_report_unix_ns = 20});
   stack_.AddRun({.name = "ill", .steps = 5, .stage = 3, .last_report_unix_ns = 5});
-  stack_.AddRun({.name = "dead", .steps = 5, .stage = 0, .ended = true, .last_report_unix_ns = 1});
+  stack_.AddRun({.name = "dead", .steps = 5, .stage = 4, .ended = true, .last_report_unix_ns = 1});
   v1::ListRunsRequest request;
   auto response = engine_.ListRuns(request, context());
   ASSERT_TRUE(response.ok()) << response.status();
@@ -45,6 +45,7 @@ TEST_F(QueryEngineTest, ListsTheWorstFirstThenTheNewest) {
   EXPECT_EQ(response->runs(0).description().name(), "ill");
   EXPECT_EQ(response->runs(1).description().name(), "new");
   EXPECT_EQ(response->runs(2).description().name(), "old");
+  EXPECT_EQ(response->runs(3).description().name(), "dead");
   request.set_live_only(true);
   request.set_limit(2);
   response = engine_.ListRuns(request, context());
