@@ -71,11 +71,12 @@ class Runs:
         name = f"blocks.{layer}"
         y = self._linear(f"{name}.attention.qkv.weight", self._norm(f"{name}.norm.weight", x))
         heads = y.view(self.count, -1, TOKENS, 3, WIDTH)
-        # [kind, seed and sequence, head, token, dim]
+        # Kind by kind [seed and sequence, head, token, dim].
         q, k, v = (
-            part.reshape(len(self.kinds), -1, 1, TOKENS, WIDTH) for part in heads.unbind(dim=3)
+            part.reshape(len(self.kinds), -1, 1, TOKENS, WIDTH).unbind()
+            for part in heads.unbind(dim=3)
         )
-        o = torch.stack([kind.attend(q[i], k[i], v[i]) for i, kind in enumerate(self.kinds)])
+        o = torch.stack([kind.attend(*qkv) for kind, *qkv in zip(self.kinds, q, k, v)])
         return x + self._linear(f"{name}.attention.out.weight", o.view(x.shape))
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -1,12 +1,11 @@
 """Goal: in training, mode fa makes W_Q explode; hp, hpm and centred keys do not.
-Method: examples/tiny_transformer.py with four seeds in every mode, all as one batched model, until
-fa has left its fp32 twins behind.
+Method: examples/tiny_transformer.py with four seeds in every mode, as two batched models, beside
+fp32 twins.
 """
 
 from __future__ import annotations
 
 import multiprocessing
-import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 
@@ -19,9 +18,11 @@ from batched_runs import Kind, Runs, example
 
 SEEDS = [1, 2, 3, 4]
 KINDS = [Kind("fa"), Kind("hp"), Kind("hpm"), Kind("fa", center=True), Kind(None)]
-FACTOR = 2.0  # Of the fp32 twin's sigma(W_Q); at 5,000 steps 1.8..3.2 in fa, 0.8..1.2 in hp.
-AGREEING = 3  # Seeds of the four: single runs differ.
+FACTOR = 2.0  # Of the fp32 twin's sigma(W_Q): beyond it a run has exploded.
 STEPS_MAX = 5000
+# Of four seeds.  A single run proves little: rounding decides when it explodes, and one of
+# the healthy ones may.
+EXPLODING_MIN, EXPLODED_MAX = 2, 1
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +88,7 @@ def test_no_run_sees_another() -> None:
 
 
 def train(seeds: list[int], steps_max: int) -> list[list[bool]]:
-    """Trains these seeds in every mode until fa has left all its fp32 twins behind.
+    """Trains these seeds in every mode until fa has exploded in all of them or the steps are done.
     [kind][seed]: whether sigma(W_Q) is then beyond FACTOR times the twin's."""
     torch.set_num_threads(1)
     runs = Runs(KINDS, seeds)
@@ -104,15 +105,12 @@ def train(seeds: list[int], steps_max: int) -> list[list[bool]]:
             return beyond.tolist()
 
 
-@pytest.mark.skipif(
-    "BELLWETHER_LONG" not in os.environ, reason="takes many minutes: ./check --long"
-)
 def test_fa_explodes_and_the_others_do_not() -> None:
     # Two processes of one thread: threads would wait for each other in every small operation.
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
         halves = [pool.submit(train, seeds, STEPS_MAX) for seeds in (SEEDS[:2], SEEDS[2:])]
         first, second = (half.result() for half in halves)
     exploded = {kind: sum(a + b) for kind, a, b in zip(KINDS, first, second)}
-    assert exploded[Kind("fa")] >= AGREEING
+    assert exploded[Kind("fa")] >= EXPLODING_MIN
     for stable in KINDS[1:-1]:
-        assert exploded[stable] <= len(SEEDS) - AGREEING, stable
+        assert exploded[stable] <= EXPLODED_MAX, stable
