@@ -94,7 +94,7 @@ def test_without_a_kernel_pytorch_computes_and_says_so_once(
     k = keys(torch.float32)
     want = bellwether.center_keys(k)
     assert caplog.messages == []
-    monkeypatch.setattr(centering, "_device_lacks", lambda kind, index: "the library is missing")
+    monkeypatch.setattr(centering, "machine_lacks", lambda device: "the library is missing")
     torch._dynamo.reset()
     compiled = torch.compile(bellwether.center_keys, fullgraph=True, backend="aot_eager")
     for function in (bellwether.center_keys, compiled):

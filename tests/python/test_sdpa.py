@@ -41,7 +41,7 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     for module in (attending, sdpa):
-        monkeypatch.setattr(module, "machine_lacks", lambda kind, index: None)
+        monkeypatch.setattr(module, "machine_lacks", lambda device: None)
 
 
 def operators(dim: int = 64, **how: Any) -> set[str]:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Optional, Union
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from . import _attention_native, _native, log
+from . import log
 from ._attention_native import MODES
-from .attention_op import attention_forward
+from .attention_op import attention_forward, machine_lacks
 from .centering import center_keys
 from .probe import DTYPES
 
-HEAD_DIM_MAX = {"cpu": 1024, "cuda": 128}
+HEAD_DIM_MAX = {"cpu": 1024, "cuda": 256}
 CUDA_MODES = ("fa", "hp", "hpm", "paper", "sr")
 
 CuSeqlens = Union[Tensor, tuple[Tensor, Tensor]]
@@ -25,7 +24,7 @@ _sdpa = functional.scaled_dot_product_attention
 _said: set[str] = set()
 
 
-# torch.compile calls these two while it traces: it can neither log nor load a library.
+# torch.compile calls it while it traces: it cannot log.
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def say_once(reason: str) -> None:
     if reason not in _said:
@@ -33,32 +32,10 @@ def say_once(reason: str) -> None:
         log.warning(f"attention is PyTorch's own, not stabilized: {reason}")
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def machine_lacks(kind: str, index: int) -> Optional[str]:
-    """Why tensors on this device cannot be served whatever their shapes; None if they can."""
-    if kind not in HEAD_DIM_MAX:
-        return f"there is no kernel for device {kind}"
-    try:
-        library = _attention_native.attention()
-    except _native.LibraryError as e:
-        return str(e)
-    if kind == "cpu":
-        return None
-    # Not bw_kernels_available(), which asks for all kernels: the attention alone has CUDA.
-    shape = {"batch": 1, "heads": 1, "kv_heads": 1, "q_len": 1, "k_len": 1, "head_dim": 64}
-    params = _native.struct(_attention_native.ForwardParams, **shape)
-    if library.bw_attention_backward_workspace(ctypes.byref(params)) == 0:
-        return "this libbellwether_kernels was built without CUDA"
-    major, minor = torch.cuda.get_device_capability(index)
-    if (major, minor) != (9, 0):
-        return f"the GPU has compute capability {major}.{minor}, and the kernels need 9.0"
-    return None
-
-
 def unsupported(q: Tensor, k: Tensor, v: Tensor, mode: str) -> Optional[str]:
     """Why no kernel takes these [batch, heads, tokens, dim]; None if one does."""
     device = q.device
-    lacks: Optional[str] = machine_lacks(device.type, -1 if device.index is None else device.index)
+    lacks = machine_lacks(device)
     if lacks is not None:
         return lacks
     on_cuda = device.type == "cuda"
@@ -211,9 +188,9 @@ def attention(
     torch.compile(fullgraph=True), activation checkpointing and CUDA graphs; once differentiable.
     Mode sr draws its seed from torch's CPU generator; a CUDA graph replays the captured one.
 
-    Where no kernel serves the call (another GPU than Hopper, float32 on a GPU, ...) PyTorch's
-    attention computes it, and the log says why, once.  Raises ValueError if the arguments do not
-    fit each other, or for a softcap that PyTorch would have to compute.
+    Where no kernel serves the call (float32 on a GPU, heads of more than 256 elements, ...)
+    PyTorch's attention computes it, and the log says why, once.  Raises ValueError if the
+    arguments do not fit each other, or for a softcap that PyTorch would have to compute.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     _check(q, k, v, mode, scale, window, softcap, center, enable_gqa)

@@ -56,6 +56,33 @@ def on(device: torch.device) -> AbstractContextManager[Any]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
+# torch.compile calls it while it traces: it cannot load a library.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _device_lacks(kind: str, index: int) -> Optional[str]:
+    try:
+        library = _native.kernels()
+    except _native.LibraryError as e:
+        return str(e)
+    if kind == "cpu":
+        return None
+    if kind != "cuda":
+        return f"there is no kernel for device {kind}"
+    with torch.cuda.device(index):
+        if library.bw_kernels_available(_native.CUDA):
+            return None
+    major, minor = torch.cuda.get_device_capability(index)
+    return (
+        f"this libbellwether_kernels was built without CUDA, or the GPU, which has compute "
+        f"capability {major}.{minor}, is older than 8.0"
+    )
+
+
+def machine_lacks(device: torch.device) -> Optional[str]:
+    """Why tensors on this device cannot be served whatever their shapes; None if they can."""
+    reason: Optional[str] = _device_lacks(device.type, -1 if device.index is None else device.index)
+    return reason
+
+
 def place(device: torch.device) -> dict[str, Any]:
     """The fields of every call that say where it runs: backend, stream, threads."""
     on_cuda = device.type == "cuda"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from . import _native, log
-from .attention_op import on, place, view, writable_like
+from .attention_op import machine_lacks, on, place, view, writable_like
 from .probe import DTYPES, call
 
 HEAD_DIM_MAX = 1024
@@ -67,27 +67,10 @@ def _composed(k: Tensor, cu_seqlens: Optional[Tensor]) -> Tensor:
 _warn_once = functools.cache(log.warning)
 
 
-# torch.compile calls these two while it traces: it can neither log nor load a library.
+# torch.compile calls it while it traces: it cannot log.
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _say_composed(reason: str) -> None:
     _warn_once(f"keys are centred by PyTorch's operations, not by one kernel: {reason}")
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _device_lacks(kind: str, index: int) -> Optional[str]:
-    """Why no kernel centres on this device; None if one does."""
-    try:
-        library = _native.kernels()
-    except _native.LibraryError as e:
-        return str(e)
-    if kind == "cpu":
-        return None
-    if kind != "cuda":
-        return f"there is no kernel for device {kind}"
-    with torch.cuda.device(index):
-        if library.bw_kernels_available(_native.CUDA):
-            return None
-    return "this libbellwether_kernels has none for this GPU"
 
 
 def _unsupported(k: Tensor) -> Optional[str]:
@@ -95,10 +78,7 @@ def _unsupported(k: Tensor) -> Optional[str]:
         return f"{k.dtype}"
     if k.shape[3] > HEAD_DIM_MAX:
         return f"heads have {k.shape[3]} elements, and {HEAD_DIM_MAX} is the most"
-    reason: Optional[str] = _device_lacks(
-        k.device.type, -1 if k.device.index is None else k.device.index
-    )
-    return reason
+    return machine_lacks(k.device)
 
 
 def center_keys(k: Tensor, cu_seqlens: Optional[Tensor] = None) -> Tensor:

@@ -28,7 +28,8 @@ from torch import Tensor
 from torch.library import Library
 
 from ._attention_native import MODES
-from .attending import attention_and_lse, machine_lacks, say_once, unsupported
+from .attending import attention_and_lse, say_once, unsupported
+from .attention_op import machine_lacks
 from .centering import center_keys
 
 NAME = "bellwether"
@@ -127,7 +128,7 @@ class _Provider:
 def _activate(mode: str, center: bool) -> _Provider:
     reason: Optional[str] = "torch sees no GPU"
     if torch.cuda.is_available():
-        reason = machine_lacks("cuda", torch.cuda.current_device())
+        reason = machine_lacks(torch.device("cuda", torch.cuda.current_device()))
     if reason is not None:
         raise RuntimeError(f'the flash attention "{NAME}" cannot be activated: {reason}')
     return _Provider(mode, center)
