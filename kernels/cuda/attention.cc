@@ -1,11 +1,14 @@
-// The CUDA column of attention: refuses what is not built, then dispatches to
-// the GPU's architecture.
+// The CUDA column of attention: refuses what is not built, then dispatches to the
+// path that serves the GPU.
 
 #include "bellwether/kernels/attention.h"
 
 #include <initializer_list>
 
 #include "backends.h"
+#include "cuda/attention_path.h"
+#include "cuda/attention_workspace.h"
+#include "cuda/sm80/attention.h"
 #include "cuda/sm90/attention.h"
 #include "error.h"
 
@@ -57,7 +60,7 @@ Status CheckWorkspace(const void* workspace, size_t bytes, size_t needed, int64_
 
 size_t AttentionForwardWorkspaceBytes(const AttentionForwardParams&) { return sizeof(int32_t); }
 
-size_t AttentionBackwardWorkspaceBytes(const AttentionForwardParams& p) { return sm90::BackwardWorkspaceBytes(p); }
+size_t AttentionBackwardWorkspaceBytes(const AttentionForwardParams& p) { return BackwardWorkspaceBytes(p); }
 
 Status AttentionForward(const AttentionForwardParams& p, void* stream) {
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckBuilt(p));
@@ -66,7 +69,10 @@ Status AttentionForward(const AttentionForwardParams& p, void* stream) {
     BELLWETHER_KERNELS_RETURN_IF_ERROR(
         CheckWorkspace(p.workspace, p.workspace_bytes, cuda::AttentionForwardWorkspaceBytes(p), 4));
   }
-  return sm90::AttentionForward(p, stream);
+  AttentionGpu gpu = {};
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(ChooseAttentionPath(p.head_dim, &gpu));
+  return gpu.path == AttentionPath::kSm90 ? sm90::AttentionForward(p, gpu.multiprocessors, stream)
+                                          : sm80::AttentionForward(p, stream);
 }
 
 Status AttentionBackward(const AttentionBackwardParams& p, void* stream) {
@@ -79,8 +85,11 @@ Status AttentionBackward(const AttentionBackwardParams& p, void* stream) {
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckAligned("dk", p.dk));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckAligned("dv", p.dv));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(
-      CheckWorkspace(p.workspace, p.workspace_bytes, sm90::BackwardWorkspaceBytes(p.forward), 16));
-  return sm90::AttentionBackward(p, stream);
+      CheckWorkspace(p.workspace, p.workspace_bytes, BackwardWorkspaceBytes(p.forward), 16));
+  AttentionGpu gpu = {};
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(ChooseAttentionPath(p.forward.head_dim, &gpu));
+  return gpu.path == AttentionPath::kSm90 ? sm90::AttentionBackward(p, stream)
+                                          : sm80::AttentionBackward(p, gpu.shared_bytes_max, stream);
 }
 
 }  // namespace bellwether::kernels::cuda

@@ -54,8 +54,17 @@ struct AttentionFwdParams {
   int64_t lse_batch_stride, lse_head_stride;
   float* stats;  // [kProbeStatCount][heads], added to; or null
   int64_t stat_stride;
-  uint64_t seed;  // of random rounding
+  uint64_t seed;     // of random rounding
+  int section_keys;  // keys of the (batch, head) pairs that run together, for L2
 };
+
+// Rows of a workspace array are padded so that every sequence begins at a
+// multiple of this.
+inline constexpr int kBwdRowPadding = 128;
+// Keys that are summed together for their mean.
+inline constexpr int kMeanKeys = 256;
+// Counts of turns of a step: warps that add to different parts of its dQ, at most.
+inline constexpr int kTurnsOfStep = 8;
 
 struct AttentionBwdParams {
   SequenceParams seq;
@@ -72,6 +81,21 @@ struct AttentionBwdParams {
   int64_t stat_stride;
   float scale;   // of q k, before a cap
   bool rounded;  // P as the forward's product read it, from anchor and rounded_sum
+  bool center;
+  // Workspace, by padded row: L in log2 units, or the anchor; +inf where P must be
+  // 0.  1 / lt.  delta.  rowsum(dS), null if nobody asks.
+  float *lse_log2, *inverse, *delta, *ds_sum;
+  // [row][padded head_dim]: dQ / scale, each step as accumulator_sums.cuh has it.
+  float* dq_sum;
+  // [row / rows of a step][kTurnsOfStep]: key tiles that have been added; or null.
+  int* turns;
+  // [kv head][chunk][padded head_dim]: sums over kMeanKeys keys; [kv head][sequence]
+  // [padded head_dim]: their mean.
+  float *key_sums, *key_mean;
+  int64_t rows_per_head, rows_per_sequence;  // padded; the latter 0 if packed
+  int key_tiles;                             // numbers of tiles of one kv head
+  int chunks;                                // of kMeanKeys keys, of one kv head
+  int section_queries;                       // of the (sequence, kv head) pairs that run together, for L2
 };
 
 }  // namespace bellwether::kernels::cuda

@@ -7,13 +7,9 @@
 
 namespace bellwether::kernels::cuda::sm90 {
 
-// Parameters are validated.  kUnsupported on any other GPU than 9.0.
-Status AttentionForward(const AttentionForwardParams& params, void* stream);
+// Parameters are validated; the GPU has compute capability 9.0, head_dim is <= 128.
+Status AttentionForward(const AttentionForwardParams& params, int multiprocessors, void* stream);
 Status AttentionBackward(const AttentionBackwardParams& params, void* stream);
-size_t BackwardWorkspaceBytes(const AttentionForwardParams& params);
-
-// kUnavailable without a usable GPU, kUnsupported on another than 9.0.
-Status GetMultiprocessors(int* count);
 
 }  // namespace bellwether::kernels::cuda::sm90
 

@@ -26,15 +26,20 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
-#include "cuda/sm90/attention_bwd_params.h"
+#include "bellwether/kernels/status.h"
+#include "cuda/attention_bwd_rows.cuh"
+#include "cuda/attention_bwd_scores.cuh"
+#include "cuda/attention_bwd_tiles.cuh"
+#include "cuda/attention_bwd_turns.cuh"
+#include "cuda/attention_masks.cuh"
+#include "cuda/registers.cuh"
+#include "cuda/sm90/attention_bwd_launch.h"
 #include "cuda/sm90/attention_bwd_parts.cuh"
-#include "cuda/sm90/attention_bwd_rows.cuh"
-#include "cuda/sm90/attention_bwd_tiles.cuh"
-#include "cuda/sm90/key_mean.cuh"
 #include "cuda/sm90/ptx.cuh"
 #include "cuda/sm90/tiles.cuh"
 #include "cuda/sm90/wgmma.cuh"
 #include "cuda/softmax.cuh"
+#include "cuda/store_rows.cuh"
 
 namespace bellwether::kernels::cuda::sm90 {
 
@@ -57,6 +62,13 @@ struct BwdShape {
   static constexpr int kDsBytes = kCols * kRows * 2;
   static constexpr int kOnesBytes = kRowSums ? kCols * 128 : 0;
   static constexpr int kQueries = kRowSums ? 72 : 64;  // columns of a warpgroup's dQ
+  // What a consumer thread adds to a step's dQ: see attention_bwd_rows.cuh.
+  static constexpr int kQueryThreads = 256, kQueryTiles = 1, kQueryColumns = 64;
+  static constexpr int kOutputs = kHeadDim, kSplits = 1;
+  static __device__ int QueryRow(int thread) {
+    return (kHalves == 1 ? thread / 128 * 64 : 0) + thread % 128 / 32 * 16 + thread % 32 / 4;
+  }
+  static __device__ int QueryColumn(int thread) { return kHalves == 2 ? thread / 128 * 64 : 0; }
   // dV is issued before dS is computed where registers suffice.
   static constexpr bool kEarlyValues = kHeadDim == 128;
   static constexpr int kSharedBytes =
@@ -87,7 +99,7 @@ struct BwdShared {
 };
 
 template <class S>
-__device__ __forceinline__ void BwdProduce(const BwdParams& p, const BwdMaps& maps, const BwdShared<S>& sm,
+__device__ __forceinline__ void BwdProduce(const AttentionBwdParams& p, const BwdMaps& maps, const BwdShared<S>& sm,
                                            const BwdTile& t) {
   const Sequence& seq = t.sequence;
   const TileOrigin kv = OriginOf(p.seq, seq.index, seq.k_start, seq.k_len, t.kv_head);
@@ -120,7 +132,7 @@ __device__ __forceinline__ void BwdProduce(const BwdParams& p, const BwdMaps& ma
 }
 
 template <class S>
-__device__ __forceinline__ void BwdConsume(const BwdParams& p, const BwdShared<S>& sm, const BwdTile& t,
+__device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const BwdShared<S>& sm, const BwdTile& t,
                                            int warpgroup) {
   using T = typename S::T;
   constexpr int kScores = S::kRows / 2, kPairs = S::kRows / 4;
@@ -154,6 +166,10 @@ __device__ __forceinline__ void BwdConsume(const BwdParams& p, const BwdShared<S
     WgmmaWait<0>();
     PinRegisters(s);
     int step = 0, dq_tile = 0, dq_head = 0;
+    const auto pass_turn = [&] {
+      const int thread = ThreadIndexAgain() - 128;
+      PassTurn<S>(p, t, dq_tile, dq_head, thread / 32, thread % 32);
+    };
     const auto run_step = [&](auto is_last) {
       constexpr bool kLast = decltype(is_last)::value;
       float dp[kScores], pr[kScores];
@@ -163,7 +179,7 @@ __device__ __forceinline__ void BwdConsume(const BwdParams& p, const BwdShared<S
       WgmmaFence();
       IssueInner<S>(dp, v_rows, d_o_tiles + at.stage * (S::kQBytes / 16));
       WgmmaCommit();
-      if (S::kGeneral && p.turns != nullptr && step > 0) PassTurn<S>(p, t, dq_tile, dq_head);
+      if (S::kGeneral && p.turns != nullptr && step > 0) pass_turn();
       // S of this step is there already; dP runs under its exponentials.
       if constexpr (S::kGeneral) {
         if (p.score.cap_scale != 0.f) {
@@ -171,26 +187,14 @@ __device__ __forceinline__ void BwdConsume(const BwdParams& p, const BwdShared<S
           for (int i = 0; i < kScores; ++i) s[i] = Tanh(s[i] * p.score.cap_scale);
         }
       }
-      MaskTransposed<S>(s, p.seq, t, m * S::kRows);
+      if (NeedsMask<S::kGeneral>(p.seq, t.sequence, t.key, S::kCols, m * S::kRows, S::kRows)) {
+        const int thread = ThreadIndexAgain() - 128;
+        MaskTransposed<S::kGeneral>(s, p.seq, t.sequence, t.key + thread / 32 * 16 + thread % 32 / 4,
+                                    m * S::kRows + thread % 4 * 2);
+      }
       const uint32_t lse = sm.lse + at.stage * S::kRowBytes + first_column * 4;
       [[maybe_unused]] const uint32_t inverse = sm.inverse + at.stage * S::kRowBytes + first_column * 4;
-#pragma unroll
-      for (int i = 0; i < kScores; i += 4) {
-        const float2 l = LoadShared2(lse + i * 8);
-        pr[i] = Exp2(fmaf(s[i], p.score.scale_log2, -l.x));
-        pr[i + 1] = Exp2(fmaf(s[i + 1], p.score.scale_log2, -l.y));
-        pr[i + 2] = Exp2(fmaf(s[i + 2], p.score.scale_log2, -l.x));
-        pr[i + 3] = Exp2(fmaf(s[i + 3], p.score.scale_log2, -l.y));
-        if constexpr (S::kRounded) {
-          const float2 v = LoadShared2(inverse + i * 8);
-          const float2 low = UnpackPair<T>(PackPair<T>(pr[i], pr[i + 1]));
-          const float2 high = UnpackPair<T>(PackPair<T>(pr[i + 2], pr[i + 3]));
-          pr[i] = low.x * v.x;
-          pr[i + 1] = low.y * v.y;
-          pr[i + 2] = high.x * v.x;
-          pr[i + 3] = high.y * v.y;
-        }
-      }
+      ToProbabilities<T, S::kRounded>(s, pr, p.score.scale_log2, lse, inverse);
       const uint64_t d_o_tile = d_o_tiles + at.stage * (S::kQBytes / 16);
       if constexpr (S::kEarlyValues) {
 #pragma unroll
@@ -208,7 +212,7 @@ __device__ __forceinline__ void BwdConsume(const BwdParams& p, const BwdShared<S
       const uint32_t delta = sm.delta + at.stage * S::kRowBytes + first_column * 4;
       if constexpr (S::kGeneral) {
         if (p.score.cap_scale != 0.f) {
-          ApplyCapDerivative<S>(dp, pr, p.score.scale_log2, lse, delta, inverse);
+          ApplyCapDerivative<S::kRounded>(dp, pr, p.score.scale_log2, lse, delta, inverse);
         }
       }
 #pragma unroll
@@ -290,7 +294,7 @@ __device__ __forceinline__ void BwdConsume(const BwdParams& p, const BwdShared<S
     for (; step + 1 < steps; ++step) run_step(std::false_type{});
     run_step(std::true_type{});
     PinRegisters(dk);
-    if (S::kGeneral && p.turns != nullptr) PassTurn<S>(p, t, dq_tile, dq_head);
+    if (S::kGeneral && p.turns != nullptr) pass_turn();
   }
 
   const Sequence& seq = t.sequence;
@@ -315,11 +319,11 @@ __device__ __forceinline__ void BwdConsume(const BwdParams& p, const BwdShared<S
 // Grid: kv_heads * key_tiles.  Block: S::kThreads.
 template <class S>
 __global__ void __launch_bounds__(S::kThreads, 1)
-    AttentionBwdKernel(const __grid_constant__ BwdParams p, const __grid_constant__ BwdMaps maps) {
+    AttentionBwdKernel(const __grid_constant__ AttentionBwdParams p, const __grid_constant__ BwdMaps maps) {
   extern __shared__ char raw[];
   const BwdShared<S> sm(raw);
   BwdTile t;
-  if (!LocateBwdTile<S>(p, &t)) return;
+  if (!LocateBwdTile<S>(p, blockIdx.x, &t)) return;
   if (threadIdx.x == 0) {
     BarrierInit(sm.kv_full, 1);
     for (int i = 0; i < S::kStages; ++i) {
@@ -350,20 +354,15 @@ __global__ void __launch_bounds__(S::kThreads, 1)
 }
 
 template <class S>
-Status LaunchAttentionBwd(const BwdParams& p, const BwdMaps& maps, cudaStream_t stream) {
+Status LaunchAttentionBwd(const AttentionBwdParams& p, const BwdMaps& maps, cudaStream_t stream) {
   const auto kernel = AttentionBwdKernel<S>;
   if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes) != cudaSuccess) {
     return Status::kDeviceError;
   }
-  const bool packed = p.seq.q_starts != nullptr;
-  const unsigned heads = p.seq.heads, batch = packed ? 1 : p.seq.batch;
-  // Of the shape these kernels read only what all shapes of a head dim share.
+  // Of the shape the other kernels read only what all shapes of a head dim share.
   using Rows = BwdShape<typename S::T, S::kHeadDim, false, false, false>;
-  PrepareBwdKernel<Rows><<<dim3(p.rows_per_head / (256 / (S::kHeadDim / 8)), heads, batch), 256, 0, stream>>>(p);
-  if (p.center) LaunchKeyMean<typename S::T>(p, p.k, p.k_stride, stream);
-  kernel<<<p.seq.kv_heads * p.key_tiles, S::kThreads, S::kSharedBytes, stream>>>(p, maps);
-  FinishBwdKernel<Rows><<<dim3(p.rows_per_head / S::kRows, heads, batch), 256, 0, stream>>>(p);
-  if (p.center) LaunchSubtractMean<typename S::T>(p, p.dk, p.dk_stride, stream);
+  LaunchBwdAround<Rows>(
+      p, stream, [&] { kernel<<<p.seq.kv_heads * p.key_tiles, S::kThreads, S::kSharedBytes, stream>>>(p, maps); });
   return cudaGetLastError() == cudaSuccess ? Status::kOk : Status::kDeviceError;
 }
 

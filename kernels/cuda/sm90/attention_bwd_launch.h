@@ -3,17 +3,26 @@
 #ifndef BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_BWD_LAUNCH_H_
 #define BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_BWD_LAUNCH_H_
 
+#include <cuda.h>
+#include <cuda_runtime.h>
+
 #include "bellwether/kernels/attention.h"
-#include "cuda/sm90/attention_bwd_params.h"
+#include "cuda/attention_params.h"
 
 namespace bellwether::kernels::cuda::sm90 {
 
-struct BwdLauncher {
-  int rows = 0;  // queries a step: the boxes of the tensor maps of Q and dO
-  Status (*launch)(const BwdParams&, const BwdMaps&, cudaStream_t) = nullptr;
+inline constexpr int kBwdKeys = 128;  // of a CTA
+
+struct BwdMaps {
+  CUtensorMap q, k, v, d_o;
 };
 
-// launch is null if the shape is not built.
+struct BwdLauncher {
+  int rows = 0;  // queries a step: the boxes of the tensor maps of Q and dO
+  Status (*launch)(const AttentionBwdParams&, const BwdMaps&, cudaStream_t) = nullptr;
+};
+
+// Head dims up to 128.
 BwdLauncher FindBwdLauncher(const AttentionBackwardParams& params);
 
 // One per source file attention_bwd_<type>_hd<head_dim>.cu, for head dims up to it.

@@ -2,9 +2,9 @@
 
 #include <cuda_runtime.h>
 
+#include "cuda/attention_convert.h"
 #include "cuda/sm90/attention.h"
 #include "cuda/sm90/attention_fwd_launch.h"
-#include "cuda/sm90/convert.h"
 #include "cuda/sm90/tensor_map.h"
 #include "error.h"
 
@@ -14,51 +14,11 @@ namespace {
 // K and V of the heads that run together stay in L2 (50 MB), with room for Q, O.
 constexpr int64_t kSectionBytes = int64_t{32} << 20;
 
-FwdParams ToFwdParams(const AttentionForwardParams& a) {
-  FwdParams p = {};
-  p.seq = ToSequenceParams(a);
-  p.score = ToScoreParams(a);
-  p.paper = ToPaperShift(a);
-  p.o = const_cast<void*>(a.o.data);
-  p.o_lo = const_cast<void*>(a.o_lo.data);
-  p.lse = a.lse;
-  p.anchor = a.anchor;
-  p.rounded_sum = a.rounded_sum;
-  p.o_stride = ToStrides(a, a.o);
-  p.o_lo_stride = ToStrides(a, a.o_lo);
-  p.lse_batch_stride = IsPacked(a) ? 0 : a.lse_batch_stride;
-  p.lse_head_stride = a.lse_head_stride;
-  p.stats = a.stats;
-  p.stat_stride = a.stat_stride;
-  p.seed = a.seed;
-  return p;
-}
-
 }  // namespace
 
-Status GetMultiprocessors(int* count) {
-  int device = 0, major = 0;
-  if (cudaGetDevice(&device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
-      cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
-    return Fail(Status::kUnavailable, "no CUDA device can be used");
-  }
-  if (major != 9) {
-    return Fail(Status::kUnsupported, "the GPU has compute capability %d.x, but 9.0 is built", major);
-  }
-  return Status::kOk;
-}
-
-Status AttentionForward(const AttentionForwardParams& a, void* stream_handle) {
+Status AttentionForward(const AttentionForwardParams& a, int multiprocessors, void* stream_handle) {
   const auto stream = static_cast<cudaStream_t>(stream_handle);
-  int multiprocessors = 0;
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(GetMultiprocessors(&multiprocessors));
   const FwdLauncher launcher = FindFwdLauncher(a);
-  if (launcher.launch == nullptr) {
-    return Fail(Status::kUnsupported, "head_dim is %lld, but only up to 128 is built",
-                static_cast<long long>(a.head_dim));
-  }
-
   const int64_t row_tiles = CountTiles(a, a.q_len, launcher.rows);
   // The kernel's tile arithmetic is 32-bit.
   constexpr int64_t kMax = 1 << 30;
@@ -72,7 +32,7 @@ Status AttentionForward(const AttentionForwardParams& a, void* stream_handle) {
   BELLWETHER_KERNELS_RETURN_IF_ERROR(EncodeTensorMap("k", a.k, kv, a.dtype, launcher.cols, &maps.k));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(EncodeTensorMap("v", a.v, kv, a.dtype, launcher.cols, &maps.v));
 
-  FwdParams p = ToFwdParams(a);
+  FwdParams p = {ToFwdParams(a), nullptr, 0};
   p.counter = static_cast<int*>(a.workspace);
   p.tiles = static_cast<int>(a.heads * row_tiles);
   p.section_keys = static_cast<int>(kSectionBytes / (4 * a.head_dim));

@@ -20,9 +20,12 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
-#include "cuda/sm90/attention_fwd_outputs.cuh"
+#include "bellwether/kernels/status.h"
+#include "cuda/attention_fwd_outputs.cuh"
+#include "cuda/attention_fwd_tiles.cuh"
+#include "cuda/attention_masks.cuh"
+#include "cuda/registers.cuh"
 #include "cuda/sm90/attention_fwd_params.h"
-#include "cuda/sm90/attention_fwd_tiles.cuh"
 #include "cuda/sm90/ptx.cuh"
 #include "cuda/sm90/tiles.cuh"
 #include "cuda/sm90/wgmma.cuh"
@@ -181,27 +184,6 @@ __device__ __forceinline__ void IssueValues(float (&o)[S::kOutputs / 2], const u
   for (int i = S::kCols / 16 - 1; i >= 0; --i) {
     Wgmma<typename S::T, S::kOutputs, false, true>::Rs(o, p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3],
                                                        v + i * 128, 1);
-  }
-}
-
-// Sets scores of keys beyond each row's last allowed key to -inf; `last` counts
-// from this thread's first column.
-template <int kCount>
-__device__ __forceinline__ void MaskAfter(float (&s)[kCount], int last0, int last1) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    const int column = i / 4 * 8 + i % 2;
-    if (column > (i % 4 < 2 ? last0 : last1)) s[i] = -INFINITY;
-  }
-}
-
-// The same of keys before each row's first.
-template <int kCount>
-__device__ __forceinline__ void MaskBefore(float (&s)[kCount], int first0, int first1) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    const int column = i / 4 * 8 + i % 2;
-    if (column < (i % 4 < 2 ? first0 : first1)) s[i] = -INFINITY;
   }
 }
 

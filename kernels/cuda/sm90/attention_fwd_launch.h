@@ -13,7 +13,7 @@ struct FwdLauncher {
   Status (*launch)(const FwdParams&, const FwdMaps&, int multiprocessors, cudaStream_t) = nullptr;
 };
 
-// launch is null if the shape is not built.
+// Head dims up to 128.
 FwdLauncher FindFwdLauncher(const AttentionForwardParams& params);
 
 // One per source file attention_fwd_<type>_hd<head_dim>.cu, for head dims up to it.

@@ -4,17 +4,14 @@
 #define BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_FWD_PARAMS_H_
 
 #include <cuda.h>
-#include <cuda_runtime.h>
 
-#include "bellwether/kernels/status.h"
 #include "cuda/attention_params.h"
 
 namespace bellwether::kernels::cuda::sm90 {
 
 struct FwdParams : AttentionFwdParams {
-  int* counter;      // zeroed; null = tiles are taken round robin
-  int tiles;         // numbers of tiles, some of them empty if packed
-  int section_keys;  // keys of the (batch, head) pairs that run together, for L2
+  int* counter;  // zeroed; null = tiles are taken round robin
+  int tiles;     // numbers of tiles, some of them empty if packed
 };
 
 // Tensor maps as tensor_map.h makes them: boxes of 64 columns, kRows or kCols

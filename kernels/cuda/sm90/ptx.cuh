@@ -2,7 +2,7 @@
 // bulk tensor copies, register reallocation, named barriers.
 //
 // Every wrapper is one instruction (a wait is a loop around one).  Shared
-// memory addresses are 32-bit, as the instructions take them: SharedAddress().
+// memory addresses are memory.cuh's.
 
 #ifndef BELLWETHER_KERNELS_CUDA_SM90_PTX_CUH_
 #define BELLWETHER_KERNELS_CUDA_SM90_PTX_CUH_
@@ -11,11 +11,9 @@
 
 #include <cstdint>
 
-namespace bellwether::kernels::cuda::sm90 {
+#include "cuda/memory.cuh"
 
-__device__ __forceinline__ uint32_t SharedAddress(const void* p) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
-}
+namespace bellwether::kernels::cuda::sm90 {
 
 // ---- mbarriers: a phase ends when `count` arrivals and all expected bytes are in.
 
@@ -101,50 +99,13 @@ __device__ __forceinline__ void StoreShared4(uint32_t address, uint32_t word) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(word) : "memory");
 }
 
-__device__ __forceinline__ void StoreShared(uint32_t address, int word) {
-  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(word) : "memory");
-}
-
 __device__ __forceinline__ int LoadShared(uint32_t address) {
   int word;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
   return word;
 }
 
-__device__ __forceinline__ float2 LoadShared2(uint32_t address) {
-  float2 v;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
-  return v;
-}
-
-// Adds 16 bytes to global memory; the order of such additions is not fixed.
-__device__ __forceinline__ void ReduceAdd4(float* p, float a, float b, float c, float d) {
-  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(a), "f"(b), "f"(c), "f"(d)
-               : "memory");
-}
-
-__device__ __forceinline__ void ReduceAdd(float* p, float a) {
-  asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(p), "f"(a) : "memory");
-}
-
-__device__ __forceinline__ void ReduceAddRelease(int* p, int a) {
-  asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(p), "r"(a) : "memory");
-}
-
-__device__ __forceinline__ int LoadAcquire(const int* p) {
-  int value;
-  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
-  return value;
-}
-
 // ---- registers
-
-// threadIdx.x, read anew: what is computed from it need not stay in registers.
-__device__ __forceinline__ int ThreadIndexAgain() {
-  int index;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
-  return index;
-}
 
 template <int kRegisters>
 __device__ __forceinline__ void RegistersShrink() {

@@ -14,7 +14,7 @@
 
 #include <cstdint>
 
-#include "bellwether/kernels/device.h"
+#include "bellwether/kernels/attention.h"
 #include "bellwether/kernels/status.h"
 
 namespace bellwether::kernels::cuda::sm90 {
@@ -23,6 +23,14 @@ struct TensorMapShape {
   int64_t channels, tokens, heads, batch;  // packed: all tokens, batch ignored
   bool packed;
 };
+
+inline TensorMapShape QueryShape(const AttentionForwardParams& a) {
+  return {a.head_dim, a.q_len, a.heads, a.batch, a.cu_seqlens_q != nullptr};
+}
+
+inline TensorMapShape KeyShape(const AttentionForwardParams& a) {
+  return {a.head_dim, a.k_len, a.kv_heads, a.batch, a.cu_seqlens_q != nullptr};
+}
 
 // A box is 64 channels of `box_tokens` tokens, swizzled by 128 bytes; what lies
 // outside reads as 0.  Needs no link to libcuda: the driver's entry point is

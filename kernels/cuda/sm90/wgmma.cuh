@@ -26,27 +26,11 @@
 
 namespace bellwether::kernels::cuda::sm90 {
 
-__device__ __forceinline__ void WgmmaFence() {
-  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void WgmmaCommit() {
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
+__device__ __forceinline__ void WgmmaFence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void WgmmaCommit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int kPending>
 __device__ __forceinline__ void WgmmaWait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
-}
-
-// Keeps the compiler from moving work on these registers across this point.
-template <int kCount>
-__device__ __forceinline__ void PinRegisters(float (&r)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(r[i])::"memory");
-}
-template <int kCount>
-__device__ __forceinline__ void PinRegisters(uint32_t (&r)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(r[i])::"memory");
 }
 
 // Descriptor of an operand tile.  `stride_bytes` is from 8 rows to the next 8;
@@ -56,8 +40,8 @@ __device__ __forceinline__ void PinRegisters(uint32_t (&r)[kCount]) {
 __device__ __forceinline__ uint64_t TileDescriptor(uint32_t shared_address, uint32_t leading_bytes,
                                                    uint32_t stride_bytes) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
-  return kSwizzle128 | (uint64_t{(shared_address & 0x3ffff) >> 4}) |
-         (uint64_t{leading_bytes >> 4} << 16) | (uint64_t{stride_bytes >> 4} << 32);
+  return kSwizzle128 | (uint64_t{(shared_address & 0x3ffff) >> 4}) | (uint64_t{leading_bytes >> 4} << 16) |
+         (uint64_t{stride_bytes >> 4} << 32);
 }
 
 // Ss: A and B in shared memory.  Rs: A in registers.  `accumulate` 0 overwrites

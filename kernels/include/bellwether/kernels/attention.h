@@ -93,9 +93,10 @@ size_t AttentionForwardWorkspaceBytes(const AttentionForwardParams& params);
 // kCuda enqueues on device.stream and returns; allocates nothing, never
 // synchronizes.  A row without any allowed key gets O = 0 and O_lo = 0.
 //
-// kUnsupported on kCuda: a GPU of another compute capability than 9.0, dtype
-// float32, head_dim above 128 or no multiple of 8 (65..127 cost as 128), modes
-// kHpNolt and kLt, stats in mode kSr, a base that is not 16-byte aligned, a stride
+// kUnsupported on kCuda: a GPU below compute capability 8.0, dtype float32, head_dim
+// above 256 or no multiple of 8 (it costs as the next of 64, 96, 128, 256; on Hopper
+// 65..96 costs as 128, too, and above 128 the portable kernels serve), modes kHpNolt
+// and kLt, stats in mode kSr, a base that is not 16-byte aligned, a stride
 // of q, k, v, o or o_lo that is not a multiple of 8 elements, more than 2^29 tokens
 // or 65535 heads.  kInvalidArgument: a bound above is violated.  In both nothing
 // was written.  kDeviceError: the launch failed.  Any thread; calls that write the

@@ -1,16 +1,17 @@
-// attention_fwd_outputs.cuh: what a warpgroup of the forward writes of a finished
-// tile: O, O_lo, L, the row sums and the statistics.
+// attention_fwd_outputs.cuh: what the forward writes of a finished tile: O, O_lo,
+// L, the row sums and the statistics.  By warps, which hold 16 rows each.
 
-#ifndef BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_FWD_OUTPUTS_CUH_
-#define BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_FWD_OUTPUTS_CUH_
+#ifndef BELLWETHER_KERNELS_CUDA_ATTENTION_FWD_OUTPUTS_CUH_
+#define BELLWETHER_KERNELS_CUDA_ATTENTION_FWD_OUTPUTS_CUH_
 
 #include "bellwether/kernels/probe.h"
-#include "cuda/sm90/attention_fwd_tiles.cuh"
-#include "cuda/sm90/tiles.cuh"
-#include "cuda/sm90/wgmma.cuh"
+#include "cuda/attention_params.h"
+#include "cuda/registers.cuh"
+#include "cuda/sequences.cuh"
 #include "cuda/softmax.cuh"
+#include "cuda/store_rows.cuh"
 
-namespace bellwether::kernels::cuda::sm90 {
+namespace bellwether::kernels::cuda {
 
 // Max of floats of any sign that are no NaN, through the order of integers.
 __device__ __forceinline__ void AtomicMaxFloat(float* address, float x) {
@@ -92,7 +93,7 @@ __device__ __forceinline__ void WriteFwdOutputs(const AttentionFwdParams& p, con
     return static_cast<uint16_t*>(base) + seq.index * stride.batch + head * stride.head +
            (seq.q_start + at) * stride.token;
   };
-  constexpr int kStored = (S::kHeadDim + 31) / 32 * 32;  // StoreRows' unit
+  constexpr int kStored = kStoredColumns<S::kHeadDim>;
   uint32_t words[kStored / 4] = {};
   if constexpr (S::kMode != SoftmaxMode::kSr) {
 #pragma unroll
@@ -126,6 +127,6 @@ __device__ __forceinline__ void WriteFwdOutputs(const AttentionFwdParams& p, con
   }
 }
 
-}  // namespace bellwether::kernels::cuda::sm90
+}  // namespace bellwether::kernels::cuda
 
-#endif  // BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_FWD_OUTPUTS_CUH_
+#endif  // BELLWETHER_KERNELS_CUDA_ATTENTION_FWD_OUTPUTS_CUH_

@@ -1,12 +1,11 @@
 // attention_fwd_tiles.cuh: which query rows a tile has and which keys it needs.
 
-#ifndef BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_FWD_TILES_CUH_
-#define BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_FWD_TILES_CUH_
+#ifndef BELLWETHER_KERNELS_CUDA_ATTENTION_FWD_TILES_CUH_
+#define BELLWETHER_KERNELS_CUDA_ATTENTION_FWD_TILES_CUH_
 
 #include "cuda/sequences.cuh"
-#include "cuda/sm90/attention_fwd_params.h"
 
-namespace bellwether::kernels::cuda::sm90 {
+namespace bellwether::kernels::cuda {
 
 // The key tiles [begin, end) are needed, from the last to the first; those in
 // [left, right) need no mask.  begin = end: no row sees any key.
@@ -21,7 +20,7 @@ inline constexpr int kNoTile = -1;
 // Returns false if nothing has this number.  Of a sequence's tiles the longest
 // come first (causal), with the heads innermost whose keys fit L2 together.
 template <class S>
-__device__ __forceinline__ bool LocateTile(const FwdParams& p, int tile, FwdTile* t) {
+__device__ __forceinline__ bool LocateTile(const AttentionFwdParams& p, int tile, FwdTile* t) {
   const SequenceParams& q = p.seq;
   int pairs = q.heads;
   if (S::kGeneral && q.q_starts != nullptr) {
@@ -56,6 +55,6 @@ __device__ __forceinline__ bool LocateTile(const FwdParams& p, int tile, FwdTile
   return true;
 }
 
-}  // namespace bellwether::kernels::cuda::sm90
+}  // namespace bellwether::kernels::cuda
 
-#endif  // BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_FWD_TILES_CUH_
+#endif  // BELLWETHER_KERNELS_CUDA_ATTENTION_FWD_TILES_CUH_

@@ -1,16 +1,15 @@
 // attention_bwd_tiles.cuh: which keys a CTA of the backward has, which queries it
 // needs, and where rows lie in the workspace.
 
-#ifndef BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_BWD_TILES_CUH_
-#define BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_BWD_TILES_CUH_
+#ifndef BELLWETHER_KERNELS_CUDA_ATTENTION_BWD_TILES_CUH_
+#define BELLWETHER_KERNELS_CUDA_ATTENTION_BWD_TILES_CUH_
 
 #include "cuda/sequences.cuh"
-#include "cuda/sm90/attention_bwd_params.h"
 
-namespace bellwether::kernels::cuda::sm90 {
+namespace bellwether::kernels::cuda {
 
 // The padded row of row 0.
-__device__ __forceinline__ int64_t RowBase(const BwdParams& p, const Sequence& s, int head) {
+__device__ __forceinline__ int64_t RowBase(const AttentionBwdParams& p, const Sequence& s, int head) {
   const int64_t base = head * p.rows_per_head + s.index * p.rows_per_sequence;
   if (p.seq.q_starts == nullptr) return base;
   return base + int64_t{FirstTile(p.seq.q_starts, s.index, kBwdRowPadding)} * kBwdRowPadding;
@@ -34,12 +33,12 @@ struct BwdTile {
   int key, kv_head, first_tile, end_tile;
 };
 
-// Returns false if this CTA has nothing to do.
+// Returns false if nothing has this number.
 template <class S>
-__device__ __forceinline__ bool LocateBwdTile(const BwdParams& p, BwdTile* t) {
+__device__ __forceinline__ bool LocateBwdTile(const AttentionBwdParams& p, int tile, BwdTile* t) {
   constexpr int kSectionPairsMin = 4;  // fewer, and the last long tiles run alone
   const SequenceParams& q = p.seq;
-  int tile = blockIdx.x, pairs = q.kv_heads;
+  int pairs = q.kv_heads;
   if (S::kGeneral && q.q_starts != nullptr) {
     t->sequence = PackedSequence(q, q.k_starts, S::kCols, tile / q.kv_heads);
     tile -= FirstTile(q.k_starts, t->sequence.index, S::kCols) * q.kv_heads;
@@ -79,6 +78,6 @@ __device__ __forceinline__ int LastKeyTile(const SequenceParams& p, const Sequen
   return LastKey(p, s, (m + 1) * S::kRows - 1) / S::kCols;
 }
 
-}  // namespace bellwether::kernels::cuda::sm90
+}  // namespace bellwether::kernels::cuda
 
-#endif  // BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_BWD_TILES_CUH_
+#endif  // BELLWETHER_KERNELS_CUDA_ATTENTION_BWD_TILES_CUH_

@@ -1,0 +1,45 @@
+// attention_bwd_turns.cuh: key tiles that add to dQ in a fixed order.
+//
+// A tile waits until the tiles of later keys have added theirs.  Each warp counts
+// for itself: its part of a step's dQ is the same in every tile.
+
+#ifndef BELLWETHER_KERNELS_CUDA_ATTENTION_BWD_TURNS_CUH_
+#define BELLWETHER_KERNELS_CUDA_ATTENTION_BWD_TURNS_CUH_
+
+#include "cuda/attention_bwd_tiles.cuh"
+#include "cuda/memory.cuh"
+
+namespace bellwether::kernels::cuda {
+
+// The count of the key tiles whose dQ this warp has added to query tile m.
+template <class S>
+__device__ __forceinline__ int* TurnOf(const AttentionBwdParams& p, const BwdTile& t, int m, int head, int warp) {
+  const int64_t row = RowBase(p, t.sequence, head) + m * S::kRows;
+  return p.turns + row / S::kRows * kTurnsOfStep + warp;
+}
+
+template <class S>
+__device__ __forceinline__ void AwaitTurn(const AttentionBwdParams& p, const BwdTile& t, int m, int head, int warp,
+                                          int lane) {
+  const int mine = LastKeyTile<S>(p.seq, t.sequence, m) - t.key / S::kCols;
+  if (lane == 0) {
+    const int* const turn = TurnOf<S>(p, t, m, head, warp);
+    while (LoadAcquire(turn) != mine) {
+    }
+  }
+  __syncwarp();
+}
+
+// The next key tile may add its dQ.  Called a step after the additions, so that
+// the fence finds them done.
+template <class S>
+__device__ __forceinline__ void PassTurn(const AttentionBwdParams& p, const BwdTile& t, int m, int head, int warp,
+                                         int lane) {
+  __threadfence();
+  __syncwarp();
+  if (lane == 0) ReduceAddRelease(TurnOf<S>(p, t, m, head, warp), 1);
+}
+
+}  // namespace bellwether::kernels::cuda
+
+#endif  // BELLWETHER_KERNELS_CUDA_ATTENTION_BWD_TURNS_CUH_

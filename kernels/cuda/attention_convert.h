@@ -1,0 +1,106 @@
+// attention_convert.h: the public parameters of attention as the kernels take them.
+
+#ifndef BELLWETHER_KERNELS_CUDA_ATTENTION_CONVERT_H_
+#define BELLWETHER_KERNELS_CUDA_ATTENTION_CONVERT_H_
+
+#include <algorithm>
+
+#include "bellwether/kernels/attention.h"
+#include "cuda/attention_params.h"
+
+namespace bellwether::kernels::cuda {
+
+inline bool IsPacked(const AttentionForwardParams& a) { return a.cu_seqlens_q != nullptr; }
+
+inline Strides ToStrides(const AttentionForwardParams& a, const Tensor4& t) {
+  return {IsPacked(a) ? 0 : t.batch_stride, t.head_stride, t.token_stride};
+}
+
+// Numbers of tiles of `unit` tokens of all sequences, as sequences.cuh numbers them.
+inline int64_t CountTiles(const AttentionForwardParams& a, int64_t tokens, int64_t unit) {
+  return IsPacked(a) ? tokens / unit + a.sequences : a.batch * ((tokens + unit - 1) / unit);
+}
+
+inline SequenceParams ToSequenceParams(const AttentionForwardParams& a) {
+  SequenceParams p = {};
+  p.q_starts = a.cu_seqlens_q;
+  p.k_starts = a.cu_seqlens_k;
+  p.batch = static_cast<int>(IsPacked(a) ? a.sequences : a.batch);
+  p.heads = static_cast<int>(a.heads);
+  p.kv_heads = static_cast<int>(a.kv_heads);
+  p.group = static_cast<int>(a.heads / a.kv_heads);
+  p.q_len = static_cast<int>(a.q_len);
+  p.k_len = static_cast<int>(a.k_len);
+  p.head_dim = static_cast<int>(a.head_dim);
+  p.window = std::min(a.window, 1 << 30);  // row + k_len - window stays an int
+  p.causal = a.causal;
+  return p;
+}
+
+inline ScoreParams ToScoreParams(const AttentionForwardParams& a) {
+  if (a.softcap == 0) return {a.scale * kLog2E, 0.f, a.scale};
+  return {a.softcap * kLog2E, a.scale / a.softcap, a.softcap};
+}
+
+inline PaperShift ToPaperShift(const AttentionForwardParams& a) {
+  const double max = a.dtype == DType::kBFloat16 ? kPaperShiftMaxBFloat16 : kPaperShiftMaxFloat16;
+  return {a.paper_beta, a.paper_eps * kLog2E, static_cast<float>(kPaperShiftMin), static_cast<float>(max)};
+}
+
+// All but what a path adds itself.
+inline AttentionFwdParams ToFwdParams(const AttentionForwardParams& a) {
+  AttentionFwdParams p = {};
+  p.seq = ToSequenceParams(a);
+  p.score = ToScoreParams(a);
+  p.paper = ToPaperShift(a);
+  p.o = const_cast<void*>(a.o.data);
+  p.o_lo = const_cast<void*>(a.o_lo.data);
+  p.lse = a.lse;
+  p.anchor = a.anchor;
+  p.rounded_sum = a.rounded_sum;
+  p.o_stride = ToStrides(a, a.o);
+  p.o_lo_stride = ToStrides(a, a.o_lo);
+  p.lse_batch_stride = IsPacked(a) ? 0 : a.lse_batch_stride;
+  p.lse_head_stride = a.lse_head_stride;
+  p.stats = a.stats;
+  p.stat_stride = a.stat_stride;
+  p.seed = a.seed;
+  return p;
+}
+
+// All but the workspace and what a path adds itself.
+inline AttentionBwdParams ToBwdParams(const AttentionBackwardParams& b) {
+  const AttentionForwardParams& a = b.forward;
+  AttentionBwdParams p = {};
+  p.seq = ToSequenceParams(a);
+  p.score = ToScoreParams(a);
+  p.o = a.o.data;
+  p.o_lo = a.o_lo.data;
+  p.d_o = b.d_o.data;
+  p.lse = a.lse;
+  p.anchor = a.anchor;
+  p.rounded_sum = a.rounded_sum;
+  p.k = a.k.data;
+  p.dq = const_cast<void*>(b.dq.data);
+  p.dk = const_cast<void*>(b.dk.data);
+  p.dv = const_cast<void*>(b.dv.data);
+  p.k_stride = ToStrides(a, a.k);
+  p.o_stride = ToStrides(a, a.o);
+  p.o_lo_stride = ToStrides(a, a.o_lo);
+  p.d_o_stride = ToStrides(a, b.d_o);
+  p.dq_stride = ToStrides(a, b.dq);
+  p.dk_stride = ToStrides(a, b.dk);
+  p.dv_stride = ToStrides(a, b.dv);
+  p.lse_batch_stride = IsPacked(a) ? 0 : a.lse_batch_stride;
+  p.lse_head_stride = a.lse_head_stride;
+  p.stats = a.stats;
+  p.stat_stride = a.stat_stride;
+  p.scale = a.scale;
+  p.rounded = a.mode == AttentionMode::kHpm;
+  p.center = b.center;
+  return p;
+}
+
+}  // namespace bellwether::kernels::cuda
+
+#endif  // BELLWETHER_KERNELS_CUDA_ATTENTION_CONVERT_H_

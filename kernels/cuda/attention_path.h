@@ -1,0 +1,31 @@
+// attention_path.h: which kernels serve a call.
+//
+// sm90 are Hopper's own and serve compute capability 9.0 up to head_dim 128; sm80
+// run on 8.0 and later and serve what else there is, up to head_dim 256.  The
+// environment variable BELLWETHER_ATTENTION_PATH, sm80 or sm90, forces one of them
+// for tests and benchmarks; it is read at every call.
+
+#ifndef BELLWETHER_KERNELS_CUDA_ATTENTION_PATH_H_
+#define BELLWETHER_KERNELS_CUDA_ATTENTION_PATH_H_
+
+#include <cstdint>
+
+#include "bellwether/kernels/status.h"
+
+namespace bellwether::kernels::cuda {
+
+enum class AttentionPath { kSm80, kSm90 };
+
+struct AttentionGpu {
+  AttentionPath path;
+  int multiprocessors;
+  int shared_bytes_max;  // of a block
+};
+
+// kUnavailable without a usable GPU; kUnsupported if it, or the path that is forced,
+// does not serve this head_dim; kInvalidArgument for another value of the variable.
+Status ChooseAttentionPath(int64_t head_dim, AttentionGpu* gpu);
+
+}  // namespace bellwether::kernels::cuda
+
+#endif  // BELLWETHER_KERNELS_CUDA_ATTENTION_PATH_H_

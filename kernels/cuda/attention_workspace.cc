@@ -1,0 +1,64 @@
+#include "cuda/attention_workspace.h"
+
+#include "cuda/attention_convert.h"
+
+namespace bellwether::kernels::cuda {
+namespace {
+
+// At least what any path pads a row of dQ to.
+int64_t PaddedDim(const AttentionForwardParams& a) { return a.head_dim <= 64 ? 64 : a.head_dim <= 128 ? 128 : 256; }
+
+// Rows of the shortest step of any path.
+int64_t StepRows(const AttentionForwardParams& a) { return a.head_dim <= 128 ? 64 : 16; }
+
+// Sizes of the arrays, in elements of 4 bytes; each a multiple of 16 bytes.
+struct WorkspaceLayout {
+  int64_t rows_per_head, rows;  // padded; of one head (and sequence), of all
+  int64_t chunks;               // of keys, of one kv head
+  int64_t dq_sum, turns, key_sums, key_mean;
+
+  explicit WorkspaceLayout(const AttentionForwardParams& a) {
+    const int64_t sequences = IsPacked(a) ? a.sequences : a.batch;
+    rows_per_head = IsPacked(a) ? CountTiles(a, a.q_len, kBwdRowPadding) * kBwdRowPadding
+                                : (a.q_len + kBwdRowPadding - 1) / kBwdRowPadding * kBwdRowPadding;
+    rows = rows_per_head * a.heads * (IsPacked(a) ? 1 : a.batch);
+    chunks = CountTiles(a, a.k_len, kMeanKeys);
+    dq_sum = rows * PaddedDim(a);
+    turns = rows / StepRows(a) * kTurnsOfStep;
+    key_sums = a.kv_heads * chunks * PaddedDim(a);
+    key_mean = a.kv_heads * sequences * PaddedDim(a);
+  }
+};
+
+}  // namespace
+
+size_t BackwardWorkspaceBytes(const AttentionForwardParams& a) {
+  const WorkspaceLayout layout(a);
+  return static_cast<size_t>(layout.dq_sum + 4 * layout.rows + layout.turns + layout.key_sums + layout.key_mean) *
+         sizeof(float);
+}
+
+void PlaceWorkspace(const AttentionBackwardParams& b, AttentionBwdParams* p) {
+  const WorkspaceLayout layout(b.forward);
+  auto* at = static_cast<float*>(b.workspace);
+  const auto take = [&](int64_t count) {
+    float* const begin = at;
+    at += count;
+    return begin;
+  };
+  p->dq_sum = take(layout.dq_sum);
+  p->lse_log2 = take(layout.rows);
+  p->delta = take(layout.rows);
+  p->inverse = take(layout.rows);
+  float* const ds_sum = take(layout.rows);
+  int* const turns = reinterpret_cast<int*>(take(layout.turns));
+  p->key_sums = take(layout.key_sums);
+  p->key_mean = take(layout.key_mean);
+  p->ds_sum = b.center || b.forward.stats != nullptr ? ds_sum : nullptr;
+  p->turns = b.deterministic ? turns : nullptr;
+  p->rows_per_head = layout.rows_per_head;
+  p->rows_per_sequence = IsPacked(b.forward) ? 0 : layout.rows_per_head * b.forward.heads;
+  p->chunks = static_cast<int>(layout.chunks);
+}
+
+}  // namespace bellwether::kernels::cuda

@@ -1,0 +1,211 @@
+// Stabilized attention, forward, compute capability 8.0 and later; see
+// bellwether/kernels/attention.h and cuda/softmax.cuh for what it computes.
+//
+// Work      one CTA of four warps per tile of kRows query rows, longest first.  A
+//           warp owns kTiles tiles of 16 rows, so that what it loads of K and V
+//           serves all of them: S = Q K^T, softmax and O += P V stay in its
+//           registers.  K of the next tile of keys is copied during the whole step,
+//           V of this one during S and the softmax.
+// Memory    Q, O once; K, V once per tile of query rows, mostly from L2: tiles are
+//           ordered in sections of heads whose K and V fit it together.
+// Numerics  S, O, l, lt in fp32; P rounded to the input type; O rounded once.
+// Limits    strides multiples of 8 elements.
+
+#ifndef BELLWETHER_KERNELS_CUDA_SM80_ATTENTION_FWD_CUH_
+#define BELLWETHER_KERNELS_CUDA_SM80_ATTENTION_FWD_CUH_
+
+#include <cuda_runtime.h>
+
+#include "bellwether/kernels/status.h"
+#include "cuda/attention_fwd_outputs.cuh"
+#include "cuda/attention_fwd_tiles.cuh"
+#include "cuda/attention_masks.cuh"
+#include "cuda/memory.cuh"
+#include "cuda/registers.cuh"
+#include "cuda/sm80/attention_params.h"
+#include "cuda/sm80/products.cuh"
+#include "cuda/sm80/shared_copy.cuh"
+#include "cuda/softmax.cuh"
+
+namespace bellwether::kernels::cuda::sm80 {
+
+// kCols keys a step.  kCount: rows can be counted for the statistics.
+template <class T_, int kHeadDim_, int kTiles_, int kCols_, SoftmaxMode kMode_, bool kCount_>
+struct FwdShape {
+  using T = T_;
+  static constexpr int kHeadDim = kHeadDim_, kTiles = kTiles_, kCols = kCols_;
+  static constexpr SoftmaxMode kMode = kMode_;
+  static constexpr bool kGeneral = true, kCount = kCount_;
+  // lt is summed by the tensor cores, as a product with ones.
+  static constexpr bool kOnes = kDividesByRounded<kMode>;
+  static constexpr int kOutputs = kHeadDim + (kOnes ? 8 : 0);
+  // Of S: what is counted leaves fewer registers for operands ahead.
+  static constexpr int kUnroll = kHeadDim == 128 && kCount ? 2 : kHeadDim / 16;
+  static constexpr int kWarps = 4, kThreads = 32 * kWarps, kBlocks = 2;
+  static constexpr int kWarpRows = 16 * kTiles, kRows = kWarpRows * kWarps;
+  static constexpr int kQBytes = kRows * kHeadDim * 2, kKvBytes = kCols * kHeadDim * 2;
+  // The tile, Q, two stages of K, one of V.
+  static constexpr int kSharedBytes = SharedCopy<FwdTile>::kBytes + kQBytes + 3 * kKvBytes;
+  static_assert(kSharedBytes <= 99 * 1024, "the least that any such GPU has");
+};
+
+// Caps and masks the scores of one tile of 16 rows; `row` and `key` are this
+// thread's first.
+template <class S>
+__device__ __forceinline__ void PrepareScores(float (&s)[S::kCols / 2], const FwdParams& p, const Sequence& seq,
+                                              bool masked, int row, int key) {
+  if (p.score.cap_scale != 0.f) {
+#pragma unroll
+    for (int i = 0; i < S::kCols / 2; ++i) s[i] = Tanh(s[i] * p.score.cap_scale);
+  }
+  if (!masked) return;
+  MaskAfter(s, LastKey(p.seq, seq, row) - key, LastKey(p.seq, seq, row + 8) - key);
+  if (p.seq.window > 0) MaskBefore(s, FirstKey(p.seq, seq, row) - key, FirstKey(p.seq, seq, row + 8) - key);
+}
+
+// Copies keys of step n, of K or V.
+template <class S>
+__device__ __forceinline__ void CopyKeys(uint32_t to, const FwdParams& p, const FwdTile& t, const void* from,
+                                         const Strides& stride, int n) {
+  const Sequence& seq = t.sequence;
+  TileCopier<S::kHeadDim, S::kCols, S::kThreads>::Copy(
+      to, TokensOf(from, stride, seq.index, t.head / p.seq.group, seq.k_start), stride.token, p.seq.head_dim,
+      n * S::kCols, seq.k_len);
+}
+
+// This warp's first row of its sequence.
+template <class S>
+__device__ __forceinline__ int WarpRow(const FwdTile& t) {
+  return t.row + ThreadIndexAgain() / 32 * S::kWarpRows;
+}
+
+// Whether some of the warp's rows see some of the keys of step n.
+template <class S>
+__device__ __forceinline__ bool NeedsStep(const SequenceParams& p, const FwdTile& t, int n) {
+  const int row = WarpRow<S>(t);
+  return row < t.sequence.q_len && n * S::kCols <= LastKey(p, t.sequence, row + S::kWarpRows - 1) &&
+         (n + 1) * S::kCols > FirstKey(p, t.sequence, row);
+}
+
+// S = Q K^T of step n, capped and masked.
+template <class S>
+__device__ __forceinline__ void ComputeScores(float (&s)[S::kTiles][S::kCols / 2], const FwdParams& p,
+                                              const SharedCopy<FwdTile>& tile, uint32_t q_tile, uint32_t k_tile,
+                                              int n) {
+  const int thread = ThreadIndexAgain(), lane = thread % 32;
+  InnerProduct<typename S::T, S::kHeadDim, S::kUnroll>(
+      s, RowsReader<S::kHeadDim>(q_tile + thread / 32 * (S::kWarpRows * S::kHeadDim * 2), lane),
+      ColumnsReader<S::kHeadDim>(k_tile, lane), 0);
+  const FwdTile t = tile.Load();
+  const Sequence& seq = t.sequence;
+  const int row = WarpRow<S>(t);
+  const bool masked =
+      (n + 1) * S::kCols - 1 > LastKey(p.seq, seq, row) || n * S::kCols < FirstKey(p.seq, seq, row + S::kWarpRows - 1);
+#pragma unroll
+  for (int m = 0; m < S::kTiles; ++m) {
+    PrepareScores<S>(s[m], p, seq, masked, row + 16 * m + lane / 4, n * S::kCols + lane % 4 * 2);
+  }
+}
+
+// Grid: the tiles' numbers.  Block: S::kThreads.
+template <class S>
+__global__ void __launch_bounds__(S::kThreads, S::kBlocks) AttentionFwdKernel(const __grid_constant__ FwdParams p) {
+  using T = typename S::T;
+  constexpr int kTiles = S::kTiles;
+  extern __shared__ __align__(128) unsigned char shared[];
+  const SharedCopy<FwdTile> tile(SharedAddress(shared));
+  const uint32_t q_tile = SharedAddress(shared) + SharedCopy<FwdTile>::kBytes;
+  const uint32_t k_tiles = q_tile + S::kQBytes, v_tile = k_tiles + 2 * S::kKvBytes;
+
+  SoftmaxRows<T, S::kMode, false, S::kCount> rows[kTiles];
+  float o[kTiles][S::kOutputs / 2];
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+    for (int i = 0; i < S::kOutputs / 2; ++i) o[m][i] = 0.f;
+  }
+
+  int begin, end;
+  {
+    FwdTile t;
+    if (!LocateTile<S>(p, blockIdx.x, &t)) return;
+    begin = t.begin;
+    end = t.end;
+    if (threadIdx.x == 0) tile.Store(t);
+    if (begin < end) {
+      TileCopier<S::kHeadDim, S::kRows, S::kThreads>::Copy(
+          q_tile, TokensOf(p.q, p.q_stride, t.sequence.index, t.head, t.sequence.q_start), p.q_stride.token,
+          p.seq.head_dim, t.row, t.sequence.q_len);
+      CopyKeys<S>(k_tiles, p, t, p.k, p.k_stride, end - 1);
+    }
+    CopyCommit();
+  }
+  int stage = 0;  // of K, in bytes
+#pragma unroll 1
+  for (int n = end - 1; n >= begin; --n) {
+    CopyWait<0>();
+    __syncthreads();  // K is there, and every warp has read the V of the last step.
+    bool needed;
+    {
+      const FwdTile t = tile.Load();
+      needed = NeedsStep<S>(p.seq, t, n);
+      CopyKeys<S>(v_tile, p, t, p.v, p.v_stride, n);
+      CopyCommit();
+      if (n > begin) CopyKeys<S>(k_tiles + S::kKvBytes - stage, p, t, p.k, p.k_stride, n - 1);
+      CopyCommit();
+    }
+    uint32_t probs[kTiles][S::kCols / 4];
+    if (needed) {
+      float s[kTiles][S::kCols / 2];
+      ComputeScores<S>(s, p, tile, q_tile, k_tiles + stage, n);
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m) {
+        float rescale[2];
+        rows[m].template Tile<true>(s[m], p.score.scale_log2, p.paper, p.seq.head_dim >> 16, rescale);
+        rows[m].Probabilities(s[m], probs[m]);
+        // Rare with anchors at integers.
+        if (__any_sync(0xffffffffu, rescale[0] != 1.f || rescale[1] != 1.f)) {
+#pragma unroll
+          for (int i = 0; i < S::kOutputs / 2; ++i) o[m][i] *= rescale[i / 2 % 2];
+        }
+      }
+    }
+    CopyWait<1>();
+    __syncthreads();  // V is there.
+    if (needed) {
+      const RowsReader<S::kHeadDim> v(v_tile, ThreadIndexAgain() % 32);
+      // From the last keys to the first, like the tiles: the tensor cores cut off
+      // what is small beside the sum so far, and the first token often has most of
+      // the weight.
+#pragma unroll
+      for (int step = S::kCols / 16 - 1; step >= 0; --step) {
+        uint32_t a[kTiles][4];
+        StepOf(probs, step, a);
+        OuterStep<T, S::kHeadDim>(o, a, v, 16 * step);
+        if constexpr (S::kOnes) SumStep<T>(o, S::kHeadDim / 2, a);
+      }
+    }
+    stage = S::kKvBytes - stage;
+  }
+  __syncthreads();  // The tile is there, even if it needs no key.
+  const FwdTile t = tile.Load();
+  const int lane = ThreadIndexAgain() % 32;
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m) {
+    WriteFwdOutputs<S>(p, rows[m], o[m], WarpRow<S>(t) + 16 * m + lane / 4, t.head, t.sequence, lane);
+  }
+}
+
+template <class S>
+Status LaunchAttentionFwd(const FwdParams& p, int tiles, cudaStream_t stream) {
+  const auto kernel = AttentionFwdKernel<S>;
+  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes) != cudaSuccess) {
+    return Status::kDeviceError;
+  }
+  kernel<<<tiles, S::kThreads, S::kSharedBytes, stream>>>(p);
+  return cudaGetLastError() == cudaSuccess ? Status::kOk : Status::kDeviceError;
+}
+
+}  // namespace bellwether::kernels::cuda::sm80
+
+#endif  // BELLWETHER_KERNELS_CUDA_SM80_ATTENTION_FWD_CUH_

@@ -1,0 +1,7 @@
+#include "cuda/sm80/attention_fwd_shapes.cuh"
+
+namespace bellwether::kernels::cuda::sm80 {
+
+FwdLauncher FindFwdBf16Hd128(const AttentionForwardParams& p) { return FindFwdOf<__nv_bfloat16, 128>(p); }
+
+}  // namespace bellwether::kernels::cuda::sm80
