@@ -5,6 +5,7 @@ the L2 flushed before every launch.  What is timed is compared with cuDNN's answ
 at that size first.  tests/kernels/attention_gpu_test.py tests accuracy.
 
     python3 attention_bench.py LIBRARY [--out FILE.json] [--quick] [--variants a,b,...]
+        [--paths sm80,sm90] [--head-dims 128,64]
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import ctypes
 import dataclasses
 import functools
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -39,17 +41,25 @@ Rows = list[dict[str, object]]
 Call = Callable[[], Any]
 
 
-def shapes(quick: bool) -> list[tuple[str, int, int, int, int, int, bool]]:
-    """name, batch, heads, kv_heads, n, d, causal: 16k tokens, heads * d = 2048."""
+def shapes(quick: bool, dims: list[int]) -> list[tuple[str, int, int, int, int, int, bool]]:
+    """name, batch, heads, kv_heads, n, d, causal: 16k tokens, heads * d = 2048 (96: 2016)."""
     out = []
-    for d in (128, 64):
+    for d in dims:
         for causal in (True, False):
             for n in (4096, 16384) if quick else (1024, 2048, 4096, 8192, 16384, 32768):
                 name = f"hd{d}-{'causal' if causal else 'full'}-{n // 1024}k"
                 out.append((name, max(1, 16384 // n), 2048 // d, 2048 // d, n, d, causal))
-    if not quick:
+    if not quick and 128 in dims:
         out.append(("llama-hd128-causal-8k", 1, 64, 8, 8192, 128, True))
     return out
+
+
+def on_path(path: str, call: Callable[[], Any]) -> Call:
+    """The call with this path forced."""
+    def forced() -> Any:
+        os.environ[calls.PATH_VARIABLE] = path
+        return call()
+    return forced
 
 
 def time_interleaved(calls: dict[str, Callable[[], object]],
@@ -84,13 +94,15 @@ def measure(shape: str, which: str, flops: float, calls: dict[str, Callable[[], 
     peers = [p for p in ("cudnn", "fa2", "flex") if p in rate]
     line = f"{shape:20} {which} " + " ".join(f"{p} {rate[p]:5.0f}" for p in peers)
     rows: list[dict[str, object]] = []
-    for mode in ours:
-        low, _, high = statistics.quantiles(times[mode], n=4)
-        rows.append({"path": "sm90", "mode": mode, "shape": shape, "pass": which,
-                     "tflops": round(rate[mode], 1),
+    for key in ours:
+        path, mode = key.split(" ")
+        low, _, high = statistics.quantiles(times[key], n=4)
+        rows.append({"path": path, "mode": mode, "shape": shape, "pass": which,
+                     "tflops": round(rate[key], 1),
                      **{f"{p}_tflops": round(rate[p], 1) for p in peers},
                      "iqr": [round(tflops(high), 1), round(tflops(low), 1)]})
-        line += f" | {mode} {rate[mode]:5.0f} ({rate[mode] / rate['cudnn']:.2f}x)"
+        line += f" | {key} {rate[key]:5.0f}" + "".join(
+            f" {rate[key] / rate[p]:.2f}x {p}" for p in peers[:2])
     print(line, flush=True)
     return rows
 
@@ -130,42 +142,48 @@ def bench_shape(libs: Libraries, args: argparse.Namespace, name: str, b: int, h:
         return (lambda: call(q, k, v),
                 lambda: torch.autograd.grad(out, leaves, g, retain_graph=True))
 
-    peers = {"cudnn": peer(functools.partial(sdpa, SDPBackend.CUDNN_ATTENTION)),
-             "fa2": peer(functools.partial(sdpa, SDPBackend.FLASH_ATTENTION))}
+    peers = {"fa2": peer(functools.partial(sdpa, SDPBackend.FLASH_ATTENTION))}
+    if d <= 128:  # Of larger heads cuDNN has no backward.
+        peers = {"cudnn": peer(functools.partial(sdpa, SDPBackend.CUDNN_ATTENTION)), **peers}
     if args.flex:
         peers["flex"] = peer(flex(causal, hk != h))
-    ours = {f"{variant}{label}": Forward(lib, q, k, v,
-                                         dataclasses.replace(VARIANTS[variant], causal=causal))
-            for label, lib in libs.items() for variant in args.variants.split(",")}
-    answer = peers["cudnn"][0]().float()
-    for variant, op in ours.items():
-        off = (op.run().float() - answer).abs().max().item()
+    ops = {f"{path} {variant}{label}": Forward(lib, q, k, v,
+                                               dataclasses.replace(VARIANTS[variant], causal=causal))
+           for path in args.paths.split(",") if d <= calls.HEAD_DIM_MAX[path]
+           for label, lib in libs.items() for variant in args.variants.split(",")}
+    ours = {key: on_path(key.split(" ")[0], op.run) for key, op in ops.items()}
+    answer = peers["fa2"][0]().float()
+    for variant, run in ours.items():
+        off = (run().float() - answer).abs().max().item()
         if not off <= 0.05:
-            print(f"WRONG {name} {variant}: {off} from cuDNN")
+            print(f"WRONG {name} {variant}: {off} from FA2")
     del answer
     fwd: dict[str, Call] = {p: pair[0] for p, pair in peers.items()}
-    fwd |= {variant: op.run for variant, op in ours.items()}
+    fwd |= ours
     rows = measure(name, "fwd", flops, fwd, list(ours), args.repetitions)
     if args.forward_only:
         return rows
-    backward = {variant: Backward(op, g) for variant, op in ours.items()}
-    answers = [t.float() for t in peers["cudnn"][1]()]
-    for variant, gradient in backward.items():
-        for which, mine, exact in zip("qkv", gradient.run(), answers):
+    backward = {key: on_path(key.split(" ")[0], Backward(op, g).run) for key, op in ops.items()}
+    answers = [t.float() for t in peers["fa2"][1]()]
+    for variant, run in backward.items():
+        for which, mine, exact in zip("qkv", run(), answers):
             off = ((mine.float() - exact).norm() / exact.norm()).item()
             if not off <= 0.02:
-                print(f"WRONG {name} {variant} d{which}: {off} from cuDNN")
+                print(f"WRONG {name} {variant} d{which}: {off} from FA2")
     del answers
     bwd: dict[str, Call] = {p: pair[1] for p, pair in peers.items()}
-    bwd |= {variant: gradient.run for variant, gradient in backward.items()}
+    bwd |= backward
     return rows + measure(name, "bwd", 2.5 * flops, bwd, list(backward), args.repetitions)
 
 
 def bench(libs: Libraries, args: argparse.Namespace) -> Rows:
     rows: Rows = []
-    for name, *shape in shapes(args.quick):
+    for name, *shape in shapes(args.quick, [int(d) for d in args.head_dims.split(",")]):
         if any(part in name for part in args.shape.split(",")):
-            rows += bench_shape(libs, args, name, *shape)
+            try:
+                rows += bench_shape(libs, args, name, *shape)
+            except RuntimeError as error:  # The other shapes still count.
+                print(f"FAILED {name}: {error}", flush=True)
     return rows
 
 
@@ -186,6 +204,8 @@ def main() -> int:
     parser.add_argument("--forward-only", action="store_true")
     parser.add_argument("--flex", action="store_true", help="FlexAttention too (compiles)")
     parser.add_argument("--variants", default="fa,hp", help=", ".join(VARIANTS))
+    parser.add_argument("--paths", default="sm90", help="sm80,sm90: kernels compared")
+    parser.add_argument("--head-dims", default="128,64", help="of 64, 96, 128, 256")
     parser.add_argument("--shape", default="", help="shapes whose name contains one of these")
     parser.add_argument("--repetitions", type=int, default=30)
     args = parser.parse_args()

@@ -1,20 +1,25 @@
-"""Goal: the Hopper attention computes what attention.h says, in every mode and
-with every feature, within the accuracy bars, and leaks nothing between sequences.
+"""Goal: both paths of the attention on a GPU compute what attention.h says, in every
+mode and with every feature, within the accuracy bars, and leak nothing between
+sequences.
 
 Method: fp64 references from the same 16-bit inputs; the yardstick of rule A is
 attention with every step in the input type.  Outputs start as NaN, so an unwritten
-element fails; NaN makes every comparison here false.  Needs a Hopper GPU: without
-one it is skipped (exit status 77), or fails if BELLWETHER_REQUIRE_GPU is 1.
+element fails; NaN makes every comparison here false.  Each test runs in a process of
+its own on each path: a kernel that faults ends no other test.  Needs a GPU of compute
+capability 8.0: without one it is skipped (exit status 77), or fails if
+BELLWETHER_REQUIRE_GPU is 1.
 
-    attention_gpu_test.py LIBRARY [SUBSTRING ...]
+    attention_gpu_test.py LIBRARY [--path sm80|sm90] [SUBSTRING ...]
 """
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import math
 import os
 import pathlib
+import subprocess
 import sys
 from typing import Callable
 
@@ -81,6 +86,7 @@ SHAPES = [
     (1, 2, 2, 300, 100, 128, BF16), (1, 4, 4, 1500, 1500, 64, BF16), (3, 4, 2, 64, 1, 64, F16),
     (1, 1, 1, 191, 2049, 128, BF16), (2, 2, 2, 260, 260, 96, BF16), (1, 2, 1, 200, 200, 32, F16),
     (1, 3, 3, 150, 400, 80, BF16), (2, 2, 1, 1025, 1025, 128, BF16),
+    (1, 2, 1, 190, 300, 256, BF16), (2, 2, 2, 333, 333, 192, F16), (1, 2, 2, 129, 65, 96, F16),
 ]
 FEATURES = [
     Options(), Options(causal=True), Options(causal=True, window=100), Options(window=257),
@@ -111,6 +117,8 @@ def test_forward_rule_a(lib: Lib) -> None:
             for index, (b, h, hk, n, m, d, dtype) in enumerate(SHAPES):
                 if mode == "sr" and m == 1:
                     continue  # O = V is exact, but not when rounded at random
+                if not calls.serves(d):
+                    continue
                 torch.manual_seed(index)
                 q = randn(b, n, h, d, dtype=dtype).transpose(1, 2)
                 inputs = vary((q, randn(b, hk, m, d, dtype=dtype), randn(b, hk, m, d, dtype=dtype)),
@@ -147,6 +155,8 @@ def test_backward_rule_a(lib: Lib) -> None:
             for variant, mode in enumerate(("hp", "hpm", ("fa", "paper", "sr")[index % 3])):
                 if mode in ("sr", "paper") and (m == 1 or index % 4 == 2):
                     continue  # dQ is 0, and their delta is not exact
+                if not calls.serves(d):
+                    continue
                 o = Options(**{**feature.__dict__, "mode": mode,
                                "deterministic": (index + variant) % 3 == 0,
                                "center": not feature.softcap and (index + variant) % 2 == 0})
@@ -190,7 +200,9 @@ def test_packed_sequences_equal_single_ones_and_leak_no_nan(lib: Lib) -> None:
     for o in (Options(causal=True, deterministic=True, mode="hpm"), Options(deterministic=True),
               Options(causal=True, window=70, deterministic=True, center=True),
               Options(softcap=10.0, deterministic=True, mode="fa"), Options(mode="sr", seed=3)):
-        for d, h, hk, extra in ((64, 4, 2, 0), (128, 2, 2, 37)):
+        for d, h, hk, extra in ((64, 4, 2, 0), (128, 2, 2, 37), (96, 2, 1, 5), (256, 2, 1, 0)):
+            if not calls.serves(d):
+                continue
             torch.manual_seed(5)
             cu = (pack(LENGTHS), pack(LENGTHS, extra))
             q, g = (randn(1, h, int(cu[0][-1]), d) for _ in range(2))
@@ -225,11 +237,13 @@ def test_packed_sequences_equal_single_ones_and_leak_no_nan(lib: Lib) -> None:
 def test_nothing_outside_the_tensors_is_read_or_written(lib: Lib) -> None:
     """Any N: views into larger tensors of NaN, whose surroundings stay as they are."""
     for n, m, d, causal in ((1, 1, 64, False), (77, 205, 64, True), (130, 129, 128, True),
-                            (191, 64, 96, False)):
+                            (191, 64, 96, False), (66, 131, 256, True)):
+        if not calls.serves(d):
+            continue
         torch.manual_seed(n)
 
         def inside(tokens: int) -> torch.Tensor:
-            whole = torch.full((2, 3, tokens + 300, 136), math.nan, device="cuda", dtype=BF16)
+            whole = torch.full((2, 3, tokens + 300, d + 8), math.nan, device="cuda", dtype=BF16)
             part = whole[:, :, 150:150 + tokens, :d]
             part.copy_(randn(2, 3, tokens, d))
             return part
@@ -363,7 +377,10 @@ def test_row_statistics_equal_a_naive_count(lib: Lib) -> None:
     torch.manual_seed(3)
     for mode in ("fa", "hp", "hpm", "paper"):
         for d, n, causal, softcap in ((64, 700, True, 0.0), (128, 333, False, 0.0),
-                                      (128, 260, True, 3.0)):
+                                      (128, 260, True, 3.0), (96, 301, True, 0.0),
+                                      (256, 130, False, 0.0)):
+            if not calls.serves(d):
+                continue
             q, k = (torch.randint(-2, 3, (2, 4, n, d), device="cuda").to(BF16) for _ in range(2))
             k[:, 1] *= 4
             q[0, 2, :7] = math.nan
@@ -420,7 +437,9 @@ def test_delta_statistics_are_the_error_of_delta(lib: Lib) -> None:
 
 def test_launches_repeat_bit_for_bit(lib: Lib) -> None:
     """200 launches; the backward in its deterministic variant."""
-    for d, h, hk, n in ((128, 8, 8, 1030), (64, 8, 2, 777)):
+    for d, h, hk, n in ((128, 8, 8, 1030), (64, 8, 2, 777), (96, 4, 4, 300), (256, 4, 2, 300)):
+        if not calls.serves(d):
+            continue
         torch.manual_seed(7)
         q, g = randn(2, h, n, d), randn(2, h, n, d)
         k, v = randn(2, hk, n, d), randn(2, hk, n, d)
@@ -481,25 +500,69 @@ def test_paper_vectors(lib: Lib) -> None:
                 assert error <= 1.5 * bar, f"{dtype} rm {rm} beta {beta}: {error:.2e}"
 
 
+def test_another_path_is_refused(lib: Lib) -> None:
+    """The variable that forces a path is strict, and a path says what it lacks."""
+    forced = os.environ.get(calls.PATH_VARIABLE)
+    try:
+        for path, d, words in (("sm70", 64, "sm70"), ("", 64, "must be sm80 or sm90"),
+                               ("sm90", 136, "sm90"), ("sm80", 264, "264")):
+            os.environ[calls.PATH_VARIABLE] = path
+            t = randn(1, 1, 1, d)
+            try:
+                Forward(lib, t, t, t, Options()).run()
+            except RuntimeError as error:
+                assert words in str(error), f"{path}: {error}"
+            else:
+                raise AssertionError(f"{path} took head_dim {d}")
+    finally:
+        os.environ.pop(calls.PATH_VARIABLE)
+        if forced is not None:
+            os.environ[calls.PATH_VARIABLE] = forced
+
+
+TESTS: dict[str, Callable[[Lib], None]] = {
+    name: test for name, test in globals().items() if name.startswith("test_")}
+
+
+def run_one(library: str, name: str) -> int:
+    try:
+        TESTS[name](calls.load(library))
+    except (AssertionError, RuntimeError) as error:
+        print("  ", error)
+        return 1
+    return 0
+
+
 def main() -> int:
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
-        print("no Hopper GPU")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("library")
+    parser.add_argument("substrings", nargs="*")
+    parser.add_argument("--path", choices=("sm80", "sm90"), action="append")
+    parser.add_argument("--one", action="store_true", help="the test of this name, in this process")
+    args = parser.parse_args()
+    if args.one:
+        return run_one(args.library, args.substrings[0])
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
+        print("no GPU of compute capability 8.0 or later")
         return 1 if os.environ.get("BELLWETHER_REQUIRE_GPU") == "1" else 77
-    lib = calls.load(sys.argv[1])
-    tests: list[tuple[str, Callable[[Lib], None]]] = [
-        (name, test) for name, test in globals().items()
-        if name.startswith("test_")
-        and (len(sys.argv) == 2 or any(part in name for part in sys.argv[2:]))]
+    hopper = torch.cuda.get_device_capability() == (9, 0)
+    paths = args.path or (["sm80", "sm90"] if hopper else ["sm80"])
+    names = [n for n in TESTS if not args.substrings or any(part in n for part in args.substrings)]
     failed = 0
-    for name, test in tests:
-        try:
-            test(lib)
-            print("ok    ", name, flush=True)
-        except (AssertionError, RuntimeError) as error:
-            failed += 1
-            print("FAILED", name, error, flush=True)
-    print(f"{len(tests) - failed} of {len(tests)} passed")
-    return 1 if failed or not tests else 0
+    for path in paths:
+        for name in names:
+            done = subprocess.run(
+                [sys.executable, __file__, args.library, name, "--one"],
+                env={**os.environ, calls.PATH_VARIABLE: path}, capture_output=True, text=True,
+                check=False)
+            failed += done.returncode != 0
+            print("ok    " if done.returncode == 0 else "FAILED", path, name)
+            print(done.stdout, end="")
+            if done.returncode != 0:
+                print(done.stderr[-2000:], end="")
+            sys.stdout.flush()
+    print(f"{len(paths) * len(names) - failed} of {len(paths) * len(names)} passed")
+    return 1 if failed or not names else 0
 
 
 if __name__ == "__main__":

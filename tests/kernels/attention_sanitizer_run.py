@@ -1,6 +1,7 @@
-"""Small launches of every kind of attention kernel, for compute-sanitizer.
+"""Small launches of every kind of attention kernel of one path, for compute-sanitizer.
 
-    compute-sanitizer --tool racecheck python3 attention_sanitizer_run.py LIBRARY
+    BELLWETHER_ATTENTION_PATH=sm80 compute-sanitizer --tool racecheck \
+        python3 attention_sanitizer_run.py LIBRARY
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ OPTIONS = [
 
 def main() -> int:
     lib = calls.load(sys.argv[1])
-    for d in (64, 128):
+    for d in (d for d in (64, 96, 128, 256) if calls.serves(d)):
         for dtype in (torch.bfloat16, torch.float16):
             for o in OPTIONS:
                 for packed in (False, True):
