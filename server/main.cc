@@ -15,7 +15,9 @@
 #include <random>
 
 #include "server/config.h"
-#include "server/replay.h"
+#include "server/offline/replay.h"
+#include "server/offline/scorecard.h"
+#include "server/offline/scorecard_text.h"
 #include "server/server.h"
 #include "server/util/log.h"
 #include "server/version.h"
@@ -82,6 +84,8 @@ struct Flags {
   std::string token_file;
   std::string idle_exit;
   ReplayOptions replay;
+  ScorecardOptions scorecard;
+  bool scorecard_json = false;
 };
 
 // "300s", "5m", "1h", or plain seconds; -1 = none of these.
@@ -143,6 +147,23 @@ int Serve(ServerOptions options, const Flags& flags) {
   return kOk;
 }
 
+int PrintScorecard(const Flags& flags) {
+  ScorecardOptions options = flags.scorecard;
+  if (isatty(STDERR_FILENO) != 0) {
+    options.progress = [](size_t done, size_t of) {
+      std::fprintf(stderr, "\r%zu of %zu runs%s", done, of, done == of ? "\n" : "");
+    };
+  }
+  const auto scores = ScoreRuns(options);
+  if (!scores.ok()) {
+    std::fprintf(stderr, "%s\n", std::string(scores.status().message()).c_str());
+    return kFailed;
+  }
+  const ScorecardTotals totals = AddUp(*scores);
+  std::fputs((flags.scorecard_json ? ToJsonLines(*scores, totals) : ToTable(*scores, totals)).c_str(), stdout);
+  return kOk;
+}
+
 int Main(int argc, char** argv) {
   ServerOptions options;
   Flags flags;
@@ -170,6 +191,10 @@ int Main(int argc, char** argv) {
   replay->add_option("file", flags.replay.file, "the .bwrun")->required();
   replay->add_flag("--json", flags.replay.json, "one JSON object a line per transition");
   replay->add_option("--until-step", flags.replay.until_step, "stop after this step")->check(CLI::NonNegativeNumber);
+  CLI::App* const scorecard = app.add_subcommand("scorecard", "how early and how rightly the detectors warn, over recorded runs");
+  scorecard->add_option("dir", flags.scorecard.folder, "the folder of .bwrun files")->required();
+  scorecard->add_option("--labels", flags.scorecard.labels, "what became of the runs [labels.json in the folder, else found in the runs]");
+  scorecard->add_flag("--json", flags.scorecard_json, "one JSON object a line per run, then one for the set");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -186,6 +211,7 @@ int Main(int argc, char** argv) {
     std::fprintf(stderr, "%s\n", std::string(replayed.message()).c_str());
     return kFailed;
   }
+  if (scorecard->parsed()) return PrintScorecard(flags);
   if (!flags.config_file.empty()) {
     if (const absl::Status read = ReadConfig(flags.config_file, &options); !read.ok()) {
       std::fprintf(stderr, "%s\n", std::string(read.message()).c_str());

@@ -1,4 +1,4 @@
-// replay, check config: work that bellwetherd itself does, offline.
+// replay, scorecard, check config: work that bellwetherd itself does, offline.
 //
 // A replay must judge as the server judges, so it is the server's binary that
 // runs: the one beside this command, else the one in $PATH.
@@ -53,6 +53,19 @@ ExitCode Replay(Cli*, const ReplayOptions& options) {
   return kFailed;
 }
 
+struct ScorecardOptions {
+  std::string folder, labels;
+  bool json = false;
+};
+
+ExitCode Scorecard(Cli*, const ScorecardOptions& options) {
+  std::vector<std::string> arguments = {"scorecard", options.folder};
+  if (options.json) arguments.push_back("--json");
+  if (!options.labels.empty()) arguments.insert(arguments.end(), {"--labels", options.labels});
+  Execute(arguments);
+  return kFailed;
+}
+
 struct CheckOptions {
   std::string file;
 };
@@ -87,6 +100,15 @@ void AddReplay(Cli* cli) {
   command->add_flag("--json", replay->json, "one JSON object a line per transition");
   command->allow_extras();      // The rest is bellwetherd's,
   command->fallthrough(false);  // so no flag of this command is looked for there.
+
+  auto* const scorecard = AddCommand<ScorecardOptions>(
+      cli, &cli->app, "scorecard",
+      "How early and how rightly the detectors warn over a folder of recorded runs, beside the rules that others use",
+      "bellwether scorecard runs/ --json", &Scorecard, &command);
+  command->add_option("dir", scorecard->folder, "the folder of .bwrun files")->required()->check(CLI::ExistingDirectory);
+  command->add_option("--labels", scorecard->labels, "what became of the runs [labels.json in the folder, else found in the runs]")
+      ->check(CLI::ExistingFile);
+  command->add_flag("--json", scorecard->json, "one JSON object a line per run, then one with \"run\": null for the set");
 
   CLI::App* const noun = AddNoun(cli, "check", "Checks files without a server");
   auto* const config =

@@ -1,7 +1,7 @@
 // replay.h: judges a recorded run offline, with the server's own detectors.
 
-#ifndef BELLWETHER_SERVER_REPLAY_H_
-#define BELLWETHER_SERVER_REPLAY_H_
+#ifndef BELLWETHER_SERVER_OFFLINE_REPLAY_H_
+#define BELLWETHER_SERVER_OFFLINE_REPLAY_H_
 
 #include <string>
 
@@ -11,8 +11,8 @@
 namespace bellwether::server {
 
 struct ReplayOptions {
-  std::string file;     // .bwrun
-  bool json = false;    // One object a line per transition; else sentences.
+  std::string file;         // .bwrun
+  bool json = false;        // One object a line per transition; else sentences.
   int64_t until_step = -1;  // Stop after this step; -1 = to the end.
   JudgeOptions judge;
 };
@@ -22,4 +22,4 @@ absl::Status Replay(const ReplayOptions& options);
 
 }  // namespace bellwether::server
 
-#endif  // BELLWETHER_SERVER_REPLAY_H_
+#endif  // BELLWETHER_SERVER_OFFLINE_REPLAY_H_

@@ -1,0 +1,81 @@
+#include "server/offline/recorded_run.h"
+
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <variant>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "bellwether/recording.h"
+#include "server/ingest/decode.h"
+#include "server/ingest/rank_merge.h"
+#include "server/util/status_macros.h"
+
+namespace bellwether::server {
+namespace {
+
+class Reader {
+ public:
+  explicit Reader(RunListener* listener)
+      : listener_(listener), sink_([this](const StepSample& sample) { listener_->OnSample(sample); }) {}
+
+  absl::Status Take(const v1::RecordedMessage& recorded) {
+    if (recorded.message().has_heartbeat()) return absl::OkStatus();
+    const bool is_hello = recorded.message().has_hello();
+    v1::ClientMessage message = recorded.message();
+    if (is_hello || message.has_bye()) message.set_seq(0);
+    BW_ASSIGN_OR_RETURN(const IngestMessage plain, Decode(message, is_hello || !layout_ ? nullptr : &*layout_, {}));
+    if (const auto* hello = std::get_if<HelloMessage>(&plain.body)) {
+      if (!layout_) {
+        layout_ = hello->run.layout;
+        merge_ = std::make_unique<RankMerge>(*layout_, hello->run.reporters);
+      }
+      listener_->OnHello(hello->run);
+    } else if (const auto* frame = std::get_if<RankFrame>(&plain.body)) {
+      merge_->Add(recorded.rank(), *frame, ++frames_, sink_);
+    } else if (const auto* event = std::get_if<RunEvent>(&plain.body)) {
+      listener_->OnEvent(*event);
+    } else if (std::get_if<ByeMessage>(&plain.body) != nullptr) {
+      merge_->SetGone(recorded.rank(), sink_);
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  RunListener* const listener_;
+  const RankMerge::Sink sink_;
+  std::optional<Layout> layout_;
+  std::unique_ptr<RankMerge> merge_;
+  Lsn frames_ = 0;
+};
+
+}  // namespace
+
+absl::Status WalkRecordedRun(const std::string& path, RunListener* listener) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return absl::NotFoundError(absl::StrCat(path, ": cannot be read"));
+  RecordingReader recording;
+  Reader reader(listener);
+  v1::RecordedMessage recorded;
+  std::vector<char> piece(256 << 10);
+  for (;;) {
+    switch (recording.Next(&recorded)) {
+      case RecordingReader::Result::kMessage:
+        if (const absl::Status taken = reader.Take(recorded); !taken.ok()) {
+          return absl::InvalidArgumentError(absl::StrCat(path, ": ", taken.message()));
+        }
+        break;
+      case RecordingReader::Result::kEnd:
+        return absl::OkStatus();
+      case RecordingReader::Result::kError:
+        return absl::InvalidArgumentError(absl::StrCat(path, ": ", recording.error()));
+      case RecordingReader::Result::kNeedMore:
+        file.read(piece.data(), static_cast<std::streamsize>(piece.size()));
+        if (file.gcount() == 0) return absl::InvalidArgumentError(absl::StrCat(path, ": ends too early"));
+        recording.Feed({piece.data(), static_cast<size_t>(file.gcount())});
+    }
+  }
+}
+
+}  // namespace bellwether::server
