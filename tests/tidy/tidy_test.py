@@ -29,8 +29,9 @@ ALLOWED: dict[str, set[str]] = {
     "server/store": {"server/util", "proto/signals"},
     **{f"server/{name}": _LOW | {"kernels"} for name in _SIBLINGS},
     "server/http": _HIGH,
+    "server/offline": _HIGH | {"proto"},
     "server/cluster": _HIGH,
-    "server": _HIGH | {"kernels", "proto", "server/http", "server/cluster"},
+    "server": _HIGH | {"kernels", "proto", "server/http", "server/offline", "server/cluster"},
 }
 ALLOWED["server/ingest"] |= {"proto"}  # Protobuf types stop here.
 ALLOWED["server/query"] |= {"proto"}
