@@ -13,7 +13,7 @@ namespace bellwether::kernels::cuda::sm80 {
 template <class T, int kHeadDim, SoftmaxMode kMode, bool kCount>
 FwdLauncher MakeFwdLauncher() {
   constexpr int kTiles = kHeadDim == 256 ? 1 : 2;
-  constexpr int kCols = kHeadDim == 256 ? 32 : 64;
+  constexpr int kCols = kHeadDim == 256 ? 32 : kHeadDim == 64 && !kCount ? 128 : 64;
   using S = FwdShape<T, kHeadDim, kTiles, kCols, kMode, kCount>;
   return {S::kRows, LaunchAttentionFwd<S>};
 }
