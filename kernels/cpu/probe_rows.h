@@ -1,5 +1,5 @@
-// probe_rows.h: which rows are looked at, which keys they may see, and how one
-// row's numbers enter the sums.  Shared by the reference and the fast path.
+// probe_rows.h: how one row's numbers enter the sums.  Shared by the reference
+// and the fast path.
 
 #ifndef BELLWETHER_KERNELS_CPU_PROBE_ROWS_H_
 #define BELLWETHER_KERNELS_CPU_PROBE_ROWS_H_
@@ -11,35 +11,9 @@
 
 #include "bellwether/kernels/probe.h"
 #include "cpu/element.h"
+#include "probe_sampling.h"
 
 namespace bellwether::kernels::cpu {
-
-inline int64_t SampledRows(const ProbeParams& p) {
-  const bool every = p.rows_per_head == 0 || p.rows_per_head >= p.q_len;
-  return every ? p.q_len : p.rows_per_head;
-}
-
-// Row number `index` of the sampled rows; they ascend.
-inline int64_t RowAt(const ProbeParams& p, int64_t batch, int64_t head, int64_t index) {
-  const int64_t rows = SampledRows(p);
-  if (rows == p.q_len) return index;
-  return SampledRow(p.seed, static_cast<uint64_t>(batch),
-                    static_cast<uint64_t>(p.head_offset + head), static_cast<uint64_t>(index),
-                    static_cast<uint64_t>(rows), static_cast<uint64_t>(p.q_len));
-}
-
-// Allowed keys are begin..end-1.
-struct KeyRange {
-  int64_t begin;
-  int64_t end;
-};
-
-inline KeyRange AllowedKeys(const ProbeParams& p, int64_t row) {
-  const int64_t diagonal = row + p.k_len - p.q_len;
-  const int64_t end = p.causal ? std::clamp<int64_t>(diagonal + 1, 0, p.k_len) : p.k_len;
-  const int64_t first = p.window > 0 ? diagonal - p.window + 1 : 0;
-  return {std::clamp<int64_t>(first, 0, end), end};
-}
 
 // What one row contributes.  Filled only as far as the row is finite.
 struct RowStats {

@@ -46,8 +46,8 @@ BW_KERNELS_EXPORT uint32_t bw_kernels_abi_version(void);
 /* Valid until this thread's next failing call; "" before the first. */
 BW_KERNELS_EXPORT const char* bw_kernels_last_error(void);
 /* 1 if the kernels that are built for the backend can run in this process, BW_CUDA: on
-   the current device; else 0.  BW_CUDA has attention and centring; the rest answers
-   BW_KERNEL_UNAVAILABLE. */
+   the current device; else 0.  BW_CUDA has all but bw_increment_rank(), which has no
+   backend to choose. */
 BW_KERNELS_EXPORT int bw_kernels_available(uint32_t backend);
 
 /* A [batch][head][token][head_dim] view; the last stride must be 1. */

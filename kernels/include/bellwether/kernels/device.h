@@ -21,8 +21,8 @@ struct Device {
 };
 
 // Whether the kernels that are built for this backend can run in this process; kCuda:
-// on the current device.  kCuda has attention and centring; the rest answers
-// kUnavailable.  Any thread.
+// on the current device.  kCuda has all but IncrementRank(), which answers kUnavailable.
+// Any thread.
 bool IsAvailable(Backend backend);
 
 enum class DType : int { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };

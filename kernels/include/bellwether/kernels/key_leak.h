@@ -32,8 +32,8 @@ struct KeyLeakParams {
 };
 
 // Sums in double.  A NaN or infinity in dK makes both sums of its head NaN or
-// infinite and no other.  kCpu is done on return.  kInvalidArgument,
-// kUnsupported (head_dim above 1024), kUnavailable, kDeviceError: nothing was
+// infinite and no other.  kCpu is done on return; kCuda enqueues one kernel.  kInvalidArgument,
+// kUnsupported (head_dim above 1024; kCuda: above 256), kUnavailable, kDeviceError: nothing was
 // written.  Any thread; calls that add to the same memory must not overlap.
 [[nodiscard]] Status KeyLeak(const KeyLeakParams& params, const Device& device);
 

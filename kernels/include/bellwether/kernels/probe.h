@@ -135,10 +135,12 @@ constexpr int64_t SampledRow(uint64_t seed, uint64_t batch, uint64_t head, uint6
 
 // Adds the statistics of one attention call to `out` and `kv_out`.  kCpu is
 // done on return and needs about 8 k_len (head_dim + v_dim + 16) bytes a thread
-// while it runs; kCuda enqueues on the stream.
+// while it runs; kCuda enqueues one kernel on the stream, reads every key once for
+// 64 rows of a key head's queries, and adds to `out` in no fixed order.
 //
 // kInvalidArgument  a bound above is violated; kUnsupported  head_dim or v_dim
-// above 1024; kUnavailable  no such backend here; kDeviceError  out of memory.
+// above 1024 (kCuda: above 256, or too wide for its shared memory; more than 2^30
+// tokens); kUnavailable  no such backend here; kDeviceError  out of memory.
 // In each of these nothing was written.  Any thread; calls that add to the same
 // memory must not overlap.
 [[nodiscard]] Status Probe(const ProbeParams& params, const Device& device);

@@ -1,4 +1,4 @@
-// The statistics, which no build computes on a GPU: the CUDA column of backends.h refuses them.
+// The statistics in a build without CUDA.
 
 #include "backends.h"
 #include "error.h"

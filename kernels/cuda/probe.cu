@@ -1,0 +1,418 @@
+// The probe: see probe.h.
+//
+// Work      a cluster of blocks per sequence, key head and 64 sampled rows (32 in fp32) of
+//           the head's group; its blocks take tiles of keys in turn, and a block's warps
+//           share rows and keys of a tile.  What the parts found is merged at the end.
+// Memory    reads K, and V with d_o, once per 64 rows; of q, o and d_o the sampled rows.
+// Numerics  16-bit products are exact, sums fp32; parts of rows merge in fp32, a row's
+//           numbers and a block's rows are added in double, blocks to `out` in fp32 and in
+//           no fixed order.  Mean and spread of the scores are taken from the scores, tile
+//           by tile and about each tile's own mean, so that a common mode thousands of
+//           times the spread leaves the spread its digits.
+// Limits    head_dim and v_dim 256, 2^30 tokens, 2^31 - 1 blocks, compute capability 8.0;
+//           keys longer than 1e19 and scores beyond fp32, masked ones too, count as
+//           infinite.
+
+#include <algorithm>
+
+#include "backends.h"
+#include "cuda/block_sum.cuh"
+#include "cuda/cluster.cuh"
+#include "cuda/probe_rows.cuh"
+#include "cuda/probe_tiles.cuh"
+#include "error.h"
+#include "probe_sampling.h"
+
+namespace bellwether::kernels::cuda {
+namespace {
+
+constexpr int kDimMax = 256;
+constexpr int kStagesMax = 2;  // of tiles of keys: one is used while the next arrives
+constexpr int64_t kProbeTokensMax = int64_t{1} << 30;
+
+struct ProbeKernelParams {
+  ProbeParams p;
+  int64_t group, rows;  // query heads of a key head; sampled rows of a query head
+  int64_t row_tiles;    // of a sequence and key head
+  int key_tiles;
+  int cluster;             // blocks
+  int stages;              // of keys, 1..kStagesMax
+  int key_pitch, v_pitch;  // bytes of a tile's row; v_pitch 0 without d_o
+  bool vectorized;
+};
+
+// What a block knows of the place of one of its rows.
+struct RowPlace {
+  int head, row;   // head -1: no row
+  int begin, end;  // allowed keys
+};
+
+template <class Element>
+__device__ __forceinline__ const Element* RowOf(const Tensor4& t, int64_t batch, int64_t head,
+                                                int64_t token) {
+  return static_cast<const Element*>(t.data) + batch * t.batch_stride + head * t.head_stride +
+         token * t.token_stride;
+}
+
+__device__ __forceinline__ RowPlace PlaceOf(const ProbeKernelParams& kernel, int64_t batch,
+                                            int64_t kv_head, int64_t index) {
+  if (index >= kernel.group * kernel.rows) return {-1, 0, 0, 0};
+  const int64_t head = kv_head * kernel.group + index / kernel.rows;
+  const int64_t row = RowAt(kernel.p, batch, head, index % kernel.rows);
+  const KeyRange keys = AllowedKeys(kernel.p, row);
+  return {static_cast<int>(head), static_cast<int>(row), static_cast<int>(keys.begin),
+          static_cast<int>(keys.end)};
+}
+
+// One thread's scores of one warp tile, for its two rows.
+template <bool kDelta, int kBlocks>
+__device__ __forceinline__ void AddTile(const ProbeParams& p, const RowPlace (&place)[2],
+                                        int first_key, int warp_keys, bool visible, bool whole,
+                                        const float (&s)[kBlocks][4], const float (&dp)[kBlocks][4],
+                                        RowState (&state)[2]) {
+  constexpr int kCount = 2 * kBlocks;
+  const int my_key = first_key + 2 * (threadIdx.x % 4);
+  const int k_len = static_cast<int>(p.k_len);
+  unsigned present = (1u << kCount) - 1;
+  if (first_key + warp_keys > k_len) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (my_key + i / 2 * 8 + i % 2 >= k_len) present &= ~(1u << i);
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float scores[kCount], gradients[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      scores[i] = s[i / 2][2 * r + i % 2] * p.scale;
+      gradients[i] = kDelta ? dp[i / 2][2 * r + i % 2] : 0.f;
+    }
+    AddMoments(scores, present, state[r]);
+    if (!visible) continue;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int key = my_key + i / 2 * 8 + i % 2;
+      const bool allowed = whole || (key >= place[r].begin && key < place[r].end);
+      state[r].poison = fmaf(allowed ? scores[i] : 0.f, 0.f, state[r].poison);
+      if (p.softcap > 0.f) scores[i] = p.softcap * tanhf(scores[i] / p.softcap);
+      if (!allowed) {
+        scores[i] = -INFINITY;
+        gradients[i] = 0.f;
+      }
+    }
+    if (my_key == 0) state[r].sink = scores[0];
+    AddScores<kCount, kDelta>(scores, gradients, state[r]);
+  }
+}
+
+// sum_c d_o[c] o[c] of the block's rows: a quarter or an eighth of a row a thread.
+template <class Element>
+__device__ __forceinline__ void ComputeDeltaLp(const ProbeKernelParams& kernel, int64_t batch,
+                                               const RowPlace* places, const unsigned char* d_o,
+                                               double* delta_lp) {
+  using Shape = TileShape<Element>;
+  constexpr int kShare = Shape::kThreads / Shape::kRows;
+  const int r = threadIdx.x / kShare;
+  const RowPlace place = places[r];
+  double sum = 0;
+  if (place.head >= 0) {
+    const Element* const o = RowOf<Element>(kernel.p.o, batch, place.head, place.row);
+    const auto* const g = reinterpret_cast<const Element*>(d_o + r * kernel.v_pitch);
+    for (int c = threadIdx.x % kShare; c < kernel.p.v_dim; c += kShare) {
+      sum = fma(static_cast<double>(static_cast<float>(g[c])),
+                static_cast<double>(static_cast<float>(o[c])), sum);
+    }
+  }
+#pragma unroll
+  for (int offset = 1; offset < kShare; offset *= 2) {
+    sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+  }
+  if (threadIdx.x % kShare == 0) delta_lp[r] = sum;
+}
+
+// Length and direction of the keys: a thread's channel and its share of the norms.
+struct KeySums {
+  double channel = 0, norms = 0;
+};
+
+template <class Element>
+__device__ __forceinline__ void AddKeys(const unsigned char* keys, int pitch, int dim,
+                                        KeySums& sums) {
+  using Shape = TileShape<Element>;
+  constexpr int kShare = Shape::kThreads / Shape::kKeys;  // threads of a key
+  float squares = 0;
+  const auto* const key = reinterpret_cast<const Element*>(keys + threadIdx.x / kShare * pitch);
+  for (int c = threadIdx.x % kShare; c < dim; c += kShare) {
+    const float x = static_cast<float>(key[c]);
+    squares = fmaf(x, x, squares);
+  }
+#pragma unroll
+  for (int offset = 1; offset < kShare; offset *= 2) {
+    squares += __shfl_xor_sync(0xffffffffu, squares, offset);
+  }
+  if (threadIdx.x % kShare == 0) sums.norms += static_cast<double>(sqrtf(squares));
+  if (threadIdx.x >= dim) return;
+  float sum = 0;
+  for (int j = 0; j < Shape::kKeys; ++j) {
+    sum += static_cast<float>(reinterpret_cast<const Element*>(keys + j * pitch)[threadIdx.x]);
+  }
+  sums.channel += static_cast<double>(sum);
+}
+
+// |mean_j k_j| / mean_j |k_j| of the sequence, from the cluster's sums.
+__device__ __forceinline__ void AddCoherence(const ProbeKernelParams& kernel, int64_t kv_head,
+                                             double* channels, double* scratch) {
+  double channel = 0, norms = 0;
+  for (int block = 0; block < kernel.cluster; ++block) {
+    const double* const of_block = OfBlock(channels, block, kernel.cluster);
+    if (threadIdx.x < kernel.p.head_dim) channel += of_block[threadIdx.x];
+    norms += of_block[kDimMax];
+  }
+  const double square = SumOverBlock(channel * channel, scratch);
+  if (threadIdx.x != 0) return;
+  const double coherence = isfinite(norms) ? (norms == 0 ? 0. : sqrt(square) / norms) : NAN;
+  float* const out = kernel.p.kv_out + kv_head;
+  atomicAdd(out + kProbeKvSequences * kernel.p.kv_stat_stride, 1.f);
+  atomicAdd(out + kProbeKvKeyCoherenceSum * kernel.p.kv_stat_stride,
+            static_cast<float>(coherence));
+}
+
+// What registers leave room for.
+template <class Element, bool kDelta>
+inline constexpr int kBlocksPerMultiprocessor = kDelta && !TileShape<Element>::kTensorCores ? 1 : 2;
+
+// Grid: [batch * kv_heads * row_tiles * cluster].  Block: kThreads.  Shared: SharedBytes().
+template <class Element, bool kDelta>
+__global__ void __launch_bounds__(TileShape<Element>::kThreads, kBlocksPerMultiprocessor<Element, kDelta>)
+    ProbeKernel(const __grid_constant__ ProbeKernelParams kernel) {
+  using Shape = TileShape<Element>;
+  constexpr int kRows = Shape::kRows, kKeys = Shape::kKeys;
+  __shared__ RowState states[Shape::kKeyWarps][kRows];
+  __shared__ RowPlace places[kRows];
+  __shared__ double delta_lp[kRows], channels[kDimMax + 1], scratch[Shape::kWarps];
+  extern __shared__ __align__(16) unsigned char tiles[];
+
+  const ProbeParams& p = kernel.p;
+  const int key_pitch = kernel.key_pitch, v_pitch = kernel.v_pitch;
+  unsigned char* const queries = tiles;
+  unsigned char* const gradients = queries + kRows * key_pitch;
+  unsigned char* const first_stage = gradients + kRows * v_pitch;
+  const int stage_bytes = kKeys * (key_pitch + v_pitch);
+
+  const int rank = blockIdx.x % kernel.cluster;
+  const int64_t unit = blockIdx.x / kernel.cluster;
+  const int64_t row_tile = unit % kernel.row_tiles, sequence = unit / kernel.row_tiles;
+  const int64_t kv_head = sequence % p.kv_heads, batch = sequence / p.kv_heads;
+  const bool with_keys = row_tile == 0 && p.kv_out != nullptr;
+
+  const auto load_keys = [&](int tile, int stage) {
+    unsigned char* const keys = first_stage + stage * stage_bytes;
+    const auto row_at = [&](const Tensor4& t) {
+      return [&, tile](int r) {
+        const int key = tile * kKeys + r;
+        return key < p.k_len ? RowOf<Element>(t, batch, kv_head, key) : nullptr;
+      };
+    };
+    LoadTile<Element>(keys, kKeys, key_pitch, p.head_dim, kernel.vectorized, p.k.data, row_at(p.k));
+    if (kDelta) {
+      LoadTile<Element>(keys + kKeys * key_pitch, kKeys, v_pitch, p.v_dim, kernel.vectorized,
+                        p.v.data, row_at(p.v));
+    }
+    CommitCopies();
+  };
+
+  // 1. Where the rows are; their q and d_o, and the first keys.
+  if (threadIdx.x < kRows) {
+    places[threadIdx.x] = PlaceOf(kernel, batch, kv_head, row_tile * kRows + threadIdx.x);
+  }
+  __syncthreads();
+  const auto query_at = [&](const Tensor4& t) {
+    return [&](int r) {
+      return places[r].head < 0 ? nullptr
+                                : RowOf<Element>(t, batch, places[r].head, places[r].row);
+    };
+  };
+  LoadTile<Element>(queries, kRows, key_pitch, p.head_dim, kernel.vectorized, p.q.data,
+                    query_at(p.q));
+  if (kDelta) {
+    LoadTile<Element>(gradients, kRows, v_pitch, p.v_dim, kernel.vectorized, p.d_o.data,
+                      query_at(p.d_o));
+  }
+  if (kernel.stages > 1 && rank < kernel.key_tiles) load_keys(rank, 0);
+
+  // 2. Over the keys.  Rows of this thread: lane / 4 and 8 more.
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int first_row = warp % Shape::kRowWarps * 16, key_warp = warp / Shape::kRowWarps;
+  const RowPlace place[2] = {places[first_row + lane / 4], places[first_row + lane / 4 + 8]};
+  const bool active = places[first_row].head >= 0;  // Rows are dense from the first on.
+  int any_begin = INT32_MAX, any_end = 0, all_begin = 0, all_end = INT32_MAX;
+  for (int r = 0; r < 16; ++r) {
+    const RowPlace& at = places[first_row + r];
+    all_begin = max(all_begin, at.begin);
+    all_end = min(all_end, at.end);
+    if (at.begin == at.end) continue;
+    any_begin = min(any_begin, at.begin);
+    any_end = max(any_end, at.end);
+  }
+  RowState state[2] = {NoKeys(), NoKeys()};
+  KeySums key_sums;
+  int stage = 0;
+  for (int tile = rank; tile < kernel.key_tiles; tile += kernel.cluster) {
+    if (kernel.stages == 1) {
+      load_keys(tile, 0);
+      WaitForCopies<0>();
+    } else if (tile + kernel.cluster < kernel.key_tiles) {
+      load_keys(tile + kernel.cluster, stage ^ 1);
+      WaitForCopies<1>();
+    } else {
+      WaitForCopies<0>();
+    }
+    __syncthreads();
+    const unsigned char* const keys = first_stage + stage * stage_bytes;
+    const int warp_key = key_warp * Shape::kWarpKeys;  // in the tile
+    const int first_key = tile * kKeys + warp_key;
+    if (active && first_key < p.k_len) {
+      const int end_key = first_key + Shape::kWarpKeys;
+      const bool visible = first_key < any_end && end_key > any_begin;
+      const bool whole = first_key >= all_begin && end_key <= all_end;
+      float s[Shape::kBlocks][4], dp[Shape::kBlocks][4] = {};
+      Multiply<Element>(queries + first_row * key_pitch, keys + warp_key * key_pitch, key_pitch, s);
+      if (kDelta && visible) {
+        Multiply<Element>(gradients + first_row * v_pitch,
+                          keys + kKeys * key_pitch + warp_key * v_pitch, v_pitch, dp);
+      }
+      AddTile<kDelta>(p, place, first_key, Shape::kWarpKeys, visible, whole, s, dp, state);
+    }
+    if (with_keys) AddKeys<Element>(keys, key_pitch, static_cast<int>(p.head_dim), key_sums);
+    __syncthreads();  // The tile is free.
+    if (kernel.stages > 1) stage ^= 1;
+  }
+
+  // 3. A quad's columns; then everything into shared memory.
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+#pragma unroll
+    for (int offset = 1; offset < 4; offset *= 2) {
+      const RowState& mine = state[r];
+      const auto other = [&](float x) { return __shfl_xor_sync(0xffffffffu, x, offset); };
+      const RowState theirs = {other(mine.first),          other(mine.second),
+                               other(mine.l),              other(mine.weighted_score),
+                               other(mine.weighted_dp),    other(mine.poison),
+                               other(mine.sink),           other(mine.mean),
+                               other(mine.squares),        other(mine.keys)};
+      Merge(theirs, state[r]);
+    }
+    if (lane % 4 == 0) states[key_warp][first_row + lane / 4 + 8 * r] = state[r];
+  }
+  if (kDelta) ComputeDeltaLp<Element>(kernel, batch, places, gradients, delta_lp);
+  if (with_keys) {
+    channels[threadIdx.x] = key_sums.channel;
+    const double norms = SumOverBlock(key_sums.norms, scratch);
+    if (threadIdx.x == 0) channels[kDimMax] = norms;
+  }
+  SyncCluster(kernel.cluster);
+
+  // 4. The first block merges and adds.
+  if (rank == 0) {
+    if (threadIdx.x < kRows) {
+      RowState row = NoKeys();
+      for (int block = 0; block < kernel.cluster; ++block) {
+        const RowState* const of_block =
+            OfBlock(&states[0][threadIdx.x], block, kernel.cluster);
+#pragma unroll
+        for (int part = 0; part < Shape::kKeyWarps; ++part) Merge(of_block[part * kRows], row);
+      }
+      const RowPlace& at = places[threadIdx.x];
+      double* const stats = reinterpret_cast<double*>(tiles) + threadIdx.x * kProbeStatCount;
+      RowStats(row, at.end - at.begin, kDelta ? delta_lp[threadIdx.x] : 0, stats);
+      AddToHeads(p, at.begin < at.end ? at.head : -1, kDelta, stats);
+    }
+    if (with_keys) AddCoherence(kernel, kv_head, channels, scratch);
+  }
+  SyncCluster(kernel.cluster);  // No block ends while another reads what it found.
+}
+
+template <class Element>
+int SharedBytes(const ProbeKernelParams& kernel) {
+  using Shape = TileShape<Element>;
+  const int tiles =
+      (Shape::kRows + kernel.stages * Shape::kKeys) * (kernel.key_pitch + kernel.v_pitch);
+  return std::max(tiles, Shape::kRows * kProbeStatCount * int{sizeof(double)});
+}
+
+template <class Element>
+Status Launch(const ProbeParams& p, const Gpu& gpu, void* stream) {
+  using Shape = TileShape<Element>;
+  constexpr int kStaticBytes = 12 * 1024;  // at most, of ProbeKernel's own arrays
+  const bool with_delta = p.d_o.data != nullptr;
+  ProbeKernelParams kernel = {};
+  kernel.p = p;
+  kernel.group = p.heads / p.kv_heads;
+  kernel.rows = SampledRows(p);
+  kernel.row_tiles = (kernel.group * kernel.rows + Shape::kRows - 1) / Shape::kRows;
+  kernel.key_tiles = static_cast<int>((p.k_len + Shape::kKeys - 1) / Shape::kKeys);
+  kernel.key_pitch = TilePitch(p.head_dim, sizeof(Element));
+  kernel.v_pitch = with_delta ? TilePitch(p.v_dim, sizeof(Element)) : 0;
+  const auto is_vectorized = [&](const Tensor4& t, int64_t heads, int64_t tokens, int64_t dim) {
+    return IsVectorized(p.dtype, t, p.batch, heads, tokens, dim);
+  };
+  kernel.vectorized = is_vectorized(p.q, p.heads, p.q_len, p.head_dim) &&
+                      is_vectorized(p.k, p.kv_heads, p.k_len, p.head_dim) &&
+                      (!with_delta || (is_vectorized(p.v, p.kv_heads, p.k_len, p.v_dim) &&
+                                       is_vectorized(p.d_o, p.heads, p.q_len, p.v_dim)));
+  kernel.stages = kStagesMax;
+  while (kernel.stages > 1 && SharedBytes<Element>(kernel) + kStaticBytes > gpu.shared_bytes_max) {
+    --kernel.stages;
+  }
+  Grid grid;
+  grid.shared_bytes = SharedBytes<Element>(kernel);
+  if (grid.shared_bytes + kStaticBytes > gpu.shared_bytes_max) {
+    return Fail(Status::kUnsupported,
+                "head_dim is %lld and v_dim %lld, which takes %d bytes of shared memory, but this "
+                "GPU has %d",
+                static_cast<long long>(p.head_dim), static_cast<long long>(p.v_dim),
+                grid.shared_bytes + kStaticBytes, gpu.shared_bytes_max);
+  }
+  const int64_t units_max = INT32_MAX / kClusterMax;
+  if (p.batch > units_max / (p.kv_heads * kernel.row_tiles)) {
+    return Fail(Status::kUnsupported, "batch is %lld, but at most %lld is built for these rows",
+                static_cast<long long>(p.batch),
+                static_cast<long long>(units_max / (p.kv_heads * kernel.row_tiles)));
+  }
+  grid.units = p.batch * p.kv_heads * kernel.row_tiles;
+  grid.threads = Shape::kThreads;
+  grid.cluster = kernel.cluster = ClusterSize(gpu, grid.units, kernel.key_tiles);
+  return LaunchClusters(with_delta ? ProbeKernel<Element, true> : ProbeKernel<Element, false>,
+                        kernel, grid, stream, "the probe");
+}
+
+}  // namespace
+
+Status Probe(const ProbeParams& p, void* stream) {
+  Gpu gpu;
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(FindGpu(&gpu));
+  const auto limit = [](const char* field, int64_t value, int64_t max) {
+    if (value <= max) return Status::kOk;
+    return Fail(Status::kUnsupported, "%s is %lld, but at most %lld is supported on a GPU", field,
+                static_cast<long long>(value), static_cast<long long>(max));
+  };
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(limit("head_dim", p.head_dim, kDimMax));
+  if (p.d_o.data != nullptr) {
+    BELLWETHER_KERNELS_RETURN_IF_ERROR(limit("v_dim", p.v_dim, kDimMax));
+  }
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(limit("q_len", p.q_len, kProbeTokensMax));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(limit("k_len", p.k_len, kProbeTokensMax));
+  if (p.batch == 0 || p.q_len == 0 || p.k_len == 0) return Status::kOk;
+  switch (p.dtype) {
+    case DType::kBFloat16:
+      return Launch<__nv_bfloat16>(p, gpu, stream);
+    case DType::kFloat16:
+      return Launch<__half>(p, gpu, stream);
+    case DType::kFloat32:
+      break;
+  }
+  return Launch<float>(p, gpu, stream);
+}
+
+}  // namespace bellwether::kernels::cuda

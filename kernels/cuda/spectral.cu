@@ -1,0 +1,179 @@
+// Largest singular value and ranks of each head's weights: see spectral.h.
+//
+// Work      one block per head: Gram matrix, then 32 steps of Lanczos on it.
+// Memory    reads the weights once for each 128 rows.  The Gram matrix stays in shared
+//           memory for up to 128 rows, and lies in the caller's `gram` beyond.
+// Numerics  Gram matrix in fp32 (gram.cuh), vectors in fp32, their lengths and the
+//           projection in double.  sigma within 1e-6 of the exact Ritz value; the CPU may go
+//           on to more steps, where 32 leave a residual.
+// Limits    512 rows, from 129 on with `gram`; 2^31 - 1 blocks; compute capability 8.0.
+//           Squares of weights must be in fp32's range.
+
+#include <algorithm>
+
+#include "backends.h"
+#include "cuda/gram.cuh"
+#include "cuda/lanczos.cuh"
+#include "error.h"
+
+namespace bellwether::kernels::cuda {
+namespace {
+
+constexpr int kThreads = kGramThreads;
+static_assert(kThreads == kLanczosThreads);
+
+struct SpectralKernelParams {
+  SpectralParams p;
+  bool vectorized;
+};
+
+// Columns that the Gram matrix has in shared memory: eight rows lie in different banks.
+constexpr int SharedStride(int64_t rows) { return static_cast<int>((rows + 15) / 16 * 16 + 8); }
+
+constexpr bool IsGramShared(int64_t rows) { return rows <= kGramTile; }
+
+constexpr int64_t GramBytes(int64_t rows) {
+  return IsGramShared(rows) ? rows * SharedStride(rows) * int64_t{sizeof(float)} : 0;
+}
+
+// Replaces the head's direction by v and tells how far it turned.
+__device__ void StoreDirection(const SpectralParams& p, int64_t head, const float* before,
+                               const float* v, double* scratch) {
+  if (p.direction == nullptr) return;
+  double cosine = 0, squares = 0;
+  for (int i = threadIdx.x; i < p.rows; i += kThreads) {
+    cosine += static_cast<double>(before[i]) * static_cast<double>(v[i]);
+    squares += static_cast<double>(before[i]) * static_cast<double>(before[i]);
+  }
+  cosine = SumOverBlock(cosine, scratch);
+  squares = SumOverBlock(squares, scratch);
+  int largest = 0;
+  for (int i = 1; i < p.rows; ++i) {
+    if (fabsf(v[i]) > fabsf(v[largest])) largest = i;
+  }
+  const bool had_one = squares > 0;
+  const bool flip = had_one ? cosine < 0 : v[largest] < 0;
+  for (int i = threadIdx.x; i < p.rows; i += kThreads) {
+    p.direction[head * p.rows + i] = flip ? -v[i] : v[i];
+  }
+  if (p.overlap == nullptr || threadIdx.x != 0) return;
+  const double overlap = fabs(cosine) / sqrt(squares);
+  p.overlap[head] =
+      had_one && v[largest] != 0 ? static_cast<float>(fmin(overlap, 1.0)) : NAN;
+}
+
+// Grid: [heads].  Block: kThreads.  Shared: SharedBytes().
+template <class Element>
+__global__ void __launch_bounds__(kThreads, 1)
+    SpectralKernel(const __grid_constant__ SpectralKernelParams kernel) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  __shared__ LanczosScratch scratch;
+  __shared__ float before[kSpectralRowsMax];
+  const SpectralParams& p = kernel.p;
+  const int n = static_cast<int>(p.rows);
+  const int64_t head = blockIdx.x;
+  const bool is_shared = IsGramShared(n);
+  const int stride = is_shared ? SharedStride(n) : n;
+  float* const gram = is_shared ? reinterpret_cast<float*>(shared) : p.gram + head * n * n;
+  unsigned char* const stages = shared + GramBytes(n);
+
+  // 1. The Gram matrix and its trace.
+  ComputeGram(p, static_cast<const Element*>(p.weight) + head * p.head_stride, kernel.vectorized,
+              stages, gram, stride);
+  double trace = 0;
+  for (int i = threadIdx.x; i < n; i += kThreads) {
+    trace += static_cast<double>(gram[int64_t{i} * stride + i]);
+  }
+  trace = SumOverBlock(trace, scratch.warps);
+  if (is_shared && p.gram != nullptr) {
+    for (int i = threadIdx.x; i < n * n; i += kThreads) {
+      p.gram[head * n * n + i] = gram[i / n * stride + i % n];
+    }
+  }
+
+  // 2. The direction before; 0 if it is not finite.
+  double sum = 0;
+  for (int i = threadIdx.x; i < n; i += kThreads) {
+    before[i] = p.direction != nullptr ? p.direction[head * n + i] : 0.f;
+    sum += static_cast<double>(fabsf(before[i]));
+  }
+  const bool had_one = isfinite(SumOverBlock(sum, scratch.warps));
+  for (int i = threadIdx.x; !had_one && i < n; i += kThreads) before[i] = 0.f;
+  __syncthreads();
+
+  // 3. The top eigenpair.  Every weight's square is in the trace, which tells whether all
+  //    are finite.
+  const auto store = [&](double theta, double residual, double stable_rank) {
+    if (threadIdx.x != 0) return;
+    p.sigma[head] = static_cast<float>(sqrt(theta));
+    if (p.residual != nullptr) p.residual[head] = static_cast<float>(residual);
+    if (p.stable_rank != nullptr) p.stable_rank[head] = static_cast<float>(stable_rank);
+  };
+  if (!isfinite(trace)) {
+    store(NAN, NAN, NAN);
+    if (p.overlap != nullptr && threadIdx.x == 0) p.overlap[head] = NAN;
+    return;
+  }
+  float* const vectors = reinterpret_cast<float*>(stages);
+  if (trace == 0) {
+    for (int i = threadIdx.x; i < n; i += kThreads) vectors[i] = 0.f;
+    __syncthreads();
+    store(0, 0, 0);
+    StoreDirection(p, head, before, vectors, scratch.warps);
+    return;
+  }
+  Lanczos lanczos(n, gram, stride, trace, vectors, &scratch);
+  lanczos.Run(before);
+  store(lanczos.value(), lanczos.residual(), trace / lanczos.value());
+  StoreDirection(p, head, before, lanczos.vector(), scratch.warps);
+}
+
+template <class Element>
+Status Launch(const SpectralParams& p, const Gpu& gpu, void* stream) {
+  constexpr int kStaticBytes = 6 * 1024;  // at most, of SpectralKernel's own arrays
+  SpectralKernelParams kernel = {};
+  kernel.p = p;
+  Tensor4 view;
+  view.data = p.weight;
+  view.head_stride = p.head_stride;
+  view.token_stride = p.row_stride;
+  // The last vector of a row may be cut short, so any number of columns will do.
+  kernel.vectorized =
+      p.column_stride == 1 && IsVectorized(p.dtype, view, 1, p.heads, p.rows, kGramColumns);
+  const int64_t stages = kGramStages * GramShape<Element>::StageBytes(static_cast<int>(p.rows));
+  const int64_t vectors = LanczosFloats(p.rows) * int64_t{sizeof(float)};
+  Grid grid;
+  grid.units = p.heads;
+  grid.threads = kThreads;
+  grid.shared_bytes = static_cast<int>(GramBytes(p.rows) + std::max(stages, vectors));
+  if (grid.shared_bytes + kStaticBytes > gpu.shared_bytes_max) {
+    return Fail(Status::kUnsupported,
+                "rows is %lld, which takes %d bytes of shared memory, but this GPU has %d",
+                static_cast<long long>(p.rows), grid.shared_bytes + kStaticBytes,
+                gpu.shared_bytes_max);
+  }
+  return LaunchClusters(SpectralKernel<Element>, kernel, grid, stream, "the spectral norms");
+}
+
+}  // namespace
+
+Status SpectralNorms(const SpectralParams& p, void* stream) {
+  Gpu gpu;
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(FindGpu(&gpu));
+  if (!IsGramShared(p.rows) && p.gram == nullptr) {
+    return Fail(Status::kUnsupported,
+                "gram is NULL, but on a GPU must be given for more than %d rows, and rows is %lld",
+                kGramTile, static_cast<long long>(p.rows));
+  }
+  switch (p.dtype) {
+    case DType::kBFloat16:
+      return Launch<__nv_bfloat16>(p, gpu, stream);
+    case DType::kFloat16:
+      return Launch<__half>(p, gpu, stream);
+    case DType::kFloat32:
+      break;
+  }
+  return Launch<float>(p, gpu, stream);
+}
+
+}  // namespace bellwether::kernels::cuda
