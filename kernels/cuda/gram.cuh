@@ -3,8 +3,8 @@
 // Tiles of 128 x 128 of it; 64 columns of W at a time pass through shared memory, two
 // stages deep.  Each of 8 warps owns 32 x 64 of a tile.  16-bit weights are multiplied as
 // they are; fp32 ones as the sum of two bf16, less the product of the two small parts
-// (6e-7 of the trace).  Tensor cores truncate what they add, so after 256 columns their sums are added
-// to the matrix, which rounds to nearest.
+// (6e-7 of the trace).  Tensor cores truncate what they add, so after 256 columns their sums are
+// added to the matrix, which rounds to nearest.
 
 #ifndef BELLWETHER_KERNELS_CUDA_GRAM_CUH_
 #define BELLWETHER_KERNELS_CUDA_GRAM_CUH_
@@ -18,9 +18,9 @@
 namespace bellwether::kernels::cuda {
 
 inline constexpr int kGramThreads = 256;
-inline constexpr int kGramTile = 128;   // rows and columns of the Gram matrix
+inline constexpr int kGramTile = 128;    // rows and columns of the Gram matrix
 inline constexpr int kGramColumns = 64;  // of W at a time
-inline constexpr int kGramFlush = 4;    // times kGramColumns: then tensor cores' sums are added
+inline constexpr int kGramFlush = 4;     // times kGramColumns: then tensor cores' sums are added
 inline constexpr int kGramStages = 2;
 
 template <class Element>

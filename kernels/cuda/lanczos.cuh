@@ -22,7 +22,7 @@ namespace bellwether::kernels::cuda {
 
 inline constexpr int kLanczosThreads = 256;
 inline constexpr int kLanczosSize = static_cast<int>(kLanczosSteps);
-inline constexpr double kLanczosBreakdown = 1e-7;  // of the trace: what fp32 leaves
+inline constexpr double kLanczosBreakdown = 1e-7;    // of the trace: what fp32 leaves
 inline constexpr double kLanczosPerturbation = 0.1;  // as on the CPU
 
 // Shared memory beside the vectors.
@@ -187,8 +187,8 @@ class Lanczos {
     double low = s_.alpha[0], high = 0;
     for (int i = 0; i < size_; ++i) {
       low = fmax(low, s_.alpha[i]);
-      high = fmax(high, s_.alpha[i] + (i > 0 ? s_.beta[i - 1] : 0.) +
-                            (i + 1 < size_ ? s_.beta[i] : 0.));
+      high = fmax(high,
+                  s_.alpha[i] + (i > 0 ? s_.beta[i - 1] : 0.) + (i + 1 < size_ ? s_.beta[i] : 0.));
     }
     high *= 1 + 1e-14;
     for (int round = 0; round < kRounds; ++round) {
@@ -232,7 +232,8 @@ class Lanczos {
     __syncthreads();
     for (int i = threadIdx.x; i < n_; i += kLanczosThreads) {
       double sum = 0;
-      for (int v = 0; v < size_; ++v) sum = fma(s_.top[v], static_cast<double>(basis_[v * n_ + i]), sum);
+      for (int v = 0; v < size_; ++v)
+        sum = fma(s_.top[v], static_cast<double>(basis_[v * n_ + i]), sum);
       vector_[i] = static_cast<float>(sum);
     }
     Normalize(vector_);
@@ -240,7 +241,8 @@ class Lanczos {
     value_ = Dot(vector_, product_);
     double squares = 0;
     for (int i = threadIdx.x; i < n_; i += kLanczosThreads) {
-      const double rest = static_cast<double>(product_[i]) - value_ * static_cast<double>(vector_[i]);
+      const double rest =
+          static_cast<double>(product_[i]) - value_ * static_cast<double>(vector_[i]);
       squares = fma(rest, rest, squares);
     }
     residual_ = sqrt(SumOverBlock(squares, s_.warps));

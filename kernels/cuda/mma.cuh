@@ -24,7 +24,9 @@ __device__ __forceinline__ void CopyAsync16(void* to, const void* from, int byte
                : "memory");
 }
 
-__device__ __forceinline__ void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void CommitCopies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
 
 // Until at most `kLeft` of the committed groups are under way.
 template <int kLeft>

@@ -174,8 +174,7 @@ __device__ __forceinline__ void AddCoherence(const ProbeKernelParams& kernel, in
   const double coherence = isfinite(norms) ? (norms == 0 ? 0. : sqrt(square) / norms) : NAN;
   float* const out = kernel.p.kv_out + kv_head;
   atomicAdd(out + kProbeKvSequences * kernel.p.kv_stat_stride, 1.f);
-  atomicAdd(out + kProbeKvKeyCoherenceSum * kernel.p.kv_stat_stride,
-            static_cast<float>(coherence));
+  atomicAdd(out + kProbeKvKeyCoherenceSum * kernel.p.kv_stat_stride, static_cast<float>(coherence));
 }
 
 // What registers leave room for.
@@ -184,7 +183,8 @@ inline constexpr int kBlocksPerMultiprocessor = kDelta && !TileShape<Element>::k
 
 // Grid: [batch * kv_heads * row_tiles * cluster].  Block: kThreads.  Shared: SharedBytes().
 template <class Element, bool kDelta>
-__global__ void __launch_bounds__(TileShape<Element>::kThreads, kBlocksPerMultiprocessor<Element, kDelta>)
+__global__ void __launch_bounds__(TileShape<Element>::kThreads,
+                                  kBlocksPerMultiprocessor<Element, kDelta>)
     ProbeKernel(const __grid_constant__ ProbeKernelParams kernel) {
   using Shape = TileShape<Element>;
   constexpr int kRows = Shape::kRows, kKeys = Shape::kKeys;
@@ -229,8 +229,7 @@ __global__ void __launch_bounds__(TileShape<Element>::kThreads, kBlocksPerMultip
   __syncthreads();
   const auto query_at = [&](const Tensor4& t) {
     return [&](int r) {
-      return places[r].head < 0 ? nullptr
-                                : RowOf<Element>(t, batch, places[r].head, places[r].row);
+      return places[r].head < 0 ? nullptr : RowOf<Element>(t, batch, places[r].head, places[r].row);
     };
   };
   LoadTile<Element>(queries, kRows, key_pitch, p.head_dim, kernel.vectorized, p.q.data,
@@ -296,11 +295,10 @@ __global__ void __launch_bounds__(TileShape<Element>::kThreads, kBlocksPerMultip
     for (int offset = 1; offset < 4; offset *= 2) {
       const RowState& mine = state[r];
       const auto other = [&](float x) { return __shfl_xor_sync(0xffffffffu, x, offset); };
-      const RowState theirs = {other(mine.first),          other(mine.second),
-                               other(mine.l),              other(mine.weighted_score),
-                               other(mine.weighted_dp),    other(mine.poison),
-                               other(mine.sink),           other(mine.mean),
-                               other(mine.squares),        other(mine.keys)};
+      const RowState theirs = {
+          other(mine.first),       other(mine.second), other(mine.l),    other(mine.weighted_score),
+          other(mine.weighted_dp), other(mine.poison), other(mine.sink), other(mine.mean),
+          other(mine.squares),     other(mine.keys)};
       Merge(theirs, state[r]);
     }
     if (lane % 4 == 0) states[key_warp][first_row + lane / 4 + 8 * r] = state[r];
@@ -318,8 +316,7 @@ __global__ void __launch_bounds__(TileShape<Element>::kThreads, kBlocksPerMultip
     if (threadIdx.x < kRows) {
       RowState row = NoKeys();
       for (int block = 0; block < kernel.cluster; ++block) {
-        const RowState* const of_block =
-            OfBlock(&states[0][threadIdx.x], block, kernel.cluster);
+        const RowState* const of_block = OfBlock(&states[0][threadIdx.x], block, kernel.cluster);
 #pragma unroll
         for (int part = 0; part < Shape::kKeyWarps; ++part) Merge(of_block[part * kRows], row);
       }

@@ -109,7 +109,8 @@ __device__ __forceinline__ void Multiply(const unsigned char* rows, const unsign
           const int key = 8 * block + 2 * (lane % 4) + i % 2;
           const float4 b = *reinterpret_cast<const float4*>(keys + key * pitch + at);
           const float4 q = a[i / 2];
-          out[block][i] = fmaf(q.w, b.w, fmaf(q.z, b.z, fmaf(q.y, b.y, fmaf(q.x, b.x, out[block][i]))));
+          out[block][i] =
+              fmaf(q.w, b.w, fmaf(q.z, b.z, fmaf(q.y, b.y, fmaf(q.x, b.x, out[block][i]))));
         }
       }
     }

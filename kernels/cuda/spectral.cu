@@ -58,8 +58,7 @@ __device__ void StoreDirection(const SpectralParams& p, int64_t head, const floa
   }
   if (p.overlap == nullptr || threadIdx.x != 0) return;
   const double overlap = fabs(cosine) / sqrt(squares);
-  p.overlap[head] =
-      had_one && v[largest] != 0 ? static_cast<float>(fmin(overlap, 1.0)) : NAN;
+  p.overlap[head] = had_one && v[largest] != 0 ? static_cast<float>(fmin(overlap, 1.0)) : NAN;
 }
 
 // Grid: [heads].  Block: kThreads.  Shared: SharedBytes().
