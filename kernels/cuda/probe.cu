@@ -209,9 +209,9 @@ __global__ void __launch_bounds__(TileShape<Element>::kThreads,
   const auto load_keys = [&](int tile, int stage) {
     unsigned char* const keys = first_stage + stage * stage_bytes;
     const auto row_at = [&](const Tensor4& t) {
-      return [&, tile](int r) {
+      return [&, tile, of = &t](int r) {
         const int key = tile * kKeys + r;
-        return key < p.k_len ? RowOf<Element>(t, batch, kv_head, key) : nullptr;
+        return key < p.k_len ? RowOf<Element>(*of, batch, kv_head, key) : nullptr;
       };
     };
     LoadTile<Element>(keys, kKeys, key_pitch, p.head_dim, kernel.vectorized, p.k.data, row_at(p.k));
@@ -228,8 +228,9 @@ __global__ void __launch_bounds__(TileShape<Element>::kThreads,
   }
   __syncthreads();
   const auto query_at = [&](const Tensor4& t) {
-    return [&](int r) {
-      return places[r].head < 0 ? nullptr : RowOf<Element>(t, batch, places[r].head, places[r].row);
+    return [&, of = &t](int r) {
+      const RowPlace at = places[r];
+      return at.head < 0 ? nullptr : RowOf<Element>(*of, batch, at.head, at.row);
     };
   };
   LoadTile<Element>(queries, kRows, key_pitch, p.head_dim, kernel.vectorized, p.q.data,

@@ -1,0 +1,154 @@
+"""The statistics called from PyTorch through their C interface, by ctypes.
+
+A call runs where its tensors are: on the CPU it is done on return, on a GPU it is
+enqueued on the current stream.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import math
+from typing import Any
+
+import torch
+
+from attention_calls import Tensor4, check, view
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+# Rows of the probe's output, as in probe.h.
+PROBE_STATS = ("rows", "common_mode", "spread", "tied_bf16", "tied_eps", "tied_paper", "saturated",
+               "logit_max", "entropy", "sink", "nonfinite", "bias", "bias_sq", "delta_abs",
+               "error_abs")
+KV_STATS = ("sequences", "coherence")
+_CALL = [("struct_size", ctypes.c_uint32), ("backend", ctypes.c_uint32),
+         ("dtype", ctypes.c_uint32), ("threads", ctypes.c_uint32), ("stream", ctypes.c_void_p)]
+
+
+def _fields(names: str, kind: Any) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names.split()]
+
+
+class ProbeParams(ctypes.Structure):
+    _fields_ = [
+        *_CALL, *_fields("batch heads kv_heads q_len k_len head_dim v_dim", ctypes.c_int64),
+        *_fields("q k v o d_o", Tensor4), *_fields("scale softcap", ctypes.c_float),
+        ("causal", ctypes.c_uint8), ("reserved", ctypes.c_uint8 * 3), ("window", ctypes.c_int32),
+        ("rows_per_head", ctypes.c_uint32), ("seed", ctypes.c_uint64),
+        ("head_offset", ctypes.c_int64), ("stat_stride", ctypes.c_int64),
+        ("out", ctypes.c_void_p), ("kv_stat_stride", ctypes.c_int64), ("kv_out", ctypes.c_void_p),
+    ]
+
+
+class KeyLeakParams(ctypes.Structure):
+    _fields_ = [*_CALL, *_fields("batch kv_heads k_len head_dim", ctypes.c_int64),
+                ("d_k", Tensor4), *_fields("leak_sum gradient_sum", ctypes.c_void_p)]
+
+
+class SpectralParams(ctypes.Structure):
+    _fields_ = [
+        *_CALL, *_fields("heads rows columns", ctypes.c_int64), ("weight", ctypes.c_void_p),
+        *_fields("head_stride row_stride column_stride", ctypes.c_int64),
+        *_fields("sigma residual stable_rank direction overlap gram", ctypes.c_void_p),
+    ]
+
+
+def call_fields(params: type[ctypes.Structure], t: torch.Tensor) -> dict[str, Any]:
+    """The fields that every call begins with."""
+    return {"struct_size": ctypes.sizeof(params), "backend": int(t.is_cuda),
+            "dtype": DTYPES[t.dtype], "threads": 0 if t.is_cuda else 2,
+            "stream": torch.cuda.current_stream().cuda_stream if t.is_cuda else None}
+
+
+def pointer(t: torch.Tensor | None) -> int | None:
+    return None if t is None else t.data_ptr()
+
+
+@dataclasses.dataclass(frozen=True)
+class ProbeOptions:
+    causal: bool = False
+    window: int = 0
+    softcap: float = 0.0
+    rows: int = 0
+    seed: int = 0
+    head_offset: int = 0
+
+
+@dataclasses.dataclass
+class Probed:
+    """What the probe adds to: [statistic][head] and [statistic][kv head]."""
+
+    out: torch.Tensor
+    kv_out: torch.Tensor
+
+    @classmethod
+    def fresh(cls, heads: int, kv_heads: int, device: torch.device | str) -> Probed:
+        out = torch.zeros(len(PROBE_STATS), heads, device=device)
+        out[PROBE_STATS.index("logit_max")] = -math.inf
+        return cls(out, torch.zeros(len(KV_STATS), kv_heads, device=device))
+
+    def of(self, name: str) -> torch.Tensor:
+        """One statistic of all heads, float64 on the CPU."""
+        rows = self.kv_out[KV_STATS.index(name)] if name in KV_STATS else \
+            self.out[PROBE_STATS.index(name)]
+        return rows.double().cpu()
+
+
+def probe(lib: ctypes.CDLL, q: torch.Tensor, k: torch.Tensor,
+          outputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None, options: ProbeOptions,
+          into: Probed) -> None:
+    """Adds the statistics of one call; outputs: v, o, d_o."""
+    v, o, d_o = outputs if outputs is not None else (None, None, None)
+    batch, heads, q_len, head_dim = q.shape
+    params = ProbeParams(
+        **call_fields(ProbeParams, q), batch=batch, heads=heads, kv_heads=k.shape[1], q_len=q_len,
+        k_len=k.shape[2], head_dim=head_dim, v_dim=0 if v is None else v.shape[3], q=view(q),
+        k=view(k), v=view(v), o=view(o), d_o=view(d_o), scale=1 / math.sqrt(head_dim),
+        softcap=options.softcap, causal=int(options.causal), window=options.window,
+        rows_per_head=options.rows, seed=options.seed, head_offset=options.head_offset,
+        stat_stride=heads, out=into.out.data_ptr(), kv_stat_stride=k.shape[1],
+        kv_out=into.kv_out.data_ptr())
+    check(lib, lib.bw_probe(ctypes.byref(params)))
+
+
+def key_leak(lib: ctypes.CDLL, d_k: torch.Tensor, into: torch.Tensor) -> None:
+    """Adds to into [2][kv heads]: leak_sum, gradient_sum."""
+    batch, kv_heads, k_len, head_dim = d_k.shape
+    params = KeyLeakParams(
+        **call_fields(KeyLeakParams, d_k), batch=batch, kv_heads=kv_heads, k_len=k_len,
+        head_dim=head_dim, d_k=view(d_k), leak_sum=into[0].data_ptr(),
+        gradient_sum=into[1].data_ptr())
+    check(lib, lib.bw_key_leak(ctypes.byref(params)))
+
+
+@dataclasses.dataclass
+class Spectrum:
+    """Outputs of the spectral norms; direction is read, too."""
+
+    sigma: torch.Tensor
+    residual: torch.Tensor
+    stable_rank: torch.Tensor
+    direction: torch.Tensor
+    overlap: torch.Tensor
+    gram: torch.Tensor | None
+
+    @classmethod
+    def fresh(cls, heads: int, rows: int, device: torch.device | str, gram: bool) -> Spectrum:
+        def nan(*shape: int) -> torch.Tensor:
+            return torch.full(shape, math.nan, device=device)
+
+        return cls(nan(heads), nan(heads), nan(heads), torch.zeros(heads, rows, device=device),
+                   nan(heads), nan(heads, rows, rows) if gram else None)
+
+
+def spectral_norms(lib: ctypes.CDLL, weight: torch.Tensor, into: Spectrum) -> None:
+    """weight [heads][rows][columns], any strides."""
+    heads, rows, columns = weight.shape
+    params = SpectralParams(
+        **call_fields(SpectralParams, weight), heads=heads, rows=rows, columns=columns,
+        weight=weight.data_ptr(), head_stride=weight.stride(0), row_stride=weight.stride(1),
+        column_stride=weight.stride(2), sigma=pointer(into.sigma),
+        residual=pointer(into.residual), stable_rank=pointer(into.stable_rank),
+        direction=pointer(into.direction), overlap=pointer(into.overlap),
+        gram=pointer(into.gram))
+    check(lib, lib.bw_spectral_norms(ctypes.byref(params)))

@@ -1,0 +1,472 @@
+"""Goal: the statistics on a GPU are those of the CPU: counts exactly, but for rows within
+float32 rounding of a threshold; sums to 1e-5; the signed bias to 1e-3 of the sum of
+absolute values; and a captured graph adds what the calls would.
+
+Method: every call is made twice, on copies of the same tensors, by the CPU's kernels, which
+have tests of their own, and by the GPU's.  NaN must be in the same places.  Without a GPU
+of compute capability 8.0 it is skipped (exit status 77), or fails if
+BELLWETHER_REQUIRE_GPU is 1.
+
+    statistics_gpu_test.py LIBRARY [SUBSTRING ...]
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import math
+import os
+import pathlib
+import sys
+from typing import Callable
+
+import torch
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "kernels" / "bench"))
+import attention_calls  # noqa: E402
+import statistics_calls as calls  # noqa: E402
+from statistics_calls import Probed, ProbeOptions, Spectrum  # noqa: E402
+
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+Lib = ctypes.CDLL
+Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+COUNTS = ("rows", "saturated", "nonfinite")
+TIES = ("tied_bf16", "tied_eps", "tied_paper")
+SUMS = ("common_mode", "spread", "entropy", "sink", "delta_abs", "logit_max", "coherence",
+        "sequences")
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    dtype: torch.dtype = BF16
+    batch: int = 2
+    heads: int = 2
+    kv_heads: int = 2
+    q_len: int = 128
+    k_len: int = 128
+    head_dim: int = 64
+    v_dim: int = 64
+
+
+@dataclasses.dataclass
+class Problem:
+    q: torch.Tensor
+    k: torch.Tensor
+    outputs: Outputs | None  # v, o, d_o
+    options: ProbeOptions
+
+
+def randn(*shape: int) -> torch.Tensor:
+    """The same on every machine: made on the CPU."""
+    return torch.randn(*shape)
+
+
+def raw_scores(problem: Problem) -> torch.Tensor:
+    """[batch][heads][q_len][k_len] in float64, before the cap."""
+    group = problem.q.shape[1] // problem.k.shape[1]
+    keys = problem.k.double().repeat_interleave(group, dim=1)
+    return problem.q.double() @ keys.transpose(-1, -2) / math.sqrt(problem.q.shape[-1])
+
+
+def scores(problem: Problem) -> torch.Tensor:
+    """Capped, masked with -inf."""
+    s, o = raw_scores(problem), problem.options
+    if o.softcap:
+        s = o.softcap * torch.tanh(s / o.softcap)
+    n, m = s.shape[-2:]
+    row, key = torch.arange(n)[:, None] + m - n, torch.arange(m)[None]
+    allowed = key <= row if o.causal else torch.ones(n, m, dtype=torch.bool)
+    if o.window:
+        allowed &= key > row - o.window
+    return s.masked_fill(~allowed, -math.inf)
+
+
+def make(shape: Shape, options: ProbeOptions, integers: bool = False, delta: bool = True,
+         seed: int = 0) -> Problem:
+    """On the CPU; o is the attention's output rounded to the type, as an op returns it."""
+    torch.manual_seed(seed)
+    s = shape
+
+    def fill(heads: int, tokens: int, dim: int) -> torch.Tensor:
+        of = (s.batch, heads, tokens, dim)
+        return (torch.randint(-2, 3, of).to(s.dtype) if integers else randn(*of).to(s.dtype))
+
+    problem = Problem(fill(s.heads, s.q_len, s.head_dim), fill(s.kv_heads, s.k_len, s.head_dim),
+                      None, options)
+    problem.k += 1  # a common mode
+    if delta:
+        v, d_o = fill(s.kv_heads, s.k_len, s.v_dim), fill(s.heads, s.q_len, s.v_dim)
+        p = torch.softmax(scores(problem), -1).nan_to_num()
+        o = p @ v.double().repeat_interleave(s.heads // s.kv_heads, dim=1)
+        problem.outputs = v, o.to(s.dtype), d_o
+    return problem
+
+
+def run(lib: Lib, problem: Problem, device: str, times: int = 1) -> Probed:
+    into = Probed.fresh(problem.q.shape[1], problem.k.shape[1], device)
+
+    def there(t: torch.Tensor) -> torch.Tensor:
+        """A copy with the strides of t, which `to` keeps for dense tensors alone."""
+        if device == "cpu":
+            return t
+        base = t if t._base is None else t._base
+        assert base.is_contiguous()
+        return base.to(device).as_strided(t.shape, t.stride(), t.storage_offset())
+
+    outputs = problem.outputs
+    if outputs is not None:
+        outputs = there(outputs[0]), there(outputs[1]), there(outputs[2])
+    for _ in range(times):
+        calls.probe(lib, there(problem.q), there(problem.k), outputs, problem.options, into)
+    return into
+
+
+def near_threshold(problem: Problem) -> dict[str, torch.Tensor]:
+    """How many rows of each head float32 rounding of the scores may move over a threshold."""
+    top = scores(problem).topk(min(2, problem.k.shape[2]), dim=-1).values
+    first, second = top[..., 0], top[..., -1]
+    room = 2e-6 * raw_scores(problem).abs().amax(-1) + 1e-12
+
+    def verdicts(rule: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        said = [rule((first + a * room).float(), (second + b * room).float())
+                for a in (-1, 0, 1) for b in (-1, 0, 1)]
+        differ = torch.stack(said).any(0) & ~torch.stack(said).all(0)
+        return differ.sum((0, 2)).double()
+
+    return {"tied_bf16": verdicts(lambda a, b: a.to(BF16) == b.to(BF16)),
+            "tied_eps": verdicts(lambda a, b: b.double() >= a.double() - 1.955e-3),
+            "tied_paper": verdicts(lambda a, b: b.double() >= a.double() - 1e-3)}
+
+
+def same_nans(name: str, cpu: torch.Tensor, gpu: torch.Tensor) -> None:
+    assert torch.equal(cpu.isnan(), gpu.isnan()), f"{name}: {gpu} but {cpu} on the CPU"
+
+
+def assert_close(name: str, gpu: torch.Tensor, cpu: torch.Tensor, bar: torch.Tensor) -> None:
+    same_nans(name, cpu, gpu)
+    off = torch.where((gpu == cpu) | cpu.isnan(), 0, (gpu - cpu).abs())
+    assert bool((off <= bar).logical_or(cpu.isnan()).all()), \
+        f"{name}: off by {off} with {bar} allowed; {gpu} but {cpu} on the CPU"
+
+
+def assert_equal_statistics(lib: Lib, problem: Problem, what: str, exact: bool = False) -> Probed:
+    cpu, gpu = run(lib, problem, "cpu"), run(lib, problem, "cuda")
+    near = {} if exact else near_threshold(problem)
+    for name in COUNTS:
+        assert_close(f"{name} of {what}", gpu.of(name), cpu.of(name), torch.tensor(0.))
+    for name in TIES:
+        assert_close(f"{name} of {what}", gpu.of(name), cpu.of(name),
+                     near.get(name, torch.tensor(0.)))
+    for name in SUMS:
+        assert_close(f"{name} of {what}", gpu.of(name), cpu.of(name),
+                     1e-5 * cpu.of(name).abs() + 1e-9)
+    # What float32 leaves of e where O itself is that precise.
+    precise = problem.q.dtype == F32 or problem.k.shape[2] == 1
+    floor = (1e-5 if precise else 0.) * cpu.of("delta_abs")
+    size = cpu.of("error_abs")
+    assert_close(f"bias of {what}", gpu.of("bias"), cpu.of("bias"), 1e-3 * size + floor)
+    assert_close(f"error_abs of {what}", gpu.of("error_abs"), size, 1e-3 * size + floor)
+    assert_close(f"bias_sq of {what}", gpu.of("bias_sq"), cpu.of("bias_sq"),
+                 4e-3 * cpu.of("bias_sq") + 1e-5 * floor)
+    return gpu
+
+
+# ---- the probe
+
+SHAPES = [
+    *(Shape(head_dim=d, v_dim=d) for d in (32, 64, 96, 128, 192, 256)),
+    *(Shape(dtype=t, head_dim=d, v_dim=d) for t in (F16, F32) for d in (32, 64, 128, 256)),
+    Shape(heads=8, kv_heads=2, q_len=77, k_len=201), Shape(heads=3, kv_heads=1, q_len=1, k_len=1),
+    Shape(q_len=1000, k_len=1000), Shape(q_len=200, k_len=65, head_dim=128, v_dim=64),
+    Shape(head_dim=40, v_dim=72), Shape(head_dim=33, v_dim=5), Shape(dtype=F32, head_dim=7, v_dim=9),
+    Shape(batch=1, heads=1, kv_heads=1, q_len=64, k_len=5000),
+]
+OPTIONS = [
+    ProbeOptions(), ProbeOptions(causal=True), ProbeOptions(causal=True, window=33),
+    ProbeOptions(window=70, rows=20, seed=5, head_offset=3), ProbeOptions(softcap=2.0),
+    ProbeOptions(causal=True, softcap=5.0, rows=17, seed=1 << 60),
+]
+
+
+def test_probe_equals_the_cpu(lib: Lib) -> None:
+    for shape in SHAPES:
+        for options in OPTIONS:
+            problem = make(shape, options)
+            assert_equal_statistics(lib, problem, f"{shape} {options}")
+
+
+def test_ties_are_counted_exactly_where_scores_are_exact(lib: Lib) -> None:
+    """Small integers: S is exact in any order of summation."""
+    for dtype in (BF16, F16, F32):
+        for causal in (False, True):
+            shape = Shape(dtype=dtype, heads=4, q_len=300, k_len=300, head_dim=64)
+            problem = make(shape, ProbeOptions(causal=causal), integers=True)
+            gpu = assert_equal_statistics(lib, problem, f"integers {dtype}", exact=True)
+            assert bool((gpu.of("tied_bf16") > 0).all())
+
+
+def test_without_outputs_the_delta_sums_stay(lib: Lib) -> None:
+    for dtype in (BF16, F16, F32):
+        problem = make(Shape(dtype=dtype), ProbeOptions(causal=True), delta=False)
+        assert_equal_statistics(lib, problem, f"without v {dtype}")
+
+
+def test_rows_and_heads_may_lie_anywhere(lib: Lib) -> None:
+    """[batch][token][head][channel], and rows that no 16-byte load can take."""
+    for pad in (0, 1):
+        problem = make(Shape(heads=4, kv_heads=2), ProbeOptions(causal=True))
+
+        def moved(t: torch.Tensor, pad: int = pad) -> torch.Tensor:
+            b, h, n, d = t.shape
+            base = torch.zeros(b, n, h, d + pad, dtype=t.dtype)
+            base[..., pad:] = t.transpose(1, 2)
+            # One view of one base: run() rebuilds it on the GPU.
+            return base.as_strided((b, h, n, d), (n * h * (d + pad), d + pad, h * (d + pad), 1), pad)
+
+        assert problem.outputs is not None
+        problem.q, problem.k = moved(problem.q), moved(problem.k)
+        v, o, d_o = problem.outputs
+        problem.outputs = moved(v), moved(o), moved(d_o)
+        assert_equal_statistics(lib, problem, f"moved, pad {pad}")
+
+
+def test_a_large_common_mode_leaves_the_spread_its_digits(lib: Lib) -> None:
+    problem = make(Shape(q_len=500, k_len=500), ProbeOptions(), delta=False)
+    problem.q = (problem.q.float() + 3).to(BF16)
+    problem.k = (problem.k.float() + 20).to(BF16)
+    gpu = assert_equal_statistics(lib, problem, "common mode")
+    assert bool((gpu.of("common_mode") > 30 * gpu.of("spread")).all())
+
+
+def test_a_sink_and_saturated_rows(lib: Lib) -> None:
+    problem = make(Shape(q_len=400, k_len=400), ProbeOptions(causal=True))
+    problem.k[:, :, 0] *= 12
+    problem.q[:, :, ::2] += 1
+    gpu = assert_equal_statistics(lib, problem, "sink")
+    assert bool((gpu.of("saturated") > 0).all())
+
+
+def test_what_is_not_finite_stays_where_it_is(lib: Lib) -> None:
+    """A NaN or infinity in one tensor of head 0 of sequence 1, alone or masked."""
+    for name in ("q", "k", "v", "o", "d_o"):
+        for value in (math.nan, math.inf):
+            for causal in (False, True):
+                problem = make(Shape(batch=2, heads=4, kv_heads=2), ProbeOptions(causal=causal))
+                assert problem.outputs is not None
+                of = dict(zip(("q", "k", "v", "o", "d_o"),
+                              (problem.q, problem.k, *problem.outputs)))
+                of[name][1, 0, 100, 3] = value
+                cpu, gpu = run(lib, problem, "cpu"), run(lib, problem, "cuda")
+                for stat in calls.PROBE_STATS + calls.KV_STATS:
+                    same_nans(f"{stat}, {value} in {name}, causal {causal}", cpu.of(stat),
+                              gpu.of(stat))
+                for stat in COUNTS:
+                    assert torch.equal(cpu.of(stat), gpu.of(stat)), f"{stat}, {value} in {name}"
+
+
+def test_statistics_add(lib: Lib) -> None:
+    problem = make(Shape(), ProbeOptions())
+    once, twice = run(lib, problem, "cuda"), run(lib, problem, "cuda", times=2)
+    for name in SUMS:
+        want = once.of(name) * (1 if name == "logit_max" else 2)
+        assert_close(name, twice.of(name), want, 1e-5 * want.abs())
+    into = Probed.fresh(2, 2, "cuda")
+    into.out[:, 0] = math.nan
+    into.out[calls.PROBE_STATS.index("logit_max"), 1] = 1e6
+    q, k = problem.q.cuda(), problem.k.cuda()
+    calls.probe(lib, q, k, None, problem.options, into)
+    assert bool(into.out[:, 0].isnan().all()), into.out
+    assert into.of("logit_max")[1].item() == 1e6
+
+
+def test_all_ranks_sample_the_same_rows(lib: Lib) -> None:
+    """Two ranks with half of the heads each add what one with all of them does."""
+    o = ProbeOptions(causal=True, rows=9, seed=77)
+    problem = make(Shape(heads=4, kv_heads=4), o)
+    whole = run(lib, problem, "cuda")
+    for rank in range(2):
+        mine = slice(2 * rank, 2 * rank + 2)
+        part = make(Shape(heads=4, kv_heads=4), dataclasses.replace(o, head_offset=2 * rank))
+        assert part.outputs is not None
+        v, out, d_o = (t[:, mine].clone() for t in part.outputs)
+        part.q, part.k, part.outputs = part.q[:, mine].clone(), part.k[:, mine].clone(), (v, out, d_o)
+        got = run(lib, part, "cuda")
+        for name in ("rows", "common_mode", "entropy", "delta_abs"):
+            want = whole.of(name)[mine]
+            assert_close(name, got.of(name), want, 1e-5 * want.abs())
+
+
+# ---- the key-gradient leak
+
+
+def test_key_leak_equals_the_cpu(lib: Lib) -> None:
+    for dtype in (BF16, F16, F32):
+        for batch, heads, tokens, dim in ((2, 3, 1000, 64), (1, 2, 1, 128), (16, 2, 333, 256),
+                                          (1, 1, 9000, 96), (2, 2, 50, 33), (1, 2, 700, 8)):
+            torch.manual_seed(1)
+            d_k = randn(batch, heads, tokens, dim)
+            d_k -= d_k.mean(2, keepdim=True)  # What is left is the type's rounding.
+            for poison in (False, True):
+                t = d_k.to(dtype)
+                if poison:
+                    t[0, 0, tokens // 2, dim - 1] = math.nan
+                cpu, gpu = torch.ones(2, heads), torch.ones(2, heads, device="cuda")
+                calls.key_leak(lib, t, cpu)
+                calls.key_leak(lib, t.cuda(), gpu)
+                what = f"leak {dtype} {tuple(t.shape)}"
+                assert_close(what, gpu.double().cpu(), cpu.double(), 1e-5 * cpu.double().abs())
+                assert bool(cpu[:, 0].isnan().all()) == poison
+
+
+# ---- spectral norms
+
+
+def planted(heads: int, rows: int, columns: int, top: float) -> torch.Tensor:
+    """Gaussian, with one direction `top` times as strong."""
+    torch.manual_seed(rows + columns)
+    w = randn(heads, rows, columns)
+    u = torch.nn.functional.normalize(randn(heads, rows), dim=1)
+    v = torch.nn.functional.normalize(randn(heads, columns), dim=1)
+    edge = math.sqrt(rows) + math.sqrt(columns)
+    return (w + top * edge * u[:, :, None] * v[:, None]) / edge
+
+
+def assert_equal_spectra(lib: Lib, weight: torch.Tensor, what: str, top: bool = True) -> None:
+    heads, rows, _ = weight.shape
+    both: list[Spectrum] = []
+    moved = torch.empty_strided(weight.shape, weight.stride(), dtype=weight.dtype, device="cuda")
+    for w in (weight, moved.copy_(weight)):
+        s = Spectrum.fresh(heads, rows, w.device, gram=True)
+        s.direction.copy_(torch.eye(rows)[0].expand(heads, rows))
+        calls.spectral_norms(lib, w, s)
+        both.append(s)
+    cpu, gpu = ({f.name: getattr(s, f.name).double().cpu() for f in dataclasses.fields(s)}
+                for s in both)
+    square = cpu["sigma"].square()
+    for name, bar in (("sigma", 1e-5 * cpu["sigma"]), ("stable_rank", 2e-5 * cpu["stable_rank"]),
+                      ("gram", 2e-6 * square[:, None, None].expand_as(cpu["gram"]))):
+        assert_close(f"{name} of {what}", gpu[name], cpu[name], bar)
+    if not top:
+        return
+    assert bool((gpu["residual"] <= 1e-5 * square).all()), f"residual of {what}"
+    assert_close(f"overlap of {what}", gpu["overlap"], cpu["overlap"], torch.tensor(1e-4))
+    assert_close(f"direction of {what}", gpu["direction"], cpu["direction"], torch.tensor(1e-4))
+
+
+def test_spectral_norms_equal_the_cpu(lib: Lib) -> None:
+    for dtype in (BF16, F16, F32):
+        for heads, rows, columns in ((3, 64, 768), (2, 128, 4096), (2, 96, 500), (4, 32, 256),
+                                     (2, 1, 70), (1, 7, 3), (2, 256, 300), (1, 512, 520),
+                                     (1, 130, 64), (300, 16, 64)):
+            weight = planted(heads, rows, columns, top=3.).to(dtype)
+            what = f"{dtype} {heads} x {rows} x {columns}"
+            assert_equal_spectra(lib, weight, what)
+            conv = weight.transpose(1, 2).contiguous().transpose(1, 2)
+            assert_equal_spectra(lib, conv, what + " transposed")
+
+
+def test_spectra_without_a_gap(lib: Lib) -> None:
+    """The value stands though the vector is any of many."""
+    assert_equal_spectra(lib, planted(4, 128, 1024, top=0.), "Gaussian", top=False)
+    assert_equal_spectra(lib, 3 * torch.eye(64)[None].repeat(2, 1, 1), "identity", top=False)
+    one = torch.zeros(2, 64, 128)
+    one[:, 5, 7] = 2
+    assert_equal_spectra(lib, one, "one element", top=False)
+
+
+def test_zero_and_nonfinite_weights(lib: Lib) -> None:
+    weight = planted(3, 64, 256, top=3.)
+    weight[0] = 0
+    weight[1, 3, 3] = math.nan
+    s = Spectrum.fresh(3, 64, "cuda", gram=False)
+    s.direction[:] = 1
+    calls.spectral_norms(lib, weight.cuda(), s)
+    for values in (s.sigma, s.residual, s.stable_rank):
+        assert values[0].item() == 0 and values[1].isnan() and values[2].isfinite(), values
+    assert s.overlap[:2].isnan().all() and s.overlap[2].isfinite()
+    assert (s.direction[0] == 0).all() and (s.direction[1] == 1).all()
+
+
+# ---- the rest
+
+
+def test_a_captured_graph_adds_what_the_calls_would(lib: Lib) -> None:
+    problem = make(Shape(), ProbeOptions(causal=True, rows=40))
+    assert problem.outputs is not None
+    q, k, v, o, d_o = (t.cuda() for t in (problem.q, problem.k, *problem.outputs))
+    weight = planted(4, 64, 256, top=3.).to(BF16).cuda()
+    into, leak = Probed.fresh(2, 2, "cuda"), torch.zeros(2, 2, device="cuda")
+    spectrum = Spectrum.fresh(4, 64, "cuda", gram=False)
+
+    def step() -> None:
+        calls.probe(lib, q, k, (v, o, d_o), problem.options, into)
+        calls.key_leak(lib, k, leak)
+        calls.spectral_norms(lib, weight, spectrum)
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for _ in range(2):
+        graph.replay()
+    got = [t.clone() for t in (into.out, into.kv_out, leak, spectrum.sigma)]
+    for t in (into.out, into.kv_out, leak):
+        t.zero_()
+    into.out[calls.PROBE_STATS.index("logit_max")] = -math.inf
+    for _ in range(2):
+        step()
+    for mine, want in zip(got, (into.out, into.kv_out, leak, spectrum.sigma)):
+        assert_close("replayed", mine.double().cpu(), want.double().cpu(),
+                     1e-5 * want.double().cpu().abs() + 1e-7)
+
+
+def test_refusals_name_field_value_and_range(lib: Lib) -> None:
+    def refusal(call: Callable[[], None]) -> str:
+        try:
+            call()
+        except RuntimeError as error:
+            return str(error)
+        raise AssertionError("was not refused")
+
+    wide = torch.zeros(1, 1, 4, 264, device="cuda", dtype=BF16)
+    into = Probed.fresh(1, 1, "cuda")
+    said = refusal(lambda: calls.probe(lib, wide, wide, None, ProbeOptions(), into))
+    assert "head_dim is 264, but at most 256" in said, said
+    said = refusal(lambda: calls.key_leak(lib, wide, torch.zeros(2, 1, device="cuda")))
+    assert "head_dim is 264, but 1..256" in said, said
+    weight = torch.zeros(1, 129, 64, device="cuda")
+    spectrum = Spectrum.fresh(1, 129, "cuda", gram=False)
+    said = refusal(lambda: calls.spectral_norms(lib, weight, spectrum))
+    assert "gram is NULL" in said and "129" in said, said
+
+
+def missing_gpu() -> str:
+    if not torch.cuda.is_available():
+        return "PyTorch sees no GPU"
+    if torch.cuda.get_device_capability()[0] < 8:
+        return "the GPU has no compute capability 8.0"
+    return ""
+
+
+def main() -> int:
+    why = missing_gpu()
+    if why:
+        print(f"skipped: {why}")
+        return 1 if os.environ.get("BELLWETHER_REQUIRE_GPU") == "1" else 77
+    lib = attention_calls.load(sys.argv[1])
+    wanted = sys.argv[2:]
+    failed = 0
+    for name, test in list(globals().items()):
+        if not name.startswith("test_") or (wanted and not any(w in name for w in wanted)):
+            continue
+        try:
+            test(lib)
+            torch.cuda.synchronize()
+            print(f"ok   {name}", flush=True)
+        except AssertionError as error:
+            failed += 1
+            print(f"FAIL {name}: {error}", flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

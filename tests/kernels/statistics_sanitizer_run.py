@@ -1,0 +1,44 @@
+"""Small launches of every kind of statistics kernel, for compute-sanitizer.
+
+    compute-sanitizer --tool racecheck python3 statistics_sanitizer_run.py LIBRARY
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+
+import torch
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "kernels" / "bench"))
+import attention_calls  # noqa: E402
+import statistics_calls as calls  # noqa: E402
+from statistics_calls import Probed, ProbeOptions, Spectrum  # noqa: E402
+
+OPTIONS = [ProbeOptions(), ProbeOptions(causal=True, window=50, rows=17),
+           ProbeOptions(softcap=3.0, causal=True)]
+
+
+def main() -> int:
+    lib = attention_calls.load(sys.argv[1])
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        # Rows of 16-byte vectors and others, one stage of tiles and two, clusters of 1 to 8.
+        for d, n, m, batch in ((64, 100, 777, 1), (33, 70, 70, 2), (256, 65, 130, 2),
+                               (128, 40, 90, 200)):
+            q, o, g = (torch.randn(batch, 4, n, d, device="cuda").to(dtype) for _ in range(3))
+            k, v = (torch.randn(batch, 2, m, d, device="cuda").to(dtype) for _ in range(2))
+            for options in OPTIONS:
+                for outputs in (None, (v, o, g)):
+                    calls.probe(lib, q, k, outputs, options, Probed.fresh(4, 2, "cuda"))
+            calls.key_leak(lib, k, torch.zeros(2, 2, device="cuda"))
+        for rows, columns in ((64, 300), (128, 129), (200, 70), (3, 5)):
+            weight = torch.randn(2, rows, columns, device="cuda").to(dtype)
+            for w in (weight, weight.transpose(1, 2).contiguous().transpose(1, 2)):
+                calls.spectral_norms(lib, w, Spectrum.fresh(2, rows, "cuda", gram=True))
+    torch.cuda.synchronize()
+    print("done")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
