@@ -21,7 +21,7 @@ PROBE_STATS = ("rows", "common_mode", "spread", "tied_bf16", "tied_eps", "tied_p
                "logit_max", "entropy", "sink", "nonfinite", "bias", "bias_sq", "delta_abs",
                "error_abs")
 KV_STATS = ("sequences", "coherence")
-_CALL = [("struct_size", ctypes.c_uint32), ("backend", ctypes.c_uint32),
+_CALL: list[tuple[str, Any]] = [("struct_size", ctypes.c_uint32), ("backend", ctypes.c_uint32),
          ("dtype", ctypes.c_uint32), ("threads", ctypes.c_uint32), ("stream", ctypes.c_void_p)]
 
 

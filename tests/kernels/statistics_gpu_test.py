@@ -178,7 +178,8 @@ SHAPES = [
     *(Shape(dtype=t, head_dim=d, v_dim=d) for t in (F16, F32) for d in (32, 64, 128, 256)),
     Shape(heads=8, kv_heads=2, q_len=77, k_len=201), Shape(heads=3, kv_heads=1, q_len=1, k_len=1),
     Shape(q_len=1000, k_len=1000), Shape(q_len=200, k_len=65, head_dim=128, v_dim=64),
-    Shape(head_dim=40, v_dim=72), Shape(head_dim=33, v_dim=5), Shape(dtype=F32, head_dim=7, v_dim=9),
+    Shape(head_dim=40, v_dim=72), Shape(head_dim=33, v_dim=5),
+    Shape(dtype=F32, head_dim=7, v_dim=9),
     Shape(batch=1, heads=1, kv_heads=1, q_len=64, k_len=5000),
 ]
 OPTIONS = [
@@ -221,7 +222,8 @@ def test_rows_and_heads_may_lie_anywhere(lib: Lib) -> None:
             base = torch.zeros(b, n, h, d + pad, dtype=t.dtype)
             base[..., pad:] = t.transpose(1, 2)
             # One view of one base: run() rebuilds it on the GPU.
-            return base.as_strided((b, h, n, d), (n * h * (d + pad), d + pad, h * (d + pad), 1), pad)
+            wide = d + pad
+            return base.as_strided((b, h, n, d), (n * h * wide, wide, h * wide, 1), pad)
 
         assert problem.outputs is not None
         problem.q, problem.k = moved(problem.q), moved(problem.k)
@@ -289,7 +291,8 @@ def test_all_ranks_sample_the_same_rows(lib: Lib) -> None:
         part = make(Shape(heads=4, kv_heads=4), dataclasses.replace(o, head_offset=2 * rank))
         assert part.outputs is not None
         v, out, d_o = (t[:, mine].clone() for t in part.outputs)
-        part.q, part.k, part.outputs = part.q[:, mine].clone(), part.k[:, mine].clone(), (v, out, d_o)
+        part.q, part.k = part.q[:, mine].clone(), part.k[:, mine].clone()
+        part.outputs = v, out, d_o
         got = run(lib, part, "cuda")
         for name in ("rows", "common_mode", "entropy", "delta_abs"):
             want = whole.of(name)[mine]
