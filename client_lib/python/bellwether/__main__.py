@@ -1,4 +1,4 @@
-"""python -m bellwether doctor | run | npz2run | version."""
+"""python -m bellwether attach | doctor | run | npz2run | version."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from . import __version__
 
 USAGE = """usage: python -m bellwether COMMAND ...
 
+  attach PID [--detach]       watches a process that runs already, or ends that
   doctor [script.py args]     says why there is no data
   run script.py args          runs a training script, untouched, under watch
   npz2run IN.npz OUT.bwrun    turns a recorded trace into a recorded run
@@ -33,6 +34,10 @@ def version() -> int:
 def main(arguments: Optional[list[str]] = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     command, rest = (given[0], given[1:]) if given else ("", [])
+    if command == "attach":
+        from . import attach_command
+
+        return attach_command.main(rest)
     if command == "doctor":
         from . import doctor
 

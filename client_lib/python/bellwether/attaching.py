@@ -58,6 +58,7 @@ def attach(
     config: Optional[str] = None,
     weights: Optional[dict[str, tuple[str, str]]] = None,
     on_alert: Optional[Callable[[dict[str, Any]], None]] = None,
+    weights_only: bool = False,
 ) -> Monitor:
     """Watches `model` from its next forward pass on; the same handle if it is watched already.
 
@@ -76,6 +77,8 @@ def attach(
     weights   {regular expression on module names: (path of W_Q, path of W_K)}, for projections
               whose names are not known here
     on_alert  called with each change of an alert of this run, on a thread of its own
+    weights_only  leave the forward and backward pass alone, as a model must be that was compiled
+              before: only the norms of W_Q and W_K are measured, at the optimizer step
 
     Raises ValueError for a bad argument; nothing else, and nothing later.
     """
@@ -106,7 +109,7 @@ def attach(
         return monitor
     try:
         _choose_sink(monitor)
-        monitor.install(model, dict(weights or {}))
+        monitor.install(model, dict(weights or {}), weights_only)
     except Exception as e:
         monitor.trouble(e, "attach()")
         monitor.why_off = str(e)

@@ -263,17 +263,12 @@ class Layer:
                     copies = seen // by_weight
                     if torch.equal(k[:, 0].detach(), k[:, copies - 1].detach()):
                         kv_heads, group = by_weight, copies
-                self.location = weights.locate(module, heads, kv_heads, dim, self.paths)
-            self.heads, self.kv_heads, self.head_dim = heads, kv_heads, dim
             self.group = group
             self.sums = Sums(heads, kv_heads)
             self.kernel = _kernel_of(q, k, v, given)
             if monitor.numbered():
                 self.note("first called after the first step: not reported")
-            if self.location is None:
-                self.note("W_Q and W_K not found: no spectral signals (give weights=)")
-            else:
-                self.wq, self.wk = Spectrum(heads, dim), Spectrum(kv_heads, dim)
+            self._set_layout(heads, kv_heads, dim)
         elif (heads, seen, dim) != (self.heads, self.kv_heads * self.group, self.head_dim):
             self.note("heads differ from those of the first call: not measured")
             return False
@@ -281,6 +276,27 @@ class Layer:
         self.causal = self.causal or bool(given.get("is_causal", False))
         self.dtype = q.dtype
         return True
+
+    def _set_layout(self, heads: int, kv_heads: int, dim: int) -> None:
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, dim
+        module = self.module()
+        if module is not None:
+            self.location = weights.locate(module, heads, kv_heads, dim, self.paths)
+        if self.location is None:
+            self.note("W_Q and W_K not found: no spectral signals (give weights=)")
+        else:
+            self.wq, self.wk = Spectrum(heads, dim), Spectrum(kv_heads, dim)
+
+    def watch_weights(self) -> None:
+        """Watches the weights alone, without ever having seen a call."""
+        module = self.module()
+        layout = weights.layout_of(module, self.paths) if module is not None else None
+        if layout is None:
+            self.note("W_Q and W_K not found: no spectral signals (give weights=)")
+            return
+        if not layout.told:
+            self.note("the module does not say its heads: W_Q and W_K are taken as one head each")
+        self._set_layout(layout.heads, layout.kv_heads, layout.dim)
 
     # ---- backward ----
 

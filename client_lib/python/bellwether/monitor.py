@@ -96,12 +96,14 @@ class Monitor:
         self._model = weakref.ref(model) if model is not None else None
         self._alive = False
         self._installed = False
+        self._weights_only = False  # The forward pass is not patched.
         self._client: Optional[RunClient] = None
         self._client_tried = False
         self._errors = 0
         self._error_text = ""
         self._step = 0
         self._explicit = False  # mon.step() is called: the optimizer's hook is not the step.
+        self._counts_from_attach = True
         self._pending = False  # An optimizer step ended that is not closed yet.
         self._sampling = False
         self._weights_done = False
@@ -175,7 +177,9 @@ class Monitor:
 
     # ---- attach and detach ----
 
-    def install(self, model: nn.Module, overrides: dict[str, tuple[str, str]]) -> None:
+    def install(
+        self, model: nn.Module, overrides: dict[str, tuple[str, str]], weights_only: bool = False
+    ) -> None:
         pattern = self.settings.layers
 
         def named(name: str, module: nn.Module) -> bool:
@@ -192,7 +196,13 @@ class Monitor:
             "model": type(model).__name__[:128],
         }
         self._hook = register_optimizer_step_post_hook(self._optimizer_stepped)
-        intercept.install(model, self.layers)
+        if weights_only:
+            for layer in self.layers:
+                if layer.watched:
+                    layer.watch_weights()
+        else:
+            intercept.install(model, self.layers)
+        self._weights_only = weights_only
         self._installed = True
         self._alive = True
         self._events.append(("attach", f"bellwether {__version__}", 0.0))
@@ -212,7 +222,8 @@ class Monitor:
                     self.trouble(e, "detach")
             self._alive = False
             self._hook.remove()
-            intercept.uninstall(self.layers)
+            if not self._weights_only:
+                intercept.uninstall(self.layers)
             self._installed = False
             self.why_off = self.why_off or "detached"
         model = self._model() if self._model is not None else None
@@ -259,6 +270,7 @@ class Monitor:
         if not self._alive:
             return
         self._explicit = True
+        self._counts_from_attach = False
         try:
             if step is not None and step != self._step:
                 self._step = int(step)
@@ -266,6 +278,13 @@ class Monitor:
         except Exception as e:
             self.trouble(e, "step()")
         self._close({"loss": loss, "grad_norm": grad_norm, "learning_rate": lr, "tokens": tokens})
+
+    def count_from(self, step: int) -> None:
+        """The running step is the trainer's number `step`, told before anything was reported."""
+        self._step = step
+        self._counts_from_attach = False
+        self._governor.restart(step)
+        self._begin_step()
 
     def _begin_step(self) -> None:
         self._sampling = self._governor.due(self._step)
@@ -467,7 +486,7 @@ class Monitor:
             qk_norm=any(layer.normalizes for layer in layers),
             score_dtype=dtype,
             causal=any(layer.causal for layer in layers),
-            step_from_attach=not self._explicit,
+            step_from_attach=self._counts_from_attach,
             **self._metadata,
         )
         try:

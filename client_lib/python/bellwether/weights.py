@@ -6,6 +6,7 @@ spectral kernels read them in place through strides.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Optional
 
@@ -146,6 +147,52 @@ def locate(
         with torch.no_grad():
             if location.views(module) is not None:
                 return location
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    heads: int
+    kv_heads: int
+    dim: int
+    told: bool  # By the module itself; else all is taken as one head.
+
+
+_HEADS = ("num_heads", "n_head", "n_heads", "num_attention_heads", "nhead", "heads")
+_KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head")
+_WHOLE_DIM_MAX = 4096  # A bigger matrix is too much to measure as one head.
+
+
+def _number(owners: tuple[object, ...], names: tuple[str, ...]) -> Optional[int]:
+    for owner in owners:
+        for name in names:
+            value = getattr(owner, name, None)
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                return value
+    return None
+
+
+def layout_of(module: nn.Module, paths: Optional[tuple[str, str]] = None) -> Optional[Layout]:
+    """Heads by the attributes of a module, or of its `config`; None if no weight fits them."""
+    owners = (module, getattr(module, "config", None))
+    heads = _number(owners, _HEADS)
+    query = attribute(module, paths[0]) if paths is not None else None
+    for name in (_by_names(module, _QUERY), _by_names(module, _FUSED)):
+        if query is None and name is not None:
+            query = _matrix(module, name)
+    if query is None:
+        return None
+    kv_heads = _number(owners, _KV_HEADS) or heads
+    if heads is not None and kv_heads is not None:
+        for rows in query.shape:
+            for parts in (heads, heads + 2 * kv_heads):
+                if rows % parts == 0 and locate(module, heads, kv_heads, rows // parts, paths):
+                    return Layout(heads, kv_heads, rows // parts, True)
+    for rows in query.shape:
+        for parts in (1, 3):
+            dim = rows // parts
+            if dim <= _WHOLE_DIM_MAX and rows % parts == 0 and locate(module, 1, 1, dim, paths):
+                return Layout(1, 1, dim, False)
     return None
 
 
