@@ -162,7 +162,7 @@ def _attach_arguments(given: argparse.Namespace) -> dict[str, Any]:
 def _examine(given: argparse.Namespace) -> list[Target]:
     pids = processes.ranks_below(given.pid) if given.run_tree else [given.pid]
     if given.detach:  # Only one of the ranks may report.
-        pids = [pid for pid in pids if processes.holds_package(pid)] or pids
+        pids = [pid for pid in pids if processes.is_watched(pid)] or pids
     return [processes.examine(pid, given.detach) for pid in pids]
 
 

@@ -28,6 +28,7 @@ from .client import ClientError, RunClient, RunOptions
 from .frames import Scalars, head_blocks
 from .governor import Governor, RateWatch
 from .layer import Layer
+from .presence import Presence
 from .ranks import rank_and_world
 from .report import layer_status, summary
 from .settings import Settings
@@ -97,6 +98,7 @@ class Monitor:
         self._alive = False
         self._installed = False
         self._weights_only = False  # The forward pass is not patched.
+        self._presence: Optional[Presence] = None
         self._client: Optional[RunClient] = None
         self._client_tried = False
         self._errors = 0
@@ -203,6 +205,7 @@ class Monitor:
         else:
             intercept.install(model, self.layers)
         self._weights_only = weights_only
+        self._presence = Presence()
         self._installed = True
         self._alive = True
         self._events.append(("attach", f"bellwether {__version__}", 0.0))
@@ -224,6 +227,8 @@ class Monitor:
             self._hook.remove()
             if not self._weights_only:
                 intercept.uninstall(self.layers)
+            if self._presence is not None:
+                self._presence.end()
             self._installed = False
             self.why_off = self.why_off or "detached"
         model = self._model() if self._model is not None else None

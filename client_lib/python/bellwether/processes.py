@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Optional
 
-from . import _native, elf
+from . import _native, elf, presence
 
 PYTHON_MIN = (3, 9)
 TORCH_MIN = (2, 4)
@@ -25,8 +25,7 @@ PACKAGE = Path(__file__).resolve().parent
 _PROC = Path("/proc")
 _CAP_SYS_PTRACE = 19
 _TORCH = re.compile(r"(.*/torch)/_C\.cpython-3(\d+)(t?)-[^/]*\.so$")
-# Of the client library's shared memory: it is mapped exactly while a monitor is sending.
-_RING = "/memfd:bellwether"
+_MARK = f"/memfd:{presence.NAME} "
 
 
 class Refusal(RuntimeError):
@@ -241,10 +240,10 @@ def examine(pid: int, detach: bool = False) -> Target:
         _check_package(pid)
     except (FileNotFoundError, ProcessLookupError):
         raise Refusal(f"process {pid} ended while it was looked at") from None
-    watched = any(mapping.path.startswith(_RING) for mapping in maps)
+    watched = is_watched(pid)
     if watched and not detach:
         raise Refusal(f"process {pid} is watched already; --detach ends that")
-    if detach and not holds_package(pid):
+    if detach and not watched:
         raise Refusal(f"process {pid} is not watched: there is nothing to detach")
     uid, gid = (int(status[name].split()[1]) for name in ("Uid", "Gid"))
     libc = next(
@@ -259,10 +258,10 @@ def examine(pid: int, detach: bool = False) -> Target:
     )  # fmt: skip
 
 
-def holds_package(pid: int) -> bool:
-    """Whether the process has loaded our libraries: it is or was watched."""
+def is_watched(pid: int) -> bool:
+    """Whether a monitor is installed in the process."""
     try:
-        return _native.KERNELS_LIBRARY in _read(pid, "maps")
+        return _MARK in _read(pid, "maps")
     except OSError:
         return False
 
