@@ -31,7 +31,7 @@ VARIANTS = {
     "ranks": """\
     torch.distributed.init_process_group("gloo")
     data.generator.manual_seed(args.seed + 100 * torch.distributed.get_rank())
-    args.losses = args.losses.with_suffix(f".{torch.distributed.get_rank()}")
+    args.losses = Path(f"{args.losses}-{torch.distributed.get_rank()}")
     wrapped = nn.parallel.DistributedDataParallel(model)
 """,
 }
@@ -60,7 +60,7 @@ class Job:
             "-m",
             "torch.distributed.run",
             "--nproc-per-node=2",
-            "--master-port=0",
+            "--standalone",
         ]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("BELLWETHER_")}
         with open(self._log, "w") as log:
@@ -91,8 +91,10 @@ class Job:
             time.sleep(0.02)
 
     def finish(self, seconds: float = 120) -> str:
+        """The losses of all ranks, as text."""
         assert self.process.wait(seconds) == 0, self.said()
-        return self.losses.read_text()
+        files = sorted(self.losses.parent.glob(f"{self.losses.name}*"))
+        return "".join(path.read_text() for path in files)
 
     def __enter__(self) -> Job:
         return self
