@@ -10,6 +10,7 @@ the last one nothing is iterated any more.
 
 from __future__ import annotations
 
+import collections
 import ctypes
 import os
 import sys
@@ -32,6 +33,9 @@ from .runner import owner_of
 
 _RETRY_SECONDS = 0.003
 _RETRIES_MAX = 10_000
+
+# The interpreter holds only the address of a visit's callback: it must not be collected.
+_visits: collections.deque[Visit] = collections.deque(maxlen=64)
 
 
 def _frames(frame: Optional[FrameType]) -> Any:
@@ -87,7 +91,13 @@ class Visit:
 
     def _refuse(self, text: str) -> None:
         if self._box.take():
-            self._box.report(ok=False, text=text)
+            self._tell(ok=False, text=text)
+
+    def _tell(self, **told: Any) -> None:
+        try:
+            self._box.report(**told)
+        except OSError:  # Nobody waits any more, and the folder is gone.
+            log.info(f"attach: {told['text']}")
 
     def _later(self) -> None:
         """Once more in a moment, again at a safe point of the main thread."""
@@ -128,8 +138,8 @@ class Visit:
             else:
                 self._attach(optimizer)
         except Exception as e:
-            self._leave()
-            self._box.report(ok=False, text=f"{type(e).__name__}: {e}")
+            self._leave()  # No more tries, whatever it was.
+            self._tell(ok=False, text=f"{type(e).__name__}: {e}")
 
     def _leave(self) -> None:
         self._before.remove()
@@ -143,7 +153,7 @@ class Visit:
         for each in watched:
             each.detach()
         runs = ", ".join(each.settings.run for each in watched)
-        self._box.report(
+        self._tell(
             ok=bool(watched),
             text=f"run {runs} is no longer watched" if watched else "it is not watched",
         )
@@ -163,7 +173,7 @@ class Visit:
         if not self._box.take():
             return
         self._leave()
-        self._box.report(**self._watch(model, optimizer, self._request["arguments"]))
+        self._tell(**self._watch(model, optimizer, self._request["arguments"]))
 
     def _watch(
         self, model: nn.Module, optimizer: Optimizer, arguments: dict[str, Any]
@@ -202,4 +212,6 @@ class Visit:
 
 def begin(folder: str) -> None:
     """Called by the line that was brought in.  Does no more than register a hook."""
-    Visit(folder).begin()
+    visit = Visit(folder)
+    _visits.append(visit)
+    visit.begin()
