@@ -21,6 +21,8 @@ import bellwether
 """
 _MODEL = "    model = TinyTransformer(args.attention, args.center)\n"
 _CALL = "LOSS_SCALE * (model(tokens) - target)"
+_END = "if not math.isfinite(losses[-1]):"
+_STOP = 'Path("stop").exists()'
 # What a script may do with the model before it trains.
 VARIANTS = {
     "eager": "",
@@ -39,11 +41,14 @@ VARIANTS = {
 
 def script(folder: Path, variant: str = "eager") -> Path:
     text = (ROOT / "examples" / "tiny_transformer.py").read_text()
-    for part in (_OURS, _MODEL, _CALL):
+    for part in (_OURS, _MODEL, _CALL, _END):
         assert text.count(part) == 1, part
     text = text.replace(_OURS, "").replace(_MODEL, _MODEL + VARIANTS[variant])
-    if variant == "ranks":
+    stop = _STOP
+    if variant == "ranks":  # All or none.
         text = text.replace(_CALL, _CALL.replace("model(", "wrapped("))
+        stop = f"torch.distributed.all_reduce(stop := torch.tensor(float({_STOP}))) or stop > 0"
+    text = text.replace(_END, f"if {stop}:")
     assert "import bellwether" not in text
     path = folder / f"plain_{variant}.py"
     path.write_text(text)
@@ -51,9 +56,13 @@ def script(folder: Path, variant: str = "eager") -> Path:
 
 
 class Job:
-    """The script in a process; its losses are written when it ends."""
+    """The script in a process, until it is told to stop; then its losses are written."""
 
-    def __init__(self, folder: Path, name: str, steps: int, variant: str = "eager") -> None:
+    def __init__(
+        self, folder: Path, name: str, variant: str = "eager", steps: int = 1_000_000
+    ) -> None:
+        self._stop = folder / "stop"
+        self._stop.unlink(missing_ok=True)
         self.losses = folder / f"{name}.losses"
         self._log = folder / f"{name}.log"
         launcher = [
@@ -90,11 +99,13 @@ class Job:
             assert time.monotonic() < deadline, self.said()
             time.sleep(0.02)
 
-    def finish(self, seconds: float = 120) -> str:
-        """The losses of all ranks, as text."""
+    def finish(self, stop: bool = True, seconds: float = 120) -> list[str]:
+        """The losses of each rank, as text."""
+        if stop:
+            self._stop.touch()
         assert self.process.wait(seconds) == 0, self.said()
         files = sorted(self.losses.parent.glob(f"{self.losses.name}*"))
-        return "".join(path.read_text() for path in files)
+        return [path.read_text() for path in files]
 
     def __enter__(self) -> Job:
         return self
