@@ -23,6 +23,7 @@ __device__ __forceinline__ void PinRegisters(uint32_t (&r)[kCount]) {
 __device__ __forceinline__ int ThreadIndexAgain() {
   int index;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+  __builtin_assume(index >= 0 && index < 1024);
   return index;
 }
 

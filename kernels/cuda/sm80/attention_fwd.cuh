@@ -40,37 +40,38 @@ struct FwdShape {
   static constexpr bool kOnes = kDividesByRounded<kMode>;
   static constexpr int kOutputs = kHeadDim + (kOnes ? 8 : 0);
   // Of S: what is counted leaves fewer registers for operands ahead.
-  static constexpr int kUnroll = kHeadDim == 128 && kCount ? 2 : kHeadDim / 16;
+  static constexpr int kUnroll = kHeadDim == 128 && kCount  ? 2
+                                 : kHeadDim == 128 && kOnes ? 4
+                                                            : kHeadDim / 16;
   static constexpr int kWarps = 4, kThreads = 32 * kWarps, kBlocks = 2;
   static constexpr int kWarpRows = 16 * kTiles, kRows = kWarpRows * kWarps;
   static constexpr int kQBytes = kRows * kHeadDim * 2, kKvBytes = kCols * kHeadDim * 2;
-  // The tile, Q, two stages of K, one of V.
-  static constexpr int kSharedBytes = SharedCopy<FwdTile>::kBytes + kQBytes + 3 * kKvBytes;
+  // The tile, its keys and the warps' steps; these, Q, two stages of K, one of V.
+  static constexpr int kPlaceBytes = 256;
+  static constexpr int kSharedBytes = kPlaceBytes + kQBytes + 3 * kKvBytes;
   static_assert(kSharedBytes <= 99 * 1024, "the least that any such GPU has");
 };
 
-// Caps and masks the scores of one tile of 16 rows; `row` and `key` are this
-// thread's first.
+// Masks the scores of one tile of 16 rows; `row` and `key` are this thread's first.
 template <class S>
-__device__ __forceinline__ void PrepareScores(float (&s)[S::kCols / 2], const FwdParams& p, const Sequence& seq,
-                                              bool masked, int row, int key) {
-  if (p.score.cap_scale != 0.f) {
-#pragma unroll
-    for (int i = 0; i < S::kCols / 2; ++i) s[i] = Tanh(s[i] * p.score.cap_scale);
-  }
-  if (!masked) return;
-  MaskAfter(s, LastKey(p.seq, seq, row) - key, LastKey(p.seq, seq, row + 8) - key);
-  if (p.seq.window > 0) MaskBefore(s, FirstKey(p.seq, seq, row) - key, FirstKey(p.seq, seq, row + 8) - key);
+__device__ __forceinline__ void MaskScores(float (&s)[S::kCols / 2], const SequenceParams& p,
+                                           const Sequence& seq, int row, int key) {
+  MaskAfter(s, LastKey(p, seq, row) - key, LastKey(p, seq, row + 8) - key);
+  if (p.window > 0) MaskBefore(s, FirstKey(p, seq, row) - key, FirstKey(p, seq, row + 8) - key);
 }
+
+// The keys of this CTA, from its sequence's first on.
+struct FwdKeys {
+  const uint16_t *k, *v;
+  int k_len, none;
+};
 
 // Copies keys of step n, of K or V.
 template <class S>
-__device__ __forceinline__ void CopyKeys(uint32_t to, const FwdParams& p, const FwdTile& t, const void* from,
-                                         const Strides& stride, int n) {
-  const Sequence& seq = t.sequence;
-  TileCopier<S::kHeadDim, S::kCols, S::kThreads>::Copy(
-      to, TokensOf(from, stride, seq.index, t.head / p.seq.group, seq.k_start), stride.token, p.seq.head_dim,
-      n * S::kCols, seq.k_len);
+__device__ __forceinline__ void CopyKeys(uint32_t to, const FwdParams& p, const FwdKeys& keys,
+                                         const uint16_t* from, const Strides& stride, int n) {
+  TileCopier<S::kHeadDim, S::kCols, S::kThreads>::Copy(to, from, stride.token, p.seq.head_dim,
+                                                       n * S::kCols, keys.k_len);
 }
 
 // This warp's first row of its sequence.
@@ -79,42 +80,55 @@ __device__ __forceinline__ int WarpRow(const FwdTile& t) {
   return t.row + ThreadIndexAgain() / 32 * S::kWarpRows;
 }
 
-// Whether some of the warp's rows see some of the keys of step n.
+// The steps [begin, end) some of whose keys some of the warp's rows see, and those of
+// which all rows see all.
+struct WarpSteps {
+  int begin, end, clear_begin, clear_end;
+};
 template <class S>
-__device__ __forceinline__ bool NeedsStep(const SequenceParams& p, const FwdTile& t, int n) {
-  const int row = WarpRow<S>(t);
-  return row < t.sequence.q_len && n * S::kCols <= LastKey(p, t.sequence, row + S::kWarpRows - 1) &&
-         (n + 1) * S::kCols > FirstKey(p, t.sequence, row);
+__device__ __forceinline__ WarpSteps StepsOfWarp(const SequenceParams& p, const FwdTile& t) {
+  const int row = WarpRow<S>(t), last_row = row + S::kWarpRows - 1;
+  const auto round_up = [](int keys) { return (keys + S::kCols - 1) / S::kCols; };
+  const int end = row < t.sequence.q_len ? LastKey(p, t.sequence, last_row) + 1 : 0;
+  return {max(FirstKey(p, t.sequence, row), 0) / S::kCols, round_up(max(end, 0)),
+          round_up(max(FirstKey(p, t.sequence, last_row), 0)),
+          max(LastKey(p, t.sequence, row) + 1, 0) / S::kCols};
 }
 
 // S = Q K^T of step n, capped and masked.
 template <class S>
-__device__ __forceinline__ void ComputeScores(float (&s)[S::kTiles][S::kCols / 2], const FwdParams& p,
-                                              const SharedCopy<FwdTile>& tile, uint32_t q_tile, uint32_t k_tile,
+__device__ __forceinline__ void ComputeScores(float (&s)[S::kTiles][S::kCols / 2],
+                                              const FwdParams& p, const SharedCopy<FwdTile>& tile,
+                                              uint32_t q_tile, uint32_t k_tile, bool masked,
                                               int n) {
   const int thread = ThreadIndexAgain(), lane = thread % 32;
   InnerProduct<typename S::T, S::kHeadDim, S::kUnroll>(
       s, RowsReader<S::kHeadDim>(q_tile + thread / 32 * (S::kWarpRows * S::kHeadDim * 2), lane),
       ColumnsReader<S::kHeadDim>(k_tile, lane), 0);
-  const FwdTile t = tile.Load();
-  const Sequence& seq = t.sequence;
-  const int row = WarpRow<S>(t);
-  const bool masked =
-      (n + 1) * S::kCols - 1 > LastKey(p.seq, seq, row) || n * S::kCols < FirstKey(p.seq, seq, row + S::kWarpRows - 1);
+  if (p.score.cap_scale != 0.f) {
 #pragma unroll
-  for (int m = 0; m < S::kTiles; ++m) {
-    PrepareScores<S>(s[m], p, seq, masked, row + 16 * m + lane / 4, n * S::kCols + lane % 4 * 2);
+    for (int m = 0; m < S::kTiles; ++m) {
+#pragma unroll
+      for (int i = 0; i < S::kCols / 2; ++i) s[m][i] = Tanh(s[m][i] * p.score.cap_scale);
+    }
   }
+  if (!masked) return;
+  const FwdTile t = tile.Load();
+  const int row = WarpRow<S>(t) + lane / 4,
+            key = n * S::kCols + lane % 4 * 2;  // this thread's first
+#pragma unroll
+  for (int m = 0; m < S::kTiles; ++m) MaskScores<S>(s[m], p.seq, t.sequence, row + 16 * m, key);
 }
 
 // Grid: the tiles' numbers.  Block: S::kThreads.
 template <class S>
-__global__ void __launch_bounds__(S::kThreads, S::kBlocks) AttentionFwdKernel(const __grid_constant__ FwdParams p) {
+__global__ void __launch_bounds__(S::kThreads, S::kBlocks)
+    AttentionFwdKernel(const __grid_constant__ FwdParams p) {
   using T = typename S::T;
   constexpr int kTiles = S::kTiles;
   extern __shared__ __align__(128) unsigned char shared[];
   const SharedCopy<FwdTile> tile(SharedAddress(shared));
-  const uint32_t q_tile = SharedAddress(shared) + SharedCopy<FwdTile>::kBytes;
+  const uint32_t q_tile = SharedAddress(shared) + S::kPlaceBytes;
   const uint32_t k_tiles = q_tile + S::kQBytes, v_tile = k_tiles + 2 * S::kKvBytes;
 
   SoftmaxRows<T, S::kMode, false, S::kCount> rows[kTiles];
@@ -125,18 +139,32 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks) AttentionFwdKernel(co
     for (int i = 0; i < S::kOutputs / 2; ++i) o[m][i] = 0.f;
   }
 
+  static_assert(SharedCopy<FwdTile>::kBytes + SharedCopy<FwdKeys>::kBytes +
+                    S::kWarps * SharedCopy<WarpSteps>::kBytes <=
+                S::kPlaceBytes);
+  const SharedCopy<FwdKeys> keys(tile.End());
+  const SharedCopy<WarpSteps> steps(keys.End() +
+                                    ThreadIndexAgain() / 32 * SharedCopy<WarpSteps>::kBytes);
   int begin, end;
   {
     FwdTile t;
     if (!LocateTile<S>(p, blockIdx.x, &t)) return;
     begin = t.begin;
     end = t.end;
-    if (threadIdx.x == 0) tile.Store(t);
+    const Sequence& seq = t.sequence;
+    const int kv_head = t.head / p.seq.group;
+    const FwdKeys of = {TokensOf(p.k, p.k_stride, seq.index, kv_head, seq.k_start),
+                        TokensOf(p.v, p.v_stride, seq.index, kv_head, seq.k_start), seq.k_len, 0};
+    if (threadIdx.x == 0) {
+      tile.Store(t);
+      keys.Store(of);
+    }
+    if (threadIdx.x % 32 == 0) steps.Store(StepsOfWarp<S>(p.seq, t));
     if (begin < end) {
       TileCopier<S::kHeadDim, S::kRows, S::kThreads>::Copy(
-          q_tile, TokensOf(p.q, p.q_stride, t.sequence.index, t.head, t.sequence.q_start), p.q_stride.token,
-          p.seq.head_dim, t.row, t.sequence.q_len);
-      CopyKeys<S>(k_tiles, p, t, p.k, p.k_stride, end - 1);
+          q_tile, TokensOf(p.q, p.q_stride, t.sequence.index, t.head, t.sequence.q_start),
+          p.q_stride.token, p.seq.head_dim, t.row, t.sequence.q_len);
+      CopyKeys<S>(k_tiles, p, of, of.k, p.k_stride, end - 1);
     }
     CopyCommit();
   }
@@ -145,23 +173,25 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks) AttentionFwdKernel(co
   for (int n = end - 1; n >= begin; --n) {
     CopyWait<0>();
     __syncthreads();  // K is there, and every warp has read the V of the last step.
-    bool needed;
     {
-      const FwdTile t = tile.Load();
-      needed = NeedsStep<S>(p.seq, t, n);
-      CopyKeys<S>(v_tile, p, t, p.v, p.v_stride, n);
+      const FwdKeys of = keys.Load();
+      CopyKeys<S>(v_tile, p, of, of.v, p.v_stride, n);
       CopyCommit();
-      if (n > begin) CopyKeys<S>(k_tiles + S::kKvBytes - stage, p, t, p.k, p.k_stride, n - 1);
+      if (n > begin) CopyKeys<S>(k_tiles + S::kKvBytes - stage, p, of, of.k, p.k_stride, n - 1);
       CopyCommit();
     }
+    const WarpSteps of_warp = steps.Load();
+    const bool needed = n >= of_warp.begin && n < of_warp.end;
+    const bool masked = n < of_warp.clear_begin || n >= of_warp.clear_end;
     uint32_t probs[kTiles][S::kCols / 4];
     if (needed) {
       float s[kTiles][S::kCols / 2];
-      ComputeScores<S>(s, p, tile, q_tile, k_tiles + stage, n);
+      ComputeScores<S>(s, p, tile, q_tile, k_tiles + stage, masked, n);
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) {
         float rescale[2];
-        rows[m].template Tile<true>(s[m], p.score.scale_log2, p.paper, p.seq.head_dim >> 16, rescale);
+        rows[m].template Tile<true>(s[m], p.score.scale_log2, p.paper, p.seq.head_dim >> 16,
+                                    rescale);
         rows[m].Probabilities(s[m], probs[m]);
         // Rare with anchors at integers.
         if (__any_sync(0xffffffffu, rescale[0] != 1.f || rescale[1] != 1.f)) {
@@ -192,14 +222,16 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks) AttentionFwdKernel(co
   const int lane = ThreadIndexAgain() % 32;
 #pragma unroll
   for (int m = 0; m < kTiles; ++m) {
-    WriteFwdOutputs<S>(p, rows[m], o[m], WarpRow<S>(t) + 16 * m + lane / 4, t.head, t.sequence, lane);
+    WriteFwdOutputs<S>(p, rows[m], o[m], WarpRow<S>(t) + 16 * m + lane / 4, t.head, t.sequence,
+                       lane);
   }
 }
 
 template <class S>
 Status LaunchAttentionFwd(const FwdParams& p, int tiles, cudaStream_t stream) {
   const auto kernel = AttentionFwdKernel<S>;
-  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes) != cudaSuccess) {
+  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes) !=
+      cudaSuccess) {
     return Status::kDeviceError;
   }
   kernel<<<tiles, S::kThreads, S::kSharedBytes, stream>>>(p);

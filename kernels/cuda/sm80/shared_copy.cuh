@@ -16,11 +16,12 @@ class SharedCopy {
   static_assert(sizeof(Struct) % 4 == 0);
 
  public:
-  static constexpr int kBytes = 128;  // of a copy; what lies behind stays aligned
-  static_assert(16 * kVectors <= kBytes);
+  static constexpr int kBytes = 16 * kVectors;
 
   // `address` is aligned to 16 bytes.
   __device__ __forceinline__ explicit SharedCopy(uint32_t address) : address_(address) {}
+
+  __device__ __forceinline__ uint32_t End() const { return address_ + kBytes; }
 
   // By one thread, before a barrier.
   __device__ __forceinline__ void Store(const Struct& value) const {

@@ -71,7 +71,8 @@ class TileReader {
   template <bool kTransposed>
   __device__ __forceinline__ void Load(uint32_t (&w)[4], int row, int chunk) const {
     const int in_group = chunk % Layout::kGroup;
-    LoadMatrices<kTransposed>(w, (at_ ^ (in_group * 16)) + row * Layout::kPitch + (chunk - in_group) * 16);
+    LoadMatrices<kTransposed>(
+        w, (at_ ^ (in_group * 16)) + row * Layout::kPitch + (chunk - in_group) * 16);
   }
 
   // To a tile `bytes` further on, a multiple of 128.
@@ -85,10 +86,14 @@ class TileReader {
 
 // 16 bytes to shared memory; zeros if not `inside`, and then nothing is read.
 __device__ __forceinline__ void CopyAsync(uint32_t to, const void* from, bool inside) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(inside ? 16 : 0)
+               : "memory");
 }
 
-__device__ __forceinline__ void CopyCommit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void CopyCommit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
 
 // Until all but the last kPending groups of this thread have arrived.
 template <int kPending>
@@ -96,39 +101,49 @@ __device__ __forceinline__ void CopyWait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// Copies tiles of kRows tokens of one head.  All threads of the block call it.
+// Copies tiles of kRows tokens of one head.  All threads of the block call it.  A
+// thread stays in its phase and in its chunk of every group, so that what differs
+// between its copies is mostly known to the compiler.
 template <int kElements, int kRows, int kThreads>
 class TileCopier {
   using Layout = TileLayout<kElements>;
-  static constexpr int kChunks = Layout::kChunks, kCount = kRows * kChunks / kThreads;
-  static_assert(kRows * kChunks % kThreads == 0);
+  static constexpr int kGroup = Layout::kGroup, kGroups = Layout::kChunks / kGroup;
+  static constexpr int kPass = kThreads / kGroup;  // rows that are copied at once
+  static_assert(kPass % 8 == 0 && kRows % kPass == 0);
 
  public:
-  // Rows [row, row + kRows) to `tile`; 0 from row `end` and from channel `channels` on.
-  // `first` is channel 0 of row 0, `stride` in elements.
-  static __device__ __forceinline__ void Copy(uint32_t tile, const uint16_t* first, int64_t stride, int channels,
-                                              int row, int end) {
+  // What this thread reads first of the rows from `row` on.
+  static __device__ __forceinline__ const uint16_t* Source(const uint16_t* first, int64_t stride,
+                                                           int row) {
     const int thread = ThreadIndexAgain();
-    if constexpr (kThreads % (8 * kChunks) == 0) {  // A thread stays in its column and phase.
-      constexpr int kStep = kThreads / kChunks;
-      const int in_tile = thread / kChunks, chunk = thread % kChunks;
-      const int left = chunk * 8 < channels ? end - row - in_tile : 0;
-      const uint16_t* from = first + (row + in_tile) * stride + chunk * 8;
-      const uint32_t to = tile + Layout::Offset(in_tile, chunk);
+    return first + (row + thread / kGroup) * stride + thread % kGroup * 8;
+  }
+
+  // To `tile`, from this thread's `source` on; `left` of the tile's rows exist, and
+  // `channels`.  The others become 0.  `stride` in elements.
+  static __device__ __forceinline__ void CopyFrom(uint32_t tile, const uint16_t* source,
+                                                  int64_t stride, int channels, int left) {
+    const int thread = ThreadIndexAgain(), in_tile = thread / kGroup, chunk = thread % kGroup;
+    const uint32_t to = tile + Layout::Offset(in_tile, chunk);
+    left -= in_tile;
+    int left_of[kGroups];
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        CopyAsync(to + i * (kStep * Layout::kPitch), from, i * kStep < left);
-        from += kStep * stride;
-      }
-    } else {
+    for (int g = 0; g < kGroups; ++g) left_of[g] = (chunk + g * kGroup) * 8 < channels ? left : 0;
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) {
-        const int index = thread + i * kThreads;
-        const int in_tile = index / kChunks, chunk = index % kChunks;
-        CopyAsync(tile + Layout::Offset(in_tile, chunk), first + (row + in_tile) * stride + chunk * 8,
-                  row + in_tile < end && chunk * 8 < channels);
+    for (int i = 0; i < kRows / kPass; ++i) {
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) {
+        CopyAsync(to + i * (kPass * Layout::kPitch) + g * (kGroup * 16), source + g * (kGroup * 8),
+                  i * kPass < left_of[g]);
       }
+      source += kPass * stride;
     }
+  }
+
+  // Rows [row, row + kRows); those from `end` on become 0.  `first` is channel 0 of row 0.
+  static __device__ __forceinline__ void Copy(uint32_t tile, const uint16_t* first, int64_t stride,
+                                              int channels, int row, int end) {
+    CopyFrom(tile, Source(first, stride, row), stride, channels, end - row);
   }
 };
 
