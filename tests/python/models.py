@@ -124,6 +124,6 @@ class Model(nn.Module):
         return [block.attention for block in self.blocks]
 
 
-def batch(shape: Shape, seed: int, size: int = 3, tokens: int = 40) -> Tensor:
+def batch(shape: Shape, seed: int, size: int = 3, tokens: int = 40, device: str = "cpu") -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(size, tokens, shape.width, generator=generator)
+    return torch.randn(size, tokens, shape.width, generator=generator).to(device)

@@ -30,7 +30,7 @@ def statistics(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, d_o: Tensor, scale: float, causal: bool
 ) -> Expected:
     """q, o, d_o [B, H, T, D]; k, v [B, Hkv, T, D]: as the kernel got and returned them."""
-    q, k, v, o, d_o = (t.detach().double() for t in (q, k, v, o, d_o))
+    q, k, v, o, d_o = (t.detach().cpu().double() for t in (q, k, v, o, d_o))
     group = q.shape[1] // k.shape[1]
     keys, values = (t.repeat_interleave(group, dim=1) for t in (k, v))
     scores = scale * q @ keys.mT
@@ -103,7 +103,9 @@ def statistics(
 def key_leak(d_k: Tensor, kv_heads: int) -> dict[str, Tensor]:
     """d_k [B, heads that the kernel saw, T, D]; repeated heads belong to one key head."""
     batch, heads, tokens, dim = d_k.shape
-    whole = d_k.detach().double().reshape(batch, kv_heads, heads // kv_heads, tokens, dim).sum(2)
+    whole = (
+        d_k.detach().cpu().double().reshape(batch, kv_heads, heads // kv_heads, tokens, dim).sum(2)
+    )
     return {
         "key_leak_sum": whole.sum(2).norm(dim=-1).sum(0),
         "key_gradient_sum": whole.norm(dim=-1).sum((0, 2)),

@@ -189,7 +189,7 @@ def test_errors_in_forward_and_in_the_step_do_not_reach_training(
     with bellwether.attach(model, record=str(tmp_path / "a.bwrun"), run="f") as monitor:
         monkeypatch.setattr(layer.Layer, "_observe", broken)
         model(batch(Shape(), 0)).sum().backward()
-        monkeypatch.setattr(monitor_module, "head_blocks", broken)
+        monkeypatch.setattr(monitor_module, "Sample", broken)
         monkeypatch.setattr(monitor_module.Monitor, "_measure_weights", broken)
         monitor.step(loss=1.0)
         monitor.step(loss=object())  # type: ignore[arg-type]

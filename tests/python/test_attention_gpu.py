@@ -6,7 +6,6 @@ compute capability 8.0 or later and a build with CUDA, unless BELLWETHER_REQUIRE
 from __future__ import annotations
 
 import math
-import os
 from typing import Any, Optional
 
 import pytest
@@ -18,14 +17,11 @@ from torch.utils.checkpoint import checkpoint
 
 import bellwether
 from bellwether import sdpa
-from bellwether.attention_op import machine_lacks
 
 from attention_reference import KINDS, Features, inputs, plain, with_gradients
+from gpu import LACKS, SKIPPED
 
-LACKS = "no GPU"
-if torch.cuda.is_available():
-    LACKS = machine_lacks(torch.device("cuda", 0)) or ""
-if LACKS and os.environ.get("BELLWETHER_REQUIRE_GPU") != "1":
+if SKIPPED:
     pytest.skip(LACKS, allow_module_level=True)
 
 SHAPE = {"heads": 4, "kv_heads": 2, "q_len": 300, "k_len": 300, "dim": 64}

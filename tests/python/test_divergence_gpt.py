@@ -20,6 +20,8 @@ from conftest import ROOT
 sys.path.insert(0, str(ROOT / "examples"))
 import divergence_gpt as example
 
+from recording import Recording
+
 TINY = ["--device", "cpu", "--layers", "2", "--width", "32", "--head-dim", "16", "--context", "32",
         "--batch", "2", "--vocab", "512", "--every", "3", "--steps", "9"]  # fmt: skip
 
@@ -52,6 +54,18 @@ def test_trains(attention: str, center: bool, text: Path) -> None:
         assert len(got[curve]) == 4
     assert got["loss"][-1] < got["loss"][0] < 1.1 * math.log(512)
     assert all(len(layers) == 2 for layers in got["sigma_wq"] + got["drift_ratio"])
+
+
+def test_a_watched_run_is_recorded_and_the_same(text: Path, tmp_path: Path) -> None:
+    alone = run(text, "--attention", "sdpa-flash")
+    file = tmp_path / "run.bwrun"
+    watched = run(text, "--attention", "sdpa-flash", "--record", str(file))
+    assert watched["loss"] == alone["loss"]
+    recording = Recording(file, ended=True)
+    assert recording.hello.run.layout.layers == 2
+    steps = recording.steps()
+    assert sorted(steps) == list(range(9)) and all("loss" in step for step in steps.values())
+    assert {"common_mode_sum", "key_leak_sum", "wq_sigma"} <= set(steps[0]) & set(steps[3])
 
 
 def test_switched_in_flight(text: Path) -> None:

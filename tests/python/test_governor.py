@@ -4,7 +4,10 @@ told from its warm-up.  Method: made-up times and rates.
 
 from __future__ import annotations
 
+import pytest
+
 from bellwether.governor import PERIOD_MAX, Governor, RateWatch
+from bellwether.step_clock import StepClock
 
 
 def run(governor: Governor, share: float, samples: int) -> list[int]:
@@ -62,3 +65,13 @@ def test_rate_jumps() -> None:
     assert not any(watch.jumped(rate) for rate in (9e-4, 8e-4, 7e-4))
     assert watch.jumped(7e-4 * 1.5)
     assert not watch.jumped(float("nan"))
+
+
+def test_a_sampled_step_on_a_gpu_costs_what_it_takes_longer() -> None:
+    clock = StepClock()
+    clock.add(0.030, sampled=True)
+    assert clock.sample_seconds() is None  # Nothing to compare to.
+    for seconds in (0.020, 0.021, 0.5, 0.020, 0.019):  # One of them had to wait for data.
+        clock.add(seconds, sampled=False)
+    clock.add(0.022, sampled=True)
+    assert clock.sample_seconds() == pytest.approx(0.002)

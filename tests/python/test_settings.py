@@ -82,7 +82,7 @@ def test_import_needs_neither_torch_nor_libraries() -> None:
 
 def test_the_package_is_typed_and_clean() -> None:
     package = ROOT / "client_lib" / "python"
-    paths = ["bellwether", "../../examples", "../../tests/python"]
+    paths = ["bellwether", "../../examples", "../../tests/python", "../../tests/bench"]
     here = ["--config", "pyproject.toml"]
     for tool in (
         ["mypy", "bellwether"],

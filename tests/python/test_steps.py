@@ -5,6 +5,7 @@ arrive with it.  Method: short runs of each kind of loop, read back from their r
 from __future__ import annotations
 
 import math
+import threading
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -157,11 +158,8 @@ def test_numbers_from_a_device_are_not_waited_for_and_keep_their_order(
         made: ClassVar[list[Slow]] = []
 
         def __init__(self, value: torch.Tensor) -> None:
-            self.arrived, self.event = False, self
+            self.arrived = False
             Slow.made.append(self)
-
-        def synchronize(self) -> None:
-            self.arrived = True
 
         def ready(self) -> bool:
             return self.arrived
@@ -180,7 +178,14 @@ def test_numbers_from_a_device_are_not_waited_for_and_keep_their_order(
             if step == 1:
                 Slow.made[1].arrived = True  # Step 0 has not: both wait.
                 assert "bellwether/loss" not in monitor.metrics()
+        assert not monitor.flush(0.05)
         Slow.made[0].arrived = True
+
+        def arrive() -> None:
+            for late in Slow.made:
+                late.arrived = True
+
+        threading.Timer(0.2, arrive).start()
         assert monitor.flush(20)
         recorded = Recording(path)
     assert [f.step for f in recorded.frames] == [0, 1, 2, 3]

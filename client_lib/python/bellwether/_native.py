@@ -261,6 +261,8 @@ BF16 = 1
 F16 = 2
 CPU = 0
 CUDA = 1
+KERNEL_UNSUPPORTED = 2
+KERNEL_UNAVAILABLE = 3
 
 # Rows of bw_probe_params.out in their order, by the catalogue's names.
 PROBE_STATS = (

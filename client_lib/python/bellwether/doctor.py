@@ -217,8 +217,8 @@ def main(arguments: Optional[list[str]] = None) -> int:
     if given.script is not None and ready:
         from .runner import run_steps
 
-        monitor, ended = run_steps(given.script, given.arguments, given.steps, given.server)
-        if monitor is None:
+        watcher, ended = run_steps(given.script, given.arguments, given.steps, given.server)
+        if watcher.monitor is None:
             findings.append(
                 Finding(
                     False,
@@ -227,8 +227,8 @@ def main(arguments: Optional[list[str]] = None) -> int:
                 )
             )
         else:
-            findings += monitor_findings(monitor)
-            monitor.detach()
+            findings += monitor_findings(watcher.monitor)
+            watcher.monitor.detach()
     elif ready:
         findings += self_test()
     for finding in findings:

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from . import intercept, weights
-from .probe import DTYPES, Spectrum, Sums, add_key_leak, add_probe
+from .memory import capturing
+from .probe import DTYPES, Spectrum, Sums, Unsupported, add_key_leak, add_probe
 
 if TYPE_CHECKING:
     from .monitor import Monitor
@@ -236,12 +237,19 @@ class Layer:
             if t.dim() != 4:
                 self.note(f"{t.dim()} dimensions instead of [batch, head, token, dim]")
                 return False
-            if t.device.type != "cpu":
-                self.note(f"device {t.device.type}: not measured by this build")
+            missing = self.monitor.cannot_measure_on(t.device.type)
+            if missing is not None:
+                self.note(f"{missing}: not measured")
                 return False
             if t.dtype not in DTYPES:
                 self.note(f"{t.dtype}: not measured")
                 return False
+        if len({t.device for t in tensors}) > 1:
+            self.note("q, k and v on several devices: not measured")
+            return False
+        if capturing():
+            self.note("recorded into a CUDA graph: not measured")
+            return False
         if torch._C._are_functorch_transforms_active():
             self.note("torch.func transforms: not measured")
             return False
@@ -264,11 +272,14 @@ class Layer:
                     if torch.equal(k[:, 0].detach(), k[:, copies - 1].detach()):
                         kv_heads, group = by_weight, copies
             self.group = group
-            self.sums = Sums(heads, kv_heads)
+            self.sums = Sums(monitor.memories.of(q.device), heads, kv_heads)
             self.kernel = _kernel_of(q, k, v, given)
             if monitor.numbered():
                 self.note("first called after the first step: not reported")
             self._set_layout(heads, kv_heads, dim)
+        elif self.sums is None or self.sums.memory is not monitor.memories.of(q.device):
+            self.note("another device than that of the first call: not measured")
+            return False
         elif (heads, seen, dim) != (self.heads, self.kv_heads * self.group, self.head_dim):
             self.note("heads differ from those of the first call: not measured")
             return False
@@ -282,10 +293,19 @@ class Layer:
         module = self.module()
         if module is not None:
             self.location = weights.locate(module, heads, kv_heads, dim, self.paths)
-        if self.location is None:
+        if self.location is None or module is None:
             self.note("W_Q and W_K not found: no spectral signals (give weights=)")
-        else:
-            self.wq, self.wk = Spectrum(heads, dim), Spectrum(kv_heads, dim)
+            return
+        views = self.location.views(module)
+        assert views is not None  # locate() tried.
+        device = views[0].device
+        missing = self.monitor.cannot_measure_on(device.type)
+        if missing is not None:
+            self.note(f"{missing}: no spectral signals")
+            return
+        memory = self.monitor.memories.of(device)
+        self.wq = Spectrum(memory, device, heads, dim)
+        self.wk = Spectrum(memory, device, kv_heads, dim)
 
     def watch_weights(self) -> None:
         """Watches the weights alone, without ever having seen a call."""
@@ -324,6 +344,8 @@ class Layer:
                         scale=call.scale, causal=call.causal, rows=monitor.settings.rows,
                         seed=monitor.row_seed(self.index), group=self.group,
                     )  # fmt: skip
+        except Unsupported as e:
+            self.note(str(e))
         except Exception as e:
             monitor.trouble(e, f"backward of {self.name}")
         monitor.hook_seconds += time.perf_counter() - start
@@ -338,6 +360,8 @@ class Layer:
             if sums is not None and monitor.samples_call(sums.leaked):
                 with monitor.lock, torch.no_grad():
                     add_key_leak(sums, d_k, self.group)
+        except Unsupported as e:
+            self.note(str(e))
         except Exception as e:
             monitor.trouble(e, f"backward of {self.name}")
         monitor.hook_seconds += time.perf_counter() - start
@@ -352,14 +376,23 @@ class Layer:
         if views is None:
             self.note("the weights changed their shape: no spectral signals")
             return
-        self.wq.measure(views[0])
-        self.wk.measure(views[1])
+        if any(type(w) not in (Tensor, nn.Parameter) for w in views):
+            self.note(f"{type(views[0]).__name__} as a weight: no spectral signals")
+            return
+        if any(w.device != self.wq.device for w in views):
+            self.note("the weights moved to another device: no spectral signals")
+            return
+        try:
+            self.wq.measure(views[0])
+            self.wk.measure(views[1])
+        except Unsupported as e:
+            self.note(str(e))
 
     def weight_copies(self) -> Optional[tuple[Tensor, Tensor]]:
         """fp32 copies of W_Q and W_K, for the rank of their change until the next sample."""
         module = self.module()
         views = self.location.views(module) if self.location and module is not None else None
-        if views is None:
+        if views is None or any(w.device.type != "cpu" for w in views):
             return None
         wq, wk = (w.detach().to(torch.float32, copy=True).contiguous() for w in views)
         return wq, wk

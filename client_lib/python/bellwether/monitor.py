@@ -25,17 +25,21 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from . import __version__, _native, intercept, log, probe, weights
 from .alerts import Follower
 from .client import ClientError, RunClient, RunOptions
-from .frames import Scalars, head_blocks
+from .frames import Frames
 from .governor import Governor, RateWatch
 from .layer import Layer
+from .memory import Memories, capturing
 from .presence import Presence
 from .ranks import rank_and_world
-from .report import layer_status, summary
+from .report import layer_status
+from .sample import Sample
 from .settings import Settings
+from .step_clock import StepClock
 
 Number = Union[float, int, torch.Tensor, None]
 
 ERRORS_MAX = 8  # Then the monitor turns itself off.
+DEVICE_WAIT_SECONDS = 1.0  # At the end, for the last numbers on their way from a GPU.
 BACKWARDS_MAX = 64  # Backward passes without a step, then one warning.
 # Copies of W_Q and W_K kept for the rank of their change: all layers of a toy, one of a real model.
 INCREMENT_BYTES_MAX = 1 << 20
@@ -89,6 +93,8 @@ class Monitor:
         self.lock = threading.RLock()
         self.layers: list[Layer] = []
         self.candidates = 0
+        self.memories = Memories()
+        self._cannot: dict[str, Optional[str]] = {}
         self.hook_seconds = 0.0  # Of the running step.
         self.server: Optional[str] = settings.server
         self.page_url = ""
@@ -111,6 +117,7 @@ class Monitor:
         self._weights_done = False
         self._warned_backwards = False
         self._told_overhead = False
+        self._clock = StepClock()
         self._governor = Governor(settings.every, settings.overhead_budget)
         self._rates = RateWatch()
         self._rate: Optional[float] = None
@@ -125,8 +132,7 @@ class Monitor:
         self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._increments: dict[int, Any] = {}
         self._rotation = 0
-        self._last: dict[str, float] = {}
-        self._scalars = Scalars()
+        self._frames = Frames()
         self._metadata: dict[str, Any] = {}
         self._follower: Optional[Follower] = None
 
@@ -137,6 +143,12 @@ class Monitor:
 
     def measures(self, part: str) -> bool:
         return part in self.settings.stats
+
+    def cannot_measure_on(self, device: str) -> Optional[str]:
+        """None if the kernels run on devices of this type, else why not."""
+        if device not in self._cannot:
+            self._cannot[device] = probe.available(device)
+        return self._cannot[device]
 
     def samples_call(self, calls_before: int) -> bool:
         """Whether a call is measured in this step, after so many that were."""
@@ -151,7 +163,7 @@ class Monitor:
         return self._sampling
 
     def forward_begins(self) -> None:
-        if self._alive and self._pending and not self._in_backward():
+        if self._alive and self._pending and not self._in_backward() and not capturing():
             self._close({})
 
     @staticmethod
@@ -220,6 +232,7 @@ class Monitor:
                     if self._pending:
                         self._close({})
                     if self._client is not None:
+                        self._frames.drain(self._client, DEVICE_WAIT_SECONDS)
                         self._client.push_event(max(0, self._step - 1), "detach")
                 except Exception as e:
                     self.trouble(e, "detach")
@@ -306,7 +319,7 @@ class Monitor:
         return False
 
     def _optimizer_stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not self._alive:
+        if not self._alive or capturing():
             return
         start = time.perf_counter()
         try:
@@ -370,10 +383,11 @@ class Monitor:
         try:
             for layer in self.layers:
                 layer.fired_in_step = 0
-                if sampled and layer.sums is not None:
-                    layer.sums.reset()
             now = time.perf_counter()
-            hook = self.hook_seconds + now - start
+            gpu = self.memories.gpu()
+            if gpu is not None and not capturing():
+                self._clock.mark(gpu, sampled)
+            hook = self._price(self.hook_seconds + now - start, sampled)
             for totals in (self._since_sample, self._total):
                 totals[0] += hook
                 totals[1] += step_seconds
@@ -417,23 +431,41 @@ class Monitor:
         if isinstance(rate, (int, float)) and self._rates.jumped(float(rate)):
             self._events.append(("learning_rate", f"learning rate is now {rate:g}", float(rate)))
         values["step_seconds"] = step_seconds
-        values["hook_seconds"] = self.hook_seconds
+        values["hook_seconds"] = self._price(self.hook_seconds, self._sampling)
         values["sampling_period"] = float(self._governor.period)
         client = self._open_client()
-        blocks = []
-        if self._sampling:
-            blocks = head_blocks(self._reporting(), self.settings.stats, self._increments)
-            self._last.update(summary(self._reporting()))
+        sample = self._sample() if self._sampling else None
         if client is None:
-            self._scalars.remember(values)
+            self._frames.push(None, self._step, values, sample)
             return
         for kind, text, value in self._events:
             client.push_event(self._step, kind, text, value)
         self._events.clear()
-        self._scalars.push(client, self._step, values, blocks)
+        self._frames.push(client, self._step, values, sample)
         period = client.poll_sampling()
         if period:
             self._governor.set_base(period)
+
+    def _sample(self) -> Sample:
+        """What was measured in this step; the buffers are then empty again."""
+        timed = self._samples < 8 or self._samples % 8 == 0
+        with self.lock:
+            copies = self.memories.collect(timed)
+            sample = Sample(self._reporting(), self.settings.stats, self._increments, copies)
+            for layer in self.layers:
+                for part in (layer.sums, layer.wq, layer.wk):
+                    if part is not None:
+                        part.begin_sample()
+        return sample
+
+    def _price(self, cpu_seconds: float, sampled: bool) -> float:
+        """What watching this step costs: the CPU's time, or on a GPU what the newest sampled step
+        took longer than the others, which is at least the time of the kernels."""
+        extra = self._clock.sample_seconds()
+        on_device = self._frames.device_seconds if sampled else 0.0
+        if extra is None:
+            return cpu_seconds + on_device
+        return max(extra, on_device) if sampled else 0.0
 
     def _reporting(self) -> list[Layer]:
         return [layer for layer in self.layers if layer.index >= 0]
@@ -505,7 +537,7 @@ class Monitor:
 
     def metrics(self) -> dict[str, float]:
         """What was last measured, for any other logger; keys begin with `bellwether/`."""
-        found = {**self._last, **self._scalars.last()}
+        found = dict(self._frames.last)
         found["sampling_period"] = float(self._governor.period)
         found["hook_overhead"] = self.overhead()
         return {f"bellwether/{name}": value for name, value in found.items()}
@@ -569,8 +601,10 @@ class Monitor:
         if self._client is None:
             return not self._alive
         try:
-            self._scalars.drain(self._client, wait=True)
-            return self._client.flush(timeout)
+            deadline = time.monotonic() + timeout
+            arrived = self._frames.drain(self._client, timeout)
+            left = max(0.0, deadline - time.monotonic())
+            return self._client.flush(left) and arrived
         except ClientError as e:
             self.trouble(e, "flush()")
             return False

@@ -1,6 +1,7 @@
-"""The kernels library on torch tensors: shapes and strides in, sums added to plain buffers.
+"""The kernels library on torch tensors: shapes and strides in, sums added to a Memory.
 
-No tensor is kept and none is changed.  Everything here is for tensors on the CPU.
+No tensor is kept and none is changed.  A call runs where its tensors are: on the CPU it is done on
+return, on a GPU it is enqueued on the current stream.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from . import _native
+from .memory import Copy, Memory, floats
 
 DTYPES = {torch.float32: _native.F32, torch.bfloat16: _native.BF16, torch.float16: _native.F16}
 
@@ -22,19 +24,18 @@ class KernelError(RuntimeError):
     """The kernels library refused a call; the text is its own."""
 
 
+class Unsupported(KernelError):
+    """Legal, but not built for this shape, type or device."""
+
+
 def call(name: str, params: ctypes.Structure) -> None:
     """Calls one function of the kernels library.  Raises KernelError."""
     library = _native.kernels()
-    if getattr(library, name)(ctypes.byref(params)) != 0:
-        raise KernelError(f"{name}: {_native.text(library.bw_kernels_last_error())}")
-
-
-def floats(count: int, value: float = 0.0) -> array.array[float]:
-    return array.array("f", [value]) * count
-
-
-def _address(values: array.array[float], offset: int = 0) -> int:
-    return values.buffer_info()[0] + 4 * offset
+    status = getattr(library, name)(ctypes.byref(params))
+    if status != 0:
+        unsupported = status in (_native.KERNEL_UNSUPPORTED, _native.KERNEL_UNAVAILABLE)
+        text = f"{name}: {_native.text(library.bw_kernels_last_error())}"
+        raise Unsupported(text) if unsupported else KernelError(text)
 
 
 def _tensor4(tensor: Tensor, group: int = 1) -> tuple[_native.Tensor4, Tensor]:
@@ -48,35 +49,37 @@ def _tensor4(tensor: Tensor, group: int = 1) -> tuple[_native.Tensor4, Tensor]:
 
 
 class Sums:
-    """What one layer has added up since the last sample; the layouts are those of c_api.h."""
+    """What one layer adds up during a sampled step; the layouts are those of c_api.h."""
 
-    def __init__(self, heads: int, kv_heads: int) -> None:
-        self.heads, self.kv_heads = heads, kv_heads
-        self.query = floats(len(_native.PROBE_STATS) * heads)
-        self.key = floats(len(_native.PROBE_KV_STATS) * kv_heads)
-        self.leak = floats(2 * kv_heads)  # [leak_sum, gradient_sum][kv_heads]
-        self.reset()
+    def __init__(self, memory: Memory, heads: int, kv_heads: int) -> None:
+        self.memory, self.heads, self.kv_heads = memory, heads, kv_heads
+        # One row of each signal, [heads] or [kv_heads].
+        self._places: dict[str, tuple[int, int]] = {}
+        initial = floats(0)
+        for names, count in (
+            (_native.PROBE_STATS, heads),
+            (_native.PROBE_KV_STATS, kv_heads),
+            (("key_leak_sum", "key_gradient_sum"), kv_heads),
+        ):
+            for name in names:
+                self._places[name] = len(initial), count
+                initial.extend(floats(count, -math.inf if name == "logit_max" else 0.0))
+        self._begin = memory.take(initial)
+        self.begin_sample()
 
-    def reset(self) -> None:
-        for buffer in (self.query, self.key, self.leak):
-            ctypes.memset(_address(buffer), 0, 4 * len(buffer))
-        at = _native.PROBE_STATS.index("logit_max") * self.heads
-        for head in range(self.heads):
-            self.query[at + head] = -math.inf
+    def begin_sample(self) -> None:
+        """After the memory was collected."""
         self.probed = 0  # Calls that were added.
         self.with_delta = 0
         self.leaked = 0
 
-    def row(self, signal: str) -> array.array[float]:
+    def address(self, signal: str) -> int:
+        return self.memory.address(self._begin + self._places[signal][0])
+
+    def row(self, copy: Copy, signal: str) -> array.array[float]:
         """The values of one signal, one for each (key) head."""
-        if signal in _native.PROBE_STATS:
-            at = _native.PROBE_STATS.index(signal) * self.heads
-            return self.query[at : at + self.heads]
-        if signal in _native.PROBE_KV_STATS:
-            at = _native.PROBE_KV_STATS.index(signal) * self.kv_heads
-            return self.key[at : at + self.kv_heads]
-        at = ("key_leak_sum", "key_gradient_sum").index(signal) * self.kv_heads
-        return self.leak[at : at + self.kv_heads]
+        at, count = self._places[signal]
+        return copy.read(self._begin + at, count)
 
 
 def add_probe(
@@ -98,8 +101,7 @@ def add_probe(
     q, o, d_o [batch, heads, tokens, dim]; k, v [batch, kv_heads, tokens, dim], or with `group`
     every key head repeated that many times.  Without d_o the delta statistics stay as they are.
     """
-    params = _native.struct(_native.ProbeParams, backend=_native.CPU, dtype=DTYPES[q.dtype])
-    params.threads = torch.get_num_threads()
+    params = _native.struct(_native.ProbeParams, dtype=DTYPES[q.dtype], **sums.memory.call_fields())
     params.batch, params.heads, params.q_len, params.head_dim = q.shape
     params.kv_heads, params.k_len, params.v_dim = sums.kv_heads, k.shape[2], v.shape[3]
     params.q, keep_q = _tensor4(q)
@@ -113,9 +115,11 @@ def add_probe(
     params.scale, params.causal = scale, int(causal)
     params.rows_per_head = rows
     params.seed = seed & 0xFFFFFFFFFFFFFFFF
-    params.stat_stride, params.out = sums.heads, _address(sums.query)
-    params.kv_stat_stride, params.kv_out = sums.kv_heads, _address(sums.key)
-    call("bw_probe", params)
+    params.stat_stride, params.out = sums.heads, sums.address(_native.PROBE_STATS[0])
+    params.kv_stat_stride = sums.kv_heads
+    params.kv_out = sums.address(_native.PROBE_KV_STATS[0])
+    with sums.memory.running():
+        call("bw_probe", params)
     sums.probed += 1
     sums.with_delta += d_o is not None
 
@@ -123,16 +127,18 @@ def add_probe(
 def add_key_leak(sums: Sums, d_k: Tensor, group: int = 1) -> None:
     """Adds one call's key-gradient leak.  d_k [batch, key heads as the kernel saw them, tokens,
     dim]; the gradients of repeated keys belong to one key and are added first, in fp32."""
-    if group > 1:
-        batch, _, tokens, dim = d_k.shape
-        d_k = d_k.float().reshape(batch, sums.kv_heads, group, tokens, dim).sum(2)
-    params = _native.struct(_native.KeyLeakParams, backend=_native.CPU, dtype=DTYPES[d_k.dtype])
-    params.threads = torch.get_num_threads()
-    params.batch, params.kv_heads, params.k_len, params.head_dim = d_k.shape
-    params.d_k, kept = _tensor4(d_k)
-    params.leak_sum = _address(sums.leak)
-    params.gradient_sum = _address(sums.leak, sums.kv_heads)
-    call("bw_key_leak", params)
+    with sums.memory.running():
+        if group > 1:
+            batch, _, tokens, dim = d_k.shape
+            d_k = d_k.float().reshape(batch, sums.kv_heads, group, tokens, dim).sum(2)
+        params = _native.struct(
+            _native.KeyLeakParams, dtype=DTYPES[d_k.dtype], **sums.memory.call_fields()
+        )
+        params.batch, params.kv_heads, params.k_len, params.head_dim = d_k.shape
+        params.d_k, kept = _tensor4(d_k)
+        params.leak_sum = sums.address("key_leak_sum")
+        params.gradient_sum = sums.address("key_gradient_sum")
+        call("bw_key_leak", params)
     sums.leaked += 1
     del kept
 
@@ -140,12 +146,22 @@ def add_key_leak(sums: Sums, d_k: Tensor, group: int = 1) -> None:
 class Spectrum:
     """Spectral norms of the heads of one weight, warm-started from the last sample."""
 
-    def __init__(self, heads: int, dim: int) -> None:
-        self.heads, self.dim = heads, dim
-        self.sigma, self.residual = floats(heads), floats(heads)
-        self.stable_rank, self.overlap = floats(heads), floats(heads)
-        self.direction = floats(heads * dim)
+    OUTPUTS = ("sigma", "residual", "stable_rank", "overlap")
+
+    def __init__(self, memory: Memory, device: torch.device, heads: int, dim: int) -> None:
+        self.memory, self.heads, self.dim = memory, heads, dim
+        self._begin = memory.take(floats(len(self.OUTPUTS) * heads, math.nan))
+        self._direction = torch.zeros(heads, dim, device=device)
+        self.device = device
         self.samples = 0
+        self.begin_sample()
+
+    def begin_sample(self) -> None:
+        """After the memory was collected."""
+        self.measured = False
+
+    def row(self, copy: Copy, output: str) -> array.array[float]:
+        return copy.read(self._begin + self.OUTPUTS.index(output) * self.heads, self.heads)
 
     def measure(self, weight: Tensor) -> None:
         """weight [heads, dim, width], any strides."""
@@ -153,17 +169,18 @@ class Spectrum:
         if weight.dtype not in DTYPES:
             weight = weight.float()
         params = _native.struct(
-            _native.SpectralParams, backend=_native.CPU, dtype=DTYPES[weight.dtype]
+            _native.SpectralParams, dtype=DTYPES[weight.dtype], **self.memory.call_fields()
         )
-        params.threads = torch.get_num_threads()
         params.heads, params.rows, params.columns = weight.shape
         params.weight = weight.data_ptr()
         params.head_stride, params.row_stride, params.column_stride = weight.stride()
-        params.sigma, params.residual = _address(self.sigma), _address(self.residual)
-        params.stable_rank, params.overlap = _address(self.stable_rank), _address(self.overlap)
-        params.direction = _address(self.direction)
-        call("bw_spectral_norms", params)
+        for i, output in enumerate(self.OUTPUTS):
+            setattr(params, output, self.memory.address(self._begin + i * self.heads))
+        params.direction = self._direction.data_ptr()
+        with self.memory.running():
+            call("bw_spectral_norms", params)
         self.samples += 1
+        self.measured = True
 
 
 def increment_rank(
@@ -179,17 +196,18 @@ def increment_rank(
     params.wk, params.wk_before = wk.data_ptr(), wk_before.data_ptr()
     params.q_head_stride, params.q_row_stride = wq.stride()[:2]
     params.k_head_stride, params.k_row_stride = wk.stride()[:2]
-    params.effective_rank = _address(result)
+    params.effective_rank = result.buffer_info()[0]
     call("bw_increment_rank", params)
     return result
 
 
-def available() -> Optional[str]:
-    """None if the kernels can be used, else why not."""
+def available(device: str = "cpu") -> Optional[str]:
+    """None if the kernels can be used on devices of this type, else why not."""
     try:
         library = _native.kernels()
     except _native.LibraryError as e:
         return str(e)
-    if not library.bw_kernels_available(_native.CPU):
-        return "libbellwether_kernels has no CPU backend on this machine"
+    backend = {"cpu": _native.CPU, "cuda": _native.CUDA}.get(device)
+    if backend is None or not library.bw_kernels_available(backend):
+        return f"libbellwether_kernels has no {device} backend on this machine"
     return None

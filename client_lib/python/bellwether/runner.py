@@ -45,8 +45,12 @@ def owner_of(parameters: list[torch.Tensor]) -> Optional[nn.Module]:
 class Watcher:
     """Attaches to the model of the first optimizer that is made while it is active."""
 
-    def __init__(self, **attach_arguments: Any) -> None:
+    def __init__(self, hold: bool = False, **attach_arguments: Any) -> None:
+        """With `hold` the model outlives the script, as long as the watcher: a monitor says
+        goodbye with its model."""
         self.monitor: Optional[Monitor] = None
+        self.model: Optional[nn.Module] = None  # If it is held.
+        self._hold = hold
         self._arguments = attach_arguments
         self._init: Optional[Callable[..., None]] = None
 
@@ -78,6 +82,7 @@ class Watcher:
             if model is None:
                 return
             self.monitor = attach(model, **self._arguments)
+            self.model = model if self._hold else None
             log.info(f"watching {type(model).__name__}: {self.monitor.candidates} attention layers")
         except Exception as e:
             log.warning(f"not watching: {e}")
@@ -101,8 +106,8 @@ def _run_script(script: str, arguments: list[str]) -> None:
 
 def run_steps(
     script: str, arguments: list[str], steps: int, server: Optional[str]
-) -> tuple[Optional[Monitor], str]:
-    """Runs the script for so many optimizer steps; (its monitor, what ended it)."""
+) -> tuple[Watcher, str]:
+    """Runs the script for so many optimizer steps; (what watched it, what ended it)."""
     seen = 0
 
     def count(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -113,7 +118,7 @@ def run_steps(
 
     hook: Any = None
     ended = "its end"
-    with Watcher(server=server, every=1) as watcher:
+    with Watcher(hold=True, server=server, every=1) as watcher:
         hook = register_optimizer_step_post_hook(count)
         try:
             _run_script(script, arguments)
@@ -125,7 +130,7 @@ def run_steps(
             hook.remove()
     if watcher.monitor is not None:
         watcher.monitor.flush(5.0)
-    return watcher.monitor, ended
+    return watcher, ended
 
 
 def main(arguments: Optional[list[str]] = None) -> int:
