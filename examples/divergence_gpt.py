@@ -21,6 +21,10 @@ delta, or centred keys, keep the same run healthy, and rescue it in flight.
     # In pieces of 9 minutes: the same command goes on where the last one stopped.
     python examples/divergence_gpt.py --steps 30000 --minutes 9 --checkpoint run.pt
 
+    # With Bellwether watching: the recording tells what a server would have seen.
+    python examples/divergence_gpt.py --attention sdpa-flash --seed 4 --record run.bwrun
+    bellwether replay run.bwrun
+
     # Several finished runs in one picture.
     python examples/divergence_gpt.py --compare divergence/*.json --out divergence
 
@@ -328,6 +332,13 @@ class Training:
             "run": {"settings": {}, "attention": [], "steps": [], **{c: [] for c in CURVES}},
         }
         self.fixed = {name: getattr(args, name) for name in self.FIXED} | {"tokens": len(tokens)}
+        self.monitor = None
+        if args.record is not None:
+            # A small model's steps are short: what a sample costs there must not thin it out.
+            self.monitor = bellwether.attach(
+                self.model, record=str(args.record), run=args.name, every=args.every,
+                overhead_budget=0.1,
+            )  # fmt: skip
 
     def load(self, path: Path) -> None:
         saved = torch.load(path, map_location=self.device, weights_only=True)
@@ -378,6 +389,8 @@ class Training:
         grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        if self.monitor is not None:
+            self.monitor.step(step, loss=loss, grad_norm=grad_norm)
         self.state["step"] = step + 1
         return loss.detach(), grad_norm
 
@@ -442,6 +455,7 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     add("--out", type=Path, default=Path("divergence"), help="folder of the JSON and the PNG")
     add("--name", help="of the run and its files; default: attention and seed")
     add("--every", type=int, default=20, help="steps between two points of the curves")
+    add("--record", type=Path, metavar="FILE", help="watch PyTorch's attention into this .bwrun")
     add("--minutes", type=float, help="stop after so long")
     add("--checkpoint", type=Path, help="written at the end; if it exists, the run goes on there")
     add("--start-from", type=Path, help="another run's checkpoint to branch off from")
@@ -506,6 +520,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             break
     run = training.state["run"]
     ended = training.train()
+    if training.monitor is not None:
+        training.monitor.detach()
     if sys.stdout.isatty():
         print()
     run["settings"] = {name: str(value) for name, value in vars(args).items()}
