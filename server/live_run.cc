@@ -30,7 +30,7 @@ LiveRun::LiveRun(const LiveRunParts& parts, const RunRecord& record)
     : parts_(parts),
       record_(record),
       merge_(record.description.layout, record.description.reporters),
-      judge_(*parts.judge_options, record.description),
+      judge_(*parts.judge_options, record.description, parts.bank),
       sink_([this](const StepSample& sample) { OnStep(sample); }),
       committed_ns_(parts.clock->MonotonicNanos()),
       late_(parts.counters->counter("bellwether_ingest_frames_total", {{"result", "late"}})),

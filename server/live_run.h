@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "server/detect/detector_bank.h"
 #include "server/detect/run_judge.h"
 #include "server/ingest/message.h"
 #include "server/ingest/rank_merge.h"
@@ -43,6 +44,7 @@ struct LiveRunParts {
   Wal* wal = nullptr;
   Counters* counters = nullptr;
   Clock* clock = nullptr;
+  DetectorBank* bank = nullptr;  // Null = the CPU's.
 };
 
 class LiveRun {

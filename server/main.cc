@@ -86,6 +86,7 @@ struct Flags {
   ReplayOptions replay;
   ScorecardOptions scorecard;
   bool scorecard_json = false;
+  BankOptions bank;  // Of replay.
 };
 
 // "300s", "5m", "1h", or plain seconds; -1 = none of these.
@@ -147,6 +148,28 @@ int Serve(ServerOptions options, const Flags& flags) {
   return kOk;
 }
 
+// Its path, whether it exists or not.
+std::string BesideThisProgram(const std::string& file) {
+  std::error_code error;
+  const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
+  return error ? file : (self.parent_path() / file).string();
+}
+
+int ReplayFile(const Flags& flags) {
+  ReplayOptions options = flags.replay;
+  auto bank = OpenBank(flags.bank, [](const std::string& why) {
+    std::fprintf(stderr, "the GPU is given up, the CPU goes on: %s\n", why.c_str());
+  });
+  absl::Status replayed = bank.status();
+  if (replayed.ok()) {
+    options.bank = bank->get();
+    replayed = Replay(options);
+  }
+  if (replayed.ok()) return kOk;
+  std::fprintf(stderr, "%s\n", std::string(replayed.message()).c_str());
+  return kFailed;
+}
+
 int PrintScorecard(const Flags& flags) {
   ScorecardOptions options = flags.scorecard;
   if (isatty(STDERR_FILENO) != 0) {
@@ -186,11 +209,20 @@ int Main(int argc, char** argv) {
   app.add_option("--ready.file", flags.ready_file, "written when serving: {pid, grpc, http, token}; removed at the end");
   app.add_option("--log.level", flags.log_level, "debug, info, warn, error")->capture_default_str();
   app.add_option("--log.format", flags.log_format, "logfmt, json")->capture_default_str();
+  const auto add_gpu = [](CLI::App* to, BankOptions* bank) {
+    to->add_option("--gpu", bank->gpu, "auto, on, off: where the detectors run; on refuses to start without a GPU")
+        ->capture_default_str();
+    to->add_option("--gpu.library", bank->library, "the detectors' library for GPUs")->capture_default_str();
+  };
+  options.bank.library = flags.bank.library = BesideThisProgram("libbellwether_bank.so");
+  flags.bank.gpu = "off";
+  add_gpu(&app, &options.bank);
   app.set_version_flag("--version", std::string("bellwetherd ") + kVersion + " (" + kRevision + ")");
   CLI::App* const replay = app.add_subcommand("replay", "judge a recorded run offline with the server's own detectors");
   replay->add_option("file", flags.replay.file, "the .bwrun")->required();
   replay->add_flag("--json", flags.replay.json, "one JSON object a line per transition");
   replay->add_option("--until-step", flags.replay.until_step, "stop after this step")->check(CLI::NonNegativeNumber);
+  add_gpu(replay, &flags.bank);
   CLI::App* const scorecard = app.add_subcommand("scorecard", "how early and how rightly the detectors warn, over recorded runs");
   scorecard->add_option("dir", flags.scorecard.folder, "the folder of .bwrun files")->required();
   scorecard->add_option("--labels", flags.scorecard.labels, "what became of the runs [labels.json in the folder, else found in the runs]");
@@ -206,10 +238,7 @@ int Main(int argc, char** argv) {
     return kUsage;
   }
   if (replay->parsed()) {
-    const absl::Status replayed = Replay(flags.replay);
-    if (replayed.ok()) return kOk;
-    std::fprintf(stderr, "%s\n", std::string(replayed.message()).c_str());
-    return kFailed;
+    return ReplayFile(flags);
   }
   if (scorecard->parsed()) return PrintScorecard(flags);
   if (!flags.config_file.empty()) {

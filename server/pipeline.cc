@@ -91,7 +91,8 @@ Pipeline::Pipeline(const Options& options, Counters* counters, Clock* clock)
 Pipeline::~Pipeline() { (void)Close(); }
 
 LiveRunParts Pipeline::Parts() {
-  return {&options_.judge, database_.get(), series_.get(), alerts_.get(), &table_, wal_.get(), counters_, clock_};
+  return {&options_.judge, database_.get(), series_.get(), alerts_.get(), &table_,
+          wal_.get(),      counters_,       clock_,        options_.bank};
 }
 
 absl::StatusOr<std::unique_ptr<Pipeline>> Pipeline::Open(const Options& options, Counters* counters, Clock* clock) {

@@ -22,6 +22,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "server/detect/detector_bank.h"
 #include "server/detect/judge_options.h"
 #include "server/ingest/decode.h"
 #include "server/ingest/ingest_sink.h"
@@ -47,6 +48,7 @@ class Pipeline final : public IngestSink, public RunControl {
     SeriesStore::Options series;
     Shard::Options shard;
     JudgeOptions judge;
+    DetectorBank* bank = nullptr;  // Must outlive the pipeline; null = the CPU's.
     int64_t wal_bytes_flush = 256 << 20;  // More log than this: flush, forget.
     int64_t flush_ms = 60'000;
     Info info;                   // Version, addresses, options, limits.

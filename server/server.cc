@@ -74,12 +74,11 @@ absl::Status Server::StartAll() {
   info.version = kVersion;
   info.revision = kRevision;
   info.grpc_version = grpc::Version();
-  info.backend = "cpu";
   info.storage_path = options_.pipeline.storage_path;
   info.started_unix_ns = clock_->UnixNanos();
   info.options = DescribeOptions(options_);
   info.limits = DescribeLimits(options_);
-  counters_.gauge("bellwether_build_info", {{"version", kVersion}, {"revision", kRevision}, {"cuda", "off"}})->Set(1);
+  BW_RETURN_IF_ERROR(StartBank());
   BW_ASSIGN_OR_RETURN(pipeline_, Pipeline::Open(options_.pipeline, &counters_, clock_));
   engine_ = std::make_unique<QueryEngine>(
       options_.query_engine, QueryStores{pipeline_->runs(), pipeline_->series(), pipeline_->alerts(),
@@ -95,6 +94,22 @@ absl::Status Server::StartAll() {
   BW_RETURN_IF_ERROR(StartGrpc());
   pipeline_->SetAddresses(grpc_address_, http_address_);
   busy_ns_ = clock_->MonotonicNanos();
+  return absl::OkStatus();
+}
+
+absl::Status Server::StartBank() {
+  Gauge* const degraded = counters_.gauge("bellwether_degraded", {{"reason", "gpu"}});
+  BW_ASSIGN_OR_RETURN(gpu_bank_, OpenBank(options_.bank, [degraded](const std::string& why) {
+                        degraded->Set(1);
+                        LogError("the GPU is given up, detectors go on on the CPU: {}", why);
+                      }));
+  DetectorBank* const bank = gpu_bank_ != nullptr ? gpu_bank_.get() : CpuDetectorBank();
+  bank_ = std::make_unique<MeasuredBank>(bank, &counters_, clock_);
+  options_.pipeline.bank = bank_.get();
+  options_.pipeline.info.backend = bank_->backend();
+  counters_.gauge("bellwether_build_info",
+                  {{"version", kVersion}, {"revision", kRevision}, {"cuda", gpu_bank_ != nullptr ? "on" : "off"}})
+      ->Set(1);
   return absl::OkStatus();
 }
 

@@ -18,6 +18,8 @@
 #include "server/pipeline.h"
 #include "server/query/query_engine.h"
 #include "server/query/query_service.h"
+#include "server/detect/bank_choice.h"
+#include "server/detect/measured_bank.h"
 
 namespace grpc {
 class Server;
@@ -39,6 +41,7 @@ struct ServerOptions {
   ExportOptions exporter;
   HttpOptions http;
   std::vector<WebhookOptions> webhooks;
+  BankOptions bank;
 };
 
 class Server {
@@ -60,6 +63,7 @@ class Server {
  private:
   explicit Server(ServerOptions options);
   absl::Status StartAll();
+  absl::Status StartBank();
   absl::Status StartGrpc();
   absl::Status StartHttp();
 
@@ -67,6 +71,8 @@ class Server {
   std::string grpc_address_, http_address_, page_url_;
   Counters counters_;
   Clock* const clock_;
+  std::unique_ptr<GpuBank> gpu_bank_;  // Null: detectors run on the CPU.
+  std::unique_ptr<MeasuredBank> bank_;
   std::unique_ptr<Pipeline> pipeline_;
   std::unique_ptr<Exporter> exporter_;
   std::vector<std::unique_ptr<Webhook>> webhooks_;

@@ -7,6 +7,7 @@
 
 #include "server/detect/alert_engine.h"
 #include "server/detect/archive.h"
+#include "server/detect/detector_bank.h"
 #include "server/detect/head_rules.h"
 #include "server/detect/judge_options.h"
 #include "server/detect/loss_watch.h"
@@ -24,8 +25,7 @@ bool AllUsual(std::span<const float> values, bool must_be_zero) {
   for (const float value : values) {
     const auto bits = std::bit_cast<uint32_t>(value);
     const bool odd = must_be_zero ? value > 0 : (bits & kExponent) == kExponent;
-    unusual |= static_cast<uint32_t>(odd) &
-               static_cast<uint32_t>(bits != kNotMeasuredBits);
+    unusual |= static_cast<uint32_t>(odd) & static_cast<uint32_t>(bits != kNotMeasuredBits);
   }
   return unusual == 0;
 }
@@ -35,6 +35,7 @@ bool AllUsual(std::span<const float> values, bool must_be_zero) {
 struct RunJudge::State {
   JudgeOptions options;
   RunDescription run;
+  DetectorBank* bank;
   HeadRules heads;
   LossWatch loss;
   AlertEngine alerts;
@@ -44,36 +45,33 @@ struct RunJudge::State {
   uint32_t attempt = 0;
   int64_t overhead_since = -1;
 
-  State(const JudgeOptions& from, const RunDescription& description)
+  State(const JudgeOptions& from, const RunDescription& description, DetectorBank* on)
       : options(from),
         run(description),
-        heads(from, description.layout),
+        bank(on),
+        heads(from, description.layout, on),
         loss(from.loss),
         alerts(from.alert),
         attempt(description.attempt) {}
 
   template <class A>
   void Visit(A& a) {
-    a(attempt), a(first_step), a(last_step), a(excused_until),
-        a(overhead_since);
-    a(run.attention.kernel), a(run.attention.score_dtype),
-        a(run.attention.centred), a(run.attention.qk_norm);
+    a(attempt), a(first_step), a(last_step), a(excused_until), a(overhead_since);
+    a(run.attention.kernel), a(run.attention.score_dtype), a(run.attention.centred), a(run.attention.qk_norm);
     a(run.attention.softcap), a(run.attempt);
     a(heads), a(loss), a(alerts);
   }
 
   void JudgeNonfinite(const StepSample& sample, std::vector<Transition>* out);
-  void JudgeDisagreements(const StepSample& sample,
-                          std::vector<Transition>* out);
+  void JudgeDisagreements(const StepSample& sample, std::vector<Transition>* out);
   void JudgeOverhead(const StepSample& sample, std::vector<Transition>* out);
 };
 
-RunJudge::RunJudge(const JudgeOptions& options, const RunDescription& run)
-    : state_(std::make_unique<State>(options, run)) {}
+RunJudge::RunJudge(const JudgeOptions& options, const RunDescription& run, DetectorBank* bank)
+    : state_(std::make_unique<State>(options, run, bank != nullptr ? bank : CpuDetectorBank())) {}
 RunJudge::~RunJudge() = default;
 
-void RunJudge::State::JudgeNonfinite(const StepSample& sample,
-                                     std::vector<Transition>* out) {
+void RunJudge::State::JudgeNonfinite(const StepSample& sample, std::vector<Transition>* out) {
   std::vector<Finding> findings;
   const bool on = options.is_on(BuiltIn::kNonfinite);
   for (const SignalId id : sample.signals()) {
@@ -83,20 +81,16 @@ void RunJudge::State::JudgeNonfinite(const StepSample& sample,
     if (AllUsual(values, id == SignalId::kNonfiniteRows)) continue;
     const MatrixShape shape = ShapeOf(signal, sample.layout());
     for (size_t i = 0; i < values.size(); ++i) {
-      const bool bad = id == SignalId::kNonfiniteRows
-                           ? values[i] > 0
-                           : !std::isfinite(values[i]);
+      const bool bad = id == SignalId::kNonfiniteRows ? values[i] > 0 : !std::isfinite(values[i]);
       if (!bad || IsNotMeasured(values[i])) continue;
       const bool head_level = signal.granularity != Granularity::kRun;
       Finding& finding = findings.emplace_back();
       finding.rule = Rule::kNonfinite;
-      finding.severity =
-          id == SignalId::kGradNorm ? Severity::kWarning : Severity::kCritical;
+      finding.severity = id == SignalId::kGradNorm ? Severity::kWarning : Severity::kCritical;
       finding.stage = 5;
       finding.first_step = sample.step;
       if (head_level) {
-        finding.where = {static_cast<int32_t>(i) / shape.heads,
-                         static_cast<int32_t>(i) % shape.heads};
+        finding.where = {static_cast<int32_t>(i) / shape.heads, static_cast<int32_t>(i) % shape.heads};
       }
       finding.Add({.signal = signal.name,
                    .where = finding.where,
@@ -108,8 +102,7 @@ void RunJudge::State::JudgeNonfinite(const StepSample& sample,
   alerts.Update(Family::kNonfinite, sample.step, run, &findings, out);
 }
 
-void RunJudge::State::JudgeDisagreements(const StepSample& sample,
-                                         std::vector<Transition>* out) {
+void RunJudge::State::JudgeDisagreements(const StepSample& sample, std::vector<Transition>* out) {
   std::vector<Finding> findings;
   for (const StepSample::Disagreement& disagreement : sample.disagreements) {
     if (!options.is_on(BuiltIn::kDisagreement)) break;
@@ -129,15 +122,13 @@ void RunJudge::State::JudgeDisagreements(const StepSample& sample,
   alerts.Update(Family::kDisagreement, sample.step, run, &findings, out);
 }
 
-void RunJudge::State::JudgeOverhead(const StepSample& sample,
-                                    std::vector<Transition>* out) {
+void RunJudge::State::JudgeOverhead(const StepSample& sample, std::vector<Transition>* out) {
   const float hook = sample.scalar(SignalId::kHookSeconds);
   const float step = sample.scalar(SignalId::kStepSeconds);
   if (IsNotMeasured(hook) || IsNotMeasured(step) || !(step > 0)) return;
   const double share = hook / step;
   std::vector<Finding> findings;
-  if (options.is_on(BuiltIn::kOverhead) &&
-      share > options.alert.hook_overhead_max) {
+  if (options.is_on(BuiltIn::kOverhead) && share > options.alert.hook_overhead_max) {
     if (overhead_since < 0) overhead_since = sample.step;
     if (sample.step - overhead_since >= options.alert.hook_overhead_steps) {
       Finding& finding = findings.emplace_back();
@@ -165,8 +156,7 @@ void RunJudge::Observe(const StepSample& sample, std::vector<Transition>* out) {
     s.last_step = -1;
     s.loss.Excuse();
     s.heads.ForgetTrends();
-    s.excused_until =
-        std::max(s.excused_until, sample.step + s.options.context.settle_steps);
+    s.excused_until = std::max(s.excused_until, sample.step + s.options.context.settle_steps);
   }
   if (sample.step <= s.last_step) return;
   s.last_step = sample.step;
@@ -177,27 +167,22 @@ void RunJudge::Observe(const StepSample& sample, std::vector<Transition>* out) {
   s.JudgeOverhead(sample, out);
   const float loss = sample.scalar(SignalId::kLoss);
   const float gradient = sample.scalar(SignalId::kGradNorm);
-  const bool excused = sample.step < s.options.context.warmup_steps ||
-                       sample.step < s.excused_until;
+  const bool excused = sample.step < s.options.context.warmup_steps || sample.step < s.excused_until;
   s.loss.ObserveLoss(sample.step, loss);  // Ignores what is not finite.
   s.loss.ObserveGradient(sample.step, gradient);
   if (!excused) {
     std::vector<Finding> findings;
-    if (s.options.is_on(BuiltIn::kLoss))
-      s.loss.FindLoss(sample.step, &findings);
+    if (s.options.is_on(BuiltIn::kLoss)) s.loss.FindLoss(sample.step, &findings);
     s.alerts.Update(Family::kLoss, sample.step, s.run, &findings, out);
     findings.clear();
-    if (s.options.is_on(BuiltIn::kGradient))
-      s.loss.FindGradient(sample.step, &findings);
+    if (s.options.is_on(BuiltIn::kGradient)) s.loss.FindGradient(sample.step, &findings);
     s.alerts.Update(Family::kGradient, sample.step, s.run, &findings, out);
   }
   if (s.heads.Add(sample)) {
     s.heads.Tick(s.run.attention, excused);
     if (!excused) {
-      s.alerts.Update(Family::kRounding, sample.step, s.run, s.heads.rounding(),
-                      out);
-      s.alerts.Update(Family::kLogits, sample.step, s.run, s.heads.logits(),
-                      out);
+      s.alerts.Update(Family::kRounding, sample.step, s.run, s.heads.rounding(), out);
+      s.alerts.Update(Family::kLogits, sample.step, s.run, s.heads.logits(), out);
     }
   }
 }
@@ -209,8 +194,7 @@ void RunJudge::OnEvent(const RunEvent& event, std::vector<Transition>* out) {
     case EventKind::kCentringOn:
       s.run.attention.centred = true;
       s.heads.ForgetTrends();
-      s.alerts.Resolve(Family::kRounding, step, s.run,
-                       "centring was switched on", out);
+      s.alerts.Resolve(Family::kRounding, step, s.run, "centring was switched on", out);
       break;
     case EventKind::kCentringOff:
       s.run.attention.centred = false;
@@ -225,8 +209,7 @@ void RunJudge::OnEvent(const RunEvent& event, std::vector<Transition>* out) {
     case EventKind::kData:
     case EventKind::kBatchSize:
     case EventKind::kSequenceLength:
-      s.excused_until =
-          std::max(s.excused_until, step + s.options.context.settle_steps);
+      s.excused_until = std::max(s.excused_until, step + s.options.context.settle_steps);
       s.loss.Excuse();
       break;
     default:
@@ -234,12 +217,10 @@ void RunJudge::OnEvent(const RunEvent& event, std::vector<Transition>* out) {
   }
 }
 
-void RunJudge::OnHello(const RunDescription& run,
-                       std::vector<Transition>* out) {
+void RunJudge::OnHello(const RunDescription& run, std::vector<Transition>* out) {
   State& s = *state_;
   const bool centred_before = s.run.attention.centred;
-  const bool changed = centred_before != run.attention.centred ||
-                       s.run.attention.kernel != run.attention.kernel ||
+  const bool changed = centred_before != run.attention.centred || s.run.attention.kernel != run.attention.kernel ||
                        s.run.attention.score_dtype != run.attention.score_dtype;
   const Layout layout = s.run.layout;
   s.run = run;
@@ -247,55 +228,41 @@ void RunJudge::OnHello(const RunDescription& run,
   if (!changed) return;
   s.heads.ForgetTrends();
   if (run.attention.centred && !centred_before) {
-    s.alerts.Resolve(Family::kRounding, std::max<int64_t>(s.last_step, 0),
-                     s.run, "centring was switched on", out);
+    s.alerts.Resolve(Family::kRounding, std::max<int64_t>(s.last_step, 0), s.run, "centring was switched on", out);
   }
 }
 
-void RunJudge::OnSilence(uint32_t silent_ranks, int64_t silent_seconds,
-                         std::vector<Transition>* out) {
+void RunJudge::OnSilence(uint32_t silent_ranks, int64_t silent_seconds, std::vector<Transition>* out) {
   State& s = *state_;
   const int64_t step = std::max<int64_t>(s.last_step, 0);
   const bool on = s.options.is_on(BuiltIn::kSilent);
   if (silent_ranks == 0 || !on) {
-    s.alerts.Resolve(
-        Family::kSilent, step, s.run,
-        on ? "all ranks report again" : "silence is no longer judged", out);
+    s.alerts.Resolve(Family::kSilent, step, s.run, on ? "all ranks report again" : "silence is no longer judged", out);
     return;
   }
   std::vector<Finding> findings(1);
   findings[0].rule = Rule::kSilent;
-  findings[0].severity = silent_ranks >= s.run.reporters ? Severity::kCritical
-                                                         : Severity::kWarning;
+  findings[0].severity = silent_ranks >= s.run.reporters ? Severity::kCritical : Severity::kWarning;
   findings[0].first_step = step;
   findings[0].Add({.signal = "silent_ranks",
                    .value = static_cast<double>(silent_ranks),
                    .first_step = step,
                    .detector = "dead-man"});
-  findings[0].note =
-      std::to_string(silent_ranks) + " of " + std::to_string(s.run.reporters) +
-      " reporters silent for " + std::to_string(silent_seconds) + " s";
+  findings[0].note = std::to_string(silent_ranks) + " of " + std::to_string(s.run.reporters) +
+                     " reporters silent for " + std::to_string(silent_seconds) + " s";
   s.alerts.Update(Family::kSilent, step, s.run, &findings, out);
 }
 
-int32_t RunJudge::stage() const {
-  return std::max(state_->heads.stage(), state_->alerts.stage());
-}
+int32_t RunJudge::stage() const { return std::max(state_->heads.stage(), state_->alerts.stage()); }
 Eta RunJudge::eta() const { return state_->alerts.eta(state_->last_step); }
 int32_t RunJudge::stage_of(int32_t layer, int32_t head) const {
   const Layout& layout = state_->run.layout;
-  if (layer < 0 || layer >= layout.layers || head < 0 || head >= layout.heads)
-    return 0;
-  return state_->heads.stage_of(static_cast<size_t>(layer) *
-                                    static_cast<size_t>(layout.heads) +
+  if (layer < 0 || layer >= layout.layers || head < 0 || head >= layout.heads) return 0;
+  return state_->heads.stage_of(static_cast<size_t>(layer) * static_cast<size_t>(layout.heads) +
                                 static_cast<size_t>(head));
 }
-uint32_t RunJudge::alerts_firing() const {
-  return state_->alerts.alerts_firing();
-}
-size_t RunJudge::memory_bytes() const {
-  return sizeof(State) + state_->heads.memory_bytes();
-}
+uint32_t RunJudge::alerts_firing() const { return state_->alerts.alerts_firing(); }
+size_t RunJudge::memory_bytes() const { return sizeof(State) + state_->heads.memory_bytes(); }
 
 std::string RunJudge::Save() const {
   std::string out;
@@ -312,7 +279,8 @@ std::string RunJudge::Save() const {
 bool RunJudge::Restore(std::string_view saved) {
   const RunDescription description = state_->run;
   const JudgeOptions options = state_->options;
-  auto fresh = std::make_unique<State>(options, description);
+  DetectorBank* const bank = state_->bank;
+  auto fresh = std::make_unique<State>(options, description, bank);
   StateReader reader(saved);
   uint32_t magic = 0;
   Layout layout;
@@ -320,13 +288,11 @@ bool RunJudge::Restore(std::string_view saved) {
   reader(layout.layers);
   reader(layout.heads);
   reader(layout.kv_heads);
-  const bool fits = magic == kStateMagic &&
-                    layout.layers == description.layout.layers &&
-                    layout.heads == description.layout.heads &&
-                    layout.kv_heads == description.layout.kv_heads;
+  const bool fits = magic == kStateMagic && layout.layers == description.layout.layers &&
+                    layout.heads == description.layout.heads && layout.kv_heads == description.layout.kv_heads;
   if (fits) reader(*fresh);
   if (!fits || !reader.at_end() || !fresh->heads.Consistent()) {
-    state_ = std::make_unique<State>(options, description);
+    state_ = std::make_unique<State>(options, description, bank);
     return false;
   }
   state_ = std::move(fresh);

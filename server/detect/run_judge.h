@@ -25,10 +25,12 @@
 namespace bellwether::server {
 
 struct JudgeOptions;  // judge_options.h: thresholds and windows, all of them.
+class DetectorBank;
 
 class RunJudge {
  public:
-  RunJudge(const JudgeOptions& options, const RunDescription& run);
+  // `bank` evaluates the heads' tests and must outlive this; null = the CPU's.
+  RunJudge(const JudgeOptions& options, const RunDescription& run, DetectorBank* bank = nullptr);
   ~RunJudge();
   RunJudge(const RunJudge&) = delete;
   RunJudge& operator=(const RunJudge&) = delete;
@@ -43,12 +45,11 @@ class RunJudge {
   void OnHello(const RunDescription& run, std::vector<Transition>* out);
   // `silent_ranks` of the run's reporters have been silent past the deadline
   // (0: all report again).
-  void OnSilence(uint32_t silent_ranks, int64_t silent_seconds,
-                 std::vector<Transition>* out);
+  void OnSilence(uint32_t silent_ranks, int64_t silent_seconds, std::vector<Transition>* out);
 
   // 0-5: the furthest of its heads now and of its open alerts.
   int32_t stage() const;
-  Eta eta() const;        // Of the most urgent firing alert.
+  Eta eta() const;  // Of the most urgent firing alert.
   // Worst stage that a head is in; 0..5.
   int32_t stage_of(int32_t layer, int32_t head) const;
   uint32_t alerts_firing() const;

@@ -18,6 +18,7 @@ constexpr CatalogMetric kCatalog[] = {
     {"bellwether_build_info", kGauge, "Always 1; the labels say what runs.", {"version", "revision", "cuda"}},
     {"bellwether_console_streams", kGauge, "Open event streams of the console.", {}},
     {"bellwether_degraded", kGauge, "1 while the server does less than it should, by reason.", {"reason"}},
+    {"bellwether_detector_tick_seconds", kHistogram, "Evaluating all tests of a run's heads at the end of a batch.", {"backend"}},
     {"bellwether_http_requests_total", kCounter, "HTTP requests answered.", {"path", "code"}},
     {"bellwether_ingest_bytes_total", kCounter, "Bytes of frames that were accepted.", {}},
     {"bellwether_ingest_frames_total", kCounter, "Frames that arrived, by what became of them.", {"result"}},
