@@ -212,6 +212,7 @@ struct HeadRules::Reading {
 
 HeadRules::Reading HeadRules::Read(size_t head) {
   const DriftOptions& drift = options_.drift;
+  const auto on = [&](BuiltIn test) { return options_.is_on(test); };
   Reading r{};
   r.ratio = Newest(kRatio, head);
   r.ratio_peer = std::max<double>(series_[kRatio].median(), drift.ratio_floor);
@@ -221,13 +222,14 @@ HeadRules::Reading HeadRules::Read(size_t head) {
   if (Due(kGrowth, head, drift.hold_batches)) {
     Trend trend;
     const bool growing =
-        ratio_speaks && r.ratio > drift.grown_factor * r.ratio_peer &&
+        on(BuiltIn::kDriftGrowth) && ratio_speaks &&
+        r.ratio > drift.grown_factor * r.ratio_peer &&
         Growing(kRatio, head, options_.trend.doubling_steps_max, &trend);
     held_[kGrowth].Update(head, growing, drift.hold_batches, last_step_);
     if (growing) StoreEta(head, JoinedEta(head, trend));
   }
   r.growth = held_[kGrowth].active[head] != 0;
-  const bool high = ratio_speaks &&
+  const bool high = on(BuiltIn::kDriftLevel) && ratio_speaks &&
                     r.ratio > drift.level_factor * r.ratio_peer &&
                     series_[kRatio].Rise(head, series_[kRatio].rows(), false) >=
                         drift.level_rise_min;
@@ -237,7 +239,7 @@ HeadRules::Reading HeadRules::Read(size_t head) {
   if (Due(kCommonGrowth, head, drift.hold_batches)) {
     Trend trend;
     const bool growing =
-        r.common > drift.common_mode_large &&
+        on(BuiltIn::kDriftCommonMode) && r.common > drift.common_mode_large &&
         r.common > drift.common_mode_factor * series_[kCommonMode].median() &&
         Growing(kCommonMode, head, options_.trend.doubling_steps_max, &trend);
     held_[kCommonGrowth].Update(head, growing, drift.hold_batches, last_step_);
@@ -245,25 +247,28 @@ HeadRules::Reading HeadRules::Read(size_t head) {
   r.common_growth = held_[kCommonGrowth].active[head] != 0;
 
   r.leak = Newest(kLeak, head);
-  r.leak_measured = std::isfinite(r.leak);
+  r.leak_measured = on(BuiltIn::kDriftLeak) && std::isfinite(r.leak);
   const double leak_peer =
       series_[kLeak].present() ? series_[kLeak].median() : 0;
   r.leak_threshold =
       options_.leak.factor * std::max(leak_peer, options_.leak.floor);
-  r.leaking = held_[kLeaking].Update(head, r.leak > r.leak_threshold,
-                                     options_.leak.hold_batches, last_step_);
+  r.leaking =
+      held_[kLeaking].Update(head, r.leak_measured && r.leak > r.leak_threshold,
+                             options_.leak.hold_batches, last_step_);
 
   r.tied = Newest(kTied, head);
   r.tied_threshold =
       std::max(options_.ties.fraction_min,
                options_.ties.peer_factor * series_[kTied].median());
-  r.ties = held_[kTies].Update(head, r.tied > r.tied_threshold,
-                               options_.ties.hold_batches, last_step_);
+  r.ties =
+      held_[kTies].Update(head, on(BuiltIn::kTies) && r.tied > r.tied_threshold,
+                          options_.ties.hold_batches, last_step_);
 
   r.sigma = Newest(kSigma, head);
   r.sigma_peer = series_[kSigma].median();
   if (Due(kNorm, head, options_.norm.hold_batches)) {
-    const bool growing = r.sigma > options_.norm.peer_factor * r.sigma_peer &&
+    const bool growing = on(BuiltIn::kNorm) &&
+                         r.sigma > options_.norm.peer_factor * r.sigma_peer &&
                          series_[kSigma].Rise(head, series_[kSigma].rows(),
                                               true) >= options_.norm.rise_min &&
                          Rising(kSigma, head);
@@ -272,9 +277,9 @@ HeadRules::Reading HeadRules::Read(size_t head) {
   r.norm = held_[kNorm].active[head] != 0;
 
   r.logit = Newest(kLogitMax, head);
-  r.logit_high =
-      held_[kLogit].Update(head, r.logit > options_.logits.logit_max_large,
-                           options_.logits.hold_batches, last_step_);
+  r.logit_high = held_[kLogit].Update(
+      head, on(BuiltIn::kLogits) && r.logit > options_.logits.logit_max_large,
+      options_.logits.hold_batches, last_step_);
   return r;
 }
 
@@ -407,6 +412,7 @@ void HeadRules::NameSuspects() {
 }
 
 void HeadRules::JudgeRunLogits() {
+  if (!options_.is_on(BuiltIn::kLogits)) return;
   if (!series_[kLogitMax].present() || !series_[kEntropy].present()) return;
   const double logit = series_[kLogitMax].median();
   const double entropy = series_[kEntropy].median();

@@ -12,8 +12,44 @@
 #define BELLWETHER_SERVER_DETECT_JUDGE_OPTIONS_H_
 
 #include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
 
 namespace bellwether::server {
+
+// What the judge looks for, each to be switched off on its own
+// (JudgeOptions::off).  A test that is off never holds: what it would have
+// found, raised or witnessed is missing.  drift.leak off: as if no key leak
+// were measured.  docs/concepts/detection.md says what each finds.
+enum class BuiltIn : uint8_t {
+  kDriftGrowth,
+  kDriftLevel,
+  kDriftCommonMode,
+  kDriftLeak,
+  kTies,
+  kNorm,
+  kLogits,
+  kLoss,
+  kGradient,
+  kNonfinite,
+  kDisagreement,
+  kSilent,
+  kOverhead,
+};
+inline constexpr int kBuiltIns = 13;
+
+// "drift.growth", "drift.level", "drift.common_mode", "drift.leak", "ties",
+// "norm", "logits", "loss", "gradient", "nonfinite", "disagreement", "silent",
+// "overhead".
+const char* NameOf(BuiltIn test);
+// Nothing if no test has that name.
+std::optional<BuiltIn> BuiltInNamed(std::string_view name);
+// All names, separated by ", ".
+std::string BuiltInNames();
+constexpr uint32_t BitOf(BuiltIn test) {
+  return uint32_t{1} << static_cast<int>(test);
+}
 
 // How a series is thinned and how a trend in it is told from noise.
 struct TrendOptions {
@@ -158,6 +194,9 @@ struct JudgeOptions {
   LossOptions loss;
   ContextOptions context;
   AlertOptions alert;
+  uint32_t off = 0;  // BitOf() of each test that is switched off.
+
+  bool is_on(BuiltIn test) const { return (off & BitOf(test)) == 0; }
 };
 
 // Fixed size of the windows in memory.

@@ -75,7 +75,9 @@ RunJudge::~RunJudge() = default;
 void RunJudge::State::JudgeNonfinite(const StepSample& sample,
                                      std::vector<Transition>* out) {
   std::vector<Finding> findings;
+  const bool on = options.is_on(BuiltIn::kNonfinite);
   for (const SignalId id : sample.signals()) {
+    if (!on) break;
     const SignalInfo& signal = *FindSignal(id);
     const auto values = sample.matrix(id);
     if (AllUsual(values, id == SignalId::kNonfiniteRows)) continue;
@@ -110,6 +112,7 @@ void RunJudge::State::JudgeDisagreements(const StepSample& sample,
                                          std::vector<Transition>* out) {
   std::vector<Finding> findings;
   for (const StepSample::Disagreement& disagreement : sample.disagreements) {
+    if (!options.is_on(BuiltIn::kDisagreement)) break;
     Finding& finding = findings.emplace_back();
     finding.rule = Rule::kDisagreement;
     finding.severity = Severity::kCritical;
@@ -133,7 +136,8 @@ void RunJudge::State::JudgeOverhead(const StepSample& sample,
   if (IsNotMeasured(hook) || IsNotMeasured(step) || !(step > 0)) return;
   const double share = hook / step;
   std::vector<Finding> findings;
-  if (share > options.alert.hook_overhead_max) {
+  if (options.is_on(BuiltIn::kOverhead) &&
+      share > options.alert.hook_overhead_max) {
     if (overhead_since < 0) overhead_since = sample.step;
     if (sample.step - overhead_since >= options.alert.hook_overhead_steps) {
       Finding& finding = findings.emplace_back();
@@ -179,10 +183,12 @@ void RunJudge::Observe(const StepSample& sample, std::vector<Transition>* out) {
   s.loss.ObserveGradient(sample.step, gradient);
   if (!excused) {
     std::vector<Finding> findings;
-    s.loss.FindLoss(sample.step, &findings);
+    if (s.options.is_on(BuiltIn::kLoss))
+      s.loss.FindLoss(sample.step, &findings);
     s.alerts.Update(Family::kLoss, sample.step, s.run, &findings, out);
     findings.clear();
-    s.loss.FindGradient(sample.step, &findings);
+    if (s.options.is_on(BuiltIn::kGradient))
+      s.loss.FindGradient(sample.step, &findings);
     s.alerts.Update(Family::kGradient, sample.step, s.run, &findings, out);
   }
   if (s.heads.Add(sample)) {
@@ -250,9 +256,11 @@ void RunJudge::OnSilence(uint32_t silent_ranks, int64_t silent_seconds,
                          std::vector<Transition>* out) {
   State& s = *state_;
   const int64_t step = std::max<int64_t>(s.last_step, 0);
-  if (silent_ranks == 0) {
-    s.alerts.Resolve(Family::kSilent, step, s.run, "all ranks report again",
-                     out);
+  const bool on = s.options.is_on(BuiltIn::kSilent);
+  if (silent_ranks == 0 || !on) {
+    s.alerts.Resolve(
+        Family::kSilent, step, s.run,
+        on ? "all ranks report again" : "silence is no longer judged", out);
     return;
   }
   std::vector<Finding> findings(1);

@@ -11,6 +11,7 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <set>
 
 #include "server/detect/judge_options.h"
 
@@ -149,6 +150,68 @@ TEST(RunJudgeTest, WarnsOfADriftNamesItsHeadAndPredictsItsEnd) {
 
 TEST(RunJudgeTest, AQuietRunIsQuiet) {
   EXPECT_TRUE(JudgeAll(SyntheticRun(), {.drift_from = -1}).empty());
+}
+
+// What the judge says of a drift from step 2000 on, of a loss that is lost and
+// a gradient that is ten times its past from 3000 on, of a silent rank, of a
+// replica that disagrees and of a NaN, without the tests of `off`.
+std::set<std::string> RulesTold(uint32_t off) {
+  JudgeOptions options;
+  options.off = off;
+  RunDescription run = SyntheticRun();
+  run.reporters = 2;
+  RunJudge judge(options, run);
+  std::vector<Transition> out;
+  for (int64_t step = 0; step <= 5000; ++step) {
+    StepSample sample = SampleAt(run, {}, step);
+    sample.Add(SignalId::kStepSeconds)[0] = 1;
+    sample.Add(SignalId::kHookSeconds)[0] = 0.1f;
+    if (step >= 3000) {
+      sample.Add(SignalId::kLoss)[0] += 3;
+      sample.Add(SignalId::kGradNorm)[0] *= 50;
+    }
+    if (step == 4000) {
+      sample.Add(SignalId::kSpreadSum)[3] = kNan;
+      sample.disagreements.push_back({SignalId::kWqSigma, 1, 3, 3.0f, 3.5f});
+      judge.OnSilence(1, 90, &out);
+    }
+    judge.Observe(sample, &out);
+  }
+  std::set<std::string> rules;
+  for (const Transition& t : out) rules.insert(t.rule);
+  return rules;
+}
+
+TEST(RunJudgeTest, ATestThatIsSwitchedOffFindsNothingAndTheOthersGoOn) {
+  const std::set<std::string> all = RulesTold(0);
+  ASSERT_EQ(all,
+            (std::set<std::string>{"drift", "loss", "gradient", "nonfinite",
+                                   "disagreement", "silent", "overhead"}));
+  for (const BuiltIn test :
+       {BuiltIn::kLoss, BuiltIn::kGradient, BuiltIn::kNonfinite,
+        BuiltIn::kDisagreement, BuiltIn::kSilent, BuiltIn::kOverhead}) {
+    SCOPED_TRACE(NameOf(test));
+    std::set<std::string> others = all;
+    others.erase(NameOf(test));
+    EXPECT_EQ(RulesTold(BitOf(test)), others);
+  }
+  // The synthetic drift is seen by three tests; ties alone warn without them.
+  const uint32_t drift = BitOf(BuiltIn::kDriftGrowth) |
+                         BitOf(BuiltIn::kDriftLevel) |
+                         BitOf(BuiltIn::kDriftCommonMode);
+  EXPECT_TRUE(RulesTold(drift).contains("ties"));
+  EXPECT_FALSE(RulesTold(drift).contains("drift"));
+  EXPECT_FALSE(RulesTold(drift | BitOf(BuiltIn::kTies)).contains("ties"));
+}
+
+TEST(BuiltInTest, NamesAreReadAsTheyAreWritten) {
+  for (int i = 0; i < kBuiltIns; ++i) {
+    const auto test = static_cast<BuiltIn>(i);
+    EXPECT_EQ(BuiltInNamed(NameOf(test)), test);
+    EXPECT_THAT(BuiltInNames(), testing::HasSubstr(NameOf(test)));
+  }
+  EXPECT_EQ(BuiltInNamed("drift"), std::nullopt);
+  EXPECT_EQ(BuiltInNamed(""), std::nullopt);
 }
 
 TEST(RunJudgeTest, SaveAndRestoreAtAnyStepChangeNothing) {
