@@ -16,8 +16,7 @@
 
 #include "server/config.h"
 #include "server/offline/replay.h"
-#include "server/offline/scorecard.h"
-#include "server/offline/scorecard_text.h"
+#include "server/offline/scorecard_command.h"
 #include "server/server.h"
 #include "server/util/log.h"
 #include "server/version.h"
@@ -84,8 +83,7 @@ struct Flags {
   std::string token_file;
   std::string idle_exit;
   ReplayOptions replay;
-  ScorecardOptions scorecard;
-  bool scorecard_json = false;
+  ScorecardCommand scorecard;
   BankOptions bank;  // Of replay.
 };
 
@@ -155,36 +153,60 @@ std::string BesideThisProgram(const std::string& file) {
   return error ? file : (self.parent_path() / file).string();
 }
 
-int ReplayFile(const Flags& flags) {
+absl::Status ReplayFile(const Flags& flags) {
   ReplayOptions options = flags.replay;
   auto bank = OpenBank(flags.bank, [](const std::string& why) {
     std::fprintf(stderr, "the GPU is given up, the CPU goes on: %s\n", why.c_str());
   });
-  absl::Status replayed = bank.status();
-  if (replayed.ok()) {
-    options.bank = bank->get();
-    replayed = Replay(options);
-  }
-  if (replayed.ok()) return kOk;
-  std::fprintf(stderr, "%s\n", std::string(replayed.message()).c_str());
+  if (!bank.ok()) return bank.status();
+  options.bank = bank->get();
+  return Replay(options);
+}
+
+// The result of a command that works offline.
+int Ended(const absl::Status& status) {
+  if (status.ok()) return kOk;
+  std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
   return kFailed;
 }
 
-int PrintScorecard(const Flags& flags) {
-  ScorecardOptions options = flags.scorecard;
-  if (isatty(STDERR_FILENO) != 0) {
-    options.progress = [](size_t done, size_t of) {
-      std::fprintf(stderr, "\r%zu of %zu runs%s", done, of, done == of ? "\n" : "");
-    };
-  }
-  const auto scores = ScoreRuns(options);
-  if (!scores.ok()) {
-    std::fprintf(stderr, "%s\n", std::string(scores.status().message()).c_str());
-    return kFailed;
-  }
-  const ScorecardTotals totals = AddUp(*scores);
-  std::fputs((flags.scorecard_json ? ToJsonLines(*scores, totals) : ToTable(*scores, totals)).c_str(), stdout);
-  return kOk;
+void AddScorecard(CLI::App* app, ScorecardCommand* command) {
+  CLI::App* const scorecard =
+      app->add_subcommand("scorecard", "how early and how rightly the detectors warn, over recorded runs");
+  scorecard->add_option("dir", command->folder, "the folder of .bwrun files; not for --synthetic");
+  scorecard->add_option("--labels", command->labels,
+                        "what became of the runs [labels.json in the folder, else found in the runs]");
+  scorecard->add_option_function<std::vector<std::string>>(
+      "--without",
+      [command](const std::vector<std::string>& names) {
+        for (const std::string& name : names) {
+          const auto test = BuiltInNamed(name);
+          if (!test) throw CLI::ValidationError("--without", "\"" + name + "\": must be one of " + BuiltInNames());
+          command->judge.off |= BitOf(*test);
+        }
+      },
+      "switch a test off; may be repeated: " + BuiltInNames())
+      ->allow_extra_args(false);
+  auto* const json =
+      scorecard->add_flag("--json", command->json, "one JSON object a line per run, then one for the set");
+  auto* const ablate = scorecard->add_flag("--ablate", command->ablate, "what each test is worth: the runs without it");
+  auto* const tune = scorecard->add_flag("--tune", command->tune,
+                                         "what tuning wins on all runs, and on runs that it did not see (minutes)");
+  auto* const synthetic = scorecard->add_flag("--synthetic", command->synthetic,
+                                              "false alarms in made-up healthy runs of 1,024 heads (minutes)");
+  ablate->excludes(tune)->excludes(synthetic)->excludes(json);
+  tune->excludes(synthetic)->excludes(json);
+  scorecard->add_option("--runs", command->synthetic_runs, "synthetic runs of each kind, 25,000 steps each")
+      ->check(CLI::Range(1, 10000))
+      ->capture_default_str()
+      ->needs(synthetic);
+  scorecard->add_option("--seed", command->seed, "of the first synthetic run of each kind")
+      ->capture_default_str()
+      ->needs(synthetic);
+  scorecard->callback([command] {
+    if (command->synthetic == command->folder.empty()) return;
+    throw CLI::ValidationError("dir", command->synthetic ? "is not for --synthetic" : "is required");
+  });
 }
 
 int Main(int argc, char** argv) {
@@ -223,10 +245,7 @@ int Main(int argc, char** argv) {
   replay->add_flag("--json", flags.replay.json, "one JSON object a line per transition");
   replay->add_option("--until-step", flags.replay.until_step, "stop after this step")->check(CLI::NonNegativeNumber);
   add_gpu(replay, &flags.bank);
-  CLI::App* const scorecard = app.add_subcommand("scorecard", "how early and how rightly the detectors warn, over recorded runs");
-  scorecard->add_option("dir", flags.scorecard.folder, "the folder of .bwrun files")->required();
-  scorecard->add_option("--labels", flags.scorecard.labels, "what became of the runs [labels.json in the folder, else found in the runs]");
-  scorecard->add_flag("--json", flags.scorecard_json, "one JSON object a line per run, then one for the set");
+  AddScorecard(&app, &flags.scorecard);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -237,10 +256,8 @@ int Main(int argc, char** argv) {
                  flags.log_level.c_str(), flags.log_format.c_str());
     return kUsage;
   }
-  if (replay->parsed()) {
-    return ReplayFile(flags);
-  }
-  if (scorecard->parsed()) return PrintScorecard(flags);
+  if (replay->parsed()) return Ended(ReplayFile(flags));
+  if (app.got_subcommand("scorecard")) return Ended(RunScorecard(flags.scorecard));
   if (!flags.config_file.empty()) {
     if (const absl::Status read = ReadConfig(flags.config_file, &options); !read.ok()) {
       std::fprintf(stderr, "%s\n", std::string(read.message()).c_str());

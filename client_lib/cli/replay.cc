@@ -55,13 +55,28 @@ ExitCode Replay(Cli*, const ReplayOptions& options) {
 
 struct ScorecardOptions {
   std::string folder, labels;
-  bool json = false;
+  std::vector<std::string> without;
+  bool json = false, ablate = false, tune = false, synthetic = false;
+  std::string runs, seed;
 };
 
 ExitCode Scorecard(Cli*, const ScorecardOptions& options) {
-  std::vector<std::string> arguments = {"scorecard", options.folder};
-  if (options.json) arguments.push_back("--json");
-  if (!options.labels.empty()) arguments.insert(arguments.end(), {"--labels", options.labels});
+  std::vector<std::string> arguments = {"scorecard"};
+  const auto flag = [&](const char* name, bool given) {
+    if (given) arguments.emplace_back(name);
+  };
+  const auto value = [&](const char* name, const std::string& text) {
+    if (!text.empty()) arguments.insert(arguments.end(), {name, text});
+  };
+  flag("--json", options.json);
+  flag("--ablate", options.ablate);
+  flag("--tune", options.tune);
+  flag("--synthetic", options.synthetic);
+  value("--labels", options.labels);
+  value("--runs", options.runs);
+  value("--seed", options.seed);
+  for (const std::string& test : options.without) value("--without", test);
+  if (!options.folder.empty()) arguments.push_back(options.folder);
   Execute(arguments);
   return kFailed;
 }
@@ -105,10 +120,20 @@ void AddReplay(Cli* cli) {
       cli, &cli->app, "scorecard",
       "How early and how rightly the detectors warn over a folder of recorded runs, beside the rules that others use",
       "bellwether scorecard runs/ --json", &Scorecard, &command);
-  command->add_option("dir", scorecard->folder, "the folder of .bwrun files")->required()->check(CLI::ExistingDirectory);
+  command->add_option("dir", scorecard->folder, "the folder of .bwrun files; not for --synthetic")
+      ->check(CLI::ExistingDirectory);
   command->add_option("--labels", scorecard->labels, "what became of the runs [labels.json in the folder, else found in the runs]")
       ->check(CLI::ExistingFile);
+  command->add_option("--without", scorecard->without, "switch a test off, such as drift.leak or ties; may be repeated")
+      ->allow_extra_args(false);
   command->add_flag("--json", scorecard->json, "one JSON object a line per run, then one with \"run\": null for the set");
+  command->add_flag("--ablate", scorecard->ablate, "what each test is worth: the runs without it");
+  command->add_flag("--tune", scorecard->tune,
+                    "what tuning wins on all runs, and on runs that it did not see (minutes)");
+  command->add_flag("--synthetic", scorecard->synthetic,
+                    "false alarms in made-up healthy runs of 1,024 heads (minutes)");
+  command->add_option("--runs", scorecard->runs, "synthetic runs of each kind [5]");
+  command->add_option("--seed", scorecard->seed, "of the first synthetic run of each kind [1]");
 
   CLI::App* const noun = AddNoun(cli, "check", "Checks files without a server");
   auto* const config =

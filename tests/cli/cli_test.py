@@ -530,6 +530,17 @@ class ServerBinaryTest(unittest.TestCase):
         self.assertEqual(result.returncode, 3)
         self.assertEqual(self.call("replay", str(self.folder / "missing")).returncode, 2)
 
+    def test_scorecard_passes_its_arguments_on(self) -> None:
+        self.fake(self.folder, 1)
+        folder = str(self.folder)
+        result = self.call("scorecard", "--without", "ties", folder, "--without=drift.leak", "--json", "--labels",
+                           folder + "/file")
+        self.assertEqual(result.stdout, f"{self.folder.name} scorecard --json --labels {folder}/file --without ties "
+                                        f"--without drift.leak {folder}\n")
+        self.assertEqual(result.returncode, 1)
+        synthetic = self.call("scorecard", "--synthetic", "--runs", "2", "--seed", "7")
+        self.assertEqual(synthetic.stdout, f"{self.folder.name} scorecard --synthetic --runs 2 --seed 7\n")
+
     def test_beside_before_path(self) -> None:
         self.fake(self.folder / "elsewhere", 0)
         file = str(self.folder / "file")

@@ -14,6 +14,7 @@
 #include <set>
 
 #include "server/detect/judge_options.h"
+#include "tests/support/transition_text.h"
 
 namespace bellwether::server {
 namespace {
@@ -83,27 +84,6 @@ StepSample SampleAt(const RunDescription& run, const Plan& plan, int64_t step,
     sample.Add(SignalId::kEntropySum)[at] = 2048 * 0.5;
   }
   return sample;
-}
-
-// Everything of a transition that a reader sees.
-std::string TextOf(const Transition& t) {
-  std::string text = t.key + " k" + std::to_string(t.k) + " state" +
-                     std::to_string(static_cast<int>(t.state)) + " sev" +
-                     std::to_string(static_cast<int>(t.severity)) + " stage" +
-                     std::to_string(t.stage) + " at" + std::to_string(t.step) +
-                     " " + t.summary + " " + t.cause + " " + t.advice;
-  for (const Head& head : t.heads)
-    text.append(" ").append(std::to_string(head.layer * 10000 + head.head));
-  for (const Evidence& e : t.evidence)
-    text.append(" ").append(e.signal).append("=").append(
-        std::to_string(e.value));
-  return text;
-}
-
-std::vector<std::string> TextsOf(const std::vector<Transition>& transitions) {
-  std::vector<std::string> texts;
-  for (const Transition& t : transitions) texts.push_back(TextOf(t));
-  return texts;
 }
 
 std::vector<Transition> JudgeAll(const RunDescription& run, const Plan& plan) {
