@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from . import intercept, weights
+from .compiled_taps import PARAMETERS
+from .kernel_choice import autocast_dtype, kernel_of
 from .memory import capturing
 from .probe import DTYPES, Spectrum, Sums, Unsupported, add_key_leak, add_probe
 
@@ -26,8 +28,6 @@ if TYPE_CHECKING:
 
 _QUERY_NORMS = {"qnorm", "querynorm", "qln", "qlayernorm", "normq"}
 _KEY_NORMS = {"knorm", "keynorm", "kln", "klayernorm", "normk"}
-_KERNELS = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}  # SDPBackend
-_PARAMETERS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
 class _Call:
@@ -70,37 +70,6 @@ class KeyTap(torch.autograd.Function):
     def backward(ctx: Any, d_k: Tensor) -> Any:
         ctx.call.layer.key_gradient(d_k)
         return d_k, None
-
-
-_autocast_covers: dict[tuple[str, torch.dtype], bool] = {}
-
-
-def _autocast_dtype(q: Tensor) -> Optional[torch.dtype]:
-    """The type that autocast is about to give q, k and v, or None."""
-    device = q.device.type
-    if q.dtype != torch.float32 or not torch.is_autocast_enabled(device):
-        return None
-    dtype = torch.get_autocast_dtype(device)
-    key = (device, dtype)
-    if key not in _autocast_covers:
-        with torch.no_grad():
-            small = torch.zeros(1, 1, 1, 8, device=q.device)
-            _autocast_covers[key] = intercept.original()(small, small, small).dtype == dtype
-    return dtype if _autocast_covers[key] else None
-
-
-def _kernel_of(q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any]) -> str:
-    """The implementation that PyTorch would pick for this call."""
-    choose = getattr(torch, "_fused_sdp_choice", None)
-    if choose is None:
-        return "sdpa"
-    options = {n: given[n] for n in ("scale", "enable_gqa") if n in given}
-    mask, dropout = given.get("attn_mask"), float(given.get("dropout_p", 0.0))
-    try:
-        picked = choose(q, k, v, mask, dropout, bool(given.get("is_causal", False)), **options)
-    except (RuntimeError, TypeError):  # A private function: another torch, another signature.
-        return "sdpa"
-    return _KERNELS.get(int(picked), "sdpa")
 
 
 class Layer:
@@ -185,7 +154,7 @@ class Layer:
         monitor = self.monitor
         monitor.forward_begins()
         self.calls += 1
-        given = {**dict(zip(_PARAMETERS, args)), **kwargs}
+        given = {**dict(zip(PARAMETERS, args)), **kwargs}
         q, k, v = given.get("query"), given.get("key"), given.get("value")
         if not self._plain(q, k, v):
             return None
@@ -199,7 +168,7 @@ class Layer:
         if not (monitor.samples_step() or always) or not self.watched:
             self._observe(q, k, v, given)
             return None
-        dtype = _autocast_dtype(q)
+        dtype = autocast_dtype(q)
         if dtype is not None:
             # What autocast would do inside the call, done before it: the taps then see what
             # the kernel sees.
@@ -225,7 +194,7 @@ class Layer:
         call = _Call(self, scale or 1.0, causal, statistics, delta)
         if monitor.measures("leak") and k.requires_grad:
             k = KeyTap.apply(k, call)  # type: ignore[no-untyped-call]
-        rest = {name: value for name, value in given.items() if name not in _PARAMETERS[:3]}
+        rest = {name: value for name, value in given.items() if name not in PARAMETERS[:3]}
         return call, (q, k, v), rest
 
     def _plain(self, *tensors: Any) -> bool:
@@ -273,7 +242,7 @@ class Layer:
                         kv_heads, group = by_weight, copies
             self.group = group
             self.sums = Sums(monitor.memories.of(q.device), heads, kv_heads)
-            self.kernel = _kernel_of(q, k, v, given)
+            self.kernel = str(given.get("kernel") or kernel_of(q, k, v, given))
             if monitor.numbered():
                 self.note("first called after the first step: not reported")
             self._set_layout(heads, kv_heads, dim)
@@ -321,34 +290,81 @@ class Layer:
     # ---- backward ----
 
     def output_gradient(self, ctx: Any, d_o: Tensor) -> None:
+        self._backward(ctx.call, lambda: ctx.saved_tensors, d_o)
+
+    def compiled_backward(
+        self, saved: tuple[Tensor, Tensor, Tensor, Tensor], d_o: Tensor,
+        scale: float, causal: bool, statistics: bool, delta: bool, kernel: str,
+    ) -> None:  # fmt: skip
+        """The same for a module that was compiled: the first that is heard of its forward."""
+        if not self.watched:
+            return
+        call = _Call(self, scale, causal, statistics, delta)
+        given = {"is_causal": causal, "kernel": kernel}
+        self._backward(call, lambda: saved, d_o, lambda: self._first_heard(call, saved, given))
+
+    def _backward(
+        self,
+        call: _Call,
+        saved: Callable[[], tuple[Tensor, ...]],
+        d_o: Tensor,
+        fits: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`saved` gives o, q, k and v; `fits` is asked first."""
         monitor = self.monitor
         if not monitor.live():
             return
         start = time.perf_counter()
         try:
+            good = fits()
             self.fired += 1
             self.fired_in_step += 1
             monitor.backward_passes(self)
-            call: _Call = ctx.call
-            sums = self.sums
-            if monitor.samples_call(sums.probed if sums else 0) and call.statistics and sums:
-                o, q, k, v = ctx.saved_tensors
-                if monitor.settings.sequences:
-                    o, q, k, v, d_o = (t[: monitor.settings.sequences] for t in (o, q, k, v, d_o))
-                gradient: Optional[Tensor] = None
-                if call.delta and monitor.measures("delta"):
-                    gradient = d_o if d_o.dtype == o.dtype else d_o.to(o.dtype)
-                with monitor.lock, torch.no_grad():
-                    add_probe(
-                        sums, q, k, v, o, gradient,
-                        scale=call.scale, causal=call.causal, rows=monitor.settings.rows,
-                        seed=monitor.row_seed(self.index), group=self.group,
-                    )  # fmt: skip
+            if good and self._samples(call):
+                self._add(call, saved(), d_o)
+            if monitor.samples_step() and monitor.weights_in_backward():
+                self._measure_whole_weights()
         except Unsupported as e:
             self.note(str(e))
         except Exception as e:
             monitor.trouble(e, f"backward of {self.name}")
         monitor.hook_seconds += time.perf_counter() - start
+
+    def _first_heard(self, call: _Call, saved: tuple[Tensor, ...], given: dict[str, Any]) -> bool:
+        self.monitor.backward_begins()
+        self.calls += 1
+        _, q, k, v = saved
+        if not self._plain(q, k, v) or not self._observe(q, k, v, given):
+            return False
+        self._note_call(call.statistics, call.delta)
+        return True
+
+    def _note_call(self, statistics: bool, delta: bool) -> None:
+        if not statistics:
+            self.note("a mask, or causal with other keys: only the key-gradient leak is measured")
+        if not delta:
+            self.note("dropout in the attention: its delta statistics are not measured")
+
+    def _samples(self, call: _Call) -> bool:
+        sums = self.sums
+        return sums is not None and call.statistics and self.monitor.samples_call(sums.probed)
+
+    def _add(self, call: _Call, saved: tuple[Tensor, ...], d_o: Tensor) -> None:
+        """Adds one call's statistics; `saved` are o, q, k and v."""
+        monitor, sums = self.monitor, self.sums
+        assert sums is not None
+        o, q, k, v = saved
+        if monitor.settings.sequences:
+            o, q, k, v, d_o = (t[: monitor.settings.sequences] for t in (o, q, k, v, d_o))
+        gradient: Optional[Tensor] = None
+        if call.delta and monitor.measures("delta"):
+            gradient = d_o if d_o.dtype == o.dtype else d_o.to(o.dtype)
+        with monitor.lock, torch.no_grad():
+            add_probe(
+                sums, q, k, v, o, gradient,
+                scale=call.scale, causal=call.causal, rows=monitor.settings.rows,
+                seed=monitor.row_seed(self.index), group=self.group,
+            )  # fmt: skip
 
     def key_gradient(self, d_k: Tensor) -> None:
         monitor = self.monitor
@@ -357,7 +373,7 @@ class Layer:
         start = time.perf_counter()
         try:
             sums = self.sums
-            if sums is not None and monitor.samples_call(sums.leaked):
+            if sums is not None and monitor.measures("leak") and monitor.samples_call(sums.leaked):
                 with monitor.lock, torch.no_grad():
                     add_key_leak(sums, d_k, self.group)
         except Unsupported as e:
@@ -369,6 +385,18 @@ class Layer:
     # ---- at the optimizer step ----
 
     def measure_weights(self) -> None:
+        if self.wq is None or self.wk is None or self.wq.measured:
+            return
+        if self.monitor.weights_in_backward():
+            return
+        self._measure_weights()
+
+    def _measure_whole_weights(self) -> None:
+        if self.monitor.measures("sigma") and self.wq is not None and not self.wq.measured:
+            self.note("sharded weights: sigma is that of before the step")
+            self._measure_weights()
+
+    def _measure_weights(self) -> None:
         module = self.module()
         if self.location is None or module is None or self.wq is None or self.wk is None:
             return
