@@ -68,33 +68,36 @@ bool Passes(const BankTest& test, const WindowView& view, int64_t head, Trend* t
 
 }  // namespace
 
-// Plus 0.0f: of a negative zero, which equals the other one, there shall be none.
+// Selects by eleven bits of the ordered keys at a time, until few are left to sort.
 float LowerMedian(const float* values, int64_t count, float* scratch) {
   // Below this, counting buckets costs more than it saves.
-  constexpr int64_t kBucketsFrom = 512;
-  constexpr int kShift = 21;  // Sign, exponent and two bits of the fraction.
-  if (count < kBucketsFrom) {
-    float* const end = std::copy_if(values, values + count, scratch, [](float x) { return IsFinite(x); });
-    const int64_t finite = end - scratch;
-    return finite == 0 ? std::numeric_limits<float>::quiet_NaN() : NthOf(scratch, finite, (finite - 1) / 2) + 0.0f;
-  }
-  std::array<uint32_t, size_t{1} << (32 - kShift)> buckets{};
-  int64_t finite = 0;
+  constexpr int64_t kSortMax = 512;
+  constexpr int kBits = 11;
+  constexpr uint32_t kMask = (1u << kBits) - 1;
+  int64_t left = 0;
   for (int64_t i = 0; i < count; ++i) {
-    const bool is_finite = IsFinite(values[i]);
-    buckets[OrderedKey(values[i]) >> kShift] += static_cast<uint32_t>(is_finite);
-    finite += is_finite;
+    scratch[left] = values[i];
+    left += IsFinite(values[i]);
   }
-  if (finite == 0) return std::numeric_limits<float>::quiet_NaN();
-  int64_t rank = (finite - 1) / 2;
-  size_t bucket = 0;
-  for (; rank >= buckets[bucket]; ++bucket) rank -= buckets[bucket];
-  int64_t inside = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    scratch[inside] = values[i];
-    inside += OrderedKey(values[i]) >> kShift == bucket && IsFinite(values[i]);
+  if (left == 0) return std::numeric_limits<float>::quiet_NaN();
+  int64_t rank = (left - 1) / 2;
+  for (int shift = 32 - kBits; left > kSortMax && shift > 0; shift -= kBits) {
+    // Two sets of counters: values that are alike would wait for one.
+    std::array<std::array<uint32_t, kMask + 1>, 2> buckets{};
+    for (int64_t i = 0; i < left; ++i) ++buckets[i % 2][OrderedKey(scratch[i]) >> shift & kMask];
+    const auto size = [&](uint32_t bucket) { return int64_t{buckets[0][bucket]} + buckets[1][bucket]; };
+    uint32_t bucket = 0;
+    for (; rank >= size(bucket); ++bucket) rank -= size(bucket);
+    int64_t inside = 0;
+    for (int64_t i = 0; i < left; ++i) {
+      const float value = scratch[i];
+      scratch[inside] = value;
+      inside += (OrderedKey(value) >> shift & kMask) == bucket;
+    }
+    left = inside;
   }
-  return NthOf(scratch, inside, rank) + 0.0f;
+  // Plus 0.0f: of a negative zero, which equals the other one, there shall be none.
+  return NthOf(scratch, left, rank) + 0.0f;
 }
 
 float RiseOf(const BankTrack& track, int64_t heads, int64_t head, int32_t rows, bool relative) {

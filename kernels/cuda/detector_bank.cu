@@ -19,7 +19,6 @@
 namespace bellwether::kernels::cuda {
 namespace {
 
-constexpr int kWarps = kBankThreads / 32;
 constexpr int kFitWarps = 4;
 constexpr int kSlopesMax = kBankRowsMax * (kBankRowsMax - 1) / 2;
 
