@@ -13,27 +13,29 @@
 namespace bellwether::server {
 namespace {
 
-constexpr int64_t kPeriod = 10;     // Of the recorded runs; lags count in it.
-constexpr float kRows = 2048;       // Query rows a sample.
-constexpr double kSlowShare = 0.5;  // Of the recorded noise's variance.
+constexpr int64_t kPeriod = 10;         // Of the recorded runs; lags count in it.
+constexpr float kRows = 2048;           // Query rows a sample.
+constexpr double kSlowShare = 1.0 / 3;  // Of the recorded noise's variance.
 constexpr double kSlow = 0.98;
+constexpr double kWanderRate = 1.05;  // Radians in ln(step).
+constexpr double kLogGrowth = 0.4;
 
 enum Series : size_t { kRatio, kSpread, kTied, kLogit, kEntropy, kSigma, kLeak, kSeriesEnd };
 
 // The table of synthetic_run.h.
 struct Statistics {
-  double level, level_head;        // Median; standard deviation of ln over heads.
-  double noise, noise_head;        // The same of sigma.
-  double exponent, exponent_head;  // Mean and standard deviation over heads.
+  double level, head, wander;
+  double noise, noise_head;        // noise_head: standard deviation of ln sigma over heads.
+  double exponent, exponent_head;  // exponent_head: standard deviation over heads.
 };
 constexpr std::array<Statistics, kSeriesEnd> kStatistics = {{
-    {0.95, 0.6, 0.145, 0.45, 0.07, 0.38},
-    {3.8, 1.0, 0.11, 0.30, -0.03, 0.25},
-    {0.027, 0.6, 0.30, 0.42, -0.06, 0.30},
-    {25, 0.8, 0.14, 0.38, -0.08, 0.30},
-    {0.46, 0.5, 0.06, 0.73, 0.03, 0.20},
-    {3.0, 0.28, 0.007, 0.33, 0.39, 0.20},
-    {4e-4, 0.5, 0.2, 0.3, 0, 0},
+    {0.95, 0.6, 0.38, 0.122, 0.45, 0, 0},
+    {3.8, 1.0, 0.29, 0.085, 0.30, 0, 0},
+    {0.027, 0.6, 0.38, 0.30, 0.42, 0, 0},
+    {25, 0.8, 0.29, 0.122, 0.38, 0, 0},
+    {0.46, 0.5, 0.23, 0.055, 0.73, 0, 0},
+    {5.0, 0.28, 0, 0.007, 0.33, 0.39, 0.16},
+    {4e-4, 0.5, 0, 0.2, 0.3, 0, 0},
 }};
 
 class Generator {
@@ -44,12 +46,14 @@ class Generator {
         random_(options.seed * 1000 + static_cast<uint64_t>(options.kind)) {
     for (size_t series = 0; series < kSeriesEnd; ++series) {
       const Statistics& s = kStatistics[series];
-      const bool grows = options.kind == SyntheticKind::kLogGrowth && series != kSigma;
+      const bool grows = options.kind == SyntheticKind::kLogGrowth && series != kSigma && series != kLeak;
       for (size_t head = 0; head < heads_; ++head) {
         Cell& cell = cells_[series].emplace_back();
-        cell.level = std::log(s.level) + s.level_head * Normal();
+        cell.level = std::log(s.level) + std::sqrt(s.head * s.head - s.wander * s.wander) * Normal();
+        cell.wander = std::numbers::sqrt2 * s.wander * Normal();
+        cell.phase = 2 * std::numbers::pi * Uniform();
         cell.noise = s.noise * std::exp(s.noise_head * Normal());
-        cell.exponent = grows ? std::abs(2 * s.exponent_head * Normal()) : s.exponent + s.exponent_head * Normal();
+        cell.exponent = (grows ? kLogGrowth : s.exponent) + s.exponent_head * Normal();
         cell.slow = Normal();
         cell.wave_steps = 400 * std::pow(10.0, Uniform());
         cell.wave_begin = Uniform();
@@ -89,7 +93,7 @@ class Generator {
 
  private:
   struct Cell {
-    double level, noise, exponent;
+    double level, exponent, wander, phase, noise;
     double slow;  // State of the correlated noise, of variance 1.
     double wave_steps, wave_begin;
   };
@@ -144,11 +148,12 @@ class Generator {
     const SyntheticKind kind = NoiseOf(series);
     const double lag1 = kind == SyntheticKind::kAr90 ? 0.9 : kSlow;
     const double kept = std::pow(lag1, static_cast<double>(gap) / kPeriod);
-    const double time = std::log(std::max(step, 100.0) / 1000);
+    const double time = std::log(std::max(step, 100.0) / 5000);
     const bool waves = options_.kind == SyntheticKind::kSeasonal && series != kSigma;
     out->clear();
     for (Cell& cell : cells_[series]) {
-      double x = cell.level + cell.exponent * time + cell.noise * Noise(kind, kept, &cell);
+      double x = cell.level + cell.exponent * time + cell.wander * std::sin(kWanderRate * time + cell.phase) +
+                 cell.noise * Noise(kind, kept, &cell);
       if (waves) {
         const double turns = step / cell.wave_steps + cell.wave_begin;
         x += std::numbers::sqrt2 * cell.noise * std::sin(2 * std::numbers::pi * turns);

@@ -94,10 +94,10 @@ TEST(SyntheticRunTest, LevelsAndNoiseAreTheRecordedOnes) {
     double level, head, noise;
   };
   // Of the header's table.
-  for (const Expected& e : {Expected{SignalId::kDriftRatio, 0.95, 0.6, 0.145},
-                            {SignalId::kSpread, 3.8, 1.0, 0.11},
+  for (const Expected& e : {Expected{SignalId::kDriftRatio, 0.95, 0.6, 0.122},
+                            {SignalId::kSpread, 3.8, 1.0, 0.085},
                             {SignalId::kTiedFractionBf16, 0.027, 0.6, 0.30},
-                            {SignalId::kLogitMax, 25, 0.8, 0.14}}) {
+                            {SignalId::kLogitMax, 25, 0.8, 0.122}}) {
     SCOPED_TRACE(static_cast<int>(e.signal));
     std::vector<double> levels, noises;
     for (uint64_t seed = 1; seed <= 4; ++seed) {
@@ -106,17 +106,17 @@ TEST(SyntheticRunTest, LevelsAndNoiseAreTheRecordedOnes) {
         noises.push_back(std::sqrt(DifferenceVariance(head)));
       }
     }
-    // 256 heads; half of the noise is white, half AR(0.98).
+    // 256 heads; two thirds of the noise are white, one is AR(0.98).
     EXPECT_NEAR(Median(levels), std::log(e.level), 4 * e.head / std::sqrt(256));
     EXPECT_NEAR(std::sqrt(Variance(levels)), e.head, 0.25 * e.head);
-    EXPECT_NEAR(Median(noises), e.noise * std::sqrt(1 + 0.02), 0.2 * e.noise);
+    EXPECT_NEAR(Median(noises), e.noise * std::sqrt(2 * (2 + 0.02) / 3), 0.2 * e.noise);
   }
 }
 
 TEST(SyntheticRunTest, NoiseIsAsCorrelatedAndAsHeavyAsItsKindSays) {
   const auto lag1 = [](SyntheticKind kind) {
     std::vector<double> found;
-    for (const auto& head : LogsOf(Walk(kind, 1, 30000), SignalId::kTiedFractionBf16)) {
+    for (const auto& head : LogsOf(Walk(kind, 1, 30000), SignalId::kKeyLeak)) {
       found.push_back(1 - DifferenceVariance(head) / (2 * Variance(head)));
     }
     return Median(found);
@@ -125,7 +125,7 @@ TEST(SyntheticRunTest, NoiseIsAsCorrelatedAndAsHeavyAsItsKindSays) {
   EXPECT_NEAR(lag1(SyntheticKind::kAr98), 0.97, 0.03);
   const auto kurtosis = [](SyntheticKind kind) {
     std::vector<double> found;
-    for (const auto& head : LogsOf(Walk(kind, 1, 30000), SignalId::kLogitMax)) {
+    for (const auto& head : LogsOf(Walk(kind, 1, 30000), SignalId::kKeyLeak)) {
       std::vector<double> fourth;
       const double mean = Mean(head), variance = Variance(head);
       for (const double x : head) fourth.push_back(std::pow(x - mean, 4) / (variance * variance));
@@ -183,7 +183,7 @@ TEST(SyntheticRunTest, PeriodsChangeAndDataIsMissing) {
   EXPECT_NEAR(static_cast<double>(holes) / static_cast<double>(cells), 0.05, 0.01);
 }
 
-TEST(SyntheticRunTest, HeadsOfLogGrowthOnlyGrow) {
+TEST(SyntheticRunTest, OfLogGrowthFewHeadsFall) {
   const auto falling = [](SyntheticKind kind) {
     int64_t count = 0;
     for (const auto& head : LogsOf(Walk(kind, 1, 20000), SignalId::kDriftRatio)) {
@@ -193,8 +193,9 @@ TEST(SyntheticRunTest, HeadsOfLogGrowthOnlyGrow) {
     }
     return count;
   };
-  EXPECT_GT(falling(SyntheticKind::kAsRecorded), 5);
-  EXPECT_LE(falling(SyntheticKind::kLogGrowth), 3);  // By their noise.
+  const int64_t recorded = falling(SyntheticKind::kAsRecorded);
+  EXPECT_GT(recorded, 15);
+  EXPECT_LT(3 * falling(SyntheticKind::kLogGrowth), recorded);
 }
 
 // The bars of the scorecard, on a slice: 180,000 run-steps of 64 heads.
@@ -219,8 +220,8 @@ TEST(SyntheticScorecardTest, QuietRunsOfEveryKindAreLeftInPeace) {
   EXPECT_THAT(ToTable(scores), ::testing::HasSubstr("| AR(0.98) | 2 | 20000 |"));
 }
 
-// What finds nothing must be able to find: a judge that calls everything a
-// drift is seen to.
+// What finds nothing must be able to find: a judge that takes every rise for a
+// drift fails the bar above.
 TEST(SyntheticScorecardTest, AJudgeThatIsTooNervousIsFoundOut) {
   JudgeOptions nervous;
   nervous.drift.level_factor = 2;
@@ -228,13 +229,14 @@ TEST(SyntheticScorecardTest, AJudgeThatIsTooNervousIsFoundOut) {
   nervous.alert.resolve_steps = 100;
   nervous.alert.cooldown_steps = 0;
   const auto scores = ScoreSynthetic({.runs = 1, .run = {.layers = 8, .heads = 8, .steps = 10000}, .judge = nervous});
-  int64_t warnings = 0;
+  int64_t warnings = 0, steps = 0;
   std::set<std::string> causes;
   for (const SyntheticScore& score : scores) {
     warnings += score.warnings;
+    steps += score.run_steps;
     for (const auto& [cause, count] : score.warned_by) causes.insert(cause);
   }
-  EXPECT_GT(warnings, 18);
+  EXPECT_GT(static_cast<double>(warnings), 0.1 * static_cast<double>(steps) / 1000);
   EXPECT_TRUE(causes.contains("drift_ratio peers"));
 }
 
