@@ -31,27 +31,37 @@ struct WindowView {
 
 constexpr bool IsFinite(float value) { return value >= -3.402823466e38f && value <= 3.402823466e38f; }
 
-constexpr float RiseIn(const WindowView& view, int64_t head, int32_t newest, bool relative) {
-  constexpr int kEnds = 3;
-  const int32_t begin = view.rows - newest;
-  float sums[2] = {0, 0};
-  int32_t stopped[2] = {0, 0};
-  for (int end = 0; end < 2; ++end) {
-    const int32_t direction = end == 0 ? 1 : -1;
-    int32_t age = end == 0 ? begin : view.rows - 1;
-    int found = 0;
-    for (; found < kEnds && age >= begin && age < view.rows; age += direction) {
-      const float value = view.Value(head, age, relative);
-      if (!IsFinite(value)) continue;
-      sums[end] += value;
-      ++found;
+// The sum of the first three finite values of a series, going from `age` in steps of 1 or
+// -1 and no further than `last`.
+struct EndSum {
+  float sum = 0;
+  int32_t found = 0;
+  int32_t next_age = 0;
+};
+
+constexpr int32_t kEndValues = 3;
+
+constexpr EndSum SumOfEnd(const WindowView& view, int64_t head, int32_t age, int32_t last, int32_t direction,
+                          bool relative) {
+  EndSum end;
+  const int32_t most = (last - age) * direction + 1;
+  for (int32_t i = 0; i < most && end.found < kEndValues; ++i, age += direction) {
+    const float value = view.Value(head, age, relative);
+    if (IsFinite(value)) {
+      end.sum += value;
+      ++end.found;
     }
-    stopped[end] = age;
-    if (found < kEnds) return 1.0f;
   }
-  const float oldest = sums[0];
-  const float latest = sums[1];
-  return stopped[1] + 1 >= stopped[0] && oldest > 0 && IsFinite(latest) ? latest / oldest : 1.0f;
+  end.next_age = age;
+  return end;
+}
+
+constexpr float RiseIn(const WindowView& view, int64_t head, int32_t newest, bool relative) {
+  const int32_t first = view.rows - newest;
+  const EndSum oldest = SumOfEnd(view, head, first, view.rows - 1, 1, relative);
+  const EndSum latest = SumOfEnd(view, head, view.rows - 1, first, -1, relative);
+  const bool apart = oldest.found == kEndValues && latest.found == kEndValues && latest.next_age + 1 >= oldest.next_age;
+  return apart && oldest.sum > 0 && IsFinite(latest.sum) ? latest.sum / oldest.sum : 1.0f;
 }
 
 constexpr double ThresholdOf(const BankTest& test, float median) {

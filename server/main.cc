@@ -237,7 +237,6 @@ int Main(int argc, char** argv) {
     to->add_option("--gpu.library", bank->library, "the detectors' library for GPUs")->capture_default_str();
   };
   options.bank.library = flags.bank.library = BesideThisProgram("libbellwether_bank.so");
-  flags.bank.gpu = "off";
   add_gpu(&app, &options.bank);
   app.set_version_flag("--version", std::string("bellwetherd ") + kVersion + " (" + kRevision + ")");
   CLI::App* const replay = app.add_subcommand("replay", "judge a recorded run offline with the server's own detectors");
