@@ -49,6 +49,7 @@ namespace bellwether::kernels::cuda::sm90 {
 template <class T_, int kHeadDim_, bool kGeneral_, bool kRounded_, bool kRowSums_>
 struct BwdShape {
   using T = T_;
+  using Keys = BwdShape;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr bool kGeneral = kGeneral_, kRounded = kRounded_, kRowSums = kRowSums_;
   static constexpr int kCols = kBwdKeys;                   // keys a CTA
