@@ -114,7 +114,7 @@ __device__ __forceinline__ void WriteFwdOutputs(const AttentionFwdParams& p, con
     }
   }
   StoreRows<kStored>(words, place(p.o, p.o_stride, row), place(p.o, p.o_stride, row + 8), p.seq.head_dim, lane);
-  if constexpr (S::kMode == SoftmaxMode::kHp) {
+  if constexpr (S::kMode == SoftmaxMode::kHp || S::kMode == SoftmaxMode::kFa) {
     if (p.o_lo != nullptr) {
 #pragma unroll
       for (int i = 0; i < S::kHeadDim / 4; ++i) {

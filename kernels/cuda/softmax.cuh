@@ -32,10 +32,10 @@
 
 namespace bellwether::kernels::cuda {
 
-// kFa divides by l and anchors at the maximum.  kHp divides by lt, and the caller
-// stores O's rounding residual; it anchors at integers: round(P) does not depend
-// on the tile order, and accumulators are rescaled only when the maximum passes
-// one, by a power of two.  kSr is kHp without the residual: the caller rounds O at
+// kFa divides by l and anchors at the maximum.  kHp divides by lt; it anchors at
+// integers: round(P) does not depend on the tile order, and accumulators are
+// rescaled only when the maximum passes one, by a power of two.  With either the
+// caller may store O's rounding residual.  kSr is kHp without the residual: the caller rounds O at
 // random.  kPaper is Algorithm 3 of arXiv:2510.04212: it divides
 // by l and anchors above the maximum where that is repeated.
 enum class SoftmaxMode { kFa, kHp, kSr, kPaper };

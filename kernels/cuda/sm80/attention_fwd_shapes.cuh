@@ -23,7 +23,7 @@ FwdLauncher FindFwdOf(const AttentionForwardParams& p) {
   using M = SoftmaxMode;
   if (p.mode == AttentionMode::kPaper) return MakeFwdLauncher<T, kHeadDim, M::kPaper, true>();
   if (p.mode == AttentionMode::kSr) return MakeFwdLauncher<T, kHeadDim, M::kSr, false>();
-  if (p.mode == AttentionMode::kFa) {
+  if (p.mode == AttentionMode::kFa || p.mode == AttentionMode::kHpNolt) {
     return p.stats != nullptr ? MakeFwdLauncher<T, kHeadDim, M::kFa, true>()
                               : MakeFwdLauncher<T, kHeadDim, M::kFa, false>();
   }
