@@ -69,7 +69,7 @@ Status AttentionForward(const AttentionForwardParams& p, void* stream) {
   AttentionGpu gpu = {};
   BELLWETHER_KERNELS_RETURN_IF_ERROR(ChooseAttentionPath(p.head_dim, &gpu));
   return gpu.path == AttentionPath::kSm90 ? sm90::AttentionForward(p, gpu.multiprocessors, stream)
-                                          : sm80::AttentionForward(p, stream);
+                                          : sm80::AttentionForward(p, gpu.shared_bytes_sm, stream);
 }
 
 Status AttentionBackward(const AttentionBackwardParams& p, void* stream) {
