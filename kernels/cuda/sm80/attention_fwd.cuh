@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks) AttentionFwdKernel(co
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) {
         float rescale[2];
-        rows[m].template Tile<true>(s[m], p.score.scale_log2, p.paper, p.seq.head_dim >> 16, rescale);
+        rows[m].template Tile<true>(s[m], p.score, p.paper, p.seq.head_dim >> 16, rescale);
         rows[m].Probabilities(s[m], probs[m]);
         // Rare with anchors at integers.
         if (__any_sync(0xffffffffu, rescale[0] != 1.f || rescale[1] != 1.f)) {
