@@ -42,7 +42,9 @@ struct FwdShape {
   static constexpr bool kOnes = kDividesByRounded<kMode>;
   static constexpr int kOutputs = kHeadDim + (kOnes ? 8 : 0);
   // Of S: what is counted leaves fewer registers for operands ahead.
-  static constexpr int kUnroll = kHeadDim == 128 && kCount ? 2 : kHeadDim == 128 && kOnes ? 4 : kHeadDim / 16;
+  static constexpr int kUnroll = kHeadDim == 128 && kCount && kValueStages == 1 ? 2
+                                 : kHeadDim == 128 && (kCount || kOnes)         ? 4
+                                                                                : kHeadDim / 16;
   static constexpr int kWarps = 4, kThreads = 32 * kWarps, kBlocks = 2;
   static constexpr int kWarpRows = 16 * kTiles, kRows = kWarpRows * kWarps;
   static constexpr int kQBytes = kRows * kHeadDim * 2, kKvBytes = kCols * kHeadDim * 2;
@@ -205,6 +207,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks) AttentionFwdKernel(co
     if constexpr (!kTwoValues) {
       CopyWait<1>();
       __syncthreads();  // V is there.
+    } else {
+      __syncwarp();  // Else ptxas loads V so early that it spills.
     }
     if (needed) {
       const RowsReader<S::kHeadDim> v(v_tiles + (kTwoValues ? stage : 0), ThreadIndexAgain() % 32);
