@@ -41,9 +41,15 @@ struct FwdShape {
   // lt is summed by the tensor cores, as a product with ones.
   static constexpr bool kOnes = kDividesByRounded<kMode>;
   static constexpr int kOutputs = kHeadDim + (kOnes ? 8 : 0);
-  // Of S: what is counted leaves fewer registers for operands ahead.
+  // Of S: what is counted leaves fewer registers for operands ahead, and so does code
+  // for 8.0.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  static constexpr bool kFewAhead = kCount || kOnes || kValueStages == 2;
+#else
+  static constexpr bool kFewAhead = kCount || kOnes;
+#endif
   static constexpr int kUnroll = kHeadDim == 128 && kCount && kValueStages == 1 ? 2
-                                 : kHeadDim == 128 && (kCount || kOnes)         ? 4
+                                 : kHeadDim == 128 && kFewAhead                 ? 4
                                                                                 : kHeadDim / 16;
   static constexpr int kWarps = 4, kThreads = 32 * kWarps, kBlocks = 2;
   static constexpr int kWarpRows = 16 * kTiles, kRows = kWarpRows * kWarps;
