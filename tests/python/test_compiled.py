@@ -170,6 +170,17 @@ def test_copies_of_a_compiled_model_are_not_watched(tmp_path: Path) -> None:
     assert not compiled_taps._layers
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_model_has_nothing_of_ours(strict: bool, tmp_path: Path) -> None:
+    model = Model(Shape(layers=1))
+    x = batch(model.shape, 0)
+    with bellwether.attach(model, record=str(tmp_path / "a.bwrun"), run="export"):
+        exported = torch.export.export(model, (x,), strict=strict)
+        assert not any("bellwether" in str(node.target) for node in exported.graph.nodes)
+        assert not exported.constants
+        assert torch.equal(exported.module()(x), model(x))
+
+
 def test_an_older_torch_compiles_what_it_always_did(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,6 +120,8 @@ def _patched_forward(inherited: Callable[..., Any]) -> Callable[..., Any]:
         layer: Optional[Layer] = None
         hooks = None
         mark = getattr(self, compiled_taps.ATTRIBUTE, None)
+        if mark is not None and torch.compiler.is_compiling() and torch.compiler.is_exporting():
+            mark = None  # What leaves the process is the model alone.
         contract = getattr(self, wrapping.ATTRIBUTE, None)
         if not torch.compiler.is_compiling():
             layer = _layers.get(id(self))
