@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import bellwether
-from bellwether import _native, private_server
+from bellwether import _native, private_server, scan_command
 
 from conftest import ROOT
 from models import Model, Shape, batch
@@ -76,6 +76,23 @@ def test_from_attach_to_the_command(ended_server: None, tmp_path: Path) -> None:
         max(told["bellwether/layer0/wq_sigma_max"], told["bellwether/layer1/wq_sigma_max"]),
         rel=1e-5,
     )
+
+
+def test_a_scan_without_a_server_starts_one(
+    ended_server: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "outside"
+    folder.mkdir()
+    weights = {"layers.0.attn.qkv.weight": torch.randn(48, 16)}
+    torch.save({"model": weights, "config": {"n_head": 2}}, folder / "step_7.pt")
+    assert scan_command.main([str(folder)]) == 0
+    out, said = capsys.readouterr()
+    assert "#/run/outside" in said and out.startswith("step        7  sigma(W_Q) ")
+    matrix = json.loads(ask("-o", "json", "matrix", "outside", "wq_sigma"))
+    rows = [v for row in flat(matrix) for v in row]
+    heads = weights["layers.0.attn.qkv.weight"][:16].unflatten(0, (2, 8))
+    sigma = torch.linalg.matrix_norm(heads, ord=2)
+    assert max(rows) == pytest.approx(float(sigma.max()), rel=1e-5)
 
 
 def test_a_run_that_is_ill_already_is_called_ill(tmp_path: Path) -> None:
