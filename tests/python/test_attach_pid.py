@@ -6,27 +6,35 @@ loss is compared with that of a twin that was left alone.
 
 from __future__ import annotations
 
+import ctypes
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Optional
 
 import pytest
+import torch
+from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
-from bellwether_process import Server
+from bellwether_process import Server, wait_for
 
-from bellwether import attach_command, debugger, elf, processes
+import bellwether
+from bellwether import attach_command, debugger, elf, intercept, mailbox, processes
 from bellwether.debugger import STOP_SECONDS_MAX, DebuggerError
 from bellwether.processes import Refusal
 
 from conftest import ROOT
+from models import Model, Shape, batch
 from plain_job import Job
 from recording import Recording
 
@@ -167,6 +175,69 @@ def test_many_visits_and_a_killed_visitor_harm_nothing(tmp_path: Path) -> None:
                 subprocess.run(command(job.pid, "--detach"), env=ENVIRONMENT, timeout=100)
         assert job.process.poll() is None, "it ended before the visits did"
         assert_same(job, twin)
+
+
+def queue(line: str) -> Any:
+    """What the debugger does in a process, done by a thread of it; the result must be kept."""
+
+    def run(_: Any) -> int:
+        exec(line, {})
+        return 0
+
+    callback = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(run)
+    assert ctypes.pythonapi.Py_AddPendingCall(callback, None) == 0
+    return callback
+
+
+def test_many_visits_by_a_thread_harm_nothing(tmp_path: Path) -> None:
+    """Everything behind the debugger, without it: queued at any bytecode of what trains."""
+    shape = Shape(layers=1)
+    reports: list[dict[str, Any]] = []
+    trouble: list[BaseException] = []
+    kept: list[Any] = []
+
+    def visit() -> None:
+        try:
+            for cycle in range(CYCLES):
+                for action in ("attach", "detach"):
+                    arguments = {"record": str(tmp_path / "t.bwrun"), "run": f"cycle-{cycle}",
+                                 "every": 1, "overhead_budget": 1e9}  # fmt: skip
+                    request = {
+                        "action": action, "arguments": arguments if action == "attach" else {},
+                        "libraries": str(processes.library_folder()),
+                        "deadline": time.time() + 60, "version": bellwether.__version__,
+                    }  # fmt: skip
+                    box = attach_command.Mailbox.create(os.getuid(), os.getgid(), request)
+                    kept.append(queue(attach_command._line(box)))
+                    told = wait_for(action, lambda box=box: box.read(mailbox.REPORT), 60)
+                    reports.append(json.loads(told))
+                    box.remove()
+        except BaseException as e:
+            trouble.append(e)
+
+    def train(steps: Optional[int]) -> tuple[int, list[float], list[Tensor]]:
+        torch.manual_seed(4)
+        model = Model(shape)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        visitor = threading.Thread(target=visit)
+        if steps is None:
+            visitor.start()
+        losses: list[float] = []
+        while visitor.is_alive() if steps is None else len(losses) < steps:
+            loss = model(batch(shape, len(losses) % 50)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(float(loss))
+        return len(losses), losses, [p.detach() for p in model.parameters()]
+
+    steps, visited, weights = train(None)
+    assert not trouble, trouble
+    assert len(reports) == 2 * CYCLES and all(report["ok"] for report in reports), reports
+    _, alone, untouched = train(steps)
+    assert steps >= 2 * CYCLES and visited == alone
+    assert all(torch.equal(a, b) for a, b in zip(weights, untouched))
+    assert not intercept._layers and not intercept._class_users and not intercept._names
 
 
 def kill_in_the_stop(job: Job, delay: float, folder: Path) -> None:
@@ -337,13 +408,13 @@ def test_what_yama_forbids() -> None:
 def test_versions_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     check = processes._check_versions
     check(7, (3, 11), "2.13.0+cpu")
-    for python_version, torch, why in (
+    for python_version, torch_version, why in (
         ((3, 8), "2.4.1", "process 7 runs Python 3.8: the package needs 3.9 or newer"),
         ((3, 9), "2.3.1", "process 7 runs torch 2.3.1: the package needs 2.4 or newer"),
         ((3, 99), "9.0.0", "process 7 runs Python 3.99 and this is Python"),
     ):
         with pytest.raises(Refusal, match=re.escape(why)):
-            check(7, python_version, torch)
+            check(7, python_version, torch_version)
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(Refusal, match="gdb is not installed"):
         check(7, (3, 11), "2.13.0")
