@@ -170,6 +170,29 @@ def test_copies_of_a_compiled_model_are_not_watched(tmp_path: Path) -> None:
     assert not compiled_taps._layers
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_model_has_nothing_of_ours(strict: bool, tmp_path: Path) -> None:
+    model = Model(Shape(layers=1))
+    x = batch(model.shape, 0)
+    with bellwether.attach(model, record=str(tmp_path / "a.bwrun"), run="export"):
+        exported = torch.export.export(model, (x,), strict=strict)
+        assert not any("bellwether" in str(node.target) for node in exported.graph.nodes)
+        assert not exported.constants
+        assert torch.equal(exported.module()(x), model(x))
+
+
+def test_an_older_torch_compiles_what_it_always_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled_taps, "TORCH_MIN", (99, 0))
+    model = Model(Shape(layers=1))
+    with bellwether.attach(model, record=str(tmp_path / "a.bwrun"), run="old") as monitor:
+        compile_(model, "blocks", "aot_eager")
+        model(batch(model.shape, 0)).sum().backward()
+        assert [layer.fired for layer in monitor.layers] == [0]
+        assert compiled_taps.ATTRIBUTE not in vars(model.blocks[0].attention)
+
+
 def test_an_error_in_a_compiled_backward_stays_inside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

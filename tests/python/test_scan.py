@@ -326,6 +326,18 @@ def test_a_server_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "was not taken within 0.2 s" in capsys.readouterr().err
 
 
+def test_ended_by_the_keyboard(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    as_safetensors(tmp_path, 1, KINDS["llama"].state(1), KINDS["llama"].config)
+    monkeypatch.setattr(scan_command.Scan, "take", interrupted)
+    scan(tmp_path, "--record", tmp_path / "a.bwrun", code=130)
+    assert "the same command goes on from here" in capsys.readouterr().err
+
+
 class Following:
     """The command in a process of its own."""
 

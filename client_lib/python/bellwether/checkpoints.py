@@ -63,7 +63,7 @@ class _SafeTensors(Checkpoint):
     def __init__(self, path: Path, files: Iterable[Path]) -> None:
         super().__init__(path)
         try:
-            from safetensors import safe_open  # type: ignore[import-not-found,unused-ignore]
+            from safetensors import safe_open
         except ImportError:
             raise Unreadable(f"{path}: it takes the package safetensors (pip install)") from None
         self._open: dict[str, Any] = {}

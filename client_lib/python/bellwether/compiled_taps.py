@@ -17,10 +17,15 @@ from typing import TYPE_CHECKING, Any, Optional
 import torch
 from torch import Tensor, nn
 
+from .memory import capturing
+
 if TYPE_CHECKING:
     from .layer import Layer
 
 ATTRIBUTE = "_bellwether_mark"
+# What is traced here goes to the edge of what dynamo can: with an older one, where nobody has
+# tried it, compiled modules are not watched.
+TORCH_MIN = (2, 13)
 PARAMETERS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 _numbers = itertools.count(1)
@@ -50,6 +55,8 @@ class Mark:
 
 def put(module: nn.Module, layer: Layer) -> None:
     """From now on a compiled `module` tells `layer` what it sees."""
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < TORCH_MIN:
+        return
     first = next(module.parameters(), None)
     device = first.device if first is not None else torch.device("cpu")
     object.__setattr__(module, ATTRIBUTE, Mark(layer, device))
@@ -74,6 +81,8 @@ _library.define("observe_keys(Tensor d_k, Tensor(a!) mark) -> ()")
 
 
 def _layer_of(mark: Tensor) -> Optional[Layer]:
+    if capturing():
+        return None
     number = _addresses.get(mark.data_ptr()) if mark.device.type == "cuda" else None
     return _layers.get(int(mark[0]) if number is None else number)
 
@@ -101,6 +110,13 @@ for _name in ("observe", "observe_keys"):
 
 
 # ---- what is traced ----
+
+
+def unseen(function: Callable[..., Any], *args: Any) -> None:
+    """Traces a call that leaves nothing behind: dynamo refuses effects that are visible outside of
+    a checkpointed region, and what comes and goes within one is not."""
+    utils: Any = torch._dynamo.utils
+    utils._disable_side_effect_safety_checks_for_current_subtracer(function, *args)
 
 
 class _OutputTap(torch.autograd.Function):

@@ -29,7 +29,7 @@ POWERS = {
 
 _lock = threading.Lock()
 _monitors: weakref.WeakSet[Monitor] = weakref.WeakSet()
-_original: Optional[Callable[..., Any]] = None
+_replaced: Optional[tuple[Callable[..., Any], Callable[..., Any]]] = None  # (theirs, ours)
 
 
 def _patched(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,19 +45,24 @@ def _patched(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def install(monitor: Monitor) -> None:
-    global _original
+    global _replaced
     with _lock:
         _monitors.add(monitor)
-        if _original is None:
-            _original = torch.amp.GradScaler.scale
-            torch.amp.GradScaler.scale = _patched(_original)  # type: ignore[method-assign]
+        if _replaced is None:
+            theirs = torch.amp.GradScaler.scale
+            _replaced = theirs, _patched(theirs)
+            torch.amp.GradScaler.scale = _replaced[1]  # type: ignore[method-assign]
 
 
 def uninstall(monitor: Monitor) -> None:
-    """With the last monitor nothing of ours is left."""
-    global _original
+    """With the last monitor nothing of ours is left, unless somebody has patched over it: then
+    what is left does nothing."""
+    global _replaced
     with _lock:
         _monitors.discard(monitor)
-        if not _monitors and _original is not None:
-            torch.amp.GradScaler.scale = _original  # type: ignore[method-assign]
-            _original = None
+        if _monitors or _replaced is None:
+            return
+        theirs, ours = _replaced
+        if torch.amp.GradScaler.scale is ours:
+            torch.amp.GradScaler.scale = theirs  # type: ignore[method-assign]
+            _replaced = None

@@ -57,11 +57,11 @@ def attention_forward(
 
 def register() -> None:
     """Makes attn_implementation="bellwether" known, with the masks of "sdpa"."""
-    from transformers import (  # type: ignore[import-not-found,unused-ignore]
+    from transformers import (
         AttentionInterface,
         AttentionMaskInterface,
     )
-    from transformers.masking_utils import sdpa_mask  # type: ignore[import-not-found,unused-ignore]
+    from transformers.masking_utils import sdpa_mask
 
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, sdpa_mask)

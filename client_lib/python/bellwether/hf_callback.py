@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
-from transformers import TrainerCallback  # type: ignore[import-not-found,unused-ignore]
+from transformers import TrainerCallback
 
 from .attaching import attach
 from .monitor import Monitor

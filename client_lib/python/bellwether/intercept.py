@@ -52,18 +52,14 @@ _users = 0
 
 def _push(entry: _Entry) -> None:
     if torch.compiler.is_compiling():
-        # Inside a checkpointed region dynamo refuses what is visible outside; what comes and goes
-        # within it is not.
-        allow = torch._dynamo.utils._disable_side_effect_safety_checks_for_current_subtracer
-        allow(_running.stack.append, entry)
+        compiled_taps.unseen(_running.stack.append, entry)
     else:
         _running.stack.append(entry)
 
 
 def _pop() -> None:
     if torch.compiler.is_compiling():
-        allow = torch._dynamo.utils._disable_side_effect_safety_checks_for_current_subtracer
-        allow(_running.stack.pop)
+        compiled_taps.unseen(_running.stack.pop)
     else:
         _running.stack.pop()
 
@@ -124,6 +120,8 @@ def _patched_forward(inherited: Callable[..., Any]) -> Callable[..., Any]:
         layer: Optional[Layer] = None
         hooks = None
         mark = getattr(self, compiled_taps.ATTRIBUTE, None)
+        if mark is not None and torch.compiler.is_compiling() and torch.compiler.is_exporting():
+            mark = None  # What leaves the process is the model alone.
         contract = getattr(self, wrapping.ATTRIBUTE, None)
         if not torch.compiler.is_compiling():
             layer = _layers.get(id(self))

@@ -10,7 +10,6 @@ whole step; the backward decides whether this micro-batch is sampled.
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -20,8 +19,9 @@ from torch import Tensor, nn
 from . import intercept, weights
 from .compiled_taps import PARAMETERS
 from .kernel_choice import autocast_dtype, kernel_of
+from .layer_weights import LayerWeights
 from .memory import capturing
-from .probe import DTYPES, Spectrum, Sums, Unsupported, add_key_leak, add_probe
+from .probe import DTYPES, Sums, Unsupported, add_key_leak, add_probe
 
 if TYPE_CHECKING:
     from .monitor import Monitor
@@ -72,7 +72,7 @@ class KeyTap(torch.autograd.Function):
         return d_k, None
 
 
-class Layer:
+class Layer(LayerWeights):
     """One attention module of a monitored model."""
 
     def __init__(
@@ -83,18 +83,13 @@ class Layer:
         watched: bool,
         paths: Optional[tuple[str, str]],
     ) -> None:
-        self.monitor = monitor
-        self.name = name
-        self.module: weakref.ref[nn.Module] = weakref.ref(module)
-        self.module_class = type(module)
+        super().__init__(monitor, name, module, paths)
         self.watched = watched
-        self.paths = paths
         self.index = -1  # Set once it is known which modules really call.
         self.calls = 0  # Of scaled_dot_product_attention, with gradients on.
         self.fired = 0  # Backward passes through the output tap.
         self.fired_in_step = 0
-        self.notes: dict[str, int] = {}  # Why something was not measured, how often.
-        self.heads = self.kv_heads = self.head_dim = self.seq_len = 0
+        self.seq_len = 0
         self.causal = False
         self.dtype: Optional[torch.dtype] = None
         self.kernel = "sdpa"  # Which implementation PyTorch picks, as far as it says.
@@ -102,15 +97,9 @@ class Layer:
         self.normalizes = bool(names & _QUERY_NORMS) and bool(names & _KEY_NORMS)
         self.group = 1  # Copies of each key head that the kernel is given.
         self.sums: Optional[Sums] = None
-        self.location: Optional[weights.Location] = None
-        self.wq: Optional[Spectrum] = None
-        self.wk: Optional[Spectrum] = None
 
     def __deepcopy__(self, memo: Any) -> Layer:
         return self  # Reached through a live graph only; there is one per module.
-
-    def note(self, reason: str) -> None:
-        self.notes[reason] = self.notes.get(reason, 0) + 1
 
     # ---- forward ----
 
@@ -245,7 +234,7 @@ class Layer:
             self.kernel = str(given.get("kernel") or kernel_of(q, k, v, given))
             if monitor.numbered():
                 self.note("first called after the first step: not reported")
-            self._set_layout(heads, kv_heads, dim)
+            self.set_layout(heads, kv_heads, dim)
         elif self.sums is None or self.sums.memory is not monitor.memories.of(q.device):
             self.note("another device than that of the first call: not measured")
             return False
@@ -256,36 +245,6 @@ class Layer:
         self.causal = self.causal or bool(given.get("is_causal", False))
         self.dtype = q.dtype
         return True
-
-    def _set_layout(self, heads: int, kv_heads: int, dim: int) -> None:
-        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, dim
-        module = self.module()
-        if module is not None:
-            self.location = weights.locate(module, heads, kv_heads, dim, self.paths)
-        if self.location is None or module is None:
-            self.note("W_Q and W_K not found: no spectral signals (give weights=)")
-            return
-        views = self.location.views(module)
-        assert views is not None  # locate() tried.
-        device = views[0].device
-        missing = self.monitor.cannot_measure_on(device.type)
-        if missing is not None:
-            self.note(f"{missing}: no spectral signals")
-            return
-        memory = self.monitor.memories.of(device)
-        self.wq = Spectrum(memory, device, heads, dim)
-        self.wk = Spectrum(memory, device, kv_heads, dim)
-
-    def watch_weights(self) -> None:
-        """Watches the weights alone, without ever having seen a call."""
-        module = self.module()
-        layout = weights.layout_of(module, self.paths) if module is not None else None
-        if layout is None:
-            self.note("W_Q and W_K not found: no spectral signals (give weights=)")
-            return
-        if not layout.told:
-            self.note("the module does not say its heads: W_Q and W_K are taken as one head each")
-        self._set_layout(layout.heads, layout.kv_heads, layout.dim)
 
     # ---- backward ----
 
@@ -323,7 +282,7 @@ class Layer:
             if good and self._samples(call):
                 self._add(call, saved(), d_o)
             if monitor.samples_step() and monitor.weights_in_backward():
-                self._measure_whole_weights()
+                self.measure_whole_weights()
         except Unsupported as e:
             self.note(str(e))
         except Exception as e:
@@ -381,46 +340,3 @@ class Layer:
         except Exception as e:
             monitor.trouble(e, f"backward of {self.name}")
         monitor.hook_seconds += time.perf_counter() - start
-
-    # ---- at the optimizer step ----
-
-    def measure_weights(self) -> None:
-        if self.wq is None or self.wk is None or self.wq.measured:
-            return
-        if self.monitor.weights_in_backward():
-            return
-        self._measure_weights()
-
-    def _measure_whole_weights(self) -> None:
-        if self.monitor.measures("sigma") and self.wq is not None and not self.wq.measured:
-            self.note("sharded weights: sigma is that of before the step")
-            self._measure_weights()
-
-    def _measure_weights(self) -> None:
-        module = self.module()
-        if self.location is None or module is None or self.wq is None or self.wk is None:
-            return
-        views = self.location.views(module)
-        if views is None:
-            self.note("the weights changed their shape: no spectral signals")
-            return
-        if any(type(w) not in (Tensor, nn.Parameter) for w in views):
-            self.note(f"{type(views[0]).__name__} as a weight: no spectral signals")
-            return
-        if any(w.device != self.wq.device for w in views):
-            self.note("the weights moved to another device: no spectral signals")
-            return
-        try:
-            self.wq.measure(views[0])
-            self.wk.measure(views[1])
-        except Unsupported as e:
-            self.note(str(e))
-
-    def weight_copies(self) -> Optional[tuple[Tensor, Tensor]]:
-        """fp32 copies of W_Q and W_K, for the rank of their change until the next sample."""
-        module = self.module()
-        views = self.location.views(module) if self.location and module is not None else None
-        if views is None or any(w.device.type != "cpu" for w in views):
-            return None
-        wq, wk = (w.detach().to(torch.float32, copy=True).contiguous() for w in views)
-        return wq, wk

@@ -57,7 +57,7 @@ def wrap(model: nn.Module) -> list[str]:
 
 def parallel(model: nn.Module) -> Parallel:
     """Where this process is, by megatron.core.parallel_state and the layers' own numbers."""
-    from megatron.core import parallel_state as state  # type: ignore[import-not-found]
+    from megatron.core import parallel_state as state
 
     numbers = [
         module.layer_number
