@@ -26,16 +26,17 @@ enum Series : size_t { kRatio, kSpread, kTied, kLogit, kEntropy, kSigma, kLeak, 
 struct Statistics {
   double level, head, wander;
   double noise, noise_head;        // noise_head: standard deviation of ln sigma over heads.
+  double noise_level;              // Exponent of the head's level in sigma.
   double exponent, exponent_head;  // exponent_head: standard deviation over heads.
 };
 constexpr std::array<Statistics, kSeriesEnd> kStatistics = {{
-    {0.95, 0.6, 0.38, 0.122, 0.45, 0, 0},
-    {3.8, 1.0, 0.29, 0.085, 0.30, 0, 0},
-    {0.027, 0.6, 0.38, 0.30, 0.42, 0, 0},
-    {25, 0.8, 0.29, 0.122, 0.38, 0, 0},
-    {0.46, 0.5, 0.23, 0.055, 0.73, 0, 0},
-    {5.0, 0.28, 0, 0.007, 0.33, 0.39, 0.16},
-    {4e-4, 0.5, 0, 0.2, 0.3, 0, 0},
+    {0.95, 0.6, 0.38, 0.122, 0.3, -0.56, 0, 0},
+    {3.8, 1.0, 0.29, 0.085, 0.30, 0, 0, 0},
+    {0.027, 0.6, 0.38, 0.30, 0.38, -0.3, 0, 0},
+    {25, 0.8, 0.29, 0.122, 0.38, 0, 0, 0},
+    {0.46, 0.5, 0.23, 0.055, 0.73, 0, 0, 0},
+    {5.0, 0.28, 0, 0.007, 0.33, 0, 0.39, 0.16},
+    {4e-4, 0.5, 0, 0.2, 0.3, 0, 0, 0},
 }};
 
 class Generator {
@@ -49,10 +50,11 @@ class Generator {
       const bool grows = options.kind == SyntheticKind::kLogGrowth && series != kSigma && series != kLeak;
       for (size_t head = 0; head < heads_; ++head) {
         Cell& cell = cells_[series].emplace_back();
-        cell.level = std::log(s.level) + std::sqrt(s.head * s.head - s.wander * s.wander) * Normal();
+        const double above = std::sqrt(s.head * s.head - s.wander * s.wander) * Normal();
+        cell.level = std::log(s.level) + above;
         cell.wander = std::numbers::sqrt2 * s.wander * Normal();
         cell.phase = 2 * std::numbers::pi * Uniform();
-        cell.noise = s.noise * std::exp(s.noise_head * Normal());
+        cell.noise = s.noise * std::exp(s.noise_head * Normal() + s.noise_level * above);
         cell.exponent = (grows ? kLogGrowth : s.exponent) + s.exponent_head * Normal();
         cell.slow = Normal();
         cell.wave_steps = 400 * std::pow(10.0, Uniform());
