@@ -13,6 +13,10 @@ struct TrackInfo {
   bool window;
 };
 
+int32_t WindowOf(const JudgeOptions& options) {
+  return std::clamp(options.trend.window_batches, 8, kWindowBatchesMax);
+}
+
 constexpr TrackInfo kTrackInfo[] = {
     {SignalId::kDriftRatio, "drift_ratio", true},
     {SignalId::kCommonMode, "common_mode", true},
@@ -30,8 +34,7 @@ HeadRules::HeadRules(const JudgeOptions& options, const Layout& layout)
       layout_(layout),
       heads_(static_cast<size_t>(layout.layers) *
              static_cast<size_t>(layout.heads)) {
-  const int32_t window =
-      std::clamp(options.trend.window_batches, 8, kWindowBatchesMax);
+  const int32_t window = WindowOf(options);
   for (const TrackInfo& info : kTrackInfo)
     series_.emplace_back(heads_, info.window ? window : 0);
   for (Held& held : held_) {
@@ -212,6 +215,8 @@ struct HeadRules::Reading {
 
 HeadRules::Reading HeadRules::Read(size_t head) {
   const DriftOptions& drift = options_.drift;
+  // A test that is off is still followed, so that it can be switched on again.
+  const auto on = [this](Builtin rule) { return !options_.off.has(rule); };
   Reading r{};
   r.ratio = Newest(kRatio, head);
   r.ratio_peer = std::max<double>(series_[kRatio].median(), drift.ratio_floor);
@@ -226,12 +231,14 @@ HeadRules::Reading HeadRules::Read(size_t head) {
     held_[kGrowth].Update(head, growing, drift.hold_batches, last_step_);
     if (growing) StoreEta(head, JoinedEta(head, trend));
   }
-  r.growth = held_[kGrowth].active[head] != 0;
+  r.growth = on(Builtin::kDriftGrowth) && held_[kGrowth].active[head] != 0;
   const bool high = ratio_speaks &&
                     r.ratio > drift.level_factor * r.ratio_peer &&
                     series_[kRatio].Rise(head, series_[kRatio].rows(), false) >=
                         drift.level_rise_min;
-  r.level = held_[kLevel].Update(head, high, drift.level_batches, last_step_);
+  r.level =
+      held_[kLevel].Update(head, high, drift.level_batches, last_step_) &&
+      on(Builtin::kDriftLevel);
 
   r.common = Newest(kCommonMode, head);
   if (Due(kCommonGrowth, head, drift.hold_batches)) {
@@ -242,7 +249,8 @@ HeadRules::Reading HeadRules::Read(size_t head) {
         Growing(kCommonMode, head, options_.trend.doubling_steps_max, &trend);
     held_[kCommonGrowth].Update(head, growing, drift.hold_batches, last_step_);
   }
-  r.common_growth = held_[kCommonGrowth].active[head] != 0;
+  r.common_growth = on(Builtin::kDriftCommonMode) &&
+                    held_[kCommonGrowth].active[head] != 0;
 
   r.leak = Newest(kLeak, head);
   r.leak_measured = std::isfinite(r.leak);
@@ -258,7 +266,8 @@ HeadRules::Reading HeadRules::Read(size_t head) {
       std::max(options_.ties.fraction_min,
                options_.ties.peer_factor * series_[kTied].median());
   r.ties = held_[kTies].Update(head, r.tied > r.tied_threshold,
-                               options_.ties.hold_batches, last_step_);
+                               options_.ties.hold_batches, last_step_) &&
+           on(Builtin::kTies);
 
   r.sigma = Newest(kSigma, head);
   r.sigma_peer = series_[kSigma].median();
@@ -269,12 +278,13 @@ HeadRules::Reading HeadRules::Read(size_t head) {
                          Rising(kSigma, head);
     held_[kNorm].Update(head, growing, options_.norm.hold_batches, last_step_);
   }
-  r.norm = held_[kNorm].active[head] != 0;
+  r.norm = on(Builtin::kNorm) && held_[kNorm].active[head] != 0;
 
   r.logit = Newest(kLogitMax, head);
   r.logit_high =
       held_[kLogit].Update(head, r.logit > options_.logits.logit_max_large,
-                           options_.logits.hold_batches, last_step_);
+                           options_.logits.hold_batches, last_step_) &&
+      on(Builtin::kLogits);
   return r;
 }
 
@@ -288,8 +298,11 @@ void HeadRules::JudgeHead(size_t head, const AttentionTraits& traits) {
   // A large common mode may be the loss's own wish.  The leak is the witness:
   // where it is measured and silent, the kernel's error does not push.
   const bool pushed = r.leaking || !r.leak_measured;
+  // A witness even where its own test is off.
+  const bool leak = r.leaking && !options_.off.has(Builtin::kDriftLeak);
   const bool drifting =
-      r.growth || r.level || r.leaking || (r.common_growth && pushed);
+      !options_.off.has(Builtin::kDrift) &&
+      (r.growth || r.level || leak || (r.common_growth && pushed));
   Finding finding;
   finding.where = At(head);
   finding.severity = Severity::kWarning;
@@ -300,7 +313,7 @@ void HeadRules::JudgeHead(size_t head, const AttentionTraits& traits) {
     if (r.norm || lost) finding.severity = Severity::kCritical;
     finding.score =
         std::max({std::isfinite(r.ratio) ? r.ratio / r.ratio_peer : 0.0,
-                  r.leaking ? r.leak / r.leak_threshold : 0.0,
+                  leak ? r.leak / r.leak_threshold : 0.0,
                   r.common_growth ? r.common / drift.common_mode_large : 0.0});
     if (r.growth) finding.eta = EtaNow(head);
   } else if (rounding_possible && r.ties && !r.leak_measured) {
@@ -334,7 +347,7 @@ void HeadRules::JudgeHead(size_t head, const AttentionTraits& traits) {
         "peers");
     add(r.common_growth, kCommonMode, kCommonGrowth, drift.common_mode_large,
         "growth");
-    add(r.leaking, kLeak, kLeaking, r.leak_threshold, "level");
+    add(leak, kLeak, kLeaking, r.leak_threshold, "level");
     add(r.ties, kTied, kTies, r.tied_threshold, "level");
     add(r.norm, kSigma, kNorm, options_.norm.peer_factor * r.sigma_peer,
         "growth");
@@ -408,6 +421,7 @@ void HeadRules::NameSuspects() {
 
 void HeadRules::JudgeRunLogits() {
   if (!series_[kLogitMax].present() || !series_[kEntropy].present()) return;
+  if (options_.off.has(Builtin::kLogits)) return;
   const double logit = series_[kLogitMax].median();
   const double entropy = series_[kEntropy].median();
   if (logit < options_.logits.logit_median_large ||
@@ -429,6 +443,13 @@ void HeadRules::JudgeRunLogits() {
                      options_.logits.logit_median_large, "level"));
   finding.facts[0].first_step = last_step_;
   logits_.push_back(finding);
+}
+
+void HeadRules::SetOptions(const JudgeOptions& options) {
+  options_ = options;
+  for (size_t track = 0; track < kTracks; ++track) {
+    if (kTrackInfo[track].window) series_[track].SetWindow(WindowOf(options));
+  }
 }
 
 int32_t HeadRules::stage() const {

@@ -4,12 +4,15 @@
 #include <bit>
 #include <cmath>
 #include <span>
+#include <utility>
 
 #include "server/detect/alert_engine.h"
 #include "server/detect/archive.h"
 #include "server/detect/head_rules.h"
 #include "server/detect/judge_options.h"
 #include "server/detect/loss_watch.h"
+#include "server/detect/rule_fields.h"
+#include "server/detect/user_rules.h"
 
 namespace bellwether::server {
 namespace {
@@ -37,6 +40,7 @@ struct RunJudge::State {
   RunDescription run;
   HeadRules heads;
   LossWatch loss;
+  UserRules user;
   AlertEngine alerts;
   int64_t first_step = -1;
   int64_t last_step = -1;
@@ -49,8 +53,11 @@ struct RunJudge::State {
         run(description),
         heads(from, description.layout),
         loss(from.loss),
+        user(from, description.layout),
         alerts(from.alert),
-        attempt(description.attempt) {}
+        attempt(description.attempt) {
+    alerts.SetRules(from.rules, {});
+  }
 
   template <class A>
   void Visit(A& a) {
@@ -61,12 +68,42 @@ struct RunJudge::State {
     a(run.attention.softcap), a(run.attempt);
     a(heads), a(loss), a(alerts);
   }
+  // The part that belongs to the rules that people wrote.
+  template <class A>
+  void VisitUserRules(A& a) {
+    a(user);
+    alerts.VisitRules(a);
+  }
+  uint64_t user_rules_fingerprint() const {
+    return options.rules == nullptr ? 0 : Fingerprint(*options.rules);
+  }
+  bool on(Builtin rule) const { return !options.off.has(rule); }
+  void ForgetTrends() {
+    heads.ForgetTrends();
+    user.Forget();
+  }
+  void Excuse() {
+    loss.Excuse();
+    user.Excuse();
+  }
+  // The drift of raw keys is harmless from here on.
+  void ResolveRounding(int64_t step, std::vector<Transition>* out);
 
   void JudgeNonfinite(const StepSample& sample, std::vector<Transition>* out);
   void JudgeDisagreements(const StepSample& sample,
                           std::vector<Transition>* out);
   void JudgeOverhead(const StepSample& sample, std::vector<Transition>* out);
 };
+
+void RunJudge::State::ResolveRounding(int64_t step,
+                                      std::vector<Transition>* out) {
+  const char* const why = "centring was switched on";
+  alerts.Resolve(Family::kRounding, step, run, why, out);
+  for (size_t i = 0; i < user.size(); ++i) {
+    if (user.rule(i).rounding_only)
+      alerts.ResolveRule(i, step, run, why, out);
+  }
+}
 
 RunJudge::RunJudge(const JudgeOptions& options, const RunDescription& run)
     : state_(std::make_unique<State>(options, run)) {}
@@ -159,8 +196,8 @@ void RunJudge::Observe(const StepSample& sample, std::vector<Transition>* out) {
     s.attempt = sample.attempt;
     s.run.attempt = sample.attempt;
     s.last_step = -1;
-    s.loss.Excuse();
-    s.heads.ForgetTrends();
+    s.Excuse();
+    s.ForgetTrends();
     s.excused_until =
         std::max(s.excused_until, sample.step + s.options.context.settle_steps);
   }
@@ -168,9 +205,9 @@ void RunJudge::Observe(const StepSample& sample, std::vector<Transition>* out) {
   s.last_step = sample.step;
   if (s.first_step < 0) s.first_step = sample.step;
 
-  s.JudgeNonfinite(sample, out);
-  s.JudgeDisagreements(sample, out);
-  s.JudgeOverhead(sample, out);
+  if (s.on(Builtin::kNonfinite)) s.JudgeNonfinite(sample, out);
+  if (s.on(Builtin::kDisagreement)) s.JudgeDisagreements(sample, out);
+  if (s.on(Builtin::kOverhead)) s.JudgeOverhead(sample, out);
   const float loss = sample.scalar(SignalId::kLoss);
   const float gradient = sample.scalar(SignalId::kGradNorm);
   const bool excused = sample.step < s.options.context.warmup_steps ||
@@ -179,10 +216,10 @@ void RunJudge::Observe(const StepSample& sample, std::vector<Transition>* out) {
   s.loss.ObserveGradient(sample.step, gradient);
   if (!excused) {
     std::vector<Finding> findings;
-    s.loss.FindLoss(sample.step, &findings);
+    if (s.on(Builtin::kLoss)) s.loss.FindLoss(sample.step, &findings);
     s.alerts.Update(Family::kLoss, sample.step, s.run, &findings, out);
     findings.clear();
-    s.loss.FindGradient(sample.step, &findings);
+    if (s.on(Builtin::kGradient)) s.loss.FindGradient(sample.step, &findings);
     s.alerts.Update(Family::kGradient, sample.step, s.run, &findings, out);
   }
   if (s.heads.Add(sample)) {
@@ -194,6 +231,10 @@ void RunJudge::Observe(const StepSample& sample, std::vector<Transition>* out) {
                       out);
     }
   }
+  s.user.Observe(sample, s.run.attention, excused,
+                 [&](size_t rule, std::vector<Finding>* findings) {
+                   s.alerts.UpdateRule(rule, sample.step, s.run, findings, out);
+                 });
 }
 
 void RunJudge::OnEvent(const RunEvent& event, std::vector<Transition>* out) {
@@ -202,17 +243,16 @@ void RunJudge::OnEvent(const RunEvent& event, std::vector<Transition>* out) {
   switch (event.kind) {
     case EventKind::kCentringOn:
       s.run.attention.centred = true;
-      s.heads.ForgetTrends();
-      s.alerts.Resolve(Family::kRounding, step, s.run,
-                       "centring was switched on", out);
+      s.ForgetTrends();
+      s.ResolveRounding(step, out);
       break;
     case EventKind::kCentringOff:
       s.run.attention.centred = false;
-      s.heads.ForgetTrends();
+      s.ForgetTrends();
       break;
     case EventKind::kAttentionMode:
       s.run.attention.kernel = event.text;
-      s.heads.ForgetTrends();
+      s.ForgetTrends();
       break;
     case EventKind::kLearningRate:
     case EventKind::kRestore:
@@ -221,7 +261,7 @@ void RunJudge::OnEvent(const RunEvent& event, std::vector<Transition>* out) {
     case EventKind::kSequenceLength:
       s.excused_until =
           std::max(s.excused_until, step + s.options.context.settle_steps);
-      s.loss.Excuse();
+      s.Excuse();
       break;
     default:
       break;
@@ -239,11 +279,9 @@ void RunJudge::OnHello(const RunDescription& run,
   s.run = run;
   s.run.layout = layout;  // The store refuses a run that changes its layout.
   if (!changed) return;
-  s.heads.ForgetTrends();
-  if (run.attention.centred && !centred_before) {
-    s.alerts.Resolve(Family::kRounding, std::max<int64_t>(s.last_step, 0),
-                     s.run, "centring was switched on", out);
-  }
+  s.ForgetTrends();
+  if (run.attention.centred && !centred_before)
+    s.ResolveRounding(std::max<int64_t>(s.last_step, 0), out);
 }
 
 void RunJudge::OnSilence(uint32_t silent_ranks, int64_t silent_seconds,
@@ -255,6 +293,7 @@ void RunJudge::OnSilence(uint32_t silent_ranks, int64_t silent_seconds,
                      out);
     return;
   }
+  if (!s.on(Builtin::kSilent)) return;
   std::vector<Finding> findings(1);
   findings[0].rule = Rule::kSilent;
   findings[0].severity = silent_ranks >= s.run.reporters ? Severity::kCritical
@@ -268,6 +307,41 @@ void RunJudge::OnSilence(uint32_t silent_ranks, int64_t silent_seconds,
       std::to_string(silent_ranks) + " of " + std::to_string(s.run.reporters) +
       " reporters silent for " + std::to_string(silent_seconds) + " s";
   s.alerts.Update(Family::kSilent, step, s.run, &findings, out);
+}
+
+void RunJudge::SetOptions(const JudgeOptions& options,
+                          std::vector<Transition>* out) {
+  State& s = *state_;
+  const int64_t step = std::max<int64_t>(s.last_step, 0);
+  UserRules user(options, s.run.layout);
+  const std::vector<int> from = user.TakeOver(&s.user);
+  for (size_t i = 0; i < s.user.size(); ++i) {
+    if (std::find(from.begin(), from.end(), static_cast<int>(i)) == from.end())
+      s.alerts.ResolveRule(i, step, s.run, "the rule was changed or removed",
+                           out);
+  }
+  s.user = std::move(user);
+  s.alerts.SetRules(options.rules, from);
+  s.alerts.SetOptions(options.alert);
+  s.options = options;
+  s.heads.SetOptions(options);
+  s.loss.SetOptions(options.loss);
+  // What a family's alert can come from; without any of it, it ends.
+  const std::pair<Family, std::vector<Builtin>> sources[] = {
+      {Family::kRounding, {Builtin::kDrift, Builtin::kTies, Builtin::kNorm}},
+      {Family::kLogits, {Builtin::kLogits}},
+      {Family::kLoss, {Builtin::kLoss}},
+      {Family::kGradient, {Builtin::kGradient}},
+      {Family::kNonfinite, {Builtin::kNonfinite}},
+      {Family::kDisagreement, {Builtin::kDisagreement}},
+      {Family::kSilent, {Builtin::kSilent}},
+      {Family::kOverhead, {Builtin::kOverhead}},
+  };
+  for (const auto& [family, rules] : sources) {
+    if (std::none_of(rules.begin(), rules.end(),
+                     [&](Builtin rule) { return s.on(rule); }))
+      s.alerts.Resolve(family, step, s.run, "the rule was switched off", out);
+  }
 }
 
 int32_t RunJudge::stage() const {
@@ -286,7 +360,8 @@ uint32_t RunJudge::alerts_firing() const {
   return state_->alerts.alerts_firing();
 }
 size_t RunJudge::memory_bytes() const {
-  return sizeof(State) + state_->heads.memory_bytes();
+  return sizeof(State) + state_->heads.memory_bytes() +
+         state_->user.memory_bytes();
 }
 
 std::string RunJudge::Save() const {
@@ -298,6 +373,12 @@ std::string RunJudge::Save() const {
   writer(state_->run.layout.heads);
   writer(state_->run.layout.kv_heads);
   writer(*state_);
+  // Last and by itself: it is only of use to the same rules.
+  writer(state_->user_rules_fingerprint());
+  std::string of_rules;
+  StateWriter rules_writer(&of_rules);
+  state_->VisitUserRules(rules_writer);
+  writer(of_rules);
   return out;
 }
 
@@ -317,9 +398,24 @@ bool RunJudge::Restore(std::string_view saved) {
                     layout.heads == description.layout.heads &&
                     layout.kv_heads == description.layout.kv_heads;
   if (fits) reader(*fresh);
+  // A judge of before there were rules of people's own saved nothing of them.
+  uint64_t fingerprint = 0;
+  std::string of_rules;
+  if (fits && reader.ok() && !reader.at_end()) {
+    reader(fingerprint);
+    reader(of_rules);
+  }
   if (!fits || !reader.at_end() || !fresh->heads.Consistent()) {
     state_ = std::make_unique<State>(options, description);
     return false;
+  }
+  if (fingerprint == fresh->user_rules_fingerprint()) {
+    StateReader rules_reader(of_rules);
+    fresh->VisitUserRules(rules_reader);
+    if (!rules_reader.at_end() || !fresh->user.Consistent()) {
+      state_ = std::make_unique<State>(options, description);
+      return false;
+    }
   }
   state_ = std::move(fresh);
   return true;
