@@ -18,6 +18,7 @@
 #include "server/offline/replay.h"
 #include "server/offline/scorecard.h"
 #include "server/offline/scorecard_text.h"
+#include "server/rules_commands.h"
 #include "server/server.h"
 #include "server/util/log.h"
 #include "server/version.h"
@@ -125,7 +126,7 @@ int Serve(ServerOptions options, const Flags& flags) {
     const timespec second{1, 0};
     const int signal = sigtimedwait(&signals, nullptr, &second);
     if (signal == SIGTERM || signal == SIGINT) break;
-    if (signal == SIGHUP) LogWarning("SIGHUP: the configuration is read at start only; restart to change it");
+    if (signal == SIGHUP) (void)(*server)->ReloadRules();  // It says what came of it.
     if (!(*server)->Tick()) {
       LogInfo("nobody was attached for {}: ending", flags.idle_exit);
       break;
@@ -171,9 +172,12 @@ int Main(int argc, char** argv) {
   CLI::App app("Watches the numerics of attention in training runs, names the head that will destroy a run, and says so\n"
                "in time.  With no flags it serves on loopback and keeps its data under the user's state directory.");
   app.footer("Examples:\n  bellwetherd --storage.path=/var/lib/bellwether\n"
-             "  bellwetherd --config.file=bellwetherd.yml --config.check\n  bellwetherd replay run.bwrun --json");
+             "  bellwetherd --config.file=bellwetherd.yml --config.check\n  bellwetherd replay run.bwrun --json\n"
+             "  bellwetherd rules check rules.yml");
   app.add_option("--config.file", flags.config_file, "YAML; flags win over it");
   app.add_flag("--config.check", flags.config_check, "check the configuration and exit: 0 good, 3 findings");
+  std::string rules_file;
+  app.add_option("--rules.file", rules_file, "thresholds and own rules, YAML; read again on SIGHUP");
   std::string storage, grpc_address, web_address, external_url;
   app.add_option("--storage.path", storage, "where log and database live [" + options.pipeline.storage_path + "]");
   app.add_flag("--storage.repair", options.pipeline.wal.repair, "cut corrupt ranges out of the log and say what is lost");
@@ -181,6 +185,7 @@ int Main(int argc, char** argv) {
   app.add_option("--web.listen-address", web_address, "host:port, port 0 = any free one, or 'none' [" + options.web_address + "]");
   app.add_option("--web.external-url", external_url, "the page's address in notifications");
   app.add_option("--web.token-file", flags.token_file, "file with the token that the page asks for");
+  app.add_flag("--web.enable-reload", options.reload_by_http, "POST /-/reload reads the rules file again");
   app.add_flag("--insecure-i-understand", options.insecure_i_understand, "allow plaintext addresses off loopback");
   app.add_option("--lifetime.idle-exit", flags.idle_exit, "end when nobody was attached for so long (300s, 5m); a private server: the page gets a random token");
   app.add_option("--ready.file", flags.ready_file, "written when serving: {pid, grpc, http, token}; removed at the end");
@@ -195,6 +200,10 @@ int Main(int argc, char** argv) {
   scorecard->add_option("dir", flags.scorecard.folder, "the folder of .bwrun files")->required();
   scorecard->add_option("--labels", flags.scorecard.labels, "what became of the runs [labels.json in the folder, else found in the runs]");
   scorecard->add_flag("--json", flags.scorecard_json, "one JSON object a line per run, then one for the set");
+  RulesCommands rules;
+  rules.AddFlag(replay);
+  rules.AddFlag(scorecard);
+  rules.AddTo(&app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -205,6 +214,9 @@ int Main(int argc, char** argv) {
                  flags.log_level.c_str(), flags.log_format.c_str());
     return kUsage;
   }
+  if (const auto code = rules.Run()) return *code;
+  if (const auto code = rules.ReadFlag(&flags.replay.judge)) return *code;
+  flags.scorecard.judge = flags.replay.judge;
   if (replay->parsed()) {
     const absl::Status replayed = Replay(flags.replay);
     if (replayed.ok()) return kOk;
@@ -217,6 +229,15 @@ int Main(int argc, char** argv) {
       std::fprintf(stderr, "%s\n", std::string(read.message()).c_str());
       return flags.config_check ? kFindings : kUsage;
     }
+  }
+  if (!rules_file.empty()) options.rules_file = rules_file;
+  if (!options.rules_file.empty()) {
+    const auto read = ReadRules(options.rules_file);
+    if (!read.ok()) {
+      std::fprintf(stderr, "%s\n", std::string(read.status().message()).c_str());
+      return flags.config_check ? kFindings : kUsage;
+    }
+    options.pipeline.rules = *read;
   }
   if (flags.config_check) return kOk;
   if (!storage.empty()) options.pipeline.storage_path = storage;

@@ -1,4 +1,4 @@
-// replay, scorecard, check config: work that bellwetherd itself does, offline.
+// replay, scorecard, check config, rules: work that bellwetherd itself does, offline.
 //
 // A replay must judge as the server judges, so it is the server's binary that
 // runs: the one beside this command, else the one in $PATH.
@@ -40,7 +40,7 @@ void Execute(const std::vector<std::string>& arguments) {
 }
 
 struct ReplayOptions {
-  std::string file;
+  std::string file, rules;
   bool json = false;
   CLI::App* command = nullptr;
 };
@@ -48,13 +48,14 @@ struct ReplayOptions {
 ExitCode Replay(Cli*, const ReplayOptions& options) {
   std::vector<std::string> arguments = {"replay", options.file};
   if (options.json) arguments.push_back("--json");
+  if (!options.rules.empty()) arguments.insert(arguments.end(), {"--rules", options.rules});
   for (const std::string& extra : options.command->remaining()) arguments.push_back(extra);
   Execute(arguments);
   return kFailed;
 }
 
 struct ScorecardOptions {
-  std::string folder, labels;
+  std::string folder, labels, rules;
   bool json = false;
 };
 
@@ -62,8 +63,42 @@ ExitCode Scorecard(Cli*, const ScorecardOptions& options) {
   std::vector<std::string> arguments = {"scorecard", options.folder};
   if (options.json) arguments.push_back("--json");
   if (!options.labels.empty()) arguments.insert(arguments.end(), {"--labels", options.labels});
+  if (!options.rules.empty()) arguments.insert(arguments.end(), {"--rules", options.rules});
   Execute(arguments);
   return kFailed;
+}
+
+struct RulesOptions {
+  std::vector<std::string> files;
+  std::string rule;
+};
+
+template <const char* command>
+ExitCode Rules(Cli*, const RulesOptions& options) {
+  std::vector<std::string> arguments = {"rules", command};
+  arguments.insert(arguments.end(), options.files.begin(), options.files.end());
+  if (!options.rule.empty()) arguments.push_back(options.rule);
+  Execute(arguments);
+  return kFailed;
+}
+constexpr char kCheck[] = "check";
+constexpr char kTest[] = "test";
+constexpr char kExplain[] = "explain";
+
+void AddRules(Cli* cli) {
+  CLI::App* const noun = AddNoun(cli, "rules", "Thresholds and own rules, as files");
+  CLI::App* command = nullptr;
+  auto* options = AddCommand<RulesOptions>(cli, noun, "check", "Checks a rules file; exits with 3 on findings",
+                                           "bellwether rules check rules.yml", &Rules<kCheck>, &command);
+  command->add_option("file", options->files, "the rules")->required()->expected(1)->check(CLI::ExistingFile);
+  options = AddCommand<RulesOptions>(cli, noun, "test",
+                                     "Runs tests of rules on made-up series; exits with 1 if some fail, 3 on findings",
+                                     "bellwether rules test rules_test.yml", &Rules<kTest>, &command);
+  command->add_option("files", options->files, "the tests")->required()->check(CLI::ExistingFile);
+  options = AddCommand<RulesOptions>(cli, noun, "explain", "Says in sentences when each rule fires, with its numbers",
+                                     "bellwether rules explain rules.yml drift.growth", &Rules<kExplain>, &command);
+  command->add_option("file", options->files, "the rules")->required()->expected(1)->check(CLI::ExistingFile);
+  command->add_option("rule", options->rule, "this one only");
 }
 
 struct CheckOptions {
@@ -98,6 +133,7 @@ void AddReplay(Cli* cli) {
   replay->command = command;
   command->add_option("file", replay->file, "the recording")->required()->check(CLI::ExistingFile);
   command->add_flag("--json", replay->json, "one JSON object a line per transition");
+  command->add_option("--rules", replay->rules, "judge by this rules file")->check(CLI::ExistingFile);
   command->allow_extras();      // The rest is bellwetherd's,
   command->fallthrough(false);  // so no flag of this command is looked for there.
 
@@ -109,6 +145,9 @@ void AddReplay(Cli* cli) {
   command->add_option("--labels", scorecard->labels, "what became of the runs [labels.json in the folder, else found in the runs]")
       ->check(CLI::ExistingFile);
   command->add_flag("--json", scorecard->json, "one JSON object a line per run, then one with \"run\": null for the set");
+
+  command->add_option("--rules", scorecard->rules, "judge by this rules file")->check(CLI::ExistingFile);
+  AddRules(cli);
 
   CLI::App* const noun = AddNoun(cli, "check", "Checks files without a server");
   auto* const config =

@@ -65,7 +65,7 @@ class ShardTest : public testing::Test {
     database_ = *Database::Open(database);
     alerts_ = std::make_unique<AlertLog>(database_.get());
     EXPECT_TRUE(alerts_->Load().ok());
-    parts_ = {.judge_options = &judge_options_,
+    parts_ = {.rules = &rules_,
               .database = database_.get(),
               .series = &series_,
               .alerts = alerts_.get(),
