@@ -69,15 +69,17 @@ ExitCode Scorecard(Cli*, const ScorecardOptions& options) {
 }
 
 struct RulesOptions {
-  std::vector<std::string> files;
-  std::string rule;
+  std::string file, rule;
+  std::vector<std::string> tests;
 };
 
 template <const char* command>
 ExitCode Rules(Cli*, const RulesOptions& options) {
   std::vector<std::string> arguments = {"rules", command};
-  arguments.insert(arguments.end(), options.files.begin(), options.files.end());
-  if (!options.rule.empty()) arguments.push_back(options.rule);
+  arguments.insert(arguments.end(), options.tests.begin(), options.tests.end());
+  for (const std::string& word : {options.file, options.rule}) {
+    if (!word.empty()) arguments.push_back(word);
+  }
   Execute(arguments);
   return kFailed;
 }
@@ -90,14 +92,14 @@ void AddRules(Cli* cli) {
   CLI::App* command = nullptr;
   auto* options = AddCommand<RulesOptions>(cli, noun, "check", "Checks a rules file; exits with 3 on findings",
                                            "bellwether rules check rules.yml", &Rules<kCheck>, &command);
-  command->add_option("file", options->files, "the rules")->required()->expected(1)->check(CLI::ExistingFile);
+  command->add_option("file", options->file, "the rules")->required()->check(CLI::ExistingFile);
   options = AddCommand<RulesOptions>(cli, noun, "test",
                                      "Runs tests of rules on made-up series; exits with 1 if some fail, 3 on findings",
                                      "bellwether rules test rules_test.yml", &Rules<kTest>, &command);
-  command->add_option("files", options->files, "the tests")->required()->check(CLI::ExistingFile);
+  command->add_option("files", options->tests, "the tests")->required()->check(CLI::ExistingFile);
   options = AddCommand<RulesOptions>(cli, noun, "explain", "Says in sentences when each rule fires, with its numbers",
                                      "bellwether rules explain rules.yml drift.growth", &Rules<kExplain>, &command);
-  command->add_option("file", options->files, "the rules")->required()->expected(1)->check(CLI::ExistingFile);
+  command->add_option("file", options->file, "the rules")->required()->check(CLI::ExistingFile);
   command->add_option("rule", options->rule, "this one only");
 }
 

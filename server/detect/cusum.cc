@@ -53,7 +53,7 @@ BankReading CusumBank::Update(size_t cell, double value) {
   reading.p = reading.score > 0 ? std::min(1.0, sides * std::exp(-2 * options_.k * (reading.score + kOvershoot))) : 1;
   if (!reading.alarm) {
     alarming_[cell] = 0;
-    baselines_.Push(cell, value);
+    if (std::max(up_[cell], down_[cell]) <= options_.h / 2) baselines_.Push(cell, value);
   } else if (++alarming_[cell] >= options_.relearn) {
     alarming_[cell] = 0;
     up_[cell] = down_[cell] = 0;

@@ -6,8 +6,8 @@
 //
 // x is a batch mean; mean, deviation and the lag-1 autocorrelation phi are
 // those of the cell's `window` values before it (baseline_bank.h), which stand
-// still while the cell alarms: neither the value that is scored nor an alarm
-// becomes normal.  After `relearn` batches of alarm it is the new normal all
+// still while the cell alarms, and from half of the way to it on: neither the
+// value that is scored nor what leads to an alarm becomes normal.  After `relearn` batches of alarm it is the new normal all
 // the same, and the cell starts afresh.  S is held at 2 h so that an alarm ends
 // soon after its cause.  A value that is not finite changes nothing.
 //
@@ -49,7 +49,7 @@ class CusumBank {
   };
   CusumBank(size_t cells, const Options& options);
 
-  // Scores `value`, then lets it into the baseline unless it alarms.
+  // Scores `value`, then lets it into the baseline unless that stands still.
   BankReading Update(size_t cell, double value);
   void ForgetAll();
   // Of the same window; what is remembered stays.

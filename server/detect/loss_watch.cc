@@ -34,6 +34,7 @@ void ValueWindow::Push(float value, int32_t size) {
 }
 
 void ValueWindow::Shrink(int32_t size) {
+  if (full(size)) return;
   // Oldest first again, so that what is added later finds its place.
   if (!values_.empty()) {
     const auto oldest = values_.begin() +

@@ -1,10 +1,14 @@
 #include "server/detect/thresholds.h"
 
-#include <charconv>
+#include <cmath>
 #include <cstddef>
 #include <iterator>
 #include <type_traits>
 #include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 
 namespace bellwether::server {
 namespace {
@@ -173,9 +177,14 @@ std::span<const ThresholdOrder> ThresholdOrders() { return kOrders; }
 const char* NameOf(Builtin rule) { return kBuiltinNames[static_cast<size_t>(rule)]; }
 
 std::string NumberText(double value) {
-  char text[32];
-  const auto end = std::to_chars(text, text + sizeof text, value).ptr;
-  return std::string(text, end);
+  if (std::abs(value) < 1e15 && value == std::floor(value)) return absl::StrCat(static_cast<int64_t>(value));
+  std::string text;
+  for (int digits = 1; digits <= 17; ++digits) {
+    text = absl::StrFormat("%.*g", digits, value);
+    double back = 0;
+    if (absl::SimpleAtod(text, &back) && back == value) break;
+  }
+  return text;
 }
 
 }  // namespace bellwether::server

@@ -31,7 +31,7 @@ std::string Shown(const YAML::Node& node) {
 
 // Decimal only: absl::SimpleAtod takes hexadecimal, and skips spaces.
 bool ReadNumber(std::string_view text, double* value) {
-  if (text.starts_with('+')) text.remove_prefix(1);
+  if (text.starts_with('+') && !text.starts_with("+-")) text.remove_prefix(1);
   const char* const end = text.data() + text.size();
   const auto [stopped, error] = std::from_chars(text.data(), end, *value);
   return error == std::errc() && stopped == end;
