@@ -150,7 +150,8 @@ void LiveRun::ApplyRules(const RulesMessage& rules) {
   if (*rules.text == rules_->text) return;
   const auto found = parts_.rules->Find(*rules.text);
   if (!found.ok()) {
-    LogError("run {} goes on by the rules that it had: {}", record_.description.name, std::string(found.status().message()));
+    LogError("run {} goes on by the rules that it had: {}", record_.description.name,
+             std::string(found.status().message()));
     return;
   }
   rules_ = *found;

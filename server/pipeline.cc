@@ -313,7 +313,8 @@ void Pipeline::AppendRules(const RunEntry& run, int64_t time_unix_ms) {
   if (!lsn.ok()) return;  // Its shard will see that it differs.
   Shard& shard = *shards_[run.shard];
   shard.mutex().AssertHeld();
-  shard.Push({*lsn, run.id, 0, 0, time_unix_ms, {0, RulesMessage{std::make_shared<const std::string>(rules->text)}}}, 0);
+  const RulesMessage message{std::make_shared<const std::string>(rules->text)};
+  shard.Push({*lsn, run.id, 0, 0, time_unix_ms, {0, message}}, 0);
 }
 
 absl::StatusOr<IngestSession::Taken> Pipeline::Put(Session* session, IngestMessage& message, std::string& payload) {

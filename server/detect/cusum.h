@@ -7,9 +7,9 @@
 // x is a batch mean; mean, deviation and the lag-1 autocorrelation phi are
 // those of the cell's `window` values before it (baseline_bank.h), which stand
 // still while the cell alarms, and from half of the way to it on: neither the
-// value that is scored nor what leads to an alarm becomes normal.  After `relearn` batches of alarm it is the new normal all
-// the same, and the cell starts afresh.  S is held at 2 h so that an alarm ends
-// soon after its cause.  A value that is not finite changes nothing.
+// value that is scored nor what leads to an alarm becomes normal.  After `relearn` batches of alarm it is the new
+// normal all the same, and the cell starts afresh.  S is held at 2 h so that an alarm ends soon after its cause.  A
+// value that is not finite changes nothing.
 //
 // Far above k and on independent normal values the sum passes s by chance with
 // probability exp(-2 k (s + 0.583)) at any one batch.

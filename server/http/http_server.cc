@@ -75,8 +75,8 @@ void ReplyError(const httplib::Request& request, httplib::Response* response, co
 // A label of few values: what people type must not become series.
 std::string PathLabel(const httplib::Request& request, int status) {
   const std::string& path = request.path;
-  if (path == "/metrics" || path == "/-/healthy" || path == "/-/ready" || path == "/-/reload" || path == "/api/v1/events") {
-    return path;
+  for (const char* const known : {"/metrics", "/-/healthy", "/-/ready", "/-/reload", "/api/v1/events"}) {
+    if (path == known) return path;
   }
   if (absl::StartsWith(path, kApi)) return status == 501 || status == 404 ? "/api/v1/" : path;
   return FindConsoleAsset(path.empty() ? path : path.substr(1)) != nullptr ? "/" : "other";
