@@ -14,9 +14,12 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "absl/strings/str_join.h"
 #include "server/config.h"
+#include "server/detect/thresholds.h"
 #include "server/offline/replay.h"
 #include "server/offline/scorecard_command.h"
+#include "server/rules_commands.h"
 #include "server/server.h"
 #include "server/util/log.h"
 #include "server/version.h"
@@ -124,7 +127,7 @@ int Serve(ServerOptions options, const Flags& flags) {
     const timespec second{1, 0};
     const int signal = sigtimedwait(&signals, nullptr, &second);
     if (signal == SIGTERM || signal == SIGINT) break;
-    if (signal == SIGHUP) LogWarning("SIGHUP: the configuration is read at start only; restart to change it");
+    if (signal == SIGHUP) (void)(*server)->ReloadRules();  // It says what came of it.
     if (!(*server)->Tick()) {
       LogInfo("nobody was attached for {}: ending", flags.idle_exit);
       break;
@@ -170,22 +173,23 @@ int Ended(const absl::Status& status) {
   return kFailed;
 }
 
-void AddScorecard(CLI::App* app, ScorecardCommand* command) {
+CLI::App* AddScorecard(CLI::App* app, ScorecardCommand* command) {
   CLI::App* const scorecard =
       app->add_subcommand("scorecard", "how early and how rightly the detectors warn, over recorded runs");
   scorecard->add_option("dir", command->folder, "the folder of .bwrun files; not for --synthetic");
   scorecard->add_option("--labels", command->labels,
                         "what became of the runs [labels.json in the folder, else found in the runs]");
+  const std::string names = absl::StrJoin(BuiltinNames(), ", ");
   scorecard->add_option_function<std::vector<std::string>>(
       "--without",
-      [command](const std::vector<std::string>& names) {
-        for (const std::string& name : names) {
-          const auto test = BuiltInNamed(name);
-          if (!test) throw CLI::ValidationError("--without", "\"" + name + "\": must be one of " + BuiltInNames());
-          command->judge.off |= BitOf(*test);
+      [command, names](const std::vector<std::string>& given) {
+        for (const std::string& name : given) {
+          const auto test = BuiltinNamed(name);
+          if (!test) throw CLI::ValidationError("--without", "\"" + name + "\": must be one of " + names);
+          command->judge.off.Add(*test);
         }
       },
-      "switch a test off; may be repeated: " + BuiltInNames())
+      "switch a rule or test off; may be repeated: " + names)
       ->allow_extra_args(false);
   auto* const json =
       scorecard->add_flag("--json", command->json, "one JSON object a line per run, then one for the set");
@@ -207,6 +211,7 @@ void AddScorecard(CLI::App* app, ScorecardCommand* command) {
     if (command->synthetic == command->folder.empty()) return;
     throw CLI::ValidationError("dir", command->synthetic ? "is not for --synthetic" : "is required");
   });
+  return scorecard;
 }
 
 int Main(int argc, char** argv) {
@@ -216,9 +221,12 @@ int Main(int argc, char** argv) {
   CLI::App app("Watches the numerics of attention in training runs, names the head that will destroy a run, and says so\n"
                "in time.  With no flags it serves on loopback and keeps its data under the user's state directory.");
   app.footer("Examples:\n  bellwetherd --storage.path=/var/lib/bellwether\n"
-             "  bellwetherd --config.file=bellwetherd.yml --config.check\n  bellwetherd replay run.bwrun --json");
+             "  bellwetherd --config.file=bellwetherd.yml --config.check\n  bellwetherd replay run.bwrun --json\n"
+             "  bellwetherd rules check rules.yml");
   app.add_option("--config.file", flags.config_file, "YAML; flags win over it");
   app.add_flag("--config.check", flags.config_check, "check the configuration and exit: 0 good, 3 findings");
+  std::string rules_file;
+  app.add_option("--rules.file", rules_file, "thresholds and own rules, YAML; read again on SIGHUP");
   std::string storage, grpc_address, web_address, external_url;
   app.add_option("--storage.path", storage, "where log and database live [" + options.pipeline.storage_path + "]");
   app.add_flag("--storage.repair", options.pipeline.wal.repair, "cut corrupt ranges out of the log and say what is lost");
@@ -226,6 +234,7 @@ int Main(int argc, char** argv) {
   app.add_option("--web.listen-address", web_address, "host:port, port 0 = any free one, or 'none' [" + options.web_address + "]");
   app.add_option("--web.external-url", external_url, "the page's address in notifications");
   app.add_option("--web.token-file", flags.token_file, "file with the token that the page asks for");
+  app.add_flag("--web.enable-reload", options.reload_by_http, "POST /-/reload reads the rules file again");
   app.add_flag("--insecure-i-understand", options.insecure_i_understand, "allow plaintext addresses off loopback");
   app.add_option("--lifetime.idle-exit", flags.idle_exit, "end when nobody was attached for so long (300s, 5m); a private server: the page gets a random token");
   app.add_option("--ready.file", flags.ready_file, "written when serving: {pid, grpc, http, token}; removed at the end");
@@ -244,7 +253,11 @@ int Main(int argc, char** argv) {
   replay->add_flag("--json", flags.replay.json, "one JSON object a line per transition");
   replay->add_option("--until-step", flags.replay.until_step, "stop after this step")->check(CLI::NonNegativeNumber);
   add_gpu(replay, &flags.bank);
-  AddScorecard(&app, &flags.scorecard);
+  CLI::App* const scorecard = AddScorecard(&app, &flags.scorecard);
+  RulesCommands rules;
+  rules.AddFlag(replay);
+  rules.AddFlag(scorecard);
+  rules.AddTo(&app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -255,13 +268,27 @@ int Main(int argc, char** argv) {
                  flags.log_level.c_str(), flags.log_format.c_str());
     return kUsage;
   }
+  if (const auto code = rules.Run()) return *code;
+  if (const auto code = rules.ReadFlag(&flags.replay.judge)) return *code;
+  const BuiltinSet without = flags.scorecard.judge.off;
+  flags.scorecard.judge = flags.replay.judge;
+  flags.scorecard.judge.off.bits |= without.bits;
   if (replay->parsed()) return Ended(ReplayFile(flags));
-  if (app.got_subcommand("scorecard")) return Ended(RunScorecard(flags.scorecard));
+  if (scorecard->parsed()) return Ended(RunScorecard(flags.scorecard));
   if (!flags.config_file.empty()) {
     if (const absl::Status read = ReadConfig(flags.config_file, &options); !read.ok()) {
       std::fprintf(stderr, "%s\n", std::string(read.message()).c_str());
       return flags.config_check ? kFindings : kUsage;
     }
+  }
+  if (!rules_file.empty()) options.rules_file = rules_file;
+  if (!options.rules_file.empty()) {
+    const auto read = ReadRules(options.rules_file);
+    if (!read.ok()) {
+      std::fprintf(stderr, "%s\n", std::string(read.status().message()).c_str());
+      return flags.config_check ? kFindings : kUsage;
+    }
+    options.pipeline.rules = *read;
   }
   if (flags.config_check) return kOk;
   if (!storage.empty()) options.pipeline.storage_path = storage;

@@ -79,6 +79,7 @@ absl::Status Server::StartAll() {
   info.options = DescribeOptions(options_);
   info.limits = DescribeLimits(options_);
   BW_RETURN_IF_ERROR(StartBank());
+  NoteReload();
   BW_ASSIGN_OR_RETURN(pipeline_, Pipeline::Open(options_.pipeline, &counters_, clock_));
   engine_ = std::make_unique<QueryEngine>(
       options_.query_engine, QueryStores{pipeline_->runs(), pipeline_->series(), pipeline_->alerts(),
@@ -124,6 +125,7 @@ absl::Status Server::StartHttp() {
   sources.metrics = [this] { return exporter_->Render(); };
   sources.ready = [this] { return pipeline_->Ready(); };
   sources.call = [this](const std::string& method, const std::string& body) { return CallJson(*engine_, method, body); };
+  if (options_.reload_by_http) sources.reload = [this] { return ReloadRules(); };
   sources.transition_json = TransitionToJson;
   sources.runs = pipeline_->runs();
   sources.alerts = pipeline_->alerts();
@@ -162,6 +164,30 @@ absl::Status Server::StartGrpc() {
   grpc_address_ = is_unix ? options_.grpc_address
                           : absl::StrCat(options_.grpc_address.substr(0, options_.grpc_address.rfind(':')), ":", port);
   return absl::OkStatus();
+}
+
+absl::Status Server::ReloadRules() {
+  absl::MutexLock lock(&reload_mutex_);
+  if (options_.rules_file.empty()) {
+    LogWarning("nothing to read again: there is no rules file, and the configuration is read at start only");
+    return absl::FailedPreconditionError("there is no rules file to read again; see rules_file in the configuration");
+  }
+  const auto rules = ReadRules(options_.rules_file);
+  if (!rules.ok()) {
+    counters_.gauge("bellwether_config_last_reload_successful")->Set(0);
+    LogError("the rules stay as they were: {}", std::string(rules.status().message()));
+    return rules.status();
+  }
+  NoteReload();
+  pipeline_->SetRules(*rules);
+  LogInfo("rules read again from {}", options_.rules_file);
+  return absl::OkStatus();
+}
+
+void Server::NoteReload() {
+  counters_.gauge("bellwether_config_last_reload_successful")->Set(1);
+  counters_.gauge("bellwether_config_last_reload_success_timestamp_seconds")
+      ->Set(static_cast<double>(clock_->UnixMillis()) * 1e-3);
 }
 
 bool Server::Tick() {

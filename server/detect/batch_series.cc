@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <utility>
 
 namespace bellwether::server {
 namespace {
@@ -96,6 +97,33 @@ void BatchSeries::ForgetWindow() {
   next_ = 0;
   std::fill(sum_.begin(), sum_.end(), 0.0f);
   std::fill(count_.begin(), count_.end(), 0.0f);
+}
+
+void BatchSeries::SetWindow(int32_t window) {
+  if (window == window_) return;
+  const int32_t kept = std::min(rows_, window);
+  if (present()) {
+    std::vector<float> ring(heads_ * static_cast<size_t>(window), kNan);
+    std::vector<float> medians(static_cast<size_t>(window), kNan);
+    std::vector<float> steps(static_cast<size_t>(window), 0);
+    for (int32_t i = 0; i < kept; ++i) {
+      const size_t from = row(rows_ - kept + i);
+      const auto to = static_cast<size_t>(i);
+      std::copy_n(ring_.data() + from * heads_, heads_,
+                  ring.data() + to * heads_);
+      medians[to] = ring_median_[from];
+      steps[to] = ring_step_[from];
+    }
+    ring_ = std::move(ring);
+    ring_median_ = std::move(medians);
+    ring_step_ = std::move(steps);
+  }
+  window_ = window;
+  // A copy of the ring elsewhere is of no more use.
+  slot_ = -1;
+  ++rows_written_;
+  rows_ = kept;
+  next_ = window > 0 ? kept % window : 0;
 }
 
 void BatchSeries::Window(size_t head, int32_t newest, bool relative, std::vector<float>* values,

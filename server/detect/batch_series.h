@@ -40,6 +40,8 @@ class BatchSeries {
   void Settle(const kernels::BankTrack& track);
   // Forgets the window and what is being summed; the newest values stay.
   void ForgetWindow();
+  // Makes the window longer or shorter; the newest rows that fit stay.
+  void SetWindow(int32_t window);
 
   // NaN before the first value.
   float newest(size_t head) const { return newest_[head]; }

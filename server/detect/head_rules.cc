@@ -14,6 +14,8 @@ uint64_t NextKey() {
   return ++last;
 }
 
+int32_t WindowOf(const JudgeOptions& options) { return std::clamp(options.trend.window_batches, 8, kWindowBatchesMax); }
+
 }  // namespace
 
 HeadRules::HeadRules(const JudgeOptions& options, const Layout& layout, DetectorBank* bank)
@@ -21,7 +23,7 @@ HeadRules::HeadRules(const JudgeOptions& options, const Layout& layout, Detector
       layout_(layout),
       heads_(static_cast<size_t>(layout.layers) * static_cast<size_t>(layout.heads)),
       bank_(bank) {
-  const int32_t window = std::clamp(options.trend.window_batches, 8, kWindowBatchesMax);
+  const int32_t window = WindowOf(options);
   for (const HeadTrackInfo& info : kHeadTrackInfo) series_.emplace_back(heads_, info.window ? window : 0);
   for (Held& held : held_) {
     held.count.assign(heads_, 0);
@@ -213,14 +215,16 @@ HeadRules::Reading HeadRules::Read(size_t head) const {
   r.ratio_peer = std::max<double>(series_[kRatio].median(), options_.drift.ratio_floor);
   r.common = Newest(kCommonMode, head);
   r.leak = Newest(kLeak, head);
-  r.leak_measured = options_.is_on(BuiltIn::kDriftLeak) && std::isfinite(r.leak);
+  r.leak_measured = !options_.off.has(Builtin::kDriftLeak) && std::isfinite(r.leak);
   r.leak_threshold = threshold(kLeaking, kLeak);
   r.tied = Newest(kTied, head);
   r.tied_threshold = threshold(kTies, kTied);
   r.sigma = Newest(kSigma, head);
   r.sigma_peer = series_[kSigma].median();
   r.logit = Newest(kLogitMax, head);
-  const auto holds = [&](HeadTest test) { return held_[test].active[head] != 0; };
+  const auto holds = [&](HeadTest test) {
+    return options_.is_on(BuiltinOf(test)) && held_[test].active[head] != 0;
+  };
   r.growth = holds(kGrowth);
   r.level = holds(kLevel);
   r.common_growth = holds(kCommonGrowth);
@@ -338,7 +342,7 @@ void HeadRules::NameSuspects() {
 }
 
 void HeadRules::JudgeRunLogits() {
-  if (!options_.is_on(BuiltIn::kLogits)) return;
+  if (!options_.is_on(Builtin::kLogits)) return;
   if (!series_[kLogitMax].present() || !series_[kEntropy].present()) return;
   const double logit = series_[kLogitMax].median();
   const double entropy = series_[kEntropy].median();
@@ -355,6 +359,13 @@ void HeadRules::JudgeRunLogits() {
   finding.Add(FactOf(kLogitMax, kLogit, worst, options_.logits.logit_median_large, "level"));
   finding.facts[0].first_step = last_step_;
   logits_.push_back(finding);
+}
+
+void HeadRules::SetOptions(const JudgeOptions& options) {
+  options_ = options;
+  for (size_t track = 0; track < kHeadTracks; ++track) {
+    if (kHeadTrackInfo[track].window) series_[track].SetWindow(WindowOf(options));
+  }
 }
 
 int32_t HeadRules::stage() const { return stage_.empty() ? 0 : *std::max_element(stage_.begin(), stage_.end()); }

@@ -48,6 +48,8 @@ class HeadRules {
   std::vector<Finding>* logits() { return &logits_; }
   int32_t stage_of(size_t head) const { return stage_[head]; }
   int32_t stage() const;
+  // Goes on under other thresholds with what it has seen.
+  void SetOptions(const JudgeOptions& options);
   // What the kernel is fed has changed: growth before it says nothing.
   void ForgetTrends();
   size_t memory_bytes() const;
@@ -106,7 +108,7 @@ class HeadRules {
   Head At(size_t head) const;
   Fact FactOf(HeadTrack track, HeadTest test, size_t head, double threshold, const char* detector) const;
 
-  const JudgeOptions options_;
+  JudgeOptions options_;
   const Layout layout_;
   const size_t heads_;
   DetectorBank* const bank_;

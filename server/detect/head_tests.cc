@@ -40,13 +40,6 @@ HeadTrack TrackOf(HeadTest test) {
   return kTrackOf[test];
 }
 
-BuiltIn BuiltInOf(HeadTest test) {
-  constexpr std::array<BuiltIn, kHeadTests> kBuiltInOf = {
-      BuiltIn::kDriftGrowth, BuiltIn::kDriftLevel, BuiltIn::kDriftCommonMode, BuiltIn::kDriftLeak,
-      BuiltIn::kTies,        BuiltIn::kNorm,       BuiltIn::kLogits};
-  return kBuiltInOf[test];
-}
-
 // Exponential growth over the whole window, or as often doubled within the
 // newest part of it.
 void AskForGrowth(const TrendOptions& trend, const BatchSeries& series, kernels::BankTest* test) {
@@ -84,6 +77,13 @@ const std::array<HeadTrackInfo, kHeadTracks> kHeadTrackInfo = {{
     {SignalId::kLogitMax, "logit_max", true},
     {SignalId::kEntropyRatio, "entropy_ratio", false},
 }};
+
+Builtin BuiltinOf(HeadTest test) {
+  constexpr std::array<Builtin, kHeadTests> kBuiltinOf = {
+      Builtin::kDriftGrowth, Builtin::kDriftLevel, Builtin::kDriftCommonMode, Builtin::kDriftLeak,
+      Builtin::kTies,        Builtin::kNorm,       Builtin::kLogits};
+  return kBuiltinOf[test];
+}
 
 int32_t HoldBatches(const JudgeOptions& options, HeadTest test) {
   switch (test) {
@@ -146,7 +146,7 @@ void SetRun(const JudgeOptions& options, const std::vector<BatchSeries>& series,
     // Of two or three heads none is a peer for the ratio to go by; there the
     // absolute common mode, the leak and the weights speak.
     const bool speaks = TrackOf(which) != kRatio || heads >= static_cast<size_t>(options.drift.peers_min);
-    if (!speaks || !options.is_on(BuiltInOf(which))) test.windows = 0;
+    if (!speaks) test.windows = 0;
   }
 }
 

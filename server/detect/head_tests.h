@@ -39,6 +39,9 @@ enum HeadTest : size_t {
   kHeadTests
 };
 
+// The rule, or the part of one, that the test belongs to.
+Builtin BuiltinOf(HeadTest test);
+
 // Consecutive batches that the test must hold.
 int32_t HoldBatches(const JudgeOptions& options, HeadTest test);
 

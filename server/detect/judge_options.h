@@ -6,50 +6,20 @@
 // field.  "Steps" are optimizer steps; "batches" are means of `batch_steps`
 // steps, or single samples where sampling is rarer than that.
 //
+// A rules file sets each of them under its own name (rules_file.h); what is
+// legal stands in thresholds.cc.
+//
 // Plain values; no thread rules.
 
 #ifndef BELLWETHER_SERVER_DETECT_JUDGE_OPTIONS_H_
 #define BELLWETHER_SERVER_DETECT_JUDGE_OPTIONS_H_
 
 #include <cstdint>
-#include <optional>
-#include <string>
-#include <string_view>
+#include <initializer_list>
+#include <memory>
+#include <vector>
 
 namespace bellwether::server {
-
-// What the judge looks for, each to be switched off on its own
-// (JudgeOptions::off).  A test that is off never holds: what it would have
-// found, raised or witnessed is missing.  drift.leak off: as if no key leak
-// were measured.  docs/concepts/detection.md says what each finds.
-enum class BuiltIn : uint8_t {
-  kDriftGrowth,
-  kDriftLevel,
-  kDriftCommonMode,
-  kDriftLeak,
-  kTies,
-  kNorm,
-  kLogits,
-  kLoss,
-  kGradient,
-  kNonfinite,
-  kDisagreement,
-  kSilent,
-  kOverhead,
-};
-inline constexpr int kBuiltIns = 13;
-
-// "drift.growth", "drift.level", "drift.common_mode", "drift.leak", "ties",
-// "norm", "logits", "loss", "gradient", "nonfinite", "disagreement", "silent",
-// "overhead".
-const char* NameOf(BuiltIn test);
-// Nothing if no test has that name.
-std::optional<BuiltIn> BuiltInNamed(std::string_view name);
-// All names, separated by ", ".
-std::string BuiltInNames();
-constexpr uint32_t BitOf(BuiltIn test) {
-  return uint32_t{1} << static_cast<int>(test);
-}
 
 // How a series is thinned and how a trend in it is told from noise.
 struct TrendOptions {
@@ -184,6 +154,43 @@ struct AlertOptions {
   int32_t hook_overhead_steps = 200;  // For so long.
 };
 
+// What can be switched off: the built-in rules, and the tests of the drift
+// rule one by one.  What is off is still followed, so that it can be switched
+// on again, but never holds.  drift.leak off: as if no key leak were measured.
+enum class Builtin : uint8_t {
+  kDrift,
+  kDriftGrowth,
+  kDriftLevel,
+  kDriftCommonMode,
+  kDriftLeak,
+  kTies,
+  kNorm,
+  kLogits,
+  kLoss,
+  kGradient,
+  kNonfinite,
+  kDisagreement,
+  kSilent,
+  kOverhead,
+};
+inline constexpr int kBuiltins = 14;
+
+struct BuiltinSet {
+  uint32_t bits = 0;  // 1 << Builtin
+
+  BuiltinSet() = default;
+  BuiltinSet(std::initializer_list<Builtin> rules) {
+    for (const Builtin rule : rules) Add(rule);
+  }
+  bool has(Builtin rule) const {
+    return (bits >> static_cast<uint32_t>(rule) & 1u) != 0;
+  }
+  void Add(Builtin rule) { bits |= 1u << static_cast<uint32_t>(rule); }
+  bool operator==(const BuiltinSet&) const = default;
+};
+
+struct UserRule;  // user_rule.h
+
 struct JudgeOptions {
   TrendOptions trend;
   DriftOptions drift;
@@ -194,9 +201,15 @@ struct JudgeOptions {
   LossOptions loss;
   ContextOptions context;
   AlertOptions alert;
-  uint32_t off = 0;  // BitOf() of each test that is switched off.
+  BuiltinSet off;
+  // Beside the built-in ones; null = none.
+  std::shared_ptr<const std::vector<UserRule>> rules;
 
-  bool is_on(BuiltIn test) const { return (off & BitOf(test)) == 0; }
+  // Whether neither this nor, for a test of the drift rule, that rule is off.
+  bool is_on(Builtin rule) const {
+    const bool of_drift = rule >= Builtin::kDriftGrowth && rule <= Builtin::kDriftLeak;
+    return !off.has(rule) && !(of_drift && off.has(Builtin::kDrift));
+  }
 };
 
 // Fixed size of the windows in memory.

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <span>
+#include <utility>
 
 #include "server/detect/alert_engine.h"
 #include "server/detect/archive.h"
@@ -11,6 +12,8 @@
 #include "server/detect/head_rules.h"
 #include "server/detect/judge_options.h"
 #include "server/detect/loss_watch.h"
+#include "server/detect/rule_fields.h"
+#include "server/detect/user_rules.h"
 
 namespace bellwether::server {
 namespace {
@@ -38,6 +41,7 @@ struct RunJudge::State {
   DetectorBank* bank;
   HeadRules heads;
   LossWatch loss;
+  UserRules user;
   AlertEngine alerts;
   int64_t first_step = -1;
   int64_t last_step = -1;
@@ -51,8 +55,11 @@ struct RunJudge::State {
         bank(on),
         heads(from, description.layout, on),
         loss(from.loss),
+        user(from, description.layout),
         alerts(from.alert),
-        attempt(description.attempt) {}
+        attempt(description.attempt) {
+    alerts.SetRules(from.rules, {});
+  }
 
   template <class A>
   void Visit(A& a) {
@@ -61,11 +68,41 @@ struct RunJudge::State {
     a(run.attention.softcap), a(run.attempt);
     a(heads), a(loss), a(alerts);
   }
+  // The part that belongs to the rules that people wrote.
+  template <class A>
+  void VisitUserRules(A& a) {
+    a(user);
+    alerts.VisitRules(a);
+  }
+  uint64_t user_rules_fingerprint() const {
+    return options.rules == nullptr ? 0 : Fingerprint(*options.rules);
+  }
+  bool on(Builtin rule) const { return options.is_on(rule); }
+  void ForgetTrends() {
+    heads.ForgetTrends();
+    user.Forget();
+  }
+  void Excuse() {
+    loss.Excuse();
+    user.Excuse();
+  }
+  // The drift of raw keys is harmless from here on.
+  void ResolveRounding(int64_t step, std::vector<Transition>* out);
 
   void JudgeNonfinite(const StepSample& sample, std::vector<Transition>* out);
   void JudgeDisagreements(const StepSample& sample, std::vector<Transition>* out);
   void JudgeOverhead(const StepSample& sample, std::vector<Transition>* out);
 };
+
+void RunJudge::State::ResolveRounding(int64_t step,
+                                      std::vector<Transition>* out) {
+  const char* const why = "centring was switched on";
+  alerts.Resolve(Family::kRounding, step, run, why, out);
+  for (size_t i = 0; i < user.size(); ++i) {
+    if (user.rule(i).rounding_only)
+      alerts.ResolveRule(i, step, run, why, out);
+  }
+}
 
 RunJudge::RunJudge(const JudgeOptions& options, const RunDescription& run, DetectorBank* bank)
     : state_(std::make_unique<State>(options, run, bank != nullptr ? bank : CpuDetectorBank())) {}
@@ -73,9 +110,7 @@ RunJudge::~RunJudge() = default;
 
 void RunJudge::State::JudgeNonfinite(const StepSample& sample, std::vector<Transition>* out) {
   std::vector<Finding> findings;
-  const bool on = options.is_on(BuiltIn::kNonfinite);
   for (const SignalId id : sample.signals()) {
-    if (!on) break;
     const SignalInfo& signal = *FindSignal(id);
     const auto values = sample.matrix(id);
     if (AllUsual(values, id == SignalId::kNonfiniteRows)) continue;
@@ -105,7 +140,6 @@ void RunJudge::State::JudgeNonfinite(const StepSample& sample, std::vector<Trans
 void RunJudge::State::JudgeDisagreements(const StepSample& sample, std::vector<Transition>* out) {
   std::vector<Finding> findings;
   for (const StepSample::Disagreement& disagreement : sample.disagreements) {
-    if (!options.is_on(BuiltIn::kDisagreement)) break;
     Finding& finding = findings.emplace_back();
     finding.rule = Rule::kDisagreement;
     finding.severity = Severity::kCritical;
@@ -128,7 +162,7 @@ void RunJudge::State::JudgeOverhead(const StepSample& sample, std::vector<Transi
   if (IsNotMeasured(hook) || IsNotMeasured(step) || !(step > 0)) return;
   const double share = hook / step;
   std::vector<Finding> findings;
-  if (options.is_on(BuiltIn::kOverhead) && share > options.alert.hook_overhead_max) {
+  if (share > options.alert.hook_overhead_max) {
     if (overhead_since < 0) overhead_since = sample.step;
     if (sample.step - overhead_since >= options.alert.hook_overhead_steps) {
       Finding& finding = findings.emplace_back();
@@ -154,17 +188,18 @@ void RunJudge::Observe(const StepSample& sample, std::vector<Transition>* out) {
     s.attempt = sample.attempt;
     s.run.attempt = sample.attempt;
     s.last_step = -1;
-    s.loss.Excuse();
-    s.heads.ForgetTrends();
-    s.excused_until = std::max(s.excused_until, sample.step + s.options.context.settle_steps);
+    s.Excuse();
+    s.ForgetTrends();
+    s.excused_until =
+        std::max(s.excused_until, sample.step + s.options.context.settle_steps);
   }
   if (sample.step <= s.last_step) return;
   s.last_step = sample.step;
   if (s.first_step < 0) s.first_step = sample.step;
 
-  s.JudgeNonfinite(sample, out);
-  s.JudgeDisagreements(sample, out);
-  s.JudgeOverhead(sample, out);
+  if (s.on(Builtin::kNonfinite)) s.JudgeNonfinite(sample, out);
+  if (s.on(Builtin::kDisagreement)) s.JudgeDisagreements(sample, out);
+  if (s.on(Builtin::kOverhead)) s.JudgeOverhead(sample, out);
   const float loss = sample.scalar(SignalId::kLoss);
   const float gradient = sample.scalar(SignalId::kGradNorm);
   const bool excused = sample.step < s.options.context.warmup_steps || sample.step < s.excused_until;
@@ -172,10 +207,10 @@ void RunJudge::Observe(const StepSample& sample, std::vector<Transition>* out) {
   s.loss.ObserveGradient(sample.step, gradient);
   if (!excused) {
     std::vector<Finding> findings;
-    if (s.options.is_on(BuiltIn::kLoss)) s.loss.FindLoss(sample.step, &findings);
+    if (s.on(Builtin::kLoss)) s.loss.FindLoss(sample.step, &findings);
     s.alerts.Update(Family::kLoss, sample.step, s.run, &findings, out);
     findings.clear();
-    if (s.options.is_on(BuiltIn::kGradient)) s.loss.FindGradient(sample.step, &findings);
+    if (s.on(Builtin::kGradient)) s.loss.FindGradient(sample.step, &findings);
     s.alerts.Update(Family::kGradient, sample.step, s.run, &findings, out);
   }
   if (s.heads.Add(sample)) {
@@ -185,6 +220,10 @@ void RunJudge::Observe(const StepSample& sample, std::vector<Transition>* out) {
       s.alerts.Update(Family::kLogits, sample.step, s.run, s.heads.logits(), out);
     }
   }
+  s.user.Observe(sample, s.run.attention, excused,
+                 [&](size_t rule, std::vector<Finding>* findings) {
+                   s.alerts.UpdateRule(rule, sample.step, s.run, findings, out);
+                 });
 }
 
 void RunJudge::OnEvent(const RunEvent& event, std::vector<Transition>* out) {
@@ -193,24 +232,25 @@ void RunJudge::OnEvent(const RunEvent& event, std::vector<Transition>* out) {
   switch (event.kind) {
     case EventKind::kCentringOn:
       s.run.attention.centred = true;
-      s.heads.ForgetTrends();
-      s.alerts.Resolve(Family::kRounding, step, s.run, "centring was switched on", out);
+      s.ForgetTrends();
+      s.ResolveRounding(step, out);
       break;
     case EventKind::kCentringOff:
       s.run.attention.centred = false;
-      s.heads.ForgetTrends();
+      s.ForgetTrends();
       break;
     case EventKind::kAttentionMode:
       s.run.attention.kernel = event.text;
-      s.heads.ForgetTrends();
+      s.ForgetTrends();
       break;
     case EventKind::kLearningRate:
     case EventKind::kRestore:
     case EventKind::kData:
     case EventKind::kBatchSize:
     case EventKind::kSequenceLength:
-      s.excused_until = std::max(s.excused_until, step + s.options.context.settle_steps);
-      s.loss.Excuse();
+      s.excused_until =
+          std::max(s.excused_until, step + s.options.context.settle_steps);
+      s.Excuse();
       break;
     default:
       break;
@@ -226,16 +266,15 @@ void RunJudge::OnHello(const RunDescription& run, std::vector<Transition>* out) 
   s.run = run;
   s.run.layout = layout;  // The store refuses a run that changes its layout.
   if (!changed) return;
-  s.heads.ForgetTrends();
-  if (run.attention.centred && !centred_before) {
-    s.alerts.Resolve(Family::kRounding, std::max<int64_t>(s.last_step, 0), s.run, "centring was switched on", out);
-  }
+  s.ForgetTrends();
+  if (run.attention.centred && !centred_before)
+    s.ResolveRounding(std::max<int64_t>(s.last_step, 0), out);
 }
 
 void RunJudge::OnSilence(uint32_t silent_ranks, int64_t silent_seconds, std::vector<Transition>* out) {
   State& s = *state_;
   const int64_t step = std::max<int64_t>(s.last_step, 0);
-  const bool on = s.options.is_on(BuiltIn::kSilent);
+  const bool on = s.on(Builtin::kSilent);
   if (silent_ranks == 0 || !on) {
     s.alerts.Resolve(Family::kSilent, step, s.run, on ? "all ranks report again" : "silence is no longer judged", out);
     return;
@@ -253,7 +292,44 @@ void RunJudge::OnSilence(uint32_t silent_ranks, int64_t silent_seconds, std::vec
   s.alerts.Update(Family::kSilent, step, s.run, &findings, out);
 }
 
-int32_t RunJudge::stage() const { return std::max(state_->heads.stage(), state_->alerts.stage()); }
+void RunJudge::SetOptions(const JudgeOptions& options,
+                          std::vector<Transition>* out) {
+  State& s = *state_;
+  const int64_t step = std::max<int64_t>(s.last_step, 0);
+  UserRules user(options, s.run.layout);
+  const std::vector<int> from = user.TakeOver(&s.user);
+  for (size_t i = 0; i < s.user.size(); ++i) {
+    if (std::find(from.begin(), from.end(), static_cast<int>(i)) == from.end())
+      s.alerts.ResolveRule(i, step, s.run, "the rule was changed or removed",
+                           out);
+  }
+  s.user = std::move(user);
+  s.alerts.SetRules(options.rules, from);
+  s.alerts.SetOptions(options.alert);
+  s.options = options;
+  s.heads.SetOptions(options);
+  s.loss.SetOptions(options.loss);
+  // What a family's alert can come from; without any of it, it ends.
+  const std::pair<Family, std::vector<Builtin>> sources[] = {
+      {Family::kRounding, {Builtin::kDrift, Builtin::kTies, Builtin::kNorm}},
+      {Family::kLogits, {Builtin::kLogits}},
+      {Family::kLoss, {Builtin::kLoss}},
+      {Family::kGradient, {Builtin::kGradient}},
+      {Family::kNonfinite, {Builtin::kNonfinite}},
+      {Family::kDisagreement, {Builtin::kDisagreement}},
+      {Family::kSilent, {Builtin::kSilent}},
+      {Family::kOverhead, {Builtin::kOverhead}},
+  };
+  for (const auto& [family, rules] : sources) {
+    if (std::none_of(rules.begin(), rules.end(),
+                     [&](Builtin rule) { return s.on(rule); }))
+      s.alerts.Resolve(family, step, s.run, "the rule was switched off", out);
+  }
+}
+
+int32_t RunJudge::stage() const {
+  return std::max(state_->heads.stage(), state_->alerts.stage());
+}
 Eta RunJudge::eta() const { return state_->alerts.eta(state_->last_step); }
 int32_t RunJudge::stage_of(int32_t layer, int32_t head) const {
   const Layout& layout = state_->run.layout;
@@ -261,8 +337,13 @@ int32_t RunJudge::stage_of(int32_t layer, int32_t head) const {
   return state_->heads.stage_of(static_cast<size_t>(layer) * static_cast<size_t>(layout.heads) +
                                 static_cast<size_t>(head));
 }
-uint32_t RunJudge::alerts_firing() const { return state_->alerts.alerts_firing(); }
-size_t RunJudge::memory_bytes() const { return sizeof(State) + state_->heads.memory_bytes(); }
+uint32_t RunJudge::alerts_firing() const {
+  return state_->alerts.alerts_firing();
+}
+size_t RunJudge::memory_bytes() const {
+  return sizeof(State) + state_->heads.memory_bytes() +
+         state_->user.memory_bytes();
+}
 
 std::string RunJudge::Save() const {
   std::string out;
@@ -273,6 +354,12 @@ std::string RunJudge::Save() const {
   writer(state_->run.layout.heads);
   writer(state_->run.layout.kv_heads);
   writer(*state_);
+  // Last and by itself: it is only of use to the same rules.
+  writer(state_->user_rules_fingerprint());
+  std::string of_rules;
+  StateWriter rules_writer(&of_rules);
+  state_->VisitUserRules(rules_writer);
+  writer(of_rules);
   return out;
 }
 
@@ -291,9 +378,24 @@ bool RunJudge::Restore(std::string_view saved) {
   const bool fits = magic == kStateMagic && layout.layers == description.layout.layers &&
                     layout.heads == description.layout.heads && layout.kv_heads == description.layout.kv_heads;
   if (fits) reader(*fresh);
+  // A judge of before there were rules of people's own saved nothing of them.
+  uint64_t fingerprint = 0;
+  std::string of_rules;
+  if (fits && reader.ok() && !reader.at_end()) {
+    reader(fingerprint);
+    reader(of_rules);
+  }
   if (!fits || !reader.at_end() || !fresh->heads.Consistent()) {
     state_ = std::make_unique<State>(options, description, bank);
     return false;
+  }
+  if (fingerprint == fresh->user_rules_fingerprint()) {
+    StateReader rules_reader(of_rules);
+    fresh->VisitUserRules(rules_reader);
+    if (!rules_reader.at_end() || !fresh->user.Consistent()) {
+      state_ = std::make_unique<State>(options, description, bank);
+      return false;
+    }
   }
   state_ = std::move(fresh);
   return true;

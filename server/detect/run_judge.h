@@ -47,6 +47,10 @@ class RunJudge {
   // (0: all report again).
   void OnSilence(uint32_t silent_ranks, int64_t silent_seconds, std::vector<Transition>* out);
 
+  // From here on it judges by other options, with all that it has seen.  Ends
+  // the alerts of rules that are gone, off or another kind of rule now.
+  void SetOptions(const JudgeOptions& options, std::vector<Transition>* out);
+
   // 0-5: the furthest of its heads now and of its open alerts.
   int32_t stage() const;
   Eta eta() const;  // Of the most urgent firing alert.
@@ -56,7 +60,9 @@ class RunJudge {
   size_t memory_bytes() const;
 
   // The whole state, versioned.  Restore returns false, leaving the judge
-  // fresh, if `state` is of another version or layout or is damaged.
+  // fresh, if `state` is of another version or layout or is damaged.  If only
+  // the rules that people wrote are others than when it was saved, those begin
+  // afresh and the rest is restored.
   std::string Save() const;
   bool Restore(std::string_view state);
 

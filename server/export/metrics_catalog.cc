@@ -16,6 +16,8 @@ constexpr CatalogMetric kCatalog[] = {
     {"bellwether_alert_seconds", kHistogram, "From a frame's arrival to the transition that it caused.", {}},
     {"bellwether_alert_transitions_total", kCounter, "Changes of alerts' states.", {"rule", "to"}},
     {"bellwether_build_info", kGauge, "Always 1; the labels say what runs.", {"version", "revision", "cuda"}},
+    {"bellwether_config_last_reload_success_timestamp_seconds", kGauge, "When the rules were last read.", {}},
+    {"bellwether_config_last_reload_successful", kGauge, "1 unless the rules file was refused when it was last read.", {}},
     {"bellwether_console_streams", kGauge, "Open event streams of the console.", {}},
     {"bellwether_degraded", kGauge, "1 while the server does less than it should, by reason.", {"reason"}},
     {"bellwether_detector_tick_seconds", kHistogram, "Evaluating all tests of a run's heads at the end of a batch.", {"backend"}},

@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "server/detect/thresholds.h"
 
 namespace bellwether::server {
 namespace {
@@ -14,15 +15,15 @@ bool SameVerdict(const RunScore& a, const RunScore& b) {
 }  // namespace
 
 std::vector<Ablated> Ablate(const RunSet& runs, const JudgeOptions& options, const Progress& progress) {
-  std::vector<std::optional<BuiltIn>> cases = {std::nullopt};
-  for (int i = 0; i < kBuiltIns; ++i) {
-    if (const auto test = static_cast<BuiltIn>(i); options.is_on(test)) cases.emplace_back(test);
+  std::vector<std::optional<Builtin>> cases = {std::nullopt};
+  for (int i = 0; i < kBuiltins; ++i) {
+    if (const auto test = static_cast<Builtin>(i); options.is_on(test)) cases.emplace_back(test);
   }
   std::vector<Ablated> rows;
   std::vector<RunScore> whole;
   for (const auto& off : cases) {
     JudgeOptions without = options;
-    if (off) without.off |= BitOf(*off);
+    if (off) without.off.Add(*off);
     Ablated& row = rows.emplace_back();
     row.off = off;
     std::vector<RunScore> scores;

@@ -15,7 +15,7 @@
 namespace bellwether::server {
 
 struct Ablated {
-  std::optional<BuiltIn> off;  // Nothing: all tests are on.
+  std::optional<Builtin> off;  // Nothing: all tests are on.
   ScorecardTotals totals;
   int64_t runs_changed = 0;  // Another first warning or critical, or another number of them.
 };

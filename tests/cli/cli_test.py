@@ -556,8 +556,27 @@ class ServerBinaryTest(unittest.TestCase):
             self.assertEqual(result.stdout, f"{self.folder.name} --config.check --config.file={file}\n")
             self.assertEqual(result.returncode, expected)
 
+    def test_rules_pass_arguments_output_and_exit_code_through(self) -> None:
+        file = str(self.folder / "file")
+        for arguments in (
+            ("rules", "check", file),
+            ("rules", "test", file, file),
+            ("rules", "explain", file),
+            ("rules", "explain", file, "drift"),
+            ("replay", file, "--rules", file),
+            ("scorecard", str(self.folder), "--rules", file),
+        ):
+            for code in (0, 1, 3):
+                self.fake(self.folder, code)
+                result = self.call(*arguments)
+                self.assertEqual(result.stdout, f"{self.folder.name} {' '.join(arguments)}\n")
+                self.assertEqual(result.returncode, code)
+        for arguments in (("rules",), ("rules", "check"), ("rules", "check", file + "-missing"), ("rules", "test")):
+            self.assertEqual(self.call(*arguments).returncode, 2, arguments)
+
     def test_no_binary_is_a_failure_that_explains_itself(self) -> None:
-        for arguments in (("replay", str(self.folder / "file")), ("check", "config", str(self.folder / "file"))):
+        file = str(self.folder / "file")
+        for arguments in (("replay", file), ("check", "config", file), ("rules", "check", file)):
             result = self.call(*arguments)
             self.assertEqual((result.returncode, result.stdout), (1, ""))
             self.assertIn("bellwetherd cannot be started", result.stderr)

@@ -14,6 +14,7 @@
 #include <set>
 
 #include "server/detect/judge_options.h"
+#include "server/detect/thresholds.h"
 #include "tests/support/transition_text.h"
 
 namespace bellwether::server {
@@ -135,7 +136,7 @@ TEST(RunJudgeTest, AQuietRunIsQuiet) {
 // What the judge says of a drift from step 2000 on, of a loss that is lost and
 // a gradient that is ten times its past from 3000 on, of a silent rank, of a
 // replica that disagrees and of a NaN, without the tests of `off`.
-std::set<std::string> RulesTold(uint32_t off) {
+std::set<std::string> RulesTold(BuiltinSet off) {
   JudgeOptions options;
   options.off = off;
   RunDescription run = SyntheticRun();
@@ -163,35 +164,35 @@ std::set<std::string> RulesTold(uint32_t off) {
 }
 
 TEST(RunJudgeTest, ATestThatIsSwitchedOffFindsNothingAndTheOthersGoOn) {
-  const std::set<std::string> all = RulesTold(0);
+  const std::set<std::string> all = RulesTold({});
   ASSERT_EQ(all,
             (std::set<std::string>{"drift", "loss", "gradient", "nonfinite",
                                    "disagreement", "silent", "overhead"}));
-  for (const BuiltIn test :
-       {BuiltIn::kLoss, BuiltIn::kGradient, BuiltIn::kNonfinite,
-        BuiltIn::kDisagreement, BuiltIn::kSilent, BuiltIn::kOverhead}) {
+  for (const Builtin test :
+       {Builtin::kLoss, Builtin::kGradient, Builtin::kNonfinite,
+        Builtin::kDisagreement, Builtin::kSilent, Builtin::kOverhead}) {
     SCOPED_TRACE(NameOf(test));
     std::set<std::string> others = all;
     others.erase(NameOf(test));
-    EXPECT_EQ(RulesTold(BitOf(test)), others);
+    EXPECT_EQ(RulesTold({test}), others);
   }
   // The synthetic drift is seen by three tests; ties alone warn without them.
-  const uint32_t drift = BitOf(BuiltIn::kDriftGrowth) |
-                         BitOf(BuiltIn::kDriftLevel) |
-                         BitOf(BuiltIn::kDriftCommonMode);
+  BuiltinSet drift = {Builtin::kDriftGrowth, Builtin::kDriftLevel, Builtin::kDriftCommonMode};
   EXPECT_TRUE(RulesTold(drift).contains("ties"));
   EXPECT_FALSE(RulesTold(drift).contains("drift"));
-  EXPECT_FALSE(RulesTold(drift | BitOf(BuiltIn::kTies)).contains("ties"));
+  EXPECT_FALSE(RulesTold({Builtin::kDrift}).contains("drift"));
+  drift.Add(Builtin::kTies);
+  EXPECT_FALSE(RulesTold(drift).contains("ties"));
 }
 
-TEST(BuiltInTest, NamesAreReadAsTheyAreWritten) {
-  for (int i = 0; i < kBuiltIns; ++i) {
-    const auto test = static_cast<BuiltIn>(i);
-    EXPECT_EQ(BuiltInNamed(NameOf(test)), test);
-    EXPECT_THAT(BuiltInNames(), testing::HasSubstr(NameOf(test)));
+TEST(BuiltinTest, NamesAreReadAsTheyAreWritten) {
+  for (int i = 0; i < kBuiltins; ++i) {
+    const auto test = static_cast<Builtin>(i);
+    EXPECT_EQ(BuiltinNamed(NameOf(test)), test);
+    EXPECT_STREQ(BuiltinNames()[static_cast<size_t>(i)], NameOf(test));
   }
-  EXPECT_EQ(BuiltInNamed("drift"), std::nullopt);
-  EXPECT_EQ(BuiltInNamed(""), std::nullopt);
+  EXPECT_EQ(BuiltinNamed("drift.none"), std::nullopt);
+  EXPECT_EQ(BuiltinNamed(""), std::nullopt);
 }
 
 TEST(RunJudgeTest, SaveAndRestoreAtAnyStepChangeNothing) {

@@ -31,18 +31,18 @@ TEST(AblationTest, ARunThatOneTestAloneWarnsOfIsNotWarnedOfWithoutIt) {
   size_t told = 0;
   const auto rows = Ablate(runs, {}, [&](size_t done, size_t of) {
     EXPECT_EQ(done, ++told);
-    EXPECT_EQ(of, static_cast<size_t>(kBuiltIns) + 1);
+    EXPECT_EQ(of, static_cast<size_t>(kBuiltins) + 1);
   });
-  ASSERT_EQ(rows.size(), static_cast<size_t>(kBuiltIns) + 1);
+  ASSERT_EQ(rows.size(), static_cast<size_t>(kBuiltins) + 1);
   EXPECT_FALSE(rows[0].off);
   EXPECT_EQ(rows[0].runs_changed, 0);
-  const auto without = [&](BuiltIn test) {
+  const auto without = [&](Builtin test) {
     return *std::find_if(rows.begin(), rows.end(), [&](const Ablated& row) { return row.off == test; });
   };
   // The leak is the witness there (docs/concepts/detection.md).
-  EXPECT_GT(without(BuiltIn::kDriftLeak).runs_changed, 0);
-  EXPECT_LT(without(BuiltIn::kDriftLeak).totals.mean_lead, rows[0].totals.mean_lead);
-  EXPECT_EQ(without(BuiltIn::kSilent).runs_changed, 0);
+  EXPECT_GT(without(Builtin::kDriftLeak).runs_changed, 0);
+  EXPECT_LT(without(Builtin::kDriftLeak).totals.mean_lead, rows[0].totals.mean_lead);
+  EXPECT_EQ(without(Builtin::kSilent).runs_changed, 0);
   const std::string table = ToTable(rows);
   EXPECT_THAT(table, HasSubstr("| nothing | 0 |"));
   EXPECT_THAT(table, HasSubstr("| drift.leak | "));
@@ -51,8 +51,8 @@ TEST(AblationTest, ARunThatOneTestAloneWarnsOfIsNotWarnedOfWithoutIt) {
 
 TEST(AblationTest, WhatIsOffAlreadyIsNotTakenAwayAgain) {
   JudgeOptions options;
-  options.off = BitOf(BuiltIn::kDriftLeak) | BitOf(BuiltIn::kNorm);
-  EXPECT_EQ(Ablate(TinyRuns(), options, nullptr).size(), static_cast<size_t>(kBuiltIns) - 1);
+  options.off = {Builtin::kDriftLeak, Builtin::kNorm};
+  EXPECT_EQ(Ablate(TinyRuns(), options, nullptr).size(), static_cast<size_t>(kBuiltins) - 1);
 }
 
 TEST(TuningTest, ALeadPaysUpToItsGoalAndFalseAlarmsCost) {
