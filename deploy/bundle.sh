@@ -23,6 +23,10 @@ for program in bellwetherd bellwether bellwether-sender; do
   install -s -m 755 "$bin/$program" "$out/bin/$program"
 done
 install -s -m 644 "$bin/libbellwether_client.so.0" "$bin/libbellwether_kernels.so" "$out/bin/"
+# The detectors on GPUs, which a build without CUDA has not got.
+if [ -f "$bin/libbellwether_bank.so" ]; then
+  install -s -m 644 "$bin/libbellwether_bank.so" "$out/bin/"
+fi
 ln -s libbellwether_client.so.0 "$out/bin/libbellwether_client.so"
 cp -r "$root/client_lib/python/bellwether" "$out/python/"
 find "$out/python" -name __pycache__ -prune -exec rm -rf {} +

@@ -490,8 +490,7 @@ def refuse_what_would_be_replaced(args: argparse.Namespace, device: torch.device
     q = torch.zeros(1, 1, 16, args.head_dim, dtype=torch.bfloat16, device=device)
     for attention in {args.attention, args.switch_to}:
         if attention in OURS:
-            mode = attention.removeprefix("bellwether-")
-            reason = bellwether.attending.unsupported(q, q, q, mode)
+            reason = bellwether.attending.unsupported(q, q, q)
         else:
             reason = None
             try:

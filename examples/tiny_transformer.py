@@ -157,6 +157,13 @@ def progress(step: int, steps: int, loss: float, sigma: list[float], began: floa
         print(line, flush=True)
 
 
+def save(model: TinyTransformer, step: int, folder: Path) -> None:
+    """What `python -m bellwether scan` reads."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {"model": model.state_dict(), "config": {"n_head": 1}}
+    torch.save(content, folder / f"step_{step}.pt")
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -170,6 +177,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--record", help="write a .bwrun file instead")
     parser.add_argument("--run", help="the run's name")
     parser.add_argument("--every", type=int, default=20, help="steps between two samples")
+    parser.add_argument("--checkpoints", type=Path, help="save the weights in this folder")
+    parser.add_argument("--checkpoint-every", type=int, default=100, help="steps between two")
     parser.add_argument("--losses", type=Path, help="write the loss of every step, one a line")
     return parser.parse_args()
 
@@ -213,6 +222,8 @@ def main() -> int:
         if monitor is not None:
             monitor.step(loss=loss, grad_norm=grad_norm, tokens=tokens.numel())
         losses.append(loss.item())
+        if args.checkpoints and step % args.checkpoint_every == 0:
+            save(model, step, args.checkpoints)
         if step % 200 == 0 or step == args.steps - 1:
             progress(step, args.steps, losses[-1], sigma_of_queries(model), began)
         if not math.isfinite(losses[-1]):

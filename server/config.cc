@@ -3,6 +3,7 @@
 #include <yaml-cpp/yaml.h>
 
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <map>
@@ -47,6 +48,17 @@ Field Text(std::string key, std::string* target) {
           [=] { return *target; }};
 }
 
+Field Flag(std::string key, bool* target) {
+  return {std::move(key),
+          [=](const YAML::Node& node) -> std::string {
+            bool value = false;
+            if (!node.IsScalar() || !YAML::convert<bool>::decode(node, value)) return "must be true or false";
+            *target = value;
+            return "";
+          },
+          [=] { return std::string(*target ? "true" : "false"); }};
+}
+
 std::string ReadWebhook(const YAML::Node& node, WebhookOptions* webhook) {
   if (!node.IsMap()) return "must be a map with url";
   for (const auto& entry : node) {
@@ -81,6 +93,8 @@ std::vector<Field> Fields(ServerOptions* o) {
       Text("grpc.listen_address", &o->grpc_address),
       Text("web.listen_address", &o->web_address),
       Text("web.external_url", &o->external_url),
+      Flag("web.enable_reload", &o->reload_by_http),
+      Text("rules_file", &o->rules_file),
       Number<size_t>("limits.runs_live_max", &p.runs_live_max, 1, 100'000),
       Number<int>("limits.streams_max", &o->ingest.streams_max, 1, 100'000),
       Number<int32_t>("limits.layers_max", &p.limits.layers_max, 1, 512),
@@ -176,6 +190,10 @@ absl::Status ReadConfig(const std::string& path, ServerOptions* options) {
     findings.push_back(absl::StrCat(path, ":", error.mark.line + 1, ":", error.mark.column + 1, ": ", error.msg));
   }
   if (!findings.empty()) return absl::InvalidArgumentError(absl::StrJoin(findings, "\n"));
+  // Beside the file that names it; an absolute path stays one.
+  if (changed.rules_file != options->rules_file) {
+    changed.rules_file = (std::filesystem::path(path).parent_path() / changed.rules_file).string();
+  }
   *options = changed;
   return absl::OkStatus();
 }

@@ -11,7 +11,8 @@
 namespace bellwether::server {
 namespace {
 
-constexpr uint32_t kStateVersion = 1;
+// 1 had no rules.
+constexpr uint32_t kStateVersion = 2;
 constexpr uint64_t kCommitSteps = 256;
 constexpr size_t kCommitEvents = 256;
 constexpr int64_t kCommitNanosMin = 2'000'000'000;
@@ -30,7 +31,8 @@ LiveRun::LiveRun(const LiveRunParts& parts, const RunRecord& record)
     : parts_(parts),
       record_(record),
       merge_(record.description.layout, record.description.reporters),
-      judge_(*parts.judge_options, record.description),
+      rules_(parts.rules->built_in()),
+      judge_(rules_->options, record.description, parts.bank),
       sink_([this](const StepSample& sample) { OnStep(sample); }),
       committed_ns_(parts.clock->MonotonicNanos()),
       late_(parts.counters->counter("bellwether_ingest_frames_total", {{"result", "late"}})),
@@ -93,6 +95,8 @@ void LiveRun::Apply(const LoggedMessage& logged, int64_t arrived_ns) {
     merge_.CloseThrough(closed->attempt, closed->step, sink_);
   } else if (const auto* silence = std::get_if<SilenceMessage>(&body)) {
     judge_.OnSilence(silence->silent_ranks, silence->seconds, &transitions_);
+  } else if (const auto* rules = std::get_if<RulesMessage>(&body)) {
+    ApplyRules(*rules);
   }
   Post(&transitions_);
 }
@@ -140,6 +144,25 @@ void LiveRun::ApplyBye(uint32_t rank, const ByeMessage& bye) {
                        : bye.reason == ByeMessage::Reason::kDied     ? "died"
                        : bye.reason == ByeMessage::Reason::kDetached ? "detached"
                                                                      : "ended";
+}
+
+void LiveRun::ApplyRules(const RulesMessage& rules) {
+  if (*rules.text == rules_->text) return;
+  const auto found = parts_.rules->Find(*rules.text);
+  if (!found.ok()) {
+    LogError("run {} goes on by the rules that it had: {}", record_.description.name,
+             std::string(found.status().message()));
+    return;
+  }
+  rules_ = *found;
+  judge_.SetOptions(rules_->options, &transitions_);
+}
+
+bool LiveRun::RulesDiffer(const RuleSetPtr& current) {
+  if (record_.ended || current == rules_ || current == coming_rules_) return false;
+  if (current->text != rules_->text) return true;
+  rules_ = current;  // The same words, read anew.
+  return false;
 }
 
 void LiveRun::OnStep(const StepSample& sample) {
@@ -305,12 +328,14 @@ std::string LiveRun::SaveState(const std::string& series_state) const {
   }
   out.PutString(judge_.Save());
   out.PutString(series_state);
+  out.PutString(rules_->text);
   return state;
 }
 
 bool LiveRun::RestoreState(const std::string& state, std::string* series_state) {
   ByteReader in(state);
-  if (in.Get<uint32_t>() != kStateVersion) return false;
+  const uint32_t version = in.Get<uint32_t>();
+  if (version < 1 || version > kStateVersion) return false;
   saved_lsn_ = in.Get<Lsn>();
   const uint32_t attempt = in.Get<uint32_t>();
   const int64_t step = in.Get<int64_t>();
@@ -326,9 +351,21 @@ bool LiveRun::RestoreState(const std::string& state, std::string* series_state) 
   }
   const std::string_view judge = in.GetString();
   *series_state = std::string(in.GetString());
+  const std::string_view rules = version >= 2 ? in.GetString() : std::string_view();
   if (!in.done()) return false;
   merge_.RestoreClosed(attempt, step);
-  return judge_.Restore(judge);
+  const auto found = parts_.rules->Find(rules);
+  if (found.ok()) {
+    rules_ = *found;
+    std::vector<Transition> none;  // Nothing fires in a fresh judge.
+    judge_.SetOptions(rules_->options, &none);
+    return judge_.Restore(judge);
+  }
+  // Of a version that took what this one does not: better judged by what is
+  // built in than not served.
+  LogError("run {} goes on by the built-in rules: {}", record_.description.name, std::string(found.status().message()));
+  if (!judge_.Restore(judge)) LogError("run {}: its judge begins afresh", record_.description.name);
+  return true;
 }
 
 bool LiveRun::StepOverdue(int64_t now_ns, int64_t deadline_ns, StepClosedMessage* overdue) {

@@ -20,9 +20,11 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "server/detect/detector_bank.h"
 #include "server/detect/run_judge.h"
 #include "server/ingest/message.h"
 #include "server/ingest/rank_merge.h"
+#include "server/rules_in_force.h"
 #include "server/store/alert_log.h"
 #include "server/store/database.h"
 #include "server/store/run_table.h"
@@ -35,7 +37,7 @@ namespace bellwether::server {
 
 // What every run needs; all must outlive it.
 struct LiveRunParts {
-  const JudgeOptions* judge_options = nullptr;
+  RulesInForce* rules = nullptr;
   Database* database = nullptr;
   SeriesStore* series = nullptr;
   AlertLog* alerts = nullptr;
@@ -43,6 +45,7 @@ struct LiveRunParts {
   Wal* wal = nullptr;
   Counters* counters = nullptr;
   Clock* clock = nullptr;
+  DetectorBank* bank = nullptr;  // Null = the CPU's.
 };
 
 class LiveRun {
@@ -69,6 +72,11 @@ class LiveRun {
   // Ranks' silence has begun or ended; false if nothing changed.
   bool SilenceChanged(int64_t now_ns, int64_t silence_ns_min, SilenceMessage* silence);
 
+  // The run is judged by other rules than `current`, and was not told yet.
+  bool RulesDiffer(const RuleSetPtr& current);
+  // A record that brings them is on its way.
+  void NoteRulesComing(const RuleSetPtr& rules) { coming_rules_ = rules; }
+
   const RunRecord& record() const { return record_; }
   // Every LSN from here on is still needed in the log for this run; 0 = none.
   Lsn needed_lsn() const;
@@ -78,6 +86,7 @@ class LiveRun {
   void ApplyHello(const HelloMessage& hello);
   void ApplyFrame(uint32_t rank, const RankFrame& frame, Lsn lsn);
   void ApplyBye(uint32_t rank, const ByeMessage& bye);
+  void ApplyRules(const RulesMessage& rules);
   void OnStep(const StepSample& sample);
   void AddTotals(const StepSample& sample);
   void Post(std::vector<Transition>* transitions);
@@ -87,6 +96,8 @@ class LiveRun {
   const LiveRunParts parts_;
   RunRecord record_;
   RankMerge merge_;
+  RuleSetPtr rules_;  // By which it is judged.
+  RuleSetPtr coming_rules_;
   RunJudge judge_;
   RankMerge::Sink sink_;
   std::map<uint32_t, RankRecord> ranks_;

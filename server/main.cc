@@ -14,10 +14,12 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "absl/strings/str_join.h"
 #include "server/config.h"
+#include "server/detect/thresholds.h"
 #include "server/offline/replay.h"
-#include "server/offline/scorecard.h"
-#include "server/offline/scorecard_text.h"
+#include "server/offline/scorecard_command.h"
+#include "server/rules_commands.h"
 #include "server/server.h"
 #include "server/util/log.h"
 #include "server/version.h"
@@ -84,8 +86,8 @@ struct Flags {
   std::string token_file;
   std::string idle_exit;
   ReplayOptions replay;
-  ScorecardOptions scorecard;
-  bool scorecard_json = false;
+  ScorecardCommand scorecard;
+  BankOptions bank;  // Of replay.
 };
 
 // "300s", "5m", "1h", or plain seconds; -1 = none of these.
@@ -125,7 +127,7 @@ int Serve(ServerOptions options, const Flags& flags) {
     const timespec second{1, 0};
     const int signal = sigtimedwait(&signals, nullptr, &second);
     if (signal == SIGTERM || signal == SIGINT) break;
-    if (signal == SIGHUP) LogWarning("SIGHUP: the configuration is read at start only; restart to change it");
+    if (signal == SIGHUP) (void)(*server)->ReloadRules();  // It says what came of it.
     if (!(*server)->Tick()) {
       LogInfo("nobody was attached for {}: ending", flags.idle_exit);
       break;
@@ -147,21 +149,69 @@ int Serve(ServerOptions options, const Flags& flags) {
   return kOk;
 }
 
-int PrintScorecard(const Flags& flags) {
-  ScorecardOptions options = flags.scorecard;
-  if (isatty(STDERR_FILENO) != 0) {
-    options.progress = [](size_t done, size_t of) {
-      std::fprintf(stderr, "\r%zu of %zu runs%s", done, of, done == of ? "\n" : "");
-    };
-  }
-  const auto scores = ScoreRuns(options);
-  if (!scores.ok()) {
-    std::fprintf(stderr, "%s\n", std::string(scores.status().message()).c_str());
-    return kFailed;
-  }
-  const ScorecardTotals totals = AddUp(*scores);
-  std::fputs((flags.scorecard_json ? ToJsonLines(*scores, totals) : ToTable(*scores, totals)).c_str(), stdout);
-  return kOk;
+// Its path, whether it exists or not.
+std::string BesideThisProgram(const std::string& file) {
+  std::error_code error;
+  const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
+  return error ? file : (self.parent_path() / file).string();
+}
+
+absl::Status ReplayFile(const Flags& flags) {
+  ReplayOptions options = flags.replay;
+  auto bank = OpenBank(flags.bank, [](const std::string& why) {
+    std::fprintf(stderr, "the GPU is given up, the CPU goes on: %s\n", why.c_str());
+  });
+  if (!bank.ok()) return bank.status();
+  options.bank = bank->get();
+  return Replay(options);
+}
+
+// The result of a command that works offline.
+int Ended(const absl::Status& status) {
+  if (status.ok()) return kOk;
+  std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
+  return kFailed;
+}
+
+CLI::App* AddScorecard(CLI::App* app, ScorecardCommand* command) {
+  CLI::App* const scorecard =
+      app->add_subcommand("scorecard", "how early and how rightly the detectors warn, over recorded runs");
+  scorecard->add_option("dir", command->folder, "the folder of .bwrun files; not for --synthetic");
+  scorecard->add_option("--labels", command->labels,
+                        "what became of the runs [labels.json in the folder, else found in the runs]");
+  const std::string names = absl::StrJoin(BuiltinNames(), ", ");
+  scorecard->add_option_function<std::vector<std::string>>(
+      "--without",
+      [command, names](const std::vector<std::string>& given) {
+        for (const std::string& name : given) {
+          const auto test = BuiltinNamed(name);
+          if (!test) throw CLI::ValidationError("--without", "\"" + name + "\": must be one of " + names);
+          command->judge.off.Add(*test);
+        }
+      },
+      "switch a rule or test off; may be repeated: " + names)
+      ->allow_extra_args(false);
+  auto* const json =
+      scorecard->add_flag("--json", command->json, "one JSON object a line per run, then one for the set");
+  auto* const ablate = scorecard->add_flag("--ablate", command->ablate, "what each test is worth: the runs without it");
+  auto* const tune = scorecard->add_flag("--tune", command->tune,
+                                         "what tuning wins on all runs, and on runs that it did not see (minutes)");
+  auto* const synthetic = scorecard->add_flag("--synthetic", command->synthetic,
+                                              "false alarms in made-up healthy runs of 1,024 heads (minutes)");
+  ablate->excludes(tune)->excludes(synthetic)->excludes(json);
+  tune->excludes(synthetic)->excludes(json);
+  scorecard->add_option("--runs", command->synthetic_runs, "synthetic runs of each kind, 25,000 steps each")
+      ->check(CLI::Range(1, 10000))
+      ->capture_default_str()
+      ->needs(synthetic);
+  scorecard->add_option("--seed", command->seed, "of the first synthetic run of each kind")
+      ->capture_default_str()
+      ->needs(synthetic);
+  scorecard->callback([command] {
+    if (command->synthetic == command->folder.empty()) return;
+    throw CLI::ValidationError("dir", command->synthetic ? "is not for --synthetic" : "is required");
+  });
+  return scorecard;
 }
 
 int Main(int argc, char** argv) {
@@ -171,9 +221,12 @@ int Main(int argc, char** argv) {
   CLI::App app("Watches the numerics of attention in training runs, names the head that will destroy a run, and says so\n"
                "in time.  With no flags it serves on loopback and keeps its data under the user's state directory.");
   app.footer("Examples:\n  bellwetherd --storage.path=/var/lib/bellwether\n"
-             "  bellwetherd --config.file=bellwetherd.yml --config.check\n  bellwetherd replay run.bwrun --json");
+             "  bellwetherd --config.file=bellwetherd.yml --config.check\n  bellwetherd replay run.bwrun --json\n"
+             "  bellwetherd rules check rules.yml");
   app.add_option("--config.file", flags.config_file, "YAML; flags win over it");
   app.add_flag("--config.check", flags.config_check, "check the configuration and exit: 0 good, 3 findings");
+  std::string rules_file;
+  app.add_option("--rules.file", rules_file, "thresholds and own rules, YAML; read again on SIGHUP");
   std::string storage, grpc_address, web_address, external_url;
   app.add_option("--storage.path", storage, "where log and database live [" + options.pipeline.storage_path + "]");
   app.add_flag("--storage.repair", options.pipeline.wal.repair, "cut corrupt ranges out of the log and say what is lost");
@@ -181,20 +234,30 @@ int Main(int argc, char** argv) {
   app.add_option("--web.listen-address", web_address, "host:port, port 0 = any free one, or 'none' [" + options.web_address + "]");
   app.add_option("--web.external-url", external_url, "the page's address in notifications");
   app.add_option("--web.token-file", flags.token_file, "file with the token that the page asks for");
+  app.add_flag("--web.enable-reload", options.reload_by_http, "POST /-/reload reads the rules file again");
   app.add_flag("--insecure-i-understand", options.insecure_i_understand, "allow plaintext addresses off loopback");
   app.add_option("--lifetime.idle-exit", flags.idle_exit, "end when nobody was attached for so long (300s, 5m); a private server: the page gets a random token");
   app.add_option("--ready.file", flags.ready_file, "written when serving: {pid, grpc, http, token}; removed at the end");
   app.add_option("--log.level", flags.log_level, "debug, info, warn, error")->capture_default_str();
   app.add_option("--log.format", flags.log_format, "logfmt, json")->capture_default_str();
+  const auto add_gpu = [](CLI::App* to, BankOptions* bank) {
+    to->add_option("--gpu", bank->gpu, "auto, on, off: where the detectors run; on refuses to start without a GPU")
+        ->capture_default_str();
+    to->add_option("--gpu.library", bank->library, "the detectors' library for GPUs")->capture_default_str();
+  };
+  options.bank.library = flags.bank.library = BesideThisProgram("libbellwether_bank.so");
+  add_gpu(&app, &options.bank);
   app.set_version_flag("--version", std::string("bellwetherd ") + kVersion + " (" + kRevision + ")");
   CLI::App* const replay = app.add_subcommand("replay", "judge a recorded run offline with the server's own detectors");
   replay->add_option("file", flags.replay.file, "the .bwrun")->required();
   replay->add_flag("--json", flags.replay.json, "one JSON object a line per transition");
   replay->add_option("--until-step", flags.replay.until_step, "stop after this step")->check(CLI::NonNegativeNumber);
-  CLI::App* const scorecard = app.add_subcommand("scorecard", "how early and how rightly the detectors warn, over recorded runs");
-  scorecard->add_option("dir", flags.scorecard.folder, "the folder of .bwrun files")->required();
-  scorecard->add_option("--labels", flags.scorecard.labels, "what became of the runs [labels.json in the folder, else found in the runs]");
-  scorecard->add_flag("--json", flags.scorecard_json, "one JSON object a line per run, then one for the set");
+  add_gpu(replay, &flags.bank);
+  CLI::App* const scorecard = AddScorecard(&app, &flags.scorecard);
+  RulesCommands rules;
+  rules.AddFlag(replay);
+  rules.AddFlag(scorecard);
+  rules.AddTo(&app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -205,18 +268,27 @@ int Main(int argc, char** argv) {
                  flags.log_level.c_str(), flags.log_format.c_str());
     return kUsage;
   }
-  if (replay->parsed()) {
-    const absl::Status replayed = Replay(flags.replay);
-    if (replayed.ok()) return kOk;
-    std::fprintf(stderr, "%s\n", std::string(replayed.message()).c_str());
-    return kFailed;
-  }
-  if (scorecard->parsed()) return PrintScorecard(flags);
+  if (const auto code = rules.Run()) return *code;
+  if (const auto code = rules.ReadFlag(&flags.replay.judge)) return *code;
+  const BuiltinSet without = flags.scorecard.judge.off;
+  flags.scorecard.judge = flags.replay.judge;
+  flags.scorecard.judge.off.bits |= without.bits;
+  if (replay->parsed()) return Ended(ReplayFile(flags));
+  if (scorecard->parsed()) return Ended(RunScorecard(flags.scorecard));
   if (!flags.config_file.empty()) {
     if (const absl::Status read = ReadConfig(flags.config_file, &options); !read.ok()) {
       std::fprintf(stderr, "%s\n", std::string(read.message()).c_str());
       return flags.config_check ? kFindings : kUsage;
     }
+  }
+  if (!rules_file.empty()) options.rules_file = rules_file;
+  if (!options.rules_file.empty()) {
+    const auto read = ReadRules(options.rules_file);
+    if (!read.ok()) {
+      std::fprintf(stderr, "%s\n", std::string(read.status().message()).c_str());
+      return flags.config_check ? kFindings : kUsage;
+    }
+    options.pipeline.rules = *read;
   }
   if (flags.config_check) return kOk;
   if (!storage.empty()) options.pipeline.storage_path = storage;

@@ -79,6 +79,7 @@ Pipeline::Pipeline(const Options& options, Counters* counters, Clock* clock)
     : options_(options),
       counters_(counters),
       clock_(clock),
+      rules_(options.judge),
       gaps_(counters->counter("bellwether_ingest_seq_gaps_total")),
       runs_refused_(counters->counter("bellwether_ingest_limit_refused_total", {{"limit", "runs"}})),
       ack_seconds_(counters->histogram("bellwether_ack_seconds")),
@@ -86,12 +87,15 @@ Pipeline::Pipeline(const Options& options, Counters* counters, Clock* clock)
       wal_bytes_(counters->gauge("bellwether_wal_bytes")),
       store_bytes_(counters->gauge("bellwether_store_bytes", {{"kind", "database"}})),
       store_free_bytes_(counters->gauge("bellwether_store_free_bytes")),
-      degraded_(counters->gauge("bellwether_degraded", {{"reason", "log"}})) {}
+      degraded_(counters->gauge("bellwether_degraded", {{"reason", "log"}})) {
+  rules_.Set(options.rules);
+}
 
 Pipeline::~Pipeline() { (void)Close(); }
 
 LiveRunParts Pipeline::Parts() {
-  return {&options_.judge, database_.get(), series_.get(), alerts_.get(), &table_, wal_.get(), counters_, clock_};
+  return {&rules_,    database_.get(), series_.get(), alerts_.get(), &table_,
+          wal_.get(), counters_,       clock_,        options_.bank};
 }
 
 absl::StatusOr<std::unique_ptr<Pipeline>> Pipeline::Open(const Options& options, Counters* counters, Clock* clock) {
@@ -270,6 +274,7 @@ absl::StatusOr<std::shared_ptr<IngestSession>> Pipeline::Open(const HelloMessage
   std::shared_ptr<Session> session;
   {
     absl::MutexLock lock(&shard.mutex());
+    const bool is_new = run->ranks.empty();
     std::unique_ptr<RankSlot>& slot = run->ranks[hello.rank];
     if (slot == nullptr) slot = std::make_unique<RankSlot>();
     WalRecord record;
@@ -287,12 +292,30 @@ absl::StatusOr<std::shared_ptr<IngestSession>> Pipeline::Open(const HelloMessage
     session = std::make_shared<Session>(this, run, slot.get(), hello.rank, slot->epoch, owner);
     slot->session = session;
     shard.Push({lsn, run->id, hello.rank, slot->epoch, time_unix_ms, {0, hello}}, bytes);
+    if (is_new) AppendRules(*run, time_unix_ms);
     pending_acks_[run->shard].push_back({lsn, true, slot->last_seq, clock_->MonotonicNanos(), session});
   }
   if (fenced != nullptr) fenced->Tell([](SessionOwner* old) { old->OnFenced(); });
   // The log may have become durable before the entry above was there.
   OnDurable(wal_->durable_lsn());
   return session;
+}
+
+void Pipeline::AppendRules(const RunEntry& run, int64_t time_unix_ms) {
+  const RuleSetPtr rules = rules_.current();
+  if (rules->text.empty()) return;
+  WalRecord record;
+  record.kind = WalKind::kRules;
+  record.run = run.id;
+  record.attempt = run.description.attempt;
+  record.time_unix_ms = time_unix_ms;
+  record.payload = rules->text;
+  const auto lsn = wal_->Append(std::move(record));
+  if (!lsn.ok()) return;  // Its shard will see that it differs.
+  Shard& shard = *shards_[run.shard];
+  shard.mutex().AssertHeld();
+  const RulesMessage message{std::make_shared<const std::string>(rules->text)};
+  shard.Push({*lsn, run.id, 0, 0, time_unix_ms, {0, message}}, 0);
 }
 
 absl::StatusOr<IngestSession::Taken> Pipeline::Put(Session* session, IngestMessage& message, std::string& payload) {

@@ -22,9 +22,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "server/detect/detector_bank.h"
 #include "server/detect/judge_options.h"
 #include "server/ingest/decode.h"
 #include "server/ingest/ingest_sink.h"
+#include "server/rules_in_force.h"
 #include "server/shard.h"
 #include "server/store/alert_log.h"
 #include "server/store/database.h"
@@ -46,7 +48,9 @@ class Pipeline final : public IngestSink, public RunControl {
     Database::Options database;  // likewise
     SeriesStore::Options series;
     Shard::Options shard;
-    JudgeOptions judge;
+    JudgeOptions judge;            // Built in: what a run without a rules file is judged by.
+    RuleSetPtr rules;              // In force at the start; null = none.
+    DetectorBank* bank = nullptr;  // Must outlive the pipeline; null = the CPU's.
     int64_t wal_bytes_flush = 256 << 20;  // More log than this: flush, forget.
     int64_t flush_ms = 60'000;
     Info info;                   // Version, addresses, options, limits.
@@ -68,6 +72,10 @@ class Pipeline final : public IngestSink, public RunControl {
     grpc_address_ = std::move(grpc);
     http_address_ = std::move(http);
   }
+
+  // Every run is judged by these from some next step on, which its log says;
+  // null = the built-in ones.
+  void SetRules(RuleSetPtr rules) { rules_.Set(std::move(rules)); }
 
   RunTable* runs() { return &table_; }
   SeriesStore* series() { return series_.get(); }
@@ -117,6 +125,8 @@ class Pipeline final : public IngestSink, public RunControl {
   Pipeline(const Options& options, Counters* counters, Clock* clock);
   absl::Status Recover();
   LiveRunParts Parts();
+  // A new run is judged by the rules in force from its first step on.
+  void AppendRules(const RunEntry& run, int64_t time_unix_ms);
   absl::StatusOr<RunEntry*> FindOrCreate(const HelloMessage& hello, int64_t time_unix_ms) ABSL_EXCLUSIVE_LOCKS_REQUIRED(registry_mutex_);
   RunEntry* AddEntry(const RunRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(registry_mutex_);
   void OnDurable(Lsn durable);
@@ -127,6 +137,7 @@ class Pipeline final : public IngestSink, public RunControl {
   Counters* const counters_;
   Clock* const clock_;
   RunTable table_;
+  RulesInForce rules_;
   std::unique_ptr<Wal> wal_;
   std::unique_ptr<Database> database_;
   std::unique_ptr<SeriesStore> series_;

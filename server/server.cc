@@ -74,12 +74,12 @@ absl::Status Server::StartAll() {
   info.version = kVersion;
   info.revision = kRevision;
   info.grpc_version = grpc::Version();
-  info.backend = "cpu";
   info.storage_path = options_.pipeline.storage_path;
   info.started_unix_ns = clock_->UnixNanos();
   info.options = DescribeOptions(options_);
   info.limits = DescribeLimits(options_);
-  counters_.gauge("bellwether_build_info", {{"version", kVersion}, {"revision", kRevision}, {"cuda", "off"}})->Set(1);
+  BW_RETURN_IF_ERROR(StartBank());
+  NoteReload();
   BW_ASSIGN_OR_RETURN(pipeline_, Pipeline::Open(options_.pipeline, &counters_, clock_));
   engine_ = std::make_unique<QueryEngine>(
       options_.query_engine, QueryStores{pipeline_->runs(), pipeline_->series(), pipeline_->alerts(),
@@ -98,6 +98,22 @@ absl::Status Server::StartAll() {
   return absl::OkStatus();
 }
 
+absl::Status Server::StartBank() {
+  Gauge* const degraded = counters_.gauge("bellwether_degraded", {{"reason", "gpu"}});
+  BW_ASSIGN_OR_RETURN(gpu_bank_, OpenBank(options_.bank, [degraded](const std::string& why) {
+                        degraded->Set(1);
+                        LogError("the GPU is given up, detectors go on on the CPU: {}", why);
+                      }));
+  DetectorBank* const bank = gpu_bank_ != nullptr ? gpu_bank_.get() : CpuDetectorBank();
+  bank_ = std::make_unique<MeasuredBank>(bank, &counters_, clock_);
+  options_.pipeline.bank = bank_.get();
+  options_.pipeline.info.backend = bank_->backend();
+  counters_.gauge("bellwether_build_info",
+                  {{"version", kVersion}, {"revision", kRevision}, {"cuda", gpu_bank_ != nullptr ? "on" : "off"}})
+      ->Set(1);
+  return absl::OkStatus();
+}
+
 absl::Status Server::StartHttp() {
   if (options_.web_address.empty()) return absl::OkStatus();
   BW_ASSIGN_OR_RETURN(const auto address, SplitHostPort(options_.web_address));
@@ -109,6 +125,7 @@ absl::Status Server::StartHttp() {
   sources.metrics = [this] { return exporter_->Render(); };
   sources.ready = [this] { return pipeline_->Ready(); };
   sources.call = [this](const std::string& method, const std::string& body) { return CallJson(*engine_, method, body); };
+  if (options_.reload_by_http) sources.reload = [this] { return ReloadRules(); };
   sources.transition_json = TransitionToJson;
   sources.runs = pipeline_->runs();
   sources.alerts = pipeline_->alerts();
@@ -147,6 +164,30 @@ absl::Status Server::StartGrpc() {
   grpc_address_ = is_unix ? options_.grpc_address
                           : absl::StrCat(options_.grpc_address.substr(0, options_.grpc_address.rfind(':')), ":", port);
   return absl::OkStatus();
+}
+
+absl::Status Server::ReloadRules() {
+  absl::MutexLock lock(&reload_mutex_);
+  if (options_.rules_file.empty()) {
+    LogWarning("nothing to read again: there is no rules file, and the configuration is read at start only");
+    return absl::FailedPreconditionError("there is no rules file to read again; see rules_file in the configuration");
+  }
+  const auto rules = ReadRules(options_.rules_file);
+  if (!rules.ok()) {
+    counters_.gauge("bellwether_config_last_reload_successful")->Set(0);
+    LogError("the rules stay as they were: {}", std::string(rules.status().message()));
+    return rules.status();
+  }
+  NoteReload();
+  pipeline_->SetRules(*rules);
+  LogInfo("rules read again from {}", options_.rules_file);
+  return absl::OkStatus();
+}
+
+void Server::NoteReload() {
+  counters_.gauge("bellwether_config_last_reload_successful")->Set(1);
+  counters_.gauge("bellwether_config_last_reload_success_timestamp_seconds")
+      ->Set(static_cast<double>(clock_->UnixMillis()) * 1e-3);
 }
 
 bool Server::Tick() {

@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "server/export/prometheus.h"
 #include "server/export/webhook.h"
 #include "server/http/http_server.h"
@@ -18,6 +19,8 @@
 #include "server/pipeline.h"
 #include "server/query/query_engine.h"
 #include "server/query/query_service.h"
+#include "server/detect/bank_choice.h"
+#include "server/detect/measured_bank.h"
 
 namespace grpc {
 class Server;
@@ -30,6 +33,8 @@ struct ServerOptions {
   std::string web_address = "127.0.0.1:7071";   // host:port; "" = none
   std::string web_token;                        // "" = none
   std::string external_url;                     // Of the page, for links.
+  std::string rules_file;                       // pipeline.rules are its rules; "" = none
+  bool reload_by_http = false;                  // POST /-/reload.
   bool insecure_i_understand = false;           // Plaintext off loopback.
   int64_t idle_exit_seconds = 0;                // 0 = never
   Pipeline::Options pipeline;
@@ -39,6 +44,7 @@ struct ServerOptions {
   ExportOptions exporter;
   HttpOptions http;
   std::vector<WebhookOptions> webhooks;
+  BankOptions bank;
 };
 
 class Server {
@@ -54,19 +60,28 @@ class Server {
 
   // Housekeeping; call each second.  False: idle for idle_exit_seconds.
   bool Tick();
+  // Reads the rules file again; live runs go on by it with all that they have
+  // seen.  Else nothing changes: FAILED_PRECONDITION: there is no rules file;
+  // NOT_FOUND, INVALID_ARGUMENT: as ReadRules.  Logged.  Thread-safe.
+  absl::Status ReloadRules();
   // Tells streams to come back, takes no more, makes everything durable.
   absl::Status Stop();
 
  private:
   explicit Server(ServerOptions options);
   absl::Status StartAll();
+  absl::Status StartBank();
   absl::Status StartGrpc();
   absl::Status StartHttp();
+  void NoteReload();
 
   ServerOptions options_;
   std::string grpc_address_, http_address_, page_url_;
+  absl::Mutex reload_mutex_;
   Counters counters_;
   Clock* const clock_;
+  std::unique_ptr<GpuBank> gpu_bank_;  // Null: detectors run on the CPU.
+  std::unique_ptr<MeasuredBank> bank_;
   std::unique_ptr<Pipeline> pipeline_;
   std::unique_ptr<Exporter> exporter_;
   std::vector<std::unique_ptr<Webhook>> webhooks_;

@@ -6,10 +6,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "server/ingest/decode.h"
+#include "server/rules_in_force.h"
 #include "server/util/log.h"
 
 namespace bellwether::server {
 namespace {
+
+// A part of what may wait for the log.
+constexpr size_t kRulesBytesPerTick = 4 << 20;
 
 void CommitIfDue(LiveRun* run, int64_t now_ns) {
   if (!run->CommitDue(now_ns)) return;
@@ -177,7 +181,21 @@ LiveRun* Shard::FindOrLoad(RunId id) {
   return (runs_[id] = std::move(run)).get();
 }
 
+void Shard::SpreadRules() {
+  const RuleSetPtr current = parts_.rules->current();
+  std::shared_ptr<const std::string> text;
+  size_t bytes_left = kRulesBytesPerTick;
+  for (auto& [id, run] : runs_) {
+    if (!run->RulesDiffer(current)) continue;
+    if (text == nullptr) text = std::make_shared<const std::string>(current->text);
+    if (bytes_left < text->size() || !AppendOwn(*run, WalKind::kRules, *text, {0, RulesMessage{text}})) return;
+    bytes_left -= text->size();
+    run->NoteRulesComing(current);
+  }
+}
+
 void Shard::Tick(int64_t now_ns) {
+  if (!recovering_) SpreadRules();
   for (auto& [id, run] : runs_) {
     if (!recovering_) {
       StepClosedMessage overdue;
@@ -196,7 +214,7 @@ void Shard::Tick(int64_t now_ns) {
   std::erase_if(runs_, [](const auto& run) { return run.second->ended() && run.second->needed_lsn() == 0; });
 }
 
-void Shard::AppendOwn(const LiveRun& run, WalKind kind, std::string payload, IngestMessage message) {
+bool Shard::AppendOwn(const LiveRun& run, WalKind kind, std::string payload, IngestMessage message) {
   absl::MutexLock lock(&mutex_);
   WalRecord record;
   record.kind = kind;
@@ -205,8 +223,9 @@ void Shard::AppendOwn(const LiveRun& run, WalKind kind, std::string payload, Ing
   const int64_t time_unix_ms = record.time_unix_ms = parts_.clock->UnixMillis();
   record.payload = std::move(payload);
   const auto lsn = parts_.wal->Append(std::move(record));
-  if (!lsn.ok()) return;  // The log is full or failed; the next deadline says it again.
+  if (!lsn.ok()) return false;  // The log is full or failed; the next deadline says it again.
   Push({*lsn, run.record().id, 0, 0, time_unix_ms, std::move(message)}, 0);
+  return true;
 }
 
 }  // namespace bellwether::server

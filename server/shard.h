@@ -82,7 +82,11 @@ class Shard {
   // The run's writing state; taken up from the database if it had ended.
   LiveRun* FindOrLoad(RunId id);
   void Tick(int64_t now_ns);
-  void AppendOwn(const LiveRun& run, WalKind kind, std::string payload, IngestMessage message);
+  // False: the log did not take it.
+  bool AppendOwn(const LiveRun& run, WalKind kind, std::string payload, IngestMessage message);
+  // Tells runs that are judged by other rules than those in force, some per
+  // tick: their texts go through the log.
+  void SpreadRules();
 
   const Options options_;
   const LiveRunParts parts_;

@@ -31,7 +31,7 @@ void AddHeads(Cli* cli);  // head top, matrix
 void AddSeries(Cli* cli);
 void AddAlerts(Cli* cli);
 void AddServer(Cli* cli);  // server info, version
-void AddReplay(Cli* cli);  // replay, check: they run bellwetherd
+void AddReplay(Cli* cli);  // replay, scorecard, check, rules: they run bellwetherd
 void AddCompletion(Cli* cli);
 
 // Adds `parent` `name` with its help: `what` in one line and an example.

@@ -1,4 +1,4 @@
-// replay, scorecard, check config: work that bellwetherd itself does, offline.
+// replay, scorecard, check config, rules: work that bellwetherd itself does, offline.
 //
 // A replay must judge as the server judges, so it is the server's binary that
 // runs: the one beside this command, else the one in $PATH.
@@ -40,7 +40,7 @@ void Execute(const std::vector<std::string>& arguments) {
 }
 
 struct ReplayOptions {
-  std::string file;
+  std::string file, rules;
   bool json = false;
   CLI::App* command = nullptr;
 };
@@ -48,22 +48,74 @@ struct ReplayOptions {
 ExitCode Replay(Cli*, const ReplayOptions& options) {
   std::vector<std::string> arguments = {"replay", options.file};
   if (options.json) arguments.push_back("--json");
+  if (!options.rules.empty()) arguments.insert(arguments.end(), {"--rules", options.rules});
   for (const std::string& extra : options.command->remaining()) arguments.push_back(extra);
   Execute(arguments);
   return kFailed;
 }
 
 struct ScorecardOptions {
-  std::string folder, labels;
-  bool json = false;
+  std::string folder, labels, rules;
+  std::vector<std::string> without;
+  bool json = false, ablate = false, tune = false, synthetic = false;
+  std::string runs, seed;
 };
 
 ExitCode Scorecard(Cli*, const ScorecardOptions& options) {
-  std::vector<std::string> arguments = {"scorecard", options.folder};
-  if (options.json) arguments.push_back("--json");
-  if (!options.labels.empty()) arguments.insert(arguments.end(), {"--labels", options.labels});
+  std::vector<std::string> arguments = {"scorecard"};
+  const auto flag = [&](const char* name, bool given) {
+    if (given) arguments.emplace_back(name);
+  };
+  const auto value = [&](const char* name, const std::string& text) {
+    if (!text.empty()) arguments.insert(arguments.end(), {name, text});
+  };
+  flag("--json", options.json);
+  flag("--ablate", options.ablate);
+  flag("--tune", options.tune);
+  flag("--synthetic", options.synthetic);
+  value("--labels", options.labels);
+  value("--rules", options.rules);
+  value("--runs", options.runs);
+  value("--seed", options.seed);
+  for (const std::string& test : options.without) value("--without", test);
+  if (!options.folder.empty()) arguments.push_back(options.folder);
   Execute(arguments);
   return kFailed;
+}
+
+struct RulesOptions {
+  std::string file, rule;
+  std::vector<std::string> tests;
+};
+
+template <const char* command>
+ExitCode Rules(Cli*, const RulesOptions& options) {
+  std::vector<std::string> arguments = {"rules", command};
+  arguments.insert(arguments.end(), options.tests.begin(), options.tests.end());
+  for (const std::string& word : {options.file, options.rule}) {
+    if (!word.empty()) arguments.push_back(word);
+  }
+  Execute(arguments);
+  return kFailed;
+}
+constexpr char kCheck[] = "check";
+constexpr char kTest[] = "test";
+constexpr char kExplain[] = "explain";
+
+void AddRules(Cli* cli) {
+  CLI::App* const noun = AddNoun(cli, "rules", "Thresholds and own rules, as files");
+  CLI::App* command = nullptr;
+  auto* options = AddCommand<RulesOptions>(cli, noun, "check", "Checks a rules file; exits with 3 on findings",
+                                           "bellwether rules check rules.yml", &Rules<kCheck>, &command);
+  command->add_option("file", options->file, "the rules")->required()->check(CLI::ExistingFile);
+  options = AddCommand<RulesOptions>(cli, noun, "test",
+                                     "Runs tests of rules on made-up series; exits with 1 if some fail, 3 on findings",
+                                     "bellwether rules test rules_test.yml", &Rules<kTest>, &command);
+  command->add_option("files", options->tests, "the tests")->required()->check(CLI::ExistingFile);
+  options = AddCommand<RulesOptions>(cli, noun, "explain", "Says in sentences when each rule fires, with its numbers",
+                                     "bellwether rules explain rules.yml drift.growth", &Rules<kExplain>, &command);
+  command->add_option("file", options->file, "the rules")->required()->check(CLI::ExistingFile);
+  command->add_option("rule", options->rule, "this one only");
 }
 
 struct CheckOptions {
@@ -98,6 +150,7 @@ void AddReplay(Cli* cli) {
   replay->command = command;
   command->add_option("file", replay->file, "the recording")->required()->check(CLI::ExistingFile);
   command->add_flag("--json", replay->json, "one JSON object a line per transition");
+  command->add_option("--rules", replay->rules, "judge by this rules file")->check(CLI::ExistingFile);
   command->allow_extras();      // The rest is bellwetherd's,
   command->fallthrough(false);  // so no flag of this command is looked for there.
 
@@ -105,10 +158,23 @@ void AddReplay(Cli* cli) {
       cli, &cli->app, "scorecard",
       "How early and how rightly the detectors warn over a folder of recorded runs, beside the rules that others use",
       "bellwether scorecard runs/ --json", &Scorecard, &command);
-  command->add_option("dir", scorecard->folder, "the folder of .bwrun files")->required()->check(CLI::ExistingDirectory);
+  command->add_option("dir", scorecard->folder, "the folder of .bwrun files; not for --synthetic")
+      ->check(CLI::ExistingDirectory);
   command->add_option("--labels", scorecard->labels, "what became of the runs [labels.json in the folder, else found in the runs]")
       ->check(CLI::ExistingFile);
+  command->add_option("--without", scorecard->without, "switch a test off, such as drift.leak or ties; may be repeated")
+      ->allow_extra_args(false);
   command->add_flag("--json", scorecard->json, "one JSON object a line per run, then one with \"run\": null for the set");
+  command->add_flag("--ablate", scorecard->ablate, "what each test is worth: the runs without it");
+  command->add_flag("--tune", scorecard->tune,
+                    "what tuning wins on all runs, and on runs that it did not see (minutes)");
+  command->add_flag("--synthetic", scorecard->synthetic,
+                    "false alarms in made-up healthy runs of 1,024 heads (minutes)");
+  command->add_option("--runs", scorecard->runs, "synthetic runs of each kind [5]");
+  command->add_option("--seed", scorecard->seed, "of the first synthetic run of each kind [1]");
+
+  command->add_option("--rules", scorecard->rules, "judge by this rules file")->check(CLI::ExistingFile);
+  AddRules(cli);
 
   CLI::App* const noun = AddNoun(cli, "check", "Checks files without a server");
   auto* const config =

@@ -33,6 +33,7 @@ from attention_calls import Backward, Forward, Options
 VARIANTS = {
     "fa": Options(mode="fa"), "hp": Options(mode="hp"), "hpm": Options(mode="hpm"),
     "sr": Options(mode="sr"), "paper": Options(mode="paper"),
+    "hp-nolt": Options(mode="hp-nolt"), "lt": Options(mode="lt"),
     "hp+stats": Options(mode="hp", stats=True), "hp+center": Options(mode="hp", center=True),
     "hp+deterministic": Options(mode="hp", deterministic=True),
 }

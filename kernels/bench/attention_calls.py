@@ -13,7 +13,8 @@ import os
 
 import torch
 
-MODES = {"fa": 0, "hp": 1, "hpm": 2, "paper": 3, "sr": 4}
+MODES = {"fa": 0, "hp": 1, "hpm": 2, "paper": 3, "sr": 4, "hp-nolt": 5, "lt": 6}
+RESIDUAL_MODES = ("hp", "hpm", "hp-nolt")
 DTYPES = {torch.bfloat16: 1, torch.float16: 2}
 # Rows of the statistics, as in probe.h.
 STATS = {"rows": 0, "tied_bf16": 3, "tied_eps": 4, "tied_paper": 5, "saturated": 6,
@@ -117,7 +118,7 @@ class Forward:
 
         self.o = new(torch.empty_like(q), fill)
         self.o_lo = (new(torch.empty_like(q, dtype=torch.bfloat16), fill)
-                     if mode in ("hp", "hpm") else None)
+                     if mode in RESIDUAL_MODES else None)
         self.lse = like_lse()
         self.anchor = like_lse() if mode == "hpm" else None
         self.rounded_sum = like_lse() if mode == "hpm" else None

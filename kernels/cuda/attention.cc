@@ -31,9 +31,6 @@ Status CheckAligned(const char* field, const Tensor4& t) {
 }
 
 Status CheckBuilt(const AttentionForwardParams& p) {
-  if (p.mode == AttentionMode::kHpNolt || p.mode == AttentionMode::kLt) {
-    return Fail(Status::kUnsupported, "mode is %d, but only 0 to 4 are built", static_cast<int>(p.mode));
-  }
   if (p.mode == AttentionMode::kSr && p.stats != nullptr) {
     return Fail(Status::kUnsupported, "stats are given, but mode 4 (sr) is built without");
   }
@@ -72,7 +69,7 @@ Status AttentionForward(const AttentionForwardParams& p, void* stream) {
   AttentionGpu gpu = {};
   BELLWETHER_KERNELS_RETURN_IF_ERROR(ChooseAttentionPath(p.head_dim, &gpu));
   return gpu.path == AttentionPath::kSm90 ? sm90::AttentionForward(p, gpu.multiprocessors, stream)
-                                          : sm80::AttentionForward(p, stream);
+                                          : sm80::AttentionForward(p, gpu.shared_bytes_sm, stream);
 }
 
 Status AttentionBackward(const AttentionBackwardParams& p, void* stream) {

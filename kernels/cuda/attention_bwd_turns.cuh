@@ -1,7 +1,7 @@
 // attention_bwd_turns.cuh: key tiles that add to dQ in a fixed order.
 //
-// A tile waits until the tiles of later keys have added theirs.  Each warp counts
-// for itself: its part of a step's dQ is the same in every tile.
+// A tile waits until the tiles of later keys have added theirs.  Each warp that adds
+// counts for itself: its part of a step's dQ is the same in every tile.
 
 #ifndef BELLWETHER_KERNELS_CUDA_ATTENTION_BWD_TURNS_CUH_
 #define BELLWETHER_KERNELS_CUDA_ATTENTION_BWD_TURNS_CUH_
@@ -18,15 +18,20 @@ __device__ __forceinline__ int* TurnOf(const AttentionBwdParams& p, const BwdTil
   return p.turns + row / S::kRows * kTurnsOfStep + warp;
 }
 
+// By one thread.
+template <class S>
+__device__ __forceinline__ void AwaitTurnAlone(const AttentionBwdParams& p, const BwdTile& t, int m, int head,
+                                               int warp) {
+  const int mine = LastKeyTile<S>(p.seq, t.sequence, m) - t.key / S::kCols;
+  const int* const turn = TurnOf<S>(p, t, m, head, warp);
+  while (LoadAcquire(turn) != mine) {
+  }
+}
+
 template <class S>
 __device__ __forceinline__ void AwaitTurn(const AttentionBwdParams& p, const BwdTile& t, int m, int head, int warp,
                                           int lane) {
-  const int mine = LastKeyTile<S>(p.seq, t.sequence, m) - t.key / S::kCols;
-  if (lane == 0) {
-    const int* const turn = TurnOf<S>(p, t, m, head, warp);
-    while (LoadAcquire(turn) != mine) {
-    }
-  }
+  if (lane == 0) AwaitTurnAlone<S>(p, t, m, head, warp);
   __syncwarp();
 }
 

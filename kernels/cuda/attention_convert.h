@@ -38,8 +38,9 @@ inline SequenceParams ToSequenceParams(const AttentionForwardParams& a) {
 }
 
 inline ScoreParams ToScoreParams(const AttentionForwardParams& a) {
-  if (a.softcap == 0) return {a.scale * kLog2E, 0.f, a.scale};
-  return {a.softcap * kLog2E, a.scale / a.softcap, a.softcap};
+  const float scale = a.softcap == 0 ? a.scale : a.softcap;
+  const float scale_log2 = scale * kLog2E;
+  return {scale_log2, a.softcap == 0 ? 0.f : a.scale / a.softcap, scale, kTieWindow / scale_log2};
 }
 
 inline PaperShift ToPaperShift(const AttentionForwardParams& a) {

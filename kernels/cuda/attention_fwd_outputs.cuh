@@ -45,7 +45,7 @@ __device__ __forceinline__ void AddFwdStats(const AttentionFwdParams& p, const R
     eps[r] = finite[r] && double{second} >= double{first} - kTieEps;
     paper[r] = finite[r] && double{second} >= double{first} - kTieEpsPaper;
     // l is in units of 2^anchor, the rule is relative to the maximum.
-    saturated[r] = finite[r] && done[r].sum * Exp2(rows.anchor[r] - rows.max[r]) < float{kSaturatedSum};
+    saturated[r] = finite[r] && done[r].sum * Exp2(rows.anchor[r] - done[r].max) < float{kSaturatedSum};
     if (finite[r]) largest = fmaxf(largest, first);
   }
   add(kProbeRows, any[0], any[1]);
@@ -73,7 +73,7 @@ __device__ __forceinline__ void WriteFwdOutputs(const AttentionFwdParams& p, con
   FinishedRow done[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    done[r] = rows.Finish(r, S::kOnes ? o[S::kOutputs / 2 - 4 + 2 * r] : 0.f);
+    done[r] = rows.Finish(r, S::kOnes ? o[S::kOutputs / 2 - 4 + 2 * r] : 0.f, p.score.scale_log2);
     if (lane % 4 == 0 && row + 8 * r < seq.q_len) {
       const int64_t at = seq.index * p.lse_batch_stride + head * p.lse_head_stride + seq.q_start + row + 8 * r;
       p.lse[at] = done[r].lse;
@@ -114,7 +114,7 @@ __device__ __forceinline__ void WriteFwdOutputs(const AttentionFwdParams& p, con
     }
   }
   StoreRows<kStored>(words, place(p.o, p.o_stride, row), place(p.o, p.o_stride, row + 8), p.seq.head_dim, lane);
-  if constexpr (S::kMode == SoftmaxMode::kHp) {
+  if constexpr (S::kMode == SoftmaxMode::kHp || S::kMode == SoftmaxMode::kFa) {
     if (p.o_lo != nullptr) {
 #pragma unroll
       for (int i = 0; i < S::kHeadDim / 4; ++i) {

@@ -30,11 +30,15 @@ struct SequenceParams {
 
 inline constexpr float kLog2E = 1.44269504088896341f;
 
+// Log2 units.  Scores further apart tie in no sense, unless bf16 rounds both alike.
+inline constexpr float kTieWindow = 0.01f;
+
 // Scores in log2 units are x = scale_log2 * s, or with a cap
 // scale_log2 * tanh(cap_scale * s).
 struct ScoreParams {
   float scale_log2, cap_scale;  // cap_scale 0 = no cap
   float scale;                  // scale_log2 ln 2: scores in natural units
+  float tie_window;             // kTieWindow in units of s
 };
 
 // The shifted maximum of mode paper, in log2 units.

@@ -25,7 +25,8 @@ Status GetGpu(Capability* capability, AttentionGpu* gpu) {
   if (cudaGetDevice(&device) == cudaSuccess && get(&capability->major, cudaDevAttrComputeCapabilityMajor) &&
       get(&capability->minor, cudaDevAttrComputeCapabilityMinor) &&
       get(&gpu->multiprocessors, cudaDevAttrMultiProcessorCount) &&
-      get(&gpu->shared_bytes_max, cudaDevAttrMaxSharedMemoryPerBlockOptin)) {
+      get(&gpu->shared_bytes_max, cudaDevAttrMaxSharedMemoryPerBlockOptin) &&
+      get(&gpu->shared_bytes_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor)) {
     return Status::kOk;
   }
   return Fail(Status::kUnavailable, "no CUDA device can be used");

@@ -20,6 +20,7 @@ struct AttentionGpu {
   AttentionPath path;
   int multiprocessors;
   int shared_bytes_max;  // of a block
+  int shared_bytes_sm;   // of a multiprocessor
 };
 
 // kUnavailable without a usable GPU; kUnsupported if it, or the path that is forced,

@@ -29,13 +29,14 @@
 #include <type_traits>
 
 #include "cuda/attention_params.h"
+#include "cuda/top_two.cuh"
 
 namespace bellwether::kernels::cuda {
 
-// kFa divides by l and anchors at the maximum.  kHp divides by lt, and the caller
-// stores O's rounding residual; it anchors at integers: round(P) does not depend
-// on the tile order, and accumulators are rescaled only when the maximum passes
-// one, by a power of two.  kSr is kHp without the residual: the caller rounds O at
+// kFa divides by l and anchors at the maximum.  kHp divides by lt; it anchors at
+// integers: round(P) does not depend on the tile order, and accumulators are
+// rescaled only when the maximum passes one, by a power of two.  With either the
+// caller may store O's rounding residual.  kSr is kHp without the residual: the caller rounds O at
 // random.  kPaper is Algorithm 3 of arXiv:2510.04212: it divides
 // by l and anchors above the maximum where that is repeated.
 enum class SoftmaxMode { kFa, kHp, kSr, kPaper };
@@ -126,70 +127,64 @@ __device__ __forceinline__ float QuadSum(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-// The two largest scores of a row, -inf where there are fewer.
-struct TopTwo {
-  float first = -INFINITY, second = -INFINITY;
-
-  __device__ __forceinline__ void Add(const TopTwo& other) {
-    second = fmaxf(fmaxf(second, other.second), fminf(first, other.first));
-    first = fmaxf(first, other.first);
-  }
-  __device__ __forceinline__ TopTwo OfQuad() const {
-    TopTwo t = *this;
-#pragma unroll
-    for (int i = 1; i <= 2; i *= 2) {
-      t.Add({__shfl_xor_sync(0xffffffffu, t.first, i), __shfl_xor_sync(0xffffffffu, t.second, i)});
-    }
-    return t;
-  }
-};
-
 // What a finished row needs: O = acc * inverse, and the log-sum-exp.
 struct FinishedRow {
   float inverse;  // 0 for a fully masked row
+  float max;      // M, log2 units
   float lse;      // natural log; -inf for a fully masked row
   float sum;      // l, in units of 2^anchor
   float divisor;  // l or lt; 1 for a fully masked row
 };
 
 // kSumRounded: lt is summed here; otherwise the caller has it (a column of ones
-// beside V) or does not need it.  kCount: the two largest scores are kept.
+// beside V) or does not need it.  kCount: the two largest scores are kept, and the
+// maximum comes from them.
 template <class T, SoftmaxMode kMode, bool kSumRounded, bool kCount>
 struct SoftmaxRows {
   static_assert(kCount || kMode != SoftmaxMode::kPaper);
-  float max[2] = {-INFINITY, -INFINITY};
+  float max[2] = {-INFINITY, -INFINITY};  // M; not if kCount
   float anchor[2] = {-INFINITY, -INFINITY};
   float sum[2] = {0, 0};
   float rounded_sum[2] = {0, 0};
-  TopTwo top[2];  // of this thread's scores, in units of s
+  TopTwo top[2];  // of this thread's scores, in units of s; if kCount
 
   // Turns a tile of scores into probabilities and returns in `rescale` what the
   // accumulators of earlier tiles must be multiplied with (<= 1).  The pairs are
   // ready for Probabilities().  kMasked: a row may have no finite score yet.  zero:
   // PairRegisters().
   template <bool kMasked, int kScores>
-  __device__ __forceinline__ void Tile(float (&s)[kScores], float scale_log2, const PaperShift& paper, uint32_t zero,
-                                       float (&rescale)[2]) {
-    // By chunks of 16 scores, which Count() looks at one by one.
-    float chunk_max[kScores / 16][2];
+  __device__ __forceinline__ void Tile(float (&s)[kScores], const ScoreParams& score, const PaperShift& paper,
+                                       uint32_t zero, float (&rescale)[2]) {
+    const float scale_log2 = score.scale_log2;
+    // By chunks of 16 scores, which AddNear() looks at one by one.
+    float chunk_max[kScores / 16][2], tile_max[2], m[2];
 #pragma unroll
     for (int i = 0; i < kScores; i += 4) {
-      float(&m)[2] = chunk_max[i / 16];
-      m[0] = i % 16 == 0 ? fmaxf(s[i], s[i + 1]) : fmaxf(m[0], fmaxf(s[i], s[i + 1]));
-      m[1] = i % 16 == 0 ? fmaxf(s[i + 2], s[i + 3]) : fmaxf(m[1], fmaxf(s[i + 2], s[i + 3]));
+      float(&c)[2] = chunk_max[i / 16];
+      c[0] = i % 16 == 0 ? fmaxf(s[i], s[i + 1]) : fmaxf(c[0], fmaxf(s[i], s[i + 1]));
+      c[1] = i % 16 == 0 ? fmaxf(s[i + 2], s[i + 3]) : fmaxf(c[1], fmaxf(s[i + 2], s[i + 3]));
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float tile_max = chunk_max[0][r];
+      tile_max[r] = chunk_max[0][r];
 #pragma unroll
-      for (int i = 1; i < kScores / 16; ++i) tile_max = fmaxf(tile_max, chunk_max[i][r]);
-      max[r] = fmaxf(max[r], QuadMax(tile_max) * scale_log2);
+      for (int i = 1; i < kScores / 16; ++i) tile_max[r] = fmaxf(tile_max[r], chunk_max[i][r]);
+      if constexpr (!kCount) m[r] = max[r] = fmaxf(max[r], QuadMax(tile_max[r]) * scale_log2);
     }
-    if constexpr (kCount) Count(s, chunk_max, scale_log2);
+    if constexpr (kCount) {
+      float least[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float largest = QuadMax(fmaxf(top[r].first, tile_max[r]));
+        m[r] = largest * scale_log2;
+        least[r] = LeastNear(largest, score.tie_window);
+      }
+      AddNear(s, chunk_max, tile_max, least, top);
+    }
     float used[2];  // The anchor, or 0 where nothing is allowed yet.
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float next = NextAnchor(r, scale_log2, paper);
+      const float next = NextAnchor(r, m[r], scale_log2, paper);
       used[r] = kMasked && next == -INFINITY ? 0.f : next;
       rescale[r] = Exp2(anchor[r] - used[r]);
       anchor[r] = next;
@@ -223,41 +218,21 @@ struct SoftmaxRows {
 
   // All four lanes of the quad call it and get the same.  `lt` is read only if
   // the mode divides by it and it was not summed here.
-  __device__ __forceinline__ FinishedRow Finish(int r, float lt) const {
+  __device__ __forceinline__ FinishedRow Finish(int r, float lt, float scale_log2) const {
+    const float m = kCount ? QuadMax(top[r].first) * scale_log2 : max[r];
     const float l = QuadSum(sum[r]);
     const float divisor = kSumRounded ? QuadSum(rounded_sum[r]) : kDividesByRounded<kMode> ? lt : l;
-    if (l == 0.f) return {0.f, -INFINITY, 0.f, 1.f};
+    if (l == 0.f) return {0.f, m, -INFINITY, 0.f, 1.f};
     constexpr float kLn2 = 0.693147180559945309f;
-    return {1.f / divisor, (max[r] + ((anchor[r] - max[r]) + log2f(l))) * kLn2, l, divisor};
+    return {1.f / divisor, m, (m + ((anchor[r] - m) + log2f(l))) * kLn2, l, divisor};
   }
 
  private:
-  // A score that ends up among a row's two largest matters only near the maximum:
-  // within any eps used here, or where bf16 rounds both alike.  So most chunks are
-  // left out by one vote.
-  template <int kScores>
-  __device__ __forceinline__ void Count(const float (&s)[kScores], const float (&chunk_max)[kScores / 16][2],
-                                        float scale_log2) {
-    float least[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) least[r] = max[r] - fmaxf(0.01f, fabsf(max[r]) * 0.0078125f);
-#pragma unroll
-    for (int c = 0; c < kScores / 16; ++c) {
-      const bool near = chunk_max[c][0] * scale_log2 >= least[0] || chunk_max[c][1] * scale_log2 >= least[1];
-      if (!__any_sync(0xffffffffu, near)) continue;
-#pragma unroll
-      for (int i = 16 * c; i < 16 * (c + 1); i += 2) {
-        top[i / 2 % 2].Add({fmaxf(s[i], s[i + 1]), fminf(s[i], s[i + 1])});
-      }
-    }
-  }
-
-  __device__ __forceinline__ float NextAnchor(int r, float scale_log2, const PaperShift& paper) {
-    if constexpr (kMode == SoftmaxMode::kFa) return max[r];
-    if constexpr (kDividesByRounded<kMode>) return ceilf(max[r]);
+  __device__ __forceinline__ float NextAnchor(int r, float m, float scale_log2, const PaperShift& paper) {
+    if constexpr (kMode == SoftmaxMode::kFa) return m;
+    if constexpr (kDividesByRounded<kMode>) return ceilf(m);
     if constexpr (kMode == SoftmaxMode::kPaper) {
-      const bool repeated = top[r].OfQuad().second * scale_log2 >= max[r] - paper.eps;
-      const float m = max[r];
+      const bool repeated = top[r].OfQuad().second * scale_log2 >= m - paper.eps;
       const float wanted = m > 0.f ? (paper.beta - 1.f) * m : -m;
       const float shift = repeated && m > -INFINITY ? fminf(fmaxf(wanted, paper.min), paper.max) : 0.f;
       return fmaxf(anchor[r], m + shift);

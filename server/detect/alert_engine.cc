@@ -1,6 +1,7 @@
 #include "server/detect/alert_engine.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "server/detect/alert_text.h"
@@ -29,18 +30,55 @@ const char* NameOf(Rule rule) {
       return "silent";
     case Rule::kOverhead:
       return "overhead";
+    case Rule::kUser:
+      return "user";
   }
   return "unknown";
+}
+
+std::string AlertEngine::Subject::NameFor(Rule found) const {
+  return rule != nullptr ? rule->name : NameOf(found);
+}
+
+void AlertEngine::SetRules(std::shared_ptr<const std::vector<UserRule>> rules,
+                           const std::vector<int>& from) {
+  rules_ = std::move(rules);
+  std::vector<Open> open(rules_ == nullptr ? 0 : rules_->size());
+  for (size_t i = 0; i < from.size(); ++i) {
+    if (from[i] >= 0)
+      open[i] = std::move(of_rules_[static_cast<size_t>(from[i])]);
+  }
+  of_rules_ = std::move(open);
 }
 
 void AlertEngine::Update(Family family, int64_t step, const RunDescription& run,
                          std::vector<Finding>* findings,
                          std::vector<Transition>* out) {
-  Open& open = open_[static_cast<size_t>(family)];
+  Update({.family = family}, &open_[static_cast<size_t>(family)], step, run,
+         findings, out);
+}
+
+void AlertEngine::UpdateRule(size_t rule, int64_t step,
+                             const RunDescription& run,
+                             std::vector<Finding>* findings,
+                             std::vector<Transition>* out) {
+  Update({.rule = &(*rules_)[rule]}, &of_rules_[rule], step, run, findings,
+         out);
+}
+
+void AlertEngine::Update(const Subject& subject, Open* open, int64_t step,
+                         const RunDescription& run,
+                         std::vector<Finding>* findings,
+                         std::vector<Transition>* out) {
+  const UserRule* const rule = subject.rule;
+  const int64_t resolve_steps =
+      rule != nullptr ? rule->resolve_steps : options_.resolve_steps;
+  const int64_t cooldown_steps =
+      rule != nullptr ? rule->cooldown_steps : options_.cooldown_steps;
   if (findings->empty()) {
-    if (open.firing && step - open.last_found >= options_.resolve_steps) {
-      Resolve(family, step, run,
-              absl::StrCat("no evidence since step ", open.last_found), out);
+    if (open->firing && step - open->last_found >= resolve_steps) {
+      Resolve(subject, open, step, run,
+              absl::StrCat("no evidence since step ", open->last_found), out);
     }
     return;
   }
@@ -58,50 +96,57 @@ void AlertEngine::Update(Family family, int64_t step, const RunDescription& run,
     stage = std::max(stage, finding.stage);
     first_step = std::min(first_step, finding.first_step);
   }
-  open.last_found = step;
-  open.eta_known = worst.eta.known;
-  open.eta_step = step;
-  open.eta_steps = worst.eta.steps;
-  open.eta_lower = worst.eta.lower_steps;
-  open.eta_upper = worst.eta.upper_steps;
+  open->last_found = step;
+  open->eta_known = worst.eta.known;
+  open->eta_step = step;
+  open->eta_steps = worst.eta.steps;
+  open->eta_lower = worst.eta.lower_steps;
+  open->eta_upper = worst.eta.upper_steps;
 
-  if (open.firing) {
-    if (worst.severity <= open.severity && stage <= open.stage) return;
-    ++open.k;
+  if (open->firing) {
+    if (worst.severity <= open->severity && stage <= open->stage) return;
+    ++open->k;
   } else {
-    const bool cooling = open.resolved_step >= 0 &&
-                         step - open.resolved_step < options_.cooldown_steps &&
-                         worst.severity <= open.resolved_severity;
+    const bool cooling = open->resolved_step >= 0 &&
+                         step - open->resolved_step < cooldown_steps &&
+                         worst.severity <= open->resolved_severity;
     if (cooling) return;
-    open.firing = true;
-    open.severity = Severity::kNone;
-    open.stage = 0;
-    open.k = 0;
-    open.rule = worst.rule;
-    open.first_step = first_step;
-    open.layer = worst.where.layer;
-    open.head = worst.where.head;
-    open.key = absl::StrCat(NameOf(worst.rule), "/", worst.where.layer, "/",
-                            worst.where.head, "/", first_step);
+    open->firing = true;
+    open->severity = Severity::kNone;
+    open->stage = 0;
+    open->k = 0;
+    open->rule = worst.rule;
+    open->first_step = first_step;
+    open->layer = worst.where.layer;
+    open->head = worst.where.head;
+    open->key = absl::StrCat(subject.NameFor(worst.rule), "/",
+                             worst.where.layer, "/", worst.where.head, "/",
+                             first_step);
   }
-  open.severity = std::max(open.severity, worst.severity);
-  open.stage = std::max(open.stage, stage);
+  open->severity = std::max(open->severity, worst.severity);
+  open->stage = std::max(open->stage, stage);
+  out->push_back(Describe(subject, *open, step, run, *findings));
+}
 
-  Transition& change = out->emplace_back();
+// The firing alert as its findings, worst first, show it.
+Transition AlertEngine::Describe(const Subject& subject, const Open& open,
+                                 int64_t step, const RunDescription& run,
+                                 const std::vector<Finding>& findings) const {
+  Transition change;
   change.run_name = run.name;
   change.attempt = run.attempt;
   change.key = open.key;
   change.k = open.k;
   change.state = AlertState::kFiring;
   change.severity = open.severity;
-  change.rule = std::string(NameOf(open.rule));
+  change.rule = subject.NameFor(open.rule);
   change.stage = open.stage;
   change.step = step;
   change.first_step = open.first_step;
-  change.strongest = worst.where;
-  change.eta = worst.eta;
-  for (const Finding& finding : *findings) {
-    if (finding.where.layer >= 0) {
+  change.strongest = findings.front().where;
+  change.eta = findings.front().eta;
+  for (const Finding& finding : findings) {
+    if (finding.where.head >= 0) {
       ++change.heads_total;
       if (change.heads.size() < static_cast<size_t>(options_.heads_max))
         change.heads.push_back(finding.where);
@@ -121,66 +166,91 @@ void AlertEngine::Update(Family family, int64_t step, const RunDescription& run,
            .text = i == 0 ? finding.note : std::string()});
     }
   }
-  change.cause = CauseOf(family, *findings);
+  const UserRule* const rule = subject.rule;
+  change.cause =
+      rule != nullptr ? rule->cause : CauseOf(subject.family, findings);
   change.summary = SummaryOf(run, change);
-  change.advice = AdviceOf(family, run, change);
+  change.advice =
+      rule != nullptr ? rule->advice : AdviceOf(subject.family, run, change);
+  return change;
 }
 
 void AlertEngine::Resolve(Family family, int64_t step,
                           const RunDescription& run, const std::string& why,
                           std::vector<Transition>* out) {
-  Open& open = open_[static_cast<size_t>(family)];
-  if (!open.firing) return;
-  open.firing = false;
-  open.resolved_step = step;
-  open.resolved_severity = open.severity;
-  open.eta_known = false;
+  Resolve({.family = family}, &open_[static_cast<size_t>(family)], step, run,
+          why, out);
+}
+
+void AlertEngine::ResolveRule(size_t rule, int64_t step,
+                              const RunDescription& run, const std::string& why,
+                              std::vector<Transition>* out) {
+  Resolve({.rule = &(*rules_)[rule]}, &of_rules_[rule], step, run, why, out);
+}
+
+void AlertEngine::Resolve(const Subject& subject, Open* open, int64_t step,
+                          const RunDescription& run, const std::string& why,
+                          std::vector<Transition>* out) {
+  if (!open->firing) return;
+  open->firing = false;
+  open->resolved_step = step;
+  open->resolved_severity = open->severity;
+  open->eta_known = false;
   Transition& change = out->emplace_back();
   change.run_name = run.name;
   change.attempt = run.attempt;
-  change.key = open.key;
-  change.k = ++open.k;
+  change.key = open->key;
+  change.k = ++open->k;
   change.state = AlertState::kResolved;
-  change.severity = open.severity;
-  change.rule = std::string(NameOf(open.rule));
-  change.stage = open.stage;
+  change.severity = open->severity;
+  change.rule = subject.NameFor(open->rule);
+  change.stage = open->stage;
   change.step = step;
-  change.first_step = open.first_step;
-  change.strongest = {open.layer, open.head};
+  change.first_step = open->first_step;
+  change.strongest = {open->layer, open->head};
   change.summary = absl::StrCat(run.name, ": ", change.rule,
                                 " resolved at step ", step, ": ", why);
 }
 
+template <class Call>
+void AlertEngine::ForEachFiring(const Call& call) const {
+  for (const Open& open : open_) {
+    if (open.firing) call(open);
+  }
+  for (const Open& open : of_rules_) {
+    if (open.firing) call(open);
+  }
+}
+
 uint32_t AlertEngine::alerts_firing() const {
-  return static_cast<uint32_t>(
-      std::count_if(open_.begin(), open_.end(),
-                    [](const Open& open) { return open.firing; }));
+  uint32_t firing = 0;
+  ForEachFiring([&](const Open&) { ++firing; });
+  return firing;
 }
 
 int32_t AlertEngine::stage() const {
   int32_t furthest = 0;
-  for (const Open& open : open_) {
-    if (open.firing) furthest = std::max(furthest, open.stage);
-  }
+  ForEachFiring(
+      [&](const Open& open) { furthest = std::max(furthest, open.stage); });
   return furthest;
 }
 
 Eta AlertEngine::eta(int64_t now) const {
   Eta best;
   Severity severity = Severity::kNone;
-  for (const Open& open : open_) {
-    if (!open.firing || !open.eta_known) continue;
+  ForEachFiring([&](const Open& open) {
+    if (!open.eta_known) return;
     const auto passed = static_cast<double>(now - open.eta_step);
     const double steps = std::max(0.0, open.eta_steps - passed);
     if (best.known && (open.severity < severity ||
                        (open.severity == severity && steps >= best.steps)))
-      continue;
+      return;
     severity = open.severity;
     best = {.known = true,
             .steps = steps,
             .lower_steps = std::max(0.0, open.eta_lower - passed),
             .upper_steps = std::max(0.0, open.eta_upper - passed)};
-  }
+  });
   return best;
 }
 

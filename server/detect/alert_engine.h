@@ -1,6 +1,6 @@
 // alert_engine.h: findings of every tick in, changes of alerts out.
 //
-// One alert per family: it opens with the first finding, rises (same key,
+// One alert per family, and one per rule that people wrote: it opens with the first finding, rises (same key,
 // k + 1) when severity or stage goes beyond what it has said, and resolves
 // after `resolve_steps` without a finding.  After that the family stays quiet
 // for `cooldown_steps`, unless what is found is worse than the last alert.
@@ -12,11 +12,13 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "server/detect/finding.h"
 #include "server/detect/judge_options.h"
+#include "server/detect/user_rule.h"
 #include "server/store/run_types.h"
 #include "server/store/transition.h"
 
@@ -26,6 +28,12 @@ class AlertEngine {
  public:
   explicit AlertEngine(const AlertOptions& options) : options_(options) {}
 
+  void SetOptions(const AlertOptions& options) { options_ = options; }
+  // The rules that people wrote, null = none.  `from` holds for each the one of
+  // those before whose alert it goes on with, or -1; empty: none does.
+  void SetRules(std::shared_ptr<const std::vector<UserRule>> rules,
+                const std::vector<int>& from);
+
   // The findings of `family` at `step`; empty means that it was looked for and
   // not found.  Sorts `*findings` by severity and score.
   void Update(Family family, int64_t step, const RunDescription& run,
@@ -33,6 +41,13 @@ class AlertEngine {
   // Ends the family's alert at once, if one is open; `why` is its summary.
   void Resolve(Family family, int64_t step, const RunDescription& run,
                const std::string& why, std::vector<Transition>* out);
+
+  // The same for rule number `rule`.
+  void UpdateRule(size_t rule, int64_t step, const RunDescription& run,
+                  std::vector<Finding>* findings,
+                  std::vector<Transition>* out);
+  void ResolveRule(size_t rule, int64_t step, const RunDescription& run,
+                   const std::string& why, std::vector<Transition>* out);
 
   bool firing(Family family) const {
     return open_[static_cast<size_t>(family)].firing;
@@ -48,6 +63,11 @@ class AlertEngine {
   template <class A>
   void Visit(A& a) {
     for (Open& open : open_) a(open);
+  }
+  // The alerts of the rules that people wrote.
+  template <class A>
+  void VisitRules(A& a) {
+    for (Open& open : of_rules_) a(open);
   }
 
  private:
@@ -78,8 +98,29 @@ class AlertEngine {
     }
   };
 
+  // Whose alert it is: a family's, or that of a rule that people wrote.
+  struct Subject {
+    Family family = Family::kRounding;
+    const UserRule* rule = nullptr;
+    std::string NameFor(Rule found) const;
+  };
+  void Update(const Subject& subject, Open* open, int64_t step,
+              const RunDescription& run, std::vector<Finding>* findings,
+              std::vector<Transition>* out);
+  void Resolve(const Subject& subject, Open* open, int64_t step,
+               const RunDescription& run, const std::string& why,
+               std::vector<Transition>* out);
+  Transition Describe(const Subject& subject, const Open& open, int64_t step,
+                      const RunDescription& run,
+                      const std::vector<Finding>& findings) const;
+
+  template <class Call>
+  void ForEachFiring(const Call& call) const;
+
   AlertOptions options_;
   std::array<Open, kFamilies> open_;
+  std::shared_ptr<const std::vector<UserRule>> rules_;
+  std::vector<Open> of_rules_;
 };
 
 }  // namespace bellwether::server

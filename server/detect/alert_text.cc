@@ -60,8 +60,9 @@ std::string CauseOf(Family family, const std::vector<Finding>& findings) {
 std::string SummaryOf(const RunDescription& run, const Transition& change) {
   std::string text = absl::StrCat(run.name, ": ", change.rule);
   if (change.strongest.layer >= 0) {
-    absl::StrAppend(&text, " in layer ", change.strongest.layer, " head ",
-                    change.strongest.head);
+    absl::StrAppend(&text, " in layer ", change.strongest.layer);
+    if (change.strongest.head >= 0)
+      absl::StrAppend(&text, " head ", change.strongest.head);
     if (change.heads_total > 1)
       absl::StrAppend(&text, " (+", change.heads_total - 1, " others)");
   }

@@ -17,6 +17,8 @@
 #include <span>
 #include <vector>
 
+#include "bellwether/kernels/detector_bank.h"
+
 namespace bellwether::server {
 
 class BatchSeries {
@@ -30,20 +32,27 @@ class BatchSeries {
   // Ends the batch: its means become the newest values and, if anything was
   // measured, a row of the window.  False if nothing was measured.
   bool Close(int64_t step);
+  // The same in two halves, for whoever has the medians from a detector bank:
+  // median() and what is relative to it are as before until Settle().
+  bool CloseRow(int64_t step);
+  // What a bank reads; valid until the next call that changes anything.
+  kernels::BankTrack Track() const;
+  void Settle(const kernels::BankTrack& track);
   // Forgets the window and what is being summed; the newest values stay.
   void ForgetWindow();
+  // Makes the window longer or shorter; the newest rows that fit stay.
+  void SetWindow(int32_t window);
 
   // NaN before the first value.
   float newest(size_t head) const { return newest_[head]; }
   std::span<const float> newest() const { return newest_; }
-  // The lower median of the newest finite values: with two heads the smaller.
+  // kernels::LowerMedian of the newest values.
   float median() const { return median_; }
   // Rows in the window.  Below, `newest` takes only the newest so many of them,
   // 1..rows(); `relative` divides each value by the median of its row.
   int32_t rows() const { return rows_; }
   // Of one head, oldest first.
-  void Window(size_t head, int32_t newest, bool relative,
-              std::vector<float>* values, std::vector<float>* steps) const;
+  void Window(size_t head, int32_t newest, bool relative, std::vector<float>* values, std::vector<float>* steps) const;
   // From the oldest row to the newest.
   int64_t span_steps(int32_t newest) const;
   // The mean of the three newest finite values against that of the three
@@ -70,11 +79,15 @@ class BatchSeries {
   size_t row(int32_t age) const {  // 0 = oldest
     return static_cast<size_t>((next_ + window_ - rows_ + age) % window_);
   }
-
   size_t heads_;
   int32_t window_;
   int32_t rows_ = 0;
   int32_t next_ = 0;
+  // Of the batch that CloseRow() ended and Settle() has not seen.
+  bool fresh_ = false;
+  bool holes_ = false;
+  int32_t slot_ = -1;
+  int64_t rows_written_ = 0;
   float median_ = 0;
   std::vector<float> sum_, count_, newest_;
   std::vector<float> ring_;         // [window][heads]
@@ -82,9 +95,6 @@ class BatchSeries {
   std::vector<float> ring_step_;    // [window]
   std::vector<float> scratch_;
 };
-
-// The lower median of the finite values; NaN if there are none.
-float LowerMedian(std::span<const float> values, std::vector<float>* scratch);
 
 }  // namespace bellwether::server
 

@@ -24,6 +24,7 @@ enum class Rule : uint8_t {
   kDisagreement,
   kSilent,
   kOverhead,
+  kUser,  // A rule that people wrote; its name is in user_rule.h.
 };
 
 // One alert is open per family at a time: drift, ties and norm are stages of

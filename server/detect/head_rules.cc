@@ -1,62 +1,55 @@
 #include "server/detect/head_rules.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
 
 namespace bellwether::server {
 namespace {
 
-struct TrackInfo {
-  SignalId signal;
-  const char* name;
-  bool window;
-};
+// Names a run's series in a bank; no two are alike.
+uint64_t NextKey() {
+  static std::atomic<uint64_t> last = 0;
+  return ++last;
+}
 
-constexpr TrackInfo kTrackInfo[] = {
-    {SignalId::kDriftRatio, "drift_ratio", true},
-    {SignalId::kCommonMode, "common_mode", true},
-    {SignalId::kKeyLeak, "key_leak", false},
-    {SignalId::kTiedFractionBf16, "tied_fraction_bf16", false},
-    {SignalId::kWqSigma, "wq_sigma", true},
-    {SignalId::kLogitMax, "logit_max", true},
-    {SignalId::kEntropyRatio, "entropy_ratio", false},
-};
+int32_t WindowOf(const JudgeOptions& options) { return std::clamp(options.trend.window_batches, 8, kWindowBatchesMax); }
 
 }  // namespace
 
-HeadRules::HeadRules(const JudgeOptions& options, const Layout& layout)
+HeadRules::HeadRules(const JudgeOptions& options, const Layout& layout, DetectorBank* bank)
     : options_(options),
       layout_(layout),
-      heads_(static_cast<size_t>(layout.layers) *
-             static_cast<size_t>(layout.heads)) {
-  const int32_t window =
-      std::clamp(options.trend.window_batches, 8, kWindowBatchesMax);
-  for (const TrackInfo& info : kTrackInfo)
-    series_.emplace_back(heads_, info.window ? window : 0);
+      heads_(static_cast<size_t>(layout.layers) * static_cast<size_t>(layout.heads)),
+      bank_(bank) {
+  const int32_t window = WindowOf(options);
+  for (const HeadTrackInfo& info : kHeadTrackInfo) series_.emplace_back(heads_, info.window ? window : 0);
   for (Held& held : held_) {
     held.count.assign(heads_, 0);
     held.active.assign(heads_, 0);
     held.since.assign(heads_, 0);
   }
   stage_.assign(heads_, 0);
-  for (auto* values : {&eta_steps_, &eta_lower_, &eta_upper_})
-    values->assign(heads_, -1);
+  for (auto* values : {&eta_steps_, &eta_lower_, &eta_upper_}) values->assign(heads_, -1);
   eta_step_.assign(heads_, 0);
+  run_.key = NextKey();
+  hits_.resize(kHeadTests * static_cast<size_t>(kernels::HitWords(static_cast<int64_t>(heads_))));
+  run_.hits = hits_.data();
 }
+
+HeadRules::~HeadRules() { bank_->Forget(run_.key); }
 
 bool HeadRules::Add(const StepSample& sample) {
   bool any = false;
-  for (size_t track = 0; track < kTracks; ++track) {
-    const SignalInfo& signal = *FindSignal(kTrackInfo[track].signal);
+  for (size_t track = 0; track < kHeadTracks; ++track) {
+    const SignalInfo& signal = *FindSignal(kHeadTrackInfo[track].signal);
     if (!DeriveMatrix(sample, signal, &derived_)) continue;
     any = true;
-    if (signal.granularity == Granularity::kKvHead &&
-        layout_.kv_heads != layout_.heads) {
+    if (signal.granularity == Granularity::kKvHead && layout_.kv_heads != layout_.heads) {
       const int32_t group = layout_.heads / layout_.kv_heads;
       expanded_.resize(heads_);
-      for (size_t i = 0; i < heads_; ++i)
-        expanded_[i] = derived_[i / static_cast<size_t>(group)];
+      for (size_t i = 0; i < heads_; ++i) expanded_[i] = derived_[i / static_cast<size_t>(group)];
       series_[track].Add(expanded_);
     } else {
       series_[track].Add(derived_);
@@ -67,15 +60,12 @@ bool HeadRules::Add(const StepSample& sample) {
   last_step_ = sample.step;
   if (batch_begin_ < 0) batch_begin_ = sample.step;
   // Full if a further sample at this pace would lie beyond the batch.
-  if (sample.step - batch_begin_ + std::max<int64_t>(gap, 1) <
-      options_.trend.batch_steps)
-    return false;
+  if (sample.step - batch_begin_ + std::max<int64_t>(gap, 1) < options_.trend.batch_steps) return false;
   batch_begin_ = -1;
   return true;
 }
 
-bool HeadRules::Held::Update(size_t head, bool condition, int32_t hold,
-                             int64_t step) {
+void HeadRules::Held::Update(size_t head, bool condition, int32_t hold, int64_t step) {
   uint16_t& n = count[head];
   if (condition) {
     if (n == 0) since[head] = step;
@@ -84,68 +74,65 @@ bool HeadRules::Held::Update(size_t head, bool condition, int32_t hold,
   } else if (n > 0 && --n == 0) {
     active[head] = 0;
   }
-  return active[head] != 0;
 }
 
-bool HeadRules::Growing(Track track, size_t head, double doubling_max,
-                        Trend* trend) {
-  const BatchSeries& series = series_[track];
-  *trend = Trend{};
-  for (const int32_t length :
-       {options_.trend.window_batches, options_.trend.window_batches_short}) {
-    const int32_t rows = std::min(length, series.rows());
-    if (rows < options_.trend.window_batches_min) return false;
-    // Most series are flat: a rise well below what the slowest growth that
-    // counts would show ends it here, before any sorting.
-    const double slowest =
-        doubling_max * length / options_.trend.window_batches;
-    const auto span = static_cast<double>(series.span_steps(rows));
-    const double rise_min =
-        1 + options_.trend.gate_share * (std::exp2(span / slowest) - 1);
-    if (!(series.Rise(head, rows, false) >= rise_min)) continue;
-    series.Window(head, rows, false, &values_, &steps_);
-    *trend = FitTrend(values_, steps_, options_.trend.window_batches_min,
-                      options_.trend.r2_min, &trend_scratch_);
-    if (trend->points > 0 && trend->z >= options_.trend.mann_kendall_z_min &&
-        trend->r2 >= options_.trend.r2_min &&
-        trend->doubling_steps() <= slowest) {
-      return true;
+bool HeadRules::Held::Counts(size_t begin, size_t end) const {
+  uint16_t any = 0;
+  for (size_t head = begin; head < end; ++head) any |= count[head];
+  return any != 0;
+}
+
+float HeadRules::Newest(HeadTrack track, size_t head) const {
+  return series_[track].present() ? series_[track].newest(head) : std::numeric_limits<float>::quiet_NaN();
+}
+
+void HeadRules::MarkUnwanted(HeadTest test) {
+  const Held& held = held_[test];
+  const int32_t sure = 2 * HoldBatches(options_, test);
+  std::vector<uint8_t>& unwanted = unwanted_[test];
+  bool any = false;
+  for (const uint16_t count : held.count) any |= count >= sure;
+  if (!any) return;
+  unwanted.resize(heads_);
+  for (size_t head = 0; head < heads_; ++head) {
+    const bool due = (ticks_ + static_cast<int64_t>(head)) % options_.trend.refit_batches == 0;
+    unwanted[head] = held.count[head] >= sure && !due;
+  }
+  run_.test[test].unwanted = unwanted.data();
+}
+
+void HeadRules::Hold(HeadTest test) {
+  Held& held = held_[test];
+  const int32_t hold = HoldBatches(options_, test);
+  const kernels::BankTest& asked = run_.test[test];
+  const auto words = static_cast<size_t>(kernels::HitWords(static_cast<int64_t>(heads_)));
+  for (size_t word = 0; word < words; ++word) {
+    const uint64_t hits = hits_[test * words + word];
+    const size_t begin = word * 64;
+    const size_t end = std::min(begin + 64, heads_);
+    if (hits == 0 && !held.Counts(begin, end)) continue;
+    for (size_t head = begin; head < end; ++head) {
+      if (asked.unwanted != nullptr && asked.unwanted[head] != 0) continue;
+      const bool hit = (hits >> (head - begin) & 1) != 0;
+      held.Update(head, hit, hold, last_step_);
+      if (hit && test == kGrowth) {
+        Trend trend;
+        kernels::PassesWindows(asked, run_.track[kRatio], run_.heads, static_cast<int64_t>(head), &trend);
+        StoreEta(head, JoinedEta(head, trend));
+      }
     }
   }
-  return false;
-}
-
-float HeadRules::Newest(Track track, size_t head) const {
-  return series_[track].present() ? series_[track].newest(head)
-                                  : std::numeric_limits<float>::quiet_NaN();
-}
-
-bool HeadRules::Rising(Track track, size_t head) {
-  series_[track].Window(head, series_[track].rows(), true, &values_, &steps_);
-  const Trend trend = FitTrend(
-      values_, steps_, options_.trend.window_batches_min, 0, &trend_scratch_);
-  return trend.points > 0 && trend.z >= options_.trend.mann_kendall_z_min;
-}
-
-bool HeadRules::Due(Test test, size_t head, int32_t hold) const {
-  if (held_[test].count[head] < 2 * hold) return true;
-  return (ticks_ + static_cast<int64_t>(head)) % options_.trend.refit_batches ==
-         0;
 }
 
 Eta HeadRules::JoinedEta(size_t head, const Trend& ratio_trend) {
   const DriftOptions& drift = options_.drift;
-  const Eta by_ratio =
-      EtaTo(ratio_trend, drift.ratio_critical, drift.eta_steps_max);
+  const Eta by_ratio = EtaTo(ratio_trend, drift.ratio_critical, drift.eta_steps_max);
   if (!by_ratio.known || !series_[kCommonMode].present()) return by_ratio;
   const BatchSeries& series = series_[kCommonMode];
-  const int32_t rows =
-      std::min(options_.trend.window_batches_short, series.rows());
+  const int32_t rows = std::min(options_.trend.window_batches_short, series.rows());
   series.Window(head, rows, false, &values_, &steps_);
-  const Trend trend = FitTrend(
-      values_, steps_, options_.trend.window_batches_min, 0, &trend_scratch_);
-  const Eta by_mode =
-      EtaTo(trend, drift.common_mode_critical, drift.eta_steps_max);
+  const Trend trend = FitTrend(values_, steps_, options_.trend.window_batches_min, 0, &trend_scratch_);
+  const Eta by_mode = EtaTo(trend, drift.common_mode_critical, drift.eta_steps_max);
   if (!by_mode.known) return by_ratio;
   return {.known = true,
           .steps = (by_ratio.steps + by_mode.steps) / 2,
@@ -175,9 +162,8 @@ Head HeadRules::At(size_t head) const {
           static_cast<int32_t>(head % static_cast<size_t>(layout_.heads))};
 }
 
-Fact HeadRules::FactOf(Track track, Test test, size_t head, double threshold,
-                       const char* detector) const {
-  return {.signal = kTrackInfo[track].name,
+Fact HeadRules::FactOf(HeadTrack track, HeadTest test, size_t head, double threshold, const char* detector) const {
+  return {.signal = kHeadTrackInfo[track].name,
           .where = At(head),
           .value = series_[track].newest(head),
           .threshold = threshold,
@@ -187,16 +173,27 @@ Fact HeadRules::FactOf(Track track, Test test, size_t head, double threshold,
 }
 
 void HeadRules::Tick(const AttentionTraits& traits, bool excused) {
-  for (BatchSeries& series : series_) series.Close(last_step_);
+  for (BatchSeries& series : series_) series.CloseRow(last_step_);
   ++ticks_;
   // What the first steps do is no past to grow from.
   if (last_step_ < options_.context.warmup_steps) {
     for (BatchSeries& series : series_) series.ForgetWindow();
   }
+  SetRun(options_, series_, heads_, &run_);
+  if (excused) run_.tests = 0;
+  for (const HeadTest test : {kGrowth, kCommonGrowth, kNorm}) MarkUnwanted(test);
+  bank_->Evaluate(&run_);
+  for (size_t track = 0; track < kHeadTracks; ++track) series_[track].Settle(run_.track[track]);
   if (excused) return;
   rounding_.clear();
   logits_.clear();
-  for (size_t head = 0; head < heads_; ++head) JudgeHead(head, traits);
+  for (size_t test = 0; test < kHeadTests; ++test) Hold(static_cast<HeadTest>(test));
+  for (size_t head = 0; head < heads_; ++head) {
+    uint8_t active = 0;
+    for (const Held& held : held_) active |= held.active[head];
+    stage_[head] = 0;
+    if (active != 0) JudgeHead(head, traits);
+  }
   JoinLogits();
   NameSuspects();
   JudgeRunLogits();
@@ -204,92 +201,49 @@ void HeadRules::Tick(const AttentionTraits& traits, bool excused) {
 
 // What a head's newest means say, before any rule has a name.
 struct HeadRules::Reading {
-  double ratio, ratio_peer, common, leak, leak_threshold, tied, tied_threshold,
-      sigma, sigma_peer, logit;
+  double ratio, ratio_peer, common, leak, leak_threshold, tied, tied_threshold, sigma, sigma_peer, logit;
   bool growth, level, common_growth, leaking, ties, norm, logit_high;
   bool leak_measured;
 };
 
-HeadRules::Reading HeadRules::Read(size_t head) {
-  const DriftOptions& drift = options_.drift;
+HeadRules::Reading HeadRules::Read(size_t head) const {
+  const auto threshold = [&](HeadTest test, HeadTrack track) {
+    return ThresholdOf(options_, test, series_[track].median());
+  };
   Reading r{};
   r.ratio = Newest(kRatio, head);
-  r.ratio_peer = std::max<double>(series_[kRatio].median(), drift.ratio_floor);
-  // Of two or three heads none is a peer to go by; there the absolute common
-  // mode, the leak and the weights speak.
-  const bool ratio_speaks = heads_ >= static_cast<size_t>(drift.peers_min);
-  if (Due(kGrowth, head, drift.hold_batches)) {
-    Trend trend;
-    const bool growing =
-        ratio_speaks && r.ratio > drift.grown_factor * r.ratio_peer &&
-        Growing(kRatio, head, options_.trend.doubling_steps_max, &trend);
-    held_[kGrowth].Update(head, growing, drift.hold_batches, last_step_);
-    if (growing) StoreEta(head, JoinedEta(head, trend));
-  }
-  r.growth = held_[kGrowth].active[head] != 0;
-  const bool high = ratio_speaks &&
-                    r.ratio > drift.level_factor * r.ratio_peer &&
-                    series_[kRatio].Rise(head, series_[kRatio].rows(), false) >=
-                        drift.level_rise_min;
-  r.level = held_[kLevel].Update(head, high, drift.level_batches, last_step_);
-
+  r.ratio_peer = std::max<double>(series_[kRatio].median(), options_.drift.ratio_floor);
   r.common = Newest(kCommonMode, head);
-  if (Due(kCommonGrowth, head, drift.hold_batches)) {
-    Trend trend;
-    const bool growing =
-        r.common > drift.common_mode_large &&
-        r.common > drift.common_mode_factor * series_[kCommonMode].median() &&
-        Growing(kCommonMode, head, options_.trend.doubling_steps_max, &trend);
-    held_[kCommonGrowth].Update(head, growing, drift.hold_batches, last_step_);
-  }
-  r.common_growth = held_[kCommonGrowth].active[head] != 0;
-
   r.leak = Newest(kLeak, head);
-  r.leak_measured = std::isfinite(r.leak);
-  const double leak_peer =
-      series_[kLeak].present() ? series_[kLeak].median() : 0;
-  r.leak_threshold =
-      options_.leak.factor * std::max(leak_peer, options_.leak.floor);
-  r.leaking = held_[kLeaking].Update(head, r.leak > r.leak_threshold,
-                                     options_.leak.hold_batches, last_step_);
-
+  r.leak_measured = !options_.off.has(Builtin::kDriftLeak) && std::isfinite(r.leak);
+  r.leak_threshold = threshold(kLeaking, kLeak);
   r.tied = Newest(kTied, head);
-  r.tied_threshold =
-      std::max(options_.ties.fraction_min,
-               options_.ties.peer_factor * series_[kTied].median());
-  r.ties = held_[kTies].Update(head, r.tied > r.tied_threshold,
-                               options_.ties.hold_batches, last_step_);
-
+  r.tied_threshold = threshold(kTies, kTied);
   r.sigma = Newest(kSigma, head);
   r.sigma_peer = series_[kSigma].median();
-  if (Due(kNorm, head, options_.norm.hold_batches)) {
-    const bool growing = r.sigma > options_.norm.peer_factor * r.sigma_peer &&
-                         series_[kSigma].Rise(head, series_[kSigma].rows(),
-                                              true) >= options_.norm.rise_min &&
-                         Rising(kSigma, head);
-    held_[kNorm].Update(head, growing, options_.norm.hold_batches, last_step_);
-  }
-  r.norm = held_[kNorm].active[head] != 0;
-
   r.logit = Newest(kLogitMax, head);
-  r.logit_high =
-      held_[kLogit].Update(head, r.logit > options_.logits.logit_max_large,
-                           options_.logits.hold_batches, last_step_);
+  const auto holds = [&](HeadTest test) {
+    return options_.is_on(BuiltinOf(test)) && held_[test].active[head] != 0;
+  };
+  r.growth = holds(kGrowth);
+  r.level = holds(kLevel);
+  r.common_growth = holds(kCommonGrowth);
+  r.leaking = holds(kLeaking);
+  r.ties = holds(kTies);
+  r.norm = holds(kNorm);
+  r.logit_high = holds(kLogit);
   return r;
 }
 
 void HeadRules::JudgeHead(size_t head, const AttentionTraits& traits) {
   const DriftOptions& drift = options_.drift;
   const Reading r = Read(head);
-  stage_[head] = 0;
   // Rounding needs low-precision scores; centred keys carry no common mode.
-  const bool rounding_possible =
-      traits.score_dtype != "fp32" && !traits.centred;
+  const bool rounding_possible = traits.score_dtype != "fp32" && !traits.centred;
   // A large common mode may be the loss's own wish.  The leak is the witness:
   // where it is measured and silent, the kernel's error does not push.
   const bool pushed = r.leaking || !r.leak_measured;
-  const bool drifting =
-      r.growth || r.level || r.leaking || (r.common_growth && pushed);
+  const bool drifting = r.growth || r.level || r.leaking || (r.common_growth && pushed);
   Finding finding;
   finding.where = At(head);
   finding.severity = Severity::kWarning;
@@ -299,8 +253,7 @@ void HeadRules::JudgeHead(size_t head, const AttentionTraits& traits) {
     const bool lost = r.ties && pushed && r.common > drift.common_mode_large;
     if (r.norm || lost) finding.severity = Severity::kCritical;
     finding.score =
-        std::max({std::isfinite(r.ratio) ? r.ratio / r.ratio_peer : 0.0,
-                  r.leaking ? r.leak / r.leak_threshold : 0.0,
+        std::max({std::isfinite(r.ratio) ? r.ratio / r.ratio_peer : 0.0, r.leaking ? r.leak / r.leak_threshold : 0.0,
                   r.common_growth ? r.common / drift.common_mode_large : 0.0});
     if (r.growth) finding.eta = EtaNow(head);
   } else if (rounding_possible && r.ties && !r.leak_measured) {
@@ -321,8 +274,7 @@ void HeadRules::JudgeHead(size_t head, const AttentionTraits& traits) {
   finding.first_step = last_step_;
   // A test that holds on while its newest value has fallen back is no evidence
   // to show, but its beginning is the illness's.
-  const auto add = [&](bool active, Track track, Test test, double threshold,
-                       const char* detector) {
+  const auto add = [&](bool active, HeadTrack track, HeadTest test, double threshold, const char* detector) {
     if (!active) return;
     finding.first_step = std::min(finding.first_step, held_[test].since[head]);
     const Fact fact = FactOf(track, test, head, threshold, detector);
@@ -330,44 +282,34 @@ void HeadRules::JudgeHead(size_t head, const AttentionTraits& traits) {
   };
   if (finding.rule != Rule::kLogits) {
     add(r.growth, kRatio, kGrowth, drift.grown_factor * r.ratio_peer, "growth");
-    add(r.level && !r.growth, kRatio, kLevel, drift.level_factor * r.ratio_peer,
-        "peers");
-    add(r.common_growth, kCommonMode, kCommonGrowth, drift.common_mode_large,
-        "growth");
+    add(r.level && !r.growth, kRatio, kLevel, drift.level_factor * r.ratio_peer, "peers");
+    add(r.common_growth, kCommonMode, kCommonGrowth, drift.common_mode_large, "growth");
     add(r.leaking, kLeak, kLeaking, r.leak_threshold, "level");
     add(r.ties, kTied, kTies, r.tied_threshold, "level");
-    add(r.norm, kSigma, kNorm, options_.norm.peer_factor * r.sigma_peer,
-        "growth");
+    add(r.norm, kSigma, kNorm, options_.norm.peer_factor * r.sigma_peer, "growth");
   }
-  add(r.logit_high, kLogitMax, kLogit, options_.logits.logit_max_large,
-      "level");
+  add(r.logit_high, kLogitMax, kLogit, options_.logits.logit_max_large, "level");
   stage_[head] = finding.stage;
-  (finding.rule == Rule::kLogits ? logits_ : rounding_)
-      .push_back(std::move(finding));
+  (finding.rule == Rule::kLogits ? logits_ : rounding_).push_back(std::move(finding));
 }
 
 void HeadRules::JoinLogits() {
   std::vector<bool> ill(static_cast<size_t>(layout_.layers));
-  for (const Finding& finding : rounding_)
-    ill[static_cast<size_t>(finding.where.layer)] = true;
-  const auto joins = [&](const Finding& finding) {
-    return ill[static_cast<size_t>(finding.where.layer)];
-  };
+  for (const Finding& finding : rounding_) ill[static_cast<size_t>(finding.where.layer)] = true;
+  const auto joins = [&](const Finding& finding) { return ill[static_cast<size_t>(finding.where.layer)]; };
   for (Finding& finding : logits_) {
     if (!joins(finding)) continue;
     finding.severity = Severity::kCritical;
     rounding_.push_back(finding);
   }
-  std::erase_if(logits_,
-                [&](const Finding& finding) { return joins(finding); });
+  std::erase_if(logits_, [&](const Finding& finding) { return joins(finding); });
 }
 
 void HeadRules::NameSuspects() {
   const Finding* worst = nullptr;
   for (const Finding& finding : rounding_) {
-    const bool worse =
-        worst == nullptr || finding.severity > worst->severity ||
-        (finding.severity == worst->severity && finding.score > worst->score);
+    const bool worse = worst == nullptr || finding.severity > worst->severity ||
+                       (finding.severity == worst->severity && finding.score > worst->score);
     if (finding.rule == Rule::kDrift && worse) worst = &finding;
   }
   if (worst == nullptr || !series_[kCommonMode].present()) return;
@@ -376,22 +318,16 @@ void HeadRules::NameSuspects() {
   for (int32_t head = 0; head < layout_.heads; ++head) {
     const Head where{layer, head};
     const bool named =
-        std::any_of(rounding_.begin(), rounding_.end(),
-                    [&](const Finding& f) { return f.where == where; });
-    const size_t at =
-        static_cast<size_t>(layer) * static_cast<size_t>(layout_.heads) +
-        static_cast<size_t>(head);
-    if (!named && std::isfinite(series_[kCommonMode].newest(at)))
-      others.push_back(at);
+        std::any_of(rounding_.begin(), rounding_.end(), [&](const Finding& f) { return f.where == where; });
+    const size_t at = static_cast<size_t>(layer) * static_cast<size_t>(layout_.heads) + static_cast<size_t>(head);
+    if (!named && std::isfinite(series_[kCommonMode].newest(at))) others.push_back(at);
   }
   const auto named_here = static_cast<size_t>(
-      std::count_if(rounding_.begin(), rounding_.end(),
-                    [&](const Finding& f) { return f.where.layer == layer; }));
+      std::count_if(rounding_.begin(), rounding_.end(), [&](const Finding& f) { return f.where.layer == layer; }));
   const auto wanted = static_cast<size_t>(options_.alert.suspects_min);
   if (named_here >= wanted) return;
-  std::stable_sort(others.begin(), others.end(), [&](size_t a, size_t b) {
-    return series_[kCommonMode].newest(a) > series_[kCommonMode].newest(b);
-  });
+  std::stable_sort(others.begin(), others.end(),
+                   [&](size_t a, size_t b) { return series_[kCommonMode].newest(a) > series_[kCommonMode].newest(b); });
   others.resize(std::min(others.size(), wanted - named_here));
   for (const size_t head : others) {
     Finding finding;
@@ -399,41 +335,40 @@ void HeadRules::NameSuspects() {
     finding.severity = Severity::kInfo;
     finding.where = At(head);
     finding.first_step = last_step_;
-    finding.Add(FactOf(kCommonMode, kCommonGrowth, head,
-                       options_.drift.common_mode_large, "next in line"));
+    finding.Add(FactOf(kCommonMode, kCommonGrowth, head, options_.drift.common_mode_large, "next in line"));
     finding.facts[0].first_step = last_step_;
     rounding_.push_back(std::move(finding));
   }
 }
 
 void HeadRules::JudgeRunLogits() {
+  if (!options_.is_on(Builtin::kLogits)) return;
   if (!series_[kLogitMax].present() || !series_[kEntropy].present()) return;
   const double logit = series_[kLogitMax].median();
   const double entropy = series_[kEntropy].median();
-  if (logit < options_.logits.logit_median_large ||
-      entropy > options_.logits.entropy_ratio_collapsed)
-    return;
+  if (logit < options_.logits.logit_median_large || entropy > options_.logits.entropy_ratio_collapsed) return;
   const auto values = series_[kLogitMax].newest();
-  const auto worst = static_cast<size_t>(
-      std::max_element(values.begin(), values.end()) - values.begin());
+  const auto worst = static_cast<size_t>(std::max_element(values.begin(), values.end()) - values.begin());
   Finding finding;
   finding.rule = Rule::kLogits;
   finding.stage = 4;
-  finding.severity = logit >= options_.logits.logit_median_critical
-                         ? Severity::kCritical
-                         : Severity::kWarning;
+  finding.severity = logit >= options_.logits.logit_median_critical ? Severity::kCritical : Severity::kWarning;
   finding.where = At(worst);
   finding.score = logit;
   finding.first_step = last_step_;
-  finding.Add(FactOf(kLogitMax, kLogit, worst,
-                     options_.logits.logit_median_large, "level"));
+  finding.Add(FactOf(kLogitMax, kLogit, worst, options_.logits.logit_median_large, "level"));
   finding.facts[0].first_step = last_step_;
   logits_.push_back(finding);
 }
 
-int32_t HeadRules::stage() const {
-  return stage_.empty() ? 0 : *std::max_element(stage_.begin(), stage_.end());
+void HeadRules::SetOptions(const JudgeOptions& options) {
+  options_ = options;
+  for (size_t track = 0; track < kHeadTracks; ++track) {
+    if (kHeadTrackInfo[track].window) series_[track].SetWindow(WindowOf(options));
+  }
 }
+
+int32_t HeadRules::stage() const { return stage_.empty() ? 0 : *std::max_element(stage_.begin(), stage_.end()); }
 
 void HeadRules::ForgetTrends() {
   for (BatchSeries& series : series_) series.ForgetWindow();
@@ -447,7 +382,7 @@ void HeadRules::ForgetTrends() {
 }
 
 size_t HeadRules::memory_bytes() const {
-  size_t bytes = sizeof *this + heads_ * (kTests * (2 + 1 + 8) + 4 + 3 * 4 + 8);
+  size_t bytes = sizeof *this + heads_ * (kHeadTests * (2 + 1 + 8) + 4 + 3 * 4 + 8);
   for (const BatchSeries& series : series_) bytes += series.memory_bytes();
   return bytes;
 }
@@ -457,13 +392,10 @@ bool HeadRules::Consistent() const {
     if (!series.Consistent()) return false;
   }
   for (const Held& held : held_) {
-    if (held.count.size() != heads_ || held.active.size() != heads_ ||
-        held.since.size() != heads_)
-      return false;
+    if (held.count.size() != heads_ || held.active.size() != heads_ || held.since.size() != heads_) return false;
   }
-  return stage_.size() == heads_ && eta_steps_.size() == heads_ &&
-         eta_lower_.size() == heads_ && eta_upper_.size() == heads_ &&
-         eta_step_.size() == heads_;
+  return stage_.size() == heads_ && eta_steps_.size() == heads_ && eta_lower_.size() == heads_ &&
+         eta_upper_.size() == heads_ && eta_step_.size() == heads_;
 }
 
 }  // namespace bellwether::server

@@ -1,8 +1,9 @@
 // head_rules.h: the detectors of all heads of a run, and what they found.
 //
 // A sample is added to the batch means of its signals; when a batch is full
-// the rules run once over all heads (a tick).  Between ticks nothing is
-// decided.  Which rules there are and what they mean:
+// a detector bank evaluates the tests of all heads (a tick), and the rules draw
+// their conclusions for the few heads that a test holds of.  Between ticks
+// nothing is decided.  Which rules there are and what they mean:
 // docs/concepts/detection.md.
 //
 // A head's stage: 1 drift, 2 ties and bias, 3 norm growth, 4 logits; 0 none.
@@ -18,7 +19,9 @@
 #include <vector>
 
 #include "server/detect/batch_series.h"
+#include "server/detect/detector_bank.h"
 #include "server/detect/finding.h"
+#include "server/detect/head_tests.h"
 #include "server/detect/judge_options.h"
 #include "server/detect/trend.h"
 #include "server/store/run_types.h"
@@ -28,7 +31,11 @@ namespace bellwether::server {
 
 class HeadRules {
  public:
-  HeadRules(const JudgeOptions& options, const Layout& layout);
+  // `bank` must outlive this.
+  HeadRules(const JudgeOptions& options, const Layout& layout, DetectorBank* bank);
+  ~HeadRules();
+  HeadRules(const HeadRules&) = delete;
+  HeadRules& operator=(const HeadRules&) = delete;
 
   // Adds the head signals of `sample`.  True if that filled a batch: call
   // Tick() next.
@@ -41,6 +48,8 @@ class HeadRules {
   std::vector<Finding>* logits() { return &logits_; }
   int32_t stage_of(size_t head) const { return stage_[head]; }
   int32_t stage() const;
+  // Goes on under other thresholds with what it has seen.
+  void SetOptions(const JudgeOptions& options);
   // What the kernel is fed has changed: growth before it says nothing.
   void ForgetTrends();
   size_t memory_bytes() const;
@@ -57,27 +66,6 @@ class HeadRules {
   bool Consistent() const;
 
  private:
-  enum Track : size_t {
-    kRatio,
-    kCommonMode,
-    kLeak,
-    kTied,
-    kSigma,
-    kLogitMax,
-    kEntropy,
-    kTracks
-  };
-  enum Test : size_t {
-    kGrowth,
-    kLevel,
-    kCommonGrowth,
-    kLeaking,
-    kTies,
-    kNorm,
-    kLogit,
-    kTests
-  };
-
   // A condition that must hold for some ticks to count and fail as long to
   // stop.
   struct Held {
@@ -88,13 +76,17 @@ class HeadRules {
     void Visit(A& a) {
       a(count), a(active), a(since);
     }
-    bool Update(size_t head, bool condition, int32_t hold, int64_t step);
+    void Update(size_t head, bool condition, int32_t hold, int64_t step);
+    // Whether any of the heads `begin` to `end` - 1 counts.
+    bool Counts(size_t begin, size_t end) const;
   };
 
   struct Reading;
 
-  float Newest(Track track, size_t head) const;  // NaN if there is none.
-  Reading Read(size_t head);
+  float Newest(HeadTrack track, size_t head) const;  // NaN if there is none.
+  Reading Read(size_t head) const;
+  // What the bank found, counted over the ticks.
+  void Hold(HeadTest test);
   void JudgeHead(size_t head, const AttentionTraits& traits);
   // Large scores in a layer with a drifting head are the drift's last stage.
   void JoinLogits();
@@ -103,9 +95,9 @@ class HeadRules {
   void NameSuspects();
   // All heads at once: the median head's scores are large, its entropy gone.
   void JudgeRunLogits();
-  bool Growing(Track track, size_t head, double doubling_max, Trend* trend);
-  // A test that has long been sure is fitted anew only now and then.
-  bool Due(Test test, size_t head, int32_t hold) const;
+  // A test that has long been sure is fitted anew only now and then: marks the
+  // heads that are not due.
+  void MarkUnwanted(HeadTest test);
   // When the ratio passes its critical level on its trend, and when the common
   // mode does on its own: the ratio comes early, since the spread grows with
   // the common mode at last, and the mode late, since it accelerates.  The
@@ -113,16 +105,15 @@ class HeadRules {
   Eta JoinedEta(size_t head, const Trend& ratio_trend);
   void StoreEta(size_t head, const Eta& eta);
   Eta EtaNow(size_t head) const;
-  bool Rising(Track track, size_t head);
   Head At(size_t head) const;
-  Fact FactOf(Track track, Test test, size_t head, double threshold,
-              const char* detector) const;
+  Fact FactOf(HeadTrack track, HeadTest test, size_t head, double threshold, const char* detector) const;
 
-  const JudgeOptions options_;
+  JudgeOptions options_;
   const Layout layout_;
   const size_t heads_;
-  std::vector<BatchSeries> series_;
-  std::array<Held, kTests> held_;
+  DetectorBank* const bank_;
+  std::vector<BatchSeries> series_;  // [kHeadTracks]
+  std::array<Held, kHeadTests> held_;
   std::vector<int32_t> stage_;
   // Of the last fit; steps < 0: unknown.
   std::vector<float> eta_steps_, eta_lower_, eta_upper_;
@@ -132,8 +123,12 @@ class HeadRules {
   int64_t last_step_ = -1;
 
   std::vector<Finding> rounding_, logits_;
-  std::vector<float> derived_, expanded_, values_, steps_, medians_;
+  std::vector<float> derived_, expanded_, values_, steps_;
   TrendScratch trend_scratch_;
+  // What the bank works on.
+  kernels::BankRun run_;
+  std::vector<uint64_t> hits_;  // [kHeadTests][HitWords]
+  std::array<std::vector<uint8_t>, kHeadTests> unwanted_;
 };
 
 }  // namespace bellwether::server

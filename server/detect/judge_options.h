@@ -6,12 +6,18 @@
 // field.  "Steps" are optimizer steps; "batches" are means of `batch_steps`
 // steps, or single samples where sampling is rarer than that.
 //
+// A rules file sets each of them under its own name (rules_file.h); what is
+// legal stands in thresholds.cc.
+//
 // Plain values; no thread rules.
 
 #ifndef BELLWETHER_SERVER_DETECT_JUDGE_OPTIONS_H_
 #define BELLWETHER_SERVER_DETECT_JUDGE_OPTIONS_H_
 
 #include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <vector>
 
 namespace bellwether::server {
 
@@ -148,6 +154,43 @@ struct AlertOptions {
   int32_t hook_overhead_steps = 200;  // For so long.
 };
 
+// What can be switched off: the built-in rules, and the tests of the drift
+// rule one by one.  What is off is still followed, so that it can be switched
+// on again, but never holds.  drift.leak off: as if no key leak were measured.
+enum class Builtin : uint8_t {
+  kDrift,
+  kDriftGrowth,
+  kDriftLevel,
+  kDriftCommonMode,
+  kDriftLeak,
+  kTies,
+  kNorm,
+  kLogits,
+  kLoss,
+  kGradient,
+  kNonfinite,
+  kDisagreement,
+  kSilent,
+  kOverhead,
+};
+inline constexpr int kBuiltins = 14;
+
+struct BuiltinSet {
+  uint32_t bits = 0;  // 1 << Builtin
+
+  BuiltinSet() = default;
+  BuiltinSet(std::initializer_list<Builtin> rules) {
+    for (const Builtin rule : rules) Add(rule);
+  }
+  bool has(Builtin rule) const {
+    return (bits >> static_cast<uint32_t>(rule) & 1u) != 0;
+  }
+  void Add(Builtin rule) { bits |= 1u << static_cast<uint32_t>(rule); }
+  bool operator==(const BuiltinSet&) const = default;
+};
+
+struct UserRule;  // user_rule.h
+
 struct JudgeOptions {
   TrendOptions trend;
   DriftOptions drift;
@@ -158,6 +201,15 @@ struct JudgeOptions {
   LossOptions loss;
   ContextOptions context;
   AlertOptions alert;
+  BuiltinSet off;
+  // Beside the built-in ones; null = none.
+  std::shared_ptr<const std::vector<UserRule>> rules;
+
+  // Whether neither this nor, for a test of the drift rule, that rule is off.
+  bool is_on(Builtin rule) const {
+    const bool of_drift = rule >= Builtin::kDriftGrowth && rule <= Builtin::kDriftLeak;
+    return !off.has(rule) && !(of_drift && off.has(Builtin::kDrift));
+  }
 };
 
 // Fixed size of the windows in memory.

@@ -33,6 +33,19 @@ void ValueWindow::Push(float value, int32_t size) {
   next_ = (next_ + 1) % static_cast<uint32_t>(size);
 }
 
+void ValueWindow::Shrink(int32_t size) {
+  if (full(size)) return;
+  // Oldest first again, so that what is added later finds its place.
+  if (!values_.empty()) {
+    const auto oldest = values_.begin() +
+                        static_cast<ptrdiff_t>(next_ % values_.size());
+    std::rotate(values_.begin(), oldest, values_.end());
+  }
+  next_ = 0;
+  const auto surplus = static_cast<ptrdiff_t>(values_.size()) - size;
+  if (surplus > 0) values_.erase(values_.begin(), values_.begin() + surplus);
+}
+
 void ValueWindow::Clear() {
   values_.clear();
   next_ = 0;
@@ -59,6 +72,13 @@ void LossWatch::Follow(int64_t step, float value, double least_rise,
   }
   ++impulse->values;
   impulse->value = value;
+}
+
+void LossWatch::SetOptions(const LossOptions& options) {
+  options_ = options;
+  loss_.window.Shrink(options.window_values);
+  gradient_.window.Shrink(options.window_values);
+  recent_.Shrink(options.mean_values);
 }
 
 void LossWatch::ObserveLoss(int64_t step, float loss) {

@@ -30,6 +30,8 @@ class ValueWindow {
     return values_.size() == static_cast<size_t>(size);
   }
   void Push(float value, int32_t size);
+  // Keeps the newest `size` values at most.
+  void Shrink(int32_t size);
   void Clear();
 
   template <class A>
@@ -46,6 +48,8 @@ class LossWatch {
  public:
   explicit LossWatch(const LossOptions& options) : options_(options) {}
 
+  // Goes on under other thresholds with what it has seen.
+  void SetOptions(const LossOptions& options);
   void ObserveLoss(int64_t step, float loss);
   void ObserveGradient(int64_t step, float gradient);
   // Appends what holds now.

@@ -4,12 +4,16 @@
 #include <bit>
 #include <cmath>
 #include <span>
+#include <utility>
 
 #include "server/detect/alert_engine.h"
 #include "server/detect/archive.h"
+#include "server/detect/detector_bank.h"
 #include "server/detect/head_rules.h"
 #include "server/detect/judge_options.h"
 #include "server/detect/loss_watch.h"
+#include "server/detect/rule_fields.h"
+#include "server/detect/user_rules.h"
 
 namespace bellwether::server {
 namespace {
@@ -24,8 +28,7 @@ bool AllUsual(std::span<const float> values, bool must_be_zero) {
   for (const float value : values) {
     const auto bits = std::bit_cast<uint32_t>(value);
     const bool odd = must_be_zero ? value > 0 : (bits & kExponent) == kExponent;
-    unusual |= static_cast<uint32_t>(odd) &
-               static_cast<uint32_t>(bits != kNotMeasuredBits);
+    unusual |= static_cast<uint32_t>(odd) & static_cast<uint32_t>(bits != kNotMeasuredBits);
   }
   return unusual == 0;
 }
@@ -35,8 +38,10 @@ bool AllUsual(std::span<const float> values, bool must_be_zero) {
 struct RunJudge::State {
   JudgeOptions options;
   RunDescription run;
+  DetectorBank* bank;
   HeadRules heads;
   LossWatch loss;
+  UserRules user;
   AlertEngine alerts;
   int64_t first_step = -1;
   int64_t last_step = -1;
@@ -44,36 +49,66 @@ struct RunJudge::State {
   uint32_t attempt = 0;
   int64_t overhead_since = -1;
 
-  State(const JudgeOptions& from, const RunDescription& description)
+  State(const JudgeOptions& from, const RunDescription& description, DetectorBank* on)
       : options(from),
         run(description),
-        heads(from, description.layout),
+        bank(on),
+        heads(from, description.layout, on),
         loss(from.loss),
+        user(from, description.layout),
         alerts(from.alert),
-        attempt(description.attempt) {}
+        attempt(description.attempt) {
+    alerts.SetRules(from.rules, {});
+  }
 
   template <class A>
   void Visit(A& a) {
-    a(attempt), a(first_step), a(last_step), a(excused_until),
-        a(overhead_since);
-    a(run.attention.kernel), a(run.attention.score_dtype),
-        a(run.attention.centred), a(run.attention.qk_norm);
+    a(attempt), a(first_step), a(last_step), a(excused_until), a(overhead_since);
+    a(run.attention.kernel), a(run.attention.score_dtype), a(run.attention.centred), a(run.attention.qk_norm);
     a(run.attention.softcap), a(run.attempt);
     a(heads), a(loss), a(alerts);
   }
+  // The part that belongs to the rules that people wrote.
+  template <class A>
+  void VisitUserRules(A& a) {
+    a(user);
+    alerts.VisitRules(a);
+  }
+  uint64_t user_rules_fingerprint() const {
+    return options.rules == nullptr ? 0 : Fingerprint(*options.rules);
+  }
+  bool on(Builtin rule) const { return options.is_on(rule); }
+  void ForgetTrends() {
+    heads.ForgetTrends();
+    user.Forget();
+  }
+  void Excuse() {
+    loss.Excuse();
+    user.Excuse();
+  }
+  // The drift of raw keys is harmless from here on.
+  void ResolveRounding(int64_t step, std::vector<Transition>* out);
 
   void JudgeNonfinite(const StepSample& sample, std::vector<Transition>* out);
-  void JudgeDisagreements(const StepSample& sample,
-                          std::vector<Transition>* out);
+  void JudgeDisagreements(const StepSample& sample, std::vector<Transition>* out);
   void JudgeOverhead(const StepSample& sample, std::vector<Transition>* out);
 };
 
-RunJudge::RunJudge(const JudgeOptions& options, const RunDescription& run)
-    : state_(std::make_unique<State>(options, run)) {}
+void RunJudge::State::ResolveRounding(int64_t step,
+                                      std::vector<Transition>* out) {
+  const char* const why = "centring was switched on";
+  alerts.Resolve(Family::kRounding, step, run, why, out);
+  for (size_t i = 0; i < user.size(); ++i) {
+    if (user.rule(i).rounding_only)
+      alerts.ResolveRule(i, step, run, why, out);
+  }
+}
+
+RunJudge::RunJudge(const JudgeOptions& options, const RunDescription& run, DetectorBank* bank)
+    : state_(std::make_unique<State>(options, run, bank != nullptr ? bank : CpuDetectorBank())) {}
 RunJudge::~RunJudge() = default;
 
-void RunJudge::State::JudgeNonfinite(const StepSample& sample,
-                                     std::vector<Transition>* out) {
+void RunJudge::State::JudgeNonfinite(const StepSample& sample, std::vector<Transition>* out) {
   std::vector<Finding> findings;
   for (const SignalId id : sample.signals()) {
     const SignalInfo& signal = *FindSignal(id);
@@ -81,20 +116,16 @@ void RunJudge::State::JudgeNonfinite(const StepSample& sample,
     if (AllUsual(values, id == SignalId::kNonfiniteRows)) continue;
     const MatrixShape shape = ShapeOf(signal, sample.layout());
     for (size_t i = 0; i < values.size(); ++i) {
-      const bool bad = id == SignalId::kNonfiniteRows
-                           ? values[i] > 0
-                           : !std::isfinite(values[i]);
+      const bool bad = id == SignalId::kNonfiniteRows ? values[i] > 0 : !std::isfinite(values[i]);
       if (!bad || IsNotMeasured(values[i])) continue;
       const bool head_level = signal.granularity != Granularity::kRun;
       Finding& finding = findings.emplace_back();
       finding.rule = Rule::kNonfinite;
-      finding.severity =
-          id == SignalId::kGradNorm ? Severity::kWarning : Severity::kCritical;
+      finding.severity = id == SignalId::kGradNorm ? Severity::kWarning : Severity::kCritical;
       finding.stage = 5;
       finding.first_step = sample.step;
       if (head_level) {
-        finding.where = {static_cast<int32_t>(i) / shape.heads,
-                         static_cast<int32_t>(i) % shape.heads};
+        finding.where = {static_cast<int32_t>(i) / shape.heads, static_cast<int32_t>(i) % shape.heads};
       }
       finding.Add({.signal = signal.name,
                    .where = finding.where,
@@ -106,8 +137,7 @@ void RunJudge::State::JudgeNonfinite(const StepSample& sample,
   alerts.Update(Family::kNonfinite, sample.step, run, &findings, out);
 }
 
-void RunJudge::State::JudgeDisagreements(const StepSample& sample,
-                                         std::vector<Transition>* out) {
+void RunJudge::State::JudgeDisagreements(const StepSample& sample, std::vector<Transition>* out) {
   std::vector<Finding> findings;
   for (const StepSample::Disagreement& disagreement : sample.disagreements) {
     Finding& finding = findings.emplace_back();
@@ -126,8 +156,7 @@ void RunJudge::State::JudgeDisagreements(const StepSample& sample,
   alerts.Update(Family::kDisagreement, sample.step, run, &findings, out);
 }
 
-void RunJudge::State::JudgeOverhead(const StepSample& sample,
-                                    std::vector<Transition>* out) {
+void RunJudge::State::JudgeOverhead(const StepSample& sample, std::vector<Transition>* out) {
   const float hook = sample.scalar(SignalId::kHookSeconds);
   const float step = sample.scalar(SignalId::kStepSeconds);
   if (IsNotMeasured(hook) || IsNotMeasured(step) || !(step > 0)) return;
@@ -159,8 +188,8 @@ void RunJudge::Observe(const StepSample& sample, std::vector<Transition>* out) {
     s.attempt = sample.attempt;
     s.run.attempt = sample.attempt;
     s.last_step = -1;
-    s.loss.Excuse();
-    s.heads.ForgetTrends();
+    s.Excuse();
+    s.ForgetTrends();
     s.excused_until =
         std::max(s.excused_until, sample.step + s.options.context.settle_steps);
   }
@@ -168,32 +197,33 @@ void RunJudge::Observe(const StepSample& sample, std::vector<Transition>* out) {
   s.last_step = sample.step;
   if (s.first_step < 0) s.first_step = sample.step;
 
-  s.JudgeNonfinite(sample, out);
-  s.JudgeDisagreements(sample, out);
-  s.JudgeOverhead(sample, out);
+  if (s.on(Builtin::kNonfinite)) s.JudgeNonfinite(sample, out);
+  if (s.on(Builtin::kDisagreement)) s.JudgeDisagreements(sample, out);
+  if (s.on(Builtin::kOverhead)) s.JudgeOverhead(sample, out);
   const float loss = sample.scalar(SignalId::kLoss);
   const float gradient = sample.scalar(SignalId::kGradNorm);
-  const bool excused = sample.step < s.options.context.warmup_steps ||
-                       sample.step < s.excused_until;
+  const bool excused = sample.step < s.options.context.warmup_steps || sample.step < s.excused_until;
   s.loss.ObserveLoss(sample.step, loss);  // Ignores what is not finite.
   s.loss.ObserveGradient(sample.step, gradient);
   if (!excused) {
     std::vector<Finding> findings;
-    s.loss.FindLoss(sample.step, &findings);
+    if (s.on(Builtin::kLoss)) s.loss.FindLoss(sample.step, &findings);
     s.alerts.Update(Family::kLoss, sample.step, s.run, &findings, out);
     findings.clear();
-    s.loss.FindGradient(sample.step, &findings);
+    if (s.on(Builtin::kGradient)) s.loss.FindGradient(sample.step, &findings);
     s.alerts.Update(Family::kGradient, sample.step, s.run, &findings, out);
   }
   if (s.heads.Add(sample)) {
     s.heads.Tick(s.run.attention, excused);
     if (!excused) {
-      s.alerts.Update(Family::kRounding, sample.step, s.run, s.heads.rounding(),
-                      out);
-      s.alerts.Update(Family::kLogits, sample.step, s.run, s.heads.logits(),
-                      out);
+      s.alerts.Update(Family::kRounding, sample.step, s.run, s.heads.rounding(), out);
+      s.alerts.Update(Family::kLogits, sample.step, s.run, s.heads.logits(), out);
     }
   }
+  s.user.Observe(sample, s.run.attention, excused,
+                 [&](size_t rule, std::vector<Finding>* findings) {
+                   s.alerts.UpdateRule(rule, sample.step, s.run, findings, out);
+                 });
 }
 
 void RunJudge::OnEvent(const RunEvent& event, std::vector<Transition>* out) {
@@ -202,17 +232,16 @@ void RunJudge::OnEvent(const RunEvent& event, std::vector<Transition>* out) {
   switch (event.kind) {
     case EventKind::kCentringOn:
       s.run.attention.centred = true;
-      s.heads.ForgetTrends();
-      s.alerts.Resolve(Family::kRounding, step, s.run,
-                       "centring was switched on", out);
+      s.ForgetTrends();
+      s.ResolveRounding(step, out);
       break;
     case EventKind::kCentringOff:
       s.run.attention.centred = false;
-      s.heads.ForgetTrends();
+      s.ForgetTrends();
       break;
     case EventKind::kAttentionMode:
       s.run.attention.kernel = event.text;
-      s.heads.ForgetTrends();
+      s.ForgetTrends();
       break;
     case EventKind::kLearningRate:
     case EventKind::kRestore:
@@ -221,53 +250,81 @@ void RunJudge::OnEvent(const RunEvent& event, std::vector<Transition>* out) {
     case EventKind::kSequenceLength:
       s.excused_until =
           std::max(s.excused_until, step + s.options.context.settle_steps);
-      s.loss.Excuse();
+      s.Excuse();
       break;
     default:
       break;
   }
 }
 
-void RunJudge::OnHello(const RunDescription& run,
-                       std::vector<Transition>* out) {
+void RunJudge::OnHello(const RunDescription& run, std::vector<Transition>* out) {
   State& s = *state_;
   const bool centred_before = s.run.attention.centred;
-  const bool changed = centred_before != run.attention.centred ||
-                       s.run.attention.kernel != run.attention.kernel ||
+  const bool changed = centred_before != run.attention.centred || s.run.attention.kernel != run.attention.kernel ||
                        s.run.attention.score_dtype != run.attention.score_dtype;
   const Layout layout = s.run.layout;
   s.run = run;
   s.run.layout = layout;  // The store refuses a run that changes its layout.
   if (!changed) return;
-  s.heads.ForgetTrends();
-  if (run.attention.centred && !centred_before) {
-    s.alerts.Resolve(Family::kRounding, std::max<int64_t>(s.last_step, 0),
-                     s.run, "centring was switched on", out);
-  }
+  s.ForgetTrends();
+  if (run.attention.centred && !centred_before)
+    s.ResolveRounding(std::max<int64_t>(s.last_step, 0), out);
 }
 
-void RunJudge::OnSilence(uint32_t silent_ranks, int64_t silent_seconds,
-                         std::vector<Transition>* out) {
+void RunJudge::OnSilence(uint32_t silent_ranks, int64_t silent_seconds, std::vector<Transition>* out) {
   State& s = *state_;
   const int64_t step = std::max<int64_t>(s.last_step, 0);
-  if (silent_ranks == 0) {
-    s.alerts.Resolve(Family::kSilent, step, s.run, "all ranks report again",
-                     out);
+  const bool on = s.on(Builtin::kSilent);
+  if (silent_ranks == 0 || !on) {
+    s.alerts.Resolve(Family::kSilent, step, s.run, on ? "all ranks report again" : "silence is no longer judged", out);
     return;
   }
   std::vector<Finding> findings(1);
   findings[0].rule = Rule::kSilent;
-  findings[0].severity = silent_ranks >= s.run.reporters ? Severity::kCritical
-                                                         : Severity::kWarning;
+  findings[0].severity = silent_ranks >= s.run.reporters ? Severity::kCritical : Severity::kWarning;
   findings[0].first_step = step;
   findings[0].Add({.signal = "silent_ranks",
                    .value = static_cast<double>(silent_ranks),
                    .first_step = step,
                    .detector = "dead-man"});
-  findings[0].note =
-      std::to_string(silent_ranks) + " of " + std::to_string(s.run.reporters) +
-      " reporters silent for " + std::to_string(silent_seconds) + " s";
+  findings[0].note = std::to_string(silent_ranks) + " of " + std::to_string(s.run.reporters) +
+                     " reporters silent for " + std::to_string(silent_seconds) + " s";
   s.alerts.Update(Family::kSilent, step, s.run, &findings, out);
+}
+
+void RunJudge::SetOptions(const JudgeOptions& options,
+                          std::vector<Transition>* out) {
+  State& s = *state_;
+  const int64_t step = std::max<int64_t>(s.last_step, 0);
+  UserRules user(options, s.run.layout);
+  const std::vector<int> from = user.TakeOver(&s.user);
+  for (size_t i = 0; i < s.user.size(); ++i) {
+    if (std::find(from.begin(), from.end(), static_cast<int>(i)) == from.end())
+      s.alerts.ResolveRule(i, step, s.run, "the rule was changed or removed",
+                           out);
+  }
+  s.user = std::move(user);
+  s.alerts.SetRules(options.rules, from);
+  s.alerts.SetOptions(options.alert);
+  s.options = options;
+  s.heads.SetOptions(options);
+  s.loss.SetOptions(options.loss);
+  // What a family's alert can come from; without any of it, it ends.
+  const std::pair<Family, std::vector<Builtin>> sources[] = {
+      {Family::kRounding, {Builtin::kDrift, Builtin::kTies, Builtin::kNorm}},
+      {Family::kLogits, {Builtin::kLogits}},
+      {Family::kLoss, {Builtin::kLoss}},
+      {Family::kGradient, {Builtin::kGradient}},
+      {Family::kNonfinite, {Builtin::kNonfinite}},
+      {Family::kDisagreement, {Builtin::kDisagreement}},
+      {Family::kSilent, {Builtin::kSilent}},
+      {Family::kOverhead, {Builtin::kOverhead}},
+  };
+  for (const auto& [family, rules] : sources) {
+    if (std::none_of(rules.begin(), rules.end(),
+                     [&](Builtin rule) { return s.on(rule); }))
+      s.alerts.Resolve(family, step, s.run, "the rule was switched off", out);
+  }
 }
 
 int32_t RunJudge::stage() const {
@@ -276,17 +333,16 @@ int32_t RunJudge::stage() const {
 Eta RunJudge::eta() const { return state_->alerts.eta(state_->last_step); }
 int32_t RunJudge::stage_of(int32_t layer, int32_t head) const {
   const Layout& layout = state_->run.layout;
-  if (layer < 0 || layer >= layout.layers || head < 0 || head >= layout.heads)
-    return 0;
-  return state_->heads.stage_of(static_cast<size_t>(layer) *
-                                    static_cast<size_t>(layout.heads) +
+  if (layer < 0 || layer >= layout.layers || head < 0 || head >= layout.heads) return 0;
+  return state_->heads.stage_of(static_cast<size_t>(layer) * static_cast<size_t>(layout.heads) +
                                 static_cast<size_t>(head));
 }
 uint32_t RunJudge::alerts_firing() const {
   return state_->alerts.alerts_firing();
 }
 size_t RunJudge::memory_bytes() const {
-  return sizeof(State) + state_->heads.memory_bytes();
+  return sizeof(State) + state_->heads.memory_bytes() +
+         state_->user.memory_bytes();
 }
 
 std::string RunJudge::Save() const {
@@ -298,13 +354,20 @@ std::string RunJudge::Save() const {
   writer(state_->run.layout.heads);
   writer(state_->run.layout.kv_heads);
   writer(*state_);
+  // Last and by itself: it is only of use to the same rules.
+  writer(state_->user_rules_fingerprint());
+  std::string of_rules;
+  StateWriter rules_writer(&of_rules);
+  state_->VisitUserRules(rules_writer);
+  writer(of_rules);
   return out;
 }
 
 bool RunJudge::Restore(std::string_view saved) {
   const RunDescription description = state_->run;
   const JudgeOptions options = state_->options;
-  auto fresh = std::make_unique<State>(options, description);
+  DetectorBank* const bank = state_->bank;
+  auto fresh = std::make_unique<State>(options, description, bank);
   StateReader reader(saved);
   uint32_t magic = 0;
   Layout layout;
@@ -312,14 +375,27 @@ bool RunJudge::Restore(std::string_view saved) {
   reader(layout.layers);
   reader(layout.heads);
   reader(layout.kv_heads);
-  const bool fits = magic == kStateMagic &&
-                    layout.layers == description.layout.layers &&
-                    layout.heads == description.layout.heads &&
-                    layout.kv_heads == description.layout.kv_heads;
+  const bool fits = magic == kStateMagic && layout.layers == description.layout.layers &&
+                    layout.heads == description.layout.heads && layout.kv_heads == description.layout.kv_heads;
   if (fits) reader(*fresh);
+  // A judge of before there were rules of people's own saved nothing of them.
+  uint64_t fingerprint = 0;
+  std::string of_rules;
+  if (fits && reader.ok() && !reader.at_end()) {
+    reader(fingerprint);
+    reader(of_rules);
+  }
   if (!fits || !reader.at_end() || !fresh->heads.Consistent()) {
-    state_ = std::make_unique<State>(options, description);
+    state_ = std::make_unique<State>(options, description, bank);
     return false;
+  }
+  if (fingerprint == fresh->user_rules_fingerprint()) {
+    StateReader rules_reader(of_rules);
+    fresh->VisitUserRules(rules_reader);
+    if (!rules_reader.at_end() || !fresh->user.Consistent()) {
+      state_ = std::make_unique<State>(options, description, bank);
+      return false;
+    }
   }
   state_ = std::move(fresh);
   return true;

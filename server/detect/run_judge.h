@@ -25,10 +25,12 @@
 namespace bellwether::server {
 
 struct JudgeOptions;  // judge_options.h: thresholds and windows, all of them.
+class DetectorBank;
 
 class RunJudge {
  public:
-  RunJudge(const JudgeOptions& options, const RunDescription& run);
+  // `bank` evaluates the heads' tests and must outlive this; null = the CPU's.
+  RunJudge(const JudgeOptions& options, const RunDescription& run, DetectorBank* bank = nullptr);
   ~RunJudge();
   RunJudge(const RunJudge&) = delete;
   RunJudge& operator=(const RunJudge&) = delete;
@@ -43,19 +45,24 @@ class RunJudge {
   void OnHello(const RunDescription& run, std::vector<Transition>* out);
   // `silent_ranks` of the run's reporters have been silent past the deadline
   // (0: all report again).
-  void OnSilence(uint32_t silent_ranks, int64_t silent_seconds,
-                 std::vector<Transition>* out);
+  void OnSilence(uint32_t silent_ranks, int64_t silent_seconds, std::vector<Transition>* out);
+
+  // From here on it judges by other options, with all that it has seen.  Ends
+  // the alerts of rules that are gone, off or another kind of rule now.
+  void SetOptions(const JudgeOptions& options, std::vector<Transition>* out);
 
   // 0-5: the furthest of its heads now and of its open alerts.
   int32_t stage() const;
-  Eta eta() const;        // Of the most urgent firing alert.
+  Eta eta() const;  // Of the most urgent firing alert.
   // Worst stage that a head is in; 0..5.
   int32_t stage_of(int32_t layer, int32_t head) const;
   uint32_t alerts_firing() const;
   size_t memory_bytes() const;
 
   // The whole state, versioned.  Restore returns false, leaving the judge
-  // fresh, if `state` is of another version or layout or is damaged.
+  // fresh, if `state` is of another version or layout or is damaged.  If only
+  // the rules that people wrote are others than when it was saved, those begin
+  // afresh and the rest is restored.
   std::string Save() const;
   bool Restore(std::string_view state);
 

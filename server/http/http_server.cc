@@ -75,7 +75,9 @@ void ReplyError(const httplib::Request& request, httplib::Response* response, co
 // A label of few values: what people type must not become series.
 std::string PathLabel(const httplib::Request& request, int status) {
   const std::string& path = request.path;
-  if (path == "/metrics" || path == "/-/healthy" || path == "/-/ready" || path == "/api/v1/events") return path;
+  for (const char* const known : {"/metrics", "/-/healthy", "/-/ready", "/-/reload", "/api/v1/events"}) {
+    if (path == known) return path;
+  }
   if (absl::StartsWith(path, kApi)) return status == 501 || status == 404 ? "/api/v1/" : path;
   return FindConsoleAsset(path.empty() ? path : path.substr(1)) != nullptr ? "/" : "other";
 }
@@ -100,6 +102,7 @@ class HttpServerImpl final : public HttpServer {
   bool Refuse(const Request& request, Response& response) const;
   void Get(const Request& request, Response& response);
   void Post(const Request& request, Response& response);
+  void Reload(const Request& request, Response& response);
   void Call(const Request& request, Response& response, const std::string& body);
   void Events(const Request& request, Response& response);
   void Asset(const Request& request, Response& response) const;
@@ -210,6 +213,9 @@ void HttpServerImpl::Get(const Request& request, Response& response) {
   } else if (path == "/-/ready") {
     const absl::Status ready = sources_.ready();
     Reply(request, &response, ready.ok() ? 200 : 503, ready.ok() ? "ready\n" : absl::StrCat(ready.message(), "\n"), kText);
+  } else if (path == "/-/reload") {
+    response.set_header("Allow", "POST");
+    Reply(request, &response, 405, "this changes something: use POST\n", kText);
   } else if (path == "/api/v1/events") {
     Events(request, response);
   } else if (absl::StartsWith(path, kApi)) {
@@ -227,7 +233,8 @@ void HttpServerImpl::Get(const Request& request, Response& response) {
 }
 
 void HttpServerImpl::Post(const Request& request, Response& response) {
-  if (!absl::StartsWith(request.path, kApi) || request.path == "/api/v1/events") {
+  const bool reload = request.path == "/-/reload";
+  if (!reload && (!absl::StartsWith(request.path, kApi) || request.path == "/api/v1/events")) {
     Reply(request, &response, 404, "not found\n", kText);
     return;
   }
@@ -236,7 +243,17 @@ void HttpServerImpl::Post(const Request& request, Response& response) {
     Reply(request, &response, 415, ErrorJson(absl::InvalidArgumentError("Content-Type must be application/json")), kJson);
     return;
   }
+  if (reload) return Reload(request, response);
   Call(request, response, request.body);
+}
+
+void HttpServerImpl::Reload(const Request& request, Response& response) {
+  if (sources_.reload == nullptr) {
+    Reply(request, &response, 403, "reloading by HTTP is off; see web.enable_reload in the configuration\n", kText);
+    return;
+  }
+  if (const absl::Status reloaded = sources_.reload(); !reloaded.ok()) return ReplyError(request, &response, reloaded);
+  Reply(request, &response, 200, "reloaded\n", kText);
 }
 
 void HttpServerImpl::Call(const Request& request, Response& response, const std::string& body) {

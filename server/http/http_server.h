@@ -4,6 +4,7 @@
 //   /metrics                text format 0.0.4
 //   /-/healthy              200 while the process serves; wants no token
 //   /-/ready                200 while acknowledged means durable, else 503 and why
+//   /-/reload               POST: reads the rules file again; 403 where that is off
 //   /api/v1/<Method>        json_gateway.h
 //   /api/v1/events          event_stream.h; 503 when too many are open
 //
@@ -48,6 +49,7 @@ struct HttpOptions {
 struct HttpSources {
   std::function<std::string()> metrics;
   std::function<absl::Status()> ready;
+  std::function<absl::Status()> reload;  // Null: off.
   // query/json_api.h.
   std::function<absl::StatusOr<std::string>(const std::string& method, const std::string& body)> call;
   EventHub::ToJson transition_json;

@@ -270,6 +270,11 @@ absl::StatusOr<IngestMessage> DecodeRecord(const WalRecord& record, const Layout
     }
     return plain;
   }
+  if (record.kind == WalKind::kRules) {
+    IngestMessage plain;
+    plain.body = RulesMessage{std::make_shared<const std::string>(record.payload)};
+    return plain;
+  }
   v1::ClientMessage message;
   if (!message.ParseFromString(record.payload)) {
     return absl::DataLossError(absl::StrCat("log record ", record.lsn, " cannot be parsed"));

@@ -4,6 +4,7 @@
 #define BELLWETHER_SERVER_INGEST_MESSAGE_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <variant>
 #include <vector>
@@ -50,7 +51,8 @@ struct ByeMessage {
 };
 
 // Said by the server itself, through its own log, so that a replay decides the
-// same: a step was closed by its deadline, ranks fell silent.
+// same: a step was closed by its deadline, ranks fell silent, other rules are in
+// force.
 struct StepClosedMessage {
   uint32_t attempt = 0;
   int64_t step = 0;
@@ -59,11 +61,14 @@ struct SilenceMessage {
   uint32_t silent_ranks = 0;
   int64_t seconds = 0;
 };
+struct RulesMessage {
+  std::shared_ptr<const std::string> text;  // Never null; shared by many runs.
+};
 
 struct IngestMessage {
   uint64_t seq = 0;
   std::variant<HelloMessage, RankFrame, SpectrumMessage, RunEvent, ActionResultMessage, HeartbeatMessage, ByeMessage,
-               StepClosedMessage, SilenceMessage>
+               StepClosedMessage, SilenceMessage, RulesMessage>
       body;
 };
 

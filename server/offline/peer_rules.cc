@@ -152,7 +152,7 @@ void PeerRule::Observe(const StepSample& sample) {
 std::vector<std::unique_ptr<PeerRule>> MakePeerRules() {
   std::vector<std::unique_ptr<PeerRule>> rules;
   rules.push_back(std::make_unique<SigmaRule>());
-  rules.push_back(std::make_unique<TwiceMeanRule>("loss 2x mean", SignalId::kLoss, 10, 5));
+  rules.push_back(std::make_unique<TwiceMeanRule>("loss 2x mean", SignalId::kLoss, 100, 5));
   rules.push_back(std::make_unique<FirstMaximumRule>());
   rules.push_back(std::make_unique<ExponentialZRule>());
   rules.push_back(std::make_unique<TwiceMeanRule>("gradient 2x mean", SignalId::kGradNorm, 100, 1));

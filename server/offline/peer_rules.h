@@ -1,7 +1,7 @@
 // peer_rules.h: the rules that others use, to be judged on the same runs.
 //
 //   loss 6 sigma      OLMo-core: loss above mean + 6 standard deviations of 128
-//   loss 2x mean      LLM Foundry: loss above twice the mean of 10, 5 times in a row
+//   loss 2x mean      LLM Foundry: loss above twice the mean of 100, 5 times in a row
 //   loss 10x max      Megatron: loss above 10 times the largest of the first 100
 //   gradient z 2.5    ZClip: gradient norm 2.5 standard deviations above its
 //                     exponential mean (0.97), as statistics: nothing is clipped

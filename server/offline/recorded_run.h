@@ -5,6 +5,7 @@
 #ifndef BELLWETHER_SERVER_OFFLINE_RECORDED_RUN_H_
 #define BELLWETHER_SERVER_OFFLINE_RECORDED_RUN_H_
 
+#include <functional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -22,6 +23,9 @@ class RunListener {
   virtual void OnSample(const StepSample& sample) = 0;
   virtual void OnEvent(const RunEvent& event) = 0;
 };
+
+// Hands out one run, the same at every call.
+using RunWalk = std::function<absl::Status(RunListener*)>;
 
 // Reads the .bwrun to its end.  NOT_FOUND: it cannot be read.
 // INVALID_ARGUMENT: damaged, cut off, or not a recording.

@@ -18,7 +18,7 @@ class Replayer final : public RunListener {
   void OnHello(const RunDescription& run) override {
     if (judge_ == nullptr) {
       name_ = run.name;
-      judge_ = std::make_unique<RunJudge>(options_.judge, run);
+      judge_ = std::make_unique<RunJudge>(options_.judge, run, options_.bank);
     }
     judge_->OnHello(run, &transitions_);
     Print();

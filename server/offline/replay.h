@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "server/detect/detector_bank.h"
 #include "server/detect/judge_options.h"
 
 namespace bellwether::server {
@@ -15,6 +16,7 @@ struct ReplayOptions {
   bool json = false;        // One object a line per transition; else sentences.
   int64_t until_step = -1;  // Stop after this step; -1 = to the end.
   JudgeOptions judge;
+  DetectorBank* bank = nullptr;  // Null = the CPU's.
 };
 
 // Prints to standard output.  INVALID_ARGUMENT: damaged or not a recording.

@@ -20,9 +20,49 @@ namespace {
 
 constexpr char kEnding[] = ".bwrun";
 
+double SecondsSince(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+// The rules of others, given samples by the hundred: a clock that is read at
+// every step would cost more than they do.
+class PeerScorer {
+ public:
+  PeerScorer() : rules_(MakePeerRules()), seconds_(rules_.size()), waiting_(256) {}
+
+  void Observe(const StepSample& sample) {
+    waiting_[count_++] = sample;
+    if (count_ == waiting_.size()) Flush();
+  }
+
+  std::vector<PeerScore> Finish() {
+    Flush();
+    std::vector<PeerScore> scores;
+    for (size_t i = 0; i < rules_.size(); ++i) scores.push_back({rules_[i]->name(), rules_[i]->alarms(), seconds_[i]});
+    return scores;
+  }
+
+ private:
+  void Flush() {
+    for (size_t i = 0; i < rules_.size(); ++i) {
+      const auto begin = std::chrono::steady_clock::now();
+      for (size_t sample = 0; sample < count_; ++sample) rules_[i]->Observe(waiting_[sample]);
+      seconds_[i] += SecondsSince(begin);
+    }
+    count_ = 0;
+  }
+
+  const std::vector<std::unique_ptr<PeerRule>> rules_;
+  std::vector<double> seconds_;
+  std::vector<StepSample> waiting_;
+  size_t count_ = 0;
+};
+
 class Scorer final : public RunListener {
  public:
-  Scorer(const JudgeOptions& options, RunScore* score) : options_(options), score_(score), peers_(MakePeerRules()) {}
+  Scorer(const JudgeOptions& options, bool peers, RunScore* score) : options_(options), score_(score) {
+    if (peers) peers_.emplace();
+  }
 
   void OnHello(const RunDescription& run) override {
     if (judge_ == nullptr) judge_ = std::make_unique<RunJudge>(options_, run);
@@ -32,11 +72,12 @@ class Scorer final : public RunListener {
 
   void OnSample(const StepSample& sample) override {
     truth_.Observe(sample);
-    for (const auto& peer : peers_) peer->Observe(sample);
+    if (peers_) peers_->Observe(sample);
+    ++score_->samples;
     for (const SignalId signal : sample.signals()) score_->values += static_cast<int64_t>(sample.matrix(signal).size());
     const auto begin = std::chrono::steady_clock::now();
     judge_->Observe(sample, &transitions_);
-    score_->judge_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    score_->judge_seconds += SecondsSince(begin);
     Note();
     if (sample.has(SignalId::kWqSigma)) etas_.emplace_back(sample.step, judge_->eta());
   }
@@ -50,7 +91,7 @@ class Scorer final : public RunListener {
     const Truth& seen = truth_.truth();
     score_->truth = label != nullptr ? label->truth : seen;
     score_->truth.steps = seen.steps;
-    for (const auto& peer : peers_) score_->peers.push_back({peer->name(), peer->alarms()});
+    if (peers_) score_->peers = peers_->Finish();
     if (score_->first_warning < 0 || score_->failed_at() < 0) return;
     const int64_t middle = (score_->first_warning + score_->failed_at()) / 2;
     const auto at = std::find_if(etas_.begin(), etas_.end(), [&](const auto& eta) { return eta.first >= middle; });
@@ -66,7 +107,12 @@ class Scorer final : public RunListener {
         score_->first_warning = transition.step;
         score_->named_heads = transition.heads;
       }
-      if (warned_.insert(transition.key).second) ++score_->warnings;
+      if (warned_.insert(transition.key).second) {
+        ++score_->warnings;
+        ++score_->warned_by[transition.evidence.empty()
+                                ? transition.rule
+                                : absl::StrCat(transition.evidence[0].signal, " ", transition.evidence[0].detector)];
+      }
       if (transition.severity < Severity::kCritical) continue;
       if (score_->first_critical < 0) score_->first_critical = transition.step;
       if (critical_.insert(transition.key).second) ++score_->criticals;
@@ -78,7 +124,7 @@ class Scorer final : public RunListener {
   RunScore* const score_;
   std::unique_ptr<RunJudge> judge_;
   TruthFinder truth_;
-  std::vector<std::unique_ptr<PeerRule>> peers_;
+  std::optional<PeerScorer> peers_;
   std::vector<Transition> transitions_;
   std::set<std::string> warned_, critical_;  // Alerts, by key.
   std::vector<std::pair<int64_t, Eta>> etas_;
@@ -116,42 +162,65 @@ absl::StatusOr<RunLabels> ReadRunLabels(const std::string& path) {
   return labels;
 }
 
-absl::StatusOr<RunScore> ScoreRun(const std::string& file, const RunLabel* label, const JudgeOptions& options) {
+absl::StatusOr<RunScore> ScoreWalk(const std::string& name, const RunWalk& walk, const RunLabel* label,
+                                   const JudgeOptions& options, bool peers) {
   RunScore score;
-  score.run = std::filesystem::path(file).stem().string();
+  score.run = name;
   if (label != nullptr) score.family = label->family;
-  Scorer scorer(options, &score);
-  BW_RETURN_IF_ERROR(WalkRecordedRun(file, &scorer));
+  Scorer scorer(options, peers, &score);
+  BW_RETURN_IF_ERROR(walk(&scorer));
   scorer.Finish(label);
   return score;
 }
 
-absl::StatusOr<std::vector<RunScore>> ScoreRuns(const ScorecardOptions& options) {
+absl::StatusOr<RunScore> ScoreRun(const std::string& file, const RunLabel* label, const JudgeOptions& options) {
+  const auto walk = [&](RunListener* listener) { return WalkRecordedRun(file, listener); };
+  return ScoreWalk(std::filesystem::path(file).stem().string(), walk, label, options);
+}
+
+const RunLabel* RunFolder::LabelOf(const std::string& file) const {
+  const auto label = labels.find(std::filesystem::path(file).stem().string());
+  return label == labels.end() ? nullptr : &label->second;
+}
+
+absl::StatusOr<RunFolder> OpenRunFolder(const std::string& folder, const std::string& labels) {
   std::error_code error;
-  std::vector<std::filesystem::path> files;
-  for (const auto& entry : std::filesystem::directory_iterator(options.folder, error)) {
-    if (entry.path().extension() == kEnding) files.push_back(entry.path());
+  RunFolder runs;
+  int traces = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    if (entry.path().extension() == kEnding) runs.files.push_back(entry.path().string());
+    if (entry.path().extension() == ".npz") ++traces;
   }
-  if (error) return absl::NotFoundError(absl::StrCat(options.folder, ": ", error.message()));
-  if (files.empty()) {
-    return absl::NotFoundError(absl::StrCat(options.folder, " holds no *", kEnding,
-                                            "; make them of traces with python -m bellwether npz2run"));
+  if (error) return absl::NotFoundError(absl::StrCat(folder, ": ", error.message()));
+  if (runs.files.empty()) {
+    const std::string how = "python -m bellwether npz2run NAME.npz NAME.bwrun";
+    return absl::NotFoundError(
+        traces == 0
+            ? absl::StrCat(folder, " holds no *", kEnding, "; a trace becomes one by `", how, "`")
+            : absl::StrCat(folder, " holds ", traces, " *.npz and no *", kEnding, ": convert each with `", how, "`"));
   }
-  std::sort(files.begin(), files.end());
-  RunLabels labels;
-  if (const std::filesystem::path beside = std::filesystem::path(options.folder) / "labels.json";
-      !options.labels.empty() || std::filesystem::exists(beside)) {
-    BW_ASSIGN_OR_RETURN(labels, ReadRunLabels(options.labels.empty() ? beside.string() : options.labels));
+  std::sort(runs.files.begin(), runs.files.end());
+  if (const std::filesystem::path beside = std::filesystem::path(folder) / "labels.json";
+      !labels.empty() || std::filesystem::exists(beside)) {
+    BW_ASSIGN_OR_RETURN(runs.labels, ReadRunLabels(labels.empty() ? beside.string() : labels));
   }
-  std::vector<RunScore> scores;
-  for (const auto& file : files) {
-    const auto label = labels.find(file.stem().string());
-    BW_ASSIGN_OR_RETURN(RunScore score,
-                        ScoreRun(file.string(), label == labels.end() ? nullptr : &label->second, options.judge));
-    scores.push_back(std::move(score));
-    if (options.progress) options.progress(scores.size(), files.size());
+  return runs;
+}
+
+absl::StatusOr<Scorecard> ScoreRuns(const ScorecardOptions& options) {
+  BW_ASSIGN_OR_RETURN(const RunFolder folder, OpenRunFolder(options.folder, options.labels));
+  Scorecard card;
+  size_t done = 0;
+  for (const std::string& file : folder.files) {
+    absl::StatusOr<RunScore> score = ScoreRun(file, folder.LabelOf(file), options.judge);
+    if (score.ok()) {
+      card.scores.push_back(*std::move(score));
+    } else {
+      card.failures.emplace_back(score.status().message());
+    }
+    if (options.progress) options.progress(++done, folder.files.size());
   }
-  return scores;
+  return card;
 }
 
 }  // namespace bellwether::server

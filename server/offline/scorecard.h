@@ -17,6 +17,7 @@
 
 #include "absl/status/statusor.h"
 #include "server/detect/judge_options.h"
+#include "server/offline/recorded_run.h"
 #include "server/offline/truth.h"
 #include "server/store/run_types.h"
 
@@ -38,6 +39,7 @@ absl::StatusOr<RunLabels> ReadRunLabels(const std::string& file);
 struct PeerScore {
   std::string rule;
   std::vector<int64_t> alarms;  // Steps.
+  double seconds = 0;           // That it took.
 };
 
 struct RunScore {
@@ -50,9 +52,11 @@ struct RunScore {
   // there is none): (said - true) / true.  Empty: nothing was said.
   std::optional<double> eta_error;
   int64_t warnings = 0, criticals = 0;  // Alerts that got so far.
+  // The warnings by their first evidence: "drift_ratio growth".
+  std::map<std::string, int64_t> warned_by;
   std::vector<PeerScore> peers;
   double judge_seconds = 0;
-  int64_t values = 0;  // That the judge was given.
+  int64_t samples = 0, values = 0;  // That the judge was given.
 
   bool fails() const { return truth.t_sigma >= 0 || truth.t_loss >= 0; }
   // Deserves neither warning nor critical.
@@ -61,20 +65,49 @@ struct RunScore {
   int64_t false_criticals() const { return quiet() || family == "drifting" ? criticals : 0; }
   // The failure that a warning is held against; -1 = none.
   int64_t failed_at() const { return truth.t_sigma >= 0 ? truth.t_sigma : truth.t_loss; }
+  // Steps from the first warning or critical to failed_at(); 0 = too late, or
+  // nothing failed.
+  int64_t lead() const { return LeadOf(first_warning); }
+  int64_t critical_lead() const { return LeadOf(first_critical); }
+
+ private:
+  int64_t LeadOf(int64_t step) const { return step < 0 || step >= failed_at() ? 0 : failed_at() - step; }
 };
 
-// `label`: null if nothing is known.  Errors as WalkRecordedRun.
+// `label`: null if nothing is known.  `peers`: whether the rules of others are
+// asked too.  Errors: those of `walk`.
+absl::StatusOr<RunScore> ScoreWalk(const std::string& name, const RunWalk& walk, const RunLabel* label,
+                                   const JudgeOptions& options, bool peers = true);
+// Errors as WalkRecordedRun.
 absl::StatusOr<RunScore> ScoreRun(const std::string& file, const RunLabel* label, const JudgeOptions& options);
 
+// The recordings of a folder and what is known of them.
+struct RunFolder {
+  std::vector<std::string> files;  // .bwrun, by rising name; others are left alone.
+  RunLabels labels;
+
+  // Null if nothing is known.
+  const RunLabel* LabelOf(const std::string& file) const;
+};
+// `labels` empty: labels.json of the folder, if it has one.  NOT_FOUND: no such
+// folder, or no recording in it.  INVALID_ARGUMENT: the labels, as above.
+absl::StatusOr<RunFolder> OpenRunFolder(const std::string& folder, const std::string& labels);
+
+using Progress = std::function<void(size_t done, size_t of)>;  // May be null.
+
 struct ScorecardOptions {
-  std::string folder;  // Of .bwrun files; other files are left alone.
-  std::string labels;  // Empty: labels.json of the folder, if it has one.
+  std::string folder, labels;  // As OpenRunFolder.
   JudgeOptions judge;
-  std::function<void(size_t done, size_t of)> progress;  // May be null.
+  Progress progress;
 };
 
-// By rising name.  NOT_FOUND: no such folder, or no recording in it.
-absl::StatusOr<std::vector<RunScore>> ScoreRuns(const ScorecardOptions& options);
+struct Scorecard {
+  std::vector<RunScore> scores;       // By rising name.
+  std::vector<std::string> failures;  // "FILE: why", of runs that cannot be read.
+};
+
+// Errors as OpenRunFolder; a file that cannot be read is a failure of its own.
+absl::StatusOr<Scorecard> ScoreRuns(const ScorecardOptions& options);
 
 }  // namespace bellwether::server
 

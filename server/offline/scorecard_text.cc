@@ -75,9 +75,6 @@ bool Contains(const std::vector<Head>& heads, Head head) {
 
 std::string StepText(int64_t step) { return step < 0 ? "-" : absl::StrCat(step); }
 std::string HeadText(Head head) { return absl::StrCat("L", head.layer, " H", head.head); }
-std::string RateText(const Rate& rate) {
-  return absl::StrFormat("%.3f (%.3f to %.3f)", rate.value, rate.lower, rate.upper);
-}
 
 Json StepJson(int64_t step) { return step < 0 ? Json(nullptr) : Json(step); }
 Json HeadJson(Head head) { return Json::array({head.layer, head.head}); }
@@ -108,10 +105,14 @@ Json ToJson(const RunScore& score) {
   return json;
 }
 
-Json ToJson(const ScorecardTotals& totals, size_t runs) {
+Json ToJson(const ScorecardTotals& totals, const Scorecard& card) {
   Json json;
   json["run"] = nullptr;
-  json["runs"] = runs;
+  json["runs"] = card.scores.size();
+  json["failures"] = card.failures;
+  json["mean_lead"] = totals.mean_lead;
+  json["mean_critical_lead"] = totals.mean_critical_lead;
+  json["critical_in_time"] = totals.critical_in_time;
   for (const RuleTotals& rule : totals.rules) {
     Json& entry = json["rules"].emplace_back();
     entry["rule"] = rule.rule;
@@ -121,6 +122,7 @@ Json ToJson(const ScorecardTotals& totals, size_t runs) {
     entry["quiet"] = rule.quiet;
     entry["quiet_warned"] = rule.quiet_warned;
     entry["false_warnings"] = RateJson(rule.false_warnings);
+    entry["ns_per_step"] = rule.ns_per_step;
   }
   json["heads"] = {{"runs", totals.with_heads},
                    {"layer_right", totals.layer_right},
@@ -134,6 +136,10 @@ Json ToJson(const ScorecardTotals& totals, size_t runs) {
 }
 
 }  // namespace
+
+std::string RateText(const Rate& rate) {
+  return absl::StrFormat("%.3f (%.3f to %.3f)", rate.value, rate.lower, rate.upper);
+}
 
 Rate MakeRate(int64_t count, int64_t steps) {
   Rate rate{.count = count, .steps = steps, .value = kNaN, .lower = kNaN, .upper = kNaN};
@@ -157,10 +163,17 @@ ScorecardTotals AddUp(const std::vector<RunScore>& scores) {
         AddUpRule(scores[0].peers[peer].rule, scores, [&](size_t i) { return scores[i].peers[peer].alarms; }));
   }
   double seconds = 0;
-  int64_t values = 0, sober_steps = 0;
+  int64_t values = 0, samples = 0, sober_steps = 0;
   for (const RunScore& score : scores) {
     seconds += score.judge_seconds;
     values += score.values;
+    samples += score.samples;
+    for (size_t peer = 0; peer < score.peers.size(); ++peer) {
+      totals.rules[peer + 1].ns_per_step += score.peers[peer].seconds;  // Divided below.
+    }
+    totals.mean_lead += static_cast<double>(score.lead());
+    totals.mean_critical_lead += static_cast<double>(score.critical_lead());
+    if (score.critical_lead() > 0) ++totals.critical_in_time;
     totals.false_criticals += score.false_criticals();
     if (score.quiet() || score.family == "drifting") sober_steps += score.truth.steps;
     if (score.first_warning < 0 || !score.fails()) continue;
@@ -182,16 +195,21 @@ ScorecardTotals AddUp(const std::vector<RunScore>& scores) {
     }
   }
   totals.false_criticals_rate = MakeRate(totals.false_criticals, sober_steps);
-  totals.ns_per_value = values == 0 ? 0 : seconds * 1e9 / static_cast<double>(values);
+  totals.ns_per_value = seconds * 1e9 / static_cast<double>(std::max<int64_t>(values, 1));
+  totals.rules[0].ns_per_step = seconds;
+  for (RuleTotals& rule : totals.rules) rule.ns_per_step *= 1e9 / static_cast<double>(std::max<int64_t>(samples, 1));
+  const auto failing = static_cast<double>(std::max<int64_t>(totals.rules[0].failing, 1));
+  totals.mean_lead /= failing;
+  totals.mean_critical_lead /= failing;
   return totals;
 }
 
-std::string ToTable(const std::vector<RunScore>& scores, const ScorecardTotals& totals) {
+std::string ToTable(const Scorecard& card, const ScorecardTotals& totals) {
   std::string text =
       "| run | family | t_sigma | t_loss | first warning | lead | first critical | named first | ETA error | false "
       "warnings, criticals |\n"
       "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n";
-  for (const RunScore& score : scores) {
+  for (const RunScore& score : card.scores) {
     const bool in_time = score.first_warning >= 0 && score.failed_at() >= 0;
     absl::StrAppend(
         &text, "| ", score.run, " | ", score.family.empty() ? "-" : score.family, " | ", StepText(score.truth.t_sigma),
@@ -204,25 +222,29 @@ std::string ToTable(const std::vector<RunScore>& scores, const ScorecardTotals& 
   absl::StrAppend(
       &text,
       "\n| rule | failing runs warned in time | median lead, steps | quiet runs warned | false warnings per 1,000 "
-      "steps (95 %) |\n| --- | --- | --- | --- | --- |\n");
+      "steps (95 %) | cost, ns a step |\n| --- | --- | --- | --- | --- | --- |\n");
   for (const RuleTotals& rule : totals.rules) {
     absl::StrAppend(&text, "| ", rule.rule, " | ", rule.warned_in_time, " of ", rule.failing, " | ",
                     rule.median_lead ? absl::StrFormat("%.0f", *rule.median_lead) : "-", " | ", rule.quiet_warned,
-                    " of ", rule.quiet, " | ", RateText(rule.false_warnings), " |\n");
+                    " of ", rule.quiet, " | ", RateText(rule.false_warnings), " | ",
+                    absl::StrFormat("%.0f", rule.ns_per_step), " |\n");
   }
-  absl::StrAppend(&text, "\nHeads: layer right in ", totals.layer_right, " of ", totals.with_heads,
-                  " runs, the first named explodes in ", totals.first_right, ", one of the first three in ",
-                  totals.first_three_right, ".\nTime left, at mid-course: said in ", totals.etas_known, " of ",
-                  totals.etas_asked, " runs, within 35 % in ", totals.etas_within_35_percent,
+  absl::StrAppend(&text, "\nOver all failing runs: mean lead ", absl::StrFormat("%.0f", totals.mean_lead),
+                  " steps, of the first critical ", absl::StrFormat("%.0f", totals.mean_critical_lead), " (in time in ",
+                  totals.critical_in_time, " of ", totals.rules[0].failing, ").\nHeads: layer right in ",
+                  totals.layer_right, " of ", totals.with_heads, " runs, the first named explodes in ",
+                  totals.first_right, ", one of the first three in ", totals.first_three_right,
+                  ".\nTime left, at mid-course: said in ", totals.etas_known, " of ", totals.etas_asked,
+                  " runs, within 35 % in ", totals.etas_within_35_percent,
                   ".\nFalse criticals per 1,000 steps: ", RateText(totals.false_criticals_rate),
                   absl::StrFormat(".\nCost: %.1f ns a value.\n", totals.ns_per_value));
   return text;
 }
 
-std::string ToJsonLines(const std::vector<RunScore>& scores, const ScorecardTotals& totals) {
+std::string ToJsonLines(const Scorecard& card, const ScorecardTotals& totals) {
   std::string text;
-  for (const RunScore& score : scores) absl::StrAppend(&text, ToJson(score).dump(), "\n");
-  return text + ToJson(totals, scores.size()).dump() + "\n";
+  for (const RunScore& score : card.scores) absl::StrAppend(&text, ToJson(score).dump(), "\n");
+  return text + ToJson(totals, card).dump() + "\n";
 }
 
 }  // namespace bellwether::server

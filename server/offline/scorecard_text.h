@@ -25,10 +25,14 @@ struct RuleTotals {
   int64_t quiet = 0, quiet_warned = 0;      // Runs.
   std::optional<double> median_lead;        // Steps from the warning to failed_at(), of those.
   Rate false_warnings;                      // Over the quiet runs.
+  double ns_per_step = 0;
 };
 
 struct ScorecardTotals {
   std::vector<RuleTotals> rules;  // Ours first.
+  // Of ours, over all failing runs; a lead of 0 is too late.
+  double mean_lead = 0, mean_critical_lead = 0;
+  int64_t critical_in_time = 0;
   // Runs of a failure with known heads: how many have one of them among the
   // first and the first three named heads, and the layer right.
   int64_t with_heads = 0, first_right = 0, first_three_right = 0, layer_right = 0;
@@ -39,10 +43,13 @@ struct ScorecardTotals {
 };
 ScorecardTotals AddUp(const std::vector<RunScore>& scores);
 
+// "0.010 (0.000 to 0.056)"
+std::string RateText(const Rate& rate);
+
 // Markdown, readable in a terminal.
-std::string ToTable(const std::vector<RunScore>& scores, const ScorecardTotals& totals);
+std::string ToTable(const Scorecard& card, const ScorecardTotals& totals);
 // One object a line: every run, then one with "run": null for the set.
-std::string ToJsonLines(const std::vector<RunScore>& scores, const ScorecardTotals& totals);
+std::string ToJsonLines(const Scorecard& card, const ScorecardTotals& totals);
 
 }  // namespace bellwether::server
 

@@ -39,6 +39,7 @@ enum class WalKind : uint8_t {
   kStepClosed = 4,   // The server closed a step by its deadline.
   // 5 is not used: the database keeps people's notes itself.
   kSilence = 6,      // Ranks fell silent or spoke again.
+  kRules = 7,        // The run is judged by other rules from here on: their text.
 };
 
 struct WalRecord {

@@ -530,6 +530,17 @@ class ServerBinaryTest(unittest.TestCase):
         self.assertEqual(result.returncode, 3)
         self.assertEqual(self.call("replay", str(self.folder / "missing")).returncode, 2)
 
+    def test_scorecard_passes_its_arguments_on(self) -> None:
+        self.fake(self.folder, 1)
+        folder = str(self.folder)
+        result = self.call("scorecard", "--without", "ties", folder, "--without=drift.leak", "--json", "--labels",
+                           folder + "/file")
+        self.assertEqual(result.stdout, f"{self.folder.name} scorecard --json --labels {folder}/file --without ties "
+                                        f"--without drift.leak {folder}\n")
+        self.assertEqual(result.returncode, 1)
+        synthetic = self.call("scorecard", "--synthetic", "--runs", "2", "--seed", "7")
+        self.assertEqual(synthetic.stdout, f"{self.folder.name} scorecard --synthetic --runs 2 --seed 7\n")
+
     def test_beside_before_path(self) -> None:
         self.fake(self.folder / "elsewhere", 0)
         file = str(self.folder / "file")
@@ -545,8 +556,27 @@ class ServerBinaryTest(unittest.TestCase):
             self.assertEqual(result.stdout, f"{self.folder.name} --config.check --config.file={file}\n")
             self.assertEqual(result.returncode, expected)
 
+    def test_rules_pass_arguments_output_and_exit_code_through(self) -> None:
+        file = str(self.folder / "file")
+        for arguments in (
+            ("rules", "check", file),
+            ("rules", "test", file, file),
+            ("rules", "explain", file),
+            ("rules", "explain", file, "drift"),
+            ("replay", file, "--rules", file),
+            ("scorecard", str(self.folder), "--rules", file),
+        ):
+            for code in (0, 1, 3):
+                self.fake(self.folder, code)
+                result = self.call(*arguments)
+                self.assertEqual(result.stdout, f"{self.folder.name} {' '.join(arguments)}\n")
+                self.assertEqual(result.returncode, code)
+        for arguments in (("rules",), ("rules", "check"), ("rules", "check", file + "-missing"), ("rules", "test")):
+            self.assertEqual(self.call(*arguments).returncode, 2, arguments)
+
     def test_no_binary_is_a_failure_that_explains_itself(self) -> None:
-        for arguments in (("replay", str(self.folder / "file")), ("check", "config", str(self.folder / "file"))):
+        file = str(self.folder / "file")
+        for arguments in (("replay", file), ("check", "config", file), ("rules", "check", file)):
             result = self.call(*arguments)
             self.assertEqual((result.returncode, result.stdout), (1, ""))
             self.assertIn("bellwetherd cannot be started", result.stderr)

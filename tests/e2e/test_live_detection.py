@@ -4,7 +4,8 @@ Method: examples/tiny_transformer.py under the real hook, over real gRPC, to a r
 seeds 1 to 4 in bf16, which fail, and in fp32, their twins.  The alert is taken from the three
 places that people look at: a WatchAlerts stream, a webhook, and the first page in a browser.
 Each must name the layer while the trainer itself is still before the first sample at which
-sigma(W_Q) of layer 1 passes 3x that of the twin.
+sigma(W_Q) of layer 1 passes 3x that of the twin.  One pair also leaves checkpoints, which are
+scanned from outside.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from bellwether_process import BIN, ROOT, Server, free_port, wait_for
 
 SEEDS = (1, 2, 3, 4)
+SCANNED_SEED = 3
 STEPS = 6000
 SICK_LAYER = 1
 PLACES = ("watch", "webhook", "page")
@@ -118,11 +120,17 @@ def watching(server: Server, progress: Progress) -> Iterator[None]:
         yield
 
 
+def checkpoints(server: Server, attention: str) -> Path:
+    return server.folder / f"checkpoints-{attention}"
+
+
 def train(server: Server, progress: Progress, attention: str, seed: int) -> None:
     run = f"{attention}-{seed}"
     environment = {**os.environ, "BELLWETHER_LIB_DIR": str(BIN), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(ROOT / "examples/tiny_transformer.py"), "--attention", attention, "--seed", str(seed)]
     command += ["--steps", str(STEPS), "--server", server.grpc, "--run", run]
+    if seed == SCANNED_SEED:
+        command += ["--checkpoints", str(checkpoints(server, attention))]
     output = []
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout
@@ -175,3 +183,26 @@ def test_the_healthy_twins_get_no_critical(watched: tuple[Server, Progress]) -> 
         if alert["last"]["run"].startswith("fp32") and alert["last"]["severity"] == "SEVERITY_CRITICAL"
     ]
     assert alerts and criticals == []
+
+
+def test_checkpoints_alone_name_the_sick_layer(watched: tuple[Server, Progress]) -> None:
+    """The norms that a scan sends are those that the hook saw, and only the sick layer's leave the twin's.  (Two heads
+    are no peers for the rule on norms: beside the weights of a twin they speak, alone they do not.)"""
+    server = watched[0]
+    environment = {**os.environ, "BELLWETHER_LIB_DIR": str(BIN), "PYTHONPATH": str(ROOT / "client_lib/python")}
+    environment["XDG_STATE_HOME"] = str(server.folder / "state")
+    for attention in ("bf16", "fp32"):
+        command = [sys.executable, "-m", "bellwether", "scan", str(checkpoints(server, attention))]
+        command += ["--server", server.grpc, "--run", f"scan-{attention}"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    largest = []
+    for layer in range(2):
+        scanned = {a: server.series(f"scan-{a}", "wq_sigma", layer) for a in ("bf16", "fp32")}
+        for attention, values in scanned.items():
+            seen = server.series(f"{attention}-{SCANNED_SEED}", "wq_sigma", layer)
+            assert len(values) == STEPS / 100 and len(values.keys() & seen.keys()) > 20
+            assert all(values[step] == pytest.approx(seen[step], rel=1e-4) for step in values.keys() & seen.keys())
+        largest.append(max(scanned["bf16"][step] / scanned["fp32"][step] for step in scanned["bf16"] if step >= 500))
+    print(f"sigma(W_Q) of the checkpoints against the twin's, at most: {largest}")
+    assert [layer for layer, ratio in enumerate(largest) if ratio > 3] == [SICK_LAYER]

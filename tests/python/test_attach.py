@@ -6,6 +6,10 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
+import subprocess
+import sys
+import threading
 import weakref
 from pathlib import Path
 from typing import Any, Optional
@@ -196,17 +200,117 @@ def test_errors_in_forward_and_in_the_step_do_not_reach_training(
         assert monitor.status()["errors"] >= 3
 
 
-def test_a_dead_server_costs_nothing_but_the_data(tmp_path: Path) -> None:
-    model = Model(Shape())
-    with bellwether.attach(
-        model, server=f"unix:{tmp_path}/nobody.sock", run="dead", every=1
-    ) as monitor:
-        for step in range(5):
-            model(batch(Shape(), step)).sum().backward()
-            monitor.step(loss=1.0)
-        status = monitor.status()
+class Deaf:
+    """Somebody who takes connections at an address and never says a word; `slow` reads what
+    comes, byte by byte."""
+
+    def __init__(self, slow: bool) -> None:
+        self._slow = slow
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.heard = threading.Event()
+        self._taken: list[socket.socket] = []
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                taken, _ = self._listener.accept()
+                self._taken.append(taken)
+                self.heard.set()
+                while self._slow and taken.recv(1):
+                    pass
+            except OSError:
+                return  # Closed.
+
+    def close(self) -> None:
+        for each in (self._listener, *self._taken):
+            each.close()
+
+
+@pytest.mark.parametrize("server", ["dead", "hung", "slow"])
+def test_a_bad_server_costs_nothing_but_the_data(server: str, tmp_path: Path) -> None:
+    deaf = None if server == "dead" else Deaf(server == "slow")
+    address = f"unix:{tmp_path}/nobody.sock" if deaf is None else deaf.address
+
+    def train(address: Optional[str]) -> list[Tensor]:
+        torch.manual_seed(1)
+        model = Model(Shape())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        monitor = None
+        if address is not None:
+            monitor = bellwether.attach(
+                model, server=address, run=server, every=1, overhead_budget=1e9
+            )
+        for step in range(300):  # More than the ring holds.
+            loss = model(batch(Shape(), step, 1, 4)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if monitor is not None:
+                monitor.step(loss=loss)
+                if deaf is not None and step == 0:
+                    assert deaf.heard.wait(20)
+        if monitor is not None:
+            status = monitor.status()
+            assert status["errors"] == 0, status["last_error"]
+            assert status["link"] in ("starting", "connecting", "streaming")
+            assert not monitor.flush(0.05)
+            monitor.detach()
+        return [p.detach() for p in model.parameters()]
+
+    assert all(torch.equal(a, b) for a, b in zip(train(None), train(address)))
+    if deaf is not None:
+        deaf.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a full disk of one's own takes root")
+def test_a_full_disk_costs_nothing_but_the_recording(tmp_path: Path) -> None:
+    """In a mount namespace: a folder of 64 KiB."""
+    script = tmp_path / "train.py"
+    script.write_text(f"""\
+import sys
+sys.path[:0] = {sys.path[:3]!r}
+from pathlib import Path
+import torch, test_attach
+plain = test_attach.losses("plain", Path("."))
+found = test_attach.losses_on_a_full_disk(Path("small"))
+assert all(torch.equal(a, b) for a, b in zip(plain[0] + plain[1], found))
+""")
+    (tmp_path / "small").mkdir()
+    mount = "mount -t tmpfs -o size=64k none small && dd if=/dev/zero of=small/rest bs=4k"
+    command = f"{mount} 2>/dev/null; exec {sys.executable} train.py"
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", command],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    if "unshare failed" in done.stderr or "permission denied" in done.stderr:
+        pytest.skip("no mount namespace may be made here")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def losses_on_a_full_disk(folder: Path) -> list[Tensor]:
+    """What losses() gives, recorded to where nothing fits."""
+    torch.manual_seed(11)
+    model = Model(SHAPE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    monitor = bellwether.attach(
+        model, record=str(folder / "full.bwrun"), run="full", every=1, overhead_budget=1e9
+    )
+    found = []
+    for step in range(10):
+        loss = model(batch(SHAPE, step)).square().mean() + F.dropout(torch.ones(3), 0.5).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        monitor.step(loss=loss)
+        found.append(loss.detach())
+    assert not monitor.flush(2)
+    status = monitor.status()
     assert status["errors"] == 0, status["last_error"]
-    assert status["link"] in ("starting", "connecting")
+    assert status["counters"].error, "nobody was told"
+    monitor.detach()
+    return found + [p.detach() for p in model.parameters()]
 
 
 class Numbers(torch.utils.data.Dataset):

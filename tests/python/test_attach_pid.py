@@ -1,6 +1,6 @@
 """Goal: a job that runs already is watched and let go without a trace in its losses, stands
 still for a second at most, and every reason not to attach is told before it is touched.
-Method: real processes, entered by the real debugger; the script never imports us, and every
+Method: real processes, really entered; the script never imports us, and every
 loss is compared with that of a twin that was left alone.
 """
 
@@ -32,6 +32,9 @@ from recording import Recording
 
 LONG = bool(os.environ.get("BELLWETHER_LONG"))
 SICK_LAYER = 1
+ALREADY_ILL = 2000  # Its key gradients have leaked since about step 1,200 (seed 2).
+SAMPLES_MAX = 64  # Within which a job that is ill already must be called ill.
+CYCLES = 100 if LONG else 5
 # A step of this model takes 4 ms: the right share for a real one would leave no samples.
 DENSE = ("--every", "20", "--rows", "0", "--sequences", "0", "--overhead-budget", "0.5")
 
@@ -67,17 +70,21 @@ def assert_same(job: Job, twin: Job) -> None:
     assert visited[:length] == alone[:length]
 
 
-def named(server: Server, run: str) -> set[int]:
-    """Layers that firing alerts of some weight name."""
+def named(server: Server, run: str) -> dict[int, int]:
+    """Layers that alerts of some weight name, and the step at which each was first named."""
     alerts = server.call("ListAlerts", run=run, limit=1000)["alerts"]
-    serious = ("SEVERITY_WARNING", "SEVERITY_CRITICAL")
-    layers = {a["last"]["layer"] for a in alerts if a["last"]["severity"] in serious}
-    return layers - {-1}  # Of the whole run.
+    found: dict[int, int] = {}
+    for alert in alerts:
+        told = server.call("GetAlert", run=run, key=alert["last"]["key"])["alert"]["history"]
+        for t in told:
+            if t["severity"] in ("SEVERITY_WARNING", "SEVERITY_CRITICAL") and t["layer"] >= 0:
+                found[t["layer"]] = min(found.get(t["layer"], 1 << 60), int(t["step"]))
+    return found
 
 
 def test_the_sick_layer_is_named_and_no_loss_differs(tmp_path: Path) -> None:
     with Server(tmp_path) as server, twins(tmp_path) as (job, twin):
-        job.wait_for_step(200)
+        job.wait_for_step(ALREADY_ILL)
         said = attach(job.pid, "--server", server.grpc, "--run", "late", *DENSE)
         assert "2 attention layers of TinyTransformer are watched from step" in said
         # Refused by what /proc shows: the second one does not stop it.
@@ -89,9 +96,13 @@ def test_the_sick_layer_is_named_and_no_loss_differs(tmp_path: Path) -> None:
             assert job.process.poll() is None, "it ended before an alert"
             time.sleep(0.1)
         assert "run late is no longer watched" in attach(job.pid, "--detach")
-        assert named(server, "late") == {SICK_LAYER}
-        first = min(server.series("late", "wq_sigma", SICK_LAYER))
-        assert 200 <= first < 600  # The optimizer's own count.
+        (layer, step), *others = named(server, "late").items()
+        assert layer == SICK_LAYER and not others
+        samples = sorted(server.series("late", "wq_sigma", SICK_LAYER))
+        assert ALREADY_ILL <= samples[0] < ALREADY_ILL + 600  # The optimizer's own count.
+        needed = sum(1 for sample in samples if sample <= step)
+        print(f"attached at step {samples[0]}, named at {step}: {needed} samples")
+        assert needed <= SAMPLES_MAX
         assert_same(job, twin)
 
 
@@ -137,10 +148,9 @@ def test_both_ranks_of_a_launcher(tmp_path: Path) -> None:
 
 
 def test_many_visits_and_a_killed_visitor_harm_nothing(tmp_path: Path) -> None:
-    cycles = 100 if LONG else 3
     with twins(tmp_path) as (job, twin):
         job.wait_for_step(0)
-        for cycle in range(cycles):
+        for cycle in range(CYCLES):
             attach(
                 job.pid,
                 "--record",
@@ -150,30 +160,42 @@ def test_many_visits_and_a_killed_visitor_harm_nothing(tmp_path: Path) -> None:
                 *DENSE,
             )
             attach(job.pid, "--detach")
-        for delay in (0.0, 0.1):
-            kill_in_the_stop(job, delay, tmp_path)
+        for way in range(3):
+            kill_midway(job, way, tmp_path)
             time.sleep(1)  # What it had begun may end by itself: attached, or not.
             if processes.is_watched(job.pid):
                 subprocess.run(command(job.pid, "--detach"), env=ENVIRONMENT, timeout=100)
+        job.wait_for_step(250)
+        twin.wait_for_step(250)
         assert job.process.poll() is None, "it ended before the visits did"
         assert_same(job, twin)
 
 
-def kill_in_the_stop(job: Job, delay: float, folder: Path) -> None:
-    """kill -9 for the command, so long after the process was stopped."""
+def kill_midway(job: Job, way: int, folder: Path) -> None:
+    """kill -9 for the command: while it enters the process, or just before or after that."""
     visitor = subprocess.Popen(
         command(job.pid, "--record", folder / "k.bwrun", "--run", "killed"),
         env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    while not debugger._traced(job.pid):
+    while not entering(visitor.pid):
         assert visitor.poll() is None
-    time.sleep(delay)
+    time.sleep(0.02 * way)
     visitor.kill()
     visitor.wait()
     deadline = time.monotonic() + 10
-    while debugger._traced(job.pid):
+    while traced(job.pid):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def entering(pid: int) -> bool:
+    """Whether the command has started the program that enters."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return any(b"ptrace_call" in Path(f"/proc/{c}/cmdline").read_bytes() for c in children)
+
+
+def traced(pid: int) -> bool:
+    return "TracerPid:\t0\n" not in Path(f"/proc/{pid}/status").read_text()
 
 
 def test_a_call_that_does_not_return_is_taken_back(
@@ -187,11 +209,49 @@ def test_a_call_that_does_not_return_is_taken_back(
         maps = elf.mappings(Path(f"/proc/{job.pid}/maps").read_text())
         libc = next(m for m in maps if Path(m.path).name.startswith("libc.") and not m.offset)
         pause = elf.addresses(Path("/"), libc, ["pause"])["pause"]
-        with pytest.raises(DebuggerError, match=f"did not enter process {job.pid}"):
+        with pytest.raises(
+            DebuggerError, match=f"process {job.pid} was not entered: it took too long"
+        ):
             debugger.enter(replace(target, mmap=pause), "pass", tmp_path)
-        assert not debugger._traced(job.pid)
+        assert not traced(job.pid)
         job.wait_for_step(400)
         assert_same(job, twin)
+
+
+BUSY = """\
+import math, signal, time
+visits = alarms = wrong = 0
+def count(*_):
+    global alarms
+    alarms += 1
+signal.signal(signal.SIGALRM, count)
+signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+values = [1 / (1 + i) for i in range(20000)]
+exact = math.fsum(values)
+print("up", flush=True)
+while visits < 100:
+    wrong += math.fsum(values) != exact  # Within C, the vector registers in use.
+    begin = time.monotonic()
+    time.sleep(0.002)                    # Within a system call.
+    wrong += time.monotonic() - begin < 0.002
+print(visits, wrong, alarms > 50, flush=True)
+"""
+
+
+def test_a_hundred_entries_disturb_neither_sums_nor_sleeps_nor_signals(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        maps = elf.mappings(Path(f"/proc/{process.pid}/maps").read_text())
+        symbols = processes._python_symbols(process.pid, maps)[1]
+        libc = next(m for m in maps if Path(m.path).name.startswith("libc.") and not m.offset)
+        target = processes.Target(
+            process.pid, 0, 0, "busy", (3, 11), "2.13.0", symbols["Py_AddPendingCall"],
+            symbols["PyRun_SimpleString"], elf.addresses(Path("/"), libc, ["mmap"])["mmap"],
+        )  # fmt: skip
+        for _ in range(100):
+            assert debugger.enter(target, "visits += 1", tmp_path) < STOP_SECONDS_MAX
+        assert process.stdout.read() == b"100 0 True\n"
 
 
 # ---- refusals ----
@@ -311,7 +371,7 @@ def test_a_process_that_is_stopped_or_traced() -> None:
         assert f"is stopped: let it go on first (kill -CONT {pid})" in refusal(pid)
         os.kill(pid, signal.SIGCONT)
         with subprocess.Popen(["strace", "-o", "/dev/null", "-p", str(pid)], stderr=-1) as tracer:
-            while not debugger._traced(pid):
+            while not traced(pid):
                 time.sleep(0.01)
             assert f"is traced by process {tracer.pid} already" in refusal(pid)
             tracer.kill()
@@ -327,15 +387,15 @@ def test_what_yama_forbids() -> None:
 def test_versions_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     check = processes._check_versions
     check(7, (3, 11), "2.13.0+cpu")
-    for python_version, torch, why in (
+    for python_version, torch_version, why in (
         ((3, 8), "2.4.1", "process 7 runs Python 3.8: the package needs 3.9 or newer"),
         ((3, 9), "2.3.1", "process 7 runs torch 2.3.1: the package needs 2.4 or newer"),
         ((3, 99), "9.0.0", "process 7 runs Python 3.99 and this is Python"),
     ):
         with pytest.raises(Refusal, match=re.escape(why)):
-            check(7, python_version, torch)
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(Refusal, match="gdb is not installed"):
+            check(7, python_version, torch_version)
+    monkeypatch.setattr(processes.platform, "machine", lambda: "aarch64")
+    with pytest.raises(Refusal, match=r"Python 3\.11 on aarch64: before 3\.14 only x86_64"):
         check(7, (3, 11), "2.13.0")
 
 

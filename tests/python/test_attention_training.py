@@ -19,7 +19,7 @@ from batched_runs import Kind, Runs, example
 SEEDS = [1, 2, 3, 4]
 KINDS = [Kind("fa"), Kind("hp"), Kind("hpm"), Kind("fa", center=True), Kind(None)]
 FACTOR = 2.0  # Of the fp32 twin's sigma(W_Q): beyond it a run has exploded.
-STEPS = 4750
+STEPS = 5500
 # Of four seeds.  A single run proves little: rounding decides when it explodes, and one of
 # the healthy ones may.
 EXPLODING_MIN, EXPLODED_MAX = 3, 1

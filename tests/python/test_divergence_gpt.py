@@ -47,12 +47,14 @@ def run(text: Path, *options: str) -> dict[str, Any]:
     [("sdpa-flash", False), ("sdpa-flash", True), *((ours, False) for ours in example.OURS)],
 )
 def test_trains(attention: str, center: bool, text: Path) -> None:
-    got = run(text, "--attention", attention, *["--center"] * center)
-    assert got["steps"] == [0, 3, 6, 8] and got["ended"] == "done"
+    # The learning rate still rises all the while: so high a one shows in 31 steps.
+    learn = ["--steps", "31", "--every", "10", "--lr", "0.1"]
+    got = run(text, "--attention", attention, *["--center"] * center, *learn)
+    assert got["steps"] == [0, 10, 20, 30] and got["ended"] == "done"
     assert got["attention"] == [[0, attention + " centred" * center]]
     for curve in example.CURVES:
         assert len(got[curve]) == 4
-    assert got["loss"][-1] < got["loss"][0] < 1.1 * math.log(512)
+    assert got["loss"][-1] < 0.95 * got["loss"][0] < 1.1 * math.log(512)
     assert all(len(layers) == 2 for layers in got["sigma_wq"] + got["drift_ratio"])
 
 

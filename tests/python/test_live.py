@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,9 +18,19 @@ import pytest
 import torch
 
 import bellwether
-from bellwether import _native, private_server
+from bellwether import _native, private_server, scan_command
 
+from conftest import ROOT
 from models import Model, Shape, batch
+
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+sys.path.insert(0, str(ROOT / "examples"))
+import tiny_transformer
+from bellwether_process import Server, wait_for
+
+SEED = 2
+ALREADY_ILL = 2000  # Key gradients have leaked since about step 1,200.
+SAMPLES_MAX = 64  # Within which such a run must be called ill.
 
 
 @pytest.fixture
@@ -65,6 +76,73 @@ def test_from_attach_to_the_command(ended_server: None, tmp_path: Path) -> None:
         max(told["bellwether/layer0/wq_sigma_max"], told["bellwether/layer1/wq_sigma_max"]),
         rel=1e-5,
     )
+
+
+def test_a_scan_without_a_server_starts_one(
+    ended_server: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "outside"
+    folder.mkdir()
+    weights = {"layers.0.attn.qkv.weight": torch.randn(48, 16)}
+    torch.save({"model": weights, "config": {"n_head": 2}}, folder / "step_7.pt")
+    assert scan_command.main([str(folder)]) == 0
+    out, said = capsys.readouterr()
+    assert "#/run/outside" in said and out.startswith("step        7  sigma(W_Q) ")
+    matrix = json.loads(ask("-o", "json", "matrix", "outside", "wq_sigma"))
+    rows = [v for row in flat(matrix) for v in row]
+    heads = weights["layers.0.attn.qkv.weight"][:16].unflatten(0, (2, 8))
+    sigma = torch.linalg.matrix_norm(heads, ord=2)
+    assert max(rows) == pytest.approx(float(sigma.max()), rel=1e-5)
+
+
+def test_a_run_that_is_ill_already_is_called_ill(tmp_path: Path) -> None:
+    """The failing example, attached when its key gradients have leaked for hundreds of steps."""
+    torch.set_num_threads(1)
+    torch.manual_seed(SEED)
+    data = tiny_transformer.Data(SEED)
+    model = tiny_transformer.TinyTransformer()
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=tiny_transformer.LEARNING_RATE, betas=(0.9, 0.95),
+        weight_decay=0.0, fused=True,
+    )  # fmt: skip
+    monitor = None
+    with (
+        Server(tmp_path) as server,
+        torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION),
+    ):
+        for step in range(ALREADY_ILL + 20 * SAMPLES_MAX):
+            for group in optimizer.param_groups:
+                share = min(1.0, (step + 1) / tiny_transformer.WARM_UP_STEPS)
+                group["lr"] = tiny_transformer.LEARNING_RATE * share
+            if step == ALREADY_ILL:
+                monitor = bellwether.attach(
+                    model, server=server.grpc, run="late", every=20, rows=0, sequences=0,
+                    overhead_budget=1e9,
+                )  # fmt: skip
+                monitor.count_from(step)
+            tokens, target = data.batch()
+            error = tiny_transformer.LOSS_SCALE * (model(tokens) - target)
+            loss = (error**2)[:, tiny_transformer.SCORED_FROM :].mean()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), tiny_transformer.GRADIENT_NORM_MAX)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            if monitor is not None:
+                monitor.step(loss=loss)
+                if step % 100 == 0 and monitor.flush(20) and serious_layers(server):
+                    break
+        assert monitor is not None
+        monitor.detach()
+        wait_for("the sick layer is named", lambda: serious_layers(server), 20)
+        assert serious_layers(server) == {1}
+        print(f"attached at step {ALREADY_ILL}, named by step {step}")
+
+
+def serious_layers(server: Server) -> set[int]:
+    """Those that alerts of some weight name."""
+    alerts = server.call("ListAlerts", run="late", limit=100)["alerts"]
+    serious = ("SEVERITY_WARNING", "SEVERITY_CRITICAL")
+    return {a["last"]["layer"] for a in alerts if a["last"]["severity"] in serious} - {-1}
 
 
 def flat(thing: object) -> list[list[float]]:

@@ -17,7 +17,7 @@
 #include <utility>
 #include <vector>
 
-#include "server/detect/judge_options.h"
+#include "server/detect/rules_file.h"
 #include "tests/support/temp_directory.h"
 
 namespace bellwether::server {
@@ -65,7 +65,7 @@ class ShardTest : public testing::Test {
     database_ = *Database::Open(database);
     alerts_ = std::make_unique<AlertLog>(database_.get());
     EXPECT_TRUE(alerts_->Load().ok());
-    parts_ = {.judge_options = &judge_options_,
+    parts_ = {.rules = &rules_,
               .database = database_.get(),
               .series = &series_,
               .alerts = alerts_.get(),
@@ -101,8 +101,25 @@ class ShardTest : public testing::Test {
     return lsn;
   }
 
+  // Lets the shard look at the clock, and returns when it has.
+  void Tick() {
+    clock_.Advance(1'000'000'000);
+    for (int i = 0; i < 2; ++i) shard_->Barrier([] {});
+  }
+  // "run: text" of every change of rules that the log holds.
+  std::vector<std::string> RulesInLog() {
+    EXPECT_TRUE(wal_->Sync(wal_->last_lsn()).ok());
+    std::vector<std::string> found;
+    const auto visit = [&](const WalRecord& record) {
+      if (record.kind == WalKind::kRules) found.push_back(std::to_string(record.run) + ": " + record.payload);
+      return absl::OkStatus();
+    };
+    EXPECT_TRUE(wal_->Read(1, wal_->last_lsn(), visit).ok());
+    return found;
+  }
+
   TempDirectory directory_;
-  JudgeOptions judge_options_;
+  RulesInForce rules_{JudgeOptions()};
   SaveWatch series_;
   RunTable table_;
   Counters counters_;
@@ -144,6 +161,36 @@ TEST_F(ShardTest, TheLogKeepsWhatCameAfterItsRunWasSaved) {
 
   series_.on_save = nullptr;
   EXPECT_GT(shard_->CommitAll(), late);
+}
+
+TEST_F(ShardTest, OtherRulesReachEachRunThroughItsLogOnceAndAreSavedWithIt) {
+  for (const RunId run : {1, 2}) AddRun(run);
+  Tick();
+  EXPECT_THAT(RulesInLog(), ElementsAre()) << "nothing has changed";
+  const auto off = ParseRules("off: [nonfinite]", "r.yml");
+  ASSERT_TRUE(off.ok());
+  rules_.Set(*off);
+  for (int i = 0; i < 3; ++i) Tick();
+  EXPECT_THAT(RulesInLog(), ElementsAre("1: off: [nonfinite]", "2: off: [nonfinite]"));
+  const auto read_again = ParseRules("off: [nonfinite]", "r.yml");
+  rules_.Set(*read_again);
+  Tick();
+  EXPECT_EQ(RulesInLog().size(), 2u) << "the same words are no change";
+
+  Send(1, 0, std::numeric_limits<float>::quiet_NaN());
+  shard_->CommitAll();
+  EXPECT_TRUE(alerts_->List(1, true).empty());
+  LiveRun again(parts_, *database_->GetRun(1));
+  ASSERT_TRUE(again.Load().ok());
+  EXPECT_FALSE(again.RulesDiffer(*read_again)) << "its state holds them";
+  EXPECT_TRUE(again.RulesDiffer(rules_.built_in()));
+
+  rules_.Set(nullptr);
+  Tick();
+  EXPECT_THAT(RulesInLog(), ElementsAre("1: off: [nonfinite]", "2: off: [nonfinite]", "1: ", "2: "));
+  Send(1, 1, std::numeric_limits<float>::quiet_NaN());
+  shard_->CommitAll();
+  EXPECT_EQ(alerts_->List(1, true).size(), 1u);
 }
 
 }  // namespace

@@ -19,26 +19,34 @@ if TYPE_CHECKING:
     from .attending import attention
     from .centering import center_keys
     from .monitor import Monitor
+    from .parallel import Parallel
     from .stabilizing import Stabilizer, stabilize
+    from .wrapping import unwrap_attention, wrap_attention
 
 __all__ = [
     "Monitor",
+    "Parallel",
     "Stabilizer",
     "__version__",
     "attach",
     "attention",
     "center_keys",
     "stabilize",
+    "unwrap_attention",
+    "wrap_attention",
 ]
 
 # Where each name lives; no module may bear the name of what it holds, or importing it hides that.
 _HOMES = {
     "Monitor": "monitor",
+    "Parallel": "parallel",
     "Stabilizer": "stabilizing",
     "attach": "attaching",
     "attention": "attending",
     "center_keys": "centering",
     "stabilize": "stabilizing",
+    "unwrap_attention": "wrapping",
+    "wrap_attention": "wrapping",
 }
 
 

@@ -1,4 +1,4 @@
-"""python -m bellwether attach | doctor | run | npz2run | version."""
+"""python -m bellwether attach | doctor | run | scan | npz2run | version."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ USAGE = """usage: python -m bellwether COMMAND ...
   attach PID [--detach]       watches a process that runs already, or ends that
   doctor [script.py args]     says why there is no data
   run script.py args          runs a training script, untouched, under watch
+  scan DIR [--follow]         watches a run by the checkpoints that it writes
   npz2run IN.npz OUT.bwrun    turns a recorded trace into a recorded run
   version                     versions of the package and the libraries
 """
@@ -46,6 +47,10 @@ def main(arguments: Optional[list[str]] = None) -> int:
         from . import runner
 
         return runner.main(rest)
+    if command == "scan":
+        from . import scan_command
+
+        return scan_command.main(rest)
     if command == "npz2run":
         from . import npz2run
 

@@ -1,7 +1,7 @@
 """python -m bellwether attach PID: watches a training job that runs already, or ends that.
 
 looks        at the processes, and says why not before anything is stopped (processes.py)
-enters       each one, standing still for a fraction of a second (debugger.py)
+enters       each one, its main thread away for a millisecond (debugger.py)
 waits        for the report of what happened at the next optimizer step (inside.py)
 """
 
@@ -187,7 +187,7 @@ def _visit(targets: list[Target], request: dict[str, Any], wait: float) -> bool:
             good = good and bool(told["ok"])
             print(
                 f"process {visitor.target.pid}: {told['text']} "
-                f"(it stood for {visitor.stopped:.2f} s)",
+                f"(it stood for {visitor.stopped:.4f} s)",
                 file=sys.stdout if told["ok"] else sys.stderr,
             )
             for name in ("page_url", "record"):

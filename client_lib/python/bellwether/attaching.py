@@ -9,6 +9,7 @@ from torch import nn
 
 from . import intercept, log, private_server, probe
 from .monitor import Monitor, watching
+from .parallel import Parallel, detect
 from .ranks import own_path, rank_and_world
 from .settings import resolve
 
@@ -41,6 +42,14 @@ def _choose_sink(monitor: Monitor) -> None:
         )
 
 
+def _detected(model: nn.Module) -> Optional[Parallel]:
+    try:
+        return detect(model)
+    except Exception as e:  # Another torch: DTensors that answer to other names.
+        log.warning(f"tensor parallelism was not recognised: {type(e).__name__}: {e}")
+        return None
+
+
 def attach(
     model: nn.Module,
     *,
@@ -59,6 +68,7 @@ def attach(
     weights: Optional[dict[str, tuple[str, str]]] = None,
     on_alert: Optional[Callable[[dict[str, Any]], None]] = None,
     weights_only: bool = False,
+    parallel: Optional[Parallel] = None,
 ) -> Monitor:
     """Watches `model` from its next forward pass on; the same handle if it is watched already.
 
@@ -79,6 +89,8 @@ def attach(
     on_alert  called with each change of an alert of this run, on a thread of its own
     weights_only  leave the forward and backward pass alone, as a model must be that was compiled
               before: only the norms of W_Q and W_K are measured, at the optimizer step
+    parallel  a bellwether.Parallel: where this process's layers and heads lie in the whole model;
+              default: by the weights where they are split by tensor parallelism, else all of it
 
     Raises ValueError for a bad argument; nothing else, and nothing later.
     """
@@ -96,10 +108,12 @@ def attach(
     known = watching(model)
     if known is not None:
         return known
-    monitor = Monitor(model, settings)
+    placed = parallel or _detected(model)
+    monitor = Monitor(model, settings, placed)
     if settings.disabled:
         return monitor
-    if settings.ranks == "dp0" and rank_and_world()[0] != 0:
+    first = placed.data[0] == 0 if placed is not None else rank_and_world()[0] == 0
+    if settings.ranks == "dp0" and not first:
         monitor.why_off = "another rank reports"
         return monitor
     missing = probe.available()

@@ -15,7 +15,6 @@ from .centering import center_keys
 from .probe import DTYPES
 
 HEAD_DIM_MAX = {"cpu": 1024, "cuda": 256}
-CUDA_MODES = ("fa", "hp", "hpm", "paper", "sr")
 
 CuSeqlens = Union[Tensor, tuple[Tensor, Tensor]]
 
@@ -32,7 +31,7 @@ def say_once(reason: str) -> None:
         log.warning(f"attention is PyTorch's own, not stabilized: {reason}")
 
 
-def unsupported(q: Tensor, k: Tensor, v: Tensor, mode: str) -> Optional[str]:
+def unsupported(q: Tensor, k: Tensor, v: Tensor) -> Optional[str]:
     """Why no kernel takes these [batch, heads, tokens, dim]; None if one does."""
     device = q.device
     lacks = machine_lacks(device)
@@ -49,8 +48,6 @@ def unsupported(q: Tensor, k: Tensor, v: Tensor, mode: str) -> Optional[str]:
         return f"heads have {q.shape[3]} elements, and {HEAD_DIM_MAX[device.type]} is the most"
     if on_cuda and q.shape[3] % 8:
         return f"heads have {q.shape[3]} elements, which is no multiple of 8"
-    if on_cuda and mode not in CUDA_MODES:
-        return f'mode "{mode}" on a GPU'
     if k.shape[2] == 0:
         return "there are no keys"
     return None
@@ -196,7 +193,7 @@ def attention(
     _check(q, k, v, mode, scale, window, softcap, center, enable_gqa)
     of_q, of_k = _packed(cu_seqlens, q.shape[0])
     q, k, v = cast_as_autocast(q, k, v)
-    reason = unsupported(q, k, v, mode)
+    reason = unsupported(q, k, v)
     if reason is not None:
         if softcap:
             raise ValueError(f"PyTorch's attention has no softcap, and ours does not run: {reason}")

@@ -130,8 +130,17 @@ class RunClient:
             number = self._numbers[signal] = signal_number(signal)
         return number
 
-    def push(self, step: int, blocks: Sequence[Block], *, time_unix_ns: int = 0) -> bool:
+    def push(
+        self,
+        step: int,
+        blocks: Sequence[Block],
+        *,
+        time_unix_ns: int = 0,
+        partial_rows: bool = False,
+    ) -> bool:
         """Queues one frame; False if it was dropped or the client is unavailable (counted).
+
+        partial_rows  the statistics are of the rows of one context-parallel shard
 
         Frames of more than BLOCKS_MAX blocks are refused.  Raises ClientError on bad arguments.
         """
@@ -150,6 +159,7 @@ class RunClient:
             step=step,
             time_unix_ns=time_unix_ns,
             blocks=native,
+            partial_rows=int(partial_rows),
         )
         return self._check(self._library.bw_client_push(self._handle, ctypes.byref(frame)))
 

@@ -120,7 +120,7 @@ def layer_findings(status: dict[str, Any]) -> list[Finding]:
                     False,
                     f"{name}: never called scaled_dot_product_attention with gradients on: eager "
                     'attention (transformers: attn_implementation="sdpa"; MultiheadAttention: '
-                    "need_weights=False), compiled code, or not used",
+                    "need_weights=False), compiled before attach(), or not used",
                 )
             )
         elif layer["heads"] and layer["fired"] == 0:

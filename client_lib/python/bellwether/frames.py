@@ -20,6 +20,7 @@ from .sample import Sample
 
 LATE_FRAMES_MAX = 64  # Frames that wait for a device; beyond it their numbers are left out.
 _POLL_SECONDS = 0.001
+GRAD_SCALE = "grad_scale"  # Among a step's values; no signal: what its gradients are divided by.
 
 
 class _Late:
@@ -63,6 +64,7 @@ class Frames:
     def __init__(self) -> None:
         self.last: dict[str, float] = {}
         self.device_seconds = 0.0  # What the kernels of a sample took on GPUs.
+        self.partial_rows = False  # Samples are of a context-parallel shard's rows.
         self._waiting: collections.deque[_Frame] = collections.deque()
 
     def push(
@@ -100,13 +102,14 @@ class Frames:
                 run[name] = value
             elif arrived:
                 run[name] = value.value()
+        scale = run.pop(GRAD_SCALE, 1.0)
         self.last.update(run)
         blocks = [Block(name, [value]) for name, value in run.items()]
         if frame.sample is not None and arrived:
-            blocks += frame.sample.blocks()
+            blocks += frame.sample.blocks(scale if scale else 1.0)
             self.last.update(frame.sample.summary())
             seconds = frame.sample.device_seconds()
             if seconds is not None:
                 self.device_seconds = seconds
         if client is not None:
-            client.push(frame.step, blocks[: _native.BLOCKS_MAX])
+            client.push(frame.step, blocks[: _native.BLOCKS_MAX], partial_rows=self.partial_rows)

@@ -1,8 +1,9 @@
-"""The stabilized attention for Hugging Face transformers.
+"""Hugging Face transformers: the stabilized attention, and a callback for its Trainer.
 
 import bellwether.hf
 bellwether.hf.register()
 model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="bellwether")
+trainer = Trainer(model, arguments, train_dataset=data, callbacks=[bellwether.hf.Callback()])
 """
 
 from __future__ import annotations
@@ -56,11 +57,19 @@ def attention_forward(
 
 def register() -> None:
     """Makes attn_implementation="bellwether" known, with the masks of "sdpa"."""
-    from transformers import (  # type: ignore[import-not-found]
+    from transformers import (
         AttentionInterface,
         AttentionMaskInterface,
     )
-    from transformers.masking_utils import sdpa_mask  # type: ignore[import-not-found]
+    from transformers.masking_utils import sdpa_mask
 
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Callback":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .hf_callback import Callback  # Needs transformers, which the rest does not.
+
+    return Callback

@@ -6,6 +6,7 @@ scaled_dot_product_attention, and `forward` of the classes of the attention modu
 notes on a thread-local stack which layer is running and what the function means inside it: a
 monitor wants the layer (`install`), stabilize() another function (`install_function`), and one
 module may have both.  What installs also uninstalls, and the last one leaves nothing behind.
+The one thing that hangs on an instance is what torch.compile needs (compiled_taps.py).
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import torch
 import torch.nn.functional as functional
 from torch import nn
 
+from . import compiled_taps, wrapping
+
 if TYPE_CHECKING:
     from .layer import Layer
 
@@ -31,10 +34,11 @@ NAME = "scaled_dot_product_attention"
 class _Running(threading.local):
     def __init__(self) -> None:
         # (layer or None, the saved-tensor hooks in force when its forward began, what
-        # scaled_dot_product_attention means inside)
-        self.stack: list[tuple[Optional[Layer], Any, Callable[..., Any]]] = []
+        # scaled_dot_product_attention means inside, the module's mark for torch.compile)
+        self.stack: list[_Entry] = []
 
 
+_Entry = tuple[Optional["Layer"], Any, Callable[..., Any], Any]
 _running = _Running()
 _lock = threading.RLock()
 _original: Callable[..., Any] = functional.scaled_dot_product_attention
@@ -44,6 +48,20 @@ _class_users: dict[type, int] = {}
 _class_forwards: dict[type, Optional[Any]] = {}  # None = inherited, so delete
 _names: list[tuple[Any, str, Any]] = []  # (namespace, name, what stood there)
 _users = 0
+
+
+def _push(entry: _Entry) -> None:
+    if torch.compiler.is_compiling():
+        compiled_taps.unseen(_running.stack.append, entry)
+    else:
+        _running.stack.append(entry)
+
+
+def _pop() -> None:
+    if torch.compiler.is_compiling():
+        compiled_taps.unseen(_running.stack.pop)
+    else:
+        _running.stack.pop()
 
 
 def _saved_tensor_hooks() -> Any:
@@ -69,7 +87,11 @@ def checkpoint_inside() -> bool:
 def _attention(*args: Any, **kwargs: Any) -> Any:
     if not _running.stack:
         return _original(*args, **kwargs)
-    layer, _, function = _running.stack[-1]
+    layer, _, function, mark = _running.stack[-1]
+    if torch.compiler.is_compiling():
+        if mark is None:
+            return function(*args, **kwargs)
+        return compiled_taps.attention(function, mark.tensor, args, kwargs)
     if layer is None:
         return function(*args, **kwargs)
     return layer.attention(function, args, kwargs)
@@ -93,27 +115,65 @@ def _function_in(module: nn.Module) -> Callable[..., Any]:
 def _patched_forward(inherited: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(inherited)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        function = _function_in(self)
+        # Not asked for where there is none: id() of a module would tie a graph to it.
+        function = _function_in(self) if _functions else _original
         layer: Optional[Layer] = None
         hooks = None
-        if not torch.compiler.is_compiling():  # Compiled modules are not watched.
+        mark = getattr(self, compiled_taps.ATTRIBUTE, None)
+        if mark is not None and torch.compiler.is_compiling() and torch.compiler.is_exporting():
+            mark = None  # What leaves the process is the model alone.
+        contract = getattr(self, wrapping.ATTRIBUTE, None)
+        if not torch.compiler.is_compiling():
             layer = _layers.get(id(self))
             if layer is not None and layer.module() is not self:
                 layer = None
             hooks = _saved_tensor_hooks()
-        if layer is None and function is _original:
+        if layer is None and mark is None and contract is None and function is _original:
             return inherited(self, *args, **kwargs)
         if _running.stack:  # What this module leaves open, the one around it says.
             outer = _running.stack[-1]
             layer, hooks = (layer, hooks) if layer is not None else outer[:2]
             function = function if function is not _original else outer[2]
-        _running.stack.append((layer, hooks, function))
+            mark = mark if mark is not None else outer[3]
+        if contract is not None and (layer is not None or mark is not None):
+            return _by_contract(contract, inherited, self, (layer, hooks, mark), args, kwargs)
+        _push((layer, hooks, function, mark))
         try:
             return inherited(self, *args, **kwargs)
         finally:
-            _running.stack.pop()
+            _pop()
 
     return forward
+
+
+def _by_contract(
+    contract: wrapping.Contract, inherited: Callable[..., Any], module: nn.Module,
+    place: tuple[Optional[Layer], Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any],
+) -> Any:  # fmt: skip
+    """The forward of a module that is attention itself, between the taps."""
+    layer, hooks, mark = place
+
+    def forward(*inner: Any, **named: Any) -> Any:
+        _push((None, None, _original, None))  # It may call the function, too.
+        try:
+            return inherited(module, *inner, **named)
+        finally:
+            _pop()
+
+    read = contract.arguments(args, kwargs)
+    if read is None:
+        if layer is not None:
+            layer.note("q, k and v are not three tensors of four dimensions: not measured")
+        return forward(*args, **kwargs)
+    tensors, rest, named = read
+    extra: list[Any] = []
+    function = contract.inside(forward, rest, named, extra)
+    _push((layer, hooks, function, mark))
+    try:
+        output = _attention(*tensors, **contract.told())
+    finally:
+        _pop()
+    return contract.outside(output, extra)
 
 
 def is_patched(cls: type) -> bool:
@@ -169,14 +229,14 @@ def _patch_attributes(model: nn.Module) -> None:
                     _replace(cls, name, staticmethod(_attention))
 
 
-def _patch_class(cls: type) -> None:
+def patch_forward(cls: type) -> None:
     _class_users[cls] = _class_users.get(cls, 0) + 1
     if _class_users[cls] == 1:
         _class_forwards[cls] = vars(cls).get("forward")
         cls.forward = _patched_forward(cls.forward)  # type: ignore[attr-defined]
 
 
-def _restore_class(cls: type) -> None:
+def restore_forward(cls: type) -> None:
     _class_users[cls] -= 1
     if _class_users[cls] == 0:
         del _class_users[cls]
@@ -217,7 +277,8 @@ def install(model: nn.Module, layers: list[Layer]) -> None:
             if module is None:
                 continue
             _layers[id(module)] = layer
-            _patch_class(type(module))
+            compiled_taps.put(module, layer)
+            patch_forward(type(module))
 
 
 def uninstall(layers: list[Layer]) -> None:
@@ -226,7 +287,8 @@ def uninstall(layers: list[Layer]) -> None:
         for layer in layers:
             for key in [k for k, value in _layers.items() if value is layer]:
                 del _layers[key]
-            _restore_class(layer.module_class)
+            compiled_taps.take(layer.module(), layer)
+            restore_forward(layer.module_class)
         _restore_names()
 
 
@@ -241,7 +303,7 @@ def install_function(
         _patch_names(model)
         for module in modules:
             _functions[id(module)] = (weakref.ref(module), function)
-            _patch_class(type(module))
+            patch_forward(type(module))
     keys, classes = [id(m) for m in modules], [type(m) for m in modules]
 
     def uninstall_function() -> None:
@@ -249,7 +311,7 @@ def install_function(
             for key, cls in zip(keys, classes):
                 if key in _functions and _functions[key][1] is function:
                     del _functions[key]
-                _restore_class(cls)
+                restore_forward(cls)
             _restore_names()
 
     return uninstall_function
@@ -288,7 +350,10 @@ def _mentions(code: types.CodeType, names: dict[str, Any], depth: int = 2) -> bo
 
 
 def calls_attention(module: nn.Module) -> bool:
-    """Whether code of the module's class, or a function it uses, names the function."""
+    """Whether code of the module's class, or a function it uses, names the function, or somebody
+    has said that it is attention."""
+    if wrapping.contract_of(module) is not None:
+        return True
     for value in vars(module).values():
         if value is _original or value is _attention:
             return True

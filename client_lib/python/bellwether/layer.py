@@ -10,7 +10,6 @@ whole step; the backward decides whether this micro-batch is sampled.
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -18,16 +17,17 @@ import torch
 from torch import Tensor, nn
 
 from . import intercept, weights
+from .compiled_taps import PARAMETERS
+from .kernel_choice import autocast_dtype, kernel_of
+from .layer_weights import LayerWeights
 from .memory import capturing
-from .probe import DTYPES, Spectrum, Sums, Unsupported, add_key_leak, add_probe
+from .probe import DTYPES, Sums, Unsupported, add_key_leak, add_probe
 
 if TYPE_CHECKING:
     from .monitor import Monitor
 
 _QUERY_NORMS = {"qnorm", "querynorm", "qln", "qlayernorm", "normq"}
 _KEY_NORMS = {"knorm", "keynorm", "kln", "klayernorm", "normk"}
-_KERNELS = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}  # SDPBackend
-_PARAMETERS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
 class _Call:
@@ -72,38 +72,7 @@ class KeyTap(torch.autograd.Function):
         return d_k, None
 
 
-_autocast_covers: dict[tuple[str, torch.dtype], bool] = {}
-
-
-def _autocast_dtype(q: Tensor) -> Optional[torch.dtype]:
-    """The type that autocast is about to give q, k and v, or None."""
-    device = q.device.type
-    if q.dtype != torch.float32 or not torch.is_autocast_enabled(device):
-        return None
-    dtype = torch.get_autocast_dtype(device)
-    key = (device, dtype)
-    if key not in _autocast_covers:
-        with torch.no_grad():
-            small = torch.zeros(1, 1, 1, 8, device=q.device)
-            _autocast_covers[key] = intercept.original()(small, small, small).dtype == dtype
-    return dtype if _autocast_covers[key] else None
-
-
-def _kernel_of(q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any]) -> str:
-    """The implementation that PyTorch would pick for this call."""
-    choose = getattr(torch, "_fused_sdp_choice", None)
-    if choose is None:
-        return "sdpa"
-    options = {n: given[n] for n in ("scale", "enable_gqa") if n in given}
-    mask, dropout = given.get("attn_mask"), float(given.get("dropout_p", 0.0))
-    try:
-        picked = choose(q, k, v, mask, dropout, bool(given.get("is_causal", False)), **options)
-    except (RuntimeError, TypeError):  # A private function: another torch, another signature.
-        return "sdpa"
-    return _KERNELS.get(int(picked), "sdpa")
-
-
-class Layer:
+class Layer(LayerWeights):
     """One attention module of a monitored model."""
 
     def __init__(
@@ -114,18 +83,13 @@ class Layer:
         watched: bool,
         paths: Optional[tuple[str, str]],
     ) -> None:
-        self.monitor = monitor
-        self.name = name
-        self.module: weakref.ref[nn.Module] = weakref.ref(module)
-        self.module_class = type(module)
+        super().__init__(monitor, name, module, paths)
         self.watched = watched
-        self.paths = paths
         self.index = -1  # Set once it is known which modules really call.
         self.calls = 0  # Of scaled_dot_product_attention, with gradients on.
         self.fired = 0  # Backward passes through the output tap.
         self.fired_in_step = 0
-        self.notes: dict[str, int] = {}  # Why something was not measured, how often.
-        self.heads = self.kv_heads = self.head_dim = self.seq_len = 0
+        self.seq_len = 0
         self.causal = False
         self.dtype: Optional[torch.dtype] = None
         self.kernel = "sdpa"  # Which implementation PyTorch picks, as far as it says.
@@ -133,15 +97,9 @@ class Layer:
         self.normalizes = bool(names & _QUERY_NORMS) and bool(names & _KEY_NORMS)
         self.group = 1  # Copies of each key head that the kernel is given.
         self.sums: Optional[Sums] = None
-        self.location: Optional[weights.Location] = None
-        self.wq: Optional[Spectrum] = None
-        self.wk: Optional[Spectrum] = None
 
     def __deepcopy__(self, memo: Any) -> Layer:
         return self  # Reached through a live graph only; there is one per module.
-
-    def note(self, reason: str) -> None:
-        self.notes[reason] = self.notes.get(reason, 0) + 1
 
     # ---- forward ----
 
@@ -185,7 +143,7 @@ class Layer:
         monitor = self.monitor
         monitor.forward_begins()
         self.calls += 1
-        given = {**dict(zip(_PARAMETERS, args)), **kwargs}
+        given = {**dict(zip(PARAMETERS, args)), **kwargs}
         q, k, v = given.get("query"), given.get("key"), given.get("value")
         if not self._plain(q, k, v):
             return None
@@ -199,7 +157,7 @@ class Layer:
         if not (monitor.samples_step() or always) or not self.watched:
             self._observe(q, k, v, given)
             return None
-        dtype = _autocast_dtype(q)
+        dtype = autocast_dtype(q)
         if dtype is not None:
             # What autocast would do inside the call, done before it: the taps then see what
             # the kernel sees.
@@ -225,7 +183,7 @@ class Layer:
         call = _Call(self, scale or 1.0, causal, statistics, delta)
         if monitor.measures("leak") and k.requires_grad:
             k = KeyTap.apply(k, call)  # type: ignore[no-untyped-call]
-        rest = {name: value for name, value in given.items() if name not in _PARAMETERS[:3]}
+        rest = {name: value for name, value in given.items() if name not in PARAMETERS[:3]}
         return call, (q, k, v), rest
 
     def _plain(self, *tensors: Any) -> bool:
@@ -273,10 +231,10 @@ class Layer:
                         kv_heads, group = by_weight, copies
             self.group = group
             self.sums = Sums(monitor.memories.of(q.device), heads, kv_heads)
-            self.kernel = _kernel_of(q, k, v, given)
+            self.kernel = str(given.get("kernel") or kernel_of(q, k, v, given))
             if monitor.numbered():
                 self.note("first called after the first step: not reported")
-            self._set_layout(heads, kv_heads, dim)
+            self.set_layout(heads, kv_heads, dim)
         elif self.sums is None or self.sums.memory is not monitor.memories.of(q.device):
             self.note("another device than that of the first call: not measured")
             return False
@@ -288,67 +246,84 @@ class Layer:
         self.dtype = q.dtype
         return True
 
-    def _set_layout(self, heads: int, kv_heads: int, dim: int) -> None:
-        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, dim
-        module = self.module()
-        if module is not None:
-            self.location = weights.locate(module, heads, kv_heads, dim, self.paths)
-        if self.location is None or module is None:
-            self.note("W_Q and W_K not found: no spectral signals (give weights=)")
-            return
-        views = self.location.views(module)
-        assert views is not None  # locate() tried.
-        device = views[0].device
-        missing = self.monitor.cannot_measure_on(device.type)
-        if missing is not None:
-            self.note(f"{missing}: no spectral signals")
-            return
-        memory = self.monitor.memories.of(device)
-        self.wq = Spectrum(memory, device, heads, dim)
-        self.wk = Spectrum(memory, device, kv_heads, dim)
-
-    def watch_weights(self) -> None:
-        """Watches the weights alone, without ever having seen a call."""
-        module = self.module()
-        layout = weights.layout_of(module, self.paths) if module is not None else None
-        if layout is None:
-            self.note("W_Q and W_K not found: no spectral signals (give weights=)")
-            return
-        if not layout.told:
-            self.note("the module does not say its heads: W_Q and W_K are taken as one head each")
-        self._set_layout(layout.heads, layout.kv_heads, layout.dim)
-
     # ---- backward ----
 
     def output_gradient(self, ctx: Any, d_o: Tensor) -> None:
+        self._backward(ctx.call, lambda: ctx.saved_tensors, d_o)
+
+    def compiled_backward(
+        self, saved: tuple[Tensor, Tensor, Tensor, Tensor], d_o: Tensor,
+        scale: float, causal: bool, statistics: bool, delta: bool, kernel: str,
+    ) -> None:  # fmt: skip
+        """The same for a module that was compiled: the first that is heard of its forward."""
+        if not self.watched:
+            return
+        call = _Call(self, scale, causal, statistics, delta)
+        given = {"is_causal": causal, "kernel": kernel}
+        self._backward(call, lambda: saved, d_o, lambda: self._first_heard(call, saved, given))
+
+    def _backward(
+        self,
+        call: _Call,
+        saved: Callable[[], tuple[Tensor, ...]],
+        d_o: Tensor,
+        fits: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`saved` gives o, q, k and v; `fits` is asked first."""
         monitor = self.monitor
         if not monitor.live():
             return
         start = time.perf_counter()
         try:
+            good = fits()
             self.fired += 1
             self.fired_in_step += 1
             monitor.backward_passes(self)
-            call: _Call = ctx.call
-            sums = self.sums
-            if monitor.samples_call(sums.probed if sums else 0) and call.statistics and sums:
-                o, q, k, v = ctx.saved_tensors
-                if monitor.settings.sequences:
-                    o, q, k, v, d_o = (t[: monitor.settings.sequences] for t in (o, q, k, v, d_o))
-                gradient: Optional[Tensor] = None
-                if call.delta and monitor.measures("delta"):
-                    gradient = d_o if d_o.dtype == o.dtype else d_o.to(o.dtype)
-                with monitor.lock, torch.no_grad():
-                    add_probe(
-                        sums, q, k, v, o, gradient,
-                        scale=call.scale, causal=call.causal, rows=monitor.settings.rows,
-                        seed=monitor.row_seed(self.index), group=self.group,
-                    )  # fmt: skip
+            if good and self._samples(call):
+                self._add(call, saved(), d_o)
+            if monitor.samples_step() and monitor.weights_in_backward():
+                self.measure_whole_weights()
         except Unsupported as e:
             self.note(str(e))
         except Exception as e:
             monitor.trouble(e, f"backward of {self.name}")
         monitor.hook_seconds += time.perf_counter() - start
+
+    def _first_heard(self, call: _Call, saved: tuple[Tensor, ...], given: dict[str, Any]) -> bool:
+        self.monitor.backward_begins()
+        self.calls += 1
+        _, q, k, v = saved
+        if not self._plain(q, k, v) or not self._observe(q, k, v, given):
+            return False
+        self._note_call(call.statistics, call.delta)
+        return True
+
+    def _note_call(self, statistics: bool, delta: bool) -> None:
+        if not statistics:
+            self.note("a mask, or causal with other keys: only the key-gradient leak is measured")
+        if not delta:
+            self.note("dropout in the attention: its delta statistics are not measured")
+
+    def _samples(self, call: _Call) -> bool:
+        sums = self.sums
+        return sums is not None and call.statistics and self.monitor.samples_call(sums.probed)
+
+    def _add(self, call: _Call, saved: tuple[Tensor, ...], d_o: Tensor) -> None:
+        """Adds one call's statistics; `saved` are o, q, k and v."""
+        monitor, sums = self.monitor, self.sums
+        assert sums is not None
+        o, q, k, v = saved
+        if monitor.settings.sequences:
+            o, q, k, v, d_o = (t[: monitor.settings.sequences] for t in (o, q, k, v, d_o))
+        gradient: Optional[Tensor] = None
+        if call.delta and monitor.measures("delta"):
+            gradient = d_o if d_o.dtype == o.dtype else d_o.to(o.dtype)
+        with monitor.lock, torch.no_grad():
+            add_probe(
+                sums, q, k, v, o, gradient,
+                scale=call.scale, causal=call.causal, rows=monitor.settings.rows,
+                seed=monitor.row_seed(self.index), group=self.group,
+            )  # fmt: skip
 
     def key_gradient(self, d_k: Tensor) -> None:
         monitor = self.monitor
@@ -357,7 +332,7 @@ class Layer:
         start = time.perf_counter()
         try:
             sums = self.sums
-            if sums is not None and monitor.samples_call(sums.leaked):
+            if sums is not None and monitor.measures("leak") and monitor.samples_call(sums.leaked):
                 with monitor.lock, torch.no_grad():
                     add_key_leak(sums, d_k, self.group)
         except Unsupported as e:
@@ -365,34 +340,3 @@ class Layer:
         except Exception as e:
             monitor.trouble(e, f"backward of {self.name}")
         monitor.hook_seconds += time.perf_counter() - start
-
-    # ---- at the optimizer step ----
-
-    def measure_weights(self) -> None:
-        module = self.module()
-        if self.location is None or module is None or self.wq is None or self.wk is None:
-            return
-        views = self.location.views(module)
-        if views is None:
-            self.note("the weights changed their shape: no spectral signals")
-            return
-        if any(type(w) not in (Tensor, nn.Parameter) for w in views):
-            self.note(f"{type(views[0]).__name__} as a weight: no spectral signals")
-            return
-        if any(w.device != self.wq.device for w in views):
-            self.note("the weights moved to another device: no spectral signals")
-            return
-        try:
-            self.wq.measure(views[0])
-            self.wk.measure(views[1])
-        except Unsupported as e:
-            self.note(str(e))
-
-    def weight_copies(self) -> Optional[tuple[Tensor, Tensor]]:
-        """fp32 copies of W_Q and W_K, for the rank of their change until the next sample."""
-        module = self.module()
-        views = self.location.views(module) if self.location and module is not None else None
-        if views is None or any(w.device.type != "cpu" for w in views):
-            return None
-        wq, wk = (w.detach().to(torch.float32, copy=True).contiguous() for w in views)
-        return wq, wk

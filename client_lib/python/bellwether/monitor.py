@@ -22,15 +22,17 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from . import __version__, _native, intercept, log, probe, weights
+from . import __version__, _native, grad_scale, intercept, log, parallel, probe, weights
 from .alerts import Follower
-from .client import ClientError, RunClient, RunOptions
-from .frames import Frames
+from .client import ClientError, RunClient
+from .frames import GRAD_SCALE, Frames
 from .governor import Governor, RateWatch
+from .hello import run_options
+from .increments import Increments
 from .layer import Layer
 from .memory import Memories, capturing
+from .parallel import Parallel
 from .presence import Presence
-from .ranks import rank_and_world
 from .report import layer_status
 from .sample import Sample
 from .settings import Settings
@@ -41,8 +43,6 @@ Number = Union[float, int, torch.Tensor, None]
 ERRORS_MAX = 8  # Then the monitor turns itself off.
 DEVICE_WAIT_SECONDS = 1.0  # At the end, for the last numbers on their way from a GPU.
 BACKWARDS_MAX = 64  # Backward passes without a step, then one warning.
-# Copies of W_Q and W_K kept for the rank of their change: all layers of a toy, one of a real model.
-INCREMENT_BYTES_MAX = 1 << 20
 
 _monitors: weakref.WeakValueDictionary[int, Monitor] = weakref.WeakValueDictionary()
 _kept: dict[int, Monitor] = {}
@@ -88,8 +88,11 @@ def _at_exit() -> None:
 class Monitor:
     """The handle that attach() returns.  Every method is safe to call at any time."""
 
-    def __init__(self, model: Optional[nn.Module], settings: Settings) -> None:
+    def __init__(
+        self, model: Optional[nn.Module], settings: Settings, placed: Optional[Parallel] = None
+    ) -> None:
         self.settings = settings
+        self.parallel = placed or Parallel()
         self.lock = threading.RLock()
         self.layers: list[Layer] = []
         self.candidates = 0
@@ -129,10 +132,12 @@ class Monitor:
         self._hook: Any = None
         self._parameters: set[int] = set()
         self._events: list[tuple[str, str, float]] = []
-        self._before: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._increments: dict[int, Any] = {}
-        self._rotation = 0
+        self._increment_ranks = Increments()
+        self._increments: dict[int, Any] = {}  # Of the running step.
+        self._grad_scale: Optional[torch.Tensor] = None  # Of the running step's loss.
+        self._sharded: Optional[bool] = None
         self._frames = Frames()
+        self._frames.partial_rows = self.parallel.context[1] > 1
         self._metadata: dict[str, Any] = {}
         self._follower: Optional[Follower] = None
 
@@ -165,6 +170,29 @@ class Monitor:
     def forward_begins(self) -> None:
         if self._alive and self._pending and not self._in_backward() and not capturing():
             self._close({})
+
+    def backward_begins(self) -> None:
+        """A compiled module's forward tells nothing: its backward may be the step's first word."""
+        if self._alive and self._pending and not capturing():
+            self._close({})
+
+    def loss_scaled(self, factor: Optional[torch.Tensor]) -> None:
+        """A GradScaler has multiplied the loss of the next backward."""
+        if factor is None or not self._alive:
+            return
+        try:
+            self.forward_begins()
+            if self._sampling and self._grad_scale is None and not capturing():
+                self._grad_scale = factor.detach().clone()  # It may change before the step ends.
+        except Exception as e:
+            self.trouble(e, "GradScaler.scale()")
+
+    def weights_in_backward(self) -> bool:
+        """Whether the weights are whole while gradients are computed only (FSDP2, ZeRO-3)."""
+        if self._sharded is None:
+            model = self._model() if self._model is not None else None
+            self._sharded = model is not None and parallel.is_fully_sharded(model)
+        return self._sharded
 
     @staticmethod
     def _in_backward() -> bool:
@@ -210,6 +238,7 @@ class Monitor:
             "model": type(model).__name__[:128],
         }
         self._hook = register_optimizer_step_post_hook(self._optimizer_stepped)
+        grad_scale.install(self)
         if weights_only:
             for layer in self.layers:
                 if layer.watched:
@@ -238,6 +267,7 @@ class Monitor:
                     self.trouble(e, "detach")
             self._alive = False
             self._hook.remove()
+            grad_scale.uninstall(self)
             if not self._weights_only:
                 intercept.uninstall(self.layers)
             if self._presence is not None:
@@ -308,6 +338,7 @@ class Monitor:
         self._sampling = self._governor.due(self._step)
         self._weights_done = False
         self._increments = {}
+        self._grad_scale = None
 
     def _owns(self, optimizer: Optimizer) -> bool:
         if self._optimizer is not None and self._optimizer() is not None:
@@ -344,30 +375,7 @@ class Monitor:
         found = [layer for layer in self.layers if layer.watched and layer.location is not None]
         for layer in found:
             layer.measure_weights()
-        self._measure_increments(found)
-
-    def _measure_increments(self, layers: list[Layer]) -> None:
-        """Rank of the change since the last sample: of all layers if copies of their weights
-        are small, else of one layer after the other."""
-        for layer in layers:
-            before, now = self._before.get(id(layer)), None
-            if before is not None:
-                now = layer.weight_copies()
-            if before is not None and now is not None:
-                rank = probe.increment_rank(now[0], before[0], now[1], before[1])
-                self._increments[id(layer)] = rank
-        self._before = {}
-        size = 0
-        for turn in range(len(layers)):
-            layer = layers[(self._rotation + turn) % len(layers)]
-            copies = layer.weight_copies()
-            if copies is None:
-                continue
-            self._before[id(layer)] = copies
-            size += sum(c.numel() * 4 for c in copies)
-            if size > INCREMENT_BYTES_MAX:
-                break
-        self._rotation += max(1, len(self._before))
+        self._increments = self._increment_ranks.measure(found)
 
     def _close(self, told: dict[str, Number]) -> None:
         """Ends the running step: one frame, then the next step begins."""
@@ -433,6 +441,8 @@ class Monitor:
         values["step_seconds"] = step_seconds
         values["hook_seconds"] = self._price(self.hook_seconds, self._sampling)
         values["sampling_period"] = float(self._governor.period)
+        if self._grad_scale is not None:
+            values[GRAD_SCALE] = self._grad_scale
         client = self._open_client()
         sample = self._sample() if self._sampling else None
         if client is None:
@@ -451,7 +461,9 @@ class Monitor:
         timed = self._samples < 8 or self._samples % 8 == 0
         with self.lock:
             copies = self.memories.collect(timed)
-            sample = Sample(self._reporting(), self.settings.stats, self._increments, copies)
+            sample = Sample(
+                self._reporting(), self.settings.stats, self._increments, copies, self.parallel
+            )
             for layer in self.layers:
                 for part in (layer.sums, layer.wq, layer.wk):
                     if part is not None:
@@ -493,39 +505,10 @@ class Monitor:
                 "no attention call was seen in the first step: only loss, gradient norm and "
                 "times are reported (python -m bellwether doctor says why)"
             )
-        first = layers[0] if layers else None
-        dtype = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(
-            first.dtype if first and first.dtype else torch.float32, "fp32"
-        )
-        heads = max((layer.heads for layer in layers), default=1)
-        same = len({(layer.heads, layer.kv_heads) for layer in layers}) <= 1
-        rank, world = rank_and_world()
-        options = RunOptions(
-            run=self.settings.run,
-            run_uuid=self.settings.run_uuid,
-            attempt=self.settings.attempt,
-            layers=max(1, len(layers)),
-            heads=heads,
-            kv_heads=first.kv_heads if first and same else heads,
-            head_dim=first.head_dim if first else 0,
-            seq_len=max((layer.seq_len for layer in layers), default=0),
-            rank=rank,
-            world=world,
-            reporters=1 if self.settings.ranks == "dp0" else world,
-            server=self.server,
-            record_path=self.record_path,
-            tls_ca=self.settings.tls_ca,
-            tls_cert=self.settings.tls_cert,
-            tls_key=self.settings.tls_key,
-            token_file=self.settings.token_file,
-            log_path=self.settings.log_path,
-            attention_kernel=first.kernel if first else "",
-            qk_norm=any(layer.normalizes for layer in layers),
-            score_dtype=dtype,
-            causal=any(layer.causal for layer in layers),
-            step_from_attach=self._counts_from_attach,
-            **self._metadata,
-        )
+        options = run_options(
+            self.settings, layers, self.parallel, self.server, self.record_path,
+            step_from_attach=self._counts_from_attach, **self._metadata,
+        )  # fmt: skip
         try:
             self._client = RunClient(options)
         except (ClientError, _native.LibraryError) as e:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import platform
 import pwd
 import re
-import shutil
 import sys
 from pathlib import Path
 from typing import Optional
@@ -19,7 +19,7 @@ from . import _native, elf, presence
 
 PYTHON_MIN = (3, 9)
 TORCH_MIN = (2, 4)
-REMOTE_EXEC = (3, 14)  # sys.remote_exec: no debugger needed, but the same Python on both sides.
+REMOTE_EXEC = (3, 14)  # sys.remote_exec: Python's own way, but the same Python on both sides.
 PACKAGE = Path(__file__).resolve().parent
 
 _PROC = Path("/proc")
@@ -199,8 +199,11 @@ def _check_versions(pid: int, python: tuple[int, int], torch: str) -> None:
             f"process {pid} runs Python {dotted(python)} and this is Python {dotted(mine)}: since "
             f"{dotted(REMOTE_EXEC)} both must be the same; call the package with that Python"
         )
-    if python < REMOTE_EXEC and shutil.which("gdb") is None:
-        raise Refusal("gdb is not installed: Python before 3.14 is entered through it")
+    if python < REMOTE_EXEC and platform.machine() != "x86_64":
+        raise Refusal(
+            f"process {pid} runs Python {dotted(python)} on {platform.machine()}: before "
+            f"{dotted(REMOTE_EXEC)} only x86_64 can be entered"
+        )
 
 
 def library_folder() -> Path:

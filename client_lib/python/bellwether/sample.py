@@ -8,7 +8,9 @@ import math
 from typing import TYPE_CHECKING, Any, Optional
 
 from .client import Block
+from .grad_scale import POWERS
 from .memory import Copy, Memory
+from .parallel import Parallel
 from .probe import Spectrum, Sums
 from .settings import STATS
 
@@ -89,7 +91,9 @@ class Sample:
         stats: frozenset[str],
         increments: dict[int, Any],
         copies: dict[Memory, Copy],
+        placed: Optional[Parallel] = None,
     ) -> None:
+        self._placed = placed or Parallel()
         self._layers = [_layer_sample(layer, increments, copies) for layer in layers]
         self._stats = stats
         self._copies = copies
@@ -102,8 +106,12 @@ class Sample:
         timed = [copy.seconds() for copy in self._copies.values()]
         return None if None in timed else sum(t for t in timed if t is not None)
 
-    def blocks(self) -> list[Block]:
-        """One block for each signal that any layer measured, over all layers.  Must be ready."""
+    def blocks(self, grad_scale: float = 1.0) -> list[Block]:
+        """One block for each signal that any layer measured, over all layers here.  Must be
+        ready.
+
+        grad_scale  what the loss was multiplied by; gradients are told without it
+        """
         layers = self._layers
         if not layers:
             return []
@@ -119,6 +127,9 @@ class Sample:
             if matrix is None:
                 matrix = _Matrix(signal, len(layers), kv_heads if per_key else heads)
                 matrices[signal] = matrix
+            power = POWERS.get(signal)
+            if power is not None and grad_scale != 1 and math.isfinite(1 / grad_scale):
+                row = array.array("f", [value / grad_scale**power for value in row])
             matrix.put(layer.index, row)
 
         parts = [part for part in ("drift", "ties", "delta") if part in self._stats]
@@ -141,7 +152,11 @@ class Sample:
                 put("wk_sigma_residual", layer, layer.spectrum(layer.wk, "residual"), per_key=True)
             if layer.increments is not None:
                 put("qk_increment_rank", layer, layer.increments)
-        return [Block(m.signal, m.values, 0, m.layers, 0, m.heads) for m in matrices.values()]
+        begin, part = self._placed.first_layer, self._placed.tensor[0]
+        return [
+            Block(m.signal, m.values, begin, m.layers, part * m.heads, m.heads)
+            for m in matrices.values()
+        ]
 
     def summary(self) -> dict[str, float]:
         """One number for each layer and signal, for people and other loggers.  Must be ready."""

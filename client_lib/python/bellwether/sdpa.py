@@ -67,7 +67,7 @@ class _PyTorchs(torch.autograd.Function):
 
 def _unfit(
     query: Tensor, key: Tensor, value: Tensor, dropout_p: float, is_causal: bool,
-    return_debug_mask: bool, scale: Optional[float], mode: str,
+    return_debug_mask: bool, scale: Optional[float],
 ) -> Optional[str]:  # fmt: skip
     """Why this call of the operator is none that our attention computes."""
     if dropout_p > 0:
@@ -78,7 +78,7 @@ def _unfit(
         return "causal with as many queries as keys only"  # PyTorch aligns the first rows.
     if scale is not None and not scale > 0:
         return "scale is not above 0"
-    return unsupported(query, key, value, mode)
+    return unsupported(query, key, value)
 
 
 class _Provider:
@@ -106,9 +106,7 @@ class _Provider:
         scale: Optional[float] = None,
     ) -> tuple[Any, ...]:
         """The operator: o, logsumexp, two of packed sequences, the lengths, three of dropout."""
-        reason = _unfit(
-            query, key, value, dropout_p, is_causal, return_debug_mask, scale, self._mode
-        )
+        reason = _unfit(query, key, value, dropout_p, is_causal, return_debug_mask, scale)
         if reason is not None:
             say_once(reason)
             if self._center:

@@ -17,7 +17,7 @@ from .centering import center_keys
 
 def _unfit(
     q: Tensor, k: Tensor, v: Tensor, attn_mask: Optional[Tensor], dropout_p: float,
-    is_causal: bool, scale: Optional[float], enable_gqa: bool, mode: str,
+    is_causal: bool, scale: Optional[float], enable_gqa: bool,
 ) -> Optional[str]:  # fmt: skip
     """Why this call of scaled_dot_product_attention is none that attention() computes."""
     if attn_mask is not None:
@@ -40,7 +40,7 @@ def _unfit(
             return "torch.func transforms"
         if intercept.checkpoint_inside():
             return "checkpoint() inside the attention module"
-    return unsupported(*cast_as_autocast(q, k, v), mode)
+    return unsupported(*cast_as_autocast(q, k, v))
 
 
 class Stabilizer:
@@ -105,9 +105,7 @@ class Stabilizer:
         enable_gqa: bool = False,
     ) -> Tensor:
         """scaled_dot_product_attention with its own arguments."""
-        reason = _unfit(
-            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, self._mode
-        )
+        reason = _unfit(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         if reason is None:
             return attention(
                 query, key, value, causal=is_causal, mode=self._mode, center=self.center,

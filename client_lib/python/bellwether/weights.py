@@ -19,35 +19,51 @@ _KEY = ("kproj", "wk", "key", "tok", "klin", "lineark", "klinear", "keyproj", "k
 _FUSED = ("cattn", "qkv", "qkvproj", "wqkv", "toqkv", "inproj", "inprojweight", "attnqkv",
           "linearqkv", "querykeyvalue")  # fmt: skip
 # Rows by group: the queries of a key head, its key, its value, then the next group.
-_GROUPED = ("querykeyvalue", "linearqkv")
+GROUPED = ("querykeyvalue", "linearqkv")
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
     return name.replace("_", "").lower()
 
 
-def _matrix(module: nn.Module, name: str) -> Optional[Tensor]:
-    """The 2-D weight that attribute `name` of the module is or has."""
+def is_projection(name: str) -> bool:
+    """Whether a weight is called like one that holds W_Q or W_K."""
+    return plain(name) in (*_QUERY, *_KEY, *_FUSED)
+
+
+def whole_matrix(module: nn.Module, name: str) -> Optional[Tensor]:
+    """The 2-D weight that attribute `name` of the module is or has; of DTensors all of it."""
     item = getattr(module, name, None)
     if isinstance(item, nn.Module):
         item = getattr(item, "weight", None)
     return item if isinstance(item, Tensor) and item.dim() == 2 else None
 
 
+def _matrix(module: nn.Module, name: str) -> Optional[Tensor]:
+    """The same, of DTensors the rows that lie in this process."""
+    item = whole_matrix(module, name)
+    local = getattr(item, "to_local", None)
+    return item if local is None else local()
+
+
 def _by_names(module: nn.Module, names: tuple[str, ...]) -> Optional[str]:
-    own = {_plain(n): n for n, _ in module.named_children()}
-    own.update({_plain(n): n for n, p in module.named_parameters(recurse=False)})
+    own = {plain(n): n for n, _ in module.named_children()}
+    own.update({plain(n): n for n, p in module.named_parameters(recurse=False)})
     for name in names:
         if name in own and _matrix(module, own[name]) is not None:
             return own[name]
     return None
 
 
+def projections(module: nn.Module) -> tuple[Optional[str], Optional[str], Optional[str]]:
+    """What the module calls its fused projection, its W_Q and its W_K; None = it has none."""
+    return _by_names(module, _FUSED), _by_names(module, _QUERY), _by_names(module, _KEY)
+
+
 def named(module: nn.Module) -> bool:
     """Whether the module itself holds something called like the projections of attention."""
-    if _by_names(module, _FUSED) is not None:
-        return True
-    return _by_names(module, _QUERY) is not None and _by_names(module, _KEY) is not None
+    fused, query, key = projections(module)
+    return fused is not None or (query is not None and key is not None)
 
 
 def _rows_first(module: nn.Module, name: str, rows: int) -> Optional[Tensor]:
@@ -80,11 +96,14 @@ def attribute(module: nn.Module, path: str) -> Optional[Tensor]:
     return item if isinstance(item, Tensor) else None
 
 
+@dataclasses.dataclass(frozen=True)
 class Location:
     """How to get at W_Q and W_K of one attention module."""
 
-    def __init__(self, heads: int, kv_heads: int, dim: int, how: str) -> None:
-        self.heads, self.kv_heads, self.dim, self.how = heads, kv_heads, dim, how
+    heads: int
+    kv_heads: int
+    dim: int
+    how: str  # "separate", "fused", "grouped" or "paths", and the names.
 
     def views(self, module: nn.Module) -> Optional[tuple[Tensor, Tensor]]:
         """([heads, dim, width], [kv_heads, dim, width]) now, or None if the shape changed."""
@@ -140,7 +159,7 @@ def locate(
             choices.append(f"separate {query} {key}")
         fused = _by_names(module, _FUSED)
         if fused is not None:
-            grouped = _plain(fused) in _GROUPED
+            grouped = plain(fused) in GROUPED
             choices.append(f"{'grouped' if grouped else 'fused'} {fused}")
     for how in choices:
         location = Location(heads, kv_heads, dim, how)

@@ -19,8 +19,8 @@ constexpr int64_t kSectionBytes = int64_t{16} << 20;
 
 }  // namespace
 
-Status AttentionForward(const AttentionForwardParams& a, void* stream) {
-  const FwdLauncher launcher = FindFwdLauncher(a);
+Status AttentionForward(const AttentionForwardParams& a, int shared_bytes_sm, void* stream) {
+  const FwdLauncher launcher = FindFwdLauncher(a, shared_bytes_sm);
   const int64_t tiles = a.heads * CountTiles(a, a.q_len, launcher.rows);
   // The kernel's tile arithmetic is 32-bit.
   constexpr int64_t kMax = 1 << 30;

@@ -4,8 +4,8 @@
 // Work      one CTA of four warps per tile of kRows query rows, longest first.  A
 //           warp owns kTiles tiles of 16 rows, so that what it loads of K and V
 //           serves all of them: S = Q K^T, softmax and O += P V stay in its
-//           registers.  K of the next tile of keys is copied during the whole step,
-//           V of this one during S and the softmax.
+//           registers.  K and V of the next tile of keys are copied during the whole
+//           step; where shared memory is short, V of this one during S and the softmax.
 // Memory    Q, O once; K, V once per tile of query rows, mostly from L2: tiles are
 //           ordered in sections of heads whose K and V fit it together.
 // Numerics  S, O, l, lt in fp32; P rounded to the input type; O rounded once.
@@ -29,33 +29,41 @@
 
 namespace bellwether::kernels::cuda::sm80 {
 
-// kCols keys a step.  kCount: rows can be counted for the statistics.
-template <class T_, int kHeadDim_, int kTiles_, int kCols_, SoftmaxMode kMode_, bool kCount_>
+// kCols keys a step.  kValueStages: of V, 1 or 2; with one, a step has a barrier more.
+// kCount: rows can be counted for the statistics.
+template <class T_, int kHeadDim_, int kTiles_, int kCols_, int kValueStages_, SoftmaxMode kMode_, bool kCount_>
 struct FwdShape {
   using T = T_;
   static constexpr int kHeadDim = kHeadDim_, kTiles = kTiles_, kCols = kCols_;
+  static constexpr int kValueStages = kValueStages_;
   static constexpr SoftmaxMode kMode = kMode_;
   static constexpr bool kGeneral = true, kCount = kCount_;
   // lt is summed by the tensor cores, as a product with ones.
   static constexpr bool kOnes = kDividesByRounded<kMode>;
   static constexpr int kOutputs = kHeadDim + (kOnes ? 8 : 0);
-  // Of S: what is counted leaves fewer registers for operands ahead.
-  static constexpr int kUnroll = kHeadDim == 128 && kCount  ? 2
-                                 : kHeadDim == 128 && kOnes ? 4
-                                                            : kHeadDim / 16;
+  // Of S: what is counted leaves fewer registers for operands ahead, and so does code
+  // for 8.0.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  static constexpr bool kFewAhead = kCount || kOnes || kValueStages == 2;
+#else
+  static constexpr bool kFewAhead = kCount || kOnes;
+#endif
+  static constexpr int kUnroll = kHeadDim == 128 && kCount && kValueStages == 1 ? 2
+                                 : kHeadDim == 128 && kFewAhead                 ? 4
+                                                                                : kHeadDim / 16;
   static constexpr int kWarps = 4, kThreads = 32 * kWarps, kBlocks = 2;
   static constexpr int kWarpRows = 16 * kTiles, kRows = kWarpRows * kWarps;
   static constexpr int kQBytes = kRows * kHeadDim * 2, kKvBytes = kCols * kHeadDim * 2;
-  // The tile, its keys and the warps' steps; these, Q, two stages of K, one of V.
+  // The tile, its keys and the warps' steps; these, Q, two stages of K, those of V.
   static constexpr int kPlaceBytes = 256;
-  static constexpr int kSharedBytes = kPlaceBytes + kQBytes + 3 * kKvBytes;
+  static constexpr int kSharedBytes = kPlaceBytes + kQBytes + (2 + kValueStages) * kKvBytes;
   static_assert(kSharedBytes <= 99 * 1024, "the least that any such GPU has");
 };
 
 // Masks the scores of one tile of 16 rows; `row` and `key` are this thread's first.
 template <class S>
-__device__ __forceinline__ void MaskScores(float (&s)[S::kCols / 2], const SequenceParams& p,
-                                           const Sequence& seq, int row, int key) {
+__device__ __forceinline__ void MaskScores(float (&s)[S::kCols / 2], const SequenceParams& p, const Sequence& seq,
+                                           int row, int key) {
   MaskAfter(s, LastKey(p, seq, row) - key, LastKey(p, seq, row + 8) - key);
   if (p.window > 0) MaskBefore(s, FirstKey(p, seq, row) - key, FirstKey(p, seq, row + 8) - key);
 }
@@ -68,10 +76,10 @@ struct FwdKeys {
 
 // Copies keys of step n, of K or V.
 template <class S>
-__device__ __forceinline__ void CopyKeys(uint32_t to, const FwdParams& p, const FwdKeys& keys,
-                                         const uint16_t* from, const Strides& stride, int n) {
-  TileCopier<S::kHeadDim, S::kCols, S::kThreads>::Copy(to, from, stride.token, p.seq.head_dim,
-                                                       n * S::kCols, keys.k_len);
+__device__ __forceinline__ void CopyKeys(uint32_t to, const FwdParams& p, const FwdKeys& keys, const uint16_t* from,
+                                         const Strides& stride, int n) {
+  TileCopier<S::kHeadDim, S::kCols, S::kThreads>::Copy(to, from, stride.token, p.seq.head_dim, n * S::kCols,
+                                                       keys.k_len);
 }
 
 // This warp's first row of its sequence.
@@ -91,16 +99,14 @@ __device__ __forceinline__ WarpSteps StepsOfWarp(const SequenceParams& p, const 
   const auto round_up = [](int keys) { return (keys + S::kCols - 1) / S::kCols; };
   const int end = row < t.sequence.q_len ? LastKey(p, t.sequence, last_row) + 1 : 0;
   return {max(FirstKey(p, t.sequence, row), 0) / S::kCols, round_up(max(end, 0)),
-          round_up(max(FirstKey(p, t.sequence, last_row), 0)),
-          max(LastKey(p, t.sequence, row) + 1, 0) / S::kCols};
+          round_up(max(FirstKey(p, t.sequence, last_row), 0)), max(LastKey(p, t.sequence, row) + 1, 0) / S::kCols};
 }
 
 // S = Q K^T of step n, capped and masked.
 template <class S>
-__device__ __forceinline__ void ComputeScores(float (&s)[S::kTiles][S::kCols / 2],
-                                              const FwdParams& p, const SharedCopy<FwdTile>& tile,
-                                              uint32_t q_tile, uint32_t k_tile, bool masked,
-                                              int n) {
+__device__ __forceinline__ void ComputeScores(float (&s)[S::kTiles][S::kCols / 2], const FwdParams& p,
+                                              const SharedCopy<FwdTile>& tile, uint32_t q_tile, uint32_t k_tile,
+                                              bool masked, int n) {
   const int thread = ThreadIndexAgain(), lane = thread % 32;
   InnerProduct<typename S::T, S::kHeadDim, S::kUnroll>(
       s, RowsReader<S::kHeadDim>(q_tile + thread / 32 * (S::kWarpRows * S::kHeadDim * 2), lane),
@@ -122,14 +128,14 @@ __device__ __forceinline__ void ComputeScores(float (&s)[S::kTiles][S::kCols / 2
 
 // Grid: the tiles' numbers.  Block: S::kThreads.
 template <class S>
-__global__ void __launch_bounds__(S::kThreads, S::kBlocks)
-    AttentionFwdKernel(const __grid_constant__ FwdParams p) {
+__global__ void __launch_bounds__(S::kThreads, S::kBlocks) AttentionFwdKernel(const __grid_constant__ FwdParams p) {
   using T = typename S::T;
   constexpr int kTiles = S::kTiles;
+  constexpr bool kTwoValues = S::kValueStages == 2;
   extern __shared__ __align__(128) unsigned char shared[];
   const SharedCopy<FwdTile> tile(SharedAddress(shared));
   const uint32_t q_tile = SharedAddress(shared) + S::kPlaceBytes;
-  const uint32_t k_tiles = q_tile + S::kQBytes, v_tile = k_tiles + 2 * S::kKvBytes;
+  const uint32_t k_tiles = q_tile + S::kQBytes, v_tiles = k_tiles + 2 * S::kKvBytes;
 
   SoftmaxRows<T, S::kMode, false, S::kCount> rows[kTiles];
   float o[kTiles][S::kOutputs / 2];
@@ -139,12 +145,10 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     for (int i = 0; i < S::kOutputs / 2; ++i) o[m][i] = 0.f;
   }
 
-  static_assert(SharedCopy<FwdTile>::kBytes + SharedCopy<FwdKeys>::kBytes +
-                    S::kWarps * SharedCopy<WarpSteps>::kBytes <=
+  static_assert(SharedCopy<FwdTile>::kBytes + SharedCopy<FwdKeys>::kBytes + S::kWarps * SharedCopy<WarpSteps>::kBytes <=
                 S::kPlaceBytes);
   const SharedCopy<FwdKeys> keys(tile.End());
-  const SharedCopy<WarpSteps> steps(keys.End() +
-                                    ThreadIndexAgain() / 32 * SharedCopy<WarpSteps>::kBytes);
+  const SharedCopy<WarpSteps> steps(keys.End() + ThreadIndexAgain() / 32 * SharedCopy<WarpSteps>::kBytes);
   int begin, end;
   {
     FwdTile t;
@@ -162,22 +166,29 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     if (threadIdx.x % 32 == 0) steps.Store(StepsOfWarp<S>(p.seq, t));
     if (begin < end) {
       TileCopier<S::kHeadDim, S::kRows, S::kThreads>::Copy(
-          q_tile, TokensOf(p.q, p.q_stride, t.sequence.index, t.head, t.sequence.q_start),
-          p.q_stride.token, p.seq.head_dim, t.row, t.sequence.q_len);
+          q_tile, TokensOf(p.q, p.q_stride, t.sequence.index, t.head, t.sequence.q_start), p.q_stride.token,
+          p.seq.head_dim, t.row, t.sequence.q_len);
       CopyKeys<S>(k_tiles, p, of, of.k, p.k_stride, end - 1);
+      if constexpr (kTwoValues) CopyKeys<S>(v_tiles, p, of, of.v, p.v_stride, end - 1);
     }
     CopyCommit();
   }
-  int stage = 0;  // of K, in bytes
+  int stage = 0;  // of K, and of V if it has two, in bytes
 #pragma unroll 1
   for (int n = end - 1; n >= begin; --n) {
     CopyWait<0>();
-    __syncthreads();  // K is there, and every warp has read the V of the last step.
+    __syncthreads();  // K is there, and every warp has read what the last step did.
     {
       const FwdKeys of = keys.Load();
-      CopyKeys<S>(v_tile, p, of, of.v, p.v_stride, n);
-      CopyCommit();
-      if (n > begin) CopyKeys<S>(k_tiles + S::kKvBytes - stage, p, of, of.k, p.k_stride, n - 1);
+      const int other = S::kKvBytes - stage;
+      if constexpr (!kTwoValues) {
+        CopyKeys<S>(v_tiles, p, of, of.v, p.v_stride, n);
+        CopyCommit();
+      }
+      if (n > begin) {
+        CopyKeys<S>(k_tiles + other, p, of, of.k, p.k_stride, n - 1);
+        if constexpr (kTwoValues) CopyKeys<S>(v_tiles + other, p, of, of.v, p.v_stride, n - 1);
+      }
       CopyCommit();
     }
     const WarpSteps of_warp = steps.Load();
@@ -190,8 +201,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) {
         float rescale[2];
-        rows[m].template Tile<true>(s[m], p.score.scale_log2, p.paper, p.seq.head_dim >> 16,
-                                    rescale);
+        rows[m].template Tile<true>(s[m], p.score, p.paper, p.seq.head_dim >> 16, rescale);
         rows[m].Probabilities(s[m], probs[m]);
         // Rare with anchors at integers.
         if (__any_sync(0xffffffffu, rescale[0] != 1.f || rescale[1] != 1.f)) {
@@ -200,10 +210,14 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
         }
       }
     }
-    CopyWait<1>();
-    __syncthreads();  // V is there.
+    if constexpr (!kTwoValues) {
+      CopyWait<1>();
+      __syncthreads();  // V is there.
+    } else {
+      __syncwarp();  // Else ptxas loads V so early that it spills.
+    }
     if (needed) {
-      const RowsReader<S::kHeadDim> v(v_tile, ThreadIndexAgain() % 32);
+      const RowsReader<S::kHeadDim> v(v_tiles + (kTwoValues ? stage : 0), ThreadIndexAgain() % 32);
       // From the last keys to the first, like the tiles: the tensor cores cut off
       // what is small beside the sum so far, and the first token often has most of
       // the weight.
@@ -222,16 +236,14 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   const int lane = ThreadIndexAgain() % 32;
 #pragma unroll
   for (int m = 0; m < kTiles; ++m) {
-    WriteFwdOutputs<S>(p, rows[m], o[m], WarpRow<S>(t) + 16 * m + lane / 4, t.head, t.sequence,
-                       lane);
+    WriteFwdOutputs<S>(p, rows[m], o[m], WarpRow<S>(t) + 16 * m + lane / 4, t.head, t.sequence, lane);
   }
 }
 
 template <class S>
 Status LaunchAttentionFwd(const FwdParams& p, int tiles, cudaStream_t stream) {
   const auto kernel = AttentionFwdKernel<S>;
-  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes) !=
-      cudaSuccess) {
+  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes) != cudaSuccess) {
     return Status::kDeviceError;
   }
   kernel<<<tiles, S::kThreads, S::kSharedBytes, stream>>>(p);

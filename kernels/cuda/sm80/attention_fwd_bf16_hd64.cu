@@ -2,6 +2,8 @@
 
 namespace bellwether::kernels::cuda::sm80 {
 
-FwdLauncher FindFwdBf16Hd64(const AttentionForwardParams& p) { return FindFwdOf<__nv_bfloat16, 64>(p); }
+FwdLauncher FindFwdBf16Hd64(const AttentionForwardParams& p, int shared_bytes_sm) {
+  return FindFwdOf<__nv_bfloat16, 64>(p, shared_bytes_sm);
+}
 
 }  // namespace bellwether::kernels::cuda::sm80

@@ -2,6 +2,8 @@
 
 namespace bellwether::kernels::cuda::sm80 {
 
-FwdLauncher FindFwdF16Hd128(const AttentionForwardParams& p) { return FindFwdOf<__half, 128>(p); }
+FwdLauncher FindFwdF16Hd128(const AttentionForwardParams& p, int shared_bytes_sm) {
+  return FindFwdOf<__half, 128>(p, shared_bytes_sm);
+}
 
 }  // namespace bellwether::kernels::cuda::sm80

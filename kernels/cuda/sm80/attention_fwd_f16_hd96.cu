@@ -2,6 +2,8 @@
 
 namespace bellwether::kernels::cuda::sm80 {
 
-FwdLauncher FindFwdF16Hd96(const AttentionForwardParams& p) { return FindFwdOf<__half, 96>(p); }
+FwdLauncher FindFwdF16Hd96(const AttentionForwardParams& p, int shared_bytes_sm) {
+  return FindFwdOf<__half, 96>(p, shared_bytes_sm);
+}
 
 }  // namespace bellwether::kernels::cuda::sm80

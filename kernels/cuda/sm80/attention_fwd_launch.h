@@ -15,18 +15,18 @@ struct FwdLauncher {
   Status (*launch)(const FwdParams&, int tiles, cudaStream_t);
 };
 
-// Head dims up to 256.
-FwdLauncher FindFwdLauncher(const AttentionForwardParams& params);
+// Head dims up to 256.  shared_bytes_sm: what a multiprocessor of this GPU has.
+FwdLauncher FindFwdLauncher(const AttentionForwardParams& params, int shared_bytes_sm);
 
 // One per source file attention_fwd_<type>_hd<head_dim>.cu, for head dims up to it.
-FwdLauncher FindFwdBf16Hd64(const AttentionForwardParams& params);
-FwdLauncher FindFwdBf16Hd96(const AttentionForwardParams& params);
-FwdLauncher FindFwdBf16Hd128(const AttentionForwardParams& params);
-FwdLauncher FindFwdBf16Hd256(const AttentionForwardParams& params);
-FwdLauncher FindFwdF16Hd64(const AttentionForwardParams& params);
-FwdLauncher FindFwdF16Hd96(const AttentionForwardParams& params);
-FwdLauncher FindFwdF16Hd128(const AttentionForwardParams& params);
-FwdLauncher FindFwdF16Hd256(const AttentionForwardParams& params);
+FwdLauncher FindFwdBf16Hd64(const AttentionForwardParams& params, int shared_bytes_sm);
+FwdLauncher FindFwdBf16Hd96(const AttentionForwardParams& params, int shared_bytes_sm);
+FwdLauncher FindFwdBf16Hd128(const AttentionForwardParams& params, int shared_bytes_sm);
+FwdLauncher FindFwdBf16Hd256(const AttentionForwardParams& params, int shared_bytes_sm);
+FwdLauncher FindFwdF16Hd64(const AttentionForwardParams& params, int shared_bytes_sm);
+FwdLauncher FindFwdF16Hd96(const AttentionForwardParams& params, int shared_bytes_sm);
+FwdLauncher FindFwdF16Hd128(const AttentionForwardParams& params, int shared_bytes_sm);
+FwdLauncher FindFwdF16Hd256(const AttentionForwardParams& params, int shared_bytes_sm);
 
 }  // namespace bellwether::kernels::cuda::sm80
 

@@ -9,26 +9,48 @@
 namespace bellwether::kernels::cuda::sm80 {
 
 // A warp's tiles of 16 rows and a step's keys are as many as registers hold: 255,
-// with two CTAs a multiprocessor.
+// with two CTAs a multiprocessor.  V has two stages where two such CTAs still fit: up
+// to head dim 96 wherever two with one stage do, at 128 where shared memory allows.
 template <class T, int kHeadDim, SoftmaxMode kMode, bool kCount>
-FwdLauncher MakeFwdLauncher() {
+FwdLauncher MakeFwdLauncher(int shared_bytes_sm) {
   constexpr int kTiles = kHeadDim == 256 ? 1 : 2;
-  constexpr int kCols = kHeadDim == 256 ? 32 : kHeadDim == 64 && !kCount ? 128 : 64;
-  using S = FwdShape<T, kHeadDim, kTiles, kCols, kMode, kCount>;
-  return {S::kRows, LaunchAttentionFwd<S>};
+  constexpr int kCols = kHeadDim == 256 ? 32 : kHeadDim > 64 ? 64 : kCount ? 96 : 128;
+  using One = FwdShape<T, kHeadDim, kTiles, kCols, 1, kMode, kCount>;
+  using Two = FwdShape<T, kHeadDim, kTiles, kCols, 2, kMode, kCount>;
+  if constexpr (kHeadDim <= 96) {
+    return {Two::kRows, LaunchAttentionFwd<Two>};
+  } else {
+    if constexpr (kHeadDim == 128 && (kMode == SoftmaxMode::kFa || kMode == SoftmaxMode::kHp)) {
+      constexpr int kReservedBytes = 1024;  // of each CTA
+      if (Two::kBlocks * (Two::kSharedBytes + kReservedBytes) <= shared_bytes_sm) {
+        return {Two::kRows, LaunchAttentionFwd<Two>};
+      }
+    }
+    return {One::kRows, LaunchAttentionFwd<One>};
+  }
 }
 
+// kHpNolt is kFa, kLt is kHp: the caller says whether there is a residual.
 template <class T, int kHeadDim>
-FwdLauncher FindFwdOf(const AttentionForwardParams& p) {
+FwdLauncher FindFwdOf(const AttentionForwardParams& p, int shared_bytes_sm) {
   using M = SoftmaxMode;
-  if (p.mode == AttentionMode::kPaper) return MakeFwdLauncher<T, kHeadDim, M::kPaper, true>();
-  if (p.mode == AttentionMode::kSr) return MakeFwdLauncher<T, kHeadDim, M::kSr, false>();
-  if (p.mode == AttentionMode::kFa) {
-    return p.stats != nullptr ? MakeFwdLauncher<T, kHeadDim, M::kFa, true>()
-                              : MakeFwdLauncher<T, kHeadDim, M::kFa, false>();
+  const auto make = [&](auto mode, auto count) {
+    return MakeFwdLauncher<T, kHeadDim, decltype(mode)::value, decltype(count)::value>(shared_bytes_sm);
+  };
+  const auto count_or_not = [&](auto mode) {
+    return p.stats != nullptr ? make(mode, std::true_type{}) : make(mode, std::false_type{});
+  };
+  switch (p.mode) {
+    case AttentionMode::kPaper:
+      return make(std::integral_constant<M, M::kPaper>{}, std::true_type{});
+    case AttentionMode::kSr:
+      return make(std::integral_constant<M, M::kSr>{}, std::false_type{});
+    case AttentionMode::kFa:
+    case AttentionMode::kHpNolt:
+      return count_or_not(std::integral_constant<M, M::kFa>{});
+    default:
+      return count_or_not(std::integral_constant<M, M::kHp>{});
   }
-  return p.stats != nullptr ? MakeFwdLauncher<T, kHeadDim, M::kHp, true>()
-                            : MakeFwdLauncher<T, kHeadDim, M::kHp, false>();
 }
 
 }  // namespace bellwether::kernels::cuda::sm80

@@ -3,12 +3,14 @@
 // Work      prepare: delta = rowsum(dO * (O + O_lo)), L in log2 units, dQ sums
 //           cleared.  main: one CTA per tile of 128 keys, longest first, loops
 //           over the tiles of kRows queries of every query head of its group, so
-//           that dK and dV are whole sums in registers.  Warpgroup 0 loads; each
-//           of the other two owns 64 keys: S^T = K Q^T, dP^T = V dO^T,
+//           that dK and dV are whole sums in registers.  Warpgroup 0 loads, and adds
+//           dQ; each of the other two owns 64 keys: S^T = K Q^T, dP^T = V dO^T,
 //           P^T = exp2(S^T - L), dS^T = P^T (dP^T - delta), dV += P^T dO,
 //           dK += dS^T Q with P^T and dS^T from registers; dS^T goes to shared
-//           memory once for dQ = dS K, of which each warpgroup computes half and
-//           adds it to global memory.  S^T of the next tile is issued behind dK
+//           memory once for dQ = dS K, of which each warpgroup computes half.  It
+//           goes through shared memory, too, and one thread of warpgroup 0 has the
+//           copy engine add it to global memory, which waits for nothing that the
+//           products wait for.  S^T of the next tile is issued behind dK
 //           of this one.  finish: dQ * scale to the output type.
 // Memory    Q, dO once per tile of keys, from L2; dQ sums: 4 bytes an element
 //           added per tile of keys.
@@ -49,6 +51,7 @@ namespace bellwether::kernels::cuda::sm90 {
 template <class T_, int kHeadDim_, bool kGeneral_, bool kRounded_, bool kRowSums_>
 struct BwdShape {
   using T = T_;
+  using Keys = BwdShape;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr bool kGeneral = kGeneral_, kRounded = kRounded_, kRowSums = kRowSums_;
   static constexpr int kCols = kBwdKeys;                   // keys a CTA
@@ -62,7 +65,7 @@ struct BwdShape {
   static constexpr int kDsBytes = kCols * kRows * 2;
   static constexpr int kOnesBytes = kRowSums ? kCols * 128 : 0;
   static constexpr int kQueries = kRowSums ? 72 : 64;  // columns of a warpgroup's dQ
-  // What a consumer thread adds to a step's dQ: see attention_bwd_rows.cuh.
+  // What a consumer thread has of a step's dQ: see attention_bwd_rows.cuh.
   static constexpr int kQueryThreads = 256, kQueryTiles = 1, kQueryColumns = 64;
   static constexpr int kOutputs = kHeadDim, kSplits = 1;
   static __device__ int QueryRow(int thread) {
@@ -71,14 +74,17 @@ struct BwdShape {
   static __device__ int QueryColumn(int thread) { return kHalves == 2 ? thread / 128 * 64 : 0; }
   // dV is issued before dS is computed where registers suffice.
   static constexpr bool kEarlyValues = kHeadDim == 128;
-  static constexpr int kSharedBytes =
-      2 * kKvBytes + 2 * kStages * kQBytes + 3 * kStages * kRowBytes + 2 * kDsBytes + kOnesBytes + 1024 + 256;
+  static constexpr int kDqBytes = kRows * kHeadDim * 4;
+  static constexpr int kSumBytes = kRowSums ? kRowBytes : 0;
+  static constexpr int kSharedBytes = 2 * kKvBytes + 2 * kStages * kQBytes + 3 * kStages * kRowBytes + 2 * kDsBytes +
+                                      kOnesBytes + kDqBytes + kSumBytes + 1024 + 256;
   static_assert(kSharedBytes <= 227 * 1024);
 };
 
 template <class S>
 struct BwdShared {
-  uint32_t k, v, q, d_o, ds, ones, lse, delta, inverse, kv_full, q_full, q_empty, d_o_full, d_o_empty;
+  uint32_t k, v, q, d_o, ds, ones, lse, delta, inverse, dq, ds_sum;
+  uint32_t kv_full, q_full, q_empty, d_o_full, d_o_empty, dq_full, dq_empty;
 
   __device__ explicit BwdShared(char* raw) {
     k = (SharedAddress(raw) + 1023u) & ~1023u;
@@ -90,11 +96,15 @@ struct BwdShared {
     lse = ones + S::kOnesBytes;
     delta = lse + S::kStages * S::kRowBytes;
     inverse = delta + S::kStages * S::kRowBytes;
-    kv_full = inverse + S::kStages * S::kRowBytes;
+    dq = inverse + S::kStages * S::kRowBytes;
+    ds_sum = dq + S::kDqBytes;
+    kv_full = ds_sum + S::kSumBytes;
     q_full = kv_full + 8;
     q_empty = q_full + 8 * S::kStages;
     d_o_full = q_empty + 8 * S::kStages;
     d_o_empty = d_o_full + 8 * S::kStages;
+    dq_full = d_o_empty + 8 * S::kStages;
+    dq_empty = dq_full + 8;
   }
 };
 
@@ -107,10 +117,13 @@ __device__ __forceinline__ void BwdProduce(const AttentionBwdParams& p, const Bw
   LoadTile<S::kHalves>(sm.k, &maps.k, sm.kv_full, S::kCols, kv, t.key);
   LoadTile<S::kHalves>(sm.v, &maps.v, sm.kv_full, S::kCols, kv, t.key);
   RingPosition<S::kStages> at;
-  for (int g = 0; g < p.seq.group; ++g) {
-    const int head = t.kv_head * p.seq.group + g;
-    const TileOrigin q = OriginOf(p.seq, seq.index, seq.q_start, seq.q_len, head);
-    const int64_t row_base = RowBase(p, seq, head);
+  // Little is kept across the loops, and they are not unrolled: 24 registers are few.
+  TileOrigin q = OriginOf(p.seq, seq.index, seq.q_start, seq.q_len, t.kv_head * p.seq.group);
+  int64_t row_base = RowBase(p, seq, q.head);
+  const int end_head = q.head + p.seq.group;
+#pragma unroll 1
+  for (; q.head < end_head; ++q.head, row_base += p.rows_per_head) {
+#pragma unroll 1
     for (int m = t.first_tile; m < t.end_tile; ++m) {
       const int row = m * S::kRows;
       const uint32_t q_full = sm.q_full + 8 * at.stage, d_o_full = sm.d_o_full + 8 * at.stage;
@@ -131,9 +144,44 @@ __device__ __forceinline__ void BwdProduce(const AttentionBwdParams& p, const Bw
   }
 }
 
+// Adds dQ of every step, and rowsum(dS), by the copy engine.  By one thread.
+template <class S>
+__device__ __forceinline__ void BwdReduce(const AttentionBwdParams& p, const BwdShared<S>& sm, const BwdTile& t) {
+  constexpr int kTurn = 0;  // One adds the whole step.
+  uint32_t parity = 0;
+#pragma unroll 1
+  for (int g = 0; g < p.seq.group; ++g) {
+    const int head = t.kv_head * p.seq.group + g;
+#pragma unroll 1
+    for (int m = t.first_tile; m < t.end_tile; ++m) {
+      const bool turns = S::kGeneral && p.turns != nullptr;
+      if (turns) {
+        AwaitTurnAlone<S>(p, t, m, head, kTurn);
+        GlobalProxyFence();
+      }
+      BarrierWait(sm.dq_full, parity);
+      parity ^= 1;
+      const int64_t row = RowBase(p, t.sequence, head) + m * S::kRows;
+      BulkReduceAdd(p.dq_sum + row * S::kHeadDim, sm.dq, S::kDqBytes);
+      if constexpr (S::kRowSums) BulkReduceAdd(p.ds_sum + row, sm.ds_sum, S::kSumBytes);
+      BulkCommit();
+      BulkWaitRead();
+      BarrierArrive(sm.dq_empty);
+      if (turns) {
+        BulkWait();
+        GlobalProxyFence();
+        __threadfence();
+        ReduceAddRelease(TurnOf<S>(p, t, m, head, kTurn), 1);
+      }
+    }
+  }
+  BulkWait();
+}
+
+// `tile` is t in shared memory, for what would otherwise stay in registers.
 template <class S>
 __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const BwdShared<S>& sm, const BwdTile& t,
-                                           int warpgroup) {
+                                           const BwdTile* tile, int warpgroup) {
   using T = typename S::T;
   constexpr int kScores = S::kRows / 2, kPairs = S::kRows / 4;
   const int first_column = threadIdx.x % 4 * 2;
@@ -154,7 +202,7 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
 
   if (steps > 0) {
     RingPosition<S::kStages> at;
-    int m = t.first_tile, head = t.kv_head * p.seq.group;
+    int m = t.first_tile;
     float s[kScores];
     BarrierWait(sm.kv_full, 0);
     BarrierWait(sm.q_full, 0);
@@ -165,11 +213,7 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
     WgmmaCommit();
     WgmmaWait<0>();
     PinRegisters(s);
-    int step = 0, dq_tile = 0, dq_head = 0;
-    const auto pass_turn = [&] {
-      const int thread = ThreadIndexAgain() - 128;
-      PassTurn<S>(p, t, dq_tile, dq_head, thread / 32, thread % 32);
-    };
+    int step = 0;
     const auto run_step = [&](auto is_last) {
       constexpr bool kLast = decltype(is_last)::value;
       float dp[kScores], pr[kScores];
@@ -179,7 +223,6 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
       WgmmaFence();
       IssueInner<S>(dp, v_rows, d_o_tiles + at.stage * (S::kQBytes / 16));
       WgmmaCommit();
-      if (S::kGeneral && p.turns != nullptr && step > 0) pass_turn();
       // S of this step is there already; dP runs under its exponentials.
       if constexpr (S::kGeneral) {
         if (p.score.cap_scale != 0.f) {
@@ -268,12 +311,7 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
       }
       IssueOuter<S>(dk, ds, q_tiles + at.stage * (S::kQBytes / 16));
       WgmmaCommit();
-      dq_tile = m;
-      dq_head = head;
-      if (++m == t.end_tile) {
-        m = t.first_tile;
-        ++head;
-      }
+      if (++m == t.end_tile) m = t.first_tile;
       at.Advance();
       if constexpr (!kLast) {
         BarrierWait(sm.q_full + 8 * at.stage, at.parity);
@@ -285,7 +323,7 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
         WgmmaWait<1>();
       }
       PinRegisters(dq);
-      AddQueries<S>(p, t, dq, dq_tile, dq_head);
+      StoreQueries<S>(sm.dq, sm.ds_sum, sm.dq_full, sm.dq_empty, step & 1, dq);
       WgmmaWait<0>();  // dK, and S of the next step
       PinRegisters(dk);
       PinRegisters(s);
@@ -294,15 +332,15 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
     for (; step + 1 < steps; ++step) run_step(std::false_type{});
     run_step(std::true_type{});
     PinRegisters(dk);
-    if (S::kGeneral && p.turns != nullptr) pass_turn();
   }
 
-  const Sequence& seq = t.sequence;
+  const BwdTile done = *tile;
+  const Sequence& seq = done.sequence;
   const int thread = ThreadIndexAgain() - 128, lane = thread % 32;
-  const int key = t.key + thread / 32 * 16 + lane / 4;
+  const int key = done.key + thread / 32 * 16 + lane / 4;
   const auto place = [&](void* base, const Strides& stride, int at) -> uint16_t* {
     if (at >= seq.k_len) return nullptr;
-    return static_cast<uint16_t*>(base) + seq.index * stride.batch + t.kv_head * stride.head +
+    return static_cast<uint16_t*>(base) + seq.index * stride.batch + done.kv_head * stride.head +
            (seq.k_start + at) * stride.token;
   };
   uint32_t words[S::kHeadDim / 4];
@@ -322,9 +360,11 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     AttentionBwdKernel(const __grid_constant__ AttentionBwdParams p, const __grid_constant__ BwdMaps maps) {
   extern __shared__ char raw[];
   const BwdShared<S> sm(raw);
+  __shared__ BwdTile tile;
   BwdTile t;
   if (!LocateBwdTile<S>(p, blockIdx.x, &t)) return;
   if (threadIdx.x == 0) {
+    tile = t;
     BarrierInit(sm.kv_full, 1);
     for (int i = 0; i < S::kStages; ++i) {
       BarrierInit(sm.q_full + 8 * i, 1);
@@ -333,6 +373,8 @@ __global__ void __launch_bounds__(S::kThreads, 1)
       BarrierInit(sm.q_empty + 8 * i, 256);
       BarrierInit(sm.d_o_empty + 8 * i, 256);
     }
+    BarrierInit(sm.dq_full, 256);
+    BarrierInit(sm.dq_empty, 1);
     BarrierInitFence();
   }
   if constexpr (S::kRowSums) {
@@ -346,10 +388,14 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
     RegistersShrink<24>();
-    if (threadIdx.x == 0) BwdProduce<S>(p, maps, sm, t);
+    if (threadIdx.x == 0) {
+      BwdProduce<S>(p, maps, sm, t);
+    } else if (threadIdx.x == 32) {
+      BwdReduce<S>(p, sm, t);
+    }
   } else {
     RegistersGrow<240>();
-    BwdConsume<S>(p, sm, t, warpgroup - 1);
+    BwdConsume<S>(p, sm, t, &tile, warpgroup - 1);
   }
 }
 

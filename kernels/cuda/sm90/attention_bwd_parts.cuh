@@ -1,12 +1,10 @@
 // attention_bwd_parts.cuh: what a consumer of the backward does in a step: its
-// products, and adding dQ.
+// products, and handing on dQ.
 
 #ifndef BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_BWD_PARTS_CUH_
 #define BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_BWD_PARTS_CUH_
 
-#include "cuda/accumulator_sums.cuh"
-#include "cuda/attention_bwd_tiles.cuh"
-#include "cuda/attention_bwd_turns.cuh"
+#include "cuda/memory.cuh"
 #include "cuda/registers.cuh"
 #include "cuda/sm90/ptx.cuh"
 #include "cuda/sm90/wgmma.cuh"
@@ -42,21 +40,26 @@ __device__ __forceinline__ void IssueQueries(float (&d)[S::kQueries / 2], uint64
   }
 }
 
-// Adds a warpgroup's dQ of one step to the sums, in the accumulators' order.
+// Leaves a warpgroup's dQ of one step, and rowsum(dS), in shared memory, in the
+// accumulators' order, which is that of the sums.  `parity` is the step's.
 template <class S>
-__device__ __forceinline__ void AddQueries(const AttentionBwdParams& p, const BwdTile& t,
-                                           const float (&dq)[S::kQueries / 2], int m, int head) {
+__device__ __forceinline__ void StoreQueries(uint32_t to, uint32_t sums, uint32_t full, uint32_t empty, uint32_t parity,
+                                             const float (&dq)[S::kQueries / 2]) {
   const int thread = ThreadIndexAgain() - 128, warpgroup = thread / 128, lane = thread % 32;
-  if (S::kGeneral && p.turns != nullptr) AwaitTurn<S>(p, t, m, head, thread / 32, lane);
-  const int64_t row = RowBase(p, t.sequence, head) + m * S::kRows;
-  AddToSums<32, 256>(p.dq_sum + row * S::kHeadDim, thread, dq);
+  BarrierWait(empty, parity ^ 1);
+#pragma unroll
+  for (int i = 0; i < 32; i += 4) {
+    StoreShared4(to + (i / 4 * S::kQueryThreads + thread) * 16, dq[i], dq[i + 1], dq[i + 2], dq[i + 3]);
+  }
   if constexpr (S::kRowSums) {  // at head_dim 128 both warpgroups have the same queries
     const int first = (S::kHalves == 1 ? warpgroup * 64 : 0) + thread % 128 / 32 * 16 + lane / 4;
     if (lane % 4 == 0 && (S::kHalves == 1 || warpgroup == 0)) {
-      ReduceAdd(p.ds_sum + row + first, dq[32]);
-      ReduceAdd(p.ds_sum + row + first + 8, dq[34]);
+      StoreShared(sums + first * 4, __float_as_uint(dq[32]));
+      StoreShared(sums + (first + 8) * 4, __float_as_uint(dq[34]));
     }
   }
+  ProxyFence();
+  BarrierArrive(full);
 }
 
 }  // namespace bellwether::kernels::cuda::sm90

@@ -262,7 +262,7 @@ __device__ __forceinline__ void Consume(const FwdParams& p, const FwdShared<S>& 
         k_at.Advance();
         PrepareScores<S, true>(s, p, tile, n * S::kCols);
         float rescale[2];
-        rows.template Tile<true>(s, p.score.scale_log2, p.paper, p.seq.head_dim >> 16, rescale);
+        rows.template Tile<true>(s, p.score, p.paper, p.seq.head_dim >> 16, rescale);
         rows.Probabilities(s, probs);
       }
       const auto step = [&](auto masked) {
@@ -287,7 +287,7 @@ __device__ __forceinline__ void Consume(const FwdParams& p, const FwdShared<S>& 
         k_at.Advance();
         PrepareScores<S, kMasked>(s, p, tile, n * S::kCols);
         float rescale[2];
-        rows.template Tile<kMasked>(s, p.score.scale_log2, p.paper, p.seq.head_dim >> 16, rescale);
+        rows.template Tile<kMasked>(s, p.score, p.paper, p.seq.head_dim >> 16, rescale);
         WgmmaWait<0>();
         PinRegisters(o);
         PinRegisters(probs);

@@ -13,10 +13,11 @@ FwdLauncher MakeFwdLauncher() {
   return {S::kRows, S::kCols, LaunchAttentionFwd<S>};
 }
 
+// kHpNolt is kFa, kLt is kHp: the caller says whether there is a residual.
 template <class T, int kHeadDim, int kWarpgroups, bool kGeneral, bool kCount>
 FwdLauncher FindFwdMode(AttentionMode mode) {
   using M = SoftmaxMode;
-  if (mode == AttentionMode::kFa) {
+  if (mode == AttentionMode::kFa || mode == AttentionMode::kHpNolt) {
     return MakeFwdLauncher<FwdShape<T, kHeadDim, kWarpgroups, M::kFa, kGeneral, kCount>>();
   }
   return MakeFwdLauncher<FwdShape<T, kHeadDim, kWarpgroups, M::kHp, kGeneral, kCount>>();

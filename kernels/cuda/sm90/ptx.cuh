@@ -81,7 +81,26 @@ __device__ __forceinline__ void BulkLoad(uint32_t dst, const void* src, uint32_t
                : "memory");
 }
 
-// Ordinary stores to shared memory before it, wgmma's reads after it (and a
+// Adds `bytes` of floats in shared memory to global memory; both as BulkLoad's.  The
+// thread's own commits and waits say when.
+__device__ __forceinline__ void BulkReduceAdd(float* dst, uint32_t src, uint32_t bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(dst), "r"(src),
+               "r"(bytes)
+               : "memory");
+}
+
+__device__ __forceinline__ void BulkCommit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Until shared memory has been read.
+__device__ __forceinline__ void BulkWaitRead() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
+// Until all is done.
+__device__ __forceinline__ void BulkWait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+// Between the copy engine's accesses to global memory and ordinary ones.
+__device__ __forceinline__ void GlobalProxyFence() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
+// Ordinary stores to shared memory before it, wgmma's or the copy engine's reads after it (and a
 // barrier between the threads).
 __device__ __forceinline__ void ProxyFence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
@@ -97,6 +116,10 @@ __device__ __forceinline__ void StoreMatrices(uint32_t row_address, uint32_t w0,
 // The same word four times.
 __device__ __forceinline__ void StoreShared4(uint32_t address, uint32_t word) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(word) : "memory");
+}
+
+__device__ __forceinline__ void StoreShared4(uint32_t address, float a, float b, float c, float d) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
 
 __device__ __forceinline__ int LoadShared(uint32_t address) {

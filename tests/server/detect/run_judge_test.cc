@@ -11,8 +11,11 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <set>
 
 #include "server/detect/judge_options.h"
+#include "server/detect/thresholds.h"
+#include "tests/support/transition_text.h"
 
 namespace bellwether::server {
 namespace {
@@ -84,27 +87,6 @@ StepSample SampleAt(const RunDescription& run, const Plan& plan, int64_t step,
   return sample;
 }
 
-// Everything of a transition that a reader sees.
-std::string TextOf(const Transition& t) {
-  std::string text = t.key + " k" + std::to_string(t.k) + " state" +
-                     std::to_string(static_cast<int>(t.state)) + " sev" +
-                     std::to_string(static_cast<int>(t.severity)) + " stage" +
-                     std::to_string(t.stage) + " at" + std::to_string(t.step) +
-                     " " + t.summary + " " + t.cause + " " + t.advice;
-  for (const Head& head : t.heads)
-    text.append(" ").append(std::to_string(head.layer * 10000 + head.head));
-  for (const Evidence& e : t.evidence)
-    text.append(" ").append(e.signal).append("=").append(
-        std::to_string(e.value));
-  return text;
-}
-
-std::vector<std::string> TextsOf(const std::vector<Transition>& transitions) {
-  std::vector<std::string> texts;
-  for (const Transition& t : transitions) texts.push_back(TextOf(t));
-  return texts;
-}
-
 std::vector<Transition> JudgeAll(const RunDescription& run, const Plan& plan) {
   RunJudge judge(JudgeOptions{}, run);
   std::vector<Transition> out;
@@ -149,6 +131,68 @@ TEST(RunJudgeTest, WarnsOfADriftNamesItsHeadAndPredictsItsEnd) {
 
 TEST(RunJudgeTest, AQuietRunIsQuiet) {
   EXPECT_TRUE(JudgeAll(SyntheticRun(), {.drift_from = -1}).empty());
+}
+
+// What the judge says of a drift from step 2000 on, of a loss that is lost and
+// a gradient that is ten times its past from 3000 on, of a silent rank, of a
+// replica that disagrees and of a NaN, without the tests of `off`.
+std::set<std::string> RulesTold(BuiltinSet off) {
+  JudgeOptions options;
+  options.off = off;
+  RunDescription run = SyntheticRun();
+  run.reporters = 2;
+  RunJudge judge(options, run);
+  std::vector<Transition> out;
+  for (int64_t step = 0; step <= 5000; ++step) {
+    StepSample sample = SampleAt(run, {}, step);
+    sample.Add(SignalId::kStepSeconds)[0] = 1;
+    sample.Add(SignalId::kHookSeconds)[0] = 0.1f;
+    if (step >= 3000) {
+      sample.Add(SignalId::kLoss)[0] += 3;
+      sample.Add(SignalId::kGradNorm)[0] *= 50;
+    }
+    if (step == 4000) {
+      sample.Add(SignalId::kSpreadSum)[3] = kNan;
+      sample.disagreements.push_back({SignalId::kWqSigma, 1, 3, 3.0f, 3.5f});
+      judge.OnSilence(1, 90, &out);
+    }
+    judge.Observe(sample, &out);
+  }
+  std::set<std::string> rules;
+  for (const Transition& t : out) rules.insert(t.rule);
+  return rules;
+}
+
+TEST(RunJudgeTest, ATestThatIsSwitchedOffFindsNothingAndTheOthersGoOn) {
+  const std::set<std::string> all = RulesTold({});
+  ASSERT_EQ(all,
+            (std::set<std::string>{"drift", "loss", "gradient", "nonfinite",
+                                   "disagreement", "silent", "overhead"}));
+  for (const Builtin test :
+       {Builtin::kLoss, Builtin::kGradient, Builtin::kNonfinite,
+        Builtin::kDisagreement, Builtin::kSilent, Builtin::kOverhead}) {
+    SCOPED_TRACE(NameOf(test));
+    std::set<std::string> others = all;
+    others.erase(NameOf(test));
+    EXPECT_EQ(RulesTold({test}), others);
+  }
+  // The synthetic drift is seen by three tests; ties alone warn without them.
+  BuiltinSet drift = {Builtin::kDriftGrowth, Builtin::kDriftLevel, Builtin::kDriftCommonMode};
+  EXPECT_TRUE(RulesTold(drift).contains("ties"));
+  EXPECT_FALSE(RulesTold(drift).contains("drift"));
+  EXPECT_FALSE(RulesTold({Builtin::kDrift}).contains("drift"));
+  drift.Add(Builtin::kTies);
+  EXPECT_FALSE(RulesTold(drift).contains("ties"));
+}
+
+TEST(BuiltinTest, NamesAreReadAsTheyAreWritten) {
+  for (int i = 0; i < kBuiltins; ++i) {
+    const auto test = static_cast<Builtin>(i);
+    EXPECT_EQ(BuiltinNamed(NameOf(test)), test);
+    EXPECT_STREQ(BuiltinNames()[static_cast<size_t>(i)], NameOf(test));
+  }
+  EXPECT_EQ(BuiltinNamed("drift.none"), std::nullopt);
+  EXPECT_EQ(BuiltinNamed(""), std::nullopt);
 }
 
 TEST(RunJudgeTest, SaveAndRestoreAtAnyStepChangeNothing) {

@@ -38,6 +38,7 @@ class HttpServerTest : public ::testing::Test {
     auto server = HttpServer::Start(
         options, {.metrics = [] { return std::string("# page\n") + std::string(5000, 'x') + "\n"; },
                   .ready = [this] { return ready_; },
+                  .reload = reload_,
                   .call = [this](const std::string& method, const std::string& body) -> absl::StatusOr<std::string> {
                     absl::MutexLock lock(&mutex_);
                     calls_.push_back(method + " " + body);
@@ -82,10 +83,37 @@ class HttpServerTest : public ::testing::Test {
   RunTable table_;
   Counters counters_;
   absl::Status ready_ = absl::OkStatus();
+  std::function<absl::Status()> reload_;
   absl::Mutex mutex_;
   std::vector<std::string> calls_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<HttpServer> server_;
 };
+
+TEST_F(HttpServerTest, ReloadsWhereThatIsOnAndAsAWrite) {
+  Start();
+  EXPECT_EQ(Client().Post("/-/reload", "", "application/json")->status, 403) << "off";
+  absl::Status outcome = absl::OkStatus();
+  int reloads = 0;
+  reload_ = [&] {
+    ++reloads;
+    return outcome;
+  };
+  Start({.token = "secret"});
+  const httplib::Headers allowed = {{"Authorization", "Bearer secret"}};
+  EXPECT_EQ(Client().Post("/-/reload", "", "application/json")->status, 401);
+  EXPECT_EQ(Client().Post("/-/reload", allowed, "", "text/plain")->status, 415) << "another site's form";
+  const auto read = Client().Get("/-/reload", allowed);
+  EXPECT_EQ(read->status, 405);
+  EXPECT_EQ(read->get_header_value("Allow"), "POST");
+  EXPECT_EQ(reloads, 0);
+  EXPECT_EQ(Client().Post("/-/reload", allowed, "", "application/json")->body, "reloaded\n");
+  EXPECT_EQ(reloads, 1);
+  outcome = absl::InvalidArgumentError("rules.yml:1:2: wrong");
+  const auto refused = Client().Post("/-/reload", allowed, "", "application/json");
+  EXPECT_EQ(refused->status, 400);
+  EXPECT_THAT(refused->body, HasSubstr("rules.yml:1:2: wrong"));
+  ExpectRequests("/-/reload", "400", 1);
+}
 
 TEST_F(HttpServerTest, ServesMetricsProbesAndPage) {
   Start();

@@ -52,6 +52,12 @@ TEST(PeerRulesTest, TwiceTheMeanWaitsForFive) {
   EXPECT_THAT(Alarms("gradient 2x mean", SignalId::kGradNorm, Spike(5, 1)), ElementsAre(500));
 }
 
+// Doubling every 30 steps is 2.6 times the mean of 100 values, 1.1 of 10.
+TEST(PeerRulesTest, TheMeanOfAHundredLossesLagsBehindARamp) {
+  const auto ramp = [](int64_t step) { return step < 500 ? 2 : 2 * std::exp2(static_cast<double>(step - 500) / 30); };
+  EXPECT_FALSE(Alarms("loss 2x mean", SignalId::kLoss, ramp).empty());
+}
+
 TEST(PeerRulesTest, TenTimesTheFirstMaximum) {
   EXPECT_THAT(Alarms("loss 10x max", SignalId::kLoss, Spike(22, 3)), ElementsAre(500));
   EXPECT_THAT(Alarms("loss 10x max", SignalId::kLoss, Spike(20, 3)), IsEmpty());

@@ -8,10 +8,12 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/offline/run_set.h"
 #include "server/offline/scorecard_text.h"
 #include "tests/support/temp_directory.h"
 
@@ -71,13 +73,14 @@ TEST(ScorecardTest, AFolderIsScoredByNameAndPrintedAsLines) {
   }
   std::ofstream(folder.path() + "/notes.txt") << "not a run";
   size_t told = 0;
-  const auto scores = ScoreRuns({.folder = folder.path(), .progress = [&](size_t done, size_t of) {
-                                   EXPECT_EQ(done, ++told);
-                                   EXPECT_EQ(of, 2u);
-                                 }});
-  ASSERT_TRUE(scores.ok()) << scores.status();
+  const auto card = ScoreRuns({.folder = folder.path(), .progress = [&](size_t done, size_t of) {
+                                 EXPECT_EQ(done, ++told);
+                                 EXPECT_EQ(of, 2u);
+                               }});
+  ASSERT_TRUE(card.ok()) << card.status();
   EXPECT_EQ(told, 2u);
-  std::istringstream lines(ToJsonLines(*scores, AddUp(*scores)));
+  EXPECT_TRUE(card->failures.empty());
+  std::istringstream lines(ToJsonLines(*card, AddUp(card->scores)));
   std::vector<nlohmann::json> objects;
   for (std::string line; std::getline(lines, line);) objects.push_back(nlohmann::json::parse(line));
   ASSERT_EQ(objects.size(), 3u);
@@ -92,30 +95,163 @@ TEST(ScorecardTest, AFolderIsScoredByNameAndPrintedAsLines) {
   EXPECT_EQ(objects[2]["rules"][0]["rule"], "bellwether");
   EXPECT_EQ(objects[2]["rules"][0]["warned_in_time"], 1);
   EXPECT_EQ(objects[2]["rules"][0]["quiet"], 1);
-  for (const char* key : {"named_heads", "eta_error", "false_criticals", "first_critical", "t_loss", "steps"}) {
-    EXPECT_TRUE(objects[0].contains(key)) << key;
+  EXPECT_EQ(objects[2]["critical_in_time"], 1);
+  EXPECT_EQ(objects[2]["mean_lead"], objects[0]["t_sigma"].get<int64_t>() - objects[0]["first_warning"].get<int64_t>());
+  std::set<std::string> keys;
+  for (const auto& [key, value] : objects[0].items()) keys.insert(key);
+  EXPECT_THAT(keys, ::testing::ElementsAre("eta_error", "false_criticals", "false_warnings", "family", "first_bad_head",
+                                           "first_critical", "first_warning", "named_heads", "peers", "run", "steps",
+                                           "t_loss", "t_sigma"));
+  EXPECT_THAT(ToTable(*card, AddUp(card->scores)), HasSubstr("| bellwether | 1 of 1 |"));
+}
+
+TEST(ScorecardTest, WhatCannotBeReadIsNamedAndTheRestIsScored) {
+  TempDirectory folder;
+  const std::string good = kRuns + "gpt-flash-s17.bwrun";
+  std::filesystem::copy(good, folder.path() + "/b-good.bwrun");
+  std::filesystem::copy(good, folder.path() + "/c-cut.bwrun");
+  std::filesystem::resize_file(folder.path() + "/c-cut.bwrun", std::filesystem::file_size(good) / 2);
+  std::ofstream(folder.path() + "/a-empty.bwrun");
+  std::ofstream(folder.path() + "/d-words.bwrun") << "not a recording";
+  const auto card = ScoreRuns({.folder = folder.path()});
+  ASSERT_TRUE(card.ok()) << card.status();
+  ASSERT_EQ(card->scores.size(), 1u);
+  EXPECT_EQ(card->scores[0].run, "b-good");
+  EXPECT_EQ(card->scores[0].failed_at(), 4120);
+  EXPECT_THAT(card->failures, ::testing::ElementsAre(HasSubstr("a-empty.bwrun: "), HasSubstr("c-cut.bwrun: "),
+                                                     HasSubstr("d-words.bwrun: ")));
+  const auto set = RunSet::Read(folder.path(), "", nullptr);
+  ASSERT_TRUE(set.ok()) << set.status();
+  EXPECT_EQ(set->failures(), card->failures);
+  ASSERT_EQ(set->size(), 1u);
+  EXPECT_EQ(set->Score(0, {}).first_warning, card->scores[0].first_warning);
+}
+
+TEST(ScorecardTest, LabelsOfOtherRunsChangeNothingOfWhatIsSaid) {
+  TempDirectory folder;
+  for (const char* run : {"gpt-hp-s4", "gpt-flash-s17"}) {
+    std::filesystem::copy(kRuns + run + ".bwrun", folder.path() + "/" + run + ".bwrun");
   }
-  EXPECT_THAT(ToTable(*scores, AddUp(*scores)), HasSubstr("| bellwether | 1 of 1 |"));
+  const auto unlabelled = ScoreRuns({.folder = folder.path()});
+  std::ifstream file(kRuns + "labels.json");
+  const auto labels = nlohmann::json::parse(file);
+  std::ofstream(folder.path() + "/labels.json")
+      << nlohmann::json{{"gpt-hp-s4", labels["gpt-flash-s17"]}, {"gpt-flash-s17", labels["gpt-hp-s4"]}};
+  const auto swapped = ScoreRuns({.folder = folder.path()});
+  ASSERT_TRUE(unlabelled.ok() && swapped.ok());
+  for (size_t i = 0; i < 2; ++i) {
+    const RunScore &a = unlabelled->scores[i], &b = swapped->scores[i];
+    EXPECT_NE(a.failed_at(), b.failed_at()) << "the labels are read";
+    EXPECT_EQ(a.first_warning, b.first_warning);
+    EXPECT_EQ(a.first_critical, b.first_critical);
+    EXPECT_EQ(a.named_heads, b.named_heads);
+    EXPECT_EQ(a.warnings, b.warnings);
+    EXPECT_EQ(a.criticals, b.criticals);
+  }
+}
+
+// A run of 3,000 steps of 2 x 8 heads that tells what `fill` puts into each
+// step's sample.
+RunScore ScoreMadeUp(const std::function<void(StepSample*)>& fill) {
+  const auto walk = [&](RunListener* listener) {
+    RunDescription run;
+    run.layout = {.layers = 2, .heads = 8, .kv_heads = 8};
+    listener->OnHello(run);
+    StepSample sample;
+    for (int64_t step = 0; step <= 3000; ++step) {
+      sample.Reset(run.layout);
+      sample.step = step;
+      fill(&sample);
+      listener->OnSample(sample);
+    }
+    return absl::OkStatus();
+  };
+  const auto score = ScoreWalk("made up", walk, nullptr, {});
+  EXPECT_TRUE(score.ok()) << score.status();
+  return *score;
+}
+
+TEST(ScorecardTest, RunsThatTellLittleOrNonsenseAreScored) {
+  const RunScore nothing = ScoreMadeUp([](StepSample*) {});
+  EXPECT_EQ(nothing.first_warning, -1);
+  EXPECT_EQ(nothing.truth.steps, 3000);
+  const RunScore loss = ScoreMadeUp([](StepSample* sample) { sample->Add(SignalId::kLoss)[0] = 2; });
+  EXPECT_EQ(loss.first_warning, -1);
+  EXPECT_FALSE(loss.fails());
+  // Neither loss nor scores: the weights alone.
+  const RunScore weights = ScoreMadeUp([](StepSample* sample) {
+    if (sample->step % 10 != 0) return;
+    for (float& sigma : sample->Add(SignalId::kWqSigma)) sigma = 3;
+    if (sample->step > 1000) {
+      sample->Add(SignalId::kWqSigma)[5] = 3 * std::exp2(static_cast<float>(sample->step - 1000) / 300);
+    }
+  });
+  EXPECT_GT(weights.truth.t_sigma, 1000);
+  EXPECT_GE(weights.first_warning, 1000);
+  EXPECT_EQ(weights.named_heads.at(0), (Head{0, 5}));
+  const RunScore nan = ScoreMadeUp([](StepSample* sample) {
+    const bool lost = sample->step > 2000;
+    sample->Add(SignalId::kLoss)[0] = lost ? std::nanf("") : 2.0f;
+    if (lost) sample->Add(SignalId::kWqSigma)[0] = std::nanf("");
+  });
+  EXPECT_EQ(nan.first_critical, 2001);
+  EXPECT_GT(nan.truth.t_loss, 1900);
+  // And their lines are JSON.
+  const std::vector<RunScore> scores = {nothing, loss, weights, nan};
+  std::istringstream lines(ToJsonLines({.scores = scores}, AddUp(scores)));
+  int objects = 0;
+  for (std::string line; std::getline(lines, line); ++objects) EXPECT_TRUE(nlohmann::json::accept(line)) << line;
+  EXPECT_EQ(objects, 5);
+}
+
+TEST(ScorecardTest, ARunOfAHelloAloneIsScored) {
+  const auto walk = [](RunListener* listener) {
+    RunDescription run;
+    run.layout = {.layers = 1, .heads = 1, .kv_heads = 1};
+    listener->OnHello(run);
+    return absl::OkStatus();
+  };
+  const auto score = ScoreWalk("hello", walk, nullptr, {});
+  ASSERT_TRUE(score.ok());
+  EXPECT_EQ(score->truth.steps, 0);
+  EXPECT_THAT(ToTable({.scores = {*score}}, AddUp({*score})), HasSubstr("| hello |"));
+}
+
+TEST(ScorecardTest, WarningsAreCountedByTheirEvidence) {
+  const auto score = ScoreRun(kRuns + "gpt-flash-s17.bwrun", nullptr, {});
+  ASSERT_TRUE(score.ok());
+  int64_t sum = 0;
+  for (const auto& [cause, count] : score->warned_by) sum += count;
+  EXPECT_EQ(sum, score->warnings);
+  EXPECT_TRUE(score->warned_by.contains("drift_ratio growth")) << score->warned_by.begin()->first;
 }
 
 TEST(ScorecardTest, WhatIsMissingOrDamagedIsNamed) {
   TempDirectory folder;
   EXPECT_THAT(std::string(ScoreRuns({.folder = folder.path()}).status().message()), HasSubstr("holds no *.bwrun"));
+  std::ofstream(folder.path() + "/trace.npz") << "a trace";
+  EXPECT_THAT(std::string(ScoreRuns({.folder = folder.path()}).status().message()),
+              ::testing::AllOf(HasSubstr("1 *.npz"), HasSubstr("python -m bellwether npz2run")));
   EXPECT_THAT(std::string(ScoreRuns({.folder = folder.path() + "/no"}).status().message()), HasSubstr("/no"));
-  std::ofstream(folder.path() + "/cut.bwrun") << "not a recording";
-  EXPECT_THAT(std::string(ScoreRuns({.folder = folder.path()}).status().message()), HasSubstr("cut.bwrun"));
   std::ofstream(folder.path() + "/labels.json") << R"({"a": {"family": "healthy"}})";
   EXPECT_THAT(std::string(ReadRunLabels(folder.path() + "/labels.json").status().message()),
               ::testing::AllOf(HasSubstr("run a"), HasSubstr("t_sigma")));
 }
 
 TEST(ScorecardTest, TotalsCountInTimeOnly) {
-  RunScore late{.run = "late", .truth = {.t_sigma = 1000, .heads = {{2, 3}}, .steps = 2000}, .first_warning = 1500,
+  RunScore late{.run = "late",
+                .truth = {.t_sigma = 1000, .heads = {{2, 3}}, .steps = 2000},
+                .first_warning = 1500,
                 .named_heads = {{2, 0}, {2, 1}, {2, 3}}};
   RunScore early = late;
   early.first_warning = 400;
   early.eta_error = -0.3;
-  RunScore drifting{.run = "drifting", .family = "drifting", .truth = {.steps = 1000}, .first_warning = 5, .warnings = 1, .criticals = 1};
+  RunScore drifting{.run = "drifting",
+                    .family = "drifting",
+                    .truth = {.steps = 1000},
+                    .first_warning = 5,
+                    .warnings = 1,
+                    .criticals = 1};
   RunScore quiet{.run = "quiet", .truth = {.steps = 1000}, .first_warning = 7, .warnings = 2, .criticals = 1};
   const ScorecardTotals totals = AddUp({late, early, drifting, quiet});
   ASSERT_EQ(totals.rules.size(), 1u);

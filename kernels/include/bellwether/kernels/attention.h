@@ -40,7 +40,7 @@ enum class AttentionMode : int {
   kPaper = 3,   // the paper's shifted maximum (its Algorithm 3)
   kSr = 4,      // O rounded at random: delta without bias, but noisier
   kHpNolt = 5,  // hp divided by l: an ablation
-  kLt = 6,      // fa divided by lt: an ablation
+  kLt = 6,      // fa divided by lt (kCuda: hp without the residual): an ablation
 };
 
 // kPaper's shift above a repeated maximum is clamped to these, in units of log2.
@@ -95,10 +95,9 @@ size_t AttentionForwardWorkspaceBytes(const AttentionForwardParams& params);
 //
 // kUnsupported on kCuda: a GPU below compute capability 8.0, dtype float32, head_dim
 // above 256 or no multiple of 8 (it costs as the next of 64, 96, 128, 256; on Hopper
-// 65..96 costs as 128, too, and above 128 the portable kernels serve), modes kHpNolt
-// and kLt, stats in mode kSr, a base that is not 16-byte aligned, a stride
-// of q, k, v, o or o_lo that is not a multiple of 8 elements, more than 2^29 tokens
-// or 65535 heads.  kInvalidArgument: a bound above is violated.  In both nothing
+// 65..96 costs as 128, too, and above 128 the portable kernels serve), stats in mode
+// kSr, a base that is not 16-byte aligned, a stride of q, k, v, o or o_lo that is not
+// a multiple of 8 elements, more than 2^29 tokens or 65535 heads.  kInvalidArgument: a bound above is violated.  In both nothing
 // was written.  kDeviceError: the launch failed.  Any thread; calls that write the
 // same memory must not overlap.
 [[nodiscard]] Status AttentionForward(const AttentionForwardParams& params, const Device& device);

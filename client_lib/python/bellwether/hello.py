@@ -1,0 +1,58 @@
+"""What a run says of itself when its stream begins."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Optional
+
+import torch
+
+from .client import RunOptions
+from .parallel import Parallel
+from .ranks import rank_and_world
+from .settings import Settings
+
+if TYPE_CHECKING:
+    from .layer import Layer
+
+_SCORES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+def run_options(
+    settings: Settings,
+    layers: list[Layer],
+    parallel: Parallel,
+    server: Optional[str],
+    record_path: Optional[str],
+    **more: Any,
+) -> RunOptions:
+    """`layers` are those that report, in order; `more` are fields of RunOptions."""
+    first = layers[0] if layers else None
+    heads = max((layer.heads for layer in layers), default=1)
+    same = len({(layer.heads, layer.kv_heads) for layer in layers}) <= 1
+    kv_heads = first.kv_heads if first and same else heads
+    rank, world = rank_and_world()
+    return RunOptions(
+        run=settings.run,
+        run_uuid=settings.run_uuid,
+        attempt=settings.attempt,
+        layers=max(1, parallel.layers or len(layers)),
+        heads=heads * parallel.tensor[1],
+        kv_heads=kv_heads * parallel.tensor[1],
+        head_dim=first.head_dim if first else 0,
+        seq_len=max((layer.seq_len for layer in layers), default=0),
+        rank=rank,
+        world=world,
+        reporters=min(world, parallel.shards) if settings.ranks == "dp0" else world,
+        server=server,
+        record_path=record_path,
+        tls_ca=settings.tls_ca,
+        tls_cert=settings.tls_cert,
+        tls_key=settings.tls_key,
+        token_file=settings.token_file,
+        log_path=settings.log_path,
+        attention_kernel=first.kernel if first else "",
+        qk_norm=any(layer.normalizes for layer in layers),
+        score_dtype=_SCORES.get(first.dtype if first and first.dtype else torch.float32, "fp32"),
+        causal=any(layer.causal for layer in layers),
+        **more,
+    )

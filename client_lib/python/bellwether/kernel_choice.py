@@ -1,0 +1,42 @@
+"""What PyTorch is about to do with a call of scaled_dot_product_attention."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+from . import intercept
+
+_KERNELS = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}  # SDPBackend
+
+_autocast_covers: dict[tuple[str, torch.dtype], bool] = {}
+
+
+def autocast_dtype(q: Tensor) -> Optional[torch.dtype]:
+    """The type that autocast is about to give q, k and v, or None."""
+    device = q.device.type
+    if q.dtype != torch.float32 or not torch.is_autocast_enabled(device):
+        return None
+    dtype = torch.get_autocast_dtype(device)
+    key = (device, dtype)
+    if key not in _autocast_covers:
+        with torch.no_grad():
+            small = torch.zeros(1, 1, 1, 8, device=q.device)
+            _autocast_covers[key] = intercept.original()(small, small, small).dtype == dtype
+    return dtype if _autocast_covers[key] else None
+
+
+def kernel_of(q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any]) -> str:
+    """The implementation that PyTorch would pick for this call."""
+    choose = getattr(torch, "_fused_sdp_choice", None)
+    if choose is None:
+        return "sdpa"
+    options = {n: given[n] for n in ("scale", "enable_gqa") if n in given}
+    mask, dropout = given.get("attn_mask"), float(given.get("dropout_p", 0.0))
+    try:
+        picked = choose(q, k, v, mask, dropout, bool(given.get("is_causal", False)), **options)
+    except (RuntimeError, TypeError):  # A private function: another torch, another signature.
+        return "sdpa"
+    return _KERNELS.get(int(picked), "sdpa")

@@ -1,0 +1,83 @@
+"""bellwether.lightning.Callback: for Lightning's Trainer and for Fabric.
+
+Trainer(callbacks=[bellwether.lightning.Callback()])
+Fabric(callbacks=[bellwether.lightning.Callback()])
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Optional
+
+from torch import Tensor, nn
+
+from . import intercept, weights
+from .attaching import attach
+from .monitor import Monitor
+
+_Base: Any
+try:
+    _Base = importlib.import_module("lightning.pytorch.callbacks").Callback
+except ImportError:
+    _Base = importlib.import_module("pytorch_lightning.callbacks").Callback
+
+
+class Callback(_Base):  # type: ignore[misc,unused-ignore]
+    """Attaches to the module before it is compiled or wrapped, detaches when fitting ends.
+
+    Takes the arguments of bellwether.attach.  A step is an optimizer step, with the Trainer's
+    number and the loss that training_step returned last; under Fabric, where no loop is known,
+    steps are counted by the optimizer, and `monitor.step(loss=...)` tells more.
+    """
+
+    def __init__(self, **attach_arguments: Any) -> None:
+        super().__init__()
+        self._arguments = attach_arguments
+        self._steps = 0
+        self.monitor: Optional[Monitor] = None
+
+    def _attach(self, module: nn.Module) -> None:
+        if self.monitor is None:
+            self.monitor = attach(module, **self._arguments)
+
+    # ---- Trainer ----
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        # A module that is built in configure_model() has nothing to attach to yet.
+        found = intercept.find_candidates(pl_module, lambda _, module: weights.named(module))
+        if stage == "fit" and found:
+            self._attach(pl_module)
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        self._attach(pl_module)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self._steps = trainer.global_step
+        if self.monitor is not None and self._steps:
+            self.monitor.event("restore", "resumed", float(self._steps))
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self.monitor is None or trainer.global_step == self._steps:
+            return  # A micro-batch: its optimizer step is still to come.
+        self._steps = trainer.global_step
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        told = loss.detach() if isinstance(loss, Tensor) else None
+        self.monitor.step(self._steps - 1, loss=told)
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        self._detach()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._detach()
+
+    def _detach(self) -> None:
+        if self.monitor is not None:
+            self.monitor.detach()
+            self.monitor = None
+
+    # ---- Fabric ----
+
+    def on_after_setup(self, fabric: Any, module: nn.Module) -> None:
+        self._attach(getattr(module, "module", module))

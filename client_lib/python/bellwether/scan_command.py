@@ -1,0 +1,267 @@
+"""python -m bellwether scan DIR: watches a run from outside, by the checkpoints that it writes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any, Optional
+
+from . import __version__, _native, checkpoints, private_server, scan_layout, settings
+from .checkpoints import Unreadable
+from .client import ClientError, RunOptions
+from .private_server import ServerError
+from .probe import KernelError, available
+from .scan import NotSent, Progress, Result, Scan
+from .scan_layout import LAYOUTS, Told, UnknownLayout
+
+OK, FAILED, USAGE, UNREACHABLE, INTERRUPTED = 0, 1, 2, 4, 130
+SETTLE_SECONDS = 5.0
+TIMEOUT_SECONDS = 30.0
+
+_EPILOG = """\
+exit codes:
+  0    everything was sent; with --follow: it was ended by Ctrl-C or SIGTERM
+  1    no checkpoint was found, or one could not be read or understood (each is named)
+  2    wrong usage
+  4    the server did not take a sample in time, or there is none
+  130  ended by Ctrl-C without --follow
+What was sent is durable and is not sent again: run the same command to go on.
+
+The step of a checkpoint is the number in its name behind "step", "iter", "checkpoint" or "ckpt",
+else what its content tells, else the last number in its name.
+"""
+
+
+def _parse(arguments: Optional[list[str]]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bellwether scan",
+        description="Measures sigma(W_Q), sigma(W_K), their stable rank and the rank of their "
+        "change, head by head, in the checkpoints of a run, and streams one sample for each.  The "
+        "training process is not touched.  Reads safetensors, torch.save and distributed "
+        "checkpoints (DCP); nothing in them is executed.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("directory", type=Path, metavar="DIR", help="holds the checkpoints, or is one")
+    add("--follow", action="store_true", help="wait for new ones, until Ctrl-C")
+    add("--server", help="host:port or unix:/path; default: a private server")
+    add("--record", help="write a .bwrun file, instead of a server or beside one")
+    add("--run", help="the run's name; default: the folder's")
+    add(
+        "--config", type=Path, metavar="FILE",
+        help="the model's config.json; default: what lies beside or in the checkpoints",
+    )  # fmt: skip
+    add("--heads", type=int, help="query heads of a layer")
+    add("--kv-heads", type=int, help="key heads of a layer")
+    add("--head-dim", type=int, help="rows of a head")
+    add(
+        "--layout", choices=LAYOUTS,
+        help="the rows of queries and keys are in matrices of their own; fused: all queries, all "
+        "keys, all values; or grouped: by key head its queries, its key, its value",
+    )  # fmt: skip
+    add("--layers", metavar="REGEX", help="only modules whose name it fits")
+    add(
+        "--settle", type=float, default=SETTLE_SECONDS, metavar="SECONDS",
+        help="with --follow, a checkpoint is read when its files have not changed for so long "
+        f"({SETTLE_SECONDS:g})",
+    )  # fmt: skip
+    add(
+        "--timeout", type=float, default=TIMEOUT_SECONDS, metavar="SECONDS",
+        help=f"for the server to take one sample ({TIMEOUT_SECONDS:g})",
+    )  # fmt: skip
+    add("--again", action="store_true", help="send all of them once more, as another attempt")
+    add("--json", action="store_true", help="one JSON object a checkpoint on stdout, all heads")
+    given = parser.parse_args(arguments)
+    for name in ("heads", "kv_heads", "head_dim"):
+        value = getattr(given, name)
+        if value is not None and not 1 <= value <= _native.HEADS_MAX:
+            flag = name.replace("_", "-")
+            parser.error(f"--{flag}: {value} is outside of 1 to {_native.HEADS_MAX}")
+    if not 0 <= given.settle <= 3600:
+        parser.error(f"--settle: {given.settle:g} is outside of 0 to 3600 seconds")
+    if not 0 < given.timeout <= 3600:
+        parser.error(f"--timeout: {given.timeout:g} is outside of 0 to 3600 seconds")
+    if not given.directory.is_dir():
+        parser.error(f"DIR: {given.directory} is no folder")
+    try:
+        re.compile(given.layers or "")
+    except re.error as e:
+        parser.error(f"--layers: {given.layers!r} is no regular expression: {e}")
+    return given
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _run_options(given: argparse.Namespace) -> RunOptions:
+    """Raises ValueError, ServerError."""
+    folder = given.directory.resolve()
+    run = given.run or os.environ.get("BELLWETHER_RUN") or folder.name or "checkpoints"
+    told = settings.resolve({"server": given.server, "record": given.record, "run": run})
+    server = told.server
+    if server is None and told.record is None:
+        private = private_server.join_or_start()
+        server = private.grpc
+        say(f"run {told.run}: {private.page_url(told.run)}")
+    return RunOptions(
+        run=told.run, layers=1, heads=1, server=server, record_path=told.record,
+        run_uuid=told.run_uuid, tls_ca=told.tls_ca, tls_cert=told.tls_cert, tls_key=told.tls_key,
+        token_file=told.token_file, log_path=told.log_path or os.devnull,
+        framework=f"checkpoints, bellwether {__version__}"[:64],
+    )  # fmt: skip
+
+
+def _row(value: float) -> Optional[float]:
+    return value if math.isfinite(value) else None  # JSON has no NaN.
+
+
+def _tell(result: Result, as_json: bool) -> None:
+    if as_json:
+        told: dict[str, Any] = {"checkpoint": str(result.path), "step": result.step}
+        told["layers"] = [
+            {"name": name, **{s: [_row(v) for v in rows[i]] for s, rows in result.values.items()}}
+            for i, name in enumerate(result.layers)
+        ]
+        print(json.dumps(told), flush=True)
+        return
+    value, layer, head = result.largest("wq_sigma")
+    key_value, key_layer, key_head = result.largest("wk_sigma")
+    print(
+        f"step {result.step:8d}  sigma(W_Q) {value:.4g} (layer {layer} head {head}; median "
+        f"{result.median('wq_sigma'):.4g})  sigma(W_K) {key_value:.4g} (layer {key_layer} head "
+        f"{key_head})  {result.path.name}",
+        flush=True,
+    )
+
+
+class _Watch:
+    """When a checkpoint has last changed, by our own clock: that of a file server may be off."""
+
+    def __init__(self, settle: float) -> None:
+        self._settle = settle
+        self._seen: dict[Path, tuple[str, float]] = {}
+
+    def settled(self, path: Path, signature: str) -> bool:
+        now = time.monotonic()
+        known = self._seen.get(path)
+        if known is None or known[0] != signature:
+            self._seen[path] = (signature, now)
+            return self._settle == 0
+        return now - known[1] >= self._settle
+
+
+class _Command:
+    def __init__(self, given: argparse.Namespace, options: RunOptions, told: Told) -> None:
+        self._given = given
+        progress = Progress(
+            given.directory, options.run, options.server or str(options.record_path)
+        )
+        if given.again:
+            progress.forget()
+        self.scan = Scan(
+            options, progress, told,
+            lambda checkpoint, all_told: scan_layout.layers_of(checkpoint, all_told, given.layers),
+            given.directory, given.timeout,
+        )  # fmt: skip
+        self._watch = _Watch(given.settle)
+        self._refused: dict[Path, str] = {}  # By the signature that could not be read.
+        self.failed = self.unreachable = False
+        self._told_page = False
+
+    def _waiting(self) -> list[tuple[Path, str]]:
+        """Checkpoints that were not sent, by their steps as far as names tell."""
+        found = []
+        for path in checkpoints.find(self._given.directory):
+            try:
+                signature = checkpoints.signature(path)
+            except OSError:  # It was deleted since.
+                continue
+            if self.scan.progress.has(path, signature) or self._refused.get(path) == signature:
+                continue
+            found.append((path, signature))
+        return sorted(found, key=lambda each: (checkpoints.step_of_name(each[0]) or 0, each[0]))
+
+    def once(self) -> int:
+        """One look at the folder; how many were sent."""
+        waiting = self._waiting()
+        if self._given.follow:
+            waiting = [each for each in waiting if self._watch.settled(*each)]
+        sent = 0
+        for number, (path, signature) in enumerate(waiting, 1):
+            say(f"{number}/{len(waiting)} {path.name}")
+            try:
+                self.scan.resume()
+                result = self.scan.take(path, signature)
+            except (Unreadable, UnknownLayout, KernelError) as e:
+                self._refused[path] = signature
+                self.failed = True
+                say(f"{e}" + ("; waiting for it to change" if self._given.follow else ""))
+                continue
+            except NotSent as e:
+                say(str(e))
+                self.unreachable = True
+                break
+            self.unreachable = False
+            sent += 1
+            if result is None:
+                say(f"{path.name}: its step was sent already")
+            else:
+                _tell(result, self._given.json)
+            if not self._told_page and self.scan.page_url():
+                say(self.scan.page_url())
+                self._told_page = True
+        return sent
+
+    def run(self) -> int:
+        sent = self.once()
+        if not self._given.follow:
+            if not sent and not self.scan.progress.sent and not self.failed:
+                say(f"{self._given.directory}: no checkpoint was found in it")
+                return FAILED if not self.unreachable else UNREACHABLE
+            return UNREACHABLE if self.unreachable else FAILED if self.failed else OK
+        say(f"waiting for new checkpoints in {self._given.directory} (Ctrl-C ends it)")
+        while True:
+            time.sleep(min(1.0, max(0.05, self._given.settle / 4)))
+            self.once()
+
+
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def main(arguments: Optional[list[str]] = None) -> int:
+    given = _parse(arguments)
+    missing = available()
+    if missing is not None:
+        say(f"scan: {missing}")
+        return FAILED
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    command: Optional[_Command] = None
+    try:
+        told = Told(given.heads, given.kv_heads, given.head_dim, given.layout)
+        if given.config is not None:
+            told = told.before(scan_layout.read_config(given.config))
+        command = _Command(given, _run_options(given), told)
+        return command.run()
+    except KeyboardInterrupt:
+        say("ended; the same command goes on from here")
+        return OK if given.follow else INTERRUPTED
+    except ServerError as e:
+        say(f"scan: {e}")
+        return UNREACHABLE
+    except (UnknownLayout, ClientError, ValueError, OSError) as e:
+        say(f"scan: {e}")
+        return FAILED
+    finally:
+        if command is not None:
+            command.scan.close()
+        signal.signal(signal.SIGTERM, before)

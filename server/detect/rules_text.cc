@@ -1,0 +1,300 @@
+#include "server/detect/rules_text.h"
+
+#include <iterator>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "server/detect/rule_fields.h"
+#include "server/detect/rules_file.h"
+#include "server/detect/thresholds.h"
+
+namespace bellwether::server {
+namespace {
+
+// {section.name} stands for the threshold's value.
+constexpr const char* kBuiltinSentences[] = {
+    "A head drifts: any of the four tests below. Stage 1; 2 with ties, 3 with norm, 4 with logits of "
+    "{logits.logit_max_large}. "
+    "A warning; critical with norm, or with ties above a common mode of {drift.common_mode_large} logits. The alert "
+    "names at least "
+    "{alert.suspects_min} heads. The time left counts to a ratio of {drift.ratio_critical} and a common mode of "
+    "{drift.common_mode_critical} logits, up to {drift.eta_steps_max} steps.",
+    "A head's drift ratio is above {drift.grown_factor} times the median head (held at {drift.ratio_floor} or more) "
+    "and grows "
+    "exponentially: Mann-Kendall z >= {trend.mann_kendall_z_min}, r2 >= {trend.r2_min}, doubling within "
+    "{trend.doubling_steps_max} steps, over {trend.window_batches} or the newest {trend.window_batches_short} batches "
+    "(at least "
+    "{trend.window_batches_min}), for {drift.hold_batches} batches. With fewer than {drift.peers_min} heads in the run "
+    "it is silent.",
+    "A head's drift ratio is above {drift.level_factor} times the median head and {drift.level_rise_min} times what it "
+    "was at the "
+    "window's start, for {drift.level_batches} batches.",
+    "A head's common mode is above {drift.common_mode_large} logits and {drift.common_mode_factor} times the median "
+    "head, grows as "
+    "for drift.growth, and its key-gradient leak does not say that the kernel is right.",
+    "A head's key-gradient leak is above {leak.factor} times the median head (held at {leak.floor} or more), for "
+    "{leak.hold_batches} batches.",
+    "More than {ties.fraction_min} of a head's rows, and {ties.peer_factor} times the median head, have a repeated "
+    "bf16 maximum, for "
+    "{ties.hold_batches} batches. A warning, stage 2; alone only where the leak is not measured.",
+    "A head's sigma(W_Q) is above {norm.peer_factor} times the median head and rises against it {norm.rise_min} times "
+    "within the "
+    "window, monotonically, for {norm.hold_batches} batches. A warning, stage 3.",
+    "A head's largest score is above {logits.logit_max_large}, for {logits.hold_batches} batches: a warning, stage 4. "
+    "Or the median "
+    "head's is above {logits.logit_median_large} with an entropy ratio below {logits.entropy_ratio_collapsed}: a "
+    "warning; critical "
+    "from {logits.logit_median_critical} on.",
+    "The mean of {loss.mean_values} losses stays above its minimum by {loss.rise_of_minimum} of it, by "
+    "{loss.rise_of_gain} of what "
+    "was won, and by {loss.rise_sigma} standard errors, for {loss.persist_steps} steps: a warning, stage 5; critical "
+    "after "
+    "{loss.critical_steps}. An impulse of {loss.impulse_sigma} standard deviations above the {loss.window_values} "
+    "values before "
+    "it, {loss.impulse_values} times in a row, is information.",
+    "The gradient norm is {loss.gradient_factor} times its geometric mean and {loss.impulse_sigma} standard deviations "
+    "of its "
+    "logarithm above it: information; a warning when it lasts {loss.persist_steps} steps.",
+    "Any NaN or infinity, any row with a non-finite score: critical, stage 5 (the gradient norm alone: a warning).",
+    "Replicas report different values of what must be equal: critical.",
+    "Ranks have been silent past the deadline: a warning; critical if it is all of them.",
+    "The hook takes more than {alert.hook_overhead_max} of the step's time for {alert.hook_overhead_steps} steps: a "
+    "warning.",
+};
+static_assert(std::size(kBuiltinSentences) == kBuiltins);
+
+constexpr char kCommon[] =
+    "Samples of {trend.batch_steps} steps are averaged to a batch, and a full batch is judged once. Nothing is said of "
+    "the first "
+    "{context.warmup_steps} steps and of {context.settle_steps} steps after an announced change. An alert resolves "
+    "after "
+    "{alert.resolve_steps} steps without evidence; its kind then stays quiet for {alert.cooldown_steps}, unless it is "
+    "worse. It "
+    "names at most {alert.heads_max} heads and {alert.evidence_max} pieces of evidence. A trend is fitted to what "
+    "rises by "
+    "{trend.gate_share} of the slowest growth that counts, and one that has long held only every {trend.refit_batches} "
+    "batches.";
+
+// The value, and beside it the default where it is another.
+std::string WithDefault(const Threshold& row, const JudgeOptions& options) {
+  const double value = row.Get(options);
+  const double built_in = row.Get(JudgeOptions());
+  return value == built_in ? NumberText(value)
+                           : absl::StrCat(NumberText(value), " (built in: ", NumberText(built_in), ")");
+}
+
+std::string FillIn(const char* sentence, const JudgeOptions& options) {
+  std::vector<std::pair<std::string, std::string>> values;
+  for (const Threshold& row : Thresholds()) {
+    values.emplace_back(absl::StrCat("{", row.path(), "}"), WithDefault(row, options));
+  }
+  return absl::StrReplaceAll(sentence, values);
+}
+
+std::string ExplainBuiltin(Builtin rule, const JudgeOptions& options) {
+  const bool test = std::string_view(NameOf(rule)).find('.') != std::string_view::npos;
+  const bool off = options.off.has(rule) || (test && options.off.has(Builtin::kDrift));
+  return absl::StrCat(NameOf(rule), off ? " (off)" : "", "\n  ",
+                      FillIn(kBuiltinSentences[static_cast<size_t>(rule)], options), "\n");
+}
+
+std::string SubjectOf(const UserRule& rule) {
+  const SignalInfo& signal = *FindSignal(rule.signal);
+  if (rule.scope == RuleScope::kHead) return absl::StrCat("A head's ", signal.name);
+  if (signal.granularity == Granularity::kRun) return absl::StrCat("The run's ", signal.name);
+  return absl::StrCat("The ", NameOf(rule.aggregate), " over the heads of ",
+                      rule.scope == RuleScope::kLayer ? "a layer" : "the run", " of ", signal.name);
+}
+
+std::string SideOf(RuleDirection direction) {
+  return direction == RuleDirection::kUp ? "above" : direction == RuleDirection::kDown ? "below" : "off";
+}
+
+std::string ConditionOf(const UserRule& rule, const TrendOptions& trend) {
+  const auto number = [](double value) { return NumberText(value); };
+  const std::string logarithm = rule.scale == RuleScale::kLog ? " (of its logarithm)" : "";
+  switch (rule.detector) {
+    case RuleDetector::kLevel:
+      return rule.above ? absl::StrCat("is above ", number(*rule.above))
+                        : absl::StrCat("is below ", number(*rule.below));
+    case RuleDetector::kPeers:
+      return absl::StrCat("is ", rule.factor > 1 ? "above " : "below ", number(rule.factor), " times the median ",
+                          NameOf(rule.scope), " (held at ", number(rule.floor), " or more)");
+    case RuleDetector::kGrowth:
+      return absl::StrCat(rule.above ? absl::StrCat("is above ", number(*rule.above), " and ") : "",
+                          "grows exponentially: Mann-Kendall z >= ", number(rule.z_min),
+                          ", r2 >= ", number(rule.r2_min), ", doubling within ", number(rule.doubling_steps_max),
+                          " steps, over ", trend.window_batches, " or the newest ", trend.window_batches_short,
+                          " batches");
+    case RuleDetector::kImpulse:
+      return absl::StrCat("is ", number(rule.sigmas), " standard deviations", logarithm, " ", SideOf(rule.direction),
+                          " the mean of the ", rule.window_batches, " batches before it");
+    case RuleDetector::kCusum:
+      break;
+  }
+  return absl::StrCat("has been ", SideOf(rule.direction), " the mean of the ", rule.window_batches,
+                      " batches before it by sums of ", number(rule.h), " standard deviations", logarithm, " beyond ",
+                      number(rule.k), " a batch");
+}
+
+// What was said and need not have been.
+std::string ChangesOf(const UserRule& rule, const JudgeOptions& options) {
+  const UserRule plain = DefaultRule(options, rule.signal, rule.scope, rule.detector);
+  std::vector<std::string> changes;
+  for (const RuleField& field : RuleFields()) {
+    const bool text = field.high > 63 && std::holds_alternative<std::string*>(field.slot(const_cast<UserRule*>(&rule)));
+    if (field.required || text || !field.taken_by(rule.detector)) continue;
+    const std::string value = ValueText(field, rule);
+    const std::string built_in = ValueText(field, plain);
+    if (value == built_in) continue;
+    changes.push_back(absl::StrCat(field.name, " ", value, built_in.empty() ? "" : " (default: " + built_in + ")"));
+  }
+  return absl::StrJoin(changes, ", ");
+}
+
+std::string RangeOf(double low, double high) { return absl::StrCat(NumberText(low), " to ", NumberText(high)); }
+
+std::string DetectorsOf(const RuleField& field) {
+  std::vector<const char*> names;
+  for (uint8_t i = 0; i <= static_cast<uint8_t>(RuleDetector::kCusum); ++i) {
+    if (field.taken_by(static_cast<RuleDetector>(i))) names.push_back(NameOf(static_cast<RuleDetector>(i)));
+  }
+  return names.size() == 5 ? "all" : absl::StrJoin(names, ", ");
+}
+
+std::string LegalOf(const RuleField& field) {
+  struct Visitor {
+    const RuleField& field;
+    std::string operator()(const bool*) const { return "true, false"; }
+    std::string operator()(const std::string*) const { return absl::StrCat(RangeOf(field.low, field.high), " bytes"); }
+    std::string operator()(const SignalId*) const { return "a signal"; }
+    std::string operator()(const uint8_t*) const {
+      const size_t hidden = *field.words.front() == '\0' ? 1 : 0;
+      return absl::StrJoin(field.words.subspan(hidden), ", ");
+    }
+    std::string operator()(const void*) const { return RangeOf(field.low, field.high); }
+  };
+  UserRule any;
+  return std::visit(Visitor{field}, field.slot(&any));
+}
+
+}  // namespace
+
+std::string ExplainRule(const UserRule& rule, const JudgeOptions& options) {
+  std::string text = absl::StrCat(rule.name, "\n  ", SubjectOf(rule), " ", ConditionOf(rule, options.trend), ", for ",
+                                  rule.hold_batches, rule.hold_batches == 1 ? " batch" : " batches", " of ",
+                                  rule.batch_steps, rule.batch_steps == 1 ? " step" : " steps", ": ",
+                                  rule.severity == Severity::kInfo      ? "information"
+                                  : rule.severity == Severity::kWarning ? "a warning"
+                                                                        : "critical",
+                                  ", stage ", rule.stage, ".");
+  if (rule.benjamini_hochberg) {
+    absl::StrAppend(&text, " Of what fires at once at most ", NumberText(*rule.benjamini_hochberg),
+                    " is expected to be chance (Benjamini-Hochberg).");
+  }
+  if (rule.detector == RuleDetector::kImpulse || rule.detector == RuleDetector::kCusum) {
+    absl::StrAppend(&text, " After ", rule.relearn_batches, " such batches in a row it is the new normal.");
+  }
+  if (rule.eta_level) absl::StrAppend(&text, " The time left counts to ", NumberText(*rule.eta_level), ".");
+  if (rule.rounding_only) absl::StrAppend(&text, " Not while keys are centred or scores are computed in fp32.");
+  absl::StrAppend(&text, " It resolves after ", rule.resolve_steps, " steps without evidence and then stays quiet for ",
+                  rule.cooldown_steps, ".\n");
+  if (const std::string changes = ChangesOf(rule, options); !changes.empty()) {
+    absl::StrAppend(&text, "  Other than by default: ", changes, ".\n");
+  }
+  absl::StrAppend(&text, "  Cause: ", rule.cause, ".\n");
+  if (!rule.advice.empty()) absl::StrAppend(&text, "  Advice: ", rule.advice, "\n");
+  return text;
+}
+
+absl::StatusOr<std::string> ExplainRules(const JudgeOptions& options, std::string_view name) {
+  std::string text;
+  std::vector<std::string> names;
+  const auto wants = [&](std::string_view rule) {
+    names.emplace_back(rule);
+    return name.empty() || name == rule;
+  };
+  for (int i = 0; i < kBuiltins; ++i) {
+    if (wants(NameOf(static_cast<Builtin>(i))))
+      absl::StrAppend(&text, ExplainBuiltin(static_cast<Builtin>(i), options));
+  }
+  if (options.rules != nullptr) {
+    for (const UserRule& rule : *options.rules) {
+      if (wants(rule.name)) absl::StrAppend(&text, ExplainRule(rule, options));
+    }
+  }
+  if (text.empty()) {
+    return absl::NotFoundError(absl::StrCat("no rule \"", absl::string_view(name.data(), name.size()), "\"; there are ",
+                                            absl::StrJoin(names, ", ")));
+  }
+  if (name.empty()) absl::StrAppend(&text, "all rules\n  ", FillIn(kCommon, options), "\n");
+  return text;
+}
+
+std::string RulesReference() {
+  const JudgeOptions defaults;
+  std::string page =
+      "# The rules file\n\nGenerated by `bellwetherd rules reference`; do not edit. How to write, check, test and "
+      "back-test one: "
+      "[detection.md](../concepts/detection.md).\n\n";
+  absl::StrAppend(
+      &page, "A YAML file of at most ", kRulesBytesMax / 1024, " KiB with three parts, each of which may be missing. ",
+      "What it does not say is as built in; what it says wrongly is refused with file, line and column.\n\n",
+      "## `thresholds`\n\nA map of sections: `thresholds: {drift: {grown_factor: 4}}`.\n\n",
+      "| section | name | built in | legal | unit | meaning |\n| --- | --- | --- | --- | --- | --- |\n");
+  for (const Threshold& row : Thresholds()) {
+    absl::StrAppend(&page, "| ", row.section, " | `", row.name, "` | ", NumberText(row.Get(defaults)), " | ",
+                    RangeOf(row.low, row.high), row.whole() ? ", whole" : "", " | ", row.unit, " | ", row.help, " |\n");
+  }
+  absl::StrAppend(&page, "\nAlso: ");
+  std::vector<std::string> orders;
+  for (const ThresholdOrder& order : ThresholdOrders()) {
+    orders.push_back(absl::StrCat("`", order.smaller, "` <= `", order.larger, "`"));
+  }
+  absl::StrAppend(&page, absl::StrJoin(orders, ", "),
+                  ".\n\n## `off`\n\nA list of built-in rules, or tests of one, that are off.\n\n",
+                  "| name | when it fires, as built in |\n| --- | --- |\n");
+  for (int i = 0; i < kBuiltins; ++i) {
+    absl::StrAppend(&page, "| `", NameOf(static_cast<Builtin>(i)), "` | ", FillIn(kBuiltinSentences[i], defaults),
+                    " |\n");
+  }
+  absl::StrAppend(&page, "\n", FillIn(kCommon, defaults), "\n\n## `rules`\n\nA list of at most ", kUserRulesMax,
+                  " own rules, beside the built-in ones.\n\n",
+                  "| key | of detectors | legal | default | unit | meaning |\n| --- | --- | --- | --- | --- | --- |\n");
+  const UserRule plain;
+  for (const RuleField& field : RuleFields()) {
+    std::string built_in = field.default_of;
+    if (FindThreshold(field.default_of) != nullptr) {
+      built_in = absl::StrCat("`", field.default_of, "`");
+    } else if (built_in.empty()) {
+      built_in = field.required ? "must be said" : ValueText(field, plain);
+      if (built_in.empty()) built_in = "none";
+    }
+    absl::StrAppend(&page, "| `", field.name, "` | ", DetectorsOf(field), " | ", LegalOf(field), " | ", built_in, " | ",
+                    field.unit, " | ", field.help, " |\n");
+  }
+  return page;
+}
+
+std::string BuiltinRulesFile() {
+  const JudgeOptions defaults;
+  std::string file =
+      "# What is built in, as a rules file: say only what you change.  Generated by\n"
+      "# `bellwetherd rules defaults`; do not edit.\n"
+      "thresholds:\n";
+  std::string section;
+  for (const Threshold& row : Thresholds()) {
+    if (section != row.section) absl::StrAppend(&file, "  ", row.section, ":\n");
+    section = row.section;
+    absl::StrAppend(&file, "    ", row.name, ": ", NumberText(row.Get(defaults)), "  # ", row.unit,
+                    *row.unit == '\0' ? "" : ": ", row.help, "\n");
+  }
+  std::vector<std::string> names;
+  for (int i = 0; i < kBuiltins; ++i) names.emplace_back(NameOf(static_cast<Builtin>(i)));
+  absl::StrAppend(&file, "# Of ", absl::StrJoin(names, ", "), ".\noff: []\nrules: []  # example.yml has some\n");
+  return file;
+}
+
+}  // namespace bellwether::server

@@ -1,0 +1,199 @@
+#include "server/detect/thresholds.h"
+
+#include <cmath>
+#include <cstddef>
+#include <iterator>
+#include <type_traits>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace bellwether::server {
+namespace {
+
+#define BW_ROW(section, name, low, high, unit, help)                                                           \
+  {                                                                                                            \
+#section, #name, [](JudgeOptions * o) -> ThresholdSlot { return &o->section.name; }, low, high, unit, help \
+  }
+
+constexpr Threshold kThresholds[] = {
+    BW_ROW(trend, batch_steps, 1, 1000, "steps", "samples of so many steps are averaged before anything is judged"),
+    BW_ROW(trend, window_batches, 8, kWindowBatchesMax, "batches", "that a trend looks at"),
+    BW_ROW(trend, window_batches_min, 8, kWindowBatchesMax, "batches", "that a trend needs at least"),
+    BW_ROW(trend, window_batches_short, 8, kWindowBatchesMax, "batches",
+           "newest ones that are tried alone: a fast drift that begins inside the window"),
+    BW_ROW(trend, mann_kendall_z_min, 1, 20, "", "z of Mann-Kendall from which a rise is monotone"),
+    BW_ROW(trend, r2_min, 0, 1, "", "share of the variance of ln x that the line must explain"),
+    BW_ROW(trend, doubling_steps_max, 1, 1e7, "steps",
+           "slower growth than a doubling in this time is ordinary training"),
+    BW_ROW(trend, gate_share, 0, 1, "", "share of the slowest growth that counts, below which no line is fitted"),
+    BW_ROW(trend, refit_batches, 1, 1000, "batches", "a trend that has long held is fitted anew only so often"),
+
+    BW_ROW(drift, ratio_floor, 0, 1e6, "", "the median head's drift ratio counts as at least this"),
+    BW_ROW(drift, grown_factor, 1, 1e6, "times the median head", "drift ratio that must be growing"),
+    BW_ROW(drift, level_factor, 1, 1e6, "times the median head", "drift ratio that need not grow exponentially"),
+    BW_ROW(drift, level_batches, 1, 10000, "batches", "that the level test must hold"),
+    BW_ROW(drift, level_rise_min, 0, 1e6, "", "newest against oldest over the window, for the level test"),
+    BW_ROW(drift, common_mode_large, 0, 1e9, "logits", "common mode that must be growing"),
+    BW_ROW(drift, common_mode_factor, 0, 1e6, "times the median head", "common mode that must be growing"),
+    BW_ROW(drift, peers_min, 2, 1e6, "heads", "fewer in the run are no peers"),
+    BW_ROW(drift, ratio_critical, 1, 1e9, "", "drift ratio at which a head is lost: the time left counts to it"),
+    BW_ROW(drift, eta_steps_max, 1, 1e9, "steps", "longer times left are unknown"),
+    BW_ROW(drift, common_mode_critical, 1, 1e9, "logits", "common mode at which a head is lost"),
+    BW_ROW(drift, hold_batches, 1, 10000, "batches", "that the growth tests must hold"),
+
+    BW_ROW(leak, floor, 0, 1, "", "the median head's key-gradient leak counts as at least this"),
+    BW_ROW(leak, factor, 1, 1e6, "times the median head", "leak that is an error of the kernel"),
+    BW_ROW(leak, hold_batches, 1, 10000, "batches", "that it must hold"),
+
+    BW_ROW(ties, fraction_min, 0, 1, "of the rows", "with a repeated bf16 maximum"),
+    BW_ROW(ties, peer_factor, 0, 1e6, "times the median head", "share of rows that ties must also have"),
+    BW_ROW(ties, fraction_high, 0, 1, "of the rows", "from which the error is systematic; no rule asks for it"),
+    BW_ROW(ties, hold_batches, 1, 10000, "batches", "that it must hold"),
+    BW_ROW(ties, bias_t_min, 0, 1000, "", "t of the signed error of delta that is a bias; no rule asks for it"),
+
+    BW_ROW(norm, peer_factor, 1, 1e6, "times the median head", "sigma(W_Q)"),
+    BW_ROW(norm, rise_min, 1, 1e6, "", "of sigma(W_Q) against the median head, over the window"),
+    BW_ROW(norm, hold_batches, 1, 10000, "batches", "that it must hold"),
+
+    BW_ROW(logits, logit_max_large, 0, 1e9, "logits", "a head's largest score"),
+    BW_ROW(logits, logit_median_large, 0, 1e9, "logits", "the median head's largest score"),
+    BW_ROW(logits, logit_median_critical, 0, 1e9, "logits", "the same, critical"),
+    BW_ROW(logits, entropy_ratio_collapsed, 0, 1, "",
+           "the median head's entropy ratio at which attention is on one key"),
+    BW_ROW(logits, hold_batches, 1, 10000, "batches", "that a head's largest score must hold"),
+
+    BW_ROW(loss, window_values, 16, 1024, "values", "that an impulse is held against"),
+    BW_ROW(loss, impulse_sigma, 1, 100, "standard deviations", "above the window: an impulse"),
+    BW_ROW(loss, impulse_values, 1, 1000, "values", "in a row that make an impulse"),
+    BW_ROW(loss, mean_values, 2, 1024, "values", "of the smoothed loss"),
+    BW_ROW(loss, rise_of_minimum, 0, 1000, "of the minimum", "that the smoothed loss must be above it"),
+    BW_ROW(loss, rise_of_gain, 0, 1000, "of what was won", "that it must be above its minimum too"),
+    BW_ROW(loss, rise_sigma, 0, 1000, "standard errors", "that it must be above its minimum too"),
+    BW_ROW(loss, gradient_factor, 1, 1e6, "times its geometric mean", "gradient norm: an impulse"),
+    BW_ROW(loss, persist_steps, 1, 1e6, "steps", "that a spike of data does not last: a warning"),
+    BW_ROW(loss, critical_steps, 1, 1e6, "steps", "that the loss is off its course: critical"),
+
+    BW_ROW(context, warmup_steps, 0, 1e7, "steps", "at the start of a run of which nothing is said"),
+    BW_ROW(context, settle_steps, 0, 1e7, "steps", "after an announced change of which nothing is said"),
+
+    BW_ROW(alert, resolve_steps, 1, 1e7, "steps", "without evidence after which an alert resolves"),
+    BW_ROW(alert, cooldown_steps, 0, 1e7, "steps", "that its kind then stays quiet, unless it is worse"),
+    BW_ROW(alert, heads_max, 1, 32, "heads", "that an alert names"),
+    BW_ROW(alert, suspects_min, 0, 32, "heads", "of its layer that a drift names: those found, then the next in line"),
+    BW_ROW(alert, evidence_max, 1, 32, "", "pieces of evidence of a transition"),
+    BW_ROW(alert, hook_overhead_max, 0, 1, "of the step's time", "that the hook may take"),
+    BW_ROW(alert, hook_overhead_steps, 1, 1e6, "steps", "that it must take more"),
+};
+#undef BW_ROW
+
+constexpr ThresholdOrder kOrders[] = {
+    {"trend.window_batches_min", "trend.window_batches"},
+    {"trend.window_batches_short", "trend.window_batches"},
+    {"trend.window_batches_min", "trend.window_batches_short"},
+    {"logits.logit_median_large", "logits.logit_median_critical"},
+    {"loss.persist_steps", "loss.critical_steps"},
+};
+
+// Converts to whatever a field is; never run.
+struct AnyField {
+  template <class T>
+  constexpr operator T() const;  // NOLINT: implicit is its purpose.
+};
+
+template <class T, size_t... I>
+constexpr bool TakesFields(std::index_sequence<I...>) {
+  return requires { T{(static_cast<void>(I), AnyField{})...}; };
+}
+template <class T, size_t N = 0>
+constexpr size_t FieldCount() {
+  if constexpr (TakesFields<T>(std::make_index_sequence<N + 1>())) {
+    return FieldCount<T, N + 1>();
+  } else {
+    return N;
+  }
+}
+
+constexpr size_t RowCount(std::string_view section) {
+  size_t rows = 0;
+  for (const Threshold& row : kThresholds) rows += section == row.section ? 1 : 0;
+  return rows;
+}
+constexpr size_t SectionCount() {
+  size_t sections = 0;
+  for (size_t i = 0; i < std::size(kThresholds); ++i) {
+    sections += i == 0 || std::string_view(kThresholds[i - 1].section) != kThresholds[i].section ? 1 : 0;
+  }
+  return sections;
+}
+
+// A new field of JudgeOptions wants a row above.
+static_assert(RowCount("trend") == FieldCount<TrendOptions>());
+static_assert(RowCount("drift") == FieldCount<DriftOptions>());
+static_assert(RowCount("leak") == FieldCount<LeakOptions>());
+static_assert(RowCount("ties") == FieldCount<TiesOptions>());
+static_assert(RowCount("norm") == FieldCount<NormOptions>());
+static_assert(RowCount("logits") == FieldCount<LogitsOptions>());
+static_assert(RowCount("loss") == FieldCount<LossOptions>());
+static_assert(RowCount("context") == FieldCount<ContextOptions>());
+static_assert(RowCount("alert") == FieldCount<AlertOptions>());
+static_assert(SectionCount() + 2 == FieldCount<JudgeOptions>(), "beside the sections there are off and rules");
+
+constexpr const char* kBuiltinNames[] = {
+    "drift",  "drift.growth", "drift.level", "drift.common_mode", "drift.leak",   "ties",   "norm",
+    "logits", "loss",         "gradient",    "nonfinite",         "disagreement", "silent", "overhead"};
+static_assert(std::size(kBuiltinNames) == kBuiltins);
+
+}  // namespace
+
+bool Threshold::whole() const {
+  JudgeOptions any;
+  return !std::holds_alternative<double*>(slot(&any));
+}
+
+double Threshold::Get(const JudgeOptions& options) const {
+  // The slot is only read through.
+  return std::visit([](const auto* value) { return static_cast<double>(*value); },
+                    slot(const_cast<JudgeOptions*>(&options)));
+}
+
+void Threshold::Set(double value, JudgeOptions* options) const {
+  std::visit([value](auto* to) { *to = static_cast<std::remove_pointer_t<decltype(to)>>(value); }, slot(options));
+}
+
+std::span<const Threshold> Thresholds() { return kThresholds; }
+
+const Threshold* FindThreshold(std::string_view path) {
+  for (const Threshold& row : kThresholds) {
+    if (row.path() == path) return &row;
+  }
+  return nullptr;
+}
+
+std::span<const ThresholdOrder> ThresholdOrders() { return kOrders; }
+
+const char* NameOf(Builtin rule) { return kBuiltinNames[static_cast<size_t>(rule)]; }
+
+std::optional<Builtin> BuiltinNamed(std::string_view name) {
+  for (int i = 0; i < kBuiltins; ++i) {
+    if (name == kBuiltinNames[i]) return static_cast<Builtin>(i);
+  }
+  return std::nullopt;
+}
+
+std::span<const char* const> BuiltinNames() { return kBuiltinNames; }
+
+std::string NumberText(double value) {
+  if (std::abs(value) < 1e15 && value == std::floor(value)) return absl::StrCat(static_cast<int64_t>(value));
+  std::string text;
+  for (int digits = 1; digits <= 17; ++digits) {
+    text = absl::StrFormat("%.*g", digits, value);
+    double back = 0;
+    if (absl::SimpleAtod(text, &back) && back == value) break;
+  }
+  return text;
+}
+
+}  // namespace bellwether::server

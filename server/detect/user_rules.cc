@@ -1,0 +1,401 @@
+#include "server/detect/user_rules.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "server/detect/multiplicity.h"
+#include "server/detect/rule_fields.h"
+
+namespace bellwether::server {
+namespace {
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+// Rounding needs low-precision scores; centred keys carry no common mode.
+bool RoundingPossible(const AttentionTraits& traits) { return traits.score_dtype != "fp32" && !traits.centred; }
+
+double ToScale(const UserRule& rule, double value) {
+  if (rule.scale == RuleScale::kLinear) return value;
+  return value > 0 ? std::log(value) : kNan;
+}
+double FromScale(const UserRule& rule, double value) {
+  return rule.scale == RuleScale::kLinear ? value : std::exp(value);
+}
+
+// Rows of the window that the rule looks back on.
+int32_t WindowOf(const UserRule& rule) {
+  switch (rule.detector) {
+    case RuleDetector::kGrowth:
+      return kWindowBatchesMax;
+    case RuleDetector::kImpulse:
+    case RuleDetector::kCusum:
+      return 1;  // Whether a cell was measured in this batch.
+    case RuleDetector::kLevel:
+    case RuleDetector::kPeers:
+      break;
+  }
+  return 0;
+}
+
+}  // namespace
+
+UserRules::UserRules(const JudgeOptions& options, const Layout& layout)
+    : options_(options), layout_(layout), memories_(options.rules == nullptr ? 0 : options.rules->size()) {
+  for (size_t i = 0; i < memories_.size(); ++i) {
+    const size_t cells = CellsOf(rule(i).scope);
+    if (rule(i).detector == RuleDetector::kCusum)
+      memories_[i].cusum.emplace(cells, CusumBank::Options{.window = rule(i).window_batches});
+    if (rule(i).detector == RuleDetector::kImpulse)
+      memories_[i].impulse.emplace(cells, ImpulseBank::Options{.window = rule(i).window_batches});
+    SetBankOptions(i);
+    AddTrack(i);
+  }
+}
+
+void UserRules::SetBankOptions(size_t index) {
+  const UserRule& r = rule(index);
+  if (memories_[index].cusum) {
+    memories_[index].cusum->SetOptions(
+        {.k = r.k, .h = r.h, .window = r.window_batches, .relearn = r.relearn_batches, .direction = r.direction});
+  }
+  if (memories_[index].impulse) {
+    memories_[index].impulse->SetOptions(
+        {.sigmas = r.sigmas, .window = r.window_batches, .relearn = r.relearn_batches, .direction = r.direction});
+  }
+}
+
+void UserRules::AddTrack(size_t index) {
+  const UserRule& r = rule(index);
+  const auto found = std::find_if(tracks_.begin(), tracks_.end(), [&](const Track& t) { return t.SameSeries(r); });
+  if (found != tracks_.end()) {
+    found->rules.push_back(index);
+    found->window = std::max(found->window, WindowOf(r));
+    found->series.SetWindow(found->window);
+    return;
+  }
+  const size_t cells = CellsOf(r.scope);
+  tracks_.push_back({.signal = r.signal,
+                     .scope = r.scope,
+                     .aggregate = r.aggregate,
+                     .batch_steps = r.batch_steps,
+                     .cells = cells,
+                     .window = WindowOf(r),
+                     .series = BatchSeries(cells, WindowOf(r)),
+                     .rules = {index}});
+}
+
+size_t UserRules::CellsOf(RuleScope scope) const {
+  switch (scope) {
+    case RuleScope::kHead:
+      return static_cast<size_t>(layout_.layers) * static_cast<size_t>(layout_.heads);
+    case RuleScope::kLayer:
+      return static_cast<size_t>(layout_.layers);
+    case RuleScope::kRun:
+      break;
+  }
+  return 1;
+}
+
+Head UserRules::At(RuleScope scope, size_t cell) const {
+  const auto at = static_cast<int32_t>(cell);
+  if (scope == RuleScope::kHead) return {at / layout_.heads, at % layout_.heads};
+  if (scope == RuleScope::kLayer) return {at, -1};
+  return {};
+}
+
+float UserRules::Aggregate(RuleAggregate how, size_t begin, size_t end) {
+  const std::span<const float> heads = std::span<const float>(matrix_).subspan(begin, end - begin);
+  if (how == RuleAggregate::kMedian) {
+    scratch_.resize(heads.size());
+    return kernels::LowerMedian(heads.data(), static_cast<int64_t>(heads.size()), scratch_.data());
+  }
+  float result = std::numeric_limits<float>::quiet_NaN();
+  int found = 0;
+  for (const float value : heads) {
+    if (!std::isfinite(value)) continue;
+    ++found;
+    result = found == 1                   ? value
+             : how == RuleAggregate::kMax ? std::max(result, value)
+             : how == RuleAggregate::kMin ? std::min(result, value)
+                                          : result + value;
+  }
+  return how == RuleAggregate::kMean && found > 0 ? result / static_cast<float>(found) : result;
+}
+
+bool UserRules::Extract(const StepSample& sample, const Track& track) {
+  if (!DeriveMatrix(sample, *FindSignal(track.signal), &matrix_)) return false;
+  values_.resize(track.cells);
+  if (track.scope == RuleScope::kHead) {
+    // A key head speaks for the heads that share it.
+    const size_t group = track.cells / matrix_.size();
+    for (size_t i = 0; i < track.cells; ++i) values_[i] = matrix_[i / group];
+  } else {
+    const size_t each = matrix_.size() / track.cells;
+    for (size_t i = 0; i < track.cells; ++i) values_[i] = Aggregate(track.aggregate, i * each, (i + 1) * each);
+  }
+  return true;
+}
+
+void UserRules::Observe(const StepSample& sample, const AttentionTraits& traits, bool excused, const Found& found) {
+  for (Track& track : tracks_) {
+    if (!Extract(sample, track)) continue;
+    track.series.Add(values_);
+    const int64_t gap = track.last_step < 0 ? 0 : sample.step - track.last_step;
+    track.last_step = sample.step;
+    if (track.batch_begin < 0) track.batch_begin = sample.step;
+    // Full if a further sample at this pace would lie beyond the batch.
+    if (sample.step - track.batch_begin + std::max<int64_t>(gap, 1) < track.batch_steps) continue;
+    track.batch_begin = -1;
+    const bool measured = track.series.Close(sample.step);
+    // What the first steps do is no past to go by.
+    if (sample.step < options_.context.warmup_steps) track.series.ForgetWindow();
+    if (excused || !measured) continue;
+    for (const size_t index : track.rules) {
+      findings_.clear();
+      if (!rule(index).rounding_only || RoundingPossible(traits)) Judge(index, track, &findings_);
+      found(index, &findings_);
+    }
+  }
+}
+
+void UserRules::Judge(size_t index, const Track& track, std::vector<Finding>* findings) {
+  const UserRule& r = rule(index);
+  Memory& memory = memories_[index];
+  if (memory.count.empty()) {
+    memory.count.assign(track.cells, 0);
+    memory.active.assign(track.cells, 0);
+    memory.since.assign(track.cells, 0);
+  }
+  readings_.assign(track.cells, Reading());
+  switch (r.detector) {
+    case RuleDetector::kLevel:
+      ReadLevel(r, track);
+      break;
+    case RuleDetector::kPeers:
+      ReadPeers(r, track);
+      break;
+    case RuleDetector::kGrowth:
+      ReadGrowth(r, track);
+      break;
+    case RuleDetector::kImpulse:
+    case RuleDetector::kCusum:
+      ReadBank(r, track, &memory);
+      break;
+  }
+  double p_max = 1;
+  if (r.benjamini_hochberg) {
+    p_.clear();
+    for (const Reading& reading : readings_) {
+      if (reading.known) p_.push_back(reading.p);
+    }
+    p_max = BenjaminiHochberg(p_, *r.benjamini_hochberg, &p_scratch_);
+  }
+  for (size_t cell = 0; cell < track.cells; ++cell) {
+    Reading& reading = readings_[cell];
+    reading.fires = reading.fires && reading.p <= p_max;
+    const bool active =
+        reading.known ? Hold(&memory, cell, reading.fires, r.hold_batches, track.last_step) : memory.active[cell] != 0;
+    if (active) findings->push_back(FindingOf(r, memory, cell));
+  }
+}
+
+bool UserRules::Hold(Memory* memory, size_t cell, bool fires, int32_t hold, int64_t step) const {
+  uint16_t& n = memory->count[cell];
+  if (fires) {
+    if (n == 0) memory->since[cell] = step;
+    n = static_cast<uint16_t>(std::min(n + 1, 2 * hold));
+    if (n >= hold) memory->active[cell] = 1;
+  } else if (n > 0 && --n == 0) {
+    memory->active[cell] = 0;
+  }
+  return memory->active[cell] != 0;
+}
+
+Finding UserRules::FindingOf(const UserRule& r, const Memory& memory, size_t cell) const {
+  const Reading& reading = readings_[cell];
+  Finding finding;
+  finding.rule = Rule::kUser;
+  finding.severity = r.severity;
+  finding.stage = r.stage;
+  finding.where = At(r.scope, cell);
+  finding.score = reading.score;
+  finding.first_step = memory.since[cell];
+  finding.eta = reading.eta;
+  // What holds on while its newest value has fallen back is no evidence to show.
+  if (!reading.fires) return finding;
+  finding.Add({.signal = FindSignal(r.signal)->name,
+               .where = finding.where,
+               .value = reading.value,
+               .threshold = reading.threshold,
+               .baseline = reading.baseline,
+               .first_step = memory.since[cell],
+               .detector = NameOf(r.detector)});
+  if (r.detector == RuleDetector::kGrowth) {
+    finding.note = absl::StrFormat("doubles every %.0f steps: z %.1f, r2 %.2f", reading.trend.doubling_steps(),
+                                   reading.trend.z, reading.trend.r2);
+  } else if (r.detector == RuleDetector::kCusum) {
+    finding.note = absl::StrFormat("sum %.1f, which fires above %.4g", reading.score, r.h);
+  } else if (r.detector == RuleDetector::kImpulse) {
+    finding.note = absl::StrFormat("%.1f standard deviations off", reading.score);
+  }
+  return finding;
+}
+
+void UserRules::ReadLevel(const UserRule& r, const Track& track) {
+  for (size_t cell = 0; cell < track.cells; ++cell) {
+    Reading& reading = readings_[cell];
+    reading.value = track.series.newest(cell);
+    reading.known = std::isfinite(reading.value);
+    reading.baseline = track.cells > 1 ? track.series.median() : kNan;
+    reading.threshold = r.above ? *r.above : *r.below;
+    reading.fires = r.above ? reading.value > *r.above : reading.value < *r.below;
+    reading.score = r.above ? reading.value : -reading.value;
+  }
+}
+
+void UserRules::ReadPeers(const UserRule& r, const Track& track) {
+  const auto values = track.series.newest();
+  const auto peers = std::count_if(values.begin(), values.end(), [](float value) { return std::isfinite(value); });
+  const double median = std::max<double>(track.series.median(), r.floor);
+  for (size_t cell = 0; cell < track.cells; ++cell) {
+    Reading& reading = readings_[cell];
+    reading.value = values[cell];
+    reading.known = std::isfinite(reading.value) && peers >= options_.drift.peers_min && median > 0;
+    reading.baseline = median;
+    reading.threshold = r.factor * median;
+    const bool high = r.factor > 1;
+    reading.fires = reading.known && (high ? reading.value > reading.threshold : reading.value < reading.threshold);
+    reading.score = (high ? reading.value : -reading.value) / median;
+  }
+}
+
+bool UserRules::Growing(const UserRule& r, const BatchSeries& series, size_t cell, Trend* trend) {
+  const TrendOptions& options = options_.trend;
+  for (const int32_t length : {options.window_batches, options.window_batches_short}) {
+    const int32_t rows = std::min(length, series.rows());
+    if (rows < options.window_batches_min) return false;
+    // Most series are flat: a rise well below what the slowest growth that
+    // counts would show ends it here, before any sorting.
+    const double slowest = r.doubling_steps_max * length / options.window_batches;
+    const auto span = static_cast<double>(series.span_steps(rows));
+    const double rise_min = 1 + options.gate_share * (std::exp2(span / slowest) - 1);
+    if (!(series.Rise(cell, rows, false) >= rise_min)) continue;
+    series.Window(cell, rows, false, &window_, &steps_);
+    *trend = FitTrend(window_, steps_, options.window_batches_min, r.r2_min, &trend_scratch_);
+    if (trend->points > 0 && trend->z >= r.z_min && trend->r2 >= r.r2_min && trend->doubling_steps() <= slowest) {
+      return true;
+    }
+  }
+  *trend = Trend();
+  return false;
+}
+
+void UserRules::ReadGrowth(const UserRule& r, const Track& track) {
+  for (size_t cell = 0; cell < track.cells; ++cell) {
+    Reading& reading = readings_[cell];
+    reading.value = track.series.newest(cell);
+    reading.known = std::isfinite(reading.value);
+    reading.baseline = track.cells > 1 ? track.series.median() : kNan;
+    reading.threshold = r.above.value_or(0);
+    if (!reading.known || (r.above && !(reading.value > *r.above))) continue;
+    reading.fires = Growing(r, track.series, cell, &reading.trend);
+    if (!reading.fires) continue;
+    reading.score = 1 / reading.trend.doubling_steps();
+    reading.p = NormalTail(reading.trend.z);
+    if (r.eta_level) reading.eta = EtaTo(reading.trend, *r.eta_level, options_.drift.eta_steps_max);
+  }
+}
+
+void UserRules::ReadBank(const UserRule& r, const Track& track, Memory* memory) {
+  for (size_t cell = 0; cell < track.cells; ++cell) {
+    Reading& reading = readings_[cell];
+    track.series.Window(cell, 1, false, &window_, &steps_);
+    reading.value = window_.front();
+    const double scaled = ToScale(r, reading.value);
+    const BankReading said =
+        memory->cusum ? memory->cusum->Update(cell, scaled) : memory->impulse->Update(cell, scaled);
+    reading.known = said.scored;
+    if (!said.scored) continue;
+    reading.fires = said.alarm;
+    reading.score = said.score;
+    reading.p = said.p;
+    reading.baseline = FromScale(r, said.mean);
+    // The value beyond which an impulse fires, or a sum grows.
+    const double off = (memory->cusum ? r.k : r.sigmas) * said.deviation;
+    reading.threshold = FromScale(r, said.mean + (scaled < said.mean ? -off : off));
+  }
+}
+
+void UserRules::Forget() {
+  for (Track& track : tracks_) {
+    track.series.ForgetWindow();
+    track.batch_begin = track.last_step = -1;
+  }
+  for (Memory& memory : memories_) {
+    std::fill(memory.count.begin(), memory.count.end(), uint16_t{0});
+    std::fill(memory.active.begin(), memory.active.end(), uint8_t{0});
+  }
+  Excuse();
+}
+
+void UserRules::Excuse() {
+  for (Memory& memory : memories_) {
+    if (memory.cusum) memory.cusum->ForgetAll();
+    if (memory.impulse) memory.impulse->ForgetAll();
+  }
+}
+
+std::vector<int> UserRules::TakeOver(UserRules* old) {
+  for (Track& track : tracks_) {
+    for (Track& before : old->tracks_) {
+      if (!before.SameSeries(rule(track.rules.front()))) continue;
+      track.series = std::move(before.series);
+      track.series.SetWindow(track.window);
+      track.batch_begin = before.batch_begin;
+      track.last_step = before.last_step;
+    }
+  }
+  std::vector<int> from(size(), -1);
+  for (size_t i = 0; i < size(); ++i) {
+    for (size_t j = 0; j < old->size(); ++j) {
+      if (!rule(i).RemembersLike(old->rule(j))) continue;
+      memories_[i] = std::move(old->memories_[j]);
+      SetBankOptions(i);
+      from[i] = static_cast<int>(j);
+    }
+  }
+  return from;
+}
+
+size_t UserRules::memory_bytes() const {
+  size_t bytes = 0;
+  for (const Track& track : tracks_) bytes += sizeof track + track.series.memory_bytes();
+  for (const Memory& memory : memories_) {
+    bytes += sizeof memory + memory.count.capacity() * sizeof(uint16_t) + memory.active.capacity() +
+             memory.since.capacity() * sizeof(int64_t);
+    if (memory.cusum) bytes += memory.cusum->memory_bytes();
+    if (memory.impulse) bytes += memory.impulse->memory_bytes();
+  }
+  return bytes;
+}
+
+bool UserRules::Consistent() const {
+  for (const Track& track : tracks_) {
+    if (!track.series.Consistent()) return false;
+  }
+  for (size_t i = 0; i < size(); ++i) {
+    const Memory& memory = memories_[i];
+    const size_t cells = memory.count.size();
+    if ((cells != 0 && cells != CellsOf(rule(i).scope)) || memory.active.size() != cells ||
+        memory.since.size() != cells)
+      return false;
+    if (memory.cusum && !memory.cusum->Consistent()) return false;
+    if (memory.impulse && !memory.impulse->Consistent()) return false;
+  }
+  return true;
+}
+
+}  // namespace bellwether::server

@@ -1,0 +1,170 @@
+#include "server/util/strict_yaml.h"
+
+#include <charconv>
+#include <set>
+#include <system_error>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace bellwether::server {
+namespace {
+
+constexpr size_t kFindingsMax = 100;
+constexpr size_t kShownBytesMax = 60;
+
+// A value as a finding quotes it.
+std::string Shown(const YAML::Node& node) {
+  if (node.IsMap()) return "a map";
+  if (node.IsSequence()) return "a list";
+  if (!node.IsScalar()) return "nothing";
+  std::string text = node.Scalar();
+  if (text.size() > kShownBytesMax) text = text.substr(0, kShownBytesMax) + "...";
+  for (char& c : text) {
+    if (absl::ascii_iscntrl(static_cast<unsigned char>(c))) c = ' ';
+  }
+  // The parser tells a quoted scalar by this tag.
+  return node.Tag() == "!" ? absl::StrCat("\"", text, "\"") : text;
+}
+
+// Decimal only: absl::SimpleAtod takes hexadecimal, and skips spaces.
+bool ReadNumber(std::string_view text, double* value) {
+  if (text.starts_with('+') && !text.starts_with("+-")) text.remove_prefix(1);
+  const char* const end = text.data() + text.size();
+  const auto [stopped, error] = std::from_chars(text.data(), end, *value);
+  return error == std::errc() && stopped == end;
+}
+
+bool IsPlain(const YAML::Node& node) { return node.IsScalar() && node.Tag() != "!" && !node.Scalar().empty(); }
+
+}  // namespace
+
+std::optional<YAML::Node> StrictYaml::Load(std::string_view text, size_t bytes_max) {
+  if (text.size() > bytes_max) {
+    findings_.push_back(absl::StrCat(file_, ":1:1: the file is ", text.size(), " bytes long: at most ", bytes_max));
+    return std::nullopt;
+  }
+  try {
+    const std::vector<YAML::Node> documents = YAML::LoadAll(std::string(text));
+    if (documents.empty() || (documents.size() == 1 && documents[0].IsNull())) return YAML::Node(YAML::NodeType::Map);
+    if (documents.size() == 1) return documents[0];
+    Report(documents[1], "a second document: the file must hold one");
+  } catch (const YAML::Exception& error) {
+    Report(error.mark, error.msg);
+  }
+  return std::nullopt;
+}
+
+void StrictYaml::Report(const YAML::Mark& at, std::string_view what) {
+  if (findings_.size() >= kFindingsMax) {
+    ++more_;
+    return;
+  }
+  findings_.push_back(
+      absl::StrCat(file_, ":", at.line + 1, ":", at.column + 1, ": ", absl::string_view(what.data(), what.size())));
+}
+
+bool StrictYaml::ForEach(const YAML::Node& map, const std::string& path, const Visit& visit) {
+  if (!map.IsMap()) {
+    Report(map, absl::StrCat(path.empty() ? "the file" : path, " = ", Shown(map), ": must be a map"));
+    return false;
+  }
+  std::set<std::string> seen;
+  for (const auto& entry : map) {
+    if (!entry.first.IsScalar()) {
+      Report(entry.first, absl::StrCat(path.empty() ? "the file" : path, ": a key must be a word"));
+      continue;
+    }
+    const std::string& key = entry.first.Scalar();
+    if (!seen.insert(key).second) {
+      Report(entry.first, absl::StrCat(path.empty() ? "" : path + ".", Shown(entry.first), " stands twice"));
+      continue;
+    }
+    visit(key, entry.first, entry.second);
+  }
+  return true;
+}
+
+std::vector<YAML::Node> StrictYaml::List(const YAML::Node& node, const std::string& path, size_t count_max) {
+  std::vector<YAML::Node> items;
+  if (!node.IsSequence()) {
+    Report(node, absl::StrCat(path, " = ", Shown(node), ": must be a list"));
+    return items;
+  }
+  if (node.size() > count_max) {
+    Report(node, absl::StrCat(path, " holds ", node.size(), " entries: at most ", count_max));
+    return items;
+  }
+  for (const YAML::Node& item : node) items.push_back(item);
+  return items;
+}
+
+bool StrictYaml::Number(const YAML::Node& node, const std::string& path, double low, double high, double* out) {
+  double value = 0;
+  if (!IsPlain(node) || !ReadNumber(node.Scalar(), &value) || !(value >= low && value <= high)) {
+    Report(node, absl::StrCat(path, " = ", Shown(node), ": must be a number in [", low, ", ", high, "]"));
+    return false;
+  }
+  *out = value;
+  return true;
+}
+
+bool StrictYaml::Integer(const YAML::Node& node, const std::string& path, int64_t low, int64_t high, int64_t* out) {
+  int64_t value = 0;
+  if (!IsPlain(node) || !absl::SimpleAtoi(node.Scalar(), &value) || value < low || value > high) {
+    Report(node, absl::StrCat(path, " = ", Shown(node), ": must be a whole number in [", low, ", ", high, "]"));
+    return false;
+  }
+  *out = value;
+  return true;
+}
+
+bool StrictYaml::Flag(const YAML::Node& node, const std::string& path, bool* out) {
+  if (!IsPlain(node) || (node.Scalar() != "true" && node.Scalar() != "false")) {
+    Report(node, absl::StrCat(path, " = ", Shown(node), ": must be true or false"));
+    return false;
+  }
+  *out = node.Scalar() == "true";
+  return true;
+}
+
+bool StrictYaml::Text(const YAML::Node& node, const std::string& path, size_t bytes_max, std::string* out) {
+  if (!node.IsScalar()) {
+    Report(node, absl::StrCat(path, " = ", Shown(node), ": must be a text"));
+    return false;
+  }
+  const std::string& text = node.Scalar();
+  if (text.empty() || text.size() > bytes_max) {
+    Report(node, absl::StrCat(path, " is ", text.size(), " bytes long: must be 1 to ", bytes_max));
+    return false;
+  }
+  for (const char c : text) {
+    if (!absl::ascii_iscntrl(static_cast<unsigned char>(c))) continue;
+    Report(node, absl::StrCat(path, " holds control character ", static_cast<int>(c), ": must be one line of text"));
+    return false;
+  }
+  *out = text;
+  return true;
+}
+
+bool StrictYaml::Choice(const YAML::Node& node, const std::string& path, std::span<const char* const> words,
+                        size_t* out) {
+  for (size_t i = 0; i < words.size(); ++i) {
+    if (!node.IsScalar() || node.Scalar() != words[i]) continue;
+    *out = i;
+    return true;
+  }
+  Report(node, absl::StrCat(path, " = ", Shown(node), ": must be one of ", absl::StrJoin(words, ", ")));
+  return false;
+}
+
+absl::Status StrictYaml::status() const {
+  if (clean()) return absl::OkStatus();
+  std::string text = absl::StrJoin(findings_, "\n");
+  if (more_ > 0) absl::StrAppend(&text, "\n", file_, ": and ", more_, " more");
+  return absl::InvalidArgumentError(text);
+}
+
+}  // namespace bellwether::server

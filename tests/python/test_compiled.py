@@ -1,0 +1,226 @@
+"""Goal: a model that is compiled after it was attached tells what the eager one tells, keeps one
+graph for all its blocks, and trains as it would without the hook.
+Method: the same few steps eager and compiled, recorded and compared; backend "aot_eager", which
+keeps the operations of eager mode, and once the default one (BELLWETHER_LONG).
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+import pytest
+import torch
+import torch._dynamo
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import bellwether
+from bellwether import compiled_taps
+
+from models import Model, Shape, batch
+from recording import Recording
+
+STEPS = 3
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Any:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Checkpointed(torch.nn.Module):
+    """A block whose recomputation lies inside the compiled region."""
+
+    def __init__(self, block: torch.nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.block, x, use_reentrant=False)
+
+
+def build(shape: Shape, how: str, checkpointing: Optional[str]) -> Model:
+    torch.manual_seed(5)
+    model = Model(shape, checkpointing=checkpointing)
+    if how == "checkpoint inside":
+        model.blocks = torch.nn.ModuleList(Checkpointed(block) for block in model.blocks)
+    return model
+
+
+def compile_(model: Model, how: str, backend: str) -> Any:
+    if how == "whole":
+        return torch.compile(model, fullgraph=True, backend=backend)
+    for block in model.blocks:
+        block.compile(fullgraph=True, backend=backend)
+    return model
+
+
+def train(
+    path: Optional[Path], shape: Shape, how: str = "eager", *, tell: bool = True,
+    checkpointing: Optional[str] = None, backend: str = "aot_eager", autocast: bool = False,
+    evaluate: bool = False,
+) -> tuple[list[Tensor], dict[int, dict[str, np.ndarray]]]:  # fmt: skip
+    """(losses and weights, what was recorded)."""
+    model = build(shape, how, checkpointing)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    monitor = None
+    if path is not None:
+        monitor = bellwether.attach(
+            model, record=str(path), run="c", every=2, rows=0, overhead_budget=1e9
+        )
+    run = model if how == "eager" else compile_(model, how, backend)
+    found = []
+    for step in range(STEPS):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = run(batch(shape, step)).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if monitor is not None and tell:
+            monitor.step(loss=loss)
+        found.append(loss.detach())
+        if evaluate:
+            with torch.no_grad():  # Not a sample.
+                run(batch(shape, 99))
+    found += [p.detach() for p in model.parameters()]
+    if monitor is None:
+        return found, {}
+    assert monitor.flush(20)
+    assert monitor.status()["errors"] == 0, monitor.status()["last_error"]
+    fired = [layer.fired for layer in monitor.layers]
+    assert fired == ([2] * shape.layers if how == "eager" and not checkpointing else fired)
+    monitor.detach()
+    assert path is not None
+    return found, Recording(path, ended=True).steps()
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "blocks": dict(shape=Shape(), evaluate=True),
+    "repeated keys": dict(shape=Shape(kv_heads=2, repeat=True, causal=False, fused=False)),
+    "autocast": dict(shape=Shape(kv_heads=2), autocast=True),
+    "whole": dict(shape=Shape(dtype=torch.bfloat16), how="whole"),
+    "checkpoint inside": dict(shape=Shape(), how="checkpoint inside"),
+    "checkpoint outside": dict(shape=Shape(), checkpointing="non-reentrant"),
+    "the hook is the step": dict(shape=Shape(), tell=False),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_compiled_tells_what_eager_tells(name: str, tmp_path: Path) -> None:
+    case = {"how": "blocks", **CASES[name]}
+    eager_case = {k: v for k, v in case.items() if k != "how"}
+    unhooked, _ = train(None, **case)
+    hooked, got = train(tmp_path / "c.bwrun", **case)
+    assert all(torch.equal(a, b) for a, b in zip(unhooked, hooked))
+    _, want = train(tmp_path / "e.bwrun", **eager_case)
+    assert sorted(got) == sorted(want) == list(range(STEPS))
+    for step, signals in want.items():
+        assert got[step].keys() == signals.keys(), step
+        for signal, values in signals.items():
+            if signal not in ("step_seconds", "hook_seconds"):
+                same = np.allclose(got[step][signal], values, 1e-3, 1e-5, equal_nan=True)
+                assert same, (step, signal)
+    assert "rows" in got[0] and "rows" not in got[1]
+
+
+def test_all_blocks_share_one_graph(tmp_path: Path) -> None:
+    shape = Shape(layers=12)
+    model = Model(shape)
+    with bellwether.attach(
+        model, record=str(tmp_path / "a.bwrun"), run="shared", every=1, overhead_budget=1e9
+    ) as monitor:
+        torch._dynamo.utils.counters.clear()
+        compile_(model, "blocks", "aot_eager")
+        for step in range(2):  # More than eight graphs would raise FailOnRecompileLimitHit.
+            model(batch(shape, step)).sum().backward()
+            monitor.step()
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+        assert [layer.fired for layer in monitor.layers] == [2] * 12
+        sums = [layer.sums for layer in monitor.layers]
+        assert len({id(s) for s in sums}) == 12 and monitor.status()["errors"] == 0
+
+
+@pytest.mark.skipif(not os.environ.get("BELLWETHER_LONG"), reason="half a minute of compiling")
+def test_the_default_backend(tmp_path: Path) -> None:
+    shape = Shape(layers=1)
+    unhooked, _ = train(None, shape, "blocks", backend="inductor")
+    hooked, got = train(tmp_path / "c.bwrun", shape, "blocks", backend="inductor")
+    assert all(torch.equal(a, b) for a, b in zip(unhooked, hooked))
+    _, want = train(tmp_path / "e.bwrun", shape)
+    for signal in ("rows", "common_mode_sum", "key_gradient_sum", "delta_abs_sum", "wq_sigma"):
+        assert np.allclose(got[2][signal], want[2][signal], rtol=1e-3), signal
+
+
+def test_copies_of_a_compiled_model_are_not_watched(tmp_path: Path) -> None:
+    model = Model(Shape(layers=1))
+    with bellwether.attach(model, record=str(tmp_path / "a.bwrun"), run="copies") as monitor:
+        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert getattr(other.blocks[0].attention, compiled_taps.ATTRIBUTE) is None
+            compile_(other, "blocks", "aot_eager")
+            other(batch(other.shape, 0)).sum().backward()
+        assert [layer.fired for layer in monitor.layers] == [0]
+    assert compiled_taps.ATTRIBUTE not in vars(model.blocks[0].attention)
+    assert not compiled_taps._layers
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_model_has_nothing_of_ours(strict: bool, tmp_path: Path) -> None:
+    model = Model(Shape(layers=1))
+    x = batch(model.shape, 0)
+    with bellwether.attach(model, record=str(tmp_path / "a.bwrun"), run="export"):
+        exported = torch.export.export(model, (x,), strict=strict)
+        assert not any("bellwether" in str(node.target) for node in exported.graph.nodes)
+        assert not exported.constants
+        assert torch.equal(exported.module()(x), model(x))
+
+
+def test_an_older_torch_compiles_what_it_always_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiled_taps, "TORCH_MIN", (99, 0))
+    model = Model(Shape(layers=1))
+    with bellwether.attach(model, record=str(tmp_path / "a.bwrun"), run="old") as monitor:
+        compile_(model, "blocks", "aot_eager")
+        model(batch(model.shape, 0)).sum().backward()
+        assert [layer.fired for layer in monitor.layers] == [0]
+        assert compiled_taps.ATTRIBUTE not in vars(model.blocks[0].attention)
+
+
+def test_an_error_in_a_compiled_backward_stays_inside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bellwether import layer
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(layer, "add_probe", broken)
+    monkeypatch.setattr(layer, "add_key_leak", broken)
+    unhooked, _ = train(None, Shape(), "blocks")
+    model_and_losses = train_with_errors(tmp_path / "a.bwrun")
+    assert all(torch.equal(a, b) for a, b in zip(unhooked, model_and_losses))
+
+
+def train_with_errors(path: Path) -> list[Tensor]:
+    model = build(Shape(), "blocks", None)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    monitor = bellwether.attach(model, record=str(path), run="c", every=1)
+    run = compile_(model, "blocks", "aot_eager")
+    found = []
+    for step in range(STEPS):
+        loss = run(batch(Shape(), step)).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        monitor.step(loss=loss)
+        found.append(loss.detach())
+    assert "planted" in monitor.status()["why_off"]
+    monitor.detach()
+    return found + [p.detach() for p in model.parameters()]
