@@ -14,12 +14,22 @@ uint64_t NextKey() {
   return ++last;
 }
 
+// With the factors that hold for a run of so many heads.
+JudgeOptions ForHeads(JudgeOptions options, const Layout& layout) {
+  DriftOptions& drift = options.drift;
+  const double heads = static_cast<double>(layout.layers) * static_cast<double>(layout.heads);
+  const double scale = std::pow(std::max(1.0, heads / drift.heads_usual), drift.heads_exponent);
+  drift.grown_factor *= scale;
+  drift.level_factor *= scale;
+  return options;
+}
+
 int32_t WindowOf(const JudgeOptions& options) { return std::clamp(options.trend.window_batches, 8, kWindowBatchesMax); }
 
 }  // namespace
 
 HeadRules::HeadRules(const JudgeOptions& options, const Layout& layout, DetectorBank* bank)
-    : options_(options),
+    : options_(ForHeads(options, layout)),
       layout_(layout),
       heads_(static_cast<size_t>(layout.layers) * static_cast<size_t>(layout.heads)),
       bank_(bank) {
@@ -362,7 +372,7 @@ void HeadRules::JudgeRunLogits() {
 }
 
 void HeadRules::SetOptions(const JudgeOptions& options) {
-  options_ = options;
+  options_ = ForHeads(options, layout_);
   for (size_t track = 0; track < kHeadTracks; ++track) {
     if (kHeadTrackInfo[track].window) series_[track].SetWindow(WindowOf(options));
   }

@@ -68,6 +68,13 @@ struct DriftOptions {
   double common_mode_factor = 10;  // Against the median head.
   // Fewer heads than this in the whole run are no peers for the ratio.
   int32_t peers_min = 8;
+  // The more heads, the further the largest healthy one stands from the median:
+  // the factors of the ratio above are for runs of so many heads and grow with
+  // (heads / heads_usual)^heads_exponent beyond that.  Healthy ratios are spread
+  // over heads by 0.6 in ln; 8 times the median is 3.5 of these, and as rare in
+  // a run of 96 heads as 11 times in one of 1,024.
+  double heads_usual = 96;
+  double heads_exponent = 0.15;
   // The head is lost: ETA counts to this ratio, and is unknown beyond
   // eta_steps_max.
   double ratio_critical = 128;

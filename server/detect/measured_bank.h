@@ -4,8 +4,6 @@
 #ifndef BELLWETHER_SERVER_DETECT_MEASURED_BANK_H_
 #define BELLWETHER_SERVER_DETECT_MEASURED_BANK_H_
 
-#include <cstring>
-
 #include "server/detect/detector_bank.h"
 #include "server/util/clock.h"
 #include "server/util/counters.h"
@@ -15,18 +13,9 @@ namespace bellwether::server {
 // Thread-safe; all arguments must outlive it.
 class MeasuredBank final : public DetectorBank {
  public:
-  MeasuredBank(DetectorBank* bank, Counters* counters, const Clock* clock)
-      : bank_(bank),
-        clock_(clock),
-        cpu_(counters->histogram("bellwether_detector_tick_seconds", {{"backend", "cpu"}})),
-        cuda_(counters->histogram("bellwether_detector_tick_seconds", {{"backend", "cuda"}})) {}
+  MeasuredBank(DetectorBank* bank, Counters* counters, const Clock* clock);
 
-  void Evaluate(kernels::BankRun* run) override {
-    const int64_t begin = clock_->MonotonicNanos();
-    bank_->Evaluate(run);
-    const auto passed = static_cast<double>(clock_->MonotonicNanos() - begin);
-    (std::strcmp(bank_->backend(), "cpu") == 0 ? cpu_ : cuda_)->Observe(passed * 1e-9);
-  }
+  void Evaluate(kernels::BankRun* run) override;
   void Forget(uint64_t key) override { bank_->Forget(key); }
   const char* backend() const override { return bank_->backend(); }
 

@@ -27,10 +27,12 @@ constexpr const char* kBuiltinSentences[] = {
     "{trend.doubling_steps_max} steps, over {trend.window_batches} or the newest {trend.window_batches_short} batches "
     "(at least "
     "{trend.window_batches_min}), for {drift.hold_batches} batches. With fewer than {drift.peers_min} heads in the run "
-    "it is silent.",
+    "it is silent; with more than {drift.heads_usual} the factor grows with their number to the power of "
+    "{drift.heads_exponent}.",
     "A head's drift ratio is above {drift.level_factor} times the median head and {drift.level_rise_min} times what it "
     "was at the "
-    "window's start, for {drift.level_batches} batches.",
+    "window's start, for {drift.level_batches} batches. With more than {drift.heads_usual} heads in the run the first "
+    "factor grows with their number to the power of {drift.heads_exponent}.",
     "A head's common mode is above {drift.common_mode_large} logits and {drift.common_mode_factor} times the median "
     "head, grows as "
     "for drift.growth, and its key-gradient leak does not say that the kernel is right.",

@@ -39,6 +39,8 @@ constexpr Threshold kThresholds[] = {
     BW_ROW(drift, common_mode_large, 0, 1e9, "logits", "common mode that must be growing"),
     BW_ROW(drift, common_mode_factor, 0, 1e6, "times the median head", "common mode that must be growing"),
     BW_ROW(drift, peers_min, 2, 1e6, "heads", "fewer in the run are no peers"),
+    BW_ROW(drift, heads_usual, 1, 1e6, "heads", "runs of more heads ask for larger factors of the ratio"),
+    BW_ROW(drift, heads_exponent, 0, 1, "", "the factors grow with (heads / heads_usual) to this power"),
     BW_ROW(drift, ratio_critical, 1, 1e9, "", "drift ratio at which a head is lost: the time left counts to it"),
     BW_ROW(drift, eta_steps_max, 1, 1e9, "steps", "longer times left are unknown"),
     BW_ROW(drift, common_mode_critical, 1, 1e9, "logits", "common mode at which a head is lost"),

@@ -564,7 +564,7 @@ class ServerBinaryTest(unittest.TestCase):
             ("rules", "explain", file),
             ("rules", "explain", file, "drift"),
             ("replay", file, "--rules", file),
-            ("scorecard", str(self.folder), "--rules", file),
+            ("scorecard", "--rules", file, str(self.folder)),
         ):
             for code in (0, 1, 3):
                 self.fake(self.folder, code)

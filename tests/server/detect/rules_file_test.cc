@@ -87,7 +87,8 @@ TEST(RulesFileTest, WhatNobodyKnowsIsRefusedByName) {
   EXPECT_EQ(
       Findings("thresholds:\n  drift:\n    grown: 4"),
       "r.yml:3:5: thresholds.drift.grown is unknown; known: ratio_floor, grown_factor, level_factor, level_batches, "
-      "level_rise_min, common_mode_large, common_mode_factor, peers_min, ratio_critical, eta_steps_max, "
+      "level_rise_min, common_mode_large, common_mode_factor, peers_min, heads_usual, heads_exponent, "
+      "ratio_critical, eta_steps_max, "
       "common_mode_critical, hold_batches");
   EXPECT_THAT(Findings("thresholds: {drifts: {}}"),
               HasSubstr("thresholds.drifts is unknown; known: trend, drift, leak"));

@@ -195,6 +195,24 @@ TEST(BuiltinTest, NamesAreReadAsTheyAreWritten) {
   EXPECT_EQ(BuiltinNamed(""), std::nullopt);
 }
 
+TEST(RunJudgeTest, AmongManyHeadsOneMustStandOutFurther) {
+  // A head that goes up and down between 8 and 11 times the median.
+  const auto warned = [](int32_t layers, int32_t heads) {
+    const RunDescription run = SyntheticRun(layers, heads);
+    RunJudge judge(JudgeOptions{}, run);
+    std::vector<Transition> out;
+    for (int64_t step = 0; step <= 4000; step += 10) {
+      StepSample sample = SampleAt(run, {.drift_from = -1}, step);
+      sample.Add(SignalId::kCommonModeSum)[3] =
+          2048 * 2 * 9.5f * (1 + 0.15f * std::sin(static_cast<float>(step) / 400));
+      judge.Observe(sample, &out);
+    }
+    return First(out, "drift", Severity::kWarning) != nullptr;
+  };
+  EXPECT_TRUE(warned(8, 12));
+  EXPECT_FALSE(warned(32, 40));
+}
+
 TEST(RunJudgeTest, SaveAndRestoreAtAnyStepChangeNothing) {
   const RunDescription run = SyntheticRun();
   const Plan plan{.last_step = 4000};
