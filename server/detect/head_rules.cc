@@ -21,6 +21,8 @@ JudgeOptions ForHeads(JudgeOptions options, const Layout& layout) {
   const double scale = std::pow(std::max(1.0, heads / drift.heads_usual), drift.heads_exponent);
   drift.grown_factor *= scale;
   drift.level_factor *= scale;
+  TiesOptions& ties = options.ties;
+  ties.fraction_min = std::max(ties.fraction_min, std::min(ties.fraction_min * scale, ties.fraction_high));
   return options;
 }
 

@@ -70,7 +70,8 @@ struct DriftOptions {
   int32_t peers_min = 8;
   // The more heads, the further the largest healthy one stands from the median:
   // the factors of the ratio above are for runs of so many heads and grow with
-  // (heads / heads_usual)^heads_exponent beyond that.  Healthy ratios are spread
+  // (heads / heads_usual)^heads_exponent beyond that, and so does
+  // ties.fraction_min, to ties.fraction_high at most.  Healthy ratios are spread
   // over heads by 0.6 in ln; 8 times the median is 3.5 of these, and as rare in
   // a run of 96 heads as 11 times in one of 1,024.
   double heads_usual = 96;
@@ -96,7 +97,7 @@ struct LeakOptions {
 struct TiesOptions {
   double fraction_min = 0.3;   // Healthy heads stay below 0.25.
   double peer_factor = 3;      // Times the median head.
-  double fraction_high = 0.6;  // Most rows: the error is systematic.
+  double fraction_high = 0.6;  // Most rows: no number of heads asks for more.
   int32_t hold_batches = 10;
   // |t| of the signed error of delta over the window: persistent bias.
   double bias_t_min = 4;

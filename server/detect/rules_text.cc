@@ -40,7 +40,9 @@ constexpr const char* kBuiltinSentences[] = {
     "{leak.hold_batches} batches.",
     "More than {ties.fraction_min} of a head's rows, and {ties.peer_factor} times the median head, have a repeated "
     "bf16 maximum, for "
-    "{ties.hold_batches} batches. A warning, stage 2; alone only where the leak is not measured.",
+    "{ties.hold_batches} batches. With more than {drift.heads_usual} heads in the run the share grows with their number "
+    "to the power of {drift.heads_exponent}, to {ties.fraction_high} at most. A warning, stage 2; alone only where the "
+    "leak is not measured.",
     "A head's sigma(W_Q) is above {norm.peer_factor} times the median head and rises against it {norm.rise_min} times "
     "within the "
     "window, monotonically, for {norm.hold_batches} batches. A warning, stage 3.",

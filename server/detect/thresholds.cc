@@ -52,7 +52,7 @@ constexpr Threshold kThresholds[] = {
 
     BW_ROW(ties, fraction_min, 0, 1, "of the rows", "with a repeated bf16 maximum"),
     BW_ROW(ties, peer_factor, 0, 1e6, "times the median head", "share of rows that ties must also have"),
-    BW_ROW(ties, fraction_high, 0, 1, "of the rows", "from which the error is systematic; no rule asks for it"),
+    BW_ROW(ties, fraction_high, 0, 1, "of the rows", "that a run of however many heads asks for at most"),
     BW_ROW(ties, hold_batches, 1, 10000, "batches", "that it must hold"),
     BW_ROW(ties, bias_t_min, 0, 1000, "", "t of the signed error of delta that is a bias; no rule asks for it"),
 
