@@ -382,6 +382,12 @@ void HeadRules::SetOptions(const JudgeOptions& options) {
 
 int32_t HeadRules::stage() const { return stage_.empty() ? 0 : *std::max_element(stage_.begin(), stage_.end()); }
 
+void HeadRules::Rewind() {
+  ForgetTrends();
+  batch_begin_ = -1;
+  last_step_ = -1;
+}
+
 void HeadRules::ForgetTrends() {
   for (BatchSeries& series : series_) series.ForgetWindow();
   for (Held& held : held_) {

@@ -52,6 +52,8 @@ class HeadRules {
   void SetOptions(const JudgeOptions& options);
   // What the kernel is fed has changed: growth before it says nothing.
   void ForgetTrends();
+  // The run begins again at an earlier step: the open batch is of the past.
+  void Rewind();
   size_t memory_bytes() const;
 
   template <class A>

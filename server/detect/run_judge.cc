@@ -189,7 +189,8 @@ void RunJudge::Observe(const StepSample& sample, std::vector<Transition>* out) {
     s.run.attempt = sample.attempt;
     s.last_step = -1;
     s.Excuse();
-    s.ForgetTrends();
+    s.heads.Rewind();
+    s.user.Forget();
     s.excused_until =
         std::max(s.excused_until, sample.step + s.options.context.settle_steps);
   }

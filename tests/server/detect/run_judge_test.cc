@@ -213,6 +213,20 @@ TEST(RunJudgeTest, AmongManyHeadsOneMustStandOutFurther) {
   EXPECT_FALSE(warned(32, 40));
 }
 
+TEST(RunJudgeTest, AfterARollbackHeadsAreJudgedBeforeTheOldStepIsReachedAgain) {
+  const RunDescription run = SyntheticRun();
+  RunJudge judge(JudgeOptions{}, run);
+  std::vector<Transition> out;
+  const Plan healthy{.drift_from = -1};
+  for (int64_t step = 0; step <= 9000; step += 10) judge.Observe(SampleAt(run, healthy, step), &out);
+  ASSERT_TRUE(out.empty());
+  for (int64_t step = 1000; step <= 5000; step += 10)
+    judge.Observe(SampleAt(run, {.drift_from = 2000}, step, 1), &out);
+  const Transition* warning = First(out, "drift", Severity::kWarning);
+  ASSERT_NE(warning, nullptr);
+  EXPECT_LT(warning->step, 4000);
+}
+
 TEST(RunJudgeTest, SaveAndRestoreAtAnyStepChangeNothing) {
   const RunDescription run = SyntheticRun();
   const Plan plan{.last_step = 4000};
