@@ -268,7 +268,7 @@ class GpuBank {
         std::copy(from.ring_median, from.ring_median + from.window, to.ring_median);
         std::copy(from.ring_step, from.ring_step + from.window, to.ring_step);
         if (from.fresh) {
-          to.row = from.holes ? send(from.ring + int64_t{from.slot} * run.heads) : to.newest;
+          to.row = SendsRow(from) ? send(from.ring + int64_t{from.slot} * run.heads) : to.newest;
         }
       }
       std::memcpy(in_.host() + tracks_at_ + static_cast<size_t>(place.first_track + t) * sizeof to, &to, sizeof to);

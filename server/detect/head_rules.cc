@@ -192,8 +192,11 @@ void HeadRules::Tick(const AttentionTraits& traits, bool excused) {
     for (BatchSeries& series : series_) series.ForgetWindow();
   }
   SetRun(options_, series_, heads_, &run_);
-  if (excused) run_.tests = 0;
-  for (const HeadTest test : {kGrowth, kCommonGrowth, kNorm}) MarkUnwanted(test);
+  if (excused) {
+    run_.tests = 0;
+  } else {
+    for (const HeadTest test : {kGrowth, kCommonGrowth, kNorm}) MarkUnwanted(test);
+  }
   bank_->Evaluate(&run_);
   for (size_t track = 0; track < kHeadTracks; ++track) series_[track].Settle(run_.track[track]);
   if (excused) return;
@@ -218,25 +221,24 @@ struct HeadRules::Reading {
   bool leak_measured;
 };
 
+double HeadRules::Threshold(HeadTest test, HeadTrack track) const {
+  return ThresholdOf(options_, test, series_[track].median());
+}
+
 HeadRules::Reading HeadRules::Read(size_t head) const {
-  const auto threshold = [&](HeadTest test, HeadTrack track) {
-    return ThresholdOf(options_, test, series_[track].median());
-  };
   Reading r{};
   r.ratio = Newest(kRatio, head);
   r.ratio_peer = std::max<double>(series_[kRatio].median(), options_.drift.ratio_floor);
   r.common = Newest(kCommonMode, head);
   r.leak = Newest(kLeak, head);
   r.leak_measured = !options_.off.has(Builtin::kDriftLeak) && std::isfinite(r.leak);
-  r.leak_threshold = threshold(kLeaking, kLeak);
+  r.leak_threshold = Threshold(kLeaking, kLeak);
   r.tied = Newest(kTied, head);
-  r.tied_threshold = threshold(kTies, kTied);
+  r.tied_threshold = Threshold(kTies, kTied);
   r.sigma = Newest(kSigma, head);
   r.sigma_peer = series_[kSigma].median();
   r.logit = Newest(kLogitMax, head);
-  const auto holds = [&](HeadTest test) {
-    return options_.is_on(BuiltinOf(test)) && held_[test].active[head] != 0;
-  };
+  const auto holds = [&](HeadTest test) { return options_.is_on(BuiltinOf(test)) && held_[test].active[head] != 0; };
   r.growth = holds(kGrowth);
   r.level = holds(kLevel);
   r.common_growth = holds(kCommonGrowth);
@@ -293,12 +295,12 @@ void HeadRules::JudgeHead(size_t head, const AttentionTraits& traits) {
     if (fact.value > threshold) finding.Add(fact);
   };
   if (finding.rule != Rule::kLogits) {
-    add(r.growth, kRatio, kGrowth, drift.grown_factor * r.ratio_peer, "growth");
-    add(r.level && !r.growth, kRatio, kLevel, drift.level_factor * r.ratio_peer, "peers");
+    add(r.growth, kRatio, kGrowth, Threshold(kGrowth, kRatio), "growth");
+    add(r.level && !r.growth, kRatio, kLevel, Threshold(kLevel, kRatio), "peers");
     add(r.common_growth, kCommonMode, kCommonGrowth, drift.common_mode_large, "growth");
     add(r.leaking, kLeak, kLeaking, r.leak_threshold, "level");
     add(r.ties, kTied, kTies, r.tied_threshold, "level");
-    add(r.norm, kSigma, kNorm, options_.norm.peer_factor * r.sigma_peer, "growth");
+    add(r.norm, kSigma, kNorm, Threshold(kNorm, kSigma), "growth");
   }
   add(r.logit_high, kLogitMax, kLogit, options_.logits.logit_max_large, "level");
   stage_[head] = finding.stage;

@@ -86,6 +86,7 @@ class HeadRules {
   struct Reading;
 
   float Newest(HeadTrack track, size_t head) const;  // NaN if there is none.
+  double Threshold(HeadTest test, HeadTrack track) const;
   Reading Read(size_t head) const;
   // What the bank found, counted over the ticks.
   void Hold(HeadTest test);

@@ -40,8 +40,23 @@ HeadTrack TrackOf(HeadTest test) {
   return kTrackOf[test];
 }
 
-// Exponential growth over the whole window, or as often doubled within the
-// newest part of it.
+void AskForRise(const BatchSeries& series, double rise_min, kernels::BankTest* test) {
+  test->windows = series.rows() > 0 ? 1 : 0;
+  test->window[0] = {.rows = series.rows(), .rise_min = rise_min, .doubling_steps_max = kNoLimit};
+}
+
+}  // namespace
+
+const std::array<HeadTrackInfo, kHeadTracks> kHeadTrackInfo = {{
+    {SignalId::kDriftRatio, "drift_ratio", true},
+    {SignalId::kCommonMode, "common_mode", true},
+    {SignalId::kKeyLeak, "key_leak", false},
+    {SignalId::kTiedFractionBf16, "tied_fraction_bf16", false},
+    {SignalId::kWqSigma, "wq_sigma", true},
+    {SignalId::kLogitMax, "logit_max", true},
+    {SignalId::kEntropyRatio, "entropy_ratio", false},
+}};
+
 void AskForGrowth(const TrendOptions& trend, const BatchSeries& series, kernels::BankTest* test) {
   test->windows = 0;
   test->trend = true;
@@ -60,23 +75,6 @@ void AskForGrowth(const TrendOptions& trend, const BatchSeries& series, kernels:
                                      .doubling_steps_max = slowest};
   }
 }
-
-void AskForRise(const BatchSeries& series, double rise_min, kernels::BankTest* test) {
-  test->windows = series.rows() > 0 ? 1 : 0;
-  test->window[0] = {.rows = series.rows(), .rise_min = rise_min, .doubling_steps_max = kNoLimit};
-}
-
-}  // namespace
-
-const std::array<HeadTrackInfo, kHeadTracks> kHeadTrackInfo = {{
-    {SignalId::kDriftRatio, "drift_ratio", true},
-    {SignalId::kCommonMode, "common_mode", true},
-    {SignalId::kKeyLeak, "key_leak", false},
-    {SignalId::kTiedFractionBf16, "tied_fraction_bf16", false},
-    {SignalId::kWqSigma, "wq_sigma", true},
-    {SignalId::kLogitMax, "logit_max", true},
-    {SignalId::kEntropyRatio, "entropy_ratio", false},
-}};
 
 Builtin BuiltinOf(HeadTest test) {
   constexpr std::array<Builtin, kHeadTests> kBuiltinOf = {

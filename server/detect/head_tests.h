@@ -39,6 +39,10 @@ enum HeadTest : size_t {
   kHeadTests
 };
 
+// Makes `test` ask for exponential growth by `trend`: over the whole window, or as
+// often doubled within the newest part of it.
+void AskForGrowth(const TrendOptions& trend, const BatchSeries& series, kernels::BankTest* test);
+
 // The rule, or the part of one, that the test belongs to.
 Builtin BuiltinOf(HeadTest test);
 

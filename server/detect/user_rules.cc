@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "server/detect/head_tests.h"
 #include "server/detect/multiplicity.h"
 #include "server/detect/rule_fields.h"
 
@@ -272,28 +273,14 @@ void UserRules::ReadPeers(const UserRule& r, const Track& track) {
   }
 }
 
-bool UserRules::Growing(const UserRule& r, const BatchSeries& series, size_t cell, Trend* trend) {
-  const TrendOptions& options = options_.trend;
-  for (const int32_t length : {options.window_batches, options.window_batches_short}) {
-    const int32_t rows = std::min(length, series.rows());
-    if (rows < options.window_batches_min) return false;
-    // Most series are flat: a rise well below what the slowest growth that
-    // counts would show ends it here, before any sorting.
-    const double slowest = r.doubling_steps_max * length / options.window_batches;
-    const auto span = static_cast<double>(series.span_steps(rows));
-    const double rise_min = 1 + options.gate_share * (std::exp2(span / slowest) - 1);
-    if (!(series.Rise(cell, rows, false) >= rise_min)) continue;
-    series.Window(cell, rows, false, &window_, &steps_);
-    *trend = FitTrend(window_, steps_, options.window_batches_min, r.r2_min, &trend_scratch_);
-    if (trend->points > 0 && trend->z >= r.z_min && trend->r2 >= r.r2_min && trend->doubling_steps() <= slowest) {
-      return true;
-    }
-  }
-  *trend = Trend();
-  return false;
-}
-
 void UserRules::ReadGrowth(const UserRule& r, const Track& track) {
+  TrendOptions asked = options_.trend;
+  asked.mann_kendall_z_min = r.z_min;
+  asked.r2_min = r.r2_min;
+  asked.doubling_steps_max = r.doubling_steps_max;
+  kernels::BankTest test;
+  AskForGrowth(asked, track.series, &test);
+  const kernels::BankTrack series = track.series.Track();
   for (size_t cell = 0; cell < track.cells; ++cell) {
     Reading& reading = readings_[cell];
     reading.value = track.series.newest(cell);
@@ -301,8 +288,11 @@ void UserRules::ReadGrowth(const UserRule& r, const Track& track) {
     reading.baseline = track.cells > 1 ? track.series.median() : kNan;
     reading.threshold = r.above.value_or(0);
     if (!reading.known || (r.above && !(reading.value > *r.above))) continue;
-    reading.fires = Growing(r, track.series, cell, &reading.trend);
+    Trend trend;
+    reading.fires =
+        kernels::PassesWindows(test, series, static_cast<int64_t>(track.cells), static_cast<int64_t>(cell), &trend);
     if (!reading.fires) continue;
+    reading.trend = trend;
     reading.score = 1 / reading.trend.doubling_steps();
     reading.p = NormalTail(reading.trend.z);
     if (r.eta_level) reading.eta = EtaTo(reading.trend, *r.eta_level, options_.drift.eta_steps_max);

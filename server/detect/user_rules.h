@@ -115,7 +115,6 @@ class UserRules {
   void ReadLevel(const UserRule& rule, const Track& track);
   void ReadPeers(const UserRule& rule, const Track& track);
   void ReadGrowth(const UserRule& rule, const Track& track);
-  bool Growing(const UserRule& rule, const BatchSeries& series, size_t cell, Trend* trend);
   void ReadBank(const UserRule& rule, const Track& track, Memory* memory);
   bool Hold(Memory* memory, size_t cell, bool fires, int32_t hold, int64_t step) const;
   Finding FindingOf(const UserRule& rule, const Memory& memory, size_t cell) const;
@@ -130,7 +129,6 @@ class UserRules {
   std::vector<Reading> readings_;  // One per cell.
   std::vector<double> p_, p_scratch_;
   std::vector<Finding> findings_;
-  TrendScratch trend_scratch_;
 };
 
 }  // namespace bellwether::server
