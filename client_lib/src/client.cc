@@ -174,13 +174,22 @@ bw_status Client::Push(const bw_frame& frame) {
   header->partial_rows = frame.partial_rows;
   BlockHeader* blocks = SlotBlocks(slot);
   char* values = slot + SlotValuesOffset(frame.block_count);
+  // Blocks that lie behind one another in the caller's memory are one copy: a
+  // copy of 4 KiB costs a quarter more than its share of one of 16 KiB.
+  const float* from = frame.blocks[0].values;
+  size_t run = 0;
   for (uint32_t i = 0; i < frame.block_count; ++i) {
     const bw_block& b = frame.blocks[i];
     blocks[i] = {b.signal, b.layer_begin, b.layer_count, b.head_begin, b.head_count, 0};
-    const size_t bytes = size_t{b.layer_count} * b.head_count * sizeof(float);
-    std::memcpy(values, b.values, bytes);
-    values += bytes;
+    if (b.values != from + run) {
+      std::memcpy(values, from, run * sizeof(float));
+      values += run * sizeof(float);
+      from = b.values;
+      run = 0;
+    }
+    run += size_t{b.layer_count} * b.head_count;
   }
+  std::memcpy(values, from, run * sizeof(float));
   return Commit();
 }
 
