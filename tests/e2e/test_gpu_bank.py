@@ -25,24 +25,17 @@ def folder(parent: Path, name: str) -> Path:
     return parent / name
 
 
-def alerts(server: Server) -> list[tuple[object, ...]]:
-    history = []
-    for alert in server.call("ListAlerts", run=RUN, limit=1000)["alerts"]:
-        history += server.call("GetAlert", run=RUN, key=alert["last"]["key"])["alert"]["history"]
-    return sorted((t["key"], t["k"], int(t["step"]), t["severity"], t["stage"]) for t in history)
-
-
 @pytest.mark.parametrize("passes", ["1000000", "300"])
 def test_the_alerts_are_the_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passes: str) -> None:
     monkeypatch.setenv("BELLWETHER_FAKE_BANK_PASSES", passes)
     with Server(folder(tmp_path, "cpu"), "", "--gpu=off") as server:
         server.run("run", "import", str(RECORDED))
-        expected = alerts(server)
+        expected = server.alert_log(RUN)
         assert 'cuda="off"' in server.get("/metrics")
     with Server(folder(tmp_path, "gpu"), "", "--gpu=on", f"--gpu.library={FAKE}") as server:
         assert server.call("GetServerInfo")["backend"] == "cuda"
         server.run("run", "import", str(RECORDED))
-        assert alerts(server) == expected
+        assert server.alert_log(RUN) == expected
         metrics = server.get("/metrics")
     assert len(expected) >= 3
     assert 'cuda="on"' in metrics

@@ -133,3 +133,14 @@ class Server:
             assert not answer["downsampled"]
             whole |= zip(map(int, answer["step"]), map(float, answer["mean"]))
         return whole
+
+    def alert_log(self, run: str) -> list[dict[str, Any]]:
+        """Every transition of the run's alerts in the order of steps, without what is the server's
+        own: its clock, its count, the run's uuid."""
+        log = []
+        for alert in self.call("ListAlerts", run=run, limit=1000)["alerts"]:
+            log += self.call("GetAlert", run=run, key=alert["last"]["key"])["alert"]["history"]
+        for transition in log:
+            for field in ("time_unix_ns", "id", "run_uuid"):
+                transition.pop(field, None)
+        return sorted(log, key=lambda t: (int(t["step"]), t["key"], t["k"]))
