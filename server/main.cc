@@ -247,6 +247,7 @@ int Main(int argc, char** argv) {
   };
   options.bank.library = flags.bank.library = BesideThisProgram("libbellwether_bank.so");
   add_gpu(&app, &options.bank);
+  flags.bank.gpu = "off";  // Opening the device takes longer than judging a run.
   app.set_version_flag("--version", std::string("bellwetherd ") + kVersion + " (" + kRevision + ")");
   CLI::App* const replay = app.add_subcommand("replay", "judge a recorded run offline with the server's own detectors");
   replay->add_option("file", flags.replay.file, "the .bwrun")->required();

@@ -14,8 +14,8 @@ namespace bellwether::server {
 
 struct BankOptions {
   // auto: the GPU if there is one, else the CPU.  on: the GPU or no start at
-  // all.  off: the CPU; the default until a GPU has shown that it decides alike.
-  std::string gpu = "off";
+  // all.  off: the CPU.
+  std::string gpu = "auto";
   std::string library = "libbellwether_bank.so";  // As dlopen takes it.
 };
 

@@ -119,6 +119,7 @@ def _join_or_start_locked(binary: Path, folder: Path) -> PrivateServer:
                 f"--storage.path={folder / 'data'}",
                 f"--grpc.listen-address=unix:{listen}",
                 "--web.listen-address=127.0.0.1:0",
+                "--gpu=off",  # The GPU here is the training's.
                 f"--lifetime.idle-exit={IDLE_EXIT}",
                 f"--ready.file={ready}",
             ],
