@@ -146,8 +146,11 @@ Eta HeadRules::JoinedEta(size_t head, const Trend& ratio_trend) {
   const Trend trend = FitTrend(values_, steps_, options_.trend.window_batches_min, 0, &trend_scratch_);
   const Eta by_mode = EtaTo(trend, drift.common_mode_critical, drift.eta_steps_max);
   if (!by_mode.known) return by_ratio;
+  // The ratio stays near its critical level while the common mode goes on: from
+  // half of it on the mode alone says when.
+  const bool saturated = ratio_trend.log_level > std::log(drift.ratio_critical / 2);
   return {.known = true,
-          .steps = (by_ratio.steps + by_mode.steps) / 2,
+          .steps = saturated ? by_mode.steps : (by_ratio.steps + by_mode.steps) / 2,
           .lower_steps = std::min(by_ratio.lower_steps, by_mode.lower_steps),
           .upper_steps = std::max(by_ratio.upper_steps, by_mode.upper_steps)};
 }
@@ -218,6 +221,7 @@ void HeadRules::Tick(const AttentionTraits& traits, bool excused) {
 struct HeadRules::Reading {
   double ratio, ratio_peer, common, leak, leak_threshold, tied, tied_threshold, sigma, sigma_peer, logit;
   bool growth, level, common_growth, leaking, ties, norm, logit_high;
+  bool level_sure, common_growth_sure, ties_sure;  // For twice as long as they must hold.
   bool leak_measured;
 };
 
@@ -244,6 +248,10 @@ HeadRules::Reading HeadRules::Read(size_t head) const {
   r.common_growth = holds(kCommonGrowth);
   r.leaking = holds(kLeaking);
   r.ties = holds(kTies);
+  const auto sure = [&](HeadTest test) { return held_[test].count[head] >= 2 * HoldBatches(options_, test); };
+  r.level_sure = r.level && sure(kLevel);
+  r.common_growth_sure = r.common_growth && sure(kCommonGrowth);
+  r.ties_sure = r.ties && sure(kTies);
   r.norm = holds(kNorm);
   r.logit_high = holds(kLogit);
   return r;
@@ -257,7 +265,9 @@ void HeadRules::JudgeHead(size_t head, const AttentionTraits& traits) {
   // A large common mode may be the loss's own wish.  The leak is the witness:
   // where it is measured and silent, the kernel's error does not push.
   const bool pushed = r.leaking || !r.leak_measured;
-  const bool drifting = r.growth || r.level || r.leaking || (r.common_growth && pushed);
+  // What has no second witness must hold longer.
+  const bool far = r.level_sure || (r.level && r.ties);
+  const bool drifting = r.growth || far || r.leaking || (r.common_growth_sure && pushed);
   Finding finding;
   finding.where = At(head);
   finding.severity = Severity::kWarning;
@@ -270,7 +280,7 @@ void HeadRules::JudgeHead(size_t head, const AttentionTraits& traits) {
         std::max({std::isfinite(r.ratio) ? r.ratio / r.ratio_peer : 0.0, r.leaking ? r.leak / r.leak_threshold : 0.0,
                   r.common_growth ? r.common / drift.common_mode_large : 0.0});
     if (r.growth) finding.eta = EtaNow(head);
-  } else if (rounding_possible && r.ties && !r.leak_measured) {
+  } else if (rounding_possible && r.ties_sure && !r.leak_measured) {
     finding.rule = Rule::kTies;
     finding.stage = 2;
     finding.score = r.tied;

@@ -59,7 +59,9 @@ struct DriftOptions {
   // by chance while they form.
   double grown_factor = 4;
   // This many times the median head for `level_batches`: drift even where the
-  // growth is too slow to call, as long as it still rises.
+  // growth is too slow to call, as long as it still rises.  Twice as long where
+  // ties do not hold too, as a common mode that only grows and ties alone must:
+  // of a thousand heads that wander one is always far out for a while.
   double level_factor = 8;
   int32_t level_batches = 10;
   double level_rise_min = 1.1;  // Over the window, newest against oldest.
@@ -80,7 +82,7 @@ struct DriftOptions {
   // eta_steps_max.
   double ratio_critical = 128;
   double eta_steps_max = 100000;
-  double common_mode_critical = 1000;  // Logits; sigma explodes about there.
+  double common_mode_critical = 1500;  // Logits; sigma explodes 50 to 100 steps later.
   // Consecutive batches that the growth test must hold.
   int32_t hold_batches = 3;
 };

@@ -20,7 +20,8 @@ constexpr const char* kBuiltinSentences[] = {
     "A warning; critical with norm, or with ties above a common mode of {drift.common_mode_large} logits. The alert "
     "names at least "
     "{alert.suspects_min} heads. The time left counts to a ratio of {drift.ratio_critical} and a common mode of "
-    "{drift.common_mode_critical} logits, up to {drift.eta_steps_max} steps.",
+    "{drift.common_mode_critical} logits, the mean of both, from half that ratio on to the common mode alone; up to "
+    "{drift.eta_steps_max} steps.",
     "A head's drift ratio is above {drift.grown_factor} times the median head (held at {drift.ratio_floor} or more) "
     "and grows "
     "exponentially: Mann-Kendall z >= {trend.mann_kendall_z_min}, r2 >= {trend.r2_min}, doubling within "
@@ -31,18 +32,18 @@ constexpr const char* kBuiltinSentences[] = {
     "{drift.heads_exponent}.",
     "A head's drift ratio is above {drift.level_factor} times the median head and {drift.level_rise_min} times what it "
     "was at the "
-    "window's start, for {drift.level_batches} batches. With more than {drift.heads_usual} heads in the run the first "
+    "window's start, for {drift.level_batches} batches, twice as many where ties do not hold. With more than {drift.heads_usual} heads in the run the first "
     "factor grows with their number to the power of {drift.heads_exponent}.",
     "A head's common mode is above {drift.common_mode_large} logits and {drift.common_mode_factor} times the median "
     "head, grows as "
-    "for drift.growth, and its key-gradient leak does not say that the kernel is right.",
+    "for drift.growth but for twice as many batches, and its key-gradient leak does not say that the kernel is right.",
     "A head's key-gradient leak is above {leak.factor} times the median head (held at {leak.floor} or more), for "
     "{leak.hold_batches} batches.",
     "More than {ties.fraction_min} of a head's rows, and {ties.peer_factor} times the median head, have a repeated "
     "bf16 maximum, for "
     "{ties.hold_batches} batches. With more than {drift.heads_usual} heads in the run the share grows with their number "
     "to the power of {drift.heads_exponent}, to {ties.fraction_high} at most. A warning, stage 2; alone only where the "
-    "leak is not measured.",
+    "leak is not measured, and after twice as many batches.",
     "A head's sigma(W_Q) is above {norm.peer_factor} times the median head and rises against it {norm.rise_min} times "
     "within the "
     "window, monotonically, for {norm.hold_batches} batches. A warning, stage 3.",

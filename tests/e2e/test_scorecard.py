@@ -48,6 +48,12 @@ def test_every_run_is_a_line_and_the_set_is_the_last(folder: Path) -> None:
     assert all(rule["ns_per_step"] > 0 for rule in runs[2]["rules"]) and len(runs[2]["rules"]) == 7
 
 
+def test_what_is_said_of_the_time_left_is_right_to_a_third() -> None:
+    runs = [json.loads(line) for line in scorecard(RUNS, "--json").stdout.splitlines()]
+    errors = {run["run"]: run["eta_error"] for run in runs if run["run"] and run["eta_error"] is not None}
+    assert len(errors) >= 3 and all(abs(error) <= 0.35 for error in errors.values()), errors
+
+
 def test_a_test_that_is_switched_off_warns_of_nothing(folder: Path) -> None:
     everything = ("drift.growth", "drift.level", "drift.common_mode", "drift.leak", "ties", "norm", "logits", "loss",
                   "gradient", "nonfinite")  # fmt: skip

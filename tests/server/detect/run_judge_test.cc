@@ -115,9 +115,9 @@ TEST(RunJudgeTest, WarnsOfADriftNamesItsHeadAndPredictsItsEnd) {
   EXPECT_LT(warning->step, 3200);
   ASSERT_TRUE(warning->eta.known);
   // The ratio passes 128 at 2000 + 7 * 300; the common mode of 2 logits at the
-  // start passes 1,000 two doublings later.
+  // start passes 1,500 two and a half doublings later.
   EXPECT_NEAR(static_cast<double>(warning->step) + warning->eta.steps,
-              4100 + 300, 500);
+              4100 + 380, 500);
   EXPECT_LE(warning->eta.lower_steps, warning->eta.steps);
   EXPECT_GE(warning->eta.upper_steps, warning->eta.steps);
   const Transition* critical = First(out, "drift", Severity::kCritical);
@@ -127,6 +127,49 @@ TEST(RunJudgeTest, WarnsOfADriftNamesItsHeadAndPredictsItsEnd) {
   EXPECT_GE(critical->stage, 2);
   EXPECT_THAT(warning->advice, testing::HasSubstr("No work is lost yet"));
   EXPECT_THAT(critical->advice, testing::HasSubstr("repair at once"));
+}
+
+TEST(RunJudgeTest, BeyondHalfTheCriticalRatioTheCommonModeTellsTheTimeLeft) {
+  const RunDescription run = SyntheticRun();
+  RunJudge judge(JudgeOptions{}, run);
+  std::vector<Transition> out;
+  const auto ill = static_cast<size_t>(kIll.layer * 4 + kIll.head);
+  for (int64_t step = 0; step <= 4060; ++step) {
+    StepSample sample = SampleAt(run, {}, step);
+    if (sample.has(SignalId::kSpreadSum)) {
+      // The ratio stays at 100, which it reaches at 3,993; the mode goes on.
+      float& spread = sample.Add(SignalId::kSpreadSum)[ill];
+      spread = std::max(spread, sample.matrix(SignalId::kCommonModeSum)[ill] / 100);
+    }
+    judge.Observe(sample, &out);
+  }
+  ASSERT_TRUE(judge.eta().known);
+  // 2 logits pass 1,500 after 9.55 doublings.
+  EXPECT_NEAR(4060 + judge.eta().steps, 2000 + 9.55 * 300, 150);
+}
+
+TEST(RunJudgeTest, AHeadThatOnlyStandsOutIsTwiceAsLongWatchedUnlessTiesHoldToo) {
+  const RunDescription run = SyntheticRun();
+  const auto ill = static_cast<size_t>(kIll.layer * 4 + kIll.head);
+  const auto first_warning = [&](float tied) {
+    RunJudge judge(JudgeOptions{}, run);
+    std::vector<Transition> out;
+    for (int64_t step = 0; step <= 5000; ++step) {
+      StepSample sample = SampleAt(run, {.drift_from = -1}, step);
+      if (sample.has(SignalId::kCommonModeSum)) {
+        const auto mode = sample.Add(SignalId::kCommonModeSum);
+        std::fill(mode.begin(), mode.end(), 2048 * 2.0f);
+        // Passes 8 at step 4,000; too slow to be called growth.
+        mode[ill] *= static_cast<float>(4 * std::exp2(static_cast<double>(step) / 4000));
+        if (step > 3900) sample.Add(SignalId::kTiedRowsBf16)[ill] = 2048 * tied;
+      }
+      judge.Observe(sample, &out);
+    }
+    const Transition* const warning = First(out, "drift", Severity::kWarning);
+    return warning == nullptr ? -1 : warning->step;
+  };
+  EXPECT_NEAR(static_cast<double>(first_warning(0.05f)), 4000 + 20 * 20, 40);
+  EXPECT_NEAR(static_cast<double>(first_warning(0.6f)), 4000 + 10 * 20, 40);
 }
 
 TEST(RunJudgeTest, AQuietRunIsQuiet) {
