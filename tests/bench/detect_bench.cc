@@ -1,18 +1,23 @@
 // What judging costs a value, derived ratios included: in runs whose heads are healthy, in
 // runs in which one layer of them drifts, and with a fit for every head at every batch's
 // end, as if nothing told flat series from rising ones.  s_per_value is the mean over all
-// samples, worst_tick_s_per_value that of the costliest sample that ended a batch.
+// samples, worst_tick_s_per_value that of the costliest sample that ended a batch.  And with
+// 64 own rules of one kind each, over eight signals of every head.
 
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <iterator>
+#include <memory>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "server/detect/judge_options.h"
 #include "server/detect/run_judge.h"
+#include "server/detect/user_rule.h"
 
 namespace bellwether::server {
 namespace {
@@ -20,6 +25,25 @@ namespace {
 constexpr int kSamples = 64;
 
 enum Heads : int64_t { kHealthy, kLayerDrifts, kAllFitted };
+constexpr int64_t kNoRules = -1;  // Otherwise a RuleDetector.
+
+// As many rules as a file may hold, on eight signals in turn; none fires.
+std::shared_ptr<const std::vector<UserRule>> OwnRules(RuleDetector detector) {
+  auto rules = std::make_shared<std::vector<UserRule>>();
+  const SignalId signals[] = {SignalId::kDriftRatio,   SignalId::kCommonMode, SignalId::kTiedFractionBf16,
+                              SignalId::kLogitMax,     SignalId::kWqSigma,    SignalId::kWkSigma,
+                              SignalId::kEntropyRatio, SignalId::kKeyLeak};
+  for (size_t i = 0; i < kUserRulesMax; ++i) {
+    UserRule rule;
+    rule.name = "rule_" + std::to_string(i);
+    rule.signal = signals[i % std::size(signals)];
+    rule.detector = detector;
+    rule.above = 1e6;
+    rule.factor = rule.floor = 1e6;
+    rules->push_back(rule);
+  }
+  return rules;
+}
 
 JudgeOptions OptionsFor(int64_t heads) {
   JudgeOptions options;
@@ -32,7 +56,7 @@ JudgeOptions OptionsFor(int64_t heads) {
   return options;
 }
 
-// range(0) layers of range(1) heads, a sample each range(2) steps; range(3): Heads.
+// range(0) layers of range(1) heads, a sample each range(2) steps; range(3): Heads; range(4): own rules.
 void BM_Observe(benchmark::State& state) {
   RunDescription run;
   const auto heads = static_cast<int32_t>(state.range(1));
@@ -53,7 +77,9 @@ void BM_Observe(benchmark::State& state) {
     }
   }
   const double each = static_cast<double>(values) / kSamples;
-  RunJudge judge(OptionsFor(state.range(3)), run);
+  JudgeOptions options = OptionsFor(state.range(3));
+  if (state.range(4) != kNoRules) options.rules = OwnRules(static_cast<RuleDetector>(state.range(4)));
+  RunJudge judge(options, run);
   std::vector<Transition> out;
   const int64_t stride = state.range(2);
   int64_t step = 0;
@@ -81,17 +107,18 @@ void BM_Observe(benchmark::State& state) {
   state.counters["worst_tick_s_per_value"] = worst / each;
 }
 BENCHMARK(BM_Observe)
-    ->ArgNames({"layers", "heads", "stride", "kind"})
-    ->Args({6, 6, 10, kHealthy})
-    ->Args({32, 32, 1, kHealthy})
-    ->Args({32, 32, 20, kHealthy})
-    ->Args({80, 64, 1, kHealthy})
-    ->Args({80, 64, 10, kHealthy})
-    ->Args({80, 64, 20, kHealthy})
-    ->Args({80, 64, 1, kLayerDrifts})
-    ->Args({80, 64, 20, kLayerDrifts})
-    ->Args({80, 64, 1, kAllFitted})
-    ->Args({80, 64, 20, kAllFitted});
+    ->ArgNames({"layers", "heads", "stride", "kind", "rules"})
+    ->Args({6, 6, 10, kHealthy, kNoRules})
+    ->Args({32, 32, 1, kHealthy, kNoRules})
+    ->Args({32, 32, 20, kHealthy, kNoRules})
+    ->Args({80, 64, 1, kHealthy, kNoRules})
+    ->Args({80, 64, 10, kHealthy, kNoRules})
+    ->Args({80, 64, 20, kHealthy, kNoRules})
+    ->Args({80, 64, 1, kLayerDrifts, kNoRules})
+    ->Args({80, 64, 20, kLayerDrifts, kNoRules})
+    ->Args({80, 64, 1, kAllFitted, kNoRules})
+    ->Args({80, 64, 20, kAllFitted, kNoRules})
+    ->ArgsProduct({{80}, {64}, {20}, {kHealthy}, {0, 1, 2, 3, 4}});
 
 }  // namespace
 }  // namespace bellwether::server
