@@ -138,8 +138,11 @@ class RunTest(CliTest):
         # log2 = (step - 200) / 50 is 0.5 at step 225, less a rounding to float.
         self.assertEqual(
             self.ask("run", "compare", "gpt-bf16", "gpt-fp32"),
-            "LAYER  HEAD  FIRST STEP  LOG2 RATIO\n1      2     226         3.98\n",
+            "LAYER  HEAD  FIRST STEP  LOG2 RATIO  BAND\n1      2     226         3.98        0.5\n",
         )
+        result = run("--server", self.server.address, "run", "compare", "gpt-bf16", "gpt-fp32", "-o", "json")
+        self.assertIn("1 head differs, compared up to step 399", result.stderr)
+        self.assertEqual(json.loads(result.stdout)["heads_differing"], 1)
 
 
 class TransferTest(CliTest):

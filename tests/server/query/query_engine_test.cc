@@ -251,6 +251,9 @@ TEST_F(QueryEngineTest, CompareFindsTheHeadAndTheStep) {
   // log2 = (step - 200) / 50 >= 0.49 from step 224.5 on.
   EXPECT_EQ(response->heads(0).first_step(), 225);
   EXPECT_NEAR(response->heads(0).ratio(), 199.0 / 50, 1e-4);
+  EXPECT_EQ(response->heads(0).band(), 0.49);
+  EXPECT_EQ(response->heads_differing(), 1u);
+  EXPECT_EQ(response->step_end(), 399);
 
   stack_.AddRun({.name = "wide", .layout = {.layers = 3, .heads = 8, .kv_heads = 2}, .steps = 5});
   request.set_baseline("wide");
