@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "server/siblings.h"
 #include "server/store/byte_io.h"
 #include "server/util/log.h"
 #include "server/util/status_macros.h"
@@ -214,6 +215,7 @@ void LiveRun::Post(std::vector<Transition>* transitions) {
     transition.run = record_.id;
     transition.run_name = record_.description.name;
     transition.time_unix_ns = parts_.clock->UnixNanos();
+    if (parts_.baselines != nullptr) AddSiblings(*parts_.baselines, record_.description, &transition);
     const auto posted = parts_.alerts->Post(std::move(transition));
     if (!posted.ok()) LogError("a transition could not be stored: {}", std::string(posted.status().message()));
     if (arrived_ns_ > 0) {

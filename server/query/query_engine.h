@@ -24,6 +24,7 @@
 #include "bellwether/signal_table.h"
 #include "bellwether/v1/query.pb.h"
 #include "server/store/alert_log.h"
+#include "server/store/baselines.h"
 #include "server/store/database.h"
 #include "server/store/run_control.h"
 #include "server/store/run_table.h"
@@ -45,6 +46,7 @@ struct QueryStores {
   SeriesStore* series = nullptr;
   AlertLog* alerts = nullptr;
   Database* database = nullptr;
+  Baselines* baselines = nullptr;
   RunControl* control = nullptr;
   Clock* clock = nullptr;
   Counters* counters = nullptr;
@@ -101,6 +103,10 @@ class QueryEngine {
   absl::StatusOr<v1::TopHeadsResponse> TopHeads(const v1::TopHeadsRequest&, const CallContext&) const;
   // As compare_runs.h says; first_step is then made exact.
   absl::StatusOr<v1::CompareRunsResponse> CompareRuns(const v1::CompareRunsRequest&, const CallContext&) const;
+
+  // ---- baselines ----
+  absl::StatusOr<v1::ListBaselinesResponse> ListBaselines(const v1::ListBaselinesRequest&, const CallContext&) const;
+  absl::StatusOr<v1::GetBaselineResponse> GetBaseline(const v1::GetBaselineRequest&, const CallContext&) const;
 
   // ---- alerts ----
   absl::StatusOr<v1::ListAlertsResponse> ListAlerts(const v1::ListAlertsRequest&, const CallContext&) const;
