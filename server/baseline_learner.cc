@@ -30,11 +30,6 @@ bool SaysIll(const Transition& alert) {
   return alert.severity >= Severity::kWarning && alert.rule != "silent" && alert.rule != "overhead";
 }
 
-bool ChangesTheKind(const RunEvent& event) {
-  return event.kind == EventKind::kCentringOn || event.kind == EventKind::kCentringOff ||
-         event.kind == EventKind::kAttentionMode;
-}
-
 }  // namespace
 
 BaselineLearner::BaselineLearner(const Options& options, const BaselineLearnerParts& parts)
@@ -122,8 +117,12 @@ absl::StatusOr<BaselineLearner::Verdict> BaselineLearner::Judge(const RunSnapsho
   for (const AlertView& alert : parts_.alerts->List(run.record.id, /*firing_only=*/false)) {
     if (SaysIll(alert.last)) return Verdict::kIll;
   }
+  if (run.record.mixed) return Verdict::kChanged;
+  // Records of before there were bands do not tell.
   BW_ASSIGN_OR_RETURN(const std::vector<RunEvent> events, EventsOf(run, *parts_.database));
-  if (std::any_of(events.begin(), events.end(), ChangesTheKind)) return Verdict::kChanged;
+  const bool changed =
+      std::any_of(events.begin(), events.end(), [](const RunEvent& event) { return ChangesKind(event.kind); });
+  if (changed) return Verdict::kChanged;
   if (!parts_.baselines->HasRoomFor(run.record.id, KindOf(run.record.description))) return Verdict::kOld;
   return Verdict::kLearned;
 }

@@ -6,7 +6,7 @@
 //   * no alert of warning or above was ever open in it, but for rank silence and
 //     the hook's overhead, which say nothing about its numerics, and no head was
 //     beyond stage 0 when it ended: its loss stayed on course and nothing grew;
-//   * kernel and centring stayed what its Hello said.
+//   * kernel and centring stayed what its first Hello said.
 // Otherwise what was learned from it before is dropped.
 //
 // The bands come from the stored series, by the readers that queries use, so

@@ -127,15 +127,14 @@ absl::StatusOr<std::unique_ptr<Pipeline>> Pipeline::Open(const Options& options,
   BW_ASSIGN_OR_RETURN(pipeline->wal_,
                       Wal::Open(wal, [raw = pipeline.get()](Lsn durable) { raw->OnDurable(durable); }));
   BW_RETURN_IF_ERROR(pipeline->Recover());
-  pipeline->learner_ = std::make_unique<BaselineLearner>(
-      options.learner,
-      BaselineLearnerParts{.runs = &pipeline->table_,
-                           .series = pipeline->series_.get(),
-                           .alerts = pipeline->alerts_.get(),
-                           .database = pipeline->database_.get(),
-                           .baselines = pipeline->baselines_.get(),
-                           .counters = counters,
-                           .clock = clock});
+  pipeline->learner_ =
+      std::make_unique<BaselineLearner>(options.learner, BaselineLearnerParts{.runs = &pipeline->table_,
+                                                                              .series = pipeline->series_.get(),
+                                                                              .alerts = pipeline->alerts_.get(),
+                                                                              .database = pipeline->database_.get(),
+                                                                              .baselines = pipeline->baselines_.get(),
+                                                                              .counters = counters,
+                                                                              .clock = clock});
   pipeline->learner_->Start();
   return pipeline;
 }

@@ -119,8 +119,8 @@ ExitCode Get(Cli* cli, const GetOptions& options) {
                                 {"advice", last.advice()},
                                 {"notes", Notes(alert)}}};
         Section evidence{.title = "evidence"};
-        evidence.table.columns = {"SIGNAL", "HEAD", "VALUE", "THRESHOLD", "BASELINE", "SIBLINGS", "SINCE",
-                                  "DETECTOR", "TEXT"};
+        evidence.table.columns = {"SIGNAL",   "HEAD",  "VALUE",    "THRESHOLD", "BASELINE",
+                                  "SIBLINGS", "SINCE", "DETECTOR", "TEXT"};
         for (const v1::Evidence& item : last.evidence()) {
           evidence.table.rows.push_back({item.signal(), HeadText(item.layer(), item.head()), Number(item.value(), 4),
                                          Number(item.threshold(), 4), Number(item.baseline(), 4),

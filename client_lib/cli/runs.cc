@@ -341,9 +341,9 @@ void AddRuns(Cli* cli) {
                               "bellwether run events my-run", &Events, &command);
   command->add_option("run", events->run, which)->required();
 
-  auto* const compare =
-      AddCommand<CompareOptions>(cli, noun, "compare", "Finds the heads in which two runs differ, and from which step on",
-                                 "bellwether run compare bf16 fp32 --signal wq_sigma", &Compare, &command);
+  auto* const compare = AddCommand<CompareOptions>(
+      cli, noun, "compare", "Finds the heads in which two runs differ, and from which step on",
+      "bellwether run compare bf16 fp32 --signal wq_sigma", &Compare, &command);
   command->add_option("run", compare->run, which)->required();
   command->add_option("baseline", compare->baseline, "the run to hold it against")->required();
   command->add_option("--signal", compare->signal, "the signal to compare")->capture_default_str();

@@ -61,6 +61,7 @@ struct RunRecord {
   uint64_t steps_recorded = 0;
   Lsn applied_lsn = 0;            // State below is that of this LSN.
   std::vector<SignalId> signals;  // Reported so far.
+  bool mixed = false;             // Its kind (run_bands.h) changed on the way.
 };
 
 struct RankRecord {

@@ -14,6 +14,8 @@ template <typename Record>
 constexpr uint8_t kVersion = 1;
 template <>
 constexpr uint8_t kVersion<Transition> = 2;  // 1 had no siblings.
+template <>
+constexpr uint8_t kVersion<RunRecord> = 2;  // 1 did not say whether it is mixed.
 constexpr uint8_t kStateVersion = 1;
 constexpr uint64_t kStateBytesMax = uint64_t{1} << 30;
 
@@ -114,6 +116,7 @@ void Describe(Archive& ar, RunRecord& r) {
   ar.Field(r.steps_recorded);
   ar.Field(r.applied_lsn);
   ar.List(r.signals, sizeof(SignalId), [](Archive& a, SignalId& signal) { a.Field(signal); });
+  if (ar.version() >= 2) ar.Field(r.mixed);
 }
 
 template <typename Archive>

@@ -74,6 +74,10 @@ std::string KindOf(const RunDescription& run) {
   return kind;
 }
 
+bool ChangesKind(EventKind kind) {
+  return kind == EventKind::kCentringOn || kind == EventKind::kCentringOff || kind == EventKind::kAttentionMode;
+}
+
 bool DescribeBand(std::vector<float>* values, Band* band) {
   std::erase_if(*values, [](float value) { return !std::isfinite(value); });
   if (values->empty()) return false;

@@ -54,6 +54,8 @@ struct RunBands {
 // dtype in words, as the run's newest Hello told them.  Name, rates, world and
 // versions do not matter.
 std::string KindOf(const RunDescription& run);
+// From such an event on the run is of another kind than its Hello told.
+bool ChangesKind(EventKind kind);
 
 // Quantiles of the finite ones of `values` (taken apart), linear between
 // neighbours; false if there is none.

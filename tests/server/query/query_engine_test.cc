@@ -267,7 +267,8 @@ TEST_F(QueryEngineTest, BaselinesAreListedByKindAndTheirBandsMerged) {
   EXPECT_EQ(engine_.ListBaselines({}, context())->baselines_size(), 0);
   for (const RunId run : {one, two, wide}) {
     const RunDescription& description = stack_.runs().Get(run)->record.description;
-    RunBands bands{.run = run, .name = description.name, .uuid = description.uuid, .kind = KindOf(description), .step = 4000};
+    RunBands bands{
+        .run = run, .name = description.name, .uuid = description.uuid, .kind = KindOf(description), .step = 4000};
     for (const SignalId signal : {SignalId::kLogitMax, SignalId::kDriftRatio}) {
       Band band{.signal = signal, .range = 3, .values = 9};
       band.quantiles.fill(static_cast<float>(run));

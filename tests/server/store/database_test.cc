@@ -39,6 +39,7 @@ RunRecord FullRun() {
   run.frames = 1ull << 40;
   run.applied_lsn = 99;
   run.signals = {SignalId::kRows, SignalId::kLoss};
+  run.mixed = true;
   return run;
 }
 
@@ -228,6 +229,17 @@ TEST_F(DatabaseTest, ATransitionOfBeforeThereWereSiblingsIsRead) {
   EXPECT_EQ(EncodeTransition(*old), EncodeTransition(bare));
   before[0] = 3;
   EXPECT_EQ(DecodeTransition(before).status().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST_F(DatabaseTest, ARunOfBeforeItWasToldWhetherItIsMixedIsRead) {
+  RunRecord run = FullRun();
+  std::string before = EncodeRunRecord(run);
+  before[0] = 1;
+  before.pop_back();
+  const auto old = DecodeRunRecord(before);
+  ASSERT_TRUE(old.ok()) << old.status();
+  run.mixed = false;
+  EXPECT_EQ(EncodeRunRecord(*old), EncodeRunRecord(run));
 }
 
 TEST_F(DatabaseTest, BandsAreThereAfterACrash) {
