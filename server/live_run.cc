@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "server/siblings.h"
 #include "server/store/byte_io.h"
 #include "server/util/log.h"
 #include "server/util/status_macros.h"
@@ -87,6 +88,7 @@ void LiveRun::Apply(const LoggedMessage& logged, int64_t arrived_ns) {
   } else if (const auto* event = std::get_if<RunEvent>(&body)) {
     new_events_.push_back(*event);
     shown_events_ = nullptr;
+    record_.mixed = record_.mixed || ChangesKind(event->kind);
     judge_.OnEvent(*event, &transitions_);
   } else if (const auto* bye = std::get_if<ByeMessage>(&body)) {
     ApplyBye(logged.rank, *bye);
@@ -104,6 +106,8 @@ void LiveRun::Apply(const LoggedMessage& logged, int64_t arrived_ns) {
 void LiveRun::ApplyHello(const HelloMessage& hello) {
   const uint64_t attempt = record_.description.attempt;
   if (hello.run.attempt < attempt) return;  // A straggler of an older attempt.
+  // A new run was made with its first Hello: that is no change.
+  record_.mixed = record_.mixed || KindOf(hello.run) != KindOf(record_.description);
   record_.description = hello.run;
   record_.ended = false;
   record_.end_reason.clear();
@@ -214,6 +218,8 @@ void LiveRun::Post(std::vector<Transition>* transitions) {
     transition.run = record_.id;
     transition.run_name = record_.description.name;
     transition.time_unix_ns = parts_.clock->UnixNanos();
+    // What is of two kinds has no siblings.
+    if (parts_.baselines != nullptr && !record_.mixed) AddSiblings(*parts_.baselines, record_.description, &transition);
     const auto posted = parts_.alerts->Post(std::move(transition));
     if (!posted.ok()) LogError("a transition could not be stored: {}", std::string(posted.status().message()));
     if (arrived_ns_ > 0) {

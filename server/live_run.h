@@ -26,6 +26,7 @@
 #include "server/ingest/rank_merge.h"
 #include "server/rules_in_force.h"
 #include "server/store/alert_log.h"
+#include "server/store/baselines.h"
 #include "server/store/database.h"
 #include "server/store/run_table.h"
 #include "server/store/series_store.h"
@@ -46,6 +47,7 @@ struct LiveRunParts {
   Counters* counters = nullptr;
   Clock* clock = nullptr;
   DetectorBank* bank = nullptr;  // Null = the CPU's.
+  const Baselines* baselines = nullptr;  // Null = nothing is known of other runs.
 };
 
 class LiveRun {

@@ -94,8 +94,16 @@ Pipeline::Pipeline(const Options& options, Counters* counters, Clock* clock)
 Pipeline::~Pipeline() { (void)Close(); }
 
 LiveRunParts Pipeline::Parts() {
-  return {&rules_,    database_.get(), series_.get(), alerts_.get(), &table_,
-          wal_.get(), counters_,       clock_,        options_.bank};
+  return {.rules = &rules_,
+          .database = database_.get(),
+          .series = series_.get(),
+          .alerts = alerts_.get(),
+          .table = &table_,
+          .wal = wal_.get(),
+          .counters = counters_,
+          .clock = clock_,
+          .bank = options_.bank,
+          .baselines = baselines_.get()};
 }
 
 absl::StatusOr<std::unique_ptr<Pipeline>> Pipeline::Open(const Options& options, Counters* counters, Clock* clock) {
@@ -112,11 +120,22 @@ absl::StatusOr<std::unique_ptr<Pipeline>> Pipeline::Open(const Options& options,
   pipeline->series_ = SeriesStore::Create(options.series, pipeline->database_.get());
   pipeline->alerts_ = std::make_unique<AlertLog>(pipeline->database_.get());
   BW_RETURN_IF_ERROR(pipeline->alerts_->Load());
+  pipeline->baselines_ = std::make_unique<Baselines>(options.baselines, pipeline->database_.get(), counters);
+  BW_RETURN_IF_ERROR(pipeline->baselines_->Load());
   Wal::Options wal = options.wal;
   wal.directory = options.storage_path + "/wal";
   BW_ASSIGN_OR_RETURN(pipeline->wal_,
                       Wal::Open(wal, [raw = pipeline.get()](Lsn durable) { raw->OnDurable(durable); }));
   BW_RETURN_IF_ERROR(pipeline->Recover());
+  pipeline->learner_ =
+      std::make_unique<BaselineLearner>(options.learner, BaselineLearnerParts{.runs = &pipeline->table_,
+                                                                              .series = pipeline->series_.get(),
+                                                                              .alerts = pipeline->alerts_.get(),
+                                                                              .database = pipeline->database_.get(),
+                                                                              .baselines = pipeline->baselines_.get(),
+                                                                              .counters = counters,
+                                                                              .clock = clock});
+  pipeline->learner_->Start();
   return pipeline;
 }
 
@@ -476,6 +495,7 @@ void Pipeline::Maintain() {
 
 absl::Status Pipeline::Close() {
   if (closing_.exchange(true) || wal_ == nullptr) return absl::OkStatus();
+  if (learner_ != nullptr) learner_->Stop();  // The next start goes on with it.
   absl::Status status = wal_->Sync(wal_->last_lsn());
   Lsn keep = wal_->last_lsn() + 1;
   for (const auto& shard : shards_) keep = std::min(keep, shard->CommitAll());

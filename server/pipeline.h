@@ -22,6 +22,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "server/baseline_learner.h"
 #include "server/detect/detector_bank.h"
 #include "server/detect/judge_options.h"
 #include "server/ingest/decode.h"
@@ -29,6 +30,7 @@
 #include "server/rules_in_force.h"
 #include "server/shard.h"
 #include "server/store/alert_log.h"
+#include "server/store/baselines.h"
 #include "server/store/database.h"
 #include "server/store/run_control.h"
 #include "server/store/run_table.h"
@@ -47,6 +49,8 @@ class Pipeline final : public IngestSink, public RunControl {
     Wal::Options wal;            // directory is set from storage_path
     Database::Options database;  // likewise
     SeriesStore::Options series;
+    Baselines::Options baselines;
+    BaselineLearner::Options learner;
     Shard::Options shard;
     JudgeOptions judge;            // Built in: what a run without a rules file is judged by.
     RuleSetPtr rules;              // In force at the start; null = none.
@@ -81,6 +85,7 @@ class Pipeline final : public IngestSink, public RunControl {
   SeriesStore* series() { return series_.get(); }
   AlertLog* alerts() { return alerts_.get(); }
   Database* database() { return database_.get(); }
+  Baselines* baselines() { return baselines_.get(); }
 
   // IngestSink
   absl::StatusOr<std::shared_ptr<IngestSession>> Open(const HelloMessage& hello, std::string payload,
@@ -96,6 +101,9 @@ class Pipeline final : public IngestSink, public RunControl {
   const DecodeLimits& limits() const { return options_.limits; }
   // Waits until everything taken from `run` so far is applied and shown.
   void AwaitApplied(RunId run);
+  // Waits until every run that is shown as ended was looked at for what its
+  // siblings can learn from it.
+  void AwaitLearned() { learner_->Drain(); }
 
  private:
   class Session;
@@ -142,8 +150,10 @@ class Pipeline final : public IngestSink, public RunControl {
   std::unique_ptr<Database> database_;
   std::unique_ptr<SeriesStore> series_;
   std::unique_ptr<AlertLog> alerts_;
+  std::unique_ptr<Baselines> baselines_;
   std::vector<std::unique_ptr<Shard>> shards_;
   std::vector<std::deque<PendingAck>> pending_acks_;  // Per shard, under its mutex.
+  std::unique_ptr<BaselineLearner> learner_;
 
   absl::Mutex registry_mutex_;
   std::map<RunUuid, std::unique_ptr<RunEntry>> runs_ ABSL_GUARDED_BY(registry_mutex_);

@@ -82,8 +82,9 @@ absl::Status Server::StartAll() {
   NoteReload();
   BW_ASSIGN_OR_RETURN(pipeline_, Pipeline::Open(options_.pipeline, &counters_, clock_));
   engine_ = std::make_unique<QueryEngine>(
-      options_.query_engine, QueryStores{pipeline_->runs(), pipeline_->series(), pipeline_->alerts(),
-                                         pipeline_->database(), pipeline_.get(), clock_, &counters_});
+      options_.query_engine,
+      QueryStores{pipeline_->runs(), pipeline_->series(), pipeline_->alerts(), pipeline_->database(),
+                  pipeline_->baselines(), pipeline_.get(), clock_, &counters_});
   query_ = std::make_unique<QueryService>(options_.query, engine_.get());
   exporter_ = std::make_unique<Exporter>(options_.exporter, pipeline_->runs(), pipeline_->alerts(), &counters_, clock_);
   BW_RETURN_IF_ERROR(StartHttp());

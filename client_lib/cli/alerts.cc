@@ -115,14 +115,17 @@ ExitCode Get(Cli* cli, const GetOptions& options) {
                                                        : "")},
                                 {"cause", last.cause()},
                                 {"summary", last.summary()},
+                                {"siblings", last.siblings()},
                                 {"advice", last.advice()},
                                 {"notes", Notes(alert)}}};
         Section evidence{.title = "evidence"};
-        evidence.table.columns = {"SIGNAL", "HEAD", "VALUE", "THRESHOLD", "BASELINE", "SINCE", "DETECTOR", "TEXT"};
+        evidence.table.columns = {"SIGNAL",   "HEAD",  "VALUE",    "THRESHOLD", "BASELINE",
+                                  "SIBLINGS", "SINCE", "DETECTOR", "TEXT"};
         for (const v1::Evidence& item : last.evidence()) {
           evidence.table.rows.push_back({item.signal(), HeadText(item.layer(), item.head()), Number(item.value(), 4),
                                          Number(item.threshold(), 4), Number(item.baseline(), 4),
-                                         Integer(item.first_step()), item.detector(), item.text()});
+                                         BandText(item.siblings()), Integer(item.first_step()), item.detector(),
+                                         item.text()});
         }
         Section history{.title = "history"};
         history.table.columns = {"TIME", "STATE", "SEVERITY", "STAGE", "STEP", "SUMMARY"};

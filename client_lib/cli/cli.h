@@ -30,6 +30,7 @@ void AddRuns(Cli* cli);
 void AddHeads(Cli* cli);  // head top, matrix
 void AddSeries(Cli* cli);
 void AddAlerts(Cli* cli);
+void AddBaselines(Cli* cli);
 void AddServer(Cli* cli);  // server info, version
 void AddReplay(Cli* cli);  // replay, scorecard, check, rules: they run bellwetherd
 void AddCompletion(Cli* cli);

@@ -80,6 +80,7 @@ int main(int argc, char** argv) {
   AddHeads(&cli);
   AddSeries(&cli);
   AddAlerts(&cli);
+  AddBaselines(&cli);
   AddServer(&cli);
   AddReplay(&cli);
   AddCompletion(&cli);

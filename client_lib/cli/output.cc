@@ -231,6 +231,12 @@ std::string EtaText(const v1::Eta& eta) {
   return Number(eta.steps(), 4) + " (" + Number(eta.lower_steps(), 4) + ".." + Number(eta.upper_steps(), 4) + ")";
 }
 
+std::string BandText(const v1::SiblingBand& band) {
+  if (band.runs() == 0) return "-";
+  return Number(band.p01(), 3) + ".." + Number(band.p99(), 3) + " in " + std::to_string(band.runs()) +
+         (band.runs() == 1 ? " run" : " runs");
+}
+
 std::string HeadText(int32_t layer, int32_t head) {
   if (layer < 0) return "-";
   char text[32];

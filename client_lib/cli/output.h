@@ -66,6 +66,8 @@ std::string Integer(int64_t value);  // "-" for a negative one
 std::string Time(int64_t unix_ns);   // RFC 3339 in UTC; "-" for 0
 std::string Stage(uint32_t stage);   // "3 norm"
 std::string EtaText(const v1::Eta& eta);
+// What 98 % lay between: "0.31..1.9 in 12 runs"; "-" if nothing is known.
+std::string BandText(const v1::SiblingBand& band);
 std::string HeadText(int32_t layer, int32_t head);  // "L3 H5"; "-"
 const char* SeverityName(v1::Severity severity);
 const char* StateName(v1::AlertState state);

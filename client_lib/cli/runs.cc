@@ -173,12 +173,15 @@ ExitCode Compare(Cli* cli, const CompareOptions& options) {
   request.set_limit(options.limit);
   return CallAndPrint<v1::CompareRunsRequest, v1::CompareRunsResponse>(
       cli, &v1::Query::Stub::CompareRuns, request, [cli](const v1::CompareRunsResponse& response) {
-        Table table{.columns = {"LAYER", "HEAD", "FIRST STEP", "LOG2 RATIO"}};
+        Table table{.columns = {"LAYER", "HEAD", "FIRST STEP", "LOG2 RATIO", "BAND"}};
         for (const v1::HeadDifference& head : response.heads()) {
           table.rows.push_back({std::to_string(head.layer()), std::to_string(head.head()), Integer(head.first_step()),
-                                Number(head.ratio(), 4)});
+                                Number(head.ratio(), 4), Number(head.band(), 3)});
         }
         Print(cli->output, table, response);
+        Complain(std::to_string(response.heads_differing()) +
+                 (response.heads_differing() == 1 ? " head differs" : " heads differ") + ", compared up to step " +
+                 Integer(response.step_end()));
         return kOk;
       });
 }
@@ -338,9 +341,9 @@ void AddRuns(Cli* cli) {
                               "bellwether run events my-run", &Events, &command);
   command->add_option("run", events->run, which)->required();
 
-  auto* const compare =
-      AddCommand<CompareOptions>(cli, noun, "compare", "Finds the heads in which two runs differ most",
-                                 "bellwether run compare bf16 fp32 --signal wq_sigma", &Compare, &command);
+  auto* const compare = AddCommand<CompareOptions>(
+      cli, noun, "compare", "Finds the heads in which two runs differ, and from which step on",
+      "bellwether run compare bf16 fp32 --signal wq_sigma", &Compare, &command);
   command->add_option("run", compare->run, which)->required();
   command->add_option("baseline", compare->baseline, "the run to hold it against")->required();
   command->add_option("--signal", compare->signal, "the signal to compare")->capture_default_str();

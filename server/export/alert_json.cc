@@ -87,6 +87,7 @@ StringMap AlertAnnotations(const Transition& transition) {
                           piece.signal, piece.value, piece.threshold, piece.first_step);
   }
   if (!evidence.empty()) annotations["evidence"] = evidence;
+  if (!transition.siblings.empty()) annotations["siblings"] = transition.siblings;
   return annotations;
 }
 

@@ -20,10 +20,24 @@ v1::Evidence ToProto(const Evidence& evidence) {
   proto.set_first_step(evidence.first_step);
   proto.set_detector(evidence.detector);
   proto.set_text(evidence.text);
+  if (evidence.siblings.runs > 0) *proto.mutable_siblings() = ToProto(evidence.siblings);
   return proto;
 }
 
 }  // namespace
+
+v1::SiblingBand ToProto(const SiblingBand& band) {
+  v1::SiblingBand proto;
+  proto.set_runs(band.runs);
+  proto.set_step_begin(band.step_begin);
+  proto.set_step_end(band.step_end);
+  proto.set_min(band.min);
+  proto.set_p01(band.p01);
+  proto.set_p50(band.p50);
+  proto.set_p99(band.p99);
+  proto.set_max(band.max);
+  return proto;
+}
 
 v1::RunDescription ToProto(const RunDescription& run) {
   v1::RunDescription proto;
@@ -135,6 +149,7 @@ v1::Transition ToProto(const Transition& transition, const RunTable& runs) {
   proto.set_summary(transition.summary);
   proto.set_advice(transition.advice);
   proto.set_time_unix_ns(transition.time_unix_ns);
+  proto.set_siblings(transition.siblings);
   return proto;
 }
 

@@ -21,6 +21,7 @@ v1::Run ToProto(const RunSnapshot& run);
 v1::Event ToProto(const RunEvent& event);
 RunEvent FromProto(const v1::Event& event);
 v1::Eta ToProto(const Eta& eta);
+v1::SiblingBand ToProto(const SiblingBand& band);
 // `runs` knows the uuid; a run that left the table has none.
 v1::Transition ToProto(const Transition& transition, const RunTable& runs);
 v1::Alert ToProto(const AlertView& alert, const RunTable& runs);

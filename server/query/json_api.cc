@@ -53,6 +53,8 @@ const std::map<std::string_view, Handler>& Methods() {
       BW_METHOD(GetMatrix, GetMatrixRequest, GetMatrixResponse),
       BW_METHOD(TopHeads, TopHeadsRequest, TopHeadsResponse),
       BW_METHOD(CompareRuns, CompareRunsRequest, CompareRunsResponse),
+      BW_METHOD(ListBaselines, ListBaselinesRequest, ListBaselinesResponse),
+      BW_METHOD(GetBaseline, GetBaselineRequest, GetBaselineResponse),
       BW_METHOD(ListAlerts, ListAlertsRequest, ListAlertsResponse),
       BW_METHOD(GetAlert, GetAlertRequest, GetAlertResponse),
       BW_METHOD(AcknowledgeAlert, AcknowledgeAlertRequest, Alert),

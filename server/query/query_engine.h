@@ -24,6 +24,7 @@
 #include "bellwether/signal_table.h"
 #include "bellwether/v1/query.pb.h"
 #include "server/store/alert_log.h"
+#include "server/store/baselines.h"
 #include "server/store/database.h"
 #include "server/store/run_control.h"
 #include "server/store/run_table.h"
@@ -45,6 +46,7 @@ struct QueryStores {
   SeriesStore* series = nullptr;
   AlertLog* alerts = nullptr;
   Database* database = nullptr;
+  Baselines* baselines = nullptr;
   RunControl* control = nullptr;
   Clock* clock = nullptr;
   Counters* counters = nullptr;
@@ -65,7 +67,7 @@ class QueryEngine {
     uint32_t alert_series_max = 8;       // evidence series per GetAlert
     int64_t alert_window_steps = 2'000;  // of them before first_step; half after
     uint32_t compare_steps = 64;         // steps at which two runs are compared
-    double compare_log2_min = 0.5;       // heads differ beyond this
+    double compare_log2_min = 0.5;       // heads differ beyond this at least
     uint32_t name_bytes_max = 128;       // "by", names
     uint32_t text_bytes_max = 256;       // comments, event texts
     uint32_t silence_seconds_max = 2'592'000;
@@ -99,9 +101,12 @@ class QueryEngine {
   // a number any more is the worst there is.  peer_score = (value - median) /
   // (1.4826 MAD) over the run's finite heads; 0 where all of them are equal.
   absl::StatusOr<v1::TopHeadsResponse> TopHeads(const v1::TopHeadsRequest&, const CallContext&) const;
-  // Compared at compare_steps steps that both runs hold; first_step is then
-  // made exact.  A head that does not differ at the end has first_step -1.
+  // As compare_runs.h says; first_step is then made exact.
   absl::StatusOr<v1::CompareRunsResponse> CompareRuns(const v1::CompareRunsRequest&, const CallContext&) const;
+
+  // ---- baselines ----
+  absl::StatusOr<v1::ListBaselinesResponse> ListBaselines(const v1::ListBaselinesRequest&, const CallContext&) const;
+  absl::StatusOr<v1::GetBaselineResponse> GetBaseline(const v1::GetBaselineRequest&, const CallContext&) const;
 
   // ---- alerts ----
   absl::StatusOr<v1::ListAlertsResponse> ListAlerts(const v1::ListAlertsRequest&, const CallContext&) const;

@@ -71,6 +71,8 @@ class QueryService final : public v1::Query::CallbackService {
   BW_UNARY(GetMatrix, GetMatrixRequest, GetMatrixResponse);
   BW_UNARY(TopHeads, TopHeadsRequest, TopHeadsResponse);
   BW_UNARY(CompareRuns, CompareRunsRequest, CompareRunsResponse);
+  BW_UNARY(ListBaselines, ListBaselinesRequest, ListBaselinesResponse);
+  BW_UNARY(GetBaseline, GetBaselineRequest, GetBaselineResponse);
   BW_UNARY(ListAlerts, ListAlertsRequest, ListAlertsResponse);
   BW_UNARY(GetAlert, GetAlertRequest, GetAlertResponse);
   BW_UNARY(AcknowledgeAlert, AcknowledgeAlertRequest, Alert);

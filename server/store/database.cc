@@ -26,6 +26,7 @@ constexpr int64_t kSupersededPart = 32;
 std::string RunKey(RunId run) { return KeyBuilder('r').U64(run).key(); }
 std::string StateKey(RunId run, bool ended) { return KeyBuilder(ended ? 'J' : 'j').U64(run).key(); }
 std::string TransitionKey(uint64_t id) { return KeyBuilder('t').U64(id).key(); }
+std::string BandsKey(RunId run) { return KeyBuilder('b').U64(run).key(); }
 std::string NoteKey(RunId run, const std::string& key) { return KeyBuilder('a').U64(run).String(key).key(); }
 
 }  // namespace
@@ -329,6 +330,27 @@ absl::StatusOr<Database::AlertNote> RocksDatabase::GetAlertNote(RunId run, const
   if (absl::IsNotFound(value.status())) return AlertNote{};
   BW_RETURN_IF_ERROR(value.status());
   return DecodeAlertNote(*value);
+}
+
+absl::Status RocksDatabase::PutBands(RunId run, std::string_view row) {
+  rocksdb::WriteBatch batch;
+  batch.Put(BandsKey(run), ToSlice(row));
+  return WriteDurably(&batch);
+}
+
+absl::Status RocksDatabase::DeleteBands(RunId run) {
+  rocksdb::WriteBatch batch;
+  batch.Delete(BandsKey(run));
+  return WriteDurably(&batch);
+}
+
+absl::StatusOr<std::vector<Database::BandsRow>> RocksDatabase::ListBands() const {
+  std::vector<BandsRow> rows;
+  BW_RETURN_IF_ERROR(Snapshot(this).Scan("b", {}, [&rows](std::string_view key, std::string_view value) {
+    rows.push_back({KeyNumber(key, 1, 8), std::string(value)});
+    return true;
+  }));
+  return rows;
 }
 
 absl::Status RocksDatabase::Flush() {

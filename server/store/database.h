@@ -2,9 +2,9 @@
 //
 // Keys with a one-byte prefix per kind, RocksDB's own log off: what a crash
 // takes from here is replayed from the WAL.  Two column families, flushed
-// together: w, p and j pass within minutes, the rest stays.  Transitions and notes
-// are the exception: people hear of them, so they are synced through RocksDB's own
-// log, alone, and keep their ids whatever happens.  All that
+// together: w, p and j pass within minutes, the rest stays.  Transitions, notes
+// and bands are the exception: people hear of them, so they are synced through
+// RocksDB's own log, alone; transitions keep their ids whatever happens.  All that
 // belongs to one point of a run's history (its chunks, saved state and the LSN
 // up to which it is applied) goes into one WriteBatch, so that a crash keeps
 // all of it or none.
@@ -21,6 +21,7 @@
 //   a <run> <key>                         note: acknowledged, silenced
 //   j <run>                               state: saved judge and windows
 //   J <run>                               the same of a run that has ended
+//   b <run>                               bands: what it was like while healthy (run_bands.h)
 //
 // Numbers in keys are big-endian.  Thread-safe.
 
@@ -60,6 +61,7 @@ struct RunRecord {
   uint64_t steps_recorded = 0;
   Lsn applied_lsn = 0;            // State below is that of this LSN.
   std::vector<SignalId> signals;  // Reported so far.
+  bool mixed = false;             // Its kind (run_bands.h) changed on the way.
 };
 
 struct RankRecord {
@@ -116,6 +118,15 @@ class Database {
   };
   virtual absl::Status PutAlertNote(RunId run, const std::string& key, const AlertNote& note) = 0;
   virtual absl::StatusOr<AlertNote> GetAlertNote(RunId run, const std::string& key) const = 0;  // Default if none.
+
+  // ---- bands of healthy runs; durable when the call returns ----
+  virtual absl::Status PutBands(RunId run, std::string_view row) = 0;
+  virtual absl::Status DeleteBands(RunId run) = 0;
+  struct BandsRow {
+    RunId run = 0;
+    std::string row;  // As it was put.
+  };
+  virtual absl::StatusOr<std::vector<BandsRow>> ListBands() const = 0;  // By run.
 
   // Makes everything committed so far durable without the WAL, and gives back
   // the space of what it superseded.

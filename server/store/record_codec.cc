@@ -8,14 +8,23 @@
 namespace bellwether::server {
 namespace {
 
+// Of a record's bytes.  An older version is read as far as it goes; what it did
+// not have yet stays as it is made.
+template <typename Record>
 constexpr uint8_t kVersion = 1;
+template <>
+constexpr uint8_t kVersion<Transition> = 2;  // 1 had no siblings.
+template <>
+constexpr uint8_t kVersion<RunRecord> = 2;  // 1 did not say whether it is mixed.
+constexpr uint8_t kStateVersion = 1;
 constexpr uint64_t kStateBytesMax = uint64_t{1} << 30;
 
 // One list of fields per record serves both directions: an Archive either puts
 // each field or gets it.
 class Putter {
  public:
-  explicit Putter(std::string* out) : out_(out) {}
+  Putter(std::string* out, uint8_t version) : out_(out), version_(version) {}
+  uint8_t version() const { return version_; }
   template <typename T>
   void Field(T& value) {
     out_.Put(value);
@@ -36,11 +45,13 @@ class Putter {
 
  private:
   ByteWriter out_;
+  const uint8_t version_;
 };
 
 class Getter {
  public:
-  explicit Getter(ByteReader* in) : in_(in) {}
+  Getter(ByteReader* in, uint8_t version) : in_(in), version_(version) {}
+  uint8_t version() const { return version_; }
   template <typename T>
   void Field(T& value) {
     value = in_->Get<T>();
@@ -61,6 +72,7 @@ class Getter {
 
  private:
   ByteReader* const in_;
+  const uint8_t version_;
 };
 
 template <typename Archive>
@@ -104,6 +116,7 @@ void Describe(Archive& ar, RunRecord& r) {
   ar.Field(r.steps_recorded);
   ar.Field(r.applied_lsn);
   ar.List(r.signals, sizeof(SignalId), [](Archive& a, SignalId& signal) { a.Field(signal); });
+  if (ar.version() >= 2) ar.Field(r.mixed);
 }
 
 template <typename Archive>
@@ -130,6 +143,18 @@ void Describe(Archive& ar, Head& h) {
 }
 
 template <typename Archive>
+void Describe(Archive& ar, SiblingBand& b) {
+  ar.Field(b.runs);
+  ar.Field(b.step_begin);
+  ar.Field(b.step_end);
+  ar.Field(b.min);
+  ar.Field(b.p01);
+  ar.Field(b.p50);
+  ar.Field(b.p99);
+  ar.Field(b.max);
+}
+
+template <typename Archive>
 void Describe(Archive& ar, Evidence& e) {
   ar.Field(e.signal);
   Describe(ar, e.where);
@@ -139,6 +164,7 @@ void Describe(Archive& ar, Evidence& e) {
   ar.Field(e.first_step);
   ar.Field(e.detector);
   ar.Field(e.text);
+  if (ar.version() >= 2) Describe(ar, e.siblings);
 }
 
 template <typename Archive>
@@ -167,6 +193,26 @@ void Describe(Archive& ar, Transition& t) {
   ar.Field(t.summary);
   ar.Field(t.advice);
   ar.Field(t.time_unix_ns);
+  if (ar.version() >= 2) ar.Field(t.siblings);
+}
+
+template <typename Archive>
+void Describe(Archive& ar, RunBands& b) {
+  ar.Field(b.run);
+  ar.Field(b.name);
+  for (uint8_t& byte : b.uuid) ar.Field(byte);
+  ar.Field(b.kind);
+  ar.Field(b.attempt);
+  ar.Field(b.step);
+  ar.Field(b.steps_recorded);
+  ar.Field(b.learned_unix_ns);
+  constexpr size_t kBandBytes = sizeof(SignalId) + 1 + 4 + kBandProbs.size() * sizeof(float);
+  ar.List(b.bands, kBandBytes, [](Archive& a, Band& band) {
+    a.Field(band.signal);
+    a.Field(band.range);
+    a.Field(band.values);
+    for (float& value : band.quantiles) a.Field(value);
+  });
 }
 
 template <typename Archive>
@@ -180,8 +226,8 @@ void Describe(Archive& ar, Database::AlertNote& n) {
 template <typename Record>
 std::string Encode(Record record) {
   std::string bytes;
-  ByteWriter(&bytes).Put(kVersion);
-  Putter putter(&bytes);
+  ByteWriter(&bytes).Put(kVersion<Record>);
+  Putter putter(&bytes, kVersion<Record>);
   Describe(putter, record);
   return bytes;
 }
@@ -190,8 +236,11 @@ template <typename Record>
 absl::StatusOr<Record> Decode(std::string_view bytes, const char* what) {
   ByteReader in(bytes);
   Record record;
-  if (in.Get<uint8_t>() != kVersion) return absl::DataLossError(absl::StrCat("stored ", what, ": unknown version"));
-  Getter getter(&in);
+  const uint8_t version = in.Get<uint8_t>();
+  if (version < 1 || version > kVersion<Record>) {
+    return absl::DataLossError(absl::StrCat("stored ", what, ": unknown version"));
+  }
+  Getter getter(&in, version);
   Describe(getter, record);
   if (!in.done()) return absl::DataLossError(absl::StrCat("stored ", what, ": damaged"));
   return record;
@@ -211,10 +260,12 @@ std::string EncodeAlertNote(const Database::AlertNote& note) { return Encode(not
 absl::StatusOr<Database::AlertNote> DecodeAlertNote(std::string_view bytes) {
   return Decode<Database::AlertNote>(bytes, "alert note");
 }
+std::string EncodeRunBands(const RunBands& bands) { return Encode(bands); }
+absl::StatusOr<RunBands> DecodeRunBands(std::string_view bytes) { return Decode<RunBands>(bytes, "baseline"); }
 
 std::string PackState(std::string_view state) {
   std::string bytes(1 + ZSTD_compressBound(state.size()), '\0');
-  bytes[0] = static_cast<char>(kVersion);
+  bytes[0] = static_cast<char>(kStateVersion);
   const size_t size = ZSTD_compress(bytes.data() + 1, bytes.size() - 1, state.data(), state.size(), /*level=*/1);
   bytes.resize(ZSTD_isError(size) ? 1 : 1 + size);
   return bytes;
@@ -222,7 +273,7 @@ std::string PackState(std::string_view state) {
 
 absl::StatusOr<std::string> UnpackState(std::string_view bytes) {
   const absl::Status damaged = absl::DataLossError("stored state: damaged, or of another version");
-  if (bytes.empty() || bytes[0] != static_cast<char>(kVersion)) return damaged;
+  if (bytes.empty() || bytes[0] != static_cast<char>(kStateVersion)) return damaged;
   bytes.remove_prefix(1);
   const unsigned long long size = ZSTD_getFrameContentSize(bytes.data(), bytes.size());
   if (size > kStateBytesMax) return damaged;  // Also what is no frame at all.

@@ -1,7 +1,7 @@
 // record_codec.h: stored records as bytes, each with a version byte first.
 //
 // Decoders take any bytes: DATA_LOSS if they are not a record of a version this
-// server knows.  Pure; any thread.
+// server knows; older versions are read.  Pure; any thread.
 
 #ifndef BELLWETHER_SERVER_STORE_RECORD_CODEC_H_
 #define BELLWETHER_SERVER_STORE_RECORD_CODEC_H_
@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "server/store/database.h"
+#include "server/store/run_bands.h"
 
 namespace bellwether::server {
 
@@ -28,6 +29,9 @@ absl::StatusOr<Transition> DecodeTransition(std::string_view bytes);
 
 std::string EncodeAlertNote(const Database::AlertNote& note);
 absl::StatusOr<Database::AlertNote> DecodeAlertNote(std::string_view bytes);
+
+std::string EncodeRunBands(const RunBands& bands);
+absl::StatusOr<RunBands> DecodeRunBands(std::string_view bytes);
 
 // A run's saved state, compressed.
 std::string PackState(std::string_view state);

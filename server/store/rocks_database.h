@@ -101,6 +101,9 @@ class RocksDatabase final : public Database {
   uint64_t last_transition_id() const override;
   absl::Status PutAlertNote(RunId run, const std::string& key, const AlertNote& note) override;
   absl::StatusOr<AlertNote> GetAlertNote(RunId run, const std::string& key) const override;
+  absl::Status PutBands(RunId run, std::string_view row) override;
+  absl::Status DeleteBands(RunId run) override;
+  absl::StatusOr<std::vector<BandsRow>> ListBands() const override;
   absl::Status Flush() override;
   int64_t bytes() const override;
 
@@ -135,7 +138,7 @@ class RocksDatabase final : public Database {
   // Rewrites that family if much of it is superseded.
   absl::Status CompactPassing();
   absl::Status Write(rocksdb::WriteBatch* batch);  // Lost by a crash, replayed from the WAL.
-  // For what is told to people and must not be told twice: transitions, notes.
+  // For what people are told, once or as it was: transitions, notes, bands.
   absl::Status WriteDurably(rocksdb::WriteBatch* batch);
   absl::Status LoadTransitionIds();
 

@@ -23,6 +23,13 @@ struct Eta {
   double steps = 0, lower_steps = 0, upper_steps = 0;  // 80 % interval
 };
 
+// How a signal lay in earlier healthy runs of the same kind.
+struct SiblingBand {
+  uint32_t runs = 0;  // 0 = nothing is known.
+  int64_t step_begin = 0, step_end = 0;
+  double min = 0, p01 = 0, p50 = 0, p99 = 0, max = 0;
+};
+
 struct Evidence {
   std::string signal;
   Head where;  // -1 = the run, or the layer, as a whole
@@ -32,6 +39,7 @@ struct Evidence {
   int64_t first_step = 0;
   std::string detector;
   std::string text;
+  SiblingBand siblings;  // Added by whoever posts it; no detector knows of it.
 };
 
 struct Transition {
@@ -56,6 +64,7 @@ struct Transition {
   std::string summary;
   std::string advice;
   int64_t time_unix_ns = 0;
+  std::string siblings;  // One sentence, likewise.
 };
 
 }  // namespace bellwether::server

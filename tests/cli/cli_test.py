@@ -138,8 +138,34 @@ class RunTest(CliTest):
         # log2 = (step - 200) / 50 is 0.5 at step 225, less a rounding to float.
         self.assertEqual(
             self.ask("run", "compare", "gpt-bf16", "gpt-fp32"),
-            "LAYER  HEAD  FIRST STEP  LOG2 RATIO\n1      2     226         3.98\n",
+            "LAYER  HEAD  FIRST STEP  LOG2 RATIO  BAND\n1      2     226         3.98        0.5\n",
         )
+        result = run("--server", self.server.address, "run", "compare", "gpt-bf16", "gpt-fp32", "-o", "json")
+        self.assertIn("1 head differs, compared up to step 399", result.stderr)
+        self.assertEqual(json.loads(result.stdout)["heads_differing"], 1)
+
+
+class BaselineTest(CliTest):
+    KIND = "TinyTransformer 3 layers x 4 heads (2 key heads) of 16, 64 tokens; flash, bf16"
+
+    def test_list(self) -> None:
+        self.assertEqual(
+            self.ask("baseline", "list"),
+            "RUNS  STEPS  NEWEST    KIND\n" f"1     399    gpt-fp32  {self.KIND}\n",
+        )
+
+    def test_get(self) -> None:
+        text = self.ask("baseline", "get", "gpt-bf16", "--signal", "drift_ratio")
+        self.assertIn(self.KIND, text)
+        self.assertRegex(text, r"(?m)^gpt-fp32 +399 +2023-11-14T22:13:20Z$")
+        self.assertRegex(text, r"(?m)^drift_ratio +256 +361 +1 +0\.25 +0\.5 +1 +1\.5 +2$")
+        bands = json.loads(self.ask("baseline", "get", "gpt-bf16", "-o", "json"))["bands"]
+        self.assertEqual([band["signal"] for band in bands], ["drift_ratio"])
+        own = run("--server", self.server.address, "baseline", "get", "gpt-fp32")
+        self.assertEqual(own.returncode, 0)
+        self.assertIn("no run of its kind", own.stderr)
+        self.ask("baseline", "get", "nobody", code=1)
+        self.ask("baseline", "get", "gpt-bf16", "--signal", "no_such", code=2)
 
 
 class TransferTest(CliTest):
@@ -247,7 +273,8 @@ class AlertTest(CliTest):
     def test_get(self) -> None:
         text = self.ask("alert", "get", "gpt-bf16", "drift/1/2/220")
         self.assertRegex(text, r"(?m)^heads +L1 H2, L0 H3$")
-        self.assertRegex(text, r"(?m)^drift_ratio +L1 H2 +4\.5 +2 +1 +220 +growth +doubles each 50 steps$")
+        self.assertRegex(text, r"(?m)^drift_ratio +L1 H2 +4\.5 +2 +1 +0\.31\.\.1\.9 in 12 runs +220 +growth +doubles each 50 steps$")
+        self.assertRegex(text, r"(?m)^siblings +of 12 siblings$")
         alert = json.loads(self.ask("alert", "get", "gpt-bf16", "drift/1/2/220", "-o", "json"))
         self.assertEqual([t["k"] for t in alert["alert"]["history"]], [0, 1])
         self.assertEqual(alert["window"][0]["id"], {"signal": "drift_ratio", "layer": 1, "head": 2})

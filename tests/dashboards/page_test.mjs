@@ -67,6 +67,8 @@ const checks = {
       await page.waitForSelector('.chart canvas');
       const verdict = await page.textContent('.verdict');
       for (const part of [/warning/i, /layer 1 head 0/, /87\.6/, /threshold 4/, /1,080 steps/, /820 to 1,400/, /step 1,900/, /center_k/]) assert.match(verdict, part);
+      assert.match(await page.textContent('.alert .evidence'), /Siblings.*0\.31 to 1\.9 \(12\)/s);
+      assert.match(await page.textContent('.alert .siblings'), /12 earlier healthy runs/);
       const titles = await page.$$eval('.chart-title', (all) => all.map((e) => e.textContent));
       assert.deepEqual(titles, ['Drift ratio', 'Key-gradient leak', 'Tied rows', 'Delta bias t', 'σ(W_Q)', 'Largest logit', 'Entropy ratio', 'Loss', 'Gradient norm']);
       assert.deepEqual(await breaches(page), []);

@@ -18,6 +18,7 @@
 #include "server/http/http_server.h"
 #include "server/query/json_api.h"
 #include "server/query/query_engine.h"
+#include "server/store/baselines.h"
 #include "tests/support/memory_database.h"
 #include "tests/support/synthetic_runs.h"
 
@@ -98,6 +99,7 @@ int Main(const std::vector<std::string>& arguments) {
       alert.strongest = {-1, -1};
       alert.heads.clear();
       alert.evidence.clear();
+      alert.siblings.clear();
       alert.first_step = alert.step;
       alert.summary = runs[0].name + ": loss";
     }
@@ -110,8 +112,9 @@ int Main(const std::vector<std::string>& arguments) {
   };
   if (!runs.empty() && runs[0].stage > 0) post(Severity::kWarning, "drift");
 
+  Baselines baselines({}, &database, &counters);
   const QueryEngine engine({}, {.runs = &table, .series = &series, .alerts = &alerts, .database = &database,
-                                .control = &control, .clock = clock, .counters = &counters});
+                                .baselines = &baselines, .control = &control, .clock = clock, .counters = &counters});
   auto server = HttpServer::Start(
       options, {.metrics = [] { return std::string(); },
                 .ready = [&control] { return control.Ready(); },

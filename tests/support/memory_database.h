@@ -1,4 +1,5 @@
-// memory_database.h: a Database that holds alerts in memory and nothing else.
+// memory_database.h: a Database that holds alerts and bands in memory and
+// nothing else.
 //
 // For tests of what reads the alert log; runs, ranks and states are refused.
 // Thread-safe.
@@ -10,6 +11,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -62,6 +64,22 @@ class MemoryDatabase : public Database {
     const auto found = notes_.find({run, key});
     return found == notes_.end() ? AlertNote{} : found->second;
   }
+  absl::Status PutBands(RunId run, std::string_view row) override {
+    absl::MutexLock lock(&mutex_);
+    bands_[run] = row;
+    return absl::OkStatus();
+  }
+  absl::Status DeleteBands(RunId run) override {
+    absl::MutexLock lock(&mutex_);
+    bands_.erase(run);
+    return absl::OkStatus();
+  }
+  absl::StatusOr<std::vector<BandsRow>> ListBands() const override {
+    absl::MutexLock lock(&mutex_);
+    std::vector<BandsRow> rows;
+    for (const auto& [run, row] : bands_) rows.push_back({run, row});
+    return rows;
+  }
   absl::Status Flush() override { return absl::OkStatus(); }
   int64_t bytes() const override { return 0; }
 
@@ -78,6 +96,7 @@ class MemoryDatabase : public Database {
   std::set<std::tuple<RunId, std::string, uint32_t>> seen_ ABSL_GUARDED_BY(mutex_);
   std::map<std::pair<RunId, std::string>, AlertNote> notes_ ABSL_GUARDED_BY(mutex_);
   std::map<RunId, std::vector<RunEvent>> events_ ABSL_GUARDED_BY(mutex_);
+  std::map<RunId, std::string> bands_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace bellwether::server

@@ -137,11 +137,13 @@ QueryStack::QueryStack() {
   series_ = SeriesStore::Create({}, database_.get());
   alerts_ = std::make_unique<AlertLog>(database_.get());
   Require(alerts_->Load());
+  baselines_ = std::make_unique<Baselines>(Baselines::Options(), database_.get(), &counters_);
   control_ = std::make_unique<Control>(this);
 }
 
 QueryStack::~QueryStack() {
   control_.reset();
+  baselines_.reset();
   alerts_.reset();
   series_.reset();
   database_.reset();
@@ -249,7 +251,15 @@ Transition QueryStack::MakeTransition(RunId run, const std::string& key, uint32_
                           .baseline = 1,
                           .first_step = 220,
                           .detector = "growth",
-                          .text = "doubles each 50 steps"},
+                          .text = "doubles each 50 steps",
+                          .siblings = {.runs = 12,
+                                       .step_begin = 256,
+                                       .step_end = 362,
+                                       .min = 0.2,
+                                       .p01 = 0.31,
+                                       .p50 = 0.95,
+                                       .p99 = 1.9,
+                                       .max = 2.4}},
                          {.signal = "loss",
                           .value = 0.0133,
                           .threshold = 2,
@@ -260,6 +270,7 @@ Transition QueryStack::MakeTransition(RunId run, const std::string& key, uint32_
   transition.summary = std::string(bytes, 's');
   transition.advice = "center the keys";
   transition.time_unix_ns = kStarted;
+  transition.siblings = "of 12 siblings";
   return transition;
 }
 
@@ -275,6 +286,7 @@ QueryStores QueryStack::stores() {
           .series = series_.get(),
           .alerts = alerts_.get(),
           .database = database_.get(),
+          .baselines = baselines_.get(),
           .control = control_.get(),
           .clock = Clock::System(),
           .counters = &counters_};

@@ -16,6 +16,7 @@
 
 #include "server/query/query_engine.h"
 #include "server/store/alert_log.h"
+#include "server/store/baselines.h"
 #include "server/store/database.h"
 #include "server/store/run_control.h"
 #include "server/store/run_table.h"
@@ -57,6 +58,7 @@ class QueryStack {
   RunTable& runs() { return runs_; }
   AlertLog& alerts() { return *alerts_; }
   Counters& counters() { return counters_; }
+  Baselines& baselines() { return *baselines_; }
   double refused(const std::string& limit);
   // What the control was told to import, byte for byte, and what it exports.
   std::string imported() const;
@@ -77,6 +79,7 @@ class QueryStack {
   std::unique_ptr<AlertLog> alerts_;
   RunTable runs_;
   Counters counters_;
+  std::unique_ptr<Baselines> baselines_;
   std::unique_ptr<Control> control_;
   RunId next_run_ = 1;
 };

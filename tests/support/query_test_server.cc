@@ -56,6 +56,21 @@ int main(int argc, char** argv) {
     transition.summary = summary;
     stack.Post(transition);
   };
+  const auto& healthy = stack.runs().Find("gpt-fp32")->record;
+  if (!stack.baselines()
+           .Put({.run = healthy.id,
+                 .name = healthy.description.name,
+                 .uuid = healthy.description.uuid,
+                 .kind = KindOf(healthy.description),
+                 .step = healthy.step,
+                 .learned_unix_ns = healthy.started_unix_ns,
+                 .bands = {{.signal = bellwether::SignalId::kDriftRatio,
+                            .range = 3,
+                            .values = 96,
+                            .quantiles = {0.25f, 0.4f, 0.5f, 0.6f, 0.75f, 1, 1.25f, 1.4f, 1.5f, 1.6f, 2}}}})
+           .ok()) {
+    return 1;
+  }
   post("drift/1/2/220", 0, Severity::kWarning, AlertState::kFiring, "L1 H2 drifts, \"fast\"");
   post("drift/1/2/220", 1, Severity::kCritical, AlertState::kFiring, "L1 H2 drifts, \"faster\"");
   post("ties/0/3/100", 0, Severity::kInfo, AlertState::kFiring, "ties");

@@ -148,7 +148,8 @@ Transition MakeAlert(const SyntheticRun& run, Severity severity, const std::stri
   const double drift = Drift(run, run.steps, run.failing);
   alert.evidence = {
       {.signal = "drift_ratio", .where = run.failing, .value = drift, .threshold = 4, .baseline = 1.02,
-       .first_step = run.fails_at + 400, .detector = "growth", .text = "doubles every 350 steps against its own past"},
+       .first_step = run.fails_at + 400, .detector = "growth", .text = "doubles every 350 steps against its own past",
+       .siblings = {.runs = 12, .step_begin = 2896, .step_end = 4096, .min = 0.22, .p01 = 0.31, .p50 = 0.97, .p99 = 1.9, .max = 2.4}},
       {.signal = "key_leak", .where = run.failing, .value = 8.1e-3, .threshold = 1.2e-3, .baseline = 4.4e-4,
        .first_step = run.fails_at + 620, .detector = "peers", .text = "above the rounding floor of its layer"},
       {.signal = "tied_fraction_bf16", .where = run.failing, .value = 0.61, .threshold = 0.2, .baseline = 0.06,
@@ -158,6 +159,7 @@ Transition MakeAlert(const SyntheticRun& run, Severity severity, const std::stri
   alert.summary = absl::StrFormat("%s: drift in layer %d head %d: drift_ratio %.3g (threshold 4)", run.name,
                                   run.failing.layer, run.failing.head, drift);
   alert.advice = "Turn attention.center_k on: it stops the drift; under 1 % of attention time. No work is lost yet.";
+  alert.siblings = "drift_ratio 87.6 in layer 1 head 0; 12 earlier healthy runs had a median of 0.97";
   alert.time_unix_ns = now_unix_ns;
   return alert;
 }

@@ -86,7 +86,7 @@ export function verdict(run: Run, alerts: Alert[], secondsPerStep: number): HTML
 
 function evidenceTable(alert: Alert): HTMLElement {
   return h('table', { class: 'evidence' },
-    h('thead', {}, h('tr', {}, ...['Evidence', 'Where', 'Value', 'Threshold', 'Healthy', 'Since step']
+    h('thead', {}, h('tr', {}, ...['Evidence', 'Where', 'Value', 'Threshold', 'Healthy', 'Siblings', 'Since step']
       .map((t, i) => h('th', { scope: 'col', class: i >= 2 ? 'right' : '' }, t)))),
     h('tbody', {}, ...alert.last.evidence.map((e) => h('tr', {},
       h('th', { scope: 'row' }, findSignal(e.signal).label, h('div', { class: 'muted small' }, `${e.detector}${e.text ? `: ${e.text}` : ''}`)),
@@ -94,7 +94,13 @@ function evidenceTable(alert: Alert): HTMLElement {
       h('td', { class: 'right' }, h('strong', {}, number(num(e.value)))),
       h('td', { class: 'right' }, number(num(e.threshold))),
       h('td', { class: 'right' }, Number.isNaN(num(e.baseline)) ? '–' : number(num(e.baseline))),
+      h('td', { class: 'right' }, siblings(e)),
       h('td', { class: 'right' }, integer(num(e.first_step)))))));
+}
+
+/** What 98 % of the values of healthy runs of this kind lay between. */
+function siblings({ siblings: band }: Evidence): string {
+  return band ? `${number(num(band.p01))} to ${number(num(band.p99))} (${band.runs})` : '–';
 }
 
 export class AlertsView {
@@ -117,6 +123,7 @@ export class AlertsView {
         h('span', { class: 'alert-summary' }, last.summary.replace(`${run}: `, '')),
         h('span', { class: 'muted small' }, ago(num(last.time_unix_ns)))),
       last.evidence.length > 0 ? h('div', { class: 'scroll' }, evidenceTable(alert)) : null,
+      last.siblings ? h('p', { class: 'siblings' }, h('strong', {}, 'Siblings: '), last.siblings) : null,
       last.advice ? h('p', { class: 'advice' }, h('strong', {}, 'Do: '), last.advice) : null,
       h('div', { class: 'buttons' },
         last.layer >= 0 && last.head >= 0 ? h('button', { onclick: () => this.show(last.layer, last.head) }, `Show layer ${last.layer} head ${last.head}`) : null,

@@ -19,13 +19,16 @@ export interface Run {
   started_unix_ns: Num; last_report_unix_ns: Num; ranks_reporting: number;
   frames: Num; frames_dropped: Num; alerts_firing: number; eta?: Eta; loss: Num; signals: string[];
 }
+/** How a signal lay in earlier healthy runs of the same kind, at the same stage of training. */
+export interface SiblingBand { runs: number; step_begin: Num; step_end: Num; min: Num; p01: Num; p50: Num; p99: Num; max: Num }
 export interface Evidence {
   signal: string; layer: number; head: number; value: Num; threshold: Num; baseline: Num; first_step: Num; detector: string; text: string;
+  siblings?: SiblingBand;
 }
 export interface Transition {
   id: Num; run: string; key: string; state: string; severity: string; rule: string; stage: number; step: Num; first_step: Num;
   layer: number; head: number; heads: { layer: number; head: number }[]; heads_total: number; eta?: Eta;
-  evidence: Evidence[]; cause: string; summary: string; advice: string; time_unix_ns: Num;
+  evidence: Evidence[]; cause: string; summary: string; advice: string; time_unix_ns: Num; siblings: string;
 }
 export interface Alert { last: Transition; acknowledged: boolean; acknowledged_by: string; comment: string; silenced_until_unix_ns: Num }
 export interface Matrix { signal: string; step: Num; layers: number; heads: number; values: Num[] }

@@ -128,6 +128,7 @@ TEST_F(WebhookTest, FiringAndResolvedAreAlertmanagersVersionFour) {
   EXPECT_EQ(alert["generatorURL"], "http://watch:7071/#/run/llama%2F7b?step=4000&layer=1&head=0");
   EXPECT_THAT(alert["annotations"]["evidence"].get<std::string>(), ::testing::HasSubstr("threshold 4"));
   EXPECT_THAT(alert["annotations"]["eta"].get<std::string>(), ::testing::HasSubstr("1080 steps"));
+  EXPECT_THAT(alert["annotations"]["siblings"].get<std::string>(), ::testing::HasSubstr("12 earlier healthy runs"));
 
   Post(run_, AlertState::kResolved);
   body = receiver_.Await(2)[1];

@@ -251,10 +251,61 @@ TEST_F(QueryEngineTest, CompareFindsTheHeadAndTheStep) {
   // log2 = (step - 200) / 50 >= 0.49 from step 224.5 on.
   EXPECT_EQ(response->heads(0).first_step(), 225);
   EXPECT_NEAR(response->heads(0).ratio(), 199.0 / 50, 1e-4);
+  EXPECT_EQ(response->heads(0).band(), 0.49);
+  EXPECT_EQ(response->heads_differing(), 1u);
+  EXPECT_EQ(response->step_end(), 399);
 
   stack_.AddRun({.name = "wide", .layout = {.layers = 3, .heads = 8, .kv_heads = 2}, .steps = 5});
   request.set_baseline("wide");
   ExpectRefused(engine_.CompareRuns(request, context()).status(), "wide", "3 x 8");
+}
+
+TEST_F(QueryEngineTest, BaselinesAreListedByKindAndTheirBandsMerged) {
+  const RunId one = stack_.AddRun({.name = "one", .steps = 5});
+  const RunId two = stack_.AddRun({.name = "two", .steps = 5});
+  const RunId wide = stack_.AddRun({.name = "wide", .layout = {.layers = 1, .heads = 2, .kv_heads = 2}, .steps = 5});
+  EXPECT_EQ(engine_.ListBaselines({}, context())->baselines_size(), 0);
+  for (const RunId run : {one, two, wide}) {
+    const RunDescription& description = stack_.runs().Get(run)->record.description;
+    RunBands bands{
+        .run = run, .name = description.name, .uuid = description.uuid, .kind = KindOf(description), .step = 4000};
+    for (const SignalId signal : {SignalId::kLogitMax, SignalId::kDriftRatio}) {
+      Band band{.signal = signal, .range = 3, .values = 9};
+      band.quantiles.fill(static_cast<float>(run));
+      bands.bands.push_back(band);
+    }
+    ASSERT_TRUE(stack_.baselines().Put(bands).ok());
+  }
+  const auto list = engine_.ListBaselines({}, context());
+  ASSERT_EQ(list->baselines_size(), 2);
+  EXPECT_EQ(list->baselines(0).runs_size(), 2);
+  EXPECT_EQ(list->baselines(0).runs(0).run(), "two");
+  EXPECT_EQ(list->baselines(0).runs(0).run_uuid().size(), 16u);
+  EXPECT_EQ(list->baselines(0).runs(0).step(), 4000);
+  EXPECT_THAT(list->baselines(1).kind(), AllOf(HasSubstr("1 layers x 2 heads"), HasSubstr("flash, bf16")));
+
+  stack_.AddRun({.name = "new", .steps = 5});
+  v1::GetBaselineRequest request;
+  request.set_run("new");
+  auto baseline = engine_.GetBaseline(request, context());
+  ASSERT_TRUE(baseline.ok()) << baseline.status();
+  EXPECT_EQ(baseline->baseline().runs_size(), 2);
+  ASSERT_EQ(baseline->bands_size(), 2);
+  EXPECT_EQ(baseline->bands(0).signal(), "logit_max");
+  EXPECT_EQ(baseline->bands(0).band().runs(), 2u);
+  EXPECT_EQ(baseline->bands(0).band().step_begin(), 256);
+  EXPECT_EQ(baseline->bands(0).band().min(), 1);
+  EXPECT_EQ(baseline->bands(0).band().max(), 2);
+  request.set_signal("drift_ratio");
+  EXPECT_EQ(engine_.GetBaseline(request, context())->bands_size(), 1);
+  request.set_run("two");
+  baseline = engine_.GetBaseline(request, context());
+  ASSERT_EQ(baseline->baseline().runs_size(), 1) << "a run is not its own sibling";
+  EXPECT_EQ(baseline->bands(0).band().max(), 1);
+  request.set_signal("no_such");
+  ExpectRefused(engine_.GetBaseline(request, context()).status(), "no_such", "catalogue");
+  request.set_run("nobody");
+  EXPECT_EQ(engine_.GetBaseline(request, context()).status().code(), absl::StatusCode::kNotFound);
 }
 
 TEST_F(QueryEngineTest, AlertsAreFilteredAndComeWithTheirEvidence) {
@@ -291,6 +342,10 @@ TEST_F(QueryEngineTest, AlertsAreFilteredAndComeWithTheirEvidence) {
   EXPECT_LE(alert->window(0).step(0), 220);
   EXPECT_GE(alert->window(0).step(alert->window(0).step_size() - 1), 220);
   EXPECT_EQ(alert->window(1).id().signal(), "loss");
+  EXPECT_EQ(alert->alert().last().siblings(), "of 12 siblings");
+  EXPECT_EQ(alert->alert().last().evidence(0).siblings().runs(), 12u);
+  EXPECT_EQ(alert->alert().last().evidence(0).siblings().p99(), 1.9);
+  EXPECT_FALSE(alert->alert().last().evidence(1).has_siblings());
   get.set_key("no/such");
   EXPECT_EQ(engine_.GetAlert(get, context()).status().code(), absl::StatusCode::kNotFound);
 }

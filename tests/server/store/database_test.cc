@@ -39,6 +39,7 @@ RunRecord FullRun() {
   run.frames = 1ull << 40;
   run.applied_lsn = 99;
   run.signals = {SignalId::kRows, SignalId::kLoss};
+  run.mixed = true;
   return run;
 }
 
@@ -202,6 +203,57 @@ TEST_F(DatabaseTest, ATransitionIsStoredOnceAndSurvivesACrashWithItsId) {
   EXPECT_EQ(database_->ListTransitions(first.id, 100, 0)->size(), 2u);
   EXPECT_EQ(database_->ListTransitions(0, 1, 0)->size(), 1u);
   EXPECT_EQ(database_->ListTransitions(0, 100, 4)->size(), 0u);
+}
+
+TEST_F(DatabaseTest, ATransitionOfBeforeThereWereSiblingsIsRead) {
+  Transition whole = FullTransition("drift/1/2/100", 1);
+  whole.evidence[0].siblings = {
+      .runs = 12, .step_begin = 2048, .step_end = 2896, .min = 0.2, .p01 = 0.3, .p50 = 1, .p99 = 1.9, .max = 2.4};
+  whole.siblings = "12 earlier runs";
+  const std::string now = EncodeTransition(whole);
+  const auto read = DecodeTransition(now);
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(EncodeTransition(*read), now);
+  EXPECT_EQ(read->evidence[0].siblings.runs, 12u);
+  EXPECT_EQ(read->evidence[0].siblings.p99, 1.9);
+  EXPECT_EQ(read->siblings, "12 earlier runs");
+
+  // Version 1: without the band behind the evidence's text, and the sentence at the end.
+  Transition bare = FullTransition("drift/1/2/100", 1);
+  std::string before = EncodeTransition(bare);
+  before[0] = 1;
+  before.pop_back();
+  before.erase(before.find("grows") + 5, 4 + 2 * 8 + 5 * 8);
+  const auto old = DecodeTransition(before);
+  ASSERT_TRUE(old.ok()) << old.status();
+  EXPECT_EQ(EncodeTransition(*old), EncodeTransition(bare));
+  before[0] = 3;
+  EXPECT_EQ(DecodeTransition(before).status().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST_F(DatabaseTest, ARunOfBeforeItWasToldWhetherItIsMixedIsRead) {
+  RunRecord run = FullRun();
+  std::string before = EncodeRunRecord(run);
+  before[0] = 1;
+  before.pop_back();
+  const auto old = DecodeRunRecord(before);
+  ASSERT_TRUE(old.ok()) << old.status();
+  run.mixed = false;
+  EXPECT_EQ(EncodeRunRecord(*old), EncodeRunRecord(run));
+}
+
+TEST_F(DatabaseTest, BandsAreThereAfterACrash) {
+  ASSERT_TRUE(database_->PutBands(3, std::string("\0one", 4)).ok());
+  ASSERT_TRUE(database_->PutBands(1ull << 40, "far").ok());
+  ASSERT_TRUE(database_->PutBands(4, "gone").ok());
+  ASSERT_TRUE(database_->DeleteBands(4).ok());
+  Crash();
+  const auto rows = database_->ListBands();
+  ASSERT_TRUE(rows.ok());
+  ASSERT_EQ(rows->size(), 2u);
+  EXPECT_EQ((*rows)[0].run, 3u);
+  EXPECT_EQ((*rows)[0].row, std::string("\0one", 4));
+  EXPECT_EQ((*rows)[1].run, 1ull << 40);
 }
 
 TEST_F(DatabaseTest, AlertLogTellsEachTransitionOnceAndKeepsNotes) {

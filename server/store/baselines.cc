@@ -1,0 +1,150 @@
+#include "server/store/baselines.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "server/store/record_codec.h"
+#include "server/util/log.h"
+#include "server/util/status_macros.h"
+
+namespace bellwether::server {
+namespace {
+
+bool IsBefore(const Band& a, const Band& b) { return std::pair(a.signal, a.range) < std::pair(b.signal, b.range); }
+
+}  // namespace
+
+const Band* FindBand(const RunBands& run, SignalId signal, int range) {
+  const Band wanted{.signal = signal, .range = static_cast<uint8_t>(range)};
+  const auto found = std::lower_bound(run.bands.begin(), run.bands.end(), wanted, IsBefore);
+  return found == run.bands.end() || IsBefore(wanted, *found) ? nullptr : &*found;
+}
+
+Baselines::Baselines(const Options& options, Database* database, Counters* counters)
+    : options_(options),
+      database_(database),
+      counters_(counters),
+      runs_gauge_(counters->gauge("bellwether_baseline_runs")) {}
+
+absl::Status Baselines::Load() {
+  BW_ASSIGN_OR_RETURN(const std::vector<Database::BandsRow> rows, database_->ListBands());
+  for (const Database::BandsRow& row : rows) {
+    absl::StatusOr<RunBands> bands = DecodeRunBands(row.row);
+    const bool whole = bands.ok() && bands->run == row.run &&
+                       std::is_sorted(bands->bands.begin(), bands->bands.end(), IsBefore) &&
+                       std::all_of(bands->bands.begin(), bands->bands.end(),
+                                   [](const Band& band) { return band.range < kBandRanges; });
+    if (!whole) {
+      LogWarning("the bands of run number {} cannot be read and are learned again", row.run);
+      BW_RETURN_IF_ERROR(database_->DeleteBands(row.run));
+      continue;
+    }
+    absl::MutexLock lock(&mutex_);
+    auto kept = std::make_shared<const RunBands>(*std::move(bands));
+    kinds_[kept->kind][kept->run] = kept;
+    runs_[kept->run] = std::move(kept);
+    runs_gauge_->Set(static_cast<double>(runs_.size()));
+  }
+  return absl::OkStatus();
+}
+
+RunId Baselines::Surplus(RunId run, const std::string& kind, const char** limit) const {
+  const auto known = runs_.find(run);
+  if (known != runs_.end() && known->second->kind == kind) return 0;  // It is replaced.
+  const auto of_kind = kinds_.find(kind);
+  if (of_kind != kinds_.end() && of_kind->second.size() >= options_.runs_per_kind_max) {
+    *limit = "runs_per_kind";
+    return std::min(run, of_kind->second.begin()->first);
+  }
+  if (runs_.size() >= options_.runs_max && known == runs_.end()) {
+    *limit = "runs";
+    return std::min(run, runs_.begin()->first);
+  }
+  return 0;
+}
+
+bool Baselines::HasRoomFor(RunId run, const std::string& kind) const {
+  absl::MutexLock lock(&mutex_);
+  const char* limit = nullptr;
+  return Surplus(run, kind, &limit) != run;
+}
+
+void Baselines::Drop(RunId run) {
+  const auto found = runs_.find(run);
+  if (found == runs_.end()) return;
+  const auto of_kind = kinds_.find(found->second->kind);
+  of_kind->second.erase(run);
+  if (of_kind->second.empty()) kinds_.erase(of_kind);
+  runs_.erase(found);
+}
+
+absl::Status Baselines::Put(RunBands bands) {
+  std::sort(bands.bands.begin(), bands.bands.end(), IsBefore);
+  auto kept = std::make_shared<const RunBands>(std::move(bands));
+  absl::MutexLock lock(&mutex_);
+  const char* limit = nullptr;
+  const RunId surplus = Surplus(kept->run, kept->kind, &limit);
+  if (surplus != 0) counters_->counter("bellwether_baseline_limit_refused_total", {{"limit", limit}})->Add();
+  if (surplus != 0) {  // Perhaps the run itself, as what it was before.
+    BW_RETURN_IF_ERROR(database_->DeleteBands(surplus));
+    Drop(surplus);
+  }
+  if (surplus == kept->run) return absl::OkStatus();
+  BW_RETURN_IF_ERROR(database_->PutBands(kept->run, EncodeRunBands(*kept)));
+  Drop(kept->run);  // It may have been of another kind.
+  kinds_[kept->kind][kept->run] = kept;
+  runs_[kept->run] = std::move(kept);
+  runs_gauge_->Set(static_cast<double>(runs_.size()));
+  return absl::OkStatus();
+}
+
+absl::Status Baselines::Remove(RunId run) {
+  absl::MutexLock lock(&mutex_);
+  if (!runs_.contains(run)) return absl::OkStatus();
+  BW_RETURN_IF_ERROR(database_->DeleteBands(run));
+  Drop(run);
+  runs_gauge_->Set(static_cast<double>(runs_.size()));
+  return absl::OkStatus();
+}
+
+std::shared_ptr<const RunBands> Baselines::Get(RunId run) const {
+  absl::MutexLock lock(&mutex_);
+  const auto found = runs_.find(run);
+  return found == runs_.end() ? nullptr : found->second;
+}
+
+std::vector<std::shared_ptr<const RunBands>> Baselines::Siblings(const std::string& kind, RunId except) const {
+  absl::MutexLock lock(&mutex_);
+  std::vector<std::shared_ptr<const RunBands>> siblings;
+  const auto of_kind = kinds_.find(kind);
+  if (of_kind == kinds_.end()) return siblings;
+  for (auto run = of_kind->second.rbegin(); run != of_kind->second.rend(); ++run) {
+    if (run->first != except) siblings.push_back(run->second);
+  }
+  return siblings;
+}
+
+std::vector<std::vector<std::shared_ptr<const RunBands>>> Baselines::List() const {
+  std::vector<std::vector<std::shared_ptr<const RunBands>>> kinds;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const auto& [kind, runs] : kinds_) {
+      auto& listed = kinds.emplace_back();
+      for (auto run = runs.rbegin(); run != runs.rend(); ++run) listed.push_back(run->second);
+    }
+  }
+  std::stable_sort(kinds.begin(), kinds.end(), [](const auto& a, const auto& b) { return a.size() > b.size(); });
+  return kinds;
+}
+
+SiblingBand Baselines::Find(const std::string& kind, RunId except, SignalId signal, int64_t step) const {
+  const auto siblings = Siblings(kind, except);  // Keeps the bands alive.
+  const int range = BandRangeOf(std::max<int64_t>(step, 0));
+  std::vector<const Band*> bands;
+  for (const auto& run : siblings) {
+    if (const Band* const band = FindBand(*run, signal, range)) bands.push_back(band);
+  }
+  return MergeBands(bands);
+}
+
+}  // namespace bellwether::server
