@@ -12,6 +12,28 @@
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {
+namespace {
+
+// Of Sampling.deeper.
+constexpr size_t kDeeperHeadsMax = 64;
+
+// The furthest first.
+std::vector<Head> DeeperHeads(const RunSnapshot& run) {
+  const Layout& layout = run.record.description.layout;
+  std::vector<std::pair<int, Head>> found;  // -stage, head
+  for (size_t i = 0; i < run.head_stage.size(); ++i) {
+    if (run.head_stage[i] == 0) continue;
+    found.push_back({-int{run.head_stage[i]},
+                     {static_cast<int32_t>(i) / layout.heads, static_cast<int32_t>(i) % layout.heads}});
+  }
+  std::sort(found.begin(), found.end());
+  if (found.size() > kDeeperHeadsMax) found.resize(kDeeperHeadsMax);
+  std::vector<Head> heads;
+  for (const auto& [stage, head] : found) heads.push_back(head);
+  return heads;
+}
+
+}  // namespace
 
 // A stream's claim.  The owner is called under owner_mutex_, which Detach()
 // takes too: after it no call is in flight.
@@ -89,13 +111,14 @@ Pipeline::Pipeline(const Options& options, Counters* counters, Clock* clock)
       store_free_bytes_(counters->gauge("bellwether_store_free_bytes")),
       degraded_(counters->gauge("bellwether_degraded", {{"reason", "log"}})) {
   rules_.Set(options.rules);
+  spectra_ = std::make_unique<SpectraWorker>(options.spectra, options.spectra_bank, counters, clock);
 }
 
 Pipeline::~Pipeline() { (void)Close(); }
 
 LiveRunParts Pipeline::Parts() {
   return {&rules_,    database_.get(), series_.get(), alerts_.get(), &table_,
-          wal_.get(), counters_,       clock_,        options_.bank};
+          wal_.get(), counters_,       clock_,        options_.bank,  spectra_.get()};
 }
 
 absl::StatusOr<std::unique_ptr<Pipeline>> Pipeline::Open(const Options& options, Counters* counters, Clock* clock) {
@@ -135,6 +158,9 @@ absl::Status Pipeline::Recover() {
     shards_.back()->SetRecovering(true);
     shards_.back()->Start();
   }
+  spectra_->Start([this](RunId run, const SpectraMessage& answers) {
+    return shards_[static_cast<size_t>(run) % shards_.size()]->AppendSpectra(run, answers);
+  });
   pending_acks_.resize(shards_.size());
   absl::MutexLock registry(&registry_mutex_);
   BW_ASSIGN_OR_RETURN(const std::vector<RunRecord> records, database_->ListRuns());
@@ -288,6 +314,7 @@ absl::StatusOr<std::shared_ptr<IngestSession>> Pipeline::Open(const HelloMessage
     const size_t bytes = record.payload.size();
     BW_ASSIGN_OR_RETURN(const Lsn lsn, wal_->Append(std::move(record)));
     ++slot->epoch;
+    slot->deeper.clear();  // The new session was asked for nothing yet.
     fenced = slot->session.lock();
     session = std::make_shared<Session>(this, run, slot.get(), hello.rank, slot->epoch, owner);
     slot->session = session;
@@ -395,7 +422,34 @@ void Pipeline::OnDurable(Lsn durable) {
   }
 }
 
-void Pipeline::AwaitApplied(RunId run) { shards_[static_cast<size_t>(run) % shards_.size()]->CommitAll(); }
+void Pipeline::AwaitApplied(RunId run) {
+  Shard& shard = *shards_[static_cast<size_t>(run) % shards_.size()];
+  shard.Barrier([] {});  // Its Gram matrices are with the worker.
+  spectra_->AwaitIdle();
+  shard.CommitAll();
+}
+
+void Pipeline::AskForDeeper() {
+  absl::MutexLock registry(&registry_mutex_);
+  for (const auto& [uuid, run] : runs_) {
+    const RunSnapshotPtr snapshot = table_.Get(run->id);
+    if (snapshot == nullptr || snapshot->record.ended) continue;
+    const std::vector<Head> deeper = DeeperHeads(*snapshot);
+    std::vector<std::shared_ptr<Session>> ask;
+    {
+      absl::MutexLock lock(&shards_[run->shard]->mutex());
+      for (const auto& [rank, slot] : run->ranks) {
+        auto session = slot->session.lock();
+        if (session == nullptr || slot->deeper == deeper) continue;
+        slot->deeper = deeper;
+        ask.push_back(std::move(session));
+      }
+    }
+    for (const auto& session : ask) {
+      session->Tell([&](SessionOwner* owner) { owner->OnDeeper(deeper); });
+    }
+  }
+}
 
 absl::Status Pipeline::Annotate(RunId run, const RunEvent& event) {
   const RunSnapshotPtr snapshot = table_.Get(run);
@@ -462,6 +516,7 @@ void Pipeline::Maintain() {
   std::error_code unknown;
   const std::filesystem::space_info space = std::filesystem::space(options_.storage_path, unknown);
   if (!unknown) store_free_bytes_->Set(static_cast<double>(space.available));
+  AskForDeeper();
   const int64_t now_ns = clock_->MonotonicNanos();
   if (now_ns - flushed_ns_ < options_.flush_ms * 1'000'000 && wal_->bytes() < options_.wal_bytes_flush) return;
   if (now_ns - flushed_ns_ < 5'000'000'000) return;
@@ -477,6 +532,7 @@ void Pipeline::Maintain() {
 absl::Status Pipeline::Close() {
   if (closing_.exchange(true) || wal_ == nullptr) return absl::OkStatus();
   absl::Status status = wal_->Sync(wal_->last_lsn());
+  spectra_->Stop();
   Lsn keep = wal_->last_lsn() + 1;
   for (const auto& shard : shards_) keep = std::min(keep, shard->CommitAll());
   for (const auto& shard : shards_) shard->Stop();
