@@ -159,7 +159,10 @@ absl::Status Pipeline::Recover() {
     shards_.back()->Start();
   }
   spectra_->Start([this](RunId run, const SpectraMessage& answers) {
-    return shards_[static_cast<size_t>(run) % shards_.size()]->AppendSpectra(run, answers);
+    if (shards_[static_cast<size_t>(run) % shards_.size()]->AppendSpectra(run, answers)) return true;
+    // A log that has failed for good takes nothing more, of nobody.
+    const absl::Status health = wal_->health();
+    return !health.ok() && !absl::IsResourceExhausted(health);
   });
   pending_acks_.resize(shards_.size());
   absl::MutexLock registry(&registry_mutex_);
