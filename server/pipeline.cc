@@ -155,7 +155,7 @@ Pipeline::RunEntry* Pipeline::AddEntry(const RunRecord& record) {
 absl::Status Pipeline::Recover() {
   for (int i = 0; i < options_.shards; ++i) {
     shards_.push_back(std::make_unique<Shard>(options_.shard, Parts(), i));
-    shards_.back()->SetRecovering(true);
+    shards_.back()->BeginRecovery();
     shards_.back()->Start();
   }
   spectra_->Start([this](RunId run, const SpectraMessage& answers) {
@@ -244,8 +244,7 @@ absl::Status Pipeline::Recover() {
   };
   BW_RETURN_IF_ERROR(wal_->Read(from, 0, take));
   for (const auto& shard : shards_) {
-    shard->Barrier([] {});
-    shard->SetRecovering(false);
+    shard->EndRecovery();
     shard->CommitAll();
   }
   if (applied > 0) LogInfo("recovered {} log records of {} runs", applied, by_id.size());

@@ -78,6 +78,13 @@ void Shard::Barrier(const Task& task) {
   done.WaitForNotification();
 }
 
+void Shard::EndRecovery() {
+  Barrier([this] {
+    recovering_ = false;
+    for (auto& [id, run] : runs_) run->SubmitUnanswered();
+  });
+}
+
 Lsn Shard::CommitAll() {
   Lsn needed = 0;
   absl::Notification done;
@@ -198,7 +205,6 @@ void Shard::Tick(int64_t now_ns) {
   if (!recovering_) SpreadRules();
   for (auto& [id, run] : runs_) {
     if (!recovering_) {
-      run->SubmitUnanswered();
       StepClosedMessage overdue;
       if (run->StepOverdue(now_ns, options_.step_deadline_ms * 1'000'000, &overdue)) {
         AppendOwn(*run, WalKind::kStepClosed, EncodeStepClosed(overdue), {0, overdue});

@@ -66,9 +66,11 @@ class Shard {
   // Logs what Gram matrices of a run of this shard gave, and hands it to the run.
   // False: the log does not take it now.
   bool AppendSpectra(RunId run, const SpectraMessage& answers);
-  // While recovery feeds the shard, deadlines and silence are not judged: the
-  // log holds what was decided then.
-  void SetRecovering(bool recovering) { recovering_ = recovering; }
+  // While recovery feeds the shard, deadlines and silence are not judged and no
+  // spectra computed: the log holds what was decided then.
+  void BeginRecovery() { recovering_ = true; }
+  // After all that was pushed; waits.
+  void EndRecovery();
 
  private:
   struct Item {
