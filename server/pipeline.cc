@@ -397,6 +397,7 @@ absl::StatusOr<IngestSession::Taken> Pipeline::Put(Session* session, IngestMessa
 }
 
 void Pipeline::OnDurable(Lsn durable) {
+  if (!recovered_) return;  // Nobody waits yet, and the shards are being made.
   const int64_t now_ns = clock_->MonotonicNanos();
   for (size_t i = 0; i < shards_.size(); ++i) {
     std::vector<PendingAck> ready;

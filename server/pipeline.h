@@ -157,7 +157,7 @@ class Pipeline final : public IngestSink, public RunControl {
   RunId next_run_ ABSL_GUARDED_BY(registry_mutex_) = 1;
   std::atomic<bool> closing_ = false;
   int64_t flushed_ns_ = 0;
-  bool recovered_ = false;  // All of the log is applied: it may be shortened.
+  std::atomic<bool> recovered_ = false;  // All of the log is applied: it may be shortened.
   std::string grpc_address_, http_address_;
 
   Counter* const gaps_;
