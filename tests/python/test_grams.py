@@ -16,6 +16,7 @@ import bellwether
 from bellwether.client import _deeper_heads
 from bellwether.grams import Grams, triangle
 from bellwether.parallel import Parallel
+from bellwether.settings import Settings
 
 from gpu import DEVICES
 from models import Model, Shape, batch
@@ -127,6 +128,14 @@ def test_the_budget_holds_and_every_head_has_its_turn() -> None:
     assert 9 <= pairs <= 12
     spent = sum(size for sample in samples for *_, size in sample)
     assert spent <= budget * (96 + 8)
+
+
+def test_the_default_ships_as_much_as_the_documents_say() -> None:
+    for dim, heads, pairs in ((64, 4, 1 / 2), (128, 1, 1 / 8)):
+        samples = shipped(Grams(Settings().gram_bytes, Parallel()), [FakeLayer(0, 8, 8, dim)], 64)
+        kinds = [kind for sample in samples for *_, kind, _ in sample]
+        assert kinds.count(1) == 64 * heads
+        assert kinds.count(2) == pytest.approx(64 * pairs, abs=2)
 
 
 def test_none_are_shipped_where_none_may_be_or_none_fit() -> None:

@@ -83,7 +83,7 @@ def attach(
     sequences sampled sequences of a batch (4); 0 = all of them
     microbatches  "first" or "all" micro-batches of a sampled step
     overhead_budget  share of the step time (0.005); above it samples become rarer
-    gram_bytes  of Gram matrices of some heads, on average a sampled step (65536), for their full
+    gram_bytes  of Gram matrices of some heads, on average a sampled step (69632), for their full
               spectra; 0 = none
     record    write a .bwrun file, instead of a server or beside one
     config    file of `key: value` lines with these names

@@ -54,7 +54,7 @@ class Settings:
     microbatches: str = "first"  # or "all": which micro-batches of a sampled step
     layers: Optional[str] = None  # Regular expression on module names; None = all.
     stats: frozenset[str] = frozenset(STATS)
-    gram_bytes: int = 65_536  # Of Gram matrices, on average a sampled step; 0 = none.
+    gram_bytes: int = 68 << 10  # Of Gram matrices, on average a sampled step; 0 = none.
     ranks: str = "dp0"  # or "all"
     overhead_budget: float = 0.005  # Share of the step time; above it the period grows.
     disabled: bool = False
