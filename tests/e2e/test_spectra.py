@@ -7,6 +7,8 @@ Method: the real bellwetherd, a PyTorch model under the real hook, and recorded 
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,12 +18,13 @@ import pytest
 import torch
 from torch import Tensor
 
-TESTS = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(TESTS / "support"), str(TESTS / "python")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from bellwether_process import BIN, ROOT, Server, wait_for
 
 import bellwether
 from bellwether.client import Block, RunClient, RunOptions, Sampling
+
 from conftest import generated_protos  # noqa: F401
 from models import Model, Shape, batch
 from recording import Recording
@@ -32,6 +35,11 @@ SHAPE = Shape(heads=4, kv_heads=2)
 FAKE = BIN / "libbellwether_fake_gpu_bank.so"
 # Rounding to 17 bits, and the float32 of the matrices.
 TOLERANCE = 2e-5
+RULES = (
+    "thresholds: {context: {warmup_steps: 0}}\n"
+    "rules:\n- {name: ranky, signal: gram_effective_rank, detector: level, above: 2, batch_steps: 1,"
+    " stage: 3, severity: warning}\n"
+)
 
 
 def weight(model: Model, layer: int, which: str) -> Tensor:
@@ -65,13 +73,15 @@ def wanted(model: Model, before: Optional[list[tuple[Tensor, Tensor]]]) -> dict[
     return found
 
 
-def train(server: Server, between: Callable[[int], None] = lambda step: None) -> dict[int, dict[tuple[str, int, int], float]]:
+def train(
+    between: Callable[[int], None] = lambda step: None, **where: str
+) -> dict[int, dict[tuple[str, int, int], float]]:
     """Trains under watch; step -> what its series should hold."""
     torch.manual_seed(5)
     model = Model(SHAPE)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     monitor = bellwether.attach(
-        model, server=server.grpc, run=RUN, every=1, overhead_budget=1e9, gram_bytes=1 << 19
+        model, run=RUN, every=1, overhead_budget=1e9, gram_bytes=1 << 19, **where
     )
     found = {}
     before = None
@@ -85,6 +95,13 @@ def train(server: Server, between: Callable[[int], None] = lambda step: None) ->
         between(step)
     assert monitor.flush(60) and monitor.status()["errors"] == 0, monitor.status()["last_error"]
     monitor.detach()
+    return found
+
+
+def train_with(
+    server: Server, between: Callable[[int], None] = lambda step: None
+) -> dict[int, dict[tuple[str, int, int], float]]:
+    found = train(between, server=server.grpc)
     wait_for("the run has ended", lambda: server.call("GetRun", run=RUN).get("ended"))
     return found
 
@@ -108,13 +125,9 @@ def count(metrics: str, start: str) -> float:
 
 
 def test_the_stored_spectra_are_those_of_the_weights(tmp_path: Path) -> None:
-    (tmp_path / "rules.yml").write_text(
-        "thresholds: {context: {warmup_steps: 0}}\n"
-        "rules:\n- {name: ranky, signal: gram_effective_rank, detector: level, above: 2, batch_steps: 1,"
-        " stage: 3, severity: warning}\n"
-    )
+    (tmp_path / "rules.yml").write_text(RULES)
     with Server(tmp_path, "rules_file: rules.yml\n") as server:
-        found = train(server)
+        found = train_with(server)
         compare(server, found)
         top = server.json("head", "top", RUN, "--signal", "gram_sigma", "--limit", "1")["heads"][0]
         last = {key[1:]: value for key, value in found[STEPS - 1].items() if key[0] == "gram_sigma"}
@@ -139,12 +152,41 @@ def test_a_killed_server_recovers_them_and_alerts_nothing_else(tmp_path: Path) -
                 server.kill()
                 server.start()
 
-        found = train(server, kill)
+        found = train_with(server, kill)
         compare(server, found)
         before = {key: server.series(RUN, *key) for key in found[2]}
         server.kill()
         server.start()
         assert {key: server.series(RUN, *key) for key in found[2]} == before
+
+
+def test_a_recording_with_matrices_is_imported_and_replayed_alike(tmp_path: Path) -> None:
+    rules = tmp_path / "rules.yml"
+    rules.write_text(RULES)
+    found = train(record=str(tmp_path / "run.bwrun"))
+    recording = Recording(tmp_path / "run.bwrun", ended=True)
+    assert any(m.WhichOneof("body") == "spectrum" for m in recording.messages)
+
+    def replayed(path: Path) -> list[tuple[str, str, str]]:
+        done = subprocess.run(
+            [str(BIN / "bellwether"), "replay", str(path), "--json", "--rules", str(rules)],
+            capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+        transitions = [json.loads(line) for line in done.stdout.splitlines()]
+        return [(t["rule"], str(t["step"]), t["summary"]) for t in transitions]
+
+    with Server(tmp_path, "rules_file: rules.yml\n") as server:
+        server.run("run", "import", str(tmp_path / "run.bwrun"))
+        compare(server, found)
+        history = []
+        for alert in server.call("ListAlerts", run=RUN, limit=100)["alerts"]:
+            history += server.call("GetAlert", run=RUN, key=alert["last"]["key"])["alert"]["history"]
+        history.sort(key=lambda t: int(t["id"]))
+        live = [(t["rule"], str(t["step"]), t["summary"]) for t in history]
+        server.run("run", "export", RUN, str(tmp_path / "out.bwrun"))
+    assert "ranky" in {rule for rule, *_ in live}
+    assert replayed(tmp_path / "run.bwrun") == live
+    assert replayed(tmp_path / "out.bwrun") == live, "of the signals, without a matrix"
 
 
 @pytest.mark.parametrize("passes", ["1000000", "5", "-1"])
@@ -153,7 +195,7 @@ def test_a_gpu_gives_the_same_and_so_does_one_that_fails(
 ) -> None:
     monkeypatch.setenv("BELLWETHER_FAKE_BANK_SPECTRA", passes)
     with Server(tmp_path, "", "--gpu=on", f"--gpu.library={FAKE}") as server:
-        compare(server, train(server))
+        compare(server, train_with(server))
         metrics = server.get("/metrics")
     batches = {b: count(metrics, f'bellwether_spectra_seconds_count{{backend="{b}"}}') for b in ("cpu", "cuda")}
     assert (batches["cuda"] > 0) == (passes != "-1")
