@@ -35,9 +35,11 @@ namespace bellwether::server {
 class SpectraWorker {
  public:
   struct Options {
-    int64_t queue_bytes_max = 64 << 20;  // Of matrices as they came.
-    int64_t batch_bytes_max = 8 << 20;   // Likewise, of one pass.
-    size_t dropped_max = 65'536;         // Answers without a matrix that wait.
+    // Of matrices as they came.  Steps wait for what waits here: a second of one
+    // core for 128 rows, four for 512.
+    int64_t queue_bytes_max = 16 << 20;
+    int64_t batch_bytes_max = 4 << 20;  // Likewise, of one pass.
+    size_t dropped_max = 65'536;        // Answers without a matrix that wait.
   };
   // Logs the answers of one run and hands them to its shard.  False: the log
   // does not take them now; it is asked again.
