@@ -35,6 +35,7 @@ LiveRun::LiveRun(const LiveRunParts& parts, const RunRecord& record)
       rules_(parts.rules->built_in()),
       judge_(rules_->options, record.description, parts.bank),
       sink_([this](const StepSample& sample) { OnStep(sample); }),
+      grams_(GramDesk::Options()),
       committed_ns_(parts.clock->MonotonicNanos()),
       late_(parts.counters->counter("bellwether_ingest_frames_total", {{"result", "late"}})),
       repeated_(parts.counters->counter("bellwether_ingest_frames_total", {{"result", "repeated"}})),
@@ -81,8 +82,12 @@ void LiveRun::Apply(const LoggedMessage& logged, int64_t arrived_ns) {
   const auto& body = logged.message.body;
   if (const auto* frame = std::get_if<RankFrame>(&body)) {
     ApplyFrame(logged.rank, *frame, logged.lsn);
+  } else if (const auto* gram = std::get_if<ShippedGram>(&body)) {
+    ApplyGram(*gram, logged.lsn);
+  } else if (const auto* spectra = std::get_if<SpectraMessage>(&body)) {
+    ApplySpectra(*spectra);
   } else if (saved) {
-    return;  // Everything but frames is in the saved state at once.
+    return;  // Everything but what belongs to an open step is in the saved state at once.
   } else if (const auto* hello = std::get_if<HelloMessage>(&body)) {
     ApplyHello(*hello);
   } else if (const auto* event = std::get_if<RunEvent>(&body)) {
@@ -95,6 +100,7 @@ void LiveRun::Apply(const LoggedMessage& logged, int64_t arrived_ns) {
   } else if (const auto* closed = std::get_if<StepClosedMessage>(&body)) {
     closed_by_deadline_->Add();
     merge_.CloseThrough(closed->attempt, closed->step, sink_);
+    LetGo(false);
   } else if (const auto* silence = std::get_if<SilenceMessage>(&body)) {
     judge_.OnSilence(silence->silent_ranks, silence->seconds, &transitions_);
   } else if (const auto* rules = std::get_if<RulesMessage>(&body)) {
@@ -106,6 +112,7 @@ void LiveRun::Apply(const LoggedMessage& logged, int64_t arrived_ns) {
 void LiveRun::ApplyHello(const HelloMessage& hello) {
   const uint64_t attempt = record_.description.attempt;
   if (hello.run.attempt < attempt) return;  // A straggler of an older attempt.
+  LetGo(true);  // What waited to leave has left before it came back.
   // A new run was made with its first Hello: that is no change.
   record_.mixed = record_.mixed || KindOf(hello.run) != KindOf(record_.description);
   record_.description = hello.run;
@@ -138,7 +145,7 @@ void LiveRun::ApplyFrame(uint32_t rank, const RankFrame& frame, Lsn lsn) {
   }
 }
 
-void LiveRun::ApplyBye(uint32_t rank, const ByeMessage& bye) {
+void LiveRun::TakeLeave(uint32_t rank, const ByeMessage& bye) {
   gone_.insert(rank);
   merge_.SetGone(rank, sink_);
   heard_ns_.erase(rank);
@@ -183,6 +190,7 @@ void LiveRun::OnStep(const StepSample& sample) {
   record_.stage = judge_.stage();
   ++record_.steps_recorded;
   ++steps_since_commit_;
+  CountGram("incomplete", static_cast<double>(grams_.Close(sample.attempt, sample.step)));
   last_sample_ = sample;
   if (HasHeadSignals(sample)) {
     last_heads_ = sample;
@@ -282,7 +290,8 @@ Lsn LiveRun::needed_lsn() const {
 }
 
 bool LiveRun::CommitDue(int64_t now_ns) const {
-  if (!dirty_) return false;
+  // A goodbye that waits is in no saved state yet: the log keeps it.
+  if (!dirty_ || !byes_.empty()) return false;
   const int64_t age = now_ns - committed_ns_;
   return record_.ended || age >= kCommitNanosMax || new_events_.size() >= kCommitEvents || (steps_since_commit_ >= kCommitSteps && age >= kCommitNanosMin);
 }

@@ -21,10 +21,12 @@
 
 #include "absl/status/status.h"
 #include "server/detect/detector_bank.h"
+#include "server/detect/gram_desk.h"
 #include "server/detect/run_judge.h"
 #include "server/ingest/message.h"
 #include "server/ingest/rank_merge.h"
 #include "server/rules_in_force.h"
+#include "server/spectra_worker.h"
 #include "server/store/alert_log.h"
 #include "server/store/baselines.h"
 #include "server/store/database.h"
@@ -48,6 +50,7 @@ struct LiveRunParts {
   Clock* clock = nullptr;
   DetectorBank* bank = nullptr;  // Null = the CPU's.
   const Baselines* baselines = nullptr;  // Null = nothing is known of other runs.
+  SpectraWorker* spectra = nullptr;  // Null = Gram matrices give no signals.
 };
 
 class LiveRun {
@@ -74,6 +77,9 @@ class LiveRun {
   // Ranks' silence has begun or ended; false if nothing changed.
   bool SilenceChanged(int64_t now_ns, int64_t silence_ns_min, SilenceMessage* silence);
 
+  // Hands the worker what recovery found unanswered.
+  void SubmitUnanswered();
+
   // The run is judged by other rules than `current`, and was not told yet.
   bool RulesDiffer(const RuleSetPtr& current);
   // A record that brings them is on its way.
@@ -87,7 +93,14 @@ class LiveRun {
  private:
   void ApplyHello(const HelloMessage& hello);
   void ApplyFrame(uint32_t rank, const RankFrame& frame, Lsn lsn);
+  void ApplyGram(const ShippedGram& gram, Lsn lsn);
+  void ApplySpectra(const SpectraMessage& spectra);
+  // A goodbye waits for the signals of the last steps.
   void ApplyBye(uint32_t rank, const ByeMessage& bye);
+  void LetGo(bool all);  // Takes those that need not wait any longer.
+  void TakeLeave(uint32_t rank, const ByeMessage& bye);
+  // Of bellwether_spectra_total.
+  void CountGram(const char* result, double count = 1);
   void ApplyRules(const RulesMessage& rules);
   void OnStep(const StepSample& sample);
   void AddTotals(const StepSample& sample);
@@ -102,6 +115,9 @@ class LiveRun {
   RuleSetPtr coming_rules_;
   RunJudge judge_;
   RankMerge::Sink sink_;
+  GramDesk grams_;
+  std::vector<GramTask> unanswered_;  // Found by recovery.
+  std::vector<std::pair<uint32_t, ByeMessage>> byes_;  // rank; they wait.
   std::map<uint32_t, RankRecord> ranks_;
   std::set<uint32_t> gone_;
   std::map<SignalId, std::vector<double>> totals_;

@@ -244,6 +244,7 @@ int Main(int argc, char** argv) {
     to->add_option("--gpu", bank->gpu, "auto, on, off: where the detectors run; on refuses to start without a GPU")
         ->capture_default_str();
     to->add_option("--gpu.library", bank->library, "the detectors' library for GPUs")->capture_default_str();
+    to->add_option("--gpu.cusolver", bank->cusolver, "NVIDIA's cuSOLVER, for spectra [libcusolver.so of a known version]");
   };
   options.bank.library = flags.bank.library = BesideThisProgram("libbellwether_bank.so");
   add_gpu(&app, &options.bank);

@@ -12,6 +12,28 @@
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {
+namespace {
+
+// Of Sampling.deeper.
+constexpr size_t kDeeperHeadsMax = 64;
+
+// The furthest first.
+std::vector<Head> DeeperHeads(const RunSnapshot& run) {
+  const Layout& layout = run.record.description.layout;
+  std::vector<std::pair<int, Head>> found;  // -stage, head
+  for (size_t i = 0; i < run.head_stage.size(); ++i) {
+    if (run.head_stage[i] == 0) continue;
+    found.push_back({-int{run.head_stage[i]},
+                     {static_cast<int32_t>(i) / layout.heads, static_cast<int32_t>(i) % layout.heads}});
+  }
+  std::sort(found.begin(), found.end());
+  if (found.size() > kDeeperHeadsMax) found.resize(kDeeperHeadsMax);
+  std::vector<Head> heads;
+  for (const auto& [stage, head] : found) heads.push_back(head);
+  return heads;
+}
+
+}  // namespace
 
 // A stream's claim.  The owner is called under owner_mutex_, which Detach()
 // takes too: after it no call is in flight.
@@ -89,6 +111,7 @@ Pipeline::Pipeline(const Options& options, Counters* counters, Clock* clock)
       store_free_bytes_(counters->gauge("bellwether_store_free_bytes")),
       degraded_(counters->gauge("bellwether_degraded", {{"reason", "log"}})) {
   rules_.Set(options.rules);
+  spectra_ = std::make_unique<SpectraWorker>(options.spectra, options.spectra_bank, counters, clock);
 }
 
 Pipeline::~Pipeline() { (void)Close(); }
@@ -103,7 +126,8 @@ LiveRunParts Pipeline::Parts() {
           .counters = counters_,
           .clock = clock_,
           .bank = options_.bank,
-          .baselines = baselines_.get()};
+          .baselines = baselines_.get(),
+          .spectra = spectra_.get()};
 }
 
 absl::StatusOr<std::unique_ptr<Pipeline>> Pipeline::Open(const Options& options, Counters* counters, Clock* clock) {
@@ -151,9 +175,15 @@ Pipeline::RunEntry* Pipeline::AddEntry(const RunRecord& record) {
 absl::Status Pipeline::Recover() {
   for (int i = 0; i < options_.shards; ++i) {
     shards_.push_back(std::make_unique<Shard>(options_.shard, Parts(), i));
-    shards_.back()->SetRecovering(true);
+    shards_.back()->BeginRecovery();
     shards_.back()->Start();
   }
+  spectra_->Start([this](RunId run, const SpectraMessage& answers) {
+    if (shards_[static_cast<size_t>(run) % shards_.size()]->AppendSpectra(run, answers)) return true;
+    // A log that has failed for good takes nothing more, of nobody.
+    const absl::Status health = wal_->health();
+    return !health.ok() && !absl::IsResourceExhausted(health);
+  });
   pending_acks_.resize(shards_.size());
   absl::MutexLock registry(&registry_mutex_);
   BW_ASSIGN_OR_RETURN(const std::vector<RunRecord> records, database_->ListRuns());
@@ -234,8 +264,7 @@ absl::Status Pipeline::Recover() {
   };
   BW_RETURN_IF_ERROR(wal_->Read(from, 0, take));
   for (const auto& shard : shards_) {
-    shard->Barrier([] {});
-    shard->SetRecovering(false);
+    shard->EndRecovery();
     shard->CommitAll();
   }
   if (applied > 0) LogInfo("recovered {} log records of {} runs", applied, by_id.size());
@@ -307,6 +336,7 @@ absl::StatusOr<std::shared_ptr<IngestSession>> Pipeline::Open(const HelloMessage
     const size_t bytes = record.payload.size();
     BW_ASSIGN_OR_RETURN(const Lsn lsn, wal_->Append(std::move(record)));
     ++slot->epoch;
+    slot->deeper.clear();  // The new session was asked for nothing yet.
     fenced = slot->session.lock();
     session = std::make_shared<Session>(this, run, slot.get(), hello.rank, slot->epoch, owner);
     slot->session = session;
@@ -387,6 +417,7 @@ absl::StatusOr<IngestSession::Taken> Pipeline::Put(Session* session, IngestMessa
 }
 
 void Pipeline::OnDurable(Lsn durable) {
+  if (!recovered_) return;  // Nobody waits yet, and the shards are being made.
   const int64_t now_ns = clock_->MonotonicNanos();
   for (size_t i = 0; i < shards_.size(); ++i) {
     std::vector<PendingAck> ready;
@@ -414,7 +445,34 @@ void Pipeline::OnDurable(Lsn durable) {
   }
 }
 
-void Pipeline::AwaitApplied(RunId run) { shards_[static_cast<size_t>(run) % shards_.size()]->CommitAll(); }
+void Pipeline::AwaitApplied(RunId run) {
+  Shard& shard = *shards_[static_cast<size_t>(run) % shards_.size()];
+  shard.Barrier([] {});  // Its Gram matrices are with the worker.
+  spectra_->AwaitIdle();
+  shard.CommitAll();
+}
+
+void Pipeline::AskForDeeper() {
+  absl::MutexLock registry(&registry_mutex_);
+  for (const auto& [uuid, run] : runs_) {
+    const RunSnapshotPtr snapshot = table_.Get(run->id);
+    if (snapshot == nullptr || snapshot->record.ended) continue;
+    const std::vector<Head> deeper = DeeperHeads(*snapshot);
+    std::vector<std::shared_ptr<Session>> ask;
+    {
+      absl::MutexLock lock(&shards_[run->shard]->mutex());
+      for (const auto& [rank, slot] : run->ranks) {
+        auto session = slot->session.lock();
+        if (session == nullptr || slot->deeper == deeper) continue;
+        slot->deeper = deeper;
+        ask.push_back(std::move(session));
+      }
+    }
+    for (const auto& session : ask) {
+      session->Tell([&](SessionOwner* owner) { owner->OnDeeper(deeper); });
+    }
+  }
+}
 
 absl::Status Pipeline::Annotate(RunId run, const RunEvent& event) {
   const RunSnapshotPtr snapshot = table_.Get(run);
@@ -481,6 +539,7 @@ void Pipeline::Maintain() {
   std::error_code unknown;
   const std::filesystem::space_info space = std::filesystem::space(options_.storage_path, unknown);
   if (!unknown) store_free_bytes_->Set(static_cast<double>(space.available));
+  AskForDeeper();
   const int64_t now_ns = clock_->MonotonicNanos();
   if (now_ns - flushed_ns_ < options_.flush_ms * 1'000'000 && wal_->bytes() < options_.wal_bytes_flush) return;
   if (now_ns - flushed_ns_ < 5'000'000'000) return;
@@ -497,6 +556,7 @@ absl::Status Pipeline::Close() {
   if (closing_.exchange(true) || wal_ == nullptr) return absl::OkStatus();
   if (learner_ != nullptr) learner_->Stop();  // The next start goes on with it.
   absl::Status status = wal_->Sync(wal_->last_lsn());
+  spectra_->Stop();
   Lsn keep = wal_->last_lsn() + 1;
   for (const auto& shard : shards_) keep = std::min(keep, shard->CommitAll());
   for (const auto& shard : shards_) shard->Stop();

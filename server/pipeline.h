@@ -29,6 +29,7 @@
 #include "server/ingest/ingest_sink.h"
 #include "server/rules_in_force.h"
 #include "server/shard.h"
+#include "server/spectra_worker.h"
 #include "server/store/alert_log.h"
 #include "server/store/baselines.h"
 #include "server/store/database.h"
@@ -55,6 +56,8 @@ class Pipeline final : public IngestSink, public RunControl {
     JudgeOptions judge;            // Built in: what a run without a rules file is judged by.
     RuleSetPtr rules;              // In force at the start; null = none.
     DetectorBank* bank = nullptr;  // Must outlive the pipeline; null = the CPU's.
+    SpectraBank* spectra_bank = nullptr;  // Likewise.
+    SpectraWorker::Options spectra;
     int64_t wal_bytes_flush = 256 << 20;  // More log than this: flush, forget.
     int64_t flush_ms = 60'000;
     Info info;                   // Version, addresses, options, limits.
@@ -114,6 +117,7 @@ class Pipeline final : public IngestSink, public RunControl {
     uint64_t epoch = 0;
     uint64_t last_seq = 0;
     std::weak_ptr<Session> session;
+    std::vector<Head> deeper;  // The session was asked to look deeper at these.
   };
   struct RunEntry {
     RunId id = 0;
@@ -140,6 +144,8 @@ class Pipeline final : public IngestSink, public RunControl {
   void OnDurable(Lsn durable);
   absl::StatusOr<IngestSession::Taken> Put(Session* session, IngestMessage& message, std::string& payload);
   size_t LiveRuns() const;
+  // Asks the clients of runs for more of the heads that are on their way to fail.
+  void AskForDeeper();
 
   const Options options_;
   Counters* const counters_;
@@ -151,6 +157,7 @@ class Pipeline final : public IngestSink, public RunControl {
   std::unique_ptr<SeriesStore> series_;
   std::unique_ptr<AlertLog> alerts_;
   std::unique_ptr<Baselines> baselines_;
+  std::unique_ptr<SpectraWorker> spectra_;
   std::vector<std::unique_ptr<Shard>> shards_;
   std::vector<std::deque<PendingAck>> pending_acks_;  // Per shard, under its mutex.
   std::unique_ptr<BaselineLearner> learner_;
@@ -160,7 +167,7 @@ class Pipeline final : public IngestSink, public RunControl {
   RunId next_run_ ABSL_GUARDED_BY(registry_mutex_) = 1;
   std::atomic<bool> closing_ = false;
   int64_t flushed_ns_ = 0;
-  bool recovered_ = false;  // All of the log is applied: it may be shortened.
+  std::atomic<bool> recovered_ = false;  // All of the log is applied: it may be shortened.
   std::string grpc_address_, http_address_;
 
   Counter* const gaps_;

@@ -45,6 +45,7 @@ struct RecordingImport::Rank final : public SessionOwner {
     absl::MutexLock lock(&mutex);
     fenced = room = true;
   }
+  void OnDeeper(const std::vector<Head>&) override {}  // Nobody is there to look.
   void AwaitRoom() {
     absl::MutexLock lock(&mutex);
     mutex.Await(absl::Condition(&room));

@@ -108,6 +108,11 @@ absl::Status Server::StartBank() {
   DetectorBank* const bank = gpu_bank_ != nullptr ? gpu_bank_.get() : CpuDetectorBank();
   bank_ = std::make_unique<MeasuredBank>(bank, &counters_, clock_);
   options_.pipeline.bank = bank_.get();
+  gpu_spectra_ = OpenGpuSpectra(options_.bank, [degraded](const std::string& why) {
+    degraded->Set(1);
+    LogError("the GPU is given up, spectra go on on the CPU: {}", why);
+  });
+  options_.pipeline.spectra_bank = gpu_spectra_.get();
   options_.pipeline.info.backend = bank_->backend();
   counters_.gauge("bellwether_build_info",
                   {{"version", kVersion}, {"revision", kRevision}, {"cuda", gpu_bank_ != nullptr ? "on" : "off"}})

@@ -82,6 +82,7 @@ class Server {
   Clock* const clock_;
   std::unique_ptr<GpuBank> gpu_bank_;  // Null: detectors run on the CPU.
   std::unique_ptr<MeasuredBank> bank_;
+  std::unique_ptr<SpectraBank> gpu_spectra_;  // Null: spectra run on the CPU.
   std::unique_ptr<Pipeline> pipeline_;
   std::unique_ptr<Exporter> exporter_;
   std::vector<std::unique_ptr<Webhook>> webhooks_;

@@ -78,6 +78,13 @@ void Shard::Barrier(const Task& task) {
   done.WaitForNotification();
 }
 
+void Shard::EndRecovery() {
+  Barrier([this] {
+    recovering_ = false;
+    for (auto& [id, run] : runs_) run->SubmitUnanswered();
+  });
+}
+
 Lsn Shard::CommitAll() {
   Lsn needed = 0;
   absl::Notification done;
@@ -215,16 +222,25 @@ void Shard::Tick(int64_t now_ns) {
 }
 
 bool Shard::AppendOwn(const LiveRun& run, WalKind kind, std::string payload, IngestMessage message) {
+  return AppendOwn(run.record().id, run.record().description.attempt, kind, std::move(payload), std::move(message));
+}
+
+bool Shard::AppendSpectra(RunId run, const SpectraMessage& answers) {
+  const uint32_t attempt = answers.answers.empty() ? 0 : answers.answers.back().attempt;
+  return AppendOwn(run, attempt, WalKind::kSpectra, EncodeSpectra(answers), {0, answers});
+}
+
+bool Shard::AppendOwn(RunId run, uint32_t attempt, WalKind kind, std::string payload, IngestMessage message) {
   absl::MutexLock lock(&mutex_);
   WalRecord record;
   record.kind = kind;
-  record.run = run.record().id;
-  record.attempt = run.record().description.attempt;
+  record.run = run;
+  record.attempt = attempt;
   const int64_t time_unix_ms = record.time_unix_ms = parts_.clock->UnixMillis();
   record.payload = std::move(payload);
   const auto lsn = parts_.wal->Append(std::move(record));
   if (!lsn.ok()) return false;  // The log is full or failed; the next deadline says it again.
-  Push({*lsn, run.record().id, 0, 0, time_unix_ms, std::move(message)}, 0);
+  Push({*lsn, run, 0, 0, time_unix_ms, std::move(message)}, 0);
   return true;
 }
 

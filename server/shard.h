@@ -63,9 +63,14 @@ class Shard {
   // messages, so that none of them waits for more than one commit; waits.  Every
   // LSN below the result is not needed by this shard.
   Lsn CommitAll();
-  // While recovery feeds the shard, deadlines and silence are not judged: the
-  // log holds what was decided then.
-  void SetRecovering(bool recovering) { recovering_ = recovering; }
+  // Logs what Gram matrices of a run of this shard gave, and hands it to the run.
+  // False: the log does not take it now.
+  bool AppendSpectra(RunId run, const SpectraMessage& answers);
+  // While recovery feeds the shard, deadlines and silence are not judged and no
+  // spectra computed: the log holds what was decided then.
+  void BeginRecovery() { recovering_ = true; }
+  // After all that was pushed; waits.
+  void EndRecovery();
 
  private:
   struct Item {
@@ -84,6 +89,7 @@ class Shard {
   void Tick(int64_t now_ns);
   // False: the log did not take it.
   bool AppendOwn(const LiveRun& run, WalKind kind, std::string payload, IngestMessage message);
+  bool AppendOwn(RunId run, uint32_t attempt, WalKind kind, std::string payload, IngestMessage message);
   // Tells runs that are judged by other rules than those in force, some per
   // tick: their texts go through the log.
   void SpreadRules();

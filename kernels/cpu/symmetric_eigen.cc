@@ -109,10 +109,10 @@ bool TridiagonalEigen(int64_t n, double* diagonal, double* off_diagonal, double*
   return true;
 }
 
-int64_t PivotedCholesky(int64_t n, double* a, double* factor) {
+int64_t PivotedCholesky(int64_t n, double* a, double* factor, double epsilon) {
   double largest = 0;
   for (int64_t i = 0; i < n; ++i) largest = std::max(largest, a[i * n + i]);
-  const double stop = static_cast<double>(n) * kEpsilon * largest;
+  const double stop = static_cast<double>(n) * epsilon * largest;
   int64_t rank = 0;
   for (; rank < n; ++rank) {
     int64_t pivot = 0;

@@ -17,6 +17,7 @@ struct BankOptions {
   // all.  off: the CPU.
   std::string gpu = "auto";
   std::string library = "libbellwether_bank.so";  // As dlopen takes it.
+  std::string cusolver;                           // Likewise, for spectra; "" = libcusolver.so of a known version.
 };
 
 // Null: the CPU's bank is the one to use.  Says in one line of the log what was

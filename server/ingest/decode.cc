@@ -1,11 +1,15 @@
 #include "server/ingest/decode.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "server/store/byte_io.h"
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {
@@ -162,8 +166,9 @@ absl::StatusOr<RankFrame> DecodeFrame(const v1::Frame& frame, const Layout& layo
   return plain;
 }
 
-absl::StatusOr<SpectrumMessage> DecodeSpectrum(const v1::Spectrum& spectrum, const Layout& layout,
-                                               const DecodeLimits& limits) {
+absl::StatusOr<ShippedGram> DecodeSpectrum(const v1::Spectrum& spectrum, const Layout& layout,
+                                           const DecodeLimits& limits) {
+  BW_RETURN_IF_ERROR(CheckRange("spectrum.attempt", spectrum.attempt(), 0, 1 << 30));
   BW_RETURN_IF_ERROR(CheckRange("spectrum.step", spectrum.step(), 0, int64_t{1} << 53));
   BW_RETURN_IF_ERROR(CheckRange("spectrum.layer", spectrum.layer(), 0, layout.layers - 1));
   BW_RETURN_IF_ERROR(CheckRange("spectrum.head", spectrum.head(), 0, layout.heads - 1));
@@ -173,13 +178,16 @@ absl::StatusOr<SpectrumMessage> DecodeSpectrum(const v1::Spectrum& spectrum, con
   if (spectrum.upper_size() != expected) {
     return OutOfRange("number of spectrum.upper", spectrum.upper_size(), absl::StrCat("n (n + 1) / 2 = ", expected));
   }
-  return SpectrumMessage{spectrum.attempt(),
-                         spectrum.step(),
-                         {static_cast<int32_t>(spectrum.layer()), static_cast<int32_t>(spectrum.head())},
-                         static_cast<uint8_t>(spectrum.kind()),
-                         spectrum.n(),
-                         spectrum.scale(),
-                         {spectrum.upper().begin(), spectrum.upper().end()}};
+  // Signals do not depend on it, but one that is not a scale says that the sender is confused.
+  if (!std::isfinite(spectrum.scale()) || spectrum.scale() < 0) {
+    return OutOfRange("spectrum.scale", spectrum.scale(), "finite and at least 0");
+  }
+  return ShippedGram{spectrum.attempt(),
+                     spectrum.step(),
+                     {static_cast<int32_t>(spectrum.layer()), static_cast<int32_t>(spectrum.head())},
+                     static_cast<GramOf>(spectrum.kind()),
+                     static_cast<int32_t>(spectrum.n()),
+                     std::make_shared<const std::vector<float>>(spectrum.upper().begin(), spectrum.upper().end())};
 }
 
 absl::StatusOr<RunEvent> DecodeEvent(const v1::Event& event, const DecodeLimits& limits) {
@@ -255,6 +263,56 @@ std::string EncodeSilence(const SilenceMessage& message) {
   return absl::StrCat(message.silent_ranks, " ", message.seconds);
 }
 
+std::string EncodeSpectra(const SpectraMessage& message) {
+  std::string payload;
+  ByteWriter out(&payload);
+  out.PutVarint(message.answers.size());
+  for (const GramAnswer& answer : message.answers) {
+    out.Put(answer.attempt);
+    out.Put(answer.step);
+    out.Put(answer.where.layer);
+    out.Put(answer.where.head);
+    out.Put(answer.increment);
+    out.Put(answer.outcome);
+    out.Put(answer.count);
+    for (size_t i = 0; i < answer.count; ++i) {
+      out.Put(static_cast<uint16_t>(answer.values[i].signal));
+      out.Put(answer.values[i].value);
+    }
+  }
+  return payload;
+}
+
+namespace {
+
+// Whether the record is whole, and of heads and signals that there are.
+bool DecodeSpectra(std::string_view payload, const Layout& layout, SpectraMessage* message) {
+  ByteReader in(payload);
+  message->answers.resize(in.GetCount(23));
+  for (GramAnswer& answer : message->answers) {
+    answer.attempt = in.Get<uint32_t>();
+    answer.step = in.Get<int64_t>();
+    answer.where.layer = in.Get<int32_t>();
+    answer.where.head = in.Get<int32_t>();
+    answer.increment = in.Get<bool>();
+    answer.outcome = in.Get<GramAnswer::Outcome>();
+    answer.count = in.Get<uint8_t>();
+    if (answer.count > GramAnswer::kValuesMax || answer.where.layer < 0 || answer.where.layer >= layout.layers ||
+        answer.where.head < 0 || answer.where.head >= layout.heads) {
+      return false;
+    }
+    for (size_t i = 0; i < answer.count; ++i) {
+      answer.values[i].signal = static_cast<SignalId>(in.Get<uint16_t>());
+      answer.values[i].value = in.Get<float>();
+      const SignalInfo* const signal = FindSignal(answer.values[i].signal);
+      if (signal == nullptr || signal->derived || signal->granularity != Granularity::kHead) return false;
+    }
+  }
+  return in.done();
+}
+
+}  // namespace
+
 absl::StatusOr<IngestMessage> DecodeRecord(const WalRecord& record, const Layout* layout, const DecodeLimits& limits) {
   if (record.kind == WalKind::kStepClosed || record.kind == WalKind::kSilence) {
     uint32_t first = 0;
@@ -268,6 +326,15 @@ absl::StatusOr<IngestMessage> DecodeRecord(const WalRecord& record, const Layout
     } else {
       plain.body = SilenceMessage{first, second};
     }
+    return plain;
+  }
+  if (record.kind == WalKind::kSpectra) {
+    SpectraMessage spectra;
+    if (layout == nullptr || !DecodeSpectra(record.payload, *layout, &spectra)) {
+      return absl::DataLossError(absl::StrCat("log record ", record.lsn, " cannot be parsed"));
+    }
+    IngestMessage plain;
+    plain.body = std::move(spectra);
     return plain;
   }
   if (record.kind == WalKind::kRules) {

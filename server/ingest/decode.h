@@ -43,6 +43,7 @@ absl::StatusOr<IngestMessage> Decode(const v1::ClientMessage& message, const Lay
 // The payloads of the server's own log records.
 std::string EncodeStepClosed(const StepClosedMessage& message);
 std::string EncodeSilence(const SilenceMessage& message);
+std::string EncodeSpectra(const SpectraMessage& message);
 absl::StatusOr<IngestMessage> DecodeRecord(const WalRecord& record, const Layout* layout, const DecodeLimits& limits);
 
 // Back onto the wire, for exports.

@@ -88,6 +88,17 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
     End({grpc::StatusCode::ABORTED, "a newer session holds this run and rank"});
   }
 
+  void OnDeeper(const std::vector<Head>& heads) override {
+    v1::ServerMessage message;
+    v1::Sampling* sampling = message.mutable_sampling();
+    for (const Head& head : heads) {
+      v1::HeadId* id = sampling->add_deeper();
+      id->set_layer(static_cast<uint32_t>(head.layer));
+      id->set_head(static_cast<uint32_t>(head.head));
+    }
+    Send(std::move(message));
+  }
+
   // ---- service ----
   void Drain() {
     v1::ServerMessage message;

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -25,6 +26,8 @@ class SessionOwner {
   virtual void OnDurable(uint64_t seq) = 0;
   virtual void OnRoom() = 0;    // Put() said kBusy; try again.
   virtual void OnFenced() = 0;  // A newer session holds this (run, rank).
+  // The client is asked to look deeper at these heads, at most 64, and at no other.
+  virtual void OnDeeper(const std::vector<Head>& heads) = 0;
 };
 
 // One stream's claim on a (run, rank).

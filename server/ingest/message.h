@@ -9,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include "server/store/gram_types.h"
 #include "server/store/run_types.h"
 #include "server/store/step_sample.h"
 #include "server/store/wal.h"
@@ -20,16 +21,6 @@ struct HelloMessage {
   uint32_t rank = 0;
   uint64_t first_unacked_seq = 0;
   uint64_t dropped_total = 0;
-};
-
-struct SpectrumMessage {
-  uint32_t attempt = 0;
-  int64_t step = 0;
-  Head where;
-  uint8_t kind = 0;
-  uint32_t n = 0;
-  float scale = 1;
-  std::vector<float> upper;
 };
 
 struct ActionResultMessage {
@@ -52,7 +43,7 @@ struct ByeMessage {
 
 // Said by the server itself, through its own log, so that a replay decides the
 // same: a step was closed by its deadline, ranks fell silent, other rules are in
-// force.
+// force, Gram matrices have given signals or were left alone.
 struct StepClosedMessage {
   uint32_t attempt = 0;
   int64_t step = 0;
@@ -65,10 +56,14 @@ struct RulesMessage {
   std::shared_ptr<const std::string> text;  // Never null; shared by many runs.
 };
 
+struct SpectraMessage {
+  std::vector<GramAnswer> answers;
+};
+
 struct IngestMessage {
   uint64_t seq = 0;
-  std::variant<HelloMessage, RankFrame, SpectrumMessage, RunEvent, ActionResultMessage, HeartbeatMessage, ByeMessage,
-               StepClosedMessage, SilenceMessage, RulesMessage>
+  std::variant<HelloMessage, RankFrame, ShippedGram, RunEvent, ActionResultMessage, HeartbeatMessage, ByeMessage,
+               StepClosedMessage, SilenceMessage, RulesMessage, SpectraMessage>
       body;
 };
 

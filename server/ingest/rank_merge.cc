@@ -62,15 +62,7 @@ RankMerge::Outcome RankMerge::Add(uint32_t rank, const RankFrame& frame, Lsn lsn
   Key& newest = seen_.try_emplace(rank, key).first->second;
   newest = std::max(newest, key);
   gone_.erase(rank);
-  auto [step, is_new] = open_.try_emplace(key);
-  Open& open = step->second;
-  if (is_new) {
-    open.sample = std::move(spare_);
-    open.sample.Reset(layout_);
-    open.sample.attempt = frame.attempt;
-    open.sample.step = frame.step;
-    open.first_lsn = lsn;
-  }
+  Open& open = *OpenStep(key, lsn);
   std::set<uint32_t>& parts = open.parts[rank];
   if (!parts.insert(frame.part).second) return Outcome::kRepeated;
   Combine(frame, &open);
@@ -80,6 +72,49 @@ RankMerge::Outcome RankMerge::Add(uint32_t rank, const RankFrame& frame, Lsn lsn
   }
   CloseReady(sink);
   return Outcome::kTaken;
+}
+
+RankMerge::Open* RankMerge::OpenStep(const Key& key, Lsn lsn) {
+  auto [step, is_new] = open_.try_emplace(key);
+  Open& open = step->second;
+  if (is_new) {
+    open.sample = std::move(spare_);
+    open.sample.Reset(layout_);
+    open.sample.attempt = key.first;
+    open.sample.step = key.second;
+    open.first_lsn = lsn;
+  }
+  return &open;
+}
+
+bool RankMerge::Hold(uint32_t attempt, int64_t step, Lsn lsn, int holds) {
+  const Key key{attempt, step};
+  if (key <= Key{closed_attempt_, closed_step_}) return false;
+  OpenStep(key, lsn)->holds += holds;
+  return true;
+}
+
+bool RankMerge::Holding(uint32_t rank) const {
+  const auto newest = seen_.find(rank);
+  if (newest == seen_.end()) return false;
+  for (auto step = open_.begin(); step != open_.end() && step->first <= newest->second; ++step) {
+    if (step->second.holds > 0) return true;
+  }
+  return false;
+}
+
+bool RankMerge::Fill(uint32_t attempt, int64_t step, const std::vector<Cell>& cells, const Sink& sink) {
+  const auto found = open_.find({attempt, step});
+  if (found == open_.end() || found->second.holds == 0) return false;
+  Open& open = found->second;
+  for (const Cell& cell : cells) {
+    const MatrixShape shape = ShapeOf(*FindSignal(cell.signal), layout_);
+    float& value = open.sample.Add(cell.signal)[static_cast<size_t>(cell.layer * shape.heads + cell.head)];
+    if (IsNotMeasured(value)) value = cell.value;
+  }
+  --open.holds;
+  CloseReady(sink);
+  return true;
 }
 
 size_t RankMerge::expected() const { return reporters_ - std::min<size_t>(reporters_ - 1, gone_.size()); }
@@ -100,27 +135,33 @@ void RankMerge::Close(std::map<Key, Open>::iterator step, bool complete, const S
   closed_step_ = step->first.second;
   Open& open = step->second;
   open.sample.complete = complete && open.whole.size() >= expected();
-  sink(open.sample);
+  // What came without any frame is of no step that anybody measured.
+  if (!open.parts.empty()) sink(open.sample);
   spare_ = std::move(open.sample);
   open_.erase(step);
 }
 
 void RankMerge::CloseReady(const Sink& sink) {
-  // A complete step closes everything before it: each rank is past that.
-  auto ready = open_.end();
-  for (auto step = open_.begin(); step != open_.end(); ++step) {
-    if (IsComplete(step->first, step->second)) ready = step;
+  // A complete step closes everything before it: each rank is past that.  A
+  // held one keeps itself and what is behind it open.
+  for (;;) {
+    auto ready = open_.end();
+    for (auto step = open_.begin(); step != open_.end() && step->second.holds == 0; ++step) {
+      if (IsComplete(step->first, step->second)) ready = step;
+    }
+    if (ready != open_.end()) {
+      const Key last = ready->first;
+      while (!open_.empty() && open_.begin()->first <= last) Close(open_.begin(), true, sink);
+    }
+    if (open_.size() <= open_steps_max_) return;
+    Close(open_.begin(), open_.begin()->second.holds > 0, sink);
   }
-  if (ready != open_.end()) {
-    const Key last = ready->first;
-    while (!open_.empty() && open_.begin()->first <= last) Close(open_.begin(), true, sink);
-  }
-  while (open_.size() > open_steps_max_) Close(open_.begin(), false, sink);
 }
 
 void RankMerge::CloseThrough(uint32_t attempt, int64_t step, const Sink& sink) {
   const Key last{attempt, step};
   while (!open_.empty() && open_.begin()->first <= last) Close(open_.begin(), false, sink);
+  CloseReady(sink);  // What was behind a held step.
 }
 
 void RankMerge::SetGone(uint32_t rank, const Sink& sink) {

@@ -6,6 +6,10 @@
 // combine by the merge rule of the catalogue: sums add, "equal" is compared and
 // a disagreement reported.
 //
+// Values that the server itself makes of what came for a step (spectra) arrive
+// later than the step's frames: Hold() keeps the step open for them, and those
+// behind it, until Fill() brings them or somebody gives up waiting.
+//
 // Deterministic and without a clock.  Not thread-safe: the run's shard owns it.
 
 #ifndef BELLWETHER_SERVER_INGEST_RANK_MERGE_H_
@@ -31,12 +35,27 @@ class RankMerge {
     kLate,      // Its step was closed before; nothing was done.
     kRepeated,  // This rank's part was there already; nothing was done.
   };
+  // A value for a cell that no rank has measured.
+  struct Cell {
+    SignalId signal = SignalId::kNone;
+    int32_t layer = 0, head = 0;
+    float value = 0;
+  };
 
   // open_steps_max: more open steps than that close the oldest.
   RankMerge(const Layout& layout, uint32_t reporters, size_t open_steps_max = 64);
 
   // `lsn` is remembered while the frame's step is open.
   Outcome Add(uint32_t rank, const RankFrame& frame, Lsn lsn, const Sink& sink);
+  // Something other than a frame came for a step, with `lsn`, and `holds` more
+  // calls of Fill() are to come for it.  False: the step was closed before;
+  // nothing was done.
+  bool Hold(uint32_t attempt, int64_t step, Lsn lsn, int holds);
+  // Fills in cells that are not measured and ends one hold.  False: as Hold().
+  bool Fill(uint32_t attempt, int64_t step, const std::vector<Cell>& cells, const Sink& sink);
+  // A step that this rank took part in waits for Fill(), or is behind one.
+  bool Holding(uint32_t rank) const;
+
   // Closes every open step up to and with this one, with what there is.
   void CloseThrough(uint32_t attempt, int64_t step, const Sink& sink);
   // A rank that left is not waited for; one that sends is expected again.
@@ -63,8 +82,10 @@ class RankMerge {
     std::map<uint32_t, std::set<uint32_t>> parts;  // rank -> parts that came
     std::set<uint32_t> whole;                      // ranks with all parts
     std::map<SignalId, uint32_t> mean_count;
+    int holds = 0;
   };
 
+  Open* OpenStep(const Key& key, Lsn lsn);
   void Combine(const RankFrame& frame, Open* open);
   size_t expected() const;
   bool IsComplete(const Key& key, const Open& open) const;

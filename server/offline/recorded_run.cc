@@ -8,6 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "bellwether/recording.h"
+#include "server/detect/gram_desk.h"
+#include "server/detect/spectra.h"
 #include "server/ingest/decode.h"
 #include "server/ingest/rank_merge.h"
 #include "server/util/status_macros.h"
@@ -18,7 +20,10 @@ namespace {
 class Reader {
  public:
   explicit Reader(RunListener* listener)
-      : listener_(listener), sink_([this](const StepSample& sample) { listener_->OnSample(sample); }) {}
+      : listener_(listener), sink_([this](const StepSample& sample) {
+          grams_.Close(sample.attempt, sample.step);
+          listener_->OnSample(sample);
+        }) {}
 
   absl::Status Take(const v1::RecordedMessage& recorded) {
     if (recorded.message().has_heartbeat()) return absl::OkStatus();
@@ -34,6 +39,8 @@ class Reader {
       listener_->OnHello(hello->run);
     } else if (const auto* frame = std::get_if<RankFrame>(&plain.body)) {
       merge_->Add(recorded.rank(), *frame, ++frames_, sink_);
+    } else if (const auto* gram = std::get_if<ShippedGram>(&plain.body)) {
+      TakeGram(*gram);
     } else if (const auto* event = std::get_if<RunEvent>(&plain.body)) {
       listener_->OnEvent(*event);
     } else if (std::get_if<ByeMessage>(&plain.body) != nullptr) {
@@ -43,10 +50,28 @@ class Reader {
   }
 
  private:
+  // As a live run does, but at once: there is nobody to keep waiting.
+  void TakeGram(const ShippedGram& gram) {
+    GramTask task;
+    if (merge_ == nullptr || !merge_->Hold(gram.attempt, gram.step, ++frames_, 0) ||
+        grams_.Take(gram, &task) != GramDesk::Outcome::kTask) {
+      return;
+    }
+    std::vector<RankMerge::Cell> cells;
+    for (const GramAnswer& answer : SolveGrams({&task, 1}, CpuSpectraBank())) {
+      for (size_t i = 0; i < answer.count; ++i) {
+        cells.push_back({answer.values[i].signal, gram.where.layer, gram.where.head, answer.values[i].value});
+      }
+    }
+    (void)merge_->Hold(gram.attempt, gram.step, frames_, 1);
+    (void)merge_->Fill(gram.attempt, gram.step, cells, sink_);
+  }
+
   RunListener* const listener_;
   const RankMerge::Sink sink_;
   std::optional<Layout> layout_;
   std::unique_ptr<RankMerge> merge_;
+  GramDesk grams_{GramDesk::Options()};
   Lsn frames_ = 0;
 };
 

@@ -40,6 +40,7 @@ enum class WalKind : uint8_t {
   // 5 is not used: the database keeps people's notes itself.
   kSilence = 6,      // Ranks fell silent or spoke again.
   kRules = 7,        // The run is judged by other rules from here on: their text.
+  kSpectra = 8,      // What Gram matrices of the run gave.
 };
 
 struct WalRecord {

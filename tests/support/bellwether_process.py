@@ -120,7 +120,8 @@ class Server:
         """Every stored value by its step; asks in ranges of steps, none of which is downsampled."""
         whole: dict[int, float] = {}
         width = 8_000
-        for begin in range(0, int(self.call("GetRun", run=run)["step"]) + 1, width):
+        # One range more: what is told of the run is a little behind what is stored.
+        for begin in range(0, int(self.call("GetRun", run=run)["step"]) + 1 + width, width):
             answer = self.call(
                 "GetSeries",
                 run=run,

@@ -1,13 +1,17 @@
 // A library with the interface of libbellwether_bank.so and no GPU: it computes with the
 // CPU and fails as devices fail.  BELLWETHER_FAKE_BANK_PASSES: passes that succeed before
-// every further one fails [all]; BELLWETHER_FAKE_BANK_ABI: what bw_bank_abi() says.
+// every further one fails [all]; BELLWETHER_FAKE_BANK_SPECTRA: likewise of spectra, -1 = it
+// has no cuSOLVER; BELLWETHER_FAKE_BANK_ABI: what bw_bank_abi() says.
 
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <vector>
 
 #include "bellwether/kernels/gpu_bank.h"
+#include "bellwether/kernels/gpu_spectra.h"
+#include "bellwether/kernels/gram_spectrum.h"
 
 namespace {
 
@@ -20,6 +24,10 @@ int64_t NumberOf(const char* name, int64_t otherwise) {
 
 struct bw_bank {
   std::atomic<int64_t> passes_left;
+};
+
+struct bw_spectra {
+  int64_t passes_left;
 };
 
 extern "C" {
@@ -45,5 +53,22 @@ int bw_bank_evaluate(bw_bank* bank, bellwether::kernels::BankRun* const* runs, i
 }
 
 int bw_bank_forget(bw_bank*, uint64_t) { return 0; }
+
+const char* bw_spectra_error(void) { return "the fake device lost its cuSOLVER"; }
+
+int bw_spectra_open(bw_spectra** spectra, const char*) {
+  const int64_t passes = NumberOf("BELLWETHER_FAKE_BANK_SPECTRA", INT64_MAX);
+  if (passes < 0) return 1;
+  *spectra = new bw_spectra{passes};
+  return 0;
+}
+
+void bw_spectra_close(bw_spectra* spectra) { delete spectra; }
+
+int bw_spectra_eigenvalues(bw_spectra* spectra, int64_t n, int64_t count, const double* matrices, double* values) {
+  if (spectra->passes_left-- <= 0) return 1;
+  std::vector<double> copy(matrices, matrices + count * n * n);
+  return bellwether::kernels::cpu::SymmetricEigenvalues(n, count, copy.data(), values) ? 0 : 1;
+}
 
 }  // extern "C"

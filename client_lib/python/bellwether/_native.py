@@ -133,6 +133,12 @@ BLOCKS_MAX = 64
 LAYERS_MAX = 512
 HEADS_MAX = 1024
 EVENT_TEXT_MAX = 256
+SPECTRUM_ROWS_MAX = 512
+
+# SpectrumKind of ingest.proto.
+SPECTRUM_WQ_GRAM = 1
+SPECTRUM_INCREMENT_A = 2
+SPECTRUM_INCREMENT_B = 3
 
 # EventKind of runs.proto.
 EVENT_KINDS = {
@@ -440,6 +446,19 @@ def client() -> CDLL:
         _declare(library, "bw_client_push", c_int, handle, POINTER(Frame))
         _declare(
             library, "bw_client_push_event", c_int, handle, c_int64, c_uint32, c_double, c_char_p
+        )
+        _declare(
+            library,
+            "bw_client_push_spectrum",
+            c_int,
+            handle,
+            c_int64,
+            c_uint32,
+            c_uint32,
+            c_uint32,
+            c_uint32,
+            c_float,
+            c_void_p,
         )
         _declare(library, "bw_client_poll", c_int, handle, POINTER(Command))
         _declare(

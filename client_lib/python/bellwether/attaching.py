@@ -63,6 +63,7 @@ def attach(
     sequences: Optional[int] = None,
     microbatches: Optional[str] = None,
     overhead_budget: Optional[float] = None,
+    gram_bytes: Optional[int] = None,
     record: Optional[str] = None,
     config: Optional[str] = None,
     weights: Optional[dict[str, tuple[str, str]]] = None,
@@ -82,6 +83,8 @@ def attach(
     sequences sampled sequences of a batch (4); 0 = all of them
     microbatches  "first" or "all" micro-batches of a sampled step
     overhead_budget  share of the step time (0.005); above it samples become rarer
+    gram_bytes  of Gram matrices of some heads, on average a sampled step (69632), for their full
+              spectra; 0 = none
     record    write a .bwrun file, instead of a server or beside one
     config    file of `key: value` lines with these names
     weights   {regular expression on module names: (path of W_Q, path of W_K)}, for projections
@@ -97,7 +100,7 @@ def attach(
     arguments = {
         "server": server, "run": run, "every": every, "layers": layers, "stats": stats,
         "ranks": ranks, "rows": rows, "sequences": sequences, "microbatches": microbatches,
-        "overhead_budget": overhead_budget, "record": record,
+        "overhead_budget": overhead_budget, "gram_bytes": gram_bytes, "record": record,
     }  # fmt: skip
     complaints: list[str] = []
     settings = resolve(arguments, config, complain=complaints.append)

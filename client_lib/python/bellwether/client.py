@@ -9,7 +9,7 @@ from __future__ import annotations
 import array
 import ctypes
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Optional, Union
@@ -89,6 +89,14 @@ class Counters:
     sampling_period_steps: int
     error: str
     page_url: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """What the server asks of the samples."""
+
+    period: int  # Steps; 0 = as the client likes.
+    deeper: tuple[tuple[int, int], ...]  # (layer, head) that it wants to know more of.
 
 
 def signal_number(name: str) -> int:
@@ -176,16 +184,33 @@ class RunClient:
             self._library.bw_client_push_event(self._handle, step, number, value, words)
         )
 
-    def poll_sampling(self) -> Optional[int]:
-        """The newest sampling period that the server asked for, if it asked for one."""
-        period: Optional[int] = None
+    def push_spectrum(
+        self, step: int, layer: int, head: int, kind: int, n: int, scale: float, address: int
+    ) -> bool:
+        """Queues a Gram matrix of one head; it comes before the frame of the step.
+
+        kind     SPECTRUM_* of _native
+        n        rows, 1 to SPECTRUM_ROWS_MAX
+        scale    c of the increment's matrices, 1 for others
+        address  of the upper triangle by rows, n (n + 1) / 2 float32 in the memory of the CPU
+        """
+        return self._check(
+            self._library.bw_client_push_spectrum(
+                self._handle, step, layer, head, kind, n, scale, address
+            )
+        )
+
+    def poll_sampling(self) -> Optional[Sampling]:
+        """What the server last asked of the samples, if it asked since the last call."""
+        newest: Optional[Sampling] = None
         while True:
             command = _native.struct(_native.Command)
             self._library.bw_client_poll(self._handle, ctypes.byref(command))
             if command.type == _native.COMMAND_NONE:
-                return period
+                return newest
             if command.type == _native.COMMAND_SAMPLING:
-                period = int(command.value)
+                payload = bytes(command.payload[: command.payload_bytes])
+                newest = Sampling(int(command.value), _deeper_heads(payload))
 
     def counters(self) -> Counters:
         native = _native.struct(_native.Counters)
@@ -218,6 +243,49 @@ class RunClient:
         trace: Optional[TracebackType],
     ) -> None:
         self.close()
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number of protobuf's wire and where it ends."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return value, at
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, Union[int, bytes]]]:
+    """Numbers and values of the fields of a message that are integers or bytes.  Raises
+    IndexError or ValueError for what is no such message."""
+    at = 0
+    while at < len(data):
+        tag, at = _varint(data, at)
+        size = 0
+        if tag & 7 == 0:
+            number, at = _varint(data, at)
+            yield tag >> 3, number
+        elif tag & 7 == 2:
+            size, at = _varint(data, at)
+            yield tag >> 3, data[at : at + size]
+            at += size
+        else:
+            raise ValueError(f"wire type {tag & 7}")
+
+
+def _deeper_heads(sampling: bytes) -> tuple[tuple[int, int], ...]:
+    """Sampling.deeper of a serialized bellwether.v1.Sampling.  (The trainer may hold any version
+    of protobuf, or none.)"""
+    heads = []
+    try:
+        for number, value in _fields(sampling):
+            if number == 2 and isinstance(value, bytes):
+                place = dict(_fields(value))
+                heads.append((int(place.get(1, 0)), int(place.get(2, 0))))
+    except (IndexError, ValueError):
+        return ()
+    return tuple(heads)
 
 
 def _address(block: Block) -> tuple[int, object]:

@@ -112,4 +112,6 @@ class Frames:
             if seconds is not None:
                 self.device_seconds = seconds
         if client is not None:
+            if frame.sample is not None and arrived and frame.sample.grams is not None:
+                frame.sample.grams.push(client, frame.step)
             client.push(frame.step, blocks[: _native.BLOCKS_MAX], partial_rows=self.partial_rows)

@@ -27,6 +27,7 @@ from .alerts import Follower
 from .client import ClientError, RunClient
 from .frames import GRAD_SCALE, Frames
 from .governor import Governor, RateWatch
+from .grams import GramBatch, Grams
 from .hello import run_options
 from .increments import Increments
 from .layer import Layer
@@ -134,6 +135,8 @@ class Monitor:
         self._events: list[tuple[str, str, float]] = []
         self._increment_ranks = Increments()
         self._increments: dict[int, Any] = {}  # Of the running step.
+        self._grams = Grams(settings.gram_bytes, self.parallel)
+        self._gram_batch: Optional[GramBatch] = None  # Of the running step.
         self._grad_scale: Optional[torch.Tensor] = None  # Of the running step's loss.
         self._sharded: Optional[bool] = None
         self._frames = Frames()
@@ -338,6 +341,7 @@ class Monitor:
         self._sampling = self._governor.due(self._step)
         self._weights_done = False
         self._increments = {}
+        self._gram_batch = None
         self._grad_scale = None
 
     def _owns(self, optimizer: Optimizer) -> bool:
@@ -376,6 +380,8 @@ class Monitor:
         for layer in found:
             layer.measure_weights()
         self._increments = self._increment_ranks.measure(found)
+        if not self.weights_in_backward():
+            self._gram_batch = self._grams.measure(found)
 
     def _close(self, told: dict[str, Number]) -> None:
         """Ends the running step: one frame, then the next step begins."""
@@ -452,9 +458,12 @@ class Monitor:
             client.push_event(self._step, kind, text, value)
         self._events.clear()
         self._frames.push(client, self._step, values, sample)
-        period = client.poll_sampling()
-        if period:
-            self._governor.set_base(period)
+        wanted = client.poll_sampling()
+        if wanted is not None:
+            if wanted.period:
+                self._governor.set_base(wanted.period)
+            heads = max((layer.heads for layer in self._reporting()), default=0)
+            self._grams.ask(wanted.deeper, heads)
 
     def _sample(self) -> Sample:
         """What was measured in this step; the buffers are then empty again."""
@@ -462,8 +471,9 @@ class Monitor:
         with self.lock:
             copies = self.memories.collect(timed)
             sample = Sample(
-                self._reporting(), self.settings.stats, self._increments, copies, self.parallel
-            )
+                self._reporting(), self.settings.stats, self._increments, copies, self.parallel,
+                self._gram_batch,
+            )  # fmt: skip
             for layer in self.layers:
                 for part in (layer.sums, layer.wq, layer.wk):
                     if part is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from .client import Block
 from .grad_scale import POWERS
+from .grams import GramBatch
 from .memory import Copy, Memory
 from .parallel import Parallel
 from .probe import Spectrum, Sums
@@ -92,14 +93,17 @@ class Sample:
         increments: dict[int, Any],
         copies: dict[Memory, Copy],
         placed: Optional[Parallel] = None,
+        grams: Optional[GramBatch] = None,
     ) -> None:
+        self.grams = grams
         self._placed = placed or Parallel()
         self._layers = [_layer_sample(layer, increments, copies) for layer in layers]
         self._stats = stats
         self._copies = copies
 
     def ready(self) -> bool:
-        return all(copy.ready() for copy in self._copies.values())
+        there = self.grams is None or self.grams.ready()
+        return there and all(copy.ready() for copy in self._copies.values())
 
     def device_seconds(self) -> Optional[float]:
         """What the kernels took on GPUs, or None if that was not measured.  Must be ready."""

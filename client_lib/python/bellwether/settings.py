@@ -54,6 +54,7 @@ class Settings:
     microbatches: str = "first"  # or "all": which micro-batches of a sampled step
     layers: Optional[str] = None  # Regular expression on module names; None = all.
     stats: frozenset[str] = frozenset(STATS)
+    gram_bytes: int = 68 << 10  # Of Gram matrices, on average a sampled step; 0 = none.
     ranks: str = "dp0"  # or "all"
     overhead_budget: float = 0.005  # Share of the step time; above it the period grows.
     disabled: bool = False
@@ -78,6 +79,7 @@ _ENVIRONMENT = {
     "microbatches": "BELLWETHER_MICROBATCHES",
     "layers": "BELLWETHER_LAYERS",
     "stats": "BELLWETHER_STATS",
+    "gram_bytes": "BELLWETHER_GRAM_BYTES",
     "ranks": "BELLWETHER_RANKS",
     "overhead_budget": "BELLWETHER_OVERHEAD_BUDGET",
     "disabled": "BELLWETHER_DISABLED",
@@ -143,6 +145,7 @@ _CONVERT: dict[str, Callable[[Any], Any]] = {
     "every": _at_least(1),
     "rows": _at_least(0),
     "sequences": _at_least(0),
+    "gram_bytes": _at_least(0),
     "mode": _one_of("online", "offline"),
     "microbatches": _one_of("first", "all"),
     "ranks": _one_of("dp0", "all"),

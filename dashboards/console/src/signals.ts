@@ -31,6 +31,12 @@ export const headSignals: Signal[] = [
   { name: 'saturated_fraction', label: 'Saturated rows', scale: 'linear', help: 'Share of rows in which one key takes all.' },
   { name: 'wk_sigma', label: 'σ(W_K)', scale: 'log', kvHeads: true, help: "Largest singular value of the key head's W_K." },
   { name: 'wq_stable_rank', label: 'Stable rank of W_Q', scale: 'linear', lowIsBad: true, help: 'Trace of the Gram matrix over its largest eigenvalue.' },
+  { name: 'gram_effective_rank', label: 'Effective rank of W_Q', scale: 'linear', lowIsBad: true,
+    help: 'Over how many directions W_Q is spread, of the full spectrum; told for a few heads at a time.' },
+  { name: 'gram_top2_ratio', label: 'Second σ(W_Q) over first', scale: 'linear', lowIsBad: true,
+    help: 'Near 0 one direction has it all; told for a few heads at a time.' },
+  { name: 'gram_increment_rank', label: 'QK increment rank, of Grams', scale: 'linear', lowIsBad: true,
+    help: 'Effective rank of the change of W_Q^T W_K, of the full spectrum; told for a few heads at a time.' },
   { name: 'sink_ratio', label: 'Sink ratio', scale: 'linear', help: 'Mean probability of the first key.' },
 ];
 

@@ -186,6 +186,11 @@ TEST(DecodeTest, ASpectrumIsATriangle) {
   spectrum->set_n(3);
   for (int i = 0; i < 6; ++i) spectrum->add_upper(1);
   EXPECT_TRUE(Decode(message, &kLayout, {}).ok());
+  spectrum->set_upper(0, std::numeric_limits<float>::quiet_NaN());
+  EXPECT_TRUE(Decode(message, &kLayout, {}).ok()) << "what is not finite is data: the stream goes on";
+  spectrum->set_scale(std::numeric_limits<float>::infinity());
+  EXPECT_THAT(Refusal(message, &kLayout), HasSubstr("spectrum.scale = inf: must be finite"));
+  spectrum->set_scale(1);
   spectrum->add_upper(1);
   EXPECT_THAT(Refusal(message, &kLayout), HasSubstr("n (n + 1) / 2 = 6"));
   spectrum->set_n(513);

@@ -172,5 +172,51 @@ TEST_F(RankMergeTest, AnyInterleavingOfRanksGivesTheSameSteps) {
   }
 }
 
+TEST_F(RankMergeTest, AHeldStepWaitsWithThoseBehindItUntilItIsFilled) {
+  RankMerge merge(kLayout, 1);
+  EXPECT_TRUE(merge.Hold(0, 1, 7, 1));
+  merge.Add(0, Frame(0, SignalId::kRows, {1, 2}), 8, Sink());
+  merge.Add(0, Frame(1, SignalId::kRows, {1, 2}), 9, Sink());
+  merge.Add(0, Frame(2, SignalId::kRows, {1, 2}), 10, Sink());
+  EXPECT_THAT(Steps(), ElementsAre(0));
+  EXPECT_EQ(merge.oldest_open_lsn(), 7u);
+  EXPECT_TRUE(merge.Holding(0));
+  EXPECT_FALSE(merge.Holding(1)) << "it took part in nothing";
+  EXPECT_TRUE(merge.Fill(0, 1, {{SignalId::kGramSigma, 0, 1, 3}, {SignalId::kRows, 0, 0, 9}}, Sink()));
+  EXPECT_THAT(Steps(), ElementsAre(0, 1, 2));
+  EXPECT_TRUE(closed_[1].complete);
+  EXPECT_TRUE(IsNotMeasured(closed_[1].matrix(SignalId::kGramSigma)[0]));
+  EXPECT_EQ(closed_[1].matrix(SignalId::kGramSigma)[1], 3);
+  EXPECT_EQ(closed_[1].matrix(SignalId::kRows)[0], 1) << "what was measured stays";
+  EXPECT_FALSE(merge.Holding(0));
+  EXPECT_FALSE(merge.Fill(0, 1, {}, Sink())) << "it is closed";
+  EXPECT_FALSE(merge.Hold(0, 2, 11, 1));
+}
+
+TEST_F(RankMergeTest, AHeldStepIsGivenUpByDeadlineAndByTooManyBehindIt) {
+  RankMerge merge(kLayout, 1, 4);
+  merge.Hold(0, 0, 1, 2);
+  merge.Add(0, Frame(0, SignalId::kRows, {1, 2}), 2, Sink());
+  merge.Add(0, Frame(1, SignalId::kRows, {1, 2}), 2, Sink());
+  EXPECT_THAT(Steps(), IsEmpty());
+  merge.CloseThrough(0, 0, Sink());
+  EXPECT_THAT(Steps(), ElementsAre(0, 1)) << "with the one behind it";
+  EXPECT_FALSE(merge.Holding(0));
+  closed_.clear();
+  merge.Hold(0, 2, 3, 1);
+  for (int64_t step = 2; step <= 6; ++step) merge.Add(0, Frame(step, SignalId::kRows, {1, 2}), 4, Sink());
+  EXPECT_THAT(Steps(), ElementsAre(2, 3, 4, 5, 6)) << "the fifth open step closes the oldest, which held the others";
+  EXPECT_TRUE(closed_[0].complete) << "all ranks were there";
+}
+
+TEST_F(RankMergeTest, WhatCameWithoutAFrameIsNoStep) {
+  RankMerge merge(kLayout, 1);
+  merge.Hold(0, 3, 1, 1);
+  merge.Fill(0, 3, {{SignalId::kGramSigma, 0, 1, 3}}, Sink());
+  merge.Hold(0, 4, 2, 0);
+  merge.Add(0, Frame(5, SignalId::kRows, {1, 2}), 3, Sink());
+  EXPECT_THAT(Steps(), ElementsAre(5));
+}
+
 }  // namespace
 }  // namespace bellwether::server

@@ -24,8 +24,8 @@
 
 namespace bellwether::kernels {
 
-// Changes with the meaning of the structs; their size is added.
-inline constexpr uint32_t kBankAbi = (1u << 16) + static_cast<uint32_t>(sizeof(BankRun));
+// Changes with the meaning of the structs, and of gpu_spectra.h; their size is added.
+inline constexpr uint32_t kBankAbi = (2u << 16) + static_cast<uint32_t>(sizeof(BankRun));
 
 }  // namespace bellwether::kernels
 
