@@ -42,12 +42,15 @@ ExitCode Get(Cli* cli, const GetOptions& options) {
           runs.table.rows.push_back({run.run(), Integer(run.step()), Time(run.learned_unix_ns())});
         }
         Section bands{.title = "bands"};
-        bands.table.columns = {"SIGNAL", "FROM STEP", "TO STEP", "RUNS", "MIN", "P1", "P50", "P99", "MAX"};
+        bands.table.columns = {"SIGNAL", "FROM STEP", "TO STEP", "RUNS",    "MIN",    "P1",
+                               "P50",    "P99",       "MAX",     "ITS P50", "ITS MAX"};
         for (const v1::BaselineBand& item : response.bands()) {
           const v1::SiblingBand& band = item.band();
           bands.table.rows.push_back({item.signal(), Integer(band.step_begin()), Integer(band.step_end() - 1),
                                       std::to_string(band.runs()), Number(band.min(), 4), Number(band.p01(), 4),
-                                      Number(band.p50(), 4), Number(band.p99(), 4), Number(band.max(), 4)});
+                                      Number(band.p50(), 4), Number(band.p99(), 4), Number(band.max(), 4),
+                                      item.has_run() ? Number(item.run().p50(), 4) : "-",
+                                      item.has_run() ? Number(item.run().max(), 4) : "-"});
         }
         Print(cli->output, {runs, bands}, response);
         if (response.baseline().runs_size() == 0) Complain("no run of its kind has ended healthy yet");

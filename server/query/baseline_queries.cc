@@ -59,6 +59,14 @@ absl::StatusOr<v1::GetBaselineResponse> QueryEngine::GetBaseline(const v1::GetBa
     v1::BaselineBand* const to = response.add_bands();
     to->set_signal(signal->name);
     *to->mutable_band() = server::ToProto(MergeBands(of_runs));
+    BW_RETURN_IF_ERROR(Check(context));
+    const int64_t begin = BandBegin(key.second), last = BandBegin(key.second + 1) - 1;
+    int64_t at = -1;
+    BW_ASSIGN_OR_RETURN(
+        std::vector<float> values,
+        stores_.series->ReadMatrix(run->record.id, run->record.description.layout, key.first, last, &at));
+    Band own{.signal = key.first, .range = static_cast<uint8_t>(key.second)};
+    if (at >= begin && DescribeBand(&values, &own)) *to->mutable_run() = server::ToProto(MergeBands({&own}));
   }
   return response;
 }

@@ -158,7 +158,7 @@ class BaselineTest(CliTest):
         text = self.ask("baseline", "get", "gpt-bf16", "--signal", "drift_ratio")
         self.assertIn(self.KIND, text)
         self.assertRegex(text, r"(?m)^gpt-fp32 +399 +2023-11-14T22:13:20Z$")
-        self.assertRegex(text, r"(?m)^drift_ratio +256 +361 +1 +0\.25 +0\.5 +1 +1\.5 +2$")
+        self.assertRegex(text, r"(?m)^drift_ratio +256 +361 +1 +0\.25 +0\.5 +1 +1\.5 +2 +1 +9\.318$")
         bands = json.loads(self.ask("baseline", "get", "gpt-bf16", "-o", "json"))["bands"]
         self.assertEqual([band["signal"] for band in bands], ["drift_ratio"])
         own = run("--server", self.server.address, "baseline", "get", "gpt-fp32")

@@ -284,7 +284,8 @@ TEST_F(QueryEngineTest, BaselinesAreListedByKindAndTheirBandsMerged) {
   EXPECT_EQ(list->baselines(0).runs(0).step(), 4000);
   EXPECT_THAT(list->baselines(1).kind(), AllOf(HasSubstr("1 layers x 2 heads"), HasSubstr("flash, bf16")));
 
-  stack_.AddRun({.name = "new", .steps = 5});
+  const QueryStack::RunSpec spec{.name = "new", .steps = 300};
+  stack_.AddRun(spec);
   v1::GetBaselineRequest request;
   request.set_run("new");
   auto baseline = engine_.GetBaseline(request, context());
@@ -296,12 +297,18 @@ TEST_F(QueryEngineTest, BaselinesAreListedByKindAndTheirBandsMerged) {
   EXPECT_EQ(baseline->bands(0).band().step_begin(), 256);
   EXPECT_EQ(baseline->bands(0).band().min(), 1);
   EXPECT_EQ(baseline->bands(0).band().max(), 2);
+  EXPECT_FALSE(baseline->bands(0).has_run()) << "it does not report that";
   request.set_signal("drift_ratio");
-  EXPECT_EQ(engine_.GetBaseline(request, context())->bands_size(), 1);
+  baseline = engine_.GetBaseline(request, context());
+  ASSERT_EQ(baseline->bands_size(), 1);
+  EXPECT_EQ(baseline->bands(0).run().p50(), 1);
+  EXPECT_FLOAT_EQ(static_cast<float>(baseline->bands(0).run().max()),
+                  static_cast<float>(QueryStack::DriftRatio(spec, 299, spec.failing)));
   request.set_run("two");
   baseline = engine_.GetBaseline(request, context());
   ASSERT_EQ(baseline->baseline().runs_size(), 1) << "a run is not its own sibling";
   EXPECT_EQ(baseline->bands(0).band().max(), 1);
+  EXPECT_FALSE(baseline->bands(0).has_run()) << "it did not get there";
   request.set_signal("no_such");
   ExpectRefused(engine_.GetBaseline(request, context()).status(), "no_such", "catalogue");
   request.set_run("nobody");
