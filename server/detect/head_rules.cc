@@ -249,14 +249,24 @@ HeadRules::Reading HeadRules::Read(size_t head) const {
   return r;
 }
 
+bool HeadRules::LayerLeaks(size_t head) const {
+  const std::vector<uint8_t>& active = held_[kLeaking].active;
+  const size_t heads = static_cast<size_t>(layout_.heads);
+  const size_t first = head / heads * heads;
+  return options_.is_on(BuiltinOf(kLeaking)) &&
+         std::any_of(active.begin() + static_cast<ptrdiff_t>(first),
+                     active.begin() + static_cast<ptrdiff_t>(first + heads), [](uint8_t holds) { return holds != 0; });
+}
+
 void HeadRules::JudgeHead(size_t head, const AttentionTraits& traits) {
   const DriftOptions& drift = options_.drift;
   const Reading r = Read(head);
   // Rounding needs low-precision scores; centred keys carry no common mode.
   const bool rounding_possible = traits.score_dtype != "fp32" && !traits.centred;
   // A large common mode may be the loss's own wish.  The leak is the witness:
-  // where it is measured and silent, the kernel's error does not push.
-  const bool pushed = r.leaking || !r.leak_measured;
+  // where it is measured and silent in a whole layer, the kernel's error does
+  // not push.  The head that is pushed furthest need not leak most.
+  const bool pushed = !r.leak_measured || LayerLeaks(head);
   const bool drifting = r.growth || r.level || r.leaking || (r.common_growth && pushed);
   Finding finding;
   finding.where = At(head);

@@ -35,7 +35,7 @@ constexpr const char* kBuiltinSentences[] = {
     "factor grows with their number to the power of {drift.heads_exponent}.",
     "A head's common mode is above {drift.common_mode_large} logits and {drift.common_mode_factor} times the median "
     "head, grows as "
-    "for drift.growth, and its key-gradient leak does not say that the kernel is right.",
+    "for drift.growth, and the key-gradient leaks of its layer do not all say that the kernel is right.",
     "A head's key-gradient leak is above {leak.factor} times the median head (held at {leak.floor} or more), for "
     "{leak.hold_batches} batches.",
     "More than {ties.fraction_min} of a head's rows, and {ties.peer_factor} times the median head, have a repeated "
