@@ -25,6 +25,10 @@ delta, or centred keys, keep the same run healthy, and rescue it in flight.
     python examples/divergence_gpt.py --attention sdpa-flash --seed 4 --record run.bwrun
     bellwether replay run.bwrun
 
+    # Watched live by a server, and from outside by its checkpoints.
+    python examples/divergence_gpt.py --server 127.0.0.1:7070 --checkpoints ckpt &
+    python -m bellwether scan ckpt --follow --heads 6 --server 127.0.0.1:7070 --run by-checkpoints
+
     # Several finished runs in one picture.
     python examples/divergence_gpt.py --compare divergence/*.json --out divergence
 
@@ -64,6 +68,8 @@ import bellwether.attending
 SDPA = {"sdpa-flash": SDPBackend.FLASH_ATTENTION, "sdpa-cudnn": SDPBackend.CUDNN_ATTENTION}
 OURS = tuple(f"bellwether-{mode}" for mode in ("fa", "paper", "hp", "hpm"))
 WARM_UP_STEPS = 300
+# To have them all: W_Q of other heads explodes within so many steps of the first.
+STEPS_AFTER_SIGMA = 500
 SUFFIXES = {".c", ".h", ".cc", ".cpp", ".cu", ".cuh", ".hpp", ".py", ".pyi", ".rst", ".txt", ".md"}
 FILE_BYTES_MAX = 200_000  # Longer ones are tables more often than text.
 WATCHED_SEQUENCES = 2
@@ -211,6 +217,8 @@ class GPT(nn.Module):
             Block(args.width, args.head_dim, how) for _ in range(args.layers)
         )
         self.norm = nn.LayerNorm(args.width, bias=False)
+        # In pieces it writes the fp32 logits several times over: a third of a step.
+        self.loss = torch.compile(F.cross_entropy) if args.compile_loss else F.cross_entropy
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 residual = name.endswith(("out.weight", "down.weight"))
@@ -222,7 +230,7 @@ class GPT(nn.Module):
         for block in self.blocks:
             x = block(x)
         logits = F.linear(self.norm(x), self.token.weight)
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return self.loss(logits.flatten(0, 1), targets.flatten())
 
 
 # ---- what is watched ----
@@ -332,12 +340,13 @@ class Training:
             "run": {"settings": {}, "attention": [], "steps": [], **{c: [] for c in CURVES}},
         }
         self.fixed = {name: getattr(args, name) for name in self.FIXED} | {"tokens": len(tokens)}
+        self.exploded: Optional[int] = None  # The step at which --stop-sigma was passed.
         self.monitor = None
-        if args.record is not None:
+        if args.record is not None or args.server is not None:
             # A small model's steps are short: what a sample costs there must not thin it out.
             self.monitor = bellwether.attach(
-                self.model, record=str(args.record), run=args.name, every=args.every,
-                overhead_budget=0.1,
+                self.model, record=str(args.record) if args.record else None, server=args.server,
+                run=args.name, every=args.every, overhead_budget=1.0,
             )  # fmt: skip
 
     def load(self, path: Path) -> None:
@@ -356,6 +365,7 @@ class Training:
             "fixed": self.fixed, "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(), "state": self.state,
         }  # fmt: skip
+        path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".partial")
         torch.save(saved, partial)
         os.replace(partial, path)
@@ -412,6 +422,8 @@ class Training:
         began, first, said = time.monotonic(), state["step"], -math.inf
         losses: list[Tensor] = []
         while state["step"] < args.steps:
+            if args.checkpoints is not None and state["step"] % args.checkpoint_every == 0:
+                self.save(args.checkpoints / f"step-{state['step']}.pt")
             self.how.watching = state["step"] % args.every == 0 or state["step"] == args.steps - 1
             loss, grad_norm = self.step()
             losses.append(loss)
@@ -425,6 +437,10 @@ class Training:
                 said = now
                 how = label(self.how.attention, self.how.center)
                 show_progress(state, args, how, (state["step"] - first) / (now - began))
+            if self.exploded is None and max(state["run"]["sigma_wq"][-1]) > args.stop_sigma:
+                self.exploded = state["step"]
+            if self.exploded is not None and state["step"] >= self.exploded + STEPS_AFTER_SIGMA:
+                return f"sigma(W_Q) has passed {args.stop_sigma:g} at step {self.exploded}"
             if args.minutes is not None and now - began > 60 * args.minutes:
                 return f"stopped after {args.minutes:g} minutes"
         return "done"
@@ -456,7 +472,17 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     add("--name", help="of the run and its files; default: attention and seed")
     add("--every", type=int, default=20, help="steps between two points of the curves")
     add("--record", type=Path, metavar="FILE", help="watch PyTorch's attention into this .bwrun")
+    add("--server", metavar="HOST:PORT", help="watch it, and tell this bellwetherd")
+    add("--compile-loss", action="store_true", help="fuse the loss: half a minute, then faster")
     add("--minutes", type=float, help="stop after so long")
+    add(
+        "--stop-sigma",
+        type=float,
+        default=math.inf,
+        help=f"stop {STEPS_AFTER_SIGMA} steps after sigma(W_Q) of a head has passed this",
+    )
+    add("--checkpoints", type=Path, metavar="DIR", help="also save a checkpoint every so often")
+    add("--checkpoint-every", type=int, default=100, help="steps between two of them")
     add("--checkpoint", type=Path, help="written at the end; if it exists, the run goes on there")
     add("--start-from", type=Path, help="another run's checkpoint to branch off from")
     add("--compare", type=Path, nargs="+", metavar="JSON", help="only draw these runs together")

@@ -27,8 +27,9 @@ static_assert(static_cast<int>(BW_KERNEL_DEVICE_ERROR) == static_cast<int>(Statu
 
 Status RunProbe(const bw_probe_params& c) {
   BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckRange("causal", c.causal, 0, 1));
-  for (int i = 0; i < 3; ++i) {
-    BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckRange("reserved", c.reserved[i], 0, 0));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckRange("drift_only", c.drift_only, 0, 1));
+  for (const uint8_t reserved : c.reserved) {
+    BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckRange("reserved", reserved, 0, 0));
   }
   bk::ProbeParams p;
   p.dtype = ToEnum<bk::DType>(c.dtype);
@@ -47,6 +48,7 @@ Status RunProbe(const bw_probe_params& c) {
   p.scale = c.scale;
   p.softcap = c.softcap;
   p.causal = c.causal != 0;
+  p.drift_only = c.drift_only != 0;
   p.window = c.window;
   p.rows_per_head = c.rows_per_head;
   p.seed = c.seed;
@@ -55,6 +57,7 @@ Status RunProbe(const bw_probe_params& c) {
   p.out = c.out;
   p.kv_stat_stride = c.kv_stat_stride;
   p.kv_out = c.kv_out;
+  p.gate = c.gate;
   return bk::Probe(p, ToDevice(c.backend, c.stream, c.threads));
 }
 
@@ -68,6 +71,7 @@ Status RunKeyLeak(const bw_key_leak_params& c) {
   p.d_k = ToTensor(c.d_k);
   p.leak_sum = c.leak_sum;
   p.gradient_sum = c.gradient_sum;
+  p.gate = c.gate;
   return bk::KeyLeak(p, ToDevice(c.backend, c.stream, c.threads));
 }
 

@@ -18,7 +18,11 @@ Status KeyLeak(const KeyLeakParams& params, const Device& device) {
   }
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("leak_sum", p.leak_sum, alignof(float)));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("gradient_sum", p.gradient_sum, alignof(float)));
+  if (p.gate != nullptr) {
+    BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("gate", p.gate, alignof(uint64_t)));
+  }
   if (device.backend == Backend::kCuda) return cuda::KeyLeak(p, device.stream);
+  if (p.gate != nullptr && p.gate[kGateOpen] == 0) return Status::kOk;
   return cpu::KeyLeak(p, device.threads);
 }
 

@@ -41,6 +41,9 @@ Status CheckMemory(const ProbeParams& p) {
   constexpr int64_t kStrideMax = std::numeric_limits<int64_t>::max() / 64;
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("stat_stride", p.stat_stride, p.heads, kStrideMax));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("out", p.out, alignof(float)));
+  if (p.gate != nullptr) {
+    BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("gate", p.gate, alignof(uint64_t)));
+  }
   if (p.kv_out != nullptr) {
     BELLWETHER_KERNELS_RETURN_IF_ERROR(
         CheckRange("kv_stat_stride", p.kv_stat_stride, p.kv_heads, kStrideMax));
@@ -52,6 +55,9 @@ Status CheckMemory(const ProbeParams& p) {
                 "v is %s, o is %s, d_o is %s, but must be all three given or all NULL",
                 p.v.data ? "given" : "NULL", p.o.data ? "given" : "NULL",
                 p.d_o.data ? "given" : "NULL");
+  }
+  if (given == 3 && p.drift_only) {
+    return Fail(Status::kInvalidArgument, "v, o and d_o are given, but must be NULL: drift_only is 1");
   }
   if (given == 3) BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckHeadDim("v_dim", p.v_dim));
   if (p.batch == 0 || p.q_len == 0 || p.k_len == 0) return Status::kOk;  // Empty arrays.
@@ -72,7 +78,11 @@ Status Probe(const ProbeParams& params, const Device& device) {
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckScores(params));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckMemory(params));
   if (device.backend == Backend::kCuda) return cuda::Probe(params, device.stream);
-  return cpu::Probe(params, device.threads);
+  if (params.gate == nullptr) return cpu::Probe(params, device.threads);
+  if (params.gate[kGateOpen] == 0) return Status::kOk;
+  ProbeParams open = params;
+  open.seed += params.gate[kGateSeed];
+  return cpu::Probe(open, device.threads);
 }
 
 }  // namespace bellwether::kernels

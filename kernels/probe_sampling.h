@@ -15,13 +15,12 @@ constexpr int64_t SampledRows(const ProbeParams& p) {
   return every ? p.q_len : p.rows_per_head;
 }
 
-// Row number `index` of the sampled rows; they ascend.
-constexpr int64_t RowAt(const ProbeParams& p, int64_t batch, int64_t head, int64_t index) {
+// Row number `index` of the sampled rows; they ascend.  seed: p.seed and what its gate adds.
+constexpr int64_t RowAt(const ProbeParams& p, uint64_t seed, int64_t batch, int64_t head, int64_t index) {
   const int64_t rows = SampledRows(p);
   if (rows == p.q_len) return index;
-  return SampledRow(p.seed, static_cast<uint64_t>(batch),
-                    static_cast<uint64_t>(p.head_offset + head), static_cast<uint64_t>(index),
-                    static_cast<uint64_t>(rows), static_cast<uint64_t>(p.q_len));
+  return SampledRow(seed, static_cast<uint64_t>(batch), static_cast<uint64_t>(p.head_offset + head),
+                    static_cast<uint64_t>(index), static_cast<uint64_t>(rows), static_cast<uint64_t>(p.q_len));
 }
 
 // Allowed keys are begin..end-1.

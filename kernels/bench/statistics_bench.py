@@ -1,6 +1,6 @@
 """The statistics on one GPU: what a watched step costs beside its attention.
 
-The probe with and without v, o and d_o, the key-gradient leak, and the spectral norms of
+The probe with and without v, o and d_o and with drift alone, the key-gradient leak, and the spectral norms of
 all heads of a model, each beside what it must at least do: read its inputs once, as a copy
 does (which also writes them).  The share is of causal attention forward and backward by
 PyTorch's flash attention.  Interleaved, the L2 flushed before every launch, the GPU kept
@@ -77,8 +77,8 @@ def bench_layer(lib: ctypes.CDLL, shape: Shape, repetitions: int) -> dict[str, o
     leak, copy = torch.zeros(2, shape.kv_heads, device="cuda"), torch.empty_like(k)
 
     def probe(rows: int, outputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None,
-              ) -> Callable[[], object]:
-        options = ProbeOptions(causal=True, rows=rows, seed=1)
+              drift_only: bool = False) -> Callable[[], object]:
+        options = ProbeOptions(causal=True, rows=rows, seed=1, drift_only=drift_only)
         return lambda: calls.probe(lib, q, k, outputs, options, into)
 
     timed: dict[str, Callable[[], object]] = {
@@ -86,6 +86,7 @@ def bench_layer(lib: ctypes.CDLL, shape: Shape, repetitions: int) -> dict[str, o
         "attention_bwd": lambda: torch.autograd.grad(result, leaves, g, retain_graph=True),
         "copy_of_k": lambda: copy.copy_(k), "key_leak": lambda: calls.key_leak(lib, k, leak)}
     for rows in ROWS:
+        timed[f"drift_{rows}"] = probe(rows, None, drift_only=True)
         timed[f"scores_{rows}"] = probe(rows, None)
         timed[f"scores_and_delta_{rows}"] = probe(rows, (v, o, g))
     times = {name: summary(t) for name, t in time_interleaved(timed, repetitions).items()}

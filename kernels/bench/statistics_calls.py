@@ -33,16 +33,18 @@ class ProbeParams(ctypes.Structure):
     _fields_ = [
         *_CALL, *_fields("batch heads kv_heads q_len k_len head_dim v_dim", ctypes.c_int64),
         *_fields("q k v o d_o", Tensor4), *_fields("scale softcap", ctypes.c_float),
-        ("causal", ctypes.c_uint8), ("reserved", ctypes.c_uint8 * 3), ("window", ctypes.c_int32),
+        ("causal", ctypes.c_uint8), ("drift_only", ctypes.c_uint8),
+        ("reserved", ctypes.c_uint8 * 2), ("window", ctypes.c_int32),
         ("rows_per_head", ctypes.c_uint32), ("seed", ctypes.c_uint64),
         ("head_offset", ctypes.c_int64), ("stat_stride", ctypes.c_int64),
         ("out", ctypes.c_void_p), ("kv_stat_stride", ctypes.c_int64), ("kv_out", ctypes.c_void_p),
+        ("gate", ctypes.c_void_p),
     ]
 
 
 class KeyLeakParams(ctypes.Structure):
     _fields_ = [*_CALL, *_fields("batch kv_heads k_len head_dim", ctypes.c_int64),
-                ("d_k", Tensor4), *_fields("leak_sum gradient_sum", ctypes.c_void_p)]
+                ("d_k", Tensor4), *_fields("leak_sum gradient_sum gate", ctypes.c_void_p)]
 
 
 class SpectralParams(ctypes.Structure):
@@ -72,6 +74,8 @@ class ProbeOptions:
     rows: int = 0
     seed: int = 0
     head_offset: int = 0
+    drift_only: bool = False
+    gate: torch.Tensor | None = None  # [2] int64: open, and what is added to the seed
 
 
 @dataclasses.dataclass
@@ -104,20 +108,22 @@ def probe(lib: ctypes.CDLL, q: torch.Tensor, k: torch.Tensor,
         **call_fields(ProbeParams, q), batch=batch, heads=heads, kv_heads=k.shape[1], q_len=q_len,
         k_len=k.shape[2], head_dim=head_dim, v_dim=0 if v is None else v.shape[3], q=view(q),
         k=view(k), v=view(v), o=view(o), d_o=view(d_o), scale=1 / math.sqrt(head_dim),
-        softcap=options.softcap, causal=int(options.causal), window=options.window,
+        softcap=options.softcap, causal=int(options.causal),
+        drift_only=int(options.drift_only), gate=pointer(options.gate), window=options.window,
         rows_per_head=options.rows, seed=options.seed, head_offset=options.head_offset,
         stat_stride=heads, out=into.out.data_ptr(), kv_stat_stride=k.shape[1],
         kv_out=into.kv_out.data_ptr())
     check(lib, lib.bw_probe(ctypes.byref(params)))
 
 
-def key_leak(lib: ctypes.CDLL, d_k: torch.Tensor, into: torch.Tensor) -> None:
+def key_leak(lib: ctypes.CDLL, d_k: torch.Tensor, into: torch.Tensor,
+             gate: torch.Tensor | None = None) -> None:
     """Adds to into [2][kv heads]: leak_sum, gradient_sum."""
     batch, kv_heads, k_len, head_dim = d_k.shape
     params = KeyLeakParams(
         **call_fields(KeyLeakParams, d_k), batch=batch, kv_heads=kv_heads, k_len=k_len,
         head_dim=head_dim, d_k=view(d_k), leak_sum=into[0].data_ptr(),
-        gradient_sum=into[1].data_ptr())
+        gradient_sum=into[1].data_ptr(), gate=pointer(gate))
     check(lib, lib.bw_key_leak(ctypes.byref(params)))
 
 

@@ -43,7 +43,7 @@ class Reference {
         coherence[static_cast<size_t>(g)] += MeasureKeys(b, g);
         for (int64_t h = g * group; h < (g + 1) * group; ++h) {
           for (int64_t i = 0; i < SampledRows(p_); ++i) {
-            AddOneRow(b, g, h, RowAt(p_, b, h, i), &sums[static_cast<size_t>(h * kProbeStatCount)]);
+            AddOneRow(b, g, h, RowAt(p_, p_.seed, b, h, i), &sums[static_cast<size_t>(h * kProbeStatCount)]);
           }
         }
       }

@@ -75,10 +75,13 @@ inline void MergeSums(const double* from, double* to) {
   }
 }
 
+constexpr bool IsDriftStat(int stat) { return stat <= kProbeSpreadSum || stat == kProbeNonfiniteRows; }
+
 // A NaN that the caller's `out` holds stays.
 inline void StoreSums(const ProbeParams& p, int64_t head, const double* sums) {
   const int count = p.d_o.data != nullptr ? kProbeStatCount : kProbeDeltaBiasSum;
   for (int stat = 0; stat < count; ++stat) {
+    if (p.drift_only && !IsDriftStat(stat)) continue;
     float& out = p.out[stat * p.stat_stride + head];
     if (stat == kProbeLogitMax) {
       if (sums[stat] > static_cast<double>(out)) out = static_cast<float>(sums[stat]);

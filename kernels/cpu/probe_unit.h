@@ -160,7 +160,7 @@ class ProbeUnit {
       const int64_t r = i - first;
       const int64_t head = i / plan_.rows;
       const int64_t query_head = kv_head_ * plan_.group + head;
-      const int64_t row = RowAt(p_, batch_, query_head, i % plan_.rows);
+      const int64_t row = RowAt(p_, p_.seed, batch_, query_head, i % plan_.rows);
       rows[r] = {head, row, AllowedKeys(p_, row)};
       if (rows[r].keys.begin < rows[r].keys.end) {
         begin = std::min(begin, rows[r].keys.begin);

@@ -1,11 +1,10 @@
 // gram.cuh: the Gram matrix W W^T of one head's weights, by one block.
 //
-// Tiles of 128 x 128 of it; 64 columns of W at a time pass through shared memory, two
-// stages deep.  Each of 8 warps owns 32 x 64 of a tile.  16-bit weights are multiplied as
-// they are; fp32 ones as the sum of two bf16.  The product of the two small parts counts on
-// the diagonal alone, where it is never negative: 3e-6 of it, and elsewhere noise below
-// 1e-6 of the trace.  Tensor cores truncate what they add, so after 256 columns their sums
-// are added to the matrix, which rounds to nearest.
+// Tiles of 128 x 128 of it; 64 columns of W at a time (32 in fp32, so that two blocks fit a
+// multiprocessor) pass through shared memory, two stages deep.  Each of 8 warps owns 32 x 64 of a tile.  16-bit weights
+// are multiplied as they are; fp32 ones as the sum of two bf16.  The product of the two small parts counts on the
+// diagonal alone, where it is never negative: 3e-6 of it, and elsewhere noise below 1e-6 of the trace.  Tensor cores
+// truncate what they add, so after 256 columns their sums are added to the matrix, which rounds to nearest.
 
 #ifndef BELLWETHER_KERNELS_CUDA_GRAM_CUH_
 #define BELLWETHER_KERNELS_CUDA_GRAM_CUH_
@@ -19,16 +18,16 @@
 namespace bellwether::kernels::cuda {
 
 inline constexpr int kGramThreads = 256;
-inline constexpr int kGramTile = 128;    // rows and columns of the Gram matrix
-inline constexpr int kGramColumns = 64;  // of W at a time
-inline constexpr int kGramFlush = 4;     // times kGramColumns: then tensor cores' sums are added
+inline constexpr int kGramTile = 128;   // rows and columns of the Gram matrix
+inline constexpr int kGramFlush = 256;  // columns: then tensor cores' sums are added
 inline constexpr int kGramStages = 2;
 
 template <class Element>
 struct GramShape {
   static constexpr bool kSplit = sizeof(Element) == 4;
+  static constexpr int kColumns = kSplit ? 32 : 64;  // of W at a time
   // Eight rows' fragments lie in different banks: of 16 bytes by ldmatrix, of 8 by pairs.
-  static constexpr int kPitch = kGramColumns * int{sizeof(Element)} + (kSplit ? 32 : 16);  // bytes
+  static constexpr int kPitch = kColumns * int{sizeof(Element)} + (kSplit ? 32 : 16);  // bytes
   static constexpr int kOperandBytes = kGramTile * kPitch;
   static constexpr int StageBytes(int rows) { return kOperandBytes * (rows > kGramTile ? 2 : 1); }
 };
@@ -70,14 +69,13 @@ __device__ __forceinline__ void LoadFragment(const unsigned char* rows, int colu
   }
 }
 
-// Rows [first_row, first_row + 128) and kGramColumns columns of a head, zeros beyond W.
+// Rows [first_row, first_row + 128) and kColumns columns of a head, zeros beyond W.
 // With `vectorized` the copies are asynchronous and not yet committed.
 template <class Element>
-__device__ __forceinline__ void LoadWeights(const SpectralParams& p, const Element* weight,
-                                            int first_row, int64_t first_column, bool vectorized,
-                                            unsigned char* to) {
-  constexpr int kPitch = GramShape<Element>::kPitch;
-  constexpr int kWidth = kVectorBytes / sizeof(Element), kChunks = kGramColumns / kWidth;
+__device__ __forceinline__ void LoadWeights(const SpectralParams& p, const Element* weight, int first_row,
+                                            int64_t first_column, bool vectorized, unsigned char* to) {
+  constexpr int kPitch = GramShape<Element>::kPitch, kColumns = GramShape<Element>::kColumns;
+  constexpr int kWidth = kVectorBytes / sizeof(Element), kChunks = kColumns / kWidth;
   if (vectorized) {
 #pragma unroll 2
     for (int i = threadIdx.x; i < kGramTile * kChunks; i += kGramThreads) {
@@ -92,9 +90,9 @@ __device__ __forceinline__ void LoadWeights(const SpectralParams& p, const Eleme
     return;
   }
   const bool down = p.row_stride == 1;  // Neighbouring threads read neighbouring elements.
-  for (int i = threadIdx.x; i < kGramTile * kGramColumns; i += kGramThreads) {
-    const int r = down ? i % kGramTile : i / kGramColumns;
-    const int c = down ? i / kGramTile : i % kGramColumns;
+  for (int i = threadIdx.x; i < kGramTile * kColumns; i += kGramThreads) {
+    const int r = down ? i % kGramTile : i / kColumns;
+    const int c = down ? i / kGramTile : i % kColumns;
     const int64_t column = first_column + c;
     Element x(0.f);
     if (first_row + r < p.rows && column < p.columns) {
@@ -111,6 +109,7 @@ __device__ __forceinline__ void ComputeGramTile(const SpectralParams& p, const E
                                                 unsigned char* stages, float* gram, int stride) {
   using Shape = GramShape<Element>;
   constexpr bool kSplit = Shape::kSplit;
+  constexpr int kFlush = kGramFlush / Shape::kColumns;  // chunks
   using Compute = std::conditional_t<kSplit, __nv_bfloat16, Element>;
   const int rows = static_cast<int>(p.rows), stage_bytes = Shape::StageBytes(rows);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -118,14 +117,13 @@ __device__ __forceinline__ void ComputeGramTile(const SpectralParams& p, const E
   const bool active = first_i + my_i < rows && first_j + my_j < rows;
   const int blocks_j = min(8, (rows - first_j - my_j + 7) / 8);  // of 8, that exist
   const bool diagonal = first_i == first_j;
-  const int64_t chunks = (p.columns + kGramColumns - 1) / kGramColumns;
+  const int64_t chunks = (p.columns + Shape::kColumns - 1) / Shape::kColumns;
 
   const auto load = [&](int64_t chunk) {
     unsigned char* const stage = stages + chunk % kGramStages * stage_bytes;
-    LoadWeights(p, weight, first_i, chunk * kGramColumns, vectorized, stage);
+    LoadWeights(p, weight, first_i, chunk * Shape::kColumns, vectorized, stage);
     if (!diagonal) {
-      LoadWeights(p, weight, first_j, chunk * kGramColumns, vectorized,
-                  stage + Shape::kOperandBytes);
+      LoadWeights(p, weight, first_j, chunk * Shape::kColumns, vectorized, stage + Shape::kOperandBytes);
     }
     CommitCopies();
   };
@@ -144,7 +142,7 @@ __device__ __forceinline__ void ComputeGramTile(const SpectralParams& p, const E
       const unsigned char* const a_rows = stages + chunk % kGramStages * stage_bytes;
       const unsigned char* const b_rows = diagonal ? a_rows : a_rows + Shape::kOperandBytes;
 #pragma unroll 1
-      for (int column = 0; column < kGramColumns; column += kStepChannels) {
+      for (int column = 0; column < Shape::kColumns; column += kStepChannels) {
         Fragment<4, kSplit> a[2];
         LoadFragment<Element>(a_rows + my_i * Shape::kPitch, column, a[0]);
         LoadFragment<Element>(a_rows + (my_i + 16) * Shape::kPitch, column, a[1]);
@@ -171,8 +169,8 @@ __device__ __forceinline__ void ComputeGramTile(const SpectralParams& p, const E
         }
       }
     }
-    if (active && ((chunk + 1) % kGramFlush == 0 || chunk + 1 == chunks)) {
-      const bool first = chunk < kGramFlush;
+    if (active && ((chunk + 1) % kFlush == 0 || chunk + 1 == chunks)) {
+      const bool first = chunk < kFlush;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
 #pragma unroll

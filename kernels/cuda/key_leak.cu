@@ -46,6 +46,7 @@ __global__ void __launch_bounds__(kThreads) KeyLeakKernel(const LeakKernelParams
   constexpr int kHeld = kVectors<kWidth>;
   __shared__ double sums[kWarps][kDimMax], norms[kWarps];
   const KeyLeakParams& p = kernel.p;
+  if (p.gate != nullptr && p.gate[kGateOpen] == 0) return;  // All blocks alike.
   const int rank = blockIdx.x % kernel.cluster;
   const int64_t unit = blockIdx.x / kernel.cluster;
   const int64_t head = unit % p.kv_heads, batch = unit / p.kv_heads;

@@ -43,6 +43,15 @@ __device__ __forceinline__ void LoadMatrices(const void* row, unsigned (&out)[4]
                : "memory");
 }
 
+// The same, each matrix transposed.
+__device__ __forceinline__ void LoadTransposed(const void* row, unsigned (&out)[4]) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+               : "r"(address)
+               : "memory");
+}
+
 // c += A B^T, A 16 x 16 and B 8 x 16, both row-major.
 template <class Element>
 __device__ __forceinline__ void MultiplyAdd(const unsigned (&a)[4], unsigned b0, unsigned b1,

@@ -1,9 +1,9 @@
 // The probe: see probe.h.
 //
-// Work      a cluster of blocks per sequence, key head and 64 sampled rows (32 in fp32) of
-//           the head's group; its blocks take tiles of keys in turn, and a block's warps
+// Work      a cluster of blocks per sequence, key head and 64 sampled rows (32 in fp32, 16
+//           with drift_only) of the head's group; its blocks take tiles of keys in turn, and a block's warps
 //           share rows and keys of a tile.  What the parts found is merged at the end.
-// Memory    reads K, and V with d_o, once per 64 rows; of q, o and d_o the sampled rows.
+// Memory    reads K, and V with d_o, once per so many rows; of q, o and d_o the sampled rows.
 // Numerics  16-bit products are exact, sums fp32; parts of rows merge in fp32, a row's
 //           numbers and a block's rows are added in double, blocks to `out` in fp32 and in
 //           no fixed order.  Mean and spread of the scores are taken from the scores, tile
@@ -18,6 +18,7 @@
 #include "backends.h"
 #include "cuda/block_sum.cuh"
 #include "cuda/cluster.cuh"
+#include "cuda/probe_keys.cuh"
 #include "cuda/probe_rows.cuh"
 #include "cuda/probe_tiles.cuh"
 #include "error.h"
@@ -26,7 +27,12 @@
 namespace bellwether::kernels::cuda {
 namespace {
 
-constexpr int kDimMax = 256;
+// What a kernel measures: rows of scores; with dO the error of delta, too; drift_only.
+enum class Part { kScores, kDelta, kDrift };
+
+template <class Element, Part kPart>
+using ShapeOf = TileShape<Element, kPart == Part::kDrift>;
+
 constexpr int kStagesMax = 2;  // of tiles of keys: one is used while the next arrives
 constexpr int64_t kProbeTokensMax = int64_t{1} << 30;
 
@@ -54,22 +60,21 @@ __device__ __forceinline__ const Element* RowOf(const Tensor4& t, int64_t batch,
          token * t.token_stride;
 }
 
-__device__ __forceinline__ RowPlace PlaceOf(const ProbeKernelParams& kernel, int64_t batch,
+__device__ __forceinline__ RowPlace PlaceOf(const ProbeKernelParams& kernel, uint64_t seed, int64_t batch,
                                             int64_t kv_head, int64_t index) {
   if (index >= kernel.group * kernel.rows) return {-1, 0, 0, 0};
   const int64_t head = kv_head * kernel.group + index / kernel.rows;
-  const int64_t row = RowAt(kernel.p, batch, head, index % kernel.rows);
+  const int64_t row = RowAt(kernel.p, seed, batch, head, index % kernel.rows);
   const KeyRange keys = AllowedKeys(kernel.p, row);
   return {static_cast<int>(head), static_cast<int>(row), static_cast<int>(keys.begin),
           static_cast<int>(keys.end)};
 }
 
 // One thread's scores of one warp tile, for its two rows.
-template <bool kDelta, int kBlocks>
-__device__ __forceinline__ void AddTile(const ProbeParams& p, const RowPlace (&place)[2],
-                                        int first_key, int warp_keys, bool visible, bool whole,
-                                        const float (&s)[kBlocks][4], const float (&dp)[kBlocks][4],
-                                        RowState (&state)[2]) {
+template <Part kPart, int kBlocks>
+__device__ __forceinline__ void AddTile(const ProbeParams& p, const RowPlace (&place)[2], int first_key, int warp_keys,
+                                        bool visible, bool whole, const float (&s)[kBlocks][4],
+                                        const float (&dp)[kBlocks][4], RowState (&state)[2]) {
   constexpr int kCount = 2 * kBlocks;
   const int my_key = first_key + 2 * (threadIdx.x % 4);
   const int k_len = static_cast<int>(p.k_len);
@@ -86,7 +91,7 @@ __device__ __forceinline__ void AddTile(const ProbeParams& p, const RowPlace (&p
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       scores[i] = s[i / 2][2 * r + i % 2] * p.scale;
-      gradients[i] = kDelta ? dp[i / 2][2 * r + i % 2] : 0.f;
+      gradients[i] = kPart == Part::kDelta ? dp[i / 2][2 * r + i % 2] : 0.f;
     }
     AddMoments(scores, present, state[r]);
     if (!visible) continue;
@@ -95,24 +100,24 @@ __device__ __forceinline__ void AddTile(const ProbeParams& p, const RowPlace (&p
       const int key = my_key + i / 2 * 8 + i % 2;
       const bool allowed = whole || (key >= place[r].begin && key < place[r].end);
       state[r].poison = fmaf(allowed ? scores[i] : 0.f, 0.f, state[r].poison);
+      if (kPart == Part::kDrift) continue;
       if (p.softcap > 0.f) scores[i] = p.softcap * tanhf(scores[i] / p.softcap);
       if (!allowed) {
         scores[i] = -INFINITY;
         gradients[i] = 0.f;
       }
     }
+    if (kPart == Part::kDrift) continue;
     if (my_key == 0) state[r].sink = scores[0];
-    AddScores<kCount, kDelta>(scores, gradients, state[r]);
+    AddScores<kCount, kPart == Part::kDelta>(scores, gradients, state[r]);
   }
 }
 
 // sum_c d_o[c] o[c] of the block's rows: a quarter or an eighth of a row a thread.
-template <class Element>
-__device__ __forceinline__ void ComputeDeltaLp(const ProbeKernelParams& kernel, int64_t batch,
-                                               const RowPlace* places, const unsigned char* d_o,
-                                               double* delta_lp) {
-  using Shape = TileShape<Element>;
-  constexpr int kShare = Shape::kThreads / Shape::kRows;
+template <class Element, class Shape>
+__device__ __forceinline__ void ComputeDeltaLp(const ProbeKernelParams& kernel, int64_t batch, const RowPlace* places,
+                                               const unsigned char* d_o, double* delta_lp) {
+  constexpr int kShare = kTileThreads / Shape::kRows;
   const int r = threadIdx.x / kShare;
   const RowPlace place = places[r];
   double sum = 0;
@@ -131,69 +136,29 @@ __device__ __forceinline__ void ComputeDeltaLp(const ProbeKernelParams& kernel, 
   if (threadIdx.x % kShare == 0) delta_lp[r] = sum;
 }
 
-// Length and direction of the keys: a thread's channel and its share of the norms.
-struct KeySums {
-  double channel = 0, norms = 0;
-};
-
-template <class Element>
-__device__ __forceinline__ void AddKeys(const unsigned char* keys, int pitch, int dim,
-                                        KeySums& sums) {
-  using Shape = TileShape<Element>;
-  constexpr int kShare = Shape::kThreads / Shape::kKeys;  // threads of a key
-  float squares = 0;
-  const auto* const key = reinterpret_cast<const Element*>(keys + threadIdx.x / kShare * pitch);
-  for (int c = threadIdx.x % kShare; c < dim; c += kShare) {
-    const float x = static_cast<float>(key[c]);
-    squares = fmaf(x, x, squares);
-  }
-#pragma unroll
-  for (int offset = 1; offset < kShare; offset *= 2) {
-    squares += __shfl_xor_sync(0xffffffffu, squares, offset);
-  }
-  if (threadIdx.x % kShare == 0) sums.norms += static_cast<double>(sqrtf(squares));
-  if (threadIdx.x >= dim) return;
-  float sum = 0;
-  for (int j = 0; j < Shape::kKeys; ++j) {
-    sum += static_cast<float>(reinterpret_cast<const Element*>(keys + j * pitch)[threadIdx.x]);
-  }
-  sums.channel += static_cast<double>(sum);
-}
-
-// |mean_j k_j| / mean_j |k_j| of the sequence, from the cluster's sums.
-__device__ __forceinline__ void AddCoherence(const ProbeKernelParams& kernel, int64_t kv_head,
-                                             double* channels, double* scratch) {
-  double channel = 0, norms = 0;
-  for (int block = 0; block < kernel.cluster; ++block) {
-    const double* const of_block = OfBlock(channels, block, kernel.cluster);
-    if (threadIdx.x < kernel.p.head_dim) channel += of_block[threadIdx.x];
-    norms += of_block[kDimMax];
-  }
-  const double square = SumOverBlock(channel * channel, scratch);
-  if (threadIdx.x != 0) return;
-  const double coherence = isfinite(norms) ? (norms == 0 ? 0. : sqrt(square) / norms) : NAN;
-  float* const out = kernel.p.kv_out + kv_head;
-  atomicAdd(out + kProbeKvSequences * kernel.p.kv_stat_stride, 1.f);
-  atomicAdd(out + kProbeKvKeyCoherenceSum * kernel.p.kv_stat_stride, static_cast<float>(coherence));
-}
+// Rows at the end: whole warps.
+template <class Shape>
+inline constexpr int kStatRows = Shape::kRows > 32 ? Shape::kRows : 32;
 
 // What registers leave room for.
-template <class Element, bool kDelta>
-inline constexpr int kBlocksPerMultiprocessor = kDelta && !TileShape<Element>::kTensorCores ? 1 : 2;
+template <class Element, Part kPart>
+inline constexpr int kBlocksPerMultiprocessor = kPart == Part::kDelta && !ShapeOf<Element, kPart>::kTensorCores ? 1 : 2;
 
-// Grid: [batch * kv_heads * row_tiles * cluster].  Block: kThreads.  Shared: SharedBytes().
-template <class Element, bool kDelta>
-__global__ void __launch_bounds__(TileShape<Element>::kThreads,
-                                  kBlocksPerMultiprocessor<Element, kDelta>)
+// Grid: [batch * kv_heads * row_tiles * cluster].  Block: kTileThreads.  Shared: SharedBytes().
+template <class Element, Part kPart>
+__global__ void __launch_bounds__(kTileThreads, kBlocksPerMultiprocessor<Element, kPart>)
     ProbeKernel(const __grid_constant__ ProbeKernelParams kernel) {
-  using Shape = TileShape<Element>;
+  using Shape = ShapeOf<Element, kPart>;
   constexpr int kRows = Shape::kRows, kKeys = Shape::kKeys;
+  constexpr bool kDelta = kPart == Part::kDelta;
   __shared__ RowState states[Shape::kKeyWarps][kRows];
   __shared__ RowPlace places[kRows];
   __shared__ double delta_lp[kRows], channels[kDimMax + 1], scratch[Shape::kWarps];
   extern __shared__ __align__(16) unsigned char tiles[];
 
   const ProbeParams& p = kernel.p;
+  if (p.gate != nullptr && p.gate[kGateOpen] == 0) return;  // All blocks alike.
+  const uint64_t seed = p.seed + (p.gate != nullptr ? p.gate[kGateSeed] : 0);
   const int key_pitch = kernel.key_pitch, v_pitch = kernel.v_pitch;
   unsigned char* const queries = tiles;
   unsigned char* const gradients = queries + kRows * key_pitch;
@@ -224,7 +189,7 @@ __global__ void __launch_bounds__(TileShape<Element>::kThreads,
 
   // 1. Where the rows are; their q and d_o, and the first keys.
   if (threadIdx.x < kRows) {
-    places[threadIdx.x] = PlaceOf(kernel, batch, kv_head, row_tile * kRows + threadIdx.x);
+    places[threadIdx.x] = PlaceOf(kernel, seed, batch, kv_head, row_tile * kRows + threadIdx.x);
   }
   __syncthreads();
   const auto query_at = [&](const Tensor4& t) {
@@ -256,7 +221,7 @@ __global__ void __launch_bounds__(TileShape<Element>::kThreads,
     any_end = max(any_end, at.end);
   }
   RowState state[2] = {NoKeys(), NoKeys()};
-  KeySums key_sums;
+  KeySums<Shape::kTensorCores> key_sums;
   int stage = 0;
   for (int tile = rank; tile < kernel.key_tiles; tile += kernel.cluster) {
     if (kernel.stages == 1) {
@@ -282,9 +247,11 @@ __global__ void __launch_bounds__(TileShape<Element>::kThreads,
         Multiply<Element>(gradients + first_row * v_pitch,
                           keys + kKeys * key_pitch + warp_key * v_pitch, v_pitch, dp);
       }
-      AddTile<kDelta>(p, place, first_key, Shape::kWarpKeys, visible, whole, s, dp, state);
+      AddTile<kPart>(p, place, first_key, Shape::kWarpKeys, visible, whole, s, dp, state);
     }
-    if (with_keys) AddKeys<Element>(keys, key_pitch, static_cast<int>(p.head_dim), key_sums);
+    if (with_keys) {
+      AddKeys<Element, Shape>(keys, key_pitch, static_cast<int>(p.head_dim), key_sums);
+    }
     __syncthreads();  // The tile is free.
     if (kernel.stages > 1) stage ^= 1;
   }
@@ -304,46 +271,46 @@ __global__ void __launch_bounds__(TileShape<Element>::kThreads,
     }
     if (lane % 4 == 0) states[key_warp][first_row + lane / 4 + 8 * r] = state[r];
   }
-  if (kDelta) ComputeDeltaLp<Element>(kernel, batch, places, gradients, delta_lp);
-  if (with_keys) {
-    channels[threadIdx.x] = key_sums.channel;
-    const double norms = SumOverBlock(key_sums.norms, scratch);
-    if (threadIdx.x == 0) channels[kDimMax] = norms;
-  }
+  if (kDelta) ComputeDeltaLp<Element, Shape>(kernel, batch, places, gradients, delta_lp);
+  if (with_keys) StoreKeys(key_sums, channels, scratch);
   SyncCluster(kernel.cluster);
 
   // 4. The first block merges and adds.
   if (rank == 0) {
-    if (threadIdx.x < kRows) {
+    if (threadIdx.x < kStatRows<Shape>) {  // Whole warps: they add their rows together.
+      const int mine = threadIdx.x % kRows;
       RowState row = NoKeys();
       for (int block = 0; block < kernel.cluster; ++block) {
-        const RowState* const of_block = OfBlock(&states[0][threadIdx.x], block, kernel.cluster);
+        const RowState* const of_block = OfBlock(&states[0][mine], block, kernel.cluster);
 #pragma unroll
         for (int part = 0; part < Shape::kKeyWarps; ++part) Merge(of_block[part * kRows], row);
       }
-      const RowPlace& at = places[threadIdx.x];
+      const RowPlace& at = places[mine];
+      const bool is_row = threadIdx.x < kRows && at.begin < at.end;
       double* const stats = reinterpret_cast<double*>(tiles) + threadIdx.x * kProbeStatCount;
-      RowStats(row, at.end - at.begin, kDelta ? delta_lp[threadIdx.x] : 0, stats);
-      AddToHeads(p, at.begin < at.end ? at.head : -1, kDelta, stats);
+      if constexpr (kPart == Part::kDrift) {
+        DriftStats(row, stats);
+      } else {
+        RowStats(row, at.end - at.begin, kDelta ? delta_lp[mine] : 0, stats);
+      }
+      AddToHeads(p, is_row ? at.head : -1, kDelta, stats);
     }
-    if (with_keys) AddCoherence(kernel, kv_head, channels, scratch);
+    if (with_keys) AddCoherence(p, kernel.cluster, kv_head, channels, scratch);
   }
   SyncCluster(kernel.cluster);  // No block ends while another reads what it found.
 }
 
-template <class Element>
+template <class Shape>
 int SharedBytes(const ProbeKernelParams& kernel) {
-  using Shape = TileShape<Element>;
-  const int tiles =
-      (Shape::kRows + kernel.stages * Shape::kKeys) * (kernel.key_pitch + kernel.v_pitch);
-  return std::max(tiles, Shape::kRows * kProbeStatCount * int{sizeof(double)});
+  const int tiles = (Shape::kRows + kernel.stages * Shape::kKeys) * (kernel.key_pitch + kernel.v_pitch);
+  return std::max(tiles, kStatRows<Shape> * kProbeStatCount * int{sizeof(double)});
 }
 
-template <class Element>
+template <class Element, Part kPart>
 Status Launch(const ProbeParams& p, const Gpu& gpu, void* stream) {
-  using Shape = TileShape<Element>;
+  using Shape = ShapeOf<Element, kPart>;
   constexpr int kStaticBytes = 12 * 1024;  // at most, of ProbeKernel's own arrays
-  const bool with_delta = p.d_o.data != nullptr;
+  constexpr bool kWithDelta = kPart == Part::kDelta;
   ProbeKernelParams kernel = {};
   kernel.p = p;
   kernel.group = p.heads / p.kv_heads;
@@ -351,20 +318,20 @@ Status Launch(const ProbeParams& p, const Gpu& gpu, void* stream) {
   kernel.row_tiles = (kernel.group * kernel.rows + Shape::kRows - 1) / Shape::kRows;
   kernel.key_tiles = static_cast<int>((p.k_len + Shape::kKeys - 1) / Shape::kKeys);
   kernel.key_pitch = TilePitch(p.head_dim, sizeof(Element));
-  kernel.v_pitch = with_delta ? TilePitch(p.v_dim, sizeof(Element)) : 0;
+  kernel.v_pitch = kWithDelta ? TilePitch(p.v_dim, sizeof(Element)) : 0;
   const auto is_vectorized = [&](const Tensor4& t, int64_t heads, int64_t tokens, int64_t dim) {
     return IsVectorized(p.dtype, t, p.batch, heads, tokens, dim);
   };
-  kernel.vectorized = is_vectorized(p.q, p.heads, p.q_len, p.head_dim) &&
-                      is_vectorized(p.k, p.kv_heads, p.k_len, p.head_dim) &&
-                      (!with_delta || (is_vectorized(p.v, p.kv_heads, p.k_len, p.v_dim) &&
-                                       is_vectorized(p.d_o, p.heads, p.q_len, p.v_dim)));
+  kernel.vectorized =
+      is_vectorized(p.q, p.heads, p.q_len, p.head_dim) && is_vectorized(p.k, p.kv_heads, p.k_len, p.head_dim) &&
+      (!kWithDelta ||
+       (is_vectorized(p.v, p.kv_heads, p.k_len, p.v_dim) && is_vectorized(p.d_o, p.heads, p.q_len, p.v_dim)));
   kernel.stages = kStagesMax;
-  while (kernel.stages > 1 && SharedBytes<Element>(kernel) + kStaticBytes > gpu.shared_bytes_max) {
+  while (kernel.stages > 1 && SharedBytes<Shape>(kernel) + kStaticBytes > gpu.shared_bytes_max) {
     --kernel.stages;
   }
   Grid grid;
-  grid.shared_bytes = SharedBytes<Element>(kernel);
+  grid.shared_bytes = SharedBytes<Shape>(kernel);
   if (grid.shared_bytes + kStaticBytes > gpu.shared_bytes_max) {
     return Fail(Status::kUnsupported,
                 "head_dim is %lld and v_dim %lld, which takes %d bytes of shared memory, but this "
@@ -379,10 +346,16 @@ Status Launch(const ProbeParams& p, const Gpu& gpu, void* stream) {
                 static_cast<long long>(units_max / (p.kv_heads * kernel.row_tiles)));
   }
   grid.units = p.batch * p.kv_heads * kernel.row_tiles;
-  grid.threads = Shape::kThreads;
+  grid.threads = kTileThreads;
   grid.cluster = kernel.cluster = ClusterSize(gpu, grid.units, kernel.key_tiles);
-  return LaunchClusters(with_delta ? ProbeKernel<Element, true> : ProbeKernel<Element, false>,
-                        kernel, grid, stream, "the probe");
+  return LaunchClusters(ProbeKernel<Element, kPart>, kernel, grid, stream, "the probe");
+}
+
+template <class Element>
+Status LaunchPart(const ProbeParams& p, const Gpu& gpu, void* stream) {
+  if (p.drift_only) return Launch<Element, Part::kDrift>(p, gpu, stream);
+  if (p.d_o.data != nullptr) return Launch<Element, Part::kDelta>(p, gpu, stream);
+  return Launch<Element, Part::kScores>(p, gpu, stream);
 }
 
 }  // namespace
@@ -404,13 +377,13 @@ Status Probe(const ProbeParams& p, void* stream) {
   if (p.batch == 0 || p.q_len == 0 || p.k_len == 0) return Status::kOk;
   switch (p.dtype) {
     case DType::kBFloat16:
-      return Launch<__nv_bfloat16>(p, gpu, stream);
+      return LaunchPart<__nv_bfloat16>(p, gpu, stream);
     case DType::kFloat16:
-      return Launch<__half>(p, gpu, stream);
+      return LaunchPart<__half>(p, gpu, stream);
     case DType::kFloat32:
       break;
   }
-  return Launch<float>(p, gpu, stream);
+  return LaunchPart<float>(p, gpu, stream);
 }
 
 }  // namespace bellwether::kernels::cuda

@@ -119,6 +119,12 @@ __device__ __forceinline__ void AddScores(const float (&scores)[kCount], const f
   if (kDelta) a.weighted_dp += weighted_dp;
 }
 
+__device__ __forceinline__ void AddDrift(const RowState& row, double* stats) {
+  const bool finite = isfinite(row.mean) && isfinite(row.squares);
+  stats[kProbeCommonModeSum] = finite ? fabs(static_cast<double>(row.mean)) : NAN;
+  stats[kProbeSpreadSum] = finite ? sqrt(static_cast<double>(row.squares) / static_cast<double>(row.keys)) : NAN;
+}
+
 // What one row adds, as AddRow of cpu/probe_rows.h, to stats [kProbeStatCount]; logit_max
 // by max.
 __device__ __forceinline__ void RowStats(const RowState& row, int keys, double delta_lp,
@@ -130,10 +136,7 @@ __device__ __forceinline__ void RowStats(const RowState& row, int keys, double d
     stats[kProbeNonfiniteRows] = 1;
     return;
   }
-  const bool finite = isfinite(row.mean) && isfinite(row.squares);
-  stats[kProbeCommonModeSum] = finite ? fabs(static_cast<double>(row.mean)) : NAN;
-  stats[kProbeSpreadSum] =
-      finite ? sqrt(static_cast<double>(row.squares) / static_cast<double>(row.keys)) : NAN;
+  AddDrift(row, stats);
   const double l = row.l, first = row.first, second = row.second;
   if (keys > 1) {
     stats[kProbeTiedRowsBf16] = __bfloat162float(__float2bfloat16_rn(row.first)) ==
@@ -152,6 +155,18 @@ __device__ __forceinline__ void RowStats(const RowState& row, int keys, double d
   stats[kProbeDeltaBiasSumsq] = error * error;
   stats[kProbeDeltaAbsSum] = fabs(delta_hp);
   stats[kProbeDeltaErrorAbsSum] = fabs(error);
+}
+
+// With drift_only: what of it is left then.
+__device__ __forceinline__ void DriftStats(const RowState& row, double* stats) {
+  for (int stat = 0; stat < kProbeStatCount; ++stat) stats[stat] = 0;
+  stats[kProbeLogitMax] = -INFINITY;
+  stats[kProbeRows] = 1;
+  if (row.poison != 0.f) {  // NaN differs from 0.
+    stats[kProbeNonfiniteRows] = 1;
+    return;
+  }
+  AddDrift(row, stats);
 }
 
 // A NaN that *out holds stays.

@@ -24,16 +24,18 @@ static_assert(TilePitch(1, 2) == 48 && TilePitch(128, 2) == 272 && TilePitch(256
 static_assert(TilePitch(32, 2) / 16 % 2 == 1 && TilePitch(96, 2) / 16 % 2 == 1 &&
               TilePitch(80, 4) / 16 % 2 == 1);
 
+inline constexpr int kTileThreads = 256;
+
 // How many rows and keys a block holds and how its warps share them: 16 rows a warp.
-template <class Element>
+// kNarrow: the rows of one warp, so that a few rows keep all warps busy.
+template <class Element, bool kNarrow>
 struct TileShape {
   static constexpr bool kTensorCores = sizeof(Element) == 2;
-  static constexpr int kWarps = 8;
-  static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kRowWarps = kTensorCores ? 4 : 2;
+  static constexpr int kWarps = kTileThreads / 32;
+  static constexpr int kRowWarps = kNarrow ? 1 : kTensorCores ? 4 : 2;
   static constexpr int kKeyWarps = kWarps / kRowWarps;
   static constexpr int kRows = 16 * kRowWarps;
-  static constexpr int kWarpKeys = kTensorCores ? 32 : 8;
+  static constexpr int kWarpKeys = !kTensorCores ? 8 : kNarrow ? 16 : 32;
   static constexpr int kKeys = kKeyWarps * kWarpKeys;
   static constexpr int kBlocks = kWarpKeys / 8;  // of 8 keys, one mma each
 };
@@ -45,7 +47,7 @@ __device__ __forceinline__ void LoadTile(unsigned char* tile, int rows, int pitc
                                          bool vectorized, const void* any, const RowAt& row_at) {
   constexpr int kLanes = 8, kWidth = kVectorBytes / sizeof(Element);
   const int lane = threadIdx.x % kLanes, bytes = pitch - kVectorBytes;
-  for (int r = threadIdx.x / kLanes; r < rows; r += TileShape<Element>::kThreads / kLanes) {
+  for (int r = threadIdx.x / kLanes; r < rows; r += kTileThreads / kLanes) {
     const Element* const from = row_at(r);
     unsigned char* const to = tile + r * pitch;
     if (vectorized) {
@@ -75,7 +77,7 @@ __device__ __forceinline__ void Multiply(const unsigned char* rows, const unsign
     for (int i = 0; i < 4; ++i) out[block][i] = 0.f;
   }
   const int bytes = pitch - kVectorBytes;
-  if constexpr (TileShape<Element>::kTensorCores) {
+  if constexpr (sizeof(Element) == 2) {
     static_assert(kBlocks % 2 == 0);
     // Matrices of A: rows 0-7 and 8-15 of channels 0-7, then of 8-15; of B: channels 0-7
     // and 8-15 of keys 0-7, then of 8-15.

@@ -1,6 +1,7 @@
 // Largest singular value and ranks of each head's weights: see spectral.h.
 //
-// Work      one block per head: Gram matrix, then 32 steps of Lanczos on it.
+// Work      one block per head: Gram matrix, then 32 steps of Lanczos on it; two blocks on a
+//           multiprocessor, since one alone waits for itself in Lanczos.
 // Memory    reads the weights once for each 128 rows.  The Gram matrix stays in shared
 //           memory for up to 128 rows, and lies in the caller's `gram` beyond.
 // Numerics  Gram matrix in fp32 (gram.cuh), vectors in fp32, their lengths and the
@@ -64,8 +65,7 @@ __device__ void StoreDirection(const SpectralParams& p, int64_t head, const floa
 
 // Grid: [heads].  Block: kThreads.  Shared: SharedBytes().
 template <class Element>
-__global__ void __launch_bounds__(kThreads, 1)
-    SpectralKernel(const __grid_constant__ SpectralKernelParams kernel) {
+__global__ void __launch_bounds__(kThreads, 2) SpectralKernel(const __grid_constant__ SpectralKernelParams kernel) {
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ LanczosScratch scratch;
   __shared__ float before[kSpectralRowsMax];
@@ -139,7 +139,7 @@ Status Launch(const SpectralParams& p, const Gpu& gpu, void* stream) {
   view.token_stride = p.row_stride;
   // The last vector of a row may be cut short, so any number of columns will do.
   kernel.vectorized =
-      p.column_stride == 1 && IsVectorized(p.dtype, view, 1, p.heads, p.rows, kGramColumns);
+      p.column_stride == 1 && IsVectorized(p.dtype, view, 1, p.heads, p.rows, GramShape<Element>::kColumns);
   const int64_t stages = kGramStages * GramShape<Element>::StageBytes(static_cast<int>(p.rows));
   const int64_t vectors = LanczosFloats(p.rows) * int64_t{sizeof(float)};
   Grid grid;

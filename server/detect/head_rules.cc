@@ -257,17 +257,29 @@ HeadRules::Reading HeadRules::Read(size_t head) const {
   return r;
 }
 
+bool HeadRules::LayerLeaks(size_t head) const {
+  const std::vector<uint8_t>& active = held_[kLeaking].active;
+  const size_t heads = static_cast<size_t>(layout_.heads);
+  const size_t first = head / heads * heads;
+  return options_.is_on(BuiltinOf(kLeaking)) &&
+         std::any_of(active.begin() + static_cast<ptrdiff_t>(first),
+                     active.begin() + static_cast<ptrdiff_t>(first + heads), [](uint8_t holds) { return holds != 0; });
+}
+
 void HeadRules::JudgeHead(size_t head, const AttentionTraits& traits) {
   const DriftOptions& drift = options_.drift;
   const Reading r = Read(head);
   // Rounding needs low-precision scores; centred keys carry no common mode.
   const bool rounding_possible = traits.score_dtype != "fp32" && !traits.centred;
   // A large common mode may be the loss's own wish.  The leak is the witness:
-  // where it is measured and silent, the kernel's error does not push.
-  const bool pushed = r.leaking || !r.leak_measured;
+  // where it is measured and silent in a whole layer, the kernel's error does
+  // not push.  The head that is pushed furthest need not leak most.
+  const bool leaks = r.leak_measured && LayerLeaks(head);
+  const bool pushed = !r.leak_measured || leaks;
   // What has no second witness must hold longer.
-  const bool far = r.level_sure || (r.level && r.ties);
-  const bool drifting = r.growth || far || r.leaking || (r.common_growth_sure && pushed);
+  const bool far = r.level_sure || (r.level && (r.ties || leaks));
+  const bool mode_grows = r.common_growth && (leaks || (r.common_growth_sure && !r.leak_measured));
+  const bool drifting = r.growth || far || r.leaking || mode_grows;
   Finding finding;
   finding.where = At(head);
   finding.severity = Severity::kWarning;

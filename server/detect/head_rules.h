@@ -90,6 +90,8 @@ class HeadRules {
   Reading Read(size_t head) const;
   // What the bank found, counted over the ticks.
   void Hold(HeadTest test);
+  // Whether the key gradients of any head of its layer leak.
+  bool LayerLeaks(size_t head) const;
   void JudgeHead(size_t head, const AttentionTraits& traits);
   // Large scores in a layer with a drifting head are the drift's last stage.
   void JoinLogits();

@@ -60,7 +60,7 @@ struct DriftOptions {
   double grown_factor = 4;
   // This many times the median head for `level_batches`: drift even where the
   // growth is too slow to call, as long as it still rises.  Twice as long where
-  // ties do not hold too, as a common mode that only grows and ties alone must:
+  // neither ties nor a leak holds too, as a common mode that only grows and ties alone must:
   // of a thousand heads that wander one is always far out for a while.
   double level_factor = 8;
   int32_t level_batches = 10;

@@ -32,11 +32,12 @@ constexpr const char* kBuiltinSentences[] = {
     "{drift.heads_exponent}.",
     "A head's drift ratio is above {drift.level_factor} times the median head and {drift.level_rise_min} times what it "
     "was at the "
-    "window's start, for {drift.level_batches} batches, twice as many where ties do not hold. With more than {drift.heads_usual} heads in the run the first "
+    "window's start, for {drift.level_batches} batches, twice as many where neither ties nor a leak in its layer holds. With more than {drift.heads_usual} heads in the run the first "
     "factor grows with their number to the power of {drift.heads_exponent}.",
     "A head's common mode is above {drift.common_mode_large} logits and {drift.common_mode_factor} times the median "
     "head, grows as "
-    "for drift.growth but for twice as many batches, and its key-gradient leak does not say that the kernel is right.",
+    "for drift.growth, and the key-gradient leaks of its layer do not all say that the kernel is right; where they are "
+    "not measured, for twice as many batches.",
     "A head's key-gradient leak is above {leak.factor} times the median head (held at {leak.floor} or more), for "
     "{leak.hold_batches} batches.",
     "More than {ties.fraction_min} of a head's rows, and {ties.peer_factor} times the median head, have a repeated "

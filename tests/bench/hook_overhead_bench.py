@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """What watching costs a training job on a GPU: paired, interleaved, in one process.
 
-One model trains; blocks of steps with the hook and without it take turns.  A pair is a block with
+One model trains; blocks of steps with the hook and without it take turns.  With --compile there
+are two, since the taps are part of what is compiled: one that was attached before, one that never
+was.  A pair is a block with
 and the block without before it; reported are the median over the pairs of how much longer a block
 with the hook took, with a 95 % interval by the bootstrap, the same for the median step, and what
 the hook adds to the peak of the allocator.  A block is as long as the sampling period, so that it
 holds one sampled step.
 
-    python3 tests/bench/hook_overhead_bench.py --model 124m --pairs 20 --out overhead.json
+    python3 tests/bench/hook_overhead_bench.py --model 124m --pairs 20 --compile --out overhead.json
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from paired import median_and_interval
 MODELS = {
     "124m": (12, 768, 12, 12, 50304, 32, 1024),
     "1b": (16, 2048, 32, 8, 32000, 1, 8192),
+    "tiny": (2, 128, 4, 2, 512, 2, 128),  # To try this script.
 }
 
 
@@ -72,10 +75,11 @@ class Block(nn.Module):
 
 
 class Job:
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, device: str) -> None:
         layers, width, heads, kv_heads, vocabulary, batch, tokens = MODELS[model]
         torch.manual_seed(0)
-        with torch.device("cuda"):
+        self.device = device
+        with torch.device(device):
             blocks = (Block(width, heads, kv_heads) for _ in range(layers))
             self.model = nn.Sequential(
                 nn.Embedding(vocabulary, width), *blocks, nn.LayerNorm(width),
@@ -84,8 +88,13 @@ class Job:
             self.ids = torch.randint(vocabulary, (batch, tokens + 1))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
 
+    def compile(self) -> None:
+        for block in self.model:
+            if isinstance(block, Block):
+                block.compile(fullgraph=True)
+
     def step(self) -> Tensor:
-        with torch.autocast("cuda", torch.bfloat16):
+        with torch.autocast(self.device, torch.bfloat16):
             logits = self.model(self.ids[:, :-1])
             loss = F.cross_entropy(logits.flatten(0, 1), self.ids[:, 1:].flatten())
         loss.backward()
@@ -112,25 +121,38 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", choices=MODELS, default="124m")
+    parser.add_argument("--compile", action="store_true", help="each block, with fullgraph")
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--every", type=int, default=20, help="sampling period and block length")
     parser.add_argument("--stats", default=",".join(bellwether.settings.STATS))
     parser.add_argument("--out", type=Path, help="JSON")
     args = parser.parse_args(argv)
-    job = Job(args.model)
+    job = watched_job = Job(args.model, "cuda")
+    if args.compile:
+        job.compile()
     job.block(5, None)
     torch.cuda.reset_peak_memory_stats()
     job.block(2, None)
-    plain_bytes = torch.cuda.max_memory_allocated()
+    plain_bytes, others_bytes = torch.cuda.max_memory_allocated(), 0
+    if args.compile:
+        job.optimizer.zero_grad()
+        others_bytes = torch.cuda.memory_allocated()
+        watched_job = Job(args.model, "cuda")
     with tempfile.TemporaryDirectory() as folder:
         monitor = bellwether.attach(
-            job.model, record=f"{folder}/run.bwrun", run="overhead", every=args.every,
+            watched_job.model, record=f"{folder}/run.bwrun", run="overhead", every=args.every,
             overhead_budget=1e9, stats=args.stats,
         )  # fmt: skip
+        if args.compile:
+            watched_job.compile()
+            job.block(3, None)  # What attach() has patched may be compiled once more.
+        watched_job.block(5, monitor)  # The first sample loads libraries.
         torch.cuda.reset_peak_memory_stats()
-        job.block(args.every, monitor)  # The first sample loads libraries.
-        watched_bytes = torch.cuda.max_memory_allocated()
-        # Between the blocks the forward is as it was: taps are there in sampled steps alone.
+        watched_job.block(args.every, monitor)
+        watched_bytes = torch.cuda.max_memory_allocated() - others_bytes
+        layers = [layer["fired"] for layer in monitor.status()["layers"]]
+        assert min(layers) > 0, "not every layer is watched"
+        # Between eager blocks the forward is as it was: taps are there in sampled steps alone.
         alive = monitor._alive
         blocks, steps = [], []
         began = time.monotonic()
@@ -138,7 +160,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             monitor._alive = False
             without = job.block(args.every, None)
             monitor._alive = alive
-            watched = job.block(args.every, monitor)
+            watched = watched_job.block(args.every, monitor)
             blocks.append(100 * (sum(watched) / sum(without) - 1))
             steps.append(100 * (statistics.median(watched) / statistics.median(without) - 1))
             if sys.stderr.isatty():
@@ -149,7 +171,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         monitor.detach()
     assert status["errors"] == 0, status["last_error"]
     found = {
-        "model": args.model, "gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
+        "model": args.model, "compiled": args.compile,
+        "gpu": torch.cuda.get_device_name(), "torch": torch.__version__,
         "every": args.every, "pairs": args.pairs, "stats": args.stats,
         "step_ms": statistics.median(without),
         "sampled_step_ms": max(watched),

@@ -143,6 +143,77 @@ TEST(KernelsCApiTest, TheLargestLegalSizesAreAccepted) {
   EXPECT_STREQ(bw_kernels_last_error(), "rows is 513, but only 1..512 is supported");
 }
 
+TEST(KernelsCApiTest, AShutGateLetsNothingThrough) {
+  const std::array<uint64_t, 2> shut = {0, 5}, open = {1, 5};
+  ProbeCall call;
+  call.data.fill(1);
+  call.p.gate = shut.data();
+  EXPECT_EQ(bw_probe(&call.p), BW_KERNEL_OK) << bw_kernels_last_error();
+  EXPECT_THAT(call.out, Each(kMark));
+  EXPECT_THAT(call.kv_out, Each(kMark));
+  std::array<float, 1> leak{}, gradient{};
+  bw_key_leak_params k{};
+  k.struct_size = sizeof(k);
+  k.batch = k.kv_heads = 1;
+  k.k_len = 3;
+  k.head_dim = 4;
+  k.d_k = call.p.k;
+  k.leak_sum = leak.data();
+  k.gradient_sum = gradient.data();
+  k.gate = shut.data();
+  EXPECT_EQ(bw_key_leak(&k), BW_KERNEL_OK) << bw_kernels_last_error();
+  EXPECT_EQ(leak[0], 0);
+  k.gate = open.data();
+  EXPECT_EQ(bw_key_leak(&k), BW_KERNEL_OK) << bw_kernels_last_error();
+  EXPECT_FLOAT_EQ(leak[0], 6);
+  call.p.gate = open.data();
+  EXPECT_EQ(bw_probe(&call.p), BW_KERNEL_OK) << bw_kernels_last_error();
+  EXPECT_EQ(call.out[0], kMark + 3);
+}
+
+TEST(KernelsCApiTest, AGateGivesTheRowsTheirSeed) {
+  std::vector<float> rows(64 * 4);
+  for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<float>(i * i % 97);
+  const auto common_mode = [&](uint64_t seed, const uint64_t* gate) {
+    ProbeCall call;
+    call.p.q = call.p.k = call.p.v = call.p.o = call.p.d_o = {rows.data(), 0, 0, 4};
+    call.p.q_len = call.p.k_len = 64;
+    call.p.rows_per_head = 3;
+    call.p.seed = seed;
+    call.p.gate = gate;
+    call.out.fill(0);
+    EXPECT_EQ(bw_probe(&call.p), BW_KERNEL_OK) << bw_kernels_last_error();
+    return call.out[2 * BW_PROBE_COMMON_MODE_SUM];
+  };
+  const std::array<uint64_t, 2> gate = {1, 40};
+  EXPECT_EQ(common_mode(2, gate.data()), common_mode(42, nullptr));
+  EXPECT_NE(common_mode(2, nullptr), common_mode(42, nullptr));
+}
+
+TEST(KernelsCApiTest, DriftAloneTouchesNothingElse) {
+  ProbeCall whole;
+  for (size_t i = 0; i < whole.data.size(); ++i) whole.data[i] = static_cast<float>(i % 5);
+  ProbeCall drift = whole;
+  drift.p.q = drift.p.k = {drift.data.data(), 0, 0, 4};
+  drift.p.out = drift.out.data();
+  drift.p.kv_out = drift.kv_out.data();
+  drift.p.drift_only = 1;
+  drift.p.v = drift.p.o = drift.p.d_o = {drift.data.data(), 0, 0, 4};
+  EXPECT_EQ(bw_probe(&drift.p), BW_KERNEL_INVALID_ARGUMENT);
+  EXPECT_STREQ(bw_kernels_last_error(), "v, o and d_o are given, but must be NULL: drift_only is 1");
+  drift.p.v = drift.p.o = drift.p.d_o = {};
+  EXPECT_EQ(bw_probe(&drift.p), BW_KERNEL_OK) << bw_kernels_last_error();
+  EXPECT_EQ(bw_probe(&whole.p), BW_KERNEL_OK) << bw_kernels_last_error();
+  EXPECT_EQ(drift.kv_out, whole.kv_out);
+  for (int stat = 0; stat < BW_PROBE_STAT_COUNT; ++stat) {
+    const bool of_drift = stat <= BW_PROBE_SPREAD_SUM || stat == BW_PROBE_NONFINITE_ROWS;
+    for (size_t head = 0; head < 2; ++head) {
+      const size_t at = 2 * static_cast<size_t>(stat) + head;
+      EXPECT_EQ(drift.out[at], of_drift ? whole.out[at] : kMark) << stat;
+    }
+  }
+}
+
 TEST(KernelsCApiTest, ALongerStructMustEndInZeros) {
   ProbeCall call;
   std::vector<unsigned char> bytes(sizeof(bw_probe_params) + 16);

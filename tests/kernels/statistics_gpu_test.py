@@ -160,9 +160,13 @@ def assert_equal_statistics(lib: Lib, problem: Problem, what: str, exact: bool =
     for name in SUMS:
         assert_close(f"{name} of {what}", gpu.of(name), cpu.of(name),
                      1e-5 * cpu.of(name).abs() + 1e-9)
-    # What float32 leaves of e where O itself is that precise.
+    # What float32 leaves of e where O itself is that precise; else one rounding of each row's sum.
     precise = problem.q.dtype == F32 or problem.k.shape[2] == 1
     floor = (1e-5 if precise else 0.) * cpu.of("delta_abs")
+    if problem.outputs is not None and not precise:
+        _, o, d_o = problem.outputs
+        size = (o.double() * d_o.double()).abs().nan_to_num(posinf=0.).sum((0, 2, 3))
+        floor = 2**-24 * size * cpu.of("rows") / (o.shape[0] * o.shape[2])
     size = cpu.of("error_abs")
     assert_close(f"bias of {what}", gpu.of("bias"), cpu.of("bias"), 1e-3 * size + floor)
     assert_close(f"error_abs of {what}", gpu.of("error_abs"), size, 1e-3 * size + floor)
@@ -297,6 +301,54 @@ def test_all_ranks_sample_the_same_rows(lib: Lib) -> None:
         for name in ("rows", "common_mode", "entropy", "delta_abs"):
             want = whole.of(name)[mine]
             assert_close(name, got.of(name), want, 1e-5 * want.abs())
+
+
+def test_drift_alone_is_that_of_the_whole_probe(lib: Lib) -> None:
+    """As on the CPU, where not another number is touched."""
+    for dtype in (BF16, F16, F32):
+        for shape in (Shape(dtype, q_len=300, k_len=300, head_dim=128),
+                      Shape(dtype, heads=6, kv_heads=2, q_len=77, k_len=1201, head_dim=40),
+                      Shape(dtype, batch=1, q_len=20, k_len=5, head_dim=256)):
+            for options in (ProbeOptions(drift_only=True), ProbeOptions(
+                    causal=True, window=33, rows=20, seed=5, drift_only=True)):
+                problem = make(shape, options, delta=False)
+                problem.q[0, 1, 2, 3] = math.nan
+                cpu, gpu = run(lib, problem, "cpu"), run(lib, problem, "cuda")
+                problem.options = dataclasses.replace(options, drift_only=False)
+                whole = run(lib, problem, "cuda")
+                for name in (*calls.PROBE_STATS, *calls.KV_STATS):
+                    what, want = f"{name} of {shape} {options}", cpu.of(name)
+                    assert_close(what, gpu.of(name), want, 1e-5 * want.abs() + 1e-9)
+                    if name in ("rows", "common_mode", "spread", "nonfinite", *calls.KV_STATS):
+                        assert_close(f"whole {what}", gpu.of(name), whole.of(name),
+                                     1e-5 * want.abs() + 1e-9)
+
+
+def test_a_gate_decides_when_the_graph_runs(lib: Lib) -> None:
+    """Shut, nothing is written; open, the rows are those of the seed that it gives."""
+    problem = make(Shape(q_len=500, k_len=500), ProbeOptions(causal=True, rows=9))
+    assert problem.outputs is not None
+    q, k, v, o, d_o = (t.cuda() for t in (problem.q, problem.k, *problem.outputs))
+    gate = torch.zeros(2, dtype=torch.int64, device="cuda")
+    options = dataclasses.replace(problem.options, seed=3, gate=gate)
+    into, leak = Probed.fresh(2, 2, "cuda"), torch.zeros(2, 2, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        calls.probe(lib, q, k, (v, o, d_o), options, into)
+        calls.key_leak(lib, k, leak, gate)
+    untouched = Probed.fresh(2, 2, "cuda")
+    graph.replay()
+    assert torch.equal(into.out, untouched.out) and torch.equal(into.kv_out, untouched.kv_out)
+    assert not leak.any()
+    for seed in (0, 1 << 40):
+        gate[0], gate[1] = 1, seed
+        into.out.copy_(untouched.out)
+        graph.replay()
+        problem.options = dataclasses.replace(problem.options, seed=3 + seed)
+        want = run(lib, problem, "cpu")
+        for name in ("rows", "common_mode", "entropy", "logit_max", "delta_abs"):
+            assert_close(name, into.of(name), want.of(name), 1e-5 * want.of(name).abs())
+    assert bool((leak > 0).all())
 
 
 # ---- the key-gradient leak

@@ -1,11 +1,13 @@
 """One of two processes that train a small model in parallel, in one way after the other, without
-the hook and with it: `parallel_job.py FOLDER MODE ...`, with RANK, WORLD_SIZE and the address in
-the environment.  Prints nothing; writes a recording for each process that reports, and what it
-came to, into FOLDER/MODE."""
+the hook and with it: `parallel_job.py DEVICE FOLDER MODE ...`, with RANK, WORLD_SIZE and the
+address in the environment.  DEVICE is cpu (gloo), or cuda (NCCL, each process on a GPU of its
+own).  Prints nothing; writes a recording for each process that reports, and what it came to, into
+FOLDER/MODE."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ import bellwether
 from models import Attention, Model, Shape, batch
 
 STEPS = 3
+device = torch.device("cpu")  # Of this process.
 SHAPE = Shape(fused=False, heads=4, kv_heads=2)
 
 
@@ -51,7 +54,7 @@ def tensor_parallel(model: Model) -> tuple[nn.Module, dict[str, Any]]:
         parallelize_module,
     )
 
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("tp",))
     plan: dict[str, Any] = {}
     for name in ("q_proj", "k_proj", "v_proj"):
         plan[f"blocks.*.attention.{name}"] = ColwiseParallel()
@@ -75,7 +78,7 @@ class Stage(nn.Module):
 
 def pipeline_step(stage: Stage, step: int) -> None:
     """GPipe by hand with one micro-batch: activations there, gradients back."""
-    x = batch(SHAPE, step)
+    x = batch(SHAPE, step).to(device)
     if stage.rank == 0:
         y = stage(x)
         dist.send(y.detach(), 1)
@@ -83,7 +86,7 @@ def pipeline_step(stage: Stage, step: int) -> None:
         dist.recv(gradient, 1)
         y.backward(gradient)
     else:
-        y = torch.empty(*x.shape[:2], SHAPE.width)
+        y = torch.empty(*x.shape[:2], SHAPE.width, device=device)
         dist.recv(y, 0)
         y.requires_grad_()
         stage(y).square().mean().backward()
@@ -103,8 +106,8 @@ MODES = {"ddp": data_parallel, "fsdp": fully_sharded, "tp": tensor_parallel, "cp
 def train(mode: str, folder: Path, hooked: bool) -> None:
     rank = dist.get_rank()
     torch.manual_seed(3)
-    model = Model(SHAPE, kind=Local)
-    whole = [[getattr(a, n).weight.detach().clone() for n in ("q_proj", "k_proj")]
+    model = Model(SHAPE, kind=Local).to(device)
+    whole = [[getattr(a, n).weight.detach().cpu().clone() for n in ("q_proj", "k_proj")]
              for a in model.attentions()]  # fmt: skip
     more: dict[str, Any] = {}
     run: nn.Module
@@ -119,7 +122,8 @@ def train(mode: str, folder: Path, hooked: bool) -> None:
             run, record=str(folder / "p.bwrun"), run="p", every=1, rows=0, sequences=0,
             overhead_budget=1e9, **more,
         )  # fmt: skip
-    optimizer = torch.optim.SGD(run.parameters(), lr=0.1)
+    # One parameter at a time: foreach takes no DTensors beside plain tensors.
+    optimizer = torch.optim.SGD(run.parameters(), lr=0.1, foreach=False)
     results = []
     with monitor:
         for step in range(STEPS):
@@ -127,9 +131,9 @@ def train(mode: str, folder: Path, hooked: bool) -> None:
                 pipeline_step(run, step)  # type: ignore[arg-type]
             else:
                 seed = 10 * step + (rank if mode in ("ddp", "fsdp", "cp") else 0)
-                loss = run(batch(SHAPE, seed)).square().mean()
+                loss = run(batch(SHAPE, seed).to(device)).square().mean()
                 loss.backward()
-                results.append(loss.detach().clone())
+                results.append(loss.detach().cpu().clone())
             optimizer.step()
             optimizer.zero_grad()
             if hooked:
@@ -137,14 +141,19 @@ def train(mode: str, folder: Path, hooked: bool) -> None:
         if hooked and monitor.live():
             assert monitor.flush(20), monitor.status()
             assert monitor.status()["errors"] == 0, monitor.status()["last_error"]
-    results += [getattr(p, "to_local", lambda p=p: p)().detach() for p in run.parameters()]
+    results += [getattr(p, "to_local", lambda p=p: p)().detach().cpu() for p in run.parameters()]
     torch.save({"results": results, "whole": whole}, folder / f"{'h' if hooked else 'p'}{rank}.pt")
 
 
 def main() -> None:
-    folder, modes = Path(sys.argv[1]), sys.argv[2:]
+    global device
+    folder, modes = Path(sys.argv[2]), sys.argv[3:]
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    if sys.argv[1] == "cuda":
+        device = torch.device("cuda", int(os.environ["RANK"]))
+        torch.cuda.set_device(device)
+        torch.use_deterministic_algorithms(True)
+    dist.init_process_group("gloo" if device.type == "cpu" else "nccl")
     for mode in modes:
         (folder / mode).mkdir(exist_ok=True)
         for hooked in (False, True):

@@ -5,6 +5,7 @@ Method: against its definition in double; softmax must not notice.
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Optional
 
 import pytest
@@ -14,6 +15,9 @@ from torch import Tensor
 
 import bellwether
 from bellwether import centering
+
+from models import Attention, Model, Shape, batch
+from recording import Recording
 
 CU = torch.tensor([0, 0, 3, 4, 11], dtype=torch.int64)
 
@@ -102,3 +106,29 @@ def test_without_a_kernel_pytorch_computes_and_says_so_once(
     assert caplog.messages == [
         "keys are centred by PyTorch's operations, not by one kernel: the library is missing"
     ]
+
+
+class Centring(Attention):
+    centres = True
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
+        k = bellwether.center_keys(k) if Centring.centres else k
+        return super().attend(q, k, v, gqa)
+
+
+def test_a_watched_run_tells_whether_its_keys_are_centred(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel goes on leaking, but what leaks does not reach the weights: no drift."""
+    shape = Shape(layers=2)
+    model = Model(shape, kind=Centring)
+    with bellwether.attach(model, record=str(tmp_path / "a.bwrun"), run="c") as monitor:
+        for step, centres in enumerate((True, True, False, False, True)):
+            monkeypatch.setattr(Centring, "centres", centres)
+            model(batch(shape, step)).sum().backward()
+            monitor.step()
+    recording = Recording(tmp_path / "a.bwrun", ended=True)
+    assert recording.hello.run.attention.centred
+    kinds = {value: name for name, value in recording.event_names.items()}
+    told = [(e.step, kinds[e.kind]) for e in recording.events if "CENTRING" in kinds[e.kind]]
+    assert told == [(2, "EVENT_KIND_CENTRING_OFF"), (4, "EVENT_KIND_CENTRING_ON")]

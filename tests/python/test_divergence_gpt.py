@@ -97,6 +97,21 @@ def test_goes_on_where_it_stopped(text: Path) -> None:
         run(text, *branch, "--seed", "2")
 
 
+def test_checkpoints_on_the_way_are_like_the_last_one(text: Path) -> None:
+    folder = text.parent / "ckpt"
+    whole = run(text, "--checkpoints", str(folder), "--checkpoint-every", "4")
+    assert sorted(path.name for path in folder.iterdir()) == ["step-0.pt", "step-4.pt", "step-8.pt"]
+    part = run(text, "--start-from", str(folder / "step-4.pt"))
+    # The last point of the curves before it was that of step 3.
+    assert part["steps"] == whole["steps"] and part["loss"][3:] == whole["loss"][3:]
+
+
+def test_stops_behind_an_explosion(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(example, "STEPS_AFTER_SIGMA", 4)
+    got = run(text, "--stop-sigma", "0.001")
+    assert got["ended"] == "sigma(W_Q) has passed 0.001 at step 1" and got["steps"] == [0, 3, 6]
+
+
 def test_runs_are_drawn_together(text: Path) -> None:
     run(text)
     folder = text.parent / "out"

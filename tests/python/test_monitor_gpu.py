@@ -5,17 +5,20 @@ one, unless BELLWETHER_REQUIRE_GPU=1.  The statistics themselves: test_statistic
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections import Counter
 from pathlib import Path
 from typing import Any, Optional
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import bellwether
+from bellwether.compiled_taps import TORCH_MIN
 
 from gpu import LACKS, SKIPPED
 from models import Model, Shape, batch
@@ -98,6 +101,42 @@ def test_no_launch_between_samples(tmp_path: Path) -> None:
     assert sum(sampled.values()) > sum(alone.values())
 
 
+COMPILES = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= TORCH_MIN
+
+
+@pytest.mark.skipif(not COMPILES, reason="compiled modules are not watched with this torch")
+def test_compiled_blocks_tell_what_eager_ones_tell(tmp_path: Path) -> None:
+    shape = dataclasses.replace(SHAPE, kv_heads=SHAPE.heads)
+    found = []
+    torch.use_deterministic_algorithms(True)
+    try:
+        for name in ("eager", "compiled"):
+            job = Job(shape)
+            with watch(job, tmp_path / f"{name}.bwrun", overhead_budget=1e9) as monitor:
+                if name == "compiled":
+                    for block in job.model.blocks:
+                        block.compile(fullgraph=True)
+                for number in range(9):
+                    monitor.step(loss=job.step(number))
+                assert [layer.fired > 0 for layer in monitor.layers] == [True] * shape.layers
+                if name == "compiled":
+                    between = kernels(job, range(9, 12), monitor)
+                    assert not any("bellwether" in kernel for kernel in between), between
+                    sampled = kernels(job, range(12, 15), monitor)
+                    assert any("bellwether" in kernel for kernel in sampled), sampled
+                assert monitor.flush(20)
+                assert monitor.status()["errors"] == 0, monitor.status()["last_error"]
+            found.append(Recording(tmp_path / f"{name}.bwrun").steps())
+    finally:
+        torch.use_deterministic_algorithms(False)
+    eager, compiled = found
+    for step in range(9):
+        assert compiled[step].keys() == eager[step].keys()
+        assert ("rows" in eager[step]) == (step % 4 == 0)
+    for signal in ("rows", "common_mode_sum", "spread_sum", "key_gradient_sum", "wq_sigma"):
+        assert np.allclose(compiled[8][signal], eager[8][signal], rtol=3e-2), signal
+
+
 @pytest.mark.parametrize("rows", [0, 16])
 def test_the_run_is_the_same_bit_for_bit(rows: int, tmp_path: Path) -> None:
     torch.use_deterministic_algorithms(True)
@@ -145,25 +184,102 @@ def test_a_shape_that_no_kernel_takes_is_said_and_the_rest_measured(tmp_path: Pa
         assert monitor.flush(20)
 
 
-def test_captured_steps_are_left_alone(tmp_path: Path) -> None:
-    """A whole step in a CUDA graph: training goes on, and the layer says why it is not seen."""
-    job = Job()
-    with watch(job, tmp_path / "a.bwrun", every=1) as monitor:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for number in range(3):
-                job.step(number)
-                monitor.step()
-        torch.cuda.current_stream().wait_stream(side)
+class Replayed(Job):
+    """The same job; once captured, a step is one replay of a CUDA graph: no Python runs in it."""
+
+    def __init__(self, capture_at: int, shape: Shape = SHAPE) -> None:
+        super().__init__(shape)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05)
+        self.x, self.capture_at = self.batches[0].clone(), capture_at
+        self.graph: Optional[torch.cuda.CUDAGraph] = None
+        self.side = torch.cuda.Stream()
+
+    def _whole_step(self) -> Tensor:
+        self.optimizer.zero_grad(set_to_none=False)
+        loss = self.model(self.x).float().square().mean()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def step(self, number: int) -> Tensor:
+        self.x.copy_(self.batches[number % 4])
+        if number < self.capture_at:
+            self.side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.side):
+                loss = self._whole_step()
+            torch.cuda.current_stream().wait_stream(self.side)
+            return loss
+        if self.graph is None:
+            torch.cuda.synchronize()
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.loss = self._whole_step()
+        self.graph.replay()
+        return self.loss
+
+
+@pytest.mark.parametrize("rows", [0, 16])
+def test_a_cuda_graph_tells_what_eager_steps_tell(rows: int, tmp_path: Path) -> None:
+    """The same rows of the same steps; in others its kernels look at a flag and leave."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        eager, graph = (recorded(at, rows, tmp_path) for at in (1000, 3))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert sorted(graph) == sorted(eager) == list(range(14))
+    for step, signals in eager.items():
+        assert ("rows" in signals) == (step % 4 == 0)
+        assert graph[step].keys() == signals.keys(), step
+        for signal in set(signals) - {"step_seconds", "hook_seconds"}:
+            want, got = signals[signal], graph[step][signal]
+            finite = abs(want[want == want])
+            slack = 2.0 if "_rows" in signal else 2e-2 * float(finite.max(initial=1e-6))
+            same = (abs(want - got) <= slack) | (want == got) | ((want != want) & (got != got))
+            assert same.all(), (step, signal, want, got)
+        if step % 4 == 0:
+            assert (graph[step]["rows"] == signals["rows"]).all() and signals["rows"].min() > 0
+
+
+def recorded(capture_at: int, rows: int, folder: Path) -> dict[int, dict[str, Any]]:
+    """What 14 steps tell; from `capture_at` on they are replayed."""
+    shape = dataclasses.replace(SHAPE, kv_heads=SHAPE.heads)
+    job = Replayed(capture_at, shape)
+    path = folder / f"{capture_at}.bwrun"
+    with watch(job, path, every=4, rows=rows, overhead_budget=1e9) as monitor:
+        for number in range(5):
+            monitor.step(loss=job.step(number))
+        fired = [layer.fired for layer in monitor.layers]
+        for number in range(5, 14):
+            monitor.step(loss=job.step(number))
+        assert ([layer.fired for layer in monitor.layers] == fired) == (capture_at < 14)
         assert monitor.flush(20)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            loss = job.model(job.batches[0]).float().square().mean()
-            loss.backward()
-        graph.replay()
-        torch.cuda.synchronize()
-        assert bool(torch.isfinite(loss))
+        status = monitor.status()
+        assert status["errors"] == 0 and status["live"], status["last_error"]
+    return Recording(path).steps()
+
+
+def test_a_graph_outlives_its_monitor(tmp_path: Path) -> None:
+    job = Replayed(2)
+    monitor = watch(job, tmp_path / "a.bwrun", every=1)
+    for number in range(4):
+        monitor.step(loss=job.step(number))
+    monitor.detach()
+    del monitor
+    before = float(job.step(4))
+    for number in range(5, 25):
+        job.step(number)
+    torch.cuda.synchronize()
+    assert float(job.loss) < before
+
+
+def test_a_graph_captured_before_anything_was_seen_is_left_alone(tmp_path: Path) -> None:
+    job = Replayed(0)
+    with watch(job, tmp_path / "a.bwrun", every=1) as monitor:
+        warm = Replayed(5)  # Loads the libraries, which no capture may.
+        for number in range(3):
+            warm.step(number)
+        for number in range(3):
+            monitor.step(loss=job.step(number))
         notes = monitor.status()["layers"][0]["notes"]
         assert any("CUDA graph" in note for note in notes), notes
         assert monitor.status()["errors"] == 0, monitor.status()["last_error"]

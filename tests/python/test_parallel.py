@@ -1,7 +1,7 @@
 """Goal: in each kind of parallel training the right layers and heads are told, once, with the
 norms of whole heads, and every process trains bit by bit as it would without the hook.
-Method: two processes with gloo; what they record is merged as the server does and compared with
-the weights of the whole model.
+Method: two processes with gloo, and with NCCL where there are two GPUs; what they record is merged
+as the server does and compared with the weights of the whole model.
 """
 
 from __future__ import annotations
@@ -28,19 +28,23 @@ from bellwether_process import free_port
 MODES = ("ddp", "fsdp", "tp", "pp", "cp")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where two processes have trained in every way."""
+REQUIRED = os.environ.get("BELLWETHER_REQUIRE_GPU") == "2"  # That many GPUs.
+TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2 and not REQUIRED, reason="no two GPUs")
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=TWO_GPUS)])
+def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """Where two processes have trained in every way, on CPUs or GPUs."""
     folder = tmp_path_factory.mktemp("parallel")
     script = ROOT / "tests" / "python" / "parallel_job.py"
     environment = {
         **os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1",
         "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo",
-        "PYTHONPATH": str(ROOT / "client_lib" / "python"),
+        "PYTHONPATH": str(ROOT / "client_lib" / "python"), "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     }  # fmt: skip
     processes = [
         subprocess.Popen(
-            [sys.executable, str(script), str(folder), *MODES],
+            [sys.executable, str(script), request.param, str(folder), *MODES],
             env={**environment, "RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

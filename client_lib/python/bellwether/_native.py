@@ -322,7 +322,8 @@ class ProbeParams(Structure):
         ("scale", c_float),
         ("softcap", c_float),
         ("causal", c_uint8),
-        ("reserved", c_uint8 * 3),
+        ("drift_only", c_uint8),
+        ("reserved", c_uint8 * 2),
         ("window", c_int32),
         ("rows_per_head", c_uint32),
         ("seed", c_uint64),
@@ -331,6 +332,7 @@ class ProbeParams(Structure):
         ("out", c_void_p),
         ("kv_stat_stride", c_int64),
         ("kv_out", c_void_p),
+        ("gate", c_void_p),
     ]
 
 
@@ -348,6 +350,7 @@ class KeyLeakParams(Structure):
         ("d_k", Tensor4),
         ("leak_sum", c_void_p),
         ("gradient_sum", c_void_p),
+        ("gate", c_void_p),
     ]
 
 
@@ -485,7 +488,7 @@ def kernels() -> CDLL:
             return _kernels
         library = _load(KERNELS_LIBRARY)
         _declare(library, "bw_kernels_abi_version", c_uint32)
-        _check_abi(KERNELS_LIBRARY, library.bw_kernels_abi_version())
+        _check_abi(KERNELS_LIBRARY, library.bw_kernels_abi_version(), 1)
         _declare(library, "bw_kernels_last_error", c_char_p)
         _declare(library, "bw_kernels_available", c_int, c_uint32)
         _declare(library, "bw_probe", c_int, POINTER(ProbeParams))

@@ -81,10 +81,10 @@ _library.define("observe_keys(Tensor d_k, Tensor(a!) mark) -> ()")
 
 
 def _layer_of(mark: Tensor) -> Optional[Layer]:
-    if capturing():
-        return None
     number = _addresses.get(mark.data_ptr()) if mark.device.type == "cuda" else None
-    return _layers.get(int(mark[0]) if number is None else number)
+    if number is None:
+        number = 0 if capturing() else int(mark[0])
+    return _layers.get(number)
 
 
 def _observe(

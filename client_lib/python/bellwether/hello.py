@@ -51,6 +51,7 @@ def run_options(
         token_file=settings.token_file,
         log_path=settings.log_path,
         attention_kernel=first.kernel if first else "",
+        centred=any(layer.centred for layer in layers),
         qk_norm=any(layer.normalizes for layer in layers),
         score_dtype=_SCORES.get(first.dtype if first and first.dtype else torch.float32, "fp32"),
         causal=any(layer.causal for layer in layers),

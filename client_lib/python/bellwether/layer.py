@@ -89,11 +89,13 @@ class Layer(LayerWeights):
         self.calls = 0  # Of scaled_dot_product_attention, with gradients on.
         self.fired = 0  # Backward passes through the output tap.
         self.fired_in_step = 0
+        self.captured = 0  # Of them, those in a row that went into a CUDA graph.
         self.seq_len = 0
         self.causal = False
         self.dtype: Optional[torch.dtype] = None
         self.kernel = "sdpa"  # Which implementation PyTorch picks, as far as it says.
         names = {n.replace("_", "").lower() for n, _ in module.named_children()}
+        self.centred = False  # The keys come from center_keys(), as the last call had them.
         self.normalizes = bool(names & _QUERY_NORMS) and bool(names & _KEY_NORMS)
         self.group = 1  # Copies of each key head that the kernel is given.
         self.sums: Optional[Sums] = None
@@ -110,7 +112,8 @@ class Layer(LayerWeights):
         monitor = self.monitor
         # A recomputation must find the taps exactly if the forward had them, whatever has
         # happened since: in a checkpointed region they are always there, even if we are off.
-        always = intercept.checkpointed()
+        # So they are in a CUDA graph, which runs in steps that are not known yet.
+        always = intercept.checkpointed() or (monitor.live() and capturing())
         if not monitor.live() and not always:
             return function(*args, **kwargs)
         start = time.perf_counter()
@@ -151,6 +154,10 @@ class Layer(LayerWeights):
         if intercept.checkpoint_inside():
             self.note("checkpoint() inside the attention module: not measured")
             return None
+        centred = k.grad_fn is not None and "center_keys" in k.grad_fn.name()
+        if centred != self.centred:
+            self.centred = centred
+            monitor.centring_changed()
         if not (q.requires_grad or k.requires_grad or v.requires_grad):
             self.note("no gradient reaches the attention (frozen upstream)")
             return None
@@ -205,8 +212,8 @@ class Layer(LayerWeights):
         if len({t.device for t in tensors}) > 1:
             self.note("q, k and v on several devices: not measured")
             return False
-        if capturing():
-            self.note("recorded into a CUDA graph: not measured")
+        if capturing() and self.sums is None:
+            self.note("first called while a CUDA graph was captured: not measured")
             return False
         if torch._C._are_functorch_transforms_active():
             self.note("torch.func transforms: not measured")
@@ -278,10 +285,12 @@ class Layer(LayerWeights):
             good = fits()
             self.fired += 1
             self.fired_in_step += 1
+            in_graph = capturing()
+            self.captured = self.captured + 1 if in_graph else 0
             monitor.backward_passes(self)
             if good and self._samples(call):
                 self._add(call, saved(), d_o)
-            if monitor.samples_step() and monitor.weights_in_backward():
+            if monitor.samples_step() and not in_graph and monitor.weights_in_backward():
                 self.measure_whole_weights()
         except Unsupported as e:
             self.note(str(e))
@@ -306,7 +315,12 @@ class Layer(LayerWeights):
 
     def _samples(self, call: _Call) -> bool:
         sums = self.sums
-        return sums is not None and call.statistics and self.monitor.samples_call(sums.probed)
+        return sums is not None and call.statistics and self._samples_call(sums.probed)
+
+    def _samples_call(self, calls_before: int) -> bool:
+        if capturing():
+            return self.monitor.captures_call(self.captured - 1)
+        return self.monitor.samples_call(calls_before)
 
     def _add(self, call: _Call, saved: tuple[Tensor, ...], d_o: Tensor) -> None:
         """Adds one call's statistics; `saved` are o, q, k and v."""
@@ -315,6 +329,7 @@ class Layer(LayerWeights):
         o, q, k, v = saved
         if monitor.settings.sequences:
             o, q, k, v, d_o = (t[: monitor.settings.sequences] for t in (o, q, k, v, d_o))
+        drift_only = not (monitor.measures("ties") or monitor.measures("delta"))
         gradient: Optional[Tensor] = None
         if call.delta and monitor.measures("delta"):
             gradient = d_o if d_o.dtype == o.dtype else d_o.to(o.dtype)
@@ -322,7 +337,7 @@ class Layer(LayerWeights):
             add_probe(
                 sums, q, k, v, o, gradient,
                 scale=call.scale, causal=call.causal, rows=monitor.settings.rows,
-                seed=monitor.row_seed(self.index), group=self.group,
+                seed=monitor.row_seed(self.index), group=self.group, drift_only=drift_only,
             )  # fmt: skip
 
     def key_gradient(self, d_k: Tensor) -> None:
@@ -332,7 +347,7 @@ class Layer(LayerWeights):
         start = time.perf_counter()
         try:
             sums = self.sums
-            if sums is not None and monitor.measures("leak") and monitor.samples_call(sums.leaked):
+            if sums is not None and monitor.measures("leak") and self._samples_call(sums.leaked):
                 with monitor.lock, torch.no_grad():
                     add_key_leak(sums, d_k, self.group)
         except Unsupported as e:

@@ -74,6 +74,8 @@ class _CopyFromDevice(Copy):
 
 
 class Memory(abc.ABC):
+    open = False  # Whether CUDA graphs that run in this step measure.
+
     @abc.abstractmethod
     def take(self, initial: array.array[float]) -> int:
         """Where a new region begins; `initial` is what it holds when a sample begins."""
@@ -85,6 +87,15 @@ class Memory(abc.ABC):
     @abc.abstractmethod
     def call_fields(self) -> dict[str, Any]:
         """What every call of the kernels library is told of where it runs."""
+
+    @abc.abstractmethod
+    def gate(self) -> Optional[int]:
+        """What a call that is being captured into a CUDA graph must ask whenever the graph runs
+        (bw_probe_params.gate); None outside of a capture: the call is made for this step."""
+
+    @abc.abstractmethod
+    def begin_step(self, sampled: bool, seed: int) -> None:
+        """Opens or shuts the gate for the next step; `seed` is added to the rows' seeds."""
 
     @abc.abstractmethod
     def running(self) -> AbstractContextManager[None]:
@@ -119,6 +130,12 @@ class HostMemory(Memory):
     def call_fields(self) -> dict[str, Any]:
         return {"backend": _native.CPU, "threads": torch.get_num_threads()}
 
+    def gate(self) -> Optional[int]:
+        return None
+
+    def begin_step(self, sampled: bool, seed: int) -> None:
+        pass
+
     def running(self) -> AbstractContextManager[None]:
         return nullcontext()
 
@@ -137,11 +154,16 @@ class _Chunk:
         self.used = 0
 
 
+# What CUDA graphs write to and read from as long as they are replayed, which may be for good.
+_captured: set[Memory] = set()
+
+
 class DeviceMemory(Memory):
     """On a CUDA device; what is enqueued goes to its current stream."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self._gate = torch.zeros(2, dtype=torch.int64, device=device)
         self._chunks: list[_Chunk] = []
         self._begins: list[int] = []
         self._timing = True
@@ -171,10 +193,24 @@ class DeviceMemory(Memory):
         stream = torch.cuda.current_stream(self.device)
         return {"backend": _native.CUDA, "stream": stream.cuda_stream}
 
+    def gate(self) -> Optional[int]:
+        if not capturing():
+            return None
+        _captured.add(self)
+        return int(self._gate.data_ptr())
+
+    def begin_step(self, sampled: bool, seed: int) -> None:
+        if self not in _captured or not (sampled or self.open):
+            return
+        self.open = sampled
+        self._gate[:1].fill_(int(sampled))
+        if sampled:
+            self._gate[1:].fill_(seed - (1 << 64) if seed >> 63 else seed)
+
     @contextmanager
     def running(self) -> Iterator[None]:
         with torch.cuda.device(self.device):
-            if not self._timing:
+            if not self._timing or capturing():
                 yield
                 return
             begin, end = self._event(), self._event()
@@ -215,6 +251,10 @@ class Memories:
     def gpu(self) -> Optional[torch.device]:
         """The first one that something was measured on."""
         return next((device for device in self._of if device.type == "cuda"), None)
+
+    def begin_step(self, sampled: bool, seed: int) -> None:
+        for memory in self._of.values():
+            memory.begin_step(sampled, seed)
 
     def collect(self, timed: bool) -> dict[Memory, Copy]:
         """By memory."""

@@ -41,6 +41,7 @@ from .step_clock import StepClock
 
 Number = Union[float, int, torch.Tensor, None]
 
+_SEED_MASK = 0xFFFFFFFFFFFFFFFF
 ERRORS_MAX = 8  # Then the monitor turns itself off.
 DEVICE_WAIT_SECONDS = 1.0  # At the end, for the last numbers on their way from a GPU.
 BACKWARDS_MAX = 64  # Backward passes without a step, then one warning.
@@ -138,7 +139,9 @@ class Monitor:
         self._grams = Grams(settings.gram_bytes, self.parallel)
         self._gram_batch: Optional[GramBatch] = None  # Of the running step.
         self._grad_scale: Optional[torch.Tensor] = None  # Of the running step's loss.
+        self._graph_grad_scale: Optional[torch.Tensor] = None  # Where a CUDA graph has it.
         self._sharded: Optional[bool] = None
+        self._centred = False
         self._frames = Frames()
         self._frames.partial_rows = self.parallel.context[1] > 1
         self._metadata: dict[str, Any] = {}
@@ -162,9 +165,18 @@ class Monitor:
         """Whether a call is measured in this step, after so many that were."""
         return self._sampling and (calls_before == 0 or self.settings.microbatches == "all")
 
+    def captures_call(self, calls_before: int) -> bool:
+        """Whether a CUDA graph measures a call, after so many that were captured in one go."""
+        return calls_before == 0 or self.settings.microbatches == "all"
+
     def row_seed(self, layer: int) -> int:
-        """Other rows each step and layer; the same on every rank."""
-        return (self._step * 0x9E3779B97F4A7C15 + layer) & 0xFFFFFFFFFFFFFFFF
+        """Other rows each step and layer; the same on every rank.  In a CUDA graph the part of
+        the step comes from the gate, when it runs."""
+        step = 0 if capturing() else self._step_seed()
+        return (step + layer) & _SEED_MASK
+
+    def _step_seed(self) -> int:
+        return (self._step * 0x9E3779B97F4A7C15) & _SEED_MASK
 
     def samples_step(self) -> bool:
         """Whether the running step is sampled: eager models go without taps between samples."""
@@ -185,10 +197,21 @@ class Monitor:
             return
         try:
             self.forward_begins()
-            if self._sampling and self._grad_scale is None and not capturing():
-                self._grad_scale = factor.detach().clone()  # It may change before the step ends.
+            # A copy, since it may change before the step ends.
+            if capturing():
+                self._graph_grad_scale = factor.detach().clone()  # Made anew by each replay.
+            elif self._sampling and self._grad_scale is None:
+                self._grad_scale = factor.detach().clone()
         except Exception as e:
             self.trouble(e, "GradScaler.scale()")
+
+    def centring_changed(self) -> None:
+        """A layer's keys are centred now, or not any more.  What the first step has is told when
+        the stream begins."""
+        centred = any(layer.centred for layer in self.layers)
+        if self.numbered() and centred != self._centred:
+            self._events.append(("centring_on" if centred else "centring_off", "", 0.0))
+        self._centred = centred
 
     def weights_in_backward(self) -> bool:
         """Whether the weights are whole while gradients are computed only (FSDP2, ZeRO-3)."""
@@ -217,6 +240,7 @@ class Monitor:
             log.warning(f"{self._error_text} (training is not affected)")
         if self._errors >= ERRORS_MAX and self._alive:
             self._alive = False
+            self.memories.begin_step(False, 0)
             self.why_off = f"{self._errors} errors, the last: {self._error_text}"
             log.warning(f"watching stops after {self._errors} errors; training goes on")
 
@@ -269,6 +293,7 @@ class Monitor:
                 except Exception as e:
                     self.trouble(e, "detach")
             self._alive = False
+            self.memories.begin_step(False, 0)
             self._hook.remove()
             grad_scale.uninstall(self)
             if not self._weights_only:
@@ -342,7 +367,8 @@ class Monitor:
         self._weights_done = False
         self._increments = {}
         self._gram_batch = None
-        self._grad_scale = None
+        self._grad_scale = self._graph_grad_scale if self._sampling else None
+        self.memories.begin_step(self._sampling, self._step_seed())
 
     def _owns(self, optimizer: Optimizer) -> bool:
         if self._optimizer is not None and self._optimizer() is not None:
@@ -396,7 +422,7 @@ class Monitor:
             self.trouble(e, "end of the step")
         try:
             for layer in self.layers:
-                layer.fired_in_step = 0
+                layer.fired_in_step = layer.captured = 0
             now = time.perf_counter()
             gpu = self.memories.gpu()
             if gpu is not None and not capturing():

@@ -65,6 +65,8 @@ class Sums:
                 self._places[name] = len(initial), count
                 initial.extend(floats(count, -math.inf if name == "logit_max" else 0.0))
         self._begin = memory.take(initial)
+        # What a CUDA graph adds whenever it runs in a sampled step.
+        self.graph_probes = self.graph_has_delta = self.graph_leaks = False
         self.begin_sample()
 
     def begin_sample(self) -> None:
@@ -95,11 +97,13 @@ def add_probe(
     rows: int,
     seed: int,
     group: int = 1,
+    drift_only: bool = False,
 ) -> None:
     """Adds the statistics of one call to `sums`.
 
     q, o, d_o [batch, heads, tokens, dim]; k, v [batch, kv_heads, tokens, dim], or with `group`
-    every key head repeated that many times.  Without d_o the delta statistics stay as they are.
+    every key head repeated that many times.  Without d_o the delta statistics stay as they are,
+    with drift_only all but rows, drift and coherence.
     """
     params = _native.struct(_native.ProbeParams, dtype=DTYPES[q.dtype], **sums.memory.call_fields())
     params.batch, params.heads, params.q_len, params.head_dim = q.shape
@@ -112,14 +116,18 @@ def add_probe(
             view, keep = _tensor4(tensor, each)
             setattr(params, name, view)
             kept.append(keep)
-    params.scale, params.causal = scale, int(causal)
+    params.scale, params.causal, params.drift_only = scale, int(causal), int(drift_only)
     params.rows_per_head = rows
     params.seed = seed & 0xFFFFFFFFFFFFFFFF
     params.stat_stride, params.out = sums.heads, sums.address(_native.PROBE_STATS[0])
     params.kv_stat_stride = sums.kv_heads
     params.kv_out = sums.address(_native.PROBE_KV_STATS[0])
+    params.gate = sums.memory.gate()
     with sums.memory.running():
         call("bw_probe", params)
+    if params.gate is not None:
+        sums.graph_probes, sums.graph_has_delta = True, d_o is not None
+        return
     sums.probed += 1
     sums.with_delta += d_o is not None
 
@@ -138,8 +146,12 @@ def add_key_leak(sums: Sums, d_k: Tensor, group: int = 1) -> None:
         params.d_k, kept = _tensor4(d_k)
         params.leak_sum = sums.address("key_leak_sum")
         params.gradient_sum = sums.address("key_gradient_sum")
+        params.gate = sums.memory.gate()
         call("bw_key_leak", params)
-    sums.leaked += 1
+    if params.gate is not None:
+        sums.graph_leaks = True
+    else:
+        sums.leaked += 1
     del kept
 
 

@@ -66,15 +66,17 @@ def _layer_sample(
     layer: Layer, increments: dict[int, Any], copies: dict[Memory, Copy]
 ) -> _LayerSample:
     sums, wq, wk = layer.sums, layer.wq, layer.wk
+    replayed = sums is not None and sums.memory.open
     measured = wq is not None and wk is not None and wq.measured and wk.measured
     return _LayerSample(
         index=layer.index,
         heads=layer.heads,
         kv_heads=layer.kv_heads,
         sums=sums,
-        probed=sums is not None and sums.probed > 0,
-        with_delta=sums is not None and sums.with_delta > 0,
-        leaked=sums is not None and sums.leaked > 0,
+        probed=sums is not None and (sums.probed > 0 or (replayed and sums.graph_probes)),
+        with_delta=sums is not None
+        and (sums.with_delta > 0 or (replayed and sums.graph_has_delta)),
+        leaked=sums is not None and (sums.leaked > 0 or (replayed and sums.graph_leaks)),
         wq=wq if measured else None,
         wk=wk if measured else None,
         turned=wq is not None and wq.samples > 1,

@@ -28,7 +28,7 @@ extern "C" {
 #endif
 
 #define BW_KERNELS_API_VERSION_MAJOR 1
-#define BW_KERNELS_API_VERSION_MINOR 0
+#define BW_KERNELS_API_VERSION_MINOR 1
 
 typedef enum bw_kernel_status {
   BW_KERNEL_OK = 0,
@@ -55,6 +55,11 @@ typedef struct bw_tensor4 {
   const void* data; /* NULL = absent */
   int64_t batch_stride, head_stride, token_stride;
 } bw_tensor4;
+
+/* ---- gates ----
+   A call that is captured into a CUDA graph runs whenever the graph does.  With a gate it
+   looks first, each time: gate[0] = 0 and it writes nothing; gate[1] is added to the seed of
+   the rows, so that each run samples other ones.  On the CPU it looks when it is called. */
 
 /* ---- the statistics probe (probe.h is its specification) ---- */
 
@@ -94,18 +99,20 @@ typedef struct bw_probe_params {
   int64_t batch, heads, kv_heads, q_len, k_len, head_dim, v_dim;
   bw_tensor4 q, k;  /* [batch][heads][q_len][head_dim], [..][kv_heads][k_len][..] */
   bw_tensor4 v, o, d_o; /* all three or none; o as the op returned it */
-  float scale;      /* of the scores; finite, > 0 */
-  float softcap;    /* 0 = none */
-  uint8_t causal;   /* 1: key j is allowed for row t if j <= t + k_len - q_len */
-  uint8_t reserved[3];
-  int32_t window;   /* 0 = none; else also j > t + k_len - q_len - window */
+  float scale;          /* of the scores; finite, > 0 */
+  float softcap;        /* 0 = none */
+  uint8_t causal;       /* 1: key j is allowed for row t if j <= t + k_len - q_len */
+  uint8_t drift_only;   /* 1: rows, common mode, spread, nonfinite and kv_out alone; no v, o, d_o */
+  uint8_t reserved[2];
+  int32_t window;         /* 0 = none; else also j > t + k_len - q_len - window */
   uint32_t rows_per_head; /* 0 = every row; else that many hashed strata */
   uint64_t seed;    /* Of the row hash: the same on all tensor-parallel ranks */
   int64_t head_offset; /* Global id of head 0, enters the hash. */
   int64_t stat_stride; /* Floats between two statistics in `out`, >= heads */
   float* out;       /* [BW_PROBE_STAT_COUNT][heads]; added to (max for logit) */
   int64_t kv_stat_stride;
-  float* kv_out;    /* [BW_PROBE_KV_STAT_COUNT][kv_heads], added to; NULL = no */
+  float* kv_out;        /* [BW_PROBE_KV_STAT_COUNT][kv_heads], added to; NULL = no */
+  const uint64_t* gate; /* NULL, or [2] in memory of the device: see "gates" */
 } bw_probe_params;
 
 BW_KERNELS_EXPORT bw_kernel_status bw_probe(const bw_probe_params* params);
@@ -123,9 +130,10 @@ typedef struct bw_key_leak_params {
   uint32_t backend, dtype, threads;
   void* stream;
   int64_t batch, kv_heads, k_len, head_dim;
-  bw_tensor4 d_k;     /* As the kernel returned it, before repeat_kv's sum. */
-  float* leak_sum;     /* [kv_heads], added to: norm(sum_j dK_j) per sequence */
-  float* gradient_sum; /* [kv_heads], added to: sum_j norm(dK_j) */
+  bw_tensor4 d_k;       /* As the kernel returned it, before repeat_kv's sum. */
+  float* leak_sum;      /* [kv_heads], added to: norm(sum_j dK_j) per sequence */
+  float* gradient_sum;  /* [kv_heads], added to: sum_j norm(dK_j) */
+  const uint64_t* gate; /* NULL, or [2] in memory of the device: see "gates" */
 } bw_key_leak_params;
 
 BW_KERNELS_EXPORT bw_kernel_status bw_key_leak(const bw_key_leak_params* params);

@@ -22,13 +22,14 @@ namespace bellwether::kernels {
 
 struct KeyLeakParams {
   DType dtype = DType::kFloat32;
-  int64_t batch = 0;              // sequences, 0..2^20
-  int64_t kv_heads = 0;           // 1..65536
-  int64_t k_len = 0;              // tokens of each sequence, 0..2^31-1
-  int64_t head_dim = 0;           // 1..1024
-  Tensor4 d_k;                    // [batch][kv_heads][k_len][head_dim]
-  float* leak_sum = nullptr;      // [kv_heads], added to; gradient units
-  float* gradient_sum = nullptr;  // [kv_heads], added to; gradient units
+  int64_t batch = 0;               // sequences, 0..2^20
+  int64_t kv_heads = 0;            // 1..65536
+  int64_t k_len = 0;               // tokens of each sequence, 0..2^31-1
+  int64_t head_dim = 0;            // 1..1024
+  Tensor4 d_k;                     // [batch][kv_heads][k_len][head_dim]
+  float* leak_sum = nullptr;       // [kv_heads], added to; gradient units
+  float* gradient_sum = nullptr;   // [kv_heads], added to; gradient units
+  const uint64_t* gate = nullptr;  // [kGateWords] where the kernel runs; null = open, 0
 };
 
 // Sums in double.  A NaN or infinity in dK makes both sums of its head NaN or

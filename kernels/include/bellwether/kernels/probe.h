@@ -36,6 +36,9 @@
 // of every row.  A NaN in v, o or d_o makes only the four delta sums NaN.  No
 // NaN crosses into another head; a NaN already in `out` stays.
 //
+// With drift_only a call writes kProbeRows, kProbeCommonModeSum, kProbeSpreadSum,
+// kProbeNonfiniteRows and kv_out, all as it would without; v, o and d_o must be absent.
+//
 // With softcap the scores are not shift invariant, so the drift sums, taken
 // before the cap, say how large the common mode is but no longer that the loss
 // cannot feel it; ties, entropy and delta keep their meaning.
@@ -100,14 +103,16 @@ struct ProbeParams {
   float scale = 0;                // finite, > 0
   float softcap = 0;              // logits; finite, >= 0; 0 = none
   bool causal = false;
-  int32_t window = 0;          // keys, >= 0; 0 = none
-  uint32_t rows_per_head = 0;  // 0, or >= q_len: every row
-  uint64_t seed = 0;           // the same on all tensor-parallel ranks
-  int64_t head_offset = 0;     // global id of head 0, >= 0
-  int64_t stat_stride = 0;     // floats between two rows of `out`, >= heads
-  float* out = nullptr;        // [kProbeStatCount][heads], added to
-  int64_t kv_stat_stride = 0;  // >= kv_heads
-  float* kv_out = nullptr;     // [kProbeKvStatCount][kv_heads], added to; or null
+  bool drift_only = false;         // rows, common_mode, spread, nonfinite and `kv_out` alone
+  int32_t window = 0;              // keys, >= 0; 0 = none
+  uint32_t rows_per_head = 0;      // 0, or >= q_len: every row
+  uint64_t seed = 0;               // the same on all tensor-parallel ranks
+  int64_t head_offset = 0;         // global id of head 0, >= 0
+  int64_t stat_stride = 0;         // floats between two rows of `out`, >= heads
+  float* out = nullptr;            // [kProbeStatCount][heads], added to
+  int64_t kv_stat_stride = 0;      // >= kv_heads
+  float* kv_out = nullptr;         // [kProbeKvStatCount][kv_heads], added to; or null
+  const uint64_t* gate = nullptr;  // [kGateWords] where the kernel runs; null = open, 0
 };
 
 // One round of splitmix64.
@@ -136,7 +141,7 @@ constexpr int64_t SampledRow(uint64_t seed, uint64_t batch, uint64_t head, uint6
 // Adds the statistics of one attention call to `out` and `kv_out`.  kCpu is
 // done on return and needs about 8 k_len (head_dim + v_dim + 16) bytes a thread
 // while it runs; kCuda enqueues one kernel on the stream, reads every key once for
-// 64 rows of a key head's queries, and adds to `out` in no fixed order.
+// 64 rows of a key head's queries (16 with drift_only), and adds to `out` in no fixed order.
 //
 // kInvalidArgument  a bound above is violated; kUnsupported  head_dim or v_dim
 // above 1024 (kCuda: above 256, or too wide for its shared memory; more than 2^30
