@@ -77,7 +77,7 @@ __device__ __forceinline__ void LoadWeights(const SpectralParams& p, const Eleme
   constexpr int kPitch = GramShape<Element>::kPitch, kColumns = GramShape<Element>::kColumns;
   constexpr int kWidth = kVectorBytes / sizeof(Element), kChunks = kColumns / kWidth;
   if (vectorized) {
-#pragma unroll 2
+#pragma unroll 1
     for (int i = threadIdx.x; i < kGramTile * kChunks; i += kGramThreads) {
       const int r = i / kChunks, c = i % kChunks * kWidth;
       const int64_t left = p.columns - first_column - c;
@@ -171,20 +171,26 @@ __device__ __forceinline__ void ComputeGramTile(const SpectralParams& p, const E
     }
     if (active && ((chunk + 1) % kFlush == 0 || chunk + 1 == chunks)) {
       const bool first = chunk < kFlush;
+      // Places are worked out anew each time: kept over the loop they would not fit the registers.
+      int row = my_i + lane / 4, column = my_j + 2 * (lane % 4);
+      asm volatile("" : "+r"(row), "+r"(column));
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
+      for (int i = 0; i < 4; ++i) {
+        const bool there = first_i + row + 8 * i < rows;
+        float* const at = gram + int64_t{first_i + row + 8 * i} * stride + first_j + column;
+        float* const mirror = gram + int64_t{first_j + column} * stride + first_i + row + 8 * i;
 #pragma unroll
         for (int block = 0; block < 8; ++block) {
 #pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            const int row = first_i + my_i + 16 * i + lane / 4 + e / 2 * 8;
-            const int column = first_j + my_j + 8 * block + 2 * (lane % 4) + e % 2;
-            if (row < rows && column < rows) {
-              float& at = gram[int64_t{row} * stride + column];
-              at = first ? sum[i][block][e] : at + sum[i][block][e];
-              if (!diagonal && chunk + 1 == chunks) gram[int64_t{column} * stride + row] = at;
+          for (int e = 0; e < 2; ++e) {
+            float& mine = sum[i / 2][block][i % 2 * 2 + e];
+            const int offset = 8 * block + e;
+            if (there && first_j + column + offset < rows) {
+              const float total = first ? mine : at[offset] + mine;
+              at[offset] = total;
+              if (!diagonal && chunk + 1 == chunks) mirror[int64_t{offset} * stride] = total;
             }
-            sum[i][block][e] = 0.f;
+            mine = 0.f;
           }
         }
       }
