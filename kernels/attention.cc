@@ -82,6 +82,7 @@ Status CheckMemory(const AttentionForwardParams& p) {
     BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("stats", p.stats, alignof(float)));
     BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("stat_stride", p.stat_stride, p.heads,
                                                   std::numeric_limits<int64_t>::max() / 64));
+    BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("stats_every", p.stats_every, 1, 1024));
   }
   return CheckPointer("lse", p.lse, alignof(float));
 }

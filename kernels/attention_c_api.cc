@@ -50,6 +50,7 @@ bk::AttentionForwardParams ToCpp(const bw_attention_forward_params& c) {
   p.lse_head_stride = c.lse_head_stride;
   p.stats = c.stats;
   p.stat_stride = c.stat_stride;
+  if (c.stats_every != 0) p.stats_every = c.stats_every;
   p.workspace = c.workspace;
   p.workspace_bytes = c.workspace_bytes;
   return p;

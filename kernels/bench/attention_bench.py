@@ -34,7 +34,8 @@ VARIANTS = {
     "fa": Options(mode="fa"), "hp": Options(mode="hp"), "hpm": Options(mode="hpm"),
     "sr": Options(mode="sr"), "paper": Options(mode="paper"),
     "hp-nolt": Options(mode="hp-nolt"), "lt": Options(mode="lt"),
-    "hp+stats": Options(mode="hp", stats=True), "hp+center": Options(mode="hp", center=True),
+    "hp+stats": Options(mode="hp", stats=True, stats_every=0),
+    "hp+stats-all": Options(mode="hp", stats=True), "hp+center": Options(mode="hp", center=True),
     "hp+deterministic": Options(mode="hp", deterministic=True),
 }
 Libraries = dict[str, ctypes.CDLL]

@@ -18,7 +18,7 @@ RESIDUAL_MODES = ("hp", "hpm", "hp-nolt")
 DTYPES = {torch.bfloat16: 1, torch.float16: 2}
 # Rows of the statistics, as in probe.h.
 STATS = {"rows": 0, "tied_bf16": 3, "tied_eps": 4, "tied_paper": 5, "saturated": 6,
-         "logit_max": 7, "nonfinite": 10, "bias": 11, "bias_sq": 12, "delta_abs": 13,
+         "logit_max": 7, "entropy": 8, "sink": 9, "nonfinite": 10, "bias": 11, "bias_sq": 12, "delta_abs": 13,
          "error_abs": 14}
 STAT_COUNT = 15
 # Forces sm80 or sm90 where a GPU can run both; read at every call.
@@ -49,7 +49,8 @@ class ForwardParams(ctypes.Structure):
         ("sequences", ctypes.c_int64), ("stats", ctypes.c_void_p), ("stat_stride", ctypes.c_int64),
         ("seed", ctypes.c_uint64), ("scale", ctypes.c_float), ("softcap", ctypes.c_float),
         ("paper_eps", ctypes.c_float), ("paper_beta", ctypes.c_float), ("window", ctypes.c_int32),
-        ("threads", ctypes.c_uint32), ("causal", ctypes.c_uint8), ("reserved", ctypes.c_uint8 * 7),
+        ("threads", ctypes.c_uint32), ("causal", ctypes.c_uint8), ("reserved", ctypes.c_uint8 * 3),
+        ("stats_every", ctypes.c_uint32),
         ("workspace", ctypes.c_void_p), ("workspace_bytes", ctypes.c_uint64),
     ]
 
@@ -75,6 +76,7 @@ class Options:
     paper_beta: float = 2.0
     paper_eps: float = 1e-3
     stats: bool = False
+    stats_every: int = 1  # 0: the default
     center: bool = False
     deterministic: bool = False
 
@@ -142,7 +144,8 @@ class Forward:
             sequences=cu[0].numel() - 1 if cu else 0, stats=pointer(self.stats),
             stat_stride=heads, seed=options.seed, scale=1 / math.sqrt(d),
             softcap=options.softcap, paper_eps=options.paper_eps, paper_beta=options.paper_beta,
-            window=options.window, causal=int(options.causal),
+            window=options.window, causal=int(options.causal), 
+            stats_every=options.stats_every if options.stats else 0,
             workspace=self.workspace.data_ptr() if counter else None, workspace_bytes=256)
 
     def run(self) -> torch.Tensor:

@@ -85,9 +85,10 @@ def main() -> int:
         "hp": ours(lib, Options(mode="hp", causal=True)),
         "hpm": ours(lib, Options(mode="hpm", causal=True)),
         "hp + center": ours(lib, Options(mode="hp", causal=True, center=True)),
-        "hp + statistics": ours(lib, Options(mode="hp", causal=True, stats=True)),
+        "hp + statistics": ours(lib, Options(mode="hp", causal=True, stats=True,
+                                             stats_every=0)),
         "hp + center + statistics": ours(lib, Options(mode="hp", causal=True, center=True,
-                                                      stats=True)),
+                                                      stats=True, stats_every=0)),
     }
 
     def step(attention: Attention) -> float:

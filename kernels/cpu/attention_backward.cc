@@ -29,7 +29,8 @@ class BackwardUnit {
         p_(b.forward),
         simd_(SelectSimdKernels()),
         packer_(simd_, p_.dtype, p_.head_dim),
-        width_(packer_.width()) {
+        width_(packer_.width()),
+        counted_rows_(StatsRowsOf(p_)) {
     for (double** const keys : {&key_rows_, &keys_, &values_, &dk_, &dv_}) {
       *keys = scratch;
       scratch += keys_max * width_;
@@ -50,8 +51,9 @@ class BackwardUnit {
   }
 
   // stats: [heads of the group][kDeltaStats]
-  void Run(const AttentionSequence& sequence, int64_t kv_head, double* stats) {
+  void Run(const AttentionSequence& sequence, int64_t index, int64_t kv_head, double* stats) {
     s_ = sequence;
+    index_ = index;
     const int64_t group = p_.heads / p_.kv_heads;
     const int64_t padded = RoundUp(s_.k_len);
     packer_.Rows(p_.v, s_.batch, kv_head, s_.k_begin, s_.k_len, padded, key_rows_);
@@ -106,7 +108,7 @@ class BackwardUnit {
     }
     for (int64_t r = 0; r < count; ++r) {
       StoreQueries(rows[r], token + r, dq_ + r * width_);
-      AddStats(rows[r]);
+      if (counted_rows_.Count(index_, first + r)) AddStats(rows[r]);
     }
   }
 
@@ -238,8 +240,9 @@ class BackwardUnit {
   const SimdKernels& simd_;
   const RowPacker<Element> packer_;
   const int64_t width_;
+  const StatsRows counted_rows_;
   AttentionSequence s_{};
-  int64_t head_ = 0;
+  int64_t index_ = 0, head_ = 0;
   double* stats_ = nullptr;
   double *key_rows_, *keys_, *values_, *dk_, *dv_;
   double *queries_, *turned_queries_, *d_o_, *turned_d_o_, *dq_;
@@ -286,7 +289,7 @@ Status AttentionBackward(const AttentionBackwardParams& b, uint32_t threads) {
     ParallelFor(workers, workers, [&](int64_t worker) {
       BackwardUnit<Element> backward(b, keys_max, scratch.data() + worker * each);
       for (int64_t unit; (unit = next.fetch_add(1, std::memory_order_relaxed)) < units;) {
-        backward.Run(SequenceAt(p, unit / p.kv_heads), unit % p.kv_heads,
+        backward.Run(SequenceAt(p, unit / p.kv_heads), unit / p.kv_heads, unit % p.kv_heads,
                      stats.data() + unit * group * kDeltaStats);
       }
     });

@@ -9,6 +9,7 @@
 
 #include "backends.h"
 #include "cpu/attention_rounding.h"
+#include "cpu/attention_row_stats.h"
 #include "cpu/attention_sequence.h"
 #include "cpu/buffer.h"
 #include "cpu/parallel.h"
@@ -31,6 +32,7 @@ struct RowState {
   double sum = 0;          // l
   double rounded_sum = 0;  // lt
   int64_t repeats = 0;     // C
+  AttentionRowStats stats;  // if they are wanted
 
   // Takes up a tile's scores x[0..count) and returns what acc, l and lt were
   // multiplied with; false if the tile has nothing for this row.
@@ -75,7 +77,8 @@ class ForwardUnit {
         simd_(SelectSimdKernels()),
         packer_(simd_, p.dtype, p.head_dim),
         tile_keys_(tile_keys),
-        width_(packer_.width()) {
+        width_(packer_.width()),
+        counted_rows_(StatsRowsOf(p)) {
     values_ = scratch;
     keys_ = values_ + keys_max * width_;
     queries_ = keys_ + keys_max * width_;
@@ -89,9 +92,13 @@ class ForwardUnit {
     return RoundUp(head_dim) * (2 * keys_max + 3 * kPanel) + 2 * kPanel * tile_keys;
   }
 
-  void Run(const AttentionSequence& sequence, int64_t head) {
+  // Of sequence number `index`.  stats: [kProbeStatCount], or null.
+  void Run(const AttentionSequence& sequence, int64_t index, int64_t head, double* stats) {
     s_ = sequence;
+    index_ = index;
     head_ = head;
+    stats_ = stats;
+    if (stats != nullptr) ClearSums(stats);
     const int64_t kv_head = head / (p_.heads / p_.kv_heads);
     const int64_t padded = RoundUp(s_.k_len);
     packer_.Rows(p_.k, s_.batch, kv_head, s_.k_begin, s_.k_len, padded, values_);
@@ -113,7 +120,10 @@ class ForwardUnit {
     for (int64_t key = begin; key < end; key += tile_keys_) {
       RunTile(first, count, key, std::min(key + tile_keys_, end), rows);
     }
-    for (int64_t r = 0; r < count; ++r) Finish(rows[r], s_.q_begin + first + r, acc_ + r * width_);
+    for (int64_t r = 0; r < count; ++r) {
+      Finish(rows[r], s_.q_begin + first + r, acc_ + r * width_);
+      AddStats(rows[r], first + r);
+    }
   }
 
   void RunTile(int64_t first, int64_t count, int64_t key, int64_t key_end, RowState* rows) {
@@ -131,7 +141,9 @@ class ForwardUnit {
       const int64_t to = std::min(allowed.end, key_end) - key;
       double* x = scores_ + r * tile_keys_;
       if (from >= to) continue;
+      if (stats_ != nullptr && p_.softcap > 0) CheckRaw(x + from, to - from, &rows[r].stats);
       ToScores(p_, x + from, to - from);
+      if (stats_ != nullptr) rows[r].stats.Add(x + from, to - from, key + from);
       for (int64_t j = from; j < to; ++j) x[j] *= kLog2E;
       double rescale = 0;
       if (!rows[r].Advance(p_, x + from, to - from, &rescale)) continue;
@@ -151,6 +163,23 @@ class ForwardUnit {
                               acc_ + r * width_ + c, width_);
       }
     }
+  }
+
+  void CheckRaw(const double* dots, int64_t count, AttentionRowStats* stats) const {
+    for (int64_t j = 0; j < count; ++j) {
+      const double score = dots[j] * static_cast<double>(p_.scale);
+      stats->CheckRaw(&score, 1);
+    }
+  }
+
+  // Of rows that do not count only the largest score.
+  void AddStats(const RowState& row, int64_t at) {
+    if (stats_ == nullptr) return;
+    if (counted_rows_.Count(index_, at)) return row.stats.AddTo(stats_);
+    double other[kProbeStatCount];
+    ClearSums(other);
+    row.stats.AddTo(other);
+    stats_[kProbeLogitMax] = std::max(stats_[kProbeLogitMax], other[kProbeLogitMax]);
   }
 
   // `token` counts from the tensor's first.
@@ -182,50 +211,29 @@ class ForwardUnit {
   const SimdKernels& simd_;
   const RowPacker<Element> packer_;
   const int64_t tile_keys_, width_;
+  const StatsRows counted_rows_;
   AttentionSequence s_{};
-  int64_t head_ = 0;
+  int64_t index_ = 0, head_ = 0;
+  double* stats_ = nullptr;
   double *values_, *keys_, *queries_, *turned_queries_, *acc_;
   double* scores_;   // [kPanel][tile_keys]
   double* weights_;  // [tile_keys][kPanel]
 };
 
-// The probe's counts, added to the caller's; what it knows beyond them stays out.
-Status AddStats(const AttentionForwardParams& p, uint32_t threads) {
-  const Buffer memory((kProbeStatCount * p.heads + 1) / 2);  // floats
-  if (memory.data() == nullptr) return Fail(Status::kDeviceError, "out of memory for the stats");
-  auto* found = reinterpret_cast<float*>(memory.data());
-  std::fill(found, found + kProbeStatCount * p.heads, 0.0f);
-  std::fill_n(found + kProbeLogitMax * p.heads, p.heads, -std::numeric_limits<float>::infinity());
-  const int64_t size = SizeOf(p.dtype);
-  for (int64_t i = 0; i < SequenceCount(p); ++i) {
-    const AttentionSequence s = SequenceAt(p, i);
-    ProbeParams probe;
-    probe.dtype = p.dtype;
-    probe.batch = 1;
-    probe.heads = p.heads;
-    probe.kv_heads = p.kv_heads;
-    probe.q_len = s.q_len;
-    probe.k_len = s.k_len;
-    probe.head_dim = p.head_dim;
-    probe.q = Shifted(p.q, s.batch, s.q_begin, size);
-    probe.k = Shifted(p.k, s.batch, s.k_begin, size);
-    probe.scale = p.scale;
-    probe.softcap = p.softcap;
-    probe.causal = p.causal;
-    probe.window = p.window;
-    probe.stat_stride = p.heads;
-    probe.out = found;
-    BELLWETHER_KERNELS_RETURN_IF_ERROR(Probe(probe, threads));
-  }
-  for (int stat = 0; stat < kProbeDeltaBiasSum; ++stat) {
-    if (stat == kProbeCommonModeSum || stat == kProbeSpreadSum) continue;
-    for (int64_t h = 0; h < p.heads; ++h) {
-      float& out = p.stats[stat * p.stat_stride + h];
-      const float value = found[stat * p.heads + h];
-      out = stat == kProbeLogitMax ? std::max(out, value) : out + value;
+// Adds the units' sums to the caller's, in their order, so that nothing depends on
+// the threads.
+void StoreStats(const AttentionForwardParams& p, const double* sums) {
+  for (int64_t h = 0; h < p.heads; ++h) {
+    double total[kProbeStatCount];
+    ClearSums(total);
+    for (int64_t i = 0; i < SequenceCount(p); ++i) {
+      MergeSums(sums + (i * p.heads + h) * kProbeStatCount, total);
     }
+    ProbeParams to;
+    to.stat_stride = p.stat_stride;
+    to.out = p.stats;
+    StoreSums(to, h, total);
   }
-  return Status::kOk;
 }
 
 }  // namespace
@@ -241,7 +249,8 @@ Status AttentionForward(const AttentionForwardParams& p, uint32_t threads, int64
   tile_keys = RoundUp(tile_keys);
   const int64_t each = ForwardUnit<float>::ScratchSize(p.head_dim, tile_keys, keys_max);
   const Buffer scratch(each * static_cast<int64_t>(workers));
-  if (scratch.data() == nullptr) {
+  const Buffer stats(p.stats == nullptr ? 0 : units * kProbeStatCount);
+  if (scratch.data() == nullptr || (p.stats != nullptr && stats.data() == nullptr)) {
     return Fail(Status::kDeviceError, "out of memory for the packed keys of %u threads", workers);
   }
   std::atomic<int64_t> next{0};
@@ -249,11 +258,13 @@ Status AttentionForward(const AttentionForwardParams& p, uint32_t threads, int64
     ParallelFor(workers, workers, [&](int64_t worker) {
       ForwardUnit<Element> forward(p, tile_keys, keys_max, scratch.data() + worker * each);
       for (int64_t unit; (unit = next.fetch_add(1, std::memory_order_relaxed)) < units;) {
-        forward.Run(SequenceAt(p, unit / p.heads), unit % p.heads);
+        forward.Run(SequenceAt(p, unit / p.heads), unit / p.heads, unit % p.heads,
+                    p.stats == nullptr ? nullptr : stats.data() + unit * kProbeStatCount);
       }
     });
   });
-  return p.stats == nullptr ? Status::kOk : AddStats(p, threads);
+  if (p.stats != nullptr) StoreStats(p, stats.data());
+  return Status::kOk;
 }
 
 }  // namespace bellwether::kernels::cpu

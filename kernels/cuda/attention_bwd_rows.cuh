@@ -19,7 +19,7 @@
 
 namespace bellwether::kernels::cuda {
 
-// Adds the rows of a block to the statistics of delta; e = -rowsum(dS).  All threads
+// Adds the rows of a block to the statistics of delta.  All threads
 // call it, `padded` is the row of thread 0, `rows` of them have one.
 __device__ __forceinline__ void AddDeltaStats(const AttentionBwdParams& p, const Sequence& seq, int row, int64_t padded,
                                               int head, int rows) {
@@ -31,7 +31,7 @@ __device__ __forceinline__ void AddDeltaStats(const AttentionBwdParams& p, const
     const float lse =
         p.lse[seq.index * p.lse_batch_stride + head * p.lse_head_stride + seq.q_start + row + threadIdx.x];
     if (lse > -INFINITY) {  // neither without keys nor with a NaN among its scores
-      e = -p.ds_sum[padded + threadIdx.x];
+      e = p.errors != nullptr ? p.errors[padded + threadIdx.x] : -p.ds_sum[padded + threadIdx.x];
       delta = p.delta[padded + threadIdx.x] - e;
     }
   }
@@ -45,7 +45,7 @@ __device__ __forceinline__ void AddDeltaStats(const AttentionBwdParams& p, const
   static_assert(kProbeDeltaBiasSumsq == kProbeDeltaBiasSum + 1 && kProbeDeltaAbsSum == kProbeDeltaBiasSum + 2 &&
                 kProbeDeltaErrorAbsSum == kProbeDeltaBiasSum + 3);
   if (threadIdx.x < 4) {
-    atomicAdd(p.stats + (kProbeDeltaBiasSum + threadIdx.x) * p.stat_stride + head, sums[threadIdx.x]);
+    atomicAdd(p.stats.At(kProbeDeltaBiasSum + threadIdx.x, head), sums[threadIdx.x]);
   }
 }
 
@@ -93,6 +93,7 @@ __global__ void __launch_bounds__(256) PrepareBwdKernel(const __grid_constant__ 
     p.lse_log2[padded] = !exists ? INFINITY : p.rounded ? p.anchor[lse_at] : lse;
     if (p.rounded) p.inverse[padded] = exists ? 1.f / p.rounded_sum[lse_at] : 0.f;
     if (p.ds_sum != nullptr) p.ds_sum[padded] = 0.f;
+    if (p.errors != nullptr) p.errors[padded] = 0.f;
     if (p.turns != nullptr && padded % S::kRows < kTurnsOfStep) {
       p.turns[padded / S::kRows * kTurnsOfStep + padded % S::kRows] = 0;
     }
@@ -112,7 +113,8 @@ __global__ void __launch_bounds__(S::kQueryThreads) FinishBwdKernel(const __grid
   const Sequence& seq = tile.sequence;
   if (tile.row >= seq.q_len) return;
   const int64_t padded = RowBase(p, seq, head) + tile.row;
-  if (p.stats != nullptr && split == 0) {
+  static_assert(kStatsBlockRows % S::kRows == 0);
+  if (split == 0 && p.stats.Count(seq.index, tile.row)) {
     AddDeltaStats(p, seq, tile.row, padded, head, min(S::kRows, seq.q_len - tile.row));
   }
   const int column = split * S::kOutputs + S::QueryColumn(thread);

@@ -48,6 +48,18 @@ inline PaperShift ToPaperShift(const AttentionForwardParams& a) {
   return {a.paper_beta, a.paper_eps * kLog2E, static_cast<float>(kPaperShiftMin), static_cast<float>(max)};
 }
 
+inline StatsParams ToStatsParams(const AttentionForwardParams& a) {
+  const StatsRows rows = StatsRowsOf(a);
+  const auto every = static_cast<uint32_t>(rows.every);
+  const uint64_t inverse = ((uint64_t{1} << 32) + every - 1) / every;
+  return {a.stats,
+          a.stat_stride,
+          every,
+          static_cast<uint32_t>(rows.stride),
+          static_cast<uint32_t>(rows.phase),
+          static_cast<uint32_t>(inverse)};
+}
+
 // All but what a path adds itself.
 inline AttentionFwdParams ToFwdParams(const AttentionForwardParams& a) {
   AttentionFwdParams p = {};
@@ -63,8 +75,7 @@ inline AttentionFwdParams ToFwdParams(const AttentionForwardParams& a) {
   p.o_lo_stride = ToStrides(a, a.o_lo);
   p.lse_batch_stride = IsPacked(a) ? 0 : a.lse_batch_stride;
   p.lse_head_stride = a.lse_head_stride;
-  p.stats = a.stats;
-  p.stat_stride = a.stat_stride;
+  p.stats = ToStatsParams(a);
   p.seed = a.seed;
   return p;
 }
@@ -94,8 +105,7 @@ inline AttentionBwdParams ToBwdParams(const AttentionBackwardParams& b) {
   p.dv_stride = ToStrides(a, b.dv);
   p.lse_batch_stride = IsPacked(a) ? 0 : a.lse_batch_stride;
   p.lse_head_stride = a.lse_head_stride;
-  p.stats = a.stats;
-  p.stat_stride = a.stat_stride;
+  p.stats = ToStatsParams(a);
   p.scale = a.scale;
   p.rounded = a.mode == AttentionMode::kHpm;
   p.center = b.center;

@@ -22,31 +22,61 @@ __device__ __forceinline__ void AtomicMaxFloat(float* address, float x) {
   }
 }
 
+// Merges the largest of the warp's values, -inf for none.  All lanes call it.
+__device__ __forceinline__ void MergeLogitMax(const StatsParams& stats, float largest, int head, int lane) {
+#pragma unroll
+  for (int i = 1; i < 32; i *= 2) {
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, i));
+  }
+  if (lane == 0 && largest > -INFINITY) AtomicMaxFloat(stats.At(kProbeLogitMax, head), largest);
+}
+
+// Of rows that do not count: the largest score of those that are finite.
+__device__ __forceinline__ void MergeLogitMaxOf(const AttentionFwdParams& p, const FinishedRow (&done)[2], int row,
+                                                const Sequence& seq, int head, int lane) {
+  constexpr float kLn2 = 0.693147180559945309f;
+  float largest = -INFINITY;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    if (row + 8 * r < seq.q_len && !isnan(done[r].sum)) largest = fmaxf(largest, done[r].max * kLn2);
+  }
+  MergeLogitMax(p.stats, largest, head, lane);
+}
+
 // Adds this warp's 16 rows to the head's statistics, whose rules are probe.h's.
 // All lanes call it; `row` is the first of this thread's two.
 template <class Rows>
 __device__ __forceinline__ void AddFwdStats(const AttentionFwdParams& p, const Rows& rows, const FinishedRow (&done)[2],
-                                            int row, int q_len, int head, int lane) {
+                                            int row, const Sequence& seq, int head, int lane) {
   const auto add = [&](ProbeStat stat, bool row0, bool row1) {
     const int count = __popc(__ballot_sync(0xffffffffu, row0)) + __popc(__ballot_sync(0xffffffffu, row1));
-    if (lane == 0 && count > 0) {
-      atomicAdd(p.stats + stat * p.stat_stride + head, static_cast<float>(count));
-    }
+    if (lane == 0 && count > 0) atomicAdd(p.stats.At(stat, head), static_cast<float>(count));
+  };
+  const auto add_sum = [&](ProbeStat stat, float x) {
+#pragma unroll
+    for (int i = 4; i < 32; i *= 2) x += __shfl_xor_sync(0xffffffffu, x, i);
+    if (lane == 0) atomicAdd(p.stats.At(stat, head), x);
   };
   bool any[2], finite[2], bf16[2], eps[2], paper[2], saturated[2];
-  float largest = -INFINITY;
+  float largest = -INFINITY, entropy = 0.f, sink = 0.f;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const TopTwo top = rows.top[r].OfQuad();
     const float first = top.first * p.score.scale, second = top.second * p.score.scale;
-    any[r] = lane % 4 == 0 && row + 8 * r < q_len && done[r].sum != 0.f;
+    any[r] = lane % 4 == 0 && row + 8 * r < seq.q_len && done[r].sum != 0.f;
     finite[r] = any[r] && !isnan(done[r].sum);
     bf16[r] = finite[r] && second > -INFINITY && __float2bfloat16_rn(first) == __float2bfloat16_rn(second);
     eps[r] = finite[r] && double{second} >= double{first} - kTieEps;
     paper[r] = finite[r] && double{second} >= double{first} - kTieEpsPaper;
     // l is in units of 2^anchor, the rule is relative to the maximum.
     saturated[r] = finite[r] && done[r].sum * Exp2(rows.anchor[r] - done[r].max) < float{kSaturatedSum};
-    if (finite[r]) largest = fmaxf(largest, first);
+    const float weighted = QuadSum(rows.weighted[r]) / done[r].sum;
+    if (finite[r]) {
+      largest = fmaxf(largest, first);
+      sink += rows.first_key[r] / done[r].sum;
+      const int keys = LastKey(p.seq, seq, row + 8 * r) - FirstKey(p.seq, seq, row + 8 * r) + 1;
+      if (keys > 1) entropy += fmaxf(log2f(done[r].sum) - weighted, 0.f) / log2f(static_cast<float>(keys));
+    }
   }
   add(kProbeRows, any[0], any[1]);
   add(kProbeNonfiniteRows, any[0] && !finite[0], any[1] && !finite[1]);
@@ -54,18 +84,14 @@ __device__ __forceinline__ void AddFwdStats(const AttentionFwdParams& p, const R
   add(kProbeTiedRowsEps, eps[0], eps[1]);
   add(kProbeTiedRowsEpsPaper, paper[0], paper[1]);
   add(kProbeSaturatedRows, saturated[0], saturated[1]);
-#pragma unroll
-  for (int i = 4; i < 32; i *= 2) {
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, i));
-  }
-  if (lane == 0 && largest > -INFINITY) {
-    AtomicMaxFloat(p.stats + kProbeLogitMax * p.stat_stride + head, largest);
-  }
+  add_sum(kProbeEntropySum, entropy);
+  add_sum(kProbeSinkSum, sink);
+  MergeLogitMax(p.stats, largest, head, lane);
 }
 
 // `o` is this thread's part of the accumulators, `row` its first row of the tile's
-// sequence.
-template <class S, class Rows>
+// sequence.  kCounted: these rows count for the statistics.
+template <class S, bool kCounted, class Rows>
 __device__ __forceinline__ void WriteFwdOutputs(const AttentionFwdParams& p, const Rows& rows,
                                                 float (&o)[S::kOutputs / 2], int row, int head, const Sequence& seq,
                                                 int lane) {
@@ -83,8 +109,10 @@ __device__ __forceinline__ void WriteFwdOutputs(const AttentionFwdParams& p, con
       }
     }
   }
-  if constexpr (S::kCount) {
-    if (p.stats != nullptr) AddFwdStats(p, rows, done, row, seq.q_len, head, lane);
+  if constexpr (kCounted) {
+    AddFwdStats(p, rows, done, row, seq, head, lane);
+  } else if constexpr (S::kCount) {
+    if (p.stats.sums != nullptr) MergeLogitMaxOf(p, done, row, seq, head, lane);
   }
 #pragma unroll
   for (int i = 0; i < S::kHeadDim / 2; ++i) o[i] *= done[i / 2 % 2].inverse;

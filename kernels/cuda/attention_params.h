@@ -13,6 +13,8 @@
 
 #include <cstdint>
 
+#include "bellwether/kernels/attention.h"
+
 namespace bellwether::kernels::cuda {
 
 struct Strides {
@@ -46,6 +48,22 @@ struct PaperShift {
   float beta, eps, min, max;
 };
 
+// The rows that count, as StatsRows has them.
+struct StatsParams {
+  float* sums;  // [kProbeStatCount][heads], added to; or null
+  int64_t stride;
+  uint32_t every, sequence_stride, phase;
+  uint32_t inverse;  // 2^32 / every, rounded up; 0 for every = 1
+
+  __device__ __forceinline__ float* At(int stat, int head) const { return sums + stat * stride + head; }
+  // Of all rows of the block that `row` is in.
+  // The quotient is exact: blocks are fewer than 2^22, and `every` at most 2^10.
+  __device__ __forceinline__ bool Count(int sequence, int row) const {
+    const uint32_t at = static_cast<uint32_t>(row) / uint32_t{kStatsBlockRows} + sequence * sequence_stride + phase;
+    return sums != nullptr && (every == 1 || at == static_cast<uint32_t>(uint64_t{at} * inverse >> 32) * every);
+  }
+};
+
 struct AttentionFwdParams {
   SequenceParams seq;
   ScoreParams score;
@@ -56,8 +74,7 @@ struct AttentionFwdParams {
   float *anchor, *rounded_sum;  // like lse, or null
   Strides o_stride, o_lo_stride;
   int64_t lse_batch_stride, lse_head_stride;
-  float* stats;  // [kProbeStatCount][heads], added to; or null
-  int64_t stat_stride;
+  StatsParams stats;
   uint64_t seed;     // of random rounding
   int section_keys;  // keys of the (batch, head) pairs that run together, for L2
 };
@@ -81,14 +98,14 @@ struct AttentionBwdParams {
   Strides k_stride, o_stride, o_lo_stride, d_o_stride;
   Strides dq_stride, dk_stride, dv_stride;
   int64_t lse_batch_stride, lse_head_stride;
-  float* stats;
-  int64_t stat_stride;
+  StatsParams stats;
   float scale;   // of q k, before a cap
   bool rounded;  // P as the forward's product read it, from anchor and rounded_sum
   bool center;
   // Workspace, by padded row: L in log2 units, or the anchor; +inf where P must be
-  // 0.  1 / lt.  delta.  rowsum(dS), null if nobody asks.
-  float *lse_log2, *inverse, *delta, *ds_sum;
+  // 0.  1 / lt.  delta.  rowsum(dS) as the products read it, and e = -rowsum(dS) before
+  // dS is rounded, of the rows that count; each null if nobody asks.
+  float *lse_log2, *inverse, *delta, *ds_sum, *errors;
   // [row][padded head_dim]: dQ / scale, each step as accumulator_sums.cuh has it.
   float* dq_sum;
   // [row / rows of a step][kTurnsOfStep]: key tiles that have been added; or null.

@@ -34,7 +34,7 @@ struct WorkspaceLayout {
 
 size_t BackwardWorkspaceBytes(const AttentionForwardParams& a) {
   const WorkspaceLayout layout(a);
-  return static_cast<size_t>(layout.dq_sum + 4 * layout.rows + layout.turns + layout.key_sums + layout.key_mean) *
+  return static_cast<size_t>(layout.dq_sum + 5 * layout.rows + layout.turns + layout.key_sums + layout.key_mean) *
          sizeof(float);
 }
 
@@ -51,10 +51,12 @@ void PlaceWorkspace(const AttentionBackwardParams& b, AttentionBwdParams* p) {
   p->delta = take(layout.rows);
   p->inverse = take(layout.rows);
   float* const ds_sum = take(layout.rows);
+  float* const errors = take(layout.rows);
   int* const turns = reinterpret_cast<int*>(take(layout.turns));
   p->key_sums = take(layout.key_sums);
   p->key_mean = take(layout.key_mean);
   p->ds_sum = b.center || b.forward.stats != nullptr ? ds_sum : nullptr;
+  p->errors = b.forward.stats != nullptr ? errors : nullptr;
   p->turns = b.deterministic ? turns : nullptr;
   p->rows_per_head = layout.rows_per_head;
   p->rows_per_sequence = IsPacked(b.forward) ? 0 : layout.rows_per_head * b.forward.heads;

@@ -137,16 +137,19 @@ struct FinishedRow {
 };
 
 // kSumRounded: lt is summed here; otherwise the caller has it (a column of ones
-// beside V) or does not need it.  kCount: the two largest scores are kept, and the
-// maximum comes from them.
-template <class T, SoftmaxMode kMode, bool kSumRounded, bool kCount>
+// beside V) or does not need it.  kCounted: the rows count for the statistics.
+// kTop: the two largest scores are kept, and the maximum comes from them.
+template <class T, SoftmaxMode kMode, bool kSumRounded, bool kCounted>
 struct SoftmaxRows {
-  static_assert(kCount || kMode != SoftmaxMode::kPaper);
-  float max[2] = {-INFINITY, -INFINITY};  // M; not if kCount
+  static constexpr bool kTop = kCounted || kMode == SoftmaxMode::kPaper;
+  float max[2] = {-INFINITY, -INFINITY};  // M; not if kTop
   float anchor[2] = {-INFINITY, -INFINITY};
   float sum[2] = {0, 0};
   float rounded_sum[2] = {0, 0};
-  TopTwo top[2];  // of this thread's scores, in units of s; if kCount
+  TopTwo top[2];  // of this thread's scores, in units of s; if kTop
+  // If kCounted.  sum 2^(x - a) (x - a): the entropy is log2 l - weighted / l bits.  And
+  // P of key 0, of the lanes that have it, in units of 2^anchor.
+  float weighted[2] = {0, 0}, first_key[2] = {0, 0};
 
   // Turns a tile of scores into probabilities and returns in `rescale` what the
   // accumulators of earlier tiles must be multiplied with (<= 1).  The pairs are
@@ -156,22 +159,23 @@ struct SoftmaxRows {
   __device__ __forceinline__ void Tile(float (&s)[kScores], const ScoreParams& score, const PaperShift& paper,
                                        uint32_t zero, float (&rescale)[2]) {
     const float scale_log2 = score.scale_log2;
-    // By chunks of 16 scores, which AddNear() looks at one by one.
-    float chunk_max[kScores / 16][2], tile_max[2], m[2];
+    constexpr int kChunks = kTop ? 1 : kScores / 16;  // independent ones, where registers suffice
+    float chunk_max[kChunks][2], tile_max[2], m[2];
 #pragma unroll
     for (int i = 0; i < kScores; i += 4) {
-      float(&c)[2] = chunk_max[i / 16];
-      c[0] = i % 16 == 0 ? fmaxf(s[i], s[i + 1]) : fmaxf(c[0], fmaxf(s[i], s[i + 1]));
-      c[1] = i % 16 == 0 ? fmaxf(s[i + 2], s[i + 3]) : fmaxf(c[1], fmaxf(s[i + 2], s[i + 3]));
+      constexpr int kChunk = kScores / kChunks;
+      float(&c)[2] = chunk_max[i / kChunk];
+      c[0] = i % kChunk == 0 ? fmaxf(s[i], s[i + 1]) : fmaxf(c[0], fmaxf(s[i], s[i + 1]));
+      c[1] = i % kChunk == 0 ? fmaxf(s[i + 2], s[i + 3]) : fmaxf(c[1], fmaxf(s[i + 2], s[i + 3]));
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       tile_max[r] = chunk_max[0][r];
 #pragma unroll
-      for (int i = 1; i < kScores / 16; ++i) tile_max[r] = fmaxf(tile_max[r], chunk_max[i][r]);
-      if constexpr (!kCount) m[r] = max[r] = fmaxf(max[r], QuadMax(tile_max[r]) * scale_log2);
+      for (int i = 1; i < kChunks; ++i) tile_max[r] = fmaxf(tile_max[r], chunk_max[i][r]);
+      if constexpr (!kTop) m[r] = max[r] = fmaxf(max[r], QuadMax(tile_max[r]) * scale_log2);
     }
-    if constexpr (kCount) {
+    if constexpr (kTop) {
       float least[2];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -179,7 +183,7 @@ struct SoftmaxRows {
         m[r] = largest * scale_log2;
         least[r] = LeastNear(largest, score.tie_window);
       }
-      AddNear(s, chunk_max, tile_max, least, top);
+      AddNear(s, tile_max, least, top);
     }
     float used[2];  // The anchor, or 0 where nothing is allowed yet.
 #pragma unroll
@@ -187,6 +191,9 @@ struct SoftmaxRows {
       const float next = NextAnchor(r, m[r], scale_log2, paper);
       used[r] = kMasked && next == -INFINITY ? 0.f : next;
       rescale[r] = Exp2(anchor[r] - used[r]);
+      if constexpr (kCounted) {
+        weighted[r] = rescale[r] > 0.f ? rescale[r] * fmaf(sum[r], anchor[r] - used[r], weighted[r]) : 0.f;
+      }
       anchor[r] = next;
       sum[r] *= rescale[r];
       if constexpr (kSumRounded) rounded_sum[r] *= rescale[r];
@@ -195,10 +202,15 @@ struct SoftmaxRows {
 #pragma unroll
     for (int i = 0; i < kScores; i += 2) {
       const int r = i / 2 % 2;
-      s[i] = Exp2(fmaf(s[i], scale_log2, -used[r]));
-      s[i + 1] = Exp2(fmaf(s[i + 1], scale_log2, -used[r]));
+      const float x = fmaf(s[i], scale_log2, -used[r]), y = fmaf(s[i + 1], scale_log2, -used[r]);
+      s[i] = Exp2(x);
+      s[i + 1] = Exp2(y);
       sum[r] += s[i];
       sum[r] += s[i + 1];
+      if constexpr (kCounted) {  // 2^-200 is 0 here, and 0 times -inf were not.
+        weighted[r] = fmaf(s[i], kMasked ? fmaxf(x, -200.f) : x, weighted[r]);
+        weighted[r] = fmaf(s[i + 1], kMasked ? fmaxf(y, -200.f) : y, weighted[r]);
+      }
       if constexpr (kSumRounded) {
         const float2 rounded = UnpackPair<T>(PackPair<T>(s[i], s[i + 1]));
         rounded_sum[r] += rounded.x;
@@ -216,10 +228,17 @@ struct SoftmaxRows {
     }
   }
 
+  // After the tile of key 0, which comes last.
+  template <int kScores>
+  __device__ __forceinline__ void KeepFirstKey(const float (&p)[kScores]) {
+    first_key[0] = p[0];
+    first_key[1] = p[2];
+  }
+
   // All four lanes of the quad call it and get the same.  `lt` is read only if
   // the mode divides by it and it was not summed here.
   __device__ __forceinline__ FinishedRow Finish(int r, float lt, float scale_log2) const {
-    const float m = kCount ? QuadMax(top[r].first) * scale_log2 : max[r];
+    const float m = kTop ? QuadMax(top[r].first) * scale_log2 : max[r];
     const float l = QuadSum(sum[r]);
     const float divisor = kSumRounded ? QuadSum(rounded_sum[r]) : kDividesByRounded<kMode> ? lt : l;
     if (l == 0.f) return {0.f, m, -INFINITY, 0.f, 1.f};

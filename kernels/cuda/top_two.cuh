@@ -54,17 +54,15 @@ __device__ __forceinline__ TopTwo TopTwoOfChunk(const float* s, int r) {
 }
 
 // Adds a tile's scores to the two largest of both rows, except those below `least`.
-// chunk_max: of 16 scores each, by row.  All lanes of a warp call it.
+// All lanes of a warp call it.
 template <int kScores>
-__device__ __forceinline__ void AddNear(const float (&s)[kScores], const float (&chunk_max)[kScores / 16][2],
-                                        const float (&tile_max)[2], const float (&least)[2], TopTwo (&top)[2]) {
+__device__ __forceinline__ void AddNear(const float (&s)[kScores], const float (&tile_max)[2], const float (&least)[2],
+                                        TopTwo (&top)[2]) {
   if (__any_sync(0xffffffffu, tile_max[0] >= least[0] || tile_max[1] >= least[1])) {
 #pragma unroll
     for (int c = 0; c < kScores / 16; ++c) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        if (__any_sync(0xffffffffu, chunk_max[c][r] >= least[r])) top[r].Add(TopTwoOfChunk(s + 16 * c, r));
-      }
+      for (int r = 0; r < 2; ++r) top[r].Add(TopTwoOfChunk(s + 16 * c, r));
     }
   }
 #pragma unroll

@@ -15,7 +15,6 @@ BELLWETHER_REQUIRE_GPU is 1.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import math
 import os
 import pathlib
@@ -27,57 +26,12 @@ import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "kernels" / "bench"))
 import attention_calls as calls  # noqa: E402
-from attention_calls import STATS, Backward, Forward, Options  # noqa: E402
-
-BF16, F16 = torch.bfloat16, torch.float16
-Lib = ctypes.CDLL
-
-
-def randn(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
-    return torch.randn(*shape, device="cuda", dtype=dtype)
-
-
-def repeat_heads(t: torch.Tensor, heads: int) -> torch.Tensor:
-    return t.repeat_interleave(heads // t.shape[1], dim=1)
-
-
-def allowed(n: int, m: int, o: Options) -> torch.Tensor:
-    row = torch.arange(n, device="cuda")[:, None] + m - n
-    key = torch.arange(m, device="cuda")[None]
-    mask = key <= row if o.causal else torch.ones(n, m, dtype=torch.bool, device="cuda")
-    return mask & (key > row - o.window) if o.window else mask
-
-
-def scores(q: torch.Tensor, k: torch.Tensor, o: Options) -> torch.Tensor:
-    """In the type of q."""
-    s = q @ repeat_heads(k, q.shape[1]).transpose(-1, -2) / math.sqrt(q.shape[-1])
-    if o.softcap:
-        s = o.softcap * torch.tanh(s / o.softcap)
-    return s.masked_fill(~allowed(q.shape[2], k.shape[2], o), -math.inf)
-
-
-def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: Options) -> torch.Tensor:
-    """In the type of q; rows without keys are 0."""
-    p = torch.softmax(scores(q, k, o), -1)
-    return torch.where(p.isnan(), 0, p) @ repeat_heads(v, q.shape[1])
-
-
-def gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor,
-              o: Options) -> list[torch.Tensor]:
-    """dQ, dK, dV in the type of q; rows without keys give 0."""
-    leaves = [t.detach().clone().requires_grad_() for t in (q, k, v)]
-    s = scores(*leaves[:2], o)
-    empty = s.isneginf().all(-1, keepdim=True)
-    p = torch.softmax(s.masked_fill(empty, 0), -1).masked_fill(empty, 0)
-    out = p @ repeat_heads(leaves[2], q.shape[1])
-    return list(torch.autograd.grad(out, leaves, g))
-
-
-def far(mine: torch.Tensor, exact: torch.Tensor, yard: torch.Tensor, factor: float) -> float:
-    """Error over its bar: above 1 is a failure, and so is NaN."""
-    bar = factor * (yard.double() - exact).abs().max().item() + 1e-5
-    return (mine.double() - exact).abs().max().item() / bar
-
+from attention_calls import Backward, Forward, Options  # noqa: E402
+from attention_gpu_cases import (BF16, F16, Lib, attention, bias_inputs, far,  # noqa: E402
+                                 gradients, pack, randn, row_sums, run_forward, scores)
+from attention_gpu_statistics import (  # noqa: E402, F401
+    test_delta_statistics_are_the_error_of_delta, test_row_statistics_equal_a_naive_count,
+    test_row_statistics_of_packed_sequences)
 
 # batch, heads, kv_heads, q_len, k_len, head_dim, dtype
 SHAPES = [
@@ -184,11 +138,6 @@ def test_backward_rule_a(lib: Lib) -> None:
 LENGTHS = [0, 1, 127, 129, 300, 0, 64, 511, 128, 2]
 
 
-def pack(lengths: list[int], extra: int = 0) -> torch.Tensor:
-    cu = torch.tensor([0] + [n + (extra if n else 0) for n in lengths], dtype=torch.int32)
-    return torch.cumsum(cu, 0, dtype=torch.int32).cuda()
-
-
 def packed_run(lib: Lib, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor,
                o: Options, cu: tuple[torch.Tensor, torch.Tensor] | None) -> list[torch.Tensor]:
     op = Forward(lib, q, k, v, o, cu)
@@ -276,54 +225,6 @@ def test_nothing_outside_the_tensors_is_read_or_written(lib: Lib) -> None:
 # ---- bias: rules B and D
 
 
-def bias_inputs(kind: str, d: int, n: int, heads: int, seed: int = 0) -> tuple[torch.Tensor, ...]:
-    """Rows that make a rounded delta biased; V and dO of one sign."""
-    torch.manual_seed({"sink": 1, "tie": 2, "broad": 3, "near": 4}[kind] + 1000 * seed)
-    q, k = (torch.randn(1, heads, n, d, device="cuda") for _ in range(2))
-    v = torch.rand(1, heads, n, d, device="cuda") + 0.5
-    g = torch.rand(1, heads, n, d, device="cuda") + 0.5
-    if kind == "broad":
-        q, k = q * 0.03, k * 0.03
-    elif kind == "near":  # half the keys 1.5e-3 below, where V is halved
-        q, k = q * 0.001, k * 0.001
-        q[..., 0], k[..., 0] = 1.0, 0.0
-        k[:, :, ::2, 0] = -1.5e-3 * math.sqrt(d)
-        v[:, :, ::2] *= 0.5
-    else:  # channel 0 of q is constant and lifts the first keys
-        lift = math.log(n / (1e-2 if kind == "sink" else 2e-3)) + 0.5
-        first = 1 if kind == "sink" else 2
-        q[..., 0], k[..., 0] = 4.0, 0.0
-        k[..., :first, :] = 0.0
-        k[..., :first, 0] = lift * math.sqrt(d) / 4.0
-    return tuple(t.to(BF16) for t in (q, k, v, g))
-
-
-def run_forward(lib: Lib, inputs: tuple[torch.Tensor, ...], options: Options) -> Forward:
-    op = Forward(lib, *inputs[:3], options)
-    op.run()
-    return op
-
-
-def row_sums(op: Forward, inputs: tuple[torch.Tensor, ...]
-             ) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """-rowsum(dS) in fp64 of the P that the backward uses and the delta that the
-    forward's outputs give; the size of delta's terms; and O's bias in ulp."""
-    q, k, v, g = inputs
-    s = scores(q.double(), k.double(), op.options)
-    p = torch.softmax(s, -1)
-    exact_o = p @ v.double()
-    dp = g.double() @ v.double().transpose(-1, -2)
-    size = (p * dp * dp).sum(-1).sqrt()
-    if op.options.mode == "hpm":
-        assert op.anchor is not None and op.rounded_sum is not None
-        x = torch.exp2((s * math.log2(math.e) - op.anchor.double()[..., None]).float())
-        p = x.to(BF16).double() / op.rounded_sum.double()[..., None]
-    o = op.o.double() + (op.o_lo.double() if op.o_lo is not None else 0)
-    ulp = torch.exp2(torch.floor(torch.log2(exact_o.abs())) - 7)
-    error = (g.double() * o).sum(-1) - (p * dp).sum(-1)
-    return error, size, ((o - exact_o) / ulp).mean().item()
-
-
 def test_bias_rule_b(lib: Lib) -> None:
     """hp: |delta bias| <= 1e-5 and |O bias| <= 0.01 ulp; sr: |t| < 4; fa fails, and so does
     half of hp on broad rows."""
@@ -378,79 +279,6 @@ def test_accumulation_rule_d(lib: Lib) -> None:
         assert abs(slope - 1) <= 0.05, kind
         assert ratio["hpm"] <= 2e-3, kind
         assert kind == "near" or ratio["hp"] <= 1e-3, kind
-
-
-# ---- statistics: rule E
-
-
-def naive_statistics(s: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Which rows count, and the largest score of each head."""
-    top = s.nan_to_num(-math.inf, -math.inf, -math.inf).topk(2, dim=-1).values.double()
-    finite = ~s.isnan().any(-1)
-    rounded = top.to(BF16)
-    two = finite & ~top[..., 1].isneginf()
-    saturated = torch.exp(s.double() - top[..., :1]).sum(-1) < 1 + 2**-7
-    rows = {
-        "rows": torch.ones_like(finite), "nonfinite": ~finite,
-        "tied_bf16": two & (rounded[..., 0] == rounded[..., 1]),
-        "tied_eps": two & (top[..., 1] >= top[..., 0] - 1.955e-3),
-        "tied_paper": two & (top[..., 1] >= top[..., 0] - 1e-3),
-        "saturated": finite & saturated,
-    }
-    return rows, torch.where(finite, top[..., 0], -math.inf).amax((0, 2)).float()
-
-
-def test_row_statistics_equal_a_naive_count(lib: Lib) -> None:
-    """Small integers, so that S is exact in any order of summation.  Of few values, so that
-    most rows tie, and of many, so that a row's maximum is far above most tiles."""
-    torch.manual_seed(3)
-    cases = [(most, d, n, causal, softcap) for most, length in ((2, 1), (7, 3))
-             for d, n, causal, softcap in (
-                 (64, 700 * length, True, 0.0), (128, 333 * length, False, 0.0),
-                 (128, 260, True, 3.0), (96, 301 * length, True, 0.0),
-                 (256, 130 * length, False, 0.0))]
-    for mode in ("fa", "hp", "hpm", "paper", "hp-nolt", "lt"):
-        for most, d, n, causal, softcap in cases:
-            if not calls.serves(d):
-                continue
-            q, k = (torch.randint(-most, most + 1, (2, 4, n, d), device="cuda").to(BF16)
-                    for _ in range(2))
-            if most > 2:
-                q = q / 16
-            k[:, 1] *= 4
-            q[0, 2, :7] = math.nan
-            o = Options(mode=mode, causal=causal, stats=True, softcap=softcap)
-            op = Forward(lib, q, k, randn(2, 4, n, d), o)
-            op.run()
-            assert op.stats is not None
-            naive, largest = naive_statistics(scores(q.double(), k.double(), o).float())
-            if softcap:  # tanh is not exact: near a threshold rows may differ
-                naive = {name: naive[name] for name in ("rows", "nonfinite")}
-            for name, rows in naive.items():
-                want = rows.sum((0, 2)).float()
-                got = op.stats[STATS[name]]
-                assert torch.equal(got, want), f"{name} {o} of {most}, {d}: {got} != {want}"
-            off = ((op.stats[STATS["logit_max"]] - largest) / largest).abs().max().item()
-            assert off <= 1e-6, f"logit_max {o}: {off}"
-
-
-def test_delta_statistics_are_the_error_of_delta(lib: Lib) -> None:
-    """Sums over rows: the noise of rounding dS goes down with their number."""
-    for kind in ("sink", "tie", "broad"):
-        inputs = bias_inputs(kind, 64, 2048, 8)
-        for mode in ("fa", "hp"):
-            # Of this forward's outputs: one that counts may round in another order.
-            op = run_forward(lib, inputs, Options(mode=mode, stats=True))
-            Backward(op, inputs[3]).run()
-            e, _, _ = row_sums(op, inputs)
-            assert op.stats is not None
-            said, real, size = op.stats[STATS["bias"]].double(), e.sum((0, 2)), e.abs().sum((0, 2))
-            off = ((said - real).abs() / size).max().item()
-            print(f"  {kind:5} {mode}: sum e {real.sum():.3f}, said {said.sum():.3f}, off {off:.1e} "
-                  f"of sum |e|; sum |e| {size.sum():.3f}, "
-                  f"said {op.stats[STATS['error_abs']].sum():.3f}")
-            if mode == "fa":
-                assert off <= 0.02, f"{kind}: {off}"
 
 
 # ---- the rest

@@ -76,8 +76,9 @@ struct AttentionProblem {
     p.rounded_sum = mode == AttentionMode::kHpm ? rounded_sum.data() : nullptr;
   }
 
-  // Rows from kProbeRows on; [kProbeStatCount][heads], empty before.
-  void WantStats() {
+  // Rows from kProbeRows on; [kProbeStatCount][heads], empty before.  Of all rows, or
+  // of a part.
+  void WantStats(uint32_t every = 1) {
     stats.assign(static_cast<size_t>(kProbeStatCount * shape.heads), 0);
     for (int64_t h = 0; h < shape.heads; ++h) {
       stats[static_cast<size_t>(kProbeLogitMax * shape.heads + h)] =
@@ -85,6 +86,7 @@ struct AttentionProblem {
     }
     params.forward.stats = stats.data();
     params.forward.stat_stride = shape.heads;
+    params.forward.stats_every = every;
   }
 
   void FillRandom(uint32_t seed) {

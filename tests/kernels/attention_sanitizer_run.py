@@ -1,7 +1,8 @@
-"""Small launches of every kind of attention kernel of one path, for compute-sanitizer.
+"""Small launches of every kind of attention kernel of one path, for compute-sanitizer; of
+one head dim, so that several can run at once.
 
     BELLWETHER_ATTENTION_PATH=sm80 compute-sanitizer --tool racecheck \
-        python3 attention_sanitizer_run.py LIBRARY
+        python3 attention_sanitizer_run.py LIBRARY 64
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from attention_calls import Backward, Forward, Options  # noqa: E402
 
 OPTIONS = [
     Options(mode="fa", causal=True), Options(mode="hp", stats=True), Options(mode="hpm"),
+    Options(mode="fa", causal=True, stats=True, stats_every=2, center=True),
     Options(mode="hpm", causal=True, window=100, deterministic=True, center=True),
     Options(mode="hp", softcap=10.0, causal=True, stats=True, deterministic=True),
     Options(mode="sr", seed=1), Options(mode="paper", causal=True),
@@ -25,17 +27,17 @@ OPTIONS = [
 
 def main() -> int:
     lib = calls.load(sys.argv[1])
-    for d in (d for d in (64, 96, 128, 256) if calls.serves(d)):
-        for dtype in (torch.bfloat16, torch.float16):
-            for o in OPTIONS:
-                for packed in (False, True):
-                    q, g = (torch.randn(1, 4, 333, d, device="cuda", dtype=dtype) for _ in range(2))
-                    k, v = (torch.randn(1, 2, 430, d, device="cuda", dtype=dtype) for _ in range(2))
-                    cu = (torch.tensor([0, 1, 200, 333], device="cuda", dtype=torch.int32),
-                          torch.tensor([0, 130, 130, 430], device="cuda", dtype=torch.int32))
-                    op = Forward(lib, q, k, v, o, cu if packed else None)
-                    op.run()
-                    Backward(op, g).run()
+    d = int(sys.argv[2])
+    for dtype in (torch.bfloat16, torch.float16):
+        for o in OPTIONS:
+            for packed in (False, True):
+                q, g = (torch.randn(1, 4, 333, d, device="cuda", dtype=dtype) for _ in range(2))
+                k, v = (torch.randn(1, 2, 430, d, device="cuda", dtype=dtype) for _ in range(2))
+                cu = (torch.tensor([0, 1, 200, 333], device="cuda", dtype=torch.int32),
+                      torch.tensor([0, 130, 130, 430], device="cuda", dtype=torch.int32))
+                op = Forward(lib, q, k, v, o, cu if packed else None)
+                op.run()
+                Backward(op, g).run()
     torch.cuda.synchronize()
     print("done")
     return 0

@@ -394,6 +394,72 @@ TEST(AttentionTest, TelemetryIsTheProbes) {
   EXPECT_GT(problem.stats[kProbeTiedRowsBf16 * 4], 0);
 }
 
+TEST(AttentionTest, EveryHeadHasRowsThatCount) {
+  for (const int64_t batch : {1, 3, 16}) {
+    for (const int64_t q_len : {1, 384, 385, 1024, 4096}) {
+      for (const bool packed : {false, true}) {
+        for (uint64_t seed = 0; seed < 8; ++seed) {
+          static const int32_t starts[1] = {0};
+          AttentionForwardParams p;
+          p.batch = packed ? 1 : batch;
+          p.q_len = packed ? batch * q_len : q_len;
+          p.sequences = packed ? batch : 0;
+          p.cu_seqlens_q = packed ? starts : nullptr;
+          p.seed = seed;
+          const StatsRows rows = StatsRowsOf(p);
+          int64_t counted = 0;
+          for (int64_t s = 0; s < batch; ++s) {
+            for (int64_t row = 0; row < q_len; ++row) counted += rows.Count(s, row);
+          }
+          EXPECT_GT(counted, 0) << batch << " x " << q_len << (packed ? " packed" : "");
+          EXPECT_LE(rows.every, int64_t{kStatsEveryDefault});
+          const int64_t blocks = batch * ((q_len + kStatsBlockRows - 1) / kStatsBlockRows);
+          EXPECT_LE(counted * rows.every, (blocks + rows.every) * kStatsBlockRows);
+          p.stats_every = 1;
+          EXPECT_TRUE(StatsRowsOf(p).Count(batch - 1, q_len - 1));
+        }
+      }
+    }
+  }
+}
+
+// Seeds whose phases differ, so that every row counts for one of them.
+TEST(AttentionTest, PartsOfTheRowsAddUpToAll) {
+  constexpr uint32_t kEvery = 3;
+  AttentionProblem<BFloat16> problem({2, 2, 1, 900, 40, 16}, AttentionMode::kHp);
+  problem.FillRandom(6);
+  AttentionForwardParams& p = problem.params.forward;
+  const auto run = [&](uint32_t every) {
+    problem.WantStats(every);
+    EXPECT_EQ(problem.Forward(), Status::kOk);
+    EXPECT_EQ(problem.Backward(), Status::kOk);
+    return problem.stats;
+  };
+  const std::vector<float> all = run(1);
+  std::vector<float> sum(all.size(), 0);
+  std::vector<bool> had(kEvery, false);
+  for (p.seed = 0; p.seed < 64; ++p.seed) {
+    p.stats_every = kEvery;
+    const StatsRows rows = StatsRowsOf(p);
+    ASSERT_EQ(rows.every, int64_t{kEvery});
+    ASSERT_EQ(rows.stride, 1);
+    if (had[static_cast<size_t>(rows.phase)]) continue;
+    had[static_cast<size_t>(rows.phase)] = true;
+    const std::vector<float> part = run(kEvery);
+    for (size_t i = 0; i < part.size(); ++i) sum[i] += part[i];
+    for (size_t h = 0; h < 2; ++h) {
+      EXPECT_GT(part[kProbeRows * 2 + h], 0);
+      EXPECT_LT(part[kProbeRows * 2 + h], 1800);
+      EXPECT_EQ(part[kProbeLogitMax * 2 + h], all[kProbeLogitMax * 2 + h]);  // Of all rows.
+    }
+  }
+  EXPECT_EQ(std::count(had.begin(), had.end(), true), kEvery);
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (i / 2 == kProbeLogitMax) continue;
+    EXPECT_NEAR(sum[i], all[i], 1e-5 * (1 + std::fabs(all[i]))) << i;
+  }
+}
+
 using Fill = std::function<void(AttentionProblem<BFloat16>*)>;
 constexpr AttentionShape kBiasShape{1, 32, 32, 16, 512, 64};
 
@@ -550,6 +616,12 @@ TEST(AttentionTest, BadParamsAreRefusedWithTheFieldAndItsRange) {
   refused(bad, "stat_stride is 0", [](Params p) {
     static float stats[kProbeStatCount * 4];
     p->forward.stats = stats;
+  });
+  refused(bad, "stats_every is 0", [](Params p) {
+    static float stats[kProbeStatCount * 4];
+    p->forward.stats = stats;
+    p->forward.stat_stride = 4;
+    p->forward.stats_every = 0;
   });
   refused(bad, "softcap is 5, but must be 0 with center", [](Params p) {
     p->forward.softcap = 5;

@@ -60,7 +60,8 @@ class ForwardParams(Structure):
         ("window", c_int32),
         ("threads", c_uint32),
         ("causal", c_uint8),
-        ("reserved", c_uint8 * 7),
+        ("reserved", c_uint8 * 3),
+        ("stats_every", c_uint32),
         ("workspace", c_void_p),
         ("workspace_bytes", c_uint64),
     ]

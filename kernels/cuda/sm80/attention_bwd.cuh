@@ -69,11 +69,11 @@ __device__ __forceinline__ void RunSteps(const BwdParams& p, const void* shared,
       if (p.turns != nullptr && !step.IsFirst(p.seq, t)) PassTurnOf<S>(p, t, step.Last(t), split);
     }
     if constexpr (S::kShare > 1) {
-      AddKeys<S>(p, sm, step.tile * S::kRows, ThreadIndexAgain() / 32 % S::kShare * S::kChunk, split, dk, dv);
+      AddKeys<S>(p, sm, step, ThreadIndexAgain() / 32 % S::kShare * S::kChunk, split, dk, dv);
     } else {
 #pragma unroll 1
       for (int row = 0; row < S::kRows; row += S::kChunk) {
-        AddKeys<S>(p, sm, step.tile * S::kRows, row, split, dk, dv);
+        AddKeys<S>(p, sm, step, row, split, dk, dv);
       }
     }
     __syncthreads();  // dS is there, and every warp has read dO.
@@ -117,7 +117,7 @@ __device__ __forceinline__ void RunStepsApart(const BwdParams& p, const void* sh
     for (int part = 0; part < 2; ++part) {
       const int warp = ThreadIndexAgain() / 32;
       if (part == (warp < S::kWarps / 2 ? 0 : 1)) {
-        if (more) AddKeys<S>(p, sm, step.tile * S::kRows, warp % S::kShare * S::kChunk, split, dk, dv);
+        if (more) AddKeys<S>(p, sm, step, warp % S::kShare * S::kChunk, split, dk, dv);
       } else if (!first) {
         const BwdTile t = sm.tile.Load();
         const BwdStep last = step.Last(t);

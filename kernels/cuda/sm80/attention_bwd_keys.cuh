@@ -4,6 +4,7 @@
 #ifndef BELLWETHER_KERNELS_CUDA_SM80_ATTENTION_BWD_KEYS_CUH_
 #define BELLWETHER_KERNELS_CUDA_SM80_ATTENTION_BWD_KEYS_CUH_
 
+#include "cuda/attention_bwd_errors.cuh"
 #include "cuda/attention_bwd_scores.cuh"
 #include "cuda/attention_masks.cuh"
 #include "cuda/memory.cuh"
@@ -67,10 +68,11 @@ __device__ __forceinline__ void SyncSharers() {
 }
 
 // Adds kChunk queries of a step, from `row` of its tile on, to dK and dV, and leaves
-// dS^T in shared memory.
-template <class S>
-__device__ __forceinline__ void AddKeys(const BwdParams& p, const BwdShared<S>& sm, int tile_row, int row, int split,
-                                        float (&dk)[S::kTiles][S::kOwned / 2], float (&dv)[S::kTiles][S::kOwned / 2]) {
+// dS^T in shared memory.  kCounted: these rows count for the statistics.
+template <class S, bool kCounted>
+__device__ __forceinline__ void AddKeysOf(const BwdParams& p, const BwdShared<S>& sm, const BwdStep& step, int row,
+                                          int split, float (&dk)[S::kTiles][S::kOwned / 2],
+                                          float (&dv)[S::kTiles][S::kOwned / 2]) {
   using T = typename S::T;
   constexpr int kScores = S::kChunk / 2, kElements = S::kHeadDim;
   using Rows = RowsReader<kElements>;
@@ -83,6 +85,7 @@ __device__ __forceinline__ void AddKeys(const BwdParams& p, const BwdShared<S>& 
   InnerProduct<T, kElements>(s, Rows(sm.k + key * kElements * 2, lane), Columns(sm.q, lane), row);
   const uint32_t of_query = (row + lane % 4 * 2) * 4;
   const uint32_t lse = sm.lse + of_query, delta = sm.delta + of_query, inverse = sm.inverse + of_query;
+  const int tile_row = step.tile * S::kRows;
   const BwdTile t = sm.tile.Load();
   const bool masked = NeedsMask<true>(p.seq, t.sequence, t.key + key, 16 * S::kTiles, tile_row + row, S::kChunk);
   uint32_t a[S::kTiles][S::kChunk / 4];
@@ -105,6 +108,17 @@ __device__ __forceinline__ void AddKeys(const BwdParams& p, const BwdShared<S>& 
     AddStep<S>(dv, a, Rows(sm.d_o + split * S::kOutputs * 2, lane), row);
   }
   InnerProduct<T, kElements, S::kUnroll>(dp, Rows(sm.v + key * kElements * 2, lane), Columns(sm.d_o, lane), row);
+  if constexpr (kCounted) {
+    if (split == 0) {
+      AddErrors<4, kScores>(p.errors + RowBase(p, t.sequence, step.head) + tile_row + row, delta, lane,
+                            [&](int i, float d) {
+                              float sum = 0.f;
+#pragma unroll
+                              for (int m = 0; m < S::kTiles; ++m) sum += s[m][i] * (dp[m][i] - d);
+                              return sum;
+                            });
+    }
+  }
 #pragma unroll
   for (int m = 0; m < S::kTiles; ++m) {
     if (p.score.cap_scale != 0.f) {
@@ -125,6 +139,18 @@ __device__ __forceinline__ void AddKeys(const BwdParams& p, const BwdShared<S>& 
     AddShared<S>(dv, sm.p, sm.d_o);
     AddShared<S>(dk, sm.ds, sm.q);
   }
+}
+
+template <class S>
+__device__ __forceinline__ void AddKeys(const BwdParams& p, const BwdShared<S>& sm, const BwdStep& step, int row,
+                                        int split, float (&dk)[S::kTiles][S::kOwned / 2],
+                                        float (&dv)[S::kTiles][S::kOwned / 2]) {
+  if constexpr (S::kRowSums) {
+    if (p.stats.Count(sm.tile.Load().sequence.index, step.tile * S::kRows)) {
+      return AddKeysOf<S, true>(p, sm, step, row, split, dk, dv);
+    }
+  }
+  AddKeysOf<S, false>(p, sm, step, row, split, dk, dv);
 }
 
 // Rounds `sums` times `factor` to a tensor of keys.

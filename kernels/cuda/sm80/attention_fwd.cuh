@@ -30,7 +30,8 @@
 namespace bellwether::kernels::cuda::sm80 {
 
 // kCols keys a step.  kValueStages: of V, 1 or 2; with one, a step has a barrier more.
-// kCount: rows can be counted for the statistics.
+// kCount: rows can be counted for the statistics: in tiles that count by a loop of
+// their own, kCountCols keys at a time, so that the others cost what they do without.
 template <class T_, int kHeadDim_, int kTiles_, int kCols_, int kValueStages_, SoftmaxMode kMode_, bool kCount_>
 struct FwdShape {
   using T = T_;
@@ -41,16 +42,18 @@ struct FwdShape {
   // lt is summed by the tensor cores, as a product with ones.
   static constexpr bool kOnes = kDividesByRounded<kMode>;
   static constexpr int kOutputs = kHeadDim + (kOnes ? 8 : 0);
-  // Of S: what is counted leaves fewer registers for operands ahead, and so does code
+  static constexpr bool kTop = kMode == SoftmaxMode::kPaper;  // keeps the two largest scores
+  // Of S: what else is kept leaves fewer registers for operands ahead, and so does code
   // for 8.0.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-  static constexpr bool kFewAhead = kCount || kOnes || kValueStages == 2;
+  static constexpr bool kFewAhead = kTop || kOnes || kValueStages == 2;
 #else
-  static constexpr bool kFewAhead = kCount || kOnes;
+  static constexpr bool kFewAhead = kTop || kOnes;
 #endif
-  static constexpr int kUnroll = kHeadDim == 128 && kCount && kValueStages == 1 ? 2
-                                 : kHeadDim == 128 && kFewAhead                 ? 4
-                                                                                : kHeadDim / 16;
+  static constexpr int kUnroll = kHeadDim == 128 && kTop && kValueStages == 1 ? 2
+                                 : kHeadDim == 128 && kFewAhead               ? 4
+                                                                              : kHeadDim / 16;
+  static constexpr int kCountCols = kHeadDim <= 64 && kCols % 64 == 0 ? 64 : 32;
   static constexpr int kWarps = 4, kThreads = 32 * kWarps, kBlocks = 2;
   static constexpr int kWarpRows = 16 * kTiles, kRows = kWarpRows * kWarps;
   static constexpr int kQBytes = kRows * kHeadDim * 2, kKvBytes = kCols * kHeadDim * 2;
@@ -61,9 +64,9 @@ struct FwdShape {
 };
 
 // Masks the scores of one tile of 16 rows; `row` and `key` are this thread's first.
-template <class S>
-__device__ __forceinline__ void MaskScores(float (&s)[S::kCols / 2], const SequenceParams& p, const Sequence& seq,
-                                           int row, int key) {
+template <int kScores>
+__device__ __forceinline__ void MaskScores(float (&s)[kScores], const SequenceParams& p, const Sequence& seq, int row,
+                                           int key) {
   MaskAfter(s, LastKey(p, seq, row) - key, LastKey(p, seq, row + 8) - key);
   if (p.window > 0) MaskBefore(s, FirstKey(p, seq, row) - key, FirstKey(p, seq, row + 8) - key);
 }
@@ -102,76 +105,105 @@ __device__ __forceinline__ WarpSteps StepsOfWarp(const SequenceParams& p, const 
           round_up(max(FirstKey(p, t.sequence, last_row), 0)), max(LastKey(p, t.sequence, row) + 1, 0) / S::kCols};
 }
 
-// S = Q K^T of step n, capped and masked.
-template <class S>
-__device__ __forceinline__ void ComputeScores(float (&s)[S::kTiles][S::kCols / 2], const FwdParams& p,
+// S = Q K^T of the keys of step n from `column` on, capped and masked.
+template <class S, int kUnroll, int kScores>
+__device__ __forceinline__ void ComputeScores(float (&s)[S::kTiles][kScores], const FwdParams& p,
                                               const SharedCopy<FwdTile>& tile, uint32_t q_tile, uint32_t k_tile,
-                                              bool masked, int n) {
+                                              bool masked, int n, int column) {
   const int thread = ThreadIndexAgain(), lane = thread % 32;
-  InnerProduct<typename S::T, S::kHeadDim, S::kUnroll>(
+  InnerProduct<typename S::T, S::kHeadDim, kUnroll>(
       s, RowsReader<S::kHeadDim>(q_tile + thread / 32 * (S::kWarpRows * S::kHeadDim * 2), lane),
-      ColumnsReader<S::kHeadDim>(k_tile, lane), 0);
+      ColumnsReader<S::kHeadDim>(k_tile, lane), column);
   if (p.score.cap_scale != 0.f) {
 #pragma unroll
     for (int m = 0; m < S::kTiles; ++m) {
 #pragma unroll
-      for (int i = 0; i < S::kCols / 2; ++i) s[m][i] = Tanh(s[m][i] * p.score.cap_scale);
+      for (int i = 0; i < kScores; ++i) s[m][i] = Tanh(s[m][i] * p.score.cap_scale);
     }
   }
   if (!masked) return;
   const FwdTile t = tile.Load();
   const int row = WarpRow<S>(t) + lane / 4,
-            key = n * S::kCols + lane % 4 * 2;  // this thread's first
+            key = n * S::kCols + column + lane % 4 * 2;  // this thread's first
 #pragma unroll
-  for (int m = 0; m < S::kTiles; ++m) MaskScores<S>(s[m], p.seq, t.sequence, row + 16 * m, key);
+  for (int m = 0; m < S::kTiles; ++m) MaskScores(s[m], p.seq, t.sequence, row + 16 * m, key);
 }
 
-// Grid: the tiles' numbers.  Block: S::kThreads.
+// Shared memory of a CTA as addresses.
 template <class S>
-__global__ void __launch_bounds__(S::kThreads, S::kBlocks) AttentionFwdKernel(const __grid_constant__ FwdParams p) {
-  using T = typename S::T;
-  constexpr int kTiles = S::kTiles;
-  constexpr bool kTwoValues = S::kValueStages == 2;
-  extern __shared__ __align__(128) unsigned char shared[];
-  const SharedCopy<FwdTile> tile(SharedAddress(shared));
-  const uint32_t q_tile = SharedAddress(shared) + S::kPlaceBytes;
-  const uint32_t k_tiles = q_tile + S::kQBytes, v_tiles = k_tiles + 2 * S::kKvBytes;
+struct FwdShared {
+  SharedCopy<FwdTile> tile;
+  SharedCopy<FwdKeys> keys;
+  SharedCopy<WarpSteps> steps;  // this warp's
+  uint32_t q, k, v;
 
-  SoftmaxRows<T, S::kMode, false, S::kCount> rows[kTiles];
-  float o[kTiles][S::kOutputs / 2];
-#pragma unroll
-  for (int m = 0; m < kTiles; ++m) {
-#pragma unroll
-    for (int i = 0; i < S::kOutputs / 2; ++i) o[m][i] = 0.f;
+  __device__ __forceinline__ explicit FwdShared(uint32_t base)
+      : tile(base),
+        keys(tile.End()),
+        steps(keys.End() + ThreadIndexAgain() / 32 * SharedCopy<WarpSteps>::kBytes),
+        q(base + S::kPlaceBytes),
+        k(q + S::kQBytes),
+        v(k + 2 * S::kKvBytes) {
+    static_assert(SharedCopy<FwdTile>::kBytes + SharedCopy<FwdKeys>::kBytes +
+                      S::kWarps * SharedCopy<WarpSteps>::kBytes <=
+                  S::kPlaceBytes);
   }
+};
 
-  static_assert(SharedCopy<FwdTile>::kBytes + SharedCopy<FwdKeys>::kBytes + S::kWarps * SharedCopy<WarpSteps>::kBytes <=
-                S::kPlaceBytes);
-  const SharedCopy<FwdKeys> keys(tile.End());
-  const SharedCopy<WarpSteps> steps(keys.End() + ThreadIndexAgain() / 32 * SharedCopy<WarpSteps>::kBytes);
-  int begin, end;
-  {
-    FwdTile t;
-    if (!LocateTile<S>(p, blockIdx.x, &t)) return;
-    begin = t.begin;
-    end = t.end;
-    const Sequence& seq = t.sequence;
-    const int kv_head = t.head / p.seq.group;
-    const FwdKeys of = {TokensOf(p.k, p.k_stride, seq.index, kv_head, seq.k_start),
-                        TokensOf(p.v, p.v_stride, seq.index, kv_head, seq.k_start), seq.k_len, 0};
-    if (threadIdx.x == 0) {
-      tile.Store(t);
-      keys.Store(of);
+// What a warp keeps of its rows from step to step.
+template <class S, bool kCounted>
+struct FwdRows {
+  SoftmaxRows<typename S::T, S::kMode, false, kCounted> rows[S::kTiles];
+  float o[S::kTiles][S::kOutputs / 2];
+};
+
+// P of the keys of step n from `column` on, and what they change of `w`.
+template <class S, bool kCounted, int kUnroll, int kScores>
+__device__ __forceinline__ void ComputeProbabilities(uint32_t (&probs)[S::kTiles][kScores / 2], FwdRows<S, kCounted>& w,
+                                                     const FwdParams& p, const FwdShared<S>& sm, uint32_t k_tile,
+                                                     bool masked, int n, int column) {
+  float s[S::kTiles][kScores];
+  ComputeScores<S, kUnroll>(s, p, sm.tile, sm.q, k_tile, masked, n, column);
+#pragma unroll
+  for (int m = 0; m < S::kTiles; ++m) {
+    float rescale[2];
+    w.rows[m].template Tile<true>(s[m], p.score, p.paper, p.seq.head_dim >> 16, rescale);
+    if (kCounted && n == 0 && column == 0) w.rows[m].KeepFirstKey(s[m]);
+    w.rows[m].Probabilities(s[m], probs[m]);
+    // Rare with anchors at integers.
+    if (__any_sync(0xffffffffu, rescale[0] != 1.f || rescale[1] != 1.f)) {
+#pragma unroll
+      for (int i = 0; i < S::kOutputs / 2; ++i) w.o[m][i] *= rescale[i / 2 % 2];
     }
-    if (threadIdx.x % 32 == 0) steps.Store(StepsOfWarp<S>(p.seq, t));
-    if (begin < end) {
-      TileCopier<S::kHeadDim, S::kRows, S::kThreads>::Copy(
-          q_tile, TokensOf(p.q, p.q_stride, t.sequence.index, t.head, t.sequence.q_start), p.q_stride.token,
-          p.seq.head_dim, t.row, t.sequence.q_len);
-      CopyKeys<S>(k_tiles, p, of, of.k, p.k_stride, end - 1);
-      if constexpr (kTwoValues) CopyKeys<S>(v_tiles, p, of, of.v, p.v_stride, end - 1);
-    }
-    CopyCommit();
+  }
+}
+
+// O += P V of the same keys, from the last to the first, like the tiles: the tensor
+// cores cut off what is small beside the sum so far, and the first token often has
+// most of the weight.
+template <class S, int kPairs>
+__device__ __forceinline__ void AddValues(float (&o)[S::kTiles][S::kOutputs / 2],
+                                          const uint32_t (&probs)[S::kTiles][kPairs], uint32_t v_tile, int column) {
+  const RowsReader<S::kHeadDim> v(v_tile, ThreadIndexAgain() % 32);
+#pragma unroll
+  for (int step = kPairs / 4 - 1; step >= 0; --step) {
+    uint32_t a[S::kTiles][4];
+    StepOf(probs, step, a);
+    OuterStep<typename S::T, S::kHeadDim>(o, a, v, column + 16 * step);
+    if constexpr (S::kOnes) SumStep<typename S::T>(o, S::kHeadDim / 2, a);
+  }
+}
+
+// The steps [begin, end) from the last on, whose first copies are under way, and what
+// they come to.  kCounted: the rows of this tile count for the statistics.
+template <class S, bool kCounted>
+__device__ __forceinline__ void RunTile(const FwdParams& p, const FwdShared<S>& sm, int begin, int end) {
+  constexpr bool kTwoValues = S::kValueStages == 2;
+  FwdRows<S, kCounted> w;
+#pragma unroll
+  for (int m = 0; m < S::kTiles; ++m) {
+#pragma unroll
+    for (int i = 0; i < S::kOutputs / 2; ++i) w.o[m][i] = 0.f;
   }
   int stage = 0;  // of K, and of V if it has two, in bytes
 #pragma unroll 1
@@ -179,64 +211,97 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks) AttentionFwdKernel(co
     CopyWait<0>();
     __syncthreads();  // K is there, and every warp has read what the last step did.
     {
-      const FwdKeys of = keys.Load();
+      const FwdKeys of = sm.keys.Load();
       const int other = S::kKvBytes - stage;
       if constexpr (!kTwoValues) {
-        CopyKeys<S>(v_tiles, p, of, of.v, p.v_stride, n);
+        CopyKeys<S>(sm.v, p, of, of.v, p.v_stride, n);
         CopyCommit();
       }
       if (n > begin) {
-        CopyKeys<S>(k_tiles + other, p, of, of.k, p.k_stride, n - 1);
-        if constexpr (kTwoValues) CopyKeys<S>(v_tiles + other, p, of, of.v, p.v_stride, n - 1);
+        CopyKeys<S>(sm.k + other, p, of, of.k, p.k_stride, n - 1);
+        if constexpr (kTwoValues) CopyKeys<S>(sm.v + other, p, of, of.v, p.v_stride, n - 1);
       }
       CopyCommit();
     }
-    const WarpSteps of_warp = steps.Load();
+    const WarpSteps of_warp = sm.steps.Load();
     const bool needed = n >= of_warp.begin && n < of_warp.end;
     const bool masked = n < of_warp.clear_begin || n >= of_warp.clear_end;
-    uint32_t probs[kTiles][S::kCols / 4];
-    if (needed) {
-      float s[kTiles][S::kCols / 2];
-      ComputeScores<S>(s, p, tile, q_tile, k_tiles + stage, masked, n);
-#pragma unroll
-      for (int m = 0; m < kTiles; ++m) {
-        float rescale[2];
-        rows[m].template Tile<true>(s[m], p.score, p.paper, p.seq.head_dim >> 16, rescale);
-        rows[m].Probabilities(s[m], probs[m]);
-        // Rare with anchors at integers.
-        if (__any_sync(0xffffffffu, rescale[0] != 1.f || rescale[1] != 1.f)) {
-#pragma unroll
-          for (int i = 0; i < S::kOutputs / 2; ++i) o[m][i] *= rescale[i / 2 % 2];
+    const uint32_t v_tile = sm.v + (kTwoValues ? stage : 0);
+    const auto values_there = [] {
+      if constexpr (!kTwoValues) {
+        CopyWait<1>();
+        __syncthreads();
+      } else {
+        __syncwarp();  // Else ptxas loads V so early that it spills.
+      }
+    };
+    if constexpr (kCounted) {
+      values_there();
+      if (needed) {
+#pragma unroll 1
+        for (int column = S::kCols - S::kCountCols; column >= 0; column -= S::kCountCols) {
+          uint32_t probs[S::kTiles][S::kCountCols / 4];
+          ComputeProbabilities<S, true, S::kHeadDim / 16, S::kCountCols / 2>(probs, w, p, sm, sm.k + stage, masked, n,
+                                                                             column);
+          __syncwarp();
+          AddValues<S>(w.o, probs, v_tile, column);
         }
       }
-    }
-    if constexpr (!kTwoValues) {
-      CopyWait<1>();
-      __syncthreads();  // V is there.
     } else {
-      __syncwarp();  // Else ptxas loads V so early that it spills.
-    }
-    if (needed) {
-      const RowsReader<S::kHeadDim> v(v_tiles + (kTwoValues ? stage : 0), ThreadIndexAgain() % 32);
-      // From the last keys to the first, like the tiles: the tensor cores cut off
-      // what is small beside the sum so far, and the first token often has most of
-      // the weight.
-#pragma unroll
-      for (int step = S::kCols / 16 - 1; step >= 0; --step) {
-        uint32_t a[kTiles][4];
-        StepOf(probs, step, a);
-        OuterStep<T, S::kHeadDim>(o, a, v, 16 * step);
-        if constexpr (S::kOnes) SumStep<T>(o, S::kHeadDim / 2, a);
+      uint32_t probs[S::kTiles][S::kCols / 4];
+      if (needed) {
+        ComputeProbabilities<S, false, S::kUnroll, S::kCols / 2>(probs, w, p, sm, sm.k + stage, masked, n, 0);
       }
+      values_there();
+      if (needed) AddValues<S>(w.o, probs, v_tile, 0);
     }
     stage = S::kKvBytes - stage;
   }
   __syncthreads();  // The tile is there, even if it needs no key.
-  const FwdTile t = tile.Load();
+  const FwdTile t = sm.tile.Load();
   const int lane = ThreadIndexAgain() % 32;
 #pragma unroll
-  for (int m = 0; m < kTiles; ++m) {
-    WriteFwdOutputs<S>(p, rows[m], o[m], WarpRow<S>(t) + 16 * m + lane / 4, t.head, t.sequence, lane);
+  for (int m = 0; m < S::kTiles; ++m) {
+    WriteFwdOutputs<S, kCounted>(p, w.rows[m], w.o[m], WarpRow<S>(t) + 16 * m + lane / 4, t.head, t.sequence, lane);
+  }
+}
+
+// Grid: the tiles' numbers.  Block: S::kThreads.
+template <class S>
+__global__ void __launch_bounds__(S::kThreads, S::kBlocks) AttentionFwdKernel(const __grid_constant__ FwdParams p) {
+  static_assert(kStatsBlockRows % S::kRows == 0);
+  extern __shared__ __align__(128) unsigned char shared[];
+  const FwdShared<S> sm(SharedAddress(shared));
+  int begin, end;
+  bool counted;
+  {
+    FwdTile t;
+    if (!LocateTile<S>(p, blockIdx.x, &t)) return;
+    begin = t.begin;
+    end = t.end;
+    const Sequence& seq = t.sequence;
+    counted = S::kCount && p.stats.Count(seq.index, t.row);
+    const int kv_head = t.head / p.seq.group;
+    const FwdKeys of = {TokensOf(p.k, p.k_stride, seq.index, kv_head, seq.k_start),
+                        TokensOf(p.v, p.v_stride, seq.index, kv_head, seq.k_start), seq.k_len, 0};
+    if (threadIdx.x == 0) {
+      sm.tile.Store(t);
+      sm.keys.Store(of);
+    }
+    if (threadIdx.x % 32 == 0) sm.steps.Store(StepsOfWarp<S>(p.seq, t));
+    if (begin < end) {
+      TileCopier<S::kHeadDim, S::kRows, S::kThreads>::Copy(
+          sm.q, TokensOf(p.q, p.q_stride, t.sequence.index, t.head, t.sequence.q_start), p.q_stride.token,
+          p.seq.head_dim, t.row, t.sequence.q_len);
+      CopyKeys<S>(sm.k, p, of, of.k, p.k_stride, end - 1);
+      if constexpr (S::kValueStages == 2) CopyKeys<S>(sm.v, p, of, of.v, p.v_stride, end - 1);
+    }
+    CopyCommit();
+  }
+  if (counted) {
+    if constexpr (S::kCount) RunTile<S, true>(p, sm, begin, end);
+  } else {
+    RunTile<S, false>(p, sm, begin, end);
   }
 }
 

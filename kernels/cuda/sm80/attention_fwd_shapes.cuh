@@ -14,7 +14,7 @@ namespace bellwether::kernels::cuda::sm80 {
 template <class T, int kHeadDim, SoftmaxMode kMode, bool kCount>
 FwdLauncher MakeFwdLauncher(int shared_bytes_sm) {
   constexpr int kTiles = kHeadDim == 256 ? 1 : 2;
-  constexpr int kCols = kHeadDim == 256 ? 32 : kHeadDim > 64 ? 64 : kCount ? 96 : 128;
+  constexpr int kCols = kHeadDim == 256 ? 32 : kHeadDim > 64 ? 64 : kMode == SoftmaxMode::kPaper ? 96 : 128;
   using One = FwdShape<T, kHeadDim, kTiles, kCols, 1, kMode, kCount>;
   using Two = FwdShape<T, kHeadDim, kTiles, kCols, 2, kMode, kCount>;
   if constexpr (kHeadDim <= 96) {

@@ -36,6 +36,7 @@ Status AttentionBackward(const AttentionBackwardParams& b, void* stream) {
 
   AttentionBwdParams p = ToBwdParams(b);
   PlaceWorkspace(b, &p);
+  if (!launcher.counts) p.errors = nullptr;
   p.key_tiles = static_cast<int>(key_tiles);
   p.section_queries = static_cast<int>(kSectionBytes / (8 * a.head_dim));
   const Status status = launcher.launch(p, maps, static_cast<cudaStream_t>(stream));

@@ -29,6 +29,7 @@
 #include <cuda_runtime.h>
 
 #include "bellwether/kernels/status.h"
+#include "cuda/attention_bwd_errors.cuh"
 #include "cuda/attention_bwd_rows.cuh"
 #include "cuda/attention_bwd_scores.cuh"
 #include "cuda/attention_bwd_tiles.cuh"
@@ -47,13 +48,13 @@ namespace bellwether::kernels::cuda::sm90 {
 
 // kGeneral: packed sequences, windows, caps and turns work.  kRounded: P is what the
 // forward's product read.  kRowSums: rowsum(dS) is taken, from a column of ones
-// beside K, for centring or for the statistics.
-template <class T_, int kHeadDim_, bool kGeneral_, bool kRounded_, bool kRowSums_>
+// beside K, for centring, or for the statistics.  kCount: they are taken without it.
+template <class T_, int kHeadDim_, bool kGeneral_, bool kRounded_, bool kRowSums_, bool kCount_>
 struct BwdShape {
   using T = T_;
   using Keys = BwdShape;
   static constexpr int kHeadDim = kHeadDim_;
-  static constexpr bool kGeneral = kGeneral_, kRounded = kRounded_, kRowSums = kRowSums_;
+  static constexpr bool kGeneral = kGeneral_, kRounded = kRounded_, kRowSums = kRowSums_, kCount = kCount_;
   static constexpr int kCols = kBwdKeys;                   // keys a CTA
   static constexpr int kRows = kHeadDim == 64 ? 128 : 64;  // queries a step
   static constexpr int kStages = 2;
@@ -214,7 +215,8 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
     WgmmaWait<0>();
     PinRegisters(s);
     int step = 0;
-    const auto run_step = [&](auto is_last) {
+    // counted: the rows of this step count for the statistics.
+    const auto run_step = [&](auto is_last, auto counted) {
       constexpr bool kLast = decltype(is_last)::value;
       float dp[kScores], pr[kScores];
       uint32_t probs[kPairs], ds[kPairs];
@@ -253,6 +255,12 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
         WgmmaCommit();
       }
       const uint32_t delta = sm.delta + at.stage * S::kRowBytes + first_column * 4;
+      if constexpr (decltype(counted)::value) {
+        const BwdTile of = *tile;
+        const int head = of.kv_head * p.seq.group + step / (of.end_tile - of.first_tile);
+        AddErrors<4, kScores>(p.errors + RowBase(p, of.sequence, head) + m * S::kRows, delta, ThreadIndexAgain() % 32,
+                              [&](int i, float d) { return pr[i] * (dp[i] - d); });
+      }
       if constexpr (S::kGeneral) {
         if (p.score.cap_scale != 0.f) {
           ApplyCapDerivative<S::kRounded>(dp, pr, p.score.scale_log2, lse, delta, inverse);
@@ -329,8 +337,15 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
       PinRegisters(s);
       BarrierArrive(q_empty);
     };
-    for (; step + 1 < steps; ++step) run_step(std::false_type{});
-    run_step(std::true_type{});
+    // What counts has code of its own, so that the other steps cost what they do without.
+    const auto run = [&](auto is_last) {
+      if constexpr (S::kCount) {
+        if (p.stats.Count(tile->sequence.index, m * S::kRows)) return run_step(is_last, std::true_type{});
+      }
+      run_step(is_last, std::false_type{});
+    };
+    for (; step + 1 < steps; ++step) run(std::false_type{});
+    run(std::true_type{});
     PinRegisters(dk);
   }
 
@@ -406,7 +421,7 @@ Status LaunchAttentionBwd(const AttentionBwdParams& p, const BwdMaps& maps, cuda
     return Status::kDeviceError;
   }
   // Of the shape the other kernels read only what all shapes of a head dim share.
-  using Rows = BwdShape<typename S::T, S::kHeadDim, false, false, false>;
+  using Rows = BwdShape<typename S::T, S::kHeadDim, false, false, false, false>;
   LaunchBwdAround<Rows>(
       p, stream, [&] { kernel<<<p.seq.kv_heads * p.key_tiles, S::kThreads, S::kSharedBytes, stream>>>(p, maps); });
   return cudaGetLastError() == cudaSuccess ? Status::kOk : Status::kDeviceError;

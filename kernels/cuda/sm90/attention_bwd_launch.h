@@ -18,7 +18,8 @@ struct BwdMaps {
 };
 
 struct BwdLauncher {
-  int rows = 0;  // queries a step: the boxes of the tensor maps of Q and dO
+  int rows = 0;         // queries a step: the boxes of the tensor maps of Q and dO
+  bool counts = false;  // the errors of delta before dS is rounded
   Status (*launch)(const AttentionBwdParams&, const BwdMaps&, cudaStream_t) = nullptr;
 };
 

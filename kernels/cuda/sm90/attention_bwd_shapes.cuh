@@ -8,27 +8,31 @@
 
 namespace bellwether::kernels::cuda::sm90 {
 
+// The errors of delta are exact where registers suffice for that; else they come from
+// rowsum(dS), which has the noise of rounding dS.
 template <class T, int kHeadDim, bool kGeneral, bool kRounded>
-BwdLauncher MakeBwdLauncher(bool row_sums) {
+BwdLauncher MakeBwdLauncher(const AttentionBackwardParams& p) {
   const auto make = [](auto shape) -> BwdLauncher {
     using S = decltype(shape);
-    return {S::kRows, LaunchAttentionBwd<S>};
+    return {S::kRows, S::kCount, LaunchAttentionBwd<S>};
   };
-  if (row_sums) return make(BwdShape<T, kHeadDim, kGeneral, kRounded, true>{});
-  return make(BwdShape<T, kHeadDim, kGeneral, kRounded, false>{});
+  constexpr bool kExact = !kGeneral && !(kRounded && kHeadDim == 64);
+  const bool counts = p.forward.stats != nullptr;
+  if (p.center || (!kExact && counts)) return make(BwdShape<T, kHeadDim, kGeneral, kRounded, true, false>{});
+  if constexpr (kExact) {
+    if (counts) return make(BwdShape<T, kHeadDim, false, kRounded, false, true>{});
+  }
+  return make(BwdShape<T, kHeadDim, kGeneral, kRounded, false, false>{});
 }
 
 template <class T, int kHeadDim>
 BwdLauncher FindBwdOf(const AttentionBackwardParams& p) {
   const AttentionForwardParams& f = p.forward;
   const bool general = f.cu_seqlens_q != nullptr || f.window > 0 || f.softcap > 0 || p.deterministic;
-  const bool row_sums = p.center || f.stats != nullptr;
   if (f.mode == AttentionMode::kHpm) {
-    return general ? MakeBwdLauncher<T, kHeadDim, true, true>(row_sums)
-                   : MakeBwdLauncher<T, kHeadDim, false, true>(row_sums);
+    return general ? MakeBwdLauncher<T, kHeadDim, true, true>(p) : MakeBwdLauncher<T, kHeadDim, false, true>(p);
   }
-  return general ? MakeBwdLauncher<T, kHeadDim, true, false>(row_sums)
-                 : MakeBwdLauncher<T, kHeadDim, false, false>(row_sums);
+  return general ? MakeBwdLauncher<T, kHeadDim, true, false>(p) : MakeBwdLauncher<T, kHeadDim, false, false>(p);
 }
 
 }  // namespace bellwether::kernels::cuda::sm90

@@ -37,7 +37,8 @@ namespace bellwether::kernels::cuda::sm90 {
 // more columns of ones behind it, so that the PV product sums the rounded P: 6 to
 // 12 % more of that product instead of two and a half instructions an element.
 // kGeneral: packed sequences, windows, caps and random rounding work, at the price
-// of registers.  kCount: rows can be counted for the statistics.
+// of registers.  kCount: rows can be counted for the statistics: in tiles that count
+// by a loop of their own, so that the others cost what they do without.
 template <class T_, int kHeadDim_, int kWarpgroups_, SoftmaxMode kMode_, bool kGeneral_, bool kCount_>
 struct FwdShape {
   using T = T_;
@@ -213,121 +214,151 @@ __device__ __forceinline__ void PrepareScores(float (&s)[S::kCols / 2], const Fw
   }
 }
 
+// What a consumer thread keeps from tile to tile.
 template <class S>
-__device__ __forceinline__ void Consume(const FwdParams& p, const FwdShared<S>& sm, int warpgroup) {
-  using T = typename S::T;
-  const int lane = threadIdx.x % 32;
-  const uint64_t q_tile = TileDescriptor(sm.q + warpgroup * 64 * 128, 0, 1024);
-  const uint64_t k_tiles = TileDescriptor(sm.k, 0, 1024);
-  const uint64_t v_tiles = TileDescriptor(sm.v, S::kCols * 128, 1024);
+struct Consumer {
+  int warpgroup, lane;
+  uint64_t q_tile, k_tiles, v_tiles;
+  RingPosition<S::kStages> k_at = {}, v_at = {};
+
+  __device__ Consumer(const FwdShared<S>& sm, int of)
+      : warpgroup(of),
+        lane(threadIdx.x % 32),
+        q_tile(TileDescriptor(sm.q + of * 64 * 128, 0, 1024)),
+        k_tiles(TileDescriptor(sm.k, 0, 1024)),
+        v_tiles(TileDescriptor(sm.v, S::kCols * 128, 1024)) {}
+
   // Of a stage that only wgmma reads; q_empty also covers the tile's number, which
   // every thread reads, and every thread arrives there.
-  const auto release = [&](uint32_t bar) {
+  __device__ __forceinline__ void Release(uint32_t bar) const {
     if (lane == 0) BarrierArrive(bar);
-  };
+  }
   // Turn i of the tensor cores belongs to warpgroup i; barrier 0 is the CTA's.
-  const auto take_turn = [&] { NamedSync(1 + warpgroup, 256); };
-  const auto pass_turn = [&] { NamedArrive(1 + (warpgroup + 1) % S::kWarpgroups, 256); };
-  if (warpgroup == S::kWarpgroups - 1) pass_turn();
+  __device__ __forceinline__ void TakeTurn() const { NamedSync(1 + warpgroup, 256); }
+  __device__ __forceinline__ void PassTurn() const { NamedArrive(1 + (warpgroup + 1) % S::kWarpgroups, 256); }
+};
 
-  RingPosition<S::kStages> k_at, v_at;
+// kCounted: the rows of this tile count for the statistics.
+template <class S, bool kCounted>
+__device__ __forceinline__ void ConsumeTile(const FwdParams& p, const FwdShared<S>& sm, const TileInShared<S>& tile,
+                                            Consumer<S>& c) {
+  using T = typename S::T;
+  // What is counted leaves too few registers for P beside S.
+  constexpr bool kAwaitValues = kCounted;
+  const int begin = tile.begin(), end = tile.end();
+  SoftmaxRows<T, S::kMode, kDividesByRounded<S::kMode> && !S::kOnes, kCounted> rows;
+  float o[S::kOutputs / 2];
+#pragma unroll
+  for (int i = 0; i < S::kOutputs / 2; ++i) o[i] = 0.f;
+
+  if (begin == end) {
+    BarrierArrive(sm.q_empty);
+  } else {
+    uint32_t probs[S::kCols / 4];
+    int n = end - 1;
+    {  // The first tile: nothing to overlap with.
+      float s[S::kCols / 2];
+      BarrierWait(sm.k_full + 8 * c.k_at.stage, c.k_at.parity);
+      WgmmaFence();
+      IssueScores<S>(s, c.q_tile, c.k_tiles + c.k_at.stage * (S::kKvBytes / 16));
+      WgmmaCommit();
+      WgmmaWait<0>();
+      PinRegisters(s);
+      c.Release(sm.k_empty + 8 * c.k_at.stage);
+      if (n == begin) BarrierArrive(sm.q_empty);
+      c.k_at.Advance();
+      PrepareScores<S, true>(s, p, tile, n * S::kCols);
+      float rescale[2];
+      rows.template Tile<true>(s, p.score, p.paper, p.seq.head_dim >> 16, rescale);
+      if (kCounted && n == 0) rows.KeepFirstKey(s);
+      rows.Probabilities(s, probs);
+    }
+    const auto step = [&](auto masked) {
+      constexpr bool kMasked = decltype(masked)::value;
+      float s[S::kCols / 2];
+      BarrierWait(sm.k_full + 8 * c.k_at.stage, c.k_at.parity);
+      c.TakeTurn();
+      PinRegisters(o);
+      PinRegisters(probs);
+      WgmmaFence();
+      IssueScores<S>(s, c.q_tile, c.k_tiles + c.k_at.stage * (S::kKvBytes / 16));
+      WgmmaCommit();
+      BarrierWait(sm.v_full + 8 * c.v_at.stage, c.v_at.parity);
+      WgmmaFence();
+      IssueValues<S>(o, probs, c.v_tiles + c.v_at.stage * (S::kVBytes / 16));
+      WgmmaCommit();
+      c.PassTurn();
+      WgmmaWait<kAwaitValues ? 0 : 1>();
+      PinRegisters(s);
+      c.Release(sm.k_empty + 8 * c.k_at.stage);
+      if (n == begin) BarrierArrive(sm.q_empty);
+      c.k_at.Advance();
+      const auto values_done = [&] {
+        WgmmaWait<0>();
+        PinRegisters(o);
+        PinRegisters(probs);
+        c.Release(sm.v_empty + 8 * c.v_at.stage);
+        c.v_at.Advance();
+      };
+      if constexpr (kAwaitValues) values_done();
+      PrepareScores<S, kMasked>(s, p, tile, n * S::kCols);
+      float rescale[2];
+      rows.template Tile<kMasked>(s, p.score, p.paper, p.seq.head_dim >> 16, rescale);
+      if (kCounted && n == 0) rows.KeepFirstKey(s);
+      if constexpr (!kAwaitValues) values_done();
+      PinRegisters(s);  // Packed again: packing into `probs` above would wait for PV.
+      rows.Probabilities(s, probs);
+      // Rare with anchors at integers.
+      if (__builtin_expect(__any_sync(0xffffffffu, rescale[0] != 1.f || rescale[1] != 1.f),
+                           !kDividesByRounded<S::kMode>)) {
+#pragma unroll
+        for (int i = 0; i < S::kOutputs / 2; ++i) o[i] *= rescale[i / 2 % 2];
+      }
+    };
+    // Masked on the right, open, masked on the left: two passes, so that each
+    // kind of step is compiled once.
+    const int open_begin = S::kGeneral ? tile.left() : begin;
+    int masked_begin = max(tile.right(), begin);
+    --n;
+#pragma unroll 1
+    while (true) {
+      for (; n >= masked_begin; --n) step(std::true_type{});
+      if (n < begin) break;
+      for (; n >= open_begin; --n) step(std::false_type{});
+      if (!S::kGeneral) break;
+      masked_begin = begin;
+    }
+    BarrierWait(sm.v_full + 8 * c.v_at.stage, c.v_at.parity);
+    PinRegisters(o);
+    PinRegisters(probs);
+    WgmmaFence();
+    IssueValues<S>(o, probs, c.v_tiles + c.v_at.stage * (S::kVBytes / 16));
+    WgmmaCommit();
+    WgmmaWait<0>();
+    PinRegisters(o);
+    c.Release(sm.v_empty + 8 * c.v_at.stage);
+    c.v_at.Advance();
+  }
+  WriteFwdOutputs<S, kCounted>(p, rows, o, tile.row() + RowInTile(), tile.head(), tile.sequence(p.seq),
+                               ThreadIndexAgain() % 32);
+}
+
+template <class S>
+__device__ __forceinline__ void Consume(const FwdParams& p, const FwdShared<S>& sm, int warpgroup) {
+  static_assert(kStatsBlockRows % S::kRows == 0);
+  Consumer<S> consumer(sm, warpgroup);
+  if (warpgroup == S::kWarpgroups - 1) consumer.PassTurn();
   uint32_t q_parity = 0;
   while (true) {
     BarrierWait(sm.q_full, q_parity);
     const TileInShared<S> tile = {sm.tiles + q_parity * static_cast<int>(sizeof(FwdTile))};
     q_parity ^= 1;
     if (tile.row() == kNoTile) return;
-    const int begin = tile.begin(), end = tile.end();
-
-    SoftmaxRows<T, S::kMode, kDividesByRounded<S::kMode> && !S::kOnes, S::kCount> rows;
-    float o[S::kOutputs / 2];
-#pragma unroll
-    for (int i = 0; i < S::kOutputs / 2; ++i) o[i] = 0.f;
-
-    if (begin == end) {
-      BarrierArrive(sm.q_empty);
+    if (S::kCount && p.stats.Count(tile.sequence(p.seq).index, tile.row())) {
+      if constexpr (S::kCount) ConsumeTile<S, true>(p, sm, tile, consumer);
     } else {
-      uint32_t probs[S::kCols / 4];
-      int n = end - 1;
-      {  // The first tile: nothing to overlap with.
-        float s[S::kCols / 2];
-        BarrierWait(sm.k_full + 8 * k_at.stage, k_at.parity);
-        WgmmaFence();
-        IssueScores<S>(s, q_tile, k_tiles + k_at.stage * (S::kKvBytes / 16));
-        WgmmaCommit();
-        WgmmaWait<0>();
-        PinRegisters(s);
-        release(sm.k_empty + 8 * k_at.stage);
-        if (n == begin) BarrierArrive(sm.q_empty);
-        k_at.Advance();
-        PrepareScores<S, true>(s, p, tile, n * S::kCols);
-        float rescale[2];
-        rows.template Tile<true>(s, p.score, p.paper, p.seq.head_dim >> 16, rescale);
-        rows.Probabilities(s, probs);
-      }
-      const auto step = [&](auto masked) {
-        constexpr bool kMasked = decltype(masked)::value;
-        float s[S::kCols / 2];
-        BarrierWait(sm.k_full + 8 * k_at.stage, k_at.parity);
-        take_turn();
-        PinRegisters(o);
-        PinRegisters(probs);
-        WgmmaFence();
-        IssueScores<S>(s, q_tile, k_tiles + k_at.stage * (S::kKvBytes / 16));
-        WgmmaCommit();
-        BarrierWait(sm.v_full + 8 * v_at.stage, v_at.parity);
-        WgmmaFence();
-        IssueValues<S>(o, probs, v_tiles + v_at.stage * (S::kVBytes / 16));
-        WgmmaCommit();
-        pass_turn();
-        WgmmaWait<1>();
-        PinRegisters(s);
-        release(sm.k_empty + 8 * k_at.stage);
-        if (n == begin) BarrierArrive(sm.q_empty);
-        k_at.Advance();
-        PrepareScores<S, kMasked>(s, p, tile, n * S::kCols);
-        float rescale[2];
-        rows.template Tile<kMasked>(s, p.score, p.paper, p.seq.head_dim >> 16, rescale);
-        WgmmaWait<0>();
-        PinRegisters(o);
-        PinRegisters(probs);
-        release(sm.v_empty + 8 * v_at.stage);
-        v_at.Advance();
-        PinRegisters(s);  // Packed again: packing into `probs` above would wait for PV.
-        rows.Probabilities(s, probs);
-        // Rare with anchors at integers.
-        if (__builtin_expect(__any_sync(0xffffffffu, rescale[0] != 1.f || rescale[1] != 1.f),
-                             !kDividesByRounded<S::kMode>)) {
-#pragma unroll
-          for (int i = 0; i < S::kOutputs / 2; ++i) o[i] *= rescale[i / 2 % 2];
-        }
-      };
-      // Masked on the right, open, masked on the left: two passes, so that each
-      // kind of step is compiled once.
-      const int open_begin = S::kGeneral ? tile.left() : begin;
-      int masked_begin = max(tile.right(), begin);
-      --n;
-#pragma unroll 1
-      while (true) {
-        for (; n >= masked_begin; --n) step(std::true_type{});
-        if (n < begin) break;
-        for (; n >= open_begin; --n) step(std::false_type{});
-        if (!S::kGeneral) break;
-        masked_begin = begin;
-      }
-      BarrierWait(sm.v_full + 8 * v_at.stage, v_at.parity);
-      PinRegisters(o);
-      PinRegisters(probs);
-      WgmmaFence();
-      IssueValues<S>(o, probs, v_tiles + v_at.stage * (S::kVBytes / 16));
-      WgmmaCommit();
-      WgmmaWait<0>();
-      PinRegisters(o);
-      release(sm.v_empty + 8 * v_at.stage);
-      v_at.Advance();
+      ConsumeTile<S, false>(p, sm, tile, consumer);
     }
-    WriteFwdOutputs<S>(p, rows, o, tile.row() + RowInTile(), tile.head(), tile.sequence(p.seq),
-                       ThreadIndexAgain() % 32);
   }
 }
 

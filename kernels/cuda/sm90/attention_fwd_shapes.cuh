@@ -26,24 +26,27 @@ FwdLauncher FindFwdMode(AttentionMode mode) {
 // Tiles of 128 keys.  Head dim 64: three warpgroups, because the exponentials
 // bound it, but two where 192 rows would waste too much of a short diagonal or
 // where 160 registers do not suffice; 128: two, with 232 registers.
+template <class T, int kHeadDim, bool kCount>
+FwdLauncher FindFwdCount(const AttentionForwardParams& p) {
+  constexpr int64_t kShortMax = 1024;
+  if (p.cu_seqlens_q != nullptr || p.window > 0 || p.softcap > 0) {
+    return FindFwdMode<T, kHeadDim, 2, true, kCount>(p.mode);
+  }
+  if constexpr (kHeadDim == 64) {
+    if (!p.causal || p.q_len > kShortMax) return FindFwdMode<T, 64, 3, false, kCount>(p.mode);
+  }
+  return FindFwdMode<T, kHeadDim, 2, false, kCount>(p.mode);
+}
+
 template <class T, int kHeadDim>
 FwdLauncher FindFwdOf(const AttentionForwardParams& p) {
-  constexpr int64_t kShortMax = 1024;
   if (p.mode == AttentionMode::kPaper) {
     return MakeFwdLauncher<FwdShape<T, kHeadDim, 2, SoftmaxMode::kPaper, true, true>>();
   }
   if (p.mode == AttentionMode::kSr) {
     return MakeFwdLauncher<FwdShape<T, kHeadDim, 2, SoftmaxMode::kSr, true, false>>();
   }
-  if (p.cu_seqlens_q != nullptr || p.window > 0 || p.softcap > 0) {
-    return p.stats != nullptr ? FindFwdMode<T, kHeadDim, 2, true, true>(p.mode)
-                              : FindFwdMode<T, kHeadDim, 2, true, false>(p.mode);
-  }
-  if (p.stats != nullptr) return FindFwdMode<T, kHeadDim, 2, false, true>(p.mode);
-  if constexpr (kHeadDim == 64) {
-    if (!p.causal || p.q_len > kShortMax) return FindFwdMode<T, 64, 3, false, false>(p.mode);
-  }
-  return FindFwdMode<T, kHeadDim, 2, false, false>(p.mode);
+  return p.stats != nullptr ? FindFwdCount<T, kHeadDim, true>(p) : FindFwdCount<T, kHeadDim, false>(p);
 }
 
 }  // namespace bellwether::kernels::cuda::sm90

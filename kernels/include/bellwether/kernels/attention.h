@@ -29,6 +29,7 @@
 #include <cstdint>
 
 #include "bellwether/kernels/device.h"
+#include "bellwether/kernels/probe.h"
 #include "bellwether/kernels/status.h"
 
 namespace bellwether::kernels {
@@ -47,6 +48,12 @@ enum class AttentionMode : int {
 inline constexpr double kPaperShiftMin = 0.3;
 inline constexpr double kPaperShiftMaxBFloat16 = 40;
 inline constexpr double kPaperShiftMaxFloat16 = 2;
+
+// Statistics are those of some of the rows, in blocks of so many: counting every row
+// costs more than training would pay (kernels/RESULTS.md).  Tiles of any kernel divide
+// a block.
+inline constexpr int64_t kStatsBlockRows = 384;
+inline constexpr uint32_t kStatsEveryDefault = 16;
 
 struct AttentionForwardParams {
   DType dtype = DType::kBFloat16;  // of q, k, v, o
@@ -68,7 +75,8 @@ struct AttentionForwardParams {
   int32_t window = 0;  // keys, >= 0; 0 = none
   float softcap = 0;   // logits, finite, >= 0; 0 = none
   float paper_eps = 1e-3f, paper_beta = 2;  // kPaper: logits, >= 0; > 1
-  uint64_t seed = 0;                        // kSr
+  // kSr, and which rows count.  The same on all tensor-parallel ranks, new each step.
+  uint64_t seed = 0;
   Tensor4 o;     // out, written through: [batch][heads][q_len][head_dim]
   Tensor4 o_lo;  // out, bf16, the residual; absent = not wanted; kHp, kHpm, kHpNolt
   float* lse = nullptr;  // out: L, natural log; -inf for a row without any key
@@ -78,15 +86,43 @@ struct AttentionForwardParams {
   float* rounded_sum = nullptr;
   int64_t lse_batch_stride = 0, lse_head_stride = 0;  // tokens are adjacent
   // Added to, with probe.h's rules: [kProbeStatCount][heads], or null.  The forward
-  // adds rows, the three kinds of tied rows, saturated and nonfinite rows, and
-  // merges logit_max.
+  // adds rows, the three kinds of tied rows, saturated and nonfinite rows, the sums of
+  // entropy and sink, and merges logit_max; the backward adds the four of delta.  All
+  // of the rows that StatsRows counts, but logit_max of all that are finite.
   float* stats = nullptr;
   int64_t stat_stride = 0;  // floats between two statistics, >= heads
+  uint32_t stats_every = kStatsEveryDefault;  // 1..1024: blocks to one that counts; 1 = all rows
   // AttentionForwardWorkspaceBytes() bytes of device memory, 4-byte aligned, of
   // any content; or null, and causal rows are balanced less well.
   void* workspace = nullptr;
   size_t workspace_bytes = 0;
 };
+
+// The rows that the statistics count: block b of sequence s, each from 0, if
+// (b + s stride + phase) % every = 0; the same for all heads.  With at least `every`
+// blocks a sequence each gives rows from all its parts, and stride is 1, so that they
+// give unlike parts; with fewer, all sequences' blocks are counted through.  `every` is
+// at most their number: each head has rows, as long as sequences are equally long.  A
+// ratio p of n counted rows has the standard error sqrt(p (1 - p) / n) if rows are
+// independent; neighbours are not quite.
+struct StatsRows {
+  int64_t every = 1, stride = 1, phase = 0;
+
+  constexpr bool Count(int64_t sequence, int64_t row) const {
+    return (row / kStatsBlockRows + sequence * stride + phase) % every == 0;
+  }
+};
+constexpr StatsRows StatsRowsOf(const AttentionForwardParams& p) {
+  const bool packed = p.cu_seqlens_q != nullptr;
+  const int64_t sequences = packed ? (p.sequences > 1 ? p.sequences : 1) : p.batch;
+  const int64_t block = packed ? kStatsBlockRows * sequences : kStatsBlockRows;
+  const int64_t blocks = (p.q_len + block - 1) / block;  // of a mean sequence
+  int64_t every = blocks * sequences;
+  if (every > p.stats_every) every = p.stats_every;
+  if (every < 1) every = 1;
+  return {every, every > blocks ? blocks : 1,
+          static_cast<int64_t>(ProbeMix(p.seed) % static_cast<uint64_t>(every))};
+}
 
 size_t AttentionForwardWorkspaceBytes(const AttentionForwardParams& params);
 
@@ -125,8 +161,10 @@ size_t AttentionBackwardWorkspaceBytes(const AttentionForwardParams& params);
 // As AttentionForward.  On kCuda also kUnsupported: nothing to do (batch or q_len
 // 0, where dk and dv would have to be cleared).  With o_lo absent delta comes from
 // the rounded O.  forward.stats: the four delta statistics of probe.h are added,
-// with e = -rowsum(dS), what the delta used here is off by.  kCuda sums dS as the
-// products read it, so e has the noise of rounding dS: no bias, up to 2^-9 |dS|.
+// with e = -sum_j P (dP - delta), what the delta used here is off by, of P and dP as
+// they are here; dS is not rounded for it.  On Hopper with center, deterministic, a
+// window, a cap, packed sequences or kHpm at head_dim 64, e = -rowsum(dS) as the products
+// read it, which has the noise of rounding dS: no bias, up to 2^-9 |dS|.
 [[nodiscard]] Status AttentionBackward(const AttentionBackwardParams& params,
                                        const Device& device);
 

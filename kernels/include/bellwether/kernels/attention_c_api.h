@@ -39,7 +39,7 @@ typedef struct bw_attention_forward_params {
   int64_t sequences; /* 0 without cu_seqlens */
   float* stats;      /* added to: [BW_PROBE_STAT_COUNT][heads], or NULL */
   int64_t stat_stride;
-  uint64_t seed; /* SR */
+  uint64_t seed; /* SR, and which rows the statistics count */
   float scale;
   float softcap;    /* 0 = none */
   float paper_eps;  /* PAPER: 1e-3 */
@@ -47,7 +47,8 @@ typedef struct bw_attention_forward_params {
   int32_t window;   /* keys; 0 = none */
   uint32_t threads; /* CPU: as in bw_probe_params */
   uint8_t causal;   /* 1: key j is allowed for row t if j <= t + k_len - q_len */
-  uint8_t reserved[7];
+  uint8_t reserved[3];
+  uint32_t stats_every; /* one block of 384 rows in so many counts; 1 = all rows, 0 = 16 */
   void* workspace; /* bw_attention_forward_workspace() bytes, or NULL */
   uint64_t workspace_bytes;
 } bw_attention_forward_params;
