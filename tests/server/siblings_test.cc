@@ -111,6 +111,7 @@ class Deaf final : public SessionOwner {
   void OnOpen(uint64_t) override {}
   void OnDurable(uint64_t) override {}
   void OnRoom() override {}
+  void OnDeeper(const std::vector<Head>&) override {}
   void OnFenced() override {}
 };
 
