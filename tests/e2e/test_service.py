@@ -166,7 +166,8 @@ def test_ranks_are_merged_and_their_disagreement_is_an_alert(server: Server) -> 
         client.push(0, [Block("tokens", [10.0 + rank]), Block("wq_sigma", [1.0 + rank])])
         assert client.flush(20)
     wait_for("the step is stored", lambda: server.series("pair", "tokens") == {0: 21.0})
-    assert server.call("GetRun", run="pair")["ranks_reporting"] == 2
+    # The run's snapshot follows within 50 ms.
+    wait_for("both ranks are seen", lambda: server.call("GetRun", run="pair")["ranks_reporting"] == 2, 5)
     wait_for("it is an alert", lambda: [a["last"]["rule"] for a in server.call("ListAlerts", run="pair")["alerts"]] == ["disagreement"])
     for client in pair:
         client.close()
