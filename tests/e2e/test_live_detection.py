@@ -31,7 +31,7 @@ from bellwether_process import BIN, ROOT, Server, free_port, wait_for
 
 SEEDS = (1, 2, 3, 4)
 SCANNED_SEED = 3
-STEPS = {"bf16": 6000, "fp32": 6000, "bellwether-hp": 3000}  # The failing ones are critical by 1,600.
+STEPS = {"bf16": 6000, "fp32": 6000, "bellwether-hp": 2000}  # The failing ones are critical by 1,600.
 SICK_LAYER = 1
 PLACES = ("watch", "webhook", "page")
 PROGRESS_STEPS = 200  # The example prints a line so often.
