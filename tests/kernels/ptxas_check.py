@@ -33,9 +33,9 @@ __global__ void __launch_bounds__(1024) Spill(float* p) {
 
 
 def compile_commands(build: str) -> dict[str, list[str]]:
-    """How the build compiles each CUDA source, by object."""
+    """How the build compiles each CUDA source of kernels/, by object."""
     listed = subprocess.check_output(["ninja", "-C", build, "-t", "commands", "all"], text=True)
-    commands = (shlex.split(line) for line in listed.splitlines() if re.search(r"-x cu -c \S+\.cu\b", line))
+    commands = (shlex.split(line) for line in listed.splitlines() if re.search(r"-x cu -c \S*/kernels/\S+\.cu\b", line))
     return {command[command.index("-o") + 1]: command for command in commands}
 
 
