@@ -13,11 +13,11 @@
 #include <limits>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "server/detect/rules_file.h"
+#include "tests/support/null_series_store.h"
 #include "tests/support/temp_directory.h"
 
 namespace bellwether::server {
@@ -28,30 +28,14 @@ using testing::ElementsAre;
 constexpr Layout kLayout{1, 2, 1, 64, 0};
 
 // Stores nothing.
-class SaveWatch final : public SeriesStore {
+class SaveWatch final : public NullSeriesStore {
  public:
   std::function<void(RunId)> on_save;  // Called on the shard's thread.
 
-  void Open(RunId, const Layout&) override {}
-  absl::Status Append(RunId, const StepSample&) override { return absl::OkStatus(); }
   absl::Status Save(RunId run, RunBatch*, std::string*) override {
     if (on_save) on_save(run);
     return absl::OkStatus();
   }
-  absl::Status Restore(RunId, const Layout&, std::string_view) override { return absl::OkStatus(); }
-  absl::Status Close(RunId, RunBatch*) override { return absl::OkStatus(); }
-  absl::StatusOr<SeriesPoints> ReadSeries(RunId, const Layout&, const SeriesKey&, int64_t, int64_t, size_t,
-                                          int32_t) const override {
-    return SeriesPoints();
-  }
-  absl::StatusOr<std::vector<float>> ReadMatrix(RunId, const Layout&, SignalId, int64_t, int64_t*) const override {
-    return std::vector<float>();
-  }
-  absl::Status ReadAll(RunId, const Layout&, const std::function<absl::Status(const StepSample&)>&) const override {
-    return absl::OkStatus();
-  }
-  int64_t memory_bytes() const override { return 0; }
-  void Drain() override {}
 };
 
 class ShardTest : public testing::Test {

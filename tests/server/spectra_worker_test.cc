@@ -18,6 +18,7 @@
 #include "server/detect/judge_options.h"
 #include "server/ingest/decode.h"
 #include "server/live_run.h"
+#include "tests/support/null_series_store.h"
 #include "tests/support/temp_directory.h"
 
 namespace bellwether::server {
@@ -143,30 +144,14 @@ TEST(SpectraWorkerTest, TheRecordOfItsAnswersIsReadBack) {
 }
 
 // Keeps what is stored.
-class StoredSteps final : public SeriesStore {
+class StoredSteps final : public NullSeriesStore {
  public:
   std::vector<StepSample> steps;
 
-  void Open(RunId, const Layout&) override {}
   absl::Status Append(RunId, const StepSample& sample) override {
     steps.push_back(sample);
     return absl::OkStatus();
   }
-  absl::Status Save(RunId, RunBatch*, std::string*) override { return absl::OkStatus(); }
-  absl::Status Restore(RunId, const Layout&, std::string_view) override { return absl::OkStatus(); }
-  absl::Status Close(RunId, RunBatch*) override { return absl::OkStatus(); }
-  absl::StatusOr<SeriesPoints> ReadSeries(RunId, const Layout&, const SeriesKey&, int64_t, int64_t, size_t,
-                                          int32_t) const override {
-    return SeriesPoints();
-  }
-  absl::StatusOr<std::vector<float>> ReadMatrix(RunId, const Layout&, SignalId, int64_t, int64_t*) const override {
-    return std::vector<float>();
-  }
-  absl::Status ReadAll(RunId, const Layout&, const std::function<absl::Status(const StepSample&)>&) const override {
-    return absl::OkStatus();
-  }
-  int64_t memory_bytes() const override { return 0; }
-  void Drain() override {}
 };
 
 // A live run whose messages are given by hand, in the order of a log.
