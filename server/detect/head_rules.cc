@@ -261,8 +261,7 @@ bool HeadRules::LayerLeaks(size_t head) const {
   const std::vector<uint8_t>& active = held_[kLeaking].active;
   const size_t heads = static_cast<size_t>(layout_.heads);
   const size_t first = head / heads * heads;
-  return options_.is_on(BuiltinOf(kLeaking)) &&
-         std::any_of(active.begin() + static_cast<ptrdiff_t>(first),
+  return std::any_of(active.begin() + static_cast<ptrdiff_t>(first),
                      active.begin() + static_cast<ptrdiff_t>(first + heads), [](uint8_t holds) { return holds != 0; });
 }
 
