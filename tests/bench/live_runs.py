@@ -28,6 +28,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
@@ -155,7 +156,7 @@ class Attached(threading.Thread):
             time.sleep(0.5)
             try:
                 found = first(named(self._server, run), *_WEIGHTY)
-            except Exception:  # It is not there yet.
+            except urllib.error.HTTPError:  # The run is not there yet.
                 continue
             late = time.monotonic() > self._deadline
             if late or len(self._samples(run)) > 4 * SAMPLES_MAX:
