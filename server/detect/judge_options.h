@@ -82,7 +82,7 @@ struct DriftOptions {
   // eta_steps_max.
   double ratio_critical = 128;
   double eta_steps_max = 100000;
-  double common_mode_critical = 1500;  // Logits; sigma explodes 50 to 100 steps later.
+  double common_mode_critical = 1500;  // Logits; sigma explodes 20 to 90 steps later.
   // Consecutive batches that the growth test must hold.
   int32_t hold_batches = 3;
 };
