@@ -1,8 +1,9 @@
 """Attention on one GPU: its speed beside SDPA's kernels, in one process.
 
 Peers are pinned (unpinned SDPA on Hopper is cuDNN) and interleaved with ours, with
-the L2 flushed before every launch.  What is timed is compared with cuDNN's answer
-at that size first.  tests/kernels/attention_gpu_test.py tests accuracy.
+the L2 flushed before every launch, and the GPU kept waiting until the launch is queued,
+so that nothing of the host's time is counted.  What is timed is compared with cuDNN's
+answer at that size first.  tests/kernels/attention_gpu_test.py tests accuracy.
 
     python3 attention_bench.py LIBRARY [--out FILE.json] [--quick] [--variants a,b,...]
         [--paths sm80,sm90] [--head-dims 128,64]
@@ -38,6 +39,7 @@ VARIANTS = {
     "hp+stats-all": Options(mode="hp", stats=True), "hp+center": Options(mode="hp", center=True),
     "hp+deterministic": Options(mode="hp", deterministic=True),
 }
+WAIT_CYCLES = 1_000_000  # about half a millisecond: longer than any call's host side
 Libraries = dict[str, ctypes.CDLL]
 Rows = list[dict[str, object]]
 Call = Callable[[], Any]
@@ -66,7 +68,7 @@ def on_path(path: str, call: Callable[[], Any]) -> Call:
 
 def time_interleaved(calls: dict[str, Callable[[], object]],
                      repetitions: int) -> dict[str, list[float]]:
-    """Milliseconds of each call, A B C A B C ..., L2 flushed before each."""
+    """Milliseconds of each call, A B C A B C ..."""
     flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
     for call in calls.values():
         for _ in range(3):
@@ -75,6 +77,7 @@ def time_interleaved(calls: dict[str, Callable[[], object]],
     for _ in range(repetitions):
         for name, call in calls.items():
             flush.zero_()
+            torch.cuda._sleep(WAIT_CYCLES)
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
             call()

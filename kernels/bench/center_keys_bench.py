@@ -24,10 +24,8 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import attention_calls as calls
-from attention_bench import describe
+from attention_bench import describe, time_interleaved
 from attention_calls import Backward, Forward, Options, Tensor4, view
-
-WAIT_CYCLES = 1_000_000  # about half a millisecond: longer than any call's host side
 
 
 class CenterKeysParams(ctypes.Structure):
@@ -81,27 +79,6 @@ def composed(k: torch.Tensor) -> torch.Tensor:
     return (wide - wide.mean(dim=2, keepdim=True)).to(k.dtype)
 
 
-def time_interleaved(calls: dict[str, Callable[[], object]],
-                     repetitions: int) -> dict[str, list[float]]:
-    """Microseconds of each call, A B C A B C ..."""
-    flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
-    for call in calls.values():
-        for _ in range(3):
-            call()
-    events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {n: [] for n in calls}
-    for _ in range(repetitions):
-        for name, call in calls.items():
-            flush.zero_()
-            torch.cuda._sleep(WAIT_CYCLES)
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            call()
-            end.record()
-            events[name].append((begin, end))
-        torch.cuda.synchronize()
-    return {n: [1e3 * a.elapsed_time(b) for a, b in pairs] for n, pairs in events.items()}
-
-
 def attention_calls_of(lib: ctypes.CDLL, shape: Shape, q: torch.Tensor, k: torch.Tensor,
                        v: torch.Tensor, g: torch.Tensor) -> dict[str, Callable[[], object]]:
     """Causal attention forward and backward: SDPA's kernels and ours."""
@@ -145,14 +122,14 @@ def bench_shape(lib: ctypes.CDLL, shape: Shape, repetitions: int) -> dict[str, o
     timed = {"center": center.run, "copy": lambda: copy.copy_(k), "composed": lambda: composed(k),
              **attention_calls_of(lib, shape, q, k, v, g)}
     times = time_interleaved(timed, repetitions)
-    us = {name: statistics.median(values) for name, values in times.items()}
+    us = {name: 1e3 * statistics.median(values) for name, values in times.items()}
     both = {name: us[f"{name}_fwd"] + us[f"{name}_bwd"]
             for name in ("fa2", "cudnn", "hp", "hp+center") if f"{name}_fwd" in us}
     low, _, high = statistics.quantiles(times["center"], n=4)
     row = {
         **dataclasses.asdict(shape), "right": off <= 1e-5,
         "microseconds": {name: round(value, 1) for name, value in us.items()},
-        "center_iqr": [round(low, 1), round(high, 1)],
+        "center_iqr": [round(1e3 * low, 1), round(1e3 * high, 1)],
         "gigabytes_per_second": round(2e-3 * k.numel() * k.element_size() / us["center"]),
         "speed_of_a_copy": round(us["copy"] / us["center"], 3),
         "speed_of_composed": round(us["composed"] / us["center"], 2),

@@ -1,5 +1,6 @@
 // attention_fwd_outputs.cuh: what the forward writes of a finished tile: O, O_lo,
-// L, the row sums and the statistics.  By warps, which hold 16 rows each.
+// L, the row sums and the statistics.  By warps, which hold 16 rows each.  How rows of
+// O and O_lo reach memory is a path's own.
 
 #ifndef BELLWETHER_KERNELS_CUDA_ATTENTION_FWD_OUTPUTS_CUH_
 #define BELLWETHER_KERNELS_CUDA_ATTENTION_FWD_OUTPUTS_CUH_
@@ -90,11 +91,12 @@ __device__ __forceinline__ void AddFwdStats(const AttentionFwdParams& p, const R
 }
 
 // `o` is this thread's part of the accumulators, `row` its first row of the tile's
-// sequence.  kCounted: these rows count for the statistics.
-template <class S, bool kCounted, class Rows>
+// sequence.  kCounted: these rows count for the statistics.  store(words, residual)
+// writes this warp's rows of O or of O_lo, packed as StoreRows() takes them.
+template <class S, bool kCounted, class Rows, class Store>
 __device__ __forceinline__ void WriteFwdOutputs(const AttentionFwdParams& p, const Rows& rows,
                                                 float (&o)[S::kOutputs / 2], int row, int head, const Sequence& seq,
-                                                int lane) {
+                                                int lane, const Store& store) {
   using T = typename S::T;
   FinishedRow done[2];
 #pragma unroll
@@ -116,11 +118,6 @@ __device__ __forceinline__ void WriteFwdOutputs(const AttentionFwdParams& p, con
   }
 #pragma unroll
   for (int i = 0; i < S::kHeadDim / 2; ++i) o[i] *= done[i / 2 % 2].inverse;
-  const auto place = [&](void* base, const Strides& stride, int at) -> uint16_t* {
-    if (at >= seq.q_len) return nullptr;
-    return static_cast<uint16_t*>(base) + seq.index * stride.batch + head * stride.head +
-           (seq.q_start + at) * stride.token;
-  };
   constexpr int kStored = kStoredColumns<S::kHeadDim>;
   uint32_t words[kStored / 4] = {};
   if constexpr (S::kMode != SoftmaxMode::kSr) {
@@ -141,7 +138,7 @@ __device__ __forceinline__ void WriteFwdOutputs(const AttentionFwdParams& p, con
       words[i] = PackPairAtRandom<T>(o[2 * i], o[2 * i + 1], random);
     }
   }
-  StoreRows<kStored>(words, place(p.o, p.o_stride, row), place(p.o, p.o_stride, row + 8), p.seq.head_dim, lane);
+  store(words, false);
   if constexpr (S::kMode == SoftmaxMode::kHp || S::kMode == SoftmaxMode::kFa) {
     if (p.o_lo != nullptr) {
 #pragma unroll
@@ -149,8 +146,7 @@ __device__ __forceinline__ void WriteFwdOutputs(const AttentionFwdParams& p, con
         const float2 rounded = UnpackPair<T>(words[i]);
         words[i] = PackPair<__nv_bfloat16>(o[2 * i] - rounded.x, o[2 * i + 1] - rounded.y);
       }
-      StoreRows<kStored>(words, place(p.o_lo, p.o_lo_stride, row), place(p.o_lo, p.o_lo_stride, row + 8),
-                         p.seq.head_dim, lane);
+      store(words, true);
     }
   }
 }

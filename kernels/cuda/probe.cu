@@ -187,7 +187,8 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerMultiprocessor<Element
     CommitCopies();
   };
 
-  // 1. Where the rows are; their q and d_o, and the first keys.
+  // 1. The first keys, which wait for nothing; where the rows are; their q and d_o.
+  if (kernel.stages > 1 && rank < kernel.key_tiles) load_keys(rank, 0);
   if (threadIdx.x < kRows) {
     places[threadIdx.x] = PlaceOf(kernel, seed, batch, kv_head, row_tile * kRows + threadIdx.x);
   }
@@ -204,7 +205,7 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerMultiprocessor<Element
     LoadTile<Element>(gradients, kRows, v_pitch, p.v_dim, kernel.vectorized, p.d_o.data,
                       query_at(p.d_o));
   }
-  if (kernel.stages > 1 && rank < kernel.key_tiles) load_keys(rank, 0);
+  CommitCopies();
 
   // 2. Over the keys.  Rows of this thread: lane / 4 and 8 more.
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -242,7 +243,13 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerMultiprocessor<Element
       const bool visible = first_key < any_end && end_key > any_begin;
       const bool whole = first_key >= all_begin && end_key <= all_end;
       float s[Shape::kBlocks][4], dp[Shape::kBlocks][4] = {};
-      Multiply<Element>(queries + first_row * key_pitch, keys + warp_key * key_pitch, key_pitch, s);
+      if constexpr (Shape::kOwnKeys) {
+        float low[4], high[4];
+        MultiplyWithNorms<Element>(queries, keys + warp_key * key_pitch, key_pitch, s, low, high);
+        if (with_keys) AddNorms(low, high, &key_sums.norms);
+      } else {
+        Multiply<Element>(queries + first_row * key_pitch, keys + warp_key * key_pitch, key_pitch, s);
+      }
       if (kDelta && visible) {
         Multiply<Element>(gradients + first_row * v_pitch,
                           keys + kKeys * key_pitch + warp_key * v_pitch, v_pitch, dp);

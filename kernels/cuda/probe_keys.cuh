@@ -2,7 +2,7 @@
 // from the tiles that the probe has in shared memory anyway.
 //
 // 16-bit keys go through the tensor cores, which truncate what they add: at most 16 products
-// of a channel pass before their sum is added in double.
+// of a channel pass before their sum is added in fp32, and a tile's in double.
 
 #ifndef BELLWETHER_KERNELS_CUDA_PROBE_KEYS_CUH_
 #define BELLWETHER_KERNELS_CUDA_PROBE_KEYS_CUH_
@@ -32,6 +32,17 @@ struct KeySums {
   double norms = 0;  // of its keys
 };
 
+// low, high: what 16 keys and the first or last eight of them multiply to, as mma leaves it; adds the
+// roots of the diagonal.
+__device__ __forceinline__ void AddNorms(const float (&low)[4], const float (&high)[4], double* norms) {
+  const int lane = threadIdx.x % 32;
+  if (lane / 8 != lane % 4) return;
+  const bool odd = lane / 4 % 2 != 0;
+  *norms += static_cast<double>(sqrtf(odd ? low[1] : low[0]));
+  *norms += static_cast<double>(sqrtf(odd ? high[3] : high[2]));
+}
+
+// A tile of keys.  Norms are left to MultiplyWithNorms() where a warp's keys are its own.
 template <class Element, class Shape>
 __device__ __forceinline__ void AddKeys(const unsigned char* keys, int pitch, int dim,
                                         KeySums<Shape::kTensorCores>& sums) {
@@ -46,6 +57,7 @@ __device__ __forceinline__ void AddKeys(const unsigned char* keys, int pitch, in
     for (int turn = 0; turn < kDimMax / (8 * kWarps); ++turn) {
       const int at = (turn * kWarps + warp) * kVectorBytes;
       if (at >= padded) break;
+      float of_tile[2] = {};
 #pragma unroll
       for (int first = 0; first < Shape::kKeys; first += 32) {
         unsigned b[4];
@@ -54,25 +66,25 @@ __device__ __forceinline__ void AddKeys(const unsigned char* keys, int pitch, in
         for (int half = 0; half < 2; ++half) {
           float sum[4] = {};
           MultiplyAdd<Element>(ones, b[2 * half], b[2 * half + 1], sum);
-          sums.channel[turn][0] += static_cast<double>(sum[0]);
-          sums.channel[turn][1] += static_cast<double>(sum[1]);
+          of_tile[0] += sum[0];
+          of_tile[1] += sum[1];
         }
       }
+      sums.channel[turn][0] += static_cast<double>(of_tile[0]);
+      sums.channel[turn][1] += static_cast<double>(of_tile[1]);
     }
     // 2. Norms: the diagonal of 16 keys' products with each other.
-    for (int first = warp * 16; first < Shape::kKeys; first += kWarps * 16) {
-      const unsigned char* const at = keys + (first + lane % 8 + lane / 8 % 2 * 8) * pitch + lane / 16 * kVectorBytes;
-      float low[4] = {}, high[4] = {};
-      for (int step = 0; step < padded; step += 2 * kVectorBytes) {
-        unsigned a[4];
-        LoadMatrices(at + step, a);
-        MultiplyAdd<Element>(a, a[0], a[2], low);
-        MultiplyAdd<Element>(a, a[1], a[3], high);
-      }
-      if (lane / 8 == lane % 4) {
-        const bool odd = lane / 4 % 2 != 0;
-        sums.norms += static_cast<double>(sqrtf(odd ? low[1] : low[0]));
-        sums.norms += static_cast<double>(sqrtf(odd ? high[3] : high[2]));
+    if constexpr (!Shape::kOwnKeys) {
+      for (int first = warp * 16; first < Shape::kKeys; first += kWarps * 16) {
+        const unsigned char* const at = keys + (first + lane % 8 + lane / 8 % 2 * 8) * pitch + lane / 16 * kVectorBytes;
+        float low[4] = {}, high[4] = {};
+        for (int step = 0; step < padded; step += 2 * kVectorBytes) {
+          unsigned a[4];
+          LoadMatrices(at + step, a);
+          MultiplyAdd<Element>(a, a[0], a[2], low);
+          MultiplyAdd<Element>(a, a[1], a[3], high);
+        }
+        AddNorms(low, high, &sums.norms);
       }
     }
   } else {

@@ -38,6 +38,8 @@ struct TileShape {
   static constexpr int kWarpKeys = !kTensorCores ? 8 : kNarrow ? 16 : 32;
   static constexpr int kKeys = kKeyWarps * kWarpKeys;
   static constexpr int kBlocks = kWarpKeys / 8;  // of 8 keys, one mma each
+  // The 16 keys that a warp multiplies are no other warp's.
+  static constexpr bool kOwnKeys = kTensorCores && kNarrow;
 };
 
 // Fills rows [0, rows) of a tile; row_at(r) is null where there is none.  Eight lanes a
@@ -116,6 +118,29 @@ __device__ __forceinline__ void Multiply(const unsigned char* rows, const unsign
         }
       }
     }
+  }
+}
+
+// Multiply() for 16 keys, and from the same loads the keys' products with each other: low[], high[]
+// as out[][] with the keys for rows, of the first and the last eight of them.
+template <class Element>
+__device__ __forceinline__ void MultiplyWithNorms(const unsigned char* rows, const unsigned char* keys, int pitch,
+                                                  float (&out)[2][4], float (&low)[4], float (&high)[4]) {
+  const int lane = threadIdx.x % 32, bytes = pitch - kVectorBytes;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) out[0][i] = out[1][i] = low[i] = high[i] = 0.f;
+  const unsigned char* const a_at = rows + (lane % 8 + lane / 8 % 2 * 8) * pitch + lane / 16 * kVectorBytes;
+  const unsigned char* const b_at = keys + (lane % 8 + lane / 16 * 8) * pitch + lane / 8 % 2 * kVectorBytes;
+#pragma unroll 2
+  for (int at = 0; at < bytes; at += 2 * kStepChannels) {
+    unsigned a[4], b[4];
+    LoadMatrices(a_at + at, a);
+    LoadMatrices(b_at + at, b);
+    MultiplyAdd<Element>(a, b[0], b[1], out[0]);
+    MultiplyAdd<Element>(a, b[2], b[3], out[1]);
+    const unsigned own[4] = {b[0], b[2], b[1], b[3]};
+    MultiplyAdd<Element>(own, b[0], b[1], low);
+    MultiplyAdd<Element>(own, b[2], b[3], high);
   }
 }
 

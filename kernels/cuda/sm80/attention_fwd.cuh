@@ -26,6 +26,7 @@
 #include "cuda/sm80/products.cuh"
 #include "cuda/sm80/shared_copy.cuh"
 #include "cuda/softmax.cuh"
+#include "cuda/store_rows.cuh"
 
 namespace bellwether::kernels::cuda::sm80 {
 
@@ -260,9 +261,22 @@ __device__ __forceinline__ void RunTile(const FwdParams& p, const FwdShared<S>& 
   __syncthreads();  // The tile is there, even if it needs no key.
   const FwdTile t = sm.tile.Load();
   const int lane = ThreadIndexAgain() % 32;
+  const Sequence& seq = t.sequence;
 #pragma unroll
   for (int m = 0; m < S::kTiles; ++m) {
-    WriteFwdOutputs<S, kCounted>(p, w.rows[m], w.o[m], WarpRow<S>(t) + 16 * m + lane / 4, t.head, t.sequence, lane);
+    const int row = WarpRow<S>(t) + 16 * m + lane / 4;
+    const auto place = [&](void* base, const Strides& stride, int at) -> uint16_t* {
+      if (at >= seq.q_len) return nullptr;
+      return static_cast<uint16_t*>(base) + seq.index * stride.batch + t.head * stride.head +
+             (seq.q_start + at) * stride.token;
+    };
+    const auto store = [&](const uint32_t(&words)[kStoredColumns<S::kHeadDim> / 4], bool residual) {
+      void* const base = residual ? p.o_lo : p.o;
+      const Strides& stride = residual ? p.o_lo_stride : p.o_stride;
+      StoreRows<kStoredColumns<S::kHeadDim>>(words, place(base, stride, row), place(base, stride, row + 8),
+                                             p.seq.head_dim, lane);
+    };
+    WriteFwdOutputs<S, kCounted>(p, w.rows[m], w.o[m], row, t.head, seq, lane, store);
   }
 }
 

@@ -10,7 +10,8 @@
 //           turns at the tensor cores (named barriers), so that one's softmax
 //           runs under the other's products.
 // Memory    Q, O once; K, V once per tile of query rows, mostly from L2: tiles
-//           are ordered in sections of heads whose K and V fit it together.
+//           are ordered in sections of heads whose K and V fit it together.  O goes
+//           out through shared memory, under the next tile's products.
 // Numerics  S, O, l, lt in fp32; P rounded to the input type; O rounded once.
 // Limits    strides multiples of 8 elements.
 
@@ -22,150 +23,15 @@
 
 #include "bellwether/kernels/status.h"
 #include "cuda/attention_fwd_outputs.cuh"
-#include "cuda/attention_fwd_tiles.cuh"
 #include "cuda/attention_masks.cuh"
 #include "cuda/registers.cuh"
-#include "cuda/sm90/attention_fwd_params.h"
-#include "cuda/sm90/ptx.cuh"
-#include "cuda/sm90/tiles.cuh"
+#include "cuda/sm90/attention_fwd_boxes.cuh"
+#include "cuda/sm90/attention_fwd_layout.cuh"
+#include "cuda/sm90/attention_fwd_produce.cuh"
 #include "cuda/sm90/wgmma.cuh"
 #include "cuda/softmax.cuh"
 
 namespace bellwether::kernels::cuda::sm90 {
-
-// kCols keys a tile, kStages tiles of K and of V in flight.  kOnes: V has eight
-// more columns of ones behind it, so that the PV product sums the rounded P: 6 to
-// 12 % more of that product instead of two and a half instructions an element.
-// kGeneral: packed sequences, windows, caps and random rounding work, at the price
-// of registers.  kCount: rows can be counted for the statistics: in tiles that count
-// by a loop of their own, so that the others cost what they do without.
-template <class T_, int kHeadDim_, int kWarpgroups_, SoftmaxMode kMode_, bool kGeneral_, bool kCount_>
-struct FwdShape {
-  using T = T_;
-  static constexpr int kHeadDim = kHeadDim_, kWarpgroups = kWarpgroups_, kCols = 128, kStages = 2;
-  static constexpr SoftmaxMode kMode = kMode_;
-  static constexpr bool kGeneral = kGeneral_, kCount = kCount_;
-  // kSr sums in registers: with both, ptxas serialises the products (C7511).
-  static constexpr bool kOnes = kMode == SoftmaxMode::kHp;
-  static constexpr int kRows = 64 * kWarpgroups;
-  static constexpr int kThreads = 128 * (1 + kWarpgroups);
-  static constexpr int kBoxes = (kHeadDim + 63) / 64;  // 128-byte columns of a tile
-  static constexpr int kQBytes = kRows * kBoxes * 128;
-  static constexpr int kKvBytes = kCols * kBoxes * 128;
-  static constexpr int kOnesBytes = kOnes ? kCols * 128 : 0;
-  static constexpr int kVBytes = kKvBytes + kOnesBytes;  // a stage of V
-  static constexpr int kOutputs = kHeadDim + (kOnes ? 8 : 0);
-  static constexpr int kSharedBytes = kQBytes + kStages * (kKvBytes + kVBytes) + 1024 + 256;
-  static constexpr int kProducerRegisters = kWarpgroups == 2 ? 40 : 32;
-  static constexpr int kConsumerRegisters = kWarpgroups == 2 ? 232 : 160;
-  static_assert(kHeadDim % 16 == 0 && kCols % 16 == 0 && kKvBytes % 1024 == 0);
-  // The column of ones lies behind V's last box, so V must fill it.
-  static_assert(!kOnes || kHeadDim % 64 == 0);
-  static_assert(kSharedBytes <= 227 * 1024);
-};
-
-// Shared memory of a CTA as addresses; barriers behind the tiles.
-template <class S>
-struct FwdShared {
-  uint32_t q, k, v, q_full, q_empty, k_full, k_empty, v_full, v_empty;
-  // FwdTile of this tile and of the next, by q_full's parity: written before it,
-  // read while the tile lasts.
-  uint32_t tiles;
-
-  __device__ explicit FwdShared(char* raw) {
-    const uint32_t base = (SharedAddress(raw) + 1023u) & ~1023u;
-    q = base;
-    k = q + S::kQBytes;
-    v = k + S::kStages * S::kKvBytes;
-    q_full = v + S::kStages * S::kVBytes;
-    q_empty = q_full + 8;
-    k_full = q_empty + 8;
-    k_empty = k_full + 8 * S::kStages;
-    v_full = k_empty + 8 * S::kStages;
-    v_empty = v_full + 8 * S::kStages;
-    tiles = v_empty + 8 * S::kStages;
-  }
-};
-static_assert(2 * sizeof(FwdTile) <= 128);
-
-__device__ __forceinline__ void StoreTile(uint32_t to, const FwdTile& t) {
-  static_assert(sizeof(FwdTile) % sizeof(int) == 0);
-  const int* const words = reinterpret_cast<const int*>(&t);
-#pragma unroll
-  for (int i = 0; i < static_cast<int>(sizeof(FwdTile) / sizeof(int)); ++i) {
-    StoreShared(to + i * sizeof(int), words[i]);
-  }
-}
-
-// Read again where needed, so that nothing of it stays in registers.
-template <class S>
-struct TileInShared {
-  uint32_t address;
-
-  __device__ __forceinline__ int row() const { return Load(offsetof(FwdTile, row)); }
-  __device__ __forceinline__ int head() const { return Load(offsetof(FwdTile, head)); }
-  __device__ __forceinline__ int begin() const { return Load(offsetof(FwdTile, begin)); }
-  __device__ __forceinline__ int left() const { return Load(offsetof(FwdTile, left)); }
-  __device__ __forceinline__ int right() const { return Load(offsetof(FwdTile, right)); }
-  __device__ __forceinline__ int end() const { return Load(offsetof(FwdTile, end)); }
-  // Without k_start, which only the producer needs.
-  __device__ __forceinline__ Sequence sequence(const SequenceParams& p) const {
-    const int index = Load(offsetof(FwdTile, sequence.index));
-    if constexpr (!S::kGeneral) return BatchSequence(p, index);
-    return {index, Load(offsetof(FwdTile, sequence.q_start)), Load(offsetof(FwdTile, sequence.q_len)), 0,
-            Load(offsetof(FwdTile, sequence.k_len))};
-  }
-
- private:
-  __device__ __forceinline__ int Load(int offset) const { return LoadShared(address + offset); }
-};
-
-// ---- producer
-
-template <class S>
-__device__ __forceinline__ void Produce(const FwdParams& p, const FwdMaps& maps, const FwdShared<S>& sm) {
-  RingPosition<S::kStages> k_at, v_at;
-  uint32_t q_parity = 0;
-  int tile = blockIdx.x;
-  while (true) {
-    // Asked for now, needed after this tile's loads: the latency is hidden.
-    int next = tile + static_cast<int>(gridDim.x);
-    if (p.counter != nullptr && tile < p.tiles) next = gridDim.x + atomicAdd(p.counter, 1);
-    FwdTile t;
-    t.row = kNoTile;
-    if (tile < p.tiles && !LocateTile<S>(p, tile, &t)) {
-      tile = next;
-      continue;
-    }
-    BarrierWait(sm.q_empty, q_parity ^ 1);
-    StoreTile(sm.tiles + q_parity * sizeof(FwdTile), t);
-    q_parity ^= 1;
-    if (t.row == kNoTile) {
-      BarrierArrive(sm.q_full);
-      return;
-    }
-    const Sequence& seq = t.sequence;
-    const TileOrigin q = OriginOf(p.seq, seq.index, seq.q_start, seq.q_len, t.head);
-    const TileOrigin kv = OriginOf(p.seq, seq.index, seq.k_start, seq.k_len, t.head / p.seq.group);
-    BarrierArriveExpect(sm.q_full, S::kQBytes);
-    LoadTile<S::kBoxes>(sm.q, &maps.q, sm.q_full, S::kRows, q, t.row);
-    const auto load = [&](uint32_t base, int stride, const CUtensorMap* map, uint32_t full, uint32_t empty,
-                          RingPosition<S::kStages>& at, int n) {
-      BarrierWait(empty + 8 * at.stage, at.parity ^ 1);
-      BarrierArriveExpect(full + 8 * at.stage, S::kKvBytes);
-      LoadTile<S::kBoxes>(base + at.stage * stride, map, full + 8 * at.stage, S::kCols, kv, n * S::kCols);
-      at.Advance();
-    };
-    if (t.end > t.begin) load(sm.k, S::kKvBytes, &maps.k, sm.k_full, sm.k_empty, k_at, t.end - 1);
-    for (int n = t.end - 1; n >= t.begin; --n) {
-      if (n > t.begin) load(sm.k, S::kKvBytes, &maps.k, sm.k_full, sm.k_empty, k_at, n - 1);
-      load(sm.v, S::kVBytes, &maps.v, sm.v_full, sm.v_empty, v_at, n);
-    }
-    tile = next;
-  }
-}
-
-// ---- consumers
 
 template <class S>
 __device__ __forceinline__ void IssueScores(float (&s)[S::kCols / 2], uint64_t q, uint64_t k) {
@@ -226,7 +92,14 @@ struct Consumer {
         lane(threadIdx.x % 32),
         q_tile(TileDescriptor(sm.q + of * 64 * 128, 0, 1024)),
         k_tiles(TileDescriptor(sm.k, 0, 1024)),
-        v_tiles(TileDescriptor(sm.v, S::kCols * 128, 1024)) {}
+        v_tiles(TileDescriptor(sm.v, S::kVBoxStride0, 1024)) {}
+
+  __device__ __forceinline__ uint64_t k_tile() const { return k_tiles + k_at.stage * (S::kKStride / 16); }
+  // Another address and another distance of its boxes.
+  __device__ __forceinline__ uint64_t v_tile() const {
+    constexpr int64_t kToStage1 = (int64_t{S::kVBoxStride1 - S::kVBoxStride0} / 16 << 16) - (S::kV0 - S::kV1) / 16;
+    return v_tiles + v_at.stage * kToStage1;
+  }
 
   // Of a stage that only wgmma reads; q_empty also covers the tile's number, which
   // every thread reads, and every thread arrives there.
@@ -238,10 +111,30 @@ struct Consumer {
   __device__ __forceinline__ void PassTurn() const { NamedArrive(1 + (warpgroup + 1) % S::kWarpgroups, 256); }
 };
 
+// Of a tile none of whose rows this warpgroup has: it takes its turns and lets go.
+template <class S>
+__device__ __forceinline__ void SkipTile(const FwdShared<S>& sm, const TileInShared<S>& tile, Consumer<S>& c) {
+  const int begin = tile.begin(), end = tile.end();
+  BarrierArrive(sm.q_empty);
+#pragma unroll 1
+  for (int n = end - 1; n >= begin; --n) {
+    BarrierWait(sm.k_full + 8 * c.k_at.stage, c.k_at.parity);
+    c.Release(sm.k_empty + 8 * c.k_at.stage);
+    c.k_at.Advance();
+    if (n < end - 1) {
+      c.TakeTurn();
+      c.PassTurn();
+    }
+    BarrierWait(sm.v_full + 8 * c.v_at.stage, c.v_at.parity);
+    c.Release(sm.v_empty + 8 * c.v_at.stage);
+    c.v_at.Advance();
+  }
+}
+
 // kCounted: the rows of this tile count for the statistics.
 template <class S, bool kCounted>
-__device__ __forceinline__ void ConsumeTile(const FwdParams& p, const FwdShared<S>& sm, const TileInShared<S>& tile,
-                                            Consumer<S>& c) {
+__device__ __forceinline__ void ConsumeTile(const FwdParams& p, const FwdMaps& maps, const FwdShared<S>& sm,
+                                            const TileInShared<S>& tile, Consumer<S>& c) {
   using T = typename S::T;
   // What is counted leaves too few registers for P beside S.
   constexpr bool kAwaitValues = kCounted;
@@ -260,14 +153,18 @@ __device__ __forceinline__ void ConsumeTile(const FwdParams& p, const FwdShared<
       float s[S::kCols / 2];
       BarrierWait(sm.k_full + 8 * c.k_at.stage, c.k_at.parity);
       WgmmaFence();
-      IssueScores<S>(s, c.q_tile, c.k_tiles + c.k_at.stage * (S::kKvBytes / 16));
+      IssueScores<S>(s, c.q_tile, c.k_tile());
       WgmmaCommit();
       WgmmaWait<0>();
       PinRegisters(s);
       c.Release(sm.k_empty + 8 * c.k_at.stage);
       if (n == begin) BarrierArrive(sm.q_empty);
       c.k_at.Advance();
-      PrepareScores<S, true>(s, p, tile, n * S::kCols);
+      if (n >= tile.right() || (S::kGeneral && n < tile.left())) {
+        PrepareScores<S, true>(s, p, tile, n * S::kCols);
+      } else {
+        PrepareScores<S, false>(s, p, tile, n * S::kCols);
+      }
       float rescale[2];
       rows.template Tile<true>(s, p.score, p.paper, p.seq.head_dim >> 16, rescale);
       if (kCounted && n == 0) rows.KeepFirstKey(s);
@@ -281,11 +178,11 @@ __device__ __forceinline__ void ConsumeTile(const FwdParams& p, const FwdShared<
       PinRegisters(o);
       PinRegisters(probs);
       WgmmaFence();
-      IssueScores<S>(s, c.q_tile, c.k_tiles + c.k_at.stage * (S::kKvBytes / 16));
+      IssueScores<S>(s, c.q_tile, c.k_tile());
       WgmmaCommit();
       BarrierWait(sm.v_full + 8 * c.v_at.stage, c.v_at.parity);
       WgmmaFence();
-      IssueValues<S>(o, probs, c.v_tiles + c.v_at.stage * (S::kVBytes / 16));
+      IssueValues<S>(o, probs, c.v_tile());
       WgmmaCommit();
       c.PassTurn();
       WgmmaWait<kAwaitValues ? 0 : 1>();
@@ -332,19 +229,23 @@ __device__ __forceinline__ void ConsumeTile(const FwdParams& p, const FwdShared<
     PinRegisters(o);
     PinRegisters(probs);
     WgmmaFence();
-    IssueValues<S>(o, probs, c.v_tiles + c.v_at.stage * (S::kVBytes / 16));
+    IssueValues<S>(o, probs, c.v_tile());
     WgmmaCommit();
     WgmmaWait<0>();
     PinRegisters(o);
     c.Release(sm.v_empty + 8 * c.v_at.stage);
     c.v_at.Advance();
   }
-  WriteFwdOutputs<S, kCounted>(p, rows, o, tile.row() + RowInTile(), tile.head(), tile.sequence(p.seq),
-                               ThreadIndexAgain() % 32);
+  const Sequence seq = tile.sequence(p.seq);
+  const int row = tile.row(), head = tile.head(), warp = ThreadIndexAgain() / 32 - 4;
+  const StoreByBoxes<S> store = {maps, sm.out + warp * S::kWarpOutBytes,
+                                 OriginOf(p.seq, seq.index, seq.q_start, seq.q_len, head), row + warp * kFwdOutputRows};
+  WriteFwdOutputs<S, kCounted>(p, rows, o, row + RowInTile(), head, seq, ThreadIndexAgain() % 32, store);
 }
 
 template <class S>
-__device__ __forceinline__ void Consume(const FwdParams& p, const FwdShared<S>& sm, int warpgroup) {
+__device__ __forceinline__ void Consume(const FwdParams& p, const FwdMaps& maps, const FwdShared<S>& sm,
+                                        int warpgroup) {
   static_assert(kStatsBlockRows % S::kRows == 0);
   Consumer<S> consumer(sm, warpgroup);
   if (warpgroup == S::kWarpgroups - 1) consumer.PassTurn();
@@ -353,13 +254,16 @@ __device__ __forceinline__ void Consume(const FwdParams& p, const FwdShared<S>& 
     BarrierWait(sm.q_full, q_parity);
     const TileInShared<S> tile = {sm.tiles + q_parity * static_cast<int>(sizeof(FwdTile))};
     q_parity ^= 1;
-    if (tile.row() == kNoTile) return;
-    if (S::kCount && p.stats.Count(tile.sequence(p.seq).index, tile.row())) {
-      if constexpr (S::kCount) ConsumeTile<S, true>(p, sm, tile, consumer);
+    if (tile.row() == kNoTile) break;
+    if (S::kWarpgroups == 3 && tile.row() + 64 * warpgroup >= p.seq.q_len) {
+      SkipTile(sm, tile, consumer);
+    } else if (S::kCount && p.stats.Count(tile.sequence(p.seq).index, tile.row())) {
+      if constexpr (S::kCount) ConsumeTile<S, true>(p, maps, sm, tile, consumer);
     } else {
-      ConsumeTile<S, false>(p, sm, tile, consumer);
+      ConsumeTile<S, false>(p, maps, sm, tile, consumer);
     }
   }
+  if (consumer.lane == 0) BulkWaitRead();  // Shared memory ends with the CTA.
 }
 
 // Grid: one CTA per multiprocessor, at most p.tiles.  Block: S::kThreads.
@@ -381,9 +285,8 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   }
   if constexpr (S::kOnes) {
     const uint32_t ones = PackPair<typename S::T>(1.f, 1.f);
-    for (int i = threadIdx.x * 16; i < S::kStages * S::kOnesBytes; i += S::kThreads * 16) {
-      const int stage = i / S::kOnesBytes;
-      StoreShared4(sm.v + stage * S::kVBytes + S::kKvBytes + i % S::kOnesBytes, ones);
+    for (int i = threadIdx.x * 16; i < S::kOnesBytes; i += S::kThreads * 16) {
+      StoreShared4(sm.k + S::kOnesPlace + i, ones);
     }
     ProxyFence();
   }
@@ -395,11 +298,12 @@ __global__ void __launch_bounds__(S::kThreads, 1)
       TmaPrefetchMap(&maps.q);
       TmaPrefetchMap(&maps.k);
       TmaPrefetchMap(&maps.v);
+      TmaPrefetchMap(&maps.o);
       Produce<S>(p, maps, sm);
     }
   } else {
     RegistersGrow<S::kConsumerRegisters>();
-    Consume<S>(p, sm, warpgroup - 1);
+    Consume<S>(p, maps, sm, warpgroup - 1);
   }
 }
 

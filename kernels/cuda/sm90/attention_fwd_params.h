@@ -14,10 +14,13 @@ struct FwdParams : AttentionFwdParams {
   int tiles;     // numbers of tiles, some of them empty if packed
 };
 
-// Tensor maps as tensor_map.h makes them: boxes of 64 columns, kRows or kCols
-// tokens.
+// Rows of a box of O or O_lo: a warp's.
+inline constexpr int kFwdOutputRows = 16;
+
+// Tensor maps as tensor_map.h makes them: boxes of 64 columns, kRows, kCols or
+// kFwdOutputRows tokens.  o_lo is not read if there is none.
 struct FwdMaps {
-  CUtensorMap q, k, v;
+  CUtensorMap q, k, v, o, o_lo;
 };
 
 }  // namespace bellwether::kernels::cuda::sm90

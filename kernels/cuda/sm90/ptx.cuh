@@ -74,6 +74,14 @@ __device__ __forceinline__ void TmaLoad5(uint32_t dst, const CUtensorMap* map, u
       : "memory");
 }
 
+// From shared memory; what lies outside the tensor is not written.
+__device__ __forceinline__ void TmaStore5(const CUtensorMap* map, uint32_t src, int c0, int c1, int c2, int c3,
+                                          int c4) {
+  asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(map),
+               "r"(src), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+               : "memory");
+}
+
 // `bytes` contiguous bytes, a multiple of 16, both sides 16-byte aligned.
 __device__ __forceinline__ void BulkLoad(uint32_t dst, const void* src, uint32_t bar, uint32_t bytes) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %3, [%2];" ::"r"(dst),
@@ -91,8 +99,11 @@ __device__ __forceinline__ void BulkReduceAdd(float* dst, uint32_t src, uint32_t
 
 __device__ __forceinline__ void BulkCommit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// Until shared memory has been read.
-__device__ __forceinline__ void BulkWaitRead() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+// Until all but the last kPending groups have read shared memory.
+template <int kPending = 0>
+__device__ __forceinline__ void BulkWaitRead() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
 
 // Until all is done.
 __device__ __forceinline__ void BulkWait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }

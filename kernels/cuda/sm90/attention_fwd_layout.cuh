@@ -1,0 +1,118 @@
+// attention_fwd_layout.cuh: the shape of a CTA of the Hopper forward and where things
+// lie in its shared memory.
+
+#ifndef BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_FWD_LAYOUT_CUH_
+#define BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_FWD_LAYOUT_CUH_
+
+#include <cstddef>
+
+#include "cuda/attention_fwd_tiles.cuh"
+#include "cuda/sm90/attention_fwd_params.h"
+#include "cuda/sm90/ptx.cuh"
+#include "cuda/sm90/tiles.cuh"
+#include "cuda/softmax.cuh"
+
+namespace bellwether::kernels::cuda::sm90 {
+
+// kCols keys a tile, kStages tiles of K and of V in flight.  kOnes: V has eight
+// more columns of ones behind it, so that the PV product sums the rounded P: 6 to
+// 12 % more of that product instead of two and a half instructions an element.
+// kGeneral: packed sequences, windows, caps and random rounding work, at the price
+// of registers.  kCount: rows can be counted for the statistics: in tiles that count
+// by a loop of their own, so that the others cost what they do without.
+template <class T_, int kHeadDim_, int kWarpgroups_, SoftmaxMode kMode_, bool kGeneral_, bool kCount_>
+struct FwdShape {
+  using T = T_;
+  static constexpr int kHeadDim = kHeadDim_, kWarpgroups = kWarpgroups_, kCols = 128, kStages = 2;
+  static constexpr SoftmaxMode kMode = kMode_;
+  static constexpr bool kGeneral = kGeneral_, kCount = kCount_;
+  // kSr sums in registers: with both, ptxas serialises the products (C7511).
+  static constexpr bool kOnes = kMode == SoftmaxMode::kHp;
+  static constexpr int kRows = 64 * kWarpgroups;
+  static constexpr int kThreads = 128 * (1 + kWarpgroups);
+  static constexpr int kBoxes = (kHeadDim + 63) / 64;  // 128-byte columns of a tile
+  static constexpr int kQBytes = kRows * kBoxes * 128;
+  static constexpr int kKvBytes = kCols * kBoxes * 128;
+  static constexpr int kOnesBytes = kOnes ? kCols * 128 : 0;
+  static constexpr int kOutputs = kHeadDim + (kOnes ? 8 : 0);
+  // Both stages of V end at the same ones, as columns may lie any multiple of 16 bytes
+  // apart: K0 K1 V1 V0 ones, or of two boxes K0 V1' K1 V1" V0' V0" ones.
+  static constexpr int kKvBoxBytes = kCols * 128;
+  static constexpr int kKStride = (kBoxes == 1 ? 1 : 3) * kKvBoxBytes;  // between stages
+  static constexpr int kV0 = (kBoxes == 1 ? 3 : 6) * kKvBoxBytes, kV1 = 2 * kKvBoxBytes;
+  static constexpr int kVBoxStride0 = kKvBoxBytes, kVBoxStride1 = (kBoxes == 1 ? 2 : 3) * kKvBoxBytes;
+  static constexpr int kOnesPlace = kV0 + kKvBytes;
+  static_assert(kStages == 2 && kV1 + kBoxes * kVBoxStride1 == kOnesPlace);
+  // Boxes of 16 rows and 64 columns on their way out, so many of each warp.
+  static constexpr int kOutBoxes = kBoxes + 1;
+  static constexpr int kOutBoxBytes = kFwdOutputRows * 128, kWarpOutBytes = kOutBoxes * kOutBoxBytes;
+  static constexpr int kOutBytes = 4 * kWarpgroups * kWarpOutBytes;
+  static constexpr int kSharedBytes = kQBytes + 2 * kStages * kKvBytes + kOnesBytes + kOutBytes + 1024 + 256;
+  static constexpr int kProducerRegisters = kWarpgroups == 2 ? 40 : 32;
+  static constexpr int kConsumerRegisters = kWarpgroups == 2 ? 232 : 160;
+  static_assert(kHeadDim % 16 == 0 && kCols % 16 == 0 && kKvBytes % 1024 == 0);
+  // The column of ones lies behind V's last box, so V must fill it.
+  static_assert(!kOnes || kHeadDim % 64 == 0);
+  static_assert(kSharedBytes <= 227 * 1024);
+};
+
+// Shared memory of a CTA as addresses; barriers behind the tiles.
+template <class S>
+struct FwdShared {
+  uint32_t q, k, v, out, q_full, q_empty, k_full, k_empty, v_full, v_empty;
+  // FwdTile of this tile and of the next, by q_full's parity: written before it,
+  // read while the tile lasts.
+  uint32_t tiles;
+
+  __device__ explicit FwdShared(char* raw) {
+    const uint32_t base = (SharedAddress(raw) + 1023u) & ~1023u;
+    q = base;
+    k = q + S::kQBytes;
+    v = k + S::kV0;
+    out = k + 2 * S::kStages * S::kKvBytes + S::kOnesBytes;
+    q_full = out + S::kOutBytes;
+    q_empty = q_full + 8;
+    k_full = q_empty + 8;
+    k_empty = k_full + 8 * S::kStages;
+    v_full = k_empty + 8 * S::kStages;
+    v_empty = v_full + 8 * S::kStages;
+    tiles = v_empty + 8 * S::kStages;
+  }
+};
+static_assert(2 * sizeof(FwdTile) <= 128);
+
+__device__ __forceinline__ void StoreTile(uint32_t to, const FwdTile& t) {
+  static_assert(sizeof(FwdTile) % sizeof(int) == 0);
+  const int* const words = reinterpret_cast<const int*>(&t);
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(sizeof(FwdTile) / sizeof(int)); ++i) {
+    StoreShared(to + i * sizeof(int), words[i]);
+  }
+}
+
+// Read again where needed, so that nothing of it stays in registers.
+template <class S>
+struct TileInShared {
+  uint32_t address;
+
+  __device__ __forceinline__ int row() const { return Load(offsetof(FwdTile, row)); }
+  __device__ __forceinline__ int head() const { return Load(offsetof(FwdTile, head)); }
+  __device__ __forceinline__ int begin() const { return Load(offsetof(FwdTile, begin)); }
+  __device__ __forceinline__ int left() const { return Load(offsetof(FwdTile, left)); }
+  __device__ __forceinline__ int right() const { return Load(offsetof(FwdTile, right)); }
+  __device__ __forceinline__ int end() const { return Load(offsetof(FwdTile, end)); }
+  // Without k_start, which only the producer needs.
+  __device__ __forceinline__ Sequence sequence(const SequenceParams& p) const {
+    const int index = Load(offsetof(FwdTile, sequence.index));
+    if constexpr (!S::kGeneral) return BatchSequence(p, index);
+    return {index, Load(offsetof(FwdTile, sequence.q_start)), Load(offsetof(FwdTile, sequence.q_len)), 0,
+            Load(offsetof(FwdTile, sequence.k_len))};
+  }
+
+ private:
+  __device__ __forceinline__ int Load(int offset) const { return LoadShared(address + offset); }
+};
+
+}  // namespace bellwether::kernels::cuda::sm90
+
+#endif  // BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_FWD_LAYOUT_CUH_
