@@ -95,6 +95,7 @@ std::vector<Field> Fields(ServerOptions* o) {
       Text("web.external_url", &o->external_url),
       Flag("web.enable_reload", &o->reload_by_http),
       Text("rules_file", &o->rules_file),
+      Text("policy_file", &o->policy_file),
       Number<size_t>("limits.runs_live_max", &p.runs_live_max, 1, 100'000),
       Number<int>("limits.streams_max", &o->ingest.streams_max, 1, 100'000),
       Number<int32_t>("limits.layers_max", &p.limits.layers_max, 1, 512),
@@ -193,6 +194,9 @@ absl::Status ReadConfig(const std::string& path, ServerOptions* options) {
   // Beside the file that names it; an absolute path stays one.
   if (changed.rules_file != options->rules_file) {
     changed.rules_file = (std::filesystem::path(path).parent_path() / changed.rules_file).string();
+  }
+  if (changed.policy_file != options->policy_file) {
+    changed.policy_file = (std::filesystem::path(path).parent_path() / changed.policy_file).string();
   }
   *options = changed;
   return absl::OkStatus();

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "server/proposals.h"
 #include "server/siblings.h"
 #include "server/store/byte_io.h"
 #include "server/util/log.h"
@@ -12,8 +13,8 @@
 namespace bellwether::server {
 namespace {
 
-// 1 had no rules.
-constexpr uint32_t kStateVersion = 2;
+// 1 had no rules, 2 no actions.
+constexpr uint32_t kStateVersion = 3;
 constexpr uint64_t kCommitSteps = 256;
 constexpr size_t kCommitEvents = 256;
 constexpr int64_t kCommitNanosMin = 2'000'000'000;
@@ -34,6 +35,7 @@ LiveRun::LiveRun(const LiveRunParts& parts, const RunRecord& record)
       merge_(record.description.layout, record.description.reporters),
       rules_(parts.rules->built_in()),
       judge_(rules_->options, record.description, parts.bank),
+      engine_(std::make_unique<ActionEngine>(record.description, DefaultPolicy())),
       sink_([this](const StepSample& sample) { OnStep(sample); }),
       grams_(GramDesk::Options()),
       committed_ns_(parts.clock->MonotonicNanos()),
@@ -58,7 +60,7 @@ absl::Status LiveRun::Load() {
   if (!RestoreState(*state, &series_state)) {
     return absl::DataLossError("run " + record_.description.name + ": its saved state cannot be read");
   }
-  changed_ = true;
+  changed_ = !record_.ended;  // What an ended run looks like was shown from its record.
   if (record_.ended) {  // Closed when it was saved.
     parts_.series->Open(record_.id, record_.description.layout);
     return absl::OkStatus();
@@ -71,6 +73,7 @@ void LiveRun::Apply(const LoggedMessage& logged, int64_t arrived_ns) {
   last_lsn_ = std::max(last_lsn_, logged.lsn);
   arrived_ns_ = arrived_ns;
   dirty_ = changed_ = true;
+  now_ = {logged.time_unix_ms * 1'000'000, record_.step};
   if (logged.epoch > 0) {
     RankRecord& rank = ranks_[logged.rank];
     rank.rank = logged.rank;
@@ -95,6 +98,7 @@ void LiveRun::Apply(const LoggedMessage& logged, int64_t arrived_ns) {
     shown_events_ = nullptr;
     record_.mixed = record_.mixed || ChangesKind(event->kind);
     judge_.OnEvent(*event, &transitions_);
+    engine_->OnEvent(*event, now_, &changed_actions_);
   } else if (const auto* bye = std::get_if<ByeMessage>(&body)) {
     ApplyBye(logged.rank, *bye);
   } else if (const auto* closed = std::get_if<StepClosedMessage>(&body)) {
@@ -105,8 +109,19 @@ void LiveRun::Apply(const LoggedMessage& logged, int64_t arrived_ns) {
     judge_.OnSilence(silence->silent_ranks, silence->seconds, &transitions_);
   } else if (const auto* rules = std::get_if<RulesMessage>(&body)) {
     ApplyRules(*rules);
+  } else if (const auto* result = std::get_if<ActionResultMessage>(&body)) {
+    ApplyActionResult(logged.rank, *result);
+  } else if (const auto* request = std::get_if<ActionRequestMessage>(&body)) {
+    ApplyActionRequest(*request);
+  } else if (const auto* policy = std::get_if<PolicyMessage>(&body)) {
+    ApplyPolicy(*policy);
+  } else if (const auto* sent = std::get_if<ActionSentMessage>(&body)) {
+    engine_->OnSent(sent->id, now_, &changed_actions_);
   }
+  TellEngine();
+  PostActions();
   Post(&transitions_);
+  changed_actions_.clear();
 }
 
 void LiveRun::ApplyHello(const HelloMessage& hello) {
@@ -121,6 +136,14 @@ void LiveRun::ApplyHello(const HelloMessage& hello) {
   gone_.erase(hello.rank);
   merge_.SetReporters(hello.run.reporters);
   judge_.OnHello(hello.run, &transitions_);
+  handed_.erase(hello.rank);
+  due_seen_ = UINT64_MAX;  // A new stream was handed nothing.
+  engine_->OnHello(hello.run,
+                   {.rank = hello.rank,
+                    .attempt = hello.run.attempt,
+                    .kinds_mask = hello.kinds_mask,
+                    .ranks_agree = hello.ranks_agree},
+                   now_, &changed_actions_);
 }
 
 void LiveRun::ApplyFrame(uint32_t rank, const RankFrame& frame, Lsn lsn) {
@@ -186,8 +209,10 @@ void LiveRun::OnStep(const StepSample& sample) {
     const auto at = std::lower_bound(record_.signals.begin(), record_.signals.end(), id);
     if (at == record_.signals.end() || *at != id) record_.signals.insert(at, id);
   }
-  record_.step = sample.step;
+  record_.step = now_.step = sample.step;
   record_.stage = judge_.stage();
+  TellEngine();
+  engine_->OnStep(sample, now_, &changed_actions_);
   ++record_.steps_recorded;
   ++steps_since_commit_;
   CountGram("incomplete", static_cast<double>(grams_.Close(sample.attempt, sample.step)));
@@ -226,6 +251,7 @@ void LiveRun::Post(std::vector<Transition>* transitions) {
     transition.run = record_.id;
     transition.run_name = record_.description.name;
     transition.time_unix_ns = parts_.clock->UnixNanos();
+    AddProposals(changed_actions_, *engine_->policy(), &transition);
     // What is of two kinds has no siblings.
     if (parts_.baselines != nullptr && !record_.mixed) AddSiblings(*parts_.baselines, record_.description, &transition);
     const auto posted = parts_.alerts->Post(std::move(transition));
@@ -235,6 +261,7 @@ void LiveRun::Post(std::vector<Transition>* transitions) {
     }
   }
   transitions->clear();
+  transitions_told_ = 0;
 }
 
 void LiveRun::Publish() {
@@ -344,6 +371,9 @@ std::string LiveRun::SaveState(const std::string& series_state) const {
   out.PutString(judge_.Save());
   out.PutString(series_state);
   out.PutString(rules_->text);
+  out.PutString(engine_->policy()->text);
+  out.Put(policy_is_own_);
+  out.PutString(engine_->Save());
   return state;
 }
 
@@ -367,7 +397,11 @@ bool LiveRun::RestoreState(const std::string& state, std::string* series_state) 
   const std::string_view judge = in.GetString();
   *series_state = std::string(in.GetString());
   const std::string_view rules = version >= 2 ? in.GetString() : std::string_view();
+  const std::string_view policy = version >= 3 ? in.GetString() : std::string_view();
+  policy_is_own_ = version >= 3 && in.Get<bool>();
+  const std::string_view actions = version >= 3 ? in.GetString() : std::string_view();
   if (!in.done()) return false;
+  if (version >= 3) RestoreActions(policy, actions);
   merge_.RestoreClosed(attempt, step);
   const auto found = parts_.rules->Find(rules);
   if (found.ok()) {

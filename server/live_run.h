@@ -12,6 +12,7 @@
 #define BELLWETHER_SERVER_LIVE_RUN_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -20,13 +21,16 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "server/act/action_engine.h"
 #include "server/detect/detector_bank.h"
 #include "server/detect/gram_desk.h"
 #include "server/detect/run_judge.h"
 #include "server/ingest/message.h"
 #include "server/ingest/rank_merge.h"
+#include "server/policy_in_force.h"
 #include "server/rules_in_force.h"
 #include "server/spectra_worker.h"
+#include "server/store/action_log.h"
 #include "server/store/alert_log.h"
 #include "server/store/baselines.h"
 #include "server/store/database.h"
@@ -41,6 +45,8 @@ namespace bellwether::server {
 // What every run needs; all must outlive it.
 struct LiveRunParts {
   RulesInForce* rules = nullptr;
+  PolicyInForce* policy = nullptr;
+  ActionLog* actions = nullptr;
   Database* database = nullptr;
   SeriesStore* series = nullptr;
   AlertLog* alerts = nullptr;
@@ -51,6 +57,9 @@ struct LiveRunParts {
   DetectorBank* bank = nullptr;  // Null = the CPU's.
   const Baselines* baselines = nullptr;  // Null = nothing is known of other runs.
   SpectraWorker* spectra = nullptr;  // Null = Gram matrices give no signals.
+  // Passes an action on to the rank's stream; false = it has none.  Null = nobody
+  // is handed anything.
+  std::function<bool(RunId run, uint32_t rank, const Action& action)> hand_over;
 };
 
 class LiveRun {
@@ -85,6 +94,23 @@ class LiveRun {
   // A record that brings them is on its way.
   void NoteRulesComing(const RuleSetPtr& rules) { coming_rules_ = rules; }
 
+  // ---- actions (live_run_actions.cc) ----
+  // What ranks are to be handed that their streams were not handed yet.
+  struct Errand {
+    uint32_t rank = 0;
+    Action action;
+  };
+  std::vector<Errand> Errands();
+  // The rank's stream has it.
+  void NoteHanded(uint32_t rank, const std::string& id) { handed_[rank].insert(id); }
+  // The server's policy is another one, nobody set one for this run, and it was
+  // not told yet.
+  bool PolicyDiffers(const PolicyPtr& current) const;
+  void NotePolicyComing(const PolicyPtr& policy) { coming_policy_ = policy; }
+  const PolicyPtr& policy() const { return engine_->policy(); }
+  bool policy_is_own() const { return policy_is_own_; }
+  Lsn last_lsn() const { return last_lsn_; }
+
   const RunRecord& record() const { return record_; }
   // Every LSN from here on is still needed in the log for this run; 0 = none.
   Lsn needed_lsn() const;
@@ -92,6 +118,17 @@ class LiveRun {
 
  private:
   void ApplyHello(const HelloMessage& hello);
+  void ApplyActionResult(uint32_t rank, const ActionResultMessage& result);
+  void ApplyActionRequest(const ActionRequestMessage& message);
+  void ApplyPolicy(const PolicyMessage& message);
+  absl::Status CheckPolicy(const PolicyMessage& message) const;
+  // Keeps what was refused, or a change of policy, and tells whoever waits.
+  void Conclude(const absl::Status& status, AuditEntry entry, ActionOutcome* outcome);
+  void RestoreActions(std::string_view policy, std::string_view state);
+  // Tells the engine of the transitions that it has not seen.
+  void TellEngine();
+  // Stores what changed, once its cause is durable.
+  void PostActions();
   void ApplyFrame(uint32_t rank, const RankFrame& frame, Lsn lsn);
   void ApplyGram(const ShippedGram& gram, Lsn lsn);
   void ApplySpectra(const SpectraMessage& spectra);
@@ -114,6 +151,15 @@ class LiveRun {
   RuleSetPtr rules_;  // By which it is judged.
   RuleSetPtr coming_rules_;
   RunJudge judge_;
+  std::unique_ptr<ActionEngine> engine_;
+  PolicyPtr coming_policy_;
+  bool policy_is_own_ = false;
+  ActionEngine::Now now_;        // Of the message that is being applied.
+  size_t transitions_told_ = 0;  // Of transitions_, to the engine.
+  std::vector<Action> changed_actions_;
+  std::vector<AuditEntry> audit_;
+  std::map<uint32_t, std::set<std::string>> handed_;  // rank -> ids, to its newest stream
+  uint64_t due_seen_ = UINT64_MAX;  // due_version() when Errands() last looked.
   RankMerge::Sink sink_;
   GramDesk grams_;
   std::vector<GramTask> unanswered_;  // Found by recovery.

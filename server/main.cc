@@ -19,6 +19,7 @@
 #include "server/detect/thresholds.h"
 #include "server/offline/replay.h"
 #include "server/offline/scorecard_command.h"
+#include "server/policy_commands.h"
 #include "server/rules_commands.h"
 #include "server/server.h"
 #include "server/util/log.h"
@@ -127,7 +128,7 @@ int Serve(ServerOptions options, const Flags& flags) {
     const timespec second{1, 0};
     const int signal = sigtimedwait(&signals, nullptr, &second);
     if (signal == SIGTERM || signal == SIGINT) break;
-    if (signal == SIGHUP) (void)(*server)->ReloadRules();  // It says what came of it.
+    if (signal == SIGHUP) (void)(*server)->Reload();  // It says what came of it.
     if (!(*server)->Tick()) {
       LogInfo("nobody was attached for {}: ending", flags.idle_exit);
       break;
@@ -227,6 +228,9 @@ int Main(int argc, char** argv) {
   app.add_flag("--config.check", flags.config_check, "check the configuration and exit: 0 good, 3 findings");
   std::string rules_file;
   app.add_option("--rules.file", rules_file, "thresholds and own rules, YAML; read again on SIGHUP");
+  std::string policy_file;
+  app.add_option("--policy.file", policy_file,
+                 "what may be done about alerts, YAML; read again on SIGHUP; runs can have policies of their own");
   std::string storage, grpc_address, web_address, external_url;
   app.add_option("--storage.path", storage, "where log and database live [" + options.pipeline.storage_path + "]");
   app.add_flag("--storage.repair", options.pipeline.wal.repair, "cut corrupt ranges out of the log and say what is lost");
@@ -234,7 +238,7 @@ int Main(int argc, char** argv) {
   app.add_option("--web.listen-address", web_address, "host:port, port 0 = any free one, or 'none' [" + options.web_address + "]");
   app.add_option("--web.external-url", external_url, "the page's address in notifications");
   app.add_option("--web.token-file", flags.token_file, "file with the token that the page asks for");
-  app.add_flag("--web.enable-reload", options.reload_by_http, "POST /-/reload reads the rules file again");
+  app.add_flag("--web.enable-reload", options.reload_by_http, "POST /-/reload reads the rules and the policy file again");
   app.add_flag("--insecure-i-understand", options.insecure_i_understand, "allow plaintext addresses off loopback");
   app.add_option("--lifetime.idle-exit", flags.idle_exit, "end when nobody was attached for so long (300s, 5m); a private server: the page gets a random token");
   app.add_option("--ready.file", flags.ready_file, "written when serving: {pid, grpc, http, token}; removed at the end");
@@ -260,6 +264,8 @@ int Main(int argc, char** argv) {
   rules.AddFlag(replay);
   rules.AddFlag(scorecard);
   rules.AddTo(&app);
+  PolicyCommands policy;
+  rules.AddFlag(policy.AddTo(&app));
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -272,6 +278,7 @@ int Main(int argc, char** argv) {
   }
   if (const auto code = rules.Run()) return *code;
   if (const auto code = rules.ReadFlag(&flags.replay.judge)) return *code;
+  if (const auto code = policy.Run(flags.replay.judge)) return *code;
   const BuiltinSet without = flags.scorecard.judge.off;
   flags.scorecard.judge = flags.replay.judge;
   flags.scorecard.judge.off.bits |= without.bits;
@@ -291,6 +298,15 @@ int Main(int argc, char** argv) {
       return flags.config_check ? kFindings : kUsage;
     }
     options.pipeline.rules = *read;
+  }
+  if (!policy_file.empty()) options.policy_file = policy_file;
+  if (!options.policy_file.empty()) {
+    const auto read = ReadPolicy(options.policy_file);
+    if (!read.ok()) {
+      std::fprintf(stderr, "%s\n", std::string(read.status().message()).c_str());
+      return flags.config_check ? kFindings : kUsage;
+    }
+    options.pipeline.policy = *read;
   }
   if (flags.config_check) return kOk;
   if (!storage.empty()) options.pipeline.storage_path = storage;

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "bellwether/recording.h"
+#include "server/pipeline_session.h"
 #include "server/run_import.h"
 #include "server/util/log.h"
 #include "server/util/status_macros.h"
@@ -35,68 +36,6 @@ std::vector<Head> DeeperHeads(const RunSnapshot& run) {
 
 }  // namespace
 
-// A stream's claim.  The owner is called under owner_mutex_, which Detach()
-// takes too: after it no call is in flight.
-class Pipeline::Session final : public IngestSession, public std::enable_shared_from_this<Session> {
- public:
-  Session(Pipeline* pipeline, RunEntry* run, RankSlot* slot, uint32_t rank, uint64_t epoch, SessionOwner* owner)
-      : pipeline_(pipeline), run_(run), slot_(slot), rank_(rank), epoch_(epoch), layout_(run->description.layout),
-        owner_(owner) {}
-
-  uint64_t epoch() const override { return epoch_; }
-  const Layout& layout() const override { return layout_; }
-  absl::StatusOr<Taken> Put(IngestMessage& message, std::string& payload) override {
-    return pipeline_->Put(this, message, payload);
-  }
-  void Heartbeat(const HeartbeatMessage&) override {}
-
-  void Bye(IngestMessage message, std::string payload) override {
-    Shard& shard = *pipeline_->shards_[run_->shard];
-    absl::MutexLock lock(&shard.mutex());
-    if (slot_->epoch != epoch_) return;
-    WalRecord record;
-    record.kind = WalKind::kBye;
-    record.run = run_->id;
-    record.rank = rank_;
-    record.epoch = epoch_;
-    record.time_unix_ms = pipeline_->clock_->UnixMillis();
-    record.payload = std::move(payload);
-    const int64_t time_unix_ms = record.time_unix_ms;
-    const auto lsn = pipeline_->wal_->Append(std::move(record));
-    if (!lsn.ok()) {
-      LogWarning("run {}: the goodbye of rank {} is lost: {}", run_->description.name, rank_,
-                 std::string(lsn.status().message()));
-      return;
-    }
-    shard.Push({*lsn, run_->id, rank_, epoch_, time_unix_ms, std::move(message)}, 0);
-  }
-
-  void Detach() override {
-    absl::MutexLock lock(&owner_mutex_);
-    owner_ = nullptr;
-  }
-
-  template <typename Call>
-  void Tell(Call call) {
-    absl::MutexLock lock(&owner_mutex_);
-    if (owner_ != nullptr) call(owner_);
-  }
-
-  RunEntry* run() const { return run_; }
-  RankSlot* slot() const { return slot_; }
-  uint32_t rank() const { return rank_; }
-
- private:
-  Pipeline* const pipeline_;
-  RunEntry* const run_;
-  RankSlot* const slot_;
-  const uint32_t rank_;
-  const uint64_t epoch_;
-  const Layout layout_;
-  absl::Mutex owner_mutex_;
-  SessionOwner* owner_ ABSL_GUARDED_BY(owner_mutex_);
-};
-
 Pipeline::Pipeline(const Options& options, Counters* counters, Clock* clock)
     : options_(options),
       counters_(counters),
@@ -111,6 +50,7 @@ Pipeline::Pipeline(const Options& options, Counters* counters, Clock* clock)
       store_free_bytes_(counters->gauge("bellwether_store_free_bytes")),
       degraded_(counters->gauge("bellwether_degraded", {{"reason", "log"}})) {
   rules_.Set(options.rules);
+  policy_.Set(options.policy);
   spectra_ = std::make_unique<SpectraWorker>(options.spectra, options.spectra_bank, counters, clock);
 }
 
@@ -118,6 +58,8 @@ Pipeline::~Pipeline() { (void)Close(); }
 
 LiveRunParts Pipeline::Parts() {
   return {.rules = &rules_,
+          .policy = &policy_,
+          .actions = actions_.get(),
           .database = database_.get(),
           .series = series_.get(),
           .alerts = alerts_.get(),
@@ -127,7 +69,8 @@ LiveRunParts Pipeline::Parts() {
           .clock = clock_,
           .bank = options_.bank,
           .baselines = baselines_.get(),
-          .spectra = spectra_.get()};
+          .spectra = spectra_.get(),
+          .hand_over = [this](RunId run, uint32_t rank, const Action& action) { return HandOver(run, rank, action); }};
 }
 
 absl::StatusOr<std::unique_ptr<Pipeline>> Pipeline::Open(const Options& options, Counters* counters, Clock* clock) {
@@ -144,6 +87,8 @@ absl::StatusOr<std::unique_ptr<Pipeline>> Pipeline::Open(const Options& options,
   pipeline->series_ = SeriesStore::Create(options.series, pipeline->database_.get());
   pipeline->alerts_ = std::make_unique<AlertLog>(pipeline->database_.get());
   BW_RETURN_IF_ERROR(pipeline->alerts_->Load());
+  pipeline->actions_ = std::make_unique<ActionLog>(pipeline->database_.get());
+  pipeline->CountActions();
   pipeline->baselines_ = std::make_unique<Baselines>(options.baselines, pipeline->database_.get(), counters);
   BW_RETURN_IF_ERROR(pipeline->baselines_->Load());
   Wal::Options wal = options.wal;
@@ -169,6 +114,7 @@ Pipeline::RunEntry* Pipeline::AddEntry(const RunRecord& record) {
   entry->description = record.description;
   entry->shard = static_cast<size_t>(record.id) % shards_.size();
   next_run_ = std::max(next_run_, record.id + 1);
+  runs_by_id_[record.id] = entry.get();
   return (runs_[record.description.uuid] = std::move(entry)).get();
 }
 
@@ -196,7 +142,9 @@ absl::Status Pipeline::Recover() {
     applied_lsn[record.id] = record.applied_lsn;
     BW_ASSIGN_OR_RETURN(const std::vector<RankRecord> ranks, database_->ListRanks(record.id));
     for (const RankRecord& rank : ranks) {
-      entry->ranks[rank.rank] = std::make_unique<RankSlot>(RankSlot{rank.epoch, rank.durable_seq, {}});
+      auto slot = std::make_unique<RankSlot>(RankSlot{rank.epoch, rank.durable_seq, {}});
+      slot->attempt = record.description.attempt;
+      entry->ranks[rank.rank] = std::move(slot);
     }
     LiveRun::PublishRecord(record, Parts());
     if (record.ended) continue;  // Its shard takes it up again if it goes on.
@@ -244,6 +192,7 @@ absl::Status Pipeline::Recover() {
       if (slot == nullptr) slot = std::make_unique<RankSlot>();
       slot->epoch = std::max(slot->epoch, record.epoch);
       slot->last_seq = std::max(slot->last_seq, record.seq);
+      if (record.kind == WalKind::kHello) slot->attempt = std::max(slot->attempt, record.attempt);
     }
     if (record.lsn <= applied_lsn[record.run]) return absl::OkStatus();
     Shard& shard = *shards_[entry->shard];
@@ -325,6 +274,12 @@ absl::StatusOr<std::shared_ptr<IngestSession>> Pipeline::Open(const HelloMessage
     const bool is_new = run->ranks.empty();
     std::unique_ptr<RankSlot>& slot = run->ranks[hello.rank];
     if (slot == nullptr) slot = std::make_unique<RankSlot>();
+    // The sender of a trainer that died must not push out the one that came after
+    // it, whichever of them finds a restarted server first.
+    if (hello.run.attempt < slot->attempt) {
+      return absl::AbortedError(absl::StrCat("hello.run.attempt = ", hello.run.attempt, ": attempt ", slot->attempt,
+                                             " of run ", hello.run.name, " has begun at rank ", hello.rank));
+    }
     WalRecord record;
     record.kind = WalKind::kHello;
     record.run = run->id;
@@ -336,12 +291,16 @@ absl::StatusOr<std::shared_ptr<IngestSession>> Pipeline::Open(const HelloMessage
     const size_t bytes = record.payload.size();
     BW_ASSIGN_OR_RETURN(const Lsn lsn, wal_->Append(std::move(record)));
     ++slot->epoch;
+    slot->attempt = hello.run.attempt;
     slot->deeper.clear();  // The new session was asked for nothing yet.
     fenced = slot->session.lock();
     session = std::make_shared<Session>(this, run, slot.get(), hello.rank, slot->epoch, owner);
     slot->session = session;
     shard.Push({lsn, run->id, hello.rank, slot->epoch, time_unix_ms, {0, hello}}, bytes);
-    if (is_new) AppendRules(*run, time_unix_ms);
+    if (is_new) {
+      AppendRules(*run, time_unix_ms);
+      AppendPolicy(*run, time_unix_ms);
+    }
     pending_acks_[run->shard].push_back({lsn, true, slot->last_seq, clock_->MonotonicNanos(), session});
   }
   if (fenced != nullptr) fenced->Tell([](SessionOwner* old) { old->OnFenced(); });

@@ -27,9 +27,11 @@
 #include "server/detect/judge_options.h"
 #include "server/ingest/decode.h"
 #include "server/ingest/ingest_sink.h"
+#include "server/policy_in_force.h"
 #include "server/rules_in_force.h"
 #include "server/shard.h"
 #include "server/spectra_worker.h"
+#include "server/store/action_log.h"
 #include "server/store/alert_log.h"
 #include "server/store/baselines.h"
 #include "server/store/database.h"
@@ -55,6 +57,7 @@ class Pipeline final : public IngestSink, public RunControl {
     Shard::Options shard;
     JudgeOptions judge;            // Built in: what a run without a rules file is judged by.
     RuleSetPtr rules;              // In force at the start; null = none.
+    PolicyPtr policy;              // Likewise; null = the built-in one.
     DetectorBank* bank = nullptr;  // Must outlive the pipeline; null = the CPU's.
     SpectraBank* spectra_bank = nullptr;  // Likewise.
     SpectraWorker::Options spectra;
@@ -83,10 +86,13 @@ class Pipeline final : public IngestSink, public RunControl {
   // Every run is judged by these from some next step on, which its log says;
   // null = the built-in ones.
   void SetRules(RuleSetPtr rules) { rules_.Set(std::move(rules)); }
+  // Likewise of every run that nobody set a policy for.
+  void SetPolicy(PolicyPtr policy) { policy_.Set(std::move(policy)); }
 
   RunTable* runs() { return &table_; }
   SeriesStore* series() { return series_.get(); }
   AlertLog* alerts() { return alerts_.get(); }
+  ActionLog* actions() { return actions_.get(); }
   Database* database() { return database_.get(); }
   Baselines* baselines() { return baselines_.get(); }
 
@@ -98,6 +104,10 @@ class Pipeline final : public IngestSink, public RunControl {
   absl::Status NoteAlert(RunId run, const std::string& key, const Database::AlertNote& note) override;
   std::unique_ptr<RunImport> StartImport(const std::string& as_name) override;
   absl::Status Export(RunId run, const std::function<bool(std::string_view)>& sink) override;
+  absl::StatusOr<Action> Act(RunId run, const ActionRequest& request, const std::string& malformed) override;
+  absl::StatusOr<PolicyView> GetPolicy(RunId run) override;
+  absl::StatusOr<PolicyView> SetPolicy(RunId run, const std::string& text, const std::string& by,
+                                       const std::string& malformed) override;
   Info GetInfo() const override;
   absl::Status Ready() const override;
 
@@ -118,6 +128,7 @@ class Pipeline final : public IngestSink, public RunControl {
     uint64_t last_seq = 0;
     std::weak_ptr<Session> session;
     std::vector<Head> deeper;  // The session was asked to look deeper at these.
+    uint32_t attempt = 0;      // The newest that the rank said hello of.
   };
   struct RunEntry {
     RunId id = 0;
@@ -139,6 +150,11 @@ class Pipeline final : public IngestSink, public RunControl {
   LiveRunParts Parts();
   // A new run is judged by the rules in force from its first step on.
   void AppendRules(const RunEntry& run, int64_t time_unix_ms);
+  void AppendPolicy(const RunEntry& run, int64_t time_unix_ms);  // Likewise.
+  // Logs what was asked of `run`, and returns once it is durable and applied.
+  absl::Status Ask(RunId run, WalKind kind, std::string payload, IngestMessage message);
+  bool HandOver(RunId run, uint32_t rank, const Action& action);
+  void CountActions();
   absl::StatusOr<RunEntry*> FindOrCreate(const HelloMessage& hello, int64_t time_unix_ms) ABSL_EXCLUSIVE_LOCKS_REQUIRED(registry_mutex_);
   RunEntry* AddEntry(const RunRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(registry_mutex_);
   void OnDurable(Lsn durable);
@@ -152,10 +168,12 @@ class Pipeline final : public IngestSink, public RunControl {
   Clock* const clock_;
   RunTable table_;
   RulesInForce rules_;
+  PolicyInForce policy_;
   std::unique_ptr<Wal> wal_;
   std::unique_ptr<Database> database_;
   std::unique_ptr<SeriesStore> series_;
   std::unique_ptr<AlertLog> alerts_;
+  std::unique_ptr<ActionLog> actions_;
   std::unique_ptr<Baselines> baselines_;
   std::unique_ptr<SpectraWorker> spectra_;
   std::vector<std::unique_ptr<Shard>> shards_;
@@ -164,6 +182,7 @@ class Pipeline final : public IngestSink, public RunControl {
 
   absl::Mutex registry_mutex_;
   std::map<RunUuid, std::unique_ptr<RunEntry>> runs_ ABSL_GUARDED_BY(registry_mutex_);
+  std::map<RunId, RunEntry*> runs_by_id_ ABSL_GUARDED_BY(registry_mutex_);
   RunId next_run_ ABSL_GUARDED_BY(registry_mutex_) = 1;
   std::atomic<bool> closing_ = false;
   int64_t flushed_ns_ = 0;

@@ -45,7 +45,8 @@ struct RecordingImport::Rank final : public SessionOwner {
     absl::MutexLock lock(&mutex);
     fenced = room = true;
   }
-  void OnDeeper(const std::vector<Head>&) override {}  // Nobody is there to look.
+  void OnDeeper(const std::vector<Head>&) override {}  // Nobody is there to look,
+  void OnAction(const Action&) override {}             // nor to act.
   void AwaitRoom() {
     absl::MutexLock lock(&mutex);
     mutex.Await(absl::Condition(&room));
@@ -108,6 +109,8 @@ absl::Status RecordingImport::Open(uint32_t number, v1::ClientMessage* message) 
     run->set_uuid(uuid.data(), uuid.size());
   }
   message->set_seq(0);
+  // What it could apply then, nobody can now.
+  message->mutable_hello()->clear_capabilities();
   BW_ASSIGN_OR_RETURN(const IngestMessage plain, Decode(*message, nullptr, pipeline_->limits()));
   const auto& hello = std::get<HelloMessage>(plain.body);
   if (ranks_.empty() && pipeline_->runs()->Find(FormatUuid(hello.run.uuid)) != nullptr) {

@@ -84,7 +84,7 @@ absl::Status Server::StartAll() {
   engine_ = std::make_unique<QueryEngine>(
       options_.query_engine,
       QueryStores{pipeline_->runs(), pipeline_->series(), pipeline_->alerts(), pipeline_->database(),
-                  pipeline_->baselines(), pipeline_.get(), clock_, &counters_});
+                  pipeline_->baselines(), pipeline_.get(), clock_, &counters_, pipeline_->actions()});
   query_ = std::make_unique<QueryService>(options_.query, engine_.get());
   exporter_ = std::make_unique<Exporter>(options_.exporter, pipeline_->runs(), pipeline_->alerts(), &counters_, clock_);
   BW_RETURN_IF_ERROR(StartHttp());
@@ -131,7 +131,7 @@ absl::Status Server::StartHttp() {
   sources.metrics = [this] { return exporter_->Render(); };
   sources.ready = [this] { return pipeline_->Ready(); };
   sources.call = [this](const std::string& method, const std::string& body) { return CallJson(*engine_, method, body); };
-  if (options_.reload_by_http) sources.reload = [this] { return ReloadRules(); };
+  if (options_.reload_by_http) sources.reload = [this] { return Reload(); };
   sources.transition_json = TransitionToJson;
   sources.runs = pipeline_->runs();
   sources.alerts = pipeline_->alerts();
@@ -172,21 +172,40 @@ absl::Status Server::StartGrpc() {
   return absl::OkStatus();
 }
 
-absl::Status Server::ReloadRules() {
+absl::Status Server::Reload() {
   absl::MutexLock lock(&reload_mutex_);
-  if (options_.rules_file.empty()) {
-    LogWarning("nothing to read again: there is no rules file, and the configuration is read at start only");
-    return absl::FailedPreconditionError("there is no rules file to read again; see rules_file in the configuration");
+  if (options_.rules_file.empty() && options_.policy_file.empty()) {
+    LogWarning("nothing to read again: there is no rules file and no policy file, and the configuration is read at start only");
+    return absl::FailedPreconditionError(
+        "there is no file to read again; see rules_file and policy_file in the configuration");
   }
-  const auto rules = ReadRules(options_.rules_file);
-  if (!rules.ok()) {
+  const auto refuse = [this](const char* what, const absl::Status& status) {
     counters_.gauge("bellwether_config_last_reload_successful")->Set(0);
-    LogError("the rules stay as they were: {}", std::string(rules.status().message()));
-    return rules.status();
+    LogError("{} as they were: {}", what, std::string(status.message()));
+    return status;
+  };
+  // Both or neither.
+  RuleSetPtr rules;
+  PolicyPtr policy;
+  if (!options_.rules_file.empty()) {
+    const auto read = ReadRules(options_.rules_file);
+    if (!read.ok()) return refuse("the rules stay", read.status());
+    rules = *read;
+  }
+  if (!options_.policy_file.empty()) {
+    const auto read = ReadPolicy(options_.policy_file);
+    if (!read.ok()) return refuse("rules and policy stay", read.status());
+    policy = *read;
   }
   NoteReload();
-  pipeline_->SetRules(*rules);
-  LogInfo("rules read again from {}", options_.rules_file);
+  if (rules != nullptr) {
+    pipeline_->SetRules(rules);
+    LogInfo("rules read again from {}", options_.rules_file);
+  }
+  if (policy != nullptr) {
+    pipeline_->SetPolicy(policy);
+    LogInfo("the policy was read again from {}", options_.policy_file);
+  }
   return absl::OkStatus();
 }
 

@@ -34,6 +34,7 @@ struct ServerOptions {
   std::string web_token;                        // "" = none
   std::string external_url;                     // Of the page, for links.
   std::string rules_file;                       // pipeline.rules are its rules; "" = none
+  std::string policy_file;                      // pipeline.policy is its policy; "" = none
   bool reload_by_http = false;                  // POST /-/reload.
   bool insecure_i_understand = false;           // Plaintext off loopback.
   int64_t idle_exit_seconds = 0;                // 0 = never
@@ -60,10 +61,11 @@ class Server {
 
   // Housekeeping; call each second.  False: idle for idle_exit_seconds.
   bool Tick();
-  // Reads the rules file again; live runs go on by it with all that they have
-  // seen.  Else nothing changes: FAILED_PRECONDITION: there is no rules file;
-  // NOT_FOUND, INVALID_ARGUMENT: as ReadRules.  Logged.  Thread-safe.
-  absl::Status ReloadRules();
+  // Reads the rules file and the policy file again, those that there are; live
+  // runs go on by them with all that they have seen.  Else nothing changes:
+  // FAILED_PRECONDITION: there is neither; NOT_FOUND, INVALID_ARGUMENT: as
+  // ReadRules and ReadPolicy.  Logged.  Thread-safe.
+  absl::Status Reload();
   // Tells streams to come back, takes no more, makes everything durable.
   absl::Status Stop();
 

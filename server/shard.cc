@@ -119,6 +119,10 @@ Lsn Shard::NeededLsn() {
   return needed;
 }
 
+void Shard::WithRun(RunId id, const std::function<void(const LiveRun*)>& task) {
+  Barrier([&] { task(FindOrLoad(id)); });
+}
+
 void Shard::PublishApplied(RunId id) {
   Barrier([&] {
     if (const auto found = runs_.find(id); found != runs_.end()) found->second->Publish();
@@ -173,11 +177,30 @@ void Shard::ApplyItem(Item* item) {
     return;
   }
   run->Apply(item->message, item->arrived_ns);
+  Deliver(run);
+}
+
+void Shard::Deliver(LiveRun* run) {
+  if (recovering_ || parts_.hand_over == nullptr) return;
+  const std::vector<LiveRun::Errand> errands = run->Errands();
+  // Never ahead of the log: a crash must not take back what a trainer was told.
+  if (errands.empty() || !parts_.wal->Sync(run->last_lsn()).ok()) return;
+  for (const LiveRun::Errand& errand : errands) {
+    const Action& action = errand.action;
+    if (!parts_.hand_over(run->record().id, errand.rank, action)) continue;  // Its next Hello asks again.
+    run->NoteHanded(errand.rank, action.id);
+    if (action.state == ActionState::kApproved) {
+      AppendOwn(*run, WalKind::kActionSent, action.id, {0, ActionSentMessage{action.id}});
+    }
+  }
 }
 
 LiveRun* Shard::FindOrLoad(RunId id) {
-  const auto found = runs_.find(id);
-  if (found != runs_.end()) return found->second.get();
+  if (const auto found = runs_.find(id); found != runs_.end()) {
+    LiveRun* const run = found->second.get();
+    if (!run->ended() || run->needed_lsn() != 0) return run;
+    runs_.erase(found);  // Its series are closed: whatever comes now takes it up again.
+  }
   const auto record = parts_.database->GetRun(id);
   if (!record.ok()) return nullptr;
   auto run = std::make_unique<LiveRun>(parts_, *record);
@@ -201,8 +224,26 @@ void Shard::SpreadRules() {
   }
 }
 
+void Shard::SpreadPolicy() {
+  if (parts_.policy == nullptr) return;
+  const PolicyPtr current = parts_.policy->current();
+  size_t bytes_left = kRulesBytesPerTick;
+  for (auto& [id, run] : runs_) {
+    if (!run->PolicyDiffers(current)) continue;
+    const PolicyMessage message = ServerPolicy(current);
+    if (bytes_left < current->text.size() || !AppendOwn(*run, WalKind::kPolicy, EncodePolicy(message), {0, message})) {
+      return;
+    }
+    bytes_left -= current->text.size();
+    run->NotePolicyComing(current);
+  }
+}
+
 void Shard::Tick(int64_t now_ns) {
-  if (!recovering_) SpreadRules();
+  if (!recovering_) {
+    SpreadRules();
+    SpreadPolicy();
+  }
   for (auto& [id, run] : runs_) {
     if (!recovering_) {
       StepClosedMessage overdue;

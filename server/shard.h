@@ -57,6 +57,9 @@ class Shard {
   void Adopt(std::unique_ptr<LiveRun> run);
   // Runs `task` on the shard's thread after what is queued now; waits.
   void Barrier(const Task& task);
+  // Calls `task` with the run, read from the database if nobody writes it, after
+  // what is queued now; nullptr = there is none.  Waits.
+  void WithRun(RunId run, const std::function<void(const LiveRun*)>& task);
   // Shows readers a run with all that is queued for it now; waits.
   void PublishApplied(RunId run);
   // Commits every run that is live when this is called, one after each batch of
@@ -93,6 +96,9 @@ class Shard {
   // Tells runs that are judged by other rules than those in force, some per
   // tick: their texts go through the log.
   void SpreadRules();
+  void SpreadPolicy();  // Likewise.
+  // Passes on what ranks are to be handed, once the log has it.
+  void Deliver(LiveRun* run);
 
   const Options options_;
   const LiveRunParts parts_;

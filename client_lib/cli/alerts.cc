@@ -1,7 +1,4 @@
 // alert list, get, watch, ack, silence.
-#include <pwd.h>
-#include <unistd.h>
-
 #include <cstdint>
 #include <cstdlib>
 #include <map>
@@ -134,7 +131,13 @@ ExitCode Get(Cli* cli, const GetOptions& options) {
                                         SeverityName(transition.severity()), Stage(transition.stage()),
                                         Integer(transition.step()), transition.summary()});
         }
-        Print(cli->output, {facts, evidence, history}, response);
+        if (response.actions().empty()) {
+          Print(cli->output, {facts, evidence, history}, response);
+          return kOk;
+        }
+        Section actions{.title = "actions", .table = ActionTable()};
+        for (const v1::Action& action : response.actions()) actions.table.rows.push_back(ActionRow(action));
+        Print(cli->output, {facts, evidence, history, actions}, response);
         return kOk;
       });
 }
@@ -190,14 +193,8 @@ ExitCode Watch(Cli* cli, const WatchOptions& options) {
   }
 }
 
-std::string Me() {
-  if (const char* const user = std::getenv("USER"); user != nullptr && *user != '\0') return user;
-  const passwd* const entry = getpwuid(geteuid());
-  return entry != nullptr ? entry->pw_name : "";
-}
-
 struct NoteOptions {
-  std::string run, key, comment, by = Me();
+  std::string run, key, comment, by = UserName();
   uint32_t seconds = 0;
 };
 

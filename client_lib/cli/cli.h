@@ -30,10 +30,15 @@ void AddRuns(Cli* cli);
 void AddHeads(Cli* cli);  // head top, matrix
 void AddSeries(Cli* cli);
 void AddAlerts(Cli* cli);
+void AddActions(Cli* cli);
+void AddPolicies(Cli* cli);
 void AddBaselines(Cli* cli);
 void AddServer(Cli* cli);  // server info, version
 void AddReplay(Cli* cli);  // replay, scorecard, check, rules: they run bellwetherd
 void AddCompletion(Cli* cli);
+
+// Becomes bellwetherd with these arguments; returns only if it cannot be started.
+void Execute(const std::vector<std::string>& arguments);
 
 // Adds `parent` `name` with its help: `what` in one line and an example.
 // `T` holds the command's options; `run` gets them.
@@ -71,6 +76,14 @@ void AddChoice(CLI::App* command, const std::string& name, T* value,
           what)
       ->type_name(all);
 }
+
+// Who runs this: $USER, else the login.
+std::string UserName();
+
+// An action as a line (actions.cc).
+Table ActionTable();
+std::vector<Cell> ActionRow(const v1::Action& action);
+std::string ActionKindName(v1::ActionKind kind);  // "attention.center_k"
 
 // One call and its result.  `print` sees the response.
 template <typename Request, typename Response>

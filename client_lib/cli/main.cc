@@ -1,5 +1,9 @@
 // The bellwether command.
+#include <pwd.h>
+#include <unistd.h>
+
 #include <chrono>
+#include <cstdlib>
 #include <iostream>
 #include <map>
 #include <string>
@@ -12,6 +16,12 @@ CLI::App* AddNoun(Cli* cli, const std::string& name, const std::string& what) {
   CLI::App* const noun = cli->app.add_subcommand(name, what);
   noun->require_subcommand(1);
   return noun;
+}
+
+std::string UserName() {
+  if (const char* const user = std::getenv("USER"); user != nullptr && *user != '\0') return user;
+  const passwd* const entry = getpwuid(geteuid());
+  return entry != nullptr ? entry->pw_name : "";
 }
 
 namespace {
@@ -80,6 +90,8 @@ int main(int argc, char** argv) {
   AddHeads(&cli);
   AddSeries(&cli);
   AddAlerts(&cli);
+  AddActions(&cli);
+  AddPolicies(&cli);
   AddBaselines(&cli);
   AddServer(&cli);
   AddReplay(&cli);

@@ -27,7 +27,8 @@ std::string FindServerBinary() {
   return "bellwetherd";  // execvp looks in $PATH.
 }
 
-// Never returns unless the binary cannot be started.
+}  // namespace
+
 void Execute(const std::vector<std::string>& arguments) {
   const std::string binary = FindServerBinary();
   std::vector<char*> argv = {const_cast<char*>(binary.c_str())};
@@ -38,6 +39,8 @@ void Execute(const std::vector<std::string>& arguments) {
   Complain("bellwetherd cannot be started: " + std::string(std::strerror(errno)) +
            "; it is looked for beside this command, then in $PATH");
 }
+
+namespace {
 
 struct ReplayOptions {
   std::string file, rules;

@@ -1,10 +1,36 @@
 #include "client_lib/sender/command_queue.h"
 
+#include <google/protobuf/util/json_util.h>
+
 #include <cstring>
 
 #include "bellwether/client.h"
 
 namespace bellwether::client {
+namespace {
+
+// What the trainer needs to apply it, as client.h says; it may hold no protobuf,
+// or another one.
+std::string ToJson(const v1::Action& action) {
+  v1::Action small;
+  small.set_id(action.id());
+  small.set_attempt(action.attempt());
+  small.set_kind(action.kind());
+  if (action.has_scope()) *small.mutable_scope() = action.scope();
+  small.set_mode(action.mode());
+  small.set_value(action.value());
+  small.set_apply_at_step(action.apply_at_step());
+  small.set_expires_unix_ns(action.expires_unix_ns());
+  small.set_undoes(action.undoes());
+  google::protobuf::util::JsonPrintOptions options;
+  options.preserve_proto_field_names = true;
+  std::string json;
+  // Fails on broken type information only, not on any value.
+  (void)google::protobuf::util::MessageToJsonString(small, &json, options);
+  return json;
+}
+
+}  // namespace
 
 void CommandQueue::PushSampling(const v1::Sampling& sampling) {
   header_->sampling_period_steps.store(sampling.period_steps(), std::memory_order_relaxed);
@@ -17,11 +43,9 @@ void CommandQueue::PushSampling(const v1::Sampling& sampling) {
 }
 
 bool CommandQueue::PushAction(const v1::Action& action, std::string* why) {
-  v1::Action small = action;
-  small.clear_history();  // Of no use to the trainer.
-  std::string payload = small.SerializeAsString();
+  std::string payload = ToJson(action);
   if (payload.size() > kCommandPayloadMax) {
-    *why = "the action has " + std::to_string(payload.size()) + " bytes, at most " + std::to_string(kCommandPayloadMax) + " reach the trainer";
+    *why = "the action has " + std::to_string(payload.size()) + " bytes as JSON, at most " + std::to_string(kCommandPayloadMax) + " reach the trainer";
     return false;
   }
   if (waiting_.size() >= kWaitingMax) {

@@ -13,6 +13,7 @@ v1::ClientMessage MakeHello(const SenderConfig& config, uint64_t first_unacked_s
   for (uint32_t kind = 1; kind <= kActionKindMax; ++kind) {
     if ((config.actions_mask >> kind & 1) != 0) hello->add_capabilities(static_cast<v1::ActionKind>(kind));
   }
+  hello->set_ranks_agree(config.ranks_agree != 0);
   v1::RunDescription* run = hello->mutable_run();
   run->set_name(config.run);
   run->set_uuid(config.run_uuid, sizeof(config.run_uuid));

@@ -73,6 +73,7 @@ bool FillConfig(const bw_client_options& o, SenderConfig* config) {
   config->centred = o.centred;
   config->qk_norm = o.qk_norm;
   config->step_from_attach = o.step_from_attach;
+  config->ranks_agree = o.ranks_agree != 0 ? 1 : 0;
   config->weight_decay = o.weight_decay;
   config->softcap = o.softcap;
   if (o.run_uuid == nullptr || !ParseUuid(o.run_uuid, config->run_uuid)) RunUuidFromName(o.run, config->run_uuid);

@@ -84,10 +84,13 @@ bw_status bw_signal_at(uint32_t index, bw_signal_info* info) {
 bw_status bw_client_create(const bw_client_options* options, bw_client** handle) {
   if (!IsGiven(handle, "client")) return BW_INVALID_ARGUMENT;
   *handle = nullptr;
-  if (!IsGiven(options, "options") || !client::ValidateOptions(*options)) return BW_INVALID_ARGUMENT;
+  bw_client_options known;
+  if (!IsGiven(options, "options") || !client::CopyOptions(options, &known) || !client::ValidateOptions(known)) {
+    return BW_INVALID_ARGUMENT;
+  }
   return Guarded([&] {
     auto created = std::make_unique<bw_client>();
-    const bw_status status = client::Client::Create(*options, &created->impl);
+    const bw_status status = client::Client::Create(known, &created->impl);
     if (status == BW_OK) *handle = created.release();
     return status;
   });

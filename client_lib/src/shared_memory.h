@@ -24,7 +24,7 @@
 namespace bellwether::client {
 
 inline constexpr uint64_t kSharedMagic = 0x31676e6952774200;  // "\0BwRing1"
-inline constexpr uint32_t kSharedVersion = 1;
+inline constexpr uint32_t kSharedVersion = 2;
 inline constexpr uint32_t kRingFramesDefault = 256;
 inline constexpr uint32_t kRingFramesMax = 4096;
 inline constexpr uint64_t kRingBytesMax = uint64_t{64} << 30;  // Address space; untouched pages cost nothing.
@@ -73,7 +73,7 @@ struct SenderConfig {
   uint32_t rank, world, reporters, attempt;
   uint32_t layers, heads, kv_heads, head_dim, seq_len;
   uint32_t window, actions_mask;
-  uint8_t causal, centred, qk_norm, step_from_attach;
+  uint8_t causal, centred, qk_norm, step_from_attach, ranks_agree;
   double weight_decay;
   float softcap;
   uint8_t run_uuid[16];

@@ -1,6 +1,8 @@
 #include "client_lib/src/validate.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <string_view>
 
@@ -181,11 +183,18 @@ bool ParseUuid(const char* text, uint8_t (&uuid)[16]) {
   return true;
 }
 
-bool ValidateOptions(const bw_client_options& o) {
-  if (o.struct_size < sizeof(bw_client_options)) {
-    SetLastError("options.struct_size is %u, must be at least %zu", o.struct_size, sizeof(bw_client_options));
+bool CopyOptions(const bw_client_options* given, bw_client_options* options) {
+  constexpr size_t kBytes1_0 = offsetof(bw_client_options, ranks_agree);
+  if (given->struct_size < kBytes1_0) {
+    SetLastError("options.struct_size is %u, must be at least %zu", given->struct_size, kBytes1_0);
     return false;
   }
+  *options = {};
+  std::memcpy(options, given, std::min<size_t>(given->struct_size, sizeof(*options)));
+  return true;
+}
+
+bool ValidateOptions(const bw_client_options& o) {
   const uint32_t world = o.world == 0 ? 1 : o.world;
   if (!InRange("world", world, 1, BW_WORLD_MAX) || !InRange("rank", o.rank, 0, world - 1) ||
       !InRange("reporters", o.reporters == 0 ? world : o.reporters, 1, world) ||
@@ -230,7 +239,7 @@ bool ValidateOptions(const bw_client_options& o) {
     SetLastError("actions_mask is 0x%x, must have no bit outside 0x%x", o.actions_mask, kActions);
     return false;
   }
-  return true;
+  return InRange("ranks_agree", o.ranks_agree, 0, 1);
 }
 
 bool ValidateStep(const char* what, int64_t step) {

@@ -21,6 +21,11 @@ struct FrameLimits {
   uint64_t frame_values_max = 0;
 };
 
+// Copies as much as the caller's header has; what came later stays 0.  False:
+// struct_size is smaller than that of 1.0.
+bool CopyOptions(const bw_client_options* given, bw_client_options* options);
+
+// REQUIRES: CopyOptions() made `options`.
 bool ValidateOptions(const bw_client_options& options);
 
 // Also says how many floats the blocks hold together.

@@ -64,6 +64,8 @@ class StateReader {
   // False once anything did not fit; what was read since is not to be used.
   bool ok() const { return ok_; }
   bool at_end() const { return ok_ && in_.empty(); }
+  // What was read is not legal: as if it had not fit.
+  void Refuse() { Fail(); }
 
   template <PlainValue T>
   void operator()(T& value) {

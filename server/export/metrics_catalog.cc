@@ -12,6 +12,8 @@ constexpr MetricKind kHistogram = MetricKind::kHistogram;
 // Sorted by name: FindCatalogMetric() halves, and a diff shows one line.
 constexpr CatalogMetric kCatalog[] = {
     {"bellwether_ack_seconds", kHistogram, "From a frame's arrival to its durable acknowledgement.", {}},
+    {"bellwether_action_results_total", kCounter, "Trainers' answers to actions, by whether they were waited for.", {"result"}},
+    {"bellwether_actions_total", kCounter, "Changes of actions' states, and requests about them that were refused.", {"kind", "result"}},
     {"bellwether_alert_active", kGauge, "1 for every alert that fires now.", {"run", "rule", "severity", "layer", "head"}},
     {"bellwether_alert_seconds", kHistogram, "From a frame's arrival to the transition that it caused.", {}},
     {"bellwether_alert_transitions_total", kCounter, "Changes of alerts' states.", {"rule", "to"}},

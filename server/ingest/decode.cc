@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "server/store/byte_io.h"
+#include "server/store/record_codec.h"
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {
@@ -106,6 +107,11 @@ absl::StatusOr<HelloMessage> DecodeHello(const v1::Hello& hello, const DecodeLim
   plain.rank = hello.rank();
   plain.first_unacked_seq = hello.first_unacked_seq();
   plain.dropped_total = hello.dropped_total();
+  for (const int kind : hello.capabilities()) {
+    // What a newer client can do besides is not asked of it.
+    if (kind > 0 && kind < kActionKindEnd) plain.kinds_mask |= uint32_t{1} << kind;
+  }
+  plain.ranks_agree = hello.ranks_agree();
   return plain;
 }
 
@@ -237,8 +243,10 @@ absl::StatusOr<IngestMessage> Decode(const v1::ClientMessage& message, const Lay
     }
     case v1::ClientMessage::kActionResult: {
       const v1::ActionResult& result = message.action_result();
-      BW_RETURN_IF_ERROR(CheckText("action_result.id", result.id(), 64));
+      BW_RETURN_IF_ERROR(CheckText("action_result.id", result.id(), kActionIdBytesMax));
       BW_RETURN_IF_ERROR(CheckText("action_result.reason", result.reason(), limits.text_bytes_max));
+      BW_RETURN_IF_ERROR(CheckRange("action_result.attempt", result.attempt(), 0, 1 << 30));
+      BW_RETURN_IF_ERROR(CheckRange("action_result.step", result.step(), 0, int64_t{1} << 53));
       plain.body = ActionResultMessage{result.id(), result.attempt(), result.applied(), result.step(), result.reason()};
       return plain;
     }
@@ -262,6 +270,26 @@ std::string EncodeStepClosed(const StepClosedMessage& message) { return absl::St
 std::string EncodeSilence(const SilenceMessage& message) {
   return absl::StrCat(message.silent_ranks, " ", message.seconds);
 }
+
+std::string EncodeActionRequest(const ActionRequestMessage& message) {
+  std::string payload;
+  ByteWriter out(&payload);
+  out.PutString(EncodeActionRequest(message.request));
+  out.PutString(message.malformed);
+  return payload;
+}
+
+std::string EncodePolicy(const PolicyMessage& message) {
+  std::string payload;
+  ByteWriter out(&payload);
+  out.PutString(*message.text);
+  out.Put(message.own);
+  out.PutString(message.by);
+  out.PutString(message.malformed);
+  return payload;
+}
+
+std::string EncodeActionSent(const ActionSentMessage& message) { return message.id; }
 
 std::string EncodeSpectra(const SpectraMessage& message) {
   std::string payload;
@@ -311,6 +339,28 @@ bool DecodeSpectra(std::string_view payload, const Layout& layout, SpectraMessag
   return in.done();
 }
 
+absl::StatusOr<IngestMessage> DecodeOfActions(const WalRecord& record) {
+  ByteReader in(record.payload);
+  IngestMessage plain;
+  if (record.kind == WalKind::kActionRequest) {
+    ActionRequestMessage message;
+    BW_ASSIGN_OR_RETURN(message.request, DecodeActionRequest(in.GetString()));
+    message.malformed = in.GetString();
+    plain.body = std::move(message);
+  } else if (record.kind == WalKind::kPolicy) {
+    PolicyMessage message;
+    message.text = std::make_shared<const std::string>(in.GetString());
+    message.own = in.Get<bool>();
+    message.by = in.GetString();
+    message.malformed = in.GetString();
+    plain.body = std::move(message);
+  } else {
+    plain.body = ActionSentMessage{std::string(in.GetRaw(in.remaining()))};
+  }
+  if (!in.done()) return absl::DataLossError(absl::StrCat("log record ", record.lsn, " cannot be parsed"));
+  return plain;
+}
+
 }  // namespace
 
 absl::StatusOr<IngestMessage> DecodeRecord(const WalRecord& record, const Layout* layout, const DecodeLimits& limits) {
@@ -336,6 +386,9 @@ absl::StatusOr<IngestMessage> DecodeRecord(const WalRecord& record, const Layout
     IngestMessage plain;
     plain.body = std::move(spectra);
     return plain;
+  }
+  if (record.kind == WalKind::kActionRequest || record.kind == WalKind::kPolicy || record.kind == WalKind::kActionSent) {
+    return DecodeOfActions(record);
   }
   if (record.kind == WalKind::kRules) {
     IngestMessage plain;
@@ -366,6 +419,25 @@ v1::ClientMessage ToFrame(const StepSample& sample) {
     block->mutable_values()->Add(values.begin(), values.end());
   }
   return message;
+}
+
+v1::Action ToWire(const Action& action) {
+  v1::Action wire;
+  wire.set_id(action.id);
+  wire.set_attempt(action.attempt);
+  wire.set_kind(static_cast<v1::ActionKind>(action.kind));
+  for (const int32_t layer : action.scope.layers) wire.mutable_scope()->add_layers(static_cast<uint32_t>(layer));
+  for (const Head& head : action.scope.heads) {
+    v1::LayerHead* const to = wire.mutable_scope()->add_heads();
+    to->set_layer(static_cast<uint32_t>(head.layer));
+    to->set_head(static_cast<uint32_t>(head.head));
+  }
+  wire.set_mode(action.mode);
+  wire.set_value(action.value);
+  wire.set_apply_at_step(action.apply_at_step);
+  wire.set_expires_unix_ns(action.expires_unix_ns);
+  wire.set_undoes(action.undoes);
+  return wire;
 }
 
 }  // namespace bellwether::server

@@ -44,10 +44,15 @@ absl::StatusOr<IngestMessage> Decode(const v1::ClientMessage& message, const Lay
 std::string EncodeStepClosed(const StepClosedMessage& message);
 std::string EncodeSilence(const SilenceMessage& message);
 std::string EncodeSpectra(const SpectraMessage& message);
+std::string EncodeActionRequest(const ActionRequestMessage& message);
+std::string EncodePolicy(const PolicyMessage& message);
+std::string EncodeActionSent(const ActionSentMessage& message);
 absl::StatusOr<IngestMessage> DecodeRecord(const WalRecord& record, const Layout* layout, const DecodeLimits& limits);
 
 // Back onto the wire, for exports.
 v1::ClientMessage ToFrame(const StepSample& sample);
+// What a trainer needs to apply it; nothing of its past or its reasons.
+v1::Action ToWire(const Action& action);
 
 }  // namespace bellwether::server
 

@@ -72,7 +72,12 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
     if (!service_->options_.page_url_prefix.empty()) {
       welcome->set_page_url(service_->options_.page_url_prefix + run_name_);
     }
-    Send(std::move(message));
+    absl::MutexLock lock(&mutex_);
+    outgoing_.push_back(std::move(message));
+    welcomed_ = true;
+    for (v1::ServerMessage& action : held_) outgoing_.push_back(std::move(action));
+    held_.clear();
+    WriteNext();
   }
 
   void OnDurable(uint64_t seq) override {
@@ -97,6 +102,15 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
       id->set_head(static_cast<uint32_t>(head.head));
     }
     Send(std::move(message));
+  }
+
+  void OnAction(const Action& action) override {
+    v1::ServerMessage message;
+    *message.mutable_action() = ToWire(action);
+    absl::MutexLock lock(&mutex_);
+    // Nothing comes before the Welcome, and the shard may be quicker than the log.
+    (welcomed_ ? outgoing_ : held_).push_back(std::move(message));
+    WriteNext();
   }
 
   // ---- service ----
@@ -237,6 +251,8 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
 
   absl::Mutex mutex_;
   std::vector<v1::ServerMessage> outgoing_ ABSL_GUARDED_BY(mutex_);
+  std::vector<v1::ServerMessage> held_ ABSL_GUARDED_BY(mutex_);  // Until the Welcome.
+  bool welcomed_ ABSL_GUARDED_BY(mutex_) = false;
   v1::ServerMessage writing_message_;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;

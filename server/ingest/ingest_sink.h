@@ -28,6 +28,8 @@ class SessionOwner {
   virtual void OnFenced() = 0;  // A newer session holds this (run, rank).
   // The client is asked to look deeper at these heads, at most 64, and at no other.
   virtual void OnDeeper(const std::vector<Head>& heads) = 0;
+  // The client is handed an action; it may have it already.
+  virtual void OnAction(const Action& action) = 0;
 };
 
 // One stream's claim on a (run, rank).
@@ -59,7 +61,8 @@ class IngestSink {
   // Registers the session, fences the one before it and calls OnOpen() once
   // the Hello is durable.  RESOURCE_EXHAUSTED: runs or ranks at their limit;
   // FAILED_PRECONDITION: the run is known with another layout in this attempt;
-  // UNAVAILABLE: draining, or the log failed.
+  // ABORTED: a later attempt has begun at that rank; UNAVAILABLE: draining, or
+  // the log failed.
   virtual absl::StatusOr<std::shared_ptr<IngestSession>> Open(const HelloMessage& hello, std::string payload,
                                                               SessionOwner* owner) = 0;
 };

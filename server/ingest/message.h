@@ -9,6 +9,8 @@
 #include <variant>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "server/store/action.h"
 #include "server/store/gram_types.h"
 #include "server/store/run_types.h"
 #include "server/store/step_sample.h"
@@ -21,6 +23,8 @@ struct HelloMessage {
   uint32_t rank = 0;
   uint64_t first_unacked_seq = 0;
   uint64_t dropped_total = 0;
+  uint32_t kinds_mask = 0;   // Bit k: ActionKind k can be applied there.
+  bool ranks_agree = false;  // It passes actions on to all ranks and answers for them.
 };
 
 struct ActionResultMessage {
@@ -43,7 +47,8 @@ struct ByeMessage {
 
 // Said by the server itself, through its own log, so that a replay decides the
 // same: a step was closed by its deadline, ranks fell silent, other rules are in
-// force, Gram matrices have given signals or were left alone.
+// force, Gram matrices have given signals or were left alone, people asked
+// something about actions, another policy is in force, an action was handed out.
 struct StepClosedMessage {
   uint32_t attempt = 0;
   int64_t step = 0;
@@ -60,10 +65,32 @@ struct SpectraMessage {
   std::vector<GramAnswer> answers;
 };
 
+// What came of a request.  Not in the log: whoever asked waits for it.
+struct ActionOutcome {
+  absl::Status status;
+  Action action;
+};
+struct ActionRequestMessage {
+  ActionRequest request;
+  std::string malformed;  // Why it cannot even be asked; kept for the audit.
+  std::shared_ptr<ActionOutcome> outcome;  // Null in recovery.
+};
+struct PolicyMessage {
+  std::shared_ptr<const std::string> text;  // Never null; shared by many runs.
+  bool own = false;       // A person set it for this run; else it is the server's.
+  std::string by;         // Who.
+  std::string malformed;  // As above.
+  std::shared_ptr<ActionOutcome> outcome;
+};
+struct ActionSentMessage {
+  std::string id;
+};
+
 struct IngestMessage {
   uint64_t seq = 0;
   std::variant<HelloMessage, RankFrame, ShippedGram, RunEvent, ActionResultMessage, HeartbeatMessage, ByeMessage,
-               StepClosedMessage, SilenceMessage, RulesMessage, SpectraMessage>
+               StepClosedMessage, SilenceMessage, RulesMessage, SpectraMessage, ActionRequestMessage, PolicyMessage,
+               ActionSentMessage>
       body;
 };
 

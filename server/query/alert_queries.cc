@@ -54,6 +54,11 @@ absl::StatusOr<v1::GetAlertResponse> QueryEngine::GetAlert(const v1::GetAlertReq
     }
   }
 
+  BW_ASSIGN_OR_RETURN(const std::vector<Action> actions, stores_.actions->List(run->record.id));
+  for (const Action& action : actions) {
+    if (action.alert_key == request.key()) *response.add_actions() = ToProto(action, run->record.description.uuid);
+  }
+
   const Layout& layout = run->record.description.layout;
   const int64_t first_step = alert.last.first_step;
   const int64_t begin = std::max<int64_t>(0, first_step - options_.alert_window_steps);

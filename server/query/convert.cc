@@ -163,6 +163,53 @@ v1::Alert ToProto(const AlertView& alert, const RunTable& runs) {
   return proto;
 }
 
+v1::Action ToProto(const Action& action, const RunUuid& uuid) {
+  v1::Action proto;
+  proto.set_id(action.id);
+  proto.set_run_uuid(Bytes(uuid));
+  proto.set_attempt(action.attempt);
+  proto.set_kind(static_cast<v1::ActionKind>(action.kind));
+  v1::ActionScope* const scope = proto.mutable_scope();
+  for (const int32_t layer : action.scope.layers) scope->add_layers(static_cast<uint32_t>(layer));
+  for (const Head& head : action.scope.heads) {
+    v1::LayerHead* const to = scope->add_heads();
+    to->set_layer(static_cast<uint32_t>(head.layer));
+    to->set_head(static_cast<uint32_t>(head.head));
+  }
+  proto.set_mode(action.mode);
+  proto.set_value(action.value);
+  proto.set_apply_at_step(action.apply_at_step);
+  proto.set_expires_unix_ns(action.expires_unix_ns);
+  proto.set_expected_effect(action.expected_effect);
+  proto.set_cost(action.cost);
+  proto.set_asked_by(action.asked_by);
+  proto.set_alert_key(action.alert_key);
+  proto.set_undoes(action.undoes);
+  proto.set_state(static_cast<v1::ActionState>(action.state));
+  for (const ActionChange& change : action.history) {
+    v1::ActionChange* const to = proto.add_history();
+    to->set_state(static_cast<v1::ActionState>(change.state));
+    to->set_time_unix_ns(change.time_unix_ns);
+    to->set_by(change.by);
+    to->set_reason(change.reason);
+    to->set_step(change.step);
+  }
+  return proto;
+}
+
+v1::AuditEntry ToProto(const AuditEntry& entry) {
+  v1::AuditEntry proto;
+  proto.set_time_unix_ns(entry.time_unix_ns);
+  proto.set_step(entry.step);
+  proto.set_by(entry.by);
+  proto.set_what(entry.what);
+  proto.set_action_id(entry.action_id);
+  proto.set_kind(static_cast<v1::ActionKind>(entry.kind));
+  proto.set_refused(entry.refused);
+  proto.set_detail(entry.detail);
+  return proto;
+}
+
 v1::Series ToProto(SeriesPoints points, std::string_view signal, const SeriesKey& key) {
   v1::Series proto;
   proto.mutable_id()->set_signal(std::string(signal));

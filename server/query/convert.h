@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "bellwether/v1/query.pb.h"
+#include "server/store/action.h"
 #include "server/store/alert_log.h"
 #include "server/store/run_control.h"
 #include "server/store/run_table.h"
@@ -25,6 +26,9 @@ v1::SiblingBand ToProto(const SiblingBand& band);
 // `runs` knows the uuid; a run that left the table has none.
 v1::Transition ToProto(const Transition& transition, const RunTable& runs);
 v1::Alert ToProto(const AlertView& alert, const RunTable& runs);
+// `uuid` is the run's.
+v1::Action ToProto(const Action& action, const RunUuid& uuid);
+v1::AuditEntry ToProto(const AuditEntry& entry);
 v1::Series ToProto(SeriesPoints points, std::string_view signal, const SeriesKey& key);
 v1::ServerInfo ToProto(const RunControl::Info& info);
 

@@ -126,45 +126,4 @@ absl::StatusOr<v1::ServerInfo> QueryEngine::GetServerInfo(const v1::GetServerInf
   return info;
 }
 
-// ---- actions and policies ----
-
-namespace {
-
-absl::Status WatchesOnly(const char* what) {
-  return absl::UnimplementedError(
-      absl::StrCat(what, ": this server watches and does not act; it has no action engine"));
-}
-
-}  // namespace
-
-absl::StatusOr<v1::ListActionsResponse> QueryEngine::ListActions(const v1::ListActionsRequest& request,
-                                                                 const CallContext&) const {
-  BW_RETURN_IF_ERROR(FindRun(request.run()).status());
-  return v1::ListActionsResponse();
-}
-
-absl::StatusOr<v1::Action> QueryEngine::ProposeAction(const v1::ProposeActionRequest&, const CallContext&) const {
-  return WatchesOnly("ProposeAction");
-}
-
-absl::StatusOr<v1::Action> QueryEngine::ApproveAction(const v1::DecideActionRequest&, const CallContext&) const {
-  return WatchesOnly("ApproveAction");
-}
-
-absl::StatusOr<v1::Action> QueryEngine::RejectAction(const v1::DecideActionRequest&, const CallContext&) const {
-  return WatchesOnly("RejectAction");
-}
-
-absl::StatusOr<v1::Action> QueryEngine::UndoAction(const v1::DecideActionRequest&, const CallContext&) const {
-  return WatchesOnly("UndoAction");
-}
-
-absl::StatusOr<v1::Policy> QueryEngine::GetPolicy(const v1::GetPolicyRequest&, const CallContext&) const {
-  return WatchesOnly("GetPolicy");
-}
-
-absl::StatusOr<v1::Policy> QueryEngine::SetPolicy(const v1::SetPolicyRequest&, const CallContext&) const {
-  return WatchesOnly("SetPolicy");
-}
-
 }  // namespace bellwether::server

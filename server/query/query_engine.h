@@ -23,6 +23,7 @@
 #include "absl/status/statusor.h"
 #include "bellwether/signal_table.h"
 #include "bellwether/v1/query.pb.h"
+#include "server/store/action_log.h"
 #include "server/store/alert_log.h"
 #include "server/store/baselines.h"
 #include "server/store/database.h"
@@ -50,6 +51,7 @@ struct QueryStores {
   RunControl* control = nullptr;
   Clock* clock = nullptr;
   Counters* counters = nullptr;
+  ActionLog* actions = nullptr;
 };
 
 class QueryEngine {
@@ -115,8 +117,8 @@ class QueryEngine {
   absl::StatusOr<v1::Alert> SilenceAlert(const v1::SilenceAlertRequest&, const CallContext&) const;
 
   // ---- actions and policies ----
-  // This server only watches: no run has actions, and the calls about deciding
-  // them and about policies are UNIMPLEMENTED.
+  // What is refused, for whatever reason, stands in the run's audit; only a run
+  // that there is not has none.
   absl::StatusOr<v1::ListActionsResponse> ListActions(const v1::ListActionsRequest&, const CallContext&) const;
   absl::StatusOr<v1::Action> ProposeAction(const v1::ProposeActionRequest&, const CallContext&) const;
   absl::StatusOr<v1::Action> ApproveAction(const v1::DecideActionRequest&, const CallContext&) const;
@@ -143,6 +145,8 @@ class QueryEngine {
   absl::StatusOr<const SignalInfo*> Signal(const char* field, const std::string& name) const;
   absl::StatusOr<v1::Series> ReadSeries(const RunSnapshot& run, const SeriesKey& key, int64_t begin, int64_t end,
                                         size_t points, int32_t attempt) const;
+  absl::StatusOr<v1::Action> Act(const std::string& run, ActionRequest request, std::string malformed) const;
+  absl::StatusOr<v1::Action> Decide(ActionRequest::Verb verb, const v1::DecideActionRequest& request) const;
   absl::StatusOr<v1::Alert> PutNote(const RunSnapshot& run, const std::string& key,
                                     const Database::AlertNote& note) const;
 

@@ -27,7 +27,20 @@ std::string RunKey(RunId run) { return KeyBuilder('r').U64(run).key(); }
 std::string StateKey(RunId run, bool ended) { return KeyBuilder(ended ? 'J' : 'j').U64(run).key(); }
 std::string TransitionKey(uint64_t id) { return KeyBuilder('t').U64(id).key(); }
 std::string BandsKey(RunId run) { return KeyBuilder('b').U64(run).key(); }
+KeyBuilder ActionKey(RunId run) { return KeyBuilder('A').U64(run); }
+KeyBuilder AuditKey(RunId run) { return KeyBuilder('q').U64(run); }
 std::string NoteKey(RunId run, const std::string& key) { return KeyBuilder('a').U64(run).String(key).key(); }
+
+// How many changes `after` has behind the last one of `before`.  A long history
+// loses its middle, so that its length says nothing.
+size_t FreshChanges(const Action& before, const Action& after) {
+  if (before.history.empty()) return after.history.size();
+  const ActionChange& last = before.history.back();
+  for (size_t i = after.history.size(); i > 0; --i) {
+    if (after.history[i - 1] == last) return after.history.size() - i;
+  }
+  return after.history.size() > before.history.size() ? after.history.size() - before.history.size() : 0;
+}
 
 }  // namespace
 
@@ -330,6 +343,67 @@ absl::StatusOr<Database::AlertNote> RocksDatabase::GetAlertNote(RunId run, const
   if (absl::IsNotFound(value.status())) return AlertNote{};
   BW_RETURN_IF_ERROR(value.status());
   return DecodeAlertNote(*value);
+}
+
+absl::StatusOr<size_t> RocksDatabase::PutAction(RunId run, const Action& action) {
+  const std::string key = ActionKey(run).String(action.id).key();
+  size_t fresh = action.history.size();
+  const absl::StatusOr<std::string> before = Snapshot(this).Get(key);
+  if (before.ok()) {
+    BW_ASSIGN_OR_RETURN(const Action old, DecodeAction(*before));
+    fresh = FreshChanges(old, action);
+  } else if (!absl::IsNotFound(before.status())) {
+    return before.status();
+  }
+  if (fresh == 0) return fresh;
+  rocksdb::WriteBatch batch;
+  batch.Put(key, EncodeAction(action));
+  BW_RETURN_IF_ERROR(WriteDurably(&batch));
+  return fresh;
+}
+
+absl::StatusOr<std::vector<Action>> RocksDatabase::ListActions(RunId run) const {
+  std::vector<Action> actions;
+  absl::Status damage;
+  BW_RETURN_IF_ERROR(Snapshot(this).Scan(ActionKey(run).key(), {}, [&](std::string_view, std::string_view value) {
+    absl::StatusOr<Action> action = DecodeAction(value);
+    damage = action.status();
+    if (damage.ok()) actions.push_back(*std::move(action));
+    return damage.ok();
+  }));
+  BW_RETURN_IF_ERROR(damage);
+  return actions;
+}
+
+absl::StatusOr<bool> RocksDatabase::PutAudit(RunId run, Lsn lsn, const AuditEntry& entry) {
+  const std::string key = AuditKey(run).U64(lsn).key();
+  std::vector<std::string> kept;
+  BW_RETURN_IF_ERROR(Snapshot(this).Scan(AuditKey(run).key(), {}, [&](std::string_view at, std::string_view) {
+    kept.emplace_back(at);
+    return true;
+  }));
+  if (std::binary_search(kept.begin(), kept.end(), key)) return false;
+  rocksdb::WriteBatch batch;
+  if (kept.size() >= kAuditMax) {
+    if (key < kept.front()) return false;
+    batch.Delete(kept.front());
+  }
+  batch.Put(key, EncodeAuditEntry(entry));
+  BW_RETURN_IF_ERROR(WriteDurably(&batch));
+  return true;
+}
+
+absl::StatusOr<std::vector<AuditEntry>> RocksDatabase::ListAudit(RunId run) const {
+  std::vector<AuditEntry> entries;
+  absl::Status damage;
+  BW_RETURN_IF_ERROR(Snapshot(this).Scan(AuditKey(run).key(), {}, [&](std::string_view, std::string_view value) {
+    absl::StatusOr<AuditEntry> entry = DecodeAuditEntry(value);
+    damage = entry.status();
+    if (damage.ok()) entries.push_back(*std::move(entry));
+    return damage.ok();
+  }));
+  BW_RETURN_IF_ERROR(damage);
+  return entries;
 }
 
 absl::Status RocksDatabase::PutBands(RunId run, std::string_view row) {

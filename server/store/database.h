@@ -2,8 +2,8 @@
 //
 // Keys with a one-byte prefix per kind, RocksDB's own log off: what a crash
 // takes from here is replayed from the WAL.  Two column families, flushed
-// together: w, p and j pass within minutes, the rest stays.  Transitions, notes
-// and bands are the exception: people hear of them, so they are synced through
+// together: w, p and j pass within minutes, the rest stays.  Transitions, notes,
+// actions and bands are the exception: people hear of them, so they are synced through
 // RocksDB's own log, alone; transitions keep their ids whatever happens.  All that
 // belongs to one point of a run's history (its chunks, saved state and the LSN
 // up to which it is applied) goes into one WriteBatch, so that a crash keeps
@@ -21,6 +21,8 @@
 //   a <run> <key>                         note: acknowledged, silenced
 //   j <run>                               state: saved judge and windows
 //   J <run>                               the same of a run that has ended
+//   A <run> <id>                          action, with its whole history
+//   q <run> <lsn>                         audit entry, of the log record that it comes from
 //   b <run>                               bands: what it was like while healthy (run_bands.h)
 //
 // Numbers in keys are big-endian.  Thread-safe.
@@ -39,6 +41,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "server/store/action.h"
 #include "server/store/run_types.h"
 #include "server/store/step_sample.h"
 #include "server/store/transition.h"
@@ -118,6 +121,17 @@ class Database {
   };
   virtual absl::Status PutAlertNote(RunId run, const std::string& key, const AlertNote& note) = 0;
   virtual absl::StatusOr<AlertNote> GetAlertNote(RunId run, const std::string& key) const = 0;  // Default if none.
+
+  // ---- actions; durable when the call returns ----
+  // An action changes by growing histories only.  Returns how many changes of
+  // `action` were not stored yet; 0 = a replay, nothing was written.
+  virtual absl::StatusOr<size_t> PutAction(RunId run, const Action& action) = 0;
+  virtual absl::StatusOr<std::vector<Action>> ListActions(RunId run) const = 0;  // By id as a text.
+  // Keeps the newest kAuditMax of a run.  False: it was there already, or is
+  // older than all that is kept.
+  static constexpr size_t kAuditMax = 512;
+  virtual absl::StatusOr<bool> PutAudit(RunId run, Lsn lsn, const AuditEntry& entry) = 0;
+  virtual absl::StatusOr<std::vector<AuditEntry>> ListAudit(RunId run) const = 0;  // Oldest first.
 
   // ---- bands of healthy runs; durable when the call returns ----
   virtual absl::Status PutBands(RunId run, std::string_view row) = 0;

@@ -216,6 +216,53 @@ void Describe(Archive& ar, RunBands& b) {
 }
 
 template <typename Archive>
+void Describe(Archive& ar, Action& a) {
+  ar.Field(a.id);
+  ar.Field(a.attempt);
+  ar.Field(a.kind);
+  ar.List(a.scope.layers, 4, [](Archive& to, int32_t& layer) { to.Field(layer); });
+  ar.List(a.scope.heads, 8, [](Archive& to, Head& head) { Describe(to, head); });
+  ar.Field(a.mode);
+  ar.Field(a.value);
+  ar.Field(a.apply_at_step);
+  ar.Field(a.expires_unix_ns);
+  ar.Field(a.expected_effect);
+  ar.Field(a.cost);
+  ar.Field(a.asked_by);
+  ar.Field(a.alert_key);
+  ar.Field(a.undoes);
+  ar.Field(a.state);
+  ar.List(a.history, 19, [](Archive& to, ActionChange& change) {
+    to.Field(change.state);
+    to.Field(change.time_unix_ns);
+    to.Field(change.by);
+    to.Field(change.reason);
+    to.Field(change.step);
+  });
+}
+
+template <typename Archive>
+void Describe(Archive& ar, ActionRequest& r) {
+  ar.Field(r.verb);
+  Describe(ar, r.action);
+  ar.Field(r.id);
+  ar.Field(r.by);
+  ar.Field(r.reason);
+}
+
+template <typename Archive>
+void Describe(Archive& ar, AuditEntry& e) {
+  ar.Field(e.time_unix_ns);
+  ar.Field(e.step);
+  ar.Field(e.by);
+  ar.Field(e.what);
+  ar.Field(e.action_id);
+  ar.Field(e.kind);
+  ar.Field(e.refused);
+  ar.Field(e.detail);
+}
+
+template <typename Archive>
 void Describe(Archive& ar, Database::AlertNote& n) {
   ar.Field(n.acknowledged);
   ar.Field(n.by);
@@ -259,6 +306,16 @@ absl::StatusOr<Transition> DecodeTransition(std::string_view bytes) { return Dec
 std::string EncodeAlertNote(const Database::AlertNote& note) { return Encode(note); }
 absl::StatusOr<Database::AlertNote> DecodeAlertNote(std::string_view bytes) {
   return Decode<Database::AlertNote>(bytes, "alert note");
+}
+std::string EncodeAction(const Action& action) { return Encode(action); }
+absl::StatusOr<Action> DecodeAction(std::string_view bytes) { return Decode<Action>(bytes, "action"); }
+std::string EncodeActionRequest(const ActionRequest& request) { return Encode(request); }
+absl::StatusOr<ActionRequest> DecodeActionRequest(std::string_view bytes) {
+  return Decode<ActionRequest>(bytes, "request");
+}
+std::string EncodeAuditEntry(const AuditEntry& entry) { return Encode(entry); }
+absl::StatusOr<AuditEntry> DecodeAuditEntry(std::string_view bytes) {
+  return Decode<AuditEntry>(bytes, "audit entry");
 }
 std::string EncodeRunBands(const RunBands& bands) { return Encode(bands); }
 absl::StatusOr<RunBands> DecodeRunBands(std::string_view bytes) { return Decode<RunBands>(bytes, "baseline"); }

@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
+#include "server/store/action.h"
 #include "server/store/database.h"
 #include "server/store/run_bands.h"
 
@@ -29,6 +30,15 @@ absl::StatusOr<Transition> DecodeTransition(std::string_view bytes);
 
 std::string EncodeAlertNote(const Database::AlertNote& note);
 absl::StatusOr<Database::AlertNote> DecodeAlertNote(std::string_view bytes);
+
+std::string EncodeAction(const Action& action);
+absl::StatusOr<Action> DecodeAction(std::string_view bytes);
+
+std::string EncodeActionRequest(const ActionRequest& request);
+absl::StatusOr<ActionRequest> DecodeActionRequest(std::string_view bytes);
+
+std::string EncodeAuditEntry(const AuditEntry& entry);
+absl::StatusOr<AuditEntry> DecodeAuditEntry(std::string_view bytes);
 
 std::string EncodeRunBands(const RunBands& bands);
 absl::StatusOr<RunBands> DecodeRunBands(std::string_view bytes);

@@ -101,6 +101,10 @@ class RocksDatabase final : public Database {
   uint64_t last_transition_id() const override;
   absl::Status PutAlertNote(RunId run, const std::string& key, const AlertNote& note) override;
   absl::StatusOr<AlertNote> GetAlertNote(RunId run, const std::string& key) const override;
+  absl::StatusOr<size_t> PutAction(RunId run, const Action& action) override;
+  absl::StatusOr<std::vector<Action>> ListActions(RunId run) const override;
+  absl::StatusOr<bool> PutAudit(RunId run, Lsn lsn, const AuditEntry& entry) override;
+  absl::StatusOr<std::vector<AuditEntry>> ListAudit(RunId run) const override;
   absl::Status PutBands(RunId run, std::string_view row) override;
   absl::Status DeleteBands(RunId run) override;
   absl::StatusOr<std::vector<BandsRow>> ListBands() const override;
@@ -138,7 +142,7 @@ class RocksDatabase final : public Database {
   // Rewrites that family if much of it is superseded.
   absl::Status CompactPassing();
   absl::Status Write(rocksdb::WriteBatch* batch);  // Lost by a crash, replayed from the WAL.
-  // For what people are told, once or as it was: transitions, notes, bands.
+  // For what people are told, once or as it was: transitions, notes, actions, bands.
   absl::Status WriteDurably(rocksdb::WriteBatch* batch);
   absl::Status LoadTransitionIds();
 

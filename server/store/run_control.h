@@ -7,6 +7,7 @@
 #ifndef BELLWETHER_SERVER_STORE_RUN_CONTROL_H_
 #define BELLWETHER_SERVER_STORE_RUN_CONTROL_H_
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -15,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "server/store/action.h"
 #include "server/store/alert_log.h"
 #include "server/store/run_types.h"
 
@@ -44,6 +46,21 @@ class RunControl {
   virtual std::unique_ptr<RunImport> StartImport(const std::string& as_name) = 0;
   // Writes the run as a .bwrun; `sink` returns false to stop.
   virtual absl::Status Export(RunId run, const std::function<bool(std::string_view)>& sink) = 0;
+
+  // The action as it is then.  FAILED_PRECONDITION, PERMISSION_DENIED, NOT_FOUND,
+  // INVALID_ARGUMENT: as ActionEngine::OnRequest; refused, and in the audit.
+  // `malformed` is not empty: why it cannot be asked; only kept.  UNAVAILABLE:
+  // the log failed, and nothing happens.
+  virtual absl::StatusOr<Action> Act(RunId run, const ActionRequest& request, const std::string& malformed) = 0;
+  struct PolicyView {
+    uint8_t mode = 0;  // Numbers as Policy.Mode in query.proto.
+    std::string text;
+    bool own = false;  // Set for this run; else the server's.
+  };
+  virtual absl::StatusOr<PolicyView> GetPolicy(RunId run) = 0;
+  // `text` empty: back to the server's.  Errors as Act().
+  virtual absl::StatusOr<PolicyView> SetPolicy(RunId run, const std::string& text, const std::string& by,
+                                               const std::string& malformed) = 0;
 
   struct Info {
     std::string version, revision, grpc_version, backend;

@@ -41,6 +41,9 @@ enum class WalKind : uint8_t {
   kSilence = 6,      // Ranks fell silent or spoke again.
   kRules = 7,        // The run is judged by other rules from here on: their text.
   kSpectra = 8,      // What Gram matrices of the run gave.
+  kActionRequest = 9,  // What a person asked about an action.
+  kPolicy = 10,      // The run goes on by another policy: its text, and who said so.
+  kActionSent = 11,  // A stream was handed an action for the first time: its id.
 };
 
 struct WalRecord {

@@ -33,7 +33,7 @@ extern "C" {
 
 /* Minor grows when something is added, major when something breaks. */
 #define BW_API_VERSION_MAJOR 1
-#define BW_API_VERSION_MINOR 0
+#define BW_API_VERSION_MINOR 1 /* 1: ranks_agree; actions come as JSON */
 
 #define BW_BLOCKS_MAX 64         /* Blocks in one frame. */
 #define BW_LAYERS_MAX 512        /* Layers of one run. */
@@ -124,6 +124,10 @@ typedef struct bw_client_options {
   uint8_t qk_norm;
   uint8_t step_from_attach; /* Steps are counted from attaching. */
   uint32_t actions_mask;   /* Bit k: ActionKind k can be applied here. */
+  /* Since 1.1: */
+  uint32_t ranks_agree;    /* 1 = the job passes an action from this rank on to
+                              all its ranks and this one answers for them; 0 =
+                              each rank is told, and answers, for itself */
 } bw_client_options;
 
 /* Prepares a client and stores it in `*client`.  Allocates the ring; starts no
@@ -189,8 +193,21 @@ typedef enum bw_command_type {
   BW_COMMAND_NONE = 0,
   BW_COMMAND_SAMPLING = 1, /* value = period in steps; payload = a serialized
                               bellwether.v1.Sampling */
-  BW_COMMAND_ACTION = 2    /* payload = a serialized bellwether.v1.Action */
+  BW_COMMAND_ACTION = 2    /* payload = an action as JSON; see below */
 } bw_command_type;
+
+/* The JSON of an action is that of protobuf for bellwether.v1.Action with the
+   proto's field names, without a closing zero: what is absent has its default,
+   enums are names, 64-bit integers are strings.  It has these fields only:
+     {"id": "6f1b0a2c-3", "attempt": 1, "kind": "ACTION_KIND_CENTER_K",
+      "scope": {"layers": [2, 3], "heads": [{"layer": 5, "head": 7}]},
+      "mode": "hp", "value": 1, "apply_at_step": "1200",
+      "expires_unix_ns": "1790000000000000000", "undoes": "6f1b0a2c-2"}
+   An empty scope is the whole model; apply_at_step 0 is the next boundary.
+   Only kinds of actions_mask come.  The same action can come more than once,
+   after each reconnection until it is answered: apply it once, by its id, and
+   answer each time alike, with bw_client_push_action_result().  Refuse what is
+   past expires_unix_ns or past apply_at_step ("expired", "late"). */
 
 typedef struct bw_command {
   uint32_t struct_size; /* = sizeof(bw_command), set by the caller */

@@ -1,0 +1,128 @@
+// effect.h: what an action did to the heads that it was for.
+//
+// Follows the heads' indicators as means of batches of steps.  When an action
+// is applied, level and growth of each are taken: level L and slope g of ln x
+// (Theil-Sen) predict L exp(g t) for t steps later, had nothing been done.
+// After the trial what is there is compared with that:
+//   better   less than 0.6 of the predicted growth came, where it would have
+//            been more than noise
+//   worse    more came, and it still doubles within 2,000 steps
+// A head whose W_Q got worse, a loss that left its course or values that are no
+// numbers any more outweigh what got better.  What is not measured is left out.
+//
+// Only what means the same before and after is compared: after
+// attention.center_k the scores may be those of centred keys, so that fewer ties
+// and smaller scores are good news, but W_Q alone tells bad; qk.clip itself makes
+// sigma smaller by sqrt(gamma) and scores by gamma, which is taken into account;
+// gamma 0 brings sigma down to the other heads' median.
+//
+// Deterministic, no clock.  Not thread-safe.
+
+#ifndef BELLWETHER_SERVER_ACT_EFFECT_H_
+#define BELLWETHER_SERVER_ACT_EFFECT_H_
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "server/detect/batch_series.h"
+#include "server/store/action.h"
+#include "server/store/run_types.h"
+#include "server/store/step_sample.h"
+
+namespace bellwether::server {
+
+enum EffectTrack : uint8_t { kEffectSigma, kEffectCommon, kEffectRatio, kEffectLeak, kEffectTied, kEffectLogit };
+inline constexpr size_t kEffectTracks = 6;
+inline constexpr size_t kJudgedHeadsMax = 8;
+
+// One indicator of one head when an action was applied.
+struct EffectBefore {
+  int32_t layer = -1, head = -1;
+  uint8_t track = 0;
+  double level = 0;  // As it would be then: a clip has been taken into account.  0: not known.
+  double slope = 0;  // Of ln x a step; 0 where no growth could be told from noise.
+  template <class A>
+  void Visit(A& a) {
+    a(layer), a(head), a(track), a(level), a(slope);
+  }
+};
+
+struct EffectSnapshot {
+  int64_t step = -1;  // -1: none was taken.
+  std::vector<EffectBefore> heads;
+  double loss = 0, loss_highest = 0;  // 0: not measured.
+  template <class A>
+  void Visit(A& a) {
+    a(step), a(heads), a(loss), a(loss_highest);
+  }
+};
+
+struct Effect {
+  enum class Verdict : uint8_t { kHelped, kDidNotHelp, kUnclear };
+  Verdict verdict = Verdict::kUnclear;
+  std::string numbers;
+};
+
+class EffectWatch {
+ public:
+  explicit EffectWatch(const Layout& layout);
+
+  void Observe(const StepSample& sample);
+  // Values from before this mean nothing for those after it.
+  void Forget();
+
+  // The state of the action's heads (those of `heads`, else those of its scope
+  // that grow fastest, at most kJudgedHeadsMax), `step` being the one at which
+  // it took effect; what follows is the time after it.
+  EffectSnapshot Begin(const Action& action, const std::vector<Head>& heads, int64_t step);
+  // Whether enough was measured since Begin(), or nothing ever is.
+  bool CanJudge() const;
+  // More than one sample since Begin() had values that are no numbers.
+  bool turned_nonfinite() const { return nonfinite_samples_ > 1; }
+  Effect Judge(const EffectSnapshot& before, const Action& action, int64_t step) const;
+  // Whether undoing is known to do no harm; `*why` if not.  While keys are
+  // centred nobody sees what the raw ones would do.
+  bool IsSafeToUndo(const EffectSnapshot& before, const Action& action, std::string* why) const;
+  // Of these heads and all of these layers: those whose W_Q or scores stand out.
+  // All of `heads` if neither is measured.
+  std::vector<Head> WorthClipping(const std::vector<Head>& heads, const std::vector<int32_t>& layers) const;
+
+  template <class A>
+  void Visit(A& a) {
+    for (BatchSeries& series : series_) a(series);
+    a(loss_);
+    a(batch_begin_), a(loss_begin_), a(last_step_), a(last_loss_step_), a(nonfinite_samples_), a(nonfinite_);
+  }
+  bool Consistent() const;
+
+ private:
+  struct Reading {
+    bool known = false;
+    double level = 0, slope = 0;
+    bool grows = false;  // Surely.
+  };
+  size_t At(Head head) const { return static_cast<size_t>(head.layer * layout_.heads + head.head); }
+  // Of the newest rows, without the oldest `skip` share of them.
+  Reading Read(EffectTrack track, size_t head, double skip) const;
+  std::vector<Head> Choose(const Action& action, const std::vector<Head>& heads) const;
+  // What the action itself makes of a level; 0 = nobody knows.
+  double LevelAfter(const Action& action, EffectTrack track, Head head, double level) const;
+  void NoteNonfinite(const StepSample& sample);
+
+  Layout layout_;
+  std::vector<BatchSeries> series_;  // [kEffectTracks]
+  BatchSeries loss_;
+  int64_t batch_begin_ = -1;
+  int64_t loss_begin_ = -1;
+  int64_t last_step_ = -1;
+  int64_t last_loss_step_ = -1;
+  int32_t nonfinite_samples_ = 0;
+  std::string nonfinite_;  // The first of them.
+  std::vector<float> derived_, expanded_;
+};
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_ACT_EFFECT_H_

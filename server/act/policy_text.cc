@@ -1,0 +1,166 @@
+#include "server/act/policy_text.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "server/act/action_kinds.h"
+#include "server/detect/rule_fields.h"
+#include "server/detect/thresholds.h"
+
+namespace bellwether::server {
+namespace {
+
+const char* ModeText(PolicyMode mode) {
+  switch (mode) {
+    case PolicyMode::kObserve:
+      return "nothing is done; people may propose and approve";
+    case PolicyMode::kPropose:
+      return "what stands below is proposed, and waits for a person";
+    case PolicyMode::kEnforce:
+      return "what stands below is done";
+  }
+  return "";
+}
+
+std::string RungText(const PolicyRung& rung) {
+  const ActionKindInfo& info = *FindActionKind(rung.kind);
+  std::string text = info.name;
+  if (!rung.mode.empty()) absl::StrAppend(&text, " ", rung.mode);
+  if (rung.kind == ActionKind::kCenterK) {
+    if (rung.value == 0) absl::StrAppend(&text, " off");
+  } else if (*info.parameter != '\0' && rung.mode.empty()) {
+    absl::StrAppend(&text, " ", info.parameter, " ", NumberText(rung.value));
+  }
+  if (info.of_layers || info.of_heads) {
+    absl::StrAppend(&text, rung.scope == PolicyRung::Scope::kLayers  ? ", the alert's layers"
+                           : rung.scope == PolicyRung::Scope::kHeads ? ", the heads that stand out"
+                                                                     : ", the whole model");
+  }
+  if (info.on_trial) absl::StrAppend(&text, ", judged after ", rung.trial_steps, " steps");
+  if (info.on_trial && info.holds) {
+    absl::StrAppend(&text, rung.may_undo ? "; undone if it did not help and that is safe" : "; stays in any case");
+  }
+  if (rung.always_next) absl::StrAppend(&text, "; the next follows in any case");
+  return absl::StrCat(text, ". Cost: ", info.cost, ".");
+}
+
+std::string WhenText(const PolicyRule& rule) {
+  std::string text = absl::StrCat("An alert of ", rule.rules.empty() ? "any rule" : absl::StrJoin(rule.rules, ", "));
+  if (rule.stage_min > 0) absl::StrAppend(&text, ", from stage ", rule.stage_min);
+  absl::StrAppend(&text, ", ", NameOf(rule.severity_min), rule.severity_min == Severity::kCritical ? "" : " or worse");
+  absl::StrAppend(&text, rule.confirm_steps > 0 ? absl::StrCat(", that has fired for ", rule.confirm_steps, " steps")
+                                                : ", at once");
+  return text + ":";
+}
+
+std::string Minute(int32_t minute) { return absl::StrFormat("%02d:%02d", minute / 60, minute % 60); }
+
+std::string LegalOf(const ActionKindInfo& info) {
+  if (std::string_view(info.parameter) == "mode")
+    return absl::StrCat("`mode`: ", absl::StrJoin(AttentionModes(), ", "));
+  if (info.kind == ActionKind::kCenterK) return "`on`: true, false";
+  if (*info.parameter == '\0') return "";
+  return absl::StrCat("`", info.parameter, "`: ", info.above_low ? "above " : "", NumberText(info.low), " to ",
+                      NumberText(info.high), info.whole ? ", whole" : "");
+}
+
+std::string DefaultOf(const ActionKindInfo& info) {
+  if (std::string_view(info.parameter) == "mode") return "must be said";
+  if (info.kind == ActionKind::kCenterK) return "true";
+  return *info.parameter == '\0' ? "" : NumberText(info.fallback);
+}
+
+std::string NumberRow(const PolicyNumber& number, const std::string& usual) {
+  return absl::StrCat("| `", number.path, "` | ", usual, " | ", number.low, " to ", number.high, ", whole | ",
+                      number.unit, " | ", number.help, " |\n");
+}
+
+}  // namespace
+
+std::string ExplainPolicy(const Policy& policy) {
+  std::string text = absl::StrCat("Mode ", NameOf(policy.mode), ": ", ModeText(policy.mode), ".\n");
+  if (policy.approvers.empty()) {
+    absl::StrAppend(&text, "Whoever may act may approve, reject and undo.\n");
+  } else {
+    absl::StrAppend(&text, "Who may approve, reject and undo: ", absl::StrJoin(policy.approvers, ", "), ".\n");
+  }
+  for (const auto& [begin, end] : policy.quiet_minutes) {
+    absl::StrAppend(&text, "From ", Minute(begin), " to ", Minute(end), " UTC what would be done is proposed.\n");
+  }
+  absl::StrAppend(&text, "At most ", policy.actions_per_run, " actions of the policy in a run, at least ",
+                  policy.min_steps_between,
+                  " steps from one on trial to the next; what nobody approves or answers expires after ",
+                  policy.time_to_live_s, " s.\nOne action at a time; an alert that resolves ends its proposals.\n");
+  for (const PolicyRule& rule : policy.rules) {
+    absl::StrAppend(&text, "\n", WhenText(rule), "\n");
+    for (size_t i = 0; i < rule.ladder.size(); ++i) {
+      absl::StrAppend(&text, "  ", i + 1, ". ", RungText(rule.ladder[i]), "\n");
+    }
+  }
+  if (policy.rules.empty()) absl::StrAppend(&text, "\nNo rules: no alert is acted upon.\n");
+  return text;
+}
+
+std::string PolicyReference() {
+  const Policy plain;
+  std::string page = absl::StrCat(
+      "# The policy file\n\nGenerated by `bellwetherd policy reference`; do not edit. What is built in: "
+      "[default.yml](../../deploy/policy/default.yml); what it means in sentences: `bellwether policy explain`.\n\n"
+      "A YAML file of at most ",
+      kPolicyBytesMax / 1024,
+      " KiB. What it does not say is as built in, so that `mode: enforce` alone does what is built in; `rules` "
+      "replaces "
+      "all built-in rules. What it says wrongly is refused with file, line and column.\n\n"
+      "| key | built in | legal | unit | meaning |\n| --- | --- | --- | --- | --- |\n"
+      "| `mode` | observe | observe, propose, enforce | | observe: nothing is done by itself; propose: a person "
+      "approves; enforce: the policy approves |\n"
+      "| `approvers` | none | a list of at most 64 names | | who may approve, reject and undo; `*` and `?` as in file "
+      "names; empty: whoever may act |\n"
+      "| `quiet_hours` | none | a list of at most 16 `\"HH:MM-HH:MM\"` | UTC | when what would be enforced is "
+      "proposed; "
+      "may pass midnight |\n");
+  absl::StrAppend(&page, NumberRow(kActionsPerRun, absl::StrCat(plain.actions_per_run)),
+                  NumberRow(kMinStepsBetween, absl::StrCat(plain.min_steps_between)),
+                  NumberRow(kTimeToLive, absl::StrCat(plain.time_to_live_s)));
+  absl::StrAppend(
+      &page, "\n## `rules`\n\nA list of at most ", kPolicyRulesMax,
+      "; the first that fits an alert counts.\n\n"
+      "| key | default | legal | unit | meaning |\n| --- | --- | --- | --- | --- |\n"
+      "| `rules[].when.rule` | any | a name or a list of at most 16 | | built-in or own rules, by which the "
+      "alert was opened |\n",
+      NumberRow(kStageMin, "0"),
+      "| `rules[].when.severity` | warning | info, warning, critical | | least severity of the alert |\n",
+      NumberRow(kConfirmSteps, "0"), "| `rules[].ladder` | must be said | a list of 1 to ", kLadderMax,
+      " | | what is done, the next when the one before did not help |\n");
+  absl::StrAppend(
+      &page,
+      "\n## A rung of a ladder\n\n`{do: KIND, ...}`. A rung that nobody allowed (`attach(allow={...})`), that is "
+      "in force already or that cannot be (centring with a softcap, a clip under QK-norm) is passed over.\n\n"
+      "| key | default | legal | meaning |\n| --- | --- | --- | --- |\n"
+      "| `do` | must be said | a kind of the table below | |\n"
+      "| `scope` | all; heads for qk.clip | all, layers, heads | layers: those that the alert names; heads: those "
+      "of them that stand out |\n"
+      "| `trial_steps` | 1000 | ",
+      kTrialSteps.low, " to ", kTrialSteps.high,
+      ", whole | after which the effect is judged |\n"
+      "| `next` | if_needed | if_needed, always | always: the next rung follows even if this one helped, to repair "
+      "what "
+      "was damaged |\n"
+      "| `undo` | when_safe | when_safe, never | of one that did not help |\n\n"
+      "| kind | parameter | default | scope | judged | can be undone | what it does | cost |\n"
+      "| --- | --- | --- | --- | --- | --- | --- | --- |\n");
+  for (const ActionKindInfo& info : ActionKinds()) {
+    absl::StrAppend(&page, "| `", info.name, "` | ", LegalOf(info), " | ", DefaultOf(info), " | ",
+                    info.of_heads    ? "heads"
+                    : info.of_layers ? "all, layers"
+                                     : "all",
+                    " | ", info.on_trial ? "yes" : "no", " | ", info.holds ? "yes" : "no", " | ", info.effect, " | ",
+                    info.cost, " |\n");
+  }
+  return page;
+}
+
+}  // namespace bellwether::server

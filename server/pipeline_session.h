@@ -1,0 +1,86 @@
+// pipeline_session.h: one stream's claim on a (run, rank).
+//
+// Private to the pipeline.  Thread-safe.
+
+#ifndef BELLWETHER_SERVER_PIPELINE_SESSION_H_
+#define BELLWETHER_SERVER_PIPELINE_SESSION_H_
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "server/pipeline.h"
+#include "server/util/log.h"
+
+namespace bellwether::server {
+
+// A stream's claim.  The owner is called under owner_mutex_, which Detach()
+// takes too: after it no call is in flight.
+class Pipeline::Session final : public IngestSession, public std::enable_shared_from_this<Session> {
+ public:
+  Session(Pipeline* pipeline, RunEntry* run, RankSlot* slot, uint32_t rank, uint64_t epoch, SessionOwner* owner)
+      : pipeline_(pipeline),
+        run_(run),
+        slot_(slot),
+        rank_(rank),
+        epoch_(epoch),
+        layout_(run->description.layout),
+        owner_(owner) {}
+
+  uint64_t epoch() const override { return epoch_; }
+  const Layout& layout() const override { return layout_; }
+  absl::StatusOr<Taken> Put(IngestMessage& message, std::string& payload) override {
+    return pipeline_->Put(this, message, payload);
+  }
+  void Heartbeat(const HeartbeatMessage&) override {}
+
+  void Bye(IngestMessage message, std::string payload) override {
+    Shard& shard = *pipeline_->shards_[run_->shard];
+    absl::MutexLock lock(&shard.mutex());
+    if (slot_->epoch != epoch_) return;
+    WalRecord record;
+    record.kind = WalKind::kBye;
+    record.run = run_->id;
+    record.rank = rank_;
+    record.epoch = epoch_;
+    record.time_unix_ms = pipeline_->clock_->UnixMillis();
+    record.payload = std::move(payload);
+    const int64_t time_unix_ms = record.time_unix_ms;
+    const auto lsn = pipeline_->wal_->Append(std::move(record));
+    if (!lsn.ok()) {
+      LogWarning("run {}: the goodbye of rank {} is lost: {}", run_->description.name, rank_,
+                 std::string(lsn.status().message()));
+      return;
+    }
+    shard.Push({*lsn, run_->id, rank_, epoch_, time_unix_ms, std::move(message)}, 0);
+  }
+
+  void Detach() override {
+    absl::MutexLock lock(&owner_mutex_);
+    owner_ = nullptr;
+  }
+
+  template <typename Call>
+  void Tell(Call call) {
+    absl::MutexLock lock(&owner_mutex_);
+    if (owner_ != nullptr) call(owner_);
+  }
+
+  RunEntry* run() const { return run_; }
+  RankSlot* slot() const { return slot_; }
+  uint32_t rank() const { return rank_; }
+
+ private:
+  Pipeline* const pipeline_;
+  RunEntry* const run_;
+  RankSlot* const slot_;
+  const uint32_t rank_;
+  const uint64_t epoch_;
+  const Layout layout_;
+  absl::Mutex owner_mutex_;
+  SessionOwner* owner_ ABSL_GUARDED_BY(owner_mutex_);
+};
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_PIPELINE_SESSION_H_
