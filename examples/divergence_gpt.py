@@ -29,6 +29,10 @@ delta, or centred keys, keep the same run healthy, and rescue it in flight.
     python examples/divergence_gpt.py --server 127.0.0.1:7070 --checkpoints ckpt &
     python -m bellwether scan ckpt --follow --heads 6 --server 127.0.0.1:7070 --run by-checkpoints
 
+    # Repaired by the server, once it was told to: bellwether policy set repaired policy.yml
+    python examples/divergence_gpt.py --server 127.0.0.1:7070 --name repaired \\
+        --allow attention.center_k,attention.mode,qk.clip
+
     # Several finished runs in one picture.
     python examples/divergence_gpt.py --compare divergence/*.json --out divergence
 
@@ -346,7 +350,7 @@ class Training:
             # A small model's steps are short: what a sample costs there must not thin it out.
             self.monitor = bellwether.attach(
                 self.model, record=str(args.record) if args.record else None, server=args.server,
-                run=args.name, every=args.every, overhead_budget=1.0,
+                run=args.name, every=args.every, overhead_budget=1.0, allow=args.allow,
             )  # fmt: skip
 
     def load(self, path: Path) -> None:
@@ -473,6 +477,8 @@ def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
     add("--every", type=int, default=20, help="steps between two points of the curves")
     add("--record", type=Path, metavar="FILE", help="watch PyTorch's attention into this .bwrun")
     add("--server", metavar="HOST:PORT", help="watch it, and tell this bellwetherd")
+    add("--allow", default="", metavar="KINDS", help="what that server may do, for example "
+        "attention.center_k,attention.mode,qk.clip")  # fmt: skip
     add("--compile-loss", action="store_true", help="fuse the loss: half a minute, then faster")
     add("--minutes", type=float, help="stop after so long")
     add(

@@ -176,6 +176,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--server", help="host:port or unix:/path; default: a private server")
     parser.add_argument("--record", help="write a .bwrun file instead")
     parser.add_argument("--run", help="the run's name")
+    parser.add_argument("--allow", help="what the server may do, as attach(allow=...)")
     parser.add_argument("--every", type=int, default=20, help="steps between two samples")
     parser.add_argument("--checkpoints", type=Path, help="save the weights in this folder")
     parser.add_argument("--checkpoint-every", type=int, default=100, help="steps between two")
@@ -202,7 +203,7 @@ def main() -> int:
         # is far above the 0.5 % that is right for real models.
         monitor = bellwether.attach(
             model, server=args.server, run=args.run, every=args.every, record=args.record,
-            rows=0, sequences=0, overhead_budget=0.5,
+            rows=0, sequences=0, overhead_budget=0.5, allow=args.allow,
         )  # fmt: skip
         if args.center:
             monitor.event("centring_on")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from .acting_callbacks import on_action
     from .attaching import attach
     from .attending import attention
     from .centering import center_keys
@@ -31,6 +32,7 @@ __all__ = [
     "attach",
     "attention",
     "center_keys",
+    "on_action",
     "stabilize",
     "unwrap_attention",
     "wrap_attention",
@@ -44,6 +46,7 @@ _HOMES = {
     "attach": "attaching",
     "attention": "attending",
     "center_keys": "centering",
+    "on_action": "acting_callbacks",
     "stabilize": "stabilizing",
     "unwrap_attention": "wrapping",
     "wrap_attention": "wrapping",

@@ -205,6 +205,7 @@ class ClientOptions(Structure):
         ("qk_norm", c_uint8),
         ("step_from_attach", c_uint8),
         ("actions_mask", c_uint32),
+        ("ranks_agree", c_uint32),
     ]
 
 
@@ -440,7 +441,7 @@ def client() -> CDLL:
         library = _load(CLIENT_LIBRARY)
         handle = c_void_p
         _declare(library, "bw_abi_version", c_uint32)
-        _check_abi(CLIENT_LIBRARY, library.bw_abi_version())
+        _check_abi(CLIENT_LIBRARY, library.bw_abi_version(), 1)
         _declare(library, "bw_last_error", c_char_p)
         _declare(library, "bw_signal_by_name", c_uint32, c_char_p)
         _declare(library, "bw_signal_at", c_int, c_uint32, POINTER(SignalInfo))

@@ -47,7 +47,7 @@ except BaseException as error:
 """
 
 _SETTINGS = ("server", "run", "every", "layers", "ranks", "rows", "sequences", "overhead_budget",
-             "record", "config")  # fmt: skip
+             "record", "config", "allow")  # fmt: skip
 
 
 def _line(box: Mailbox) -> str:
@@ -131,6 +131,7 @@ def _parse(arguments: Optional[list[str]]) -> argparse.Namespace:
     parser.add_argument("--overhead-budget", type=float, help="share of the step time")
     parser.add_argument("--record", help="write a .bwrun file")
     parser.add_argument("--config", help="file of `key: value` lines")
+    parser.add_argument("--allow", help="kinds of action that the server may ask for: a,b,...")
     parser.add_argument(
         "--wait", type=float, default=WAIT_SECONDS, metavar="SECONDS",
         help=f"for an optimizer step ({WAIT_SECONDS:g})",

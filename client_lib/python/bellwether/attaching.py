@@ -8,6 +8,7 @@ from typing import Any, Optional, Union
 from torch import nn
 
 from . import intercept, log, private_server, probe
+from .agreement import usable
 from .monitor import Monitor, watching
 from .parallel import Parallel, detect
 from .ranks import own_path, rank_and_world
@@ -70,6 +71,8 @@ def attach(
     on_alert: Optional[Callable[[dict[str, Any]], None]] = None,
     weights_only: bool = False,
     parallel: Optional[Parallel] = None,
+    allow: Union[str, Iterable[str], None] = None,
+    agree: bool = True,
 ) -> Monitor:
     """Watches `model` from its next forward pass on; the same handle if it is watched already.
 
@@ -94,6 +97,11 @@ def attach(
               before: only the norms of W_Q and W_K are measured, at the optimizer step
     parallel  a bellwether.Parallel: where this process's layers and heads lie in the whole model;
               default: by the weights where they are split by tensor parallelism, else all of it
+    allow     kinds of action that the server may ask for: any of attention.mode,
+              attention.center_k, qk.clip, lr.scale, checkpoint.now, batch.skip, sampling.deepen,
+              stop; default: none, and nothing is ever changed
+    agree     with `allow` in a job of several ranks: all of them call attach() at the same point
+              and agree on each action; False = each rank does what it is asked for itself
 
     Raises ValueError for a bad argument; nothing else, and nothing later.
     """
@@ -101,6 +109,7 @@ def attach(
         "server": server, "run": run, "every": every, "layers": layers, "stats": stats,
         "ranks": ranks, "rows": rows, "sequences": sequences, "microbatches": microbatches,
         "overhead_budget": overhead_budget, "gram_bytes": gram_bytes, "record": record,
+        "allow": allow,
     }  # fmt: skip
     complaints: list[str] = []
     settings = resolve(arguments, config, complain=complaints.append)
@@ -112,21 +121,26 @@ def attach(
     if known is not None:
         return known
     placed = parallel or _detected(model)
-    monitor = Monitor(model, settings, placed)
+    first = placed.data[0] == 0 if placed is not None else rank_and_world()[0] == 0
+    aside = settings.ranks == "dp0" and not first
+    # Such a rank only does what the others do.
+    agree = agree and bool(settings.allow) and usable()
+    monitor = Monitor(model, settings, placed, silent=aside and agree)
     if settings.disabled:
         return monitor
-    first = placed.data[0] == 0 if placed is not None else rank_and_world()[0] == 0
-    if settings.ranks == "dp0" and not first:
+    if aside:
         monitor.why_off = "another rank reports"
-        return monitor
+        if not agree:
+            return monitor
     missing = probe.available()
     if missing is not None:
         monitor.why_off = missing
         log.warning(f"watching is off: {missing}")
         return monitor
     try:
-        _choose_sink(monitor)
-        monitor.install(model, dict(weights or {}), weights_only)
+        if not aside:
+            _choose_sink(monitor)
+        monitor.install(model, dict(weights or {}), weights_only, agree)
     except Exception as e:
         monitor.trouble(e, "attach()")
         monitor.why_off = str(e)

@@ -59,6 +59,8 @@ class RunOptions:
     centred: bool = False
     qk_norm: bool = False
     step_from_attach: bool = False
+    actions_mask: int = 0  # Bit k: the kind of action with number k can be applied here.
+    ranks_agree: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,15 +202,31 @@ class RunClient:
             )
         )
 
+    def push_action_result(self, id: str, step: int, applied: bool, reason: str) -> bool:
+        """Answers an action, ordered with the frames.  False if the ring is full: try again."""
+        words = "".join(c if c.isprintable() else " " for c in reason).encode()
+        return self._check(
+            self._library.bw_client_push_action_result(
+                self._handle, id.encode(), step, int(applied), words
+            )
+        )
+
     def poll_sampling(self) -> Optional[Sampling]:
         """What the server last asked of the samples, if it asked since the last call."""
+        return self.poll()[0]
+
+    def poll(self) -> tuple[Optional[Sampling], list[bytes]]:
+        """(what poll_sampling() gives, the actions that came since the last call, as JSON)."""
         newest: Optional[Sampling] = None
+        actions: list[bytes] = []
         while True:
             command = _native.struct(_native.Command)
             self._library.bw_client_poll(self._handle, ctypes.byref(command))
             if command.type == _native.COMMAND_NONE:
-                return newest
-            if command.type == _native.COMMAND_SAMPLING:
+                return newest, actions
+            if command.type == _native.COMMAND_ACTION:
+                actions.append(bytes(command.payload[: command.payload_bytes]))
+            elif command.type == _native.COMMAND_SAMPLING:
                 payload = bytes(command.payload[: command.payload_bytes])
                 newest = Sampling(int(command.value), _deeper_heads(payload))
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ATTRIBUTE = "_bellwether_mark"
 # What is traced here goes to the edge of what dynamo can: with an older one, where nobody has
 # tried it, compiled modules are not watched.
-TORCH_MIN = (2, 13)
+TORCH_MIN = (2, 11)
 PARAMETERS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 _numbers = itertools.count(1)
@@ -110,6 +110,11 @@ for _name in ("observe", "observe_keys"):
 
 
 # ---- what is traced ----
+
+
+def exporting() -> bool:
+    """torch.compiler.is_exporting(), which torch.compile took for true before torch 2.13."""
+    return bool(getattr(torch.compiler, "_is_exporting_flag", False))
 
 
 def unseen(function: Callable[..., Any], *args: Any) -> None:

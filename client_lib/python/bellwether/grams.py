@@ -124,6 +124,19 @@ def increment_grams(
     return gram(torch.cat([c * dq, q])), gram(torch.cat([k / c, dk])), c
 
 
+class _Turn:
+    """Whose turn it is, of the heads that were asked for and of all others."""
+
+    def __init__(self) -> None:
+        self.asked = self.others = 0
+
+    def had(self, is_asked: bool, turn: int) -> None:
+        if is_asked:
+            self.asked = turn + 1
+        else:
+            self.others = turn + 1
+
+
 class Grams:
     """Chooses the heads of each sample and computes their matrices."""
 
@@ -133,9 +146,14 @@ class Grams:
         self._increments = _Purse(bytes_per_sample / 2)
         self._on = bytes_per_sample > 0
         self._asked: list[_Head] = []
-        self._asked_next = self._next = 0  # Whose turn it is, of those and of all.
+        # Changes have turns of their own: among the matrices' they would be some heads' only.
+        self._turn, self._change_turn = _Turn(), _Turn()
         # W_Q and W_K of heads at the last sample, whose change is shipped at this one.
         self._before: dict[_Head, tuple[Tensor, Tensor]] = {}
+
+    def forget(self) -> None:
+        """The weights were changed by other hands than the optimizer's."""
+        self._before.clear()
 
     def ask(self, heads: Iterable[tuple[int, int]], heads_here: int) -> None:
         """The server wants these heads, (layer, head) of the whole model, and no others."""
@@ -180,8 +198,7 @@ class Grams:
             grams.append(Gram(layer, head, kind, n, begin))
             parts.append(part)
 
-        asked_next, others_next = self._asked_next, self._next
-        for is_asked, turn, where in self._in_turn(heads):
+        for is_asked, turn, where in self._in_turn(heads, self._turn):
             w = slices(where)
             if w is None:
                 continue
@@ -190,11 +207,7 @@ class Grams:
                 break
             self._grams.bytes -= _price(n)
             ship(where, _native.SPECTRUM_WQ_GRAM, _packed(gram(w[0])), n)
-            if is_asked:
-                asked_next = turn + 1
-            else:
-                others_next = turn + 1
-        self._asked_next, self._next = asked_next, others_next
+            self._turn.had(is_asked, turn)
         for where, (wq_before, wk_before) in self._before.items():
             w = slices(where) if where[0] in layers else None
             if w is None or w[0].shape != wq_before.shape or w[1].shape != wk_before.shape:
@@ -211,7 +224,7 @@ class Grams:
         """Copies the weights of the heads whose change can be afforded at the next sample."""
         self._before = {}
         price = 0
-        for _, _, where in self._in_turn(heads):
+        for is_asked, turn, where in self._in_turn(heads, self._change_turn):
             w = slices(where)
             n = 0 if w is None else 2 * len(w[0])
             # The change of 16-bit weights is mostly rounding.
@@ -221,16 +234,17 @@ class Grams:
             if not self._increments.will_afford(price):
                 break
             self._before[where] = (w[0].detach().clone(), w[1].detach().clone())
+            self._change_turn.had(is_asked, turn)
 
-    def _in_turn(self, heads: list[_Head]) -> Iterator[tuple[bool, int, _Head]]:
+    def _in_turn(self, heads: list[_Head], whose: _Turn) -> Iterator[tuple[bool, int, _Head]]:
         """(whether it was asked for, its turn, the head): those that were asked for, then all
         others, each from where it stopped."""
         here, asked = set(heads), set(self._asked)
-        for turn in range(self._asked_next, self._asked_next + len(self._asked)):
+        for turn in range(whose.asked, whose.asked + len(self._asked)):
             where = self._asked[turn % len(self._asked)]
             if where in here:
                 yield True, turn, where
-        for turn in range(self._next, self._next + len(heads)):
+        for turn in range(whose.others, whose.others + len(heads)):
             where = heads[turn % len(heads)]
             if where not in asked:
                 yield False, turn, where

@@ -23,6 +23,9 @@ def run_options(
     parallel: Parallel,
     server: Optional[str],
     record_path: Optional[str],
+    *,
+    actions_mask: int,
+    ranks_agree: bool,
     **more: Any,
 ) -> RunOptions:
     """`layers` are those that report, in order; `more` are fields of RunOptions."""
@@ -42,6 +45,8 @@ def run_options(
         seq_len=max((layer.seq_len for layer in layers), default=0),
         rank=rank,
         world=world,
+        actions_mask=actions_mask,
+        ranks_agree=ranks_agree,
         reporters=min(world, parallel.shards) if settings.ranks == "dp0" else world,
         server=server,
         record_path=record_path,

@@ -20,6 +20,10 @@ class Increments:
         self._before: dict[int, tuple[Tensor, Tensor]] = {}
         self._rotation = 0
 
+    def forget(self) -> None:
+        """The weights were changed by other hands than the optimizer's."""
+        self._before.clear()
+
     def measure(self, layers: list[Layer]) -> dict[int, Any]:
         """id(layer) -> rank for each head: of all layers if copies of their weights are small,
         else of one layer after the other."""

@@ -192,7 +192,8 @@ class Visit:
         # Where the libraries are was known to the command only.
         os.environ.setdefault("BELLWETHER_LIB_DIR", self._request["libraries"])
         without_forward = compiled.attention(model)
-        handle = attach(model, weights_only=bool(without_forward), **arguments)
+        # Not all ranks are at the same step when they are entered: each acts for itself.
+        handle = attach(model, weights_only=bool(without_forward), agree=False, **arguments)
         if handle.why_off:
             aside = handle.why_off == "another rank reports"
             return {"ok": aside, "text": f"rank {rank}: {handle.why_off}"}

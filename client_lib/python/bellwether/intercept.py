@@ -5,7 +5,8 @@ state_dict of the model see nothing: the names under which Python code finds
 scaled_dot_product_attention, and `forward` of the classes of the attention modules, which only
 notes on a thread-local stack which layer is running and what the function means inside it: a
 monitor wants the layer (`install`), stabilize() another function (`install_function`), and one
-module may have both.  What installs also uninstalls, and the last one leaves nothing behind.
+module may have both; what a monitor switches in flight is in switching.py.  What installs also
+uninstalls, and the last one leaves nothing behind.
 The one thing that hangs on an instance is what torch.compile needs (compiled_taps.py).
 """
 
@@ -23,7 +24,7 @@ import torch
 import torch.nn.functional as functional
 from torch import nn
 
-from . import compiled_taps, wrapping
+from . import compiled_taps, switching, wrapping
 
 if TYPE_CHECKING:
     from .layer import Layer
@@ -34,11 +35,12 @@ NAME = "scaled_dot_product_attention"
 class _Running(threading.local):
     def __init__(self) -> None:
         # (layer or None, the saved-tensor hooks in force when its forward began, what
-        # scaled_dot_product_attention means inside, the module's mark for torch.compile)
+        # scaled_dot_product_attention means inside, the module's mark for torch.compile, its word
+        # of switching.py)
         self.stack: list[_Entry] = []
 
 
-_Entry = tuple[Optional["Layer"], Any, Callable[..., Any], Any]
+_Entry = tuple[Optional["Layer"], Any, Callable[..., Any], Any, str]
 _running = _Running()
 _lock = threading.RLock()
 _original: Callable[..., Any] = functional.scaled_dot_product_attention
@@ -87,14 +89,17 @@ def checkpoint_inside() -> bool:
 def _attention(*args: Any, **kwargs: Any) -> Any:
     if not _running.stack:
         return _original(*args, **kwargs)
-    layer, _, function, mark = _running.stack[-1]
+    layer, _, function, mark, word = _running.stack[-1]
+    centred = False
+    if word:
+        function, args, kwargs, centred = switching.call(word, function, args, kwargs)
     if torch.compiler.is_compiling():
         if mark is None:
             return function(*args, **kwargs)
         return compiled_taps.attention(function, mark.tensor, args, kwargs)
     if layer is None:
         return function(*args, **kwargs)
-    return layer.attention(function, args, kwargs)
+    return layer.attention(function, args, kwargs, centred)
 
 
 # While it is installed it is what this name means, also to pickle.
@@ -112,6 +117,11 @@ def _function_in(module: nn.Module) -> Callable[..., Any]:
     return entry[1] if entry is not None and entry[0]() is module else _original
 
 
+def is_plain(module: nn.Module) -> bool:
+    """Whether nobody has put another function in the place of the module's attention."""
+    return _function_in(module) is _original
+
+
 def _patched_forward(inherited: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(inherited)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -120,24 +130,28 @@ def _patched_forward(inherited: Callable[..., Any]) -> Callable[..., Any]:
         layer: Optional[Layer] = None
         hooks = None
         mark = getattr(self, compiled_taps.ATTRIBUTE, None)
-        if mark is not None and torch.compiler.is_compiling() and torch.compiler.is_exporting():
-            mark = None  # What leaves the process is the model alone.
+        word = getattr(self, switching.ATTRIBUTE, "") if switching.users else ""
+        ours = mark is not None or word
+        if ours and torch.compiler.is_compiling() and compiled_taps.exporting():
+            mark, word = None, ""  # What leaves the process is the model alone.
         contract = getattr(self, wrapping.ATTRIBUTE, None)
         if not torch.compiler.is_compiling():
             layer = _layers.get(id(self))
             if layer is not None and layer.module() is not self:
                 layer = None
             hooks = _saved_tensor_hooks()
-        if layer is None and mark is None and contract is None and function is _original:
+        plain = function is _original and not word
+        if layer is None and mark is None and contract is None and plain:
             return inherited(self, *args, **kwargs)
         if _running.stack:  # What this module leaves open, the one around it says.
             outer = _running.stack[-1]
             layer, hooks = (layer, hooks) if layer is not None else outer[:2]
             function = function if function is not _original else outer[2]
             mark = mark if mark is not None else outer[3]
+            word = word or outer[4]
         if contract is not None and (layer is not None or mark is not None):
             return _by_contract(contract, inherited, self, (layer, hooks, mark), args, kwargs)
-        _push((layer, hooks, function, mark))
+        _push((layer, hooks, function, mark, word))
         try:
             return inherited(self, *args, **kwargs)
         finally:
@@ -154,7 +168,7 @@ def _by_contract(
     layer, hooks, mark = place
 
     def forward(*inner: Any, **named: Any) -> Any:
-        _push((None, None, _original, None))  # It may call the function, too.
+        _push((None, None, _original, None, ""))  # It may call the function, too.
         try:
             return inherited(module, *inner, **named)
         finally:
@@ -168,7 +182,7 @@ def _by_contract(
     tensors, rest, named = read
     extra: list[Any] = []
     function = contract.inside(forward, rest, named, extra)
-    _push((layer, hooks, function, mark))
+    _push((layer, hooks, function, mark, ""))
     try:
         output = _attention(*tensors, **contract.told())
     finally:

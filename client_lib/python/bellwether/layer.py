@@ -96,6 +96,9 @@ class Layer(LayerWeights):
         self.kernel = "sdpa"  # Which implementation PyTorch picks, as far as it says.
         names = {n.replace("_", "").lower() for n, _ in module.named_children()}
         self.centred = False  # The keys come from center_keys(), as the last call had them.
+        self.graphed = False  # A CUDA graph was captured with it inside.
+        self.compiled = False  # Its forward is known by what torch.compile made of it.
+        self.masked = self.dropped = False  # Some call had a mask; dropout.
         self.normalizes = bool(names & _QUERY_NORMS) and bool(names & _KEY_NORMS)
         self.group = 1  # Copies of each key head that the kernel is given.
         self.sums: Optional[Sums] = None
@@ -106,20 +109,27 @@ class Layer(LayerWeights):
     # ---- forward ----
 
     def attention(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        centred: bool = False,
     ) -> Any:
-        """Calls `function` between the taps; by itself if there is nothing to measure."""
+        """Calls `function` between the taps; by itself if there is nothing to measure.
+        `centred`: the keys were centred by a switch (switching.py)."""
         monitor = self.monitor
         # A recomputation must find the taps exactly if the forward had them, whatever has
         # happened since: in a checkpointed region they are always there, even if we are off.
         # So they are in a CUDA graph, which runs in steps that are not known yet.
-        always = intercept.checkpointed() or (monitor.live() and capturing())
+        in_graph = capturing()
+        self.graphed = self.graphed or in_graph
+        always = intercept.checkpointed() or (monitor.live() and in_graph)
         if not monitor.live() and not always:
             return function(*args, **kwargs)
         start = time.perf_counter()
         call: Optional[_Call] = None
         try:
-            prepared = self._prepare(args, kwargs, always)
+            prepared = self._prepare(args, kwargs, always, centred)
             if prepared is not None:
                 call, args, kwargs = prepared
         except Exception as e:
@@ -139,7 +149,7 @@ class Layer(LayerWeights):
         return tapped
 
     def _prepare(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], always: bool
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], always: bool, centred: bool
     ) -> Optional[tuple[_Call, tuple[Any, ...], dict[str, Any]]]:
         if not torch.is_grad_enabled():
             return None
@@ -154,7 +164,7 @@ class Layer(LayerWeights):
         if intercept.checkpoint_inside():
             self.note("checkpoint() inside the attention module: not measured")
             return None
-        centred = k.grad_fn is not None and "center_keys" in k.grad_fn.name()
+        centred = centred or (k.grad_fn is not None and "center_keys" in k.grad_fn.name())
         if centred != self.centred:
             self.centred = centred
             monitor.centring_changed()
@@ -249,8 +259,10 @@ class Layer(LayerWeights):
             self.note("heads differ from those of the first call: not measured")
             return False
         self.seq_len = max(self.seq_len, k.shape[2])
+        self.masked = self.masked or given.get("attn_mask") is not None
+        self.dropped = self.dropped or bool(given.get("dropout_p", 0.0))
         self.causal = self.causal or bool(given.get("is_causal", False))
-        self.dtype = q.dtype
+        self.dtype = autocast_dtype(q) or q.dtype  # As the kernel gets it.
         return True
 
     # ---- backward ----
@@ -286,6 +298,7 @@ class Layer(LayerWeights):
             self.fired += 1
             self.fired_in_step += 1
             in_graph = capturing()
+            self.graphed = self.graphed or in_graph
             self.captured = self.captured + 1 if in_graph else 0
             monitor.backward_passes(self)
             if good and self._samples(call):
@@ -304,7 +317,10 @@ class Layer(LayerWeights):
         _, q, k, v = saved
         if not self._plain(q, k, v) or not self._observe(q, k, v, given):
             return False
+        self.compiled = True
         self._note_call(call.statistics, call.delta)
+        self.masked = self.masked or not call.statistics
+        self.dropped = self.dropped or not call.delta
         return True
 
     def _note_call(self, statistics: bool, delta: bool) -> None:

@@ -7,6 +7,7 @@ Fabric(callbacks=[bellwether.lightning.Callback()])
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Any, Optional
 
 from torch import Tensor, nn
@@ -27,7 +28,8 @@ class Callback(_Base):  # type: ignore[misc,unused-ignore]
 
     Takes the arguments of bellwether.attach.  A step is an optimizer step, with the Trainer's
     number and the loss that training_step returned last; under Fabric, where no loop is known,
-    steps are counted by the optimizer, and `monitor.step(loss=...)` tells more.
+    steps are counted by the optimizer, and `monitor.step(loss=...)` tells more.  checkpoint.now
+    saves beside the Trainer's own checkpoints; stop sets should_stop.
     """
 
     def __init__(self, **attach_arguments: Any) -> None:
@@ -50,6 +52,21 @@ class Callback(_Base):  # type: ignore[misc,unused-ignore]
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         self._attach(pl_module)
+        if self.monitor is None:
+            return
+
+        def save(action: dict[str, Any]) -> str:
+            kept = getattr(trainer.checkpoint_callback, "dirpath", None)
+            folder = kept or trainer.default_root_dir
+            name = f"bellwether-step={trainer.global_step}.ckpt"
+            trainer.save_checkpoint(os.path.join(folder, name))
+            return name
+
+        def stop(action: dict[str, Any]) -> None:
+            trainer.should_stop = True
+
+        self.monitor.offer_action("checkpoint.now", save)
+        self.monitor.offer_action("stop", stop)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._steps = trainer.global_step

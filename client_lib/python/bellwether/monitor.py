@@ -20,10 +20,17 @@ from typing import Any, Optional, Union
 
 import torch
 from torch import nn
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from . import __version__, _native, grad_scale, intercept, log, parallel, probe, weights
+from .acting import Actions
+from .acting_callbacks import Callback, check_kind
 from .alerts import Follower
+from .boundaries import Boundaries
 from .client import ClientError, RunClient
 from .frames import GRAD_SCALE, Frames
 from .governor import Governor, RateWatch
@@ -91,9 +98,15 @@ class Monitor:
     """The handle that attach() returns.  Every method is safe to call at any time."""
 
     def __init__(
-        self, model: Optional[nn.Module], settings: Settings, placed: Optional[Parallel] = None
+        self,
+        model: Optional[nn.Module],
+        settings: Settings,
+        placed: Optional[Parallel] = None,
+        silent: bool = False,
     ) -> None:
+        """`silent`: it measures and reports nothing, and only does what all ranks do."""
         self.settings = settings
+        self.silent = silent
         self.parallel = placed or Parallel()
         self.lock = threading.RLock()
         self.layers: list[Layer] = []
@@ -131,9 +144,14 @@ class Monitor:
         self._total = [0.0, 0.0]
         self._samples = 0
         self._optimizer: Optional[weakref.ref[Optimizer]] = None
+        self._optimizers: list[weakref.ref[Optimizer]] = []  # All that were seen to step.
         self._hook: Any = None
+        self._scale_hook: Any = None
+        self.graphed_step = False  # optimizer.step() was captured in a CUDA graph.
+        self._boundaries = Boundaries()
         self._parameters: set[int] = set()
         self._events: list[tuple[str, str, float]] = []
+        self._next_events: list[tuple[str, str, float]] = []  # Of the step after this one.
         self._increment_ranks = Increments()
         self._increments: dict[int, Any] = {}  # Of the running step.
         self._grams = Grams(settings.gram_bytes, self.parallel)
@@ -146,6 +164,7 @@ class Monitor:
         self._frames.partial_rows = self.parallel.context[1] > 1
         self._metadata: dict[str, Any] = {}
         self._follower: Optional[Follower] = None
+        self._acting = Actions(self)
 
     # ---- what the hooks ask ----
 
@@ -183,11 +202,13 @@ class Monitor:
         return self._sampling
 
     def forward_begins(self) -> None:
+        self._boundaries.computes()
         if self._alive and self._pending and not self._in_backward() and not capturing():
             self._close({})
 
     def backward_begins(self) -> None:
         """A compiled module's forward tells nothing: its backward may be the step's first word."""
+        self._boundaries.computes()
         if self._alive and self._pending and not capturing():
             self._close({})
 
@@ -205,12 +226,13 @@ class Monitor:
         except Exception as e:
             self.trouble(e, "GradScaler.scale()")
 
-    def centring_changed(self) -> None:
-        """A layer's keys are centred now, or not any more.  What the first step has is told when
-        the stream begins."""
+    def centring_changed(self, step: Optional[int] = None) -> None:
+        """A layer's keys are centred now (from `step` on), or not any more.  What the first step
+        has is told when the stream begins."""
         centred = any(layer.centred for layer in self.layers)
         if self.numbered() and centred != self._centred:
-            self._events.append(("centring_on" if centred else "centring_off", "", 0.0))
+            kind = "centring_on" if centred else "centring_off"
+            self.tell(self._step if step is None else step, kind)
         self._centred = centred
 
     def weights_in_backward(self) -> bool:
@@ -247,8 +269,13 @@ class Monitor:
     # ---- attach and detach ----
 
     def install(
-        self, model: nn.Module, overrides: dict[str, tuple[str, str]], weights_only: bool = False
+        self,
+        model: nn.Module,
+        overrides: dict[str, tuple[str, str]],
+        weights_only: bool = False,
+        agree: bool = False,
     ) -> None:
+        """`agree`: all ranks of the job attach now, and agree on what actions they apply."""
         pattern = self.settings.layers
 
         def named(name: str, module: nn.Module) -> bool:
@@ -265,6 +292,8 @@ class Monitor:
             "model": type(model).__name__[:128],
         }
         self._hook = register_optimizer_step_post_hook(self._optimizer_stepped)
+        if "lr.scale" in self.settings.allow:
+            self._scale_hook = register_optimizer_step_pre_hook(self._optimizer_steps)
         grad_scale.install(self)
         if weights_only:
             for layer in self.layers:
@@ -273,6 +302,7 @@ class Monitor:
         else:
             intercept.install(model, self.layers)
         self._weights_only = weights_only
+        self._acting.install(not weights_only, agree)
         self._presence = Presence()
         self._installed = True
         self._alive = True
@@ -295,6 +325,9 @@ class Monitor:
             self._alive = False
             self.memories.begin_step(False, 0)
             self._hook.remove()
+            if self._scale_hook is not None:
+                self._scale_hook.remove()
+            self._acting.end()
             grad_scale.uninstall(self)
             if not self._weights_only:
                 intercept.uninstall(self.layers)
@@ -363,7 +396,7 @@ class Monitor:
         self._begin_step()
 
     def _begin_step(self) -> None:
-        self._sampling = self._governor.due(self._step)
+        self._sampling = not self.silent and self._governor.due(self._step)
         self._weights_done = False
         self._increments = {}
         self._gram_batch = None
@@ -379,11 +412,39 @@ class Monitor:
                 return True
         return False
 
-    def _optimizer_stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _optimizer_steps(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """With lr.scale allowed only."""
         if not self._alive or capturing():
             return
-        start = time.perf_counter()
         try:
+            if self._acting.rates.factor != 1.0 and self._trains(optimizer):
+                self._acting.rates.before_step(optimizer)
+        except Exception as e:
+            self.trouble(e, "optimizer hook")
+
+    def _trains(self, optimizer: Optimizer) -> bool:
+        """Whether the optimizer has parameters of the model."""
+        if any(known() is optimizer for known in self._optimizers):
+            return True
+        for group in optimizer.param_groups:
+            if any(id(p) in self._parameters for p in group["params"]):
+                self._optimizers.append(weakref.ref(optimizer))
+                return True
+        return False
+
+    def _optimizer_stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        try:
+            self._acting.rates.after_step()  # Whatever has become of us since it began.
+        except Exception as e:
+            self.trouble(e, "optimizer hook")
+        if not self._alive or capturing():
+            self.graphed_step = self.graphed_step or self._alive
+            return
+        start = time.perf_counter()
+        ahead: Optional[int] = None
+        try:
+            if self._trains(optimizer):
+                ahead = self._boundaries.optimizer_stepped(id(optimizer), self._explicit)
             if self._owns(optimizer):
                 group = optimizer.param_groups[0]
                 rate = group["lr"]
@@ -394,6 +455,8 @@ class Monitor:
                     self._close({})
                 self._measure_weights()
                 self._pending = not self._explicit
+            if ahead is not None:
+                self._acting.boundary(self._step + ahead)
         except Exception as e:
             self.trouble(e, "optimizer hook")
         self.hook_seconds += time.perf_counter() - start
@@ -442,6 +505,10 @@ class Monitor:
                     self._total = [0.0, 0.0]
                 self._tell_overhead()
             self._step += 1
+            if self._next_events:
+                self._events, self._next_events = self._events + self._next_events, []
+            if self._boundaries.closed(self._explicit, self.graphed_step):
+                self._acting.boundary(self._step)
         except Exception as e:
             self.trouble(e, "end of the step")
         self.hook_seconds = 0.0
@@ -463,13 +530,27 @@ class Monitor:
 
     # ---- what goes out ----
 
+    def tell(self, step: int, kind: str, text: str = "", value: float = 0.0) -> None:
+        """An event of `step`, the running one or the next."""
+        events = self._events if step <= self._step else self._next_events
+        events.append((kind, text, value))
+
     def _push(self, told: dict[str, Number], step_seconds: float) -> None:
+        if self.silent:
+            if not self._client_tried:
+                self._client_tried = True
+                self._number_layers()
+                self._acting.ranks_agree()
+            self._events.clear()
+            return
         values: dict[str, Number] = {k: v for k, v in told.items() if v is not None}
         if "learning_rate" not in values and self._rate is not None:
             values["learning_rate"] = self._rate
         rate = values.get("learning_rate")
         if isinstance(rate, (int, float)) and self._rates.jumped(float(rate)):
             self._events.append(("learning_rate", f"learning rate is now {rate:g}", float(rate)))
+        if isinstance(rate, (int, float, torch.Tensor)) and self._acting.rates.factor != 1.0:
+            values["learning_rate"] = rate * self._acting.rates.factor
         values["step_seconds"] = step_seconds
         values["hook_seconds"] = self._price(self.hook_seconds, self._sampling)
         values["sampling_period"] = float(self._governor.period)
@@ -484,7 +565,9 @@ class Monitor:
             client.push_event(self._step, kind, text, value)
         self._events.clear()
         self._frames.push(client, self._step, values, sample)
-        wanted = client.poll_sampling()
+        wanted, asked = client.poll()
+        for payload in asked:
+            self._acting.take(payload)
         if wanted is not None:
             if wanted.period:
                 self._governor.set_base(wanted.period)
@@ -543,7 +626,8 @@ class Monitor:
             )
         options = run_options(
             self.settings, layers, self.parallel, self.server, self.record_path,
-            step_from_attach=self._counts_from_attach, **self._metadata,
+            step_from_attach=self._counts_from_attach, ranks_agree=self._acting.ranks_agree(),
+            actions_mask=self._acting.mask(), **self._metadata,
         )  # fmt: skip
         try:
             self._client = RunClient(options)
@@ -551,6 +635,35 @@ class Monitor:
             log.warning(f"nothing is sent: {e}")
             self._error_text = str(e)
         return self._client
+
+    # ---- what actions ask of it ----
+
+    @property
+    def governor(self) -> Governor:
+        return self._governor
+
+    def model(self) -> Optional[nn.Module]:
+        return self._model() if self._model is not None else None
+
+    def client(self) -> Optional[RunClient]:
+        return self._client
+
+    def current_step(self) -> int:
+        return self._step
+
+    def optimizers(self) -> list[Optimizer]:
+        """Those that were seen to train the model."""
+        found = [known() for known in self._optimizers]
+        return [optimizer for optimizer in found if optimizer is not None]
+
+    def own_rate(self) -> Optional[float]:
+        """The learning rate of the first group, as the trainer has set it."""
+        return self._rate
+
+    def weights_changed(self) -> None:
+        """By an action: what differs from before is not the optimizer's doing."""
+        self._increment_ranks.forget()
+        self._grams.forget()
 
     # ---- for people and other loggers ----
 
@@ -578,6 +691,7 @@ class Monitor:
             "samples": self._samples,
             "layers": [layer_status(layer) for layer in self.layers],
             "link": None,
+            "actions": self._acting.status() if self._installed else None,
         }
         if self._client is not None:
             counters = self._client.counters()
@@ -601,6 +715,18 @@ class Monitor:
         """
         if self._follower is None:
             self._follower = Follower(self, callback)
+
+    def on_action(self, kind: str, callback: Callback) -> None:
+        """As bellwether.on_action(), for this model only.
+
+        Raises ValueError for a kind that does not exist, also on a handle that is off.
+        """
+        check_kind(kind)
+        self._acting.callbacks.register(kind, callback)
+
+    def offer_action(self, kind: str, callback: Callback) -> None:
+        """For frameworks: what is done where the user has registered nothing."""
+        self._acting.callbacks.offer(kind, callback)
 
     def event(self, kind: str, text: str = "", value: float = 0.0) -> None:
         """Something the judges should know of: "restore", "data", "centring_on", ...

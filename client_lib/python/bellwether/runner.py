@@ -142,6 +142,7 @@ def main(arguments: Optional[list[str]] = None) -> int:
     parser.add_argument("--every", type=int, help="steps between two samples")
     parser.add_argument("--record", help="write a .bwrun file")
     parser.add_argument("--config", help="file of `key: value` lines")
+    parser.add_argument("--allow", help="kinds of action that the server may ask for: a,b,...")
     parser.add_argument("script", help="the training script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's arguments")
     given = parser.parse_args(arguments)
@@ -154,6 +155,7 @@ def main(arguments: Optional[list[str]] = None) -> int:
         every=given.every,
         record=given.record,
         config=given.config,
+        allow=given.allow,
     ) as watcher:
         try:
             _run_script(given.script, given.arguments)

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Optional, Union
 
+from .actions import allowed
+
 # What `stats` may hold, and the signals of each part.
 STATS: dict[str, tuple[str, ...]] = {
     "drift": ("common_mode_sum", "spread_sum", "sequences", "key_coherence_sum"),
@@ -57,6 +59,7 @@ class Settings:
     gram_bytes: int = 68 << 10  # Of Gram matrices, on average a sampled step; 0 = none.
     ranks: str = "dp0"  # or "all"
     overhead_budget: float = 0.005  # Share of the step time; above it the period grows.
+    allow: frozenset[str] = frozenset()  # Kinds of action that the server may ask for.
     disabled: bool = False
     tls_ca: Optional[str] = None
     tls_cert: Optional[str] = None
@@ -82,6 +85,7 @@ _ENVIRONMENT = {
     "gram_bytes": "BELLWETHER_GRAM_BYTES",
     "ranks": "BELLWETHER_RANKS",
     "overhead_budget": "BELLWETHER_OVERHEAD_BUDGET",
+    "allow": "BELLWETHER_ALLOW",
     "disabled": "BELLWETHER_DISABLED",
     "tls_ca": "BELLWETHER_TLS_CA",
     "tls_cert": "BELLWETHER_TLS_CERT",
@@ -152,6 +156,7 @@ _CONVERT: dict[str, Callable[[Any], Any]] = {
     "log_level": _one_of("error", "warning", "info", "debug"),
     "overhead_budget": _share,
     "disabled": _flag,
+    "allow": allowed,
     "stats": _stats,
     "layers": _pattern,
     "run": lambda value: re.sub(r"[^a-zA-Z0-9_.:/-]", "-", str(value))[:128],

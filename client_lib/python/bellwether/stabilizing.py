@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from types import TracebackType
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,34 @@ def _unfit(
         if intercept.checkpoint_inside():
             return "checkpoint() inside the attention module"
     return unsupported(*cast_as_autocast(q, k, v))
+
+
+def stabilized(
+    mode: str,
+    center: bool,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Optional[Tensor] = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: Optional[float] = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """scaled_dot_product_attention by our kernels, or by PyTorch where there is none."""
+    reason = _unfit(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    if reason is None:
+        return attention(
+            query, key, value, causal=is_causal, mode=mode, center=center, scale=scale,
+            enable_gqa=enable_gqa,
+        )  # fmt: skip
+    say_once(reason)
+    if center and key.dim() == 4:  # Right with any mask, dropout and kernel.
+        key = center_keys(key)
+    result: Tensor = intercept.original()(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+    return result
 
 
 class Stabilizer:
@@ -94,30 +122,10 @@ class Stabilizer:
         self.close()
 
     def _attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Optional[Tensor] = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: Optional[float] = None,
-        enable_gqa: bool = False,
+        self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
     ) -> Tensor:
         """scaled_dot_product_attention with its own arguments."""
-        reason = _unfit(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        if reason is None:
-            return attention(
-                query, key, value, causal=is_causal, mode=self._mode, center=self.center,
-                scale=scale, enable_gqa=enable_gqa,
-            )  # fmt: skip
-        say_once(reason)
-        if self.center and key.dim() == 4:  # Right with any mask, dropout and kernel.
-            key = center_keys(key)
-        result: Tensor = intercept.original()(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
-        return result
+        return stabilized(self._mode, self.center, query, key, value, *args, **kwargs)
 
 
 _handles: weakref.WeakKeyDictionary[nn.Module, Stabilizer] = weakref.WeakKeyDictionary()
