@@ -1,6 +1,6 @@
 // What was concluded, on what evidence, and what to do.
 import { Alert, Evidence, Run, api, num } from './api';
-import { fill, h } from './dom';
+import { Openings, fill, h } from './dom';
 import { ago, duration, integer, number, stageName } from './format';
 import { stageBadge } from './runs_page';
 import { findSignal } from './signals';
@@ -106,6 +106,8 @@ function siblings({ siblings: band }: Evidence): string {
 export class AlertsView {
   readonly element = h('section', { class: 'panel alerts', 'aria-label': 'Alerts' });
 
+  private readonly openings = new Openings();
+
   constructor(private readonly show: (layer: number, head: number) => void, private readonly changed: () => void) {}
 
   draw(run: string, alerts: Alert[]): void {
@@ -114,10 +116,23 @@ export class AlertsView {
       ...inOrder(alerts).slice(0, 50).map((a) => this.card(run, a)));
   }
 
+  /** Notifications stop; the alert stays. */
+  private silencer(run: string, alert: Alert): HTMLElement {
+    const until = num(alert.silenced_until_unix_ns) / 1e9;
+    const left = until - Date.now() / 1000;
+    if (left > 0) return h('span', { class: 'muted' }, `silenced for another ${duration(left)}`);
+    const picker = h('select', { 'aria-label': 'Silence this alert', onchange: () => {
+      const seconds = Number(picker.value);
+      if (seconds > 0) void api.silence(run, alert.last.key, seconds).then(this.changed, this.changed);
+    } }, ...([[0, 'Silence for…'], [3600, '1 hour'], [28800, '8 hours'], [86400, '1 day'], [604800, '1 week']] as const)
+      .map(([seconds, words]) => h('option', { value: seconds }, words)));
+    return picker;
+  }
+
   private card(run: string, alert: Alert): HTMLElement {
     const { last } = alert;
     const firing = isFiring(alert);
-    return h('details', { class: `alert ${firing ? severityOf(alert) : 'resolved'}`, open: firing },
+    return this.openings.details(`${run} ${last.key} ${firing}`, firing, { class: `alert ${firing ? severityOf(alert) : 'resolved'}` },
       h('summary', {}, h('span', { class: `badge sev-${firing ? severityOf(alert) : 'resolved'}` }, firing ? severityOf(alert) : 'resolved'),
         last.stage > 0 ? stageBadge(last.stage, firing ? severityOf(alert) : 'resolved') : null,
         h('span', { class: 'alert-summary' }, last.summary.replace(`${run}: `, '')),
@@ -129,6 +144,7 @@ export class AlertsView {
         last.layer >= 0 && last.head >= 0 ? h('button', { onclick: () => this.show(last.layer, last.head) }, `Show layer ${last.layer} head ${last.head}`) : null,
         alert.acknowledged
           ? h('span', { class: 'muted' }, `acknowledged by ${alert.acknowledged_by}`)
-          : firing ? h('button', { onclick: () => void api.acknowledge(run, last.key).then(this.changed, this.changed) }, 'Acknowledge') : null));
+          : firing ? h('button', { onclick: () => void api.acknowledge(run, last.key).then(this.changed, this.changed) }, 'Acknowledge') : null,
+        firing ? this.silencer(run, alert) : null));
   }
 }

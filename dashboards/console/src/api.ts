@@ -33,7 +33,21 @@ export interface Transition {
 export interface Alert { last: Transition; acknowledged: boolean; acknowledged_by: string; comment: string; silenced_until_unix_ns: Num }
 export interface Matrix { signal: string; step: Num; layers: number; heads: number; values: Num[] }
 export interface Series { id: { signal: string; layer: number; head: number }; step: Num[]; min: Num[]; mean: Num[]; max: Num[]; downsampled: boolean }
-export interface ServerInfo { version: string; revision: string; backend: string; started_unix_ns: Num }
+export interface ServerInfo {
+  version: string; revision: string; grpc_version: string; backend: string; started_unix_ns: Num;
+  options?: Record<string, string>; limits?: Record<string, Num>; counters?: Record<string, Num>;
+  storage_path: string; http_address: string; grpc_address: string;
+}
+export interface ActionChange { state: string; time_unix_ns: Num; by: string; reason: string; step: Num }
+/** Something to do in the training job: actions.proto. */
+export interface Action {
+  id: string; attempt: number; kind: string; scope?: { layers?: number[]; heads?: { layer: number; head: number }[] };
+  mode: string; value: Num; apply_at_step: Num; expected_effect: string; cost: string; asked_by: string; alert_key: string;
+  undoes: string; state: string; history?: ActionChange[];
+}
+/** A request that was refused, or a change of policy. */
+export interface AuditEntry { time_unix_ns: Num; step: Num; by: string; what: string; action_id: string; refused: string; detail: string }
+export interface Policy { mode: string; yaml: string }
 
 export class ApiError extends Error {
   constructor(readonly status: number, message: string) {
@@ -70,5 +84,9 @@ export const api = {
   series: (run: string, series: { signal: string; layer: number; head: number }[], points: number) =>
     call<{ series?: Series[] }>('GetSeries', { run, series, points_max: points, attempt: -1 }),
   acknowledge: (run: string, key: string) => call<Alert>('AcknowledgeAlert', { run, key, by: 'console', comment: '' }),
+  silence: (run: string, key: string, seconds: number) => call<Alert>('SilenceAlert', { run, key, seconds, by: 'console', comment: '' }),
+  actions: (run: string) => call<{ actions?: Action[]; audit?: AuditEntry[] }>('ListActions', { run }),
+  policy: (run: string) => call<Policy>('GetPolicy', { run }),
+  decide: (verb: 'Approve' | 'Reject' | 'Undo', run: string, id: string, by: string) => call<Action>(`${verb}Action`, { run, id, by, reason: '' }),
   info: () => call<ServerInfo>('GetServerInfo', {}),
 };

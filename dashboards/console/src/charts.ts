@@ -3,6 +3,7 @@ import uPlot from 'uplot';
 import { h, themeColor } from './dom';
 import { number } from './format';
 import { Series, num } from './api';
+import { offerCsv, offerPng } from './download';
 import { findSignal } from './signals';
 
 export interface ChartMarks {
@@ -12,6 +13,10 @@ export interface ChartMarks {
   begins: number[];
   /** The step of the heatmap. */
   step: number;
+  /** Where actions were applied: steps. */
+  actions: number[];
+  /** Between which steps the run is expected to be lost, and when most likely; null = not known. */
+  lost: { low: number; middle: number; high: number } | null;
 }
 
 const height = 118;
@@ -37,17 +42,23 @@ function power(of10: number): string {
   return of10 >= 1e5 || of10 < 1e-3 ? of10.toExponential(0).replace('e+', 'e').replace('-', '−') : number(of10);
 }
 
-/** Comma separated, one line per step: a chart's numbers for who wants them. */
-function toCsv(series: Series): string {
-  const lines = ['step,min,mean,max'];
-  series.step.forEach((step, i) => lines.push([step, series.min[i], series.mean[i], series.max[i]].join(',')));
-  return lines.join('\n') + '\n';
+/** Values of another run at these steps: the last one before each; null before its first and behind its last. */
+function at(steps: number[], other: Series | undefined): (number | null)[] {
+  if (!other) return steps.map(() => null);
+  const its = other.step.map(num);
+  const values = toNumbers(other.mean);
+  let i = -1;
+  return steps.map((step) => {
+    while (i + 1 < its.length && its[i + 1] <= step) i++;
+    return i < 0 || step > its[its.length - 1] ? null : values[i];
+  });
 }
 
 export class Charts {
   readonly element = h('div', { class: 'charts' });
   private plots: { plot: uPlot; signal: string }[] = [];
-  private marks: ChartMarks = { thresholds: new Map(), begins: [], step: -1 };
+  private beside: Series[] = [];
+  private marks: ChartMarks = { thresholds: new Map(), begins: [], step: -1, actions: [], lost: null };
   private readonly observer = new ResizeObserver(() => {
     for (const { plot } of this.plots) plot.setSize({ width: this.width(), height });
   });
@@ -62,8 +73,10 @@ export class Charts {
     for (const { plot } of this.plots) plot.redraw(false);
   }
 
-  show(all: Series[], marks: ChartMarks): void {
+  /** `beside`: the same of another run. */
+  show(all: Series[], marks: ChartMarks, beside: Series[] = []): void {
     this.marks = marks;
+    this.beside = beside;
     const shown = all.filter((s) => s.step.length > 0);
     const same = shown.length === this.plots.length && shown.every((s, i) => s.id.signal === this.plots[i].signal);
     if (same) {
@@ -88,7 +101,14 @@ export class Charts {
   }
 
   private columns(series: Series): uPlot.AlignedData {
-    return [series.step.map(num), toNumbers(series.min), toNumbers(series.max), toNumbers(series.mean)];
+    const steps = series.step.map(num);
+    const columns = [steps, toNumbers(series.min), toNumbers(series.max), toNumbers(series.mean),
+      at(steps, this.beside.find((s) => s.id.signal === series.id.signal))];
+    // Room for when it is expected to be lost.
+    const end = this.marks.lost?.middle ?? -1;
+    const last = steps[steps.length - 1] ?? 0;
+    if (end > last && end < 1.5 * last) columns.forEach((column, i) => column.push(i === 0 ? end : null));
+    return columns as uPlot.AlignedData;
   }
 
   private label(i: number, series: Series): void {
@@ -102,17 +122,15 @@ export class Charts {
     const muted = themeColor('--muted');
     const positive = series.min.every((v) => !(num(v) <= 0));
     const box = h('div', { class: 'chart-box' });
+    const name = [series.id.signal, `layer${series.id.layer}`, `head${series.id.head}`];
     const csv = h('button', {
-      class: 'link', 'aria-label': `${signal.label} as CSV`, onclick: () => {
-        const link = h('a', { href: URL.createObjectURL(new Blob([toCsv(series)], { type: 'text/csv' })),
-          download: `${series.id.signal}_layer${series.id.layer}_head${series.id.head}.csv` });
-        link.click();
-        URL.revokeObjectURL(link.href);
-      },
+      class: 'link', 'aria-label': `${signal.label} as CSV`, onclick: () => offerCsv(name,
+        [['step', 'min', 'mean', 'max'], ...series.step.map((step, i) => [step, series.min[i], series.mean[i], series.max[i]])]),
     }, 'CSV');
+    const png = h('button', { class: 'link', 'aria-label': `${signal.label} as PNG`, onclick: () => offerPng(name, plot.ctx.canvas) }, 'PNG');
     this.element.append(h('figure', { class: 'chart' },
       h('figcaption', { title: signal.help }, h('span', { class: 'chart-title' }, signal.label),
-        h('span', { class: 'chart-now' }, number(num(series.mean[series.mean.length - 1]))), csv), box));
+        h('span', { class: 'chart-now' }, number(num(series.mean[series.mean.length - 1]))), csv, png), box));
     const log = signal.scale === 'log' && positive;
     const options: uPlot.Options = {
       width: this.width(), height, legend: { show: false },
@@ -129,6 +147,7 @@ export class Charts {
         { stroke: 'transparent', points: { show: false } },
         { stroke: 'transparent', points: { show: false } },
         { stroke: line, width: 1.75, points: { show: false }, spanGaps: false },
+        { stroke: muted, width: 1.5, dash: [5, 3], points: { show: false }, spanGaps: true },
       ],
       bands: [{ series: [2, 1], fill: themeColor('--band') }],
       hooks: { drawAxes: [(u) => this.drawMarks(u, series.id.signal)], setCursor: [(u) => this.tell(u, box)] },
@@ -142,9 +161,10 @@ export class Charts {
     const now = box.parentElement?.querySelector('.chart-now');
     if (!now) return;
     const mean = u.data[3];
-    const at = i === null || i === undefined ? mean.length - 1 : i;
-    const value = mean[at];
-    now.textContent = `${number(value ?? null)}${i === null || i === undefined ? '' : ` at ${Number(u.data[0][at]).toLocaleString('en-US')}`}`;
+    let index = i ?? mean.length - 1;
+    while ((i === null || i === undefined) && index > 0 && mean[index] === null) index--;  // Behind it lies the future.
+    const value = mean[index];
+    now.textContent = `${number(value ?? null)}${i === null || i === undefined ? '' : ` at ${Number(u.data[0][index]).toLocaleString('en-US')}`}`;
   }
 
   private drawMarks(u: uPlot, signal: string): void {
@@ -171,6 +191,8 @@ export class Charts {
       g.restore();
     }
     for (const step of this.marks.begins) vertical(step, themeColor('--critical'), []);
+    for (const step of this.marks.actions) vertical(step, themeColor('--ok'), []);
+    if (this.marks.lost) vertical(this.marks.lost.middle, themeColor('--critical'), [2, 3]);
     if (this.marks.step >= 0) vertical(this.marks.step, themeColor('--muted'), [4, 4]);
     const threshold = this.marks.thresholds.get(signal);
     if (threshold === undefined || !Number.isFinite(threshold)) return;

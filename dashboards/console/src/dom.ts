@@ -28,6 +28,17 @@ export function fill(parent: Element, ...children: Child[]): void {
   append(parent, children);
 }
 
+/** Details that stay as whoever looks has put them, however often they are drawn anew. */
+export class Openings {
+  private readonly chosen = new Map<string, boolean>();
+
+  details(key: string, open: boolean, props: Props, ...children: Child[]): HTMLDetailsElement {
+    const element = h('details', { ...props, open: this.chosen.get(key) ?? open }, ...children);
+    element.addEventListener('toggle', () => this.chosen.set(key, element.open));
+    return element;
+  }
+}
+
 /** Value of a CSS custom property as the theme has it now. */
 export function themeColor(name: string): string {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();

@@ -8,6 +8,7 @@ import { h, themeColor } from './dom';
 import { integer, number } from './format';
 import { makeScale, Scale } from './color';
 import { Signal } from './signals';
+import { offerCsv, offerPng } from './download';
 
 export interface HeatmapData {
   signal: Signal;
@@ -50,7 +51,9 @@ export class Heatmap {
     this.element = h('div', { class: 'heat' }, this.grid,
       h('div', { class: 'legend' }, this.legend,
         h('div', { class: 'legend-ticks' }, this.legendLow, this.legendMiddle, this.legendHigh),
-        h('div', { class: 'legend-keys' }, h('span', { class: 'key-none' }), 'no value', h('span', { class: 'key-mark' }), 'alert')));
+        h('div', { class: 'legend-keys' }, h('span', { class: 'key-none' }), 'no value', h('span', { class: 'key-mark' }), 'alert',
+          h('button', { class: 'link', 'aria-label': 'Every head as CSV', onclick: () => this.save('csv') }, 'CSV'),
+          h('button', { class: 'link', 'aria-label': 'Every head as PNG', onclick: () => this.save('png') }, 'PNG'))));
     new ResizeObserver(() => this.draw()).observe(this.grid);
   }
 
@@ -64,6 +67,14 @@ export class Heatmap {
     this.grid.setAttribute('aria-label', `${data.signal.label}, ${data.layers} layers by ${data.heads} heads, step ${data.step}`);
     this.draw();
     this.speak();
+  }
+
+  private save(ending: 'csv' | 'png'): void {
+    const data = this.data;
+    if (!data) return;
+    const name = [data.signal.name, `step${data.step}`];
+    if (ending === 'png') return offerPng(name, this.canvas);
+    offerCsv(name, [['layer', 'head', data.signal.name], ...data.values.map((v, i) => [Math.floor(i / data.heads), i % data.heads, v])]);
   }
 
   private value(cell: Cell): number {

@@ -4,11 +4,12 @@ import './style.css';
 import { ApiError, answeredAt, api } from './api';
 import { fill, h } from './dom';
 import { Live, LiveState } from './live';
-import { Route, parseRoute } from './route';
+import { Route, formatRoute, parseRoute } from './route';
 import { RunPage } from './run_page';
 import { RunsPage } from './runs_page';
+import { StatusPage } from './status_page';
 
-type Page = RunPage | RunsPage;
+type Page = RunPage | RunsPage | StatusPage;
 type Theme = 'auto' | 'dark' | 'light';
 
 const refreshMsMin = 1000;
@@ -29,7 +30,8 @@ class App {
   start(root: Element): void {
     fill(root,
       h('a', { href: '#content', class: 'skip', onclick: (e) => { e.preventDefault(); this.outlet.querySelector<HTMLElement>('h1')?.focus(); } }, 'Skip to content'),
-      h('header', { class: 'top' }, h('a', { href: '#/', class: 'brand' }, 'Bellwether'), this.version, h('span', { class: 'spacer' }), this.status, this.themeButton),
+      h('header', { class: 'top' }, h('a', { href: '#/', class: 'brand' }, 'Bellwether'), this.version,
+        h('nav', { 'aria-label': 'Pages' }, h('a', { href: '#/' }, 'Runs'), h('a', { href: '#/status' }, 'Status')), h('span', { class: 'spacer' }), this.status, this.themeButton),
       this.banner, this.announce, this.outlet);
     this.setTheme((localStorage.getItem('theme') as Theme | null) ?? 'auto');
     matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => this.redraw());
@@ -55,8 +57,13 @@ class App {
       return;
     }
     this.shownRun = route.run;
-    this.page = route.run === null ? new RunsPage() : new RunPage(route, route.run, () => void this.refresh());
-    if (route.run === null) document.title = 'Bellwether';
+    this.page = route.run !== null ? new RunPage(route, route.run, () => void this.refresh()) : route.page === 'status' ? new StatusPage() : new RunsPage();
+    if (route.run === null) document.title = route.page === 'status' ? 'Status · Bellwether' : 'Bellwether';
+    for (const link of document.querySelectorAll('nav a')) {
+      const here = link.getAttribute('href') === formatRoute({ ...route, run: null });
+      if (here && route.run === null) link.setAttribute('aria-current', 'page');
+      else link.removeAttribute('aria-current');
+    }
     fill(this.outlet, this.page.element);
     this.page.element.querySelector('h1')?.setAttribute('tabindex', '-1');
     void this.refresh();

@@ -1,21 +1,33 @@
 // The address is the state: a link shows what its sender saw.
 
+export type PageName = 'runs' | 'run' | 'status';
+
 export interface Route {
+  page: PageName;
   run: string | null;
   signal: string | null;
   layer: number | null;
   head: number | null;
   step: number | null;
+  /** Name of the run that is drawn beside it. */
+  beside: string | null;
+}
+
+const nowhere = { run: null, signal: null, layer: null, head: null, step: null, beside: null };
+
+/** The address of a run, of nothing special in it. */
+export function routeOf(run: string): Route {
+  return { ...nowhere, page: 'run', run };
 }
 
 function whole(text: string | null): number | null {
   return text !== null && /^\d{1,15}$/.test(text) ? Number(text) : null;
 }
 
-/** #/run/NAME?signal=...&layer=...&head=...&step=... ; everything else is the list of runs. */
+/** #/run/NAME?signal=...&layer=...&head=...&step=...&beside=... or #/status; else the list of runs. */
 export function parseRoute(hash: string): Route {
   const match = /^#\/run\/([^?]+)(?:\?(.*))?$/.exec(hash);
-  if (!match) return { run: null, signal: null, layer: null, head: null, step: null };
+  if (!match) return { ...nowhere, page: hash === '#/status' ? 'status' : 'runs' };
   const query = new URLSearchParams(match[2] ?? '');
   let run = match[1];
   try {
@@ -23,17 +35,21 @@ export function parseRoute(hash: string): Route {
   } catch {
     // A stray % names a run that does not exist, which the page will say.
   }
-  return { run, signal: query.get('signal'), layer: whole(query.get('layer')), head: whole(query.get('head')), step: whole(query.get('step')) };
+  return {
+    page: 'run', run, signal: query.get('signal'), layer: whole(query.get('layer')), head: whole(query.get('head')), step: whole(query.get('step')),
+    beside: query.get('beside'),
+  };
 }
 
 export function formatRoute(route: Route): string {
-  if (route.run === null) return '#/';
+  if (route.run === null) return route.page === 'status' ? '#/status' : '#/';
   const query = new URLSearchParams();
   if (route.signal !== null) query.set('signal', route.signal);
   for (const key of ['layer', 'head', 'step'] as const) {
     const value = route[key];
     if (value !== null) query.set(key, String(value));
   }
+  if (route.beside !== null) query.set('beside', route.beside);
   const text = query.toString();
   return `#/run/${encodeURIComponent(route.run)}${text ? `?${text}` : ''}`;
 }

@@ -1,5 +1,6 @@
 // One run: the verdict, every head at a step, one head over all steps, alerts.
-import { Alert, Matrix, Run, api, num } from './api';
+import { Action, Alert, ApiError, Matrix, Run, Series, api, num } from './api';
+import { ActionsView } from './actions_view';
 import { AlertsView, isFiring, leading, verdict, worstSeverity } from './alerts_view';
 import { Charts } from './charts';
 import { fill, h } from './dom';
@@ -28,7 +29,10 @@ export class RunPage {
   private readonly charts = new Charts();
   private readonly headTitle = h('h2');
   private readonly alertsView = new AlertsView((layer, head) => this.select(layer, head), () => this.reload());
+  private readonly actionsView = new ActionsView(() => this.reload());
+  private readonly besidePicker = h('select', { id: 'beside', onchange: () => this.go({ beside: this.besidePicker.value || null }) });
   private run: Run | null = null;
+  private actions: Action[] = [];
   private alerts: Alert[] = [];
   private matrix: HeatmapData | null = null;
   private secondsPerStep = 0;
@@ -52,8 +56,9 @@ export class RunPage {
           h('div', { class: 'panel-head' }, h('h2', {}, 'Every head'), h('label', { for: 'signal', class: 'visually-hidden' }, 'Signal'), this.picker),
           this.help, this.heatState, this.heatmap.element,
           h('div', { class: 'scrubber' }, this.slider, this.stepText, this.liveButton), this.worst),
-        this.alertsView.element),
-      h('section', { class: 'panel', 'aria-label': 'One head' }, h('div', { class: 'panel-head' }, this.headTitle), this.charts.element));
+        this.alertsView.element, this.actionsView.element),
+      h('section', { class: 'panel', 'aria-label': 'One head' }, h('div', { class: 'panel-head' }, this.headTitle,
+        h('span', {}, h('label', { for: 'beside', class: 'muted small' }, 'Beside '), this.besidePicker)), this.charts.element));
     this.element = h('main', { class: 'page' }, h('div', { class: 'title-row' }, this.title, this.facts), this.verdictBox, this.columns);
   }
 
@@ -113,8 +118,49 @@ export class RunPage {
     this.columns.hidden = false;
     this.drawHead();
     await this.loadMatrix(this.route.step ?? -1);
+    await this.loadActions();
     await this.loadSeries();
     this.drawHead();
+  }
+
+  private async loadActions(): Promise<void> {
+    try {
+      const [{ actions, audit }, policy] = await Promise.all([api.actions(this.name), api.policy(this.name)]);
+      this.actions = actions ?? [];
+      this.actionsView.draw(this.name, this.actions, audit ?? [], policy);
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      this.actionsView.element.hidden = true;  // A server that only watches, or not for whoever looks.
+    }
+  }
+
+  /** The other runs, for the picker; a run that the address names stays in it. */
+  private async loadNames(): Promise<void> {
+    const { runs } = await api.runs();
+    const names = (runs ?? []).map((r) => r.description.name).filter((name) => name !== this.name);
+    const chosen = this.route.beside;
+    if (chosen !== null && !names.includes(chosen)) names.push(chosen);
+    fill(this.besidePicker, h('option', { value: '' }, 'no other run'), ...names.map((name) => h('option', { value: name, selected: name === chosen }, name)));
+  }
+
+  /** The same series of the run beside; none where it has no such head. */
+  private async seriesBeside(wanted: { signal: string; layer: number; head: number }[]): Promise<Series[]> {
+    if (this.route.beside === null) return [];
+    try {
+      return (await api.series(this.route.beside, wanted, seriesPoints)).series ?? [];
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error;
+      return [];
+    }
+  }
+
+  /** When the run is expected to be lost, by its leading alert. */
+  private lost(): { low: number; middle: number; high: number } | null {
+    const alert = leading(this.alerts);
+    const eta = alert?.last.eta;
+    if (!alert || !eta?.known || this.run?.ended) return null;
+    const from = num(alert.last.step);
+    return { low: from + num(eta.lower_steps), middle: from + num(eta.steps), high: from + num(eta.upper_steps) };
   }
 
   private async loadMatrix(step: number): Promise<void> {
@@ -166,18 +212,21 @@ export class RunPage {
       ...causalNames.map((signal) => ({ signal, layer, head: findSignal(signal).kvHeads ? Math.floor((head * kv_heads) / heads) : head })),
       ...runSignals.map((s) => ({ signal: s.name, layer: 0, head: 0 })),
     ];
-    const answer = await api.series(this.name, wanted, seriesPoints);
-    fill(this.headTitle, `Layer ${layer} head ${head}`, h('span', { class: 'muted small' }, ' cause first, loss last'));
+    const [answer, beside] = await Promise.all([api.series(this.name, wanted, seriesPoints), this.seriesBeside(wanted)]);
+    if (this.besidePicker.options.length === 0 || this.besidePicker.value !== (this.route.beside ?? '')) await this.loadNames();
+    fill(this.headTitle, `Layer ${layer} head ${head}`, h('span', { class: 'muted small' },
+      beside.length > 0 ? ` dashed: ${this.route.beside}` : this.route.beside ? ` nothing of ${this.route.beside} to show` : ' cause first, loss last'));
     const thresholds = new Map<string, number>();
     const begins: number[] = [];
     for (const alert of this.alerts.filter((a) => isFiring(a) && a.last.heads.some((c) => c.layer === layer && c.head === head))) {
       begins.push(num(alert.last.first_step));
       for (const e of alert.last.evidence) if (e.layer === layer && e.head === head) thresholds.set(e.signal, num(e.threshold));
     }
-    const subject = `${layer}/${head}`;
+    const applied = this.actions.flatMap((a) => (a.history ?? []).filter((c) => c.state === 'ACTION_STATE_APPLIED').map((c) => num(c.step)));
+    const subject = `${layer}/${head}/${this.route.beside ?? ''}`;
     if (subject !== this.chartsFor) this.charts.clear();
     this.chartsFor = subject;
-    this.charts.show(answer.series ?? [], { thresholds, begins, step: this.route.step === null ? -1 : this.matrix?.step ?? -1 });
+    this.charts.show(answer.series ?? [], { thresholds, begins, step: this.route.step === null ? -1 : this.matrix?.step ?? -1, actions: applied, lost: this.lost() }, beside);
     const time = (answer.series ?? []).find((s) => s.id.signal === 'step_seconds');
     if (time && time.mean.length > 0) this.secondsPerStep = num(time.mean[time.mean.length - 1]);
   }

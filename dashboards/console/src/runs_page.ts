@@ -3,7 +3,7 @@ import { headName, leading, worstSeverity } from './alerts_view';
 import { Alert, api, num, Run } from './api';
 import { fill, h } from './dom';
 import { ago, integer, number, stageName } from './format';
-import { formatRoute } from './route';
+import { formatRoute, routeOf } from './route';
 
 /** In the colour of the alerts that say so. */
 export function stageBadge(stage: number, severity: string, ended = false): HTMLElement {
@@ -67,7 +67,7 @@ export class RunsPage {
     const last = leading(alerts)?.last;
     const severity = worstSeverity(alerts);
     const where = last && last.layer >= 0 ? headName(last.layer, last.head) : null;
-    const link = formatRoute({ run: name, signal: null, layer: null, head: null, step: null });
+    const link = formatRoute(routeOf(name));
     const late = !run.ended && Date.now() / 1000 - num(run.last_report_unix_ns) / 1e9 > 600;
     const eta = run.eta?.known ? `≈ ${integer(num(run.eta.steps))}` : '–';
     return h('tr', { class: run.stage > 0 ? `ill ${severity}` : '', onclick: () => (location.hash = link) },

@@ -1,0 +1,111 @@
+// What was done about the run's alerts, what waits for a person, and who decided.
+import { Action, AuditEntry, Policy, api, num } from './api';
+import { Openings, fill, h } from './dom';
+import { ago, integer, number } from './format';
+
+const words: Record<string, string> = {
+  ATTENTION_MODE: 'attention mode', CENTER_K: 'centre the keys', QK_CLIP: 'clip W_Q and W_K', LR_SCALE: 'scale the learning rate',
+  CHECKPOINT_NOW: 'save a checkpoint', BATCH_SKIP: 'skip batches', SAMPLING_DEEPEN: 'sample more often', STOP: 'stop the training',
+  ROLLBACK_SUGGEST: 'go back to a checkpoint (advice)',
+};
+// What a person can take back: the rest has happened.
+const undoable = new Set(['ATTENTION_MODE', 'CENTER_K', 'LR_SCALE', 'SAMPLING_DEEPEN']);
+const moods: Record<string, string> = {
+  proposed: 'sev-warning', approved: 'sev-info', sent: 'sev-info', applied: 'sev-info', helped: 'sev-resolved', kept: 'sev-resolved',
+  refused: 'sev-critical', expired: 'stage-ended', 'did not help': 'sev-critical', undone: 'stage-ended', escalated: 'sev-warning',
+};
+
+function plain(name: string, prefix: string): string {
+  return name.replace(prefix, '');
+}
+
+function stateOf(state: string): string {
+  return plain(state, 'ACTION_STATE_').toLowerCase().replace(/_/g, ' ');
+}
+
+function title(action: Action): string {
+  const kind = plain(action.kind, 'ACTION_KIND_');
+  const value = num(action.value);
+  const how = kind === 'ATTENTION_MODE' ? ` ${action.mode}` : kind === 'CENTER_K' ? (value === 0 ? ' no more' : '')
+    : value !== 0 ? ` (${number(value)})` : '';
+  return `${action.undoes ? 'take back: ' : ''}${words[kind] ?? kind}${how}`;
+}
+
+function scopeOf(action: Action): string {
+  const heads = action.scope?.heads ?? [];
+  const layers = action.scope?.layers ?? [];
+  if (heads.length > 0) return heads.map((c) => `L${c.layer} H${c.head}`).join(', ');
+  return layers.length > 0 ? `layer ${layers.join(', ')}` : 'all layers';
+}
+
+export class ActionsView {
+  readonly element = h('section', { class: 'panel alerts', 'aria-label': 'Actions', hidden: true });
+  private readonly name = h('input', { id: 'who', type: 'text', maxlength: 64, value: localStorage.getItem('who') ?? '', autocomplete: 'name',
+    onchange: () => localStorage.setItem('who', this.name.value.trim()) });
+  private readonly trouble = h('p', { class: 'state error', role: 'alert', hidden: true });
+  private readonly policy = h('p', { class: 'muted' });
+  private readonly list = h('div');
+  private readonly audit = h('div');
+  private readonly openings = new Openings();
+
+  constructor(private readonly changed: () => void) {
+    this.element.append(h('div', { class: 'panel-head' }, h('h2', {}, 'Actions'),
+      h('span', {}, h('label', { for: 'who', class: 'muted small' }, 'Decide as '), this.name)), this.policy, this.trouble, this.list, this.audit);
+  }
+
+  draw(run: string, actions: Action[], audit: AuditEntry[], policy: Policy): void {
+    this.element.hidden = false;
+    const mode = plain(policy.mode, 'MODE_').toLowerCase();
+    this.policy.textContent = {
+      observe: 'Policy: observe. Nothing is done unless a person asks for it.',
+      propose: 'Policy: propose. What an alert calls for waits here for a person.',
+      enforce: 'Policy: enforce. What an alert calls for is done at once.',
+    }[mode] ?? '';
+    fill(this.list, actions.length === 0 ? h('p', { class: 'state' }, 'Nothing was done so far.') : null,
+      ...[...actions].reverse().slice(0, 50).map((action) => this.card(run, action)));
+    fill(this.audit, audit.length === 0 ? null : this.openings.details('audit', false, {}, h('summary', {}, `Audit: ${audit.length} refused requests and changes of policy`),
+      h('div', { class: 'scroll' }, h('table', {}, h('thead', {}, h('tr', {}, ...['When', 'Who', 'What', 'Result'].map((t) => h('th', { scope: 'col' }, t)))),
+        h('tbody', {}, ...[...audit].reverse().slice(0, 50).map((entry) => h('tr', {}, h('td', {}, ago(num(entry.time_unix_ns))), h('td', {}, entry.by),
+          h('td', {}, `${entry.what.replace(/_/g, ' ')} ${entry.action_id}`), h('td', {}, entry.refused ? `refused: ${entry.refused}` : 'done'))))))));
+  }
+
+  private card(run: string, action: Action): HTMLElement {
+    const state = stateOf(action.state);
+    const waits = state === 'proposed';
+    const kind = plain(action.kind, 'ACTION_KIND_');
+    const holds = ['applied', 'helped', 'kept'].includes(state) && undoable.has(kind) && !action.undoes;
+    return this.openings.details(`${action.id} ${waits}`, waits, { class: `alert ${waits ? 'warning' : ''}` },
+      h('summary', {}, h('span', { class: `badge ${moods[state] ?? ''}` }, state), h('span', { class: 'alert-summary' }, `${title(action)} · ${scopeOf(action)}`),
+        h('span', { class: 'muted small' }, action.id)),
+      action.expected_effect ? h('p', { class: 'advice' }, h('strong', {}, 'Expected: '), action.expected_effect) : null,
+      action.cost ? h('p', { class: 'advice' }, h('strong', {}, 'Cost: '), action.cost) : null,
+      h('ol', { class: 'history' }, ...(action.history ?? []).map((change) => h('li', {}, h('strong', {}, stateOf(change.state)),
+        ` at step ${integer(num(change.step))} by ${change.by}${change.reason ? `: ${change.reason}` : ''} `,
+        h('span', { class: 'muted small' }, ago(num(change.time_unix_ns)))))),
+      h('div', { class: 'buttons' },
+        waits ? this.button('Approve', run, action) : null,
+        waits ? this.button('Reject', run, action) : null,
+        holds ? this.button('Undo', run, action) : null));
+  }
+
+  private button(verb: 'Approve' | 'Reject' | 'Undo', run: string, action: Action): HTMLElement {
+    return h('button', { 'aria-label': `${verb} ${title(action)}, ${scopeOf(action)}`, onclick: () => void this.decide(verb, run, action) }, verb);
+  }
+
+  private async decide(verb: 'Approve' | 'Reject' | 'Undo', run: string, action: Action): Promise<void> {
+    const by = this.name.value.trim();
+    this.trouble.hidden = by !== '';
+    if (by === '') {
+      fill(this.trouble, 'Say who you are first: the audit keeps it.');
+      this.name.focus();
+      return;
+    }
+    try {
+      await api.decide(verb, run, action.id, by);
+    } catch (error) {
+      this.trouble.hidden = false;
+      fill(this.trouble, `Refused: ${(error as Error).message}`);
+    }
+    this.changed();
+  }
+}
