@@ -35,7 +35,7 @@ from typing import Any, Optional
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
-from bellwether_process import Server  # noqa: E402
+from bellwether_process import Server, cusolver_flags  # noqa: E402
 
 EXAMPLE = ROOT / "examples" / "divergence_gpt.py"
 SIGMA_MIN, DOUBLED_WITHIN = 20.0, 500  # Of what counts as an explosion.
@@ -208,6 +208,15 @@ def tell(server: Server, run: str, own: Optional[dict[str, Any]]) -> dict[str, A
     return told
 
 
+def where(server: Server) -> dict[str, int]:
+    """How many passes of the detectors and batches of spectra ran on which device."""
+    metric = re.compile(r'bellwether_(detector_tick|spectra)_seconds_count{backend="(\w+)"} (\S+)')
+    told: dict[str, int] = {}
+    for name, backend, count in metric.findall(server.get("/metrics")):
+        told[f"{name} {backend}"] = told.get(f"{name} {backend}", 0) + int(float(count))
+    return told
+
+
 def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -229,7 +238,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     common = ["--tokens", str(args.tokens.resolve()), "--minutes", str(args.minutes)]
     common += shlex.split(args.options)
     began = time.monotonic()
-    with Server(args.out) as server:
+    with Server(args.out, "", *cusolver_flags()) as server:
         jobs, scans = {}, []
         for name, options in args.run:
             own = [*common, *shlex.split(options), "--server", server.grpc]
@@ -270,10 +279,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             summary["runs"].append(tell(server, name, own))
         summary["scans"] = [tell(server, scan.run, None) for scan in scans]
         summary["attached"] = attached and attached.result
+        summary["where"] = where(server)
     (args.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     for told in [*summary["runs"], *summary["scans"]]:
         print({k: v for k, v in told.items() if k != "transitions"}, flush=True)
-    print(summary["attached"])
+    print(summary["attached"], summary["where"])
     return 0
 
 

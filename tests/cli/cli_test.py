@@ -293,6 +293,51 @@ class AlertTest(CliTest):
         self.ask("alert", "silence", "gpt-bf16", "drift/1/2/220", code=2)
 
 
+class ActionTest(CliTest):
+    def test_from_the_proposal_to_the_decision(self) -> None:
+        proposed = json.loads(self.ask("action", "propose", "gpt-bf16", "attention.center_k", "--value", "1",
+                                       "--layer", "1", "--layer", "2", "--alert", "drift/1/2/220", "--reason", "it drifts",
+                                       "-o", "json"))
+        self.assertEqual(proposed["state"], "ACTION_STATE_PROPOSED")
+        self.assertEqual(proposed["scope"]["layers"], [1, 2])
+        self.assertEqual(proposed["history"][0]["by"], "ann")
+        id = proposed["id"]
+        rows = list(csv.DictReader(io.StringIO(self.ask("action", "list", "gpt-bf16", "--waiting", "-o", "csv"))))
+        self.assertEqual([(r["ID"], r["STATE"], r["WHAT"], r["SCOPE"]) for r in rows],
+                         [(id, "proposed", "attention.center_k", "L1, L2")])
+        self.assertRegex(self.ask("alert", "get", "gpt-bf16", "drift/1/2/220"), rf"(?m)^{id} +proposed")
+        approved = json.loads(self.ask("action", "approve", "gpt-bf16", id, "--by", "bob", "--reason", "yes", "-o", "json"))
+        self.assertEqual([(c["state"], c["by"], c["reason"]) for c in approved["history"]],
+                         [("ACTION_STATE_PROPOSED", "ann", "it drifts"), ("ACTION_STATE_APPROVED", "bob", "yes")])
+        self.assertRegex(self.ask("action", "get", "gpt-bf16", id), r"(?m)^\S+ +approved +\S+ +bob +yes$")
+        self.ask("action", "get", "gpt-bf16", "no-such", code=1)
+        at_once = json.loads(self.ask("action", "propose", "gpt-bf16", "qk.clip", "--value", "0.5", "--head", "1/2",
+                                      "--approve", "-o", "json"))
+        self.assertEqual((at_once["state"], at_once["scope"]["heads"]), ("ACTION_STATE_APPROVED", [{"layer": 1, "head": 2}]))
+        self.assertIn("refused", self.ask("action", "undo", "gpt-bf16", at_once["id"]))
+
+    def test_what_was_refused_is_in_the_exported_audit(self) -> None:
+        self.ask("action", "propose", "gpt-fp32", "stop", "--by", "policy", code=2)
+        exported = json.loads(self.ask("action", "list", "gpt-fp32", "-o", "json"))
+        self.assertIn("must be a person's name", exported["audit"][-1]["refused"])
+        self.assertIn("must be a person's name", self.ask("action", "list", "gpt-fp32"))
+        self.ask("action", "propose", "gpt-fp32", "explode", code=2)
+        self.ask("action", "propose", "gpt-fp32", "qk.clip", "--head", "3", code=2)
+
+    def test_policies(self) -> None:
+        self.assertIn("mode: observe", self.ask("policy", "get", "gpt-fp32"))
+        self.assertIn("mode: enforce", self.ask("policy", "set", "gpt-fp32", "--mode", "enforce"))
+        with tempfile.NamedTemporaryFile("w", suffix=".yml") as file:
+            file.write("mode: propose\n")
+            file.flush()
+            policy = json.loads(self.ask("policy", "set", "gpt-fp32", file.name, "-o", "json"))
+            self.assertEqual((policy["yaml"], policy["own"]), ("mode: propose\n", True))
+            self.ask("policy", "set", "gpt-fp32", file.name, "--mode", "observe", code=2)
+        self.ask("policy", "set", "gpt-fp32", code=2)
+        self.ask("policy", "set", "gpt-fp32", "/no/such/file", code=1)
+        self.assertIn("the server's", self.ask("policy", "set", "gpt-fp32", "--reset"))
+
+
 class WatchTest(unittest.TestCase):
     """Streams; each test has a server of its own."""
 

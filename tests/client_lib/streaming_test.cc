@@ -58,7 +58,11 @@ std::vector<int64_t> Range(int64_t end) {
 
 TEST_F(StreamingTest, FramesArriveBitForBit) {
   const auto server = Serve();
-  TestClient client({.run = "a/run", .server = address_, .attempt = 3, .actions_mask = 1 << v1::ACTION_KIND_STOP});
+  TestClient client({.run = "a/run",
+                     .server = address_,
+                     .attempt = 3,
+                     .actions_mask = 1 << v1::ACTION_KIND_STOP,
+                     .ranks_agree = 1});
   const std::vector<uint32_t> bits = {0x7fc00000, 0x7f800001, 0xffc12345, 0x7f800000, 0xff800000, 0x80000000, 1, 0x7f7fffff};
   std::vector<float> values(8);
   std::memcpy(values.data(), bits.data(), 32);
@@ -81,6 +85,7 @@ TEST_F(StreamingTest, FramesArriveBitForBit) {
   EXPECT_EQ(hello.run().world(), 1);
   ASSERT_EQ(hello.capabilities_size(), 1);
   EXPECT_EQ(hello.capabilities(0), v1::ACTION_KIND_STOP);
+  EXPECT_TRUE(hello.ranks_agree());
   const bw_counters counters = client.Counters();
   EXPECT_EQ(counters.link, BW_LINK_STREAMING);
   EXPECT_EQ(counters.frames_queued, 1);
@@ -310,8 +315,12 @@ TEST_F(StreamingTest, CommandsComeBackAndOversizedOnesAreRefused) {
   action.mutable_action()->set_id("a-7");
   action.mutable_action()->set_kind(v1::ACTION_KIND_LR_SCALE);
   action.mutable_action()->set_value(0.5);
+  action.mutable_action()->set_apply_at_step(120);
+  action.mutable_action()->mutable_scope()->add_layers(3);
+  action.mutable_action()->set_cost(std::string(5000, 'x'));  // Of no use to the trainer.
+  action.mutable_action()->add_history()->set_reason("likewise");
   oversized.mutable_action()->set_id("a-8");
-  oversized.mutable_action()->set_cost(std::string(5000, 'x'));
+  oversized.mutable_action()->set_mode(std::string(5000, 'x'));
   options.after_welcome = {sampling, action, oversized};
   const auto server = Serve(options);
   TestClient client({.server = address_});
@@ -328,10 +337,8 @@ TEST_F(StreamingTest, CommandsComeBackAndOversizedOnesAreRefused) {
   EXPECT_EQ(commands[0].value, 5);
   EXPECT_EQ(client.Counters().sampling_period_steps, 5);
   ASSERT_EQ(commands[1].type, BW_COMMAND_ACTION);
-  v1::Action received;
-  ASSERT_TRUE(received.ParseFromArray(commands[1].payload, static_cast<int>(commands[1].payload_bytes)));
-  EXPECT_EQ(received.id(), "a-7");
-  EXPECT_EQ(received.value(), 0.5);
+  EXPECT_EQ(std::string(reinterpret_cast<const char*>(commands[1].payload), commands[1].payload_bytes),
+            R"({"id":"a-7","kind":"ACTION_KIND_LR_SCALE","scope":{"layers":[3]},"value":0.5,"apply_at_step":"120"})");
   ASSERT_TRUE(WaitUntil([&] { return Stored() == 2; }));
   EXPECT_EQ(store_.messages[1].action_result().id(), "a-8");
   EXPECT_FALSE(store_.messages[1].action_result().applied());

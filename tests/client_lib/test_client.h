@@ -19,7 +19,7 @@ struct TestClientOptions {
   std::string log_path = "/dev/null";
   std::string token_file;
   std::string tls_ca, tls_cert, tls_key;
-  uint32_t layers = 4, heads = 8, kv_heads = 2, ring_frames = 0, attempt = 0, actions_mask = 0;
+  uint32_t layers = 4, heads = 8, kv_heads = 2, ring_frames = 0, attempt = 0, actions_mask = 0, ranks_agree = 0;
 };
 
 inline bw_client_options Options(const TestClientOptions& o) {
@@ -32,6 +32,7 @@ inline bw_client_options Options(const TestClientOptions& o) {
   options.ring_frames = o.ring_frames;
   options.attempt = o.attempt;
   options.actions_mask = o.actions_mask;
+  options.ranks_agree = o.ranks_agree;
   options.run = text(o.run);
   options.server = text(o.server);
   options.record_path = text(o.record_path);

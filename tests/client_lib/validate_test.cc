@@ -60,8 +60,13 @@ TEST(OptionsTest, NamesFieldValueAndRange) {
   bw_client_options o = good;
   o.struct_size += 64;  // A newer header.
   ExpectAccepted(o);
-  o.struct_size = sizeof(o) - 1;
+  o.struct_size = offsetof(bw_client_options, ranks_agree);  // That of 1.0: what follows is not looked at.
+  o.ranks_agree = 7;
+  ExpectAccepted(o);
+  o.struct_size -= 1;
   ExpectRefused(o, "struct_size");
+  o = good, o.ranks_agree = 2;
+  ExpectRefused(o, "ranks_agree is 2, must be 0..1");
   o = good, o.layers = 0;
   ExpectRefused(o, "layers is 0, must be 1..512");
   o = good, o.rank = 1;

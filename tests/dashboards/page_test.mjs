@@ -116,11 +116,88 @@ const checks = {
     server.say('loss');
     await page.waitForSelector('.verdict.critical');
     assert.match(await page.textContent('.verdict'), /stage 5 of 5: loss.*layer 1 head 0.*none.*cause: biased delta/s);
-    assert.deepEqual(await page.$$eval('.alert-summary', (all) => all.map((e) => e.textContent.split(' ')[0])), ['drift', 'loss']);
+    assert.deepEqual(await page.$$eval('section[aria-label=Alerts] .alert-summary', (all) => all.map((e) => e.textContent.split(' ')[0])), ['drift', 'loss']);
     await page.goto(`http://127.0.0.1:${server.port}/#/`);
     await page.waitForSelector('.runs tbody tr');
     assert.match(await page.textContent('.runs tbody tr:first-child'), /5 · loss.*layer 1 head 0/s);
     assert.match(await page.textContent('.title-row'), /4 in all, 3 live, 1 of them ill/);
+    await server.stop();
+  },
+
+  async 'the status page says what the server is and what it refused'() {
+    const server = await start('ill');
+    const page = await open(server, '');
+    await page.click('nav a:has-text("Status")');
+    await page.waitForSelector('.facts .fact');
+    assert.match(await page.textContent('main'), /0\.1\.0.*Detectors on.*cpu.*runs_live.*1,000/s);
+    assert.equal(await page.getAttribute('nav a:has-text("Status")', 'aria-current'), 'page');
+    assert.equal(await page.title(), 'Status · Bellwether');
+    assert.deepEqual(await breaches(page), []);
+    await picture(page, 'status');
+    await server.stop();
+  },
+
+  async 'a run beside another, and what is shown as files'() {
+    const server = await start('ill');
+    const page = await open(server, '#/run/gpt2-small%2Fbf16-fa2');
+    await page.waitForSelector('.chart canvas');
+    await page.selectOption('#beside', 'gpt2-small/fp32-control');
+    await page.waitForSelector('text=dashed: gpt2-small/fp32-control');
+    assert.match(page.url(), /beside=gpt2-small%2Ffp32-control/);
+    await picture(page, 'beside');
+    const saved = async (label) => {
+      const [download] = await Promise.all([page.waitForEvent('download'), page.click(`[aria-label="${label}"]`)]);
+      return { name: download.suggestedFilename(), bytes: readFileSync(await download.path()) };
+    };
+    const csv = await saved('Every head as CSV');
+    assert.equal(csv.name, 'drift_ratio_step3700.csv');
+    assert.match(String(csv.bytes), /^layer,head,drift_ratio\n0,0,[\d.]+\n/);
+    assert.equal(String(csv.bytes).trim().split('\n').length, 1 + 12 * 12);
+    const series = await saved('Drift ratio as CSV');
+    assert.equal(series.name, 'drift_ratio_layer1_head0.csv');
+    assert.match(String(series.bytes), /^step,min,mean,max\n\d+,/);
+    for (const label of ['Every head as PNG', 'Drift ratio as PNG']) {
+      const { bytes } = await saved(label);
+      assert.deepEqual([...bytes.subarray(1, 4)].map((b) => String.fromCharCode(b)).join(''), 'PNG');
+    }
+    assert.deepEqual(await breaches(page), []);
+    await server.stop();
+  },
+
+  async 'an alert is silenced for a while'() {
+    const server = await start('ill');
+    const page = await open(server, '#/run/gpt2-small%2Fbf16-fa2');
+    await page.selectOption('[aria-label="Silence this alert"]', '28800');
+    await page.waitForSelector('text=/silenced for another (8 h 0|7 h 59) min/');
+    assert.deepEqual(await breaches(page), []);
+    await server.stop();
+  },
+
+  async 'a proposed action is approved by somebody with a name, applied, and taken back'() {
+    const server = await start('ill');
+    const page = await open(server, '#/run/gpt2-small%2Fbf16-fa2');
+    const actions = page.locator('section[aria-label=Actions]');
+    await actions.waitFor();
+    assert.match(await actions.textContent(), /Policy: propose.*proposed.*centre the keys · layer 1.*by alice/s);
+    await actions.getByRole('button', { name: 'Approve' }).click();
+    await page.waitForSelector('text=Say who you are first');
+    await page.fill('#who', 'bob');
+    await actions.getByRole('button', { name: 'Approve' }).click();
+    await page.waitForFunction(() => /approved at step 3,700 by bob/.test(document.body.textContent));
+    server.say('apply');
+    await page.reload();
+    await page.waitForSelector('.alert .badge:text-is("applied")');
+    await actions.locator('summary').first().click();
+    assert.deepEqual(await breaches(page), []);
+    await picture(page, 'actions');
+    server.say('step');  // What was opened stays open when the page is drawn anew.
+    await page.waitForFunction(() => /step 3,720/.test(document.querySelector('.title-row')?.textContent ?? ''));
+    await actions.getByRole('button', { name: 'Undo' }).click();
+    await page.waitForSelector('text=take back: centre the keys');
+    await actions.getByRole('button', { name: 'Undo' }).click();
+    await page.waitForSelector('section[aria-label=Actions] [role=alert]:has-text("Refused")');
+    await page.reload();
+    await page.waitForSelector('text=Audit: 1 refused requests');
     await server.stop();
   },
 

@@ -1,10 +1,11 @@
 """Small launches of every kind of statistics kernel, for compute-sanitizer.
 
-    compute-sanitizer --tool racecheck python3 statistics_sanitizer_run.py LIBRARY
+    compute-sanitizer --tool racecheck python3 statistics_sanitizer_run.py LIBRARY [probe|spectral ...]
 """
 
 from __future__ import annotations
 
+import ctypes
 import pathlib
 import sys
 
@@ -17,11 +18,12 @@ from statistics_calls import Probed, ProbeOptions, Spectrum  # noqa: E402
 
 OPTIONS = [ProbeOptions(), ProbeOptions(causal=True, window=50, rows=17),
            ProbeOptions(softcap=3.0, causal=True)]
+DRIFT = ProbeOptions(causal=True, rows=17, drift_only=True)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def main() -> int:
-    lib = attention_calls.load(sys.argv[1])
-    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+def probes(lib: ctypes.CDLL) -> None:
+    for dtype in DTYPES:
         # Rows of 16-byte vectors and others, one stage of tiles and two, clusters of 1 to 8.
         for d, n, m, batch in ((64, 100, 777, 1), (33, 70, 70, 2), (256, 65, 130, 2),
                                (128, 40, 90, 200)):
@@ -30,11 +32,23 @@ def main() -> int:
             for options in OPTIONS:
                 for outputs in (None, (v, o, g)):
                     calls.probe(lib, q, k, outputs, options, Probed.fresh(4, 2, "cuda"))
+            calls.probe(lib, q, k, None, DRIFT, Probed.fresh(4, 2, "cuda"))
             calls.key_leak(lib, k, torch.zeros(2, 2, device="cuda"))
+
+
+def spectral_norms(lib: ctypes.CDLL) -> None:
+    for dtype in DTYPES:
         for rows, columns in ((64, 300), (128, 129), (200, 70), (3, 5)):
             weight = torch.randn(2, rows, columns, device="cuda").to(dtype)
             for w in (weight, weight.transpose(1, 2).contiguous().transpose(1, 2)):
                 calls.spectral_norms(lib, w, Spectrum.fresh(2, rows, "cuda", gram=True))
+
+
+def main() -> int:
+    lib = attention_calls.load(sys.argv[1])
+    parts = {"probe": probes, "spectral": spectral_norms}
+    for name in sys.argv[2:] or parts:
+        parts[name](lib)
     torch.cuda.synchronize()
     print("done")
     return 0

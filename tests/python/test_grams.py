@@ -126,6 +126,8 @@ def test_the_budget_holds_and_every_head_has_its_turn() -> None:
     pairs = sum(kind == 2 for sample in samples for *_, kind, _ in sample)
     assert pairs == sum(kind == 3 for sample in samples for *_, kind, _ in sample)
     assert 9 <= pairs <= 12
+    changed = [(x, y) for sample in samples for x, y, kind, _ in sample if kind == 2]
+    assert len(set(changed)) == pairs, "of each head before any head's second"
     spent = sum(size for sample in samples for *_, size in sample)
     assert spent <= budget * (96 + 8)
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import parallel_job
 import pytest
 import torch
 
 from bellwether import Parallel, parallel
 
+import parallel_job
 from conftest import ROOT
 from recording import Recording
 

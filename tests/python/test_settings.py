@@ -39,7 +39,8 @@ def test_config_file_by_environment_and_its_faults(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("every", 0), ("rows", -1), ("stats", {"drft"}), ("stats", ""), ("layers", "("),
+    [("allow", "lr.scale,rm"), ("allow", ["rollback.suggest"]),
+     ("every", 0), ("rows", -1), ("stats", {"drft"}), ("stats", ""), ("layers", "("),
      ("ranks", "some"), ("microbatches", "two"), ("overhead_budget", 0)],
 )  # fmt: skip
 def test_a_bad_argument_names_itself(name: str, value: object) -> None:
@@ -62,6 +63,19 @@ def test_runs_have_names_of_their_own_and_attempts_count() -> None:
     assert resolve({"run": "a b/c"}, None, {}).run == "a-b/c"
 
 
+def test_nothing_is_allowed_that_nobody_names(tmp_path: Path) -> None:
+    assert resolve({}, None, {}).allow == frozenset()
+    by_name = resolve({}, None, {"BELLWETHER_ALLOW": "attention.center_k, stop"})
+    assert by_name.allow == {"attention.center_k", "stop"}
+    file = tmp_path / "allow.yml"
+    file.write_text("allow: [lr.scale, qk.clip]\n")
+    assert resolve({}, str(file), {}).allow == {"lr.scale", "qk.clip"}
+    assert resolve({"allow": ""}, str(file), {}).allow == frozenset()
+    said: list[str] = []
+    assert resolve({}, None, {"BELLWETHER_ALLOW": "all"}, said.append).allow == frozenset()
+    assert said[0].startswith("BELLWETHER_ALLOW is ignored: allow: ['all'] unknown, legal are")
+
+
 def test_stats_by_words() -> None:
     assert resolve({"stats": "drift, sigma"}, None, {}).stats == {"drift", "sigma"}
     assert resolve({}, None, {}).stats == set(STATS)
@@ -82,7 +96,8 @@ def test_import_needs_neither_torch_nor_libraries() -> None:
 
 def test_the_package_is_typed_and_clean() -> None:
     package = ROOT / "client_lib" / "python"
-    paths = ["bellwether", "../../examples", "../../tests/python", "../../tests/bench"]
+    paths = ["bellwether", "../../examples", "../../docs/paper_figures.py"]
+    paths += [f"../../tests/{folder}" for folder in ("python", "bench", "docs")]
     here = ["--config", "pyproject.toml"]
     for tool in (
         ["mypy", "bellwether"],

@@ -61,6 +61,7 @@ class Trainer final : public SessionOwner {
   void OnRoom() override {}
   void OnFenced() override {}
   void OnDeeper(const std::vector<Head>&) override {}
+  void OnAction(const Action&) override {}
 
   // A step with a matrix of head 1 whose sigma is `sigma`.
   void Step(int64_t step, float sigma) {

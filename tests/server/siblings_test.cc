@@ -112,6 +112,7 @@ class Deaf final : public SessionOwner {
   void OnDurable(uint64_t) override {}
   void OnRoom() override {}
   void OnDeeper(const std::vector<Head>&) override {}
+  void OnAction(const Action&) override {}
   void OnFenced() override {}
 };
 

@@ -19,6 +19,12 @@ BIN = Path(os.environ.get("BELLWETHER_LIB_DIR", ROOT / "build/cpu/bin"))
 sys.path.insert(0, str(ROOT / "client_lib/python"))
 
 
+def cusolver_flags() -> list[str]:
+    """BELLWETHER_CUSOLVER names a cuSOLVER that the loader does not find by itself."""
+    name = os.environ.get("BELLWETHER_CUSOLVER")
+    return [f"--gpu.cusolver={name}"] if name else []
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

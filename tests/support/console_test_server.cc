@@ -4,6 +4,8 @@
 // Prints one line of JSON, {"port": N}, and serves until its input ends.
 //
 //   --scenario=ill|healthy|empty|many   --port=N   --token=T
+// The first run has a policy that proposes, and an action that waits for a
+// person; "apply" is the trainer's answer to what was approved.
 // Every line on the input is one command: "step" lets the ill run go on,
 // "alert" posts a critical alert of a head, "loss" one of the run as a whole.
 
@@ -15,6 +17,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "server/act/action_engine.h"
+#include "server/act/policy.h"
 #include "server/http/http_server.h"
 #include "server/query/json_api.h"
 #include "server/query/query_engine.h"
@@ -25,12 +29,62 @@
 namespace bellwether::server {
 namespace {
 
+constexpr char kPolicy[] = "mode: propose\n";
+
 class Control final : public RunControl {
  public:
-  explicit Control(AlertLog* alerts) : alerts_(alerts) {}
+  // `run` is the one that can be acted on; 0 = none.
+  Control(AlertLog* alerts, ActionLog* actions, Clock* clock, RunId run, const RunDescription& description)
+      : alerts_(alerts),
+        actions_(actions),
+        clock_(clock),
+        run_(run),
+        engine_(description, ParsePolicy(kPolicy, "policy").value()) {
+    if (run_ == 0) return;
+    std::vector<Action> changed;
+    const uint32_t every_kind = (1u << kActionKindEnd) - 2;
+    engine_.OnHello(description, {.kinds_mask = every_kind, .ranks_agree = true}, Now(), &changed);
+    Post(changed);
+    Action action{.kind = ActionKind::kCenterK, .scope = {.layers = {1}}, .value = 1};
+    (void)Act(run_, {.verb = ActionRequest::Verb::kPropose, .action = action, .by = "alice"}, "");
+  }
+
+  // The trainer's word on what it was handed.
+  void Apply() {
+    std::vector<Action> changed;
+    for (const Action& due : engine_.Due(0)) {
+      engine_.OnSent(due.id, Now(), &changed);
+      engine_.OnResult({.id = due.id, .applied = true, .step = kStep + 20}, Now(), &changed);
+    }
+    Post(changed);
+  }
   absl::Status Annotate(RunId, const RunEvent&) override { return absl::OkStatus(); }
   absl::Status NoteAlert(RunId run, const std::string& key, const Database::AlertNote& note) override {
     return alerts_->Annotate(run, key, note);
+  }
+  absl::StatusOr<Action> Act(RunId run, const ActionRequest& request, const std::string& malformed) override {
+    absl::Status status = malformed.empty() ? absl::OkStatus() : absl::InvalidArgumentError(malformed);
+    std::vector<Action> changed;
+    if (run != run_) status.Update(absl::FailedPreconditionError("nobody acts here"));
+    if (status.ok()) status = engine_.OnRequest(request, Now(), &changed);
+    if (!status.ok()) {
+      const AuditEntry entry{.time_unix_ns = clock_->UnixNanos(),
+                             .step = kStep,
+                             .by = request.by,
+                             .what = "approve",
+                             .action_id = request.id,
+                             .refused = std::string(status.message())};
+      actions_->Note(run, ++notes_, entry).IgnoreError();
+      return status;
+    }
+    Post(changed);
+    return changed.back();
+  }
+  absl::StatusOr<PolicyView> GetPolicy(RunId run) override {
+    return run == run_ ? PolicyView{.mode = 2, .text = kPolicy} : PolicyView{.mode = 1, .text = "mode: observe\n"};
+  }
+  absl::StatusOr<PolicyView> SetPolicy(RunId, const std::string&, const std::string&, const std::string&) override {
+    return absl::UnimplementedError("the policy stays as it is here");
   }
   std::unique_ptr<RunImport> StartImport(const std::string&) override { return nullptr; }
   absl::Status Export(RunId, const std::function<bool(std::string_view)>&) override { return absl::OkStatus(); }
@@ -45,7 +99,19 @@ class Control final : public RunControl {
   absl::Status Ready() const override { return absl::OkStatus(); }
 
  private:
+  static constexpr int64_t kStep = 3700;
+
+  ActionEngine::Now Now() const { return {.time_unix_ns = clock_->UnixNanos(), .step = kStep}; }
+  void Post(const std::vector<Action>& changed) {
+    for (const Action& action : changed) actions_->Post(run_, action).IgnoreError();
+  }
+
   AlertLog* const alerts_;
+  ActionLog* const actions_;
+  Clock* const clock_;
+  const RunId run_;
+  ActionEngine engine_;
+  Lsn notes_ = 0;
 };
 
 std::vector<SyntheticRun> Scenario(const std::string& name) {
@@ -58,12 +124,16 @@ std::vector<SyntheticRun> Scenario(const std::string& name) {
     runs.back().stage = 2;
   }
   runs.push_back({.id = 2, .name = "gpt2-small/fp32-control", .steps = 3700});
-  runs.push_back({.id = 3, .name = "llama-1b/sweep-lr-3e-4",
-                  .layout = {.layers = 32, .heads = 32, .kv_heads = 8, .head_dim = 64, .seq_len = 4096}, .steps = 12400});
+  runs.push_back({.id = 3,
+                  .name = "llama-1b/sweep-lr-3e-4",
+                  .layout = {.layers = 32, .heads = 32, .kv_heads = 8, .head_dim = 64, .seq_len = 4096},
+                  .steps = 12400});
   runs.push_back({.id = 4, .name = "gpt2-small/warmup-test", .steps = 800, .ended = true});
   for (RunId id = 5; name == "many" && id <= 1000; ++id) {
-    runs.push_back({.id = id, .name = absl::StrCat("sweep/run-", id),
-                    .layout = {.layers = 4, .heads = 4, .kv_heads = 4}, .steps = static_cast<int64_t>(id) * 10});
+    runs.push_back({.id = id,
+                    .name = absl::StrCat("sweep/run-", id),
+                    .layout = {.layers = 4, .heads = 4, .kv_heads = 4},
+                    .steps = static_cast<int64_t>(id) * 10});
   }
   return runs;
 }
@@ -87,7 +157,6 @@ int Main(const std::vector<std::string>& arguments) {
   RunTable table;
   Counters counters;
   SyntheticSeries series;
-  Control control(&alerts);
   std::vector<SyntheticRun> runs = Scenario(scenario);
   for (const SyntheticRun& run : runs) {
     series.Add(run);
@@ -113,16 +182,28 @@ int Main(const std::vector<std::string>& arguments) {
   if (!runs.empty() && runs[0].stage > 0) post(Severity::kWarning, "drift");
 
   Baselines baselines({}, &database, &counters);
-  const QueryEngine engine({}, {.runs = &table, .series = &series, .alerts = &alerts, .database = &database,
-                                .baselines = &baselines, .control = &control, .clock = clock, .counters = &counters});
+  ActionLog actions(&database);
+  const bool acts = !runs.empty() && runs[0].stage > 0;
+  Control control(&alerts, &actions, clock, acts ? runs[0].id : 0,
+                  acts ? MakeSnapshot(runs[0], clock->UnixNanos())->record.description : RunDescription{});
+  const QueryEngine engine({}, {.runs = &table,
+                                .series = &series,
+                                .alerts = &alerts,
+                                .database = &database,
+                                .baselines = &baselines,
+                                .control = &control,
+                                .clock = clock,
+                                .counters = &counters,
+                                .actions = &actions});
   auto server = HttpServer::Start(
-      options, {.metrics = [] { return std::string(); },
-                .ready = [&control] { return control.Ready(); },
-                .call = [&engine](const std::string& method, const std::string& body) { return CallJson(engine, method, body); },
-                .transition_json = TransitionToJson,
-                .runs = &table,
-                .alerts = &alerts,
-                .counters = &counters});
+      options,
+      {.metrics = [] { return std::string(); },
+       .ready = [&control] { return control.Ready(); },
+       .call = [&engine](const std::string& method, const std::string& body) { return CallJson(engine, method, body); },
+       .transition_json = TransitionToJson,
+       .runs = &table,
+       .alerts = &alerts,
+       .counters = &counters});
   if (!server.ok()) {
     std::cerr << server.status() << "\n";
     return 1;
@@ -138,6 +219,8 @@ int Main(const std::vector<std::string>& arguments) {
       worsen(3, "norm");
     } else if (command == "loss" && !runs.empty()) {
       worsen(5, "loss");
+    } else if (command == "apply") {
+      control.Apply();
     }
     std::cout << "ok" << std::endl;
   }

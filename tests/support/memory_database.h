@@ -1,4 +1,4 @@
-// memory_database.h: a Database that holds alerts and bands in memory and
+// memory_database.h: a Database that holds alerts, actions and bands in memory and
 // nothing else.
 //
 // For tests of what reads the alert log; runs, ranks and states are refused.
@@ -64,6 +64,34 @@ class MemoryDatabase : public Database {
     const auto found = notes_.find({run, key});
     return found == notes_.end() ? AlertNote{} : found->second;
   }
+  absl::StatusOr<size_t> PutAction(RunId run, const Action& action) override {
+    absl::MutexLock lock(&mutex_);
+    Action& stored = actions_[{run, action.id}];
+    const size_t known = stored.history.size();
+    if (known >= action.history.size()) return 0;
+    stored = action;
+    return action.history.size() - known;
+  }
+  absl::StatusOr<std::vector<Action>> ListActions(RunId run) const override {
+    absl::MutexLock lock(&mutex_);
+    std::vector<Action> found;
+    for (const auto& [key, action] : actions_) {
+      if (key.first == run) found.push_back(action);
+    }
+    return found;
+  }
+  absl::StatusOr<bool> PutAudit(RunId run, Lsn lsn, const AuditEntry& entry) override {
+    absl::MutexLock lock(&mutex_);
+    return audit_.try_emplace({run, lsn}, entry).second;
+  }
+  absl::StatusOr<std::vector<AuditEntry>> ListAudit(RunId run) const override {
+    absl::MutexLock lock(&mutex_);
+    std::vector<AuditEntry> found;
+    for (const auto& [key, entry] : audit_) {
+      if (key.first == run) found.push_back(entry);
+    }
+    return found;
+  }
   absl::Status PutBands(RunId run, std::string_view row) override {
     absl::MutexLock lock(&mutex_);
     bands_[run] = row;
@@ -96,6 +124,8 @@ class MemoryDatabase : public Database {
   std::set<std::tuple<RunId, std::string, uint32_t>> seen_ ABSL_GUARDED_BY(mutex_);
   std::map<std::pair<RunId, std::string>, AlertNote> notes_ ABSL_GUARDED_BY(mutex_);
   std::map<RunId, std::vector<RunEvent>> events_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::pair<RunId, std::string>, Action> actions_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::pair<RunId, Lsn>, AuditEntry> audit_ ABSL_GUARDED_BY(mutex_);
   std::map<RunId, std::string> bands_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -53,6 +53,38 @@ class QueryStack::Control final : public RunControl {
     return stack_->alerts_->Annotate(run, key, note);
   }
 
+  // Every legal proposal waits, every other request is granted.
+  absl::StatusOr<Action> Act(RunId run, const ActionRequest& request, const std::string& malformed) override {
+    absl::MutexLock lock(&mutex_);
+    if (!malformed.empty()) {
+      const AuditEntry entry{.by = request.by, .action_id = request.id, .refused = malformed, .detail = request.reason};
+      Require(stack_->actions_->Note(run, ++lsn_, entry));
+      return absl::InvalidArgumentError(malformed);
+    }
+    Action action = request.action;
+    ActionState state = action.state == ActionState::kApproved ? action.state : ActionState::kProposed;
+    if (request.verb == ActionRequest::Verb::kPropose) {
+      action.id = absl::StrCat("00000000-", ++last_action_);
+    } else {
+      BW_ASSIGN_OR_RETURN(action, stack_->actions_->Get(run, request.id));
+      state = request.verb == ActionRequest::Verb::kApprove ? ActionState::kApproved : ActionState::kRefused;
+    }
+    action.state = state;
+    action.history.push_back({.state = state, .time_unix_ns = kStarted, .by = request.by, .reason = request.reason});
+    Require(stack_->actions_->Post(run, action));
+    return action;
+  }
+  absl::StatusOr<PolicyView> GetPolicy(RunId) override {
+    absl::MutexLock lock(&mutex_);
+    return policy_;
+  }
+  absl::StatusOr<PolicyView> SetPolicy(RunId, const std::string& text, const std::string&,
+                                       const std::string& malformed) override {
+    if (!malformed.empty()) return absl::InvalidArgumentError(malformed);
+    absl::MutexLock lock(&mutex_);
+    return policy_ = {.mode = 2, .text = text, .own = !text.empty()};
+  }
+
   class Import final : public RunImport {
    public:
     Import(Control* control, std::string name) : control_(control), name_(std::move(name)) {}
@@ -123,6 +155,9 @@ class QueryStack::Control final : public RunControl {
   bool endless_ ABSL_GUARDED_BY(mutex_) = false;
   int exports_started_ ABSL_GUARDED_BY(mutex_) = 0;
   int exports_running_ ABSL_GUARDED_BY(mutex_) = 0;
+  Lsn lsn_ ABSL_GUARDED_BY(mutex_) = 0;
+  int last_action_ ABSL_GUARDED_BY(mutex_) = 0;
+  PolicyView policy_ ABSL_GUARDED_BY(mutex_){.mode = 1, .text = "mode: observe\n"};
   std::function<void()> before_note_ ABSL_GUARDED_BY(mutex_);
 
  private:
@@ -137,6 +172,7 @@ QueryStack::QueryStack() {
   series_ = SeriesStore::Create({}, database_.get());
   alerts_ = std::make_unique<AlertLog>(database_.get());
   Require(alerts_->Load());
+  actions_ = std::make_unique<ActionLog>(database_.get());
   baselines_ = std::make_unique<Baselines>(Baselines::Options(), database_.get(), &counters_);
   control_ = std::make_unique<Control>(this);
 }
@@ -145,6 +181,7 @@ QueryStack::~QueryStack() {
   control_.reset();
   baselines_.reset();
   alerts_.reset();
+  actions_.reset();
   series_.reset();
   database_.reset();
   std::error_code error;
@@ -289,7 +326,8 @@ QueryStores QueryStack::stores() {
           .baselines = baselines_.get(),
           .control = control_.get(),
           .clock = Clock::System(),
-          .counters = &counters_};
+          .counters = &counters_,
+          .actions = actions_.get()};
 }
 
 double QueryStack::refused(const std::string& limit) {

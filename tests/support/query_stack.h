@@ -15,6 +15,7 @@
 #include <string>
 
 #include "server/query/query_engine.h"
+#include "server/store/action_log.h"
 #include "server/store/alert_log.h"
 #include "server/store/baselines.h"
 #include "server/store/database.h"
@@ -57,6 +58,7 @@ class QueryStack {
   QueryStores stores();
   RunTable& runs() { return runs_; }
   AlertLog& alerts() { return *alerts_; }
+  ActionLog& actions() { return *actions_; }
   Counters& counters() { return counters_; }
   Baselines& baselines() { return *baselines_; }
   double refused(const std::string& limit);
@@ -77,6 +79,7 @@ class QueryStack {
   std::unique_ptr<Database> database_;
   std::unique_ptr<SeriesStore> series_;
   std::unique_ptr<AlertLog> alerts_;
+  std::unique_ptr<ActionLog> actions_;
   RunTable runs_;
   Counters counters_;
   std::unique_ptr<Baselines> baselines_;

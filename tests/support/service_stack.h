@@ -67,7 +67,7 @@ class ServiceStack {
     engine_ = std::make_unique<QueryEngine>(
         QueryEngine::Options(),
         QueryStores{pipeline_->runs(), pipeline_->series(), pipeline_->alerts(), pipeline_->database(),
-                    pipeline_->baselines(), pipeline_.get(), Clock::System(), &counters_});
+                    pipeline_->baselines(), pipeline_.get(), Clock::System(), &counters_, pipeline_->actions()});
   }
 
   TempDirectory directory_;

@@ -33,6 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "server/cluster": _HIGH,
     "server": _HIGH | {"kernels", "proto", "server/http", "server/offline", "server/cluster"},
 }
+ALLOWED["server/act"] |= {"server/detect"}  # It judges effects as alerts are judged.
 ALLOWED["server/ingest"] |= {"proto"}  # Protobuf types stop here.
 ALLOWED["server/query"] |= {"proto"}
 

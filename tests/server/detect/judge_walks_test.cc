@@ -35,7 +35,7 @@ void ForEachRun(const Body& body) {
     body(*run);
     ++runs;
   }
-  EXPECT_EQ(runs, 23);
+  EXPECT_EQ(runs, 27);
 }
 
 void Give(const RecordedItem& item, RunJudge* judge, std::vector<Transition>* out) {

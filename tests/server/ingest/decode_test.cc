@@ -12,6 +12,7 @@
 #include <bit>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <string>
 
 namespace bellwether::server {
@@ -88,7 +89,7 @@ TEST(DecodeTest, EachFieldOfAHelloHasItsRange) {
       {[](v1::Hello* h) { h->mutable_run()->set_framework(std::string(65, 'a')); }, "hello.run.framework is 65 bytes"},
       {[](v1::Hello* h) { h->mutable_run()->set_model("a\nb"); }, "control character 10"},
       {[](v1::Hello* h) {
-         for (int i = 0; i < 17; ++i) (*h->mutable_run()->mutable_labels())[std::to_string(i)] = "x";
+         for (int i = 0; i < 17; ++i) (*h->mutable_run()->mutable_labels())[std::to_string(i)] = std::string(1, 'x');
        },
        "at most 16"},
   };
@@ -206,6 +207,76 @@ TEST(DecodeTest, TheServersOwnRecordsComeBack) {
   EXPECT_EQ(std::get<StepClosedMessage>(closed->body).step, 1234567890123);
   record.payload = "nonsense";
   EXPECT_EQ(DecodeRecord(record, &kLayout, {}).status().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST(DecodeTest, WhatARankCanApplyIsAMask) {
+  v1::ClientMessage message = ValidHello();
+  message.mutable_hello()->add_capabilities(v1::ACTION_KIND_CENTER_K);
+  message.mutable_hello()->add_capabilities(v1::ACTION_KIND_STOP);
+  message.mutable_hello()->add_capabilities(static_cast<v1::ActionKind>(77));  // Of a newer client.
+  message.mutable_hello()->set_ranks_agree(true);
+  const auto decoded = Decode(message, nullptr, {});
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(std::get<HelloMessage>(decoded->body).kinds_mask, 1u << 2 | 1u << 8);
+  EXPECT_TRUE(std::get<HelloMessage>(decoded->body).ranks_agree);
+}
+
+TEST(DecodeTest, AnActionResultHasItsRanges) {
+  v1::ClientMessage message;
+  message.set_seq(1);
+  v1::ActionResult* result = message.mutable_action_result();
+  result->set_id("a-1");
+  result->set_step(7);
+  EXPECT_TRUE(Decode(message, &kLayout, {}).ok());
+  result->set_step(-1);
+  EXPECT_THAT(Refusal(message, &kLayout), HasSubstr("action_result.step = -1"));
+  result->set_step(7);
+  result->set_attempt(2u << 30);
+  EXPECT_THAT(Refusal(message, &kLayout), HasSubstr("action_result.attempt"));
+  result->set_attempt(0);
+  result->set_id(std::string(65, 'x'));
+  EXPECT_THAT(Refusal(message, &kLayout), HasSubstr("action_result.id is 65 bytes long: at most 64"));
+  result->set_id("a-1");
+  result->set_reason("two\nlines");
+  EXPECT_THAT(Refusal(message, &kLayout), HasSubstr("action_result.reason holds control character"));
+}
+
+TEST(DecodeTest, RecordsOfActionsComeBack) {
+  ActionRequestMessage request;
+  request.request = {.verb = ActionRequest::Verb::kUndo, .id = "a-1", .by = "alice", .reason = "enough"};
+  request.request.action.scope.heads = {{1, 2}};
+  request.malformed = "why not";
+  PolicyMessage policy;
+  policy.text = std::make_shared<const std::string>("mode: enforce\n");
+  policy.own = true;
+  policy.by = "bob";
+  WalRecord record;
+  record.kind = WalKind::kActionRequest;
+  record.payload = EncodeActionRequest(request);
+  const auto asked = DecodeRecord(record, &kLayout, {});
+  ASSERT_TRUE(asked.ok()) << asked.status();
+  const auto& back = std::get<ActionRequestMessage>(asked->body);
+  EXPECT_EQ(back.request.verb, ActionRequest::Verb::kUndo);
+  EXPECT_EQ(back.request.by, "alice");
+  EXPECT_EQ(back.request.id, "a-1");
+  EXPECT_EQ(back.request.reason, "enough");
+  EXPECT_EQ(back.malformed, "why not");
+  EXPECT_EQ(back.request.action.scope, request.request.action.scope);
+  for (size_t size = 0; size < record.payload.size(); ++size) {
+    WalRecord cut = record;
+    cut.payload.resize(size);
+    EXPECT_EQ(DecodeRecord(cut, &kLayout, {}).status().code(), absl::StatusCode::kDataLoss) << size;
+  }
+  record.kind = WalKind::kPolicy;
+  record.payload = EncodePolicy(policy);
+  const auto set = DecodeRecord(record, nullptr, {});
+  ASSERT_TRUE(set.ok()) << set.status();
+  EXPECT_EQ(*std::get<PolicyMessage>(set->body).text, "mode: enforce\n");
+  EXPECT_TRUE(std::get<PolicyMessage>(set->body).own);
+  EXPECT_EQ(std::get<PolicyMessage>(set->body).by, "bob");
+  record.kind = WalKind::kActionSent;
+  record.payload = EncodeActionSent({"a-1"});
+  EXPECT_EQ(std::get<ActionSentMessage>(DecodeRecord(record, nullptr, {})->body).id, "a-1");
 }
 
 }  // namespace

@@ -91,7 +91,7 @@ TEST(TruthTest, TheRecordedRunsAreAsTheirLabelsSay) {
   const std::string folder = BELLWETHER_TESTDATA "/runs/";
   const auto labels = ReadRunLabels(folder + "labels.json");
   ASSERT_TRUE(labels.ok()) << labels.status();
-  ASSERT_EQ(labels->size(), 23u);
+  ASSERT_EQ(labels->size(), 27u);
   for (const auto& [name, label] : *labels) {
     Finder finder;
     ASSERT_TRUE(WalkRecordedRun(folder + name + ".bwrun", &finder).ok());

@@ -9,7 +9,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <functional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "tests/support/query_stack.h"
 
@@ -466,18 +470,109 @@ TEST_F(QueryEngineTest, GivesUpWhenTimeIsOutOrNobodyListens) {
   EXPECT_EQ(engine_.GetSeries(request, gone).status().code(), absl::StatusCode::kCancelled);
 }
 
-TEST_F(QueryEngineTest, SaysThatItDoesNotAct) {
-  stack_.AddRun({.name = "r", .steps = 5});
+v1::ProposeActionRequest Proposal() {
+  v1::ProposeActionRequest request;
+  request.set_run("r");
+  request.set_by("alice");
+  request.mutable_action()->set_kind(v1::ACTION_KIND_CENTER_K);
+  request.mutable_action()->set_value(1);
+  return request;
+}
+
+TEST_F(QueryEngineTest, ActionsAreProposedAndDecided) {
+  const RunId run = stack_.AddRun({.name = "r", .steps = 5});
+  v1::ProposeActionRequest proposal = Proposal();
+  proposal.mutable_action()->mutable_scope()->add_layers(2);
+  proposal.mutable_action()->set_alert_key("drift/1/2/200");
+  const auto proposed = engine_.ProposeAction(proposal, context());
+  ASSERT_TRUE(proposed.ok()) << proposed.status();
+  EXPECT_EQ(proposed->state(), v1::ACTION_STATE_PROPOSED);
+  EXPECT_EQ(proposed->scope().layers(0), 2);
+  EXPECT_EQ(proposed->run_uuid().size(), 16);
+  v1::DecideActionRequest decision;
+  decision.set_run("r");
+  decision.set_id(proposed->id());
+  decision.set_by("bob");
+  decision.set_reason("fine");
+  const auto approved = engine_.ApproveAction(decision, context());
+  ASSERT_TRUE(approved.ok()) << approved.status();
+  EXPECT_EQ(approved->state(), v1::ACTION_STATE_APPROVED);
+  ASSERT_EQ(approved->history_size(), 2);
+  EXPECT_EQ(approved->history(1).by(), "bob");
+  EXPECT_EQ(approved->history(1).reason(), "fine");
   v1::ListActionsRequest list;
   list.set_run("r");
-  EXPECT_EQ(engine_.ListActions(list, context())->actions_size(), 0);
-  for (const absl::Status& status :
-       {engine_.ProposeAction({}, context()).status(), engine_.ApproveAction({}, context()).status(),
-        engine_.RejectAction({}, context()).status(), engine_.UndoAction({}, context()).status(),
-        engine_.GetPolicy({}, context()).status(), engine_.SetPolicy({}, context()).status()}) {
-    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
-    EXPECT_THAT(std::string(status.message()), HasSubstr("does not act"));
+  const auto listed = engine_.ListActions(list, context());
+  ASSERT_TRUE(listed.ok()) << listed.status();
+  ASSERT_EQ(listed->actions_size(), 1);
+  EXPECT_EQ(listed->audit_size(), 0);
+  // An alert shows what was made of it.
+  stack_.Post(stack_.MakeTransition(run, "drift/1/2/200", 0, AlertState::kFiring, Severity::kWarning));
+  v1::GetAlertRequest alert;
+  alert.set_run("r");
+  alert.set_key("drift/1/2/200");
+  const auto shown = engine_.GetAlert(alert, context());
+  ASSERT_TRUE(shown.ok()) << shown.status();
+  ASSERT_EQ(shown->actions_size(), 1);
+  EXPECT_EQ(shown->actions(0).id(), proposed->id());
+  // Approved by the same call, if asked.
+  proposal.set_approve(true);
+  EXPECT_EQ(engine_.ProposeAction(proposal, context())->state(), v1::ACTION_STATE_APPROVED);
+}
+
+TEST_F(QueryEngineTest, IllegalRequestsAreRefusedByNameAndAudited) {
+  stack_.AddRun({.name = "r", .steps = 5});
+  const std::vector<std::pair<std::function<void(v1::ProposeActionRequest*)>, std::string>> wrong = {
+      {[](v1::ProposeActionRequest* r) { r->mutable_action()->set_kind(static_cast<v1::ActionKind>(10)); }, "action.kind 10: must be 1..9"},
+      {[](v1::ProposeActionRequest* r) { r->mutable_action()->set_run_uuid("0123456789abcdef"); }, "action.run_uuid"},
+      {[](v1::ProposeActionRequest* r) { r->mutable_action()->set_value(std::nan("")); }, "action.value"},
+      {[](v1::ProposeActionRequest* r) { r->mutable_action()->set_apply_at_step(-1); }, "action.apply_at_step -1"},
+      {[](v1::ProposeActionRequest* r) { r->mutable_action()->set_expires_unix_ns(1); }, "has passed already"},
+      {[](v1::ProposeActionRequest* r) { r->mutable_action()->set_mode(std::string(33, 'x')); }, "action.mode: 33 bytes: at most 32"},
+      {[](v1::ProposeActionRequest* r) { r->mutable_action()->mutable_scope()->add_layers(UINT32_MAX); }, "there is no layer 4294967295"},
+      {[](v1::ProposeActionRequest* r) { for (int i = 0; i < 65; ++i) r->mutable_action()->mutable_scope()->add_heads(); }, "at most 64"},
+      {[](v1::ProposeActionRequest* r) { r->clear_by(); }, "by \"\": must name who asks"},
+      {[](v1::ProposeActionRequest* r) { r->set_by("policy"); }, "must be a person's name"},
+      {[](v1::ProposeActionRequest* r) { r->set_by("rank 0"); }, "must be a person's name"},
+      {[](v1::ProposeActionRequest* r) { r->set_by(std::string(129, 'x')); }, "by: 129 bytes: at most 128"},
+      {[](v1::ProposeActionRequest* r) { r->set_reason("two\nlines"); }, "reason: must not hold control characters"},
+  };
+  v1::ListActionsRequest list;
+  list.set_run("r");
+  for (size_t i = 0; i < wrong.size(); ++i) {
+    v1::ProposeActionRequest request = Proposal();
+    wrong[i].first(&request);
+    const absl::Status status = engine_.ProposeAction(request, context()).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << wrong[i].second;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(wrong[i].second));
+    const auto listed = engine_.ListActions(list, context());
+    ASSERT_EQ(listed->audit_size(), static_cast<int>(i) + 1);
+    EXPECT_THAT(listed->audit(static_cast<int>(i)).refused(), HasSubstr(wrong[i].second));
+    EXPECT_EQ(listed->actions_size(), 0);
   }
+  v1::ProposeActionRequest nowhere = Proposal();
+  nowhere.set_run("another");
+  EXPECT_EQ(engine_.ProposeAction(nowhere, context()).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(QueryEngineTest, PoliciesAreSetByTextOrByMode) {
+  stack_.AddRun({.name = "r", .steps = 5});
+  v1::GetPolicyRequest get;
+  get.set_run("r");
+  EXPECT_EQ(engine_.GetPolicy(get, context())->mode(), v1::Policy::MODE_OBSERVE);
+  v1::SetPolicyRequest set;
+  set.set_run("r");
+  set.set_by("alice");
+  set.mutable_policy()->set_mode(v1::Policy::MODE_ENFORCE);
+  EXPECT_EQ(engine_.SetPolicy(set, context())->yaml(), "mode: enforce\n");
+  set.mutable_policy()->set_yaml("mode: propose\n");
+  EXPECT_THAT(std::string(engine_.SetPolicy(set, context()).status().message()), HasSubstr("policy.mode"));
+  set.mutable_policy()->clear_mode();
+  EXPECT_EQ(engine_.SetPolicy(set, context())->yaml(), "mode: propose\n");
+  set.mutable_policy()->set_yaml(std::string((64 << 10) + 1, '#'));
+  EXPECT_THAT(std::string(engine_.SetPolicy(set, context()).status().message()), HasSubstr("at most 65536"));
+  set.clear_policy();
+  EXPECT_FALSE(engine_.SetPolicy(set, context())->own());  // The server's again.
 }
 
 TEST_F(QueryEngineTest, ServerInfoHasItsLimits) {

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <random>
 
+#include "server/store/action_log.h"
 #include "server/store/alert_log.h"
 #include "server/store/record_codec.h"
 #include "tests/support/temp_directory.h"
@@ -57,6 +58,28 @@ Transition FullTransition(const std::string& key, uint32_t k) {
   t.evidence = {{.signal = "drift_ratio", .where = {1, 2}, .value = 9, .threshold = 4, .text = "grows"}};
   t.summary = "drift";
   return t;
+}
+
+// With `changes` changes.
+Action FullAction(const std::string& id, size_t changes) {
+  Action action{.id = id,
+                .attempt = 2,
+                .kind = ActionKind::kQkClip,
+                .scope = {.layers = {1, 4}, .heads = {{3, 5}, {0, 1}}},
+                .mode = "hp",
+                .value = 0.5,
+                .apply_at_step = 120,
+                .expires_unix_ns = 77,
+                .expected_effect = "less",
+                .cost = "little",
+                .asked_by = "alice",
+                .alert_key = "drift/3/5/100",
+                .undoes = "x-1"};
+  for (size_t i = 0; i < changes; ++i) {
+    action.state = static_cast<ActionState>(1 + i % 11);
+    action.history.push_back({action.state, static_cast<int64_t>(i), "bob", "because", static_cast<int64_t>(10 * i)});
+  }
+  return action;
 }
 
 class DatabaseTest : public testing::Test {
@@ -242,6 +265,51 @@ TEST_F(DatabaseTest, ARunOfBeforeItWasToldWhetherItIsMixedIsRead) {
   EXPECT_EQ(EncodeRunRecord(*old), EncodeRunRecord(run));
 }
 
+TEST_F(DatabaseTest, EachChangeOfAnActionIsStoredOnceAndSurvivesACrash) {
+  size_t told = 0;
+  ActionLog log(database_.get());
+  log.Subscribe([&told](RunId, const Action&, size_t fresh) { told += fresh; });
+  EXPECT_EQ(*log.Post(3, FullAction("x-10", 2)), 2u);
+  EXPECT_EQ(*log.Post(3, FullAction("x-10", 2)), 0u);
+  EXPECT_EQ(*log.Post(3, FullAction("x-10", 1)), 0u) << "what a replay says on the way";
+  EXPECT_EQ(*log.Post(3, FullAction("x-10", 5)), 3u);
+  EXPECT_EQ(*log.Post(3, FullAction("x-9", 1)), 1u);
+  EXPECT_EQ(*log.Post(4, FullAction("y-1", 1)), 1u);
+  EXPECT_EQ(told, 7u);
+  // A long history loses its middle.
+  Action longest = FullAction("x-9", 64);
+  EXPECT_EQ(*log.Post(3, longest), 63u);
+  longest.history.erase(longest.history.begin() + 1);
+  longest.history.push_back({ActionState::kSent, 1000, "server", "again", 0});
+  EXPECT_EQ(*log.Post(3, longest), 1u);
+  Crash();
+  ActionLog after(database_.get());
+  EXPECT_EQ(*after.Post(3, FullAction("x-10", 5)), 0u);
+  const auto actions = after.List(3);
+  ASSERT_EQ(actions->size(), 2u);
+  EXPECT_EQ((*actions)[0].id, "x-9") << "oldest first";
+  EXPECT_EQ(EncodeAction((*actions)[1]), EncodeAction(FullAction("x-10", 5)));
+  EXPECT_EQ((*actions)[1].scope.heads[0].head, 5);
+  EXPECT_EQ(after.Get(3, "x-10")->cost, "little");
+  EXPECT_TRUE(absl::IsNotFound(after.Get(3, "y-1").status()));
+}
+
+TEST_F(DatabaseTest, TheAuditKeepsTheNewestOfARunOnceEach) {
+  const auto entry = [](size_t i) { return AuditEntry{.by = std::to_string(i), .what = "approve", .refused = "no"}; };
+  for (size_t i = 1; i <= Database::kAuditMax; ++i) EXPECT_TRUE(*database_->PutAudit(3, i, entry(i)));
+  EXPECT_FALSE(*database_->PutAudit(3, 7, entry(7)));
+  EXPECT_TRUE(*database_->PutAudit(4, 7, entry(7)));
+  EXPECT_EQ(database_->ListAudit(3)->size(), Database::kAuditMax);
+  EXPECT_TRUE(*database_->PutAudit(3, Database::kAuditMax + 1, entry(0)));
+  EXPECT_FALSE(*database_->PutAudit(3, 1, entry(1))) << "a replay of what was dropped";
+  Crash();
+  const auto kept = database_->ListAudit(3);
+  ASSERT_EQ(kept->size(), Database::kAuditMax);
+  EXPECT_EQ(kept->front().by, "2");
+  EXPECT_EQ(kept->back().by, "0");
+  EXPECT_EQ(kept->back().refused, "no");
+}
+
 TEST_F(DatabaseTest, BandsAreThereAfterACrash) {
   ASSERT_TRUE(database_->PutBands(3, std::string("\0one", 4)).ok());
   ASSERT_TRUE(database_->PutBands(1ull << 40, "far").ok());
@@ -293,6 +361,14 @@ TEST(RecordCodecTest, DamageIsAStatusNeverACrash) {
   for (size_t size = 0; size < transition.size(); ++size) {
     EXPECT_FALSE(DecodeTransition(transition.substr(0, size)).ok());
   }
+  const std::string action = EncodeAction(FullAction("x-1", 3));
+  const std::string request = EncodeActionRequest({.action = FullAction("x-1", 0), .by = "alice"});
+  const std::string entry = EncodeAuditEntry({.by = "mallory", .refused = "no"});
+  for (size_t size = 0; size < action.size(); ++size) EXPECT_FALSE(DecodeAction(action.substr(0, size)).ok());
+  for (size_t size = 0; size < request.size(); ++size) {
+    EXPECT_FALSE(DecodeActionRequest(request.substr(0, size)).ok());
+  }
+  for (size_t size = 0; size < entry.size(); ++size) EXPECT_FALSE(DecodeAuditEntry(entry.substr(0, size)).ok());
   for (int i = 0; i < 5000; ++i) {
     std::string bad = transition;
     bad[random() % bad.size()] ^= static_cast<char>(1 << random() % 8);
@@ -300,6 +376,9 @@ TEST(RecordCodecTest, DamageIsAStatusNeverACrash) {
     bad = run;
     bad[random() % bad.size()] ^= static_cast<char>(1 << random() % 8);
     DecodeRunRecord(bad).status().IgnoreError();
+    bad = action;
+    bad[random() % bad.size()] ^= static_cast<char>(1 << random() % 8);
+    DecodeAction(bad).status().IgnoreError();
   }
 }
 

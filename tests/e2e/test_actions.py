@@ -1,0 +1,169 @@
+"""Goal: alerts of a failing run become actions as its policy says, by file, by call and by reload; the
+alert tells of them, metrics count them, the command exports their audit; observing changes nothing.
+Method: a recorded failing run is sent by the real client to the real server; the test is the trainer.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
+from bellwether_process import ROOT, Server, wait_for
+from conftest import generated_protos as generated_protos
+from recording import Recording
+
+from bellwether.client import Block, RunClient, RunOptions
+
+CENTER_K = 2  # ActionKind of actions.proto
+POLICY = """\
+mode: {mode}
+rules:
+- when: {{rule: [drift, ties, norm]}}
+  confirm_steps: {confirm}
+  ladder: [{{do: attention.center_k, scope: layers, trial_steps: 200}}]
+"""
+
+
+class Trainer:
+    """Sends the recorded run, and applies at once what it is handed."""
+
+    def __init__(self, server: Server, run: str) -> None:
+        self.recorded = Recording(ROOT / "tests/testdata/tiny/bf16-1.bwrun")
+        described = self.recorded.hello.run
+        self.client = RunClient(
+            RunOptions(
+                run=run, layers=described.layout.layers, heads=described.layout.heads, server=server.grpc,
+                attention_kernel=described.attention.kernel, score_dtype=described.attention.score_dtype,
+                ring_frames=4096, actions_mask=1 << CENTER_K,
+            )
+        )  # fmt: skip
+        self.got: list[dict[str, Any]] = []
+        self.frames = iter(self.recorded.frames)
+        self.step = 0
+
+    def train(self, steps: int = 1_000_000) -> None:
+        for _ in range(steps):
+            frame = next(self.frames, None)
+            if frame is None:
+                break
+            blocks = [
+                Block(self.recorded.names[b.signal], list(b.values), b.layer_begin, b.layer_count, b.head_begin,
+                      b.head_count)
+                for b in frame.blocks
+            ]  # fmt: skip
+            assert self.client.push(frame.step, blocks, time_unix_ns=frame.time_unix_ns)
+            self.step = frame.step
+            if frame.step % 200 == 0:
+                self.obey()
+        self.obey()
+
+    def obey(self) -> None:
+        assert self.client.flush(60), self.client.counters()
+        for payload in self.client.poll()[1]:
+            self.got.append(json.loads(payload))
+            self.client.push_action_result(self.got[-1]["id"], self.step, True, "")
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
+
+
+def actions(server: Server, run: str) -> list[dict[str, Any]]:
+    return list(server.call("ListActions", run=run)["actions"])
+
+
+def without_advice(log: list[dict[str, Any]], run: str) -> list[dict[str, Any]]:
+    for transition in log:
+        transition.pop("advice")
+        transition.pop("run")
+        transition["summary"] = transition["summary"].replace(run, "")
+        transition.pop("siblings", None)
+    return log
+
+
+def test_a_proposal_is_approved_applied_and_told_everywhere(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.yml"
+    policy.write_text(POLICY.format(mode="propose", confirm=0))
+    with Server(tmp_path, "", f"--policy.file={policy}") as server:
+        with Trainer(server, "ill") as trainer:
+            trainer.train()
+            assert trainer.got == [], "a person decides"
+            waiting = wait_for("a proposal", lambda: actions(server, "ill"))
+            action = waiting[0]
+            assert action["state"] == "ACTION_STATE_PROPOSED"
+            assert action["asked_by"] == "policy"
+            # The alert says so, with its cost and how it is approved.
+            alert = server.call("GetAlert", run="ill", key=action["alert_key"])
+            assert [a["id"] for a in alert["actions"]] == [action["id"]]
+            advice = " ".join(t["advice"] for t in alert["alert"]["history"])
+            assert f"bellwether action approve ill {action['id']}" in advice
+            assert action["cost"] in advice
+            assert action["id"] in server.run("alert", "get", "ill", action["alert_key"])
+            server.run("action", "approve", "ill", action["id"], "--by", "bob", "--reason", "go on")
+            trainer.obey()
+            wait_for("it is handed over", lambda: trainer.obey() or trainer.got)
+            assert trainer.got[0]["id"] == action["id"]
+            assert trainer.got[0]["kind"] == "ACTION_KIND_CENTER_K"
+            assert trainer.client.flush(60)
+            wait_for(
+                "applied", lambda: actions(server, "ill")[0]["state"] == "ACTION_STATE_APPLIED"
+            )
+        exported = json.loads(server.run("action", "list", "ill", "-o", "json"))
+        history = exported["actions"][0]["history"]
+        assert [(c["state"].removeprefix("ACTION_STATE_"), c["by"]) for c in history[:2]] == [
+            ("PROPOSED", "policy"), ("APPROVED", "bob")]  # fmt: skip
+        metrics = server.get("/metrics")
+        assert 'bellwether_actions_total{kind="attention.center_k",result="applied"} 1' in metrics
+        assert 'bellwether_action_results_total{result="taken"} 1' in metrics
+
+
+def test_enforced_by_reload_and_observed_again_for_one_run(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.yml"
+    policy.write_text("mode: observe\n")
+    with (
+        Server(tmp_path, "", f"--policy.file={policy}") as server,
+        Trainer(server, "ill") as trainer,
+    ):
+        trainer.train(50)
+        assert server.call("GetPolicy", run="ill")["mode"] == "MODE_OBSERVE"
+        policy.write_text("mode: whatever\n")
+        assert server.process is not None
+        server.process.send_signal(signal.SIGHUP)
+        wait_for("it is refused", lambda: "policy stay" in server.log())
+        policy.write_text(POLICY.format(mode="enforce", confirm=40))
+        server.process.send_signal(signal.SIGHUP)
+        wait_for(
+            "it is in force", lambda: server.call("GetPolicy", run="ill")["mode"] == "MODE_ENFORCE"
+        )
+        trainer.train()
+        assert [a["kind"] for a in trainer.got][:1] == ["ACTION_KIND_CENTER_K"]
+        server.run("policy", "set", "ill", "--mode", "observe")
+        told = server.call("ListActions", run="ill")
+        assert [e["what"] for e in told["audit"] if e["by"] != "server"] == ["set_policy"]
+        server.kill()
+        server.start()
+        assert server.call("GetPolicy", run="ill")["mode"] == "MODE_OBSERVE"
+        assert server.call("GetPolicy", run="ill")["own"]
+
+
+def test_observing_makes_nothing_and_acting_judges_nothing_else(tmp_path: Path) -> None:
+    with Server(tmp_path) as server:
+        for run, mode in (("observed", ""), ("proposed", "propose")):
+            with Trainer(server, run) as trainer:
+                trainer.train(1)
+                if mode:
+                    wait_for("the run is there", lambda: server.call("ListRuns")["total"] == 2)
+                    server.run("policy", "set", run, "--mode", mode)
+                trainer.train()
+                assert trainer.got == []
+        assert actions(server, "observed") == []
+        assert actions(server, "proposed") != []
+        logs = [without_advice(server.alert_log(run), run) for run in ("observed", "proposed")]
+        assert logs[0] and logs[0] == logs[1]
