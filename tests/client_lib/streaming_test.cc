@@ -199,10 +199,14 @@ TEST_F(StreamingTest, TwentyKilledSendersLoseAndDoubleNothing) {
   std::set<uint32_t> killed;
   for (int i = 0; i < 20; ++i) {
     uint32_t pid = 0;
-    const uint64_t stored = Stored();
+    const uint64_t stored = Stored(), acked = client.Counters().frames_acked;
+    // Every other one gets an ack through, which ends the wait that grows with each sender that did not.
+    const bool sees_an_ack = i % 2 == 1;
     ASSERT_TRUE(WaitUntil([&] {
-      pid = client.Counters().sender_pid;
-      return pid != 0 && killed.count(pid) == 0 && Stored() > stored + 5;
+      const bw_counters counters = client.Counters();
+      pid = counters.sender_pid;
+      return pid != 0 && killed.count(pid) == 0 && Stored() > stored + 5 &&
+             (!sees_an_ack || counters.frames_acked > acked);
     }, 60)) << i << " " << client.Counters().error;
     killed.insert(pid);
     kill(static_cast<pid_t>(pid), SIGKILL);

@@ -321,11 +321,29 @@ def test_no_optimizer_step_within_the_wait() -> None:
         assert (
             refusal(pid, detach=True) == f"process {pid} is not watched: there is nothing to detach"
         )
-        said = attach(pid, "--wait", 2, fails=True)
-        assert "no optimizer of torch.optim made a step within 2 s; nothing was changed" in said
+        # It imports the package first, which takes seconds on a machine that is busy.
+        said = attach(pid, "--wait", 10, fails=True)
+        assert "no optimizer of torch.optim made a step within 10 s; nothing was changed" in said
     busy = "import torch, time\nprint('up', flush=True)\ntime.sleep(60)"
     with running(*python(busy)) as pid:
         assert "ran no Python within 1 s" in attach(pid, "--wait", 1, fails=True)
+
+
+def test_an_import_that_outlasts_the_wait() -> None:
+    """A process whose first word from us is a slow import is not called stuck in C."""
+    slow = """\
+import sys, time, torch
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == "bellwether.inside":
+            time.sleep(3)
+sys.meta_path.insert(0, Slow())
+print("up", flush=True)
+while True: time.sleep(0.01)
+"""
+    with running(*python(slow)) as pid:
+        said = attach(pid, "--wait", 1, fails=True)
+        assert "it was still importing bellwether after 1 s; nothing was changed" in said
 
 
 def test_an_optimizer_without_attention() -> None:

@@ -17,7 +17,7 @@ from typing import Any, Optional
 
 from . import __version__, debugger, processes, settings
 from .debugger import DebuggerError
-from .mailbox import QUEUED, REPORT, Mailbox
+from .mailbox import ARRIVED, QUEUED, REPORT, Mailbox
 from .processes import Refusal, Target
 
 WAIT_SECONDS = 60.0
@@ -29,7 +29,9 @@ _POLL_SECONDS = 0.01
 _LINE = "try: exec({code!r}, {{}})\nexcept BaseException: pass\n"
 # By its file, not through sys.path, where the package's neighbours would get in.
 _CODE = """\
-import sys
+import os, sys
+try: os.close(os.open({arrived!r}, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+except OSError: pass  # Nobody waits any more.
 if "bellwether" not in sys.modules:
     from importlib import util
     spec = util.spec_from_file_location("bellwether", {package!r})
@@ -39,7 +41,7 @@ try:
     from bellwether import inside
     inside.begin({folder!r})
 except BaseException as error:
-    import json, os
+    import json
     text = json.dumps({{"ok": False, "text": "%s: %s" % (type(error).__name__, error)}})
     with open({report!r} + ".tmp", "x", opener=lambda p, f: os.open(p, f, 0o600)) as file:
         file.write(text)
@@ -55,6 +57,7 @@ def _line(box: Mailbox) -> str:
         package=str(processes.PACKAGE / "__init__.py"),
         folder=str(box.folder),
         report=str(box.folder / REPORT),
+        arrived=str(box.folder / ARRIVED),
     )
     return _LINE.format(code=code)
 
@@ -93,6 +96,11 @@ class _Visitor:
     def _why_nothing(self) -> str:
         wait = f"{self._wait:g} s"
         queued = self._box.read(QUEUED)
+        if queued is None and self._box.read(ARRIVED) is not None:
+            return (
+                f"it was still importing bellwether after {wait}; nothing was changed "
+                "(--wait for longer)"
+            )
         if queued is None:
             return (
                 f"its main thread ran no Python within {wait} (it waits for something in C?); "

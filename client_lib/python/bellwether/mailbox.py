@@ -2,6 +2,7 @@
 
 request.json    what is asked; whoever renames it first decides: the process takes it, the
                 command withdraws it
+arrived         the process has come to the line that it was handed, and imports the package
 queued          the process has read the request and waits for an optimizer step; its text
                 says what is in the way so far
 report.json     what came of it
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 REQUEST, TAKEN, WITHDRAWN = "request.json", "taken.json", "withdrawn.json"
-QUEUED, REPORT = "queued", "report.json"
+ARRIVED, QUEUED, REPORT = "arrived", "queued", "report.json"
 
 
 class Mailbox:
