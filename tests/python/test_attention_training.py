@@ -1,11 +1,12 @@
 """Goal: in training, mode fa makes W_Q explode; hp, hpm and centred keys do not.
-Method: examples/tiny_transformer.py with four seeds in every mode, as two batched models, beside
+Method: examples/tiny_transformer.py with four seeds in each mode, as two batched models, beside
 fp32 twins.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 
@@ -18,6 +19,8 @@ from batched_runs import Kind, Runs, example
 
 SEEDS = [1, 2, 3, 4]
 KINDS = [Kind("fa"), Kind("hp"), Kind("hpm"), Kind("fa", center=True), Kind(None)]
+# hpm, which is hp with whole anchors, is trained in the long runs.
+TRAINED = KINDS if os.environ.get("BELLWETHER_LONG") else [k for k in KINDS if k.mode != "hpm"]
 FACTOR = 2.0  # Of the fp32 twin's sigma(W_Q): beyond it a run has exploded.
 STEPS = 5500
 # Of four seeds.  A single run proves little: rounding decides when it explodes, and one of
@@ -90,7 +93,7 @@ def test_no_run_sees_another() -> None:
 def train(seeds: list[int]) -> list[list[bool]]:
     """[kind][seed]: whether sigma(W_Q) ends beyond FACTOR times the fp32 twin's."""
     torch.set_num_threads(1)
-    runs = Runs(KINDS, seeds)
+    runs = Runs(TRAINED, seeds)
     while runs.steps < STEPS:
         losses = runs.step()
         assert torch.isfinite(losses).all(), runs.steps
@@ -106,7 +109,7 @@ def test_fa_explodes_and_the_others_do_not() -> None:
     with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
         halves = [pool.submit(train, seeds) for seeds in (SEEDS[:2], SEEDS[2:])]
         first, second = (half.result() for half in halves)
-    exploded = {kind: sum(a + b) for kind, a, b in zip(KINDS, first, second)}
+    exploded = {kind: sum(a + b) for kind, a, b in zip(TRAINED, first, second)}
     assert exploded[Kind("fa")] >= EXPLODING_MIN
-    for stable in KINDS[1:-1]:
+    for stable in TRAINED[1:-1]:
         assert exploded[stable] <= EXPLODED_MAX, stable
