@@ -7,6 +7,7 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <optional>
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
@@ -17,7 +18,7 @@ namespace {
 
 // One key of the file: how to read it and how to show it.
 struct Field {
-  std::string key;  // "limits.runs_live_max"
+  std::string key;                                     // "limits.runs_live_max"
   std::function<std::string(const YAML::Node&)> read;  // "" or what is wrong
   std::function<std::string()> show;
   double limit = NAN;  // Shown among the limits too.
@@ -59,31 +60,79 @@ Field Flag(std::string key, bool* target) {
           [=] { return std::string(*target ? "true" : "false"); }};
 }
 
-std::string ReadWebhook(const YAML::Node& node, WebhookOptions* webhook) {
-  if (!node.IsMap()) return "must be a map with url";
-  for (const auto& entry : node) {
-    const std::string key = entry.first.Scalar();
-    const std::string value = entry.second.IsScalar() ? entry.second.Scalar() : "";
-    if (key == "url") {
-      const auto url = SplitUrl(value);
-      if (!url.ok()) return absl::StrCat("url: ", std::string(url.status().message()));
-      webhook->url = value;
-    } else if (key == "name") {
-      webhook->channel = value;
-    } else if (key == "severity") {
-      if (value != "info" && value != "warning" && value != "critical") {
-        return absl::StrCat("severity is ", value, ": must be info, warning or critical");
-      }
-      webhook->severity_min = value == "info"      ? Severity::kInfo
-                              : value == "warning" ? Severity::kWarning
-                                                   : Severity::kCritical;
-    } else if (key == "send_resolved") {
-      if (!YAML::convert<bool>::decode(entry.second, webhook->send_resolved)) return "send_resolved must be true or false";
-    } else {
-      return absl::StrCat("unknown key ", key, "; known: url, name, severity, send_resolved");
+// An address to tell: the fields that a webhook and an Alertmanager share.
+// nullopt: `key` is none of them.
+template <typename Options>
+std::optional<std::string> ReadReceiver(const std::string& key, const std::string& value, Options* receiver) {
+  if (key == "url") {
+    const auto url = SplitUrl(value);
+    if (!url.ok()) return absl::StrCat("url: ", std::string(url.status().message()));
+    receiver->url = value;
+  } else if (key == "name") {
+    receiver->channel = value;
+  } else if (key == "severity") {
+    if (value != "info" && value != "warning" && value != "critical") {
+      return absl::StrCat("severity is ", value, ": must be info, warning or critical");
     }
+    receiver->severity_min = value == "info"      ? Severity::kInfo
+                             : value == "warning" ? Severity::kWarning
+                                                  : Severity::kCritical;
+  } else {
+    return std::nullopt;
   }
-  return webhook->url.empty() ? "has no url" : "";
+  return "";
+}
+
+std::string ReadWebhook(const std::string& key, const YAML::Node& node, WebhookOptions* webhook) {
+  const std::string value = node.IsScalar() ? node.Scalar() : "";
+  if (auto shared = ReadReceiver(key, value, webhook)) return *shared;
+  if (key == "send_resolved") {
+    return YAML::convert<bool>::decode(node, webhook->send_resolved) ? "" : "send_resolved must be true or false";
+  }
+  if (key == "format") {
+    if (value != "alertmanager" && value != "slack")
+      return absl::StrCat("format is ", value, ": must be alertmanager or slack");
+    webhook->format = value == "slack" ? WebhookFormat::kSlack : WebhookFormat::kAlertmanager;
+    return "";
+  }
+  return absl::StrCat("unknown key ", key, "; known: url, name, severity, send_resolved, format");
+}
+
+std::string ReadAlertmanager(const std::string& key, const YAML::Node& node, AlertmanagerOptions* alertmanager) {
+  const std::string value = node.IsScalar() ? node.Scalar() : "";
+  if (auto shared = ReadReceiver(key, value, alertmanager)) return *shared;
+  if (key == "resend_seconds") {
+    int64_t seconds = 0;
+    if (!YAML::convert<int64_t>::decode(node, seconds) || seconds < 1 || seconds > 3600) {
+      return absl::StrCat("resend_seconds is ", value, ": must be in [1, 3600]");
+    }
+    alertmanager->resend_ns = seconds * 1'000'000'000;
+    return "";
+  }
+  return absl::StrCat("unknown key ", key, "; known: url, name, severity, resend_seconds");
+}
+
+// A list of at most 16 maps with a url each.
+template <typename Options>
+Field Receivers(std::string key, std::vector<Options>* target,
+                std::string (*read)(const std::string&, const YAML::Node&, Options*)) {
+  return {std::move(key),
+          [=](const YAML::Node& list) -> std::string {
+            if (!list.IsSequence()) return "must be a list";
+            if (list.size() > 16) return absl::StrCat("holds ", list.size(), " entries: at most 16");
+            std::vector<Options> receivers(list.size());
+            for (size_t i = 0; i < list.size(); ++i) {
+              std::string wrong = list[i].IsMap() ? "" : "must be a map with url";
+              for (auto entry = list[i].begin(); wrong.empty() && entry != list[i].end(); ++entry) {
+                wrong = read(entry->first.Scalar(), entry->second, &receivers[i]);
+              }
+              if (wrong.empty() && receivers[i].url.empty()) wrong = "has no url";
+              if (!wrong.empty()) return absl::StrCat("entry ", i + 1, " ", wrong);
+            }
+            *target = std::move(receivers);
+            return "";
+          },
+          [=] { return absl::StrCat(target->size(), " configured"); }};
 }
 
 std::vector<Field> Fields(ServerOptions* o) {
@@ -121,21 +170,11 @@ std::vector<Field> Fields(ServerOptions* o) {
                       if (value == "none") o->exporter.heads.heads_top = 0;
                       return "";
                     },
-                    [o] { return o->exporter.heads.all ? "all" : o->exporter.heads.heads_top == 0 ? "none" : "topk"; }});
-  fields.push_back({"alerting.webhooks",
-                    [o](const YAML::Node& node) -> std::string {
-                      if (!node.IsSequence()) return "must be a list";
-                      if (node.size() > 16) return absl::StrCat("holds ", node.size(), " entries: at most 16");
-                      o->webhooks.clear();
-                      for (size_t i = 0; i < node.size(); ++i) {
-                        WebhookOptions webhook;
-                        const std::string wrong = ReadWebhook(node[i], &webhook);
-                        if (!wrong.empty()) return absl::StrCat("entry ", i + 1, " ", wrong);
-                        o->webhooks.push_back(webhook);
-                      }
-                      return "";
-                    },
-                    [o] { return absl::StrCat(o->webhooks.size(), " configured"); }});
+                    [o] {
+                      return o->exporter.heads.all ? "all" : o->exporter.heads.heads_top == 0 ? "none" : "topk";
+                    }});
+  fields.push_back(Receivers("alerting.webhooks", &o->webhooks, ReadWebhook));
+  fields.push_back(Receivers("alerting.alertmanagers", &o->alertmanagers, ReadAlertmanager));
   return fields;
 }
 

@@ -88,10 +88,18 @@ absl::Status Server::StartAll() {
   query_ = std::make_unique<QueryService>(options_.query, engine_.get());
   exporter_ = std::make_unique<Exporter>(options_.exporter, pipeline_->runs(), pipeline_->alerts(), &counters_, clock_);
   BW_RETURN_IF_ERROR(StartHttp());
+  const std::string& page = options_.external_url.empty() ? page_url_ : options_.external_url;
   for (WebhookOptions webhook : options_.webhooks) {
-    webhook.external_url = options_.external_url.empty() ? page_url_ : options_.external_url;
+    webhook.external_url = page;
     BW_ASSIGN_OR_RETURN(auto started, Webhook::Start(webhook, pipeline_->alerts(), &counters_));
     webhooks_.push_back(std::move(started));
+  }
+  for (AlertmanagerOptions alertmanager : options_.alertmanagers) {
+    alertmanager.external_url = page;
+    alertmanager.holds = options_.exporter.holds;
+    BW_ASSIGN_OR_RETURN(auto started,
+                        Alertmanager::Start(alertmanager, pipeline_->alerts(), pipeline_->runs(), &counters_));
+    alertmanagers_.push_back(std::move(started));
   }
   BW_RETURN_IF_ERROR(StartGrpc());
   pipeline_->SetAddresses(grpc_address_, http_address_);
@@ -235,6 +243,7 @@ absl::Status Server::Stop() {
     grpc_->Wait();
   }
   for (const auto& webhook : webhooks_) webhook->Stop();
+  for (const auto& alertmanager : alertmanagers_) alertmanager->Stop();
   if (http_ != nullptr) http_->Stop();
   return pipeline_ != nullptr ? pipeline_->Close() : absl::OkStatus();
 }

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "server/export/prometheus.h"
+#include "server/export/alertmanager.h"
 #include "server/export/webhook.h"
 #include "server/http/http_server.h"
 #include "server/ingest/ingest_service.h"
@@ -45,6 +46,7 @@ struct ServerOptions {
   ExportOptions exporter;
   HttpOptions http;
   std::vector<WebhookOptions> webhooks;
+  std::vector<AlertmanagerOptions> alertmanagers;
   BankOptions bank;
 };
 
@@ -88,6 +90,7 @@ class Server {
   std::unique_ptr<Pipeline> pipeline_;
   std::unique_ptr<Exporter> exporter_;
   std::vector<std::unique_ptr<Webhook>> webhooks_;
+  std::vector<std::unique_ptr<Alertmanager>> alertmanagers_;
   std::unique_ptr<QueryEngine> engine_;
   std::unique_ptr<QueryService> query_;
   std::unique_ptr<IngestService> ingest_;

@@ -26,7 +26,8 @@ int64_t SeriesOf(const Counters::Entry& entry) {
 
 }  // namespace
 
-Exporter::Exporter(const ExportOptions& options, const RunTable* runs, AlertLog* alerts, Counters* counters, Clock* clock)
+Exporter::Exporter(const ExportOptions& options, const RunTable* runs, AlertLog* alerts, Counters* counters,
+                   Clock* clock)
     : options_(options), runs_(runs), alerts_(alerts), counters_(counters), clock_(clock), heads_(options.heads) {
   // From the first scrape on, so that increase() sees the first suppression.
   for (const SeriesLevel level : {SeriesLevel::kRun, SeriesLevel::kLayer, SeriesLevel::kHead}) Suppress(level, 0);
@@ -39,7 +40,8 @@ Exporter::Exporter(const ExportOptions& options, const RunTable* runs, AlertLog*
 Exporter::~Exporter() { alerts_->Unsubscribe(subscription_); }
 
 void Exporter::Suppress(SeriesLevel level, int64_t series) {
-  counters_->counter(kSuppressed, {{"level", kSeriesLevelNames[static_cast<size_t>(level)]}})->Add(static_cast<double>(series));
+  counters_->counter(kSuppressed, {{"level", kSeriesLevelNames[static_cast<size_t>(level)]}})
+      ->Add(static_cast<double>(series));
 }
 
 std::string Exporter::Render() {
@@ -58,7 +60,9 @@ std::string Exporter::Render() {
   // Last, with what this scrape itself suppressed.
   AddCounters(&set);
   std::array<double, kSeriesLevelNames.size()> exported;
-  for (size_t i = 0; i < exported.size(); ++i) exported[i] = static_cast<double>(set.series(static_cast<SeriesLevel>(i)));
+  for (size_t i = 0; i < exported.size(); ++i) {
+    exported[i] = static_cast<double>(set.series(static_cast<SeriesLevel>(i)));
+  }
   exported[static_cast<size_t>(SeriesLevel::kServer)] += static_cast<double>(exported.size());
   for (size_t i = 0; i < exported.size(); ++i) {
     set.Add(SeriesLevel::kServer, kExported, {{"level", kSeriesLevelNames[i]}}, exported[i]);
@@ -67,14 +71,7 @@ std::string Exporter::Render() {
 }
 
 std::vector<RunSnapshotPtr> Exporter::ExportedRuns(int64_t now_ns) const {
-  std::map<std::string, RunSnapshotPtr> newest;  // Rising ids: the last one of a name stays.
-  for (RunSnapshotPtr& run : runs_->List()) newest[run->record.description.name] = std::move(run);
-  std::vector<RunSnapshotPtr> exported;
-  for (auto& [name, run] : newest) {
-    const int64_t quiet_ns = now_ns - run->record.last_report_unix_ns;
-    if (quiet_ns >= (run->record.ended ? options_.ended_hold_ns : options_.silent_hold_ns)) continue;
-    exported.push_back(std::move(run));
-  }
+  std::vector<RunSnapshotPtr> exported = CurrentRuns(*runs_, options_.holds, now_ns);
   std::sort(exported.begin(), exported.end(), [](const RunSnapshotPtr& a, const RunSnapshotPtr& b) {
     return std::make_tuple(-a->record.stage, a->record.id) < std::make_tuple(-b->record.stage, b->record.id);
   });
@@ -90,9 +87,8 @@ void Exporter::AddAlerts(const std::vector<RunSnapshotPtr>& runs, FamilySet* set
     const Transition& last = alert.last;
     const auto run = by_id.find(last.run);
     if (run == by_id.end() || !seen.insert({last.run, last.rule, last.severity, last.strongest}).second) continue;
-    FamilySet::LabelList labels = {{"run", run->second->record.description.name},
-                                   {"rule", last.rule},
-                                   {"severity", SeverityName(last.severity)}};
+    FamilySet::LabelList labels = {
+        {"run", run->second->record.description.name}, {"rule", last.rule}, {"severity", SeverityName(last.severity)}};
     if (last.strongest.layer >= 0) labels.push_back({"layer", absl::StrCat(last.strongest.layer)});
     if (last.strongest.head >= 0) labels.push_back({"head", absl::StrCat(last.strongest.head)});
     set->Add(SeriesLevel::kAlert, "bellwether_alert_active", std::move(labels), 1);
@@ -103,14 +99,16 @@ void Exporter::AddCounters(FamilySet* set) {
   mutex_.AssertHeld();
   for (const Counters::Entry& entry : counters_->List()) {
     const CatalogMetric* const metric = FindCatalogMetric(entry.name);
-    bool added = metric != nullptr && std::all_of(entry.labels.begin(), entry.labels.end(),
-                                                  [metric](const auto& label) { return metric->HasLabel(label.first); });
+    bool added =
+        metric != nullptr && std::all_of(entry.labels.begin(), entry.labels.end(),
+                                         [metric](const auto& label) { return metric->HasLabel(label.first); });
     if (added) {
       FamilySet::LabelList labels;
       for (const auto& [name, value] : entry.labels) labels.push_back({name, value});
-      added = entry.histogram != nullptr ? set->Add(SeriesLevel::kServer, entry.name, std::move(labels), *entry.histogram)
-              : set->Add(SeriesLevel::kServer, entry.name, std::move(labels),
-                         entry.counter != nullptr ? entry.counter->value() : entry.gauge->value());
+      added = entry.histogram != nullptr
+                  ? set->Add(SeriesLevel::kServer, entry.name, std::move(labels), *entry.histogram)
+                  : set->Add(SeriesLevel::kServer, entry.name, std::move(labels),
+                             entry.counter != nullptr ? entry.counter->value() : entry.gauge->value());
     }
     if (!added && unknown_names_.insert(entry.name).second) {
       LogError("metric {} is not exported: the catalogue has no such name, kind or labels", entry.name);

@@ -10,9 +10,7 @@
 // bellwether_series_suppressed_total{level}.  A run's layers come whole or not
 // at all: half a model on a graph misleads.
 //
-// Of several runs with one name only the newest is exported.  A run leaves
-// ended_hold_ns after it ended, and silent_hold_ns after its last report; its
-// alerts leave with it.
+// Only current runs are exported (current_runs.h); alerts leave with their run.
 
 #ifndef BELLWETHER_SERVER_EXPORT_PROMETHEUS_H_
 #define BELLWETHER_SERVER_EXPORT_PROMETHEUS_H_
@@ -23,6 +21,7 @@
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
+#include "server/export/current_runs.h"
 #include "server/export/family_set.h"
 #include "server/export/head_choice.h"
 #include "server/store/alert_log.h"
@@ -35,8 +34,7 @@ namespace bellwether::server {
 struct ExportOptions {
   HeadChoiceOptions heads;
   int64_t series_max = 20'000;
-  int64_t ended_hold_ns = int64_t{15} * 60 * 1'000'000'000;
-  int64_t silent_hold_ns = int64_t{24} * 3600 * 1'000'000'000;
+  RunHolds holds;
 };
 
 // Thread-safe; scrapes are served one after the other.

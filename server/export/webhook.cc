@@ -1,16 +1,13 @@
 #include "server/export/webhook.h"
 
-#include <httplib.h>
-
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "server/export/alert_json.h"
+#include "server/export/slack.h"
 #include "server/util/log.h"
 
 namespace bellwether::server {
@@ -44,31 +41,16 @@ nlohmann::json Common(const nlohmann::json& alerts, const char* field) {
 
 }  // namespace
 
-absl::StatusOr<UrlParts> SplitUrl(const std::string& url) {
-  const bool known = absl::StartsWith(url, "http://") || absl::StartsWith(url, "https://");
-  const size_t host = url.find("://") + 3;
-  const size_t path = known ? url.find('/', host) : std::string::npos;
-  const std::string authority = known ? url.substr(host, path == std::string::npos ? path : path - host) : "";
-  if (authority.empty() || std::any_of(url.begin(), url.end(), [](char c) { return absl::ascii_isspace(c) || absl::ascii_iscntrl(c); })) {
-    return absl::InvalidArgumentError(absl::StrCat("\"", url, "\": must be http://host[:port]/path or https://..."));
-  }
-  if (absl::StrContains(authority, '@')) {
-    return absl::InvalidArgumentError("a webhook's address must hold no user and password");
-  }
-  if (path == std::string::npos) return UrlParts{url, "/"};
-  return UrlParts{url.substr(0, path), url.substr(path)};
+absl::StatusOr<std::unique_ptr<Webhook>> Webhook::Start(const WebhookOptions& options, AlertLog* alerts,
+                                                        Counters* counters) {
+  absl::StatusOr<UrlParts> url = SplitUrl(options.url);
+  if (!url.ok()) return url.status();
+  return std::unique_ptr<Webhook>(new Webhook(options, *std::move(url), alerts, counters));
 }
 
-absl::StatusOr<std::unique_ptr<Webhook>> Webhook::Start(const WebhookOptions& options, AlertLog* alerts, Counters* counters) {
-  absl::StatusOr<UrlParts> parts = SplitUrl(options.url);
-  if (!parts.ok()) return parts.status();
-  return std::unique_ptr<Webhook>(new Webhook(options, parts->origin, parts->path, alerts, counters));
-}
-
-Webhook::Webhook(const WebhookOptions& options, std::string origin, std::string path, AlertLog* alerts, Counters* counters)
+Webhook::Webhook(const WebhookOptions& options, UrlParts url, AlertLog* alerts, Counters* counters)
     : options_(options),
-      origin_(std::move(origin)),
-      path_(std::move(path)),
+      url_(std::move(url)),
       alerts_(alerts),
       counters_(counters),
       seconds_(counters->histogram("bellwether_notification_seconds", {{"channel", options.channel}})),
@@ -165,7 +147,8 @@ void Webhook::Work() {
 void Webhook::Deliver(RunId run, Pending pending) {
   const std::string body = Body(run, pending);
   if (body.empty()) return;
-  if (Post(body)) {
+  const absl::Status posted = PostJson(url_, body, options_.timeout_ns);
+  if (posted.ok()) {
     Count("delivered");
     seconds_->Observe(static_cast<double>(Clock::System()->MonotonicNanos() - pending.since_ns) * 1e-9);
     return;
@@ -174,8 +157,8 @@ void Webhook::Deliver(RunId run, Pending pending) {
   absl::MutexLock lock(&mutex_);
   if (pending.attempts >= options_.attempts_max || stopping_) {
     Count("failed");
-    LogWarning("webhook {}: gave up on a notification of run {} after {} attempts", options_.channel, pending.run_name,
-               pending.attempts);
+    LogWarning("webhook {}: gave up on a notification of run {} after {} attempts, the last one: {}", options_.channel,
+               pending.run_name, pending.attempts, std::string(posted.message()));
     return;
   }
   Count("retried");
@@ -207,32 +190,23 @@ std::string Webhook::Body(RunId run, const Pending& pending) const {
   }
   for (const auto& [key, transition] : pending.resolved) {
     const auto newest = alerts_->Get(run, key);
-    if (newest.ok() && (newest->last.state == AlertState::kFiring || newest->note.silenced_until_unix_ns > now_ns)) continue;
+    if (newest.ok() && (newest->last.state == AlertState::kFiring || newest->note.silenced_until_unix_ns > now_ns))
+      continue;
     alerts.push_back(AlertJson(transition, options_.external_url));
   }
   if (alerts.empty()) return {};
-  const nlohmann::json body = {{"version", "4"},
-                               {"groupKey", absl::StrCat("{}:{run=\"", pending.run_name, "\"}")},
-                               {"truncatedAlerts", pending.truncated},
-                               {"status", firing ? "firing" : "resolved"},
-                               {"receiver", options_.channel},
-                               {"groupLabels", {{"run", pending.run_name}}},
-                               {"commonLabels", Common(alerts, "labels")},
-                               {"commonAnnotations", Common(alerts, "annotations")},
-                               {"externalURL", options_.external_url},
-                               {"alerts", alerts}};
+  nlohmann::json body = {{"version", "4"},
+                         {"groupKey", absl::StrCat("{}:{run=\"", pending.run_name, "\"}")},
+                         {"truncatedAlerts", pending.truncated},
+                         {"status", firing ? "firing" : "resolved"},
+                         {"receiver", options_.channel},
+                         {"groupLabels", {{"run", pending.run_name}}},
+                         {"commonLabels", Common(alerts, "labels")},
+                         {"commonAnnotations", Common(alerts, "annotations")},
+                         {"externalURL", options_.external_url},
+                         {"alerts", alerts}};
+  if (options_.format == WebhookFormat::kSlack) body = SlackMessage(body);
   return body.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-}
-
-bool Webhook::Post(const std::string& body) {
-  const auto timeout = std::chrono::nanoseconds(options_.timeout_ns);
-  httplib::Client client(origin_);
-  if (!client.is_valid()) return false;
-  client.set_connection_timeout(timeout);
-  client.set_read_timeout(timeout);
-  client.set_write_timeout(timeout);
-  const httplib::Result result = client.Post(path_, body, "application/json");
-  return result && result->status >= 200 && result->status < 300;
 }
 
 }  // namespace bellwether::server

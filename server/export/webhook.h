@@ -6,6 +6,8 @@
 // The body is built when it is sent, so that a receiver that was away hears the
 // newest state once and no backlog.
 //
+// The body for Slack says the same in a message for people (slack.h).
+//
 // Alertmanager: https://prometheus.io/docs/alerting/latest/configuration/#webhook_config
 
 #ifndef BELLWETHER_SERVER_EXPORT_WEBHOOK_H_
@@ -21,26 +23,30 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "server/export/http_post.h"
 #include "server/store/alert_log.h"
 #include "server/util/clock.h"
 #include "server/util/counters.h"
 
 namespace bellwether::server {
 
+enum class WebhookFormat { kAlertmanager, kSlack };
+
 struct WebhookOptions {
-  std::string url;               // http://host[:port]/path or https://...
+  std::string url;                  // http://host[:port]/path or https://...
   std::string channel = "webhook";  // Label of the counters, receiver in the body.
-  std::string external_url;      // Of the page; links begin with it.
+  WebhookFormat format = WebhookFormat::kAlertmanager;
+  std::string external_url;  // Of the page; links begin with it.
   Severity severity_min = Severity::kWarning;
   bool send_resolved = true;
-  size_t runs_max = 1000;        // Runs with something to say; more are refused.
-  size_t resolved_max = 256;     // Resolved alerts of a run in one notification.
-  int attempts_max = 8;          // Then the notification is given up.
-  int64_t group_wait_ns = 50'000'000;       // Collects what comes together.
-  int64_t backoff_first_ns = 500'000'000;   // Doubles, with jitter.
+  size_t runs_max = 1000;                  // Runs with something to say; more are refused.
+  size_t resolved_max = 256;               // Resolved alerts of a run in one notification.
+  int attempts_max = 8;                    // Then the notification is given up.
+  int64_t group_wait_ns = 50'000'000;      // Collects what comes together.
+  int64_t backoff_first_ns = 500'000'000;  // Doubles, with jitter.
   int64_t backoff_max_ns = 60'000'000'000;
-  int64_t timeout_ns = 10'000'000'000;      // Connect, write and read, each.
-  int64_t stop_wait_ns = 2'000'000'000;     // Stop() tries so long to empty the queue.
+  int64_t timeout_ns = 10'000'000'000;   // Connect, write and read, each.
+  int64_t stop_wait_ns = 2'000'000'000;  // Stop() tries so long to empty the queue.
 };
 
 // bellwether_notifications_total{channel,result}: delivered, retried, failed
@@ -50,7 +56,8 @@ class Webhook {
  public:
   // INVALID_ARGUMENT: the url is none.  Begins with the next transition; all
   // arguments must outlive the object.
-  static absl::StatusOr<std::unique_ptr<Webhook>> Start(const WebhookOptions& options, AlertLog* alerts, Counters* counters);
+  static absl::StatusOr<std::unique_ptr<Webhook>> Start(const WebhookOptions& options, AlertLog* alerts,
+                                                        Counters* counters);
   ~Webhook();
   Webhook(const Webhook&) = delete;
   Webhook& operator=(const Webhook&) = delete;
@@ -68,18 +75,16 @@ class Webhook {
     int attempts = 0;
   };
 
-  Webhook(const WebhookOptions& options, std::string origin, std::string path, AlertLog* alerts, Counters* counters);
+  Webhook(const WebhookOptions& options, UrlParts url, AlertLog* alerts, Counters* counters);
   void Note(const Transition& transition);
   void Work();
   // "" if nothing is left to say.
   std::string Body(RunId run, const Pending& pending) const;
-  bool Post(const std::string& body);
   void Deliver(RunId run, Pending pending);
   void Count(const char* result);
 
   const WebhookOptions options_;
-  const std::string origin_;  // Scheme, host and port.
-  const std::string path_;
+  const UrlParts url_;
   AlertLog* const alerts_;
   Counters* const counters_;
   Histogram* const seconds_;
@@ -91,12 +96,6 @@ class Webhook {
   int64_t stop_at_ns_ ABSL_GUARDED_BY(mutex_) = 0;
   std::thread worker_;
 };
-
-// Splits a url into origin and path; INVALID_ARGUMENT says what is wrong.
-struct UrlParts {
-  std::string origin, path;
-};
-absl::StatusOr<UrlParts> SplitUrl(const std::string& url);
 
 }  // namespace bellwether::server
 

@@ -9,119 +9,21 @@ from __future__ import annotations
 
 import json
 import math
-import random
 import re
-import shutil
-import subprocess
 import sys
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from bellwether_process import ROOT, Server, free_port, wait_for
 
-from bellwether.client import Block, RunClient, RunOptions
+from scraping import DASHBOARDS, Prometheus, Trainer, prometheus_of
 
 RECORDED = ("gpt-flash-s4", "gpt-flash-hp-at-sigma30-s4")
-DASHBOARDS = ROOT / "dashboards"
 VARIABLES = {"$__rate_interval": "20s", "$__interval": "15s", "$run": "drifts", "$layer": ".*"}
-LAYERS = HEADS = 4
-EVERY = 10  # Steps between two frames.
-SICK = (1, 0)
-HEAD_SIGNALS = {
-    "rows": 1024.0, "common_mode_sum": 1024.0, "spread_sum": 1024.0, "key_leak_sum": 1e-4, "key_gradient_sum": 1.0,
-    "tied_rows_bf16": 50.0, "logit_max": 9.0, "entropy_sum": 512.0, "delta_bias_sum": 0.01, "delta_bias_sumsq": 1e-3, "wq_sigma": 2.0,
-}  # fmt: skip
-RUN_SIGNALS = {"loss": 2.0, "grad_norm": 1.0, "tokens": 4096.0, "step_seconds": 0.01, "hook_seconds": 1e-5}
-
-
-class Trainer:
-    """A rank that reports the values above, but for what is said at each step."""
-
-    def __init__(self, server: Server, run: str, without: tuple[str, ...] = (), **options: int) -> None:
-        self._client = RunClient(RunOptions(run=run, layers=LAYERS, heads=HEADS, score_dtype="bf16", server=server.grpc, **options))
-        self._without = without
-        self._random = random.Random(run)
-        self.step = 0
-
-    def __enter__(self) -> Trainer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._client.close()
-
-    def report(self, **unusual: float) -> None:
-        """One frame; a value of a head signal is the sick head's."""
-        blocks = []
-        for name, usual in RUN_SIGNALS.items():
-            blocks.append(Block(name, [unusual.get(name, usual * self._random.uniform(0.98, 1.02))]))
-        for name, usual in HEAD_SIGNALS.items():
-            if name in self._without:
-                continue
-            values = [usual] * (LAYERS * HEADS)
-            values[SICK[0] * HEADS + SICK[1]] = unusual.get(name, usual)
-            blocks.append(Block(name, values, 0, LAYERS, 0, HEADS))
-        assert self._client.push(self.step, blocks)
-        self.step += EVERY
-        if self.step % 500 == 0:
-            assert self._client.flush(20)
-
-    def drift(self) -> None:
-        """The sick head's drift ratio doubles every 500 steps."""
-        self.report(common_mode_sum=1024 * 2 ** (self.step / 500))
-
-
-class Prometheus:
-    def __init__(self, folder: Path, target: str) -> None:
-        self.address = f"127.0.0.1:{free_port()}"
-        self._log = folder / "prometheus.log"
-        config = folder / "prometheus.yml"
-        config.write_text(
-            "global: {scrape_interval: 1s, evaluation_interval: 1s}\n"
-            f"rule_files: [{DASHBOARDS / 'alerts/rules.yml'}]\n"
-            "scrape_configs:\n- job_name: bellwether\n  sample_limit: 50000\n  label_limit: 20\n  label_value_length_limit: 200\n"
-            f"  static_configs: [{{targets: ['{target}']}}]\n"
-        )
-        program = shutil.which("prometheus")
-        assert program, "Debian's package prometheus is missing"
-        flags = [f"--config.file={config}", f"--storage.tsdb.path={folder / 'tsdb'}", f"--web.listen-address={self.address}"]
-        with open(self._log, "wb") as log:
-            self.process = subprocess.Popen([program, *flags], stderr=log)
-
-    def get(self, path: str, **query: str) -> Any:
-        url = f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(query)}"
-        with urllib.request.urlopen(url, timeout=10) as answer:
-            return json.load(answer)["data"]
-
-    def is_ready(self) -> bool:
-        assert self.process.poll() is None, self._log.read_text()
-        try:
-            return bool(self.get("targets")["activeTargets"])
-        except OSError:
-            return False
-
-    def has(self, expr: str) -> bool:
-        """Whether a query gives at least one number."""
-        return any(not math.isnan(float(found["value"][1])) for found in self.get("query", query=expr)["result"])
-
-
-@contextmanager
-def prometheus_of(server: Server, folder: Path) -> Iterator[Prometheus]:
-    prometheus = Prometheus(folder, server.http)
-    try:
-        wait_for("Prometheus is ready", prometheus.is_ready, 60)
-        yield prometheus
-    finally:
-        prometheus.process.terminate()
-        prometheus.process.wait(20)
-
-
 def dashboard_queries() -> dict[str, str]:
     found: dict[str, str] = {}
     for path in sorted((DASHBOARDS / "grafana").glob("*.json")):

@@ -7,7 +7,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <httplib.h>
 
 #include <chrono>
 #include <functional>
@@ -16,61 +15,14 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "tests/server/export/receiver.h"
 #include "tests/support/memory_database.h"
 #include "tests/support/synthetic_runs.h"
 
 namespace bellwether::server {
 namespace {
 
-constexpr auto kPatience = absl::Seconds(20);
-
-class Receiver {
- public:
-  Receiver() {
-    server_.Post("/hook", [this](const httplib::Request& request, httplib::Response& response) {
-      absl::MutexLock lock(&mutex_);
-      bodies_.push_back(nlohmann::json::parse(request.body));
-      response.status = refuse_ > 0 ? 503 : 200;
-      if (refuse_ > 0) --refuse_;
-      const auto free = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !stall_; };
-      mutex_.Await(absl::Condition(&free));
-    });
-    port_ = server_.bind_to_any_port("127.0.0.1");
-    thread_ = std::thread([this] { server_.listen_after_bind(); });
-    while (!server_.is_running()) std::this_thread::yield();
-  }
-  ~Receiver() {
-    Stall(false);
-    server_.stop();
-    thread_.join();
-  }
-  std::string url() const { return absl::StrCat("http://127.0.0.1:", port_, "/hook"); }
-  void Refuse(int times) {
-    absl::MutexLock lock(&mutex_);
-    refuse_ = times;
-  }
-  void Stall(bool stall) {
-    absl::MutexLock lock(&mutex_);
-    stall_ = stall;
-  }
-  // The bodies once there are `count`.
-  std::vector<nlohmann::json> Await(size_t count) {
-    absl::MutexLock lock(&mutex_);
-    const auto enough = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return bodies_.size() >= count; };
-    mutex_.AwaitWithTimeout(absl::Condition(&enough), kPatience);
-    EXPECT_GE(bodies_.size(), count);
-    return bodies_;
-  }
-
- private:
-  httplib::Server server_;
-  int port_ = 0;
-  std::thread thread_;
-  absl::Mutex mutex_;
-  std::vector<nlohmann::json> bodies_ ABSL_GUARDED_BY(mutex_);
-  int refuse_ ABSL_GUARDED_BY(mutex_) = 0;
-  bool stall_ ABSL_GUARDED_BY(mutex_) = false;
-};
+constexpr auto kPatience = Receiver::kPatience;
 
 class WebhookTest : public ::testing::Test {
  protected:
@@ -99,7 +51,7 @@ class WebhookTest : public ::testing::Test {
   }
 
   const SyntheticRun run_{.name = "llama/7b", .failing = {1, 0}, .stage = 1};
-  Receiver receiver_;
+  Receiver receiver_{"/hook"};
   MemoryDatabase database_;
   AlertLog alerts_{&database_};
   Counters counters_;
@@ -119,8 +71,12 @@ TEST_F(WebhookTest, FiringAndResolvedAreAlertmanagersVersionFour) {
   EXPECT_EQ(body["externalURL"], "http://watch:7071/");
   ASSERT_EQ(body["alerts"].size(), 1u);
   const nlohmann::json alert = body["alerts"][0];
-  EXPECT_EQ(alert["labels"], nlohmann::json({{"alertname", "BellwetherDriftGrowing"}, {"run", "llama/7b"}, {"rule", "drift"},
-                                             {"severity", "warning"}, {"layer", "1"}, {"head", "0"}}));
+  EXPECT_EQ(alert["labels"], nlohmann::json({{"alertname", "BellwetherDriftGrowing"},
+                                             {"run", "llama/7b"},
+                                             {"rule", "drift"},
+                                             {"severity", "warning"},
+                                             {"layer", "1"},
+                                             {"head", "0"}}));
   EXPECT_EQ(body["commonLabels"], alert["labels"]);
   EXPECT_EQ(alert["status"], "firing");
   EXPECT_EQ(alert["startsAt"], "2023-11-14T22:13:20.123Z");
@@ -198,8 +154,9 @@ TEST_F(WebhookTest, SilencedAndTooMildIsNotTold) {
   other.name = "other";
   Post(other, AlertState::kFiring, Severity::kCritical);
   EXPECT_EQ(receiver_.Await(1)[0]["groupLabels"]["run"], "other");
-  ASSERT_TRUE(alerts_.Annotate(2, MakeAlert(other, Severity::kCritical, "drift", 0).key,
-                               {.silenced_until_unix_ns = Clock::System()->UnixNanos() + 60'000'000'000})
+  ASSERT_TRUE(alerts_
+                  .Annotate(2, MakeAlert(other, Severity::kCritical, "drift", 0).key,
+                            {.silenced_until_unix_ns = Clock::System()->UnixNanos() + 60'000'000'000})
                   .ok());
   Post(other, AlertState::kFiring, Severity::kCritical);
   webhook->Stop();

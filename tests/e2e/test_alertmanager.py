@@ -1,0 +1,155 @@
+"""Goal: people hear of an alert, and of its end, by both ways: bellwetherd tells an Alertmanager
+itself, and Prometheus does by the committed rules.
+Method: real Alertmanager, real Prometheus, a sink behind them.  A recorded failing run is
+imported; of a run of two ranks one falls silent and reports again.  The rules look back five
+seconds instead of five minutes, so that an end is one within the test.
+"""
+
+from __future__ import annotations
+
+import http.server
+import json
+import shutil
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+from bellwether_process import ROOT, Server, free_port, wait_for
+
+from scraping import DASHBOARDS, Trainer, prometheus_of
+
+FAILING = "gpt-flash-s4"
+
+
+class Sink:
+    """What people would have been told: (status, labels) of each alert of each notification."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, dict[str, str]]] = []
+        self.chat: list[dict[str, Any]] = []
+        told, chat = self.told, self.chat
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if self.path == "/chat":
+                    chat.append(body)
+                else:
+                    told.extend((alert["status"], alert["labels"]) for alert in body["alerts"])
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", free_port()), Handler)
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/"
+
+    def heard(self, status: str, by_prometheus: bool, **labels: str) -> bool:
+        return any(
+            said == status and labels.items() <= of.items() and ("instance" in of) == by_prometheus for said, of in self.told
+        )
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@contextmanager
+def alertmanager(folder: Path, sink: Sink) -> Iterator[str]:
+    """Its host and port."""
+    config = folder / "alertmanager.yml"
+    config.write_text(
+        "route: {receiver: sink, group_by: [run], group_wait: 0s, group_interval: 1s, repeat_interval: 1h}\n"
+        "inhibit_rules:\n- {source_matchers: [severity=critical], target_matchers: [severity=warning], equal: [run]}\n"
+        f"receivers:\n- {{name: sink, webhook_configs: [{{url: '{sink.url}', send_resolved: true}}]}}\n"
+    )
+    program, amtool = shutil.which("prometheus-alertmanager"), shutil.which("amtool")
+    assert program and amtool, "Debian's package prometheus-alertmanager is missing"
+    subprocess.run([amtool, "check-config", str(config)], check=True, capture_output=True)
+    address = f"127.0.0.1:{free_port()}"
+    flags = [f"--config.file={config}", f"--storage.path={folder / 'am'}", f"--web.listen-address={address}"]
+    flags += ["--cluster.listen-address="]
+    with open(folder / "alertmanager.log", "wb") as log, subprocess.Popen([program, *flags], stderr=log) as process:
+
+        def is_ready() -> bool:
+            assert process.poll() is None, (folder / "alertmanager.log").read_text()
+            try:
+                with urllib.request.urlopen(f"http://{address}/-/ready", timeout=5) as answer:
+                    return bool(answer.status == 200)
+            except OSError:
+                return False
+
+        try:
+            wait_for("Alertmanager is ready", is_ready, 60)
+            yield address
+        finally:
+            process.terminate()
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Sink, str]]:
+    folder = tmp_path_factory.mktemp("server")
+    sink = Sink()
+    rules = folder / "rules.yml"
+    rules.write_text((DASHBOARDS / "alerts/rules.yml").read_text().replace("[5m]", "[5s]"))
+    with alertmanager(folder, sink) as address:
+        config = (
+            "ingest:\n  step_deadline_ms: 1000\n  silence_ms_min: 500\n"
+            f"alerting:\n  alertmanagers:\n    - {{url: 'http://{address}', severity: info, resend_seconds: 1}}\n"
+            f"  webhooks:\n    - {{url: '{sink.url}chat', name: chat, format: slack, severity: critical}}\n"
+        )
+        with Server(folder, config) as server, prometheus_of(server, folder, alertmanager=address, rules=rules):
+            yield server, sink, address
+    sink.close()
+
+
+def test_a_failing_run_is_told_by_both_ways(told: tuple[Server, Sink, str]) -> None:
+    server, sink, address = told
+    server.run("run", "import", str(ROOT / f"tests/testdata/runs/{FAILING}.bwrun"))
+    for by_prometheus in (False, True):
+        wait_for(
+            f"told, by Prometheus: {by_prometheus}",
+            lambda: sink.heard("firing", by_prometheus, run=FAILING, alertname="BellwetherDriftGrowing"),
+            60,
+        )
+    with urllib.request.urlopen(f"http://{address}/api/v2/alerts?filter=run%3D{FAILING}", timeout=10) as answer:
+        alerts: list[dict[str, Any]] = json.load(answer)
+    ours = [alert for alert in alerts if "instance" not in alert["labels"]]
+    assert ours and all(alert["annotations"]["summary"] and f"/#/run/{FAILING}" in alert["generatorURL"] for alert in ours)
+    assert any(message["text"].startswith(f"CRITICAL: run {FAILING}, ") for message in sink.chat)
+    metrics = server.get("/metrics")
+    assert 'bellwether_notifications_total{channel="alertmanager",result="delivered"}' in metrics
+    assert 'bellwether_notifications_total{channel="alertmanager",result="failed"} 0' in metrics
+
+
+def test_an_end_is_told_by_both_ways(told: tuple[Server, Sink, str]) -> None:
+    server, sink, _ = told
+    missing = {"run": "silent", "alertname": "BellwetherRanksMissing"}
+    with Trainer(server, "silent", rank=0, world=2) as talker, Trainer(server, "silent", rank=1, world=2) as other:
+        for _ in range(20):
+            talker.report()
+            other.report()
+
+        def told_of_silence() -> bool:
+            talker.report()
+            return all(sink.heard("firing", way, **missing) for way in (False, True))
+
+        wait_for("the silence is told", told_of_silence, 60)
+
+        def told_of_its_end() -> bool:
+            other.step = talker.step
+            talker.report()
+            other.report()
+            return all(sink.heard("resolved", way, **missing) for way in (False, True))
+
+        wait_for("its end is told", told_of_its_end, 60)
