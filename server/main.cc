@@ -141,11 +141,15 @@ int Serve(ServerOptions options, const Flags& flags) {
   return kOk;
 }
 
-// Its path, whether it exists or not.
-std::string BesideThisProgram(const std::string& file) {
+// A library's path: beside this program, as in a build and a bundle, or else, whether it exists or not, where
+// it is installed.
+std::string LibraryPath(const std::string& file) {
   std::error_code error;
   const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
-  return error ? file : (self.parent_path() / file).string();
+  if (error) return file;
+  const auto folder = self.parent_path();
+  if (std::filesystem::exists(folder / file, error)) return (folder / file).string();
+  return (folder / kProgramsToLibraries / file).lexically_normal().string();
 }
 
 absl::Status ReplayFile(const Flags& flags) {
@@ -241,7 +245,7 @@ int Main(int argc, char** argv) {
     to->add_option("--gpu.library", bank->library, "the detectors' library for GPUs")->capture_default_str();
     to->add_option("--gpu.cusolver", bank->cusolver, "NVIDIA's cuSOLVER, for spectra [libcusolver.so of a known version]");
   };
-  options.bank.library = flags.bank.library = BesideThisProgram("libbellwether_bank.so");
+  options.bank.library = flags.bank.library = LibraryPath("libbellwether_bank.so");
   add_gpu(&app, &options.bank);
   flags.bank.gpu = "off";  // Opening the device takes longer than judging a run.
   app.set_version_flag("--version", std::string("bellwetherd ") + kVersion + " (" + kRevision + ")");
