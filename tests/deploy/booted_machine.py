@@ -60,12 +60,12 @@ class BootedMachine:
         return ""
 
     def wait_until_up(self) -> None:
+        ours = os.readlink("/proc/self/ns/pid")
+
         def up() -> bool:
             assert self._process.poll() is None, f"it did not boot:\n{self._log.read_text(errors='replace')}"
             for pid in (int(path.name) for path in Path("/proc").glob("[0-9]*")):
-                if parent(pid) == self._process.pid and os.readlink(f"/proc/{pid}/ns/pid") != os.readlink(
-                    "/proc/self/ns/pid"
-                ):
+                if parent(pid) == self._process.pid and os.readlink(f"/proc/{pid}/ns/pid") != ours:
                     self._init = pid
             if self._init == 0:
                 return False
