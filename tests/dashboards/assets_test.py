@@ -154,7 +154,7 @@ class Grafana(unittest.TestCase):
 
 class Console(unittest.TestCase):
     def test_the_lock_names_no_registry(self) -> None:
-        for path in (DASHBOARDS / "console/package-lock.json", ROOT / "tests/dashboards/package-lock.json"):
+        for path in (DASHBOARDS / "console/package-lock.json", ROOT / "tests/dashboards/package-lock.json", ROOT / "tests/deploy/package-lock.json"):
             self.assertNotIn("resolved", path.read_text(), path)
 
     def test_the_page_asks_nobody_else(self) -> None:
