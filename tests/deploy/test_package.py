@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from bellwether_process import BIN, ROOT, wait_for
 from booted_machine import BootedMachine
 
+LIFECYCLE = ROOT / "docs/operate/lifecycle.md"
 RECORDING = ROOT / "tests/testdata/runs/gpt-flash-s4.bwrun"
 SERVICE_FILES = {
     "/etc/bellwether/bellwetherd.yml",
@@ -150,6 +151,14 @@ class Host:
     def log(self) -> str:
         return self.run("journalctl", "--no-pager", "-u", "bellwetherd").stdout
 
+    def follow(self, heading: str, block: int = 0) -> None:
+        """Runs a block of commands below a heading of the page for administrators."""
+        section = LIFECYCLE.read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+        commands = re.findall(r"(?ms)^```\n(.*?)^```$", section)[block].splitlines()
+        assert commands
+        for command in commands:
+            self.run("sh", "-c", command)
+
     def traces(self) -> set[str]:
         told = self.run(
             "find", "/etc", "/lib/systemd", "/opt", "/run", "/usr", "/var", "-xdev", "-name", "*bellwether*"
@@ -210,7 +219,14 @@ def test_it_is_installed_upgraded_removed_and_purged(machine: BootedMachine, fol
     assert host.state() == "active", host.log()
     assert host.runs() == recorded
 
-    # Purged: as if it had never been there, but for the account.
+    # Backed up, purged as if it had never been there but for the account, and restored.
+    host.follow("Back up")
+    assert host.state() == "active", host.log()
     host.dpkg("-P", "bellwether")
     assert host.traces() - before == set()
     assert host.run("getent", "passwd", "bellwether").returncode == 0
+    host.dpkg("-i", newer)
+    assert host.runs() == []
+    host.follow("Back up", block=1)
+    assert host.state() == "active", host.log()
+    assert host.runs() == recorded
