@@ -45,6 +45,7 @@ Jobs in Python install the wheel instead.")
 set(CPACK_DEBIAN_CLIENT_PACKAGE_CONTROL_EXTRA ${debian}/triggers)
 
 # The newest commit's time, or the epoch that a reproducible build names.
+find_package(Git QUIET)
 set(changelog_time $ENV{SOURCE_DATE_EPOCH})
 if(NOT changelog_time AND Git_FOUND)
   execute_process(COMMAND ${GIT_EXECUTABLE} log -1 --format=%ct WORKING_DIRECTORY ${PROJECT_SOURCE_DIR}

@@ -180,6 +180,8 @@ def test_it_is_installed_upgraded_removed_and_purged(machine: BootedMachine, fol
     assert (
         host.run("stat", "-c", "%A %U:%G", "/var/lib/bellwether/").stdout.strip() == "drwx------ bellwether:bellwether"
     )
+    # The detectors' library for GPUs is looked for where a package has libraries.
+    assert re.search(r"--gpu\.library TEXT=/usr/lib/\S*libbellwether_bank\.so", host.run("bellwetherd", "--help").stdout)
     # Webhooks' addresses are for the service alone.
     stat = host.run("stat", "-c", "%a %U:%G", "/etc/bellwether/bellwetherd.yml").stdout.strip()
     assert stat == "640 root:bellwether"
