@@ -60,6 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     shutil.rmtree(older)
     shutil.copy(RECORDING, made / "run.bwrun")
+    shutil.copy(ROOT / "tests/consumers/c99.c", made)
     return made
 
 
@@ -181,7 +182,8 @@ def test_it_is_installed_upgraded_removed_and_purged(machine: BootedMachine, fol
         host.run("stat", "-c", "%A %U:%G", "/var/lib/bellwether/").stdout.strip() == "drwx------ bellwether:bellwether"
     )
     # The detectors' library for GPUs is looked for where a package has libraries.
-    assert re.search(r"--gpu\.library TEXT=/usr/lib/\S*libbellwether_bank\.so", host.run("bellwetherd", "--help").stdout)
+    told = host.run("bellwetherd", "--help").stdout
+    assert re.search(r"--gpu\.library TEXT=/usr/lib/\S*libbellwether_bank\.so", told)
     # Webhooks' addresses are for the service alone.
     stat = host.run("stat", "-c", "%a %U:%G", "/etc/bellwether/bellwetherd.yml").stdout.strip()
     assert stat == "640 root:bellwether"
@@ -232,3 +234,12 @@ def test_it_is_installed_upgraded_removed_and_purged(machine: BootedMachine, fol
     host.follow("Back up", block=1)
     assert host.state() == "active", host.log()
     assert host.runs() == recorded
+
+
+def test_a_job_in_c_is_built_and_sends_with_the_client_package(machine: BootedMachine, folder: Path) -> None:
+    machine.run("dpkg", "-i", f"/srv/shared/{package(folder, 'bellwether-client').name}")
+    machine.run("sh", "-c", "cc -o /root/c99 /srv/shared/c99.c $(pkg-config --cflags --libs bellwether_client)")
+    # It loads the library, finds the sender and records.
+    machine.run("sh", "-c", "cd /root && ./c99 && test -s c99.bwrun")
+    machine.run("dpkg", "-P", "bellwether-client")
+    assert machine.run("/root/c99", check=False).returncode != 0
