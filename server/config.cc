@@ -173,6 +173,23 @@ std::vector<Field> Fields(ServerOptions* o) {
                     [o] {
                       return o->exporter.heads.all ? "all" : o->exporter.heads.heads_top == 0 ? "none" : "topk";
                     }});
+  fields.push_back({"web.hosts",
+                    [o](const YAML::Node& node) -> std::string {
+                      if (!node.IsSequence()) return "must be a list of names";
+                      if (node.size() > 64) return absl::StrCat("holds ", node.size(), " names: at most 64");
+                      std::vector<std::string> names;
+                      for (size_t i = 0; i < node.size(); ++i) {
+                        const std::string name = node[i].IsScalar() ? node[i].Scalar() : "";
+                        if (name.empty() || name.size() > 253 || name.find_first_of(":/ ") != std::string::npos) {
+                          return absl::StrCat("entry ", i + 1, " is \"", name,
+                                              "\": must be a name without port, of 1 to 253 characters, or \"*\"");
+                        }
+                        names.push_back(name);
+                      }
+                      o->http.hosts = names;
+                      return "";
+                    },
+                    [o] { return absl::StrJoin(o->http.hosts, ", "); }});
   fields.push_back(Receivers("alerting.webhooks", &o->webhooks, ReadWebhook));
   fields.push_back(Receivers("alerting.alertmanagers", &o->alertmanagers, ReadAlertmanager));
   return fields;

@@ -1,8 +1,6 @@
 // bellwetherd: flags, signals, and one Server.
 
 #include <signal.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -23,6 +21,7 @@
 #include "server/rules_commands.h"
 #include "server/server.h"
 #include "server/util/log.h"
+#include "server/util/systemd_notify.h"
 #include "server/version.h"
 
 namespace bellwether::server {
@@ -34,6 +33,8 @@ constexpr int kUsage = 2;
 constexpr int kFindings = 3;
 
 std::string DefaultStorage() {
+  const char* service = std::getenv("STATE_DIRECTORY");  // Of a systemd service; several are parted by colons.
+  if (service != nullptr && service[0] == '/') return std::string(service, std::strcspn(service, ":"));
   const char* state = std::getenv("XDG_STATE_HOME");
   if (state != nullptr && state[0] == '/') return std::string(state) + "/bellwether/server";
   const char* home = std::getenv("HOME");
@@ -45,20 +46,6 @@ std::string RandomToken() {
   std::string token;
   for (int i = 0; i < 32; ++i) token += "0123456789abcdef"[random() % 16];
   return token;
-}
-
-// systemd's notification protocol: one datagram.
-void NotifySystemd(const char* state) {
-  const char* path = std::getenv("NOTIFY_SOCKET");
-  if (path == nullptr || std::strlen(path) >= sizeof(sockaddr_un::sun_path)) return;
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  std::strcpy(address.sun_path, path);
-  if (address.sun_path[0] == '@') address.sun_path[0] = '\0';
-  const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + std::strlen(path));
-  (void)sendto(fd, state, std::strlen(state), MSG_NOSIGNAL, reinterpret_cast<sockaddr*>(&address), length);
-  close(fd);
 }
 
 // Appears whole or not at all.
@@ -123,18 +110,22 @@ int Serve(ServerOptions options, const Flags& flags) {
     LogError("--ready.file={}: cannot be written", flags.ready_file);
     return kFailed;
   }
-  NotifySystemd("READY=1");
+  (void)NotifySystemd("READY=1");
   for (;;) {
     const timespec second{1, 0};
     const int signal = sigtimedwait(&signals, nullptr, &second);
     if (signal == SIGTERM || signal == SIGINT) break;
-    if (signal == SIGHUP) (void)(*server)->Reload();  // It says what came of it.
+    if (signal == SIGHUP) {
+      (void)NotifySystemd(ReloadingState());
+      (void)(*server)->Reload();  // It says what came of it; what was in force stays so when a file is bad.
+      (void)NotifySystemd("READY=1");
+    }
     if (!(*server)->Tick()) {
       LogInfo("nobody was attached for {}: ending", flags.idle_exit);
       break;
     }
   }
-  NotifySystemd("STOPPING=1");
+  (void)NotifySystemd("STOPPING=1");
   if (!flags.ready_file.empty()) {
     std::error_code ignored;
     std::filesystem::remove(flags.ready_file, ignored);
@@ -150,11 +141,15 @@ int Serve(ServerOptions options, const Flags& flags) {
   return kOk;
 }
 
-// Its path, whether it exists or not.
-std::string BesideThisProgram(const std::string& file) {
+// A library's path: beside this program, as in a build and a bundle, or else, whether it exists or not, where
+// it is installed.
+std::string LibraryPath(const std::string& file) {
   std::error_code error;
   const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
-  return error ? file : (self.parent_path() / file).string();
+  if (error) return file;
+  const auto folder = self.parent_path();
+  if (std::filesystem::exists(folder / file, error)) return (folder / file).string();
+  return (folder / kProgramsToLibraries / file).lexically_normal().string();
 }
 
 absl::Status ReplayFile(const Flags& flags) {
@@ -250,7 +245,7 @@ int Main(int argc, char** argv) {
     to->add_option("--gpu.library", bank->library, "the detectors' library for GPUs")->capture_default_str();
     to->add_option("--gpu.cusolver", bank->cusolver, "NVIDIA's cuSOLVER, for spectra [libcusolver.so of a known version]");
   };
-  options.bank.library = flags.bank.library = BesideThisProgram("libbellwether_bank.so");
+  options.bank.library = flags.bank.library = LibraryPath("libbellwether_bank.so");
   add_gpu(&app, &options.bank);
   flags.bank.gpu = "off";  // Opening the device takes longer than judging a run.
   app.set_version_flag("--version", std::string("bellwetherd ") + kVersion + " (" + kRevision + ")");

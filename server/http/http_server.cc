@@ -182,7 +182,7 @@ void HttpServerImpl::Stop() {
 
 bool HttpServerImpl::Refuse(const Request& request, Response& response) const {
   if (!HostIsAllowed(request.get_header_value("Host"), options_.hosts)) {
-    Reply(request, &response, 421, "This server does not answer to that name; see http.hosts in its configuration.\n", kText);
+    Reply(request, &response, 421, "This server does not answer to that name; see web.hosts in its configuration.\n", kText);
     return true;
   }
   if (options_.token.empty() || request.path == "/-/healthy") return false;

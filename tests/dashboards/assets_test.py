@@ -1,6 +1,6 @@
-"""Goal: dashboards, rules, runbooks, unit and page agree with each other and with the server's list of metrics.
+"""Goal: dashboards, rules, runbooks and page agree with each other and with the server's list of metrics.
 
-Method: Prometheus' and systemd's own checkers where they are installed; generated
+Method: Prometheus' own checker where it is installed; generated
 files are generated again and compared; names are compared as text. Each check
 that could find nothing is shown a planted fault.
 """
@@ -152,22 +152,9 @@ class Grafana(unittest.TestCase):
         self.assertRegex(order, "Drift.*Tied.*Delta bias.*Spectral.*logit.*Loss")
 
 
-class Unit(unittest.TestCase):
-    def test_the_unit_is_confined(self) -> None:
-        if shutil.which("systemd-analyze") is None:
-            self.skipTest("systemd-analyze is not installed")
-        unit = ROOT / "deploy/systemd/bellwetherd.service"
-        good = run("systemd-analyze", "security", "--offline=true", "--threshold=25", str(unit))
-        self.assertEqual(good.returncode, 0, good.stdout + good.stderr)
-        with tempfile.TemporaryDirectory() as folder:
-            bare = Path(folder) / "bare.service"
-            bare.write_text("[Service]\nExecStart=/usr/bin/bellwetherd\n")
-            self.assertNotEqual(run("systemd-analyze", "security", "--offline=true", "--threshold=25", str(bare)).returncode, 0)
-
-
 class Console(unittest.TestCase):
     def test_the_lock_names_no_registry(self) -> None:
-        for path in (DASHBOARDS / "console/package-lock.json", ROOT / "tests/dashboards/package-lock.json"):
+        for path in (DASHBOARDS / "console/package-lock.json", ROOT / "tests/dashboards/package-lock.json", ROOT / "tests/deploy/package-lock.json"):
             self.assertNotIn("resolved", path.read_text(), path)
 
     def test_the_page_asks_nobody_else(self) -> None:

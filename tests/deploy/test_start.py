@@ -37,6 +37,7 @@ def said(*words: str) -> subprocess.CompletedProcess[str]:
         (["--steps", "0"], "--steps needs a number from 1, not '0'"),
         (["--steps"], "--steps needs a number"),
         (["--bundle"], "--bundle needs a folder"),
+        (["--wheel"], "--wheel needs a folder"),
     ],
 )
 def test_wrong_words_are_told_before_anything_is_built(words: list[str], complaint: str) -> None:

@@ -63,6 +63,21 @@ def test_runs_have_names_of_their_own_and_attempts_count() -> None:
     assert resolve({"run": "a b/c"}, None, {}).run == "a-b/c"
 
 
+@pytest.mark.parametrize(
+    ("requeues", "restarts", "restarts_max", "attempt"),
+    [("1", "0", "0", 1), ("0", "3", "3", 3), ("1", "0", "3", 4), ("2", "1", "3", 9)],
+)
+def test_a_requeue_counts_although_torchrun_begins_again(
+    requeues: str, restarts: str, restarts_max: str, attempt: int
+) -> None:
+    told = {
+        "SLURM_RESTART_COUNT": requeues,
+        "TORCHELASTIC_RESTART_COUNT": restarts,
+        "TORCHELASTIC_MAX_RESTARTS": restarts_max,
+    }
+    assert resolve({}, None, told).attempt == attempt
+
+
 def test_nothing_is_allowed_that_nobody_names(tmp_path: Path) -> None:
     assert resolve({}, None, {}).allow == frozenset()
     by_name = resolve({}, None, {"BELLWETHER_ALLOW": "attention.center_k, stop"})

@@ -95,9 +95,6 @@ _ENVIRONMENT = {
     "log_path": "BELLWETHER_LOG_PATH",
 }
 
-# Restarts of a job keep its name and raise this number.
-_ATTEMPTS = ("BELLWETHER_ATTEMPT", "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
-
 
 def _flag(text: Any) -> bool:
     return str(text).strip().lower() in ("1", "true", "yes", "on")
@@ -203,6 +200,23 @@ def default_run_name(environment: Mapping[str, str]) -> str:
     return f"{script}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
 
 
+def launchers_restarts(environment: Mapping[str, str]) -> Optional[int]:
+    """A number that rises whenever a launcher starts the job again; None without one that counts.
+
+    Slurm counts requeues; torchrun counts the restarts of its own and begins again at 0 after
+    each requeue, so that its number alone would go back.
+    """
+
+    def count(name: str) -> Optional[int]:
+        told = environment.get(name, "")
+        return int(told) if told.isdigit() else None
+
+    requeues, restarts = count("SLURM_RESTART_COUNT"), count("TORCHELASTIC_RESTART_COUNT")
+    if requeues is None or restarts is None:
+        return restarts if requeues is None else requeues
+    return requeues * ((count("TORCHELASTIC_MAX_RESTARTS") or 0) + 1) + restarts
+
+
 def resolve(
     arguments: Mapping[str, Any],
     config: Optional[str] = None,
@@ -224,9 +238,9 @@ def resolve(
             if config is not None:
                 raise ValueError(f"config: {e}") from e
             complain(f"BELLWETHER_CONFIG is ignored: {e}")
-    for variable in reversed(_ATTEMPTS):
-        if environment.get(variable, "").isdigit():
-            merged["attempt"] = int(environment[variable])
+    restarts = launchers_restarts(environment)
+    if restarts is not None:
+        merged["attempt"] = restarts
     for name, variable in _ENVIRONMENT.items():
         value = environment.get(variable)
         if value:
