@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import bellwether
-from bellwether import alerts
+from bellwether import page as page_address
 
 from models import Model, Shape
 
@@ -79,5 +79,5 @@ def test_no_thread_without_a_callback(tmp_path: Path) -> None:
 
 
 def test_page_url() -> None:
-    assert alerts.split_page_url("http://h:1/?token=a%2Fb#/run/x") == ("http://h:1", "a/b")
-    assert alerts.split_page_url("https://h:1/") == ("https://h:1", "")
+    assert page_address.split_page_url("http://h:1/?token=a%2Fb#/run/x") == ("http://h:1", "a/b")
+    assert page_address.split_page_url("https://h:1/") == ("https://h:1", "")

@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from .centering import center_keys
     from .monitor import Monitor
     from .parallel import Parallel
+    from .query import Client
     from .stabilizing import Stabilizer, stabilize
     from .wrapping import unwrap_attention, wrap_attention
 
 __all__ = [
+    "Client",
     "Monitor",
     "Parallel",
     "Stabilizer",
@@ -40,6 +42,7 @@ __all__ = [
 
 # Where each name lives; no module may bear the name of what it holds, or importing it hides that.
 _HOMES = {
+    "Client": "query",
     "Monitor": "monitor",
     "Parallel": "parallel",
     "Stabilizer": "stabilizing",

@@ -6,17 +6,14 @@ One daemon thread, started only if a callback was given.  The stream is server-s
 
 from __future__ import annotations
 
-import json
 import os
 import threading
-import urllib.error
-import urllib.parse
-import urllib.request
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Optional
 
 from . import log
+from .page import Page, QueryError
 
 if TYPE_CHECKING:
     from .monitor import Monitor
@@ -25,14 +22,6 @@ Callback = Callable[[dict[str, Any]], None]
 
 _FIRST_WAIT_SECONDS = 0.2
 _WAIT_SECONDS_MAX = 10.0
-_READ_SECONDS = 60.0  # The server speaks every 15 s.
-
-
-def split_page_url(page_url: str) -> tuple[str, str]:
-    """("http://host:port", token) of a run's page address."""
-    parts = urllib.parse.urlsplit(page_url)
-    token = urllib.parse.parse_qs(parts.query).get("token", [""])[0]
-    return f"{parts.scheme}://{parts.netloc}", token
 
 
 class Follower:
@@ -71,37 +60,19 @@ class Follower:
                     self._read(url)
                     wait = _FIRST_WAIT_SECONDS
                     continue
-                except (OSError, urllib.error.URLError, ValueError) as e:
+                except (OSError, QueryError, ValueError) as e:
                     log.debug(f"alerts: {e}")
             wait = min(_WAIT_SECONDS_MAX, 2 * wait)
 
     def _read(self, url: str) -> None:
-        base, token = split_page_url(url)
-        request = urllib.request.Request(f"{base}/api/v1/events")
-        if token:
-            request.add_header("Authorization", f"Bearer {token}")
-        if self._last_id is not None:
-            request.add_header("Last-Event-ID", self._last_id)
-        # Never through a proxy: the server is on this machine or on the site's own network.
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(request, timeout=_READ_SECONDS) as answer:
-            event: dict[str, str] = {}
-            for raw in answer:
-                if self._ended.is_set():
-                    return
-                line = raw.decode("utf-8", "replace").rstrip("\r\n")
-                if line:
-                    key, _, value = line.partition(":")
-                    event[key] = value.removeprefix(" ")
-                    continue
-                self._take(event)
-                event = {}
+        for event in Page(url).events(self._last_id):
+            if self._ended.is_set():
+                return
+            if event.kind == "alert":
+                self._last_id = event.id
+                self._take(event.data)
 
-    def _take(self, event: dict[str, str]) -> None:
-        if event.get("event") != "alert":
-            return
-        self._last_id = event.get("id", self._last_id)
-        transition = json.loads(event.get("data", "{}"))
+    def _take(self, transition: dict[str, Any]) -> None:
         if transition.get("run") != self._run:
             return
         try:

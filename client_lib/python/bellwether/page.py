@@ -1,0 +1,93 @@
+"""The HTTP side of a server: its JSON calls and its stream of events."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Optional
+
+_EVENTS_SECONDS = 60.0  # The server speaks every 15 s.
+
+
+class QueryError(RuntimeError):
+    """The server refused a call; the text names the field, the value and the legal range.
+    `status` is HTTP's: 400 a bad request, 401 or 403 not allowed, 404 no such run or alert."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Event:
+    kind: str  # alert, runs or resync
+    id: str  # Of an alert; "" else.
+    data: Any
+
+
+def split_page_url(page_url: str) -> tuple[str, str]:
+    """("http://host:port", token) of a page's address."""
+    parts = urllib.parse.urlsplit(page_url)
+    token = urllib.parse.parse_qs(parts.query).get("token", [""])[0]
+    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}", token
+
+
+class Page:
+    """Thread-safe.  Every call raises OSError when the server cannot be reached."""
+
+    def __init__(self, url: str, token: str = "", timeout: float = 30.0) -> None:
+        self.base, in_url = split_page_url(url)
+        self._token = token or in_url
+        self._timeout = timeout
+        # Never through a proxy: the server is on this machine or on the site's own network.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def _request(self, path: str, body: Optional[bytes] = None) -> urllib.request.Request:
+        request = urllib.request.Request(f"{self.base}/api/v1/{path}", data=body)
+        if body is not None:
+            request.add_header("Content-Type", "application/json")
+        if self._token:
+            request.add_header("Authorization", f"Bearer {self._token}")
+        return request
+
+    def call(self, method: str, **request: Any) -> Any:
+        """A call of service Query (query.proto) by its name.  Raises QueryError."""
+        asked = self._request(method, json.dumps(request).encode())
+        try:
+            with self._opener.open(asked, timeout=self._timeout) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as e:
+            text = e.read().decode("utf-8", "replace").strip()
+            try:
+                text = json.loads(text)["message"]
+            except (ValueError, KeyError, TypeError):
+                pass  # Not every refusal is JSON: a token is refused in plain words.
+            raise QueryError(e.code, f"{method}: {text or e.reason}") from None
+
+    def events(self, after: Optional[str] = None) -> Iterator[Event]:
+        """What happens, until the stream breaks; with `after` first what was missed behind it."""
+        request = self._request("events")
+        if after is not None:
+            request.add_header("Last-Event-ID", after)
+        try:
+            answer = self._opener.open(request, timeout=_EVENTS_SECONDS)
+        except urllib.error.HTTPError as e:
+            if e.code in (401, 403, 404):
+                raise QueryError(e.code, f"events: {e.reason}") from None
+            raise  # Too many streams: later.
+        with answer:
+            fields: dict[str, str] = {}
+            for raw in answer:
+                line = raw.decode("utf-8", "replace").rstrip("\r\n")
+                if line:
+                    key, _, value = line.partition(":")
+                    fields[key] = value.removeprefix(" ")
+                    continue
+                if "event" in fields:
+                    data = json.loads(fields.get("data", "null"))
+                    yield Event(fields["event"], fields.get("id", ""), data)
+                fields = {}

@@ -1,0 +1,233 @@
+"""bellwether.Client: asks a server from Python, with nothing but the standard library.
+
+    client = bellwether.Client("http://127.0.0.1:7071")
+    for run in client.runs():
+        print(run["description"]["name"], run["stage"])
+    drift = client.series("llama", "drift_ratio", layer=3, head=5)
+    plt.plot(drift.step, drift.max)
+    for alert in client.watch("llama"):
+        ...
+
+Answers are the messages of query.proto and alerts.proto as dictionaries, their integers as int
+and their numbers as float; series and matrices are array.array, which NumPy, pandas and
+Matplotlib take without a copy.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional, Union
+
+from .actions import JSON_KINDS
+from .page import Page, QueryError
+
+__all__ = ["Client", "Matrix", "QueryError", "Series"]
+
+DEFAULT_PAGE = "http://127.0.0.1:7071"
+_FIRST_WAIT_SECONDS = 0.2
+_WAIT_SECONDS_MAX = 10.0
+_KINDS = {name: of_proto for of_proto, name in JSON_KINDS.items()}
+_LIMIT = 1000  # The servers' own, for lists.
+# The fields that hold 64-bit integers or floating-point numbers, which protobuf's JSON has as
+# strings (the latter when they are not finite).  A test compares them with the .proto files.
+_NUMBERS = frozenset("""
+after_id apply_at_step band counters dropped_ring_total dropped_total dropped_window_total
+durable_seq events expires_unix_ns first_step first_unacked_seq frames frames_dropped
+last_report_unix_ns last_seq learned_unix_ns limits loss lower_steps max mean median min p01 p50
+p99 peer_score ratio resync_from scale seq session_epoch silenced_until_unix_ns softcap
+started_unix_ns step step_begin step_end steps steps_recorded threshold time_unix_ns upper
+upper_steps value values weight_decay window_bytes
+""".split())
+# Numbers in the messages that have the other field too, words elsewhere.
+_NUMBERS_BESIDE = {"id": "k", "baseline": "detector"}
+
+
+@dataclass(frozen=True)
+class Series:
+    """One signal of one head over the steps.  Point i covers the steps from step[i] to
+    step[i + 1]; min = mean = max where nothing was thinned.  NaN: every value there was NaN."""
+
+    signal: str
+    layer: int
+    head: int
+    step: array[int]
+    min: array[float]
+    mean: array[float]
+    max: array[float]
+    downsampled: bool
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """One signal of all heads at one step; NaN: not measured, or NaN."""
+
+    signal: str
+    step: int
+    layers: int
+    heads: int
+    values: array[float]  # [layers][heads]
+
+    def __getitem__(self, at: tuple[int, int]) -> float:
+        layer, head = at
+        if not (0 <= layer < self.layers and 0 <= head < self.heads):
+            raise IndexError(f"[{layer}, {head}] of {self.layers} layers and {self.heads} heads")
+        return self.values[layer * self.heads + head]
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_number(v) for v in value]
+    if isinstance(value, dict):
+        return {k: _number(v) for k, v in value.items()}
+    if not isinstance(value, str):
+        return value
+    return int(value) if value.removeprefix("-").isdecimal() else float(value)
+
+
+def _plain(message: Any) -> Any:
+    """A message of protobuf's JSON with its numbers as such."""
+    if isinstance(message, list):
+        return [_plain(each) for each in message]
+    if not isinstance(message, dict):
+        return message
+    return {
+        key: _number(value) if key in _NUMBERS or _NUMBERS_BESIDE.get(key) in message else _plain(value)
+        for key, value in message.items()
+    }
+
+
+class Client:
+    """A server's answers.  `page` is the address of its page, with or without `?token=`.
+
+    Raises QueryError when the server refuses, OSError when it cannot be reached.  Thread-safe.
+    """
+
+    def __init__(
+        self,
+        page: str = DEFAULT_PAGE,
+        *,
+        token: str = "",
+        token_file: Union[str, Path, None] = None,
+        timeout: float = 30.0,
+    ) -> None:
+        if token_file is not None:
+            token = Path(token_file).read_text(encoding="utf-8").strip()
+        self._page = Page(page, token, timeout)
+
+    def call(self, method: str, **request: Any) -> dict[str, Any]:
+        """Any call of service Query by its name: what has no method of its own here."""
+        return dict(_plain(self._page.call(method, **request)))
+
+    # ---- runs ----
+
+    def runs(self) -> list[dict[str, Any]]:
+        """Every run, the newest 1,000."""
+        return list(self.call("ListRuns", limit=_LIMIT)["runs"])
+
+    def run(self, run: str) -> dict[str, Any]:
+        """A run by its name (the newest of that name) or uuid."""
+        return self.call("GetRun", run=run)
+
+    def series(
+        self, run: str, signal: str, layer: int = 0, head: int = 0, *,
+        begin: int = 0, end: Optional[int] = None, points: int = 1000, attempt: int = -1,
+    ) -> Series:  # fmt: skip
+        """Steps begin..end of a signal, thinned to at most `points` (1 to 10,000) by buckets that
+        keep the extremes.  attempt -1: of each step the newest attempt that wrote it."""
+        of = [{"signal": signal, "layer": layer, "head": head}]
+        request: dict[str, Any] = {"step_begin": begin, "points_max": points, "attempt": attempt}
+        if end is not None:
+            request["step_end"] = end
+        found = self.call("GetSeries", run=run, series=of, **request)["series"][0]
+        numbers = (array("f", map(float, found[name])) for name in ("min", "mean", "max"))
+        return Series(
+            signal, layer, head, array("q", found["step"]), *numbers, bool(found["downsampled"])
+        )
+
+    def matrix(self, run: str, signal: str, step: int = -1) -> Matrix:
+        """A signal of all heads, of the last sample at or before `step`; -1: the newest."""
+        found = self.call("GetMatrix", run=run, signal=signal, step=step)
+        values = array("f", map(float, found["values"]))
+        return Matrix(signal, found["step"], found["layers"], found["heads"], values)
+
+    def top_heads(self, run: str, signal: str = "", limit: int = 10) -> list[dict[str, Any]]:
+        """The heads with the largest values, largest first; by drift if `signal` is empty."""
+        return list(self.call("TopHeads", run=run, signal=signal, limit=limit, step=-1)["heads"])
+
+    # ---- alerts ----
+
+    def alerts(self, run: str = "", *, firing_only: bool = False) -> list[dict[str, Any]]:
+        """Alerts with their newest transition (`last`), firing first; of all runs if none is named."""
+        request = {"firing_only": firing_only, "limit": _LIMIT}
+        return list(self.call("ListAlerts", run=run, **request)["alerts"])
+
+    def alert(self, run: str, key: str) -> dict[str, Any]:
+        """One alert with its history."""
+        return self.call("GetAlert", run=run, key=key)
+
+    def acknowledge(self, run: str, key: str, by: str, comment: str = "") -> dict[str, Any]:
+        return self.call("AcknowledgeAlert", run=run, key=key, by=by, comment=comment)
+
+    def silence(
+        self, run: str, key: str, seconds: int, by: str, comment: str = ""
+    ) -> dict[str, Any]:
+        """Nobody is told of this alert for so long, 1 second to 30 days."""
+        request = {"seconds": seconds, "by": by, "comment": comment}
+        return self.call("SilenceAlert", run=run, key=key, **request)
+
+    def watch(self, run: str = "", *, after: Optional[int] = None) -> Iterator[dict[str, Any]]:
+        """Each transition of an alert as it happens, for ever; over a lost connection and a
+        restarted server it goes on behind the last one, so none is missed and none comes twice.
+        `after`: first those with a larger id (0: all that are stored)."""
+        last = None if after is None else str(after)
+        wait = 0.0
+        while True:
+            time.sleep(wait)
+            wait = min(_WAIT_SECONDS_MAX, 2 * wait or _FIRST_WAIT_SECONDS)
+            try:
+                for event in self._page.events(last):
+                    wait = _FIRST_WAIT_SECONDS
+                    if event.kind != "alert":
+                        continue
+                    last = event.id
+                    if not run or event.data["run"] == run:
+                        yield {"id": int(event.id), **event.data}
+            except (OSError, ValueError):
+                continue  # Away; it comes back or the caller stops.
+
+    # ---- actions ----
+
+    def actions(self, run: str) -> list[dict[str, Any]]:
+        return list(self.call("ListActions", run=run)["actions"])
+
+    def propose(
+        self, run: str, kind: str, by: str, *, layers: Sequence[int] = (),
+        heads: Sequence[tuple[int, int]] = (), **parameters: Any,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Proposes an action, of all heads unless layers or (layer, head) pairs are named.
+        `kind` as in attach(allow=), its parameters (mode=, value=): docs/concepts/actions.md."""
+        if kind not in _KINDS:
+            raise ValueError(f"kind is {kind!r}: must be one of {', '.join(sorted(_KINDS))}")
+        scope = {"layers": list(layers), "heads": [{"layer": a, "head": b} for a, b in heads]}
+        action = {"kind": _KINDS[kind], "scope": scope, **parameters}
+        return self.call("ProposeAction", run=run, action=action, by=by)
+
+    def approve(self, run: str, id: str, by: str, reason: str = "") -> dict[str, Any]:
+        return self.call("ApproveAction", run=run, id=id, by=by, reason=reason)
+
+    def reject(self, run: str, id: str, by: str, reason: str = "") -> dict[str, Any]:
+        return self.call("RejectAction", run=run, id=id, by=by, reason=reason)
+
+    def undo(self, run: str, id: str, by: str, reason: str = "") -> dict[str, Any]:
+        return self.call("UndoAction", run=run, id=id, by=by, reason=reason)
+
+    def info(self) -> dict[str, Any]:
+        """The server: version, options, limits, counters."""
+        return self.call("GetServerInfo")
