@@ -7,6 +7,7 @@
 #define BELLWETHER_CLI_CLI_H_
 
 #include <CLI/CLI.hpp>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -27,6 +28,7 @@ struct Cli {
 };
 
 void AddRuns(Cli* cli);
+void AddRunWatch(Cli* cli, CLI::App* noun);
 void AddHeads(Cli* cli);  // head top, matrix
 void AddSeries(Cli* cli);
 void AddAlerts(Cli* cli);
@@ -77,8 +79,16 @@ void AddChoice(CLI::App* command, const std::string& name, T* value,
       ->type_name(all);
 }
 
+// An option that takes a time such as 500ms, 10s or 2m, within these bounds.
+void AddTime(CLI::App* command, const std::string& name, std::chrono::milliseconds* value,
+             std::chrono::milliseconds min, std::chrono::milliseconds max, const std::string& what);
+
 // Who runs this: $USER, else the login.
 std::string UserName();
+
+// A run as a line (runs.cc).
+Table RunTable();
+std::vector<Cell> RunRow(const v1::Run& run);
 
 // An action as a line (actions.cc).
 Table ActionTable();

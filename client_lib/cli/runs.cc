@@ -1,4 +1,4 @@
-// run list, get, watch, events, compare, annotate, import, export.
+// run list, get, events, compare, annotate, import, export.
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -16,19 +16,6 @@ namespace {
 
 constexpr size_t kChunkBytes = 256 << 10;
 
-const std::vector<std::string> kRunColumns = {"RUN", "STEP", "STAGE", "LOSS", "FIRING", "ETA", "LAST REPORT", "STATE"};
-
-std::vector<Cell> RunRow(const v1::Run& run) {
-  return {run.description().name(),
-          Integer(run.step()),
-          Stage(run.stage()),
-          Number(run.loss(), 5),
-          std::to_string(run.alerts_firing()),
-          EtaText(run.eta()),
-          Time(run.last_report_unix_ns()),
-          run.ended() ? "ended" + (run.end_reason().empty() ? "" : ": " + run.end_reason()) : "live"};
-}
-
 struct ListOptions {
   bool live = false;
   uint32_t limit = 100;
@@ -42,7 +29,7 @@ ExitCode List(Cli* cli, const ListOptions& options) {
   request.set_name_contains(options.name);
   return CallAndPrint<v1::ListRunsRequest, v1::ListRunsResponse>(
       cli, &v1::Query::Stub::ListRuns, request, [cli](const v1::ListRunsResponse& response) {
-        Table table{.columns = kRunColumns};
+        Table table = RunTable();
         for (const v1::Run& run : response.runs()) table.rows.push_back(RunRow(run));
         Print(cli->output, table, response);
         if (static_cast<int>(response.total()) > response.runs_size()) {
@@ -97,51 +84,6 @@ ExitCode Get(Cli* cli, const NameOptions& options) {
     Print(cli->output, table, run);
     return kOk;
   });
-}
-
-struct WatchOptions {
-  std::string run;
-  std::string signal = "drift_ratio";
-  uint32_t interval_ms = 1000;
-};
-
-// The head with the largest value of the matrix.
-std::string Largest(const v1::GetMatrixResponse& matrix) {
-  int best = -1;
-  for (int i = 0; i < matrix.values_size(); ++i) {
-    if (matrix.values(i) == matrix.values(i) && (best < 0 || matrix.values(i) > matrix.values(best))) best = i;
-  }
-  if (best < 0 || matrix.heads() == 0) return "-";
-  const int heads = static_cast<int>(matrix.heads());
-  return HeadText(best / heads, best % heads) + " " + Number(matrix.values(best), 4);
-}
-
-ExitCode Watch(Cli* cli, const WatchOptions& options) {
-  Interrupt interrupt;
-  ExitCode code = kOk;
-  const std::unique_ptr<Connection> connection = Connect(cli->connect, &code);
-  if (connection == nullptr) return code;
-  grpc::ClientContext context;
-  connection->Prepare(&context, /*long_call=*/true);
-  v1::WatchRunRequest request;
-  request.set_run(options.run);
-  request.add_signals(options.signal);
-  request.set_min_interval_ms(options.interval_ms);
-  const auto stream = connection->stub().WatchRun(&context, request);
-  interrupt.Watch(&context);
-  v1::WatchRunResponse response;
-  bool first = true;
-  while (stream->Read(&response)) {
-    std::vector<Cell> row = RunRow(response.run());
-    row.emplace_back(response.matrices_size() > 0 ? Largest(response.matrices(0)) : "-");
-    Table table{.columns = kRunColumns, .rows = {row}};
-    table.columns.push_back("LARGEST " + options.signal);
-    if (!PrintItem(cli->output, table, response, first)) context.TryCancel();
-    first = false;
-  }
-  const grpc::Status status = stream->Finish();
-  if (interrupt.happened() || !std::cout) return kOk;
-  return Report(*connection, status);
 }
 
 ExitCode Events(Cli* cli, const NameOptions& options) {
@@ -314,6 +256,19 @@ ExitCode Export(Cli* cli, const ExportOptions& options) {
 
 }  // namespace
 
+Table RunTable() { return {.columns = {"RUN", "STEP", "STAGE", "LOSS", "FIRING", "ETA", "LAST REPORT", "STATE"}}; }
+
+std::vector<Cell> RunRow(const v1::Run& run) {
+  return {run.description().name(),
+          Integer(run.step()),
+          Stage(run.stage()),
+          Number(run.loss(), 5),
+          std::to_string(run.alerts_firing()),
+          EtaText(run.eta()),
+          Time(run.last_report_unix_ns()),
+          run.ended() ? "ended" + (run.end_reason().empty() ? "" : ": " + run.end_reason()) : "live"};
+}
+
 void AddRuns(Cli* cli) {
   CLI::App* const noun = AddNoun(cli, "run", "Training runs: what is known of them, and their recordings");
   CLI::App* command = nullptr;
@@ -329,12 +284,7 @@ void AddRuns(Cli* cli) {
       AddCommand<NameOptions>(cli, noun, "get", "Shows one run", "bellwether run get my-run", &Get, &command);
   command->add_option("run", get->run, which)->required();
 
-  auto* const watch = AddCommand<WatchOptions>(cli, noun, "watch", "Follows a run, a line per sample, until it ends",
-                                               "bellwether run watch my-run --interval-ms 5000", &Watch, &command);
-  command->add_option("run", watch->run, which)->required();
-  command->add_option("--signal", watch->signal, "the signal whose largest head is shown")->capture_default_str();
-  command->add_option("--interval-ms", watch->interval_ms, "at most one line in so many milliseconds")
-      ->capture_default_str();
+  AddRunWatch(cli, noun);
 
   auto* const events =
       AddCommand<NameOptions>(cli, noun, "events", "Lists what happened to a run: restores, notes, ...",

@@ -401,7 +401,7 @@ class WatchTest(unittest.TestCase):
         self.assertIn("asking again after", errors)
 
     def test_a_run_until_it_ends(self) -> None:
-        watch = self.start("run", "watch", "gpt-bf16", "--interval-ms", "100", "-o", "csv")
+        watch = self.start("run", "watch", "gpt-bf16", "--interval", "100ms", "-o", "csv")
         self.assertTrue(self.line(watch).endswith("LARGEST drift_ratio\n"))
         self.assertTrue(self.line(watch).endswith(",live,L1 H2 15.78\n"))
         self.server.tell("end")
