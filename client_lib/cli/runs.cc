@@ -94,8 +94,7 @@ ExitCode Events(Cli* cli, const NameOptions& options) {
         Table table{.columns = {"TIME", "ATTEMPT", "STEP", "KIND", "VALUE", "TEXT"}};
         for (const v1::Event& event : response.events()) {
           table.rows.push_back({Time(event.time_unix_ns()), std::to_string(event.attempt()), Integer(event.step()),
-                                v1::EventKind_Name(event.kind()).substr(sizeof("EVENT_KIND_") - 1),
-                                Number(event.value()), event.text()});
+                                EventKindName(event.kind()), Number(event.value()), event.text()});
         }
         Print(cli->output, table, response);
         return kOk;
@@ -269,6 +268,8 @@ std::vector<Cell> RunRow(const v1::Run& run) {
           run.ended() ? "ended" + (run.end_reason().empty() ? "" : ": " + run.end_reason()) : "live"};
 }
 
+std::string EventKindName(v1::EventKind kind) { return v1::EventKind_Name(kind).substr(sizeof("EVENT_KIND_") - 1); }
+
 void AddRuns(Cli* cli) {
   CLI::App* const noun = AddNoun(cli, "run", "Training runs: what is known of them, and their recordings");
   CLI::App* command = nullptr;
@@ -285,6 +286,7 @@ void AddRuns(Cli* cli) {
   command->add_option("run", get->run, which)->required();
 
   AddRunWatch(cli, noun);
+  AddRunPlot(cli, noun);
 
   auto* const events =
       AddCommand<NameOptions>(cli, noun, "events", "Lists what happened to a run: restores, notes, ...",
