@@ -39,6 +39,10 @@ void AddBaselines(Cli* cli);
 void AddServer(Cli* cli);  // server info, version
 void AddReplay(Cli* cli);  // replay, scorecard, check, rules: they run bellwetherd
 void AddCompletion(Cli* cli);
+// What the scripts of `completion` call: `words` are those after the command's
+// own, up to the cursor.
+constexpr char kCandidates[] = "candidates";
+ExitCode Candidates(Cli* cli, const std::vector<std::string>& words);
 
 // Becomes bellwetherd with these arguments; returns only if it cannot be started.
 void Execute(const std::vector<std::string>& arguments);
@@ -54,6 +58,9 @@ T* AddCommand(Cli* cli, CLI::App* parent, const std::string& name, const std::st
   (*command)->callback([cli, options, run] { cli->action = [cli, options, run] { return run(cli, *options); }; });
   return options.get();
 }
+
+// The flags that every command takes, less those that `command` has its own of.
+std::vector<const CLI::Option*> GlobalsOf(const CLI::App* command);
 
 // A noun that has commands, and does nothing alone.
 CLI::App* AddNoun(Cli* cli, const std::string& name, const std::string& what);

@@ -97,8 +97,9 @@ void AddHeads(Cli* cli) {
   CLI::App* command = nullptr;
   auto* const top = AddCommand<TopOptions>(cli, noun, "top", "Lists the heads with the largest values of a signal",
                                            "bellwether head top my-run --signal wq_sigma --limit 5", &Top, &command);
-  command->add_option("run", top->run, "the run's name or uuid")->required();
-  command->add_option("--signal", top->signal, "a signal of the catalogue; else drift_ratio, else what there is");
+  command->add_option("run", top->run, "the run's name or uuid")->required()->type_name("RUN");
+  command->add_option("--signal", top->signal, "a signal of the catalogue; else drift_ratio, else what there is")
+      ->type_name("SIGNAL");
   command->add_option("--limit", top->limit, "at most so many, 1..1024")->capture_default_str();
   command->add_option("--step", top->step, "the last sample at or before it; else the newest")
       ->check(CLI::NonNegativeNumber);
@@ -106,8 +107,10 @@ void AddHeads(Cli* cli) {
   auto* const matrix =
       AddCommand<MatrixOptions>(cli, &cli->app, "matrix", "Shows a signal of every head, layers down, heads across",
                                 "bellwether matrix my-run drift_ratio --step 12000", &Matrix, &command);
-  command->add_option("run", matrix->run, "the run's name or uuid")->required();
-  command->add_option("signal", matrix->signal, "a signal of the catalogue, such as drift_ratio")->required();
+  command->add_option("run", matrix->run, "the run's name or uuid")->required()->type_name("RUN");
+  command->add_option("signal", matrix->signal, "a signal of the catalogue, such as drift_ratio")
+      ->required()
+      ->type_name("SIGNAL");
   command->add_option("--step", matrix->step, "the last sample at or before it; else the newest")
       ->check(CLI::NonNegativeNumber);
 }

@@ -7,6 +7,7 @@
 #include <iostream>
 #include <map>
 #include <string>
+#include <string_view>
 
 #include "cli/cli.h"
 
@@ -110,6 +111,9 @@ int main(int argc, char** argv) {
   AddServer(&cli);
   AddReplay(&cli);
   AddCompletion(&cli);
+  if (argc > 2 && std::string_view(argv[1]) == "completion" && std::string_view(argv[2]) == kCandidates) {
+    return Candidates(&cli, {argv + 3, argv + argc});
+  }
   try {
     cli.app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -288,17 +288,19 @@ void AddRunPlot(Cli* cli, CLI::App* noun) {
   auto* const plot = AddCommand<PlotOptions>(
       cli, noun, "plot", "Draws the worst heads of a run, from the drift to the loss, with alerts and actions",
       "bellwether run plot my-run -o my-run.svg", &Run, &command);
-  command->add_option("run", plot->run, "the run's name, or its uuid in hexadecimal")->required();
+  command->add_option("run", plot->run, "the run's name, or its uuid in hexadecimal")->required()->type_name("RUN");
   command->add_option("-o,--output", plot->file, "the picture, .svg or .png (by libcairo.so.2)")
       ->required()
       ->type_name("FILE");
   command
       ->add_option("--signal", plot->signals,
                    "a panel of this signal; may be repeated (default: the story from drift_ratio to loss)")
-      ->allow_extra_args(false);
+      ->allow_extra_args(false)
+      ->type_name("SIGNAL");
   auto* const head =
       command->add_option("--head", plot->heads, "LAYER/HEAD to draw; may be repeated (default: the worst)")
-          ->allow_extra_args(false);
+          ->allow_extra_args(false)
+          ->type_name("LAYER/HEAD");
   command->add_option("--heads", plot->count, "so many of the worst heads, 1..8")
       ->check(CLI::Range(1, 8))
       ->type_name("COUNT")

@@ -283,7 +283,7 @@ void AddRuns(Cli* cli) {
   const char* const which = "the run's name, or its uuid in hexadecimal";
   auto* const get =
       AddCommand<NameOptions>(cli, noun, "get", "Shows one run", "bellwether run get my-run", &Get, &command);
-  command->add_option("run", get->run, which)->required();
+  command->add_option("run", get->run, which)->required()->type_name("RUN");
 
   AddRunWatch(cli, noun);
   AddRunPlot(cli, noun);
@@ -291,20 +291,20 @@ void AddRuns(Cli* cli) {
   auto* const events =
       AddCommand<NameOptions>(cli, noun, "events", "Lists what happened to a run: restores, notes, ...",
                               "bellwether run events my-run", &Events, &command);
-  command->add_option("run", events->run, which)->required();
+  command->add_option("run", events->run, which)->required()->type_name("RUN");
 
   auto* const compare = AddCommand<CompareOptions>(
       cli, noun, "compare", "Finds the heads in which two runs differ, and from which step on",
       "bellwether run compare bf16 fp32 --signal wq_sigma", &Compare, &command);
-  command->add_option("run", compare->run, which)->required();
-  command->add_option("baseline", compare->baseline, "the run to hold it against")->required();
-  command->add_option("--signal", compare->signal, "the signal to compare")->capture_default_str();
+  command->add_option("run", compare->run, which)->required()->type_name("RUN");
+  command->add_option("baseline", compare->baseline, "the run to hold it against")->required()->type_name("RUN");
+  command->add_option("--signal", compare->signal, "the signal to compare")->capture_default_str()->type_name("SIGNAL");
   command->add_option("--limit", compare->limit, "at most so many heads, 1..1024")->capture_default_str();
 
   auto* const annotate =
       AddCommand<AnnotateOptions>(cli, noun, "annotate", "Notes something at a step of a run",
                                   "bellwether run annotate my-run \"new data mix\" --kind data", &Annotate, &command);
-  command->add_option("run", annotate->run, which)->required();
+  command->add_option("run", annotate->run, which)->required()->type_name("RUN");
   command->add_option("text", annotate->text, "the words, up to 256 bytes")->required();
   command->add_option("--step", annotate->step, "the step; else the newest")->check(CLI::NonNegativeNumber);
   AddChoice<v1::EventKind>(command, "--kind", &annotate->kind,
@@ -322,8 +322,8 @@ void AddRuns(Cli* cli) {
 
   auto* const exported = AddCommand<ExportOptions>(cli, noun, "export", "Fetches a run as a recording (.bwrun)",
                                                    "bellwether run export my-run my-run.bwrun", &Export, &command);
-  command->add_option("run", exported->run, which)->required();
-  command->add_option("file", exported->file, "where to write it; - = standard output")->required();
+  command->add_option("run", exported->run, which)->required()->type_name("RUN");
+  command->add_option("file", exported->file, "where to write it; - = standard output")->required()->type_name("FILE");
 }
 
 }  // namespace bellwether::cli

@@ -271,9 +271,10 @@ void AddRunWatch(Cli* cli, CLI::App* noun) {
       cli, noun, "watch",
       "Follows a run: a live page on a terminal, one frame of it into a pipe, a line per sample as csv, json or yaml",
       "bellwether run watch my-run --signal key_leak --interval 5s", &Watch, &command);
-  command->add_option("run", watch->run, "the run's name, or its uuid in hexadecimal")->required();
+  command->add_option("run", watch->run, "the run's name, or its uuid in hexadecimal")->required()->type_name("RUN");
   command->add_option("--signal", watch->signal, "the signal of the heat strip and the top heads")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->type_name("SIGNAL");
   command->add_option("--heads", watch->heads, "so many top heads, 1..1024")->capture_default_str();
   AddTime(command, "--interval", &watch->interval, 100ms, 60s, "asks again this often");
   command->add_flag("--once", watch->once, "one frame, or one line, and no more");
