@@ -18,6 +18,7 @@ using namespace std::chrono_literals;
 CLI::App* AddNoun(Cli* cli, const std::string& name, const std::string& what) {
   CLI::App* const noun = cli->app.add_subcommand(name, what);
   noun->require_subcommand(1);
+  noun->footer("Each has an example: bellwether " + name + " COMMAND --help");
   return noun;
 }
 
@@ -69,7 +70,7 @@ void AddGlobals(Cli* cli) {
       "--exit-code), 4 no server answers, 5 denied.");
   app.require_subcommand(1);
   app.fallthrough();
-  app.get_formatter()->column_width(34);
+  app.get_formatter()->column_width(36);
   app.add_option("--server", cli->connect.server,
                  "HOST:PORT or unix:PATH of the server; else 127.0.0.1:7070, else your own private server")
       ->envname("BELLWETHER_SERVER");
