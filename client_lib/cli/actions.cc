@@ -271,6 +271,7 @@ void AddActions(Cli* cli) {
                               "bellwether action list my-run -o json", &List, &command);
   command->add_option("run", list->run, "the run's name or uuid")->required()->type_name("RUN");
   command->add_flag("--waiting", list->waiting, "only what waits for approval");
+  AddWatch(cli, command);
 
   auto* const get = AddCommand<GetOptions>(cli, noun, "get", "One action with its history",
                                            "bellwether action get my-run 6f1b0a2c-3", &Get, &command);

@@ -248,6 +248,7 @@ void AddAlerts(Cli* cli) {
   AddSeverity(command, &list->severity);
   command->add_option("--limit", list->limit, "at most so many, 1..1000")->capture_default_str();
   command->add_flag("--exit-code", list->exit_code, "exit with 3 if a listed alert fires");
+  AddWatch(cli, command);
 
   auto* const get = AddCommand<GetOptions>(cli, noun, "get", "Shows an alert with its evidence and history",
                                            "bellwether alert get my-run drift/3/5/1200", &Get, &command);

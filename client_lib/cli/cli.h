@@ -24,6 +24,7 @@ struct Cli {
   CLI::App app;
   ConnectOptions connect;
   OutputOptions output;
+  std::chrono::milliseconds every{0};  // --watch: the action again and again.
   std::function<ExitCode()> action;
 };
 
@@ -86,6 +87,12 @@ void AddChoice(CLI::App* command, const std::string& name, T* value,
           what)
       ->type_name(all);
 }
+
+// --watch TIME, for commands that show what changes.
+void AddWatch(Cli* cli, CLI::App* command);
+// The chosen action until Ctrl-C or a failure, told when its words change; on a
+// terminal in the place of the last ones.
+ExitCode Repeat(Cli* cli);
 
 // An option that takes a time such as 500ms, 10s or 2m, within these bounds.
 void AddTime(CLI::App* command, const std::string& name, std::chrono::milliseconds* value,

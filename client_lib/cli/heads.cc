@@ -103,6 +103,7 @@ void AddHeads(Cli* cli) {
   command->add_option("--limit", top->limit, "at most so many, 1..1024")->capture_default_str();
   command->add_option("--step", top->step, "the last sample at or before it; else the newest")
       ->check(CLI::NonNegativeNumber);
+  AddWatch(cli, command);
 
   auto* const matrix =
       AddCommand<MatrixOptions>(cli, &cli->app, "matrix", "Shows a signal of every head, layers down, heads across",
@@ -113,6 +114,7 @@ void AddHeads(Cli* cli) {
       ->type_name("SIGNAL");
   command->add_option("--step", matrix->step, "the last sample at or before it; else the newest")
       ->check(CLI::NonNegativeNumber);
+  AddWatch(cli, command);
 }
 
 }  // namespace bellwether::cli

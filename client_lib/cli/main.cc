@@ -44,7 +44,7 @@ void AddTime(CLI::App* command, const std::string& name, std::chrono::millisecon
             }
             *value = std::chrono::milliseconds(static_cast<int64_t>(ms));
           },
-          what + ", " + range + " (default " + text_of(*value) + ")")
+          what + ", " + range + (value->count() == 0 ? "" : " (default " + text_of(*value) + ")"))
       ->type_name("TIME");
 }
 
@@ -121,7 +121,7 @@ int main(int argc, char** argv) {
     // CLI11 has codes of its own; help is a success and goes to stdout.
     return cli.app.exit(error, std::cout, std::cerr) == 0 ? kOk : kUsage;
   }
-  const ExitCode code = cli.action();
+  const ExitCode code = cli.every.count() > 0 ? Repeat(&cli) : cli.action();
   std::cout.flush();
   return code;
 }

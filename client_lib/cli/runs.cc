@@ -279,6 +279,7 @@ void AddRuns(Cli* cli) {
   command->add_flag("--live", list->live, "only runs that have not ended");
   command->add_option("--limit", list->limit, "at most so many, 1..1000")->capture_default_str();
   command->add_option("--name", list->name, "only runs whose name holds this");
+  AddWatch(cli, command);
 
   const char* const which = "the run's name, or its uuid in hexadecimal";
   auto* const get =

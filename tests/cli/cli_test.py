@@ -409,6 +409,21 @@ class WatchTest(unittest.TestCase):
         self.assertEqual(watch.wait(TIMEOUT), 0)
         self.assertEqual(run("--server", self.server.address, "run", "watch", "nobody").returncode, 1)
 
+    def test_a_list_again_when_it_changes(self) -> None:
+        watch = self.start("run", "list", "--live", "--no-headers", "--watch", "100ms")
+        self.assertRegex(self.line(watch), "^gpt-bf16 .* live$")
+        # Unchanged, it is told no second time: the next line is of the change.
+        self.server.tell("end")
+        again = self.start("run", "list", "--no-headers", "--watch", "100ms")
+        self.assertRegex(self.line(again), "^gpt-bf16 .* ended$")
+        again.send_signal(signal.SIGINT)
+        self.assertEqual(again.wait(TIMEOUT), 0)
+        self.server.close()
+        output, errors = watch.communicate(timeout=TIMEOUT)
+        self.assertEqual((watch.returncode, output), (4, ""))
+        self.assertIn("cannot reach", errors)
+        self.server = Server()
+
     def test_a_server_that_goes_away_is_unreachable(self) -> None:
         watch = self.start("alert", "watch", "-o", "json")
         self.line(watch)
