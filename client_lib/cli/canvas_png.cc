@@ -11,13 +11,15 @@ namespace {
 constexpr char kLibrary[] = "libcairo.so.2";
 
 // The functions of cairo that we call, by their own names and types.
-#define BELLWETHER_CAIRO_FUNCTIONS(F)                                                                             \
-  F(cairo_create)                                                                                                 \
-  F(cairo_destroy)                                                                                                \
-  F(cairo_status) F(cairo_status_to_string) F(cairo_image_surface_create) F(cairo_paint) F(cairo_surface_destroy) \
-      F(cairo_surface_write_to_png) F(cairo_set_source_rgba) F(cairo_set_line_width) F(cairo_set_line_join)       \
-          F(cairo_set_dash) F(cairo_move_to) F(cairo_line_to) F(cairo_close_path) F(cairo_fill) F(cairo_stroke)   \
-              F(cairo_select_font_face) F(cairo_set_font_size) F(cairo_show_text) F(cairo_text_extents)
+// clang-format off
+#define BELLWETHER_CAIRO_FUNCTIONS(F)                                                  \
+  F(cairo_create) F(cairo_destroy) F(cairo_status) F(cairo_status_to_string)           \
+  F(cairo_image_surface_create) F(cairo_surface_destroy) F(cairo_surface_write_to_png) \
+  F(cairo_paint) F(cairo_set_source_rgba) F(cairo_set_line_width)                      \
+  F(cairo_set_line_join) F(cairo_set_dash) F(cairo_move_to) F(cairo_line_to)           \
+  F(cairo_close_path) F(cairo_fill) F(cairo_stroke) F(cairo_select_font_face)          \
+  F(cairo_set_font_size) F(cairo_show_text) F(cairo_text_extents)
+// clang-format on
 
 struct Cairo {
 #define BELLWETHER_DECLARE(name) decltype(&::name) name = nullptr;
