@@ -230,8 +230,8 @@ void AddDecision(Cli* cli, CLI::App* noun, const std::string& name, const std::s
   CLI::App* command = nullptr;
   DecideOptions* const options = AddCommand<DecideOptions>(
       cli, noun, name, what, "bellwether action " + name + " my-run 6f1b0a2c-3", &Decide<method>, &command);
-  command->add_option("run", options->run, "the run's name or uuid")->required();
-  command->add_option("id", options->id, "the action's id, as `action list` shows it")->required();
+  command->add_option("run", options->run, "the run's name or uuid")->required()->type_name("RUN");
+  command->add_option("id", options->id, "the action's id, as `action list` shows it")->required()->type_name("ID");
   command->add_option("--by", options->by, "who you are; else $USER, else your login");
   command->add_option("--reason", options->reason, "why; kept in its history");
 }
@@ -269,28 +269,34 @@ void AddActions(Cli* cli) {
   auto* const list =
       AddCommand<ListOptions>(cli, noun, "list", "A run's actions, refused requests and changes of policy",
                               "bellwether action list my-run -o json", &List, &command);
-  command->add_option("run", list->run, "the run's name or uuid")->required();
+  command->add_option("run", list->run, "the run's name or uuid")->required()->type_name("RUN");
   command->add_flag("--waiting", list->waiting, "only what waits for approval");
+  AddWatch(cli, command);
 
   auto* const get = AddCommand<GetOptions>(cli, noun, "get", "One action with its history",
                                            "bellwether action get my-run 6f1b0a2c-3", &Get, &command);
-  command->add_option("run", get->run, "the run's name or uuid")->required();
-  command->add_option("id", get->id, "the action's id, as `action list` shows it")->required();
+  command->add_option("run", get->run, "the run's name or uuid")->required()->type_name("RUN");
+  command->add_option("id", get->id, "the action's id, as `action list` shows it")->required()->type_name("ID");
 
   auto* const propose = AddCommand<ProposeOptions>(
       cli, noun, "propose", "Ask for an action",
       "bellwether action propose my-run attention.center_k --value 1 --layer 3 --approve", &Propose, &command);
-  command->add_option("run", propose->run, "the run's name or uuid")->required();
+  command->add_option("run", propose->run, "the run's name or uuid")->required()->type_name("RUN");
   AddChoice<v1::ActionKind>(command, "kind", &propose->kind, Kinds(), "what to do");
   command->get_option("kind")->required();
   command->add_option("--layer", propose->layers, "a layer of its scope; may be repeated (default: the whole model)")
       ->allow_extra_args(false);
-  command->add_option("--head", propose->heads, "LAYER/HEAD of its scope; may be repeated")->allow_extra_args(false);
-  command->add_option("--mode", propose->mode, "of attention.mode: fa, paper, sr, hp, hpm, sdpa");
+  command->add_option("--head", propose->heads, "LAYER/HEAD of its scope; may be repeated")
+      ->allow_extra_args(false)
+      ->type_name("LAYER/HEAD");
+  AddChoice<std::string>(
+      command, "--mode", &propose->mode,
+      {{"fa", "fa"}, {"paper", "paper"}, {"sr", "sr"}, {"hp", "hp"}, {"hpm", "hpm"}, {"sdpa", "sdpa"}},
+      "of attention.mode");
   command->add_option("--value", propose->value, "gamma, factor, batches or period; center_k: 1 on, 0 off");
   command->add_option("--at-step", propose->step, "apply it at this step (default: the next boundary)");
   command->add_option("--expires", propose->expires_seconds, "seconds until it is too late (default: the policy's)");
-  command->add_option("--alert", propose->alert, "key of the alert that it is for");
+  command->add_option("--alert", propose->alert, "key of the alert that it is for")->type_name("KEY");
   command->add_option("--by", propose->by, "who you are; else $USER, else your login");
   command->add_option("--reason", propose->reason, "why; kept in its history");
   command->add_flag("--approve", propose->approve, "and approve it at once");

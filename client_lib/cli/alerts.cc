@@ -228,8 +228,8 @@ void AddSeverity(CLI::App* command, v1::Severity* severity) {
 }
 
 void AddNote(CLI::App* command, NoteOptions* note) {
-  command->add_option("run", note->run, "the run's name or uuid")->required();
-  command->add_option("key", note->key, "the alert's key, as `alert list` shows it")->required();
+  command->add_option("run", note->run, "the run's name or uuid")->required()->type_name("RUN");
+  command->add_option("key", note->key, "the alert's key, as `alert list` shows it")->required()->type_name("KEY");
   command->add_option("--comment", note->comment, "why, up to 256 bytes");
   command->add_option("--by", note->by, "who you are; else $USER, else your login");
 }
@@ -243,21 +243,22 @@ void AddAlerts(Cli* cli) {
   auto* const list =
       AddCommand<ListOptions>(cli, noun, "list", "Lists alerts, firing ones first",
                               "bellwether alert list --firing --severity critical --exit-code", &List, &command);
-  command->add_option("--run", list->run, "only this run's");
+  command->add_option("--run", list->run, "only this run's")->type_name("RUN");
   command->add_flag("--firing", list->firing, "only those that fire");
   AddSeverity(command, &list->severity);
   command->add_option("--limit", list->limit, "at most so many, 1..1000")->capture_default_str();
   command->add_flag("--exit-code", list->exit_code, "exit with 3 if a listed alert fires");
+  AddWatch(cli, command);
 
   auto* const get = AddCommand<GetOptions>(cli, noun, "get", "Shows an alert with its evidence and history",
                                            "bellwether alert get my-run drift/3/5/1200", &Get, &command);
-  command->add_option("run", get->run, "the run's name or uuid")->required();
-  command->add_option("key", get->key, "the alert's key, as `alert list` shows it")->required();
+  command->add_option("run", get->run, "the run's name or uuid")->required()->type_name("RUN");
+  command->add_option("key", get->key, "the alert's key, as `alert list` shows it")->required()->type_name("KEY");
 
   auto* const watch =
       AddCommand<WatchOptions>(cli, noun, "watch", "Shows every transition, the stored ones first, until Ctrl-C",
                                "bellwether alert watch --new -o json", &Watch, &command);
-  command->add_option("--run", watch->run, "only this run's");
+  command->add_option("--run", watch->run, "only this run's")->type_name("RUN");
   AddSeverity(command, &watch->severity);
   auto* const after = command->add_option("--after", watch->after, "only transitions with a higher id: resumes");
   command->add_flag("--new", watch->only_new, "none of the stored ones")->excludes(after);

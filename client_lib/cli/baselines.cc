@@ -68,8 +68,8 @@ void AddBaselines(Cli* cli) {
   auto* const get =
       AddCommand<GetOptions>(cli, noun, "get", "Shows what a run's siblings looked like, by stage of training",
                              "bellwether baseline get my-run --signal drift_ratio", &Get, &command);
-  command->add_option("run", get->run, "the run's name, or its uuid in hexadecimal")->required();
-  command->add_option("--signal", get->signal, "a signal of the catalogue; else all of them");
+  command->add_option("run", get->run, "the run's name, or its uuid in hexadecimal")->required()->type_name("RUN");
+  command->add_option("--signal", get->signal, "a signal of the catalogue; else all of them")->type_name("SIGNAL");
 }
 
 }  // namespace bellwether::cli

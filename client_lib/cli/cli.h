@@ -7,6 +7,7 @@
 #define BELLWETHER_CLI_CLI_H_
 
 #include <CLI/CLI.hpp>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -23,10 +24,13 @@ struct Cli {
   CLI::App app;
   ConnectOptions connect;
   OutputOptions output;
+  std::chrono::milliseconds every{0};  // --watch: the action again and again.
   std::function<ExitCode()> action;
 };
 
 void AddRuns(Cli* cli);
+void AddRunWatch(Cli* cli, CLI::App* noun);
+void AddRunPlot(Cli* cli, CLI::App* noun);
 void AddHeads(Cli* cli);  // head top, matrix
 void AddSeries(Cli* cli);
 void AddAlerts(Cli* cli);
@@ -36,6 +40,10 @@ void AddBaselines(Cli* cli);
 void AddServer(Cli* cli);  // server info, version
 void AddReplay(Cli* cli);  // replay, scorecard, check, rules: they run bellwetherd
 void AddCompletion(Cli* cli);
+// What the scripts of `completion` call: `words` are those after the command's
+// own, up to the cursor.
+constexpr char kCandidates[] = "candidates";
+ExitCode Candidates(Cli* cli, const std::vector<std::string>& words);
 
 // Becomes bellwetherd with these arguments; returns only if it cannot be started.
 void Execute(const std::vector<std::string>& arguments);
@@ -51,6 +59,9 @@ T* AddCommand(Cli* cli, CLI::App* parent, const std::string& name, const std::st
   (*command)->callback([cli, options, run] { cli->action = [cli, options, run] { return run(cli, *options); }; });
   return options.get();
 }
+
+// The flags that every command takes, less those that `command` has its own of.
+std::vector<const CLI::Option*> GlobalsOf(const CLI::App* command);
 
 // A noun that has commands, and does nothing alone.
 CLI::App* AddNoun(Cli* cli, const std::string& name, const std::string& what);
@@ -77,8 +88,23 @@ void AddChoice(CLI::App* command, const std::string& name, T* value,
       ->type_name(all);
 }
 
+// --watch TIME, for commands that show what changes.
+void AddWatch(Cli* cli, CLI::App* command);
+// The chosen action until Ctrl-C or a failure, told when its words change; on a
+// terminal in the place of the last ones.
+ExitCode Repeat(Cli* cli);
+
+// An option that takes a time such as 500ms, 10s or 2m, within these bounds.
+void AddTime(CLI::App* command, const std::string& name, std::chrono::milliseconds* value,
+             std::chrono::milliseconds min, std::chrono::milliseconds max, const std::string& what);
+
 // Who runs this: $USER, else the login.
 std::string UserName();
+
+// A run as a line (runs.cc).
+Table RunTable();
+std::vector<Cell> RunRow(const v1::Run& run);
+std::string EventKindName(v1::EventKind kind);  // "CHECKPOINT_SAVED"
 
 // An action as a line (actions.cc).
 Table ActionTable();

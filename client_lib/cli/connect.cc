@@ -102,9 +102,9 @@ void Connection::Prepare(grpc::ClientContext* context, bool long_call) const {
   if (!long_call) context->set_deadline(std::chrono::system_clock::now() + timeout_);
 }
 
-std::unique_ptr<Connection> Connect(const ConnectOptions& options, ExitCode* code) {
+std::unique_ptr<Connection> TryConnect(const ConnectOptions& options, ExitCode* code, std::string* why) {
   if (options.tls_cert.empty() != options.tls_key.empty()) {
-    Complain("--tls-cert and --tls-key belong together");
+    *why = "--tls-cert and --tls-key belong together";
     *code = kUsage;
     return nullptr;
   }
@@ -112,7 +112,7 @@ std::unique_ptr<Connection> Connect(const ConnectOptions& options, ExitCode* cod
   if (!options.token_file.empty()) {
     token = Trim(ReadFile(options.token_file));
     if (token.empty()) {
-      Complain("--token-file " + options.token_file + ": holds no token");
+      *why = "--token-file " + options.token_file + ": holds no token";
       *code = kUsage;
       return nullptr;
     }
@@ -126,35 +126,55 @@ std::unique_ptr<Connection> Connect(const ConnectOptions& options, ExitCode* cod
   if (!own.grpc.empty()) {
     return std::make_unique<Connection>(own.grpc, token.empty() ? own.token : token, options, credentials);
   }
-  Complain(std::string("no server: nobody answers at ") + kDefaultServer +
-           ", and you have no private server running; start bellwetherd, or name one with --server or "
-           "BELLWETHER_SERVER");
+  *why = std::string("no server: nobody answers at ") + kDefaultServer +
+         ", and you have no private server running; start bellwetherd, or name one with --server or "
+         "BELLWETHER_SERVER";
   *code = kUnreachable;
   return nullptr;
 }
 
-ExitCode Report(const Connection& connection, const grpc::Status& status) {
+std::unique_ptr<Connection> Connect(const ConnectOptions& options, ExitCode* code) {
+  std::string why;
+  std::unique_ptr<Connection> connection = TryConnect(options, code, &why);
+  if (connection == nullptr) Complain(why);
+  return connection;
+}
+
+std::string Explain(const Connection& connection, const grpc::Status& status) {
+  switch (status.error_code()) {
+    case grpc::StatusCode::UNAVAILABLE:
+      return "cannot reach " + connection.address() + ": " + status.error_message();
+    case grpc::StatusCode::DEADLINE_EXCEEDED:
+      return "no answer from " + connection.address() + " in time: " + status.error_message() + " (see --timeout)";
+    case grpc::StatusCode::UNAUTHENTICATED:
+    case grpc::StatusCode::PERMISSION_DENIED:
+      return "denied by " + connection.address() + ": " + status.error_message() + " (see --token-file, --tls-cert)";
+    default:
+      return status.error_message();
+  }
+}
+
+ExitCode CodeOf(const grpc::Status& status) {
   switch (status.error_code()) {
     case grpc::StatusCode::OK:
       return kOk;
     case grpc::StatusCode::UNAVAILABLE:
-      Complain("cannot reach " + connection.address() + ": " + status.error_message());
-      return kUnreachable;
     case grpc::StatusCode::DEADLINE_EXCEEDED:
-      Complain("no answer from " + connection.address() + " in time: " + status.error_message() + " (see --timeout)");
       return kUnreachable;
     case grpc::StatusCode::UNAUTHENTICATED:
     case grpc::StatusCode::PERMISSION_DENIED:
-      Complain("denied by " + connection.address() + ": " + status.error_message() + " (see --token-file, --tls-cert)");
       return kDenied;
     case grpc::StatusCode::INVALID_ARGUMENT:
     case grpc::StatusCode::OUT_OF_RANGE:
-      Complain(status.error_message());
       return kUsage;
     default:
-      Complain(status.error_message());
       return kFailed;
   }
+}
+
+ExitCode Report(const Connection& connection, const grpc::Status& status) {
+  if (!status.ok()) Complain(Explain(connection, status));
+  return CodeOf(status);
 }
 
 Interrupt::Interrupt() {

@@ -51,7 +51,12 @@ class Connection {
 // bellwether/server.json).  nullptr: it complained, and `*code` says how to
 // exit.
 std::unique_ptr<Connection> Connect(const ConnectOptions& options, ExitCode* code);
+// The same; why not is told in `*why` instead.
+std::unique_ptr<Connection> TryConnect(const ConnectOptions& options, ExitCode* code, std::string* why);
 
+// What a call's failure means, as a sentence and as an exit code.
+std::string Explain(const Connection& connection, const grpc::Status& status);
+ExitCode CodeOf(const grpc::Status& status);
 // Complains about a call that failed and says how to exit.
 ExitCode Report(const Connection& connection, const grpc::Status& status);
 

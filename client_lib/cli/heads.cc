@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cli/cli.h"
+#include "cli/heat.h"
 
 namespace bellwether::cli {
 namespace {
@@ -39,18 +40,11 @@ struct MatrixOptions {
   int64_t step = -1;
 };
 
-// Five shades from cold to hot by rank; the numbers say the same.
-int Colour(const std::vector<float>& sorted, float value) {
+// Five shades from cold to hot; the numbers say the same.
+int Colour(const HeatScale& scale, float value) {
   static constexpr int kShades[] = {-1, -1, 149, 214, 196};
   if (std::isnan(value)) return 201;
-  if (sorted.empty() || sorted.front() == sorted.back()) return -1;
-  // By place between the extremes on a logarithmic scale if all are positive:
-  // a failing head is tens of times its peers, not a rank above them.
-  const auto scale = [&sorted](float x) { return sorted.front() > 0 ? std::log(static_cast<double>(x)) : double{x}; };
-  const double low = scale(sorted.front()), high = scale(sorted.back());
-  const double place = (scale(value) - low) / (high - low);
-  if (!std::isfinite(place)) return value > 0 ? kShades[4] : -1;
-  return kShades[std::clamp(static_cast<int>(place * 5), 0, 4)];
+  return kShades[std::min(static_cast<int>(scale.Place(value) * 5), 4)];
 }
 
 ExitCode Matrix(Cli* cli, const MatrixOptions& options) {
@@ -60,9 +54,7 @@ ExitCode Matrix(Cli* cli, const MatrixOptions& options) {
   request.set_step(options.step);
   return CallAndPrint<v1::GetMatrixRequest, v1::GetMatrixResponse>(
       cli, &v1::Query::Stub::GetMatrix, request, [cli](const v1::GetMatrixResponse& matrix) {
-        std::vector<float> sorted(matrix.values().begin(), matrix.values().end());
-        std::erase_if(sorted, [](float value) { return !std::isfinite(value); });
-        std::sort(sorted.begin(), sorted.end());
+        const HeatScale scale({matrix.values().data(), static_cast<size_t>(matrix.values_size())});
         const uint32_t layers = matrix.values_size() == 0 ? 0 : matrix.layers();
         // On a terminal the heads are wrapped into blocks that fit.
         constexpr size_t kCellWidth = 11;
@@ -79,13 +71,14 @@ ExitCode Matrix(Cli* cli, const MatrixOptions& options) {
           section.table.cut = false;
           section.table.columns.push_back("layer");
           for (uint32_t head = begin; head < end; ++head) {
-            section.table.columns.push_back((cli->output.format == Format::kTable ? "H" : "") + std::to_string(head));
+            section.table.columns.push_back(
+                std::string(cli->output.format == Format::kTable ? "H" : "").append(std::to_string(head)));
           }
           for (uint32_t layer = 0; layer < layers; ++layer) {
             std::vector<Cell> row = {Cell(std::to_string(layer))};
             for (uint32_t head = begin; head < end; ++head) {
               const float value = matrix.values(static_cast<int>(layer * matrix.heads() + head));
-              row.emplace_back(Number(value, 4), Colour(sorted, value));
+              row.emplace_back(Number(value, 4), Colour(scale, value));
             }
             section.table.rows.push_back(std::move(row));
           }
@@ -104,19 +97,24 @@ void AddHeads(Cli* cli) {
   CLI::App* command = nullptr;
   auto* const top = AddCommand<TopOptions>(cli, noun, "top", "Lists the heads with the largest values of a signal",
                                            "bellwether head top my-run --signal wq_sigma --limit 5", &Top, &command);
-  command->add_option("run", top->run, "the run's name or uuid")->required();
-  command->add_option("--signal", top->signal, "a signal of the catalogue; else drift_ratio, else what there is");
+  command->add_option("run", top->run, "the run's name or uuid")->required()->type_name("RUN");
+  command->add_option("--signal", top->signal, "a signal of the catalogue; else drift_ratio, else what there is")
+      ->type_name("SIGNAL");
   command->add_option("--limit", top->limit, "at most so many, 1..1024")->capture_default_str();
   command->add_option("--step", top->step, "the last sample at or before it; else the newest")
       ->check(CLI::NonNegativeNumber);
+  AddWatch(cli, command);
 
   auto* const matrix =
       AddCommand<MatrixOptions>(cli, &cli->app, "matrix", "Shows a signal of every head, layers down, heads across",
                                 "bellwether matrix my-run drift_ratio --step 12000", &Matrix, &command);
-  command->add_option("run", matrix->run, "the run's name or uuid")->required();
-  command->add_option("signal", matrix->signal, "a signal of the catalogue, such as drift_ratio")->required();
+  command->add_option("run", matrix->run, "the run's name or uuid")->required()->type_name("RUN");
+  command->add_option("signal", matrix->signal, "a signal of the catalogue, such as drift_ratio")
+      ->required()
+      ->type_name("SIGNAL");
   command->add_option("--step", matrix->step, "the last sample at or before it; else the newest")
       ->check(CLI::NonNegativeNumber);
+  AddWatch(cli, command);
 }
 
 }  // namespace bellwether::cli

@@ -7,15 +7,45 @@
 #include <iostream>
 #include <map>
 #include <string>
+#include <string_view>
 
 #include "cli/cli.h"
 
 namespace bellwether::cli {
 
+using namespace std::chrono_literals;
+
 CLI::App* AddNoun(Cli* cli, const std::string& name, const std::string& what) {
   CLI::App* const noun = cli->app.add_subcommand(name, what);
   noun->require_subcommand(1);
+  noun->footer("Each has an example: bellwether " + name + " COMMAND --help");
   return noun;
+}
+
+void AddTime(CLI::App* command, const std::string& name, std::chrono::milliseconds* value,
+             std::chrono::milliseconds min, std::chrono::milliseconds max, const std::string& what) {
+  const auto text_of = [](std::chrono::milliseconds time) {
+    const auto ms = time.count();
+    if (ms % 60'000 == 0) return std::to_string(ms / 60'000) + "m";
+    return ms % 1000 == 0 ? std::to_string(ms / 1000) + "s" : std::to_string(ms) + "ms";
+  };
+  const std::string range = text_of(min) + ".." + text_of(max);
+  command
+      ->add_option_function<std::string>(
+          name,
+          [name, value, min, max, range](const std::string& text) {
+            static const std::map<std::string, double> kUnits = {{"ms", 1}, {"s", 1e3}, {"m", 60e3}, {"", 1e3}};
+            char* unit = nullptr;
+            const double number = std::strtod(text.c_str(), &unit);
+            const auto found = kUnits.find(unit);
+            const double ms = found == kUnits.end() || unit == text.c_str() ? 0 : number * found->second;
+            if (!(ms >= static_cast<double>(min.count()) && ms <= static_cast<double>(max.count()))) {
+              throw CLI::ValidationError(name, "\"" + text + "\": must be " + range + ", such as 10s");
+            }
+            *value = std::chrono::milliseconds(static_cast<int64_t>(ms));
+          },
+          what + ", " + range + (value->count() == 0 ? "" : " (default " + text_of(*value) + ")"))
+      ->type_name("TIME");
 }
 
 std::string UserName() {
@@ -40,7 +70,7 @@ void AddGlobals(Cli* cli) {
       "--exit-code), 4 no server answers, 5 denied.");
   app.require_subcommand(1);
   app.fallthrough();
-  app.get_formatter()->column_width(34);
+  app.get_formatter()->column_width(36);
   app.add_option("--server", cli->connect.server,
                  "HOST:PORT or unix:PATH of the server; else 127.0.0.1:7070, else your own private server")
       ->envname("BELLWETHER_SERVER");
@@ -56,21 +86,7 @@ void AddGlobals(Cli* cli) {
   app.add_option("--token-file", cli->connect.token_file, "file that holds your token")
       ->envname("BELLWETHER_TOKEN_FILE")
       ->check(CLI::ExistingFile);
-  app.add_option_function<std::string>(
-         "--timeout",
-         [cli](const std::string& text) {
-           static const std::map<std::string, double> kUnits = {{"ms", 1}, {"s", 1e3}, {"m", 60e3}, {"", 1e3}};
-           char* unit = nullptr;
-           const double value = std::strtod(text.c_str(), &unit);
-           const auto found = kUnits.find(unit);
-           const double ms = found == kUnits.end() || unit == text.c_str() ? 0 : value * found->second;
-           if (!(ms >= 1 && ms <= 3600e3)) {
-             throw CLI::ValidationError("--timeout", "\"" + text + "\": must be 1ms..60m, such as 10s");
-           }
-           cli->connect.timeout = std::chrono::milliseconds(static_cast<int64_t>(ms));
-         },
-         "how long one answer may take, such as 500ms (default 10s)")
-      ->type_name("TIME");
+  AddTime(&app, "--timeout", &cli->connect.timeout, 1ms, 60min, "how long one answer may take");
   AddChoice<Format>(
       &app, "-o,--output", &cli->output.format,
       {{"table", Format::kTable}, {"json", Format::kJson}, {"yaml", Format::kYaml}, {"csv", Format::kCsv}},
@@ -96,13 +112,16 @@ int main(int argc, char** argv) {
   AddServer(&cli);
   AddReplay(&cli);
   AddCompletion(&cli);
+  if (argc > 2 && std::string_view(argv[1]) == "completion" && std::string_view(argv[2]) == kCandidates) {
+    return Candidates(&cli, {argv + 3, argv + argc});
+  }
   try {
     cli.app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     // CLI11 has codes of its own; help is a success and goes to stdout.
     return cli.app.exit(error, std::cout, std::cerr) == 0 ? kOk : kUsage;
   }
-  const ExitCode code = cli.action();
+  const ExitCode code = cli.every.count() > 0 ? Repeat(&cli) : cli.action();
   std::cout.flush();
   return code;
 }

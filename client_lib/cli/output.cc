@@ -18,40 +18,15 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Columns that a UTF-8 text takes, near enough: continuation bytes take none.
-size_t Width(const std::string& text) {
-  return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
-}
-
-std::string Clean(const std::string& text) {
-  std::string clean = text;
-  for (char& c : clean) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7f) c = '?';
-  }
-  return clean;
-}
-
-// The part of `text` that fits; never half a character.
-std::string CutTo(const std::string& text, size_t width) {
-  size_t columns = 0;
-  for (size_t i = 0; i < text.size(); ++i) {
-    if ((text[i] & 0xc0) == 0x80) continue;
-    if (columns++ == width) return text.substr(0, i);
-  }
-  return text;
-}
-
-void PrintRow(const std::vector<Cell>& cells, const std::vector<size_t>& widths, bool cut) {
-  size_t left = cut ? TerminalWidth() : 0;
-  if (left == 0) left = SIZE_MAX;
+std::string Line(const std::vector<Cell>& cells, const std::vector<size_t>& widths, size_t width, bool colours) {
+  size_t left = width == 0 ? SIZE_MAX : width;
   std::string line;
   for (size_t i = 0; i < cells.size() && left > 0; ++i) {
     const bool last = i + 1 == cells.size();
     const std::string text = CutTo(Clean(cells[i].text), left);
     const size_t taken = Width(text);
     const size_t padding = last ? 0 : std::min(widths[i] + 2 - taken, left - taken);
-    if (cells[i].colour >= 0 && Colours()) {
+    if (cells[i].colour >= 0 && colours) {
       line.append("\x1b[38;5;").append(std::to_string(cells[i].colour)).append("m").append(text).append("\x1b[0m");
     } else {
       line += text;
@@ -60,17 +35,13 @@ void PrintRow(const std::vector<Cell>& cells, const std::vector<size_t>& widths,
     left -= taken + padding;
   }
   line.erase(line.find_last_not_of(' ') + 1);
-  std::cout << line << '\n';
+  return line;
 }
 
 void PrintTable(const Table& table, bool headers) {
-  std::vector<size_t> widths;
-  for (const std::string& column : table.columns) widths.push_back(headers ? column.size() : 0);
-  for (const auto& row : table.rows) {
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], Width(Clean(row[i].text)));
+  for (const std::string& line : Lines(table, headers, table.cut ? TerminalWidth() : 0, Colours())) {
+    std::cout << line << '\n';
   }
-  if (headers) PrintRow(std::vector<Cell>(table.columns.begin(), table.columns.end()), widths, table.cut);
-  for (const auto& row : table.rows) PrintRow(row, widths, table.cut);
 }
 
 std::string CsvField(const std::string& text) {
@@ -124,9 +95,49 @@ void EmitYaml(const Json& value, int indent, std::string* out) {
 
 }  // namespace
 
+size_t Width(const std::string& text) {
+  return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
+}
+
+std::string Clean(const std::string& text) {
+  std::string clean = text;
+  for (char& c : clean) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7f) c = '?';
+  }
+  return clean;
+}
+
+std::string CutTo(const std::string& text, size_t width) {
+  size_t columns = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if ((text[i] & 0xc0) == 0x80) continue;
+    if (columns++ == width) return text.substr(0, i);
+  }
+  return text;
+}
+
+std::vector<std::string> Lines(const Table& table, bool headers, size_t width, bool colours) {
+  std::vector<size_t> widths;
+  for (const std::string& column : table.columns) widths.push_back(headers ? column.size() : 0);
+  for (const auto& row : table.rows) {
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], Width(Clean(row[i].text)));
+  }
+  std::vector<std::string> lines;
+  if (headers) {
+    lines.push_back(Line(std::vector<Cell>(table.columns.begin(), table.columns.end()), widths, width, colours));
+  }
+  for (const auto& row : table.rows) lines.push_back(Line(row, widths, width, colours));
+  return lines;
+}
+
 bool Colours() {
-  static const bool colours =
-      isatty(STDOUT_FILENO) == 1 && (std::getenv("NO_COLOR") == nullptr || *std::getenv("NO_COLOR") == '\0');
+  static const bool colours = [] {
+    const char* const refused = std::getenv("NO_COLOR");
+    const char* const term = std::getenv("TERM");
+    return isatty(STDOUT_FILENO) == 1 && (refused == nullptr || *refused == '\0') &&
+           (term == nullptr || std::string_view(term) != "dumb");
+  }();
   return colours;
 }
 
@@ -219,6 +230,14 @@ std::string Time(int64_t unix_ns) {
   char text[32];
   std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc);
   return text;
+}
+
+std::string Duration(int64_t ns) {
+  const int64_t seconds = std::max<int64_t>(ns, 0) / 1'000'000'000;
+  if (seconds < 120) return std::to_string(seconds) + " s";
+  if (seconds < 7200) return std::to_string(seconds / 60) + " min";
+  if (seconds < 172'800) return std::to_string(seconds / 3600) + " h";
+  return std::to_string(seconds / 86'400) + " d";
 }
 
 std::string Stage(uint32_t stage) {

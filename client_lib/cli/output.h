@@ -48,6 +48,9 @@ void Print(const OutputOptions& options, const Table& table, const google::proto
 // on one line, YAML as a document of its own.  Flushes; false: nobody reads.
 bool PrintItem(const OutputOptions& options, const Table& table, const google::protobuf::Message& message, bool first);
 
+// The lines of a table, cut to `width` columns (0 = whole).
+std::vector<std::string> Lines(const Table& table, bool headers, size_t width, bool colours);
+
 // Several tables under titles; for what has more than one face.
 struct Section {
   std::string title;
@@ -73,7 +76,18 @@ const char* SeverityName(v1::Severity severity);
 const char* StateName(v1::AlertState state);
 std::string Hex(std::string_view bytes);
 
-// Colours are wanted: stdout is a terminal, and NO_COLOR is not set.
+// "3 s", "5 min", "2 h", "4 d"
+std::string Duration(int64_t ns);
+
+// Columns that a UTF-8 text takes, near enough: continuation bytes take none.
+size_t Width(const std::string& text);
+// The part of `text` that fits; never half a character.
+std::string CutTo(const std::string& text, size_t width);
+// Without control characters: what others sent must not steer a terminal.
+std::string Clean(const std::string& text);
+
+// Colours are wanted: stdout is a terminal that has them, and NO_COLOR is not
+// set.
 bool Colours();
 // Columns of the terminal; 0 if stdout is none.
 size_t TerminalWidth();

@@ -110,8 +110,9 @@ void AddOffline(Cli* cli, CLI::App* noun) {
       "bellwether policy dry-run policy.yml run.bwrun --mode enforce", &Offline<kDryRun>, &command);
   command->add_option("file", options->file, "the policy")->required()->check(CLI::ExistingFile);
   command->add_option("runs", options->runs, "the recordings")->required()->check(CLI::ExistingFile);
-  command->add_option("--mode", options->mode, "whatever the file says")
-      ->check(CLI::IsMember({"observe", "propose", "enforce"}));
+  AddChoice<std::string>(command, "--mode", &options->mode,
+                         {{"observe", "observe"}, {"propose", "propose"}, {"enforce", "enforce"}},
+                         "whatever the file says");
   command->add_option("--rules", options->rules, "judge by this rules file")->check(CLI::ExistingFile);
   command->add_flag("--json", options->json, "one JSON object a line per run");
 }
@@ -124,12 +125,12 @@ void AddPolicies(Cli* cli) {
 
   auto* const get =
       AddCommand<GetOptions>(cli, noun, "get", "The policy in force", "bellwether policy get my-run", &Get, &command);
-  command->add_option("run", get->run, "the run's name or uuid")->required();
+  command->add_option("run", get->run, "the run's name or uuid")->required()->type_name("RUN");
 
   auto* const set = AddCommand<SetOptions>(cli, noun, "set", "Another policy for one run",
                                            "bellwether policy set my-run policy.yml", &Set, &command);
-  command->add_option("run", set->run, "the run's name or uuid")->required();
-  command->add_option("file", set->file, "the policy, YAML");
+  command->add_option("run", set->run, "the run's name or uuid")->required()->type_name("RUN");
+  command->add_option("file", set->file, "the policy, YAML")->type_name("FILE");
   AddChoice<v1::Policy::Mode>(command, "--mode", &set->mode,
                               {{"observe", v1::Policy::MODE_OBSERVE},
                                {"propose", v1::Policy::MODE_PROPOSE},

@@ -1,4 +1,4 @@
-// run list, get, watch, events, compare, annotate, import, export.
+// run list, get, events, compare, annotate, import, export.
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -16,19 +16,6 @@ namespace {
 
 constexpr size_t kChunkBytes = 256 << 10;
 
-const std::vector<std::string> kRunColumns = {"RUN", "STEP", "STAGE", "LOSS", "FIRING", "ETA", "LAST REPORT", "STATE"};
-
-std::vector<Cell> RunRow(const v1::Run& run) {
-  return {run.description().name(),
-          Integer(run.step()),
-          Stage(run.stage()),
-          Number(run.loss(), 5),
-          std::to_string(run.alerts_firing()),
-          EtaText(run.eta()),
-          Time(run.last_report_unix_ns()),
-          run.ended() ? "ended" + (run.end_reason().empty() ? "" : ": " + run.end_reason()) : "live"};
-}
-
 struct ListOptions {
   bool live = false;
   uint32_t limit = 100;
@@ -42,7 +29,7 @@ ExitCode List(Cli* cli, const ListOptions& options) {
   request.set_name_contains(options.name);
   return CallAndPrint<v1::ListRunsRequest, v1::ListRunsResponse>(
       cli, &v1::Query::Stub::ListRuns, request, [cli](const v1::ListRunsResponse& response) {
-        Table table{.columns = kRunColumns};
+        Table table = RunTable();
         for (const v1::Run& run : response.runs()) table.rows.push_back(RunRow(run));
         Print(cli->output, table, response);
         if (static_cast<int>(response.total()) > response.runs_size()) {
@@ -99,51 +86,6 @@ ExitCode Get(Cli* cli, const NameOptions& options) {
   });
 }
 
-struct WatchOptions {
-  std::string run;
-  std::string signal = "drift_ratio";
-  uint32_t interval_ms = 1000;
-};
-
-// The head with the largest value of the matrix.
-std::string Largest(const v1::GetMatrixResponse& matrix) {
-  int best = -1;
-  for (int i = 0; i < matrix.values_size(); ++i) {
-    if (matrix.values(i) == matrix.values(i) && (best < 0 || matrix.values(i) > matrix.values(best))) best = i;
-  }
-  if (best < 0 || matrix.heads() == 0) return "-";
-  const int heads = static_cast<int>(matrix.heads());
-  return HeadText(best / heads, best % heads) + " " + Number(matrix.values(best), 4);
-}
-
-ExitCode Watch(Cli* cli, const WatchOptions& options) {
-  Interrupt interrupt;
-  ExitCode code = kOk;
-  const std::unique_ptr<Connection> connection = Connect(cli->connect, &code);
-  if (connection == nullptr) return code;
-  grpc::ClientContext context;
-  connection->Prepare(&context, /*long_call=*/true);
-  v1::WatchRunRequest request;
-  request.set_run(options.run);
-  request.add_signals(options.signal);
-  request.set_min_interval_ms(options.interval_ms);
-  const auto stream = connection->stub().WatchRun(&context, request);
-  interrupt.Watch(&context);
-  v1::WatchRunResponse response;
-  bool first = true;
-  while (stream->Read(&response)) {
-    std::vector<Cell> row = RunRow(response.run());
-    row.emplace_back(response.matrices_size() > 0 ? Largest(response.matrices(0)) : "-");
-    Table table{.columns = kRunColumns, .rows = {row}};
-    table.columns.push_back("LARGEST " + options.signal);
-    if (!PrintItem(cli->output, table, response, first)) context.TryCancel();
-    first = false;
-  }
-  const grpc::Status status = stream->Finish();
-  if (interrupt.happened() || !std::cout) return kOk;
-  return Report(*connection, status);
-}
-
 ExitCode Events(Cli* cli, const NameOptions& options) {
   v1::ListEventsRequest request;
   request.set_run(options.run);
@@ -152,8 +94,7 @@ ExitCode Events(Cli* cli, const NameOptions& options) {
         Table table{.columns = {"TIME", "ATTEMPT", "STEP", "KIND", "VALUE", "TEXT"}};
         for (const v1::Event& event : response.events()) {
           table.rows.push_back({Time(event.time_unix_ns()), std::to_string(event.attempt()), Integer(event.step()),
-                                v1::EventKind_Name(event.kind()).substr(sizeof("EVENT_KIND_") - 1),
-                                Number(event.value()), event.text()});
+                                EventKindName(event.kind()), Number(event.value()), event.text()});
         }
         Print(cli->output, table, response);
         return kOk;
@@ -314,6 +255,21 @@ ExitCode Export(Cli* cli, const ExportOptions& options) {
 
 }  // namespace
 
+Table RunTable() { return {.columns = {"RUN", "STEP", "STAGE", "LOSS", "FIRING", "ETA", "LAST REPORT", "STATE"}}; }
+
+std::vector<Cell> RunRow(const v1::Run& run) {
+  return {run.description().name(),
+          Integer(run.step()),
+          Stage(run.stage()),
+          Number(run.loss(), 5),
+          std::to_string(run.alerts_firing()),
+          EtaText(run.eta()),
+          Time(run.last_report_unix_ns()),
+          run.ended() ? "ended" + (run.end_reason().empty() ? "" : ": " + run.end_reason()) : "live"};
+}
+
+std::string EventKindName(v1::EventKind kind) { return v1::EventKind_Name(kind).substr(sizeof("EVENT_KIND_") - 1); }
+
 void AddRuns(Cli* cli) {
   CLI::App* const noun = AddNoun(cli, "run", "Training runs: what is known of them, and their recordings");
   CLI::App* command = nullptr;
@@ -323,36 +279,33 @@ void AddRuns(Cli* cli) {
   command->add_flag("--live", list->live, "only runs that have not ended");
   command->add_option("--limit", list->limit, "at most so many, 1..1000")->capture_default_str();
   command->add_option("--name", list->name, "only runs whose name holds this");
+  AddWatch(cli, command);
 
   const char* const which = "the run's name, or its uuid in hexadecimal";
   auto* const get =
       AddCommand<NameOptions>(cli, noun, "get", "Shows one run", "bellwether run get my-run", &Get, &command);
-  command->add_option("run", get->run, which)->required();
+  command->add_option("run", get->run, which)->required()->type_name("RUN");
 
-  auto* const watch = AddCommand<WatchOptions>(cli, noun, "watch", "Follows a run, a line per sample, until it ends",
-                                               "bellwether run watch my-run --interval-ms 5000", &Watch, &command);
-  command->add_option("run", watch->run, which)->required();
-  command->add_option("--signal", watch->signal, "the signal whose largest head is shown")->capture_default_str();
-  command->add_option("--interval-ms", watch->interval_ms, "at most one line in so many milliseconds")
-      ->capture_default_str();
+  AddRunWatch(cli, noun);
+  AddRunPlot(cli, noun);
 
   auto* const events =
       AddCommand<NameOptions>(cli, noun, "events", "Lists what happened to a run: restores, notes, ...",
                               "bellwether run events my-run", &Events, &command);
-  command->add_option("run", events->run, which)->required();
+  command->add_option("run", events->run, which)->required()->type_name("RUN");
 
   auto* const compare = AddCommand<CompareOptions>(
       cli, noun, "compare", "Finds the heads in which two runs differ, and from which step on",
       "bellwether run compare bf16 fp32 --signal wq_sigma", &Compare, &command);
-  command->add_option("run", compare->run, which)->required();
-  command->add_option("baseline", compare->baseline, "the run to hold it against")->required();
-  command->add_option("--signal", compare->signal, "the signal to compare")->capture_default_str();
+  command->add_option("run", compare->run, which)->required()->type_name("RUN");
+  command->add_option("baseline", compare->baseline, "the run to hold it against")->required()->type_name("RUN");
+  command->add_option("--signal", compare->signal, "the signal to compare")->capture_default_str()->type_name("SIGNAL");
   command->add_option("--limit", compare->limit, "at most so many heads, 1..1024")->capture_default_str();
 
   auto* const annotate =
       AddCommand<AnnotateOptions>(cli, noun, "annotate", "Notes something at a step of a run",
                                   "bellwether run annotate my-run \"new data mix\" --kind data", &Annotate, &command);
-  command->add_option("run", annotate->run, which)->required();
+  command->add_option("run", annotate->run, which)->required()->type_name("RUN");
   command->add_option("text", annotate->text, "the words, up to 256 bytes")->required();
   command->add_option("--step", annotate->step, "the step; else the newest")->check(CLI::NonNegativeNumber);
   AddChoice<v1::EventKind>(command, "--kind", &annotate->kind,
@@ -370,8 +323,8 @@ void AddRuns(Cli* cli) {
 
   auto* const exported = AddCommand<ExportOptions>(cli, noun, "export", "Fetches a run as a recording (.bwrun)",
                                                    "bellwether run export my-run my-run.bwrun", &Export, &command);
-  command->add_option("run", exported->run, which)->required();
-  command->add_option("file", exported->file, "where to write it; - = standard output")->required();
+  command->add_option("run", exported->run, which)->required()->type_name("RUN");
+  command->add_option("file", exported->file, "where to write it; - = standard output")->required()->type_name("FILE");
 }
 
 }  // namespace bellwether::cli

@@ -74,8 +74,10 @@ void AddSeries(Cli* cli) {
   auto* const get =
       AddCommand<GetOptions>(cli, noun, "get", "Shows series over steps",
                              "bellwether series get my-run drift_ratio:3:5 loss --from 1000 -o csv", &Get, &command);
-  command->add_option("run", get->run, "the run's name or uuid")->required();
-  command->add_option("series", get->series, "SIGNAL:LAYER:HEAD, or SIGNAL for a run's own; up to 64")->required();
+  command->add_option("run", get->run, "the run's name or uuid")->required()->type_name("RUN");
+  command->add_option("series", get->series, "SIGNAL:LAYER:HEAD, or SIGNAL for a run's own; up to 64")
+      ->required()
+      ->type_name("SERIES");
   command->add_option("--from", get->from, "first step")->check(CLI::NonNegativeNumber);
   command->add_option("--to", get->to, "the step after the last; 0 = to the end")->check(CLI::NonNegativeNumber);
   command->add_option("--points", get->points, "at most so many a series, 1..10000; more are merged")

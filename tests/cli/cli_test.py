@@ -1,11 +1,11 @@
-"""The bellwether command: outputs, exit codes, streams, completion.
+"""The bellwether command: outputs, exit codes, streams.
 
 Goal: what a person or a script sees of the command is stable: tables, JSON,
 YAML and CSV, one exit code for each kind of end, data on stdout and everything
 else on stderr.
 Method: the real binary against a real server with synthetic runs; outputs are
 compared with text written here.  Needs only the standard library; the test of
-TLS needs openssl, those of the shells the shells.
+TLS needs openssl.
 """
 
 from __future__ import annotations
@@ -401,13 +401,28 @@ class WatchTest(unittest.TestCase):
         self.assertIn("asking again after", errors)
 
     def test_a_run_until_it_ends(self) -> None:
-        watch = self.start("run", "watch", "gpt-bf16", "--interval-ms", "100", "-o", "csv")
+        watch = self.start("run", "watch", "gpt-bf16", "--interval", "100ms", "-o", "csv")
         self.assertTrue(self.line(watch).endswith("LARGEST drift_ratio\n"))
         self.assertTrue(self.line(watch).endswith(",live,L1 H2 15.78\n"))
         self.server.tell("end")
         self.assertIn(",ended,", self.line(watch))
         self.assertEqual(watch.wait(TIMEOUT), 0)
         self.assertEqual(run("--server", self.server.address, "run", "watch", "nobody").returncode, 1)
+
+    def test_a_list_again_when_it_changes(self) -> None:
+        watch = self.start("run", "list", "--live", "--no-headers", "--watch", "100ms")
+        self.assertRegex(self.line(watch), "^gpt-bf16 .* live$")
+        # Unchanged, it is told no second time: the next line is of the change.
+        self.server.tell("end")
+        again = self.start("run", "list", "--no-headers", "--watch", "100ms")
+        self.assertRegex(self.line(again), "^gpt-bf16 .* ended$")
+        again.send_signal(signal.SIGINT)
+        self.assertEqual(again.wait(TIMEOUT), 0)
+        self.server.close()
+        output, errors = watch.communicate(timeout=TIMEOUT)
+        self.assertEqual((watch.returncode, output), (4, ""))
+        self.assertIn("cannot reach", errors)
+        self.server = Server()
 
     def test_a_server_that_goes_away_is_unreachable(self) -> None:
         watch = self.start("alert", "watch", "-o", "json")
@@ -652,54 +667,6 @@ class ServerBinaryTest(unittest.TestCase):
             result = self.call(*arguments)
             self.assertEqual((result.returncode, result.stdout), (1, ""))
             self.assertIn("bellwetherd cannot be started", result.stderr)
-
-
-class CompletionTest(unittest.TestCase):
-    def bash(self, *words: str) -> list[str]:
-        script = run("completion", "bash").stdout
-        quoted = " ".join(f"'{word}'" for word in ("bellwether", *words))
-        probe = (f"{script}\nCOMP_WORDS=({quoted}); COMP_CWORD={len(words)}; _bellwether; "
-                 "printf '%s\\n' \"${COMPREPLY[@]}\"")
-        result = subprocess.run(["bash", "--norc", "-c", probe], capture_output=True, text=True, check=True)
-        self.assertEqual(result.stderr, "")
-        return result.stdout.split()
-
-    def test_bash(self) -> None:
-        self.assertEqual(self.bash("al"), ["alert"])
-        self.assertEqual(self.bash("alert", "s"), ["silence"])
-        self.assertEqual(self.bash("alert", "list", "--ex"), ["--exit-code"])
-        self.assertEqual(self.bash("alert", "list", "--serv"), ["--server"])
-        self.assertEqual(self.bash("--server", "x:1", "run", "wa"), ["watch"])
-        self.assertEqual(self.bash("run", "get", "my-run", "--exit"), [])
-
-    def test_every_flag_of_every_command_is_offered(self) -> None:
-        for leaf in UsageTest().commands():
-            options = run(*leaf, "--help").stdout.split("\nOptions:\n")[1]
-            flags = re.findall(r"(?m)^  (?:-\w,)?(--[\w-]+)", options)
-            self.assertIn("--help", flags)
-            offered = self.bash(*leaf, "--")
-            self.assertEqual([flag for flag in flags if flag not in offered], [], leaf)
-
-    @unittest.skipUnless(shutil.which("zsh"), "needs zsh")
-    def test_zsh(self) -> None:
-        script = run("completion", "zsh").stdout
-        probe = ("compadd() { shift; print -l -- $@; }\ncompdef() { :; }\n" + script +
-                 "\nwords=(bellwether alert ''); CURRENT=3; _bellwether")
-        result = subprocess.run(["zsh", "-f", "-c", probe], capture_output=True, text=True)
-        self.assertEqual((result.returncode, result.stderr), (0, ""))
-        self.assertIn("silence", result.stdout.split())
-        self.assertIn("--server", result.stdout.split())
-
-    @unittest.skipUnless(shutil.which("fish"), "needs fish")
-    def test_fish(self) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            script = Path(folder) / "completion.fish"
-            script.write_text(run("completion", "fish").stdout)
-            for line, expected in (("bellwether alert s", "silence"), ("bellwether alert list --ex", "--exit-code")):
-                result = subprocess.run(["fish", "--no-config", "-c", f"source {script}; complete -C '{line}'"],
-                                        capture_output=True, text=True, env=environment(HOME=folder))
-                self.assertEqual((result.returncode, result.stderr), (0, ""))
-                self.assertEqual([text.split("\t")[0] for text in result.stdout.splitlines()], [expected])
 
 
 if __name__ == "__main__":

@@ -9,6 +9,9 @@ from . import __version__
 
 USAGE = """usage: python -m bellwether COMMAND ...
 
+Watches PyTorch training jobs, new ones and running ones, and says why it cannot.
+
+commands:
   attach PID [--detach]       watches a process that runs already, or ends that
   doctor [script.py args]     says why there is no data
   run script.py args          runs a training script, untouched, under watch
