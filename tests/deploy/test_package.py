@@ -109,6 +109,19 @@ def test_dependencies_are_those_of_the_programs(folder: Path) -> None:
     assert not [name for name in names if name.endswith("-dev")]
 
 
+def test_the_shells_and_man_find_theirs(folder: Path) -> None:
+    listed = subprocess.check_output(["dpkg-deb", "--contents", package(folder, "bellwether")], text=True)
+    held = {line.split()[5] for line in listed.splitlines()}
+    share = "./usr/share/"
+    assert {
+        share + "bash-completion/completions/bellwether",
+        share + "zsh/vendor-completions/_bellwether",
+        share + "fish/vendor_completions.d/bellwether.fish",
+        share + "man/man1/bellwether.1.gz",
+        share + "man/man8/bellwetherd.8.gz",
+    } <= held
+
+
 @pytest.mark.skipif(shutil.which("lintian") is None, reason="lintian is not installed")
 def test_lintian_finds_no_error(folder: Path) -> None:
     words = ["lintian", "--no-cfg", "--fail-on=error", "--tag-display-limit=0"]
