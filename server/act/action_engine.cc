@@ -9,7 +9,7 @@
 namespace bellwether::server {
 namespace {
 
-constexpr uint32_t kStateMagic = 0x31414742;  // "BGA1"
+constexpr uint32_t kStateMagic = 0x32414742;  // "BGA2"
 constexpr double kStepSecondsShare = 0.05;    // Of a new value in the smoothed one.
 
 }  // namespace
