@@ -7,22 +7,10 @@
 
 #include "server/act/policy.h"
 #include "server/act/policy_text.h"
+#include "server/command_result.h"
 #include "server/offline/policy_dry_run.h"
 
 namespace bellwether::server {
-namespace {
-
-constexpr int kOk = 0;
-constexpr int kFailed = 1;
-constexpr int kFindings = 3;
-
-int Report(const absl::Status& status) {
-  std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
-  return status.code() == absl::StatusCode::kInvalidArgument ? kFindings : kFailed;
-}
-
-}  // namespace
-
 CLI::App* PolicyCommands::AddTo(CLI::App* app) {
   CLI::App* const policy =
       app->add_subcommand("policy", "check, explain and try a policy file: what is done about alerts");
@@ -48,14 +36,14 @@ std::optional<int> PolicyCommands::Run(const JudgeOptions& judge) const {
   if (dry_run_->parsed()) return DryRun(judge);
   if (!reference_->parsed() && !defaults_->parsed()) return std::nullopt;
   std::fputs((defaults_->parsed() ? std::string(DefaultPolicyText()) : PolicyReference()).c_str(), stdout);
-  return kOk;
+  return kCommandOk;
 }
 
 int PolicyCommands::Check() const {
   const auto policy = ReadPolicy(file_);
   if (!policy.ok()) return Report(policy.status());
   std::printf("%s: good, mode %s, %zu rules\n", file_.c_str(), NameOf((*policy)->mode), (*policy)->rules.size());
-  return kOk;
+  return kCommandOk;
 }
 
 int PolicyCommands::Explain() const {
@@ -66,7 +54,7 @@ int PolicyCommands::Explain() const {
     policy = *read;
   }
   std::fputs(ExplainPolicy(*policy).c_str(), stdout);
-  return kOk;
+  return kCommandOk;
 }
 
 int PolicyCommands::DryRun(const JudgeOptions& judge) const {
@@ -82,13 +70,13 @@ int PolicyCommands::DryRun(const JudgeOptions& judge) const {
         "approved.\nWhat it would have changed is not known: the recorded run goes on as if nothing helped or hurt, "
         "and verdicts speak of that.");
   }
-  int code = kOk;
+  int code = kCommandOk;
   for (const std::string& file : runs_) {
     const auto run =
         DryRunPolicy([&](RunListener* listener) { return WalkRecordedRun(file, listener); }, policy, judge);
     if (!run.ok()) {
       std::fprintf(stderr, "%s\n", std::string(run.status().message()).c_str());
-      code = kFailed;
+      code = kCommandFailed;
       continue;
     }
     std::printf(json_ ? "%s\n" : "\n%s", (json_ ? DryRunJson(*run) : DryRunText(*run)).c_str());

@@ -3,6 +3,7 @@
 #ifndef BELLWETHER_SERVER_PROPOSALS_H_
 #define BELLWETHER_SERVER_PROPOSALS_H_
 
+#include <string>
 #include <vector>
 
 #include "server/act/policy.h"
@@ -11,9 +12,12 @@
 
 namespace bellwether::server {
 
-// Adds to the advice a sentence for each action of `changed` that waits or is
-// on its way because of this alert: what it is, its cost, and how it is
-// approved.  Changes nothing else.  Thread-safe.
+// A sentence for each of `actions` that waits or is on its way because of this
+// alert: what it is, its cost, and how it is approved; "" = none.  What the
+// alert's advice names already is left out.  Thread-safe.
+std::string ProposalText(const std::vector<Action>& actions, const Transition& transition);
+
+// Adds ProposalText() of `changed` to the advice.  Changes nothing else.  Thread-safe.
 // Where there is none yet, a new alert says what the policy will do first, and
 // when.
 void AddProposals(const std::vector<Action>& changed, const Policy& policy, Transition* transition);

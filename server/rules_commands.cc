@@ -4,24 +4,12 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "server/command_result.h"
 #include "server/detect/rules_file.h"
 #include "server/detect/rules_text.h"
 #include "server/offline/rule_tests.h"
 
 namespace bellwether::server {
-namespace {
-
-constexpr int kOk = 0;
-constexpr int kFailed = 1;
-constexpr int kFindings = 3;
-
-int Report(const absl::Status& status) {
-  std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
-  return status.code() == absl::StatusCode::kInvalidArgument ? kFindings : kFailed;
-}
-
-}  // namespace
-
 void RulesCommands::AddTo(CLI::App* app) {
   CLI::App* const rules = app->add_subcommand("rules", "check, test and explain a rules file");
   rules->require_subcommand(1);
@@ -46,7 +34,7 @@ std::optional<int> RulesCommands::Run() const {
   if (explain_->parsed()) return Explain();
   if (!reference_->parsed() && !defaults_->parsed()) return std::nullopt;
   std::fputs((defaults_->parsed() ? BuiltinRulesFile() : RulesReference()).c_str(), stdout);
-  return kOk;
+  return kCommandOk;
 }
 
 std::optional<int> RulesCommands::ReadFlag(JudgeOptions* options) const {
@@ -62,11 +50,11 @@ int RulesCommands::Check() const {
   if (!rules.ok()) return Report(rules.status());
   const size_t own = (*rules)->options.rules == nullptr ? 0 : (*rules)->options.rules->size();
   std::printf("%s: good, %zu own rules\n", file_.c_str(), own);
-  return kOk;
+  return kCommandOk;
 }
 
 int RulesCommands::Test() const {
-  int code = kOk;
+  int code = kCommandOk;
   size_t passed = 0;
   size_t failed = 0;
   for (const std::string& file : tests_) {
@@ -82,7 +70,7 @@ int RulesCommands::Test() const {
     }
   }
   std::printf("%zu passed, %zu failed\n", passed, failed);
-  return std::max(code, failed > 0 ? kFailed : kOk);
+  return std::max(code, failed > 0 ? kCommandFailed : kCommandOk);
 }
 
 int RulesCommands::Explain() const {
@@ -95,7 +83,7 @@ int RulesCommands::Explain() const {
   const auto text = ExplainRules(options, rule_);
   if (!text.ok()) return Report(text.status());
   std::fputs(text->c_str(), stdout);
-  return kOk;
+  return kCommandOk;
 }
 
 }  // namespace bellwether::server

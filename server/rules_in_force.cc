@@ -1,7 +1,7 @@
 #include "server/rules_in_force.h"
 
 #include <algorithm>
-#include <utility>
+#include <memory>
 
 namespace bellwether::server {
 namespace {
@@ -16,22 +16,12 @@ RuleSetPtr WithoutFile(const JudgeOptions& options) {
 
 }  // namespace
 
-RulesInForce::RulesInForce(const JudgeOptions& built_in) : built_in_(WithoutFile(built_in)), current_(built_in_) {}
-
-RuleSetPtr RulesInForce::current() const {
-  absl::MutexLock lock(&mutex_);
-  return current_;
-}
-
-void RulesInForce::Set(RuleSetPtr rules) {
-  absl::MutexLock lock(&mutex_);
-  current_ = rules == nullptr ? built_in_ : std::move(rules);
-}
+RulesInForce::RulesInForce(const JudgeOptions& built_in) : InForce(WithoutFile(built_in)) {}
 
 absl::StatusOr<RuleSetPtr> RulesInForce::Find(std::string_view text) {
+  if (RuleSetPtr now = current(); text == now->text) return now;
+  if (text.empty()) return built_in();
   absl::MutexLock lock(&mutex_);
-  if (text == current_->text) return current_;
-  if (text.empty()) return built_in_;
   const auto found =
       std::find_if(known_.begin(), known_.end(), [&](const RuleSetPtr& set) { return set->text == text; });
   if (found != known_.end()) return *found;

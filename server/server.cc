@@ -11,6 +11,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "server/config.h"
+#include "server/proposals.h"
 #include "server/query/json_api.h"
 #include "server/util/log.h"
 #include "server/util/status_macros.h"
@@ -91,7 +92,9 @@ absl::Status Server::StartAll() {
   const std::string& page = options_.external_url.empty() ? page_url_ : options_.external_url;
   for (WebhookOptions webhook : options_.webhooks) {
     webhook.external_url = page;
-    BW_ASSIGN_OR_RETURN(auto started, Webhook::Start(webhook, pipeline_->alerts(), &counters_));
+    webhook.proposals = ProposalText;
+    BW_ASSIGN_OR_RETURN(auto started,
+                        Webhook::Start(webhook, pipeline_->alerts(), pipeline_->actions(), &counters_));
     webhooks_.push_back(std::move(started));
   }
   for (AlertmanagerOptions alertmanager : options_.alertmanagers) {

@@ -9,7 +9,7 @@
 namespace bellwether::server {
 namespace {
 
-constexpr uint32_t kStateMagic = 0x31414742;  // "BGA1"
+constexpr uint32_t kStateMagic = 0x32414742;  // "BGA2"
 constexpr double kStepSecondsShare = 0.05;    // Of a new value in the smoothed one.
 
 }  // namespace
@@ -28,7 +28,7 @@ void ActionEngine::State::Visit(A& a) {
   }
   VisitList(a, actions, 2 * kActionsMax, [&](Tracked& tracked) { a(tracked); });
   VisitList(a, cases, kCasesMax, [&](AlertCase& one) { a(one); });
-  a(next_number), a(policy_actions), a(last_trial_step), a(step_seconds), a(due_version);
+  a(next_number), a(policy_actions), a(last_trial_step), a(step_seconds), a(stepped), a(due_version);
   a(watching), a(watch);
 }
 
@@ -48,7 +48,7 @@ void ActionEngine::OnHello(const RunDescription& run, const RankAbilities& rank,
   if (again) s.Restart(rank.attempt, now, changed);
   s.ranks[rank.rank] = rank;
   ++s.due_version;
-  for (size_t i = 0; i < s.actions.size(); ++i) s.Address(&s.actions[i], now, changed);
+  s.AddressAll(now, changed);
   s.Decide(now, changed);
 }
 
@@ -63,6 +63,10 @@ void ActionEngine::OnStep(const StepSample& sample, const Now& now, std::vector<
   const float seconds = sample.scalar(SignalId::kStepSeconds);
   if (std::isfinite(seconds) && seconds > 0) {
     s.step_seconds = s.step_seconds == 0 ? seconds : s.step_seconds + kStepSecondsShare * (seconds - s.step_seconds);
+  }
+  if (!s.stepped && sample.attempt == s.run.attempt) {
+    s.stepped = true;
+    s.AddressAll(now, changed);
   }
   s.Watch(sample);
   s.Decide(now, changed);

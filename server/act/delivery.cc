@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "server/act/engine_state.h"
@@ -53,21 +54,30 @@ void ActionEngine::State::Address(Tracked* tracked, const Now& now, Changed* cha
   if (const std::string why = WhyNot(action.kind); !why.empty()) {
     return Fail(tracked, ActionState::kRefused, "server", why, false, now, changed);
   }
-  action.attempt = run.attempt;
+  std::vector<uint32_t> recipients;
   if (lowest.ranks_agree || run.world <= 1) {
-    tracked->recipients = {lowest.rank};
+    recipients = {lowest.rank};
   } else {
     for (const auto& [number, rank] : ranks) {
       const bool can = (rank.kinds_mask >> static_cast<uint32_t>(action.kind) & 1u) != 0;
       const std::vector<uint32_t>& only = tracked->only_ranks;
       const bool wanted = only.empty() || std::find(only.begin(), only.end(), number) != only.end();
-      if (can && wanted) tracked->recipients.push_back(number);
+      if (can && wanted) recipients.push_back(number);
     }
   }
-  const bool one_step_for_all = tracked->recipients.size() > 1;
+  const bool one_step_for_all = recipients.size() > 1;
+  // The newest step may be one of the attempt before, and these ranks elsewhere.
+  if (one_step_for_all && !tracked->step_given && !stepped) return;
+  action.attempt = run.attempt;
+  tracked->recipients = std::move(recipients);
   if (!tracked->step_given) action.apply_at_step = one_step_for_all ? now.step + margin_steps() : 0;
   ++due_version;
   changed->push_back(action);
+}
+
+void ActionEngine::State::AddressAll(const Now& now, Changed* changed) {
+  // By index: one that is refused may add an undo.
+  for (size_t i = 0; i < actions.size(); ++i) Address(&actions[i], now, changed);
 }
 
 void ActionEngine::State::Answer(Tracked* tracked, const RankResult& result, const Now& now, Changed* changed) {
@@ -161,6 +171,7 @@ void ActionEngine::State::Settle(Tracked* tracked, const Now& now, Changed* chan
 
 void ActionEngine::State::Restart(uint32_t attempt, const Now& now, Changed* changed) {
   ranks.clear();
+  stepped = false;
   watch.Forget();
   ++due_version;
   const std::string began = absl::StrCat("attempt ", attempt, " began without it");

@@ -5,19 +5,21 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "server/detect/judge_options.h"
 #include "server/detect/trend.h"
 
 namespace bellwether::server {
 namespace {
 
-constexpr int64_t kBatchSteps = 20;       // As the judge's.
-constexpr int32_t kWindowRows = 32;       // 640 steps at the usual sampling.
-constexpr int kPointsMin = 4;             // Of a line.
-constexpr double kBetterShare = 0.6;      // Of the predicted growth.
-constexpr double kGrowthMin = 0.15;       // Predicted, in ln: less is noise.
-constexpr double kFastPerStep = 0.35e-3;  // ln 2 / 2,000 steps: trend.doubling_steps_max.
-constexpr double kSureZ = 3;              // Mann-Kendall's, for a growth to be predicted from.
-constexpr double kPredictedMax = 14;      // e^14: beyond that a prediction is only "lost".
+constexpr int64_t kBatchSteps = 20;                 // As the judge's.
+constexpr int32_t kWindowRows = 32;                 // 640 steps at the usual sampling.
+constexpr int kPointsMin = 4;                       // Of a line.
+constexpr double kBetterShare = 0.6;                // Of the predicted growth.
+constexpr double kGrowthMin = 0.15;                 // Predicted, in ln: less is noise.
+constexpr double kFastPerStep = 0.35e-3;            // ln 2 / 2,000 steps: trend.doubling_steps_max.
+constexpr double kAlonePerStep = 2 * kFastPerStep;  // Without peers: no healthy head kept that up.
+constexpr double kSureZ = 3;                        // Mann-Kendall's, for a growth to be predicted from.
+constexpr double kPredictedMax = 14;                // e^14: beyond that a prediction is only "lost".
 constexpr double kLossWorse = 1.15;
 constexpr int32_t kLossRows = 5;
 constexpr double kSettleShare = 0.2;   // Of the trial, at its start.
@@ -25,18 +27,22 @@ constexpr double kRawKeysSafe = 1.1;   // Sigma against that at the action.
 constexpr double kClipSigmaPeers = 2;  // Times the median head: norm.peer_factor.
 constexpr double kClipLogits = 200;    // logits.logit_median_large
 
+constexpr LeakOptions kLeak;
+constexpr double kLeakLoud = kLeak.floor * kLeak.factor;
+
 struct TrackInfo {
   SignalId signal;
   const char* name;
+  double loud = 0;         // As the judge's rules say: what stays below is nobody's illness.
   double highest = 1e300;  // That it can reach.
 };
 constexpr std::array<TrackInfo, kEffectTracks> kTracks = {{
     {SignalId::kWqSigma, "wq_sigma"},
-    {SignalId::kCommonMode, "common_mode"},
-    {SignalId::kDriftRatio, "drift_ratio"},
-    {SignalId::kKeyLeak, "key_leak", 1},
-    {SignalId::kTiedFractionBf16, "tied_fraction_bf16", 1},
-    {SignalId::kLogitMax, "logit_max"},
+    {SignalId::kCommonMode, "common_mode", DriftOptions().common_mode_large},
+    {SignalId::kDriftRatio, "drift_ratio", DriftOptions().grown_factor},
+    {SignalId::kKeyLeak, "key_leak", kLeakLoud, 1},
+    {SignalId::kTiedFractionBf16, "tied_fraction_bf16", TiesOptions().fraction_min, 1},
+    {SignalId::kLogitMax, "logit_max", LogitsOptions().logit_median_large},
 }};
 
 // Whether the track means the same once the action is in force.
@@ -46,11 +52,13 @@ bool IsComparable(ActionKind kind, EffectTrack track) {
 
 std::string Number(double value) { return absl::StrFormat("%.3g", value); }
 
-std::string SaidOf(const EffectBefore& was, double now, double predicted, double slope) {
-  return absl::StrCat(kTracks[was.track].name, " of layer ", was.layer, " head ", was.head, ": ", Number(now),
-                      ", was to be ", predicted < was.level * std::exp(kPredictedMax) * 0.99 ? "" : "above ",
-                      Number(predicted), "; growth per 1,000 steps ", Number(1000 * slope), ", before ",
-                      Number(1000 * was.slope));
+// `peers`: the level now in those of the median head; 0 = nobody knows.
+std::string SaidOf(const EffectBefore& was, double now, double predicted, double slope, double peers) {
+  return absl::StrCat(
+      kTracks[was.track].name, " of layer ", was.layer, " head ", was.head, ": ", Number(now), ", was to be ",
+      predicted < was.level * std::exp(kPredictedMax) * 0.99 ? "" : "above ", Number(predicted),
+      "; growth per 1,000 steps ", Number(1000 * slope), ", before ", Number(1000 * was.slope),
+      peers > 0 ? absl::StrCat("; times the median head ", Number(peers), ", before ", Number(was.peers)) : "");
 }
 
 }  // namespace
@@ -121,14 +129,14 @@ void EffectWatch::Forget() {
   nonfinite_.clear();
 }
 
-EffectWatch::Reading EffectWatch::Read(EffectTrack track, size_t head, double skip) const {
+EffectWatch::Reading EffectWatch::Read(EffectTrack track, size_t head, double skip, bool relative) const {
   Reading reading;
   const BatchSeries& series = series_[track];
   if (!series.present() || series.rows() == 0) return reading;
   const auto skipped = static_cast<int32_t>(skip * series.rows());
   std::vector<float> values;
   std::vector<float> steps;
-  series.Window(head, series.rows() - skipped, false, &values, &steps);
+  series.Window(head, series.rows() - skipped, relative, &values, &steps);
   TrendScratch scratch;
   const Trend trend = FitTrend(values, steps, kPointsMin, 0, &scratch);
   if (trend.points > 0) {
@@ -183,11 +191,14 @@ EffectSnapshot EffectWatch::Begin(const Action& action, const std::vector<Head>&
       const auto which = static_cast<EffectTrack>(track);
       const Reading reading = Read(which, At(head), 0);
       if (!reading.known || !IsComparable(action.kind, which)) continue;
+      const double level = LevelAfter(action, which, head, reading.level);
+      const Reading peers = HasPeers() ? Read(which, At(head), 0, true) : Reading();
       snapshot.heads.push_back({.layer = head.layer,
                                 .head = head.head,
                                 .track = track,
-                                .level = LevelAfter(action, which, head, reading.level),
-                                .slope = reading.grows ? reading.slope : 0});
+                                .level = level,
+                                .slope = reading.grows ? reading.slope : 0,
+                                .peers = peers.known ? peers.level * level / reading.level : 0});
     }
   }
   if (loss_.present() && loss_.rows() > 0) {
@@ -217,6 +228,21 @@ bool EffectWatch::CanJudge() const {
          });
 }
 
+bool EffectWatch::IsIllness(const Action& action, const EffectBefore& was, const Reading& now, const Reading& by_peers,
+                            double passed) const {
+  const double came = std::log(now.level / was.level);
+  if (came < kGrowthMin || now.slope < kFastPerStep || now.level < kTracks[was.track].loud) return false;
+  if (was.peers > 0) {
+    return by_peers.known && by_peers.level >= 1 && std::log(by_peers.level / was.peers) >= kGrowthMin &&
+           by_peers.slope >= kFastPerStep;
+  }
+  if (action.kind == ActionKind::kAttentionMode) {
+    const Reading leak = Read(kEffectLeak, At({was.layer, was.head}), kSettleShare);
+    if (leak.known) return leak.level >= kTracks[kEffectLeak].loud;
+  }
+  return came >= std::max(std::log(2), kAlonePerStep * passed);
+}
+
 Effect EffectWatch::Judge(const EffectSnapshot& before, const Action& action, int64_t step) const {
   if (turned_nonfinite()) return {.verdict = Effect::Verdict::kDidNotHelp, .numbers = nonfinite_};
   const auto passed = static_cast<double>(std::max<int64_t>(1, step - before.step));
@@ -231,20 +257,21 @@ Effect EffectWatch::Judge(const EffectSnapshot& before, const Action& action, in
   double worst = 0;
   bool sigma_worse = false;
   for (const EffectBefore& was : before.heads) {
-    const Reading now = Read(static_cast<EffectTrack>(was.track), At({was.layer, was.head}), kSettleShare);
+    const auto which = static_cast<EffectTrack>(was.track);
+    const Reading now = Read(which, At({was.layer, was.head}), kSettleShare);
     if (!now.known || !(was.level > 0)) continue;
     const double room = std::max(0.0, std::log(kTracks[was.track].highest / was.level));
     const double predicted = std::min({kPredictedMax, room, std::max(0.0, was.slope * passed)});
     const double came = std::log(now.level / was.level);
-    const std::string said = SaidOf(was, now.level, was.level * std::exp(predicted), now.slope);
-    const bool was_to_grow = predicted >= kGrowthMin;
+    const Reading by_peers = was.peers > 0 ? Read(which, At({was.layer, was.head}), kSettleShare, true) : Reading();
+    const std::string said = SaidOf(was, now.level, was.level * std::exp(predicted), now.slope, by_peers.level);
+    const bool was_to_grow = predicted >= kGrowthMin && was.level * std::exp(predicted) >= kTracks[was.track].loud;
     if (was_to_grow && came <= kBetterShare * predicted) {
       if (better.empty() || predicted - came > best) {
         best = predicted - came;
         better = said;
       }
-    } else if (came >= kGrowthMin && now.slope >= kFastPerStep &&
-               (was.track == kEffectSigma || !sigma_alone_condemns)) {
+    } else if ((was.track == kEffectSigma || !sigma_alone_condemns) && IsIllness(action, was, now, by_peers, passed)) {
       sigma_worse = sigma_worse || was.track == kEffectSigma;
       if (worse.empty() || came > worst) {
         worst = came;

@@ -6,7 +6,12 @@
 // After the trial what is there is compared with that:
 //   better   less than 0.6 of the predicted growth came, where it would have
 //            been more than noise
-//   worse    more came, and it still doubles within 2,000 steps
+//   worse    more came, it still doubles within 2,000 steps, and it is an illness
+// Weights and scores of healthy heads grow too.  An illness is what the run's
+// median head does not share, at a level that healthy heads stay below.  With
+// fewer than kPeersMin other heads no median is theirs; then the witness is the
+// key leak, the push itself: what grows where it is silent is training.  Where
+// that cannot be asked either, only what doubles is taken for an illness.
 // A head whose W_Q got worse, a loss that left its course or values that are no
 // numbers any more outweigh what got better.  What is not measured is left out.
 //
@@ -36,6 +41,7 @@ namespace bellwether::server {
 enum EffectTrack : uint8_t { kEffectSigma, kEffectCommon, kEffectRatio, kEffectLeak, kEffectTied, kEffectLogit };
 inline constexpr size_t kEffectTracks = 6;
 inline constexpr size_t kJudgedHeadsMax = 8;
+inline constexpr int32_t kPeersMin = 4;  // Other heads, for a median to be theirs.
 
 // One indicator of one head when an action was applied.
 struct EffectBefore {
@@ -43,9 +49,10 @@ struct EffectBefore {
   uint8_t track = 0;
   double level = 0;  // As it would be then: a clip has been taken into account.  0: not known.
   double slope = 0;  // Of ln x a step; 0 where no growth could be told from noise.
+  double peers = 0;  // The level in those of the run's median head; 0: too few heads to say.
   template <class A>
   void Visit(A& a) {
-    a(layer), a(head), a(track), a(level), a(slope);
+    a(layer), a(head), a(track), a(level), a(slope), a(peers);
   }
 };
 
@@ -103,9 +110,14 @@ class EffectWatch {
     double level = 0, slope = 0;
     bool grows = false;  // Surely.
   };
+  bool HasPeers() const { return layout_.layers * layout_.heads > kPeersMin; }
   size_t At(Head head) const { return static_cast<size_t>(head.layer * layout_.heads + head.head); }
-  // Of the newest rows, without the oldest `skip` share of them.
-  Reading Read(EffectTrack track, size_t head, double skip) const;
+  // Of the newest rows, without the oldest `skip` share of them; `relative` to
+  // the run's median head.
+  Reading Read(EffectTrack track, size_t head, double skip, bool relative = false) const;
+  // The growth from `was` to `now`, `passed` steps later, is none that training explains.
+  bool IsIllness(const Action& action, const EffectBefore& was, const Reading& now, const Reading& by_peers,
+                 double passed) const;
   std::vector<Head> Choose(const Action& action, const std::vector<Head>& heads) const;
   // What the action itself makes of a level; 0 = nobody knows.
   double LevelAfter(const Action& action, EffectTrack track, Head head, double level) const;

@@ -177,6 +177,7 @@ struct ActionEngine::State {
   int32_t policy_actions = 0;    // That the policy made and that were approved.
   int64_t last_trial_step = -1;  // When the last of them that is judged was approved.
   double step_seconds = 0;       // Smoothed; 0 = not known.
+  bool stepped = false;          // This attempt has closed a step: the run's newest step is its own.
   uint64_t due_version = 1;
   EffectWatch watch;
   bool watching = false;  // Only while something may come of it.
@@ -204,8 +205,10 @@ struct ActionEngine::State {
 
   // ---- delivery.cc ----
   void Restart(uint32_t attempt, const Now& now, Changed* changed);
-  // Decides who is handed it, or refuses; waits while ranks are missing.
+  // Decides who is handed it, or refuses; waits while ranks are missing, or a
+  // step of this attempt to count from.
   void Address(Tracked* tracked, const Now& now, Changed* changed);
+  void AddressAll(const Now& now, Changed* changed);
   void Answer(Tracked* tracked, const RankResult& result, const Now& now, Changed* changed);
   void Settle(Tracked* tracked, const Now& now, Changed* changed);
   // Why the kind cannot be applied in this attempt; "" = it can.

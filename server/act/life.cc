@@ -257,11 +257,13 @@ void ActionEngine::State::Expire(const Now& now, Changed* changed) {
     if (now.time_unix_ns <= tracked.action.expires_unix_ns) continue;
     if (state == ActionState::kProposed) {
       Fail(&tracked, ActionState::kExpired, "server", "nobody approved it in time", false, now, changed);
-    } else if (state == ActionState::kApproved) {
-      Fail(
-          &tracked, ActionState::kExpired, "server",
-          tracked.recipients.empty() ? "not all ranks of the attempt have said hello" : "no trainer fetched it in time",
-          true, now, changed);
+    } else if (state == ActionState::kApproved || (state == ActionState::kSent && tracked.recipients.empty())) {
+      // Sent, to nobody: to a trainer that restarted since.
+      const char* const why = !tracked.recipients.empty() ? "no trainer fetched it in time"
+                              : ranks.size() >= run.reporters
+                                  ? "no step of the attempt to count from was closed in time"
+                                  : "not all ranks of the attempt have said hello";
+      Fail(&tracked, ActionState::kExpired, "server", why, true, now, changed);
     } else if (state == ActionState::kSent && now.time_unix_ns > tracked.action.expires_unix_ns + kAnswerGraceNanos) {
       Settle(&tracked, now, changed);
     }

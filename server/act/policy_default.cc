@@ -39,7 +39,7 @@ rules:
   - {do: qk.clip, gamma: 0, scope: heads, trial_steps: 400}
   - {do: rollback.suggest}
 # Rounding, and nothing is lost yet.  What takes the bias away costs next to nothing and stays, whatever
-# the trial said: weights that grow healthily are sometimes taken for those that are pushed.
+# the trial said: to take it back for a wrong verdict would cost the run.
 - when: {rule: [drift, ties, norm]}
   confirm_steps: 40
   ladder:

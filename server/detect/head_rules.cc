@@ -43,6 +43,7 @@ HeadRules::HeadRules(const JudgeOptions& options, const Layout& layout, Detector
     held.since.assign(heads_, 0);
   }
   stage_.assign(heads_, 0);
+  leak_step_.assign(static_cast<size_t>(layout.layers), -1);
   for (auto* values : {&eta_steps_, &eta_lower_, &eta_upper_}) values->assign(heads_, -1);
   eta_step_.assign(heads_, 0);
   run_.key = NextKey();
@@ -207,6 +208,9 @@ void HeadRules::Tick(const AttentionTraits& traits, bool excused) {
   logits_.clear();
   for (size_t test = 0; test < kHeadTests; ++test) Hold(static_cast<HeadTest>(test));
   for (size_t head = 0; head < heads_; ++head) {
+    if (held_[kLeaking].active[head] != 0) leak_step_[head / static_cast<size_t>(layout_.heads)] = last_step_;
+  }
+  for (size_t head = 0; head < heads_; ++head) {
     uint8_t active = 0;
     for (const Held& held : held_) active |= held.active[head];
     stage_[head] = 0;
@@ -265,6 +269,11 @@ bool HeadRules::LayerLeaks(size_t head) const {
                      active.begin() + static_cast<ptrdiff_t>(first + heads), [](uint8_t holds) { return holds != 0; });
 }
 
+bool HeadRules::LayerLeakedLately(size_t head) const {
+  const int64_t step = leak_step_[head / static_cast<size_t>(layout_.heads)];
+  return step >= 0 && last_step_ - step <= options_.leak.memory_steps;
+}
+
 void HeadRules::JudgeHead(size_t head, const AttentionTraits& traits) {
   const DriftOptions& drift = options_.drift;
   const Reading r = Read(head);
@@ -274,7 +283,7 @@ void HeadRules::JudgeHead(size_t head, const AttentionTraits& traits) {
   // where it is measured and silent in a whole layer, the kernel's error does
   // not push.  The head that is pushed furthest need not leak most.
   const bool leaks = r.leak_measured && LayerLeaks(head);
-  const bool pushed = !r.leak_measured || leaks;
+  const bool pushed = !r.leak_measured || leaks || LayerLeakedLately(head);
   // What has no second witness must hold longer.
   const bool far = r.level_sure || (r.level && (r.ties || leaks));
   const bool mode_grows = r.common_growth && (leaks || (r.common_growth_sure && !r.leak_measured));
@@ -435,7 +444,7 @@ bool HeadRules::Consistent() const {
   for (const Held& held : held_) {
     if (held.count.size() != heads_ || held.active.size() != heads_ || held.since.size() != heads_) return false;
   }
-  return stage_.size() == heads_ && eta_steps_.size() == heads_ && eta_lower_.size() == heads_ &&
+  return stage_.size() == heads_ && leak_step_.size() == static_cast<size_t>(layout_.layers) && eta_steps_.size() == heads_ && eta_lower_.size() == heads_ &&
          eta_upper_.size() == heads_ && eta_step_.size() == heads_;
 }
 

@@ -60,7 +60,7 @@ class HeadRules {
   void Visit(A& a) {
     for (BatchSeries& series : series_) a(series);
     for (Held& held : held_) a(held);
-    a(stage_);
+    a(stage_), a(leak_step_);
     a(eta_steps_), a(eta_lower_), a(eta_upper_), a(eta_step_), a(ticks_);
     a(batch_begin_);
     a(last_step_);
@@ -92,6 +92,8 @@ class HeadRules {
   void Hold(HeadTest test);
   // Whether the key gradients of any head of its layer leak.
   bool LayerLeaks(size_t head) const;
+  // The same, within the newest leak.memory_steps.
+  bool LayerLeakedLately(size_t head) const;
   void JudgeHead(size_t head, const AttentionTraits& traits);
   // Large scores in a layer with a drifting head are the drift's last stage.
   void JoinLogits();
@@ -120,6 +122,7 @@ class HeadRules {
   std::vector<BatchSeries> series_;  // [kHeadTracks]
   std::array<Held, kHeadTests> held_;
   std::vector<int32_t> stage_;
+  std::vector<int64_t> leak_step_;  // Of each layer: when a head of it last leaked; -1 = never.
   // Of the last fit; steps < 0: unknown.
   std::vector<float> eta_steps_, eta_lower_, eta_upper_;
   std::vector<int64_t> eta_step_;

@@ -94,6 +94,10 @@ struct LeakOptions {
   double floor = 2e-4;
   double factor = 10;
   int32_t hold_batches = 4;
+  // A layer whose leak has fallen silent is still the one that was pushed: the
+  // common mode that the push left stays, and W_Q explodes later.  So long: the
+  // slowest doubling that counts as growth (trend.doubling_steps_max).
+  int64_t memory_steps = 2000;
 };
 
 struct TiesOptions {

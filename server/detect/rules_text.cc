@@ -17,7 +17,8 @@ namespace {
 constexpr const char* kBuiltinSentences[] = {
     "A head drifts: any of the four tests below. Stage 1; 2 with ties, 3 with norm, 4 with logits of "
     "{logits.logit_max_large}. "
-    "A warning; critical with norm, or with ties above a common mode of {drift.common_mode_large} logits. The alert "
+    "A warning; critical with norm, or with ties above a common mode of {drift.common_mode_large} logits if a head of "
+    "the layer leaked within the newest {leak.memory_steps} steps or the leak is not measured. The alert "
     "names at least "
     "{alert.suspects_min} heads. The time left counts to a ratio of {drift.ratio_critical} and a common mode of "
     "{drift.common_mode_critical} logits, the mean of both, from half that ratio on to the common mode alone; up to "

@@ -49,6 +49,7 @@ constexpr Threshold kThresholds[] = {
     BW_ROW(leak, floor, 0, 1, "", "the median head's key-gradient leak counts as at least this"),
     BW_ROW(leak, factor, 1, 1e6, "times the median head", "leak that is an error of the kernel"),
     BW_ROW(leak, hold_batches, 1, 10000, "batches", "that it must hold"),
+    BW_ROW(leak, memory_steps, 0, 1e9, "steps", "that a layer counts as leaking after it, for a critical"),
 
     BW_ROW(ties, fraction_min, 0, 1, "of the rows", "with a repeated bf16 maximum"),
     BW_ROW(ties, peer_factor, 0, 1e6, "times the median head", "share of rows that ties must also have"),

@@ -42,16 +42,17 @@ nlohmann::json Common(const nlohmann::json& alerts, const char* field) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Webhook>> Webhook::Start(const WebhookOptions& options, AlertLog* alerts,
-                                                        Counters* counters) {
+                                                        ActionLog* actions, Counters* counters) {
   absl::StatusOr<UrlParts> url = SplitUrl(options.url);
   if (!url.ok()) return url.status();
-  return std::unique_ptr<Webhook>(new Webhook(options, *std::move(url), alerts, counters));
+  return std::unique_ptr<Webhook>(new Webhook(options, *std::move(url), alerts, actions, counters));
 }
 
-Webhook::Webhook(const WebhookOptions& options, UrlParts url, AlertLog* alerts, Counters* counters)
+Webhook::Webhook(const WebhookOptions& options, UrlParts url, AlertLog* alerts, ActionLog* actions, Counters* counters)
     : options_(options),
       url_(std::move(url)),
       alerts_(alerts),
+      actions_(actions),
       counters_(counters),
       seconds_(counters->histogram("bellwether_notification_seconds", {{"channel", options.channel}})),
       random_(std::random_device()()) {
@@ -60,6 +61,8 @@ Webhook::Webhook(const WebhookOptions& options, UrlParts url, AlertLog* alerts, 
   }
   worker_ = std::thread([this] { Work(); });
   subscription_ = alerts_->Subscribe([this](const Transition& transition) { Note(transition); });
+  action_subscription_ = actions_->Subscribe(
+      [this](RunId run, const Action& action, size_t fresh) { NoteAction(run, action, fresh); });
 }
 
 Webhook::~Webhook() { Stop(); }
@@ -67,6 +70,7 @@ Webhook::~Webhook() { Stop(); }
 void Webhook::Stop() {
   if (!worker_.joinable()) return;
   alerts_->Unsubscribe(subscription_);
+  actions_->Unsubscribe(action_subscription_);
   {
     absl::MutexLock lock(&mutex_);
     stopping_ = true;
@@ -104,6 +108,39 @@ void Webhook::Note(const Transition& transition) {
   } else {
     ++pending.truncated;
   }
+}
+
+bool Webhook::IsToldOf(const AlertView& alert) const {
+  return alert.last.state == AlertState::kFiring && alert.last.severity >= options_.severity_min &&
+         alert.note.silenced_until_unix_ns <= Clock::System()->UnixNanos();
+}
+
+void Webhook::NoteAction(RunId run, const Action& action, size_t fresh) {
+  // New as a whole: a proposal is told once, whatever becomes of it.
+  const bool is_new = fresh == action.history.size() && action.asked_by == kPolicyName && !action.alert_key.empty();
+  if (!is_new || options_.proposals == nullptr) return;
+  const auto alert = alerts_->Get(run, action.alert_key);
+  // One that fires only now brings it along.
+  if (alert.ok() && IsToldOf(*alert) && !options_.proposals({action}, alert->last).empty()) Note(alert->last);
+}
+
+std::vector<Transition> Webhook::Firing(RunId run) const {
+  std::vector<Transition> firing;
+  for (const AlertView& alert : alerts_->List(run, /*firing_only=*/true)) {
+    if (IsToldOf(alert)) firing.push_back(alert.last);
+  }
+  if (firing.empty() || options_.proposals == nullptr) return firing;
+  const auto actions = actions_->List(run);
+  if (!actions.ok()) {
+    LogWarning("webhook {}: what is proposed cannot be told: {}", options_.channel,
+               std::string(actions.status().message()));
+    return firing;
+  }
+  for (Transition& alert : firing) {
+    const std::string more = options_.proposals(*actions, alert);
+    if (!more.empty()) absl::StrAppend(&alert.advice, alert.advice.empty() ? "" : " ", more);
+  }
+  return firing;
 }
 
 void Webhook::Work() {
@@ -183,9 +220,8 @@ std::string Webhook::Body(RunId run, const Pending& pending) const {
   const int64_t now_ns = Clock::System()->UnixNanos();
   nlohmann::json alerts = nlohmann::json::array();
   bool firing = false;
-  for (const AlertView& alert : alerts_->List(run, /*firing_only=*/true)) {
-    if (alert.last.severity < options_.severity_min || alert.note.silenced_until_unix_ns > now_ns) continue;
-    alerts.push_back(AlertJson(alert.last, options_.external_url));
+  for (const Transition& alert : Firing(run)) {
+    alerts.push_back(AlertJson(alert, options_.external_url));
     firing = true;
   }
   for (const auto& [key, transition] : pending.resolved) {

@@ -4,7 +4,8 @@
 // receives from an Alertmanager receives from here.  One notification per run:
 // all of its alerts that fire, and those that were resolved since the last one.
 // The body is built when it is sent, so that a receiver that was away hears the
-// newest state once and no backlog.
+// newest state once and no backlog.  What a policy proposes for an alert after
+// it fired is told once, by sending the alert again with it.
 //
 // The body for Slack says the same in a message for people (slack.h).
 //
@@ -14,16 +15,19 @@
 #define BELLWETHER_SERVER_EXPORT_WEBHOOK_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <random>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "server/export/http_post.h"
+#include "server/store/action_log.h"
 #include "server/store/alert_log.h"
 #include "server/util/clock.h"
 #include "server/util/counters.h"
@@ -39,6 +43,9 @@ struct WebhookOptions {
   std::string external_url;  // Of the page; links begin with it.
   Severity severity_min = Severity::kWarning;
   bool send_resolved = true;
+  // Of a run's actions: what is added to the advice of an alert that fires.
+  // Thread-safe; null = nothing.
+  std::function<std::string(const std::vector<Action>& actions, const Transition& alert)> proposals;
   size_t runs_max = 1000;                  // Runs with something to say; more are refused.
   size_t resolved_max = 256;               // Resolved alerts of a run in one notification.
   int attempts_max = 8;                    // Then the notification is given up.
@@ -57,7 +64,7 @@ class Webhook {
   // INVALID_ARGUMENT: the url is none.  Begins with the next transition; all
   // arguments must outlive the object.
   static absl::StatusOr<std::unique_ptr<Webhook>> Start(const WebhookOptions& options, AlertLog* alerts,
-                                                        Counters* counters);
+                                                        ActionLog* actions, Counters* counters);
   ~Webhook();
   Webhook(const Webhook&) = delete;
   Webhook& operator=(const Webhook&) = delete;
@@ -75,8 +82,12 @@ class Webhook {
     int attempts = 0;
   };
 
-  Webhook(const WebhookOptions& options, UrlParts url, AlertLog* alerts, Counters* counters);
+  Webhook(const WebhookOptions& options, UrlParts url, AlertLog* alerts, ActionLog* actions, Counters* counters);
   void Note(const Transition& transition);
+  void NoteAction(RunId run, const Action& action, size_t fresh);
+  // Of a run, as they fire now.
+  std::vector<Transition> Firing(RunId run) const;
+  bool IsToldOf(const AlertView& alert) const;
   void Work();
   // "" if nothing is left to say.
   std::string Body(RunId run, const Pending& pending) const;
@@ -86,9 +97,11 @@ class Webhook {
   const WebhookOptions options_;
   const UrlParts url_;
   AlertLog* const alerts_;
+  ActionLog* const actions_;
   Counters* const counters_;
   Histogram* const seconds_;
   int64_t subscription_ = 0;
+  int64_t action_subscription_ = 0;
   std::mt19937_64 random_;  // The worker's.
   absl::Mutex mutex_;
   std::map<RunId, Pending> pending_ ABSL_GUARDED_BY(mutex_);

@@ -5,15 +5,19 @@ Method: a recorded failing run is sent by the real client to the real server; th
 
 from __future__ import annotations
 
+import http.server
 import json
 import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
-from bellwether_process import ROOT, Server, wait_for
+from bellwether_process import ROOT, Server, free_port, wait_for
 from conftest import generated_protos as generated_protos
 from recording import Recording
 
@@ -75,6 +79,26 @@ class Trainer:
         self.client.close()
 
 
+@contextmanager
+def webhook(advice: list[str]) -> Iterator[str]:
+    """The address of a webhook's other end, which keeps what each notification advises."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            alerts = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["alerts"]
+            advice.append(" ".join(alert["annotations"]["advice"] for alert in alerts))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", free_port()), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/hook"
+        server.shutdown()
+
+
 def actions(server: Server, run: str) -> list[dict[str, Any]]:
     return list(server.call("ListActions", run=run)["actions"])
 
@@ -122,6 +146,29 @@ def test_a_proposal_is_approved_applied_and_told_everywhere(tmp_path: Path) -> N
         metrics = server.get("/metrics")
         assert 'bellwether_actions_total{kind="attention.center_k",result="applied"} 1' in metrics
         assert 'bellwether_action_results_total{result="taken"} 1' in metrics
+
+
+def test_a_proposal_that_waited_for_its_alert_to_hold_reaches_the_webhooks(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.yml"
+    policy.write_text(POLICY.format(mode="propose", confirm=100))
+    advice: list[str] = []
+    with (
+        webhook(advice) as url,
+        Server(
+            tmp_path, f"alerting:\n  webhooks:\n    - url: {url}\n", f"--policy.file={policy}"
+        ) as server,
+        Trainer(server, "ill") as trainer,
+    ):
+        trainer.train(10)
+        while not server.call("ListActions", run="ill").get("actions"):
+            assert trainer.step < 6000
+            trainer.train(10)
+        action = actions(server, "ill")[0]
+        approve = f"bellwether action approve ill {action['id']}"
+        told = wait_for("the webhook is told", lambda: [a for a in advice if approve in a])
+        assert action["cost"] in told[0]
+        assert len(told) == 1
+        assert approve not in advice[0], "the alert fired before"
 
 
 def test_enforced_by_reload_and_observed_again_for_one_run(tmp_path: Path) -> None:

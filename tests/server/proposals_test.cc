@@ -48,6 +48,17 @@ TEST(ProposalsTest, WhatThePolicyApprovedIsOnItsWay) {
   EXPECT_THAT(transition.advice, AllOf(HasSubstr("On its way"), HasSubstr("action aa-1")));
 }
 
+TEST(ProposalsTest, WhatTheAdviceNamesAlreadyIsNotSaidAgain) {
+  Transition transition;
+  transition.run_name = "r";
+  transition.key = "drift/3/5/1200";
+  const std::string text = ProposalText({Centring("aa-1", ActionState::kProposed)}, transition);
+  EXPECT_THAT(text, AllOf(HasSubstr("action approve r aa-1"), HasSubstr("cost: 1 % of attention")));
+  transition.advice = text;
+  EXPECT_EQ(ProposalText({Centring("aa-1", ActionState::kSent)}, transition), "");
+  EXPECT_THAT(ProposalText({Centring("aa-11", ActionState::kProposed)}, transition), HasSubstr("aa-11"));
+}
+
 TEST(ProposalsTest, OthersAlertsAndOtherStatesSayNothing) {
   Transition transition;
   transition.key = "ties/0/0/10";

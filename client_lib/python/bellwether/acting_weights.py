@@ -171,6 +171,9 @@ class QKClip(Applier):
         self.monitor.weights_changed()
         return f"{count} heads" + (f"; {left} stayed as it was" if left else "")
 
+    def undo(self, action: Action, step: int) -> None:
+        raise AssertionError("qk.clip is not among UNDOABLE: nobody asks")
+
     @staticmethod
     def _touched(changes: list[tuple[_Place, Tensor]]) -> list[Part]:
         return [part for place, _ in changes for part in place.parts()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Optional
 
 from .actions import Action
@@ -11,31 +12,31 @@ if TYPE_CHECKING:
     from .monitor import Monitor
 
 
-class Applier:
+class Applier(ABC):
     """One or some kinds of action.  All is called on the training thread, at step boundaries;
     what is raised is caught by the caller."""
 
     def __init__(self, monitor: Monitor) -> None:
         self.monitor = monitor
 
+    @abstractmethod
     def impossible(self, kind: str) -> Optional[str]:
         """Why no action of this kind can be applied in this process; None if some can."""
-        raise NotImplementedError
 
+    @abstractmethod
     def refusal(self, action: Action) -> Optional[str]:
         """Why this one cannot be applied now; None if it can.  Changes nothing."""
-        raise NotImplementedError
 
+    @abstractmethod
     def apply(self, action: Action, step: int) -> str:
         """From `step` on it is in force; a word about it, or "".  What raises has changed
         nothing, as far as that can be had."""
-        raise NotImplementedError
 
+    @abstractmethod
     def undo(self, action: Action, step: int) -> None:
         """`action` was applied, and is not any more."""
-        raise NotImplementedError
 
-    def end(self) -> None:
+    def end(self) -> None:  # noqa: B027 (most hold nothing)
         """The monitor detaches: what can be taken back is."""
 
 

@@ -57,6 +57,7 @@ TEST(DeliveryTest, RanksWithoutAGroupApplyAtAStepThatIsFarEnough) {
   ActRun r(DefaultPolicy(), Ranks(2, 2));
   r.Hello(0);
   r.Hello(1);
+  r.Steps(1);
   ASSERT_TRUE(r.Propose(Approved(CenterAll())).ok());
   ASSERT_EQ(r.engine->Due(0).size(), 1u);
   ASSERT_EQ(r.engine->Due(1).size(), 1u);
@@ -72,12 +73,72 @@ TEST(DeliveryTest, RanksWithoutAGroupApplyAtAStepThatIsFarEnough) {
   EXPECT_EQ(r.At(1).history.back().reason, "at step 150 on 2 ranks");
 }
 
+TEST(DeliveryTest, AfterARestartTheStepIsCountedFromTheNewAttemptsOwnSteps) {
+  ActRun r(DefaultPolicy(), Ranks(2, 2));
+  r.Hello(0);
+  r.Hello(1);
+  r.Steps(1);
+  ASSERT_TRUE(r.Propose(Approved(CenterAll())).ok());
+  r.Sent(r.Id(1));
+  r.run.attempt = 2;  // Its checkpoint is one that the server has heard nothing of.
+  r.Hello(0);
+  r.Hello(1);
+  EXPECT_TRUE(r.engine->Due(0).empty());
+  EXPECT_TRUE(r.engine->Due(1).empty());
+  r.step = 5000;
+  r.Steps(1);
+  ASSERT_EQ(r.engine->Due(0).size(), 1u);
+  ASSERT_EQ(r.engine->Due(1).size(), 1u);
+  EXPECT_EQ(r.engine->Due(0)[0].apply_at_step, 5101);
+}
+
+TEST(DeliveryTest, AStepOfTheAttemptBeforeIsNoneToCountFrom) {
+  ActRun r(DefaultPolicy(), Ranks(2, 2));
+  r.run.attempt = 2;
+  r.Hello(0);
+  r.Hello(1);
+  ASSERT_TRUE(r.Propose(Approved(CenterAll())).ok());
+  r.run.attempt = 1;
+  r.Steps(1);  // It was still open.
+  EXPECT_TRUE(r.engine->Due(0).empty());
+  r.run.attempt = 2;
+  r.Steps(1);
+  EXPECT_EQ(r.engine->Due(0).size(), 1u);
+}
+
+TEST(DeliveryTest, WithoutAStepToCountFromItExpires) {
+  ActRun r(PolicyOf("limits: {time_to_live_s: 100}"), Ranks(2, 2));
+  r.Hello(0);
+  r.Hello(1);
+  ASSERT_TRUE(r.Propose(Approved(CenterAll())).ok());
+  r.time_s += 101;
+  r.Hello(0);
+  EXPECT_TRUE(r.engine->Due(0).empty());
+  EXPECT_EQ(r.At(1).state, ActionState::kExpired);
+  EXPECT_EQ(r.At(1).history.back().reason, "no step of the attempt to count from was closed in time");
+}
+
+TEST(DeliveryTest, WhatTheNewAttemptWasNeverHandedIsNotTakenForApplied) {
+  ActRun r(PolicyOf("limits: {time_to_live_s: 100}"), Ranks(2, 2));
+  r.Hello(0);
+  r.Hello(1);
+  r.Steps(1);
+  ASSERT_TRUE(r.Propose(Approved(CenterAll())).ok());
+  r.Sent(r.Id(1));
+  r.run.attempt = 2;
+  r.Hello(0);  // Rank 1 never comes.
+  r.Steps(200);
+  EXPECT_EQ(r.At(1).state, ActionState::kExpired);
+  EXPECT_EQ(r.At(1).history.back().reason, "not all ranks of the attempt have said hello");
+}
+
 TEST(DeliveryTest, TheMarginIsFiveSecondsOfSteps) {
   ActRun r(DefaultPolicy(), Ranks(2, 2));
   r.Hello(0);
   r.Hello(1);
   StepSample sample;
   sample.Reset(r.run.layout);
+  sample.attempt = r.run.attempt;
   sample.step = ++r.step;
   sample.Add(SignalId::kStepSeconds)[0] = 0.03125f;
   r.engine->OnStep(sample, r.now(), &r.changed);
@@ -89,6 +150,7 @@ TEST(DeliveryTest, WhatOneRankRefusesIsTakenBackFromTheOthers) {
   ActRun r(DefaultPolicy(), Ranks(2, 2));
   r.Hello(0);
   r.Hello(1);
+  r.Steps(1);
   ASSERT_TRUE(r.Propose(Approved(CenterAll())).ok());
   r.Sent(r.Id(1));
   r.Answer(r.Id(1), true, 0);
@@ -109,6 +171,7 @@ TEST(DeliveryTest, DifferentStepsArePartialToo) {
   ActRun r(DefaultPolicy(), Ranks(2, 2));
   r.Hello(0);
   r.Hello(1);
+  r.Steps(1);
   ASSERT_TRUE(r.Propose(Approved(CenterAll())).ok());
   r.Sent(r.Id(1));
   r.Answer(r.Id(1), true, 0, "", 150);
@@ -123,6 +186,7 @@ TEST(DeliveryTest, ARankThatNeverAnswersMakesItPartial) {
   ActRun r(PolicyOf("limits: {time_to_live_s: 100}"), Ranks(2, 2));
   r.Hello(0);
   r.Hello(1);
+  r.Steps(1);
   ASSERT_TRUE(r.Propose(Approved(CenterAll())).ok());
   r.Sent(r.Id(1));
   r.Answer(r.Id(1), true, 0);
@@ -142,6 +206,7 @@ TEST(DeliveryTest, AnUndoThatOneRankMissedGoesToItAgain) {
   ActRun r(DefaultPolicy(), Ranks(2, 2));
   r.Hello(0);
   r.Hello(1);
+  r.Steps(1);
   ASSERT_TRUE(r.Propose(Approved(CenterAll())).ok());
   r.Sent(r.Id(1));
   r.Answer(r.Id(1), true, 0, "", 150);
@@ -163,6 +228,7 @@ TEST(DeliveryTest, RanksOfWhomNotAllReportAreNotTouched) {
   ActRun r(DefaultPolicy(), Ranks(8, 2));
   r.Hello(0);
   r.Hello(1);
+  r.Steps(1);
   ASSERT_TRUE(r.Propose(Approved(CenterAll())).ok());
   EXPECT_EQ(r.At(1).state, ActionState::kRefused);
   EXPECT_THAT(r.At(1).history.back().reason, HasSubstr("2 of 8 ranks report"));
@@ -179,6 +245,7 @@ TEST(DeliveryTest, WhatCannotBeUndoneNeedsRanksThatAgree) {
   ActRun r(DefaultPolicy(), Ranks(2, 2));
   r.Hello(0);
   r.Hello(1);
+  r.Steps(1);
   ASSERT_TRUE(r.Propose(Approved(Clip())).ok());
   EXPECT_EQ(r.At(1).state, ActionState::kRefused);
   EXPECT_THAT(r.At(1).history.back().reason, HasSubstr("could be left with it applied in part"));
@@ -196,6 +263,7 @@ TEST(DeliveryTest, OneRankThatCannotApplyItIsEnoughToRefuse) {
 TEST(DeliveryTest, NobodyIsHandedAnythingBeforeAllRanksHaveSaidHello) {
   ActRun r(DefaultPolicy(), Ranks(2, 2));
   r.Hello(0);
+  r.Steps(1);
   ASSERT_TRUE(r.Propose(Approved(CenterAll())).ok());
   EXPECT_EQ(r.At(1).state, ActionState::kApproved);
   EXPECT_TRUE(r.engine->Due(0).empty());

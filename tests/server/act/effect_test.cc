@@ -21,16 +21,23 @@ using testing::HasSubstr;
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-// Indicators of head 1/0; the other heads rest.
+// Indicators of head 1/0; the other heads rest, but for their W_Q where it grows.
 struct Ill {
   double sigma = 4, sigma_growth = 0;  // Of ln, in 1,000 steps.
   double common = 50, common_growth = 0;
   double loss = 2;
+  double leak = 0;  // 0: not measured.
   bool has_sigma = true, has_common = true;
 };
 
+RunDescription RunOf(int32_t heads) {
+  RunDescription run = SmallRun();
+  run.layout.heads = run.layout.kv_heads = heads;
+  return run;
+}
+
 struct IllRun : ActRun {
-  using ActRun::ActRun;
+  explicit IllRun(PolicyPtr policy, int32_t heads = 4) : ActRun(std::move(policy), RunOf(heads)) {}
 
   // One step with a sample of the heads.
   void Sample() {
@@ -38,6 +45,7 @@ struct IllRun : ActRun {
     ++time_s;
     ill.sigma *= std::exp(ill.sigma_growth / 1000);
     ill.common *= std::exp(ill.common_growth / 1000);
+    sigma_of_others *= std::exp(growth_of_others / 1000);
     StepSample sample;
     sample.Reset(run.layout);
     sample.attempt = run.attempt;
@@ -45,12 +53,16 @@ struct IllRun : ActRun {
     const auto fill = [&](SignalId id, double usual, double value) {
       const auto to = sample.Add(id);
       std::fill(to.begin(), to.end(), static_cast<float>(usual));
-      to[2] = static_cast<float>(value);
+      to[static_cast<size_t>(run.layout.heads)] = static_cast<float>(value);
     };
-    if (ill.has_sigma) fill(SignalId::kWqSigma, 3, ill.sigma);
+    if (ill.has_sigma) fill(SignalId::kWqSigma, sigma_of_others, ill.sigma);
     if (ill.has_common) {
       fill(SignalId::kCommonModeSum, 5 * 64, ill.common * 64);
       fill(SignalId::kRows, 64, 64);
+    }
+    if (ill.leak > 0) {
+      fill(SignalId::kKeyLeakSum, 1e-5, ill.leak);
+      fill(SignalId::kKeyGradientSum, 1, 1);
     }
     sample.Add(SignalId::kLoss)[0] = static_cast<float>(ill.loss);
     engine->OnStep(sample, now(), &changed);
@@ -73,6 +85,7 @@ struct IllRun : ActRun {
     return "never " + std::string(NameOf(state));
   }
   Ill ill;
+  double sigma_of_others = 3, growth_of_others = 0;
 };
 
 constexpr char kCentreThenHp[] =
@@ -124,6 +137,68 @@ TEST(EffectTest, WhatDidNotHelpIsUndoneAndTheNextRungFollows) {
   ASSERT_EQ(r.count(), 3u);
   EXPECT_EQ(r.At(3).kind, ActionKind::kCenterK);
   EXPECT_EQ(r.At(3).state, ActionState::kApproved);
+}
+
+TEST(EffectTest, GrowthThatAllHeadsShareIsTrainingAndDoesNotCountAgainstIt) {
+  IllRun r(PolicyOf(kHpThenCentre));
+  r.Hello();
+  r.ActOn(r.Alert());
+  r.ill.sigma_growth = 0.8;
+  r.growth_of_others = 0.7;
+  r.Resolve(r.Alert());
+  r.Samples(1001);
+  EXPECT_EQ(r.At(1).state, ActionState::kKept);
+  EXPECT_THAT(r.WhyOf(1, ActionState::kHelped), HasSubstr("; times the median head 1.4"));
+}
+
+TEST(EffectTest, GrowthThatTheOtherHeadsDoNotShareIsHeldAgainstIt) {
+  IllRun r(PolicyOf(kHpThenCentre));
+  r.Hello();
+  r.ActOn(r.Alert());
+  r.ill.sigma_growth = 1.5;
+  r.growth_of_others = 0.7;
+  r.Resolve(r.Alert());
+  r.Samples(1001);
+  EXPECT_EQ(r.At(1).state, ActionState::kDidNotHelp);
+}
+
+TEST(EffectTest, ScoresThatGrowWhereHealthyOnesLieAreNoIllness) {
+  IllRun r(PolicyOf(kHpThenCentre));
+  r.Hello();
+  r.ill.has_sigma = false;
+  r.ill.common = 5;
+  r.ActOn(r.Alert());
+  r.ill.common_growth = 1.5;
+  r.Resolve(r.Alert());
+  r.Samples(1001);
+  EXPECT_EQ(r.At(1).state, ActionState::kKept);
+}
+
+// Two layers of two heads: three others are no peers.
+TEST(EffectTest, WithoutPeersWhatGrowsWhereTheLeakIsSilentIsTraining) {
+  for (const bool silent : {true, false}) {
+    IllRun r(PolicyOf(kHpThenCentre), 2);
+    r.Hello();
+    r.ill.leak = 0.01;
+    r.ActOn(r.Alert());
+    r.ill.sigma_growth = 1.5;
+    if (silent) r.ill.leak = 3e-4;
+    r.Resolve(r.Alert());
+    r.Samples(1001);
+    EXPECT_EQ(r.At(1).state, silent ? ActionState::kKept : ActionState::kDidNotHelp);
+  }
+}
+
+TEST(EffectTest, WithoutPeersAndLeakOnlyWhatDoublesIsHeldAgainstIt) {
+  for (const double growth : {0.6, 1.0}) {
+    IllRun r(PolicyOf(kCentreThenHp), 2);
+    r.Hello();
+    r.ActOn(r.Alert());
+    r.ill.sigma_growth = growth;
+    r.Resolve(r.Alert());
+    r.Samples(1001);
+    EXPECT_EQ(r.At(1).state, growth < 0.8 ? ActionState::kKept : ActionState::kEscalated);
+  }
 }
 
 TEST(EffectTest, InModeProposeTheUndoWaitsForAPersonToo) {

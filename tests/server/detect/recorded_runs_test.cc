@@ -58,6 +58,25 @@ TEST(RecordedRunsTest, EveryRoundingRunIsWarnedLongBeforeItsWeightsExplode) {
   EXPECT_GE(leads[leads.size() / 2], 1500);
 }
 
+// Their layer leaks, is silent for a while, and then explodes: asked whether it
+// leaks now, the criticals came 240 and 260 steps before.
+TEST(RecordedRunsTest, ACriticalRemembersThatItsLayerLeaked) {
+  int runs = 0;
+  for (const Case& c : Cases()) {
+    SCOPED_TRACE(c.label.name);
+    if (c.label.name != "gpt-live-long-s12" && c.label.name != "gpt-live-long-s14") continue;
+    ++runs;
+    ASSERT_GE(c.verdict.first_critical, 0);
+    EXPECT_GE(c.label.t_sigma - c.verdict.first_critical, 600);
+    JudgeOptions forgets;
+    forgets.leak.memory_steps = 0;
+    const auto run = ReadRecordedRun(kFolder + "/" + c.label.name + ".bwrun");
+    ASSERT_TRUE(run);
+    EXPECT_GT(Judge(*run, forgets).first_critical, c.verdict.first_critical);
+  }
+  EXPECT_EQ(runs, 2);
+}
+
 TEST(RecordedRunsTest, OneOfTheFirstThreeNamedHeadsExplodes) {
   int right = 0;
   int all = 0;

@@ -32,7 +32,7 @@ class WebhookTest : public ::testing::Test {
     options.backoff_max_ns = 10'000'000;
     if (options.url.empty()) options.url = receiver_.url();
     options.external_url = "http://watch:7071/";
-    return *Webhook::Start(options, &alerts_, &counters_);
+    return *Webhook::Start(options, &alerts_, &actions_, &counters_);
   }
   Transition Post(const SyntheticRun& run, AlertState state, Severity severity = Severity::kWarning) {
     Transition alert = MakeAlert(run, severity, "drift", 1'700'000'000'123'000'000);
@@ -40,6 +40,20 @@ class WebhookTest : public ::testing::Test {
     alert.k = k_++;
     EXPECT_TRUE(alerts_.Post(alert).ok());
     return alert;
+  }
+  // What the policy proposes for it; then it changes once more.
+  Action Propose(const Transition& alert, const std::string& id) {
+    Action action;
+    action.id = id;
+    action.alert_key = alert.key;
+    action.asked_by = kPolicyName;
+    Change(alert.run, ActionState::kProposed, &action);
+    return action;
+  }
+  void Change(RunId run, ActionState state, Action* action) {
+    action->state = state;
+    action->history.push_back({.state = state});
+    EXPECT_TRUE(actions_.Post(run, *action).ok());
   }
   double Count(const char* result) {
     return counters_.counter("bellwether_notifications_total", {{"channel", "webhook"}, {"result", result}})->value();
@@ -54,6 +68,7 @@ class WebhookTest : public ::testing::Test {
   Receiver receiver_{"/hook"};
   MemoryDatabase database_;
   AlertLog alerts_{&database_};
+  ActionLog actions_{&database_};
   Counters counters_;
   uint32_t k_ = 0;
 };
@@ -161,6 +176,53 @@ TEST_F(WebhookTest, SilencedAndTooMildIsNotTold) {
   Post(other, AlertState::kFiring, Severity::kCritical);
   webhook->Stop();
   EXPECT_EQ(receiver_.Await(1).size(), 1u);
+}
+
+std::string Ids(const std::vector<Action>& actions, const Transition& alert) {
+  std::string ids;
+  for (const Action& action : actions) {
+    if (action.alert_key == alert.key && action.state == ActionState::kProposed) ids += "Proposed: " + action.id;
+  }
+  return ids;
+}
+
+TEST_F(WebhookTest, WhatIsProposedLaterIsToldOnceWithTheAlert) {
+  auto webhook = Start({.proposals = Ids});
+  const Transition alert = Post(run_, AlertState::kFiring);
+  receiver_.Await(1);
+  AwaitCount("delivered", 1);
+  Action action = Propose(alert, "a-1");
+  const nlohmann::json body = receiver_.Await(2)[1];
+  EXPECT_EQ(body["alerts"][0]["annotations"]["advice"], alert.advice + " Proposed: a-1");
+  AwaitCount("delivered", 2);
+  ASSERT_TRUE(actions_.Post(alert.run, action).ok());  // A replay.
+  Change(alert.run, ActionState::kApproved, &action);
+  Change(alert.run, ActionState::kSent, &action);
+  webhook->Stop();
+  EXPECT_EQ(receiver_.Await(2).size(), 2u);
+}
+
+TEST_F(WebhookTest, WhatIsProposedForAnAlertThatNobodyIsToldOfIsNotTold) {
+  auto webhook = Start({.severity_min = Severity::kCritical, .proposals = Ids});
+  Propose(Post(run_, AlertState::kFiring, Severity::kWarning), "a-1");
+  SyntheticRun silenced = run_;
+  silenced.id = 2;
+  const Transition quiet = Post(silenced, AlertState::kFiring, Severity::kCritical);
+  receiver_.Await(1);
+  AwaitCount("delivered", 1);
+  ASSERT_TRUE(
+      alerts_.Annotate(2, quiet.key, {.silenced_until_unix_ns = Clock::System()->UnixNanos() + 60'000'000'000}).ok());
+  Propose(quiet, "a-2");
+  SyntheticRun over = run_;
+  over.id = 3;
+  Post(over, AlertState::kFiring, Severity::kCritical);
+  receiver_.Await(2);
+  const Transition resolved = Post(over, AlertState::kResolved, Severity::kCritical);
+  receiver_.Await(3);
+  AwaitCount("delivered", 3);
+  Propose(resolved, "a-3");
+  webhook->Stop();
+  EXPECT_EQ(receiver_.Await(3).size(), 3u);
 }
 
 TEST_F(WebhookTest, StopDeliversWhatIsDue) {
