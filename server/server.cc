@@ -100,6 +100,10 @@ absl::Status Server::StartAll() {
   for (AlertmanagerOptions alertmanager : options_.alertmanagers) {
     alertmanager.external_url = page;
     alertmanager.holds = options_.exporter.holds;
+    alertmanager.proposals = [actions = pipeline_->actions()](const Transition& alert) {
+      const auto of_run = actions->List(alert.run);
+      return of_run.ok() ? ProposalText(*of_run, alert) : std::string();
+    };
     BW_ASSIGN_OR_RETURN(auto started,
                         Alertmanager::Start(alertmanager, pipeline_->alerts(), pipeline_->runs(), &counters_));
     alertmanagers_.push_back(std::move(started));

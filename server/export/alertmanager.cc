@@ -119,7 +119,10 @@ Alertmanager::State Alertmanager::Firing(int64_t now_ns) const {
     } else if (firing.size() == options_.alerts_max) {
       Count("refused");
     } else {
-      firing[std::move(labels)] = {AlertAnnotations(last), AlertUrl(last, options_.external_url), last.time_unix_ns, 0};
+      StringMap annotations = AlertAnnotations(last);
+      const std::string more = options_.proposals != nullptr ? options_.proposals(last) : "";
+      if (!more.empty()) absl::StrAppend(&annotations["advice"], last.advice.empty() ? "" : " ", more);
+      firing[std::move(labels)] = {std::move(annotations), AlertUrl(last, options_.external_url), last.time_unix_ns, 0};
     }
   }
   return firing;

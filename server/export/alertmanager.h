@@ -17,6 +17,7 @@
 #define BELLWETHER_SERVER_EXPORT_ALERTMANAGER_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -39,6 +40,9 @@ struct AlertmanagerOptions {
   std::string channel = "alertmanager";  // Label of the counters.
   std::string external_url;              // Of the page; links begin with it.
   Severity severity_min = Severity::kWarning;
+  // What is added to the advice of an alert that fires: the actions proposed for
+  // it, as of each push.  Thread-safe; null = nothing.
+  std::function<std::string(const Transition& alert)> proposals;
   RunHolds holds;
   size_t alerts_max = 4096;  // In one state; the oldest beyond it are refused.
   size_t batch_max = 256;    // In one request.

@@ -8,6 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <nlohmann/json.hpp>
 
 #include "server/util/clock.h"
@@ -78,6 +79,21 @@ TEST_F(AlertmanagerTest, WhatFiresIsSentAndSentAgain) {
   EXPECT_EQ(later[0]["labels"], first[0]["labels"]);
   EXPECT_EQ(later[0]["startsAt"], first[0]["startsAt"]);
   EXPECT_GT(later[0]["endsAt"].get<std::string>(), first[0]["endsAt"].get<std::string>());
+}
+
+TEST_F(AlertmanagerTest, WhatIsProposedLaterComesWithTheNextPush) {
+  std::atomic<bool> proposed{false};
+  auto alertmanager =
+      Start({.proposals = [&](const Transition&) { return proposed ? "Proposed: centre the keys." : ""; },
+             .resend_ns = 10'000'000});
+  Post(run_);
+  receiver_.Await(1);
+  proposed = true;
+  const nlohmann::json body = Await([](const auto& push) {
+    return !push.empty() &&
+           push[0]["annotations"]["advice"].template get<std::string>().ends_with("Proposed: centre the keys.");
+  });
+  ASSERT_THAT(body, SizeIs(1));
 }
 
 TEST_F(AlertmanagerTest, AnEndIsToldForAWhile) {
