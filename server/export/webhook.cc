@@ -61,8 +61,8 @@ Webhook::Webhook(const WebhookOptions& options, UrlParts url, AlertLog* alerts, 
   }
   worker_ = std::thread([this] { Work(); });
   subscription_ = alerts_->Subscribe([this](const Transition& transition) { Note(transition); });
-  action_subscription_ = actions_->Subscribe(
-      [this](RunId run, const Action& action, size_t fresh) { NoteAction(run, action, fresh); });
+  action_subscription_ =
+      actions_->Subscribe([this](RunId run, const Action& action, size_t fresh) { NoteAction(run, action, fresh); });
 }
 
 Webhook::~Webhook() { Stop(); }

@@ -35,6 +35,7 @@ REPAIRS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def train(path: Path, seed: int, repair: Optional[str]) -> tuple[float, float]:
     """The mean loss of the last quarter, and sigma(W_Q) of the layer that could fail."""
+    torch.set_num_threads(1)
     torch.manual_seed(seed)
     data = tiny.Data(seed)
     model = tiny.TinyTransformer("bf16")
