@@ -23,19 +23,26 @@ def test_the_tutorial(tmp_path: Path) -> None:
     grpc, web = free_port(), free_port()
     script = f"\necho '{MARK}'\n".join(BLOCKS).replace("127.0.0.1:7070", f"127.0.0.1:{grpc}")
     # The page's server listens where nobody else does.
-    script = script.replace("& server=$!", f"--grpc.listen-address=127.0.0.1:{grpc} --web.listen-address=127.0.0.1:{web} & server=$!")
+    script = script.replace(
+        "& server=$!",
+        f"--grpc.listen-address=127.0.0.1:{grpc} --web.listen-address=127.0.0.1:{web} & server=$!",
+    )
     environment = {**os.environ, "BELLWETHER_SERVER": f"127.0.0.1:{grpc}", "OMP_NUM_THREADS": "1"}
-    environment["PATH"] = os.pathsep.join([str(BIN), str(Path(sys.executable).parent), environment["PATH"]])
+    environment["PATH"] = os.pathsep.join(
+        [str(BIN), str(Path(sys.executable).parent), environment["PATH"]]
+    )
     done = subprocess.run(
         ["bash", "-euc", "trap 'kill $server 2>/dev/null' EXIT\n" + script],
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    watched, story, twin, judged, rescued = done.stdout.split(MARK)
+    watched, story, compared, judged, rescued = done.stdout.split(MARK)
     losses = [float(loss) for loss in re.findall(r"loss +([0-9.]+)", watched)]
     assert losses and losses[-1] < losses[0]
-    assert "critical" in story.lower()
-    worst = re.search(r"^ *(\d+) +(\d+) ", story[story.index("LAYER") :].split("\n", 1)[1], re.MULTILINE)
+    assert "critical" in story.lower() and "LAYER" in compared
+    worst = re.search(
+        r"^ *(\d+) +(\d+) ", story[story.index("LAYER") :].split("\n", 1)[1], re.MULTILINE
+    )
     assert worst and worst[1] == "1", story
     assert xml.parse(tmp_path / "sick.svg").getroot().tag.endswith("svg")
     assert "attention.center_k" in judged or "attention.mode" in judged

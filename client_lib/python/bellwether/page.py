@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import urllib.error
 import urllib.parse
@@ -62,10 +63,9 @@ class Page:
                 return json.load(answer)
         except urllib.error.HTTPError as e:
             text = e.read().decode("utf-8", "replace").strip()
-            try:
+            # Not every refusal is JSON: a token is refused in plain words.
+            with contextlib.suppress(ValueError, KeyError, TypeError):
                 text = json.loads(text)["message"]
-            except (ValueError, KeyError, TypeError):
-                pass  # Not every refusal is JSON: a token is refused in plain words.
             raise QueryError(e.code, f"{method}: {text or e.reason}") from None
 
     def events(self, after: Optional[str] = None) -> Iterator[Event]:

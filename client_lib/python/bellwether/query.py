@@ -34,14 +34,16 @@ _KINDS = {name: of_proto for of_proto, name in JSON_KINDS.items()}
 _LIMIT = 1000  # The servers' own, for lists.
 # The fields that hold 64-bit integers or floating-point numbers, which protobuf's JSON has as
 # strings (the latter when they are not finite).  A test compares them with the .proto files.
-_NUMBERS = frozenset("""
-after_id apply_at_step band counters dropped_ring_total dropped_total dropped_window_total
-durable_seq events expires_unix_ns first_step first_unacked_seq frames frames_dropped
-last_report_unix_ns last_seq learned_unix_ns limits loss lower_steps max mean median min p01 p50
-p99 peer_score ratio resync_from scale seq session_epoch silenced_until_unix_ns softcap
-started_unix_ns step step_begin step_end steps steps_recorded threshold time_unix_ns upper
-upper_steps value values weight_decay window_bytes
-""".split())
+_NUMBERS = frozenset({
+    "after_id", "apply_at_step", "band", "counters", "dropped_ring_total", "dropped_total",
+    "dropped_window_total", "durable_seq", "events", "expires_unix_ns", "first_step",
+    "first_unacked_seq", "frames", "frames_dropped", "last_report_unix_ns", "last_seq",
+    "learned_unix_ns", "limits", "loss", "lower_steps", "max", "mean", "median", "min", "p01",
+    "p50", "p99", "peer_score", "ratio", "resync_from", "scale", "seq", "session_epoch",
+    "silenced_until_unix_ns", "softcap", "started_unix_ns", "step", "step_begin", "step_end",
+    "steps", "steps_recorded", "threshold", "time_unix_ns", "upper", "upper_steps", "value",
+    "values", "weight_decay", "window_bytes",
+})  # fmt: skip
 # Numbers in the messages that have the other field too, words elsewhere.
 _NUMBERS_BESIDE = {"id": "k", "baseline": "detector"}
 
@@ -98,7 +100,9 @@ def _plain(message: Any) -> Any:
     if not isinstance(message, dict):
         return message
     return {
-        key: _number(value) if key in _NUMBERS or _NUMBERS_BESIDE.get(key) in message else _plain(value)
+        key: _number(value)
+        if key in _NUMBERS or _NUMBERS_BESIDE.get(key) in message
+        else _plain(value)
         for key, value in message.items()
     }
 
@@ -146,10 +150,9 @@ class Client:
         if end is not None:
             request["step_end"] = end
         found = self.call("GetSeries", run=run, series=of, **request)["series"][0]
-        numbers = (array("f", map(float, found[name])) for name in ("min", "mean", "max"))
-        return Series(
-            signal, layer, head, array("q", found["step"]), *numbers, bool(found["downsampled"])
-        )
+        least, mean, most = (array("f", map(float, found[name])) for name in ("min", "mean", "max"))
+        steps = array("q", found["step"])
+        return Series(signal, layer, head, steps, least, mean, most, bool(found["downsampled"]))
 
     def matrix(self, run: str, signal: str, step: int = -1) -> Matrix:
         """A signal of all heads, of the last sample at or before `step`; -1: the newest."""
@@ -164,7 +167,7 @@ class Client:
     # ---- alerts ----
 
     def alerts(self, run: str = "", *, firing_only: bool = False) -> list[dict[str, Any]]:
-        """Alerts with their newest transition (`last`), firing first; of all runs if none is named."""
+        """Alerts with their newest transition (`last`), firing first; unnamed: of all runs."""
         request = {"firing_only": firing_only, "limit": _LIMIT}
         return list(self.call("ListAlerts", run=run, **request)["alerts"])
 

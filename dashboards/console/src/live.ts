@@ -60,7 +60,8 @@ export class Live {
 
   private startPolling(): void {
     if (this.poll !== null) return;
-    this.set('polling');
+    // A call that failed may have said it first: then the next one that succeeds says otherwise.
+    if (this.now !== 'disconnected') this.set('polling');
     this.poll = window.setInterval(() => this.handler.runs(null), pollMs);
     this.handler.runs(null);
   }
