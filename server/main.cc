@@ -242,7 +242,8 @@ int Main(int argc, char** argv) {
   const auto add_gpu = [](CLI::App* to, BankOptions* bank) {
     to->add_option("--gpu", bank->gpu, "auto, on, off: where the detectors run; on refuses to start without a GPU")
         ->capture_default_str();
-    to->add_option("--gpu.library", bank->library, "the detectors' library for GPUs")->capture_default_str();
+    to->add_option("--gpu.library", bank->library,
+                   "the detectors' library for GPUs [libbellwether_bank.so, installed with this program]");
     to->add_option("--gpu.cusolver", bank->cusolver, "NVIDIA's cuSOLVER, for spectra [libcusolver.so of a known version]");
   };
   options.bank.library = flags.bank.library = LibraryPath("libbellwether_bank.so");
