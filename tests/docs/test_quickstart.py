@@ -43,8 +43,7 @@ def test_every_program_runs(server: Server, tmp_path: Path) -> None:
     for framework in PROGRAMS:
         run_name = f"quickstart-{framework.lower()}"
         described = server.call("GetRun", run=run_name)
-        assert described["ended"] and {"wq_sigma", "common_mode_sum"} <= set(described["signals"]), (
-            run_name
-        )
+        assert described["ended"], run_name
+        assert {"wq_sigma", "common_mode_sum"} <= set(described["signals"]), run_name
         server.run("run", "watch", run_name, "--once")
         server.run("head", "top", run_name)
