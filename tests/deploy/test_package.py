@@ -195,7 +195,8 @@ def test_it_is_installed_upgraded_removed_and_purged(machine: BootedMachine, fol
         host.run("stat", "-c", "%A %U:%G", "/var/lib/bellwether/").stdout.strip() == "drwx------ bellwether:bellwether"
     )
     # The detectors' library for GPUs is looked for where a package has libraries.
-    assert re.search(r"/usr/lib/\S*/libbellwether_bank\.so", host.log())
+    refused = host.run("bellwetherd", "--gpu=on", "--storage.path=/tmp/gpu", check=False)
+    assert re.search(r"/usr/lib/\S*libbellwether_bank\.so", refused.stdout + refused.stderr)
     # Webhooks' addresses are for the service alone.
     stat = host.run("stat", "-c", "%a %U:%G", "/etc/bellwether/bellwetherd.yml").stdout.strip()
     assert stat == "640 root:bellwether"
