@@ -216,6 +216,46 @@ const checks = {
     await server.stop();
   },
 
+  async 'no text that somebody chose is markup or a link'() {
+    const server = await start('hostile');
+    const hostile = 'onerror="window.pwned=1"';
+    for (const hash of ['', '#/status', 'run']) {
+      const page = await open(server, hash === 'run' ? '' : hash);
+      if (hash !== '#/status') await page.waitForSelector('.runs tbody tr');
+      if (hash === '') assert.ok((await page.textContent('.runs tbody')).includes(hostile));
+      if (hash === 'run') {
+        await page.click('.runs tbody tr:first-child a');
+        await page.waitForSelector('.verdict');
+        assert.ok((await page.textContent('.alert')).includes(hostile));
+        const actions = page.locator('section[aria-label=Actions]');
+        await actions.getByRole('textbox').first().fill(hostile);
+        await actions.getByRole('button', { name: 'Approve' }).click();
+        await page.waitForFunction((text) => document.querySelector('section[aria-label=Actions]').textContent.includes(text), hostile);
+        server.say('loss');
+        await page.waitForSelector('text=/loss/i');
+      }
+      if (hash === '#/status') await page.waitForSelector('text=synthetic');
+      assert.equal(await page.evaluate(() => window.pwned), undefined);
+      assert.equal(await page.locator('img, main script, a[href^=javascript]').count(), 0);
+      await page.close();
+    }
+    await server.stop();
+  },
+
+  async '126 layers of 128 heads and a million steps are a run like any other'() {
+    const server = await start('huge');
+    const page = await open(server, '#/run/gpt2-small%2Fbf16-fa2');
+    await page.waitForSelector('.chart canvas');
+    assert.match(await page.textContent('.verdict'), /layer 70 head 100/);
+    await page.focus('[role=grid]');
+    for (const key of ['ArrowRight', 'ArrowDown']) await page.keyboard.press(key);
+    assert.match(await page.textContent('#heat-cell'), /^layer 71, head 101: /);
+    await page.fill('input[type=range]', '500000');
+    await page.waitForFunction(() => /step (499|500),\d{3}/.test(document.querySelector('.step')?.textContent ?? ''));
+    await picture(page, 'huge');
+    await server.stop();
+  },
+
   async 'empty, unknown and many'() {
     let server = await start('empty');
     let page = await open(server, '');

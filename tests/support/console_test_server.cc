@@ -3,7 +3,9 @@
 // For tests and pictures of the page, and for working on it without a trainer.
 // Prints one line of JSON, {"port": N}, and serves until its input ends.
 //
-//   --scenario=ill|healthy|empty|many   --port=N   --token=T
+//   --scenario=ill|healthy|empty|many|huge|hostile   --port=N   --token=T
+// huge: 126 layers of 128 heads, a million steps.  hostile: every text that a
+// trainer or a person can choose is kHostile.
 // The first run has a policy that proposes, and an action that waits for a
 // person; "apply" is the trainer's answer to what was approved.
 // Every line on the input is one command: "step" lets the ill run go on,
@@ -30,6 +32,7 @@ namespace bellwether::server {
 namespace {
 
 constexpr char kPolicy[] = "mode: propose\n";
+constexpr char kHostile[] = "\"'><img src=x onerror=\"window.pwned=1\"><script>window.pwned=1</script>javascript:window.pwned=1";
 
 class Control final : public RunControl {
  public:
@@ -118,7 +121,16 @@ std::vector<SyntheticRun> Scenario(const std::string& name) {
   std::vector<SyntheticRun> runs;
   if (name == "empty") return runs;
   runs.push_back({.id = 1, .name = "gpt2-small/bf16-fa2"});
-  if (name == "ill" || name == "many") {
+  if (name == "huge") {
+    runs.back().layout = {.layers = 126, .heads = 128, .kv_heads = 8, .head_dim = 128, .seq_len = 8192};
+    runs.back().steps = 1'000'000;
+    runs.back().failing = {70, 100};
+    runs.back().fails_at = 998'000;
+    runs.back().stage = 2;
+    return runs;
+  }
+  if (name == "hostile") runs.back().name = kHostile;
+  if (name == "ill" || name == "many" || name == "hostile") {
     runs.back().steps = 3700;
     runs.back().failing = {1, 0};
     runs.back().stage = 2;
@@ -158,10 +170,18 @@ int Main(const std::vector<std::string>& arguments) {
   Counters counters;
   SyntheticSeries series;
   std::vector<SyntheticRun> runs = Scenario(scenario);
-  for (const SyntheticRun& run : runs) {
+  const bool hostile = scenario == "hostile";
+  const auto publish = [&](const SyntheticRun& run) {
     series.Add(run);
-    table.Publish(MakeSnapshot(run, clock->UnixNanos()));
-  }
+    auto snapshot = std::make_shared<RunSnapshot>(*MakeSnapshot(run, clock->UnixNanos()));
+    if (hostile) {
+      RunDescription& description = snapshot->record.description;
+      description.framework = description.model = description.attention.kernel = description.attention.score_dtype = kHostile;
+      snapshot->record.end_reason = kHostile;
+    }
+    table.Publish(snapshot);
+  };
+  for (const SyntheticRun& run : runs) publish(run);
   const auto post = [&](Severity severity, const std::string& rule) {
     Transition alert = MakeAlert(runs[0], severity, rule, clock->UnixNanos());
     if (rule == "loss") {
@@ -172,11 +192,15 @@ int Main(const std::vector<std::string>& arguments) {
       alert.first_step = alert.step;
       alert.summary = runs[0].name + ": loss";
     }
+    if (hostile) {
+      alert.rule = alert.cause = alert.summary = alert.advice = alert.siblings = kHostile;
+      for (Evidence& piece : alert.evidence) piece.signal = piece.detector = piece.text = kHostile;
+    }
     return alerts.Post(alert).ok();
   };
   const auto worsen = [&](int32_t stage, const std::string& rule) {
     runs[0].stage = stage;
-    table.Publish(MakeSnapshot(runs[0], clock->UnixNanos()));
+    publish(runs[0]);
     return post(Severity::kCritical, rule);
   };
   if (!runs.empty() && runs[0].stage > 0) post(Severity::kWarning, "drift");
@@ -213,8 +237,7 @@ int Main(const std::vector<std::string>& arguments) {
   while (std::getline(std::cin, command)) {
     if (command == "step" && !runs.empty()) {
       runs[0].steps += runs[0].every;
-      series.Add(runs[0]);
-      table.Publish(MakeSnapshot(runs[0], clock->UnixNanos()));
+      publish(runs[0]);
     } else if (command == "alert" && !runs.empty()) {
       worsen(3, "norm");
     } else if (command == "loss" && !runs.empty()) {
