@@ -1,0 +1,61 @@
+// How long the page's frames take while one scrubs through a million steps of
+// 126 layers of 128 heads, walks over the heads by keyboard, and hovers them.
+//
+//   node tests/dashboards/page_bench.mjs build/cpu/bin
+//
+// For each: the time between two frames beside that of the same page left alone
+// (a headless Chromium draws without a GPU), and the page's own work in a frame
+// (the browser's long tasks are those above 50 ms).
+import { spawn } from 'node:child_process';
+import { launch } from './chromium.mjs';
+
+const [bin] = process.argv.slice(2);
+const browser = await launch();
+const child = spawn(`${bin}/console_test_server`, ['--scenario=huge', '--port=0']);
+const { port } = JSON.parse(await new Promise((resolve) => child.stdout.once('data', (d) => resolve(String(d)))));
+const page = await browser.newPage({ viewport: { width: 1440, height: 900 } });
+await page.goto(`http://127.0.0.1:${port}/#/run/gpt2-small%2Fbf16-fa2`);
+await page.waitForSelector('.chart canvas');
+await page.waitForTimeout(1000);
+
+const quantile = (sorted, q) => sorted[Math.min(sorted.length - 1, Math.floor(q * sorted.length))];
+
+/** Frames of the page while `act` goes on inside it, one act a frame. */
+async function frames(act) {
+  const { gaps, work, long } = await page.evaluate(async (name) => {
+    const gaps = [], work = [];
+    let long = 0;
+    new PerformanceObserver((list) => { long += list.getEntries().length; }).observe({ type: 'longtask' });
+    const slider = document.querySelector('input[type=range]');
+    const grid = document.querySelector('[role=grid]');
+    const canvas = grid.querySelector('canvas') ?? grid;
+    grid.focus();
+    const acts = {
+      nothing: () => undefined,
+      scrub: (i) => { slider.value = String(Math.round(Number(slider.max) * (i / 120))); slider.dispatchEvent(new Event('input', { bubbles: true })); },
+      keys: (i) => document.activeElement.dispatchEvent(new KeyboardEvent('keydown', { key: i % 2 ? 'ArrowRight' : 'ArrowDown', bubbles: true })),
+      hover: (i) => {
+        const box = canvas.getBoundingClientRect();
+        canvas.dispatchEvent(new MouseEvent('mousemove', { clientX: box.left + (box.width * i) / 120, clientY: box.top + (box.height * i) / 120, bubbles: true }));
+      },
+    };
+    let last = await new Promise(requestAnimationFrame);
+    for (let i = 0; i < 120; ++i) {
+      const began = performance.now();
+      acts[name](i);
+      work.push(performance.now() - began);
+      const now = await new Promise(requestAnimationFrame);
+      gaps.push(now - last);
+      last = now;
+    }
+    return { gaps, work, long };
+  }, act);
+  gaps.sort((a, b) => a - b);
+  work.sort((a, b) => a - b);
+  const show = (all) => [0.5, 0.95, 0.99].map((q) => quantile(all, q).toFixed(1)).join(' / ');
+  console.log(`${act.padEnd(8)} frames ${show(gaps)} ms, handlers ${show(work)} ms (p50 / p95 / p99), long tasks ${long}`);
+}
+
+for (const act of ['nothing', 'scrub', 'keys', 'hover']) await frames(act);
+await browser.close();
+child.stdin.end();
