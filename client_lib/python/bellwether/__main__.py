@@ -1,4 +1,4 @@
-"""python -m bellwether attach | doctor | run | scan | npz2run | version."""
+"""python -m bellwether attach | doctor | forward | run | scan | npz2run | version."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ Watches PyTorch training jobs, new ones and running ones, and says why it cannot
 commands:
   attach PID [--detach]       watches a process that runs already, or ends that
   doctor [script.py args]     says why there is no data
+  forward RUN --to LOGGER     sends a run's signals to TensorBoard, W&B or MLflow
   run script.py args          runs a training script, untouched, under watch
   scan DIR [--follow]         watches a run by the checkpoints that it writes
   npz2run IN.npz OUT.bwrun    turns a recorded trace into a recorded run
@@ -46,6 +47,10 @@ def main(arguments: Optional[list[str]] = None) -> int:
         from . import doctor
 
         return doctor.main(rest)
+    if command == "forward":
+        from . import forward_command
+
+        return forward_command.main(rest)
     if command == "run":
         from . import runner
 
