@@ -127,10 +127,9 @@ def test_ports_and_names_match() -> None:
     for service in SERVICES.values():
         # On loopback only: nobody here asks who is there.
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
-    addresses = re.findall(
-        r"\b([a-z]+):(\d{4})\b",
-        "".join(path.read_text() for path in DOCKER.rglob("*.yml") if path.name != "compose.yml"),
-    )
+    settings = [path for path in DOCKER.rglob("*.yml") if path.name != "compose.yml"]
+    settings += (ROOT / "dashboards/grafana/provisioning").glob("*.yml")
+    addresses = re.findall(r"\b([a-z]+):(\d{4})\b", "".join(path.read_text() for path in settings))
     assert len(addresses) >= 3
     for name, port in addresses:
         assert any(mapped.endswith(f":{port}") for mapped in SERVICES[name]["ports"]), f"{name}:{port}"
