@@ -28,6 +28,8 @@ const axisTop = 18;
 export class Heatmap {
   readonly element: HTMLElement;
   private readonly canvas = h('canvas', { 'aria-hidden': 'true' });
+  // The heads and axes, painted once a matrix: a cursor that moves draws rings over a copy.
+  private readonly painted = h('canvas');
   private readonly legend = h('canvas', { 'aria-hidden': 'true', class: 'legend-bar' });
   private readonly legendLow = h('span');
   private readonly legendMiddle = h('span');
@@ -46,7 +48,7 @@ export class Heatmap {
       role: 'grid', tabindex: 0, class: 'heat-grid', 'aria-activedescendant': 'heat-cell', 'aria-label': 'Layer by head',
       onkeydown: (e) => this.onKey(e as KeyboardEvent), onmousemove: (e) => this.onMove(e as MouseEvent),
       onmouseleave: () => (this.tip.hidden = true), onclick: (e) => this.onClick(e as MouseEvent),
-      onfocus: () => this.draw(), onblur: () => this.draw(),
+      onfocus: () => this.drawRings(), onblur: () => this.drawRings(),
     }, this.canvas, h('div', { role: 'row', class: 'visually-hidden' }, this.cell), this.tip);
     this.element = h('div', { class: 'heat' }, this.grid,
       h('div', { class: 'legend' }, this.legend,
@@ -108,14 +110,15 @@ export class Heatmap {
     this.size = { w, h: cellHeight };
     const height = axisTop + cellHeight * data.layers + 4;
     const dpr = window.devicePixelRatio || 1;
-    this.canvas.width = Math.round(width * dpr);
-    this.canvas.height = Math.round(height * dpr);
+    for (const canvas of [this.canvas, this.painted]) {
+      canvas.width = Math.round(width * dpr);
+      canvas.height = Math.round(height * dpr);
+    }
     this.canvas.style.width = `${width}px`;
     this.canvas.style.height = `${height}px`;
-    const g = this.canvas.getContext('2d');
+    const g = this.painted.getContext('2d');
     if (!g) return;
     g.setTransform(dpr, 0, 0, dpr, 0, 0);
-    g.clearRect(0, 0, width, height);
     const gap = w >= 8 ? 1 : 0;
     const none = themeColor('--hatch');
     for (let layer = 0; layer < data.layers; layer++) {
@@ -137,10 +140,22 @@ export class Heatmap {
       }
     }
     this.drawAxes(g, data);
-    if (this.selected) this.ring(g, this.selected, themeColor('--text'), 5, false);
-    for (const mark of data.marked) this.ring(g, mark, themeColor('--critical'), 2.5, w >= 14);
-    if (document.activeElement === this.grid) this.ring(g, this.cursor, themeColor('--accent'), 3, false);
+    this.drawRings();
     this.drawLegend(scale);
+  }
+
+  private drawRings(): void {
+    const data = this.data;
+    const g = this.canvas.getContext('2d');
+    if (!data || !g || this.painted.width === 0) return;
+    const dpr = window.devicePixelRatio || 1;
+    g.setTransform(1, 0, 0, 1, 0, 0);
+    g.clearRect(0, 0, this.canvas.width, this.canvas.height);
+    g.drawImage(this.painted, 0, 0);
+    g.setTransform(dpr, 0, 0, dpr, 0, 0);
+    if (this.selected) this.ring(g, this.selected, themeColor('--text'), 5, false);
+    for (const mark of data.marked) this.ring(g, mark, themeColor('--critical'), 2.5, this.size.w >= 14);
+    if (document.activeElement === this.grid) this.ring(g, this.cursor, themeColor('--accent'), 3, false);
   }
 
   private drawAxes(g: CanvasRenderingContext2D, data: HeatmapData): void {
@@ -237,7 +252,7 @@ export class Heatmap {
     event.preventDefault();
     this.cursor = { layer: Math.min(layers - 1, Math.max(0, to.layer)), head: Math.min(heads - 1, Math.max(0, to.head)) };
     this.speak();
-    this.draw();
+    this.drawRings();
   }
 
   /** Again, in the colours of the theme as it is now. */
