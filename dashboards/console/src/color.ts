@@ -13,12 +13,20 @@ const diverging: Rgb[] = [
   [253, 219, 199], [244, 165, 130], [214, 96, 77], [178, 24, 43],
 ];
 
-function pick(map: Rgb[], t: number): string {
-  const x = Math.min(1, Math.max(0, t)) * (map.length - 1);
-  const i = Math.min(map.length - 2, Math.floor(x));
-  const f = x - i;
-  const [a, b] = [map[i], map[i + 1]];
-  return `rgb(${a.map((v, k) => Math.round(v + (b[k] - v) * f)).join(',')})`;
+/** A map's colours as CSS has them, so many that no eye sees a step: a matrix asks for 16,000. */
+function table(map: Rgb[], colours = 512): string[] {
+  return Array.from({ length: colours }, (_, n) => {
+    const x = (n / (colours - 1)) * (map.length - 1);
+    const i = Math.min(map.length - 2, Math.floor(x));
+    const [a, b] = [map[i], map[i + 1]];
+    return `rgb(${a.map((v, k) => Math.round(v + (b[k] - v) * (x - i))).join(',')})`;
+  });
+}
+const viridisTable = table(viridis);
+const divergingTable = table(diverging);
+
+function pick(colours: string[], t: number): string {
+  return colours[Math.round(Math.min(1, Math.max(0, t)) * (colours.length - 1))];
 }
 
 export interface Scale {
@@ -40,17 +48,17 @@ export function makeScale(values: number[], kind: 'log' | 'linear' | 'signed', l
   if (finite.length === 0) [low, high] = [0, 1];
   if (kind === 'signed') {
     const size = Math.max(Math.abs(low), Math.abs(high), 1e-12);
-    return { low: -size, high: size, at: (t) => (2 * t - 1) * size, color: (v) => pick(diverging, (v / size + 1) / 2) };
+    return { low: -size, high: size, at: (t) => (2 * t - 1) * size, color: (v) => pick(divergingTable, (v / size + 1) / 2) };
   }
   if (kind === 'log' && low > 0) {
     if (high < 10 * low) high = 10 * low;
     const span = Math.log(high / low);
-    return { low, high, at: (t) => low * Math.exp(t * span), color: (v) => pick(viridis, v <= 0 ? 0 : Math.log(v / low) / span) };
+    return { low, high, at: (t) => low * Math.exp(t * span), color: (v) => pick(viridisTable, v <= 0 ? 0 : Math.log(v / low) / span) };
   }
   if (high - low < 1e-9) high = low + 1;
   const place = (v: number) => (v - low) / (high - low);
   return {
     low, high, at: (t) => low + t * (high - low),
-    color: (v) => pick(viridis, lowIsBad ? 1 - place(v) : place(v)),
+    color: (v) => pick(viridisTable, lowIsBad ? 1 - place(v) : place(v)),
   };
 }
