@@ -10,6 +10,7 @@
 #include <string>
 
 #include "server/store/record_codec.h"
+#include "tests/support/crash_copy.h"
 #include "tests/support/temp_directory.h"
 
 namespace bellwether::server {
@@ -49,7 +50,7 @@ class BaselinesTest : public testing::Test {
   // Goes on with what is on disk now.
   void Crash() {
     const std::string copy = path_ + "-copy";
-    std::filesystem::copy(path_, copy);
+    CrashCopy(path_, copy);
     path_ = copy;
   }
   double refused(const char* limit) {

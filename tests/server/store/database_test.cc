@@ -12,6 +12,7 @@
 #include "server/store/action_log.h"
 #include "server/store/alert_log.h"
 #include "server/store/record_codec.h"
+#include "tests/support/crash_copy.h"
 #include "tests/support/temp_directory.h"
 
 namespace bellwether::server {
@@ -94,12 +95,7 @@ class DatabaseTest : public testing::Test {
   // As the disk is now, without what a clean close would write.
   void Crash() {
     const std::filesystem::path copy = directory_.path() + "/copy";
-    std::filesystem::create_directory(copy);
-    for (const auto& entry : std::filesystem::directory_iterator(Path())) {
-      // A file that RocksDB deletes meanwhile is one that it no longer needs.
-      std::error_code vanished;
-      std::filesystem::copy_file(entry.path(), copy / entry.path().filename(), vanished);
-    }
+    CrashCopy(Path(), copy);
     database_.reset();
     std::filesystem::remove_all(Path());
     std::filesystem::rename(copy, Path());
