@@ -7,16 +7,13 @@ logger has taken is remembered in the user's state folder, so that it gets no st
 from __future__ import annotations
 
 import base64
-import hashlib
-import json
 import math
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Optional
 
-from . import private_server
 from .query import Client, QueryError
+from .state_file import StateFile
 
 SERIES_MAX = 64  # GetSeries' own limit.
 POINTS_MAX = 1000  # Of a series, in one call.
@@ -92,16 +89,15 @@ class Place:
     """How far a logger has got with a run, kept in a file."""
 
     def __init__(self, run_uuid: str, target: str) -> None:
-        name = hashlib.sha256(json.dumps([run_uuid, target]).encode()).hexdigest()[:16]
-        self.path = private_server.state_folder() / "forwards" / f"{name}.json"
+        self._file = StateFile("forwards", run_uuid, target)
         self.step = -1
         self.transition = 0
         self.resume = ""  # By what the logger finds its own run again.
         try:
-            told = json.loads(self.path.read_text(encoding="utf-8"))
+            told = self._file.read() or {}
             self.step, self.transition = int(told["step"]), int(told["transition"])
             self.resume = str(told["resume"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError):
             pass  # Nothing was forwarded yet.
 
     def forget(self) -> None:
@@ -113,11 +109,8 @@ class Place:
         self.save()
 
     def save(self) -> None:
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         told = {"step": self.step, "transition": self.transition, "resume": self.resume}
-        temporary = self.path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(told), encoding="utf-8")
-        temporary.rename(self.path)
+        self._file.write(told)
 
 
 def worse(signal: _Signal, one: float, other: float) -> float:

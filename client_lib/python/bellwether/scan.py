@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import array
 import dataclasses
-import hashlib
-import json
-import os
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -18,13 +15,14 @@ from typing import Any, Optional
 
 import torch
 
-from . import checkpoints, private_server, probe, scan_layout
+from . import checkpoints, probe, scan_layout
 from .checkpoints import Checkpoint
 from .client import Block, RunClient, RunOptions
 from .memory import HostMemory, Memory
 from .probe import Spectrum
 from .sample import Sample
 from .scan_layout import ScanLayer, Told
+from .state_file import StateFile
 
 _STATS = frozenset({"sigma"})
 _SIGNALS = ("wq_sigma", "wk_sigma", "wq_stable_rank", "qk_increment_rank")
@@ -38,18 +36,16 @@ class Progress:
     """Which checkpoints of a folder a run has had, kept in a file."""
 
     def __init__(self, directory: Path, run: str, sink: str) -> None:
-        key = json.dumps([str(directory.resolve()), run, sink])
-        name = hashlib.sha256(key.encode()).hexdigest()[:16]
-        self.path = private_server.state_folder() / "scans" / f"{name}.json"
+        self._file = StateFile("scans", str(directory.resolve()), run, sink)
         self.attempt = 0
         self.step = -1  # The newest one that was sent in this attempt.
         self.sent: dict[str, str] = {}  # File name -> signature.
         self.newest = ""  # The file of that step.
         try:
-            told = json.loads(self.path.read_text(encoding="utf-8"))
+            told = self._file.read() or {}
             self.attempt, self.step = int(told["attempt"]), int(told["step"])
             self.sent, self.newest = dict(told["sent"]), str(told["newest"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError):
             pass  # Nothing was sent yet.
 
     def forget(self) -> None:
@@ -70,11 +66,7 @@ class Progress:
         self.sent[path.name] = signature
         if step is not None:
             self.step, self.newest = step, path.name
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        told = {n: getattr(self, n) for n in ("attempt", "step", "newest", "sent")}
-        temporary = self.path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(told), encoding="utf-8")
-        temporary.rename(self.path)
+        self._file.write({n: getattr(self, n) for n in ("attempt", "step", "newest", "sent")})
 
 
 class _Measured:
