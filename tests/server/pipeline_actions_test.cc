@@ -15,6 +15,7 @@
 #include "absl/synchronization/mutex.h"
 #include "server/ingest/decode.h"
 #include "server/pipeline.h"
+#include "tests/support/pipeline_trainer.h"
 #include "tests/support/temp_directory.h"
 
 namespace bellwether::server {
@@ -34,57 +35,28 @@ struct Job {
   bool ranks_agree = false;
 };
 
-class Trainer final : public SessionOwner {
+class Trainer final : public PipelineTrainer {
  public:
   Trainer(Pipeline* pipeline, const Job& job, uint32_t rank = 0, uint64_t first_seq = 0)
-      : pipeline_(pipeline), job_(job), seq_(first_seq) {
+      : pipeline_(pipeline), job_(job) {
     v1::ClientMessage message;
     v1::Hello* hello = message.mutable_hello();
-    hello->set_protocol(kProtocolVersion);
     hello->set_rank(rank);
     hello->set_ranks_agree(job.ranks_agree);
     for (int kind = 1; kind < kActionKindEnd; ++kind) {
       if ((job.kinds_mask >> kind & 1) != 0) hello->add_capabilities(static_cast<v1::ActionKind>(kind));
     }
-    v1::RunDescription* run = hello->mutable_run();
-    run->set_name("r");
-    run->set_uuid(std::string(16, 'u'));
-    run->set_attempt(job.attempt);
-    run->set_world(job.world);
-    run->set_reporters(job.world);
-    run->mutable_layout()->set_layers(2);
-    run->mutable_layout()->set_heads(2);
-    run->mutable_layout()->set_kv_heads(2);
-    const auto plain = Decode(message, nullptr, {});
-    EXPECT_TRUE(plain.ok()) << plain.status();
-    auto opened = pipeline->Open(std::get<HelloMessage>(plain->body), message.SerializeAsString(), this);
-    EXPECT_TRUE(opened.ok()) << opened.status();
-    session_ = *std::move(opened);
+    hello->mutable_run()->set_attempt(job.attempt);
+    Greet(pipeline, std::move(message), job.world, /*layers=*/2, first_seq);
   }
   ~Trainer() override { session_->Detach(); }
 
-  void OnOpen(uint64_t) override {}
-  void OnDurable(uint64_t) override {}
-  void OnRoom() override {}
-  void OnFenced() override {}
-  void OnDeeper(const std::vector<Head>&) override {}
   void OnAction(const Action& action) override {
     absl::MutexLock lock(&mutex_);
     got_.push_back(action);
   }
 
-  void Step(int64_t step) {
-    v1::ClientMessage frame;
-    frame.mutable_frame()->set_attempt(job_.attempt);
-    frame.mutable_frame()->set_step(step);
-    frame.mutable_frame()->set_parts(1);
-    v1::Block* block = frame.mutable_frame()->add_blocks();
-    block->set_signal(v1::SIGNAL_LOSS);
-    block->set_layer_count(1);
-    block->set_head_count(1);
-    block->add_values(1);
-    Put(std::move(frame));
-  }
+  void Step(int64_t step) { PutLoss(step, job_.attempt); }
   void Answer(const std::string& id, bool applied, int64_t step, const std::string& reason = "") {
     v1::ClientMessage result;
     result.mutable_action_result()->set_id(id);
@@ -109,20 +81,8 @@ class Trainer final : public SessionOwner {
   uint64_t seq() const { return seq_; }
 
  private:
-  void Put(v1::ClientMessage message) {
-    message.set_seq(++seq_);
-    auto plain = Decode(message, &session_->layout(), {});
-    ASSERT_TRUE(plain.ok()) << plain.status();
-    std::string payload = message.SerializeAsString();
-    const auto taken = session_->Put(*plain, payload);
-    ASSERT_TRUE(taken.ok()) << taken.status();
-    ASSERT_EQ(*taken, IngestSession::Taken::kTaken);
-  }
-
   Pipeline* const pipeline_;
   const Job job_;
-  std::shared_ptr<IngestSession> session_;
-  uint64_t seq_;
   absl::Mutex mutex_;
   std::vector<Action> got_ ABSL_GUARDED_BY(mutex_);
 };

@@ -15,6 +15,7 @@
 
 #include "absl/synchronization/notification.h"
 #include "server/pipeline.h"
+#include "tests/support/pipeline_trainer.h"
 #include "tests/support/temp_directory.h"
 
 namespace bellwether::server {
@@ -32,36 +33,15 @@ class WaitingBank final : public SpectraBank {
   absl::Notification go;
 };
 
-class Trainer final : public SessionOwner {
+class Trainer final : public PipelineTrainer {
  public:
-  explicit Trainer(Pipeline* pipeline) {
-    v1::ClientMessage message;
-    v1::Hello* hello = message.mutable_hello();
-    hello->set_protocol(kProtocolVersion);
-    hello->mutable_run()->set_name("r");
-    hello->mutable_run()->set_uuid(std::string(16, 'u'));
-    hello->mutable_run()->set_world(1);
-    hello->mutable_run()->set_reporters(1);
-    hello->mutable_run()->mutable_layout()->set_layers(1);
-    hello->mutable_run()->mutable_layout()->set_heads(2);
-    hello->mutable_run()->mutable_layout()->set_kv_heads(2);
-    const auto plain = Decode(message, nullptr, {});
-    EXPECT_TRUE(plain.ok()) << plain.status();
-    auto opened = pipeline->Open(std::get<HelloMessage>(plain->body), message.SerializeAsString(), this);
-    EXPECT_TRUE(opened.ok()) << opened.status();
-    session_ = *std::move(opened);
-  }
+  explicit Trainer(Pipeline* pipeline) { Greet(pipeline, v1::ClientMessage(), /*world=*/1, /*layers=*/1); }
   ~Trainer() override { session_->Detach(); }
 
-  void OnOpen(uint64_t) override {}
   void OnDurable(uint64_t seq) override {
     absl::MutexLock lock(&mutex_);
     durable_ = std::max(durable_, seq);
   }
-  void OnRoom() override {}
-  void OnFenced() override {}
-  void OnDeeper(const std::vector<Head>&) override {}
-  void OnAction(const Action&) override {}
 
   // A step with a matrix of head 1 whose sigma is `sigma`.
   void Step(int64_t step, float sigma) {
@@ -73,15 +53,7 @@ class Trainer final : public SessionOwner {
     spectrum->set_n(2);
     for (const float value : {sigma * sigma, 0.0f, 1.0f}) spectrum->add_upper(value);
     Put(std::move(gram));
-    v1::ClientMessage frame;
-    frame.mutable_frame()->set_step(step);
-    frame.mutable_frame()->set_parts(1);
-    v1::Block* block = frame.mutable_frame()->add_blocks();
-    block->set_signal(v1::SIGNAL_LOSS);
-    block->set_layer_count(1);
-    block->set_head_count(1);
-    block->add_values(1);
-    Put(std::move(frame));
+    PutLoss(step);
   }
   void AwaitDurable() {
     absl::MutexLock lock(&mutex_);
@@ -90,18 +62,6 @@ class Trainer final : public SessionOwner {
   }
 
  private:
-  void Put(v1::ClientMessage message) {
-    message.set_seq(++seq_);
-    auto plain = Decode(message, &session_->layout(), {});
-    ASSERT_TRUE(plain.ok()) << plain.status();
-    std::string payload = message.SerializeAsString();
-    const auto taken = session_->Put(*plain, payload);
-    ASSERT_TRUE(taken.ok()) << taken.status();
-    ASSERT_EQ(*taken, IngestSession::Taken::kTaken);
-  }
-
-  std::shared_ptr<IngestSession> session_;
-  uint64_t seq_ = 0;
   absl::Mutex mutex_;
   uint64_t durable_ ABSL_GUARDED_BY(mutex_) = 0;
 };
