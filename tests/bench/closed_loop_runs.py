@@ -1,17 +1,22 @@
 #!/usr/bin/env python3
 """The failing run, repaired by its server: seeds of examples/divergence_gpt.py, side by side.
 
-For each seed five runs of the same data: `untouched`, which is watched and let alone until it has
-exploded; `centred`, whose keys are centred from step 0; and three that are repaired by a
-bellwetherd (of BELLWETHER_LIB_DIR: a bundle's bin, say) from its own alerts at the default
-thresholds, by one remedy each: `by-centring`, PyTorch's kernel with centred keys; `by-hp`, the
-unbiased kernel; and `late`, which is left alone until sigma(W_Q) has passed 100 and then centred
-and clipped by the built-in policy.
+For each seed five runs of the same data: `untouched`, which is watched and let alone; `centred`,
+whose keys are centred from step 0; and three that are repaired by a bellwetherd (of
+BELLWETHER_LIB_DIR: a bundle's bin, say) from its own alerts at the default thresholds, by one
+remedy each: `by-centring`, PyTorch's kernel with centred keys; `by-hp`, the unbiased kernel; and
+`late`, left alone until sigma(W_Q) has passed 100 and then repaired by the built-in policy.
+
+How late is too late, and what going back to a checkpoint brings: `untouched` leaves a checkpoint
+every so often.  From the first one at which sigma(W_Q) has passed 30, the one at which it has
+passed 100, and the one at which the loss has left that of `centred`, three runs branch off as a
+restart would, each with one remedy: keys centred; hp; keys centred and W_Q and W_K clipped once,
+by the server at a person's word.
 
 A run that is not done when the time is up goes on with the same command: its checkpoint, the
 server's data and what was measured stay in --out.  Runs share the GPUs that are there.  At the end:
 summary.json with each run's actions and their history, the step of the explosion and the mean loss
-of the last steps beside that of `centred` over the same steps; and a picture for each seed.
+of the last steps beside that of `centred` over the same steps; and two pictures for each seed.
 
     BELLWETHER_LIB_DIR=bundle/bin python3 tests/bench/closed_loop_runs.py --tokens tokens.npy \\
         --seed 4 --seed 12 --seed 17 --steps 12000 --minutes 8 --out closed-loop
@@ -20,9 +25,10 @@ of the last steps beside that of `centred` over the same steps; and a picture fo
 from __future__ import annotations
 
 import argparse
-import itertools
+import contextlib
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -37,17 +43,29 @@ from live_runs import EXAMPLE, Job, exploded, named, say  # noqa: E402
 
 LATE_SIGMA = 100.0  # Past which the late run is repaired.
 LOSS_STEPS = 500  # Over which the losses are compared.
-RULE = "{{mode: enforce, rules: [{{when: {{rule: [drift, ties, norm]}}, ladder: [{{{}}}]}}]}}"
+LEFT_STEPS, LEFT = 200, 0.3  # The loss has left: its mean over so many steps is so much higher.
+CHECKPOINT_EVERY = 250
+RULE = (
+    "{{mode: enforce, rules: [{{when: {{rule: [drift, ties, norm]}}, confirm_steps: 40,"
+    " ladder: [{{{}, trial_steps: 1000, undo: never}}]}}]}}"
+)
 #          kind -> its options, its policy from the start
 KINDS = {
-    "untouched": (f"--stop-sigma {LATE_SIGMA:g}", "mode: observe"),
+    "untouched": (f"--checkpoint-every {CHECKPOINT_EVERY}", "mode: observe"),
     "centred": ("--center", "mode: observe"),
     "by-centring": (
-        "--allow attention.center_k", RULE.format("do: attention.center_k, scope: layers"),
+        "--allow attention.center_k", RULE.format("do: attention.center_k, scope: all"),
     ),
     "by-hp": ("--allow attention.mode", RULE.format("do: attention.mode, mode: hp, scope: all")),
     "late": ("--allow attention.center_k,qk.clip,attention.mode", "mode: observe"),
 }  # fmt: skip
+#            remedy -> the options of a run that branches off
+REMEDIES = {
+    "centred": "--center",
+    "hp": "--attention bellwether-hp",
+    "clipped": "--center --allow qk.clip",
+}
+POINTS = ("sigma-30", "sigma-100", "loss-left")
 
 
 class Run:
@@ -57,6 +75,15 @@ class Run:
         self.kind, self.seed, self.folder = kind, seed, folder
         self.name = f"{kind}-s{seed}"
         self.job: Optional[Job] = None
+        self.options = shlex.split(KINDS[kind][0]) if kind in KINDS else []
+        self.first = 0  # The step at which it began or branched off.
+        self.steps: Optional[int] = None  # Its last; None: as all.
+        self.device = ""
+        if kind == "untouched":
+            self.options += ["--checkpoints", str(self.checkpoints())]
+
+    def checkpoints(self) -> Path:
+        return self.folder / f"untouched-s{self.seed}"
 
     def own(self) -> Optional[dict[str, Any]]:
         path = self.folder / f"{self.name}.json"
@@ -64,23 +91,57 @@ class Run:
 
     def done(self, steps: int) -> bool:
         own = self.own()
-        return own is not None and (own["steps"][-1] >= steps - 1 or "sigma" in own["ended"])
+        if own is None:
+            return False
+        return own["steps"][-1] >= (self.steps or steps) - 1 or "not finite" in own["ended"]
 
     def start(self, server: Server, device: str, attempt: int, options: list[str]) -> None:
+        self.device = device
         told = [f"CUDA_VISIBLE_DEVICES={device}", f"BELLWETHER_ATTEMPT={attempt}"]
-        own = shlex.split(KINDS[self.kind][0])
-        checkpoint = ["--checkpoint", str(self.folder / f"{self.name}.pt")]
-        self.job = Job(
-            self.name, EXAMPLE,
-            [*told, *options, *own, "--seed", str(self.seed), "--server", server.grpc, *checkpoint],
-            self.folder,
-        )  # fmt: skip
+        words = [*told, *options, *self.options, "--seed", str(self.seed)]
+        if self.steps is not None:
+            words += ["--steps", str(self.steps)]
+        words += ["--server", server.grpc, "--checkpoint", str(self.folder / f"{self.name}.pt")]
+        self.job = Job(self.name, EXAMPLE, words, self.folder)
 
     def running(self) -> bool:
         return self.job is not None and self.job.process.poll() is None
 
 
+def reached(untouched: dict[str, Any], centred: Optional[dict[str, Any]]) -> dict[str, int]:
+    """The step at which each of POINTS was reached by the untouched run."""
+    found = {}
+    for step, sigmas in zip(untouched["steps"], untouched["sigma_wq"]):
+        for limit in (30, 100):
+            if max(sigmas) > limit:
+                found.setdefault(f"sigma-{limit}", step)
+    if centred is not None:
+        for step in untouched["steps"]:
+            mine, its = (losses(run, step, LEFT_STEPS) for run in (untouched, centred))
+            if len(mine) == len(its) > 5 and sum(mine) / len(mine) - sum(its) / len(its) > LEFT:
+                found["loss-left"] = step
+                break
+    return found
+
+
+def branches(untouched: Run, centred: Run, steps: int, last: int) -> list[Run]:
+    """The runs that can branch off by now."""
+    own = untouched.own()
+    found = []
+    for point, step in reached(own, centred.own()).items() if own is not None else ():
+        first = -(-step // CHECKPOINT_EVERY) * CHECKPOINT_EVERY
+        checkpoint = untouched.checkpoints() / f"step-{first}.pt"
+        for remedy, options in REMEDIES.items() if checkpoint.exists() else ():
+            run = Run(f"{remedy}-from-{point}", untouched.seed, untouched.folder)
+            run.first, run.steps = first, min(first + steps, last)
+            run.options = [*shlex.split(options), "--start-from", str(checkpoint)]
+            found.append(run)
+    return found
+
+
 def gpus() -> list[str]:
+    if shutil.which("nvidia-smi") is None:
+        return [""]  # A rehearsal, with --options "--device cpu ...".
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True)
     return [str(i) for i in range(len(listed.stdout.splitlines()))]
 
@@ -94,6 +155,20 @@ def set_policy(server: Server, run: str, text: str) -> None:
     server.call("SetPolicy", run=run, policy={"mode": mode, "yaml": text}, by="closed_loop_runs")
 
 
+def clip_once(server: Server, run: str) -> bool:
+    """As a person would: the heads whose W_Q stands out, down to the others' median; whether the
+    server has a sample to tell them by."""
+    heads = server.call("TopHeads", run=run, signal="wq_sigma", step=-1, limit=64).get("heads", [])
+    out = [h for h in heads if h["value"] > 2 * h["median"]]
+    if not out:
+        return False
+    scope = {"heads": [{"layer": h.get("layer", 0), "head": h.get("head", 0)} for h in out]}
+    action = {"kind": "ACTION_KIND_QK_CLIP", "value": 0, "scope": scope}
+    server.call("ProposeAction", run=run, action=action, by="closed_loop_runs", approve=True)
+    say(f"{run}: clipping {len(out)} heads, the worst of sigma {out[0]['value']:g}")
+    return True
+
+
 def sigma_said(run: Run) -> float:
     """The largest sigma(W_Q) that the run's log told of last."""
     assert run.job is not None
@@ -101,26 +176,30 @@ def sigma_said(run: Run) -> float:
     return float(told[-1].split("sigma(W_Q) ")[1].split()[0]) if told else 0.0
 
 
-def losses(own: dict[str, Any], before: int) -> list[float]:
-    """Of the LOSS_STEPS steps before."""
+def losses(own: dict[str, Any], before: int, steps: int) -> list[float]:
+    """Of so many steps before."""
     points = zip(own["steps"], own["loss"])
-    return [x for step, x in points if before - LOSS_STEPS <= step < before and x is not None]
+    return [x for step, x in points if before - steps <= step < before and x is not None]
 
 
 def tell(server: Server, run: Run, twin: Optional[dict[str, Any]]) -> dict[str, Any]:
     own = run.own()
     assert own is not None
     told: dict[str, Any] = {"run": run.name, "kind": run.kind, "seed": run.seed}
+    told["from"] = run.first
     told["t_sigma"], told["layer"] = exploded(own)
     told["last_step"], told["ended"] = own["steps"][-1], own["ended"]
     told["sigma"] = max(own["sigma_wq"][-1])
+    before = [max(x) for step, x in zip(own["steps"], own["sigma_wq"]) if step < run.first]
+    told["sigma_from"] = before[-1] if before else None
     end = own["steps"][-1] + 1 if twin is None else min(own["steps"][-1], twin["steps"][-1]) + 1
-    mine = losses(own, end)
+    mine = losses(own, end, LOSS_STEPS)
     told["loss"] = sum(mine) / len(mine) if mine else None
     if twin is not None:
-        its = losses(twin, end)
+        its = losses(twin, end, LOSS_STEPS)
         if mine and its:
             told["of_centred"] = sum(mine) / len(mine) / (sum(its) / len(its))
+        told |= reached(own, twin) if run.kind == "untouched" else {}
     told["transitions"] = named(server, run.name)
     told["actions"] = actions_of(server, run.name)
     return told
@@ -133,13 +212,18 @@ def draw(runs: list[Run], summary: list[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, (above, below) = pyplot.subplots(2, sharex=True, figsize=(10, 7), dpi=100)
+    lines = {"sigma-30": "-", "sigma-100": "--", "loss-left": ":"}
     for number, (run, told) in enumerate(zip(runs, summary)):
         own = run.own()
         assert own is not None
-        color = f"C{number}"
-        above.plot(own["steps"], [max(x) for x in own["sigma_wq"]], color=color, label=run.kind)
+        remedy, _, point = run.kind.partition("-from-")
+        color = f"C{number}" if not point else f"C{1 + list(REMEDIES).index(remedy)}"
+        since = next(i for i, step in enumerate(own["steps"]) if step >= run.first)
+        style = {"color": color, "ls": lines.get(point, "-")}
+        sigmas = [max(x) for x in own["sigma_wq"]]
+        above.plot(own["steps"][since:], sigmas[since:], label=run.kind, **style)
         shown = [float("nan") if x is None else x for x in own["loss"]]
-        below.plot(own["steps"], shown, color=color, lw=0.8)
+        below.plot(own["steps"][since:], shown[since:], lw=0.8, **style)
         for action in told["actions"]:
             for change in action.get("history", []):
                 if change["state"] == "ACTION_STATE_APPLIED":
@@ -154,6 +238,88 @@ def draw(runs: list[Run], summary: list[dict[str, Any]], path: Path) -> None:
     pyplot.close(figure)
 
 
+class Campaign:
+    """All runs of one call: they share the GPUs and one server."""
+
+    def __init__(self, args: argparse.Namespace, server: Server, attempt: int) -> None:
+        self.args, self.server, self.attempt = args, server, attempt
+        self.began = time.monotonic()
+        self.runs = [
+            Run(kind, seed, args.out) for seed in args.seed for kind in args.kind or list(KINDS)
+        ]
+        self.started: list[Run] = []
+        self.told: set[str] = set()  # Whose server knows what to do.
+        self.looked: dict[int, tuple[bool, bool]] = {}  # Seed -> which of its two had run by then.
+        self.devices = gpus()
+
+    def minutes_left(self) -> float:
+        return float(self.args.minutes) - (time.monotonic() - self.began) / 60
+
+    def running(self) -> list[Run]:
+        return [run for run in self.started if run.running()]
+
+    def add_branches(self) -> None:
+        of = {run.name: run for run in self.runs}
+        for seed in self.args.seed if self.args.branch_steps else ():
+            untouched, centred = of.get(f"untouched-s{seed}"), of.get(f"centred-s{seed}")
+            if untouched is None or centred is None or untouched.running() or centred.running():
+                continue
+            ran = (untouched.job is not None, centred.job is not None)
+            if self.looked.get(seed) == ran:
+                continue
+            self.looked[seed] = ran
+            found = branches(untouched, centred, self.args.branch_steps, self.args.steps)
+            self.runs += [run for run in found if run.name not in of]
+
+    def start_what_waits(self) -> None:
+        args = self.args
+        for run in self.runs:
+            places = [run.device for run in self.running()]
+            device = min(self.devices, key=places.count)
+            left = self.minutes_left()
+            if left < 0.5 or places.count(device) >= args.at_once:
+                return
+            if run in self.started or run.done(args.steps):
+                continue
+            if run.own() is not None and run.kind != "late":
+                self.told.add(run.name)  # It goes on, and so does its policy.
+            options = ["--tokens", str(args.tokens.resolve()), "--steps", str(args.steps)]
+            options += ["--minutes", f"{left:.2f}", *shlex.split(args.options)]
+            run.start(self.server, device, self.attempt, options)
+            self.started.append(run)
+
+    def steer(self, run: Run) -> None:
+        """What a person beside it would do: a policy, as soon as the run is known."""
+        if run.name in self.told:
+            return
+        if run.kind == "late":
+            if self.server.call("GetPolicy", run=run.name).get("mode") == "MODE_ENFORCE":
+                self.told.add(run.name)
+            elif sigma_said(run) > LATE_SIGMA:
+                set_policy(self.server, run.name, "mode: enforce")
+                say(f"{run.name}: sigma {sigma_said(run):g}, to be repaired from now on")
+        elif run.kind in KINDS:
+            set_policy(self.server, run.name, KINDS[run.kind][1])
+            self.told.add(run.name)
+        elif run.kind.startswith("clipped") and clip_once(self.server, run.name):
+            self.told.add(run.name)
+
+    def go(self) -> None:
+        said = 0.0
+        while True:
+            self.add_branches()
+            self.start_what_waits()
+            if not self.running():
+                return
+            time.sleep(0.25)
+            for run in self.running():
+                with contextlib.suppress(OSError):  # The server does not know it yet.
+                    self.steer(run)
+            if time.monotonic() - said > 20:
+                said = time.monotonic()
+                say("  ".join(f"{r.name} {r.job.said()[0]}" for r in self.running() if r.job))
+
+
 def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -164,6 +330,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     add("--tokens", type=Path, required=True, help="the text as tokens (.npy)")
     add("--options", default="--compile-loss", help="what the example is told for all runs")
     add("--steps", type=int, default=12_000)
+    add("--branch-steps", type=int, default=2_000, help="of the runs that branch off; 0: none do")
     add("--minutes", type=float, default=8, help="of training in this call")
     add("--at-once", type=int, default=8, help="runs that share one GPU")
     add("--out", type=Path, default=Path("closed-loop"))
@@ -172,43 +339,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     counter = args.out / "attempt"
     attempt = int(counter.read_text()) + 1 if counter.exists() else 0
     counter.write_text(str(attempt))
-    runs = [Run(kind, seed, args.out) for seed in args.seed for kind in args.kind or list(KINDS)]
-    options = ["--tokens", str(args.tokens.resolve()), "--steps", str(args.steps)]
-    options += ["--minutes", str(args.minutes), *shlex.split(args.options)]
-    devices = gpus()
     with Server(args.out) as server:
-        waiting = [run for run in runs if not run.done(args.steps)]
-        places = itertools.cycle(devices)
-        told: set[str] = set()
-        late: set[str] = set()
-        said, began = 0.0, time.monotonic()
-        started: list[Run] = []
-        while waiting or any(run.running() for run in started):
-            free = args.at_once * len(devices) - sum(run.running() for run in started)
-            while waiting and free > 0 and time.monotonic() - began < 60 * args.minutes:
-                run = waiting.pop(0)
-                run.start(server, next(places), attempt, options)
-                started.append(run)
-                free -= 1
-            if time.monotonic() - began >= 60 * args.minutes:
-                waiting = []
-            time.sleep(0.25)
-            for run in started:
-                if run.name not in told and run.running():
-                    try:  # As soon as the run is known: its alerts are thousands of steps away.
-                        set_policy(server, run.name, KINDS[run.kind][1])
-                        told.add(run.name)
-                    except OSError:
-                        continue
-                if run.kind == "late" and run.name not in late and sigma_said(run) > LATE_SIGMA:
-                    set_policy(server, run.name, "mode: enforce")
-                    late.add(run.name)
-                    say(f"{run.name}: sigma {sigma_said(run):g}, to be repaired from now on")
-            if time.monotonic() - said > 20:
-                said = time.monotonic()
-                say("  ".join(f"{r.name} {r.job.said()[0]}" for r in started if r.job is not None))
+        campaign = Campaign(args, server, attempt)
+        campaign.go()
         summary = []
-        for run in runs:
+        for run in campaign.runs:
             if run.own() is None:
                 log = run.job.log.read_text()[-2000:] if run.job is not None else "never started"
                 say(f"{run.name}: {log}")
@@ -216,9 +351,14 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             twin = Run("centred", run.seed, args.out).own() if run.kind != "centred" else None
             summary.append(tell(server, run, twin))
     (args.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    of = {told["run"]: told for told in summary}
     for seed in args.seed:
-        of = [r for r in runs if r.seed == seed and r.own() is not None]
-        draw(of, [s for s in summary if s["seed"] == seed], args.out / f"closed-loop-s{seed}.png")
+        ran = [run for run in campaign.runs if run.seed == seed and run.name in of]
+        for name, chosen in (
+            ("closed-loop", [run for run in ran if run.kind in KINDS]),
+            ("how-late", [run for run in ran if run.kind not in KINDS or run.kind == "untouched"]),
+        ):
+            draw(chosen, [of[run.name] for run in chosen], args.out / f"{name}-s{seed}.png")
     for line in summary:
         changes = [
             (action["kind"], change["state"], change.get("step"), change.get("reason"))
@@ -227,7 +367,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         ]
         line.pop("transitions")
         print(line, changes, flush=True)
-    left = [run.name for run in runs if not run.done(args.steps)]
+    left = [run.name for run in campaign.runs if not run.done(args.steps)]
     if left:
         print(f"the same command goes on with {', '.join(left)}")
     return 0
