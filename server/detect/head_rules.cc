@@ -224,7 +224,7 @@ void HeadRules::Tick(const AttentionTraits& traits, bool excused) {
 // What a head's newest means say, before any rule has a name.
 struct HeadRules::Reading {
   double ratio, ratio_peer, common, leak, leak_threshold, tied, tied_threshold, sigma, sigma_peer, logit;
-  bool growth, level, common_growth, leaking, ties, norm, logit_high;
+  bool growth, level, common_growth, leaking, ties, norm, norm_far, logit_high;
   bool level_sure, common_growth_sure, ties_sure;  // For twice as long as they must hold.
   bool leak_measured;
 };
@@ -257,6 +257,7 @@ HeadRules::Reading HeadRules::Read(size_t head) const {
   r.common_growth_sure = r.common_growth && sure(kCommonGrowth);
   r.ties_sure = r.ties && sure(kTies);
   r.norm = holds(kNorm);
+  r.norm_far = options_.is_on(Builtin::kNorm) && r.sigma > options_.norm.far_factor * r.sigma_peer;
   r.logit_high = holds(kLogit);
   return r;
 }
@@ -293,9 +294,10 @@ void HeadRules::JudgeHead(size_t head, const AttentionTraits& traits) {
   finding.severity = Severity::kWarning;
   if (rounding_possible && drifting) {
     finding.rule = Rule::kDrift;
-    finding.stage = r.norm ? (r.logit_high ? 4 : 3) : r.ties ? 2 : 1;
+    const bool moved = r.norm || r.norm_far;
+    finding.stage = r.logit_high ? 4 : moved ? 3 : r.ties ? 2 : 1;
     const bool lost = r.ties && pushed && r.common > drift.common_mode_large;
-    if (r.norm || lost) finding.severity = Severity::kCritical;
+    if (moved || r.logit_high || lost) finding.severity = Severity::kCritical;
     finding.score =
         std::max({std::isfinite(r.ratio) ? r.ratio / r.ratio_peer : 0.0, r.leaking ? r.leak / r.leak_threshold : 0.0,
                   r.common_growth ? r.common / drift.common_mode_large : 0.0});
@@ -331,6 +333,11 @@ void HeadRules::JudgeHead(size_t head, const AttentionTraits& traits) {
     add(r.leaking, kLeak, kLeaking, r.leak_threshold, "level");
     add(r.ties, kTied, kTies, r.tied_threshold, "level");
     add(r.norm, kSigma, kNorm, Threshold(kNorm, kSigma), "growth");
+    if (r.norm_far && !r.norm && finding.rule == Rule::kDrift) {
+      Fact far_off = FactOf(kSigma, kNorm, head, options_.norm.far_factor * r.sigma_peer, "peers");
+      far_off.first_step = last_step_;  // The test of the rise need not hold.
+      finding.Add(far_off);
+    }
   }
   add(r.logit_high, kLogitMax, kLogit, options_.logits.logit_max_large, "level");
   stage_[head] = finding.stage;

@@ -116,6 +116,10 @@ struct NormOptions {
   // steps from the median to 20 times that.
   double rise_min = 1.5;
   int32_t hold_batches = 3;
+  // A drifting head so far above the median head has been moved, however it got
+  // there: a trend is soon over, and the jump of an explosion is none.  Healthy
+  // heads stay below 3.
+  double far_factor = 4;
 };
 
 struct LogitsOptions {

@@ -48,8 +48,10 @@ constexpr const char* kBuiltinSentences[] = {
     "leak is not measured, and after twice as many batches.",
     "A head's sigma(W_Q) is above {norm.peer_factor} times the median head and rises against it {norm.rise_min} times "
     "within the "
-    "window, monotonically, for {norm.hold_batches} batches. A warning, stage 3.",
-    "A head's largest score is above {logits.logit_max_large}, for {logits.hold_batches} batches: a warning, stage 4. "
+    "window, monotonically, for {norm.hold_batches} batches. A warning, stage 3. In a head that drifts, this or a "
+    "sigma(W_Q) above {norm.far_factor} times the median head is stage 3, critical.",
+    "A head's largest score is above {logits.logit_max_large}, for {logits.hold_batches} batches: a warning, stage 4; "
+    "in a layer that drifts critical. "
     "Or the median "
     "head's is above {logits.logit_median_large} with an entropy ratio below {logits.entropy_ratio_collapsed}: a "
     "warning; critical "

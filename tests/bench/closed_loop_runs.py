@@ -25,13 +25,13 @@ of the last steps beside that of `centred` over the same steps; and two pictures
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import shlex
 import shutil
 import subprocess
 import sys
 import time
+import urllib.error
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
@@ -51,7 +51,7 @@ RULE = (
 )
 #          kind -> its options, its policy from the start
 KINDS = {
-    "untouched": (f"--checkpoint-every {CHECKPOINT_EVERY}", "mode: observe"),
+    "untouched": ("", "mode: observe"),
     "centred": ("--center", "mode: observe"),
     "by-centring": (
         "--allow attention.center_k", RULE.format("do: attention.center_k, scope: all"),
@@ -79,8 +79,6 @@ class Run:
         self.first = 0  # The step at which it began or branched off.
         self.steps: Optional[int] = None  # Its last; None: as all.
         self.device = ""
-        if kind == "untouched":
-            self.options += ["--checkpoints", str(self.checkpoints())]
 
     def checkpoints(self) -> Path:
         return self.folder / f"untouched-s{self.seed}"
@@ -151,8 +149,7 @@ def actions_of(server: Server, run: str) -> list[dict[str, Any]]:
 
 
 def set_policy(server: Server, run: str, text: str) -> None:
-    mode = "MODE_ENFORCE" if "enforce" in text else "MODE_OBSERVE"
-    server.call("SetPolicy", run=run, policy={"mode": mode, "yaml": text}, by="closed_loop_runs")
+    server.call("SetPolicy", run=run, policy={"yaml": text}, by="closed_loop_runs")
 
 
 def clip_once(server: Server, run: str) -> bool:
@@ -285,6 +282,9 @@ class Campaign:
                 self.told.add(run.name)  # It goes on, and so does its policy.
             options = ["--tokens", str(args.tokens.resolve()), "--steps", str(args.steps)]
             options += ["--minutes", f"{left:.2f}", *shlex.split(args.options)]
+            if run.kind == "untouched" and args.branch_steps:
+                options += ["--checkpoints", str(run.checkpoints())]
+                options += ["--checkpoint-every", str(CHECKPOINT_EVERY)]
             run.start(self.server, device, self.attempt, options)
             self.started.append(run)
 
@@ -313,8 +313,11 @@ class Campaign:
                 return
             time.sleep(0.25)
             for run in self.running():
-                with contextlib.suppress(OSError):  # The server does not know it yet.
+                try:
                     self.steer(run)
+                except urllib.error.HTTPError as error:
+                    if error.code != 404:  # The server does not know it yet.
+                        raise SystemExit(f"{run.name}: {error.read().decode()}") from error
             if time.monotonic() - said > 20:
                 said = time.monotonic()
                 say("  ".join(f"{r.name} {r.job.said()[0]}" for r in self.running() if r.job))

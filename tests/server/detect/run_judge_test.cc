@@ -172,6 +172,33 @@ TEST(RunJudgeTest, AHeadThatOnlyStandsOutIsTwiceAsLongWatchedUnlessTiesHoldToo) 
   EXPECT_NEAR(static_cast<double>(first_warning(0.6f)), 4000 + 10 * 20, 40);
 }
 
+TEST(RunJudgeTest, WeightsThatJumpedAndScoresThatGrewAreStagesOfADrift) {
+  const RunDescription run = SyntheticRun();
+  const auto ill = static_cast<size_t>(kIll.layer * 4 + kIll.head);
+  const auto worst = [&](float sigma, float logit) {
+    RunJudge judge(JudgeOptions{}, run);
+    std::vector<Transition> out;
+    for (int64_t step = 0; step <= 3600; ++step) {
+      StepSample sample = SampleAt(run, {}, step);
+      // A jump within one batch, and a plateau: no test of a trend holds.
+      if (step > 3400 && sample.has(SignalId::kWqSigma)) {
+        sample.Add(SignalId::kWqSigma)[ill] *= sigma;
+        sample.Add(SignalId::kLogitMax)[ill] = logit;
+        sample.Add(SignalId::kTiedRowsBf16)[ill] = 0;
+      }
+      judge.Observe(sample, &out);
+    }
+    const Transition* last = nullptr;
+    for (const Transition& t : out) last = t.rule == "drift" ? &t : last;
+    return last == nullptr ? std::pair(-1, Severity::kNone) : std::pair(last->stage, last->severity);
+  };
+  EXPECT_EQ(worst(1, 100), (std::pair{1, Severity::kWarning}));
+  EXPECT_EQ(worst(3, 100), (std::pair{1, Severity::kWarning}));
+  EXPECT_EQ(worst(5, 100), (std::pair{3, Severity::kCritical}));
+  EXPECT_EQ(worst(5, 2000), (std::pair{4, Severity::kCritical}));
+  EXPECT_EQ(worst(1, 2000), (std::pair{4, Severity::kCritical}));
+}
+
 TEST(RunJudgeTest, AQuietRunIsQuiet) {
   EXPECT_TRUE(JudgeAll(SyntheticRun(), {.drift_from = -1}).empty());
 }
