@@ -46,6 +46,7 @@ async function breaches(page) {
 /** What the window shows, or `part`. WebP: a quarter of what a PNG takes, painted by a page of its own, that has no policy. */
 async function picture(page, name, part = page) {
   if (!pictures) return;
+  await page.evaluate(() => scrollTo(0, 0));
   const png = (await part.screenshot()).toString('base64');
   const painter = await browser.newPage();
   const webp = await painter.evaluate(async (bytes) => {

@@ -154,10 +154,12 @@ def failures(
     def python() -> dict[str, str]:
         folder = tmp_path_factory.mktemp("python")
         told = folder / "failed.json"
-        code = {
-            document: [(block.place, here(f"{block.before}\n{block.text}", server)) for block in blocks]
-            for document, blocks in chosen("python").items()
-        }  # fmt: skip
+
+
+        def code_of(block: Block) -> tuple[str, str]:
+            return block.place, here(f"{block.before}\n{block.text}", server)
+
+        code = {document: list(map(code_of, found)) for document, found in chosen("python").items()}
         done = subprocess.run(
             [sys.executable, "-c", PYTHON, told], input=json.dumps(code), cwd=folder,
             env=environment(folder, server), capture_output=True, text=True, timeout=120,
@@ -268,13 +270,11 @@ PROGRAMS = {
 def flags_unknown(line: str) -> set[str]:
     """Of one command: the commands and flags that its help does not know."""
     line = re.split(r"\s+#|[|;>&]", line)[0].strip()
-    for name, program in sorted(PROGRAMS.items(), reverse=True):
-        if line == name or line.startswith(name + " "):
-            break
-    else:
+    named = [name for name in PROGRAMS if f"{line} ".startswith(f"{name} ")]
+    if not named:
         return set()
-    words = line[len(name) :].split()
-    command = program
+    command = program = PROGRAMS[named[0]]
+    words = line[len(named[0]) :].split()
     text = help_of(*command)
     while words and re.search(r"(?m)^(?:Subcommands|commands):$", text):
         if not re.fullmatch(r"[a-z][\w-]*", words[0]):
