@@ -277,7 +277,8 @@ const checks = {
   async '126 layers of 128 heads and a million steps are a run like any other'() {
     const server = await start('huge');
     const page = await open(server, '#/run/gpt2-small%2Fbf16-fa2');
-    await page.waitForSelector('.chart canvas');
+    // Made up on the fly from a million steps: seconds of both cores.
+    await page.waitForSelector('.chart canvas', { timeout: 60000 });
     assert.match(await page.textContent('.verdict'), /layer 70 head 100/);
     await page.focus('[role=grid]');
     for (const key of ['ArrowRight', 'ArrowDown']) await page.keyboard.press(key);
