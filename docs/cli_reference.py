@@ -24,6 +24,11 @@ COMMANDS = ("Subcommands", "commands")
 ARGUMENTS = ("Positionals", "positional arguments")
 OPTIONS = ("Options", "options")
 EXAMPLES = ("Example", "Examples")
+# As tests/docs/blocks.py reads it, by program.
+EXAMPLES_ARE = {
+    "bellwether": "run by tests/cli/test_examples.py",
+    "bellwetherd": "not run: the first one stays in front; tests/e2e start servers and replay runs",
+}
 
 
 @dataclass
@@ -211,14 +216,15 @@ def markdown(pages: dict[str, Page]) -> str:
             out += [f"{'#' * (2 if page is root else 3)} {page.name}", ""]
             if page.about:
                 out += [page.about, ""]
-            out += ["```", page.usage, "```", ""]
+            out += ["```text", page.usage, "```", ""]
             rows = page.entries(ARGUMENTS) + page.entries(OPTIONS)
             rows = [row for row in rows if not re.match(r"-h, ?--help", row[0])]
             if rows:
                 out += ["| | |", "| --- | --- |"]
                 out += [f"| `{cell(term)}` | {cell(words)} |" for term, words in rows] + [""]
             if examples := page.entries(EXAMPLES):
-                out += ["```", *(line for line, _ in examples), "```", ""]
+                told = f"<!-- {EXAMPLES_ARE[root.name]} -->"
+                out += [told, "```sh", *(line for line, _ in examples), "```", ""]
             if page.epilog:
                 out += [page.epilog, ""]
     return "\n".join(out).rstrip("\n") + "\n"

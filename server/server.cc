@@ -190,9 +190,8 @@ absl::Status Server::StartGrpc() {
 absl::Status Server::Reload() {
   absl::MutexLock lock(&reload_mutex_);
   if (options_.rules_file.empty() && options_.policy_file.empty()) {
-    LogWarning("nothing to read again: there is no rules file and no policy file, and the configuration is read at start only");
-    return absl::FailedPreconditionError(
-        "there is no file to read again; see rules_file and policy_file in the configuration");
+    LogWarning(
+        "nothing to read again: there is no rules file and no policy file, and the configuration is read at start only");
   }
   const auto refuse = [this](const char* what, const absl::Status& status) {
     counters_.gauge("bellwether_config_last_reload_successful")->Set(0);

@@ -64,9 +64,10 @@ class Server {
   // Housekeeping; call each second.  False: idle for idle_exit_seconds.
   bool Tick();
   // Reads the rules file and the policy file again, those that there are; live
-  // runs go on by them with all that they have seen.  Else nothing changes:
-  // FAILED_PRECONDITION: there is neither; NOT_FOUND, INVALID_ARGUMENT: as
-  // ReadRules and ReadPolicy.  Logged.  Thread-safe.
+  // runs go on by them with all that they have seen.  With neither nothing is
+  // read, which is no failure: what is in force is what there is.  Else nothing
+  // changes: NOT_FOUND, INVALID_ARGUMENT: as ReadRules and ReadPolicy.  Logged,
+  // and shown by bellwether_config_last_reload_*.  Thread-safe.
   absl::Status Reload();
   // Tells streams to come back, takes no more, makes everything durable.
   absl::Status Stop();

@@ -184,15 +184,21 @@ def _concluded_and_told(board: Board) -> None:
         query(rate("bellwether_alert_transitions_total", "rule, to"), "{{rule}} {{to}}"),
     )
     board.lines(
+        "Changes of actions",
+        "Per second, by kind and new state; requests that were refused, too.",
+        Look("short", THIRD),
+        query(rate("bellwether_actions_total", "kind, result"), "{{kind}} {{result}}"),
+    )
+    board.lines(
         "Notifications",
         "Per second, by what became of them. Failed ones reached nobody.",
-        Look("short", 12),
+        Look("short", THIRD),
         query(rate("bellwether_notifications_total", "channel, result"), "{{channel}} {{result}}"),
     )
     board.lines(
         "Time to tell",
         "From a transition to its delivery, by channel.",
-        Look("s", 12),
+        Look("s", THIRD),
         *median_and_tail("bellwether_notification_seconds", "channel"),
     )
 

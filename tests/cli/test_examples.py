@@ -34,8 +34,7 @@ def examples() -> list[str]:
     found = []
     for chapter in re.split(r"\n###? ", REFERENCE)[1:]:
         name = chapter.split("\n")[0]
-        # The first block is the usage.
-        blocks = re.findall(r"```\n(.*?)```", chapter, re.DOTALL)[1:]
+        blocks = re.findall(r"```sh\n(.*?)```", chapter, re.DOTALL)
         assert blocks or "COMMAND --help" in chapter, f"{name} has no example"
         found += [line for block in blocks for line in block.splitlines()]
     return sorted(set(found))

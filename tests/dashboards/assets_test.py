@@ -110,6 +110,11 @@ class Runbooks(unittest.TestCase):
             for section in ("## Meaning", "## Impact", "## Diagnosis", "## What to do"):
                 self.assertRegex(book, rf"(?m)^{section}\n\S", f"{alert}: {section}")
 
+    def test_the_page_for_who_responds_names_all(self) -> None:
+        page = (ROOT / "docs/respond.md").read_text()
+        books = {p.stem for p in (ALERTS / "runbooks").glob("*.md")}
+        self.assertEqual(set(re.findall(r"/runbooks/(\w+)\.md\)", page)), books)
+
     def test_notifications_use_the_names_of_the_rules(self) -> None:
         alerts = set(re.findall(r"- alert: (\w+)", (ALERTS / "rules.yml").read_text()))
         sent = set(re.findall(r'"(Bellwether[A-Z]\w+)"', (ROOT / "server/export/alert_json.cc").read_text())) - {"BellwetherAlert"}
@@ -129,6 +134,14 @@ class Console(unittest.TestCase):
             addresses = set(re.findall(r"https?://[^\s\"'`)<]+", path.read_text()))
             # uPlot's licence notice and the SVG name space are no requests.
             self.assertEqual({a for a in addresses if not a.startswith(("http://www.w3.org/", "https://github.com/leeoniya/uPlot"))}, set(), path)
+
+    def test_every_picture_of_the_page_is_shown(self) -> None:
+        taken = set(re.findall(r"picture\(page, ['`]([^'`]+)['`]", (ROOT / "tests/dashboards/page_test.mjs").read_text()))
+        taken = (taken - {"run-${colorScheme}"}) | {"run-light", "run-dark"}
+        self.assertGreater(len(taken), 12)
+        shown = set(re.findall(r"images/console/([\w-]+)\.webp", (ROOT / "docs/console.md").read_text()))
+        self.assertEqual(taken, shown)
+        self.assertEqual(taken, {p.stem for p in (ROOT / "docs/images/console").iterdir()})
 
     def test_the_committed_page_is_what_the_sources_give(self) -> None:
         if shutil.which("npm") is None or shutil.which("node") is None:

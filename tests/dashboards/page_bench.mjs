@@ -4,8 +4,11 @@
 //   node tests/dashboards/page_bench.mjs build/cpu/bin
 //
 // For each: the time between two frames beside that of the same page left alone
-// (a headless Chromium draws without a GPU), and the page's own work in a frame
-// (the browser's long tasks are those above 50 ms).
+// (a headless Chromium draws without a GPU), the page's own work in its handlers,
+// and what its main thread did in all for a frame: fetching, reading, painting and
+// layout, which a machine that is busy otherwise lengthens least (the browser's
+// long tasks are those above 50 ms). To compare two versions of the page run them
+// in turn.
 import { spawn } from 'node:child_process';
 import { launch } from './chromium.mjs';
 
@@ -20,10 +23,20 @@ await page.waitForTimeout(1000);
 
 const quantile = (sorted, q) => sorted[Math.min(sorted.length - 1, Math.floor(q * sorted.length))];
 
+const devtools = await page.context().newCDPSession(page);
+await devtools.send('Performance.enable', { timeDomain: 'threadTicks' });
+/** Milliseconds that the page's main thread has run so far. */
+async function ran() {
+  const { metrics } = await devtools.send('Performance.getMetrics');
+  return 1000 * metrics.find((each) => each.name === 'TaskDuration').value;
+}
+
 /** Frames of the page while `act` goes on inside it, one act a frame. */
 async function frames(act) {
-  const { gaps, work, long } = await page.evaluate(async (name) => {
+  const before = await ran();
+  const { gaps, work, long, asked } = await page.evaluate(async (name) => {
     const gaps = [], work = [];
+    performance.clearResourceTimings();
     let long = 0;
     new PerformanceObserver((list) => { long += list.getEntries().length; }).observe({ type: 'longtask' });
     const slider = document.querySelector('input[type=range]');
@@ -48,12 +61,13 @@ async function frames(act) {
       gaps.push(now - last);
       last = now;
     }
-    return { gaps, work, long };
+    return { gaps, work, long, asked: performance.getEntriesByType('resource').length };
   }, act);
+  const busy = ((await ran()) - before) / gaps.length;
   gaps.sort((a, b) => a - b);
   work.sort((a, b) => a - b);
   const show = (all) => [0.5, 0.95, 0.99].map((q) => quantile(all, q).toFixed(1)).join(' / ');
-  console.log(`${act.padEnd(8)} frames ${show(gaps)} ms, handlers ${show(work)} ms (p50 / p95 / p99), long tasks ${long}`);
+  console.log(`${act.padEnd(8)} frames ${show(gaps)} ms, handlers ${show(work)} ms (p50 / p95 / p99), main thread ${busy.toFixed(1)} ms a frame, long tasks ${long}, ${asked} questions to the server`);
 }
 
 for (const act of ['nothing', 'scrub', 'keys', 'hover']) await frames(act);

@@ -2,10 +2,10 @@
 // and how long is left; it lives, works by keyboard, says so when the server is
 // gone, asks nobody else, and a reader of screens can use it.
 // Method: the test server and a headless Chromium; axe on every page. argv[2] is
-// the folder of the binaries, argv[3] a folder for pictures. Exit code 77: no
-// Chromium, or `npm ci` was not run here.
+// the folder of the binaries, argv[3] a folder for pictures (docs/console.md shows
+// them). Exit code 77: no Chromium, or `npm ci` was not run here.
 import { spawn } from 'node:child_process';
-import { readFileSync } from 'node:fs';
+import { readFileSync, writeFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import assert from 'node:assert/strict';
 import { launch } from './chromium.mjs';
@@ -43,8 +43,22 @@ async function breaches(page) {
   return result.violations.map((v) => `${v.id}: ${v.nodes.map((n) => n.target).join(' ')}`);
 }
 
-async function picture(page, name) {
-  if (pictures) await page.screenshot({ path: `${pictures}/${name}.png`, fullPage: true });
+/** What the window shows, or `part`. WebP: a quarter of what a PNG takes, painted by a page of its own, that has no policy. */
+async function picture(page, name, part = page) {
+  if (!pictures) return;
+  await page.evaluate(() => scrollTo(0, 0));
+  const png = (await part.screenshot()).toString('base64');
+  const painter = await browser.newPage();
+  const webp = await painter.evaluate(async (bytes) => {
+    const image = new Image();
+    image.src = `data:image/png;base64,${bytes}`;
+    await image.decode();
+    const canvas = Object.assign(document.createElement('canvas'), { width: image.width, height: image.height });
+    canvas.getContext('2d').drawImage(image, 0, 0);
+    return canvas.toDataURL('image/webp', 0.8).split(',')[1];
+  }, png);
+  await painter.close();
+  writeFileSync(`${pictures}/${name}.webp`, Buffer.from(webp, 'base64'));
 }
 
 const checks = {
@@ -144,7 +158,7 @@ const checks = {
     await page.selectOption('#beside', 'gpt2-small/fp32-control');
     await page.waitForSelector('text=dashed: gpt2-small/fp32-control');
     assert.match(page.url(), /beside=gpt2-small%2Ffp32-control/);
-    await picture(page, 'beside');
+    await picture(page, 'beside', page.locator('section[aria-label="One head"]'));
     const saved = async (label) => {
       const [download] = await Promise.all([page.waitForEvent('download'), page.click(`[aria-label="${label}"]`)]);
       return { name: download.suggestedFilename(), bytes: readFileSync(await download.path()) };
@@ -169,6 +183,7 @@ const checks = {
     const page = await open(server, '#/run/gpt2-small%2Fbf16-fa2');
     await page.selectOption('[aria-label="Silence this alert"]', '28800');
     await page.waitForSelector('text=/silenced for another (8 h 0|7 h 59) min/');
+    await picture(page, 'silenced', page.locator('section[aria-label=Alerts]'));
     assert.deepEqual(await breaches(page), []);
     await server.stop();
   },
@@ -189,7 +204,7 @@ const checks = {
     await page.waitForSelector('.alert .badge:text-is("applied")');
     await actions.locator('summary').first().click();
     assert.deepEqual(await breaches(page), []);
-    await picture(page, 'actions');
+    await picture(page, 'actions', actions);
     server.say('step');  // What was opened stays open when the page is drawn anew.
     await page.waitForFunction(() => /step 3,720/.test(document.querySelector('.title-row')?.textContent ?? ''));
     await actions.getByRole('button', { name: 'Undo' }).click();
@@ -213,6 +228,23 @@ const checks = {
     await picture(page, 'disconnected');
     server = await start('ill', port);
     await page.waitForSelector('.banner', { state: 'hidden' });
+    await server.stop();
+  },
+
+  async 'a server that has not answered yet and one that cannot are told apart'() {
+    const server = await start('ill');
+    const page = await open(server, '');
+    await page.waitForSelector('.runs tbody tr');
+    await page.route('**/api/v1/ListRuns', () => undefined);
+    await page.reload();
+    await page.waitForSelector('text=Loading runs…');
+    await picture(page, 'loading');
+    await page.unroute('**/api/v1/ListRuns');
+    await page.route('**/api/v1/ListRuns', (route) => route.fulfill({ status: 503, contentType: 'application/json', body: '{"message":"the store is being opened"}' }));
+    await page.reload();
+    await page.waitForSelector('text=/Cannot load the runs: .*the store is being opened/');
+    assert.deepEqual(await breaches(page), []);
+    await picture(page, 'error');
     await server.stop();
   },
 
@@ -245,7 +277,8 @@ const checks = {
   async '126 layers of 128 heads and a million steps are a run like any other'() {
     const server = await start('huge');
     const page = await open(server, '#/run/gpt2-small%2Fbf16-fa2');
-    await page.waitForSelector('.chart canvas');
+    // Made up on the fly from a million steps: seconds of both cores.
+    await page.waitForSelector('.chart canvas', { timeout: 60000 });
     assert.match(await page.textContent('.verdict'), /layer 70 head 100/);
     await page.focus('[role=grid]');
     for (const key of ['ArrowRight', 'ArrowDown']) await page.keyboard.press(key);
@@ -260,6 +293,7 @@ const checks = {
     let server = await start('empty');
     let page = await open(server, '');
     await page.waitForSelector('text=No run has reported yet');
+    await picture(page, 'empty');
     assert.deepEqual(await breaches(page), []);
     await page.goto(`http://127.0.0.1:${server.port}/#/run/nobody`);
     await page.waitForSelector('text=no run has this name');
@@ -268,6 +302,7 @@ const checks = {
     server = await start('many');
     page = await open(server, '');
     await page.waitForFunction(() => document.querySelectorAll('.runs tbody tr').length === 1000);
+    await picture(page, 'many');
     await page.fill('input[type=search]', 'run-777');
     await page.waitForFunction(() => document.querySelectorAll('.runs tbody tr').length === 1);
     await server.stop();

@@ -168,7 +168,7 @@ class Host:
     def follow(self, heading: str, block: int = 0) -> None:
         """Runs a block of commands below a heading of the page for administrators."""
         section = LIFECYCLE.read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
-        commands = re.findall(r"(?ms)^```\n(.*?)^```$", section)[block].splitlines()
+        commands = re.findall(r"(?ms)^```sh\n(.*?)^```$", section)[block].splitlines()
         assert commands
         for command in commands:
             self.run("sh", "-c", command)

@@ -6,6 +6,7 @@ processes are known by a mark in their environment.
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -122,6 +123,29 @@ def test_ctrl_c_while_a_model_trains_ends_everything(terminals: list[Terminal]) 
     assert terminal.end() == 128 + signal.SIGINT
     # The sender has delivered all and said good-bye; it may be on its way out.
     wait_for("every process has ended", lambda: not terminal.processes())
+
+
+def test_it_proposes_a_repair_that_a_person_may_approve(terminals: list[Terminal]) -> None:
+    terminal = Terminal("--steps", "1000000")
+    terminals.append(terminal)
+    page = terminal.read_until(r"Its alerts are on the page, \d+ s .*: (http://\S+/)#/run/gpt-flash-s4").group(1)
+    with urllib.request.urlopen(page, timeout=30) as answer:
+        assert answer.status == 200
+    listing = terminal.read_until(r"   (\S+ --server \S+ action list \S+ --waiting)").group(1)
+    approving = terminal.read_until(r"   (\S+ --server \S+ action approve \S+) ID").group(1)
+    terminal.read_until("ALERT ")
+    terminal.read_until(r"step +1600/")
+
+    def ran(command: str) -> str:
+        done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    waiting = json.loads(ran(f"{listing} -o json"))["actions"]
+    assert [action["state"] for action in waiting] == ["ACTION_STATE_PROPOSED"]
+    ran(f"{approving} {waiting[0]['id']}")
+    terminal.press_ctrl_c()
+    assert terminal.end() == 128 + signal.SIGINT
 
 
 def test_it_serves_the_page_that_it_names(terminals: list[Terminal]) -> None:

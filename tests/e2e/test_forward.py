@@ -6,12 +6,15 @@ W&B is a stand-in that keeps to its documented interface and takes nothing else.
 
 from __future__ import annotations
 
+import gzip
+import http.server
 import json
 import math
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Optional
@@ -189,6 +192,83 @@ def test_mlflow_and_wandb_get_the_same(
     assert forward.run(server.http, RUN, "--to", "wandb:team/pretraining", "--again")[0] == 0
     again = [json.loads(line) for line in Path(forward.env["CALLS"]).read_text().splitlines()][len(calls) :]
     assert again[0]["init"]["id"] != opened[0]["id"] and [c["log"] for c in again if "log" in c] == rows
+
+
+class Collector:
+    """Takes OTLP over HTTP, and reads it by the protocol's own messages."""
+
+    def __init__(self) -> None:
+        from google.protobuf import json_format
+        from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+        from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+        self.metrics: list[Any] = []
+        self.logs: list[Any] = []
+        self.tokens: set[Optional[str]] = set()
+        self.busy = 0  # How many requests are refused first.
+        collector = self
+        kinds = {
+            "/v1/metrics": (ExportMetricsServiceRequest, self.metrics),
+            "/v1/logs": (ExportLogsServiceRequest, self.logs),
+        }
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = gzip.decompress(self.rfile.read(int(self.headers["Content-Length"])))
+                collector.busy -= 1
+                if collector.busy < 0:
+                    message, kept = kinds[self.path]
+                    kept.append(json_format.Parse(body, message()))  # Knows every field, or raises.
+                    collector.tokens.add(self.headers["x-token"])
+                self.send_response(200 if collector.busy < 0 else 503)
+                self.end_headers()
+                self.wfile.write(b"{}")
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.to = f"otlp:http://127.0.0.1:{self.server.server_address[1]}"
+
+    def gauges(self) -> dict[tuple[str, Optional[int]], float]:
+        """The newest of each, by name and layer."""
+        found = {}
+        for request in self.metrics:
+            for metric in request.resource_metrics[0].scope_metrics[0].metrics:
+                for point in metric.gauge.data_points:
+                    layer = point.attributes[0].value.int_value if point.attributes else None
+                    found[metric.name, layer] = point.as_double
+        return found
+
+
+def test_a_collector_gets_the_newest_values_and_the_alerts(server: Server, forward: Forward) -> None:
+    collector = Collector()
+    forward.env["OTEL_EXPORTER_OTLP_HEADERS"] = "x-token=a%20b"
+    collector.busy = 1
+    code, told = forward.run(server.http, RUN, "--to", collector.to)
+    assert code == 4 and "not taken" in told and "503" in told
+    code, told = forward.run(server.http, RUN, "--to", collector.to)
+    assert code == 0, told
+    assert collector.tokens == {"a b"}
+    run = server.call("GetRun", run=RUN)
+    of = {a.key: a.value for a in collector.metrics[0].resource_metrics[0].resource.attributes}
+    assert of["bellwether.run"].string_value == RUN and of["bellwether.layers"].int_value == 6
+    gauges = collector.gauges()
+    assert gauges["bellwether_run_step", None] == int(run["step"])
+    assert (gauges["bellwether_run_stage", None], gauges["bellwether_run_alerts_firing", None]) == (5, 3)
+    for layer in range(6):
+        drift = worst(server, "drift_ratio", layer)
+        value = gauges["bellwether_layer_drift_ratio_max", layer]
+        assert value == pytest.approx(drift[max(drift)], rel=1e-6, nan_ok=True)
+    logs = [r for request in collector.logs for r in request.resource_logs[0].scope_logs[0].log_records]
+    changes = history(server)
+    assert sorted(log.time_unix_nano for log in logs) == sorted(int(c["time_unix_ns"]) for c in changes)
+    assert all(any(c["summary"] in log.body.string_value for log in logs) for c in changes)
+    assert {log.severity_text for log in logs} >= {"warning", "critical"}
+    assert forward.run(server.http, RUN, "--to", collector.to)[0] == 0
+    assert len(logs) == sum(len(r.resource_logs[0].scope_logs[0].log_records) for r in collector.logs)
+    collector.server.shutdown()
 
 
 def push(client: RunClient, steps: Iterable[int]) -> None:

@@ -188,9 +188,14 @@ def test_reload_by_http(server: Server, tmp_path_factory: pytest.TempPathFactory
 
 
 def test_a_server_without_a_rules_file_takes_sighup(tmp_path: Path) -> None:
+    name = "bellwether_config_last_reload_success_timestamp_seconds"
     with Server(tmp_path) as plain:
+        started = metric(plain, name)
         reload(plain)
         wait_for("it says so", lambda: "there is no rules file" in plain.log())
+        # What is in force is what there is: no failure.
+        wait_for("it counts as a reload", lambda: metric(plain, name) > started)
+        assert metric(plain, "bellwether_config_last_reload_successful") == 1
         plain.get("/-/ready")
 
 

@@ -1,4 +1,5 @@
-"""python -m bellwether forward RUN: a run's signals in TensorBoard, W&B or MLflow, from outside."""
+"""python -m bellwether forward RUN: a run's signals in TensorBoard, W&B, MLflow or an
+OpenTelemetry collector, from outside."""
 
 from __future__ import annotations
 
@@ -13,17 +14,20 @@ from pathlib import Path
 from typing import Any, Optional
 
 from .forward_loggers import LOGGERS, Logger, Missing, Start, package
+from .forward_otlp import Otlp
 from .forwarding import Away, Batch, Place, Reader
 from .query import DEFAULT_PAGE, Client, QueryError
 
 OK, FAILED, USAGE, UNREACHABLE, INTERRUPTED = 0, 1, 2, 4, 130
 EVERY_SECONDS = 10.0
 TARGETS_MAX = 8
+TARGETS = {**LOGGERS, "otlp": Otlp}
 
 _EPILOG = """\
 examples:
   python -m bellwether forward llama --to tensorboard:runs/llama
   python -m bellwether forward llama --to wandb:team/pretraining --follow
+  python -m bellwether forward llama --to otlp:http://collector:4318 --follow
   python -m bellwether forward llama --to mlflow:sqlite:///mlflow.db#pretraining --to tensorboard:tb
 
 exit codes:
@@ -46,9 +50,9 @@ def say(text: str) -> None:
 
 def _target(text: str) -> tuple[str, str]:
     kind, _, where = text.partition(":")
-    if kind not in LOGGERS or not where:
+    if kind not in TARGETS or not where:
         raise argparse.ArgumentTypeError(
-            f"{text!r} must be tensorboard:DIR, wandb:PROJECT or mlflow:URI[#EXPERIMENT]"
+            f"{text!r} must be tensorboard:DIR, wandb:PROJECT, mlflow:URI[#EXPERIMENT] or otlp:URL"
         )
     return kind, str(Path(where).resolve()) if kind == "tensorboard" else where
 
@@ -65,7 +69,8 @@ def _parse(arguments: Optional[list[str]]) -> argparse.Namespace:
     add("run", metavar="RUN", help="the run's name (the newest of that name) or uuid")
     add(
         "--to", action="append", required=True, type=_target, metavar="LOGGER:WHERE",
-        help="tensorboard:DIR, wandb:PROJECT (or ENTITY/PROJECT) or mlflow:URI[#EXPERIMENT]; "
+        help="tensorboard:DIR, wandb:PROJECT (or ENTITY/PROJECT), mlflow:URI[#EXPERIMENT] or "
+        "otlp:URL of an OpenTelemetry collector (http://host:4318); "
         f"may be given {TARGETS_MAX} times",
     )  # fmt: skip
     add(
@@ -107,7 +112,7 @@ class _Target:
         entries = batch.after(self.place)
         try:
             if self._logger is None:
-                self._logger = LOGGERS[self._kind](self._where, self._start)
+                self._logger = TARGETS[self._kind](self._where, self._start)
                 self.place.resume = self._logger.resume
             self._logger.write(entries)
         except Exception as e:  # Whatever somebody else's package raises.
@@ -158,7 +163,7 @@ class _Ending:
 class _Command:
     def __init__(self, given: argparse.Namespace, ending: _Ending) -> None:
         self._given, self._ending = given, ending
-        for kind, _ in given.to:
+        for kind in {kind for kind, _ in given.to} & LOGGERS.keys():
             package(kind)
         client = Client(given.page, token_file=given.token_file)
         self._reader = Reader(client, given.run)

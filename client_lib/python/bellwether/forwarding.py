@@ -55,6 +55,8 @@ class Told:
     text: str
     key: str
     state: Values
+    severity: str  # info, warning, critical
+    time_unix_ns: int
 
 
 @dataclass
@@ -225,14 +227,15 @@ class Reader:
             state = {STAGE: float(max(firing.values(), default=0)), FIRING: float(len(firing))}
             if each["eta"]["known"]:
                 state[ETA] = each["eta"]["steps"]
-            found.append(Told(each["id"], each["step"], _words(each), each["key"], state))
+            severity, at = _word(each["severity"]), int(each["time_unix_ns"])
+            words = f"{severity}, {_word(each['state'])}: {each['summary']}"
+            found.append(Told(each["id"], each["step"], words, each["key"], state, severity, at))
         return found
 
 
-def _words(transition: dict[str, Any]) -> str:
-    severity = transition["severity"].removeprefix("SEVERITY_").lower()
-    state = transition["state"].removeprefix("ALERT_STATE_").lower()
-    return f"{severity}, {state}: {transition['summary']}"
+def _word(constant: str) -> str:
+    """ALERT_STATE_FIRING -> firing"""
+    return constant.rpartition("_")[2].lower()
 
 
 def _state(run: dict[str, Any]) -> Values:

@@ -56,7 +56,7 @@ function at(steps: number[], other: Series | undefined): (number | null)[] {
 
 export class Charts {
   readonly element = h('div', { class: 'charts' });
-  private plots: { plot: uPlot; signal: string }[] = [];
+  private plots: { plot: uPlot; signal: string; mark: HTMLElement }[] = [];
   private beside: Series[] = [];
   private marks: ChartMarks = { thresholds: new Map(), begins: [], step: -1, actions: [], lost: null };
   private readonly observer = new ResizeObserver(() => {
@@ -70,7 +70,14 @@ export class Charts {
   /** Moves the marker of the heatmap's step without new data. */
   mark(step: number): void {
     this.marks.step = step;
-    for (const { plot } of this.plots) plot.redraw(false);
+    for (const { plot, mark } of this.plots) this.place(plot, mark);
+  }
+
+  // An element of its own: a marker that moves with each frame paints no plot anew.
+  private place(u: uPlot, mark: HTMLElement): void {
+    const x = this.marks.step < 0 ? -1 : u.valToPos(this.marks.step, 'x');
+    mark.hidden = !(x >= 0 && x <= u.bbox.width / window.devicePixelRatio);
+    mark.style.transform = `translateX(${x}px)`;
   }
 
   /** `beside`: the same of another run. */
@@ -132,6 +139,7 @@ export class Charts {
       h('figcaption', { title: signal.help }, h('span', { class: 'chart-title' }, signal.label),
         h('span', { class: 'chart-now' }, number(num(series.mean[series.mean.length - 1]))), csv, png), box));
     const log = signal.scale === 'log' && positive;
+    const mark = h('div', { class: 'step-mark', hidden: true });
     const options: uPlot.Options = {
       width: this.width(), height, legend: { show: false },
       cursor: { sync: { key: 'head' }, points: { size: 6 }, drag: { x: true, y: false } },
@@ -150,10 +158,11 @@ export class Charts {
         { stroke: muted, width: 1.5, dash: [5, 3], points: { show: false }, spanGaps: true },
       ],
       bands: [{ series: [2, 1], fill: themeColor('--band') }],
-      hooks: { drawAxes: [(u) => this.drawMarks(u, series.id.signal)], setCursor: [(u) => this.tell(u, box)] },
+      hooks: { drawAxes: [(u) => this.drawMarks(u, series.id.signal)], draw: [(u) => this.place(u, mark)], setCursor: [(u) => this.tell(u, box)] },
     };
     const plot = new uPlot(options, this.columns(series), box);
-    this.plots.push({ plot, signal: series.id.signal });
+    plot.over.append(mark);
+    this.plots.push({ plot, signal: series.id.signal, mark });
   }
 
   private tell(u: uPlot, box: HTMLElement): void {
@@ -193,7 +202,6 @@ export class Charts {
     for (const step of this.marks.begins) vertical(step, themeColor('--critical'), []);
     for (const step of this.marks.actions) vertical(step, themeColor('--ok'), []);
     if (this.marks.lost) vertical(this.marks.lost.middle, themeColor('--critical'), [2, 3]);
-    if (this.marks.step >= 0) vertical(this.marks.step, themeColor('--muted'), [4, 4]);
     const threshold = this.marks.thresholds.get(signal);
     if (threshold === undefined || !Number.isFinite(threshold)) return;
     const y = u.valToPos(threshold, 'y', true);

@@ -13,26 +13,27 @@ const diverging: Rgb[] = [
   [253, 219, 199], [244, 165, 130], [214, 96, 77], [178, 24, 43],
 ];
 
-/** A map's colours as CSS has them, so many that no eye sees a step: a matrix asks for 16,000. */
-function table(map: Rgb[], colours = 512): string[] {
-  return Array.from({ length: colours }, (_, n) => {
+/** A map's colours as pixels (red in the lowest byte), so many that no eye sees a step. */
+function table(map: Rgb[], colours = 512): Uint32Array {
+  return Uint32Array.from({ length: colours }, (_, n) => {
     const x = (n / (colours - 1)) * (map.length - 1);
     const i = Math.min(map.length - 2, Math.floor(x));
-    const [a, b] = [map[i], map[i + 1]];
-    return `rgb(${a.map((v, k) => Math.round(v + (b[k] - v) * (x - i))).join(',')})`;
+    const [r, g, b] = map[i].map((v, k) => Math.round(v + (map[i + 1][k] - v) * (x - i)));
+    return ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
   });
 }
 const viridisTable = table(viridis);
 const divergingTable = table(diverging);
 
-function pick(colours: string[], t: number): string {
+function pick(colours: Uint32Array, t: number): number {
   return colours[Math.round(Math.min(1, Math.max(0, t)) * (colours.length - 1))];
 }
 
 export interface Scale {
   low: number;
   high: number;
-  color(value: number): string;
+  /** As a pixel of ImageData. */
+  color(value: number): number;
   /** The value at t in [0, 1] of the legend, left to right. */
   at(t: number): number;
 }
@@ -42,10 +43,14 @@ export interface Scale {
  * logarithmic: a healthy model's noise must not look like a fire.
  */
 export function makeScale(values: number[], kind: 'log' | 'linear' | 'signed', lowIsBad: boolean): Scale {
-  const finite = values.filter((v) => Number.isFinite(v));
-  let low = Math.min(...finite);
-  let high = Math.max(...finite);
-  if (finite.length === 0) [low, high] = [0, 1];
+  let low = Infinity;
+  let high = -Infinity;
+  for (const v of values) {
+    if (!Number.isFinite(v)) continue;
+    if (v < low) low = v;
+    if (v > high) high = v;
+  }
+  if (low > high) [low, high] = [0, 1];
   if (kind === 'signed') {
     const size = Math.max(Math.abs(low), Math.abs(high), 1e-12);
     return { low: -size, high: size, at: (t) => (2 * t - 1) * size, color: (v) => pick(divergingTable, (v / size + 1) / 2) };

@@ -22,13 +22,27 @@ export interface HeatmapData {
 }
 export interface Cell { layer: number; head: number }
 
+const shownWorst = 6;
 const axis = 34;
 const axisTop = 18;
+
+/** Makes `canvas` width x height pixels, each as `pixel` of its index, row by row, says. */
+function paintPixels(canvas: HTMLCanvasElement, width: number, height: number, pixel: (i: number) => number): void {
+  if (canvas.width !== width) canvas.width = width;
+  if (canvas.height !== height) canvas.height = height;
+  const g = canvas.getContext('2d');
+  if (!g) return;
+  const image = g.createImageData(width, height);
+  const words = new Uint32Array(image.data.buffer);
+  for (let i = 0; i < words.length; i++) words[i] = pixel(i);
+  g.putImageData(image, 0, 0);
+}
 
 export class Heatmap {
   readonly element: HTMLElement;
   private readonly canvas = h('canvas', { 'aria-hidden': 'true' });
-  // The heads and axes, painted once a matrix: a cursor that moves draws rings over a copy.
+  // A pixel a head; then heads and axes, painted once a matrix: a cursor that moves draws rings over a copy.
+  private readonly pixels = h('canvas');
   private readonly painted = h('canvas');
   private readonly legend = h('canvas', { 'aria-hidden': 'true', class: 'legend-bar' });
   private readonly legendLow = h('span');
@@ -110,38 +124,50 @@ export class Heatmap {
     this.size = { w, h: cellHeight };
     const height = axisTop + cellHeight * data.layers + 4;
     const dpr = window.devicePixelRatio || 1;
-    for (const canvas of [this.canvas, this.painted]) {
-      canvas.width = Math.round(width * dpr);
-      canvas.height = Math.round(height * dpr);
-    }
+    // A canvas that gets a size is allocated anew, also if it is the same one.
+    const fit = (canvas: HTMLCanvasElement) => {
+      if (canvas.width !== Math.round(width * dpr)) canvas.width = Math.round(width * dpr);
+      if (canvas.height !== Math.round(height * dpr)) canvas.height = Math.round(height * dpr);
+    };
+    fit(this.canvas);
+    fit(this.painted);
     this.canvas.style.width = `${width}px`;
     this.canvas.style.height = `${height}px`;
     const g = this.painted.getContext('2d');
     if (!g) return;
     g.setTransform(dpr, 0, 0, dpr, 0, 0);
-    const gap = w >= 8 ? 1 : 0;
-    const none = themeColor('--hatch');
-    for (let layer = 0; layer < data.layers; layer++) {
-      for (let head = 0; head < data.heads; head++) {
-        const x = axis + head * w;
-        const y = axisTop + layer * cellHeight;
-        const value = data.values[layer * data.heads + head];
-        if (Number.isNaN(value)) {
-          g.strokeStyle = none;
-          g.lineWidth = 1;
-          g.beginPath();
-          g.moveTo(x + 1, y + cellHeight - 1);
-          g.lineTo(x + w - 1, y + 1);
-          g.stroke();
-        } else {
-          g.fillStyle = scale.color(value);
-          g.fillRect(x, y, w - gap, cellHeight - gap);
-        }
-      }
-    }
+    g.clearRect(0, 0, width, height);
+    this.drawCells(g, data, scale);
     this.drawAxes(g, data);
     this.drawRings();
     this.drawLegend(scale);
+  }
+
+  private drawCells(g: CanvasRenderingContext2D, data: HeatmapData, scale: Scale): void {
+    const { w, h: high } = this.size;
+    const [right, bottom] = [axis + data.heads * w, axisTop + data.layers * high];
+    const none: number[] = [];
+    paintPixels(this.pixels, data.heads, data.layers, (i) => {
+      if (!Number.isNaN(data.values[i])) return scale.color(data.values[i]);
+      none.push(i);
+      return 0;
+    });
+    g.imageSmoothingEnabled = false;
+    g.drawImage(this.pixels, axis, axisTop, right - axis, bottom - axisTop);
+    if (w >= 8) {
+      for (let head = 1; head <= data.heads; head++) g.clearRect(axis + head * w - 1, axisTop, 1, bottom - axisTop);
+      for (let layer = 1; layer <= data.layers; layer++) g.clearRect(axis, axisTop + layer * high - 1, right - axis, 1);
+    }
+    g.strokeStyle = themeColor('--hatch');
+    g.lineWidth = 1;
+    g.beginPath();
+    for (const i of none) {
+      const x = axis + (i % data.heads) * w;
+      const y = axisTop + Math.floor(i / data.heads) * high;
+      g.moveTo(x + 1, y + high - 1);
+      g.lineTo(x + w - 1, y + 1);
+    }
+    g.stroke();
   }
 
   private drawRings(): void {
@@ -194,14 +220,7 @@ export class Heatmap {
   }
 
   private drawLegend(scale: Scale): void {
-    this.legend.width = 240;
-    this.legend.height = 10;
-    const g = this.legend.getContext('2d');
-    if (!g) return;
-    for (let x = 0; x < 240; x++) {
-      g.fillStyle = scale.color(scale.at(x / 239));
-      g.fillRect(x, 0, 1, 10);
-    }
+    paintPixels(this.legend, 240, 1, (x) => scale.color(scale.at(x / 239)));
     this.legendLow.textContent = number(scale.low);
     this.legendMiddle.textContent = number(scale.at(0.5));
     this.legendHigh.textContent = number(scale.high);
@@ -263,16 +282,20 @@ export class Heatmap {
 
 /** The worst heads as a table, for who wants numbers. */
 export function worstTable(data: HeatmapData, choose: (cell: Cell) => void): HTMLElement {
-  const order = data.values.map((value, i) => ({ value, layer: Math.floor(i / data.heads), head: i % data.heads }))
-    .filter((c) => !Number.isNaN(c.value));
-  const key = (v: number) => (data.signal.scale === 'signed' ? -Math.abs(v) : data.signal.lowIsBad ? v : -v);
-  order.sort((a, b) => key(a.value) - key(b.value));
-  const sorted = order.map((c) => c.value).sort((a, b) => a - b);
+  const badness = (v: number) => (data.signal.scale === 'signed' ? Math.abs(v) : data.signal.lowIsBad ? -v : v);
+  const sorted = Float64Array.from(data.values).filter((v) => !Number.isNaN(v)).sort();
   const median = sorted.length ? sorted[Math.floor(sorted.length / 2)] : NaN;
+  const order: (Cell & { value: number })[] = [];
+  data.values.forEach((value, i) => {
+    if (Number.isNaN(value) || (order.length === shownWorst && badness(value) <= badness(order[shownWorst - 1].value))) return;
+    const place = order.findIndex((c) => badness(value) > badness(c.value));
+    order.splice(place < 0 ? order.length : place, 0, { value, layer: Math.floor(i / data.heads), head: i % data.heads });
+    order.length = Math.min(order.length, shownWorst);
+  });
   return h('table', { class: 'worst' },
     h('caption', {}, `Worst heads, step ${integer(data.step)} (median ${number(median)})`),
     h('thead', {}, h('tr', {}, h('th', {}, 'Layer'), h('th', {}, 'Head'), h('th', {}, data.signal.label))),
-    h('tbody', {}, ...order.slice(0, 6).map((c) => h('tr', {},
+    h('tbody', {}, ...order.map((c) => h('tr', {},
       h('td', {}, String(c.layer)), h('td', {}, String(c.head)),
       h('td', {}, h('button', { class: 'link', onclick: () => choose(c), 'aria-label': `Show layer ${c.layer} head ${c.head}` }, number(c.value)))))));
 }
