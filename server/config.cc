@@ -143,8 +143,20 @@ std::vector<Field> Fields(ServerOptions* o) {
       Text("web.listen_address", &o->web_address),
       Text("web.external_url", &o->external_url),
       Flag("web.enable_reload", &o->reload_by_http),
+      Flag("web.tls", &o->web_tls),
       Text("rules_file", &o->rules_file),
       Text("policy_file", &o->policy_file),
+      Text("access_file", &o->access.access_file),
+      Text("tokens_file", &o->access.tokens_file),
+      Text("tls.cert_file", &o->tls.certificate),
+      Text("tls.key_file", &o->tls.key),
+      Text("tls.client_ca_file", &o->tls.client_ca),
+      Number<unsigned>("tls.refresh_seconds", &o->tls_refresh_seconds, 1, 3600),
+      Text("audit.file", &o->access.audit.path),
+      Number<int64_t>("audit.bytes_max", &o->access.audit.bytes_max, 1 << 16, int64_t{1} << 36),
+      Number<int>("audit.files_max", &o->access.audit.files_max, 1, 100),
+      Number<int64_t>("limits.connections_max", &o->connections.all_max, 1, 1'000'000),
+      Number<int64_t>("limits.connections_per_address_max", &o->connections.per_address_max, 1, 1'000'000),
       Number<size_t>("limits.runs_live_max", &p.runs_live_max, 1, 100'000),
       Number<int>("limits.streams_max", &o->ingest.streams_max, 1, 100'000),
       Number<int32_t>("limits.layers_max", &p.limits.layers_max, 1, 512),
@@ -246,14 +258,27 @@ absl::Status ReadConfig(const std::string& path, ServerOptions* options) {
   } catch (const YAML::Exception& error) {
     findings.push_back(absl::StrCat(path, ":", error.mark.line + 1, ":", error.mark.column + 1, ": ", error.msg));
   }
+  if (changed.tls.certificate.empty() != changed.tls.key.empty()) {
+    findings.push_back(absl::StrCat(path, ": tls.cert_file and tls.key_file belong together"));
+  } else if (!changed.tls.on() && !changed.tls.client_ca.empty()) {
+    findings.push_back(absl::StrCat(path, ": tls.client_ca_file needs tls.cert_file and tls.key_file"));
+  }
+  if (!changed.access.tokens_file.empty() && changed.access.access_file.empty()) {
+    findings.push_back(absl::StrCat(path, ": tokens_file needs access_file, which says whose the tokens are"));
+  }
   if (!findings.empty()) return absl::InvalidArgumentError(absl::StrJoin(findings, "\n"));
   // Beside the file that names it; an absolute path stays one.
-  if (changed.rules_file != options->rules_file) {
-    changed.rules_file = (std::filesystem::path(path).parent_path() / changed.rules_file).string();
-  }
-  if (changed.policy_file != options->policy_file) {
-    changed.policy_file = (std::filesystem::path(path).parent_path() / changed.policy_file).string();
-  }
+  const auto place = [&path](const std::string& before, std::string* named) {
+    if (*named != before) *named = (std::filesystem::path(path).parent_path() / *named).string();
+  };
+  place(options->rules_file, &changed.rules_file);
+  place(options->policy_file, &changed.policy_file);
+  place(options->access.access_file, &changed.access.access_file);
+  place(options->access.tokens_file, &changed.access.tokens_file);
+  place(options->access.audit.path, &changed.access.audit.path);
+  place(options->tls.certificate, &changed.tls.certificate);
+  place(options->tls.key, &changed.tls.key);
+  place(options->tls.client_ca, &changed.tls.client_ca);
   *options = changed;
   return absl::OkStatus();
 }

@@ -10,9 +10,14 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <random>
+#include <sstream>
 
 #include "absl/strings/str_join.h"
+#include "server/access/access_file.h"
+#include "server/access/secret_file.h"
+#include "server/access/token_file.h"
+#include "server/access_commands.h"
+#include "server/command_result.h"
 #include "server/config.h"
 #include "server/detect/thresholds.h"
 #include "server/offline/replay.h"
@@ -41,18 +46,13 @@ std::string DefaultStorage() {
   return std::string(home != nullptr ? home : "/var/lib") + "/.local/state/bellwether/server";
 }
 
-std::string RandomToken() {
-  std::random_device random;
-  std::string token;
-  for (int i = 0; i < 32; ++i) token += "0123456789abcdef"[random() % 16];
-  return token;
-}
-
 // Appears whole or not at all.
 bool WriteReadyFile(const std::string& path, const Server& server, const std::string& token) {
+  std::string page = server.page_url();
+  page = page.substr(0, page.find_last_not_of('/', page.find('?') - 1) + 1);
   const nlohmann::json ready = {{"pid", getpid()},
                                 {"grpc", server.grpc_address()},
-                                {"http", server.http_address().empty() ? "" : "http://" + server.http_address()},
+                                {"http", page.substr(0, page.find('?'))},
                                 {"token", token}};
   const std::string partial = path + ".partial";
   {
@@ -92,6 +92,14 @@ int64_t ParseSeconds(const std::string& text) {
   return value < 0 || scale < 0 ? -1 : value * scale;
 }
 
+// Without its token, which is for the ready file and its owner alone.
+std::string ShownPage(const Server& server) {
+  const std::string& url = server.page_url();
+  if (url.empty()) return "off";
+  const size_t token = url.find("?token=");
+  return token == std::string::npos ? url : url.substr(0, token) + " (with the token of --ready.file or --web.token-file)";
+}
+
 int Serve(ServerOptions options, const Flags& flags) {
   // Blocked before any thread starts, taken by sigtimedwait below.
   sigset_t signals;
@@ -104,8 +112,8 @@ int Serve(ServerOptions options, const Flags& flags) {
     LogError("{}", std::string(server.status().message()));
     return kFailed;
   }
-  LogInfo("bellwetherd {} ({}): ready, gRPC on {}, page {}", kVersion, kRevision,
-          (*server)->grpc_address(), (*server)->page_url().empty() ? "off" : (*server)->page_url());
+  LogInfo("bellwetherd {} ({}): ready, gRPC on {}, page {}", kVersion, kRevision, (*server)->grpc_address(),
+          ShownPage(**server));
   if (!flags.ready_file.empty() && !WriteReadyFile(flags.ready_file, **server, options.web_token)) {
     LogError("--ready.file={}: cannot be written", flags.ready_file);
     return kFailed;
@@ -226,15 +234,21 @@ int Main(int argc, char** argv) {
   std::string policy_file;
   app.add_option("--policy.file", policy_file,
                  "what may be done about alerts, YAML; read again on SIGHUP; runs can have policies of their own");
-  std::string storage, grpc_address, web_address, external_url;
+  std::string storage, grpc_address, web_address, external_url, access_file, tokens_file;
+  TlsFiles tls;
   app.add_option("--storage.path", storage, "where log and database live [" + options.pipeline.storage_path + "]");
   app.add_flag("--storage.repair", options.pipeline.wal.repair, "cut corrupt ranges out of the log and say what is lost");
   app.add_option("--grpc.listen-address", grpc_address, "host:port or unix:/path [" + options.grpc_address + "]");
   app.add_option("--web.listen-address", web_address, "host:port, port 0 = any free one, or 'none' [" + options.web_address + "]");
+  app.add_option("--tls.cert-file", tls.certificate, "PEM: this server's certificate, and what signed it; read again when it changes");
+  app.add_option("--tls.key-file", tls.key, "PEM: its key, which nobody else may read");
+  app.add_option("--tls.client-ca-file", tls.client_ca, "PEM: who may sign clients' certificates; gRPC then asks for one");
+  app.add_option("--access.file", access_file, "who may do what, YAML; read again on SIGHUP and when it changes");
+  app.add_option("--access.tokens-file", tokens_file, "hashes of tokens, written by `bellwether token`; read again likewise");
   app.add_option("--web.external-url", external_url, "the page's address in notifications");
   app.add_option("--web.token-file", flags.token_file, "file with the token that the page asks for");
   app.add_flag("--web.enable-reload", options.reload_by_http, "POST /-/reload reads the rules and the policy file again");
-  app.add_flag("--insecure-i-understand", options.insecure_i_understand, "allow plaintext addresses off loopback");
+  app.add_flag("--insecure-i-understand", options.insecure_i_understand, "allow addresses off loopback that anybody may use: plaintext, or without certificates");
   app.add_option("--lifetime.idle-exit", flags.idle_exit, "end when nobody was attached for so long (300s, 5m); a private server: the page gets a random token");
   app.add_option("--ready.file", flags.ready_file, "written when serving: {pid, grpc, http, token}; removed at the end");
   app.add_option("--log.level", flags.log_level, "debug, info, warn, error")->capture_default_str();
@@ -256,6 +270,8 @@ int Main(int argc, char** argv) {
   replay->add_option("--until-step", flags.replay.until_step, "stop after this step")->check(CLI::NonNegativeNumber);
   add_gpu(replay, &flags.bank);
   CLI::App* const scorecard = AddScorecard(&app, &flags.scorecard);
+  AccessCommands access;
+  access.AddTo(&app);
   RulesCommands rules;
   rules.AddFlag(replay);
   rules.AddFlag(scorecard);
@@ -272,6 +288,7 @@ int Main(int argc, char** argv) {
                  flags.log_level.c_str(), flags.log_format.c_str());
     return kUsage;
   }
+  if (const auto code = access.Run()) return *code;
   if (const auto code = rules.Run()) return *code;
   if (const auto code = rules.ReadFlag(&flags.replay.judge)) return *code;
   if (const auto code = policy.Run(flags.replay.judge)) return *code;
@@ -304,6 +321,21 @@ int Main(int argc, char** argv) {
     }
     options.pipeline.policy = *read;
   }
+  if (!tls.certificate.empty()) options.tls.certificate = tls.certificate;
+  if (!tls.key.empty()) options.tls.key = tls.key;
+  if (!tls.client_ca.empty()) options.tls.client_ca = tls.client_ca;
+  if (!access_file.empty()) options.access.access_file = access_file;
+  if (!tokens_file.empty()) options.access.tokens_file = tokens_file;
+  if (options.tls.certificate.empty() != options.tls.key.empty()) {
+    std::fprintf(stderr, "--tls.cert-file and --tls.key-file belong together\n");
+    return kUsage;
+  }
+  if (!options.access.access_file.empty()) {
+    if (const auto read = ReadAccess(options.access.access_file); !read.ok()) {
+      std::fprintf(stderr, "%s\n", std::string(read.status().message()).c_str());
+      return flags.config_check ? kFindings : kUsage;
+    }
+  }
   if (flags.config_check) return kOk;
   if (!storage.empty()) options.pipeline.storage_path = storage;
   if (!grpc_address.empty()) options.grpc_address = grpc_address;
@@ -315,12 +347,16 @@ int Main(int argc, char** argv) {
       std::fprintf(stderr, "--lifetime.idle-exit=%s: must be a time such as 300s, 5m, 1h\n", flags.idle_exit.c_str());
       return kUsage;
     }
-    options.web_token = RandomToken();
+    const auto token = NewToken();
+    if (!token.ok()) return Report(token.status());
+    options.web_token = *token;
   }
   if (!flags.token_file.empty()) {
-    std::ifstream file(flags.token_file);
-    if (!(file >> options.web_token)) {
-      std::fprintf(stderr, "--web.token-file=%s: cannot be read or is empty\n", flags.token_file.c_str());
+    const auto text = ReadGuardedFile(flags.token_file, Secrecy::kSecret);
+    if (text.ok()) std::istringstream(*text) >> options.web_token;
+    if (options.web_token.empty()) {
+      std::fprintf(stderr, "--web.token-file=%s: %s\n", flags.token_file.c_str(),
+                   text.ok() ? "is empty" : std::string(text.status().message()).c_str());
       return kUsage;
     }
   }

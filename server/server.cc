@@ -4,15 +4,24 @@
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/impl/server_builder_option.h>
+#include <grpcpp/impl/server_builder_plugin.h>
+#include <grpcpp/security/tls_certificate_provider.h>
+#include <grpcpp/security/tls_credentials_options.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "server/config.h"
+#include "server/grpc_weaknesses.h"
 #include "server/proposals.h"
 #include "server/query/json_api.h"
+#include "server/store/file_system.h"
 #include "server/util/log.h"
 #include "server/util/status_macros.h"
 #include "server/version.h"
@@ -23,13 +32,6 @@ namespace {
 bool IsLoopback(const std::string& address) {
   return absl::StartsWith(address, "unix:") || absl::StartsWith(address, "127.") ||
          absl::StartsWith(address, "localhost:") || absl::StartsWith(address, "[::1]:");
-}
-
-absl::Status CheckLoopback(const std::string& what, const std::string& address, bool allowed) {
-  if (allowed || IsLoopback(address)) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat(what, " = ", address, ": plaintext off loopback lets anybody write into your runs; use a loopback "
-                                         "address behind a TLS proxy, or --insecure-i-understand"));
 }
 
 absl::StatusOr<std::pair<std::string, int>> SplitHostPort(const std::string& address) {
@@ -54,6 +56,14 @@ void SetChannelArguments(grpc::ServerBuilder* builder, uint32_t message_bytes_ma
   builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 5'000);
 }
 
+class LeaveOutReflection final : public grpc::ServerBuilderOption {
+ public:
+  void UpdateArguments(grpc::ChannelArguments*) override {}
+  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
+    std::erase_if(*plugins, [](const auto& plugin) { return plugin->name() == "proto_server_reflection"; });
+  }
+};
+
 }  // namespace
 
 Server::Server(ServerOptions options) : options_(std::move(options)), clock_(Clock::System()) {}
@@ -67,10 +77,8 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options) {
 }
 
 absl::Status Server::StartAll() {
-  BW_RETURN_IF_ERROR(CheckLoopback("grpc.listen-address", options_.grpc_address, options_.insecure_i_understand));
-  if (!options_.web_address.empty()) {
-    BW_RETURN_IF_ERROR(CheckLoopback("web.listen-address", options_.web_address, options_.insecure_i_understand));
-  }
+  BW_RETURN_IF_ERROR(CheckAddresses());
+  BW_RETURN_IF_ERROR(StartAccess());
   RunControl::Info& info = options_.pipeline.info;
   info.version = kVersion;
   info.revision = kRevision;
@@ -86,7 +94,9 @@ absl::Status Server::StartAll() {
       options_.query_engine,
       QueryStores{pipeline_->runs(), pipeline_->series(), pipeline_->alerts(), pipeline_->database(),
                   pipeline_->baselines(), pipeline_.get(), clock_, &counters_, pipeline_->actions()});
-  query_ = std::make_unique<QueryService>(options_.query, engine_.get());
+  QueryService::Options query = options_.query;
+  query.access = access_.get();
+  query_ = std::make_unique<QueryService>(query, engine_.get());
   exporter_ = std::make_unique<Exporter>(options_.exporter, pipeline_->runs(), pipeline_->alerts(), &counters_, clock_);
   BW_RETURN_IF_ERROR(StartHttp());
   const std::string& page = options_.external_url.empty() ? page_url_ : options_.external_url;
@@ -111,6 +121,60 @@ absl::Status Server::StartAll() {
   BW_RETURN_IF_ERROR(StartGrpc());
   pipeline_->SetAddresses(grpc_address_, http_address_);
   busy_ns_ = clock_->MonotonicNanos();
+  return absl::OkStatus();
+}
+
+absl::Status Server::CheckAddresses() const {
+  if (options_.insecure_i_understand) return absl::OkStatus();
+  if (!IsLoopback(options_.grpc_address) && (!options_.tls.on() || options_.tls.client_ca.empty())) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "grpc.listen_address = ", options_.grpc_address,
+        ": off loopback clients must show certificates, else anybody writes into your runs: set tls.cert_file, "
+        "tls.key_file and tls.client_ca_file (`bellwether cert` makes them), or use a loopback address behind a proxy, or "
+        "--insecure-i-understand"));
+  }
+  if (options_.web_address.empty() || IsLoopback(options_.web_address)) return absl::OkStatus();
+  const bool guarded = !options_.access.access_file.empty() || !options_.web_token.empty();
+  if (options_.tls.on() && options_.web_tls && guarded) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "web.listen_address = ", options_.web_address, ": off loopback the page must speak TLS and ask who reads it: set "
+      "tls.cert_file and tls.key_file, and access_file or --web.token-file; or use a loopback address behind a proxy, or "
+      "--insecure-i-understand"));
+}
+
+absl::Status Server::StartAccess() {
+  if (options_.tls.on()) {
+    BW_ASSIGN_OR_RETURN(tls_, TlsWatch::Open(options_.tls, &counters_, clock_));
+  }
+  AccessOptions access = options_.access;
+  access.page_token = options_.web_token;
+  if (access.audit.path.empty()) access.audit.path = absl::StrCat(options_.pipeline.storage_path, "/audit.log");
+  BW_RETURN_IF_ERROR(FileSystem::Real()->MakeDirectory(options_.pipeline.storage_path));
+  BW_ASSIGN_OR_RETURN(access_, Access::Open(access, &counters_, clock_));
+  if (!access.page_token.empty() || tls_ != nullptr || !access.tokens_file.empty()) {
+    // Nobody else's debugger, no core file, reads what is in this memory.
+    prctl(PR_SET_DUMPABLE, 0);
+    const rlimit none{};
+    setrlimit(RLIMIT_CORE, &none);
+  }
+  const int64_t descriptors = RaiseDescriptorLimit();
+  // The store needs its own: a log that cannot be opened is worse than a connection that waits.
+  const int64_t fit = std::max<int64_t>(descriptors / 4, 4);
+  if (options_.connections.all_max > fit) {
+    LogWarning("limits.connections_max = {}: taken as {}, a quarter of the {} descriptors that this process may have",
+               options_.connections.all_max, fit, descriptors);
+    options_.connections.all_max = fit;
+  }
+  options_.http.queue_max = static_cast<int>(std::clamp<int64_t>(fit / 2, 1, options_.http.queue_max));
+  options_.http.workers_max = static_cast<int>(std::clamp<int64_t>(fit / 2, 2, options_.http.workers_max));
+  options_.http.events.streams_max = static_cast<int>(std::clamp<int64_t>(fit / 2, 1, options_.http.events.streams_max));
+  TellWeaknesses(grpc::Version(), IsLoopback(options_.grpc_address) ? Exposure::kLocal
+                                  : tls_ != nullptr && !options_.tls.client_ca.empty() ? Exposure::kCertificates
+                                                                                       : Exposure::kAnybody);
+  if (access_->open() && !IsLoopback(options_.grpc_address)) {
+    LogWarning("no access_file: whoever {} may read, write and change everything",
+               options_.tls.client_ca.empty() ? "can connect" : "holds a certificate");
+  }
   return absl::OkStatus();
 }
 
@@ -141,20 +205,24 @@ absl::Status Server::StartHttp() {
   HttpOptions http = options_.http;
   http.host = address.first;
   http.port = address.second;
-  http.token = options_.web_token;
   HttpSources sources;
   sources.metrics = [this] { return exporter_->Render(); };
   sources.ready = [this] { return pipeline_->Ready(); };
-  sources.call = [this](const std::string& method, const std::string& body) { return CallJson(*engine_, method, body); };
+  sources.call = [this](const std::string& method, const std::string& body, const GrantPtr& grant) {
+    return CallJson(*engine_, method, body, grant);
+  };
+  sources.access = access_.get();
+  if (options_.web_tls) sources.tls = tls_.get();
   if (options_.reload_by_http) sources.reload = [this] { return Reload(); };
   sources.transition_json = TransitionToJson;
   sources.runs = pipeline_->runs();
   sources.alerts = pipeline_->alerts();
   sources.counters = &counters_;
+  const char* const scheme = sources.tls != nullptr ? "https://" : "http://";
   BW_ASSIGN_OR_RETURN(http_, HttpServer::Start(http, std::move(sources)));
   http_address_ = absl::StrCat(http.host, ":", http_->port());
-  page_url_ = absl::StrCat("http://", http_address_, "/");
-  if (!http.token.empty()) absl::StrAppend(&page_url_, "?token=", http.token);
+  page_url_ = absl::StrCat(scheme, http_address_, "/");
+  if (!options_.web_token.empty()) absl::StrAppend(&page_url_, "?token=", options_.web_token);
   return absl::OkStatus();
 }
 
@@ -163,42 +231,61 @@ absl::Status Server::StartGrpc() {
   ingest.limits = options_.pipeline.limits;
   ingest.server_version = kVersion;
   if (!page_url_.empty()) ingest.page_url_prefix = page_url_ + "#/run/";
+  ingest.access = access_.get();
+  ingest.runs = pipeline_->runs();
   ingest_ = std::make_unique<IngestService>(ingest, pipeline_.get(), &counters_, clock_);
+  BW_ASSIGN_OR_RETURN(listener_, ConnectionAcceptor::Listen(options_.grpc_address, options_.connections, &counters_));
+  grpc_address_ = listener_->address();
   grpc::EnableDefaultHealthCheckService(true);
-  // Reflection on loopback only: it tells strangers too much.
   static const bool reflection = [] {
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     return true;
   }();
   (void)reflection;
   grpc::ServerBuilder builder;
-  int port = 0;
-  builder.AddListeningPort(options_.grpc_address, grpc::InsecureServerCredentials(), &port);
+  // Reflection on loopback only, and where nobody is asked who he is: it tells strangers too much.
+  if (!IsLoopback(options_.grpc_address) || !access_->open()) builder.SetOption(std::make_unique<LeaveOutReflection>());
+  acceptor_ = builder.experimental().AddExternalConnectionAcceptor(
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, GrpcCredentials());
   SetChannelArguments(&builder, ingest.message_bytes_max);
   builder.RegisterService(ingest_.get());
   builder.RegisterService(query_.get());
   grpc_ = builder.BuildAndStart();
-  const bool is_unix = absl::StartsWith(options_.grpc_address, "unix:");
-  if (grpc_ == nullptr || (!is_unix && port == 0)) {
-    return absl::UnavailableError(absl::StrCat("grpc.listen-address = ", options_.grpc_address, ": cannot be bound"));
-  }
-  grpc_address_ = is_unix ? options_.grpc_address
-                          : absl::StrCat(options_.grpc_address.substr(0, options_.grpc_address.rfind(':')), ":", port);
+  if (grpc_ == nullptr) return absl::InternalError("gRPC does not start; its own words stand above");
+  listener_->Start(acceptor_.get());
   return absl::OkStatus();
+}
+
+std::shared_ptr<grpc::ServerCredentials> Server::GrpcCredentials() const {
+  // A Unix socket is guarded by its mode.
+  if (tls_ == nullptr || absl::StartsWith(options_.grpc_address, "unix:")) return grpc::InsecureServerCredentials();
+  namespace e = grpc::experimental;
+  const bool ask = !options_.tls.client_ca.empty();
+  const auto files = std::make_shared<e::FileWatcherCertificateProvider>(
+      options_.tls.key, options_.tls.certificate, options_.tls.client_ca, options_.tls_refresh_seconds);
+  e::TlsServerCredentialsOptions tls(files);
+  if (ask) tls.watch_root_certs();
+  tls.watch_identity_key_cert_pairs();
+  tls.set_cert_request_type(ask ? GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY
+                                : GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE);
+  return e::TlsServerCredentials(tls);
 }
 
 absl::Status Server::Reload() {
   absl::MutexLock lock(&reload_mutex_);
-  if (options_.rules_file.empty() && options_.policy_file.empty()) {
+  if (options_.rules_file.empty() && options_.policy_file.empty() && access_->open()) {
     LogWarning(
-        "nothing to read again: there is no rules file and no policy file, and the configuration is read at start only");
+        "nothing to read again: there is no rules, policy or access file, and the configuration is read at start only");
   }
   const auto refuse = [this](const char* what, const absl::Status& status) {
     counters_.gauge("bellwether_config_last_reload_successful")->Set(0);
     LogError("{} as they were: {}", what, std::string(status.message()));
     return status;
   };
-  // Both or neither.
+  // Rules and policy both or neither; identities by themselves, so that taking
+  // one's rights away waits for nothing.
+  const absl::Status access = access_->Reload();
+  if (!access.ok()) return refuse("identities stay", access);
   RuleSetPtr rules;
   PolicyPtr policy;
   if (!options_.rules_file.empty()) {
@@ -231,7 +318,9 @@ void Server::NoteReload() {
 
 bool Server::Tick() {
   pipeline_->Maintain();
-  ingest_->CutIdle();
+  access_->Tick();
+  if (tls_ != nullptr) tls_->Tick();
+  ingest_->CutStreams();
   const int64_t now_ns = clock_->MonotonicNanos();
   if (ingest_->streams_open() > 0 || query_->streams_open() > 0) busy_ns_ = now_ns;
   return options_.idle_exit_seconds == 0 || now_ns - busy_ns_ < options_.idle_exit_seconds * 1'000'000'000;
@@ -240,6 +329,7 @@ bool Server::Tick() {
 absl::Status Server::Stop() {
   if (stopped_) return absl::OkStatus();
   stopped_ = true;
+  if (listener_ != nullptr) listener_->Stop();
   if (grpc_ != nullptr) {
     grpc_->GetHealthCheckService()->SetServingStatus(false);
     // What was taken becomes durable and is acknowledged before streams end.

@@ -12,6 +12,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "server/access/access.h"
+#include "server/access/tls_files.h"
+#include "server/connection_acceptor.h"
 #include "server/export/prometheus.h"
 #include "server/export/alertmanager.h"
 #include "server/export/webhook.h"
@@ -25,6 +28,7 @@
 
 namespace grpc {
 class Server;
+class ServerCredentials;
 }
 
 namespace bellwether::server {
@@ -33,6 +37,11 @@ struct ServerOptions {
   std::string grpc_address = "127.0.0.1:7070";  // host:port or unix:/path
   std::string web_address = "127.0.0.1:7071";   // host:port; "" = none
   std::string web_token;                        // "" = none
+  bool web_tls = true;                          // Where there is TLS at all.
+  TlsFiles tls;
+  unsigned tls_refresh_seconds = 10;            // How often gRPC looks at the files.
+  AccessOptions access;                         // page_token is web_token.
+  ConnectionLimits connections;
   std::string external_url;                     // Of the page, for links.
   std::string rules_file;                       // pipeline.rules are its rules; "" = none
   std::string policy_file;                      // pipeline.policy is its policy; "" = none
@@ -52,22 +61,23 @@ struct ServerOptions {
 
 class Server {
  public:
-  // UNAVAILABLE: an address cannot be bound.  FAILED_PRECONDITION: a plaintext
-  // address off loopback.  DATA_LOSS: the storage is damaged.
+  // UNAVAILABLE: an address cannot be bound.  FAILED_PRECONDITION: an address off
+  // loopback that anybody could use; files that are not safe.  INVALID_ARGUMENT: a
+  // file is not legal.  DATA_LOSS: the storage is damaged.
   static absl::StatusOr<std::unique_ptr<Server>> Start(ServerOptions options);
   ~Server();  // As Stop().
 
   const std::string& grpc_address() const { return grpc_address_; }
-  const std::string& page_url() const { return page_url_; }  // "" = none
+  const std::string& page_url() const { return page_url_; }  // "" = none; holds the token, if there is one.
   const std::string& http_address() const { return http_address_; }
 
   // Housekeeping; call each second.  False: idle for idle_exit_seconds.
   bool Tick();
-  // Reads the rules file and the policy file again, those that there are; live
-  // runs go on by them with all that they have seen.  With neither nothing is
+  // Reads the rules, the policy and the access files again, those that there are;
+  // live runs go on by them with all that they have seen.  With none nothing is
   // read, which is no failure: what is in force is what there is.  Else nothing
-  // changes: NOT_FOUND, INVALID_ARGUMENT: as ReadRules and ReadPolicy.  Logged,
-  // and shown by bellwether_config_last_reload_*.  Thread-safe.
+  // changes: NOT_FOUND, INVALID_ARGUMENT: as ReadRules, ReadPolicy and ReadAccess.
+  // Logged, and shown by bellwether_config_last_reload_*.  Thread-safe.
   absl::Status Reload();
   // Tells streams to come back, takes no more, makes everything durable.
   absl::Status Stop();
@@ -75,8 +85,11 @@ class Server {
  private:
   explicit Server(ServerOptions options);
   absl::Status StartAll();
+  absl::Status CheckAddresses() const;
+  absl::Status StartAccess();
   absl::Status StartBank();
   absl::Status StartGrpc();
+  std::shared_ptr<grpc::ServerCredentials> GrpcCredentials() const;
   absl::Status StartHttp();
   void NoteReload();
 
@@ -85,6 +98,8 @@ class Server {
   absl::Mutex reload_mutex_;
   Counters counters_;
   Clock* const clock_;
+  std::unique_ptr<TlsWatch> tls_;  // Null: plaintext.
+  std::unique_ptr<Access> access_;
   std::unique_ptr<GpuBank> gpu_bank_;  // Null: detectors run on the CPU.
   std::unique_ptr<MeasuredBank> bank_;
   std::unique_ptr<SpectraBank> gpu_spectra_;  // Null: spectra run on the CPU.
@@ -96,6 +111,8 @@ class Server {
   std::unique_ptr<QueryService> query_;
   std::unique_ptr<IngestService> ingest_;
   std::unique_ptr<HttpServer> http_;
+  std::unique_ptr<ConnectionAcceptor> listener_;
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
   std::unique_ptr<grpc::Server> grpc_;
   int64_t busy_ns_ = 0;  // When somebody was last attached.
   bool stopped_ = false;

@@ -37,6 +37,7 @@ void AddAlerts(Cli* cli);
 void AddActions(Cli* cli);
 void AddPolicies(Cli* cli);
 void AddBaselines(Cli* cli);
+void AddAccess(Cli* cli);  // cert, token: they run bellwetherd
 void AddServer(Cli* cli);  // server info, version
 void AddReplay(Cli* cli);  // replay, scorecard, check, rules: they run bellwetherd
 void AddCompletion(Cli* cli);

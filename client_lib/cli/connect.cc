@@ -38,6 +38,13 @@ std::shared_ptr<grpc::ChannelCredentials> Credentials(const ConnectOptions& opti
   return grpc::SslCredentials(tls);
 }
 
+bool IsLocal(const std::string& address) {
+  for (const char* const prefix : {"unix:", "127.", "localhost:", "[::1]:"}) {
+    if (address.rfind(prefix, 0) == 0) return true;
+  }
+  return false;
+}
+
 // Whether somebody accepts connections there.  On loopback the refusal is
 // immediate; the timeout is for a port that swallows packets.
 bool Answers(grpc::Channel* channel, std::chrono::milliseconds timeout) {
@@ -116,6 +123,11 @@ std::unique_ptr<Connection> TryConnect(const ConnectOptions& options, ExitCode* 
       *code = kUsage;
       return nullptr;
     }
+  }
+  if (!token.empty() && options.tls_ca.empty() && !options.server.empty() && !IsLocal(options.server)) {
+    *why = "the token is not sent to " + options.server + " without TLS: give --tls-ca";
+    *code = kUsage;
+    return nullptr;
   }
   const auto credentials = Credentials(options);
   if (!options.server.empty()) return std::make_unique<Connection>(options.server, token, options, credentials);

@@ -110,6 +110,7 @@ int main(int argc, char** argv) {
   AddPolicies(&cli);
   AddBaselines(&cli);
   AddServer(&cli);
+  AddAccess(&cli);
   AddReplay(&cli);
   AddCompletion(&cli);
   if (argc > 2 && std::string_view(argv[1]) == "completion" && std::string_view(argv[2]) == kCandidates) {

@@ -11,15 +11,6 @@
 
 namespace bellwether::server {
 
-bool ConstantTimeEquals(std::string_view a, std::string_view b) {
-  // volatile: the compiler must not leave the loop at the first difference.
-  volatile unsigned char difference = a.size() == b.size() ? 0 : 1;
-  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
-    difference = static_cast<unsigned char>(difference | (a[i] ^ b[i]));
-  }
-  return difference == 0;
-}
-
 std::string_view CookieValue(std::string_view header, std::string_view name) {
   for (absl::string_view pair : absl::StrSplit(absl::string_view(header.data(), header.size()), ';')) {
     pair = absl::StripAsciiWhitespace(pair);

@@ -1,9 +1,9 @@
-// access.h: who may ask.
+// access.h: what guards a browser.
 //
-// With a token, every page but /-/healthy wants it: as a bearer token, as the
-// cookie that the page gets, or once as ?token= in the address, which sets the
-// cookie and leads to the same address without it.  Without a token anybody who
-// reaches the port may read, so two things guard a browser on the same machine:
+// Who asks is for access/access.h to say, of what every page but /-/healthy is
+// shown: a certificate, a bearer token, the cookie that the page gets, or once
+// ?token= in the address, which sets the cookie and leads to the same address
+// without it.  Where nobody is asked anybody who reaches the port may read, so two things guard a browser on the same machine:
 // the Host header must name this server (another site cannot point its own name
 // at loopback), and a call that changes something wants the content type
 // application/json (another site's form cannot send it).
@@ -16,9 +16,6 @@
 #include <vector>
 
 namespace bellwether::server {
-
-// Compares in a time that depends on the lengths only.
-bool ConstantTimeEquals(std::string_view a, std::string_view b);
 
 // The value of the cookie in a Cookie header, "" if it is not there.
 std::string_view CookieValue(std::string_view header, std::string_view name);

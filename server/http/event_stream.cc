@@ -24,7 +24,7 @@ EventHub::EventHub(const Options& options, const RunTable* runs, AlertLog* alert
 
 EventHub::~EventHub() { alerts_->Unsubscribe(subscription_); }
 
-std::unique_ptr<EventStream> EventHub::Open(std::optional<uint64_t> after) {
+std::unique_ptr<EventStream> EventHub::Open(std::optional<uint64_t> after, GrantPtr grant) {
   const uint64_t last = alerts_->last_id();
   absl::MutexLock lock(&mutex_);
   if (stopped_ || streams_ >= options_.streams_max) return nullptr;
@@ -33,7 +33,7 @@ std::unique_ptr<EventStream> EventHub::Open(std::optional<uint64_t> after) {
   posted_ = std::max(posted_, last);
   // An id from another life of the server is no place to resume from.
   const uint64_t from = after.has_value() && *after <= last ? *after : last;
-  return std::unique_ptr<EventStream>(new EventStream(this, from));
+  return std::unique_ptr<EventStream>(new EventStream(this, from, std::move(grant)));
 }
 
 void EventHub::Stop() {
@@ -46,7 +46,8 @@ int EventHub::streams() const {
   return streams_;
 }
 
-EventStream::EventStream(EventHub* hub, uint64_t after) : hub_(hub), after_(after) {}
+EventStream::EventStream(EventHub* hub, uint64_t after, GrantPtr grant)
+    : hub_(hub), grant_(std::move(grant)), after_(after) {}
 
 EventStream::~EventStream() {
   absl::MutexLock lock(&hub_->mutex_);
@@ -62,7 +63,9 @@ std::optional<std::string> EventStream::Next() {
     greeted_ = true;
     written_ns_ = clock.MonotonicNanos();
     table_version_ = hub_->runs_->version();
-    for (const RunSnapshotPtr& run : hub_->runs_->List()) versions_[run->record.id] = run->version;
+    for (const RunSnapshotPtr& run : hub_->runs_->List()) {
+      if (Sees(run->record.description.name)) versions_[run->record.id] = run->version;
+    }
     return absl::StrCat("retry: 2000\nid: ", after_, "\nevent: resync\ndata: {}\n\n");
   }
   {
@@ -73,10 +76,12 @@ std::optional<std::string> EventStream::Next() {
     hub_->mutex_.AwaitWithTimeout(absl::Condition(&has_news), absl::Nanoseconds(hub_->options_.tick_ns));
     if (hub_->stopped_) return std::nullopt;
   }
+  if (grant_ != nullptr && !grant_->valid()) return std::nullopt;
   const auto transitions = hub_->alerts_->Read(after_, hub_->options_.transitions_max, /*run=*/0);
   if (transitions.ok()) {
     for (const Transition& transition : *transitions) {
       after_ = transition.id;
+      if (!Sees(transition.run_name)) continue;
       absl::StrAppend(&text, "id: ", transition.id, "\nevent: alert\ndata: ", hub_->to_json_(transition), "\n\n");
     }
   }
@@ -88,6 +93,7 @@ std::optional<std::string> EventStream::Next() {
     std::map<RunId, uint64_t> versions;
     nlohmann::json changed = nlohmann::json::array();
     for (const RunSnapshotPtr& run : hub_->runs_->List()) {
+      if (!Sees(run->record.description.name)) continue;
       versions[run->record.id] = run->version;
       const auto before = versions_.find(run->record.id);
       if (before == versions_.end() || before->second != run->version) changed.push_back(run->record.description.name);
@@ -95,6 +101,10 @@ std::optional<std::string> EventStream::Next() {
     const bool many = changed.size() > hub_->options_.runs_named_max || versions.size() < versions_.size();
     versions_ = std::move(versions);
     nlohmann::json data;
+    if (changed.empty() && !many) {
+      if (!text.empty()) written_ns_ = now_ns;
+      return text;
+    }
     data[many ? "all" : "runs"] = many ? nlohmann::json(true) : std::move(changed);
     absl::StrAppend(&text, "event: runs\ndata: ", data.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace), "\n\n");
   }

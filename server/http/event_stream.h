@@ -20,6 +20,7 @@
 #include <string>
 
 #include "absl/synchronization/mutex.h"
+#include "server/access/access.h"
 #include "server/store/alert_log.h"
 #include "server/store/run_table.h"
 #include "server/util/counters.h"
@@ -41,9 +42,11 @@ class EventStream {
 
  private:
   friend class EventHub;
-  EventStream(EventHub* hub, uint64_t after);
+  EventStream(EventHub* hub, uint64_t after, GrantPtr grant);
+  bool Sees(const std::string& run) const { return grant_ == nullptr || grant_->Sees(run); }
 
   EventHub* const hub_;
+  const GrantPtr grant_;    // Null: he may know everything.
   uint64_t after_;          // The last transition that was sent.
   bool greeted_ = false;
   uint64_t table_version_ = 0;
@@ -69,8 +72,9 @@ class EventHub {
   ~EventHub();
 
   // nullptr: streams_max are open, or the hub has stopped.  The hub must
-  // outlive the stream.
-  std::unique_ptr<EventStream> Open(std::optional<uint64_t> after);
+  // outlive the stream.  It tells of what `grant` sees, and ends with it; null:
+  // of everything.
+  std::unique_ptr<EventStream> Open(std::optional<uint64_t> after, GrantPtr grant = nullptr);
 
   // Ends all streams, for good.
   void Stop();

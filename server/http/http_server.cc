@@ -4,6 +4,9 @@
 #include <sys/socket.h>
 
 #include <atomic>
+#include <memory>
+#include <optional>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -82,12 +85,42 @@ std::string PathLabel(const httplib::Request& request, int status) {
   return FindConsoleAsset(path.empty() ? path : path.substr(1)) != nullptr ? "/" : "other";
 }
 
+// The certificate of this moment, for one handshake; a rotated one is for the next.
+int ChooseCertificate(SSL* ssl, void* watch) {
+  const std::shared_ptr<const TlsMaterial> material = static_cast<const TlsWatch*>(watch)->material();
+  const std::unique_ptr<STACK_OF(X509), void (*)(STACK_OF(X509)*)> rest(sk_X509_new_null(),
+                                                                      [](STACK_OF(X509) * s) { sk_X509_free(s); });
+  for (size_t i = 1; i < material->chain.size(); ++i) sk_X509_push(rest.get(), material->chain[i].get());
+  if (SSL_use_cert_and_key(ssl, material->chain[0].get(), material->key.get(), rest.get(), 1) != 1) return 0;
+  if (material->client_store == nullptr) return 1;
+  SSL_set1_verify_cert_store(ssl, material->client_store.get());
+  for (const X509Ptr& authority : material->client_ca) SSL_add_client_CA(ssl, authority.get());
+  SSL_set_verify(ssl, SSL_VERIFY_PEER, nullptr);  // One that is shown must be good; none is none.
+  return 1;
+}
+
+bool SetUpTls(SSL_CTX* context, TlsWatch* watch) {
+  SSL_CTX_set_min_proto_version(context, TLS1_2_VERSION);
+  SSL_CTX_set_options(context, SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_COMPRESSION | SSL_OP_NO_TICKET);
+  // A resumed session would keep a certificate that has been taken back.
+  SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
+  SSL_CTX_set_num_tickets(context, 0);
+  SSL_CTX_set_cert_cb(context, ChooseCertificate, watch);
+  return SSL_CTX_set_cipher_list(context, "ECDHE+AESGCM:ECDHE+CHACHA20") == 1;
+}
+
+std::unique_ptr<httplib::Server> MakeHttpServer(TlsWatch* tls) {
+  if (tls == nullptr) return std::make_unique<httplib::Server>();
+  return std::make_unique<httplib::SSLServer>([tls](SSL_CTX& context) { return SetUpTls(&context, tls); });
+}
+
 class HttpServerImpl final : public HttpServer {
  public:
   HttpServerImpl(const HttpOptions& options, HttpSources sources)
       : options_(options),
         sources_(std::move(sources)),
-        hub_(options.events, sources_.runs, sources_.alerts, sources_.counters, sources_.transition_json) {}
+        hub_(options.events, sources_.runs, sources_.alerts, sources_.counters, sources_.transition_json),
+        server_(MakeHttpServer(sources_.tls)) {}
   ~HttpServerImpl() override { Stop(); }
 
   absl::Status Start();
@@ -100,55 +133,62 @@ class HttpServerImpl final : public HttpServer {
 
   // True if the request is answered: refused, or led elsewhere.
   bool Refuse(const Request& request, Response& response) const;
+  bool EnterByAddress(const Request& request, Response& response) const;
+  Credentials CredentialsOf(const Request& request) const;
+  // Who asks; null where nobody is asked.  Answers the request if that is not known.
+  std::optional<GrantPtr> Identify(const Request& request, Response& response) const;
+  // For the role and every run; answers the request if not.
+  bool MayAll(const Request& request, Response& response, Role role) const;
   void Get(const Request& request, Response& response);
   void Post(const Request& request, Response& response);
   void Reload(const Request& request, Response& response);
   void Call(const Request& request, Response& response, const std::string& body);
   void Events(const Request& request, Response& response);
   void Asset(const Request& request, Response& response) const;
+  bool secure() const { return sources_.tls != nullptr; }
   std::string CookieName() const { return absl::StrCat("bellwether_", port_); }
 
   const HttpOptions options_;
   const HttpSources sources_;
   EventHub hub_;
-  httplib::Server server_;
+  const std::unique_ptr<httplib::Server> server_;
   int port_ = 0;
   std::thread thread_;
   std::atomic<bool> ended_ = false;
 };
 
 absl::Status HttpServerImpl::Start() {
-  server_.new_task_queue = [this] {
+  server_->new_task_queue = [this] {
     return new WorkerPool(static_cast<size_t>(options_.workers_max + options_.events.streams_max),
                           static_cast<size_t>(options_.queue_max));
   };
   // Not cpp-httplib's own, which lets a second server bind the same port.
-  server_.set_socket_options([](socket_t socket) {
+  server_->set_socket_options([](socket_t socket) {
     const int yes = 1;
     setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
   });
-  server_.set_tcp_nodelay(true);
-  server_.set_payload_max_length(options_.body_bytes_max);
-  server_.set_read_timeout(options_.read_seconds_max);
-  server_.set_write_timeout(options_.write_seconds_max);
-  server_.set_keep_alive_timeout(options_.keepalive_seconds);
-  server_.set_keep_alive_max_count(static_cast<size_t>(options_.keepalive_requests_max));
-  server_.set_default_headers(SecurityHeaders());
-  server_.set_pre_routing_handler([this](const Request& request, Response& response) {
+  server_->set_tcp_nodelay(true);
+  server_->set_payload_max_length(options_.body_bytes_max);
+  server_->set_read_timeout(options_.read_seconds_max);
+  server_->set_write_timeout(options_.write_seconds_max);
+  server_->set_keep_alive_timeout(options_.keepalive_seconds);
+  server_->set_keep_alive_max_count(static_cast<size_t>(options_.keepalive_requests_max));
+  server_->set_default_headers(SecurityHeaders());
+  server_->set_pre_routing_handler([this](const Request& request, Response& response) {
     return Refuse(request, response) ? httplib::Server::HandlerResponse::Handled : httplib::Server::HandlerResponse::Unhandled;
   });
-  server_.Get(".*", [this](const Request& request, Response& response) { Get(request, response); });
-  server_.Post(".*", [this](const Request& request, Response& response) { Post(request, response); });
-  server_.set_error_handler([](const Request&, Response& response) {
+  server_->Get(".*", [this](const Request& request, Response& response) { Get(request, response); });
+  server_->Post(".*", [this](const Request& request, Response& response) { Post(request, response); });
+  server_->set_error_handler([](const Request&, Response& response) {
     if (response.body.empty() && !response.content_provider_) {
       response.set_content(absl::StrCat("error ", response.status, "\n"), kText);
     }
   });
-  server_.set_exception_handler([](const Request& request, Response& response, std::exception_ptr) {
+  server_->set_exception_handler([](const Request& request, Response& response, std::exception_ptr) {
     LogError("http: an exception on {}", request.path);
     response.status = 500;
   });
-  server_.set_logger([this](const Request& request, const Response& response) {
+  server_->set_logger([this](const Request& request, const Response& response) {
     sources_.counters
         ->counter("bellwether_http_requests_total",
                   {{"path", PathLabel(request, response.status)}, {"code", absl::StrCat(response.status)}})
@@ -156,27 +196,27 @@ absl::Status HttpServerImpl::Start() {
   });
 
   if (options_.port == 0) {
-    port_ = server_.bind_to_any_port(options_.host);
+    port_ = server_->bind_to_any_port(options_.host);
   } else {
-    port_ = server_.bind_to_port(options_.host, options_.port) ? options_.port : -1;
+    port_ = server_->bind_to_port(options_.host, options_.port) ? options_.port : -1;
   }
   if (port_ <= 0) {
     return absl::UnavailableError(absl::StrCat("cannot listen on ", options_.host, ":", options_.port,
                                                " for HTTP: the address is taken or not of this machine"));
   }
   thread_ = std::thread([this] {
-    server_.listen_after_bind();
+    server_->listen_after_bind();
     ended_ = true;
   });
   // stop() before the loop has begun would be forgotten.
-  while (!server_.is_running() && !ended_) std::this_thread::yield();
+  while (!server_->is_running() && !ended_) std::this_thread::yield();
   return absl::OkStatus();
 }
 
 void HttpServerImpl::Stop() {
   if (!thread_.joinable()) return;
   hub_.Stop();
-  server_.stop();
+  server_->stop();
   thread_.join();
 }
 
@@ -185,28 +225,72 @@ bool HttpServerImpl::Refuse(const Request& request, Response& response) const {
     Reply(request, &response, 421, "This server does not answer to that name; see web.hosts in its configuration.\n", kText);
     return true;
   }
-  if (options_.token.empty() || request.path == "/-/healthy") return false;
-  const std::string cookie_header = request.get_header_value("Cookie");
-  if (ConstantTimeEquals(CookieValue(cookie_header, CookieName()), options_.token)) return false;
-  const std::string authorization = request.get_header_value("Authorization");
-  absl::string_view bearer = authorization;
-  if (absl::ConsumePrefix(&bearer, "Bearer ") && ConstantTimeEquals({bearer.data(), bearer.size()}, options_.token)) return false;
-  if (request.method == "GET" && request.path == "/" && ConstantTimeEquals(request.get_param_value("token"), options_.token)) {
-    response.set_header("Set-Cookie",
-                        absl::StrCat(CookieName(), "=", options_.token, "; Path=/; HttpOnly; SameSite=Strict"));
-    response.set_header("Cache-Control", "no-store");
-    // Relative, for path prefixes; the token leaves the address bar.
-    response.set_redirect("./", 303);
-    return true;
+  if (sources_.access == nullptr || request.path == "/-/healthy") return false;
+  return EnterByAddress(request, response) || !Identify(request, response).has_value();
+}
+
+bool HttpServerImpl::EnterByAddress(const Request& request, Response& response) const {
+  if (request.method != "GET" || request.path != "/" || !request.has_param("token") || !sources_.access->has_tokens()) {
+    return false;
   }
-  response.set_header("WWW-Authenticate", "Bearer");
-  Reply(request, &response, 401, "This server wants a token: open the address that it printed at start.\n", kText);
+  Credentials credentials = CredentialsOf(request);
+  credentials.token = request.get_param_value("token");
+  if (!sources_.access->Identify(credentials, "page").ok()) return false;
+  // Of our tokens' letters only: nothing else may stand in a header.
+  response.set_header("Set-Cookie", absl::StrCat(CookieName(), "=", *credentials.token, "; Path=/; HttpOnly; SameSite=Strict",
+                                                 secure() ? "; Secure" : ""));
+  response.set_header("Cache-Control", "no-store");
+  // Relative, for path prefixes; the token leaves the address bar.
+  response.set_redirect("./", 303);
   return true;
+}
+
+Credentials HttpServerImpl::CredentialsOf(const Request& request) const {
+  Credentials credentials{.face = Credentials::Face::kHttp,
+                          .peer = absl::StrCat(request.remote_addr, ":", request.remote_port)};
+  if (request.ssl != nullptr) {
+    X509* const certificate = SSL_get0_peer_certificate(request.ssl);
+    if (certificate != nullptr && SSL_get_verify_result(request.ssl) == X509_V_OK) {
+      credentials.certificate = UrisOf(certificate);
+    }
+  }
+  const std::string authorization = request.get_header_value("Authorization");
+  const std::string cookies = request.get_header_value("Cookie");
+  const std::string_view cookie = CookieValue(cookies, CookieName());
+  absl::string_view bearer = authorization;
+  if (absl::ConsumePrefix(&bearer, "Bearer ")) {
+    credentials.token = std::string(bearer);
+  } else if (!cookie.empty()) {
+    credentials.token = std::string(cookie);
+  }
+  return credentials;
+}
+
+std::optional<GrantPtr> HttpServerImpl::Identify(const Request& request, Response& response) const {
+  if (sources_.access == nullptr) return GrantPtr();
+  auto grant = sources_.access->Identify(CredentialsOf(request), request.path);
+  if (grant.ok()) return *std::move(grant);
+  response.set_header("WWW-Authenticate", "Bearer");
+  const std::string why = sources_.access->open() ? "This server wants a token: open the address that it printed at start."
+                                                  : std::string(grant.status().message());
+  Reply(request, &response, 401, why + "\n", kText);
+  return std::nullopt;
+}
+
+bool HttpServerImpl::MayAll(const Request& request, Response& response, Role role) const {
+  const std::optional<GrantPtr> grant = Identify(request, response);
+  if (!grant.has_value()) return false;
+  if (*grant == nullptr) return true;
+  const absl::Status allowed = (*grant)->CheckAll(role);
+  (*grant)->Note(request.path, "", allowed, role == Role::kAdmin);
+  if (!allowed.ok()) ReplyError(request, &response, allowed);
+  return allowed.ok();
 }
 
 void HttpServerImpl::Get(const Request& request, Response& response) {
   const std::string& path = request.path;
   if (path == "/metrics") {
+    if (!MayAll(request, response, Role::kRead)) return;
     Reply(request, &response, 200, sources_.metrics(), "text/plain; version=0.0.4; charset=utf-8");
   } else if (path == "/-/healthy") {
     Reply(request, &response, 200, "healthy\n", kText);
@@ -252,12 +336,15 @@ void HttpServerImpl::Reload(const Request& request, Response& response) {
     Reply(request, &response, 403, "reloading by HTTP is off; see web.enable_reload in the configuration\n", kText);
     return;
   }
+  if (!MayAll(request, response, Role::kAdmin)) return;
   if (const absl::Status reloaded = sources_.reload(); !reloaded.ok()) return ReplyError(request, &response, reloaded);
   Reply(request, &response, 200, "reloaded\n", kText);
 }
 
 void HttpServerImpl::Call(const Request& request, Response& response, const std::string& body) {
-  absl::StatusOr<std::string> answer = sources_.call(request.path.substr(sizeof(kApi) - 1), body);
+  const std::optional<GrantPtr> grant = Identify(request, response);
+  if (!grant.has_value()) return;
+  absl::StatusOr<std::string> answer = sources_.call(request.path.substr(sizeof(kApi) - 1), body, *grant);
   if (!answer.ok()) return ReplyError(request, &response, answer.status());
   Reply(request, &response, 200, *std::move(answer), kJson);
 }
@@ -266,7 +353,15 @@ void HttpServerImpl::Events(const Request& request, Response& response) {
   std::optional<uint64_t> after;
   uint64_t id;
   if (absl::SimpleAtoi(request.get_header_value("Last-Event-ID"), &id)) after = id;
-  std::shared_ptr<EventStream> stream = hub_.Open(after);
+  const std::optional<GrantPtr> grant = Identify(request, response);
+  if (!grant.has_value()) return;
+  if (*grant != nullptr) {
+    if (const absl::Status allowed = (*grant)->Check(Role::kRead); !allowed.ok()) {
+      (*grant)->Note("events", "", allowed, false);
+      return ReplyError(request, &response, allowed);
+    }
+  }
+  std::shared_ptr<EventStream> stream = hub_.Open(after, *grant);
   if (stream == nullptr) {
     response.set_header("Retry-After", "30");
     Reply(request, &response, 503, "too many event streams are open; poll instead\n", kText);

@@ -1,7 +1,7 @@
 // http_server.h: the page, /metrics, the probes and the JSON calls.
 //
 //   /                       the page (its files beside it)
-//   /metrics                text format 0.0.4
+//   /metrics                text format 0.0.4; of all runs, so for those who may see all
 //   /-/healthy              200 while the process serves; wants no token
 //   /-/ready                200 while acknowledged means durable, else 503 and why
 //   /-/reload               POST: reads the rules file again; 403 where that is off
@@ -9,7 +9,9 @@
 //   /api/v1/events          event_stream.h; 503 when too many are open
 //
 // Every answer carries a content security policy that allows this server only,
-// and is refused to who may not ask (access.h).  Works under a path prefix of a
+// and is refused to who may not ask (access.h).  With TLS (1.2 and later) a
+// certificate of a client counts as its token does, and none is no reason to end
+// the handshake: browsers come by token.  Works under a path prefix of a
 // reverse proxy: the page uses relative addresses only.
 
 #ifndef BELLWETHER_SERVER_HTTP_HTTP_SERVER_H_
@@ -23,6 +25,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "server/access/access.h"
+#include "server/access/tls_files.h"
 #include "server/http/event_stream.h"
 #include "server/store/alert_log.h"
 #include "server/store/run_table.h"
@@ -33,7 +37,6 @@ namespace bellwether::server {
 struct HttpOptions {
   std::string host = "127.0.0.1";  // An address or a name of this machine.
   int port = 7071;                 // 0 = any free one
-  std::string token;               // Empty = none wanted.
   std::vector<std::string> hosts;  // Names by which browsers may call this server.
   int workers_max = 24;            // Connections served at once, streams beside.
   int queue_max = 256;             // Connections that wait for a worker.
@@ -51,7 +54,9 @@ struct HttpSources {
   std::function<absl::Status()> ready;
   std::function<absl::Status()> reload;  // Null: off.
   // query/json_api.h.
-  std::function<absl::StatusOr<std::string>(const std::string& method, const std::string& body)> call;
+  std::function<absl::StatusOr<std::string>(const std::string& method, const std::string& body, const GrantPtr& grant)> call;
+  Access* access = nullptr;  // Null: nobody is asked who he is, and grants are null.
+  TlsWatch* tls = nullptr;   // Null: plaintext.
   EventHub::ToJson transition_json;
   const RunTable* runs = nullptr;
   AlertLog* alerts = nullptr;

@@ -1,14 +1,19 @@
 #include "server/ingest/ingest_service.h"
 
+#include <grpcpp/alarm.h>
+
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "server/access/grpc_credentials.h"
 #include "server/util/grpc_status.h"
+#include "server/util/status_macros.h"
 
 namespace bellwether::server {
 
@@ -20,7 +25,8 @@ namespace bellwether::server {
 class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMessage, v1::ServerMessage>,
                                     public SessionOwner {
  public:
-  explicit Stream(IngestService* service) : service_(service), last_heard_ns_(service->clock_->MonotonicNanos()) {}
+  Stream(IngestService* service, GrantPtr grant)
+      : service_(service), grant_(std::move(grant)), last_heard_ns_(service->clock_->MonotonicNanos()) {}
 
   void Start() { StartRead(&incoming_); }
 
@@ -45,6 +51,10 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
 
   void OnDone() override {
     if (session_ != nullptr) session_->Detach();
+    if (pause_ != nullptr) {
+      absl::MutexLock lock(&pause_->mutex);
+      pause_->stream = nullptr;
+    }
     {
       absl::MutexLock lock(&service_->mutex_);
       service_->streams_.erase(this);
@@ -128,7 +138,27 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
     }
   }
 
+  void CutIfNotAllowed() {
+    std::string run;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (session_ == nullptr || end_.has_value()) return;
+      run = run_name_;
+    }
+    if (grant_ == nullptr) return;
+    if (const absl::Status allowed = grant_->Check(Role::kWrite, run); !allowed.ok()) {
+      grant_->Note("Attach", run, allowed, true);
+      End(ToGrpc(allowed));
+    }
+  }
+
  private:
+  // What an alarm knows of the stream: it may come when that is gone.
+  struct Pause {
+    absl::Mutex mutex;
+    Stream* stream ABSL_GUARDED_BY(mutex) = nullptr;
+  };
+
   // Decodes `incoming_` and passes it on.  Only one at a time: the next read
   // starts when this one was taken.
   void TakeIncoming() {
@@ -160,8 +190,32 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
     Offer();
   }
 
+  // May this caller write this run?  A uuid that is here under another name is
+  // that run, whatever the Hello calls it.
+  absl::Status Admit(const HelloMessage& hello) {
+    if (grant_ == nullptr) return absl::OkStatus();
+    BW_RETURN_IF_ERROR(grant_->Check(Role::kWrite, hello.run.name));
+    if (service_->options_.runs != nullptr) {
+      const RunSnapshotPtr known = service_->options_.runs->Find(FormatUuid(hello.run.uuid));
+      if (known != nullptr && known->record.description.name != hello.run.name) {
+        BW_RETURN_IF_ERROR(grant_->Check(Role::kWrite, known->record.description.name));
+      }
+    }
+    BW_ASSIGN_OR_RETURN(use_, grant_->OpenStream(FormatUuid(hello.run.uuid)));
+    return absl::OkStatus();
+  }
+
   void Open(const HelloMessage& hello, std::string payload) {
-    run_name_ = hello.run.name;
+    {
+      absl::MutexLock lock(&mutex_);
+      run_name_ = hello.run.name;
+    }
+    const absl::Status admitted = Admit(hello);
+    if (grant_ != nullptr) grant_->Note("Attach", hello.run.name, admitted, true, absl::StrCat("rank ", hello.rank));
+    if (!admitted.ok()) {
+      End(ToGrpc(admitted));
+      return;
+    }
     auto session = service_->sink_->Open(hello, std::move(payload), this);
     if (!session.ok()) {
       End(ToGrpc(session.status()));
@@ -181,6 +235,7 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
   void Offer() {
     const auto* frame = std::get_if<RankFrame>(&pending_.body);
     const double values = frame == nullptr ? 0 : static_cast<double>(frame->values.size());
+    const auto bytes = static_cast<int64_t>(pending_payload_.size());
     const auto taken = session_->Put(pending_, pending_payload_);
     if (!taken.ok()) {
       End(ToGrpc(taken.status()));
@@ -198,7 +253,33 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
         service_->frames_duplicate_->Add();
         break;
     }
-    ReadNext();
+    if (const int64_t wait_ns = use_ == nullptr ? 0 : use_->Charge(bytes); wait_ns > 0) {
+      ReadLater(wait_ns);
+    } else {
+      ReadNext();
+    }
+  }
+
+  // The tenant is beyond his rate: he is told to wait, and is read no further
+  // meanwhile, whether he waits or not.
+  void ReadLater(int64_t wait_ns) {
+    v1::ServerMessage message;
+    message.mutable_throttle()->set_retry_after_ms(
+        static_cast<uint32_t>(std::clamp<int64_t>(wait_ns / 1'000'000 + 1, 1, 3'600'000)));
+    message.mutable_throttle()->set_reason("the tenant is beyond his rate");
+    Send(std::move(message));
+    last_heard_ns_.store(service_->clock_->MonotonicNanos() + wait_ns, std::memory_order_relaxed);
+    const auto pause = std::make_shared<Pause>();
+    {
+      absl::MutexLock lock(&pause->mutex);
+      pause->stream = this;
+    }
+    pause_ = pause;
+    alarm_ = std::make_unique<grpc::Alarm>();
+    alarm_->Set(std::chrono::system_clock::now() + std::chrono::nanoseconds(wait_ns), [pause](bool) {
+      absl::MutexLock lock(&pause->mutex);
+      if (pause->stream != nullptr) pause->stream->ReadNext();
+    });
   }
 
   void ReadNext() {
@@ -242,6 +323,10 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
   }
 
   IngestService* const service_;
+  const GrantPtr grant_;  // Null: nobody is asked.
+  std::unique_ptr<StreamUse> use_;
+  std::shared_ptr<Pause> pause_;  // The last one, and its alarm.
+  std::unique_ptr<grpc::Alarm> alarm_;
   std::atomic<int64_t> last_heard_ns_;
   v1::ClientMessage incoming_;
   std::shared_ptr<IngestSession> session_;
@@ -288,7 +373,16 @@ IngestService::IngestService(const Options& options, IngestSink* sink, Counters*
 
 IngestService::~IngestService() = default;
 
-grpc::ServerBidiReactor<v1::ClientMessage, v1::ServerMessage>* IngestService::Attach(grpc::CallbackServerContext*) {
+grpc::ServerBidiReactor<v1::ClientMessage, v1::ServerMessage>* IngestService::Attach(
+    grpc::CallbackServerContext* context) {
+  absl::StatusOr<GrantPtr> grant = Identify(options_.access, *context, "Attach");
+  if (!grant.ok()) return new Refusal(ToGrpc(grant.status()));
+  if (*grant != nullptr) {
+    if (const absl::Status allowed = (*grant)->Check(Role::kWrite); !allowed.ok()) {
+      (*grant)->Note("Attach", "", allowed, true);
+      return new Refusal(ToGrpc(allowed));
+    }
+  }
   Stream* stream = nullptr;
   {
     absl::MutexLock lock(&mutex_);
@@ -298,7 +392,7 @@ grpc::ServerBidiReactor<v1::ClientMessage, v1::ServerMessage>* IngestService::At
       return new Refusal({grpc::StatusCode::RESOURCE_EXHAUSTED,
                           absl::StrCat("streams: ", options_.streams_max, " are open, which is the limit")});
     }
-    stream = new Stream(this);
+    stream = new Stream(this, *std::move(grant));
     streams_.insert(stream);
     streams_gauge_->Set(static_cast<double>(streams_.size()));
   }
@@ -312,10 +406,13 @@ void IngestService::Drain() {
   for (Stream* stream : streams_) stream->Drain();
 }
 
-void IngestService::CutIdle() {
+void IngestService::CutStreams() {
   const int64_t since = clock_->MonotonicNanos() - options_.idle_ms_max * 1'000'000;
   absl::MutexLock lock(&mutex_);
-  for (Stream* stream : streams_) stream->CutIfSilentSince(since);
+  for (Stream* stream : streams_) {
+    stream->CutIfSilentSince(since);
+    stream->CutIfNotAllowed();
+  }
 }
 
 int IngestService::streams_open() const {

@@ -15,8 +15,10 @@
 
 #include "absl/synchronization/mutex.h"
 #include "bellwether/v1/ingest.grpc.pb.h"
+#include "server/access/access.h"
 #include "server/ingest/decode.h"
 #include "server/ingest/ingest_sink.h"
+#include "server/store/run_table.h"
 #include "server/util/clock.h"
 #include "server/util/counters.h"
 
@@ -34,6 +36,8 @@ class IngestService final : public v1::Ingest::CallbackService {
     uint32_t drain_retry_after_ms = 1000;
     std::string server_version;
     std::string page_url_prefix;  // Run pages are at prefix + name; may be "".
+    Access* access = nullptr;        // Null: whoever comes may write.
+    const RunTable* runs = nullptr;  // What a uuid was called before; with access.
   };
 
   // All must outlive this object.
@@ -45,8 +49,9 @@ class IngestService final : public v1::Ingest::CallbackService {
 
   // Tells every stream to come back later and ends it; new ones are refused.
   void Drain();
-  // Ends streams that have been silent for idle_ms_max.  Call each second.
-  void CutIdle();
+  // Ends streams that have been silent for idle_ms_max, and those whose identity
+  // may not write any more.  Call each second.
+  void CutStreams();
   int streams_open() const;
 
  private:

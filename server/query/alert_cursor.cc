@@ -38,7 +38,8 @@ AlertCursor::AlertCursor(const Options& options, AlertLog* log, const Filter& fi
 AlertCursor::~AlertCursor() { log_->Unsubscribe(subscription_); }
 
 bool AlertCursor::Matches(const Transition& transition) const {
-  return (filter_.run == 0 || transition.run == filter_.run) && transition.severity >= filter_.severity_min;
+  return (filter_.run == 0 || transition.run == filter_.run) && transition.severity >= filter_.severity_min &&
+         (!filter_.sees || filter_.sees(transition.run_name));
 }
 
 void AlertCursor::OnTransition(const Transition& transition) {

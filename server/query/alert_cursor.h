@@ -17,6 +17,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <string>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -37,6 +38,8 @@ class AlertCursor {
   struct Filter {
     RunId run = 0;  // 0 = all
     Severity severity_min = Severity::kNone;
+    // Of which runs, by name; empty = all.  Called from posting threads too.
+    std::function<bool(const std::string& run)> sees;
   };
   struct Item {
     enum Kind { kNone, kTransition, kCaughtUp, kResync };

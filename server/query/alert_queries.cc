@@ -14,7 +14,7 @@
 namespace bellwether::server {
 
 absl::StatusOr<v1::ListAlertsResponse> QueryEngine::ListAlerts(const v1::ListAlertsRequest& request,
-                                                               const CallContext&) const {
+                                                               const CallContext& context) const {
   BW_RETURN_IF_ERROR(Range("limit", request.limit(), 0, options_.alerts_max));
   BW_RETURN_IF_ERROR(Range("severity_min", request.severity_min(), 0, static_cast<int64_t>(Severity::kCritical)));
   const size_t limit = request.limit() == 0 ? 100 : request.limit();
@@ -26,6 +26,7 @@ absl::StatusOr<v1::ListAlertsResponse> QueryEngine::ListAlerts(const v1::ListAle
   v1::ListAlertsResponse response;
   for (const AlertView& alert : stores_.alerts->List(run, request.firing_only())) {
     if (static_cast<int>(alert.last.severity) < request.severity_min()) continue;
+    if (!context.Sees(alert.last.run_name)) continue;
     if (static_cast<size_t>(response.alerts_size()) == limit) break;
     *response.add_alerts() = ToProto(alert, *stores_.runs);
   }

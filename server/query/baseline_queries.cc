@@ -12,10 +12,13 @@
 namespace bellwether::server {
 namespace {
 
-v1::Baseline ToProto(const std::string& kind, const std::vector<std::shared_ptr<const RunBands>>& runs) {
+// Of the runs only those that the caller may know of.
+v1::Baseline ToProto(const std::string& kind, const std::vector<std::shared_ptr<const RunBands>>& runs,
+                     const CallContext& context) {
   v1::Baseline proto;
   proto.set_kind(kind);
   for (const auto& run : runs) {
+    if (!context.Sees(run->name)) continue;
     v1::BaselineRun* const to = proto.add_runs();
     to->set_run(run->name);
     to->set_run_uuid(run->uuid.data(), run->uuid.size());
@@ -28,9 +31,12 @@ v1::Baseline ToProto(const std::string& kind, const std::vector<std::shared_ptr<
 }  // namespace
 
 absl::StatusOr<v1::ListBaselinesResponse> QueryEngine::ListBaselines(const v1::ListBaselinesRequest&,
-                                                                     const CallContext&) const {
+                                                                     const CallContext& context) const {
   v1::ListBaselinesResponse response;
-  for (const auto& runs : stores_.baselines->List()) *response.add_baselines() = ToProto(runs.front()->kind, runs);
+  for (const auto& runs : stores_.baselines->List()) {
+    v1::Baseline baseline = ToProto(runs.front()->kind, runs, context);
+    if (baseline.runs_size() > 0) *response.add_baselines() = std::move(baseline);
+  }
   return response;
 }
 
@@ -52,7 +58,7 @@ absl::StatusOr<v1::GetBaselineResponse> QueryEngine::GetBaseline(const v1::GetBa
     }
   }
   v1::GetBaselineResponse response;
-  *response.mutable_baseline() = ToProto(kind, siblings);
+  *response.mutable_baseline() = ToProto(kind, siblings, context);
   for (const auto& [key, of_runs] : bands) {
     const SignalInfo* const signal = FindSignal(key.first);
     if (signal == nullptr) continue;  // Of an older catalogue.

@@ -14,17 +14,17 @@
 #include "server/query/stream_feeder.h"
 #include "server/query/work_pool.h"
 #include "server/query/write_stream.h"
+#include "server/util/grpc_status.h"
 
 namespace bellwether::server {
-
-grpc::Status ToGrpc(const absl::Status& status);
 
 // WatchAlerts.
 class AlertFeed final : public Feed {
  public:
   using Stream = WriteStream<v1::WatchAlertsResponse>;
-  AlertFeed(const QueryEngine* engine, std::shared_ptr<Stream> stream, std::unique_ptr<AlertCursor> cursor)
-      : engine_(engine), stream_(std::move(stream)), cursor_(std::move(cursor)) {}
+  // `grant` as in CallContext; the stream ends with it.
+  AlertFeed(const QueryEngine* engine, std::shared_ptr<Stream> stream, std::unique_ptr<AlertCursor> cursor, GrantPtr grant)
+      : engine_(engine), stream_(std::move(stream)), cursor_(std::move(cursor)), grant_(std::move(grant)) {}
   bool Pump(int64_t now_monotonic_ns) override;
   void End(const grpc::Status& status) override { stream_->End(status); }
 
@@ -32,15 +32,16 @@ class AlertFeed final : public Feed {
   const QueryEngine* const engine_;
   const std::shared_ptr<Stream> stream_;
   const std::unique_ptr<AlertCursor> cursor_;
+  const GrantPtr grant_;
 };
 
 // WatchRun.
 class RunFeed final : public Feed {
  public:
   using Stream = WriteStream<v1::WatchRunResponse>;
-  // `request` is Prepare()d.
-  RunFeed(const QueryEngine* engine, std::shared_ptr<Stream> stream, v1::WatchRunRequest request, RunId run)
-      : engine_(engine), stream_(std::move(stream)), request_(std::move(request)), run_(run) {}
+  // `request` is Prepare()d; `grant` as above.
+  RunFeed(const QueryEngine* engine, std::shared_ptr<Stream> stream, v1::WatchRunRequest request, RunId run, GrantPtr grant)
+      : engine_(engine), stream_(std::move(stream)), request_(std::move(request)), run_(run), grant_(std::move(grant)) {}
   bool Pump(int64_t now_monotonic_ns) override;
   void End(const grpc::Status& status) override { stream_->End(status); }
 
@@ -49,6 +50,7 @@ class RunFeed final : public Feed {
   const std::shared_ptr<Stream> stream_;
   const v1::WatchRunRequest request_;
   const RunId run_;
+  const GrantPtr grant_;
   RunSnapshotPtr sent_;
   int64_t next_ns_ = INT64_MIN;
 };
@@ -74,6 +76,7 @@ class ImportStream final : public grpc::ServerReadReactor<v1::ImportRunRequest> 
   struct Options {
     int64_t chunk_bytes_max = 0;
     int64_t idle_ms_max = 0;
+    GrantPtr grant;  // As in CallContext.
   };
   // `on_done` is called last of all.  Everything must outlive the call.
   static std::shared_ptr<ImportStream> Create(const Options& options, const QueryEngine* engine, WorkPool* pool,
@@ -93,6 +96,7 @@ class ImportStream final : public grpc::ServerReadReactor<v1::ImportRunRequest> 
                std::function<void(const grpc::Status&)> on_done);
   void Feed();
   void Finish();
+  absl::Status Admit() const;
   absl::Status TakeChunk();
   absl::StatusOr<v1::ImportRunResponse> Complete();
 
@@ -104,6 +108,7 @@ class ImportStream final : public grpc::ServerReadReactor<v1::ImportRunRequest> 
   std::shared_ptr<ImportStream> self_;  // gRPC's reference.
   v1::ImportRunRequest request_;        // Of the read in flight, or of the task.
   std::unique_ptr<RunImport> import_;   // Of the pool's tasks, one at a time.
+  std::string name_;                    // As it was asked for.
   absl::Mutex mutex_;
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;
   grpc::Status status_ ABSL_GUARDED_BY(mutex_);

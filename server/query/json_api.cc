@@ -8,15 +8,16 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "server/query/call_access.h"
 
 namespace bellwether::server {
 namespace {
 
-using Handler = absl::StatusOr<std::string> (*)(const QueryEngine&, std::string_view body);
+using Handler = absl::StatusOr<std::string> (*)(const QueryEngine&, const char* name, std::string_view body, GrantPtr);
 
 template <typename Request, typename Response,
           absl::StatusOr<Response> (QueryEngine::*method)(const Request&, const CallContext&) const>
-absl::StatusOr<std::string> Call(const QueryEngine& engine, std::string_view body) {
+absl::StatusOr<std::string> Call(const QueryEngine& engine, const char* name, std::string_view body, GrantPtr grant) {
   Request request;
   if (!body.empty()) {
     const auto parsed = google::protobuf::util::JsonStringToMessage(
@@ -27,7 +28,9 @@ absl::StatusOr<std::string> Call(const QueryEngine& engine, std::string_view bod
                        " in JSON: ", absl::string_view(parsed.message().data(), parsed.message().size())));
     }
   }
-  const absl::StatusOr<Response> response = (engine.*method)(request, engine.NewContext());
+  CallContext context = engine.NewContext();
+  context.grant = std::move(grant);
+  const absl::StatusOr<Response> response = CallFor(engine, name, std::move(request), context, method);
   if (!response.ok()) return response.status();
   google::protobuf::util::JsonPrintOptions options;
   options.always_print_primitive_fields = true;
@@ -100,15 +103,17 @@ nlohmann::ordered_json Number(double value) {
 
 }  // namespace
 
-absl::StatusOr<std::string> CallJson(const QueryEngine& engine, std::string_view method, std::string_view body) {
+absl::StatusOr<std::string> CallJson(const QueryEngine& engine, std::string_view method, std::string_view body,
+                                     GrantPtr grant) {
   const auto found = Methods().find(method);
   if (found == Methods().end()) {
     return absl::UnimplementedError(
         absl::StrCat("method \"", absl::string_view(method.data(), method.size()), "\": Query has no such unary call"));
   }
   const int64_t start_ns = engine.stores().clock->MonotonicNanos();
-  absl::StatusOr<std::string> response = found->second(engine, body);
-  engine.CountCall(found->first.data(), start_ns);  // A literal, with its zero.
+  // Names are literals, with their zeros.
+  absl::StatusOr<std::string> response = found->second(engine, found->first.data(), body, std::move(grant));
+  engine.CountCall(found->first.data(), start_ns);
   return response;
 }
 

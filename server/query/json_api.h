@@ -21,8 +21,10 @@ namespace bellwether::server {
 // Calls the method of service Query by its name ("GetRun"); an empty body is
 // an empty request.  UNIMPLEMENTED: no such method, or a streaming one.
 // INVALID_ARGUMENT: the body is not the request's JSON; unknown fields are
-// refused.  Else as the engine answers.  Thread-safe.
-absl::StatusOr<std::string> CallJson(const QueryEngine& engine, std::string_view method, std::string_view body);
+// refused.  PERMISSION_DENIED, UNAUTHENTICATED: as CheckCall().  Else as the
+// engine answers.  Null `grant`: nobody is asked who he is.  Thread-safe.
+absl::StatusOr<std::string> CallJson(const QueryEngine& engine, std::string_view method, std::string_view body,
+                                     GrantPtr grant = nullptr);
 
 // Names that CallJson knows, in alphabetical order.
 std::vector<std::string_view> JsonMethods();

@@ -64,12 +64,12 @@ absl::StatusOr<RunSnapshotPtr> QueryEngine::FindRun(const std::string& name) con
 }
 
 absl::StatusOr<v1::ListRunsResponse> QueryEngine::ListRuns(const v1::ListRunsRequest& request,
-                                                           const CallContext&) const {
+                                                           const CallContext& context) const {
   BW_RETURN_IF_ERROR(Range("limit", request.limit(), 0, options_.runs_max));
   const size_t limit = request.limit() == 0 ? 100 : request.limit();
   std::vector<RunSnapshotPtr> runs = stores_.runs->List();
-  std::erase_if(runs, [&request](const RunSnapshotPtr& run) {
-    return (request.live_only() && run->record.ended) ||
+  std::erase_if(runs, [&request, &context](const RunSnapshotPtr& run) {
+    return (request.live_only() && run->record.ended) || !context.Sees(run->record.description.name) ||
            run->record.description.name.find(request.name_contains()) == std::string::npos;
   });
   std::stable_sort(runs.begin(), runs.end(), [](const RunSnapshotPtr& a, const RunSnapshotPtr& b) {
@@ -114,8 +114,15 @@ absl::StatusOr<v1::ListEventsResponse> QueryEngine::ListEvents(const v1::ListEve
   return response;
 }
 
-absl::StatusOr<v1::ServerInfo> QueryEngine::GetServerInfo(const v1::GetServerInfoRequest&, const CallContext&) const {
+absl::StatusOr<v1::ServerInfo> QueryEngine::GetServerInfo(const v1::GetServerInfoRequest&,
+                                                                const CallContext& context) const {
   v1::ServerInfo info = ToProto(stores_.control->GetInfo());
+  if (context.grant != nullptr && !context.grant->SeesAll()) {
+    // Of others' runs, and of the machine.
+    info.clear_options();
+    info.clear_counters();
+    info.clear_storage_path();
+  }
   auto& limits = *info.mutable_limits();
   limits["query_deadline_ms"] = static_cast<double>(options_.deadline_ms);
   limits["query_series"] = options_.series_max;

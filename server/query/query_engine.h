@@ -24,6 +24,7 @@
 #include "bellwether/signal_table.h"
 #include "bellwether/v1/query.pb.h"
 #include "server/store/action_log.h"
+#include "server/access/access.h"
 #include "server/store/alert_log.h"
 #include "server/store/baselines.h"
 #include "server/store/database.h"
@@ -39,6 +40,10 @@ namespace bellwether::server {
 struct CallContext {
   int64_t deadline_monotonic_ns = INT64_MAX;
   std::function<bool()> cancelled;  // Empty = never.
+  GrantPtr grant;                   // Who asks; null: nobody is asked who he is.
+
+  // For lists: whether the caller may know of the run.
+  bool Sees(const std::string& run) const { return grant == nullptr || grant->Sees(run); }
 };
 
 // Where the answers come from.  All must outlive the engine.

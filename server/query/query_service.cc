@@ -7,19 +7,14 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "server/access/grpc_credentials.h"
+#include "server/query/call_access.h"
 #include "server/query/feeds.h"
 #include "server/query/stream_feeder.h"
+#include "server/util/status_macros.h"
 
 namespace bellwether::server {
 namespace {
-
-// Takes as long for a wrong token as for a right one.
-bool SameToken(std::string_view a, std::string_view b) {
-  if (a.size() != b.size()) return false;
-  unsigned char difference = 0;
-  for (size_t i = 0; i < a.size(); ++i) difference |= static_cast<unsigned char>(a[i] ^ b[i]);
-  return difference == 0;
-}
 
 // A call that was refused before it began.
 template <typename Message>
@@ -54,16 +49,16 @@ void QueryService::Shutdown() {
   feeder_->Stop();
 }
 
-grpc::Status QueryService::Admit(const grpc::CallbackServerContext& context) const {
-  if (stopping_) return GoingDown();
-  if (options_.token.empty()) return grpc::Status::OK;
-  const auto& metadata = context.client_metadata();
-  const auto [begin, end] = metadata.equal_range("authorization");
-  for (auto it = begin; it != end; ++it) {
-    if (SameToken({it->second.data(), it->second.size()}, "Bearer " + options_.token)) return grpc::Status::OK;
-  }
-  return {grpc::StatusCode::UNAUTHENTICATED,
-          begin == end ? "this server wants a token (authorization: Bearer ...)" : "the token is wrong"};
+absl::StatusOr<GrantPtr> QueryService::Admit(const grpc::CallbackServerContext& context, const char* method) const {
+  if (stopping_) return absl::UnavailableError(GoingDown().error_message());
+  return Identify(options_.access, context, method);
+}
+
+absl::StatusOr<GrantPtr> QueryService::AdmitStream(const grpc::CallbackServerContext& context, const char* method,
+                                                   const std::string& run) const {
+  BW_ASSIGN_OR_RETURN(GrantPtr grant, Admit(context, method));
+  BW_RETURN_IF_ERROR(CheckCall(*engine_, grant.get(), method, {run}));
+  return grant;
 }
 
 grpc::Status QueryService::Reserve(std::atomic<size_t>* open, size_t max, const char* limit) const {
@@ -98,22 +93,24 @@ grpc::ServerUnaryReactor* QueryService::Unary(const char* method, grpc::Callback
     Handled(method, status.error_code(), start_ns);
     reactor->Finish(status);
   };
-  if (grpc::Status admitted = Admit(*context); !admitted.ok()) {
-    finish(admitted);
+  absl::StatusOr<GrantPtr> grant = Admit(*context, method);
+  if (!grant.ok()) {
+    finish(ToGrpc(grant.status()));
     return reactor;
   }
   // Time in the queue counts.
   CallContext limits = engine_->NewContext();
+  limits.grant = *std::move(grant);
   const auto left = context->deadline() - std::chrono::system_clock::now();
   if (left < std::chrono::milliseconds(engine_->options().deadline_ms)) {
     limits.deadline_monotonic_ns = start_ns + std::chrono::duration_cast<std::chrono::nanoseconds>(left).count();
   }
   limits.cancelled = [context] { return context->IsCancelled(); };
   // The engine by a capture of its own: GCC 12's UBSan checks the type of a
-  // wrong pointer for (this->engine_->*call) inside a lambda.
+  // wrong pointer for this->engine_ inside a lambda.
   const bool posted = pool_.Post([this, method, start_ns, engine = engine_, in, out, call, limits, finish] {
     if (stopping_) return finish(GoingDown());
-    absl::StatusOr<Response> response = (engine->*call)(*in, limits);
+    absl::StatusOr<Response> response = CallFor(*engine, method, *in, limits, call);
     engine->CountCall(method, start_ns);
     if (response.ok()) *out = *std::move(response);
     finish(ToGrpc(response.status()));
@@ -157,8 +154,10 @@ BW_UNARY(GetServerInfo, GetServerInfoRequest, ServerInfo)
 
 grpc::ServerWriteReactor<v1::WatchAlertsResponse>* QueryService::WatchAlerts(grpc::CallbackServerContext* context,
                                                                              const v1::WatchAlertsRequest* request) {
-  if (grpc::Status admitted = Admit(*context); !admitted.ok()) return Refused<v1::WatchAlertsResponse>(admitted);
+  const absl::StatusOr<GrantPtr> grant = AdmitStream(*context, "WatchAlerts", request->run());
+  if (!grant.ok()) return Refused<v1::WatchAlertsResponse>(ToGrpc(grant.status()));
   AlertCursor::Filter filter;
+  if (*grant != nullptr) filter.sees = [grant = *grant](const std::string& run) { return grant->Sees(run); };
   if (!request->run().empty()) {
     const absl::StatusOr<RunSnapshotPtr> run = engine_->FindRun(request->run());
     if (!run.ok()) return Refused<v1::WatchAlertsResponse>(ToGrpc(run.status()));
@@ -181,13 +180,14 @@ grpc::ServerWriteReactor<v1::WatchAlertsResponse>* QueryService::WatchAlerts(grp
                                                 });
   auto cursor = std::make_unique<AlertCursor>(options_.alerts, engine_->stores().alerts, filter, request->after_id(),
                                               [feeder] { feeder->Wake(); });
-  feeder_->Add(std::make_shared<AlertFeed>(engine_, stream, std::move(cursor)));
+  feeder_->Add(std::make_shared<AlertFeed>(engine_, stream, std::move(cursor), *grant));
   return stream.get();
 }
 
 grpc::ServerWriteReactor<v1::WatchRunResponse>* QueryService::WatchRun(grpc::CallbackServerContext* context,
                                                                        const v1::WatchRunRequest* request) {
-  if (grpc::Status admitted = Admit(*context); !admitted.ok()) return Refused<v1::WatchRunResponse>(admitted);
+  const absl::StatusOr<GrantPtr> grant = AdmitStream(*context, "WatchRun", request->run());
+  if (!grant.ok()) return Refused<v1::WatchRunResponse>(ToGrpc(grant.status()));
   v1::WatchRunRequest prepared = *request;
   if (const absl::Status status = engine_->Prepare(&prepared); !status.ok()) {
     return Refused<v1::WatchRunResponse>(ToGrpc(status));
@@ -204,18 +204,20 @@ grpc::ServerWriteReactor<v1::WatchRunResponse>* QueryService::WatchRun(grpc::Cal
                                                 watches_open_.fetch_sub(1);
                                                 Handled("WatchRun", status.error_code(), start_ns);
                                               });
-  feeder_->Add(std::make_shared<RunFeed>(engine_, stream, std::move(prepared), (*run)->record.id));
+  feeder_->Add(std::make_shared<RunFeed>(engine_, stream, std::move(prepared), (*run)->record.id, *grant));
   return stream.get();
 }
 
 grpc::ServerWriteReactor<v1::ExportRunResponse>* QueryService::ExportRun(grpc::CallbackServerContext* context,
                                                                          const v1::ExportRunRequest* request) {
-  if (grpc::Status admitted = Admit(*context); !admitted.ok()) return Refused<v1::ExportRunResponse>(admitted);
+  const absl::StatusOr<GrantPtr> grant = AdmitStream(*context, "ExportRun", request->run());
+  if (!grant.ok()) return Refused<v1::ExportRunResponse>(ToGrpc(grant.status()));
   const absl::StatusOr<RunSnapshotPtr> run = engine_->FindRun(request->run());
   if (!run.ok()) return Refused<v1::ExportRunResponse>(ToGrpc(run.status()));
   if (grpc::Status taken = Reserve(&transfers_open_, options_.transfers_max, "transfers"); !taken.ok()) {
     return Refused<v1::ExportRunResponse>(taken);
   }
+  if (*grant != nullptr) (*grant)->Note("ExportRun", request->run(), absl::OkStatus(), true);
   const int64_t start_ns = engine_->stores().clock->MonotonicNanos();
   const auto stream = ExportFeed::Stream::Create([] {},
                                                  [this, start_ns](const grpc::Status& status) {
@@ -233,14 +235,17 @@ grpc::ServerWriteReactor<v1::ExportRunResponse>* QueryService::ExportRun(grpc::C
 grpc::ServerReadReactor<v1::ImportRunRequest>* QueryService::ImportRun(grpc::CallbackServerContext* context,
                                                                        v1::ImportRunResponse* response) {
   const int64_t start_ns = engine_->stores().clock->MonotonicNanos();
-  grpc::Status taken = Admit(*context);
+  const absl::StatusOr<GrantPtr> grant = AdmitStream(*context, "ImportRun", "");
+  grpc::Status taken = ToGrpc(grant.status());
   bool reserved = false;
   if (taken.ok()) {
     taken = Reserve(&transfers_open_, options_.transfers_max, "transfers");
     reserved = taken.ok();
   }
   const auto stream =
-      ImportStream::Create({.chunk_bytes_max = options_.chunk_bytes_max, .idle_ms_max = options_.transfer_idle_ms_max},
+      ImportStream::Create({.chunk_bytes_max = options_.chunk_bytes_max,
+                            .idle_ms_max = options_.transfer_idle_ms_max,
+                            .grant = grant.ok() ? *grant : nullptr},
                            engine_, &transfer_pool_, response, [this, start_ns, reserved](const grpc::Status& status) {
                              if (reserved) transfers_open_.fetch_sub(1);
                              Handled("ImportRun", status.error_code(), start_ns);

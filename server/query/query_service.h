@@ -38,9 +38,8 @@ class QueryService final : public v1::Query::CallbackService {
     int64_t chunk_bytes_max = 256 << 10;
     int64_t transfer_idle_ms_max = 30'000;  // A peer takes or sends a chunk within this.
     AlertCursor::Options alerts;
-    // Not empty: calls must carry "authorization: Bearer <token>", or are
-    // UNAUTHENTICATED.
-    std::string token;
+    // Says who a caller is and what he may do.  Null: nobody is asked.
+    Access* access = nullptr;
   };
 
   // `engine` must outlive this object, and this object grpc::Server's
@@ -59,7 +58,9 @@ class QueryService final : public v1::Query::CallbackService {
 
   // RESOURCE_EXHAUSTED  queue_max calls wait, or streams_max streams, or
   //                     transfers_max transfers, are open.
-  // UNAUTHENTICATED     the token is missing or wrong.
+  // UNAUTHENTICATED     the caller is nobody here; also of streams, when it has
+  //                     become so.
+  // PERMISSION_DENIED   call_access.h.
   // UNAVAILABLE         the server is going down.
   // Else as query_engine.h says.
 #define BW_UNARY(name, request, response)                                                                        \
@@ -107,8 +108,11 @@ class QueryService final : public v1::Query::CallbackService {
                                   Response* out,
                                   absl::StatusOr<Response> (QueryEngine::*call)(const Request&, const CallContext&)
                                       const);
-  // OK, UNAUTHENTICATED or UNAVAILABLE.
-  grpc::Status Admit(const grpc::CallbackServerContext& context) const;
+  // The caller, or UNAUTHENTICATED, or UNAVAILABLE.
+  absl::StatusOr<GrantPtr> Admit(const grpc::CallbackServerContext& context, const char* method) const;
+  // The same of a stream about `run`, "" = none in particular; also as CheckCall().
+  absl::StatusOr<GrantPtr> AdmitStream(const grpc::CallbackServerContext& context, const char* method,
+                                       const std::string& run) const;
   void Handled(const char* method, grpc::StatusCode code, int64_t start_ns) const;
   // Takes a place among `max`, or says RESOURCE_EXHAUSTED and takes none.
   grpc::Status Reserve(std::atomic<size_t>* open, size_t max, const char* limit) const;

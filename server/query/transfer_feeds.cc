@@ -93,6 +93,16 @@ void ImportStream::Feed() {
   }
 }
 
+// A recording's own name is known only when it has been read: who may not write
+// every run says what it is to be called.
+absl::Status ImportStream::Admit() const {
+  if (options_.grant == nullptr) return absl::OkStatus();
+  const absl::Status admitted =
+      name_.empty() ? options_.grant->CheckAll(Role::kWrite) : options_.grant->Check(Role::kWrite, name_);
+  if (!admitted.ok()) options_.grant->Note("ImportRun", name_, admitted, true);
+  return admitted;
+}
+
 absl::Status ImportStream::TakeChunk() {
   const auto bytes = static_cast<int64_t>(request_.chunk().size());
   if (bytes > options_.chunk_bytes_max) {
@@ -105,7 +115,9 @@ absl::Status ImportStream::TakeChunk() {
       return absl::InvalidArgumentError(
           absl::StrCat("as_name: ", request_.as_name().size(), " bytes: at most ", engine_->options().name_bytes_max));
     }
-    import_ = engine_->stores().control->StartImport(request_.as_name());
+    name_ = request_.as_name();
+    BW_RETURN_IF_ERROR(Admit());
+    import_ = engine_->stores().control->StartImport(name_);
   }
   return import_->Feed(request_.chunk());
 }
@@ -126,7 +138,9 @@ void ImportStream::Finish() {
 
 absl::StatusOr<v1::ImportRunResponse> ImportStream::Complete() {
   if (import_ == nullptr) return absl::InvalidArgumentError("chunk: the stream ended before the first one");
-  BW_ASSIGN_OR_RETURN(const RunImport::Result result, import_->Finish());
+  const absl::StatusOr<RunImport::Result> finished = import_->Finish();
+  if (options_.grant != nullptr) options_.grant->Note("ImportRun", name_, finished.status(), true);
+  BW_ASSIGN_OR_RETURN(const RunImport::Result result, finished);
   v1::ImportRunResponse response;
   response.set_frames(result.frames);
   response.set_events(result.events);

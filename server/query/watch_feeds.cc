@@ -7,13 +7,16 @@
 
 namespace bellwether::server {
 
-grpc::Status ToGrpc(const absl::Status& status) {
-  if (status.ok()) return grpc::Status::OK;
-  // The codes are the same numbers in both libraries.
-  return {static_cast<grpc::StatusCode>(status.raw_code()), std::string(status.message())};
+namespace {
+
+grpc::Status GrantGone() {
+  return {grpc::StatusCode::UNAUTHENTICATED, "what was shown at the beginning does not count any more"};
 }
 
+}  // namespace
+
 bool AlertFeed::Pump(int64_t) {
+  if (grant_ != nullptr && !grant_->valid()) stream_->End(GrantGone());
   while (stream_->ready()) {
     absl::StatusOr<AlertCursor::Item> item = cursor_->Next();
     if (!item.ok()) {
@@ -45,6 +48,10 @@ bool RunFeed::Pump(int64_t now_monotonic_ns) {
   const RunSnapshotPtr run = engine_->stores().runs->Get(run_);
   if (run == nullptr) {
     stream_->End({grpc::StatusCode::NOT_FOUND, "run \"" + request_.run() + "\": it has left this server"});
+    return false;
+  }
+  if (grant_ != nullptr && !grant_->Sees(run->record.description.name)) {
+    stream_->End(GrantGone());
     return false;
   }
   if (run == sent_ || now_monotonic_ns < next_ns_) return true;

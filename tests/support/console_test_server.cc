@@ -152,12 +152,13 @@ std::vector<SyntheticRun> Scenario(const std::string& name) {
 
 int Main(const std::vector<std::string>& arguments) {
   std::string scenario = "ill";
+  std::string token;
   HttpOptions options{.port = 0};
   for (absl::string_view argument : arguments) {
     if (absl::ConsumePrefix(&argument, "--scenario=")) {
       scenario = std::string(argument);
     } else if (absl::ConsumePrefix(&argument, "--token=")) {
-      options.token = std::string(argument);
+      token = std::string(argument);
     } else if (!absl::ConsumePrefix(&argument, "--port=") || !absl::SimpleAtoi(argument, &options.port)) {
       std::cerr << "unknown argument\n";
       return 2;
@@ -219,11 +220,20 @@ int Main(const std::vector<std::string>& arguments) {
                                 .clock = clock,
                                 .counters = &counters,
                                 .actions = &actions});
+  std::unique_ptr<Access> access;
+  if (!token.empty()) {
+    auto opened = Access::Open({.page_token = token}, &counters, clock);
+    if (!opened.ok()) return 1;
+    access = *std::move(opened);
+  }
   auto server = HttpServer::Start(
       options,
       {.metrics = [] { return std::string(); },
        .ready = [&control] { return control.Ready(); },
-       .call = [&engine](const std::string& method, const std::string& body) { return CallJson(engine, method, body); },
+       .call = [&engine](const std::string& method, const std::string& body, const GrantPtr& grant) {
+         return CallJson(engine, method, body, grant);
+       },
+       .access = access.get(),
        .transition_json = TransitionToJson,
        .runs = &table,
        .alerts = &alerts,

@@ -18,6 +18,7 @@
 #include <string>
 
 #include "server/query/query_service.h"
+#include "tests/support/access_files.h"
 #include "tests/support/query_stack.h"
 
 namespace {
@@ -77,7 +78,13 @@ int main(int argc, char** argv) {
   post("ties/0/3/100", 1, Severity::kInfo, AlertState::kResolved, "no ties");
 
   const QueryEngine engine({}, stack.stores());
-  QueryService service({.token = flags["--token"]}, &engine);
+  std::unique_ptr<AccessFiles> files;
+  std::unique_ptr<Access> access;
+  if (!flags["--token"].empty()) {
+    files = AccessFiles::WithToken(flags["--token"]);
+    access = files->Open(&stack.counters());
+  }
+  QueryService service({.access = access.get()}, &engine);
   grpc::ServerBuilder builder;
   int port = 0;
   builder.AddListeningPort("127.0.0.1:0", Credentials(&flags), &port);

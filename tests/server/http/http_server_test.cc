@@ -32,19 +32,29 @@ using ::testing::HasSubstr;
 
 class HttpServerTest : public ::testing::Test {
  protected:
-  void Start(HttpOptions options = {}) {
+  // `token` opens everything; empty: nobody is asked.
+  void Start(HttpOptions options = {}, const std::string& token = "") {
+    server_.reset();
+    if (!token.empty()) {
+      auto access = Access::Open({.page_token = token}, &counters_, Clock::System());
+      ASSERT_TRUE(access.ok()) << access.status();
+      access_ = *std::move(access);
+    }
     options.port = 0;
     options.keepalive_seconds = 1;
     auto server = HttpServer::Start(
         options, {.metrics = [] { return std::string("# page\n") + std::string(5000, 'x') + "\n"; },
                   .ready = [this] { return ready_; },
                   .reload = reload_,
-                  .call = [this](const std::string& method, const std::string& body) -> absl::StatusOr<std::string> {
+                  .call = [this](const std::string& method, const std::string& body,
+                                 const GrantPtr&) -> absl::StatusOr<std::string> {
                     absl::MutexLock lock(&mutex_);
                     calls_.push_back(method + " " + body);
                     if (method == "GetRun") return absl::NotFoundError("run \"x\": no such run");
                     return "{\"ok\":true}";
                   },
+                  .access = access_.get(),
+                  .tls = tls_.get(),
                   .transition_json = [](const Transition& t) { return absl::StrCat("{\"run\":\"", t.run_name, "\"}"); },
                   .runs = &table_,
                   .alerts = &alerts_,
@@ -86,6 +96,8 @@ class HttpServerTest : public ::testing::Test {
   std::function<absl::Status()> reload_;
   absl::Mutex mutex_;
   std::vector<std::string> calls_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<Access> access_;
+  std::unique_ptr<TlsWatch> tls_;
   std::unique_ptr<HttpServer> server_;
 };
 
@@ -98,7 +110,7 @@ TEST_F(HttpServerTest, ReloadsWhereThatIsOnAndAsAWrite) {
     ++reloads;
     return outcome;
   };
-  Start({.token = "secret"});
+  Start({}, "secret");
   const httplib::Headers allowed = {{"Authorization", "Bearer secret"}};
   EXPECT_EQ(Client().Post("/-/reload", "", "application/json")->status, 401);
   EXPECT_EQ(Client().Post("/-/reload", allowed, "", "text/plain")->status, 415) << "another site's form";
@@ -202,7 +214,7 @@ TEST_F(HttpServerTest, NamedHostsAreAllowed) {
 }
 
 TEST_F(HttpServerTest, ATokenIsWantedEverywhereButForHealth) {
-  Start({.token = "s3cret"});
+  Start({}, "s3cret");
   auto client = Client();
   EXPECT_EQ(client.Get("/-/healthy")->status, 200);
   EXPECT_EQ(client.Get("/")->status, 401);

@@ -20,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "tests/support/access_files.h"
 #include "tests/support/query_stack.h"
 
 namespace bellwether::server {
@@ -119,7 +120,9 @@ TEST_F(QueryServiceTest, AnswersAsTheEngineDoesAndCounts) {
 }
 
 TEST_F(QueryServiceTest, AskForATokenAndOnlyTheRightOneIsTaken) {
-  Start({.token = "s3cret"});
+  const auto files = AccessFiles::WithToken("s3cret");
+  const auto access = files->Open(&stack_.counters());
+  Start({.access = access.get()});
   stack_.AddRun({.name = "r", .steps = 5});
   v1::Run run;
   EXPECT_EQ(GetRun("r", &run).error_code(), grpc::StatusCode::UNAUTHENTICATED);

@@ -1,0 +1,272 @@
+#include "server/access/access.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "server/util/log.h"
+#include "server/util/status_macros.h"
+
+namespace bellwether::server {
+namespace {
+
+constexpr uint8_t kAllRoles = 15;
+
+absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
+
+IdentityPtr WithEverything(const std::string& name) {
+  return std::make_shared<const Identity>(Identity{.name = name, .roles = kAllRoles, .runs = {"*"}});
+}
+
+std::string NameOfNobody(const Identity& identity) { return identity.name.empty() ? "whoever asks" : identity.name; }
+
+}  // namespace
+
+Grant::Grant(Access* access, Shown shown, std::string peer, IdentityPtr identity, int64_t expires_unix_s, uint64_t version)
+    : access_(access),
+      shown_(std::move(shown)),
+      peer_(std::move(peer)),
+      who_(identity->name),
+      identity_(std::move(identity)),
+      expires_unix_s_(expires_unix_s),
+      version_(version) {}
+
+IdentityPtr Grant::identity() const {
+  const uint64_t version = access_->version();
+  absl::MutexLock lock(&mutex_);
+  if (version != version_) {
+    const Access::Resolved resolved = access_->Resolve(shown_);
+    // Who has become somebody else begins anew.
+    identity_ = resolved.identity != nullptr && resolved.identity->name == who_ ? resolved.identity : nullptr;
+    expires_unix_s_ = resolved.expires_unix_s;
+    version_ = version;
+  }
+  if (expires_unix_s_ != INT64_MAX && access_->clock_->UnixMillis() / 1000 >= expires_unix_s_) identity_ = nullptr;
+  return identity_;
+}
+
+absl::Status Grant::Refuse(Role role, std::string_view run) const {
+  const IdentityPtr held = this->identity();
+  const Identity& identity = access_->OrNobody(held);
+  const bool has_role = identity.Has(role);
+  access_->refused(has_role ? "run" : "role")->Add();
+  if (!has_role) return absl::PermissionDeniedError(absl::StrCat(NameOfNobody(identity), " lacks the role ", NameOf(role)));
+  return absl::PermissionDeniedError(
+      absl::StrCat(NameOfNobody(identity), " has the role ", NameOf(role), " but not for ",
+                   run.empty() ? std::string("every run") : absl::StrCat("run \"", View(run.substr(0, 128)), "\"")));
+}
+
+absl::Status Grant::Check(Role role) const {
+  const IdentityPtr identity = this->identity();
+  if (identity == nullptr) {
+    access_->refused("gone")->Add();
+    return absl::UnauthenticatedError("what was shown at the beginning does not count any more");
+  }
+  return identity->Has(role) ? absl::OkStatus() : Refuse(role, "");
+}
+
+absl::Status Grant::Check(Role role, std::string_view run) const {
+  BW_RETURN_IF_ERROR(Check(role));
+  return Covers(run) ? absl::OkStatus() : Refuse(role, run);
+}
+
+absl::Status Grant::CheckAll(Role role) const {
+  BW_RETURN_IF_ERROR(Check(role));
+  const IdentityPtr identity = this->identity();
+  return identity != nullptr && identity->CoversAll() ? absl::OkStatus() : Refuse(role, "");
+}
+
+bool Grant::Sees(std::string_view run) const {
+  const IdentityPtr identity = this->identity();
+  return identity != nullptr && identity->Has(Role::kRead) && identity->Covers(run);
+}
+
+bool Grant::SeesAll() const {
+  const IdentityPtr identity = this->identity();
+  return identity != nullptr && identity->Has(Role::kRead) && identity->CoversAll();
+}
+
+bool Grant::Covers(std::string_view run) const {
+  const IdentityPtr identity = this->identity();
+  return identity != nullptr && identity->Covers(run);
+}
+
+void Grant::Note(std::string_view call, std::string_view run, const absl::Status& result, bool changes,
+                 std::string_view detail) const {
+  const bool refused = absl::IsPermissionDenied(result) || absl::IsUnauthenticated(result);
+  if (access_->audit_ == nullptr || (!refused && !changes)) return;
+  access_->audit_->Write({.who = who_,
+                          .from = peer_,
+                          .call = std::string(call),
+                          .run = std::string(run),
+                          .result = result,
+                          .detail = std::string(detail)});
+}
+
+absl::StatusOr<std::unique_ptr<StreamUse>> Grant::OpenStream(std::string_view run_uuid) const {
+  const IdentityPtr identity = this->identity();
+  if (identity == nullptr || identity->tenant.empty()) return nullptr;
+  return access_->quotas_.Open(identity->tenant, peer_, run_uuid);
+}
+
+Access::Access(const AccessOptions& options, Counters* counters, Clock* clock)
+    : options_(options),
+      counters_(counters),
+      clock_(clock),
+      everybody_(WithEverything("")),
+      page_(WithEverything("")),
+      page_hash_(HashToken(options.page_token)),
+      quotas_(counters, clock) {}
+
+absl::StatusOr<std::unique_ptr<Access>> Access::Open(const AccessOptions& options, Counters* counters, Clock* clock) {
+  std::unique_ptr<Access> access(new Access(options, counters, clock));
+  BW_ASSIGN_OR_RETURN(std::shared_ptr<const Known> known, access->Read());
+  access->Adopt(std::move(known));
+  if (!options.audit.path.empty()) {
+    BW_ASSIGN_OR_RETURN(access->audit_, AuditLog::Open(options.audit, counters, clock));
+  }
+  absl::MutexLock lock(&access->reload_mutex_);
+  (void)access->access_stamp_.Changed(options.access_file);
+  (void)access->tokens_stamp_.Changed(options.tokens_file);
+  return access;
+}
+
+absl::StatusOr<std::shared_ptr<const Access::Known>> Access::Read() const {
+  auto known = std::make_shared<Known>();
+  if (options_.access_file.empty()) return known;
+  BW_ASSIGN_OR_RETURN(known->rules, ReadAccess(options_.access_file));
+  if (options_.tokens_file.empty()) return known;
+  auto tokens = ReadTokens(options_.tokens_file);
+  // Nobody has been given one yet.
+  if (!tokens.ok() && !absl::IsNotFound(tokens.status())) return tokens.status();
+  if (tokens.ok()) known->tokens = *std::move(tokens);
+  for (const StoredToken& token : known->tokens) {
+    const bool is_known = std::any_of(known->rules.entries.begin(), known->rules.entries.end(),
+                                      [&](const auto& entry) { return entry.identity.name == token.identity; });
+    if (!is_known) {
+      return absl::InvalidArgumentError(absl::StrCat(options_.tokens_file, ": token ", TokenId(token.hash), " is of ",
+                                                     token.identity, ", whom ", options_.access_file,
+                                                     " does not know: add the identity or revoke the token"));
+    }
+  }
+  return known;
+}
+
+void Access::Adopt(std::shared_ptr<const Known> known) {
+  quotas_.Set(known->rules.tenants);
+  absl::MutexLock lock(&mutex_);
+  known_ = std::move(known);
+  version_.fetch_add(1, std::memory_order_acq_rel);
+}
+
+Counter* Access::refused(const char* reason) const {
+  return counters_->counter("bellwether_access_refused_total", {{"reason", reason}});
+}
+
+Access::Resolved Access::ResolveToken(const Known& known, const TokenHash& token) const {
+  const std::string_view shown(reinterpret_cast<const char*>(token.data()), token.size());
+  const auto equal = [shown](const TokenHash& hash) {
+    return ConstantTimeEquals(shown, {reinterpret_cast<const char*>(hash.data()), hash.size()});
+  };
+  // All of them, whichever fits.
+  const StoredToken* found = nullptr;
+  for (const StoredToken& stored : known.tokens) {
+    if (equal(stored.hash)) found = &stored;
+  }
+  const bool is_page = equal(page_hash_);
+  if (!options_.page_token.empty() && is_page) return {.identity = page_};
+  if (found == nullptr) return {.reason = "token_wrong", .why = "the token is wrong"};
+  if (clock_->UnixMillis() / 1000 >= found->expires_unix_s) {
+    return {.reason = "token_expired", .why = absl::StrCat("the token expired at ", FormatUnixSeconds(found->expires_unix_s))};
+  }
+  for (const AccessRules::Entry& entry : known.rules.entries) {
+    if (entry.identity.name == found->identity) {
+      return {.identity = std::make_shared<const Identity>(entry.identity), .expires_unix_s = found->expires_unix_s};
+    }
+  }
+  return {.reason = "token_wrong", .why = "the token is wrong"};
+}
+
+Access::Resolved Access::Resolve(const Grant::Shown& shown) const {
+  const bool page_asks = shown.face == Credentials::Face::kHttp && !options_.page_token.empty();
+  if (open() && !page_asks && (!shown.token.has_value() || options_.page_token.empty())) return {.identity = everybody_};
+  std::shared_ptr<const Known> known;
+  {
+    absl::MutexLock lock(&mutex_);
+    known = known_;
+  }
+  if (shown.token.has_value()) return ResolveToken(*known, *shown.token);
+  if (shown.certificate.has_value()) {
+    for (const AccessRules::Entry& entry : known->rules.entries) {
+      for (const std::string& glob : entry.certificates) {
+        for (const std::string& uri : *shown.certificate) {
+          if (!GlobMatches(glob, uri)) continue;
+          Identity identity = entry.identity;
+          if (entry.run_of_certificate) identity.own_run = uri.substr(glob.size() - 1);
+          return {.identity = std::make_shared<const Identity>(std::move(identity))};
+        }
+      }
+    }
+    if (!open()) {
+      return {.reason = "certificate_unknown",
+              .why = absl::StrCat("the certificate is of no identity here; its names: ",
+                                  shown.certificate->empty() ? "none (a SAN URI is wanted)"
+                                                             : absl::StrJoin(*shown.certificate, ", "))};
+    }
+  }
+  for (const AccessRules::Entry& entry : known->rules.entries) {
+    if (entry.anonymous) return {.identity = std::make_shared<const Identity>(entry.identity)};
+  }
+  return {.reason = "token_missing", .why = "this server wants a token (authorization: Bearer ...) or a certificate"};
+}
+
+absl::StatusOr<GrantPtr> Access::Identify(const Credentials& credentials, std::string_view call) {
+  Grant::Shown shown{.face = credentials.face, .certificate = credentials.certificate};
+  // One that is too long is hashed no further; it is none that we gave.
+  if (credentials.token.has_value()) {
+    shown.token = HashToken(std::string_view(*credentials.token).substr(0, kTokenBytesMax + 1));
+  }
+  const uint64_t version = this->version();
+  Resolved resolved = Resolve(shown);
+  if (resolved.identity == nullptr) {
+    refused(resolved.reason)->Add();
+    const absl::Status status = absl::UnauthenticatedError(resolved.why);
+    if (audit_ != nullptr) {
+      audit_->Write({.who = "", .from = credentials.peer, .call = std::string(call), .run = "", .result = status, .detail = ""});
+    }
+    return status;
+  }
+  return GrantPtr(new Grant(this, std::move(shown), credentials.peer, std::move(resolved.identity),
+                            resolved.expires_unix_s, version));
+}
+
+absl::Status Access::Reload() {
+  absl::MutexLock lock(&reload_mutex_);
+  if (audit_ != nullptr) audit_->Reopen();
+  if (open()) return absl::OkStatus();
+  (void)access_stamp_.Changed(options_.access_file);
+  (void)tokens_stamp_.Changed(options_.tokens_file);
+  auto known = Read();
+  if (!known.ok()) {
+    LogError("identities stay as they were: {}", std::string(known.status().message()));
+    return known.status();
+  }
+  Adopt(*std::move(known));
+  LogInfo("identities read again from {}", options_.access_file);
+  return absl::OkStatus();
+}
+
+void Access::Tick() {
+  if (open()) return;
+  bool changed = false;
+  {
+    absl::MutexLock lock(&reload_mutex_);
+    changed = access_stamp_.Changed(options_.access_file);
+    changed = tokens_stamp_.Changed(options_.tokens_file) || changed;
+  }
+  if (changed) (void)Reload();
+}
+
+}  // namespace bellwether::server

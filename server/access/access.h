@@ -1,0 +1,174 @@
+// access.h: the one place that says who a caller is and what he may do.
+//
+// A caller shows a certificate, which TLS has verified, or a bearer token, or
+// nothing.  Identify() makes a Grant of it, which every call and stream asks
+// before it does anything; the same for gRPC and HTTP.  Without an access file
+// whoever may connect may do everything, but for the page, whose token HTTP
+// asks for where there is one.
+//
+// The files are read again by Reload() and, when they change, by Tick(); a bad
+// one changes nothing.  Grants follow: what was taken away is away from the
+// next question of an open stream on, which is asked each second at the latest.
+
+#ifndef BELLWETHER_SERVER_ACCESS_ACCESS_H_
+#define BELLWETHER_SERVER_ACCESS_ACCESS_H_
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "server/access/access_file.h"
+#include "server/access/audit_log.h"
+#include "server/access/identity.h"
+#include "server/access/quota.h"
+#include "server/access/secret_file.h"
+#include "server/access/token_file.h"
+#include "server/util/clock.h"
+#include "server/util/counters.h"
+
+namespace bellwether::server {
+
+// What a caller shows.
+struct Credentials {
+  enum class Face { kGrpc, kHttp };
+  Face face = Face::kGrpc;
+  // SAN URIs of a certificate that was verified; no value: none was shown.
+  std::optional<std::vector<std::string>> certificate;
+  std::optional<std::string> token;
+  std::string peer;  // Address, for logs and quotas.
+};
+
+class Access;
+
+// One caller, for as long as his call or stream lasts.  Thread-safe; Access
+// must outlive it.
+class Grant {
+ public:
+  // UNAUTHENTICATED: he is nobody any more.  PERMISSION_DENIED: he may not;
+  // names identity, role and run.  Counted, and for the audit.
+  absl::Status Check(Role role) const;
+  absl::Status Check(Role role, std::string_view run) const;
+  // Of every run there is.
+  absl::Status CheckAll(Role role) const;
+  // As Check(kRead, run), without a word of it: for lists.
+  bool Sees(std::string_view run) const;
+  bool SeesAll() const;
+  // Whether the run is among his, whatever the role.
+  bool Covers(std::string_view run) const;
+  // What Check() says where the run is not; counted.
+  absl::Status Refuse(Role role, std::string_view run) const;
+  // False once he is nobody any more.
+  bool valid() const { return identity() != nullptr; }
+  // The identity's name; "" = nobody in particular.
+  const std::string& who() const { return who_; }
+  const std::string& peer() const { return peer_; }
+
+  // What he asked and what came of it, into the audit: every refusal, and with
+  // `changes` what was done.
+  void Note(std::string_view call, std::string_view run, const absl::Status& result, bool changes,
+            std::string_view detail = {}) const;
+
+  // A trainer's stream in the quota of his tenant, if there is one.
+  // RESOURCE_EXHAUSTED, with RetryInfo: names the quota.
+  absl::StatusOr<std::unique_ptr<StreamUse>> OpenStream(std::string_view run_uuid) const;
+
+ private:
+  friend class Access;
+  // Which entry or token he showed; the token itself is not kept.
+  struct Shown {
+    Credentials::Face face = Credentials::Face::kGrpc;
+    std::optional<std::vector<std::string>> certificate;
+    std::optional<TokenHash> token;
+  };
+  Grant(Access* access, Shown shown, std::string peer, IdentityPtr identity, int64_t expires_unix_s, uint64_t version);
+  IdentityPtr identity() const;
+
+  Access* const access_;
+  const Shown shown_;
+  const std::string peer_;
+  const std::string who_;
+  mutable absl::Mutex mutex_;
+  mutable IdentityPtr identity_ ABSL_GUARDED_BY(mutex_);
+  mutable int64_t expires_unix_s_ ABSL_GUARDED_BY(mutex_);
+  mutable uint64_t version_ ABSL_GUARDED_BY(mutex_);
+};
+using GrantPtr = std::shared_ptr<const Grant>;
+
+struct AccessOptions {
+  std::string access_file;  // "" = whoever may connect may do everything.
+  std::string tokens_file;  // "" = no tokens but the page's.
+  std::string page_token;   // "" = none.  Opens everything.
+  AuditLog::Options audit;  // No path: no audit.
+};
+
+// Thread-safe.
+class Access {
+ public:
+  // Both must outlive it.  Errors as ReadAccess() and ReadTokens(), also where a
+  // token names no identity; INTERNAL: the audit log cannot be written.
+  static absl::StatusOr<std::unique_ptr<Access>> Open(const AccessOptions& options, Counters* counters, Clock* clock);
+
+  // UNAUTHENTICATED: nothing was shown, or nothing that counts.  Counted, and
+  // in the audit as `call`.  Takes as long for a wrong token as for a right one.
+  absl::StatusOr<GrantPtr> Identify(const Credentials& credentials, std::string_view call);
+
+  // True if everybody who may connect may do everything.
+  bool open() const { return options_.access_file.empty(); }
+  // True if a token opens anything.
+  bool has_tokens() const { return !open() || !options_.page_token.empty(); }
+  // Reads both files again; else nothing changes.  Errors as Open().  Logged.
+  absl::Status Reload();
+  // Call each second: reloads what has changed.
+  void Tick();
+
+ private:
+  friend class Grant;
+  struct Known {
+    AccessRules rules;
+    std::vector<StoredToken> tokens;
+  };
+  struct Resolved {
+    IdentityPtr identity;  // Null: `why`.
+    int64_t expires_unix_s = INT64_MAX;
+    const char* reason = "";  // Label of the counter.
+    std::string why;
+  };
+
+  Access(const AccessOptions& options, Counters* counters, Clock* clock);
+  absl::StatusOr<std::shared_ptr<const Known>> Read() const;
+  void Adopt(std::shared_ptr<const Known> known);
+  Resolved Resolve(const Grant::Shown& shown) const;
+  Resolved ResolveToken(const Known& known, const TokenHash& token) const;
+  // For messages about somebody who is nobody any more.
+  const Identity& OrNobody(const IdentityPtr& identity) const { return identity != nullptr ? *identity : *nobody_; }
+  uint64_t version() const { return version_.load(std::memory_order_acquire); }
+  Counter* refused(const char* reason) const;
+
+  const AccessOptions options_;
+  Counters* const counters_;
+  Clock* const clock_;
+  const IdentityPtr everybody_;
+  const IdentityPtr page_;
+  const IdentityPtr nobody_ = std::make_shared<const Identity>();
+  TokenHash page_hash_{};
+  std::unique_ptr<AuditLog> audit_;  // Null: none.
+  Quotas quotas_;
+  std::atomic<uint64_t> version_ = 0;
+  mutable absl::Mutex mutex_;
+  std::shared_ptr<const Known> known_ ABSL_GUARDED_BY(mutex_);
+  absl::Mutex reload_mutex_;
+  FileStamp access_stamp_ ABSL_GUARDED_BY(reload_mutex_), tokens_stamp_ ABSL_GUARDED_BY(reload_mutex_);
+};
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_ACCESS_ACCESS_H_

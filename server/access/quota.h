@@ -1,0 +1,65 @@
+// quota.h: what a tenant uses, against what he may.
+
+#ifndef BELLWETHER_SERVER_ACCESS_QUOTA_H_
+#define BELLWETHER_SERVER_ACCESS_QUOTA_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "server/access/identity.h"
+#include "server/util/clock.h"
+#include "server/util/counters.h"
+
+namespace bellwether::server {
+
+// RESOURCE_EXHAUSTED with google.rpc.RetryInfo as its payload.
+absl::Status ExhaustedFor(std::string_view message, int64_t retry_ms);
+
+struct TenantUse;
+
+// One open stream; its end gives back what it holds.  Thread-safe.
+class StreamUse {
+ public:
+  StreamUse(std::shared_ptr<TenantUse> tenant, std::string peer, std::string run_uuid);
+  ~StreamUse();
+  StreamUse(const StreamUse&) = delete;
+  StreamUse& operator=(const StreamUse&) = delete;
+
+  // Takes a message into account, and says for how many nanoseconds no further
+  // one should be read: 0 as long as the tenant keeps to his rates.
+  int64_t Charge(int64_t bytes);
+
+ private:
+  const std::shared_ptr<TenantUse> tenant_;
+  const std::string peer_;
+  const std::string run_uuid_;
+};
+
+// Thread-safe.
+class Quotas {
+ public:
+  Quotas(Counters* counters, Clock* clock) : counters_(counters), clock_(clock) {}
+
+  // From now on, also for the streams that are open.
+  void Set(const std::map<std::string, Quota>& tenants);
+  // Null: the tenant has no quota.  RESOURCE_EXHAUSTED: names quota and limit.
+  absl::StatusOr<std::unique_ptr<StreamUse>> Open(const std::string& tenant, std::string_view peer,
+                                                  std::string_view run_uuid);
+
+ private:
+  Counters* const counters_;
+  Clock* const clock_;
+  absl::Mutex mutex_;
+  std::map<std::string, std::shared_ptr<TenantUse>> tenants_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_ACCESS_QUOTA_H_

@@ -1,0 +1,148 @@
+#include "server/access/tls_files.h"
+
+#include <openssl/err.h>
+#include <openssl/pem.h>
+#include <openssl/x509v3.h>
+
+#include <algorithm>
+#include <ctime>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/access/token_file.h"
+#include "server/util/log.h"
+#include "server/util/status_macros.h"
+
+namespace bellwether::server {
+namespace {
+
+constexpr int64_t kDaySeconds = 86'400;
+constexpr int64_t kWarnSeconds = 14 * kDaySeconds;
+
+using BioPtr = std::unique_ptr<BIO, OpensslFree<BIO_free>>;
+using NamesPtr = std::unique_ptr<GENERAL_NAMES, OpensslFree<GENERAL_NAMES_free>>;
+
+BioPtr Reading(std::string_view text) { return BioPtr(BIO_new_mem_buf(text.data(), static_cast<int>(text.size()))); }
+
+int64_t UnixSeconds(const ASN1_TIME* time) {
+  std::tm parts{};
+  return ASN1_TIME_to_tm(time, &parts) == 1 ? timegm(&parts) : 0;
+}
+
+absl::StatusOr<std::vector<X509Ptr>> ReadCertificates(const std::string& path) {
+  BW_ASSIGN_OR_RETURN(const std::string text, ReadGuardedFile(path, Secrecy::kIntegrity));
+  std::vector<X509Ptr> certificates = ParseCertificates(text);
+  if (certificates.empty()) return absl::InvalidArgumentError(absl::StrCat(path, ": holds no certificate in PEM"));
+  return certificates;
+}
+
+absl::StatusOr<KeyPtr> ReadKey(const std::string& path) {
+  BW_ASSIGN_OR_RETURN(std::string text, ReadGuardedFile(path, Secrecy::kSecret));
+  // A key that wants a passphrase is refused, not asked about.
+  KeyPtr key(PEM_read_bio_PrivateKey(Reading(text).get(), nullptr, [](char*, int, int, void*) { return -1; }, nullptr));
+  OPENSSL_cleanse(text.data(), text.size());
+  ERR_clear_error();
+  if (key == nullptr) return absl::InvalidArgumentError(absl::StrCat(path, ": holds no private key in PEM without a passphrase"));
+  return key;
+}
+
+}  // namespace
+
+std::vector<X509Ptr> ParseCertificates(std::string_view pem) {
+  std::vector<X509Ptr> certificates;
+  const BioPtr bio = Reading(pem);
+  while (X509* const next = PEM_read_bio_X509(bio.get(), nullptr, nullptr, nullptr)) certificates.emplace_back(next);
+  ERR_clear_error();  // The last one is that there are no more.
+  return certificates;
+}
+
+std::vector<std::string> UrisOf(X509* certificate) {
+  std::vector<std::string> uris;
+  const NamesPtr names(
+      static_cast<GENERAL_NAMES*>(X509_get_ext_d2i(certificate, NID_subject_alt_name, nullptr, nullptr)));
+  for (int i = 0; names != nullptr && i < sk_GENERAL_NAME_num(names.get()); ++i) {
+    const GENERAL_NAME* const name = sk_GENERAL_NAME_value(names.get(), i);
+    if (name->type != GEN_URI) continue;
+    const ASN1_IA5STRING* const text = name->d.uniformResourceIdentifier;
+    uris.emplace_back(reinterpret_cast<const char*>(ASN1_STRING_get0_data(text)), ASN1_STRING_length(text));
+  }
+  return uris;
+}
+
+absl::StatusOr<std::shared_ptr<const TlsMaterial>> ReadTls(const TlsFiles& files, int64_t now_unix_s) {
+  auto material = std::make_shared<TlsMaterial>();
+  BW_ASSIGN_OR_RETURN(material->chain, ReadCertificates(files.certificate));
+  BW_ASSIGN_OR_RETURN(material->key, ReadKey(files.key));
+  if (X509_check_private_key(material->chain[0].get(), material->key.get()) != 1) {
+    ERR_clear_error();
+    return absl::FailedPreconditionError(absl::StrCat(files.key, ": is not the key of ", files.certificate));
+  }
+  material->expires_unix_s = INT64_MAX;
+  for (const X509Ptr& certificate : material->chain) {
+    const int64_t expires = UnixSeconds(X509_get0_notAfter(certificate.get()));
+    material->expires_unix_s = std::min(material->expires_unix_s, expires);
+  }
+  if (now_unix_s >= material->expires_unix_s) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(files.certificate, ": expired at ", FormatUnixSeconds(material->expires_unix_s)));
+  }
+  if (const int64_t begins = UnixSeconds(X509_get0_notBefore(material->chain[0].get())); now_unix_s < begins) {
+    return absl::FailedPreconditionError(absl::StrCat(files.certificate, ": counts only from ", FormatUnixSeconds(begins)));
+  }
+  if (files.client_ca.empty()) return material;
+  BW_ASSIGN_OR_RETURN(material->client_ca, ReadCertificates(files.client_ca));
+  material->client_store.reset(X509_STORE_new());
+  for (const X509Ptr& certificate : material->client_ca) {
+    X509_STORE_add_cert(material->client_store.get(), certificate.get());
+  }
+  ERR_clear_error();
+  return material;
+}
+
+absl::StatusOr<std::unique_ptr<TlsWatch>> TlsWatch::Open(const TlsFiles& files, Counters* counters, Clock* clock) {
+  std::unique_ptr<TlsWatch> watch(new TlsWatch(files, counters, clock));
+  (void)watch->Changed();
+  BW_ASSIGN_OR_RETURN(auto material, ReadTls(files, clock->UnixMillis() / 1000));
+  watch->Adopt(std::move(material));
+  return watch;
+}
+
+std::shared_ptr<const TlsMaterial> TlsWatch::material() const {
+  absl::MutexLock lock(&mutex_);
+  return material_;
+}
+
+bool TlsWatch::Changed() {
+  bool changed = certificate_stamp_.Changed(files_.certificate);
+  changed = key_stamp_.Changed(files_.key) || changed;
+  return (!files_.client_ca.empty() && ca_stamp_.Changed(files_.client_ca)) || changed;
+}
+
+void TlsWatch::Adopt(std::shared_ptr<const TlsMaterial> material) {
+  counters_->gauge("bellwether_tls_certificate_expiry_timestamp_seconds")
+      ->Set(static_cast<double>(material->expires_unix_s));
+  absl::MutexLock lock(&mutex_);
+  material_ = std::move(material);
+}
+
+void TlsWatch::Tick() {
+  const int64_t now_unix_s = clock_->UnixMillis() / 1000;
+  if (Changed()) {
+    auto material = ReadTls(files_, now_unix_s);
+    counters_->counter("bellwether_tls_reloads_total", {{"result", material.ok() ? "taken" : "refused"}})->Add();
+    if (!material.ok()) {
+      LogError("the certificate stays as it was: {}", std::string(material.status().message()));
+      return;
+    }
+    LogInfo("certificate read again from {}, good until {}", files_.certificate, FormatUnixSeconds((*material)->expires_unix_s));
+    Adopt(*std::move(material));
+    warned_unix_s_ = 0;
+  }
+  const int64_t expires = this->material()->expires_unix_s;
+  if (expires - now_unix_s < kWarnSeconds && now_unix_s - warned_unix_s_ > kDaySeconds) {
+    warned_unix_s_ = now_unix_s;
+    LogWarning("{} expires at {}", files_.certificate, FormatUnixSeconds(expires));
+  }
+}
+
+}  // namespace bellwether::server

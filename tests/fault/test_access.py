@@ -1,0 +1,204 @@
+"""Goal: whoever shows a bad or missing token, or one for another run, is refused with the code that
+says so, in the log once a second at most, and in the audit; what was taken away is away from open
+streams; nobody is told of runs that he may not see; who did what stands in the audit.
+Method: the real server with real certificates and tokens, asked by the real sender, command and
+page. Rows 16 and the quotas of the fault matrix.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+from bellwether_process import wait_for
+from secure_server import SecureServer, eventually, tool
+
+from bellwether.client import Block, RunClient
+
+ACCESS = """
+tenants:
+  small: {streams_max: 2, runs_max: 1, frames_per_second_max: 20}
+identities:
+- {name: trainers, certificates: ["spiffe://bellwether/client/trainers"], roles: [write], runs: ["team-a/*"]}
+- {name: per-run, certificates: ["spiffe://bellwether/run/*"], roles: [write], runs: ["$1"]}
+- {name: small-trainers, tenant: small, certificates: ["spiffe://bellwether/client/small"], roles: [write], runs: ["*"]}
+- {name: operators, certificates: ["spiffe://bellwether/client/operators"], roles: [admin], runs: ["*"]}
+- {name: alice, roles: [read, act], runs: ["team-a/*"]}
+- {name: bob, roles: [read], runs: ["team-b/*"]}
+- {name: root, roles: [admin], runs: ["*"]}
+"""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[SecureServer]:
+    with SecureServer(tmp_path, ACCESS) as running:
+        yield running
+
+
+def send(server: SecureServer, run: str, shown: dict[str, str]) -> None:
+    with server.trainer(run, shown) as client:
+        client.push(0, [Block("loss", [1.0])])
+        assert client.flush(20), client.counters()
+
+
+def refused(client: RunClient, words: str) -> None:
+    wait_for(f"refused: {words}", lambda: words in client.counters().error)
+
+
+def test_tokens_missing_wrong_expired_and_of_another_run(server: SecureServer) -> None:
+    trainers, operators = server.client_certificate("trainers"), server.client_certificate("operators")
+    send(server, "team-a/1", trainers)
+    alice, bob, root = server.token("alice"), server.token("bob"), server.token("root")
+    wait_for("the tokens are read", lambda: server.ask("ListRuns", alice, {})[0] == 200)
+
+    # Over gRPC the certificate opens the door, and the token says who comes in.
+    for token, code, words in [
+        ("bw_" + "x" * 43, 5, "the token is wrong"),
+        (bob, 5, "bob has the role read but not for run"),
+    ]:
+        assert words in server.command(operators, "run", "get", "team-a/1", token=token, exit_code=code)
+    assert "team-a/1" in server.command(operators, "run", "get", "team-a/1", token=alice)
+    assert "lacks the role read" in server.command(trainers, "run", "list", exit_code=5)
+
+    # Over HTTPS with a token alone: 401 is 16, 403 is 7.
+    assert server.ask("GetRun", "", {"run": "team-a/1"})[0] == 401
+    assert server.ask("GetRun", "bw_wrong", {"run": "team-a/1"})[0] == 401
+    assert server.ask("GetRun", alice + "x", {"run": "team-a/1"})[0] == 401
+    assert server.ask("GetRun", "x" * 5000, {"run": "team-a/1"})[0] == 401
+    assert server.ask("GetRun", alice, {"run": "team-a/1"})[0] == 200
+    there, missing = (server.ask("GetRun", bob, {"run": run}) for run in ("team-a/1", "team-a/2"))
+    assert there[0] == missing[0] == 403
+    assert there[1].replace("team-a/1", "?") == missing[1].replace("team-a/2", "?"), "the answer tells what there is"
+    assert server.metric(root, "bellwether_access_refused_total") >= 6
+
+    # Its file is read again by itself; what has expired counts no more.
+    file = server.folder / "tokens"
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join(line.replace("never", "2020-01-01T00:00:00Z") if " bob " in line else line for line in lines))
+    wait_for("expired", lambda: "expired at 2020" in server.ask("ListRuns", bob, {})[1])
+
+    listed = tool("token", "list", "--file", str(file))
+    assert "(expired)" in listed and alice not in listed
+    tool("token", "revoke", next(line.split()[0] for line in listed.splitlines() if " alice " in line), "--file", str(file))
+    wait_for("revoked", lambda: server.ask("ListRuns", alice, {})[0] == 401)
+    for secret in (alice, bob, root):
+        for kept in (file, server.folder / "server.log", server.folder / "data/audit.log"):
+            assert secret not in kept.read_text(), kept
+
+
+def test_nobody_is_told_of_what_he_may_not_see(server: SecureServer) -> None:
+    operators = server.client_certificate("operators")
+    send(server, "team-a/1", operators)
+    send(server, "team-b/1", operators)
+    alice = server.token("alice")
+    wait_for("the token is read", lambda: server.ask("ListRuns", alice, {})[0] == 200)
+    wait_for("the runs are listed", lambda: "team-b/1" in server.command(operators, "run", "list"))
+    listed = server.ask("ListRuns", alice, {})[1]
+    assert "team-a/1" in listed and "team-b" not in listed and '"total": 1' in listed.replace('":1', '": 1')
+    assert server.ask("CompareRuns", alice, {"run": "team-a/1", "baseline": "team-b/1"})[0] == 403
+    assert server.ask("/metrics", alice)[0] == 403, "it shows all runs"
+    assert "storage" not in server.ask("GetServerInfo", alice, {})[1].replace("storage_path\":\"\"", "")
+    # The page by its address: the token goes into a cookie that only this server reads.
+    assert server.ask(f"/?token={alice}")[0] in (200, 404, 401)  # After the redirect.
+    # A certificate is as good as a token.
+    assert "team-b/1" in server.ask("ListRuns", "", {}, shown=operators)[1]
+
+
+def test_the_writer_of_one_run_cannot_touch_another(server: SecureServer) -> None:
+    trainers = server.client_certificate("trainers")
+    send(server, "team-a/1", trainers)
+    with server.trainer("team-b/1", trainers) as client:
+        refused(client, "PERMISSION_DENIED")
+    # Not by its uuid under a name of its own either.
+    wait_for("listed", lambda: "team-a/1" in server.command(server.client_certificate("operators"), "run", "list"))
+    told = server.command(server.client_certificate("operators"), "run", "get", "team-a/1", "-o", "json")
+    uuid = base64.b64decode(json.loads(told)["description"]["uuid"]).hex()
+    own = server.client_certificate("own", "spiffe://bellwether/run/own")
+    with server.trainer("own", own, run_uuid=uuid) as client:
+        refused(client, "PERMISSION_DENIED")
+    send(server, "own", own)
+    with server.trainer("own2", own) as client:
+        refused(client, "PERMISSION_DENIED")
+    with server.trainer("x", server.client_certificate("nobody")) as client:
+        refused(client, "UNAUTHENTICATED")
+    lines = [line for line in server.audit() if line["call"] == "Attach"]
+    assert {"who": "trainers", "run": "team-a/1", "result": "OK"}.items() <= lines[0].items()
+    assert any(line["result"] == "PERMISSION_DENIED" and line.get("run") == "team-b/1" for line in lines)
+
+
+def test_what_is_taken_away_is_away_from_open_streams(server: SecureServer) -> None:
+    with server.trainer("team-a/1", server.client_certificate("trainers")) as client:
+        client.push(0, [Block("loss", [1.0])])
+        assert client.flush(20)
+        file = server.folder / "access.yml"
+        file.write_text(ACCESS.replace('"team-a/*"', '"team-c/*"'))
+        refused(client, "PERMISSION_DENIED")
+        # A file that is not legal changes nothing.
+        file.write_text(ACCESS.replace("roles: [write]", "roles: [wirte]"))
+        wait_for("the finding is told", lambda: "must be one of read, write, act, admin" in server.log())
+    with server.trainer("team-c/1", server.client_certificate("trainers")) as client:
+        client.push(0, [Block("loss", [1.0])])
+        assert client.flush(20), client.counters()
+
+
+def test_actions_are_their_identitys_and_stand_in_the_audit(server: SecureServer) -> None:
+    send(server, "team-a/1", server.client_certificate("trainers"))
+    alice, bob, root = server.token("alice"), server.token("bob"), server.token("root")
+    wait_for("the tokens are read", lambda: server.ask("ListRuns", root, {})[0] == 200)
+    asked = {"run": "team-a/1", "action": {"kind": "ACTION_KIND_SAMPLING_DEEPEN", "value": 1}, "by": "mallory"}
+    server.ask("ProposeAction", alice, asked)
+    audit = [line for line in server.audit() if line["call"] == "ProposeAction"]
+    assert audit[-1]["who"] == "alice" and audit[-1]["detail"].startswith("as mallory")
+    actions = server.ask("ListActions", alice, {"run": "team-a/1"})[1]
+    assert "alice" in actions and "mallory" not in actions
+    assert server.ask("ProposeAction", bob, asked)[0] == 403
+    policy = {"run": "team-a/1", "policy": {"mode": "MODE_PROPOSE"}, "by": "x"}
+    assert server.ask("SetPolicy", alice, policy)[0] == 403
+    assert server.ask("SetPolicy", root, policy)[0] == 200
+    last = [(line["who"], line["call"], line["result"]) for line in server.audit()][-3:]
+    assert last == [
+        ("bob", "ProposeAction", "PERMISSION_DENIED"),
+        ("alice", "SetPolicy", "PERMISSION_DENIED"),
+        ("root", "SetPolicy", "OK"),
+    ]
+
+
+def test_refusals_fill_neither_the_log_nor_the_audit(server: SecureServer) -> None:
+    begin = time.monotonic()
+    for _ in range(200):
+        assert server.ask("GetRun", "bw_guess", {"run": "x"})[0] == 401
+    seconds = time.monotonic() - begin
+    assert server.log().count("refused ") <= seconds + 2
+    assert len(server.audit()) <= 10 * (seconds + 2)
+    root = server.token("root")
+    wait_for("the token is read", lambda: server.ask("/metrics", root)[0] == 200)
+    assert server.metric(root, "bellwether_access_refused_total") >= 200
+
+
+def test_a_tenant_beyond_his_quota_waits_or_is_refused(server: SecureServer) -> None:
+    small = server.client_certificate("small")
+    root = server.token("root")
+    with server.trainer("first", small) as client:
+        client.push(0, [Block("loss", [1.0])])
+        assert client.flush(20)
+        with server.trainer("second", small) as second:
+            refused(second, "1 runs are open, which is the quota")
+        begin = time.monotonic()
+        for step in range(1, 61):
+            client.push(step, [Block("loss", [1.0])])
+        assert client.flush(30), client.counters()
+        # 20 at once, then 20 a second: the others wait, and none is lost.
+        assert time.monotonic() - begin >= 1.5
+        assert client.counters().frames_dropped_ring == 0
+    wait_for("the token is read", lambda: server.ask("/metrics", root)[0] == 200)
+    assert server.metric(root, 'bellwether_quota_refused_total{quota="runs"}') >= 1 or eventually(
+        lambda: server.metric(root, "bellwether_quota_refused_total") >= 1
+    )
+    wait_for("all steps are there", lambda: '"step":"60"' in server.ask("GetRun", root, {"run": "first"})[1].replace(" ", ""))
