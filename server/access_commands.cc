@@ -69,7 +69,8 @@ std::vector<std::string> Hosts(const std::vector<std::string>& more) {
   return hosts;
 }
 
-absl::Status MakeAuthority(const std::string& folder, const std::vector<std::string>& hosts, int64_t days, int64_t authority_days) {
+absl::Status MakeAuthority(const std::string& folder, const std::vector<std::string>& hosts, int64_t days,
+                           int64_t authority_days) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) return absl::InternalError(absl::StrCat(folder, ": ", error.message()));
@@ -111,7 +112,8 @@ template <typename Change>
 absl::Status ChangeTokens(const std::string& path, Change change) {
   const std::string lock_path = path + ".lock";
   const int lock = open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  if (lock < 0 || flock(lock, LOCK_EX) != 0) return absl::InternalError(absl::StrCat(lock_path, ": ", std::strerror(errno)));
+  if (lock < 0 || flock(lock, LOCK_EX) != 0)
+    return absl::InternalError(absl::StrCat(lock_path, ": ", std::strerror(errno)));
   const auto unlock = absl::MakeCleanup([lock] { close(lock); });
   std::vector<StoredToken> tokens;
   struct stat info {};
@@ -164,7 +166,8 @@ void AccessCommands::AddTo(CLI::App* app) {
   cert_client_ = cert->add_subcommand("client", "make a client's certificate");
   cert_client_->add_option("folder", folder_, "where ca.pem and ca.key are")->required();
   cert_client_->add_option("name", name_, "its files' name, and the end of its URI")->required();
-  cert_client_->add_option("--uri", uri_, "the name by which access_file knows it [" + std::string(kDefaultUri) + "NAME]");
+  cert_client_->add_option("--uri", uri_,
+                           "the name by which access_file knows it [" + std::string(kDefaultUri) + "NAME]");
   cert_client_->add_option("--out", out_, "another folder for the files");
   days(cert_client_);
   cert_show_ = cert->add_subcommand("show", "say whose a certificate is and how long it counts");
@@ -211,7 +214,8 @@ int AccessCommands::CertServer() const {
 int AccessCommands::CertClient() const {
   return Ended([this]() -> absl::Status {
     if (name_.empty() || name_ == "ca" || name_ == "server" || name_[0] == '.' || absl::StrContains(name_, '/')) {
-      return absl::InvalidArgumentError(absl::StrCat("name \"", name_, "\": must be a file's name, and not ca or server"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("name \"", name_, "\": must be a file's name, and not ca or server"));
     }
     BW_ASSIGN_OR_RETURN(const Authority authority, LoadAuthority(folder_));
     BW_ASSIGN_OR_RETURN(const IssuedCertificate issued,
@@ -226,12 +230,14 @@ int AccessCommands::TokenCreate() const {
   return Ended([this]() -> absl::Status {
     // Checked as access_file checks it, so that no other word can enter the file.
     BW_RETURN_IF_ERROR(
-        ParseAccess(absl::StrCat("identities: [{name: \"", name_, "\", roles: [read], runs: []}]"), "identity").status());
+        ParseAccess(absl::StrCat("identities: [{name: \"", name_, "\", roles: [read], runs: []}]"), "identity")
+            .status());
     BW_ASSIGN_OR_RETURN(const int64_t expires, ParseExpiry(expires_.empty() ? "never" : expires_));
     BW_ASSIGN_OR_RETURN(const std::string token, NewToken());
     if (!out_.empty()) BW_RETURN_IF_ERROR(WriteSecretFile(out_, token + "\n", /*replace=*/false));
     BW_RETURN_IF_ERROR(ChangeTokens(file_, [&](std::vector<StoredToken>* tokens) -> absl::Status {
-      if (tokens->size() >= kTokensMax) return absl::ResourceExhaustedError(absl::StrCat(file_, ": holds ", kTokensMax, " tokens"));
+      if (tokens->size() >= kTokensMax)
+        return absl::ResourceExhaustedError(absl::StrCat(file_, ": holds ", kTokensMax, " tokens"));
       tokens->push_back({HashToken(token), name_, NowSeconds(), expires});
       return absl::OkStatus();
     }));
@@ -254,7 +260,8 @@ int AccessCommands::TokenList() const {
 
 int AccessCommands::TokenRevoke() const {
   return Ended(ChangeTokens(file_, [this](std::vector<StoredToken>* tokens) -> absl::Status {
-    const size_t removed = std::erase_if(*tokens, [this](const StoredToken& token) { return TokenId(token.hash) == id_; });
+    const size_t removed =
+        std::erase_if(*tokens, [this](const StoredToken& token) { return TokenId(token.hash) == id_; });
     if (removed == 0) return absl::NotFoundError(absl::StrCat(file_, ": has no token ", id_, "; see token list"));
     return absl::OkStatus();
   }));

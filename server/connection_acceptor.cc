@@ -78,7 +78,8 @@ absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> ConnectionAcceptor::Listen(c
   }
   const size_t colon = address.rfind(':');
   if (colon == std::string::npos || colon == 0) {
-    return absl::InvalidArgumentError(absl::StrCat("grpc.listen-address = ", address, ": must be host:port or unix:/path"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("grpc.listen-address = ", address, ": must be host:port or unix:/path"));
   }
   acceptor->address_ = address.substr(0, colon);
   BW_RETURN_IF_ERROR(acceptor->ListenTcp(address.substr(0, colon), address.substr(colon + 1)));
@@ -87,7 +88,8 @@ absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> ConnectionAcceptor::Listen(c
 
 absl::Status ConnectionAcceptor::ListenUnix(const std::string& path) {
   const auto refuse = [&path] {
-    return absl::UnavailableError(absl::StrCat("grpc.listen-address = unix:", path, ": cannot be bound: ", std::strerror(errno)));
+    return absl::UnavailableError(
+        absl::StrCat("grpc.listen-address = unix:", path, ": cannot be bound: ", std::strerror(errno)));
   };
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -121,7 +123,8 @@ absl::Status ConnectionAcceptor::ListenUnix(const std::string& path) {
 }
 
 absl::Status ConnectionAcceptor::ListenTcp(const std::string& host, const std::string& port) {
-  const std::string bare = host.size() > 2 && host.front() == '[' && host.back() == ']' ? host.substr(1, host.size() - 2) : host;
+  const std::string bare =
+      host.size() > 2 && host.front() == '[' && host.back() == ']' ? host.substr(1, host.size() - 2) : host;
   const auto refuse = [&](const char* why) {
     return absl::UnavailableError(absl::StrCat("grpc.listen-address = ", host, ":", port, ": cannot be bound: ", why));
   };
@@ -130,7 +133,8 @@ absl::Status ConnectionAcceptor::ListenTcp(const std::string& host, const std::s
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
   addrinfo* found = nullptr;
-  if (const int error = getaddrinfo(bare.c_str(), port.c_str(), &hints, &found); error != 0) return refuse(gai_strerror(error));
+  if (const int error = getaddrinfo(bare.c_str(), port.c_str(), &hints, &found); error != 0)
+    return refuse(gai_strerror(error));
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> free_it(found, &freeaddrinfo);
   uint16_t bound_port = 0;
   int error = 0;

@@ -26,7 +26,8 @@ using Version = std::array<int, 3>;
 Version Parse(std::string_view text) {
   Version version{};
   size_t i = 0;
-  for (const absl::string_view part : absl::StrSplit(absl::string_view(text.data(), text.size()), absl::ByAnyChar(".-+"))) {
+  for (const absl::string_view part :
+       absl::StrSplit(absl::string_view(text.data(), text.size()), absl::ByAnyChar(".-+"))) {
     if (i == version.size() || !absl::SimpleAtoi(part, &version[i])) break;
     ++i;
   }
@@ -62,7 +63,8 @@ void TellWeaknesses(const std::string& version, Exposure exposure) {
       LogInfo("gRPC {} has {}; strangers end at the handshake, holders of certificates do not", version, all);
       return;
     case Exposure::kAnybody:
-      LogWarning("gRPC {} has {}; anybody who can connect can use them: ask for certificates (tls.client_ca_file)", version, all);
+      LogWarning("gRPC {} has {}; anybody who can connect can use them: ask for certificates (tls.client_ca_file)",
+                 version, all);
       return;
   }
 }

@@ -99,7 +99,7 @@ absl::Status Server::StartAll() {
   query_ = std::make_unique<QueryService>(query, engine_.get());
   exporter_ = std::make_unique<Exporter>(options_.exporter, pipeline_->runs(), pipeline_->alerts(), &counters_, clock_);
   BW_RETURN_IF_ERROR(StartHttp());
-  const std::string& page = options_.external_url.empty() ? page_url_ : options_.external_url;
+  const std::string page = options_.external_url.empty() ? PageForOthers() : options_.external_url;
   for (WebhookOptions webhook : options_.webhooks) {
     webhook.external_url = page;
     webhook.proposals = ProposalText;
@@ -226,11 +226,17 @@ absl::Status Server::StartHttp() {
   return absl::OkStatus();
 }
 
+// The page's token opens everything: where people have identities of their own
+// it is not handed to whoever may write a run or is notified.
+std::string Server::PageForOthers() const {
+  return access_->open() ? page_url_ : page_url_.substr(0, page_url_.find("?token="));
+}
+
 absl::Status Server::StartGrpc() {
   IngestService::Options ingest = options_.ingest;
   ingest.limits = options_.pipeline.limits;
   ingest.server_version = kVersion;
-  if (!page_url_.empty()) ingest.page_url_prefix = page_url_ + "#/run/";
+  if (!page_url_.empty()) ingest.page_url_prefix = PageForOthers() + "#/run/";
   ingest.access = access_.get();
   ingest.runs = pipeline_->runs();
   ingest_ = std::make_unique<IngestService>(ingest, pipeline_.get(), &counters_, clock_);

@@ -91,6 +91,7 @@ class Server {
   absl::Status StartGrpc();
   std::shared_ptr<grpc::ServerCredentials> GrpcCredentials() const;
   absl::Status StartHttp();
+  std::string PageForOthers() const;
   void NoteReload();
 
   ServerOptions options_;

@@ -93,9 +93,9 @@ void AddCert(Cli* cli) {
   command->add_option("folder", options->folder, "where to: ca.pem, ca.key, server.pem, server.key")->required();
   AddHosts(command, options);
   AddDays(command, options);
-  options = AddCommand<AccessOptions>(cli, noun, "server",
-                                      "Makes the server's certificate anew; a running server takes it up",
-                                      "bellwether cert server tls --host bellwether.example.org", &CertServer, &command);
+  options = AddCommand<AccessOptions>(
+      cli, noun, "server", "Makes the server's certificate anew; a running server takes it up",
+      "bellwether cert server tls --host bellwether.example.org", &CertServer, &command);
   command->add_option("folder", options->folder, "where ca.pem and ca.key are")->required();
   AddHosts(command, options);
   AddDays(command, options);
@@ -103,7 +103,8 @@ void AddCert(Cli* cli) {
                                       "bellwether cert client tls trainers", &CertClient, &command);
   command->add_option("folder", options->folder, "where ca.pem and ca.key are")->required();
   command->add_option("name", options->name, "its files' name, and the end of its URI")->required();
-  command->add_option("--uri", options->uri, "the name by which access_file knows it [spiffe://bellwether/client/NAME]");
+  command->add_option("--uri", options->uri,
+                      "the name by which access_file knows it [spiffe://bellwether/client/NAME]");
   command->add_option("--out", options->out, "another folder for the files");
   AddDays(command, options);
   options = AddCommand<AccessOptions>(cli, noun, "show", "Says whose a certificate is and how long it counts",
@@ -114,9 +115,9 @@ void AddCert(Cli* cli) {
 void AddToken(Cli* cli) {
   CLI::App* const noun = AddNoun(cli, "token", "Tokens of a server's identities");
   CLI::App* command = nullptr;
-  auto* options = AddCommand<AccessOptions>(cli, noun, "create",
-                                            "Makes a token and prints it once; only its hash is kept",
-                                            "bellwether token create alice --file tokens --expires 90d", &TokenCreate, &command);
+  auto* options =
+      AddCommand<AccessOptions>(cli, noun, "create", "Makes a token and prints it once; only its hash is kept",
+                                "bellwether token create alice --file tokens --expires 90d", &TokenCreate, &command);
   command->add_option("identity", options->name, "whose, as access_file names it")->required();
   AddFile(command, options);
   command->add_option("--expires", options->expires, "when: 12h, 90d, never [never]");

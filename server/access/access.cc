@@ -24,7 +24,8 @@ std::string NameOfNobody(const Identity& identity) { return identity.name.empty(
 
 }  // namespace
 
-Grant::Grant(Access* access, Shown shown, std::string peer, IdentityPtr identity, int64_t expires_unix_s, uint64_t version)
+Grant::Grant(Access* access, Shown shown, std::string peer, IdentityPtr identity, int64_t expires_unix_s,
+             uint64_t version)
     : access_(access),
       shown_(std::move(shown)),
       peer_(std::move(peer)),
@@ -52,7 +53,8 @@ absl::Status Grant::Refuse(Role role, std::string_view run) const {
   const Identity& identity = access_->OrNobody(held);
   const bool has_role = identity.Has(role);
   access_->refused(has_role ? "run" : "role")->Add();
-  if (!has_role) return absl::PermissionDeniedError(absl::StrCat(NameOfNobody(identity), " lacks the role ", NameOf(role)));
+  if (!has_role)
+    return absl::PermissionDeniedError(absl::StrCat(NameOfNobody(identity), " lacks the role ", NameOf(role)));
   return absl::PermissionDeniedError(
       absl::StrCat(NameOfNobody(identity), " has the role ", NameOf(role), " but not for ",
                    run.empty() ? std::string("every run") : absl::StrCat("run \"", View(run.substr(0, 128)), "\"")));
@@ -179,7 +181,8 @@ Access::Resolved Access::ResolveToken(const Known& known, const TokenHash& token
   if (!options_.page_token.empty() && is_page) return {.identity = page_};
   if (found == nullptr) return {.reason = "token_wrong", .why = "the token is wrong"};
   if (clock_->UnixMillis() / 1000 >= found->expires_unix_s) {
-    return {.reason = "token_expired", .why = absl::StrCat("the token expired at ", FormatUnixSeconds(found->expires_unix_s))};
+    return {.reason = "token_expired",
+            .why = absl::StrCat("the token expired at ", FormatUnixSeconds(found->expires_unix_s))};
   }
   for (const AccessRules::Entry& entry : known.rules.entries) {
     if (entry.identity.name == found->identity) {
@@ -191,7 +194,8 @@ Access::Resolved Access::ResolveToken(const Known& known, const TokenHash& token
 
 Access::Resolved Access::Resolve(const Grant::Shown& shown) const {
   const bool page_asks = shown.face == Credentials::Face::kHttp && !options_.page_token.empty();
-  if (open() && !page_asks && (!shown.token.has_value() || options_.page_token.empty())) return {.identity = everybody_};
+  if (open() && !page_asks && (!shown.token.has_value() || options_.page_token.empty()))
+    return {.identity = everybody_};
   std::shared_ptr<const Known> known;
   {
     absl::MutexLock lock(&mutex_);
@@ -211,9 +215,9 @@ Access::Resolved Access::Resolve(const Grant::Shown& shown) const {
     }
     if (!open()) {
       return {.reason = "certificate_unknown",
-              .why = absl::StrCat("the certificate is of no identity here; its names: ",
-                                  shown.certificate->empty() ? "none (a SAN URI is wanted)"
-                                                             : absl::StrJoin(*shown.certificate, ", "))};
+              .why = absl::StrCat(
+                  "the certificate is of no identity here; its names: ",
+                  shown.certificate->empty() ? "none (a SAN URI is wanted)" : absl::StrJoin(*shown.certificate, ", "))};
     }
   }
   for (const AccessRules::Entry& entry : known->rules.entries) {
@@ -234,7 +238,8 @@ absl::StatusOr<GrantPtr> Access::Identify(const Credentials& credentials, std::s
     refused(resolved.reason)->Add();
     const absl::Status status = absl::UnauthenticatedError(resolved.why);
     if (audit_ != nullptr) {
-      audit_->Write({.who = "", .from = credentials.peer, .call = std::string(call), .run = "", .result = status, .detail = ""});
+      audit_->Write(
+          {.who = "", .from = credentials.peer, .call = std::string(call), .run = "", .result = status, .detail = ""});
     }
     return status;
   }

@@ -73,7 +73,8 @@ class Reader {
                     [&](const std::string& key, const YAML::Node& key_at, const YAML::Node& number) {
                       for (const QuotaField& field : kQuotaFields) {
                         if (key == field.key) {
-                          yaml_.Integer(number, absl::StrCat("tenants.", name, ".", key), 1, field.max, &(quota.*field.value));
+                          yaml_.Integer(number, absl::StrCat("tenants.", name, ".", key), 1, field.max,
+                                        &(quota.*field.value));
                           return;
                         }
                       }
@@ -88,8 +89,8 @@ class Reader {
   void Entry(const YAML::Node& node) {
     AccessRules::Entry entry;
     bool has_runs = false;
-    const bool is_map = yaml_.ForEach(
-        node, "identities", [&](const std::string& key, const YAML::Node& at, const YAML::Node& value) {
+    const bool is_map =
+        yaml_.ForEach(node, "identities", [&](const std::string& key, const YAML::Node& at, const YAML::Node& value) {
           if (key == "name") {
             yaml_.Text(value, "identities.name", 64, &entry.identity.name);
           } else if (key == "tenant") {
@@ -153,7 +154,8 @@ class Reader {
            name != "server" && name != "policy";
   }
   static std::string NameFinding(const std::string& path, const std::string& name) {
-    return absl::StrCat(path, " = \"", name, "\": must be 1 to 64 of letters, digits and _.@/-, and not server or policy");
+    return absl::StrCat(path, " = \"", name,
+                        "\": must be 1 to 64 of letters, digits and _.@/-, and not server or policy");
   }
 
   StrictYaml yaml_;
@@ -165,7 +167,9 @@ class Reader {
 
 }  // namespace
 
-absl::StatusOr<AccessRules> ParseAccess(std::string_view text, const std::string& file) { return Reader(file).Read(text); }
+absl::StatusOr<AccessRules> ParseAccess(std::string_view text, const std::string& file) {
+  return Reader(file).Read(text);
+}
 
 absl::StatusOr<AccessRules> ReadAccess(const std::string& path) {
   BW_ASSIGN_OR_RETURN(const std::string text, ReadGuardedFile(path, Secrecy::kIntegrity));

@@ -21,6 +21,16 @@ constexpr size_t kFieldBytesMax = 1024;
 
 std::string Clipped(const std::string& text) { return text.substr(0, kFieldBytesMax); }
 
+// What came from outside can end neither a line nor a field of the log.
+std::string Plain(const std::string& text) {
+  std::string plain = Clipped(text);
+  for (char& c : plain) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f || c == '\\') c = '?';
+    if (c == '"') c = '\'';
+  }
+  return plain;
+}
+
 }  // namespace
 
 AuditLog::AuditLog(const Options& options, Counters* counters, Clock* clock)
@@ -61,37 +71,39 @@ void AuditLog::Rotate() {
   if (const absl::Status opened = OpenFile(); !opened.ok()) LogError("{}", std::string(opened.message()));
 }
 
-bool AuditLog::MaySayRefusal(const AuditLine& line) {
+void AuditLog::TellRefusal(const AuditLine& line) {
   const int64_t now_ns = clock_->MonotonicNanos();
-  if (told_ns_ == INT64_MIN || now_ns - told_ns_ >= 1'000'000'000) {
-    told_ns_ = now_ns;
-    // What came from outside is quoted as JSON: it can begin no line of its own.
-    const auto quoted = [](const std::string& text) {
-      return nlohmann::json(Clipped(text)).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-    };
-    LogWarning("refused {} from {} for run {} by {}: {} ({} more since the last such line)", line.call, line.from,
-               quoted(line.run), quoted(line.who), quoted(std::string(line.result.message())), not_told_);
-    not_told_ = 0;
-  } else {
+  if (told_ns_ != INT64_MIN && now_ns - told_ns_ < 1'000'000'000) {
     ++not_told_;
+    return;
   }
-  const int64_t second = now_ns / 1'000'000'000;
+  told_ns_ = now_ns;
+  LogWarning("refused {} from {} for run '{}' by '{}': {} ({} more since the last such line)", Plain(line.call),
+             Plain(line.from), Plain(line.run), Plain(line.who), Plain(std::string(line.result.message())), not_told_);
+  not_told_ = 0;
+}
+
+bool AuditLog::MayKeepRefusal(const AuditLine& line) {
+  const int64_t second = clock_->MonotonicNanos() / 1'000'000'000;
   if (second != second_) {
     second_ = second;
-    refusals_ = 0;
+    of_nobody_ = of_somebody_ = 0;
   }
-  if (refusals_ == options_.refusals_per_second) {
+  const bool somebody = !line.who.empty();
+  int& kept = somebody ? of_somebody_ : of_nobody_;
+  if (kept >= options_.refusals_per_second * (somebody ? 10 : 1)) {
     ++not_kept_;
     suppressed_->Add();
     return false;
   }
-  ++refusals_;
+  ++kept;
   return true;
 }
 
 void AuditLog::Write(const AuditLine& line) {
   nlohmann::ordered_json json;
-  json["time"] = absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::FromUnixMillis(clock_->UnixMillis()), absl::UTCTimeZone());
+  json["time"] =
+      absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::FromUnixMillis(clock_->UnixMillis()), absl::UTCTimeZone());
   json["who"] = line.who;
   json["from"] = line.from;
   json["call"] = line.call;
@@ -100,7 +112,8 @@ void AuditLog::Write(const AuditLine& line) {
   if (!line.result.ok()) json["refused"] = Clipped(std::string(line.result.message()));
   if (!line.detail.empty()) json["detail"] = Clipped(line.detail);
   absl::MutexLock lock(&mutex_);
-  if (!line.result.ok() && !MaySayRefusal(line)) return;
+  if (absl::IsUnauthenticated(line.result) || absl::IsPermissionDenied(line.result)) TellRefusal(line);
+  if (!line.result.ok() && !MayKeepRefusal(line)) return;
   if (not_kept_ > 0) json["refusals_not_kept"] = not_kept_;
   not_kept_ = 0;
   const std::string text = json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";

@@ -5,8 +5,10 @@
 //
 // Lines are only ever appended; at bytes_max the file is renamed to <path>.1,
 // .1 to .2 and so on, and the oldest of files_max goes.  What changed something
-// is synced before the answer; of refusals at most refusals_per_second are
-// kept, and the next line says how many were not.  No line holds a secret.
+// is synced before the answer.  Of what came to nothing at most
+// refusals_per_second lines are kept for callers that are nobody here, and as
+// many times ten for those that are somebody, so that the first cannot hide the
+// second; the next line says how many were not.  No line holds a secret.
 //
 // Thread-safe.
 
@@ -26,10 +28,10 @@
 namespace bellwether::server {
 
 struct AuditLine {
-  std::string who;     // "" = nobody in particular
-  std::string from;    // Address, as gRPC writes it.
-  std::string call;    // "ApproveAction", "Attach", "/-/reload"
-  std::string run;     // As it was asked for; "" = none
+  std::string who;   // "" = nobody in particular
+  std::string from;  // Address, as gRPC writes it.
+  std::string call;  // "ApproveAction", "Attach", "/-/reload"
+  std::string run;   // As it was asked for; "" = none
   absl::Status result;
   std::string detail;  // What was asked: an id, a comment, a name that was claimed.
 };
@@ -59,7 +61,8 @@ class AuditLog {
   AuditLog(const Options& options, Counters* counters, Clock* clock);
   absl::Status OpenFile() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Rotate() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool MaySayRefusal(const AuditLine& line) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void TellRefusal(const AuditLine& line) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool MayKeepRefusal(const AuditLine& line) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Options options_;
   Clock* const clock_;
@@ -69,7 +72,8 @@ class AuditLog {
   int fd_ ABSL_GUARDED_BY(mutex_) = -1;
   int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t second_ ABSL_GUARDED_BY(mutex_) = 0;  // Of the refusals below.
-  int refusals_ ABSL_GUARDED_BY(mutex_) = 0;
+  int of_nobody_ ABSL_GUARDED_BY(mutex_) = 0;
+  int of_somebody_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t not_kept_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t told_ns_ ABSL_GUARDED_BY(mutex_) = INT64_MIN;
   int64_t not_told_ ABSL_GUARDED_BY(mutex_) = 0;

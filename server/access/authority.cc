@@ -40,8 +40,8 @@ std::string TextOf(BIO* bio) {
 using Extensions = std::vector<std::pair<int, std::string>>;
 
 // A certificate for `key`, signed by `issuer` with `issuer_key`; by itself if null.
-absl::StatusOr<X509Ptr> Sign(const std::string& name, const Validity& validity, const Extensions& extensions, EVP_PKEY* key,
-                             X509* issuer, EVP_PKEY* issuer_key) {
+absl::StatusOr<X509Ptr> Sign(const std::string& name, const Validity& validity, const Extensions& extensions,
+                             EVP_PKEY* key, X509* issuer, EVP_PKEY* issuer_key) {
   X509Ptr certificate(X509_new());
   X509* const x = certificate.get();
   std::array<unsigned char, 16> serial{};
@@ -94,19 +94,19 @@ absl::StatusOr<IssuedCertificate> Issue(const std::string& name, const Validity&
 
 absl::StatusOr<IssuedCertificate> NewAuthority(const std::string& name, const Validity& validity) {
   BW_ASSIGN_OR_RETURN(const KeyPtr key, NewKey());
-  BW_ASSIGN_OR_RETURN(const X509Ptr certificate,
-                      Sign(name, validity,
-                           {{NID_basic_constraints, "critical,CA:TRUE,pathlen:0"},
-                            {NID_key_usage, "critical,keyCertSign,cRLSign"},
-                            {NID_subject_key_identifier, "hash"}},
-                           key.get(), nullptr, key.get()));
+  BW_ASSIGN_OR_RETURN(const X509Ptr certificate, Sign(name, validity,
+                                                      {{NID_basic_constraints, "critical,CA:TRUE,pathlen:0"},
+                                                       {NID_key_usage, "critical,keyCertSign,cRLSign"},
+                                                       {NID_subject_key_identifier, "hash"}},
+                                                      key.get(), nullptr, key.get()));
   return ToPem(certificate.get(), key.get());
 }
 
 absl::StatusOr<Authority> Authority::Load(const std::string& certificate_pem, const std::string& key_pem) {
   std::vector<X509Ptr> certificates = ParseCertificates(certificate_pem);
   const BioPtr bio(BIO_new_mem_buf(key_pem.data(), static_cast<int>(key_pem.size())));
-  KeyPtr key(PEM_read_bio_PrivateKey(bio.get(), nullptr, [](char*, int, int, void*) { return -1; }, nullptr));
+  KeyPtr key(PEM_read_bio_PrivateKey(
+      bio.get(), nullptr, [](char*, int, int, void*) { return -1; }, nullptr));
   ERR_clear_error();
   if (certificates.empty() || key == nullptr) return absl::InvalidArgumentError("no certificate and key in PEM");
   if (X509_check_private_key(certificates[0].get(), key.get()) != 1) {
@@ -116,12 +116,15 @@ absl::StatusOr<Authority> Authority::Load(const std::string& certificate_pem, co
   return Authority(std::move(certificates[0]), std::move(key));
 }
 
-absl::StatusOr<IssuedCertificate> Authority::IssueServer(const std::vector<std::string>& hosts, const Validity& validity) const {
+absl::StatusOr<IssuedCertificate> Authority::IssueServer(const std::vector<std::string>& hosts,
+                                                         const Validity& validity) const {
   std::string names;
   for (const std::string& host : hosts) {
     std::array<unsigned char, 16> ignored{};
-    const bool address = inet_pton(AF_INET, host.c_str(), ignored.data()) == 1 || inet_pton(AF_INET6, host.c_str(), ignored.data()) == 1;
-    if (!address && (host.empty() || host.size() > 253 || host.find_first_not_of(kHostCharacters) != std::string::npos)) {
+    const bool address =
+        inet_pton(AF_INET, host.c_str(), ignored.data()) == 1 || inet_pton(AF_INET6, host.c_str(), ignored.data()) == 1;
+    if (!address &&
+        (host.empty() || host.size() > 253 || host.find_first_not_of(kHostCharacters) != std::string::npos)) {
       return absl::InvalidArgumentError(absl::StrCat("host \"", host, "\": must be a DNS name or an address"));
     }
     absl::StrAppend(&names, names.empty() ? "" : ",", address ? "IP:" : "DNS:", host);

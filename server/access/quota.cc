@@ -134,7 +134,8 @@ absl::StatusOr<std::unique_ptr<StreamUse>> Quotas::Open(const std::string& tenan
     absl::MutexLock lock(&use->mutex);
     const auto refuse = [&](const char* quota, int64_t max) {
       counters_->counter("bellwether_quota_refused_total", {{"quota", quota}})->Add();
-      return ExhaustedFor(absl::StrCat("tenant ", tenant, ": ", max, " ", quota, " are open, which is the quota"), kRetryMs);
+      return ExhaustedFor(absl::StrCat("tenant ", tenant, ": ", max, " ", quota, " are open, which is the quota"),
+                          kRetryMs);
     };
     const Quota& quota = use->quota;
     if (quota.streams_max > 0 && use->streams >= quota.streams_max) return refuse("streams", quota.streams_max);
@@ -142,7 +143,8 @@ absl::StatusOr<std::unique_ptr<StreamUse>> Quotas::Open(const std::string& tenan
         static_cast<int64_t>(use->peers.size()) >= quota.connections_max) {
       return refuse("connections", quota.connections_max);
     }
-    if (quota.runs_max > 0 && !use->runs.contains(run_key) && static_cast<int64_t>(use->runs.size()) >= quota.runs_max) {
+    if (quota.runs_max > 0 && !use->runs.contains(run_key) &&
+        static_cast<int64_t>(use->runs.size()) >= quota.runs_max) {
       return refuse("runs", quota.runs_max);
     }
     ++use->streams;

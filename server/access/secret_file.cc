@@ -33,9 +33,9 @@ absl::StatusOr<std::string> ReadGuardedFile(const std::string& path, Secrecy sec
   }
   const mode_t refused = secrecy == Secrecy::kSecret ? S_IRWXO | S_IWGRP : S_IWOTH | S_IWGRP;
   if ((info.st_mode & refused) != 0) {
-    return absl::FailedPreconditionError(absl::StrFormat(
-        "%s: mode %04o lets others %s it; chmod %s", path, info.st_mode & 07777u,
-        secrecy == Secrecy::kSecret ? "use" : "change", secrecy == Secrecy::kSecret ? "600" : "644"));
+    return absl::FailedPreconditionError(
+        absl::StrFormat("%s: mode %04o lets others %s it; chmod %s", path, info.st_mode & 07777u,
+                        secrecy == Secrecy::kSecret ? "use" : "change", secrecy == Secrecy::kSecret ? "600" : "644"));
   }
   std::string text(static_cast<size_t>(info.st_size) + 1, '\0');
   size_t size = 0;
@@ -46,7 +46,8 @@ absl::StatusOr<std::string> ReadGuardedFile(const std::string& path, Secrecy sec
     if (got == 0) break;
     size += static_cast<size_t>(got);
     if (size == text.size()) text.resize(2 * size);
-    if (size > static_cast<size_t>(kBytesMax)) return absl::InvalidArgumentError(absl::StrCat(path, ": grows while it is read"));
+    if (size > static_cast<size_t>(kBytesMax))
+      return absl::InvalidArgumentError(absl::StrCat(path, ": grows while it is read"));
   }
   text.resize(size);
   return text;

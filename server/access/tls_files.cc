@@ -39,10 +39,12 @@ absl::StatusOr<std::vector<X509Ptr>> ReadCertificates(const std::string& path) {
 absl::StatusOr<KeyPtr> ReadKey(const std::string& path) {
   BW_ASSIGN_OR_RETURN(std::string text, ReadGuardedFile(path, Secrecy::kSecret));
   // A key that wants a passphrase is refused, not asked about.
-  KeyPtr key(PEM_read_bio_PrivateKey(Reading(text).get(), nullptr, [](char*, int, int, void*) { return -1; }, nullptr));
+  KeyPtr key(PEM_read_bio_PrivateKey(
+      Reading(text).get(), nullptr, [](char*, int, int, void*) { return -1; }, nullptr));
   OPENSSL_cleanse(text.data(), text.size());
   ERR_clear_error();
-  if (key == nullptr) return absl::InvalidArgumentError(absl::StrCat(path, ": holds no private key in PEM without a passphrase"));
+  if (key == nullptr)
+    return absl::InvalidArgumentError(absl::StrCat(path, ": holds no private key in PEM without a passphrase"));
   return key;
 }
 
@@ -87,7 +89,8 @@ absl::StatusOr<std::shared_ptr<const TlsMaterial>> ReadTls(const TlsFiles& files
         absl::StrCat(files.certificate, ": expired at ", FormatUnixSeconds(material->expires_unix_s)));
   }
   if (const int64_t begins = UnixSeconds(X509_get0_notBefore(material->chain[0].get())); now_unix_s < begins) {
-    return absl::FailedPreconditionError(absl::StrCat(files.certificate, ": counts only from ", FormatUnixSeconds(begins)));
+    return absl::FailedPreconditionError(
+        absl::StrCat(files.certificate, ": counts only from ", FormatUnixSeconds(begins)));
   }
   if (files.client_ca.empty()) return material;
   BW_ASSIGN_OR_RETURN(material->client_ca, ReadCertificates(files.client_ca));
@@ -134,7 +137,8 @@ void TlsWatch::Tick() {
       LogError("the certificate stays as it was: {}", std::string(material.status().message()));
       return;
     }
-    LogInfo("certificate read again from {}, good until {}", files_.certificate, FormatUnixSeconds((*material)->expires_unix_s));
+    LogInfo("certificate read again from {}, good until {}", files_.certificate,
+            FormatUnixSeconds((*material)->expires_unix_s));
     Adopt(*std::move(material));
     warned_unix_s_ = 0;
   }

@@ -44,7 +44,7 @@ using StorePtr = std::unique_ptr<X509_STORE, OpensslFree<X509_STORE_free>>;
 
 // What the files held at one time.
 struct TlsMaterial {
-  std::vector<X509Ptr> chain;      // >= 1; the server's own first
+  std::vector<X509Ptr> chain;  // >= 1; the server's own first
   KeyPtr key;
   std::vector<X509Ptr> client_ca;  // Empty: no client certificates.
   StorePtr client_store;           // Of client_ca; null likewise.
@@ -71,7 +71,8 @@ class TlsWatch {
   void Tick();
 
  private:
-  TlsWatch(const TlsFiles& files, Counters* counters, Clock* clock) : files_(files), counters_(counters), clock_(clock) {}
+  TlsWatch(const TlsFiles& files, Counters* counters, Clock* clock)
+      : files_(files), counters_(counters), clock_(clock) {}
   bool Changed();
   void Adopt(std::shared_ptr<const TlsMaterial> material);
 

@@ -27,7 +27,8 @@ bool ParseHash(absl::string_view text, TokenHash* hash) {
   constexpr absl::string_view kPrefix = "sha256:";
   if (!absl::StartsWith(text, kPrefix)) return false;
   text.remove_prefix(kPrefix.size());
-  if (text.size() != 2 * hash->size() || text.find_first_not_of("0123456789abcdef") != absl::string_view::npos) return false;
+  if (text.size() != 2 * hash->size() || text.find_first_not_of("0123456789abcdef") != absl::string_view::npos)
+    return false;
   const std::string bytes = absl::HexStringToBytes(text);
   std::copy(bytes.begin(), bytes.end(), hash->begin());
   return true;
@@ -62,7 +63,7 @@ absl::StatusOr<std::string> NewToken() {
   if (RAND_bytes(bytes.data(), static_cast<int>(bytes.size())) != 1) {
     return absl::InternalError("the system gives no random numbers");
   }
-  return "bw_" + absl::WebSafeBase64Escape({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  return "bw_" + absl::BytesToHexString({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
 }
 
 bool ConstantTimeEquals(std::string_view a, std::string_view b) {
@@ -78,7 +79,9 @@ absl::StatusOr<std::vector<StoredToken>> ParseTokens(std::string_view text, cons
     ++number;
     const std::vector<absl::string_view> words = absl::StrSplit(line, absl::ByAnyChar(" \t\r"), absl::SkipEmpty());
     if (words.empty() || words[0][0] == '#') continue;
-    const auto report = [&](absl::string_view what) { findings.push_back(absl::StrCat(file, ":", number, ": ", what)); };
+    const auto report = [&](absl::string_view what) {
+      findings.push_back(absl::StrCat(file, ":", number, ": ", what));
+    };
     StoredToken token;
     if (tokens.size() == kTokensMax) {
       report(absl::StrCat("more than ", kTokensMax, " tokens"));
@@ -104,9 +107,10 @@ absl::StatusOr<std::vector<StoredToken>> ParseTokens(std::string_view text, cons
 std::string FormatTokens(const std::vector<StoredToken>& tokens) {
   std::string text = kHead;
   for (const StoredToken& token : tokens) {
-    absl::StrAppend(&text, "sha256:",
-                    absl::BytesToHexString({reinterpret_cast<const char*>(token.hash.data()), token.hash.size()}), " ",
-                    token.identity, " ", FormatUnixSeconds(token.created_unix_s), " ", FormatUnixSeconds(token.expires_unix_s), "\n");
+    absl::StrAppend(
+        &text, "sha256:", absl::BytesToHexString({reinterpret_cast<const char*>(token.hash.data()), token.hash.size()}),
+        " ", token.identity, " ", FormatUnixSeconds(token.created_unix_s), " ", FormatUnixSeconds(token.expires_unix_s),
+        "\n");
   }
   return text;
 }

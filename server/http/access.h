@@ -3,10 +3,9 @@
 // Who asks is for access/access.h to say, of what every page but /-/healthy is
 // shown: a certificate, a bearer token, the cookie that the page gets, or once
 // ?token= in the address, which sets the cookie and leads to the same address
-// without it.  Where nobody is asked anybody who reaches the port may read, so two things guard a browser on the same machine:
-// the Host header must name this server (another site cannot point its own name
-// at loopback), and a call that changes something wants the content type
-// application/json (another site's form cannot send it).
+// without it.  Where nobody is asked anybody who reaches the port may read, so two things guard a browser on the same
+// machine: the Host header must name this server (another site cannot point its own name at loopback), and a call that
+// changes something wants the content type application/json (another site's form cannot send it).
 
 #ifndef BELLWETHER_SERVER_HTTP_ACCESS_H_
 #define BELLWETHER_SERVER_HTTP_ACCESS_H_

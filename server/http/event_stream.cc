@@ -100,13 +100,12 @@ std::optional<std::string> EventStream::Next() {
     }
     const bool many = changed.size() > hub_->options_.runs_named_max || versions.size() < versions_.size();
     versions_ = std::move(versions);
-    nlohmann::json data;
-    if (changed.empty() && !many) {
-      if (!text.empty()) written_ns_ = now_ns;
-      return text;
+    if (many || !changed.empty()) {
+      nlohmann::json data;
+      data[many ? "all" : "runs"] = many ? nlohmann::json(true) : std::move(changed);
+      absl::StrAppend(&text, "event: runs\ndata: ", data.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace),
+                      "\n\n");
     }
-    data[many ? "all" : "runs"] = many ? nlohmann::json(true) : std::move(changed);
-    absl::StrAppend(&text, "event: runs\ndata: ", data.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace), "\n\n");
   }
   if (text.empty() && now_ns - written_ns_ >= hub_->options_.keepalive_ns) text = ": still here\n\n";
   if (!text.empty()) written_ns_ = now_ns;

@@ -35,7 +35,7 @@ class IngestService final : public v1::Ingest::CallbackService {
     int64_t idle_ms_max = 30'000;  // No message for so long: cut.
     uint32_t drain_retry_after_ms = 1000;
     std::string server_version;
-    std::string page_url_prefix;  // Run pages are at prefix + name; may be "".
+    std::string page_url_prefix;     // Run pages are at prefix + name; may be "".
     Access* access = nullptr;        // Null: whoever comes may write.
     const RunTable* runs = nullptr;  // What a uuid was called before; with access.
   };

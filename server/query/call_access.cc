@@ -6,19 +6,19 @@ namespace bellwether::server {
 
 CallRule RuleOf(std::string_view method) {
   static const auto* const rules = new std::map<std::string_view, CallRule>{
-      {"ListRuns", {Role::kRead, false}},      {"GetRun", {Role::kRead, false}},
-      {"GetSeries", {Role::kRead, false}},     {"GetMatrix", {Role::kRead, false}},
-      {"TopHeads", {Role::kRead, false}},      {"CompareRuns", {Role::kRead, false}},
-      {"ListBaselines", {Role::kRead, false}}, {"GetBaseline", {Role::kRead, false}},
-      {"ListAlerts", {Role::kRead, false}},    {"GetAlert", {Role::kRead, false}},
-      {"WatchAlerts", {Role::kRead, false}},   {"WatchRun", {Role::kRead, false}},
+      {"ListRuns", {Role::kRead, false}},       {"GetRun", {Role::kRead, false}},
+      {"GetSeries", {Role::kRead, false}},      {"GetMatrix", {Role::kRead, false}},
+      {"TopHeads", {Role::kRead, false}},       {"CompareRuns", {Role::kRead, false}},
+      {"ListBaselines", {Role::kRead, false}},  {"GetBaseline", {Role::kRead, false}},
+      {"ListAlerts", {Role::kRead, false}},     {"GetAlert", {Role::kRead, false}},
+      {"WatchAlerts", {Role::kRead, false}},    {"WatchRun", {Role::kRead, false}},
       {"AcknowledgeAlert", {Role::kAct, true}}, {"SilenceAlert", {Role::kAct, true}},
-      {"Annotate", {Role::kAct, true}},        {"ListEvents", {Role::kRead, false}},
-      {"ListActions", {Role::kRead, false}},   {"ProposeAction", {Role::kAct, true}},
-      {"ApproveAction", {Role::kAct, true}},   {"RejectAction", {Role::kAct, true}},
-      {"UndoAction", {Role::kAct, true}},      {"GetPolicy", {Role::kRead, false}},
-      {"SetPolicy", {Role::kAdmin, true}},     {"ImportRun", {Role::kWrite, true}},
-      {"ExportRun", {Role::kRead, true}},      {"GetServerInfo", {Role::kRead, false}},
+      {"Annotate", {Role::kAct, true}},         {"ListEvents", {Role::kRead, false}},
+      {"ListActions", {Role::kRead, false}},    {"ProposeAction", {Role::kAct, true}},
+      {"ApproveAction", {Role::kAct, true}},    {"RejectAction", {Role::kAct, true}},
+      {"UndoAction", {Role::kAct, true}},       {"GetPolicy", {Role::kRead, false}},
+      {"SetPolicy", {Role::kAdmin, true}},      {"ImportRun", {Role::kWrite, true}},
+      {"ExportRun", {Role::kRead, true}},       {"GetServerInfo", {Role::kRead, false}},
   };
   const auto found = rules->find(method);
   return found == rules->end() ? CallRule{} : found->second;

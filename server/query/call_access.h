@@ -31,8 +31,10 @@ absl::Status CheckCall(const QueryEngine& engine, const Grant* grant, const char
 // The call of the engine for this caller: checked, with his name as `by`, and
 // in the audit.
 template <typename Request, typename Response>
-absl::StatusOr<Response> CallFor(const QueryEngine& engine, const char* method, Request request, const CallContext& context,
-                                 absl::StatusOr<Response> (QueryEngine::*call)(const Request&, const CallContext&) const) {
+absl::StatusOr<Response> CallFor(const QueryEngine& engine, const char* method, Request request,
+                                 const CallContext& context,
+                                 absl::StatusOr<Response> (QueryEngine::*call)(const Request&, const CallContext&)
+                                     const) {
   const Grant* const grant = context.grant.get();
   if (grant == nullptr) return (engine.*call)(request, context);
   std::string_view run, other;

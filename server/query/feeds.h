@@ -23,7 +23,8 @@ class AlertFeed final : public Feed {
  public:
   using Stream = WriteStream<v1::WatchAlertsResponse>;
   // `grant` as in CallContext; the stream ends with it.
-  AlertFeed(const QueryEngine* engine, std::shared_ptr<Stream> stream, std::unique_ptr<AlertCursor> cursor, GrantPtr grant)
+  AlertFeed(const QueryEngine* engine, std::shared_ptr<Stream> stream, std::unique_ptr<AlertCursor> cursor,
+            GrantPtr grant)
       : engine_(engine), stream_(std::move(stream)), cursor_(std::move(cursor)), grant_(std::move(grant)) {}
   bool Pump(int64_t now_monotonic_ns) override;
   void End(const grpc::Status& status) override { stream_->End(status); }
@@ -40,8 +41,13 @@ class RunFeed final : public Feed {
  public:
   using Stream = WriteStream<v1::WatchRunResponse>;
   // `request` is Prepare()d; `grant` as above.
-  RunFeed(const QueryEngine* engine, std::shared_ptr<Stream> stream, v1::WatchRunRequest request, RunId run, GrantPtr grant)
-      : engine_(engine), stream_(std::move(stream)), request_(std::move(request)), run_(run), grant_(std::move(grant)) {}
+  RunFeed(const QueryEngine* engine, std::shared_ptr<Stream> stream, v1::WatchRunRequest request, RunId run,
+          GrantPtr grant)
+      : engine_(engine),
+        stream_(std::move(stream)),
+        request_(std::move(request)),
+        run_(run),
+        grant_(std::move(grant)) {}
   bool Pump(int64_t now_monotonic_ns) override;
   void End(const grpc::Status& status) override { stream_->End(status); }
 

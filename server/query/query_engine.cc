@@ -115,7 +115,7 @@ absl::StatusOr<v1::ListEventsResponse> QueryEngine::ListEvents(const v1::ListEve
 }
 
 absl::StatusOr<v1::ServerInfo> QueryEngine::GetServerInfo(const v1::GetServerInfoRequest&,
-                                                                const CallContext& context) const {
+                                                          const CallContext& context) const {
   v1::ServerInfo info = ToProto(stores_.control->GetInfo());
   if (context.grant != nullptr && !context.grant->SeesAll()) {
     // Of others' runs, and of the machine.

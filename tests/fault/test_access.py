@@ -21,6 +21,7 @@ from bellwether_process import wait_for
 from secure_server import SecureServer, eventually, tool
 
 from bellwether.client import Block, RunClient
+from bellwether.query import Client, QueryError
 
 ACCESS = """
 tenants:
@@ -49,6 +50,7 @@ def send(server: SecureServer, run: str, shown: dict[str, str]) -> None:
 
 
 def refused(client: RunClient, words: str) -> None:
+    client.push(0, [Block("loss", [1.0])])  # The sender starts with the first frame.
     wait_for(f"refused: {words}", lambda: words in client.counters().error)
 
 
@@ -149,12 +151,15 @@ def test_what_is_taken_away_is_away_from_open_streams(server: SecureServer) -> N
 
 
 def test_actions_are_their_identitys_and_stand_in_the_audit(server: SecureServer) -> None:
-    send(server, "team-a/1", server.client_certificate("trainers"))
+    trainer = server.trainer("team-a/1", server.client_certificate("trainers"))
+    trainer.push(0, [Block("loss", [1.0])])
+    assert trainer.flush(20)
     alice, bob, root = server.token("alice"), server.token("bob"), server.token("root")
     wait_for("the tokens are read", lambda: server.ask("ListRuns", root, {})[0] == 200)
     asked = {"run": "team-a/1", "action": {"kind": "ACTION_KIND_SAMPLING_DEEPEN", "value": 1}, "by": "mallory"}
-    server.ask("ProposeAction", alice, asked)
+    said = server.ask("ProposeAction", alice, asked)
     audit = [line for line in server.audit() if line["call"] == "ProposeAction"]
+    assert audit, said
     assert audit[-1]["who"] == "alice" and audit[-1]["detail"].startswith("as mallory")
     actions = server.ask("ListActions", alice, {"run": "team-a/1"})[1]
     assert "alice" in actions and "mallory" not in actions
@@ -162,6 +167,8 @@ def test_actions_are_their_identitys_and_stand_in_the_audit(server: SecureServer
     policy = {"run": "team-a/1", "policy": {"mode": "MODE_PROPOSE"}, "by": "x"}
     assert server.ask("SetPolicy", alice, policy)[0] == 403
     assert server.ask("SetPolicy", root, policy)[0] == 200
+    trainer.close()
+    wait_for("the run has ended", lambda: '"ended":true' in server.ask("GetRun", root, {"run": "team-a/1"})[1].replace(" ", ""))
     last = [(line["who"], line["call"], line["result"]) for line in server.audit()][-3:]
     assert last == [
         ("bob", "ProposeAction", "PERMISSION_DENIED"),
@@ -202,3 +209,26 @@ def test_a_tenant_beyond_his_quota_waits_or_is_refused(server: SecureServer) -> 
         lambda: server.metric(root, "bellwether_quota_refused_total") >= 1
     )
     wait_for("all steps are there", lambda: '"step":"60"' in server.ask("GetRun", root, {"run": "first"})[1].replace(" ", ""))
+
+
+def test_pythons_client_asks_over_https(server: SecureServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    send(server, "team-a/1", server.client_certificate("trainers"))
+    alice = server.token("alice")
+    page = f"https://{server.http}"
+    wait_for("the token is read", lambda: server.ask("ListRuns", alice, {})[0] == 200)
+    client = Client(page, token=alice, tls_ca=server.tls / "ca.pem")
+    assert [run["description"]["name"] for run in client.runs()] == ["team-a/1"]
+    with pytest.raises(OSError):
+        Client(page, token=alice).runs()  # Nobody it knows has signed the certificate.
+    with pytest.raises(QueryError) as refusal:
+        Client(page, tls_ca=server.tls / "ca.pem").runs()
+    assert refusal.value.status == 401
+    shown = server.client_certificate("operators")
+    for name, value in shown.items():
+        monkeypatch.setenv(f"BELLWETHER_{name.upper()}", value)
+    assert len(Client(page).runs()) == 1, "by its certificate, from the environment"
+    with pytest.raises(ValueError, match="by https, or within this machine"):
+        Client("http://bellwether.example.org:7071", token=alice)
+    monkeypatch.delenv("BELLWETHER_TLS_KEY")
+    with pytest.raises(ValueError, match="belong together"):
+        Client(page)

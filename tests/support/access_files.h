@@ -19,9 +19,7 @@ namespace bellwether::server {
 
 class AccessFiles {
  public:
-  void Write(const std::string& yaml) {
-    EXPECT_TRUE(WriteSecretFile(access_file(), yaml, /*replace=*/true).ok());
-  }
+  void Write(const std::string& yaml) { EXPECT_TRUE(WriteSecretFile(access_file(), yaml, /*replace=*/true).ok()); }
   // `token` opens what `identity` may.
   void AddToken(const std::string& token, const std::string& identity, int64_t expires_unix_s = INT64_MAX) {
     tokens_.push_back({HashToken(token), identity, 0, expires_unix_s});

@@ -10,10 +10,11 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
 from . import log
-from .page import Page, QueryError
+from .page import Page, QueryError, tls_context
 
 if TYPE_CHECKING:
     from .monitor import Monitor
@@ -32,6 +33,7 @@ class Follower:
         self._monitor = weakref.ref(monitor)
         self._callback = callback
         self._run = monitor.settings.run
+        self._settings = monitor.settings
         self._last_id: Optional[str] = None
         self._ended = threading.Event()
         self._pid = os.getpid()
@@ -65,7 +67,11 @@ class Follower:
             wait = min(_WAIT_SECONDS_MAX, 2 * wait)
 
     def _read(self, url: str) -> None:
-        for event in Page(url).events(self._last_id):
+        # The page wants the role read of the same certificate or token that frames are sent with.
+        told = self._settings
+        token = Path(told.token_file).read_text("utf-8").strip() if told.token_file else ""
+        page = Page(url, token, tls=tls_context(told.tls_ca, told.tls_cert, told.tls_key))
+        for event in page.events(self._last_id):
             if self._ended.is_set():
                 return
             if event.kind == "alert":

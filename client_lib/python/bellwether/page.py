@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Optional
+from pathlib import Path
+from typing import Any, Optional, Union
 
 _EVENTS_SECONDS = 60.0  # The server speaks every 15 s.
 
@@ -37,15 +39,42 @@ def split_page_url(page_url: str) -> tuple[str, str]:
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}", token
 
 
+def _is_local(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def tls_context(
+    ca: Union[str, Path, None], cert: Union[str, Path, None], key: Union[str, Path, None]
+) -> Optional[ssl.SSLContext]:
+    """Whom to trust (None: the system's authorities) and what to show; None if none is given.
+    Raises ValueError when one of cert and key is missing, OSError when a file cannot be read."""
+    if (cert is None) != (key is None):
+        raise ValueError("tls_cert and tls_key belong together")
+    if ca is None and cert is None:
+        return None
+    context = ssl.create_default_context(cafile=None if ca is None else str(ca))
+    if cert is not None and key is not None:
+        context.load_cert_chain(str(cert), str(key))
+    return context
+
+
 class Page:
     """Thread-safe.  Every call raises OSError when the server cannot be reached."""
 
-    def __init__(self, url: str, token: str = "", timeout: float = 30.0) -> None:
+    def __init__(
+        self, url: str, token: str = "", timeout: float = 30.0, tls: Optional[ssl.SSLContext] = None
+    ) -> None:
         self.base, in_url = split_page_url(url)
         self._token = token or in_url
         self._timeout = timeout
+        parts = urllib.parse.urlsplit(self.base)
+        if self._token and parts.scheme != "https" and not _is_local(parts.hostname or ""):
+            raise ValueError(f"{self.base}: a token is sent by https, or within this machine, only")
         # Never through a proxy: the server is on this machine or on the site's own network.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+        if tls is not None:
+            handlers.append(urllib.request.HTTPSHandler(context=tls))
+        self._opener = urllib.request.build_opener(*handlers)
 
     def _request(self, path: str, body: Optional[bytes] = None) -> urllib.request.Request:
         request = urllib.request.Request(f"{self.base}/api/v1/{path}", data=body)

@@ -15,6 +15,7 @@ Matplotlib take without a copy.
 
 from __future__ import annotations
 
+import os
 import time
 from array import array
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any, Optional, Union
 
 from .actions import JSON_KINDS
-from .page import Page, QueryError
+from .page import Page, QueryError, tls_context
 
 __all__ = ["Client", "Matrix", "QueryError", "Series"]
 
@@ -110,7 +111,12 @@ def _plain(message: Any) -> Any:
 class Client:
     """A server's answers.  `page` is the address of its page, with or without `?token=`.
 
-    Raises QueryError when the server refuses, OSError when it cannot be reached.  Thread-safe.
+    For https `tls_ca` says who may have signed the server's certificate; `tls_cert` and `tls_key`
+    are this caller's, where there is no token.  What is not given comes from BELLWETHER_TOKEN_FILE,
+    BELLWETHER_TLS_CA, BELLWETHER_TLS_CERT and BELLWETHER_TLS_KEY.
+
+    Raises QueryError when the server refuses, OSError when it cannot be reached; ValueError for a
+    token that would cross a network in the clear.  Thread-safe.
     """
 
     def __init__(
@@ -119,11 +125,21 @@ class Client:
         *,
         token: str = "",
         token_file: Union[str, Path, None] = None,
+        tls_ca: Union[str, Path, None] = None,
+        tls_cert: Union[str, Path, None] = None,
+        tls_key: Union[str, Path, None] = None,
         timeout: float = 30.0,
     ) -> None:
-        if token_file is not None:
+        told = os.environ.get
+        token_file = token_file or (None if token else told("BELLWETHER_TOKEN_FILE"))
+        if token_file:
             token = Path(token_file).read_text(encoding="utf-8").strip()
-        self._page = Page(page, token, timeout)
+        tls = tls_context(
+            tls_ca or told("BELLWETHER_TLS_CA"),
+            tls_cert or told("BELLWETHER_TLS_CERT"),
+            tls_key or told("BELLWETHER_TLS_KEY"),
+        )
+        self._page = Page(page, token, timeout, tls)
 
     def call(self, method: str, **request: Any) -> dict[str, Any]:
         """Any call of service Query by its name: what has no method of its own here."""
