@@ -268,7 +268,7 @@ std::shared_ptr<grpc::ServerCredentials> Server::GrpcCredentials() const {
   namespace e = grpc::experimental;
   const bool ask = !options_.tls.client_ca.empty();
   const auto files = std::make_shared<e::FileWatcherCertificateProvider>(
-      options_.tls.key, options_.tls.certificate, options_.tls.client_ca, options_.tls_refresh_seconds);
+      tls_->identity_path(), tls_->identity_path(), tls_->client_ca_path(), options_.tls_refresh_seconds);
   e::TlsServerCredentialsOptions tls(files);
   if (ask) tls.watch_root_certs();
   tls.watch_identity_key_cert_pairs();

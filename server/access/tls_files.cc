@@ -1,10 +1,15 @@
 #include "server/access/tls_files.h"
 
+#include <fcntl.h>
 #include <openssl/err.h>
 #include <openssl/pem.h>
 #include <openssl/x509v3.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <ctime>
 #include <utility>
 
@@ -29,18 +34,34 @@ int64_t UnixSeconds(const ASN1_TIME* time) {
   return ASN1_TIME_to_tm(time, &parts) == 1 ? timegm(&parts) : 0;
 }
 
-absl::StatusOr<std::vector<X509Ptr>> ReadCertificates(const std::string& path) {
+// Puts `text` where `*fd` leads, at once; a new descriptor if it is -1.
+absl::Status Publish(const std::string& text, int* fd) {
+  const int fresh = memfd_create("bellwether-tls", MFD_CLOEXEC);
+  const bool whole = fresh >= 0 && write(fresh, text.data(), text.size()) == static_cast<ssize_t>(text.size());
+  if (whole && *fd < 0) {
+    *fd = fresh;
+    return absl::OkStatus();
+  }
+  const bool swapped = whole && dup3(fresh, *fd, O_CLOEXEC) >= 0;
+  const int error = errno;
+  if (fresh >= 0) close(fresh);
+  return swapped ? absl::OkStatus() : absl::InternalError(absl::StrCat("memfd_create: ", std::strerror(error)));
+}
+
+absl::StatusOr<std::vector<X509Ptr>> ReadCertificates(const std::string& path, std::string* pem) {
   BW_ASSIGN_OR_RETURN(const std::string text, ReadGuardedFile(path, Secrecy::kIntegrity));
   std::vector<X509Ptr> certificates = ParseCertificates(text);
   if (certificates.empty()) return absl::InvalidArgumentError(absl::StrCat(path, ": holds no certificate in PEM"));
+  absl::StrAppend(pem, text, "\n");
   return certificates;
 }
 
-absl::StatusOr<KeyPtr> ReadKey(const std::string& path) {
+absl::StatusOr<KeyPtr> ReadKey(const std::string& path, std::string* pem) {
   BW_ASSIGN_OR_RETURN(std::string text, ReadGuardedFile(path, Secrecy::kSecret));
   // A key that wants a passphrase is refused, not asked about.
   KeyPtr key(PEM_read_bio_PrivateKey(
       Reading(text).get(), nullptr, [](char*, int, int, void*) { return -1; }, nullptr));
+  if (key != nullptr) absl::StrAppend(pem, text, "\n");
   OPENSSL_cleanse(text.data(), text.size());
   ERR_clear_error();
   if (key == nullptr)
@@ -73,8 +94,8 @@ std::vector<std::string> UrisOf(X509* certificate) {
 
 absl::StatusOr<std::shared_ptr<const TlsMaterial>> ReadTls(const TlsFiles& files, int64_t now_unix_s) {
   auto material = std::make_shared<TlsMaterial>();
-  BW_ASSIGN_OR_RETURN(material->chain, ReadCertificates(files.certificate));
-  BW_ASSIGN_OR_RETURN(material->key, ReadKey(files.key));
+  BW_ASSIGN_OR_RETURN(material->chain, ReadCertificates(files.certificate, &material->identity_pem));
+  BW_ASSIGN_OR_RETURN(material->key, ReadKey(files.key, &material->identity_pem));
   if (X509_check_private_key(material->chain[0].get(), material->key.get()) != 1) {
     ERR_clear_error();
     return absl::FailedPreconditionError(absl::StrCat(files.key, ": is not the key of ", files.certificate));
@@ -93,7 +114,7 @@ absl::StatusOr<std::shared_ptr<const TlsMaterial>> ReadTls(const TlsFiles& files
         absl::StrCat(files.certificate, ": counts only from ", FormatUnixSeconds(begins)));
   }
   if (files.client_ca.empty()) return material;
-  BW_ASSIGN_OR_RETURN(material->client_ca, ReadCertificates(files.client_ca));
+  BW_ASSIGN_OR_RETURN(material->client_ca, ReadCertificates(files.client_ca, &material->client_ca_pem));
   material->client_store.reset(X509_STORE_new());
   for (const X509Ptr& certificate : material->client_ca) {
     X509_STORE_add_cert(material->client_store.get(), certificate.get());
@@ -106,8 +127,20 @@ absl::StatusOr<std::unique_ptr<TlsWatch>> TlsWatch::Open(const TlsFiles& files, 
   std::unique_ptr<TlsWatch> watch(new TlsWatch(files, counters, clock));
   (void)watch->Changed();
   BW_ASSIGN_OR_RETURN(auto material, ReadTls(files, clock->UnixMillis() / 1000));
-  watch->Adopt(std::move(material));
+  BW_RETURN_IF_ERROR(watch->Adopt(std::move(material)));
   return watch;
+}
+
+TlsWatch::~TlsWatch() {
+  for (const int fd : {identity_fd_, client_ca_fd_}) {
+    if (fd >= 0) close(fd);
+  }
+}
+
+std::string TlsWatch::identity_path() const { return absl::StrCat("/proc/self/fd/", identity_fd_); }
+
+std::string TlsWatch::client_ca_path() const {
+  return client_ca_fd_ < 0 ? "" : absl::StrCat("/proc/self/fd/", client_ca_fd_);
 }
 
 std::shared_ptr<const TlsMaterial> TlsWatch::material() const {
@@ -121,25 +154,28 @@ bool TlsWatch::Changed() {
   return (!files_.client_ca.empty() && ca_stamp_.Changed(files_.client_ca)) || changed;
 }
 
-void TlsWatch::Adopt(std::shared_ptr<const TlsMaterial> material) {
+absl::Status TlsWatch::Adopt(std::shared_ptr<const TlsMaterial> material) {
+  BW_RETURN_IF_ERROR(Publish(material->identity_pem, &identity_fd_));
+  if (!material->client_ca_pem.empty()) BW_RETURN_IF_ERROR(Publish(material->client_ca_pem, &client_ca_fd_));
   counters_->gauge("bellwether_tls_certificate_expiry_timestamp_seconds")
       ->Set(static_cast<double>(material->expires_unix_s));
   absl::MutexLock lock(&mutex_);
   material_ = std::move(material);
+  return absl::OkStatus();
 }
 
 void TlsWatch::Tick() {
   const int64_t now_unix_s = clock_->UnixMillis() / 1000;
   if (Changed()) {
     auto material = ReadTls(files_, now_unix_s);
-    counters_->counter("bellwether_tls_reloads_total", {{"result", material.ok() ? "taken" : "refused"}})->Add();
-    if (!material.ok()) {
-      LogError("the certificate stays as it was: {}", std::string(material.status().message()));
+    const absl::Status adopted = material.ok() ? Adopt(*material) : material.status();
+    counters_->counter("bellwether_tls_reloads_total", {{"result", adopted.ok() ? "taken" : "refused"}})->Add();
+    if (!adopted.ok()) {
+      LogError("the certificate stays as it was: {}", std::string(adopted.message()));
       return;
     }
     LogInfo("certificate read again from {}, good until {}", files_.certificate,
             FormatUnixSeconds((*material)->expires_unix_s));
-    Adopt(*std::move(material));
     warned_unix_s_ = 0;
   }
   const int64_t expires = this->material()->expires_unix_s;

@@ -1,7 +1,7 @@
 // tls_files.h: the server's certificate and key, and who may sign clients'.
 //
-// gRPC watches the files by itself; this is the check at the start, which says
-// in words what a handshake only fails by, and what HTTPS serves from.
+// Files are checked whenever they change, and what is bad, or half replaced, is
+// told and goes no further: both faces serve from the newest that was good.
 
 #ifndef BELLWETHER_SERVER_ACCESS_TLS_FILES_H_
 #define BELLWETHER_SERVER_ACCESS_TLS_FILES_H_
@@ -49,6 +49,8 @@ struct TlsMaterial {
   std::vector<X509Ptr> client_ca;  // Empty: no client certificates.
   StorePtr client_store;           // Of client_ca; null likewise.
   int64_t expires_unix_s = 0;      // Of the first to expire.
+  std::string identity_pem;        // Key and chain.
+  std::string client_ca_pem;
 };
 
 // NOT_FOUND, FAILED_PRECONDITION (a key that others may read; a certificate that
@@ -65,7 +67,15 @@ class TlsWatch {
   // Errors as ReadTls().  All must outlive it.
   static absl::StatusOr<std::unique_ptr<TlsWatch>> Open(const TlsFiles& files, Counters* counters, Clock* clock);
 
+  ~TlsWatch();
+  TlsWatch(const TlsWatch&) = delete;
+  TlsWatch& operator=(const TlsWatch&) = delete;
+
   std::shared_ptr<const TlsMaterial> material() const;
+  // The same for gRPC, which wants files and looks at them by itself: paths in
+  // memory of this process, of key and chain in one, and of client_ca ("" = none).
+  std::string identity_path() const;
+  std::string client_ca_path() const;
   // Call each second: reads what has changed; a bad file leaves what there was,
   // is told once, and counts in bellwether_tls_reloads_total{result="refused"}.
   void Tick();
@@ -74,13 +84,14 @@ class TlsWatch {
   TlsWatch(const TlsFiles& files, Counters* counters, Clock* clock)
       : files_(files), counters_(counters), clock_(clock) {}
   bool Changed();
-  void Adopt(std::shared_ptr<const TlsMaterial> material);
+  absl::Status Adopt(std::shared_ptr<const TlsMaterial> material);
 
   const TlsFiles files_;
   Counters* const counters_;
   Clock* const clock_;
   FileStamp certificate_stamp_, key_stamp_, ca_stamp_;  // Of Tick()'s thread.
   int64_t warned_unix_s_ = 0;
+  int identity_fd_ = -1, client_ca_fd_ = -1;
   mutable absl::Mutex mutex_;
   std::shared_ptr<const TlsMaterial> material_ ABSL_GUARDED_BY(mutex_);
 };

@@ -23,7 +23,7 @@ def test_the_set_up_works_as_it_stands(tmp_path: Path) -> None:
     environment["PATH"] = os.pathsep.join([str(BIN), str(Path(sys.executable).parent), environment["PATH"]])
     environment |= {"PYTHONPATH": str(ROOT / "client_lib/python"), "BELLWETHER_LIB_DIR": str(BIN)}
     done = subprocess.run(
-        ["bash", "-euc", "trap 'kill $server 2>/dev/null' EXIT\n" + script],
+        ["bash", "-euc", "trap 'kill $server 2>/dev/null || true' EXIT\n" + script],
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     said = done.stdout + done.stderr
