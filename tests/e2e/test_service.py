@@ -231,4 +231,4 @@ def test_plaintext_off_loopback_is_refused(tmp_path: Path) -> None:
         text=True,
         timeout=20,
     )
-    assert done.returncode == 1 and "plaintext off loopback" in done.stderr
+    assert done.returncode == 1 and "off loopback clients must show certificates" in done.stderr
