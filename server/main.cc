@@ -111,6 +111,7 @@ int Serve(ServerOptions options, const Flags& flags) {
     return kFailed;
   }
   (void)NotifySystemd("READY=1");
+  bool failed = false;
   for (;;) {
     const timespec second{1, 0};
     const int signal = sigtimedwait(&signals, nullptr, &second);
@@ -120,7 +121,13 @@ int Serve(ServerOptions options, const Flags& flags) {
       (void)(*server)->Reload();  // It says what came of it; what was in force stays so when a file is bad.
       (void)NotifySystemd("READY=1");
     }
-    if (!(*server)->Tick()) {
+    const auto busy = (*server)->Tick();
+    if (!busy.ok()) {
+      failed = true;
+      LogError("ending: {}", std::string(busy.status().message()));
+      break;
+    }
+    if (!*busy) {
       LogInfo("nobody was attached for {}: ending", flags.idle_exit);
       break;
     }
@@ -138,7 +145,7 @@ int Serve(ServerOptions options, const Flags& flags) {
     return kFailed;
   }
   LogInfo("stopped; everything acknowledged is durable");
-  return kOk;
+  return failed ? kFailed : kOk;
 }
 
 // A library's path: beside this program, as in a build and a bundle, or else, whether it exists or not, where

@@ -229,8 +229,12 @@ void Server::NoteReload() {
       ->Set(static_cast<double>(clock_->UnixMillis()) * 1e-3);
 }
 
-bool Server::Tick() {
-  pipeline_->Maintain();
+absl::StatusOr<bool> Server::Tick() {
+  BW_RETURN_IF_ERROR(pipeline_->Maintain());
+  if (const bool ready = pipeline_->Ready().ok(); ready != ready_) {
+    ready_ = ready;
+    grpc_->GetHealthCheckService()->SetServingStatus(ready);
+  }
   ingest_->CutIdle();
   const int64_t now_ns = clock_->MonotonicNanos();
   if (ingest_->streams_open() > 0 || query_->streams_open() > 0) busy_ns_ = now_ns;

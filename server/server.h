@@ -61,8 +61,9 @@ class Server {
   const std::string& page_url() const { return page_url_; }  // "" = none
   const std::string& http_address() const { return http_address_; }
 
-  // Housekeeping; call each second.  False: idle for idle_exit_seconds.
-  bool Tick();
+  // Housekeeping; call each second.  False: idle for idle_exit_seconds.  An error
+  // is final: the server must not go on.
+  absl::StatusOr<bool> Tick();
   // Reads the rules file and the policy file again, those that there are; live
   // runs go on by them with all that they have seen.  With neither nothing is
   // read, which is no failure: what is in force is what there is.  Else nothing
@@ -98,6 +99,7 @@ class Server {
   std::unique_ptr<HttpServer> http_;
   std::unique_ptr<grpc::Server> grpc_;
   int64_t busy_ns_ = 0;  // When somebody was last attached.
+  bool ready_ = true;    // As the health service was last told.
   bool stopped_ = false;
 };
 

@@ -61,6 +61,7 @@ constexpr CatalogMetric kCatalog[] = {
     {"bellwether_store_free_bytes", kGauge, "Free bytes of the data directory's file system.", {}},
     {"bellwether_wal_bytes", kGauge, "Bytes of the write-ahead log.", {}},
     {"bellwether_wal_fsync_seconds", kHistogram, "Time of one fdatasync of the write-ahead log.", {}},
+    {"bellwether_wal_unapplied_frames", kGauge, "Records of the log that are still to be applied after a start.", {}},
     {"grpc_server_handled_total", kCounter, "RPCs that ended.", {"grpc_type", "grpc_service", "grpc_method", "grpc_code"}},
     {"grpc_server_handling_seconds", kHistogram, "Time of an RPC.", {"grpc_type", "grpc_service", "grpc_method"}},
     {"process_cpu_seconds_total", kCounter, "User and system time of the process.", {}},

@@ -3,6 +3,7 @@
 #include <rocksdb/cache.h>
 #include <rocksdb/options.h>
 #include <rocksdb/table.h>
+#include <rocksdb/utilities/checkpoint.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -430,6 +431,14 @@ absl::StatusOr<std::vector<Database::BandsRow>> RocksDatabase::ListBands() const
 absl::Status RocksDatabase::Flush() {
   BW_RETURN_IF_ERROR(FromRocks(db_->Flush(rocksdb::FlushOptions(), {lasting_, passing_})));
   return CompactPassing();
+}
+
+absl::Status RocksDatabase::CopyTo(const std::string& directory) {
+  rocksdb::Checkpoint* made = nullptr;
+  BW_RETURN_IF_ERROR(FromRocks(rocksdb::Checkpoint::Create(db_.get(), &made)));
+  const std::unique_ptr<rocksdb::Checkpoint> checkpoint(made);
+  // 0: what is in memory only is flushed first; its own log does not hold it.
+  return FromRocks(checkpoint->CreateCheckpoint(directory, /*log_size_for_flush=*/0));
 }
 
 absl::Status RocksDatabase::CompactPassing() {

@@ -145,6 +145,9 @@ class Database {
   // Makes everything committed so far durable without the WAL, and gives back
   // the space of what it superseded.
   virtual absl::Status Flush() = 0;
+  // Makes everything durable and a copy of it in a new directory on the same file
+  // system: hard links, where files do not change any more.
+  virtual absl::Status CopyTo(const std::string& directory) = 0;
   virtual int64_t bytes() const = 0;
 
  protected:

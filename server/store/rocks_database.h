@@ -109,6 +109,7 @@ class RocksDatabase final : public Database {
   absl::Status DeleteBands(RunId run) override;
   absl::StatusOr<std::vector<BandsRow>> ListBands() const override;
   absl::Status Flush() override;
+  absl::Status CopyTo(const std::string& directory) override;
   int64_t bytes() const override;
 
   // A view that later commits do not change.
