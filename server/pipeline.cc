@@ -9,6 +9,7 @@
 #include "bellwether/recording.h"
 #include "server/pipeline_session.h"
 #include "server/run_import.h"
+#include "server/store/file_system.h"
 #include "server/util/log.h"
 #include "server/util/status_macros.h"
 
@@ -50,6 +51,7 @@ Pipeline::Pipeline(const Options& options, Counters* counters, Clock* clock)
       store_free_bytes_(counters->gauge("bellwether_store_free_bytes")),
       unapplied_(counters->gauge("bellwether_wal_unapplied_frames")),
       disk_degraded_(counters->gauge("bellwether_degraded", {{"reason", "disk"}})),
+      database_degraded_(counters->gauge("bellwether_degraded", {{"reason", "database"}})),
       degraded_(counters->gauge("bellwether_degraded", {{"reason", "log"}})) {
   rules_.Set(options.rules);
   policy_.Set(options.policy);
@@ -77,11 +79,10 @@ LiveRunParts Pipeline::Parts() {
 
 absl::StatusOr<std::unique_ptr<Pipeline>> Pipeline::Open(const Options& options, Counters* counters, Clock* clock) {
   std::unique_ptr<Pipeline> pipeline(new Pipeline(options, counters, clock));
-  std::error_code error;
-  std::filesystem::create_directories(options.storage_path, error);
-  if (error) {
-    return absl::UnavailableError(absl::StrCat("storage.path ", options.storage_path, ": ", error.message()));
+  if (const absl::Status made = FileSystem::Real()->MakeDirectory(options.storage_path); !made.ok()) {
+    return absl::UnavailableError(absl::StrCat("storage.path: ", std::string(made.message())));
   }
+  std::error_code error;
   std::filesystem::permissions(options.storage_path, std::filesystem::perms::owner_all, error);
   Database::Options database = options.database;
   database.directory = options.storage_path + "/db";

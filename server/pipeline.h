@@ -235,6 +235,7 @@ class Pipeline final : public IngestSink, public RunControl {
   Gauge* const store_free_bytes_;
   Gauge* const unapplied_;
   Gauge* const disk_degraded_;
+  Gauge* const database_degraded_;
   Gauge* const degraded_;
 };
 

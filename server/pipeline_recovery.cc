@@ -41,6 +41,7 @@ absl::Status Pipeline::Recover() {
   pending_acks_.resize(shards_.size());
   BW_RETURN_IF_ERROR(LoadRuns());
   flushed_ns_ = clock_->MonotonicNanos();
+  unapplied_->Set(static_cast<double>(wal_->recovery().records));
   serving_ = true;
   const Lsn first = wal_->recovery().first_lsn;
   apply_thread_ = std::thread([this, from = first == 0 ? 1 : first] { ApplyLog(from); });

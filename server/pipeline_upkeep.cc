@@ -62,6 +62,7 @@ absl::Status Pipeline::Maintain() {
   wal_bytes_->Set(static_cast<double>(wal_->bytes()));
   degraded_->Set(wal_->health().ok() ? 0 : 1);
   GuardDisk();
+  database_degraded_->Set(alerts_->StoreWaiting().ok() ? 0 : 1);
   AskForDeeper();
   {
     absl::MutexLock lock(&apply_mutex_);

@@ -6,14 +6,17 @@
 #include <rocksdb/utilities/checkpoint.h>
 
 #include <algorithm>
-#include <filesystem>
+#include <cstdarg>
+#include <cstdio>
 #include <map>
+#include <memory>
 
 #include "absl/strings/str_cat.h"
 #include "server/store/byte_io.h"
 #include "server/store/file_system.h"
 #include "server/store/record_codec.h"
 #include "server/store/rocks_database.h"
+#include "server/util/log.h"
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {
@@ -31,6 +34,30 @@ std::string BandsKey(RunId run) { return KeyBuilder('b').U64(run).key(); }
 KeyBuilder ActionKey(RunId run) { return KeyBuilder('A').U64(run); }
 KeyBuilder AuditKey(RunId run) { return KeyBuilder('q').U64(run); }
 std::string NoteKey(RunId run, const std::string& key) { return KeyBuilder('a').U64(run).String(key).key(); }
+
+// What RocksDB has to say goes where all the rest goes.  In a file of its own it
+// would meet a full disk, and it does not survive that: after a failed write the
+// next one is an assertion.
+class RocksLogger final : public rocksdb::Logger {
+ public:
+  RocksLogger() : rocksdb::Logger(rocksdb::WARN_LEVEL) {}
+  using rocksdb::Logger::Logv;
+  void Logv(const char* format, va_list arguments) override { Say(rocksdb::WARN_LEVEL, format, arguments); }
+  void Logv(const rocksdb::InfoLogLevel level, const char* format, va_list arguments) override {
+    if (level >= rocksdb::WARN_LEVEL && level <= rocksdb::FATAL_LEVEL) Say(level, format, arguments);
+  }
+
+ private:
+  static void Say(rocksdb::InfoLogLevel level, const char* format, va_list arguments) {
+    char text[1024];
+    std::vsnprintf(text, sizeof(text), format, arguments);
+    if (level >= rocksdb::ERROR_LEVEL) {
+      LogError("database: {}", text);
+    } else {
+      LogWarning("database: {}", text);
+    }
+  }
+};
 
 // How many changes `after` has behind the last one of `before`.  A long history
 // loses its middle, so that its length says nothing.
@@ -152,8 +179,7 @@ absl::StatusOr<std::unique_ptr<RocksDatabase>> RocksDatabase::Open(const Databas
   // Without its own log RocksDB keeps what was flushed, and on a clean close
   // all: the WAL's truncation needs the former, the restart is quicker with the latter.
   rocks.avoid_flush_during_shutdown = false;
-  rocks.info_log_level = rocksdb::WARN_LEVEL;
-  rocks.keep_log_file_num = 4;
+  rocks.info_log = std::make_shared<RocksLogger>();
   rocksdb::ColumnFamilyOptions lasting;
   lasting.compression = rocksdb::kNoCompression;  // Chunks are compressed already.
   lasting.write_buffer_size = static_cast<size_t>(options.write_buffer_bytes);
@@ -196,7 +222,11 @@ absl::Status RocksDatabase::Write(rocksdb::WriteBatch* batch) {
 absl::Status RocksDatabase::WriteDurably(rocksdb::WriteBatch* batch) {
   rocksdb::WriteOptions options;
   options.sync = true;
-  return FromRocks(db_->Write(options, batch));
+  // After an error it takes nothing until it was told to go on.
+  if (write_failed_.exchange(false)) (void)db_->Resume();
+  const absl::Status written = FromRocks(db_->Write(options, batch));
+  if (!written.ok()) write_failed_ = true;
+  return written;
 }
 
 absl::StatusOr<std::vector<RunRecord>> RocksDatabase::ListRuns() const {

@@ -151,6 +151,7 @@ class RocksDatabase final : public Database {
   rocksdb::ColumnFamilyHandle* lasting_ = nullptr;  // Owned: closed before db_.
   rocksdb::ColumnFamilyHandle* passing_ = nullptr;
   std::atomic<int64_t> superseded_bytes_ = 0;  // In passing_, since it was compacted.
+  std::atomic<bool> write_failed_ = false;
   mutable absl::Mutex transitions_mutex_;
   uint64_t last_transition_id_ ABSL_GUARDED_BY(transitions_mutex_) = 0;
   absl::Mutex events_mutex_;  // Event numbers are given and written under it.
