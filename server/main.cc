@@ -20,6 +20,7 @@
 #include "server/policy_commands.h"
 #include "server/rules_commands.h"
 #include "server/server.h"
+#include "server/storage_commands.h"
 #include "server/util/log.h"
 #include "server/util/systemd_notify.h"
 #include "server/version.h"
@@ -269,6 +270,8 @@ int Main(int argc, char** argv) {
   rules.AddTo(&app);
   PolicyCommands policy;
   rules.AddFlag(policy.AddTo(&app));
+  StorageCommands storage_commands;
+  storage_commands.AddTo(&app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -313,6 +316,7 @@ int Main(int argc, char** argv) {
   }
   if (flags.config_check) return kOk;
   if (!storage.empty()) options.pipeline.storage_path = storage;
+  if (const auto code = storage_commands.Run(options.pipeline)) return *code;
   if (!grpc_address.empty()) options.grpc_address = grpc_address;
   if (!web_address.empty()) options.web_address = web_address == "none" ? "" : web_address;
   if (!external_url.empty()) options.external_url = external_url;

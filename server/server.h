@@ -15,6 +15,7 @@
 #include "server/export/prometheus.h"
 #include "server/export/alertmanager.h"
 #include "server/export/webhook.h"
+#include "server/checkpoint_socket.h"
 #include "server/http/http_server.h"
 #include "server/ingest/ingest_service.h"
 #include "server/pipeline.h"
@@ -98,6 +99,7 @@ class Server {
   std::unique_ptr<IngestService> ingest_;
   std::unique_ptr<HttpServer> http_;
   std::unique_ptr<grpc::Server> grpc_;
+  std::unique_ptr<CheckpointSocket> checkpoints_;
   int64_t busy_ns_ = 0;  // When somebody was last attached.
   bool ready_ = true;    // As the health service was last told.
   bool stopped_ = false;

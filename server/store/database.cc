@@ -1,7 +1,9 @@
 #include "server/store/database.h"
 
 #include <rocksdb/cache.h>
+#include <rocksdb/db.h>
 #include <rocksdb/options.h>
+#include <rocksdb/sst_file_reader.h>
 #include <rocksdb/table.h>
 #include <rocksdb/utilities/checkpoint.h>
 
@@ -68,6 +70,50 @@ size_t FreshChanges(const Action& before, const Action& after) {
     if (after.history[i - 1] == last) return after.history.size() - i;
   }
   return after.history.size() > before.history.size() ? after.history.size() - before.history.size() : 0;
+}
+
+constexpr char kSchemaKey[] = "v";
+
+// A key's kind and run, for people.
+std::string DescribeKey(std::string_view key) {
+  const std::string kind = absl::StrCat("row ", std::string(key.substr(0, 1)));
+  return key.size() < 9 || key[0] == 't' ? kind : absl::StrCat(kind, " of run ", KeyNumber(key, 1, 8));
+}
+
+struct RocksOptions {
+  rocksdb::DBOptions database;
+  std::vector<rocksdb::ColumnFamilyDescriptor> families;
+};
+
+RocksOptions MakeOptions(const Database::Options& options) {
+  rocksdb::BlockBasedTableOptions table;
+  table.block_cache = rocksdb::NewLRUCache(static_cast<size_t>(options.cache_bytes));
+  table.block_size = 16 << 10;
+  // Almost all reads are ranges, which a filter cannot help.
+  table.index_block_restart_interval = 16;  // Neighbouring keys share most of their bytes.
+  rocksdb::DBOptions rocks;
+  rocks.create_if_missing = true;
+  rocks.create_missing_column_families = true;
+  rocks.max_background_jobs = 2;
+  rocks.max_open_files = 512;
+  rocks.avoid_unnecessary_blocking_io = true;
+  // A batch that spans both families is on disk as a whole or not at all.
+  rocks.atomic_flush = true;
+  // Without its own log RocksDB keeps what was flushed, and on a clean close
+  // all: the WAL's truncation needs the former, the restart is quicker with the latter.
+  rocks.avoid_flush_during_shutdown = false;
+  rocks.info_log = std::make_shared<RocksLogger>();
+  rocksdb::ColumnFamilyOptions lasting;
+  lasting.compression = rocksdb::kNoCompression;  // Chunks are compressed already.
+  lasting.write_buffer_size = static_cast<size_t>(options.write_buffer_bytes);
+  lasting.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
+  // Small and superseded often: sorted runs are merged as soon as there are
+  // two, and into one when half as much as the oldest has come on top of it.
+  rocksdb::ColumnFamilyOptions passing = lasting;
+  passing.compaction_style = rocksdb::kCompactionStyleUniversal;
+  passing.level0_file_num_compaction_trigger = 2;
+  passing.compaction_options_universal.max_size_amplification_percent = 50;
+  return {rocks, {{rocksdb::kDefaultColumnFamilyName, lasting}, {"passing", passing}}};
 }
 
 }  // namespace
@@ -163,44 +209,66 @@ absl::StatusOr<std::unique_ptr<RocksDatabase>> RocksDatabase::Open(const Databas
     return absl::InvalidArgumentError("database: cache_bytes < 0 or write_buffer_bytes < 64 KiB");
   }
   BW_RETURN_IF_ERROR(FileSystem::Real()->MakeDirectory(options.directory));
-  rocksdb::BlockBasedTableOptions table;
-  table.block_cache = rocksdb::NewLRUCache(static_cast<size_t>(options.cache_bytes));
-  table.block_size = 16 << 10;
-  // Almost all reads are ranges, which a filter cannot help.
-  table.index_block_restart_interval = 16;  // Neighbouring keys share most of their bytes.
-  rocksdb::DBOptions rocks;
-  rocks.create_if_missing = true;
-  rocks.create_missing_column_families = true;
-  rocks.max_background_jobs = 2;
-  rocks.max_open_files = 512;
-  rocks.avoid_unnecessary_blocking_io = true;
-  // A batch that spans both families is on disk as a whole or not at all.
-  rocks.atomic_flush = true;
-  // Without its own log RocksDB keeps what was flushed, and on a clean close
-  // all: the WAL's truncation needs the former, the restart is quicker with the latter.
-  rocks.avoid_flush_during_shutdown = false;
-  rocks.info_log = std::make_shared<RocksLogger>();
-  rocksdb::ColumnFamilyOptions lasting;
-  lasting.compression = rocksdb::kNoCompression;  // Chunks are compressed already.
-  lasting.write_buffer_size = static_cast<size_t>(options.write_buffer_bytes);
-  lasting.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
-  // Small and superseded often: sorted runs are merged as soon as there are
-  // two, and into one when half as much as the oldest has come on top of it.
-  rocksdb::ColumnFamilyOptions passing = lasting;
-  passing.compaction_style = rocksdb::kCompactionStyleUniversal;
-  passing.level0_file_num_compaction_trigger = 2;
-  passing.compaction_options_universal.max_size_amplification_percent = 50;
-
+  const RocksOptions rocks = MakeOptions(options);
   std::unique_ptr<RocksDatabase> database(new RocksDatabase);
   rocksdb::DB* db = nullptr;
   std::vector<rocksdb::ColumnFamilyHandle*> families;
-  BW_RETURN_IF_ERROR(FromRocks(rocksdb::DB::Open(
-      rocks, options.directory, {{rocksdb::kDefaultColumnFamilyName, lasting}, {"passing", passing}}, &families, &db)));
+  BW_RETURN_IF_ERROR(
+      FromRocks(rocksdb::DB::Open(rocks.database, options.directory, rocks.families, &families, &db)));
   database->db_.reset(db);
   database->lasting_ = families[0];
   database->passing_ = families[1];
+  BW_RETURN_IF_ERROR(database->Migrate());
   BW_RETURN_IF_ERROR(database->LoadTransitionIds());
   return database;
+}
+
+absl::Status RocksDatabase::Repair(const Database::Options& options) {
+  const RocksOptions rocks = MakeOptions(options);
+  return FromRocks(rocksdb::RepairDB(options.directory, rocks.database, rocks.families));
+}
+
+std::vector<std::string> RocksDatabase::FindDamage() const {
+  std::vector<std::string> damage;
+  std::vector<rocksdb::LiveFileMetaData> files;
+  db_->GetLiveFilesMetaData(&files);
+  for (const rocksdb::LiveFileMetaData& file : files) {
+    rocksdb::Options options;
+    options.env = db_->GetEnv();
+    rocksdb::SstFileReader reader(options);
+    rocksdb::Status status = reader.Open(file.db_path + file.name);
+    if (status.ok()) status = reader.VerifyChecksum();
+    if (status.ok()) continue;
+    damage.push_back(absl::StrCat("database file ", file.name, ": ", status.ToString(), "; it holds ",
+                                  file.num_entries, " rows from ", DescribeKey(file.smallestkey), " to ",
+                                  DescribeKey(file.largestkey)));
+  }
+  return damage;
+}
+
+absl::Status RocksDatabase::Migrate() {
+  uint32_t version = 1;
+  const absl::StatusOr<std::string> stored = Snapshot(this).Get(kSchemaKey);
+  if (stored.ok()) {
+    ByteReader in(*stored);
+    version = in.Get<uint32_t>();
+    if (!in.done()) return absl::DataLossError("database: its schema version cannot be read");
+  } else if (!absl::IsNotFound(stored.status())) {
+    return stored.status();
+  }
+  if (version > kSchemaVersion) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "database: a newer version of bellwetherd wrote it (schema ", version, ", this one knows ", kSchemaVersion,
+        " and older); use that version again, or restore a backup of before"));
+  }
+  if (version == kSchemaVersion) return absl::OkStatus();
+  // A later schema adds its steps here, one after the other: each brings the rows
+  // of `version` to the next and can be begun again after a crash.
+  std::string current;
+  ByteWriter(&current).Put(kSchemaVersion);
+  rocksdb::WriteBatch batch;
+  batch.Put(kSchemaKey, current);
+  return WriteDurably(&batch);
 }
 
 RocksDatabase::~RocksDatabase() {

@@ -87,6 +87,10 @@ class RocksDatabase final : public Database {
  public:
   static RocksDatabase* As(Database* database) { return static_cast<RocksDatabase*>(database); }
   static absl::StatusOr<std::unique_ptr<RocksDatabase>> Open(const Options& options);
+  // Of a directory that nobody has open: keeps what can be read.
+  static absl::Status Repair(const Options& options);
+  // Reads every block.  Each file that is damaged: its name, rows and what they are of.
+  std::vector<std::string> FindDamage() const;
   ~RocksDatabase() override;
 
   absl::StatusOr<std::vector<RunRecord>> ListRuns() const override;
@@ -146,6 +150,9 @@ class RocksDatabase final : public Database {
   // For what people are told, once or as it was: transitions, notes, actions, bands.
   absl::Status WriteDurably(rocksdb::WriteBatch* batch);
   absl::Status LoadTransitionIds();
+  // Brings what an older version wrote to kSchemaVersion.  FAILED_PRECONDITION: a
+  // newer one wrote it.
+  absl::Status Migrate();
 
   std::unique_ptr<rocksdb::DB> db_;
   rocksdb::ColumnFamilyHandle* lasting_ = nullptr;  // Owned: closed before db_.
