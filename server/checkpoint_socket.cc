@@ -46,7 +46,8 @@ void RemoveCopy(const std::string& storage_path) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<CheckpointSocket>> CheckpointSocket::Start(const std::string& storage_path, Write write) {
+absl::StatusOr<std::unique_ptr<CheckpointSocket>> CheckpointSocket::Start(const std::string& storage_path,
+                                                                          Write write) {
   RemoveCopy(storage_path);  // Of a server that was killed.
   const SocketPath path(storage_path);
   ::unlink(path.address.sun_path);

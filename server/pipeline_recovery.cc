@@ -73,10 +73,10 @@ absl::Status Pipeline::LoadRuns() {
   // Whole segments that are gone from the log's end leave no trace in it.
   for (const RunRecord& record : records) {
     if (record.applied_lsn > wal_->recovery().last_lsn && !options_.wal.repair) {
-      return absl::DataLossError(absl::StrCat(
-          "the log ends at record ", wal_->recovery().last_lsn, ", but run ", record.description.name,
-          " was applied up to ", record.applied_lsn, ": segments of ", options_.storage_path,
-          "/wal are missing; put them back, or go on without them with --storage.repair"));
+      return absl::DataLossError(
+          absl::StrCat("the log ends at record ", wal_->recovery().last_lsn, ", but run ", record.description.name,
+                       " was applied up to ", record.applied_lsn, ": segments of ", options_.storage_path,
+                       "/wal are missing; put them back, or go on without them with --storage.repair"));
     }
   }
   return wal_->ReadHeads([this](const WalRecord& record) { return LoadRank(record); });
@@ -143,8 +143,8 @@ absl::Status Pipeline::ApplyRecord(const WalRecord& record) {
     {
       absl::MutexLock lock(&shard.mutex());
       if (shard.HasRoomForRecovered(bytes)) {
-        shard.PushRecovered({record.lsn, record.run, record.rank, record.epoch, record.time_unix_ms, std::move(message)},
-                            bytes);
+        shard.PushRecovered(
+            {record.lsn, record.run, record.rank, record.epoch, record.time_unix_ms, std::move(message)}, bytes);
         return absl::OkStatus();
       }
     }

@@ -25,7 +25,8 @@ absl::Status SyncPath(const fs::path& path) {
   const bool synced = fd >= 0 && ::fsync(fd) == 0;
   const int error = errno;
   if (fd >= 0) ::close(fd);
-  return synced ? absl::OkStatus() : absl::UnavailableError(absl::StrCat("sync ", path.string(), ": ", std::strerror(error)));
+  return synced ? absl::OkStatus()
+                : absl::UnavailableError(absl::StrCat("sync ", path.string(), ": ", std::strerror(error)));
 }
 
 // The log and the database of `from`, whole and synced, as the new folder `to`:

@@ -36,12 +36,8 @@ absl::Status CheckLog(const Wal::Options& options, DataReport* report, Lsn* last
 absl::Status CheckDatabase(const Database::Options& options, bool repair, Lsn last_lsn, DataReport* report) {
   auto database = RocksDatabase::Open(options);
   if (absl::IsFailedPrecondition(database.status())) return database.status();
-  std::vector<std::string> damage;
-  if (database.ok()) {
-    damage = (*database)->FindDamage();
-  } else {
-    damage.emplace_back(database.status().message());
-  }
+  std::vector<std::string> damage = RocksDatabase::FindDamage(options.directory);
+  if (!database.ok()) damage.emplace_back(database.status().message());
   report->damage.insert(report->damage.end(), damage.begin(), damage.end());
   if (!damage.empty() && repair) {
     database = absl::UnavailableError("closed");

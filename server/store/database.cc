@@ -228,20 +228,25 @@ absl::Status RocksDatabase::Repair(const Database::Options& options) {
   return FromRocks(rocksdb::RepairDB(options.directory, rocks.database, rocks.families));
 }
 
-std::vector<std::string> RocksDatabase::FindDamage() const {
+std::vector<std::string> RocksDatabase::FindDamage(const std::string& directory) {
   std::vector<std::string> damage;
-  std::vector<rocksdb::LiveFileMetaData> files;
-  db_->GetLiveFilesMetaData(&files);
-  for (const rocksdb::LiveFileMetaData& file : files) {
-    rocksdb::Options options;
-    options.env = db_->GetEnv();
-    rocksdb::SstFileReader reader(options);
-    rocksdb::Status status = reader.Open(file.db_path + file.name);
-    if (status.ok()) status = reader.VerifyChecksum();
-    if (status.ok()) continue;
-    damage.push_back(absl::StrCat("database file ", file.name, ": ", status.ToString(), "; it holds ",
-                                  file.num_entries, " rows from ", DescribeKey(file.smallestkey), " to ",
-                                  DescribeKey(file.largestkey)));
+  const auto names = FileSystem::Real()->List(directory);
+  if (!names.ok()) return {std::string(names.status().message())};
+  for (const std::string& name : *names) {
+    if (!name.ends_with(".sst")) continue;
+    rocksdb::SstFileReader reader{rocksdb::Options()};
+    rocksdb::Status status = reader.Open(directory + "/" + name);
+    std::string holds = "what it holds is unknown";
+    if (status.ok()) {
+      const std::unique_ptr<rocksdb::Iterator> rows(reader.NewIterator({}));
+      rows->SeekToFirst();
+      const std::string first = rows->Valid() ? DescribeKey(FromSlice(rows->key())) : "?";
+      rows->SeekToLast();
+      const std::string last = rows->Valid() ? DescribeKey(FromSlice(rows->key())) : "?";
+      holds = absl::StrCat("it holds ", reader.GetTableProperties()->num_entries, " rows from ", first, " to ", last);
+      status = reader.VerifyChecksum();
+    }
+    if (!status.ok()) damage.push_back(absl::StrCat("database file ", name, ": ", status.ToString(), "; ", holds));
   }
   return damage;
 }

@@ -89,8 +89,9 @@ class RocksDatabase final : public Database {
   static absl::StatusOr<std::unique_ptr<RocksDatabase>> Open(const Options& options);
   // Of a directory that nobody has open: keeps what can be read.
   static absl::Status Repair(const Options& options);
-  // Reads every block.  Each file that is damaged: its name, rows and what they are of.
-  std::vector<std::string> FindDamage() const;
+  // Reads every block of a directory's files, whether it can be opened or not.
+  // Each that is damaged: its name, rows and what they are of.
+  static std::vector<std::string> FindDamage(const std::string& directory);
   ~RocksDatabase() override;
 
   absl::StatusOr<std::vector<RunRecord>> ListRuns() const override;

@@ -39,7 +39,10 @@ def main() -> None:
             ]
             step = 0
             # A segment is set aside whole: what is in records counts.
-            while sum(client.counters().frames_acked for client in clients) * 16.5 / 1024 < options.mib:
+            while (
+                sum(client.counters().frames_acked for client in clients) * 16.5 / 1024
+                < options.mib
+            ):
                 block = Block("wq_sigma", [float(step)] * (LAYERS * HEADS), 0, LAYERS, 0, HEADS)
                 for client in clients:
                     client.push(step, [Block("loss", [float(step)]), block])
@@ -61,9 +64,14 @@ def main() -> None:
             unapplied = server.metric("bellwether_wal_unapplied_frames")
             server.await_applied()
             applied = time.monotonic() - began
-            result = {"log_mib": read >> 20, "reading_s": round(reading, 2), "ready_s": round(ready, 2),
-                      "first_ack_s": round(first_ack, 2), "unapplied_then": int(unapplied),
-                      "applied_s": round(applied, 2)}  # fmt: skip
+            result = {
+                "log_mib": read >> 20,
+                "reading_s": round(reading, 2),
+                "ready_s": round(ready, 2),
+                "first_ack_s": round(first_ack, 2),
+                "unapplied_then": int(unapplied),
+                "applied_s": round(applied, 2),
+            }
             print(json.dumps(result))
 
 

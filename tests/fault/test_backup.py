@@ -18,7 +18,9 @@ CONFIG = "storage: {wal_segment_bytes: 2097152, wal_bytes_flush: 4194304}\n"
 
 
 def bellwetherd(*words: object, exit_code: int = 0) -> str:
-    done = subprocess.run([BIN / "bellwetherd", *map(str, words)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [BIN / "bellwetherd", *map(str, words)], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == exit_code, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout + done.stderr
 
@@ -29,14 +31,20 @@ def test_a_backup_under_load_restores_to_a_server_that_goes_on(tmp_path: Path) -
         for number in range(3):
             fleet.await_acks(150)
             acked = dict(fleet.ledger.acked)
-            assert "a whole copy" in bellwetherd(f"--storage.path={server.storage}", "backup", tmp_path / f"b{number}")
+            assert "a whole copy" in bellwetherd(
+                f"--storage.path={server.storage}", "backup", tmp_path / f"b{number}"
+            )
         assert not (server.storage / "checkpoint").exists()
-        bellwetherd(f"--storage.path={server.storage}", "backup", tmp_path / "b0", exit_code=1)  # Exists.
+        bellwetherd(
+            f"--storage.path={server.storage}", "backup", tmp_path / "b0", exit_code=1
+        )  # Exists.
         fleet.finish()
         alerts = server.alert_log("run-2")
     # The machine is lost.  Another one gets the newest backup.
     bellwetherd(f"--storage.path={tmp_path / 'new'}", "restore", tmp_path / "b2")
-    bellwetherd(f"--storage.path={tmp_path / 'new'}", "restore", tmp_path / "b2", exit_code=1)  # Not empty.
+    bellwetherd(
+        f"--storage.path={tmp_path / 'new'}", "restore", tmp_path / "b2", exit_code=1
+    )  # Not empty.
     second = Server(tmp_path, CONFIG)
     second.storage = tmp_path / "new"
     with second:
@@ -61,7 +69,9 @@ def test_a_backup_of_a_stopped_server_is_the_same_folder(tmp_path: Path) -> None
     said = bellwetherd(f"--storage.path={server.storage}", "check-data")
     assert "whole" in said
     assert "1 runs" in said
-    assert "a whole copy" in bellwetherd(f"--storage.path={server.storage}", "backup", tmp_path / "cold")
+    assert "a whole copy" in bellwetherd(
+        f"--storage.path={server.storage}", "backup", tmp_path / "cold"
+    )
     assert "whole" in bellwetherd(f"--storage.path={tmp_path / 'cold'}", "check-data")
 
 
@@ -99,4 +109,3 @@ def test_damage_is_found_said_and_repaired(tmp_path: Path) -> None:
         assert tables[-1].name in said
         assert "rows from" in said
         assert tables[-1].name in bellwetherd(path, "check-data", "--repair")
-

@@ -21,13 +21,19 @@ from bellwether_process import Server
 LIBRARIES = glob.glob("/usr/lib/*/faketime/libfaketimeMT.so.1")
 
 
-@pytest.mark.skipif(not LIBRARIES or shutil.which("faketime") is None, reason="needs Debian's package faketime")
+@pytest.mark.skipif(
+    not LIBRARIES or shutil.which("faketime") is None, reason="needs Debian's package faketime"
+)
 def test_jumps_of_the_clock_change_nothing(tmp_path: Path) -> None:
     clock = tmp_path / "clock"
     server = Server(tmp_path)
     # The monotonic clock stays true, as it does on a real machine.
-    server.environment = {"LD_PRELOAD": LIBRARIES[0], "FAKETIME_TIMESTAMP_FILE": str(clock), "FAKETIME_NO_CACHE": "1",
-                          "FAKETIME_DONT_FAKE_MONOTONIC": "1"}  # fmt: skip
+    server.environment = {
+        "LD_PRELOAD": LIBRARIES[0],
+        "FAKETIME_TIMESTAMP_FILE": str(clock),
+        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    }
     clock.write_text("+0")
     with server:
         fleet = Fleet(server, tmp_path, 3, 0.02, layers=4, heads=8)
@@ -42,6 +48,11 @@ def test_jumps_of_the_clock_change_nothing(tmp_path: Path) -> None:
         server.kill()
         server.start()  # An hour before what its log says.
         fleet.check_acked()
-        clock.write_text("+2h")
+        fleet.await_acks(60)
+        # libfaketime does not move the kernel's own timers: what waits for a while is not judged here.
+        server.kill()
+        clock.write_text("+0")
+        server.start()
+        fleet.check_acked()
         fleet.await_acks(60)
         fleet.finish()

@@ -54,7 +54,10 @@ class Place:
     def __init__(self, folder: Path, config: str = CONFIG) -> None:
         self.disk = FaultyDisk(folder / "disk")
         self.server = Server(folder, config)
-        self.server.storage, self.server.environment = self.disk.root / "data", self.disk.environment
+        self.server.storage, self.server.environment = (
+            self.disk.root / "data",
+            self.disk.environment,
+        )
         self.server.start()
         self.folder = folder
 
@@ -90,7 +93,11 @@ def test_below_the_floor_acks_wait_and_alerts_go_on(place: Place) -> None:
     # The sick run falls ill while nothing can be acknowledged.
     sick = fleet.trainers[-1]
     assert fleet.ledger.acked[sick.run, 0] < 200
-    wait_for("the alert is told", lambda: any(run == sick.run for run, _, _ in fleet.ledger.alerts.values()), 30)
+    wait_for(
+        "the alert is told",
+        lambda: any(run == sick.run for run, _, _ in fleet.ledger.alerts.values()),
+        30,
+    )
     assert fleet.ledger.acked[sick.run, 0] < 200
     assert server.metric("bellwether_degraded") >= 1
     disk.set(free_mb=-1)
@@ -107,8 +114,11 @@ def test_a_crash_below_the_floor_loses_nothing_acknowledged(place: Place) -> Non
     disk.set(free_mb=1)
     wait_for("NOT_SERVING", lambda: health(server) == NOT_SERVING, 5)
     sick = fleet.trainers[-1]
-    wait_for("an alert of what is not durable",
-             lambda: any(run == sick.run for run, _, _ in fleet.ledger.alerts.values()), 30)  # fmt: skip
+    wait_for(
+        "an alert of what is not durable",
+        lambda: any(run == sick.run for run, _, _ in fleet.ledger.alerts.values()),
+        30,
+    )
     server.kill()
     disk.set(free_mb=-1)
     server.start()
@@ -127,7 +137,11 @@ def test_slow_syncs_delay_acks_and_lose_none(place: Place) -> None:
     assert max(trainer.late_s for trainer in fleet.trainers) >= 0.5, "the disk was not slow"
     assert resident_mb(server) < before_mb + 200
     sick = fleet.trainers[-1]
-    wait_for("the alert is told", lambda: any(run == sick.run for run, _, _ in fleet.ledger.alerts.values()), 30)
+    wait_for(
+        "the alert is told",
+        lambda: any(run == sick.run for run, _, _ in fleet.ledger.alerts.values()),
+        30,
+    )
     disk.set(sync_delay_ms=0)
     fleet.finish()
 
@@ -143,7 +157,9 @@ def test_an_io_error_of_the_log_is_final_and_said(place: Place, call: str) -> No
     # The same fsync is never tried again: the pages may be gone.
     disk.set(**{call: 0})
     expect_no_acks(fleet)
-    assert fleet.ledger.total <= acked + 3 * len(fleet.trainers), "acknowledged by a log that failed"
+    assert fleet.ledger.total <= acked + 3 * len(fleet.trainers), (
+        "acknowledged by a log that failed"
+    )
     assert server.process is not None
     assert server.process.poll() is None, server.log()
     assert "the log failed and takes no more" in server.log()
@@ -185,7 +201,9 @@ def can_mount() -> bool:
     return subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0
 
 
-@pytest.mark.skipif(not can_mount(), reason="mounting a small file system takes root and a mount namespace")
+@pytest.mark.skipif(
+    not can_mount(), reason="mounting a small file system takes root and a mount namespace"
+)
 def test_a_file_system_of_64_mib_that_fills_up(tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()

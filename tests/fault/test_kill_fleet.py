@@ -43,5 +43,7 @@ def test_a_fleet_survives_every_kill(tmp_path: Path) -> None:
             fleet.trainers = trainers
         fleet.await_acks(RUNS)
         fleet.finish()
-    print(f"{KILLS} kills, {fleet.ledger.total} frames acknowledged, {len(fleet.ledger.alerts)} alerts told, "
-          f"start median {sorted(starts)[len(starts) // 2]:.2f} s, longest {max(starts):.2f} s")  # fmt: skip
+    print(
+        f"{KILLS} kills, {fleet.ledger.total} frames acknowledged, {len(fleet.ledger.alerts)} alerts told, "
+        f"start median {sorted(starts)[len(starts) // 2]:.2f} s, longest {max(starts):.2f} s"
+    )

@@ -39,7 +39,9 @@ def server(tmp_path: Path) -> Iterator[Server]:
 class Pusher:
     """A trainer's thread; the longest push is what training felt."""
 
-    def __init__(self, address: str, run: str, period_s: float, heads: int = HEADS, layers: int = LAYERS) -> None:
+    def __init__(
+        self, address: str, run: str, period_s: float, heads: int = HEADS, layers: int = LAYERS
+    ) -> None:
         self.run, self.period_s, self.shape = run, period_s, (layers, heads)
         self.client = RunClient(RunOptions(run=run, layers=layers, heads=heads, server=address))
         self.steps, self.refused, self.longest_s = 0, 0, 0.0
@@ -51,7 +53,10 @@ class Pusher:
         layers, heads = self.shape
         while not self._stop.wait(self.period_s):
             values = [float(self.steps)] * (layers * heads)
-            blocks = [Block("loss", [float(self.steps)]), Block("wq_sigma", values, 0, layers, 0, heads)]
+            blocks = [
+                Block("loss", [float(self.steps)]),
+                Block("wq_sigma", values, 0, layers, 0, heads),
+            ]
             began = time.thread_time()
             taken = self.client.push(self.steps, blocks)
             self.longest_s = max(self.longest_s, time.thread_time() - began)
@@ -70,14 +75,21 @@ def expect_accounted(server: Server, pusher: Pusher) -> None:
     counters = pusher.client.counters()
     dropped = counters.frames_dropped_ring + counters.frames_dropped_window
     # Acknowledged is durable; what is read follows.
-    wait_for("each frame is stored or counted",
-             lambda: len(server.series(pusher.run, "loss")) + dropped >= pusher.steps, 30)  # fmt: skip
+    wait_for(
+        "each frame is stored or counted",
+        lambda: len(server.series(pusher.run, "loss")) + dropped >= pusher.steps,
+        30,
+    )
     stored = server.series(pusher.run, "loss")
     assert len(stored) + dropped == pusher.steps, counters
     assert all(step == value for step, value in stored.items())
     told = lambda: int(server.call("GetRun", run=pusher.run)["frames_dropped"])  # noqa: E731
     # The next frame tells of it: those dropped behind the last one are not told yet.
-    wait_for("the server knows what was lost", lambda: told() <= dropped and (told() > 0) == (dropped > 0), 10)
+    wait_for(
+        "the server knows what was lost",
+        lambda: told() <= dropped and (told() > 0) == (dropped > 0),
+        10,
+    )
 
 
 def test_a_cut_link_costs_the_trainer_nothing_and_catches_up(server: Server) -> None:
@@ -88,7 +100,9 @@ def test_a_cut_link_costs_the_trainer_nothing_and_catches_up(server: Server) -> 
     link.cut = True
     time.sleep(CUT_SECONDS)
     held = pusher.client.counters()
-    assert held.frames_queued - held.frames_acked > 100, "nothing was held back: the link was not cut"
+    assert held.frames_queued - held.frames_acked > 100, (
+        "nothing was held back: the link was not cut"
+    )
     # On the thread's own clock: what others do on the machine does not count.
     assert pusher.longest_s < max(10 * quiet, 0.05)
     link.cut = False
@@ -108,7 +122,11 @@ def test_a_silent_cut_is_found_while_sending(server: Server) -> None:
     wait_for("acks", lambda: pusher.client.counters().frames_acked > 20)
     link.cut = True
     began = time.monotonic()
-    wait_for("the client gave the connection up", lambda: pusher.client.counters().link != "streaming", 40)
+    wait_for(
+        "the client gave the connection up",
+        lambda: pusher.client.counters().link != "streaming",
+        40,
+    )
     assert time.monotonic() - began < 35  # Keepalive: 20 s and 8 s.
     link.cut = False
     wait_for("it is back", lambda: pusher.client.counters().link == "streaming", 60)
@@ -157,7 +175,9 @@ def test_a_stopped_peer_is_cut_off(tmp_path: Path) -> None:
         sender = pusher.client.counters().sender_pid
         os.kill(sender, signal.SIGSTOP)
         try:
-            wait_for("its stream is ended", lambda: server.metric("bellwether_ingest_streams") == 0, 30)
+            wait_for(
+                "its stream is ended", lambda: server.metric("bellwether_ingest_streams") == 0, 30
+            )
         finally:
             os.kill(sender, signal.SIGCONT)
         wait_for("it is back", lambda: server.metric("bellwether_ingest_streams") == 1, 30)

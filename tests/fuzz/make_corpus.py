@@ -22,10 +22,12 @@ ROOT = Path(__file__).resolve().parents[2]
 CORPUS = Path(__file__).with_name("corpus")
 
 
-def protos():  # noqa: ANN201
+def protos():
     folder = tempfile.mkdtemp()
     files = sorted((ROOT / "proto" / "bellwether" / "v1").glob("*.proto"))
-    subprocess.run(["protoc", f"-I{ROOT / 'proto'}", f"--python_out={folder}", *map(str, files)], check=True)
+    subprocess.run(
+        ["protoc", f"-I{ROOT / 'proto'}", f"--python_out={folder}", *map(str, files)], check=True
+    )
     sys.path.insert(0, folder)
     from bellwether.v1 import ingest_pb2, recording_pb2
 
@@ -51,9 +53,9 @@ def main() -> None:
     for step in range(3):
         frame = ingest.ClientMessage(seq=step + 1)
         frame.frame.step, frame.frame.parts = step, 1
-        frame.frame.blocks.add(signal=17, layer_begin=1, layer_count=2, head_begin=2, head_count=2).values.extend(
-            [1.0, float("nan"), float("inf"), -0.0]
-        )
+        frame.frame.blocks.add(
+            signal=17, layer_begin=1, layer_count=2, head_begin=2, head_count=2
+        ).values.extend([1.0, float("nan"), float("inf"), -0.0])
         frame.frame.blocks.add(signal=40, layer_count=1, head_count=1).values.append(2.5)
         messages[f"frame{step}"] = frame
     spectrum = ingest.ClientMessage(seq=4)
@@ -62,7 +64,12 @@ def main() -> None:
     s.upper.extend([4.0, 1.0, 0.5, 3.0, 0.2, 2.0])
     messages["spectrum"] = spectrum
     event = ingest.ClientMessage(seq=5)
-    event.event.step, event.event.kind, event.event.value, event.event.text = 2, 1, 1e-3, "warmup ends"
+    event.event.step, event.event.kind, event.event.value, event.event.text = (
+        2,
+        1,
+        1e-3,
+        "warmup ends",
+    )
     messages["event"] = event
     result = ingest.ClientMessage(seq=6)
     result.action_result.SetInParent()
@@ -94,10 +101,16 @@ def main() -> None:
     for _ in range(255):
         walk.append(walk[-1] + chance.gauss(0, 1e-3))
     write("chunk", "walk", bytes([1, 3, 0]) + struct.pack("256f", *walk))
-    write("chunk", "special", bytes([1, 0, 2]) + struct.pack("<8I", 0x7FC00001, 0xFF800000, 0, 0x80000000, 1, 2, 3, 4))
+    write(
+        "chunk",
+        "special",
+        bytes([1, 0, 2]) + struct.pack("<8I", 0x7FC00001, 0xFF800000, 0, 0x80000000, 1, 2, 3, 4),
+    )
     write("chunk", "bytes", bytes([0]) + bytes(range(64)))
     for i in range(4):
-        write("wal", f"damage{i}", bytes([2, 20, i]) + bytes(chance.randrange(256) for _ in range(60)))
+        write(
+            "wal", f"damage{i}", bytes([2, 20, i]) + bytes(chance.randrange(256) for _ in range(60))
+        )
     write("wal", "whole", bytes([2, 20, 0, 0, 20, 0, 0, 5, 0, 0]))
     rules = """thresholds:
   drift: {grown_factor: 4, hold_batches: 3}
@@ -118,14 +131,30 @@ rules:
     policies = sorted((ROOT / "deploy" / "config").glob("policy*.yml"))
     for policy in policies:
         write("policy", policy.stem, policy.read_bytes())
-    write("policy", "enforce", b"mode: enforce\nrules:\n- {alert: drift, actions: [attention.center_k]}\n")
+    write(
+        "policy",
+        "enforce",
+        b"mode: enforce\nrules:\n- {alert: drift, actions: [attention.center_k]}\n",
+    )
     for config in sorted((ROOT / "deploy" / "config").glob("bellwetherd*.yml")):
         write("config", config.stem, config.read_bytes())
-    write("config", "limits", b"limits: {streams_max: 100}\nstorage: {cache_bytes: 1048576}\nexport: {per_head: all}\n"
-          b"alerting:\n  webhooks:\n  - {url: http://h/x, severity: warning, format: slack}\n"
-          b"  alertmanagers: [{url: http://am:9093, resend_seconds: 30}]\nweb: {hosts: [a, b]}\n")  # fmt: skip
-    write("query_json", "get", b'run=llama\nlimit=10\nseries={"signal":"loss"}\nseries=[1]\nall=true\n\n{"run":"x"}')
-    write("query_json", "body", b'\n{"run":"r","series":[{"signal":"loss","layer":1}],"points_max":5,"attempt":-1}')
+    write(
+        "config",
+        "limits",
+        b"limits: {streams_max: 100}\nstorage: {cache_bytes: 1048576}\nexport: {per_head: all}\n"
+        b"alerting:\n  webhooks:\n  - {url: http://h/x, severity: warning, format: slack}\n"
+        b"  alertmanagers: [{url: http://am:9093, resend_seconds: 30}]\nweb: {hosts: [a, b]}\n",
+    )
+    write(
+        "query_json",
+        "get",
+        b'run=llama\nlimit=10\nseries={"signal":"loss"}\nseries=[1]\nall=true\n\n{"run":"x"}',
+    )
+    write(
+        "query_json",
+        "body",
+        b'\n{"run":"r","series":[{"signal":"loss","layer":1}],"points_max":5,"attempt":-1}',
+    )
     write("query_json", "deep", b"\n" + b'{"a":' * 40 + b"1" + b"}" * 40)
 
 

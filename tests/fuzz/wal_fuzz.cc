@@ -23,8 +23,9 @@ std::string MakeSegment(uint64_t number, Lsn lsn, int records) {
   std::string bytes = EncodeSegmentHeader({.number = number, .first_lsn = lsn, .segment_bytes = kSegment}, kSalt);
   for (int i = 0; i < records; ++i, ++lsn) {
     const std::string payload(static_cast<size_t>(lsn % 90), static_cast<char>(lsn));
-    AppendRecord({.lsn = lsn, .durable_lsn = lsn - 1, .kind = WalKind::kMessage, .run = 1, .seq = lsn, .payload = payload},
-                 kSalt, &bytes);
+    AppendRecord(
+        {.lsn = lsn, .durable_lsn = lsn - 1, .kind = WalKind::kMessage, .run = 1, .seq = lsn, .payload = payload},
+        kSalt, &bytes);
   }
   bytes.resize(static_cast<size_t>(kSegment), '\0');
   return bytes;
@@ -45,7 +46,8 @@ void Damage(FuzzInput* input, std::string* bytes) {
       std::fill(bytes->begin() + static_cast<ptrdiff_t>(at), bytes->end(), '\0');  // Never written.
       break;
     default:
-      bytes->replace(at, std::min<size_t>(64, bytes->size() - at), std::string(std::min<size_t>(64, bytes->size() - at), '\0'));
+      bytes->replace(at, std::min<size_t>(64, bytes->size() - at),
+                     std::string(std::min<size_t>(64, bytes->size() - at), '\0'));
   }
 }
 
@@ -72,8 +74,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     lsn += static_cast<Lsn>(records);
     for (int damages = input.Take<uint8_t>() % 4; damages > 0; --damages) Damage(&input, &bytes);
     if (input.Take<uint8_t>() % 16 == 15) continue;  // The file is missing.
-    const auto file = fs.Create("/wal/" + SegmentName(static_cast<uint64_t>(i) + 1, kSalt),
-                                static_cast<int64_t>(bytes.size()));
+    const auto file =
+        fs.Create("/wal/" + SegmentName(static_cast<uint64_t>(i) + 1, kSalt), static_cast<int64_t>(bytes.size()));
     FUZZ_CHECK(file.ok() && (*file)->WriteAt(0, bytes).ok() && (*file)->Sync().ok());
   }
   auto opened = Open(&fs, /*repair=*/false);

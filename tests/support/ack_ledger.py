@@ -12,7 +12,6 @@ from __future__ import annotations
 import queue
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -25,8 +24,11 @@ import grpc
 from bellwether_process import ROOT, Server, wait_for
 
 LAYERS, HEADS = 32, 32  # 16 KiB a frame with 4 signals.
-OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_reconnect_backoff_ms", 200),
-           ("grpc.initial_reconnect_backoff_ms", 50)]  # fmt: skip
+OPTIONS = [
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_reconnect_backoff_ms", 200),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+]
 
 
 def load_protos() -> tuple[Any, Any, Any]:
@@ -35,7 +37,9 @@ def load_protos() -> tuple[Any, Any, Any]:
     assert protoc, "protoc is needed (apt-get install protobuf-compiler)"
     folder = Path(tempfile.mkdtemp(prefix="protos"))
     protos = sorted((ROOT / "proto" / "bellwether" / "v1").glob("*.proto"))
-    subprocess.run([protoc, f"-I{ROOT / 'proto'}", f"--python_out={folder}", *map(str, protos)], check=True)
+    subprocess.run(
+        [protoc, f"-I{ROOT / 'proto'}", f"--python_out={folder}", *map(str, protos)], check=True
+    )
     import bellwether
 
     bellwether.__path__.append(str(folder / "bellwether"))
@@ -67,8 +71,12 @@ class Ledger:
         said = (transition.run, transition.key, transition.k)
         with self._lock:
             if self.alerts.setdefault(transition.id, said) != said:
-                self.contradictions.append(f"id {transition.id} was {self.alerts[transition.id]}, now {said}")
-            self._file.write(f"alert {transition.id} {transition.run} {transition.key} {transition.k}\n")
+                self.contradictions.append(
+                    f"id {transition.id} was {self.alerts[transition.id]}, now {said}"
+                )
+            self._file.write(
+                f"alert {transition.id} {transition.run} {transition.key} {transition.k}\n"
+            )
 
     @property
     def total(self) -> int:
@@ -83,8 +91,16 @@ def frame_value(seq: int) -> float:
 class Trainer:
     """One rank; frames each `period` seconds until stopped.  From `sick_from` on its W_Q is not finite."""
 
-    def __init__(self, server: str, run: str, ledger: Ledger, period: float, sick_from: int = 0,
-                 layers: int = LAYERS, heads: int = HEADS) -> None:  # fmt: skip
+    def __init__(
+        self,
+        server: str,
+        run: str,
+        ledger: Ledger,
+        period: float,
+        sick_from: int = 0,
+        layers: int = LAYERS,
+        heads: int = HEADS,
+    ) -> None:
         self.run, self.ledger, self.period, self.sick_from = run, ledger, period, sick_from
         self.shape = (layers, heads)
         self.address = server
@@ -105,7 +121,12 @@ class Trainer:
         message = INGEST.ClientMessage()
         hello = message.hello
         hello.protocol, hello.client_version = 1, "ledger"
-        hello.run.name, hello.run.uuid, hello.run.world, hello.run.reporters = self.run, self.uuid, 1, 1
+        hello.run.name, hello.run.uuid, hello.run.world, hello.run.reporters = (
+            self.run,
+            self.uuid,
+            1,
+            1,
+        )
         layout = hello.run.layout
         layout.layers, layout.heads = self.shape
         layout.kv_heads, layout.head_dim = layout.heads, 64
@@ -121,8 +142,12 @@ class Trainer:
         block.values.append(frame_value(seq))
         sick = self.sick_from and seq >= self.sick_from
         for signal in ("ROWS", "WQ_SIGMA", "WK_SIGMA", "NONFINITE_ROWS"):
-            block = frame.blocks.add(signal=getattr(SIGNALS, f"SIGNAL_{signal}"), layer_count=layers, head_count=heads)
-            value = {"ROWS": 4096.0, "NONFINITE_ROWS": 8.0 if sick else 0.0}.get(signal, frame_value(seq))
+            block = frame.blocks.add(
+                signal=getattr(SIGNALS, f"SIGNAL_{signal}"), layer_count=layers, head_count=heads
+            )
+            value = {"ROWS": 4096.0, "NONFINITE_ROWS": 8.0 if sick else 0.0}.get(
+                signal, frame_value(seq)
+            )
             block.values.extend([value] * (layers * heads))
         return bytes(message.SerializeToString())
 
@@ -130,8 +155,11 @@ class Trainer:
         while not self._stop.is_set():
             outbox: queue.SimpleQueue[Optional[bytes]] = queue.SimpleQueue()
             with grpc.insecure_channel(self.address, OPTIONS) as channel:
-                attach = channel.stream_stream("/bellwether.v1.Ingest/Attach", request_serializer=lambda raw: raw,
-                                               response_deserializer=INGEST.ServerMessage.FromString)  # fmt: skip
+                attach = channel.stream_stream(
+                    "/bellwether.v1.Ingest/Attach",
+                    request_serializer=lambda raw: raw,
+                    response_deserializer=INGEST.ServerMessage.FromString,
+                )
                 outbox.put(self._hello().SerializeToString())
                 answers = attach(iter(outbox.get, None))
                 try:
@@ -187,7 +215,6 @@ class Trainer:
         wait_for(f"{self.run}: everything is acknowledged", lambda: not self.unacked, seconds)
         self._stop.set()
 
-
     def abandon(self) -> None:
         """At once, whatever was acknowledged."""
         self._stop.set()
@@ -204,9 +231,11 @@ class Watcher:
     def _watch(self) -> None:
         while not self._stop.wait(0.05):
             with grpc.insecure_channel(self._server, OPTIONS) as channel:
-                watch = channel.unary_stream("/bellwether.v1.Query/WatchAlerts",
-                                             request_serializer=QUERY.WatchAlertsRequest.SerializeToString,
-                                             response_deserializer=QUERY.WatchAlertsResponse.FromString)  # fmt: skip
+                watch = channel.unary_stream(
+                    "/bellwether.v1.Query/WatchAlerts",
+                    request_serializer=QUERY.WatchAlertsRequest.SerializeToString,
+                    response_deserializer=QUERY.WatchAlertsResponse.FromString,
+                )
                 try:
                     for answer in watch(QUERY.WatchAlertsRequest(after_id=self._after)):
                         if answer.HasField("transition"):
@@ -224,12 +253,27 @@ class Watcher:
 class Fleet:
     """`runs` trainers and a watcher; the last of them is sick."""
 
-    def __init__(self, server: Server, folder: Path, runs: int, period: float, sick_from: int = 40, **shape: int) -> None:
+    def __init__(
+        self,
+        server: Server,
+        folder: Path,
+        runs: int,
+        period: float,
+        sick_from: int = 40,
+        **shape: int,
+    ) -> None:
         self.server = server
         self.ledger = Ledger(folder / "ledger.txt")
         self.watcher = Watcher(server.grpc, self.ledger)
         self.trainers = [
-            Trainer(server.grpc, f"run-{i}", self.ledger, period, sick_from if i == runs - 1 else 0, **shape)
+            Trainer(
+                server.grpc,
+                f"run-{i}",
+                self.ledger,
+                period,
+                sick_from if i == runs - 1 else 0,
+                **shape,
+            )
             for i in range(runs)
         ]
 
@@ -246,7 +290,9 @@ class Fleet:
                 continue
             stored = self.server.series(trainer.run, "loss")
             missing = [seq for seq in range(1, acked + 1) if seq not in stored]
-            assert not missing, f"{trainer.run}: acknowledged up to {acked}, missing {missing[:10]}; {self.ledger.path}"
+            assert not missing, (
+                f"{trainer.run}: acknowledged up to {acked}, missing {missing[:10]}; {self.ledger.path}"
+            )
 
     def finish(self) -> None:
         """Ends the trainers and compares the ledger with the store."""
@@ -256,10 +302,18 @@ class Fleet:
             stored = self.server.series(trainer.run, "loss")
             assert sorted(stored) == list(range(1, trainer.made + 1)), trainer.run
             assert all(value == frame_value(step) for step, value in stored.items()), trainer.run
-            head = self.server.series(trainer.run, "wq_sigma", trainer.shape[0] - 1, trainer.shape[1] - 1)
+            head = self.server.series(
+                trainer.run, "wq_sigma", trainer.shape[0] - 1, trainer.shape[1] - 1
+            )
             assert head == stored, trainer.run
-            frames = lambda trainer=trainer: int(self.server.call("GetRun", run=trainer.run)["frames"])  # noqa: E731
-            wait_for("each frame is counted once", lambda frames=frames, trainer=trainer: frames() == trainer.made, 10)
+            frames = lambda trainer=trainer: int(
+                self.server.call("GetRun", run=trainer.run)["frames"]
+            )
+            wait_for(
+                "each frame is counted once",
+                lambda frames=frames, trainer=trainer: frames() == trainer.made,
+                10,
+            )
         self.check_alerts()
         self.watcher.stop()
 
@@ -268,7 +322,10 @@ class Fleet:
         assert not self.ledger.contradictions, self.ledger.contradictions
         sick = self.trainers[-1]
         if sick.sick_from and sick.made > sick.sick_from + 50:
-            wait_for("the sick run's alert was told", lambda: any(a[0] == sick.run for a in self.ledger.alerts.values()))
+            wait_for(
+                "the sick run's alert was told",
+                lambda: any(a[0] == sick.run for a in self.ledger.alerts.values()),
+            )
         stored: list[tuple[str, int]] = []
         for alert in self.server.call("ListAlerts", limit=1000)["alerts"]:
             key, run = alert["last"]["key"], alert["last"]["run"]
@@ -278,4 +335,6 @@ class Fleet:
         assert len({number for _, number in stored}) == len(stored), "an id is given twice"
         by_id = {number: what for what, number in stored}
         for number, (run, key, k) in self.ledger.alerts.items():
-            assert by_id.get(number) == f"{run} {key} {k}", f"alert {number} was told as {run} {key} {k}"
+            assert by_id.get(number) == f"{run} {key} {k}", (
+                f"alert {number} was told as {run} {key} {k}"
+            )

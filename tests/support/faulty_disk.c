@@ -45,7 +45,18 @@ struct Control {
   volatile int32_t refused;        // Likewise: calls that were made to fail.
 };
 
-enum Kind { kCreate = 1, kWrite, kTruncate, kRename, kUnlink, kMakeDirectory, kSyncBegin, kSyncEnd, kSyncDirectory, kLink };
+enum Kind {
+  kCreate = 1,
+  kWrite,
+  kTruncate,
+  kRename,
+  kUnlink,
+  kMakeDirectory,
+  kSyncBegin,
+  kSyncEnd,
+  kSyncDirectory,
+  kLink
+};
 enum { kZeros = 1 };  // flags of kWrite: the data is `length` zeros and left out.
 
 #define MAX_FDS 65536
@@ -80,7 +91,9 @@ static bool IsOurs(const char* path) {
   return root_bytes > 0 && path != NULL && strncmp(path, root, root_bytes) == 0 &&
          (path[root_bytes] == '/' || path[root_bytes] == '\0');
 }
-static uint8_t PlaceOf(const char* path) { return strstr(path, "/wal") != NULL ? 1 : strstr(path, "/db") != NULL ? 2 : 0; }
+static uint8_t PlaceOf(const char* path) {
+  return strstr(path, "/wal") != NULL ? 1 : strstr(path, "/db") != NULL ? 2 : 0;
+}
 static bool Fails(int error, uint8_t place) {
   if (error == 0 || (control->where != 0 && control->where != place)) return false;
   __atomic_fetch_add(&control->refused, 1, __ATOMIC_RELAXED);
@@ -97,8 +110,8 @@ static void Note(enum Kind kind, uint64_t inode, int64_t offset, int64_t length,
   clock_gettime(CLOCK_MONOTONIC, &now);
   char names[2 * PATH_MAX];
   const int named = snprintf(names, sizeof(names), "%s%s%s", path ? path : "", path2 ? "\n" : "", path2 ? path2 : "");
-  const int64_t head[8] = {kind, (int64_t)inode, offset, length, flags, named, (int64_t)bytes,
-                           now.tv_sec * 1000000000LL + now.tv_nsec};
+  const int64_t head[8] = {kind,  (int64_t)inode, offset,         length,
+                           flags, named,          (int64_t)bytes, now.tv_sec * 1000000000LL + now.tv_nsec};
   const struct iovec parts[3] = {{(void*)head, sizeof(head)}, {names, (size_t)named}, {(void*)data, bytes}};
   if (REAL(writev)(journal, parts, 3) < 0) abort();  // A test with holes in its journal proves nothing.
   errno = before;
@@ -108,7 +121,8 @@ static void NoteWrite(int fd, int64_t offset, const void* data, size_t bytes) {
   if (journal < 0) return;
   const char* const from = data;
   const bool zeros = bytes > 0 && from[0] == 0 && memcmp(from, from + 1, bytes - 1) == 0;
-  Note(kWrite, inode_of[fd], offset, (int64_t)bytes, NULL, NULL, zeros ? "" : data, zeros ? 0 : bytes, zeros ? kZeros : 0);
+  Note(kWrite, inode_of[fd], offset, (int64_t)bytes, NULL, NULL, zeros ? "" : data, zeros ? 0 : bytes,
+       zeros ? kZeros : 0);
 }
 
 // ---- files ----

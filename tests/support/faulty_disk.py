@@ -22,9 +22,29 @@ from bellwether_process import BIN
 LIBRARY = BIN / "libbellwether_faulty_disk.so"
 PAGE = 4096
 # As struct Control.
-FIELDS = ("sync_delay_ms", "sync_errno", "write_errno", "where", "free_mb", "lies", "syncs", "refused")
+FIELDS = (
+    "sync_delay_ms",
+    "sync_errno",
+    "write_errno",
+    "where",
+    "free_mb",
+    "lies",
+    "syncs",
+    "refused",
+)
 EVERYWHERE, WAL, DATABASE = 0, 1, 2
-(CREATE, WRITE, TRUNCATE, RENAME, UNLINK, MAKE_DIRECTORY, SYNC_BEGIN, SYNC_END, SYNC_DIRECTORY, LINK) = range(1, 11)
+(
+    CREATE,
+    WRITE,
+    TRUNCATE,
+    RENAME,
+    UNLINK,
+    MAKE_DIRECTORY,
+    SYNC_BEGIN,
+    SYNC_END,
+    SYNC_DIRECTORY,
+    LINK,
+) = range(1, 11)
 ZEROS = 1
 
 
@@ -69,7 +89,11 @@ class Inode:
         self.durable[begin:end] = self.now[begin:end]
 
     def after_power_cut(self, chance: random.Random) -> bytes:
-        pages = {page for begin, end in self.dirty for page in range(begin // PAGE, max(begin, end - 1) // PAGE + 1)}
+        pages = {
+            page
+            for begin, end in self.dirty
+            for page in range(begin // PAGE, max(begin, end - 1) // PAGE + 1)
+        }
         for page in sorted(pages):
             if chance.random() < 0.5:
                 self._keep(page * PAGE, min((page + 1) * PAGE, len(self.now)))
@@ -85,7 +109,9 @@ class FaultyDisk:
         self._base = root.with_name(root.name + ".durable")
         self._journal = root.with_name(root.name + ".journal") if journal else None
         control = root.with_name(root.name + ".control")
-        control.write_bytes(struct.pack(f"{len(FIELDS)}i", *(-1 if name == "free_mb" else 0 for name in FIELDS)))
+        control.write_bytes(
+            struct.pack(f"{len(FIELDS)}i", *(-1 if name == "free_mb" else 0 for name in FIELDS))
+        )
         with open(control, "r+b") as file:
             self._control = mmap.mmap(file.fileno(), 0)
         self.environment = {
@@ -110,18 +136,30 @@ class FaultyDisk:
         shutil.rmtree(self._base, ignore_errors=True)
         shutil.copytree(self.root, self._base)
         self._journal.write_bytes(b"")
-        self._inodes = {path.stat().st_ino: str(path) for path in self.root.rglob("*") if path.is_file()}
+        self._inodes = {
+            path.stat().st_ino: str(path) for path in self.root.rglob("*") if path.is_file()
+        }
 
     def records(self) -> Iterator[tuple[int, int, int, int, int, str, bytes]]:
         """kind, inode, offset, length, flags, path, data; the last one may be cut off."""
         assert self._journal is not None
         with open(self._journal, "rb") as file:
             while len(head := file.read(64)) == 64:
-                kind, inode, offset, length, flags, path_bytes, data_bytes, _ = struct.unpack("8q", head)
+                kind, inode, offset, length, flags, path_bytes, data_bytes, _ = struct.unpack(
+                    "8q", head
+                )
                 rest = file.read(path_bytes + data_bytes)
                 if len(rest) < path_bytes + data_bytes:
                     return
-                yield kind, inode, offset, length, flags, rest[:path_bytes].decode(), rest[path_bytes:]
+                yield (
+                    kind,
+                    inode,
+                    offset,
+                    length,
+                    flags,
+                    rest[:path_bytes].decode(),
+                    rest[path_bytes:],
+                )
 
     def cut_power(self, seed: int) -> int:
         """After the process was killed: `root` becomes what the disk holds.  Returns the number of
@@ -135,7 +173,11 @@ class FaultyDisk:
                 data = (Path(folder) / name).read_bytes()
                 names[str(at / name)] = Inode(bytearray(data), bytearray(data))
         durable = dict(names)
-        inodes = {inode: node for inode, path in self._inodes.items() if (node := names.get(path)) is not None}
+        inodes = {
+            inode: node
+            for inode, path in self._inodes.items()
+            if (node := names.get(path)) is not None
+        }
         for kind, inode, offset, length, flags, path, data in self.records():
             if kind == CREATE:
                 names[path] = inodes[inode] = Inode()

@@ -380,19 +380,19 @@ TEST_F(DatabaseTest, ACopyIsWholeAndItsDamageIsFound) {
     const auto opened = RocksDatabase::Open({.directory = copy});
     ASSERT_TRUE(opened.ok()) << opened.status();
     EXPECT_EQ((*opened)->GetRun(3)->description.name, "llama");
-    EXPECT_TRUE((*opened)->FindDamage().empty());
     for (const auto& entry : std::filesystem::directory_iterator(copy)) {
       if (entry.path().extension() == ".sst" && entry.file_size() > 300) table = entry.path();
     }
     ASSERT_FALSE(table.empty());
-    std::fstream file(table, std::ios::in | std::ios::out | std::ios::binary);
-    file.seekp(20);
-    file.put('!');
-    file.close();
-    const auto damage = (*opened)->FindDamage();
-    ASSERT_EQ(damage.size(), 1u);
-    EXPECT_NE(damage[0].find(table.filename().string()), std::string::npos) << damage[0];
   }
+  EXPECT_TRUE(RocksDatabase::FindDamage(copy).empty());
+  std::fstream file(table, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(20);
+  file.put('!');
+  file.close();
+  const auto damage = RocksDatabase::FindDamage(copy);
+  ASSERT_EQ(damage.size(), 1u);
+  EXPECT_NE(damage[0].find(table.filename().string()), std::string::npos) << damage[0];
 }
 
 TEST_F(DatabaseTest, AlertLogTellsEachTransitionOnceAndKeepsNotes) {
