@@ -70,7 +70,7 @@ class Pipeline final : public IngestSink, public RunControl {
     double free_ratio_min = 0.05;
     // Open() waits so long for what the log holds beyond the database to be
     // applied; the rest is applied behind what comes in.
-    int64_t apply_ms_max = 1000;
+    int64_t apply_ms_max = 500;
     Info info;                   // Version, addresses, options, limits.
   };
 

@@ -95,6 +95,7 @@ absl::Status Pipeline::Close() {
   if (closing_.exchange(true) || wal_ == nullptr) return absl::OkStatus();
   if (learner_ != nullptr) learner_->Stop();  // The next start goes on with it.
   if (apply_thread_.joinable()) apply_thread_.join();
+  wal_->Hold(absl::OkStatus());  // What was taken is written if there is any room.
   absl::Status status = wal_->Sync(wal_->last_lsn());
   spectra_->Stop();
   Lsn keep = wal_->last_lsn() + 1;

@@ -70,6 +70,9 @@ void StorageCommands::AddTo(CLI::App* app) {
   backup_->add_option("directory", directory_, "the backup: a storage folder of its own")->required();
   restore_ = app->add_subcommand("restore", "verify a backup and copy it to --storage.path, which must be empty");
   restore_->add_option("directory", directory_, "the backup")->required();
+  check_->footer("Example:\n  bellwetherd check-data --storage.path=/var/lib/bellwether");
+  backup_->footer("Example:\n  bellwetherd backup --storage.path=/var/lib/bellwether /var/backups/bellwether");
+  restore_->footer("Example:\n  bellwetherd restore --storage.path=/var/lib/bellwether /var/backups/bellwether");
   for (CLI::App* command : {check_, backup_, restore_}) command->fallthrough();  // --storage.path, --config.file
 }
 

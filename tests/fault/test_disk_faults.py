@@ -119,7 +119,7 @@ def test_a_crash_below_the_floor_loses_nothing_acknowledged(place: Place) -> Non
         lambda: any(run == sick.run for run, _, _ in fleet.ledger.alerts.values()),
         30,
     )
-    server.kill()
+    fleet.kill()
     disk.set(free_mb=-1)
     server.start()
     fleet.check_acked()
@@ -165,7 +165,7 @@ def test_an_io_error_of_the_log_is_final_and_said(place: Place, call: str) -> No
     assert "the log failed and takes no more" in server.log()
     assert "Input/output error" in server.log()
     wait_for("streams are refused", lambda: fleet.trainers[0].refused, 10)
-    server.kill()
+    fleet.kill()
     server.start()
     fleet.check_acked()
     fleet.await_acks(60)
@@ -184,7 +184,7 @@ def test_a_full_disk_is_waited_for(place: Place) -> None:
     assert server.process.poll() is None, server.log()
     disk.set(write_errno=0)
     if "the log failed" in server.log():  # It met the full disk in the middle of a segment.
-        server.kill()
+        fleet.kill()
         server.start()
         fleet.check_acked()
     wait_for("SERVING", lambda: health(server) == SERVING, 20)

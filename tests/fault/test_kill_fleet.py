@@ -33,7 +33,7 @@ def test_a_fleet_survives_every_kill(tmp_path: Path) -> None:
         for _ in range(KILLS):
             fleet.await_acks(RUNS // 2)
             time.sleep(chance.uniform(0, 0.5))
-            server.kill()
+            fleet.kill()
             began = time.monotonic()
             server.start()
             starts.append(time.monotonic() - began)

@@ -222,6 +222,7 @@ def test_termination_under_load_acks_what_it_took(server: Server, tmp_path: Path
     began = time.monotonic()
     assert server.stop() == 0, server.log()
     assert time.monotonic() - began < 15
+    fleet.note_end()
     server.start()
     fleet.check_acked()
     fleet.await_acks(100)

@@ -34,7 +34,7 @@ def test_the_journal_sees_every_segment_and_its_syncs(tmp_path: Path) -> None:
     with server:
         fleet = Fleet(server, tmp_path, runs=1, period=0.01, layers=4, heads=4)
         fleet.await_acks(100)
-        server.kill()
+        fleet.kill()
     kinds = [record[0] for record in disk.records()]
     assert kinds.count(SYNC_END) >= 20, "an acknowledgement without a sync"
     written = sum(record[3] for record in disk.records() if record[0] == WRITE)
@@ -54,7 +54,7 @@ def test_a_disk_that_lies_is_found_out(tmp_path: Path) -> None:
     fleet.await_acks(50)
     disk.set(lies=1)
     fleet.await_acks(200)
-    server.kill()
+    fleet.kill()
     for trainer in fleet.trainers:
         trainer.abandon()
     fleet.watcher.stop()
@@ -77,7 +77,7 @@ def test_power_cuts_lose_nothing_acknowledged(tmp_path: Path) -> None:
     for cut in range(CUTS):
         fleet.await_acks(40)
         time.sleep(chance.uniform(0, 3 if cut % 3 == 2 else 0.3))
-        server.kill()
+        fleet.kill()
         unsynced += disk.cut_power(chance.randrange(1 << 30))
         server.start()
         fleet.check_acked()

@@ -17,6 +17,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Optional
 
@@ -264,6 +265,7 @@ class Fleet:
     ) -> None:
         self.server = server
         self.ledger = Ledger(folder / "ledger.txt")
+        self._promised: dict[tuple[str, int], int] = {}
         self.watcher = Watcher(server.grpc, self.ledger)
         self.trainers = [
             Trainer(
@@ -281,11 +283,20 @@ class Fleet:
         before = self.ledger.total
         wait_for(f"{more} more acks", lambda: self.ledger.total >= before + more, seconds)
 
+    def kill(self) -> None:
+        """SIGKILL, and a look at what the server had promised by then."""
+        self.server.kill()
+        self.note_end()
+
+    def note_end(self) -> None:
+        """The server has just ended: what it acknowledged so far is what check_acked() wants."""
+        self._promised = dict(self.ledger.acked)
+
     def check_acked(self) -> None:
-        """What was acknowledged before a crash is there after it, before anything is sent again."""
+        """What was acknowledged before the end is there after the next start."""
         self.server.await_applied()
         for trainer in self.trainers:
-            acked = self.ledger.acked.get((trainer.run, 0), 0)
+            acked = self._promised.get((trainer.run, 0), 0)
             if acked == 0:
                 continue
             stored = self.server.series(trainer.run, "loss")
@@ -306,16 +317,12 @@ class Fleet:
                 trainer.run, "wq_sigma", trainer.shape[0] - 1, trainer.shape[1] - 1
             )
             assert head == stored, trainer.run
-            frames = lambda trainer=trainer: int(
-                self.server.call("GetRun", run=trainer.run)["frames"]
-            )
-            wait_for(
-                "each frame is counted once",
-                lambda frames=frames, trainer=trainer: frames() == trainer.made,
-                10,
-            )
+            wait_for("each frame is counted once", partial(self._counted, trainer), 10)
         self.check_alerts()
         self.watcher.stop()
+
+    def _counted(self, trainer: Trainer) -> bool:
+        return int(self.server.call("GetRun", run=trainer.run)["frames"]) == trainer.made
 
     def check_alerts(self) -> None:
         """Each alert that was told is in the log, once; the sick run's is among them."""
