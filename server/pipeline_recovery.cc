@@ -154,7 +154,7 @@ absl::Status Pipeline::ApplyRecord(const WalRecord& record) {
 
 absl::Status Pipeline::ApplyLogUntil(Lsn from, Lsn until) {
   return wal_->Read(from, until, [this, until](const WalRecord& record) {
-    unapplied_->Set(static_cast<double>(until - record.lsn));
+    unapplied_->Set(static_cast<double>(until - record.lsn + 1));  // 0 once all of it is applied.
     return ApplyRecord(record);
   });
 }

@@ -18,6 +18,7 @@
 #include "server/store/file_system.h"
 #include "server/store/record_codec.h"
 #include "server/store/rocks_database.h"
+#include "server/util/clock.h"
 #include "server/util/log.h"
 #include "server/util/status_macros.h"
 
@@ -73,6 +74,7 @@ size_t FreshChanges(const Action& before, const Action& after) {
 }
 
 constexpr char kSchemaKey[] = "v";
+constexpr int64_t kResumeNanos = 1'000'000'000;
 
 // A key's kind and run, for people.
 std::string DescribeKey(std::string_view key) {
@@ -289,17 +291,29 @@ absl::StatusOr<std::unique_ptr<Database>> Database::Open(const Options& options)
 absl::Status RocksDatabase::Write(rocksdb::WriteBatch* batch) {
   rocksdb::WriteOptions options;
   options.disableWAL = true;
-  return FromRocks(db_->Write(options, batch));
+  GoOnAfterAnError();
+  return Noted(FromRocks(db_->Write(options, batch)));
 }
 
 absl::Status RocksDatabase::WriteDurably(rocksdb::WriteBatch* batch) {
   rocksdb::WriteOptions options;
   options.sync = true;
-  // After an error it takes nothing until it was told to go on.
-  if (write_failed_.exchange(false)) (void)db_->Resume();
-  const absl::Status written = FromRocks(db_->Write(options, batch));
-  if (!written.ok()) write_failed_ = true;
-  return written;
+  GoOnAfterAnError();
+  return Noted(FromRocks(db_->Write(options, batch)));
+}
+
+absl::Status RocksDatabase::Noted(absl::Status status) {
+  if (!status.ok()) failed_ = true;
+  return status;
+}
+
+void RocksDatabase::GoOnAfterAnError() {
+  if (!failed_) return;
+  const int64_t now_ns = Clock::System()->MonotonicNanos();
+  int64_t due_ns = resume_due_ns_;
+  if (now_ns < due_ns || !resume_due_ns_.compare_exchange_strong(due_ns, now_ns + kResumeNanos)) return;
+  failed_ = false;
+  (void)db_->Resume();  // The next write tells whether it helped.
 }
 
 absl::StatusOr<std::vector<RunRecord>> RocksDatabase::ListRuns() const {
@@ -532,7 +546,8 @@ absl::StatusOr<std::vector<Database::BandsRow>> RocksDatabase::ListBands() const
 }
 
 absl::Status RocksDatabase::Flush() {
-  BW_RETURN_IF_ERROR(FromRocks(db_->Flush(rocksdb::FlushOptions(), {lasting_, passing_})));
+  GoOnAfterAnError();
+  BW_RETURN_IF_ERROR(Noted(FromRocks(db_->Flush(rocksdb::FlushOptions(), {lasting_, passing_}))));
   return CompactPassing();
 }
 

@@ -150,6 +150,9 @@ class RocksDatabase final : public Database {
   absl::Status Write(rocksdb::WriteBatch* batch);  // Lost by a crash, replayed from the WAL.
   // For what people are told, once or as it was: transitions, notes, actions, bands.
   absl::Status WriteDurably(rocksdb::WriteBatch* batch);
+  // After an error RocksDB takes nothing until it is told to go on: each second at most.
+  void GoOnAfterAnError();
+  absl::Status Noted(absl::Status status);
   absl::Status LoadTransitionIds();
   // Brings what an older version wrote to kSchemaVersion.  FAILED_PRECONDITION: a
   // newer one wrote it.
@@ -159,7 +162,8 @@ class RocksDatabase final : public Database {
   rocksdb::ColumnFamilyHandle* lasting_ = nullptr;  // Owned: closed before db_.
   rocksdb::ColumnFamilyHandle* passing_ = nullptr;
   std::atomic<int64_t> superseded_bytes_ = 0;  // In passing_, since it was compacted.
-  std::atomic<bool> write_failed_ = false;
+  std::atomic<bool> failed_ = false;
+  std::atomic<int64_t> resume_due_ns_ = 0;
   mutable absl::Mutex transitions_mutex_;
   uint64_t last_transition_id_ ABSL_GUARDED_BY(transitions_mutex_) = 0;
   absl::Mutex events_mutex_;  // Event numbers are given and written under it.
