@@ -171,6 +171,8 @@ std::vector<Field> Fields(ServerOptions* o) {
       Number<int>("ingest.shards", &p.shards, 1, 64),
       Number<int64_t>("storage.wal_segment_bytes", &p.wal.segment_bytes, 1 << 21, int64_t{1} << 32),
       Number<int64_t>("storage.wal_bytes_flush", &p.wal_bytes_flush, 1 << 22, int64_t{1} << 36),
+      Number<int64_t>("storage.free_bytes_min", &p.free_bytes_min, 0, int64_t{1} << 44),
+      Number<double>("storage.free_ratio_min", &p.free_ratio_min, 0, 0.5),
       Number<int64_t>("storage.cache_bytes", &p.database.cache_bytes, 1 << 20, int64_t{1} << 36),
       Number<int32_t>("export.heads_max", &o->exporter.heads.heads_top, 0, 1024),
   };

@@ -244,7 +244,8 @@ void LiveRun::Post(std::vector<Transition>* transitions) {
   // People must not be told of what a crash could still take back.  A failed
   // log does not silence alerts: they go on from memory.
   if (const absl::Status status = parts_.wal->Sync(last_lsn_); !status.ok()) {
-    LogError("alerts of run {} go out unpersisted: {}", record_.description.name, std::string(status.message()));
+    LogWarning("alerts of run {} go out before they are durable: {}", record_.description.name,
+               std::string(status.message()));
   }
   record_.stage = judge_.stage();
   for (Transition& transition : *transitions) {
@@ -255,7 +256,7 @@ void LiveRun::Post(std::vector<Transition>* transitions) {
     // What is of two kinds has no siblings.
     if (parts_.baselines != nullptr && !record_.mixed) AddSiblings(*parts_.baselines, record_.description, &transition);
     const auto posted = parts_.alerts->Post(std::move(transition));
-    if (!posted.ok()) LogError("a transition could not be stored: {}", std::string(posted.status().message()));
+    if (!posted.ok()) LogError("an alert is told unstored: {}", std::string(posted.status().message()));
     if (arrived_ns_ > 0) {
       alert_seconds_->Observe(static_cast<double>(parts_.clock->MonotonicNanos() - arrived_ns_) * 1e-9);
     }

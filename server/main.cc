@@ -25,6 +25,7 @@
 #include "server/policy_commands.h"
 #include "server/rules_commands.h"
 #include "server/server.h"
+#include "server/storage_commands.h"
 #include "server/util/log.h"
 #include "server/util/systemd_notify.h"
 #include "server/version.h"
@@ -119,6 +120,7 @@ int Serve(ServerOptions options, const Flags& flags) {
     return kFailed;
   }
   (void)NotifySystemd("READY=1");
+  bool failed = false;
   for (;;) {
     const timespec second{1, 0};
     const int signal = sigtimedwait(&signals, nullptr, &second);
@@ -128,7 +130,13 @@ int Serve(ServerOptions options, const Flags& flags) {
       (void)(*server)->Reload();  // It says what came of it; what was in force stays so when a file is bad.
       (void)NotifySystemd("READY=1");
     }
-    if (!(*server)->Tick()) {
+    const auto busy = (*server)->Tick();
+    if (!busy.ok()) {
+      failed = true;
+      LogError("ending: {}", std::string(busy.status().message()));
+      break;
+    }
+    if (!*busy) {
       LogInfo("nobody was attached for {}: ending", flags.idle_exit);
       break;
     }
@@ -146,7 +154,7 @@ int Serve(ServerOptions options, const Flags& flags) {
     return kFailed;
   }
   LogInfo("stopped; everything acknowledged is durable");
-  return kOk;
+  return failed ? kFailed : kOk;
 }
 
 // A library's path: beside this program, as in a build and a bundle, or else, whether it exists or not, where
@@ -278,6 +286,8 @@ int Main(int argc, char** argv) {
   rules.AddTo(&app);
   PolicyCommands policy;
   rules.AddFlag(policy.AddTo(&app));
+  StorageCommands storage_commands;
+  storage_commands.AddTo(&app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
@@ -338,6 +348,7 @@ int Main(int argc, char** argv) {
   }
   if (flags.config_check) return kOk;
   if (!storage.empty()) options.pipeline.storage_path = storage;
+  if (const auto code = storage_commands.Run(options.pipeline)) return *code;
   if (!grpc_address.empty()) options.grpc_address = grpc_address;
   if (!web_address.empty()) options.web_address = web_address == "none" ? "" : web_address;
   if (!external_url.empty()) options.external_url = external_url;

@@ -9,6 +9,7 @@
 #include "bellwether/recording.h"
 #include "server/pipeline_session.h"
 #include "server/run_import.h"
+#include "server/store/file_system.h"
 #include "server/util/log.h"
 #include "server/util/status_macros.h"
 
@@ -48,6 +49,9 @@ Pipeline::Pipeline(const Options& options, Counters* counters, Clock* clock)
       wal_bytes_(counters->gauge("bellwether_wal_bytes")),
       store_bytes_(counters->gauge("bellwether_store_bytes", {{"kind", "database"}})),
       store_free_bytes_(counters->gauge("bellwether_store_free_bytes")),
+      unapplied_(counters->gauge("bellwether_wal_unapplied_frames")),
+      disk_degraded_(counters->gauge("bellwether_degraded", {{"reason", "disk"}})),
+      database_degraded_(counters->gauge("bellwether_degraded", {{"reason", "database"}})),
       degraded_(counters->gauge("bellwether_degraded", {{"reason", "log"}})) {
   rules_.Set(options.rules);
   policy_.Set(options.policy);
@@ -75,11 +79,10 @@ LiveRunParts Pipeline::Parts() {
 
 absl::StatusOr<std::unique_ptr<Pipeline>> Pipeline::Open(const Options& options, Counters* counters, Clock* clock) {
   std::unique_ptr<Pipeline> pipeline(new Pipeline(options, counters, clock));
-  std::error_code error;
-  std::filesystem::create_directories(options.storage_path, error);
-  if (error) {
-    return absl::UnavailableError(absl::StrCat("storage.path ", options.storage_path, ": ", error.message()));
+  if (const absl::Status made = FileSystem::Real()->MakeDirectory(options.storage_path); !made.ok()) {
+    return absl::UnavailableError(absl::StrCat("storage.path: ", std::string(made.message())));
   }
+  std::error_code error;
   std::filesystem::permissions(options.storage_path, std::filesystem::perms::owner_all, error);
   Database::Options database = options.database;
   database.directory = options.storage_path + "/db";
@@ -95,7 +98,6 @@ absl::StatusOr<std::unique_ptr<Pipeline>> Pipeline::Open(const Options& options,
   wal.directory = options.storage_path + "/wal";
   BW_ASSIGN_OR_RETURN(pipeline->wal_,
                       Wal::Open(wal, [raw = pipeline.get()](Lsn durable) { raw->OnDurable(durable); }));
-  BW_RETURN_IF_ERROR(pipeline->Recover());
   pipeline->learner_ =
       std::make_unique<BaselineLearner>(options.learner, BaselineLearnerParts{.runs = &pipeline->table_,
                                                                               .series = pipeline->series_.get(),
@@ -104,7 +106,7 @@ absl::StatusOr<std::unique_ptr<Pipeline>> Pipeline::Open(const Options& options,
                                                                               .baselines = pipeline->baselines_.get(),
                                                                               .counters = counters,
                                                                               .clock = clock});
-  pipeline->learner_->Start();
+  BW_RETURN_IF_ERROR(pipeline->Recover());
   return pipeline;
 }
 
@@ -116,110 +118,6 @@ Pipeline::RunEntry* Pipeline::AddEntry(const RunRecord& record) {
   next_run_ = std::max(next_run_, record.id + 1);
   runs_by_id_[record.id] = entry.get();
   return (runs_[record.description.uuid] = std::move(entry)).get();
-}
-
-absl::Status Pipeline::Recover() {
-  for (int i = 0; i < options_.shards; ++i) {
-    shards_.push_back(std::make_unique<Shard>(options_.shard, Parts(), i));
-    shards_.back()->BeginRecovery();
-    shards_.back()->Start();
-  }
-  spectra_->Start([this](RunId run, const SpectraMessage& answers) {
-    if (shards_[static_cast<size_t>(run) % shards_.size()]->AppendSpectra(run, answers)) return true;
-    // A log that has failed for good takes nothing more, of nobody.
-    const absl::Status health = wal_->health();
-    return !health.ok() && !absl::IsResourceExhausted(health);
-  });
-  pending_acks_.resize(shards_.size());
-  absl::MutexLock registry(&registry_mutex_);
-  BW_ASSIGN_OR_RETURN(const std::vector<RunRecord> records, database_->ListRuns());
-  std::map<RunId, RunEntry*> by_id;
-  std::map<RunId, Lsn> applied_lsn;
-  Lsn from = wal_->recovery().first_lsn;
-  for (const RunRecord& record : records) {
-    RunEntry* entry = AddEntry(record);
-    by_id[record.id] = entry;
-    applied_lsn[record.id] = record.applied_lsn;
-    BW_ASSIGN_OR_RETURN(const std::vector<RankRecord> ranks, database_->ListRanks(record.id));
-    for (const RankRecord& rank : ranks) {
-      auto slot = std::make_unique<RankSlot>(RankSlot{rank.epoch, rank.durable_seq, {}});
-      slot->attempt = record.description.attempt;
-      entry->ranks[rank.rank] = std::move(slot);
-    }
-    LiveRun::PublishRecord(record, Parts());
-    if (record.ended) continue;  // Its shard takes it up again if it goes on.
-    auto run = std::make_unique<LiveRun>(Parts(), record);
-    BW_RETURN_IF_ERROR(run->Load());
-    shards_[entry->shard]->Adopt(std::move(run));
-  }
-  // Whole segments that are gone from the log's end leave no trace in it.
-  for (const RunRecord& record : records) {
-    if (record.applied_lsn > wal_->recovery().last_lsn && !options_.wal.repair) {
-      return absl::DataLossError(absl::StrCat(
-          "the log ends at record ", wal_->recovery().last_lsn, ", but run ", record.description.name,
-          " was applied up to ", record.applied_lsn, ": segments of ", options_.storage_path,
-          "/wal are missing; put them back, or go on without them with --storage.repair"));
-    }
-  }
-  if (from == 0) from = 1;
-  uint64_t applied = 0;
-  const auto take = [&](const WalRecord& record) -> absl::Status {
-    if (record.kind == WalKind::kNone) return absl::OkStatus();
-    RunEntry* entry = nullptr;
-    if (const auto found = by_id.find(record.run); found != by_id.end()) entry = found->second;
-    BW_ASSIGN_OR_RETURN(IngestMessage message,
-                        DecodeRecord(record, entry == nullptr ? nullptr : &entry->description.layout, options_.limits));
-    if (entry == nullptr) {
-      const auto* hello = std::get_if<HelloMessage>(&message.body);
-      if (hello == nullptr) {
-        return absl::DataLossError(absl::StrCat("log record ", record.lsn, " is of run ", record.run,
-                                                ", which neither the database nor an earlier record knows"));
-      }
-      RunRecord fresh;
-      fresh.id = record.run;
-      fresh.description = hello->run;
-      fresh.started_unix_ns = record.time_unix_ms * 1'000'000;
-      // Adopted before any of its records: nothing of them counts as saved.
-      fresh.applied_lsn = record.lsn - 1;
-      entry = by_id[record.run] = AddEntry(fresh);
-      auto run = std::make_unique<LiveRun>(Parts(), fresh);
-      BW_RETURN_IF_ERROR(run->Load());
-      shards_[entry->shard]->Adopt(std::move(run));
-    }
-    if (const auto* hello = std::get_if<HelloMessage>(&message.body)) entry->description.attempt = hello->run.attempt;
-    if (record.epoch > 0) {
-      std::unique_ptr<RankSlot>& slot = entry->ranks[record.rank];
-      if (slot == nullptr) slot = std::make_unique<RankSlot>();
-      slot->epoch = std::max(slot->epoch, record.epoch);
-      slot->last_seq = std::max(slot->last_seq, record.seq);
-      if (record.kind == WalKind::kHello) slot->attempt = std::max(slot->attempt, record.attempt);
-    }
-    if (record.lsn <= applied_lsn[record.run]) return absl::OkStatus();
-    Shard& shard = *shards_[entry->shard];
-    const size_t bytes = record.payload.size();
-    for (;;) {
-      absl::MutexLock lock(&shard.mutex());
-      if (!shard.HasRoom(bytes)) {
-        shard.mutex().Unlock();
-        shard.Barrier([] {});
-        shard.mutex().Lock();
-        continue;
-      }
-      shard.Push({record.lsn, record.run, record.rank, record.epoch, record.time_unix_ms, std::move(message)}, bytes);
-      break;
-    }
-    ++applied;
-    return absl::OkStatus();
-  };
-  BW_RETURN_IF_ERROR(wal_->Read(from, 0, take));
-  for (const auto& shard : shards_) {
-    shard->EndRecovery();
-    shard->CommitAll();
-  }
-  if (applied > 0) LogInfo("recovered {} log records of {} runs", applied, by_id.size());
-  flushed_ns_ = clock_->MonotonicNanos();
-  recovered_ = true;
-  return absl::OkStatus();
 }
 
 size_t Pipeline::LiveRuns() const {
@@ -376,7 +274,7 @@ absl::StatusOr<IngestSession::Taken> Pipeline::Put(Session* session, IngestMessa
 }
 
 void Pipeline::OnDurable(Lsn durable) {
-  if (!recovered_) return;  // Nobody waits yet, and the shards are being made.
+  if (!serving_) return;  // Nobody waits yet, and the shards are being made.
   const int64_t now_ns = clock_->MonotonicNanos();
   for (size_t i = 0; i < shards_.size(); ++i) {
     std::vector<PendingAck> ready;
@@ -405,6 +303,7 @@ void Pipeline::OnDurable(Lsn durable) {
 }
 
 void Pipeline::AwaitApplied(RunId run) {
+  (void)AwaitRecovered();
   Shard& shard = *shards_[static_cast<size_t>(run) % shards_.size()];
   shard.Barrier([] {});  // Its Gram matrices are with the worker.
   spectra_->AwaitIdle();
@@ -434,6 +333,7 @@ void Pipeline::AskForDeeper() {
 }
 
 absl::Status Pipeline::Annotate(RunId run, const RunEvent& event) {
+  BW_RETURN_IF_ERROR(AwaitRecovered());
   const RunSnapshotPtr snapshot = table_.Get(run);
   if (snapshot == nullptr) return absl::NotFoundError("no such run");
   WalRecord record;
@@ -487,43 +387,6 @@ RunControl::Info Pipeline::GetInfo() const {
 absl::Status Pipeline::Ready() const {
   if (closing_) return absl::UnavailableError("draining");
   return wal_->health();
-}
-
-void Pipeline::Maintain() {
-  std::vector<double> seconds;
-  wal_->TakeSyncSeconds(&seconds);
-  for (const double second : seconds) fsync_seconds_->Observe(second);
-  wal_bytes_->Set(static_cast<double>(wal_->bytes()));
-  degraded_->Set(wal_->health().ok() ? 0 : 1);
-  std::error_code unknown;
-  const std::filesystem::space_info space = std::filesystem::space(options_.storage_path, unknown);
-  if (!unknown) store_free_bytes_->Set(static_cast<double>(space.available));
-  AskForDeeper();
-  const int64_t now_ns = clock_->MonotonicNanos();
-  if (now_ns - flushed_ns_ < options_.flush_ms * 1'000'000 && wal_->bytes() < options_.wal_bytes_flush) return;
-  if (now_ns - flushed_ns_ < 5'000'000'000) return;
-  flushed_ns_ = now_ns;
-  store_bytes_->Set(static_cast<double>(database_->bytes()));
-  Lsn keep = wal_->last_lsn() + 1;
-  for (const auto& shard : shards_) keep = std::min(keep, shard->CommitAll());
-  absl::Status status = database_->Flush();
-  if (status.ok()) status = wal_->Truncate(keep);
-  if (!status.ok()) LogError("the log could not be shortened: {}", std::string(status.message()));
-}
-
-absl::Status Pipeline::Close() {
-  if (closing_.exchange(true) || wal_ == nullptr) return absl::OkStatus();
-  if (learner_ != nullptr) learner_->Stop();  // The next start goes on with it.
-  absl::Status status = wal_->Sync(wal_->last_lsn());
-  spectra_->Stop();
-  Lsn keep = wal_->last_lsn() + 1;
-  for (const auto& shard : shards_) keep = std::min(keep, shard->CommitAll());
-  for (const auto& shard : shards_) shard->Stop();
-  if (status.ok()) status = database_->Flush();
-  // The database holds it all: the next start need not read it again.
-  if (status.ok() && recovered_) status = wal_->Truncate(keep);
-  const absl::Status closed = wal_->Close();
-  return status.ok() ? closed : status;
 }
 
 }  // namespace bellwether::server

@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -63,19 +64,32 @@ class Pipeline final : public IngestSink, public RunControl {
     SpectraWorker::Options spectra;
     int64_t wal_bytes_flush = 256 << 20;  // More log than this: flush, forget.
     int64_t flush_ms = 60'000;
+    // The data's file system keeps free the smaller of these; below it nothing
+    // more is acknowledged until a tenth more is free.
+    int64_t free_bytes_min = int64_t{1} << 30;
+    double free_ratio_min = 0.05;
+    // Open() waits so long for what the log holds beyond the database to be
+    // applied; the rest is applied behind what comes in.
+    int64_t apply_ms_max = 500;
     Info info;                   // Version, addresses, options, limits.
   };
 
-  // Opens everything under storage_path and applies what the log holds beyond
-  // the database.  DATA_LOSS: corruption, with what to do.
+  // Opens everything under storage_path; what the log holds beyond the database
+  // is applied behind it, in the log's order and before whatever comes later.
+  // DATA_LOSS: corruption, with what to do.
   static absl::StatusOr<std::unique_ptr<Pipeline>> Open(const Options& options, Counters* counters, Clock* clock);
   ~Pipeline() override;
 
   // Refuses new sessions and waits until all that was taken is durable and
   // applied; closes the log and flushes the database.
   absl::Status Close();
-  // Call each second: truncates the log, updates gauges.
-  void Maintain();
+  // Call each second: truncates the log, guards the disk's floor, updates
+  // gauges.  An error is final: the server must not go on.
+  absl::Status Maintain();
+  // Writes a copy of everything that is durable to `directory`, which must be
+  // missing and on the same file system: a storage_path of its own, of one point
+  // in time.  Ingest goes on.  FAILED_PRECONDITION: the log is still being applied.
+  absl::Status WriteCheckpoint(const std::string& directory);
 
   // Known once they are bound; before anybody can ask.
   void SetAddresses(std::string grpc, std::string http) {
@@ -147,6 +161,21 @@ class Pipeline final : public IngestSink, public RunControl {
 
   Pipeline(const Options& options, Counters* counters, Clock* clock);
   absl::Status Recover();
+  // What the database knows, then what the log adds to it: runs, ranks, epochs,
+  // seqs; no payload is looked at but hellos'.
+  absl::Status LoadRuns();
+  absl::Status LoadRank(const WalRecord& record);
+  RunEntry* AdoptNewRun(const WalRecord& record, const HelloMessage& hello)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(registry_mutex_);
+  // On a thread of its own: applies the log from `from` on, then lets the shards
+  // have what comes in.
+  void ApplyLog(Lsn from);
+  absl::Status ApplyLogUntil(Lsn from, Lsn until);
+  absl::Status ApplyRecord(const WalRecord& record);
+  // Waits until the log is applied, as long as a person would.
+  absl::Status AwaitRecovered() const;
+  void GuardDisk();
+  void ShortenLog();
   LiveRunParts Parts();
   // A new run is judged by the rules in force from its first step on.
   void AppendRules(const RunEntry& run, int64_t time_unix_ms);
@@ -186,7 +215,15 @@ class Pipeline final : public IngestSink, public RunControl {
   RunId next_run_ ABSL_GUARDED_BY(registry_mutex_) = 1;
   std::atomic<bool> closing_ = false;
   int64_t flushed_ns_ = 0;
+  std::atomic<bool> serving_ = false;    // The shards are made: acks may go out.
   std::atomic<bool> recovered_ = false;  // All of the log is applied: it may be shortened.
+  std::map<RunId, Lsn> applied_lsn_;     // Of the database at the start; read by the thread below.
+  mutable absl::Mutex apply_mutex_;
+  absl::Status apply_status_ ABSL_GUARDED_BY(apply_mutex_);  // Why the log could not be applied.
+  bool apply_ended_ ABSL_GUARDED_BY(apply_mutex_) = false;
+  std::thread apply_thread_;
+  absl::Mutex flush_mutex_;  // What a checkpoint copies is not shortened meanwhile.
+  bool disk_low_ = false;    // Maintain()'s own.
   std::string grpc_address_, http_address_;
 
   Counter* const gaps_;
@@ -196,6 +233,9 @@ class Pipeline final : public IngestSink, public RunControl {
   Gauge* const wal_bytes_;
   Gauge* const store_bytes_;
   Gauge* const store_free_bytes_;
+  Gauge* const unapplied_;
+  Gauge* const disk_degraded_;
+  Gauge* const database_degraded_;
   Gauge* const degraded_;
 };
 

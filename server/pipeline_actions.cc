@@ -40,8 +40,7 @@ void Pipeline::AppendPolicy(const RunEntry& run, int64_t time_unix_ms) {
 }
 
 bool Pipeline::HandOver(RunId run, uint32_t rank, const Action& action) {
-  // Recovery holds the registry and waits for the shards; nobody is attached yet.
-  if (!recovered_) return false;
+  if (!recovered_) return false;  // What the log holds of its answers is not known yet.
   std::shared_ptr<Session> session;
   {
     absl::MutexLock registry(&registry_mutex_);
@@ -63,6 +62,7 @@ bool Pipeline::HandOver(RunId run, uint32_t rank, const Action& action) {
 
 absl::Status Pipeline::Ask(RunId run, WalKind kind, std::string payload, IngestMessage message) {
   if (closing_) return absl::UnavailableError("the server is draining; come back");
+  BW_RETURN_IF_ERROR(AwaitRecovered());
   const RunSnapshotPtr snapshot = table_.Get(run);
   if (snapshot == nullptr) return absl::NotFoundError("no such run");
   WalRecord record;

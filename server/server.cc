@@ -119,6 +119,10 @@ absl::Status Server::StartAll() {
     alertmanagers_.push_back(std::move(started));
   }
   BW_RETURN_IF_ERROR(StartGrpc());
+  BW_ASSIGN_OR_RETURN(checkpoints_,
+                      CheckpointSocket::Start(options_.pipeline.storage_path, [this](const std::string& directory) {
+                        return pipeline_->WriteCheckpoint(directory);
+                      }));
   pipeline_->SetAddresses(grpc_address_, http_address_);
   busy_ns_ = clock_->MonotonicNanos();
   return absl::OkStatus();
@@ -322,8 +326,12 @@ void Server::NoteReload() {
       ->Set(static_cast<double>(clock_->UnixMillis()) * 1e-3);
 }
 
-bool Server::Tick() {
-  pipeline_->Maintain();
+absl::StatusOr<bool> Server::Tick() {
+  BW_RETURN_IF_ERROR(pipeline_->Maintain());
+  if (const bool ready = pipeline_->Ready().ok(); ready != ready_) {
+    ready_ = ready;
+    grpc_->GetHealthCheckService()->SetServingStatus(ready);
+  }
   access_->Tick();
   if (tls_ != nullptr) tls_->Tick();
   ingest_->CutStreams();
@@ -344,6 +352,7 @@ absl::Status Server::Stop() {
     grpc_->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(5));
     grpc_->Wait();
   }
+  checkpoints_.reset();
   for (const auto& webhook : webhooks_) webhook->Stop();
   for (const auto& alertmanager : alertmanagers_) alertmanager->Stop();
   if (http_ != nullptr) http_->Stop();

@@ -18,6 +18,7 @@
 #include "server/export/prometheus.h"
 #include "server/export/alertmanager.h"
 #include "server/export/webhook.h"
+#include "server/checkpoint_socket.h"
 #include "server/http/http_server.h"
 #include "server/ingest/ingest_service.h"
 #include "server/pipeline.h"
@@ -71,8 +72,9 @@ class Server {
   const std::string& page_url() const { return page_url_; }  // "" = none; holds the token, if there is one.
   const std::string& http_address() const { return http_address_; }
 
-  // Housekeeping; call each second.  False: idle for idle_exit_seconds.
-  bool Tick();
+  // Housekeeping; call each second.  False: idle for idle_exit_seconds.  An error
+  // is final: the server must not go on.
+  absl::StatusOr<bool> Tick();
   // Reads the rules, the policy and the access files again, those that there are;
   // live runs go on by them with all that they have seen.  With none nothing is
   // read, which is no failure: what is in force is what there is.  Else nothing
@@ -115,7 +117,9 @@ class Server {
   std::unique_ptr<ConnectionAcceptor> listener_;
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
   std::unique_ptr<grpc::Server> grpc_;
+  std::unique_ptr<CheckpointSocket> checkpoints_;
   int64_t busy_ns_ = 0;  // When somebody was last attached.
+  bool ready_ = true;    // As the health service was last told.
   bool stopped_ = false;
 };
 

@@ -1,6 +1,7 @@
 #include "server/shard.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -15,8 +16,9 @@ namespace {
 // A part of what may wait for the log.
 constexpr size_t kRulesBytesPerTick = 4 << 20;
 
-void CommitIfDue(LiveRun* run, int64_t now_ns) {
-  if (!run->CommitDue(now_ns)) return;
+// While the log cannot go on nothing may be saved: it said so itself.
+void CommitIfDue(LiveRun* run, const Wal& wal, int64_t now_ns) {
+  if (!run->CommitDue(now_ns) || !wal.health().ok()) return;
   if (const absl::Status status = run->Commit(); !status.ok()) {
     LogError("run {} could not be saved: {}", run->record().description.name, std::string(status.message()));
   }
@@ -45,13 +47,36 @@ void Shard::Stop() {
 }
 
 bool Shard::HasRoom(size_t bytes) const {
+  if (feed_ == Feed::kReadBack) return true;  // The log has room of its own.
+  if (feed_ == Feed::kLive) return HasRoomForRecovered(bytes);
+  return kept_back_.size() < options_.queue_messages_max &&
+         kept_back_bytes_ + static_cast<int64_t>(bytes) <= options_.queue_bytes_max;
+}
+
+bool Shard::HasRoomForRecovered(size_t bytes) const {
   return queue_.size() < options_.queue_messages_max &&
          queue_bytes_ + static_cast<int64_t>(bytes) <= options_.queue_bytes_max;
 }
 
 void Shard::Push(LoggedMessage message, size_t bytes) {
-  queue_.push_back({std::move(message), bytes, recovering_ ? 0 : parts_.clock->MonotonicNanos(), nullptr});
+  if (feed_ == Feed::kReadBack) return;
+  const bool live = feed_ == Feed::kLive;
+  (live ? queue_ : kept_back_)
+      .push_back({std::move(message), bytes, recovering_ ? 0 : parts_.clock->MonotonicNanos(), nullptr});
+  (live ? queue_bytes_ : kept_back_bytes_) += static_cast<int64_t>(bytes);
+}
+
+void Shard::PushRecovered(LoggedMessage message, size_t bytes) {
+  queue_.push_back({std::move(message), bytes, 0, nullptr});
   queue_bytes_ += static_cast<int64_t>(bytes);
+}
+
+void Shard::SetFeed(Feed feed) {
+  feed_ = feed;
+  if (feed != Feed::kLive) return;
+  std::move(kept_back_.begin(), kept_back_.end(), std::back_inserter(queue_));
+  kept_back_.clear();
+  queue_bytes_ += std::exchange(kept_back_bytes_, 0);
 }
 
 void Shard::CallWhenRoom(Task task) { when_room_.push_back(std::move(task)); }
@@ -93,7 +118,7 @@ Lsn Shard::CommitAll() {
       chores_.emplace_back([this, id = id] {
         const auto found = runs_.find(id);
         if (found == runs_.end()) return;
-        CommitIfDue(found->second.get(), INT64_MAX);
+        CommitIfDue(found->second.get(), *parts_.wal, INT64_MAX);
         found->second->Publish();
       });
     }
@@ -110,7 +135,7 @@ Lsn Shard::NeededLsn() {
   {
     // With an empty queue nothing below the log's end waits for this shard.
     absl::MutexLock lock(&mutex_);
-    if (queue_.empty()) processed_lsn_ = std::max(processed_lsn_, parts_.wal->last_lsn());
+    if (queue_.empty() && feed_ == Feed::kLive) processed_lsn_ = std::max(processed_lsn_, parts_.wal->last_lsn());
   }
   Lsn needed = processed_lsn_ + 1;
   for (const auto& [id, run] : runs_) {
@@ -256,7 +281,7 @@ void Shard::Tick(int64_t now_ns) {
       }
     }
     run->Publish();
-    CommitIfDue(run.get(), now_ns);
+    CommitIfDue(run.get(), *parts_.wal, now_ns);
   }
   // An ended run is all in the database; its snapshot stays for readers.
   std::erase_if(runs_, [](const auto& run) { return run.second->ended() && run.second->needed_lsn() == 0; });

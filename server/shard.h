@@ -50,6 +50,16 @@ class Shard {
   bool HasRoom(size_t bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // `bytes` is what HasRoom was asked for.
   void Push(LoggedMessage message, size_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // ---- while the log of before is applied behind what comes now ----
+  enum class Feed {
+    kLive,      // Push() queues.
+    kReadBack,  // Push() leaves it to the log, which will be read up to there.
+    kKeepBack,  // Push() keeps it until the log was read up to the switch.
+  };
+  void SetFeed(Feed feed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What recovery has read; whatever the feed.
+  void PushRecovered(LoggedMessage message, size_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool HasRoomForRecovered(size_t bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Called on the shard's thread, once, when the queue has become half empty.
   void CallWhenRoom(Task task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -111,6 +121,9 @@ class Shard {
   int64_t queue_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<Task> when_room_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  Feed feed_ ABSL_GUARDED_BY(mutex_) = Feed::kLive;
+  std::deque<Item> kept_back_ ABSL_GUARDED_BY(mutex_);
+  int64_t kept_back_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 
   std::map<RunId, std::unique_ptr<LiveRun>> runs_;  // The thread's own.
   std::deque<Task> chores_;                         // Likewise: what can wait, one after each batch.

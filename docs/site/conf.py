@@ -22,7 +22,7 @@ RUNBOOKS = sorted(
 )
 CHAPTERS = {
     "Begin": ["docs/index.md", "docs/tutorial.md", "docs/quickstart.md", "docs/frameworks.md",
-              "docs/attach.md", "docs/scan.md", "docs/faq.md", "docs/comparison.md",
+              "docs/attach.md", "docs/scan.md", "docs/faq.md", "docs/reliability.md", "docs/comparison.md",
               "examples/README.md"],
     "Understand": ["docs/console.md", "docs/concepts/detection.md", "docs/concepts/baselines.md",
                    "docs/concepts/spectra.md", "docs/concepts/attention.md",

@@ -69,6 +69,7 @@ constexpr CatalogMetric kCatalog[] = {
     {"bellwether_tls_reloads_total", kCounter, "Changes of the certificate's files, by what became of them.", {"result"}},
     {"bellwether_wal_bytes", kGauge, "Bytes of the write-ahead log.", {}},
     {"bellwether_wal_fsync_seconds", kHistogram, "Time of one fdatasync of the write-ahead log.", {}},
+    {"bellwether_wal_unapplied_frames", kGauge, "Records of the log that are still to be applied after a start.", {}},
     {"grpc_server_handled_total", kCounter, "RPCs that ended.", {"grpc_type", "grpc_service", "grpc_method", "grpc_code"}},
     {"grpc_server_handling_seconds", kHistogram, "Time of an RPC.", {"grpc_type", "grpc_service", "grpc_method"}},
     {"process_cpu_seconds_total", kCounter, "User and system time of the process.", {}},

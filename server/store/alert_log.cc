@@ -25,15 +25,46 @@ absl::Status AlertLog::Load() {
 }
 
 absl::StatusOr<bool> AlertLog::Post(Transition transition) {
+  absl::Status unstored = StoreWaiting();
   {
     absl::MutexLock lock(&mutex_);
-    BW_ASSIGN_OR_RETURN(const bool is_new, database_->PutTransition(&transition));
-    if (!is_new) return false;
+    if (unstored.ok()) {
+      const absl::StatusOr<bool> is_new = database_->PutTransition(&transition);
+      unstored = is_new.status();
+      if (is_new.ok() && !*is_new) return false;
+    }
+    if (!unstored.ok()) {
+      transition.id = 0;
+      if (waiting_.size() < kWaitingMax) waiting_.push_back(transition);
+    }
     alerts_[{transition.run, transition.key}].last = transition;
   }
+  Tell(transition);
+  BW_RETURN_IF_ERROR(unstored);
+  return true;
+}
+
+absl::Status AlertLog::StoreWaiting() {
+  for (;;) {
+    Transition transition;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (waiting_.empty()) return absl::OkStatus();
+      transition = waiting_.front();
+      BW_ASSIGN_OR_RETURN(const bool is_new, database_->PutTransition(&transition));
+      waiting_.pop_front();
+      Transition& last = alerts_[{transition.run, transition.key}].last;
+      if (last.k == transition.k) last.id = transition.id;
+      if (!is_new) continue;
+    }
+    transition.told_before = true;
+    Tell(transition);
+  }
+}
+
+void AlertLog::Tell(const Transition& transition) {
   absl::MutexLock lock(&subscribers_mutex_);
   for (const auto& [id, subscriber] : subscribers_) subscriber(transition);
-  return true;
 }
 
 absl::StatusOr<std::vector<Transition>> AlertLog::Read(uint64_t after, size_t limit, RunId run) const {

@@ -8,6 +8,7 @@
 #define BELLWETHER_SERVER_STORE_ALERT_LOG_H_
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <vector>
@@ -37,8 +38,13 @@ class AlertLog {
   // Reads what is stored.  Call once, before anything else.
   absl::Status Load();
 
-  // False: it was stored before (a replay after a crash); nobody is told.
+  // False: it was stored before (a replay after a crash); nobody is told.  What
+  // cannot be stored is told all the same, without an id, and kept for
+  // StoreWaiting(): the error is why.
   absl::StatusOr<bool> Post(Transition transition);
+  // Stores what could not be stored, in order, and tells it again with its id;
+  // call now and then.  What a crash comes before is concluded again from the log.
+  absl::Status StoreWaiting();
 
   absl::StatusOr<std::vector<Transition>> Read(uint64_t after, size_t limit, RunId run) const;
   uint64_t last_id() const;
@@ -52,9 +58,14 @@ class AlertLog {
   void Unsubscribe(int64_t id);  // Returns once no call is in flight.
 
  private:
+  static constexpr size_t kWaitingMax = 4096;
+
+  void Tell(const Transition& transition);
+
   Database* const database_;
   mutable absl::Mutex mutex_;
   std::map<std::pair<RunId, std::string>, AlertView> alerts_ ABSL_GUARDED_BY(mutex_);
+  std::deque<Transition> waiting_ ABSL_GUARDED_BY(mutex_);  // Told, but not stored.
   absl::Mutex subscribers_mutex_ ABSL_ACQUIRED_AFTER(mutex_);
   std::map<int64_t, Subscriber> subscribers_ ABSL_GUARDED_BY(subscribers_mutex_);
   int64_t next_subscriber_ ABSL_GUARDED_BY(subscribers_mutex_) = 1;

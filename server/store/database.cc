@@ -1,18 +1,25 @@
 #include "server/store/database.h"
 
 #include <rocksdb/cache.h>
+#include <rocksdb/db.h>
 #include <rocksdb/options.h>
+#include <rocksdb/sst_file_reader.h>
 #include <rocksdb/table.h>
+#include <rocksdb/utilities/checkpoint.h>
 
 #include <algorithm>
-#include <filesystem>
+#include <cstdarg>
+#include <cstdio>
 #include <map>
+#include <memory>
 
 #include "absl/strings/str_cat.h"
 #include "server/store/byte_io.h"
 #include "server/store/file_system.h"
 #include "server/store/record_codec.h"
 #include "server/store/rocks_database.h"
+#include "server/util/clock.h"
+#include "server/util/log.h"
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {
@@ -31,6 +38,30 @@ KeyBuilder ActionKey(RunId run) { return KeyBuilder('A').U64(run); }
 KeyBuilder AuditKey(RunId run) { return KeyBuilder('q').U64(run); }
 std::string NoteKey(RunId run, const std::string& key) { return KeyBuilder('a').U64(run).String(key).key(); }
 
+// What RocksDB has to say goes where all the rest goes.  In a file of its own it
+// would meet a full disk, and it does not survive that: after a failed write the
+// next one is an assertion.
+class RocksLogger final : public rocksdb::Logger {
+ public:
+  RocksLogger() : rocksdb::Logger(rocksdb::WARN_LEVEL) {}
+  using rocksdb::Logger::Logv;
+  void Logv(const char* format, va_list arguments) override { Say(rocksdb::WARN_LEVEL, format, arguments); }
+  void Logv(const rocksdb::InfoLogLevel level, const char* format, va_list arguments) override {
+    if (level >= rocksdb::WARN_LEVEL && level <= rocksdb::FATAL_LEVEL) Say(level, format, arguments);
+  }
+
+ private:
+  static void Say(rocksdb::InfoLogLevel level, const char* format, va_list arguments) {
+    char text[1024];
+    std::vsnprintf(text, sizeof(text), format, arguments);
+    if (level >= rocksdb::ERROR_LEVEL) {
+      LogError("database: {}", text);
+    } else {
+      LogWarning("database: {}", text);
+    }
+  }
+};
+
 // How many changes `after` has behind the last one of `before`.  A long history
 // loses its middle, so that its length says nothing.
 size_t FreshChanges(const Action& before, const Action& after) {
@@ -40,6 +71,51 @@ size_t FreshChanges(const Action& before, const Action& after) {
     if (after.history[i - 1] == last) return after.history.size() - i;
   }
   return after.history.size() > before.history.size() ? after.history.size() - before.history.size() : 0;
+}
+
+constexpr char kSchemaKey[] = "v";
+constexpr int64_t kResumeNanos = 1'000'000'000;
+
+// A key's kind and run, for people.
+std::string DescribeKey(std::string_view key) {
+  const std::string kind = absl::StrCat("row ", std::string(key.substr(0, 1)));
+  return key.size() < 9 || key[0] == 't' ? kind : absl::StrCat(kind, " of run ", KeyNumber(key, 1, 8));
+}
+
+struct RocksOptions {
+  rocksdb::DBOptions database;
+  std::vector<rocksdb::ColumnFamilyDescriptor> families;
+};
+
+RocksOptions MakeOptions(const Database::Options& options) {
+  rocksdb::BlockBasedTableOptions table;
+  table.block_cache = rocksdb::NewLRUCache(static_cast<size_t>(options.cache_bytes));
+  table.block_size = 16 << 10;
+  // Almost all reads are ranges, which a filter cannot help.
+  table.index_block_restart_interval = 16;  // Neighbouring keys share most of their bytes.
+  rocksdb::DBOptions rocks;
+  rocks.create_if_missing = true;
+  rocks.create_missing_column_families = true;
+  rocks.max_background_jobs = 2;
+  rocks.max_open_files = 512;
+  rocks.avoid_unnecessary_blocking_io = true;
+  // A batch that spans both families is on disk as a whole or not at all.
+  rocks.atomic_flush = true;
+  // Without its own log RocksDB keeps what was flushed, and on a clean close
+  // all: the WAL's truncation needs the former, the restart is quicker with the latter.
+  rocks.avoid_flush_during_shutdown = false;
+  rocks.info_log = std::make_shared<RocksLogger>();
+  rocksdb::ColumnFamilyOptions lasting;
+  lasting.compression = rocksdb::kNoCompression;  // Chunks are compressed already.
+  lasting.write_buffer_size = static_cast<size_t>(options.write_buffer_bytes);
+  lasting.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
+  // Small and superseded often: sorted runs are merged as soon as there are
+  // two, and into one when half as much as the oldest has come on top of it.
+  rocksdb::ColumnFamilyOptions passing = lasting;
+  passing.compaction_style = rocksdb::kCompactionStyleUniversal;
+  passing.level0_file_num_compaction_trigger = 2;
+  passing.compaction_options_universal.max_size_amplification_percent = 50;
+  return {rocks, {{rocksdb::kDefaultColumnFamilyName, lasting}, {"passing", passing}}};
 }
 
 }  // namespace
@@ -135,45 +211,71 @@ absl::StatusOr<std::unique_ptr<RocksDatabase>> RocksDatabase::Open(const Databas
     return absl::InvalidArgumentError("database: cache_bytes < 0 or write_buffer_bytes < 64 KiB");
   }
   BW_RETURN_IF_ERROR(FileSystem::Real()->MakeDirectory(options.directory));
-  rocksdb::BlockBasedTableOptions table;
-  table.block_cache = rocksdb::NewLRUCache(static_cast<size_t>(options.cache_bytes));
-  table.block_size = 16 << 10;
-  // Almost all reads are ranges, which a filter cannot help.
-  table.index_block_restart_interval = 16;  // Neighbouring keys share most of their bytes.
-  rocksdb::DBOptions rocks;
-  rocks.create_if_missing = true;
-  rocks.create_missing_column_families = true;
-  rocks.max_background_jobs = 2;
-  rocks.max_open_files = 512;
-  rocks.avoid_unnecessary_blocking_io = true;
-  // A batch that spans both families is on disk as a whole or not at all.
-  rocks.atomic_flush = true;
-  // Without its own log RocksDB keeps what was flushed, and on a clean close
-  // all: the WAL's truncation needs the former, the restart is quicker with the latter.
-  rocks.avoid_flush_during_shutdown = false;
-  rocks.info_log_level = rocksdb::WARN_LEVEL;
-  rocks.keep_log_file_num = 4;
-  rocksdb::ColumnFamilyOptions lasting;
-  lasting.compression = rocksdb::kNoCompression;  // Chunks are compressed already.
-  lasting.write_buffer_size = static_cast<size_t>(options.write_buffer_bytes);
-  lasting.table_factory.reset(rocksdb::NewBlockBasedTableFactory(table));
-  // Small and superseded often: sorted runs are merged as soon as there are
-  // two, and into one when half as much as the oldest has come on top of it.
-  rocksdb::ColumnFamilyOptions passing = lasting;
-  passing.compaction_style = rocksdb::kCompactionStyleUniversal;
-  passing.level0_file_num_compaction_trigger = 2;
-  passing.compaction_options_universal.max_size_amplification_percent = 50;
-
+  const RocksOptions rocks = MakeOptions(options);
   std::unique_ptr<RocksDatabase> database(new RocksDatabase);
   rocksdb::DB* db = nullptr;
   std::vector<rocksdb::ColumnFamilyHandle*> families;
-  BW_RETURN_IF_ERROR(FromRocks(rocksdb::DB::Open(
-      rocks, options.directory, {{rocksdb::kDefaultColumnFamilyName, lasting}, {"passing", passing}}, &families, &db)));
+  BW_RETURN_IF_ERROR(
+      FromRocks(rocksdb::DB::Open(rocks.database, options.directory, rocks.families, &families, &db)));
   database->db_.reset(db);
   database->lasting_ = families[0];
   database->passing_ = families[1];
+  BW_RETURN_IF_ERROR(database->Migrate());
   BW_RETURN_IF_ERROR(database->LoadTransitionIds());
   return database;
+}
+
+absl::Status RocksDatabase::Repair(const Database::Options& options) {
+  const RocksOptions rocks = MakeOptions(options);
+  return FromRocks(rocksdb::RepairDB(options.directory, rocks.database, rocks.families));
+}
+
+std::vector<std::string> RocksDatabase::FindDamage(const std::string& directory) {
+  std::vector<std::string> damage;
+  const auto names = FileSystem::Real()->List(directory);
+  if (!names.ok()) return {std::string(names.status().message())};
+  for (const std::string& name : *names) {
+    if (!name.ends_with(".sst")) continue;
+    rocksdb::SstFileReader reader{rocksdb::Options()};
+    rocksdb::Status status = reader.Open(directory + "/" + name);
+    std::string holds = "what it holds is unknown";
+    if (status.ok()) {
+      const std::unique_ptr<rocksdb::Iterator> rows(reader.NewIterator({}));
+      rows->SeekToFirst();
+      const std::string first = rows->Valid() ? DescribeKey(FromSlice(rows->key())) : "?";
+      rows->SeekToLast();
+      const std::string last = rows->Valid() ? DescribeKey(FromSlice(rows->key())) : "?";
+      holds = absl::StrCat("it holds ", reader.GetTableProperties()->num_entries, " rows from ", first, " to ", last);
+      status = reader.VerifyChecksum();
+    }
+    if (!status.ok()) damage.push_back(absl::StrCat("database file ", name, ": ", status.ToString(), "; ", holds));
+  }
+  return damage;
+}
+
+absl::Status RocksDatabase::Migrate() {
+  uint32_t version = 1;
+  const absl::StatusOr<std::string> stored = Snapshot(this).Get(kSchemaKey);
+  if (stored.ok()) {
+    ByteReader in(*stored);
+    version = in.Get<uint32_t>();
+    if (!in.done()) return absl::DataLossError("database: its schema version cannot be read");
+  } else if (!absl::IsNotFound(stored.status())) {
+    return stored.status();
+  }
+  if (version > kSchemaVersion) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "database: a newer version of bellwetherd wrote it (schema ", version, ", this one knows ", kSchemaVersion,
+        " and older); use that version again, or restore a backup of before"));
+  }
+  if (version == kSchemaVersion) return absl::OkStatus();
+  // A later schema adds its steps here, one after the other: each brings the rows
+  // of `version` to the next and can be begun again after a crash.
+  std::string current;
+  ByteWriter(&current).Put(kSchemaVersion);
+  rocksdb::WriteBatch batch;
+  batch.Put(kSchemaKey, current);
+  return WriteDurably(&batch);
 }
 
 RocksDatabase::~RocksDatabase() {
@@ -189,13 +291,29 @@ absl::StatusOr<std::unique_ptr<Database>> Database::Open(const Options& options)
 absl::Status RocksDatabase::Write(rocksdb::WriteBatch* batch) {
   rocksdb::WriteOptions options;
   options.disableWAL = true;
-  return FromRocks(db_->Write(options, batch));
+  GoOnAfterAnError();
+  return Noted(FromRocks(db_->Write(options, batch)));
 }
 
 absl::Status RocksDatabase::WriteDurably(rocksdb::WriteBatch* batch) {
   rocksdb::WriteOptions options;
   options.sync = true;
-  return FromRocks(db_->Write(options, batch));
+  GoOnAfterAnError();
+  return Noted(FromRocks(db_->Write(options, batch)));
+}
+
+absl::Status RocksDatabase::Noted(absl::Status status) {
+  if (!status.ok()) failed_ = true;
+  return status;
+}
+
+void RocksDatabase::GoOnAfterAnError() {
+  if (!failed_) return;
+  const int64_t now_ns = Clock::System()->MonotonicNanos();
+  int64_t due_ns = resume_due_ns_;
+  if (now_ns < due_ns || !resume_due_ns_.compare_exchange_strong(due_ns, now_ns + kResumeNanos)) return;
+  failed_ = false;
+  (void)db_->Resume();  // The next write tells whether it helped.
 }
 
 absl::StatusOr<std::vector<RunRecord>> RocksDatabase::ListRuns() const {
@@ -428,8 +546,17 @@ absl::StatusOr<std::vector<Database::BandsRow>> RocksDatabase::ListBands() const
 }
 
 absl::Status RocksDatabase::Flush() {
-  BW_RETURN_IF_ERROR(FromRocks(db_->Flush(rocksdb::FlushOptions(), {lasting_, passing_})));
+  GoOnAfterAnError();
+  BW_RETURN_IF_ERROR(Noted(FromRocks(db_->Flush(rocksdb::FlushOptions(), {lasting_, passing_}))));
   return CompactPassing();
+}
+
+absl::Status RocksDatabase::CopyTo(const std::string& directory) {
+  rocksdb::Checkpoint* made = nullptr;
+  BW_RETURN_IF_ERROR(FromRocks(rocksdb::Checkpoint::Create(db_.get(), &made)));
+  const std::unique_ptr<rocksdb::Checkpoint> checkpoint(made);
+  // 0: what is in memory only is flushed first; its own log does not hold it.
+  return FromRocks(checkpoint->CreateCheckpoint(directory, /*log_size_for_flush=*/0));
 }
 
 absl::Status RocksDatabase::CompactPassing() {

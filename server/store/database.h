@@ -23,6 +23,7 @@
 //   J <run>                               the same of a run that has ended
 //   A <run> <id>                          action, with its whole history
 //   q <run> <lsn>                         audit entry, of the log record that it comes from
+//   v                                     schema version, below
 //   b <run>                               bands: what it was like while healthy (run_bands.h)
 //
 // Numbers in keys are big-endian.  Thread-safe.
@@ -48,6 +49,12 @@
 #include "server/store/wal.h"
 
 namespace bellwether::server {
+
+// What the rows are like.  A database of an older version is brought up to date
+// when it is opened, one of a newer version is refused.
+//   1  before there was a version: no row v
+//   2  row v
+inline constexpr uint32_t kSchemaVersion = 2;
 
 // What is known of a run, kept up to date by its shard.
 struct RunRecord {
@@ -91,6 +98,7 @@ class Database {
     int64_t write_buffer_bytes = 32 << 20;
   };
 
+  // DATA_LOSS: damaged.  FAILED_PRECONDITION: written by a newer version.
   static absl::StatusOr<std::unique_ptr<Database>> Open(const Options& options);
   virtual ~Database() = default;
 
@@ -145,6 +153,9 @@ class Database {
   // Makes everything committed so far durable without the WAL, and gives back
   // the space of what it superseded.
   virtual absl::Status Flush() = 0;
+  // Makes everything durable and a copy of it in a new directory on the same file
+  // system: hard links, where files do not change any more.
+  virtual absl::Status CopyTo(const std::string& directory) = 0;
   virtual int64_t bytes() const = 0;
 
  protected:

@@ -98,11 +98,12 @@ class RealFileSystem final : public FileSystem {
  public:
   absl::Status MakeDirectory(const std::string& path) override {
     std::error_code error;
-    if (std::filesystem::is_directory(path, error)) return absl::OkStatus();
-    const std::filesystem::path parent = std::filesystem::path(path).parent_path();
-    if (!parent.empty()) std::filesystem::create_directories(parent, error);
+    if (path.empty() || std::filesystem::is_directory(path, error)) return absl::OkStatus();
+    const std::string parent = std::filesystem::path(path).parent_path().string();
+    BW_RETURN_IF_ERROR(MakeDirectory(parent));
     if (::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return ErrnoStatus("make directory", path, errno);
-    return parent.empty() ? absl::OkStatus() : SyncDirectory(parent.string());
+    // Each of them: what is synced inside a folder is worth nothing if the folder is not there after a power cut.
+    return SyncDirectory(parent.empty() ? "." : parent);
   }
 
   absl::StatusOr<std::vector<std::string>> List(const std::string& directory) override {

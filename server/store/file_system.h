@@ -37,7 +37,7 @@ class FileSystem {
   virtual ~FileSystem() = default;
   static FileSystem* Real();
 
-  // Mode 0700, with parents.
+  // Mode 0700, with parents; durable when it returns.
   virtual absl::Status MakeDirectory(const std::string& path) = 0;
   virtual absl::StatusOr<std::vector<std::string>> List(const std::string& directory) = 0;
   // A new file of `bytes` zeros that are on disk when this returns, mode 0600;

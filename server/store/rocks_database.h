@@ -87,6 +87,11 @@ class RocksDatabase final : public Database {
  public:
   static RocksDatabase* As(Database* database) { return static_cast<RocksDatabase*>(database); }
   static absl::StatusOr<std::unique_ptr<RocksDatabase>> Open(const Options& options);
+  // Of a directory that nobody has open: keeps what can be read.
+  static absl::Status Repair(const Options& options);
+  // Reads every block of a directory's files, whether it can be opened or not.
+  // Each that is damaged: its name, rows and what they are of.
+  static std::vector<std::string> FindDamage(const std::string& directory);
   ~RocksDatabase() override;
 
   absl::StatusOr<std::vector<RunRecord>> ListRuns() const override;
@@ -109,6 +114,7 @@ class RocksDatabase final : public Database {
   absl::Status DeleteBands(RunId run) override;
   absl::StatusOr<std::vector<BandsRow>> ListBands() const override;
   absl::Status Flush() override;
+  absl::Status CopyTo(const std::string& directory) override;
   int64_t bytes() const override;
 
   // A view that later commits do not change.
@@ -144,12 +150,20 @@ class RocksDatabase final : public Database {
   absl::Status Write(rocksdb::WriteBatch* batch);  // Lost by a crash, replayed from the WAL.
   // For what people are told, once or as it was: transitions, notes, actions, bands.
   absl::Status WriteDurably(rocksdb::WriteBatch* batch);
+  // After an error RocksDB takes nothing until it is told to go on: each second at most.
+  void GoOnAfterAnError();
+  absl::Status Noted(absl::Status status);
   absl::Status LoadTransitionIds();
+  // Brings what an older version wrote to kSchemaVersion.  FAILED_PRECONDITION: a
+  // newer one wrote it.
+  absl::Status Migrate();
 
   std::unique_ptr<rocksdb::DB> db_;
   rocksdb::ColumnFamilyHandle* lasting_ = nullptr;  // Owned: closed before db_.
   rocksdb::ColumnFamilyHandle* passing_ = nullptr;
   std::atomic<int64_t> superseded_bytes_ = 0;  // In passing_, since it was compacted.
+  std::atomic<bool> failed_ = false;
+  std::atomic<int64_t> resume_due_ns_ = 0;
   mutable absl::Mutex transitions_mutex_;
   uint64_t last_transition_id_ ABSL_GUARDED_BY(transitions_mutex_) = 0;
   absl::Mutex events_mutex_;  // Event numbers are given and written under it.

@@ -65,6 +65,7 @@ struct Transition {
   std::string advice;
   int64_t time_unix_ns = 0;
   std::string siblings;  // One sentence, likewise.
+  bool told_before = false;  // To subscribers, when it could not be stored; not stored itself.
 };
 
 }  // namespace bellwether::server

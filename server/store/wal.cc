@@ -21,6 +21,8 @@ namespace {
 
 constexpr size_t kSyncSecondsMax = 65536;  // Kept for TakeSyncSeconds().
 constexpr absl::Duration kPrepareRetry = absl::Milliseconds(100);
+constexpr int64_t kHeadsReadBytes = 1 << 20;
+constexpr int64_t kCopyBytes = 1 << 20;
 
 absl::Status CheckOptions(const Wal::Options& options) {
   if (options.directory.empty()) return absl::InvalidArgumentError("the log needs a directory");
@@ -57,6 +59,17 @@ RecordView ViewOf(const WalRecord& record, Lsn durable) {
           .payload = record.payload};
 }
 
+void FillRecord(const RecordView& view, WalRecord* record) {
+  record->lsn = view.lsn;
+  record->kind = view.kind;
+  record->run = view.run;
+  record->rank = view.rank;
+  record->attempt = view.attempt;
+  record->epoch = view.epoch;
+  record->seq = view.seq;
+  record->time_unix_ms = view.time_unix_ms;
+}
+
 class LocalWal final : public Wal {
  public:
   LocalWal(const Options& options, FileSystem* file_system, DurableCallback on_durable, std::unique_ptr<File> lock)
@@ -89,6 +102,7 @@ class LocalWal final : public Wal {
 
   absl::Status Read(Lsn from, Lsn until,
                     const std::function<absl::Status(const WalRecord&)>& visit) const override;
+  absl::Status ReadHeads(const std::function<absl::Status(const WalRecord&)>& visit) const override;
 
   absl::StatusOr<Lsn> Append(WalRecord record) override {
     if (record.kind == WalKind::kNone) return absl::InvalidArgumentError("a record needs a kind");
@@ -105,11 +119,12 @@ class LocalWal final : public Wal {
   absl::Status Sync(Lsn lsn) override {
     absl::MutexLock lock(&mutex_);
     const auto settled = [this, lsn]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-      return durable_ >= lsn || !failed_.ok() || stopped_;
+      return durable_ >= lsn || stopped_ || !Health().ok();
     };
     mutex_.Await(absl::Condition(&settled));
     if (durable_ >= lsn) return absl::OkStatus();
-    return failed_.ok() ? absl::UnavailableError("the log is closed") : failed_;
+    const absl::Status health = Health();
+    return health.ok() ? absl::UnavailableError("the log is closed") : health;
   }
 
   absl::Status Truncate(Lsn keep) override;
@@ -131,9 +146,13 @@ class LocalWal final : public Wal {
   }
   absl::Status health() const override {
     absl::MutexLock lock(&mutex_);
-    if (!failed_.ok()) return failed_;
-    return stalled_ ? prepare_error_ : absl::OkStatus();
+    return Health();
   }
+  void Hold(const absl::Status& why) override {
+    absl::MutexLock lock(&mutex_);
+    held_ = why;
+  }
+  absl::Status CopyTo(const std::string& directory) override;
   void TakeSyncSeconds(std::vector<double>* seconds) override {
     seconds->clear();
     absl::MutexLock lock(&mutex_);
@@ -147,6 +166,15 @@ class LocalWal final : public Wal {
     absl::Time since;
   };
 
+  absl::Status Health() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (!failed_.ok()) return failed_;
+    if (!held_.ok()) return held_;
+    return stalled_ ? prepare_error_ : absl::OkStatus();
+  }
+  std::vector<WalSegment> Segments() const {
+    absl::MutexLock lock(&mutex_);
+    return segments_;
+  }
   std::string SparePath() const { return absl::StrCat(options_.directory, "/next.tmp"); }
 
   absl::StatusOr<Lsn> Enqueue(Queued queued) {
@@ -200,6 +228,7 @@ class LocalWal final : public Wal {
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;  // The log's thread has ended.
   absl::Status failed_ ABSL_GUARDED_BY(mutex_);
+  absl::Status held_ ABSL_GUARDED_BY(mutex_);
   std::vector<WalSegment> segments_ ABSL_GUARDED_BY(mutex_);  // back() is written to.
   std::unique_ptr<File> spare_ ABSL_GUARDED_BY(mutex_);
   bool stalled_ ABSL_GUARDED_BY(mutex_) = false;  // The log's thread waits for spare_.
@@ -262,8 +291,10 @@ absl::Status LocalWal::Rotate() {
 }
 
 std::vector<LocalWal::Queued> LocalWal::TakeGroup() {
-  const auto work = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !queue_.empty() || closing_; };
-  if (uncovered_ && !closing_) {
+  const auto work = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return (!queue_.empty() && held_.ok()) || closing_;
+  };
+  if (uncovered_ && held_.ok() && !closing_) {
     mutex_.AwaitWithTimeout(absl::Condition(&work), absl::Microseconds(options_.cover_idle_us));
   } else {
     mutex_.Await(absl::Condition(&work));
@@ -372,6 +403,7 @@ absl::Status LocalWal::Truncate(Lsn keep) {
   marker.control = WalControl::kKeep;
   {
     absl::MutexLock lock(&mutex_);
+    BW_RETURN_IF_ERROR(Health());
     size_t n = 0;
     while (n + 1 < segments_.size() && segments_[n + 1].first_lsn <= keep) give_up.push_back(segments_[n++].path);
     marker.record.seq = segments_[n].number;
@@ -406,11 +438,7 @@ absl::Status LocalWal::Close() {
 
 absl::Status LocalWal::Read(Lsn from, Lsn until, const std::function<absl::Status(const WalRecord&)>& visit) const {
   if (until == 0) until = recovery_.last_lsn;
-  std::vector<WalSegment> segments;
-  {
-    absl::MutexLock lock(&mutex_);
-    segments = segments_;
-  }
+  const std::vector<WalSegment> segments = Segments();
   std::string buffer;
   WalRecord record;
   for (size_t i = 0; i < segments.size(); ++i) {
@@ -431,19 +459,66 @@ absl::Status LocalWal::Read(Lsn from, Lsn until, const std::function<absl::Statu
       rest.remove_prefix(static_cast<size_t>(RecordBytes(view.payload.size())));
       if (view.lsn > until) return absl::OkStatus();
       if (view.lsn < from || view.kind == WalKind::kNone) continue;
-      record.lsn = view.lsn;
-      record.kind = view.kind;
-      record.run = view.run;
-      record.rank = view.rank;
-      record.attempt = view.attempt;
-      record.epoch = view.epoch;
-      record.seq = view.seq;
-      record.time_unix_ms = view.time_unix_ms;
+      FillRecord(view, &record);
       record.payload.assign(view.payload);
       BW_RETURN_IF_ERROR(visit(record));
     }
   }
   return absl::OkStatus();
+}
+
+absl::Status LocalWal::ReadHeads(const std::function<absl::Status(const WalRecord&)>& visit) const {
+  std::string buffer(static_cast<size_t>(kHeadsReadBytes), '\0');
+  WalRecord record;
+  for (const WalSegment& segment : Segments()) {
+    BW_ASSIGN_OR_RETURN(const std::unique_ptr<File> file, fs_->Open(segment.path));
+    std::string_view rest;
+    for (int64_t offset = kSegmentHeaderBytes; offset < segment.end;) {
+      RecordView view;
+      int64_t size = 0;
+      bool known = ParseVerifiedRecord(rest, &view, &size);
+      // What is not wholly in the buffer is read when it is wanted.
+      if (!known || (view.kind == WalKind::kHello && static_cast<int64_t>(rest.size()) < size)) {
+        buffer.resize(static_cast<size_t>(std::max(kHeadsReadBytes, size)));
+        BW_ASSIGN_OR_RETURN(const size_t got, file->ReadAt(offset, buffer.size(), buffer.data()));
+        rest = std::string_view(buffer.data(), got);
+        known = ParseVerifiedRecord(rest, &view, &size);
+      }
+      if (!known) {
+        return absl::DataLossError(
+            absl::StrCat("log segment ", segment.path, ", offset ", offset, ": a record went bad since it was verified"));
+      }
+      offset += size;
+      rest.remove_prefix(std::min(rest.size(), static_cast<size_t>(size)));
+      if (view.lsn > recovery_.last_lsn) return absl::OkStatus();
+      if (view.kind == WalKind::kNone) continue;
+      FillRecord(view, &record);
+      record.payload.assign(view.kind == WalKind::kHello ? view.payload : std::string_view());
+      BW_RETURN_IF_ERROR(visit(record));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LocalWal::CopyTo(const std::string& directory) {
+  absl::MutexLock truncate_lock(&truncate_mutex_);
+  BW_RETURN_IF_ERROR(fs_->MakeDirectory(directory));
+  std::string buffer;
+  for (const WalSegment& segment : Segments()) {
+    BW_ASSIGN_OR_RETURN(const std::unique_ptr<File> from, fs_->Open(segment.path));
+    const std::string path = directory + segment.path.substr(options_.directory.size());
+    // What lies behind the durable end is left out: it may be half written.
+    BW_ASSIGN_OR_RETURN(const std::unique_ptr<File> to, fs_->Create(path, segment.bytes));
+    for (int64_t offset = 0; offset < segment.end;) {
+      buffer.resize(static_cast<size_t>(std::min(kCopyBytes, segment.end - offset)));
+      BW_ASSIGN_OR_RETURN(const size_t got, from->ReadAt(offset, buffer.size(), buffer.data()));
+      if (got != buffer.size()) return absl::DataLossError(absl::StrCat(segment.path, " is shorter than it was"));
+      BW_RETURN_IF_ERROR(to->WriteAt(offset, buffer));
+      offset += static_cast<int64_t>(got);
+    }
+    BW_RETURN_IF_ERROR(to->Sync());
+  }
+  return fs_->SyncDirectory(directory);
 }
 
 }  // namespace

@@ -105,23 +105,35 @@ class Wal {
   // there (0 = recovery().last_lsn).  Stops at the first error of `visit`.
   virtual absl::Status Read(Lsn from, Lsn until,
                             const std::function<absl::Status(const WalRecord&)>& visit) const = 0;
+  // As Read, of what Open() found, but quicker: Open() has verified it, and no
+  // payload is given except that of hellos.
+  virtual absl::Status ReadHeads(const std::function<absl::Status(const WalRecord&)>& visit) const = 0;
 
   // Queues a record and returns its LSN.  RESOURCE_EXHAUSTED: pending_bytes_max
   // reached, try later.  INVALID_ARGUMENT: too large, or of kind kNone.
   // UNAVAILABLE: failed or closed.
   virtual absl::StatusOr<Lsn> Append(WalRecord record) = 0;
-  // Waits until `lsn` is durable, or the log failed.
+  // Waits until `lsn` is durable.  An error as soon as that has no end in sight:
+  // the log failed, is closed, or health() says that it cannot go on now.
   virtual absl::Status Sync(Lsn lsn) = 0;
   // Everything below `keep` may be forgotten: whole segments are deleted.
+  // Changes nothing while health() is an error.
   virtual absl::Status Truncate(Lsn keep) = 0;
+  // With an error: nothing is written, and so nothing becomes durable; what is
+  // appended waits in memory.  OK: the log goes on, in the order of the LSNs.
+  virtual void Hold(const absl::Status& why) = 0;
+  // Copies what is durable to an empty or missing directory, synced: a log of
+  // its own, which Open() takes.  Truncate() waits meanwhile, appends do not.
+  virtual absl::Status CopyTo(const std::string& directory) = 0;
   // Writes and syncs what is queued, then refuses appends.
   virtual absl::Status Close() = 0;
 
   virtual Lsn durable_lsn() const = 0;
   virtual Lsn last_lsn() const = 0;  // Highest given.
   virtual int64_t bytes() const = 0;
-  // Why it failed (for good), or why it cannot go on right now: no room for the
-  // next segment (RESOURCE_EXHAUSTED), which ends by itself once there is.
+  // Why it failed (for good), or why it cannot go on right now: it is held, or
+  // has no room for the next segment (RESOURCE_EXHAUSTED), which ends by itself
+  // once there is.
   virtual absl::Status health() const = 0;
   // Seconds of every fdatasync since the last call; for the histogram.
   virtual void TakeSyncSeconds(std::vector<double>* seconds) = 0;

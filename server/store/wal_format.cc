@@ -40,6 +40,20 @@ std::optional<SegmentHeader> DecodeCopy(std::string_view bytes, uint32_t salt) {
   return header;
 }
 
+void FillView(const RecordHeader& header, RecordView* record) {
+  record->lsn = header.lsn;
+  record->durable_lsn = header.durable_lsn;
+  record->kind = static_cast<WalKind>(header.kind);
+  record->control = static_cast<WalControl>(header.control);
+  record->run = header.run;
+  record->rank = header.rank;
+  record->attempt = header.attempt;
+  record->epoch = header.epoch;
+  record->seq = header.seq;
+  record->time_unix_ms = 0;
+  std::memcpy(&record->time_unix_ms, header.time, sizeof(header.time));
+}
+
 }  // namespace
 
 std::string EncodeSegmentHeader(const SegmentHeader& header, uint32_t salt) {
@@ -111,18 +125,21 @@ bool ParseRecord(std::string_view bytes, uint32_t salt, RecordView* record) {
   if (header.len < kLenMin || header.len > bytes.size() - offsetof(RecordHeader, lsn)) return false;
   if (header.lsn == 0 || header.durable_lsn >= header.lsn) return false;
   if (header.crc != Checksum(salt, bytes.substr(offsetof(RecordHeader, lsn), header.len))) return false;
-  record->lsn = header.lsn;
-  record->durable_lsn = header.durable_lsn;
-  record->kind = static_cast<WalKind>(header.kind);
-  record->control = static_cast<WalControl>(header.control);
-  record->run = header.run;
-  record->rank = header.rank;
-  record->attempt = header.attempt;
-  record->epoch = header.epoch;
-  record->seq = header.seq;
-  record->time_unix_ms = 0;
-  std::memcpy(&record->time_unix_ms, header.time, sizeof(header.time));
+  FillView(header, record);
   record->payload = bytes.substr(sizeof(header), header.len - kLenMin);
+  return true;
+}
+
+bool ParseVerifiedRecord(std::string_view bytes, RecordView* record, int64_t* size) {
+  RecordHeader header;
+  if (bytes.size() < sizeof(header)) return false;
+  std::memcpy(&header, bytes.data(), sizeof(header));
+  if (header.len < kLenMin || header.lsn == 0) return false;
+  FillView(header, record);
+  const size_t payload_bytes = header.len - kLenMin;
+  record->payload = bytes.size() - sizeof(header) < payload_bytes ? std::string_view()
+                                                                  : bytes.substr(sizeof(header), payload_bytes);
+  *size = RecordBytes(payload_bytes);
   return true;
 }
 

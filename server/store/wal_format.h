@@ -75,6 +75,10 @@ void AppendRecord(const RecordView& record, uint32_t salt, std::string* out);
 // Parses the record at the start of `bytes`; false if none that is whole and
 // has the right checksum begins there.
 bool ParseRecord(std::string_view bytes, uint32_t salt, RecordView* record);
+// The same of a record that was verified before: without the checksum, and
+// without `payload` where `bytes` ends before it does.  `*size` is all that the
+// record takes.
+bool ParseVerifiedRecord(std::string_view bytes, RecordView* record, int64_t* size);
 
 }  // namespace bellwether::server
 

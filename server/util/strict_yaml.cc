@@ -1,7 +1,11 @@
 #include "server/util/strict_yaml.h"
 
+#include <yaml-cpp/eventhandler.h>
+#include <yaml-cpp/parser.h>
+
 #include <charconv>
 #include <set>
+#include <sstream>
 #include <system_error>
 
 #include "absl/strings/ascii.h"
@@ -41,16 +45,52 @@ bool IsPlain(const YAML::Node& node) { return node.IsScalar() && node.Tag() != "
 
 }  // namespace
 
+namespace {
+
+// Counts documents, and remembers where the last one begins.
+class DocumentCounter final : public YAML::EventHandler {
+ public:
+  int count() const { return count_; }
+  const YAML::Mark& last() const { return last_; }
+
+  void OnDocumentStart(const YAML::Mark& at) override {
+    ++count_;
+    last_ = at;
+  }
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnScalar(const YAML::Mark&, const std::string&, YAML::anchor_t, const std::string&) override {}
+  void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {}
+  void OnSequenceEnd() override {}
+  void OnMapStart(const YAML::Mark&, const std::string&, YAML::anchor_t, YAML::EmitterStyle::value) override {}
+  void OnMapEnd() override {}
+
+ private:
+  int count_ = 0;
+  YAML::Mark last_;
+};
+
+}  // namespace
+
 std::optional<YAML::Node> StrictYaml::Load(std::string_view text, size_t bytes_max) {
   if (text.size() > bytes_max) {
     findings_.push_back(absl::StrCat(file_, ":1:1: the file is ", text.size(), " bytes long: at most ", bytes_max));
     return std::nullopt;
   }
   try {
-    const std::vector<YAML::Node> documents = YAML::LoadAll(std::string(text));
-    if (documents.empty() || (documents.size() == 1 && documents[0].IsNull())) return YAML::Node(YAML::NodeType::Map);
-    if (documents.size() == 1) return documents[0];
-    Report(documents[1], "a second document: the file must hold one");
+    const std::string whole(text);
+    // Not LoadAll(): of a text that begins with a comma it never finds the end.
+    std::istringstream stream(whole);
+    YAML::Parser parser(stream);
+    DocumentCounter documents;
+    while (documents.count() < 2 && parser.HandleNextDocument(documents)) continue;
+    if (documents.count() > 1) {
+      Report(documents.last(), "a second document: the file must hold one");
+      return std::nullopt;
+    }
+    const YAML::Node root = YAML::Load(whole);
+    return root.IsNull() ? YAML::Node(YAML::NodeType::Map) : root;
   } catch (const YAML::Exception& error) {
     Report(error.mark, error.msg);
   }

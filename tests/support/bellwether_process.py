@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -49,6 +50,8 @@ class Server:
         self.folder = folder
         self.grpc = f"127.0.0.1:{free_port()}"
         self.http = f"127.0.0.1:{free_port()}"
+        self.storage = folder / "data"
+        self.environment: dict[str, str] = {}  # Of bellwetherd, beside the test's own.
         self.flags = list(flags)
         if config:
             (folder / "server.yml").write_text(config)
@@ -66,7 +69,7 @@ class Server:
             self.process = subprocess.Popen(
                 [
                     *self.program("bellwetherd"),
-                    f"--storage.path={self.folder / 'data'}",
+                    f"--storage.path={self.storage}",
                     f"--grpc.listen-address={self.grpc}",
                     f"--web.listen-address={self.http}",
                     f"--ready.file={ready}",
@@ -74,6 +77,7 @@ class Server:
                 ],
                 stderr=log,
                 stdin=subprocess.DEVNULL,
+                env={**os.environ, **self.environment},
             )
         process = self.process
         wait_for("bellwetherd is ready", lambda: ready.exists() or process.poll() is not None)
@@ -109,6 +113,15 @@ class Server:
 
     def json(self, *words: str) -> Any:
         return json.loads(self.run(*words, "-o", "json"))
+
+    def metric(self, name: str) -> float:
+        """The sum of all series of that name."""
+        lines = re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", self.get("/metrics"), re.MULTILINE)
+        return sum(map(float, lines))
+
+    def await_applied(self) -> None:
+        """What the log held at the start is applied."""
+        wait_for("the log is applied", lambda: self.metric("bellwether_wal_unapplied_frames") == 0, 60)
 
     def call(self, method: str, **request: Any) -> Any:
         body = json.dumps(request).encode()

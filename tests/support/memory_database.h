@@ -37,6 +37,7 @@ class MemoryDatabase : public Database {
 
   absl::StatusOr<bool> PutTransition(Transition* transition) override {
     absl::MutexLock lock(&mutex_);
+    if (full_) return absl::ResourceExhaustedError("disk full");
     if (!seen_.insert({transition->run, transition->key, transition->k}).second) return false;
     transition->id = transitions_.size() + 1;
     transitions_.push_back(*transition);
@@ -109,8 +110,14 @@ class MemoryDatabase : public Database {
     return rows;
   }
   absl::Status Flush() override { return absl::OkStatus(); }
+  absl::Status CopyTo(const std::string&) override { return Unsupported(); }
   int64_t bytes() const override { return 0; }
 
+  // Transitions cannot be stored.
+  void SetFull(bool full) {
+    absl::MutexLock lock(&mutex_);
+    full_ = full;
+  }
   void AddEvent(RunId run, const RunEvent& event) {
     absl::MutexLock lock(&mutex_);
     events_[run].push_back(event);
@@ -120,6 +127,7 @@ class MemoryDatabase : public Database {
   static absl::Status Unsupported() { return absl::UnimplementedError("not in a MemoryDatabase"); }
 
   mutable absl::Mutex mutex_;
+  bool full_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<Transition> transitions_ ABSL_GUARDED_BY(mutex_);
   std::set<std::tuple<RunId, std::string, uint32_t>> seen_ ABSL_GUARDED_BY(mutex_);
   std::map<std::pair<RunId, std::string>, AlertNote> notes_ ABSL_GUARDED_BY(mutex_);

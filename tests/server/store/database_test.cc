@@ -7,12 +7,19 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <fstream>
+#include <optional>
 #include <random>
+#include <utility>
+#include <vector>
 
 #include "server/store/action_log.h"
 #include "server/store/alert_log.h"
+#include "server/store/byte_io.h"
 #include "server/store/record_codec.h"
+#include "server/store/rocks_database.h"
 #include "tests/support/crash_copy.h"
+#include "tests/support/memory_database.h"
 #include "tests/support/temp_directory.h"
 
 namespace bellwether::server {
@@ -318,6 +325,74 @@ TEST_F(DatabaseTest, BandsAreThereAfterACrash) {
   EXPECT_EQ((*rows)[0].run, 3u);
   EXPECT_EQ((*rows)[0].row, std::string("\0one", 4));
   EXPECT_EQ((*rows)[1].run, 1ull << 40);
+}
+
+TEST(AlertLogTest, WhatCannotBeStoredIsToldAtOnceAndStoredInOrderLater) {
+  MemoryDatabase database;
+  AlertLog log(&database);
+  std::vector<std::pair<std::string, uint64_t>> told;
+  log.Subscribe([&told](const Transition& t) { told.emplace_back(t.key, t.id); });
+  database.SetFull(true);
+  EXPECT_TRUE(absl::IsResourceExhausted(log.Post(FullTransition("a", 1)).status()));
+  EXPECT_TRUE(absl::IsResourceExhausted(log.Post(FullTransition("b", 1)).status()));
+  EXPECT_FALSE(log.StoreWaiting().ok());
+  EXPECT_EQ(log.List(0, true).size(), 2u) << "they fire, stored or not";
+  database.SetFull(false);
+  EXPECT_TRUE(*log.Post(FullTransition("c", 1)));
+  EXPECT_TRUE(log.StoreWaiting().ok());
+  using Told = std::vector<std::pair<std::string, uint64_t>>;
+  EXPECT_EQ(told, (Told{{"a", 0}, {"b", 0}, {"a", 1}, {"b", 2}, {"c", 3}}));
+  EXPECT_EQ(log.Get(3, "a")->last.id, 1u);
+  EXPECT_FALSE(*log.Post(FullTransition("a", 1))) << "as after a crash";
+}
+
+TEST_F(DatabaseTest, AnOlderSchemaIsBroughtUpToDateAndANewerOneIsRefused) {
+  const auto set_schema = [this](std::optional<uint32_t> version) {
+    auto batch = database_->NewBatch();
+    std::string row;
+    if (version) ByteWriter(&row).Put(*version);
+    if (version) RocksBatch::As(batch.get())->Put("v", row);
+    if (!version) RocksBatch::As(batch.get())->Delete("v", 0);
+    ASSERT_TRUE(database_->Commit(std::move(batch)).ok());
+    ASSERT_TRUE(database_->Flush().ok());
+  };
+  const auto schema = [this] { return RocksDatabase::Snapshot(RocksDatabase::As(database_.get())).Get("v"); };
+  const std::string current = *schema();
+  set_schema(std::nullopt);  // As before there was one.
+  Open();
+  EXPECT_EQ(*schema(), current);
+  set_schema(kSchemaVersion + 1);
+  database_.reset();
+  const absl::Status refused = Database::Open({.directory = Path()}).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_NE(refused.message().find("newer version"), absl::string_view::npos);
+}
+
+TEST_F(DatabaseTest, ACopyIsWholeAndItsDamageIsFound) {
+  auto batch = database_->NewBatch();
+  batch->PutRun(FullRun());
+  ASSERT_TRUE(database_->Commit(std::move(batch)).ok());
+  const std::string copy = directory_.path() + "/checkpoint";
+  ASSERT_TRUE(database_->CopyTo(copy).ok());
+  EXPECT_FALSE(database_->CopyTo(copy).ok()) << "it is there already";
+  std::filesystem::path table;
+  {
+    const auto opened = RocksDatabase::Open({.directory = copy});
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    EXPECT_EQ((*opened)->GetRun(3)->description.name, "llama");
+    for (const auto& entry : std::filesystem::directory_iterator(copy)) {
+      if (entry.path().extension() == ".sst" && entry.file_size() > 300) table = entry.path();
+    }
+    ASSERT_FALSE(table.empty());
+  }
+  EXPECT_TRUE(RocksDatabase::FindDamage(copy).empty());
+  std::fstream file(table, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(20);
+  file.put('!');
+  file.close();
+  const auto damage = RocksDatabase::FindDamage(copy);
+  ASSERT_EQ(damage.size(), 1u);
+  EXPECT_NE(damage[0].find(table.filename().string()), std::string::npos) << damage[0];
 }
 
 TEST_F(DatabaseTest, AlertLogTellsEachTransitionOnceAndKeepsNotes) {

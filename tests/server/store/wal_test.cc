@@ -19,6 +19,7 @@
 #include <random>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "server/store/wal_format.h"
 #include "tests/support/fake_file_system.h"
@@ -139,10 +140,85 @@ TEST(WalTest, RefusesBeyondPendingBytesWhileTheDiskIsStuckAndGoesOnAfter) {
   }
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
   EXPECT_EQ(wal->health().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(wal->Sync(last).code(), absl::StatusCode::kResourceExhausted) << "nobody may wait for a disk";
   fs.SetFull(false);
+  while (!wal->health().ok()) std::this_thread::yield();
   EXPECT_TRUE(wal->Sync(last).ok());
   EXPECT_TRUE(wal->health().ok());
   AppendSynced(wal.get(), "after");
+}
+
+TEST(WalTest, AHeldLogTakesRecordsWritesNoneAndGoesOnInOrder) {
+  FakeFileSystem fs;
+  Wal::Options options = Small(&fs);
+  options.pending_bytes_max = 8 << 10;
+  const auto wal = MustOpen(options);
+  const Lsn before = AppendSynced(wal.get(), "before");
+  wal->Hold(absl::ResourceExhaustedError("below the floor"));
+  EXPECT_EQ(std::string(wal->health().message()), "below the floor");
+  EXPECT_TRUE(wal->Sync(before).ok());
+  const auto held = wal->Append(Record("held"));
+  ASSERT_TRUE(held.ok());
+  EXPECT_EQ(wal->Sync(*held).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_FALSE(wal->Truncate(*held).ok());
+  while (wal->Append(Record(std::string(1000, 'x'))).ok()) continue;  // What it may keep has an end.
+  EXPECT_LT(wal->durable_lsn(), *held);
+  wal->Hold(absl::OkStatus());
+  ASSERT_TRUE(wal->Sync(wal->last_lsn()).ok());
+  const auto all = ReadAll(*wal, 1, wal->last_lsn());
+  ASSERT_GE(all.size(), 3u);
+  EXPECT_EQ(all[0], "before");
+  EXPECT_EQ(all[1], "held");
+}
+
+TEST(WalTest, HeadsAreThoseOfTheRecordsWithHellosWhole) {
+  FakeFileSystem fs;
+  const std::string hello(1500, 'h');
+  {
+    const auto wal = MustOpen(Small(&fs));
+    for (uint64_t i = 1; i <= 100; ++i) {
+      WalRecord record = Record(i % 10 == 0 ? hello : std::string(i * 13, 'm'));
+      if (i % 10 == 0) record.kind = WalKind::kHello;
+      record.seq = i;
+      ASSERT_TRUE(wal->Append(std::move(record)).ok());
+    }
+  }
+  const auto wal = MustOpen(Small(&fs));
+  std::vector<std::pair<Lsn, uint64_t>> whole, heads;
+  ASSERT_TRUE(wal->Read(1, 0, [&](const WalRecord& record) {
+                   whole.emplace_back(record.lsn, record.seq);
+                   return absl::OkStatus();
+                 }).ok());
+  ASSERT_TRUE(wal->ReadHeads([&](const WalRecord& record) {
+                   heads.emplace_back(record.lsn, record.seq);
+                   EXPECT_EQ(record.payload, record.kind == WalKind::kHello ? hello : "");
+                   return absl::OkStatus();
+                 }).ok());
+  EXPECT_EQ(whole.size(), 100u);
+  EXPECT_EQ(heads, whole);
+}
+
+TEST(WalTest, ACopyIsALogOfItsOwnUpToWhatWasDurable) {
+  FakeFileSystem fs;
+  const auto wal = MustOpen(Small(&fs));
+  for (int i = 0; i < 40; ++i) AppendSynced(wal.get(), absl::StrCat(i, std::string(1000, 'c')));
+  ASSERT_TRUE(wal->Truncate(20).ok());
+  const Lsn durable = wal->durable_lsn();
+  std::atomic<bool> stop = false;
+  std::thread writer([&] {
+    while (!stop) (void)wal->Append(Record(std::string(700, 'n')));
+  });
+  const absl::Status copied = wal->CopyTo("/copy");
+  stop = true;
+  writer.join();
+  ASSERT_TRUE(copied.ok()) << copied;
+  const auto copy = MustOpen(Small(&fs, "/copy"));
+  EXPECT_GT(copy->recovery().first_lsn, 1u);
+  EXPECT_GE(copy->recovery().last_lsn, durable);
+  EXPECT_EQ(copy->recovery().torn_bytes, 0);
+  const auto all = ReadAll(*copy, durable - 1, durable);
+  ASSERT_FALSE(all.empty());
+  AppendSynced(copy.get(), "goes on");
 }
 
 TEST(WalTest, AnFsyncErrorIsFinalAndNothingAfterItIsDurable) {

@@ -76,6 +76,7 @@ TEST(StrictYamlTest, RefusesWhatIsNoDocument) {
   EXPECT_EQ(FindingOf("", ignore), "");
   EXPECT_EQ(FindingOf("# only a comment\n", ignore), "");
   EXPECT_THAT(FindingOf("a: 1\n---\nb: 2\n", ignore), HasSubstr("second document"));
+  EXPECT_THAT(FindingOf(", a: 1", ignore), HasSubstr("second document")) << "of which LoadAll() found no end";
   EXPECT_THAT(FindingOf("a: 1\na: 2\n", ignore), HasSubstr("f.yml:2:1: a stands twice"));
   EXPECT_THAT(FindingOf("[1]", ignore), HasSubstr("the file = a list: must be a map"));
   EXPECT_THAT(FindingOf("{[1]: 2}", ignore), HasSubstr("a key must be a word"));

@@ -1,0 +1,111 @@
+// The part of the Pipeline that looks after its disk: shortens the log, keeps a
+// floor free, copies what is durable, closes.
+
+#include <algorithm>
+#include <filesystem>
+
+#include "absl/strings/str_cat.h"
+#include "server/pipeline.h"
+#include "server/util/log.h"
+#include "server/util/status_macros.h"
+
+namespace bellwether::server {
+namespace {
+
+// This much more than the floor must be free before acknowledgements go on.
+constexpr double kFloorHysteresis = 1.1;
+constexpr int64_t kFlushNanosMin = 5'000'000'000;
+
+}  // namespace
+
+void Pipeline::GuardDisk() {
+  std::error_code unknown;
+  const std::filesystem::space_info space = std::filesystem::space(options_.storage_path, unknown);
+  if (unknown) return;
+  const auto free = static_cast<double>(space.available);
+  store_free_bytes_->Set(free);
+  const double floor = std::min(static_cast<double>(options_.free_bytes_min),
+                                options_.free_ratio_min * static_cast<double>(space.capacity));
+  const bool low = free < (disk_low_ ? floor * kFloorHysteresis : floor);
+  if (low == disk_low_) return;
+  disk_low_ = low;
+  disk_degraded_->Set(low ? 1 : 0);
+  if (!low) {
+    wal_->Hold(absl::OkStatus());
+    LogInfo("{} has {} bytes free: acknowledgements go on", options_.storage_path, space.available);
+    return;
+  }
+  const absl::Status why = absl::ResourceExhaustedError(
+      absl::StrCat("storage.path ", options_.storage_path, ": ", space.available, " bytes are free, fewer than ",
+                   static_cast<int64_t>(floor), " (storage.free_bytes_min, storage.free_ratio_min)"));
+  LogError("{}; nothing more is acknowledged until there is room, alerts go on", std::string(why.message()));
+  // What the log need not hold any more is given back first.
+  if (recovered_) ShortenLog();
+  wal_->Hold(why);
+}
+
+void Pipeline::ShortenLog() {
+  absl::MutexLock flush(&flush_mutex_);
+  flushed_ns_ = clock_->MonotonicNanos();
+  store_bytes_->Set(static_cast<double>(database_->bytes()));
+  Lsn keep = wal_->last_lsn() + 1;
+  for (const auto& shard : shards_) keep = std::min(keep, shard->CommitAll());
+  absl::Status status = database_->Flush();
+  if (status.ok()) status = wal_->Truncate(keep);
+  if (!status.ok()) LogError("the log could not be shortened: {}", std::string(status.message()));
+}
+
+absl::Status Pipeline::Maintain() {
+  std::vector<double> seconds;
+  wal_->TakeSyncSeconds(&seconds);
+  for (const double second : seconds) fsync_seconds_->Observe(second);
+  wal_bytes_->Set(static_cast<double>(wal_->bytes()));
+  degraded_->Set(wal_->health().ok() ? 0 : 1);
+  GuardDisk();
+  database_degraded_->Set(alerts_->StoreWaiting().ok() ? 0 : 1);
+  AskForDeeper();
+  {
+    absl::MutexLock lock(&apply_mutex_);
+    BW_RETURN_IF_ERROR(apply_status_);
+  }
+  const int64_t now_ns = clock_->MonotonicNanos();
+  if (!recovered_ || !wal_->health().ok()) return absl::OkStatus();
+  if (now_ns - flushed_ns_ < options_.flush_ms * 1'000'000 && wal_->bytes() < options_.wal_bytes_flush) {
+    return absl::OkStatus();
+  }
+  if (now_ns - flushed_ns_ >= kFlushNanosMin) ShortenLog();
+  return absl::OkStatus();
+}
+
+absl::Status Pipeline::WriteCheckpoint(const std::string& directory) {
+  if (!recovered_) return absl::FailedPreconditionError("the server still applies what its log holds: try again");
+  // The database first: the log holds whatever is newer, as long as it is not shortened.
+  absl::MutexLock flush(&flush_mutex_);
+  std::error_code error;
+  if (!std::filesystem::create_directory(directory, error)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(directory, ": ", error ? error.message() : std::string("exists already")));
+  }
+  std::filesystem::permissions(directory, std::filesystem::perms::owner_all, error);
+  BW_RETURN_IF_ERROR(database_->CopyTo(directory + "/db"));
+  return wal_->CopyTo(directory + "/wal");
+}
+
+absl::Status Pipeline::Close() {
+  if (closing_.exchange(true) || wal_ == nullptr) return absl::OkStatus();
+  if (learner_ != nullptr) learner_->Stop();  // The next start goes on with it.
+  if (apply_thread_.joinable()) apply_thread_.join();
+  wal_->Hold(absl::OkStatus());  // What was taken is written if there is any room.
+  absl::Status status = wal_->Sync(wal_->last_lsn());
+  spectra_->Stop();
+  Lsn keep = wal_->last_lsn() + 1;
+  for (const auto& shard : shards_) keep = std::min(keep, shard->CommitAll());
+  for (const auto& shard : shards_) shard->Stop();
+  if (status.ok()) status = database_->Flush();
+  // The database holds it all: the next start need not read it again.
+  if (status.ok() && recovered_) status = wal_->Truncate(keep);
+  const absl::Status closed = wal_->Close();
+  return status.ok() ? closed : status;
+}
+
+}  // namespace bellwether::server

@@ -1,0 +1,111 @@
+"""Goal: a backup that is taken while the server works is whole, of one point in time, and a server
+starts from it and goes on; what is damaged is found, and said exactly.
+Method: the real programs; trainers that keep a ledger while backups are taken; bytes of a stopped
+server's files flipped, files cut and removed.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+from ack_ledger import Fleet
+from bellwether_process import BIN, Server
+
+CONFIG = "storage: {wal_segment_bytes: 2097152, wal_bytes_flush: 4194304}\n"
+
+
+def bellwetherd(*words: object, exit_code: int = 0) -> str:
+    done = subprocess.run(
+        [BIN / "bellwetherd", *map(str, words)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == exit_code, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
+    return done.stdout + done.stderr
+
+
+def test_a_backup_under_load_restores_to_a_server_that_goes_on(tmp_path: Path) -> None:
+    with Server(tmp_path, CONFIG) as server:
+        fleet = Fleet(server, tmp_path, 3, 0.01, layers=8, heads=16)
+        for number in range(3):
+            fleet.await_acks(150)
+            acked = dict(fleet.ledger.acked)
+            assert "a whole copy" in bellwetherd(
+                f"--storage.path={server.storage}", "backup", tmp_path / f"b{number}"
+            )
+        assert not (server.storage / "checkpoint").exists()
+        bellwetherd(
+            f"--storage.path={server.storage}", "backup", tmp_path / "b0", exit_code=1
+        )  # Exists.
+        fleet.finish()
+        alerts = server.alert_log("run-2")
+    # The machine is lost.  Another one gets the newest backup.
+    bellwetherd(f"--storage.path={tmp_path / 'new'}", "restore", tmp_path / "b2")
+    bellwetherd(
+        f"--storage.path={tmp_path / 'new'}", "restore", tmp_path / "b2", exit_code=1
+    )  # Not empty.
+    second = Server(tmp_path, CONFIG)
+    second.storage = tmp_path / "new"
+    with second:
+        second.await_applied()
+        for (run, _), seq in acked.items():
+            stored = second.series(run, "loss")
+            assert set(stored) >= set(range(1, seq + 1)), run
+            assert sorted(stored) == list(range(1, len(stored) + 1)), "not of one point in time"
+        assert second.alert_log("run-2") == alerts
+        again = Fleet(second, tmp_path, 1, 0.01, sick_from=0, layers=8, heads=16)
+        again.await_acks(50)
+        again.finish()
+
+
+def test_a_backup_of_a_stopped_server_is_the_same_folder(tmp_path: Path) -> None:
+    with Server(tmp_path, CONFIG) as server:
+        fleet = Fleet(server, tmp_path, 1, 0.01, layers=4, heads=8)
+        fleet.await_acks(100)
+        fleet.finish()
+        bellwetherd(f"--storage.path={server.storage}", "check-data", exit_code=1)  # In use.
+        assert server.stop() == 0
+    said = bellwetherd(f"--storage.path={server.storage}", "check-data")
+    assert "whole" in said
+    assert "1 runs" in said
+    assert "a whole copy" in bellwetherd(
+        f"--storage.path={server.storage}", "backup", tmp_path / "cold"
+    )
+    assert "whole" in bellwetherd(f"--storage.path={tmp_path / 'cold'}", "check-data")
+
+
+def test_damage_is_found_said_and_repaired(tmp_path: Path) -> None:
+    with Server(tmp_path, CONFIG) as server:
+        fleet = Fleet(server, tmp_path, 2, 0.005, layers=8, heads=16)
+        fleet.await_acks(600)
+        for trainer in fleet.trainers:
+            trainer.abandon()
+        fleet.watcher.stop()
+        server.kill()
+    path = f"--storage.path={server.storage}"
+    assert "whole" in bellwetherd(path, "check-data")
+    segments = sorted((server.storage / "wal").glob("*.wal"))
+    data = bytearray(segments[-1].read_bytes())
+    data[4096 + 300] ^= 0x10
+    segments[-1].write_bytes(data)
+    assert "LSN" in bellwetherd(path, "check-data", exit_code=3)
+    assert "LSN" in bellwetherd(path, "check-data", exit_code=3), "a check changed something"
+    refused = Server(tmp_path, CONFIG)
+    refused.storage = server.storage
+    try:
+        refused.start()
+        raise AssertionError("a damaged log was served")
+    except AssertionError as error:
+        assert "is damaged" in str(error)
+    assert "cut out of the log: " in bellwetherd(path, "check-data", "--repair")
+    assert "whole" in bellwetherd(path, "check-data")
+    tables = sorted((server.storage / "db").glob("*.sst"), key=lambda table: table.stat().st_size)
+    if tables:
+        data = bytearray(tables[-1].read_bytes())
+        data[len(data) // 3] ^= 0x10
+        tables[-1].write_bytes(data)
+        said = bellwetherd(path, "check-data", exit_code=3)
+        assert tables[-1].name in said
+        assert "rows from" in said
+        assert tables[-1].name in bellwetherd(path, "check-data", "--repair")

@@ -1,0 +1,162 @@
+#!/usr/bin/env python3
+"""Writes the first inputs of the fuzz targets: small, valid, one of each kind.
+
+    python3 tests/fuzz/make_corpus.py      # needs protoc and the packages protobuf and zstandard
+
+What a fuzzer finds beyond them is added by hand when it found a bug, under the bug's name.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import zstandard
+from google.protobuf.internal.encoder import _VarintBytes
+
+ROOT = Path(__file__).resolve().parents[2]
+CORPUS = Path(__file__).with_name("corpus")
+
+
+def protos():
+    folder = tempfile.mkdtemp()
+    files = sorted((ROOT / "proto" / "bellwether" / "v1").glob("*.proto"))
+    subprocess.run(
+        ["protoc", f"-I{ROOT / 'proto'}", f"--python_out={folder}", *map(str, files)], check=True
+    )
+    sys.path.insert(0, folder)
+    from bellwether.v1 import ingest_pb2, recording_pb2
+
+    return ingest_pb2, recording_pb2
+
+
+def write(target: str, name: str, data: bytes) -> None:
+    (CORPUS / target).mkdir(parents=True, exist_ok=True)
+    (CORPUS / target / name).write_bytes(data)
+
+
+def main() -> None:
+    ingest, recording = protos()
+    chance = random.Random(1)
+    messages = {}
+    hello = ingest.ClientMessage()
+    hello.hello.protocol, hello.hello.rank = 1, 1
+    run = hello.hello.run
+    run.name, run.uuid, run.world, run.reporters = "gpt/seed-4", b"\7" * 16, 2, 2
+    run.layout.layers, run.layout.heads, run.layout.kv_heads, run.layout.head_dim = 4, 8, 2, 64
+    run.labels["team"] = "a"
+    messages["hello"] = hello
+    for step in range(3):
+        frame = ingest.ClientMessage(seq=step + 1)
+        frame.frame.step, frame.frame.parts = step, 1
+        frame.frame.blocks.add(
+            signal=17, layer_begin=1, layer_count=2, head_begin=2, head_count=2
+        ).values.extend([1.0, float("nan"), float("inf"), -0.0])
+        frame.frame.blocks.add(signal=40, layer_count=1, head_count=1).values.append(2.5)
+        messages[f"frame{step}"] = frame
+    spectrum = ingest.ClientMessage(seq=4)
+    s = spectrum.spectrum
+    s.step, s.layer, s.head, s.kind, s.n, s.scale = 1, 1, 2, 1, 3, 1.0
+    s.upper.extend([4.0, 1.0, 0.5, 3.0, 0.2, 2.0])
+    messages["spectrum"] = spectrum
+    event = ingest.ClientMessage(seq=5)
+    event.event.step, event.event.kind, event.event.value, event.event.text = (
+        2,
+        1,
+        1e-3,
+        "warmup ends",
+    )
+    messages["event"] = event
+    result = ingest.ClientMessage(seq=6)
+    result.action_result.SetInParent()
+    messages["result"] = result
+    beat = ingest.ClientMessage()
+    beat.heartbeat.time_unix_ns = 5
+    messages["heartbeat"] = beat
+    bye = ingest.ClientMessage()
+    bye.bye.reason, bye.bye.last_seq = 1, 6
+    messages["bye"] = bye
+    for name, message in messages.items():
+        write("frame", name, message.SerializeToString())
+    stream = b""
+    for name in ("hello", "frame0", "frame1", "spectrum", "event", "frame2", "bye"):
+        body = messages[name].SerializeToString()
+        for rank in (0, 1):
+            stream += struct.pack("<HB", len(body), rank) + body
+    write("session", "two-ranks", stream)
+    write("session", "no-hello", stream[-200:])
+    plain = b""
+    for name in ("hello", "frame0", "frame1", "bye"):
+        body = recording.RecordedMessage(rank=1, message=messages[name]).SerializeToString()
+        plain += _VarintBytes(len(body)) + body
+    packed = zstandard.ZstdCompressor(write_checksum=True).compress(plain)
+    write("recording", "whole", b"BWRUN\0\0\1" + packed)
+    write("recording", "cut", b"BWRUN\0\0\1" + packed[: len(packed) // 2])
+    write("recording", "version", b"BWRUN\0\0\2" + packed)
+    walk = [0.0]
+    for _ in range(255):
+        walk.append(walk[-1] + chance.gauss(0, 1e-3))
+    write("chunk", "walk", bytes([1, 3, 0]) + struct.pack("256f", *walk))
+    write(
+        "chunk",
+        "special",
+        bytes([1, 0, 2]) + struct.pack("<8I", 0x7FC00001, 0xFF800000, 0, 0x80000000, 1, 2, 3, 4),
+    )
+    write("chunk", "bytes", bytes([0]) + bytes(range(64)))
+    for i in range(4):
+        write(
+            "wal", f"damage{i}", bytes([2, 20, i]) + bytes(chance.randrange(256) for _ in range(60))
+        )
+    write("wal", "whole", bytes([2, 20, 0, 0, 20, 0, 0, 5, 0, 0]))
+    rules = """thresholds:
+  drift: {grown_factor: 4, hold_batches: 3}
+off: [overhead, drift.leak]
+rules:
+- name: entropy_gone
+  signal: entropy_ratio
+  detector: level
+  below: 0.05
+  stage: 4
+  severity: warning
+"""
+    write("rules", "own", rules.encode())
+    write("rules", "empty", b"")
+    write("rules", "comma", b", a: 1\n")  # Of this yaml-cpp's LoadAll() found no end.
+    write("policy", "comma", b", a: 1\n")
+    write("rules", "anchor", b"a: &a [*a]\nthresholds: {<<: *a}\n")
+    policies = sorted((ROOT / "deploy" / "config").glob("policy*.yml"))
+    for policy in policies:
+        write("policy", policy.stem, policy.read_bytes())
+    write(
+        "policy",
+        "enforce",
+        b"mode: enforce\nrules:\n- {alert: drift, actions: [attention.center_k]}\n",
+    )
+    for config in sorted((ROOT / "deploy" / "config").glob("bellwetherd*.yml")):
+        write("config", config.stem, config.read_bytes())
+    write(
+        "config",
+        "limits",
+        b"limits: {streams_max: 100}\nstorage: {cache_bytes: 1048576}\nexport: {per_head: all}\n"
+        b"alerting:\n  webhooks:\n  - {url: http://h/x, severity: warning, format: slack}\n"
+        b"  alertmanagers: [{url: http://am:9093, resend_seconds: 30}]\nweb: {hosts: [a, b]}\n",
+    )
+    write(
+        "query_json",
+        "get",
+        b'run=llama\nlimit=10\nseries={"signal":"loss"}\nseries=[1]\nall=true\n\n{"run":"x"}',
+    )
+    write(
+        "query_json",
+        "body",
+        b'\n{"run":"r","series":[{"signal":"loss","layer":1}],"points_max":5,"attempt":-1}',
+    )
+    write("query_json", "deep", b"\n" + b'{"a":' * 40 + b"1" + b"}" * 40)
+
+
+if __name__ == "__main__":
+    main()

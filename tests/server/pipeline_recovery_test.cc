@@ -1,0 +1,146 @@
+// Goal: a server that is started again takes and acknowledges at once, and what
+// comes then is applied behind what its log holds, once and in order; what it
+// copies of itself while it works is such a log, too.
+// Method: a whole pipeline on real files, a crash as a copy of its folder, and a
+// rank that goes on where it was while the log is still being applied.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "server/pipeline.h"
+#include "tests/support/crash_copy.h"
+#include "tests/support/pipeline_trainer.h"
+#include "tests/support/temp_directory.h"
+
+namespace bellwether::server {
+namespace {
+
+class Trainer final : public PipelineTrainer {
+ public:
+  Trainer(Pipeline* pipeline, uint64_t first_seq) {
+    Greet(pipeline, v1::ClientMessage(), /*world=*/1, /*layers=*/1, first_seq);
+  }
+  ~Trainer() override { session_->Detach(); }
+
+  void OnOpen(uint64_t durable_seq) override {
+    absl::MutexLock lock(&mutex_);
+    opened_with_ = static_cast<int64_t>(durable_seq);
+  }
+  void OnDurable(uint64_t seq) override {
+    absl::MutexLock lock(&mutex_);
+    durable_ = std::max(durable_, seq);
+  }
+  void Steps(int64_t begin, int64_t end) {
+    for (int64_t step = begin; step < end; ++step) {
+      PutLoss(step);
+      if (step % 1000 == 999) AwaitDurable();  // As a window would.
+    }
+    AwaitDurable();
+  }
+  int64_t AwaitOpen() {
+    absl::MutexLock lock(&mutex_);
+    const auto done = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return opened_with_ >= 0; };
+    mutex_.Await(absl::Condition(&done));
+    return opened_with_;
+  }
+
+ private:
+  void AwaitDurable() {
+    absl::MutexLock lock(&mutex_);
+    const auto done = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return durable_ >= seq_; };
+    mutex_.Await(absl::Condition(&done));
+  }
+
+  absl::Mutex mutex_;
+  int64_t opened_with_ ABSL_GUARDED_BY(mutex_) = -1;
+  uint64_t durable_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+class PipelineRecoveryTest : public testing::Test {
+ protected:
+  std::unique_ptr<Pipeline> Open(const std::string& folder) {
+    Pipeline::Options options;
+    options.storage_path = folder;
+    options.wal.segment_bytes = 2 << 20;
+    options.shards = 2;
+    options.apply_ms_max = 0;
+    auto pipeline = Pipeline::Open(options, &counters_, Clock::System());
+    EXPECT_TRUE(pipeline.ok()) << pipeline.status();
+    return *std::move(pipeline);
+  }
+  static std::vector<int64_t> StoredSteps(Pipeline* pipeline) {
+    const RunSnapshotPtr run = pipeline->runs()->Find("r");
+    EXPECT_NE(run, nullptr);
+    pipeline->AwaitApplied(run->record.id);
+    const auto points = pipeline->series()->ReadSeries(run->record.id, run->record.description.layout,
+                                                       {SignalId::kLoss, 0, 0}, 0, 100'000, 100'000, -1);
+    EXPECT_TRUE(points.ok()) << points.status();
+    EXPECT_EQ(pipeline->runs()->Find("r")->record.frames, points->step.size());
+    return points->step;
+  }
+  static std::vector<int64_t> UpTo(int64_t end) {
+    std::vector<int64_t> steps(static_cast<size_t>(end));
+    std::iota(steps.begin(), steps.end(), 0);
+    return steps;
+  }
+
+  TempDirectory directory_;
+  Counters counters_;
+};
+
+TEST_F(PipelineRecoveryTest, WhatComesDuringTheReplayIsAppliedBehindIt) {
+  const std::string first = directory_.path() + "/first", killed = directory_.path() + "/killed";
+  {
+    const auto pipeline = Open(first);
+    Trainer(pipeline.get(), 0).Steps(0, 6000);
+    std::filesystem::create_directory(killed);
+    for (const char* part : {"/db", "/wal"}) CrashCopy(first + part, killed + part);
+  }
+  {
+    const auto pipeline = Open(killed);
+    Trainer trainer(pipeline.get(), 6000);
+    EXPECT_EQ(trainer.AwaitOpen(), 6000) << "known before it is applied";
+    trainer.Steps(6000, 9000);
+    EXPECT_EQ(StoredSteps(pipeline.get()), UpTo(9000));
+  }
+  EXPECT_EQ(StoredSteps(Open(killed).get()), UpTo(9000));
+}
+
+TEST_F(PipelineRecoveryTest, ClosedDuringTheReplayItLosesNothing) {
+  const std::string first = directory_.path() + "/first", killed = directory_.path() + "/killed";
+  {
+    const auto pipeline = Open(first);
+    Trainer(pipeline.get(), 0).Steps(0, 5000);
+    std::filesystem::create_directory(killed);
+    for (const char* part : {"/db", "/wal"}) CrashCopy(first + part, killed + part);
+  }
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(Open(killed)->Close().ok());
+  EXPECT_EQ(StoredSteps(Open(killed).get()), UpTo(5000));
+}
+
+TEST_F(PipelineRecoveryTest, ACheckpointIsOfOnePointInTime) {
+  const auto pipeline = Open(directory_.path() + "/live");
+  const std::string copy = directory_.path() + "/copy";
+  Trainer trainer(pipeline.get(), 0);
+  trainer.Steps(0, 3000);
+  EXPECT_EQ(StoredSteps(pipeline.get()), UpTo(3000));
+  std::thread writer([&trainer] { trainer.Steps(3000, 6000); });
+  const absl::Status written = pipeline->WriteCheckpoint(copy);
+  writer.join();
+  ASSERT_TRUE(written.ok()) << written;
+  EXPECT_FALSE(pipeline->WriteCheckpoint(copy).ok()) << "it is there already";
+  const auto steps = StoredSteps(Open(copy).get());
+  EXPECT_GE(steps.size(), 3000u);
+  EXPECT_EQ(steps, UpTo(static_cast<int64_t>(steps.size())));
+}
+
+}  // namespace
+}  // namespace bellwether::server
