@@ -7,8 +7,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cerrno>
 #include <filesystem>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "server/store/chunk.h"
@@ -22,7 +24,7 @@ namespace {
 class Folder {
  public:
   Folder() : path_((std::filesystem::temp_directory_path() / "store-bench-XXXXXX").string()) {
-    ::mkdtemp(path_.data());
+    if (::mkdtemp(path_.data()) == nullptr) throw std::system_error(errno, std::generic_category(), path_);
   }
   ~Folder() { std::filesystem::remove_all(path_); }
   const std::string& path() const { return path_; }

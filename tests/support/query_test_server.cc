@@ -30,7 +30,7 @@ std::string ReadFile(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
-std::shared_ptr<grpc::ServerCredentials> Credentials(std::map<std::string, std::string>* flags) {
+std::shared_ptr<grpc::ServerCredentials> ListeningCredentials(std::map<std::string, std::string>* flags) {
   if ((*flags)["--tls-cert"].empty()) return grpc::InsecureServerCredentials();
   grpc::SslServerCredentialsOptions options(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
   options.pem_root_certs = ReadFile((*flags)["--tls-ca"]);
@@ -87,7 +87,7 @@ int main(int argc, char** argv) {
   QueryService service({.access = access.get()}, &engine);
   grpc::ServerBuilder builder;
   int port = 0;
-  builder.AddListeningPort("127.0.0.1:0", Credentials(&flags), &port);
+  builder.AddListeningPort("127.0.0.1:0", ListeningCredentials(&flags), &port);
   builder.RegisterService(&service);
   const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr || port == 0) return 1;

@@ -6,14 +6,18 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <cerrno>
 #include <filesystem>
 #include <string>
+#include <system_error>
 
 namespace bellwether {
 
 class TempDirectory {
  public:
-  TempDirectory() : path_(::testing::TempDir() + "/bellwether-XXXXXX") { ::mkdtemp(path_.data()); }
+  TempDirectory() : path_(::testing::TempDir() + "/bellwether-XXXXXX") {
+    if (::mkdtemp(path_.data()) == nullptr) throw std::system_error(errno, std::generic_category(), path_);
+  }
   ~TempDirectory() {
     std::error_code error;
     std::filesystem::remove_all(path_, error);
