@@ -22,13 +22,14 @@ RUNBOOKS = sorted(
 )
 CHAPTERS = {
     "Begin": ["docs/index.md", "docs/tutorial.md", "docs/quickstart.md", "docs/frameworks.md",
-              "docs/attach.md", "docs/scan.md", "docs/faq.md", "docs/reliability.md", "docs/comparison.md",
+              "docs/attach.md", "docs/scan.md", "docs/faq.md", "docs/comparison.md",
               "examples/README.md"],
     "Understand": ["docs/console.md", "docs/concepts/detection.md", "docs/concepts/baselines.md",
                    "docs/concepts/spectra.md", "docs/concepts/attention.md",
                    "docs/concepts/actions.md", "docs/paper.md"],
     "Operate": ["docs/operate/lifecycle.md", "deploy/README.md", "docs/operate/alerting.md",
-                "docs/operate/grafana.md", "docs/operate/sizing.md", "docs/operate/site.md",
+                "docs/operate/grafana.md", "docs/operate/sizing.md", "docs/reliability.md",
+                "docs/operate/security.md", "docs/operate/site.md",
                 "SECURITY.md"],
     "Respond": ["docs/respond.md", *RUNBOOKS],
     "Query": ["docs/query.md", "docs/integrations.md"],

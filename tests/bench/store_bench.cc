@@ -6,8 +6,8 @@
 #include <stdlib.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cerrno>
+#include <chrono>
 #include <filesystem>
 #include <string>
 #include <system_error>
