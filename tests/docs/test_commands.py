@@ -155,7 +155,6 @@ def failures(
         folder = tmp_path_factory.mktemp("python")
         told = folder / "failed.json"
 
-
         def code_of(block: Block) -> tuple[str, str]:
             return block.place, here(f"{block.before}\n{block.text}", server)
 

@@ -192,7 +192,7 @@ def test_a_server_without_a_rules_file_takes_sighup(tmp_path: Path) -> None:
     with Server(tmp_path) as plain:
         started = metric(plain, name)
         reload(plain)
-        wait_for("it says so", lambda: "there is no rules file" in plain.log())
+        wait_for("it says so", lambda: "there is no rules, policy or access file" in plain.log())
         # What is in force is what there is: no failure.
         wait_for("it counts as a reload", lambda: metric(plain, name) > started)
         assert metric(plain, "bellwether_config_last_reload_successful") == 1
