@@ -93,8 +93,8 @@ absl::Status Pipeline::WriteCheckpoint(const std::string& directory) {
 
 absl::Status Pipeline::Close() {
   if (closing_.exchange(true) || wal_ == nullptr) return absl::OkStatus();
-  if (learner_ != nullptr) learner_->Stop();  // The next start goes on with it.
-  if (apply_thread_.joinable()) apply_thread_.join();
+  if (apply_thread_.joinable()) apply_thread_.join();  // It starts the learner.
+  if (learner_ != nullptr) learner_->Stop();           // The next start goes on with it.
   wal_->Hold(absl::OkStatus());  // What was taken is written if there is any room.
   absl::Status status = wal_->Sync(wal_->last_lsn());
   spectra_->Stop();
