@@ -95,7 +95,7 @@ absl::Status Pipeline::Close() {
   if (closing_.exchange(true) || wal_ == nullptr) return absl::OkStatus();
   if (apply_thread_.joinable()) apply_thread_.join();  // It starts the learner.
   if (learner_ != nullptr) learner_->Stop();           // The next start goes on with it.
-  wal_->Hold(absl::OkStatus());  // What was taken is written if there is any room.
+  wal_->Hold(absl::OkStatus());                        // What was taken is written if there is any room.
   absl::Status status = wal_->Sync(wal_->last_lsn());
   spectra_->Stop();
   Lsn keep = wal_->last_lsn() + 1;
