@@ -117,8 +117,8 @@ struct NormOptions {
   double rise_min = 1.5;
   int32_t hold_batches = 3;
   // A drifting head so far above the median head has been moved, however it got
-  // there: a trend is soon over, and the jump of an explosion is none.  Healthy
-  // heads stay below 3.
+  // there: a trend is soon over, and the jump of an explosion is none.  Chosen
+  // above peer_factor; no quiet recording becomes critical by it.
   double far_factor = 4;
 };
 
