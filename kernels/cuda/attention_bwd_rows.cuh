@@ -5,7 +5,8 @@
 // and kOutputs of kHeadDim channels (kSplits CTAs share the channels) in kQueryThreads
 // threads, whose warps have kQueryTiles tiles of 16 queries and kQueryColumns channels
 // each.  QueryRow() is a thread's first query, QueryColumn() its warp's first channel.
-// Keys has what key_mean.cuh asks of a shape, alike for those that share its kernels.
+// Keys has what key_mean.cuh asks of a shape, alike for those that share its kernels;
+// kSumsKeys: the main kernel leaves the sums of K and of dK for it.
 
 #ifndef BELLWETHER_KERNELS_CUDA_ATTENTION_BWD_ROWS_CUH_
 #define BELLWETHER_KERNELS_CUDA_ATTENTION_BWD_ROWS_CUH_
@@ -158,10 +159,16 @@ void LaunchBwdAround(const AttentionBwdParams& p, cudaStream_t stream, const Lau
   const unsigned heads = p.seq.heads, batch = p.seq.q_starts != nullptr ? 1 : p.seq.batch;
   const auto blocks = [&](int64_t count) { return dim3(static_cast<unsigned>(count), heads, batch); };
   PrepareBwdKernel<S><<<blocks(p.rows_per_head / (256 / kRowLanes<S>)), 256, 0, stream>>>(p);
-  if (p.center) LaunchKeyMean<typename S::Keys>(p, p.k, p.k_stride, stream);
+  using Keys = typename S::Keys;
+  if constexpr (!S::kSumsKeys) {
+    if (p.center) LaunchSumKeys<Keys>(p, p.k, p.k_stride, p.key_sums, stream);
+  }
   launch_main();
+  if (p.center) {
+    if constexpr (!S::kSumsKeys) LaunchSumKeys<Keys>(p, p.dk, p.dk_stride, p.d_key_sums, stream);
+    LaunchSubtractMean<Keys>(p, stream);
+  }
   FinishBwdKernel<S><<<blocks(p.rows_per_head / S::kRows * S::kSplits), S::kQueryThreads, 0, stream>>>(p);
-  if (p.center) LaunchSubtractMean<typename S::Keys>(p, p.dk, p.dk_stride, stream);
 }
 
 }  // namespace bellwether::kernels::cuda

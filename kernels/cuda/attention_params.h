@@ -83,7 +83,7 @@ struct AttentionFwdParams {
 // multiple of this.
 inline constexpr int kBwdRowPadding = 128;
 // Keys that are summed together for their mean.
-inline constexpr int kMeanKeys = 256;
+inline constexpr int kMeanKeys = 128;
 // Counts of turns of a step: warps that add to different parts of its dQ, at most.
 inline constexpr int kTurnsOfStep = 8;
 
@@ -110,9 +110,9 @@ struct AttentionBwdParams {
   float* dq_sum;
   // [row / rows of a step][kTurnsOfStep]: key tiles that have been added; or null.
   int* turns;
-  // [kv head][chunk][padded head_dim]: sums over kMeanKeys keys; [kv head][sequence]
-  // [padded head_dim]: their mean.
-  float *key_sums, *key_mean;
+  // [kv head][chunk][padded head_dim]: sums over kMeanKeys keys of K and of dK;
+  // [kv head][sequence][padded head_dim]: their means.
+  float *key_sums, *d_key_sums, *key_mean, *d_key_mean;
   int64_t rows_per_head, rows_per_sequence;  // padded; the latter 0 if packed
   int key_tiles;                             // numbers of tiles of one kv head
   int chunks;                                // of kMeanKeys keys, of one kv head

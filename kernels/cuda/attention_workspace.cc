@@ -34,7 +34,7 @@ struct WorkspaceLayout {
 
 size_t BackwardWorkspaceBytes(const AttentionForwardParams& a) {
   const WorkspaceLayout layout(a);
-  return static_cast<size_t>(layout.dq_sum + 5 * layout.rows + layout.turns + layout.key_sums + layout.key_mean) *
+  return static_cast<size_t>(layout.dq_sum + 5 * layout.rows + layout.turns + 2 * (layout.key_sums + layout.key_mean)) *
          sizeof(float);
 }
 
@@ -54,7 +54,9 @@ void PlaceWorkspace(const AttentionBackwardParams& b, AttentionBwdParams* p) {
   float* const errors = take(layout.rows);
   int* const turns = reinterpret_cast<int*>(take(layout.turns));
   p->key_sums = take(layout.key_sums);
+  p->d_key_sums = take(layout.key_sums);
   p->key_mean = take(layout.key_mean);
+  p->d_key_mean = take(layout.key_mean);
   p->ds_sum = b.center || b.forward.stats != nullptr ? ds_sum : nullptr;
   p->errors = b.forward.stats != nullptr ? errors : nullptr;
   p->turns = b.deterministic ? turns : nullptr;

@@ -1,6 +1,7 @@
-// key_mean.cuh: the mean over the keys of a sequence, of K or of dK.
+// key_mean.cuh: the mean over the keys of a sequence, of K and of dK.
 //
-// Work      a block sums kMeanKeys keys, another adds those sums in order: the
+// Work      a block sums kMeanKeys keys, unless the main kernel did, which has them at
+//           hand; another adds those sums in an order of its own, always the same: the
 //           mean repeats bit for bit.
 // Memory    the tensor once; subtracting reads and writes it once more.
 // Numerics  sums in fp32.
@@ -44,10 +45,16 @@ __device__ __forceinline__ uint16_t* KeyAt(void* base, const Strides& stride, co
          (s.k_start + key) * stride.token + channel;
 }
 
+// Where the sums of a chunk lie.
+template <class S>
+__device__ __forceinline__ int64_t SumsAt(const AttentionBwdParams& p, int kv_head, int chunk) {
+  return (int64_t{kv_head} * p.chunks + chunk) * S::kHeadDim;
+}
+
 // Grid: [chunks, kv_heads].
 template <class S>
 __global__ void __launch_bounds__(kMeanThreads)
-    SumKeysKernel(const __grid_constant__ AttentionBwdParams p, void* keys, Strides stride) {
+    SumKeysKernel(const __grid_constant__ AttentionBwdParams p, void* keys, Strides stride, float* key_sums) {
   __shared__ float sums[kMeanRows<S>][kMeanLanes<S> * 8];
   const KeyChunk chunk = LocateChunk(p.seq, blockIdx.x);
   const int channel = threadIdx.x % kMeanLanes<S> * 8, row = threadIdx.x / kMeanLanes<S>;
@@ -70,23 +77,32 @@ __global__ void __launch_bounds__(kMeanThreads)
   if (threadIdx.x < S::kHeadDim) {
     float total = 0.f;
     for (int i = 0; i < kMeanRows<S>; ++i) total += sums[i][threadIdx.x];
-    p.key_sums[(int64_t{blockIdx.y} * p.chunks + blockIdx.x) * S::kHeadDim + threadIdx.x] = total;
+    key_sums[SumsAt<S>(p, blockIdx.y, blockIdx.x) + threadIdx.x] = total;
   }
 }
 
-// Grid: [sequences, kv_heads].  Block: S::kHeadDim.
+inline constexpr int kMeanGroups = 4;  // of threads, each with its chunks
+
+// Both means.  Grid: [sequences, kv_heads, 2].  Block: [S::kHeadDim, kMeanGroups].
 template <class S>
-__global__ void __launch_bounds__(S::kHeadDim) MeanKeysKernel(const __grid_constant__ AttentionBwdParams p) {
+__global__ void __launch_bounds__(S::kHeadDim* kMeanGroups)
+    MeanKeysKernel(const __grid_constant__ AttentionBwdParams p) {
+  __shared__ float totals[kMeanGroups][S::kHeadDim];
   const Sequence s = p.seq.k_starts == nullptr ? BatchSequence(p.seq, blockIdx.x)
                                                : Sequence{static_cast<int>(blockIdx.x), 0, 0, 0,
                                                           p.seq.k_starts[blockIdx.x + 1] - p.seq.k_starts[blockIdx.x]};
   const int first = FirstChunk(p.seq, s.index);
+  const float* const sums =
+      (blockIdx.z == 0 ? p.key_sums : p.d_key_sums) + SumsAt<S>(p, blockIdx.y, first) + threadIdx.x;
   float total = 0.f;
-  for (int i = 0; i < ChunksOf(s.k_len); ++i) {
-    total += p.key_sums[(int64_t{blockIdx.y} * p.chunks + first + i) * S::kHeadDim + threadIdx.x];
-  }
-  p.key_mean[(int64_t{blockIdx.y} * p.seq.batch + s.index) * S::kHeadDim + threadIdx.x] =
-      s.k_len > 0 ? total / s.k_len : 0.f;
+#pragma unroll 8
+  for (int i = threadIdx.y; i < ChunksOf(s.k_len); i += kMeanGroups) total += sums[int64_t{i} * S::kHeadDim];
+  totals[threadIdx.y][threadIdx.x] = total;
+  __syncthreads();
+  if (threadIdx.y != 0) return;
+  for (int i = 1; i < kMeanGroups; ++i) total += totals[i][threadIdx.x];
+  float* const mean = blockIdx.z == 0 ? p.key_mean : p.d_key_mean;
+  mean[(int64_t{blockIdx.y} * p.seq.batch + s.index) * S::kHeadDim + threadIdx.x] = s.k_len > 0 ? total / s.k_len : 0.f;
 }
 
 // Grid: [chunks, kv_heads].
@@ -97,30 +113,45 @@ __global__ void __launch_bounds__(kMeanThreads)
   const int channel = threadIdx.x % kMeanLanes<S> * 8, row = threadIdx.x / kMeanLanes<S>;
   if (channel >= p.seq.head_dim) return;
   const float* const mean =
-      p.key_mean + (int64_t{blockIdx.y} * p.seq.batch + chunk.sequence.index) * S::kHeadDim + channel;
-  for (int key = chunk.begin + row; key < chunk.end; key += kMeanRows<S>) {
-    uint4* const at = reinterpret_cast<uint4*>(KeyAt(keys, stride, chunk.sequence, blockIdx.y, key, channel));
-    const uint4 x = *at;
-    uint32_t words[4] = {x.x, x.y, x.z, x.w};
+      p.d_key_mean + (int64_t{blockIdx.y} * p.seq.batch + chunk.sequence.index) * S::kHeadDim + channel;
+  const auto at = [&](int key) {
+    return reinterpret_cast<uint4*>(KeyAt(keys, stride, chunk.sequence, blockIdx.y, key, channel));
+  };
+  constexpr int kAtOnce = 4;  // loads under way
+  for (int first = chunk.begin + row; first < chunk.end; first += kAtOnce * kMeanRows<S>) {
+    uint4 x[kAtOnce];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 pair = UnpackPair<typename S::T>(words[i]);
-      words[i] = PackPair<typename S::T>(pair.x - mean[2 * i], pair.y - mean[2 * i + 1]);
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int key = first + j * kMeanRows<S>;
+      if (key < chunk.end) x[j] = *at(key);
     }
-    *at = make_uint4(words[0], words[1], words[2], words[3]);
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int key = first + j * kMeanRows<S>;
+      if (key >= chunk.end) break;
+      uint32_t words[4] = {x[j].x, x[j].y, x[j].z, x[j].w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 pair = UnpackPair<typename S::T>(words[i]);
+        words[i] = PackPair<typename S::T>(pair.x - mean[2 * i], pair.y - mean[2 * i + 1]);
+      }
+      *at(key) = make_uint4(words[0], words[1], words[2], words[3]);
+    }
   }
 }
 
 template <class S>
-void LaunchKeyMean(const AttentionBwdParams& p, const void* keys, const Strides& stride, cudaStream_t stream) {
-  SumKeysKernel<S><<<dim3(p.chunks, p.seq.kv_heads), kMeanThreads, 0, stream>>>(p, const_cast<void*>(keys), stride);
-  MeanKeysKernel<S><<<dim3(p.seq.batch, p.seq.kv_heads), S::kHeadDim, 0, stream>>>(p);
+void LaunchSumKeys(const AttentionBwdParams& p, const void* keys, const Strides& stride, float* sums,
+                   cudaStream_t stream) {
+  SumKeysKernel<S>
+      <<<dim3(p.chunks, p.seq.kv_heads), kMeanThreads, 0, stream>>>(p, const_cast<void*>(keys), stride, sums);
 }
 
+// Behind the main kernel: both means, and dK minus its own, of which the end still lies in L2.
 template <class S>
-void LaunchSubtractMean(const AttentionBwdParams& p, void* keys, const Strides& stride, cudaStream_t stream) {
-  LaunchKeyMean<S>(p, keys, stride, stream);
-  SubtractMeanKernel<S><<<dim3(p.chunks, p.seq.kv_heads), kMeanThreads, 0, stream>>>(p, keys, stride);
+void LaunchSubtractMean(const AttentionBwdParams& p, cudaStream_t stream) {
+  MeanKeysKernel<S><<<dim3(p.seq.batch, p.seq.kv_heads, 2), dim3(S::kHeadDim, kMeanGroups), 0, stream>>>(p);
+  SubtractMeanKernel<S><<<dim3(p.chunks, p.seq.kv_heads), kMeanThreads, 0, stream>>>(p, p.dk, p.dk_stride);
 }
 
 }  // namespace bellwether::kernels::cuda

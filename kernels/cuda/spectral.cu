@@ -4,8 +4,8 @@
 //           multiprocessor, since one alone waits for itself in Lanczos.
 // Memory    reads the weights once for each 128 rows.  The Gram matrix stays in shared
 //           memory for up to 128 rows, and lies in the caller's `gram` beyond.
-// Numerics  Gram matrix in fp32 (gram.cuh), vectors in fp32, their lengths and the
-//           projection in double.  fp32 weights count to 2^-18 of each, which leaves sigma
+// Numerics  Gram matrix in fp32 (gram.cuh), vectors in fp32 (lanczos.cuh), the top of their
+//           projection and what is told of it in double.  fp32 weights count to 2^-18 of each, which leaves sigma
 //           within 4e-6 of the exact Ritz value, and 1e-6 with hundreds of columns; the CPU
 //           may go on to more steps, where 32 leave a residual.
 // Limits    512 rows, from 129 on with `gram`; 2^31 - 1 blocks; compute capability 8.0.
@@ -34,13 +34,38 @@ constexpr int SharedStride(int64_t rows) { return static_cast<int>((rows + 15) /
 
 constexpr bool IsGramShared(int64_t rows) { return rows <= kGramTile; }
 
+// Whole blocks of rows, as ComputeGram asks.
 constexpr int64_t GramBytes(int64_t rows) {
-  return IsGramShared(rows) ? rows * SharedStride(rows) * int64_t{sizeof(float)} : 0;
+  const int64_t whole = (rows + kGramBlock - 1) / kGramBlock * kGramBlock;
+  return IsGramShared(rows) ? whole * SharedStride(rows) * int64_t{sizeof(float)} : 0;
+}
+
+constexpr int kLargeParts = static_cast<int>(kSpectralRowsMax) / kLanczosRows;
+constexpr int64_t LanczosBytes(int64_t rows) {
+  return (IsGramShared(rows) ? Lanczos<1>::kFloats : Lanczos<kLargeParts>::kFloats) * int64_t{sizeof(float)};
+}
+
+// The index of v's element of largest magnitude, the first of several.  Whole warps call it.
+__device__ int FindLargest(const float* v, int n) {
+  float largest = -1.f;
+  int index = 0;
+  for (int i = threadIdx.x % 32; i < n; i += 32) {
+    if (fabsf(v[i]) > largest) largest = fabsf(v[i]), index = i;
+  }
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) {
+    const float other = __shfl_xor_sync(0xffffffffu, largest, offset);
+    const int other_index = __shfl_xor_sync(0xffffffffu, index, offset);
+    if (other > largest || (other == largest && other_index < index)) {
+      largest = other, index = other_index;
+    }
+  }
+  return index;
 }
 
 // Replaces the head's direction by v and tells how far it turned.
-__device__ void StoreDirection(const SpectralParams& p, int64_t head, const float* before,
-                               const float* v, double* scratch) {
+__device__ void StoreDirection(const SpectralParams& p, int64_t head, const float* before, const float* v,
+                               double* scratch) {
   if (p.direction == nullptr) return;
   double cosine = 0, squares = 0;
   for (int i = threadIdx.x; i < p.rows; i += kThreads) {
@@ -49,10 +74,7 @@ __device__ void StoreDirection(const SpectralParams& p, int64_t head, const floa
   }
   cosine = SumOverBlock(cosine, scratch);
   squares = SumOverBlock(squares, scratch);
-  int largest = 0;
-  for (int i = 1; i < p.rows; ++i) {
-    if (fabsf(v[i]) > fabsf(v[largest])) largest = i;
-  }
+  const int largest = FindLargest(v, static_cast<int>(p.rows));
   const bool had_one = squares > 0;
   const bool flip = had_one ? cosine < 0 : v[largest] < 0;
   for (int i = threadIdx.x; i < p.rows; i += kThreads) {
@@ -63,29 +85,31 @@ __device__ void StoreDirection(const SpectralParams& p, int64_t head, const floa
   p.overlap[head] = had_one && v[largest] != 0 ? static_cast<float>(fmin(overlap, 1.0)) : NAN;
 }
 
-// Grid: [heads].  Block: kThreads.  Shared: SharedBytes().
-template <class Element>
-__global__ void __launch_bounds__(kThreads, 2) SpectralKernel(const __grid_constant__ SpectralKernelParams kernel) {
-  extern __shared__ __align__(16) unsigned char shared[];
-  __shared__ LanczosScratch scratch;
-  __shared__ float before[kSpectralRowsMax];
+// One head.  kShared: the Gram matrix is in shared memory.
+template <class Element, bool kShared>
+__device__ __forceinline__ void Solve(const SpectralKernelParams& kernel, unsigned char* shared, float* before,
+                                      LanczosScratch& scratch) {
+  using Solver = Lanczos<kShared ? 1 : kLargeParts>;
   const SpectralParams& p = kernel.p;
-  const int n = static_cast<int>(p.rows);
+  const int n = static_cast<int>(p.rows), stride = kShared ? SharedStride(n) : n;
   const int64_t head = blockIdx.x;
-  const bool is_shared = IsGramShared(n);
-  const int stride = is_shared ? SharedStride(n) : n;
-  float* const gram = is_shared ? reinterpret_cast<float*>(shared) : p.gram + head * n * n;
+  float* gram = nullptr;
+  if constexpr (kShared) {
+    gram = reinterpret_cast<float*>(shared);
+  } else {
+    gram = p.gram + head * n * n;
+  }
   unsigned char* const stages = shared + GramBytes(n);
 
   // 1. The Gram matrix and its trace.
-  ComputeGram(p, static_cast<const Element*>(p.weight) + head * p.head_stride, kernel.vectorized,
-              stages, gram, stride);
+  ComputeGram<kShared>(p, static_cast<const Element*>(p.weight) + head * p.head_stride, kernel.vectorized, stages, gram,
+                       stride);
   double trace = 0;
   for (int i = threadIdx.x; i < n; i += kThreads) {
     trace += static_cast<double>(gram[int64_t{i} * stride + i]);
   }
   trace = SumOverBlock(trace, scratch.warps);
-  if (is_shared && p.gram != nullptr) {
+  if (kShared && p.gram != nullptr) {
     for (int i = threadIdx.x; i < n * n; i += kThreads) {
       p.gram[head * n * n + i] = gram[i / n * stride + i % n];
     }
@@ -122,10 +146,23 @@ __global__ void __launch_bounds__(kThreads, 2) SpectralKernel(const __grid_const
     StoreDirection(p, head, before, vectors, scratch.warps);
     return;
   }
-  Lanczos lanczos(n, gram, stride, trace, vectors, &scratch);
+  Solver lanczos(n, gram, stride, trace, vectors, &scratch);
   lanczos.Run(before);
   store(lanczos.value(), lanczos.residual(), trace / lanczos.value());
   StoreDirection(p, head, before, lanczos.vector(), scratch.warps);
+}
+
+// Grid: [heads].  Block: kThreads.  Shared: what Launch asks for.
+template <class Element>
+__global__ void __launch_bounds__(kThreads, 2) SpectralKernel(const __grid_constant__ SpectralKernelParams kernel) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  __shared__ LanczosScratch scratch;
+  __shared__ float before[kSpectralRowsMax];
+  if (IsGramShared(kernel.p.rows)) {
+    Solve<Element, true>(kernel, shared, before, scratch);
+  } else {
+    Solve<Element, false>(kernel, shared, before, scratch);
+  }
 }
 
 template <class Element>
@@ -141,16 +178,13 @@ Status Launch(const SpectralParams& p, const Gpu& gpu, void* stream) {
   kernel.vectorized =
       p.column_stride == 1 && IsVectorized(p.dtype, view, 1, p.heads, p.rows, GramShape<Element>::kColumns);
   const int64_t stages = kGramStages * GramShape<Element>::StageBytes(static_cast<int>(p.rows));
-  const int64_t vectors = LanczosFloats(p.rows) * int64_t{sizeof(float)};
   Grid grid;
   grid.units = p.heads;
   grid.threads = kThreads;
-  grid.shared_bytes = static_cast<int>(GramBytes(p.rows) + std::max(stages, vectors));
+  grid.shared_bytes = static_cast<int>(GramBytes(p.rows) + std::max(stages, LanczosBytes(p.rows)));
   if (grid.shared_bytes + kStaticBytes > gpu.shared_bytes_max) {
-    return Fail(Status::kUnsupported,
-                "rows is %lld, which takes %d bytes of shared memory, but this GPU has %d",
-                static_cast<long long>(p.rows), grid.shared_bytes + kStaticBytes,
-                gpu.shared_bytes_max);
+    return Fail(Status::kUnsupported, "rows is %lld, which takes %d bytes of shared memory, but this GPU has %d",
+                static_cast<long long>(p.rows), grid.shared_bytes + kStaticBytes, gpu.shared_bytes_max);
   }
   return LaunchClusters(SpectralKernel<Element>, kernel, grid, stream, "the spectral norms");
 }
@@ -162,8 +196,8 @@ Status SpectralNorms(const SpectralParams& p, void* stream) {
   BELLWETHER_KERNELS_RETURN_IF_ERROR(FindGpu(&gpu));
   if (!IsGramShared(p.rows) && p.gram == nullptr) {
     return Fail(Status::kUnsupported,
-                "gram is NULL, but on a GPU must be given for more than %d rows, and rows is %lld",
-                kGramTile, static_cast<long long>(p.rows));
+                "gram is NULL, but on a GPU must be given for more than %d rows, and rows is %lld", kGramTile,
+                static_cast<long long>(p.rows));
   }
   switch (p.dtype) {
     case DType::kBFloat16:

@@ -420,6 +420,14 @@ def test_spectral_norms_equal_the_cpu(lib: Lib) -> None:
             assert_equal_spectra(lib, conv, what + " transposed")
 
 
+def test_spectra_of_any_scale(lib: Lib) -> None:
+    """Squares of squares would leave fp32's range."""
+    for scale in (1e-12, 1e12):
+        for rows in (128, 200):
+            weight = scale * planted(2, rows, 300, top=3.)
+            assert_equal_spectra(lib, weight, f"{rows} rows of scale {scale}")
+
+
 def test_spectra_without_a_gap(lib: Lib) -> None:
     """The value stands though the vector is any of many."""
     assert_equal_spectra(lib, planted(4, 128, 1024, top=0.), "Gaussian", top=False)

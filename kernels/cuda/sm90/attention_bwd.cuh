@@ -4,14 +4,12 @@
 //           cleared.  main: one CTA per tile of 128 keys, longest first, loops
 //           over the tiles of kRows queries of every query head of its group, so
 //           that dK and dV are whole sums in registers.  Warpgroup 0 loads, and adds
-//           dQ; each of the other two owns 64 keys: S^T = K Q^T, dP^T = V dO^T,
-//           P^T = exp2(S^T - L), dS^T = P^T (dP^T - delta), dV += P^T dO,
-//           dK += dS^T Q with P^T and dS^T from registers; dS^T goes to shared
-//           memory once for dQ = dS K, of which each warpgroup computes half.  It
-//           goes through shared memory, too, and one thread of warpgroup 0 has the
-//           copy engine add it to global memory, which waits for nothing that the
-//           products wait for.  S^T of the next tile is issued behind dK
-//           of this one.  finish: dQ * scale to the output type.
+//           dQ, and sums the keys if they are to be centred; each of the other two owns 64 keys: S^T = K Q^T, dP^T = V
+//           dO^T, P^T = exp2(S^T - L), dS^T = P^T (dP^T - delta), dV += P^T dO, dK += dS^T Q with P^T and dS^T from
+//           registers; dS^T goes to shared memory once for dQ = dS K, of which each warpgroup computes half.  It goes
+//           through shared memory, too, and one thread of warpgroup 0 has the copy engine add it to global memory,
+//           which waits for nothing that the products wait for.  S^T of the next tile is issued behind dK of this one.
+//           finish: dQ * scale to the output type.
 // Memory    Q, dO once per tile of keys, from L2; dQ sums: 4 bytes an element
 //           added per tile of keys.
 // Numerics  S, dP, P, delta, dQ, dK, dV in fp32; P and dS rounded to the input
@@ -69,6 +67,8 @@ struct BwdShape {
   // What a consumer thread has of a step's dQ: see attention_bwd_rows.cuh.
   static constexpr int kQueryThreads = 256, kQueryTiles = 1, kQueryColumns = 64;
   static constexpr int kOutputs = kHeadDim, kSplits = 1;
+  static constexpr bool kSumsKeys = true;
+  static_assert(kCols == kMeanKeys, "a CTA's keys are summed together");
   static __device__ int QueryRow(int thread) {
     return (kHalves == 1 ? thread / 128 * 64 : 0) + thread % 128 / 32 * 16 + thread % 32 / 4;
   }
@@ -177,6 +177,82 @@ __device__ __forceinline__ void BwdReduce(const AttentionBwdParams& p, const Bwd
     }
   }
   BulkWait();
+}
+
+// The sums over the CTA's keys of K, which lies in shared memory.  By one warp, which has few
+// registers; two rows at a time, whose channels 16 lanes share.
+template <class S>
+__device__ __forceinline__ void BwdSumKeys(const AttentionBwdParams& p, const BwdShared<S>& sm, const BwdTile* tile) {
+  const int lane = ThreadIndexAgain() % 32;
+  BarrierWait(sm.kv_full, 0);
+#pragma unroll 1
+  for (int half = 0; half < S::kHalves; ++half) {
+    float sums[4] = {};
+#pragma unroll 1
+    for (int row = lane / 16; row < S::kCols; row += 2) {
+      const uint32_t at = half * (S::kCols * 128) + row * 128 + (lane / 2 ^ row) % 8 * 16 + lane % 2 * 8;
+      const float2 words = LoadShared2(sm.k + at);
+      const float2 low = UnpackPair<typename S::T>(__float_as_uint(words.x));
+      const float2 high = UnpackPair<typename S::T>(__float_as_uint(words.y));
+      sums[0] += low.x;
+      sums[1] += low.y;
+      sums[2] += high.x;
+      sums[3] += high.y;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], 16);
+    if (lane < 16) {
+      const int chunk = FirstChunk(p.seq, tile->sequence.index) + tile->key / S::kCols;
+      float* const to = p.key_sums + SumsAt<S>(p, tile->kv_head, chunk) + half * 64 + lane * 4;
+      *reinterpret_cast<float4*>(to) = make_float4(sums[0], sums[1], sums[2], sums[3]);
+    }
+  }
+}
+
+// Adds kCount sums of two lanes, `offset` apart, of which the upper goes on with their upper half.
+template <int kCount, int kAll>
+__device__ __forceinline__ void HalveOverLanes(float (&sums)[kAll], bool upper, int offset) {
+#pragma unroll
+  for (int i = 0; i < kCount / 2; ++i) {
+    const float given = upper ? sums[i] : sums[i + kCount / 2], kept = upper ? sums[i + kCount / 2] : sums[i];
+    sums[i] = kept + __shfl_xor_sync(0xffffffffu, given, offset);
+  }
+}
+
+// The sums over the CTA's keys of dK, as it is stored: `words` are a consumer's two rows of it,
+// from `key` and 8 behind.
+template <class S>
+__device__ __forceinline__ void BwdSumGradients(const AttentionBwdParams& p, const BwdTile& t, int key,
+                                                const uint32_t (&words)[S::kHeadDim / 4]) {
+  using T = typename S::T;
+  constexpr int kSums = S::kHeadDim / 4;  // of a thread: two columns of eight
+  __shared__ float warps[8][S::kHeadDim];
+  const int thread = ThreadIndexAgain() - 128, lane = thread % 32;
+  const bool first = key < t.sequence.k_len, second = key + 8 < t.sequence.k_len;  // else not even 0, perhaps
+  float sums[kSums];
+#pragma unroll
+  for (int i = 0; i < kSums; i += 2) {
+    const float2 x = UnpackPair<T>(words[i]), y = UnpackPair<T>(words[i + 1]);
+    sums[i] = (first ? x.x : 0.f) + (second ? y.x : 0.f);
+    sums[i + 1] = (first ? x.y : 0.f) + (second ? y.y : 0.f);
+  }
+  // Over the eight lanes of a column.
+  HalveOverLanes<kSums>(sums, lane & 16, 16);
+  HalveOverLanes<kSums / 2>(sums, lane & 8, 8);
+  HalveOverLanes<kSums / 4>(sums, lane & 4, 4);
+  const int of_lane = lane / 16 * (kSums / 2) + lane / 8 % 2 * (kSums / 4) + lane / 4 % 2 * (kSums / 8);
+#pragma unroll
+  for (int i = 0; i < kSums / 8; ++i) {
+    const int at = of_lane + i;
+    warps[thread / 32][at / 2 * 8 + lane % 4 * 2 + at % 2] = sums[i];
+  }
+  NamedSync(1, 256);
+  if (thread >= S::kHeadDim) return;
+  float total = 0.f;
+#pragma unroll
+  for (int warp = 0; warp < 8; ++warp) total += warps[warp][thread];
+  const int chunk = FirstChunk(p.seq, t.sequence.index) + t.key / S::kCols;
+  p.d_key_sums[SumsAt<S>(p, t.kv_head, chunk) + thread] = total;
 }
 
 // `tile` is t in shared memory, for what would otherwise stay in registers.
@@ -367,6 +443,9 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
     words[i] = PackPair<T>(dk[2 * i] * p.scale, dk[2 * i + 1] * p.scale);
   }
   StoreRows<S::kHeadDim>(words, place(p.dk, p.dk_stride, key), place(p.dk, p.dk_stride, key + 8), p.seq.head_dim, lane);
+  if constexpr (S::kRowSums) {
+    if (p.center) BwdSumGradients<S>(p, done, key, words);
+  }
 }
 
 // Grid: kv_heads * key_tiles.  Block: S::kThreads.
@@ -407,6 +486,8 @@ __global__ void __launch_bounds__(S::kThreads, 1)
       BwdProduce<S>(p, maps, sm, t);
     } else if (threadIdx.x == 32) {
       BwdReduce<S>(p, sm, t);
+    } else if (S::kRowSums && threadIdx.x / 32 == 2 && p.center) {
+      BwdSumKeys<S>(p, sm, &tile);
     }
   } else {
     RegistersGrow<240>();
