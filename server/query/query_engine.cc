@@ -117,6 +117,10 @@ absl::StatusOr<v1::ListEventsResponse> QueryEngine::ListEvents(const v1::ListEve
 absl::StatusOr<v1::ServerInfo> QueryEngine::GetServerInfo(const v1::GetServerInfoRequest&,
                                                           const CallContext& context) const {
   v1::ServerInfo info = ToProto(stores_.control->GetInfo());
+  v1::Caller& caller = *info.mutable_caller();
+  caller.set_name(context.grant != nullptr ? context.grant->who() : "");
+  caller.set_may_act(context.grant == nullptr || context.grant->May(Role::kAct));
+  caller.set_may_admin(context.grant == nullptr || context.grant->May(Role::kAdmin));
   if (context.grant != nullptr && !context.grant->SeesAll()) {
     // Of others' runs, and of the machine.
     info.clear_options();

@@ -4,9 +4,10 @@
 // Method: the test server and a headless Chromium; axe on every page. argv[2] is
 // the folder of the binaries, argv[3] a folder for pictures (docs/console.md shows
 // them). Exit code 77: no Chromium, or `npm ci` was not run here.
-import { spawn } from 'node:child_process';
-import { readFileSync, writeFileSync } from 'node:fs';
+import { execFileSync, spawn } from 'node:child_process';
+import { mkdtempSync, readFileSync, writeFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
+import { tmpdir } from 'node:os';
 import assert from 'node:assert/strict';
 import { launch } from './chromium.mjs';
 
@@ -14,8 +15,8 @@ const [bin, pictures] = process.argv.slice(2);
 const browser = await launch();
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core'), 'utf8');
 
-async function start(scenario, port = 0) {
-  const child = spawn(`${bin}/console_test_server`, [`--scenario=${scenario}`, `--port=${port}`]);
+async function start(scenario, port = 0, options = []) {
+  const child = spawn(`${bin}/console_test_server`, [`--scenario=${scenario}`, `--port=${port}`, ...options]);
   const line = await new Promise((resolve) => child.stdout.once('data', (d) => resolve(String(d))));
   return {
     port: JSON.parse(line).port,
@@ -213,6 +214,38 @@ const checks = {
     await page.waitForSelector('section[aria-label=Actions] [role=alert]:has-text("Refused")');
     await page.reload();
     await page.waitForSelector('text=Audit: 1 refused requests');
+    await server.stop();
+  },
+
+  async 'who may only read is offered nothing else, and who may act does it under his name'() {
+    const folder = mkdtempSync(`${tmpdir()}/who-`);
+    writeFileSync(`${folder}/access.yml`, 'identities:\n- {name: alice, roles: [read], runs: ["*"]}\n- {name: bob, roles: [read, act], runs: ["*"]}\n', { mode: 0o600 });
+    const tokens = Object.fromEntries(['alice', 'bob'].map((name) => {
+      execFileSync(`${bin}/bellwether`, ['token', 'create', name, '--file', `${folder}/tokens`, '--out', `${folder}/${name}`]);
+      return [name, readFileSync(`${folder}/${name}`, 'utf8').trim()];
+    }));
+    const server = await start('ill', 0, [`--access-file=${folder}/access.yml`, `--tokens-file=${folder}/tokens`]);
+    const run = '#/run/gpt2-small%2Fbf16-fa2';
+    const alice = await open(server, `?token=${tokens.alice}${run}`);
+    await alice.waitForSelector('header >> text=alice (reads)');
+    await alice.waitForSelector('text=You are alice, who may read. To approve, reject or undo takes the role act.');
+    await alice.waitForSelector('text=To acknowledge or silence an alert takes the role act.');
+    for (const name of ['Acknowledge', 'Approve', 'Reject', 'Undo']) assert.equal(await alice.getByRole('button', { name }).count(), 0);
+    assert.equal(await alice.locator('[aria-label="Silence this alert"], #who:visible').count(), 0);
+    assert.deepEqual(await breaches(alice), []);
+    await picture(alice, 'reader');
+    await alice.close();
+    const bob = await open(server, `?token=${tokens.bob}${run}`);
+    await bob.waitForSelector('header >> text=bob (reads and acts)');
+    assert.equal(await bob.locator('#who:visible').count(), 0);
+    await bob.getByRole('button', { name: 'Approve' }).click();
+    await bob.waitForFunction(() => /approved at step 3,700 by bob/.test(document.body.textContent));
+    await bob.click('.alert.warning button:has-text("Acknowledge")');
+    await bob.waitForSelector('text=acknowledged by bob');
+    // A refusal that the page could not foresee is told.
+    await bob.route('**/api/v1/SilenceAlert', (route) => route.fulfill({ status: 403, contentType: 'application/json', body: '{"message":"bob lacks the role act"}' }));
+    await bob.selectOption('[aria-label="Silence this alert"]', '28800');
+    await bob.waitForSelector('section[aria-label=Alerts] [role=alert]:has-text("Refused: bob lacks the role act")');
     await server.stop();
   },
 

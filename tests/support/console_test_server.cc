@@ -4,6 +4,7 @@
 // Prints one line of JSON, {"port": N}, and serves until its input ends.
 //
 //   --scenario=ill|healthy|empty|many|huge|hostile   --port=N   --token=T
+//   --access-file=F --tokens-file=F
 // huge: 126 layers of 128 heads, a million steps.  hostile: every text that a
 // trainer or a person can choose is kHostile.
 // The first run has a policy that proposes, and an action that waits for a
@@ -152,13 +153,17 @@ std::vector<SyntheticRun> Scenario(const std::string& name) {
 
 int Main(const std::vector<std::string>& arguments) {
   std::string scenario = "ill";
-  std::string token;
+  AccessOptions who;
   HttpOptions options{.port = 0};
   for (absl::string_view argument : arguments) {
     if (absl::ConsumePrefix(&argument, "--scenario=")) {
       scenario = std::string(argument);
     } else if (absl::ConsumePrefix(&argument, "--token=")) {
-      token = std::string(argument);
+      who.page_token = std::string(argument);
+    } else if (absl::ConsumePrefix(&argument, "--access-file=")) {
+      who.access_file = std::string(argument);
+    } else if (absl::ConsumePrefix(&argument, "--tokens-file=")) {
+      who.tokens_file = std::string(argument);
     } else if (!absl::ConsumePrefix(&argument, "--port=") || !absl::SimpleAtoi(argument, &options.port)) {
       std::cerr << "unknown argument\n";
       return 2;
@@ -221,9 +226,12 @@ int Main(const std::vector<std::string>& arguments) {
                                 .counters = &counters,
                                 .actions = &actions});
   std::unique_ptr<Access> access;
-  if (!token.empty()) {
-    auto opened = Access::Open({.page_token = token}, &counters, clock);
-    if (!opened.ok()) return 1;
+  if (!who.page_token.empty() || !who.access_file.empty()) {
+    auto opened = Access::Open(who, &counters, clock);
+    if (!opened.ok()) {
+      std::cerr << opened.status() << "\n";
+      return 1;
+    }
     access = *std::move(opened);
   }
   auto server = HttpServer::Start(

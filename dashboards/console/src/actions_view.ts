@@ -1,5 +1,6 @@
 // What was done about the run's alerts, what waits for a person, and who decided.
 import { Action, AuditEntry, Policy, api, num } from './api';
+import { caller, whyNot } from './caller';
 import { Openings, fill, h } from './dom';
 import { ago, integer, number } from './format';
 
@@ -42,6 +43,8 @@ export class ActionsView {
   readonly element = h('section', { class: 'panel alerts', 'aria-label': 'Actions', hidden: true });
   private readonly name = h('input', { id: 'who', type: 'text', maxlength: 64, value: localStorage.getItem('who') ?? '', autocomplete: 'name',
     onchange: () => localStorage.setItem('who', this.name.value.trim()) });
+  private readonly as = h('span', {}, h('label', { for: 'who', class: 'muted small' }, 'Decide as '), this.name);
+  private readonly why = h('p', { class: 'muted', hidden: true });
   private readonly trouble = h('p', { class: 'state error', role: 'alert', hidden: true });
   private readonly policy = h('p', { class: 'muted' });
   private readonly list = h('div');
@@ -50,11 +53,15 @@ export class ActionsView {
 
   constructor(private readonly changed: () => void) {
     this.element.append(h('div', { class: 'panel-head' }, h('h2', {}, 'Actions'),
-      h('span', {}, h('label', { for: 'who', class: 'muted small' }, 'Decide as '), this.name)), this.policy, this.trouble, this.list, this.audit);
+      this.as), this.policy, this.why, this.trouble, this.list, this.audit);
   }
 
   draw(run: string, actions: Action[], audit: AuditEntry[], policy: Policy): void {
     this.element.hidden = false;
+    // The server knows who decides, or nobody here does.
+    this.as.hidden = caller.name !== '' || !caller.may_act;
+    this.why.textContent = whyNot('approve, reject or undo');
+    this.why.hidden = this.why.textContent === '';
     const mode = plain(policy.mode, 'MODE_').toLowerCase();
     this.policy.textContent = {
       observe: 'Policy: observe. Nothing is done unless a person asks for it.',
@@ -83,9 +90,9 @@ export class ActionsView {
         ` at step ${integer(num(change.step))} by ${change.by}${change.reason ? `: ${change.reason}` : ''} `,
         h('span', { class: 'muted small' }, ago(num(change.time_unix_ns)))))),
       h('div', { class: 'buttons' },
-        waits ? this.button('Approve', run, action) : null,
-        waits ? this.button('Reject', run, action) : null,
-        holds ? this.button('Undo', run, action) : null));
+        waits && caller.may_act ? this.button('Approve', run, action) : null,
+        waits && caller.may_act ? this.button('Reject', run, action) : null,
+        holds && caller.may_act ? this.button('Undo', run, action) : null));
   }
 
   private button(verb: 'Approve' | 'Reject' | 'Undo', run: string, action: Action): HTMLElement {
@@ -93,7 +100,7 @@ export class ActionsView {
   }
 
   private async decide(verb: 'Approve' | 'Reject' | 'Undo', run: string, action: Action): Promise<void> {
-    const by = this.name.value.trim();
+    const by = caller.name || this.name.value.trim();
     this.trouble.hidden = by !== '';
     if (by === '') {
       fill(this.trouble, 'Say who you are first: the audit keeps it.');

@@ -1,5 +1,6 @@
 // What was concluded, on what evidence, and what to do.
 import { Alert, Evidence, Run, api, num } from './api';
+import { caller, whyNot } from './caller';
 import { Openings, fill, h } from './dom';
 import { ago, duration, integer, number, stageName } from './format';
 import { stageBadge } from './runs_page';
@@ -106,24 +107,41 @@ function siblings({ siblings: band }: Evidence): string {
 export class AlertsView {
   readonly element = h('section', { class: 'panel alerts', 'aria-label': 'Alerts' });
 
+  private readonly trouble = h('p', { class: 'state error', role: 'alert', hidden: true });
+  private readonly list = h('div');
   private readonly openings = new Openings();
 
-  constructor(private readonly show: (layer: number, head: number) => void, private readonly changed: () => void) {}
+  constructor(private readonly show: (layer: number, head: number) => void, private readonly changed: () => void) {
+    this.element.append(h('h2', {}, 'Alerts'), this.trouble, this.list);
+  }
 
   draw(run: string, alerts: Alert[]): void {
-    fill(this.element, h('h2', {}, 'Alerts'),
+    const why = alerts.some(isFiring) ? whyNot('acknowledge or silence an alert') : '';
+    fill(this.list, why ? h('p', { class: 'muted' }, why) : null,
       alerts.length === 0 ? h('p', { class: 'state' }, 'No alert so far.') : null,
       ...inOrder(alerts).slice(0, 50).map((a) => this.card(run, a)));
   }
 
+  private async ask(call: Promise<unknown>): Promise<void> {
+    try {
+      await call;
+      this.trouble.hidden = true;
+    } catch (error) {
+      this.trouble.hidden = false;
+      fill(this.trouble, `Refused: ${(error as Error).message}`);
+    }
+    this.changed();
+  }
+
   /** Notifications stop; the alert stays. */
-  private silencer(run: string, alert: Alert): HTMLElement {
+  private silencer(run: string, alert: Alert): HTMLElement | null {
     const until = num(alert.silenced_until_unix_ns) / 1e9;
     const left = until - Date.now() / 1000;
     if (left > 0) return h('span', { class: 'muted' }, `silenced for another ${duration(left)}`);
+    if (!caller.may_act) return null;
     const picker = h('select', { 'aria-label': 'Silence this alert', onchange: () => {
       const seconds = Number(picker.value);
-      if (seconds > 0) void api.silence(run, alert.last.key, seconds).then(this.changed, this.changed);
+      if (seconds > 0) void this.ask(api.silence(run, alert.last.key, seconds));
     } }, ...([[0, 'Silence for…'], [3600, '1 hour'], [28800, '8 hours'], [86400, '1 day'], [604800, '1 week']] as const)
       .map(([seconds, words]) => h('option', { value: seconds }, words)));
     return picker;
@@ -144,7 +162,7 @@ export class AlertsView {
         last.layer >= 0 && last.head >= 0 ? h('button', { onclick: () => this.show(last.layer, last.head) }, `Show layer ${last.layer} head ${last.head}`) : null,
         alert.acknowledged
           ? h('span', { class: 'muted' }, `acknowledged by ${alert.acknowledged_by}`)
-          : firing ? h('button', { onclick: () => void api.acknowledge(run, last.key).then(this.changed, this.changed) }, 'Acknowledge') : null,
+          : firing && caller.may_act ? h('button', { onclick: () => void this.ask(api.acknowledge(run, last.key)) }, 'Acknowledge') : null,
         firing ? this.silencer(run, alert) : null));
   }
 }

@@ -36,8 +36,10 @@ export interface Series { id: { signal: string; layer: number; head: number }; s
 export interface ServerInfo {
   version: string; revision: string; grpc_version: string; backend: string; started_unix_ns: Num;
   options?: Record<string, string>; limits?: Record<string, Num>; counters?: Record<string, Num>;
-  storage_path: string; http_address: string; grpc_address: string;
+  storage_path: string; http_address: string; grpc_address: string; caller?: Caller;
 }
+/** Whom the server takes us for; no name: nobody in particular. */
+export interface Caller { name: string; may_act: boolean; may_admin: boolean }
 export interface ActionChange { state: string; time_unix_ns: Num; by: string; reason: string; step: Num }
 /** Something to do in the training job: actions.proto. */
 export interface Action {

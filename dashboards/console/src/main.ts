@@ -2,6 +2,7 @@
 import 'uplot/dist/uPlot.min.css';
 import './style.css';
 import { ApiError, answeredAt, api } from './api';
+import { callerWords, learn } from './caller';
 import { fill, h } from './dom';
 import { Live, LiveState } from './live';
 import { Route, formatRoute, parseRoute } from './route';
@@ -20,6 +21,7 @@ class App {
   private readonly banner = h('div', { class: 'banner', hidden: true, role: 'alert' });
   private readonly outlet = h('div');
   private readonly version = h('span', { class: 'muted small' });
+  private readonly who = h('span', { class: 'muted small', title: 'Whom the server takes you for' });
   private readonly themeButton = h('button', { class: 'quiet', onclick: () => this.nextTheme() });
   private theme: Theme = 'auto';
   private page: Page | null = null;
@@ -31,7 +33,7 @@ class App {
     fill(root,
       h('a', { href: '#content', class: 'skip', onclick: (e) => { e.preventDefault(); this.outlet.querySelector<HTMLElement>('h1')?.focus(); } }, 'Skip to content'),
       h('header', { class: 'top' }, h('a', { href: '#/', class: 'brand' }, 'Bellwether'), this.version,
-        h('nav', { 'aria-label': 'Pages' }, h('a', { href: '#/' }, 'Runs'), h('a', { href: '#/status' }, 'Status')), h('span', { class: 'spacer' }), this.status, this.themeButton),
+        h('nav', { 'aria-label': 'Pages' }, h('a', { href: '#/' }, 'Runs'), h('a', { href: '#/status' }, 'Status')), h('span', { class: 'spacer' }), this.who, this.status, this.themeButton),
       this.banner, this.announce, this.outlet);
     this.setTheme((localStorage.getItem('theme') as Theme | null) ?? 'auto');
     matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => this.redraw());
@@ -48,7 +50,20 @@ class App {
       },
       state: (state) => this.connection(state),
     });
-    void api.info().then((i) => (this.version.textContent = `${i.version} · ${i.backend.split(':')[0]}`), () => undefined);
+    void this.meet();
+  }
+
+  /** What the server is, and whom it takes us for: both may be others after it was away. */
+  private async meet(): Promise<void> {
+    try {
+      const info = await api.info();
+      this.version.textContent = `${info.version} · ${info.backend.split(':')[0]}`;
+      if (!learn(info)) return;
+      this.who.textContent = callerWords();
+      void this.refresh();
+    } catch {
+      // The page itself says that nobody answers.
+    }
   }
 
   private show(route: Route): void {
@@ -100,6 +115,7 @@ class App {
     const words = { live: 'Live', polling: 'Polling', disconnected: 'Disconnected' };
     this.status.className = `conn ${state}`;
     this.status.textContent = words[state];
+    if (state === 'live') void this.meet();
   }
 
   private nextTheme(): void {

@@ -523,14 +523,20 @@ TEST_F(QueryEngineTest, ActionsAreProposedAndDecided) {
 TEST_F(QueryEngineTest, IllegalRequestsAreRefusedByNameAndAudited) {
   stack_.AddRun({.name = "r", .steps = 5});
   const std::vector<std::pair<std::function<void(v1::ProposeActionRequest*)>, std::string>> wrong = {
-      {[](v1::ProposeActionRequest* r) { r->mutable_action()->set_kind(static_cast<v1::ActionKind>(10)); }, "action.kind 10: must be 1..9"},
+      {[](v1::ProposeActionRequest* r) { r->mutable_action()->set_kind(static_cast<v1::ActionKind>(10)); },
+       "action.kind 10: must be 1..9"},
       {[](v1::ProposeActionRequest* r) { r->mutable_action()->set_run_uuid("0123456789abcdef"); }, "action.run_uuid"},
       {[](v1::ProposeActionRequest* r) { r->mutable_action()->set_value(std::nan("")); }, "action.value"},
       {[](v1::ProposeActionRequest* r) { r->mutable_action()->set_apply_at_step(-1); }, "action.apply_at_step -1"},
       {[](v1::ProposeActionRequest* r) { r->mutable_action()->set_expires_unix_ns(1); }, "has passed already"},
-      {[](v1::ProposeActionRequest* r) { r->mutable_action()->set_mode(std::string(33, 'x')); }, "action.mode: 33 bytes: at most 32"},
-      {[](v1::ProposeActionRequest* r) { r->mutable_action()->mutable_scope()->add_layers(UINT32_MAX); }, "there is no layer 4294967295"},
-      {[](v1::ProposeActionRequest* r) { for (int i = 0; i < 65; ++i) r->mutable_action()->mutable_scope()->add_heads(); }, "at most 64"},
+      {[](v1::ProposeActionRequest* r) { r->mutable_action()->set_mode(std::string(33, 'x')); },
+       "action.mode: 33 bytes: at most 32"},
+      {[](v1::ProposeActionRequest* r) { r->mutable_action()->mutable_scope()->add_layers(UINT32_MAX); },
+       "there is no layer 4294967295"},
+      {[](v1::ProposeActionRequest* r) {
+         for (int i = 0; i < 65; ++i) r->mutable_action()->mutable_scope()->add_heads();
+       },
+       "at most 64"},
       {[](v1::ProposeActionRequest* r) { r->clear_by(); }, "by \"\": must name who asks"},
       {[](v1::ProposeActionRequest* r) { r->set_by("policy"); }, "must be a person's name"},
       {[](v1::ProposeActionRequest* r) { r->set_by("rank 0"); }, "must be a person's name"},
@@ -581,6 +587,8 @@ TEST_F(QueryEngineTest, ServerInfoHasItsLimits) {
   EXPECT_EQ(info->version(), "0.1.0");
   EXPECT_EQ(info->limits().at("query_points_per_series"), 10'000);
   EXPECT_EQ(info->limits().at("runs_live"), 1000);
+  // Nobody is asked who he is here.
+  EXPECT_TRUE(info->caller().name().empty() && info->caller().may_act() && info->caller().may_admin());
 }
 
 TEST_F(QueryEngineTest, WatchRequestsAreCheckedAndFilledIn) {
