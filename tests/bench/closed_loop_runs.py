@@ -244,6 +244,9 @@ class Campaign:
         self.runs = [
             Run(kind, seed, args.out) for seed in args.seed for kind in args.kind or list(KINDS)
         ]
+        for run in self.runs:
+            if run.kind == "untouched" and args.untouched_steps:
+                run.steps = min(args.untouched_steps, args.steps)
         self.started: list[Run] = []
         self.told: set[str] = set()  # Whose server knows what to do.
         self.looked: dict[int, tuple[bool, bool]] = {}  # Seed -> which of its two had run by then.
@@ -334,6 +337,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     add("--options", default="--compile-loss", help="what the example is told for all runs")
     add("--steps", type=int, default=12_000)
     add("--branch-steps", type=int, default=2_000, help="of the runs that branch off; 0: none do")
+    add("--untouched-steps", type=int, default=0, help="of the untouched runs; 0: as all")
     add("--minutes", type=float, default=8, help="of training in this call")
     add("--at-once", type=int, default=8, help="runs that share one GPU")
     add("--out", type=Path, default=Path("closed-loop"))
