@@ -8,8 +8,9 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <thread>
+
+#include "tests/bench/load_parts.h"
 
 namespace bellwether {
 
@@ -55,14 +56,6 @@ void BenchServer::Stop() {
   pid_ = 0;
 }
 
-double BenchServer::CpuSeconds() const {
-  std::ifstream stat("/proc/" + std::to_string(pid_) + "/stat");
-  std::string word;
-  double ticks = 0;
-  for (int i = 1; i <= 15 && stat >> word; ++i) {
-    if (i >= 14) ticks += std::stod(word);
-  }
-  return ticks / static_cast<double>(sysconf(_SC_CLK_TCK));
-}
+double BenchServer::CpuSeconds() const { return CpuSecondsOf(pid_); }
 
 }  // namespace bellwether

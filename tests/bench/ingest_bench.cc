@@ -15,19 +15,14 @@
 // of 16 KiB at the same rate (at most 1,000 a second), each with its fdatasync.  Prints one JSON object; the parts of
 // the disk as in storage_bench.
 
-#include <fcntl.h>
 #include <grpcpp/grpcpp.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
-#include <filesystem>
 #include <map>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -36,16 +31,12 @@
 #include "bellwether/v1/query.grpc.pb.h"
 #include "tests/bench/bench_server.h"
 #include "tests/bench/disk_parts.h"
-#include "tests/support/signal_mix.h"
+#include "tests/bench/load_parts.h"
 
 namespace bellwether {
 namespace {
 
-constexpr int kLayers = 32, kHeads = 32, kValues = 4 * kLayers * kHeads;
 constexpr size_t kWindow = 512;  // Unacknowledged frames a stream, 8 MiB.
-constexpr size_t kSteps = 256;   // Distinct steps of values, used in turn.
-
-double Now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 struct Arguments {
   std::string server;
@@ -55,14 +46,6 @@ struct Arguments {
   bool alerts = false;
 };
 
-// In ms, of seconds; 0 if there are none.
-double PercentileMs(std::vector<double> seconds, double share) {
-  if (seconds.empty()) return 0;
-  const auto at = seconds.begin() + static_cast<ptrdiff_t>(share * static_cast<double>(seconds.size() - 1));
-  std::nth_element(seconds.begin(), at, seconds.end());
-  return *at * 1e3;
-}
-
 // A connection of its own, as every trainer has.
 std::shared_ptr<grpc::Channel> Connect(const std::string& address) {
   grpc::ChannelArguments arguments;
@@ -71,27 +54,6 @@ std::shared_ptr<grpc::Channel> Connect(const std::string& address) {
 }
 
 std::string RunName(int number) { return "bench-" + std::to_string(number); }
-
-// What every run sends, by step modulo kSteps.
-std::vector<v1::ClientMessage> MakeFrames() {
-  const auto mix = testing_support::SignalMix(1, kSteps, kLayers * kHeads);
-  const v1::Signal signals[] = {v1::SIGNAL_WQ_SIGMA, v1::SIGNAL_DELTA_BIAS_SUM, v1::SIGNAL_LOGIT_MAX,
-                                v1::SIGNAL_TIED_ROWS_BF16};
-  std::vector<v1::ClientMessage> frames(kSteps);
-  for (size_t step = 0; step < kSteps; ++step) {
-    v1::Frame* frame = frames[step].mutable_frame();
-    frame->set_parts(1);
-    for (size_t s = 0; s < std::size(signals); ++s) {
-      v1::Block* block = frame->add_blocks();
-      block->set_signal(signals[s]);
-      block->set_layer_count(kLayers);
-      block->set_head_count(kHeads);
-      const float* values = mix[s].data() + step * kLayers * kHeads;
-      block->mutable_values()->Add(values, values + kLayers * kHeads);
-    }
-  }
-  return frames;
-}
 
 // One run of one rank.
 class Load {
@@ -105,20 +67,8 @@ class Load {
         rate_(frames_per_second),
         alert_seq_(alert_seq),
         first_step_(37 * number) {
-    v1::ClientMessage hello;
-    hello.mutable_hello()->set_protocol(1);
-    v1::RunDescription* run = hello.mutable_hello()->mutable_run();
-    run->set_name(RunName(number));
-    std::string uuid(16, '\0');
-    std::memcpy(uuid.data(), &number, sizeof(number));
-    run->set_uuid(uuid);
-    run->set_world(1);
-    run->set_reporters(1);
-    run->mutable_layout()->set_layers(kLayers);
-    run->mutable_layout()->set_heads(kHeads);
-    run->mutable_layout()->set_kv_heads(kHeads);
     stream_ = stub_->Attach(&context_);
-    stream_->Write(hello);
+    stream_->Write(MakeBenchHello(RunName(number), number));
     v1::ServerMessage welcome;
     if (!stream_->Read(&welcome) || !welcome.has_welcome()) {
       std::fprintf(stderr, "no welcome: %s\n", stream_->Finish().error_message().c_str());
@@ -145,17 +95,17 @@ class Load {
   void WriteFrames(double begin, double end) {
     uint64_t seq = 0;
     v1::ClientMessage message;
-    while (Now() < end && seq + 1 < sent_at_.size()) {
+    while (BenchNow() < end && seq + 1 < sent_at_.size()) {
       while (seq - acked_ >= kWindow) std::this_thread::sleep_for(std::chrono::microseconds(50));
       if (rate_ > 0) {
         const double due = begin + static_cast<double>(seq) / rate_;
-        std::this_thread::sleep_for(std::chrono::duration<double>(due - Now()));
+        std::this_thread::sleep_for(std::chrono::duration<double>(due - BenchNow()));
       }
-      message = frames_[seq % kSteps];
+      message = frames_[seq % kBenchSteps];
       message.mutable_frame()->set_step(first_step_ + static_cast<int64_t>(seq));
       message.set_seq(++seq);
       if (seq == alert_seq_) message.mutable_frame()->mutable_blocks(0)->set_values(0, NAN);
-      sent_at_[seq] = Now();
+      sent_at_[seq] = BenchNow();
       if (!stream_->Write(message)) break;
     }
     while (acked_ < seq) std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -169,7 +119,7 @@ class Load {
     v1::ServerMessage message;
     while (stream_->Read(&message)) {
       if (!message.has_ack()) continue;
-      const double now = Now();
+      const double now = BenchNow();
       for (uint64_t seq = acked_ + 1; seq <= message.ack().durable_seq(); ++seq)
         latencies_.push_back(now - sent_at_[seq]);
       acked_ = message.ack().durable_seq();
@@ -189,82 +139,6 @@ class Load {
   std::thread reader_, writer_;
 };
 
-// What the disk alone takes to make a frame durable, in seconds.
-std::vector<double> MeasureSyncs(const std::filesystem::path& folder, double frames_per_second) {
-  constexpr size_t kBytes = kValues * sizeof(float), kWrites = 2000;
-  const double rate = frames_per_second > 0 ? std::min(frames_per_second, 1000.) : 1000;
-  const std::string bytes(kBytes, 'x');
-  const std::filesystem::path path = folder / "sync_peer";
-  const int file = open(path.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
-  if (file < 0 || posix_fallocate(file, 0, kBytes * kWrites) != 0) {
-    std::perror(path.c_str());
-    std::exit(1);
-  }
-  std::vector<double> seconds;
-  const double begin = Now();
-  for (size_t i = 0; i < kWrites; ++i) {
-    std::this_thread::sleep_for(std::chrono::duration<double>(begin + static_cast<double>(i) / rate - Now()));
-    const double at = Now();
-    if (pwrite(file, bytes.data(), kBytes, static_cast<off_t>(i * kBytes)) != ssize_t{kBytes} || fdatasync(file) != 0) {
-      std::perror(path.c_str());
-      std::exit(1);
-    }
-    seconds.push_back(Now() - at);
-  }
-  close(file);
-  std::filesystem::remove(path);
-  return seconds;
-}
-
-// When a person who watches hears of each run's first alert.
-class AlertWatch {
- public:
-  explicit AlertWatch(const std::string& address) : stub_(v1::Query::NewStub(Connect(address))) {
-    v1::WatchAlertsRequest request;
-    request.set_after_id(UINT64_MAX);
-    stream_ = stub_->WatchAlerts(&context_, request);
-    v1::WatchAlertsResponse response;
-    while (stream_->Read(&response) && !response.caught_up()) {
-    }
-    reader_ = std::thread([this] { Read(); });
-  }
-  ~AlertWatch() {
-    context_.TryCancel();
-    reader_.join();
-  }
-
-  // Waits until `runs` have been told of, or 10 s.
-  std::map<std::string, double> told_at(size_t runs) const {
-    for (const double begin = Now(); Now() < begin + 10;) {
-      {
-        const std::lock_guard lock(mutex_);
-        if (told_at_.size() >= runs) break;
-      }
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
-    const std::lock_guard lock(mutex_);
-    return told_at_;
-  }
-
- private:
-  void Read() {
-    v1::WatchAlertsResponse response;
-    while (stream_->Read(&response)) {
-      const double now = Now();
-      if (!response.has_transition()) continue;
-      const std::lock_guard lock(mutex_);
-      told_at_.emplace(response.transition().run(), now);
-    }
-  }
-
-  std::unique_ptr<v1::Query::Stub> stub_;
-  grpc::ClientContext context_;
-  std::unique_ptr<grpc::ClientReader<v1::WatchAlertsResponse>> stream_;
-  mutable std::mutex mutex_;
-  std::map<std::string, double> told_at_;  // By run.
-  std::thread reader_;
-};
-
 // One series of the first run, in ms; negative if it failed.
 double QueryMs(const std::string& address) {
   auto query = v1::Query::NewStub(Connect(address));
@@ -275,16 +149,16 @@ double QueryMs(const std::string& address) {
   request.set_points_max(1000);
   v1::GetSeriesResponse response;
   grpc::ClientContext context;
-  const double asked = Now();
+  const double asked = BenchNow();
   const grpc::Status answered = query->GetSeries(&context, request, &response);
-  return answered.ok() ? (Now() - asked) * 1e3 : -1;
+  return answered.ok() ? (BenchNow() - asked) * 1e3 : -1;
 }
 
 int Run(const Arguments& arguments) {
-  const std::vector<v1::ClientMessage> frames = MakeFrames();
+  const std::vector<v1::ClientMessage> frames = MakeBenchFrames();
   BenchServer server(arguments.server);
   const std::vector<double> sync_seconds = MeasureSyncs(server.data(), arguments.frames_per_second);
-  const AlertWatch watch(server.address());
+  const AlertWatch watch(Connect(server.address()));
   const double rate = arguments.frames_per_second / arguments.runs;
   std::vector<std::unique_ptr<Load>> loads;
   for (int i = 0; i < arguments.runs; ++i) {
@@ -294,7 +168,7 @@ int Run(const Arguments& arguments) {
     loads.push_back(std::make_unique<Load>(server.address(), i, frames, rate, alert_seq));
   }
   // All at once: to connect a hundred runs takes longer than the last second.
-  const double begin = Now();
+  const double begin = BenchNow();
   const double cpu_begin = server.CpuSeconds();
   for (int i = 0; i < arguments.runs; ++i) {
     // Not in step: jobs know nothing of each other.
@@ -309,7 +183,7 @@ int Run(const Arguments& arguments) {
     sent += load->acked();
     ack_seconds.insert(ack_seconds.end(), load->latencies().begin(), load->latencies().end());
   }
-  const double seconds = Now() - begin;
+  const double seconds = BenchNow() - begin;
   const double cpu = server.CpuSeconds() - cpu_begin;
   if (arguments.alerts) {
     const auto told_at = watch.told_at(loads.size());
@@ -323,7 +197,7 @@ int Run(const Arguments& arguments) {
   }
 
   const double query_ms = QueryMs(server.address());
-  const double values = static_cast<double>(sent) * kValues;
+  const double values = static_cast<double>(sent) * kBenchValues;
   const std::string live = ToJson(MeasureDisk(server.data()), values);
   server.Stop();
   const std::string stopped = ToJson(MeasureDisk(server.data()), values);

@@ -1,0 +1,65 @@
+// load_server.h: a real bellwetherd over TLS with client certificates, on cores
+// of its own, with a folder of its own and two tenants, "quiet" and "noisy".
+//
+// Not thread-safe.
+
+#ifndef BELLWETHER_TESTS_BENCH_LOAD_SERVER_H_
+#define BELLWETHER_TESTS_BENCH_LOAD_SERVER_H_
+
+#include <grpcpp/grpcpp.h>
+#include <sys/types.h>
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace bellwether {
+
+// "0,2-4" -> 0, 2, 3, 4.  Exits the program if it is neither that nor "".
+std::vector<int> ParseCpus(const std::string& text);
+// The calling thread, and those that it starts from now on; empty = as it is.
+void PinToCpus(const std::vector<int>& cpus);
+
+class LoadServer {
+ public:
+  struct Options {
+    std::string binary;                  // bellwetherd; `bellwether` lies beside it.
+    std::filesystem::path folder;        // Made, and removed at the end; "" = under the system's temporary one.
+    std::vector<int> cpus;               // Empty = any.
+    double noisy_frames_per_second = 0;  // The noisy tenant's quota; 0 = none.
+    std::string config;                  // More lines of its configuration.
+  };
+
+  // Returns when it serves; exits the program if it does not start.
+  explicit LoadServer(const Options& options);
+  ~LoadServer();  // Kills it, removes the folder.
+  LoadServer(const LoadServer&) = delete;
+  LoadServer& operator=(const LoadServer&) = delete;
+
+  // A connection of its own, as `tenant`.
+  std::shared_ptr<grpc::Channel> Connect(const std::string& tenant) const;
+  const std::string& address() const { return address_; }  // host:port
+  std::filesystem::path data() const { return folder_ / "data"; }
+  double CpuSeconds() const;
+  // Now, and the most since the start, in MiB.
+  double ResidentMib() const;
+  double ResidentMaxMib() const;
+  double DataMib() const;  // On disk, log included.
+
+ private:
+  void Tool(const std::vector<std::string>& words) const;
+  void Start();
+  double StatusMib(const std::string& field) const;
+
+  const Options options_;
+  std::filesystem::path folder_;
+  std::string address_;
+  pid_t pid_ = 0;
+  mutable std::map<std::string, std::shared_ptr<grpc::ChannelCredentials>> credentials_;  // By tenant.
+};
+
+}  // namespace bellwether
+
+#endif  // BELLWETHER_TESTS_BENCH_LOAD_SERVER_H_
