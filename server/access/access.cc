@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
+#include "server/util/glob.h"
 #include "server/util/log.h"
 #include "server/util/status_macros.h"
 
@@ -80,6 +81,11 @@ absl::Status Grant::CheckAll(Role role) const {
   return identity != nullptr && identity->CoversAll() ? absl::OkStatus() : Refuse(role, "");
 }
 
+bool Grant::May(Role role) const {
+  const IdentityPtr identity = this->identity();
+  return identity != nullptr && identity->Has(role);
+}
+
 bool Grant::Sees(std::string_view run) const {
   const IdentityPtr identity = this->identity();
   return identity != nullptr && identity->Has(Role::kRead) && identity->Covers(run);
@@ -120,7 +126,13 @@ Access::Access(const AccessOptions& options, Counters* counters, Clock* clock)
       everybody_(WithEverything("")),
       page_(WithEverything("")),
       page_hash_(HashToken(options.page_token)),
-      quotas_(counters, clock) {}
+      quotas_(counters, clock) {
+  // A rate of what has not happened yet is 0, not nothing.
+  for (const char* reason :
+       {"token_missing", "token_wrong", "token_expired", "certificate_unknown", "role", "run", "gone"}) {
+    refused(reason);
+  }
+}
 
 absl::StatusOr<std::unique_ptr<Access>> Access::Open(const AccessOptions& options, Counters* counters, Clock* clock) {
   std::unique_ptr<Access> access(new Access(options, counters, clock));
@@ -254,10 +266,7 @@ absl::Status Access::Reload() {
   (void)access_stamp_.Changed(options_.access_file);
   (void)tokens_stamp_.Changed(options_.tokens_file);
   auto known = Read();
-  if (!known.ok()) {
-    LogError("identities stay as they were: {}", std::string(known.status().message()));
-    return known.status();
-  }
+  if (!known.ok()) return known.status();
   Adopt(*std::move(known));
   LogInfo("identities read again from {}", options_.access_file);
   return absl::OkStatus();
@@ -271,7 +280,10 @@ void Access::Tick() {
     changed = access_stamp_.Changed(options_.access_file);
     changed = tokens_stamp_.Changed(options_.tokens_file) || changed;
   }
-  if (changed) (void)Reload();
+  if (!changed) return;
+  if (const absl::Status read = Reload(); !read.ok()) {
+    LogError("identities stay as they were: {}", std::string(read.message()));
+  }
 }
 
 }  // namespace bellwether::server

@@ -59,6 +59,8 @@ class Grant {
   absl::Status Check(Role role, std::string_view run) const;
   // Of every run there is.
   absl::Status CheckAll(Role role) const;
+  // Whether Check(role) would pass, without a word of it: for what he is shown.
+  bool May(Role role) const;
   // As Check(kRead, run), without a word of it: for lists.
   bool Sees(std::string_view run) const;
   bool SeesAll() const;
@@ -125,7 +127,8 @@ class Access {
   bool open() const { return options_.access_file.empty(); }
   // True if a token opens anything.
   bool has_tokens() const { return !open() || !options_.page_token.empty(); }
-  // Reads both files again; else nothing changes.  Errors as Open().  Logged.
+  // Reads both files again; else nothing changes.  Errors as Open(); the caller
+  // tells them.
   absl::Status Reload();
   // Call each second: reloads what has changed.
   void Tick();

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "server/util/glob.h"
+
 namespace bellwether::server {
 
 const char* NameOf(Role role) {
@@ -24,26 +26,5 @@ bool Identity::Covers(std::string_view run) const {
 }
 
 bool Identity::CoversAll() const { return std::find(runs.begin(), runs.end(), "*") != runs.end(); }
-
-bool GlobMatches(std::string_view pattern, std::string_view text) {
-  size_t p = 0, t = 0;
-  size_t star = std::string_view::npos, resume = 0;  // The last *, and where its match ends so far.
-  while (t < text.size()) {
-    if (p < pattern.size() && pattern[p] == '*') {
-      star = p++;
-      resume = t;
-    } else if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == text[t])) {
-      ++p;
-      ++t;
-    } else if (star != std::string_view::npos) {
-      p = star + 1;
-      t = ++resume;
-    } else {
-      return false;
-    }
-  }
-  while (p < pattern.size() && pattern[p] == '*') ++p;
-  return p == pattern.size();
-}
 
 }  // namespace bellwether::server

@@ -32,7 +32,7 @@ struct Identity {
   std::string name;    // [a-zA-Z0-9_.@/-]{1,64}; "" = nobody in particular.
   std::string tenant;  // Whose quota counts; "" = none.
   uint8_t roles = 0;   // Of Role, with what they hold.
-  // Names of runs; * and ? as in file names.
+  // Names of runs; patterns of util/glob.h.
   std::vector<std::string> runs;
   // One run more, to the letter: that which the certificate names.
   std::string own_run;
@@ -42,10 +42,6 @@ struct Identity {
   bool CoversAll() const;
 };
 using IdentityPtr = std::shared_ptr<const Identity>;
-
-// True if all of `text` fits `pattern`, in which * stands for any number of
-// characters and ? for one.  Time: at most the product of both lengths.
-bool GlobMatches(std::string_view pattern, std::string_view text);
 
 }  // namespace bellwether::server
 

@@ -99,6 +99,12 @@ int64_t StreamUse::Charge(int64_t bytes) {
   return std::max(frames_ns, bytes_ns);
 }
 
+Quotas::Quotas(Counters* counters, Clock* clock) : counters_(counters), clock_(clock) {
+  for (const char* quota : {"connections", "streams", "runs", "frames_per_second", "bytes_per_second"}) {
+    counters_->counter("bellwether_quota_refused_total", {{"quota", quota}});  // From 0 on.
+  }
+}
+
 void Quotas::Set(const std::map<std::string, Quota>& tenants) {
   absl::MutexLock lock(&mutex_);
   for (const auto& [name, use] : tenants_) {

@@ -45,7 +45,7 @@ class StreamUse {
 // Thread-safe.
 class Quotas {
  public:
-  Quotas(Counters* counters, Clock* clock) : counters_(counters), clock_(clock) {}
+  Quotas(Counters* counters, Clock* clock);
 
   // From now on, also for the streams that are open.
   void Set(const std::map<std::string, Quota>& tenants);

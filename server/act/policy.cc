@@ -1,7 +1,5 @@
 #include "server/act/policy.h"
 
-#include <fnmatch.h>
-
 #include <algorithm>
 #include <charconv>
 #include <fstream>
@@ -13,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "server/act/action_kinds.h"
 #include "server/detect/rule_fields.h"
+#include "server/util/glob.h"
 #include "server/util/strict_yaml.h"
 
 namespace bellwether::server {
@@ -308,9 +307,8 @@ class Reader {
 const char* NameOf(PolicyMode mode) { return kModeNames[static_cast<size_t>(mode) - 1]; }
 
 bool Policy::MayApprove(const std::string& who) const {
-  return approvers.empty() || std::any_of(approvers.begin(), approvers.end(), [&](const std::string& pattern) {
-           return fnmatch(pattern.c_str(), who.c_str(), 0) == 0;
-         });
+  return approvers.empty() || std::any_of(approvers.begin(), approvers.end(),
+                                          [&](const std::string& pattern) { return GlobMatches(pattern, who); });
 }
 
 int64_t Policy::QuietUntil(int64_t time_unix_ns) const {

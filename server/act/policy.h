@@ -67,7 +67,7 @@ struct PolicyRule {
 
 struct Policy {
   PolicyMode mode = PolicyMode::kObserve;
-  std::vector<std::string> approvers;                      // Names; * and ? as in file names.
+  std::vector<std::string> approvers;                      // Names; patterns of util/glob.h.
   std::vector<std::pair<int32_t, int32_t>> quiet_minutes;  // [begin, end) of the UTC day; may wrap
   int32_t actions_per_run = 8;
   int64_t min_steps_between = 200;
