@@ -4,6 +4,8 @@
 # Trainers in Python take the wheel instead (wheel.sh).
 install(DIRECTORY ${CMAKE_CURRENT_LIST_DIR}/policy ${CMAKE_CURRENT_LIST_DIR}/rules
   DESTINATION ${CMAKE_INSTALL_DATADIR}/bellwether COMPONENT service)
+install(DIRECTORY ${CMAKE_CURRENT_LIST_DIR}/postgres
+  DESTINATION ${CMAKE_INSTALL_DATADIR}/bellwether COMPONENT service)
 install(FILES ${CMAKE_CURRENT_LIST_DIR}/systemd/bellwetherd.service.d/gpu.conf
   DESTINATION ${CMAKE_INSTALL_DATADIR}/bellwether/systemd COMPONENT service)
 
@@ -28,6 +30,7 @@ set(debian ${CMAKE_CURRENT_LIST_DIR}/debian)
 set(CPACK_DEBIAN_SERVICE_PACKAGE_NAME bellwether)
 set(CPACK_DEBIAN_SERVICE_PACKAGE_SECTION net)
 set(CPACK_DEBIAN_SERVICE_PACKAGE_DEPENDS adduser)
+set(CPACK_DEBIAN_SERVICE_PACKAGE_SUGGESTS libpq5)  # Opened by servers of a cluster.
 set(CPACK_DEBIAN_SERVICE_DESCRIPTION "Watches the numerics of attention inside running training jobs, names the layer
 and head that will destroy a run thousands of steps before the loss shows it,
 and says what to do.

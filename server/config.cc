@@ -2,6 +2,7 @@
 
 #include <yaml-cpp/yaml.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -37,6 +38,22 @@ Field Number(std::string key, T* target, T low, T high) {
             return "";
           },
           [=] { return absl::StrCat(*target); }, static_cast<double>(*target)};
+}
+
+// Days in the file, seconds in `target`; 0 = for ever.
+Field Days(std::string key, int64_t* target) {
+  constexpr double kDaysMax = 36'500, kSeconds = 86'400;
+  return {std::move(key),
+          [=](const YAML::Node& node) -> std::string {
+            double days = 0;
+            if (!node.IsScalar() || !YAML::convert<double>::decode(node, days)) return "must be a number of days";
+            if (!(days >= 0 && days <= kDaysMax)) {
+              return absl::StrCat("is ", node.Scalar(), ": must be in [0, ", kDaysMax, "], 0 = for ever");
+            }
+            *target = days > 0 ? std::max<int64_t>(1, std::llround(days * kSeconds)) : 0;
+            return "";
+          },
+          [=] { return absl::StrCat(static_cast<double>(*target) / kSeconds); }};
 }
 
 Field Text(std::string key, std::string* target) {
@@ -174,7 +191,15 @@ std::vector<Field> Fields(ServerOptions* o) {
       Number<int64_t>("storage.free_bytes_min", &p.free_bytes_min, 0, int64_t{1} << 44),
       Number<double>("storage.free_ratio_min", &p.free_ratio_min, 0, 0.5),
       Number<int64_t>("storage.cache_bytes", &p.database.cache_bytes, 1 << 20, int64_t{1} << 36),
+      Days("retention.raw_days", &p.retention.raw_seconds),
+      Days("retention.rounded_days", &p.retention.rounded_seconds),
+      Days("retention.summary_days", &p.retention.summarized_seconds),
       Number<int32_t>("export.heads_max", &o->exporter.heads.heads_top, 0, 1024),
+      Text("cluster.dsn_file", &o->cluster.dsn_file),
+      Text("cluster.node", &o->cluster.node),
+      Text("cluster.address", &o->cluster.address),
+      Number<int64_t>("cluster.lease_seconds", &o->cluster.lease_seconds, 2, 60),
+      Number<int>("cluster.connections", &o->cluster.connections, 1, 64),
   };
   fields.push_back({"export.per_head",
                     [o](const YAML::Node& node) -> std::string {
@@ -265,6 +290,15 @@ absl::Status ReadConfig(const std::string& path, ServerOptions* options) {
   } else if (!changed.tls.on() && !changed.tls.client_ca.empty()) {
     findings.push_back(absl::StrCat(path, ": tls.client_ca_file needs tls.cert_file and tls.key_file"));
   }
+  const Retention::Options& retention = changed.pipeline.retention;
+  if (retention.rounded_seconds > 0 && retention.raw_seconds > retention.rounded_seconds) {
+    findings.push_back(absl::StrCat(path, ": retention.rounded_days must be 0, or at least retention.raw_days"));
+  }
+  if (retention.summarized_seconds > 0 &&
+      (retention.rounded_seconds == 0 || retention.rounded_seconds > retention.summarized_seconds)) {
+    findings.push_back(absl::StrCat(
+        path, ": retention.summary_days must be 0, or at least retention.rounded_days, which then is not 0"));
+  }
   if (!changed.access.tokens_file.empty() && changed.access.access_file.empty()) {
     findings.push_back(absl::StrCat(path, ": tokens_file needs access_file, which says whose the tokens are"));
   }
@@ -278,6 +312,7 @@ absl::Status ReadConfig(const std::string& path, ServerOptions* options) {
   place(options->access.access_file, &changed.access.access_file);
   place(options->access.tokens_file, &changed.access.tokens_file);
   place(options->access.audit.path, &changed.access.audit.path);
+  place(options->cluster.dsn_file, &changed.cluster.dsn_file);
   place(options->tls.certificate, &changed.tls.certificate);
   place(options->tls.key, &changed.tls.key);
   place(options->tls.client_ca, &changed.tls.client_ca);

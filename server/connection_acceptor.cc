@@ -28,6 +28,7 @@ namespace {
 
 constexpr int kRecountMs = 1000;
 constexpr int64_t kRecountNsMin = 10'000'000;  // Between two, however much comes.
+constexpr unsigned kUnconfirmedMs = 8'000;     // As the keepalive's timeout.
 constexpr useconds_t kShortOfDescriptorsUs = 10'000;
 
 std::string SourceOf(int fd, const sockaddr_storage& peer) {
@@ -217,9 +218,20 @@ void ConnectionAcceptor::AcceptAll(int listener) {
       if (errno == ECONNABORTED || errno == EINTR) continue;
       return;
     }
+    // Reset already: gRPC would look at it, and say so.
+    socklen_t still = sizeof(peer);
+    if (peer.ss_family != AF_UNIX && getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &still) != 0) {
+      close(fd);
+      continue;
+    }
     if (!Admit(fd, SourceOf(fd, peer))) continue;
-    const int yes = 1;
-    if (peer.ss_family != AF_UNIX) setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
+    if (peer.ss_family != AF_UNIX) {
+      // What gRPC's own listener sets; what is sent and not confirmed for so long ends the connection.
+      const int yes = 1;
+      const unsigned unconfirmed_ms = kUnconfirmedMs;
+      setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
+      setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unconfirmed_ms, sizeof(unconfirmed_ms));
+    }
     grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
     connection.listener_fd = -1;
     connection.fd = fd;

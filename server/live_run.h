@@ -51,7 +51,7 @@ struct LiveRunParts {
   SeriesStore* series = nullptr;
   AlertLog* alerts = nullptr;
   RunTable* table = nullptr;
-  Wal* wal = nullptr;
+  LogBackend* wal = nullptr;
   Counters* counters = nullptr;
   Clock* clock = nullptr;
   DetectorBank* bank = nullptr;  // Null = the CPU's.

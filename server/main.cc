@@ -346,6 +346,16 @@ int Main(int argc, char** argv) {
       return flags.config_check ? kFindings : kUsage;
     }
   }
+  if (const char* const dsn = std::getenv("BELLWETHER_CLUSTER_DSN"); dsn != nullptr) options.cluster.dsn = dsn;
+  if (!options.cluster.dsn_file.empty() && options.cluster.dsn.empty()) {
+    const auto text = ReadGuardedFile(options.cluster.dsn_file, Secrecy::kSecret);
+    if (!text.ok() || text->find_first_not_of(" \t\r\n") == std::string::npos) {
+      std::fprintf(stderr, "cluster.dsn_file = %s: %s\n", options.cluster.dsn_file.c_str(),
+                   text.ok() ? "is empty" : std::string(text.status().message()).c_str());
+      return flags.config_check ? kFindings : kUsage;
+    }
+    options.cluster.dsn = text->substr(0, text->find_last_not_of(" \t\r\n") + 1);
+  }
   if (flags.config_check) return kOk;
   if (!storage.empty()) options.pipeline.storage_path = storage;
   if (const auto code = storage_commands.Run(options.pipeline)) return *code;

@@ -25,8 +25,8 @@ std::vector<Head> DeeperHeads(const RunSnapshot& run) {
   std::vector<std::pair<int, Head>> found;  // -stage, head
   for (size_t i = 0; i < run.head_stage.size(); ++i) {
     if (run.head_stage[i] == 0) continue;
-    found.push_back({-int{run.head_stage[i]},
-                     {static_cast<int32_t>(i) / layout.heads, static_cast<int32_t>(i) % layout.heads}});
+    found.push_back(
+        {-int{run.head_stage[i]}, {static_cast<int32_t>(i) / layout.heads, static_cast<int32_t>(i) % layout.heads}});
   }
   std::sort(found.begin(), found.end());
   if (found.size() > kDeeperHeadsMax) found.resize(kDeeperHeadsMax);
@@ -84,8 +84,18 @@ absl::StatusOr<std::unique_ptr<Pipeline>> Pipeline::Open(const Options& options,
   }
   std::error_code error;
   std::filesystem::permissions(options.storage_path, std::filesystem::perms::owner_all, error);
+  const auto on_durable = [raw = pipeline.get()](Lsn durable) { raw->OnDurable(durable); };
   Database::Options database = options.database;
   database.directory = options.storage_path + "/db";
+  if (options.open_shared_log != nullptr) {
+    BW_ASSIGN_OR_RETURN(std::unique_ptr<SharedLog> shared, options.open_shared_log(on_durable));
+    database.shared = pipeline->shared_ = shared.get();
+    pipeline->wal_ = std::move(shared);
+    // Another folder than that of a server alone, whose data nobody may lose by
+    // a line in the configuration.
+    database.directory = options.storage_path + "/cluster-cache";
+    std::filesystem::remove_all(database.directory, error);
+  }
   BW_ASSIGN_OR_RETURN(pipeline->database_, Database::Open(database));
   pipeline->series_ = SeriesStore::Create(options.series, pipeline->database_.get());
   pipeline->alerts_ = std::make_unique<AlertLog>(pipeline->database_.get());
@@ -94,10 +104,11 @@ absl::StatusOr<std::unique_ptr<Pipeline>> Pipeline::Open(const Options& options,
   pipeline->CountActions();
   pipeline->baselines_ = std::make_unique<Baselines>(options.baselines, pipeline->database_.get(), counters);
   BW_RETURN_IF_ERROR(pipeline->baselines_->Load());
-  Wal::Options wal = options.wal;
-  wal.directory = options.storage_path + "/wal";
-  BW_ASSIGN_OR_RETURN(pipeline->wal_,
-                      Wal::Open(wal, [raw = pipeline.get()](Lsn durable) { raw->OnDurable(durable); }));
+  if (pipeline->wal_ == nullptr) {
+    Wal::Options wal = options.wal;
+    wal.directory = options.storage_path + "/wal";
+    BW_ASSIGN_OR_RETURN(pipeline->wal_, Wal::Open(wal, on_durable));
+  }
   pipeline->learner_ =
       std::make_unique<BaselineLearner>(options.learner, BaselineLearnerParts{.runs = &pipeline->table_,
                                                                               .series = pipeline->series_.get(),
@@ -106,12 +117,20 @@ absl::StatusOr<std::unique_ptr<Pipeline>> Pipeline::Open(const Options& options,
                                                                               .baselines = pipeline->baselines_.get(),
                                                                               .counters = counters,
                                                                               .clock = clock});
+  // Of a cluster's runs this server has a part for a while: how old they are is not its to say.
+  if (pipeline->shared_ == nullptr) {
+    pipeline->retention_ =
+        std::make_unique<Retention>(options.retention, &pipeline->table_, pipeline->database_.get(), counters, clock);
+  }
   BW_RETURN_IF_ERROR(pipeline->Recover());
+  if (pipeline->shared_ != nullptr) {
+    pipeline->shared_->SetLost([raw = pipeline.get()](uint32_t partition) { raw->FencePartition(partition); });
+  }
   return pipeline;
 }
 
 Pipeline::RunEntry* Pipeline::AddEntry(const RunRecord& record) {
-  auto entry = std::make_unique<RunEntry>();
+  auto entry = std::make_shared<RunEntry>();
   entry->id = record.id;
   entry->description = record.description;
   entry->shard = static_cast<size_t>(record.id) % shards_.size();
@@ -145,7 +164,7 @@ absl::StatusOr<Pipeline::RunEntry*> Pipeline::FindOrCreate(const HelloMessage& h
         absl::StrCat("runs: ", options_.runs_live_max, " are live, which is the limit (limits.runs_live_max)"));
   }
   RunRecord record;
-  record.id = next_run_++;
+  record.id = NextRun(hello.run.uuid);
   record.description = hello.run;
   record.started_unix_ns = time_unix_ms * 1'000'000;
   record.applied_lsn = wal_->last_lsn();
@@ -163,6 +182,7 @@ absl::StatusOr<std::shared_ptr<IngestSession>> Pipeline::Open(const HelloMessage
   BW_RETURN_IF_ERROR(wal_->health());
   absl::MutexLock registry(&registry_mutex_);
   const int64_t time_unix_ms = clock_->UnixMillis();
+  BW_RETURN_IF_ERROR(AdmitRun(hello.run.uuid));
   BW_ASSIGN_OR_RETURN(RunEntry* const run, FindOrCreate(hello, time_unix_ms));
   Shard& shard = *shards_[run->shard];
   std::shared_ptr<Session> fenced;
@@ -264,7 +284,8 @@ absl::StatusOr<IngestSession::Taken> Pipeline::Put(Session* session, IngestMessa
       if (message.seq != slot.last_seq + 1) gaps_->Add();
       slot.last_seq = message.seq;
       lsn = *appended;
-      pending_acks_[run->shard].push_back({lsn, false, message.seq, clock_->MonotonicNanos(), session->shared_from_this()});
+      pending_acks_[run->shard].push_back(
+          {lsn, false, message.seq, clock_->MonotonicNanos(), session->shared_from_this()});
       shard.Push({lsn, run->id, session->rank(), session->epoch(), record.time_unix_ms, std::move(message)}, bytes);
       return IngestSession::Taken::kTaken;
     }

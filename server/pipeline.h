@@ -10,9 +10,11 @@
 #ifndef BELLWETHER_SERVER_PIPELINE_H_
 #define BELLWETHER_SERVER_PIPELINE_H_
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -24,6 +26,9 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "server/baseline_learner.h"
+#include "server/cluster/member.h"
+#include "server/cluster/partition.h"
+#include "server/cluster/shared_log.h"
 #include "server/detect/detector_bank.h"
 #include "server/detect/judge_options.h"
 #include "server/ingest/decode.h"
@@ -37,13 +42,14 @@
 #include "server/store/baselines.h"
 #include "server/store/database.h"
 #include "server/store/run_control.h"
+#include "server/store/retention.h"
 #include "server/store/run_table.h"
 #include "server/store/series_store.h"
 #include "server/store/wal.h"
 
 namespace bellwether::server {
 
-class Pipeline final : public IngestSink, public RunControl {
+class Pipeline final : public IngestSink, public RunControl, public PartitionHost {
  public:
   struct Options {
     std::string storage_path;
@@ -53,13 +59,14 @@ class Pipeline final : public IngestSink, public RunControl {
     Wal::Options wal;            // directory is set from storage_path
     Database::Options database;  // likewise
     SeriesStore::Options series;
+    Retention::Options retention;
     Baselines::Options baselines;
     BaselineLearner::Options learner;
     Shard::Options shard;
-    JudgeOptions judge;            // Built in: what a run without a rules file is judged by.
-    RuleSetPtr rules;              // In force at the start; null = none.
-    PolicyPtr policy;              // Likewise; null = the built-in one.
-    DetectorBank* bank = nullptr;  // Must outlive the pipeline; null = the CPU's.
+    JudgeOptions judge;                   // Built in: what a run without a rules file is judged by.
+    RuleSetPtr rules;                     // In force at the start; null = none.
+    PolicyPtr policy;                     // Likewise; null = the built-in one.
+    DetectorBank* bank = nullptr;         // Must outlive the pipeline; null = the CPU's.
     SpectraBank* spectra_bank = nullptr;  // Likewise.
     SpectraWorker::Options spectra;
     int64_t wal_bytes_flush = 256 << 20;  // More log than this: flush, forget.
@@ -71,7 +78,10 @@ class Pipeline final : public IngestSink, public RunControl {
     // Open() waits so long for what the log holds beyond the database to be
     // applied; the rest is applied behind what comes in.
     int64_t apply_ms_max = 500;
-    Info info;                   // Version, addresses, options, limits.
+    // Opens the log that several servers share; null = this one is alone, and its
+    // log is a file.  With it storage_path holds a cache, which begins empty.
+    std::function<absl::StatusOr<std::unique_ptr<SharedLog>>(LogBackend::DurableCallback)> open_shared_log;
+    Info info;  // Version, addresses, options, limits.
   };
 
   // Opens everything under storage_path; what the log holds beyond the database
@@ -95,6 +105,12 @@ class Pipeline final : public IngestSink, public RunControl {
   void SetAddresses(std::string grpc, std::string http) {
     grpc_address_ = std::move(grpc);
     http_address_ = std::move(http);
+  }
+
+  // Who serves a partition that this server does not: its address, or "".  Set
+  // before anybody can ask.
+  void SetOwnerAddress(std::function<std::string(uint32_t partition)> owner_address) {
+    owner_address_ = std::move(owner_address);
   }
 
   // Every run is judged by these from some next step on, which its log says;
@@ -124,6 +140,11 @@ class Pipeline final : public IngestSink, public RunControl {
                                        const std::string& malformed) override;
   Info GetInfo() const override;
   absl::Status Ready() const override;
+  // PartitionHost (pipeline_partitions.cc)
+  absl::Status TakePartition(uint32_t partition, uint64_t epoch) override;
+  absl::Status TakeHistory(uint32_t partition) override;
+  void FencePartition(uint32_t partition) override;
+  void DropPartition(uint32_t partition, bool save) override;
 
   const DecodeLimits& limits() const { return options_.limits; }
   // Waits until everything taken from `run` so far is applied and shown.
@@ -144,7 +165,7 @@ class Pipeline final : public IngestSink, public RunControl {
     std::vector<Head> deeper;  // The session was asked to look deeper at these.
     uint32_t attempt = 0;      // The newest that the rank said hello of.
   };
-  struct RunEntry {
+  struct RunEntry : std::enable_shared_from_this<RunEntry> {
     RunId id = 0;
     RunDescription description;
     size_t shard = 0;
@@ -164,9 +185,18 @@ class Pipeline final : public IngestSink, public RunControl {
   // What the database knows, then what the log adds to it: runs, ranks, epochs,
   // seqs; no payload is looked at but hellos'.
   absl::Status LoadRuns();
-  absl::Status LoadRank(const WalRecord& record);
-  RunEntry* AdoptNewRun(const WalRecord& record, const HelloMessage& hello)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(registry_mutex_);
+  // With `take_up` for a run that its hello tells of for the first time.
+  absl::Status LoadRank(const WalRecord& record, const std::function<absl::Status(const RunRecord& fresh)>& take_up);
+  // Its entry, with its ranks as stored.
+  absl::StatusOr<RunEntry*> LoadRun(const RunRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(registry_mutex_);
+  absl::Status AdoptNewRun(const RunRecord& fresh);
+  // OK, or who serves the run.
+  absl::Status AdmitRun(const RunUuid& uuid) ABSL_EXCLUSIVE_LOCKS_REQUIRED(registry_mutex_);
+  bool Serves(RunId run);
+  RunId NextRun(const RunUuid& uuid) ABSL_EXCLUSIVE_LOCKS_REQUIRED(registry_mutex_);
+  // What a record of a partition that is taken up says, unless it is applied.
+  absl::Status TakeRecord(const WalRecord& record, const std::map<RunId, Lsn>& applied,
+                          std::map<RunId, std::unique_ptr<LiveRun>>* live);
   // On a thread of its own: applies the log from `from` on, then lets the shards
   // have what comes in.
   void ApplyLog(Lsn from);
@@ -176,6 +206,10 @@ class Pipeline final : public IngestSink, public RunControl {
   absl::Status AwaitRecovered() const;
   void GuardDisk();
   void ShortenLog();
+  // Saves all runs; the log is needed from the result on.
+  Lsn CommitShards();
+  // Makes the database durable and drops the log below `keep`.
+  absl::Status Forget(Lsn keep);
   LiveRunParts Parts();
   // A new run is judged by the rules in force from its first step on.
   void AppendRules(const RunEntry& run, int64_t time_unix_ms);
@@ -184,7 +218,8 @@ class Pipeline final : public IngestSink, public RunControl {
   absl::Status Ask(RunId run, WalKind kind, std::string payload, IngestMessage message);
   bool HandOver(RunId run, uint32_t rank, const Action& action);
   void CountActions();
-  absl::StatusOr<RunEntry*> FindOrCreate(const HelloMessage& hello, int64_t time_unix_ms) ABSL_EXCLUSIVE_LOCKS_REQUIRED(registry_mutex_);
+  absl::StatusOr<RunEntry*> FindOrCreate(const HelloMessage& hello, int64_t time_unix_ms)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(registry_mutex_);
   RunEntry* AddEntry(const RunRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(registry_mutex_);
   void OnDurable(Lsn durable);
   absl::StatusOr<IngestSession::Taken> Put(Session* session, IngestMessage& message, std::string& payload);
@@ -198,7 +233,9 @@ class Pipeline final : public IngestSink, public RunControl {
   RunTable table_;
   RulesInForce rules_;
   PolicyInForce policy_;
-  std::unique_ptr<Wal> wal_;
+  std::unique_ptr<LogBackend> wal_;
+  SharedLog* shared_ = nullptr;  // wal_, where servers share it.
+  std::function<std::string(uint32_t partition)> owner_address_;
   std::unique_ptr<Database> database_;
   std::unique_ptr<SeriesStore> series_;
   std::unique_ptr<AlertLog> alerts_;
@@ -208,11 +245,18 @@ class Pipeline final : public IngestSink, public RunControl {
   std::vector<std::unique_ptr<Shard>> shards_;
   std::vector<std::deque<PendingAck>> pending_acks_;  // Per shard, under its mutex.
   std::unique_ptr<BaselineLearner> learner_;
+  std::unique_ptr<Retention> retention_;  // Null in a cluster.
 
   absl::Mutex registry_mutex_;
-  std::map<RunUuid, std::unique_ptr<RunEntry>> runs_ ABSL_GUARDED_BY(registry_mutex_);
+  // Sessions hold theirs, too: a run may be let go while streams end.
+  std::map<RunUuid, std::shared_ptr<RunEntry>> runs_ ABSL_GUARDED_BY(registry_mutex_);
   std::map<RunId, RunEntry*> runs_by_id_ ABSL_GUARDED_BY(registry_mutex_);
   RunId next_run_ ABSL_GUARDED_BY(registry_mutex_) = 1;
+  struct PartitionState {
+    bool served = false;
+    RunId next_run = 0;
+  };
+  std::array<PartitionState, kPartitions> partitions_ ABSL_GUARDED_BY(registry_mutex_);
   std::atomic<bool> closing_ = false;
   int64_t flushed_ns_ = 0;
   std::atomic<bool> serving_ = false;    // The shards are made: acks may go out.

@@ -33,6 +33,7 @@ absl::Status Pipeline::Recover() {
     shards_.back()->Start();
   }
   spectra_->Start([this](RunId run, const SpectraMessage& answers) {
+    if (!Serves(run)) return true;  // Its new owner computes them.
     if (shards_[static_cast<size_t>(run) % shards_.size()]->AppendSpectra(run, answers)) return true;
     // A log that has failed for good takes nothing more, of nobody.
     const absl::Status health = wal_->health();
@@ -55,15 +56,8 @@ absl::Status Pipeline::LoadRuns() {
   {
     absl::MutexLock registry(&registry_mutex_);
     for (const RunRecord& record : records) {
-      RunEntry* const entry = AddEntry(record);
+      BW_ASSIGN_OR_RETURN(RunEntry* const entry, LoadRun(record));
       applied_lsn_[record.id] = record.applied_lsn;
-      BW_ASSIGN_OR_RETURN(const std::vector<RankRecord> ranks, database_->ListRanks(record.id));
-      for (const RankRecord& rank : ranks) {
-        auto slot = std::make_unique<RankSlot>(RankSlot{rank.epoch, rank.durable_seq, {}});
-        slot->attempt = record.description.attempt;
-        entry->ranks[rank.rank] = std::move(slot);
-      }
-      LiveRun::PublishRecord(record, Parts());
       if (record.ended) continue;  // Its shard takes it up again if it goes on.
       auto run = std::make_unique<LiveRun>(Parts(), record);
       BW_RETURN_IF_ERROR(run->Load());
@@ -79,10 +73,25 @@ absl::Status Pipeline::LoadRuns() {
                        "/wal are missing; put them back, or go on without them with --storage.repair"));
     }
   }
-  return wal_->ReadHeads([this](const WalRecord& record) { return LoadRank(record); });
+  return wal_->ReadHeads([this](const WalRecord& record) {
+    return LoadRank(record, [this](const RunRecord& fresh) { return AdoptNewRun(fresh); });
+  });
 }
 
-absl::Status Pipeline::LoadRank(const WalRecord& record) {
+absl::StatusOr<Pipeline::RunEntry*> Pipeline::LoadRun(const RunRecord& record) {
+  RunEntry* const entry = AddEntry(record);
+  BW_ASSIGN_OR_RETURN(const std::vector<RankRecord> ranks, database_->ListRanks(record.id));
+  for (const RankRecord& rank : ranks) {
+    auto slot = std::make_unique<RankSlot>(RankSlot{rank.epoch, rank.durable_seq, {}});
+    slot->attempt = record.description.attempt;
+    entry->ranks[rank.rank] = std::move(slot);
+  }
+  LiveRun::PublishRecord(record, Parts());
+  return entry;
+}
+
+absl::Status Pipeline::LoadRank(const WalRecord& record,
+                                const std::function<absl::Status(const RunRecord& fresh)>& take_up) {
   absl::MutexLock registry(&registry_mutex_);
   const auto found = runs_by_id_.find(record.run);
   RunEntry* entry = found == runs_by_id_.end() ? nullptr : found->second;
@@ -92,8 +101,16 @@ absl::Status Pipeline::LoadRank(const WalRecord& record) {
     const auto* const hello = std::get_if<HelloMessage>(&message.body);
     if (hello == nullptr) return absl::DataLossError(absl::StrCat("log record ", record.lsn, " is no hello"));
     if (entry == nullptr) {
-      entry = AdoptNewRun(record, *hello);
-      if (entry == nullptr) return absl::DataLossError(absl::StrCat("run ", hello->run.name, " cannot be taken up"));
+      RunRecord fresh;
+      fresh.id = record.run;
+      fresh.description = hello->run;
+      fresh.started_unix_ns = record.time_unix_ms * 1'000'000;
+      // Adopted before any of its records: nothing of them counts as saved.
+      fresh.applied_lsn = record.lsn - 1;
+      entry = AddEntry(fresh);
+      if (!take_up(fresh).ok()) {
+        return absl::DataLossError(absl::StrCat("run ", hello->run.name, " cannot be taken up"));
+      }
     }
     entry->description.attempt = hello->run.attempt;
   }
@@ -110,19 +127,12 @@ absl::Status Pipeline::LoadRank(const WalRecord& record) {
   return absl::OkStatus();
 }
 
-Pipeline::RunEntry* Pipeline::AdoptNewRun(const WalRecord& record, const HelloMessage& hello) {
-  RunRecord fresh;
-  fresh.id = record.run;
-  fresh.description = hello.run;
-  fresh.started_unix_ns = record.time_unix_ms * 1'000'000;
-  // Adopted before any of its records: nothing of them counts as saved.
-  fresh.applied_lsn = record.lsn - 1;
-  RunEntry* const entry = AddEntry(fresh);
+absl::Status Pipeline::AdoptNewRun(const RunRecord& fresh) {
   auto run = std::make_unique<LiveRun>(Parts(), fresh);
-  if (!run->Load().ok()) return nullptr;
+  BW_RETURN_IF_ERROR(run->Load());
   LiveRun::PublishRecord(fresh, Parts());
-  shards_[entry->shard]->Adopt(std::move(run));
-  return entry;
+  shards_[static_cast<size_t>(fresh.id) % shards_.size()]->Adopt(std::move(run));
+  return absl::OkStatus();
 }
 
 absl::Status Pipeline::ApplyRecord(const WalRecord& record) {
@@ -197,6 +207,7 @@ void Pipeline::ApplyLog(Lsn from) {
     }
     if (until >= begin) LogInfo("the log is applied up to record {}", until);
     recovered_ = true;
+    if (retention_ != nullptr) retention_->Start();
     learner_->Start();  // Not before: a run that had ended may go on in the log.
   } else if (!absl::IsCancelled(status)) {
     LogError("the log could not be applied: {}", std::string(status.message()));

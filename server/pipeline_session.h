@@ -20,7 +20,7 @@ class Pipeline::Session final : public IngestSession, public std::enable_shared_
  public:
   Session(Pipeline* pipeline, RunEntry* run, RankSlot* slot, uint32_t rank, uint64_t epoch, SessionOwner* owner)
       : pipeline_(pipeline),
-        run_(run),
+        run_(run->shared_from_this()),
         slot_(slot),
         rank_(rank),
         epoch_(epoch),
@@ -66,13 +66,13 @@ class Pipeline::Session final : public IngestSession, public std::enable_shared_
     if (owner_ != nullptr) call(owner_);
   }
 
-  RunEntry* run() const { return run_; }
+  RunEntry* run() const { return run_.get(); }
   RankSlot* slot() const { return slot_; }
   uint32_t rank() const { return rank_; }
 
  private:
   Pipeline* const pipeline_;
-  RunEntry* const run_;
+  const std::shared_ptr<RunEntry> run_;
   RankSlot* const slot_;
   const uint32_t rank_;
   const uint64_t epoch_;

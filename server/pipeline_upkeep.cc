@@ -44,14 +44,23 @@ void Pipeline::GuardDisk() {
   wal_->Hold(why);
 }
 
+Lsn Pipeline::CommitShards() {
+  Lsn keep = wal_->last_lsn() + 1;
+  for (const auto& shard : shards_) keep = std::min(keep, shard->CommitAll());
+  return keep;
+}
+
+absl::Status Pipeline::Forget(Lsn keep) {
+  BW_RETURN_IF_ERROR(database_->Flush());
+  // What is not applied yet must be read again.
+  return recovered_ ? wal_->Truncate(keep) : absl::OkStatus();
+}
+
 void Pipeline::ShortenLog() {
   absl::MutexLock flush(&flush_mutex_);
   flushed_ns_ = clock_->MonotonicNanos();
   store_bytes_->Set(static_cast<double>(database_->bytes()));
-  Lsn keep = wal_->last_lsn() + 1;
-  for (const auto& shard : shards_) keep = std::min(keep, shard->CommitAll());
-  absl::Status status = database_->Flush();
-  if (status.ok()) status = wal_->Truncate(keep);
+  const absl::Status status = Forget(CommitShards());
   if (!status.ok()) LogError("the log could not be shortened: {}", std::string(status.message()));
 }
 
@@ -62,7 +71,7 @@ absl::Status Pipeline::Maintain() {
   wal_bytes_->Set(static_cast<double>(wal_->bytes()));
   degraded_->Set(wal_->health().ok() ? 0 : 1);
   GuardDisk();
-  database_degraded_->Set(alerts_->StoreWaiting().ok() ? 0 : 1);
+  database_degraded_->Set(alerts_->StoreWaiting().ok() && alerts_->TellForeign().ok() ? 0 : 1);
   AskForDeeper();
   {
     absl::MutexLock lock(&apply_mutex_);
@@ -78,6 +87,10 @@ absl::Status Pipeline::Maintain() {
 }
 
 absl::Status Pipeline::WriteCheckpoint(const std::string& directory) {
+  if (shared_ != nullptr) {
+    return absl::FailedPreconditionError(
+        "this server's runs are in PostgreSQL: back that up instead (docs/operate/cluster.md)");
+  }
   if (!recovered_) return absl::FailedPreconditionError("the server still applies what its log holds: try again");
   // The database first: the log holds whatever is newer, as long as it is not shortened.
   absl::MutexLock flush(&flush_mutex_);
@@ -95,15 +108,14 @@ absl::Status Pipeline::Close() {
   if (closing_.exchange(true) || wal_ == nullptr) return absl::OkStatus();
   if (apply_thread_.joinable()) apply_thread_.join();  // It starts the learner.
   if (learner_ != nullptr) learner_->Stop();           // The next start goes on with it.
+  if (retention_ != nullptr) retention_->Stop();       // What it has not done is done then, too.
   wal_->Hold(absl::OkStatus());                        // What was taken is written if there is any room.
   absl::Status status = wal_->Sync(wal_->last_lsn());
   spectra_->Stop();
-  Lsn keep = wal_->last_lsn() + 1;
-  for (const auto& shard : shards_) keep = std::min(keep, shard->CommitAll());
+  const Lsn keep = CommitShards();
   for (const auto& shard : shards_) shard->Stop();
-  if (status.ok()) status = database_->Flush();
   // The database holds it all: the next start need not read it again.
-  if (status.ok() && recovered_) status = wal_->Truncate(keep);
+  if (status.ok()) status = Forget(keep);
   const absl::Status closed = wal_->Close();
   return status.ok() ? closed : status;
 }

@@ -12,12 +12,15 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "server/cluster/postgres_log.h"
 #include "server/config.h"
+#include "server/grpc_log.h"
 #include "server/grpc_weaknesses.h"
 #include "server/proposals.h"
 #include "server/query/json_api.h"
@@ -77,6 +80,7 @@ absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options) {
 }
 
 absl::Status Server::StartAll() {
+  TakeGrpcLog();
   BW_RETURN_IF_ERROR(CheckAddresses());
   BW_RETURN_IF_ERROR(StartAccess());
   RunControl::Info& info = options_.pipeline.info;
@@ -89,7 +93,12 @@ absl::Status Server::StartAll() {
   info.limits = DescribeLimits(options_);
   BW_RETURN_IF_ERROR(StartBank());
   NoteReload();
+  if (options_.cluster.on()) ShareLog();
   BW_ASSIGN_OR_RETURN(pipeline_, Pipeline::Open(options_.pipeline, &counters_, clock_));
+  pipeline_->SetOwnerAddress([this](uint32_t partition) {
+    Member* const member = asked_member_;
+    return member == nullptr ? std::string() : member->OwnerAddress(partition);
+  });
   engine_ = std::make_unique<QueryEngine>(
       options_.query_engine,
       QueryStores{pipeline_->runs(), pipeline_->series(), pipeline_->alerts(), pipeline_->database(),
@@ -125,6 +134,25 @@ absl::Status Server::StartAll() {
                       }));
   pipeline_->SetAddresses(grpc_address_, http_address_);
   busy_ns_ = clock_->MonotonicNanos();
+  return options_.cluster.on() ? JoinCluster() : absl::OkStatus();
+}
+
+void Server::ShareLog() {
+  owner_name_ = NewOwnerName(options_.cluster.node);
+  PostgresLogOptions log;
+  log.dsn = options_.cluster.dsn;
+  log.owner = owner_name_;
+  log.writers = options_.cluster.connections;
+  options_.pipeline.open_shared_log = [log](LogBackend::DurableCallback on_durable) {
+    return OpenPostgresLog(log, std::move(on_durable));
+  };
+}
+
+absl::Status Server::JoinCluster() {
+  ClusterOptions cluster = options_.cluster;
+  if (cluster.address.empty()) cluster.address = grpc_address_;
+  BW_ASSIGN_OR_RETURN(member_, Member::Start(cluster, owner_name_, pipeline_.get(), &counters_, clock_));
+  asked_member_ = member_.get();
   return absl::OkStatus();
 }
 
@@ -263,7 +291,17 @@ absl::Status Server::StartGrpc() {
   grpc_ = builder.BuildAndStart();
   if (grpc_ == nullptr) return absl::InternalError("gRPC does not start; its own words stand above");
   listener_->Start(acceptor_.get());
+  pulse_ = std::thread([this] { Pulse(); });
   return absl::OkStatus();
+}
+
+void Server::Pulse() {
+  std::unique_lock lock(pulse_mutex_);
+  while (!pulse_wake_.wait_for(lock, std::chrono::seconds(1), [this] { return pulse_stop_; })) {
+    lock.unlock();
+    ingest_->CutStreams();
+    lock.lock();
+  }
 }
 
 std::shared_ptr<grpc::ServerCredentials> Server::GrpcCredentials() const {
@@ -334,7 +372,6 @@ absl::StatusOr<bool> Server::Tick() {
   }
   access_->Tick();
   if (tls_ != nullptr) tls_->Tick();
-  ingest_->CutStreams();
   const int64_t now_ns = clock_->MonotonicNanos();
   if (ingest_->streams_open() > 0 || query_->streams_open() > 0) busy_ns_ = now_ns;
   return options_.idle_exit_seconds == 0 || now_ns - busy_ns_ < options_.idle_exit_seconds * 1'000'000'000;
@@ -343,6 +380,12 @@ absl::StatusOr<bool> Server::Tick() {
 absl::Status Server::Stop() {
   if (stopped_) return absl::OkStatus();
   stopped_ = true;
+  {
+    const std::lock_guard lock(pulse_mutex_);
+    pulse_stop_ = true;
+  }
+  pulse_wake_.notify_all();
+  if (pulse_.joinable()) pulse_.join();
   if (listener_ != nullptr) listener_->Stop();
   if (grpc_ != nullptr) {
     grpc_->GetHealthCheckService()->SetServingStatus(false);
@@ -353,6 +396,7 @@ absl::Status Server::Stop() {
     grpc_->Wait();
   }
   checkpoints_.reset();
+  if (member_ != nullptr) member_->Leave();  // Others go on before this one has put everything away.
   for (const auto& webhook : webhooks_) webhook->Stop();
   for (const auto& alertmanager : alertmanagers_) alertmanager->Stop();
   if (http_ != nullptr) http_->Stop();

@@ -3,10 +3,14 @@
 #ifndef BELLWETHER_SERVER_SERVER_H_
 #define BELLWETHER_SERVER_SERVER_H_
 
+#include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -19,6 +23,7 @@
 #include "server/export/alertmanager.h"
 #include "server/export/webhook.h"
 #include "server/checkpoint_socket.h"
+#include "server/cluster/member.h"
 #include "server/http/http_server.h"
 #include "server/ingest/ingest_service.h"
 #include "server/pipeline.h"
@@ -58,6 +63,7 @@ struct ServerOptions {
   std::vector<WebhookOptions> webhooks;
   std::vector<AlertmanagerOptions> alertmanagers;
   BankOptions bank;
+  ClusterOptions cluster;
 };
 
 class Server {
@@ -90,14 +96,19 @@ class Server {
   absl::Status CheckAddresses() const;
   absl::Status StartAccess();
   absl::Status StartBank();
+  void ShareLog();
+  absl::Status JoinCluster();
   absl::Status StartGrpc();
   std::shared_ptr<grpc::ServerCredentials> GrpcCredentials() const;
+  // Looks after open streams each second, whatever Tick() is held up by.
+  void Pulse();
   absl::Status StartHttp();
   std::string PageForOthers() const;
   void NoteReload();
 
   ServerOptions options_;
   std::string grpc_address_, http_address_, page_url_;
+  std::string owner_name_;  // In the cluster's lease table.
   absl::Mutex reload_mutex_;
   Counters counters_;
   Clock* const clock_;
@@ -118,6 +129,12 @@ class Server {
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
   std::unique_ptr<grpc::Server> grpc_;
   std::unique_ptr<CheckpointSocket> checkpoints_;
+  std::mutex pulse_mutex_;
+  std::condition_variable pulse_wake_;  // Its waits are by the monotonic clock; abseil's are not.
+  bool pulse_stop_ = false;
+  std::thread pulse_;
+  std::unique_ptr<Member> member_;                // Null: this server is alone.
+  std::atomic<Member*> asked_member_ = nullptr;  // The same, for streams that come before it.
   int64_t busy_ns_ = 0;  // When somebody was last attached.
   bool ready_ = true;    // As the health service was last told.
   bool stopped_ = false;

@@ -16,25 +16,36 @@ namespace {
 // A part of what may wait for the log.
 constexpr size_t kRulesBytesPerTick = 4 << 20;
 
+}  // namespace
+
 // While the log cannot go on nothing may be saved: it said so itself.
-void CommitIfDue(LiveRun* run, const Wal& wal, int64_t now_ns) {
-  if (!run->CommitDue(now_ns) || !wal.health().ok()) return;
-  if (const absl::Status status = run->Commit(); !status.ok()) {
-    LogError("run {} could not be saved: {}", run->record().description.name, std::string(status.message()));
+void Shard::CommitIfDue(LiveRun* run, int64_t now_ns) {
+  if (!run->CommitDue(now_ns) || !parts_.wal->health().ok()) return;
+  const absl::Status status = run->Commit();
+  const std::string& name = run->record().description.name;
+  if (!status.ok()) {
+    save_failures_->Add();
+    // Said when it begins and when it ends; tried at each tick meanwhile.
+    if (unsaved_.insert(run->record().id).second) {
+      LogError("run {} could not be saved, it is tried again and again: {}", name, std::string(status.message()));
+    }
+  } else if (unsaved_.erase(run->record().id) > 0) {
+    LogInfo("run {} is saved again", name);
   }
 }
-
-}  // namespace
 
 Shard::Shard(const Options& options, const LiveRunParts& parts, int index)
     : options_(options),
       parts_(parts),
       depth_(parts.counters->gauge("bellwether_shard_queue_frames", {{"shard", absl::StrCat(index)}})),
+      save_failures_(parts.counters->counter("bellwether_run_save_failures_total")),
       unknown_(parts.counters->counter("bellwether_ingest_frames_total", {{"result", "unknown_run"}})) {}
 
 Shard::~Shard() { Stop(); }
 
-void Shard::Start() { thread_ = std::thread([this] { Loop(); }); }
+void Shard::Start() {
+  thread_ = std::thread([this] { Loop(); });
+}
 
 void Shard::Stop() {
   if (!thread_.joinable()) return;
@@ -103,6 +114,16 @@ void Shard::Barrier(const Task& task) {
   done.WaitForNotification();
 }
 
+void Shard::Drop(RunId first, RunId end, bool save) {
+  Barrier([&] {
+    for (auto it = runs_.lower_bound(first); it != runs_.end() && it->first < end;) {
+      if (save) CommitIfDue(it->second.get(), INT64_MAX);
+      unsaved_.erase(it->first);
+      it = runs_.erase(it);
+    }
+  });
+}
+
 void Shard::EndRecovery() {
   Barrier([this] {
     recovering_ = false;
@@ -118,7 +139,7 @@ Lsn Shard::CommitAll() {
       chores_.emplace_back([this, id = id] {
         const auto found = runs_.find(id);
         if (found == runs_.end()) return;
-        CommitIfDue(found->second.get(), *parts_.wal, INT64_MAX);
+        CommitIfDue(found->second.get(), INT64_MAX);
         found->second->Publish();
       });
     }
@@ -281,7 +302,7 @@ void Shard::Tick(int64_t now_ns) {
       }
     }
     run->Publish();
-    CommitIfDue(run.get(), *parts_.wal, now_ns);
+    CommitIfDue(run.get(), now_ns);
   }
   // An ended run is all in the database; its snapshot stays for readers.
   std::erase_if(runs_, [](const auto& run) { return run.second->ended() && run.second->needed_lsn() == 0; });

@@ -15,6 +15,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -65,6 +66,9 @@ class Shard {
 
   // Takes up a run before any message of it is pushed.
   void Adopt(std::unique_ptr<LiveRun> run);
+  // Forgets the runs in [first, end) after what is queued now; `save`: commits
+  // them before.  Waits.
+  void Drop(RunId first, RunId end, bool save);
   // Runs `task` on the shard's thread after what is queued now; waits.
   void Barrier(const Task& task);
   // Calls `task` with the run, read from the database if nobody writes it, after
@@ -100,6 +104,7 @@ class Shard {
   // The run's writing state; taken up from the database if it had ended.
   LiveRun* FindOrLoad(RunId id);
   void Tick(int64_t now_ns);
+  void CommitIfDue(LiveRun* run, int64_t now_ns);
   // False: the log did not take it.
   bool AppendOwn(const LiveRun& run, WalKind kind, std::string payload, IngestMessage message);
   bool AppendOwn(RunId run, uint32_t attempt, WalKind kind, std::string payload, IngestMessage message);
@@ -113,6 +118,7 @@ class Shard {
   const Options options_;
   const LiveRunParts parts_;
   Gauge* const depth_;
+  Counter* const save_failures_;
   Counter* const unknown_;
   std::atomic<bool> recovering_ = false;
 
@@ -127,6 +133,7 @@ class Shard {
 
   std::map<RunId, std::unique_ptr<LiveRun>> runs_;  // The thread's own.
   std::deque<Task> chores_;                         // Likewise: what can wait, one after each batch.
+  std::set<RunId> unsaved_;                         // Likewise: whose last try to save failed.
   Lsn processed_lsn_ = 0;
   std::thread thread_;
 };

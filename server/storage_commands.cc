@@ -1,33 +1,20 @@
 #include "server/storage_commands.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
-#include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
 
 #include "absl/strings/str_cat.h"
 #include "server/checkpoint_socket.h"
 #include "server/command_result.h"
 #include "server/store/check_data.h"
+#include "server/store/file_system.h"
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {
 namespace {
 
 namespace fs = std::filesystem;
-
-absl::Status SyncPath(const fs::path& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  const bool synced = fd >= 0 && ::fsync(fd) == 0;
-  const int error = errno;
-  if (fd >= 0) ::close(fd);
-  return synced ? absl::OkStatus()
-                : absl::UnavailableError(absl::StrCat("sync ", path.string(), ": ", std::strerror(error)));
-}
 
 // The log and the database of `from`, whole and synced, as the new folder `to`:
 // it appears when it is complete.
@@ -43,12 +30,13 @@ absl::Status CopyStorage(const std::string& from, const std::string& to) {
     fs::copy(fs::path(from) / part, partial / part, fs::copy_options::recursive, error);
     if (error) return absl::UnavailableError(absl::StrCat("copy ", from, "/", part, ": ", error.message()));
   }
-  for (const auto& entry : fs::recursive_directory_iterator(partial, error)) BW_RETURN_IF_ERROR(SyncPath(entry.path()));
+  for (const auto& entry : fs::recursive_directory_iterator(partial, error))
+    BW_RETURN_IF_ERROR(SyncPath(entry.path().string()));
   if (error) return absl::UnavailableError(absl::StrCat(partial.string(), ": ", error.message()));
-  BW_RETURN_IF_ERROR(SyncPath(partial));
+  BW_RETURN_IF_ERROR(SyncPath(partial.string()));
   fs::rename(partial, to, error);
   if (error) return absl::UnavailableError(absl::StrCat(to, ": ", error.message()));
-  return SyncPath(fs::absolute(to).parent_path());
+  return SyncPath(fs::absolute(to).parent_path().string());
 }
 
 bool IsThere(const std::string& path) {

@@ -11,6 +11,7 @@
 namespace bellwether::client {
 namespace {
 
+constexpr std::chrono::milliseconds kOwnStall{1000};
 constexpr int kMovesMax = 4;  // Addresses followed in a row before backing off.
 
 bool IsFinal(grpc::StatusCode code) {
@@ -60,7 +61,11 @@ void Session::Step(Clock::time_point now) {
     if (now >= next_try_) Connect(now);
     return;
   }
+  // Who was stopped himself has not listened.
+  if (now - stepped_at_ > kOwnStall) heard_at_ = now;
+  stepped_at_ = now;
   for (const v1::ServerMessage& message : stream_->TakeMessages()) {
+    heard_at_ = now;
     Handle(message, now);
     if (phase_ != Phase::kConnecting && phase_ != Phase::kStreaming) return;
   }
@@ -74,6 +79,10 @@ void Session::Step(Clock::time_point now) {
     return;
   }
   if (phase_ != Phase::kStreaming || bye_said_) return;
+  if (silence_max_.count() > 0 && now - heard_at_ > silence_max_) {
+    RetryLater("nothing heard for " + std::to_string(silence_max_.count()) + " ms: the link is cut or the server hangs", now);
+    return;
+  }
   if (now >= next_heartbeat_) {
     stream_->Send(MakeHeartbeat(NowUnixNs(), DroppedTotal()));
     next_heartbeat_ = now + kHeartbeat;
@@ -165,6 +174,7 @@ void Session::OnWelcome(const v1::Welcome& welcome) {
   state->window_bytes_max = welcome.window_bytes();
   state->message_bytes_max = welcome.message_bytes_max();
   window_->Commit();
+  silence_max_ = std::chrono::milliseconds(int64_t{welcome.sign_of_life_ms()} * kSignsMissedMax);
   epoch_ = welcome.session_epoch();
   cursor_ = window_->Begin();
   backoff_.Reset();

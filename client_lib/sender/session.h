@@ -12,6 +12,10 @@
 // FAILED_PRECONDITION, UNIMPLEMENTED, ABORTED = fenced) end the link for good;
 // everything else is tried again with Backoff for kRetryFor.
 //
+// A link that is cut in silence is found by what the server promised: to say
+// something every sign_of_life_ms.  TCP finds it too, but not where a proxy
+// between us goes on confirming what is sent.
+//
 // Not thread-safe; Step() is to be called every few milliseconds.
 
 #ifndef BELLWETHER_CLIENT_LIB_SENDER_SESSION_H_
@@ -37,6 +41,7 @@ class Session {
   static constexpr std::chrono::seconds kHeartbeat{10};
   static constexpr std::chrono::seconds kWelcomeWithin{20};
   static constexpr std::chrono::seconds kDrainWithin{15};
+  static constexpr int kSignsMissedMax = 3;  // Then the link counts as cut.
   static constexpr std::chrono::hours kRetryFor{7 * 24};
   static constexpr size_t kOutboxBytesMax = 1 << 20;
 
@@ -89,6 +94,9 @@ class Session {
   Clock::time_point unreachable_since_{};
   Clock::time_point next_heartbeat_{};
   Clock::time_point throttled_until_{};
+  Clock::time_point heard_at_{};         // From the server.
+  Clock::time_point stepped_at_{};
+  std::chrono::milliseconds silence_max_{0};  // 0 = this server promised nothing.
   std::chrono::milliseconds retry_after_{0};
   uint64_t epoch_ = 0;
   uint64_t durable_ordinal_;

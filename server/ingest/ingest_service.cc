@@ -79,12 +79,15 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
     welcome->set_window_bytes(service_->options_.window_bytes);
     welcome->set_server_version(service_->options_.server_version);
     welcome->set_message_bytes_max(service_->options_.message_bytes_max);
+    welcome->set_sign_of_life_ms(service_->options_.sign_of_life_ms);
     if (!service_->options_.page_url_prefix.empty()) {
       welcome->set_page_url(service_->options_.page_url_prefix + run_name_);
     }
     absl::MutexLock lock(&mutex_);
     outgoing_.push_back(std::move(message));
     welcomed_ = true;
+    durable_seq_ = std::max(durable_seq_, durable_seq);
+    acked_seq_ = std::max(acked_seq_, durable_seq);
     for (v1::ServerMessage& action : held_) outgoing_.push_back(std::move(action));
     held_.clear();
     WriteNext();
@@ -101,6 +104,11 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
   void OnFenced() override {
     service_->fenced_->Add();
     End({grpc::StatusCode::ABORTED, "a newer session holds this run and rank"});
+  }
+
+  void OnMoved(const std::string& address) override {
+    if (!address.empty()) SendMoved(address);
+    End({grpc::StatusCode::UNAVAILABLE, "another server of the cluster serves this run now; come back"});
   }
 
   void OnDeeper(const std::vector<Head>& heads) override {
@@ -136,6 +144,14 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
       End({grpc::StatusCode::DEADLINE_EXCEEDED,
            absl::StrCat("no message for ", service_->options_.idle_ms_max, " ms")});
     }
+  }
+
+  // So that the client can tell a silent server from a link that is cut.
+  void SpeakIfMuteSince(int64_t since_ns) {
+    absl::MutexLock lock(&mutex_);
+    if (!welcomed_ || writing_ || last_spoke_ns_ >= since_ns) return;
+    sign_due_ = true;
+    WriteNext();
   }
 
   void CutIfNotAllowed() {
@@ -218,7 +234,10 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
     }
     auto session = service_->sink_->Open(hello, std::move(payload), this);
     if (!session.ok()) {
-      End(ToGrpc(session.status()));
+      const std::optional<std::string> moved = MovedAddress(session.status());
+      if (moved.has_value()) SendMoved(*moved);
+      End(moved.has_value() ? grpc::Status(grpc::StatusCode::UNAVAILABLE, std::string(session.status().message()))
+                            : ToGrpc(session.status()));
       return;
     }
     std::optional<uint64_t> opened_with;
@@ -229,6 +248,12 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
     }
     if (opened_with.has_value()) OnOpen(*opened_with);
     ReadNext();
+  }
+
+  void SendMoved(const std::string& address) {
+    v1::ServerMessage message;
+    message.mutable_moved()->set_address(address);
+    Send(std::move(message));
   }
 
   // Hands `pending_` to the session, or waits for OnRoom().
@@ -298,7 +323,7 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
     if (!outgoing_.empty()) {
       writing_message_ = std::move(outgoing_.front());
       outgoing_.erase(outgoing_.begin());
-    } else if (durable_seq_ > acked_seq_ && session_ != nullptr) {
+    } else if ((durable_seq_ > acked_seq_ || sign_due_) && session_ != nullptr) {
       acked_seq_ = durable_seq_;
       writing_message_.Clear();
       writing_message_.mutable_ack()->set_session_epoch(session_->epoch());
@@ -311,6 +336,8 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
       return;
     }
     writing_ = true;
+    sign_due_ = false;
+    last_spoke_ns_ = service_->clock_->MonotonicNanos();
     StartWrite(&writing_message_);
   }
 
@@ -345,6 +372,8 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
   std::optional<uint64_t> opened_with_ ABSL_GUARDED_BY(mutex_);
   uint64_t durable_seq_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t acked_seq_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t last_spoke_ns_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool sign_due_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 namespace {
@@ -407,10 +436,14 @@ void IngestService::Drain() {
 }
 
 void IngestService::CutStreams() {
-  const int64_t since = clock_->MonotonicNanos() - options_.idle_ms_max * 1'000'000;
+  const int64_t now_ns = clock_->MonotonicNanos();
+  const int64_t heard_since = now_ns - options_.idle_ms_max * 1'000'000;
+  // The next call comes in a second.
+  const int64_t spoke_since = now_ns - (int64_t{options_.sign_of_life_ms} - 1'000) * 1'000'000;
   absl::MutexLock lock(&mutex_);
   for (Stream* stream : streams_) {
-    stream->CutIfSilentSince(since);
+    stream->CutIfSilentSince(heard_since);
+    stream->SpeakIfMuteSince(spoke_since);
     stream->CutIfNotAllowed();
   }
 }

@@ -33,6 +33,8 @@ class IngestService final : public v1::Ingest::CallbackService {
     uint64_t window_bytes = 64 << 20;
     uint32_t message_bytes_max = 1 << 20;
     int64_t idle_ms_max = 30'000;  // No message for so long: cut.
+    // What a Welcome promises, >= 2,000: CutStreams comes each second.
+    uint32_t sign_of_life_ms = 3'000;
     uint32_t drain_retry_after_ms = 1000;
     std::string server_version;
     std::string page_url_prefix;     // Run pages are at prefix + name; may be "".
@@ -50,7 +52,8 @@ class IngestService final : public v1::Ingest::CallbackService {
   // Tells every stream to come back later and ends it; new ones are refused.
   void Drain();
   // Ends streams that have been silent for idle_ms_max, and those whose identity
-  // may not write any more.  Call each second.
+  // may not write any more; says something on those that heard nothing of us for
+  // long.  Call each second.
   void CutStreams();
   int streams_open() const;
 

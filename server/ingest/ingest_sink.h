@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,12 @@ class SessionOwner {
   virtual void OnDurable(uint64_t seq) = 0;
   virtual void OnRoom() = 0;    // Put() said kBusy; try again.
   virtual void OnFenced() = 0;  // A newer session holds this (run, rank).
+  // Another server of the cluster serves this run now, at `address` if that is not
+  // "".  As far as the session goes it is fenced.
+  virtual void OnMoved(const std::string& address) {
+    (void)address;
+    OnFenced();
+  }
   // The client is asked to look deeper at these heads, at most 64, and at no other.
   virtual void OnDeeper(const std::vector<Head>& heads) = 0;
   // The client is handed an action; it may have it already.
@@ -55,6 +62,10 @@ class IngestSession {
   virtual void Detach() = 0;
 };
 
+// What Open() says of a run that the server at `address` serves, and back.
+absl::Status MovedTo(const std::string& address);
+std::optional<std::string> MovedAddress(const absl::Status& status);
+
 class IngestSink {
  public:
   virtual ~IngestSink() = default;
@@ -62,7 +73,7 @@ class IngestSink {
   // the Hello is durable.  RESOURCE_EXHAUSTED: runs or ranks at their limit;
   // FAILED_PRECONDITION: the run is known with another layout in this attempt;
   // ABORTED: a later attempt has begun at that rank; UNAVAILABLE: draining, or
-  // the log failed.
+  // the log failed, or another server's (MovedAddress).
   virtual absl::StatusOr<std::shared_ptr<IngestSession>> Open(const HelloMessage& hello, std::string payload,
                                                               SessionOwner* owner) = 0;
 };

@@ -10,6 +10,7 @@ namespace bellwether::server {
 AlertLog::AlertLog(Database* database) : database_(database) {}
 
 absl::Status AlertLog::Load() {
+  BW_RETURN_IF_ERROR(database_->FetchTransitions().status());  // They are listed below.
   absl::MutexLock lock(&mutex_);
   uint64_t after = 0;
   for (;;) {
@@ -32,6 +33,7 @@ absl::StatusOr<bool> AlertLog::Post(Transition transition) {
       const absl::StatusOr<bool> is_new = database_->PutTransition(&transition);
       unstored = is_new.status();
       if (is_new.ok() && !*is_new) return false;
+      if (absl::IsAborted(unstored)) return unstored;
     }
     if (!unstored.ok()) {
       transition.id = 0;
@@ -39,6 +41,7 @@ absl::StatusOr<bool> AlertLog::Post(Transition transition) {
     }
     alerts_[{transition.run, transition.key}].last = transition;
   }
+  (void)TellForeign();  // What came before it; a store that is away delays no alert.
   Tell(transition);
   BW_RETURN_IF_ERROR(unstored);
   return true;
@@ -51,15 +54,30 @@ absl::Status AlertLog::StoreWaiting() {
       absl::MutexLock lock(&mutex_);
       if (waiting_.empty()) return absl::OkStatus();
       transition = waiting_.front();
-      BW_ASSIGN_OR_RETURN(const bool is_new, database_->PutTransition(&transition));
+      const absl::StatusOr<bool> is_new = database_->PutTransition(&transition);
+      if (!is_new.ok() && !absl::IsAborted(is_new.status())) return is_new.status();
       waiting_.pop_front();
+      if (!is_new.ok()) continue;  // Its run's new owner concludes it, too.
       Transition& last = alerts_[{transition.run, transition.key}].last;
       if (last.k == transition.k) last.id = transition.id;
-      if (!is_new) continue;
+      if (!*is_new) continue;
     }
     transition.told_before = true;
     Tell(transition);
   }
+}
+
+absl::Status AlertLog::TellForeign() {
+  BW_ASSIGN_OR_RETURN(std::vector<Transition> fetched, database_->FetchTransitions());
+  for (Transition& transition : fetched) {
+    transition.foreign = true;
+    {
+      absl::MutexLock lock(&mutex_);
+      alerts_[{transition.run, transition.key}].last = transition;
+    }
+    Tell(transition);
+  }
+  return absl::OkStatus();
 }
 
 void AlertLog::Tell(const Transition& transition) {
@@ -94,14 +112,16 @@ std::vector<AlertView> AlertLog::List(RunId run, bool firing_only) const {
 absl::StatusOr<AlertView> AlertLog::Get(RunId run, const std::string& key) const {
   absl::MutexLock lock(&mutex_);
   const auto found = alerts_.find({run, key});
-  if (found == alerts_.end()) return absl::NotFoundError(absl::StrCat("alert \"", key, "\": this run has no such alert"));
+  if (found == alerts_.end())
+    return absl::NotFoundError(absl::StrCat("alert \"", key, "\": this run has no such alert"));
   return found->second;
 }
 
 absl::Status AlertLog::Annotate(RunId run, const std::string& key, const Database::AlertNote& note) {
   absl::MutexLock lock(&mutex_);
   const auto found = alerts_.find({run, key});
-  if (found == alerts_.end()) return absl::NotFoundError(absl::StrCat("alert \"", key, "\": this run has no such alert"));
+  if (found == alerts_.end())
+    return absl::NotFoundError(absl::StrCat("alert \"", key, "\": this run has no such alert"));
   BW_RETURN_IF_ERROR(database_->PutAlertNote(run, key, note));
   found->second.note = note;
   return absl::OkStatus();

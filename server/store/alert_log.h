@@ -41,6 +41,7 @@ class AlertLog {
   // False: it was stored before (a replay after a crash); nobody is told.  What
   // cannot be stored is told all the same, without an id, and kept for
   // StoreWaiting(): the error is why.
+  // ABORTED: another server owns the run by now, whose word it is; nobody is told.
   absl::StatusOr<bool> Post(Transition transition);
   // Stores what could not be stored, in order, and tells it again with its id;
   // call now and then.  What a crash comes before is concluded again from the log.
@@ -53,6 +54,9 @@ class AlertLog {
   std::vector<AlertView> List(RunId run, bool firing_only) const;
   absl::StatusOr<AlertView> Get(RunId run, const std::string& key) const;
   absl::Status Annotate(RunId run, const std::string& key, const Database::AlertNote& note);
+
+  // Tells what other servers of a cluster stored since the last call, marked so.
+  absl::Status TellForeign();
 
   int64_t Subscribe(Subscriber subscriber);
   void Unsubscribe(int64_t id);  // Returns once no call is in flight.

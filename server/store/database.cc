@@ -10,8 +10,10 @@
 #include <algorithm>
 #include <cstdarg>
 #include <cstdio>
+#include <iterator>
 #include <map>
 #include <memory>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "server/store/byte_io.h"
@@ -215,11 +217,11 @@ absl::StatusOr<std::unique_ptr<RocksDatabase>> RocksDatabase::Open(const Databas
   std::unique_ptr<RocksDatabase> database(new RocksDatabase);
   rocksdb::DB* db = nullptr;
   std::vector<rocksdb::ColumnFamilyHandle*> families;
-  BW_RETURN_IF_ERROR(
-      FromRocks(rocksdb::DB::Open(rocks.database, options.directory, rocks.families, &families, &db)));
+  BW_RETURN_IF_ERROR(FromRocks(rocksdb::DB::Open(rocks.database, options.directory, rocks.families, &families, &db)));
   database->db_.reset(db);
   database->lasting_ = families[0];
   database->passing_ = families[1];
+  database->shared_ = options.shared;
   BW_RETURN_IF_ERROR(database->Migrate());
   BW_RETURN_IF_ERROR(database->LoadTransitionIds());
   return database;
@@ -264,9 +266,9 @@ absl::Status RocksDatabase::Migrate() {
     return stored.status();
   }
   if (version > kSchemaVersion) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "database: a newer version of bellwetherd wrote it (schema ", version, ", this one knows ", kSchemaVersion,
-        " and older); use that version again, or restore a backup of before"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("database: a newer version of bellwetherd wrote it (schema ", version, ", this one knows ",
+                     kSchemaVersion, " and older); use that version again, or restore a backup of before"));
   }
   if (version == kSchemaVersion) return absl::OkStatus();
   // A later schema adds its steps here, one after the other: each brings the rows
@@ -275,7 +277,7 @@ absl::Status RocksDatabase::Migrate() {
   ByteWriter(&current).Put(kSchemaVersion);
   rocksdb::WriteBatch batch;
   batch.Put(kSchemaKey, current);
-  return WriteDurably(&batch);
+  return WriteSynced(&batch);
 }
 
 RocksDatabase::~RocksDatabase() {
@@ -296,6 +298,11 @@ absl::Status RocksDatabase::Write(rocksdb::WriteBatch* batch) {
 }
 
 absl::Status RocksDatabase::WriteDurably(rocksdb::WriteBatch* batch) {
+  BW_RETURN_IF_ERROR(Share(*batch));
+  return WriteSynced(batch);
+}
+
+absl::Status RocksDatabase::WriteSynced(rocksdb::WriteBatch* batch) {
   rocksdb::WriteOptions options;
   options.sync = true;
   GoOnAfterAnError();
@@ -373,6 +380,7 @@ absl::StatusOr<std::vector<RunEvent>> RocksDatabase::ListEvents(RunId run) const
 absl::Status RocksDatabase::Commit(std::unique_ptr<RunBatch> batch) {
   RocksBatch* const rocks = RocksBatch::As(batch.get());
   if (rocks->events_.empty()) {
+    BW_RETURN_IF_ERROR(Share(rocks->batch_));
     BW_RETURN_IF_ERROR(Write(&rocks->batch_));
   } else {
     // An event's number is one above the run's last: found by looking, so that
@@ -392,6 +400,7 @@ absl::Status RocksDatabase::Commit(std::unique_ptr<RunBatch> batch) {
       rocks->Put(KeyBuilder('e').U64(run).U64(entry->second++).key(), bytes);
     }
     rocks->events_.clear();
+    BW_RETURN_IF_ERROR(Share(rocks->batch_));
     BW_RETURN_IF_ERROR(Write(&rocks->batch_));
   }
   superseded_bytes_ += rocks->superseded_bytes_;
@@ -419,6 +428,7 @@ absl::StatusOr<bool> RocksDatabase::PutTransition(Transition* transition) {
     return false;
   }
   if (!absl::IsNotFound(stored.status())) return stored.status();
+  if (shared_ != nullptr) return PutSharedTransition(transition);
   transition->id = last_transition_id_ + 1;
   std::string id;
   ByteWriter(&id).Put(transition->id);
@@ -545,6 +555,95 @@ absl::StatusOr<std::vector<Database::BandsRow>> RocksDatabase::ListBands() const
   return rows;
 }
 
+// ---- shared rows ----
+
+absl::Status Database::TakeUpRows(const std::vector<SharedRow>&, bool) {
+  return absl::UnimplementedError("this database shares no rows");
+}
+absl::Status Database::ForgetRuns(RunId, RunId) { return absl::UnimplementedError("this database shares no rows"); }
+absl::StatusOr<std::vector<Transition>> Database::FetchTransitions() { return std::vector<Transition>(); }
+
+absl::Status RocksDatabase::Share(const rocksdb::WriteBatch& batch) const {
+  if (shared_ == nullptr) return absl::OkStatus();
+  // In their order, per run.
+  class Collector final : public rocksdb::WriteBatch::Handler {
+   public:
+    std::map<RunId, std::vector<SharedRow>> rows;
+    rocksdb::Status PutCF(uint32_t, const rocksdb::Slice& key, const rocksdb::Slice& value) override {
+      Add(FromSlice(key), std::string(FromSlice(value)));
+      return rocksdb::Status::OK();
+    }
+    rocksdb::Status DeleteCF(uint32_t, const rocksdb::Slice& key) override {
+      Add(FromSlice(key), std::nullopt);
+      return rocksdb::Status::OK();
+    }
+
+   private:
+    void Add(std::string_view key, std::optional<std::string> value) {
+      if (key.size() < 9) return;  // Of no run.
+      rows[KeyNumber(key, 1, 8)].push_back({std::string(key), std::move(value)});
+    }
+  } collector;
+  BW_RETURN_IF_ERROR(FromRocks(batch.Iterate(&collector)));
+  for (const auto& [run, rows] : collector.rows) BW_RETURN_IF_ERROR(shared_->PutRows(run, rows));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> RocksDatabase::PutSharedTransition(Transition* transition) {
+  BW_ASSIGN_OR_RETURN(const bool is_new, shared_->PutTransition(transition));
+  // With all that others stored before it: readers go by ids, and miss none.
+  BW_RETURN_IF_ERROR(FetchLocked());
+  std::erase_if(fetched_, [&](const Transition& other) { return is_new && other.id == transition->id; });
+  return is_new;
+}
+
+absl::Status RocksDatabase::FetchLocked() {
+  constexpr size_t kPage = 1000;
+  for (;;) {
+    BW_ASSIGN_OR_RETURN(std::vector<Transition> page, shared_->ListTransitions(last_transition_id_, kPage));
+    if (page.empty()) return absl::OkStatus();
+    rocksdb::WriteBatch batch;
+    for (const Transition& transition : page) {
+      std::string id;
+      ByteWriter(&id).Put(transition.id);
+      batch.Put(KeyBuilder('T').U64(transition.run).String(transition.key).U32(transition.k).key(), id);
+      batch.Put(TransitionKey(transition.id), EncodeTransition(transition));
+    }
+    BW_RETURN_IF_ERROR(Write(&batch));
+    last_transition_id_ = page.back().id;
+    const bool last_page = page.size() < kPage;
+    std::move(page.begin(), page.end(), std::back_inserter(fetched_));
+    if (last_page) return absl::OkStatus();
+  }
+}
+
+absl::StatusOr<std::vector<Transition>> RocksDatabase::FetchTransitions() {
+  if (shared_ == nullptr) return std::vector<Transition>();
+  absl::MutexLock lock(&transitions_mutex_);
+  BW_RETURN_IF_ERROR(FetchLocked());
+  return std::exchange(fetched_, {});
+}
+
+absl::Status RocksDatabase::TakeUpRows(const std::vector<SharedRow>& rows, bool only_missing) {
+  const Snapshot snapshot(this);
+  rocksdb::WriteBatch batch;
+  for (const SharedRow& row : rows) {
+    if (!row.value.has_value() || (only_missing && snapshot.Get(row.key).ok())) continue;
+    batch.Put(FamilyOf(row.key), row.key, *row.value);
+  }
+  return Write(&batch);
+}
+
+absl::Status RocksDatabase::ForgetRuns(RunId first, RunId end) {
+  constexpr std::string_view kKindsOfRuns = "rksmwpeajJAqb";
+  rocksdb::WriteBatch batch;
+  for (const char kind : kKindsOfRuns) {
+    const std::string from = KeyBuilder(kind).U64(first).key();
+    batch.DeleteRange(FamilyOf(from), from, KeyBuilder(kind).U64(end).key());
+  }
+  return Write(&batch);
+}
+
 absl::Status RocksDatabase::Flush() {
   GoOnAfterAnError();
   BW_RETURN_IF_ERROR(Noted(FromRocks(db_->Flush(rocksdb::FlushOptions(), {lasting_, passing_}))));
@@ -569,6 +668,17 @@ absl::Status RocksDatabase::CompactPassing() {
   rocksdb::CompactRangeOptions options;
   options.exclusive_manual_compaction = false;
   return FromRocks(db_->CompactRange(options, passing_, nullptr, nullptr));
+}
+
+absl::Status RocksDatabase::CompactSeries() {
+  rocksdb::CompactRangeOptions options;
+  options.exclusive_manual_compaction = false;
+  for (const char* const kind : {"m", "s"}) {
+    const std::string behind(1, static_cast<char>(kind[0] + 1));
+    const rocksdb::Slice begin(kind), end(behind);
+    BW_RETURN_IF_ERROR(FromRocks(db_->CompactRange(options, lasting_, &begin, &end)));
+  }
+  return absl::OkStatus();
 }
 
 int64_t RocksDatabase::bytes() const {

@@ -25,6 +25,7 @@
 //   q <run> <lsn>                         audit entry, of the log record that it comes from
 //   v                                     schema version, below
 //   b <run>                               bands: what it was like while healthy (run_bands.h)
+//   x <run>                               how old what is, and what was done about it (retention.h)
 //
 // Numbers in keys are big-endian.  Thread-safe.
 
@@ -44,6 +45,7 @@
 #include "absl/status/statusor.h"
 #include "server/store/action.h"
 #include "server/store/run_types.h"
+#include "server/store/shared_rows.h"
 #include "server/store/step_sample.h"
 #include "server/store/transition.h"
 #include "server/store/wal.h"
@@ -96,6 +98,9 @@ class Database {
     std::string directory;
     int64_t cache_bytes = 64 << 20;
     int64_t write_buffer_bytes = 32 << 20;
+    // Gets every row of a run before this database has it; null = nobody shares
+    // them.  Must outlive the database.
+    SharedRows* shared = nullptr;
   };
 
   // DATA_LOSS: damaged.  FAILED_PRECONDITION: written by a newer version.
@@ -149,6 +154,15 @@ class Database {
     std::string row;  // As it was put.
   };
   virtual absl::StatusOr<std::vector<BandsRow>> ListBands() const = 0;  // By run.
+
+  // ---- where several servers share their rows; UNIMPLEMENTED elsewhere ----
+  // Rows of runs that another server kept, written here only; `only_missing`:
+  // those that are here stay as they are.
+  virtual absl::Status TakeUpRows(const std::vector<SharedRow>& rows, bool only_missing);
+  // Forgets all rows of the runs in [first, end) here, but no alert of theirs.
+  virtual absl::Status ForgetRuns(RunId first, RunId end);
+  // Transitions that other servers stored since the last call, rising ids.
+  virtual absl::StatusOr<std::vector<Transition>> FetchTransitions();
 
   // Makes everything committed so far durable without the WAL, and gives back
   // the space of what it superseded.

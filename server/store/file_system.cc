@@ -135,13 +135,7 @@ class RealFileSystem final : public FileSystem {
     return ::unlink(path.c_str()) == 0 ? absl::OkStatus() : ErrnoStatus("remove", path, errno);
   }
 
-  absl::Status SyncDirectory(const std::string& path) override {
-    const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) return ErrnoStatus("open", path, errno);
-    const int error = ::fsync(fd) == 0 ? 0 : errno;
-    ::close(fd);
-    return error == 0 ? absl::OkStatus() : ErrnoStatus("fsync", path, error);
-  }
+  absl::Status SyncDirectory(const std::string& path) override { return SyncPath(path); }
 
   absl::StatusOr<std::unique_ptr<File>> Lock(const std::string& path) override {
     BW_ASSIGN_OR_RETURN(std::unique_ptr<RealFile> file, OpenFile(path, O_RDWR | O_CREAT));
@@ -158,6 +152,14 @@ class RealFileSystem final : public FileSystem {
 FileSystem* FileSystem::Real() {
   static RealFileSystem real;
   return &real;
+}
+
+absl::Status SyncPath(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return ErrnoStatus("open", path, errno);
+  const int error = ::fsync(fd) == 0 ? 0 : errno;
+  ::close(fd);
+  return error == 0 ? absl::OkStatus() : ErrnoStatus("fsync", path, error);
 }
 
 }  // namespace bellwether::server

@@ -52,6 +52,9 @@ class FileSystem {
   virtual absl::StatusOr<std::unique_ptr<File>> Lock(const std::string& path) = 0;
 };
 
+// Makes a file, or a folder's entries, durable.
+absl::Status SyncPath(const std::string& path);
+
 }  // namespace bellwether::server
 
 #endif  // BELLWETHER_SERVER_STORE_FILE_SYSTEM_H_

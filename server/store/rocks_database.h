@@ -113,9 +113,14 @@ class RocksDatabase final : public Database {
   absl::Status PutBands(RunId run, std::string_view row) override;
   absl::Status DeleteBands(RunId run) override;
   absl::StatusOr<std::vector<BandsRow>> ListBands() const override;
+  absl::Status TakeUpRows(const std::vector<SharedRow>& rows, bool only_missing) override;
+  absl::Status ForgetRuns(RunId first, RunId end) override;
+  absl::StatusOr<std::vector<Transition>> FetchTransitions() override;
   absl::Status Flush() override;
   absl::Status CopyTo(const std::string& directory) override;
   int64_t bytes() const override;
+  // Gives back the space of series' rows that were deleted or made shorter.
+  absl::Status CompactSeries();
 
   // A view that later commits do not change.
   class Snapshot {
@@ -150,6 +155,12 @@ class RocksDatabase final : public Database {
   absl::Status Write(rocksdb::WriteBatch* batch);  // Lost by a crash, replayed from the WAL.
   // For what people are told, once or as it was: transitions, notes, actions, bands.
   absl::Status WriteDurably(rocksdb::WriteBatch* batch);
+  absl::Status WriteSynced(rocksdb::WriteBatch* batch);  // The same, not shared.
+  // To the shared store, if there is one, what belongs to runs.
+  absl::Status Share(const rocksdb::WriteBatch& batch) const;
+  absl::StatusOr<bool> PutSharedTransition(Transition* transition) ABSL_EXCLUSIVE_LOCKS_REQUIRED(transitions_mutex_);
+  // Takes up all that the shared store has beyond this one.
+  absl::Status FetchLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(transitions_mutex_);
   // After an error RocksDB takes nothing until it is told to go on: each second at most.
   void GoOnAfterAnError();
   absl::Status Noted(absl::Status status);
@@ -166,6 +177,8 @@ class RocksDatabase final : public Database {
   std::atomic<int64_t> resume_due_ns_ = 0;
   mutable absl::Mutex transitions_mutex_;
   uint64_t last_transition_id_ ABSL_GUARDED_BY(transitions_mutex_) = 0;
+  std::vector<Transition> fetched_ ABSL_GUARDED_BY(transitions_mutex_);  // Of others, for FetchTransitions().
+  SharedRows* shared_ = nullptr;
   absl::Mutex events_mutex_;  // Event numbers are given and written under it.
 };
 

@@ -106,7 +106,7 @@ absl::StatusOr<std::vector<uint32_t>> SeriesReader::Attempts(uint8_t signal) con
     if (block.signal == signal) attempts.insert(block.attempt);
   }
   // One jump per attempt, not one step per chunk.
-  for (const char prefix : {'w', 's'}) {
+  for (const char prefix : {'w', 's', 'm'}) {
     const SeriesAddress address{.run = run_, .signal = signal, .index = 0};
     std::string from;
     for (bool more = true; more;) {
@@ -146,7 +146,29 @@ absl::Status SeriesReader::ReadExtent(uint8_t signal, uint32_t attempt, int64_t*
   std::string key, value;
   const std::string end = SeriesRowKey('s', address, attempt, std::numeric_limits<int64_t>::max());
   BW_ASSIGN_OR_RETURN(const bool any, snapshot_.FindBefore(prefix, end, &key, &value));
-  return any ? add(Block{attempt, 0, value, nullptr}) : absl::OkStatus();
+  if (any) BW_RETURN_IF_ERROR(add(Block{attempt, 0, value, nullptr}));
+  // What is old has summaries only.
+  const std::string summaries = AttemptPrefix('m', address, attempt);
+  std::string last_row;
+  BW_RETURN_IF_ERROR(snapshot_.Scan(summaries, {}, [&](std::string_view found, std::string_view) {
+    *first = std::min(*first, KeyFirstStep(found));
+    return false;
+  }));
+  if (any) return absl::OkStatus();
+  const std::string behind = SeriesRowKey('m', address, attempt, std::numeric_limits<int64_t>::max());
+  BW_ASSIGN_OR_RETURN(const bool summarized, snapshot_.FindBefore(summaries, behind, &key, &last_row));
+  std::vector<SummarizedSpan> spans;
+  if (summarized) BW_RETURN_IF_ERROR(DecodeSpans(last_row, 0, &spans));
+  if (!spans.empty()) *last = std::max(*last, spans.back().last_step);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<HistoryPoint> SeriesReader::Summarized() const {
+  const absl::StatusOr<std::string> row = snapshot_.Get(RetentionKey(run_));
+  if (absl::IsNotFound(row.status())) return HistoryPoint{0, INT64_MIN};
+  BW_RETURN_IF_ERROR(row.status());
+  BW_ASSIGN_OR_RETURN(const RetentionState state, DecodeRetentionState(*row));
+  return state.summarized;
 }
 
 absl::Status SeriesReader::ReadAttemptSpans(uint8_t signal, size_t cell, uint32_t attempt, const SeriesRange& range,
@@ -197,13 +219,29 @@ absl::Status SeriesReader::ReadSpans(uint8_t signal, size_t cell, uint8_t writte
     extent.attempt = attempt;
     BW_RETURN_IF_ERROR(ReadExtent(written, attempt, &extent.first, &extent.last));
   }
-  std::vector<SummarizedSpan> row;
+  BW_ASSIGN_OR_RETURN(const HistoryPoint summarized, Summarized());
+  std::vector<SummarizedSpan> row, gone;
   uint64_t steps = 0;
   for (const Extent& extent : extents) {
     BW_RETURN_IF_ERROR(ReadAttemptSpans(signal, cell, extent.attempt, range, &row));
     for (size_t i = 0; i < row.size(); ++i) {
       SummarizedSpan span = row[i];
       if (i + 1 < row.size()) span.next_step = std::max(span.next_step, row[i + 1].first_step);
+      if (HistoryPoint{extent.attempt, span.last_step} <= summarized) {
+        for (const Extent& other : extents) {
+          if (other.attempt <= extent.attempt || other.last < span.first_step) continue;
+          if (other.first <= span.first_step) {
+            span.first_step = std::max(span.first_step, other.last + 1);
+          } else if (other.first <= span.last_step) {
+            span.last_step = other.first - 1;
+            span.next_step = other.first;
+          }
+        }
+        span.first_step = std::max(span.first_step, range.begin);
+        span.last_step = std::min(span.last_step, range.end - 1);
+        if (span.first_step <= span.last_step) gone.push_back(span);
+        continue;
+      }
       const bool shared = std::any_of(extents.begin(), extents.end(), [&](const Extent& other) {
         return other.attempt != extent.attempt && other.first < span.next_step && other.last >= span.first_step;
       });
@@ -213,6 +251,7 @@ absl::Status SeriesReader::ReadSpans(uint8_t signal, size_t cell, uint8_t writte
     }
   }
   if (steps < steps_min) spans->clear();
+  spans->insert(spans->end(), gone.begin(), gone.end());
   std::sort(spans->begin(), spans->end(),
             [](const SummarizedSpan& a, const SummarizedSpan& b) { return a.first_step < b.first_step; });
   return absl::OkStatus();

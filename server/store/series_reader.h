@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/store/chunk.h"
+#include "server/store/retention_state.h"
 #include "server/store/series_keys.h"
 #include "server/store/series_store.h"
 #include "server/store/series_summary.h"
@@ -58,7 +59,8 @@ class SeriesReader {
   // Summaries of one cell by rising step: spans that lie wholly in the
   // range and where no other attempt has steps of `written`, a measured signal
   // (for a derived one its numerator).  None if together they hold fewer than
-  // `steps_min` steps.
+  // `steps_min` steps; but always those whose values are gone (retention.h), cut
+  // to the range and to where a newer attempt begins.
   absl::Status ReadSpans(uint8_t signal, size_t cell, uint8_t written, const SeriesRange& range, uint64_t steps_min,
                          std::vector<SummarizedSpan>* spans) const;
   // The measured values of one cell by rising step, without those in `spans`;
@@ -85,6 +87,8 @@ class SeriesReader {
   absl::Status VisitMemory(uint8_t signal, Visit visit) const;
   template <typename Visit>
   absl::Status VisitWindows(uint8_t signal, uint32_t part, Visit visit) const;
+  // Up to where values are gone and summaries are what there is.
+  absl::StatusOr<HistoryPoint> Summarized() const;
   // All spans of the attempt that may reach into the range, by rising step.
   absl::Status ReadAttemptSpans(uint8_t signal, size_t cell, uint32_t attempt, const SeriesRange& range,
                                 std::vector<SummarizedSpan>* spans) const;

@@ -66,6 +66,11 @@ class LocalSeriesStore final : public SeriesStore {
     return absl::OkStatus();
   }
 
+  void Forget(RunId run) override {
+    absl::MutexLock lock(&mutex_);
+    runs_.erase(run);
+  }
+
   absl::StatusOr<SeriesPoints> ReadSeries(RunId run, const Layout& layout, const SeriesKey& key, int64_t begin,
                                           int64_t end, size_t points_max, int32_t attempt) const override {
     const SignalInfo* const info = FindSignal(key.signal);

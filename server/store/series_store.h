@@ -75,6 +75,9 @@ class SeriesStore {
   // Writes the open windows as chunks and frees the run's memory; reads go on.
   virtual absl::Status Close(RunId run, RunBatch* batch) = 0;
 
+  // Frees the run's memory without writing anything: another server serves it.
+  virtual void Forget(RunId) {}
+
   // ---- anybody ----
   // Steps in [begin, end), at most points_max points (0: no points).  A cell that
   // was not measured gives no point; a bucket of NaN only is NaN, in any other

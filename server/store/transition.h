@@ -64,8 +64,9 @@ struct Transition {
   std::string summary;
   std::string advice;
   int64_t time_unix_ns = 0;
-  std::string siblings;  // One sentence, likewise.
+  std::string siblings;      // One sentence, likewise.
   bool told_before = false;  // To subscribers, when it could not be stored; not stored itself.
+  bool foreign = false;      // Another server of the cluster concluded and notifies it; likewise.
 };
 
 }  // namespace bellwether::server

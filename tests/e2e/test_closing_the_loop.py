@@ -87,7 +87,7 @@ def states(action: dict[str, Any]) -> list[str]:
 
 
 def test_the_loop_alone_repairs(server: Server) -> None:
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(max(2, len(os.sched_getaffinity(0)) // 2)) as pool:
         twins = {seed: pool.submit(train, server, f"fp32-{seed}", "fp32", seed, STEPS) for seed in SEEDS}
         repaired = {
             (repair, seed): pool.submit(run_with, server, repair, "enforce", seed, STEPS)

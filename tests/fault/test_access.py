@@ -106,6 +106,7 @@ def test_nobody_is_told_of_what_he_may_not_see(server: SecureServer) -> None:
     assert "team-a/1" in listed and "team-b" not in listed and '"total": 1' in listed.replace('":1', '": 1')
     assert server.ask("CompareRuns", alice, {"run": "team-a/1", "baseline": "team-b/1"})[0] == 403
     assert server.ask("/metrics", alice)[0] == 403, "it shows all runs"
+    assert json.loads(server.ask("GetServerInfo", alice, {})[1])["caller"] == {"name": "alice", "may_act": True, "may_admin": False}
     assert "storage" not in server.ask("GetServerInfo", alice, {})[1].replace("storage_path\":\"\"", "")
     # The page by its address: the token goes into a cookie that only this server reads.
     assert server.ask(f"/?token={alice}")[0] in (200, 404, 401)  # After the redirect.

@@ -201,8 +201,22 @@ def test_a_flood_of_connections_ends_and_the_server_serves(tmp_path: Path) -> No
         root = server.token("root")
         wait_for("the token is read", lambda: server.ask("/metrics", root)[0] == 200)
         assert server.metric(root, "bellwether_connections_refused_total") > 100
+        assert server.metric(root, "bellwether_tls_certificate_expiry_timestamp_seconds") > time.time() + 14 * 86400
     finally:
         server.kill()
+
+
+def test_connections_that_are_reset_do_not_fill_the_log(tmp_path: Path) -> None:
+    with SecureServer(tmp_path, ACCESS) as server:
+        host, port = server.grpc.rsplit(":", 1)
+        before = len(server.log().splitlines())
+        began = time.monotonic()
+        for _ in range(2000):
+            with socket.create_connection((host, int(port)), timeout=3) as one:
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        lines = server.log().splitlines()[before:]
+        assert len(lines) <= 2 + 2 * (time.monotonic() - began), lines[:20]
+        assert answers(server.grpc, server.context(server.client_certificate("trainers")))
 
 
 def test_one_address_cannot_take_all_connections(tmp_path: Path) -> None:

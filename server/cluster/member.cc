@@ -1,0 +1,309 @@
+#include "server/cluster/member.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "server/util/log.h"
+#include "server/util/status_macros.h"
+
+namespace bellwether::server {
+namespace {
+
+constexpr int64_t kAnswerMs = 3000;
+
+PgValue Seconds(int64_t seconds) { return absl::StrCat(seconds, " s"); }
+
+}  // namespace
+
+std::string NewOwnerName(const std::string& node) {
+  std::string name = node;
+  if (name.empty()) {
+    char host[256] = "";
+    gethostname(host, sizeof(host) - 1);
+    name = host;
+  }
+  std::random_device random;
+  return absl::StrCat(name, "/", absl::Hex(static_cast<uint64_t>(random()) << 32 | random(), absl::kZeroPad16));
+}
+
+Member::Member(const ClusterOptions& options, std::string owner, PartitionHost* host, Counters* counters, Clock* clock)
+    : options_(options),
+      owner_(std::move(owner)),
+      host_(host),
+      clock_(clock),
+      owned_(counters->gauge("bellwether_cluster_partitions")),
+      taken_(counters->counter("bellwether_cluster_moves_total", {{"move", "taken"}})),
+      lost_(counters->counter("bellwether_cluster_moves_total", {{"move", "lost"}})),
+      released_(counters->counter("bellwether_cluster_moves_total", {{"move", "released"}})) {}
+
+absl::StatusOr<std::unique_ptr<Member>> Member::Start(const ClusterOptions& options, const std::string& owner,
+                                                      PartitionHost* host, Counters* counters, Clock* clock) {
+  std::unique_ptr<Member> member(new Member(options, owner, host, counters, clock));
+  BW_RETURN_IF_ERROR(member->Renew());
+  member->keeper_ = std::thread([raw = member.get()] { raw->Keep(); });
+  member->worker_ = std::thread([raw = member.get()] { raw->Work(); });
+  return member;
+}
+
+Member::~Member() { Leave(); }
+
+std::string Member::OwnerAddress(uint32_t partition) const {
+  absl::MutexLock lock(&mutex_);
+  return parts_[partition].state == State::kForeign ? parts_[partition].address : "";
+}
+
+absl::StatusOr<std::vector<PgResult>> Member::Run(std::unique_ptr<PgConnection>* connection,
+                                                  const std::vector<PgStatement>& statements) {
+  if (*connection == nullptr || (*connection)->broken()) {
+    connection->reset();
+    BW_ASSIGN_OR_RETURN(*connection, PgConnection::Connect(options_.dsn, kAnswerMs));
+  }
+  return (*connection)->Run(statements, kAnswerMs);
+}
+
+absl::Status Member::Renew() {
+  const std::string name = owner_.substr(0, owner_.rfind('/'));
+  BW_RETURN_IF_ERROR(
+      Run(&lease_connection_,
+          {{"INSERT INTO bellwether.servers (name, address, until) VALUES ($1, $2, now() + CAST($3 AS interval)) "
+            "ON CONFLICT (name) DO UPDATE SET address = excluded.address, until = excluded.until",
+            {name, options_.address, Seconds(options_.lease_seconds)}}})
+          .status());
+  BW_RETURN_IF_ERROR(Run(&lease_connection_, {{"UPDATE bellwether.lease SET until = now() + CAST($1 AS interval) "
+                                               "WHERE owner = $2",
+                                               {Seconds(options_.lease_seconds), owner_}}})
+                         .status());
+  renewed_ns_ = clock_->MonotonicNanos();
+  return absl::OkStatus();
+}
+
+absl::Status Member::Look(std::vector<uint32_t>* free, int64_t* servers) {
+  BW_ASSIGN_OR_RETURN(
+      const auto seen,
+      Run(&lease_connection_, {{"SELECT p, owner, address, epoch, until < now() FROM bellwether.lease", {}},
+                               {"SELECT count(*) FROM bellwether.servers WHERE until > now()", {}}}));
+  *servers = std::max<int64_t>(1, seen[1].Number(0, 0));
+  std::vector<uint32_t> lost;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (int row = 0; row < seen[0].rows(); ++row) {
+      const auto p = static_cast<uint32_t>(seen[0].Number(row, 0));
+      if (p >= kPartitions) continue;
+      Part& part = parts_[p];
+      const bool mine = seen[0].Text(row, 1) == owner_;
+      const bool expired = seen[0].Number(row, 4) != 0;
+      part.address = mine || expired ? "" : std::string(seen[0].Text(row, 2));
+      if (part.state == State::kForeign) {
+        if (expired) {
+          free->push_back(p);
+        } else if (mine) {
+          // Taken, or not given back, while the database was going away: renewed
+          // with the others, it would be nobody's to serve for ever.
+          part.state = State::kLeaving;
+          part.epoch = static_cast<uint64_t>(seen[0].Number(row, 3));
+          errands_.push_back({Chore::kRelease, p, part.epoch});
+        }
+      } else if (!mine || static_cast<uint64_t>(seen[0].Number(row, 3)) != part.epoch) {
+        if (part.state == State::kLeaving) continue;  // It is on its way out.
+        part.state = State::kLeaving;
+        lost.push_back(p);
+        errands_.push_front({Chore::kDrop, p, part.epoch});
+        lost_->Add();
+      }
+    }
+    Show();
+  }
+  for (const uint32_t p : lost) {
+    LogWarning("the lease of partition {} is lost", p);
+    host_->FencePartition(p);
+  }
+  return absl::OkStatus();
+}
+
+int64_t Member::CountMine() const {
+  return std::count_if(parts_.begin(), parts_.end(),
+                       [](const Part& part) { return part.state == State::kOwned || part.state == State::kTaking; });
+}
+
+void Member::Show() { owned_->Set(static_cast<double>(CountMine())); }
+
+absl::Status Member::Take(const std::vector<uint32_t>& free, int64_t share) {
+  for (const uint32_t p : free) {
+    {
+      absl::MutexLock lock(&mutex_);
+      if (leaving_ || CountMine() >= share) return absl::OkStatus();
+    }
+    BW_ASSIGN_OR_RETURN(
+        const auto taken,
+        Run(&lease_connection_, {{"UPDATE bellwether.lease SET owner = $1, address = $2, epoch = epoch + 1, "
+                                  "until = now() + CAST($3 AS interval) WHERE p = $4 AND until < now() RETURNING epoch",
+                                  {owner_, options_.address, Seconds(options_.lease_seconds), int64_t{p}}}}));
+    if (taken[0].rows() == 0) continue;  // Another was quicker.
+    absl::MutexLock lock(&mutex_);
+    parts_[p].state = State::kTaking;
+    parts_[p].epoch = static_cast<uint64_t>(taken[0].Number(0, 0));
+    parts_[p].address.clear();
+    errands_.push_back({Chore::kTake, p, parts_[p].epoch});
+  }
+  return absl::OkStatus();
+}
+
+void Member::GiveExcess(int64_t share) {
+  absl::MutexLock lock(&mutex_);
+  int64_t excess = CountMine() - share;
+  for (uint32_t p = kPartitions; p-- > 0 && excess > 0;) {
+    if (parts_[p].state != State::kOwned) continue;
+    parts_[p].state = State::kLeaving;
+    errands_.push_back({Chore::kRelease, p, parts_[p].epoch});
+    --excess;
+  }
+}
+
+void Member::Keep() {
+  const int64_t lease_ms = options_.lease_seconds * 1000;
+  const int64_t look_ms = std::clamp<int64_t>(lease_ms / 20, 50, 500);
+  bool complained = false;
+  for (;;) {
+    absl::Status status;
+    if (clock_->MonotonicNanos() - renewed_ns_ >= lease_ms * 1'000'000 / 3) status = Renew();
+    std::vector<uint32_t> free;
+    int64_t servers = 1;
+    if (status.ok()) status = Look(&free, &servers);
+    const int64_t share = (int64_t{kPartitions} + servers - 1) / servers;
+    if (status.ok()) status = Take(free, share);
+    if (status.ok()) GiveExcess(share);
+    if (!status.ok() && !complained) LogWarning("leases cannot be kept: {}", std::string(status.message()));
+    complained = !status.ok();
+    absl::MutexLock lock(&mutex_);
+    if (mutex_.AwaitWithTimeout(absl::Condition(&leaving_), absl::Milliseconds(look_ms))) return;
+  }
+}
+
+void Member::Work() {
+  for (;;) {
+    Errand errand;
+    {
+      absl::MutexLock lock(&mutex_);
+      busy_ = false;
+      const auto wake = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stop_ || !errands_.empty(); };
+      mutex_.Await(absl::Condition(&wake));
+      if (errands_.empty()) return;
+      // History is what can wait.
+      const auto urgent = std::find_if(errands_.begin(), errands_.end(),
+                                       [](const Errand& each) { return each.chore != Chore::kHistory; });
+      const auto next = urgent == errands_.end() ? errands_.begin() : urgent;
+      errand = *next;
+      errands_.erase(next);
+      busy_ = true;
+    }
+    Do(errand);
+  }
+}
+
+void Member::Do(const Errand& errand) {
+  const auto is = [&](State state) {
+    absl::MutexLock lock(&mutex_);
+    return parts_[errand.partition].state == state && parts_[errand.partition].epoch == errand.epoch;
+  };
+  const auto leave = [&] {
+    absl::MutexLock lock(&mutex_);
+    parts_[errand.partition].state = State::kForeign;
+    Show();
+  };
+  switch (errand.chore) {
+    case Chore::kTake: {
+      if (!is(State::kTaking)) return;
+      const int64_t began_ns = clock_->MonotonicNanos();
+      const absl::Status taken = host_->TakePartition(errand.partition, errand.epoch);
+      bool ours = false;
+      {
+        absl::MutexLock lock(&mutex_);
+        Part& part = parts_[errand.partition];
+        ours = part.state == State::kTaking && part.epoch == errand.epoch;
+        if (ours) part.state = taken.ok() ? State::kOwned : State::kLeaving;
+        if (ours && taken.ok()) errands_.push_back({Chore::kHistory, errand.partition, errand.epoch});
+        Show();
+      }
+      if (taken.ok()) {
+        taken_->Add();
+        LogInfo("partition {} is served, epoch {}, after {} ms", errand.partition, errand.epoch,
+                (clock_->MonotonicNanos() - began_ns) / 1'000'000);
+        return;
+      }
+      LogError("partition {} cannot be taken up: {}", errand.partition, std::string(taken.message()));
+      if (!ours) return;  // Its Drop is on its way.
+      host_->DropPartition(errand.partition, /*save=*/false);
+      (void)Release(errand.partition, errand.epoch);
+      leave();
+      return;
+    }
+    case Chore::kHistory:
+      if (!is(State::kOwned)) return;
+      if (const absl::Status status = host_->TakeHistory(errand.partition); !status.ok()) {
+        LogError("the older series of partition {} are not here: {}", errand.partition, std::string(status.message()));
+      }
+      return;
+    case Chore::kDrop:
+      host_->DropPartition(errand.partition, /*save=*/false);
+      leave();
+      return;
+    case Chore::kRelease: {
+      host_->DropPartition(errand.partition, /*save=*/true);
+      const absl::Status status = Release(errand.partition, errand.epoch);
+      if (!status.ok()) {
+        LogWarning("partition {} is free once its lease has run out: {}", errand.partition,
+                   std::string(status.message()));
+      }
+      released_->Add();
+      leave();
+      return;
+    }
+  }
+}
+
+absl::Status Member::Release(uint32_t partition, uint64_t epoch) {
+  absl::Status status;
+  // A connection that nothing went over for long may turn out to be gone.
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    status = Run(&release_connection_,
+                 {{"UPDATE bellwether.lease SET owner = '', address = '', until = '1970-01-01 00:00:00+00' "
+                   "WHERE p = $1 AND owner = $2 AND epoch = $3",
+                   {int64_t{partition}, owner_, static_cast<int64_t>(epoch)}}})
+                 .status();
+    if (!absl::IsUnavailable(status)) break;
+  }
+  return status;
+}
+
+void Member::Leave() {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (leaving_) return;
+    leaving_ = true;
+  }
+  if (keeper_.joinable()) keeper_.join();
+  {
+    absl::MutexLock lock(&mutex_);
+    std::erase_if(errands_, [](const Errand& each) { return each.chore == Chore::kHistory; });
+    const auto idle = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return errands_.empty() && !busy_; };
+    mutex_.Await(absl::Condition(&idle));
+    for (uint32_t p = 0; p < kPartitions; ++p) {
+      if (parts_[p].state != State::kOwned) continue;
+      parts_[p].state = State::kLeaving;
+      errands_.push_back({Chore::kRelease, p, parts_[p].epoch});
+    }
+    stop_ = true;
+  }
+  if (worker_.joinable()) worker_.join();
+  // Its share is the others' now.
+  const std::string name = owner_.substr(0, owner_.rfind('/'));
+  (void)Run(&lease_connection_,
+            {{"UPDATE bellwether.servers SET until = '1970-01-01 00:00:00+00' WHERE name = $1", {name}}});
+}
+
+}  // namespace bellwether::server

@@ -1,0 +1,54 @@
+// postgres_log.h: the shared log and rows on a PostgreSQL.
+//
+// Records wait per partition; a few writers, each with a connection of its own,
+// take what waits for one of theirs and commit it as one row.  Each commit is one
+// transaction in one flight:
+//
+//   BEGIN
+//   SELECT ... FROM lease WHERE p = $p FOR UPDATE     a takeover waits, or was first
+//   SELECT 1 / count(*) FROM lease WHERE p = $p AND epoch = $e     an error if stale
+//   INSERT ...
+//   COMMIT                                            with a warning: no commit
+//
+// What a broken connection leaves open is committed again, the same rows under the
+// same keys, until an answer comes: what was committed is found and left.
+//
+// An acknowledgement means: COMMIT has returned with synchronous_commit = on.  Which
+// standbys have it then is the database's synchronous_standby_names.
+//
+// Thread-safe.
+
+#ifndef BELLWETHER_SERVER_CLUSTER_POSTGRES_LOG_H_
+#define BELLWETHER_SERVER_CLUSTER_POSTGRES_LOG_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "server/cluster/shared_log.h"
+
+namespace bellwether::server {
+
+// The version of deploy/postgres that this server speaks.
+inline constexpr int64_t kSharedSchemaVersion = 1;
+
+struct PostgresLogOptions {
+  std::string dsn;
+  std::string owner;                  // As in the lease table: this process, no other.
+  int writers = 4;                    // Connections that commit frames, 1..64.
+  int64_t group_bytes_max = 1 << 20;  // Of a commit, before it is compressed.
+  int64_t record_bytes_max = (1 << 20) + 1024;
+  int64_t pending_bytes_max = 64 << 20;  // Appends are refused beyond.
+  int64_t answer_ms_max = 5000;          // A flight without an answer for so long has failed.
+  int64_t patience_ms = 1000;            // The database is away: health() says so after that.
+};
+
+// UNAVAILABLE: it cannot be reached.  FAILED_PRECONDITION: no libpq, no tables or
+// of another version, rights are missing.
+absl::StatusOr<std::unique_ptr<SharedLog>> OpenPostgresLog(const PostgresLogOptions& options,
+                                                           LogBackend::DurableCallback on_durable);
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_CLUSTER_POSTGRES_LOG_H_

@@ -1,0 +1,97 @@
+// retention.h: what is old becomes smaller, then goes.
+//
+//   younger than raw              every value, bit for bit
+//   younger than rounded          mantissas of 12 bits: a relative error of at
+//                                 most 2^-13; a third of the bytes.  NaNs and
+//                                 infinities stay, and so do the signals whose
+//                                 sign is what counts (KeepsAllBits)
+//   younger than summarized       of each series minimum, mean and maximum of
+//                                 256 steps
+//   older                         nothing; the run's record, events, alerts and
+//                                 actions stay
+//
+// A step's age is counted by this server's clock, from when the thread first saw
+// it stored: never by a trainer's clock, nor from the times in an imported file.
+// What it saw when it keeps itself, in row x of a run: up to kMarksMax marks
+// (time, attempt, step).  Fewer marks than steps mean that things are kept a
+// little longer, never shorter.
+//
+// A thread of its own goes over all runs now and then; what it rewrites and
+// deletes goes through the database like everything else, and a crash means that
+// it is done again.  Readers see a chunk before or after, never half.
+//
+// Thread-safe.
+
+#ifndef BELLWETHER_SERVER_STORE_RETENTION_H_
+#define BELLWETHER_SERVER_STORE_RETENTION_H_
+
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+
+#include "absl/status/status.h"
+#include "server/store/database.h"
+#include "server/store/retention_state.h"
+#include "server/store/run_table.h"
+#include "server/util/clock.h"
+#include "server/util/counters.h"
+
+namespace bellwether::server {
+
+// The nearest value with a mantissa of 12 bits; ties to even.  What is not finite
+// stays as it is, bit for bit.
+float RoundTo12Bits(float value);
+// Sums whose sign is tested: rounding would make a bias of noise.
+bool KeepsAllBits(SignalId signal);
+
+class Retention {
+ public:
+  // Seconds; 0 = for ever.  Each that is not 0 is at least the one before.
+  struct Options {
+    int64_t raw_seconds = 7 * 86'400;
+    int64_t rounded_seconds = 30 * 86'400;
+    int64_t summarized_seconds = 365 * 86'400;
+  };
+  static constexpr size_t kMarksMax = 512;
+
+  // All must outlive it.  Nothing runs before Start().
+  Retention(const Options& options, const RunTable* runs, Database* database, Counters* counters, Clock* clock);
+  ~Retention();  // As Stop().
+  Retention(const Retention&) = delete;
+  Retention& operator=(const Retention&) = delete;
+
+  void Start();
+  void Stop();
+
+  // One pass over all runs, at once and in the caller's thread.  What fails is
+  // logged and counted, and tried again in the next one.
+  void Pass();
+
+ private:
+  absl::Status PassRun(const RunSnapshot& run);
+  void Mark(const RunSnapshot& run, int64_t now_unix_ns, RetentionState* state) const;
+  // The newest point that is older than `seconds`.
+  static HistoryPoint Older(const RetentionState& state, int64_t now_unix_ns, int64_t seconds);
+  void Loop();
+  bool stopping() const;
+
+  const Options options_;
+  const RunTable* const runs_;
+  Database* const database_;
+  Clock* const clock_;
+  Counter* const rounded_;
+  Counter* const summarized_;
+  Counter* const dropped_;
+  Counter* const freed_bytes_;
+  Counter* const failures_;
+  Gauge* const last_pass_;
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_STORE_RETENTION_H_

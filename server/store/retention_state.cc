@@ -1,0 +1,52 @@
+#include "server/store/retention_state.h"
+
+#include "server/store/byte_io.h"
+#include "server/store/rocks_database.h"
+
+namespace bellwether::server {
+namespace {
+
+constexpr uint8_t kVersion = 1;
+constexpr size_t kMarkBytesMin = 3;
+
+void PutPoint(const HistoryPoint& point, ByteWriter* out) {
+  out->PutVarint(point.first);
+  out->PutSigned(point.second);
+}
+HistoryPoint GetPoint(ByteReader* in) {
+  const auto attempt = static_cast<uint32_t>(in->GetVarint());
+  return {attempt, in->GetSigned()};
+}
+
+}  // namespace
+
+std::string RetentionKey(RunId run) { return KeyBuilder('x').U64(run).key(); }
+
+std::string EncodeRetentionState(const RetentionState& state) {
+  std::string bytes;
+  ByteWriter out(&bytes);
+  out.Put(kVersion);
+  for (const HistoryPoint& point : {state.rounded, state.summarized, state.dropped}) PutPoint(point, &out);
+  out.PutVarint(state.marks.size());
+  for (const RetentionState::Mark& mark : state.marks) {
+    out.PutSigned(mark.time_unix_ns);
+    PutPoint(mark.newest, &out);
+  }
+  return bytes;
+}
+
+absl::StatusOr<RetentionState> DecodeRetentionState(std::string_view bytes) {
+  ByteReader in(bytes);
+  RetentionState state;
+  const auto version = in.Get<uint8_t>();
+  for (HistoryPoint* const point : {&state.rounded, &state.summarized, &state.dropped}) *point = GetPoint(&in);
+  state.marks.resize(in.GetCount(kMarkBytesMin));
+  for (RetentionState::Mark& mark : state.marks) {
+    mark.time_unix_ns = in.GetSigned();
+    mark.newest = GetPoint(&in);
+  }
+  if (!in.done() || version != kVersion) return absl::DataLossError("stored retention: damaged");
+  return state;
+}
+
+}  // namespace bellwether::server

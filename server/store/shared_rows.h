@@ -1,0 +1,48 @@
+// shared_rows.h: where a database's rows go besides, when several servers share
+// what they keep.
+//
+// A server that shares its runs with others keeps in its own database what it
+// serves now, and each row of it in the shared store, so that whoever takes a run
+// over finds its state, its series, its notes and its actions there.  Alerts get
+// their ids from the shared store alone: one order for all servers.
+//
+// Thread-safe.
+
+#ifndef BELLWETHER_SERVER_STORE_SHARED_ROWS_H_
+#define BELLWETHER_SERVER_STORE_SHARED_ROWS_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/store/run_types.h"
+#include "server/store/transition.h"
+
+namespace bellwether::server {
+
+struct SharedRow {
+  std::string key;                   // As in database.h; the run's number stands in it.
+  std::optional<std::string> value;  // nullopt = the row is deleted.
+};
+
+class SharedRows {
+ public:
+  virtual ~SharedRows() = default;
+
+  // All of them or none, durable when it returns.  ABORTED: another server owns
+  // the run by now, and nothing was written.  UNAVAILABLE: the store cannot be
+  // reached; whether they were written is not known, and putting them again is right.
+  virtual absl::Status PutRows(RunId run, const std::vector<SharedRow>& rows) = 0;
+  // As Database::PutTransition; errors as above.
+  virtual absl::StatusOr<bool> PutTransition(Transition* transition) = 0;
+  // Of all servers, ids above `after`, rising, at most `limit`.  What has an id
+  // below one that was ever listed was listed, too.
+  virtual absl::StatusOr<std::vector<Transition>> ListTransitions(uint64_t after, size_t limit) const = 0;
+};
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_STORE_SHARED_ROWS_H_

@@ -1,0 +1,262 @@
+"""Several servers on one PostgreSQL, trainers that go where they are sent, and a checker.
+
+The trainers are ack_ledger's: what they were promised is in a ledger.  check() holds it against
+what the servers tell and what lies in the database: nothing acknowledged is missing, nothing is
+there twice, each partition's log was written by one owner an epoch.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import struct
+import time
+import urllib.error
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Optional
+
+import grpc
+import zstandard
+from ack_ledger import Ledger, Trainer, Watcher, frame_value
+from bellwether_process import Server, wait_for
+from postgres_processes import PASSWORD, Postgres, dsn_of
+
+LEASE_S = 5
+FRAME_TABLES = " UNION ALL ".join(
+    f"SELECT p, first_lsn, epoch, owner, body FROM bellwether.frames_{i}" for i in range(4)
+)
+
+
+def records(body: bytes) -> Iterator[tuple[int, int, int, int]]:
+    """lsn, run, rank and seq of each record of a commit; see server/store/wal_format.h."""
+    plain = zstandard.ZstdDecompressor().decompress(body, max_output_size=64 << 20)
+    at = 0
+    while at < len(plain):
+        (length,) = struct.unpack_from("<I", plain, at)
+        lsn, _, run, _, seq = struct.unpack_from("<5Q", plain, at + 8)
+        (rank,) = struct.unpack_from("<I", plain, at + 48)
+        yield lsn, run, rank, seq
+        at += (8 + length + 7) & ~7
+
+
+class RoamingTrainer(Trainer):
+    """Comes to any server, goes where it is sent, and tries the next when one is gone."""
+
+    def __init__(
+        self,
+        servers: list[str],
+        first: int,
+        run: str,
+        ledger: Ledger,
+        period: float,
+        **options: int,
+    ) -> None:
+        self._servers, self._next = servers, first
+        self.moves = 0
+        self.last_ack = 0.0
+        self.serving = ""  # Where it was welcomed last.
+        super().__init__(servers[first % len(servers)], run, ledger, period, **options)
+
+    def _followed(self, answers: Iterator[Any]) -> Iterator[Any]:
+        for answer in answers:
+            if answer.HasField("moved"):
+                self.address = answer.moved.address
+                self.moves += 1
+                return
+            if answer.HasField("welcome"):
+                self.serving = self.address
+                acked = self.ledger.acked.get((self.run, 0), 0)
+                durable = answer.welcome.durable_seq
+                if durable < acked:
+                    self.ledger.contradictions.append(
+                        f"{self.run}: acknowledged {acked}, welcomed with {durable}"
+                    )
+            if answer.HasField("ack"):
+                self.last_ack = time.monotonic()
+            yield answer
+
+    def _talk(self, answers: Iterator[Any], outbox: queue.SimpleQueue[Optional[bytes]]) -> None:
+        try:
+            super()._talk(self._followed(answers), outbox)
+        except grpc.RpcError:
+            self._next += 1
+            self.address = self._servers[self._next % len(self._servers)]
+            raise
+
+
+class Cluster:
+    """Servers named a, b, c; start() before use.  `others` may become the database later."""
+
+    def __init__(self, folder: Path, database: Postgres, servers: int, *others: Postgres) -> None:
+        self.folder, self.database = folder, database
+        self.servers: list[Server] = []
+        for i in range(servers):
+            home = folder / "abcdefgh"[i]
+            home.mkdir()
+            dsn = home / "dsn"
+            dsn.touch(mode=0o600)
+            dsn.write_text(dsn_of(database, *others) + "\n")
+            config = f"cluster:\n  dsn_file: dsn\n  node: {home.name}\n  lease_seconds: {LEASE_S}\n"
+            self.servers.append(Server(home, config))
+        self.ledger = Ledger(folder / "ledger.txt")
+        self.trainers: list[RoamingTrainer] = []
+        self.watchers: list[Watcher] = []
+
+    def start(self) -> Cluster:
+        for server in self.servers:
+            server.start()
+        self.await_balance()
+        return self
+
+    def __enter__(self) -> Cluster:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        for trainer in self.trainers:
+            trainer.abandon()
+        for watcher in self.watchers:
+            watcher.stop()
+        for server in self.servers:
+            if server.process is not None and server.process.poll() is None:
+                server.kill()
+
+    def add_trainers(self, count: int, period: float, sick_from: int = 0) -> None:
+        """The last is sick, if one is to be."""
+        addresses = [server.grpc for server in self.servers]
+        for i in range(count):
+            sick = sick_from if i == count - 1 else 0
+            self.trainers.append(
+                RoamingTrainer(
+                    addresses, i, f"run-{i}", self.ledger, period, sick_from=sick, layers=2, heads=4
+                )
+            )
+        self.watchers = [Watcher(server.grpc, self.ledger) for server in self.servers]
+
+    def owners(self) -> dict[str, int]:
+        """How many live leases each server's name has."""
+        rows = self.database.sql(
+            "SELECT split_part(owner, '/', 1), count(*) FROM bellwether.lease "
+            "WHERE until > now() GROUP BY 1;"
+        )
+        return {name: int(count) for name, count in rows}
+
+    def served(self) -> int:
+        """Partitions that the servers say they serve."""
+        return sum(
+            int(server.metric("bellwether_cluster_partitions"))
+            for server in self.servers
+            if server.process is not None and server.process.poll() is None
+        )
+
+    def await_balance(self, seconds: float = 30) -> None:
+        alive = sum(s.process is not None and s.process.poll() is None for s in self.servers)
+        share = -(-64 // alive)
+        wait_for(
+            f"each of {alive} servers has its share",
+            lambda: (
+                (owned := self.owners())
+                and len(owned) == alive
+                and sum(owned.values()) == 64
+                and max(owned.values()) <= share
+                and self.served() == 64
+            ),
+            seconds,
+        )
+
+    def await_acks(self, more: int, seconds: float = 60) -> None:
+        """Of each trainer."""
+        before = {t.run: self.ledger.acked.get((t.run, 0), 0) for t in self.trainers}
+        wait_for(
+            f"{more} more acks of each",
+            lambda: all(
+                self.ledger.acked.get((run, 0), 0) >= acked + more for run, acked in before.items()
+            ),
+            seconds,
+        )
+
+    def served_by(self, server: Server) -> list[RoamingTrainer]:
+        return [trainer for trainer in self.trainers if trainer.serving == server.grpc]
+
+    def find(self, run: str) -> Server:
+        """The server that tells of the run; exactly one does."""
+        found = []
+        for server in self.servers:
+            if server.process is None or server.process.poll() is not None:
+                continue
+            try:
+                server.call("GetRun", run=run)
+                found.append(server)
+            except urllib.error.HTTPError as error:
+                assert error.code == 404, f"{run}: {error.code} {error.read()!r}"
+        assert len(found) == 1, f"{run} is served by {[s.folder.name for s in found]}"
+        return found[0]
+
+    def check(self) -> dict[str, int]:
+        """Ends the trainers, then compares."""
+        for trainer in self.trainers:
+            trainer.stop(60)
+        assert not self.ledger.contradictions, self.ledger.contradictions
+        for trainer in self.trainers:
+            server = self.find(trainer.run)
+
+            def whole(trainer: RoamingTrainer = trainer, server: Server = server) -> bool:
+                return sorted(server.series(trainer.run, "loss")) == list(
+                    range(1, trainer.made + 1)
+                )
+
+            wait_for(f"{trainer.run}: 1 to {trainer.made} are stored", whole, 20)
+            stored = server.series(trainer.run, "loss")
+            assert all(value == frame_value(step) for step, value in stored.items()), trainer.run
+
+            def counted(trainer: RoamingTrainer = trainer, server: Server = server) -> bool:
+                return int(server.call("GetRun", run=trainer.run)["frames"]) == trainer.made
+
+            # The run's snapshot follows within 50 ms.
+            wait_for(f"{trainer.run}: {trainer.made} frames are counted, once each", counted, 10)
+        commits = self.check_log()
+        alerts = self.check_alerts()
+        for server in self.servers:
+            assert PASSWORD not in server.log(), "the password is in a log"
+        return {"acked": self.ledger.total, "commits": commits, "alerts": alerts}
+
+    def check_log(self) -> int:
+        """One owner an epoch, epochs and LSNs that rise with the log, seqs that rise per rank."""
+        rows = self.database.sql(
+            "SELECT p, epoch, owner, encode(body, 'hex') "
+            f"FROM ({FRAME_TABLES}) AS f ORDER BY p, first_lsn;"
+        )
+        owner_of: dict[tuple[int, int], str] = {}
+        last_epoch: dict[int, int] = {}
+        last_lsn: dict[int, int] = {}
+        last_seq: dict[tuple[int, int], int] = {}
+        for p_text, epoch_text, owner, body in rows:
+            p, epoch = int(p_text), int(epoch_text)
+            assert owner_of.setdefault((p, epoch), owner) == owner, f"{p}, {epoch}: two owners"
+            assert epoch >= last_epoch.get(p, 0), f"partition {p}: epoch {epoch} comes late"
+            last_epoch[p] = epoch
+            for lsn, run, rank, seq in records(bytes.fromhex(body)):
+                assert lsn > last_lsn.get(p, 0), f"partition {p}: LSN {lsn} after {last_lsn[p]}"
+                last_lsn[p] = lsn
+                if seq == 0:
+                    continue
+                before = last_seq.get((run, rank), 0)
+                assert seq == before + 1, f"run {run}, rank {rank}: seq {seq} after {before}"
+                last_seq[run, rank] = seq
+        return len(rows)
+
+    def check_alerts(self) -> int:
+        """Each transition has one number, the numbers have no gap, and what was told is that."""
+        rows = self.database.sql("SELECT n, run, key, k FROM bellwether.alerts ORDER BY n;")
+        assert [int(row[0]) for row in rows] == list(range(1, len(rows) + 1))
+        assert len({tuple(row[1:]) for row in rows}) == len(rows)
+        stored = {int(n): (key, int(k)) for n, _, key, k in rows}
+        for watcher in self.watchers:
+            watcher.stop()
+        for number, (_, key, k) in self.ledger.alerts.items():
+            assert stored.get(number) == (key, k), f"alert {number} was told as {key} {k}"
+        return len(rows)
+
+
+def describe(result: dict[str, Any]) -> str:
+    return json.dumps(result, sort_keys=True)
