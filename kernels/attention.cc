@@ -40,11 +40,9 @@ Status CheckNumber(const char* field, double value, bool legal, const char* rang
 Status CheckScores(const AttentionForwardParams& p) {
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckNumber("scale", p.scale, p.scale > 0, "> 0"));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckNumber("softcap", p.softcap, p.softcap >= 0, ">= 0"));
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(
-      CheckRange("window", p.window, 0, std::numeric_limits<int32_t>::max()));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("window", p.window, 0, std::numeric_limits<int32_t>::max()));
   if (p.mode != AttentionMode::kPaper) return Status::kOk;
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(
-      CheckNumber("paper_eps", p.paper_eps, p.paper_eps >= 0, ">= 0"));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckNumber("paper_eps", p.paper_eps, p.paper_eps >= 0, ">= 0"));
   return CheckNumber("paper_beta", p.paper_beta, p.paper_beta > 1, "> 1");
 }
 
@@ -52,11 +50,10 @@ Status CheckScores(const AttentionForwardParams& p) {
 Status CheckMode(const AttentionForwardParams& p) {
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckDType(p.dtype));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("mode", static_cast<int>(p.mode), 0, 6));
-  const bool residual = p.mode == AttentionMode::kHp || p.mode == AttentionMode::kHpm ||
-                        p.mode == AttentionMode::kHpNolt;
+  const bool residual =
+      p.mode == AttentionMode::kHp || p.mode == AttentionMode::kHpm || p.mode == AttentionMode::kHpNolt;
   if (!residual && p.o_lo.data != nullptr) {
-    return Fail(Status::kInvalidArgument,
-                "o_lo is given, but mode %d has no residual: only 1, 2 and 5 have",
+    return Fail(Status::kInvalidArgument, "o_lo is given, but mode %d has no residual: only 1, 2 and 5 have",
                 static_cast<int>(p.mode));
   }
   const bool anchored = p.mode == AttentionMode::kHpm;
@@ -80,8 +77,8 @@ Status CheckMemory(const AttentionForwardParams& p) {
   }
   if (p.stats != nullptr) {
     BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("stats", p.stats, alignof(float)));
-    BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("stat_stride", p.stat_stride, p.heads,
-                                                  std::numeric_limits<int64_t>::max() / 64));
+    BELLWETHER_KERNELS_RETURN_IF_ERROR(
+        CheckRange("stat_stride", p.stat_stride, p.heads, std::numeric_limits<int64_t>::max() / 64));
     BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("stats_every", p.stats_every, 1, 1024));
   }
   return CheckPointer("lse", p.lse, alignof(float));

@@ -75,8 +75,8 @@ Status Forward(const bw_attention_forward_params& c) {
 
 Status Backward(const bw_attention_backward_params& c) {
   // Embedded, so its size is part of this struct's layout.
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckRange("forward.struct_size", c.forward.struct_size,
-                                                    sizeof(c.forward), sizeof(c.forward)));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(
+      bk::CheckRange("forward.struct_size", c.forward.struct_size, sizeof(c.forward), sizeof(c.forward)));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckRange("center", c.center, 0, 1));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckRange("deterministic", c.deterministic, 0, 1));
   for (const uint8_t reserved : c.reserved) {
@@ -104,16 +104,12 @@ uint64_t bw_attention_forward_workspace(const bw_attention_forward_params* param
   return CheckSize(params) == Status::kOk ? bk::AttentionForwardWorkspaceBytes(ToCpp(*params)) : 0;
 }
 
-bw_kernel_status bw_attention_forward(const bw_attention_forward_params* params) {
-  return Call(params, Forward);
-}
+bw_kernel_status bw_attention_forward(const bw_attention_forward_params* params) { return Call(params, Forward); }
 
 uint64_t bw_attention_backward_workspace(const bw_attention_forward_params* params) {
   return CheckSize(params) == Status::kOk ? bk::AttentionBackwardWorkspaceBytes(ToCpp(*params)) : 0;
 }
 
-bw_kernel_status bw_attention_backward(const bw_attention_backward_params* params) {
-  return Call(params, Backward);
-}
+bw_kernel_status bw_attention_backward(const bw_attention_backward_params* params) { return Call(params, Backward); }
 
 }  // extern "C"

@@ -27,8 +27,7 @@ Status IncrementRank(const IncrementRankParams& params, uint32_t threads);
 // Keys of one tile of the tiled softmax; tests vary it, since what is rounded
 // depends on the running maximum.
 inline constexpr int64_t kAttentionTileKeys = 128;
-Status AttentionForward(const AttentionForwardParams& params, uint32_t threads,
-                        int64_t tile_keys = kAttentionTileKeys);
+Status AttentionForward(const AttentionForwardParams& params, uint32_t threads, int64_t tile_keys = kAttentionTileKeys);
 Status AttentionBackward(const AttentionBackwardParams& params, uint32_t threads);
 
 }  // namespace bellwether::kernels::cpu

@@ -133,9 +133,7 @@ Status RunCenterKeys(const bw_center_keys_params& c) {
 
 extern "C" {
 
-uint32_t bw_kernels_abi_version(void) {
-  return (BW_KERNELS_API_VERSION_MAJOR << 16) | BW_KERNELS_API_VERSION_MINOR;
-}
+uint32_t bw_kernels_abi_version(void) { return (BW_KERNELS_API_VERSION_MAJOR << 16) | BW_KERNELS_API_VERSION_MINOR; }
 
 const char* bw_kernels_last_error(void) { return bk::LastErrorMessage(); }
 
@@ -145,24 +143,18 @@ int bw_kernels_available(uint32_t backend) {
 
 bw_kernel_status bw_probe(const bw_probe_params* params) { return Call(params, RunProbe); }
 
-int64_t bw_probe_sampled_row(uint64_t seed, uint64_t batch, uint64_t head, uint64_t stratum,
-                             uint64_t strata, uint64_t q_len) {
+int64_t bw_probe_sampled_row(uint64_t seed, uint64_t batch, uint64_t head, uint64_t stratum, uint64_t strata,
+                             uint64_t q_len) {
   if (strata == 0 || strata > q_len || stratum >= strata || q_len > INT32_MAX) return -1;
   return bk::SampledRow(seed, batch, head, stratum, strata, q_len);
 }
 
 bw_kernel_status bw_key_leak(const bw_key_leak_params* params) { return Call(params, RunKeyLeak); }
 
-bw_kernel_status bw_spectral_norms(const bw_spectral_params* params) {
-  return Call(params, RunSpectralNorms);
-}
+bw_kernel_status bw_spectral_norms(const bw_spectral_params* params) { return Call(params, RunSpectralNorms); }
 
-bw_kernel_status bw_increment_rank(const bw_increment_rank_params* params) {
-  return Call(params, RunIncrementRank);
-}
+bw_kernel_status bw_increment_rank(const bw_increment_rank_params* params) { return Call(params, RunIncrementRank); }
 
-bw_kernel_status bw_center_keys(const bw_center_keys_params* params) {
-  return Call(params, RunCenterKeys);
-}
+bw_kernel_status bw_center_keys(const bw_center_keys_params* params) { return Call(params, RunCenterKeys); }
 
 }  // extern "C"

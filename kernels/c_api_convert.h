@@ -20,14 +20,13 @@ Status CheckSize(const Params* params) {
     return Fail(Status::kInvalidArgument, "params is NULL, but must point to a struct");
   }
   if (params->struct_size < sizeof(Params)) {
-    return Fail(Status::kInvalidArgument, "struct_size is %u, but must be at least %zu",
-                params->struct_size, sizeof(Params));
+    return Fail(Status::kInvalidArgument, "struct_size is %u, but must be at least %zu", params->struct_size,
+                sizeof(Params));
   }
   const auto* bytes = reinterpret_cast<const unsigned char*>(params);
   for (size_t i = sizeof(Params); i < params->struct_size; ++i) {
     if (bytes[i] == 0) continue;
-    return Fail(Status::kUnsupported,
-                "struct_size is %u, but fields beyond %zu must be 0: this library is older",
+    return Fail(Status::kUnsupported, "struct_size is %u, but fields beyond %zu must be 0: this library is older",
                 params->struct_size, sizeof(Params));
   }
   return Status::kOk;
@@ -43,9 +42,7 @@ inline Device ToDevice(uint32_t backend, void* stream, uint32_t threads) {
   return {ToEnum<Backend>(backend), stream, threads};
 }
 
-inline Tensor4 ToTensor(const bw_tensor4& t) {
-  return {t.data, t.batch_stride, t.head_stride, t.token_stride};
-}
+inline Tensor4 ToTensor(const bw_tensor4& t) { return {t.data, t.batch_stride, t.head_stride, t.token_stride}; }
 
 template <typename Params>
 bw_kernel_status Call(const Params* params, Status (*run)(const Params&)) {

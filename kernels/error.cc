@@ -24,14 +24,13 @@ Status Fail(Status status, const char* format, ...) {
 
 Status CheckRange(const char* field, int64_t value, int64_t min, int64_t max) {
   if (value >= min && value <= max) return Status::kOk;
-  return Fail(Status::kInvalidArgument, "%s is %" PRId64 ", but must be %" PRId64 "..%" PRId64,
-              field, value, min, max);
+  return Fail(Status::kInvalidArgument, "%s is %" PRId64 ", but must be %" PRId64 "..%" PRId64, field, value, min, max);
 }
 
 Status CheckHeadDim(const char* field, int64_t value) {
   if (value > kHeadDimMax) {
-    return Fail(Status::kUnsupported, "%s is %" PRId64 ", but only 1..%" PRId64 " is supported",
-                field, value, kHeadDimMax);
+    return Fail(Status::kUnsupported, "%s is %" PRId64 ", but only 1..%" PRId64 " is supported", field, value,
+                kHeadDimMax);
   }
   return CheckRange(field, value, 1, kHeadDimMax);
 }
@@ -41,24 +40,21 @@ Status CheckPointer(const char* field, const void* data, int64_t alignment) {
     return Fail(Status::kInvalidArgument, "%s is NULL, but must point to data", field);
   }
   if (reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(alignment) != 0) {
-    return Fail(Status::kInvalidArgument,
-                "%s is %p, but must be a multiple of the element's %" PRId64 " bytes", field, data,
-                alignment);
+    return Fail(Status::kInvalidArgument, "%s is %p, but must be a multiple of the element's %" PRId64 " bytes", field,
+                data, alignment);
   }
   return Status::kOk;
 }
 
-Status CheckCuSeqlens(const char* field, const int32_t* cu_seqlens, int64_t sequences,
-                      int64_t total) {
+Status CheckCuSeqlens(const char* field, const int32_t* cu_seqlens, int64_t sequences, int64_t total) {
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer(field, cu_seqlens, alignof(int32_t)));
   int64_t before = 0;
   for (int64_t s = 0; s <= sequences; ++s) {
     const int64_t min = s == sequences ? total : before;
     const int64_t max = s == 0 ? 0 : total;
     if (cu_seqlens[s] < min || cu_seqlens[s] > max) {
-      return Fail(Status::kInvalidArgument,
-                  "%s[%" PRId64 "] is %" PRId32 ", but must be %" PRId64 "..%" PRId64, field, s,
-                  cu_seqlens[s], min, max);
+      return Fail(Status::kInvalidArgument, "%s[%" PRId64 "] is %" PRId32 ", but must be %" PRId64 "..%" PRId64, field,
+                  s, cu_seqlens[s], min, max);
     }
     before = cu_seqlens[s];
   }

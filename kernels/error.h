@@ -11,8 +11,7 @@
 namespace bellwether::kernels {
 
 // Remembers the sentence for LastErrorMessage() of this thread; returns status.
-[[nodiscard]] Status Fail(Status status, const char* format, ...)
-    __attribute__((format(printf, 2, 3)));
+[[nodiscard]] Status Fail(Status status, const char* format, ...) __attribute__((format(printf, 2, 3)));
 
 // "<field> is <value>, but must be <min>..<max>" unless it lies there.
 [[nodiscard]] Status CheckRange(const char* field, int64_t value, int64_t min, int64_t max);
@@ -25,8 +24,7 @@ namespace bellwether::kernels {
 [[nodiscard]] Status CheckDType(DType dtype);
 
 // Starts at 0, never decreases, ends at total; [sequences + 1] in host memory.
-[[nodiscard]] Status CheckCuSeqlens(const char* field, const int32_t* cu_seqlens,
-                                    int64_t sequences, int64_t total);
+[[nodiscard]] Status CheckCuSeqlens(const char* field, const int32_t* cu_seqlens, int64_t sequences, int64_t total);
 
 inline int64_t SizeOf(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
 

@@ -25,15 +25,13 @@ Status CheckShape(const ProbeParams& p) {
 
 Status CheckScores(const ProbeParams& p) {
   if (!(std::isfinite(p.scale) && p.scale > 0)) {
-    return Fail(Status::kInvalidArgument, "scale is %g, but must be finite and > 0",
-                static_cast<double>(p.scale));
+    return Fail(Status::kInvalidArgument, "scale is %g, but must be finite and > 0", static_cast<double>(p.scale));
   }
   if (!(std::isfinite(p.softcap) && p.softcap >= 0)) {
     return Fail(Status::kInvalidArgument, "softcap is %g, but must be finite and >= 0 (0 = none)",
                 static_cast<double>(p.softcap));
   }
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(
-      CheckRange("window", p.window, 0, std::numeric_limits<int32_t>::max()));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("window", p.window, 0, std::numeric_limits<int32_t>::max()));
   return CheckRange("head_offset", p.head_offset, 0, std::numeric_limits<int32_t>::max());
 }
 
@@ -45,16 +43,13 @@ Status CheckMemory(const ProbeParams& p) {
     BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("gate", p.gate, alignof(uint64_t)));
   }
   if (p.kv_out != nullptr) {
-    BELLWETHER_KERNELS_RETURN_IF_ERROR(
-        CheckRange("kv_stat_stride", p.kv_stat_stride, p.kv_heads, kStrideMax));
+    BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("kv_stat_stride", p.kv_stat_stride, p.kv_heads, kStrideMax));
     BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("kv_out", p.kv_out, alignof(float)));
   }
   const int given = (p.v.data != nullptr) + (p.o.data != nullptr) + (p.d_o.data != nullptr);
   if (given != 0 && given != 3) {
-    return Fail(Status::kInvalidArgument,
-                "v is %s, o is %s, d_o is %s, but must be all three given or all NULL",
-                p.v.data ? "given" : "NULL", p.o.data ? "given" : "NULL",
-                p.d_o.data ? "given" : "NULL");
+    return Fail(Status::kInvalidArgument, "v is %s, o is %s, d_o is %s, but must be all three given or all NULL",
+                p.v.data ? "given" : "NULL", p.o.data ? "given" : "NULL", p.d_o.data ? "given" : "NULL");
   }
   if (given == 3 && p.drift_only) {
     return Fail(Status::kInvalidArgument, "v, o and d_o are given, but must be NULL: drift_only is 1");

@@ -29,9 +29,7 @@ struct KeyRange {
   int64_t end;
 };
 
-constexpr int64_t Clamp(int64_t x, int64_t low, int64_t high) {
-  return x < low ? low : x > high ? high : x;
-}
+constexpr int64_t Clamp(int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; }
 
 constexpr KeyRange AllowedKeys(const ProbeParams& p, int64_t row) {
   const int64_t diagonal = row + p.k_len - p.q_len;

@@ -8,8 +8,8 @@ namespace {
 
 Status CheckMatrix(int64_t rows, int64_t columns) {
   if (rows > kSpectralRowsMax) {
-    return Fail(Status::kUnsupported, "rows is %lld, but only 1..%lld is supported",
-                static_cast<long long>(rows), static_cast<long long>(kSpectralRowsMax));
+    return Fail(Status::kUnsupported, "rows is %lld, but only 1..%lld is supported", static_cast<long long>(rows),
+                static_cast<long long>(kSpectralRowsMax));
   }
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("rows", rows, 1, kSpectralRowsMax));
   return CheckRange("columns", columns, 1, kSpectralColumnsMax);
@@ -61,8 +61,7 @@ Status IncrementRank(const IncrementRankParams& params, const Device& device) {
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("wq_before", p.wq_before, alignof(float)));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("wk", p.wk, alignof(float)));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("wk_before", p.wk_before, alignof(float)));
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(
-      CheckPointer("effective_rank", p.effective_rank, alignof(float)));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("effective_rank", p.effective_rank, alignof(float)));
   return cpu::IncrementRank(p, device.threads);
 }
 

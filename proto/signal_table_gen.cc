@@ -73,20 +73,20 @@ std::vector<Entry> ReadCatalogue() {
     const SignalSpec& spec = entry.spec;
     const bool derived = entry.number >= 64;
     if (spec.granularity() == v1::GRANULARITY_UNSPECIFIED) Fail(spec.name() + " has no granularity");
-    if (derived != (spec.merge() == v1::MERGE_UNSPECIFIED)) Fail(spec.name() + ": merge is for measured signals, below 64");
+    if (derived != (spec.merge() == v1::MERGE_UNSPECIFIED))
+      Fail(spec.name() + ": merge is for measured signals, below 64");
     if (derived && (!by_name.count(spec.numerator()) || !by_name.count(spec.denominator())))
       Fail(spec.name() + " needs a numerator and a denominator of the catalogue");
   }
   return entries;
 }
 
-std::string Id(const std::string& name) {
-  return name.empty() ? "SignalId::kNone" : "SignalId::" + CamelCase(name);
-}
+std::string Id(const std::string& name) { return name.empty() ? "SignalId::kNone" : "SignalId::" + CamelCase(name); }
 
 std::string Header(const std::vector<Entry>& entries) {
   std::ostringstream out;
-  out << "// Generated from signals.proto; do not edit.\n#ifndef BELLWETHER_SIGNAL_ID_H_\n#define BELLWETHER_SIGNAL_ID_H_\n\n"
+  out << "// Generated from signals.proto; do not edit.\n#ifndef BELLWETHER_SIGNAL_ID_H_\n#define "
+         "BELLWETHER_SIGNAL_ID_H_\n\n"
       << "#include <cstdint>\n\nnamespace bellwether {\n\nenum class SignalId : uint16_t {\n  kNone = 0,\n";
   int last = 0;
   for (const Entry& entry : entries) {
@@ -100,7 +100,8 @@ std::string Header(const std::vector<Entry>& entries) {
 
 std::string Table(const std::vector<Entry>& entries) {
   std::ostringstream out;
-  out << "// Generated from signals.proto; do not edit.\n#include \"bellwether/signal_table.h\"\n\n#include <algorithm>\n#include <iterator>\n\n"
+  out << "// Generated from signals.proto; do not edit.\n#include \"bellwether/signal_table.h\"\n\n#include "
+         "<algorithm>\n#include <iterator>\n\n"
       << "namespace bellwether {\nnamespace {\n\n";
   for (const Entry& entry : entries) {
     if (entry.spec.metric_size() == 0) continue;
@@ -109,8 +110,9 @@ std::string Table(const std::vector<Entry>& entries) {
       const size_t equals = metric.label().find('=');
       const std::string label = metric.label().substr(0, equals);
       const std::string value = equals == std::string::npos ? "" : metric.label().substr(equals + 1);
-      out << "    {static_cast<MetricLevel>(" << metric.level() << "), static_cast<Aggregate>(" << metric.aggregate() << "), "
-          << Quote(metric.name()) << ", " << Quote(metric.help()) << ", " << Quote(label) << ", " << Quote(value) << "},\n";
+      out << "    {static_cast<MetricLevel>(" << metric.level() << "), static_cast<Aggregate>(" << metric.aggregate()
+          << "), " << Quote(metric.name()) << ", " << Quote(metric.help()) << ", " << Quote(label) << ", "
+          << Quote(value) << "},\n";
     }
     out << "};\n";
   }
@@ -119,8 +121,8 @@ std::string Table(const std::vector<Entry>& entries) {
     const SignalSpec& spec = entry.spec;
     out << "    {SignalId::" << entry.enumerator << ", " << Quote(spec.name()) << ", " << Quote(spec.unit())
         << ", static_cast<Granularity>(" << spec.granularity() << "), static_cast<Merge>(" << spec.merge() << "), "
-        << (entry.number >= 64 ? "true" : "false") << ", " << Id(spec.numerator()) << ", " << Id(spec.denominator()) << ", "
-        << (spec.denominator_root() ? "true" : "false") << ", " << Quote(spec.help()) << ", ";
+        << (entry.number >= 64 ? "true" : "false") << ", " << Id(spec.numerator()) << ", " << Id(spec.denominator())
+        << ", " << (spec.denominator_root() ? "true" : "false") << ", " << Quote(spec.help()) << ", ";
     if (spec.metric_size() == 0) {
       out << "nullptr, 0},\n";
     } else {
@@ -135,7 +137,8 @@ std::string Table(const std::vector<Entry>& entries) {
       << "      [](const SignalInfo& info, SignalId want) { return info.id < want; });\n"
       << "  return found != end && found->id == id ? found : nullptr;\n}\n\n"
       << "const SignalInfo* FindSignal(std::string_view name) {\n"
-      << "  for (const SignalInfo& info : kTable) {\n    if (info.name == name) return &info;\n  }\n  return nullptr;\n}\n\n"
+      << "  for (const SignalInfo& info : kTable) {\n    if (info.name == name) return &info;\n  }\n  return "
+         "nullptr;\n}\n\n"
       << "}  // namespace bellwether\n";
   return out.str();
 }
@@ -144,13 +147,14 @@ std::string Page(const std::vector<Entry>& entries) {
   const std::map<int, std::string> granularity = {{1, "run"}, {2, "head"}, {3, "key head"}};
   const std::map<int, std::string> merge = {{0, "-"}, {1, "sum"}, {2, "max"}, {3, "mean"}, {4, "equal"}};
   std::ostringstream out;
-  out << "# Signals\n\nGenerated from `proto/bellwether/v1/signals.proto`; do not edit. S = scale Q K^T, T = a sampled query row, "
+  out << "# Signals\n\nGenerated from `proto/bellwether/v1/signals.proto`; do not edit. S = scale Q K^T, T = a sampled "
+         "query row, "
          "m_T its largest score, P its probabilities, l_T = sum exp(S - m_T), n_T its number of allowed keys.\n\n"
          "| number | name | of a | unit | merge | definition |\n| --- | --- | --- | --- | --- | --- |\n";
   for (const Entry& entry : entries) {
     const SignalSpec& spec = entry.spec;
-    out << "| " << entry.number << " | `" << spec.name() << "` | " << granularity.at(spec.granularity()) << " | " << spec.unit() << " | "
-        << merge.at(spec.merge()) << " | " << spec.help();
+    out << "| " << entry.number << " | `" << spec.name() << "` | " << granularity.at(spec.granularity()) << " | "
+        << spec.unit() << " | " << merge.at(spec.merge()) << " | " << spec.help();
     if (!spec.numerator().empty()) {
       out << "; `" << spec.numerator() << "` / " << (spec.denominator_root() ? "sqrt(`" : "`") << spec.denominator()
           << (spec.denominator_root() ? "`)" : "`");

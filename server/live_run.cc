@@ -61,7 +61,7 @@ absl::Status LiveRun::Load() {
     return absl::DataLossError("run " + record_.description.name + ": its saved state cannot be read");
   }
   changed_ = !record_.ended;  // What an ended run looks like was shown from its record.
-  if (record_.ended) {  // Closed when it was saved.
+  if (record_.ended) {        // Closed when it was saved.
     parts_.series->Open(record_.id, record_.description.layout);
     return absl::OkStatus();
   }
@@ -127,7 +127,7 @@ void LiveRun::Apply(const LoggedMessage& logged, int64_t arrived_ns) {
 void LiveRun::ApplyHello(const HelloMessage& hello) {
   const uint64_t attempt = record_.description.attempt;
   if (hello.run.attempt < attempt) return;  // A straggler of an older attempt.
-  LetGo(true);  // What waited to leave has left before it came back.
+  LetGo(true);                              // What waited to leave has left before it came back.
   // A new run was made with its first Hello: that is no change.
   record_.mixed = record_.mixed || KindOf(hello.run) != KindOf(record_.description);
   record_.description = hello.run;
@@ -201,7 +201,8 @@ bool LiveRun::RulesDiffer(const RuleSetPtr& current) {
 
 void LiveRun::OnStep(const StepSample& sample) {
   if (const absl::Status status = parts_.series->Append(record_.id, sample); !status.ok()) {
-    LogError("run {}: step {} could not be stored: {}", record_.description.name, sample.step, std::string(status.message()));
+    LogError("run {}: step {} could not be stored: {}", record_.description.name, sample.step,
+             std::string(status.message()));
   }
   judge_.Observe(sample, &transitions_);
   AddTotals(sample);
@@ -321,7 +322,8 @@ bool LiveRun::CommitDue(int64_t now_ns) const {
   // A goodbye that waits is in no saved state yet: the log keeps it.
   if (!dirty_ || !byes_.empty()) return false;
   const int64_t age = now_ns - committed_ns_;
-  return record_.ended || age >= kCommitNanosMax || new_events_.size() >= kCommitEvents || (steps_since_commit_ >= kCommitSteps && age >= kCommitNanosMin);
+  return record_.ended || age >= kCommitNanosMax || new_events_.size() >= kCommitEvents ||
+         (steps_since_commit_ >= kCommitSteps && age >= kCommitNanosMin);
 }
 
 absl::Status LiveRun::Commit() {

@@ -54,9 +54,9 @@ struct LiveRunParts {
   LogBackend* wal = nullptr;
   Counters* counters = nullptr;
   Clock* clock = nullptr;
-  DetectorBank* bank = nullptr;  // Null = the CPU's.
+  DetectorBank* bank = nullptr;          // Null = the CPU's.
   const Baselines* baselines = nullptr;  // Null = nothing is known of other runs.
-  SpectraWorker* spectra = nullptr;  // Null = Gram matrices give no signals.
+  SpectraWorker* spectra = nullptr;      // Null = Gram matrices give no signals.
   // Passes an action on to the rank's stream; false = it has none.  Null = nobody
   // is handed anything.
   std::function<bool(RunId run, uint32_t rank, const Action& action)> hand_over;
@@ -159,18 +159,18 @@ class LiveRun {
   std::vector<Action> changed_actions_;
   std::vector<AuditEntry> audit_;
   std::map<uint32_t, std::set<std::string>> handed_;  // rank -> ids, to its newest stream
-  uint64_t due_seen_ = UINT64_MAX;  // due_version() when Errands() last looked.
+  uint64_t due_seen_ = UINT64_MAX;                    // due_version() when Errands() last looked.
   RankMerge::Sink sink_;
   GramDesk grams_;
-  std::vector<GramTask> unanswered_;  // Found by recovery.
+  std::vector<GramTask> unanswered_;                   // Found by recovery.
   std::vector<std::pair<uint32_t, ByeMessage>> byes_;  // rank; they wait.
   std::map<uint32_t, RankRecord> ranks_;
   std::set<uint32_t> gone_;
   std::map<SignalId, std::vector<double>> totals_;
   std::map<uint32_t, uint64_t> dropped_;  // rank -> told by its client
 
-  Lsn last_lsn_ = 0;       // Last applied.
-  Lsn saved_lsn_ = 0;      // Events and Hellos up to here are in saved state.
+  Lsn last_lsn_ = 0;   // Last applied.
+  Lsn saved_lsn_ = 0;  // Events and Hellos up to here are in saved state.
   bool dirty_ = false;
   bool changed_ = false;
   uint64_t events_stored_ = 0;  // In the database.

@@ -51,10 +51,8 @@ std::string DefaultStorage() {
 bool WriteReadyFile(const std::string& path, const Server& server, const std::string& token) {
   std::string page = server.page_url();
   page = page.substr(0, page.find_last_not_of('/', page.find('?') - 1) + 1);
-  const nlohmann::json ready = {{"pid", getpid()},
-                                {"grpc", server.grpc_address()},
-                                {"http", page.substr(0, page.find('?'))},
-                                {"token", token}};
+  const nlohmann::json ready = {
+      {"pid", getpid()}, {"grpc", server.grpc_address()}, {"http", page.substr(0, page.find('?'))}, {"token", token}};
   const std::string partial = path + ".partial";
   {
     std::ofstream file(partial);
@@ -98,7 +96,8 @@ std::string ShownPage(const Server& server) {
   const std::string& url = server.page_url();
   if (url.empty()) return "off";
   const size_t token = url.find("?token=");
-  return token == std::string::npos ? url : url.substr(0, token) + " (with the token of --ready.file or --web.token-file)";
+  return token == std::string::npos ? url
+                                    : url.substr(0, token) + " (with the token of --ready.file or --web.token-file)";
 }
 
 int Serve(ServerOptions options, const Flags& flags) {
@@ -192,16 +191,17 @@ CLI::App* AddScorecard(CLI::App* app, ScorecardCommand* command) {
   scorecard->add_option("--labels", command->labels,
                         "what became of the runs [labels.json in the folder, else found in the runs]");
   const std::string names = absl::StrJoin(BuiltinNames(), ", ");
-  scorecard->add_option_function<std::vector<std::string>>(
-      "--without",
-      [command, names](const std::vector<std::string>& given) {
-        for (const std::string& name : given) {
-          const auto test = BuiltinNamed(name);
-          if (!test) throw CLI::ValidationError("--without", "\"" + name + "\": must be one of " + names);
-          command->judge.off.Add(*test);
-        }
-      },
-      "switch a rule or test off; may be repeated: " + names)
+  scorecard
+      ->add_option_function<std::vector<std::string>>(
+          "--without",
+          [command, names](const std::vector<std::string>& given) {
+            for (const std::string& name : given) {
+              const auto test = BuiltinNamed(name);
+              if (!test) throw CLI::ValidationError("--without", "\"" + name + "\": must be one of " + names);
+              command->judge.off.Add(*test);
+            }
+          },
+          "switch a rule or test off; may be repeated: " + names)
       ->allow_extra_args(false);
   auto* const json =
       scorecard->add_flag("--json", command->json, "one JSON object a line per run, then one for the set");
@@ -230,11 +230,13 @@ int Main(int argc, char** argv) {
   ServerOptions options;
   Flags flags;
   options.pipeline.storage_path = DefaultStorage();
-  CLI::App app("Watches the numerics of attention in training runs, names the head that will destroy a run, and says so\n"
-               "in time.  With no flags it serves on loopback and keeps its data under the user's state directory.");
-  app.footer("Examples:\n  bellwetherd --storage.path=/var/lib/bellwether\n"
-             "  bellwetherd --config.file=bellwetherd.yml --config.check\n  bellwetherd replay run.bwrun --json\n"
-             "  bellwetherd rules check rules.yml");
+  CLI::App app(
+      "Watches the numerics of attention in training runs, names the head that will destroy a run, and says so\n"
+      "in time.  With no flags it serves on loopback and keeps its data under the user's state directory.");
+  app.footer(
+      "Examples:\n  bellwetherd --storage.path=/var/lib/bellwether\n"
+      "  bellwetherd --config.file=bellwetherd.yml --config.check\n  bellwetherd replay run.bwrun --json\n"
+      "  bellwetherd rules check rules.yml");
   app.add_option("--config.file", flags.config_file, "YAML; flags win over it");
   app.add_flag("--config.check", flags.config_check, "check the configuration and exit: 0 good, 3 findings");
   std::string rules_file;
@@ -245,20 +247,29 @@ int Main(int argc, char** argv) {
   std::string storage, grpc_address, web_address, external_url, access_file, tokens_file;
   TlsFiles tls;
   app.add_option("--storage.path", storage, "where log and database live [" + options.pipeline.storage_path + "]");
-  app.add_flag("--storage.repair", options.pipeline.wal.repair, "cut corrupt ranges out of the log and say what is lost");
+  app.add_flag("--storage.repair", options.pipeline.wal.repair,
+               "cut corrupt ranges out of the log and say what is lost");
   app.add_option("--grpc.listen-address", grpc_address, "host:port or unix:/path [" + options.grpc_address + "]");
-  app.add_option("--web.listen-address", web_address, "host:port, port 0 = any free one, or 'none' [" + options.web_address + "]");
-  app.add_option("--tls.cert-file", tls.certificate, "PEM: this server's certificate, and what signed it; read again when it changes");
+  app.add_option("--web.listen-address", web_address,
+                 "host:port, port 0 = any free one, or 'none' [" + options.web_address + "]");
+  app.add_option("--tls.cert-file", tls.certificate,
+                 "PEM: this server's certificate, and what signed it; read again when it changes");
   app.add_option("--tls.key-file", tls.key, "PEM: its key, which nobody else may read");
-  app.add_option("--tls.client-ca-file", tls.client_ca, "PEM: who may sign clients' certificates; gRPC then asks for one");
+  app.add_option("--tls.client-ca-file", tls.client_ca,
+                 "PEM: who may sign clients' certificates; gRPC then asks for one");
   app.add_option("--access.file", access_file, "who may do what, YAML; read again on SIGHUP and when it changes");
-  app.add_option("--access.tokens-file", tokens_file, "hashes of tokens, written by `bellwether token`; read again likewise");
+  app.add_option("--access.tokens-file", tokens_file,
+                 "hashes of tokens, written by `bellwether token`; read again likewise");
   app.add_option("--web.external-url", external_url, "the page's address in notifications");
   app.add_option("--web.token-file", flags.token_file, "file with the token that the page asks for");
-  app.add_flag("--web.enable-reload", options.reload_by_http, "POST /-/reload reads the rules and the policy file again");
-  app.add_flag("--insecure-i-understand", options.insecure_i_understand, "allow addresses off loopback that anybody may use: plaintext, or without certificates");
-  app.add_option("--lifetime.idle-exit", flags.idle_exit, "end when nobody was attached for so long (300s, 5m); a private server: the page gets a random token");
-  app.add_option("--ready.file", flags.ready_file, "written when serving: {pid, grpc, http, token}; removed at the end");
+  app.add_flag("--web.enable-reload", options.reload_by_http,
+               "POST /-/reload reads the rules and the policy file again");
+  app.add_flag("--insecure-i-understand", options.insecure_i_understand,
+               "allow addresses off loopback that anybody may use: plaintext, or without certificates");
+  app.add_option("--lifetime.idle-exit", flags.idle_exit,
+                 "end when nobody was attached for so long (300s, 5m); a private server: the page gets a random token");
+  app.add_option("--ready.file", flags.ready_file,
+                 "written when serving: {pid, grpc, http, token}; removed at the end");
   app.add_option("--log.level", flags.log_level, "debug, info, warn, error")->capture_default_str();
   app.add_option("--log.format", flags.log_format, "logfmt, json")->capture_default_str();
   const auto add_gpu = [](CLI::App* to, BankOptions* bank) {
@@ -266,7 +277,8 @@ int Main(int argc, char** argv) {
         ->capture_default_str();
     to->add_option("--gpu.library", bank->library,
                    "the detectors' library for GPUs [libbellwether_bank.so, installed with this program]");
-    to->add_option("--gpu.cusolver", bank->cusolver, "NVIDIA's cuSOLVER, for spectra [libcusolver.so of a known version]");
+    to->add_option("--gpu.cusolver", bank->cusolver,
+                   "NVIDIA's cuSOLVER, for spectra [libcusolver.so of a known version]");
   };
   options.bank.library = flags.bank.library = LibraryPath("libbellwether_bank.so");
   add_gpu(&app, &options.bank);

@@ -114,7 +114,8 @@ absl::Status RecordingImport::Open(uint32_t number, v1::ClientMessage* message) 
   BW_ASSIGN_OR_RETURN(const IngestMessage plain, Decode(*message, nullptr, pipeline_->limits()));
   const auto& hello = std::get<HelloMessage>(plain.body);
   if (ranks_.empty() && pipeline_->runs()->Find(FormatUuid(hello.run.uuid)) != nullptr) {
-    return absl::AlreadyExistsError(absl::StrCat("run ", hello.run.name, " is here already; give the import another name"));
+    return absl::AlreadyExistsError(
+        absl::StrCat("run ", hello.run.name, " is here already; give the import another name"));
   }
   auto rank = std::make_unique<Rank>();
   BW_ASSIGN_OR_RETURN(rank->session, pipeline_->Open(hello, message->SerializeAsString(), rank.get()));

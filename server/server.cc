@@ -112,8 +112,7 @@ absl::Status Server::StartAll() {
   for (WebhookOptions webhook : options_.webhooks) {
     webhook.external_url = page;
     webhook.proposals = ProposalText;
-    BW_ASSIGN_OR_RETURN(auto started,
-                        Webhook::Start(webhook, pipeline_->alerts(), pipeline_->actions(), &counters_));
+    BW_ASSIGN_OR_RETURN(auto started, Webhook::Start(webhook, pipeline_->alerts(), pipeline_->actions(), &counters_));
     webhooks_.push_back(std::move(started));
   }
   for (AlertmanagerOptions alertmanager : options_.alertmanagers) {
@@ -162,16 +161,18 @@ absl::Status Server::CheckAddresses() const {
     return absl::FailedPreconditionError(absl::StrCat(
         "grpc.listen_address = ", options_.grpc_address,
         ": off loopback clients must show certificates, else anybody writes into your runs: set tls.cert_file, "
-        "tls.key_file and tls.client_ca_file (`bellwether cert` makes them), or use a loopback address behind a proxy, or "
+        "tls.key_file and tls.client_ca_file (`bellwether cert` makes them), or use a loopback address behind a proxy, "
+        "or "
         "--insecure-i-understand"));
   }
   if (options_.web_address.empty() || IsLoopback(options_.web_address)) return absl::OkStatus();
   const bool guarded = !options_.access.access_file.empty() || !options_.web_token.empty();
   if (options_.tls.on() && options_.web_tls && guarded) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "web.listen_address = ", options_.web_address, ": off loopback the page must speak TLS and ask who reads it: set "
-      "tls.cert_file and tls.key_file, and access_file or --web.token-file; or use a loopback address behind a proxy, or "
-      "--insecure-i-understand"));
+  return absl::FailedPreconditionError(absl::StrCat("web.listen_address = ", options_.web_address,
+                                                    ": off loopback the page must speak TLS and ask who reads it: set "
+                                                    "tls.cert_file and tls.key_file, and access_file or "
+                                                    "--web.token-file; or use a loopback address behind a proxy, or "
+                                                    "--insecure-i-understand"));
 }
 
 absl::Status Server::StartAccess() {
@@ -199,8 +200,9 @@ absl::Status Server::StartAccess() {
   }
   options_.http.queue_max = static_cast<int>(std::clamp<int64_t>(fit / 2, 1, options_.http.queue_max));
   options_.http.workers_max = static_cast<int>(std::clamp<int64_t>(fit / 2, 2, options_.http.workers_max));
-  options_.http.events.streams_max = static_cast<int>(std::clamp<int64_t>(fit / 2, 1, options_.http.events.streams_max));
-  TellWeaknesses(grpc::Version(), IsLoopback(options_.grpc_address) ? Exposure::kLocal
+  options_.http.events.streams_max =
+      static_cast<int>(std::clamp<int64_t>(fit / 2, 1, options_.http.events.streams_max));
+  TellWeaknesses(grpc::Version(), IsLoopback(options_.grpc_address)                    ? Exposure::kLocal
                                   : tls_ != nullptr && !options_.tls.client_ca.empty() ? Exposure::kCertificates
                                                                                        : Exposure::kAnybody);
   if (access_->open() && !IsLoopback(options_.grpc_address)) {
@@ -225,8 +227,9 @@ absl::Status Server::StartBank() {
   });
   options_.pipeline.spectra_bank = gpu_spectra_.get();
   options_.pipeline.info.backend = bank_->backend();
-  counters_.gauge("bellwether_build_info",
-                  {{"version", kVersion}, {"revision", kRevision}, {"cuda", gpu_bank_ != nullptr ? "on" : "off"}})
+  counters_
+      .gauge("bellwether_build_info",
+             {{"version", kVersion}, {"revision", kRevision}, {"cuda", gpu_bank_ != nullptr ? "on" : "off"}})
       ->Set(1);
   return absl::OkStatus();
 }

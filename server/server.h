@@ -18,24 +18,24 @@
 #include "absl/synchronization/mutex.h"
 #include "server/access/access.h"
 #include "server/access/tls_files.h"
-#include "server/connection_acceptor.h"
-#include "server/export/prometheus.h"
-#include "server/export/alertmanager.h"
-#include "server/export/webhook.h"
 #include "server/checkpoint_socket.h"
 #include "server/cluster/member.h"
+#include "server/connection_acceptor.h"
+#include "server/detect/bank_choice.h"
+#include "server/detect/measured_bank.h"
+#include "server/export/alertmanager.h"
+#include "server/export/prometheus.h"
+#include "server/export/webhook.h"
 #include "server/http/http_server.h"
 #include "server/ingest/ingest_service.h"
 #include "server/pipeline.h"
 #include "server/query/query_engine.h"
 #include "server/query/query_service.h"
-#include "server/detect/bank_choice.h"
-#include "server/detect/measured_bank.h"
 
 namespace grpc {
 class Server;
 class ServerCredentials;
-}
+}  // namespace grpc
 
 namespace bellwether::server {
 
@@ -45,15 +45,15 @@ struct ServerOptions {
   std::string web_token;                        // "" = none
   bool web_tls = true;                          // Where there is TLS at all.
   TlsFiles tls;
-  unsigned tls_refresh_seconds = 10;            // How often gRPC looks at the files.
-  AccessOptions access;                         // page_token is web_token.
+  unsigned tls_refresh_seconds = 10;  // How often gRPC looks at the files.
+  AccessOptions access;               // page_token is web_token.
   ConnectionLimits connections;
-  std::string external_url;                     // Of the page, for links.
-  std::string rules_file;                       // pipeline.rules are its rules; "" = none
-  std::string policy_file;                      // pipeline.policy is its policy; "" = none
-  bool reload_by_http = false;                  // POST /-/reload.
-  bool insecure_i_understand = false;           // Plaintext off loopback.
-  int64_t idle_exit_seconds = 0;                // 0 = never
+  std::string external_url;            // Of the page, for links.
+  std::string rules_file;              // pipeline.rules are its rules; "" = none
+  std::string policy_file;             // pipeline.policy is its policy; "" = none
+  bool reload_by_http = false;         // POST /-/reload.
+  bool insecure_i_understand = false;  // Plaintext off loopback.
+  int64_t idle_exit_seconds = 0;       // 0 = never
   Pipeline::Options pipeline;
   IngestService::Options ingest;
   QueryEngine::Options query_engine;
@@ -133,10 +133,10 @@ class Server {
   std::condition_variable pulse_wake_;  // Its waits are by the monotonic clock; abseil's are not.
   bool pulse_stop_ = false;
   std::thread pulse_;
-  std::unique_ptr<Member> member_;                // Null: this server is alone.
+  std::unique_ptr<Member> member_;               // Null: this server is alone.
   std::atomic<Member*> asked_member_ = nullptr;  // The same, for streams that come before it.
-  int64_t busy_ns_ = 0;  // When somebody was last attached.
-  bool ready_ = true;    // As the health service was last told.
+  int64_t busy_ns_ = 0;                          // When somebody was last attached.
+  bool ready_ = true;                            // As the health service was last told.
   bool stopped_ = false;
 };
 

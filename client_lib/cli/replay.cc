@@ -163,11 +163,14 @@ void AddReplay(Cli* cli) {
       "bellwether scorecard runs/ --json", &Scorecard, &command);
   command->add_option("dir", scorecard->folder, "the folder of .bwrun files; not for --synthetic")
       ->check(CLI::ExistingDirectory);
-  command->add_option("--labels", scorecard->labels, "what became of the runs [labels.json in the folder, else found in the runs]")
+  command
+      ->add_option("--labels", scorecard->labels,
+                   "what became of the runs [labels.json in the folder, else found in the runs]")
       ->check(CLI::ExistingFile);
   command->add_option("--without", scorecard->without, "switch a test off, such as drift.leak or ties; may be repeated")
       ->allow_extra_args(false);
-  command->add_flag("--json", scorecard->json, "one JSON object a line per run, then one with \"run\": null for the set");
+  command->add_flag("--json", scorecard->json,
+                    "one JSON object a line per run, then one with \"run\": null for the set");
   command->add_flag("--ablate", scorecard->ablate, "what each test is worth: the runs without it");
   command->add_flag("--tune", scorecard->tune,
                     "what tuning wins on all runs, and on runs that it did not see (minutes)");

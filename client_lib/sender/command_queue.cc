@@ -45,7 +45,8 @@ void CommandQueue::PushSampling(const v1::Sampling& sampling) {
 bool CommandQueue::PushAction(const v1::Action& action, std::string* why) {
   std::string payload = ToJson(action);
   if (payload.size() > kCommandPayloadMax) {
-    *why = "the action has " + std::to_string(payload.size()) + " bytes as JSON, at most " + std::to_string(kCommandPayloadMax) + " reach the trainer";
+    *why = "the action has " + std::to_string(payload.size()) + " bytes as JSON, at most " +
+           std::to_string(kCommandPayloadMax) + " reach the trainer";
     return false;
   }
   if (waiting_.size() >= kWaitingMax) {

@@ -59,7 +59,8 @@ Connection OpenConnection(const SenderConfig& config, const std::string& address
       !ReadFile(config.token_file, &connection.token, &connection.error)) {
     return connection;
   }
-  while (!connection.token.empty() && std::strchr(" \r\n\t", connection.token.back()) != nullptr) connection.token.pop_back();
+  while (!connection.token.empty() && std::strchr(" \r\n\t", connection.token.back()) != nullptr)
+    connection.token.pop_back();
   const bool encrypted = config.tls_ca[0] != '\0';
   if (!connection.token.empty() && !encrypted && !IsLocalServer(address)) {
     connection.error = "the token is not sent to " + address + " without TLS";
@@ -67,8 +68,9 @@ Connection OpenConnection(const SenderConfig& config, const std::string& address
   }
   WarnIfOpen(config.tls_key, &connection.warning);
   WarnIfOpen(config.token_file, &connection.warning);
-  connection.channel = grpc::CreateCustomChannel(
-      address, encrypted ? grpc::SslCredentials(tls) : grpc::InsecureChannelCredentials(), ClientChannelArguments(address));
+  connection.channel =
+      grpc::CreateCustomChannel(address, encrypted ? grpc::SslCredentials(tls) : grpc::InsecureChannelCredentials(),
+                                ClientChannelArguments(address));
   return connection;
 }
 

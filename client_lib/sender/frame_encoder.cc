@@ -75,7 +75,8 @@ bool FrameEncoder::EncodeFrame(const char* slot, const EncodeContext& context) {
   if (header.block_count < 1 || header.block_count > kBlocksMax) return false;
   const auto* blocks = reinterpret_cast<const BlockHeader*>(slot + sizeof(SlotHeader));
   const auto* values = reinterpret_cast<const float*>(slot + SlotValuesOffset(header.block_count));
-  const uint64_t part_bytes_max = context.message_bytes_max - std::min<uint64_t>(kFrameOverhead, context.message_bytes_max);
+  const uint64_t part_bytes_max =
+      context.message_bytes_max - std::min<uint64_t>(kFrameOverhead, context.message_bytes_max);
 
   uint64_t values_left = context.values_max;
   v1::Frame* part = nullptr;
@@ -101,12 +102,14 @@ bool FrameEncoder::EncodeFrame(const char* slot, const EncodeContext& context) {
         rows = (part_bytes_max - kBlockOverhead) / row_bytes;
       }
       rows = std::min<uint64_t>(rows, b.layer_count - layer);
-      AddBlock(b, b.layer_begin + layer, static_cast<uint32_t>(rows), block_values + uint64_t{layer} * b.head_count, part);
+      AddBlock(b, b.layer_begin + layer, static_cast<uint32_t>(rows), block_values + uint64_t{layer} * b.head_count,
+               part);
       part_bytes += kBlockOverhead + rows * row_bytes;
       layer += static_cast<uint32_t>(rows);
     }
   }
-  for (v1::ClientMessage& message : messages_) message.mutable_frame()->set_parts(static_cast<uint32_t>(messages_.size()));
+  for (v1::ClientMessage& message : messages_)
+    message.mutable_frame()->set_parts(static_cast<uint32_t>(messages_.size()));
   return !messages_.empty();
 }
 
@@ -128,7 +131,8 @@ bool FrameEncoder::EncodeEvent(const char* slot, const EncodeContext& context) {
 bool FrameEncoder::EncodeSpectrum(const char* slot, const EncodeContext& context) {
   const auto& header = *reinterpret_cast<const SlotHeader*>(slot);
   const uint64_t count = uint64_t{header.n} * (uint64_t{header.n} + 1) / 2;
-  if (header.n < 1 || count > context.values_max || count * sizeof(float) + kFrameOverhead > context.message_bytes_max) {
+  if (header.n < 1 || count > context.values_max ||
+      count * sizeof(float) + kFrameOverhead > context.message_bytes_max) {
     return false;
   }
   const auto* upper = reinterpret_cast<const float*>(slot + SlotValuesOffset(0));

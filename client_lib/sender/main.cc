@@ -32,7 +32,8 @@ int main(int argc, char**) {
     _exit(0);
   }
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGUSR1, SIGUSR2}) std::signal(signal, SIG_IGN);
-  if (memory.header()->config.tls_key[0] != '\0' || memory.header()->config.token_file[0] != '\0') prctl(PR_SET_DUMPABLE, 0);
+  if (memory.header()->config.tls_key[0] != '\0' || memory.header()->config.token_file[0] != '\0')
+    prctl(PR_SET_DUMPABLE, 0);
   gpr_set_log_function([](gpr_log_func_args*) {});  // Not into the trainer's stderr.
   bellwether::client::Sender(&memory).Run();
   // Threads of gRPC that linger must not hold the process.

@@ -25,8 +25,13 @@ std::string LogPrefix(const SenderConfig& config) {
 }  // namespace
 
 Sender::Sender(SharedMemory* memory)
-    : memory_(memory), header_(memory->header()), log_(header_->config.log_path, LogPrefix(header_->config)), window_(memory),
-      intake_(memory, &window_), commands_(memory), record_cursor_(window_.Begin()) {
+    : memory_(memory),
+      header_(memory->header()),
+      log_(header_->config.log_path, LogPrefix(header_->config)),
+      window_(memory),
+      intake_(memory, &window_),
+      commands_(memory),
+      record_cursor_(window_.Begin()) {
   if (header_->config.server[0] != '\0') {
     session_ = std::make_unique<Session>(Session::Parts{memory, &window_, &intake_, &commands_, &log_, [this] {
                                                           const std::lock_guard<std::mutex> lock(mutex_);
@@ -66,7 +71,8 @@ void Sender::Record(Clock::time_point now, bool flush) {
   while (ok && window_.Read(&record_cursor_, &message)) {
     if (message.ordinal <= state->recorded_ordinal || message.ordinal <= recorder_->written_ordinal()) continue;
     ok = recorder_->Write(message.ordinal, message.body);
-    if (message.last_part && session_ == nullptr) state->frames_sent = std::max(state->frames_sent, message.frames_admitted);
+    if (message.last_part && session_ == nullptr)
+      state->frames_sent = std::max(state->frames_sent, message.frames_admitted);
   }
   const bool pending = recorder_->written_ordinal() > state->recorded_ordinal;
   if (ok && pending && (flush || now >= next_flush_ || recorder_->pending_bytes() >= kFlushBytes)) {
@@ -114,9 +120,9 @@ bool Sender::IsFinished(Clock::time_point now) {
   if (!link) return true;
   if (bye_since_ != Clock::time_point{} && now - bye_since_ > kByeWithin) return true;
   if (session_->streaming() && bye_since_ == Clock::time_point{}) {
-    const v1::ByeReason reason = trainer_died_                          ? v1::BYE_REASON_DIED
+    const v1::ByeReason reason = trainer_died_                   ? v1::BYE_REASON_DIED
                                  : window_.state().detached != 0 ? v1::BYE_REASON_DETACHED
-                                                                        : v1::BYE_REASON_FINISHED;
+                                                                 : v1::BYE_REASON_FINISHED;
     session_->SayBye(reason, "");
     bye_since_ = now;
   }

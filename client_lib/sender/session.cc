@@ -29,23 +29,29 @@ bool IsFinal(grpc::StatusCode code) {
 
 std::string Describe(const grpc::Status& status) {
   static constexpr const char* kNames[] = {
-      "OK",        "CANCELLED",        "UNKNOWN",  "INVALID_ARGUMENT",  "DEADLINE_EXCEEDED",   "NOT_FOUND",
-      "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE",
-      "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"};
+      "OK",        "CANCELLED",      "UNKNOWN",           "INVALID_ARGUMENT",   "DEADLINE_EXCEEDED",
+      "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION",
+      "ABORTED",   "OUT_OF_RANGE",   "UNIMPLEMENTED",     "INTERNAL",           "UNAVAILABLE",
+      "DATA_LOSS", "UNAUTHENTICATED"};
   const auto code = static_cast<size_t>(status.error_code());
   return std::string(code < std::size(kNames) ? kNames[code] : "unknown status") + ": " + status.error_message();
 }
 
 int64_t NowUnixNs() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch())
+      .count();
 }
 
 }  // namespace
 
 Session::Session(const Parts& parts)
-    : parts_(parts), header_(parts.memory->header()), window_(parts.window),
-      backoff_(static_cast<uint64_t>(NowUnixNs()) ^ static_cast<uint64_t>(getpid()) << 32), address_(header_->config.server),
-      durable_ordinal_(window_->state().freed_ordinal), cursor_(window_->Begin()) {
+    : parts_(parts),
+      header_(parts.memory->header()),
+      window_(parts.window),
+      backoff_(static_cast<uint64_t>(NowUnixNs()) ^ static_cast<uint64_t>(getpid()) << 32),
+      address_(header_->config.server),
+      durable_ordinal_(window_->state().freed_ordinal),
+      cursor_(window_->Begin()) {
   SetLink(BW_LINK_CONNECTING);
   unreachable_since_ = Clock::now();
 }
@@ -80,7 +86,8 @@ void Session::Step(Clock::time_point now) {
   }
   if (phase_ != Phase::kStreaming || bye_said_) return;
   if (silence_max_.count() > 0 && now - heard_at_ > silence_max_) {
-    RetryLater("nothing heard for " + std::to_string(silence_max_.count()) + " ms: the link is cut or the server hangs", now);
+    RetryLater("nothing heard for " + std::to_string(silence_max_.count()) + " ms: the link is cut or the server hangs",
+               now);
     return;
   }
   if (now >= next_heartbeat_) {
@@ -196,7 +203,8 @@ void Session::OnAction(const v1::Action& action) {
   result->set_id(action.id());
   result->set_attempt(header_->config.attempt);
   result->set_reason(why);
-  if (!parts_.intake->AppendOwn(message)) parts_.log->Once("action", "an action could neither be passed on nor refused: " + why);
+  if (!parts_.intake->AppendOwn(message))
+    parts_.log->Once("action", "an action could neither be passed on nor refused: " + why);
 }
 
 void Session::SendFromWindow(Clock::time_point) {
@@ -258,7 +266,8 @@ void Session::RetryLater(const std::string& why, Clock::time_point now) {
   const std::string text = address_ + ": " + why;
   if (address_ != header_->config.server) address_ = header_->config.server;  // Where it had moved to is gone.
   header_->error.Set(text);
-  parts_.log->Once(refused ? "refused" : "unreachable", text + "; training goes on, frames wait (64 MiB, then thinned)");
+  parts_.log->Once(refused ? "refused" : "unreachable",
+                   text + "; training goes on, frames wait (64 MiB, then thinned)");
 }
 
 void Session::Fail(const std::string& why) {

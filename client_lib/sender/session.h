@@ -90,11 +90,11 @@ class Session {
   std::string address_;
   int moves_ = 0;  // In a row, without a Welcome.
   Clock::time_point next_try_{};
-  Clock::time_point deadline_{};         // Of the Welcome, or of a drain.
+  Clock::time_point deadline_{};  // Of the Welcome, or of a drain.
   Clock::time_point unreachable_since_{};
   Clock::time_point next_heartbeat_{};
   Clock::time_point throttled_until_{};
-  Clock::time_point heard_at_{};         // From the server.
+  Clock::time_point heard_at_{};  // From the server.
   Clock::time_point stepped_at_{};
   std::chrono::milliseconds silence_max_{0};  // 0 = this server promised nothing.
   std::chrono::milliseconds retry_after_{0};

@@ -5,7 +5,7 @@
 namespace bellwether::client {
 namespace {
 
-constexpr uint32_t kPad = 1;       // Nothing up to the end of the room.
+constexpr uint32_t kPad = 1;  // Nothing up to the end of the room.
 constexpr uint32_t kLastPart = 2;
 // Pages are given back after an outage, not after every busy second.
 constexpr uint64_t kReleasePagesAbove = uint64_t{8} << 20;
@@ -75,7 +75,9 @@ bool Window::Read(Cursor* cursor, Message* message) const {
   if (cursor->ordinal == next_.freed_ordinal + 1) cursor->position = next_.window_tail;
   cursor->position = SkipPad(cursor->position);
   const Record* record = At(cursor->position);
-  *message = {record->ordinal, (record->flags & kLastPart) != 0, record->frames_admitted,
+  *message = {record->ordinal,
+              (record->flags & kLastPart) != 0,
+              record->frames_admitted,
               {reinterpret_cast<const char*>(record + 1), record->body_bytes}};
   cursor->position += BytesFor(record->body_bytes);
   ++cursor->ordinal;
@@ -104,7 +106,8 @@ void Window::FreeUpTo(uint64_t ordinal) {
     if (high_water_ > kReleasePagesAbove) memory_->ReleaseWindowPages();
     high_water_ = 0;
   }
-  if (settled > header_->settled.load(std::memory_order_relaxed)) header_->settled.store(settled, std::memory_order_release);
+  if (settled > header_->settled.load(std::memory_order_relaxed))
+    header_->settled.store(settled, std::memory_order_release);
 }
 
 void Window::Settle() {

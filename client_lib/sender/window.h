@@ -30,9 +30,9 @@ class Window {
   };
   struct Message {
     uint64_t ordinal = 0;
-    bool last_part = false;       // The frame is whole with it.
-    uint64_t frames_admitted = 0; // Up to and with this message's frame.
-    std::string_view body;        // A ClientMessage without its seq.
+    bool last_part = false;        // The frame is whole with it.
+    uint64_t frames_admitted = 0;  // Up to and with this message's frame.
+    std::string_view body;         // A ClientMessage without its seq.
   };
 
   // Goes on from what the memory says.

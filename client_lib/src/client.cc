@@ -102,9 +102,8 @@ bw_status Client::Create(const bw_client_options& options, std::unique_ptr<Clien
   const uint64_t frame_values = options.frame_values_max == 0 ? from_layout : options.frame_values_max;
   // A Gram matrix of any legal size fits too; pages that none needs stay untouched.
   constexpr uint64_t kSpectrumValues = uint64_t{BW_SPECTRUM_ROWS_MAX} * (BW_SPECTRUM_ROWS_MAX + 1) / 2;
-  const SharedMemory::Layout layout{
-      .slot_count = options.ring_frames == 0 ? kRingFramesDefault : options.ring_frames,
-      .values_max = std::max(frame_values, kSpectrumValues)};
+  const SharedMemory::Layout layout{.slot_count = options.ring_frames == 0 ? kRingFramesDefault : options.ring_frames,
+                                    .values_max = std::max(frame_values, kSpectrumValues)};
   if (SlotBytes(layout.values_max) > kRingBytesMax / layout.slot_count) {
     SetLastError("ring_frames x frame_values_max is %u x %llu floats, must be at most %llu bytes", layout.slot_count,
                  static_cast<unsigned long long>(layout.values_max), static_cast<unsigned long long>(kRingBytesMax));
@@ -122,9 +121,12 @@ bw_status Client::Create(const bw_client_options& options, std::unique_ptr<Clien
 }
 
 Client::Client(std::shared_ptr<SharedMemory> memory, const bw_client_options& options)
-    : memory_(std::move(memory)), header_(memory_->header()), ring_(*memory_),
+    : memory_(std::move(memory)),
+      header_(memory_->header()),
+      ring_(*memory_),
       limits_{.layers = options.layers, .heads = options.heads, .kv_heads = header_->config.kv_heads},
-      sender_path_(options.sender_path == nullptr ? "" : options.sender_path), fork_generation_(ForkGeneration()) {}
+      sender_path_(options.sender_path == nullptr ? "" : options.sender_path),
+      fork_generation_(ForkGeneration()) {}
 
 Client::~Client() { header_->trainer_state.store(TrainerState::kClosed, std::memory_order_release); }
 
@@ -196,7 +198,8 @@ bw_status Client::Push(const bw_frame& frame) {
 
 bw_status Client::PushEvent(int64_t step, uint32_t kind, double value, const char* text) {
   uint32_t text_bytes = 0;
-  if (!ValidateStep("step", step) || !ValidateText("text", text, BW_EVENT_TEXT_MAX, &text_bytes)) return BW_INVALID_ARGUMENT;
+  if (!ValidateStep("step", step) || !ValidateText("text", text, BW_EVENT_TEXT_MAX, &text_bytes))
+    return BW_INVALID_ARGUMENT;
   if (kind < 1 || kind > kEventKindMax) {
     SetLastError("kind is %u, must be an EventKind, 1..%u", kind, kEventKindMax);
     return BW_INVALID_ARGUMENT;
@@ -314,7 +317,8 @@ bw_status Client::Flush(uint32_t timeout_ms) {
   constexpr struct timespec kPoll = {0, 500'000};
   const uint64_t want = header_->head.load(std::memory_order_relaxed);
   header_->flush_position.store(want, std::memory_order_release);
-  struct timespec start {}, now {};
+  struct timespec start {
+  }, now{};
   clock_gettime(CLOCK_MONOTONIC, &start);
   for (;;) {
     if (header_->settled.load(std::memory_order_acquire) >= want) return BW_OK;

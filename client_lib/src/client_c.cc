@@ -113,8 +113,8 @@ bw_status bw_client_push_event(bw_client* handle, int64_t step, uint32_t kind, d
   return Guarded([&] { return handle->impl->PushEvent(step, kind, value, text); });
 }
 
-bw_status bw_client_push_spectrum(bw_client* handle, int64_t step, uint32_t layer, uint32_t head, uint32_t kind, uint32_t n,
-                                  float scale, const float* upper) {
+bw_status bw_client_push_spectrum(bw_client* handle, int64_t step, uint32_t layer, uint32_t head, uint32_t kind,
+                                  uint32_t n, float scale, const float* upper) {
   if (const bw_status status = Check(handle); status != BW_OK) return status;
   return Guarded([&] {
     return handle->impl->PushSpectrum(
@@ -122,7 +122,8 @@ bw_status bw_client_push_spectrum(bw_client* handle, int64_t step, uint32_t laye
   });
 }
 
-bw_status bw_client_push_action_result(bw_client* handle, const char* id, int64_t step, uint32_t applied, const char* reason) {
+bw_status bw_client_push_action_result(bw_client* handle, const char* id, int64_t step, uint32_t applied,
+                                       const char* reason) {
   if (const bw_status status = Check(handle); status != BW_OK) return status;
   return Guarded([&] { return handle->impl->PushActionResult(id, step, applied, reason); });
 }
@@ -141,7 +142,8 @@ bw_status bw_client_get_counters(const bw_client* handle, bw_counters* counters)
   if (const bw_status status = Check(handle); status != BW_OK) return status;
   if (!IsGiven(counters, "counters")) return BW_INVALID_ARGUMENT;
   if (counters->struct_size < sizeof(bw_counters)) {
-    client::SetLastError("counters.struct_size is %u, must be at least %zu", counters->struct_size, sizeof(bw_counters));
+    client::SetLastError("counters.struct_size is %u, must be at least %zu", counters->struct_size,
+                         sizeof(bw_counters));
     return BW_INVALID_ARGUMENT;
   }
   handle->impl->GetCounters(counters);

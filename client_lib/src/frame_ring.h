@@ -38,8 +38,8 @@ struct alignas(64) SlotHeader {
   int64_t step;
   int64_t time_unix_ns;
   uint32_t partial_rows;
-  uint32_t event_kind;     // Or the spectrum's kind, or 1 = action applied.
-  uint32_t layer, head, n; // Spectrum.
+  uint32_t event_kind;      // Or the spectrum's kind, or 1 = action applied.
+  uint32_t layer, head, n;  // Spectrum.
   float scale;
   uint32_t text_bytes[2];  // Event: text.  Action result: id, reason.
 };
@@ -59,7 +59,9 @@ inline BlockHeader* SlotBlocks(char* slot) { return reinterpret_cast<BlockHeader
 class RingProducer {
  public:
   explicit RingProducer(const SharedMemory& memory)
-      : header_(memory.header()), slots_(memory.ring()), slot_bytes_(header_->slot_bytes),
+      : header_(memory.header()),
+        slots_(memory.ring()),
+        slot_bytes_(header_->slot_bytes),
         slot_count_(header_->slot_count) {}
 
   // Where the next frame goes; nullptr if the ring is full, which is counted.

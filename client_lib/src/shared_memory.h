@@ -95,23 +95,23 @@ struct SenderConfig {
 // `ordinal`, 1, 2, 3, ...; on the wire seq = seq_base + ordinal, and seq_base is
 // known from the first Welcome on.
 struct SenderState {
-  uint64_t ring_taken;       // Ring position of the next frame to take.
-  uint64_t window_head;      // Byte positions of the window's end
-  uint64_t window_tail;      // and start.
-  uint64_t appended_ordinal; // Newest message in the window.
-  uint64_t freed_ordinal;    // Newest message that left it as durable.
-  uint64_t sent_ordinal;     // Newest message ever handed to a stream.
-  uint64_t recorded_ordinal; // Newest message readable in the file.
+  uint64_t ring_taken;        // Ring position of the next frame to take.
+  uint64_t window_head;       // Byte positions of the window's end
+  uint64_t window_tail;       // and start.
+  uint64_t appended_ordinal;  // Newest message in the window.
+  uint64_t freed_ordinal;     // Newest message that left it as durable.
+  uint64_t sent_ordinal;      // Newest message ever handed to a stream.
+  uint64_t recorded_ordinal;  // Newest message readable in the file.
   int64_t seq_base;
   uint64_t frames_admitted;  // Frames, events, ... that entered the window.
   uint64_t frames_dropped;   // That did not.
   uint64_t frames_sent;      // Whole frames handed to a stream or the file.
   uint64_t frames_durable;
-  uint64_t window_bytes_max; // As the server last said; 0 = not yet.
+  uint64_t window_bytes_max;  // As the server last said; 0 = not yet.
   uint32_t message_bytes_max;
   uint8_t seq_base_known;
   uint8_t record_started;
-  uint8_t detached;          // The newest attach or detach event is a detach.
+  uint8_t detached;  // The newest attach or detach event is a detach.
 };
 
 enum class TrainerState : uint32_t { kOpen = 0, kClosed = 1 };
@@ -143,7 +143,7 @@ struct SharedHeader {
 
   // Written by the sender.
   alignas(64) std::atomic<uint64_t> tail;  // Ring positions taken so far.
-  std::atomic<uint64_t> settled;  // Durable, or dropped and counted, up to here.
+  std::atomic<uint64_t> settled;           // Durable, or dropped and counted, up to here.
   std::atomic<uint64_t> command_head;
   std::atomic<uint64_t> frames_sent;
   std::atomic<uint64_t> frames_acked;

@@ -49,7 +49,8 @@ std::vector<std::string> SenderCandidates(const std::string& given) {
 std::string FindSender(const std::vector<std::string>& candidates) {
   for (const std::string& candidate : candidates) {
     struct stat info {};
-    if (stat(candidate.c_str(), &info) == 0 && S_ISREG(info.st_mode) && access(candidate.c_str(), X_OK) == 0) return candidate;
+    if (stat(candidate.c_str(), &info) == 0 && S_ISREG(info.st_mode) && access(candidate.c_str(), X_OK) == 0)
+      return candidate;
   }
   return "";
 }

@@ -95,7 +95,8 @@ bool ValidateServer(const bw_client_options& o) {
     }
   }
   if ((o.tls_cert == nullptr) != (o.tls_key == nullptr)) {
-    SetLastError("tls_cert and tls_key must be given together; %s is NULL", o.tls_cert == nullptr ? "tls_cert" : "tls_key");
+    SetLastError("tls_cert and tls_key must be given together; %s is NULL",
+                 o.tls_cert == nullptr ? "tls_cert" : "tls_key");
     return false;
   }
   if (o.tls_cert != nullptr && o.tls_ca == nullptr) {
@@ -114,7 +115,8 @@ bool ValidateServer(const bw_client_options& o) {
 bool ValidateBlock(const bw_block& b, uint32_t index, const FrameLimits& limits) {
   const uint8_t granularity = b.signal < kSignalIdEnd ? measured.granularity[b.signal] : 0;
   if (granularity == 0) {
-    SetLastError("blocks[%u].signal is %u, must be a measured signal of the catalogue (bw_signal_by_name)", index, b.signal);
+    SetLastError("blocks[%u].signal is %u, must be a measured signal of the catalogue (bw_signal_by_name)", index,
+                 b.signal);
     return false;
   }
   if (b.reserved != 0) {
@@ -127,15 +129,18 @@ bool ValidateBlock(const bw_block& b, uint32_t index, const FrameLimits& limits)
   }
   const bool run = granularity == static_cast<uint8_t>(Granularity::kRun);
   const uint32_t layers = run ? 1 : limits.layers;
-  const uint32_t heads = run ? 1 : granularity == static_cast<uint8_t>(Granularity::kHead) ? limits.heads : limits.kv_heads;
+  const uint32_t heads = run                                                       ? 1
+                         : granularity == static_cast<uint8_t>(Granularity::kHead) ? limits.heads
+                                                                                   : limits.kv_heads;
   // Subtracts instead of adding: begin + count may wrap around.
   if (b.layer_count < 1 || b.layer_count > layers || b.layer_begin > layers - b.layer_count) {
-    SetLastError("blocks[%u] covers layers %u + %u, must lie within 0..%u", index, b.layer_begin, b.layer_count, layers - 1);
+    SetLastError("blocks[%u] covers layers %u + %u, must lie within 0..%u", index, b.layer_begin, b.layer_count,
+                 layers - 1);
     return false;
   }
   if (b.head_count < 1 || b.head_count > heads || b.head_begin > heads - b.head_count) {
-    SetLastError("blocks[%u] covers heads %u + %u, must lie within 0..%u (signal %u)", index, b.head_begin, b.head_count,
-                 heads - 1, b.signal);
+    SetLastError("blocks[%u] covers heads %u + %u, must lie within 0..%u (signal %u)", index, b.head_begin,
+                 b.head_count, heads - 1, b.signal);
     return false;
   }
   return true;
@@ -199,7 +204,8 @@ bool ValidateOptions(const bw_client_options& o) {
   if (!InRange("world", world, 1, BW_WORLD_MAX) || !InRange("rank", o.rank, 0, world - 1) ||
       !InRange("reporters", o.reporters == 0 ? world : o.reporters, 1, world) ||
       !InRange("layers", o.layers, 1, BW_LAYERS_MAX) || !InRange("heads", o.heads, 1, BW_HEADS_MAX) ||
-      !InRange("kv_heads", o.kv_heads == 0 ? o.heads : o.kv_heads, 1, o.heads) || !InRange("head_dim", o.head_dim, 0, 1024) ||
+      !InRange("kv_heads", o.kv_heads == 0 ? o.heads : o.kv_heads, 1, o.heads) ||
+      !InRange("head_dim", o.head_dim, 0, 1024) ||
       !InRange("ring_frames", o.ring_frames == 0 ? kRingFramesDefault : o.ring_frames, 2, kRingFramesMax)) {
     return false;
   }
@@ -218,7 +224,8 @@ bool ValidateOptions(const bw_client_options& o) {
   }
   uint32_t bytes;
   if (!ValidateServer(o) || !ValidateText("framework", o.framework, 64, &bytes) ||
-      !ValidateText("model", o.model, 128, &bytes) || !ValidateText("attention_kernel", o.attention_kernel, 64, &bytes) ||
+      !ValidateText("model", o.model, 128, &bytes) ||
+      !ValidateText("attention_kernel", o.attention_kernel, 64, &bytes) ||
       !ValidateText("score_dtype", o.score_dtype, 16, &bytes)) {
     return false;
   }
@@ -271,8 +278,8 @@ bool ValidateFrame(const bw_frame& f, const FrameLimits& limits, uint64_t* value
     total += uint64_t{f.blocks[i].layer_count} * f.blocks[i].head_count;
   }
   if (total > limits.frame_values_max) {
-    SetLastError("frame has %llu values, must have at most frame_values_max, %llu", static_cast<unsigned long long>(total),
-                 static_cast<unsigned long long>(limits.frame_values_max));
+    SetLastError("frame has %llu values, must have at most frame_values_max, %llu",
+                 static_cast<unsigned long long>(total), static_cast<unsigned long long>(limits.frame_values_max));
     return false;
   }
   *values = total;

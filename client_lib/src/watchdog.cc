@@ -36,7 +36,9 @@ constexpr std::chrono::milliseconds kPoll{200};
 class Watchdog {
  public:
   Watchdog(std::shared_ptr<SharedMemory> memory, std::string sender_path)
-      : memory_(std::move(memory)), header_(memory_->header()), sender_path_(std::move(sender_path)),
+      : memory_(std::move(memory)),
+        header_(memory_->header()),
+        sender_path_(std::move(sender_path)),
         backoff_(static_cast<uint64_t>(getpid()) << 32 ^ reinterpret_cast<uintptr_t>(memory_.get())) {}
 
   void Run() {

@@ -40,13 +40,13 @@ std::vector<uint16_t> RandomHalves(int64_t count) {
 }
 
 struct Attention {
-  Attention(DType dtype, int64_t batch, int64_t heads, int64_t kv_heads, int64_t tokens,
-            int64_t channels, uint32_t rows_per_head, bool with_delta)
+  Attention(DType dtype, int64_t batch, int64_t heads, int64_t kv_heads, int64_t tokens, int64_t channels,
+            uint32_t rows_per_head, bool with_delta)
       : floats(RandomFloats(batch * heads * tokens * channels)),
         halves(RandomHalves(batch * heads * tokens * channels)),
         out(static_cast<size_t>(heads * kProbeStatCount)) {
-    const void* data = dtype == DType::kFloat32 ? static_cast<const void*>(floats.data())
-                                                : static_cast<const void*>(halves.data());
+    const void* data =
+        dtype == DType::kFloat32 ? static_cast<const void*>(floats.data()) : static_cast<const void*>(halves.data());
     const Tensor4 all{data, heads * tokens * channels, tokens * channels, channels};
     p.dtype = dtype;
     p.batch = batch;
@@ -71,8 +71,7 @@ struct Attention {
 DType ToDType(int64_t value) { return static_cast<DType>(value); }
 
 void BM_ProbeStep(benchmark::State& state) {
-  Attention a(ToDType(state.range(0)), 4, 1, 1, 64, 64, static_cast<uint32_t>(state.range(1)),
-              state.range(2) != 0);
+  Attention a(ToDType(state.range(0)), 4, 1, 1, 64, 64, static_cast<uint32_t>(state.range(1)), state.range(2) != 0);
   for (auto _ : state) {
     if (Probe(a.p, {}) != Status::kOk) state.SkipWithError(LastErrorMessage());
   }

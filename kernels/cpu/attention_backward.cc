@@ -122,8 +122,7 @@ class BackwardUnit {
   Row Prepare(int64_t row, const double* d_o) const {
     const int64_t token = s_.q_begin + row;
     const Element* o = RowOf<Element>(p_.o, s_.batch, head_, token);
-    const BFloat16* o_lo =
-        p_.o_lo.data == nullptr ? nullptr : RowOf<BFloat16>(p_.o_lo, s_.batch, head_, token);
+    const BFloat16* o_lo = p_.o_lo.data == nullptr ? nullptr : RowOf<BFloat16>(p_.o_lo, s_.batch, head_, token);
     double delta = 0;
     for (int64_t c = 0; c < p_.head_dim; ++c) {
       double value = static_cast<double>(ToFloat(o[c]));
@@ -150,10 +149,8 @@ class BackwardUnit {
     for (int64_t j = 0; j < padded; j += kPanel) {
       for (int64_t r = 0; r < kRows; r += simd_.tile_rows) {
         const int64_t at = r * kKeys + j;
-        simd_.tile(turned_queries_ + r, kRows, keys_ + (key + j) * width_, kPanel, width_,
-                   scores_ + at, kKeys);
-        simd_.tile(turned_d_o_ + r, kRows, values_ + (key + j) * width_, kPanel, width_, dp_ + at,
-                   kKeys);
+        simd_.tile(turned_queries_ + r, kRows, keys_ + (key + j) * width_, kPanel, width_, scores_ + at, kKeys);
+        simd_.tile(turned_d_o_ + r, kRows, values_ + (key + j) * width_, kPanel, width_, dp_ + at, kKeys);
       }
     }
     for (int64_t r = 0; r < count; ++r) {
@@ -168,8 +165,8 @@ class BackwardUnit {
     }
     for (int64_t c = 0; c < width_; c += kPanel) {
       for (int64_t r = 0; r < kRows; r += simd_.tile_rows) {
-        simd_.accumulate_tile(turned_ds_ + r, kRows, key_rows_ + key * width_ + c, width_, padded,
-                              dq_ + r * width_ + c, width_);
+        simd_.accumulate_tile(turned_ds_ + r, kRows, key_rows_ + key * width_ + c, width_, padded, dq_ + r * width_ + c,
+                              width_);
       }
       for (int64_t j = 0; j < padded; j += simd_.tile_rows) {
         const int64_t at = (key + j) * width_ + c;
@@ -258,8 +255,7 @@ void StoreStats(const AttentionForwardParams& p, const double* stats) {
     for (int64_t h = 0; h < p.heads; ++h) {
       for (int64_t stat = 0; stat < kDeltaStats; ++stat) {
         float& out = p.stats[(kProbeDeltaBiasSum + stat) * p.stat_stride + h];
-        out = static_cast<float>(static_cast<double>(out) +
-                                 stats[(i * p.heads + h) * kDeltaStats + stat]);
+        out = static_cast<float>(static_cast<double>(out) + stats[(i * p.heads + h) * kDeltaStats + stat]);
       }
     }
   }
@@ -274,8 +270,8 @@ Status AttentionBackward(const AttentionBackwardParams& b, uint32_t threads) {
   const int64_t group = p.heads / p.kv_heads;
   const int64_t units = SequenceCount(p) * p.kv_heads;
   const int64_t keys_max = RoundUp(LongestKeys(p));
-  const double operations = 5.0 * static_cast<double>(p.batch * p.heads * p.q_len) *
-                            static_cast<double>(keys_max) * static_cast<double>(p.head_dim);
+  const double operations = 5.0 * static_cast<double>(p.batch * p.heads * p.q_len) * static_cast<double>(keys_max) *
+                            static_cast<double>(p.head_dim);
   const uint32_t workers = UsefulThreads(threads, units, operations);
   const int64_t each = BackwardUnit<float>::ScratchSize(p.head_dim, keys_max);
   const Buffer scratch(each * static_cast<int64_t>(workers));

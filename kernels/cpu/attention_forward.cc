@@ -29,9 +29,9 @@ bool DividesByRounded(AttentionMode mode) {
 struct RowState {
   double max = kNegativeInfinity;
   double anchor = kNegativeInfinity;
-  double sum = 0;          // l
-  double rounded_sum = 0;  // lt
-  int64_t repeats = 0;     // C
+  double sum = 0;           // l
+  double rounded_sum = 0;   // lt
+  int64_t repeats = 0;      // C
   AttentionRowStats stats;  // if they are wanted
 
   // Takes up a tile's scores x[0..count) and returns what acc, l and lt were
@@ -159,8 +159,8 @@ class ForwardUnit {
     }
     for (int64_t r = 0; r < kPanel; r += simd_.tile_rows) {
       for (int64_t c = 0; c < width_; c += kPanel) {
-        simd_.accumulate_tile(weights_ + r, kPanel, values_ + key * width_ + c, width_, padded,
-                              acc_ + r * width_ + c, width_);
+        simd_.accumulate_tile(weights_ + r, kPanel, values_ + key * width_ + c, width_, padded, acc_ + r * width_ + c,
+                              width_);
       }
     }
   }
@@ -187,9 +187,8 @@ class ForwardUnit {
     const double divisor = DividesByRounded(p_.mode) ? row.rounded_sum : row.sum;
     const bool empty = row.sum == 0;
     Element* o = const_cast<Element*>(RowOf<Element>(p_.o, s_.batch, head_, token));
-    BFloat16* o_lo = p_.o_lo.data == nullptr
-                         ? nullptr
-                         : const_cast<BFloat16*>(RowOf<BFloat16>(p_.o_lo, s_.batch, head_, token));
+    BFloat16* o_lo =
+        p_.o_lo.data == nullptr ? nullptr : const_cast<BFloat16*>(RowOf<BFloat16>(p_.o_lo, s_.batch, head_, token));
     for (int64_t c = 0; c < p_.head_dim; ++c) {
       const double exact = empty ? 0 : acc[c] / divisor;
       if (p_.mode == AttentionMode::kSr) {
@@ -200,8 +199,7 @@ class ForwardUnit {
       if (o_lo != nullptr) Assign(o_lo[c], exact - static_cast<double>(ToFloat(o[c])));
     }
     const int64_t at = s_.batch * p_.lse_batch_stride + head_ * p_.lse_head_stride + token;
-    p_.lse[at] =
-        static_cast<float>(empty ? kNegativeInfinity : (row.anchor + std::log2(row.sum)) * kLn2);
+    p_.lse[at] = static_cast<float>(empty ? kNegativeInfinity : (row.anchor + std::log2(row.sum)) * kLn2);
     if (p_.anchor == nullptr) return;
     p_.anchor[at] = empty ? 0.0f : static_cast<float>(row.anchor);
     p_.rounded_sum[at] = empty ? 0.0f : static_cast<float>(row.rounded_sum);
@@ -243,8 +241,8 @@ Status AttentionForward(const AttentionForwardParams& p, uint32_t threads, int64
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckAttentionSequences(p));
   const int64_t units = SequenceCount(p) * p.heads;
   const int64_t keys_max = RoundUp(LongestKeys(p));
-  const double operations = 2.0 * static_cast<double>(p.batch * p.heads * p.q_len) *
-                            static_cast<double>(keys_max) * static_cast<double>(p.head_dim);
+  const double operations = 2.0 * static_cast<double>(p.batch * p.heads * p.q_len) * static_cast<double>(keys_max) *
+                            static_cast<double>(p.head_dim);
   const uint32_t workers = UsefulThreads(threads, units, operations);
   tile_keys = RoundUp(tile_keys);
   const int64_t each = ForwardUnit<float>::ScratchSize(p.head_dim, tile_keys, keys_max);

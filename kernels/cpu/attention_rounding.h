@@ -39,8 +39,7 @@ double Rounded(double x) {
 
 // 32 bits that depend on everything: the same element of the same call rounds
 // the same way in every tiling.  CUDA has a cheaper hash of its own.
-inline uint32_t RoundingBits(uint64_t seed, int64_t batch, int64_t head, int64_t row,
-                             int64_t channel) {
+inline uint32_t RoundingBits(uint64_t seed, int64_t batch, int64_t head, int64_t row, int64_t channel) {
   uint64_t h = ProbeMix(seed ^ ProbeMix(static_cast<uint64_t>(batch)));
   h = ProbeMix(h ^ static_cast<uint64_t>(head));
   h = ProbeMix(h ^ static_cast<uint64_t>(row));

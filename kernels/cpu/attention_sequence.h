@@ -37,8 +37,7 @@ inline AttentionSequence SequenceAt(const AttentionForwardParams& p, int64_t i) 
 
 inline Status CheckAttentionSequences(const AttentionForwardParams& p) {
   if (p.cu_seqlens_q == nullptr) return Status::kOk;
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(
-      CheckCuSeqlens("cu_seqlens_q", p.cu_seqlens_q, p.sequences, p.q_len));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckCuSeqlens("cu_seqlens_q", p.cu_seqlens_q, p.sequences, p.q_len));
   return CheckCuSeqlens("cu_seqlens_k", p.cu_seqlens_k, p.sequences, p.k_len);
 }
 
@@ -63,8 +62,7 @@ struct AllowedKeys {
   int64_t first, end;
 };
 
-inline AllowedKeys AllowedKeysOf(const AttentionForwardParams& p, const AttentionSequence& s,
-                                 int64_t row) {
+inline AllowedKeys AllowedKeysOf(const AttentionForwardParams& p, const AttentionSequence& s, int64_t row) {
   const int64_t diagonal = row + s.k_len - s.q_len;
   return {p.window > 0 ? std::max<int64_t>(0, diagonal - p.window + 1) : 0,
           p.causal ? std::min(s.k_len, diagonal + 1) : s.k_len};
@@ -72,8 +70,7 @@ inline AllowedKeys AllowedKeysOf(const AttentionForwardParams& p, const Attentio
 
 inline Tensor4 Shifted(Tensor4 t, int64_t batch, int64_t token, int64_t element_bytes) {
   if (t.data == nullptr) return t;
-  t.data = static_cast<const char*>(t.data) +
-           (batch * t.batch_stride + token * t.token_stride) * element_bytes;
+  t.data = static_cast<const char*>(t.data) + (batch * t.batch_stride + token * t.token_stride) * element_bytes;
   return t;
 }
 
@@ -85,8 +82,8 @@ class RowPacker {
       : simd_(simd), widen_(simd.widen[static_cast<int>(dtype)]), dim_(dim), width_(RoundUp(dim)) {}
 
   // out[row][RoundUp(dim)]; rows count..padded-1 are 0.
-  void Rows(const Tensor4& t, int64_t batch, int64_t head, int64_t first, int64_t count,
-            int64_t padded, double* out) const {
+  void Rows(const Tensor4& t, int64_t batch, int64_t head, int64_t first, int64_t count, int64_t padded,
+            double* out) const {
     for (int64_t i = 0; i < count; ++i) {
       widen_(RowOf<Element>(t, batch, head, first + i), dim_, out + i * width_);
       std::fill(out + i * width_ + dim_, out + (i + 1) * width_, 0.0);

@@ -13,8 +13,8 @@ class Buffer {
   static constexpr std::align_val_t kAlignment{64};
 
   explicit Buffer(int64_t doubles)
-      : data_(static_cast<double*>(::operator new(static_cast<size_t>(doubles) * sizeof(double),
-                                                  kAlignment, std::nothrow))) {}
+      : data_(static_cast<double*>(
+            ::operator new(static_cast<size_t>(doubles) * sizeof(double), kAlignment, std::nothrow))) {}
   ~Buffer() { ::operator delete(data_, kAlignment); }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;

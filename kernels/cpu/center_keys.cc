@@ -11,8 +11,7 @@ namespace bellwether::kernels::cpu {
 namespace {
 
 template <typename Element>
-void CenterSequence(const CenterKeysParams& p, int64_t batch, int64_t head, int64_t begin,
-                    int64_t end) {
+void CenterSequence(const CenterKeysParams& p, int64_t batch, int64_t head, int64_t begin, int64_t end) {
   double mean[kHeadDimMax];
   std::fill(mean, mean + p.head_dim, 0.0);
   for (int64_t j = begin; j < end; ++j) {
@@ -22,8 +21,8 @@ void CenterSequence(const CenterKeysParams& p, int64_t batch, int64_t head, int6
   for (int64_t c = 0; c < p.head_dim; ++c) mean[c] /= static_cast<double>(end - begin);
   for (int64_t j = begin; j < end; ++j) {
     const Element* k = RowOf<Element>(p.k, batch, head, j);
-    Element* out = static_cast<Element*>(p.out) + batch * p.out_batch_stride +
-                   head * p.out_head_stride + j * p.out_token_stride;
+    Element* out =
+        static_cast<Element*>(p.out) + batch * p.out_batch_stride + head * p.out_head_stride + j * p.out_token_stride;
     for (int64_t c = 0; c < p.head_dim; ++c) {
       Assign(out[c], static_cast<double>(ToFloat(k[c])) - mean[c]);
     }
@@ -35,8 +34,8 @@ void CenterSequence(const CenterKeysParams& p, int64_t batch, int64_t head, int6
 Status CenterKeys(const CenterKeysParams& p, uint32_t threads) {
   const int64_t sequences = p.cu_seqlens != nullptr ? p.sequences : 1;
   const int64_t units = p.batch * p.kv_heads * sequences;
-  const double elements = static_cast<double>(p.batch * p.kv_heads) * static_cast<double>(p.k_len) *
-                          static_cast<double>(p.head_dim);
+  const double elements =
+      static_cast<double>(p.batch * p.kv_heads) * static_cast<double>(p.k_len) * static_cast<double>(p.head_dim);
   WithElement(p.dtype, [&]<typename Element>(const Element*) {
     ParallelFor(units, UsefulThreads(threads, units, elements), [&](int64_t unit) {
       const int64_t sequence = unit % sequences;

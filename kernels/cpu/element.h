@@ -86,8 +86,7 @@ auto WithElement(DType dtype, Function&& f) {
 // The first element of row (batch, head, token).
 template <typename Element>
 const Element* RowOf(const Tensor4& t, int64_t batch, int64_t head, int64_t token) {
-  return static_cast<const Element*>(t.data) + batch * t.batch_stride + head * t.head_stride +
-         token * t.token_stride;
+  return static_cast<const Element*>(t.data) + batch * t.batch_stride + head * t.head_stride + token * t.token_stride;
 }
 
 }  // namespace bellwether::kernels::cpu

@@ -28,8 +28,7 @@ void ComputeGram(int64_t rows, int64_t columns, double* chunk, double* gram, con
     for (int64_t i = 0; i < rows; ++i) load(i, j, count, chunk + i);
     for (int64_t i = 0; i < padded; i += simd.tile_rows) {
       for (int64_t panel = i / kPanel * kPanel; panel < padded; panel += kPanel) {
-        simd.accumulate_tile(chunk + i, padded, chunk + panel, padded, count,
-                             gram + i * padded + panel, padded);
+        simd.accumulate_tile(chunk + i, padded, chunk + panel, padded, count, gram + i * padded + panel, padded);
       }
     }
   }

@@ -64,14 +64,14 @@ double MeasureHead(const Pair& q, const Pair& k, int64_t rows, int64_t columns, 
   if (!std::isfinite(c)) return std::numeric_limits<double>::quiet_NaN();
   ComputeGram(n, columns, chunk, a, [&](int64_t i, int64_t j, int64_t count, double* out) {
     for (int64_t t = 0; t < count; ++t) {
-      out[t * padded] = i < rows ? c * Change(q, i, j + t)
-                                 : static_cast<double>(q.before[(i - rows) * q.row_stride + j + t]);
+      out[t * padded] =
+          i < rows ? c * Change(q, i, j + t) : static_cast<double>(q.before[(i - rows) * q.row_stride + j + t]);
     }
   });
   ComputeGram(n, columns, chunk, b, [&](int64_t i, int64_t j, int64_t count, double* out) {
     for (int64_t t = 0; t < count; ++t) {
-      out[t * padded] = i < rows ? static_cast<double>(k.before[i * k.row_stride + j + t]) / c
-                                 : Change(k, i - rows, j + t);
+      out[t * padded] =
+          i < rows ? static_cast<double>(k.before[i * k.row_stride + j + t]) / c : Change(k, i - rows, j + t);
     }
   });
   double trace = 0;
@@ -109,9 +109,8 @@ double MeasureHead(const Pair& q, const Pair& k, int64_t rows, int64_t columns, 
 Status IncrementRank(const IncrementRankParams& p, uint32_t threads) {
   const int64_t padded = PaddedRows(2 * p.rows);
   const int64_t each = padded * (3 * padded + kGramColumns);
-  const double operations = static_cast<double>(p.heads) * 8 *
-                            static_cast<double>(p.rows * p.rows) *
-                            static_cast<double>(p.columns + p.rows);
+  const double operations =
+      static_cast<double>(p.heads) * 8 * static_cast<double>(p.rows * p.rows) * static_cast<double>(p.columns + p.rows);
   const uint32_t workers = UsefulThreads(threads, p.heads, operations);
   Buffer scratch(each * static_cast<int64_t>(workers));
   if (scratch.data() == nullptr) {
@@ -123,10 +122,9 @@ Status IncrementRank(const IncrementRankParams& p, uint32_t threads) {
     for (int64_t head; (head = next.fetch_add(1, std::memory_order_relaxed)) < p.heads;) {
       const int64_t q_at = head * p.q_head_stride;
       const int64_t k_at = head / group * p.k_head_stride;
-      p.effective_rank[head] =
-          static_cast<float>(MeasureHead({p.wq + q_at, p.wq_before + q_at, p.q_row_stride},
-                                         {p.wk + k_at, p.wk_before + k_at, p.k_row_stride}, p.rows,
-                                         p.columns, scratch.data() + worker * each));
+      p.effective_rank[head] = static_cast<float>(MeasureHead({p.wq + q_at, p.wq_before + q_at, p.q_row_stride},
+                                                              {p.wk + k_at, p.wk_before + k_at, p.k_row_stride}, p.rows,
+                                                              p.columns, scratch.data() + worker * each));
     }
   });
   return Status::kOk;

@@ -59,14 +59,12 @@ Status KeyLeak(const KeyLeakParams& p, uint32_t threads) {
   try {
     leaks.resize(static_cast<size_t>(units));
   } catch (const std::bad_alloc&) {
-    return Fail(Status::kDeviceError, "out of memory for %lld sequences",
-                static_cast<long long>(units));
+    return Fail(Status::kDeviceError, "out of memory for %lld sequences", static_cast<long long>(units));
   }
   const double elements = static_cast<double>(units * p.k_len) * static_cast<double>(p.head_dim);
   WithElement(p.dtype, [&]<typename Element>(const Element*) {
     ParallelFor(units, UsefulThreads(threads, units, elements), [&](int64_t unit) {
-      leaks[static_cast<size_t>(unit)] =
-          MeasureSequence<Element>(p, unit / p.kv_heads, unit % p.kv_heads);
+      leaks[static_cast<size_t>(unit)] = MeasureSequence<Element>(p, unit / p.kv_heads, unit % p.kv_heads);
     });
   });
   for (int64_t head = 0; head < p.kv_heads; ++head) {
@@ -77,8 +75,7 @@ Status KeyLeak(const KeyLeakParams& p, uint32_t threads) {
       total.gradient += leak.gradient;
     }
     p.leak_sum[head] = static_cast<float>(static_cast<double>(p.leak_sum[head]) + total.leak);
-    p.gradient_sum[head] =
-        static_cast<float>(static_cast<double>(p.gradient_sum[head]) + total.gradient);
+    p.gradient_sum[head] = static_cast<float>(static_cast<double>(p.gradient_sum[head]) + total.gradient);
   }
   return Status::kOk;
 }

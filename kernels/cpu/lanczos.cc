@@ -136,8 +136,7 @@ class Lanczos {
 
 }  // namespace
 
-Eigenpair TopEigenpair(int64_t n, const double* a, int64_t stride, double* vector,
-                       double* scratch) {
+Eigenpair TopEigenpair(int64_t n, const double* a, int64_t stride, double* vector, double* scratch) {
   Lanczos lanczos(n, a, stride, scratch);
   lanczos.Start(vector);
   for (;;) {

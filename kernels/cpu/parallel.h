@@ -23,8 +23,8 @@ namespace bellwether::kernels::cpu {
 inline constexpr double kOperationsPerThread = 1e6;
 
 inline uint32_t UsefulThreads(uint32_t threads, int64_t units, double operations) {
-  const double useful = std::min({static_cast<double>(threads), static_cast<double>(units),
-                                  operations / kOperationsPerThread});
+  const double useful =
+      std::min({static_cast<double>(threads), static_cast<double>(units), operations / kOperationsPerThread});
   return static_cast<uint32_t>(std::max(1.0, useful));
 }
 

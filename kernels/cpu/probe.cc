@@ -67,8 +67,8 @@ Status Probe(const ProbeParams& params, uint32_t threads) {
         const int64_t sequence = unit / plan.chunks;
         const int64_t first = unit % plan.chunks * kUnitRows;
         probe.Run(sequence / params.kv_heads, sequence % params.kv_heads, first,
-                  std::min(first + kUnitRows, plan.group * plan.rows),
-                  sums.data() + unit * unit_size, coherence + unit);
+                  std::min(first + kUnitRows, plan.group * plan.rows), sums.data() + unit * unit_size,
+                  coherence + unit);
       }
     });
   });

@@ -35,8 +35,7 @@ class Reference {
   void Run() {
     const int64_t group = p_.heads / p_.kv_heads;
     std::vector<double> sums(static_cast<size_t>(p_.heads * kProbeStatCount));
-    for (int64_t h = 0; h < p_.heads; ++h)
-      ClearSums(&sums[static_cast<size_t>(h * kProbeStatCount)]);
+    for (int64_t h = 0; h < p_.heads; ++h) ClearSums(&sums[static_cast<size_t>(h * kProbeStatCount)]);
     std::vector<double> coherence(static_cast<size_t>(p_.kv_heads));
     for (int64_t b = 0; b < p_.batch; ++b) {
       for (int64_t g = 0; g < p_.kv_heads; ++g) {
@@ -83,8 +82,7 @@ class Reference {
     if (allowed.begin == allowed.end) return;
     const Element* q = RowOf<Element>(p_.q, b, h, row);
     for (int64_t j = 0; j < p_.k_len; ++j) {
-      raw_[static_cast<size_t>(j)] =
-          static_cast<double>(p_.scale) * Dot(q, RowOf<Element>(p_.k, b, g, j), p_.head_dim);
+      raw_[static_cast<size_t>(j)] = static_cast<double>(p_.scale) * Dot(q, RowOf<Element>(p_.k, b, g, j), p_.head_dim);
     }
     for (int64_t j = allowed.begin; j < allowed.end; ++j) {
       if (!IsFiniteScore(raw_[static_cast<size_t>(j)])) return AddNonfiniteRow(sums);
@@ -110,8 +108,7 @@ class Reference {
     stats.spread = std::sqrt(variance);
   }
 
-  void MeasureSoftmax(int64_t b, int64_t g, int64_t h, int64_t row, KeyRange allowed,
-                      RowStats& stats) {
+  void MeasureSoftmax(int64_t b, int64_t g, int64_t h, int64_t row, KeyRange allowed, RowStats& stats) {
     const bool with_delta = p_.d_o.data != nullptr;
     const Element* d_o = with_delta ? RowOf<Element>(p_.d_o, b, h, row) : nullptr;
     if (with_delta) stats.delta_lp = Dot(d_o, RowOf<Element>(p_.o, b, h, row), p_.v_dim);

@@ -92,9 +92,7 @@ inline void StoreSums(const ProbeParams& p, int64_t head, const double* sums) {
 }
 
 // |mean k| / mean |k|.
-inline double KeyCoherence(double mean_norm, double norm_mean) {
-  return mean_norm == 0 ? 0.0 : norm_mean / mean_norm;
-}
+inline double KeyCoherence(double mean_norm, double norm_mean) { return mean_norm == 0 ? 0.0 : norm_mean / mean_norm; }
 
 }  // namespace bellwether::kernels::cpu
 

@@ -40,15 +40,14 @@ struct ProbePlan {
     const int64_t unit_rows = std::min(kUnitRows, group * rows);
     int64_t hidden = params.causal ? std::min(params.q_len, params.k_len) / 2 : 0;
     if (params.window > 0) hidden = std::max(hidden, params.k_len - params.window);
-    by_covariance =
-        unit_rows * hidden > params.k_len * params.head_dim / 2 + unit_rows * params.head_dim;
+    by_covariance = unit_rows * hidden > params.k_len * params.head_dim / 2 + unit_rows * params.head_dim;
   }
 
   // Doubles that one worker needs, in this order; a multiple of a cache line.
   int64_t ScratchSize() const {
     const int64_t widest = std::max(p.head_dim, v_dim);
-    return panels * kPanel * (p.head_dim + v_dim + 2 * kPanel) + kPanel * widest * 3 +
-           2 * padded_dim + (by_covariance ? padded_dim * (padded_dim + kGramColumns + kPanel) : 0);
+    return panels * kPanel * (p.head_dim + v_dim + 2 * kPanel) + kPanel * widest * 3 + 2 * padded_dim +
+           (by_covariance ? padded_dim * (padded_dim + kGramColumns + kPanel) : 0);
   }
 
   const ProbeParams& p;
@@ -81,8 +80,7 @@ class ProbeUnit {
   }
 
   // Rows [first, last) of the group's heads laid end to end; sums [group][stat].
-  void Run(int64_t batch, int64_t kv_head, int64_t first, int64_t last, double* sums,
-           double* coherence) {
+  void Run(int64_t batch, int64_t kv_head, int64_t first, int64_t last, double* sums, double* coherence) {
     batch_ = batch;
     kv_head_ = kv_head;
     for (int64_t h = 0; h < plan_.group; ++h) ClearSums(sums + h * kProbeStatCount);
@@ -133,21 +131,19 @@ class ProbeUnit {
       mean_[c] /= n;
       squares += mean_[c] * mean_[c];
     }
-    *coherence = keys_finite_ ? KeyCoherence(norms / n, std::sqrt(squares))
-                              : std::numeric_limits<double>::quiet_NaN();
+    *coherence = keys_finite_ ? KeyCoherence(norms / n, std::sqrt(squares)) : std::numeric_limits<double>::quiet_NaN();
   }
 
   // covariance_ [padded_dim][padded_dim] = k_len Cov(K).
   void ComputeCovariance() {
     const int64_t padded = plan_.padded_dim;
-    ComputeGram(p_.head_dim, p_.k_len, chunk_, covariance_,
-                [&](int64_t c, int64_t j, int64_t count, double* out) {
-                  for (int64_t t = 0; t < count; ++t) {
-                    const int64_t key = j + t;
-                    const double* panel = keys_ + key / kPanel * kPanel * p_.head_dim;
-                    out[t * padded] = panel[c * kPanel + key % kPanel] - mean_[c];
-                  }
-                });
+    ComputeGram(p_.head_dim, p_.k_len, chunk_, covariance_, [&](int64_t c, int64_t j, int64_t count, double* out) {
+      for (int64_t t = 0; t < count; ++t) {
+        const int64_t key = j + t;
+        const double* panel = keys_ + key / kPanel * kPanel * p_.head_dim;
+        out[t * padded] = panel[c * kPanel + key % kPanel] - mean_[c];
+      }
+    });
   }
 
   void RunTile(int64_t first, int64_t last, double* sums) {
@@ -191,17 +187,16 @@ class ProbeUnit {
     const int64_t first = begin / kPanel, last = (end + kPanel - 1) / kPanel;
     const bool all = !plan_.by_covariance;
     for (int64_t panel = all ? 0 : first; panel < (all ? plan_.panels : last); ++panel) {
-      simd_.tile(queries_, tile, keys_ + panel * kPanel * p_.head_dim, kPanel, p_.head_dim,
-                 scores_ + panel * kPanel, score_stride_);
+      simd_.tile(queries_, tile, keys_ + panel * kPanel * p_.head_dim, kPanel, p_.head_dim, scores_ + panel * kPanel,
+                 score_stride_);
     }
     for (int64_t panel = first; plan_.with_delta && panel < last; ++panel) {
-      simd_.tile(gradients_, tile, values_ + panel * kPanel * plan_.v_dim, kPanel, plan_.v_dim,
-                 dp_ + panel * kPanel, score_stride_);
+      simd_.tile(gradients_, tile, values_ + panel * kPanel * plan_.v_dim, kPanel, plan_.v_dim, dp_ + panel * kPanel,
+                 score_stride_);
     }
     if (!plan_.by_covariance || !keys_finite_) return;
     for (int64_t c = 0; c < plan_.padded_dim; c += kPanel) {
-      simd_.tile(queries_, tile, covariance_ + c, plan_.padded_dim, p_.head_dim, turned_ + c,
-                 plan_.padded_dim);
+      simd_.tile(queries_, tile, covariance_ + c, plan_.padded_dim, p_.head_dim, turned_ + c, plan_.padded_dim);
     }
   }
 
@@ -212,10 +207,9 @@ class ProbeUnit {
     }
     const int64_t tile = simd_.tile_rows;
     const double mean = simd_.dot(queries_ + r, tile, mean_, p_.head_dim);
-    const double squares =
-        plan_.by_covariance
-            ? simd_.dot(queries_ + r, tile, turned_ + r * plan_.padded_dim, p_.head_dim)
-            : simd_.spread(scores_ + r * score_stride_, p_.k_len, mean);
+    const double squares = plan_.by_covariance
+                               ? simd_.dot(queries_ + r, tile, turned_ + r * plan_.padded_dim, p_.head_dim)
+                               : simd_.spread(scores_ + r * score_stride_, p_.k_len, mean);
     stats.common_mode = std::fabs(mean);
     stats.spread = std::sqrt(std::max(squares, 0.0) / static_cast<double>(p_.k_len));
   }
@@ -237,8 +231,7 @@ class ProbeUnit {
       HideEdges(row.keys, first, last, 0.0, dp);
       stats.delta_lp = DeltaLp(r, row);
     }
-    const ScoreSums total =
-        simd_.sum(scores, plan_.with_delta ? dp : nullptr, last - first, scan.first);
+    const ScoreSums total = simd_.sum(scores, plan_.with_delta ? dp : nullptr, last - first, scan.first);
     stats.keys = row.keys.end - row.keys.begin;
     stats.first = scan.first;
     stats.second = stats.keys > 1 ? scan.second : scan.first;

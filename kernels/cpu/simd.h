@@ -35,11 +35,11 @@ struct SimdKernels {
 
   // out[r][lane] = sum_c a[c * a_stride + r] * b[c * b_stride + lane] for
   // r < tile_rows, lane < kPanel.  b and out are aligned to 64 bytes.
-  void (*tile)(const double* a, int64_t a_stride, const double* b, int64_t b_stride, int64_t depth,
-               double* out, int64_t out_stride);
+  void (*tile)(const double* a, int64_t a_stride, const double* b, int64_t b_stride, int64_t depth, double* out,
+               int64_t out_stride);
   // The same, added to what out holds.
-  void (*accumulate_tile)(const double* a, int64_t a_stride, const double* b, int64_t b_stride,
-                          int64_t depth, double* out, int64_t out_stride);
+  void (*accumulate_tile)(const double* a, int64_t a_stride, const double* b, int64_t b_stride, int64_t depth,
+                          double* out, int64_t out_stride);
 
   // out[c] = element c of a row, c < n; index: DType.
   void (*widen[3])(const void* row, int64_t n, double* out);

@@ -18,8 +18,7 @@ int UsableSimdKernels(const SimdKernels* sets[kSimdSetsMax]) {
   sets[count++] = &baseline::kKernels;
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return count;
   sets[count++] = &avx2::kKernels;
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl")) {
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
     sets[count++] = &avx512::kKernels;
   }
   return count;

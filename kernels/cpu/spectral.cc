@@ -63,13 +63,12 @@ void MeasureHead(const SpectralParams& p, int64_t head, double* scratch) {
   double* vector = chunk + kGramColumns * padded;
   double* lanczos = vector + padded;
   const Element* weight = static_cast<const Element*>(p.weight) + head * p.head_stride;
-  ComputeGram(p.rows, p.columns, chunk, gram,
-              [&](int64_t i, int64_t j, int64_t count, double* out) {
-                const Element* row = weight + i * p.row_stride + j * p.column_stride;
-                for (int64_t c = 0; c < count; ++c) {
-                  out[c * padded] = static_cast<double>(ToFloat(row[c * p.column_stride]));
-                }
-              });
+  ComputeGram(p.rows, p.columns, chunk, gram, [&](int64_t i, int64_t j, int64_t count, double* out) {
+    const Element* row = weight + i * p.row_stride + j * p.column_stride;
+    for (int64_t c = 0; c < count; ++c) {
+      out[c * padded] = static_cast<double>(ToFloat(row[c * p.column_stride]));
+    }
+  });
   double trace = 0;
   for (int64_t i = 0; i < p.rows; ++i) trace += gram[i * padded + i];
   if (p.gram != nullptr) {
@@ -103,8 +102,8 @@ void MeasureHead(const SpectralParams& p, int64_t head, double* scratch) {
 Status SpectralNorms(const SpectralParams& p, uint32_t threads) {
   const int64_t padded = PaddedRows(p.rows);
   const int64_t each = padded * (padded + kGramColumns + 1) + LanczosScratch(p.rows) + kPanel;
-  const double operations = static_cast<double>(p.heads * p.rows * p.rows) *
-                            static_cast<double>(p.columns + 2 * kLanczosSteps);
+  const double operations =
+      static_cast<double>(p.heads * p.rows * p.rows) * static_cast<double>(p.columns + 2 * kLanczosSteps);
   const uint32_t workers = UsefulThreads(threads, p.heads, operations);
   // Units are runs of heads, one per worker, so that each allocates once.
   Buffer scratch(each * static_cast<int64_t>(workers));

@@ -6,9 +6,7 @@
 namespace bellwether::kernels::cuda {
 namespace {
 
-Status Unavailable() {
-  return Fail(Status::kUnavailable, "backend is 1 (CUDA), but this build has only 0 (CPU)");
-}
+Status Unavailable() { return Fail(Status::kUnavailable, "backend is 1 (CUDA), but this build has only 0 (CPU)"); }
 
 }  // namespace
 

@@ -67,14 +67,13 @@ struct Slab {
 
 // Row i of a tile is token `first` + i * kRows; 0 where there is none.
 template <class Element, int kWidth>
-__device__ __forceinline__ void LoadTile(const Element* k, int64_t token_stride, int64_t first,
-                                         int64_t end, Vector<Element, kWidth> (&tile)[kHeldRows]) {
+__device__ __forceinline__ void LoadTile(const Element* k, int64_t token_stride, int64_t first, int64_t end,
+                                         Vector<Element, kWidth> (&tile)[kHeldRows]) {
 #pragma unroll
   for (int i = 0; i < kHeldRows; ++i) {
     const int64_t token = first + i * Slab<kWidth>::kRows;
     tile[i] = {};
-    if (token < end)
-      tile[i] = *reinterpret_cast<const Vector<Element, kWidth>*>(k + token * token_stride);
+    if (token < end) tile[i] = *reinterpret_cast<const Vector<Element, kWidth>*>(k + token * token_stride);
   }
 }
 
@@ -131,12 +130,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
   const int lane = threadIdx.x % S::kLanes, row = threadIdx.x / S::kLanes;
   const int channel = unit % p.slabs * S::kChannels + lane * kWidth;
   const int64_t batch = packed ? 0 : sequence;
-  const auto* const k = static_cast<const Element*>(p.k) + batch * p.k_stride.batch +
-                        head * p.k_stride.head + channel;
-  auto* const out = static_cast<Element*>(p.out) + batch * p.out_stride.batch +
-                    head * p.out_stride.head + channel;
-  const int64_t my_end =
-      channel < p.head_dim ? end : begin;  // Lanes beyond the head only take part.
+  const auto* const k = static_cast<const Element*>(p.k) + batch * p.k_stride.batch + head * p.k_stride.head + channel;
+  auto* const out = static_cast<Element*>(p.out) + batch * p.out_stride.batch + head * p.out_stride.head + channel;
+  const int64_t my_end = channel < p.head_dim ? end : begin;  // Lanes beyond the head only take part.
 
   // 1. Sums over this thread's tokens; the last tile stays.
   const int64_t first = begin + rank * S::kTile + row, stride = int64_t{p.cluster} * S::kTile;
@@ -161,8 +157,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
 #pragma unroll
   for (int c = 0; c < kWidth; ++c) {
 #pragma unroll
-    for (int offset = S::kLanes; offset < 32; offset *= 2)
-      sum[c] += __shfl_xor_sync(0xffffffffu, sum[c], offset);
+    for (int offset = S::kLanes; offset < 32; offset *= 2) sum[c] += __shfl_xor_sync(0xffffffffu, sum[c], offset);
     if (threadIdx.x % 32 < S::kLanes) warp_sums[threadIdx.x / 32][lane * kWidth + c] = sum[c];
   }
   __syncthreads();
@@ -189,8 +184,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
 #pragma unroll
       for (int c = 0; c < kWidth; ++c)
         centred.at[c] = static_cast<Element>(static_cast<float>(tile[i].at[c]) - mean[c]);
-      if (token < my_end)
-        *reinterpret_cast<Vector<Element, kWidth>*>(out + token * p.out_stride.token) = centred;
+      if (token < my_end) *reinterpret_cast<Vector<Element, kWidth>*>(out + token * p.out_stride.token) = centred;
     }
     if (at == first) break;
     LoadTile<Element, kWidth>(k, p.k_stride.token, at - stride, my_end, tile);
@@ -205,18 +199,14 @@ struct Gpu {
 Status FindGpu(Gpu* gpu) {
   int device = 0;
   cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess)
-    error = cudaDeviceGetAttribute(&gpu->major, cudaDevAttrComputeCapabilityMajor, device);
-  if (error == cudaSuccess)
-    error = cudaDeviceGetAttribute(&gpu->minor, cudaDevAttrComputeCapabilityMinor, device);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&gpu->major, cudaDevAttrComputeCapabilityMajor, device);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&gpu->minor, cudaDevAttrComputeCapabilityMinor, device);
   if (error != cudaSuccess) {
     (void)cudaGetLastError();
-    return Fail(Status::kUnavailable, "backend is 1 (CUDA), but there is no GPU: %s",
-                cudaGetErrorString(error));
+    return Fail(Status::kUnavailable, "backend is 1 (CUDA), but there is no GPU: %s", cudaGetErrorString(error));
   }
   if (gpu->major < 8) {
-    return Fail(Status::kUnsupported,
-                "the GPU has compute capability %d.%d, but must have 8.0 or later", gpu->major,
+    return Fail(Status::kUnsupported, "the GPU has compute capability %d.%d, but must have 8.0 or later", gpu->major,
                 gpu->minor);
   }
   return Status::kOk;
@@ -225,12 +215,9 @@ Status FindGpu(Gpu* gpu) {
 // Whether rows are whole vectors of 16 bytes that lie on multiples of 16 bytes.
 bool IsVectorized(const CenterKeysParams& p, const void* data, const Strides& stride) {
   const int64_t width = kVectorBytes / SizeOf(p.dtype);
-  const auto whole = [&](int64_t extent, int64_t elements) {
-    return extent <= 1 || elements % width == 0;
-  };
+  const auto whole = [&](int64_t extent, int64_t elements) { return extent <= 1 || elements % width == 0; };
   return reinterpret_cast<uintptr_t>(data) % kVectorBytes == 0 && p.head_dim % width == 0 &&
-         whole(p.batch, stride.batch) && whole(p.kv_heads, stride.head) &&
-         whole(p.k_len, stride.token);
+         whole(p.batch, stride.batch) && whole(p.kv_heads, stride.head) && whole(p.k_len, stride.token);
 }
 
 // The fewest blocks whose registers hold a sequence of this length.
@@ -245,14 +232,12 @@ Status Launch(const CenterKeysParams& p, const Gpu& gpu, KernelParams kernel, vo
   using S = Slab<kWidth>;
   const int64_t sequences = p.cu_seqlens != nullptr ? p.sequences : p.batch;
   // Packed lengths are known on the GPU only: twice the average serves most of them.
-  const int64_t tokens =
-      std::min(p.k_len, p.cu_seqlens != nullptr ? 2 * p.k_len / sequences + 1 : p.k_len);
+  const int64_t tokens = std::min(p.k_len, p.cu_seqlens != nullptr ? 2 * p.k_len / sequences + 1 : p.k_len);
   kernel.slabs = static_cast<int>((p.head_dim + S::kChannels - 1) / S::kChannels);
   kernel.cluster = ClusterSize(gpu, tokens, S::kTile);
   const int64_t units = p.kv_heads * kernel.slabs, units_max = INT32_MAX / kernel.cluster;
   if (sequences > units_max / units) {
-    return Fail(Status::kUnsupported,
-                "batch or sequences is %lld, but at most %lld is built for these heads",
+    return Fail(Status::kUnsupported, "batch or sequences is %lld, but at most %lld is built for these heads",
                 static_cast<long long>(sequences), static_cast<long long>(units_max / units));
   }
   cudaLaunchAttribute cluster = {};
@@ -267,18 +252,14 @@ Status Launch(const CenterKeysParams& p, const Gpu& gpu, KernelParams kernel, vo
   const cudaError_t error = cudaLaunchKernelEx(&config, CenterKeysKernel<Element, kWidth>, kernel);
   if (error == cudaSuccess) return Status::kOk;
   (void)cudaGetLastError();
-  return Fail(Status::kDeviceError, "the centring kernel did not launch: %s",
-              cudaGetErrorString(error));
+  return Fail(Status::kDeviceError, "the centring kernel did not launch: %s", cudaGetErrorString(error));
 }
 
 template <class Element>
-Status LaunchOf(const CenterKeysParams& p, const Gpu& gpu, const KernelParams& kernel,
-                void* stream) {
+Status LaunchOf(const CenterKeysParams& p, const Gpu& gpu, const KernelParams& kernel, void* stream) {
   constexpr int kWidth = kVectorBytes / sizeof(Element);
-  const bool vectorized =
-      IsVectorized(p, p.k.data, kernel.k_stride) && IsVectorized(p, p.out, kernel.out_stride);
-  return vectorized ? Launch<Element, kWidth>(p, gpu, kernel, stream)
-                    : Launch<Element, 1>(p, gpu, kernel, stream);
+  const bool vectorized = IsVectorized(p, p.k.data, kernel.k_stride) && IsVectorized(p, p.out, kernel.out_stride);
+  return vectorized ? Launch<Element, kWidth>(p, gpu, kernel, stream) : Launch<Element, 1>(p, gpu, kernel, stream);
 }
 
 }  // namespace

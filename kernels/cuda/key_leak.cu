@@ -51,8 +51,8 @@ __global__ void __launch_bounds__(kThreads) KeyLeakKernel(const LeakKernelParams
   const int64_t unit = blockIdx.x / kernel.cluster;
   const int64_t head = unit % p.kv_heads, batch = unit / p.kv_heads;
   const int lanes = kernel.lanes, lane = threadIdx.x % lanes;
-  const auto* const d_k = static_cast<const Element*>(p.d_k.data) + batch * p.d_k.batch_stride +
-                          head * p.d_k.head_stride;
+  const auto* const d_k =
+      static_cast<const Element*>(p.d_k.data) + batch * p.d_k.batch_stride + head * p.d_k.head_stride;
 
   // 1. This thread's channels of its rows.  A group of lanes is in one warp and shares `row`;
   //    all groups go on as long as one of the warp has a row, for the shuffles.
@@ -69,8 +69,7 @@ __global__ void __launch_bounds__(kThreads) KeyLeakKernel(const LeakKernelParams
       const int channel = (held * lanes + lane) * kWidth;
       Vector<Element, kWidth> x = {};
       if (row < p.k_len && channel < p.head_dim) {
-        x = *reinterpret_cast<const Vector<Element, kWidth>*>(d_k + row * p.d_k.token_stride +
-                                                              channel);
+        x = *reinterpret_cast<const Vector<Element, kWidth>*>(d_k + row * p.d_k.token_stride + channel);
       }
 #pragma unroll
       for (int c = 0; c < kWidth; ++c) {
@@ -156,15 +155,12 @@ Status Launch(const KeyLeakParams& p, const Gpu& gpu, void* stream) {
   grid.units = p.batch * p.kv_heads;
   grid.threads = kThreads;
   // Eight rows a thread pay for the exchange.
-  grid.cluster = kernel.cluster =
-      ClusterSize(gpu, grid.units, p.k_len * kernel.lanes / (8 * kThreads));
+  grid.cluster = kernel.cluster = ClusterSize(gpu, grid.units, p.k_len * kernel.lanes / (8 * kThreads));
   if (grid.units > INT32_MAX / grid.cluster) {
     return Fail(Status::kUnsupported, "batch is %lld, but at most %lld is built for these heads",
-                static_cast<long long>(p.batch),
-                static_cast<long long>(INT32_MAX / grid.cluster / p.kv_heads));
+                static_cast<long long>(p.batch), static_cast<long long>(INT32_MAX / grid.cluster / p.kv_heads));
   }
-  return LaunchClusters(KeyLeakKernel<Element, kWidth>, kernel, grid, stream,
-                        "the key-gradient leak");
+  return LaunchClusters(KeyLeakKernel<Element, kWidth>, kernel, grid, stream, "the key-gradient leak");
 }
 
 template <class Element>

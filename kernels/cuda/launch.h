@@ -26,8 +26,7 @@ struct Gpu {
 Status FindGpu(Gpu* gpu);
 
 // Whether the rows are whole vectors of 16 bytes that lie on multiples of 16 bytes.
-bool IsVectorized(DType dtype, const Tensor4& t, int64_t batch, int64_t heads, int64_t tokens,
-                  int64_t dim);
+bool IsVectorized(DType dtype, const Tensor4& t, int64_t batch, int64_t heads, int64_t tokens, int64_t dim);
 
 // How many blocks share a unit of `parts` parts, so that `units` units fill the GPU:
 // a power of two, 1 before Hopper, which has no clusters.
@@ -44,12 +43,10 @@ struct Grid {
 };
 
 template <class Params>
-Status LaunchClusters(void (*kernel)(Params), const Params& params, const Grid& grid, void* stream,
-                      const char* name) {
+Status LaunchClusters(void (*kernel)(Params), const Params& params, const Grid& grid, void* stream, const char* name) {
   cudaError_t error = cudaSuccess;
   if (grid.shared_bytes > 48 * 1024) {
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 grid.shared_bytes);
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, grid.shared_bytes);
   }
   cudaLaunchAttribute cluster = {};
   cluster.id = cudaLaunchAttributeClusterDimension;

@@ -20,13 +20,10 @@ inline constexpr int kStepChannels = 16;  // of one mma
 // address even for 0 bytes.
 __device__ __forceinline__ void CopyAsync16(void* to, const void* from, int bytes) {
   const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes)
-               : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(bytes) : "memory");
 }
 
-__device__ __forceinline__ void CommitCopies() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
+__device__ __forceinline__ void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Until at most `kLeft` of the committed groups are under way.
 template <int kLeft>
@@ -54,8 +51,7 @@ __device__ __forceinline__ void LoadTransposed(const void* row, unsigned (&out)[
 
 // c += A B^T, A 16 x 16 and B 8 x 16, both row-major.
 template <class Element>
-__device__ __forceinline__ void MultiplyAdd(const unsigned (&a)[4], unsigned b0, unsigned b1,
-                                            float (&c)[4]) {
+__device__ __forceinline__ void MultiplyAdd(const unsigned (&a)[4], unsigned b0, unsigned b1, float (&c)[4]) {
   if constexpr (std::is_same_v<Element, __half>) {
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "

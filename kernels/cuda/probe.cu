@@ -54,10 +54,8 @@ struct RowPlace {
 };
 
 template <class Element>
-__device__ __forceinline__ const Element* RowOf(const Tensor4& t, int64_t batch, int64_t head,
-                                                int64_t token) {
-  return static_cast<const Element*>(t.data) + batch * t.batch_stride + head * t.head_stride +
-         token * t.token_stride;
+__device__ __forceinline__ const Element* RowOf(const Tensor4& t, int64_t batch, int64_t head, int64_t token) {
+  return static_cast<const Element*>(t.data) + batch * t.batch_stride + head * t.head_stride + token * t.token_stride;
 }
 
 __device__ __forceinline__ RowPlace PlaceOf(const ProbeKernelParams& kernel, uint64_t seed, int64_t batch,
@@ -66,8 +64,7 @@ __device__ __forceinline__ RowPlace PlaceOf(const ProbeKernelParams& kernel, uin
   const int64_t head = kv_head * kernel.group + index / kernel.rows;
   const int64_t row = RowAt(kernel.p, seed, batch, head, index % kernel.rows);
   const KeyRange keys = AllowedKeys(kernel.p, row);
-  return {static_cast<int>(head), static_cast<int>(row), static_cast<int>(keys.begin),
-          static_cast<int>(keys.end)};
+  return {static_cast<int>(head), static_cast<int>(row), static_cast<int>(keys.begin), static_cast<int>(keys.end)};
 }
 
 // One thread's scores of one warp tile, for its two rows.
@@ -125,8 +122,7 @@ __device__ __forceinline__ void ComputeDeltaLp(const ProbeKernelParams& kernel, 
     const Element* const o = RowOf<Element>(kernel.p.o, batch, place.head, place.row);
     const auto* const g = reinterpret_cast<const Element*>(d_o + r * kernel.v_pitch);
     for (int c = threadIdx.x % kShare; c < kernel.p.v_dim; c += kShare) {
-      sum = fma(static_cast<double>(static_cast<float>(g[c])),
-                static_cast<double>(static_cast<float>(o[c])), sum);
+      sum = fma(static_cast<double>(static_cast<float>(g[c])), static_cast<double>(static_cast<float>(o[c])), sum);
     }
   }
 #pragma unroll
@@ -181,8 +177,7 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerMultiprocessor<Element
     };
     LoadTile<Element>(keys, kKeys, key_pitch, p.head_dim, kernel.vectorized, p.k.data, row_at(p.k));
     if (kDelta) {
-      LoadTile<Element>(keys + kKeys * key_pitch, kKeys, v_pitch, p.v_dim, kernel.vectorized,
-                        p.v.data, row_at(p.v));
+      LoadTile<Element>(keys + kKeys * key_pitch, kKeys, v_pitch, p.v_dim, kernel.vectorized, p.v.data, row_at(p.v));
     }
     CommitCopies();
   };
@@ -199,11 +194,9 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerMultiprocessor<Element
       return at.head < 0 ? nullptr : RowOf<Element>(*of, batch, at.head, at.row);
     };
   };
-  LoadTile<Element>(queries, kRows, key_pitch, p.head_dim, kernel.vectorized, p.q.data,
-                    query_at(p.q));
+  LoadTile<Element>(queries, kRows, key_pitch, p.head_dim, kernel.vectorized, p.q.data, query_at(p.q));
   if (kDelta) {
-    LoadTile<Element>(gradients, kRows, v_pitch, p.v_dim, kernel.vectorized, p.d_o.data,
-                      query_at(p.d_o));
+    LoadTile<Element>(gradients, kRows, v_pitch, p.v_dim, kernel.vectorized, p.d_o.data, query_at(p.d_o));
   }
   CommitCopies();
 
@@ -251,8 +244,7 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerMultiprocessor<Element
         Multiply<Element>(queries + first_row * key_pitch, keys + warp_key * key_pitch, key_pitch, s);
       }
       if (kDelta && visible) {
-        Multiply<Element>(gradients + first_row * v_pitch,
-                          keys + kKeys * key_pitch + warp_key * v_pitch, v_pitch, dp);
+        Multiply<Element>(gradients + first_row * v_pitch, keys + kKeys * key_pitch + warp_key * v_pitch, v_pitch, dp);
       }
       AddTile<kPart>(p, place, first_key, Shape::kWarpKeys, visible, whole, s, dp, state);
     }
@@ -271,9 +263,8 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerMultiprocessor<Element
       const RowState& mine = state[r];
       const auto other = [&](float x) { return __shfl_xor_sync(0xffffffffu, x, offset); };
       const RowState theirs = {
-          other(mine.first),       other(mine.second), other(mine.l),    other(mine.weighted_score),
-          other(mine.weighted_dp), other(mine.poison), other(mine.sink), other(mine.mean),
-          other(mine.squares),     other(mine.keys)};
+          other(mine.first),  other(mine.second), other(mine.l),    other(mine.weighted_score), other(mine.weighted_dp),
+          other(mine.poison), other(mine.sink),   other(mine.mean), other(mine.squares),        other(mine.keys)};
       Merge(theirs, state[r]);
     }
     if (lane % 4 == 0) states[key_warp][first_row + lane / 4 + 8 * r] = state[r];
@@ -343,14 +334,13 @@ Status Launch(const ProbeParams& p, const Gpu& gpu, void* stream) {
     return Fail(Status::kUnsupported,
                 "head_dim is %lld and v_dim %lld, which takes %d bytes of shared memory, but this "
                 "GPU has %d",
-                static_cast<long long>(p.head_dim), static_cast<long long>(p.v_dim),
-                grid.shared_bytes + kStaticBytes, gpu.shared_bytes_max);
+                static_cast<long long>(p.head_dim), static_cast<long long>(p.v_dim), grid.shared_bytes + kStaticBytes,
+                gpu.shared_bytes_max);
   }
   const int64_t units_max = INT32_MAX / kClusterMax;
   if (p.batch > units_max / (p.kv_heads * kernel.row_tiles)) {
     return Fail(Status::kUnsupported, "batch is %lld, but at most %lld is built for these rows",
-                static_cast<long long>(p.batch),
-                static_cast<long long>(units_max / (p.kv_heads * kernel.row_tiles)));
+                static_cast<long long>(p.batch), static_cast<long long>(units_max / (p.kv_heads * kernel.row_tiles)));
   }
   grid.units = p.batch * p.kv_heads * kernel.row_tiles;
   grid.threads = kTileThreads;

@@ -29,9 +29,7 @@ struct RowState {
   float keys;
 };
 
-__device__ __forceinline__ RowState NoKeys() {
-  return {-INFINITY, -INFINITY, 0, 0, 0, 0, -INFINITY, 0, 0, 0};
-}
+__device__ __forceinline__ RowState NoKeys() { return {-INFINITY, -INFINITY, 0, 0, 0, 0, -INFINITY, 0, 0, 0}; }
 
 // The exponential sums of `a` in units of exp(first).
 __device__ __forceinline__ void Rescale(float first, RowState& a) {
@@ -69,8 +67,7 @@ __device__ __forceinline__ void Merge(RowState b, RowState& a) {
 // A thread's scores of one row and tile.  raw: before the cap, all keys; `present` of
 // them exist, bit i for raw[i].
 template <int kCount>
-__device__ __forceinline__ void AddMoments(const float (&raw)[kCount], unsigned present,
-                                           RowState& a) {
+__device__ __forceinline__ void AddMoments(const float (&raw)[kCount], unsigned present, RowState& a) {
   constexpr unsigned kAll = (1u << kCount) - 1;
   float sum = 0, squares = 0;
   const float keys = static_cast<float>(__popc(present));
@@ -96,8 +93,7 @@ __device__ __forceinline__ void AddMoments(const float (&raw)[kCount], unsigned 
 
 // scores: after the cap, -inf where masked; dp: 0 there.
 template <int kCount, bool kDelta>
-__device__ __forceinline__ void AddScores(const float (&scores)[kCount], const float (&dp)[kCount],
-                                          RowState& a) {
+__device__ __forceinline__ void AddScores(const float (&scores)[kCount], const float (&dp)[kCount], RowState& a) {
   float first = a.first;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
@@ -127,8 +123,7 @@ __device__ __forceinline__ void AddDrift(const RowState& row, double* stats) {
 
 // What one row adds, as AddRow of cpu/probe_rows.h, to stats [kProbeStatCount]; logit_max
 // by max.
-__device__ __forceinline__ void RowStats(const RowState& row, int keys, double delta_lp,
-                                         double* stats) {
+__device__ __forceinline__ void RowStats(const RowState& row, int keys, double delta_lp, double* stats) {
   for (int stat = 0; stat < kProbeStatCount; ++stat) stats[stat] = 0;
   stats[kProbeLogitMax] = -INFINITY;
   stats[kProbeRows] = 1;
@@ -139,8 +134,8 @@ __device__ __forceinline__ void RowStats(const RowState& row, int keys, double d
   AddDrift(row, stats);
   const double l = row.l, first = row.first, second = row.second;
   if (keys > 1) {
-    stats[kProbeTiedRowsBf16] = __bfloat162float(__float2bfloat16_rn(row.first)) ==
-                                __bfloat162float(__float2bfloat16_rn(row.second));
+    stats[kProbeTiedRowsBf16] =
+        __bfloat162float(__float2bfloat16_rn(row.first)) == __bfloat162float(__float2bfloat16_rn(row.second));
     stats[kProbeTiedRowsEps] = second >= first - kTieEps;
     stats[kProbeTiedRowsEpsPaper] = second >= first - kTieEpsPaper;
     const double entropy = log(l) - static_cast<double>(row.weighted_score) / l;
@@ -182,8 +177,7 @@ __device__ __forceinline__ void AtomicMax(float* out, float x) {
 
 // Adds a warp's rows to `out`, head by head; head < 0: this lane has no row.  stats
 // [kProbeStatCount]: this lane's.
-__device__ __forceinline__ void AddToHeads(const ProbeParams& p, int head, bool with_delta,
-                                           const double* stats) {
+__device__ __forceinline__ void AddToHeads(const ProbeParams& p, int head, bool with_delta, const double* stats) {
   const int count = with_delta ? kProbeStatCount : kProbeDeltaBiasSum;
   unsigned left = __ballot_sync(0xffffffffu, head >= 0);
   while (left != 0) {

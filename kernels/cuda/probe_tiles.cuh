@@ -21,8 +21,7 @@ __host__ __device__ constexpr int TilePitch(int64_t dim, int element_bytes) {
 static_assert(TilePitch(1, 2) == 48 && TilePitch(128, 2) == 272 && TilePitch(256, 4) == 1040);
 
 // Pitches are odd multiples of 16 bytes: eight rows' chunks cover all 32 banks.
-static_assert(TilePitch(32, 2) / 16 % 2 == 1 && TilePitch(96, 2) / 16 % 2 == 1 &&
-              TilePitch(80, 4) / 16 % 2 == 1);
+static_assert(TilePitch(32, 2) / 16 % 2 == 1 && TilePitch(96, 2) / 16 % 2 == 1 && TilePitch(80, 4) / 16 % 2 == 1);
 
 inline constexpr int kTileThreads = 256;
 
@@ -45,8 +44,8 @@ struct TileShape {
 // Fills rows [0, rows) of a tile; row_at(r) is null where there is none.  Eight lanes a
 // row.  With `vectorized` the copies are asynchronous and not yet committed.
 template <class Element, class RowAt>
-__device__ __forceinline__ void LoadTile(unsigned char* tile, int rows, int pitch, int64_t dim,
-                                         bool vectorized, const void* any, const RowAt& row_at) {
+__device__ __forceinline__ void LoadTile(unsigned char* tile, int rows, int pitch, int64_t dim, bool vectorized,
+                                         const void* any, const RowAt& row_at) {
   constexpr int kLanes = 8, kWidth = kVectorBytes / sizeof(Element);
   const int lane = threadIdx.x % kLanes, bytes = pitch - kVectorBytes;
   for (int r = threadIdx.x / kLanes; r < rows; r += kTileThreads / kLanes) {
@@ -55,8 +54,7 @@ __device__ __forceinline__ void LoadTile(unsigned char* tile, int rows, int pitc
     if (vectorized) {
       for (int chunk = lane; chunk * kVectorBytes < bytes; chunk += kLanes) {
         const bool there = from != nullptr && chunk * kWidth < dim;
-        CopyAsync16(to + chunk * kVectorBytes, there ? from + chunk * kWidth : any,
-                    there ? kVectorBytes : 0);
+        CopyAsync16(to + chunk * kVectorBytes, there ? from + chunk * kWidth : any, there ? kVectorBytes : 0);
       }
     } else {
       auto* const elements = reinterpret_cast<Element*>(to);
@@ -70,8 +68,8 @@ __device__ __forceinline__ void LoadTile(unsigned char* tile, int rows, int pitc
 // out[block][2 r + e] = row (lane / 4 + 8 r) . key (8 block + 2 (lane % 4) + e), for the
 // warp's 16 rows and 8 kBlocks keys.
 template <class Element, int kBlocks>
-__device__ __forceinline__ void Multiply(const unsigned char* rows, const unsigned char* keys,
-                                         int pitch, float (&out)[kBlocks][4]) {
+__device__ __forceinline__ void Multiply(const unsigned char* rows, const unsigned char* keys, int pitch,
+                                         float (&out)[kBlocks][4]) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int block = 0; block < kBlocks; ++block) {
@@ -83,10 +81,8 @@ __device__ __forceinline__ void Multiply(const unsigned char* rows, const unsign
     static_assert(kBlocks % 2 == 0);
     // Matrices of A: rows 0-7 and 8-15 of channels 0-7, then of 8-15; of B: channels 0-7
     // and 8-15 of keys 0-7, then of 8-15.
-    const unsigned char* const a_at =
-        rows + (lane % 8 + lane / 8 % 2 * 8) * pitch + lane / 16 * kVectorBytes;
-    const unsigned char* const b_at =
-        keys + (lane % 8 + lane / 16 * 8) * pitch + lane / 8 % 2 * kVectorBytes;
+    const unsigned char* const a_at = rows + (lane % 8 + lane / 8 % 2 * 8) * pitch + lane / 16 * kVectorBytes;
+    const unsigned char* const b_at = keys + (lane % 8 + lane / 16 * 8) * pitch + lane / 8 % 2 * kVectorBytes;
 #pragma unroll 2
     for (int at = 0; at < bytes; at += 2 * kStepChannels) {
       unsigned a[4];
@@ -113,8 +109,7 @@ __device__ __forceinline__ void Multiply(const unsigned char* rows, const unsign
           const int key = 8 * block + 2 * (lane % 4) + i % 2;
           const float4 b = *reinterpret_cast<const float4*>(keys + key * pitch + at);
           const float4 q = a[i / 2];
-          out[block][i] =
-              fmaf(q.w, b.w, fmaf(q.z, b.z, fmaf(q.y, b.y, fmaf(q.x, b.x, out[block][i]))));
+          out[block][i] = fmaf(q.w, b.w, fmaf(q.z, b.z, fmaf(q.y, b.y, fmaf(q.x, b.x, out[block][i]))));
         }
       }
     }

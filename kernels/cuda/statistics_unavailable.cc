@@ -7,8 +7,7 @@ namespace bellwether::kernels::cuda {
 namespace {
 
 Status CpuOnly(const char* kernel) {
-  return Fail(Status::kUnavailable, "backend is 1 (CUDA), but %s is built for 0 (CPU) only",
-              kernel);
+  return Fail(Status::kUnavailable, "backend is 1 (CUDA), but %s is built for 0 (CPU) only", kernel);
 }
 
 }  // namespace

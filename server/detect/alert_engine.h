@@ -31,30 +31,24 @@ class AlertEngine {
   void SetOptions(const AlertOptions& options) { options_ = options; }
   // The rules that people wrote, null = none.  `from` holds for each the one of
   // those before whose alert it goes on with, or -1; empty: none does.
-  void SetRules(std::shared_ptr<const std::vector<UserRule>> rules,
-                const std::vector<int>& from);
+  void SetRules(std::shared_ptr<const std::vector<UserRule>> rules, const std::vector<int>& from);
 
   // The findings of `family` at `step`; empty means that it was looked for and
   // not found.  Sorts `*findings` by severity and score.
-  void Update(Family family, int64_t step, const RunDescription& run,
-              std::vector<Finding>* findings, std::vector<Transition>* out);
+  void Update(Family family, int64_t step, const RunDescription& run, std::vector<Finding>* findings,
+              std::vector<Transition>* out);
   // Ends the family's alert at once, if one is open; `why` is its summary.
-  void Resolve(Family family, int64_t step, const RunDescription& run,
-               const std::string& why, std::vector<Transition>* out);
+  void Resolve(Family family, int64_t step, const RunDescription& run, const std::string& why,
+               std::vector<Transition>* out);
 
   // The same for rule number `rule`.
-  void UpdateRule(size_t rule, int64_t step, const RunDescription& run,
-                  std::vector<Finding>* findings,
+  void UpdateRule(size_t rule, int64_t step, const RunDescription& run, std::vector<Finding>* findings,
                   std::vector<Transition>* out);
-  void ResolveRule(size_t rule, int64_t step, const RunDescription& run,
-                   const std::string& why, std::vector<Transition>* out);
+  void ResolveRule(size_t rule, int64_t step, const RunDescription& run, const std::string& why,
+                   std::vector<Transition>* out);
 
-  bool firing(Family family) const {
-    return open_[static_cast<size_t>(family)].firing;
-  }
-  Severity severity(Family family) const {
-    return open_[static_cast<size_t>(family)].severity;
-  }
+  bool firing(Family family) const { return open_[static_cast<size_t>(family)].firing; }
+  Severity severity(Family family) const { return open_[static_cast<size_t>(family)].severity; }
   uint32_t alerts_firing() const;
   int32_t stage() const;  // The furthest of the firing alerts; 0: none fires.
   // Of the most severe firing alert with a known one, the soonest.
@@ -90,10 +84,8 @@ class AlertEngine {
 
     template <class A>
     void Visit(A& a) {
-      a(firing), a(severity), a(stage), a(k), a(rule), a(first_step),
-          a(last_found), a(resolved_step);
-      a(resolved_severity), a(layer), a(head), a(eta_known), a(eta_step),
-          a(eta_steps), a(eta_lower), a(eta_upper);
+      a(firing), a(severity), a(stage), a(k), a(rule), a(first_step), a(last_found), a(resolved_step);
+      a(resolved_severity), a(layer), a(head), a(eta_known), a(eta_step), a(eta_steps), a(eta_lower), a(eta_upper);
       a(key);
     }
   };
@@ -104,14 +96,11 @@ class AlertEngine {
     const UserRule* rule = nullptr;
     std::string NameFor(Rule found) const;
   };
-  void Update(const Subject& subject, Open* open, int64_t step,
-              const RunDescription& run, std::vector<Finding>* findings,
-              std::vector<Transition>* out);
-  void Resolve(const Subject& subject, Open* open, int64_t step,
-               const RunDescription& run, const std::string& why,
+  void Update(const Subject& subject, Open* open, int64_t step, const RunDescription& run,
+              std::vector<Finding>* findings, std::vector<Transition>* out);
+  void Resolve(const Subject& subject, Open* open, int64_t step, const RunDescription& run, const std::string& why,
                std::vector<Transition>* out);
-  Transition Describe(const Subject& subject, const Open& open, int64_t step,
-                      const RunDescription& run,
+  Transition Describe(const Subject& subject, const Open& open, int64_t step, const RunDescription& run,
                       const std::vector<Finding>& findings) const;
 
   template <class Call>

@@ -16,8 +16,7 @@ constexpr char kHighPrecision[] =
     " attention.mode = hp (unbiased delta) removes the cause; at most 3 % of "
     "the kernel.";
 
-std::string RoundingAdvice(const RunDescription& run,
-                           const Transition& change) {
+std::string RoundingAdvice(const RunDescription& run, const Transition& change) {
   std::string text;
   if (run.attention.softcap == 0 && !run.attention.centred) text = kCentre;
   absl::StrAppend(&text, kHighPrecision);
@@ -61,30 +60,25 @@ std::string SummaryOf(const RunDescription& run, const Transition& change) {
   std::string text = absl::StrCat(run.name, ": ", change.rule);
   if (change.strongest.layer >= 0) {
     absl::StrAppend(&text, " in layer ", change.strongest.layer);
-    if (change.strongest.head >= 0)
-      absl::StrAppend(&text, " head ", change.strongest.head);
-    if (change.heads_total > 1)
-      absl::StrAppend(&text, " (+", change.heads_total - 1, " others)");
+    if (change.strongest.head >= 0) absl::StrAppend(&text, " head ", change.strongest.head);
+    if (change.heads_total > 1) absl::StrAppend(&text, " (+", change.heads_total - 1, " others)");
   }
   int pieces = 0;
   for (const Evidence& evidence : change.evidence) {
     if (!(evidence.where == change.strongest) || pieces == 4) continue;
-    absl::StrAppendFormat(&text, "%s %s %.4g (threshold %.4g)",
-                          pieces == 0 ? ":" : ",", evidence.signal,
+    absl::StrAppendFormat(&text, "%s %s %.4g (threshold %.4g)", pieces == 0 ? ":" : ",", evidence.signal,
                           evidence.value, evidence.threshold);
     ++pieces;
   }
   absl::StrAppend(&text, ", since step ", change.first_step);
   if (change.eta.known) {
-    absl::StrAppendFormat(
-        &text, "; expected to be lost in %.0f steps (80 %%: %.0f to %.0f)",
-        change.eta.steps, change.eta.lower_steps, change.eta.upper_steps);
+    absl::StrAppendFormat(&text, "; expected to be lost in %.0f steps (80 %%: %.0f to %.0f)", change.eta.steps,
+                          change.eta.lower_steps, change.eta.upper_steps);
   }
   return text;
 }
 
-std::string AdviceOf(Family family, const RunDescription& run,
-                     const Transition& change) {
+std::string AdviceOf(Family family, const RunDescription& run, const Transition& change) {
   switch (family) {
     case Family::kRounding:
       return RoundingAdvice(run, change);

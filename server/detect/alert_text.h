@@ -19,8 +19,7 @@ std::string CauseOf(Family family, const std::vector<Finding>& findings);
 // One sentence: run, heads, numbers against thresholds, since when, ETA.
 std::string SummaryOf(const RunDescription& run, const Transition& change);
 // What to do, what it does, what it costs.
-std::string AdviceOf(Family family, const RunDescription& run,
-                     const Transition& change);
+std::string AdviceOf(Family family, const RunDescription& run, const Transition& change);
 
 }  // namespace bellwether::server
 

@@ -20,8 +20,7 @@
 
 namespace bellwether::server {
 
-static_assert(std::endian::native == std::endian::little,
-              "state is saved little endian");
+static_assert(std::endian::native == std::endian::little, "state is saved little endian");
 
 template <class T>
 concept PlainValue = std::is_arithmetic_v<T> || std::is_enum_v<T>;
@@ -43,8 +42,7 @@ class StateWriter {
   void operator()(std::vector<T>& values) {
     (*this)(static_cast<uint32_t>(values.size()));
     if constexpr (PlainValue<T>) {
-      out_->append(reinterpret_cast<const char*>(values.data()),
-                   values.size() * sizeof(T));
+      out_->append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
     } else {
       for (T& value : values) (*this)(value);
     }

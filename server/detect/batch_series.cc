@@ -109,8 +109,7 @@ void BatchSeries::SetWindow(int32_t window) {
     for (int32_t i = 0; i < kept; ++i) {
       const size_t from = row(rows_ - kept + i);
       const auto to = static_cast<size_t>(i);
-      std::copy_n(ring_.data() + from * heads_, heads_,
-                  ring.data() + to * heads_);
+      std::copy_n(ring_.data() + from * heads_, heads_, ring.data() + to * heads_);
       medians[to] = ring_median_[from];
       steps[to] = ring_step_[from];
     }

@@ -68,8 +68,7 @@ struct Finding {
   std::string note;  // Of the first fact.
 
   void Add(const Fact& fact) {
-    if (fact_count < static_cast<int32_t>(facts.size()))
-      facts[static_cast<size_t>(fact_count++)] = fact;
+    if (fact_count < static_cast<int32_t>(facts.size())) facts[static_cast<size_t>(fact_count++)] = fact;
   }
 };
 

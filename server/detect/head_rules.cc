@@ -451,8 +451,9 @@ bool HeadRules::Consistent() const {
   for (const Held& held : held_) {
     if (held.count.size() != heads_ || held.active.size() != heads_ || held.since.size() != heads_) return false;
   }
-  return stage_.size() == heads_ && leak_step_.size() == static_cast<size_t>(layout_.layers) && eta_steps_.size() == heads_ && eta_lower_.size() == heads_ &&
-         eta_upper_.size() == heads_ && eta_step_.size() == heads_;
+  return stage_.size() == heads_ && leak_step_.size() == static_cast<size_t>(layout_.layers) &&
+         eta_steps_.size() == heads_ && eta_lower_.size() == heads_ && eta_upper_.size() == heads_ &&
+         eta_step_.size() == heads_;
 }
 
 }  // namespace bellwether::server

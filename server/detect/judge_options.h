@@ -200,9 +200,7 @@ struct BuiltinSet {
   BuiltinSet(std::initializer_list<Builtin> rules) {
     for (const Builtin rule : rules) Add(rule);
   }
-  bool has(Builtin rule) const {
-    return (bits >> static_cast<uint32_t>(rule) & 1u) != 0;
-  }
+  bool has(Builtin rule) const { return (bits >> static_cast<uint32_t>(rule) & 1u) != 0; }
   void Add(Builtin rule) { bits |= 1u << static_cast<uint32_t>(rule); }
   bool operator==(const BuiltinSet&) const = default;
 };

@@ -17,11 +17,9 @@ double ValueWindow::Score(double value, int32_t size) const {
   const double centre = mean();
   double squares = 0;
   for (const float x : values_) squares += (x - centre) * (x - centre);
-  const double deviation =
-      std::sqrt(squares / static_cast<double>(values_.size()));
+  const double deviation = std::sqrt(squares / static_cast<double>(values_.size()));
   // A window of equal values has no noise to measure by.
-  return (value - centre) /
-         std::max(deviation, 1e-6 * std::abs(centre) + 1e-12);
+  return (value - centre) / std::max(deviation, 1e-6 * std::abs(centre) + 1e-12);
 }
 
 void ValueWindow::Push(float value, int32_t size) {
@@ -37,8 +35,7 @@ void ValueWindow::Shrink(int32_t size) {
   if (full(size)) return;
   // Oldest first again, so that what is added later finds its place.
   if (!values_.empty()) {
-    const auto oldest = values_.begin() +
-                        static_cast<ptrdiff_t>(next_ % values_.size());
+    const auto oldest = values_.begin() + static_cast<ptrdiff_t>(next_ % values_.size());
     std::rotate(values_.begin(), oldest, values_.end());
   }
   next_ = 0;
@@ -51,11 +48,9 @@ void ValueWindow::Clear() {
   next_ = 0;
 }
 
-void LossWatch::Follow(int64_t step, float value, double least_rise,
-                       Impulse* impulse) const {
+void LossWatch::Follow(int64_t step, float value, double least_rise, Impulse* impulse) const {
   const double score = impulse->window.Score(value, options_.window_values);
-  const bool beyond = score >= options_.impulse_sigma &&
-                      value - impulse->window.mean() >= least_rise;
+  const bool beyond = score >= options_.impulse_sigma && value - impulse->window.mean() >= least_rise;
   if (!beyond) {
     impulse->since = -1;
     impulse->values = 0;
@@ -66,9 +61,7 @@ void LossWatch::Follow(int64_t step, float value, double least_rise,
     impulse->since = step;
     impulse->baseline = impulse->window.mean();
     impulse->threshold =
-        impulse->baseline +
-        std::max(least_rise,
-                 options_.impulse_sigma * (value - impulse->baseline) / score);
+        impulse->baseline + std::max(least_rise, options_.impulse_sigma * (value - impulse->baseline) / score);
   }
   ++impulse->values;
   impulse->value = value;
@@ -101,8 +94,7 @@ void LossWatch::ObserveLoss(int64_t step, float loss) {
     noise_ = 1 / unit / std::sqrt(static_cast<double>(options_.mean_values));
   }
   start_ = std::max(start_, smoothed_);
-  rise_ = std::max({options_.rise_of_minimum * std::abs(minimum_),
-                    options_.rise_of_gain * (start_ - minimum_),
+  rise_ = std::max({options_.rise_of_minimum * std::abs(minimum_), options_.rise_of_gain * (start_ - minimum_),
                     options_.rise_sigma * noise_});
   if (smoothed_ <= minimum_ + rise_) {
     high_since_ = -1;
@@ -113,8 +105,7 @@ void LossWatch::ObserveLoss(int64_t step, float loss) {
 
 void LossWatch::ObserveGradient(int64_t step, float gradient) {
   if (!std::isfinite(gradient) || gradient <= 0) return;
-  Follow(step, std::log(gradient), std::log(options_.gradient_factor),
-         &gradient_);
+  Follow(step, std::log(gradient), std::log(options_.gradient_factor), &gradient_);
 }
 
 void LossWatch::FindLoss(int64_t step, std::vector<Finding>* out) const {
@@ -122,8 +113,7 @@ void LossWatch::FindLoss(int64_t step, std::vector<Finding>* out) const {
   if (lasted >= options_.persist_steps) {
     Finding& finding = out->emplace_back();
     finding.rule = Rule::kLoss;
-    finding.severity = lasted >= options_.critical_steps ? Severity::kCritical
-                                                         : Severity::kWarning;
+    finding.severity = lasted >= options_.critical_steps ? Severity::kCritical : Severity::kWarning;
     finding.stage = 5;
     finding.first_step = high_since_;
     finding.Add({.signal = "loss",

@@ -26,9 +26,7 @@ class ValueWindow {
   // `value` in standard deviations above the mean; 0 until the window is full.
   double Score(double value, int32_t size) const;
   double mean() const;
-  bool full(int32_t size) const {
-    return values_.size() == static_cast<size_t>(size);
-  }
+  bool full(int32_t size) const { return values_.size() == static_cast<size_t>(size); }
   void Push(float value, int32_t size);
   // Keeps the newest `size` values at most.
   void Shrink(int32_t size);
@@ -61,8 +59,7 @@ class LossWatch {
   template <class A>
   void Visit(A& a) {
     a(loss_), a(recent_), a(gradient_);
-    a(minimum_known_), a(minimum_), a(smoothed_), a(noise_), a(start_),
-        a(rise_), a(high_since_);
+    a(minimum_known_), a(minimum_), a(smoothed_), a(noise_), a(start_), a(rise_), a(high_since_);
   }
 
  private:
@@ -80,8 +77,7 @@ class LossWatch {
     }
   };
   // `value` and the window are in the same scale (ln for gradients).
-  void Follow(int64_t step, float value, double least_rise,
-              Impulse* impulse) const;
+  void Follow(int64_t step, float value, double least_rise, Impulse* impulse) const;
 
   LossOptions options_;
   Impulse loss_;

@@ -33,7 +33,8 @@ constexpr const char* kBuiltinSentences[] = {
     "{drift.heads_exponent}.",
     "A head's drift ratio is above {drift.level_factor} times the median head and {drift.level_rise_min} times what it "
     "was at the "
-    "window's start, for {drift.level_batches} batches, twice as many where neither ties nor a leak in its layer holds. With more than {drift.heads_usual} heads in the run the first "
+    "window's start, for {drift.level_batches} batches, twice as many where neither ties nor a leak in its layer "
+    "holds. With more than {drift.heads_usual} heads in the run the first "
     "factor grows with their number to the power of {drift.heads_exponent}.",
     "A head's common mode is above {drift.common_mode_large} logits and {drift.common_mode_factor} times the median "
     "head, grows as "
@@ -43,7 +44,8 @@ constexpr const char* kBuiltinSentences[] = {
     "{leak.hold_batches} batches.",
     "More than {ties.fraction_min} of a head's rows, and {ties.peer_factor} times the median head, have a repeated "
     "bf16 maximum, for "
-    "{ties.hold_batches} batches. With more than {drift.heads_usual} heads in the run the share grows with their number "
+    "{ties.hold_batches} batches. With more than {drift.heads_usual} heads in the run the share grows with their "
+    "number "
     "to the power of {drift.heads_exponent}, to {ties.fraction_high} at most. A warning, stage 2; alone only where the "
     "leak is not measured, and after twice as many batches.",
     "A head's sigma(W_Q) is above {norm.peer_factor} times the median head and rises against it {norm.rise_min} times "

@@ -74,9 +74,7 @@ struct RunJudge::State {
     a(user);
     alerts.VisitRules(a);
   }
-  uint64_t user_rules_fingerprint() const {
-    return options.rules == nullptr ? 0 : Fingerprint(*options.rules);
-  }
+  uint64_t user_rules_fingerprint() const { return options.rules == nullptr ? 0 : Fingerprint(*options.rules); }
   bool on(Builtin rule) const { return options.is_on(rule); }
   void ForgetTrends() {
     heads.ForgetTrends();
@@ -94,13 +92,11 @@ struct RunJudge::State {
   void JudgeOverhead(const StepSample& sample, std::vector<Transition>* out);
 };
 
-void RunJudge::State::ResolveRounding(int64_t step,
-                                      std::vector<Transition>* out) {
+void RunJudge::State::ResolveRounding(int64_t step, std::vector<Transition>* out) {
   const char* const why = "centring was switched on";
   alerts.Resolve(Family::kRounding, step, run, why, out);
   for (size_t i = 0; i < user.size(); ++i) {
-    if (user.rule(i).rounding_only)
-      alerts.ResolveRule(i, step, run, why, out);
+    if (user.rule(i).rounding_only) alerts.ResolveRule(i, step, run, why, out);
   }
 }
 
@@ -191,8 +187,7 @@ void RunJudge::Observe(const StepSample& sample, std::vector<Transition>* out) {
     s.Excuse();
     s.heads.Rewind();
     s.user.Forget();
-    s.excused_until =
-        std::max(s.excused_until, sample.step + s.options.context.settle_steps);
+    s.excused_until = std::max(s.excused_until, sample.step + s.options.context.settle_steps);
   }
   if (sample.step <= s.last_step) return;
   s.last_step = sample.step;
@@ -221,10 +216,9 @@ void RunJudge::Observe(const StepSample& sample, std::vector<Transition>* out) {
       s.alerts.Update(Family::kLogits, sample.step, s.run, s.heads.logits(), out);
     }
   }
-  s.user.Observe(sample, s.run.attention, excused,
-                 [&](size_t rule, std::vector<Finding>* findings) {
-                   s.alerts.UpdateRule(rule, sample.step, s.run, findings, out);
-                 });
+  s.user.Observe(sample, s.run.attention, excused, [&](size_t rule, std::vector<Finding>* findings) {
+    s.alerts.UpdateRule(rule, sample.step, s.run, findings, out);
+  });
 }
 
 void RunJudge::OnEvent(const RunEvent& event, std::vector<Transition>* out) {
@@ -249,8 +243,7 @@ void RunJudge::OnEvent(const RunEvent& event, std::vector<Transition>* out) {
     case EventKind::kData:
     case EventKind::kBatchSize:
     case EventKind::kSequenceLength:
-      s.excused_until =
-          std::max(s.excused_until, step + s.options.context.settle_steps);
+      s.excused_until = std::max(s.excused_until, step + s.options.context.settle_steps);
       s.Excuse();
       break;
     default:
@@ -268,8 +261,7 @@ void RunJudge::OnHello(const RunDescription& run, std::vector<Transition>* out) 
   s.run.layout = layout;  // The store refuses a run that changes its layout.
   if (!changed) return;
   s.ForgetTrends();
-  if (run.attention.centred && !centred_before)
-    s.ResolveRounding(std::max<int64_t>(s.last_step, 0), out);
+  if (run.attention.centred && !centred_before) s.ResolveRounding(std::max<int64_t>(s.last_step, 0), out);
 }
 
 void RunJudge::OnSilence(uint32_t silent_ranks, int64_t silent_seconds, std::vector<Transition>* out) {
@@ -293,16 +285,14 @@ void RunJudge::OnSilence(uint32_t silent_ranks, int64_t silent_seconds, std::vec
   s.alerts.Update(Family::kSilent, step, s.run, &findings, out);
 }
 
-void RunJudge::SetOptions(const JudgeOptions& options,
-                          std::vector<Transition>* out) {
+void RunJudge::SetOptions(const JudgeOptions& options, std::vector<Transition>* out) {
   State& s = *state_;
   const int64_t step = std::max<int64_t>(s.last_step, 0);
   UserRules user(options, s.run.layout);
   const std::vector<int> from = user.TakeOver(&s.user);
   for (size_t i = 0; i < s.user.size(); ++i) {
     if (std::find(from.begin(), from.end(), static_cast<int>(i)) == from.end())
-      s.alerts.ResolveRule(i, step, s.run, "the rule was changed or removed",
-                           out);
+      s.alerts.ResolveRule(i, step, s.run, "the rule was changed or removed", out);
   }
   s.user = std::move(user);
   s.alerts.SetRules(options.rules, from);
@@ -322,15 +312,12 @@ void RunJudge::SetOptions(const JudgeOptions& options,
       {Family::kOverhead, {Builtin::kOverhead}},
   };
   for (const auto& [family, rules] : sources) {
-    if (std::none_of(rules.begin(), rules.end(),
-                     [&](Builtin rule) { return s.on(rule); }))
+    if (std::none_of(rules.begin(), rules.end(), [&](Builtin rule) { return s.on(rule); }))
       s.alerts.Resolve(family, step, s.run, "the rule was switched off", out);
   }
 }
 
-int32_t RunJudge::stage() const {
-  return std::max(state_->heads.stage(), state_->alerts.stage());
-}
+int32_t RunJudge::stage() const { return std::max(state_->heads.stage(), state_->alerts.stage()); }
 Eta RunJudge::eta() const { return state_->alerts.eta(state_->last_step); }
 int32_t RunJudge::stage_of(int32_t layer, int32_t head) const {
   const Layout& layout = state_->run.layout;
@@ -338,12 +325,9 @@ int32_t RunJudge::stage_of(int32_t layer, int32_t head) const {
   return state_->heads.stage_of(static_cast<size_t>(layer) * static_cast<size_t>(layout.heads) +
                                 static_cast<size_t>(head));
 }
-uint32_t RunJudge::alerts_firing() const {
-  return state_->alerts.alerts_firing();
-}
+uint32_t RunJudge::alerts_firing() const { return state_->alerts.alerts_firing(); }
 size_t RunJudge::memory_bytes() const {
-  return sizeof(State) + state_->heads.memory_bytes() +
-         state_->user.memory_bytes();
+  return sizeof(State) + state_->heads.memory_bytes() + state_->user.memory_bytes();
 }
 
 std::string RunJudge::Save() const {

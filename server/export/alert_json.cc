@@ -15,19 +15,19 @@ struct NamedRule {
   const char* alert;
 };
 constexpr NamedRule kNames[] = {
-    {"drift", "BellwetherDriftGrowing"},      {"ties", "BellwetherTiesAndBiasRising"},
+    {"drift", "BellwetherDriftGrowing"},       {"ties", "BellwetherTiesAndBiasRising"},
     {"norm", "BellwetherSpectralNormGrowing"}, {"logits", "BellwetherLogitsGrowing"},
-    {"loss", "BellwetherDiverging"},          {"gradient", "BellwetherGradientJump"},
-    {"nonfinite", "BellwetherNonFinite"},     {"disagreement", "BellwetherWeightsDisagree"},
-    {"silent", "BellwetherRanksMissing"},     {"overhead", "BellwetherHookOverBudget"},
+    {"loss", "BellwetherDiverging"},           {"gradient", "BellwetherGradientJump"},
+    {"nonfinite", "BellwetherNonFinite"},      {"disagreement", "BellwetherWeightsDisagree"},
+    {"silent", "BellwetherRanksMissing"},      {"overhead", "BellwetherHookOverBudget"},
 };
 
 // For a fragment of an address: everything but unreserved characters.
 std::string Escape(const std::string& text) {
   std::string escaped;
   for (const char c : text) {
-    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_' ||
-                       c == '.' || c == '~';
+    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
+                       c == '_' || c == '.' || c == '~';
     if (plain) {
       escaped += c;
     } else {
@@ -71,12 +71,10 @@ StringMap AlertLabels(const Transition& transition) {
 }
 
 StringMap AlertAnnotations(const Transition& transition) {
-  StringMap annotations = {{"summary", transition.summary},
-                           {"cause", transition.cause},
-                           {"advice", transition.advice},
-                           {"stage", absl::StrCat(transition.stage)},
-                           {"step", absl::StrCat(transition.step)},
-                           {"first_step", absl::StrCat(transition.first_step)}};
+  StringMap annotations = {
+      {"summary", transition.summary},         {"cause", transition.cause},
+      {"advice", transition.advice},           {"stage", absl::StrCat(transition.stage)},
+      {"step", absl::StrCat(transition.step)}, {"first_step", absl::StrCat(transition.first_step)}};
   if (transition.eta.known) {
     annotations["eta"] = absl::StrFormat("%.0f steps (80 %%: %.0f to %.0f)", transition.eta.steps,
                                          transition.eta.lower_steps, transition.eta.upper_steps);

@@ -29,7 +29,11 @@ prometheus::MetricType TypeOf(MetricKind kind) {
 size_t Utf8Length(std::string_view text) {
   const auto byte = [text](size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char first = byte(0);
-  const size_t length = first < 0x80 ? 1 : first >= 0xc2 && first < 0xe0 ? 2 : first >= 0xe0 && first < 0xf0 ? 3 : first >= 0xf0 && first < 0xf5 ? 4 : 0;
+  const size_t length = first < 0x80                    ? 1
+                        : first >= 0xc2 && first < 0xe0 ? 2
+                        : first >= 0xe0 && first < 0xf0 ? 3
+                        : first >= 0xf0 && first < 0xf5 ? 4
+                                                        : 0;
   if (length == 0 || length > text.size()) return 0;
   for (size_t i = 1; i < length; ++i) {
     if ((byte(i) & 0xc0) != 0x80) return 0;
@@ -108,7 +112,8 @@ bool FamilySet::Add(SeriesLevel level, std::string_view name, LabelList labels, 
   for (size_t i = 0; i < counts.size(); ++i) {
     cumulative += counts[i];
     const bool last = i == histogram.bounds().size();
-    metric.histogram.bucket.push_back({cumulative, last ? std::numeric_limits<double>::infinity() : histogram.bounds()[i]});
+    metric.histogram.bucket.push_back(
+        {cumulative, last ? std::numeric_limits<double>::infinity() : histogram.bounds()[i]});
   }
   metric.histogram.sample_count = cumulative;
   metric.histogram.sample_sum = histogram.sum();

@@ -14,8 +14,8 @@ struct Ranked {
 };
 
 // Earliest cause first: the first of these that the run reports ranks its heads.
-constexpr SignalId kLeading[] = {SignalId::kDriftRatio, SignalId::kKeyLeak, SignalId::kTiedFractionBf16, SignalId::kLogitMax,
-                                 SignalId::kWqSigma};
+constexpr SignalId kLeading[] = {SignalId::kDriftRatio, SignalId::kKeyLeak, SignalId::kTiedFractionBf16,
+                                 SignalId::kLogitMax, SignalId::kWqSigma};
 
 std::vector<Ranked> RankHeads(const RunSnapshot& run) {
   std::vector<Ranked> ranked;

@@ -19,9 +19,9 @@
 namespace bellwether::server {
 
 struct HeadChoiceOptions {
-  bool all = false;            // Every head, nothing else counts.
-  int32_t heads_top = 32;      // 0 = none
-  int32_t held_max = 128;      // >= heads_top
+  bool all = false;        // Every head, nothing else counts.
+  int32_t heads_top = 32;  // 0 = none
+  int32_t held_max = 128;  // >= heads_top
   int64_t hold_ns = int64_t{15} * 60 * 1'000'000'000;
 };
 

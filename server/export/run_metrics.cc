@@ -69,7 +69,9 @@ int64_t RunExtraSeriesMax(const RunSnapshot& run) {
 
 void AddRunExtras(const RunSnapshot& run, FamilySet* set) {
   const RunRecord& record = run.record;
-  const auto add = [&](std::string_view name, double value) { set->Add(SeriesLevel::kRun, name, RunLabel(run), value); };
+  const auto add = [&](std::string_view name, double value) {
+    set->Add(SeriesLevel::kRun, name, RunLabel(run), value);
+  };
   add("bellwether_run_attempt", record.description.attempt);
   add("bellwether_run_ended", record.ended ? 1 : 0);
   add("bellwether_run_ranks_expected", record.description.reporters);
@@ -128,8 +130,8 @@ void AddLayers(const RunSnapshot& run, FamilySet* set) {
     derived = signal.id;
     const MatrixShape shape = ShapeOf(signal, run.heads->layout());
     for (int32_t layer = 0; layer < shape.layers; ++layer) {
-      const float value = AggregateRow(
-          metric.aggregate, std::span<const float>(values).subspan(static_cast<size_t>(layer) * shape.heads, shape.heads));
+      const float value = AggregateRow(metric.aggregate, std::span<const float>(values).subspan(
+                                                             static_cast<size_t>(layer) * shape.heads, shape.heads));
       if (!IsNotMeasured(value)) add(layer, value);
     }
   });

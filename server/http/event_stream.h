@@ -46,8 +46,8 @@ class EventStream {
   bool Sees(const std::string& run) const { return grant_ == nullptr || grant_->Sees(run); }
 
   EventHub* const hub_;
-  const GrantPtr grant_;    // Null: he may know everything.
-  uint64_t after_;          // The last transition that was sent.
+  const GrantPtr grant_;  // Null: he may know everything.
+  uint64_t after_;        // The last transition that was sent.
   bool greeted_ = false;
   uint64_t table_version_ = 0;
   int64_t runs_sent_ns_ = 0;

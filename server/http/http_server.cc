@@ -58,7 +58,8 @@ void SetBody(httplib::Response* response, std::string body, const std::string& t
   });
 }
 
-void Reply(const httplib::Request& request, httplib::Response* response, int status, std::string body, const std::string& type) {
+void Reply(const httplib::Request& request, httplib::Response* response, int status, std::string body,
+           const std::string& type) {
   response->status = status;
   response->set_header("Cache-Control", "no-store");
   response->set_header("Vary", "Accept-Encoding");
@@ -89,7 +90,7 @@ std::string PathLabel(const httplib::Request& request, int status) {
 int ChooseCertificate(SSL* ssl, void* watch) {
   const std::shared_ptr<const TlsMaterial> material = static_cast<const TlsWatch*>(watch)->material();
   const std::unique_ptr<STACK_OF(X509), void (*)(STACK_OF(X509)*)> rest(sk_X509_new_null(),
-                                                                      [](STACK_OF(X509) * s) { sk_X509_free(s); });
+                                                                        [](STACK_OF(X509) * s) { sk_X509_free(s); });
   for (size_t i = 1; i < material->chain.size(); ++i) sk_X509_push(rest.get(), material->chain[i].get());
   if (SSL_use_cert_and_key(ssl, material->chain[0].get(), material->key.get(), rest.get(), 1) != 1) return 0;
   if (material->client_store == nullptr) return 1;
@@ -175,7 +176,8 @@ absl::Status HttpServerImpl::Start() {
   server_->set_keep_alive_max_count(static_cast<size_t>(options_.keepalive_requests_max));
   server_->set_default_headers(SecurityHeaders());
   server_->set_pre_routing_handler([this](const Request& request, Response& response) {
-    return Refuse(request, response) ? httplib::Server::HandlerResponse::Handled : httplib::Server::HandlerResponse::Unhandled;
+    return Refuse(request, response) ? httplib::Server::HandlerResponse::Handled
+                                     : httplib::Server::HandlerResponse::Unhandled;
   });
   server_->Get(".*", [this](const Request& request, Response& response) { Get(request, response); });
   server_->Post(".*", [this](const Request& request, Response& response) { Post(request, response); });
@@ -222,7 +224,8 @@ void HttpServerImpl::Stop() {
 
 bool HttpServerImpl::Refuse(const Request& request, Response& response) const {
   if (!HostIsAllowed(request.get_header_value("Host"), options_.hosts)) {
-    Reply(request, &response, 421, "This server does not answer to that name; see web.hosts in its configuration.\n", kText);
+    Reply(request, &response, 421, "This server does not answer to that name; see web.hosts in its configuration.\n",
+          kText);
     return true;
   }
   if (sources_.access == nullptr || request.path == "/-/healthy") return false;
@@ -237,8 +240,8 @@ bool HttpServerImpl::EnterByAddress(const Request& request, Response& response) 
   credentials.token = request.get_param_value("token");
   if (!sources_.access->Identify(credentials, "page").ok()) return false;
   // Of our tokens' letters only: nothing else may stand in a header.
-  response.set_header("Set-Cookie", absl::StrCat(CookieName(), "=", *credentials.token, "; Path=/; HttpOnly; SameSite=Strict",
-                                                 secure() ? "; Secure" : ""));
+  response.set_header("Set-Cookie", absl::StrCat(CookieName(), "=", *credentials.token,
+                                                 "; Path=/; HttpOnly; SameSite=Strict", secure() ? "; Secure" : ""));
   response.set_header("Cache-Control", "no-store");
   // Relative, for path prefixes; the token leaves the address bar.
   response.set_redirect("./", 303);
@@ -271,8 +274,9 @@ std::optional<GrantPtr> HttpServerImpl::Identify(const Request& request, Respons
   auto grant = sources_.access->Identify(CredentialsOf(request), request.path);
   if (grant.ok()) return *std::move(grant);
   response.set_header("WWW-Authenticate", "Bearer");
-  const std::string why = sources_.access->open() ? "This server wants a token: open the address that it printed at start."
-                                                  : std::string(grant.status().message());
+  const std::string why = sources_.access->open()
+                              ? "This server wants a token: open the address that it printed at start."
+                              : std::string(grant.status().message());
   Reply(request, &response, 401, why + "\n", kText);
   return std::nullopt;
 }
@@ -296,7 +300,8 @@ void HttpServerImpl::Get(const Request& request, Response& response) {
     Reply(request, &response, 200, "healthy\n", kText);
   } else if (path == "/-/ready") {
     const absl::Status ready = sources_.ready();
-    Reply(request, &response, ready.ok() ? 200 : 503, ready.ok() ? "ready\n" : absl::StrCat(ready.message(), "\n"), kText);
+    Reply(request, &response, ready.ok() ? 200 : 503, ready.ok() ? "ready\n" : absl::StrCat(ready.message(), "\n"),
+          kText);
   } else if (path == "/-/reload") {
     response.set_header("Allow", "POST");
     Reply(request, &response, 405, "this changes something: use POST\n", kText);
@@ -305,7 +310,8 @@ void HttpServerImpl::Get(const Request& request, Response& response) {
   } else if (absl::StartsWith(path, kApi)) {
     if (!IsReadMethod(std::string_view(path).substr(sizeof(kApi) - 1))) {
       response.set_header("Allow", "POST");
-      Reply(request, &response, 405, ErrorJson(absl::InvalidArgumentError("this call changes something: use POST")), kJson);
+      Reply(request, &response, 405, ErrorJson(absl::InvalidArgumentError("this call changes something: use POST")),
+            kJson);
       return;
     }
     const absl::StatusOr<std::string> body = ParametersToJson(request.params);
@@ -324,7 +330,8 @@ void HttpServerImpl::Post(const Request& request, Response& response) {
   }
   const std::string type = request.get_header_value("Content-Type");
   if (!absl::StartsWithIgnoreCase(type, "application/json")) {
-    Reply(request, &response, 415, ErrorJson(absl::InvalidArgumentError("Content-Type must be application/json")), kJson);
+    Reply(request, &response, 415, ErrorJson(absl::InvalidArgumentError("Content-Type must be application/json")),
+          kJson);
     return;
   }
   if (reload) return Reload(request, response);
@@ -382,13 +389,15 @@ void HttpServerImpl::Events(const Request& request, Response& response) {
 void HttpServerImpl::Asset(const Request& request, Response& response) const {
   const ConsoleAsset* const asset = FindConsoleAsset(std::string_view(request.path).substr(1));
   if (asset == nullptr) {
-    Reply(request, &response, 404, request.path == "/" ? "This server was built without its page.\n" : "not found\n", kText);
+    Reply(request, &response, 404, request.path == "/" ? "This server was built without its page.\n" : "not found\n",
+          kText);
     return;
   }
   response.set_header("ETag", std::string(asset->etag));
   response.set_header("Cache-Control", "no-cache");  // Ask, and mostly get a 304.
   response.set_header("Vary", "Accept-Encoding");
-  if (absl::StrContains(request.get_header_value("If-None-Match"), absl::string_view(asset->etag.data(), asset->etag.size()))) {
+  if (absl::StrContains(request.get_header_value("If-None-Match"),
+                        absl::string_view(asset->etag.data(), asset->etag.size()))) {
     response.status = 304;
     return;
   }

@@ -41,7 +41,7 @@ struct HttpOptions {
   int workers_max = 24;            // Connections served at once, streams beside.
   int queue_max = 256;             // Connections that wait for a worker.
   size_t body_bytes_max = 1 << 20;
-  int keepalive_seconds = 5;       // Of an idle connection.
+  int keepalive_seconds = 5;  // Of an idle connection.
   int keepalive_requests_max = 1000;
   int read_seconds_max = 10;
   int write_seconds_max = 10;
@@ -54,7 +54,8 @@ struct HttpSources {
   std::function<absl::Status()> ready;
   std::function<absl::Status()> reload;  // Null: off.
   // query/json_api.h.
-  std::function<absl::StatusOr<std::string>(const std::string& method, const std::string& body, const GrantPtr& grant)> call;
+  std::function<absl::StatusOr<std::string>(const std::string& method, const std::string& body, const GrantPtr& grant)>
+      call;
   Access* access = nullptr;  // Null: nobody is asked who he is, and grants are null.
   TlsWatch* tls = nullptr;   // Null: plaintext.
   EventHub::ToJson transition_json;

@@ -76,7 +76,8 @@ int HttpStatus(absl::StatusCode code) {
 }
 
 std::string ErrorJson(const absl::Status& status) {
-  const nlohmann::json error = {{"code", absl::StatusCodeToString(status.code())}, {"message", std::string(status.message())}};
+  const nlohmann::json error = {{"code", absl::StatusCodeToString(status.code())},
+                                {"message", std::string(status.message())}};
   return error.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 

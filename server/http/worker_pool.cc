@@ -6,7 +6,8 @@ namespace bellwether::server {
 
 void WorkerPool::enqueue(std::function<void()> task) {
   absl::MutexLock lock(&mutex_);
-  const auto has_room = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return tasks_.size() < queue_max_ || stopping_; };
+  const auto has_room = [this]()
+                            ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return tasks_.size() < queue_max_ || stopping_; };
   mutex_.Await(absl::Condition(&has_room));
   tasks_.push_back(std::move(task));
   if (tasks_.size() > idle_ && threads_.size() < threads_max_) threads_.emplace_back([this] { Work(); });

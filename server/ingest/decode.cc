@@ -23,7 +23,8 @@ absl::Status OutOfRange(absl::string_view field, const T& value, absl::string_vi
 
 template <typename T, typename Low, typename High>
 absl::Status CheckRange(absl::string_view field, T value, Low low, High high) {
-  if (static_cast<int64_t>(value) >= static_cast<int64_t>(low) && static_cast<int64_t>(value) <= static_cast<int64_t>(high)) {
+  if (static_cast<int64_t>(value) >= static_cast<int64_t>(low) &&
+      static_cast<int64_t>(value) <= static_cast<int64_t>(high)) {
     return absl::OkStatus();
   }
   return OutOfRange(field, value, absl::StrCat("in [", low, ", ", high, "]"));
@@ -46,7 +47,8 @@ absl::StatusOr<Layout> DecodeLayout(const v1::Layout& layout, const DecodeLimits
   BW_RETURN_IF_ERROR(CheckRange("hello.run.layout.heads", layout.heads(), 1, limits.heads_max));
   BW_RETURN_IF_ERROR(CheckRange("hello.run.layout.kv_heads", layout.kv_heads(), 1, layout.heads()));
   if (layout.heads() % layout.kv_heads() != 0) {
-    return OutOfRange("hello.run.layout.kv_heads", layout.kv_heads(), absl::StrCat("a divisor of heads = ", layout.heads()));
+    return OutOfRange("hello.run.layout.kv_heads", layout.kv_heads(),
+                      absl::StrCat("a divisor of heads = ", layout.heads()));
   }
   BW_RETURN_IF_ERROR(CheckRange("hello.run.layout.head_dim", layout.head_dim(), 0, limits.head_dim_max));
   BW_RETURN_IF_ERROR(CheckRange("hello.run.layout.seq_len", layout.seq_len(), 0, 1 << 30));
@@ -86,8 +88,13 @@ absl::StatusOr<RunDescription> DecodeRun(const v1::RunDescription& run, const De
   plain.world = run.world();
   plain.reporters = run.reporters();
   const v1::Attention& attention = run.attention();
-  plain.attention = {attention.kernel(), attention.score_dtype(), attention.centred(), attention.qk_norm(),
-                     attention.causal(), attention.softcap(),     static_cast<int32_t>(attention.window())};
+  plain.attention = {attention.kernel(),
+                     attention.score_dtype(),
+                     attention.centred(),
+                     attention.qk_norm(),
+                     attention.causal(),
+                     attention.softcap(),
+                     static_cast<int32_t>(attention.window())};
   plain.framework = run.framework();
   plain.model = run.model();
   plain.weight_decay = run.weight_decay();
@@ -198,10 +205,11 @@ absl::StatusOr<ShippedGram> DecodeSpectrum(const v1::Spectrum& spectrum, const L
 
 absl::StatusOr<RunEvent> DecodeEvent(const v1::Event& event, const DecodeLimits& limits) {
   BW_RETURN_IF_ERROR(CheckRange("event.step", event.step(), 0, int64_t{1} << 53));
-  BW_RETURN_IF_ERROR(CheckRange("event.kind", static_cast<int>(event.kind()), 1, static_cast<int>(EventKind::kAnnotation)));
+  BW_RETURN_IF_ERROR(
+      CheckRange("event.kind", static_cast<int>(event.kind()), 1, static_cast<int>(EventKind::kAnnotation)));
   BW_RETURN_IF_ERROR(CheckText("event.text", event.text(), limits.text_bytes_max));
-  return RunEvent{event.attempt(), event.step(), static_cast<EventKind>(event.kind()), event.value(), event.text(),
-                  event.time_unix_ns()};
+  return RunEvent{event.attempt(), event.step(), static_cast<EventKind>(event.kind()),
+                  event.value(),   event.text(), event.time_unix_ns()};
 }
 
 }  // namespace
@@ -214,7 +222,8 @@ bool IsRunName(std::string_view name) {
   });
 }
 
-absl::StatusOr<IngestMessage> Decode(const v1::ClientMessage& message, const Layout* layout, const DecodeLimits& limits) {
+absl::StatusOr<IngestMessage> Decode(const v1::ClientMessage& message, const Layout* layout,
+                                     const DecodeLimits& limits) {
   IngestMessage plain;
   plain.seq = message.seq();
   const auto body = message.body_case();
@@ -265,7 +274,9 @@ absl::StatusOr<IngestMessage> Decode(const v1::ClientMessage& message, const Lay
   }
 }
 
-std::string EncodeStepClosed(const StepClosedMessage& message) { return absl::StrCat(message.attempt, " ", message.step); }
+std::string EncodeStepClosed(const StepClosedMessage& message) {
+  return absl::StrCat(message.attempt, " ", message.step);
+}
 
 std::string EncodeSilence(const SilenceMessage& message) {
   return absl::StrCat(message.silent_ranks, " ", message.seconds);
@@ -387,7 +398,8 @@ absl::StatusOr<IngestMessage> DecodeRecord(const WalRecord& record, const Layout
     plain.body = std::move(spectra);
     return plain;
   }
-  if (record.kind == WalKind::kActionRequest || record.kind == WalKind::kPolicy || record.kind == WalKind::kActionSent) {
+  if (record.kind == WalKind::kActionRequest || record.kind == WalKind::kPolicy ||
+      record.kind == WalKind::kActionSent) {
     return DecodeOfActions(record);
   }
   if (record.kind == WalKind::kRules) {

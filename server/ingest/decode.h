@@ -38,7 +38,8 @@ bool IsRunName(std::string_view name);
 
 // `layout` is that of the stream's Hello, nullptr before it: then only a Hello
 // passes (FAILED_PRECONDITION otherwise).
-absl::StatusOr<IngestMessage> Decode(const v1::ClientMessage& message, const Layout* layout, const DecodeLimits& limits);
+absl::StatusOr<IngestMessage> Decode(const v1::ClientMessage& message, const Layout* layout,
+                                     const DecodeLimits& limits);
 
 // The payloads of the server's own log records.
 std::string EncodeStepClosed(const StepClosedMessage& message);

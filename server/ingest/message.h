@@ -72,14 +72,14 @@ struct ActionOutcome {
 };
 struct ActionRequestMessage {
   ActionRequest request;
-  std::string malformed;  // Why it cannot even be asked; kept for the audit.
+  std::string malformed;                   // Why it cannot even be asked; kept for the audit.
   std::shared_ptr<ActionOutcome> outcome;  // Null in recovery.
 };
 struct PolicyMessage {
   std::shared_ptr<const std::string> text;  // Never null; shared by many runs.
-  bool own = false;       // A person set it for this run; else it is the server's.
-  std::string by;         // Who.
-  std::string malformed;  // As above.
+  bool own = false;                         // A person set it for this run; else it is the server's.
+  std::string by;                           // Who.
+  std::string malformed;                    // As above.
   std::shared_ptr<ActionOutcome> outcome;
 };
 struct ActionSentMessage {
@@ -99,7 +99,7 @@ struct LoggedMessage {
   Lsn lsn = 0;
   RunId run = 0;
   uint32_t rank = 0;
-  uint64_t epoch = 0;  // Of the rank's session; 0 = said by the server.
+  uint64_t epoch = 0;        // Of the rank's session; 0 = said by the server.
   int64_t time_unix_ms = 0;  // When the server took it.
   IngestMessage message;
 };

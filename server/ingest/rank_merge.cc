@@ -125,9 +125,8 @@ bool RankMerge::IsComplete(const Key& key, const Open& open) const {
   // Every rank that still takes part has sent this step or is past it; ranks
   // that were never heard of are waited for.
   if (seen_.size() < expected()) return false;
-  return std::all_of(seen_.begin(), seen_.end(), [&](const auto& rank) {
-    return rank.second > key || open.whole.count(rank.first) > 0;
-  });
+  return std::all_of(seen_.begin(), seen_.end(),
+                     [&](const auto& rank) { return rank.second > key || open.whole.count(rank.first) > 0; });
 }
 
 void RankMerge::Close(std::map<Key, Open>::iterator step, bool complete, const Sink& sink) {

@@ -75,8 +75,8 @@ struct Action {
   uint32_t attempt = 0;
   ActionKind kind = ActionKind::kNone;
   ActionScope scope;
-  std::string mode;   // Of attention.mode.
-  double value = 0;   // gamma, factor, batches, period; center_k: 1 on, 0 off
+  std::string mode;           // Of attention.mode.
+  double value = 0;           // gamma, factor, batches, period; center_k: 1 on, 0 off
   int64_t apply_at_step = 0;  // 0 = the next boundary
   int64_t expires_unix_ns = 0;
   std::string expected_effect;
@@ -104,9 +104,9 @@ struct ActionRequest {
 // history tells.
 struct AuditEntry {
   int64_t time_unix_ns = 0;
-  int64_t step = -1;   // The run's newest; -1 = none
+  int64_t step = -1;  // The run's newest; -1 = none
   std::string by;
-  std::string what;    // "propose", "approve", "reject", "undo", "set_policy"
+  std::string what;  // "propose", "approve", "reject", "undo", "set_policy"
   std::string action_id;
   ActionKind kind = ActionKind::kNone;
   std::string refused;  // Why; empty = it was done.

@@ -314,9 +314,7 @@ absl::StatusOr<ActionRequest> DecodeActionRequest(std::string_view bytes) {
   return Decode<ActionRequest>(bytes, "request");
 }
 std::string EncodeAuditEntry(const AuditEntry& entry) { return Encode(entry); }
-absl::StatusOr<AuditEntry> DecodeAuditEntry(std::string_view bytes) {
-  return Decode<AuditEntry>(bytes, "audit entry");
-}
+absl::StatusOr<AuditEntry> DecodeAuditEntry(std::string_view bytes) { return Decode<AuditEntry>(bytes, "audit entry"); }
 std::string EncodeRunBands(const RunBands& bands) { return Encode(bands); }
 absl::StatusOr<RunBands> DecodeRunBands(std::string_view bytes) { return Decode<RunBands>(bytes, "baseline"); }
 

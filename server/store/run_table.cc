@@ -76,7 +76,10 @@ bool ParseUuid(std::string_view text, RunUuid* uuid) {
   if (text.size() != 2 * uuid->size()) return false;
   for (size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
-    const int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+    const int digit = c >= '0' && c <= '9'   ? c - '0'
+                      : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                      : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                             : -1;
     if (digit < 0) return false;
     uint8_t& byte = (*uuid)[i / 2];
     byte = static_cast<uint8_t>(i % 2 == 0 ? digit << 4 : byte | digit);

@@ -57,9 +57,9 @@ class StepSample {
  public:
   uint32_t attempt = 0;
   int64_t step = 0;
-  int64_t time_unix_ns = 0;   // The latest rank's clock.
-  uint32_t ranks = 0;         // That reported.
-  bool complete = true;       // False: closed by the deadline.
+  int64_t time_unix_ns = 0;  // The latest rank's clock.
+  uint32_t ranks = 0;        // That reported.
+  bool complete = true;      // False: closed by the deadline.
   // Signals with merge "equal" on which ranks disagreed, with the head.
   struct Disagreement {
     SignalId signal;

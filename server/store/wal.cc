@@ -100,8 +100,7 @@ class LocalWal final : public Wal {
 
   const Recovery& recovery() const override { return recovery_; }
 
-  absl::Status Read(Lsn from, Lsn until,
-                    const std::function<absl::Status(const WalRecord&)>& visit) const override;
+  absl::Status Read(Lsn from, Lsn until, const std::function<absl::Status(const WalRecord&)>& visit) const override;
   absl::Status ReadHeads(const std::function<absl::Status(const WalRecord&)>& visit) const override;
 
   absl::StatusOr<Lsn> Append(WalRecord record) override {
@@ -291,9 +290,8 @@ absl::Status LocalWal::Rotate() {
 }
 
 std::vector<LocalWal::Queued> LocalWal::TakeGroup() {
-  const auto work = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return (!queue_.empty() && held_.ok()) || closing_;
-  };
+  const auto work = [this]()
+                        ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return (!queue_.empty() && held_.ok()) || closing_; };
   if (uncovered_ && held_.ok() && !closing_) {
     mutex_.AwaitWithTimeout(absl::Condition(&work), absl::Microseconds(options_.cover_idle_us));
   } else {
@@ -452,9 +450,9 @@ absl::Status LocalWal::Read(Lsn from, Lsn until, const std::function<absl::Statu
     while (!rest.empty()) {
       RecordView view;
       if (!ParseRecord(rest, salt_, &view)) {
-        return absl::DataLossError(
-            absl::StrCat("log segment ", segment.path, ", offset ", segment.end - static_cast<int64_t>(rest.size()),
-                         ": a record went bad since the log was opened"));
+        return absl::DataLossError(absl::StrCat("log segment ", segment.path, ", offset ",
+                                                segment.end - static_cast<int64_t>(rest.size()),
+                                                ": a record went bad since the log was opened"));
       }
       rest.remove_prefix(static_cast<size_t>(RecordBytes(view.payload.size())));
       if (view.lsn > until) return absl::OkStatus();
@@ -485,8 +483,8 @@ absl::Status LocalWal::ReadHeads(const std::function<absl::Status(const WalRecor
         known = ParseVerifiedRecord(rest, &view, &size);
       }
       if (!known) {
-        return absl::DataLossError(
-            absl::StrCat("log segment ", segment.path, ", offset ", offset, ": a record went bad since it was verified"));
+        return absl::DataLossError(absl::StrCat("log segment ", segment.path, ", offset ", offset,
+                                                ": a record went bad since it was verified"));
       }
       offset += size;
       rest.remove_prefix(std::min(rest.size(), static_cast<size_t>(size)));

@@ -137,8 +137,8 @@ bool ParseVerifiedRecord(std::string_view bytes, RecordView* record, int64_t* si
   if (header.len < kLenMin || header.lsn == 0) return false;
   FillView(header, record);
   const size_t payload_bytes = header.len - kLenMin;
-  record->payload = bytes.size() - sizeof(header) < payload_bytes ? std::string_view()
-                                                                  : bytes.substr(sizeof(header), payload_bytes);
+  record->payload =
+      bytes.size() - sizeof(header) < payload_bytes ? std::string_view() : bytes.substr(sizeof(header), payload_bytes);
   *size = RecordBytes(payload_bytes);
   return true;
 }

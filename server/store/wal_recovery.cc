@@ -218,8 +218,8 @@ class Recoverer {
 
   // Segments [number, next.number) are not there.
   void Missing(uint64_t number, Lsn from, const OpenSegment& next) {
-    damage_.push_back(absl::StrCat("segments ", number, "-", next.number - 1, " are missing: ",
-                                   Range(from, next.first_lsn - 1)));
+    damage_.push_back(
+        absl::StrCat("segments ", number, "-", next.number - 1, " are missing: ", Range(from, next.first_lsn - 1)));
     repairs_.push_back([this, number, from, &next]() -> absl::Status {
       for (uint64_t i = number; i < next.number; ++i) {
         const int64_t size = kSegmentHeaderBytes + kRecordHeaderBytes;
@@ -241,10 +241,9 @@ class Recoverer {
   }
 
   absl::Status WriteHeader(const OpenSegment& segment) {
-    return segment.file->WriteAt(0, EncodeSegmentHeader({.number = segment.number,
-                                                         .first_lsn = segment.first_lsn,
-                                                         .segment_bytes = segment.bytes_told},
-                                                        salt_));
+    return segment.file->WriteAt(
+        0, EncodeSegmentHeader(
+               {.number = segment.number, .first_lsn = segment.first_lsn, .segment_bytes = segment.bytes_told}, salt_));
   }
 
   // Nothing is lost: make what was found durable and clean.
@@ -254,7 +253,8 @@ class Recoverer {
     for (OpenSegment& segment : segments_) {
       const bool last = &segment == &segments_.back();
       if (segment.header_lost) {
-        LogWarning("log segment {}: both headers were unreadable and are written anew; no record is lost", segment.path);
+        LogWarning("log segment {}: both headers were unreadable and are written anew; no record is lost",
+                   segment.path);
         BW_RETURN_IF_ERROR(WriteHeader(segment));
         BW_RETURN_IF_ERROR(segment.file->Sync());
       }

@@ -20,13 +20,13 @@ struct SegmentHole {
 };
 
 struct SegmentScan {
-  Lsn next_lsn = 0;          // After the last valid record.
-  int64_t end = 0;           // Offset there.
+  Lsn next_lsn = 0;  // After the last valid record.
+  int64_t end = 0;   // Offset there.
   uint64_t records = 0;
-  Lsn durable_lsn = 0;       // The highest that a valid record states.
-  int64_t dirty_bytes = 0;   // From `end` to the last byte that is not zero.
+  Lsn durable_lsn = 0;             // The highest that a valid record states.
+  int64_t dirty_bytes = 0;         // From `end` to the last byte that is not zero.
   std::vector<SegmentHole> holes;  // Rising; each is followed by a valid record.
-  uint64_t keep_segment = 0;  // Of the newest kKeep record, 0 = none.
+  uint64_t keep_segment = 0;       // Of the newest kKeep record, 0 = none.
   Lsn keep_lsn = 0;
 };
 

@@ -13,7 +13,7 @@ namespace bellwether::server {
 class Clock {
  public:
   virtual ~Clock() = default;
-  virtual int64_t UnixNanos() const = 0;       // Wall clock; may jump.
+  virtual int64_t UnixNanos() const = 0;  // Wall clock; may jump.
   int64_t UnixMillis() const { return UnixNanos() / 1'000'000; }
   virtual int64_t MonotonicNanos() const = 0;  // For intervals and deadlines.
 

@@ -53,9 +53,8 @@ std::vector<Counters::Entry> Counters::List() const {
   for (const auto& [key, histogram] : histograms_) {
     entries.push_back({key.first, key.second, nullptr, nullptr, histogram.get()});
   }
-  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
-    return std::tie(a.name, a.labels) < std::tie(b.name, b.labels);
-  });
+  std::sort(entries.begin(), entries.end(),
+            [](const Entry& a, const Entry& b) { return std::tie(a.name, a.labels) < std::tie(b.name, b.labels); });
   return entries;
 }
 

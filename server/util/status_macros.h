@@ -6,8 +6,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-#define BW_RETURN_IF_ERROR(expression)                   \
-  do {                                                   \
+#define BW_RETURN_IF_ERROR(expression)                                            \
+  do {                                                                            \
     if (absl::Status bw_status = (expression); !bw_status.ok()) return bw_status; \
   } while (false)
 

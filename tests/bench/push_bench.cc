@@ -116,10 +116,11 @@ int main(int argc, char** argv) {
 
   const double push_p50 = At(&push_ns, 0.5), push_p99 = At(&push_ns, 0.99);
   const double copy_p50 = At(&copy_ns, 0.5), copy_p99 = At(&copy_ns, 0.99);
-  std::printf("{\"frame_bytes\": %zu, \"pushes\": %zu, \"dropped\": %llu, \"push_p50_ns\": %.0f, \"push_p99_ns\": %.0f, "
-              "\"memcpy_p50_ns\": %.0f, \"memcpy_p99_ns\": %.0f, \"ratio_p50\": %.3f, \"ratio_p99\": %.3f, "
-              "\"drop_ns\": %.1f, \"share_dropped_when_full\": %.4f}\n",
-              kFrameBytes, push_ns.size(), static_cast<unsigned long long>(dropped), push_p50, push_p99, copy_p50, copy_p99,
-              push_p50 / copy_p50, push_p99 / copy_p99, drop_ns, static_cast<double>(full_drops) / kDrops);
+  std::printf(
+      "{\"frame_bytes\": %zu, \"pushes\": %zu, \"dropped\": %llu, \"push_p50_ns\": %.0f, \"push_p99_ns\": %.0f, "
+      "\"memcpy_p50_ns\": %.0f, \"memcpy_p99_ns\": %.0f, \"ratio_p50\": %.3f, \"ratio_p99\": %.3f, "
+      "\"drop_ns\": %.1f, \"share_dropped_when_full\": %.4f}\n",
+      kFrameBytes, push_ns.size(), static_cast<unsigned long long>(dropped), push_p50, push_p99, copy_p50, copy_p99,
+      push_p50 / copy_p50, push_p99 / copy_p99, drop_ns, static_cast<double>(full_drops) / kDrops);
   return std::system((std::string("rm -rf ") + folder).c_str());
 }

@@ -53,8 +53,8 @@ struct IngestStore {
   std::mutex mutex;
   uint64_t epoch = 0;
   uint64_t durable_seq = 0;
-  uint64_t duplicates = 0;  // Seqs that were already durable.
-  uint64_t gaps = 0;        // Seqs that skipped one.
+  uint64_t duplicates = 0;                  // Seqs that were already durable.
+  uint64_t gaps = 0;                        // Seqs that skipped one.
   std::vector<v1::ClientMessage> messages;  // With a seq, in order.
   std::vector<v1::Hello> hellos;
   std::vector<v1::Bye> byes;
@@ -79,8 +79,7 @@ class FakeIngest final : public v1::Ingest::Service {
     std::shared_ptr<grpc::ServerCredentials> credentials = grpc::InsecureServerCredentials();
   };
 
-  FakeIngest(std::string address, IngestStore* store, Options options)
-      : store_(store), options_(std::move(options)) {
+  FakeIngest(std::string address, IngestStore* store, Options options) : store_(store), options_(std::move(options)) {
     grpc::ServerBuilder builder;
     builder.AddListeningPort(address, options_.credentials, &port_);
     builder.RegisterService(this);
@@ -105,9 +104,8 @@ class FakeIngest final : public v1::Ingest::Service {
     {
       const std::lock_guard<std::mutex> lock(store_->mutex);
       const auto token = context->client_metadata().find("authorization");
-      store_->tokens.push_back(token == context->client_metadata().end()
-                                   ? ""
-                                   : std::string(token->second.data(), token->second.size()));
+      store_->tokens.push_back(
+          token == context->client_metadata().end() ? "" : std::string(token->second.data(), token->second.size()));
       store_->hellos.push_back(message.hello());
       if (!options_.refuse.ok()) return options_.refuse;
       epoch = ++store_->epoch;

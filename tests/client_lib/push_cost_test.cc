@@ -107,8 +107,7 @@ TEST(PushCostTest, DISABLED_Traced) {
 TEST(PushCostTest, NoSystemCall) {
   if (std::system("strace -o /dev/null true 2>/dev/null") != 0) GTEST_SKIP() << "strace is missing or may not trace";
   TestFolder folder;
-  const std::string command = "strace -f -o " + (folder / "trace") +
-                              " /proc/" + std::to_string(getpid()) +
+  const std::string command = "strace -f -o " + (folder / "trace") + " /proc/" + std::to_string(getpid()) +
                               "/exe --gtest_also_run_disabled_tests --gtest_filter=*DISABLED_Traced >/dev/null 2>&1";
   ASSERT_EQ(std::system(command.c_str()), 0);
   std::ifstream trace(folder / "trace");

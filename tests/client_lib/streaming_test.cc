@@ -58,12 +58,10 @@ std::vector<int64_t> Range(int64_t end) {
 
 TEST_F(StreamingTest, FramesArriveBitForBit) {
   const auto server = Serve();
-  TestClient client({.run = "a/run",
-                     .server = address_,
-                     .attempt = 3,
-                     .actions_mask = 1 << v1::ACTION_KIND_STOP,
-                     .ranks_agree = 1});
-  const std::vector<uint32_t> bits = {0x7fc00000, 0x7f800001, 0xffc12345, 0x7f800000, 0xff800000, 0x80000000, 1, 0x7f7fffff};
+  TestClient client(
+      {.run = "a/run", .server = address_, .attempt = 3, .actions_mask = 1 << v1::ACTION_KIND_STOP, .ranks_agree = 1});
+  const std::vector<uint32_t> bits = {0x7fc00000, 0x7f800001, 0xffc12345, 0x7f800000,
+                                      0xff800000, 0x80000000, 1,          0x7f7fffff};
   std::vector<float> values(8);
   std::memcpy(values.data(), bits.data(), 32);
   ASSERT_EQ(client.Push(7, values, 1, 8), BW_OK);
@@ -202,12 +200,15 @@ TEST_F(StreamingTest, TwentyKilledSendersLoseAndDoubleNothing) {
     const uint64_t stored = Stored(), acked = client.Counters().frames_acked;
     // Every other one gets an ack through, which ends the wait that grows with each sender that did not.
     const bool sees_an_ack = i % 2 == 1;
-    ASSERT_TRUE(WaitUntil([&] {
-      const bw_counters counters = client.Counters();
-      pid = counters.sender_pid;
-      return pid != 0 && killed.count(pid) == 0 && Stored() > stored + 5 &&
-             (!sees_an_ack || counters.frames_acked > acked);
-    }, 60)) << i << " " << client.Counters().error;
+    ASSERT_TRUE(WaitUntil(
+        [&] {
+          const bw_counters counters = client.Counters();
+          pid = counters.sender_pid;
+          return pid != 0 && killed.count(pid) == 0 && Stored() > stored + 5 &&
+                 (!sees_an_ack || counters.frames_acked > acked);
+        },
+        60))
+        << i << " " << client.Counters().error;
     killed.insert(pid);
     kill(static_cast<pid_t>(pid), SIGKILL);
   }

@@ -60,7 +60,9 @@ class TestClient {
   }
   // One block of the signal `rows`: every head of layers 0..layer_count-1.
   bw_status Push(int64_t step, const std::vector<float>& values, uint32_t layer_count, uint32_t head_count) {
-    const bw_block block{.signal = bw_signal_by_name("rows"), .layer_count = layer_count, .head_count = head_count,
+    const bw_block block{.signal = bw_signal_by_name("rows"),
+                         .layer_count = layer_count,
+                         .head_count = head_count,
                          .values = values.data()};
     bw_frame frame{};
     frame.struct_size = sizeof(frame);

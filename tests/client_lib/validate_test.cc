@@ -39,11 +39,11 @@ TEST(OptionsTest, EveryLimitAtMaxAndOneMore) {
     uint32_t max;
     const char* name;
   };
-  for (const Case& c : {Case{&bw_client_options::layers, BW_LAYERS_MAX, "layers"},
-                        Case{&bw_client_options::heads, BW_HEADS_MAX, "heads"},
-                        Case{&bw_client_options::world, BW_WORLD_MAX, "world"},
-                        Case{&bw_client_options::head_dim, 1024, "head_dim"},
-                        Case{&bw_client_options::ring_frames, 4096, "ring_frames"}}) {
+  for (const Case& c :
+       {Case{&bw_client_options::layers, BW_LAYERS_MAX, "layers"},
+        Case{&bw_client_options::heads, BW_HEADS_MAX, "heads"}, Case{&bw_client_options::world, BW_WORLD_MAX, "world"},
+        Case{&bw_client_options::head_dim, 1024, "head_dim"},
+        Case{&bw_client_options::ring_frames, 4096, "ring_frames"}}) {
     bw_client_options options = Options(test);
     options.*c.field = c.max;
     ExpectAccepted(options);

@@ -3,6 +3,8 @@
 // Method: both ends in this process, on two threads for the ring (ThreadSanitizer
 // runs it too); a second mapping of the same file stands for the restarted sender.
 
+#include "client_lib/sender/window.h"
+
 #include <unistd.h>
 
 #include <cstring>
@@ -11,7 +13,6 @@
 #include "client_lib/sender/command_queue.h"
 #include "client_lib/sender/frame_encoder.h"
 #include "client_lib/sender/intake.h"
-#include "client_lib/sender/window.h"
 #include "client_lib/src/backoff.h"
 #include "client_lib/src/frame_ring.h"
 #include "client_lib/src/run_uuid.h"
@@ -195,7 +196,8 @@ TEST_F(WindowTest, CommandsWaitForTheTrainerAndThenAreRefused) {
   v1::Action action;
   action.set_kind(v1::ACTION_KIND_STOP);
   std::string why;
-  for (size_t i = 0; i < kCommandSlots + CommandQueue::kWaitingMax; ++i) ASSERT_TRUE(commands.PushAction(action, &why)) << i;
+  for (size_t i = 0; i < kCommandSlots + CommandQueue::kWaitingMax; ++i)
+    ASSERT_TRUE(commands.PushAction(action, &why)) << i;
   EXPECT_FALSE(commands.PushAction(action, &why));
   EXPECT_THAT(why, ::testing::HasSubstr("does not take"));
 }

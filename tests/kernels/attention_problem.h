@@ -69,8 +69,7 @@ struct AttentionProblem {
   void SetMode(AttentionMode mode) {
     AttentionForwardParams& p = params.forward;
     p.mode = mode;
-    const bool residual =
-        mode == AttentionMode::kHp || mode == AttentionMode::kHpm || mode == AttentionMode::kHpNolt;
+    const bool residual = mode == AttentionMode::kHp || mode == AttentionMode::kHpm || mode == AttentionMode::kHpNolt;
     p.o_lo = residual ? View(o_lo, shape.heads, shape.q_len) : Tensor4{};
     p.anchor = mode == AttentionMode::kHpm ? anchor.data() : nullptr;
     p.rounded_sum = mode == AttentionMode::kHpm ? rounded_sum.data() : nullptr;
@@ -81,8 +80,7 @@ struct AttentionProblem {
   void WantStats(uint32_t every = 1) {
     stats.assign(static_cast<size_t>(kProbeStatCount * shape.heads), 0);
     for (int64_t h = 0; h < shape.heads; ++h) {
-      stats[static_cast<size_t>(kProbeLogitMax * shape.heads + h)] =
-          -std::numeric_limits<float>::infinity();
+      stats[static_cast<size_t>(kProbeLogitMax * shape.heads + h)] = -std::numeric_limits<float>::infinity();
     }
     params.forward.stats = stats.data();
     params.forward.stat_stride = shape.heads;
@@ -119,14 +117,11 @@ struct AttentionProblem {
     for (Element& x : d_o) cpu::Assign(x, positive(random) - 1);
   }
 
-  Status Forward(uint32_t threads = 1) {
-    return AttentionForward(params.forward, {.threads = threads});
-  }
+  Status Forward(uint32_t threads = 1) { return AttentionForward(params.forward, {.threads = threads}); }
   Status Backward(uint32_t threads = 1) { return AttentionBackward(params, {.threads = threads}); }
 
   double O(size_t i) const {
-    const double lo =
-        params.forward.o_lo.data == nullptr ? 0 : static_cast<double>(cpu::ToFloat(o_lo[i]));
+    const double lo = params.forward.o_lo.data == nullptr ? 0 : static_cast<double>(cpu::ToFloat(o_lo[i]));
     return static_cast<double>(cpu::ToFloat(o[i])) + lo;
   }
 
@@ -173,8 +168,7 @@ struct ExactAttention {
       std::vector<double> mean(static_cast<size_t>(p.head_dim));
       for (int64_t j = 0; center && j < p.k_len; ++j) {
         for (int64_t c = 0; c < p.head_dim; ++c) {
-          mean[static_cast<size_t>(c)] +=
-              at(problem.k, kv * p.k_len + j, c) / static_cast<double>(p.k_len);
+          mean[static_cast<size_t>(c)] += at(problem.k, kv * p.k_len + j, c) / static_cast<double>(p.k_len);
         }
       }
       for (int64_t t = 0; t < p.q_len; ++t) {
@@ -215,8 +209,7 @@ struct ExactAttention {
             const auto qc = static_cast<size_t>(row * p.head_dim + c);
             const auto kc = static_cast<size_t>((kv * p.k_len + keys[i]) * p.head_dim + c);
             o[qc] += weight[i] * static_cast<double>(cpu::ToFloat(problem.v[kc]));
-            dq[qc] += ds * (static_cast<double>(cpu::ToFloat(problem.k[kc])) -
-                            mean[static_cast<size_t>(c)]);
+            dq[qc] += ds * (static_cast<double>(cpu::ToFloat(problem.k[kc])) - mean[static_cast<size_t>(c)]);
             dk[kc] += ds * static_cast<double>(cpu::ToFloat(problem.q[qc]));
             dv[kc] += weight[i] * static_cast<double>(cpu::ToFloat(problem.d_o[qc]));
           }

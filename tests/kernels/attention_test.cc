@@ -20,9 +20,9 @@ namespace bellwether::kernels {
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr AttentionMode kAllModes[] = {
-    AttentionMode::kFa, AttentionMode::kHp,     AttentionMode::kHpm, AttentionMode::kPaper,
-    AttentionMode::kSr, AttentionMode::kHpNolt, AttentionMode::kLt};
+constexpr AttentionMode kAllModes[] = {AttentionMode::kFa,    AttentionMode::kHp, AttentionMode::kHpm,
+                                       AttentionMode::kPaper, AttentionMode::kSr, AttentionMode::kHpNolt,
+                                       AttentionMode::kLt};
 
 // Rounding changes a number by at most this share of it.
 template <typename Element>
@@ -65,15 +65,11 @@ double Rest(double maximum, int64_t j) { return maximum - 6 - 0.01 * static_cast
 std::vector<Vector> Vectors() {
   std::vector<Vector> vectors;
   for (const double rm : {3.0, 0.0, 1e-4, -4.0, -120.0, 15.0, 30.0, 95.0, 300.0}) {
-    vectors.push_back(
-        {"a tie in one tile", [rm](int64_t j) { return j == 10 || j == 20 ? rm : Rest(rm, j); }});
-    vectors.push_back(
-        {"a tie across tiles", [rm](int64_t j) { return j == 10 || j == 200 ? rm : Rest(rm, j); }});
+    vectors.push_back({"a tie in one tile", [rm](int64_t j) { return j == 10 || j == 20 ? rm : Rest(rm, j); }});
+    vectors.push_back({"a tie across tiles", [rm](int64_t j) { return j == 10 || j == 200 ? rm : Rest(rm, j); }});
   }
   for (const double gap : {9e-4, 1.9e-3}) {
-    vectors.push_back({"a near tie", [gap](int64_t j) {
-                         return j == 10 ? 3.0 : j == 20 ? 3.0 - gap : Rest(3, j);
-                       }});
+    vectors.push_back({"a near tie", [gap](int64_t j) { return j == 10 ? 3.0 : j == 20 ? 3.0 - gap : Rest(3, j); }});
   }
   vectors.push_back({"a tie, then a larger one", [](int64_t j) {
                        return j == 5 || j == 6 ? 3.0 : j == 150 ? 5.0 : Rest(3, j);
@@ -130,9 +126,7 @@ TEST(AttentionTest, ThePaperShiftsRowsWithATieAndNoOthers) {
   };
   const auto with_gap = [](double gap) {
     // Many lesser keys, so that shifting P changes how it rounds.
-    return [gap](int64_t j) {
-      return j == 10 ? 3.0 : j == 70 ? 3.0 - gap : 1.5 - 0.003 * static_cast<double>(j);
-    };
+    return [gap](int64_t j) { return j == 10 ? 3.0 : j == 70 ? 3.0 - gap : 1.5 - 0.003 * static_cast<double>(j); };
   };
   EXPECT_TRUE(same(with_gap(1), 1e-3f));
   EXPECT_FALSE(same(with_gap(0), 1e-3f));
@@ -188,8 +182,7 @@ TEST(AttentionTest, TilesAndTheOrderOfKeysHardlyMatter) {
     reversed.FillRandom(5);
     for (auto* x : {&reversed.k, &reversed.v}) {
       for (size_t j = 0; j < 250; ++j) {
-        std::swap_ranges(x->begin() + static_cast<ptrdiff_t>(j * 16),
-                         x->begin() + static_cast<ptrdiff_t>(j * 16 + 16),
+        std::swap_ranges(x->begin() + static_cast<ptrdiff_t>(j * 16), x->begin() + static_cast<ptrdiff_t>(j * 16 + 16),
                          x->begin() + static_cast<ptrdiff_t>((499 - j) * 16));
       }
     }
@@ -292,8 +285,7 @@ TEST(AttentionTest, CenteringTakesTheCommonModeOutOfBothGradients) {
 TEST(AttentionTest, PackedSequencesAndThreadsChangeNoBit) {
   const int32_t q_ends[] = {0, 0, 17, 18, 60}, k_ends[] = {0, 5, 25, 25, 90};
   const AttentionShape shape{.heads = 4, .kv_heads = 2, .q_len = 60, .k_len = 90};
-  for (const AttentionMode mode :
-       {AttentionMode::kHp, AttentionMode::kHpm, AttentionMode::kPaper}) {
+  for (const AttentionMode mode : {AttentionMode::kHp, AttentionMode::kHpm, AttentionMode::kPaper}) {
     AttentionProblem<BFloat16> packed(shape, mode);
     packed.FillRandom(9);
     packed.params.forward.causal = true;
@@ -328,8 +320,7 @@ TEST(AttentionTest, PackedSequencesAndThreadsChangeNoBit) {
       ASSERT_EQ(AttentionBackward(p, {}), Status::kOk);
     }
     const auto equal = [](const auto& a, const auto& b) {
-      return std::equal(a.begin(), a.end(), b.begin(),
-                        [](auto x, auto y) { return x.bits == y.bits; });
+      return std::equal(a.begin(), a.end(), b.begin(), [](auto x, auto y) { return x.bits == y.bits; });
     };
     EXPECT_TRUE(equal(packed.dk, one.dk));
     EXPECT_TRUE(equal(packed.dv, one.dv));
@@ -550,8 +541,8 @@ TEST(AttentionTest, RoundingIsToNearestEven) {
   EXPECT_EQ(cpu::Rounded<BFloat16>(-2.40711545 + -2.296875), -4.71875);
   std::mt19937_64 random(1);
   for (int i = 0; i < 200000; ++i) {
-    const double x = std::ldexp(static_cast<double>(static_cast<int64_t>(random())),
-                                static_cast<int>(random() % 320) - 210);
+    const double x =
+        std::ldexp(static_cast<double>(static_cast<int64_t>(random())), static_cast<int>(random() % 320) - 210);
     BFloat16 brain;
     Float16 half;
     cpu::Assign(brain, x);

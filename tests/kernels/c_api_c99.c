@@ -30,8 +30,8 @@ int main(void) {
     return 1;
   }
   if (out[BW_PROBE_TIED_ROWS_EPS] != 2 || out[BW_PROBE_LOGIT_MAX] != 1) {
-    printf("tied %g of %g rows, logit_max %g\n", (double)out[BW_PROBE_TIED_ROWS_EPS],
-           (double)out[BW_PROBE_ROWS], (double)out[BW_PROBE_LOGIT_MAX]);
+    printf("tied %g of %g rows, logit_max %g\n", (double)out[BW_PROBE_TIED_ROWS_EPS], (double)out[BW_PROBE_ROWS],
+           (double)out[BW_PROBE_LOGIT_MAX]);
     return 1;
   }
   return 0;

@@ -61,13 +61,11 @@ TEST(KernelsCApiTest, ProbeNamesWhatIsWrong) {
   const std::vector<Break> breaks = {
       {[](auto& p) { p.struct_size = 8; }, kInvalid, "struct_size is 8, but must be at least"},
       {[](auto& p) { p.backend = 2; }, kInvalid, "backend is 2, but must be 0..1"},
-      {[](auto& p) { p.backend = 0xffffffff; }, kInvalid,
-       "backend is 2147483647, but must be 0..1"},
+      {[](auto& p) { p.backend = 0xffffffff; }, kInvalid, "backend is 2147483647, but must be 0..1"},
       {[](auto& p) { p.dtype = 3; }, kInvalid, "dtype is 3, but must be 0..2"},
       {[](auto& p) { p.threads = 257; }, kInvalid, "threads is 257, but must be 0..256"},
       {[](auto& p) { p.batch = -1; }, kInvalid, "batch is -1, but must be 0..1048576"},
-      {[](auto& p) { p.batch = (1 << 20) + 1; }, kInvalid,
-       "batch is 1048577, but must be 0..1048576"},
+      {[](auto& p) { p.batch = (1 << 20) + 1; }, kInvalid, "batch is 1048577, but must be 0..1048576"},
       {[](auto& p) { p.heads = 0; }, kInvalid, "heads is 0, but must be 1..65536"},
       {[](auto& p) { p.heads = 65537; }, kInvalid, "heads is 65537, but must be 1..65536"},
       {[](auto& p) { p.kv_heads = 0; }, kInvalid, "kv_heads is 0, but must be 1..2"},
@@ -78,20 +76,16 @@ TEST(KernelsCApiTest, ProbeNamesWhatIsWrong) {
        },
        kInvalid, "heads is 3, but must be a multiple of kv_heads 2"},
       {[](auto& p) { p.q_len = -1; }, kInvalid, "q_len is -1, but must be 0..2147483647"},
-      {[](auto& p) { p.k_len = int64_t{1} << 31; }, kInvalid,
-       "k_len is 2147483648, but must be 0..2147483647"},
+      {[](auto& p) { p.k_len = int64_t{1} << 31; }, kInvalid, "k_len is 2147483648, but must be 0..2147483647"},
       {[](auto& p) { p.head_dim = 0; }, kInvalid, "head_dim is 0, but must be 1..1024"},
-      {[](auto& p) { p.head_dim = 1025; }, BW_KERNEL_UNSUPPORTED,
-       "head_dim is 1025, but only 1..1024 is supported"},
+      {[](auto& p) { p.head_dim = 1025; }, BW_KERNEL_UNSUPPORTED, "head_dim is 1025, but only 1..1024 is supported"},
       {[](auto& p) { p.v_dim = 0; }, kInvalid, "v_dim is 0, but must be 1..1024"},
-      {[](auto& p) { p.v_dim = 1025; }, BW_KERNEL_UNSUPPORTED,
-       "v_dim is 1025, but only 1..1024 is supported"},
+      {[](auto& p) { p.v_dim = 1025; }, BW_KERNEL_UNSUPPORTED, "v_dim is 1025, but only 1..1024 is supported"},
       {[](auto& p) { p.q.data = nullptr; }, kInvalid, "q is NULL"},
       {[](auto& p) { p.k.data = nullptr; }, kInvalid, "k is NULL"},
       {[](auto& p) { p.k.data = static_cast<const char*>(p.k.data) + 1; }, kInvalid,
        "multiple of the element's 4 bytes"},
-      {[](auto& p) { p.v.data = nullptr; }, kInvalid,
-       "v is NULL, o is given, d_o is given, but must be all three"},
+      {[](auto& p) { p.v.data = nullptr; }, kInvalid, "v is NULL, o is given, d_o is given, but must be all three"},
       {[](auto& p) { p.d_o.data = nullptr; }, kInvalid, "d_o is NULL, but must be all three"},
       {[](auto& p) { p.scale = 0; }, kInvalid, "scale is 0, but must be finite and > 0"},
       {[nan](auto& p) { p.scale = nan; }, kInvalid, "scale is nan, but must be finite and > 0"},
@@ -251,9 +245,8 @@ TEST(KernelsCApiTest, TheOtherCallsNameWhatIsWrong) {
   EXPECT_EQ(bw_center_keys(&center), BW_KERNEL_OK) << bw_kernels_last_error();
   center.out.token_stride = 1;
   EXPECT_EQ(bw_center_keys(&center), BW_KERNEL_INVALID_ARGUMENT);
-  EXPECT_STREQ(
-      bw_kernels_last_error(),
-      "out.token_stride is 1, but must be at least head_dim 2 in magnitude, or rows overlap");
+  EXPECT_STREQ(bw_kernels_last_error(),
+               "out.token_stride is 1, but must be at least head_dim 2 in magnitude, or rows overlap");
 
   bw_spectral_params spectral{};
   spectral.struct_size = sizeof(spectral);
@@ -309,8 +302,7 @@ TEST(KernelsCApiTest, AMissingBackendIsUnavailable) {
 }
 
 TEST(KernelsCApiTest, SampledRowsAreThoseOfTheHeader) {
-  EXPECT_EQ(bw_probe_sampled_row(5, 1, 2, 3, 7, 100),
-            bellwether::kernels::SampledRow(5, 1, 2, 3, 7, 100));
+  EXPECT_EQ(bw_probe_sampled_row(5, 1, 2, 3, 7, 100), bellwether::kernels::SampledRow(5, 1, 2, 3, 7, 100));
   EXPECT_EQ(bw_probe_sampled_row(5, 1, 2, 7, 7, 100), -1);
   EXPECT_EQ(bw_probe_sampled_row(5, 1, 2, 0, 0, 100), -1);
   EXPECT_EQ(bw_probe_sampled_row(5, 1, 2, 0, 101, 100), -1);

@@ -21,8 +21,7 @@ using testing::Operand;
 
 void* Data(Operand& x) { return const_cast<void*>(x.View().data); }
 
-Status Center(const Operand& k, Operand& out, const std::vector<int32_t>& cu_seqlens = {},
-              uint32_t threads = 0) {
+Status Center(const Operand& k, Operand& out, const std::vector<int32_t>& cu_seqlens = {}, uint32_t threads = 0) {
   const CenterKeysParams p{.dtype = k.dtype,
                            .batch = k.batch,
                            .kv_heads = k.heads,
@@ -39,8 +38,7 @@ Status Center(const Operand& k, Operand& out, const std::vector<int32_t>& cu_seq
 }
 
 // k minus its mean over tokens [begin, end), rounded to k's type.
-double Expected(const Operand& k, int64_t b, int64_t h, int64_t t, int64_t c, int64_t begin,
-                int64_t end) {
+double Expected(const Operand& k, int64_t b, int64_t h, int64_t t, int64_t c, int64_t begin, int64_t end) {
   double sum = 0;
   for (int64_t j = begin; j < end; ++j) sum += k.Get(b, h, j, c);
   Operand rounded(k.dtype, 1, 1, 1, 1);
@@ -111,8 +109,7 @@ TEST(CenterKeysTest, PackedSequencesKeepTheirOwnMeans) {
           if (h == 0 && c == 2 && s == 2) {
             EXPECT_TRUE(std::isnan(out.Get(h * 0, h, t, c)));
           } else {
-            EXPECT_EQ(out.Get(0, h, t, c),
-                      Expected(k, 0, h, t, c, cu_seqlens[s], cu_seqlens[s + 1]));
+            EXPECT_EQ(out.Get(0, h, t, c), Expected(k, 0, h, t, c, cu_seqlens[s], cu_seqlens[s + 1]));
           }
         }
       }

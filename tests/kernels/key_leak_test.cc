@@ -46,8 +46,7 @@ TEST(KeyLeakTest, OppositeLeaksOfTwoSequencesDoNotCancel) {
   });
   const Leaks leaks = Measure(d_k, 0, 1);
   EXPECT_FLOAT_EQ(leaks.leak[0], 1 + 10);
-  EXPECT_FLOAT_EQ(leaks.gradient[0],
-                  static_cast<float>(1 + 2 * (std::sqrt(2.0) + std::sqrt(13.0))));
+  EXPECT_FLOAT_EQ(leaks.gradient[0], static_cast<float>(1 + 2 * (std::sqrt(2.0) + std::sqrt(13.0))));
 }
 
 TEST(KeyLeakTest, ABalancedGradientLeaksExactlyNothing) {

@@ -62,8 +62,7 @@ inline uint16_t RoundFp16(float x) {
 
 // One operand: [batch][heads][tokens][channels] in memory of any layout.
 struct Operand {
-  Operand(DType type, int64_t batches, int64_t head_count, int64_t token_count,
-          int64_t channel_count)
+  Operand(DType type, int64_t batches, int64_t head_count, int64_t token_count, int64_t channel_count)
       : dtype(type),
         batch(batches),
         heads(head_count),
@@ -117,8 +116,8 @@ struct Operand {
   }
 
   Tensor4 View() const {
-    const void* data = dtype == DType::kFloat32 ? static_cast<const void*>(floats.data())
-                                                : static_cast<const void*>(halves.data());
+    const void* data =
+        dtype == DType::kFloat32 ? static_cast<const void*>(floats.data()) : static_cast<const void*>(halves.data());
     return {data, batch_stride, head_stride, token_stride};
   }
 
@@ -130,8 +129,8 @@ struct Operand {
 
 // An attention call with its statistics.
 struct Case {
-  Case(DType dtype, int64_t batch, int64_t heads, int64_t kv_heads, int64_t q_len, int64_t k_len,
-       int64_t channels, int64_t v_channels)
+  Case(DType dtype, int64_t batch, int64_t heads, int64_t kv_heads, int64_t q_len, int64_t k_len, int64_t channels,
+       int64_t v_channels)
       : q(dtype, batch, heads, q_len, channels),
         k(dtype, batch, kv_heads, k_len, channels),
         v(dtype, batch, kv_heads, k_len, v_channels),
@@ -208,14 +207,10 @@ struct Case {
     p.kv_out = kv_out.data();
   }
 
-  size_t At(int stat, int64_t head) const {
-    return static_cast<size_t>(stat * p.stat_stride + head);
-  }
+  size_t At(int stat, int64_t head) const { return static_cast<size_t>(stat * p.stat_stride + head); }
 
   float Out(int stat, int64_t head) const { return out[At(stat, head)]; }
-  float KvOut(int stat, int64_t head) const {
-    return kv_out[static_cast<size_t>(stat * p.kv_stat_stride + head)];
-  }
+  float KvOut(int stat, int64_t head) const { return kv_out[static_cast<size_t>(stat * p.kv_stat_stride + head)]; }
 
   ProbeParams p;
   Operand q, k, v, o, d_o;
@@ -249,9 +244,8 @@ inline std::vector<double> NaiveStats(const Case& a, int64_t h) {
       for (int64_t t = 0; t < p.q_len; ++t) rows.push_back(t);
     } else {
       for (uint32_t i = 0; i < p.rows_per_head; ++i) {
-        rows.push_back(SampledRow(p.seed, static_cast<uint64_t>(b),
-                                  static_cast<uint64_t>(h + p.head_offset), i, p.rows_per_head,
-                                  static_cast<uint64_t>(p.q_len)));
+        rows.push_back(SampledRow(p.seed, static_cast<uint64_t>(b), static_cast<uint64_t>(h + p.head_offset), i,
+                                  p.rows_per_head, static_cast<uint64_t>(p.q_len)));
       }
     }
     for (int64_t t : rows) {
@@ -283,8 +277,7 @@ inline std::vector<double> NaiveStats(const Case& a, int64_t h) {
         }
       }
       sums[kProbeCommonModeSum] += std::fabs(common) * static_cast<double>(p.scale);
-      sums[kProbeSpreadSum] +=
-          static_cast<double>(p.scale) * std::sqrt(quadratic < 0 ? 0 : quadratic);
+      sums[kProbeSpreadSum] += static_cast<double>(p.scale) * std::sqrt(quadratic < 0 ? 0 : quadratic);
       double m = -INFINITY;
       float m32 = -INFINITY;
       for (double x : s) {

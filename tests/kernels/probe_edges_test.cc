@@ -30,9 +30,8 @@ class ProbeEdgesTest : public ::testing::TestWithParam<bool> {
     Case a(DType::kFloat32, 1, count, count, q_len, tokens, 1, 1);
     a.p.scale = 1;
     a.q.Fill([](int64_t, int64_t, int64_t, int64_t) { return 1.0; });
-    a.k.Fill([&](int64_t, int64_t h, int64_t t, int64_t) {
-      return heads[static_cast<size_t>(h)][static_cast<size_t>(t)];
-    });
+    a.k.Fill(
+        [&](int64_t, int64_t h, int64_t t, int64_t) { return heads[static_cast<size_t>(h)][static_cast<size_t>(t)]; });
     a.v.Fill([](int64_t, int64_t, int64_t t, int64_t) { return 1.0 + static_cast<double>(t); });
     a.o.Fill([](int64_t, int64_t, int64_t, int64_t) { return 1.0; });
     a.d_o.Fill([](int64_t, int64_t, int64_t, int64_t) { return 1.0; });
@@ -48,8 +47,7 @@ class ProbeEdgesTest : public ::testing::TestWithParam<bool> {
   static std::vector<float> Ties(const std::vector<double>& scores) {
     Case a = Make({scores}, 1);
     Run(a);
-    return {a.Out(kProbeTiedRowsBf16, 0), a.Out(kProbeTiedRowsEps, 0),
-            a.Out(kProbeTiedRowsEpsPaper, 0)};
+    return {a.Out(kProbeTiedRowsBf16, 0), a.Out(kProbeTiedRowsEps, 0), a.Out(kProbeTiedRowsEpsPaper, 0)};
   }
 };
 

@@ -30,22 +30,19 @@ void ExpectStats(const Case& a, const char* what) {
   for (int64_t h = 0; h < a.p.heads; ++h) {
     SCOPED_TRACE(::testing::Message() << what << ", head " << h);
     const std::vector<double> naive = NaiveStats(a, h);
-    for (int stat : {kProbeRows, kProbeTiedRowsBf16, kProbeTiedRowsEps, kProbeTiedRowsEpsPaper,
-                     kProbeSaturatedRows, kProbeNonfiniteRows, kProbeLogitMax}) {
-      EXPECT_EQ(static_cast<double>(a.Out(stat, h)), naive[static_cast<size_t>(stat)])
-          << "stat " << stat;
+    for (int stat : {kProbeRows, kProbeTiedRowsBf16, kProbeTiedRowsEps, kProbeTiedRowsEpsPaper, kProbeSaturatedRows,
+                     kProbeNonfiniteRows, kProbeLogitMax}) {
+      EXPECT_EQ(static_cast<double>(a.Out(stat, h)), naive[static_cast<size_t>(stat)]) << "stat " << stat;
     }
-    for (int stat : {kProbeCommonModeSum, kProbeSpreadSum, kProbeEntropySum, kProbeSinkSum,
-                     kProbeDeltaBiasSumsq, kProbeDeltaAbsSum, kProbeDeltaErrorAbsSum}) {
+    for (int stat : {kProbeCommonModeSum, kProbeSpreadSum, kProbeEntropySum, kProbeSinkSum, kProbeDeltaBiasSumsq,
+                     kProbeDeltaAbsSum, kProbeDeltaErrorAbsSum}) {
       const double value = naive[static_cast<size_t>(stat)];
-      EXPECT_LE(std::fabs(static_cast<double>(a.Out(stat, h)) - value),
-                1e-5 * std::fabs(value) + 1e-12)
+      EXPECT_LE(std::fabs(static_cast<double>(a.Out(stat, h)) - value), 1e-5 * std::fabs(value) + 1e-12)
           << "stat " << stat << " is " << a.Out(stat, h) << ", should be " << value;
     }
     if (!with_delta) continue;
-    EXPECT_LE(
-        std::fabs(static_cast<double>(a.Out(kProbeDeltaBiasSum, h)) - naive[kProbeDeltaBiasSum]),
-        1e-3 * naive[kProbeDeltaErrorAbsSum]);
+    EXPECT_LE(std::fabs(static_cast<double>(a.Out(kProbeDeltaBiasSum, h)) - naive[kProbeDeltaBiasSum]),
+              1e-3 * naive[kProbeDeltaErrorAbsSum]);
   }
 }
 
@@ -68,9 +65,9 @@ struct Shape {
 };
 
 std::ostream& operator<<(std::ostream& os, const Shape& s) {
-  return os << s.batch << "x" << s.heads << "/" << s.kv_heads << " " << s.q_len << "x" << s.k_len
-            << " d" << s.channels << "/" << s.v_channels << (s.causal ? " causal" : "")
-            << " window " << s.window << " cap " << s.softcap << " rows " << s.rows_per_head;
+  return os << s.batch << "x" << s.heads << "/" << s.kv_heads << " " << s.q_len << "x" << s.k_len << " d" << s.channels
+            << "/" << s.v_channels << (s.causal ? " causal" : "") << " window " << s.window << " cap " << s.softcap
+            << " rows " << s.rows_per_head;
 }
 
 class ProbeShapeTest : public ::testing::TestWithParam<std::tuple<Shape, DType>> {};
@@ -102,18 +99,14 @@ TEST_P(ProbeShapeTest, EqualsAnIndependentComputation) {
 
 INSTANTIATE_TEST_SUITE_P(
     Shapes, ProbeShapeTest,
-    ::testing::Combine(::testing::Values(Shape{4, 1, 1, 64, 64, 64, 64, true, 0, 0, 0},
-                                         Shape{2, 2, 1, 33, 33, 24, 16, false, 0, 0, 0},
-                                         Shape{1, 4, 2, 17, 40, 5, 3, true, 0, 0, 0},
-                                         Shape{1, 4, 1, 40, 17, 8, 8, true, 0, 0, 0},
-                                         Shape{1, 2, 2, 50, 50, 16, 16, true, 7, 0, 0},
-                                         Shape{1, 2, 1, 50, 61, 16, 20, false, 9, 0, 0},
-                                         Shape{1, 2, 1, 31, 31, 16, 16, true, 0, 3.5f, 0},
-                                         Shape{2, 4, 2, 90, 90, 8, 8, true, 0, 0, 13},
-                                         Shape{1, 1, 1, 600, 600, 4, 4, true, 0, 0, 0},
-                                         Shape{1, 2, 1, 300, 300, 6, 6, true, 5, 0, 0},
-                                         Shape{1, 1, 1, 1, 1, 1, 1, true, 0, 0, 0}),
-                       ::testing::Values(DType::kFloat32, DType::kBFloat16, DType::kFloat16)));
+    ::testing::Combine(
+        ::testing::Values(Shape{4, 1, 1, 64, 64, 64, 64, true, 0, 0, 0}, Shape{2, 2, 1, 33, 33, 24, 16, false, 0, 0, 0},
+                          Shape{1, 4, 2, 17, 40, 5, 3, true, 0, 0, 0}, Shape{1, 4, 1, 40, 17, 8, 8, true, 0, 0, 0},
+                          Shape{1, 2, 2, 50, 50, 16, 16, true, 7, 0, 0}, Shape{1, 2, 1, 50, 61, 16, 20, false, 9, 0, 0},
+                          Shape{1, 2, 1, 31, 31, 16, 16, true, 0, 3.5f, 0},
+                          Shape{2, 4, 2, 90, 90, 8, 8, true, 0, 0, 13}, Shape{1, 1, 1, 600, 600, 4, 4, true, 0, 0, 0},
+                          Shape{1, 2, 1, 300, 300, 6, 6, true, 5, 0, 0}, Shape{1, 1, 1, 1, 1, 1, 1, true, 0, 0, 0}),
+        ::testing::Values(DType::kFloat32, DType::kBFloat16, DType::kFloat16)));
 
 // The last regime before the loss goes: a common mode hundreds of times the
 // spread, where float32 sums would lose the scores' differences.
@@ -128,8 +121,8 @@ TEST(ProbeTest, DriftedKeysKeepTheirSpreadAndTies) {
     a.d_o.FillNormal(rng);
     a.ComputeOutput();
     Check(a, true);
-    const double ratio = static_cast<double>(a.Out(kProbeCommonModeSum, 0)) /
-                         static_cast<double>(a.Out(kProbeSpreadSum, 0));
+    const double ratio =
+        static_cast<double>(a.Out(kProbeCommonModeSum, 0)) / static_cast<double>(a.Out(kProbeSpreadSum, 0));
     EXPECT_GE(ratio, 100);
     EXPECT_GE(a.Out(kProbeTiedRowsBf16, 0), 60);
   }
@@ -183,11 +176,8 @@ TEST(ProbeTest, EveryShardingOfTheHeadsSamplesTheSameRows) {
     part.p.seed = 11;
     part.p.causal = true;
     part.p.head_offset = 2 * shard;
-    part.q.Fill([&](int64_t b, int64_t h, int64_t t, int64_t c) {
-      return whole.q.Get(b, h + 2 * shard, t, c);
-    });
-    part.k.Fill(
-        [&](int64_t b, int64_t, int64_t t, int64_t c) { return whole.k.Get(b, shard, t, c); });
+    part.q.Fill([&](int64_t b, int64_t h, int64_t t, int64_t c) { return whole.q.Get(b, h + 2 * shard, t, c); });
+    part.k.Fill([&](int64_t b, int64_t, int64_t t, int64_t c) { return whole.k.Get(b, shard, t, c); });
     part.Bind(false);
     ASSERT_EQ(Probe(part.p, {}), Status::kOk);
     for (int64_t h = 0; h < 2; ++h) {
@@ -202,8 +192,8 @@ TEST(ProbeTest, StrataCoverTheRowsAndDependOnEveryInput) {
   for (int64_t q_len : {7, 64, 1000}) {
     for (int64_t strata : {int64_t{1}, int64_t{3}, q_len}) {
       for (int64_t i = 0; i < strata; ++i) {
-        const int64_t row = SampledRow(1, 2, 3, static_cast<uint64_t>(i),
-                                       static_cast<uint64_t>(strata), static_cast<uint64_t>(q_len));
+        const int64_t row =
+            SampledRow(1, 2, 3, static_cast<uint64_t>(i), static_cast<uint64_t>(strata), static_cast<uint64_t>(q_len));
         EXPECT_GE(row, i * q_len / strata);
         EXPECT_LT(row, (i + 1) * q_len / strata);
       }

@@ -47,8 +47,7 @@ TEST_P(SimdTest, TilesAreProducts) {
   for (int64_t r = 0; r < simd_->tile_rows; ++r) {
     for (int64_t lane = 0; lane < kPanel; ++lane) {
       double sum = 0;
-      for (int64_t c = 0; c < kDepth; ++c)
-        sum += a[static_cast<size_t>(c * 11 + r)] * b[c * kPanel + lane];
+      for (int64_t c = 0; c < kDepth; ++c) sum += a[static_cast<size_t>(c * 11 + r)] * b[c * kPanel + lane];
       EXPECT_NEAR(out[r * kPanel + lane], 2 * sum, 1e-13);
     }
   }
@@ -64,8 +63,7 @@ TEST_P(SimdTest, SumsUseAnAccurateExponential) {
     const ScoreSums sums = simd_->sum(p.x, dp.x, 2, 5);
     const double difference = p.x[9] - 5;
     EXPECT_NEAR(sums.l, 1 + std::exp(difference), 4e-15);
-    EXPECT_LE(std::fabs(sums.weighted_dp - 3 * std::exp(difference)),
-              1e-14 * std::exp(difference) + 1e-300);
+    EXPECT_LE(std::fabs(sums.weighted_dp - 3 * std::exp(difference)), 1e-14 * std::exp(difference) + 1e-300);
     EXPECT_NEAR(sums.weighted_score, difference * std::exp(difference), 4e-15);
     EXPECT_EQ(simd_->sum(p.x, nullptr, 2, 5).weighted_dp, 0);
   }

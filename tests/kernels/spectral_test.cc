@@ -25,8 +25,7 @@ using Matrix = std::vector<double>;  // [rows][columns]
 Matrix Make(int64_t rows, int64_t columns, const std::function<double(int64_t, int64_t)>& f) {
   Matrix m;
   for (int64_t i = 0; i < rows; ++i) {
-    for (int64_t j = 0; j < columns; ++j)
-      m.push_back(static_cast<double>(static_cast<float>(f(i, j))));
+    for (int64_t j = 0; j < columns; ++j) m.push_back(static_cast<double>(static_cast<float>(f(i, j))));
   }
   return m;
 }
@@ -39,12 +38,10 @@ Matrix Random(int64_t rows, int64_t columns, uint32_t seed, double scale = 1) {
 
 std::vector<double> SingularValues(Matrix m, int64_t rows, int64_t columns) {
   std::vector<double> s(static_cast<size_t>(std::min(rows, columns)));
-  EXPECT_EQ(
-      LAPACKE_dgesdd(LAPACK_ROW_MAJOR, 'N', static_cast<lapack_int>(rows),
-                     static_cast<lapack_int>(columns), m.data(), static_cast<lapack_int>(columns),
-                     s.data(), nullptr, static_cast<lapack_int>(rows), nullptr,
-                     static_cast<lapack_int>(columns)),
-      0);
+  EXPECT_EQ(LAPACKE_dgesdd(LAPACK_ROW_MAJOR, 'N', static_cast<lapack_int>(rows), static_cast<lapack_int>(columns),
+                           m.data(), static_cast<lapack_int>(columns), s.data(), nullptr, static_cast<lapack_int>(rows),
+                           nullptr, static_cast<lapack_int>(columns)),
+            0);
   return s;
 }
 
@@ -81,15 +78,13 @@ void ExpectMatchesLapack(const Matrix& m, int64_t rows, int64_t columns) {
   double squares = 0;
   for (double x : s) squares += x * x;
   EXPECT_LE(std::fabs(static_cast<double>(r.sigma) - s[0]), 1.6e-7 * s[0]);
-  EXPECT_LE(std::fabs(static_cast<double>(r.stable_rank) - squares / (s[0] * s[0])),
-            4e-7 * squares / (s[0] * s[0]));
+  EXPECT_LE(std::fabs(static_cast<double>(r.stable_rank) - squares / (s[0] * s[0])), 4e-7 * squares / (s[0] * s[0]));
   // The direction: |W^T v| = sigma for a unit v.
   double norm = 0, length = 0;
   for (int64_t j = 0; j < columns; ++j) {
     double sum = 0;
     for (int64_t i = 0; i < rows; ++i) {
-      sum += m[static_cast<size_t>(i * columns + j)] *
-             static_cast<double>(r.direction[static_cast<size_t>(i)]);
+      sum += m[static_cast<size_t>(i * columns + j)] * static_cast<double>(r.direction[static_cast<size_t>(i)]);
     }
     norm += sum * sum;
   }
@@ -117,23 +112,17 @@ TEST(SpectralTest, ABulkWithoutAGapIsNoWorse) {
 }
 
 TEST(SpectralTest, RepeatedTopValuesAndRankDeficiency) {
-  ExpectMatchesLapack(Make(40, 40, [](int64_t i, int64_t j) { return i == j ? 3.0 : 0.0; }), 40,
-                      40);
+  ExpectMatchesLapack(Make(40, 40, [](int64_t i, int64_t j) { return i == j ? 3.0 : 0.0; }), 40, 40);
+  ExpectMatchesLapack(Make(64, 64, [](int64_t i, int64_t j) { return i == j ? (i == 63 ? 5.0 : 1.0) : 0.0; }), 64, 64);
   ExpectMatchesLapack(
-      Make(64, 64, [](int64_t i, int64_t j) { return i == j ? (i == 63 ? 5.0 : 1.0) : 0.0; }), 64,
-      64);
-  ExpectMatchesLapack(Make(50, 60,
-                           [](int64_t i, int64_t j) {
-                             return (1.0 + static_cast<double>(i)) / (2.0 + static_cast<double>(j));
-                           }),
-                      50, 60);
+      Make(50, 60,
+           [](int64_t i, int64_t j) { return (1.0 + static_cast<double>(i)) / (2.0 + static_cast<double>(j)); }),
+      50, 60);
   // Rank 2 in 100 rows, most of them zero.
   const Matrix a = Random(100, 30, 4);
-  ExpectMatchesLapack(Make(100, 30,
-                           [&](int64_t i, int64_t j) {
-                             return i % 50 == 7 ? a[static_cast<size_t>(i * 30 + j)] : 0.0;
-                           }),
-                      100, 30);
+  ExpectMatchesLapack(
+      Make(100, 30, [&](int64_t i, int64_t j) { return i % 50 == 7 ? a[static_cast<size_t>(i * 30 + j)] : 0.0; }), 100,
+      30);
 }
 
 TEST(SpectralTest, ScaleDoesNotMatter) {
@@ -168,9 +157,7 @@ TEST(SpectralTest, ZeroAndNonfiniteMatricesAreThemselves) {
 
 TEST(SpectralTest, AWarmStartCannotHideANewTopDirection) {
   // Exact eigenvectors of a diagonal matrix, and the stale one as the hint.
-  const Matrix m = Make(64, 64, [](int64_t i, int64_t j) {
-    return i != j ? 0.0 : i == 5 ? 2.0 : i == 9 ? 1.9 : 0.1;
-  });
+  const Matrix m = Make(64, 64, [](int64_t i, int64_t j) { return i != j ? 0.0 : i == 5 ? 2.0 : i == 9 ? 1.9 : 0.1; });
   std::vector<float> stale(64);
   stale[9] = 1;
   const Result r = Measure(m, 64, 64, stale);
@@ -226,8 +213,8 @@ TEST(SpectralTest, AnyLayoutAndTypeGivesTheSame) {
     p.sigma = threaded.data();
     ASSERT_EQ(SpectralNorms(p, {.threads = 8}), Status::kOk);
     EXPECT_EQ(threaded, linear);
-    p.weight = dtype == DType::kFloat32 ? static_cast<const void*>(floats.data())
-                                        : static_cast<const void*>(halves.data());
+    p.weight =
+        dtype == DType::kFloat32 ? static_cast<const void*>(floats.data()) : static_cast<const void*>(halves.data());
     p.head_stride = kRows;
     p.row_stride = 1;
     p.column_stride = kHeads * kRows;
@@ -239,10 +226,9 @@ TEST(SpectralTest, AnyLayoutAndTypeGivesTheSame) {
       for (int64_t i = 0; i < kRows; ++i) {
         for (int64_t j = 0; j < kColumns; ++j) m.push_back(w.Get(0, h, i, j));
       }
-      EXPECT_LE(std::fabs(static_cast<double>(linear[static_cast<size_t>(h)]) /
-                              SingularValues(m, kRows, kColumns)[0] -
-                          1),
-                1.6e-7);
+      EXPECT_LE(
+          std::fabs(static_cast<double>(linear[static_cast<size_t>(h)]) / SingularValues(m, kRows, kColumns)[0] - 1),
+          1.6e-7);
     }
   }
 }
@@ -261,8 +247,8 @@ TEST(SpectralTest, GramIsWWTransposed) {
 
 // ---- increment rank ----
 
-double LapackIncrementRank(const Matrix& q, const Matrix& q0, const Matrix& k, const Matrix& k0,
-                           int64_t rows, int64_t columns) {
+double LapackIncrementRank(const Matrix& q, const Matrix& q0, const Matrix& k, const Matrix& k0, int64_t rows,
+                           int64_t columns) {
   Matrix m(static_cast<size_t>(columns * columns));
   for (int64_t a = 0; a < columns; ++a) {
     for (int64_t b = 0; b < columns; ++b) {
@@ -284,10 +270,10 @@ double LapackIncrementRank(const Matrix& q, const Matrix& q0, const Matrix& k, c
   return std::exp(entropy);
 }
 
-float IncrementRankOf(const Matrix& q, const Matrix& q0, const Matrix& k, const Matrix& k0,
-                      int64_t rows, int64_t columns) {
-  const std::vector<float> wq(q.begin(), q.end()), wq0(q0.begin(), q0.end()),
-      wk(k.begin(), k.end()), wk0(k0.begin(), k0.end());
+float IncrementRankOf(const Matrix& q, const Matrix& q0, const Matrix& k, const Matrix& k0, int64_t rows,
+                      int64_t columns) {
+  const std::vector<float> wq(q.begin(), q.end()), wq0(q0.begin(), q0.end()), wk(k.begin(), k.end()),
+      wk0(k0.begin(), k0.end());
   float rank = -1;
   const IncrementRankParams p{.heads = 1,
                               .kv_heads = 1,
@@ -313,17 +299,13 @@ Matrix Plus(const Matrix& a, const Matrix& b, double factor) {
 }
 
 TEST(IncrementRankTest, MatchesLapackOfTheFullMatrix) {
-  for (auto [rows, columns] :
-       std::vector<std::pair<int64_t, int64_t>>{{4, 10}, {32, 48}, {48, 32}}) {
+  for (auto [rows, columns] : std::vector<std::pair<int64_t, int64_t>>{{4, 10}, {32, 48}, {48, 32}}) {
     const Matrix q0 = Random(rows, columns, 1), k0 = Random(rows, columns, 2);
     for (double step : {1e-4, 1e-2, 10.0}) {
       const Matrix q = Plus(q0, Random(rows, columns, 3), step);
       const Matrix k = Plus(k0, Random(rows, columns, 4), step / 3);
       const double expected = LapackIncrementRank(q, q0, k, k0, rows, columns);
-      EXPECT_LE(
-          std::fabs(static_cast<double>(IncrementRankOf(q, q0, k, k0, rows, columns)) / expected -
-                    1),
-          1e-5)
+      EXPECT_LE(std::fabs(static_cast<double>(IncrementRankOf(q, q0, k, k0, rows, columns)) / expected - 1), 1e-5)
           << rows << "x" << columns << " step " << step;
     }
   }
@@ -333,9 +315,8 @@ TEST(IncrementRankTest, APushAlongOneDirectionHasRankOne) {
   // dW_Q = u kbar^T with W_K fixed: dM = kbar (W_K^T u)^T.
   const Matrix q0 = Random(16, 40, 1), k0 = Random(16, 40, 2);
   const Matrix u = Random(16, 1, 3), kbar = Random(1, 40, 4);
-  const Matrix push = Make(16, 40, [&](int64_t i, int64_t j) {
-    return u[static_cast<size_t>(i)] * kbar[static_cast<size_t>(j)];
-  });
+  const Matrix push =
+      Make(16, 40, [&](int64_t i, int64_t j) { return u[static_cast<size_t>(i)] * kbar[static_cast<size_t>(j)]; });
   EXPECT_NEAR(IncrementRankOf(Plus(q0, push, 1), q0, k0, k0, 16, 40), 1, 1e-3);
 }
 
@@ -343,8 +324,8 @@ TEST(IncrementRankTest, NoChangeHasNoRankAndZeroWeightsAreNoTrap) {
   const Matrix a = Random(5, 9, 1), b = Random(5, 9, 2), zero(45);
   EXPECT_TRUE(std::isnan(IncrementRankOf(a, a, b, b, 5, 9)));
   EXPECT_TRUE(std::isnan(IncrementRankOf(zero, zero, zero, zero, 5, 9)));
-  EXPECT_NEAR(static_cast<double>(IncrementRankOf(a, zero, b, b, 5, 9)),
-              LapackIncrementRank(a, zero, b, b, 5, 9), 1e-4);
+  EXPECT_NEAR(static_cast<double>(IncrementRankOf(a, zero, b, b, 5, 9)), LapackIncrementRank(a, zero, b, b, 5, 9),
+              1e-4);
   Matrix bad = a;
   bad[7] = NAN;
   EXPECT_TRUE(std::isnan(IncrementRankOf(bad, a, b, b, 5, 9)));
@@ -354,8 +335,8 @@ TEST(IncrementRankTest, GroupedHeadsReadTheirKeyHead) {
   constexpr int64_t kRows = 4, kColumns = 6, kSize = kRows * kColumns;
   const Matrix q = Random(4 * kRows, kColumns, 1), q0 = Random(4 * kRows, kColumns, 2);
   const Matrix k = Random(2 * kRows, kColumns, 3), k0 = Random(2 * kRows, kColumns, 4);
-  const std::vector<float> wq(q.begin(), q.end()), wq0(q0.begin(), q0.end()),
-      wk(k.begin(), k.end()), wk0(k0.begin(), k0.end());
+  const std::vector<float> wq(q.begin(), q.end()), wq0(q0.begin(), q0.end()), wk(k.begin(), k.end()),
+      wk0(k0.begin(), k0.end());
   for (uint32_t threads : {0u, 4u}) {
     std::vector<float> rank(4);
     const IncrementRankParams p{.heads = 4,
@@ -376,9 +357,9 @@ TEST(IncrementRankTest, GroupedHeadsReadTheirKeyHead) {
       const auto part = [](const Matrix& m, int64_t head) {
         return Matrix(m.begin() + head * kSize, m.begin() + (head + 1) * kSize);
       };
-      EXPECT_FLOAT_EQ(rank[static_cast<size_t>(h)], static_cast<float>(LapackIncrementRank(
-                                                        part(q, h), part(q0, h), part(k, h / 2),
-                                                        part(k0, h / 2), kRows, kColumns)));
+      EXPECT_FLOAT_EQ(rank[static_cast<size_t>(h)],
+                      static_cast<float>(LapackIncrementRank(part(q, h), part(q0, h), part(k, h / 2), part(k0, h / 2),
+                                                             kRows, kColumns)));
     }
   }
 }

@@ -96,9 +96,7 @@ TEST(RecordingTest, GivesBackWhatWasWrittenInPiecesOfAnySize) {
   }
 }
 
-TEST(RecordingTest, EmptyRecordingEnds) {
-  EXPECT_EQ(Read(Write({}), 1 << 20).end, RecordingReader::Result::kEnd);
-}
+TEST(RecordingTest, EmptyRecordingEnds) { EXPECT_EQ(Read(Write({}), 1 << 20).end, RecordingReader::Result::kEnd); }
 
 TEST(RecordingTest, AFileCutAnywhereGivesAPrefixAndNeverAnEnd) {
   const auto all = Serialized(SomeMessages());
@@ -191,7 +189,8 @@ TEST(RecordingTest, AFullDiskFailsTheWriterForGood) {
   uint64_t random = 1;
   for (int i = 0; i < 1000; ++i) {
     random = random * 6364136223846793005 + 1442695040888963407;
-    message.mutable_message()->mutable_hello()->mutable_run()->mutable_uuid()->push_back(static_cast<char>(random >> 56));
+    message.mutable_message()->mutable_hello()->mutable_run()->mutable_uuid()->push_back(
+        static_cast<char>(random >> 56));
   }
   EXPECT_TRUE(writer.Write(message));
   EXPECT_FALSE(writer.Flush());

@@ -47,9 +47,7 @@ uint32_t bw_bank_abi(void) { return Real<uint32_t()>("bw_bank_abi")(); }
 
 const char* bw_bank_error(void) { return Real<const char*()>("bw_bank_error")(); }
 
-int bw_bank_open(bw_bank** bank, char* device) {
-  return Real<int(bw_bank**, char*)>("bw_bank_open")(bank, device);
-}
+int bw_bank_open(bw_bank** bank, char* device) { return Real<int(bw_bank**, char*)>("bw_bank_open")(bank, device); }
 
 void bw_bank_close(bw_bank* bank) { Real<void(bw_bank*)>("bw_bank_close")(bank); }
 
@@ -61,8 +59,6 @@ int bw_bank_evaluate(bw_bank* bank, bellwether::kernels::BankRun* const* runs, i
   return Real<int(bw_bank*, bellwether::kernels::BankRun* const*, int32_t)>("bw_bank_evaluate")(bank, runs, count);
 }
 
-int bw_bank_forget(bw_bank* bank, uint64_t key) {
-  return Real<int(bw_bank*, uint64_t)>("bw_bank_forget")(bank, key);
-}
+int bw_bank_forget(bw_bank* bank, uint64_t key) { return Real<int(bw_bank*, uint64_t)>("bw_bank_forget")(bank, key); }
 
 }  // extern "C"

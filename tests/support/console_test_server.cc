@@ -33,7 +33,8 @@ namespace bellwether::server {
 namespace {
 
 constexpr char kPolicy[] = "mode: propose\n";
-constexpr char kHostile[] = "\"'><img src=x onerror=\"window.pwned=1\"><script>window.pwned=1</script>javascript:window.pwned=1";
+constexpr char kHostile[] =
+    "\"'><img src=x onerror=\"window.pwned=1\"><script>window.pwned=1</script>javascript:window.pwned=1";
 
 class Control final : public RunControl {
  public:
@@ -182,7 +183,8 @@ int Main(const std::vector<std::string>& arguments) {
     auto snapshot = std::make_shared<RunSnapshot>(*MakeSnapshot(run, clock->UnixNanos()));
     if (hostile) {
       RunDescription& description = snapshot->record.description;
-      description.framework = description.model = description.attention.kernel = description.attention.score_dtype = kHostile;
+      description.framework = description.model = description.attention.kernel = description.attention.score_dtype =
+          kHostile;
       snapshot->record.end_reason = kHostile;
     }
     table.Publish(snapshot);
@@ -235,17 +237,15 @@ int Main(const std::vector<std::string>& arguments) {
     access = *std::move(opened);
   }
   auto server = HttpServer::Start(
-      options,
-      {.metrics = [] { return std::string(); },
-       .ready = [&control] { return control.Ready(); },
-       .call = [&engine](const std::string& method, const std::string& body, const GrantPtr& grant) {
-         return CallJson(engine, method, body, grant);
-       },
-       .access = access.get(),
-       .transition_json = TransitionToJson,
-       .runs = &table,
-       .alerts = &alerts,
-       .counters = &counters});
+      options, {.metrics = [] { return std::string(); },
+                .ready = [&control] { return control.Ready(); },
+                .call = [&engine](const std::string& method, const std::string& body,
+                                  const GrantPtr& grant) { return CallJson(engine, method, body, grant); },
+                .access = access.get(),
+                .transition_json = TransitionToJson,
+                .runs = &table,
+                .alerts = &alerts,
+                .counters = &counters});
   if (!server.ok()) {
     std::cerr << server.status() << "\n";
     return 1;

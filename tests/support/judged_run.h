@@ -26,9 +26,7 @@ inline std::vector<RunLabel> ReadLabels(const std::string& path) {
   std::ifstream file(path);
   std::vector<RunLabel> labels;
   if (!file) return labels;
-  const auto step_of = [](const nlohmann::json& value) {
-    return value.is_null() ? -1 : value.get<int64_t>();
-  };
+  const auto step_of = [](const nlohmann::json& value) { return value.is_null() ? -1 : value.get<int64_t>(); };
   const nlohmann::json all = nlohmann::json::parse(file);
   for (const auto& [name, entry] : all.items()) {
     RunLabel& label = labels.emplace_back();
@@ -37,8 +35,7 @@ inline std::vector<RunLabel> ReadLabels(const std::string& path) {
     label.steps = entry["steps"];
     label.t_sigma = step_of(entry["t_sigma"]);
     label.t_loss = step_of(entry["t_loss"]);
-    for (const auto& head : entry["heads"])
-      label.heads.push_back({head[0], head[1]});
+    for (const auto& head : entry["heads"]) label.heads.push_back({head[0], head[1]});
   }
   return labels;
 }
@@ -47,7 +44,7 @@ struct Verdict {
   std::vector<Transition> transitions;
   int64_t first_warning = -1, first_critical = -1;  // Steps; -1 = never.
   Transition warning, critical;                     // The first of each.
-  int warnings = 0;  // Alerts that reached warning.
+  int warnings = 0;                                 // Alerts that reached warning.
   // RunJudge::eta() at each sample of the heads.
   std::vector<std::pair<int64_t, Eta>> etas;
 };
@@ -60,8 +57,7 @@ inline void Note(Verdict* verdict, size_t from) {
       bool before = false;
       for (size_t j = 0; j < i; ++j) {
         const Transition& earlier = verdict->transitions[j];
-        before |=
-            earlier.key == t.key && earlier.severity >= Severity::kWarning;
+        before |= earlier.key == t.key && earlier.severity >= Severity::kWarning;
       }
       if (!before) ++verdict->warnings;
       if (verdict->first_warning < 0) {
@@ -85,8 +81,7 @@ inline Verdict Judge(const RecordedRun& run, const JudgeOptions& options = {}) {
       judge.OnEvent(item.event, &verdict.transitions);
     } else {
       judge.Observe(item.sample, &verdict.transitions);
-      if (item.sample.has(SignalId::kWqSigma))
-        verdict.etas.emplace_back(item.sample.step, judge.eta());
+      if (item.sample.has(SignalId::kWqSigma)) verdict.etas.emplace_back(item.sample.step, judge.eta());
     }
     Note(&verdict, before);
   }

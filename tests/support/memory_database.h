@@ -47,7 +47,8 @@ class MemoryDatabase : public Database {
     absl::MutexLock lock(&mutex_);
     std::vector<Transition> found;
     for (const Transition& transition : transitions_) {
-      if (transition.id > after && (run == 0 || transition.run == run) && found.size() < limit) found.push_back(transition);
+      if (transition.id > after && (run == 0 || transition.run == run) && found.size() < limit)
+        found.push_back(transition);
     }
     return found;
   }

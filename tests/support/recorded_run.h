@@ -81,10 +81,8 @@ inline std::optional<RecordedRun> ReadRecordedRun(const std::string& path) {
     } else if (body.has_frame()) {
       const v1::Frame& frame = body.frame();
       const bool joins = !run.items.empty() && !run.items.back().is_event &&
-                         run.items.back().sample.step == frame.step() &&
-                         frame.part() > 0;
-      StepSample& sample =
-          joins ? run.items.back().sample : run.items.emplace_back().sample;
+                         run.items.back().sample.step == frame.step() && frame.part() > 0;
+      StepSample& sample = joins ? run.items.back().sample : run.items.emplace_back().sample;
       if (!joins) {
         sample.Reset(run.description.layout);
         sample.attempt = frame.attempt();
@@ -98,9 +96,8 @@ inline std::optional<RecordedRun> ReadRecordedRun(const std::string& path) {
         int next = 0;
         for (uint32_t layer = 0; layer < block.layer_count(); ++layer) {
           for (uint32_t head = 0; head < block.head_count(); ++head) {
-            to[(block.layer_begin() + layer) *
-                   static_cast<size_t>(shape.heads) +
-               block.head_begin() + head] = block.values(next++);
+            to[(block.layer_begin() + layer) * static_cast<size_t>(shape.heads) + block.head_begin() + head] =
+                block.values(next++);
           }
         }
       }

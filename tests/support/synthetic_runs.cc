@@ -55,27 +55,37 @@ StepSample MakeSample(const SyntheticRun& run, int64_t step) {
     fill(SignalId::kRows, [](Head) { return kRows; });
     fill(SignalId::kCommonModeSum, [&](Head h) { return kRows * 0.8 * Drift(run, step, h); });
     fill(SignalId::kSpreadSum, [](Head) { return kRows * 0.8; });
-    fill(SignalId::kKeyLeakSum, [&](Head h) { return 3e-4 * (1 + Noise(step, h.layer, h.head)) * std::exp2(0.8 * illness(h)); });
+    fill(SignalId::kKeyLeakSum,
+         [&](Head h) { return 3e-4 * (1 + Noise(step, h.layer, h.head)) * std::exp2(0.8 * illness(h)); });
     fill(SignalId::kKeyGradientSum, [](Head) { return 1.0; });
     fill(SignalId::kTiedRowsBf16, [&](Head h) {
-      const double share = 0.05 + 0.02 * Noise(step, h.head, h.layer) + 0.9 * (1 - std::exp(-0.03 * illness(h) * illness(h)));
+      const double share =
+          0.05 + 0.02 * Noise(step, h.head, h.layer) + 0.9 * (1 - std::exp(-0.03 * illness(h) * illness(h)));
       return std::floor(kRows * std::min(share, 0.98));
     });
     fill(SignalId::kSaturatedRows, [&](Head h) { return std::floor(kRows * 0.01 * (1 + 10 * late(h))); });
-    fill(SignalId::kLogitMax, [&](Head h) { return 9 + 4 * Noise(step, h.layer, h.head) + 3 * std::exp2(1.2 * late(h)); });
-    fill(SignalId::kEntropySum, [&](Head h) { return kRows * (0.72 - 0.1 * Noise(3, h.layer, h.head)) * std::exp(-0.15 * late(h)); });
+    fill(SignalId::kLogitMax,
+         [&](Head h) { return 9 + 4 * Noise(step, h.layer, h.head) + 3 * std::exp2(1.2 * late(h)); });
+    fill(SignalId::kEntropySum,
+         [&](Head h) { return kRows * (0.72 - 0.1 * Noise(3, h.layer, h.head)) * std::exp(-0.15 * late(h)); });
     fill(SignalId::kSinkSum, [&](Head h) { return kRows * 0.2 * Noise(5, h.layer, h.head); });
-    fill(SignalId::kWqSigma, [&](Head h) { return 2.6 + Noise(9, h.layer, h.head) + 0.1 * illness(h) + std::exp2(late(h)) - 1; });
+    fill(SignalId::kWqSigma,
+         [&](Head h) { return 2.6 + Noise(9, h.layer, h.head) + 0.1 * illness(h) + std::exp2(late(h)) - 1; });
     fill(SignalId::kWkSigma, [&](Head h) { return 2.4 + Noise(11, h.layer, h.head); });
-    fill(SignalId::kWqStableRank, [&](Head h) { return 12 + 6 * Noise(13, h.layer, h.head) - std::min(9.0, 2 * late(h)); });
-    fill(SignalId::kQkIncrementRank, [&](Head h) { return 20 + 8 * Noise(step, h.layer, h.head) - std::min(17.0, 2.2 * illness(h)); });
-    fill(SignalId::kDeltaBiasSum, [&](Head h) { return 0.02 * (Noise(step, h.head, h.layer) - 0.5) + 0.03 * illness(h); });
+    fill(SignalId::kWqStableRank,
+         [&](Head h) { return 12 + 6 * Noise(13, h.layer, h.head) - std::min(9.0, 2 * late(h)); });
+    fill(SignalId::kQkIncrementRank,
+         [&](Head h) { return 20 + 8 * Noise(step, h.layer, h.head) - std::min(17.0, 2.2 * illness(h)); });
+    fill(SignalId::kDeltaBiasSum,
+         [&](Head h) { return 0.02 * (Noise(step, h.head, h.layer) - 0.5) + 0.03 * illness(h); });
     fill(SignalId::kDeltaBiasSumsq, [](Head) { return 4e-4; });
     fill(SignalId::kDeltaAbsSum, [](Head) { return 10.0; });
   }
   const double doublings = Doublings(run, step, run.failing);
   const double ruin = std::max(0.0, doublings - 8.5);
-  fill(SignalId::kLoss, [&](Head) { return 2.4 + 8.5 * std::exp(-static_cast<double>(step) / 450) + 0.05 * Noise(step, 1, 1) + ruin * ruin; });
+  fill(SignalId::kLoss, [&](Head) {
+    return 2.4 + 8.5 * std::exp(-static_cast<double>(step) / 450) + 0.05 * Noise(step, 1, 1) + ruin * ruin;
+  });
   fill(SignalId::kGradNorm, [&](Head) { return 0.6 + 0.2 * Noise(step, 2, 1) + ruin; });
   fill(SignalId::kLearningRate, [&](Head) { return 3e-4 * std::min(1.0, static_cast<double>(step) / 500); });
   fill(SignalId::kTokens, [](Head) { return 524288.0; });
@@ -91,7 +101,8 @@ RunSnapshotPtr MakeSnapshot(const SyntheticRun& run, int64_t now_unix_ns) {
   record.id = run.id;
   RunDescription& description = record.description;
   description.name = run.name;
-  for (size_t i = 0; i < description.uuid.size(); ++i) description.uuid[i] = static_cast<uint8_t>(run.id >> (8 * (i % 8)));
+  for (size_t i = 0; i < description.uuid.size(); ++i)
+    description.uuid[i] = static_cast<uint8_t>(run.id >> (8 * (i % 8)));
   description.world = description.reporters = 8;
   description.layout = run.layout;
   description.attention = {.kernel = "flash", .score_dtype = "bf16", .causal = true};
@@ -122,7 +133,8 @@ RunSnapshotPtr MakeSnapshot(const SyntheticRun& run, int64_t now_unix_ns) {
     std::vector<double>& totals = snapshot->totals[id];
     for (int32_t layer = 0; layer < run.layout.layers; ++layer) {
       double sum = 0;
-      for (int32_t head = 0; head < run.layout.heads; ++head) sum += values[static_cast<size_t>(layer * run.layout.heads + head)];
+      for (int32_t head = 0; head < run.layout.heads; ++head)
+        sum += values[static_cast<size_t>(layer * run.layout.heads + head)];
       totals.push_back(sum * samples);
     }
   }
@@ -147,13 +159,38 @@ Transition MakeAlert(const SyntheticRun& run, Severity severity, const std::stri
   alert.eta = {.known = true, .steps = 1080, .lower_steps = 820, .upper_steps = 1400};
   const double drift = Drift(run, run.steps, run.failing);
   alert.evidence = {
-      {.signal = "drift_ratio", .where = run.failing, .value = drift, .threshold = 4, .baseline = 1.02,
-       .first_step = run.fails_at + 400, .detector = "growth", .text = "doubles every 350 steps against its own past",
-       .siblings = {.runs = 12, .step_begin = 2896, .step_end = 4096, .min = 0.22, .p01 = 0.31, .p50 = 0.97, .p99 = 1.9, .max = 2.4}},
-      {.signal = "key_leak", .where = run.failing, .value = 8.1e-3, .threshold = 1.2e-3, .baseline = 4.4e-4,
-       .first_step = run.fails_at + 620, .detector = "peers", .text = "above the rounding floor of its layer"},
-      {.signal = "tied_fraction_bf16", .where = run.failing, .value = 0.61, .threshold = 0.2, .baseline = 0.06,
-       .first_step = run.fails_at + 900, .detector = "level", .text = "the offset eats the mantissa of the scores"},
+      {.signal = "drift_ratio",
+       .where = run.failing,
+       .value = drift,
+       .threshold = 4,
+       .baseline = 1.02,
+       .first_step = run.fails_at + 400,
+       .detector = "growth",
+       .text = "doubles every 350 steps against its own past",
+       .siblings = {.runs = 12,
+                    .step_begin = 2896,
+                    .step_end = 4096,
+                    .min = 0.22,
+                    .p01 = 0.31,
+                    .p50 = 0.97,
+                    .p99 = 1.9,
+                    .max = 2.4}},
+      {.signal = "key_leak",
+       .where = run.failing,
+       .value = 8.1e-3,
+       .threshold = 1.2e-3,
+       .baseline = 4.4e-4,
+       .first_step = run.fails_at + 620,
+       .detector = "peers",
+       .text = "above the rounding floor of its layer"},
+      {.signal = "tied_fraction_bf16",
+       .where = run.failing,
+       .value = 0.61,
+       .threshold = 0.2,
+       .baseline = 0.06,
+       .first_step = run.fails_at + 900,
+       .detector = "level",
+       .text = "the offset eats the mantissa of the scores"},
   };
   alert.cause = "biased delta";
   alert.summary = absl::StrFormat("%s: drift in layer %d head %d: drift_ratio %.3g (threshold 4)", run.name,
@@ -171,8 +208,8 @@ absl::StatusOr<SyntheticRun> SyntheticSeries::Find(RunId id) const {
   return found->second;
 }
 
-absl::StatusOr<SeriesPoints> SyntheticSeries::ReadSeries(RunId id, const Layout&, const SeriesKey& key, int64_t begin, int64_t end,
-                                                         size_t points_max, int32_t) const {
+absl::StatusOr<SeriesPoints> SyntheticSeries::ReadSeries(RunId id, const Layout&, const SeriesKey& key, int64_t begin,
+                                                         int64_t end, size_t points_max, int32_t) const {
   BW_ASSIGN_OR_RETURN(const SyntheticRun run, Find(id));
   const SignalInfo& signal = *FindSignal(key.signal);
   const int64_t last = std::min(end, run.steps + 1);

@@ -25,8 +25,8 @@ struct SyntheticRun {
   std::string name = "run";
   Layout layout{.layers = 12, .heads = 12, .kv_heads = 12, .head_dim = 64, .seq_len = 1024};
   int64_t steps = 4000;
-  int64_t every = 20;           // Sampling period of the heads.
-  Head failing;                 // -1: a healthy run.
+  int64_t every = 20;  // Sampling period of the heads.
+  Head failing;        // -1: a healthy run.
   int64_t fails_at = 1500;
   int32_t stage = 0;
   bool ended = false;
@@ -53,10 +53,12 @@ class SyntheticSeries final : public SeriesStore {
   void Open(RunId, const Layout&) override {}
   absl::Status Append(RunId, const StepSample&) override { return absl::UnimplementedError("read-only"); }
   absl::Status Save(RunId, RunBatch*, std::string*) override { return absl::UnimplementedError("read-only"); }
-  absl::Status Restore(RunId, const Layout&, std::string_view) override { return absl::UnimplementedError("read-only"); }
+  absl::Status Restore(RunId, const Layout&, std::string_view) override {
+    return absl::UnimplementedError("read-only");
+  }
   absl::Status Close(RunId, RunBatch*) override { return absl::UnimplementedError("read-only"); }
-  absl::StatusOr<SeriesPoints> ReadSeries(RunId run, const Layout& layout, const SeriesKey& key, int64_t begin, int64_t end,
-                                          size_t points_max, int32_t attempt) const override;
+  absl::StatusOr<SeriesPoints> ReadSeries(RunId run, const Layout& layout, const SeriesKey& key, int64_t begin,
+                                          int64_t end, size_t points_max, int32_t attempt) const override;
   absl::StatusOr<std::vector<float>> ReadMatrix(RunId run, const Layout& layout, SignalId signal, int64_t step,
                                                 int64_t* at) const override;
   absl::Status ReadAll(RunId, const Layout&, const std::function<absl::Status(const StepSample&)>&) const override {

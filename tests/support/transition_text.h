@@ -12,16 +12,11 @@ namespace bellwether::server {
 
 // Everything of a transition that a reader sees.
 inline std::string TextOf(const Transition& t) {
-  std::string text = t.key + " k" + std::to_string(t.k) + " state" +
-                     std::to_string(static_cast<int>(t.state)) + " sev" +
-                     std::to_string(static_cast<int>(t.severity)) + " stage" +
-                     std::to_string(t.stage) + " at" + std::to_string(t.step) +
-                     " " + t.summary + " " + t.cause + " " + t.advice;
-  for (const Head& head : t.heads)
-    text.append(" ").append(std::to_string(head.layer * 10000 + head.head));
-  for (const Evidence& e : t.evidence)
-    text.append(" ").append(e.signal).append("=").append(
-        std::to_string(e.value));
+  std::string text = t.key + " k" + std::to_string(t.k) + " state" + std::to_string(static_cast<int>(t.state)) +
+                     " sev" + std::to_string(static_cast<int>(t.severity)) + " stage" + std::to_string(t.stage) +
+                     " at" + std::to_string(t.step) + " " + t.summary + " " + t.cause + " " + t.advice;
+  for (const Head& head : t.heads) text.append(" ").append(std::to_string(head.layer * 10000 + head.head));
+  for (const Evidence& e : t.evidence) text.append(" ").append(e.signal).append("=").append(std::to_string(e.value));
   return text;
 }
 

@@ -83,58 +83,57 @@ BW_EXPORT bw_status bw_signal_at(uint32_t index, bw_signal_info* info);
 typedef struct bw_client bw_client;
 
 typedef struct bw_client_options {
-  uint32_t struct_size; /* = sizeof(bw_client_options) */
-  uint32_t rank;        /* 0-based, < world */
-  uint32_t world;       /* 1..BW_WORLD_MAX; 0 = 1 */
-  uint32_t reporters;   /* 1..world ranks that will report; 0 = world */
-  uint32_t attempt;     /* 0-based restart of the run */
-  uint32_t layers;      /* 1..BW_LAYERS_MAX */
-  uint32_t heads;       /* 1..BW_HEADS_MAX query heads per layer */
-  uint32_t kv_heads;    /* 1..heads, divides heads; 0 = heads */
-  uint32_t head_dim;    /* 1..1024; 0 = unknown */
-  uint32_t seq_len;     /* tokens; 0 = unknown */
-  uint32_t ring_frames; /* 2..4096 slots; 0 = 256 */
+  uint32_t struct_size;      /* = sizeof(bw_client_options) */
+  uint32_t rank;             /* 0-based, < world */
+  uint32_t world;            /* 1..BW_WORLD_MAX; 0 = 1 */
+  uint32_t reporters;        /* 1..world ranks that will report; 0 = world */
+  uint32_t attempt;          /* 0-based restart of the run */
+  uint32_t layers;           /* 1..BW_LAYERS_MAX */
+  uint32_t heads;            /* 1..BW_HEADS_MAX query heads per layer */
+  uint32_t kv_heads;         /* 1..heads, divides heads; 0 = heads */
+  uint32_t head_dim;         /* 1..1024; 0 = unknown */
+  uint32_t seq_len;          /* tokens; 0 = unknown */
+  uint32_t ring_frames;      /* 2..4096 slots; 0 = 256 */
   uint32_t frame_values_max; /* Most floats in one frame; 0 = from the layout:
                                 40 head signals and 16 run signals */
-  const char* run;      /* Name, [a-zA-Z0-9_.:/-]{1,128}, not NULL; copied, as
-                           all strings here are */
-  const char* run_uuid; /* 32 hexadecimal digits, the same over attempts and
-                           ranks; NULL = derived from `run` */
-  const char* server;   /* "host:port" or "unix:/path"; NULL with record_path */
-  const char* record_path; /* Write a .bwrun here instead of, or beside, a
-                              server; an earlier file is kept as PATH.1, .2,
-                              ...; NULL = no */
-  const char* sender_path; /* bellwether-sender; NULL = beside this library,
-                              then $PATH */
-  const char* tls_ca;      /* PEM files; NULL = plaintext */
+  const char* run;           /* Name, [a-zA-Z0-9_.:/-]{1,128}, not NULL; copied, as
+                                all strings here are */
+  const char* run_uuid;      /* 32 hexadecimal digits, the same over attempts and
+                                ranks; NULL = derived from `run` */
+  const char* server;        /* "host:port" or "unix:/path"; NULL with record_path */
+  const char* record_path;   /* Write a .bwrun here instead of, or beside, a
+                                server; an earlier file is kept as PATH.1, .2,
+                                ...; NULL = no */
+  const char* sender_path;   /* bellwether-sender; NULL = beside this library,
+                                then $PATH */
+  const char* tls_ca;        /* PEM files; NULL = plaintext */
   const char* tls_cert;
   const char* tls_key;
-  const char* token_file;  /* Bearer token; NULL = none */
-  const char* framework;   /* "torch 2.13.0" */
-  const char* model;       /* Class of the model */
+  const char* token_file;       /* Bearer token; NULL = none */
+  const char* framework;        /* "torch 2.13.0" */
+  const char* model;            /* Class of the model */
   const char* attention_kernel; /* "flash", "cudnn", "math", ... */
   const char* score_dtype;      /* "bf16", "fp16", "fp32" */
-  const char* log_path;    /* The sender's log; NULL = the trainer's stderr,
-                              one line at most per cause */
+  const char* log_path;         /* The sender's log; NULL = the trainer's stderr,
+                                   one line at most per cause */
   double weight_decay;
-  float softcap;           /* 0 = none */
-  uint32_t window;         /* 0 = none */
-  uint8_t causal;          /* These four: 0 or 1 */
+  float softcap;   /* 0 = none */
+  uint32_t window; /* 0 = none */
+  uint8_t causal;  /* These four: 0 or 1 */
   uint8_t centred;
   uint8_t qk_norm;
   uint8_t step_from_attach; /* Steps are counted from attaching. */
-  uint32_t actions_mask;   /* Bit k: ActionKind k can be applied here. */
+  uint32_t actions_mask;    /* Bit k: ActionKind k can be applied here. */
   /* Since 1.1: */
-  uint32_t ranks_agree;    /* 1 = the job passes an action from this rank on to
-                              all its ranks and this one answers for them; 0 =
-                              each rank is told, and answers, for itself */
+  uint32_t ranks_agree; /* 1 = the job passes an action from this rank on to
+                           all its ranks and this one answers for them; 0 =
+                           each rank is told, and answers, for itself */
 } bw_client_options;
 
 /* Prepares a client and stores it in `*client`.  Allocates the ring; starts no
    thread and no process.  Returns BW_OK, BW_INVALID_ARGUMENT, or
    BW_UNAVAILABLE; `*client` is NULL unless BW_OK. */
-BW_EXPORT bw_status bw_client_create(const bw_client_options* options,
-                                     bw_client** client);
+BW_EXPORT bw_status bw_client_create(const bw_client_options* options, bw_client** client);
 
 /* Lets go of `client`, which no other thread may be using; NULL is a no-op.
    Waits for nothing: the sender sends what the ring holds and then ends.  */
@@ -175,17 +174,14 @@ BW_EXPORT bw_status bw_client_push(bw_client* client, const bw_frame* frame);
 
 /* Something that happened; ordered with the frames.  `kind` is an EventKind of
    runs.proto.  Same rules and results as bw_client_push(). */
-BW_EXPORT bw_status bw_client_push_event(bw_client* client, int64_t step,
-                                         uint32_t kind, double value,
+BW_EXPORT bw_status bw_client_push_event(bw_client* client, int64_t step, uint32_t kind, double value,
                                          const char* text);
 
 /* A Gram matrix of one head: `upper` holds its upper triangle by rows,
    n (n + 1) / 2 floats; `kind` is a SpectrumKind of ingest.proto.  Same rules
    and results as bw_client_push(). */
-BW_EXPORT bw_status bw_client_push_spectrum(bw_client* client, int64_t step,
-                                            uint32_t layer, uint32_t head,
-                                            uint32_t kind, uint32_t n,
-                                            float scale, const float* upper);
+BW_EXPORT bw_status bw_client_push_spectrum(bw_client* client, int64_t step, uint32_t layer, uint32_t head,
+                                            uint32_t kind, uint32_t n, float scale, const float* upper);
 
 /* ---- what comes back ---- */
 
@@ -223,9 +219,7 @@ BW_EXPORT bw_status bw_client_poll(bw_client* client, bw_command* command);
 
 /* Answers an action.  Ordered with the frames; same rules and results as
    bw_client_push(). */
-BW_EXPORT bw_status bw_client_push_action_result(bw_client* client,
-                                                 const char* id, int64_t step,
-                                                 uint32_t applied,
+BW_EXPORT bw_status bw_client_push_action_result(bw_client* client, const char* id, int64_t step, uint32_t applied,
                                                  const char* reason);
 
 typedef enum bw_link_state {
@@ -233,29 +227,28 @@ typedef enum bw_link_state {
   BW_LINK_STARTING = 1,   /* The sender is being started. */
   BW_LINK_CONNECTING = 2, /* The server does not answer (yet). */
   BW_LINK_STREAMING = 3,
-  BW_LINK_RECORDING = 4,  /* To a file only. */
-  BW_LINK_FAILED = 5      /* For good; `error` says why. */
+  BW_LINK_RECORDING = 4, /* To a file only. */
+  BW_LINK_FAILED = 5     /* For good; `error` says why. */
 } bw_link_state;
 
 typedef struct bw_counters {
-  uint32_t struct_size;    /* = sizeof(bw_counters), set by the caller */
-  uint32_t link;           /* bw_link_state */
-  uint64_t frames_queued;  /* Frames, events, spectra, results; since creation */
+  uint32_t struct_size;           /* = sizeof(bw_counters), set by the caller */
+  uint32_t link;                  /* bw_link_state */
+  uint64_t frames_queued;         /* Frames, events, spectra, results; since creation */
   uint64_t frames_dropped_ring;   /* The ring was full. */
   uint64_t frames_dropped_window; /* The sender's window was full. */
-  uint64_t frames_sent;    /* Taken from the ring and sent or recorded. */
-  uint64_t frames_acked;   /* Durable at the server (or in the file). */
+  uint64_t frames_sent;           /* Taken from the ring and sent or recorded. */
+  uint64_t frames_acked;          /* Durable at the server (or in the file). */
   uint64_t reconnects;
   uint64_t sender_restarts;
-  uint32_t sender_pid;     /* 0 = none */
+  uint32_t sender_pid;            /* 0 = none */
   uint32_t sampling_period_steps; /* As the server last asked; 0 = free */
-  char error[256];         /* The sender's last trouble; "" = none */
-  char page_url[256];      /* The run's page; "" = unknown */
+  char error[256];                /* The sender's last trouble; "" = none */
+  char page_url[256];             /* The run's page; "" = unknown */
 } bw_counters;
 
 /* Writes the counters to `*counters`.  Returns BW_OK or BW_INVALID_ARGUMENT. */
-BW_EXPORT bw_status bw_client_get_counters(const bw_client* client,
-                                           bw_counters* counters);
+BW_EXPORT bw_status bw_client_get_counters(const bw_client* client, bw_counters* counters);
 
 /* Waits until everything pushed so far is durable at the server (recording: in
    the file), at most `timeout_ms`.  The one call that blocks.  What the window

@@ -71,8 +71,7 @@ class TileReader {
   template <bool kTransposed>
   __device__ __forceinline__ void Load(uint32_t (&w)[4], int row, int chunk) const {
     const int in_group = chunk % Layout::kGroup;
-    LoadMatrices<kTransposed>(
-        w, (at_ ^ (in_group * 16)) + row * Layout::kPitch + (chunk - in_group) * 16);
+    LoadMatrices<kTransposed>(w, (at_ ^ (in_group * 16)) + row * Layout::kPitch + (chunk - in_group) * 16);
   }
 
   // To a tile `bytes` further on, a multiple of 128.
@@ -86,14 +85,10 @@ class TileReader {
 
 // 16 bytes to shared memory; zeros if not `inside`, and then nothing is read.
 __device__ __forceinline__ void CopyAsync(uint32_t to, const void* from, bool inside) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-               "r"(inside ? 16 : 0)
-               : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
 }
 
-__device__ __forceinline__ void CopyCommit() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
+__device__ __forceinline__ void CopyCommit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Until all but the last kPending groups of this thread have arrived.
 template <int kPending>
@@ -113,16 +108,15 @@ class TileCopier {
 
  public:
   // What this thread reads first of the rows from `row` on.
-  static __device__ __forceinline__ const uint16_t* Source(const uint16_t* first, int64_t stride,
-                                                           int row) {
+  static __device__ __forceinline__ const uint16_t* Source(const uint16_t* first, int64_t stride, int row) {
     const int thread = ThreadIndexAgain();
     return first + (row + thread / kGroup) * stride + thread % kGroup * 8;
   }
 
   // To `tile`, from this thread's `source` on; `left` of the tile's rows exist, and
   // `channels`.  The others become 0.  `stride` in elements.
-  static __device__ __forceinline__ void CopyFrom(uint32_t tile, const uint16_t* source,
-                                                  int64_t stride, int channels, int left) {
+  static __device__ __forceinline__ void CopyFrom(uint32_t tile, const uint16_t* source, int64_t stride, int channels,
+                                                  int left) {
     const int thread = ThreadIndexAgain(), in_tile = thread / kGroup, chunk = thread % kGroup;
     const uint32_t to = tile + Layout::Offset(in_tile, chunk);
     left -= in_tile;
@@ -141,8 +135,8 @@ class TileCopier {
   }
 
   // Rows [row, row + kRows); those from `end` on become 0.  `first` is channel 0 of row 0.
-  static __device__ __forceinline__ void Copy(uint32_t tile, const uint16_t* first, int64_t stride,
-                                              int channels, int row, int end) {
+  static __device__ __forceinline__ void Copy(uint32_t tile, const uint16_t* first, int64_t stride, int channels,
+                                              int row, int end) {
     CopyFrom(tile, Source(first, stride, row), stride, channels, end - row);
   }
 };

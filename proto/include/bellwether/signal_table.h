@@ -30,9 +30,9 @@ enum class Aggregate : uint8_t {
 struct MetricInfo {
   MetricLevel level;
   Aggregate aggregate;
-  const char* name;         // Full Prometheus name.
+  const char* name;  // Full Prometheus name.
   const char* help;
-  const char* label_name;   // "" = no constant label.
+  const char* label_name;  // "" = no constant label.
   const char* label_value;
 };
 

@@ -21,11 +21,7 @@ class AlertEngineTest : public ::testing::Test {
     finding.where = where;
     finding.score = score;
     finding.first_step = 90;
-    finding.Add({.signal = "drift_ratio",
-                 .where = where,
-                 .value = 10,
-                 .threshold = 4,
-                 .detector = "growth"});
+    finding.Add({.signal = "drift_ratio", .where = where, .value = 10, .threshold = 4, .detector = "growth"});
     return finding;
   }
   std::vector<Transition> At(int64_t step, std::vector<Finding> findings) {
@@ -40,8 +36,7 @@ class AlertEngineTest : public ::testing::Test {
 };
 
 TEST_F(AlertEngineTest, OpensOnceAndNamesTheStrongestFirst) {
-  const auto opened = At(100, {Drift(Severity::kWarning, 1, {1, 2}, 5),
-                               Drift(Severity::kWarning, 1, {1, 4}, 9)});
+  const auto opened = At(100, {Drift(Severity::kWarning, 1, {1, 2}, 5), Drift(Severity::kWarning, 1, {1, 4}, 9)});
   ASSERT_EQ(opened.size(), 1u);
   const Transition& t = opened[0];
   EXPECT_EQ(t.state, AlertState::kFiring);
@@ -82,43 +77,34 @@ TEST_F(AlertEngineTest, ResolvesAfterTheQuietTimeThenCoolsDown) {
   EXPECT_EQ(resolved[0].k, 1u);
   EXPECT_EQ(engine_.alerts_firing(), 0u);
   // Within the cool-down only something worse opens it.
-  EXPECT_TRUE(At(end + options_.cooldown_steps - 1,
-                 {Drift(Severity::kWarning, 1, {1, 4}, 9)})
-                  .empty());
-  EXPECT_EQ(At(end + options_.cooldown_steps,
-               {Drift(Severity::kWarning, 1, {1, 4}, 9)})
-                .size(),
-            1u);
+  EXPECT_TRUE(At(end + options_.cooldown_steps - 1, {Drift(Severity::kWarning, 1, {1, 4}, 9)}).empty());
+  EXPECT_EQ(At(end + options_.cooldown_steps, {Drift(Severity::kWarning, 1, {1, 4}, 9)}).size(), 1u);
 }
 
 TEST_F(AlertEngineTest, SomethingWorseOpensDuringTheCoolDown) {
   At(100, {Drift(Severity::kWarning, 1, {1, 4}, 9)});
   const int64_t end = 100 + options_.resolve_steps;
   At(end, {});
-  EXPECT_EQ(At(end + 20, {Drift(Severity::kCritical, 1, {1, 4}, 9)}).size(),
-            1u);
+  EXPECT_EQ(At(end + 20, {Drift(Severity::kCritical, 1, {1, 4}, 9)}).size(), 1u);
 }
 
 TEST_F(AlertEngineTest, NamesNoMoreHeadsThanItMay) {
   for (const int32_t heads : {options_.heads_max, options_.heads_max + 1}) {
     AlertEngine engine(options_);
     std::vector<Finding> findings;
-    for (int32_t head = 0; head < heads; ++head)
-      findings.push_back(Drift(Severity::kWarning, 1, {0, head}, 1));
+    for (int32_t head = 0; head < heads; ++head) findings.push_back(Drift(Severity::kWarning, 1, {0, head}, 1));
     std::vector<Transition> out;
     engine.Update(Family::kRounding, 100, run_, &findings, &out);
     ASSERT_EQ(out.size(), 1u);
     EXPECT_EQ(out[0].heads.size(), static_cast<size_t>(options_.heads_max));
     EXPECT_EQ(out[0].heads_total, static_cast<uint32_t>(heads));
-    EXPECT_LE(out[0].evidence.size(),
-              static_cast<size_t>(options_.evidence_max));
+    EXPECT_LE(out[0].evidence.size(), static_cast<size_t>(options_.evidence_max));
   }
 }
 
 TEST_F(AlertEngineTest, TheEtaCountsDownBetweenFindings) {
   Finding finding = Drift(Severity::kWarning, 1, {1, 4}, 9);
-  finding.eta = {
-      .known = true, .steps = 500, .lower_steps = 400, .upper_steps = 900};
+  finding.eta = {.known = true, .steps = 500, .lower_steps = 400, .upper_steps = 900};
   At(100, {finding});
   EXPECT_EQ(engine_.eta(100).steps, 500);
   EXPECT_EQ(engine_.eta(150).steps, 450);

@@ -33,8 +33,7 @@ const std::vector<Case>& Cases() {
   return cases;
 }
 
-bool IsOneOf(const std::string& family,
-             std::initializer_list<const char*> families) {
+bool IsOneOf(const std::string& family, std::initializer_list<const char*> families) {
   return std::find(families.begin(), families.end(), family) != families.end();
 }
 
@@ -85,9 +84,7 @@ TEST(RecordedRunsTest, OneOfTheFirstThreeNamedHeadsExplodes) {
     ++all;
     const std::vector<Head>& named = c.verdict.critical.heads;
     for (size_t i = 0; i < std::min<size_t>(3, named.size()); ++i) {
-      if (std::find(c.label.heads.begin(), c.label.heads.end(), named[i]) ==
-          c.label.heads.end())
-        continue;
+      if (std::find(c.label.heads.begin(), c.label.heads.end(), named[i]) == c.label.heads.end()) continue;
       ++right;
       break;
     }
@@ -100,8 +97,7 @@ TEST(RecordedRunsTest, EvidenceIsBeyondTheThresholdThatItQuotes) {
   int pieces = 0;
   for (const Case& c : Cases()) {
     for (const Transition& t : c.verdict.transitions) {
-      SCOPED_TRACE(c.label.name + " step " + std::to_string(t.step) + ": " +
-                   t.summary);
+      SCOPED_TRACE(c.label.name + " step " + std::to_string(t.step) + ": " + t.summary);
       EXPECT_EQ(t.evidence.empty(), t.state == AlertState::kResolved);
       for (const Evidence& e : t.evidence) {
         if (e.detector == "next in line") continue;  // Named, not found.

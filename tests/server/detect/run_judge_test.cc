@@ -26,11 +26,7 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 RunDescription SyntheticRun(int32_t layers = 4, int32_t heads = 4) {
   RunDescription run;
   run.name = std::string("synthetic");
-  run.layout = {.layers = layers,
-                .heads = heads,
-                .kv_heads = heads,
-                .head_dim = 64,
-                .seq_len = 1024};
+  run.layout = {.layers = layers, .heads = heads, .kv_heads = heads, .head_dim = 64, .seq_len = 1024};
   run.attention.score_dtype = std::string("bf16");
   return run;
 }
@@ -43,8 +39,7 @@ struct Plan {
 };
 
 // The same sample for the same arguments, whatever came before.
-StepSample SampleAt(const RunDescription& run, const Plan& plan, int64_t step,
-                    uint32_t attempt = 0) {
+StepSample SampleAt(const RunDescription& run, const Plan& plan, int64_t step, uint32_t attempt = 0) {
   StepSample sample;
   sample.Reset(run.layout);
   sample.step = step;
@@ -52,15 +47,11 @@ StepSample SampleAt(const RunDescription& run, const Plan& plan, int64_t step,
   std::mt19937 random(static_cast<uint32_t>(step) + 7);
   std::normal_distribution<double> normal;
   sample.Add(SignalId::kLoss)[0] =
-      static_cast<float>(2 + 4 * std::exp(-static_cast<double>(step) / 800) +
-                         0.02 * normal(random));
-  sample.Add(SignalId::kGradNorm)[0] =
-      static_cast<float>(0.6 * std::exp(0.1 * normal(random)));
+      static_cast<float>(2 + 4 * std::exp(-static_cast<double>(step) / 800) + 0.02 * normal(random));
+  sample.Add(SignalId::kGradNorm)[0] = static_cast<float>(0.6 * std::exp(0.1 * normal(random)));
   if (step % plan.period != 0) return sample;
-  for (const SignalId id :
-       {SignalId::kRows, SignalId::kCommonModeSum, SignalId::kSpreadSum,
-        SignalId::kTiedRowsBf16, SignalId::kWqSigma, SignalId::kLogitMax,
-        SignalId::kEntropySum}) {
+  for (const SignalId id : {SignalId::kRows, SignalId::kCommonModeSum, SignalId::kSpreadSum, SignalId::kTiedRowsBf16,
+                            SignalId::kWqSigma, SignalId::kLogitMax, SignalId::kEntropySum}) {
     sample.Add(id);
   }
   const int32_t count = run.layout.layers * run.layout.heads;
@@ -70,17 +61,14 @@ StepSample SampleAt(const RunDescription& run, const Plan& plan, int64_t step,
     double tied = 0.05;
     const bool ill = run.layout.heads == 4 && i == kIll.layer * 4 + kIll.head;
     if (ill && plan.drift_from >= 0 && step > plan.drift_from) {
-      ratio *= std::exp2(static_cast<double>(step - plan.drift_from) /
-                         plan.doubling);
+      ratio *= std::exp2(static_cast<double>(step - plan.drift_from) / plan.doubling);
       tied = std::min(0.95, 0.05 + ratio / 100);
     }
     sample.Add(SignalId::kRows)[at] = 2048;
-    sample.Add(SignalId::kCommonModeSum)[at] =
-        static_cast<float>(2048 * 2 * ratio);
+    sample.Add(SignalId::kCommonModeSum)[at] = static_cast<float>(2048 * 2 * ratio);
     sample.Add(SignalId::kSpreadSum)[at] = 2048 * 2;
     sample.Add(SignalId::kTiedRowsBf16)[at] = static_cast<float>(2048 * tied);
-    sample.Add(SignalId::kWqSigma)[at] =
-        static_cast<float>(3 + 1e-4 * static_cast<double>(step));
+    sample.Add(SignalId::kWqSigma)[at] = static_cast<float>(3 + 1e-4 * static_cast<double>(step));
     sample.Add(SignalId::kLogitMax)[at] = static_cast<float>(20 + 4 * ratio);
     sample.Add(SignalId::kEntropySum)[at] = 2048 * 0.5;
   }
@@ -90,16 +78,13 @@ StepSample SampleAt(const RunDescription& run, const Plan& plan, int64_t step,
 std::vector<Transition> JudgeAll(const RunDescription& run, const Plan& plan) {
   RunJudge judge(JudgeOptions{}, run);
   std::vector<Transition> out;
-  for (int64_t step = 0; step <= plan.last_step; ++step)
-    judge.Observe(SampleAt(run, plan, step), &out);
+  for (int64_t step = 0; step <= plan.last_step; ++step) judge.Observe(SampleAt(run, plan, step), &out);
   return out;
 }
 
-const Transition* First(const std::vector<Transition>& transitions,
-                        const std::string& rule, Severity least) {
+const Transition* First(const std::vector<Transition>& transitions, const std::string& rule, Severity least) {
   for (const Transition& t : transitions) {
-    if (t.rule == rule && t.state == AlertState::kFiring && t.severity >= least)
-      return &t;
+    if (t.rule == rule && t.state == AlertState::kFiring && t.severity >= least) return &t;
   }
   return nullptr;
 }
@@ -116,8 +101,7 @@ TEST(RunJudgeTest, WarnsOfADriftNamesItsHeadAndPredictsItsEnd) {
   ASSERT_TRUE(warning->eta.known);
   // The ratio passes 128 at 2000 + 7 * 300; the common mode of 2 logits at the
   // start passes 1,500 two and a half doublings later.
-  EXPECT_NEAR(static_cast<double>(warning->step) + warning->eta.steps,
-              4100 + 380, 500);
+  EXPECT_NEAR(static_cast<double>(warning->step) + warning->eta.steps, 4100 + 380, 500);
   EXPECT_LE(warning->eta.lower_steps, warning->eta.steps);
   EXPECT_GE(warning->eta.upper_steps, warning->eta.steps);
   const Transition* critical = First(out, "drift", Severity::kCritical);
@@ -199,9 +183,7 @@ TEST(RunJudgeTest, WeightsThatJumpedAndScoresThatGrewAreStagesOfADrift) {
   EXPECT_EQ(worst(1, 2000), (std::pair{4, Severity::kCritical}));
 }
 
-TEST(RunJudgeTest, AQuietRunIsQuiet) {
-  EXPECT_TRUE(JudgeAll(SyntheticRun(), {.drift_from = -1}).empty());
-}
+TEST(RunJudgeTest, AQuietRunIsQuiet) { EXPECT_TRUE(JudgeAll(SyntheticRun(), {.drift_from = -1}).empty()); }
 
 // What the judge says of a drift from step 2000 on, of a loss that is lost and
 // a gradient that is ten times its past from 3000 on, of a silent rank, of a
@@ -236,11 +218,9 @@ std::set<std::string> RulesTold(BuiltinSet off) {
 TEST(RunJudgeTest, ATestThatIsSwitchedOffFindsNothingAndTheOthersGoOn) {
   const std::set<std::string> all = RulesTold({});
   ASSERT_EQ(all,
-            (std::set<std::string>{"drift", "loss", "gradient", "nonfinite",
-                                   "disagreement", "silent", "overhead"}));
-  for (const Builtin test :
-       {Builtin::kLoss, Builtin::kGradient, Builtin::kNonfinite,
-        Builtin::kDisagreement, Builtin::kSilent, Builtin::kOverhead}) {
+            (std::set<std::string>{"drift", "loss", "gradient", "nonfinite", "disagreement", "silent", "overhead"}));
+  for (const Builtin test : {Builtin::kLoss, Builtin::kGradient, Builtin::kNonfinite, Builtin::kDisagreement,
+                             Builtin::kSilent, Builtin::kOverhead}) {
     SCOPED_TRACE(NameOf(test));
     std::set<std::string> others = all;
     others.erase(NameOf(test));
@@ -290,8 +270,7 @@ TEST(RunJudgeTest, AfterARollbackHeadsAreJudgedBeforeTheOldStepIsReachedAgain) {
   const Plan healthy{.drift_from = -1};
   for (int64_t step = 0; step <= 9000; step += 10) judge.Observe(SampleAt(run, healthy, step), &out);
   ASSERT_TRUE(out.empty());
-  for (int64_t step = 1000; step <= 5000; step += 10)
-    judge.Observe(SampleAt(run, {.drift_from = 2000}, step, 1), &out);
+  for (int64_t step = 1000; step <= 5000; step += 10) judge.Observe(SampleAt(run, {.drift_from = 2000}, step, 1), &out);
   const Transition* warning = First(out, "drift", Severity::kWarning);
   ASSERT_NE(warning, nullptr);
   EXPECT_LT(warning->step, 4000);
@@ -328,8 +307,7 @@ TEST(RunJudgeTest, NeverLooksAhead) {
 TEST(RunJudgeTest, ADamagedStateIsRefusedAndLeavesAFreshJudge) {
   RunJudge judge(JudgeOptions{}, SyntheticRun());
   std::vector<Transition> out;
-  for (int64_t step = 0; step <= 3500; ++step)
-    judge.Observe(SampleAt(SyntheticRun(), {}, step), &out);
+  for (int64_t step = 0; step <= 3500; ++step) judge.Observe(SampleAt(SyntheticRun(), {}, step), &out);
   ASSERT_GE(judge.alerts_firing(), 1u);
   const std::string saved = judge.Save();
   RunJudge fresh(JudgeOptions{}, SyntheticRun());
@@ -348,8 +326,7 @@ TEST(RunJudgeTest, ADamagedStateIsRefusedAndLeavesAFreshJudge) {
 TEST(RunJudgeTest, OtherSamplingPeriodsSeeTheSameIllness) {
   for (const int64_t period : {1, 5, 20, 50}) {
     SCOPED_TRACE(period);
-    const auto out =
-        JudgeAll(SyntheticRun(), {.last_step = 6000, .period = period});
+    const auto out = JudgeAll(SyntheticRun(), {.last_step = 6000, .period = period});
     const Transition* warning = First(out, "drift", Severity::kWarning);
     ASSERT_NE(warning, nullptr);
     EXPECT_EQ(warning->strongest, kIll);
@@ -362,15 +339,13 @@ TEST(RunJudgeTest, SamplesOfThePastAreIgnoredAndAHigherAttemptGoesBack) {
   const Plan plan{.drift_from = -1};
   RunJudge judge(JudgeOptions{}, run);
   std::vector<Transition> out;
-  for (int64_t step = 0; step <= 3000; ++step)
-    judge.Observe(SampleAt(run, plan, step), &out);
+  for (int64_t step = 0; step <= 3000; ++step) judge.Observe(SampleAt(run, plan, step), &out);
   const std::string before = judge.Save();
   judge.Observe(SampleAt(run, plan, 3000), &out);
   judge.Observe(SampleAt(run, plan, 10), &out);
   EXPECT_EQ(judge.Save(), before);
   // Back to 2000 in a new attempt, where the drift now begins.
-  for (int64_t step = 2000; step <= 5000; ++step)
-    judge.Observe(SampleAt(run, {}, step, 1), &out);
+  for (int64_t step = 2000; step <= 5000; ++step) judge.Observe(SampleAt(run, {}, step, 1), &out);
   const Transition* warning = First(out, "drift", Severity::kWarning);
   ASSERT_NE(warning, nullptr);
   EXPECT_EQ(warning->attempt, 1u);
@@ -387,8 +362,7 @@ TEST(RunJudgeTest, HolesAndNanInSignalsDoNotHideTheDrift) {
   for (int64_t step = 0; step <= 5000; ++step) {
     StepSample sample = SampleAt(run, {}, step);
     if (sample.has(SignalId::kSpreadSum)) {
-      sample.Add(SignalId::kSpreadSum)[static_cast<size_t>(step / 10 % 16)] =
-          NotMeasured();
+      sample.Add(SignalId::kSpreadSum)[static_cast<size_t>(step / 10 % 16)] = NotMeasured();
       if (step == 1500) sample.Add(SignalId::kSpreadSum)[9] = kNan;
     }
     if (step > 2600 && step < 2700) continue;
@@ -418,8 +392,7 @@ TEST(RunJudgeTest, CentringEndsTheAlertAndDriftOfRawKeysIsNoneAfterIt) {
   RunJudge judge(JudgeOptions{}, run);
   std::vector<Transition> out;
   for (int64_t step = 0; step <= 4200; ++step) {
-    if (step == 3300)
-      judge.OnEvent({.step = step, .kind = EventKind::kCentringOn}, &out);
+    if (step == 3300) judge.OnEvent({.step = step, .kind = EventKind::kCentringOn}, &out);
     judge.Observe(SampleAt(run, {}, step), &out);
   }
   ASSERT_EQ(out.back().state, AlertState::kResolved);
@@ -464,8 +437,7 @@ TEST(RunJudgeTest, ADataSpikeDoesNotPageAndALostLossDoes) {
     std::vector<Transition> out;
     for (int64_t step = 0; step <= 5000; ++step) {
       StepSample sample = SampleAt(run, {.drift_from = -1}, step);
-      if (step >= 3000 && step < end_of_spike)
-        sample.Add(SignalId::kLoss)[0] += 3;
+      if (step >= 3000 && step < end_of_spike) sample.Add(SignalId::kLoss)[0] += 3;
       judge.Observe(sample, &out);
     }
     return out;
@@ -489,8 +461,7 @@ TEST(RunJudgeTest, AnAnnouncedJumpOfTheLossIsExcused) {
   for (int64_t step = 0; step <= 5000; ++step) {
     StepSample sample = SampleAt(run, {.drift_from = -1}, step);
     if (step >= 3000) sample.Add(SignalId::kLoss)[0] += 3;
-    if (step == 3000)
-      judge.OnEvent({.step = step, .kind = EventKind::kData}, &out);
+    if (step == 3000) judge.OnEvent({.step = step, .kind = EventKind::kData}, &out);
     judge.Observe(sample, &out);
   }
   EXPECT_TRUE(out.empty());
@@ -546,21 +517,17 @@ TEST(RunJudgeTest, AHookThatCostsTooMuchForLongIsTold) {
 }
 
 TEST(RunJudgeTest, LayoutsFromOneHeadToTheLargestAreJudged) {
-  for (const auto& [layers, heads] :
-       {std::pair{1, 1}, std::pair{2, 1}, std::pair{512, 16}}) {
+  for (const auto& [layers, heads] : {std::pair{1, 1}, std::pair{2, 1}, std::pair{512, 16}}) {
     const RunDescription run = SyntheticRun(layers, heads);
     RunJudge judge(JudgeOptions{}, run);
     std::vector<Transition> out;
     for (int64_t step = 0; step <= 2000; step += 50)
-      judge.Observe(SampleAt(run, {.period = 50, .drift_from = -1}, step),
-                    &out);
+      judge.Observe(SampleAt(run, {.period = 50, .drift_from = -1}, step), &out);
     EXPECT_TRUE(out.empty());
     EXPECT_EQ(judge.stage_of(layers - 1, heads - 1), 0);
     EXPECT_EQ(judge.stage_of(layers, 0), 0);
     // 4 windows of 64 means and little else a head.
-    EXPECT_LT(judge.memory_bytes(),
-              static_cast<size_t>(layers) * static_cast<size_t>(heads) * 1400 +
-                  16384);
+    EXPECT_LT(judge.memory_bytes(), static_cast<size_t>(layers) * static_cast<size_t>(heads) * 1400 + 16384);
   }
 }
 

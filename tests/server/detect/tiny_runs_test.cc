@@ -13,13 +13,11 @@ namespace {
 
 const std::string kFolder = BELLWETHER_TESTDATA "/tiny/";
 
-int64_t SigmaPassesThreeTimesItsTwin(const RecordedRun& low,
-                                     const RecordedRun& twin) {
+int64_t SigmaPassesThreeTimesItsTwin(const RecordedRun& low, const RecordedRun& twin) {
   for (size_t i = 0; i < std::min(low.items.size(), twin.items.size()); ++i) {
     const auto sigma = low.items[i].sample.matrix(SignalId::kWqSigma);
     const auto healthy = twin.items[i].sample.matrix(SignalId::kWqSigma);
-    if (!sigma.empty() && sigma[1] > 3 * healthy[1])
-      return low.items[i].sample.step;
+    if (!sigma.empty() && sigma[1] > 3 * healthy[1]) return low.items[i].sample.step;
   }
   return -1;
 }
@@ -34,8 +32,7 @@ TEST(TinyRunsTest, TheFailingKernelIsWarnedOfAndItsTwinIsNotCritical) {
     const int64_t passes = SigmaPassesThreeTimesItsTwin(*low, *twin);
     ASSERT_GT(passes, 0);
     const Verdict verdict = Judge(*low);
-    in_time += verdict.first_warning >= 0 && verdict.first_warning < passes &&
-               verdict.warning.strongest.layer == 1 &&
+    in_time += verdict.first_warning >= 0 && verdict.first_warning < passes && verdict.warning.strongest.layer == 1 &&
                verdict.warning.rule == "drift";
     ASSERT_GE(verdict.first_critical, verdict.first_warning);
     EXPECT_EQ(verdict.critical.strongest.layer, 1);

@@ -17,8 +17,7 @@ struct Series {
   std::vector<float> values, steps;
 };
 
-Series Growth(double doubling_steps, double noise, uint32_t seed,
-              int points = 64) {
+Series Growth(double doubling_steps, double noise, uint32_t seed, int points = 64) {
   std::mt19937 random(seed);
   std::normal_distribution<double> normal;
   Series series;
@@ -26,8 +25,7 @@ Series Growth(double doubling_steps, double noise, uint32_t seed,
     const double step = 1000 + 20.0 * i;
     const double rate = doubling_steps > 0 ? std::log(2.0) / doubling_steps : 0;
     series.steps.push_back(static_cast<float>(step));
-    series.values.push_back(static_cast<float>(
-        2 * std::exp(rate * (step - 1000) + noise * normal(random))));
+    series.values.push_back(static_cast<float>(2 * std::exp(rate * (step - 1000) + noise * normal(random))));
   }
   return series;
 }
@@ -49,8 +47,7 @@ TEST(TrendTest, TheIntervalHoldsTheTrueRateInMostSeries) {
   for (uint32_t seed = 0; seed < 200; ++seed) {
     const Series series = Growth(500, 0.2, seed);
     const Trend trend = FitTrend(series.values, series.steps, 24, 0, &scratch);
-    held += trend.slope_lower <= std::log(2.0) / 500 &&
-            std::log(2.0) / 500 <= trend.slope_upper;
+    held += trend.slope_lower <= std::log(2.0) / 500 && std::log(2.0) / 500 <= trend.slope_upper;
   }
   // 80 %: four standard deviations of a binomial of 200 are 23.
   EXPECT_GE(held, 160 - 23);

@@ -70,13 +70,20 @@ class PrometheusTest : public ::testing::Test {
 };
 
 TEST_F(PrometheusTest, ValuesOfRunLayerAndHead) {
-  const SyntheticRun run{.name = "llama", .layout = {.layers = 2, .heads = 4, .kv_heads = 2}, .steps = 2200, .failing = {1, 2}, .stage = 1};
+  const SyntheticRun run{.name = "llama",
+                         .layout = {.layers = 2, .heads = 4, .kv_heads = 2},
+                         .steps = 2200,
+                         .failing = {1, 2},
+                         .stage = 1};
   Publish(run);
   const auto page = Parse(exporter().Render());
   EXPECT_EQ(page.at(R"(bellwether_run_step{run="llama"})"), 2200);
   EXPECT_EQ(page.at(R"(bellwether_run_stage{run="llama"})"), 1);
   EXPECT_EQ(page.at(R"(bellwether_run_eta_lower_steps{run="llama"})"), 820);
-  EXPECT_EQ(page.count(R"(bellwether_run_info{run="llama",framework="torch 2.13.0",model="GPT",attention="flash",score_dtype="bf16",layers="2",heads="4",world="8"})"), 1u);
+  EXPECT_EQ(
+      page.count(
+          R"(bellwether_run_info{run="llama",framework="torch 2.13.0",model="GPT",attention="flash",score_dtype="bf16",layers="2",heads="4",world="8"})"),
+      1u);
   const StepSample sample = MakeSample(run, 2200);
   const float drift = sample.matrix(SignalId::kCommonModeSum)[6] / sample.matrix(SignalId::kSpreadSum)[6];
   EXPECT_FLOAT_EQ(static_cast<float>(page.at(R"(bellwether_layer_drift_ratio_max{run="llama",layer="1"})")), drift);
@@ -124,7 +131,7 @@ TEST_F(PrometheusTest, LabelsAreMadeHarmless) {
   EXPECT_THAT(text, ::testing::HasSubstr(R"(model="a\"b\\c d?xxx)"));
   EXPECT_THAT(text, ::testing::HasSubstr("framework=\"\xc3\xa4\""));
   EXPECT_EQ(CleanLabelValue(std::string(127, 'x') + "\xc3\xa4").size(), 127u);  // Cut at a character's end.
-  EXPECT_EQ(CleanLabelValue("\xed\xa0\x80"), "???");                             // A surrogate.
+  EXPECT_EQ(CleanLabelValue("\xed\xa0\x80"), "???");                            // A surrogate.
 }
 
 TEST_F(PrometheusTest, AlertsOnceEachAndOnlyOfExportedRuns) {
@@ -208,7 +215,8 @@ TEST_F(PrometheusTest, CountsItsOwnSeries) {
   exporter.Render();
   const auto page = Parse(exporter.Render());
   double told = 0;
-  for (const char* level : kSeriesLevelNames) told += page.at(absl::StrCat("bellwether_series_exported{level=\"", level, "\"}"));
+  for (const char* level : kSeriesLevelNames)
+    told += page.at(absl::StrCat("bellwether_series_exported{level=\"", level, "\"}"));
   EXPECT_EQ(told, static_cast<double>(page.size()));
 }
 
@@ -229,7 +237,8 @@ TEST_F(PrometheusTest, CountersComeByTheCatalogueOnly) {
 
 TEST_F(PrometheusTest, AThousandRunsWithinTheLimitAndASecond) {
   for (RunId id = 1; id <= 1000; ++id) {
-    SyntheticRun run{.id = id, .name = absl::StrCat("run-", id), .layout = {.layers = 32, .heads = 32, .kv_heads = 8}, .steps = 100};
+    SyntheticRun run{
+        .id = id, .name = absl::StrCat("run-", id), .layout = {.layers = 32, .heads = 32, .kv_heads = 8}, .steps = 100};
     if (id % 100 == 0) {
       run.failing = {1, 0};
       run.stage = 1;

@@ -16,7 +16,8 @@ TEST(AccessTest, CookiesByTheirWholeName) {
 }
 
 TEST(AccessTest, HostsAreAddressesLoopbackOrNamed) {
-  for (const char* good : {"127.0.0.1", "127.0.0.1:7071", "[::1]", "[::1]:7071", "localhost:1", "LOCALHOST", "10.1.2.3:80", "Watch.example:7071"}) {
+  for (const char* good : {"127.0.0.1", "127.0.0.1:7071", "[::1]", "[::1]:7071", "localhost:1", "LOCALHOST",
+                           "10.1.2.3:80", "Watch.example:7071"}) {
     EXPECT_TRUE(HostIsAllowed(good, {"watch.example"})) << good;
   }
   for (const char* bad : {"", "evil.example", "127.0.0.1.evil.example", "localhost.evil", "[::1", "xwatch.example"}) {

@@ -7,15 +7,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-
-#include <thread>
-
-#include <chrono>
 #include <httplib.h>
 
+#include <chrono>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -82,7 +80,8 @@ class HttpServerTest : public ::testing::Test {
   }
   // A request is counted once its answer is out, which the client may see first.
   void ExpectRequests(const char* path, const char* code, double expected) {
-    const Counter* const counter = counters_.counter("bellwether_http_requests_total", {{"path", path}, {"code", code}});
+    const Counter* const counter =
+        counters_.counter("bellwether_http_requests_total", {{"path", path}, {"code", code}});
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
     while (counter->value() < expected && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
     EXPECT_EQ(counter->value(), expected) << path << " " << code;
@@ -258,7 +257,8 @@ TEST_F(HttpServerTest, EventsTellTransitionsAndRunsAndResume) {
   EXPECT_THAT(text, HasSubstr("{\"runs\":[\"ill\"]}"));
   EXPECT_EQ(text.find("id: 1\nevent: alert"), std::string::npos) << "happened before this reader came";
   // A reader who saw nothing after id 0 hears both.
-  EXPECT_THAT(Listen({{"Last-Event-ID", "0"}}, [](const std::string& so_far) { return absl::StrContains(so_far, "id: 2\nevent"); }),
+  EXPECT_THAT(Listen({{"Last-Event-ID", "0"}},
+                     [](const std::string& so_far) { return absl::StrContains(so_far, "id: 2\nevent"); }),
               HasSubstr("id: 1\nevent: alert"));
 }
 
@@ -268,14 +268,15 @@ TEST_F(HttpServerTest, StreamsUpToTheLimitThen503) {
   // Each opens the next one while it is open itself.
   const std::string first = Listen({}, [&](const std::string& outer) {
     if (!enough(outer)) return false;
-    EXPECT_THAT(Listen({}, [&](const std::string& inner) {
-                  if (!enough(inner)) return false;
-                  EXPECT_EQ(counters_.gauge("bellwether_console_streams")->value(), 2);
-                  const auto refused = Client().Get("/api/v1/events");
-                  EXPECT_EQ(refused->status, 503);
-                  EXPECT_EQ(refused->get_header_value("Retry-After"), "30");
-                  return true;
-                }),
+    EXPECT_THAT(Listen({},
+                       [&](const std::string& inner) {
+                         if (!enough(inner)) return false;
+                         EXPECT_EQ(counters_.gauge("bellwether_console_streams")->value(), 2);
+                         const auto refused = Client().Get("/api/v1/events");
+                         EXPECT_EQ(refused->status, 503);
+                         EXPECT_EQ(refused->get_header_value("Retry-After"), "30");
+                         return true;
+                       }),
                 HasSubstr("resync"));
     return true;
   });
@@ -296,9 +297,11 @@ TEST_F(HttpServerTest, StopEndsStreamsAndFreesThePort) {
 
 TEST_F(HttpServerTest, ATakenPortIsAClearError) {
   Start();
-  const auto second = HttpServer::Start({.port = server_->port()},
-                                        {.transition_json = [](const Transition&) { return ""; },
-                                         .runs = &table_, .alerts = &alerts_, .counters = &counters_});
+  const auto second =
+      HttpServer::Start({.port = server_->port()}, {.transition_json = [](const Transition&) { return ""; },
+                                                    .runs = &table_,
+                                                    .alerts = &alerts_,
+                                                    .counters = &counters_});
   EXPECT_EQ(second.status().code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(second.status().message()), HasSubstr(absl::StrCat(server_->port())));
 }

@@ -126,8 +126,12 @@ TEST(DecodeTest, TheFirstMessageMustBeAHelloAndOnlyIt) {
 TEST(DecodeTest, EveryBitOfAValueArrives) {
   v1::ClientMessage message = ValidFrame();
   auto* values = message.mutable_frame()->mutable_blocks(0)->mutable_values();
-  const float odd[] = {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), -0.0f,
-                       std::numeric_limits<float>::denorm_min(), 1e38f, std::bit_cast<float>(0xffc12345u)};
+  const float odd[] = {std::numeric_limits<float>::quiet_NaN(),
+                       std::numeric_limits<float>::infinity(),
+                       -0.0f,
+                       std::numeric_limits<float>::denorm_min(),
+                       1e38f,
+                       std::bit_cast<float>(0xffc12345u)};
   for (int i = 0; i < 6; ++i) values->Set(i, odd[i]);
   const auto decoded = Decode(message, &kLayout, {});
   ASSERT_TRUE(decoded.ok());
@@ -153,7 +157,8 @@ TEST(DecodeTest, EachFieldOfAFrameHasItsRange) {
       {[](v1::Frame* f) { f->mutable_blocks(0)->set_layer_begin(2); }, "layer_begin = 2: must be in [0, 1]"},
       {[](v1::Frame* f) { f->mutable_blocks(0)->set_layer_count(4000000000u); }, "layer_count = 4000000000"},
       {[](v1::Frame* f) { f->mutable_blocks(0)->set_head_begin(7); }, "head_begin = 7: must be in [0, 6]"},
-      {[](v1::Frame* f) { f->mutable_blocks(0)->set_signal(v1::SIGNAL_WK_SIGMA); }, "head_begin = 2: must be in [0, 0]"},
+      {[](v1::Frame* f) { f->mutable_blocks(0)->set_signal(v1::SIGNAL_WK_SIGMA); },
+       "head_begin = 2: must be in [0, 0]"},
       {[](v1::Frame* f) { f->mutable_blocks(0)->add_values(1); }, "values = 7: must be layer_count * head_count = 6"},
   };
   for (const auto& [change, words] : wrong) {

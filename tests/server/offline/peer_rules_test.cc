@@ -81,7 +81,8 @@ TEST(PeerRulesTest, AnAlarmIsCountedAgainAfterAHundredQuietSteps) {
 }
 
 TEST(PeerRulesTest, WhatIsNotFiniteFiresAndTheFirstHundredValuesDoNot) {
-  for (const auto& [rule, signal] : {std::pair{"loss 6 sigma", SignalId::kLoss}, {"gradient z 2.5", SignalId::kGradNorm}}) {
+  for (const auto& [rule, signal] :
+       {std::pair{"loss 6 sigma", SignalId::kLoss}, {"gradient z 2.5", SignalId::kGradNorm}}) {
     EXPECT_THAT(Alarms(rule, signal, Spike(NAN, 1)), ElementsAre(500)) << rule;
     EXPECT_THAT(Alarms(rule, signal, [](int64_t step) { return step == 50 ? NAN : 2.; }), IsEmpty()) << rule;
   }

@@ -58,7 +58,8 @@ TEST(TruthTest, ANormExplodesWhenItIsLargeAndHasDoubledWithin500Steps) {
 
 TEST(TruthTest, HeadsAreThoseThatExplodeWithin500StepsTheFirstFirst) {
   const auto jump_at = [](int64_t first, int64_t second) {
-    return FindNorms(10, 4000, [=](int64_t step, int head) { return step >= (head == 1 ? first : second) ? 50.f : 5.f; });
+    return FindNorms(10, 4000,
+                     [=](int64_t step, int head) { return step >= (head == 1 ? first : second) ? 50.f : 5.f; });
   };
   EXPECT_THAT(jump_at(1000, 1500).heads, ::testing::ElementsAre(Head{0, 1}, Head{0, 0}));
   EXPECT_THAT(jump_at(1000, 1510).heads, ::testing::ElementsAre(Head{0, 1}));

@@ -74,8 +74,14 @@ Lsn AppendSynced(Wal* wal, const std::string& payload) {
 
 TEST(WalTest, GivesBackEveryFieldInOrder) {
   FakeFileSystem fs;
-  WalRecord record{.kind = WalKind::kHello, .run = 7, .rank = 8, .attempt = 9, .epoch = 10, .seq = 11,
-                   .time_unix_ms = (int64_t{1} << 48) - 1, .payload = "x"};
+  WalRecord record{.kind = WalKind::kHello,
+                   .run = 7,
+                   .rank = 8,
+                   .attempt = 9,
+                   .epoch = 10,
+                   .seq = 11,
+                   .time_unix_ms = (int64_t{1} << 48) - 1,
+                   .payload = "x"};
   Lsn lsn = 0;
   {
     const auto wal = MustOpen(Small(&fs));
@@ -84,7 +90,12 @@ TEST(WalTest, GivesBackEveryFieldInOrder) {
   }
   const auto wal = MustOpen(Small(&fs));
   std::vector<WalRecord> records;
-  ASSERT_TRUE(wal->Read(1, 0, [&](const WalRecord& r) { records.push_back(r); return absl::OkStatus(); }).ok());
+  ASSERT_TRUE(wal->Read(1, 0,
+                        [&](const WalRecord& r) {
+                          records.push_back(r);
+                          return absl::OkStatus();
+                        })
+                  .ok());
   ASSERT_EQ(records.size(), 2u);
   EXPECT_EQ(records[0].lsn, lsn);
   EXPECT_EQ(records[0].kind, WalKind::kHello);
@@ -185,15 +196,18 @@ TEST(WalTest, HeadsAreThoseOfTheRecordsWithHellosWhole) {
   }
   const auto wal = MustOpen(Small(&fs));
   std::vector<std::pair<Lsn, uint64_t>> whole, heads;
-  ASSERT_TRUE(wal->Read(1, 0, [&](const WalRecord& record) {
-                   whole.emplace_back(record.lsn, record.seq);
-                   return absl::OkStatus();
-                 }).ok());
+  ASSERT_TRUE(wal->Read(1, 0,
+                        [&](const WalRecord& record) {
+                          whole.emplace_back(record.lsn, record.seq);
+                          return absl::OkStatus();
+                        })
+                  .ok());
   ASSERT_TRUE(wal->ReadHeads([&](const WalRecord& record) {
                    heads.emplace_back(record.lsn, record.seq);
                    EXPECT_EQ(record.payload, record.kind == WalKind::kHello ? hello : "");
                    return absl::OkStatus();
-                 }).ok());
+                 })
+                  .ok());
   EXPECT_EQ(whole.size(), 100u);
   EXPECT_EQ(heads, whole);
 }
@@ -290,11 +304,13 @@ TEST(WalTest, ModelWhatWasReportedDurableSurvivesEveryCrash) {
         ASSERT_TRUE(opened.ok()) << opened.status();
         const std::unique_ptr<Wal> wal = *std::move(opened);
         std::map<Lsn, std::string> found;
-        ASSERT_TRUE(wal->Read(1, 0, [&found](const WalRecord& record) {
-                         EXPECT_TRUE(found.empty() || record.lsn > found.rbegin()->first);
-                         found[record.lsn] = record.payload;
-                         return absl::OkStatus();
-                       }).ok());
+        ASSERT_TRUE(wal->Read(1, 0,
+                              [&found](const WalRecord& record) {
+                                EXPECT_TRUE(found.empty() || record.lsn > found.rbegin()->first);
+                                found[record.lsn] = record.payload;
+                                return absl::OkStatus();
+                              })
+                        .ok());
         for (const auto& [lsn, payload] : appended) {
           if (lsn < kept_from || lsn > wal->recovery().last_lsn) continue;
           ASSERT_EQ(found.count(lsn), 1u) << "LSN " << lsn << " is gone";
@@ -466,11 +482,13 @@ TEST(WalKillTest, NothingReportedDurableIsLostInTwentyKills) {
     ASSERT_NE(wal, nullptr);
     EXPECT_GE(wal->recovery().last_lsn, reported);
     Lsn before = 0;
-    ASSERT_TRUE(wal->Read(1, 0, [&before](const WalRecord& record) {
-                     EXPECT_GT(record.lsn, before);
-                     before = record.lsn;
-                     return absl::OkStatus();
-                   }).ok());
+    ASSERT_TRUE(wal->Read(1, 0,
+                          [&before](const WalRecord& record) {
+                            EXPECT_GT(record.lsn, before);
+                            before = record.lsn;
+                            return absl::OkStatus();
+                          })
+                    .ok());
   }
 }
 

@@ -72,13 +72,13 @@ struct AttentionForwardParams {
   int64_t sequences = 0;  // 0 without cu_seqlens
   float scale = 0;        // of the scores; finite, > 0
   bool causal = false;
-  int32_t window = 0;  // keys, >= 0; 0 = none
-  float softcap = 0;   // logits, finite, >= 0; 0 = none
+  int32_t window = 0;                       // keys, >= 0; 0 = none
+  float softcap = 0;                        // logits, finite, >= 0; 0 = none
   float paper_eps = 1e-3f, paper_beta = 2;  // kPaper: logits, >= 0; > 1
   // kSr, and which rows count.  The same on all tensor-parallel ranks, new each step.
   uint64_t seed = 0;
-  Tensor4 o;     // out, written through: [batch][heads][q_len][head_dim]
-  Tensor4 o_lo;  // out, bf16, the residual; absent = not wanted; kHp, kHpm, kHpNolt
+  Tensor4 o;             // out, written through: [batch][heads][q_len][head_dim]
+  Tensor4 o_lo;          // out, bf16, the residual; absent = not wanted; kHp, kHpm, kHpNolt
   float* lse = nullptr;  // out: L, natural log; -inf for a row without any key
   // out, strides as lse: Pr of a row is P in units of 2^anchor, rounded_sum its
   // sum lt in these units.  kHpm: both; else none.
@@ -90,7 +90,7 @@ struct AttentionForwardParams {
   // entropy and sink, and merges logit_max; the backward adds the four of delta.  All
   // of the rows that StatsRows counts, but logit_max of all that are finite.
   float* stats = nullptr;
-  int64_t stat_stride = 0;  // floats between two statistics, >= heads
+  int64_t stat_stride = 0;                    // floats between two statistics, >= heads
   uint32_t stats_every = kStatsEveryDefault;  // 1..1024: blocks to one that counts; 1 = all rows
   // AttentionForwardWorkspaceBytes() bytes of device memory, 4-byte aligned, of
   // any content; or null, and causal rows are balanced less well.
@@ -120,8 +120,7 @@ constexpr StatsRows StatsRowsOf(const AttentionForwardParams& p) {
   int64_t every = blocks * sequences;
   if (every > p.stats_every) every = p.stats_every;
   if (every < 1) every = 1;
-  return {every, every > blocks ? blocks : 1,
-          static_cast<int64_t>(ProbeMix(p.seed) % static_cast<uint64_t>(every))};
+  return {every, every > blocks ? blocks : 1, static_cast<int64_t>(ProbeMix(p.seed) % static_cast<uint64_t>(every))};
 }
 
 size_t AttentionForwardWorkspaceBytes(const AttentionForwardParams& params);
@@ -133,9 +132,9 @@ size_t AttentionForwardWorkspaceBytes(const AttentionForwardParams& params);
 // above 256 or no multiple of 8 (it costs as the next of 64, 96, 128, 256; on Hopper
 // 65..96 costs as 128, too, and above 128 the portable kernels serve), stats in mode
 // kSr, a base that is not 16-byte aligned, a stride of q, k, v, o or o_lo that is not
-// a multiple of 8 elements, more than 2^29 tokens or 65535 heads.  kInvalidArgument: a bound above is violated.  In both nothing
-// was written.  kDeviceError: the launch failed.  Any thread; calls that write the
-// same memory must not overlap.
+// a multiple of 8 elements, more than 2^29 tokens or 65535 heads.  kInvalidArgument: a bound above is violated.  In
+// both nothing was written.  kDeviceError: the launch failed.  Any thread; calls that write the same memory must not
+// overlap.
 [[nodiscard]] Status AttentionForward(const AttentionForwardParams& params, const Device& device);
 
 // Backward:
@@ -165,8 +164,7 @@ size_t AttentionBackwardWorkspaceBytes(const AttentionForwardParams& params);
 // they are here; dS is not rounded for it.  On Hopper with center, deterministic, a
 // window, a cap, packed sequences or kHpm at head_dim 64, e = -rowsum(dS) as the products
 // read it, which has the noise of rounding dS: no bias, up to 2^-9 |dS|.
-[[nodiscard]] Status AttentionBackward(const AttentionBackwardParams& params,
-                                       const Device& device);
+[[nodiscard]] Status AttentionBackward(const AttentionBackwardParams& params, const Device& device);
 
 }  // namespace bellwether::kernels
 

@@ -49,12 +49,11 @@ typedef struct bw_attention_forward_params {
   uint8_t causal;   /* 1: key j is allowed for row t if j <= t + k_len - q_len */
   uint8_t reserved[3];
   uint32_t stats_every; /* one block of 384 rows in so many counts; 1 = all rows, 0 = 16 */
-  void* workspace; /* bw_attention_forward_workspace() bytes, or NULL */
+  void* workspace;      /* bw_attention_forward_workspace() bytes, or NULL */
   uint64_t workspace_bytes;
 } bw_attention_forward_params;
 
-BW_KERNELS_EXPORT uint64_t
-bw_attention_forward_workspace(const bw_attention_forward_params* params);
+BW_KERNELS_EXPORT uint64_t bw_attention_forward_workspace(const bw_attention_forward_params* params);
 BW_KERNELS_EXPORT bw_kernel_status bw_attention_forward(const bw_attention_forward_params* params);
 
 typedef struct bw_attention_backward_params {
@@ -69,10 +68,8 @@ typedef struct bw_attention_backward_params {
   uint64_t workspace_bytes;
 } bw_attention_backward_params;
 
-BW_KERNELS_EXPORT uint64_t
-bw_attention_backward_workspace(const bw_attention_forward_params* params);
-BW_KERNELS_EXPORT bw_kernel_status
-bw_attention_backward(const bw_attention_backward_params* params);
+BW_KERNELS_EXPORT uint64_t bw_attention_backward_workspace(const bw_attention_forward_params* params);
+BW_KERNELS_EXPORT bw_kernel_status bw_attention_backward(const bw_attention_backward_params* params);
 
 #ifdef __cplusplus
 } /* extern "C" */

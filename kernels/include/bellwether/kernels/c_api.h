@@ -97,7 +97,7 @@ typedef struct bw_probe_params {
   uint32_t threads; /* CPU: 0..256, at most so many; 0 = one */
   void* stream;     /* CUDA */
   int64_t batch, heads, kv_heads, q_len, k_len, head_dim, v_dim;
-  bw_tensor4 q, k;  /* [batch][heads][q_len][head_dim], [..][kv_heads][k_len][..] */
+  bw_tensor4 q, k;      /* [batch][heads][q_len][head_dim], [..][kv_heads][k_len][..] */
   bw_tensor4 v, o, d_o; /* all three or none; o as the op returned it */
   float scale;          /* of the scores; finite, > 0 */
   float softcap;        /* 0 = none */
@@ -106,10 +106,10 @@ typedef struct bw_probe_params {
   uint8_t reserved[2];
   int32_t window;         /* 0 = none; else also j > t + k_len - q_len - window */
   uint32_t rows_per_head; /* 0 = every row; else that many hashed strata */
-  uint64_t seed;    /* Of the row hash: the same on all tensor-parallel ranks */
-  int64_t head_offset; /* Global id of head 0, enters the hash. */
-  int64_t stat_stride; /* Floats between two statistics in `out`, >= heads */
-  float* out;       /* [BW_PROBE_STAT_COUNT][heads]; added to (max for logit) */
+  uint64_t seed;          /* Of the row hash: the same on all tensor-parallel ranks */
+  int64_t head_offset;    /* Global id of head 0, enters the hash. */
+  int64_t stat_stride;    /* Floats between two statistics in `out`, >= heads */
+  float* out;             /* [BW_PROBE_STAT_COUNT][heads]; added to (max for logit) */
   int64_t kv_stat_stride;
   float* kv_out;        /* [BW_PROBE_KV_STAT_COUNT][kv_heads], added to; NULL = no */
   const uint64_t* gate; /* NULL, or [2] in memory of the device: see "gates" */
@@ -120,8 +120,8 @@ BW_KERNELS_EXPORT bw_kernel_status bw_probe(const bw_probe_params* params);
 /* The row that stands for `stratum` of 0..strata-1 when rows_per_head = strata
    < q_len: the hash is written out in probe.h.  head is the global head.  -1
    unless 1 <= strata <= q_len < 2^31 and stratum < strata. */
-BW_KERNELS_EXPORT int64_t bw_probe_sampled_row(uint64_t seed, uint64_t batch, uint64_t head,
-                                               uint64_t stratum, uint64_t strata, uint64_t q_len);
+BW_KERNELS_EXPORT int64_t bw_probe_sampled_row(uint64_t seed, uint64_t batch, uint64_t head, uint64_t stratum,
+                                               uint64_t strata, uint64_t q_len);
 
 /* ---- key-gradient leak ---- */
 
@@ -144,21 +144,21 @@ typedef struct bw_spectral_params {
   uint32_t struct_size;
   uint32_t backend, dtype, threads;
   void* stream;
-  int64_t heads;       /* matrices */
-  int64_t rows;        /* of one head: head_dim, 1..512 */
-  int64_t columns;     /* of one head: the model's width, >= 1 */
-  const void* weight;  /* element (h, i, j) at h * head_stride + i * row_stride
-                          + j * column_stride */
+  int64_t heads;      /* matrices */
+  int64_t rows;       /* of one head: head_dim, 1..512 */
+  int64_t columns;    /* of one head: the model's width, >= 1 */
+  const void* weight; /* element (h, i, j) at h * head_stride + i * row_stride
+                         + j * column_stride */
   int64_t head_stride, row_stride, column_stride;
-  float* sigma;        /* [heads] out: sqrt of the largest Ritz value (a lower
-                          bound up to rounding); NaN if a weight is not finite */
-  float* residual;     /* [heads] out or NULL: norm(G v - theta v) */
-  float* stable_rank;  /* [heads] out or NULL: tr G / theta */
-  float* direction;    /* [heads][rows] in/out or NULL: the top left singular
-                          vector; a unit vector on entry warms the start */
-  float* overlap;      /* [heads] out or NULL: abs(cosine) of direction before
-                          and after; NaN if it was 0 before.  Needs direction */
-  float* gram;         /* [heads][rows][rows] out or NULL: G = W W^T */
+  float* sigma;       /* [heads] out: sqrt of the largest Ritz value (a lower
+                         bound up to rounding); NaN if a weight is not finite */
+  float* residual;    /* [heads] out or NULL: norm(G v - theta v) */
+  float* stable_rank; /* [heads] out or NULL: tr G / theta */
+  float* direction;   /* [heads][rows] in/out or NULL: the top left singular
+                         vector; a unit vector on entry warms the start */
+  float* overlap;     /* [heads] out or NULL: abs(cosine) of direction before
+                         and after; NaN if it was 0 before.  Needs direction */
+  float* gram;        /* [heads][rows][rows] out or NULL: G = W W^T */
 } bw_spectral_params;
 
 BW_KERNELS_EXPORT bw_kernel_status bw_spectral_norms(const bw_spectral_params* params);
@@ -185,9 +185,9 @@ typedef struct bw_center_keys_params {
   uint32_t backend, dtype, threads;
   void* stream;
   int64_t batch, kv_heads, k_len, head_dim;
-  bw_tensor4 k;      /* in */
-  bw_tensor4 out;    /* out: k - mean over the sequence's tokens; may be k.  The
-                        backward is the same map, applied to the gradient. */
+  bw_tensor4 k;              /* in */
+  bw_tensor4 out;            /* out: k - mean over the sequence's tokens; may be k.  The
+                                backward is the same map, applied to the gradient. */
   const int32_t* cu_seqlens; /* [sequences + 1] offsets into k_len with batch 1
                                 (packed sequences), or NULL */
   int64_t sequences;

@@ -130,8 +130,8 @@ constexpr uint64_t ProbeMix(uint64_t x) {
 //   row = first + (((h >> 32) * rows_in_stratum) >> 32)
 // with 64-bit wrap-around.  `head` is the global head, so every sharding of the
 // heads samples the same rows.
-constexpr int64_t SampledRow(uint64_t seed, uint64_t batch, uint64_t head, uint64_t stratum,
-                             uint64_t strata, uint64_t q_len) {
+constexpr int64_t SampledRow(uint64_t seed, uint64_t batch, uint64_t head, uint64_t stratum, uint64_t strata,
+                             uint64_t q_len) {
   const uint64_t h = ProbeMix(ProbeMix(ProbeMix(ProbeMix(seed) ^ batch) ^ head) ^ stratum);
   const uint64_t first = stratum * q_len / strata;
   const uint64_t size = (stratum + 1) * q_len / strata - first;

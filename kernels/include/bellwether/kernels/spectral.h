@@ -61,8 +61,8 @@ struct SpectralParams {
 // float32 weights, but residual and gram overflow to inf where sigma^2 exceeds
 // float32.  kCpu is done on return.  kCuda enqueues one kernel and computes in float32:
 // sigma within 4e-6 (1e-6 with hundreds of columns) of what 32 steps give, and squares of
-// weights must be in float32's range; above 128 rows it needs `gram` to work in.  kInvalidArgument, kUnsupported (rows above 512; kCuda:
-// above 128 without gram), kUnavailable, kDeviceError: nothing was written.  Any thread.
+// weights must be in float32's range; above 128 rows it needs `gram` to work in.  kInvalidArgument, kUnsupported (rows
+// above 512; kCuda: above 128 without gram), kUnavailable, kDeviceError: nothing was written.  Any thread.
 [[nodiscard]] Status SpectralNorms(const SpectralParams& params, const Device& device);
 
 // Effective rank of the first-order change of M = W_Q^T W_K per query head,
