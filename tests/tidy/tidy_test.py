@@ -1,19 +1,21 @@
-"""Checks what no compiler does: who may include whom.
+"""Checks what no compiler does: who may include whom, and how the code is laid out.
 
-Goal: dependencies point one way, public headers need no CUDA, and whether CUDA
-is there is decided in CMake alone.
+Goal: dependencies point one way, public headers need no CUDA, whether CUDA
+is there is decided in CMake alone, and all C++ and CUDA is as .clang-format has it.
 Method: read the sources as text; a planted violation shows that each check sees.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import unittest
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+FORMATTER = "clang-format-14"  # Other versions lay out otherwise.
 SUFFIXES = {".h", ".hpp", ".c", ".cc", ".cu", ".cuh"}
 
 # Folder -> folders it may include, itself aside.
@@ -85,12 +87,31 @@ def violations(path: str, text: str) -> Iterator[str]:
             yield f"{path}:{number}: CUDA header in a public header"
 
 
+def sources() -> list[Path]:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    files = [ROOT / line for line in listed.stdout.splitlines()]
+    return [p for p in files if p.suffix in SUFFIXES and p.exists()]
+
+
+def misformatted(text: str, *files: Path) -> list[str]:
+    """The first complaint of each file; of `text` if there are none."""
+    command = [FORMATTER, "--dry-run", "--Werror", "--ferror-limit=1", "--style=file", *map(str, files)]
+    said = subprocess.run(command, cwd=ROOT, input=text, capture_output=True, text=True, check=False)
+    return [line for line in said.stderr.splitlines() if "code should be clang-formatted" in line]
+
+
 class TidyTest(unittest.TestCase):
+    @unittest.skipUnless(shutil.which(FORMATTER), f"{FORMATTER} is not installed")
+    def test_all_is_formatted(self) -> None:
+        self.assertEqual(len(misformatted("int  x;\n")), 1)
+        self.assertEqual(misformatted("int x;\n"), [])
+        files = sources()
+        self.assertGreater(len(files), 0, "the check looks in the wrong place")
+        found = misformatted("", *files)
+        self.assertEqual(found, [], "\n" + "\n".join(found))
+
     def test_tree_is_clean(self) -> None:
-        listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
-        files = [ROOT / line for line in listed.stdout.splitlines()]
-        files = [p for p in files if p.suffix in SUFFIXES and p.exists()]
-        files = [p for p in files if folder_of(str(p.relative_to(ROOT)))]
+        files = [p for p in sources() if folder_of(str(p.relative_to(ROOT)))]
         self.assertGreater(len(files), 0, "the check looks in the wrong place")
         found = [
             line
