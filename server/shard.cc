@@ -302,7 +302,16 @@ void Shard::Tick(int64_t now_ns) {
       }
     }
     run->Publish();
-    CommitIfDue(run.get(), now_ns);
+    // One after each batch of messages: runs that began together are due
+    // together, and what comes meanwhile waits for one save, not for all.
+    if (run->CommitDue(now_ns) && saves_waiting_.insert(id).second) {
+      chores_.emplace_back([this, id = id] {
+        saves_waiting_.erase(id);
+        if (const auto found = runs_.find(id); found != runs_.end()) {
+          CommitIfDue(found->second.get(), parts_.clock->MonotonicNanos());
+        }
+      });
+    }
   }
   // An ended run is all in the database; its snapshot stays for readers.
   std::erase_if(runs_, [](const auto& run) { return run.second->ended() && run.second->needed_lsn() == 0; });

@@ -133,6 +133,7 @@ class Shard {
 
   std::map<RunId, std::unique_ptr<LiveRun>> runs_;  // The thread's own.
   std::deque<Task> chores_;                         // Likewise: what can wait, one after each batch.
+  std::set<RunId> saves_waiting_;                   // Likewise: whose save is one of the chores.
   std::set<RunId> unsaved_;                         // Likewise: whose last try to save failed.
   Lsn processed_lsn_ = 0;
   std::thread thread_;

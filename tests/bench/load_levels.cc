@@ -91,18 +91,21 @@ int RunL3(const Arguments& arguments, const LoadServer& server, const EncodedFra
   const double warm_mib = server.ResidentMib();
   Settle();
   (void)fleet.TakeLatencies();
-  const double begin = BenchNow(), cpu_begin = server.CpuSeconds();
+  const double begin = BenchNow(), cpu_begin = server.CpuSeconds(), written_begin = server.WrittenMib();
   fleet.Pace(runs, seconds, runs / 5);
-  const double cpu = (server.CpuSeconds() - cpu_begin) / (BenchNow() - begin);
+  const double passed = BenchNow() - begin;
+  const double cpu = (server.CpuSeconds() - cpu_begin) / passed;
+  const double written = (server.WrittenMib() - written_begin) / passed;
   const bool drained = fleet.Drain(30);
   const std::vector<double> acks = fleet.TakeLatencies();
   size_t sent = 0;
   const std::vector<double> alerts = fleet.AlertLatencies(watch, begin, BenchNow(), &sent);
   std::printf(
       "\"runs\": %d, \"frames_per_second\": %d, \"seconds\": %.0f, \"warm_seconds\": %.1f, %s, "
-      "\"alerts_sent\": %zu, %s, \"server_cpu_cores\": %.2f, \"rss_mib_warm\": %.0f, \"rss_mib\": %.0f, "
+      "\"alerts_sent\": %zu, %s, \"server_cpu_cores\": %.2f, \"written_mib_per_second\": %.1f, \"rss_mib_warm\": %.0f, "
+      "\"rss_mib\": %.0f, "
       "\"rss_mib_max\": %.0f, \"data_mib\": %.0f, \"lost\": %lu, \"streams_ended\": %lu}\n",
-      runs, runs, seconds, warm, Latencies("ack", acks).c_str(), sent, Latencies("alert", alerts).c_str(), cpu,
+      runs, runs, seconds, warm, Latencies("ack", acks).c_str(), sent, Latencies("alert", alerts).c_str(), cpu, written,
       warm_mib, server.ResidentMib(), server.ResidentMaxMib(), server.DataMib(),
       static_cast<unsigned long>(fleet.offered() - fleet.acked()), static_cast<unsigned long>(fleet.refused()));
   return drained && alerts.size() == sent ? 0 : 1;

@@ -146,17 +146,18 @@ std::shared_ptr<grpc::Channel> LoadServer::Connect(const std::string& tenant) co
 
 double LoadServer::CpuSeconds() const { return CpuSecondsOf(pid_); }
 
-double LoadServer::StatusMib(const std::string& field) const {
-  std::ifstream status("/proc/" + std::to_string(pid_) + "/status");
-  for (std::string word; status >> word;) {
-    double kib = 0;
-    if (word == field && status >> kib) return kib / 1024;
+double LoadServer::ProcNumber(const std::string& file, const std::string& field) const {
+  std::ifstream lines("/proc/" + std::to_string(pid_) + "/" + file);
+  for (std::string word; lines >> word;) {
+    double number = 0;
+    if (word == field && lines >> number) return number;
   }
   return 0;
 }
 
-double LoadServer::ResidentMib() const { return StatusMib("VmRSS:"); }
-double LoadServer::ResidentMaxMib() const { return StatusMib("VmHWM:"); }
+double LoadServer::ResidentMib() const { return ProcNumber("status", "VmRSS:") / 1024; }
+double LoadServer::ResidentMaxMib() const { return ProcNumber("status", "VmHWM:") / 1024; }
+double LoadServer::WrittenMib() const { return ProcNumber("io", "write_bytes:") / (1 << 20); }
 
 double LoadServer::DataMib() const {
   double bytes = 0;

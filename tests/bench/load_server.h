@@ -47,11 +47,14 @@ class LoadServer {
   double ResidentMib() const;
   double ResidentMaxMib() const;
   double DataMib() const;  // On disk, log included.
+  // What it has sent to the disk since its start, zeros for the log included.
+  double WrittenMib() const;
 
  private:
   void Tool(const std::vector<std::string>& words) const;
   void Start();
-  double StatusMib(const std::string& field) const;
+  // Of a file in /proc/PID whose lines begin with a field; 0 if it is not there.
+  double ProcNumber(const std::string& file, const std::string& field) const;
 
   const Options options_;
   std::filesystem::path folder_;

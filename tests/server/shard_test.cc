@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
 #include "server/detect/rules_file.h"
 #include "tests/support/null_series_store.h"
 #include "tests/support/temp_directory.h"
@@ -127,6 +128,30 @@ TEST_F(ShardTest, AnAlertWaitsForOneSaveAtMost) {
     if (run == 1) Send(3, 1, std::numeric_limits<float>::quiet_NaN());
   };
   shard_->CommitAll();
+  alerts_->Unsubscribe(subscription);
+  EXPECT_THAT(order, ElementsAre("saved 1", "alert of 3", "saved 2", "saved 3"));
+}
+
+TEST_F(ShardTest, AnAlertWaitsForOneSaveOfThoseThatFallDueTogether) {
+  for (const RunId run : {1, 2, 3}) {
+    AddRun(run);
+    Send(run, 0, 1);
+  }
+  shard_->CommitAll();
+  for (const RunId run : {1, 2, 3}) Send(run, 1, 1);
+  shard_->Barrier([] {});
+  std::vector<std::string> order;
+  absl::Notification all_saved;
+  const int64_t subscription = alerts_->Subscribe([&](const Transition&) { order.push_back("alert of 3"); });
+  series_.on_save = [&](RunId run) {
+    order.push_back("saved " + std::to_string(run));
+    if (order.size() == 1) Send(3, 2, std::numeric_limits<float>::quiet_NaN());
+    if (run == 3) all_saved.Notify();
+  };
+  clock_.Advance(60'000'000'000);
+  shard_->Barrier([] {});
+  all_saved.WaitForNotification();
+  shard_->Barrier([this] { series_.on_save = nullptr; });
   alerts_->Unsubscribe(subscription);
   EXPECT_THAT(order, ElementsAre("saved 1", "alert of 3", "saved 2", "saved 3"));
 }
