@@ -69,7 +69,9 @@ class Pipeline final : public IngestSink, public RunControl, public PartitionHos
     DetectorBank* bank = nullptr;         // Must outlive the pipeline; null = the CPU's.
     SpectraBank* spectra_bank = nullptr;  // Likewise.
     SpectraWorker::Options spectra;
-    int64_t wal_bytes_flush = 256 << 20;  // More log than this: flush, forget.
+    // The log is made shorter every flush_ms, and when there is more of it than
+    // this; runs that only its older half still holds are saved for that.
+    int64_t wal_bytes_flush = 1 << 30;
     int64_t flush_ms = 60'000;
     // The data's file system keeps free the smaller of these; below it nothing
     // more is acknowledged until a tenth more is free.
@@ -205,9 +207,10 @@ class Pipeline final : public IngestSink, public RunControl, public PartitionHos
   // Waits until the log is applied, as long as a person would.
   absl::Status AwaitRecovered() const;
   void GuardDisk();
-  void ShortenLog();
-  // Saves all runs; the log is needed from the result on.
-  Lsn CommitShards();
+  // Saves the runs that need the log below `end`, forgets what none needs.
+  void ShortenLog(Lsn end);
+  // Saves all runs that need the log below `end`; it is needed from the result on.
+  Lsn CommitShards(Lsn end);
   // Makes the database durable and drops the log below `keep`.
   absl::Status Forget(Lsn keep);
   LiveRunParts Parts();

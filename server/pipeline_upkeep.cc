@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "server/pipeline.h"
@@ -15,6 +16,7 @@ namespace {
 // This much more than the floor must be free before acknowledgements go on.
 constexpr double kFloorHysteresis = 1.1;
 constexpr int64_t kFlushNanosMin = 5'000'000'000;
+constexpr Lsn kAll = std::numeric_limits<Lsn>::max();
 
 }  // namespace
 
@@ -40,13 +42,13 @@ void Pipeline::GuardDisk() {
                    static_cast<int64_t>(floor), " (storage.free_bytes_min, storage.free_ratio_min)"));
   LogError("{}; nothing more is acknowledged until there is room, alerts go on", std::string(why.message()));
   // What the log need not hold any more is given back first.
-  if (recovered_) ShortenLog();
+  if (recovered_) ShortenLog(kAll);
   wal_->Hold(why);
 }
 
-Lsn Pipeline::CommitShards() {
+Lsn Pipeline::CommitShards(Lsn end) {
   Lsn keep = wal_->last_lsn() + 1;
-  for (const auto& shard : shards_) keep = std::min(keep, shard->CommitAll());
+  for (const auto& shard : shards_) keep = std::min(keep, shard->CommitBefore(end));
   return keep;
 }
 
@@ -56,11 +58,11 @@ absl::Status Pipeline::Forget(Lsn keep) {
   return recovered_ ? wal_->Truncate(keep) : absl::OkStatus();
 }
 
-void Pipeline::ShortenLog() {
+void Pipeline::ShortenLog(Lsn end) {
   absl::MutexLock flush(&flush_mutex_);
   flushed_ns_ = clock_->MonotonicNanos();
   store_bytes_->Set(static_cast<double>(database_->bytes()));
-  const absl::Status status = Forget(CommitShards());
+  const absl::Status status = Forget(CommitShards(end));
   if (!status.ok()) LogError("the log could not be shortened: {}", std::string(status.message()));
 }
 
@@ -79,10 +81,12 @@ absl::Status Pipeline::Maintain() {
   }
   const int64_t now_ns = clock_->MonotonicNanos();
   if (!recovered_ || !wal_->health().ok()) return absl::OkStatus();
-  if (now_ns - flushed_ns_ < options_.flush_ms * 1'000'000 && wal_->bytes() < options_.wal_bytes_flush) {
-    return absl::OkStatus();
-  }
-  if (now_ns - flushed_ns_ >= kFlushNanosMin) ShortenLog();
+  const int64_t age_ns = now_ns - flushed_ns_;
+  const bool too_long = wal_->bytes() >= options_.wal_bytes_flush;
+  if (age_ns < (too_long ? kFlushNanosMin : options_.flush_ms * 1'000'000)) return absl::OkStatus();
+  // Runs are saved in turn, each in its time: saved all at once they would be
+  // written several times as often, and everything else would wait.
+  ShortenLog(too_long ? wal_->TailBegin(options_.wal_bytes_flush / 2) : 0);
   return absl::OkStatus();
 }
 
@@ -112,7 +116,7 @@ absl::Status Pipeline::Close() {
   wal_->Hold(absl::OkStatus());                        // What was taken is written if there is any room.
   absl::Status status = wal_->Sync(wal_->last_lsn());
   spectra_->Stop();
-  const Lsn keep = CommitShards();
+  const Lsn keep = CommitShards(kAll);
   for (const auto& shard : shards_) shard->Stop();
   // The database holds it all: the next start need not read it again.
   if (status.ok()) status = Forget(keep);

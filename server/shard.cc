@@ -131,15 +131,15 @@ void Shard::EndRecovery() {
   });
 }
 
-Lsn Shard::CommitAll() {
+Lsn Shard::CommitBefore(Lsn end) {
   Lsn needed = 0;
   absl::Notification done;
   Enqueue([&] {
     for (const auto& [id, run] : runs_) {
-      chores_.emplace_back([this, id = id] {
+      chores_.emplace_back([this, id = id, end] {
         const auto found = runs_.find(id);
         if (found == runs_.end()) return;
-        CommitIfDue(found->second.get(), INT64_MAX);
+        if (found->second->needed_lsn() < end) CommitIfDue(found->second.get(), INT64_MAX);
         found->second->Publish();
       });
     }

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <set>
@@ -76,10 +77,12 @@ class Shard {
   void WithRun(RunId run, const std::function<void(const LiveRun*)>& task);
   // Shows readers a run with all that is queued for it now; waits.
   void PublishApplied(RunId run);
-  // Commits every run that is live when this is called, one after each batch of
-  // messages, so that none of them waits for more than one commit; waits.  Every
-  // LSN below the result is not needed by this shard.
-  Lsn CommitAll();
+  // Commits every run that is live when this is called and still needs an LSN
+  // below `end`, one after each batch of messages, so that none of them waits
+  // for more than one commit; waits.  Every LSN below the result is not needed
+  // by this shard.
+  Lsn CommitBefore(Lsn end);
+  Lsn CommitAll() { return CommitBefore(std::numeric_limits<Lsn>::max()); }
   // Logs what Gram matrices of a run of this shard gave, and hands it to the run.
   // False: the log does not take it now.
   bool AppendSpectra(RunId run, const SpectraMessage& answers);

@@ -362,7 +362,8 @@ class PostgresLog final : public SharedLog {
     absl::MutexLock lock(&mutex_);
     return next_lsn_ - 1;
   }
-  int64_t bytes() const override { return 0; }  // Of this machine's disk.
+  int64_t bytes() const override { return 0; }
+  Lsn TailBegin(int64_t) const override { return 0; }
   absl::Status health() const override {
     absl::MutexLock lock(&mutex_);
     return HealthLocked();

@@ -100,8 +100,11 @@ class LogBackend {
   virtual absl::Status Close() = 0;
 
   virtual Lsn durable_lsn() const = 0;
-  virtual Lsn last_lsn() const = 0;  // Highest given.
-  virtual int64_t bytes() const = 0;
+  virtual Lsn last_lsn() const = 0;   // Highest given.
+  virtual int64_t bytes() const = 0;  // On this machine's disk.
+  // The first LSN of the newest segments that together have no more than
+  // `bytes` (the one that is written to counts in any case); 0 if that is all.
+  virtual Lsn TailBegin(int64_t bytes) const = 0;
   // Why it failed (for good), or why it cannot go on right now: it is held, or
   // has no room for the next segment (RESOURCE_EXHAUSTED), which ends by itself
   // once there is.

@@ -143,6 +143,14 @@ class LocalWal final : public Wal {
     for (const WalSegment& segment : segments_) bytes += segment.bytes;
     return bytes;
   }
+  Lsn TailBegin(int64_t bytes) const override {
+    absl::MutexLock lock(&mutex_);
+    size_t first = segments_.size() - 1;
+    for (bytes -= segments_[first].bytes; first > 0 && segments_[first - 1].bytes <= bytes; --first) {
+      bytes -= segments_[first - 1].bytes;
+    }
+    return first == 0 ? 0 : segments_[first].first_lsn;
+  }
   absl::Status health() const override {
     absl::MutexLock lock(&mutex_);
     return Health();

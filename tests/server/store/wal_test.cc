@@ -288,6 +288,22 @@ TEST(WalTest, TruncateForgetsWholeSegmentsAndAMissingOneIsStillNoticed) {
   EXPECT_EQ(Wal::Open(Small(&fs), nullptr).status().code(), absl::StatusCode::kDataLoss);
 }
 
+TEST(WalTest, TheTailBeginsWithASegmentThatFits) {
+  FakeFileSystem fs;
+  const Wal::Options options = Small(&fs);
+  const auto wal = MustOpen(options);
+  EXPECT_EQ(wal->TailBegin(0), 0);  // The only segment is the newest.
+  while (wal->bytes() < 4 * options.segment_bytes) AppendSynced(wal.get(), std::string(1000, 'x'));
+  const Lsn newest = wal->TailBegin(0), three = wal->TailBegin(3 * options.segment_bytes);
+  EXPECT_EQ(wal->TailBegin(options.segment_bytes), newest);
+  EXPECT_EQ(wal->TailBegin(4 * options.segment_bytes - 1), three);
+  EXPECT_EQ(wal->TailBegin(4 * options.segment_bytes), 0);
+  EXPECT_LT(1, three);
+  EXPECT_LT(three, newest);
+  ASSERT_TRUE(wal->Truncate(three).ok());
+  EXPECT_EQ(wal->bytes(), 3 * options.segment_bytes);
+}
+
 // Appends at random, cuts the power at random, keeps arbitrary pages.
 TEST(WalTest, ModelWhatWasReportedDurableSurvivesEveryCrash) {
   const uint32_t first_seed = 20261121;
