@@ -1,7 +1,7 @@
 // What was done about the run's alerts, what waits for a person, and who decided.
 import { Action, AuditEntry, Policy, api, num } from './api';
 import { caller, whyNot } from './caller';
-import { Openings, fill, h } from './dom';
+import { Openings, fill, h, sayIfRefused } from './dom';
 import { ago, integer, number } from './format';
 
 const words: Record<string, string> = {
@@ -107,12 +107,7 @@ export class ActionsView {
       this.name.focus();
       return;
     }
-    try {
-      await api.decide(verb, run, action.id, by);
-    } catch (error) {
-      this.trouble.hidden = false;
-      fill(this.trouble, `Refused: ${(error as Error).message}`);
-    }
+    await sayIfRefused(this.trouble, api.decide(verb, run, action.id, by));
     this.changed();
   }
 }

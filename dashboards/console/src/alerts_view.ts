@@ -1,7 +1,7 @@
 // What was concluded, on what evidence, and what to do.
 import { Alert, Evidence, Run, api, num } from './api';
 import { caller, whyNot } from './caller';
-import { Openings, fill, h } from './dom';
+import { Openings, fill, h, sayIfRefused } from './dom';
 import { ago, duration, integer, number, stageName } from './format';
 import { stageBadge } from './runs_page';
 import { findSignal } from './signals';
@@ -123,13 +123,7 @@ export class AlertsView {
   }
 
   private async ask(call: Promise<unknown>): Promise<void> {
-    try {
-      await call;
-      this.trouble.hidden = true;
-    } catch (error) {
-      this.trouble.hidden = false;
-      fill(this.trouble, `Refused: ${(error as Error).message}`);
-    }
+    await sayIfRefused(this.trouble, call);
     this.changed();
   }
 

@@ -39,6 +39,17 @@ export class Openings {
   }
 }
 
+/** What the server answers to a wish: `place` shows its refusal, or nothing. */
+export async function sayIfRefused(place: HTMLElement, call: Promise<unknown>): Promise<void> {
+  try {
+    await call;
+    place.hidden = true;
+  } catch (error) {
+    place.hidden = false;
+    fill(place, `Refused: ${(error as Error).message}`);
+  }
+}
+
 /** Value of a CSS custom property as the theme has it now. */
 export function themeColor(name: string): string {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
