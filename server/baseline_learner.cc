@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "server/util/await_for.h"
 #include "server/util/log.h"
 #include "server/util/status_macros.h"
 
@@ -64,7 +65,7 @@ void BaselineLearner::Loop() {
     {
       absl::MutexLock lock(&mutex_);
       const auto wake = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stop_ || wanted_ > done_; };
-      mutex_.AwaitWithTimeout(absl::Condition(&wake), absl::Milliseconds(options_.poll_ms));
+      AwaitFor(&mutex_, absl::Condition(&wake), absl::Milliseconds(options_.poll_ms));
       if (stop_) return;
       asked = wanted_;
     }

@@ -10,6 +10,7 @@
 #include "server/ingest/decode.h"
 #include "server/pipeline.h"
 #include "server/pipeline_session.h"
+#include "server/util/await_for.h"
 #include "server/util/log.h"
 #include "server/util/status_macros.h"
 
@@ -47,7 +48,7 @@ absl::Status Pipeline::Recover() {
   const Lsn first = wal_->recovery().first_lsn;
   apply_thread_ = std::thread([this, from = first == 0 ? 1 : first] { ApplyLog(from); });
   absl::MutexLock lock(&apply_mutex_);
-  apply_mutex_.AwaitWithTimeout(absl::Condition(&apply_ended_), absl::Milliseconds(options_.apply_ms_max));
+  AwaitFor(&apply_mutex_, absl::Condition(&apply_ended_), absl::Milliseconds(options_.apply_ms_max));
   return apply_status_;
 }
 
@@ -221,7 +222,7 @@ void Pipeline::ApplyLog(Lsn from) {
 absl::Status Pipeline::AwaitRecovered() const {
   if (recovered_) return absl::OkStatus();
   absl::MutexLock lock(&apply_mutex_);
-  if (apply_mutex_.AwaitWithTimeout(absl::Condition(&apply_ended_), kAwaitRecovered)) return apply_status_;
+  if (AwaitFor(&apply_mutex_, absl::Condition(&apply_ended_), kAwaitRecovered)) return apply_status_;
   return absl::UnavailableError("the server still applies what its log holds: try again in a moment");
 }
 

@@ -8,6 +8,7 @@
 #include "server/ingest/decode.h"
 #include "server/pipeline.h"
 #include "server/query/convert.h"
+#include "server/util/await_for.h"
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {
@@ -55,7 +56,7 @@ struct RecordingImport::Rank final : public SessionOwner {
   bool AwaitDurable() {
     absl::MutexLock lock(&mutex);
     const auto done = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) { return fenced || durable >= seq; };
-    mutex.AwaitWithTimeout(absl::Condition(&done), absl::Seconds(60));
+    AwaitFor(&mutex, absl::Condition(&done), absl::Seconds(60));
     return durable >= seq;
   }
 };

@@ -8,6 +8,7 @@
 #include "absl/synchronization/notification.h"
 #include "server/ingest/decode.h"
 #include "server/rules_in_force.h"
+#include "server/util/await_for.h"
 #include "server/util/log.h"
 
 namespace bellwether::server {
@@ -183,7 +184,7 @@ void Shard::Loop() {
     {
       absl::MutexLock lock(&mutex_);
       const auto wake = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !queue_.empty() || stopping_; };
-      if (chores_.empty()) mutex_.AwaitWithTimeout(absl::Condition(&wake), absl::Milliseconds(options_.publish_ms));
+      if (chores_.empty()) AwaitFor(&mutex_, absl::Condition(&wake), absl::Milliseconds(options_.publish_ms));
       if (queue_.empty() && chores_.empty() && stopping_) return;
       // A few at a time: room appears while the rest is worked on.
       while (!queue_.empty() && batch.size() < 64) {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "server/detect/spectra.h"
+#include "server/util/await_for.h"
 
 namespace bellwether::server {
 namespace {
@@ -133,7 +134,7 @@ bool SpectraWorker::Deliver(const Answers& answers) {
   for (const auto& [run, message] : answers) {
     while (!sink_(run, message)) {
       absl::MutexLock lock(&mutex_);
-      if (mutex_.AwaitWithTimeout(absl::Condition(&stopping_), kAskAgain)) return false;
+      if (AwaitFor(&mutex_, absl::Condition(&stopping_), kAskAgain)) return false;
     }
   }
   return true;

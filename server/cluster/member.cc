@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "server/util/await_for.h"
 #include "server/util/log.h"
 #include "server/util/status_macros.h"
 
@@ -180,7 +181,7 @@ void Member::Keep() {
     if (!status.ok() && !complained) LogWarning("leases cannot be kept: {}", std::string(status.message()));
     complained = !status.ok();
     absl::MutexLock lock(&mutex_);
-    if (mutex_.AwaitWithTimeout(absl::Condition(&leaving_), absl::Milliseconds(look_ms))) return;
+    if (AwaitFor(&mutex_, absl::Condition(&leaving_), absl::Milliseconds(look_ms))) return;
   }
 }
 

@@ -18,6 +18,7 @@
 #include "server/cluster/partition.h"
 #include "server/store/record_codec.h"
 #include "server/store/wal_format.h"
+#include "server/util/await_for.h"
 #include "server/util/clock.h"
 #include "server/util/log.h"
 #include "server/util/status_macros.h"
@@ -303,7 +304,7 @@ class PostgresLog final : public SharedLog {
       return durable_ >= lsn || closed_ || !HealthLocked().ok();
     };
     // Time passes without anybody touching what `over` looks at.
-    while (!mutex_.AwaitWithTimeout(absl::Condition(&over), absl::Milliseconds(100))) {
+    while (!AwaitFor(&mutex_, absl::Condition(&over), absl::Milliseconds(100))) {
     }
     if (durable_ >= lsn) return absl::OkStatus();
     return closed_ ? absl::UnavailableError("the log is closed") : HealthLocked();
@@ -345,7 +346,7 @@ class PostgresLog final : public SharedLog {
       held_ = absl::OkStatus();
       closing_ = true;
       const auto drained = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return pending_bytes_ == 0; };
-      mutex_.AwaitWithTimeout(absl::Condition(&drained), kCloseWait);
+      AwaitFor(&mutex_, absl::Condition(&drained), kCloseWait);
       if (pending_bytes_ != 0) left = absl::UnavailableError("the database did not take what had been received");
       closed_ = true;
     }
@@ -573,7 +574,7 @@ class PostgresLog final : public SharedLog {
       failing_ = absl::UnavailableError(status.message());
       if (!parts_[group->partition].owned) return absl::AbortedError("given up meanwhile");
       const auto closed = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return closed_; };
-      if (mutex_.AwaitWithTimeout(absl::Condition(&closed), kRetry)) return status;
+      if (AwaitFor(&mutex_, absl::Condition(&closed), kRetry)) return status;
     }
   }
 

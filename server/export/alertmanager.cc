@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "absl/time/time.h"
+#include "server/util/await_for.h"
 #include "server/util/clock.h"
 #include "server/util/log.h"
 
@@ -70,9 +71,9 @@ void Alertmanager::Work() {
         return absl::Nanoseconds(std::max<int64_t>(ns - clock.MonotonicNanos(), 0));
       };
       // After a failure news has to wait with the rest.
-      mutex_.AwaitWithTimeout(failures == 0 ? absl::Condition(&changed) : absl::Condition(&stopping), until(due_ns));
+      AwaitFor(&mutex_, failures == 0 ? absl::Condition(&changed) : absl::Condition(&stopping), until(due_ns));
       if (changed_ns_ != 0 && !stopping_) {
-        mutex_.AwaitWithTimeout(absl::Condition(&stopping), until(changed_ns_ + options_.group_wait_ns));
+        AwaitFor(&mutex_, absl::Condition(&stopping), until(changed_ns_ + options_.group_wait_ns));
       }
       last = stopping_;
       changed_ns = std::exchange(changed_ns_, 0);

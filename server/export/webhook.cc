@@ -8,6 +8,7 @@
 #include "absl/time/time.h"
 #include "server/export/alert_json.h"
 #include "server/export/slack.h"
+#include "server/util/await_for.h"
 #include "server/util/log.h"
 
 namespace bellwether::server {
@@ -174,7 +175,7 @@ void Webhook::Work() {
         if (due_ns == 0) {
           mutex_.Await(absl::Condition(&changed));
         } else {
-          mutex_.AwaitWithTimeout(absl::Condition(&changed), absl::Nanoseconds(due_ns - now_ns));
+          AwaitFor(&mutex_, absl::Condition(&changed), absl::Nanoseconds(due_ns - now_ns));
         }
       }
     }

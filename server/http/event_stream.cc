@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "server/util/await_for.h"
 #include "server/util/clock.h"
 
 namespace bellwether::server {
@@ -73,7 +74,7 @@ std::optional<std::string> EventStream::Next() {
     const auto has_news = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(hub_->mutex_) {
       return hub_->stopped_ || hub_->posted_ > after_;
     };
-    hub_->mutex_.AwaitWithTimeout(absl::Condition(&has_news), absl::Nanoseconds(hub_->options_.tick_ns));
+    AwaitFor(&hub_->mutex_, absl::Condition(&has_news), absl::Nanoseconds(hub_->options_.tick_ns));
     if (hub_->stopped_) return std::nullopt;
   }
   if (grant_ != nullptr && !grant_->valid()) return std::nullopt;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/time/time.h"
+#include "server/util/await_for.h"
 
 namespace bellwether::server {
 
@@ -52,7 +53,7 @@ void StreamFeeder::Run() {
       if (feeds_.empty()) {
         mutex_.Await(absl::Condition(&due));
       } else {
-        mutex_.AwaitWithTimeout(absl::Condition(&due), absl::Milliseconds(kTickMs));
+        AwaitFor(&mutex_, absl::Condition(&due), absl::Milliseconds(kTickMs));
       }
       awake_ = false;
       if (stopping_) {

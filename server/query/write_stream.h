@@ -16,6 +16,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "server/util/await_for.h"
 
 namespace bellwether::server {
 
@@ -57,7 +58,7 @@ class WriteStream : public grpc::ServerWriteReactor<Response> {
   bool AwaitReady(absl::Duration timeout) const {
     absl::MutexLock lock(&mutex_);
     const auto settled = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !writing_ || ending_; };
-    return mutex_.AwaitWithTimeout(absl::Condition(&settled), timeout) && !ending_;
+    return AwaitFor(&mutex_, absl::Condition(&settled), timeout) && !ending_;
   }
 
   // Ends the call with `status`, after the write in flight.  The first End

@@ -4,6 +4,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/string_view.h"
+#include "server/util/await_for.h"
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {
@@ -54,7 +55,7 @@ uint64_t RunTable::version() const {
 uint64_t RunTable::AwaitChange(uint64_t seen, int64_t timeout_ms) const {
   absl::MutexLock lock(&mutex_);
   const auto changed = [this, seen]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return version_ > seen; };
-  mutex_.AwaitWithTimeout(absl::Condition(&changed), absl::Milliseconds(timeout_ms));
+  AwaitFor(&mutex_, absl::Condition(&changed), absl::Milliseconds(timeout_ms));
   return version_;
 }
 

@@ -13,6 +13,7 @@
 #include "server/store/file_system.h"
 #include "server/store/wal_format.h"
 #include "server/store/wal_recovery.h"
+#include "server/util/await_for.h"
 #include "server/util/log.h"
 #include "server/util/status_macros.h"
 
@@ -170,7 +171,7 @@ class LocalWal final : public Wal {
   struct Queued {
     WalRecord record;
     WalControl control = WalControl::kCover;
-    absl::Time since;
+    int64_t since_ns = Clock::System()->MonotonicNanos();
   };
 
   absl::Status Health() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -195,7 +196,6 @@ class LocalWal final : public Wal {
     }
     pending_bytes_ += bytes;
     queued.record.lsn = ++last_;
-    queued.since = absl::Now();
     queue_.push_back(std::move(queued));
     return last_;
   }
@@ -266,7 +266,7 @@ void LocalWal::Prepare() {
     } else {
       if (prepare_error_.ok()) LogError("no room for the log's next segment: {}", std::string(file.status().message()));
       prepare_error_ = file.status();
-      mutex_.AwaitWithTimeout(absl::Condition(&stopped_), kPrepareRetry);
+      AwaitFor(&mutex_, absl::Condition(&stopped_), kPrepareRetry);
     }
   }
 }
@@ -301,7 +301,7 @@ std::vector<LocalWal::Queued> LocalWal::TakeGroup() {
   const auto work = [this]()
                         ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return (!queue_.empty() && held_.ok()) || closing_; };
   if (uncovered_ && held_.ok() && !closing_) {
-    mutex_.AwaitWithTimeout(absl::Condition(&work), absl::Microseconds(options_.cover_idle_us));
+    AwaitFor(&mutex_, absl::Condition(&work), absl::Microseconds(options_.cover_idle_us));
   } else {
     mutex_.Await(absl::Condition(&work));
   }
@@ -309,7 +309,6 @@ std::vector<LocalWal::Queued> LocalWal::TakeGroup() {
     if (!uncovered_) return {};
     Queued cover;
     cover.record.lsn = ++last_;
-    cover.since = absl::Now();
     queue_.push_back(std::move(cover));
     pending_bytes_ += kRecordHeaderBytes;
   }
@@ -319,8 +318,9 @@ std::vector<LocalWal::Queued> LocalWal::TakeGroup() {
     return queue_.size() >= group_before_ || closing_ || pending_bytes_ >= options_.group_bytes_max;
   };
   if (group_before_ > 1 && !gathered()) {
-    const absl::Time until = queue_.front().since + absl::Microseconds(options_.group_wait_us_max);
-    mutex_.AwaitWithDeadline(absl::Condition(&gathered), until);
+    const int64_t waited_ns = Clock::System()->MonotonicNanos() - queue_.front().since_ns;
+    AwaitFor(&mutex_, absl::Condition(&gathered),
+             absl::Microseconds(options_.group_wait_us_max) - absl::Nanoseconds(waited_ns));
   }
 
   std::vector<Queued> group;
@@ -361,9 +361,9 @@ absl::Status LocalWal::WriteGroup(const std::vector<Queued>& group, Lsn durable)
     offset = segments_.back().end;
   }
   BW_RETURN_IF_ERROR(file_->WriteAt(offset, buffer_));
-  const absl::Time begin = absl::Now();
+  const int64_t begin_ns = Clock::System()->MonotonicNanos();
   BW_RETURN_IF_ERROR(file_->Sync());
-  const double seconds = absl::ToDoubleSeconds(absl::Now() - begin);
+  const double seconds = static_cast<double>(Clock::System()->MonotonicNanos() - begin_ns) * 1e-9;
   absl::MutexLock lock(&mutex_);
   segments_.back().end += static_cast<int64_t>(buffer_.size());
   if (sync_seconds_.size() < kSyncSecondsMax) sync_seconds_.push_back(seconds);

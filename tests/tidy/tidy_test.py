@@ -18,6 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 FORMATTER = "clang-format-14"  # Other versions lay out otherwise.
 SUFFIXES = {".h", ".hpp", ".c", ".cc", ".cu", ".cuh"}
 
+WALL_CLOCK_WAIT = re.compile(r"[.>]\w*(Await|Wait|WaitForNotification)With(Timeout|Deadline)\(")
+
 # Folder -> folders it may include, itself aside.
 _SIBLINGS = ("ingest", "detect", "act", "export", "query")
 _LOW = {"server/util", "server/store", "server/access", "proto/signals"}
@@ -78,6 +80,8 @@ def violations(path: str, text: str) -> Iterator[str]:
     for number, line in enumerate(text.splitlines(), start=1):
         if CUDA_MACRO.match(line):
             yield f"{path}:{number}: BELLWETHER_CUDA outside CMake"
+        if folder.startswith("server") and WALL_CLOCK_WAIT.search(line):
+            yield f"{path}:{number}: a wait by the wall clock; server/util/await_for.h has one"
         if not (match := INCLUDE.match(line)):
             continue
         target = owner(match[1])
@@ -129,6 +133,7 @@ class TidyTest(unittest.TestCase):
             "server/query/x.h": '#include "server/http/console.h"',
             "kernels/include/bellwether/kernels/x.h": "#include <cuda.h>",
             "server/main.cc": "#ifdef BELLWETHER_CUDA",
+            "server/shard.cc": "mutex_.AwaitWithTimeout(done, absl::Seconds(1));",
         }
         for path, line in planted.items():
             with self.subTest(path):
