@@ -11,7 +11,8 @@ How late is too late, and what going back to a checkpoint brings: `untouched` le
 every so often.  From the first one at which sigma(W_Q) has passed 30, the one at which it has
 passed 100, and the one at which the loss has left that of `centred`, three runs branch off as a
 restart would, each with one remedy: keys centred; hp; keys centred and W_Q and W_K clipped once,
-by the server at a person's word.
+by the server at a person's word.  From the newest checkpoint before the first critical alert two,
+centred and hp, go on to the end: that is what `rollback.suggest` advises.
 
 A run that is not done when the time is up goes on with the same command: its checkpoint, the
 server's data and what was measured stay in --out.  Runs share the GPUs that are there.  At the end:
@@ -39,7 +40,7 @@ from typing import Any, Optional
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 from bellwether_process import Server  # noqa: E402
-from live_runs import EXAMPLE, Job, exploded, named, say  # noqa: E402
+from live_runs import EXAMPLE, Job, exploded, first, named, say  # noqa: E402
 
 LATE_SIGMA = 100.0  # Past which the late run is repaired.
 LOSS_STEPS = 500  # Over which the losses are compared.
@@ -65,7 +66,7 @@ REMEDIES = {
     "hp": "--attention bellwether-hp",
     "clipped": "--center --allow qk.clip",
 }
-POINTS = ("sigma-30", "sigma-100", "loss-left")
+POINTS = ("sigma-30", "sigma-100", "loss-left", "before-alert")
 
 
 class Run:
@@ -122,16 +123,27 @@ def reached(untouched: dict[str, Any], centred: Optional[dict[str, Any]]) -> dic
     return found
 
 
-def branches(untouched: Run, centred: Run, steps: int, last: int) -> list[Run]:
-    """The runs that can branch off by now."""
+def branches(
+    untouched: Run, centred: Run, critical: Optional[int], steps: int, last: int
+) -> list[Run]:
+    """The runs that can branch off by now.  `critical`: the step of the first critical alert."""
     own = untouched.own()
+    if own is None:
+        return []
+    points = reached(own, centred.own())
+    if critical is not None:
+        points["before-alert"] = critical
     found = []
-    for point, step in reached(own, centred.own()).items() if own is not None else ():
-        first = -(-step // CHECKPOINT_EVERY) * CHECKPOINT_EVERY
-        checkpoint = untouched.checkpoints() / f"step-{first}.pt"
+    for point, step in points.items():
+        back = point == "before-alert"
+        begin = (step - 1 if back else step + CHECKPOINT_EVERY - 1) // CHECKPOINT_EVERY
+        begin *= CHECKPOINT_EVERY
+        checkpoint = untouched.checkpoints() / f"step-{begin}.pt"
         for remedy, options in REMEDIES.items() if checkpoint.exists() else ():
+            if back and remedy == "clipped":
+                continue  # Nothing stands out yet.
             run = Run(f"{remedy}-from-{point}", untouched.seed, untouched.folder)
-            run.first, run.steps = first, min(first + steps, last)
+            run.first, run.steps = begin, last if back else min(begin + steps, last)
             run.options = [*shlex.split(options), "--start-from", str(checkpoint)]
             found.append(run)
     return found
@@ -209,7 +221,7 @@ def draw(runs: list[Run], summary: list[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, (above, below) = pyplot.subplots(2, sharex=True, figsize=(10, 7), dpi=100)
-    lines = {"sigma-30": "-", "sigma-100": "--", "loss-left": ":"}
+    lines = dict(zip(POINTS, ("-", "--", ":", "-.")))
     for number, (run, told) in enumerate(zip(runs, summary)):
         own = run.own()
         assert own is not None
@@ -268,7 +280,9 @@ class Campaign:
             if self.looked.get(seed) == ran:
                 continue
             self.looked[seed] = ran
-            found = branches(untouched, centred, self.args.branch_steps, self.args.steps)
+            alert = first(named(self.server, untouched.name), "SEVERITY_CRITICAL")
+            critical = None if alert is None else int(alert["step"])
+            found = branches(untouched, centred, critical, self.args.branch_steps, self.args.steps)
             self.runs += [run for run in found if run.name not in of]
 
     def start_what_waits(self) -> None:
