@@ -8,12 +8,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "server/store/file_system.h"
 #include "server/store/wal_format.h"
 #include "server/store/wal_recovery.h"
 #include "server/util/await_for.h"
+#include "server/util/clock.h"
 #include "server/util/log.h"
 #include "server/util/status_macros.h"
 

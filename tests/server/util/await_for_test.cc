@@ -20,22 +20,22 @@ namespace {
 
 constexpr absl::Duration kNever = absl::InfiniteDuration();
 
-bool Never() { return false; }
+const auto never = [] { return false; };
 
 TEST(AwaitForTest, WhatHoldsAlreadyWaitsForNothing) {
   absl::Mutex mutex;
   const absl::MutexLock lock(&mutex);
   EXPECT_TRUE(AwaitFor(&mutex, absl::Condition::kTrue, absl::ZeroDuration()));
   EXPECT_TRUE(AwaitFor(&mutex, absl::Condition::kTrue, kNever));
-  EXPECT_FALSE(AwaitFor(&mutex, absl::Condition(&Never), absl::ZeroDuration()));
-  EXPECT_FALSE(AwaitFor(&mutex, absl::Condition(&Never), -kNever));
+  EXPECT_FALSE(AwaitFor(&mutex, absl::Condition(&never), absl::ZeroDuration()));
+  EXPECT_FALSE(AwaitFor(&mutex, absl::Condition(&never), -kNever));
 }
 
 TEST(AwaitForTest, EndsByTheMonotonicClockWithTheMutexHeld) {
   absl::Mutex mutex;
   const absl::MutexLock lock(&mutex);
   const auto begin = std::chrono::steady_clock::now();
-  EXPECT_FALSE(AwaitFor(&mutex, absl::Condition(&Never), absl::Milliseconds(30)));
+  EXPECT_FALSE(AwaitFor(&mutex, absl::Condition(&never), absl::Milliseconds(30)));
   EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(30));
   mutex.AssertHeld();
 }
@@ -60,7 +60,7 @@ TEST(AwaitForTest, AMutexThatIsHeldDelaysNobodyElse) {
   std::thread waiter([&] {
     const absl::MutexLock lock(&held);
     holds.Notify();
-    EXPECT_FALSE(AwaitFor(&held, absl::Condition(&Never), absl::Milliseconds(1)));
+    EXPECT_FALSE(AwaitFor(&held, absl::Condition(&never), absl::Milliseconds(1)));
   });
   holds.WaitForNotification();
   std::thread holder([&] {
@@ -69,7 +69,7 @@ TEST(AwaitForTest, AMutexThatIsHeldDelaysNobodyElse) {
   });
   {
     const absl::MutexLock lock(&free);
-    EXPECT_FALSE(AwaitFor(&free, absl::Condition(&Never), absl::Milliseconds(50)));
+    EXPECT_FALSE(AwaitFor(&free, absl::Condition(&never), absl::Milliseconds(50)));
   }
   over.Notify();
   waiter.join();
