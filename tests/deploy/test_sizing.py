@@ -187,6 +187,20 @@ def test_quantiles() -> None:
     assert [simulation.quantile([3, 1, 2, 4], q) for q in (0.25, 0.5, 0.51, 1)] == [1, 2, 3, 4]
 
 
+def test_the_document_calls_it_as_it_is() -> None:
+    document = (ROOT / "docs/operate/sizing.md").read_text()
+    (block,) = re.findall(
+        r"<!-- run by tests/deploy/test_sizing.py -->\n```sh\n(.*?)```", document, re.S
+    )
+    assert block.count("deploy/sizing ") == 3
+    done = subprocess.run(["bash", "-euc", block], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    # What the table says of the ceilings is what is shipped.
+    shipped = cost.Ceilings()
+    assert f"| {shipped.database_transactions.value:.0f} |" in document
+    assert f"| {shipped.database_bytes.value / 1e6:.0f} MB/s |" in document
+
+
 def test_the_command(tmp_path: Path) -> None:
     told = json.loads(
         subprocess.check_output([*COMMAND, "cost", "--runs", "100", "--json"], text=True)
