@@ -108,11 +108,9 @@ def run_as(server: Postgres, words: list[str], env: dict[str, str]) -> None:
 
 
 def start_as_the_image_does(server: Postgres, service: dict[str, Any]) -> None:
-    """initdb, a server, the files of docker-entrypoint-initdb.d by name, a restart."""
-    mounts = dict(m.split(":")[1::-1] for m in service["volumes"] if "initdb.d" in m)
-    assert [Path(m).name for m in sorted(mounts)] == [
-        "1_tables.sql", "2_engine.sql", "3_roles.sql", "4_primary.sh",
-    ]  # fmt: skip
+    """initdb, a server, the script of docker-entrypoint-initdb.d, a restart."""
+    mounts = dict(m.split(":")[1::-1] for m in service["volumes"])
+    (script,) = [source for target, source in mounts.items() if "initdb.d" in target]
     user = service["environment"]["POSTGRES_USER"]
     server.tool(
         "initdb", "-D", str(server.data), "-U", user, "-A", "trust", "-E", "UTF8", "--no-sync"
@@ -128,16 +126,15 @@ def start_as_the_image_does(server: Postgres, service: dict[str, Any]) -> None:
     server.start()
     database = service["environment"]["POSTGRES_DB"]
     server.sql(f"CREATE DATABASE {database};", "postgres")
-    env = environment(server, service, PGHOST=str(server.folder), PGPORT=str(server.port))
-    for target in sorted(mounts):
-        source = (DOCKER / mounts[target]).resolve()
-        copy = server.folder / source.name
-        copy.write_text(source.read_text())
-        copy.chmod(0o644)
-        if source.suffix == ".sql":
-            server.sql(copy.read_text(), database)
-        else:
-            run_as(server, ["bash", str(copy)], env)
+    schema = server.folder / "postgres"
+    shutil.copytree(DOCKER / mounts[service["environment"]["SCHEMA"]], schema)
+    shutil.copy(DOCKER / script, server.folder)
+    connection = {"PGHOST": str(server.folder), "PGPORT": str(server.port), "SCHEMA": str(schema)}
+    run_as(
+        server,
+        ["bash", str(server.folder / Path(script).name)],
+        environment(server, service, **connection),
+    )
     server.stop(signal.SIGINT)
     server.start()
 
