@@ -61,6 +61,7 @@ class Ledger:
         self._lock = threading.Lock()
         self.acked: dict[tuple[str, int], int] = {}
         self.alerts: dict[int, tuple[str, str, int]] = {}  # id -> run, key, k
+        self.unstored: list[tuple[str, str, int]] = []  # Told before it had an id.
         self.contradictions: list[str] = []
 
     def ack(self, run: str, rank: int, seq: int) -> None:
@@ -71,7 +72,9 @@ class Ledger:
     def alert(self, transition: Any) -> None:
         said = (transition.run, transition.key, transition.k)
         with self._lock:
-            if self.alerts.setdefault(transition.id, said) != said:
+            if transition.id == 0:
+                self.unstored.append(said)
+            elif self.alerts.setdefault(transition.id, said) != said:
                 self.contradictions.append(
                     f"id {transition.id} was {self.alerts[transition.id]}, now {said}"
                 )
@@ -345,3 +348,5 @@ class Fleet:
             assert by_id.get(number) == f"{run} {key} {k}", (
                 f"alert {number} was told as {run} {key} {k}"
             )
+        for run, key, k in self.ledger.unstored:
+            assert f"{run} {key} {k}" in by_id.values(), f"{run} {key} {k} was never stored"
