@@ -264,7 +264,9 @@ void Session::RetryLater(const std::string& why, Clock::time_point now) {
   next_try_ = now + wait;
   SetLink(BW_LINK_CONNECTING);
   const std::string text = address_ + ": " + why;
-  if (address_ != header_->config.server) address_ = header_->config.server;  // Where it had moved to is gone.
+  // Where it had moved to is gone, or leads nowhere: the next try begins anew.
+  address_ = header_->config.server;
+  moves_ = 0;
   header_->error.Set(text);
   parts_.log->Once(refused ? "refused" : "unreachable",
                    text + "; training goes on, frames wait (64 MiB, then thinned)");

@@ -29,7 +29,6 @@ def primary() -> Iterator[Postgres]:
     started.remove()
 
 
-@pytest.mark.xfail(reason="Session::moves_ is set back by a Welcome alone", strict=True)
 def test_senders_find_the_new_owner(tmp_path: Path, primary: Postgres) -> None:
     cluster = Cluster(tmp_path, primary, 3)
     for server in cluster.servers:
