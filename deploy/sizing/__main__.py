@@ -1,7 +1,7 @@
 """How large a cluster must be, and what happens when a server of it dies.
 
     python3 deploy/sizing cost --runs 5000 --servers 8 --databases 2
-    python3 deploy/sizing simulate --runs 100000 --servers 120 --databases 10 [--plot FILE]
+    python3 deploy/sizing simulate --runs 100000 --servers 128 --databases 16 [--plot FILE]
 
 docs/operate/sizing.md explains the figures.
 """
@@ -124,8 +124,8 @@ def main() -> int:
     simulated = commands.add_parser("simulate", help="balance, and what a killed server moves")
     simulated.add_argument("--runs", type=int, default=100_000)
     simulated.add_argument("--frames", type=float, default=0.05, help="of a run, a second")
-    simulated.add_argument("--servers", type=int, default=120)
-    simulated.add_argument("--databases", type=int, default=10)
+    simulated.add_argument("--servers", type=int, default=128)
+    simulated.add_argument("--databases", type=int, default=16)
     simulated.add_argument("--lease-seconds", type=int, default=5)
     simulated.add_argument("--kills", type=int, default=10, help="of each server")
     simulated.add_argument("--seed", type=int, default=11)

@@ -91,11 +91,11 @@ class Costs:
     row_bytes: Figure = Figure(180, BENCH)
     table_bytes: Figure = Figure(1.05, BENCH)
     # Of the database's own log, per byte that is written.
-    wal_bytes: Figure = Figure(1.3, BENCH)
+    wal_bytes: Figure = Figure(1.15, BENCH)
     # What a save writes anew, per value of a frame.
-    state_bytes: Figure = Figure(4.0, BENCH)
+    state_bytes: Figure = Figure(25, BENCH)
     # A value until its chunk of 256 steps is full, and in the series for good.
-    unfinished_bytes: Figure = Figure(0.9, BENCH)
+    unfinished_bytes: Figure = Figure(1.5, BENCH)
     value_bytes: Figure = Figure(2.0, "docs/benchmarks.md: storage_bench")
 
 

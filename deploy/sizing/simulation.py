@@ -28,7 +28,7 @@ class Takeover:
 
     start_s: float = 0.02  # Whatever it holds: the lease, its LSNs, empty reads.
     bytes_per_second: float = 16e6  # Read and applied, on two shared cores.
-    run_bytes: float = 490e3  # Of a run: half a chunk of 4,096 series, its saved state.
+    run_bytes: float = 890e3  # Of a run: half a chunk of 4,096 series, its saved state.
     frame_bytes: float = 11.6e3  # Packed.
     frames_behind: float = 30  # Of a run: the log is cut each 60 s.
     retry_s: float = 0.005  # An answer of a server.

@@ -39,7 +39,7 @@ from cluster_fleet import LEASE_S, Cluster, RoamingTrainer
 from postgres_processes import Postgres, start_primary, start_standby
 
 LAYERS, HEADS = 32, 32
-BODIES = 16
+BODIES = 256  # As many as a chunk has steps: what repeats sooner packs too well.
 FRAMES = " UNION ALL ".join(f"SELECT at, body FROM bellwether.frames_{i}" for i in range(4))
 # The transaction of a commit (server/cluster/postgres_log.h), for pgbench.
 TRANSACTION = r"""
