@@ -41,7 +41,8 @@ def test_config_file_by_environment_and_its_faults(tmp_path: Path) -> None:
     ("name", "value"),
     [("allow", "lr.scale,rm"), ("allow", ["rollback.suggest"]),
      ("every", 0), ("rows", -1), ("stats", {"drft"}), ("stats", ""), ("layers", "("),
-     ("ranks", "some"), ("microbatches", "two"), ("overhead_budget", 0)],
+     ("ranks", "some"), ("microbatches", "two"), ("overhead_budget", 0),
+     ("spool_bytes", 1000), ("spool_bytes", 1 << 45)],
 )  # fmt: skip
 def test_a_bad_argument_names_itself(name: str, value: object) -> None:
     with pytest.raises(ValueError, match=name):
