@@ -1,10 +1,7 @@
 #include "client_lib/sender/leftover.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
 #include <cstring>
-#include <ctime>
 
 #include "client_lib/src/watchdog.h"
 
@@ -16,16 +13,6 @@ constexpr std::chrono::milliseconds kLookEvery{100};
 constexpr std::chrono::seconds kBusyMax = kDrainSeconds + std::chrono::seconds(15);
 
 constexpr char kDiedInMemory[] = "they died with its sender's memory, or their file is damaged";
-
-// Nothing in it was written for so long.
-bool IsOlderThan(const std::string& folder, std::chrono::hours age) {
-  struct stat info {};
-  time_t newest = 0;
-  for (const char* name : {"", "/state", "/hello"}) {
-    if (stat((folder + name).c_str(), &info) == 0) newest = std::max(newest, info.st_mtime);
-  }
-  return time(nullptr) - newest > std::chrono::duration_cast<std::chrono::seconds>(age).count();
-}
 
 }  // namespace
 
@@ -128,7 +115,7 @@ void Leftovers::Next(Clock::time_point now) {
     Finish(sending_->folder->path() + " cannot be read");
     return;
   }
-  if (IsOlderThan(sending_->folder->path(), kKeptFor)) {
+  if (sending_->folder->IsOld()) {
     Finish("they are more than 7 days old");
     return;
   }

@@ -35,7 +35,6 @@ namespace bellwether::client {
 class Leftovers {
  public:
   using Clock = std::chrono::steady_clock;
-  static constexpr std::chrono::hours kKeptFor{7 * 24};
 
   struct Parts {
     SharedHeader* header;  // Of this client: where the server is, and what to show as its trouble.

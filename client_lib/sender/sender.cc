@@ -78,6 +78,11 @@ void Sender::StartSpool() {
     folder_.reset();
     return;
   }
+  const int forsaken = SpoolFolder::RemoveForsaken(config);
+  if (forsaken > 0) {
+    log_.Once("forsaken", std::to_string(forsaken) + " spools of other runs in " + config.spool_dir +
+                              " that nobody came back for in 7 days were deleted");
+  }
   state->spool_number = folder_->number();
   window_.Commit();
   HeldMessage durable;

@@ -11,6 +11,7 @@
 #include <charconv>
 #include <cstddef>
 #include <cstring>
+#include <ctime>
 
 #include "bellwether/crc32c.h"
 
@@ -34,6 +35,15 @@ std::vector<std::string> NamesIn(const std::string& folder) {
 
 std::string Why(const std::string& what, const std::string& path) {
   return what + " " + path + ": " + std::strerror(errno);
+}
+
+// UUID-RANK-NUMBER, of any run and rank.
+bool IsFolderName(const std::string& name) {
+  constexpr size_t kUuidDigits = 32;
+  const size_t second = name.find('-', kUuidDigits + 1);
+  return name.find_first_not_of("0123456789abcdef") == kUuidDigits && name[kUuidDigits] == '-' &&
+         second != std::string::npos && name.find_first_not_of("0123456789", kUuidDigits + 1) == second &&
+         second + 1 < name.size() && name.find_first_not_of("0123456789", second + 1) == std::string::npos;
 }
 
 std::string PathOf(const SenderConfig& config, uint64_t number) {
@@ -72,6 +82,37 @@ std::vector<uint64_t> SpoolFolder::Older(const SenderConfig& config, uint64_t be
   }
   std::sort(numbers.begin(), numbers.end());
   return numbers;
+}
+
+bool SpoolFolder::IsOld(const std::string& path) {
+  struct stat info {};
+  time_t newest = 0;
+  for (const char* name : {"", "/state", "/hello"}) {
+    if (stat((path + name).c_str(), &info) == 0) newest = std::max(newest, info.st_mtime);
+  }
+  return time(nullptr) - newest > std::chrono::duration_cast<std::chrono::seconds>(kKeptFor).count();
+}
+
+int SpoolFolder::RemoveForsaken(const SenderConfig& config) {
+  const std::string own = Prefix(config);
+  int with_frames = 0;
+  for (const std::string& name : NamesIn(config.spool_dir)) {
+    const std::string path = std::string(config.spool_dir) + "/" + name;
+    struct stat info {};
+    if (!IsFolderName(name) || name.rfind(own, 0) == 0 || lstat(path.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) ||
+        info.st_uid != geteuid() || !IsOld(path)) {
+      continue;
+    }
+    SpoolFolder folder(path, 0);
+    std::string error;
+    if (folder.Lock(&error) != Result::kOk) continue;
+    const std::vector<std::string> files = NamesIn(path);
+    with_frames += std::any_of(files.begin(), files.end(), [](const std::string& file) {
+      return file.find(".spool") != std::string::npos || file.find(".window") != std::string::npos;
+    });
+    folder.Remove();
+  }
+  return with_frames;
 }
 
 uint64_t SpoolFolder::BytesOf(const SenderConfig& config, uint64_t number) {

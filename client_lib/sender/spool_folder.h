@@ -15,6 +15,7 @@
 #ifndef BELLWETHER_CLIENT_LIB_SENDER_SPOOL_FOLDER_H_
 #define BELLWETHER_CLIENT_LIB_SENDER_SPOOL_FOLDER_H_
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -29,6 +30,7 @@ namespace bellwether::client {
 class SpoolFolder {
  public:
   enum class Result { kOk, kBusy, kError };
+  static constexpr std::chrono::hours kKeptFor{7 * 24};
 
   // Whose spool: the run and the rank of `config`, under its spool_dir.
   static std::string Prefix(const SenderConfig& config);
@@ -39,6 +41,9 @@ class SpoolFolder {
                      std::string* error);
   // Numbers below `below` of the same run and rank, oldest first.
   static std::vector<uint64_t> Older(const SenderConfig& config, uint64_t below);
+  // Deletes the folders of other runs and ranks of this user that nobody has
+  // locked or written to for kKeptFor; returns how many had frames in them.
+  static int RemoveForsaken(const SenderConfig& config);
   // Of everything in that folder; 0 if it is not there.
   static uint64_t BytesOf(const SenderConfig& config, uint64_t number);
 
@@ -48,6 +53,8 @@ class SpoolFolder {
 
   const std::string& path() const { return path_; }
   uint64_t number() const { return number_; }
+  // Nobody has written to it for kKeptFor.
+  bool IsOld() const { return IsOld(path_); }
 
   bool SaveHello(const v1::ClientMessage& hello);
   std::optional<v1::ClientMessage> LoadHello() const;
@@ -66,6 +73,7 @@ class SpoolFolder {
   struct Saved;
 
   SpoolFolder(std::string path, uint64_t number) : path_(std::move(path)), number_(number) {}
+  static bool IsOld(const std::string& path);
   Result Lock(std::string* error);
 
   const std::string path_;

@@ -469,5 +469,28 @@ TEST_F(SpoolFolderTest, StateAndHelloComeBackAndDamageIsNoticed) {
   EXPECT_FALSE(std::filesystem::exists(folder->path() + "/state"));
 }
 
+TEST_F(SpoolFolderTest, ForsakenOnesOfOthersGoAndNothingElse) {
+  std::unique_ptr<SpoolFolder> own, locked;
+  ASSERT_EQ(SpoolFolder::Make(*config_, &own, &error_), SpoolFolder::Result::kOk);
+  config_->rank = 4;
+  ASSERT_EQ(SpoolFolder::Make(*config_, &locked, &error_), SpoolFolder::Result::kOk);
+  config_->rank = 3;
+  const std::string uuid(32, 'a');
+  for (const std::string& name : {uuid + "-0-1", uuid + "-0-2", uuid + "-x-1", std::string("precious")}) {
+    mkdir((path_ + "/" + name).c_str(), 0700);
+    std::ofstream(path_ + "/" + name + "/0000000000000001.spool") << "frames";
+  }
+  const auto age = [&](const std::string& path, int days) {
+    const struct timespec when = {time(nullptr) - days * 86400, 0};
+    const struct timespec times[2] = {when, when};
+    ASSERT_EQ(utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
+  };
+  for (const std::string& path : Files(path_)) age(path, 8);
+  age(path_ + "/" + uuid + "-0-2", 6);
+  EXPECT_EQ(SpoolFolder::RemoveForsaken(*config_), 1);
+  EXPECT_THAT(Files(path_), ::testing::UnorderedElementsAre(own->path(), locked->path(), path_ + "/" + uuid + "-0-2",
+                                                            path_ + "/" + uuid + "-x-1", path_ + "/precious"));
+}
+
 }  // namespace
 }  // namespace bellwether::client

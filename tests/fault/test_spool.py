@@ -172,5 +172,13 @@ def test_a_job_that_is_killed_whole_leaves_its_spool_to_the_next_attempt(
     assert 0 < counters.frames_dropped_window <= MEMORY_FRAMES + 1
     assert set(range(50)) | set(range(50 + counters.frames_dropped_window, pushed)) <= set(stored)
     run = server.call("GetRun", run="job")
-    assert int(run["attempt"]) == 1 and int(run["frames"]) == len(stored)
+    assert int(run["description"]["attempt"]) == 1 and int(run["frames"]) == len(stored)
+    job.push(1)  # The next frame tells of the loss.
+    assert job.client.flush(30)
+    wait_for(
+        "the server knows what was lost",
+        lambda: int(server.call("GetRun", run="job").get("frames_dropped", 0))
+        == counters.frames_dropped_window,
+        10,
+    )
     assert "frames of attempt 0 that are left in" in (tmp_path / "sender.log").read_text()

@@ -92,6 +92,14 @@ def test_nothing_is_allowed_that_nobody_names(tmp_path: Path) -> None:
     assert said[0].startswith("BELLWETHER_ALLOW is ignored: allow: ['all'] unknown, legal are")
 
 
+def test_a_spool_by_the_environment() -> None:
+    told = {"BELLWETHER_SPOOL_DIR": "~/spool", "BELLWETHER_SPOOL_BYTES": str(1 << 22)}
+    found = resolve({}, None, told)
+    assert found.spool_dir is not None and found.spool_dir.endswith("/spool")
+    assert not found.spool_dir.startswith("~") and found.spool_bytes == 1 << 22
+    assert resolve({}, None, {}).spool_dir is None
+
+
 def test_stats_by_words() -> None:
     assert resolve({"stats": "drift, sigma"}, None, {}).stats == {"drift", "sigma"}
     assert resolve({}, None, {}).stats == set(STATS)
