@@ -85,8 +85,7 @@ bool Leftovers::Restore(Sending* s) const {
   state->appended_ordinal = std::max({state->appended_ordinal, s->spool->last_ordinal(), saved.appended_ordinal});
   state->frames_admitted = std::max({state->frames_admitted, s->spool->last_frames_admitted(), saved.frames_admitted});
   s->window->Commit();
-  HeldMessage durable;
-  s->spool->FreeUpTo(state->freed_ordinal, &durable);
+  s->spool->FreeUpTo(state->freed_ordinal);
   s->window->SetSpool(s->spool.get());
   s->frames = state->frames_admitted - state->frames_durable;
   return true;
@@ -159,6 +158,15 @@ void Leftovers::Finish(const std::string& trouble) {
   next_look_ = {};
 }
 
+void Leftovers::LeaveAlone(const std::string& why) {
+  parts_.log->Once("leftover kept " + sending_->folder->path(),
+                   "frames of an earlier attempt stay in " + sending_->folder->path() + ": " + why);
+  sending_.reset();
+  numbers_.pop_front();
+  busy_since_ = {};
+  next_look_ = {};
+}
+
 void Leftovers::Step(Clock::time_point now) {
   if (numbers_.empty()) return;
   if (sending_ == nullptr) Next(now);
@@ -176,7 +184,14 @@ void Leftovers::Step(Clock::time_point now) {
   // A sender that is killed now goes on from here; where it cannot be written,
   // the server's own word on what is durable has to do.
   (void)s.folder->SaveState(s.window->state());
-  if (s.session->failed()) Finish(std::string("the server does not take them: ") + trouble);
+  if (!s.session->failed()) return;
+  const std::string why = std::string("the server does not take them: ") + trouble;
+  // A fenced attempt and what is malformed stay so.
+  if (s.session->failure() == grpc::StatusCode::ABORTED || s.session->failure() == grpc::StatusCode::INVALID_ARGUMENT) {
+    Finish(why);
+  } else {
+    LeaveAlone(why);
+  }
 }
 
 }  // namespace bellwether::client

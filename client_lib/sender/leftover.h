@@ -58,6 +58,8 @@ class Leftovers {
   void Next(Clock::time_point now);
   bool Restore(Sending* sending) const;
   void Finish(const std::string& trouble);
+  // For a later attempt.
+  void LeaveAlone(const std::string& why);
 
   const Parts parts_;
   std::deque<uint64_t> numbers_;  // The front one is `sending_`, or waited for.

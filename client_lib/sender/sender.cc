@@ -85,8 +85,7 @@ void Sender::StartSpool() {
   }
   state->spool_number = folder_->number();
   window_.Commit();
-  HeldMessage durable;
-  spool_->FreeUpTo(state->freed_ordinal, &durable);
+  spool_->FreeUpTo(state->freed_ordinal);
   window_.SetSpool(spool_.get());
   leftovers_ = std::make_unique<Leftovers>(Leftovers::Parts{header_, &log_, [this] { Wake(); },
                                                             [this](uint64_t frames) {
@@ -111,7 +110,7 @@ void Sender::StepSpool() {
 }
 
 bool Sender::KeepOnDisk() {
-  if (spool_ == nullptr || (session_ != nullptr && session_->fenced())) return false;
+  if (spool_ == nullptr || (session_ != nullptr && session_->failure() == grpc::StatusCode::ABORTED)) return false;
   while (!intake_.drained()) intake_.Take(kTakeMax);
   Spool memory({.folder = folder_->path(), .suffix = ".window", .bytes_max = UINT64_MAX, .free_bytes_min = 0});
   Window::Cursor cursor = window_.Begin();

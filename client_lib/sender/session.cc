@@ -240,7 +240,7 @@ void Session::OnEnd(const grpc::Status& status, Clock::time_point now) {
     return;
   }
   if (IsFinal(status.error_code())) {
-    fenced_ = status.error_code() == grpc::StatusCode::ABORTED;
+    failure_ = status.error_code();
     Fail(Describe(status));
     return;
   }

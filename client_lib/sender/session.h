@@ -60,8 +60,8 @@ class Session {
   void Step(Clock::time_point now);
 
   bool failed() const { return phase_ == Phase::kFailed; }
-  // For good, because a newer attempt holds this run and rank.
-  bool fenced() const { return fenced_; }
+  // What the server said when it failed; ABORTED = a newer session has the run and rank.
+  grpc::StatusCode failure() const { return failure_; }
   bool streaming() const { return phase_ == Phase::kStreaming; }
   uint64_t durable_ordinal() const { return durable_ordinal_; }
 
@@ -107,7 +107,7 @@ class Session {
   bool draining_ = false;
   bool welcomed_before_ = false;
   bool bye_said_ = false;
-  bool fenced_ = false;
+  grpc::StatusCode failure_ = grpc::StatusCode::OK;
 };
 
 }  // namespace bellwether::client

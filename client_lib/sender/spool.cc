@@ -303,30 +303,35 @@ bool Spool::Peek(Cursor* cursor, HeldMessage* message) {
 
 void Spool::Advance(Cursor* cursor) const { cursor->offset += peeked_bytes_; }
 
-void Spool::FreeUpTo(uint64_t ordinal, HeldMessage* last) {
-  while (!segments_.empty()) {
+void Spool::FindFrameEnd(uint64_t ordinal, HeldMessage* last) {
+  for (Segment& segment : segments_) {
+    if (segment.last_ordinal <= ordinal) {
+      if (segment.last_part.ordinal > 0) *last = segment.last_part;
+      continue;
+    }
+    if (segment.first_ordinal > ordinal) return;
+    if (found_.segment != segment.first_ordinal) found_ = {segment.first_ordinal, kMagic.size()};
+    HeldMessage message;
+    uint64_t record_bytes = 0;
+    while (ReadRecord(&segment, found_.offset, false, &message, &record_bytes) && message.ordinal <= ordinal) {
+      if (message.last_part) *last = message;
+      found_.offset += record_bytes;
+    }
+    return;
+  }
+}
+
+void Spool::FreeUpTo(uint64_t ordinal) {
+  while (!segments_.empty() && segments_.front().last_ordinal <= ordinal) {
     Segment& oldest = segments_.front();
-    if (oldest.last_ordinal > ordinal) break;
-    if (oldest.last_part.ordinal > 0) *last = oldest.last_part;
     if (oldest.fd >= 0) close(oldest.fd);
     (void)unlink(PathOf(oldest).c_str());
     bytes_ -= oldest.bytes;
-    if (writing_ && segments_.size() == 1) writing_ = false;
+    if (segments_.size() == 1) writing_ = false;
     segments_.pop_front();
     full_ = false;
   }
-  if (segments_.empty()) {
-    peeked_bytes_ = 0;
-    return;
-  }
-  Segment& oldest = segments_.front();
-  if (free_.segment != oldest.first_ordinal) free_ = {oldest.first_ordinal, kMagic.size()};
-  HeldMessage message;
-  uint64_t record_bytes = 0;
-  while (ReadRecord(&oldest, free_.offset, false, &message, &record_bytes) && message.ordinal <= ordinal) {
-    if (message.last_part) *last = message;
-    free_.offset += record_bytes;
-  }
+  if (segments_.empty()) peeked_bytes_ = 0;
 }
 
 }  // namespace bellwether::client

@@ -78,10 +78,13 @@ class Spool {
   // Moves the cursor past what Peek() has just given.
   void Advance(Cursor* cursor) const;
 
+  // Writes to `*last` the newest record up to and with `ordinal` that ends a
+  // frame (without a body); leaves it if there is none.  REQUIRES: `ordinal` does
+  // not go back.
+  void FindFrameEnd(uint64_t ordinal, HeldMessage* last);
   // Nothing up to and with `ordinal` is needed any more; whole segments are
-  // deleted.  Writes to `*last` the newest record among them that ended a frame,
-  // if there is one (without a body); else leaves it.
-  void FreeUpTo(uint64_t ordinal, HeldMessage* last);
+  // deleted.
+  void FreeUpTo(uint64_t ordinal);
 
   bool empty() const { return segments_.empty(); }
   uint64_t bytes() const { return bytes_; }
@@ -118,7 +121,7 @@ class Spool {
   bool writing_ = false;          // The newest one is ours to append to.
   uint64_t bytes_ = 0;
   uint64_t other_bytes_ = 0;
-  Cursor free_;
+  Cursor found_;  // Where FindFrameEnd() goes on.
   Cursor peeked_at_;
   uint64_t peeked_bytes_ = 0;
   HeldMessage peeked_;

@@ -85,12 +85,12 @@ std::vector<uint64_t> SpoolFolder::Older(const SenderConfig& config, uint64_t be
 }
 
 bool SpoolFolder::IsOld(const std::string& path) {
+  const time_t before = time(nullptr) - std::chrono::duration_cast<std::chrono::seconds>(kKeptFor).count();
   struct stat info {};
-  time_t newest = 0;
   for (const char* name : {"", "/state", "/hello"}) {
-    if (stat((path + name).c_str(), &info) == 0) newest = std::max(newest, info.st_mtime);
+    if (stat((path + name).c_str(), &info) == 0 && info.st_mtime >= before) return false;
   }
-  return time(nullptr) - newest > std::chrono::duration_cast<std::chrono::seconds>(kKeptFor).count();
+  return true;
 }
 
 int SpoolFolder::RemoveForsaken(const SenderConfig& config) {

@@ -172,7 +172,7 @@ void Window::FreeUpTo(uint64_t ordinal) {
     NoteDurable(MessageOf(*record), &settled);
   }
   Message spooled;
-  if (spool_ != nullptr) spool_->FreeUpTo(ordinal, &spooled);
+  if (spool_ != nullptr) spool_->FindFrameEnd(ordinal, &spooled);
   NoteDurable(spooled, &settled);
   next_.freed_ordinal = ordinal;
   if (empty()) next_.frames_durable = next_.frames_admitted;
@@ -184,6 +184,8 @@ void Window::FreeUpTo(uint64_t ordinal) {
         (next_.window_head + kWindowRoomBytes - 1) / kWindowRoomBytes * kWindowRoomBytes;
   }
   Commit();
+  // Behind the commit: who is killed between both must not miss them.
+  if (spool_ != nullptr) spool_->FreeUpTo(ordinal);
   if (memory_empty) {
     if (high_water_ > kReleasePagesAbove) memory_->ReleaseWindowPages();
     high_water_ = 0;

@@ -172,16 +172,20 @@ TEST_F(SpoolTest, FreesWholeSegmentsAndSaysWhatTheLastFrameWas) {
   for (uint64_t ordinal = 1; ordinal <= 99; ordinal += 2) ASSERT_TRUE(Append(&spool, ordinal, 20, 2));
   const size_t files = Files(path_).size();
   HeldMessage last;
-  spool.FreeUpTo(0, &last);
+  spool.FindFrameEnd(0, &last);
   EXPECT_EQ(last.ordinal, 0);
-  spool.FreeUpTo(51, &last);  // The first part of a frame: the frame before is the last whole one.
+  spool.FindFrameEnd(51, &last);  // The first part of a frame: the frame before is the last whole one.
   EXPECT_EQ(last.ordinal, 50);
   EXPECT_EQ(last.frames_admitted, 49);
   EXPECT_EQ(last.ring_position, 1049);
+  EXPECT_EQ(Files(path_).size(), files);
+  spool.FreeUpTo(51);
   EXPECT_LT(Files(path_).size(), files);
+  EXPECT_LE(ReadAll(&spool).front().ordinal, 52);
   EXPECT_EQ(ReadAll(&spool).back().ordinal, 100);
-  spool.FreeUpTo(100, &last);
+  spool.FindFrameEnd(100, &last);
   EXPECT_EQ(last.ordinal, 100);
+  spool.FreeUpTo(100);
   EXPECT_TRUE(spool.empty());
   EXPECT_EQ(spool.bytes(), 0);
   EXPECT_TRUE(Files(path_).empty());
@@ -201,8 +205,7 @@ TEST_F(SpoolTest, TheCapHoldsToTheByteAndRoomThatComesBackIsUsed) {
   EXPECT_GT(spool.bytes(), 1800);
   EXPECT_THAT(spool.trouble(), HasSubstr("spool_bytes"));
   EXPECT_TRUE(spool.refuses());
-  HeldMessage last;
-  spool.FreeUpTo(20, &last);
+  spool.FreeUpTo(20);
   EXPECT_FALSE(spool.refuses());
   EXPECT_TRUE(Append(&spool, ordinal));
   // Others' bytes count too.

@@ -193,21 +193,34 @@ TEST_F(SpoolingTest, TheNextAttemptSendsWhatItsPredecessorCouldNot) {
   }
   EXPECT_EQ(Folders(), 1);
   EXPECT_THAT(Log(), HasSubstr(" frames wait in " + spool_));
-  TestClient client(Options(1));
+  {
+    // Still refused: nothing is given up.
+    TestClient client(Options(1));
+    const auto server = Serve({.refuse = {grpc::StatusCode::PERMISSION_DENIED, "still not"}});
+    ASSERT_EQ(client.PushStep(2400), BW_OK);
+    ASSERT_TRUE(WaitUntil([&] { return client.Counters().link == BW_LINK_FAILED; }));
+    ASSERT_TRUE(WaitUntil([&] { return client.Counters().sender_pid == 0; }));
+    EXPECT_EQ(client.Counters().frames_dropped_window, 0);
+  }
+  EXPECT_EQ(Folders(), 2);
+  EXPECT_THAT(Log(), HasSubstr("frames of an earlier attempt stay in " + spool_));
+  TestClient client(Options(2));
   const auto server = Serve();
   for (int64_t step = 2500; step < 2600; ++step) ASSERT_EQ(client.PushStep(step), BW_OK);
   ASSERT_EQ(client.Flush(60000), BW_OK) << client.Counters().error;
   auto wanted = Steps(0, 0, 3000);
-  const auto more = Steps(1, 2500, 2600);
+  wanted.emplace_back(1, 2400);
+  const auto more = Steps(2, 2500, 2600);
   wanted.insert(wanted.end(), more.begin(), more.end());
   EXPECT_EQ(StoredSteps(), wanted);
   ExpectExactlyOnce();
   EXPECT_EQ(client.Counters().frames_dropped_window, 0);
-  // One Hello with the old attempt, then the new one's own.
+  // A Hello for each attempt, the new one's own last.
   ASSERT_GE(store_.hellos.size(), 3);
-  EXPECT_EQ(store_.hellos.end()[-2].run().attempt(), 0);
-  EXPECT_EQ(store_.hellos.end()[-2].capabilities_size(), 0);
-  EXPECT_EQ(store_.hellos.end()[-1].run().attempt(), 1);
+  EXPECT_EQ(store_.hellos.end()[-3].run().attempt(), 0);
+  EXPECT_EQ(store_.hellos.end()[-3].capabilities_size(), 0);
+  EXPECT_EQ(store_.hellos.end()[-2].run().attempt(), 1);
+  EXPECT_EQ(store_.hellos.end()[-1].run().attempt(), 2);
   EXPECT_EQ(Folders(), 1) << "its own";
 }
 
