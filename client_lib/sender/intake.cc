@@ -60,26 +60,53 @@ void Intake::DropRest() {
   ring_.Release(state->ring_taken);
 }
 
+EncodeContext Intake::Context() const {
+  const uint32_t said = window_->state().message_bytes_max;
+  EncodeContext context;
+  context.attempt = header_->config.attempt;
+  context.dropped_ring_total = header_->dropped_ring.load(std::memory_order_relaxed);
+  context.dropped_window_total = window_->state().frames_dropped;
+  context.message_bytes_max =
+      said == 0 ? kMessageBytesMaxDefault : std::clamp(said, kMessageBytesMaxFloor, kMessageBytesMaxDefault);
+  context.values_max = header_->values_max;
+  return context;
+}
+
 bool Intake::Admit(const char* slot) {
   const auto& slot_header = *reinterpret_cast<const SlotHeader*>(slot);
   SenderState* state = window_->mutable_state();
-  const uint64_t period = ThinningPeriod(window_->used_bytes(), window_bytes_max());
-  if (slot_header.kind == SlotKind::kFrame && period > 1 && frames_seen_++ % period != 0) return false;
-  if (slot_header.kind == SlotKind::kSpectrum && period != 1) return false;
   if (slot_header.kind == SlotKind::kEvent) {
     if (slot_header.event_kind == kEventKindDetach) state->detached = 1;
     if (slot_header.event_kind == kEventKindAttach) state->detached = 0;
   }
-  const uint32_t said = state->message_bytes_max;
-  EncodeContext context;
-  context.attempt = header_->config.attempt;
-  context.dropped_ring_total = header_->dropped_ring.load(std::memory_order_relaxed);
-  context.dropped_window_total = state->frames_dropped;
-  context.message_bytes_max =
-      said == 0 ? kMessageBytesMaxDefault : std::clamp(said, kMessageBytesMaxFloor, kMessageBytesMaxDefault);
-  context.values_max = header_->values_max;
+  EncodeContext context = Context();
+  const uint64_t period = ThinningPeriod(window_->used_bytes(), window_bytes_max());
+  const Spool* spool = window_->spool();
+  if (period != 1 && spool != nullptr && !spool->refuses()) {
+    if (!encoder_.Encode(slot, context)) return false;
+    if (SpillAll()) return true;
+  }
+  if (slot_header.kind == SlotKind::kFrame && period > 1 && frames_seen_++ % period != 0) return false;
+  if (slot_header.kind == SlotKind::kSpectrum && period != 1) return false;
   context.run_signals_only = period == 0;
-  return encoder_.Encode(slot, context) && AppendAll();
+  if (!encoder_.Encode(slot, context)) return false;
+  return AppendAll() || (period == 1 && spool != nullptr && SpillAll());
+}
+
+bool Intake::SpillAll() {
+  spill_.clear();
+  std::vector<size_t> ends;
+  for (const v1::ClientMessage& message : encoder_.messages()) {
+    message.AppendToString(&spill_);
+    ends.push_back(spill_.size());
+  }
+  std::vector<std::string_view> bodies;
+  size_t begin = 0;
+  for (const size_t end : ends) {
+    bodies.push_back(std::string_view(spill_).substr(begin, end - begin));
+    begin = end;
+  }
+  return window_->Spill(bodies, window_->state().ring_taken);
 }
 
 bool Intake::AppendAll() {

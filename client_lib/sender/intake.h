@@ -6,6 +6,8 @@
 // every 8th below 15/16, then only signals of the run (loss, norms: a few bytes),
 // then nothing.  Spectra are let in below one half, events and action results
 // as long as they fit.  What is not let in is counted, and the next frame tells.
+// With a spool everything goes to disk from one half on, and thinning begins
+// only where the disk does not take it.
 //
 // Not thread-safe.
 
@@ -13,6 +15,7 @@
 #define BELLWETHER_CLIENT_LIB_SENDER_INTAKE_H_
 
 #include <cstdint>
+#include <string>
 
 #include "client_lib/sender/frame_encoder.h"
 #include "client_lib/sender/window.h"
@@ -42,13 +45,17 @@ class Intake {
   void TakeOne(const char* slot);
   // Encodes and appends what the thinning lets in.  False = drop.
   bool Admit(const char* slot);
+  EncodeContext Context() const;
   bool AppendAll();
+  // To disk instead.
+  bool SpillAll();
 
   SharedMemory* memory_;
   SharedHeader* header_;
   Window* window_;
   RingConsumer ring_;
   FrameEncoder encoder_;
+  std::string spill_;  // Encoded messages on their way to the disk.
   uint64_t frames_seen_ = 0;
 };
 

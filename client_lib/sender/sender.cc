@@ -1,6 +1,8 @@
 #include "client_lib/sender/sender.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <string>
 
 #include "bellwether/client.h"
@@ -33,17 +35,93 @@ Sender::Sender(SharedMemory* memory)
       commands_(memory),
       record_cursor_(window_.Begin()) {
   if (header_->config.server[0] != '\0') {
-    session_ = std::make_unique<Session>(Session::Parts{memory, &window_, &intake_, &commands_, &log_, [this] {
-                                                          const std::lock_guard<std::mutex> lock(mutex_);
-                                                          woken_ = true;
-                                                          condition_.notify_one();
-                                                        }});
+    StartSpool();
+    session_ =
+        std::make_unique<Session>(Session::Parts{memory, &window_, &intake_, &commands_, &log_, [this] { Wake(); }});
   }
   StartRecorder();
 }
 
 // The stream's last reaction may still call `wake`.
-Sender::~Sender() { session_.reset(); }
+Sender::~Sender() {
+  leftovers_.reset();
+  session_.reset();
+}
+
+void Sender::Wake() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  woken_ = true;
+  condition_.notify_one();
+}
+
+void Sender::StartSpool() {
+  const SenderConfig& config = header_->config;
+  if (config.spool_dir[0] == '\0') return;
+  SenderState* state = window_.mutable_state();
+  std::string error;
+  SpoolFolder::Result made = SpoolFolder::Result::kError;
+  if (state->spool_number != 0) made = SpoolFolder::Take(config, state->spool_number, &folder_, &error);
+  if (made == SpoolFolder::Result::kError && error.empty()) made = SpoolFolder::Make(config, &folder_, &error);
+  if (made == SpoolFolder::Result::kOk) {
+    spool_ = std::make_unique<Spool>(Spool::Options{.folder = folder_->path(), .bytes_max = config.spool_bytes});
+    if (!spool_->Open(state->appended_ordinal)) {
+      error = spool_->trouble();
+    } else if (!folder_->SaveHello(MakeHello(config, 0, 0))) {
+      error = "cannot write to " + folder_->path() + ": " + std::strerror(errno);
+    }
+  } else if (made == SpoolFolder::Result::kBusy) {
+    error = "another sender has the spool of this run and rank";
+  }
+  if (!error.empty()) {
+    log_.Once("spool", "no spool: " + error + "; frames wait in memory (64 MiB, then thinned)");
+    spool_.reset();
+    folder_.reset();
+    return;
+  }
+  const int forsaken = SpoolFolder::RemoveForsaken(config);
+  if (forsaken > 0) {
+    log_.Once("forsaken", std::to_string(forsaken) + " spools of other runs in " + config.spool_dir +
+                              " that nobody came back for in 7 days were deleted");
+  }
+  state->spool_number = folder_->number();
+  window_.Commit();
+  spool_->FreeUpTo(state->freed_ordinal);
+  window_.SetSpool(spool_.get());
+  leftovers_ = std::make_unique<Leftovers>(Leftovers::Parts{header_, &log_, [this] { Wake(); },
+                                                            [this](uint64_t frames) {
+                                                              window_.mutable_state()->frames_dropped += frames;
+                                                              window_.Commit();
+                                                            }},
+                                           folder_->number());
+}
+
+void Sender::StepSpool() {
+  if (spool_ == nullptr) return;
+  if (!spool_->trouble().empty()) log_.Once("spool", spool_->trouble() + "; what does not fit the memory is thinned");
+  if (leftovers_ != nullptr && leftovers_->done()) leftovers_.reset();
+  const uint64_t left = leftovers_ == nullptr ? 0 : leftovers_->bytes();
+  spool_->set_other_bytes(left);
+  header_->spool_bytes.store(spool_->bytes() + left, std::memory_order_relaxed);
+  if (spool_->empty()) {
+    folder_->DropState();
+  } else if (!folder_->SaveState(window_.state())) {
+    log_.Once("spool state", "cannot write to " + folder_->path() + ": " + std::strerror(errno));
+  }
+}
+
+bool Sender::KeepOnDisk() {
+  if (spool_ == nullptr || (session_ != nullptr && session_->failure() == grpc::StatusCode::ABORTED)) return false;
+  while (!intake_.drained()) intake_.Take(kTakeMax);
+  Spool memory({.folder = folder_->path(), .suffix = ".window", .bytes_max = UINT64_MAX, .free_bytes_min = 0});
+  Window::Cursor cursor = window_.Begin();
+  Window::Message message;
+  while (window_.ReadMemory(&cursor, &message)) {
+    if (memory.Append({message})) continue;
+    log_.Once("kept", memory.trouble() + "; the next attempt will count what is missing");
+    break;
+  }
+  return (!spool_->empty() || !memory.empty()) && folder_->SaveState(window_.state());
+}
 
 void Sender::StartRecorder() {
   const std::string path = header_->config.record_path;
@@ -150,12 +228,17 @@ SenderEnd Sender::End() {
   const SenderState& state = window_.state();
   const uint64_t held = state.frames_admitted - state.frames_durable;
   const bool complete = intake_.drained() && held == 0;
-  if (!complete) {
+  const bool kept = !complete && KeepOnDisk();
+  if (kept) {
+    log_.Once("kept", std::to_string(state.frames_admitted - state.frames_durable) + " frames wait in " +
+                          folder_->path() + " for the next attempt");
+  } else if (!complete) {
     intake_.DropRest();
-    window_.mutable_state()->frames_dropped += held;
+    window_.mutable_state()->frames_dropped += state.frames_admitted - state.frames_durable;
     window_.Commit();
     log_.Once("abandoned", std::to_string(state.frames_dropped) + " frames were never delivered");
   }
+  if (folder_ != nullptr && !kept) folder_->Remove();
   const bool failed = recorder_ == nullptr && (session_ == nullptr || session_->failed());
   if (failed) header_->link.store(BW_LINK_FAILED, std::memory_order_relaxed);
   return failed ? SenderEnd::kFailed : SenderEnd::kDone;
@@ -170,8 +253,13 @@ void Sender::Run() {
     const bool flush = flush_wanted > flushed && window_.state().ring_taken >= flush_wanted;
     Record(now, flush);
     if (flush) flushed = flush_wanted;
-    if (session_ != nullptr) session_->Step(now);
+    if (leftovers_ != nullptr) {
+      leftovers_->Step(now);
+    } else if (session_ != nullptr) {
+      session_->Step(now);
+    }
     FreeDurable();
+    StepSpool();
     if (IsFinished(now)) break;
     if (session_ != nullptr && session_->failed()) {
       if (recorder_ == nullptr) break;

@@ -108,7 +108,10 @@ void Session::Connect(Clock::time_point now) {
   const bool holds = state.seq_base_known != 0 && !window_->empty();
   const auto first_unacked = static_cast<uint64_t>(state.seq_base + static_cast<int64_t>(state.freed_ordinal) + 1);
   stream_ = std::make_unique<Stream>(connection.channel, connection.token, parts_.wake);
-  stream_->Send(MakeHello(header_->config, holds ? first_unacked : 0, DroppedTotal()));
+  v1::ClientMessage hello = parts_.hello != nullptr ? *parts_.hello : MakeHello(header_->config, 0, 0);
+  hello.mutable_hello()->set_first_unacked_seq(holds ? first_unacked : 0);
+  hello.mutable_hello()->set_dropped_total(DroppedTotal());
+  stream_->Send(hello);
   phase_ = Phase::kConnecting;
   draining_ = false;
   deadline_ = now + kWelcomeWithin;
@@ -237,6 +240,7 @@ void Session::OnEnd(const grpc::Status& status, Clock::time_point now) {
     return;
   }
   if (IsFinal(status.error_code())) {
+    failure_ = status.error_code();
     Fail(Describe(status));
     return;
   }
@@ -269,7 +273,8 @@ void Session::RetryLater(const std::string& why, Clock::time_point now) {
   moves_ = 0;
   header_->error.Set(text);
   parts_.log->Once(refused ? "refused" : "unreachable",
-                   text + "; training goes on, frames wait (64 MiB, then thinned)");
+                   text + "; training goes on, frames wait (" +
+                       (window_->spool() != nullptr ? "32 MiB, then on disk)" : "64 MiB, then thinned)"));
 }
 
 void Session::Fail(const std::string& why) {

@@ -52,6 +52,7 @@ class Session {
     CommandQueue* commands;
     SenderLog* log;
     std::function<void()> wake;
+    const v1::ClientMessage* hello = nullptr;  // Null: of the memory's configuration.  Outlives the session.
   };
   explicit Session(const Parts& parts);
 
@@ -59,6 +60,8 @@ class Session {
   void Step(Clock::time_point now);
 
   bool failed() const { return phase_ == Phase::kFailed; }
+  // What the server said when it failed; ABORTED = a newer session has the run and rank.
+  grpc::StatusCode failure() const { return failure_; }
   bool streaming() const { return phase_ == Phase::kStreaming; }
   uint64_t durable_ordinal() const { return durable_ordinal_; }
 
@@ -104,6 +107,7 @@ class Session {
   bool draining_ = false;
   bool welcomed_before_ = false;
   bool bye_said_ = false;
+  grpc::StatusCode failure_ = grpc::StatusCode::OK;
 };
 
 }  // namespace bellwether::client

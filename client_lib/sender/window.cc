@@ -30,7 +30,10 @@ void Window::Commit() {
   header_->state[idle] = next_;
   header_->state_index.store(idle, std::memory_order_release);
   header_->frames_sent.store(next_.frames_sent, std::memory_order_relaxed);
-  header_->frames_acked.store(next_.frames_durable, std::memory_order_relaxed);
+  // Lost ones are passed over as if they were durable.
+  header_->frames_acked.store(next_.frames_durable - std::min(next_.frames_durable, next_.frames_lost),
+                              std::memory_order_relaxed);
+  header_->frames_spooled.store(next_.frames_spooled, std::memory_order_relaxed);
   header_->frames_dropped_window.store(next_.frames_dropped, std::memory_order_relaxed);
 }
 
@@ -67,42 +70,123 @@ void Window::Append(uint64_t body_bytes, bool last_part, uint64_t ring_position)
   high_water_ = std::max(high_water_, next_.window_head % kWindowRoomBytes);
 }
 
-Window::Cursor Window::Begin() const { return {next_.window_tail, next_.freed_ordinal + 1}; }
-
-bool Window::Read(Cursor* cursor, Message* message) const {
-  if (cursor->ordinal > next_.appended_ordinal) return false;
-  // Emptying the window moves its start; a cursor at its end moves along.
-  if (cursor->ordinal == next_.freed_ordinal + 1) cursor->position = next_.window_tail;
-  cursor->position = SkipPad(cursor->position);
-  const Record* record = At(cursor->position);
-  *message = {record->ordinal,
-              (record->flags & kLastPart) != 0,
-              record->frames_admitted,
-              {reinterpret_cast<const char*>(record + 1), record->body_bytes}};
-  cursor->position += BytesFor(record->body_bytes);
-  ++cursor->ordinal;
+bool Window::Spill(const std::vector<std::string_view>& bodies, uint64_t ring_position) {
+  std::vector<Message> messages;
+  for (const std::string_view body : bodies) {
+    const bool last_part = messages.size() + 1 == bodies.size();
+    messages.push_back({.ordinal = next_.appended_ordinal + messages.size() + 1,
+                        .last_part = last_part,
+                        .frames_admitted = next_.frames_admitted + (last_part ? 1 : 0),
+                        .ring_position = ring_position,
+                        .body = body});
+  }
+  if (!spool_->Append(messages)) return false;
+  next_.appended_ordinal += messages.size();
+  ++next_.frames_admitted;
+  ++next_.frames_spooled;
   return true;
 }
 
+Window::Cursor Window::Begin() const {
+  return {.position = next_.window_tail, .ordinal = next_.freed_ordinal + 1, .frames = next_.frames_durable};
+}
+
+const Window::Record* Window::RecordAt(Cursor* cursor) const {
+  cursor->position = std::max(cursor->position, next_.window_tail);
+  if (cursor->position >= next_.window_head) return nullptr;
+  cursor->position = SkipPad(cursor->position);
+  return At(cursor->position);
+}
+
+Window::Message Window::MessageOf(const Record& record) {
+  return {record.ordinal,
+          (record.flags & kLastPart) != 0,
+          record.frames_admitted,
+          record.ring_position,
+          {reinterpret_cast<const char*>(&record + 1), record.body_bytes}};
+}
+
+bool Window::ReadMemory(Cursor* cursor, Message* message) const {
+  const Record* record = RecordAt(cursor);
+  if (record == nullptr) return false;
+  *message = MessageOf(*record);
+  cursor->position += BytesFor(record->body_bytes);
+  return true;
+}
+
+bool Window::Read(Cursor* cursor, Message* message) {
+  if (cursor->ordinal <= next_.freed_ordinal) {
+    cursor->ordinal = next_.freed_ordinal + 1;
+    cursor->frames = next_.frames_durable;
+  }
+  if (cursor->ordinal > next_.appended_ordinal) return false;
+  const Record* record = RecordAt(cursor);
+  bool on_disk = spool_ != nullptr && spool_->Peek(&cursor->spool, message);
+  while (on_disk && message->ordinal < cursor->ordinal) {
+    spool_->Advance(&cursor->spool);
+    on_disk = spool_->Peek(&cursor->spool, message);
+  }
+  if (on_disk && (record == nullptr || message->ordinal < record->ordinal)) {
+    spool_->Advance(&cursor->spool);
+  } else if (record != nullptr) {
+    *message = MessageOf(*record);
+    cursor->position += BytesFor(record->body_bytes);
+  } else {
+    CountLost(cursor->ordinal, next_.appended_ordinal, next_.frames_admitted - cursor->frames);
+    cursor->ordinal = next_.appended_ordinal + 1;
+    cursor->frames = next_.frames_admitted;
+    return false;
+  }
+  const uint64_t before = message->frames_admitted - (message->last_part ? 1 : 0);
+  if (message->ordinal > cursor->ordinal) CountLost(cursor->ordinal, message->ordinal - 1, before - cursor->frames);
+  cursor->ordinal = message->ordinal + 1;
+  cursor->frames = message->frames_admitted;
+  return true;
+}
+
+void Window::CountLost(uint64_t from, uint64_t through, uint64_t frames) {
+  if (through <= next_.lost_through) return;  // Passed over before.
+  next_.lost_from = from;
+  next_.lost_through = through;
+  next_.frames_lost += frames;
+  next_.frames_dropped += frames;
+  Commit();
+}
+
+void Window::NoteDurable(const Message& message, uint64_t* settled) {
+  if (!message.last_part || message.frames_admitted <= next_.frames_durable) return;
+  next_.frames_durable = message.frames_admitted;
+  *settled = message.ring_position + 1;
+}
+
 void Window::FreeUpTo(uint64_t ordinal) {
+  if (next_.lost_from != 0 && next_.lost_from <= ordinal + 1) ordinal = std::max(ordinal, next_.lost_through);
   ordinal = std::min(ordinal, next_.appended_ordinal);
   if (ordinal <= next_.freed_ordinal) return;
   uint64_t settled = 0;
-  while (next_.freed_ordinal < ordinal) {
-    next_.window_tail = SkipPad(next_.window_tail);
-    const Record* record = At(next_.window_tail);
-    next_.window_tail += BytesFor(record->body_bytes);
-    next_.freed_ordinal = record->ordinal;
-    if ((record->flags & kLastPart) != 0) {
-      next_.frames_durable = record->frames_admitted;
-      settled = record->ring_position + 1;
-    }
+  while (next_.window_tail < next_.window_head) {
+    const uint64_t tail = SkipPad(next_.window_tail);
+    const Record* record = At(tail);
+    if (record->ordinal > ordinal) break;
+    next_.window_tail = tail + BytesFor(record->body_bytes);
+    NoteDurable(MessageOf(*record), &settled);
   }
-  const bool now_empty = empty();
-  // From the start again, so that a quiet link touches few pages.
-  if (now_empty) next_.window_head = next_.window_tail = 0;
+  Message spooled;
+  if (spool_ != nullptr) spool_->FindFrameEnd(ordinal, &spooled);
+  NoteDurable(spooled, &settled);
+  next_.freed_ordinal = ordinal;
+  if (empty()) next_.frames_durable = next_.frames_admitted;
+  const bool memory_empty = next_.window_tail == next_.window_head;
+  // From the start of the room again, so that a quiet link touches few pages.
+  // Positions never go back: a cursor may still be where the last message was.
+  if (memory_empty) {
+    next_.window_tail = next_.window_head =
+        (next_.window_head + kWindowRoomBytes - 1) / kWindowRoomBytes * kWindowRoomBytes;
+  }
   Commit();
-  if (now_empty) {
+  // Behind the commit: who is killed between both must not miss them.
+  if (spool_ != nullptr) spool_->FreeUpTo(ordinal);
+  if (memory_empty) {
     if (high_water_ > kReleasePagesAbove) memory_->ReleaseWindowPages();
     high_water_ = 0;
   }

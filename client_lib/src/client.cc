@@ -76,6 +76,7 @@ bool FillConfig(const bw_client_options& o, SenderConfig* config) {
   config->ranks_agree = o.ranks_agree != 0 ? 1 : 0;
   config->weight_decay = o.weight_decay;
   config->softcap = o.softcap;
+  config->spool_bytes = o.spool_bytes == 0 ? kSpoolBytesDefault : o.spool_bytes;
   if (o.run_uuid == nullptr || !ParseUuid(o.run_uuid, config->run_uuid)) RunUuidFromName(o.run, config->run_uuid);
   Copy(o.run, config->run);
   Copy(o.server, config->server);
@@ -85,7 +86,8 @@ bool FillConfig(const bw_client_options& o, SenderConfig* config) {
   Copy(o.score_dtype, config->score_dtype);
   return CopyPath("record_path", o.record_path, config->record_path) && CopyPath("tls_ca", o.tls_ca, config->tls_ca) &&
          CopyPath("tls_cert", o.tls_cert, config->tls_cert) && CopyPath("tls_key", o.tls_key, config->tls_key) &&
-         CopyPath("token_file", o.token_file, config->token_file) && CopyPath("log_path", o.log_path, config->log_path);
+         CopyPath("token_file", o.token_file, config->token_file) &&
+         CopyPath("log_path", o.log_path, config->log_path) && CopyPath("spool_dir", o.spool_dir, config->spool_dir);
 }
 
 }  // namespace
@@ -311,6 +313,8 @@ void Client::GetCounters(bw_counters* counters) const {
   counters->sampling_period_steps = header_->sampling_period_steps.load(order);
   header_->error.Get(counters->error);
   header_->page_url.Get(counters->page_url);
+  counters->frames_spooled = header_->frames_spooled.load(order);
+  counters->spool_bytes = header_->spool_bytes.load(order);
 }
 
 bw_status Client::Flush(uint32_t timeout_ms) {

@@ -1,5 +1,8 @@
 // The C ABI: pointers, forks and exceptions stop here.
 
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
 #include <new>
 
 #include "bellwether/client.h"
@@ -141,12 +144,16 @@ bw_status bw_client_poll(bw_client* handle, bw_command* command) {
 bw_status bw_client_get_counters(const bw_client* handle, bw_counters* counters) {
   if (const bw_status status = Check(handle); status != BW_OK) return status;
   if (!IsGiven(counters, "counters")) return BW_INVALID_ARGUMENT;
-  if (counters->struct_size < sizeof(bw_counters)) {
-    client::SetLastError("counters.struct_size is %u, must be at least %zu", counters->struct_size,
-                         sizeof(bw_counters));
+  constexpr size_t kBytes1_0 = offsetof(bw_counters, frames_spooled);
+  if (counters->struct_size < kBytes1_0) {
+    client::SetLastError("counters.struct_size is %u, must be at least %zu", counters->struct_size, kBytes1_0);
     return BW_INVALID_ARGUMENT;
   }
-  handle->impl->GetCounters(counters);
+  // As much as the caller's header has.
+  bw_counters all{};
+  all.struct_size = counters->struct_size;
+  handle->impl->GetCounters(&all);
+  std::memcpy(counters, &all, std::min<size_t>(counters->struct_size, sizeof(all)));
   return BW_OK;
 }
 

@@ -24,7 +24,7 @@
 namespace bellwether::client {
 
 inline constexpr uint64_t kSharedMagic = 0x31676e6952774200;  // "\0BwRing1"
-inline constexpr uint32_t kSharedVersion = 2;
+inline constexpr uint32_t kSharedVersion = 3;
 inline constexpr uint32_t kRingFramesDefault = 256;
 inline constexpr uint32_t kRingFramesMax = 4096;
 inline constexpr uint64_t kRingBytesMax = uint64_t{64} << 30;  // Address space; untouched pages cost nothing.
@@ -42,6 +42,11 @@ inline constexpr uint32_t kSpectrumKindMax = 3;
 inline constexpr uint32_t kActionKindMax = 9;
 inline constexpr uint32_t kEventKindAttach = 5;
 inline constexpr uint32_t kEventKindDetach = 6;
+
+// What a sender may have on disk.
+inline constexpr uint64_t kSpoolBytesDefault = uint64_t{1} << 30;
+inline constexpr uint64_t kSpoolBytesMin = uint64_t{1} << 20;
+inline constexpr uint64_t kSpoolBytesMax = uint64_t{1} << 44;
 
 // Encoded, unacknowledged messages: the limit, and the room for it.  A message
 // is never split at the end of the room, so that it needs one message more.
@@ -89,6 +94,8 @@ struct SenderConfig {
   char tls_key[kPathMax];
   char token_file[kPathMax];
   char log_path[kPathMax];
+  char spool_dir[kPathMax];
+  uint64_t spool_bytes;  // Not 0 if spool_dir is given.
 };
 
 // Everything that a restarted sender goes on from.  Messages are numbered by
@@ -107,6 +114,11 @@ struct SenderState {
   uint64_t frames_dropped;   // That did not.
   uint64_t frames_sent;      // Whole frames handed to a stream or the file.
   uint64_t frames_durable;
+  uint64_t frames_spooled;  // Admitted to the disk, not to the memory.
+  uint64_t frames_lost;     // Admitted, then lost with a part of the disk; also in frames_dropped.
+  uint64_t lost_from;       // The newest such messages; 0 = none.
+  uint64_t lost_through;
+  uint64_t spool_number;      // Of the spool's folder; 0 = none yet.
   uint64_t window_bytes_max;  // As the server last said; 0 = not yet.
   uint32_t message_bytes_max;
   uint8_t seq_base_known;
@@ -148,6 +160,8 @@ struct SharedHeader {
   std::atomic<uint64_t> frames_sent;
   std::atomic<uint64_t> frames_acked;
   std::atomic<uint64_t> frames_dropped_window;
+  std::atomic<uint64_t> frames_spooled;
+  std::atomic<uint64_t> spool_bytes;
   std::atomic<uint64_t> reconnects;
   std::atomic<uint32_t> link;  // bw_link_state
   std::atomic<uint32_t> sampling_period_steps;

@@ -109,7 +109,18 @@ bool ValidateServer(const bw_client_options& o) {
   }
   return IsPath("record_path", o.record_path) && IsPath("sender_path", o.sender_path) && IsPath("tls_ca", o.tls_ca) &&
          IsPath("tls_cert", o.tls_cert) && IsPath("tls_key", o.tls_key) && IsPath("token_file", o.token_file) &&
-         IsPath("log_path", o.log_path);
+         IsPath("log_path", o.log_path) && IsPath("spool_dir", o.spool_dir);
+}
+
+bool ValidateSpool(const bw_client_options& o) {
+  if (o.spool_dir != nullptr && o.server == nullptr) {
+    SetLastError("spool_dir is given and server is NULL: there is nobody to send it to");
+    return false;
+  }
+  if (o.spool_bytes == 0 || (o.spool_bytes >= kSpoolBytesMin && o.spool_bytes <= kSpoolBytesMax)) return true;
+  SetLastError("spool_bytes is %llu, must be 0 or %llu..%llu", static_cast<unsigned long long>(o.spool_bytes),
+               static_cast<unsigned long long>(kSpoolBytesMin), static_cast<unsigned long long>(kSpoolBytesMax));
+  return false;
 }
 
 bool ValidateBlock(const bw_block& b, uint32_t index, const FrameLimits& limits) {
@@ -246,7 +257,7 @@ bool ValidateOptions(const bw_client_options& o) {
     SetLastError("actions_mask is 0x%x, must have no bit outside 0x%x", o.actions_mask, kActions);
     return false;
   }
-  return InRange("ranks_agree", o.ranks_agree, 0, 1);
+  return InRange("ranks_agree", o.ranks_agree, 0, 1) && ValidateSpool(o);
 }
 
 bool ValidateStep(const char* what, int64_t step) {

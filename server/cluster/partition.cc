@@ -2,7 +2,7 @@
 
 #include <string_view>
 
-#include "server/store/crc32c.h"
+#include "bellwether/crc32c.h"
 
 namespace bellwether::server {
 

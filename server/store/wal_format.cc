@@ -4,8 +4,8 @@
 #include <cstring>
 
 #include "absl/strings/str_format.h"
+#include "bellwether/crc32c.h"
 #include "server/store/byte_io.h"
-#include "server/store/crc32c.h"
 
 namespace bellwether::server {
 namespace {

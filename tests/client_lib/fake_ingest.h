@@ -76,6 +76,7 @@ class FakeIngest final : public v1::Ingest::Service {
     grpc::Status refuse;            // Not OK: the answer to Hello.
     std::vector<v1::ServerMessage> after_welcome;
     std::string moved_to;
+    uint32_t attempt_min = 0;  // Hellos of earlier attempts are fenced.
     std::shared_ptr<grpc::ServerCredentials> credentials = grpc::InsecureServerCredentials();
   };
 
@@ -108,6 +109,7 @@ class FakeIngest final : public v1::Ingest::Service {
           token == context->client_metadata().end() ? "" : std::string(token->second.data(), token->second.size()));
       store_->hellos.push_back(message.hello());
       if (!options_.refuse.ok()) return options_.refuse;
+      if (message.hello().run().attempt() < options_.attempt_min) return {grpc::StatusCode::ABORTED, "fenced"};
       epoch = ++store_->epoch;
       answer.mutable_welcome()->set_session_epoch(epoch);
       answer.mutable_welcome()->set_durable_seq(store_->durable_seq);

@@ -19,6 +19,8 @@ struct TestClientOptions {
   std::string log_path = "/dev/null";
   std::string token_file;
   std::string tls_ca, tls_cert, tls_key;
+  std::string spool_dir;
+  uint64_t spool_bytes = 0;
   uint32_t layers = 4, heads = 8, kv_heads = 2, ring_frames = 0, attempt = 0, actions_mask = 0, ranks_agree = 0;
 };
 
@@ -41,6 +43,8 @@ inline bw_client_options Options(const TestClientOptions& o) {
   options.tls_ca = text(o.tls_ca);
   options.tls_cert = text(o.tls_cert);
   options.tls_key = text(o.tls_key);
+  options.spool_dir = text(o.spool_dir);
+  options.spool_bytes = o.spool_bytes;
   options.sender_path = BELLWETHER_SENDER;
   return options;
 }

@@ -6,6 +6,7 @@
 #include <dirent.h>
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "gmock/gmock.h"
@@ -67,6 +68,21 @@ TEST(OptionsTest, NamesFieldValueAndRange) {
   ExpectRefused(o, "struct_size");
   o = good, o.ranks_agree = 2;
   ExpectRefused(o, "ranks_agree is 2, must be 0..1");
+  o = good, o.spool_dir = "spool";
+  for (const uint64_t bytes : {uint64_t{0}, uint64_t{1} << 20, uint64_t{1} << 44}) {
+    o.spool_bytes = bytes;
+    ExpectAccepted(o);
+  }
+  o.spool_bytes = (1 << 20) - 1;
+  ExpectRefused(o, "spool_bytes is 1048575, must be 0 or 1048576..17592186044416");
+  o.spool_bytes = (uint64_t{1} << 44) + 1;
+  ExpectRefused(o, "spool_bytes is 17592186044417");
+  o.struct_size = offsetof(bw_client_options, spool_dir);  // That of 1.1.
+  ExpectAccepted(o);
+  o = good, o.spool_dir = "";
+  ExpectRefused(o, "spool_dir is empty");
+  o = good, o.spool_dir = "spool", o.server = nullptr, o.record_path = "run.bwrun";
+  ExpectRefused(o, "spool_dir is given and server is NULL");
   o = good, o.layers = 0;
   ExpectRefused(o, "layers is 0, must be 1..512");
   o = good, o.rank = 1;
@@ -275,6 +291,19 @@ TEST(ClientTest, NothingStartsBeforeTheFirstPush) {
   EXPECT_EQ(client.Counters().link, BW_LINK_IDLE);
   EXPECT_EQ(client.Counters().sender_pid, 0);
   EXPECT_EQ(Threads(), before);
+}
+
+TEST(ClientTest, CountersOfAnOlderHeaderAreNotWrittenBeyond) {
+  TestClient client({.server = "localhost:1"});
+  bw_counters counters;
+  std::memset(&counters, 0x5a, sizeof(counters));
+  counters.struct_size = offsetof(bw_counters, frames_spooled);  // That of 1.1.
+  ASSERT_EQ(bw_client_get_counters(client.get(), &counters), BW_OK) << bw_last_error();
+  EXPECT_EQ(counters.frames_queued, 0);
+  EXPECT_EQ(counters.struct_size, offsetof(bw_counters, frames_spooled));
+  EXPECT_EQ(counters.spool_bytes, 0x5a5a5a5a5a5a5a5a);
+  counters.struct_size -= 1;
+  EXPECT_EQ(bw_client_get_counters(client.get(), &counters), BW_INVALID_ARGUMENT);
 }
 
 TEST(CatalogueTest, ListsEverySignalByRisingId) {

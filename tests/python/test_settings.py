@@ -41,7 +41,8 @@ def test_config_file_by_environment_and_its_faults(tmp_path: Path) -> None:
     ("name", "value"),
     [("allow", "lr.scale,rm"), ("allow", ["rollback.suggest"]),
      ("every", 0), ("rows", -1), ("stats", {"drft"}), ("stats", ""), ("layers", "("),
-     ("ranks", "some"), ("microbatches", "two"), ("overhead_budget", 0)],
+     ("ranks", "some"), ("microbatches", "two"), ("overhead_budget", 0),
+     ("spool_bytes", 1000), ("spool_bytes", 1 << 45)],
 )  # fmt: skip
 def test_a_bad_argument_names_itself(name: str, value: object) -> None:
     with pytest.raises(ValueError, match=name):
@@ -89,6 +90,14 @@ def test_nothing_is_allowed_that_nobody_names(tmp_path: Path) -> None:
     said: list[str] = []
     assert resolve({}, None, {"BELLWETHER_ALLOW": "all"}, said.append).allow == frozenset()
     assert said[0].startswith("BELLWETHER_ALLOW is ignored: allow: ['all'] unknown, legal are")
+
+
+def test_a_spool_by_the_environment() -> None:
+    told = {"BELLWETHER_SPOOL_DIR": "~/spool", "BELLWETHER_SPOOL_BYTES": str(1 << 22)}
+    found = resolve({}, None, told)
+    assert found.spool_dir is not None and found.spool_dir.endswith("/spool")
+    assert not found.spool_dir.startswith("~") and found.spool_bytes == 1 << 22
+    assert resolve({}, None, {}).spool_dir is None
 
 
 def test_stats_by_words() -> None:

@@ -46,7 +46,7 @@ ALLOWED["server/query"] |= {"proto"}
 OWNERS = [
     (re.compile(r"bellwether/v1/.*\.pb\.h$"), "proto"),
     (re.compile(r"bellwether/recording\.h$"), "proto"),
-    (re.compile(r"bellwether/signal_(table|id)\.h$"), "proto/signals"),  # No protobuf in it.
+    (re.compile(r"bellwether/(signal_(table|id)|crc32c)\.h$"), "proto/signals"),  # No protobuf in it.
     (re.compile(r"client_lib/src/"), "client_lib/src"),
     (re.compile(r"client_lib/"), "client_lib"),
     (re.compile(r"bellwether/kernels/"), "kernels"),

@@ -33,7 +33,7 @@ extern "C" {
 
 /* Minor grows when something is added, major when something breaks. */
 #define BW_API_VERSION_MAJOR 1
-#define BW_API_VERSION_MINOR 1 /* 1: ranks_agree; actions come as JSON */
+#define BW_API_VERSION_MINOR 2 /* 1: ranks_agree; actions come as JSON.  2: the spool */
 
 #define BW_BLOCKS_MAX 64         /* Blocks in one frame. */
 #define BW_LAYERS_MAX 512        /* Layers of one run. */
@@ -128,6 +128,14 @@ typedef struct bw_client_options {
   uint32_t ranks_agree; /* 1 = the job passes an action from this rank on to
                            all its ranks and this one answers for them; 0 =
                            each rank is told, and answers, for itself */
+  /* Since 1.2: */
+  const char* spool_dir; /* Folder on this machine for what the sender's memory
+                            cannot hold while the server is away; made with
+                            mode 0700 if only it is missing; may be shared by
+                            runs and ranks.  Needs `server`.  One that cannot
+                            be used is said once, in the log.  NULL = no spool */
+  uint64_t spool_bytes;  /* Most bytes there for this run and rank,
+                            2^20..2^44; 0 = 2^30 */
 } bw_client_options;
 
 /* Prepares a client and stores it in `*client`.  Allocates the ring; starts no
@@ -236,7 +244,8 @@ typedef struct bw_counters {
   uint32_t link;                  /* bw_link_state */
   uint64_t frames_queued;         /* Frames, events, spectra, results; since creation */
   uint64_t frames_dropped_ring;   /* The ring was full. */
-  uint64_t frames_dropped_window; /* The sender's window was full. */
+  uint64_t frames_dropped_window; /* The sender's window (and spool) was full, or
+                                     frames on disk cannot be sent any more. */
   uint64_t frames_sent;           /* Taken from the ring and sent or recorded. */
   uint64_t frames_acked;          /* Durable at the server (or in the file). */
   uint64_t reconnects;
@@ -245,6 +254,9 @@ typedef struct bw_counters {
   uint32_t sampling_period_steps; /* As the server last asked; 0 = free */
   char error[256];                /* The sender's last trouble; "" = none */
   char page_url[256];             /* The run's page; "" = unknown */
+  /* Since 1.2: */
+  uint64_t frames_spooled; /* That went to disk, sent or not. */
+  uint64_t spool_bytes;    /* On disk now, with what earlier attempts left. */
 } bw_counters;
 
 /* Writes the counters to `*counters`.  Returns BW_OK or BW_INVALID_ARGUMENT. */

@@ -206,6 +206,8 @@ class ClientOptions(Structure):
         ("step_from_attach", c_uint8),
         ("actions_mask", c_uint32),
         ("ranks_agree", c_uint32),
+        ("spool_dir", c_char_p),
+        ("spool_bytes", c_uint64),
     ]
 
 
@@ -258,6 +260,8 @@ class Counters(Structure):
         ("sampling_period_steps", c_uint32),
         ("error", c_char * 256),
         ("page_url", c_char * 256),
+        ("frames_spooled", c_uint64),
+        ("spool_bytes", c_uint64),
     ]
 
 
@@ -441,7 +445,7 @@ def client() -> CDLL:
         library = _load(CLIENT_LIBRARY)
         handle = c_void_p
         _declare(library, "bw_abi_version", c_uint32)
-        _check_abi(CLIENT_LIBRARY, library.bw_abi_version(), 1)
+        _check_abi(CLIENT_LIBRARY, library.bw_abi_version(), 2)
         _declare(library, "bw_last_error", c_char_p)
         _declare(library, "bw_signal_by_name", c_uint32, c_char_p)
         _declare(library, "bw_signal_at", c_int, c_uint32, POINTER(SignalInfo))

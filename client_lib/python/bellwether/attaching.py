@@ -66,6 +66,8 @@ def attach(
     overhead_budget: Optional[float] = None,
     gram_bytes: Optional[int] = None,
     record: Optional[str] = None,
+    spool_dir: Optional[str] = None,
+    spool_bytes: Optional[int] = None,
     config: Optional[str] = None,
     weights: Optional[dict[str, tuple[str, str]]] = None,
     on_alert: Optional[Callable[[dict[str, Any]], None]] = None,
@@ -89,6 +91,9 @@ def attach(
     gram_bytes  of Gram matrices of some heads, on average a sampled step (69632), for their full
               spectra; 0 = none
     record    write a .bwrun file, instead of a server or beside one
+    spool_dir  folder on this machine for what the memory cannot hold (32 MiB) while the server is
+              away; sent when it is back, or by the next attempt; default: none, frames are thinned
+    spool_bytes  most bytes there, for each rank (1 GiB)
     config    file of `key: value` lines with these names
     weights   {regular expression on module names: (path of W_Q, path of W_K)}, for projections
               whose names are not known here
@@ -109,7 +114,7 @@ def attach(
         "server": server, "run": run, "every": every, "layers": layers, "stats": stats,
         "ranks": ranks, "rows": rows, "sequences": sequences, "microbatches": microbatches,
         "overhead_budget": overhead_budget, "gram_bytes": gram_bytes, "record": record,
-        "allow": allow,
+        "allow": allow, "spool_dir": spool_dir, "spool_bytes": spool_bytes,
     }  # fmt: skip
     complaints: list[str] = []
     settings = resolve(arguments, config, complain=complaints.append)

@@ -61,6 +61,8 @@ class RunOptions:
     step_from_attach: bool = False
     actions_mask: int = 0  # Bit k: the kind of action with number k can be applied here.
     ranks_agree: bool = False
+    spool_dir: Optional[str] = None  # Where frames wait that the memory cannot hold.
+    spool_bytes: int = 0  # 0 = 1 GiB
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +93,8 @@ class Counters:
     sampling_period_steps: int
     error: str
     page_url: str
+    frames_spooled: int
+    spool_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)

@@ -157,6 +157,9 @@ def monitor_findings(monitor: Any) -> list[Finding]:
         )
         if dropped:
             found.append(Finding(False, f"{dropped} frames dropped"))
+        if counters.frames_spooled or counters.spool_bytes:
+            waiting = f"{counters.spool_bytes >> 20} MiB of them still there"
+            found.append(Finding(None, f"{counters.frames_spooled} frames went to disk, {waiting}"))
     if status["samples"] > 1:
         found.append(
             Finding(

@@ -55,6 +55,8 @@ def run_options(
         tls_key=settings.tls_key,
         token_file=settings.token_file,
         log_path=settings.log_path,
+        spool_dir=settings.spool_dir if server else None,
+        spool_bytes=settings.spool_bytes,
         attention_kernel=first.kernel if first else "",
         centred=any(layer.centred for layer in layers),
         qk_norm=any(layer.normalizes for layer in layers),

@@ -67,6 +67,8 @@ class Settings:
     token_file: Optional[str] = None
     log_level: str = "info"
     log_path: Optional[str] = None  # The sender's log; None = stderr
+    spool_dir: Optional[str] = None  # Frames wait here too while the server is away.
+    spool_bytes: int = 1 << 30  # Most bytes there, for each rank.
 
 
 _ENVIRONMENT = {
@@ -93,6 +95,8 @@ _ENVIRONMENT = {
     "token_file": "BELLWETHER_TOKEN_FILE",
     "log_level": "BELLWETHER_LOG_LEVEL",
     "log_path": "BELLWETHER_LOG_PATH",
+    "spool_dir": "BELLWETHER_SPOOL_DIR",
+    "spool_bytes": "BELLWETHER_SPOOL_BYTES",
 }
 
 
@@ -110,11 +114,13 @@ def _stats(value: Union[str, Iterable[str]]) -> frozenset[str]:
     return chosen
 
 
-def _at_least(low: int) -> Callable[[Any], int]:
+def _at_least(low: int, high: Optional[int] = None) -> Callable[[Any], int]:
     def convert(value: Any) -> int:
         number = int(value)
         if number < low:
             raise ValueError(f"{number} is below {low}")
+        if high is not None and number > high:
+            raise ValueError(f"{number} is above {high}")
         return number
 
     return convert
@@ -147,6 +153,8 @@ _CONVERT: dict[str, Callable[[Any], Any]] = {
     "rows": _at_least(0),
     "sequences": _at_least(0),
     "gram_bytes": _at_least(0),
+    "spool_bytes": _at_least(1 << 20, 1 << 44),
+    "spool_dir": lambda value: os.path.expanduser(str(value)),
     "mode": _one_of("online", "offline"),
     "microbatches": _one_of("first", "all"),
     "ranks": _one_of("dp0", "all"),

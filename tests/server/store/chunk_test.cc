@@ -12,8 +12,8 @@
 #include <cstring>
 #include <random>
 
+#include "bellwether/crc32c.h"
 #include "server/store/byte_io.h"
-#include "server/store/crc32c.h"
 #include "server/store/series_summary.h"
 #include "server/store/step_sample.h"
 #include "tests/support/signal_mix.h"

@@ -1,4 +1,4 @@
-#include "server/store/crc32c.h"
+#include "bellwether/crc32c.h"
 
 #include <array>
 #include <cstring>
@@ -6,7 +6,7 @@
 #include <nmmintrin.h>
 #endif
 
-namespace bellwether::server {
+namespace bellwether {
 namespace {
 
 constexpr std::array<uint32_t, 256> MakeTable() {
@@ -52,4 +52,4 @@ uint32_t ExtendCrc32c(uint32_t crc, std::string_view bytes) {
   return ExtendCrc32cPortable(crc, bytes);
 }
 
-}  // namespace bellwether::server
+}  // namespace bellwether
