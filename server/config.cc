@@ -198,6 +198,9 @@ std::vector<Field> Fields(ServerOptions* o) {
       Text("cluster.dsn_file", &o->cluster.dsn_file),
       Text("cluster.node", &o->cluster.node),
       Text("cluster.address", &o->cluster.address),
+      Text("cluster.peer_cert_file", &o->cluster.peer.certificate),
+      Text("cluster.peer_key_file", &o->cluster.peer.key),
+      Text("cluster.peer_ca_file", &o->cluster.peer.client_ca),
       Number<int64_t>("cluster.lease_seconds", &o->cluster.lease_seconds, 2, 60),
       Number<int>("cluster.connections", &o->cluster.connections, 1, 64),
   };
@@ -290,6 +293,12 @@ absl::Status ReadConfig(const std::string& path, ServerOptions* options) {
   } else if (!changed.tls.on() && !changed.tls.client_ca.empty()) {
     findings.push_back(absl::StrCat(path, ": tls.client_ca_file needs tls.cert_file and tls.key_file"));
   }
+  if (changed.cluster.peer.certificate.empty() != changed.cluster.peer.key.empty()) {
+    findings.push_back(absl::StrCat(path, ": cluster.peer_cert_file and cluster.peer_key_file: both or neither"));
+  }
+  if ((changed.cluster.peer.on() || !changed.cluster.peer.client_ca.empty()) && !changed.tls.on()) {
+    findings.push_back(absl::StrCat(path, ": cluster.peer_* needs tls.cert_file and tls.key_file"));
+  }
   const Retention::Options& retention = changed.pipeline.retention;
   if (retention.rounded_seconds > 0 && retention.raw_seconds > retention.rounded_seconds) {
     findings.push_back(absl::StrCat(path, ": retention.rounded_days must be 0, or at least retention.raw_days"));
@@ -313,6 +322,9 @@ absl::Status ReadConfig(const std::string& path, ServerOptions* options) {
   place(options->access.tokens_file, &changed.access.tokens_file);
   place(options->access.audit.path, &changed.access.audit.path);
   place(options->cluster.dsn_file, &changed.cluster.dsn_file);
+  place(options->cluster.peer.certificate, &changed.cluster.peer.certificate);
+  place(options->cluster.peer.key, &changed.cluster.peer.key);
+  place(options->cluster.peer.client_ca, &changed.cluster.peer.client_ca);
   place(options->tls.certificate, &changed.tls.certificate);
   place(options->tls.key, &changed.tls.key);
   place(options->tls.client_ca, &changed.tls.client_ca);

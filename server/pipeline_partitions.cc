@@ -54,13 +54,12 @@ absl::Status Pipeline::TakePartition(uint32_t partition, uint64_t epoch) {
     }));
   }
   std::map<RunId, std::unique_ptr<LiveRun>> live;
-  BW_ASSIGN_OR_RETURN(const std::vector<RunRecord> records, database_->ListRuns());
+  BW_ASSIGN_OR_RETURN(const std::vector<RunRecord> records, database_->ListRuns(first, end));
   std::map<RunId, Lsn> applied;
   {
     absl::MutexLock registry(&registry_mutex_);
     partitions_[partition].next_run = first + 1;
     for (const RunRecord& record : records) {
-      if (record.id < first || record.id >= end) continue;
       BW_RETURN_IF_ERROR(LoadRun(record).status());
       partitions_[partition].next_run = std::max(partitions_[partition].next_run, record.id + 1);
       applied[record.id] = record.applied_lsn;

@@ -18,7 +18,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "server/cluster/postgres_log.h"
 #include "server/config.h"
 #include "server/grpc_log.h"
 #include "server/grpc_weaknesses.h"
@@ -99,10 +98,11 @@ absl::Status Server::StartAll() {
     Member* const member = asked_member_;
     return member == nullptr ? std::string() : member->OwnerAddress(partition);
   });
+  if (options_.cluster.on()) BW_RETURN_IF_ERROR(StartPeers());
   engine_ = std::make_unique<QueryEngine>(
       options_.query_engine,
       QueryStores{pipeline_->runs(), pipeline_->series(), pipeline_->alerts(), pipeline_->database(),
-                  pipeline_->baselines(), pipeline_.get(), clock_, &counters_, pipeline_->actions()});
+                  pipeline_->baselines(), pipeline_.get(), clock_, &counters_, pipeline_->actions(), elsewhere_.get()});
   QueryService::Options query = options_.query;
   query.access = access_.get();
   query_ = std::make_unique<QueryService>(query, engine_.get());
@@ -134,25 +134,6 @@ absl::Status Server::StartAll() {
   pipeline_->SetAddresses(grpc_address_, http_address_);
   busy_ns_ = clock_->MonotonicNanos();
   return options_.cluster.on() ? JoinCluster() : absl::OkStatus();
-}
-
-void Server::ShareLog() {
-  owner_name_ = NewOwnerName(options_.cluster.node);
-  PostgresLogOptions log;
-  log.dsn = options_.cluster.dsn;
-  log.owner = owner_name_;
-  log.writers = options_.cluster.connections;
-  options_.pipeline.open_shared_log = [log](LogBackend::DurableCallback on_durable) {
-    return OpenPostgresLog(log, std::move(on_durable));
-  };
-}
-
-absl::Status Server::JoinCluster() {
-  ClusterOptions cluster = options_.cluster;
-  if (cluster.address.empty()) cluster.address = grpc_address_;
-  BW_ASSIGN_OR_RETURN(member_, Member::Start(cluster, owner_name_, pipeline_.get(), &counters_, clock_));
-  asked_member_ = member_.get();
-  return absl::OkStatus();
 }
 
 absl::Status Server::CheckAddresses() const {
@@ -251,6 +232,7 @@ absl::Status Server::StartHttp() {
   if (options_.reload_by_http) sources.reload = [this] { return Reload(); };
   sources.transition_json = TransitionToJson;
   sources.runs = pipeline_->runs();
+  if (elsewhere_ != nullptr) sources.others = [this] { return elsewhere_->others(); };
   sources.alerts = pipeline_->alerts();
   sources.counters = &counters_;
   const char* const scheme = sources.tls != nullptr ? "https://" : "http://";
@@ -375,6 +357,7 @@ absl::StatusOr<bool> Server::Tick() {
   }
   access_->Tick();
   if (tls_ != nullptr) tls_->Tick();
+  if (peer_tls_ != nullptr) peer_tls_->Tick();
   const int64_t now_ns = clock_->MonotonicNanos();
   if (ingest_->streams_open() > 0 || query_->streams_open() > 0) busy_ns_ = now_ns;
   return options_.idle_exit_seconds == 0 || now_ns - busy_ns_ < options_.idle_exit_seconds * 1'000'000'000;

@@ -20,6 +20,7 @@
 #include "server/access/tls_files.h"
 #include "server/checkpoint_socket.h"
 #include "server/cluster/member.h"
+#include "server/cluster/peer_channels.h"
 #include "server/connection_acceptor.h"
 #include "server/detect/bank_choice.h"
 #include "server/detect/measured_bank.h"
@@ -29,10 +30,12 @@
 #include "server/http/http_server.h"
 #include "server/ingest/ingest_service.h"
 #include "server/pipeline.h"
+#include "server/query/elsewhere.h"
 #include "server/query/query_engine.h"
 #include "server/query/query_service.h"
 
 namespace grpc {
+class ChannelCredentials;
 class Server;
 class ServerCredentials;
 }  // namespace grpc
@@ -100,6 +103,9 @@ class Server {
   absl::Status JoinCluster();
   absl::Status StartGrpc();
   std::shared_ptr<grpc::ServerCredentials> GrpcCredentials() const;
+  // What the other servers of a cluster are asked with.
+  absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> PeerCredentials();
+  absl::Status StartPeers();
   // Looks after open streams each second, whatever Tick() is held up by.
   void Pulse();
   absl::Status StartHttp();
@@ -112,7 +118,8 @@ class Server {
   absl::Mutex reload_mutex_;
   Counters counters_;
   Clock* const clock_;
-  std::unique_ptr<TlsWatch> tls_;  // Null: plaintext.
+  std::unique_ptr<TlsWatch> tls_;       // Null: plaintext.
+  std::unique_ptr<TlsWatch> peer_tls_;  // Null: as tls_.
   std::unique_ptr<Access> access_;
   std::unique_ptr<GpuBank> gpu_bank_;  // Null: detectors run on the CPU.
   std::unique_ptr<MeasuredBank> bank_;
@@ -121,6 +128,10 @@ class Server {
   std::unique_ptr<Exporter> exporter_;
   std::vector<std::unique_ptr<Webhook>> webhooks_;
   std::vector<std::unique_ptr<Alertmanager>> alertmanagers_;
+  std::unique_ptr<Member> member_;               // Null: this server is alone.
+  std::atomic<Member*> asked_member_ = nullptr;  // The same, for calls and streams that come before it.
+  std::unique_ptr<PeerChannels> peers_;          // Null: this server is alone.
+  std::unique_ptr<Elsewhere> elsewhere_;         // Likewise.
   std::unique_ptr<QueryEngine> engine_;
   std::unique_ptr<QueryService> query_;
   std::unique_ptr<IngestService> ingest_;
@@ -133,10 +144,8 @@ class Server {
   std::condition_variable pulse_wake_;  // Its waits are by the monotonic clock; abseil's are not.
   bool pulse_stop_ = false;
   std::thread pulse_;
-  std::unique_ptr<Member> member_;               // Null: this server is alone.
-  std::atomic<Member*> asked_member_ = nullptr;  // The same, for streams that come before it.
-  int64_t busy_ns_ = 0;                          // When somebody was last attached.
-  bool ready_ = true;                            // As the health service was last told.
+  int64_t busy_ns_ = 0;  // When somebody was last attached.
+  bool ready_ = true;    // As the health service was last told.
   bool stopped_ = false;
 };
 

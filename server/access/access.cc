@@ -101,6 +101,21 @@ bool Grant::Covers(std::string_view run) const {
   return identity != nullptr && identity->Covers(run);
 }
 
+std::string Grant::PassOn(std::string_view method) const {
+  const IdentityPtr held = identity();
+  PassedOn passed_on{.from = peer_};
+  if (held == access_->everybody_) {
+    passed_on.who = PassedOn::Who::kEverybody;
+  } else if (held == access_->page_) {
+    passed_on.who = PassedOn::Who::kPage;
+  } else {  // Also of one who is nobody any more: the other server finds that, too.
+    passed_on.who = PassedOn::Who::kNamed;
+    passed_on.name = who_;
+    if (held != nullptr) passed_on.own_run = held->own_run;
+  }
+  return access_->Seal(passed_on, method);
+}
+
 void Grant::Note(std::string_view call, std::string_view run, const absl::Status& result, bool changes,
                  std::string_view detail) const {
   const bool refused = absl::IsPermissionDenied(result) || absl::IsUnauthenticated(result);
@@ -125,11 +140,13 @@ Access::Access(const AccessOptions& options, Counters* counters, Clock* clock)
       clock_(clock),
       everybody_(WithEverything("")),
       page_(WithEverything("")),
+      server_(std::make_shared<const Identity>(
+          Identity{.name = "", .roles = static_cast<uint8_t>(Role::kRead), .runs = {"*"}})),
       page_hash_(HashToken(options.page_token)),
       quotas_(counters, clock) {
   // A rate of what has not happened yet is 0, not nothing.
   for (const char* reason :
-       {"token_missing", "token_wrong", "token_expired", "certificate_unknown", "role", "run", "gone"}) {
+       {"token_missing", "token_wrong", "token_expired", "certificate_unknown", "role", "run", "gone", "passed_on"}) {
     refused(reason);
   }
 }
@@ -204,7 +221,40 @@ Access::Resolved Access::ResolveToken(const Known& known, const TokenHash& token
   return {.reason = "token_wrong", .why = "the token is wrong"};
 }
 
+Access::Resolved Access::ResolvePassedOn(const Known& known, const PassedOn& passed_on) const {
+  switch (passed_on.who) {
+    case PassedOn::Who::kServer:
+      return {.identity = server_};
+    case PassedOn::Who::kEverybody:
+      if (open()) return {.identity = everybody_};
+      return {.reason = "passed_on",
+              .why = "another server asks nobody who he is, and this one does: give all the same access_file"};
+    case PassedOn::Who::kPage:
+      if (open() || !options_.page_token.empty()) return {.identity = page_};
+      return {.reason = "passed_on", .why = "this server has no page token: give all servers the same"};
+    case PassedOn::Who::kNamed:
+      break;
+  }
+  for (const AccessRules::Entry& entry : known.rules.entries) {
+    if (entry.identity.name != passed_on.name) continue;
+    Identity identity = entry.identity;
+    if (entry.run_of_certificate) identity.own_run = passed_on.own_run;
+    return {.identity = std::make_shared<const Identity>(std::move(identity))};
+  }
+  return {.reason = "passed_on",
+          .why = absl::StrCat("the access_file of this server does not know ", passed_on.name,
+                              ", for whom another asks: give all servers the same")};
+}
+
 Access::Resolved Access::Resolve(const Grant::Shown& shown) const {
+  if (shown.passed_on.has_value()) {
+    std::shared_ptr<const Known> known;
+    {
+      absl::MutexLock lock(&mutex_);
+      known = known_;
+    }
+    return ResolvePassedOn(*known, *shown.passed_on);
+  }
   const bool page_asks = shown.face == Credentials::Face::kHttp && !options_.page_token.empty();
   if (open() && !page_asks && (!shown.token.has_value() || options_.page_token.empty()))
     return {.identity = everybody_};
@@ -245,7 +295,25 @@ absl::StatusOr<GrantPtr> Access::Identify(const Credentials& credentials, std::s
     shown.token = HashToken(std::string_view(*credentials.token).substr(0, kTokenBytesMax + 1));
   }
   const uint64_t version = this->version();
-  Resolved resolved = Resolve(shown);
+  std::string peer = credentials.peer;
+  Resolved resolved;
+  if (credentials.passed_on.has_value()) {
+    std::string key;
+    std::function<int64_t()> now;
+    {
+      absl::MutexLock lock(&mutex_);
+      key = peer_key_;
+      now = peer_time_;
+    }
+    const auto opened = OpenPassedOn(*credentials.passed_on, call, key, now == nullptr ? 0 : now());
+    if (opened.ok()) {
+      shown.passed_on = *opened;
+      if (!opened->from.empty()) peer = absl::StrCat(opened->from, " by ", credentials.peer);
+    } else {
+      resolved = {.reason = "passed_on", .why = std::string(opened.status().message())};
+    }
+  }
+  if (resolved.why.empty()) resolved = Resolve(shown);
   if (resolved.identity == nullptr) {
     refused(resolved.reason)->Add();
     const absl::Status status = absl::UnauthenticatedError(resolved.why);
@@ -255,8 +323,29 @@ absl::StatusOr<GrantPtr> Access::Identify(const Credentials& credentials, std::s
     }
     return status;
   }
-  return GrantPtr(new Grant(this, std::move(shown), credentials.peer, std::move(resolved.identity),
+  return GrantPtr(new Grant(this, std::move(shown), std::move(peer), std::move(resolved.identity),
                             resolved.expires_unix_s, version));
+}
+
+void Access::SetPeers(std::string key, std::function<int64_t()> now_unix_ms) {
+  absl::MutexLock lock(&mutex_);
+  peer_key_ = std::move(key);
+  peer_time_ = std::move(now_unix_ms);
+}
+
+std::string Access::Seal(const PassedOn& passed_on, std::string_view method) const {
+  std::string key;
+  std::function<int64_t()> now;
+  {
+    absl::MutexLock lock(&mutex_);
+    key = peer_key_;
+    now = peer_time_;
+  }
+  return SealPassedOn(passed_on, method, key, now());
+}
+
+std::string Access::PassOnAsServer(std::string_view method) const {
+  return Seal({.who = PassedOn::Who::kServer}, method);
 }
 
 absl::Status Access::Reload() {

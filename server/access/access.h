@@ -16,6 +16,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -29,6 +30,7 @@
 #include "server/access/access_file.h"
 #include "server/access/audit_log.h"
 #include "server/access/identity.h"
+#include "server/access/passed_on.h"
 #include "server/access/quota.h"
 #include "server/access/secret_file.h"
 #include "server/access/token_file.h"
@@ -44,6 +46,8 @@ struct Credentials {
   // SAN URIs of a certificate that was verified; no value: none was shown.
   std::optional<std::vector<std::string>> certificate;
   std::optional<std::string> token;
+  // A seal of passed_on.h; then nothing else counts.
+  std::optional<std::string> passed_on;
   std::string peer;  // Address, for logs and quotas.
 };
 
@@ -73,6 +77,11 @@ class Grant {
   // The identity's name; "" = nobody in particular.
   const std::string& who() const { return who_; }
   const std::string& peer() const { return peer_; }
+  // Another server asks for him, which must not be passed on again.
+  bool passed_on() const { return shown_.passed_on.has_value(); }
+  // What another server of the cluster is shown for this caller, for one call.
+  // REQUIRES: Access::SetPeers() was called.
+  std::string PassOn(std::string_view method) const;
 
   // What he asked and what came of it, into the audit: every refusal, and with
   // `changes` what was done.
@@ -90,6 +99,7 @@ class Grant {
     Credentials::Face face = Credentials::Face::kGrpc;
     std::optional<std::vector<std::string>> certificate;
     std::optional<TokenHash> token;
+    std::optional<PassedOn> passed_on;
   };
   Grant(Access* access, Shown shown, std::string peer, IdentityPtr identity, int64_t expires_unix_s, uint64_t version);
   IdentityPtr identity() const;
@@ -121,7 +131,14 @@ class Access {
 
   // UNAUTHENTICATED: nothing was shown, or nothing that counts.  Counted, and
   // in the audit as `call`.  Takes as long for a wrong token as for a right one.
+  // What was passed on by anybody but a server of the cluster is nothing, too.
   absl::StatusOr<GrantPtr> Identify(const Credentials& credentials, std::string_view call);
+
+  // From here on servers that seal with `key` are believed whom they ask for;
+  // `now_unix_ms` is the time that all of them go by.  Never called: nobody is.
+  void SetPeers(std::string key, std::function<int64_t()> now_unix_ms);
+  // What another server is shown for a call of this one's own.  REQUIRES: as above.
+  std::string PassOnAsServer(std::string_view method) const;
 
   // True if everybody who may connect may do everything.
   bool open() const { return options_.access_file.empty(); }
@@ -150,6 +167,8 @@ class Access {
   absl::StatusOr<std::shared_ptr<const Known>> Read() const;
   void Adopt(std::shared_ptr<const Known> known);
   Resolved Resolve(const Grant::Shown& shown) const;
+  Resolved ResolvePassedOn(const Known& known, const PassedOn& passed_on) const;
+  std::string Seal(const PassedOn& passed_on, std::string_view method) const;
   Resolved ResolveToken(const Known& known, const TokenHash& token) const;
   // For messages about somebody who is nobody any more.
   const Identity& OrNobody(const IdentityPtr& identity) const { return identity != nullptr ? *identity : *nobody_; }
@@ -161,6 +180,7 @@ class Access {
   Clock* const clock_;
   const IdentityPtr everybody_;
   const IdentityPtr page_;
+  const IdentityPtr server_;  // Another of the cluster, for itself.
   const IdentityPtr nobody_ = std::make_shared<const Identity>();
   TokenHash page_hash_{};
   std::unique_ptr<AuditLog> audit_;  // Null: none.
@@ -168,6 +188,8 @@ class Access {
   std::atomic<uint64_t> version_ = 0;
   mutable absl::Mutex mutex_;
   std::shared_ptr<const Known> known_ ABSL_GUARDED_BY(mutex_);
+  std::string peer_key_ ABSL_GUARDED_BY(mutex_);
+  std::function<int64_t()> peer_time_ ABSL_GUARDED_BY(mutex_);
   absl::Mutex reload_mutex_;
   FileStamp access_stamp_ ABSL_GUARDED_BY(reload_mutex_), tokens_stamp_ ABSL_GUARDED_BY(reload_mutex_);
 };

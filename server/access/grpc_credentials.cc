@@ -19,6 +19,10 @@ Credentials CredentialsOf(const grpc::ServerContextBase& context) {
       uris.emplace_back(uri.data(), uri.size());
     }
   }
+  const auto passed_on = context.client_metadata().find(kPassedOnMetadatum);
+  if (passed_on != context.client_metadata().end()) {
+    credentials.passed_on = std::string(passed_on->second.data(), passed_on->second.size());
+  }
   const auto [begin, end] = context.client_metadata().equal_range("authorization");
   if (begin == end) return credentials;
   constexpr absl::string_view kBearer = "Bearer ";

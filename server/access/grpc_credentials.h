@@ -9,8 +9,8 @@
 
 namespace bellwether::server {
 
-// The certificate that TLS verified and the metadatum authorization: Bearer ...;
-// of several of those none counts.
+// The certificate that TLS verified, the metadatum authorization: Bearer ..., of
+// several of which none counts, and what another server passes on (passed_on.h).
 Credentials CredentialsOf(const grpc::ServerContextBase& context);
 
 // Access::Identify() with them; nullptr `access`: nobody is asked, and the grant

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <random>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -37,6 +38,8 @@ Member::Member(const ClusterOptions& options, std::string owner, PartitionHost* 
       owner_(std::move(owner)),
       host_(host),
       clock_(clock),
+      lease_link_(options.dsn, kAnswerMs),
+      release_link_(options.dsn, kAnswerMs),
       owned_(counters->gauge("bellwether_cluster_partitions")),
       taken_(counters->counter("bellwether_cluster_moves_total", {{"move", "taken"}})),
       lost_(counters->counter("bellwether_cluster_moves_total", {{"move", "lost"}})),
@@ -45,7 +48,11 @@ Member::Member(const ClusterOptions& options, std::string owner, PartitionHost* 
 absl::StatusOr<std::unique_ptr<Member>> Member::Start(const ClusterOptions& options, const std::string& owner,
                                                       PartitionHost* host, Counters* counters, Clock* clock) {
   std::unique_ptr<Member> member(new Member(options, owner, host, counters, clock));
+  BW_RETURN_IF_ERROR(member->LearnKey());
   BW_RETURN_IF_ERROR(member->Renew());
+  std::vector<uint32_t> free;
+  int64_t servers = 1;
+  BW_RETURN_IF_ERROR(member->Look(&free, &servers));  // Who has what, and what time it is there.
   member->keeper_ = std::thread([raw = member.get()] { raw->Keep(); });
   member->worker_ = std::thread([raw = member.get()] { raw->Work(); });
   return member;
@@ -58,36 +65,65 @@ std::string Member::OwnerAddress(uint32_t partition) const {
   return parts_[partition].state == State::kForeign ? parts_[partition].address : "";
 }
 
-absl::StatusOr<std::vector<PgResult>> Member::Run(std::unique_ptr<PgConnection>* connection,
-                                                  const std::vector<PgStatement>& statements) {
-  if (*connection == nullptr || (*connection)->broken()) {
-    connection->reset();
-    BW_ASSIGN_OR_RETURN(*connection, PgConnection::Connect(options_.dsn, kAnswerMs));
+Member::Spread Member::spread() const {
+  std::set<std::string> others;
+  Spread spread;
+  absl::MutexLock lock(&mutex_);
+  for (const Part& part : parts_) {
+    if (part.state == State::kForeign && !part.address.empty()) others.insert(part.address);
+    if (part.state == State::kTaking) ++spread.taking;
+    if (part.state == State::kTaking || (part.state != State::kOwned && part.address.empty())) ++spread.unserved;
   }
-  return (*connection)->Run(statements, kAnswerMs);
+  spread.others.assign(others.begin(), others.end());
+  return spread;
+}
+
+bool Member::Serves(uint32_t partition) const {
+  absl::MutexLock lock(&mutex_);
+  return parts_[partition].state == State::kOwned;
+}
+
+absl::Status Member::LearnKey() {
+  std::random_device random;
+  std::string key;
+  while (key.size() < 32) key.push_back(static_cast<char>(random()));
+  BW_RETURN_IF_ERROR(
+      lease_link_
+          .Run({{"INSERT INTO bellwether.peer_key (one, key) VALUES (1, $1) ON CONFLICT (one) DO NOTHING",
+                 {PgValue::Bytes(std::move(key))}}})
+          .status());
+  BW_ASSIGN_OR_RETURN(const auto known, lease_link_.Run({{"SELECT key FROM bellwether.peer_key WHERE one = 1", {}}}));
+  if (known[0].rows() != 1 || known[0].Text(0, 0).size() < 32) {
+    return absl::FailedPreconditionError("bellwether.peer_key holds no key of 32 bytes: delete its row");
+  }
+  peer_key_ = std::string(known[0].Text(0, 0));
+  return absl::OkStatus();
 }
 
 absl::Status Member::Renew() {
   const std::string name = owner_.substr(0, owner_.rfind('/'));
   BW_RETURN_IF_ERROR(
-      Run(&lease_connection_,
-          {{"INSERT INTO bellwether.servers (name, address, until) VALUES ($1, $2, now() + CAST($3 AS interval)) "
-            "ON CONFLICT (name) DO UPDATE SET address = excluded.address, until = excluded.until",
-            {name, options_.address, Seconds(options_.lease_seconds)}}})
+      lease_link_
+          .Run({{"INSERT INTO bellwether.servers (name, address, until) VALUES ($1, $2, now() + CAST($3 AS interval)) "
+                 "ON CONFLICT (name) DO UPDATE SET address = excluded.address, until = excluded.until",
+                 {name, options_.address, Seconds(options_.lease_seconds)}}})
           .status());
-  BW_RETURN_IF_ERROR(Run(&lease_connection_, {{"UPDATE bellwether.lease SET until = now() + CAST($1 AS interval) "
-                                               "WHERE owner = $2",
-                                               {Seconds(options_.lease_seconds), owner_}}})
+  BW_RETURN_IF_ERROR(lease_link_
+                         .Run({{"UPDATE bellwether.lease SET until = now() + CAST($1 AS interval) "
+                                "WHERE owner = $2",
+                                {Seconds(options_.lease_seconds), owner_}}})
                          .status());
   renewed_ns_ = clock_->MonotonicNanos();
   return absl::OkStatus();
 }
 
 absl::Status Member::Look(std::vector<uint32_t>* free, int64_t* servers) {
-  BW_ASSIGN_OR_RETURN(
-      const auto seen,
-      Run(&lease_connection_, {{"SELECT p, owner, address, epoch, until < now() FROM bellwether.lease", {}},
-                               {"SELECT count(*) FROM bellwether.servers WHERE until > now()", {}}}));
+  BW_ASSIGN_OR_RETURN(const auto seen,
+                      lease_link_.Run({{"SELECT p, owner, address, epoch, until < now() FROM bellwether.lease", {}},
+                                       {"SELECT count(*), CAST(floor(extract(epoch FROM now()) * 1000) AS bigint) "
+                                        "FROM bellwether.servers WHERE until > now()",
+                                        {}}}));
+  database_offset_ns_ = seen[1].Number(0, 1) * 1'000'000 - clock_->MonotonicNanos();
   *servers = std::max<int64_t>(1, seen[1].Number(0, 0));
   std::vector<uint32_t> lost;
   {
@@ -141,9 +177,9 @@ absl::Status Member::Take(const std::vector<uint32_t>& free, int64_t share) {
     }
     BW_ASSIGN_OR_RETURN(
         const auto taken,
-        Run(&lease_connection_, {{"UPDATE bellwether.lease SET owner = $1, address = $2, epoch = epoch + 1, "
-                                  "until = now() + CAST($3 AS interval) WHERE p = $4 AND until < now() RETURNING epoch",
-                                  {owner_, options_.address, Seconds(options_.lease_seconds), int64_t{p}}}}));
+        lease_link_.Run({{"UPDATE bellwether.lease SET owner = $1, address = $2, epoch = epoch + 1, "
+                          "until = now() + CAST($3 AS interval) WHERE p = $4 AND until < now() RETURNING epoch",
+                          {owner_, options_.address, Seconds(options_.lease_seconds), int64_t{p}}}}));
     if (taken[0].rows() == 0) continue;  // Another was quicker.
     absl::MutexLock lock(&mutex_);
     parts_[p].state = State::kTaking;
@@ -271,10 +307,10 @@ absl::Status Member::Release(uint32_t partition, uint64_t epoch) {
   absl::Status status;
   // A connection that nothing went over for long may turn out to be gone.
   for (int attempt = 0; attempt < 2; ++attempt) {
-    status = Run(&release_connection_,
-                 {{"UPDATE bellwether.lease SET owner = '', address = '', until = '1970-01-01 00:00:00+00' "
-                   "WHERE p = $1 AND owner = $2 AND epoch = $3",
-                   {int64_t{partition}, owner_, static_cast<int64_t>(epoch)}}})
+    status = release_link_
+                 .Run({{"UPDATE bellwether.lease SET owner = '', address = '', until = '1970-01-01 00:00:00+00' "
+                        "WHERE p = $1 AND owner = $2 AND epoch = $3",
+                        {int64_t{partition}, owner_, static_cast<int64_t>(epoch)}}})
                  .status();
     if (!absl::IsUnavailable(status)) break;
   }
@@ -303,8 +339,7 @@ void Member::Leave() {
   if (worker_.joinable()) worker_.join();
   // Its share is the others' now.
   const std::string name = owner_.substr(0, owner_.rfind('/'));
-  (void)Run(&lease_connection_,
-            {{"UPDATE bellwether.servers SET until = '1970-01-01 00:00:00+00' WHERE name = $1", {name}}});
+  (void)lease_link_.Run({{"UPDATE bellwether.servers SET until = '1970-01-01 00:00:00+00' WHERE name = $1", {name}}});
 }
 
 }  // namespace bellwether::server

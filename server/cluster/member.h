@@ -12,16 +12,19 @@
 #define BELLWETHER_SERVER_CLUSTER_MEMBER_H_
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "server/cluster/connection.h"
+#include "server/access/tls_files.h"
+#include "server/cluster/link.h"
 #include "server/cluster/partition.h"
 #include "server/util/clock.h"
 #include "server/util/counters.h"
@@ -48,9 +51,12 @@ struct ClusterOptions {
   std::string dsn;            // "" = this server is alone.
   std::string dsn_file;       // Where it was read from; for people.
   std::string node;           // This server's name, unique in the cluster; "" = its host's.
-  std::string address;        // Where clients reach it, host:port; "" = where it listens.
+  std::string address;        // Where clients and the other servers reach it, host:port; "" = where it listens.
   int64_t lease_seconds = 5;  // 2..60
   int connections = 4;        // That commit frames, 1..64; three more do the rest.
+  // What this server shows to the others, and who signed what they show (client_ca);
+  // "" = as it does to clients (tls.*).
+  TlsFiles peer;
 
   bool on() const { return !dsn.empty(); }
 };
@@ -69,6 +75,20 @@ class Member {
   // Where the partition's owner is reached, as last seen; "" = nobody owns it, or
   // it is this server.
   std::string OwnerAddress(uint32_t partition) const;
+
+  // How partitions are spread, as last seen.
+  struct Spread {
+    std::vector<std::string> others;  // Addresses of the other owners, in order, each once.
+    uint32_t unserved = 0;            // Partitions that nobody owns, or that are being taken up here.
+    uint32_t taking = 0;              // The latter alone.
+  };
+  Spread spread() const;
+  // Whether this server serves the partition now.
+  bool Serves(uint32_t partition) const;
+  // The key that only servers of the cluster can read: 32 bytes, the same for all.
+  const std::string& peer_key() const { return peer_key_; }
+  // The database's clock, as of the last look.
+  int64_t DatabaseUnixMillis() const { return (clock_->MonotonicNanos() + database_offset_ns_) / 1'000'000; }
   // Saves and gives back all partitions; others take them at once.
   void Leave();
 
@@ -90,15 +110,14 @@ class Member {
   void Keep();
   void Work();
   void Do(const Errand& errand);
+  // The key; the first server of all makes it.
+  absl::Status LearnKey();
   absl::Status Renew();
   // What the database says of all leases; notes what was lost, returns what is free.
   absl::Status Look(std::vector<uint32_t>* free, int64_t* servers);
   absl::Status Take(const std::vector<uint32_t>& free, int64_t share);
   void GiveExcess(int64_t share);
   absl::Status Release(uint32_t partition, uint64_t epoch);
-  // With a connection of the calling thread's own.
-  absl::StatusOr<std::vector<PgResult>> Run(std::unique_ptr<PgConnection>* connection,
-                                            const std::vector<PgStatement>& statements);
   int64_t CountMine() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Show() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -106,13 +125,15 @@ class Member {
   const std::string owner_;
   PartitionHost* const host_;
   Clock* const clock_;
+  PgLink lease_link_;    // The keeper's.
+  PgLink release_link_;  // The worker's.
   Gauge* const owned_;
   Counter* const taken_;
   Counter* const lost_;
   Counter* const released_;
-  std::unique_ptr<PgConnection> lease_connection_;    // The keeper's.
-  std::unique_ptr<PgConnection> release_connection_;  // The worker's.
   int64_t renewed_ns_ = 0;
+  std::string peer_key_;
+  std::atomic<int64_t> database_offset_ns_ = 0;  // Of its Unix time, from our monotonic one.
 
   mutable absl::Mutex mutex_;
   std::array<Part, kPartitions> parts_ ABSL_GUARDED_BY(mutex_);

@@ -1,17 +1,13 @@
-// postgres_log.h: the shared log and rows on a PostgreSQL.
-//
-// Records wait per partition; a few writers, each with a connection of its own,
-// take what waits for one of theirs and commit it as one row.  Each commit is one
-// transaction in one flight:
+// postgres_log.h: the shared log and rows on a PostgreSQL, of the log's queue
+// (commit_queue.h), its tables (frame_tables.h), and rows and alerts
+// (postgres_rows.h, postgres_alerts.h).  Whatever is written for a partition is one transaction in one
+// flight:
 //
 //   BEGIN
 //   SELECT ... FROM lease WHERE p = $p FOR UPDATE     a takeover waits, or was first
 //   SELECT 1 / count(*) FROM lease WHERE p = $p AND epoch = $e     an error if stale
 //   INSERT ...
 //   COMMIT                                            with a warning: no commit
-//
-// What a broken connection leaves open is committed again, the same rows under the
-// same keys, until an answer comes: what was committed is found and left.
 //
 // An acknowledgement means: COMMIT has returned with synchronous_commit = on.  Which
 // standbys have it then is the database's synchronous_standby_names.
@@ -31,7 +27,7 @@
 namespace bellwether::server {
 
 // The version of deploy/postgres that this server speaks.
-inline constexpr int64_t kSharedSchemaVersion = 1;
+inline constexpr int64_t kSharedSchemaVersion = 2;
 
 struct PostgresLogOptions {
   std::string dsn;

@@ -11,12 +11,14 @@
 
 namespace bellwether::server {
 
-EventHub::EventHub(const Options& options, const RunTable* runs, AlertLog* alerts, Counters* counters, ToJson to_json)
+EventHub::EventHub(const Options& options, const RunTable* runs, AlertLog* alerts, Counters* counters, ToJson to_json,
+                   std::function<bool()> others)
     : options_(options),
       runs_(runs),
       alerts_(alerts),
       open_(counters->gauge("bellwether_console_streams")),
-      to_json_(std::move(to_json)) {
+      to_json_(std::move(to_json)),
+      others_(std::move(others)) {
   subscription_ = alerts_->Subscribe([this](const Transition& transition) {
     absl::MutexLock lock(&mutex_);
     posted_ = std::max(posted_, transition.id);
@@ -107,6 +109,10 @@ std::optional<std::string> EventStream::Next() {
       absl::StrAppend(&text, "event: runs\ndata: ", data.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace),
                       "\n\n");
     }
+  }
+  if (hub_->others_ != nullptr && now_ns - others_told_ns_ >= hub_->options_.others_ns && hub_->others_()) {
+    others_told_ns_ = now_ns;
+    text += "event: runs\ndata: {\"all\":true}\n\n";
   }
   if (text.empty() && now_ns - written_ns_ >= hub_->options_.keepalive_ns) text = ": still here\n\n";
   if (!text.empty()) written_ns_ = now_ns;

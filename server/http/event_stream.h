@@ -2,7 +2,8 @@
 //
 //   event: alert  id: <transition id>   data: the transition, one line of JSON
 //   event: runs                         data: {"runs":["a","b"]} changed, or
-//                                       {"all":true} if there are many
+//                                       {"all":true} if there are many, or other
+//                                       servers of a cluster have runs, too
 //   event: resync                       the reader should ask for everything
 //
 // A stream begins after the id of Last-Event-ID, so that a reader who was away
@@ -52,6 +53,7 @@ class EventStream {
   uint64_t table_version_ = 0;
   int64_t runs_sent_ns_ = 0;
   int64_t written_ns_ = 0;
+  int64_t others_told_ns_ = 0;
   std::map<RunId, uint64_t> versions_;
 };
 
@@ -64,11 +66,14 @@ class EventHub {
     int64_t keepalive_ns = 15'000'000'000;
     size_t transitions_max = 256;  // At once; the rest follows.
     size_t runs_named_max = 32;
+    int64_t others_ns = 2'000'000'000;  // So often `all`, where other servers have runs, too.
   };
   using ToJson = std::function<std::string(const Transition&)>;
 
   // All must outlive this object.
-  EventHub(const Options& options, const RunTable* runs, AlertLog* alerts, Counters* counters, ToJson to_json);
+  // `others`: whether runs may have changed of which `runs` does not know; null = no.
+  EventHub(const Options& options, const RunTable* runs, AlertLog* alerts, Counters* counters, ToJson to_json,
+           std::function<bool()> others = nullptr);
   ~EventHub();
 
   // nullptr: streams_max are open, or the hub has stopped.  The hub must
@@ -89,6 +94,7 @@ class EventHub {
   AlertLog* const alerts_;
   Gauge* const open_;
   const ToJson to_json_;
+  const std::function<bool()> others_;
   int64_t subscription_ = 0;
   mutable absl::Mutex mutex_;
   uint64_t posted_ ABSL_GUARDED_BY(mutex_) = 0;  // Id of the newest transition.

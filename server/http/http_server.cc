@@ -120,7 +120,8 @@ class HttpServerImpl final : public HttpServer {
   HttpServerImpl(const HttpOptions& options, HttpSources sources)
       : options_(options),
         sources_(std::move(sources)),
-        hub_(options.events, sources_.runs, sources_.alerts, sources_.counters, sources_.transition_json),
+        hub_(options.events, sources_.runs, sources_.alerts, sources_.counters, sources_.transition_json,
+             sources_.others),
         server_(MakeHttpServer(sources_.tls)) {}
   ~HttpServerImpl() override { Stop(); }
 

@@ -60,6 +60,7 @@ struct HttpSources {
   TlsWatch* tls = nullptr;   // Null: plaintext.
   EventHub::ToJson transition_json;
   const RunTable* runs = nullptr;
+  std::function<bool()> others;  // As EventHub's; null = this server is alone.
   AlertLog* alerts = nullptr;
   Counters* counters = nullptr;
 };

@@ -7,10 +7,13 @@
 #include <initializer_list>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "server/access/access.h"
+#include "server/query/elsewhere.h"
 #include "server/query/query_engine.h"
 
 namespace bellwether::server {
@@ -21,15 +24,76 @@ struct CallRule {
 };
 CallRule RuleOf(std::string_view method);
 
-// Whether the caller may make the call about these runs, as he names them; ""
-// = about none in particular, which lists only what he may see.  A run that he
+// Whether the caller may make the call about this run, as he names it; "" = about
+// none in particular, which lists only what he may see.  A run that he
 // may not see and one that there is not are refused in the same words.
 // PERMISSION_DENIED, UNAUTHENTICATED; both stand in the audit.
-absl::Status CheckCall(const QueryEngine& engine, const Grant* grant, const char* method,
-                       std::initializer_list<std::string_view> runs);
+absl::Status CheckCall(const QueryEngine& engine, const Grant* grant, const char* method, const std::string& run);
 
-// The call of the engine for this caller: checked, with his name as `by`, and
-// in the audit.
+// Where the runs of a call are, and whether its caller may make it about them.
+struct CallPlaces {
+  Elsewhere* elsewhere = nullptr;  // Null: here, whatever it is about.
+  Elsewhere::Place run, other;     // Of names that were given.
+};
+// `other` is a second run, "" = none.  Errors as CheckCall() and Elsewhere::Find(),
+// which may ask other servers; for gRPC's threads MayAskOthers() says it before.
+absl::StatusOr<CallPlaces> PlaceCall(const QueryEngine& engine, const Grant* grant, const char* method,
+                                     const std::string& run, const std::string& other, int64_t deadline_monotonic_ns);
+
+// Whether CallFor() may have to wait for other servers.
+template <typename Request>
+bool MayAskOthers(const QueryEngine& engine, const Grant* grant, const Request& request) {
+  Elsewhere* const elsewhere = engine.stores().elsewhere;
+  if (elsewhere == nullptr || grant == nullptr || grant->passed_on()) return false;
+  if constexpr (requires { request.run(); }) {
+    if (!request.run().empty()) {
+      const auto known = elsewhere->Known(request.run());
+      return !known.has_value() || !known->server.empty();
+    }
+  }
+  return std::is_same_v<Request, v1::ListRunsRequest> || std::is_same_v<Request, v1::ListAlertsRequest> ||
+         std::is_same_v<Request, v1::ListBaselinesRequest>;
+}
+
+// The answer of the engine, here or at the run's owner.
+template <typename Request, typename Response>
+absl::StatusOr<Response> AnswerFrom(const QueryEngine& engine, const char* method, Request* request,
+                                    const CallContext& context, const CallPlaces& places,
+                                    absl::StatusOr<Response> (QueryEngine::*call)(const Request&, const CallContext&)
+                                        const) {
+  Elsewhere* const elsewhere = places.elsewhere;
+  if constexpr (std::is_same_v<Request, v1::ListRunsRequest>) {
+    if (elsewhere != nullptr) return elsewhere->ListRuns(engine, *request, context);
+  } else if constexpr (std::is_same_v<Request, v1::ListBaselinesRequest>) {
+    if (elsewhere != nullptr) return elsewhere->ListBaselines(engine, *request, context);
+  } else if constexpr (std::is_same_v<Request, v1::ListAlertsRequest>) {
+    if (elsewhere != nullptr && request->run().empty()) return elsewhere->ListAlerts(engine, *request, context);
+  }
+  if constexpr (requires { request->set_run(std::string()); }) {
+    if (elsewhere != nullptr && !places.run.uuid.empty()) {
+      // Of several runs of that name the one that was found.
+      request->set_run(places.run.uuid);
+      if constexpr (requires { request->set_baseline(std::string()); }) {
+        if (!places.other.uuid.empty()) {
+          if (places.other.server != places.run.server) {
+            return absl::FailedPreconditionError(absl::StrCat(
+                "baseline \"", request->baseline(), "\": another server of the cluster serves it than the run, and ",
+                method, " needs both in one place"));
+          }
+          request->set_baseline(places.other.uuid);
+        }
+      }
+      if (!places.run.server.empty()) {
+        return elsewhere->Call<Request, Response>(places.run.server, method, *request, *context.grant,
+                                                  context.deadline_monotonic_ns);
+      }
+    }
+  }
+  return (engine.*call)(*request, context);
+}
+
+// The call of the engine for this caller: checked, with his name as `by`, and in the
+// audit; of a cluster by whichever server serves the run.
 template <typename Request, typename Response>
 absl::StatusOr<Response> CallFor(const QueryEngine& engine, const char* method, Request request,
                                  const CallContext& context,
@@ -37,10 +101,11 @@ absl::StatusOr<Response> CallFor(const QueryEngine& engine, const char* method, 
                                      const) {
   const Grant* const grant = context.grant.get();
   if (grant == nullptr) return (engine.*call)(request, context);
-  std::string_view run, other;
+  std::string run, other;
   if constexpr (requires { request.run(); }) run = request.run();
   if constexpr (requires { request.baseline(); }) other = request.baseline();
-  if (absl::Status allowed = CheckCall(engine, grant, method, {run, other}); !allowed.ok()) return allowed;
+  absl::StatusOr<CallPlaces> places = PlaceCall(engine, grant, method, run, other, context.deadline_monotonic_ns);
+  if (!places.ok()) return places.status();
   // The identity's name, not the one that was claimed, which the audit keeps.
   std::string detail;
   if constexpr (requires { request.set_by(std::string()); }) {
@@ -49,10 +114,22 @@ absl::StatusOr<Response> CallFor(const QueryEngine& engine, const char* method, 
       request.set_by(grant->who());
     }
   }
-  absl::StatusOr<Response> response = (engine.*call)(request, context);
+  absl::StatusOr<Response> response = AnswerFrom(engine, method, &request, context, *places, call);
+  // The run moved a moment ago: it was not there, or nobody was, which of a call that
+  // changes something does not say that it was not done.
+  const bool changes = RuleOf(method).changes;
+  if (places->elsewhere != nullptr && !run.empty() &&
+      (absl::IsNotFound(response.status()) || (!changes && absl::IsUnavailable(response.status())))) {
+    places->elsewhere->Forget(run);
+    if (!other.empty()) places->elsewhere->Forget(other);
+    const absl::StatusOr<CallPlaces> now = PlaceCall(engine, grant, method, run, other, context.deadline_monotonic_ns);
+    if (now.ok() && now->run.server != places->run.server) {
+      response = AnswerFrom(engine, method, &request, context, *now, call);
+    }
+  }
   if constexpr (requires { request.id(); }) detail += (detail.empty() ? "" : ", ") + request.id();
   if constexpr (requires { request.key(); }) detail += (detail.empty() ? "" : ", ") + request.key();
-  grant->Note(method, run, response.status(), RuleOf(method).changes, detail);
+  grant->Note(method, run, response.status(), changes, detail);
   return response;
 }
 

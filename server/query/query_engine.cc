@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/query/convert.h"
+#include "server/query/elsewhere.h"
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {
@@ -60,6 +61,7 @@ absl::StatusOr<const SignalInfo*> QueryEngine::Signal(const char* field, const s
 absl::StatusOr<RunSnapshotPtr> QueryEngine::FindRun(const std::string& name) const {
   if (name.empty()) return absl::InvalidArgumentError("run \"\": must be a run's name or its uuid in hexadecimal");
   if (RunSnapshotPtr run = stores_.runs->Find(name)) return run;
+  if (stores_.elsewhere != nullptr) return stores_.elsewhere->Absent(name);
   return absl::NotFoundError(absl::StrCat("run \"", name.substr(0, 128), "\": no run has this name or uuid"));
 }
 

@@ -36,6 +36,8 @@
 
 namespace bellwether::server {
 
+class Elsewhere;
+
 // When to give up on a call.  The engine asks between two reads of the store.
 struct CallContext {
   int64_t deadline_monotonic_ns = INT64_MAX;
@@ -57,6 +59,7 @@ struct QueryStores {
   Clock* clock = nullptr;
   Counters* counters = nullptr;
   ActionLog* actions = nullptr;
+  Elsewhere* elsewhere = nullptr;  // Null: this server is alone.
 };
 
 class QueryEngine {

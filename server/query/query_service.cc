@@ -10,6 +10,7 @@
 #include "server/access/grpc_credentials.h"
 #include "server/query/call_access.h"
 #include "server/query/feeds.h"
+#include "server/query/proxy_feed.h"
 #include "server/query/stream_feeder.h"
 #include "server/util/status_macros.h"
 
@@ -40,9 +41,20 @@ QueryService::QueryService(const Options& options, const QueryEngine* engine)
       engine_(engine),
       pool_(options.threads, options.queue_max),
       transfer_pool_(options.transfer_threads, options.transfers_max),
-      feeder_(std::make_unique<StreamFeeder>(engine->stores().clock)) {}
+      peer_pool_(engine->stores().elsewhere == nullptr
+                     ? nullptr
+                     : std::make_unique<WorkPool>(options.peer_threads, options.queue_max)),
+      feeder_(std::make_unique<StreamFeeder>(engine->stores().clock)) {
+  absl::MutexLock lock(&wake_->mutex);
+  wake_->feeder = feeder_.get();
+}
 
-QueryService::~QueryService() { Shutdown(); }
+QueryService::~QueryService() {
+  Shutdown();
+  if (peer_pool_ != nullptr) peer_pool_->Stop();  // Its tasks use the feeder.
+  absl::MutexLock lock(&wake_->mutex);
+  wake_->feeder = nullptr;
+}
 
 void QueryService::Shutdown() {
   stopping_ = true;
@@ -52,13 +64,6 @@ void QueryService::Shutdown() {
 absl::StatusOr<GrantPtr> QueryService::Admit(const grpc::CallbackServerContext& context, const char* method) const {
   if (stopping_) return absl::UnavailableError(GoingDown().error_message());
   return Identify(options_.access, context, method);
-}
-
-absl::StatusOr<GrantPtr> QueryService::AdmitStream(const grpc::CallbackServerContext& context, const char* method,
-                                                   const std::string& run) const {
-  BW_ASSIGN_OR_RETURN(GrantPtr grant, Admit(context, method));
-  BW_RETURN_IF_ERROR(CheckCall(*engine_, grant.get(), method, {run}));
-  return grant;
 }
 
 grpc::Status QueryService::Reserve(std::atomic<size_t>* open, size_t max, const char* limit) const {
@@ -108,7 +113,8 @@ grpc::ServerUnaryReactor* QueryService::Unary(const char* method, grpc::Callback
   limits.cancelled = [context] { return context->IsCancelled(); };
   // The engine by a capture of its own: GCC 12's UBSan checks the type of a
   // wrong pointer for this->engine_ inside a lambda.
-  const bool posted = pool_.Post([this, method, start_ns, engine = engine_, in, out, call, limits, finish] {
+  WorkPool& pool = MayAskOthers(*engine_, limits.grant.get(), *in) ? *peer_pool_ : pool_;
+  const bool posted = pool.Post([this, method, start_ns, engine = engine_, in, out, call, limits, finish] {
     if (stopping_) return finish(GoingDown());
     absl::StatusOr<Response> response = CallFor(*engine, method, *in, limits, call);
     engine->CountCall(method, start_ns);
@@ -152,90 +158,110 @@ BW_UNARY(SetPolicy, SetPolicyRequest, Policy)
 BW_UNARY(GetServerInfo, GetServerInfoRequest, ServerInfo)
 #undef BW_UNARY
 
+template <typename Request, typename Response>
+grpc::ServerWriteReactor<Response>* QueryService::Serve(StreamCall<Request, Response> call,
+                                                        grpc::CallbackServerContext* context, const Request* request) {
+  const absl::StatusOr<GrantPtr> grant = Admit(*context, call.method);
+  if (!grant.ok()) return Refused<Response>(ToGrpc(grant.status()));
+  if (grpc::Status taken = Reserve(call.open, call.open_max, call.limit); !taken.ok()) return Refused<Response>(taken);
+  const int64_t start_ns = engine_->stores().clock->MonotonicNanos();
+  const auto stream = WriteStream<Response>::Create(
+      [feeder = feeder_.get()] { feeder->Wake(); },
+      [this, start_ns, open = call.open, method = call.method](const grpc::Status& status) {
+        open->fetch_sub(1);
+        Handled(method, status.error_code(), start_ns);
+      });
+  const auto begin = [this, call, stream, request = *request, grant = *grant] {
+    const absl::Status begun = BeginStream(call, stream, request, grant);
+    if (!begun.ok()) stream->End(ToGrpc(begun));
+  };
+  if (!MayAskOthers(*engine_, grant->get(), *request)) {
+    begin();
+  } else if (!peer_pool_->Post(begin)) {
+    engine_->stores().counters->counter("bellwether_query_limit_refused_total", {{"limit", "queue"}})->Add();
+    stream->End({grpc::StatusCode::RESOURCE_EXHAUSTED, absl::StrCat("queue: ", options_.queue_max, " calls wait")});
+  }
+  return stream.get();
+}
+
+template <typename Request, typename Response>
+absl::Status QueryService::BeginStream(const StreamCall<Request, Response>& call,
+                                       const std::shared_ptr<WriteStream<Response>>& stream, Request request,
+                                       const GrantPtr& grant) {
+  if (stopping_) return absl::UnavailableError(GoingDown().error_message());
+  const int64_t deadline_ns = engine_->NewContext().deadline_monotonic_ns;
+  BW_ASSIGN_OR_RETURN(const CallPlaces places,
+                      PlaceCall(*engine_, grant.get(), call.method, request.run(), "", deadline_ns));
+  if (places.elsewhere != nullptr && !places.run.uuid.empty()) request.set_run(places.run.uuid);
+  if (places.elsewhere == nullptr || places.run.server.empty()) return call.begin(stream, request, grant);
+  feeder_->Add(ProxyFeed<Response>::Start(&places.elsewhere->peers(), places.run.server, call.method,
+                                          request.SerializeAsString(), grant, stream, [wake = wake_] {
+                                            absl::MutexLock lock(&wake->mutex);
+                                            if (wake->feeder != nullptr) wake->feeder->Wake();
+                                          }));
+  return absl::OkStatus();
+}
+
 grpc::ServerWriteReactor<v1::WatchAlertsResponse>* QueryService::WatchAlerts(grpc::CallbackServerContext* context,
                                                                              const v1::WatchAlertsRequest* request) {
-  const absl::StatusOr<GrantPtr> grant = AdmitStream(*context, "WatchAlerts", request->run());
-  if (!grant.ok()) return Refused<v1::WatchAlertsResponse>(ToGrpc(grant.status()));
-  AlertCursor::Filter filter;
-  if (*grant != nullptr) filter.sees = [grant = *grant](const std::string& run) { return grant->Sees(run); };
-  if (!request->run().empty()) {
-    const absl::StatusOr<RunSnapshotPtr> run = engine_->FindRun(request->run());
-    if (!run.ok()) return Refused<v1::WatchAlertsResponse>(ToGrpc(run.status()));
-    filter.run = (*run)->record.id;
-  }
-  if (request->severity_min() < 0 || request->severity_min() > static_cast<int>(Severity::kCritical)) {
-    return Refused<v1::WatchAlertsResponse>(
-        {grpc::StatusCode::INVALID_ARGUMENT, absl::StrCat("severity_min ", request->severity_min(), ": must be 0..3")});
-  }
-  filter.severity_min = static_cast<Severity>(request->severity_min());
-  if (grpc::Status taken = Reserve(&watches_open_, options_.streams_max, "streams"); !taken.ok()) {
-    return Refused<v1::WatchAlertsResponse>(taken);
-  }
-  const int64_t start_ns = engine_->stores().clock->MonotonicNanos();
-  StreamFeeder* const feeder = feeder_.get();
-  const auto stream = AlertFeed::Stream::Create([feeder] { feeder->Wake(); },
-                                                [this, start_ns](const grpc::Status& status) {
-                                                  watches_open_.fetch_sub(1);
-                                                  Handled("WatchAlerts", status.error_code(), start_ns);
-                                                });
-  auto cursor = std::make_unique<AlertCursor>(options_.alerts, engine_->stores().alerts, filter, request->after_id(),
-                                              [feeder] { feeder->Wake(); });
-  feeder_->Add(std::make_shared<AlertFeed>(engine_, stream, std::move(cursor), *grant));
-  return stream.get();
+  const auto begin = [this](const std::shared_ptr<AlertFeed::Stream>& stream, const v1::WatchAlertsRequest& asked,
+                            const GrantPtr& grant) -> absl::Status {
+    AlertCursor::Filter filter;
+    if (grant != nullptr) filter.sees = [grant](const std::string& run) { return grant->Sees(run); };
+    if (!asked.run().empty()) {
+      BW_ASSIGN_OR_RETURN(const RunSnapshotPtr run, engine_->FindRun(asked.run()));
+      filter.run = run->record.id;
+    }
+    if (asked.severity_min() < 0 || asked.severity_min() > static_cast<int>(Severity::kCritical)) {
+      return absl::InvalidArgumentError(absl::StrCat("severity_min ", asked.severity_min(), ": must be 0..3"));
+    }
+    filter.severity_min = static_cast<Severity>(asked.severity_min());
+    auto cursor = std::make_unique<AlertCursor>(options_.alerts, engine_->stores().alerts, filter, asked.after_id(),
+                                                [feeder = feeder_.get()] { feeder->Wake(); });
+    feeder_->Add(std::make_shared<AlertFeed>(engine_, stream, std::move(cursor), grant));
+    return absl::OkStatus();
+  };
+  return Serve<v1::WatchAlertsRequest, v1::WatchAlertsResponse>(
+      {"WatchAlerts", &watches_open_, options_.streams_max, "streams", begin}, context, request);
 }
 
 grpc::ServerWriteReactor<v1::WatchRunResponse>* QueryService::WatchRun(grpc::CallbackServerContext* context,
                                                                        const v1::WatchRunRequest* request) {
-  const absl::StatusOr<GrantPtr> grant = AdmitStream(*context, "WatchRun", request->run());
-  if (!grant.ok()) return Refused<v1::WatchRunResponse>(ToGrpc(grant.status()));
-  v1::WatchRunRequest prepared = *request;
-  if (const absl::Status status = engine_->Prepare(&prepared); !status.ok()) {
-    return Refused<v1::WatchRunResponse>(ToGrpc(status));
-  }
-  const absl::StatusOr<RunSnapshotPtr> run = engine_->FindRun(prepared.run());
-  if (!run.ok()) return Refused<v1::WatchRunResponse>(ToGrpc(run.status()));
-  if (grpc::Status taken = Reserve(&watches_open_, options_.streams_max, "streams"); !taken.ok()) {
-    return Refused<v1::WatchRunResponse>(taken);
-  }
-  const int64_t start_ns = engine_->stores().clock->MonotonicNanos();
-  StreamFeeder* const feeder = feeder_.get();
-  const auto stream = RunFeed::Stream::Create([feeder] { feeder->Wake(); },
-                                              [this, start_ns](const grpc::Status& status) {
-                                                watches_open_.fetch_sub(1);
-                                                Handled("WatchRun", status.error_code(), start_ns);
-                                              });
-  feeder_->Add(std::make_shared<RunFeed>(engine_, stream, std::move(prepared), (*run)->record.id, *grant));
-  return stream.get();
+  const auto begin = [this](const std::shared_ptr<RunFeed::Stream>& stream, const v1::WatchRunRequest& asked,
+                            const GrantPtr& grant) -> absl::Status {
+    v1::WatchRunRequest prepared = asked;
+    BW_RETURN_IF_ERROR(engine_->Prepare(&prepared));
+    BW_ASSIGN_OR_RETURN(const RunSnapshotPtr run, engine_->FindRun(prepared.run()));
+    feeder_->Add(std::make_shared<RunFeed>(engine_, stream, std::move(prepared), run->record.id, grant));
+    return absl::OkStatus();
+  };
+  return Serve<v1::WatchRunRequest, v1::WatchRunResponse>(
+      {"WatchRun", &watches_open_, options_.streams_max, "streams", begin}, context, request);
 }
 
 grpc::ServerWriteReactor<v1::ExportRunResponse>* QueryService::ExportRun(grpc::CallbackServerContext* context,
                                                                          const v1::ExportRunRequest* request) {
-  const absl::StatusOr<GrantPtr> grant = AdmitStream(*context, "ExportRun", request->run());
-  if (!grant.ok()) return Refused<v1::ExportRunResponse>(ToGrpc(grant.status()));
-  const absl::StatusOr<RunSnapshotPtr> run = engine_->FindRun(request->run());
-  if (!run.ok()) return Refused<v1::ExportRunResponse>(ToGrpc(run.status()));
-  if (grpc::Status taken = Reserve(&transfers_open_, options_.transfers_max, "transfers"); !taken.ok()) {
-    return Refused<v1::ExportRunResponse>(taken);
-  }
-  if (*grant != nullptr) (*grant)->Note("ExportRun", request->run(), absl::OkStatus(), true);
-  const int64_t start_ns = engine_->stores().clock->MonotonicNanos();
-  const auto stream = ExportFeed::Stream::Create([] {},
-                                                 [this, start_ns](const grpc::Status& status) {
-                                                   transfers_open_.fetch_sub(1);
-                                                   Handled("ExportRun", status.error_code(), start_ns);
-                                                 });
-  feeder_->Add(std::make_shared<ExportFeed>(stream));
-  const bool posted = transfer_pool_.Post([this, stream, id = (*run)->record.id] {
-    Export(engine_->stores().control, id, options_.chunk_bytes_max, options_.transfer_idle_ms_max, stream.get());
-  });
-  if (!posted) stream->End(GoingDown());
-  return stream.get();
+  const auto begin = [this](const std::shared_ptr<ExportFeed::Stream>& stream, const v1::ExportRunRequest& asked,
+                            const GrantPtr& grant) -> absl::Status {
+    BW_ASSIGN_OR_RETURN(const RunSnapshotPtr run, engine_->FindRun(asked.run()));
+    if (grant != nullptr) grant->Note("ExportRun", asked.run(), absl::OkStatus(), true);
+    feeder_->Add(std::make_shared<ExportFeed>(stream));
+    const bool posted = transfer_pool_.Post([this, stream, id = run->record.id] {
+      Export(engine_->stores().control, id, options_.chunk_bytes_max, options_.transfer_idle_ms_max, stream.get());
+    });
+    return posted ? absl::OkStatus() : absl::UnavailableError(GoingDown().error_message());
+  };
+  return Serve<v1::ExportRunRequest, v1::ExportRunResponse>(
+      {"ExportRun", &transfers_open_, options_.transfers_max, "transfers", begin}, context, request);
 }
 
 grpc::ServerReadReactor<v1::ImportRunRequest>* QueryService::ImportRun(grpc::CallbackServerContext* context,
                                                                        v1::ImportRunResponse* response) {
   const int64_t start_ns = engine_->stores().clock->MonotonicNanos();
-  const absl::StatusOr<GrantPtr> grant = AdmitStream(*context, "ImportRun", "");
+  absl::StatusOr<GrantPtr> grant = Admit(*context, "ImportRun");
+  if (grant.ok()) {
+    if (const absl::Status allowed = CheckCall(*engine_, grant->get(), "ImportRun", ""); !allowed.ok()) grant = allowed;
+  }
   grpc::Status taken = ToGrpc(grant.status());
   bool reserved = false;
   if (taken.ok()) {

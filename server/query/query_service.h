@@ -11,14 +11,18 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "bellwether/v1/query.grpc.pb.h"
 #include "server/query/alert_cursor.h"
 #include "server/query/query_engine.h"
 #include "server/query/work_pool.h"
+#include "server/query/write_stream.h"
 
 namespace bellwether::server {
 
@@ -33,6 +37,7 @@ class QueryService final : public v1::Query::CallbackService {
     int threads = 2;           // for unary calls
     size_t queue_max = 256;    // unary calls that wait
     size_t streams_max = 256;  // WatchAlerts and WatchRun together
+    int peer_threads = 8;      // for what other servers of a cluster are asked
     int transfer_threads = 2;  // imports and exports
     size_t transfers_max = 8;  // open at once
     int64_t chunk_bytes_max = 256 << 10;
@@ -57,7 +62,8 @@ class QueryService final : public v1::Query::CallbackService {
   size_t streams_open() const { return watches_open_ + transfers_open_; }
 
   // RESOURCE_EXHAUSTED  queue_max calls wait, or streams_max streams, or
-  //                     transfers_max transfers, are open.
+  //                     transfers_max transfers, are open; or the limits on calls of
+  //                     other servers (elsewhere.h).
   // UNAUTHENTICATED     the caller is nobody here; also of streams, when it has
   //                     become so.
   // PERMISSION_DENIED   call_access.h.
@@ -110,9 +116,24 @@ class QueryService final : public v1::Query::CallbackService {
                                       const);
   // The caller, or UNAUTHENTICATED, or UNAVAILABLE.
   absl::StatusOr<GrantPtr> Admit(const grpc::CallbackServerContext& context, const char* method) const;
-  // The same of a stream about `run`, "" = none in particular; also as CheckCall().
-  absl::StatusOr<GrantPtr> AdmitStream(const grpc::CallbackServerContext& context, const char* method,
-                                       const std::string& run) const;
+  // A stream of answers: who may open it, how many may be open, and what it begins
+  // with, called where the run is; its error ends the stream.
+  template <typename Request, typename Response>
+  struct StreamCall {
+    const char* method;
+    std::atomic<size_t>* open;
+    size_t open_max;
+    const char* limit;
+    std::function<absl::Status(const std::shared_ptr<WriteStream<Response>>&, const Request&, const GrantPtr&)> begin;
+  };
+  template <typename Request, typename Response>
+  grpc::ServerWriteReactor<Response>* Serve(StreamCall<Request, Response> call, grpc::CallbackServerContext* context,
+                                            const Request* request);
+  // Here, or at the owner of the run.
+  template <typename Request, typename Response>
+  absl::Status BeginStream(const StreamCall<Request, Response>& call,
+                           const std::shared_ptr<WriteStream<Response>>& stream, Request request,
+                           const GrantPtr& grant);
   void Handled(const char* method, grpc::StatusCode code, int64_t start_ns) const;
   // Takes a place among `max`, or says RESOURCE_EXHAUSTED and takes none.
   grpc::Status Reserve(std::atomic<size_t>* open, size_t max, const char* limit) const;
@@ -124,6 +145,13 @@ class QueryService final : public v1::Query::CallbackService {
   std::atomic<size_t> transfers_open_ = 0;
   WorkPool pool_;
   WorkPool transfer_pool_;
+  const std::unique_ptr<WorkPool> peer_pool_;  // Null: this server is alone.
+  // For other servers' answers, which may come when this service is gone.
+  struct Wake {
+    absl::Mutex mutex;
+    StreamFeeder* feeder ABSL_GUARDED_BY(mutex) = nullptr;
+  };
+  const std::shared_ptr<Wake> wake_ = std::make_shared<Wake>();
   const std::unique_ptr<StreamFeeder> feeder_;  // First to go: it uses the rest.
 };
 

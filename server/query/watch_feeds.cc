@@ -47,7 +47,9 @@ bool RunFeed::Pump(int64_t now_monotonic_ns) {
   if (!stream_->ready()) return !stream_->ending();
   const RunSnapshotPtr run = engine_->stores().runs->Get(run_);
   if (run == nullptr) {
-    stream_->End({grpc::StatusCode::NOT_FOUND, "run \"" + request_.run() + "\": it has left this server"});
+    const bool moved = engine_->stores().elsewhere != nullptr;  // Ask again, and it is found.
+    stream_->End({moved ? grpc::StatusCode::UNAVAILABLE : grpc::StatusCode::NOT_FOUND,
+                  "run \"" + request_.run() + "\": it has left this server"});
     return false;
   }
   if (grant_ != nullptr && !grant_->Sees(run->record.description.name)) {

@@ -323,10 +323,11 @@ void RocksDatabase::GoOnAfterAnError() {
   (void)db_->Resume();  // The next write tells whether it helped.
 }
 
-absl::StatusOr<std::vector<RunRecord>> RocksDatabase::ListRuns() const {
+absl::StatusOr<std::vector<RunRecord>> RocksDatabase::ListRuns(RunId first, RunId end) const {
   std::vector<RunRecord> runs;
   absl::Status damage;
-  BW_RETURN_IF_ERROR(Snapshot(this).Scan("r", {}, [&](std::string_view, std::string_view value) {
+  BW_RETURN_IF_ERROR(Snapshot(this).Scan("r", RunKey(first), [&](std::string_view key, std::string_view value) {
+    if (KeyNumber(key, 1, 8) >= end) return false;
     absl::StatusOr<RunRecord> run = DecodeRunRecord(value);
     if (run.ok()) runs.push_back(*std::move(run));
     damage = run.status();

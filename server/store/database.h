@@ -108,7 +108,9 @@ class Database {
   virtual ~Database() = default;
 
   // ---- runs ----
-  virtual absl::StatusOr<std::vector<RunRecord>> ListRuns() const = 0;  // By id.
+  // Those in [first, end), by id; without arguments all.
+  virtual absl::StatusOr<std::vector<RunRecord>> ListRuns(RunId first, RunId end) const = 0;
+  absl::StatusOr<std::vector<RunRecord>> ListRuns() const { return ListRuns(0, UINT64_MAX); }
   virtual absl::StatusOr<RunRecord> GetRun(RunId run) const = 0;
   virtual absl::StatusOr<std::vector<RankRecord>> ListRanks(RunId run) const = 0;
   virtual absl::StatusOr<std::string> GetState(RunId run) const = 0;  // NOT_FOUND

@@ -94,7 +94,8 @@ class RocksDatabase final : public Database {
   static std::vector<std::string> FindDamage(const std::string& directory);
   ~RocksDatabase() override;
 
-  absl::StatusOr<std::vector<RunRecord>> ListRuns() const override;
+  using Database::ListRuns;
+  absl::StatusOr<std::vector<RunRecord>> ListRuns(RunId first, RunId end) const override;
   absl::StatusOr<RunRecord> GetRun(RunId run) const override;
   absl::StatusOr<std::vector<RankRecord>> ListRanks(RunId run) const override;
   absl::StatusOr<std::string> GetState(RunId run) const override;

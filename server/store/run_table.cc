@@ -26,11 +26,15 @@ RunSnapshotPtr RunTable::Find(std::string_view name_or_uuid) const {
   absl::MutexLock lock(&mutex_);
   RunUuid uuid;
   const bool is_uuid = ParseUuid(name_or_uuid, &uuid);
+  // The newest by when it began: of a cluster's runs the ids do not say.
+  RunSnapshotPtr found;
   for (auto it = runs_.rbegin(); it != runs_.rend(); ++it) {
-    const RunDescription& run = it->second->record.description;
-    if (run.name == name_or_uuid || (is_uuid && run.uuid == uuid)) return it->second;
+    const RunRecord& run = it->second->record;
+    if (is_uuid && run.description.uuid == uuid) return it->second;
+    if (run.description.name != name_or_uuid) continue;
+    if (found == nullptr || run.started_unix_ns > found->record.started_unix_ns) found = it->second;
   }
-  return nullptr;
+  return found;
 }
 
 RunSnapshotPtr RunTable::Get(RunId run) const {

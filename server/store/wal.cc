@@ -47,30 +47,6 @@ absl::Status CheckOptions(const Wal::Options& options) {
 
 int64_t BytesOf(const WalRecord& record) { return RecordBytes(record.payload.size()); }
 
-RecordView ViewOf(const WalRecord& record, Lsn durable) {
-  return {.lsn = record.lsn,
-          .durable_lsn = durable,
-          .kind = record.kind,
-          .run = record.run,
-          .rank = record.rank,
-          .attempt = record.attempt,
-          .epoch = record.epoch,
-          .seq = record.seq,
-          .time_unix_ms = record.time_unix_ms,
-          .payload = record.payload};
-}
-
-void FillRecord(const RecordView& view, WalRecord* record) {
-  record->lsn = view.lsn;
-  record->kind = view.kind;
-  record->run = view.run;
-  record->rank = view.rank;
-  record->attempt = view.attempt;
-  record->epoch = view.epoch;
-  record->seq = view.seq;
-  record->time_unix_ms = view.time_unix_ms;
-}
-
 class LocalWal final : public Wal {
  public:
   LocalWal(const Options& options, FileSystem* file_system, DurableCallback on_durable, std::unique_ptr<File> lock)

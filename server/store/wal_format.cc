@@ -97,6 +97,30 @@ bool ParseSegmentName(std::string_view name, uint64_t* number, uint32_t* salt) {
   return name == SegmentName(*number, *salt);
 }
 
+RecordView ViewOf(const WalRecord& record, Lsn durable) {
+  return {.lsn = record.lsn,
+          .durable_lsn = durable,
+          .kind = record.kind,
+          .run = record.run,
+          .rank = record.rank,
+          .attempt = record.attempt,
+          .epoch = record.epoch,
+          .seq = record.seq,
+          .time_unix_ms = record.time_unix_ms,
+          .payload = record.payload};
+}
+
+void FillRecord(const RecordView& view, WalRecord* record) {
+  record->lsn = view.lsn;
+  record->kind = view.kind;
+  record->run = view.run;
+  record->rank = view.rank;
+  record->attempt = view.attempt;
+  record->epoch = view.epoch;
+  record->seq = view.seq;
+  record->time_unix_ms = view.time_unix_ms;
+}
+
 void AppendRecord(const RecordView& record, uint32_t salt, std::string* out) {
   const size_t begin = out->size();
   RecordHeader header{};

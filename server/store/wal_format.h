@@ -67,6 +67,11 @@ struct RecordView {
   std::string_view payload;
 };
 
+// Of a record, which must outlive its view, and what the log adds.
+RecordView ViewOf(const WalRecord& record, Lsn durable = 0);
+// All but the payload, which not every reader wants.
+void FillRecord(const RecordView& view, WalRecord* record);
+
 // With header and padding.
 constexpr int64_t RecordBytes(size_t payload_bytes) {
   return (kRecordHeaderBytes + static_cast<int64_t>(payload_bytes) + 7) & ~int64_t{7};

@@ -52,6 +52,7 @@ class Server:
         self.http = f"127.0.0.1:{free_port()}"
         self.storage = folder / "data"
         self.environment: dict[str, str] = {}  # Of bellwetherd, beside the test's own.
+        self.bearer = ""  # A token to ask with, where the page wants one.
         self.flags = list(flags)
         if config:
             (folder / "server.yml").write_text(config)
@@ -123,16 +124,19 @@ class Server:
         """What the log held at the start is applied."""
         wait_for("the log is applied", lambda: self.metric("bellwether_wal_unapplied_frames") == 0, 60)
 
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.bearer}"} if self.bearer else {}
+
     def call(self, method: str, **request: Any) -> Any:
         body = json.dumps(request).encode()
-        url = urllib.request.Request(
-            f"http://{self.http}/api/v1/{method}", data=body, headers={"Content-Type": "application/json"}
-        )
+        headers = {"Content-Type": "application/json", **self._headers()}
+        url = urllib.request.Request(f"http://{self.http}/api/v1/{method}", data=body, headers=headers)
         with urllib.request.urlopen(url, timeout=30) as answer:
             return json.loads(answer.read())
 
     def get(self, path: str) -> str:
-        with urllib.request.urlopen(f"http://{self.http}{path}", timeout=30) as answer:
+        url = urllib.request.Request(f"http://{self.http}{path}", headers=self._headers())
+        with urllib.request.urlopen(url, timeout=30) as answer:
             return str(answer.read().decode())
 
     def series(self, run: str, signal_name: str, layer: int = 0, head: int = 0) -> dict[int, float]:

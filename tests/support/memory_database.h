@@ -23,7 +23,7 @@ namespace bellwether::server {
 
 class MemoryDatabase : public Database {
  public:
-  absl::StatusOr<std::vector<RunRecord>> ListRuns() const override { return std::vector<RunRecord>{}; }
+  absl::StatusOr<std::vector<RunRecord>> ListRuns(RunId, RunId) const override { return std::vector<RunRecord>{}; }
   absl::StatusOr<RunRecord> GetRun(RunId) const override { return Unsupported(); }
   absl::StatusOr<std::vector<RankRecord>> ListRanks(RunId) const override { return Unsupported(); }
   absl::StatusOr<std::string> GetState(RunId) const override { return Unsupported(); }

@@ -197,6 +197,9 @@ TEST_F(DatabaseTest, ACrashKeepsWhatWasFlushedAndNoHalfBatch) {
     }
   }
   EXPECT_EQ(database_->ListRuns()->size(), 2u);
+  EXPECT_EQ(database_->ListRuns(0, 2)->size(), 1u);
+  EXPECT_EQ(database_->ListRuns(2, 3)->front().id, 2u);
+  EXPECT_TRUE(database_->ListRuns(3, UINT64_MAX)->empty());
   Crash();
   EXPECT_EQ(database_->ListRuns()->size(), 1u);
   EXPECT_TRUE(database_->GetState(1).ok());

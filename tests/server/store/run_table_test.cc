@@ -36,6 +36,16 @@ TEST(RunTableTest, FindsTheNewestOfANameAndAnyByUuid) {
   EXPECT_EQ(table.Find("a")->record.id, 1u);
 }
 
+TEST(RunTableTest, OfANameTheNewestIsTheOneThatBeganLastWhateverItsId) {
+  RunTable table;
+  for (const RunId id : {1, 2, 3}) {
+    auto snapshot = std::make_shared<RunSnapshot>(*Snapshot(id, "a"));
+    snapshot->record.started_unix_ns = id == 2 ? 20 : 10;
+    table.Publish(snapshot);
+  }
+  EXPECT_EQ(table.Find("a")->record.id, 2u);
+}
+
 TEST(RunTableTest, EventsAreThoseOfTheSnapshotWhateverWasStoredSince) {
   MemoryDatabase database;
   const auto store = [&](int64_t step) { database.AddEvent(1, {.step = step}); };

@@ -1,0 +1,108 @@
+// commit_queue.h: records on their way into the shared log.
+//
+// They wait per partition; a few writers, each with a connection of its own, take
+// what waits for one of theirs and commit it as one row (frame_tables.h), fenced
+// (fence.h).  What a broken connection leaves open is committed again, the same row
+// under the same key, until an answer comes: what was committed is found and left.
+//
+// Errors and semantics as log_backend.h and shared_log.h say.  Thread-safe.
+
+#ifndef BELLWETHER_SERVER_CLUSTER_COMMIT_QUEUE_H_
+#define BELLWETHER_SERVER_CLUSTER_COMMIT_QUEUE_H_
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "server/cluster/fence.h"
+#include "server/cluster/frame_tables.h"
+#include "server/cluster/partition.h"
+#include "server/cluster/postgres_log.h"
+#include "server/cluster/shared_log.h"
+
+namespace bellwether::server {
+
+class CommitQueue {
+ public:
+  // `tables` must outlive the queue.
+  CommitQueue(const PostgresLogOptions& options, FrameTables* tables, LogBackend::DurableCallback on_durable);
+  ~CommitQueue();  // As Close().
+
+  void Start();  // The writers; call once.
+  void SetLost(SharedLog::LostCallback on_lost);
+
+  // Takes appends for the partition from here on, with LSNs above `last`.
+  void Own(const Fence& fence, Lsn last);
+  // Drops what waits, and returns when what is under way has an end.
+  void Disown(uint32_t partition);
+  // ABORTED: it is not ours.
+  absl::StatusOr<Fence> FenceOf(uint32_t partition) const;
+  std::vector<Fence> Owned() const;
+
+  absl::StatusOr<Lsn> Append(WalRecord record);
+  absl::Status Sync(Lsn lsn);
+  void Hold(const absl::Status& why);
+  // Waits a while for what was appended, then ends the writers.  UNAVAILABLE: some
+  // of it was not committed.
+  absl::Status Close();
+
+  Lsn durable_lsn() const;
+  Lsn last_lsn() const;
+  absl::Status health() const;
+  void TakeSyncSeconds(std::vector<double>* seconds);
+
+ private:
+  struct Part {
+    bool owned = false;
+    bool committing = false;
+    uint64_t epoch = 0;
+    Lsn first_committing = 0;
+    std::deque<WalRecord> waiting;
+  };
+  struct Group {
+    Fence fence;
+    Lsn first_lsn = 0, last_lsn = 0;
+    int64_t bytes = 0;
+    std::vector<WalRecord> records;
+    int table = -1;  // Chosen once: a commit that is tried again must find itself.
+  };
+
+  absl::Status HealthLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Everything up to it is committed, or dropped because it is somebody else's.
+  Lsn Watermark() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Drop(Part* part) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Fills in the group that writer `writer` commits next; false: the log is closed.
+  bool NextGroup(uint32_t writer, uint32_t* turn, Group* group);
+  void Write(uint32_t writer);
+  // Until it is committed (OK), void (ABORTED), or the log is closed (any other).
+  absl::Status Commit(Group* group, PgLink* link);
+  // Whoever waits for the partition's acknowledgements is let go first.
+  void Lose(const Group& group);
+
+  const PostgresLogOptions options_;
+  FrameTables* const tables_;
+  const LogBackend::DurableCallback on_durable_;
+  absl::Mutex durable_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);
+  mutable absl::Mutex mutex_;
+  SharedLog::LostCallback on_lost_ ABSL_GUARDED_BY(mutex_);
+  std::array<Part, kPartitions> parts_ ABSL_GUARDED_BY(mutex_);
+  Lsn next_lsn_ ABSL_GUARDED_BY(mutex_) = 1;
+  Lsn durable_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t pending_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // Waiting or being committed.
+  absl::Status held_ ABSL_GUARDED_BY(mutex_);
+  absl::Status failing_ ABSL_GUARDED_BY(mutex_);
+  int64_t failing_since_ns_ ABSL_GUARDED_BY(mutex_) = 0;  // 0 = the last commit was answered.
+  bool closing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<double> commit_seconds_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_CLUSTER_COMMIT_QUEUE_H_

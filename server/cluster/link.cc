@@ -1,0 +1,43 @@
+#include "server/cluster/link.h"
+
+#include <utility>
+
+#include "server/util/status_macros.h"
+
+namespace bellwether::server {
+
+absl::Status PgLink::Connect() {
+  if (connection_ != nullptr && !connection_->broken()) return absl::OkStatus();
+  connection_.reset();
+  BW_ASSIGN_OR_RETURN(std::unique_ptr<PgConnection> made, PgConnection::Connect(dsn_, answer_ms_));
+  if (greet_) BW_RETURN_IF_ERROR(greet_(made.get()));
+  connection_ = std::move(made);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<PgResult>> PgLink::Run(const std::vector<PgStatement>& statements) {
+  BW_RETURN_IF_ERROR(Connect());
+  return connection_->Run(statements, answer_ms_);
+}
+
+absl::StatusOr<std::vector<PgResult>> PgLink::Transact(const std::vector<PgStatement>& statements) {
+  BW_RETURN_IF_ERROR(Connect());
+  return connection_->Transact(statements, answer_ms_);
+}
+
+absl::StatusOr<std::vector<PgResult>> SharedPgLink::Run(const std::vector<PgStatement>& statements) {
+  absl::MutexLock lock(&mutex_);
+  return link_.Run(statements);
+}
+
+absl::StatusOr<std::vector<PgResult>> SharedPgLink::Transact(const std::vector<PgStatement>& statements) {
+  absl::MutexLock lock(&mutex_);
+  return link_.Transact(statements);
+}
+
+absl::StatusOr<PgResult> SharedPgLink::Ask(PgStatement statement) {
+  BW_ASSIGN_OR_RETURN(std::vector<PgResult> results, Run({std::move(statement)}));
+  return std::move(results.front());
+}
+
+}  // namespace bellwether::server

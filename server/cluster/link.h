@@ -1,0 +1,62 @@
+// link.h: a connection that is made again when it broke.
+
+#ifndef BELLWETHER_SERVER_CLUSTER_LINK_H_
+#define BELLWETHER_SERVER_CLUSTER_LINK_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "server/cluster/connection.h"
+
+namespace bellwether::server {
+
+// Nothing that failed is tried again here: whoever asks knows whether he may.
+// Not thread-safe.
+class PgLink {
+ public:
+  // Called with each new connection before anybody else has it; one for which it
+  // returns an error is none.
+  using Greet = std::function<absl::Status(PgConnection*)>;
+
+  // A connection and each of its flights takes at most `answer_ms`.
+  PgLink(std::string dsn, int64_t answer_ms, Greet greet = {})
+      : dsn_(std::move(dsn)), answer_ms_(answer_ms), greet_(std::move(greet)) {}
+
+  // A connection, unless there is one; the others begin with it.  As
+  // PgConnection::Connect(), and what `greet` said.
+  absl::Status Connect();
+  // As PgConnection's own.
+  absl::StatusOr<std::vector<PgResult>> Run(const std::vector<PgStatement>& statements);
+  absl::StatusOr<std::vector<PgResult>> Transact(const std::vector<PgStatement>& statements);
+
+ private:
+  const std::string dsn_;
+  const int64_t answer_ms_;
+  const Greet greet_;
+  std::unique_ptr<PgConnection> connection_;
+};
+
+// One that several threads take turns at.  Thread-safe.
+class SharedPgLink {
+ public:
+  SharedPgLink(std::string dsn, int64_t answer_ms) : link_(std::move(dsn), answer_ms) {}
+
+  absl::StatusOr<std::vector<PgResult>> Run(const std::vector<PgStatement>& statements);
+  absl::StatusOr<std::vector<PgResult>> Transact(const std::vector<PgStatement>& statements);
+  // Run() of one statement.
+  absl::StatusOr<PgResult> Ask(PgStatement statement);
+
+ private:
+  absl::Mutex mutex_;
+  PgLink link_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_CLUSTER_LINK_H_

@@ -1,0 +1,287 @@
+#include "server/cluster/peer_channels.h"
+
+#include <grpcpp/generic/generic_stub.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/blocking_counter.h"
+#include "server/access/passed_on.h"
+#include "server/cluster/partition.h"
+#include "server/util/status_macros.h"
+
+namespace bellwether::server {
+namespace {
+
+std::string PathOf(const std::string& method) { return absl::StrCat("/bellwether.v1.Query/", method); }
+
+grpc::ByteBuffer ToBuffer(const std::string& bytes) {
+  const grpc::Slice slice(bytes);
+  return {&slice, 1};
+}
+
+std::string FromBuffer(const grpc::ByteBuffer& buffer) {
+  std::vector<grpc::Slice> slices;
+  std::string bytes;
+  if (!buffer.Dump(&slices).ok()) return bytes;
+  bytes.reserve(buffer.Length());
+  for (const grpc::Slice& slice : slices) bytes.append(reinterpret_cast<const char*>(slice.begin()), slice.size());
+  return bytes;
+}
+
+absl::Status FromGrpc(const grpc::Status& status) {
+  return {static_cast<absl::StatusCode>(status.error_code()), status.error_message()};
+}
+
+// Messages of one call, one asked for at a time.  gRPC holds it until OnDone, which
+// waits for the hold: it is released when nobody will ask again.
+class BytesStream final : public PeerStream, public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+ public:
+  struct Ends {
+    std::function<void(std::string)> on_message;
+    std::function<void(const grpc::Status&)> on_end;
+  };
+
+  static std::shared_ptr<BytesStream> Start(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
+                                            const std::string& request, const std::string& seal, Ends ends) {
+    auto stream = std::make_shared<BytesStream>(channel, std::move(ends));
+    stream->self_ = stream;
+    stream->request_ = ToBuffer(request);
+    stream->context_.AddMetadata(kPassedOnMetadatum, seal);
+    stream->stub_.PrepareBidiStreamingCall(&stream->context_, PathOf(method), grpc::StubOptions(), stream.get());
+    stream->StartWriteLast(&stream->request_, grpc::WriteOptions());
+    stream->AddHold();
+    stream->StartCall();
+    return stream;
+  }
+  BytesStream(std::shared_ptr<grpc::Channel> channel, Ends ends) : stub_(std::move(channel)), ends_(std::move(ends)) {}
+
+  void Next() override {
+    absl::MutexLock lock(&mutex_);
+    if (released_ || reading_) return;
+    reading_ = true;
+    StartRead(&response_);
+  }
+  void Cancel() override {
+    context_.TryCancel();
+    {
+      absl::MutexLock lock(&mutex_);
+      cancelled_ = true;
+      if (released_ || reading_) return;
+      released_ = true;
+    }
+    RemoveHold();
+  }
+
+  void OnReadDone(bool ok) override {
+    bool over = !ok;
+    {
+      absl::MutexLock lock(&mutex_);
+      reading_ = false;
+      over = over || cancelled_;
+      if (over) released_ = true;
+    }
+    if (over) {
+      RemoveHold();
+    } else {
+      ends_.on_message(FromBuffer(response_));
+    }
+  }
+  void OnDone(const grpc::Status& status) override {
+    const std::shared_ptr<BytesStream> last = std::move(self_);
+    ends_.on_end(status);
+    ends_ = {};
+  }
+
+ private:
+  grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer> stub_;
+  grpc::ClientContext context_;
+  grpc::ByteBuffer request_, response_;
+  Ends ends_;
+  std::shared_ptr<BytesStream> self_;
+  absl::Mutex mutex_;
+  bool reading_ ABSL_GUARDED_BY(mutex_) = false;
+  bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
+  bool released_ ABSL_GUARDED_BY(mutex_) = false;  // The hold.
+};
+
+}  // namespace
+
+PeerChannels::PeerChannels(Options options, const std::atomic<Member*>* member, Counters* counters, Clock* clock)
+    : options_(std::move(options)),
+      member_(member),
+      clock_(clock),
+      answered_(counters->counter("bellwether_cluster_calls_total", {{"result", "answered"}})),
+      unanswered_(counters->counter("bellwether_cluster_calls_total", {{"result", "unanswered"}})),
+      refused_(counters->counter("bellwether_query_limit_refused_total", {{"limit", "cluster_calls"}})) {}
+
+PeerChannels::~PeerChannels() {
+  absl::MutexLock lock(&mutex_);
+  const auto ended = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return streams_ == 0; };
+  mutex_.Await(absl::Condition(&ended));
+}
+
+Peers::Spread PeerChannels::spread() const {
+  const Member* const member = *member_;
+  if (member == nullptr) return {.others = {}, .unserved = kPartitions, .taking = 0};
+  Member::Spread spread = member->spread();
+  return {.others = std::move(spread.others), .unserved = spread.unserved, .taking = spread.taking};
+}
+
+Peers::Owner PeerChannels::OwnerOfPartition(uint32_t partition) const {
+  const Member* const member = *member_;
+  if (member == nullptr) return {};
+  if (member->Serves(partition)) return {.here = true, .address = ""};
+  return {.here = false, .address = member->OwnerAddress(partition)};
+}
+
+Peers::Owner PeerChannels::OwnerOf(const RunUuid& uuid) const { return OwnerOfPartition(PartitionOf(uuid)); }
+Peers::Owner PeerChannels::OwnerOfRun(RunId run) const { return OwnerOfPartition(PartitionOfRun(run)); }
+
+absl::StatusOr<std::shared_ptr<grpc::Channel>> PeerChannels::ChannelTo(const std::string& server) {
+  const std::vector<std::string> others = spread().others;
+  absl::MutexLock lock(&mutex_);
+  std::erase_if(peers_, [&](const auto& peer) {
+    return peer.first != server && !std::binary_search(others.begin(), others.end(), peer.first);
+  });
+  Peer& peer = peers_[server];
+  if (clock_->MonotonicNanos() < peer.quiet_until_ns) {
+    return absl::UnavailableError(absl::StrCat("server ", server, " did not answer a moment ago"));
+  }
+  if (peer.channel == nullptr) {
+    grpc::ChannelArguments arguments;
+    arguments.SetMaxReceiveMessageSize(options_.answer_bytes_max);
+    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 20'000);
+    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 8'000);
+    // One that comes back is asked again within a second.
+    arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+    arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 500);
+    arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+    // A connection of our own: tests run several servers in one process.
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    peer.channel = grpc::CreateCustomChannel(server, options_.credentials, arguments);
+  }
+  return peer.channel;
+}
+
+absl::Status PeerChannels::Judge(const std::string& server, const grpc::Status& status) {
+  const bool silent = status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED;
+  const bool answered = !silent && status.error_code() != grpc::StatusCode::UNAVAILABLE;
+  (answered ? answered_ : unanswered_)->Add();
+  if (silent) {
+    absl::MutexLock lock(&mutex_);
+    const auto peer = peers_.find(server);
+    if (peer != peers_.end()) peer->second.quiet_until_ns = clock_->MonotonicNanos() + options_.quiet_ms * 1'000'000;
+  }
+  if (answered) return FromGrpc(status);
+  return absl::UnavailableError(absl::StrCat(
+      "server ", server, ", which serves it, did not answer: ", status.error_message(), "; come back in a moment"));
+}
+
+std::vector<Peers::Answer> PeerChannels::Ask(const std::vector<std::string>& servers, const std::string& method,
+                                             const std::string& request, const std::string& seal, int64_t left_ns) {
+  if (servers.empty()) return {};
+  struct Under {
+    std::shared_ptr<grpc::Channel> channel;
+    std::unique_ptr<grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer>> stub;
+    grpc::ClientContext context;
+    grpc::ByteBuffer response;
+    grpc::Status status;
+  };
+  std::vector<Answer> answers(servers.size());
+  std::vector<std::unique_ptr<Under>> under(servers.size());
+  const auto deadline = std::chrono::system_clock::now() + std::chrono::nanoseconds(std::max<int64_t>(left_ns, 0));
+  const grpc::ByteBuffer bytes = ToBuffer(request);
+  const auto places = static_cast<int>(servers.size());
+  if (calls_.fetch_add(places) + places > options_.calls_max) {
+    calls_ -= places;
+    refused_->Add();
+    for (size_t i = 0; i < servers.size(); ++i) {
+      answers[i] = {servers[i], absl::ResourceExhaustedError(absl::StrCat("cluster_calls: ", options_.calls_max,
+                                                                          " calls of other servers are under way"))};
+    }
+    return answers;
+  }
+  const absl::Cleanup release = [this, places] { calls_ -= places; };
+  absl::BlockingCounter left(places);
+  for (size_t i = 0; i < servers.size(); ++i) {
+    answers[i].server = servers[i];
+    auto channel = ChannelTo(servers[i]);
+    if (!channel.ok()) {
+      unanswered_->Add();
+      answers[i].bytes = channel.status();
+      left.DecrementCount();
+      continue;
+    }
+    under[i] = std::make_unique<Under>();
+    Under& call = *under[i];
+    call.stub = std::make_unique<grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer>>(*channel);
+    call.context.set_deadline(deadline);
+    call.context.AddMetadata(kPassedOnMetadatum, seal);
+    call.stub->UnaryCall(&call.context, PathOf(method), grpc::StubOptions(), &bytes, &call.response,
+                         [&call, &left](grpc::Status status) {
+                           call.status = std::move(status);
+                           left.DecrementCount();
+                         });
+  }
+  left.Wait();
+  for (size_t i = 0; i < servers.size(); ++i) {
+    if (under[i] == nullptr) continue;
+    const absl::Status status = Judge(servers[i], under[i]->status);
+    if (status.ok()) {
+      answers[i].bytes = FromBuffer(under[i]->response);
+    } else {
+      answers[i].bytes = status;
+    }
+  }
+  return answers;
+}
+
+absl::StatusOr<std::string> PeerChannels::Call(const std::string& server, const std::string& method,
+                                               const std::string& request, const std::string& seal,
+                                               int64_t deadline_monotonic_ns) {
+  const int64_t left_ns = std::min(deadline_monotonic_ns - clock_->MonotonicNanos(), options_.call_ms_max * 1'000'000);
+  return std::move(Ask({server}, method, request, seal, left_ns).front().bytes);
+}
+
+std::vector<Peers::Answer> PeerChannels::CallAll(const std::vector<std::string>& servers, const std::string& method,
+                                                 const std::string& request, const std::string& seal,
+                                                 int64_t deadline_monotonic_ns) {
+  const int64_t left_ns = std::min(deadline_monotonic_ns - clock_->MonotonicNanos(), kAskAllMs * 1'000'000);
+  return Ask(servers, method, request, seal, left_ns);
+}
+
+std::shared_ptr<PeerStream> PeerChannels::Stream(const std::string& server, const std::string& method,
+                                                 const std::string& request, const std::string& seal,
+                                                 std::function<void(std::string)> on_message,
+                                                 std::function<void(const absl::Status&)> on_end) {
+  const auto channel = ChannelTo(server);
+  if (!channel.ok()) {
+    on_end(channel.status());
+    return nullptr;
+  }
+  bool full = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    full = streams_ >= options_.streams_max;
+    if (!full) ++streams_;
+  }
+  if (full) {
+    refused_->Add();
+    on_end(absl::ResourceExhaustedError(
+        absl::StrCat("cluster_calls: ", options_.streams_max, " streams of other servers are open")));
+    return nullptr;
+  }
+  const auto ended = [this, on_end = std::move(on_end)](const grpc::Status& status) {
+    (status.error_code() == grpc::StatusCode::UNAVAILABLE ? unanswered_ : answered_)->Add();
+    on_end(FromGrpc(status));
+    absl::MutexLock lock(&mutex_);
+    --streams_;
+  };
+  return BytesStream::Start(*channel, method, request, seal, {std::move(on_message), ended});
+}
+
+}  // namespace bellwether::server

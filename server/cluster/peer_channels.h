@@ -1,0 +1,87 @@
+// peer_channels.h: connections to the other servers of a cluster.
+//
+// One channel a server, made when it is first asked and let go when it owns nothing
+// any more.  A server that does not answer in time is asked nothing for a second, so
+// that one that hangs holds up few.
+//
+// Thread-safe.
+
+#ifndef BELLWETHER_SERVER_CLUSTER_PEER_CHANNELS_H_
+#define BELLWETHER_SERVER_CLUSTER_PEER_CHANNELS_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/synchronization/mutex.h"
+#include "server/cluster/member.h"
+#include "server/query/peers.h"
+#include "server/util/clock.h"
+#include "server/util/counters.h"
+
+namespace bellwether::server {
+
+class PeerChannels final : public Peers {
+ public:
+  struct Options {
+    std::shared_ptr<grpc::ChannelCredentials> credentials;
+    std::function<std::string(const std::string& method)> seal_as_server;
+    int calls_max = 64;               // Under way at once, streams beside.
+    int streams_max = 256;            // Under way at once.
+    int64_t call_ms_max = 30'000;     // Of one call, as of a query (query_engine.h).
+    int64_t quiet_ms = 1000;          // For one that did not answer in time.
+    int answer_bytes_max = 64 << 20;  // Of a message.
+  };
+
+  // All must outlive this object.  `member` is null until the server has joined:
+  // nobody is asked until then.
+  PeerChannels(Options options, const std::atomic<Member*>* member, Counters* counters, Clock* clock);
+  ~PeerChannels() override;  // Waits for its streams, which somebody else cancels.
+
+  Spread spread() const override;
+  Owner OwnerOf(const RunUuid& uuid) const override;
+  Owner OwnerOfRun(RunId run) const override;
+  absl::StatusOr<std::string> Call(const std::string& server, const std::string& method, const std::string& request,
+                                   const std::string& seal, int64_t deadline_monotonic_ns) override;
+  std::vector<Answer> CallAll(const std::vector<std::string>& servers, const std::string& method,
+                              const std::string& request, const std::string& seal,
+                              int64_t deadline_monotonic_ns) override;
+  std::shared_ptr<PeerStream> Stream(const std::string& server, const std::string& method, const std::string& request,
+                                     const std::string& seal, std::function<void(std::string)> on_message,
+                                     std::function<void(const absl::Status&)> on_end) override;
+  std::string SealAsServer(const std::string& method) const override { return options_.seal_as_server(method); }
+
+ private:
+  struct Peer {
+    std::shared_ptr<grpc::Channel> channel;
+    int64_t quiet_until_ns = 0;
+  };
+  Owner OwnerOfPartition(uint32_t partition) const;
+  std::vector<Answer> Ask(const std::vector<std::string>& servers, const std::string& method,
+                          const std::string& request, const std::string& seal, int64_t left_ns);
+  // UNAVAILABLE: it did not answer a moment ago.
+  absl::StatusOr<std::shared_ptr<grpc::Channel>> ChannelTo(const std::string& server);
+  // Counts what came of a call, and remembers who did not answer.
+  absl::Status Judge(const std::string& server, const grpc::Status& status);
+
+  const Options options_;
+  const std::atomic<Member*>* const member_;
+  Clock* const clock_;
+  Counter* const answered_;
+  Counter* const unanswered_;
+  Counter* const refused_;
+  std::atomic<int> calls_ = 0;
+  absl::Mutex mutex_;
+  int streams_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<std::string, Peer> peers_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_CLUSTER_PEER_CHANNELS_H_

@@ -1,0 +1,28 @@
+// postgres_alerts.h: the alerts of all servers in their one order, in PostgreSQL.
+//
+// Numbers are counted in one row, whose lock holds until the commit: they become
+// visible in their order, and one whose transaction was void is given again.
+//
+// Errors as shared_rows.h says.  Pure functions over a link; any thread.
+
+#ifndef BELLWETHER_SERVER_CLUSTER_POSTGRES_ALERTS_H_
+#define BELLWETHER_SERVER_CLUSTER_POSTGRES_ALERTS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "server/cluster/fence.h"
+#include "server/cluster/link.h"
+#include "server/store/transition.h"
+
+namespace bellwether::server {
+
+absl::StatusOr<bool> PutPostgresTransition(const Fence& fence, const std::string& owner, Transition* transition,
+                                           SharedPgLink* link);
+absl::StatusOr<std::vector<Transition>> ListPostgresTransitions(uint64_t after, size_t limit, SharedPgLink* link);
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_CLUSTER_POSTGRES_ALERTS_H_

@@ -1,0 +1,31 @@
+// postgres_rows.h: what an owner keeps of its runs beside the log, in PostgreSQL
+// (table run_rows).
+//
+// Errors as shared_rows.h says.  Pure functions over a link; any thread.
+
+#ifndef BELLWETHER_SERVER_CLUSTER_POSTGRES_ROWS_H_
+#define BELLWETHER_SERVER_CLUSTER_POSTGRES_ROWS_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/cluster/fence.h"
+#include "server/cluster/link.h"
+#include "server/store/shared_rows.h"
+
+namespace bellwether::server {
+
+// All of them in one transaction; of a key that stands twice the last counts.
+absl::Status PutPostgresRows(const Fence& fence, const std::vector<SharedRow>& rows, SharedPgLink* link);
+// Those with a key in (first, end), by key, some at a time.
+absl::Status ReadPostgresRows(uint32_t partition, std::string_view first, const std::string& end, SharedPgLink* link,
+                              const std::function<absl::Status(const std::vector<SharedRow>& rows)>& visit);
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_CLUSTER_POSTGRES_ROWS_H_

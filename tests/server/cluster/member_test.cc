@@ -1,0 +1,150 @@
+// Goal: a partition has one owner at a time: a takeover waits for a commit that is
+// under way, no commit comes after it, and an owner who pauses holds nobody up.
+// Method: members on a real PostgreSQL, beside an owner whose transaction the test
+// takes apart.
+#include "server/cluster/member.h"
+
+#include <gmock/gmock.h>
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "server/cluster/fence.h"
+#include "server/cluster/frame_tables.h"
+#include "tests/support/postgres_server.h"
+
+namespace bellwether::server {
+namespace {
+
+class Host final : public PartitionHost {
+ public:
+  absl::Status TakePartition(uint32_t partition, uint64_t epoch) override {
+    absl::MutexLock lock(&mutex_);
+    served_[partition] = epoch;
+    return absl::OkStatus();
+  }
+  absl::Status TakeHistory(uint32_t) override { return absl::OkStatus(); }
+  void FencePartition(uint32_t partition) override {
+    absl::MutexLock lock(&mutex_);
+    served_.erase(partition);
+  }
+  void DropPartition(uint32_t partition, bool) override { FencePartition(partition); }
+
+  // The epoch under which it is served; 0: it is not, in time.
+  uint64_t AwaitServed(uint32_t partition) {
+    absl::MutexLock lock(&mutex_);
+    const auto served = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return served_.count(partition) > 0; };
+    return mutex_.AwaitWithTimeout(absl::Condition(&served), absl::Seconds(20)) ? served_[partition] : 0;
+  }
+  size_t AwaitCount(size_t count) {
+    absl::MutexLock lock(&mutex_);
+    const auto right = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return served_.size() == count; };
+    mutex_.AwaitWithTimeout(absl::Condition(&right), absl::Seconds(20));
+    return served_.size();
+  }
+
+ private:
+  absl::Mutex mutex_;
+  std::map<uint32_t, uint64_t> served_ ABSL_GUARDED_BY(mutex_);
+};
+
+class MemberTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    postgres_ = PostgresServer::Start();
+    if (postgres_ == nullptr && !HasFailure()) GTEST_SKIP() << "PostgreSQL or libpq is not installed";
+    ASSERT_NE(postgres_, nullptr);
+  }
+
+  std::unique_ptr<Member> Join(const std::string& node, Host* host) {
+    ClusterOptions options;
+    options.dsn = postgres_->dsn();
+    options.node = node;
+    options.address = node + ":7070";
+    options.lease_seconds = 2;
+    auto member = Member::Start(options, node + "/1", host, &counters_, Clock::System());
+    EXPECT_TRUE(member.ok()) << member.status();
+    return member.ok() ? *std::move(member) : nullptr;
+  }
+
+  // An owner of partition 0 under epoch 1 whose lease has run out, in the middle
+  // of a commit: all but the COMMIT has been sent.
+  std::unique_ptr<PgConnection> BeginCommit() {
+    postgres_->Sql("UPDATE bellwether.lease SET owner = 'old/1', epoch = 1 WHERE p = 0");
+    auto connection = PgConnection::Connect(postgres_->dsn(), 5000);
+    EXPECT_TRUE(connection.ok()) << connection.status();
+    const Fence fence = {.partition = 0, .epoch = 1};
+    WalRecord record;
+    record.lsn = 1;
+    record.kind = WalKind::kMessage;
+    std::vector<PgStatement> flight = {{"BEGIN", {}}};
+    for (PgStatement& each : FencedFlight(fence)) flight.push_back(std::move(each));
+    flight.push_back(FrameTables::Insert(0, fence, 1, 1, "old/1", PackRecords({record})));
+    EXPECT_TRUE((*connection)->Run(flight, 5000).ok());
+    return *std::move(connection);
+  }
+
+  static constexpr char kTakerWaits[] =
+      "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'UPDATE bellwether.lease%'";
+
+  std::unique_ptr<PostgresServer> postgres_;
+  Counters counters_;
+};
+
+TEST_F(MemberTest, ATakeoverWaitsForACommitThatIsUnderWay) {
+  const std::unique_ptr<PgConnection> old = BeginCommit();
+  Host host;
+  const std::unique_ptr<Member> member = Join("new", &host);
+  ASSERT_TRUE(postgres_->Await(kTakerWaits));
+  EXPECT_EQ(postgres_->Number("SELECT epoch FROM bellwether.lease WHERE p = 0"), 1);
+  EXPECT_TRUE(old->Run({{"COMMIT", {}}}, 5000).ok());
+  EXPECT_EQ(host.AwaitServed(0), 2u);
+  EXPECT_EQ(postgres_->Number("SELECT count(*) FROM bellwether.frames_0 WHERE epoch = 1"), 1);
+  // And none comes after it.
+  EXPECT_TRUE(absl::IsAborted(old->Transact(FencedFlight({.partition = 0, .epoch = 1}), 5000).status()));
+}
+
+TEST_F(MemberTest, AnOwnerWhoPausesInHisCommitLosesItAndHoldsNobodyUp) {
+  const std::unique_ptr<PgConnection> old = BeginCommit();
+  Host host;
+  const std::unique_ptr<Member> member = Join("new", &host);
+  EXPECT_EQ(host.AwaitServed(0), 2u);
+  EXPECT_EQ(postgres_->Number("SELECT count(*) FROM bellwether.frames_0"), 0);
+  const absl::Status committed = old->Run({{"COMMIT", {}}}, 5000).status();
+  EXPECT_TRUE(absl::IsUnavailable(committed)) << committed;
+  EXPECT_TRUE(old->broken());
+}
+
+TEST_F(MemberTest, EachOfTwoHasItsHalfAndOneWhoLeavesGivesItBackAtOnce) {
+  Host first, second;
+  const std::unique_ptr<Member> one = Join("one", &first);
+  EXPECT_EQ(first.AwaitCount(64), 64u);
+  std::unique_ptr<Member> two = Join("two", &second);
+  EXPECT_EQ(second.AwaitCount(32), 32u);
+  EXPECT_EQ(first.AwaitCount(32), 32u);
+  EXPECT_EQ(postgres_->Number("SELECT count(DISTINCT owner) FROM bellwether.lease WHERE until > now()"), 2);
+  two->Leave();
+  two.reset();
+  EXPECT_EQ(first.AwaitCount(64), 64u);
+  EXPECT_EQ(postgres_->Number("SELECT count(*) FROM bellwether.lease WHERE owner = 'one/1'"), 64);
+}
+
+TEST_F(MemberTest, ALeaseThatAnotherTookIsGivenUp) {
+  Host host;
+  const std::unique_ptr<Member> member = Join("one", &host);
+  ASSERT_EQ(host.AwaitCount(64), 64u);
+  postgres_->Sql(
+      "UPDATE bellwether.lease SET owner = 'other/1', address = 'other:7070', epoch = epoch + 1, "
+      "until = now() + interval '1 h' WHERE p = 9");
+  EXPECT_EQ(host.AwaitCount(63), 63u);
+  for (int i = 0; i < 200 && member->OwnerAddress(9).empty(); ++i) absl::SleepFor(absl::Milliseconds(50));
+  EXPECT_EQ(member->OwnerAddress(9), "other:7070");
+  EXPECT_EQ(member->OwnerAddress(8), "");
+  EXPECT_EQ(counters_.counter("bellwether_cluster_moves_total", {{"move", "lost"}})->value(), 1);
+}
+
+}  // namespace
+}  // namespace bellwether::server
