@@ -146,7 +146,7 @@ class Pipeline final : public IngestSink, public RunControl, public PartitionHos
   absl::Status TakePartition(uint32_t partition, uint64_t epoch) override;
   absl::Status TakeHistory(uint32_t partition) override;
   void FencePartition(uint32_t partition) override;
-  void DropPartition(uint32_t partition, bool save) override;
+  Lsn DropPartition(uint32_t partition, bool save) override;
 
   const DecodeLimits& limits() const { return options_.limits; }
   // Waits until everything taken from `run` so far is applied and shown.

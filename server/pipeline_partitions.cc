@@ -142,10 +142,17 @@ void Pipeline::FencePartition(uint32_t partition) {
   }
 }
 
-void Pipeline::DropPartition(uint32_t partition, bool save) {
+Lsn Pipeline::DropPartition(uint32_t partition, bool save) {
+  bool served = false;
+  {
+    absl::MutexLock registry(&registry_mutex_);
+    served = partitions_[partition].served;
+  }
   FencePartition(partition);
   const RunId first = FirstRunOf(partition), end = FirstRunOf(partition + 1);
-  for (const auto& shard : shards_) shard->Drop(first, end, save);
+  // Whatever has an LSN below is in a shard's queue before its Drop is.
+  Lsn keep = wal_->last_lsn() + 1;
+  for (const auto& shard : shards_) keep = std::min(keep, shard->Drop(first, end, save));
   shared_->Disown(partition);
   std::vector<RunId> gone;
   {
@@ -164,6 +171,7 @@ void Pipeline::DropPartition(uint32_t partition, bool save) {
   if (const absl::Status status = database_->ForgetRuns(first, end); !status.ok()) {
     LogWarning("partition {}: its rows stay in the cache: {}", partition, std::string(status.message()));
   }
+  return served && save ? keep : 0;
 }
 
 }  // namespace bellwether::server

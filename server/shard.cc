@@ -115,14 +115,17 @@ void Shard::Barrier(const Task& task) {
   done.WaitForNotification();
 }
 
-void Shard::Drop(RunId first, RunId end, bool save) {
+Lsn Shard::Drop(RunId first, RunId end, bool save) {
+  Lsn needed = std::numeric_limits<Lsn>::max();
   Barrier([&] {
     for (auto it = runs_.lower_bound(first); it != runs_.end() && it->first < end;) {
       if (save) CommitIfDue(it->second.get(), INT64_MAX);
+      if (const Lsn lsn = it->second->needed_lsn(); lsn != 0) needed = std::min(needed, lsn);
       unsaved_.erase(it->first);
       it = runs_.erase(it);
     }
   });
+  return needed;
 }
 
 void Shard::EndRecovery() {

@@ -68,8 +68,9 @@ class Shard {
   // Takes up a run before any message of it is pushed.
   void Adopt(std::unique_ptr<LiveRun> run);
   // Forgets the runs in [first, end) after what is queued now; `save`: commits
-  // them before.  Waits.
-  void Drop(RunId first, RunId end, bool save);
+  // them before.  Waits.  The result is the first LSN that they need still, or
+  // the largest there is.
+  Lsn Drop(RunId first, RunId end, bool save);
   // Runs `task` on the shard's thread after what is queued now; waits.
   void Barrier(const Task& task);
   // Calls `task` with the run, read from the database if nobody writes it, after

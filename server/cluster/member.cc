@@ -275,7 +275,7 @@ void Member::Do(const Errand& errand) {
       LogError("partition {} cannot be taken up: {}", errand.partition, std::string(taken.message()));
       if (!ours) return;  // Its Drop is on its way.
       host_->DropPartition(errand.partition, /*save=*/false);
-      (void)Release(errand.partition, errand.epoch);
+      (void)Release(errand.partition, errand.epoch, 0);
       leave();
       return;
     }
@@ -290,8 +290,8 @@ void Member::Do(const Errand& errand) {
       leave();
       return;
     case Chore::kRelease: {
-      host_->DropPartition(errand.partition, /*save=*/true);
-      const absl::Status status = Release(errand.partition, errand.epoch);
+      const Lsn keep = host_->DropPartition(errand.partition, /*save=*/true);
+      const absl::Status status = Release(errand.partition, errand.epoch, keep);
       if (!status.ok()) {
         LogWarning("partition {} is free once its lease has run out: {}", errand.partition,
                    std::string(status.message()));
@@ -303,14 +303,15 @@ void Member::Do(const Errand& errand) {
   }
 }
 
-absl::Status Member::Release(uint32_t partition, uint64_t epoch) {
+absl::Status Member::Release(uint32_t partition, uint64_t epoch, Lsn keep) {
   absl::Status status;
   // A connection that nothing went over for long may turn out to be gone.
   for (int attempt = 0; attempt < 2; ++attempt) {
     status = release_link_
-                 .Run({{"UPDATE bellwether.lease SET owner = '', address = '', until = '1970-01-01 00:00:00+00' "
+                 .Run({{"UPDATE bellwether.lease SET owner = '', address = '', until = '1970-01-01 00:00:00+00', "
+                        "keep = CASE WHEN keep < $4 THEN $4 ELSE keep END "
                         "WHERE p = $1 AND owner = $2 AND epoch = $3",
-                        {int64_t{partition}, owner_, static_cast<int64_t>(epoch)}}})
+                        {int64_t{partition}, owner_, static_cast<int64_t>(epoch), static_cast<int64_t>(keep)}}})
                  .status();
     if (!absl::IsUnavailable(status)) break;
   }
@@ -327,6 +328,12 @@ void Member::Leave() {
   {
     absl::MutexLock lock(&mutex_);
     std::erase_if(errands_, [](const Errand& each) { return each.chore == Chore::kHistory; });
+    // What has not begun to be taken up is given back as it came.
+    for (Errand& errand : errands_) {
+      if (errand.chore != Chore::kTake) continue;
+      errand.chore = Chore::kRelease;
+      if (Part& part = parts_[errand.partition]; part.epoch == errand.epoch) part.state = State::kLeaving;
+    }
     const auto idle = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return errands_.empty() && !busy_; };
     mutex_.Await(absl::Condition(&idle));
     for (uint32_t p = 0; p < kPartitions; ++p) {

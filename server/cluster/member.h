@@ -26,6 +26,7 @@
 #include "server/access/tls_files.h"
 #include "server/cluster/link.h"
 #include "server/cluster/partition.h"
+#include "server/store/log_backend.h"
 #include "server/util/clock.h"
 #include "server/util/counters.h"
 
@@ -43,8 +44,9 @@ class PartitionHost {
   // It is not served any more, nothing more is acknowledged, its streams end.
   // Quick, and waits for nothing; again does nothing.
   virtual void FencePartition(uint32_t partition) = 0;
-  // Fences it, and forgets its runs, saved before if `save`.
-  virtual void DropPartition(uint32_t partition, bool save) = 0;
+  // Fences it, and forgets its runs, saved before if `save`.  The first LSN of it
+  // that the next owner has to read; 0 if that is not known better than before.
+  virtual Lsn DropPartition(uint32_t partition, bool save) = 0;
 };
 
 struct ClusterOptions {
@@ -117,7 +119,7 @@ class Member {
   absl::Status Look(std::vector<uint32_t>* free, int64_t* servers);
   absl::Status Take(const std::vector<uint32_t>& free, int64_t share);
   void GiveExcess(int64_t share);
-  absl::Status Release(uint32_t partition, uint64_t epoch);
+  absl::Status Release(uint32_t partition, uint64_t epoch, Lsn keep);
   int64_t CountMine() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Show() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

@@ -26,7 +26,6 @@ def primary() -> Iterator[Postgres]:
     started.remove()
 
 
-@pytest.mark.xfail(reason="Member::Leave() waits for takeovers that are queued", strict=True)
 def test_a_stop_waits_for_no_takeover_that_is_queued(tmp_path: Path, primary: Postgres) -> None:
     cluster = Cluster(tmp_path, primary, 2)
     first, second = cluster.servers
@@ -55,7 +54,6 @@ def test_a_stop_waits_for_no_takeover_that_is_queued(tmp_path: Path, primary: Po
                 server.kill()
 
 
-@pytest.mark.xfail(reason="lease.keep is raised once a minute alone", strict=True)
 def test_what_a_stopped_server_has_saved_is_not_read_again(
     tmp_path: Path, primary: Postgres
 ) -> None:

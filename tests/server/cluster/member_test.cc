@@ -31,7 +31,10 @@ class Host final : public PartitionHost {
     absl::MutexLock lock(&mutex_);
     served_.erase(partition);
   }
-  void DropPartition(uint32_t partition, bool) override { FencePartition(partition); }
+  Lsn DropPartition(uint32_t partition, bool) override {
+    FencePartition(partition);
+    return 0;
+  }
 
   // The epoch under which it is served; 0: it is not, in time.
   uint64_t AwaitServed(uint32_t partition) {
