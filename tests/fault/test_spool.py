@@ -25,6 +25,7 @@ from bellwether.client import Block, RunClient, RunOptions
 LAYERS, HEADS = 16, 512
 FRAME_BYTES = 2 * 4 * LAYERS * HEADS  # Two signals: 64 KiB.
 WINDOW_BYTES = 64 * 2**20  # client_lib/src/shared_memory.h
+LONG = bool(os.environ.get("BELLWETHER_LONG"))
 MEMORY_FRAMES = WINDOW_BYTES // 2 // FRAME_BYTES  # Then they go to disk.
 
 
@@ -110,6 +111,27 @@ def test_an_outage_longer_than_the_memory_lasts_loses_nothing(
     wait_for("nothing is left behind", lambda: not list((tmp_path / "spool").iterdir()))
 
 
+@pytest.mark.skipif(not LONG, reason="a sender drains for 60 s; BELLWETHER_LONG=1")
+def test_a_job_that_ends_while_the_server_is_away_is_whole_with_the_next(
+    server: Server, tmp_path: Path
+) -> None:
+    job = Job(server, tmp_path)
+    job.push(50)
+    assert job.client.flush(30), job.client.counters()
+    server.kill()
+    job.push(MEMORY_FRAMES + 200)
+    wait_for("some are on disk", lambda: job.client.counters().frames_spooled > 100)
+    job.client.close()
+    log = tmp_path / "sender.log"
+    wait_for("it has given up", lambda: "frames wait in" in log.read_text(), 90)
+    server.start()
+    after = Job(server, tmp_path, attempt=1)
+    after.step = job.step
+    after.push(20)
+    assert after.client.flush(60), after.client.counters()
+    expect_each_once(server, after)
+
+
 JOB = """
 import sys
 sys.path[:0] = [{fault!r}, {support!r}]
@@ -177,8 +199,10 @@ def test_a_job_that_is_killed_whole_leaves_its_spool_to_the_next_attempt(
     assert job.client.flush(30)
     wait_for(
         "the server knows what was lost",
-        lambda: int(server.call("GetRun", run="job").get("frames_dropped", 0))
-        == counters.frames_dropped_window,
+        lambda: (
+            int(server.call("GetRun", run="job").get("frames_dropped", 0))
+            == counters.frames_dropped_window
+        ),
         10,
     )
     assert "frames of attempt 0 that are left in" in (tmp_path / "sender.log").read_text()
