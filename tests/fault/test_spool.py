@@ -81,8 +81,9 @@ def expect_each_once(server: Server, job: Job) -> None:
     stored = server.series("job", "loss")
     assert stored == {step: float(step) for step in range(job.step)}
     assert server.series("job", "wk_sigma", 0, 0) == stored
-    run = server.call("GetRun", run="job")
-    assert int(run["frames"]) == job.step and int(run.get("frames_dropped", 0)) == 0
+    told = lambda: server.call("GetRun", run="job")  # noqa: E731  A little behind what is stored.
+    wait_for("each frame is counted once", lambda: int(told()["frames"]) == job.step, 10)
+    assert int(told().get("frames_dropped", 0)) == 0
 
 
 def test_an_outage_longer_than_the_memory_lasts_loses_nothing(
@@ -193,8 +194,9 @@ def test_a_job_that_is_killed_whole_leaves_its_spool_to_the_next_attempt(
     # Half of the window was in memory, the rest on disk.
     assert 0 < counters.frames_dropped_window <= MEMORY_FRAMES + 1
     assert set(range(50)) | set(range(50 + counters.frames_dropped_window, pushed)) <= set(stored)
-    run = server.call("GetRun", run="job")
-    assert int(run["description"]["attempt"]) == 1 and int(run["frames"]) == len(stored)
+    told = lambda: server.call("GetRun", run="job")  # noqa: E731  A little behind what is stored.
+    wait_for("the run is at attempt 1", lambda: int(told()["description"]["attempt"]) == 1, 10)
+    wait_for("each frame is counted once", lambda: int(told()["frames"]) == len(stored), 10)
     job.push(1)  # The next frame tells of the loss.
     assert job.client.flush(30)
     wait_for(
