@@ -112,8 +112,11 @@ class Bellwether:
     def start(self) -> None:
         self.server.start()
 
-    def send(self, frames_per_second: float, until: Optional[float]) -> int:
-        """From where it stands to the end, or `until`; returns what was acknowledged."""
+    def send(self, frames_per_second: float) -> int:
+        """Until all is acknowledged, or it dies; 0 = as fast as acknowledgements come.
+
+        Returns how many steps were acknowledged.
+        """
         hello = INGEST.ClientMessage()
         hello.hello.protocol, hello.hello.client_version = 1, "bench"
         run = hello.hello.run
@@ -159,7 +162,7 @@ class Bellwether:
                         with state:
                             acked = answer.ack.durable_seq
                             state.notify()
-                    if acked >= self.steps or (until and time.monotonic() > until):
+                    if acked >= self.steps:
                         break
             except grpc.RpcError:
                 pass  # It was killed.
@@ -293,7 +296,7 @@ class Victoria:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=60) as answer:
             return bytes(answer.read())
 
-    def send(self, frames_per_second: float, until: Optional[float]) -> int:
+    def send(self, frames_per_second: float) -> int:
         path, headers = "/api/v1/import", {}
         if self.how == "remote":
             path = "/api/v1/write"
@@ -315,8 +318,6 @@ class Victoria:
                 return acked  # It was killed.
             assert answer.status == 204, answer.status
             acked = end
-            if until and time.monotonic() > until:
-                break
         return acked
 
     def pid(self) -> int:
@@ -362,7 +363,7 @@ def cpu_seconds(pid: int) -> float:
 def ingest(peer: Any, steps: int) -> dict[str, float]:
     peer.start()
     before, began = cpu_seconds(peer.pid()), time.monotonic()
-    acked = peer.send(0, None)
+    acked = peer.send(0)
     took, cpu = time.monotonic() - began, cpu_seconds(peer.pid()) - before
     assert acked == steps, (peer.name, acked)
     return {
@@ -377,7 +378,7 @@ def kill(peer: Any, rate: float, chance: random.Random) -> dict[str, float]:
     peer.start()
     timer = threading.Timer(chance.uniform(5, 25), peer.kill)
     timer.start()
-    acked = peer.send(rate, None)
+    acked = peer.send(rate)
     timer.join()
     peer.start()
     stored = peer.stored()

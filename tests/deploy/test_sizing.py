@@ -145,7 +145,7 @@ def test_more_databases_share_the_load() -> None:
 )
 def test_what_cannot_be_is_refused(field: str, value: float, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        dataclasses.replace(cost.Plan(), **{field: value})
+        cost.Plan(**{field: value})  # type: ignore[arg-type]
 
 
 def test_a_hundred_thousand_runs_are_spread_and_go_on() -> None:
