@@ -312,6 +312,10 @@ def test_the_manifests_fit_each_other() -> None:
     namespace = OBJECTS["Namespace bellwether"]["metadata"]["name"]
     assert settings["cluster"]["address"] == f"NODE.{whole['serviceName']}.{namespace}.svc:7070"
     assert [{"port": 5432}] in [rule["ports"] for rule in policy["egress"]]
+    # And what they ask each other goes both ways.
+    each_other = [{"podSelector": {"matchLabels": labels}}]
+    assert {"from": each_other, "ports": [{"port": "grpc"}]} in policy["ingress"]
+    assert {"to": each_other, "ports": [{"port": "grpc"}]} in policy["egress"]
     # The connection string comes as a secret's file, and nowhere else.
     (secret,) = [v["secret"] for v in POD["spec"]["volumes"] if "secret" in v]
     (mount,) = [m for m in CONTAINER["volumeMounts"] if m["name"] == "secret"]
