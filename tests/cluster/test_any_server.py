@@ -12,7 +12,6 @@ import hmac
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 import urllib.error
@@ -28,7 +27,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from ack_ledger import QUERY
 from bellwether_process import Server, wait_for
 from cluster_fleet import Cluster
-from postgres_processes import Postgres, start_primary
+from postgres_processes import Postgres, dsn_of, start_primary
+from secure_server import SecureServer, tool
+
+from bellwether.v1 import runs_pb2
 
 RUNS, PERIOD = 9, 0.02
 
@@ -270,19 +272,7 @@ def test_who_may_what_is_the_same_at_any_server(tmp_path: Path, primary: Postgre
     tokens = tmp_path / "tokens"
     (tmp_path / "access.yml").write_text(ACCESS)
     given = {
-        name: subprocess.run(
-            [
-                *cluster.servers[0].program("bellwether"),
-                "token",
-                "create",
-                name,
-                "--file",
-                str(tokens),
-            ],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.strip()
+        name: tool("token", "create", name, "--file", str(tokens)).strip()
         for name in ("root", "alice")
     }
     for server in cluster.servers:
@@ -312,7 +302,7 @@ def test_who_may_what_is_the_same_at_any_server(tmp_path: Path, primary: Postgre
         assert sum(" by " in line["from"] for line in done) == 2, done
 
         # Nobody but a server is believed for whom he asks.
-        request, answer = QUERY.GetRunRequest(run="run-1"), QUERY.Run
+        request, answer = QUERY.GetRunRequest(run="run-1"), runs_pb2.Run
         key = bytes.fromhex(
             primary.sql("SELECT encode(key, 'hex') FROM bellwether.peer_key;")[0][0]
         )
@@ -342,3 +332,42 @@ def test_who_may_what_is_the_same_at_any_server(tmp_path: Path, primary: Postgre
         primary.sql("CREATE ROLE person LOGIN IN ROLE bellwether_reader;")
         with pytest.raises(AssertionError, match="permission denied"):
             primary.sql("SET ROLE person; SELECT key FROM bellwether.peer_key;")
+
+
+def test_servers_with_certificates_ask_each_other(tmp_path: Path, primary: Postgres) -> None:
+    tls = tmp_path / "tls"
+    tool("cert", "init", str(tls))
+    tool("cert", "client", str(tls), "peer")
+    servers: list[SecureServer] = []
+    for name in "ab":
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "tls").symlink_to(tls)
+        (folder / "dsn").touch(mode=0o600)
+        (folder / "dsn").write_text(dsn_of(primary))
+        # The server's own certificate cannot ask; b's configuration forgets the other.
+        peer = "peer_cert_file: tls/peer.pem, peer_key_file: tls/peer.key" if name == "a" else ""
+        more = f"cluster: {{dsn_file: dsn, node: {name}, lease_seconds: 5, {peer}}}"
+        servers.append(SecureServer(folder, ACCESS, more))
+    tokens = [server.token("root") for server in servers]
+    try:
+        for server in servers:
+            server.start()
+        halves = "SELECT count(*) FROM bellwether.lease WHERE until > now() GROUP BY owner;"
+        wait_for("each has its half", lambda: primary.sql(halves) == [["32"], ["32"]], 30)
+
+        def unanswered(i: int) -> list[str]:
+            code, text = servers[i].ask("ListRuns", tokens[i], {})
+            assert code == 200, text
+            return list(json.loads(text)["unanswered"])
+
+        answered = 'bellwether_cluster_calls_total{result="answered"}'
+        wait_for(
+            "b answers a",
+            lambda: unanswered(0) == [] and servers[0].metric(tokens[0], answered) > 0,
+            20,
+        )
+        assert unanswered(1) == [servers[0].grpc], "without a certificate for asking"
+    finally:
+        for server in servers:
+            server.kill()

@@ -6,9 +6,11 @@
 
 #include <gmock/gmock.h>
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -53,6 +55,11 @@ class Host final : public PartitionHost {
   absl::Mutex mutex_;
   std::map<uint32_t, uint64_t> served_ ABSL_GUARDED_BY(mutex_);
 };
+
+bool Eventually(const std::function<bool()>& is) {
+  for (int i = 0; i < 400 && !is(); ++i) absl::SleepFor(absl::Milliseconds(25));
+  return is();
+}
 
 class MemberTest : public ::testing::Test {
  protected:
@@ -129,6 +136,14 @@ TEST_F(MemberTest, EachOfTwoHasItsHalfAndOneWhoLeavesGivesItBackAtOnce) {
   EXPECT_EQ(second.AwaitCount(32), 32u);
   EXPECT_EQ(first.AwaitCount(32), 32u);
   EXPECT_EQ(postgres_->Number("SELECT count(DISTINCT owner) FROM bellwether.lease WHERE until > now()"), 2);
+  EXPECT_EQ(one->peer_key().size(), 32u);
+  EXPECT_EQ(one->peer_key(), two->peer_key());
+  // What each knows of the other follows within a look.
+  EXPECT_TRUE(Eventually([&] {
+    const Member::Spread spread = one->spread();
+    return spread.others == std::vector<std::string>{"two:7070"} && spread.unserved == 0;
+  }));
+  EXPECT_TRUE(Eventually([&] { return one->Serves(63) != two->Serves(63); }));
   two->Leave();
   two.reset();
   EXPECT_EQ(first.AwaitCount(64), 64u);
@@ -143,8 +158,7 @@ TEST_F(MemberTest, ALeaseThatAnotherTookIsGivenUp) {
       "UPDATE bellwether.lease SET owner = 'other/1', address = 'other:7070', epoch = epoch + 1, "
       "until = now() + interval '1 h' WHERE p = 9");
   EXPECT_EQ(host.AwaitCount(63), 63u);
-  for (int i = 0; i < 200 && member->OwnerAddress(9).empty(); ++i) absl::SleepFor(absl::Milliseconds(50));
-  EXPECT_EQ(member->OwnerAddress(9), "other:7070");
+  EXPECT_TRUE(Eventually([&] { return member->OwnerAddress(9) == "other:7070"; }));
   EXPECT_EQ(member->OwnerAddress(8), "");
   EXPECT_EQ(counters_.counter("bellwether_cluster_moves_total", {{"move", "lost"}})->value(), 1);
 }
