@@ -39,6 +39,7 @@ struct Span {
 #define REAL(name) __real_##name
 #define WRAP(name) __wrap_##name
 #define LOCK _ZN4absl7debian35Mutex4LockEv
+#define TRY_LOCK _ZN4absl7debian35Mutex7TryLockEv
 #define UNLOCK _ZN4absl7debian35Mutex6UnlockEv
 #define AWAIT _ZN4absl7debian35Mutex5AwaitERKNS0_9ConditionE
 #define AWAIT_TIMEOUT _ZN4absl7debian35Mutex16AwaitWithTimeoutERKNS0_9ConditionENS0_8DurationE
@@ -51,6 +52,12 @@ void PASTE(REAL, LOCK)(void*);
 void PASTE(WRAP, LOCK)(void* mutex) {
   PASTE(REAL, LOCK)(mutex);
   __tsan_acquire(mutex);
+}
+bool PASTE(REAL, TRY_LOCK)(void*);
+bool PASTE(WRAP, TRY_LOCK)(void* mutex) {
+  const bool locked = PASTE(REAL, TRY_LOCK)(mutex);
+  if (locked) __tsan_acquire(mutex);
+  return locked;
 }
 void PASTE(REAL, UNLOCK)(void*);
 void PASTE(WRAP, UNLOCK)(void* mutex) {
