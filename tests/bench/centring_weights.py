@@ -87,7 +87,9 @@ def train(kind: str, seed: int, steps: int) -> float:
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         for step in range(steps):
             if step == SWITCHED_AT and kind not in ("fp32", "untouched"):
-                model.blocks[SICK_LAYER].attention.weights = kind
+                attention = model.blocks[SICK_LAYER].attention
+                assert isinstance(attention, Centred)
+                attention.weights = kind
             warm = min(1.0, (step + 1) / example.WARM_UP_STEPS)
             optimizer.param_groups[0]["lr"] = example.LEARNING_RATE * warm
             tokens, target = data.batch()
