@@ -27,7 +27,7 @@ def run(*command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
 def known_metrics() -> dict[str, str]:
     """Name -> kind of everything that may be exported."""
     catalogue = (ROOT / "server/export/metrics_catalog.cc").read_text()
-    known = {m[1]: m[2] for m in re.finditer(r'\{"([a-z0-9_]+)", k(Counter|Gauge|Histogram)', catalogue)}
+    known = {m[1]: m[2] for m in re.finditer(r'\{"([a-z0-9_]+)",\s*k(Counter|Gauge|Histogram)', catalogue)}
     for name in re.findall(r'name: "(bellwether_[a-z0-9_]+)"', (ROOT / "proto/bellwether/v1/signals.proto").read_text()):
         known[name] = "Counter" if name.endswith("_total") else "Gauge"
     return known
