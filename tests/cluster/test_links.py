@@ -95,6 +95,9 @@ class Apart(Server):
             run("ip", "link", "set", near, "up")
             run(*self.enter, "ip", "addr", "add", f"10.{net}.{number}.2/24", "dev", far)
             run(*self.enter, "ip", "link", "set", far, "up")
+        # Where trainers come from the other servers are, too: they ask each other.
+        others = ("10.73.0.0/16", "via", f"10.73.{number}.1")
+        run(*self.enter, "ip", "route", "add", *others)
 
     def program(self, name: str) -> list[str]:
         return [*(self.enter if name == "bellwetherd" else []), *super().program(name)]
@@ -106,6 +109,7 @@ class Apart(Server):
 
 @contextmanager
 def cluster_apart(folder: Path, primary: Postgres) -> Iterator[Cluster]:
+    Path("/proc/sys/net/ipv4/ip_forward").write_text("1")  # Of this name space.
     cluster = Cluster(folder, primary, 3)
     servers = [Apart(server.folder, i) for i, server in enumerate(cluster.servers)]
     cluster.servers = list(servers)
