@@ -18,7 +18,8 @@ namespace bellwether::server {
 // whether `condition` holds, with `mutex` held.  The caller holds `mutex`, not
 // shared.  One thread of the process, started by the first call that has to wait,
 // rings for all of them; it waits for no mutex, so a wait may end a millisecond
-// late for each time that its mutex was found held.  Thread-safe.
+// late for each time that its mutex was found held.  A process that forks has no
+// such thread in the child.  Thread-safe.
 bool AwaitFor(absl::Mutex* mutex, const absl::Condition& condition, absl::Duration timeout)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
 
