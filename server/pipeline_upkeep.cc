@@ -86,7 +86,9 @@ absl::Status Pipeline::Maintain() {
   if (age_ns < (too_long ? kFlushNanosMin : options_.flush_ms * 1'000'000)) return absl::OkStatus();
   // Runs are saved in turn, each in its time: saved all at once they would be
   // written several times as often, and everything else would wait.
-  ShortenLog(too_long ? wal_->TailBegin(options_.wal_bytes_flush / 2) : 0);
+  // A log that servers share is shortened behind what all runs have saved.
+  const Lsn end = too_long ? wal_->TailBegin(options_.wal_bytes_flush / 2) : 0;
+  ShortenLog(shared_ == nullptr ? end : kAll);
   return absl::OkStatus();
 }
 

@@ -290,8 +290,10 @@ void Member::Do(const Errand& errand) {
       leave();
       return;
     case Chore::kRelease: {
-      const Lsn keep = host_->DropPartition(errand.partition, /*save=*/true);
-      const absl::Status status = Release(errand.partition, errand.epoch, keep);
+      // What it says of the log is not used: with it a rank was once welcomed with
+      // less than was acknowledged, under faults at random (tests/cluster/test_failover.py).
+      host_->DropPartition(errand.partition, /*save=*/true);
+      const absl::Status status = Release(errand.partition, errand.epoch, 0);
       if (!status.ok()) {
         LogWarning("partition {} is free once its lease has run out: {}", errand.partition,
                    std::string(status.message()));
@@ -330,9 +332,10 @@ void Member::Leave() {
     std::erase_if(errands_, [](const Errand& each) { return each.chore == Chore::kHistory; });
     // What has not begun to be taken up is given back as it came.
     for (Errand& errand : errands_) {
-      if (errand.chore != Chore::kTake) continue;
+      Part& part = parts_[errand.partition];
+      if (errand.chore != Chore::kTake || part.state != State::kTaking || part.epoch != errand.epoch) continue;
       errand.chore = Chore::kRelease;
-      if (Part& part = parts_[errand.partition]; part.epoch == errand.epoch) part.state = State::kLeaving;
+      part.state = State::kLeaving;
     }
     const auto idle = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return errands_.empty() && !busy_; };
     mutex_.Await(absl::Condition(&idle));

@@ -27,19 +27,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from ack_ledger import QUERY
 from bellwether_process import Server, wait_for
 from cluster_fleet import Cluster
-from postgres_processes import Postgres, dsn_of, start_primary
+from postgres_processes import Postgres, dsn_of
 from secure_server import SecureServer, tool
 
 from bellwether.v1 import runs_pb2
 
 RUNS, PERIOD = 9, 0.02
-
-
-@pytest.fixture
-def primary() -> Iterator[Postgres]:
-    started = start_primary()
-    yield started
-    started.remove()
 
 
 def stream(server: Server, method: str, request: Any, answer: Any, **more: Any) -> Iterator[Any]:

@@ -14,7 +14,6 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,20 +21,13 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from bellwether_process import Server, wait_for
 from cluster_fleet import LEASE_S, Cluster, RoamingTrainer, describe
-from postgres_processes import Postgres, start_primary, start_standby
+from postgres_processes import Postgres, start_standby
 
 LONG = bool(os.environ.get("BELLWETHER_LONG"))
 SEED = int(os.environ.get("BELLWETHER_SEED", time.time_ns() % 1_000_000 if LONG else 11))
 RUNS, PERIOD = (50, 0.1) if LONG else (12, 0.05)
 # Until all are acknowledged again, at most; fifty trainers are in each other's way.
 KILL_S, STOP_S = 6.0, 3.0  # Quiet: 4.7 and 0.9 s (docs/operate/cluster.md).
-
-
-@pytest.fixture
-def primary() -> Iterator[Postgres]:
-    started = start_primary()
-    yield started
-    started.remove()
 
 
 def pid(server: Server) -> int:

@@ -7,26 +7,17 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from bellwether_process import wait_for
 from cluster_fleet import LEASE_S, Cluster
-from postgres_processes import Postgres, start_primary
+from postgres_processes import Postgres
 
 from bellwether.client import Block, RunClient, RunOptions
 
 RUNS, BACK_S = 24, 60.0
-
-
-@pytest.fixture
-def primary() -> Iterator[Postgres]:
-    started = start_primary()
-    yield started
-    started.remove()
 
 
 def test_senders_find_the_new_owner(tmp_path: Path, primary: Postgres) -> None:
