@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from bellwether_process import wait_for
 from cluster_fleet import Cluster
