@@ -69,6 +69,40 @@ std::vector<std::string> Hosts(const std::vector<std::string>& more) {
   return hosts;
 }
 
+// One process at a time changes the file, so that none loses what another added.
+absl::StatusOr<int> Lock(const std::string& path) {
+  const std::string lock_path = path + ".lock";
+  const int lock = open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (lock >= 0 && flock(lock, LOCK_EX) == 0) return lock;
+  const int error = errno;
+  if (lock >= 0) close(lock);
+  return absl::InternalError(absl::StrCat(lock_path, ": ", std::strerror(error)));
+}
+
+// `certificate` "" = none: makes an empty list where there is none.
+absl::Status Revoke(const std::string& folder, const std::string& certificate) {
+  const std::string path = Beside(folder, "crl.pem");
+  BW_ASSIGN_OR_RETURN(const Authority authority, LoadAuthority(folder));
+  std::string shown;
+  if (!certificate.empty()) {
+    BW_ASSIGN_OR_RETURN(shown, ReadGuardedFile(certificate, Secrecy::kIntegrity));
+  }
+  BW_ASSIGN_OR_RETURN(const int lock, Lock(path));
+  const auto unlock = absl::MakeCleanup([lock] { close(lock); });
+  std::string before;
+  if (std::filesystem::exists(path)) {
+    BW_ASSIGN_OR_RETURN(before, ReadGuardedFile(path, Secrecy::kIntegrity));
+  }
+  const absl::StatusOr<std::string> list = authority.Revoke(before, shown, NowSeconds());
+  if (!list.ok()) {
+    return absl::Status(list.status().code(),
+                        absl::StrCat(certificate.empty() ? path : certificate, ": ", list.status().message()));
+  }
+  BW_RETURN_IF_ERROR(WriteSecretFile(path, *list, /*replace=*/true, kPublic));
+  std::printf("wrote %s\n", path.c_str());
+  return absl::OkStatus();
+}
+
 absl::Status MakeAuthority(const std::string& folder, const std::vector<std::string>& hosts, int64_t days,
                            int64_t authority_days) {
   std::error_code error;
@@ -78,7 +112,8 @@ absl::Status MakeAuthority(const std::string& folder, const std::vector<std::str
   BW_RETURN_IF_ERROR(Write(folder, "ca", issued, /*replace=*/false));
   BW_ASSIGN_OR_RETURN(const Authority authority, Authority::Load(issued.certificate, issued.key));
   BW_ASSIGN_OR_RETURN(const IssuedCertificate server, authority.IssueServer(hosts, From(days)));
-  return Write(folder, "server", server, /*replace=*/false);
+  BW_RETURN_IF_ERROR(Write(folder, "server", server, /*replace=*/false));
+  return Revoke(folder, "");
 }
 
 absl::Status Show(const std::string& path) {
@@ -106,14 +141,10 @@ absl::Status Show(const std::string& path) {
   return absl::OkStatus();
 }
 
-// Reads the tokens, lets `change` change them, writes them back; one process at a
-// time, so that none loses what another added.
+// Reads the tokens, lets `change` change them, writes them back.
 template <typename Change>
 absl::Status ChangeTokens(const std::string& path, Change change) {
-  const std::string lock_path = path + ".lock";
-  const int lock = open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  if (lock < 0 || flock(lock, LOCK_EX) != 0)
-    return absl::InternalError(absl::StrCat(lock_path, ": ", std::strerror(errno)));
+  BW_ASSIGN_OR_RETURN(const int lock, Lock(path));
   const auto unlock = absl::MakeCleanup([lock] { close(lock); });
   std::vector<StoredToken> tokens;
   struct stat info {};
@@ -156,7 +187,7 @@ void AccessCommands::AddTo(CLI::App* app) {
         ->allow_extra_args(false);
   };
   cert_init_ = cert->add_subcommand("init", "make an authority and a server's certificate in a folder");
-  cert_init_->add_option("folder", folder_, "where to: ca.pem, ca.key, server.pem, server.key")->required();
+  cert_init_->add_option("folder", folder_, "where to: ca.pem, ca.key, server.pem, server.key, crl.pem")->required();
   hosts(cert_init_);
   days(cert_init_);
   cert_server_ = cert->add_subcommand("server", "make the server's certificate anew; a running server takes it up");
@@ -170,6 +201,9 @@ void AccessCommands::AddTo(CLI::App* app) {
                            "the name by which access_file knows it [" + std::string(kDefaultUri) + "NAME]");
   cert_client_->add_option("--out", out_, "another folder for the files");
   days(cert_client_);
+  cert_revoke_ = cert->add_subcommand("revoke", "take a client's certificate back; a running server refuses it");
+  cert_revoke_->add_option("folder", folder_, "where ca.pem and ca.key are, and crl.pem is written")->required();
+  cert_revoke_->add_option("certificate", file_, "its PEM; without it crl.pem is written anew, as it was or empty");
   cert_show_ = cert->add_subcommand("show", "say whose a certificate is and how long it counts");
   cert_show_->add_option("file", file_, "the PEM")->required();
 
@@ -194,6 +228,7 @@ std::optional<int> AccessCommands::Run() const {
   if (cert_init_->parsed()) return CertInit();
   if (cert_server_->parsed()) return CertServer();
   if (cert_client_->parsed()) return CertClient();
+  if (cert_revoke_->parsed()) return CertRevoke();
   if (cert_show_->parsed()) return CertShow();
   if (token_create_->parsed()) return TokenCreate();
   if (token_list_->parsed()) return TokenList();
@@ -223,6 +258,8 @@ int AccessCommands::CertClient() const {
     return Write(out_.empty() ? folder_ : out_, name_, issued, /*replace=*/true);
   }());
 }
+
+int AccessCommands::CertRevoke() const { return Ended(Revoke(folder_, file_)); }
 
 int AccessCommands::CertShow() const { return Ended(Show(file_)); }
 

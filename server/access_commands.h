@@ -29,6 +29,7 @@ class AccessCommands {
   int CertInit() const;
   int CertServer() const;
   int CertClient() const;
+  int CertRevoke() const;
   int CertShow() const;
   int TokenCreate() const;
   int TokenList() const;
@@ -37,6 +38,7 @@ class AccessCommands {
   CLI::App* cert_init_ = nullptr;
   CLI::App* cert_server_ = nullptr;
   CLI::App* cert_client_ = nullptr;
+  CLI::App* cert_revoke_ = nullptr;
   CLI::App* cert_show_ = nullptr;
   CLI::App* token_create_ = nullptr;
   CLI::App* token_list_ = nullptr;

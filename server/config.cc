@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "server/cluster/partition.h"
 
 namespace bellwether::server {
 namespace {
@@ -159,6 +160,7 @@ std::vector<Field> Fields(ServerOptions* o) {
       Text("grpc.listen_address", &o->grpc_address),
       Text("web.listen_address", &o->web_address),
       Text("web.external_url", &o->external_url),
+      Number<int64_t>("web.connections_per_address_max", &o->http.connections_per_address_max, 1, 100'000),
       Flag("web.enable_reload", &o->reload_by_http),
       Flag("web.tls", &o->web_tls),
       Text("rules_file", &o->rules_file),
@@ -168,6 +170,7 @@ std::vector<Field> Fields(ServerOptions* o) {
       Text("tls.cert_file", &o->tls.certificate),
       Text("tls.key_file", &o->tls.key),
       Text("tls.client_ca_file", &o->tls.client_ca),
+      Text("tls.crl_file", &o->tls.crl),
       Number<unsigned>("tls.refresh_seconds", &o->tls_refresh_seconds, 1, 3600),
       Text("audit.file", &o->access.audit.path),
       Number<int64_t>("audit.bytes_max", &o->access.audit.bytes_max, 1 << 16, int64_t{1} << 36),
@@ -215,6 +218,27 @@ std::vector<Field> Fields(ServerOptions* o) {
                     [o] {
                       return o->exporter.heads.all ? "all" : o->exporter.heads.heads_top == 0 ? "none" : "topk";
                     }});
+  fields.push_back({"cluster.dsn_files",
+                    [o](const YAML::Node& node) -> std::string {
+                      if (!node.IsSequence()) return "must be a list of files";
+                      if (node.size() < 1 || node.size() > kDatabasesMax) {
+                        return absl::StrCat("holds ", node.size(), " entries: must be 1 to ", kDatabasesMax);
+                      }
+                      std::vector<std::string> files;
+                      for (size_t i = 0; i < node.size(); ++i) {
+                        const std::string file = node[i].IsScalar() ? node[i].Scalar() : "";
+                        if (file.empty()) return absl::StrCat("entry ", i + 1, " must be a file");
+                        const auto twin = std::find(files.begin(), files.end(), file);
+                        if (twin != files.end()) {
+                          return absl::StrCat("entry ", i + 1, " is ", file, ", as entry ", twin - files.begin() + 1,
+                                              ": each database stands once");
+                        }
+                        files.push_back(file);
+                      }
+                      o->cluster.dsn_files = files;
+                      return "";
+                    },
+                    [o] { return absl::StrJoin(o->cluster.dsn_files, ", "); }});
   fields.push_back({"web.hosts",
                     [o](const YAML::Node& node) -> std::string {
                       if (!node.IsSequence()) return "must be a list of names";
@@ -293,6 +317,13 @@ absl::Status ReadConfig(const std::string& path, ServerOptions* options) {
   } else if (!changed.tls.on() && !changed.tls.client_ca.empty()) {
     findings.push_back(absl::StrCat(path, ": tls.client_ca_file needs tls.cert_file and tls.key_file"));
   }
+  if (!changed.tls.crl.empty() && changed.tls.client_ca.empty()) {
+    findings.push_back(absl::StrCat(path, ": tls.crl_file needs tls.client_ca_file, which signs it"));
+  }
+  if (!changed.cluster.dsn_file.empty() && !changed.cluster.dsn_files.empty()) {
+    findings.push_back(absl::StrCat(path, ": cluster.dsn_file means one database, cluster.dsn_files a list of 1 to ",
+                                    kDatabasesMax, ": one of the two"));
+  }
   if (changed.cluster.peer.certificate.empty() != changed.cluster.peer.key.empty()) {
     findings.push_back(absl::StrCat(path, ": cluster.peer_cert_file and cluster.peer_key_file: both or neither"));
   }
@@ -322,12 +353,16 @@ absl::Status ReadConfig(const std::string& path, ServerOptions* options) {
   place(options->access.tokens_file, &changed.access.tokens_file);
   place(options->access.audit.path, &changed.access.audit.path);
   place(options->cluster.dsn_file, &changed.cluster.dsn_file);
+  if (changed.cluster.dsn_files != options->cluster.dsn_files) {
+    for (std::string& named : changed.cluster.dsn_files) place("", &named);
+  }
   place(options->cluster.peer.certificate, &changed.cluster.peer.certificate);
   place(options->cluster.peer.key, &changed.cluster.peer.key);
   place(options->cluster.peer.client_ca, &changed.cluster.peer.client_ca);
   place(options->tls.certificate, &changed.tls.certificate);
   place(options->tls.key, &changed.tls.key);
   place(options->tls.client_ca, &changed.tls.client_ca);
+  place(options->tls.crl, &changed.tls.crl);
   *options = changed;
   return absl::OkStatus();
 }

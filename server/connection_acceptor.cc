@@ -1,6 +1,5 @@
 #include "server/connection_acceptor.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -13,7 +12,6 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include <array>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -21,6 +19,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "server/util/clock.h"
+#include "server/util/connection_source.h"
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {
@@ -30,23 +29,6 @@ constexpr int kRecountMs = 1000;
 constexpr int64_t kRecountNsMin = 10'000'000;  // Between two, however much comes.
 constexpr unsigned kUnconfirmedMs = 8'000;     // As the keepalive's timeout.
 constexpr useconds_t kShortOfDescriptorsUs = 10'000;
-
-std::string SourceOf(int fd, const sockaddr_storage& peer) {
-  std::array<char, INET6_ADDRSTRLEN> text{};
-  if (peer.ss_family == AF_INET) {
-    const auto& address = reinterpret_cast<const sockaddr_in&>(peer);
-    return inet_ntop(AF_INET, &address.sin_addr, text.data(), text.size());
-  }
-  if (peer.ss_family == AF_INET6) {
-    in6_addr address = reinterpret_cast<const sockaddr_in6&>(peer).sin6_addr;
-    if (IN6_IS_ADDR_V4MAPPED(&address)) return inet_ntop(AF_INET, &address.s6_addr[12], text.data(), text.size());
-    std::memset(&address.s6_addr[8], 0, 8);  // Whoever has one address there has 2^64.
-    return inet_ntop(AF_INET6, &address, text.data(), text.size());
-  }
-  ucred user{};
-  socklen_t size = sizeof(user);
-  return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &user, &size) == 0 ? absl::StrCat("user ", user.uid) : "unix";
-}
 
 }  // namespace
 
@@ -224,7 +206,7 @@ void ConnectionAcceptor::AcceptAll(int listener) {
       close(fd);
       continue;
     }
-    if (!Admit(fd, SourceOf(fd, peer))) continue;
+    if (!Admit(fd, ConnectionSource(fd, peer))) continue;
     if (peer.ss_family != AF_UNIX) {
       // What gRPC's own listener sets; what is sent and not confirmed for so long ends the connection.
       const int yes = 1;

@@ -131,6 +131,7 @@ void LiveRun::ApplyHello(const HelloMessage& hello) {
   // A new run was made with its first Hello: that is no change.
   record_.mixed = record_.mixed || KindOf(hello.run) != KindOf(record_.description);
   record_.description = hello.run;
+  record_.import_of = hello.import_of;
   record_.ended = false;
   record_.end_reason.clear();
   gone_.erase(hello.rank);
@@ -244,7 +245,7 @@ void LiveRun::Post(std::vector<Transition>* transitions) {
   if (transitions->empty()) return;
   // People must not be told of what a crash could still take back.  A failed
   // log does not silence alerts: they go on from memory.
-  if (const absl::Status status = parts_.wal->Sync(last_lsn_); !status.ok()) {
+  if (const absl::Status status = parts_.wal->LogOf(record_.id)->Sync(last_lsn_); !status.ok()) {
     LogWarning("alerts of run {} go out before they are durable: {}", record_.description.name,
                std::string(status.message()));
   }
@@ -328,18 +329,21 @@ bool LiveRun::CommitDue(int64_t now_ns) const {
 
 absl::Status LiveRun::Commit() {
   // The database must never be ahead of the log.
-  BW_RETURN_IF_ERROR(parts_.wal->Sync(last_lsn_));
+  BW_RETURN_IF_ERROR(parts_.wal->LogOf(record_.id)->Sync(last_lsn_));
   std::unique_ptr<RunBatch> batch = parts_.database->NewBatch();
   std::string series_state;
   BW_RETURN_IF_ERROR(record_.ended ? parts_.series->Close(record_.id, batch.get())
                                    : parts_.series->Save(record_.id, batch.get(), &series_state));
   const Lsn open = merge_.oldest_open_lsn();
-  record_.applied_lsn = open != 0 ? std::min(open - 1, last_lsn_) : last_lsn_;
+  const Lsn applied_before = std::exchange(record_.applied_lsn, open != 0 ? std::min(open - 1, last_lsn_) : last_lsn_);
   for (const RunEvent& event : new_events_) batch->PutEvent(record_.id, event);
   for (const auto& [number, rank] : ranks_) batch->PutRank(record_.id, rank);
   batch->PutRun(record_);
   batch->PutState(record_, SaveState(series_state));
-  BW_RETURN_IF_ERROR(parts_.database->Commit(std::move(batch)));
+  if (const absl::Status status = parts_.database->Commit(std::move(batch)); !status.ok()) {
+    record_.applied_lsn = applied_before;  // The log is needed from there still.
+    return status;
+  }
   saved_lsn_ = last_lsn_;
   events_stored_ += new_events_.size();
   new_events_.clear();

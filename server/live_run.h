@@ -114,6 +114,9 @@ class LiveRun {
   const RunRecord& record() const { return record_; }
   // Every LSN from here on is still needed in the log for this run; 0 = none.
   Lsn needed_lsn() const;
+  // Of a recording, and no rank has left yet: its ranks are as late as whoever imports
+  // it, which no deadline judges; an import that was cut off can go on where it was.
+  bool importing() const { return !record_.import_of.empty() && gone_.empty(); }
   bool ended() const { return record_.ended; }
 
  private:

@@ -134,7 +134,7 @@ void LiveRun::PostActions() {
   const std::vector<AuditEntry> audit = std::exchange(audit_, {});
   if (parts_.actions == nullptr) return;
   // A crash would take back what is not durable, and its id would be another's.
-  if (const absl::Status status = parts_.wal->Sync(last_lsn_); !status.ok()) {
+  if (const absl::Status status = parts_.wal->LogOf(record_.id)->Sync(last_lsn_); !status.ok()) {
     LogError("actions of run {} are neither kept nor passed on: {}", record_.description.name,
              std::string(status.message()));
     return;

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "bellwether/recording.h"
@@ -84,10 +85,10 @@ absl::StatusOr<std::unique_ptr<Pipeline>> Pipeline::Open(const Options& options,
   }
   std::error_code error;
   std::filesystem::permissions(options.storage_path, std::filesystem::perms::owner_all, error);
-  const auto on_durable = [raw = pipeline.get()](Lsn durable) { raw->OnDurable(durable); };
   Database::Options database = options.database;
   database.directory = options.storage_path + "/db";
   if (options.open_shared_log != nullptr) {
+    const auto on_durable = [raw = pipeline.get()](uint32_t lane, Lsn durable) { raw->OnDurable(lane, durable); };
     BW_ASSIGN_OR_RETURN(std::unique_ptr<SharedLog> shared, options.open_shared_log(on_durable));
     database.shared = pipeline->shared_ = shared.get();
     pipeline->wal_ = std::move(shared);
@@ -107,7 +108,8 @@ absl::StatusOr<std::unique_ptr<Pipeline>> Pipeline::Open(const Options& options,
   if (pipeline->wal_ == nullptr) {
     Wal::Options wal = options.wal;
     wal.directory = options.storage_path + "/wal";
-    BW_ASSIGN_OR_RETURN(pipeline->wal_, Wal::Open(wal, on_durable));
+    BW_ASSIGN_OR_RETURN(pipeline->wal_,
+                        Wal::Open(wal, [raw = pipeline.get()](Lsn durable) { raw->OnDurable(0, durable); }));
   }
   pipeline->learner_ =
       std::make_unique<BaselineLearner>(options.learner, BaselineLearnerParts{.runs = &pipeline->table_,
@@ -117,11 +119,8 @@ absl::StatusOr<std::unique_ptr<Pipeline>> Pipeline::Open(const Options& options,
                                                                               .baselines = pipeline->baselines_.get(),
                                                                               .counters = counters,
                                                                               .clock = clock});
-  // Of a cluster's runs this server has a part for a while: how old they are is not its to say.
-  if (pipeline->shared_ == nullptr) {
-    pipeline->retention_ =
-        std::make_unique<Retention>(options.retention, &pipeline->table_, pipeline->database_.get(), counters, clock);
-  }
+  pipeline->retention_ =
+      std::make_unique<Retention>(options.retention, &pipeline->table_, pipeline->database_.get(), counters, clock);
   BW_RETURN_IF_ERROR(pipeline->Recover());
   if (pipeline->shared_ != nullptr) {
     pipeline->shared_->SetLost([raw = pipeline.get()](uint32_t partition) { raw->FencePartition(partition); });
@@ -137,6 +136,19 @@ Pipeline::RunEntry* Pipeline::AddEntry(const RunRecord& record) {
   next_run_ = std::max(next_run_, record.id + 1);
   runs_by_id_[record.id] = entry.get();
   return (runs_[record.description.uuid] = std::move(entry)).get();
+}
+
+void Pipeline::ForgetRun(RunEntry* run) {
+  series_->Forget(run->id);
+  const RunUuid uuid = run->description.uuid;
+  runs_by_id_.erase(run->id);
+  runs_.erase(uuid);
+}
+
+void Pipeline::Adopt(std::unique_ptr<LiveRun> run) {
+  Shard& shard = *shards_[static_cast<size_t>(run->record().id) % shards_.size()];
+  absl::MutexLock lock(&shard.mutex());
+  shard.Adopt(std::move(run));
 }
 
 size_t Pipeline::LiveRuns() const {
@@ -166,24 +178,29 @@ absl::StatusOr<Pipeline::RunEntry*> Pipeline::FindOrCreate(const HelloMessage& h
   RunRecord record;
   record.id = NextRun(hello.run.uuid);
   record.description = hello.run;
+  record.import_of = hello.import_of;
   record.started_unix_ns = time_unix_ms * 1'000'000;
   record.applied_lsn = wal_->last_lsn();
-  RunEntry* entry = AddEntry(record);
   auto run = std::make_unique<LiveRun>(Parts(), record);
   BW_RETURN_IF_ERROR(run->Load());
-  LiveRun::PublishRecord(record, Parts());
-  shards_[entry->shard]->Adopt(std::move(run));
+  RunEntry* entry = AddEntry(record);
+  entry->unlogged = std::move(run);
   return entry;
 }
 
 absl::StatusOr<std::shared_ptr<IngestSession>> Pipeline::Open(const HelloMessage& hello, std::string payload,
                                                               SessionOwner* owner) {
   if (closing_) return absl::UnavailableError("the server is draining; come back");
-  BW_RETURN_IF_ERROR(wal_->health());
+  LogBackend& log = *wal_->lane(LaneOf(hello.run.uuid));
   absl::MutexLock registry(&registry_mutex_);
   const int64_t time_unix_ms = clock_->UnixMillis();
-  BW_RETURN_IF_ERROR(AdmitRun(hello.run.uuid));
+  BW_RETURN_IF_ERROR(AdmitRun(hello.run.uuid));  // Where it is well, if not here.
+  BW_RETURN_IF_ERROR(log.health());
   BW_ASSIGN_OR_RETURN(RunEntry* const run, FindOrCreate(hello, time_unix_ms));
+  const absl::Cleanup forget_unlogged = [this, run] {
+    registry_mutex_.AssertHeld();
+    if (run->unlogged != nullptr) ForgetRun(run);
+  };
   Shard& shard = *shards_[run->shard];
   std::shared_ptr<Session> fenced;
   std::shared_ptr<Session> session;
@@ -198,6 +215,11 @@ absl::StatusOr<std::shared_ptr<IngestSession>> Pipeline::Open(const HelloMessage
       return absl::AbortedError(absl::StrCat("hello.run.attempt = ", hello.run.attempt, ": attempt ", slot->attempt,
                                              " of run ", hello.run.name, " has begun at rank ", hello.rank));
     }
+    // A recording pushes nobody out, neither a trainer nor another import.
+    if (!hello.import_of.empty() && slot->session.lock() != nullptr) {
+      return absl::AbortedError(
+          absl::StrCat("run ", hello.run.name, " is written to by somebody else just now; come back in a moment"));
+    }
     WalRecord record;
     record.kind = WalKind::kHello;
     record.run = run->id;
@@ -208,6 +230,10 @@ absl::StatusOr<std::shared_ptr<IngestSession>> Pipeline::Open(const HelloMessage
     record.payload = std::move(payload);
     const size_t bytes = record.payload.size();
     BW_ASSIGN_OR_RETURN(const Lsn lsn, wal_->Append(std::move(record)));
+    if (run->unlogged != nullptr) {
+      LiveRun::PublishRecord(run->unlogged->record(), Parts());
+      shard.Adopt(std::move(run->unlogged));
+    }
     ++slot->epoch;
     slot->attempt = hello.run.attempt;
     slot->deeper.clear();  // The new session was asked for nothing yet.
@@ -219,11 +245,11 @@ absl::StatusOr<std::shared_ptr<IngestSession>> Pipeline::Open(const HelloMessage
       AppendRules(*run, time_unix_ms);
       AppendPolicy(*run, time_unix_ms);
     }
-    pending_acks_[run->shard].push_back({lsn, true, slot->last_seq, clock_->MonotonicNanos(), session});
+    PendingAcks(*run).push_back({lsn, true, slot->last_seq, clock_->MonotonicNanos(), session});
   }
   if (fenced != nullptr) fenced->Tell([](SessionOwner* old) { old->OnFenced(); });
   // The log may have become durable before the entry above was there.
-  OnDurable(wal_->durable_lsn());
+  OnDurable(wal_->LaneOf(run->id), log.durable_lsn());
   return session;
 }
 
@@ -255,7 +281,7 @@ absl::StatusOr<IngestSession::Taken> Pipeline::Put(Session* session, IngestMessa
     if (slot.epoch != session->epoch()) return IngestSession::Taken::kFenced;
     if (message.seq <= slot.last_seq) {
       // Durable with whatever is the log's last record now.
-      pending_acks_[run->shard].push_back(
+      PendingAcks(*run).push_back(
           {wal_->last_lsn(), false, message.seq, clock_->MonotonicNanos(), session->shared_from_this()});
       lsn = wal_->last_lsn();
     } else {
@@ -284,24 +310,23 @@ absl::StatusOr<IngestSession::Taken> Pipeline::Put(Session* session, IngestMessa
       if (message.seq != slot.last_seq + 1) gaps_->Add();
       slot.last_seq = message.seq;
       lsn = *appended;
-      pending_acks_[run->shard].push_back(
-          {lsn, false, message.seq, clock_->MonotonicNanos(), session->shared_from_this()});
+      PendingAcks(*run).push_back({lsn, false, message.seq, clock_->MonotonicNanos(), session->shared_from_this()});
       shard.Push({lsn, run->id, session->rank(), session->epoch(), record.time_unix_ms, std::move(message)}, bytes);
       return IngestSession::Taken::kTaken;
     }
   }
-  OnDurable(wal_->durable_lsn());
+  OnDurable(wal_->LaneOf(run->id), wal_->LogOf(run->id)->durable_lsn());
   return IngestSession::Taken::kDuplicate;
 }
 
-void Pipeline::OnDurable(Lsn durable) {
+void Pipeline::OnDurable(uint32_t lane, Lsn durable) {
   if (!serving_) return;  // Nobody waits yet, and the shards are being made.
   const int64_t now_ns = clock_->MonotonicNanos();
   for (size_t i = 0; i < shards_.size(); ++i) {
     std::vector<PendingAck> ready;
     {
       absl::MutexLock lock(&shards_[i]->mutex());
-      std::deque<PendingAck>& pending = pending_acks_[i];
+      std::deque<PendingAck>& pending = PendingAcks(i, lane);
       while (!pending.empty() && pending.front().lsn <= durable) {
         ready.push_back(std::move(pending.front()));
         pending.pop_front();
@@ -372,7 +397,7 @@ absl::Status Pipeline::Annotate(RunId run, const RunEvent& event) {
     BW_ASSIGN_OR_RETURN(lsn, wal_->Append(std::move(record)));
     shard.Push({lsn, run, 0, 0, time_unix_ms, {0, event}}, 0);
   }
-  BW_RETURN_IF_ERROR(wal_->Sync(lsn));
+  BW_RETURN_IF_ERROR(wal_->LogOf(run)->Sync(lsn));
   shard.PublishApplied(run);  // Whoever wrote it finds it.
   return absl::OkStatus();
 }
@@ -407,7 +432,7 @@ RunControl::Info Pipeline::GetInfo() const {
 
 absl::Status Pipeline::Ready() const {
   if (closing_) return absl::UnavailableError("draining");
-  return wal_->health();
+  return LogHealth();
 }
 
 }  // namespace bellwether::server

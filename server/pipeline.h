@@ -5,7 +5,8 @@
 // drops duplicates, appends to the log, and acknowledges once the log says
 // durable.  For readers it is the RunControl.  Thread-safe.
 //
-// Order of locks: registry, then a shard's mutex, then a session's.
+// Order of locks: a lane's flush mutex, registry, then a shard's mutex, then a
+// session's.
 
 #ifndef BELLWETHER_SERVER_PIPELINE_H_
 #define BELLWETHER_SERVER_PIPELINE_H_
@@ -82,7 +83,7 @@ class Pipeline final : public IngestSink, public RunControl, public PartitionHos
     int64_t apply_ms_max = 500;
     // Opens the log that several servers share; null = this one is alone, and its
     // log is a file.  With it storage_path holds a cache, which begins empty.
-    std::function<absl::StatusOr<std::unique_ptr<SharedLog>>(LogBackend::DurableCallback)> open_shared_log;
+    std::function<absl::StatusOr<std::unique_ptr<SharedLog>>(SharedLog::LaneDurableCallback)> open_shared_log;
     Info info;  // Version, addresses, options, limits.
   };
 
@@ -114,6 +115,9 @@ class Pipeline final : public IngestSink, public RunControl, public PartitionHos
   void SetOwnerAddress(std::function<std::string(uint32_t partition)> owner_address) {
     owner_address_ = std::move(owner_address);
   }
+
+  // Of a cluster: what is old becomes smaller from here on, by that time.
+  void StartRetention(std::function<int64_t()> unix_nanos);
 
   // Every run is judged by these from some next step on, which its log says;
   // null = the built-in ones.
@@ -172,8 +176,11 @@ class Pipeline final : public IngestSink, public RunControl, public PartitionHos
     RunDescription description;
     size_t shard = 0;
     std::map<uint32_t, std::unique_ptr<RankSlot>> ranks;
+    // A new run, until its first Hello is in the log.  Nobody sees it and nothing of
+    // it may be logged before: recovery learns from that Hello what the run is.
+    std::unique_ptr<LiveRun> unlogged;
   };
-  // Waits in the order of the log; guarded by its shard's mutex.
+  // Waits in the order of its lane of the log; guarded by its shard's mutex.
   struct PendingAck {
     Lsn lsn = 0;
     bool opens = false;
@@ -190,13 +197,18 @@ class Pipeline final : public IngestSink, public RunControl, public PartitionHos
   // With `take_up` for a run that its hello tells of for the first time.
   absl::Status LoadRank(const WalRecord& record, const std::function<absl::Status(const RunRecord& fresh)>& take_up);
   // Its entry, with its ranks as stored.
-  absl::StatusOr<RunEntry*> LoadRun(const RunRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(registry_mutex_);
+  absl::Status LoadRun(const RunRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(registry_mutex_);
   absl::Status AdoptNewRun(const RunRecord& fresh);
   // OK, or who serves the run.
   absl::Status AdmitRun(const RunUuid& uuid) ABSL_EXCLUSIVE_LOCKS_REQUIRED(registry_mutex_);
   bool Serves(RunId run);
+  // Everything of the run is here, and the log and rows that it is in can be written.
+  bool HasWhole(RunId run);
   RunId NextRun(const RunUuid& uuid) ABSL_EXCLUSIVE_LOCKS_REQUIRED(registry_mutex_);
   // What a record of a partition that is taken up says, unless it is applied.
+  // Under the flush mutex of the partition's lane.
+  absl::Status TakeUp(uint32_t partition, uint64_t epoch);
+  Lsn LetGo(uint32_t partition, bool save);
   absl::Status TakeRecord(const WalRecord& record, const std::map<RunId, Lsn>& applied,
                           std::map<RunId, std::unique_ptr<LiveRun>>* live);
   // On a thread of its own: applies the log from `from` on, then lets the shards
@@ -207,12 +219,14 @@ class Pipeline final : public IngestSink, public RunControl, public PartitionHos
   // Waits until the log is applied, as long as a person would.
   absl::Status AwaitRecovered() const;
   void GuardDisk();
-  // Saves the runs that need the log below `end`, forgets what none needs.
+  // Saves the runs that need the log below `end`, forgets what none needs; one lane
+  // after the other, so that one whose database is silent holds up itself alone.
   void ShortenLog(Lsn end);
-  // Saves all runs that need the log below `end`; it is needed from the result on.
-  Lsn CommitShards(Lsn end);
-  // Makes the database durable and drops the log below `keep`.
-  absl::Status Forget(Lsn keep);
+  absl::Status ShortenLane(uint32_t lane, Lsn end);
+  // Saves the lane's runs that need the log below `end`; it is needed from the result on.
+  Lsn CommitShards(uint32_t lane, Lsn end);
+  // Makes the database durable and drops the lane below `keep`.
+  absl::Status Forget(uint32_t lane, Lsn keep);
   LiveRunParts Parts();
   // A new run is judged by the rules in force from its first step on.
   void AppendRules(const RunEntry& run, int64_t time_unix_ms);
@@ -224,7 +238,18 @@ class Pipeline final : public IngestSink, public RunControl, public PartitionHos
   absl::StatusOr<RunEntry*> FindOrCreate(const HelloMessage& hello, int64_t time_unix_ms)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(registry_mutex_);
   RunEntry* AddEntry(const RunRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(registry_mutex_);
-  void OnDurable(Lsn durable);
+  void ForgetRun(RunEntry* run) ABSL_EXCLUSIVE_LOCKS_REQUIRED(registry_mutex_);
+  void Adopt(std::unique_ptr<LiveRun> run);  // By its shard.
+  // Of a shard and a lane; under the shard's mutex.
+  std::deque<PendingAck>& PendingAcks(size_t shard, uint32_t lane) {
+    return pending_acks_[shard * wal_->lanes() + lane];
+  }
+  std::deque<PendingAck>& PendingAcks(const RunEntry& run) { return PendingAcks(run.shard, wal_->LaneOf(run.id)); }
+  void OnDurable(uint32_t lane, Lsn durable);
+  // Which lane the log of a run with this uuid goes into.
+  uint32_t LaneOf(const RunUuid& uuid) const;
+  // OK if any lane of the log goes on.
+  absl::Status LogHealth() const;
   absl::StatusOr<IngestSession::Taken> Put(Session* session, IngestMessage& message, std::string& payload);
   size_t LiveRuns() const;
   // Asks the clients of runs for more of the heads that are on their way to fail.
@@ -246,9 +271,9 @@ class Pipeline final : public IngestSink, public RunControl, public PartitionHos
   std::unique_ptr<Baselines> baselines_;
   std::unique_ptr<SpectraWorker> spectra_;
   std::vector<std::unique_ptr<Shard>> shards_;
-  std::vector<std::deque<PendingAck>> pending_acks_;  // Per shard, under its mutex.
+  std::vector<std::deque<PendingAck>> pending_acks_;  // PendingAcks()
   std::unique_ptr<BaselineLearner> learner_;
-  std::unique_ptr<Retention> retention_;  // Null in a cluster.
+  std::unique_ptr<Retention> retention_;
 
   absl::Mutex registry_mutex_;
   // Sessions hold theirs, too: a run may be let go while streams end.
@@ -257,9 +282,10 @@ class Pipeline final : public IngestSink, public RunControl, public PartitionHos
   RunId next_run_ ABSL_GUARDED_BY(registry_mutex_) = 1;
   struct PartitionState {
     bool served = false;
+    bool whole = false;  // With the series of before.
     RunId next_run = 0;
   };
-  std::array<PartitionState, kPartitions> partitions_ ABSL_GUARDED_BY(registry_mutex_);
+  std::array<PartitionState, kPartitions * kDatabasesMax> partitions_ ABSL_GUARDED_BY(registry_mutex_);
   std::atomic<bool> closing_ = false;
   int64_t flushed_ns_ = 0;
   std::atomic<bool> serving_ = false;    // The shards are made: acks may go out.
@@ -269,8 +295,10 @@ class Pipeline final : public IngestSink, public RunControl, public PartitionHos
   absl::Status apply_status_ ABSL_GUARDED_BY(apply_mutex_);  // Why the log could not be applied.
   bool apply_ended_ ABSL_GUARDED_BY(apply_mutex_) = false;
   std::thread apply_thread_;
-  absl::Mutex flush_mutex_;  // What a checkpoint copies is not shortened meanwhile.
-  bool disk_low_ = false;    // Maintain()'s own.
+  // By lane: while it is held that lane of the log is not shortened.  Whoever holds one
+  // may wait for its database; nobody holds two.
+  std::array<absl::Mutex, kDatabasesMax> flush_mutexes_;
+  bool disk_low_ = false;  // Maintain()'s own.
   std::string grpc_address_, http_address_;
 
   Counter* const gaps_;

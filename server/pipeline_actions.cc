@@ -78,7 +78,7 @@ absl::Status Pipeline::Ask(RunId run, WalKind kind, std::string payload, IngestM
     BW_ASSIGN_OR_RETURN(lsn, wal_->Append(std::move(record)));
     shard.Push({lsn, run, 0, 0, time_unix_ms, std::move(message)}, 0);
   }
-  BW_RETURN_IF_ERROR(wal_->Sync(lsn));
+  BW_RETURN_IF_ERROR(wal_->LogOf(run)->Sync(lsn));
   shard.PublishApplied(run);
   return absl::OkStatus();
 }

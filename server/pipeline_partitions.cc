@@ -22,9 +22,13 @@ constexpr std::pair<std::string_view, std::string_view> kHistory[] = {{"m", "n"}
 
 }  // namespace
 
+uint32_t Pipeline::LaneOf(const RunUuid& uuid) const {
+  return shared_ == nullptr ? 0 : DatabaseOf(PartitionOf(uuid, shared_->lanes()));
+}
+
 absl::Status Pipeline::AdmitRun(const RunUuid& uuid) {
   if (shared_ == nullptr) return absl::OkStatus();
-  const uint32_t partition = PartitionOf(uuid);
+  const uint32_t partition = PartitionOf(uuid, shared_->lanes());
   if (partitions_[partition].served) return absl::OkStatus();
   const std::string owner = owner_address_ == nullptr ? "" : owner_address_(partition);
   if (!owner.empty()) return MovedTo(owner);
@@ -37,14 +41,31 @@ bool Pipeline::Serves(RunId run) {
   return partitions_[PartitionOfRun(run)].served;
 }
 
+bool Pipeline::HasWhole(RunId run) {
+  if (!wal_->LogOf(run)->health().ok()) return false;
+  absl::MutexLock registry(&registry_mutex_);
+  return partitions_[PartitionOfRun(run)].whole;
+}
+
+void Pipeline::StartRetention(std::function<int64_t()> unix_nanos) {
+  retention_->Share({.whole = [this](RunId run) { return HasWhole(run); }, .unix_nanos = std::move(unix_nanos)});
+  retention_->Start();
+}
+
 RunId Pipeline::NextRun(const RunUuid& uuid) {
-  return shared_ == nullptr ? next_run_++ : partitions_[PartitionOf(uuid)].next_run++;
+  return shared_ == nullptr ? next_run_++ : partitions_[PartitionOf(uuid, shared_->lanes())].next_run++;
 }
 
 absl::Status Pipeline::TakePartition(uint32_t partition, uint64_t epoch) {
-  // The log is not shortened meanwhile: what it keeps for runs that are half here
+  // The lane is not shortened meanwhile: what it keeps for runs that are half here
   // nobody would ask for.
-  absl::MutexLock flush(&flush_mutex_);
+  absl::MutexLock flush(&flush_mutexes_[DatabaseOf(partition)]);
+  absl::Status taken = TakeUp(partition, epoch);
+  if (!taken.ok()) LetGo(partition, /*save=*/false);
+  return taken;
+}
+
+absl::Status Pipeline::TakeUp(uint32_t partition, uint64_t epoch) {
   BW_RETURN_IF_ERROR(shared_->Own(partition, epoch));
   const RunId first = FirstRunOf(partition), end = FirstRunOf(partition + 1);
   BW_RETURN_IF_ERROR(database_->ForgetRuns(first, end));
@@ -60,7 +81,7 @@ absl::Status Pipeline::TakePartition(uint32_t partition, uint64_t epoch) {
     absl::MutexLock registry(&registry_mutex_);
     partitions_[partition].next_run = first + 1;
     for (const RunRecord& record : records) {
-      BW_RETURN_IF_ERROR(LoadRun(record).status());
+      BW_RETURN_IF_ERROR(LoadRun(record));
       partitions_[partition].next_run = std::max(partitions_[partition].next_run, record.id + 1);
       applied[record.id] = record.applied_lsn;
       if (record.ended) continue;
@@ -75,7 +96,7 @@ absl::Status Pipeline::TakePartition(uint32_t partition, uint64_t epoch) {
   for (auto& [id, run] : live) {
     run->SubmitUnanswered();
     run->Publish();
-    shards_[static_cast<size_t>(id) % shards_.size()]->Adopt(std::move(run));
+    Adopt(std::move(run));
   }
   absl::MutexLock registry(&registry_mutex_);
   partitions_[partition].served = true;
@@ -116,6 +137,9 @@ absl::Status Pipeline::TakeHistory(uint32_t partition) {
     };
     BW_RETURN_IF_ERROR(shared_->ReadRows(partition, from, to, take));
   }
+  absl::MutexLock registry(&registry_mutex_);
+  // Nobody takes it up again meanwhile: that is the caller's to do, too.
+  partitions_[partition].whole = partitions_[partition].served;
   return absl::OkStatus();
 }
 
@@ -123,12 +147,12 @@ void Pipeline::FencePartition(uint32_t partition) {
   std::vector<std::shared_ptr<Session>> sessions;
   {
     absl::MutexLock registry(&registry_mutex_);
-    partitions_[partition].served = false;
+    partitions_[partition].served = partitions_[partition].whole = false;
     for (auto it = runs_by_id_.lower_bound(FirstRunOf(partition));
          it != runs_by_id_.end() && it->first < FirstRunOf(partition + 1); ++it) {
       RunEntry* const run = it->second;
       absl::MutexLock lock(&shards_[run->shard]->mutex());
-      std::erase_if(pending_acks_[run->shard], [run](const PendingAck& ack) { return ack.session->run() == run; });
+      std::erase_if(PendingAcks(*run), [run](const PendingAck& ack) { return ack.session->run() == run; });
       for (const auto& [rank, slot] : run->ranks) {
         ++slot->epoch;  // Of whoever holds a session: its next message is refused.
         if (auto session = slot->session.lock()) sessions.push_back(std::move(session));
@@ -143,6 +167,13 @@ void Pipeline::FencePartition(uint32_t partition) {
 }
 
 Lsn Pipeline::DropPartition(uint32_t partition, bool save) {
+  // Nor is it shortened between the runs' end here and the partition's: what they
+  // could not save nobody would ask for.
+  absl::MutexLock flush(&flush_mutexes_[DatabaseOf(partition)]);
+  return LetGo(partition, save);
+}
+
+Lsn Pipeline::LetGo(uint32_t partition, bool save) {
   bool served = false;
   {
     absl::MutexLock registry(&registry_mutex_);
@@ -159,15 +190,10 @@ Lsn Pipeline::DropPartition(uint32_t partition, bool save) {
     absl::MutexLock registry(&registry_mutex_);
     for (auto it = runs_by_id_.lower_bound(first); it != runs_by_id_.end() && it->first < end;) {
       gone.push_back(it->first);
-      const RunUuid uuid = it->second->description.uuid;
-      it = runs_by_id_.erase(it);
-      runs_.erase(uuid);
+      ForgetRun((it++)->second);
     }
   }
-  for (const RunId run : gone) {
-    series_->Forget(run);
-    table_.Remove(run);
-  }
+  for (const RunId run : gone) table_.Remove(run);
   if (const absl::Status status = database_->ForgetRuns(first, end); !status.ok()) {
     LogWarning("partition {}: its rows stay in the cache: {}", partition, std::string(status.message()));
   }

@@ -37,10 +37,10 @@ absl::Status Pipeline::Recover() {
     if (!Serves(run)) return true;  // Its new owner computes them.
     if (shards_[static_cast<size_t>(run) % shards_.size()]->AppendSpectra(run, answers)) return true;
     // A log that has failed for good takes nothing more, of nobody.
-    const absl::Status health = wal_->health();
+    const absl::Status health = wal_->LogOf(run)->health();
     return !health.ok() && !absl::IsResourceExhausted(health);
   });
-  pending_acks_.resize(shards_.size());
+  pending_acks_.resize(shards_.size() * wal_->lanes());
   BW_RETURN_IF_ERROR(LoadRuns());
   flushed_ns_ = clock_->MonotonicNanos();
   unapplied_->Set(static_cast<double>(wal_->recovery().records));
@@ -57,12 +57,12 @@ absl::Status Pipeline::LoadRuns() {
   {
     absl::MutexLock registry(&registry_mutex_);
     for (const RunRecord& record : records) {
-      BW_ASSIGN_OR_RETURN(RunEntry* const entry, LoadRun(record));
+      BW_RETURN_IF_ERROR(LoadRun(record));
       applied_lsn_[record.id] = record.applied_lsn;
       if (record.ended) continue;  // Its shard takes it up again if it goes on.
       auto run = std::make_unique<LiveRun>(Parts(), record);
       BW_RETURN_IF_ERROR(run->Load());
-      shards_[entry->shard]->Adopt(std::move(run));
+      Adopt(std::move(run));
     }
   }
   // Whole segments that are gone from the log's end leave no trace in it.
@@ -79,7 +79,7 @@ absl::Status Pipeline::LoadRuns() {
   });
 }
 
-absl::StatusOr<Pipeline::RunEntry*> Pipeline::LoadRun(const RunRecord& record) {
+absl::Status Pipeline::LoadRun(const RunRecord& record) {
   RunEntry* const entry = AddEntry(record);
   BW_ASSIGN_OR_RETURN(const std::vector<RankRecord> ranks, database_->ListRanks(record.id));
   for (const RankRecord& rank : ranks) {
@@ -88,7 +88,7 @@ absl::StatusOr<Pipeline::RunEntry*> Pipeline::LoadRun(const RunRecord& record) {
     entry->ranks[rank.rank] = std::move(slot);
   }
   LiveRun::PublishRecord(record, Parts());
-  return entry;
+  return absl::OkStatus();
 }
 
 absl::Status Pipeline::LoadRank(const WalRecord& record,
@@ -105,6 +105,7 @@ absl::Status Pipeline::LoadRank(const WalRecord& record,
       RunRecord fresh;
       fresh.id = record.run;
       fresh.description = hello->run;
+      fresh.import_of = hello->import_of;
       fresh.started_unix_ns = record.time_unix_ms * 1'000'000;
       // Adopted before any of its records: nothing of them counts as saved.
       fresh.applied_lsn = record.lsn - 1;
@@ -132,7 +133,7 @@ absl::Status Pipeline::AdoptNewRun(const RunRecord& fresh) {
   auto run = std::make_unique<LiveRun>(Parts(), fresh);
   BW_RETURN_IF_ERROR(run->Load());
   LiveRun::PublishRecord(fresh, Parts());
-  shards_[static_cast<size_t>(fresh.id) % shards_.size()]->Adopt(std::move(run));
+  Adopt(std::move(run));
   return absl::OkStatus();
 }
 
@@ -208,8 +209,8 @@ void Pipeline::ApplyLog(Lsn from) {
     }
     if (until >= begin) LogInfo("the log is applied up to record {}", until);
     recovered_ = true;
-    if (retention_ != nullptr) retention_->Start();
-    learner_->Start();  // Not before: a run that had ended may go on in the log.
+    if (shared_ == nullptr) retention_->Start();  // Of a cluster once the others' time is known.
+    learner_->Start();                            // Not before: a run that had ended may go on in the log.
   } else if (!absl::IsCancelled(status)) {
     LogError("the log could not be applied: {}", std::string(status.message()));
   }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <limits>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "server/pipeline.h"
@@ -46,24 +47,41 @@ void Pipeline::GuardDisk() {
   wal_->Hold(why);
 }
 
-Lsn Pipeline::CommitShards(Lsn end) {
+Lsn Pipeline::CommitShards(uint32_t lane, Lsn end) {
   Lsn keep = wal_->last_lsn() + 1;
-  for (const auto& shard : shards_) keep = std::min(keep, shard->CommitBefore(end));
+  for (const auto& shard : shards_) keep = std::min(keep, shard->CommitBefore(lane, end));
   return keep;
 }
 
-absl::Status Pipeline::Forget(Lsn keep) {
+absl::Status Pipeline::Forget(uint32_t lane, Lsn keep) {
   BW_RETURN_IF_ERROR(database_->Flush());
-  // What is not applied yet must be read again.
-  return recovered_ ? wal_->Truncate(keep) : absl::OkStatus();
+  if (!recovered_) return absl::OkStatus();  // What is not applied yet must be read again.
+  return wal_->lane(lane)->Truncate(keep);
+}
+
+absl::Status Pipeline::LogHealth() const {
+  absl::Status first;
+  for (uint32_t i = 0; i < wal_->lanes(); ++i) {
+    absl::Status health = wal_->lane(i)->health();
+    if (health.ok()) return health;
+    if (i == 0) first = std::move(health);
+  }
+  return first;
+}
+
+absl::Status Pipeline::ShortenLane(uint32_t lane, Lsn end) {
+  absl::MutexLock flush(&flush_mutexes_[lane]);
+  return Forget(lane, CommitShards(lane, end));
 }
 
 void Pipeline::ShortenLog(Lsn end) {
-  absl::MutexLock flush(&flush_mutex_);
   flushed_ns_ = clock_->MonotonicNanos();
   store_bytes_->Set(static_cast<double>(database_->bytes()));
-  const absl::Status status = Forget(CommitShards(end));
-  if (!status.ok()) LogError("the log could not be shortened: {}", std::string(status.message()));
+  for (uint32_t lane = 0; lane < wal_->lanes(); ++lane) {
+    if (wal_->lanes() > 1 && !wal_->lane(lane)->health().ok()) continue;  // Said already.
+    const absl::Status status = ShortenLane(lane, end);
+    if (!status.ok()) LogError("the log could not be shortened: {}", std::string(status.message()));
+  }
 }
 
 absl::Status Pipeline::Maintain() {
@@ -80,15 +98,13 @@ absl::Status Pipeline::Maintain() {
     BW_RETURN_IF_ERROR(apply_status_);
   }
   const int64_t now_ns = clock_->MonotonicNanos();
-  if (!recovered_ || !wal_->health().ok()) return absl::OkStatus();
+  if (!recovered_ || !LogHealth().ok()) return absl::OkStatus();
   const int64_t age_ns = now_ns - flushed_ns_;
   const bool too_long = wal_->bytes() >= options_.wal_bytes_flush;
   if (age_ns < (too_long ? kFlushNanosMin : options_.flush_ms * 1'000'000)) return absl::OkStatus();
   // Runs are saved in turn, each in its time: saved all at once they would be
   // written several times as often, and everything else would wait.
-  // A log that servers share is shortened behind what all runs have saved.
-  const Lsn end = too_long ? wal_->TailBegin(options_.wal_bytes_flush / 2) : 0;
-  ShortenLog(shared_ == nullptr ? end : kAll);
+  ShortenLog(too_long ? wal_->TailBegin(options_.wal_bytes_flush / 2) : 0);
   return absl::OkStatus();
 }
 
@@ -99,7 +115,7 @@ absl::Status Pipeline::WriteCheckpoint(const std::string& directory) {
   }
   if (!recovered_) return absl::FailedPreconditionError("the server still applies what its log holds: try again");
   // The database first: the log holds whatever is newer, as long as it is not shortened.
-  absl::MutexLock flush(&flush_mutex_);
+  absl::MutexLock flush(&flush_mutexes_[0]);  // A server alone has one lane.
   std::error_code error;
   if (!std::filesystem::create_directory(directory, error)) {
     return absl::FailedPreconditionError(
@@ -118,10 +134,16 @@ absl::Status Pipeline::Close() {
   wal_->Hold(absl::OkStatus());                        // What was taken is written if there is any room.
   absl::Status status = wal_->Sync(wal_->last_lsn());
   spectra_->Stop();
-  const Lsn keep = CommitShards(kAll);
+  std::vector<Lsn> keep;
+  for (uint32_t lane = 0; lane < wal_->lanes(); ++lane) keep.push_back(CommitShards(lane, kAll));
   for (const auto& shard : shards_) shard->Stop();
   // The database holds it all: the next start need not read it again.
-  if (status.ok()) status = Forget(keep);
+  const bool synced = status.ok();
+  for (uint32_t lane = 0; synced && lane < keep.size(); ++lane) {
+    if (keep.size() > 1 && !wal_->lane(lane)->health().ok()) continue;
+    absl::Status forgot = Forget(lane, keep[lane]);
+    if (status.ok()) status = std::move(forgot);
+  }
   const absl::Status closed = wal_->Close();
   return status.ok() ? closed : status;
 }

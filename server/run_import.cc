@@ -1,6 +1,10 @@
 #include "server/run_import.h"
 
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
+
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,6 +16,21 @@
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {
+namespace {
+
+// The same for the same hello, in any process.
+std::string RecordingOf(const v1::ClientMessage& hello) {
+  std::string bytes;
+  {
+    google::protobuf::io::StringOutputStream stream(&bytes);
+    google::protobuf::io::CodedOutputStream out(&stream);
+    out.SetSerializationDeterministic(true);  // Labels are a map.
+    hello.SerializeToCodedStream(&out);
+  }
+  return FormatUuid(UuidOfName(bytes));
+}
+
+}  // namespace
 
 v1::ClientMessage ToMessage(const RunEvent& event) {
   v1::ClientMessage message;
@@ -28,6 +47,7 @@ struct RecordingImport::Rank final : public SessionOwner {
   absl::Mutex mutex;
   bool room ABSL_GUARDED_BY(mutex) = false;
   bool fenced ABSL_GUARDED_BY(mutex) = false;
+  bool moved ABSL_GUARDED_BY(mutex) = false;  // Fenced, because another server serves the run.
   uint64_t durable ABSL_GUARDED_BY(mutex) = 0;
 
   ~Rank() override {
@@ -46,8 +66,18 @@ struct RecordingImport::Rank final : public SessionOwner {
     absl::MutexLock lock(&mutex);
     fenced = room = true;
   }
+  void OnMoved(const std::string&) override {
+    absl::MutexLock lock(&mutex);
+    fenced = room = moved = true;
+  }
   void OnDeeper(const std::vector<Head>&) override {}  // Nobody is there to look,
   void OnAction(const Action&) override {}             // nor to act.
+  absl::Status WhyFenced() {
+    absl::MutexLock lock(&mutex);
+    if (!moved) return absl::AbortedError("another writer took over the run during the import");
+    return absl::UnavailableError(
+        "another server of the cluster serves the run since; the same import again goes on where this one stopped");
+  }
   void AwaitRoom() {
     absl::MutexLock lock(&mutex);
     mutex.Await(absl::Condition(&room));
@@ -103,6 +133,7 @@ absl::Status RecordingImport::Take(v1::RecordedMessage* recorded) {
 }
 
 absl::Status RecordingImport::Open(uint32_t number, v1::ClientMessage* message) {
+  if (ranks_.empty()) recording_ = RecordingOf(*message);
   v1::RunDescription* run = message->mutable_hello()->mutable_run();
   if (!as_name_.empty()) {
     const RunUuid uuid = UuidOfName(as_name_);
@@ -112,16 +143,29 @@ absl::Status RecordingImport::Open(uint32_t number, v1::ClientMessage* message) 
   message->set_seq(0);
   // What it could apply then, nobody can now.
   message->mutable_hello()->clear_capabilities();
+  message->mutable_hello()->set_client_version(absl::StrCat(std::string(kImportOf), recording_));
   BW_ASSIGN_OR_RETURN(const IngestMessage plain, Decode(*message, nullptr, pipeline_->limits()));
   const auto& hello = std::get<HelloMessage>(plain.body);
-  if (ranks_.empty() && pipeline_->runs()->Find(FormatUuid(hello.run.uuid)) != nullptr) {
-    return absl::AlreadyExistsError(
-        absl::StrCat("run ", hello.run.name, " is here already; give the import another name"));
-  }
+  if (ranks_.empty()) BW_RETURN_IF_ERROR(CheckHere(hello.run));
   auto rank = std::make_unique<Rank>();
   BW_ASSIGN_OR_RETURN(rank->session, pipeline_->Open(hello, message->SerializeAsString(), rank.get()));
   if (ranks_.empty()) result_.run = pipeline_->runs()->Find(FormatUuid(hello.run.uuid))->record.id;
   ranks_[number] = std::move(rank);
+  return absl::OkStatus();
+}
+
+absl::Status RecordingImport::CheckHere(const RunDescription& run) const {
+  const RunSnapshotPtr here = pipeline_->runs()->Find(FormatUuid(run.uuid));
+  if (here == nullptr) return absl::OkStatus();
+  const RunRecord& record = here->record;
+  if (record.ended || record.import_of.empty()) {
+    return absl::AlreadyExistsError(absl::StrCat("run ", run.name, " is here already; give the import another name"));
+  }
+  if (record.import_of != recording_) {
+    return absl::AlreadyExistsError(absl::StrCat("run ", run.name,
+                                                 " is here in part, from another recording whose import was cut off: "
+                                                 "import that again, or give this one another name"));
+  }
   return absl::OkStatus();
 }
 
@@ -136,9 +180,7 @@ absl::Status RecordingImport::Put(Rank* rank, v1::ClientMessage* message) {
   }
   for (;;) {
     BW_ASSIGN_OR_RETURN(const auto taken, rank->session->Put(plain, payload));
-    if (taken == IngestSession::Taken::kFenced) {
-      return absl::AbortedError("another writer took over the run during the import");
-    }
+    if (taken == IngestSession::Taken::kFenced) return rank->WhyFenced();
     if (taken != IngestSession::Taken::kBusy) break;
     rank->AwaitRoom();
   }
@@ -160,17 +202,13 @@ absl::StatusOr<RunImport::Result> RecordingImport::Finish() {
     if (!rank->AwaitDurable()) return absl::UnavailableError("the import did not become durable");
   }
   pipeline_->AwaitApplied(result_.run);
-  return result_;
-}
-
-RunUuid UuidOfName(std::string_view name) {
-  RunUuid uuid{};
-  for (size_t half = 0; half < 2; ++half) {
-    uint64_t hash = 14695981039346656037ull + half * 0x9e3779b97f4a7c15ull;  // FNV-1a
-    for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
-    for (size_t i = 0; i < 8; ++i) uuid[half * 8 + i] = static_cast<uint8_t>(hash >> (8 * i));
+  // A goodbye has no number and nobody acknowledges it: what shows those of all is that
+  // the run has ended.
+  const RunSnapshotPtr run = pipeline_->runs()->Get(result_.run);
+  if (run == nullptr || (!run->record.ended && ranks_.size() >= run->record.description.reporters)) {
+    return absl::UnavailableError("the end of the import is lost; the same import again makes it whole");
   }
-  return uuid;
+  return result_;
 }
 
 absl::Status ExportRecording(const RunRecord& run, const std::vector<RunEvent>& events, const SeriesStore& series,

@@ -21,6 +21,11 @@ class Pipeline;
 
 // Feeds a recording to the pipeline as its ranks would have: the same checks,
 // the same log, the same judgement.  Not thread-safe.
+//
+// One that was cut off (a server was killed, the caller went away) leaves a run that
+// has not ended and knows the recording's first hello.  The same import again goes on
+// where that stopped: its messages have the same numbers, and what is there already
+// is a duplicate like any other.  Silence and late ranks are not judged until then.
 class RecordingImport final : public RunImport {
  public:
   // `as_name` empty: the recorded name and uuid; else a run of that name, with
@@ -35,21 +40,21 @@ class RecordingImport final : public RunImport {
   struct Rank;
   absl::Status Take(v1::RecordedMessage* recorded);
   absl::Status Open(uint32_t rank, v1::ClientMessage* message);
+  // ALREADY_EXISTS: there is a run of that uuid which is no part of this import.
+  absl::Status CheckHere(const RunDescription& run) const;
   absl::Status Put(Rank* rank, v1::ClientMessage* message);
 
   Pipeline* const pipeline_;
   const std::string as_name_;
   RecordingReader reader_;
   bool ended_ = false;
+  std::string recording_;  // Tells it from others: of its first hello.
   Result result_;
   std::map<uint32_t, std::unique_ptr<Rank>> ranks_;
 };
 
 // As a client would say it; its seq is left to the caller.
 v1::ClientMessage ToMessage(const RunEvent& event);
-
-// A stable uuid for a name: the same on every machine.
-RunUuid UuidOfName(std::string_view name);
 
 // Writes a run as a .bwrun of one rank: its merged steps and its events, in
 // the order of steps.  ABORTED: the sink refused.

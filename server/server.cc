@@ -18,6 +18,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "server/access/client_check.h"
 #include "server/config.h"
 #include "server/grpc_log.h"
 #include "server/grpc_weaknesses.h"
@@ -95,7 +96,7 @@ absl::Status Server::StartAll() {
   if (options_.cluster.on()) ShareLog();
   BW_ASSIGN_OR_RETURN(pipeline_, Pipeline::Open(options_.pipeline, &counters_, clock_));
   pipeline_->SetOwnerAddress([this](uint32_t partition) {
-    Member* const member = asked_member_;
+    Members* const member = asked_member_;
     return member == nullptr ? std::string() : member->OwnerAddress(partition);
   });
   if (options_.cluster.on()) BW_RETURN_IF_ERROR(StartPeers());
@@ -164,7 +165,7 @@ absl::Status Server::StartAccess() {
   access.page_token = options_.web_token;
   if (access.audit.path.empty()) access.audit.path = absl::StrCat(options_.pipeline.storage_path, "/audit.log");
   BW_RETURN_IF_ERROR(FileSystem::Real()->MakeDirectory(options_.pipeline.storage_path));
-  BW_ASSIGN_OR_RETURN(access_, Access::Open(access, &counters_, clock_));
+  BW_ASSIGN_OR_RETURN(access_, Access::Open(access, &counters_, clock_, tls_.get()));
   if (!access.page_token.empty() || tls_ != nullptr || !access.tokens_file.empty()) {
     // Nobody else's debugger, no core file, reads what is in this memory.
     prctl(PR_SET_DUMPABLE, 0);
@@ -301,6 +302,10 @@ std::shared_ptr<grpc::ServerCredentials> Server::GrpcCredentials() const {
   tls.watch_identity_key_cert_pairs();
   tls.set_cert_request_type(ask ? GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY
                                 : GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE);
+  if (!options_.tls.crl.empty()) {
+    tls.set_certificate_verifier(ClientCheck(tls_.get()));
+    tls.set_check_call_host(false);  // Of a server's certificate; this one is a client's.
+  }
   return e::TlsServerCredentials(tls);
 }
 

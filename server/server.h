@@ -19,7 +19,7 @@
 #include "server/access/access.h"
 #include "server/access/tls_files.h"
 #include "server/checkpoint_socket.h"
-#include "server/cluster/member.h"
+#include "server/cluster/members.h"
 #include "server/cluster/peer_channels.h"
 #include "server/connection_acceptor.h"
 #include "server/detect/bank_choice.h"
@@ -128,10 +128,10 @@ class Server {
   std::unique_ptr<Exporter> exporter_;
   std::vector<std::unique_ptr<Webhook>> webhooks_;
   std::vector<std::unique_ptr<Alertmanager>> alertmanagers_;
-  std::unique_ptr<Member> member_;               // Null: this server is alone.
-  std::atomic<Member*> asked_member_ = nullptr;  // The same, for calls and streams that come before it.
-  std::unique_ptr<PeerChannels> peers_;          // Null: this server is alone.
-  std::unique_ptr<Elsewhere> elsewhere_;         // Likewise.
+  std::unique_ptr<Members> member_;               // Null: this server is alone.
+  std::atomic<Members*> asked_member_ = nullptr;  // The same, for calls and streams that come before it.
+  std::unique_ptr<PeerChannels> peers_;           // Null: this server is alone.
+  std::unique_ptr<Elsewhere> elsewhere_;          // Likewise.
   std::unique_ptr<QueryEngine> engine_;
   std::unique_ptr<QueryService> query_;
   std::unique_ptr<IngestService> ingest_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -21,7 +22,7 @@ constexpr size_t kRulesBytesPerTick = 4 << 20;
 
 // While the log cannot go on nothing may be saved: it said so itself.
 void Shard::CommitIfDue(LiveRun* run, int64_t now_ns) {
-  if (!run->CommitDue(now_ns) || !parts_.wal->health().ok()) return;
+  if (!run->CommitDue(now_ns) || !parts_.wal->LogOf(run->record().id)->health().ok()) return;
   const absl::Status status = run->Commit();
   const std::string& name = run->record().description.name;
   if (!status.ok()) {
@@ -100,10 +101,7 @@ void Shard::Enqueue(Task task) {
 
 void Shard::Adopt(std::unique_ptr<LiveRun> run) {
   auto* raw = run.release();
-  Enqueue([this, raw] {
-    const RunId id = raw->record().id;
-    runs_[id].reset(raw);
-  });
+  queue_.push_back({{}, 0, 0, [this, raw] { runs_[raw->record().id].reset(raw); }});
 }
 
 void Shard::Barrier(const Task& task) {
@@ -135,11 +133,20 @@ void Shard::EndRecovery() {
   });
 }
 
-Lsn Shard::CommitBefore(Lsn end) {
+std::vector<Lsn> Shard::CommitAll() {
+  std::vector<Lsn> needed;
+  for (uint32_t lane = 0; lane < parts_.wal->lanes(); ++lane) {
+    needed.push_back(CommitBefore(lane, std::numeric_limits<Lsn>::max()));
+  }
+  return needed;
+}
+
+Lsn Shard::CommitBefore(uint32_t lane, Lsn end) {
   Lsn needed = 0;
   absl::Notification done;
   Enqueue([&] {
     for (const auto& [id, run] : runs_) {
+      if (parts_.wal->LaneOf(id) != lane) continue;
       chores_.emplace_back([this, id = id, end] {
         const auto found = runs_.find(id);
         if (found == runs_.end()) return;
@@ -148,7 +155,7 @@ Lsn Shard::CommitBefore(Lsn end) {
       });
     }
     chores_.emplace_back([&] {
-      needed = NeededLsn();
+      needed = NeededLsn(lane);
       done.Notify();
     });
   });
@@ -156,7 +163,7 @@ Lsn Shard::CommitBefore(Lsn end) {
   return needed;
 }
 
-Lsn Shard::NeededLsn() {
+Lsn Shard::NeededLsn(uint32_t lane) {
   {
     // With an empty queue nothing below the log's end waits for this shard.
     absl::MutexLock lock(&mutex_);
@@ -164,6 +171,7 @@ Lsn Shard::NeededLsn() {
   }
   Lsn needed = processed_lsn_ + 1;
   for (const auto& [id, run] : runs_) {
+    if (parts_.wal->LaneOf(id) != lane) continue;
     if (const Lsn lsn = run->needed_lsn(); lsn != 0) needed = std::min(needed, lsn);
   }
   return needed;
@@ -234,7 +242,7 @@ void Shard::Deliver(LiveRun* run) {
   if (recovering_ || parts_.hand_over == nullptr) return;
   const std::vector<LiveRun::Errand> errands = run->Errands();
   // Never ahead of the log: a crash must not take back what a trainer was told.
-  if (errands.empty() || !parts_.wal->Sync(run->last_lsn()).ok()) return;
+  if (errands.empty() || !parts_.wal->LogOf(run->record().id)->Sync(run->last_lsn()).ok()) return;
   for (const LiveRun::Errand& errand : errands) {
     const Action& action = errand.action;
     if (!parts_.hand_over(run->record().id, errand.rank, action)) continue;  // Its next Hello asks again.
@@ -295,7 +303,7 @@ void Shard::Tick(int64_t now_ns) {
     SpreadPolicy();
   }
   for (auto& [id, run] : runs_) {
-    if (!recovering_) {
+    if (!recovering_ && !run->importing()) {
       StepClosedMessage overdue;
       if (run->StepOverdue(now_ns, options_.step_deadline_ms * 1'000'000, &overdue)) {
         AppendOwn(*run, WalKind::kStepClosed, EncodeStepClosed(overdue), {0, overdue});

@@ -65,8 +65,9 @@ class Shard {
   // Called on the shard's thread, once, when the queue has become half empty.
   void CallWhenRoom(Task task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // Takes up a run before any message of it is pushed.
-  void Adopt(std::unique_ptr<LiveRun> run);
+  // Takes up a run before any message of it is pushed.  The shard adds records of
+  // its own from then on: what introduces the run to the log is there already.
+  void Adopt(std::unique_ptr<LiveRun> run) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Forgets the runs in [first, end) after what is queued now; `save`: commits
   // them before.  Waits.  The result is the first LSN that they need still, or
   // the largest there is.
@@ -78,12 +79,12 @@ class Shard {
   void WithRun(RunId run, const std::function<void(const LiveRun*)>& task);
   // Shows readers a run with all that is queued for it now; waits.
   void PublishApplied(RunId run);
-  // Commits every run that is live when this is called and still needs an LSN
-  // below `end`, one after each batch of messages, so that none of them waits
-  // for more than one commit; waits.  Every LSN below the result is not needed
-  // by this shard.
-  Lsn CommitBefore(Lsn end);
-  Lsn CommitAll() { return CommitBefore(std::numeric_limits<Lsn>::max()); }
+  // Commits every run of the log's lane that is live when this is called and still
+  // needs an LSN below `end`, one after each batch of messages, so that none of them
+  // waits for more than one commit; waits.  Every LSN of the lane below the result is
+  // not needed by this shard.
+  Lsn CommitBefore(uint32_t lane, Lsn end);
+  std::vector<Lsn> CommitAll();  // The same of all runs, by lane.
   // Logs what Gram matrices of a run of this shard gave, and hands it to the run.
   // False: the log does not take it now.
   bool AppendSpectra(RunId run, const SpectraMessage& answers);
@@ -104,7 +105,7 @@ class Shard {
   void Loop();
   void Enqueue(Task task);
   void ApplyItem(Item* item);
-  Lsn NeededLsn();
+  Lsn NeededLsn(uint32_t lane);
   // The run's writing state; taken up from the database if it had ended.
   LiveRun* FindOrLoad(RunId id);
   void Tick(int64_t now_ns);

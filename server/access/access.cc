@@ -14,6 +14,7 @@ namespace bellwether::server {
 namespace {
 
 constexpr uint8_t kAllRoles = 15;
+constexpr size_t kToldMax = kIdentitiesMax;  // Lines about streams that end, until the files change again.
 
 absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
 
@@ -35,17 +36,29 @@ Grant::Grant(Access* access, Shown shown, std::string peer, IdentityPtr identity
       expires_unix_s_(expires_unix_s),
       version_(version) {}
 
-IdentityPtr Grant::identity() const {
+IdentityPtr Grant::identity(Gone* gone) const {
   const uint64_t version = access_->version();
   absl::MutexLock lock(&mutex_);
   if (version != version_) {
     const Access::Resolved resolved = access_->Resolve(shown_);
-    // Who has become somebody else begins anew.
-    identity_ = resolved.identity != nullptr && resolved.identity->name == who_ ? resolved.identity : nullptr;
+    identity_ = resolved.identity;
+    gone_ = {};
+    if (identity_ == nullptr) {
+      const bool revoked = std::string_view(resolved.reason) == "token_wrong";  // It was right at the beginning.
+      gone_ = {.reason = resolved.reason, .why = revoked ? std::string("the token was revoked") : resolved.why};
+    } else if (identity_->name != who_) {  // Who has become somebody else begins anew.
+      gone_ = {.reason = "identity", .why = absl::StrCat("it is ", NameOfNobody(*identity_), "'s now")};
+      identity_ = nullptr;
+    }
     expires_unix_s_ = resolved.expires_unix_s;
     version_ = version;
   }
-  if (expires_unix_s_ != INT64_MAX && access_->clock_->UnixMillis() / 1000 >= expires_unix_s_) identity_ = nullptr;
+  if (identity_ != nullptr && expires_unix_s_ != INT64_MAX && access_->clock_->UnixMillis() / 1000 >= expires_unix_s_) {
+    identity_ = nullptr;
+    gone_ = {.reason = "token_expired",
+             .why = absl::StrCat("the token expired at ", FormatUnixSeconds(expires_unix_s_))};
+  }
+  if (gone != nullptr) *gone = gone_;
   return identity_;
 }
 
@@ -62,10 +75,12 @@ absl::Status Grant::Refuse(Role role, std::string_view run) const {
 }
 
 absl::Status Grant::Check(Role role) const {
-  const IdentityPtr identity = this->identity();
+  Gone gone;
+  const IdentityPtr identity = this->identity(&gone);
   if (identity == nullptr) {
     access_->refused("gone")->Add();
-    return absl::UnauthenticatedError("what was shown at the beginning does not count any more");
+    return absl::UnauthenticatedError(
+        absl::StrCat("what was shown at the beginning does not count any more: ", gone.why));
   }
   return identity->Has(role) ? absl::OkStatus() : Refuse(role, "");
 }
@@ -79,6 +94,26 @@ absl::Status Grant::CheckAll(Role role) const {
   BW_RETURN_IF_ERROR(Check(role));
   const IdentityPtr identity = this->identity();
   return identity != nullptr && identity->CoversAll() ? absl::OkStatus() : Refuse(role, "");
+}
+
+absl::Status Grant::CheckOpen(std::string_view call, Role role, std::string_view run) const {
+  const absl::Status allowed = run.empty() ? Check(role) : Check(role, run);
+  if (!allowed.ok()) NoteEnd(call, role, run, allowed);
+  return allowed;
+}
+
+void Grant::NoteEnd(std::string_view call, Role role, std::string_view run, const absl::Status& why) const {
+  Gone gone;
+  const IdentityPtr identity = this->identity(&gone);
+  if (identity != nullptr) gone.reason = identity->Has(role) ? "run" : "role";
+  access_->ended(gone.reason)->Add();
+  Note(call, run, why, /*changes=*/true);
+  std::string who = who_;
+  if (who.empty() && shown_.certificate.has_value()) who = absl::StrJoin(*shown_.certificate, ", ");
+  if (who.empty()) who = "whoever asks";
+  if (access_->IsNews(who, gone.why.empty() ? gone.reason : gone.why)) {
+    LogWarning("open streams of {} end: {}", who, std::string(why.message()));
+  }
 }
 
 bool Grant::May(Role role) const {
@@ -134,10 +169,11 @@ absl::StatusOr<std::unique_ptr<StreamUse>> Grant::OpenStream(std::string_view ru
   return access_->quotas_.Open(identity->tenant, peer_, run_uuid);
 }
 
-Access::Access(const AccessOptions& options, Counters* counters, Clock* clock)
+Access::Access(const AccessOptions& options, Counters* counters, Clock* clock, const TlsWatch* tls)
     : options_(options),
       counters_(counters),
       clock_(clock),
+      tls_(tls),
       everybody_(WithEverything("")),
       page_(WithEverything("")),
       server_(std::make_shared<const Identity>(
@@ -145,14 +181,19 @@ Access::Access(const AccessOptions& options, Counters* counters, Clock* clock)
       page_hash_(HashToken(options.page_token)),
       quotas_(counters, clock) {
   // A rate of what has not happened yet is 0, not nothing.
-  for (const char* reason :
-       {"token_missing", "token_wrong", "token_expired", "certificate_unknown", "role", "run", "gone", "passed_on"}) {
+  for (const char* reason : {"token_missing", "token_wrong", "token_expired", "certificate_unknown",
+                             "certificate_revoked", "certificate_untrusted", "role", "run", "gone", "passed_on"}) {
     refused(reason);
+  }
+  for (const char* reason : {"token_missing", "token_wrong", "token_expired", "certificate_unknown",
+                             "certificate_revoked", "certificate_untrusted", "role", "run", "identity", "passed_on"}) {
+    ended(reason);
   }
 }
 
-absl::StatusOr<std::unique_ptr<Access>> Access::Open(const AccessOptions& options, Counters* counters, Clock* clock) {
-  std::unique_ptr<Access> access(new Access(options, counters, clock));
+absl::StatusOr<std::unique_ptr<Access>> Access::Open(const AccessOptions& options, Counters* counters, Clock* clock,
+                                                     const TlsWatch* tls) {
+  std::unique_ptr<Access> access(new Access(options, counters, clock, tls));
   BW_ASSIGN_OR_RETURN(std::shared_ptr<const Known> known, access->Read());
   access->Adopt(std::move(known));
   if (!options.audit.path.empty()) {
@@ -194,6 +235,18 @@ void Access::Adopt(std::shared_ptr<const Known> known) {
 
 Counter* Access::refused(const char* reason) const {
   return counters_->counter("bellwether_access_refused_total", {{"reason", reason}});
+}
+
+Counter* Access::ended(const std::string& reason) const {
+  return counters_->counter("bellwether_access_streams_ended_total", {{"reason", reason}});
+}
+
+bool Access::IsNews(const std::string& who, const std::string& why) {
+  const uint64_t version = this->version();
+  absl::MutexLock lock(&mutex_);
+  if (version != told_version_) told_.clear();
+  told_version_ = version;
+  return told_.size() < kToldMax && told_.insert(absl::StrCat(who, ": ", why)).second;
 }
 
 Access::Resolved Access::ResolveToken(const Known& known, const TokenHash& token) const {
@@ -247,6 +300,11 @@ Access::Resolved Access::ResolvePassedOn(const Known& known, const PassedOn& pas
 }
 
 Access::Resolved Access::Resolve(const Grant::Shown& shown) const {
+  // The door comes first: it opened for this certificate, whoever comes in by it.
+  if (tls_ != nullptr && !shown.certificate_pem.empty()) {
+    CertificateVerdict verdict = tls_->CheckAgain(shown.certificate_pem);
+    if (!verdict.good()) return {.reason = verdict.reason, .why = std::move(verdict.why)};
+  }
   if (shown.passed_on.has_value()) {
     std::shared_ptr<const Known> known;
     {
@@ -290,6 +348,7 @@ Access::Resolved Access::Resolve(const Grant::Shown& shown) const {
 
 absl::StatusOr<GrantPtr> Access::Identify(const Credentials& credentials, std::string_view call) {
   Grant::Shown shown{.face = credentials.face, .certificate = credentials.certificate};
+  if (tls_ != nullptr) shown.certificate_pem = credentials.certificate_pem;
   // One that is too long is hashed no further; it is none that we gave.
   if (credentials.token.has_value()) {
     shown.token = HashToken(std::string_view(*credentials.token).substr(0, kTokenBytesMax + 1));

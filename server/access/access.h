@@ -7,8 +7,9 @@
 // asks for where there is one.
 //
 // The files are read again by Reload() and, when they change, by Tick(); a bad
-// one changes nothing.  Grants follow: what was taken away is away from the
-// next question of an open stream on, which is asked each second at the latest.
+// one changes nothing.  Grants follow them and the lists of certificates: what
+// was taken away is away from the next question of an open stream on, which is
+// asked each second at the latest and ends the stream (CheckOpen).
 
 #ifndef BELLWETHER_SERVER_ACCESS_ACCESS_H_
 #define BELLWETHER_SERVER_ACCESS_ACCESS_H_
@@ -20,6 +21,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -33,6 +35,7 @@
 #include "server/access/passed_on.h"
 #include "server/access/quota.h"
 #include "server/access/secret_file.h"
+#include "server/access/tls_files.h"
 #include "server/access/token_file.h"
 #include "server/util/clock.h"
 #include "server/util/counters.h"
@@ -45,8 +48,11 @@ struct Credentials {
   Face face = Face::kGrpc;
   // SAN URIs of a certificate that was verified; no value: none was shown.
   std::optional<std::vector<std::string>> certificate;
+  // The same whole, as PEM, his own first, to look at it again once it may have
+  // been taken back; "" = none, or nobody looks.
+  std::string certificate_pem;
   std::optional<std::string> token;
-  // A seal of passed_on.h; then nothing else counts.
+  // A seal of passed_on.h; then nothing else says who he is.
   std::optional<std::string> passed_on;
   std::string peer;  // Address, for logs and quotas.
 };
@@ -57,12 +63,19 @@ class Access;
 // must outlive it.
 class Grant {
  public:
-  // UNAUTHENTICATED: he is nobody any more.  PERMISSION_DENIED: he may not;
-  // names identity, role and run.  Counted, and for the audit.
+  // UNAUTHENTICATED: he is nobody any more; says why.  PERMISSION_DENIED: he may
+  // not; names identity, role and run.  Counted, and for the audit.
   absl::Status Check(Role role) const;
   absl::Status Check(Role role, std::string_view run) const;
   // Of every run there is.
   absl::Status CheckAll(Role role) const;
+  // The same of a stream that is open; "" = of no run in particular.  Where it is an
+  // error the stream is to end with it, and NoteEnd() is done.
+  absl::Status CheckOpen(std::string_view call, Role role, std::string_view run) const;
+  // The open stream `call` ends with `why`, which a Check() of `role` said: into
+  // the audit, bellwether_access_streams_ended_total, and the log, there once for
+  // an identity and cause until the files change again.
+  void NoteEnd(std::string_view call, Role role, std::string_view run, const absl::Status& why) const;
   // Whether Check(role) would pass, without a word of it: for what he is shown.
   bool May(Role role) const;
   // As Check(kRead, run), without a word of it: for lists.
@@ -98,11 +111,17 @@ class Grant {
   struct Shown {
     Credentials::Face face = Credentials::Face::kGrpc;
     std::optional<std::vector<std::string>> certificate;
+    std::string certificate_pem;
     std::optional<TokenHash> token;
     std::optional<PassedOn> passed_on;
   };
+  // Why he is nobody any more.
+  struct Gone {
+    std::string reason;  // Label of the counter; "" = he is not.
+    std::string why;
+  };
   Grant(Access* access, Shown shown, std::string peer, IdentityPtr identity, int64_t expires_unix_s, uint64_t version);
-  IdentityPtr identity() const;
+  IdentityPtr identity(Gone* gone = nullptr) const;
 
   Access* const access_;
   const Shown shown_;
@@ -110,6 +129,7 @@ class Grant {
   const std::string who_;
   mutable absl::Mutex mutex_;
   mutable IdentityPtr identity_ ABSL_GUARDED_BY(mutex_);
+  mutable Gone gone_ ABSL_GUARDED_BY(mutex_);
   mutable int64_t expires_unix_s_ ABSL_GUARDED_BY(mutex_);
   mutable uint64_t version_ ABSL_GUARDED_BY(mutex_);
 };
@@ -125,9 +145,11 @@ struct AccessOptions {
 // Thread-safe.
 class Access {
  public:
-  // Both must outlive it.  Errors as ReadAccess() and ReadTokens(), also where a
-  // token names no identity; INTERNAL: the audit log cannot be written.
-  static absl::StatusOr<std::unique_ptr<Access>> Open(const AccessOptions& options, Counters* counters, Clock* clock);
+  // All must outlive it.  `tls`: who says whether a certificate that opened a
+  // connection still counts; null = it does.  Errors as ReadAccess() and ReadTokens(),
+  // also where a token names no identity; INTERNAL: the audit log cannot be written.
+  static absl::StatusOr<std::unique_ptr<Access>> Open(const AccessOptions& options, Counters* counters, Clock* clock,
+                                                      const TlsWatch* tls = nullptr);
 
   // UNAUTHENTICATED: nothing was shown, or nothing that counts.  Counted, and
   // in the audit as `call`.  Takes as long for a wrong token as for a right one.
@@ -163,7 +185,7 @@ class Access {
     std::string why;
   };
 
-  Access(const AccessOptions& options, Counters* counters, Clock* clock);
+  Access(const AccessOptions& options, Counters* counters, Clock* clock, const TlsWatch* tls);
   absl::StatusOr<std::shared_ptr<const Known>> Read() const;
   void Adopt(std::shared_ptr<const Known> known);
   Resolved Resolve(const Grant::Shown& shown) const;
@@ -172,12 +194,19 @@ class Access {
   Resolved ResolveToken(const Known& known, const TokenHash& token) const;
   // For messages about somebody who is nobody any more.
   const Identity& OrNobody(const IdentityPtr& identity) const { return identity != nullptr ? *identity : *nobody_; }
-  uint64_t version() const { return version_.load(std::memory_order_acquire); }
+  // Of all that grants follow; both rise only.
+  uint64_t version() const {
+    return version_.load(std::memory_order_acquire) + (tls_ == nullptr ? 0 : tls_->generation());
+  }
   Counter* refused(const char* reason) const;
+  Counter* ended(const std::string& reason) const;
+  // Whether nobody was told yet, at this version, that streams of `who` end for this.
+  bool IsNews(const std::string& who, const std::string& why);
 
   const AccessOptions options_;
   Counters* const counters_;
   Clock* const clock_;
+  const TlsWatch* const tls_;  // Null: plaintext.
   const IdentityPtr everybody_;
   const IdentityPtr page_;
   const IdentityPtr server_;  // Another of the cluster, for itself.
@@ -190,6 +219,8 @@ class Access {
   std::shared_ptr<const Known> known_ ABSL_GUARDED_BY(mutex_);
   std::string peer_key_ ABSL_GUARDED_BY(mutex_);
   std::function<int64_t()> peer_time_ ABSL_GUARDED_BY(mutex_);
+  std::set<std::string> told_ ABSL_GUARDED_BY(mutex_);  // Of IsNews(), at told_version_.
+  uint64_t told_version_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Mutex reload_mutex_;
   FileStamp access_stamp_ ABSL_GUARDED_BY(reload_mutex_), tokens_stamp_ ABSL_GUARDED_BY(reload_mutex_);
 };

@@ -21,6 +21,8 @@ constexpr char kHostCharacters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQR
 constexpr char kUriCharacters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~:/@%+=";
 
 using BioPtr = std::unique_ptr<BIO, OpensslFree<BIO_free>>;
+using IntegerPtr = std::unique_ptr<ASN1_INTEGER, OpensslFree<ASN1_INTEGER_free>>;
+using TimePtr = std::unique_ptr<ASN1_TIME, OpensslFree<ASN1_TIME_free>>;
 using ExtensionPtr = std::unique_ptr<X509_EXTENSION, OpensslFree<X509_EXTENSION_free>>;
 
 absl::Status OpensslError(const char* what) {
@@ -155,6 +157,56 @@ absl::StatusOr<IssuedCertificate> Authority::IssueClient(const std::string& name
                 {NID_authority_key_identifier, "keyid"},
                 {NID_subject_alt_name, absl::StrCat("URI:", uri)}},
                certificate_.get(), key_.get());
+}
+
+absl::StatusOr<std::string> Authority::Revoke(const std::string& before, const std::string& certificate_pem,
+                                              int64_t now_unix_s) const {
+  EVP_PKEY* const own = X509_get0_pubkey(certificate_.get());
+  CrlPtr list;
+  int64_t number = 0;
+  if (!before.empty()) {
+    std::vector<CrlPtr> lists = ParseRevocations(before);
+    if (lists.size() != 1 || X509_CRL_verify(lists[0].get(), own) != 1) {
+      ERR_clear_error();
+      return absl::InvalidArgumentError("not one revocation list of this authority");
+    }
+    list = std::move(lists[0]);
+    const IntegerPtr last(
+        static_cast<ASN1_INTEGER*>(X509_CRL_get_ext_d2i(list.get(), NID_crl_number, nullptr, nullptr)));
+    if (last != nullptr) (void)ASN1_INTEGER_get_int64(&number, last.get());
+  } else {
+    list.reset(X509_CRL_new());
+    X509_CRL_set_version(list.get(), X509_CRL_VERSION_2);
+    X509_CRL_set_issuer_name(list.get(), X509_get_subject_name(certificate_.get()));
+  }
+  const TimePtr now(ASN1_TIME_set(nullptr, now_unix_s));
+  if (!certificate_pem.empty()) {
+    const std::vector<X509Ptr> revoked = ParseCertificates(certificate_pem);
+    if (revoked.empty() || X509_verify(revoked[0].get(), own) != 1) {
+      ERR_clear_error();
+      return absl::InvalidArgumentError("not a certificate of this authority");
+    }
+    X509_REVOKED* held = nullptr;
+    if (X509_CRL_get0_by_cert(list.get(), &held, revoked[0].get()) != 0) {
+      return absl::AlreadyExistsError("the certificate has been taken back before");
+    }
+    X509_REVOKED* const entry = X509_REVOKED_new();
+    X509_REVOKED_set_serialNumber(entry, X509_get_serialNumber(revoked[0].get()));
+    X509_REVOKED_set_revocationDate(entry, now.get());
+    X509_CRL_add0_revoked(list.get(), entry);
+    X509_CRL_sort(list.get());
+  }
+  // A clock that is behind ours must not refuse what was just made.
+  const TimePtr begin(ASN1_TIME_set(nullptr, now_unix_s - 300));
+  X509_CRL_set1_lastUpdate(list.get(), begin.get());
+  X509_CRL_set1_nextUpdate(list.get(), X509_get0_notAfter(certificate_.get()));
+  const IntegerPtr next(ASN1_INTEGER_new());
+  ASN1_INTEGER_set_int64(next.get(), number + 1);
+  X509_CRL_add1_ext_i2d(list.get(), NID_crl_number, next.get(), 0, X509V3_ADD_REPLACE);
+  if (X509_CRL_sign(list.get(), key_.get(), EVP_sha256()) == 0) return OpensslError("signing");
+  const BioPtr text(BIO_new(BIO_s_mem()));
+  if (PEM_write_bio_X509_CRL(text.get(), list.get()) != 1) return OpensslError("writing PEM");
+  return TextOf(text.get());
 }
 
 }  // namespace bellwether::server

@@ -45,6 +45,12 @@ class Authority {
   // INVALID_ARGUMENT: `uri` is not scheme://...
   absl::StatusOr<IssuedCertificate> IssueClient(const std::string& name, const std::string& uri,
                                                 const Validity& validity) const;
+  // The list `before` ("" = none yet), PEM, and the certificate beside it ("" =
+  // none: an empty list).  It counts as long as the authority does.
+  // INVALID_ARGUMENT: not a list, or not a certificate, of this authority.
+  // ALREADY_EXISTS: it holds the certificate.
+  absl::StatusOr<std::string> Revoke(const std::string& before, const std::string& certificate_pem,
+                                     int64_t now_unix_s) const;
 
  private:
   Authority(X509Ptr certificate, KeyPtr key) : certificate_(std::move(certificate)), key_(std::move(key)) {}

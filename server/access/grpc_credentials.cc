@@ -18,6 +18,12 @@ Credentials CredentialsOf(const grpc::ServerContextBase& context) {
     for (const grpc::string_ref& uri : auth->FindPropertyValues(GRPC_PEER_URI_PROPERTY_NAME)) {
       uris.emplace_back(uri.data(), uri.size());
     }
+    // His own may stand in both: that is no harm.
+    for (const char* const name : {GRPC_X509_PEM_CERT_PROPERTY_NAME, GRPC_X509_PEM_CERT_CHAIN_PROPERTY_NAME}) {
+      for (const grpc::string_ref& pem : auth->FindPropertyValues(name)) {
+        credentials.certificate_pem.append(pem.data(), pem.size());
+      }
+    }
   }
   const auto passed_on = context.client_metadata().find(kPassedOnMetadatum);
   if (passed_on != context.client_metadata().end()) {

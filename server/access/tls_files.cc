@@ -25,6 +25,8 @@ constexpr int64_t kDaySeconds = 86'400;
 constexpr int64_t kWarnSeconds = 14 * kDaySeconds;
 
 using BioPtr = std::unique_ptr<BIO, OpensslFree<BIO_free>>;
+using StackPtr = std::unique_ptr<STACK_OF(X509), decltype([](STACK_OF(X509) * stack) { sk_X509_free(stack); })>;
+using StoreContextPtr = std::unique_ptr<X509_STORE_CTX, OpensslFree<X509_STORE_CTX_free>>;
 using NamesPtr = std::unique_ptr<GENERAL_NAMES, OpensslFree<GENERAL_NAMES_free>>;
 
 BioPtr Reading(std::string_view text) { return BioPtr(BIO_new_mem_buf(text.data(), static_cast<int>(text.size()))); }
@@ -69,7 +71,79 @@ absl::StatusOr<KeyPtr> ReadKey(const std::string& path, std::string* pem) {
   return key;
 }
 
+// What TLS would say to this chain: X509_V_OK, or why not.  `prepare` sets what
+// is to be looked at otherwise.
+template <typename Prepare>
+int Verify(X509_STORE* store, const std::vector<X509Ptr>& chain, const Prepare& prepare) {
+  const StackPtr rest(sk_X509_new_null());
+  for (size_t i = 1; i < chain.size(); ++i) sk_X509_push(rest.get(), chain[i].get());
+  const StoreContextPtr context(X509_STORE_CTX_new());
+  X509_STORE_CTX_init(context.get(), store, chain[0].get(), rest.get());
+  X509_STORE_CTX_set_default(context.get(), "ssl_client");
+  prepare(context.get());
+  const int error = X509_verify_cert(context.get()) == 1 ? X509_V_OK : X509_STORE_CTX_get_error(context.get());
+  ERR_clear_error();
+  return error;
+}
+
+// Which Counter a store's refusals count in.
+int CounterIndex() {
+  static const int index = X509_STORE_get_ex_new_index(0, nullptr, nullptr, nullptr, nullptr);
+  return index;
+}
+
+// Of an authority without a list nothing was taken back.
+int OnVerifiedAgain(int ok, X509_STORE_CTX* context) {
+  if (X509_STORE_CTX_get_error(context) != X509_V_ERR_UNABLE_TO_GET_CRL) return ok;
+  X509_STORE_CTX_set_error(context, X509_V_OK);
+  return 1;
+}
+
+// In a handshake, which counts.
+int OnVerified(int ok, X509_STORE_CTX* context) {
+  ok = OnVerifiedAgain(ok, context);
+  const int error = X509_STORE_CTX_get_error(context);
+  auto* const revoked =
+      static_cast<Counter*>(X509_STORE_get_ex_data(X509_STORE_CTX_get0_store(context), CounterIndex()));
+  if (error == X509_V_ERR_CERT_REVOKED && revoked != nullptr) revoked->Add();
+  return ok;
+}
+
+absl::Status AddRevocations(const std::string& path, int64_t now_unix_s, TlsMaterial* material) {
+  BW_ASSIGN_OR_RETURN(const std::string text, ReadGuardedFile(path, Secrecy::kIntegrity));
+  const std::vector<CrlPtr> lists = ParseRevocations(text);
+  if (lists.empty()) return absl::InvalidArgumentError(absl::StrCat(path, ": holds no revocation list in PEM"));
+  for (const CrlPtr& list : lists) {
+    const auto signed_it = [&list](const X509Ptr& authority) {
+      return X509_NAME_cmp(X509_get_subject_name(authority.get()), X509_CRL_get_issuer(list.get())) == 0 &&
+             X509_CRL_verify(list.get(), X509_get0_pubkey(authority.get())) == 1;
+    };
+    if (std::none_of(material->client_ca.begin(), material->client_ca.end(), signed_it)) {
+      ERR_clear_error();
+      return absl::FailedPreconditionError(
+          absl::StrCat(path, ": holds a list that nobody of tls.client_ca_file has signed"));
+    }
+    const ASN1_TIME* const next = X509_CRL_get0_nextUpdate(list.get());
+    if (next != nullptr && UnixSeconds(next) <= now_unix_s) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(path, ": was to be replaced by a newer list before ", FormatUnixSeconds(UnixSeconds(next))));
+    }
+    X509_STORE_add_crl(material->client_store.get(), list.get());
+  }
+  X509_STORE_set_flags(material->client_store.get(), X509_V_FLAG_CRL_CHECK);
+  X509_STORE_set_verify_cb(material->client_store.get(), OnVerified);
+  return absl::OkStatus();
+}
+
 }  // namespace
+
+std::vector<CrlPtr> ParseRevocations(std::string_view pem) {
+  std::vector<CrlPtr> lists;
+  const BioPtr bio = Reading(pem);
+  while (X509_CRL* const next = PEM_read_bio_X509_CRL(bio.get(), nullptr, nullptr, nullptr)) lists.emplace_back(next);
+  ERR_clear_error();
+  return lists;
+}
 
 std::vector<X509Ptr> ParseCertificates(std::string_view pem) {
   std::vector<X509Ptr> certificates;
@@ -90,6 +164,17 @@ std::vector<std::string> UrisOf(X509* certificate) {
     uris.emplace_back(reinterpret_cast<const char*>(ASN1_STRING_get0_data(text)), ASN1_STRING_length(text));
   }
   return uris;
+}
+
+std::string PemOf(X509* certificate, const STACK_OF(X509) * chain) {
+  const BioPtr bio(BIO_new(BIO_s_mem()));
+  if (certificate != nullptr) PEM_write_bio_X509(bio.get(), certificate);
+  for (int i = 0; chain != nullptr && i < sk_X509_num(chain); ++i) {
+    PEM_write_bio_X509(bio.get(), sk_X509_value(chain, i));
+  }
+  char* text = nullptr;
+  const auto size = BIO_get_mem_data(bio.get(), &text);
+  return size > 0 ? std::string(text, static_cast<size_t>(size)) : std::string();
 }
 
 absl::StatusOr<std::shared_ptr<const TlsMaterial>> ReadTls(const TlsFiles& files, int64_t now_unix_s) {
@@ -119,6 +204,7 @@ absl::StatusOr<std::shared_ptr<const TlsMaterial>> ReadTls(const TlsFiles& files
   for (const X509Ptr& certificate : material->client_ca) {
     X509_STORE_add_cert(material->client_store.get(), certificate.get());
   }
+  if (!files.crl.empty()) BW_RETURN_IF_ERROR(AddRevocations(files.crl, now_unix_s, material.get()));
   ERR_clear_error();
   return material;
 }
@@ -151,6 +237,7 @@ std::shared_ptr<const TlsMaterial> TlsWatch::material() const {
 bool TlsWatch::Changed() {
   bool changed = certificate_stamp_.Changed(files_.certificate);
   changed = key_stamp_.Changed(files_.key) || changed;
+  changed = (!files_.crl.empty() && crl_stamp_.Changed(files_.crl)) || changed;
   return (!files_.client_ca.empty() && ca_stamp_.Changed(files_.client_ca)) || changed;
 }
 
@@ -159,9 +246,55 @@ absl::Status TlsWatch::Adopt(std::shared_ptr<const TlsMaterial> material) {
   if (!material->client_ca_pem.empty()) BW_RETURN_IF_ERROR(Publish(material->client_ca_pem, &client_ca_fd_));
   counters_->gauge("bellwether_tls_certificate_expiry_timestamp_seconds")
       ->Set(static_cast<double>(material->expires_unix_s));
+  if (material->client_store != nullptr) {
+    X509_STORE_set_ex_data(material->client_store.get(), CounterIndex(),
+                           counters_->counter("bellwether_tls_revoked_refused_total"));
+  }
   absl::MutexLock lock(&mutex_);
   material_ = std::move(material);
+  verdicts_.clear();
+  generation_.fetch_add(1, std::memory_order_acq_rel);
   return absl::OkStatus();
+}
+
+absl::Status TlsWatch::CheckClient(std::string_view chain_pem) const {
+  const std::shared_ptr<const TlsMaterial> material = this->material();
+  const std::vector<X509Ptr> chain = ParseCertificates(chain_pem);
+  if (material->client_store == nullptr) return absl::OkStatus();  // None was asked for.
+  if (chain.empty()) return absl::UnauthenticatedError("no certificate");
+  const int error = Verify(material->client_store.get(), chain, [](X509_STORE_CTX*) {});
+  if (error == X509_V_OK) return absl::OkStatus();
+  return absl::UnauthenticatedError(X509_verify_cert_error_string(error));
+}
+
+CertificateVerdict TlsWatch::CheckAgain(std::string_view chain_pem) const {
+  const TokenHash hash = HashToken(chain_pem);
+  std::shared_ptr<const TlsMaterial> material;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto known = verdicts_.find(hash);
+    if (known != verdicts_.end()) return known->second;
+    material = material_;
+  }
+  const std::vector<X509Ptr> chain = ParseCertificates(chain_pem);
+  if (material->client_store == nullptr || chain.empty()) return {};  // None was asked for.
+  const int error = Verify(material->client_store.get(), chain, [](X509_STORE_CTX* context) {
+    X509_STORE_CTX_set_flags(context, X509_V_FLAG_NO_CHECK_TIME);
+    X509_STORE_CTX_set_verify_cb(context, OnVerifiedAgain);
+  });
+  CertificateVerdict verdict;
+  if (error == X509_V_ERR_CERT_REVOKED) {
+    verdict = {"certificate_revoked", "the certificate was revoked"};
+  } else if (error != X509_V_OK) {
+    verdict = {"certificate_untrusted",
+               absl::StrCat("nobody of tls.client_ca_file stands for the certificate any more: ",
+                            X509_verify_cert_error_string(error))};
+  }
+  absl::MutexLock lock(&mutex_);
+  if (material != material_) return verdict;  // Asked again: the generation has risen.
+  if (verdicts_.size() >= kVerdictsMax) verdicts_.clear();
+  verdicts_.emplace(hash, verdict);
+  return verdict;
 }
 
 void TlsWatch::Tick() {

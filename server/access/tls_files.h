@@ -9,7 +9,9 @@
 #include <openssl/ssl.h>
 #include <openssl/x509.h>
 
+#include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -19,6 +21,7 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "server/access/secret_file.h"
+#include "server/access/token_file.h"
 #include "server/util/clock.h"
 #include "server/util/counters.h"
 
@@ -28,6 +31,7 @@ struct TlsFiles {
   std::string certificate;  // PEM, the server's first, then what signed it; "" = no TLS
   std::string key;          // PEM
   std::string client_ca;    // PEM, who may sign clients' certificates; "" = none are asked for
+  std::string crl;          // PEM, lists of what those have taken back; "" = none.  Needs client_ca.
   bool on() const { return !certificate.empty(); }
 };
 
@@ -40,6 +44,7 @@ struct OpensslFree {
 };
 using X509Ptr = std::unique_ptr<X509, OpensslFree<X509_free>>;
 using KeyPtr = std::unique_ptr<EVP_PKEY, OpensslFree<EVP_PKEY_free>>;
+using CrlPtr = std::unique_ptr<X509_CRL, OpensslFree<X509_CRL_free>>;
 using StorePtr = std::unique_ptr<X509_STORE, OpensslFree<X509_STORE_free>>;
 
 // What the files held at one time.
@@ -47,19 +52,32 @@ struct TlsMaterial {
   std::vector<X509Ptr> chain;  // >= 1; the server's own first
   KeyPtr key;
   std::vector<X509Ptr> client_ca;  // Empty: no client certificates.
-  StorePtr client_store;           // Of client_ca; null likewise.
+  StorePtr client_store;           // Of client_ca, and what was taken back; null likewise.
   int64_t expires_unix_s = 0;      // Of the first to expire.
   std::string identity_pem;        // Key and chain.
   std::string client_ca_pem;
 };
 
 // NOT_FOUND, FAILED_PRECONDITION (a key that others may read; a certificate that
-// has expired, or is of another key), INVALID_ARGUMENT (no PEM): names the file.
+// has expired, or is of another key; a revocation list that is past its next
+// update, or that none of client_ca has signed), INVALID_ARGUMENT (no PEM): names
+// the file.
 absl::StatusOr<std::shared_ptr<const TlsMaterial>> ReadTls(const TlsFiles& files, int64_t now_unix_s);
 
 std::vector<X509Ptr> ParseCertificates(std::string_view pem);
+std::vector<CrlPtr> ParseRevocations(std::string_view pem);
 // SAN entries of the type URI.
 std::vector<std::string> UrisOf(X509* certificate);
+// PEM of what a peer showed: his own, then what he sent beside it; null = nothing.
+std::string PemOf(X509* certificate, const STACK_OF(X509) * chain);
+
+// What becomes of a certificate behind its handshake.
+struct CertificateVerdict {
+  const char* reason = "";  // "" = it is good; else certificate_revoked or certificate_untrusted.
+  std::string why;
+  bool good() const { return reason[0] == '\0'; }
+};
+inline constexpr size_t kVerdictsMax = 4096;  // That are kept, of one material.
 
 // The newest good material.  Thread-safe.
 class TlsWatch {
@@ -76,6 +94,16 @@ class TlsWatch {
   // memory of this process, of key and chain in one, and of client_ca ("" = none).
   std::string identity_path() const;
   std::string client_ca_path() const;
+  // What TLS asks of a client's certificate, once more with the list of this
+  // moment: gRPC's own check knows client_ca only.  `chain_pem` is what he showed,
+  // his own first.  UNAUTHENTICATED: says why.
+  absl::Status CheckClient(std::string_view chain_pem) const;
+  // The same of a certificate that a handshake let in before, but for the time:
+  // as everywhere in TLS, it counts at the handshake, and a list that is overdue
+  // ends no stream.  Each certificate is looked at once per generation().
+  CertificateVerdict CheckAgain(std::string_view chain_pem) const;
+  // Rises whenever there is new material.
+  uint64_t generation() const { return generation_.load(std::memory_order_acquire); }
   // Call each second: reads what has changed; a bad file leaves what there was,
   // is told once, and counts in bellwether_tls_reloads_total{result="refused"}.
   void Tick();
@@ -89,11 +117,13 @@ class TlsWatch {
   const TlsFiles files_;
   Counters* const counters_;
   Clock* const clock_;
-  FileStamp certificate_stamp_, key_stamp_, ca_stamp_;  // Of Tick()'s thread.
+  FileStamp certificate_stamp_, key_stamp_, ca_stamp_, crl_stamp_;  // Of Tick()'s thread.
   int64_t warned_unix_s_ = 0;
   int identity_fd_ = -1, client_ca_fd_ = -1;
+  std::atomic<uint64_t> generation_ = 0;
   mutable absl::Mutex mutex_;
   std::shared_ptr<const TlsMaterial> material_ ABSL_GUARDED_BY(mutex_);
+  mutable std::map<TokenHash, CertificateVerdict> verdicts_ ABSL_GUARDED_BY(mutex_);  // By SHA-256 of the PEM.
 };
 
 }  // namespace bellwether::server

@@ -16,6 +16,7 @@ namespace bellwether::server {
 namespace {
 
 constexpr absl::Duration kRetry = absl::Milliseconds(100);
+constexpr absl::Duration kProbe = absl::Milliseconds(250);
 constexpr absl::Duration kCloseWait = absl::Seconds(5);
 
 int64_t NowNanos() { return Clock::System()->MonotonicNanos(); }
@@ -23,7 +24,10 @@ int64_t NowNanos() { return Clock::System()->MonotonicNanos(); }
 }  // namespace
 
 CommitQueue::CommitQueue(const PostgresLogOptions& options, FrameTables* tables, LogBackend::DurableCallback on_durable)
-    : options_(options), tables_(tables), on_durable_(std::move(on_durable)) {}
+    : options_(options),
+      tables_(tables),
+      on_durable_(std::move(on_durable)),
+      lsns_(options.lsns != nullptr ? options.lsns : std::make_shared<LsnCount>()) {}
 
 CommitQueue::~CommitQueue() { (void)Close(); }
 
@@ -40,21 +44,22 @@ void CommitQueue::SetLost(SharedLog::LostCallback on_lost) {
 
 void CommitQueue::Own(const Fence& fence, Lsn last) {
   absl::MutexLock lock(&mutex_);
-  next_lsn_ = std::max(next_lsn_, last + 1);
+  lsns_->RaiseTo(last);
   Part& part = parts_[fence.partition];
   part.owned = true;
   part.epoch = fence.epoch;
-  durable_ = std::max(durable_, Watermark());
 }
 
 void CommitQueue::Disown(uint32_t partition) {
-  absl::MutexLock lock(&mutex_);
-  Part& part = parts_[partition];
-  part.owned = false;
-  Drop(&part);
-  const auto done = [&part]() { return !part.committing; };
-  mutex_.Await(absl::Condition(&done));
-  durable_ = std::max(durable_, Watermark());
+  {
+    absl::MutexLock lock(&mutex_);
+    Part& part = parts_[partition];
+    part.owned = false;
+    Drop(&part);
+    const auto done = [&part]() { return !part.committing; };
+    mutex_.Await(absl::Condition(&done));
+  }
+  TellDurable();  // What waited for what was dropped.
 }
 
 absl::StatusOr<Fence> CommitQueue::FenceOf(uint32_t partition) const {
@@ -81,13 +86,13 @@ absl::StatusOr<Lsn> CommitQueue::Append(WalRecord record) {
   }
   absl::MutexLock lock(&mutex_);
   if (closing_) return absl::UnavailableError("the log is closed");
-  Part& part = parts_[PartitionOfRun(record.run)];
+  Part& part = parts_[PlaceOf(PartitionOfRun(record.run))];
   if (!part.owned) return absl::UnavailableError("another server of the cluster owns this run; come back");
   if (pending_bytes_ + bytes > options_.pending_bytes_max) {
     return absl::ResourceExhaustedError("the log is full of records that wait for the database");
   }
   pending_bytes_ += RecordBytes(record.payload.size());
-  record.lsn = next_lsn_++;
+  record.lsn = lsns_->Next();
   const Lsn lsn = record.lsn;
   part.waiting.push_back(std::move(record));
   return lsn;
@@ -96,12 +101,12 @@ absl::StatusOr<Lsn> CommitQueue::Append(WalRecord record) {
 absl::Status CommitQueue::Sync(Lsn lsn) {
   absl::MutexLock lock(&mutex_);
   const auto over = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return durable_ >= lsn || closed_ || !HealthLocked().ok();
+    return Watermark() >= lsn || closed_ || !HealthLocked().ok();
   };
   // Time passes without anybody touching what `over` looks at.
   while (!AwaitFor(&mutex_, absl::Condition(&over), absl::Milliseconds(100))) {
   }
-  if (durable_ >= lsn) return absl::OkStatus();
+  if (Watermark() >= lsn) return absl::OkStatus();
   return closed_ ? absl::UnavailableError("the log is closed") : HealthLocked();
 }
 
@@ -129,13 +134,10 @@ absl::Status CommitQueue::Close() {
 
 Lsn CommitQueue::durable_lsn() const {
   absl::MutexLock lock(&mutex_);
-  return durable_;
+  return Watermark();  // Above what was told, where other databases have had all since then.
 }
 
-Lsn CommitQueue::last_lsn() const {
-  absl::MutexLock lock(&mutex_);
-  return next_lsn_ - 1;
-}
+Lsn CommitQueue::last_lsn() const { return lsns_->last(); }
 
 absl::Status CommitQueue::health() const {
   absl::MutexLock lock(&mutex_);
@@ -154,7 +156,7 @@ absl::Status CommitQueue::HealthLocked() const {
 }
 
 Lsn CommitQueue::Watermark() const {
-  Lsn first = next_lsn_;
+  Lsn first = std::min(lsns_->last() + 1, unwritten_);
   for (const Part& part : parts_) {
     if (part.committing) first = std::min(first, part.first_committing);
     if (!part.waiting.empty()) first = std::min(first, part.waiting.front().lsn);
@@ -167,7 +169,7 @@ void CommitQueue::Drop(Part* part) {
   part->waiting.clear();
 }
 
-bool CommitQueue::NextGroup(uint32_t writer, uint32_t* turn, Group* group) {
+CommitQueue::Next CommitQueue::NextGroup(uint32_t writer, uint32_t* turn, Group* group) {
   absl::MutexLock lock(&mutex_);
   std::optional<uint32_t> found;
   const auto ready = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -182,8 +184,16 @@ bool CommitQueue::NextGroup(uint32_t writer, uint32_t* turn, Group* group) {
     }
     return false;
   };
-  mutex_.Await(absl::Condition(&ready));
-  if (!found.has_value()) return false;
+  const auto ready_or_failing = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (ready()) return true;
+    // A commit that is under way finds out itself: where it waits for a standby a
+    // database answers, and commits nothing.
+    return writer == 0 && failing_since_ns_ != 0 &&
+           std::none_of(parts_.begin(), parts_.end(), [](const Part& part) { return part.committing; });
+  };
+  mutex_.Await(absl::Condition(&ready_or_failing));
+  if (!found.has_value() && !closed_ && !AwaitFor(&mutex_, absl::Condition(&ready), kProbe)) return Next::kProbe;
+  if (!found.has_value()) return Next::kClosed;
   *turn = *found + 1;
   Part& part = parts_[*found];
   *group = {};
@@ -197,7 +207,7 @@ bool CommitQueue::NextGroup(uint32_t writer, uint32_t* turn, Group* group) {
   group->last_lsn = group->records.back().lsn;
   part.committing = true;
   part.first_committing = group->first_lsn;
-  return true;
+  return Next::kGroup;
 }
 
 void CommitQueue::Write(uint32_t writer) {
@@ -205,27 +215,54 @@ void CommitQueue::Write(uint32_t writer) {
               [this](PgConnection* connection) { return tables_->LearnDay(connection, options_.answer_ms_max); });
   uint32_t turn = 0;
   Group group;
-  while (NextGroup(writer, &turn, &group)) {
+  for (;;) {
+    const Next next = NextGroup(writer, &turn, &group);
+    if (next == Next::kClosed) return;
+    if (next == Next::kProbe) {
+      Probe(&link);
+      continue;
+    }
     const int64_t began_ns = NowNanos();
     const absl::Status committed = Commit(&group, &link);
     if (absl::IsAborted(committed)) Lose(group);
-    absl::MutexLock order(&durable_mutex_);  // Callbacks in the order of what they say.
-    Lsn durable = 0;
     {
       absl::MutexLock lock(&mutex_);
       Part& part = parts_[group.fence.partition];
       part.committing = false;
       pending_bytes_ -= group.bytes;
-      if (!committed.ok() && !absl::IsAborted(committed)) return;  // Closed with it unwritten.
+      if (!committed.ok() && !absl::IsAborted(committed)) {  // Closed.
+        unwritten_ = std::min(unwritten_, group.first_lsn);
+        return;
+      }
       if (committed.ok() && commit_seconds_.size() < 4096) {
         commit_seconds_.push_back(static_cast<double>(NowNanos() - began_ns) * 1e-9);
       }
-      durable = Watermark();
-      if (durable <= durable_) continue;
-      durable_ = durable;
     }
-    on_durable_(durable);
+    TellDurable();
   }
+}
+
+void CommitQueue::Probe(PgLink* link) {
+  if (!link->Run({{"SELECT 1", {}}}).ok()) return;
+  absl::MutexLock lock(&mutex_);
+  NoteAnswer();
+}
+
+void CommitQueue::NoteAnswer() {
+  if (failing_since_ns_ != 0) LogInfo("the database answers again: acknowledgements go on");
+  failing_since_ns_ = 0;
+}
+
+void CommitQueue::TellDurable() {
+  absl::MutexLock order(&durable_mutex_);  // Callbacks in the order of what they say.
+  Lsn durable = 0;
+  {
+    absl::MutexLock lock(&mutex_);
+    durable = Watermark();
+    if (durable <= durable_) return;
+    durable_ = durable;
+  }
+  on_durable_(durable);
 }
 
 absl::Status CommitQueue::Commit(Group* group, PgLink* link) {
@@ -242,8 +279,7 @@ absl::Status CommitQueue::Commit(Group* group, PgLink* link) {
     }
     absl::MutexLock lock(&mutex_);
     if (status.ok() || absl::IsAborted(status)) {
-      if (failing_since_ns_ != 0) LogInfo("the database answers again: acknowledgements go on");
-      failing_since_ns_ = 0;
+      NoteAnswer();
       return status;
     }
     if (failing_since_ns_ == 0) {

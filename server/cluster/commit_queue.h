@@ -13,6 +13,8 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <limits>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -21,6 +23,7 @@
 #include "absl/synchronization/mutex.h"
 #include "server/cluster/fence.h"
 #include "server/cluster/frame_tables.h"
+#include "server/cluster/lsn_count.h"
 #include "server/cluster/partition.h"
 #include "server/cluster/postgres_log.h"
 #include "server/cluster/shared_log.h"
@@ -73,12 +76,21 @@ class CommitQueue {
   };
 
   absl::Status HealthLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Everything up to it is committed, or dropped because it is somebody else's.
+  // Everything of this queue up to it is committed, or dropped because it is somebody
+  // else's.
   Lsn Watermark() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Drop(Part* part) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Fills in the group that writer `writer` commits next; false: the log is closed.
-  bool NextGroup(uint32_t writer, uint32_t* turn, Group* group);
+  enum class Next { kGroup, kProbe, kClosed };
+  // Fills in the group that writer `writer` commits next.  kProbe: there is none, and
+  // no commit is under way, and the last one was not answered; of one writer alone.
+  Next NextGroup(uint32_t writer, uint32_t* turn, Group* group);
   void Write(uint32_t writer);
+  // What was under way may have been given up: nobody else would find out that the
+  // database answers again, and who is not well is sent nothing to commit.
+  void Probe(PgLink* link);
+  void NoteAnswer() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Says what has become durable, unless that was said.
+  void TellDurable();
   // Until it is committed (OK), void (ABORTED), or the log is closed (any other).
   absl::Status Commit(Group* group, PgLink* link);
   // Whoever waits for the partition's acknowledgements is let go first.
@@ -87,12 +99,14 @@ class CommitQueue {
   const PostgresLogOptions options_;
   FrameTables* const tables_;
   const LogBackend::DurableCallback on_durable_;
+  const std::shared_ptr<LsnCount> lsns_;
   absl::Mutex durable_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);
   mutable absl::Mutex mutex_;
   SharedLog::LostCallback on_lost_ ABSL_GUARDED_BY(mutex_);
   std::array<Part, kPartitions> parts_ ABSL_GUARDED_BY(mutex_);
-  Lsn next_lsn_ ABSL_GUARDED_BY(mutex_) = 1;
-  Lsn durable_ ABSL_GUARDED_BY(mutex_) = 0;
+  Lsn durable_ ABSL_GUARDED_BY(mutex_) = 0;  // As last told.
+  // The first record that Close() left unwritten.
+  Lsn unwritten_ ABSL_GUARDED_BY(mutex_) = std::numeric_limits<Lsn>::max();
   int64_t pending_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // Waiting or being committed.
   absl::Status held_ ABSL_GUARDED_BY(mutex_);
   absl::Status failing_ ABSL_GUARDED_BY(mutex_);

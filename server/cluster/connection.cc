@@ -95,11 +95,11 @@ void PgConnection::OnNotice(void* self, const pg_result* notice) {
 bool PgConnection::Wait(bool to_write, int64_t deadline_ns) const {
   pollfd waits{pq_->PQsocket(connection_), static_cast<int16_t>(to_write ? POLLIN | POLLOUT : POLLIN), 0};
   for (;;) {
-    const int64_t left_ms = (deadline_ns - NowNanos()) / 1'000'000;
-    if (left_ms <= 0) return false;
-    const int ready = poll(&waits, 1, static_cast<int>(std::min<int64_t>(left_ms, 60'000)));
+    // Once at least: after a pause of this process the answer may lie there.
+    const int64_t left_ms = std::clamp<int64_t>((deadline_ns - NowNanos()) / 1'000'000, 0, 60'000);
+    const int ready = poll(&waits, 1, static_cast<int>(left_ms));
     if (ready > 0) return true;
-    if (ready < 0 && errno != EINTR) return false;
+    if (left_ms == 0 || (ready < 0 && errno != EINTR)) return false;
   }
 }
 

@@ -7,7 +7,7 @@
 namespace bellwether::server {
 
 absl::Status PgLink::Connect() {
-  if (connection_ != nullptr && !connection_->broken()) return absl::OkStatus();
+  if (connected()) return absl::OkStatus();
   connection_.reset();
   BW_ASSIGN_OR_RETURN(std::unique_ptr<PgConnection> made, PgConnection::Connect(dsn_, answer_ms_));
   if (greet_) BW_RETURN_IF_ERROR(greet_(made.get()));
@@ -25,14 +25,20 @@ absl::StatusOr<std::vector<PgResult>> PgLink::Transact(const std::vector<PgState
   return connection_->Transact(statements, answer_ms_);
 }
 
-absl::StatusOr<std::vector<PgResult>> SharedPgLink::Run(const std::vector<PgStatement>& statements) {
+absl::StatusOr<std::vector<PgResult>> SharedPgLink::Fly(Flight flight, const std::vector<PgStatement>& statements) {
   absl::MutexLock lock(&mutex_);
-  return link_.Run(statements);
+  const bool used = link_.connected();
+  auto results = (link_.*flight)(statements);
+  if (used && !link_.connected()) results = (link_.*flight)(statements);
+  return results;
+}
+
+absl::StatusOr<std::vector<PgResult>> SharedPgLink::Run(const std::vector<PgStatement>& statements) {
+  return Fly(&PgLink::Run, statements);
 }
 
 absl::StatusOr<std::vector<PgResult>> SharedPgLink::Transact(const std::vector<PgStatement>& statements) {
-  absl::MutexLock lock(&mutex_);
-  return link_.Transact(statements);
+  return Fly(&PgLink::Transact, statements);
 }
 
 absl::StatusOr<PgResult> SharedPgLink::Ask(PgStatement statement) {

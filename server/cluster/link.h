@@ -31,6 +31,8 @@ class PgLink {
   // A connection, unless there is one; the others begin with it.  As
   // PgConnection::Connect(), and what `greet` said.
   absl::Status Connect();
+  // There is one, as far as is known: it may have ended since it was last used.
+  bool connected() const { return connection_ != nullptr && !connection_->broken(); }
   // As PgConnection's own.
   absl::StatusOr<std::vector<PgResult>> Run(const std::vector<PgStatement>& statements);
   absl::StatusOr<std::vector<PgResult>> Transact(const std::vector<PgStatement>& statements);
@@ -42,7 +44,9 @@ class PgLink {
   std::unique_ptr<PgConnection> connection_;
 };
 
-// One that several threads take turns at.  Thread-safe.
+// One that several threads take turns at, for what may be done twice: what fails on a
+// connection that had been used before is tried once more on a new one, because the
+// database may have been started again while nothing went over it.  Thread-safe.
 class SharedPgLink {
  public:
   SharedPgLink(std::string dsn, int64_t answer_ms) : link_(std::move(dsn), answer_ms) {}
@@ -53,6 +57,9 @@ class SharedPgLink {
   absl::StatusOr<PgResult> Ask(PgStatement statement);
 
  private:
+  using Flight = absl::StatusOr<std::vector<PgResult>> (PgLink::*)(const std::vector<PgStatement>&);
+  absl::StatusOr<std::vector<PgResult>> Fly(Flight flight, const std::vector<PgStatement>& statements);
+
   absl::Mutex mutex_;
   PgLink link_ ABSL_GUARDED_BY(mutex_);
 };

@@ -17,6 +17,8 @@ namespace bellwether::server {
 namespace {
 
 constexpr int64_t kAnswerMs = 3000;
+// Between two tries to read what can wait.
+constexpr int64_t kHistoryRetryNanos = 5'000'000'000;
 
 PgValue Seconds(int64_t seconds) { return absl::StrCat(seconds, " s"); }
 
@@ -33,26 +35,33 @@ std::string NewOwnerName(const std::string& node) {
   return absl::StrCat(name, "/", absl::Hex(static_cast<uint64_t>(random()) << 32 | random(), absl::kZeroPad16));
 }
 
-Member::Member(const ClusterOptions& options, std::string owner, PartitionHost* host, Counters* counters, Clock* clock)
+Member::Member(const ClusterOptions& options, uint32_t database, std::string owner, PartitionHost* host,
+               Counters* counters, Clock* clock, AskHoldings ask, PgLink::Greet greet)
     : options_(options),
+      first_(database * kPartitions),
       owner_(std::move(owner)),
       host_(host),
       clock_(clock),
-      lease_link_(options.dsn, kAnswerMs),
-      release_link_(options.dsn, kAnswerMs),
+      ask_(std::move(ask)),
+      lease_link_(options.dsns[database], kAnswerMs, std::move(greet)),
+      release_link_(options.dsns[database], kAnswerMs),
       owned_(counters->gauge("bellwether_cluster_partitions")),
+      up_(counters->gauge("bellwether_cluster_database_up", {{"database", absl::StrCat(database + 1)}})),
       taken_(counters->counter("bellwether_cluster_moves_total", {{"move", "taken"}})),
       lost_(counters->counter("bellwether_cluster_moves_total", {{"move", "lost"}})),
       released_(counters->counter("bellwether_cluster_moves_total", {{"move", "released"}})) {}
 
-absl::StatusOr<std::unique_ptr<Member>> Member::Start(const ClusterOptions& options, const std::string& owner,
-                                                      PartitionHost* host, Counters* counters, Clock* clock) {
-  std::unique_ptr<Member> member(new Member(options, owner, host, counters, clock));
-  BW_RETURN_IF_ERROR(member->LearnKey());
-  BW_RETURN_IF_ERROR(member->Renew());
+absl::StatusOr<std::unique_ptr<Member>> Member::Start(const ClusterOptions& options, uint32_t database,
+                                                      const std::string& owner, PartitionHost* host, Counters* counters,
+                                                      Clock* clock, AskHoldings ask, PgLink::Greet greet) {
+  std::unique_ptr<Member> member(
+      new Member(options, database, owner, host, counters, clock, std::move(ask), std::move(greet)));
+  if (database == 0) BW_RETURN_IF_ERROR(member->LearnKey());
   std::vector<uint32_t> free;
   int64_t servers = 1;
-  BW_RETURN_IF_ERROR(member->Look(&free, &servers));  // Who has what, and what time it is there.
+  absl::Status status = member->Renew();
+  if (status.ok()) status = member->Look(&free, &servers);  // Who has what, and what time it is there.
+  if (!status.ok() && !(database > 0 && absl::IsUnavailable(status))) return status;
   member->keeper_ = std::thread([raw = member.get()] { raw->Keep(); });
   member->worker_ = std::thread([raw = member.get()] { raw->Work(); });
   return member;
@@ -81,6 +90,15 @@ Member::Spread Member::spread() const {
 bool Member::Serves(uint32_t partition) const {
   absl::MutexLock lock(&mutex_);
   return parts_[partition].state == State::kOwned;
+}
+
+std::vector<Holding> Member::holdings() const {
+  std::vector<Holding> holdings;
+  absl::MutexLock lock(&mutex_);
+  for (uint32_t p = 0; p < kPartitions; ++p) {
+    if (parts_[p].state == State::kOwned) holdings.push_back({first_ + p, parts_[p].epoch, ""});
+  }
+  return holdings;
 }
 
 absl::Status Member::LearnKey() {
@@ -135,6 +153,10 @@ absl::Status Member::Look(std::vector<uint32_t>* free, int64_t* servers) {
       const bool mine = seen[0].Text(row, 1) == owner_;
       const bool expired = seen[0].Number(row, 4) != 0;
       part.address = mine || expired ? "" : std::string(seen[0].Text(row, 2));
+      if (part.state == State::kOwned && part.history_due_ns != 0 && clock_->MonotonicNanos() >= part.history_due_ns) {
+        part.history_due_ns = 0;
+        errands_.push_back({Chore::kHistory, p, part.epoch});
+      }
       if (part.state == State::kForeign) {
         if (expired) {
           free->push_back(p);
@@ -146,20 +168,48 @@ absl::Status Member::Look(std::vector<uint32_t>* free, int64_t* servers) {
           errands_.push_back({Chore::kRelease, p, part.epoch});
         }
       } else if (!mine || static_cast<uint64_t>(seen[0].Number(row, 3)) != part.epoch) {
-        if (part.state == State::kLeaving) continue;  // It is on its way out.
-        part.state = State::kLeaving;
-        lost.push_back(p);
-        errands_.push_front({Chore::kDrop, p, part.epoch});
-        lost_->Add();
+        if (Lose(p)) lost.push_back(p);
       }
     }
     Show();
   }
-  for (const uint32_t p : lost) {
-    LogWarning("the lease of partition {} is lost", p);
-    host_->FencePartition(p);
-  }
+  FenceLost(lost);
   return absl::OkStatus();
+}
+
+bool Member::Lose(uint32_t partition) {
+  Part& part = parts_[partition];
+  if (part.state == State::kLeaving) return false;  // It is on its way out.
+  part.state = State::kLeaving;
+  errands_.push_front({Chore::kDrop, partition, part.epoch});
+  lost_->Add();
+  return true;
+}
+
+void Member::FenceLost(const std::vector<uint32_t>& lost) {
+  for (const uint32_t p : lost) {
+    LogWarning("the lease of partition {} is lost", first_ + p);
+    host_->FencePartition(first_ + p);
+  }
+}
+
+void Member::HearOthers() {
+  std::vector<Holding> held = ask_(spread().others);
+  std::sort(held.begin(), held.end(), [](const Holding& a, const Holding& b) { return a.epoch < b.epoch; });
+  std::vector<uint32_t> lost;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const Holding& holding : held) {
+      if (holding.partition < first_ || holding.partition - first_ >= kPartitions) continue;
+      const uint32_t p = holding.partition - first_;
+      Part& part = parts_[p];
+      if (part.state != State::kForeign && holding.epoch <= part.epoch) continue;
+      part.address = holding.address;
+      if (part.state != State::kForeign && Lose(p)) lost.push_back(p);
+    }
+    Show();
+  }
+  FenceLost(lost);
 }
 
 int64_t Member::CountMine() const {
@@ -167,7 +217,10 @@ int64_t Member::CountMine() const {
                        [](const Part& part) { return part.state == State::kOwned || part.state == State::kTaking; });
 }
 
-void Member::Show() { owned_->Set(static_cast<double>(CountMine())); }
+void Member::Show() {
+  const int64_t mine = CountMine();
+  owned_->Add(static_cast<double>(mine - std::exchange(shown_, mine)));
+}
 
 absl::Status Member::Take(const std::vector<uint32_t>& free, int64_t share) {
   for (const uint32_t p : free) {
@@ -185,6 +238,7 @@ absl::Status Member::Take(const std::vector<uint32_t>& free, int64_t share) {
     parts_[p].state = State::kTaking;
     parts_[p].epoch = static_cast<uint64_t>(taken[0].Number(0, 0));
     parts_[p].address.clear();
+    parts_[p].history_due_ns = 0;
     errands_.push_back({Chore::kTake, p, parts_[p].epoch});
   }
   return absl::OkStatus();
@@ -215,7 +269,9 @@ void Member::Keep() {
     if (status.ok()) status = Take(free, share);
     if (status.ok()) GiveExcess(share);
     if (!status.ok() && !complained) LogWarning("leases cannot be kept: {}", std::string(status.message()));
+    up_->Set(status.ok() ? 1 : 0);
     complained = !status.ok();
+    if (!status.ok() && ask_ && clock_->MonotonicNanos() - renewed_ns_ > lease_ms * 1'000'000) HearOthers();
     absl::MutexLock lock(&mutex_);
     if (AwaitFor(&mutex_, absl::Condition(&leaving_), absl::Milliseconds(look_ms))) return;
   }
@@ -243,6 +299,7 @@ void Member::Work() {
 }
 
 void Member::Do(const Errand& errand) {
+  const uint32_t partition = first_ + errand.partition;
   const auto is = [&](State state) {
     absl::MutexLock lock(&mutex_);
     return parts_[errand.partition].state == state && parts_[errand.partition].epoch == errand.epoch;
@@ -256,7 +313,7 @@ void Member::Do(const Errand& errand) {
     case Chore::kTake: {
       if (!is(State::kTaking)) return;
       const int64_t began_ns = clock_->MonotonicNanos();
-      const absl::Status taken = host_->TakePartition(errand.partition, errand.epoch);
+      const absl::Status taken = host_->TakePartition(partition, errand.epoch);
       bool ours = false;
       {
         absl::MutexLock lock(&mutex_);
@@ -268,35 +325,34 @@ void Member::Do(const Errand& errand) {
       }
       if (taken.ok()) {
         taken_->Add();
-        LogInfo("partition {} is served, epoch {}, after {} ms", errand.partition, errand.epoch,
+        LogInfo("partition {} is served, epoch {}, after {} ms", partition, errand.epoch,
                 (clock_->MonotonicNanos() - began_ns) / 1'000'000);
         return;
       }
-      LogError("partition {} cannot be taken up: {}", errand.partition, std::string(taken.message()));
+      LogError("partition {} cannot be taken up: {}", partition, std::string(taken.message()));
       if (!ours) return;  // Its Drop is on its way.
-      host_->DropPartition(errand.partition, /*save=*/false);
       (void)Release(errand.partition, errand.epoch, 0);
       leave();
       return;
     }
     case Chore::kHistory:
       if (!is(State::kOwned)) return;
-      if (const absl::Status status = host_->TakeHistory(errand.partition); !status.ok()) {
-        LogError("the older series of partition {} are not here: {}", errand.partition, std::string(status.message()));
+      if (const absl::Status status = host_->TakeHistory(partition); !status.ok() && !absl::IsCancelled(status)) {
+        LogError("the older series of partition {} are not here, it is tried again: {}", partition,
+                 std::string(status.message()));
+        absl::MutexLock lock(&mutex_);
+        parts_[errand.partition].history_due_ns = clock_->MonotonicNanos() + kHistoryRetryNanos;
       }
       return;
     case Chore::kDrop:
-      host_->DropPartition(errand.partition, /*save=*/false);
+      host_->DropPartition(partition, /*save=*/false);
       leave();
       return;
     case Chore::kRelease: {
-      // What it says of the log is not used: with it a rank was once welcomed with
-      // less than was acknowledged, under faults at random (tests/cluster/test_failover.py).
-      host_->DropPartition(errand.partition, /*save=*/true);
-      const absl::Status status = Release(errand.partition, errand.epoch, 0);
+      const Lsn keep = host_->DropPartition(partition, /*save=*/true);
+      const absl::Status status = Release(errand.partition, errand.epoch, keep);
       if (!status.ok()) {
-        LogWarning("partition {} is free once its lease has run out: {}", errand.partition,
-                   std::string(status.message()));
+        LogWarning("partition {} is free once its lease has run out: {}", partition, std::string(status.message()));
       }
       released_->Add();
       leave();
@@ -306,18 +362,12 @@ void Member::Do(const Errand& errand) {
 }
 
 absl::Status Member::Release(uint32_t partition, uint64_t epoch, Lsn keep) {
-  absl::Status status;
-  // A connection that nothing went over for long may turn out to be gone.
-  for (int attempt = 0; attempt < 2; ++attempt) {
-    status = release_link_
-                 .Run({{"UPDATE bellwether.lease SET owner = '', address = '', until = '1970-01-01 00:00:00+00', "
-                        "keep = CASE WHEN keep < $4 THEN $4 ELSE keep END "
-                        "WHERE p = $1 AND owner = $2 AND epoch = $3",
-                        {int64_t{partition}, owner_, static_cast<int64_t>(epoch), static_cast<int64_t>(keep)}}})
-                 .status();
-    if (!absl::IsUnavailable(status)) break;
-  }
-  return status;
+  return release_link_
+      .Run({{"UPDATE bellwether.lease SET owner = '', address = '', until = '1970-01-01 00:00:00+00', "
+             "keep = CASE WHEN keep < $4 THEN $4 ELSE keep END "
+             "WHERE p = $1 AND owner = $2 AND epoch = $3",
+             {int64_t{partition}, owner_, static_cast<int64_t>(epoch), static_cast<int64_t>(keep)}}})
+      .status();
 }
 
 void Member::Leave() {

@@ -1,9 +1,15 @@
-// member.h: one server of a cluster: which partitions it owns, and who has the rest.
+// member.h: one server in a database of its cluster: which partitions it owns there,
+// and who has the rest.
 //
 // A partition is owned by a lease in the database, by the database's clock alone:
 // taken when it has run out, renewed each third of its time, given back at the end.
 // With n servers alive each takes its n-th part; who has more gives the rest back.
 // That a lease is still ours is never assumed: each commit asks (postgres_log.h).
+//
+// Who cannot reach the database once its leases have run out asks the other servers.
+// What one of them serves in a later epoch is lost, as if the database had said so:
+// epochs only grow, and only with the owner.  Where the database is away from all of
+// them nobody says so, and everybody keeps what he has.
 //
 // Two threads: one keeps the leases, one takes partitions up and lets them go, so
 // that a slow takeover lets no lease run out.  Thread-safe.
@@ -15,6 +21,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -32,12 +39,23 @@
 
 namespace bellwether::server {
 
+// A partition that a server serves.
+struct Holding {
+  uint32_t partition = 0;  // As the cluster counts.
+  uint64_t epoch = 0;
+  std::string address;  // Of the server.
+};
+// What the servers of these addresses serve, as far as they answer within a few
+// seconds.  Called from the members' threads.
+using AskHoldings = std::function<std::vector<Holding>(const std::vector<std::string>& servers)>;
+
 // Who serves partitions: the server's root.  Called from the member's threads, and
 // FencePartition() from the log's, too.
 class PartitionHost {
  public:
   virtual ~PartitionHost() = default;
-  // Takes up what the shared log holds of it; serves it when this returns OK.
+  // Takes up what the shared log holds of it; serves it when this returns OK, and
+  // has nothing of it when it does not.
   virtual absl::Status TakePartition(uint32_t partition, uint64_t epoch) = 0;
   // What can wait until it is served: the series of before.
   virtual absl::Status TakeHistory(uint32_t partition) = 0;
@@ -50,17 +68,19 @@ class PartitionHost {
 };
 
 struct ClusterOptions {
-  std::string dsn;            // "" = this server is alone.
-  std::string dsn_file;       // Where it was read from; for people.
+  std::vector<std::string> dsns;  // Of the cluster's databases, in their order; empty = this server is alone.
+  // Where they were read from, for people: one of them alone is set, if any.
+  std::string dsn_file;
+  std::vector<std::string> dsn_files;
   std::string node;           // This server's name, unique in the cluster; "" = its host's.
   std::string address;        // Where clients and the other servers reach it, host:port; "" = where it listens.
   int64_t lease_seconds = 5;  // 2..60
-  int connections = 4;        // That commit frames, 1..64; three more do the rest.
+  int connections = 4;        // To each database, that commit frames, 1..64; four more do the rest.
   // What this server shows to the others, and who signed what they show (client_ca);
   // "" = as it does to clients (tls.*).
   TlsFiles peer;
 
-  bool on() const { return !dsn.empty(); }
+  bool on() const { return !dsns.empty(); }
 };
 
 // This process and no other, that of before a restart neither.
@@ -68,12 +88,18 @@ std::string NewOwnerName(const std::string& node);
 
 class Member {
  public:
-  // `owner`: as the log was opened with.  UNAVAILABLE: the database cannot be
-  // reached.  `host` must outlive the member.
-  static absl::StatusOr<std::unique_ptr<Member>> Start(const ClusterOptions& options, const std::string& owner,
-                                                       PartitionHost* host, Counters* counters, Clock* clock);
+  // Of options.dsns[database]; the first has the peer key.  `owner`: as the log was
+  // opened with.  UNAVAILABLE: the first database cannot be reached; another is waited
+  // for behind it.  No lease is taken over a connection that `greet` refuses.  `host`,
+  // which is told partitions as the cluster counts them, must outlive the member.
+  // `ask`: empty = nobody is asked.
+  static absl::StatusOr<std::unique_ptr<Member>> Start(const ClusterOptions& options, uint32_t database,
+                                                       const std::string& owner, PartitionHost* host,
+                                                       Counters* counters, Clock* clock, AskHoldings ask = {},
+                                                       PgLink::Greet greet = {});
   ~Member();  // As Leave().
 
+  // ---- partitions as in this database, 0 to 63 ----
   // Where the partition's owner is reached, as last seen; "" = nobody owns it, or
   // it is this server.
   std::string OwnerAddress(uint32_t partition) const;
@@ -87,7 +113,10 @@ class Member {
   Spread spread() const;
   // Whether this server serves the partition now.
   bool Serves(uint32_t partition) const;
-  // The key that only servers of the cluster can read: 32 bytes, the same for all.
+  // What it serves now, in order; no addresses.
+  std::vector<Holding> holdings() const;
+  // The key that only servers of the cluster can read: 32 bytes, the same for all; ""
+  // but in the first database.
   const std::string& peer_key() const { return peer_key_; }
   // The database's clock, as of the last look.
   int64_t DatabaseUnixMillis() const { return (clock_->MonotonicNanos() + database_offset_ns_) / 1'000'000; }
@@ -98,8 +127,9 @@ class Member {
   enum class State { kForeign, kTaking, kOwned, kLeaving };
   struct Part {
     State state = State::kForeign;
-    uint64_t epoch = 0;   // Ours.
-    std::string address;  // Of another owner.
+    uint64_t epoch = 0;          // Ours.
+    std::string address;         // Of another owner.
+    int64_t history_due_ns = 0;  // Its history could not be read: not before this again; 0 = nothing is due.
   };
   enum class Chore { kTake, kHistory, kDrop, kRelease };
   struct Errand {
@@ -108,7 +138,8 @@ class Member {
     uint64_t epoch;
   };
 
-  Member(const ClusterOptions& options, std::string owner, PartitionHost* host, Counters* counters, Clock* clock);
+  Member(const ClusterOptions& options, uint32_t database, std::string owner, PartitionHost* host, Counters* counters,
+         Clock* clock, AskHoldings ask, PgLink::Greet greet);
   void Keep();
   void Work();
   void Do(const Errand& errand);
@@ -117,6 +148,11 @@ class Member {
   absl::Status Renew();
   // What the database says of all leases; notes what was lost, returns what is free.
   absl::Status Look(std::vector<uint32_t>* free, int64_t* servers);
+  // The same from the other servers, when the database does not answer.
+  void HearOthers();
+  // Notes that the partition is another's.  True: the host is to be told.
+  bool Lose(uint32_t partition) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void FenceLost(const std::vector<uint32_t>& lost);
   absl::Status Take(const std::vector<uint32_t>& free, int64_t share);
   void GiveExcess(int64_t share);
   absl::Status Release(uint32_t partition, uint64_t epoch, Lsn keep);
@@ -124,12 +160,15 @@ class Member {
   void Show() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const ClusterOptions options_;
+  const uint32_t first_;  // The first partition of this database, as the cluster counts.
   const std::string owner_;
   PartitionHost* const host_;
   Clock* const clock_;
-  PgLink lease_link_;    // The keeper's.
-  PgLink release_link_;  // The worker's.
-  Gauge* const owned_;
+  const AskHoldings ask_;
+  PgLink lease_link_;          // The keeper's.
+  SharedPgLink release_link_;  // The worker's.
+  Gauge* const owned_;         // Of all databases.
+  Gauge* const up_;
   Counter* const taken_;
   Counter* const lost_;
   Counter* const released_;
@@ -140,6 +179,7 @@ class Member {
   mutable absl::Mutex mutex_;
   std::array<Part, kPartitions> parts_ ABSL_GUARDED_BY(mutex_);
   std::deque<Errand> errands_ ABSL_GUARDED_BY(mutex_);
+  int64_t shown_ ABSL_GUARDED_BY(mutex_) = 0;  // Of owned_.
   bool busy_ ABSL_GUARDED_BY(mutex_) = false;
   bool leaving_ ABSL_GUARDED_BY(mutex_) = false;
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;

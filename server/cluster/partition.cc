@@ -6,8 +6,9 @@
 
 namespace bellwether::server {
 
-uint32_t PartitionOf(const RunUuid& uuid) {
-  return Crc32c(std::string_view(reinterpret_cast<const char*>(uuid.data()), uuid.size())) % kPartitions;
+uint32_t PartitionOf(const RunUuid& uuid, uint32_t databases) {
+  const uint32_t hash = Crc32c(std::string_view(reinterpret_cast<const char*>(uuid.data()), uuid.size()));
+  return hash / kPartitions % databases * kPartitions + hash % kPartitions;
 }
 
 }  // namespace bellwether::server

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
@@ -11,6 +12,7 @@
 #include "absl/synchronization/blocking_counter.h"
 #include "server/access/passed_on.h"
 #include "server/cluster/partition.h"
+#include "server/util/await_for.h"
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {
@@ -108,9 +110,102 @@ class BytesStream final : public PeerStream, public grpc::ClientBidiReactor<grpc
   bool released_ ABSL_GUARDED_BY(mutex_) = false;  // The hold.
 };
 
+// Messages to one call, one under way at a time, and its answer.  The one read is
+// asked for at the start and ends last: until then nothing that is written needs a hold.
+class BytesUpload final : public PeerUpload, public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+ public:
+  struct Limits {
+    int64_t taken_ms_max = 0, answer_ms_max = 0;
+  };
+  static std::shared_ptr<BytesUpload> Start(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
+                                            const std::string& seal, const Limits& limits,
+                                            std::function<void(const grpc::Status&)> on_end) {
+    auto upload = std::make_shared<BytesUpload>(channel, limits, std::move(on_end));
+    upload->self_ = upload;
+    upload->context_.AddMetadata(kPassedOnMetadatum, seal);
+    upload->stub_.PrepareBidiStreamingCall(&upload->context_, PathOf(method), grpc::StubOptions(), upload.get());
+    upload->AddHold();  // Until the read is done: whatever is begun before comes from other threads.
+    upload->StartRead(&upload->response_);
+    upload->StartCall();
+    return upload;
+  }
+  BytesUpload(std::shared_ptr<grpc::Channel> channel, const Limits& limits,
+              std::function<void(const grpc::Status&)> on_end)
+      : limits_(limits), stub_(std::move(channel)), on_end_(std::move(on_end)) {}
+
+  absl::Status Write(std::string message) override {
+    absl::MutexLock lock(&mutex_);
+    if (!read_) {
+      writing_ = true;
+      request_ = ToBuffer(message);
+      StartWrite(&request_);
+    }
+    const auto taken = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !writing_; };
+    if (!AwaitFor(&mutex_, absl::Condition(&taken), absl::Milliseconds(limits_.taken_ms_max))) {
+      context_.TryCancel();
+      return absl::UnavailableError(absl::StrCat("the run's server takes nothing for ", limits_.taken_ms_max, " ms"));
+    }
+    if (!refused_ && !read_) return absl::OkStatus();
+    return AwaitEnd();
+  }
+  absl::StatusOr<std::string> Finish() override {
+    absl::MutexLock lock(&mutex_);
+    if (!read_) StartWritesDone();
+    BW_RETURN_IF_ERROR(AwaitEnd());
+    return FromBuffer(response_);
+  }
+  void Cancel() override { context_.TryCancel(); }
+
+  void OnWriteDone(bool ok) override {
+    absl::MutexLock lock(&mutex_);
+    writing_ = false;
+    refused_ = refused_ || !ok;
+  }
+  void OnReadDone(bool) override {
+    {
+      absl::MutexLock lock(&mutex_);
+      read_ = true;
+    }
+    RemoveHold();
+  }
+  void OnDone(const grpc::Status& status) override {
+    const std::shared_ptr<BytesUpload> last = std::move(self_);
+    std::exchange(on_end_, nullptr)(status);
+    absl::MutexLock lock(&mutex_);
+    writing_ = false;
+    end_ = status;
+  }
+
+ private:
+  // What the call came to; an OK without having been asked for is none.
+  absl::Status AwaitEnd() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const auto ended = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return end_.has_value(); };
+    if (!AwaitFor(&mutex_, absl::Condition(&ended), absl::Milliseconds(limits_.answer_ms_max))) {
+      context_.TryCancel();
+      return absl::UnavailableError(
+          absl::StrCat("the run's server does not answer within ", limits_.answer_ms_max, " ms"));
+    }
+    if (end_->error_code() != grpc::StatusCode::UNAVAILABLE) return FromGrpc(*end_);
+    return absl::UnavailableError(absl::StrCat("the run's server does not answer: ", end_->error_message()));
+  }
+
+  const Limits limits_;
+  grpc::TemplatedGenericStub<grpc::ByteBuffer, grpc::ByteBuffer> stub_;
+  grpc::ClientContext context_;
+  std::function<void(const grpc::Status&)> on_end_;
+  std::shared_ptr<BytesUpload> self_;
+  grpc::ByteBuffer response_;  // Of the read, until OnDone.
+  absl::Mutex mutex_;
+  grpc::ByteBuffer request_ ABSL_GUARDED_BY(mutex_);  // Of the write under way.
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool refused_ ABSL_GUARDED_BY(mutex_) = false;  // A write failed: the call is ending.
+  bool read_ ABSL_GUARDED_BY(mutex_) = false;     // The answer is here, or will not come.
+  std::optional<grpc::Status> end_ ABSL_GUARDED_BY(mutex_);
+};
+
 }  // namespace
 
-PeerChannels::PeerChannels(Options options, const std::atomic<Member*>* member, Counters* counters, Clock* clock)
+PeerChannels::PeerChannels(Options options, const std::atomic<Members*>* member, Counters* counters, Clock* clock)
     : options_(std::move(options)),
       member_(member),
       clock_(clock),
@@ -125,20 +220,30 @@ PeerChannels::~PeerChannels() {
 }
 
 Peers::Spread PeerChannels::spread() const {
-  const Member* const member = *member_;
-  if (member == nullptr) return {.others = {}, .unserved = kPartitions, .taking = 0};
+  const Members* const member = *member_;
+  if (member == nullptr) return {.others = {}, .unserved = kPartitions * options_.databases, .taking = 0};
   Member::Spread spread = member->spread();
   return {.others = std::move(spread.others), .unserved = spread.unserved, .taking = spread.taking};
 }
 
+std::vector<std::pair<uint32_t, uint64_t>> PeerChannels::holdings() const {
+  const Members* const member = *member_;
+  std::vector<std::pair<uint32_t, uint64_t>> holdings;
+  if (member == nullptr) return holdings;
+  for (const Holding& each : member->holdings()) holdings.emplace_back(each.partition, each.epoch);
+  return holdings;
+}
+
 Peers::Owner PeerChannels::OwnerOfPartition(uint32_t partition) const {
-  const Member* const member = *member_;
+  const Members* const member = *member_;
   if (member == nullptr) return {};
   if (member->Serves(partition)) return {.here = true, .address = ""};
   return {.here = false, .address = member->OwnerAddress(partition)};
 }
 
-Peers::Owner PeerChannels::OwnerOf(const RunUuid& uuid) const { return OwnerOfPartition(PartitionOf(uuid)); }
+Peers::Owner PeerChannels::OwnerOf(const RunUuid& uuid) const {
+  return OwnerOfPartition(PartitionOf(uuid, options_.databases));
+}
 Peers::Owner PeerChannels::OwnerOfRun(RunId run) const { return OwnerOfPartition(PartitionOfRun(run)); }
 
 absl::StatusOr<std::shared_ptr<grpc::Channel>> PeerChannels::ChannelTo(const std::string& server) {
@@ -156,6 +261,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> PeerChannels::ChannelTo(const std
     arguments.SetMaxReceiveMessageSize(options_.answer_bytes_max);
     arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 20'000);
     arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 8'000);
+    arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // Who waits for an answer sends nothing.
     // One that comes back is asked again within a second.
     arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
     arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 500);
@@ -263,25 +369,43 @@ std::shared_ptr<PeerStream> PeerChannels::Stream(const std::string& server, cons
     on_end(channel.status());
     return nullptr;
   }
-  bool full = false;
-  {
-    absl::MutexLock lock(&mutex_);
-    full = streams_ >= options_.streams_max;
-    if (!full) ++streams_;
-  }
-  if (full) {
-    refused_->Add();
-    on_end(absl::ResourceExhaustedError(
-        absl::StrCat("cluster_calls: ", options_.streams_max, " streams of other servers are open")));
+  if (const absl::Status open = OpenStream(); !open.ok()) {
+    on_end(open);
     return nullptr;
   }
   const auto ended = [this, on_end = std::move(on_end)](const grpc::Status& status) {
-    (status.error_code() == grpc::StatusCode::UNAVAILABLE ? unanswered_ : answered_)->Add();
     on_end(FromGrpc(status));
-    absl::MutexLock lock(&mutex_);
-    --streams_;
+    CloseStream(status);
   };
   return BytesStream::Start(*channel, method, request, seal, {std::move(on_message), ended});
+}
+
+absl::StatusOr<std::shared_ptr<PeerUpload>> PeerChannels::Upload(const std::string& server, const std::string& method,
+                                                                 const std::string& seal) {
+  BW_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, ChannelTo(server));
+  BW_RETURN_IF_ERROR(OpenStream());
+  return BytesUpload::Start(channel, method, seal,
+                            {.taken_ms_max = options_.taken_ms_max, .answer_ms_max = options_.upload_ms_max},
+                            [this](const grpc::Status& status) { CloseStream(status); });
+}
+
+absl::Status PeerChannels::OpenStream() {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (streams_ < options_.streams_max) {
+      ++streams_;
+      return absl::OkStatus();
+    }
+  }
+  refused_->Add();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("cluster_calls: ", options_.streams_max, " streams of other servers are open"));
+}
+
+void PeerChannels::CloseStream(const grpc::Status& status) {
+  (status.error_code() == grpc::StatusCode::UNAVAILABLE ? unanswered_ : answered_)->Add();
+  absl::MutexLock lock(&mutex_);
+  --streams_;
 }
 
 }  // namespace bellwether::server

@@ -17,10 +17,11 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
-#include "server/cluster/member.h"
+#include "server/cluster/members.h"
 #include "server/query/peers.h"
 #include "server/util/clock.h"
 #include "server/util/counters.h"
@@ -32,19 +33,23 @@ class PeerChannels final : public Peers {
   struct Options {
     std::shared_ptr<grpc::ChannelCredentials> credentials;
     std::function<std::string(const std::string& method)> seal_as_server;
+    uint32_t databases = 1;           // Of the cluster.
     int calls_max = 64;               // Under way at once, streams beside.
     int streams_max = 256;            // Under way at once.
     int64_t call_ms_max = 30'000;     // Of one call, as of a query (query_engine.h).
     int64_t quiet_ms = 1000;          // For one that did not answer in time.
     int answer_bytes_max = 64 << 20;  // Of a message.
+    int64_t taken_ms_max = 30'000;    // Of a message of an upload, until it is on its way.
+    int64_t upload_ms_max = 300'000;  // Of its answer: the run is judged before.
   };
 
   // All must outlive this object.  `member` is null until the server has joined:
   // nobody is asked until then.
-  PeerChannels(Options options, const std::atomic<Member*>* member, Counters* counters, Clock* clock);
+  PeerChannels(Options options, const std::atomic<Members*>* member, Counters* counters, Clock* clock);
   ~PeerChannels() override;  // Waits for its streams, which somebody else cancels.
 
   Spread spread() const override;
+  std::vector<std::pair<uint32_t, uint64_t>> holdings() const override;
   Owner OwnerOf(const RunUuid& uuid) const override;
   Owner OwnerOfRun(RunId run) const override;
   absl::StatusOr<std::string> Call(const std::string& server, const std::string& method, const std::string& request,
@@ -55,6 +60,8 @@ class PeerChannels final : public Peers {
   std::shared_ptr<PeerStream> Stream(const std::string& server, const std::string& method, const std::string& request,
                                      const std::string& seal, std::function<void(std::string)> on_message,
                                      std::function<void(const absl::Status&)> on_end) override;
+  absl::StatusOr<std::shared_ptr<PeerUpload>> Upload(const std::string& server, const std::string& method,
+                                                     const std::string& seal) override;
   std::string SealAsServer(const std::string& method) const override { return options_.seal_as_server(method); }
 
  private:
@@ -67,11 +74,14 @@ class PeerChannels final : public Peers {
                           const std::string& request, const std::string& seal, int64_t left_ns);
   // UNAVAILABLE: it did not answer a moment ago.
   absl::StatusOr<std::shared_ptr<grpc::Channel>> ChannelTo(const std::string& server);
+  // Takes a place among the streams, or says RESOURCE_EXHAUSTED and takes none.
+  absl::Status OpenStream();
+  void CloseStream(const grpc::Status& status);
   // Counts what came of a call, and remembers who did not answer.
   absl::Status Judge(const std::string& server, const grpc::Status& status);
 
   const Options options_;
-  const std::atomic<Member*>* const member_;
+  const std::atomic<Members*>* const member_;
   Clock* const clock_;
   Counter* const answered_;
   Counter* const unanswered_;

@@ -7,11 +7,11 @@
 
 namespace bellwether::server {
 
-absl::StatusOr<bool> PutPostgresTransition(const Fence& fence, const std::string& owner, Transition* transition,
-                                           SharedPgLink* link) {
-  const PgValue p = int64_t{fence.partition}, run = static_cast<int64_t>(transition->run), key = transition->key,
+absl::StatusOr<bool> PutPostgresTransition(std::vector<PgStatement> begin, const Fence& stored,
+                                           const std::string& owner, Transition* transition, SharedPgLink* link) {
+  const PgValue p = int64_t{stored.partition}, run = static_cast<int64_t>(transition->run), key = transition->key,
                 k = int64_t{transition->k};
-  std::vector<PgStatement> flight = FencedFlight(fence);
+  std::vector<PgStatement> flight = std::move(begin);
   flight.push_back(
       {"UPDATE bellwether.alert_count SET n = n + 1 WHERE one = 1 AND NOT EXISTS "
        "(SELECT 1 FROM bellwether.alerts WHERE p = $1 AND run = $2 AND key = $3 AND k = $4)",
@@ -20,7 +20,7 @@ absl::StatusOr<bool> PutPostgresTransition(const Fence& fence, const std::string
       {"INSERT INTO bellwether.alerts (p, run, key, k, n, epoch, owner, body) SELECT CAST($1 AS integer), "
        "CAST($2 AS bigint), CAST($3 AS text), CAST($4 AS integer), n, CAST($5 AS bigint), CAST($6 AS text), $7 "
        "FROM bellwether.alert_count WHERE one = 1 ON CONFLICT (p, run, key, k) DO NOTHING",
-       {p, run, key, k, static_cast<int64_t>(fence.epoch), owner, PgValue::Bytes(EncodeTransition(*transition))}});
+       {p, run, key, k, static_cast<int64_t>(stored.epoch), owner, PgValue::Bytes(EncodeTransition(*transition))}});
   flight.push_back(
       {"SELECT n FROM bellwether.alerts WHERE p = $1 AND run = $2 AND key = $3 AND k = $4", {p, run, key, k}});
   BW_ASSIGN_OR_RETURN(const auto done, link->Transact(flight));

@@ -19,8 +19,14 @@
 
 namespace bellwether::server {
 
-absl::StatusOr<bool> PutPostgresTransition(const Fence& fence, const std::string& owner, Transition* transition,
-                                           SharedPgLink* link);
+// In a transaction that begins with `begin`; `stored` is what it is stored with.
+absl::StatusOr<bool> PutPostgresTransition(std::vector<PgStatement> begin, const Fence& stored,
+                                           const std::string& owner, Transition* transition, SharedPgLink* link);
+// Of a run in the same database, fenced.
+inline absl::StatusOr<bool> PutPostgresTransition(const Fence& fence, const std::string& owner, Transition* transition,
+                                                  SharedPgLink* link) {
+  return PutPostgresTransition(FencedFlight(fence), fence, owner, transition, link);
+}
 absl::StatusOr<std::vector<Transition>> ListPostgresTransitions(uint64_t after, size_t limit, SharedPgLink* link);
 
 }  // namespace bellwether::server

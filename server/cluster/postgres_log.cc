@@ -10,6 +10,7 @@
 #include "server/cluster/partition.h"
 #include "server/cluster/postgres_alerts.h"
 #include "server/cluster/postgres_rows.h"
+#include "server/cluster/waiting_alerts.h"
 #include "server/util/log.h"
 #include "server/util/status_macros.h"
 
@@ -20,12 +21,15 @@ class PostgresLog final : public SharedLog {
  public:
   PostgresLog(const PostgresLogOptions& options, DurableCallback on_durable)
       : owner_(options.owner),
+        may_be_away_(options.may_be_away),
+        numbers_(options.numbers),
         rows_link_(options.dsn, options.answer_ms_max),
         read_link_(options.dsn, options.answer_ms_max),
         queue_(options, &tables_, std::move(on_durable)) {}
 
   absl::Status Start() {
-    BW_RETURN_IF_ERROR(Check());
+    const absl::Status checked = Check();
+    if (!checked.ok() && !(may_be_away_ && absl::IsUnavailable(checked))) return checked;
     queue_.Start();
     return absl::OkStatus();
   }
@@ -51,12 +55,22 @@ class PostgresLog final : public SharedLog {
 
   // ---- SharedRows ----
   absl::Status PutRows(RunId run, const std::vector<SharedRow>& rows) override {
-    BW_ASSIGN_OR_RETURN(const Fence fence, queue_.FenceOf(PartitionOfRun(run)));
+    BW_ASSIGN_OR_RETURN(const Fence fence, queue_.FenceOf(PlaceOf(PartitionOfRun(run))));
     return PutPostgresRows(fence, rows, &rows_link_);
   }
   absl::StatusOr<bool> PutTransition(Transition* transition) override {
-    BW_ASSIGN_OR_RETURN(const Fence fence, queue_.FenceOf(PartitionOfRun(transition->run)));
-    return PutPostgresTransition(fence, owner_, transition, &rows_link_);
+    BW_ASSIGN_OR_RETURN(const Fence fence, queue_.FenceOf(PlaceOf(PartitionOfRun(transition->run))));
+    if (numbers_ == nullptr) return PutPostgresTransition(fence, owner_, transition, &rows_link_);
+    BW_RETURN_IF_ERROR(KeepWaitingAlert(fence, owner_, *transition, &rows_link_));
+    BW_ASSIGN_OR_RETURN(const bool is_new, numbers_->Put(fence.epoch, owner_, transition));
+    // One that stays is numbered already: found so, and dropped, by the next owner.
+    (void)DropWaitingAlert(fence.partition, *transition, &rows_link_);
+    return is_new;
+  }
+  absl::Status KeepTransition(const Transition& transition) override {
+    if (numbers_ == nullptr) return absl::OkStatus();
+    BW_ASSIGN_OR_RETURN(const Fence fence, queue_.FenceOf(PlaceOf(PartitionOfRun(transition.run))));
+    return KeepWaitingAlert(fence, owner_, transition, &rows_link_);
   }
   absl::StatusOr<std::vector<Transition>> ListTransitions(uint64_t after, size_t limit) const override {
     return ListPostgresTransitions(after, limit, &read_link_);
@@ -82,6 +96,7 @@ class PostgresLog final : public SharedLog {
               .Ask({"UPDATE bellwether.lease SET keep = $1 WHERE p = $2 AND epoch = $3 AND keep < $1",
                     {static_cast<int64_t>(keep), int64_t{fence.partition}, static_cast<int64_t>(fence.epoch)}})
               .status());
+      BW_RETURN_IF_ERROR(NumberLeftAlerts(fence));
     }
     return tables_.EmptyOld(&rows_link_);
   }
@@ -100,6 +115,17 @@ class PostgresLog final : public SharedLog {
   void TakeSyncSeconds(std::vector<double>* seconds) override { queue_.TakeSyncSeconds(seconds); }
 
  private:
+  // Those that an owner before this one could not number any more.
+  absl::Status NumberLeftAlerts(const Fence& fence) {
+    if (numbers_ == nullptr) return absl::OkStatus();
+    BW_ASSIGN_OR_RETURN(std::vector<WaitingAlert> left, ListWaitingAlerts(fence, &rows_link_));
+    for (WaitingAlert& alert : left) {
+      if (!numbers_->Put(alert.epoch, alert.owner, &alert.transition).ok()) return absl::OkStatus();  // Another time.
+      BW_RETURN_IF_ERROR(DropWaitingAlert(fence.partition, alert.transition, &rows_link_));
+    }
+    return absl::OkStatus();
+  }
+
   // What must be there, said at the start rather than at the first takeover.
   absl::Status Check() {
     const auto version = read_link_.Ask({"SELECT max(version) FROM bellwether.migrations", {}});
@@ -126,6 +152,8 @@ class PostgresLog final : public SharedLog {
   }
 
   const std::string owner_;
+  const bool may_be_away_;
+  const std::shared_ptr<AlertNumbers> numbers_;
   const Recovery recovery_;
   mutable SharedPgLink rows_link_;  // Commits of rows and alerts.
   mutable SharedPgLink read_link_;

@@ -1,7 +1,8 @@
-// postgres_log.h: the shared log and rows on a PostgreSQL, of the log's queue
+// postgres_log.h: the shared log and rows on one PostgreSQL, of the log's queue
 // (commit_queue.h), its tables (frame_tables.h), and rows and alerts
-// (postgres_rows.h, postgres_alerts.h).  Whatever is written for a partition is one transaction in one
-// flight:
+// (postgres_rows.h, postgres_alerts.h).  Partitions are counted as in this database,
+// 0 to 63; which of several it is says nothing but a run's number (partition.h).
+// Whatever is written for a partition is one transaction in one flight:
 //
 //   BEGIN
 //   SELECT ... FROM lease WHERE p = $p FOR UPDATE     a takeover waits, or was first
@@ -22,12 +23,14 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "server/cluster/alert_numbers.h"
+#include "server/cluster/lsn_count.h"
 #include "server/cluster/shared_log.h"
 
 namespace bellwether::server {
 
 // The version of deploy/postgres that this server speaks.
-inline constexpr int64_t kSharedSchemaVersion = 2;
+inline constexpr int64_t kSharedSchemaVersion = 3;
 
 struct PostgresLogOptions {
   std::string dsn;
@@ -38,6 +41,11 @@ struct PostgresLogOptions {
   int64_t pending_bytes_max = 64 << 20;  // Appends are refused beyond.
   int64_t answer_ms_max = 5000;          // A flight without an answer for so long has failed.
   int64_t patience_ms = 1000;            // The database is away: health() says so after that.
+  bool may_be_away = false;              // At the start: what must be there is asked later, by whoever takes leases.
+  // Shared with the logs of the cluster's other databases; null: there is no other.
+  std::shared_ptr<LsnCount> lsns;
+  // Where alerts are numbered, in another database; null: in this one.
+  std::shared_ptr<AlertNumbers> numbers;
 };
 
 // UNAVAILABLE: it cannot be reached.  FAILED_PRECONDITION: no libpq, no tables or

@@ -29,9 +29,19 @@ absl::Status PutPostgresRows(const Fence& fence, const std::vector<SharedRow>& r
     put = {};
     in_put = 0;
   };
+  PgStatement take;
+  const auto finish_take = [&] {
+    if (take.values.empty()) return;
+    take.sql += ")";
+    flight.push_back(std::move(take));
+    take = {};
+  };
   for (const auto& [key, row] : last) {
     if (!row->value.has_value()) {
-      flight.push_back({"DELETE FROM bellwether.run_rows WHERE p = $1 AND key = $2", {p, PgValue::Bytes(row->key)}});
+      if (take.values.empty()) take = {"DELETE FROM bellwether.run_rows WHERE p = $1 AND key IN (", {p}};
+      absl::StrAppend(&take.sql, take.values.size() == 1 ? "$" : ", $", take.values.size() + 1);
+      take.values.push_back(PgValue::Bytes(row->key));
+      if (take.values.size() > kRowsPerStatement) finish_take();
       continue;
     }
     if (in_put == 0) put = {"INSERT INTO bellwether.run_rows (p, key, value) VALUES ", {p}};
@@ -42,6 +52,7 @@ absl::Status PutPostgresRows(const Fence& fence, const std::vector<SharedRow>& r
     if (++in_put == kRowsPerStatement) finish();
   }
   finish();
+  finish_take();
   return link->Transact(flight).status();
 }
 

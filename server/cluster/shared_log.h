@@ -3,7 +3,8 @@
 // A server appends for the partitions whose lease it holds, with the epoch under
 // which it took them: what is committed under an older epoch than the lease's is
 // void.  Its LSNs are its own count, which jumps above all of a partition's when it
-// takes one: so they rise per server and per partition, whoever wrote before.
+// takes one: so they rise per server and per partition, whoever wrote before.  Its
+// lanes are the databases that the cluster is spread over.
 //
 // Thread-safe.
 
@@ -30,6 +31,8 @@ class SharedLog : public LogBackend, public SharedRows {
   // it must be let go before.
   using LostCallback = std::function<void(uint32_t partition)>;
   virtual void SetLost(LostCallback on_lost) = 0;
+  // As LogBackend::DurableCallback, of a lane.
+  using LaneDurableCallback = std::function<void(uint32_t lane, Lsn durable)>;
 
   // From here on appends for the partition's runs are taken, under `epoch`.
   // UNAVAILABLE: the database cannot be asked where its LSNs are.

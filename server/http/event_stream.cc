@@ -79,7 +79,15 @@ std::optional<std::string> EventStream::Next() {
     AwaitFor(&hub_->mutex_, absl::Condition(&has_news), absl::Nanoseconds(hub_->options_.tick_ns));
     if (hub_->stopped_) return std::nullopt;
   }
-  if (grant_ != nullptr && !grant_->valid()) return std::nullopt;
+  if (refused_) return std::nullopt;
+  if (grant_ != nullptr) {
+    if (const absl::Status allowed = grant_->CheckOpen("events", Role::kRead, ""); !allowed.ok()) {
+      refused_ = true;
+      const nlohmann::json data = {{"message", std::string(allowed.message())}};
+      return absl::StrCat("event: refused\ndata: ", data.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace),
+                          "\n\n");
+    }
+  }
   const auto transitions = hub_->alerts_->Read(after_, hub_->options_.transitions_max, /*run=*/0);
   if (transitions.ok()) {
     for (const Transition& transition : *transitions) {

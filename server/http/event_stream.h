@@ -5,6 +5,8 @@
 //                                       {"all":true} if there are many, or other
 //                                       servers of a cluster have runs, too
 //   event: resync                       the reader should ask for everything
+//   event: refused                      data: {"message":"..."}, why he may not read
+//                                       any more; then the stream ends
 //
 // A stream begins after the id of Last-Event-ID, so that a reader who was away
 // misses no transition; without one it begins now.  `runs` comes at most once a
@@ -38,7 +40,7 @@ class EventStream {
   EventStream& operator=(const EventStream&) = delete;
 
   // Waits until there is something to say, a tick at the longest, and returns
-  // it; nothing once the hub has stopped.
+  // it; nothing once the hub has stopped, or the reader was refused.
   std::optional<std::string> Next();
 
  private:
@@ -50,6 +52,7 @@ class EventStream {
   const GrantPtr grant_;  // Null: he may know everything.
   uint64_t after_;        // The last transition that was sent.
   bool greeted_ = false;
+  bool refused_ = false;
   uint64_t table_version_ = 0;
   int64_t runs_sent_ns_ = 0;
   int64_t written_ns_ = 0;

@@ -7,7 +7,6 @@
 #include <memory>
 #include <optional>
 #include <string_view>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -17,8 +16,8 @@
 #include "server/http/access.h"
 #include "server/http/console_assets.h"
 #include "server/http/gzip.h"
+#include "server/http/http_listener.h"
 #include "server/http/json_gateway.h"
-#include "server/http/worker_pool.h"
 #include "server/util/log.h"
 
 namespace bellwether::server {
@@ -115,6 +114,20 @@ std::unique_ptr<httplib::Server> MakeHttpServer(TlsWatch* tls) {
   return std::make_unique<httplib::SSLServer>([tls](SSL_CTX& context) { return SetUpTls(&context, tls); });
 }
 
+// cpp-httplib serves only what it has accepted itself: what it does with a
+// connection is private, and so is the descriptor that its loops look at to see
+// the end.  Access is not checked for what an explicit instantiation names.
+using ServeSocket = bool (httplib::Server::*)(socket_t);
+using ListenerOf = std::atomic<socket_t> httplib::Server::*;
+ServeSocket PrivateServe();
+ListenerOf PrivateListener();
+template <ServeSocket serve, ListenerOf listener>
+struct Private {
+  friend ServeSocket PrivateServe() { return serve; }
+  friend ListenerOf PrivateListener() { return listener; }
+};
+template struct Private<&httplib::Server::process_and_close_socket, &httplib::Server::svr_sock_>;
+
 class HttpServerImpl final : public HttpServer {
  public:
   HttpServerImpl(const HttpOptions& options, HttpSources sources)
@@ -122,7 +135,14 @@ class HttpServerImpl final : public HttpServer {
         sources_(std::move(sources)),
         hub_(options.events, sources_.runs, sources_.alerts, sources_.counters, sources_.transition_json,
              sources_.others),
-        server_(MakeHttpServer(sources_.tls)) {}
+        server_(MakeHttpServer(sources_.tls)),
+        listener_(
+            {.per_address_max = options.connections_per_address_max,
+             .threads_max = static_cast<size_t>(options.workers_max + options.events.streams_max),
+             .queue_max = static_cast<size_t>(options.queue_max),
+             .read_seconds_max = options.read_seconds_max,
+             .write_seconds_max = options.write_seconds_max},
+            [this](int fd) { (server_.get()->*PrivateServe())(fd); }, sources_.counters) {}
   ~HttpServerImpl() override { Stop(); }
 
   absl::Status Start();
@@ -154,16 +174,11 @@ class HttpServerImpl final : public HttpServer {
   const HttpSources sources_;
   EventHub hub_;
   const std::unique_ptr<httplib::Server> server_;
+  HttpListener listener_;
   int port_ = 0;
-  std::thread thread_;
-  std::atomic<bool> ended_ = false;
 };
 
 absl::Status HttpServerImpl::Start() {
-  server_->new_task_queue = [this] {
-    return new WorkerPool(static_cast<size_t>(options_.workers_max + options_.events.streams_max),
-                          static_cast<size_t>(options_.queue_max));
-  };
   // Not cpp-httplib's own, which lets a second server bind the same port.
   server_->set_socket_options([](socket_t socket) {
     const int yes = 1;
@@ -207,20 +222,16 @@ absl::Status HttpServerImpl::Start() {
     return absl::UnavailableError(absl::StrCat("cannot listen on ", options_.host, ":", options_.port,
                                                " for HTTP: the address is taken or not of this machine"));
   }
-  thread_ = std::thread([this] {
-    server_->listen_after_bind();
-    ended_ = true;
-  });
-  // stop() before the loop has begun would be forgotten.
-  while (!server_->is_running() && !ended_) std::this_thread::yield();
+  const int listener = server_.get()->*PrivateListener();
+  listen(listener, SOMAXCONN);  // cpp-httplib lets five wait.
+  listener_.Start(listener);
   return absl::OkStatus();
 }
 
 void HttpServerImpl::Stop() {
-  if (!thread_.joinable()) return;
   hub_.Stop();
-  server_->stop();
-  thread_.join();
+  server_.get()->*PrivateListener() = INVALID_SOCKET;  // Ends what is kept alive.
+  listener_.Stop();
 }
 
 bool HttpServerImpl::Refuse(const Request& request, Response& response) const {
@@ -256,6 +267,7 @@ Credentials HttpServerImpl::CredentialsOf(const Request& request) const {
     X509* const certificate = SSL_get0_peer_certificate(request.ssl);
     if (certificate != nullptr && SSL_get_verify_result(request.ssl) == X509_V_OK) {
       credentials.certificate = UrisOf(certificate);
+      credentials.certificate_pem = PemOf(certificate, SSL_get_peer_cert_chain(request.ssl));
     }
   }
   const std::string authorization = request.get_header_value("Authorization");

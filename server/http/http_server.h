@@ -40,6 +40,8 @@ struct HttpOptions {
   std::vector<std::string> hosts;  // Names by which browsers may call this server.
   int workers_max = 24;            // Connections served at once, streams beside.
   int queue_max = 256;             // Connections that wait for a worker.
+  // Of both, from one address (util/connection_source.h): fewer than there are workers.
+  int64_t connections_per_address_max = 64;
   size_t body_bytes_max = 1 << 20;
   int keepalive_seconds = 5;  // Of an idle connection.
   int keepalive_requests_max = 1000;

@@ -4,7 +4,7 @@
 
 namespace bellwether::server {
 
-void WorkerPool::enqueue(std::function<void()> task) {
+void WorkerPool::Enqueue(std::function<void()> task) {
   absl::MutexLock lock(&mutex_);
   const auto has_room = [this]()
                             ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return tasks_.size() < queue_max_ || stopping_; };
@@ -13,7 +13,7 @@ void WorkerPool::enqueue(std::function<void()> task) {
   if (tasks_.size() > idle_ && threads_.size() < threads_max_) threads_.emplace_back([this] { Work(); });
 }
 
-void WorkerPool::shutdown() {
+void WorkerPool::Shutdown() {
   std::vector<std::thread> threads;
   {
     absl::MutexLock lock(&mutex_);

@@ -1,6 +1,6 @@
 // worker_pool.h: the threads that serve connections.
 //
-// cpp-httplib gives every connection a thread while it lives.  Threads are
+// cpp-httplib serves a connection on one thread while it lives.  Threads are
 // started when they are needed and kept, threads_max at most; connections
 // beyond wait in a queue of queue_max, and when that is full the thread that
 // accepts waits too, so that the kernel's backlog takes the rest.
@@ -8,8 +8,7 @@
 #ifndef BELLWETHER_SERVER_HTTP_WORKER_POOL_H_
 #define BELLWETHER_SERVER_HTTP_WORKER_POOL_H_
 
-#include <httplib.h>
-
+#include <cstddef>
 #include <deque>
 #include <functional>
 #include <thread>
@@ -20,14 +19,14 @@
 namespace bellwether::server {
 
 // Thread-safe.
-class WorkerPool final : public httplib::TaskQueue {
+class WorkerPool {
  public:
   WorkerPool(size_t threads_max, size_t queue_max) : threads_max_(threads_max), queue_max_(queue_max) {}
 
   // Waits while the queue is full.
-  void enqueue(std::function<void()> task) override;
+  void Enqueue(std::function<void()> task);
   // Runs what is queued, then ends.
-  void shutdown() override;
+  void Shutdown();
 
   size_t threads() const;
 

@@ -32,6 +32,9 @@ struct DecodeLimits {
 };
 
 inline constexpr uint32_t kProtocolVersion = 1;
+// What hello.client_version begins with where the server itself imports a recording
+// (run_import.h); which one follows.
+inline constexpr std::string_view kImportOf = "import of ";
 
 // [a-zA-Z0-9_.:/-]{1,128}
 bool IsRunName(std::string_view name);

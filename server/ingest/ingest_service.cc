@@ -16,6 +16,12 @@
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {
+namespace {
+
+// Who does not read what is left for him, nor his stream's end, loses both then.
+constexpr int64_t kEndNsMax = 5'000'000'000;
+
+}  // namespace
 
 // One per Attach(); deletes itself in OnDone().
 //
@@ -25,8 +31,11 @@ namespace bellwether::server {
 class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMessage, v1::ServerMessage>,
                                     public SessionOwner {
  public:
-  Stream(IngestService* service, GrantPtr grant)
-      : service_(service), grant_(std::move(grant)), last_heard_ns_(service->clock_->MonotonicNanos()) {}
+  Stream(IngestService* service, grpc::CallbackServerContext* context, GrantPtr grant)
+      : service_(service),
+        context_(context),
+        grant_(std::move(grant)),
+        last_heard_ns_(service->clock_->MonotonicNanos()) {}
 
   void Start() { StartRead(&incoming_); }
 
@@ -35,6 +44,11 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
     if (!ok) {
       End(grpc::Status::OK);
       return;
+    }
+    {
+      // What comes behind the end is not taken: he may write no more, or sends it again.
+      absl::MutexLock lock(&mutex_);
+      if (end_.has_value()) return;
     }
     last_heard_ns_.store(service_->clock_->MonotonicNanos(), std::memory_order_relaxed);
     TakeIncoming();
@@ -146,6 +160,11 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
     }
   }
 
+  void CancelIfEndingSince(int64_t since_ns) {
+    absl::MutexLock lock(&mutex_);
+    if (end_.has_value() && !finished_ && end_ns_ < since_ns) context_->TryCancel();
+  }
+
   // So that the client can tell a silent server from a link that is cut.
   void SpeakIfMuteSince(int64_t since_ns) {
     absl::MutexLock lock(&mutex_);
@@ -162,8 +181,7 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
       run = run_name_;
     }
     if (grant_ == nullptr) return;
-    if (const absl::Status allowed = grant_->Check(Role::kWrite, run); !allowed.ok()) {
-      grant_->Note("Attach", run, allowed, true);
+    if (const absl::Status allowed = grant_->CheckOpen("Attach", Role::kWrite, run); !allowed.ok()) {
       End(ToGrpc(allowed));
     }
   }
@@ -309,7 +327,7 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
 
   void ReadNext() {
     absl::MutexLock lock(&mutex_);
-    if (!finished_) StartRead(&incoming_);
+    if (!finished_ && !end_.has_value()) StartRead(&incoming_);
   }
 
   void Send(v1::ServerMessage message) {
@@ -346,10 +364,12 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
     absl::MutexLock lock(&mutex_);
     if (end_.has_value()) return;
     end_ = std::move(status);
+    end_ns_ = service_->clock_->MonotonicNanos();
     WriteNext();
   }
 
   IngestService* const service_;
+  grpc::CallbackServerContext* const context_;
   const GrantPtr grant_;  // Null: nobody is asked.
   std::unique_ptr<StreamUse> use_;
   std::shared_ptr<Pause> pause_;  // The last one, and its alarm.
@@ -369,6 +389,7 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<grpc::Status> end_ ABSL_GUARDED_BY(mutex_);
+  int64_t end_ns_ ABSL_GUARDED_BY(mutex_) = 0;
   std::optional<uint64_t> opened_with_ ABSL_GUARDED_BY(mutex_);
   uint64_t durable_seq_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t acked_seq_ ABSL_GUARDED_BY(mutex_) = 0;
@@ -421,7 +442,7 @@ grpc::ServerBidiReactor<v1::ClientMessage, v1::ServerMessage>* IngestService::At
       return new Refusal({grpc::StatusCode::RESOURCE_EXHAUSTED,
                           absl::StrCat("streams: ", options_.streams_max, " are open, which is the limit")});
     }
-    stream = new Stream(this, *std::move(grant));
+    stream = new Stream(this, context, *std::move(grant));
     streams_.insert(stream);
     streams_gauge_->Set(static_cast<double>(streams_.size()));
   }
@@ -445,6 +466,7 @@ void IngestService::CutStreams() {
     stream->CutIfSilentSince(heard_since);
     stream->SpeakIfMuteSince(spoke_since);
     stream->CutIfNotAllowed();
+    stream->CancelIfEndingSince(now_ns - kEndNsMax);
   }
 }
 

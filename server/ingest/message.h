@@ -25,6 +25,7 @@ struct HelloMessage {
   uint64_t dropped_total = 0;
   uint32_t kinds_mask = 0;   // Bit k: ActionKind k can be applied there.
   bool ranks_agree = false;  // It passes actions on to all ranks and answers for them.
+  std::string import_of;     // As RunRecord's.
 };
 
 struct ActionResultMessage {

@@ -33,6 +33,9 @@ AlertCursor::AlertCursor(const Options& options, AlertLog* log, const Filter& fi
   } else if (after_ > last) {
     out_of_range_ = true;
   }
+  for (const Transition& transition : log_->Unstored()) {
+    if (Matches(transition)) NoteUnstored(transition);
+  }
 }
 
 AlertCursor::~AlertCursor() { log_->Unsubscribe(subscription_); }
@@ -44,6 +47,11 @@ bool AlertCursor::Matches(const Transition& transition) const {
 
 void AlertCursor::OnTransition(const Transition& transition) {
   const bool matches = Matches(transition);
+  if (transition.id == 0) {
+    if (!matches) return;
+    NoteUnstored(transition);
+    return wake_();
+  }
   {
     absl::MutexLock lock(&mutex_);
     noticed_ = std::max(noticed_, transition.id);
@@ -58,6 +66,16 @@ void AlertCursor::OnTransition(const Transition& transition) {
     }
   }
   if (matches) wake_();
+}
+
+void AlertCursor::NoteUnstored(const Transition& transition) {
+  absl::MutexLock lock(&mutex_);
+  if (unstored_.size() >= options_.unstored_max) return;
+  // One that is posted while the cursor is made is told, and in the list, too.
+  const bool known = std::any_of(unstored_.begin(), unstored_.end(), [&](const Transition& each) {
+    return each.run == transition.run && each.k == transition.k && each.key == transition.key;
+  });
+  if (!known) unstored_.push_back(transition);
 }
 
 absl::StatusOr<AlertCursor::Item> AlertCursor::Next() {
@@ -93,6 +111,11 @@ absl::StatusOr<AlertCursor::Item> AlertCursor::Next() {
     {
       absl::MutexLock lock(&mutex_);
       noticed = noticed_;
+      if (caught_up_ && !unstored_.empty()) {
+        Item item{.kind = Item::kTransition, .transition = std::move(unstored_.front())};
+        unstored_.pop_front();
+        return item;
+      }
     }
     if (caught_up_ && noticed <= after_) return Item{};
     BW_ASSIGN_OR_RETURN(std::vector<Transition> page, log_->Read(after_, options_.page_transitions, filter_.run));

@@ -33,6 +33,7 @@ class AlertCursor {
  public:
   struct Options {
     size_t page_transitions = 32;
+    size_t unstored_max = 256;  // Kept for a slow reader; more of them it finds once they are stored.
     int64_t behind_bytes_max = 1 << 20;
   };
   struct Filter {
@@ -57,12 +58,14 @@ class AlertCursor {
   AlertCursor& operator=(const AlertCursor&) = delete;
 
   // What to deliver next; kNone = nothing now.  kCaughtUp comes once.  After
-  // kResync there is only kNone.  May read from disk.
+  // kResync there is only kNone.  May read from disk.  What cannot be stored comes
+  // behind kCaughtUp, without an id, and once more with it when it is stored.
   // OUT_OF_RANGE: `after` was above every id that this log ever gave.
   absl::StatusOr<Item> Next();
 
  private:
   bool Matches(const Transition& transition) const;
+  void NoteUnstored(const Transition& transition);
   void OnTransition(const Transition& transition);
 
   const Options options_;
@@ -84,6 +87,7 @@ class AlertCursor {
   bool behind_ ABSL_GUARDED_BY(mutex_) = false;
   std::map<uint64_t, int64_t> waiting_ ABSL_GUARDED_BY(mutex_);
   int64_t waiting_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::deque<Transition> unstored_ ABSL_GUARDED_BY(mutex_);  // To be delivered.
 };
 
 }  // namespace bellwether::server

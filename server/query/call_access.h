@@ -11,7 +11,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/str_cat.h"
 #include "server/access/access.h"
 #include "server/query/elsewhere.h"
 #include "server/query/query_engine.h"
@@ -45,17 +44,22 @@ template <typename Request>
 bool MayAskOthers(const QueryEngine& engine, const Grant* grant, const Request& request) {
   Elsewhere* const elsewhere = engine.stores().elsewhere;
   if (elsewhere == nullptr || grant == nullptr || grant->passed_on()) return false;
+  const auto may_be_elsewhere = [elsewhere](const std::string& run) {
+    const auto known = elsewhere->Known(run);
+    return !known.has_value() || !known->server.empty();
+  };
+  if constexpr (requires { request.baseline(); }) {
+    if (!request.baseline().empty() && may_be_elsewhere(request.baseline())) return true;
+  }
   if constexpr (requires { request.run(); }) {
-    if (!request.run().empty()) {
-      const auto known = elsewhere->Known(request.run());
-      return !known.has_value() || !known->server.empty();
-    }
+    if (!request.run().empty()) return may_be_elsewhere(request.run());
   }
   return std::is_same_v<Request, v1::ListRunsRequest> || std::is_same_v<Request, v1::ListAlertsRequest> ||
          std::is_same_v<Request, v1::ListBaselinesRequest>;
 }
 
-// The answer of the engine, here or at the run's owner.
+// The answer of the engine, here or at the run's owner; of two runs of different owners
+// here, from what both tell.
 template <typename Request, typename Response>
 absl::StatusOr<Response> AnswerFrom(const QueryEngine& engine, const char* method, Request* request,
                                     const CallContext& context, const CallPlaces& places,
@@ -68,20 +72,18 @@ absl::StatusOr<Response> AnswerFrom(const QueryEngine& engine, const char* metho
     if (elsewhere != nullptr) return elsewhere->ListBaselines(engine, *request, context);
   } else if constexpr (std::is_same_v<Request, v1::ListAlertsRequest>) {
     if (elsewhere != nullptr && request->run().empty()) return elsewhere->ListAlerts(engine, *request, context);
+  } else if constexpr (std::is_same_v<Request, v1::CompareRunsRequest>) {
+    const bool both_known = !places.run.uuid.empty() && !places.other.uuid.empty();
+    if (elsewhere != nullptr && both_known && places.run.server != places.other.server) {
+      return elsewhere->CompareRuns(engine, *request, places.run, places.other, context);
+    }
   }
   if constexpr (requires { request->set_run(std::string()); }) {
     if (elsewhere != nullptr && !places.run.uuid.empty()) {
       // Of several runs of that name the one that was found.
       request->set_run(places.run.uuid);
       if constexpr (requires { request->set_baseline(std::string()); }) {
-        if (!places.other.uuid.empty()) {
-          if (places.other.server != places.run.server) {
-            return absl::FailedPreconditionError(absl::StrCat(
-                "baseline \"", request->baseline(), "\": another server of the cluster serves it than the run, and ",
-                method, " needs both in one place"));
-          }
-          request->set_baseline(places.other.uuid);
-        }
+        if (!places.other.uuid.empty()) request->set_baseline(places.other.uuid);
       }
       if (!places.run.server.empty()) {
         return elsewhere->Call<Request, Response>(places.run.server, method, *request, *context.grant,
@@ -123,7 +125,8 @@ absl::StatusOr<Response> CallFor(const QueryEngine& engine, const char* method, 
     places->elsewhere->Forget(run);
     if (!other.empty()) places->elsewhere->Forget(other);
     const absl::StatusOr<CallPlaces> now = PlaceCall(engine, grant, method, run, other, context.deadline_monotonic_ns);
-    if (now.ok() && now->run.server != places->run.server) {
+    const bool moved = now.ok() && (now->run.server != places->run.server || now->other.server != places->other.server);
+    if (moved) {
       response = AnswerFrom(engine, method, &request, context, *now, call);
     }
   }

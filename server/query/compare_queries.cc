@@ -1,11 +1,14 @@
 // CompareRuns.
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "server/query/compare_runs.h"
+#include "server/query/compared_run.h"
 #include "server/query/convert.h"
 #include "server/query/query_engine.h"
 #include "server/util/status_macros.h"
@@ -15,8 +18,8 @@ namespace {
 
 // Where in [points of both] the difference begins, `until` if no earlier than
 // that: backwards, as long as the two do not agree for some samples in a row.
-int64_t FirstBeyond(const RunComparison& comparison, int index, const SeriesPoints& run, const SeriesPoints& baseline,
-                    int64_t until) {
+int64_t FirstBeyond(const RunComparison& comparison, int index, const ComparedRun::Values& run,
+                    const ComparedRun::Values& baseline, int64_t until) {
   int64_t first = until;
   int within = 0;
   size_t b = baseline.step.size();
@@ -24,7 +27,7 @@ int64_t FirstBeyond(const RunComparison& comparison, int index, const SeriesPoin
     while (b > 0 && baseline.step[b - 1] > run.step[a]) --b;
     if (b == 0) break;
     if (baseline.step[b - 1] != run.step[a]) continue;
-    switch (comparison.Compare(index, run.mean[a], baseline.mean[b - 1])) {
+    switch (comparison.Compare(index, run.value[a], baseline.value[b - 1])) {
       case RunComparison::Pair::kBeyond:
         first = run.step[a];
         within = 0;
@@ -39,25 +42,62 @@ int64_t FirstBeyond(const RunComparison& comparison, int index, const SeriesPoin
   return first;
 }
 
+// One of this server's own.
+class StoredRun final : public ComparedRun {
+ public:
+  StoredRun(const SeriesStore* series, const RunRecord& run, std::string asked)
+      : ComparedRun(std::move(asked), run.description.layout, run.step), series_(series), id_(run.id) {}
+
+  absl::StatusOr<std::vector<float>> ReadMatrix(const SignalInfo& signal, int64_t step, int64_t* at) override {
+    return series_->ReadMatrix(id_, layout(), signal.id, step, at);
+  }
+  absl::StatusOr<std::vector<Values>> ReadSeries(const SignalInfo& signal, const std::vector<Head>& heads,
+                                                 int64_t begin, int64_t end, size_t points_max) override {
+    std::vector<Values> read;
+    for (const Head& head : heads) {
+      const SeriesKey key{signal.id, head.layer, head.head};
+      BW_ASSIGN_OR_RETURN(SeriesPoints points,
+                          series_->ReadSeries(id_, layout(), key, begin, end, points_max, SeriesStore::kNewestAttempt));
+      read.push_back({std::move(points.step), std::move(points.mean)});
+    }
+    return read;
+  }
+
+ private:
+  const SeriesStore* const series_;
+  const RunId id_;
+};
+
 }  // namespace
+
+absl::StatusOr<std::unique_ptr<ComparedRun>> QueryEngine::OpenCompared(const std::string& run,
+                                                                       const std::string& asked) const {
+  BW_ASSIGN_OR_RETURN(const RunSnapshotPtr found, FindRun(run));
+  return std::make_unique<StoredRun>(stores_.series, found->record, asked);
+}
 
 absl::StatusOr<v1::CompareRunsResponse> QueryEngine::CompareRuns(const v1::CompareRunsRequest& request,
                                                                  const CallContext& context) const {
-  BW_ASSIGN_OR_RETURN(const RunSnapshotPtr run, FindRun(request.run()));
-  BW_ASSIGN_OR_RETURN(const RunSnapshotPtr baseline, FindRun(request.baseline()));
+  BW_ASSIGN_OR_RETURN(const std::unique_ptr<ComparedRun> run, OpenCompared(request.run(), request.run()));
+  BW_ASSIGN_OR_RETURN(const std::unique_ptr<ComparedRun> baseline,
+                      OpenCompared(request.baseline(), request.baseline()));
+  return Compare(run.get(), baseline.get(), request, context);
+}
+
+absl::StatusOr<v1::CompareRunsResponse> QueryEngine::Compare(ComparedRun* run, ComparedRun* baseline,
+                                                             const v1::CompareRunsRequest& request,
+                                                             const CallContext& context) const {
   BW_ASSIGN_OR_RETURN(const SignalInfo* const signal, Signal("signal", request.signal()));
   BW_RETURN_IF_ERROR(Range("limit", request.limit(), 0, options_.heads_max));
-  const Layout& layout = run->record.description.layout;
-  const Layout& other = baseline->record.description.layout;
-  const MatrixShape shape = ShapeOf(*signal, layout);
-  const MatrixShape other_shape = ShapeOf(*signal, other);
+  const MatrixShape shape = ShapeOf(*signal, run->layout());
+  const MatrixShape other_shape = ShapeOf(*signal, baseline->layout());
   if (shape.layers != other_shape.layers || shape.heads != other_shape.heads) {
-    return absl::InvalidArgumentError(absl::StrCat("baseline \"", request.baseline(), "\": its ", other_shape.layers,
+    return absl::InvalidArgumentError(absl::StrCat("baseline \"", baseline->asked(), "\": its ", other_shape.layers,
                                                    " x ", other_shape.heads, " heads are not the run's ", shape.layers,
                                                    " x ", shape.heads));
   }
   const size_t limit = request.limit() == 0 ? 20 : request.limit();
-  const int64_t last = std::min(run->record.step, baseline->record.step);
+  const int64_t last = std::min(run->step(), baseline->step());
   const int64_t grid = std::min<int64_t>({options_.compare_steps, int64_t{RunComparison::kStepsMax}, last + 1});
 
   RunComparison comparison(static_cast<size_t>(shape.size()), options_.compare_log2_min);
@@ -66,10 +106,8 @@ absl::StatusOr<v1::CompareRunsResponse> QueryEngine::CompareRuns(const v1::Compa
     BW_RETURN_IF_ERROR(Check(context));
     const int64_t step = grid == 1 ? last : last / (grid - 1) * i + last % (grid - 1) * i / (grid - 1);
     int64_t at = -1, other_at = -1;
-    BW_ASSIGN_OR_RETURN(const std::vector<float> values,
-                        stores_.series->ReadMatrix(run->record.id, layout, signal->id, step, &at));
-    BW_ASSIGN_OR_RETURN(const std::vector<float> others,
-                        stores_.series->ReadMatrix(baseline->record.id, other, signal->id, step, &other_at));
+    BW_ASSIGN_OR_RETURN(const std::vector<float> values, run->ReadMatrix(*signal, step, &at));
+    BW_ASSIGN_OR_RETURN(const std::vector<float> others, baseline->ReadMatrix(*signal, step, &other_at));
     // Sampled more rarely than it is compared here.
     if (at < 0 || other_at < 0 || std::max(at, other_at) <= newest) continue;
     newest = std::max(at, other_at);
@@ -94,26 +132,38 @@ absl::StatusOr<v1::CompareRunsResponse> QueryEngine::CompareRuns(const v1::Compa
     return a_differs != b_differs ? a_differs : std::abs(a.is.ratio) > std::abs(b.is.ratio);
   });
   heads.resize(std::min(heads.size(), limit));
-  for (const Found& head : heads) {
-    const int index = head.is.first >= 0 ? head.is.first : static_cast<int>(comparison.steps()) - 1;
-    int64_t first = head.is.first >= 0 ? comparison.step(index) : -1;
-    if (head.is.first >= 0 && head.is.before >= 0) {
-      // Between two compared steps: read what lies there.
+
+  // Between two compared steps: read what lies there, of heads alike together.
+  std::map<std::pair<int, int>, std::vector<size_t>> between;  // Compared before, first beyond -> of `heads`.
+  for (size_t i = 0; i < heads.size(); ++i) {
+    if (heads[i].is.first >= 0 && heads[i].is.before >= 0)
+      between[{heads[i].is.before, heads[i].is.first}].push_back(i);
+  }
+  std::map<size_t, int64_t> first_steps;
+  for (const auto& [indices, those] : between) {
+    const int64_t begin = comparison.step(indices.first), until = comparison.step(indices.second);
+    for (size_t from = 0; from < those.size(); from += options_.series_max) {
       BW_RETURN_IF_ERROR(Check(context));
-      const SeriesKey key{signal->id, head.where.layer, head.where.head};
-      const int64_t begin = comparison.step(head.is.before);
-      BW_ASSIGN_OR_RETURN(const SeriesPoints mine,
-                          stores_.series->ReadSeries(run->record.id, layout, key, begin, first + 1, options_.points_max,
-                                                     SeriesStore::kNewestAttempt));
-      BW_ASSIGN_OR_RETURN(const SeriesPoints theirs,
-                          stores_.series->ReadSeries(baseline->record.id, other, key, begin, first + 1,
-                                                     options_.points_max, SeriesStore::kNewestAttempt));
-      first = FirstBeyond(comparison, index, mine, theirs, first);
+      const size_t count = std::min<size_t>(options_.series_max, those.size() - from);
+      std::vector<Head> where;
+      for (size_t i = 0; i < count; ++i) where.push_back(heads[those[from + i]].where);
+      BW_ASSIGN_OR_RETURN(const std::vector<ComparedRun::Values> mine,
+                          run->ReadSeries(*signal, where, begin, until + 1, options_.points_max));
+      BW_ASSIGN_OR_RETURN(const std::vector<ComparedRun::Values> theirs,
+                          baseline->ReadSeries(*signal, where, begin, until + 1, options_.points_max));
+      for (size_t i = 0; i < count; ++i) {
+        first_steps[those[from + i]] = FirstBeyond(comparison, indices.second, mine[i], theirs[i], until);
+      }
     }
+  }
+  for (size_t i = 0; i < heads.size(); ++i) {
+    const Found& head = heads[i];
+    const int index = head.is.first >= 0 ? head.is.first : static_cast<int>(comparison.steps()) - 1;
+    const auto exact = first_steps.find(i);
     v1::HeadDifference* const to = response.add_heads();
     to->set_layer(static_cast<uint32_t>(head.where.layer));
     to->set_head(static_cast<uint32_t>(head.where.head));
-    to->set_first_step(first);
+    to->set_first_step(exact != first_steps.end() ? exact->second : head.is.first >= 0 ? comparison.step(index) : -1);
     to->set_ratio(head.is.ratio);
     to->set_band(comparison.band(index));
   }

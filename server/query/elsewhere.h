@@ -84,6 +84,13 @@ class Elsewhere {
                                                           const v1::ListBaselinesRequest& request,
                                                           const CallContext& context);
 
+  // ---- two runs of different owners (cluster_compare.cc) ----
+  // As QueryEngine::CompareRuns(), of runs that are where the places say; read by
+  // this server from whoever has them, one question after the other.
+  absl::StatusOr<v1::CompareRunsResponse> CompareRuns(const QueryEngine& engine, const v1::CompareRunsRequest& request,
+                                                      const Place& run, const Place& baseline,
+                                                      const CallContext& context);
+
   Peers& peers() { return *peers_; }
   // Whether there is another server whose runs may have changed.
   bool others() const { return !peers_->spread().others.empty(); }

@@ -6,10 +6,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "bellwether/v1/query.grpc.pb.h"
 #include "server/query/alert_cursor.h"
+#include "server/query/import_target.h"
 #include "server/query/query_engine.h"
 #include "server/query/stream_feeder.h"
 #include "server/query/work_pool.h"
@@ -22,10 +24,15 @@ namespace bellwether::server {
 class AlertFeed final : public Feed {
  public:
   using Stream = WriteStream<v1::WatchAlertsResponse>;
-  // `grant` as in CallContext; the stream ends with it.
+  // Of `run`; "" = of all that `grant` sees.  `grant` as in CallContext; the
+  // stream ends with it.
   AlertFeed(const QueryEngine* engine, std::shared_ptr<Stream> stream, std::unique_ptr<AlertCursor> cursor,
-            GrantPtr grant)
-      : engine_(engine), stream_(std::move(stream)), cursor_(std::move(cursor)), grant_(std::move(grant)) {}
+            GrantPtr grant, std::string run)
+      : engine_(engine),
+        stream_(std::move(stream)),
+        cursor_(std::move(cursor)),
+        grant_(std::move(grant)),
+        run_(std::move(run)) {}
   bool Pump(int64_t now_monotonic_ns) override;
   void End(const grpc::Status& status) override { stream_->End(status); }
 
@@ -34,6 +41,7 @@ class AlertFeed final : public Feed {
   const std::shared_ptr<Stream> stream_;
   const std::unique_ptr<AlertCursor> cursor_;
   const GrantPtr grant_;
+  const std::string run_;
 };
 
 // WatchRun.
@@ -65,18 +73,22 @@ class RunFeed final : public Feed {
 class ExportFeed final : public Feed {
  public:
   using Stream = WriteStream<v1::ExportRunResponse>;
-  explicit ExportFeed(std::shared_ptr<Stream> stream) : stream_(std::move(stream)) {}
-  bool Pump(int64_t) override { return !stream_->ending(); }
+  // `grant` as above; `run` by its name.
+  ExportFeed(std::shared_ptr<Stream> stream, GrantPtr grant, std::string run)
+      : stream_(std::move(stream)), grant_(std::move(grant)), run_(std::move(run)) {}
+  bool Pump(int64_t) override;
   void End(const grpc::Status& status) override { stream_->End(status); }
 
  private:
   const std::shared_ptr<Stream> stream_;
+  const GrantPtr grant_;
+  const std::string run_;
 };
 
 // Runs the whole export, waiting for the peer at most `idle_ms_max` a chunk.
 void Export(RunControl* control, RunId run, int64_t chunk_bytes_max, int64_t idle_ms_max, ExportFeed::Stream* stream);
 
-// ImportRun: reads a chunk, lets the pool feed it, reads the next.
+// ImportRun: reads a chunk, lets a pool feed it, reads the next.
 class ImportStream final : public grpc::ServerReadReactor<v1::ImportRunRequest> {
  public:
   struct Options {
@@ -84,38 +96,44 @@ class ImportStream final : public grpc::ServerReadReactor<v1::ImportRunRequest> 
     int64_t idle_ms_max = 0;
     GrantPtr grant;  // As in CallContext.
   };
-  // `on_done` is called last of all.  Everything must outlive the call.
+  // What may have to wait for another server runs on `peer_pool`, null where there is
+  // none: two servers that import for each other would else wait for each other's
+  // threads.  `on_done` is called last of all.  Everything must outlive the call.
   static std::shared_ptr<ImportStream> Create(const Options& options, const QueryEngine* engine, WorkPool* pool,
-                                              v1::ImportRunResponse* response,
+                                              WorkPool* peer_pool, v1::ImportRunResponse* response,
                                               std::function<void(const grpc::Status&)> on_done);
   void Start();
   void End(const grpc::Status& status);
-  // Ends the call if the peer is silent for too long; false: it has ended.
-  bool CheckIdle(int64_t now_monotonic_ns);
+  // Ends the call if the peer is silent for too long, or may not import any more;
+  // false: it has ended.
+  bool CheckOpen(int64_t now_monotonic_ns);
 
   void OnReadDone(bool ok) override;
   void OnCancel() override;
   void OnDone() override;
 
  private:
-  ImportStream(const Options& options, const QueryEngine* engine, WorkPool* pool, v1::ImportRunResponse* response,
-               std::function<void(const grpc::Status&)> on_done);
+  ImportStream(const Options& options, const QueryEngine* engine, WorkPool* pool, WorkPool* peer_pool,
+               v1::ImportRunResponse* response, std::function<void(const grpc::Status&)> on_done);
   void Feed();
   void Finish();
-  absl::Status Admit() const;
+  absl::Status Allowed(const std::string& name) const;
   absl::Status TakeChunk();
+  std::shared_ptr<ImportTarget> Target();
   absl::StatusOr<v1::ImportRunResponse> Complete();
 
   const Options options_;
   const QueryEngine* const engine_;
   WorkPool* const pool_;
+  WorkPool* const peer_pool_;
   v1::ImportRunResponse* const response_;
   const std::function<void(const grpc::Status&)> on_done_;
   std::shared_ptr<ImportStream> self_;  // gRPC's reference.
   v1::ImportRunRequest request_;        // Of the read in flight, or of the task.
-  std::unique_ptr<RunImport> import_;   // Of the pool's tasks, one at a time.
-  std::string name_;                    // As it was asked for.
   absl::Mutex mutex_;
+  std::optional<std::string> name_ ABSL_GUARDED_BY(mutex_);  // As it was asked for; no value: not yet.
+  // Used by the pools' tasks, one at a time.
+  std::shared_ptr<ImportTarget> target_ ABSL_GUARDED_BY(mutex_);
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;
   grpc::Status status_ ABSL_GUARDED_BY(mutex_);
   int64_t reading_since_ns_ ABSL_GUARDED_BY(mutex_) = INT64_MAX;  // INT64_MAX = not reading
@@ -124,7 +142,7 @@ class ImportStream final : public grpc::ServerReadReactor<v1::ImportRunRequest> 
 class ImportFeed final : public Feed {
  public:
   explicit ImportFeed(std::shared_ptr<ImportStream> stream) : stream_(std::move(stream)) {}
-  bool Pump(int64_t now_monotonic_ns) override { return stream_->CheckIdle(now_monotonic_ns); }
+  bool Pump(int64_t now_monotonic_ns) override { return stream_->CheckOpen(now_monotonic_ns); }
   void End(const grpc::Status& status) override { stream_->End(status); }
 
  private:

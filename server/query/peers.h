@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -26,6 +27,20 @@ class PeerStream {
   virtual ~PeerStream() = default;
   // Asks for the next message; once, until on_message has told of it.
   virtual void Next() = 0;
+  virtual void Cancel() = 0;
+};
+
+// A call that is told more than once, and answers once.  Write() and Finish() by one
+// thread at a time, the rest by any.
+class PeerUpload {
+ public:
+  virtual ~PeerUpload() = default;
+  // Waits until the message is on its way.  An error is the call's: it has ended.
+  // UNAVAILABLE: the server takes nothing for too long, or is gone.
+  virtual absl::Status Write(std::string message) = 0;
+  // Nothing more comes: waits for the answer.  Errors as above.
+  virtual absl::StatusOr<std::string> Finish() = 0;
+  // What waits returns at once.
   virtual void Cancel() = 0;
 };
 
@@ -51,6 +66,8 @@ class Peers {
   virtual ~Peers() = default;
 
   virtual Spread spread() const = 0;
+  // What this server serves: partition and epoch, in order.
+  virtual std::vector<std::pair<uint32_t, uint64_t>> holdings() const = 0;
   virtual Owner OwnerOf(const RunUuid& uuid) const = 0;
   virtual Owner OwnerOfRun(RunId run) const = 0;
 
@@ -69,6 +86,10 @@ class Peers {
                                              const std::string& request, const std::string& seal,
                                              std::function<void(std::string)> on_message,
                                              std::function<void(const absl::Status&)> on_end) = 0;
+  // RESOURCE_EXHAUSTED: as many streams as may be are open; UNAVAILABLE: it did not
+  // answer a moment ago.
+  virtual absl::StatusOr<std::shared_ptr<PeerUpload>> Upload(const std::string& server, const std::string& method,
+                                                             const std::string& seal) = 0;
   // For a call of this server's own.
   virtual std::string SealAsServer(const std::string& method) const = 0;
 };

@@ -16,6 +16,7 @@
 #include "absl/synchronization/mutex.h"
 #include "server/query/peers.h"
 #include "server/query/query_engine.h"
+#include "server/query/still_allowed.h"
 #include "server/query/stream_feeder.h"
 #include "server/query/write_stream.h"
 #include "server/util/grpc_status.h"
@@ -32,7 +33,7 @@ class ProxyFeed final : public Feed {
                                           const std::string& request, GrantPtr grant, std::shared_ptr<Stream> stream,
                                           std::function<void()> wake) {
     const std::string seal = grant->PassOn(method);
-    auto feed = std::make_shared<ProxyFeed>(std::move(stream), std::move(grant));
+    auto feed = std::make_shared<ProxyFeed>(method, std::move(stream), std::move(grant));
     auto source = peers->Stream(
         server, method, request, seal,
         [feed, wake](std::string bytes) {
@@ -55,12 +56,12 @@ class ProxyFeed final : public Feed {
     }
     return feed;
   }
-  ProxyFeed(std::shared_ptr<Stream> stream, GrantPtr grant) : stream_(std::move(stream)), grant_(std::move(grant)) {}
+  ProxyFeed(const char* method, std::shared_ptr<Stream> stream, GrantPtr grant)
+      : method_(method), stream_(std::move(stream)), grant_(std::move(grant)) {}
 
   bool Pump(int64_t) override {
-    if (!grant_->valid()) {
-      End({grpc::StatusCode::UNAUTHENTICATED, "what was shown at the beginning does not count any more"});
-    }
+    // Of which run it is the owner looks; who he is only we know.
+    (void)StillAllowed(grant_.get(), method_, "", stream_.get());
     std::shared_ptr<PeerStream> source;
     {
       absl::MutexLock lock(&mutex_);
@@ -97,6 +98,7 @@ class ProxyFeed final : public Feed {
   }
 
  private:
+  const char* const method_;
   const std::shared_ptr<Stream> stream_;
   const GrantPtr grant_;
   absl::Mutex mutex_;

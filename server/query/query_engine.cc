@@ -129,6 +129,13 @@ absl::StatusOr<v1::ServerInfo> QueryEngine::GetServerInfo(const v1::GetServerInf
     info.clear_counters();
     info.clear_storage_path();
   }
+  if (stores_.elsewhere != nullptr) {
+    for (const auto& [number, epoch] : stores_.elsewhere->peers().holdings()) {
+      v1::HeldPartition& held = *info.add_partitions();
+      held.set_number(number);
+      held.set_epoch(epoch);
+    }
+  }
   auto& limits = *info.mutable_limits();
   limits["query_deadline_ms"] = static_cast<double>(options_.deadline_ms);
   limits["query_series"] = options_.series_max;

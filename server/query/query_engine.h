@@ -17,6 +17,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
@@ -36,6 +37,7 @@
 
 namespace bellwether::server {
 
+class ComparedRun;
 class Elsewhere;
 
 // When to give up on a call.  The engine asks between two reads of the store.
@@ -113,6 +115,12 @@ class QueryEngine {
   absl::StatusOr<v1::TopHeadsResponse> TopHeads(const v1::TopHeadsRequest&, const CallContext&) const;
   // As compare_runs.h says; first_step is then made exact.
   absl::StatusOr<v1::CompareRunsResponse> CompareRuns(const v1::CompareRunsRequest&, const CallContext&) const;
+  // The same of two runs wherever they are; signal and limit are the request's.
+  absl::StatusOr<v1::CompareRunsResponse> Compare(ComparedRun* run, ComparedRun* baseline,
+                                                  const v1::CompareRunsRequest& request,
+                                                  const CallContext& context) const;
+  // A run of this server's, whom the caller calls `asked`; errors as FindRun().
+  absl::StatusOr<std::unique_ptr<ComparedRun>> OpenCompared(const std::string& run, const std::string& asked) const;
 
   // ---- baselines ----
   absl::StatusOr<v1::ListBaselinesResponse> ListBaselines(const v1::ListBaselinesRequest&, const CallContext&) const;

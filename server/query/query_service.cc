@@ -44,6 +44,9 @@ QueryService::QueryService(const Options& options, const QueryEngine* engine)
       peer_pool_(engine->stores().elsewhere == nullptr
                      ? nullptr
                      : std::make_unique<WorkPool>(options.peer_threads, options.queue_max)),
+      peer_transfer_pool_(engine->stores().elsewhere == nullptr
+                              ? nullptr
+                              : std::make_unique<WorkPool>(options.transfer_threads, options.transfers_max)),
       feeder_(std::make_unique<StreamFeeder>(engine->stores().clock)) {
   absl::MutexLock lock(&wake_->mutex);
   wake_->feeder = feeder_.get();
@@ -51,7 +54,9 @@ QueryService::QueryService(const Options& options, const QueryEngine* engine)
 
 QueryService::~QueryService() {
   Shutdown();
-  if (peer_pool_ != nullptr) peer_pool_->Stop();  // Its tasks use the feeder.
+  for (WorkPool* const pool : {peer_pool_.get(), peer_transfer_pool_.get()}) {
+    if (pool != nullptr) pool->Stop();  // Its tasks use the feeder.
+  }
   absl::MutexLock lock(&wake_->mutex);
   wake_->feeder = nullptr;
 }
@@ -208,9 +213,11 @@ grpc::ServerWriteReactor<v1::WatchAlertsResponse>* QueryService::WatchAlerts(grp
                             const GrantPtr& grant) -> absl::Status {
     AlertCursor::Filter filter;
     if (grant != nullptr) filter.sees = [grant](const std::string& run) { return grant->Sees(run); };
+    std::string name;
     if (!asked.run().empty()) {
       BW_ASSIGN_OR_RETURN(const RunSnapshotPtr run, engine_->FindRun(asked.run()));
       filter.run = run->record.id;
+      name = run->record.description.name;
     }
     if (asked.severity_min() < 0 || asked.severity_min() > static_cast<int>(Severity::kCritical)) {
       return absl::InvalidArgumentError(absl::StrCat("severity_min ", asked.severity_min(), ": must be 0..3"));
@@ -218,7 +225,7 @@ grpc::ServerWriteReactor<v1::WatchAlertsResponse>* QueryService::WatchAlerts(grp
     filter.severity_min = static_cast<Severity>(asked.severity_min());
     auto cursor = std::make_unique<AlertCursor>(options_.alerts, engine_->stores().alerts, filter, asked.after_id(),
                                                 [feeder = feeder_.get()] { feeder->Wake(); });
-    feeder_->Add(std::make_shared<AlertFeed>(engine_, stream, std::move(cursor), grant));
+    feeder_->Add(std::make_shared<AlertFeed>(engine_, stream, std::move(cursor), grant, name));
     return absl::OkStatus();
   };
   return Serve<v1::WatchAlertsRequest, v1::WatchAlertsResponse>(
@@ -245,7 +252,7 @@ grpc::ServerWriteReactor<v1::ExportRunResponse>* QueryService::ExportRun(grpc::C
                             const GrantPtr& grant) -> absl::Status {
     BW_ASSIGN_OR_RETURN(const RunSnapshotPtr run, engine_->FindRun(asked.run()));
     if (grant != nullptr) grant->Note("ExportRun", asked.run(), absl::OkStatus(), true);
-    feeder_->Add(std::make_shared<ExportFeed>(stream));
+    feeder_->Add(std::make_shared<ExportFeed>(stream, grant, run->record.description.name));
     const bool posted = transfer_pool_.Post([this, stream, id = run->record.id] {
       Export(engine_->stores().control, id, options_.chunk_bytes_max, options_.transfer_idle_ms_max, stream.get());
     });
@@ -268,14 +275,14 @@ grpc::ServerReadReactor<v1::ImportRunRequest>* QueryService::ImportRun(grpc::Cal
     taken = Reserve(&transfers_open_, options_.transfers_max, "transfers");
     reserved = taken.ok();
   }
-  const auto stream =
-      ImportStream::Create({.chunk_bytes_max = options_.chunk_bytes_max,
-                            .idle_ms_max = options_.transfer_idle_ms_max,
-                            .grant = grant.ok() ? *grant : nullptr},
-                           engine_, &transfer_pool_, response, [this, start_ns, reserved](const grpc::Status& status) {
-                             if (reserved) transfers_open_.fetch_sub(1);
-                             Handled("ImportRun", status.error_code(), start_ns);
-                           });
+  const auto stream = ImportStream::Create({.chunk_bytes_max = options_.chunk_bytes_max,
+                                            .idle_ms_max = options_.transfer_idle_ms_max,
+                                            .grant = grant.ok() ? *grant : nullptr},
+                                           engine_, &transfer_pool_, peer_transfer_pool_.get(), response,
+                                           [this, start_ns, reserved](const grpc::Status& status) {
+                                             if (reserved) transfers_open_.fetch_sub(1);
+                                             Handled("ImportRun", status.error_code(), start_ns);
+                                           });
   if (!taken.ok()) {
     stream->End(taken);
     return stream.get();

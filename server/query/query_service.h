@@ -3,7 +3,8 @@
 // Unary calls run on a pool of their own: gRPC's threads never wait for the
 // store, and a flood of queries can hold up neither ingest nor the streams.
 // The streams WatchAlerts and WatchRun are fed by one thread; imports and
-// exports have two of their own, because they may take minutes.
+// exports have two of their own, because they may take minutes, and imports that go
+// on to other servers of a cluster two more.
 
 #ifndef BELLWETHER_SERVER_QUERY_QUERY_SERVICE_H_
 #define BELLWETHER_SERVER_QUERY_QUERY_SERVICE_H_
@@ -145,7 +146,7 @@ class QueryService final : public v1::Query::CallbackService {
   std::atomic<size_t> transfers_open_ = 0;
   WorkPool pool_;
   WorkPool transfer_pool_;
-  const std::unique_ptr<WorkPool> peer_pool_;  // Null: this server is alone.
+  const std::unique_ptr<WorkPool> peer_pool_, peer_transfer_pool_;  // Null: this server is alone.
   // For other servers' answers, which may come when this service is gone.
   struct Wake {
     absl::Mutex mutex;

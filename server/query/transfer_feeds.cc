@@ -5,8 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "server/query/convert.h"
 #include "server/query/feeds.h"
+#include "server/query/still_allowed.h"
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {
@@ -29,17 +29,25 @@ void Export(RunControl* control, RunId run, int64_t chunk_bytes_max, int64_t idl
   stream->End(ToGrpc(control->Export(run, send)));
 }
 
+bool ExportFeed::Pump(int64_t) { return StillAllowed(grant_.get(), "ExportRun", run_, stream_.get()); }
+
 std::shared_ptr<ImportStream> ImportStream::Create(const Options& options, const QueryEngine* engine, WorkPool* pool,
-                                                   v1::ImportRunResponse* response,
+                                                   WorkPool* peer_pool, v1::ImportRunResponse* response,
                                                    std::function<void(const grpc::Status&)> on_done) {
-  auto stream = std::shared_ptr<ImportStream>(new ImportStream(options, engine, pool, response, std::move(on_done)));
+  auto stream =
+      std::shared_ptr<ImportStream>(new ImportStream(options, engine, pool, peer_pool, response, std::move(on_done)));
   stream->self_ = stream;
   return stream;
 }
 
-ImportStream::ImportStream(const Options& options, const QueryEngine* engine, WorkPool* pool,
+ImportStream::ImportStream(const Options& options, const QueryEngine* engine, WorkPool* pool, WorkPool* peer_pool,
                            v1::ImportRunResponse* response, std::function<void(const grpc::Status&)> on_done)
-    : options_(options), engine_(engine), pool_(pool), response_(response), on_done_(std::move(on_done)) {}
+    : options_(options),
+      engine_(engine),
+      pool_(pool),
+      peer_pool_(peer_pool),
+      response_(response),
+      on_done_(std::move(on_done)) {}
 
 void ImportStream::Start() {
   absl::MutexLock lock(&mutex_);
@@ -49,34 +57,51 @@ void ImportStream::Start() {
 }
 
 void ImportStream::End(const grpc::Status& status) {
-  absl::MutexLock lock(&mutex_);
-  if (ending_) return;
-  ending_ = true;
-  status_ = status;
-  ServerReadReactor::Finish(status);
+  std::shared_ptr<ImportTarget> target;
+  {
+    absl::MutexLock lock(&mutex_);
+    if (ending_) return;
+    ending_ = true;
+    status_ = status;
+    target = target_;
+    ServerReadReactor::Finish(status);
+  }
+  if (target != nullptr) target->Cancel();
 }
 
-bool ImportStream::CheckIdle(int64_t now_monotonic_ns) {
+bool ImportStream::CheckOpen(int64_t now_monotonic_ns) {
   bool idle = false;
+  std::optional<std::string> name;
   {
     absl::MutexLock lock(&mutex_);
     if (ending_) return false;
+    name = name_;
     idle = reading_since_ns_ != INT64_MAX && now_monotonic_ns - reading_since_ns_ > options_.idle_ms_max * 1'000'000;
   }
   if (idle) {
     End({grpc::StatusCode::DEADLINE_EXCEEDED, absl::StrCat("no chunk came for ", options_.idle_ms_max, " ms")});
+    return false;
   }
-  return !idle;
+  if (options_.grant == nullptr) return true;
+  // Before the first chunk nobody knows of which run it is.
+  const absl::Status allowed = name.has_value() ? Allowed(*name) : options_.grant->Check(Role::kWrite);
+  if (allowed.ok()) return true;
+  options_.grant->NoteEnd("ImportRun", Role::kWrite, name.value_or(""), allowed);
+  End(ToGrpc(allowed));
+  return false;
 }
 
 void ImportStream::OnReadDone(bool ok) {
+  bool asks_others = peer_pool_ != nullptr && options_.grant != nullptr && !options_.grant->passed_on();
   {
     absl::MutexLock lock(&mutex_);
     reading_since_ns_ = INT64_MAX;
     if (ending_) return;
+    if (target_ != nullptr) asks_others = target_->asks_others();
   }
   const std::shared_ptr<ImportStream> self = self_;  // Until the task is done, even if the call ends before.
-  const bool posted = pool_->Post([self, ok] { ok ? self->Feed() : self->Finish(); });
+  WorkPool* const pool = asks_others ? peer_pool_ : pool_;
+  const bool posted = pool->Post([self, ok] { ok ? self->Feed() : self->Finish(); });
   if (!posted) End(GoingDown());
 }
 
@@ -95,12 +120,9 @@ void ImportStream::Feed() {
 
 // A recording's own name is known only when it has been read: who may not write
 // every run says what it is to be called.
-absl::Status ImportStream::Admit() const {
+absl::Status ImportStream::Allowed(const std::string& name) const {
   if (options_.grant == nullptr) return absl::OkStatus();
-  const absl::Status admitted =
-      name_.empty() ? options_.grant->CheckAll(Role::kWrite) : options_.grant->Check(Role::kWrite, name_);
-  if (!admitted.ok()) options_.grant->Note("ImportRun", name_, admitted, true);
-  return admitted;
+  return name.empty() ? options_.grant->CheckAll(Role::kWrite) : options_.grant->Check(Role::kWrite, name);
 }
 
 absl::Status ImportStream::TakeChunk() {
@@ -109,17 +131,30 @@ absl::Status ImportStream::TakeChunk() {
     engine_->stores().counters->counter("bellwether_query_limit_refused_total", {{"limit", "chunk"}})->Add();
     return absl::InvalidArgumentError(absl::StrCat("chunk: ", bytes, " bytes: at most ", options_.chunk_bytes_max));
   }
-  if (import_ == nullptr) {
+  std::shared_ptr<ImportTarget> target = Target();
+  if (target == nullptr) {
     // The run's own name is checked where it is recorded.
     if (request_.as_name().size() > engine_->options().name_bytes_max) {
       return absl::InvalidArgumentError(
           absl::StrCat("as_name: ", request_.as_name().size(), " bytes: at most ", engine_->options().name_bytes_max));
     }
-    name_ = request_.as_name();
-    BW_RETURN_IF_ERROR(Admit());
-    import_ = engine_->stores().control->StartImport(name_);
+    const std::string& name = request_.as_name();
+    if (const absl::Status admitted = Allowed(name); !admitted.ok()) {
+      options_.grant->Note("ImportRun", name, admitted, true);
+      return admitted;
+    }
+    target = OpenImport(*engine_, options_.grant, name);
+    absl::MutexLock lock(&mutex_);
+    name_ = name;
+    target_ = target;
+    if (ending_) return absl::CancelledError("the call has ended");
   }
-  return import_->Feed(request_.chunk());
+  return target->Feed(request_.chunk());
+}
+
+std::shared_ptr<ImportTarget> ImportStream::Target() {
+  absl::MutexLock lock(&mutex_);
+  return target_;
 }
 
 void ImportStream::Finish() {
@@ -137,15 +172,16 @@ void ImportStream::Finish() {
 }
 
 absl::StatusOr<v1::ImportRunResponse> ImportStream::Complete() {
-  if (import_ == nullptr) return absl::InvalidArgumentError("chunk: the stream ended before the first one");
-  const absl::StatusOr<RunImport::Result> finished = import_->Finish();
-  if (options_.grant != nullptr) options_.grant->Note("ImportRun", name_, finished.status(), true);
-  BW_ASSIGN_OR_RETURN(const RunImport::Result result, finished);
-  v1::ImportRunResponse response;
-  response.set_frames(result.frames);
-  response.set_events(result.events);
-  if (const RunSnapshotPtr run = engine_->stores().runs->Get(result.run)) *response.mutable_run() = ToProto(*run);
-  return response;
+  const std::shared_ptr<ImportTarget> target = Target();
+  if (target == nullptr) return absl::InvalidArgumentError("chunk: the stream ended before the first one");
+  absl::StatusOr<v1::ImportRunResponse> finished = target->Finish();
+  std::string name;
+  {
+    absl::MutexLock lock(&mutex_);
+    name = name_.value_or("");
+  }
+  if (options_.grant != nullptr) options_.grant->Note("ImportRun", name, finished.status(), true);
+  return finished;
 }
 
 void ImportStream::OnCancel() { End({grpc::StatusCode::CANCELLED, "the caller went away"}); }

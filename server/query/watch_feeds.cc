@@ -4,19 +4,12 @@
 
 #include "server/query/convert.h"
 #include "server/query/feeds.h"
+#include "server/query/still_allowed.h"
 
 namespace bellwether::server {
 
-namespace {
-
-grpc::Status GrantGone() {
-  return {grpc::StatusCode::UNAUTHENTICATED, "what was shown at the beginning does not count any more"};
-}
-
-}  // namespace
-
 bool AlertFeed::Pump(int64_t) {
-  if (grant_ != nullptr && !grant_->valid()) stream_->End(GrantGone());
+  if (!StillAllowed(grant_.get(), "WatchAlerts", run_, stream_.get())) return false;
   while (stream_->ready()) {
     absl::StatusOr<AlertCursor::Item> item = cursor_->Next();
     if (!item.ok()) {
@@ -44,7 +37,6 @@ bool AlertFeed::Pump(int64_t) {
 }
 
 bool RunFeed::Pump(int64_t now_monotonic_ns) {
-  if (!stream_->ready()) return !stream_->ending();
   const RunSnapshotPtr run = engine_->stores().runs->Get(run_);
   if (run == nullptr) {
     const bool moved = engine_->stores().elsewhere != nullptr;  // Ask again, and it is found.
@@ -52,10 +44,8 @@ bool RunFeed::Pump(int64_t now_monotonic_ns) {
                   "run \"" + request_.run() + "\": it has left this server"});
     return false;
   }
-  if (grant_ != nullptr && !grant_->Sees(run->record.description.name)) {
-    stream_->End(GrantGone());
-    return false;
-  }
+  if (!StillAllowed(grant_.get(), "WatchRun", run->record.description.name, stream_.get())) return false;
+  if (!stream_->ready()) return true;
   if (run == sent_ || now_monotonic_ns < next_ns_) return true;
   sent_ = run;
   next_ns_ = now_monotonic_ns + int64_t{request_.min_interval_ms()} * 1'000'000;

@@ -26,7 +26,9 @@ absl::Status AlertLog::Load() {
 }
 
 absl::StatusOr<bool> AlertLog::Post(Transition transition) {
-  absl::Status unstored = StoreWaiting();
+  const std::map<uint32_t, absl::Status> held = PutWaiting();
+  const auto why = held.find(database_->StoreOf(transition.run));
+  absl::Status unstored = why == held.end() ? absl::OkStatus() : why->second;
   {
     absl::MutexLock lock(&mutex_);
     if (unstored.ok()) {
@@ -37,6 +39,7 @@ absl::StatusOr<bool> AlertLog::Post(Transition transition) {
     }
     if (!unstored.ok()) {
       transition.id = 0;
+      if (why != held.end()) (void)database_->KeepTransition(transition);  // Else it was tried to.
       if (waiting_.size() < kWaitingMax) waiting_.push_back(transition);
     }
     alerts_[{transition.run, transition.key}].last = transition;
@@ -48,15 +51,27 @@ absl::StatusOr<bool> AlertLog::Post(Transition transition) {
 }
 
 absl::Status AlertLog::StoreWaiting() {
+  const std::map<uint32_t, absl::Status> held = PutWaiting();
+  return held.empty() ? absl::OkStatus() : held.begin()->second;
+}
+
+std::map<uint32_t, absl::Status> AlertLog::PutWaiting() {
+  std::map<uint32_t, absl::Status> held;
   for (;;) {
     Transition transition;
     {
       absl::MutexLock lock(&mutex_);
-      if (waiting_.empty()) return absl::OkStatus();
-      transition = waiting_.front();
+      const auto next = std::find_if(waiting_.begin(), waiting_.end(), [&](const Transition& waits) {
+        return !held.contains(database_->StoreOf(waits.run));
+      });
+      if (next == waiting_.end()) return held;
+      transition = *next;
       const absl::StatusOr<bool> is_new = database_->PutTransition(&transition);
-      if (!is_new.ok() && !absl::IsAborted(is_new.status())) return is_new.status();
-      waiting_.pop_front();
+      if (!is_new.ok() && !absl::IsAborted(is_new.status())) {
+        held[database_->StoreOf(transition.run)] = is_new.status();
+        continue;
+      }
+      waiting_.erase(next);
       if (!is_new.ok()) continue;  // Its run's new owner concludes it, too.
       Transition& last = alerts_[{transition.run, transition.key}].last;
       if (last.k == transition.k) last.id = transition.id;
@@ -83,6 +98,11 @@ absl::Status AlertLog::TellForeign() {
 void AlertLog::Tell(const Transition& transition) {
   absl::MutexLock lock(&subscribers_mutex_);
   for (const auto& [id, subscriber] : subscribers_) subscriber(transition);
+}
+
+std::vector<Transition> AlertLog::Unstored() const {
+  absl::MutexLock lock(&mutex_);
+  return {waiting_.begin(), waiting_.end()};
 }
 
 absl::StatusOr<std::vector<Transition>> AlertLog::Read(uint64_t after, size_t limit, RunId run) const {

@@ -43,9 +43,13 @@ class AlertLog {
   // StoreWaiting(): the error is why.
   // ABORTED: another server owns the run by now, whose word it is; nobody is told.
   absl::StatusOr<bool> Post(Transition transition);
-  // Stores what could not be stored, in order, and tells it again with its id;
-  // call now and then.  What a crash comes before is concluded again from the log.
+  // Stores what could not be stored, in order of each store, and tells it again with
+  // its id; call now and then.  The first error.  What a crash comes before is
+  // concluded again from the log, or was kept with its run.
   absl::Status StoreWaiting();
+
+  // Told, and not stored yet; oldest first.
+  std::vector<Transition> Unstored() const;
 
   absl::StatusOr<std::vector<Transition>> Read(uint64_t after, size_t limit, RunId run) const;
   uint64_t last_id() const;
@@ -65,6 +69,8 @@ class AlertLog {
   static constexpr size_t kWaitingMax = 4096;
 
   void Tell(const Transition& transition);
+  // Why what waits is not stored, by its store (Database::StoreOf).
+  std::map<uint32_t, absl::Status> PutWaiting();
 
   Database* const database_;
   mutable absl::Mutex mutex_;

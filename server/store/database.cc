@@ -2,6 +2,7 @@
 
 #include <rocksdb/cache.h>
 #include <rocksdb/db.h>
+#include <rocksdb/env.h>
 #include <rocksdb/options.h>
 #include <rocksdb/sst_file_reader.h>
 #include <rocksdb/table.h>
@@ -106,6 +107,14 @@ RocksOptions MakeOptions(const Database::Options& options) {
   // Without its own log RocksDB keeps what was flushed, and on a clean close
   // all: the WAL's truncation needs the former, the restart is quicker with the latter.
   rocks.avoid_flush_during_shutdown = false;
+  // What it writes in the background goes to the disk as it comes, a little at a
+  // time, by threads that give way: acknowledgements wait for the same disk and
+  // processors (docs/benchmarks.md, L3).
+  rocks.bytes_per_sync = 512 << 10;
+  rocks.strict_bytes_per_sync = true;
+  for (const auto pool : {rocksdb::Env::LOW, rocksdb::Env::HIGH}) {
+    rocksdb::Env::Default()->LowerThreadPoolCPUPriority(pool);
+  }
   rocks.info_log = std::make_shared<RocksLogger>();
   rocksdb::ColumnFamilyOptions lasting;
   lasting.compression = rocksdb::kNoCompression;  // Chunks are compressed already.
@@ -625,6 +634,12 @@ absl::StatusOr<std::vector<Transition>> RocksDatabase::FetchTransitions() {
   return std::exchange(fetched_, {});
 }
 
+uint32_t RocksDatabase::StoreOf(RunId run) const { return shared_ == nullptr ? 0 : shared_->StoreOf(run); }
+
+absl::Status RocksDatabase::KeepTransition(const Transition& transition) {
+  return shared_ == nullptr ? absl::OkStatus() : shared_->KeepTransition(transition);
+}
+
 absl::Status RocksDatabase::TakeUpRows(const std::vector<SharedRow>& rows, bool only_missing) {
   const Snapshot snapshot(this);
   rocksdb::WriteBatch batch;
@@ -636,7 +651,7 @@ absl::Status RocksDatabase::TakeUpRows(const std::vector<SharedRow>& rows, bool 
 }
 
 absl::Status RocksDatabase::ForgetRuns(RunId first, RunId end) {
-  constexpr std::string_view kKindsOfRuns = "rksmwpeajJAqb";
+  constexpr std::string_view kKindsOfRuns = "rksmwpeajJAqbx";
   rocksdb::WriteBatch batch;
   for (const char kind : kKindsOfRuns) {
     const std::string from = KeyBuilder(kind).U64(first).key();

@@ -74,6 +74,9 @@ struct RunRecord {
   Lsn applied_lsn = 0;            // State below is that of this LSN.
   std::vector<SignalId> signals;  // Reported so far.
   bool mixed = false;             // Its kind (run_bands.h) changed on the way.
+  // Which recording it is imported from, so that an import that was cut off can be
+  // made again (run_import.h); "" = a trainer sends it.
+  std::string import_of;
 };
 
 struct RankRecord {
@@ -163,6 +166,9 @@ class Database {
   virtual absl::Status TakeUpRows(const std::vector<SharedRow>& rows, bool only_missing);
   // Forgets all rows of the runs in [first, end) here, but no alert of theirs.
   virtual absl::Status ForgetRuns(RunId first, RunId end);
+  // As SharedRows::StoreOf() and KeepTransition().
+  virtual uint32_t StoreOf(RunId) const { return 0; }
+  virtual absl::Status KeepTransition(const Transition&) { return absl::OkStatus(); }
   // Transitions that other servers stored since the last call, rising ids.
   virtual absl::StatusOr<std::vector<Transition>> FetchTransitions();
 

@@ -5,6 +5,10 @@
 // (server/cluster/postgres_log.h).  Both give records their LSNs in the order in
 // which they are appended, and report them durable in that order; "durable" is
 // the promise that an acknowledgement passes on: on disk here, or committed there.
+//
+// A log has one lane, or several where it is spread over several databases: all
+// records of a run go into one of them.  LSNs are of the whole log; what is durable,
+// and whether it goes on, is each lane's own.
 
 #ifndef BELLWETHER_SERVER_STORE_LOG_BACKEND_H_
 #define BELLWETHER_SERVER_STORE_LOG_BACKEND_H_
@@ -16,6 +20,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "server/store/run_types.h"
 
 namespace bellwether::server {
 
@@ -67,6 +72,14 @@ class LogBackend {
   using DurableCallback = std::function<void(Lsn durable)>;
 
   virtual ~LogBackend() = default;
+
+  // A lane is a log of its own, but for its LSNs, with one lane.  What is asked of the
+  // whole is asked of all lanes: an error is that of the first that has one, the
+  // durable LSN the lowest.
+  virtual uint32_t lanes() const { return 1; }
+  virtual uint32_t LaneOf(RunId) const { return 0; }
+  virtual LogBackend* lane(uint32_t) { return this; }
+  LogBackend* LogOf(RunId run) { return lane(LaneOf(run)); }
 
   virtual const Recovery& recovery() const = 0;
 

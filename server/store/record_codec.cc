@@ -15,7 +15,7 @@ constexpr uint8_t kVersion = 1;
 template <>
 constexpr uint8_t kVersion<Transition> = 2;  // 1 had no siblings.
 template <>
-constexpr uint8_t kVersion<RunRecord> = 2;  // 1 did not say whether it is mixed.
+constexpr uint8_t kVersion<RunRecord> = 3;  // 1 did not say whether it is mixed, 2 what it is imported from.
 constexpr uint8_t kStateVersion = 1;
 constexpr uint64_t kStateBytesMax = uint64_t{1} << 30;
 
@@ -117,6 +117,7 @@ void Describe(Archive& ar, RunRecord& r) {
   ar.Field(r.applied_lsn);
   ar.List(r.signals, sizeof(SignalId), [](Archive& a, SignalId& signal) { a.Field(signal); });
   if (ar.version() >= 2) ar.Field(r.mixed);
+  if (ar.version() >= 3) ar.Field(r.import_of);
 }
 
 template <typename Archive>
@@ -271,10 +272,19 @@ void Describe(Archive& ar, Database::AlertNote& n) {
 }
 
 template <typename Record>
+uint8_t VersionOf(const Record&) {
+  return kVersion<Record>;
+}
+// Of a trainer's run what servers of before read: those of a cluster are replaced one
+// after the other.
+uint8_t VersionOf(const RunRecord& run) { return run.import_of.empty() ? 2 : kVersion<RunRecord>; }
+
+template <typename Record>
 std::string Encode(Record record) {
   std::string bytes;
-  ByteWriter(&bytes).Put(kVersion<Record>);
-  Putter putter(&bytes, kVersion<Record>);
+  const uint8_t version = VersionOf(record);
+  ByteWriter(&bytes).Put(version);
+  Putter putter(&bytes, version);
   Describe(putter, record);
   return bytes;
 }

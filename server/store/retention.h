@@ -16,6 +16,10 @@
 // (time, attempt, step).  Fewer marks than steps mean that things are kept a
 // little longer, never shorter.
 //
+// Of a cluster each server goes over the runs that it serves, by the database's clock;
+// row x and what is rewritten are in the shared store, so that whoever serves a run
+// next goes on where this one was (Sharing).
+//
 // A thread of its own goes over all runs now and then; what it rewrites and
 // deletes goes through the database like everything else, and a crash means that
 // it is done again.  Readers see a chunk before or after, never half.
@@ -27,8 +31,10 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "server/store/database.h"
@@ -55,9 +61,19 @@ class Retention {
   };
   static constexpr size_t kMarksMax = 512;
 
+  // Where several servers share what they keep.
+  struct Sharing {
+    // Whether this server may change the run's rows now, and has all of them: what it
+    // does not know of it would keep for ever.  Null: no other server changes any.
+    std::function<bool(RunId run)> whole;
+    // The time that all of them go by; null = the clock's.
+    std::function<int64_t()> unix_nanos;
+  };
+
   // All must outlive it.  Nothing runs before Start().
   Retention(const Options& options, const RunTable* runs, Database* database, Counters* counters, Clock* clock);
-  ~Retention();  // As Stop().
+  void Share(Sharing sharing) { sharing_ = std::move(sharing); }  // Before Start().
+  ~Retention();                                                   // As Stop().
   Retention(const Retention&) = delete;
   Retention& operator=(const Retention&) = delete;
 
@@ -72,6 +88,8 @@ class Retention {
   absl::Status PassRun(const RunSnapshot& run);
   void Mark(const RunSnapshot& run, int64_t now_unix_ns, RetentionState* state) const;
   // The newest point that is older than `seconds`.
+  bool MayPass(RunId run) const { return sharing_.whole == nullptr || sharing_.whole(run); }
+  int64_t UnixNanos() const { return sharing_.unix_nanos == nullptr ? clock_->UnixNanos() : sharing_.unix_nanos(); }
   static HistoryPoint Older(const RetentionState& state, int64_t now_unix_ns, int64_t seconds);
   void Loop();
   bool stopping() const;
@@ -80,6 +98,7 @@ class Retention {
   const RunTable* const runs_;
   Database* const database_;
   Clock* const clock_;
+  Sharing sharing_;
   Counter* const rounded_;
   Counter* const summarized_;
   Counter* const dropped_;

@@ -116,6 +116,8 @@ class RocksDatabase final : public Database {
   absl::StatusOr<std::vector<BandsRow>> ListBands() const override;
   absl::Status TakeUpRows(const std::vector<SharedRow>& rows, bool only_missing) override;
   absl::Status ForgetRuns(RunId first, RunId end) override;
+  uint32_t StoreOf(RunId run) const override;
+  absl::Status KeepTransition(const Transition& transition) override;
   absl::StatusOr<std::vector<Transition>> FetchTransitions() override;
   absl::Status Flush() override;
   absl::Status CopyTo(const std::string& directory) override;

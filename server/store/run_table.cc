@@ -92,4 +92,14 @@ bool ParseUuid(std::string_view text, RunUuid* uuid) {
   return true;
 }
 
+RunUuid UuidOfName(std::string_view name) {
+  RunUuid uuid{};
+  for (size_t half = 0; half < 2; ++half) {
+    uint64_t hash = 14695981039346656037ull + half * 0x9e3779b97f4a7c15ull;  // FNV-1a
+    for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
+    for (size_t i = 0; i < 8; ++i) uuid[half * 8 + i] = static_cast<uint8_t>(hash >> (8 * i));
+  }
+  return uuid;
+}
+
 }  // namespace bellwether::server

@@ -70,6 +70,9 @@ absl::StatusOr<std::vector<RunEvent>> EventsOf(const RunSnapshot& snapshot, cons
 // 32 lower-case hexadecimal digits, and back; false if `text` is none.
 std::string FormatUuid(const RunUuid& uuid);
 bool ParseUuid(std::string_view text, RunUuid* uuid);
+// A stable uuid for a name, of a recording that is imported by it: the same on every
+// machine.
+RunUuid UuidOfName(std::string_view name);
 
 }  // namespace bellwether::server
 

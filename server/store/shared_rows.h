@@ -38,6 +38,12 @@ class SharedRows {
   virtual absl::Status PutRows(RunId run, const std::vector<SharedRow>& rows) = 0;
   // As Database::PutTransition; errors as above.
   virtual absl::StatusOr<bool> PutTransition(Transition* transition) = 0;
+  // Which of several stores the run is in: what keeps a transition out of one says
+  // nothing of those in another.
+  virtual uint32_t StoreOf(RunId) const { return 0; }
+  // Where ids are given in another store than the run's: keeps the transition with its
+  // run until PutTransition() of it, by this owner or the next, gives it one.
+  virtual absl::Status KeepTransition(const Transition&) { return absl::OkStatus(); }
   // Of all servers, ids above `after`, rising, at most `limit`.  What has an id
   // below one that was ever listed was listed, too.
   virtual absl::StatusOr<std::vector<Transition>> ListTransitions(uint64_t after, size_t limit) const = 0;

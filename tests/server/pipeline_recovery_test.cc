@@ -8,13 +8,16 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <memory>
 #include <numeric>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "server/detect/rules_file.h"
 #include "server/pipeline.h"
 #include "tests/support/crash_copy.h"
 #include "tests/support/pipeline_trainer.h"
@@ -27,6 +30,12 @@ class Trainer final : public PipelineTrainer {
  public:
   Trainer(Pipeline* pipeline, uint64_t first_seq) {
     Greet(pipeline, v1::ClientMessage(), /*world=*/1, /*layers=*/1, first_seq);
+  }
+  Trainer(Pipeline* pipeline, const std::string& name, const std::string& uuid) {
+    v1::ClientMessage message;
+    message.mutable_hello()->mutable_run()->set_name(name);
+    message.mutable_hello()->mutable_run()->set_uuid(uuid);
+    Greet(pipeline, std::move(message), /*world=*/1, /*layers=*/1);
   }
   ~Trainer() override { session_->Detach(); }
 
@@ -64,15 +73,27 @@ class Trainer final : public PipelineTrainer {
   uint64_t durable_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
+// A second later each time that it is asked: whatever is done once a second is due.
+class HurryingClock final : public Clock {
+ public:
+  int64_t UnixNanos() const override { return System()->UnixNanos(); }
+  int64_t MonotonicNanos() const override { return now_ += 1'000'000'000; }
+
+ private:
+  mutable std::atomic<int64_t> now_ = 0;
+};
+
 class PipelineRecoveryTest : public testing::Test {
  protected:
-  std::unique_ptr<Pipeline> Open(const std::string& folder) {
+  std::unique_ptr<Pipeline> Open(const std::string& folder, RuleSetPtr rules = nullptr,
+                                 Clock* clock = Clock::System()) {
     Pipeline::Options options;
+    options.rules = std::move(rules);
     options.storage_path = folder;
     options.wal.segment_bytes = 2 << 20;
     options.shards = 2;
     options.apply_ms_max = 0;
-    auto pipeline = Pipeline::Open(options, &counters_, Clock::System());
+    auto pipeline = Pipeline::Open(options, &counters_, clock);
     EXPECT_TRUE(pipeline.ok()) << pipeline.status();
     return *std::move(pipeline);
   }
@@ -124,6 +145,35 @@ TEST_F(PipelineRecoveryTest, ClosedDuringTheReplayItLosesNothing) {
   }
   for (int i = 0; i < 3; ++i) EXPECT_TRUE(Open(killed)->Close().ok());
   EXPECT_EQ(StoredSteps(Open(killed).get()), UpTo(5000));
+}
+
+// The shard brings the rules of the server to runs that have others: to one whose
+// Hello is only about to be logged, too, if it has it already.  A log in which
+// they come first cannot be read by whoever does not know the run.
+TEST_F(PipelineRecoveryTest, NothingOfARunIsLoggedBeforeItsHello) {
+  const std::string folder = directory_.path() + "/live";
+  const auto rules = ParseRules("off: [nonfinite]", "r.yml");
+  ASSERT_TRUE(rules.ok());
+  HurryingClock clock;
+  {
+    const auto pipeline = Open(folder, *rules, &clock);
+    for (int i = 100; i < 300; ++i) {
+      const std::string number = std::to_string(i);
+      Trainer(pipeline.get(), "run-" + number, number + std::string(13, 'u')).Steps(0, 1);
+    }
+  }
+  Wal::Options options;
+  options.directory = folder + "/wal";
+  const auto wal = Wal::Open(options, [](Lsn) {});
+  ASSERT_TRUE(wal.ok()) << wal.status();
+  std::set<RunId> met;
+  const auto visit = [&met](const WalRecord& record) {
+    const bool is_first = met.insert(record.run).second;
+    EXPECT_EQ(is_first, record.kind == WalKind::kHello) << "record " << record.lsn << " of run " << record.run;
+    return absl::OkStatus();
+  };
+  ASSERT_TRUE((*wal)->Read(1, (*wal)->last_lsn(), visit).ok());
+  EXPECT_EQ(met.size(), 200u);
 }
 
 TEST_F(PipelineRecoveryTest, ACheckpointIsOfOnePointInTime) {

@@ -2,13 +2,14 @@
 // all of them; and what it then says of the log is never more than is saved.
 // Method: the shard with real log and database, and a series store that tells
 // when a run is saved, on the shard's own thread: what is sent from there has
-// arrived in the middle.
+// arrived in the middle.  A database whose rows go elsewhere, too, fails at will.
 
 #include "server/shard.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -39,14 +40,76 @@ class SaveWatch final : public NullSeriesStore {
   }
 };
 
+// Another store of rows, which can be away.
+class RowsElsewhere final : public SharedRows {
+ public:
+  std::atomic<bool> away = false;
+
+  absl::Status PutRows(RunId, const std::vector<SharedRow>&) override {
+    return away ? absl::UnavailableError("away") : absl::OkStatus();
+  }
+  absl::StatusOr<bool> PutTransition(Transition*) override { return absl::UnimplementedError("no alerts here"); }
+  absl::StatusOr<std::vector<Transition>> ListTransitions(uint64_t, size_t) const override {
+    return std::vector<Transition>();
+  }
+};
+
+// A log that goes into another.
+class LogThrough : public LogBackend {
+ public:
+  explicit LogThrough(LogBackend* log) : log_(log) {}
+  const Recovery& recovery() const override { return log_->recovery(); }
+  absl::Status Read(Lsn from, Lsn until, const std::function<absl::Status(const WalRecord&)>& visit) const override {
+    return log_->Read(from, until, visit);
+  }
+  absl::Status ReadHeads(const std::function<absl::Status(const WalRecord&)>& visit) const override {
+    return log_->ReadHeads(visit);
+  }
+  absl::StatusOr<Lsn> Append(WalRecord record) override { return log_->Append(std::move(record)); }
+  absl::Status Sync(Lsn lsn) override { return log_->Sync(lsn); }
+  absl::Status Truncate(Lsn keep) override { return log_->Truncate(keep); }
+  void Hold(const absl::Status& why) override { log_->Hold(why); }
+  absl::Status CopyTo(const std::string& directory) override { return log_->CopyTo(directory); }
+  absl::Status Close() override { return log_->Close(); }
+  Lsn durable_lsn() const override { return log_->durable_lsn(); }
+  Lsn last_lsn() const override { return log_->last_lsn(); }
+  int64_t bytes() const override { return log_->bytes(); }
+  Lsn TailBegin(int64_t bytes) const override { return log_->TailBegin(bytes); }
+  absl::Status health() const override { return log_->health(); }
+  void TakeSyncSeconds(std::vector<double>* seconds) override { log_->TakeSyncSeconds(seconds); }
+
+ private:
+  LogBackend* const log_;
+};
+
+// Of two lanes; runs with odd numbers are in the second, which is away.
+class HalfAway final : public LogThrough {
+ public:
+  explicit HalfAway(LogBackend* log) : LogThrough(log), here_(log), away_(log) {}
+  uint32_t lanes() const override { return 2; }
+  uint32_t LaneOf(RunId run) const override { return run % 2; }
+  LogBackend* lane(uint32_t lane) override { return lane == 0 ? static_cast<LogBackend*>(&here_) : &away_; }
+
+ private:
+  class Away final : public LogThrough {
+   public:
+    using LogThrough::LogThrough;
+    absl::Status Sync(Lsn) override { return health(); }
+    absl::Status health() const override { return absl::UnavailableError("away"); }
+  };
+  LogThrough here_;
+  Away away_;
+};
+
 class ShardTest : public testing::Test {
  protected:
-  ShardTest() {
+  explicit ShardTest(SharedRows* rows = nullptr) {
     Wal::Options wal;
     wal.directory = directory_.path() + "/wal";
     wal_ = *Wal::Open(wal, [](Lsn) {});
     Database::Options database;
     database.directory = directory_.path() + "/db";
+    database.shared = rows;
     database_ = *Database::Open(database);
     alerts_ = std::make_unique<AlertLog>(database_.get());
     EXPECT_TRUE(alerts_->Load().ok());
@@ -67,6 +130,7 @@ class ShardTest : public testing::Test {
     record.id = id;
     record.description.name = std::to_string(id);
     record.description.layout = kLayout;
+    absl::MutexLock lock(&shard_->mutex());
     shard_->Adopt(std::make_unique<LiveRun>(parts_, record));
   }
 
@@ -165,11 +229,29 @@ TEST_F(ShardTest, TheLogKeepsWhatCameAfterItsRunWasSaved) {
   series_.on_save = [&](RunId run) {
     if (run == 2) late = Send(1, 1, 1);
   };
-  const Lsn needed = shard_->CommitAll();
+  const Lsn needed = shard_->CommitAll().front();
   EXPECT_LE(needed, late);
 
   series_.on_save = nullptr;
-  EXPECT_GT(shard_->CommitAll(), late);
+  EXPECT_GT(shard_->CommitAll().front(), late);
+}
+
+struct HasRowsElsewhere {
+  RowsElsewhere rows;
+};
+class ShardOfACluster : protected HasRowsElsewhere, public ShardTest {
+ protected:
+  ShardOfACluster() : ShardTest(&rows) {}
+};
+
+TEST_F(ShardOfACluster, WhatCouldNotBeSavedIsNeededFromTheLog) {
+  AddRun(1);
+  const Lsn saved = Send(1, 0, 1);
+  EXPECT_GT(shard_->CommitAll().front(), saved);
+  const Lsn unsaved = Send(1, 1, 1);
+  rows.away = true;
+  EXPECT_LE(shard_->CommitAll().front(), unsaved);
+  EXPECT_LE(shard_->Drop(1, 2, /*save=*/true), unsaved);
 }
 
 TEST_F(ShardTest, OtherRulesReachEachRunThroughItsLogOnceAndAreSavedWithIt) {
@@ -200,6 +282,19 @@ TEST_F(ShardTest, OtherRulesReachEachRunThroughItsLogOnceAndAreSavedWithIt) {
   Send(1, 1, std::numeric_limits<float>::quiet_NaN());
   shard_->CommitAll();
   EXPECT_EQ(alerts_->List(1, true).size(), 1u);
+}
+
+TEST_F(ShardTest, ALaneThatIsAwayKeepsNoOthersLog) {
+  HalfAway log(wal_.get());
+  parts_.wal = &log;
+  shard_ = std::make_unique<Shard>(Shard::Options(), parts_, 0);
+  shard_->Start();
+  AddRun(1);
+  AddRun(2);
+  const Lsn held = Send(1, 0, 1), saved = Send(2, 0, 1);
+  const std::vector<Lsn> needed = shard_->CommitAll();
+  EXPECT_THAT(needed, ElementsAre(testing::Gt(saved), testing::Le(held)));
+  shard_.reset();
 }
 
 }  // namespace

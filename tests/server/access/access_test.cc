@@ -11,6 +11,9 @@
 #include <fstream>
 #include <sstream>
 
+#include "server/access/authority.h"
+#include "server/access/secret_file.h"
+#include "server/access/tls_files.h"
 #include "tests/support/access_files.h"
 
 namespace bellwether::server {
@@ -117,6 +120,141 @@ TEST_F(AccessTest, GrantsFollowTheFiles) {
   access_->Tick();
   EXPECT_FALSE(bob->valid());
   EXPECT_EQ(bob->Check(Role::kRead, "gpt").code(), absl::StatusCode::kUnauthenticated);
+}
+
+TEST_F(AccessTest, AnOpenStreamEndsWithWhyAndIsCounted) {
+  const auto ended = [this](const char* reason) {
+    return counters_.counter("bellwether_access_streams_ended_total", {{"reason", reason}})->value();
+  };
+  const GrantPtr alice = *WithToken("alices"), bob = *WithToken("bobs"), trainer = *WithCertificate("spiffe://b/run/x");
+  EXPECT_TRUE(bob->CheckOpen("WatchRun", Role::kRead, "llama-1").ok());
+  EXPECT_TRUE(bob->CheckOpen("WatchAlerts", Role::kRead, "").ok());
+  // One run is taken from him: what is of all goes on, with what he sees still.
+  files_.Write(R"(
+identities:
+- {name: alice, roles: [write], runs: ["*"]}
+- {name: bob, roles: [read], runs: ["llama-2"]}
+- {name: other, certificates: ["spiffe://b/run/*"], roles: [write], runs: ["$1"]}
+)");
+  access_->Tick();
+  EXPECT_TRUE(bob->CheckOpen("WatchAlerts", Role::kRead, "").ok());
+  const absl::Status run = bob->CheckOpen("WatchRun", Role::kRead, "llama-1");
+  EXPECT_EQ(run.code(), absl::StatusCode::kPermissionDenied);
+  EXPECT_THAT(std::string(run.message()), HasSubstr("bob has the role read but not for run \"llama-1\""));
+  EXPECT_EQ(ended("run"), 1);
+  EXPECT_EQ(alice->CheckOpen("events", Role::kRead, "").message(), "alice lacks the role read");
+  EXPECT_EQ(ended("role"), 1);
+  EXPECT_THAT(std::string(trainer->CheckOpen("Attach", Role::kWrite, "x").message()), HasSubstr("it is other's now"));
+  EXPECT_EQ(ended("identity"), 1);
+  files_.RemoveTokens();
+  access_->Tick();
+  const absl::Status gone = bob->CheckOpen("WatchAlerts", Role::kRead, "");
+  EXPECT_EQ(gone.code(), absl::StatusCode::kUnauthenticated);
+  EXPECT_THAT(std::string(gone.message()), HasSubstr("the token was revoked"));
+  EXPECT_EQ(ended("token_wrong"), 1);
+  EXPECT_THAT(audit(), HasSubstr("\"call\":\"WatchAlerts\""));
+}
+
+// A server's files with an authority of their own.
+class CertificateTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const Validity validity{.begin_unix_s = Clock::System()->UnixMillis() / 1000 - 60, .days = 10};
+    const auto ca = NewAuthority("ca", validity), other = NewAuthority("other", validity);
+    ASSERT_TRUE(ca.ok() && other.ok());
+    authority_ = std::make_unique<Authority>(*Authority::Load(ca->certificate, ca->key));
+    ca_ = ca->certificate;
+    other_ca_ = other->certificate;
+    const auto server = authority_->IssueServer({"localhost"}, validity);
+    ASSERT_TRUE(server.ok());
+    Put("ca", ca_);
+    Put("server", server->certificate);
+    Put("key", server->key);
+    Put("crl", *authority_->Revoke("", "", Now()));
+    for (const char* name : {"lost", "kept"}) {
+      certificates_[name] =
+          authority_->IssueClient(name, std::string("spiffe://b/trainer/") + name, validity)->certificate;
+    }
+    auto tls = TlsWatch::Open({Path("server"), Path("key"), Path("ca"), Path("crl")}, &counters_, Clock::System());
+    ASSERT_TRUE(tls.ok()) << tls.status();
+    tls_ = *std::move(tls);
+    files_.Write(kRules);
+    auto access = Access::Open(files_.options(), &counters_, Clock::System(), tls_.get());
+    ASSERT_TRUE(access.ok()) << access.status();
+    access_ = *std::move(access);
+  }
+  static int64_t Now() { return Clock::System()->UnixMillis() / 1000; }
+  std::string Path(const std::string& name) const { return directory_.path() + "/" + name; }
+  void Put(const std::string& name, const std::string& text) {
+    ASSERT_TRUE(WriteSecretFile(Path(name), text, /*replace=*/true).ok());
+  }
+  absl::StatusOr<GrantPtr> Enter(const std::string& name) {
+    return access_->Identify(
+        {.certificate = {{"spiffe://b/trainer/" + name}}, .certificate_pem = certificates_[name], .peer = "x"},
+        "Attach");
+  }
+  double ended(const char* reason) {
+    return counters_.counter("bellwether_access_streams_ended_total", {{"reason", reason}})->value();
+  }
+
+  Counters counters_;
+  TempDirectory directory_;
+  AccessFiles files_;
+  std::string ca_, other_ca_;
+  std::unique_ptr<Authority> authority_;
+  std::map<std::string, std::string> certificates_;
+  std::unique_ptr<TlsWatch> tls_;
+  std::unique_ptr<Access> access_;
+};
+
+TEST_F(CertificateTest, OneThatIsRevokedEndsItsStreamsAndOpensNoMore) {
+  const GrantPtr lost = *Enter("lost"), kept = *Enter("kept");
+  EXPECT_TRUE(lost->CheckOpen("Attach", Role::kWrite, "llama-1").ok());
+  Put("crl", *authority_->Revoke("", certificates_["lost"], Now()));
+  tls_->Tick();
+  const absl::Status refused = lost->CheckOpen("Attach", Role::kWrite, "llama-1");
+  EXPECT_EQ(refused.code(), absl::StatusCode::kUnauthenticated);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("the certificate was revoked"));
+  EXPECT_EQ(ended("certificate_revoked"), 1);
+  EXPECT_TRUE(kept->CheckOpen("Attach", Role::kWrite, "llama-1").ok());
+  // Nor does the connection that is open already bring a new call, with a good token either.
+  EXPECT_EQ(Enter("lost").status().code(), absl::StatusCode::kUnauthenticated);
+  files_.AddToken("alices", "alice");
+  access_->Tick();
+  EXPECT_TRUE(access_->Identify({.certificate_pem = certificates_["kept"], .token = "alices"}, "GetRun").ok());
+  EXPECT_FALSE(access_->Identify({.certificate_pem = certificates_["lost"], .token = "alices"}, "GetRun").ok());
+  EXPECT_TRUE(Enter("kept").ok());
+  // Of the handshake alone; the stream's end is counted beside it.
+  EXPECT_EQ(counters_.counter("bellwether_tls_revoked_refused_total")->value(), 0);
+  // A list that takes it off again: who shows it anew may come.
+  Put("crl", *authority_->Revoke("", "", Now()));
+  tls_->Tick();
+  EXPECT_TRUE(Enter("lost").ok());
+}
+
+TEST_F(CertificateTest, OneWhoseAuthorityIsTakenAwayEndsToo) {
+  const GrantPtr kept = *Enter("kept");
+  Put("crl", other_ca_);  // No list: nothing changes.
+  tls_->Tick();
+  EXPECT_TRUE(kept->CheckOpen("Attach", Role::kWrite, "llama-1").ok());
+  std::remove(Path("crl").c_str());
+  Put("ca", other_ca_);
+  const auto without_list = TlsWatch::Open({Path("server"), Path("key"), Path("ca"), ""}, &counters_, Clock::System());
+  ASSERT_TRUE(without_list.ok()) << without_list.status();
+  const CertificateVerdict verdict = (*without_list)->CheckAgain(certificates_["kept"]);
+  EXPECT_STREQ(verdict.reason, "certificate_untrusted");
+  EXPECT_THAT(verdict.why, HasSubstr("nobody of tls.client_ca_file stands for the certificate"));
+  EXPECT_FALSE((*without_list)->CheckAgain(certificates_["kept"]).good()) << "kept from the first time";
+}
+
+TEST_F(CertificateTest, TimeAloneEndsNoStream) {
+  const Validity past{.begin_unix_s = Now() - 20 * 86'400, .days = 10};
+  certificates_["old"] = authority_->IssueClient("old", "spiffe://b/trainer/old", past)->certificate;
+  EXPECT_FALSE(tls_->CheckClient(certificates_["old"]).ok()) << "no handshake";
+  EXPECT_TRUE(tls_->CheckAgain(certificates_["old"]).good());
+  Put("crl", *authority_->Revoke("", certificates_["old"], Now()));
+  tls_->Tick();
+  EXPECT_STREQ(tls_->CheckAgain(certificates_["old"]).reason, "certificate_revoked");
 }
 
 TEST_F(AccessTest, WithoutAFileEverybodyMayAndThePageWantsItsToken) {

@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
 #include "server/cluster/postgres_log.h"
 #include "tests/support/postgres_server.h"
 
@@ -30,11 +31,11 @@ class CommitQueueTest : public ::testing::Test {
     ASSERT_NE(postgres_, nullptr);
   }
 
-  void Open() {
+  void Open(int64_t patience_ms = 60'000) {
     PostgresLogOptions options;
     options.dsn = postgres_->dsn();
     options.owner = "me/1";
-    options.patience_ms = 60'000;  // Sync() waits for what is tried again.
+    options.patience_ms = patience_ms;  // Sync() waits for what is tried again.
     auto opened = OpenPostgresLog(options, [](Lsn) {});
     ASSERT_TRUE(opened.ok()) << opened.status();
     log_ = *std::move(opened);
@@ -151,6 +152,22 @@ TEST_F(CommitQueueTest, ALostConnectionIsMadeAgain) {
     postgres_->Sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'bellwether'");
   }
   EXPECT_EQ(Rows(), 3);
+}
+
+// Nobody sends anything to a log that is not well: its health must not hang on the
+// answer to a commit.
+TEST_F(CommitQueueTest, ADatabaseThatIsBackIsFoundWithNothingToCommit) {
+  Open(/*patience_ms=*/100);
+  ASSERT_TRUE(log_->Own(kPart, TakeLease()).ok());
+  ASSERT_TRUE(log_->Sync(*log_->Append(Record(1))).ok());
+  postgres_->Sql("ALTER ROLE bellwether NOLOGIN");
+  postgres_->Sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'bellwether'");
+  EXPECT_FALSE(log_->Sync(*log_->Append(Record(2))).ok());
+  log_->Disown(kPart);
+  EXPECT_FALSE(log_->health().ok()) << "it is away still";
+  postgres_->Sql("ALTER ROLE bellwether LOGIN");
+  for (int i = 0; i < 400 && !log_->health().ok(); ++i) absl::SleepFor(absl::Milliseconds(25));
+  EXPECT_TRUE(log_->health().ok());
 }
 
 TEST_F(CommitQueueTest, ASerializationFailureIsTriedAgainFromTheTop) {

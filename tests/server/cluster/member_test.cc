@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -20,6 +21,11 @@
 
 namespace bellwether::server {
 namespace {
+
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::Field;
 
 class Host final : public PartitionHost {
  public:
@@ -69,13 +75,14 @@ class MemberTest : public ::testing::Test {
     ASSERT_NE(postgres_, nullptr);
   }
 
-  std::unique_ptr<Member> Join(const std::string& node, Host* host) {
+  std::unique_ptr<Member> Join(const std::string& node, Host* host, AskHoldings ask = {}) {
     ClusterOptions options;
-    options.dsn = postgres_->dsn();
+    options.dsns = {postgres_->dsn()};
     options.node = node;
     options.address = node + ":7070";
     options.lease_seconds = 2;
-    auto member = Member::Start(options, node + "/1", host, &counters_, Clock::System());
+    auto member =
+        Member::Start(options, /*database=*/0, node + "/1", host, &counters_, Clock::System(), std::move(ask));
     EXPECT_TRUE(member.ok()) << member.status();
     return member.ok() ? *std::move(member) : nullptr;
   }
@@ -161,6 +168,27 @@ TEST_F(MemberTest, ALeaseThatAnotherTookIsGivenUp) {
   EXPECT_TRUE(Eventually([&] { return member->OwnerAddress(9) == "other:7070"; }));
   EXPECT_EQ(member->OwnerAddress(8), "");
   EXPECT_EQ(counters_.counter("bellwether_cluster_moves_total", {{"move", "lost"}})->value(), 1);
+}
+
+TEST_F(MemberTest, WhoCannotReachTheDatabaseLosesWhatAnotherServesInALaterEpoch) {
+  Host one, two;
+  const std::unique_ptr<Member> other = Join("two", &two);
+  ASSERT_EQ(two.AwaitCount(64), 64u);
+  const std::unique_ptr<Member> member = Join("one", &one, [](const std::vector<std::string>& servers) {
+    EXPECT_THAT(servers, ElementsAre("two:7070"));
+    return std::vector<Holding>{{63, 1000, "two:7070"}, {62, 2, "two:7070"}, {64, 9, "two:7070"}, {0, 1, "three:1"}};
+  });
+  ASSERT_EQ(one.AwaitCount(32), 32u);
+  ASSERT_EQ(one.AwaitServed(63), 2u) << "who has more gives the last ones away";
+  ASSERT_EQ(one.AwaitServed(62), 2u);
+  EXPECT_TRUE(Eventually([&] { return member->spread().unserved == 0; }));
+  EXPECT_THAT(member->holdings(), Contains(AllOf(Field(&Holding::partition, 62), Field(&Holding::epoch, 2))));
+  postgres_.reset();
+  EXPECT_EQ(one.AwaitCount(31), 31u);
+  EXPECT_TRUE(Eventually([&] { return member->OwnerAddress(63) == "two:7070"; }));
+  EXPECT_TRUE(member->Serves(62)) << "in the epoch that is its own";
+  EXPECT_TRUE(Eventually([&] { return member->OwnerAddress(0) == "three:1"; })) << "what it never had has moved, too";
+  EXPECT_EQ(two.AwaitCount(32), 32u) << "asks nobody, and keeps what it has";
 }
 
 }  // namespace

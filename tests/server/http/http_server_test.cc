@@ -5,9 +5,12 @@
 
 #include "server/http/http_server.h"
 
+#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <httplib.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <memory>
@@ -293,6 +296,51 @@ TEST_F(HttpServerTest, StopEndsStreamsAndFreesThePort) {
   reader.join();
   EXPECT_FALSE(httplib::Client("127.0.0.1", port).Get("/-/healthy"));
   server_->Stop();  // Again: nothing happens.
+}
+
+// A connection from `address` of this machine that says nothing.
+int Connect(const char* address, int port) {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in from{}, to{};
+  from.sin_family = to.sin_family = AF_INET;
+  inet_pton(AF_INET, address, &from.sin_addr);
+  inet_pton(AF_INET, "127.0.0.1", &to.sin_addr);
+  to.sin_port = htons(static_cast<uint16_t>(port));
+  EXPECT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&from), sizeof(from)), 0);
+  EXPECT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof(to)), 0);
+  return fd;
+}
+
+TEST_F(HttpServerTest, AnAddressHasSoManyConnectionsAndOthersAreServed) {
+  HttpOptions options;
+  options.connections_per_address_max = 3;
+  options.workers_max = 1;
+  options.events.streams_max = 1;  // Two are served at once: a waiting one counts as well.
+  options.queue_max = 2;
+  Start(options);
+  const Counter* const refused = counters_.counter("bellwether_http_connections_refused_total", {{"limit", "address"}});
+  std::vector<int> held;
+  for (int i = 0; i < 3; ++i) held.push_back(Connect("127.0.0.2", server_->port()));
+  // In order, so the fourth is behind the three.
+  const int fourth = Connect("127.0.0.2", server_->port());
+  char byte = 0;
+  EXPECT_EQ(recv(fourth, &byte, 1, 0), 0) << "closed";
+  EXPECT_EQ(refused->value(), 1);
+  close(fourth);
+  // The kept-alive limit of a second ends those that say nothing; another address need not wait for that.
+  EXPECT_EQ(Client().Get("/-/healthy")->status, 200);
+  EXPECT_EQ(refused->value(), 1);
+  for (const int fd : held) close(fd);
+  // Room again, once the server has seen their end.
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  bool served = false;
+  while (!served && std::chrono::steady_clock::now() < deadline) {
+    auto client = Client();
+    client.set_interface("127.0.0.2");
+    const auto answer = client.Get("/-/healthy");
+    served = answer && answer->status == 200;
+  }
+  EXPECT_TRUE(served);
 }
 
 TEST_F(HttpServerTest, ATakenPortIsAClearError) {

@@ -1,5 +1,5 @@
 // Goal: never more than threads_max threads, never more than queue_max tasks
-// waiting, and everything queued is run before shutdown() returns.
+// waiting, and everything queued is run before Shutdown() returns.
 // Method: tasks that hold until they are let go.
 
 #include "server/http/worker_pool.h"
@@ -24,20 +24,20 @@ TEST(WorkerPoolTest, LimitsThreadsAndQueueAndLosesNothing) {
     go.WaitForNotification();
     ++done;
   };
-  for (int i = 0; i < 2; ++i) pool.enqueue(task);
+  for (int i = 0; i < 2; ++i) pool.Enqueue(task);
   while (started < 2) std::this_thread::yield();
-  for (int i = 0; i < 3; ++i) pool.enqueue(task);  // The queue is full now.
+  for (int i = 0; i < 3; ++i) pool.Enqueue(task);  // The queue is full now.
   EXPECT_EQ(pool.threads(), 2u);
   std::atomic<bool> entered = false;
   std::thread sixth([&] {
-    pool.enqueue(task);
+    pool.Enqueue(task);
     entered = true;
   });
   EXPECT_EQ(started, 2);
   EXPECT_FALSE(entered);
   go.Notify();
   sixth.join();
-  pool.shutdown();
+  pool.Shutdown();
   EXPECT_EQ(done, 6);
 }
 

@@ -18,7 +18,9 @@
 #include "absl/strings/str_format.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
+#include "server/store/shared_rows.h"
 #include "tests/support/query_stack.h"
+#include "tests/support/temp_directory.h"
 
 namespace bellwether::server {
 namespace {
@@ -59,6 +61,61 @@ class AlertCursorTest : public ::testing::Test {
   QueryStack stack_;
   const RunId run_;
 };
+
+// A store of all servers, which can be away.
+class Numbers final : public SharedRows {
+ public:
+  bool away = false;
+
+  absl::Status PutRows(RunId, const std::vector<SharedRow>&) override { return absl::OkStatus(); }
+  absl::StatusOr<bool> PutTransition(Transition* transition) override {
+    if (away) return absl::UnavailableError("away");
+    transition->id = stored_.size() + 1;
+    stored_.push_back(*transition);
+    return true;
+  }
+  absl::StatusOr<std::vector<Transition>> ListTransitions(uint64_t after, size_t) const override {
+    return std::vector<Transition>(stored_.begin() + static_cast<ptrdiff_t>(after), stored_.end());
+  }
+
+ private:
+  std::vector<Transition> stored_;
+};
+
+TEST_F(AlertCursorTest, WhatCannotBeStoredComesAtOnceAndAgainWithItsId) {
+  const TempDirectory directory;
+  Numbers numbers;
+  Database::Options options;
+  options.directory = directory.path() + "/db";
+  options.shared = &numbers;
+  const auto database = Database::Open(options);
+  ASSERT_TRUE(database.ok()) << database.status();
+  AlertLog log(database->get());
+  ASSERT_TRUE(log.Load().ok());
+  AlertCursor cursor({.unstored_max = 2}, &log, {}, 0, [] {});
+  EXPECT_EQ(cursor.Next()->kind, Kind::kCaughtUp);
+  numbers.away = true;
+  for (const char* const key : {"a", "b", "c"}) {
+    EXPECT_FALSE(log.Post(stack_.MakeTransition(run_, key, 0, AlertState::kFiring, Severity::kWarning, 40)).ok());
+  }
+  AlertCursor late({.unstored_max = 2}, &log, {}, 0, [] {});
+  EXPECT_EQ(late.Next()->kind, Kind::kCaughtUp) << "what is stored, first";
+  for (AlertCursor* const each : {&cursor, &late}) {
+    for (const char* const key : {"a", "b"}) {
+      const auto item = each->Next();
+      ASSERT_EQ(item->kind, Kind::kTransition);
+      EXPECT_EQ(item->transition.id, 0u);
+      EXPECT_EQ(item->transition.key, key);
+    }
+    EXPECT_EQ(each->Next()->kind, Kind::kNone) << "more than it may keep";
+  }
+  numbers.away = false;
+  ASSERT_TRUE(log.StoreWaiting().ok());
+  for (AlertCursor* const each : {&cursor, &late}) {
+    for (const uint64_t id : {1u, 2u, 3u}) EXPECT_EQ(each->Next()->transition.id, id);
+    EXPECT_EQ(each->Next()->kind, Kind::kNone);
+  }
+}
 
 TEST_F(AlertCursorTest, HistoryThenCaughtUpThenLive) {
   const uint64_t first = Post("a");

@@ -47,6 +47,8 @@ struct Node final : Peers {
     if (method == "GetRun") return Serve(method, bytes, context, &QueryEngine::GetRun);
     if (method == "ListRuns") return Serve(method, bytes, context, &QueryEngine::ListRuns);
     if (method == "ListAlerts") return Serve(method, bytes, context, &QueryEngine::ListAlerts);
+    if (method == "GetMatrix") return Serve(method, bytes, context, &QueryEngine::GetMatrix);
+    if (method == "GetSeries") return Serve(method, bytes, context, &QueryEngine::GetSeries);
     if (method == "CompareRuns") return Serve(method, bytes, context, &QueryEngine::CompareRuns);
     if (method == "Annotate") return Serve(method, bytes, context, &QueryEngine::Annotate);
     return absl::UnimplementedError(method);
@@ -82,6 +84,7 @@ struct Node final : Peers {
     for (const auto& [name, other] : others) spread.others.push_back(name);
     return spread;
   }
+  std::vector<std::pair<uint32_t, uint64_t>> holdings() const override { return {{3, 7}, {40, 2}}; }
   Owner OwnerOf(const RunUuid& uuid) const override {
     for (const auto& [name, other] : others) {
       if (other->stack.runs().Find(FormatUuid(uuid)) != nullptr) return {.here = false, .address = name};
@@ -103,6 +106,10 @@ struct Node final : Peers {
                                      std::function<void(std::string)>,
                                      std::function<void(const absl::Status&)>) override {
     return nullptr;
+  }
+  absl::StatusOr<std::shared_ptr<PeerUpload>> Upload(const std::string&, const std::string&,
+                                                     const std::string&) override {
+    return absl::UnimplementedError("Upload");
   }
   std::string SealAsServer(const std::string& method) const override { return access->PassOnAsServer(method); }
 
@@ -244,19 +251,69 @@ TEST_F(ElsewhereTest, ARunThatMovedSinceItWasFoundIsFoundAgain) {
   EXPECT_TRUE(moved.ok()) << moved.status();
 }
 
-TEST_F(ElsewhereTest, TwoRunsOfTwoServersAreNotComparedAndItIsSaid) {
+TEST_F(ElsewhereTest, TwoRunsOfTwoServersAreComparedAsByOneThatHasBoth) {
+  // Alike but for one head, which doubles each 50 steps from a step on.
+  const QueryStack::RunSpec failing = {.name = "failing", .failing = {.layer = 1, .head = 2}, .fails_at = 173};
+  const QueryStack::RunSpec healthy = {.name = "healthy", .fails_at = 1 << 20};
+  const auto add = [](Node* node, const QueryStack::RunSpec& spec, char uuid) {
+    const RunId run = node->stack.AddRun(spec);
+    node->stack.Edit(
+        run, [uuid](RunSnapshot* snapshot) { snapshot->record.description.uuid.fill(static_cast<uint8_t>(uuid)); });
+  };
+  Node alone("alone:1"), third("c:1");
+  add(&alone, failing, 'a');
+  add(&alone, healthy, 'b');
+  add(&a_, failing, 'a');
+  add(&b_, healthy, 'b');
+  third.others["a:1"] = &a_;
+  third.others["b:1"] = &b_;
+  v1::CompareRunsRequest request;
+  request.set_run("failing");
+  request.set_baseline("healthy");
+  request.set_signal("drift_ratio");
+  const auto expected = alone.Ask("CompareRuns", request, &QueryEngine::CompareRuns);
+  ASSERT_TRUE(expected.ok()) << expected.status();
+  ASSERT_EQ(expected->heads_differing(), 1u);
+  ASSERT_GT(expected->heads(0).first_step(), 173);
+  for (Node* const asked : {&a_, &b_, &third}) {
+    const auto compared = asked->Ask("CompareRuns", request, &QueryEngine::CompareRuns);
+    ASSERT_TRUE(compared.ok()) << asked->address << ": " << compared.status();
+    EXPECT_EQ(compared->SerializeAsString(), expected->SerializeAsString()) << asked->address;
+  }
+  request.set_run("healthy");
+  request.set_baseline("failing");
+  EXPECT_EQ(a_.Ask("CompareRuns", request, &QueryEngine::CompareRuns)->SerializeAsString(),
+            alone.Ask("CompareRuns", request, &QueryEngine::CompareRuns)->SerializeAsString());
+  // Refused in the caller's words; and what an owner does not say is not made up.
+  request.set_signal("nothing");
+  EXPECT_TRUE(absl::IsInvalidArgument(a_.Ask("CompareRuns", request, &QueryEngine::CompareRuns).status()));
+  request.set_signal("drift_ratio");
+  b_.failure = absl::UnavailableError("away");
+  EXPECT_TRUE(absl::IsUnavailable(third.Ask("CompareRuns", request, &QueryEngine::CompareRuns).status()));
+}
+
+TEST_F(ElsewhereTest, WhoMayWaitForTheOwnerOfEitherRunIsSaidBefore) {
   Add(&a_, "one", 1, 'a');
   Add(&b_, "two", 2, 'b');
-  Add(&b_, "three", 2, 'c');
+  const GrantPtr grant = *a_.access->Identify({.peer = "ipv4:10.0.0.1:1"}, "CompareRuns");
   v1::CompareRunsRequest request;
   request.set_run("one");
-  request.set_baseline("two");
+  request.set_baseline("one");
   request.set_signal("drift_ratio");
-  const absl::Status apart = a_.Ask("CompareRuns", request, &QueryEngine::CompareRuns).status();
-  EXPECT_TRUE(absl::IsFailedPrecondition(apart)) << apart;
-  request.set_run("three");
-  const absl::Status together = a_.Ask("CompareRuns", request, &QueryEngine::CompareRuns).status();
-  EXPECT_TRUE(together.ok()) << together;
+  ASSERT_TRUE(a_.Ask("CompareRuns", request, &QueryEngine::CompareRuns).ok());
+  EXPECT_FALSE(MayAskOthers(*a_.engine, grant.get(), request)) << "it is known that it is here";
+  request.set_baseline("two");
+  EXPECT_TRUE(MayAskOthers(*a_.engine, grant.get(), request));
+  ASSERT_TRUE(a_.Ask("CompareRuns", request, &QueryEngine::CompareRuns).ok());
+  EXPECT_TRUE(MayAskOthers(*a_.engine, grant.get(), request)) << "it is known that it is not";
+}
+
+TEST_F(ElsewhereTest, AServerSaysWhatItServesAndInWhichEpoch) {
+  const auto info = a_.Ask("GetServerInfo", v1::GetServerInfoRequest(), &QueryEngine::GetServerInfo);
+  ASSERT_TRUE(info.ok()) << info.status();
+  ASSERT_EQ(info->partitions_size(), 2);
+  EXPECT_EQ(info->partitions(0).number(), 3u);
+  EXPECT_EQ(info->partitions(0).epoch(), 7u);
 }
 
 }  // namespace

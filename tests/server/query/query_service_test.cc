@@ -141,6 +141,75 @@ TEST_F(QueryServiceTest, AskForATokenAndOnlyTheRightOneIsTaken) {
   EXPECT_EQ(import->Finish().error_code(), grpc::StatusCode::UNAUTHENTICATED);
 }
 
+TEST_F(QueryServiceTest, WhatIsOpenEndsWithWhatOpenedIt) {
+  AccessFiles files;
+  files.Write("identities: [{name: holder, roles: [admin], runs: [\"*\"]}]\n");
+  files.AddToken("s3cret", "holder");
+  const auto access = files.Open(&stack_.counters());
+  Start({.access = access.get()});
+  stack_.AddRun({.name = "r", .steps = 5});
+  stack_.set_exported(std::string(1 << 20, 'x'));
+  stack_.set_export_endless(true);
+  struct Open {
+    std::unique_ptr<grpc::ClientContext> context;
+    std::function<grpc::Status()> end;
+  };
+  const auto open_all = [&] {
+    const auto context = [](Open* open) {
+      open->context = Context();
+      open->context->AddMetadata("authorization", "Bearer s3cret");
+      return open->context.get();
+    };
+    const auto read_all = [](auto stream, auto response) {
+      return [stream, response]() mutable {
+        while (stream->Read(&response)) {
+        }
+        return stream->Finish();
+      };
+    };
+    std::vector<Open> all(4);
+    std::shared_ptr alerts = stub_->WatchAlerts(context(&all[0]), {});
+    all[0].end = read_all(alerts, v1::WatchAlertsResponse());
+    v1::WatchRunRequest watch;
+    watch.set_run("r");
+    std::shared_ptr run = stub_->WatchRun(context(&all[1]), watch);
+    all[1].end = read_all(run, v1::WatchRunResponse());
+    v1::ExportRunRequest request;
+    request.set_run("r");
+    std::shared_ptr exported = stub_->ExportRun(context(&all[2]), request);
+    all[2].end = read_all(exported, v1::ExportRunResponse());
+    const auto imported = std::make_shared<v1::ImportRunResponse>();
+    std::shared_ptr import = stub_->ImportRun(context(&all[3]), imported.get());
+    all[3].end = [import, imported] { return import->Finish(); };
+    return all;
+  };
+  const auto ended = [this](const char* reason) {
+    return stack_.counters().counter("bellwether_access_streams_ended_total", {{"reason", reason}})->value();
+  };
+  auto open = open_all();
+  ASSERT_TRUE(Eventually([this] { return service_->streams_open() == 4; }));
+  files.Write("identities: [{name: holder, roles: [admin], runs: [\"s\"]}, {name: b, roles: [read], runs: []}]\n");
+  access->Tick();
+  // WatchAlerts and an import without a name are of no run in particular.
+  for (const size_t i : {1, 2}) {
+    const grpc::Status status = open[i].end();
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::PERMISSION_DENIED) << i;
+    EXPECT_EQ(status.error_message(), "holder has the role read but not for run \"r\"") << i;
+  }
+  EXPECT_EQ(ended("run"), 2);
+  files.Write("identities: [{name: holder, roles: [act], runs: [\"*\"]}]\n");
+  access->Tick();
+  EXPECT_EQ(open[3].end().error_message(), "holder lacks the role write");
+  EXPECT_EQ(ended("role"), 1);
+  files.RemoveTokens();
+  access->Tick();
+  const grpc::Status status = open[0].end();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAUTHENTICATED);
+  EXPECT_THAT(status.error_message(), HasSubstr("the token was revoked"));
+  EXPECT_EQ(ended("token_wrong"), 1);
+  EXPECT_TRUE(Eventually([this] { return service_->streams_open() == 0; }));
+}
+
 TEST_F(QueryServiceTest, TheClientsDeadlineHolds) {
   Start();
   v1::ServerInfo info;

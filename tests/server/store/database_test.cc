@@ -349,6 +349,45 @@ TEST(AlertLogTest, WhatCannotBeStoredIsToldAtOnceAndStoredInOrderLater) {
   EXPECT_FALSE(*log.Post(FullTransition("a", 1))) << "as after a crash";
 }
 
+// Runs with odd numbers are in a second store, which is away at will.
+class TwoStores final : public MemoryDatabase {
+ public:
+  bool away = true;
+  std::vector<std::string> kept;
+
+  uint32_t StoreOf(RunId run) const override { return run % 2; }
+  absl::Status KeepTransition(const Transition& transition) override {
+    kept.push_back(transition.key);
+    return absl::OkStatus();
+  }
+  absl::StatusOr<bool> PutTransition(Transition* transition) override {
+    if (away && transition->run % 2 == 1) return absl::UnavailableError("away");
+    return MemoryDatabase::PutTransition(transition);
+  }
+};
+
+TEST(AlertLogTest, AStoreThatIsAwayHoldsNoOthersAlerts) {
+  const auto of_run = [](RunId run, const std::string& key) {
+    Transition transition = FullTransition(key, 1);
+    transition.run = run;
+    return transition;
+  };
+  TwoStores database;
+  AlertLog log(&database);
+  std::vector<std::pair<std::string, uint64_t>> told;
+  log.Subscribe([&told](const Transition& t) { told.emplace_back(t.key, t.id); });
+  EXPECT_TRUE(absl::IsUnavailable(log.Post(of_run(1, "a")).status()));
+  EXPECT_TRUE(*log.Post(of_run(2, "b")));
+  EXPECT_TRUE(absl::IsUnavailable(log.Post(of_run(3, "c")).status()));
+  EXPECT_EQ(database.kept, std::vector<std::string>{"c"}) << "what is not even tried is kept with its run";
+  EXPECT_TRUE(*log.Post(of_run(4, "d")));
+  EXPECT_TRUE(absl::IsUnavailable(log.StoreWaiting()));
+  database.away = false;
+  EXPECT_TRUE(log.StoreWaiting().ok());
+  using Told = std::vector<std::pair<std::string, uint64_t>>;
+  EXPECT_EQ(told, (Told{{"a", 0}, {"b", 1}, {"c", 0}, {"d", 2}, {"a", 3}, {"c", 4}}));
+}
+
 TEST_F(DatabaseTest, AnOlderSchemaIsBroughtUpToDateAndANewerOneIsRefused) {
   const auto set_schema = [this](std::optional<uint32_t> version) {
     auto batch = database_->NewBatch();

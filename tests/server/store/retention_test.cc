@@ -259,6 +259,32 @@ TEST_F(RetentionRunTest, AClockThatJumpsAheadAndBackDropsNothingTooEarly) {
   EXPECT_GT(Rows("rounded"), 0);
 }
 
+TEST_F(RetentionRunTest, OfAClusterARunIsLeftAloneUntilAllOfItIsHereAndOneTimeCounts) {
+  Day(0, 0, kSteps, 0);
+  bool whole = false;
+  int64_t now_ns = clock_.UnixNanos();  // The cluster's, not this server's.
+  const auto pass = [&] {
+    Retention::Options options{.raw_seconds = 2 * kDay, .rounded_seconds = 4 * kDay, .summarized_seconds = 8 * kDay};
+    Retention retention(options, &table_, database_.get(), &counters_, &clock_);
+    retention.Share({.whole = [&](RunId run) { return run == kRun && whole; }, .unix_nanos = [&] { return now_ns; }});
+    retention.Pass();
+  };
+  const std::string row = RocksDatabase::Snapshot(RocksDatabase::As(database_.get())).Get(RetentionKey(kRun)).value();
+  now_ns += 100 * kDay * 1'000'000'000;
+  pass();
+  EXPECT_EQ(RocksDatabase::Snapshot(RocksDatabase::As(database_.get())).Get(RetentionKey(kRun)).value(), row)
+      << "neither rewritten nor marked";
+  whole = true;
+  now_ns = clock_.UnixNanos() + kDay * 1'000'000'000;
+  clock_.Advance(int64_t{3650 * kDay} * 1'000'000'000);  // A server whose clock is years ahead.
+  pass();
+  ExpectValues(SignalId::kLogitMax, 0, kSteps, kAsItWas);
+  now_ns += 2 * kDay * 1'000'000'000;
+  pass();
+  EXPECT_GT(Rows("rounded"), 0);
+  EXPECT_EQ(Rows("summarized"), 0);
+}
+
 TEST_F(RetentionRunTest, ZeroIsForEver) {
   Day(0, 0, kSteps, 0);
   clock_.Advance(int64_t{3650 * kDay} * 1'000'000'000);

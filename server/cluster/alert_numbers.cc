@@ -1,0 +1,36 @@
+#include "server/cluster/alert_numbers.h"
+
+#include <vector>
+
+#include "server/cluster/partition.h"
+#include "server/cluster/postgres_alerts.h"
+#include "server/util/clock.h"
+#include "server/util/status_macros.h"
+
+namespace bellwether::server {
+namespace {
+
+int64_t NowNanos() { return Clock::System()->MonotonicNanos(); }
+
+}  // namespace
+
+absl::Status AlertNumbers::answers() const {
+  return NowNanos() < quiet_until_ns_ ? absl::UnavailableError("the database that numbers alerts does not answer")
+                                      : absl::OkStatus();
+}
+
+void AlertNumbers::Note(const absl::Status& status) {
+  if (absl::IsUnavailable(status)) quiet_until_ns_ = NowNanos() + kQuietNanos;
+}
+
+absl::StatusOr<bool> AlertNumbers::Put(uint64_t epoch, const std::string& owner, Transition* transition) {
+  BW_RETURN_IF_ERROR(answers());
+  // Before anything is looked for: without a fence two may bring the same alert.
+  const std::vector<PgStatement> lock = {{"SELECT n FROM bellwether.alert_count WHERE one = 1 FOR UPDATE", {}}};
+  const Fence stored = {PartitionOfRun(transition->run), epoch};
+  absl::StatusOr<bool> put = PutPostgresTransition(lock, stored, owner, transition, &link_);
+  Note(put.status());
+  return put;
+}
+
+}  // namespace bellwether::server

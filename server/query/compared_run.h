@@ -1,0 +1,54 @@
+// compared_run.h: one of two runs that are compared, as CompareRuns reads it.
+//
+// Of a cluster the two may have different owners: what is compared then comes over
+// the same calls that anybody may make (GetRun, GetMatrix, GetSeries), bit for bit
+// as the owner's store has it, so that any server finds what one server would.
+//
+// Not thread-safe.
+
+#ifndef BELLWETHER_SERVER_QUERY_COMPARED_RUN_H_
+#define BELLWETHER_SERVER_QUERY_COMPARED_RUN_H_
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "bellwether/signal_table.h"
+#include "server/store/run_types.h"
+
+namespace bellwether::server {
+
+class ComparedRun {
+ public:
+  // Some values of one head by their steps, which rise.
+  struct Values {
+    std::vector<int64_t> step;
+    std::vector<float> value;
+  };
+
+  virtual ~ComparedRun() = default;
+  const std::string& asked() const { return asked_; }  // As the caller named it.
+  const Layout& layout() const { return layout_; }
+  int64_t step() const { return step_; }
+
+  // As SeriesStore::ReadMatrix(), and ReadSeries() of the newest attempt, of each
+  // of `heads`; errors also as Peers::Call().
+  virtual absl::StatusOr<std::vector<float>> ReadMatrix(const SignalInfo& signal, int64_t step, int64_t* at) = 0;
+  virtual absl::StatusOr<std::vector<Values>> ReadSeries(const SignalInfo& signal, const std::vector<Head>& heads,
+                                                         int64_t begin, int64_t end, size_t points_max) = 0;
+
+ protected:
+  ComparedRun(std::string asked, const Layout& layout, int64_t step)
+      : asked_(std::move(asked)), layout_(layout), step_(step) {}
+
+ private:
+  const std::string asked_;
+  const Layout layout_;
+  const int64_t step_;
+};
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_QUERY_COMPARED_RUN_H_

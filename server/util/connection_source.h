@@ -1,0 +1,18 @@
+// connection_source.h: whom a connection counts for, where connections are limited by address.
+
+#ifndef BELLWETHER_SERVER_UTIL_CONNECTION_SOURCE_H_
+#define BELLWETHER_SERVER_UTIL_CONNECTION_SOURCE_H_
+
+#include <sys/socket.h>
+
+#include <string>
+
+namespace bellwether::server {
+
+// The IPv4 address, the /64 with IPv6, the user of a Unix socket.  `peer` is what
+// accept() said of `fd`.
+std::string ConnectionSource(int fd, const sockaddr_storage& peer);
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_UTIL_CONNECTION_SOURCE_H_
