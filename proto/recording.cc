@@ -1,6 +1,7 @@
 #include "bellwether/recording.h"
 
 #include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 #include <zstd.h>
 
 #include <vector>
@@ -45,7 +46,12 @@ bool RecordingWriter::Write(const v1::RecordedMessage& message) {
   const uint8_t* end = google::protobuf::io::CodedOutputStream::WriteVarint32ToArray(
       static_cast<uint32_t>(message.ByteSizeLong()), prefix);
   scratch.assign(reinterpret_cast<char*>(prefix), static_cast<size_t>(end - prefix));
-  message.AppendToString(&scratch);
+  {
+    google::protobuf::io::StringOutputStream stream(&scratch);
+    google::protobuf::io::CodedOutputStream out(&stream);
+    out.SetSerializationDeterministic(true);  // Labels are a map: the same run, the same bytes.
+    message.SerializeWithCachedSizes(&out);
+  }
   return state_->Compress(scratch, ZSTD_e_continue);
 }
 

@@ -51,6 +51,12 @@ ExitCode CertClient(Cli*, const AccessOptions& options) {
       .Run({options.folder, options.name});
 }
 
+ExitCode CertRevoke(Cli*, const AccessOptions& options) {
+  std::vector<std::string> arguments = {options.folder};
+  if (!options.file.empty()) arguments.push_back(options.file);
+  return Words({"cert", "revoke"}).Run(arguments);
+}
+
 ExitCode CertShow(Cli*, const AccessOptions& options) { return Words({"cert", "show"}).Run({options.file}); }
 
 ExitCode TokenCreate(Cli*, const AccessOptions& options) {
@@ -90,7 +96,8 @@ void AddCert(Cli* cli) {
   auto* options =
       AddCommand<AccessOptions>(cli, noun, "init", "Makes an authority and a server's certificate in a folder",
                                 "bellwether cert init tls --host bellwether.example.org", &CertInit, &command);
-  command->add_option("folder", options->folder, "where to: ca.pem, ca.key, server.pem, server.key")->required();
+  command->add_option("folder", options->folder, "where to: ca.pem, ca.key, server.pem, server.key, crl.pem")
+      ->required();
   AddHosts(command, options);
   AddDays(command, options);
   options = AddCommand<AccessOptions>(
@@ -107,6 +114,12 @@ void AddCert(Cli* cli) {
                       "the name by which access_file knows it [spiffe://bellwether/client/NAME]");
   command->add_option("--out", options->out, "another folder for the files");
   AddDays(command, options);
+  options =
+      AddCommand<AccessOptions>(cli, noun, "revoke", "Takes a client's certificate back; a running server refuses it",
+                                "bellwether cert revoke tls tls/trainers.pem", &CertRevoke, &command);
+  command->add_option("folder", options->folder, "where ca.pem and ca.key are, and crl.pem is written")->required();
+  command->add_option("certificate", options->file, "its PEM; without it crl.pem is written anew, as it was or empty")
+      ->check(CLI::ExistingFile);
   options = AddCommand<AccessOptions>(cli, noun, "show", "Says whose a certificate is and how long it counts",
                                       "bellwether cert show tls/server.pem", &CertShow, &command);
   command->add_option("file", options->file, "the PEM")->required()->check(CLI::ExistingFile);

@@ -76,6 +76,7 @@ ExitCode List(Cli* cli, const ListOptions& options) {
           firing = firing || alert.last().state() == v1::ALERT_STATE_FIRING;
         }
         Print(cli->output, table, response);
+        ComplainOf(response.unanswered(), "alerts stand here without people's notes");
         return options.exit_code && firing ? kFindings : kOk;
       });
 }
@@ -175,13 +176,13 @@ ExitCode Watch(Cli* cli, const WatchOptions& options) {
       }
       if (response.body_case() != v1::WatchAlertsResponse::kTransition) continue;
       const v1::Transition& transition = response.transition();
-      request.set_after_id(transition.id());
+      if (transition.id() != 0) request.set_after_id(transition.id());
       Table table = header;
-      table.rows.push_back({std::to_string(transition.id()), Time(transition.time_unix_ns()), transition.run(),
-                            Cell(StateName(transition.state()), Colour(transition)),
-                            Cell(SeverityName(transition.severity()), Colour(transition)), Integer(transition.step()),
-                            HeadText(transition.layer(), transition.head()), EtaText(transition.eta()),
-                            transition.summary()});
+      table.rows.push_back(
+          {transition.id() == 0 ? "-" : std::to_string(transition.id()), Time(transition.time_unix_ns()),
+           transition.run(), Cell(StateName(transition.state()), Colour(transition)),
+           Cell(SeverityName(transition.severity()), Colour(transition)), Integer(transition.step()),
+           HeadText(transition.layer(), transition.head()), EtaText(transition.eta()), transition.summary()});
       if (!PrintItem(cli->output, table, transition, first)) context->TryCancel();
       first = false;
     }

@@ -21,7 +21,8 @@ ExitCode List(Cli* cli, const ListOptions&) {
                                 baseline.runs_size() > 0 ? baseline.runs(0).run() : "-", baseline.kind()});
         }
         Print(cli->output, table, response);
-        if (response.baselines_size() == 0) Complain("no run has ended healthy yet");
+        ComplainOf(response.unanswered(), "runs are missing here");
+        if (response.baselines_size() + response.unanswered_size() == 0) Complain("no run has ended healthy yet");
         return kOk;
       });
 }

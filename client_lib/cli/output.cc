@@ -299,4 +299,14 @@ std::string Hex(std::string_view bytes) {
 
 void Complain(const std::string& text) { std::cerr << "bellwether: " << Clean(text) << '\n'; }
 
+void ComplainOf(const google::protobuf::RepeatedPtrField<std::string>& unanswered, const std::string& theirs) {
+  if (unanswered.empty()) return;
+  std::string names;
+  for (const std::string& server : unanswered) names += (names.empty() ? "" : ", ") + server;
+  Complain(std::to_string(unanswered.size()) +
+           (unanswered.size() == 1 ? " server of the cluster did not answer: its "
+                                   : " servers of the cluster did not answer: their ") +
+           theirs + " (" + names + ")");
+}
+
 }  // namespace bellwether::cli

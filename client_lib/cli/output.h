@@ -94,6 +94,9 @@ size_t TerminalWidth();
 
 // "bellwether: ..." on stderr.
 void Complain(const std::string& text);
+// Says on stderr which servers of a cluster did not answer, if there are any;
+// `theirs` is what became of theirs: "runs are missing here".
+void ComplainOf(const google::protobuf::RepeatedPtrField<std::string>& unanswered, const std::string& theirs);
 
 }  // namespace bellwether::cli
 

@@ -36,6 +36,12 @@ ExitCode List(Cli* cli, const ListOptions& options) {
           Complain(std::to_string(response.total() - static_cast<uint32_t>(response.runs_size())) +
                    " more runs (see --limit)");
         }
+        ComplainOf(response.unanswered(), "runs are missing here");
+        if (const uint32_t unserved = response.partitions_unserved(); unserved > 0) {
+          Complain(std::to_string(unserved) +
+                   (unserved == 1 ? " partition of the cluster is" : " partitions of the cluster are") +
+                   " served by nobody just now: the runs there are missing here");
+        }
         return kOk;
       });
 }

@@ -38,6 +38,13 @@ ExitCode Info(Cli* cli, const NoOptions&) {
         add("options", info.options(), [](const std::string& value) { return value; });
         add("limits", info.limits(), number);
         add("counters", info.counters(), number);
+        if (info.partitions_size() > 0) {
+          Section section{.title = "partitions", .table = {.columns = {"PARTITION", "EPOCH"}}};
+          for (const v1::HeldPartition& held : info.partitions()) {
+            section.table.rows.push_back({std::to_string(held.number()), std::to_string(held.epoch())});
+          }
+          sections.push_back(std::move(section));
+        }
         Print(cli->output, sections, info);
         return kOk;
       });

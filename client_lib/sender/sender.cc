@@ -115,8 +115,13 @@ bool Sender::KeepOnDisk() {
   Spool memory({.folder = folder_->path(), .suffix = ".window", .bytes_max = UINT64_MAX, .free_bytes_min = 0});
   Window::Cursor cursor = window_.Begin();
   Window::Message message;
+  std::vector<Window::Message> frame;
   while (window_.ReadMemory(&cursor, &message)) {
-    if (memory.Append({message})) continue;
+    frame.push_back(message);
+    if (!message.last_part) continue;
+    const bool kept = memory.Append(frame);
+    frame.clear();
+    if (kept) continue;
     log_.Once("kept", memory.trouble() + "; the next attempt will count what is missing");
     break;
   }

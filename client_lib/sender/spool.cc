@@ -20,6 +20,7 @@ namespace {
 
 constexpr std::string_view kMagic("BWspl\r\n\1", 8);  // The last byte is the version.
 constexpr uint64_t kLastPart = 1;
+constexpr uint64_t kPacked = 2;
 constexpr uint32_t kBodyBytesMax = 2 << 20;  // Our own messages with room.
 constexpr uint64_t kCheckFloorEvery = uint64_t{1} << 20;
 constexpr size_t kFirstOrdinalDigits = 16;
@@ -111,22 +112,21 @@ bool Spool::Open(uint64_t ordinal_max) {
   if (folder == nullptr) return Refuse("cannot read " + options_.folder + ": " + std::strerror(errno), true);
   std::vector<uint64_t> found;
   while (const dirent* entry = readdir(folder)) {
-    const std::string_view name = entry->d_name;
-    uint64_t first = 0;
-    if (name.size() != kFirstOrdinalDigits + options_.suffix.size() ||
-        name.substr(kFirstOrdinalDigits) != options_.suffix || std::sscanf(entry->d_name, "%16" SCNx64, &first) != 1) {
+    Segment segment;
+    // Only the name that PathOf() makes: another spelling would be the same file once more.
+    if (std::sscanf(entry->d_name, "%16" SCNx64, &segment.first_ordinal) != 1 ||
+        PathOf(segment) != options_.folder + "/" + entry->d_name) {
       continue;
     }
-    found.push_back(first);
+    found.push_back(segment.first_ordinal);
   }
   closedir(folder);
   std::sort(found.begin(), found.end());
-  for (const uint64_t first : found) {
+  for (size_t i = 0; i < found.size(); ++i) {
     Segment segment;
-    segment.first_ordinal = first;
-    // What follows a segment proves that its writer went on behind it.
-    const bool newest = first == found.back();
-    if (!TakeOver(&segment, ordinal_max, newest)) {
+    segment.first_ordinal = found[i];
+    const bool newest = i + 1 == found.size();
+    if (!TakeOver(&segment, newest ? ordinal_max : std::min(ordinal_max, found[i + 1] - 1), newest)) {
       if (segment.fd >= 0) close(segment.fd);
       (void)unlink(PathOf(segment).c_str());
       continue;
@@ -138,7 +138,7 @@ bool Spool::Open(uint64_t ordinal_max) {
   return true;
 }
 
-bool Spool::TakeOver(Segment* segment, uint64_t ordinal_max, bool verify) {
+bool Spool::TakeOver(Segment* segment, uint64_t ordinal_max, bool newest) {
   struct stat info {};
   char magic[kMagic.size()];
   if (!OpenFile(segment) || fstat(segment->fd, &info) != 0 || !ReadAll(segment->fd, 0, magic, sizeof(magic)) ||
@@ -147,25 +147,39 @@ bool Spool::TakeOver(Segment* segment, uint64_t ordinal_max, bool verify) {
   }
   const auto size = static_cast<uint64_t>(info.st_size);
   segment->bytes = size;  // For ReadRecord().
-  uint64_t end = kMagic.size();
-  uint64_t previous = 0;
-  for (;;) {
-    HeldMessage message;
-    uint64_t record_bytes = 0;
-    if (!ReadRecord(segment, end, verify, &message, &record_bytes)) break;
-    if (message.ordinal <= previous || message.ordinal > ordinal_max) break;
-    previous = message.ordinal;
-    end += record_bytes;
-    message.body = {};
-    if (message.last_part) segment->last_part = message;
+  // What follows a segment proves that its writer went on behind it.
+  if ((newest || !FindLastFrame(segment, ordinal_max, /*verify=*/false)) &&
+      !FindLastFrame(segment, ordinal_max, /*verify=*/true)) {
+    return false;
   }
-  segment->bytes = end;
-  segment->last_ordinal = previous;
-  if (previous == 0) return false;
-  return end == size || ftruncate(segment->fd, static_cast<off_t>(end)) == 0;
+  return segment->bytes == size || ftruncate(segment->fd, static_cast<off_t>(segment->bytes)) == 0;
 }
 
-bool Spool::ReadRecord(Segment* segment, uint64_t offset, bool with_body, HeldMessage* message,
+bool Spool::FindLastFrame(Segment* segment, uint64_t ordinal_max, bool verify) {
+  uint64_t offset = kMagic.size();
+  uint64_t end = 0;
+  uint64_t last_record = 0;
+  uint64_t previous = segment->first_ordinal - 1;
+  HeldMessage message;
+  uint64_t record_bytes = 0;
+  while (ReadRecord(segment, offset, verify ? &checked_ : nullptr, &message, &record_bytes)) {
+    if (message.ordinal <= previous || message.ordinal > ordinal_max) break;
+    previous = message.ordinal;
+    if (message.last_part) {
+      last_record = offset;
+      end = offset + record_bytes;
+    }
+    offset += record_bytes;
+  }
+  if (end == 0 || !ReadRecord(segment, last_record, &checked_, &message, &record_bytes)) return false;
+  segment->bytes = end;
+  segment->last_ordinal = message.ordinal;
+  segment->last_part = message;
+  segment->last_part.body = {};
+  return true;
+}
+
+bool Spool::ReadRecord(Segment* segment, uint64_t offset, std::string* body, HeldMessage* message,
                        uint64_t* record_bytes) {
   RecordHeader header;
   if (offset + sizeof(header) > segment->bytes || !OpenFile(segment) ||
@@ -173,15 +187,34 @@ bool Spool::ReadRecord(Segment* segment, uint64_t offset, bool with_body, HeldMe
     return false;
   }
   *record_bytes = sizeof(header) + header.body_bytes;
-  if (header.body_bytes > kBodyBytesMax || offset + *record_bytes > segment->bytes) return false;
-  std::string_view body;
-  if (with_body) {
-    body_.resize(header.body_bytes);
-    if (!ReadAll(segment->fd, offset + sizeof(header), body_.data(), body_.size())) return false;
-    body = body_;
-    if (header.crc != Checksum(header, body)) return false;
+  if (header.body_bytes > kBodyBytesMax || header.flags > (kLastPart | kPacked) ||
+      offset + *record_bytes > segment->bytes)
+    return false;
+  *message = {header.ordinal, (header.flags & kLastPart) != 0, header.frames_admitted, header.ring_position, {}};
+  if (body == nullptr) return true;
+  stored_.resize(header.body_bytes);
+  if (!ReadAll(segment->fd, offset + sizeof(header), stored_.data(), stored_.size()) ||
+      header.crc != Checksum(header, stored_)) {
+    return false;
   }
-  *message = {header.ordinal, (header.flags & kLastPart) != 0, header.frames_admitted, header.ring_position, body};
+  if ((header.flags & kPacked) == 0) {
+    body->swap(stored_);
+  } else if (!codec_.Unpack(stored_, kBodyBytesMax, body)) {
+    return false;
+  }
+  message->body = *body;
+  return true;
+}
+
+bool Spool::IsWholeFrame(Segment* segment, uint64_t offset) {
+  if (whole_.segment == segment->first_ordinal && offset < whole_.offset) return true;
+  HeldMessage message;
+  uint64_t record_bytes = 0;
+  do {
+    if (!ReadRecord(segment, offset, &checked_, &message, &record_bytes)) return false;
+    offset += record_bytes;
+  } while (!message.last_part);
+  whole_ = {segment->first_ordinal, offset};
   return true;
 }
 
@@ -236,14 +269,16 @@ bool Spool::Append(const std::vector<HeldMessage>& messages) {
   batch_.clear();
   for (const HeldMessage& message : messages) {
     RecordHeader header{};
-    header.body_bytes = static_cast<uint32_t>(message.body.size());
-    header.flags = message.last_part ? kLastPart : 0;
+    const std::string_view packed = codec_.Pack(message.body);
+    const std::string_view body = packed.empty() ? message.body : packed;
+    header.body_bytes = static_cast<uint32_t>(body.size());
+    header.flags = (message.last_part ? kLastPart : 0) | (packed.empty() ? 0 : kPacked);
     header.ordinal = message.ordinal;
     header.ring_position = message.ring_position;
     header.frames_admitted = message.frames_admitted;
-    header.crc = Checksum(header, message.body);
+    header.crc = Checksum(header, body);
     batch_.append(reinterpret_cast<const char*>(&header), sizeof(header));
-    batch_.append(message.body);
+    batch_.append(body);
   }
   if (!HasRoom(batch_.size() + kMagic.size())) return false;
   full_ = false;
@@ -289,7 +324,8 @@ bool Spool::Peek(Cursor* cursor, HeldMessage* message) {
     }
     peeked_bytes_ = 0;
     uint64_t record_bytes = 0;
-    if (!ReadRecord(&segment, cursor->offset, true, message, &record_bytes)) {
+    if (!ReadRecord(&segment, cursor->offset, &body_, message, &record_bytes) ||
+        (!message->last_part && !IsWholeFrame(&segment, cursor->offset + record_bytes))) {
       cursor->offset = segment.bytes;
       continue;
     }
@@ -313,7 +349,7 @@ void Spool::FindFrameEnd(uint64_t ordinal, HeldMessage* last) {
     if (found_.segment != segment.first_ordinal) found_ = {segment.first_ordinal, kMagic.size()};
     HeldMessage message;
     uint64_t record_bytes = 0;
-    while (ReadRecord(&segment, found_.offset, false, &message, &record_bytes) && message.ordinal <= ordinal) {
+    while (ReadRecord(&segment, found_.offset, &checked_, &message, &record_bytes) && message.ordinal <= ordinal) {
       if (message.last_part) *last = message;
       found_.offset += record_bytes;
     }

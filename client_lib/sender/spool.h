@@ -3,14 +3,16 @@
 // A folder of segments, each a file <first ordinal, 16 hexadecimal digits><suffix>:
 // 8 bytes of magic, then records without gaps.  A record is the window's own
 // (window.h) with a checksum before it:
-//   0 u32 crc32c of all that follows   4 u32 body_bytes   8 u64 flags (1 = last part)
+//   0 u32 crc32c of all that follows   4 u32 body_bytes
+//   8 u64 flags: 1 = last part, 2 = the body is packed (body_codec.h)
 //  16 u64 ordinal   24 u64 ring_position   32 u64 frames_admitted   40 body
 // Ordinals rise within a segment and from one to the next; they may leave out
 // those that lie in the window.
 //
-// What one Append() was given is one write: after a kill it is there or it is
-// not.  A process that opens the folder again cuts off what is torn, and begins
-// a segment of its own.  A segment is deleted once all of it was freed.
+// A frame is whole in one segment, and given out only if all of its records are
+// there with the right checksum.  What one Append() was given is one write: after
+// a kill it is there or it is not.  A process that opens the folder again cuts off
+// what is torn, and begins a segment of its own.  A segment is deleted once all of it was freed.
 // Nothing is synced: this is for a server that is away and a process that was
 // killed, not for a machine that lost its power.
 //
@@ -25,6 +27,8 @@
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "client_lib/sender/body_codec.h"
 
 namespace bellwether::client {
 
@@ -72,8 +76,8 @@ class Spool {
   const std::string& trouble() const { return trouble_; }
 
   // The record at the cursor or the next one behind it, without moving the
-  // cursor; `message->body` is valid until the next call.  A record that cannot
-  // be read ends its segment.  False past the newest record.
+  // cursor; `message->body` is valid until the next call.  A frame that cannot
+  // be read to its end ends its segment.  False past the newest record.
   bool Peek(Cursor* cursor, HeldMessage* message);
   // Moves the cursor past what Peek() has just given.
   void Advance(Cursor* cursor) const;
@@ -109,11 +113,17 @@ class Spool {
   std::string PathOf(const Segment& segment) const;
   bool OpenFile(Segment* segment);
   void CloseOthers(const Segment* keep);
-  // Walks over the records of a file that an earlier process left.
-  bool TakeOver(Segment* segment, uint64_t ordinal_max, bool verify);
+  // Takes a file that an earlier process left, up to its last whole frame.
+  bool TakeOver(Segment* segment, uint64_t ordinal_max, bool newest);
+  // Walks over the segment's records: how far it holds whole frames.  Without
+  // `verify` only the last of them is compared with its checksum.
+  bool FindLastFrame(Segment* segment, uint64_t ordinal_max, bool verify);
   bool StartSegment(uint64_t first_ordinal);
   bool HasRoom(uint64_t bytes);
-  bool ReadRecord(Segment* segment, uint64_t offset, bool with_body, HeldMessage* message, uint64_t* record_bytes);
+  // Compares the checksum, and reads the body, if `body` is not null.
+  bool ReadRecord(Segment* segment, uint64_t offset, std::string* body, HeldMessage* message, uint64_t* record_bytes);
+  // Of a frame whose records from `offset` on are not yet given out.
+  bool IsWholeFrame(Segment* segment, uint64_t offset);
   bool Refuse(std::string why, bool for_good);
 
   const Options options_;
@@ -125,7 +135,11 @@ class Spool {
   Cursor peeked_at_;
   uint64_t peeked_bytes_ = 0;
   HeldMessage peeked_;
-  std::string body_;
+  BodyCodec codec_;
+  std::string body_;     // Of `peeked_`.
+  std::string stored_;   // As it lies in the file.
+  Cursor whole_;         // The frames before it, in its segment, were found whole.
+  std::string checked_;  // A body that nobody is given.
   std::string batch_;
   std::string trouble_;
   bool failed_ = false;

@@ -17,7 +17,9 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <random>
 
+#include "client_lib/sender/body_codec.h"
 #include "client_lib/sender/intake.h"
 #include "client_lib/sender/spool_folder.h"
 #include "client_lib/sender/window.h"
@@ -40,7 +42,13 @@ struct Kept {
   }
 };
 
-std::string Body(uint64_t ordinal, size_t bytes) { return std::string(bytes, static_cast<char>('a' + ordinal % 26)); }
+// Nothing that could be packed, so that sizes are known.
+std::string Body(uint64_t ordinal, size_t bytes) {
+  std::mt19937 random(static_cast<uint32_t>(ordinal));
+  std::string body(bytes, '\0');
+  for (char& c : body) c = static_cast<char>(random());
+  return body;
+}
 
 // One frame of `parts` messages from `ordinal` on.
 bool Append(Spool* spool, uint64_t ordinal, size_t bytes = 20, size_t parts = 1) {
@@ -127,6 +135,134 @@ TEST_F(SpoolTest, ATornTailIsCutOffWhereverItTears) {
     ASSERT_EQ(ReadAll(&again).size(), records + 1) << bytes;
     for (const std::string& left : Files(path_)) std::filesystem::remove(left);
   }
+}
+
+TEST_F(SpoolTest, AFrameWhosePartsAreNotAllThereIsNotGivenOut) {
+  constexpr uint64_t kRecord = 40 + 9;
+  {
+    Spool spool(Options());
+    ASSERT_TRUE(spool.Open(UINT64_MAX));
+    for (uint64_t ordinal = 1; ordinal <= 9; ordinal += 3) ASSERT_TRUE(Append(&spool, ordinal, 9, 3));
+  }
+  const std::string file = Files(path_).at(0);
+  std::ifstream in(file, std::ios::binary);
+  const std::string whole(std::istreambuf_iterator<char>(in), {});
+  for (uint64_t records = 0; records <= 9; ++records) {
+    std::ofstream(file, std::ios::binary) << whole.substr(0, 8 + records * kRecord);
+    Spool spool(Options());
+    ASSERT_TRUE(spool.Open(UINT64_MAX));
+    EXPECT_EQ(ReadAll(&spool).size(), records / 3 * 3);
+    EXPECT_EQ(spool.last_ordinal(), records / 3 * 3);
+  }
+  // Damaged in the second frame's second part, with a segment behind it.
+  std::string damaged = whole;
+  damaged[8 + 4 * kRecord + 45] ^= 1;
+  std::ofstream(file, std::ios::binary) << damaged;
+  std::ofstream(path_ + "/000000000000000a.spool", std::ios::binary) << "cut off";
+  Spool spool(Options());
+  ASSERT_TRUE(spool.Open(UINT64_MAX));
+  ASSERT_TRUE(Append(&spool, 10, 9));
+  std::vector<uint64_t> ordinals;
+  for (const Kept& kept : ReadAll(&spool)) ordinals.push_back(kept.ordinal);
+  EXPECT_THAT(ordinals, ::testing::ElementsAre(1, 2, 3, 10));
+}
+
+TEST_F(SpoolTest, AFileIsReadOnceHoweverItsNameIsSpelt) {
+  {
+    Spool spool(Options());
+    ASSERT_TRUE(spool.Open(UINT64_MAX));
+    ASSERT_TRUE(Append(&spool, 0xab, 9));
+  }
+  const std::string file = Files(path_).at(0);
+  for (const char* name : {"/00000000000000AB.spool", "/0x000000000000ab.spool", "/+0000000000000ab.spool"})
+    std::filesystem::copy(file, path_ + name);
+  Spool spool(Options());
+  ASSERT_TRUE(spool.Open(UINT64_MAX));
+  EXPECT_EQ(ReadAll(&spool).size(), 1);
+  EXPECT_EQ(spool.bytes(), std::filesystem::file_size(file));
+}
+
+TEST_F(SpoolTest, OrdinalsThatTheNextSegmentHasAreCutOff) {
+  {
+    Spool spool(Options());
+    ASSERT_TRUE(spool.Open(UINT64_MAX));
+    for (uint64_t ordinal = 1; ordinal <= 5; ++ordinal) ASSERT_TRUE(Append(&spool, ordinal, 9));
+  }
+  const std::string file = Files(path_).at(0);
+  {
+    Spool spool({.folder = path_, .suffix = ".other", .free_bytes_min = 0});
+    for (uint64_t ordinal = 3; ordinal <= 4; ++ordinal) ASSERT_TRUE(Append(&spool, ordinal, 9));
+  }
+  std::filesystem::rename(path_ + "/0000000000000003.other", path_ + "/0000000000000003.spool");
+  // And one whose records are not those that its name says.
+  std::filesystem::copy(file, path_ + "/0000000000000009.spool");
+  Spool spool(Options());
+  ASSERT_TRUE(spool.Open(UINT64_MAX));
+  std::vector<uint64_t> ordinals;
+  for (const Kept& kept : ReadAll(&spool)) ordinals.push_back(kept.ordinal);
+  EXPECT_THAT(ordinals, ::testing::ElementsAre(1, 2, 3, 4));
+  EXPECT_EQ(spool.last_ordinal(), 4);
+  EXPECT_EQ(Files(path_).size(), 2);
+}
+
+TEST_F(SpoolTest, WhereTheLastFrameEndedIsNotReadFromADamagedHeader) {
+  Spool::Options options = Options();
+  {
+    Spool spool(options);
+    ASSERT_TRUE(spool.Open(UINT64_MAX));
+    for (uint64_t ordinal = 1; ordinal <= 3; ++ordinal) ASSERT_TRUE(Append(&spool, ordinal, 9));
+  }
+  const std::string file = Files(path_).at(0);
+  {
+    Spool spool(options);
+    ASSERT_TRUE(spool.Open(UINT64_MAX));
+    ASSERT_TRUE(Append(&spool, 10, 9));
+  }
+  std::fstream damaged(file, std::ios::binary | std::ios::in | std::ios::out);
+  damaged.seekp(8 + 2 * (40 + 9) + 39) << '\x7f';  // The third record's frames_admitted.
+  damaged.close();
+  Spool spool(options);
+  ASSERT_TRUE(spool.Open(UINT64_MAX));
+  HeldMessage last;
+  spool.FindFrameEnd(9, &last);
+  EXPECT_EQ(last.ordinal, 2);
+  EXPECT_EQ(last.frames_admitted, 2);
+}
+
+TEST_F(SpoolTest, WhatCanBePackedTakesLessAndComesBackBitForBit) {
+  std::vector<Kept> wanted;
+  {
+    Spool spool(Options());
+    ASSERT_TRUE(spool.Open(UINT64_MAX));
+    for (uint64_t ordinal = 1; ordinal <= 40; ++ordinal) {
+      std::string body = Body(ordinal, 100'000);
+      std::fill(body.begin() + 1000, body.end() - static_cast<ptrdiff_t>(ordinal), 'x');
+      ASSERT_TRUE(spool.Append({{ordinal, true, ordinal, ordinal, body}}));
+      wanted.push_back({ordinal, true, ordinal, body});
+    }
+    EXPECT_EQ(ReadAll(&spool), wanted);
+    EXPECT_LT(spool.bytes(), 40 * 1500);
+    EXPECT_GT(spool.bytes(), 40 * 1000);
+  }
+  Spool spool(Options());
+  ASSERT_TRUE(spool.Open(UINT64_MAX));
+  EXPECT_EQ(ReadAll(&spool), wanted);
+}
+
+TEST(BodyCodecTest, UnpacksWhatItPackedWithinItsLimitAndNothingElse) {
+  BodyCodec codec;
+  const std::string body(100'000, 'x');
+  const std::string packed(codec.Pack(body));
+  ASSERT_FALSE(packed.empty());
+  std::string back;
+  EXPECT_TRUE(codec.Unpack(packed, body.size(), &back));
+  EXPECT_EQ(back, body);
+  EXPECT_FALSE(codec.Unpack(packed, body.size() - 1, &back)) << "more than the limit";
+  for (size_t bytes = 0; bytes < packed.size(); ++bytes)
+    EXPECT_FALSE(codec.Unpack(packed.substr(0, bytes), body.size(), &back)) << bytes;
+  EXPECT_FALSE(codec.Unpack("no zstd", body.size(), &back));
+  EXPECT_TRUE(codec.Pack(Body(1, 1000)).empty()) << "would not be smaller";
+  EXPECT_TRUE(codec.Pack("").empty());
 }
 
 TEST_F(SpoolTest, NoFlippedByteIsEverGivenOut) {
@@ -265,6 +401,8 @@ class SpillTest : public SpoolTest {
     header->block_count = 1;
     header->step = step;
     SlotBlocks(slot)[0] = {1, 0, 1, 0, 1000, 0};
+    const std::string values = Body(static_cast<uint64_t>(step), 4000);
+    std::memcpy(slot + SlotValuesOffset(1), values.data(), values.size());
     ring_->Commit();
     ASSERT_EQ(intake->Take(8), 1);
   }

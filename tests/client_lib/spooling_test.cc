@@ -98,7 +98,7 @@ TEST_F(SpoolingTest, WhatTheMemoryCannotHoldWaitsOnDiskAndArrivesInOrder) {
   Meet(&client);
   Push(&client, 1, 5000);
   ASSERT_TRUE(WaitUntil([&] { return client.Counters().frames_spooled > 4000; }));
-  EXPECT_GT(client.Counters().spool_bytes, 400'000);
+  EXPECT_GT(client.Counters().spool_bytes, 4000 * 40);  // A record's header alone.
   EXPECT_EQ(client.Counters().frames_dropped_window, 0);
   const auto server = Serve();
   Push(&client, 5000, 6000);  // While it drains.

@@ -37,7 +37,7 @@ _LIMIT = 1000  # The servers' own, for lists.
 # strings (the latter when they are not finite).  A test compares them with the .proto files.
 _NUMBERS = frozenset({
     "after_id", "apply_at_step", "band", "counters", "dropped_ring_total", "dropped_total",
-    "dropped_window_total", "durable_seq", "events", "expires_unix_ns", "first_step",
+    "dropped_window_total", "durable_seq", "epoch", "events", "expires_unix_ns", "first_step",
     "first_unacked_seq", "frames", "frames_dropped", "last_report_unix_ns", "last_seq",
     "learned_unix_ns", "limits", "loss", "lower_steps", "max", "mean", "median", "min", "p01",
     "p50", "p99", "peer_score", "ratio", "resync_from", "scale", "seq", "session_epoch",

@@ -77,6 +77,15 @@ def _parse(arguments: Optional[list[str]]) -> argparse.Namespace:
         "--timeout", type=float, default=TIMEOUT_SECONDS, metavar="SECONDS",
         help=f"for the server to take one sample ({TIMEOUT_SECONDS:g})",
     )  # fmt: skip
+    add(
+        "--spool-dir", metavar="DIR",
+        help="where samples wait that the server has not taken a minute after the scan has ended; "
+        "the next one with the same folder sends them [$BELLWETHER_SPOOL_DIR]",
+    )  # fmt: skip
+    add(
+        "--spool-bytes", type=int, metavar="BYTES",
+        help="most of them (1 GiB) [$BELLWETHER_SPOOL_BYTES]",
+    )  # fmt: skip
     add("--again", action="store_true", help="send all of them once more, as another attempt")
     add("--json", action="store_true", help="one JSON object a checkpoint on stdout, all heads")
     given = parser.parse_args(arguments)
@@ -89,6 +98,9 @@ def _parse(arguments: Optional[list[str]]) -> argparse.Namespace:
         parser.error(f"--settle: {given.settle:g} is outside of 0 to 3600 seconds")
     if not 0 < given.timeout <= 3600:
         parser.error(f"--timeout: {given.timeout:g} is outside of 0 to 3600 seconds")
+    least, most = settings.SPOOL_BYTES
+    if given.spool_bytes is not None and not least <= given.spool_bytes <= most:
+        parser.error(f"--spool-bytes: {given.spool_bytes} is outside of {least} to {most}")
     if not given.directory.is_dir():
         parser.error(f"DIR: {given.directory} is no folder")
     try:
@@ -106,7 +118,10 @@ def _run_options(given: argparse.Namespace) -> RunOptions:
     """Raises ValueError, ServerError."""
     folder = given.directory.resolve()
     run = given.run or os.environ.get("BELLWETHER_RUN") or folder.name or "checkpoints"
-    told = settings.resolve({"server": given.server, "record": given.record, "run": run})
+    told = settings.resolve({
+        "server": given.server, "record": given.record, "run": run,
+        "spool_dir": given.spool_dir, "spool_bytes": given.spool_bytes,
+    })  # fmt: skip
     server = told.server
     if server is None and told.record is None:
         private = private_server.join_or_start()
@@ -116,6 +131,7 @@ def _run_options(given: argparse.Namespace) -> RunOptions:
         run=told.run, layers=1, heads=1, server=server, record_path=told.record,
         run_uuid=told.run_uuid, tls_ca=told.tls_ca, tls_cert=told.tls_cert, tls_key=told.tls_key,
         token_file=told.token_file, log_path=told.log_path or os.devnull,
+        spool_dir=told.spool_dir if server else None, spool_bytes=told.spool_bytes,
         framework=f"checkpoints, bellwether {__version__}"[:64],
     )  # fmt: skip
 

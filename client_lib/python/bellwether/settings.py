@@ -147,13 +147,15 @@ def _pattern(value: Any) -> str:
     return str(value)
 
 
+SPOOL_BYTES = (1 << 20, 1 << 44)  # Least and most.
+
 _CONVERT: dict[str, Callable[[Any], Any]] = {
     "attempt": _at_least(0),
     "every": _at_least(1),
     "rows": _at_least(0),
     "sequences": _at_least(0),
     "gram_bytes": _at_least(0),
-    "spool_bytes": _at_least(1 << 20, 1 << 44),
+    "spool_bytes": _at_least(*SPOOL_BYTES),
     "spool_dir": lambda value: os.path.expanduser(str(value)),
     "mode": _one_of("online", "offline"),
     "microbatches": _one_of("first", "all"),
