@@ -18,7 +18,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ def loaded(program: Path) -> set[Path]:
     return {path.resolve() for path in paths if "bellwether" not in path.name}
 
 
-@lru_cache(maxsize=None)
+@cache
 def owner(path: Path) -> str:
     """The Debian package of a file; "" if there is none."""
     for name in (path, Path("/usr") / path.relative_to("/"), Path(str(path).removeprefix("/usr"))):

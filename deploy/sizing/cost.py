@@ -41,7 +41,7 @@ class Plan:
     standbys: int = 1  # Synchronous ones, of a database.
     lease_seconds: int = 5
     connections: int = 4  # cluster.connections
-    history_days: int = 30  # How long series are kept; servers delete none yet.
+    history_days: int = 30  # How long series are kept as they are stored: retention.rounded_days.
 
     def __post_init__(self) -> None:
         _legal("runs", self.runs, 1, 10_000_000)

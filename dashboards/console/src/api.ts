@@ -79,7 +79,7 @@ async function call<T>(method: string, request: object): Promise<T> {
 }
 
 export const api = {
-  runs: () => call<{ runs?: Run[]; total: number }>('ListRuns', { limit: 1000 }),
+  runs: () => call<{ runs?: Run[]; total: number; unanswered?: string[]; partitions_unserved?: number }>('ListRuns', { limit: 1000 }),
   run: (run: string) => call<Run>('GetRun', { run }),
   alerts: (run: string) => call<{ alerts?: Alert[] }>('ListAlerts', run ? { run, limit: 100 } : { firing_only: true, limit: 1000 }),
   matrix: (run: string, signal: string, step: number) => call<Matrix>('GetMatrix', { run, signal, step }),

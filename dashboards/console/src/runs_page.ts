@@ -15,6 +15,7 @@ export class RunsPage {
   readonly element: HTMLElement;
   private readonly body = h('tbody');
   private readonly count = h('span', { class: 'muted' });
+  private readonly missing = h('p', { class: 'missing', role: 'status', hidden: true });
   private readonly state = h('p', { class: 'state' }, 'Loading runs…');
   private readonly filter = h('input', { type: 'search', placeholder: 'Filter by name', 'aria-label': 'Filter runs by name', oninput: () => this.draw() });
   private readonly table: HTMLElement;
@@ -27,7 +28,7 @@ export class RunsPage {
       h('thead', {}, h('tr', {}, ...['Run', 'Stage', 'Worst head', 'Steps left', 'Step', 'Loss', 'Ranks', 'Last report']
         .map((t, i) => h('th', { scope: 'col', class: i >= 3 ? 'right' : '' }, t)))),
       this.body);
-    this.element = h('main', { class: 'page' }, h('div', { class: 'title-row' }, h('h1', {}, 'Runs'), this.count, this.filter), this.state,
+    this.element = h('main', { class: 'page' }, h('div', { class: 'title-row' }, h('h1', {}, 'Runs'), this.count, this.filter), this.missing, this.state,
       h('div', { class: 'scroll' }, this.table));
   }
 
@@ -38,11 +39,23 @@ export class RunsPage {
     this.alerts.clear();
     for (const alert of alerts.alerts ?? []) this.alerts.set(alert.last.run, [...(this.alerts.get(alert.last.run) ?? []), alert]);
     this.loaded = true;
+    this.sayMissing(runs.unanswered ?? [], runs.partitions_unserved ?? 0);
     this.draw();
   }
 
   fail(message: string): void {
     if (!this.loaded) fill(this.state, `Cannot load the runs: ${message}`);
+  }
+
+  /** Of a cluster: whose runs are not in the list. */
+  private sayMissing(unanswered: string[], unserved: number): void {
+    const one = unanswered.length === 1;
+    const lines = [
+      unanswered.length === 0 ? '' : `${unanswered.length} ${one ? 'server' : 'servers'} of the cluster did not answer: ${one ? 'its' : 'their'} runs are missing here (${unanswered.join(', ')}).`,
+      unserved === 0 ? '' : `${unserved} ${unserved === 1 ? 'partition of the cluster is' : 'partitions of the cluster are'} served by nobody just now: the runs there are missing here.`,
+    ];
+    this.missing.textContent = lines.filter((line) => line !== '').join(' ');
+    this.missing.hidden = this.missing.textContent === '';
   }
 
   private draw(): void {
@@ -52,7 +65,7 @@ export class RunsPage {
     const ill = live.length === 0 ? '' : `, ${amount(live.filter((r) => r.stage > 0).length)} of them ill`;
     this.count.textContent = this.runs.length === 0 ? '' : `${integer(this.runs.length)} in all, ${amount(live.length)} live${ill}`;
     this.table.hidden = this.runs.length === 0;
-    this.state.hidden = this.runs.length > 0;
+    this.state.hidden = this.runs.length > 0 || !this.missing.hidden;
     if (this.runs.length === 0) {
       fill(this.state, 'No run has reported yet. In the training script: ', h('code', {}, 'bellwether.attach(model)'),
         ' with ', h('code', {}, 'BELLWETHER_SERVER'), ' set to this server.');
