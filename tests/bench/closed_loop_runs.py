@@ -124,9 +124,15 @@ def reached(untouched: dict[str, Any], centred: Optional[dict[str, Any]]) -> dic
 
 
 def branches(
-    untouched: Run, centred: Run, critical: Optional[int], steps: int, last: int
+    untouched: Run,
+    centred: Run,
+    critical: Optional[int],
+    steps: int,
+    last: int,
+    chosen: Sequence[str],
 ) -> list[Run]:
-    """The runs that can branch off by now.  `critical`: the step of the first critical alert."""
+    """The runs that can branch off by now, at the chosen of POINTS.  `critical`: the step of the
+    first critical alert."""
     own = untouched.own()
     if own is None:
         return []
@@ -135,6 +141,8 @@ def branches(
         points["before-alert"] = critical
     found = []
     for point, step in points.items():
+        if point not in chosen:
+            continue
         back = point == "before-alert"
         begin = (step - 1 if back else step + CHECKPOINT_EVERY - 1) // CHECKPOINT_EVERY
         begin *= CHECKPOINT_EVERY
@@ -277,12 +285,19 @@ class Campaign:
             if untouched is None or centred is None or untouched.running() or centred.running():
                 continue
             ran = (untouched.job is not None, centred.job is not None)
-            if self.looked.get(seed) == ran:
+            if untouched.own() is None or self.looked.get(seed) == ran:
                 continue
             self.looked[seed] = ran
             alert = first(named(self.server, untouched.name), "SEVERITY_CRITICAL")
             critical = None if alert is None else int(alert["step"])
-            found = branches(untouched, centred, critical, self.args.branch_steps, self.args.steps)
+            found = branches(
+                untouched,
+                centred,
+                critical,
+                self.args.branch_steps,
+                self.args.steps,
+                self.args.point or POINTS,
+            )
             self.runs += [run for run in found if run.name not in of]
 
     def start_what_waits(self) -> None:
@@ -351,6 +366,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     add("--options", default="--compile-loss", help="what the example is told for all runs")
     add("--steps", type=int, default=12_000)
     add("--branch-steps", type=int, default=2_000, help="of the runs that branch off; 0: none do")
+    add("--point", action="append", choices=POINTS, help="branch off at these only")
     add("--untouched-steps", type=int, default=0, help="of the untouched runs; 0: as all")
     add("--minutes", type=float, default=8, help="of training in this call")
     add("--at-once", type=int, default=8, help="runs that share one GPU")

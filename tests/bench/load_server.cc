@@ -56,8 +56,26 @@ void PinToCpus(const std::vector<int>& cpus) {
 
 LoadServer::LoadServer(const Options& options) : options_(options), folder_(options.folder) {
   if (folder_.empty()) folder_ = std::filesystem::temp_directory_path();
-  folder_ /= "bellwether-load-" + std::to_string(getpid());
+  static int servers = 0;  // Of this process, which may have several.
+  folder_ /= "bellwether-load-" + std::to_string(getpid()) + "-" + std::to_string(servers++);
   std::filesystem::create_directories(folder_);
+  if (guarded()) WriteGuards();
+  std::ofstream(folder_ / "server.yml") << (guarded() ? "tls: {cert_file: tls/server.pem, key_file: tls/server.key, "
+                                                        "client_ca_file: tls/ca.pem, crl_file: tls/crl.pem}\n"
+                                                        "access_file: access.yml\n"
+                                                      : "")
+                                        << (options_.guard == Guard::kTokens ? "tokens_file: tokens\n" : "")
+                                        // Trainers here send no heartbeats.
+                                        << "ingest: {idle_ms_max: 3600000}\n"
+                                        // The storm has 1,000 runs beside those that go on.
+                                        << (options_.config.find("limits:") != std::string::npos
+                                                ? ""
+                                                : "limits: {runs_live_max: 2000}\n")
+                                        << options_.config << "\n";
+  Start();
+}
+
+void LoadServer::WriteGuards() const {
   Tool({"cert", "init", folder_ / "tls", "--host", "localhost"});
   for (const char* tenant : {"quiet", "noisy"}) Tool({"cert", "client", folder_ / "tls", tenant});
   std::ofstream access(folder_ / "access.yml");
@@ -72,18 +90,13 @@ LoadServer::LoadServer(const Options& options) : options_(options), folder_(opti
     access << "- {name: " << tenant << ", tenant: " << tenant << ", certificates: [\"spiffe://bellwether/client/"
            << tenant << "\"], roles: [read, write], runs: [\"*\"]}\n";
   }
-  std::ofstream(folder_ / "server.yml") << "tls: {cert_file: tls/server.pem, key_file: tls/server.key, client_ca_file: "
-                                           "tls/ca.pem}\naccess_file: access.yml\n"
-                                           // Trainers here send no heartbeats.
-                                           "ingest: {idle_ms_max: 3600000}\n"
-                                        // The storm has 1,000 runs beside those that go on.
-                                        << (options_.config.find("limits:") != std::string::npos
-                                                ? ""
-                                                : "limits: {runs_live_max: 2000}\n")
-                                        << options_.config << "\n";
   access.close();
   std::filesystem::permissions(folder_ / "access.yml", std::filesystem::perms(0600));
-  Start();
+  if (options_.guard != Guard::kTokens) return;
+  for (const char* tenant : {"quiet", "noisy"}) {
+    Tool(
+        {"token", "create", tenant, "--file", folder_ / "tokens", "--out", folder_ / (std::string(tenant) + ".token")});
+  }
 }
 
 void LoadServer::Tool(const std::vector<std::string>& words) const {
@@ -105,11 +118,14 @@ void LoadServer::Tool(const std::vector<std::string>& words) const {
 void LoadServer::Start() {
   const std::string ready = folder_ / "ready.json";
   std::filesystem::remove(ready);
+  const std::string listen =
+      "--grpc.listen-address=" +
+      (options_.guard == Guard::kUnixSocket ? "unix:" + (folder_ / "grpc.sock").string() : "127.0.0.1:0");
   pid_ = fork();
   if (pid_ == 0) {
     PinToCpus(options_.cpus);
     execl(options_.binary.c_str(), options_.binary.c_str(), ("--storage.path=" + data().string()).c_str(),
-          ("--config.file=" + (folder_ / "server.yml").string()).c_str(), "--grpc.listen-address=127.0.0.1:0",
+          ("--config.file=" + (folder_ / "server.yml").string()).c_str(), listen.c_str(),
           "--web.listen-address=127.0.0.1:0", ("--ready.file=" + ready).c_str(), "--log.level=error", nullptr);
     _exit(127);
   }
@@ -130,13 +146,20 @@ LoadServer::~LoadServer() {
   std::filesystem::remove_all(folder_, ignored);
 }
 
+std::shared_ptr<grpc::ChannelCredentials> LoadServer::CredentialsOf(const std::string& tenant) const {
+  if (!guarded()) return grpc::InsecureChannelCredentials();
+  const auto certificate =
+      grpc::SslCredentials({ReadText(folder_ / "tls/ca.pem"), ReadText(folder_ / ("tls/" + tenant + ".key")),
+                            ReadText(folder_ / ("tls/" + tenant + ".pem"))});
+  if (options_.guard != Guard::kTokens) return certificate;
+  std::string token = ReadText(folder_ / (tenant + ".token"));
+  token.erase(token.find_last_not_of("\r\n ") + 1);
+  return grpc::CompositeChannelCredentials(certificate, grpc::AccessTokenCredentials(token));
+}
+
 std::shared_ptr<grpc::Channel> LoadServer::Connect(const std::string& tenant) const {
   std::shared_ptr<grpc::ChannelCredentials>& credentials = credentials_[tenant];
-  if (credentials == nullptr) {
-    credentials =
-        grpc::SslCredentials({ReadText(folder_ / "tls/ca.pem"), ReadText(folder_ / ("tls/" + tenant + ".key")),
-                              ReadText(folder_ / ("tls/" + tenant + ".pem"))});
-  }
+  if (credentials == nullptr) credentials = CredentialsOf(tenant);
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);

@@ -1,5 +1,6 @@
 // load_server.h: a real bellwetherd over TLS with client certificates, on cores
-// of its own, with a folder of its own and two tenants, "quiet" and "noisy".
+// of its own, with a folder of its own and two tenants, "quiet" and "noisy"; or
+// with less, or more, of what keeps strangers out.
 //
 // Not thread-safe.
 
@@ -22,9 +23,18 @@ std::vector<int> ParseCpus(const std::string& text);
 // The calling thread, and those that it starts from now on; empty = as it is.
 void PinToCpus(const std::vector<int>& cpus);
 
+// What a caller must show.
+enum class Guard {
+  kUnixSocket,    // Nothing: the socket's mode guards it.
+  kLoopback,      // Nothing, over TCP.
+  kCertificates,  // A certificate, over TLS; identities, tenants and audit with it.
+  kTokens,        // The same, and a token with each call.
+};
+
 class LoadServer {
  public:
   struct Options {
+    Guard guard = Guard::kCertificates;
     std::string binary;                  // bellwetherd; `bellwether` lies beside it.
     std::filesystem::path folder;        // Made, and removed at the end; "" = under the system's temporary one.
     std::vector<int> cpus;               // Empty = any.
@@ -40,7 +50,7 @@ class LoadServer {
 
   // A connection of its own, as `tenant`.
   std::shared_ptr<grpc::Channel> Connect(const std::string& tenant) const;
-  const std::string& address() const { return address_; }  // host:port
+  const std::string& address() const { return address_; }  // host:port, or unix:path
   std::filesystem::path data() const { return folder_ / "data"; }
   double CpuSeconds() const;
   // Now, and the most since the start, in MiB.
@@ -51,6 +61,9 @@ class LoadServer {
   double WrittenMib() const;
 
  private:
+  bool guarded() const { return options_.guard == Guard::kCertificates || options_.guard == Guard::kTokens; }
+  void WriteGuards() const;
+  std::shared_ptr<grpc::ChannelCredentials> CredentialsOf(const std::string& tenant) const;
   void Tool(const std::vector<std::string>& words) const;
   void Start();
   // Of a file in /proc/PID whose lines begin with a field; 0 if it is not there.

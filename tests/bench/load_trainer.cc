@@ -68,6 +68,7 @@ class LoadTrainer::Call final : public grpc::ClientBidiReactor<grpc::ByteBuffer,
     grpc::ProtoBufferReader reader(&incoming_);
     if (message.ParseFromZeroCopyStream(&reader)) {
       if (message.has_welcome()) trainer_->OnWelcome(message.welcome().durable_seq());
+      if (message.has_moved()) trainer_->OnMoved(message.moved().address());
       if (message.has_ack()) trainer_->OnAck(message.ack().durable_seq());
     }
     StartRead(&incoming_);
@@ -80,7 +81,8 @@ class LoadTrainer::Call final : public grpc::ClientBidiReactor<grpc::ByteBuffer,
       trainer_->error_ = status.error_message();
       trainer_->refused_.fetch_add(1, std::memory_order_relaxed);
     }
-    trainer_->next_try_ = BenchNow() + std::chrono::duration<double>(trainer_->backoff_.Next()).count();
+    trainer_->next_try_ =
+        trainer_->moved_to_.empty() ? BenchNow() + std::chrono::duration<double>(trainer_->backoff_.Next()).count() : 0;
     trainer_->ended_ = true;
     // The trainer may be gone behind this.
     trainer_->ended_condition_.notify_all();
@@ -194,6 +196,18 @@ void LoadTrainer::OnAck(uint64_t durable_seq) {
   const double now = BenchNow();
   while (acked_ < std::min(durable_seq, sent_)) NoteAcked(++acked_, now);
   Pump();
+}
+
+void LoadTrainer::OnMoved(const std::string& address) {
+  const std::lock_guard lock(mutex_);
+  moved_to_ = address;
+  cut_ = true;
+  call_->Cancel();
+}
+
+std::string LoadTrainer::TakeMoved() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(moved_to_, "");
 }
 
 void LoadTrainer::NoteAcked(uint64_t seq, double now) { acks_.push_back({due_[seq - 1], now}); }

@@ -50,6 +50,9 @@ class LoadTrainer {
   void KeepConnected(const std::function<std::shared_ptr<grpc::Channel>()>& open);
   // Breaks the stream.
   void Cut();
+  // Where the last stream was told that the run is served; "" = it was not, or that
+  // was asked for before.
+  std::string TakeMoved();
   bool welcomed() const { return welcomed_.load(std::memory_order_acquire); }
 
   // `count` more frames are due since `due`.  `nan`: one that raises an alert.
@@ -72,6 +75,7 @@ class LoadTrainer {
   grpc::ByteBuffer MakeMessage(uint64_t seq, bool nan) const;
   void OnWelcome(uint64_t durable_seq);
   void OnAck(uint64_t durable_seq);
+  void OnMoved(const std::string& address);
   void Pump();                               // REQUIRES: mutex_ held.
   void NoteAcked(uint64_t seq, double now);  // REQUIRES: mutex_ held.
 
@@ -91,7 +95,7 @@ class LoadTrainer {
   std::vector<double> due_;  // By seq - 1.
   std::vector<Acked> acks_;
   double nan_due_ = 0, next_try_ = 0;
-  std::string error_;
+  std::string error_, moved_to_;
   client::Backoff backoff_;
 };
 

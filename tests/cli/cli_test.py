@@ -338,6 +338,34 @@ class ActionTest(CliTest):
         self.assertIn("the server's", self.ask("policy", "set", "gpt-fp32", "--reset"))
 
 
+class ClusterTest(unittest.TestCase):
+    def test_lists_say_whose_runs_are_missing(self) -> None:
+        server = Server("--absent", "b:7070", "--unserved", "1")
+        self.addCleanup(server.close)
+        done = run("--server", server.address, "run", "list")
+        self.assertEqual(done.returncode, 0)
+        self.assertIn("gpt-bf16", done.stdout)
+        self.assertEqual(
+            done.stderr,
+            "bellwether: 1 server of the cluster did not answer: its runs are missing here (b:7070)\n"
+            "bellwether: 1 partition of the cluster is served by nobody just now: the runs there are missing here\n",
+        )
+        alerts = run("--server", server.address, "alert", "list")
+        self.assertIn("drift/1/2/220", alerts.stdout)
+        self.assertEqual(
+            alerts.stderr,
+            "bellwether: 1 server of the cluster did not answer: its alerts stand here without people's notes (b:7070)\n",
+        )
+        two = Server("--absent", "b:7070,c:7070")
+        self.addCleanup(two.close)
+        baselines = run("--server", two.address, "baseline", "list", "-o", "json")
+        self.assertEqual(json.loads(baselines.stdout)["unanswered"], ["b:7070", "c:7070"])
+        self.assertEqual(
+            baselines.stderr,
+            "bellwether: 2 servers of the cluster did not answer: their runs are missing here (b:7070, c:7070)\n",
+        )
+
+
 class WatchTest(unittest.TestCase):
     """Streams; each test has a server of its own."""
 

@@ -64,7 +64,8 @@ ASKING = {
 OFFLINE = {"replay", "scorecard", "rules check", "rules test", "rules explain", "policy check"}
 OFFLINE |= {"policy explain", "policy dry-run", "check config", "version"}
 OFFLINE |= {"completion bash", "completion zsh", "completion fish"}
-OFFLINE |= {"cert init", "cert client", "cert server", "cert show", "token create", "token list", "token revoke"}
+OFFLINE |= {"cert init", "cert client", "cert server", "cert revoke", "cert show"}
+OFFLINE |= {"token create", "token list", "token revoke"}
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:

@@ -12,6 +12,7 @@ import hmac
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 import urllib.error
@@ -24,9 +25,9 @@ import grpc
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
-from ack_ledger import QUERY
-from bellwether_process import Server, wait_for
-from cluster_fleet import Cluster
+from ack_ledger import INGEST, QUERY, SIGNALS
+from bellwether_process import BIN, Server, wait_for
+from cluster_fleet import Cluster, RoamingTrainer
 from postgres_processes import Postgres, dsn_of
 from secure_server import SecureServer, tool
 
@@ -211,6 +212,76 @@ def test_a_change_is_made_by_the_runs_owner_whichever_server_is_asked(
         assert {"set_policy", "propose"} <= whats, told
 
 
+class Drifting(RoamingTrainer):
+    """Heads apart by a few percent; from `drifts_from` on one of them by much more."""
+
+    def __init__(self, drifts_from: int, cluster: Cluster, first: int, run: str) -> None:
+        self.drifts_from = drifts_from
+        servers = [server.grpc for server in cluster.servers]
+        super().__init__(servers, first, run, cluster.ledger, PERIOD, layers=2, heads=4)
+
+    def _frame(self, seq: int) -> bytes:
+        message = INGEST.ClientMessage.FromString(super()._frame(seq))
+        for block in message.frame.blocks:
+            if block.signal == SIGNALS.SIGNAL_WQ_SIGMA:
+                for i in range(len(block.values)):
+                    block.values[i] = (1 + i / 50) * (1 + (seq * (i + 3)) % 7 / 1000)
+                if 0 < self.drifts_from <= seq:
+                    block.values[5] *= 8
+        return bytes(message.SerializeToString())
+
+
+def import_here(server: Server, file: Path) -> None:
+    server.run("run", "import", str(file))
+
+
+def test_runs_of_two_servers_are_compared_as_one_server_would(
+    tmp_path: Path, primary: Postgres
+) -> None:
+    with Cluster(tmp_path, primary, 3) as cluster:
+        cluster.trainers = [Drifting(37 if i == 0 else 0, cluster, i, f"run-{i}") for i in range(4)]
+        cluster.await_acks(90)
+        quiet(cluster)
+        drifting, *healthy = (trainer.run for trainer in cluster.trainers)
+        owners = {trainer.run: cluster.owner_of(trainer.run) for trainer in cluster.trainers}
+        apart = [run for run in healthy if owners[run] is not owners[drifting]]
+        assert apart, f"one server has them all: {owners}"
+        one_server = Server(tmp_path / "alone")
+        one_server.folder.mkdir()
+        with one_server:
+            for run in (drifting, *healthy):
+                file = tmp_path / f"{run}.bwrun"
+                cluster.servers[0].run("run", "export", run, str(file))
+                import_here(one_server, file)
+            for run, baseline in [(drifting, other) for other in healthy] + [(apart[0], drifting)]:
+                asked = {"run": run, "baseline": baseline, "signal": "wq_sigma"}
+                expected = one_server.call("CompareRuns", **asked)
+                if run == drifting:
+                    assert expected["heads_differing"] == 1, expected
+                    worst = expected["heads"][0]
+                    assert (worst["layer"], worst["head"]) == (1, 1), expected
+                    assert int(worst["first_step"]) == 37, expected
+                for server in cluster.servers:
+                    assert server.call("CompareRuns", **asked) == expected, server.folder.name
+                    words = ("run", "compare", run, baseline, "--signal", "wq_sigma")
+                    assert server.run(*words) == one_server.run(*words)
+            # What is wrong with the question is said in the same words.
+            for wrong in ({"signal": "nothing"}, {"signal": "wq_sigma", "limit": 5000}):
+                texts = set()
+                for server in (one_server, *cluster.servers):
+                    with pytest.raises(urllib.error.HTTPError) as refused:
+                        server.call("CompareRuns", run=drifting, baseline=apart[0], **wrong)
+                    texts.add((refused.value.code, refused.value.read()))
+                assert len(texts) == 1, texts
+        # Its owner dies: until another has taken over nobody compares half of it.
+        owners[apart[0]].kill()
+        asked = {"run": drifting, "baseline": apart[0], "signal": "wq_sigma"}
+        codes = {code_of(server, "CompareRuns", **asked) for server in cluster.alive()}
+        assert codes <= {200, 503}, codes
+        cluster.await_balance()
+        assert cluster.ask_all("CompareRuns", **asked)["heads_differing"] == 1
+
+
 def test_a_server_that_hangs_is_named_and_holds_nobody_up(
     tmp_path: Path, primary: Postgres
 ) -> None:
@@ -224,6 +295,9 @@ def test_a_server_that_hangs_is_named_and_holds_nobody_up(
         try:
             answer = asked.call("ListRuns")
             assert answer["unanswered"] == [hung.grpc], answer
+            command = [str(BIN / "bellwether"), "--server", asked.grpc, "run", "list"]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+            assert f"1 server of the cluster did not answer: its runs are missing here ({hung.grpc})" in done.stderr
             assert set(own) <= names(answer)
             assert asked.metric("bellwether_cluster_calls_total") > 0
         finally:

@@ -60,7 +60,6 @@ def test_who_is_cut_off_from_the_database_owns_nothing(cut: Any) -> None:
     assert cut["acked_s"] <= 10 and cut["balanced_s"] <= 15, "the link is back"
 
 
-@pytest.mark.xfail(reason="it holds their streams until the database tells it", strict=True)
 def test_its_trainers_go_on_elsewhere(cut: Any) -> None:
     assert cut["moved"] == cut["at_victim"], "trainers wait at a server that is cut off"
 

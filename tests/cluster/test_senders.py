@@ -9,7 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from bellwether_process import wait_for
 from cluster_fleet import LEASE_S, Cluster

@@ -75,6 +75,29 @@ const checks = {
     await server.stop();
   },
 
+  async 'the list says what of a cluster is missing'() {
+    let server = await start('ill', 0, ['--absent=b:7070', '--unserved=3']);
+    const page = await open(server, '');
+    await page.waitForSelector('.missing:not([hidden])');
+    const words = await page.textContent('.missing');
+    assert.match(words, /^1 server of the cluster did not answer: its runs are missing here \(b:7070\)\./);
+    assert.match(words, /3 partitions of the cluster are served by nobody just now: the runs there are missing here\.$/);
+    assert.ok(await page.isVisible('.runs tbody tr'), 'what is known is shown');
+    assert.deepEqual(await breaches(page), []);
+    const { port } = server;
+    await server.stop();
+    // It goes as soon as all answer.
+    server = await start('ill', port);
+    await page.waitForSelector('.missing', { state: 'hidden' });
+    await server.stop();
+    // Where nothing is known, nothing is said of the cluster being new.
+    server = await start('empty', 0, ['--absent=b:7070,c:7070']);
+    const empty = await open(server, '');
+    await empty.waitForSelector('text=2 servers of the cluster did not answer: their runs are missing here (b:7070, c:7070).');
+    assert.equal(await empty.isVisible('text=No run has reported yet'), false);
+    await server.stop();
+  },
+
   async 'the verdict, the head and its series, in both themes'() {
     const server = await start('ill');
     for (const colorScheme of ['light', 'dark']) {

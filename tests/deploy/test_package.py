@@ -33,6 +33,7 @@ SERVICE_FILES = {
     "/usr/share/bellwether/policy/default.yml",
     "/usr/share/bellwether/postgres/001_tables.sql",
     "/usr/share/bellwether/postgres/002_peers.sql",
+    "/usr/share/bellwether/postgres/003_databases.sql",
     "/usr/share/bellwether/postgres/engine_postgresql.sql",
     "/usr/share/bellwether/postgres/roles.sql",
     "/usr/share/bellwether/rules/builtin.yml",

@@ -18,10 +18,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
 from bellwether_process import ROOT, Server, free_port, wait_for
-from conftest import generated_protos as generated_protos
-from recording import Recording
 
 from bellwether.client import Block, RunClient, RunOptions
+
+from conftest import generated_protos as generated_protos
+from recording import Recording
 
 CENTER_K = 2  # ActionKind of actions.proto
 POLICY = """\

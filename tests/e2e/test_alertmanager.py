@@ -23,7 +23,6 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from bellwether_process import ROOT, Server, free_port, wait_for
-
 from scraping import DASHBOARDS, Trainer, prometheus_of
 
 FAILING = "gpt-flash-s4"

@@ -200,7 +200,9 @@ class Collector:
     def __init__(self) -> None:
         from google.protobuf import json_format
         from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
-        from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+        from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+            ExportMetricsServiceRequest,
+        )
 
         self.metrics: list[Any] = []
         self.logs: list[Any] = []

@@ -59,6 +59,7 @@ def test_everything_is_there_after_a_kill(server: Server) -> None:
     )
     server.kill()
     server.start()
+    server.await_applied()
     after = (
         server.series(RUN, "drift_ratio", 1, 0),
         server.json("alert", "list"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ identities:
 - {name: operators, certificates: ["spiffe://bellwether/client/operators"], roles: [admin], runs: ["*"]}
 - {name: alice, roles: [read, act], runs: ["team-a/*"]}
 - {name: bob, roles: [read], runs: ["team-b/*"]}
+- {name: carol, roles: [read], runs: ["team-a/*"]}
 - {name: root, roles: [admin], runs: ["*"]}
 """
 
@@ -47,6 +49,10 @@ def send(server: SecureServer, run: str, shown: dict[str, str]) -> None:
     with server.trainer(run, shown) as client:
         client.push(0, [Block("loss", [1.0])])
         assert client.flush(20), client.counters()
+
+
+def tokens_listed(server: SecureServer) -> list[str]:
+    return tool("token", "list", "--file", str(server.folder / "tokens")).splitlines()
 
 
 def refused(client: RunClient, words: str) -> None:
@@ -149,6 +155,61 @@ def test_what_is_taken_away_is_away_from_open_streams(server: SecureServer) -> N
     with server.trainer("team-c/1", server.client_certificate("trainers")) as client:
         client.push(0, [Block("loss", [1.0])])
         assert client.flush(20), client.counters()
+
+
+def test_open_streams_end_with_their_token_and_nothing_is_lost(server: SecureServer) -> None:
+    operators, root = server.client_certificate("operators"), server.token("root")
+    file = server.folder / "trainer.token"
+
+    def give_token(*more: str) -> str:
+        file.unlink(missing_ok=True)
+        file.write_text(server.token("root", *more))
+        file.chmod(0o600)
+        return next(line.split()[0] for line in reversed(tokens_listed(server)) if " root " in line)
+
+    def ended(reason: str) -> float:
+        return server.metric(root, f'bellwether_access_streams_ended_total{{reason="{reason}"}}')
+
+    given = give_token()
+    alice, carol = server.token("alice"), server.token("carol")
+    wait_for("the tokens are read", lambda: server.ask("ListRuns", carol, {})[0] == 200)
+    with server.trainer("team-a/1", operators, token_file=str(file)) as client:
+        for step in range(10):
+            assert client.push(step, [Block("loss", [float(step)])])
+        assert client.flush(20), client.counters()
+        with server.trainer("team-a/sick", operators) as sick:
+            sick.push(0, [Block("loss", [math.nan])])
+            assert sick.flush(20)
+        watch = server.begin(operators, "alert", "watch", token=alice)
+        narrowed = server.begin(operators, "alert", "watch", token=carol)
+        events, poor = server.events(alice), server.events(carol)
+        listed = tokens_listed(server)
+        for token in (given, next(line.split()[0] for line in listed if " alice " in line)):
+            tool("token", "revoke", token, "--file", str(server.folder / "tokens"))
+        wait_for("trainer, watch and page end", lambda: ended("token_wrong") >= 3, 10)
+        said, code = watch()
+        assert code == 5 and "the token was revoked" in said, said
+        told = events()
+        assert "event: refused" in told and "the token was revoked" in told, told
+        # carol, who may not read any more, is told that.
+        access = server.folder / "access.yml"
+        access.write_text(access.read_text().replace("{name: carol, roles: [read]", "{name: carol, roles: [write]"))
+        said, code = narrowed()
+        assert code == 5 and "carol lacks the role read" in said, said
+        told = poor()
+        assert "event: refused" in told and "carol lacks the role read" in told, told
+        assert ended("role") == 2
+        # The trainer's sender tries again, with what stands in the file then.
+        for step in range(10, 50):
+            assert client.push(step, [Block("loss", [float(step)])])
+        wait_for("told", lambda: "UNAUTHENTICATED" in client.counters().error)
+        assert client.counters().frames_acked == 10
+        give_token()
+        assert client.flush(60), client.counters()
+        counters = client.counters()
+        assert (counters.frames_acked, counters.frames_dropped_ring, counters.frames_dropped_window) == (50, 0, 0)
+    wait_for("each frame once", lambda: '"frames":"50"' in server.ask("GetRun", root, {"run": "team-a/1"})[1].replace(" ", ""))
+    assert server.log().count("open streams of alice end: ") == 1 == server.log().count("open streams of carol end: ")
 
 
 def test_actions_are_their_identitys_and_stand_in_the_audit(server: SecureServer) -> None:

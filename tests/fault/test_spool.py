@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -35,6 +36,13 @@ def server(tmp_path: Path) -> Iterator[Server]:
         yield running
 
 
+def drawn(seed: int) -> array.array[float]:
+    """Finite, and nothing that could be packed on disk: sizes are what they look like."""
+    bits = random.Random(seed)
+    words = (bits.getrandbits(32) & 0xBFFFFFFF for _ in range(LAYERS * HEADS))
+    return array.array("f", array.array("I", words).tobytes())
+
+
 class Job:
     """A rank that pushes as fast as the ring takes it; what it does not take would be a drop."""
 
@@ -46,18 +54,18 @@ class Job:
                 log_path=str(folder / "sender.log"),
             )
         )  # fmt: skip
-        self.values = array.array("f", [1.0]) * (LAYERS * HEADS)
+        self.values, self.others = drawn(1), drawn(2)
         self.step = 0
         self.longest_s = 0.0
 
     def push(self, frames: int) -> None:
         for _ in range(frames):
             wait_for("room in the ring", self._has_room)
-            self.values[0] = float(self.step)
+            self.values[0] = self.others[0] = float(self.step)
             blocks = [
                 Block("loss", [float(self.step)]),
                 Block("wq_sigma", self.values, 0, LAYERS, 0, HEADS),
-                Block("wk_sigma", self.values, 0, LAYERS, 0, HEADS),
+                Block("wk_sigma", self.others, 0, LAYERS, 0, HEADS),
             ]
             began = time.thread_time()
             assert self.client.push(self.step, blocks)

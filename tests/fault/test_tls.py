@@ -8,6 +8,8 @@ Method: the real server with real certificates; raw sockets and Python's TLS aga
 from __future__ import annotations
 
 import datetime
+import json
+import math
 import os
 import resource
 import socket
@@ -90,6 +92,127 @@ def old(context: ssl.SSLContext, version: ssl.TLSVersion, ciphers: str = "DEFAUL
     context.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
     context.maximum_version = version
     return context
+
+
+def page_takes(server: SecureServer, shown: dict[str, str]) -> bool:
+    try:
+        return server.ask("/metrics", shown=shown)[0] == 200
+    except OSError:  # The handshake, or what TLS 1.3 says of it at the first read.
+        return False
+
+
+def test_a_certificate_that_was_taken_back_opens_neither_port(server: SecureServer, tmp_path: Path) -> None:
+    kept, lost = server.client_certificate("kept"), server.client_certificate("lost")
+
+    def taken(shown: dict[str, str]) -> tuple[bool, bool]:
+        return answers(server.grpc, server.context(shown)), page_takes(server, shown)
+
+    assert taken(kept) == taken(lost) == (True, True)
+    tool("cert", "revoke", str(server.tls), str(server.tls / "lost.pem"))
+    assert eventually(lambda: taken(lost) == (False, False))
+    assert taken(kept) == (True, True)
+    root = server.token("root")
+    wait_for("the token is read", lambda: server.ask("/metrics", root)[0] == 200)
+    assert server.metric(root, "bellwether_tls_revoked_refused_total") >= 2
+    # The second one leaves the first one in the list; once more is an error that changes nothing.
+    another = server.client_certificate("another")
+    assert taken(another) == (True, True)
+    tool("cert", "revoke", str(server.tls), str(server.tls / "another.pem"))
+    tool("cert", "revoke", str(server.tls), str(server.tls / "another.pem"), exit_code=1)
+    assert eventually(lambda: taken(another) == (False, False))
+    assert taken(lost) == (False, False) and taken(kept) == (True, True)
+    # A list that is damaged, or of another authority, changes nothing, and is told.
+    tool("cert", "init", str(tmp_path / "other"))
+    strange = (tmp_path / "other/crl.pem").read_text()
+    tool("cert", "revoke", str(tmp_path / "other"), str(server.tls / "kept.pem"), exit_code=3)
+    good = (server.tls / "crl.pem").read_text()
+    for text, word in (("no list\n", "holds no revocation list"), (good + strange, "nobody of tls.client_ca_file has signed")):
+        (server.tls / "crl.pem").write_text(text)
+        wait_for("told", lambda word=word: word in server.log())
+        assert taken(lost) == (False, False) and taken(kept) == (True, True)
+    # Nor is it begun with.
+    local = (f"--grpc.listen-address=127.0.0.1:{free_port()}", "--web.listen-address=none")
+    flags = [f"--tls.{name}-file={server.tls}/{file}" for name, file in (("cert", "server.pem"), ("key", "server.key"))]
+    crl = f"--tls.crl-file={server.tls}/crl.pem"
+    assert "nobody of tls.client_ca_file has signed" in starts(
+        tmp_path / "second", *local, *flags, f"--tls.client-ca-file={server.tls}/ca.pem", crl
+    )
+    assert "--tls.crl-file needs --tls.client-ca-file" in starts(tmp_path / "second", *local, *flags, crl)
+    (server.tls / "crl.pem").write_text(good)
+    server.kill()
+    server.start()
+    assert taken(lost) == (False, False) and taken(kept) == (True, True)
+
+
+def test_a_trainer_whose_certificate_was_taken_back_is_not_let_in(server: SecureServer) -> None:
+    lost = server.client_certificate("lost")
+    with server.trainer("r", lost) as client:
+        client.push(0, [Block("loss", [1.0])])
+        assert client.flush(20)
+    tool("cert", "revoke", str(server.tls), str(server.tls / "lost.pem"))
+    assert eventually(lambda: not answers(server.grpc, server.context(lost)))
+    with server.trainer("r", lost) as client:
+        client.push(1, [Block("loss", [1.0])])
+        assert not client.flush(3)
+    server.command(lost, "run", "list", "--timeout", "2s", exit_code=4)
+
+
+def expect_every_step(server: SecureServer, run: str, token: str, steps: int) -> None:
+    """Each step is stored once, with its own number as its loss."""
+    wait_for("the last step", lambda: f'"step":"{steps - 1}"' in server.ask("GetRun", token, {"run": run})[1].replace(" ", ""))
+    asked = {"run": run, "series": [{"signal": "loss"}], "points_max": 10_000, "step_end": steps, "attempt": -1}
+    answer = json.loads(server.ask("GetSeries", token, asked)[1])["series"][0]
+    assert [int(step) for step in answer["step"]] == list(range(steps))
+    assert [float(value) for value in answer["mean"]] == [float(step) for step in range(steps)]
+    assert int(json.loads(server.ask("GetRun", token, {"run": run})[1])["frames"]) == steps
+
+
+def ended(server: SecureServer, token: str, reason: str) -> float:
+    return server.metric(token, f'bellwether_access_streams_ended_total{{reason="{reason}"}}')
+
+
+def test_open_streams_end_with_their_certificate_and_nothing_is_lost(server: SecureServer) -> None:
+    kept, lost, root = server.client_certificate("kept"), server.client_certificate("lost"), server.token("root")
+    wait_for("the token is read", lambda: server.ask("/metrics", root)[0] == 200)
+    with server.trainer("goes-on", kept) as other, server.trainer("r", lost) as client:
+        for step in range(10):
+            assert client.push(step, [Block("loss", [float(step)])])
+            other.push(step, [Block("loss", [float(step)])])
+        assert client.flush(20) and other.flush(20)
+        with server.trainer("sick", kept) as sick:
+            sick.push(0, [Block("loss", [math.nan])])
+            assert sick.flush(20)
+        watch = server.begin(lost, "alert", "watch")
+        events, page = server.events(shown=lost), server.keep(lost)
+        assert page("/-/ready") == 200
+        tool("cert", "revoke", str(server.tls), str(server.tls / "lost.pem"))
+        began = time.monotonic()
+        # A connection that is open brings no new call either.
+        wait_for("the open connection is refused", lambda: time.sleep(0.2) or page("/-/ready") == 401, 10)
+        wait_for("trainer, watch and page end", lambda: ended(server, root, "certificate_revoked") == 3, 10)
+        assert time.monotonic() - began < 8
+        said, code = watch()
+        assert code == 5 and "the certificate was revoked" in said, said
+        told = events()
+        assert "event: refused" in told and "the certificate was revoked" in told, told
+        # The trainer goes on, its sender keeps what it is given and says why.
+        wait_for("told", lambda: "the certificate was revoked" in (server.folder / "sender.log").read_text())
+        for step in range(10, 50):
+            assert client.push(step, [Block("loss", [float(step)])])
+        assert client.counters().frames_acked == 10
+        for step in range(10, 20):
+            other.push(step, [Block("loss", [float(step)])])
+        assert other.flush(20) and other.counters().reconnects == 0, "another's stream was touched"
+        # A new certificate in the same place is taken at the next try.
+        for name in ("lost.pem", "lost.key"):
+            (server.tls / name).unlink()
+        assert server.client_certificate("lost") == lost
+        assert client.flush(60), client.counters()
+        counters = client.counters()
+        assert (counters.frames_acked, counters.frames_dropped_ring, counters.frames_dropped_window) == (50, 0, 0)
+    expect_every_step(server, "r", root, 50)
+    assert server.log().count("open streams of everybody end: ") == 1, "once an identity"
+    assert any(line["call"] == "Attach" and line["result"] == "UNAUTHENTICATED" for line in server.audit())
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -235,6 +358,27 @@ def test_one_address_cannot_take_all_connections(tmp_path: Path) -> None:
         for one in held:
             one.close()
         assert eventually(lambda: answers(server.grpc, server.context(good)))
+
+
+def test_one_address_cannot_take_the_page(tmp_path: Path) -> None:
+    with SecureServer(tmp_path, ACCESS, "web: {connections_per_address_max: 8}") as server:
+        root = server.token("root")
+        wait_for("the token is read", lambda: server.ask("/metrics", root)[0] == 200)
+        host, port = server.http.rsplit(":", 1)
+        held = []
+        for _ in range(40):
+            one = socket.socket()
+            one.bind(("127.0.0.2", 0))
+            one.settimeout(5)
+            one.connect((host, int(port)))
+            held.append(one)
+        # Those beyond are closed; nothing but silence comes to those within.
+        assert all(one.recv(1) == b"" for one in held[8:])
+        began = time.monotonic()
+        assert server.metric(root, "bellwether_http_connections_refused_total") == 32
+        assert time.monotonic() - began < 5, "others wait for those who say nothing"
+        for one in held:
+            one.close()
 
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

@@ -39,6 +39,55 @@ def write(target: str, name: str, data: bytes) -> None:
     (CORPUS / target / name).write_bytes(data)
 
 
+def crc32c(data: bytes) -> int:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def spool_segment(first: int, parts: list[tuple[bool, bytes]]) -> bytes:
+    """What client_lib/sender/spool.h says of a file: one record for each (last part, body)."""
+    data = b"BWspl\r\n\1"
+    for ordinal, (last, body) in enumerate(parts, first):
+        checked = struct.pack("<I4Q", len(body), last, ordinal, ordinal, ordinal) + body
+        data += struct.pack("<I", crc32c(checked)) + checked
+    return data
+
+
+def spool_inputs(hello: bytes) -> None:
+    def named(name: bytes, kind: int, data: bytes) -> bytes:
+        return bytes([kind]) + name + struct.pack("<H", len(data)) + data
+
+    whole = spool_segment(1, [(True, b"a"), (False, b"b"), (True, b"c")])
+    behind = spool_segment(4, [(True, b"d"), (True, b"")])
+    state = struct.pack("<IQQQqQQQ", 1, 2, 3, 5, -4, 1, 5, 2)
+    state = struct.pack("<I", crc32c(state)) + state
+    both = named(b"%016x" % 1, 5, whole) + named(b"%016x" % 4, 5, behind)
+    beside = named(b"", 6, state) + named(b"", 7, hello)
+    write("spool", "whole", b"\0\4" + both + beside)
+    write("spool", "committed", b"\3\2" + both)
+    write("spool", "window", b"\0\2" + named(b"%016x" % 1, 13, whole) + beside)
+    write("spool", "half-a-frame", b"\0\1" + named(b"%016x" % 1, 5, whole[: 8 + 2 * 41]))
+    write(
+        "spool",
+        "spelt-twice",
+        b"\0\2" + named(b"%016x" % 10, 5, whole) + named(b"%016X" % 10, 5, whole),
+    )
+    write(
+        "spool", "overlap", b"\0\2" + named(b"%016x" % 1, 5, whole) + named(b"%016x" % 2, 5, whole)
+    )
+    # How many records; for each its last part or not and the next ordinal, its length; damage.
+    records = bytes([0, 6]) + bytes([1, 20, 0, 30, 1, 5, 0, 0, 0, 9, 2, 99]) + b"\0"
+    write("spool", "records", bytes([0, 3]) + (bytes([0, 9]) + records) * 3)
+    # Packed by us, and not.
+    packed = bytes([0, 4]) + bytes([5, 200, 4, 90, 5, 90, 13, 3]) + b"abc" + b"\0"
+    write("spool", "packed", bytes([0, 2]) + (bytes([0, 9]) + packed) * 2)
+    write("spool", "damaged", bytes([0, 3]) + (bytes([0, 9]) + records[:-1] + b"\1\40\0\xff") * 3)
+
+
 def main() -> None:
     ingest, recording = protos()
     chance = random.Random(1)
@@ -107,6 +156,7 @@ def main() -> None:
         bytes([1, 0, 2]) + struct.pack("<8I", 0x7FC00001, 0xFF800000, 0, 0x80000000, 1, 2, 3, 4),
     )
     write("chunk", "bytes", bytes([0]) + bytes(range(64)))
+    spool_inputs(messages["hello"].SerializeToString())
     for i in range(4):
         write(
             "wal", f"damage{i}", bytes([2, 20, i]) + bytes(chance.randrange(256) for _ in range(60))

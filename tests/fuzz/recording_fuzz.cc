@@ -1,5 +1,7 @@
-// Any bytes are a recording or not, in one piece or in many the same.  Of what is
-// damaged zstd gives up earlier where it has it all at once.
+// A recording is one in one piece or in many, with the same messages.  Of what is
+// damaged zstd gives up earlier where it has it all at once, and takes some in pieces
+// that it refuses in one (corpus/recording/size_that_lies: fewer bytes than its frame
+// says).
 
 #include <algorithm>
 #include <string>
@@ -35,8 +37,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view bytes(reinterpret_cast<const char*>(data), size);
   const auto whole = Read(bytes, std::max<size_t>(size, 1));
   const auto pieces = Read(bytes, 7);
-  const bool ends = whole.second == bellwether::RecordingReader::Result::kEnd;
-  FUZZ_CHECK(ends == (pieces.second == bellwether::RecordingReader::Result::kEnd));
-  FUZZ_CHECK(!ends || whole.first == pieces.first);
+  FUZZ_CHECK(whole.second != bellwether::RecordingReader::Result::kEnd || whole == pieces);
   return 0;
 }

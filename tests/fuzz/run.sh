@@ -12,7 +12,7 @@ root=$(cd "$(dirname "$0")/../.." && pwd)
 source "$root/deploy/common.sh"
 seconds=${1:-600}
 shift || true
-need_packages "$root/deploy/packages-fuzz.txt"
+need_packages "$root/deploy/packages-clang.txt"
 cd "$root"
 configure fuzz -DBELLWETHER_TESTS=ON
 cmake --build build/fuzz -j"$(nproc)" --target fuzzers

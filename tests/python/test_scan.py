@@ -326,6 +326,28 @@ def test_a_server_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "was not taken within 0.2 s" in capsys.readouterr().err
 
 
+def test_what_the_server_did_not_take_waits_in_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, spool, kind = tmp_path / "run", tmp_path / "spool", KINDS["llama"]
+    folder.mkdir()
+    as_safetensors(folder, 1, kind.state(1), kind.config)
+    with Server(tmp_path) as server:
+        server.kill()
+        words = ("--server", server.grpc, "--run", "spooled", "--timeout", 0.2)
+        with pytest.raises(SystemExit):
+            scan(folder, *words, "--spool-dir", spool, "--spool-bytes", 1000)
+        wrong = "--spool-bytes: 1000 is outside of 1048576 to 17592186044416"
+        assert wrong in capsys.readouterr().err
+        scan(folder, *words, "--spool-dir", spool, "--spool-bytes", 1 << 20, code=4)
+        # The sender's own, for as long as it tries.
+        (own,) = spool.iterdir()
+        assert own.name.endswith("-0-1") and (own / "hello").stat().st_size > 0
+        server.start()
+        wait_for("it was taken", lambda: not any(spool.iterdir()), 60)
+        assert sorted(server.series("spooled", "wq_sigma", 1, 3)) == [1]
+
+
 def test_ended_by_the_keyboard(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,8 +1,9 @@
-"""Several servers on one PostgreSQL, trainers that go where they are sent, and a checker.
+"""Several servers on PostgreSQL, trainers that go where they are sent, and a checker.
 
 The trainers are ack_ledger's: what they were promised is in a ledger.  check() holds it against
 what the servers tell and what lies in the database: nothing acknowledged is missing, nothing is
-there twice, each partition's log was written by one owner an epoch.
+there twice, each partition's log was written by one owner an epoch.  Of several databases each is
+looked at; partitions are counted as the cluster does, those of the second from 64 on.
 """
 
 from __future__ import annotations
@@ -11,17 +12,22 @@ import json
 import queue
 import random
 import struct
+import sys
 import time
 import urllib.error
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
 import grpc
 import zstandard
 from ack_ledger import Ledger, Trainer, Watcher, frame_value
-from bellwether_process import Server, wait_for
+from bellwether_process import ROOT, Server, wait_for
 from postgres_processes import PASSWORD, Postgres, dsn_of
+
+sys.path.insert(0, str(ROOT / "deploy/sizing"))
+from partitions import PARTITIONS, database_of
 
 LEASE_S = 5
 FRAME_TABLES = " UNION ALL ".join(
@@ -90,18 +96,23 @@ class Cluster:
     """Servers named a, b, c; start() before use.  `others` may become the database later."""
 
     def __init__(
-        self, folder: Path, database: Postgres, servers: int, *others: Postgres, dsn: str = ""
+        self,
+        folder: Path,
+        database: Postgres,
+        servers: int,
+        *others: Postgres,
+        dsn: str = "",
+        further: Sequence[Postgres] = (),
     ) -> None:
-        """`dsn`: the servers' connection string, if not that of the tests' role."""
-        self.folder, self.database = folder, database
+        """`dsn`: the servers' connection string, if not that of the tests' role; `further`: the
+        second database of the cluster, and those behind it."""
+        self.folder, self.database, self.further = folder, database, list(further)
         self.servers: list[Server] = []
         for i in range(servers):
             home = folder / "abcdefgh"[i]
             home.mkdir()
-            file = home / "dsn"
-            file.touch(mode=0o600)
-            file.write_text((dsn or dsn_of(database, *others)) + "\n")
-            config = f"cluster:\n  dsn_file: dsn\n  node: {home.name}\n  lease_seconds: {LEASE_S}\n"
+            where = name_databases(home, [dsn or dsn_of(database, *others), *map(dsn_of, further)])
+            config = f"cluster:\n  {where}\n  node: {home.name}\n  lease_seconds: {LEASE_S}\n"
             self.servers.append(Server(home, config))
         self.ledger = Ledger(folder / "ledger.txt")
         self.trainers: list[RoamingTrainer] = []
@@ -137,9 +148,18 @@ class Cluster:
             )
         self.watchers = [Watcher(server.grpc, self.ledger) for server in self.servers]
 
-    def owners(self) -> dict[str, int]:
-        """How many live leases each server's name has."""
-        rows = self.database.sql(
+    @property
+    def databases(self) -> list[Postgres]:
+        return [self.database, *self.further]
+
+    def runs_of(self, database: int) -> list[RoamingTrainer]:
+        """Trainers whose runs that database has, counted from 0."""
+        count = len(self.databases)
+        return [t for t in self.trainers if database_of_run(t.run, count) == database]
+
+    def owners(self, database: Optional[Postgres] = None) -> dict[str, int]:
+        """How many live leases each server's name has there."""
+        rows = (database or self.database).sql(
             "SELECT split_part(owner, '/', 1), count(*) FROM bellwether.lease "
             "WHERE until > now() GROUP BY 1;"
         )
@@ -155,22 +175,30 @@ class Cluster:
 
     def await_balance(self, seconds: float = 30) -> None:
         alive = sum(s.process is not None and s.process.poll() is None for s in self.servers)
-        share = -(-64 // alive)
+        share = -(-PARTITIONS // alive)
+
+        def balanced(owned: dict[str, int]) -> bool:
+            return (
+                len(owned) == alive
+                and sum(owned.values()) == PARTITIONS
+                and max(owned.values()) <= share
+            )
+
         wait_for(
             f"each of {alive} servers has its share",
             lambda: (
-                (owned := self.owners())
-                and len(owned) == alive
-                and sum(owned.values()) == 64
-                and max(owned.values()) <= share
-                and self.served() == 64
+                all(balanced(self.owners(database)) for database in self.databases)
+                and self.served() == PARTITIONS * len(self.databases)
             ),
             seconds,
         )
 
-    def await_acks(self, more: int, seconds: float = 60) -> None:
-        """Of each trainer."""
-        before = {t.run: self.ledger.acked.get((t.run, 0), 0) for t in self.trainers}
+    def await_acks(
+        self, more: int, seconds: float = 60, of: Optional[Sequence[RoamingTrainer]] = None
+    ) -> None:
+        """Of each trainer, or of those."""
+        waited = self.trainers if of is None else of
+        before = {t.run: self.ledger.acked.get((t.run, 0), 0) for t in waited}
         wait_for(
             f"{more} more acks of each",
             lambda: all(
@@ -260,6 +288,7 @@ class Cluster:
             for lsn, run, rank, seq in records(body):
                 assert lsn > last_lsn.get(p, 0), f"partition {p}: LSN {lsn} after {last_lsn[p]}"
                 last_lsn[p] = lsn
+                assert (run >> 32) - 1 == p, f"partition {p} holds a record of run {run:#x}"
                 if seq == 0:
                     continue
                 before = last_seq.get((run, rank), 0)
@@ -269,12 +298,13 @@ class Cluster:
 
     def _commits(self) -> Iterator[tuple[int, int, str, bytes]]:
         """Of all partitions, each in the order of its log: partition, epoch, owner, records."""
-        for p in range(64):  # Minutes of many trainers are more than one answer holds.
-            for epoch, owner, body in self.database.sql(
-                f"SELECT epoch, owner, encode(body, 'hex') FROM ({FRAME_TABLES}) AS f "
-                f"WHERE p = {p} ORDER BY first_lsn;"
-            ):
-                yield p, int(epoch), owner, bytes.fromhex(body)
+        for i, database in enumerate(self.databases):
+            for p in range(PARTITIONS):  # Minutes of many trainers are more than one answer holds.
+                for epoch, owner, body in database.sql(
+                    f"SELECT epoch, owner, encode(body, 'hex') FROM ({FRAME_TABLES}) AS f "
+                    f"WHERE p = {p} ORDER BY first_lsn;"
+                ):
+                    yield i * PARTITIONS + p, int(epoch), owner, bytes.fromhex(body)
 
     def check_alerts(self) -> int:
         """Each transition has one number, the numbers have no gap, and what was told is that."""
@@ -289,6 +319,21 @@ class Cluster:
         for _, key, k in self.ledger.unstored:
             assert (key, k) in stored.values(), f"{key} {k} was told, and never stored"
         return len(rows)
+
+
+def database_of_run(run: str, databases: int) -> int:
+    """Which of them, counted from 0, has the run of a trainer of that name."""
+    return database_of(uuid.uuid5(uuid.NAMESPACE_URL, run).bytes, databases)
+
+
+def name_databases(home: Path, dsns: Sequence[str]) -> str:
+    """Writes how they are reached into files there; the line of the configuration that says so."""
+    names = ["dsn"] if len(dsns) == 1 else [f"dsn-{i}" for i in range(1, len(dsns) + 1)]
+    for name, dsn in zip(names, dsns):
+        file = home / name
+        file.touch(mode=0o600)
+        file.write_text(dsn + "\n")
+    return "dsn_file: dsn" if len(names) == 1 else f"dsn_files: [{', '.join(names)}]"
 
 
 def describe(result: dict[str, Any]) -> str:

@@ -4,9 +4,10 @@
 // Prints one line of JSON, {"port": N}, and serves until its input ends.
 //
 //   --scenario=ill|healthy|empty|many|huge|hostile   --port=N   --token=T
-//   --access-file=F --tokens-file=F
+//   --access-file=F --tokens-file=F --absent=ADDRESS,... --unserved=N
 // huge: 126 layers of 128 heads, a million steps.  hostile: every text that a
 // trainer or a person can choose is kHostile.
+// absent: it is of a cluster, whose other servers do not answer.
 // The first run has a policy that proposes, and an action that waits for a
 // person; "apply" is the trainer's answer to what was approved.
 // Every line on the input is one command: "step" lets the ill run go on,
@@ -23,9 +24,11 @@
 #include "server/act/action_engine.h"
 #include "server/act/policy.h"
 #include "server/http/http_server.h"
+#include "server/query/elsewhere.h"
 #include "server/query/json_api.h"
 #include "server/query/query_engine.h"
 #include "server/store/baselines.h"
+#include "tests/support/absent_peers.h"
 #include "tests/support/memory_database.h"
 #include "tests/support/synthetic_runs.h"
 
@@ -156,11 +159,17 @@ int Main(const std::vector<std::string>& arguments) {
   std::string scenario = "ill";
   AccessOptions who;
   HttpOptions options{.port = 0};
+  std::string absent;
+  uint32_t unserved = 0;
   for (absl::string_view argument : arguments) {
     if (absl::ConsumePrefix(&argument, "--scenario=")) {
       scenario = std::string(argument);
     } else if (absl::ConsumePrefix(&argument, "--token=")) {
       who.page_token = std::string(argument);
+    } else if (absl::ConsumePrefix(&argument, "--absent=")) {
+      absent = std::string(argument);
+    } else if (absl::ConsumePrefix(&argument, "--unserved=")) {
+      if (!absl::SimpleAtoi(argument, &unserved)) return 2;
     } else if (absl::ConsumePrefix(&argument, "--access-file=")) {
       who.access_file = std::string(argument);
     } else if (absl::ConsumePrefix(&argument, "--tokens-file=")) {
@@ -218,6 +227,8 @@ int Main(const std::vector<std::string>& arguments) {
   const bool acts = !runs.empty() && runs[0].stage > 0;
   Control control(&alerts, &actions, clock, acts ? runs[0].id : 0,
                   acts ? MakeSnapshot(runs[0], clock->UnixNanos())->record.description : RunDescription{});
+  AbsentPeers peers(absent, unserved);
+  Elsewhere elsewhere(&peers, &table, clock);
   const QueryEngine engine({}, {.runs = &table,
                                 .series = &series,
                                 .alerts = &alerts,
@@ -226,15 +237,17 @@ int Main(const std::vector<std::string>& arguments) {
                                 .control = &control,
                                 .clock = clock,
                                 .counters = &counters,
-                                .actions = &actions});
+                                .actions = &actions,
+                                .elsewhere = elsewhere.others() ? &elsewhere : nullptr});
   std::unique_ptr<Access> access;
-  if (!who.page_token.empty() || !who.access_file.empty()) {
+  if (!who.page_token.empty() || !who.access_file.empty() || elsewhere.others()) {
     auto opened = Access::Open(who, &counters, clock);
     if (!opened.ok()) {
       std::cerr << opened.status() << "\n";
       return 1;
     }
     access = *std::move(opened);
+    access->SetPeers("a key of thirty-two bytes or more", [clock] { return clock->UnixMillis(); });
   }
   auto server = HttpServer::Start(
       options, {.metrics = [] { return std::string(); },

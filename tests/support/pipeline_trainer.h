@@ -30,14 +30,14 @@ class PipelineTrainer : public SessionOwner {
   void OnAction(const Action&) override {}
 
  protected:
-  // Greets as run "r", of two heads a layer.  Its next message is numbered
-  // `first_seq` + 1.
+  // Greets as run "r", or as the one that `message` names, of two heads a layer.
+  // Its next message is numbered `first_seq` + 1.
   void Greet(Pipeline* pipeline, v1::ClientMessage message, uint32_t world, uint32_t layers, uint64_t first_seq = 0) {
     seq_ = first_seq;
     message.mutable_hello()->set_protocol(kProtocolVersion);
     v1::RunDescription* const run = message.mutable_hello()->mutable_run();
-    run->set_name("r");
-    run->set_uuid(std::string(16, 'u'));
+    if (run->name().empty()) run->set_name("r");
+    if (run->uuid().empty()) run->set_uuid(std::string(16, 'u'));
     run->set_world(world);
     run->set_reporters(world);
     run->mutable_layout()->set_layers(layers);

@@ -150,7 +150,13 @@ def start_primary() -> Postgres:
     )
     primary.start()
     primary.sql(f"CREATE DATABASE {ROLE};", "postgres")
-    for name in ("001_tables.sql", "engine_postgresql.sql", "roles.sql", "002_peers.sql"):
+    for name in (
+        "001_tables.sql",
+        "engine_postgresql.sql",
+        "roles.sql",
+        "002_peers.sql",
+        "003_databases.sql",
+    ):
         primary.sql((ROOT / "deploy" / "postgres" / name).read_text())
     primary.sql(f"CREATE ROLE {ROLE} LOGIN PASSWORD '{PASSWORD}' IN ROLE bellwether_server;")
     return primary

@@ -108,7 +108,8 @@ std::unique_ptr<PostgresServer> PostgresServer::Start() {
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
-  for (const char* const file : {"001_tables.sql", "engine_postgresql.sql", "roles.sql", "002_peers.sql"}) {
+  for (const char* const file :
+       {"001_tables.sql", "engine_postgresql.sql", "roles.sql", "002_peers.sql", "003_databases.sql"}) {
     if (!server->Run("psql",
                      {"-qX", "-v", "ON_ERROR_STOP=1", "-h", server->folder_, "-p", absl::StrCat(port), "-U", "owner",
                       "-d", "postgres", "-f", "-"},

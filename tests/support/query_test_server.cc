@@ -2,6 +2,9 @@
 // what talks to it.
 //
 //   query_test_server [--token T] [--tls-ca F --tls-cert F --tls-key F]
+//                     [--absent ADDRESS,ADDRESS... [--unserved N]]
+//
+// --absent: of a cluster, whose other servers do not answer.
 //
 // Prints "port N" once it serves.  Then takes one command a line on stdin and
 // answers "ok": "post KEY BYTES" posts a firing warning of run gpt-bf16, "end"
@@ -9,6 +12,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <iostream>
 #include <iterator>
@@ -17,7 +21,9 @@
 #include <sstream>
 #include <string>
 
+#include "server/query/elsewhere.h"
 #include "server/query/query_service.h"
+#include "tests/support/absent_peers.h"
 #include "tests/support/access_files.h"
 #include "tests/support/query_stack.h"
 
@@ -77,9 +83,17 @@ int main(int argc, char** argv) {
   post("ties/0/3/100", 0, Severity::kInfo, AlertState::kFiring, "ties");
   post("ties/0/3/100", 1, Severity::kInfo, AlertState::kResolved, "no ties");
 
-  const QueryEngine engine({}, stack.stores());
+  AbsentPeers peers(flags["--absent"], static_cast<uint32_t>(std::atoi(flags["--unserved"].c_str())));
+  Elsewhere elsewhere(&peers, &stack.runs(), Clock::System());
+  QueryStores stores = stack.stores();
   std::unique_ptr<AccessFiles> files;
   std::unique_ptr<Access> access;
+  if (elsewhere.others()) {
+    stores.elsewhere = &elsewhere;
+    access = *Access::Open({}, &stack.counters(), Clock::System());
+    access->SetPeers("a key of thirty-two bytes or more", [] { return Clock::System()->UnixMillis(); });
+  }
+  const QueryEngine engine({}, stores);
   if (!flags["--token"].empty()) {
     files = AccessFiles::WithToken(flags["--token"]);
     access = files->Open(&stack.counters());

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import socket
@@ -10,6 +11,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Optional
 
@@ -18,7 +20,8 @@ from bellwether_process import BIN, Server
 from bellwether.client import RunClient, RunOptions
 
 CONFIG = """
-tls: {{cert_file: {tls}/server.pem, key_file: {tls}/server.key, client_ca_file: {tls}/ca.pem, refresh_seconds: 1}}
+tls: {{cert_file: {tls}/server.pem, key_file: {tls}/server.key, client_ca_file: {tls}/ca.pem,
+      crl_file: {tls}/crl.pem, refresh_seconds: 1}}
 access_file: access.yml
 tokens_file: tokens
 {more}
@@ -58,17 +61,71 @@ class SecureServer(Server):
         return RunClient(RunOptions(run=run, layers=1, heads=1, server=self.grpc, log_path=str(log), **shown, **options))
 
     def command(self, shown: dict[str, str], *words: str, token: str = "", exit_code: int = 0) -> str:
-        flags = [f"--{key.replace('_', '-')}={value}" for key, value in shown.items()]
-        if token:
-            file = self.folder / f"token-{abs(hash(token))}"
-            file.write_text(token)
-            file.chmod(0o600)
-            flags.append(f"--token-file={file}")
         done = subprocess.run(
-            [str(BIN / "bellwether"), "--server", self.grpc, *flags, *words], capture_output=True, text=True, timeout=60
+            [str(BIN / "bellwether"), "--server", self.grpc, *self.flags_of(shown, token), *words],
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         assert done.returncode == exit_code, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
         return done.stdout + done.stderr
+
+    def token_file(self, token: str) -> str:
+        file = self.folder / f"token-{abs(hash(token))}"
+        file.write_text(token)
+        file.chmod(0o600)
+        return str(file)
+
+    def begin(self, shown: dict[str, str], *words: str, token: str = "") -> Callable[[], tuple[str, int]]:
+        """Starts a command that watches, and waits for its first line; what is returned waits for
+        its end: (what it printed, its exit code)."""
+        process = subprocess.Popen(
+            [str(BIN / "bellwether"), "--server", self.grpc, *self.flags_of(shown, token), *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert process.stdout is not None
+        first = process.stdout.readline()
+
+        def end() -> tuple[str, int]:
+            said = process.communicate(timeout=20)[0]
+            return first + said, process.returncode
+
+        return end
+
+    def events(self, token: str = "", shown: Optional[dict[str, str]] = None) -> Callable[[], str]:
+        """Opens the page's stream of events; what is returned waits for its end: all that it told."""
+        request = urllib.request.Request(f"https://{self.http}/api/v1/events")
+        if token:
+            request.add_header("Authorization", f"Bearer {token}")
+        stream = urllib.request.urlopen(request, timeout=20, context=self.context(shown))
+        lines = [stream.readline()]
+
+        def end() -> str:
+            lines.append(stream.read())
+            return b"".join(lines).decode()
+
+        return end
+
+    def keep(self, shown: dict[str, str]) -> Callable[[str], int]:
+        """One connection to the page that stays open: the status of a path asked on it."""
+        host, port = self.http.rsplit(":", 1)
+        connection = http.client.HTTPSConnection(host, int(port), timeout=20, context=self.context(shown))
+        connection.connect()
+        connection.auto_open = 0  # Another connection would be another handshake.
+
+        def ask(path: str) -> int:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            answer.read()
+            return answer.status
+
+        return ask
+
+    def flags_of(self, shown: dict[str, str], token: str = "") -> list[str]:
+        flags = [f"--{key.replace('_', '-')}={value}" for key, value in shown.items()]
+        return [*flags, f"--token-file={self.token_file(token)}"] if token else flags
 
     def context(self, shown: Optional[dict[str, str]] = None) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=str(self.tls / "ca.pem"))

@@ -1,0 +1,258 @@
+#!/usr/bin/env python3
+"""Frames a second that become durable: one server alone, and 1, 2, 3 of a cluster.
+
+Real bellwetherd, a real PostgreSQL of its own for each turn (with --standbys a synchronous one),
+and `load_cluster`: streams that send 16 KiB frames as fast as acknowledgements come, the same
+number for every server.  Turns are interleaved, --rounds of each; the figure is the median.
+Prints one JSON object: frames a second, and what a frame takes of the servers' and the database's
+processors.
+
+    python3 tests/bench/cluster_growth.py --servers 1 2 3 --cpus-per-server 2 --database-cpus 4
+    python3 tests/bench/cluster_growth.py --servers 1 --rounds 5    # beside one alone, any cores
+
+With --cpus-per-server each server has so many processors of its own, the database --database-cpus
+and the load what is left; without, all share all.  With --quota each server may use that part of
+one processor and no more (a control group; root), so that a few processors hold several servers,
+the database and the load, none of which waits for another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Optional
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+from bellwether_process import BIN, Server, wait_for
+from postgres_processes import Postgres, dsn_of, start_primary, start_standby
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Pinned(Server):
+    """A server on processors of its own; of a cluster if there is a database."""
+
+    def __init__(
+        self, folder: Path, cpus: str, quota: float, database: Optional[Postgres] = None
+    ) -> None:
+        folder.mkdir(exist_ok=True)
+        self.group = make_group(f"bellwether-{folder.name}", quota) if quota else None
+        config = ""
+        if database is not None:
+            dsn = folder / "dsn"
+            dsn.write_text(dsn_of(database) + "\n")
+            dsn.chmod(0o600)
+            config = f"cluster: {{dsn_file: dsn, node: {folder.name}}}\n"
+        super().__init__(folder, config)
+        self.cpus = cpus
+
+    def program(self, name: str) -> list[str]:
+        words = super().program(name)
+        if name == "bellwetherd" and self.cpus:
+            words = ["taskset", "-c", self.cpus, *words]
+        if name == "bellwetherd" and self.group is not None:
+            enter = f'echo $$ > {self.group}/cgroup.procs && exec "$@"'
+            words = ["sh", "-c", enter, "sh", *words]
+        return words
+
+    def __exit__(self, *why: object) -> None:
+        super().__exit__(*why)
+        if self.group is not None:
+            self.group.rmdir()
+
+
+def make_group(name: str, quota: float) -> Path:
+    """A control group whose processes use `quota` of a processor at most; version 1 or 2."""
+    period_us = 10_000
+    quota_us = round(quota * period_us)
+    old = Path("/sys/fs/cgroup/cpu")
+    group = (old if old.is_dir() else Path("/sys/fs/cgroup")) / name
+    group.mkdir()
+    if old.is_dir():
+        (group / "cpu.cfs_period_us").write_text(str(period_us))
+        (group / "cpu.cfs_quota_us").write_text(str(quota_us))
+    else:
+        (group / "cpu.max").write_text(f"{quota_us} {period_us}")
+    return group
+
+
+def cpu_seconds(pid: int) -> float:
+    """Of a process and of its children."""
+    used = 0.0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # It has gone.
+        if int(stat.parent.name) == pid or int(fields[1]) == pid:
+            used += (int(fields[11]) + int(fields[12])) / TICKS
+    return used
+
+
+class Cores:
+    """Which processors whom belong to; "" = any."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.each, self.options = options.cpus_per_server, options
+        self.all = sorted(os.sched_getaffinity(0))
+        wanted = self.each * max(options.servers) + options.database_cpus
+        if self.each and wanted >= len(self.all):
+            sys.exit(
+                f"{wanted} processors and one for the load are wanted, {len(self.all)} are here"
+            )
+
+    def _text(self, first: int, end: int) -> str:
+        return ",".join(map(str, self.all[first:end])) if self.each else ""
+
+    def of_server(self, number: int) -> str:
+        return self._text(number * self.each, (number + 1) * self.each)
+
+    def of_database(self) -> str:
+        first = self.each * max(self.options.servers)
+        return self._text(first, first + self.options.database_cpus)
+
+    def of_load(self) -> str:
+        first = self.each * max(self.options.servers) + self.options.database_cpus
+        return self._text(first, len(self.all))
+
+
+@contextmanager
+def database_of(options: argparse.Namespace, cores: Cores) -> Iterator[Postgres]:
+    with ExitStack() as stack:
+        mine = os.sched_getaffinity(0)
+        if cores.of_database():
+            os.sched_setaffinity(0, map(int, cores.of_database().split(",")))  # Inherited.
+        try:
+            primary = start_primary()
+            stack.callback(primary.remove)
+            primary.configure(max_connections="100", max_wal_size="8GB")
+            for i in range(options.standbys):
+                stack.callback(start_standby(primary, f"s{i}").remove)
+        finally:
+            os.sched_setaffinity(0, mine)
+        if options.standbys:
+            names = ", ".join(f"s{i}" for i in range(options.standbys))
+            primary.configure(synchronous_standby_names=f"ANY 1 ({names})")
+        primary.sql("SELECT pg_reload_conf();")
+        yield primary
+
+
+def load(options: argparse.Namespace, cores: Cores, servers: list[Server]) -> dict[str, Any]:
+    words = [
+        str(BIN / "load_cluster"),
+        "--servers", ",".join(server.grpc for server in servers),
+        "--runs", str(options.runs * len(servers)),
+        "--window", str(options.window),
+        "--warm", str(options.warm),
+        "--seconds", str(options.seconds),
+    ]  # fmt: skip
+    if cores.of_load():
+        words += ["--cpus", cores.of_load()]
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
+    return dict(json.loads(done.stdout))
+
+
+def measure(options: argparse.Namespace, cores: Cores, servers: list[Server]) -> dict[str, Any]:
+    found = load(options, cores, servers)
+    frames = sum(server.metric("bellwether_ingest_frames_total") for server in servers)
+    commits = sum(server.metric("bellwether_wal_fsync_seconds_count") for server in servers)
+    used = sum(cpu_seconds(s.process.pid) for s in servers if s.process is not None)
+    return found | {"server_ms": 1000 * used / frames, "frames_a_commit": frames / commits}
+
+
+def alone(options: argparse.Namespace, cores: Cores, folder: Path) -> dict[str, Any]:
+    with Pinned(folder, cores.of_server(0), options.quota) as server:
+        return measure(options, cores, [server])
+
+
+def together(options: argparse.Namespace, cores: Cores, folder: Path, count: int) -> dict[str, Any]:
+    with ExitStack() as stack:
+        database = stack.enter_context(database_of(options, cores))
+        assert database.process is not None
+        before = cpu_seconds(database.process.pid)
+        servers: list[Server] = [
+            stack.enter_context(
+                Pinned(folder / "abcdefgh"[i], cores.of_server(i), options.quota, database)
+            )
+            for i in range(count)
+        ]
+        wait_for(
+            "each has its share",
+            lambda: (
+                sum(owned := [s.metric("bellwether_cluster_partitions") for s in servers]) == 64
+                and min(owned) >= 64 // count
+            ),
+        )
+        found = measure(options, cores, servers)
+        frames = sum(server.metric("bellwether_ingest_frames_total") for server in servers)
+        found["database_ms"] = 1000 * (cpu_seconds(database.process.pid) - before) / frames
+        return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--servers", type=int, nargs="+", default=[1, 2, 3], help="of the cluster, each a turn"
+    )
+    parser.add_argument("--runs", type=int, default=32, help="streams a server")
+    parser.add_argument("--window", type=int, default=64, help="frames that a stream sends ahead")
+    parser.add_argument("--warm", type=float, default=10, help="seconds before what is counted")
+    parser.add_argument("--seconds", type=float, default=15)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--standbys", type=int, default=0)
+    parser.add_argument("--cpus-per-server", type=int, default=0)
+    parser.add_argument("--database-cpus", type=int, default=4)
+    parser.add_argument("--quota", type=float, default=0, help="of one processor, of each server")
+    options = parser.parse_args()
+    cores = Cores(options)
+    turns: dict[str, list[dict[str, Any]]] = {}
+    for _ in range(options.rounds):
+        for count in [0, *options.servers]:
+            with tempfile.TemporaryDirectory() as folder:
+                found = (
+                    together(options, cores, Path(folder), count)
+                    if count
+                    else alone(options, cores, Path(folder))
+                )
+            name = f"{count} of a cluster" if count else "alone"
+            turns.setdefault(name, []).append(found)
+            print(f"{name}: {json.dumps(found)}", file=sys.stderr, flush=True)
+    median = {
+        name: {
+            field: round(statistics.median(turn[field] for turn in each), 3)
+            for field in each[0]
+            if isinstance(each[0][field], (int, float))
+        }
+        for name, each in turns.items()
+    }
+    base = median["alone"]["frames_per_second"]
+    print(
+        json.dumps(
+            {
+                "load": vars(options),
+                "processors": len(cores.all),
+                "load_average": os.getloadavg()[0],
+                "median": median,
+                "of_one_alone": {
+                    name: round(each["frames_per_second"] / base, 3)
+                    for name, each in median.items()
+                },
+                "all_frames_per_second": {
+                    name: [t["frames_per_second"] for t in each] for name, each in turns.items()
+                },
+            },
+            indent=1,
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
