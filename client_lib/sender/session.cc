@@ -17,7 +17,6 @@ constexpr int kMovesMax = 4;  // Addresses followed in a row before backing off.
 bool IsFinal(grpc::StatusCode code) {
   switch (code) {
     case grpc::StatusCode::INVALID_ARGUMENT:
-    case grpc::StatusCode::PERMISSION_DENIED:
     case grpc::StatusCode::FAILED_PRECONDITION:
     case grpc::StatusCode::UNIMPLEMENTED:
     case grpc::StatusCode::ABORTED:
@@ -253,12 +252,13 @@ void Session::RetryLater(const std::string& why, Clock::time_point now) {
     Fail("given up after 7 days: " + why);
     return;
   }
-  const bool refused = why.rfind("UNAUTHENTICATED", 0) == 0;
+  // Somebody has to put a token or a role right first, and will not restart the job for it.
+  const bool refused = why.rfind("UNAUTHENTICATED", 0) == 0 || why.rfind("PERMISSION_DENIED", 0) == 0;
   stream_.reset();
   phase_ = Phase::kWaiting;
   bye_said_ = false;
   std::chrono::milliseconds wait = backoff_.Next();
-  // A token that does not count is not asked about more than needed.
+  // It is not asked about more often than needed.
   if (refused) wait = std::max(wait, std::chrono::milliseconds(1000));
   if (draining_ || retry_after_.count() > 0) {
     wait += retry_after_;

@@ -8,9 +8,9 @@
 //   d below what was freed    the server lost its store: the next seq is d + 1;
 //   d above what was sent     another writer was here: the next seq is d + 1.
 //
-// Answers that no patience cures (INVALID_ARGUMENT, PERMISSION_DENIED,
-// FAILED_PRECONDITION, UNIMPLEMENTED, ABORTED = fenced) end the link for good;
-// everything else is tried again with Backoff for kRetryFor.
+// Answers that no patience cures (INVALID_ARGUMENT, FAILED_PRECONDITION,
+// UNIMPLEMENTED, ABORTED = fenced) end the link for good; everything else, a
+// refused token or role too, is tried again with Backoff for kRetryFor.
 //
 // A link that is cut in silence is found by what the server promised: to say
 // something every sign_of_life_ms.  TCP finds it too, but not where a proxy

@@ -187,7 +187,7 @@ TEST_F(SpoolingTest, TheNextAttemptSendsWhatItsPredecessorCouldNot) {
     Meet(&client);
     Push(&client, 1, 3000);
     // Refused for good: it ends, and what memory and disk hold stays.
-    const auto server = Serve({.refuse = {grpc::StatusCode::PERMISSION_DENIED, "not now"}});
+    const auto server = Serve({.refuse = {grpc::StatusCode::FAILED_PRECONDITION, "not now"}});
     ASSERT_TRUE(WaitUntil([&] { return client.Counters().link == BW_LINK_FAILED; }));
     ASSERT_TRUE(WaitUntil([&] { return client.Counters().sender_pid == 0; }));
   }
@@ -196,7 +196,7 @@ TEST_F(SpoolingTest, TheNextAttemptSendsWhatItsPredecessorCouldNot) {
   {
     // Still refused: nothing is given up.
     TestClient client(Options(1));
-    const auto server = Serve({.refuse = {grpc::StatusCode::PERMISSION_DENIED, "still not"}});
+    const auto server = Serve({.refuse = {grpc::StatusCode::FAILED_PRECONDITION, "still not"}});
     ASSERT_EQ(client.PushStep(2400), BW_OK);
     ASSERT_TRUE(WaitUntil([&] { return client.Counters().link == BW_LINK_FAILED; }));
     ASSERT_TRUE(WaitUntil([&] { return client.Counters().sender_pid == 0; }));
@@ -275,7 +275,7 @@ TEST_F(SpoolingTest, WhatANewerAttemptHasFencedOffIsCountedAndDeleted) {
     TestClient client(Options());
     Meet(&client);
     Push(&client, 1, 2000);
-    const auto server = Serve({.refuse = {grpc::StatusCode::PERMISSION_DENIED, "not now"}});
+    const auto server = Serve({.refuse = {grpc::StatusCode::FAILED_PRECONDITION, "not now"}});
     ASSERT_TRUE(WaitUntil([&] { return client.Counters().link == BW_LINK_FAILED; }));
     ASSERT_TRUE(WaitUntil([&] { return client.Counters().sender_pid == 0; }));
   }
@@ -296,7 +296,7 @@ TEST_F(SpoolingTest, ASenderKilledWhileItSendsLeftoversGoesOnWithThem) {
     TestClient client(Options());
     Meet(&client);
     Push(&client, 1, 4000);
-    const auto server = Serve({.refuse = {grpc::StatusCode::PERMISSION_DENIED, "not now"}});
+    const auto server = Serve({.refuse = {grpc::StatusCode::FAILED_PRECONDITION, "not now"}});
     ASSERT_TRUE(WaitUntil([&] { return client.Counters().link == BW_LINK_FAILED; }));
     ASSERT_TRUE(WaitUntil([&] { return client.Counters().sender_pid == 0; }));
   }

@@ -352,16 +352,16 @@ TEST_F(StreamingTest, CommandsComeBackAndOversizedOnesAreRefused) {
 }
 
 TEST_F(StreamingTest, RefusalsAreFinalAndSayWhy) {
-  for (const auto code : {grpc::StatusCode::PERMISSION_DENIED, grpc::StatusCode::INVALID_ARGUMENT,
-                          grpc::StatusCode::FAILED_PRECONDITION, grpc::StatusCode::ABORTED}) {
+  for (const auto code : {grpc::StatusCode::INVALID_ARGUMENT, grpc::StatusCode::FAILED_PRECONDITION,
+                          grpc::StatusCode::UNIMPLEMENTED, grpc::StatusCode::ABORTED}) {
     FakeIngest::Options options;
-    options.refuse = {code, "this run is not yours"};
+    options.refuse = {code, "this server is not yours"};
     const auto server = Serve(options);
     TestClient client({.server = address_});
     ASSERT_EQ(client.PushStep(0), BW_OK);
     ASSERT_TRUE(WaitUntil([&] { return client.Counters().link == BW_LINK_FAILED; }));
     EXPECT_EQ(client.Flush(1000), BW_UNAVAILABLE);
-    EXPECT_THAT(bw_last_error(), HasSubstr("this run is not yours"));
+    EXPECT_THAT(bw_last_error(), HasSubstr("this server is not yours"));
     ASSERT_TRUE(WaitUntil([&] { return client.PushStep(1) == BW_UNAVAILABLE; }));
     const bw_counters counters = client.Counters();
     EXPECT_EQ(counters.frames_dropped_window + counters.frames_dropped_ring, counters.frames_queued + 1);
@@ -384,6 +384,26 @@ TEST_F(StreamingTest, OtherAnswersAreTriedAgain) {
   server.reset();
   server = Serve();
   EXPECT_EQ(client.Flush(), BW_OK);
+}
+
+// What a person puts right is found without a restart of the job, and nothing is missing.
+TEST_F(StreamingTest, ARoleOrTokenThatIsPutRightIsFoundWithoutARestart) {
+  for (const auto code : {grpc::StatusCode::PERMISSION_DENIED, grpc::StatusCode::UNAUTHENTICATED}) {
+    FakeIngest::Options options;
+    options.refuse = {code, "this run is not yours"};
+    auto server = Serve(options);
+    TestClient client({.server = address_});
+    ASSERT_EQ(client.PushStep(0), BW_OK);
+    ASSERT_TRUE(WaitUntil(
+        [&] { return std::string(client.Counters().error).find("this run is not yours") != std::string::npos; }));
+    ASSERT_EQ(client.PushStep(1), BW_OK);
+    server.reset();
+    server = Serve();
+    EXPECT_EQ(client.Flush(60000), BW_OK) << client.Counters().error;
+    const bw_counters counters = client.Counters();
+    EXPECT_EQ(counters.frames_acked, 2);
+    EXPECT_EQ(counters.frames_dropped_window + counters.frames_dropped_ring, 0);
+  }
 }
 
 TEST_F(StreamingTest, FollowsARunThatMoved) {
