@@ -25,6 +25,8 @@ absl::Status ErrnoStatus(const char* what, const std::string& path, int error) {
   return absl::InternalError(text);
 }
 
+constexpr int64_t kZerosAtOnce = 256 << 10;
+
 class RealFile final : public File {
  public:
   RealFile(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
@@ -65,18 +67,21 @@ class RealFile final : public File {
     return static_cast<int64_t>(info.st_size);
   }
 
-  absl::Status FillWithZeros(int64_t bytes) {
+  absl::Status FillWithZeros(int64_t bytes, const FileSystem::GoOn& go_on) {
     // Allocating first finds a full disk before anything is written; writing
     // the zeros makes later fdatasyncs free of metadata.
     const int error = ::posix_fallocate(fd_, 0, bytes);
     if (error != 0 && error != EOPNOTSUPP && error != EINVAL) return ErrnoStatus("allocate", path_, error);
-    const std::string zeros(static_cast<size_t>(std::min<int64_t>(bytes, 1 << 20)), '\0');
-    for (int64_t done = 0; done < bytes; done += static_cast<int64_t>(zeros.size())) {
-      const auto n = static_cast<size_t>(std::min<int64_t>(bytes - done, static_cast<int64_t>(zeros.size())));
-      BW_RETURN_IF_ERROR(WriteAt(done, std::string_view(zeros).substr(0, n)));
-      // In small portions: the log's own fdatasyncs wait behind these on the
-      // same disk.
-      if ((done & ((4 << 20) - 1)) == 0) BW_RETURN_IF_ERROR(Sync());
+    const std::string zeros(static_cast<size_t>(std::min(bytes, kZerosAtOnce)), '\0');
+    for (int64_t done = 0; done < bytes; done += kZerosAtOnce) {
+      if (go_on && !go_on(done)) return absl::CancelledError(absl::StrCat(path_, " is not needed any more"));
+      const int64_t n = std::min(bytes - done, kZerosAtOnce);
+      BW_RETURN_IF_ERROR(WriteAt(done, std::string_view(zeros).substr(0, static_cast<size_t>(n))));
+      // To the disk as they come: the log's own fdatasyncs wait behind them.  Not by
+      // fdatasync, which would also write the file system's journal each time.  What
+      // it cannot do the fsync below does, and reports.
+      (void)::sync_file_range(fd_, done, n,
+                              SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
     }
     return ::fsync(fd_) == 0 ? absl::OkStatus() : ErrnoStatus("fsync", path_, errno);
   }
@@ -116,9 +121,9 @@ class RealFileSystem final : public FileSystem {
     return names;
   }
 
-  absl::StatusOr<std::unique_ptr<File>> Create(const std::string& path, int64_t bytes) override {
+  absl::StatusOr<std::unique_ptr<File>> Create(const std::string& path, int64_t bytes, const GoOn& go_on) override {
     BW_ASSIGN_OR_RETURN(std::unique_ptr<RealFile> file, OpenFile(path, O_RDWR | O_CREAT | O_TRUNC));
-    if (absl::Status status = file->FillWithZeros(bytes); !status.ok()) {
+    if (absl::Status status = file->FillWithZeros(bytes, go_on); !status.ok()) {
       ::unlink(path.c_str());
       return status;
     }

@@ -8,6 +8,7 @@
 #define BELLWETHER_SERVER_STORE_FILE_SYSTEM_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -41,8 +42,14 @@ class FileSystem {
   virtual absl::Status MakeDirectory(const std::string& path) = 0;
   virtual absl::StatusOr<std::vector<std::string>> List(const std::string& directory) = 0;
   // A new file of `bytes` zeros that are on disk when this returns, mode 0600;
-  // replaces what was there.  Nothing is left behind on error.
-  virtual absl::StatusOr<std::unique_ptr<File>> Create(const std::string& path, int64_t bytes) = 0;
+  // replaces what was there.  Nothing is left behind on error.  Its room is taken
+  // first; `go_on`, if there is one, is called with the zeros written so far before
+  // more of them are, may wait, and ends it with CANCELLED by returning false.
+  using GoOn = std::function<bool(int64_t written)>;
+  virtual absl::StatusOr<std::unique_ptr<File>> Create(const std::string& path, int64_t bytes, const GoOn& go_on) = 0;
+  absl::StatusOr<std::unique_ptr<File>> Create(const std::string& path, int64_t bytes) {
+    return Create(path, bytes, nullptr);
+  }
   virtual absl::StatusOr<std::unique_ptr<File>> Open(const std::string& path) = 0;
   virtual absl::Status Rename(const std::string& from, const std::string& to) = 0;
   virtual absl::Status Remove(const std::string& path) = 0;

@@ -191,6 +191,8 @@ class LocalWal final : public Wal {
 
   // ---- the preparer's thread: always has the next segment ready ----
   void Prepare();
+  // Waits until so many zeros may be in the next segment; false: it is not needed.
+  bool AwaitTurn(int64_t zeros);
 
   const Options options_;
   FileSystem* const fs_;
@@ -233,18 +235,30 @@ void LocalWal::Prepare() {
     mutex_.Await(absl::Condition(&wanted));
     if (stopped_) return;
     mutex_.Unlock();
-    absl::StatusOr<std::unique_ptr<File>> file = fs_->Create(SparePath(), options_.segment_bytes);
+    absl::StatusOr<std::unique_ptr<File>> file =
+        fs_->Create(SparePath(), options_.segment_bytes, [this](int64_t zeros) { return AwaitTurn(zeros); });
     mutex_.Lock();
     if (file.ok()) {
       if (!prepare_error_.ok()) LogInfo("the log has room for the next segment again");
       spare_ = *std::move(file);
       prepare_error_ = absl::OkStatus();
-    } else {
+    } else if (!stopped_) {
       if (prepare_error_.ok()) LogError("no room for the log's next segment: {}", std::string(file.status().message()));
       prepare_error_ = file.status();
       AwaitFor(&mutex_, absl::Condition(&stopped_), kPrepareRetry);
     }
   }
+}
+
+// Zeros come twice as fast as the log grows, so that acknowledgements never wait
+// behind a whole segment of them; at the disk's speed once the log has to wait.
+bool LocalWal::AwaitTurn(int64_t zeros) {
+  absl::MutexLock lock(&mutex_);
+  const auto turn = [this, zeros]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return stopped_ || stalled_ || zeros <= 2 * segments_.back().end;
+  };
+  mutex_.Await(absl::Condition(&turn));
+  return !stopped_;
 }
 
 absl::Status LocalWal::StartSegment(std::unique_ptr<File> file, uint64_t number) {

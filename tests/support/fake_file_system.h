@@ -38,7 +38,8 @@ class FakeFileSystem final : public FileSystem {
     return names;
   }
 
-  absl::StatusOr<std::unique_ptr<File>> Create(const std::string& path, int64_t bytes) override {
+  absl::StatusOr<std::unique_ptr<File>> Create(const std::string& path, int64_t bytes, const GoOn& go_on) override {
+    if (go_on && !go_on(0)) return absl::CancelledError(path);
     absl::MutexLock lock(&mutex_);
     if (dead_) return Dead();
     if (full_) return absl::ResourceExhaustedError("disk full");
