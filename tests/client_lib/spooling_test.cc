@@ -225,11 +225,14 @@ TEST_F(SpoolingTest, TheNextAttemptSendsWhatItsPredecessorCouldNot) {
 }
 
 TEST_F(SpoolingTest, ATrainerAndASenderKilledTogetherLoseWhatWasInMemoryAndItIsCounted) {
-  int ready[2];
+  int ready[2], begin[2];
   ASSERT_EQ(pipe(ready), 0);
-  auto first = Serve();
+  ASSERT_EQ(pipe(begin), 0);
+  // Before there is a server: this process must have no thread where it forks.
   const pid_t trainer = fork();
   if (trainer == 0) {
+    char go;
+    if (read(begin[0], &go, 1) != 1) _exit(1);
     TestClient client(Options());
     const bool met = client.PushStep(0) == BW_OK && client.Flush() == BW_OK;
     uint32_t said = met ? client.Counters().sender_pid : 0;
@@ -242,6 +245,10 @@ TEST_F(SpoolingTest, ATrainerAndASenderKilledTogetherLoseWhatWasInMemoryAndItIsC
     (void)!write(ready[1], &said, sizeof(said));
     for (;;) pause();
   }
+  close(begin[0]);
+  close(ready[1]);  // So that a trainer that dies too early ends the reads below.
+  auto first = Serve();
+  ASSERT_EQ(write(begin[1], "", 1), 1);
   uint32_t sender = 0;
   ASSERT_EQ(read(ready[0], &sender, sizeof(sender)), static_cast<ssize_t>(sizeof(sender)));
   ASSERT_NE(sender, 0);
@@ -251,7 +258,7 @@ TEST_F(SpoolingTest, ATrainerAndASenderKilledTogetherLoseWhatWasInMemoryAndItIsC
   kill(static_cast<pid_t>(sender), SIGKILL);
   ASSERT_EQ(waitpid(trainer, nullptr, 0), trainer);
   close(ready[0]);
-  close(ready[1]);
+  close(begin[1]);
 
   TestClient client(Options(1));
   const auto server = Serve();
