@@ -65,9 +65,17 @@ std::string Latencies(const std::string& name, const std::vector<double>& second
   return text;
 }
 
-// Waits for the server to have nothing left to do, so that one phase's rest is
-// not the next one's load.
-void Settle() { std::this_thread::sleep_for(std::chrono::seconds(2)); }
+// Waits until the server has nothing left to do, what its database merges included,
+// so that one phase's rest is not the next one's load.
+void Settle(const LoadServer& server) {
+  constexpr double kIdleCores = 0.2;               // Runs are saved all the time.
+  constexpr int kQuietMin = 3, kSecondsMax = 120;  // Seconds.
+  for (int quiet = 0, waited = 0; quiet < kQuietMin && waited < kSecondsMax; ++waited) {
+    const double before = server.CpuSeconds();
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+    quiet = server.CpuSeconds() - before < kIdleCores ? quiet + 1 : 0;
+  }
+}
 
 void PrintHead(const Arguments& arguments, const LoadServer& server) {
   const std::vector<double> syncs = MeasureSyncs(server.data(), 0);
@@ -89,7 +97,7 @@ int RunL3(const Arguments& arguments, const LoadServer& server, const EncodedFra
   if (!fleet.Drain(900)) return 1;
   const double warm = BenchNow() - warm_begin;
   const double warm_mib = server.ResidentMib();
-  Settle();
+  Settle(server);
   (void)fleet.TakeLatencies();
   const double begin = BenchNow(), cpu_begin = server.CpuSeconds(), written_begin = server.WrittenMib();
   fleet.Pace(runs, seconds, runs / 5);
@@ -121,7 +129,7 @@ int RunL4(const Arguments& arguments, const LoadServer& server, const EncodedFra
   double knee = 0;
   for (size_t i = 0; i < arguments.rates.size(); ++i) {
     const double rate = arguments.rates[i];
-    Settle();
+    Settle(server);
     (void)fleet.TakeLatencies();
     const uint64_t acked_before = fleet.acked(), offered_before = fleet.offered();
     const double begin = BenchNow(), cpu_begin = server.CpuSeconds();
@@ -141,7 +149,7 @@ int RunL4(const Arguments& arguments, const LoadServer& server, const EncodedFra
     std::fflush(stdout);
     if (!borne) break;
   }
-  Settle();
+  Settle(server);
   (void)fleet.TakeLatencies();
   const uint64_t acked_before = fleet.acked();
   const double begin = BenchNow(), cpu_begin = server.CpuSeconds();
@@ -168,7 +176,7 @@ int RunL6(const Arguments& arguments, const LoadServer& server, const EncodedFra
   storm.Backlog(2);
   others.Backlog(300);
   if (!storm.Drain(60) || !others.Drain(300)) return 1;
-  Settle();
+  Settle(server);
   (void)others.TakeLatencies();
   const double quiet_begin = BenchNow();
   others.Pace(2 * kOthers, SecondsOr(arguments, 30), kOthers);
@@ -215,12 +223,12 @@ int RunL6(const Arguments& arguments, const LoadServer& server, const EncodedFra
 
 // Phases by name, three times in turn; the fleet's acknowledgements in each.
 std::map<std::string, std::vector<double>> InTurn(
-    LoadFleet* fleet, double frames_per_second, double seconds,
+    const LoadServer& server, LoadFleet* fleet, double frames_per_second, double seconds,
     const std::vector<std::pair<std::string, std::function<void(const std::function<void()>&)>>>& phases) {
   std::map<std::string, std::vector<double>> latencies;
   for (int round = 0; round < 3; ++round) {
     for (const auto& [name, around] : phases) {
-      Settle();
+      Settle(server);
       (void)fleet->TakeLatencies();
       around([&] { fleet->Pace(frames_per_second, seconds); });
       if (!fleet->Drain(60)) std::fprintf(stderr, "%s: not all was acknowledged\n", name.c_str());
@@ -246,7 +254,7 @@ int RunNoisy(const Arguments& arguments, const LoadServer& server, const Encoded
   if (!quiet.Drain(300) || !noisy.Drain(300)) return 1;
   uint64_t noisy_acked = 0;
   const auto latencies =
-      InTurn(&quiet, 1000, seconds,
+      InTurn(server, &quiet, 1000, seconds,
              {{"alone", [](const auto& measure) { measure(); }},
               {"allowed",
                [&](const auto& measure) {
@@ -288,7 +296,7 @@ int RunFlood(const Arguments& arguments, const LoadServer& server, const Encoded
     *opened += flood.opened();
   };
   const auto latencies = InTurn(
-      &fleet, 1000, seconds,
+      server, &fleet, 1000, seconds,
       {{"alone", [](const auto& measure) { measure(); }},
        {"connections", [&](const auto& measure) { during(LoadFlood::Kind::kConnections, &connections, measure); }},
        {"stalls", [&](const auto& measure) { during(LoadFlood::Kind::kStalls, &stalls, measure); }}});
