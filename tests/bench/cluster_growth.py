@@ -188,7 +188,7 @@ def together(options: argparse.Namespace, cores: Cores, folder: Path, count: int
             "each has its share",
             lambda: (
                 sum(owned := [s.metric("bellwether_cluster_partitions") for s in servers]) == 64
-                and min(owned) >= 64 // count
+                and max(owned) <= -(-64 // count)
             ),
         )
         found = measure(options, cores, servers)

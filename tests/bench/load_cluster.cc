@@ -74,6 +74,11 @@ int Run(const Arguments& arguments) {
     for (const auto& each : fleet) sum += each->trainer().acked();
     return sum;
   };
+  const auto ended = [&fleet] {
+    uint64_t sum = 0;
+    for (const auto& each : fleet) sum += each->trainer().refused();
+    return sum;
+  };
   go_on(arguments.warm);
   for (const auto& each : fleet) {
     if (each->trainer().welcomed()) continue;
@@ -81,21 +86,27 @@ int Run(const Arguments& arguments) {
     return 1;
   }
   for (const auto& each : fleet) (void)each->trainer().TakeAcked();
-  const uint64_t before = acked();
+  // Streams ended before, too, while servers shared the partitions out.
+  const uint64_t before = acked(), ended_before = ended();
   const double begin = BenchNow();
   go_on(arguments.seconds);
   const double rate = static_cast<double>(acked() - before) / (BenchNow() - begin);
+  const uint64_t ended_since = ended() - ended_before;
   std::vector<double> seconds;
-  uint64_t ended = 0;
   for (const auto& each : fleet) {
     for (const LoadTrainer::Acked& one : each->trainer().TakeAcked()) seconds.push_back(one.at - one.due);
-    ended += each->trainer().refused();
+  }
+  if (ended_since > 0) {
+    for (const auto& each : fleet) {
+      if (const std::string why = each->trainer().error(); !why.empty())
+        std::fprintf(stderr, "ended: %s\n", why.c_str());
+    }
   }
   std::printf(
       "{\"bench\": \"load_cluster\", \"servers\": %zu, \"runs\": %d, \"window\": %lu, \"frames_per_second\": %.0f, "
       "\"ack_ms_p50\": %.2f, \"ack_ms_p99\": %.2f, \"streams_ended\": %lu}\n",
       arguments.servers.size(), arguments.runs, static_cast<unsigned long>(arguments.window), rate,
-      PercentileMs(seconds, 0.5), PercentileMs(seconds, 0.99), static_cast<unsigned long>(ended));
+      PercentileMs(seconds, 0.5), PercentileMs(seconds, 0.99), static_cast<unsigned long>(ended_since));
   return 0;
 }
 
