@@ -35,6 +35,7 @@ namespace bellwether::kernels::cuda::sm90 {
 
 template <class S>
 __device__ __forceinline__ void IssueScores(float (&s)[S::kCols / 2], uint64_t q, uint64_t k) {
+  if constexpr (S::kHeadDim > 128) asm volatile("" : "+l"(q));  // else all of Q's addresses stay in registers
 #pragma unroll
   for (int i = 0; i < S::kHeadDim / 16; ++i) {
     Wgmma<typename S::T, S::kCols, false, false>::Ss(s, q + (i / 4) * (S::kRows * 8) + (i % 4) * 2,
@@ -49,8 +50,17 @@ __device__ __forceinline__ void IssueValues(float (&o)[S::kOutputs / 2], const u
                                             uint64_t v) {
 #pragma unroll
   for (int i = S::kCols / 16 - 1; i >= 0; --i) {
-    Wgmma<typename S::T, S::kOutputs, false, true>::Rs(o, p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3],
-                                                       v + i * 128, 1);
+    const uint32_t a[4] = {p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3]};
+    if constexpr (S::kHeadDim == S::kValueColumns) {
+      Wgmma<typename S::T, S::kOutputs, false, true>::Rs(o, a[0], a[1], a[2], a[3], v + i * 128, 1);
+    } else {
+      constexpr int kFirst = S::kValueColumns, kRest = S::kOutputs - kFirst;
+      auto& first = reinterpret_cast<float(&)[kFirst / 2]>(o[0]);
+      auto& rest = reinterpret_cast<float(&)[kRest / 2]>(o[kFirst / 2]);
+      Wgmma<typename S::T, kFirst, false, true>::Rs(first, a[0], a[1], a[2], a[3], v + i * 128, 1);
+      Wgmma<typename S::T, kRest, false, true>::Rs(rest, a[0], a[1], a[2], a[3],
+                                                   v + kFirst / 64 * (S::kKvBoxBytes / 16) + i * 128, 1);
+    }
   }
 }
 
@@ -286,7 +296,8 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   if constexpr (S::kOnes) {
     const uint32_t ones = PackPair<typename S::T>(1.f, 1.f);
     for (int i = threadIdx.x * 16; i < S::kOnesBytes; i += S::kThreads * 16) {
-      StoreShared4(sm.k + S::kOnesPlace + i, ones);
+      StoreShared4(sm.k + S::kOnesPlace0 + i, ones);
+      if (S::kOnesCopies == 2) StoreShared4(sm.k + S::kOnesPlace1 + i, ones);
     }
     ProxyFence();
   }

@@ -23,7 +23,9 @@ namespace bellwether::kernels::cuda::sm90 {
 template <class T_, int kHeadDim_, int kWarpgroups_, SoftmaxMode kMode_, bool kGeneral_, bool kCount_>
 struct FwdShape {
   using T = T_;
-  static constexpr int kHeadDim = kHeadDim_, kWarpgroups = kWarpgroups_, kCols = 128, kStages = 2;
+  // Head dim 256: O takes 128 registers, and K and V in two stages 128 KB, of 64 keys.
+  static constexpr int kHeadDim = kHeadDim_, kWarpgroups = kWarpgroups_, kCols = kHeadDim > 128 ? 64 : 128;
+  static constexpr int kStages = 2;
   static constexpr SoftmaxMode kMode = kMode_;
   static constexpr bool kGeneral = kGeneral_, kCount = kCount_;
   // kSr sums in registers: with both, ptxas serialises the products (C7511).
@@ -33,21 +35,27 @@ struct FwdShape {
   static constexpr int kBoxes = (kHeadDim + 63) / 64;  // 128-byte columns of a tile
   static constexpr int kQBytes = kRows * kBoxes * 128;
   static constexpr int kKvBytes = kCols * kBoxes * 128;
-  static constexpr int kOnesBytes = kOnes ? kCols * 128 : 0;
   static constexpr int kOutputs = kHeadDim + (kOnes ? 8 : 0);
+  // A product has 256 columns at most, ones included.
+  static constexpr int kValueColumns = kHeadDim > 128 ? 128 : kHeadDim;
   // Both stages of V end at the same ones, as columns may lie any multiple of 16 bytes
-  // apart: K0 K1 V1 V0 ones, or of two boxes K0 V1' K1 V1" V0' V0" ones.
+  // apart: K0 K1 V1 V0 ones, or of two boxes K0 V1' K1 V1" V0' V0" ones.  Of four
+  // boxes each has its own: K0 K1 V0 ones V1 ones.
   static constexpr int kKvBoxBytes = kCols * 128;
-  static constexpr int kKStride = (kBoxes == 1 ? 1 : 3) * kKvBoxBytes;  // between stages
-  static constexpr int kV0 = (kBoxes == 1 ? 3 : 6) * kKvBoxBytes, kV1 = 2 * kKvBoxBytes;
-  static constexpr int kVBoxStride0 = kKvBoxBytes, kVBoxStride1 = (kBoxes == 1 ? 2 : 3) * kKvBoxBytes;
-  static constexpr int kOnesPlace = kV0 + kKvBytes;
-  static_assert(kStages == 2 && kV1 + kBoxes * kVBoxStride1 == kOnesPlace);
+  static constexpr int kOnesBytes = kOnes ? kKvBoxBytes : 0, kOnesCopies = kBoxes == 4 ? 2 : 1;
+  static constexpr int kKStride = (kBoxes == 2 ? 3 : kBoxes) * kKvBoxBytes;  // between stages
+  static constexpr int kV0 = (kBoxes == 1 ? 3 : kBoxes == 2 ? 6 : 8) * kKvBoxBytes;
+  static constexpr int kV1 = kBoxes == 4 ? kV0 + kKvBytes + kOnesBytes : 2 * kKvBoxBytes;
+  static constexpr int kVBoxStride0 = kKvBoxBytes;
+  static constexpr int kVBoxStride1 = (kBoxes == 1 ? 2 : kBoxes == 2 ? 3 : 1) * kKvBoxBytes;
+  static constexpr int kOnesPlace0 = kV0 + kBoxes * kVBoxStride0, kOnesPlace1 = kV1 + kBoxes * kVBoxStride1;
+  static_assert(kStages == 2 && (kOnesPlace0 == kOnesPlace1) == (kOnesCopies == 1));
+  static constexpr int kKvOnesBytes = 2 * kStages * kKvBytes + kOnesCopies * kOnesBytes;
   // Boxes of 16 rows and 64 columns on their way out, so many of each warp.
-  static constexpr int kOutBoxes = kBoxes + 1;
+  static constexpr int kOutBoxes = kBoxes <= 2 ? kBoxes + 1 : kOnes ? 1 : 2;
   static constexpr int kOutBoxBytes = kFwdOutputRows * 128, kWarpOutBytes = kOutBoxes * kOutBoxBytes;
   static constexpr int kOutBytes = 4 * kWarpgroups * kWarpOutBytes;
-  static constexpr int kSharedBytes = kQBytes + 2 * kStages * kKvBytes + kOnesBytes + kOutBytes + 1024 + 256;
+  static constexpr int kSharedBytes = kQBytes + kKvOnesBytes + kOutBytes + 1024 + 256;
   static constexpr int kProducerRegisters = kWarpgroups == 2 ? 40 : 32;
   static constexpr int kConsumerRegisters = kWarpgroups == 2 ? 232 : 160;
   static_assert(kHeadDim % 16 == 0 && kCols % 16 == 0 && kKvBytes % 1024 == 0);
@@ -69,7 +77,7 @@ struct FwdShared {
     q = base;
     k = q + S::kQBytes;
     v = k + S::kV0;
-    out = k + 2 * S::kStages * S::kKvBytes + S::kOnesBytes;
+    out = k + S::kKvOnesBytes;
     q_full = out + S::kOutBytes;
     q_empty = q_full + 8;
     k_full = q_empty + 8;
