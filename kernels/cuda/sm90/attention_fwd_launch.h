@@ -9,7 +9,7 @@
 namespace bellwether::kernels::cuda::sm90 {
 
 struct FwdLauncher {
-  int rows = 0, cols = 0;  // of a tile: the boxes of the tensor maps
+  int rows = 0, cols = 0, out_rows = 0;  // of the boxes of the tensor maps: Q's and K's tiles, O's
   Status (*launch)(const FwdParams&, const FwdMaps&, int multiprocessors, cudaStream_t) = nullptr;
 };
 
