@@ -100,15 +100,16 @@ struct Consumer {
         lane(threadIdx.x % 32),
         q_tile(TileDescriptor(sm.q + of * 64 * 128, 0, 1024)),
         k_tiles(TileDescriptor(sm.k, 0, 1024)),
-        v_tiles(TileDescriptor(sm.k, 0, 1024)) {}
+        v_tiles(TileDescriptor(sm.k + S::VPlace(0, 0) * S::kKvBoxBytes, S::VBoxStride(0, 0) * S::kKvBoxBytes, 1024)) {}
 
   __device__ __forceinline__ uint64_t k_tile() const { return k_tiles + k_at.stage * (S::kKStride / 16); }
-  // Stages differ in addresses and in distances of boxes.
+  // Stages and parts differ in addresses and in distances of boxes.
   __device__ __forceinline__ void IssueValues(float (&o)[S::kOutputs / 2], const uint32_t (&p)[S::kCols / 4]) const {
     uint64_t v[S::kValueParts];
 #pragma unroll
-    for (int i = 0; i < S::kValueParts; ++i)
-      v[i] = v_tiles + S::VPart(0, i) + v_at.stage * (S::VPart(1, i) - S::VPart(0, i));
+    for (int i = 0; i < S::kValueParts; ++i) {
+      v[i] = v_tiles + (S::VPart(0, i) - S::VPart(0, 0)) + v_at.stage * (S::VPart(1, i) - S::VPart(0, i));
+    }
     sm90::IssueValues<S>(o, p, v);
   }
 

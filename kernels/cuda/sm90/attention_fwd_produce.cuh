@@ -10,6 +10,16 @@
 
 namespace bellwether::kernels::cuda::sm90 {
 
+// The boxes [kFirst, kFirst + kCount) of a tile of keys, `stride` bytes apart.
+template <class S, int kFirst, int kCount>
+__device__ __forceinline__ void LoadBoxes(uint32_t dst, int stride, const CUtensorMap* map, uint32_t bar,
+                                          const TileOrigin& at, int token) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    TmaLoad5(dst + i * stride, map, bar, (kFirst + i) * 64, at.x + token, at.y, at.z, at.head);
+  }
+}
+
 template <class S>
 __device__ __forceinline__ void Produce(const FwdParams& p, const FwdMaps& maps, const FwdShared<S>& sm) {
   RingPosition<S::kStages> k_at, v_at;
@@ -44,23 +54,21 @@ __device__ __forceinline__ void Produce(const FwdParams& p, const FwdMaps& maps,
     };
     const auto load_k = [&](int n) {
       const uint32_t bar = await(sm.k_full, sm.k_empty, k_at);
-      LoadTile<S::kBoxes>(sm.k + k_at.stage * S::kKStride, &maps.k, bar, S::kCols, kv, n * S::kCols);
+      LoadBoxes<S, 0, S::kBoxes>(sm.k + k_at.stage * S::kKStride, S::kKvBoxBytes, &maps.k, bar, kv, n * S::kCols);
       k_at.Advance();
     };
     const auto load_v = [&](int n) {
       const uint32_t bar = await(sm.v_full, sm.v_empty, v_at);
-      const auto load = [&](auto stage) {
-#pragma unroll
-        for (int i = 0; i < S::kBoxes; ++i) {
-          TmaLoad5(sm.k + S::VPlace(decltype(stage)::value, i) * S::kKvBoxBytes, &maps.v, bar, i * 64,
-                   kv.x + n * S::kCols, kv.y, kv.z, kv.head);
-        }
+      const auto load = [&](auto first) {
+        constexpr int kFirst = decltype(first)::value, kCount = S::kBoxes / S::kValueParts;
+        constexpr int kPlace[] = {S::VPlace(0, kFirst), S::VPlace(1, kFirst)};
+        constexpr int kStride[] = {S::VBoxStride(0, kFirst), S::VBoxStride(1, kFirst)};
+        LoadBoxes<S, kFirst, kCount>(
+            sm.k + kPlace[0] * S::kKvBoxBytes + v_at.stage * ((kPlace[1] - kPlace[0]) * S::kKvBoxBytes),
+            (v_at.stage == 0 ? kStride[0] : kStride[1]) * S::kKvBoxBytes, &maps.v, bar, kv, n * S::kCols);
       };
-      if (v_at.stage == 0) {
-        load(std::integral_constant<int, 0>{});
-      } else {
-        load(std::integral_constant<int, 1>{});
-      }
+      load(std::integral_constant<int, 0>{});
+      if constexpr (S::kValueParts == 2) load(std::integral_constant<int, 2>{});
       v_at.Advance();
     };
     if (t.end > t.begin) load_k(t.end - 1);
