@@ -35,7 +35,8 @@ namespace bellwether::kernels::cuda::sm90 {
 
 template <class S>
 __device__ __forceinline__ void IssueScores(float (&s)[S::kCols / 2], uint64_t q, uint64_t k) {
-  if constexpr (S::kHeadDim > 128) asm volatile("" : "+l"(q));  // else all of Q's addresses stay in registers
+  // Else all 16 addresses of Q stay in registers from tile to tile.
+  if constexpr (S::kHeadDim > 128) asm volatile("" : "+l"(q));
 #pragma unroll
   for (int i = 0; i < S::kScoreChannels / 16; ++i) {
     Wgmma<typename S::T, S::kCols, false, false>::Ss(s, q + (i / 4) * (S::kRows * 8) + (i % 4) * 2,

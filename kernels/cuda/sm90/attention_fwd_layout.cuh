@@ -15,7 +15,7 @@
 namespace bellwether::kernels::cuda::sm90 {
 
 // kCols keys a tile, kStages tiles of K and of V in flight.  kOnes: V has eight
-// more columns of ones behind it, so that the PV product sums the rounded P: 6 to
+// more columns of ones behind it, so that the PV product sums the rounded P: 3 to
 // 12 % more of that product instead of two and a half instructions an element.
 // kGeneral: packed sequences, windows, caps and random rounding work, at the price
 // of registers.  kCount: rows can be counted for the statistics: in tiles that count
