@@ -142,43 +142,42 @@ def bench_shape(libs: Libraries, args: argparse.Namespace, name: str, b: int, h:
         with sdpa_kernel(backend):
             return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=hk != h)
 
-    def peer(call: Callable[..., torch.Tensor]) -> tuple[Call, Call]:
-        out = call(*leaves)
-        return (lambda: call(q, k, v),
-                lambda: torch.autograd.grad(out, leaves, g, retain_graph=True))
-
-    peers = {"fa2": peer(functools.partial(sdpa, SDPBackend.FLASH_ATTENTION))}
-    if d <= 128:  # Of larger heads cuDNN has no backward.
-        peers = {"cudnn": peer(functools.partial(sdpa, SDPBackend.CUDNN_ATTENTION)), **peers}
+    forward: dict[str, Callable[..., torch.Tensor]] = {
+        "cudnn": functools.partial(sdpa, SDPBackend.CUDNN_ATTENTION),
+        "fa2": functools.partial(sdpa, SDPBackend.FLASH_ATTENTION)}
     if args.flex:
-        peers["flex"] = peer(flex(causal, hk != h))
+        forward["flex"] = flex(causal, hk != h)
+    fwd: dict[str, Call] = {p: functools.partial(call, q, k, v) for p, call in forward.items()}
     ops = {f"{path} {variant}{label}": Forward(lib, q, k, v,
                                                dataclasses.replace(VARIANTS[variant], causal=causal))
-           for path in args.paths.split(",") if d <= calls.HEAD_DIM_MAX[path]
+           for path in args.paths.split(",")
            for label, lib in libs.items() for variant in args.variants.split(",")}
     ours = {key: on_path(key.split(" ")[0], op.run) for key, op in ops.items()}
-    answer = peers["fa2"][0]().float()
+    answer = fwd["fa2"]().float()
     for variant, run in ours.items():
         off = (run().float() - answer).abs().max().item()
         if not off <= 0.05:
             print(f"WRONG {name} {variant}: {off} from FA2")
     del answer
-    fwd: dict[str, Call] = {p: pair[0] for p, pair in peers.items()}
-    fwd |= ours
-    rows = measure(name, "fwd", flops, fwd, list(ours), args.repetitions)
+    rows = measure(name, "fwd", flops, fwd | ours, list(ours), args.repetitions)
     if args.forward_only:
         return rows
+    if d > 128:  # Of larger heads cuDNN has no backward.
+        del forward["cudnn"]
+
+    def gradients(out: torch.Tensor) -> Call:
+        return lambda: torch.autograd.grad(out, leaves, g, retain_graph=True)
+
+    bwd = {p: gradients(call(*leaves)) for p, call in forward.items()}
     backward = {key: on_path(key.split(" ")[0], Backward(op, g).run) for key, op in ops.items()}
-    answers = [t.float() for t in peers["fa2"][1]()]
+    answers = [t.float() for t in bwd["fa2"]()]
     for variant, run in backward.items():
         for which, mine, exact in zip("qkv", run(), answers):
             off = ((mine.float() - exact).norm() / exact.norm()).item()
             if not off <= 0.02:
                 print(f"WRONG {name} {variant} d{which}: {off} from FA2")
     del answers
-    bwd: dict[str, Call] = {p: pair[1] for p, pair in peers.items()}
-    bwd |= backward
-    return rows + measure(name, "bwd", 2.5 * flops, bwd, list(backward), args.repetitions)
+    return rows + measure(name, "bwd", 2.5 * flops, bwd | backward, list(backward), args.repetitions)
 
 
 def bench(libs: Libraries, args: argparse.Namespace) -> Rows:

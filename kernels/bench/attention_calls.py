@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import math
-import os
 
 import torch
 
@@ -23,12 +22,6 @@ STATS = {"rows": 0, "tied_bf16": 3, "tied_eps": 4, "tied_paper": 5, "saturated":
 STAT_COUNT = 15
 # Forces sm80 or sm90 where a GPU can run both; read at every call.
 PATH_VARIABLE = "BELLWETHER_ATTENTION_PATH"
-HEAD_DIM_MAX = {"sm80": 256, "sm90": 128}
-
-
-def serves(head_dim: int) -> bool:
-    """Whether the path that is forced, if any, has this head_dim."""
-    return head_dim <= HEAD_DIM_MAX[os.environ.get(PATH_VARIABLE, "sm80")]
 
 
 class Tensor4(ctypes.Structure):

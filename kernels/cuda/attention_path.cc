@@ -10,7 +10,8 @@
 namespace bellwether::kernels::cuda {
 namespace {
 
-constexpr int64_t kSm80HeadDimMax = 256, kSm90HeadDimMax = 128;
+constexpr int64_t kHeadDimMax = 256;  // of both paths
+constexpr int64_t kSm90BackwardHeadDimMax = 128;
 constexpr char kVariable[] = "BELLWETHER_ATTENTION_PATH";
 
 struct Capability {
@@ -32,19 +33,13 @@ Status GetGpu(Capability* capability, AttentionGpu* gpu) {
   return Fail(Status::kUnavailable, "no CUDA device can be used");
 }
 
-Status CheckHeadDim(int64_t head_dim, int64_t max, const char* path) {
-  if (head_dim <= max) return Status::kOk;
-  return Fail(Status::kUnsupported, "head_dim is %lld, but path %s has only 1..%lld", static_cast<long long>(head_dim),
-              path, static_cast<long long>(max));
-}
-
 }  // namespace
 
-Status ChooseAttentionPath(int64_t head_dim, AttentionGpu* gpu) {
+Status ChooseAttentionPath(AttentionPass pass, int64_t head_dim, AttentionGpu* gpu) {
   Capability capability = {};
   BELLWETHER_KERNELS_RETURN_IF_ERROR(GetGpu(&capability, gpu));
   const bool hopper = capability.major == 9 && capability.minor == 0;
-  gpu->path = hopper && head_dim <= kSm90HeadDimMax ? AttentionPath::kSm90 : AttentionPath::kSm80;
+  gpu->path = hopper ? AttentionPath::kSm90 : AttentionPath::kSm80;
   if (const char* const forced = std::getenv(kVariable); forced != nullptr) {
     if (std::strcmp(forced, "sm80") == 0) {
       gpu->path = AttentionPath::kSm80;
@@ -59,8 +54,13 @@ Status ChooseAttentionPath(int64_t head_dim, AttentionGpu* gpu) {
                 capability.minor, gpu->path == AttentionPath::kSm90 ? "path sm90" : "attention",
                 gpu->path == AttentionPath::kSm90 ? "9.0" : "8.0 or later");
   }
-  return gpu->path == AttentionPath::kSm90 ? CheckHeadDim(head_dim, kSm90HeadDimMax, "sm90")
-                                           : CheckHeadDim(head_dim, kSm80HeadDimMax, "sm80");
+  if (head_dim > kHeadDimMax) {
+    return Fail(Status::kUnsupported, "head_dim is %lld, but path %s has only 1..%lld",
+                static_cast<long long>(head_dim), gpu->path == AttentionPath::kSm90 ? "sm90" : "sm80",
+                static_cast<long long>(kHeadDimMax));
+  }
+  if (pass == AttentionPass::kBackward && head_dim > kSm90BackwardHeadDimMax) gpu->path = AttentionPath::kSm80;
+  return Status::kOk;
 }
 
 }  // namespace bellwether::kernels::cuda

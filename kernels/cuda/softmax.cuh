@@ -104,7 +104,9 @@ template <class T>
 __device__ __forceinline__ uint32_t PackPairAtRandom(float low, float high, uint32_t random) {
   constexpr uint32_t kDropped = std::is_same_v<T, __nv_bfloat16> ? 0xffffu : 0x1fffu;
   const auto round = [](float x, uint32_t bits) {
-    return __uint_as_float((__float_as_uint(x) + (bits & kDropped)) & ~kDropped);
+    uint32_t word;  // As __float_as_uint, but that makes ptxas spill where a thread has 128 of them.
+    asm("mov.b32 %0, %1;" : "=r"(word) : "f"(x));
+    return __uint_as_float((word + (bits & kDropped)) & ~kDropped);
   };
   return PackPair<T>(round(low, random), round(high, random >> 16));
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import pathlib
 import sys
 
@@ -14,6 +15,13 @@ from attention_calls import Forward, Options  # noqa: E402
 
 BF16, F16 = torch.bfloat16, torch.float16
 Lib = ctypes.CDLL
+HEAD_DIMS_VARIABLE = "BELLWETHER_TEST_HEAD_DIMS"
+
+
+def chosen(head_dim: int) -> bool:
+    """Whether cases of this head_dim are asked for: attention_gpu_test.py --head-dims."""
+    asked = os.environ.get(HEAD_DIMS_VARIABLE)
+    return asked is None or str(head_dim) in asked.split(",")
 
 
 def randn(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:

@@ -7,8 +7,8 @@ import os
 
 import torch
 
-from attention_gpu_cases import (BF16, Lib, bias_inputs, pack, randn, row_sums, run_forward,
-                                 scores)  # first: it sets the path
+from attention_gpu_cases import (BF16, Lib, bias_inputs, chosen, pack, randn, row_sums,
+                                 run_forward, scores)  # first: it sets the path
 import attention_calls as calls
 from attention_calls import STATS, Backward, Forward, Options
 
@@ -95,10 +95,11 @@ def test_row_statistics_equal_a_naive_count(lib: Lib) -> None:
                  (64, 700 * length, True, 0.0, 0), (64, 390 * length, False, 0.0, 0),
                  (128, 333 * length, False, 0.0, 0), (128, 260, True, 3.0, 0),
                  (96, 301 * length, True, 0.0, 0), (64, 500 * length, True, 0.0, 90),
-                 (128, 400 * length, False, 0.0, 200), (256, 130 * length, False, 0.0, 0))]
+                 (128, 400 * length, False, 0.0, 200), (256, 130 * length, False, 0.0, 0),
+                 (256, 410, True, 0.0, 70))]
     for mode in ("fa", "hp", "hpm", "paper", "hp-nolt", "lt"):
         for index, (most, d, n, causal, softcap, window) in enumerate(cases):
-            if not calls.serves(d):
+            if not chosen(d):
                 continue
             q, k = integers(most, 2, 4, n, d), integers(most, 2, 4, n, d)
             if most > 2:
@@ -123,7 +124,9 @@ def test_row_statistics_of_packed_sequences(lib: Lib) -> None:
     """Of sequences of 0, 1 and more rows, by their numbers."""
     torch.manual_seed(13)
     lengths = [500, 1, 0, 1200, 127]
-    for d in (64, 128):
+    for d in (64, 128, 256):
+        if not chosen(d):
+            continue
         for every in (1, 2, 4):
             o = Options(causal=True, stats=True, stats_every=every, seed=every)
             cu = pack(lengths)

@@ -9,12 +9,13 @@ its own on each path: a kernel that faults ends no other test.  Needs a GPU of c
 capability 8.0: without one it is skipped (exit status 77), or fails if
 BELLWETHER_REQUIRE_GPU is 1.
 
-    attention_gpu_test.py LIBRARY [--path sm80|sm90] [SUBSTRING ...]
+    attention_gpu_test.py LIBRARY [--path sm80|sm90] [--head-dims 64,256] [SUBSTRING ...]
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import os
 import pathlib
@@ -27,8 +28,9 @@ import torch
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "kernels" / "bench"))
 import attention_calls as calls  # noqa: E402
 from attention_calls import Backward, Forward, Options  # noqa: E402
-from attention_gpu_cases import (BF16, F16, Lib, attention, bias_inputs, far,  # noqa: E402
-                                 gradients, pack, randn, row_sums, run_forward, scores)
+from attention_gpu_cases import (BF16, F16, HEAD_DIMS_VARIABLE, Lib, attention,  # noqa: E402
+                                 bias_inputs, chosen, far, gradients, pack, randn, row_sums,
+                                 run_forward, scores)
 from attention_gpu_statistics import (  # noqa: E402, F401
     test_delta_statistics_are_the_error_of_delta, test_row_statistics_equal_a_naive_count,
     test_row_statistics_of_packed_sequences)
@@ -41,6 +43,7 @@ SHAPES = [
     (1, 1, 1, 191, 2049, 128, BF16), (2, 2, 2, 260, 260, 96, BF16), (1, 2, 1, 200, 200, 32, F16),
     (1, 3, 3, 150, 400, 80, BF16), (2, 2, 1, 1025, 1025, 128, BF16),
     (1, 2, 1, 190, 300, 256, BF16), (2, 2, 2, 333, 333, 192, F16), (1, 2, 2, 129, 65, 96, F16),
+    (1, 2, 2, 1025, 1025, 256, F16), (1, 4, 2, 1, 1, 256, BF16), (2, 1, 1, 130, 700, 136, BF16),
 ]
 FEATURES = [
     Options(), Options(causal=True), Options(causal=True, window=100), Options(window=257),
@@ -71,7 +74,7 @@ def test_forward_rule_a(lib: Lib) -> None:
             for index, (b, h, hk, n, m, d, dtype) in enumerate(SHAPES):
                 if mode == "sr" and m == 1:
                     continue  # O = V is exact, but not when rounded at random
-                if not calls.serves(d):
+                if not chosen(d):
                     continue
                 torch.manual_seed(index)
                 q = randn(b, n, h, d, dtype=dtype).transpose(1, 2)
@@ -110,7 +113,7 @@ def test_backward_rule_a(lib: Lib) -> None:
             for variant, mode in enumerate(("hp", "hpm", others[index % len(others)])):
                 if mode in ("sr", "paper") and (m == 1 or index % 4 == 2):
                     continue  # dQ is 0, and their delta is not exact
-                if not calls.serves(d):
+                if not chosen(d):
                     continue
                 o = Options(**{**feature.__dict__, "mode": mode,
                                "deterministic": (index + variant) % 3 == 0,
@@ -135,6 +138,29 @@ def test_backward_rule_a(lib: Lib) -> None:
     print("  worst error / bar", {k: round(v, 2) for k, v in worst.items()})
 
 
+def test_a_backward_reads_what_the_other_path_wrote(lib: Lib) -> None:
+    """On Hopper, where a forward and its backward may be of two paths."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        return
+    path = os.environ[calls.PATH_VARIABLE]
+    other = {"sm80": "sm90", "sm90": "sm80"}[path]
+    for d, mode, causal in itertools.product((64, 128, 256), ("fa", "hp", "hpm"), (True, False)):
+        if not chosen(d):
+            continue
+        torch.manual_seed(d)
+        q, k, v, g = (randn(1, 2, 300, d) for _ in range(4))
+        o = Options(mode=mode, causal=causal)
+        op = run_forward(lib, (q, k, v), o)
+        os.environ[calls.PATH_VARIABLE] = other
+        ours = Backward(op, g).run()
+        os.environ[calls.PATH_VARIABLE] = path
+        exact = gradients(q.double(), k.double(), v.double(), g.double(), o)
+        yard = gradients(q, k, v, g, o)
+        for name, mine, ref, bar in zip(("dq", "dk", "dv"), ours, exact, yard):
+            ratio = far(mine, ref, bar, 2)
+            assert ratio <= 1, f"{name} {o} head dim {d}: {ratio}"
+
+
 LENGTHS = [0, 1, 127, 129, 300, 0, 64, 511, 128, 2]
 
 
@@ -151,7 +177,7 @@ def test_packed_sequences_equal_single_ones_and_leak_no_nan(lib: Lib) -> None:
               Options(causal=True, window=70, deterministic=True, center=True),
               Options(softcap=10.0, deterministic=True, mode="fa"), Options(mode="sr", seed=3)):
         for d, h, hk, extra in ((64, 4, 2, 0), (128, 2, 2, 37), (96, 2, 1, 5), (256, 2, 1, 0)):
-            if not calls.serves(d):
+            if not chosen(d):
                 continue
             torch.manual_seed(5)
             cu = (pack(LENGTHS), pack(LENGTHS, extra))
@@ -188,7 +214,7 @@ def test_nothing_outside_the_tensors_is_read_or_written(lib: Lib) -> None:
     """Any N: views into larger tensors of NaN, whose surroundings stay as they are."""
     for n, m, d, causal in ((1, 1, 64, False), (77, 205, 64, True), (130, 129, 128, True),
                             (191, 64, 96, False), (66, 131, 256, True)):
-        if not calls.serves(d):
+        if not chosen(d):
             continue
         torch.manual_seed(n)
 
@@ -228,15 +254,17 @@ def test_nothing_outside_the_tensors_is_read_or_written(lib: Lib) -> None:
 def test_bias_rule_b(lib: Lib) -> None:
     """hp: |delta bias| <= 1e-5 and |O bias| <= 0.01 ulp; sr: |t| < 4; fa fails, and so does
     half of hp on broad rows."""
-    for kind in ("sink", "tie", "broad", "near"):
-        inputs = bias_inputs(kind, 64, 512, 64)
+    for kind, d in itertools.product(("sink", "tie", "broad", "near"), (64, 256)):
+        if not chosen(d):
+            continue
+        inputs = bias_inputs(kind, d, 512, 64)
         for mode in calls.MODES:
             op = run_forward(lib, inputs, Options(mode=mode, seed=11))
             error, size, o_bias = row_sums(op, inputs)
             bias = (error.mean() / size.mean()).item()
             spread = (error / size).std().item()
             t = error.mean().item() / (error.std().item() / math.sqrt(error.numel()))
-            print(f"  {kind:5} {mode:7} delta bias {bias:+.1e} sd {spread:.0e} O {o_bias:+.1e} ulp")
+            print(f"  {kind:5} {d:3} {mode:7} delta bias {bias:+.1e} sd {spread:.0e} O {o_bias:+.1e} ulp")
             if mode == "fa" and kind != "near":
                 assert abs(bias) > 1e-5, f"{kind}: fa should be biased"
             if mode in ("hp-nolt", "lt") and kind == "broad":
@@ -287,7 +315,7 @@ def test_accumulation_rule_d(lib: Lib) -> None:
 def test_launches_repeat_bit_for_bit(lib: Lib) -> None:
     """200 launches; the backward in its deterministic variant."""
     for d, h, hk, n in ((128, 8, 8, 1030), (64, 8, 2, 777), (96, 4, 4, 300), (256, 4, 2, 300)):
-        if not calls.serves(d):
+        if not chosen(d):
             continue
         torch.manual_seed(7)
         q, g = randn(2, h, n, d), randn(2, h, n, d)
@@ -354,7 +382,7 @@ def test_another_path_is_refused(lib: Lib) -> None:
     forced = os.environ.get(calls.PATH_VARIABLE)
     try:
         for path, d, words in (("sm70", 64, "sm70"), ("", 64, "must be sm80 or sm90"),
-                               ("sm90", 136, "sm90"), ("sm80", 264, "264")):
+                               ("sm90", 264, "sm90"), ("sm80", 264, "264")):
             os.environ[calls.PATH_VARIABLE] = path
             t = randn(1, 1, 1, d)
             try:
@@ -388,7 +416,10 @@ def main() -> int:
     parser.add_argument("substrings", nargs="*")
     parser.add_argument("--path", choices=("sm80", "sm90"), action="append")
     parser.add_argument("--one", action="store_true", help="the test of this name, in this process")
+    parser.add_argument("--head-dims", help="of tests that go through several: only these")
     args = parser.parse_args()
+    if args.head_dims:
+        os.environ[HEAD_DIMS_VARIABLE] = args.head_dims
     if args.one:
         return run_one(args.library, args.substrings[0])
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):

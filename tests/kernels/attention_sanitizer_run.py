@@ -2,11 +2,14 @@
 one head dim, so that several can run at once.
 
     BELLWETHER_ATTENTION_PATH=sm80 compute-sanitizer --tool racecheck \
-        python3 attention_sanitizer_run.py LIBRARY 64
+        python3 attention_sanitizer_run.py LIBRARY 64 [--heads 64] [--forward-only]
+
+With 64 heads a multiprocessor of a large GPU has several tiles, one after another.
 """
 
 from __future__ import annotations
 
+import argparse
 import pathlib
 import sys
 
@@ -26,18 +29,26 @@ OPTIONS = [
 
 
 def main() -> int:
-    lib = calls.load(sys.argv[1])
-    d = int(sys.argv[2])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("library")
+    parser.add_argument("head_dim", type=int)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--forward-only", action="store_true")
+    args = parser.parse_args()
+    lib, d, heads = calls.load(args.library), args.head_dim, args.heads
     for dtype in (torch.bfloat16, torch.float16):
         for o in OPTIONS:
             for packed in (False, True):
-                q, g = (torch.randn(1, 4, 333, d, device="cuda", dtype=dtype) for _ in range(2))
-                k, v = (torch.randn(1, 2, 430, d, device="cuda", dtype=dtype) for _ in range(2))
+                q, g = (torch.randn(1, heads, 333, d, device="cuda", dtype=dtype)
+                        for _ in range(2))
+                k, v = (torch.randn(1, heads // 2, 430, d, device="cuda", dtype=dtype)
+                        for _ in range(2))
                 cu = (torch.tensor([0, 1, 200, 333], device="cuda", dtype=torch.int32),
                       torch.tensor([0, 130, 130, 430], device="cuda", dtype=torch.int32))
                 op = Forward(lib, q, k, v, o, cu if packed else None)
                 op.run()
-                Backward(op, g).run()
+                if not args.forward_only:
+                    Backward(op, g).run()
     torch.cuda.synchronize()
     print("done")
     return 0

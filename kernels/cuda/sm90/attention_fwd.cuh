@@ -35,8 +35,10 @@ namespace bellwether::kernels::cuda::sm90 {
 
 template <class S>
 __device__ __forceinline__ void IssueScores(float (&s)[S::kCols / 2], uint64_t q, uint64_t k) {
+  // Else all 16 addresses of Q stay in registers from tile to tile.
+  if constexpr (S::kHeadDim > 128) asm volatile("" : "+l"(q));
 #pragma unroll
-  for (int i = 0; i < S::kHeadDim / 16; ++i) {
+  for (int i = 0; i < S::kScoreChannels / 16; ++i) {
     Wgmma<typename S::T, S::kCols, false, false>::Ss(s, q + (i / 4) * (S::kRows * 8) + (i % 4) * 2,
                                                      k + (i / 4) * (S::kCols * 8) + (i % 4) * 2, i > 0);
   }
@@ -44,13 +46,20 @@ __device__ __forceinline__ void IssueScores(float (&s)[S::kCols / 2], uint64_t q
 
 // From the last keys to the first, like the tiles: the tensor cores cut off what
 // is small beside the sum so far, and the first token often has most of the weight.
+// v: of each kValueColumns columns.
 template <class S>
 __device__ __forceinline__ void IssueValues(float (&o)[S::kOutputs / 2], const uint32_t (&p)[S::kCols / 4],
-                                            uint64_t v) {
+                                            const uint64_t (&v)[S::kValueParts]) {
 #pragma unroll
   for (int i = S::kCols / 16 - 1; i >= 0; --i) {
-    Wgmma<typename S::T, S::kOutputs, false, true>::Rs(o, p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3],
-                                                       v + i * 128, 1);
+    const uint32_t a[4] = {p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3]};
+    constexpr int kFirst = S::kValueParts == 1 ? 0 : S::kValueColumns, kLast = S::kOutputs - kFirst;
+    if constexpr (kFirst > 0) {
+      auto& first = reinterpret_cast<float(&)[kFirst / 2]>(o[0]);
+      Wgmma<typename S::T, kFirst, false, true>::Rs(first, a[0], a[1], a[2], a[3], v[0] + i * 128, 1);
+    }
+    auto& last = reinterpret_cast<float(&)[kLast / 2]>(o[kFirst / 2]);
+    Wgmma<typename S::T, kLast, false, true>::Rs(last, a[0], a[1], a[2], a[3], v[S::kValueParts - 1] + i * 128, 1);
   }
 }
 
@@ -92,13 +101,17 @@ struct Consumer {
         lane(threadIdx.x % 32),
         q_tile(TileDescriptor(sm.q + of * 64 * 128, 0, 1024)),
         k_tiles(TileDescriptor(sm.k, 0, 1024)),
-        v_tiles(TileDescriptor(sm.v, S::kVBoxStride0, 1024)) {}
+        v_tiles(TileDescriptor(sm.k + S::VPlace(0, 0) * S::kKvBoxBytes, S::VBoxStride(0, 0) * S::kKvBoxBytes, 1024)) {}
 
   __device__ __forceinline__ uint64_t k_tile() const { return k_tiles + k_at.stage * (S::kKStride / 16); }
-  // Another address and another distance of its boxes.
-  __device__ __forceinline__ uint64_t v_tile() const {
-    constexpr int64_t kToStage1 = (int64_t{S::kVBoxStride1 - S::kVBoxStride0} / 16 << 16) - (S::kV0 - S::kV1) / 16;
-    return v_tiles + v_at.stage * kToStage1;
+  // Stages and parts differ in addresses and in distances of boxes.
+  __device__ __forceinline__ void IssueValues(float (&o)[S::kOutputs / 2], const uint32_t (&p)[S::kCols / 4]) const {
+    uint64_t v[S::kValueParts];
+#pragma unroll
+    for (int i = 0; i < S::kValueParts; ++i) {
+      v[i] = v_tiles + (S::VPart(0, i) - S::VPart(0, 0)) + v_at.stage * (S::VPart(1, i) - S::VPart(0, i));
+    }
+    sm90::IssueValues<S>(o, p, v);
   }
 
   // Of a stage that only wgmma reads; q_empty also covers the tile's number, which
@@ -182,7 +195,7 @@ __device__ __forceinline__ void ConsumeTile(const FwdParams& p, const FwdMaps& m
       WgmmaCommit();
       BarrierWait(sm.v_full + 8 * c.v_at.stage, c.v_at.parity);
       WgmmaFence();
-      IssueValues<S>(o, probs, c.v_tile());
+      c.IssueValues(o, probs);
       WgmmaCommit();
       c.PassTurn();
       WgmmaWait<kAwaitValues ? 0 : 1>();
@@ -229,7 +242,7 @@ __device__ __forceinline__ void ConsumeTile(const FwdParams& p, const FwdMaps& m
     PinRegisters(o);
     PinRegisters(probs);
     WgmmaFence();
-    IssueValues<S>(o, probs, c.v_tile());
+    c.IssueValues(o, probs);
     WgmmaCommit();
     WgmmaWait<0>();
     PinRegisters(o);
@@ -286,7 +299,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   if constexpr (S::kOnes) {
     const uint32_t ones = PackPair<typename S::T>(1.f, 1.f);
     for (int i = threadIdx.x * 16; i < S::kOnesBytes; i += S::kThreads * 16) {
-      StoreShared4(sm.k + S::kOnesPlace + i, ones);
+      StoreShared4(sm.k + S::kOnesPlace * S::kKvBoxBytes + i, ones);
     }
     ProxyFence();
   }

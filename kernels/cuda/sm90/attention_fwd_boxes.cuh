@@ -18,26 +18,30 @@ struct StoreByBoxes {
   int token;  // the warp's first
 
   __device__ __forceinline__ void operator()(const uint32_t (&words)[S::kHeadDim / 4], bool residual) const {
-    const int lane = ThreadIndexAgain() % 32, row = lane % 16;
-    const uint32_t place = row * 128 + ((lane / 16) ^ (row % 8)) * 16;
+    constexpr int kParts = kFwdOutputRows / S::kOutRows;  // of the warp's rows
+    const int lane = ThreadIndexAgain() % 32, row = lane % S::kOutRows;
+    const uint32_t place = row * 128 + ((lane / S::kOutRows) ^ (row % 8)) * 16;
 #pragma unroll
-    for (int box = 0; box < S::kBoxes; ++box) {
-      const int number = (residual ? S::kBoxes : 0) + box;
+    for (int n = 0; n < S::kBoxes * kParts; ++n) {
+      const int box = n / kParts, part = n % kParts, number = (residual ? S::kBoxes * kParts : 0) + n;
       const uint32_t to = boxes + number % S::kOutBoxes * S::kOutBoxBytes;
       if (lane == 0) {  // Those of the last tile were read long ago.
         if (number == 0) BulkWaitRead<0>();
         if (number >= S::kOutBoxes) BulkWaitRead<S::kOutBoxes - 1>();
       }
       __syncwarp();
+      // A store takes 2 x 2 blocks of 8 x 8, or 1 x 4.
 #pragma unroll
-      for (int chunk = 0; chunk < 8; chunk += 2) {
-        const int i = 16 * box + 2 * chunk;
-        StoreMatrices(to + (place ^ (chunk * 16)), words[i], words[i + 1], words[i + 2], words[i + 3]);
+      for (int chunk = 0; chunk < 8; chunk += 2 * kParts) {
+        const int i = 16 * box + 2 * chunk + part;
+        StoreMatrices(to + (place ^ (chunk * 16)), words[i], words[i + kParts], words[i + 2 * kParts],
+                      words[i + 3 * kParts]);
       }
       ProxyFence();
       __syncwarp();
       if (lane == 0) {
-        TmaStore5(residual ? &maps.o_lo : &maps.o, to, box * 64, at.x + token, at.y, at.z, at.head);
+        const int x = at.x + token + part * S::kOutRows;
+        TmaStore5(residual ? &maps.o_lo : &maps.o, to, box * 64, x, at.y, at.z, at.head);
         BulkCommit();
       }
     }

@@ -15,7 +15,7 @@
 namespace bellwether::kernels::cuda::sm90 {
 
 // kCols keys a tile, kStages tiles of K and of V in flight.  kOnes: V has eight
-// more columns of ones behind it, so that the PV product sums the rounded P: 6 to
+// more columns of ones behind it, so that the PV product sums the rounded P: 3 to
 // 12 % more of that product instead of two and a half instructions an element.
 // kGeneral: packed sequences, windows, caps and random rounding work, at the price
 // of registers.  kCount: rows can be counted for the statistics: in tiles that count
@@ -23,43 +23,58 @@ namespace bellwether::kernels::cuda::sm90 {
 template <class T_, int kHeadDim_, int kWarpgroups_, SoftmaxMode kMode_, bool kGeneral_, bool kCount_>
 struct FwdShape {
   using T = T_;
-  static constexpr int kHeadDim = kHeadDim_, kWarpgroups = kWarpgroups_, kCols = 128, kStages = 2;
+  static constexpr int kBoxes = (kHeadDim_ + 63) / 64;  // 128-byte columns of a tile
+  // kHeadDim_ rounded up, with zeros, which S need not multiply.
+  static constexpr int kHeadDim = kBoxes * 64, kScoreChannels = kHeadDim_, kWarpgroups = kWarpgroups_;
+  // Head dim 256: O takes 128 registers, and K and V in two stages 128 KB, of 64 keys.
+  static constexpr int kCols = kHeadDim > 128 ? 64 : 128, kStages = 2;
   static constexpr SoftmaxMode kMode = kMode_;
   static constexpr bool kGeneral = kGeneral_, kCount = kCount_;
   // kSr sums in registers: with both, ptxas serialises the products (C7511).
   static constexpr bool kOnes = kMode == SoftmaxMode::kHp;
   static constexpr int kRows = 64 * kWarpgroups;
   static constexpr int kThreads = 128 * (1 + kWarpgroups);
-  static constexpr int kBoxes = (kHeadDim + 63) / 64;  // 128-byte columns of a tile
   static constexpr int kQBytes = kRows * kBoxes * 128;
   static constexpr int kKvBytes = kCols * kBoxes * 128;
-  static constexpr int kOnesBytes = kOnes ? kCols * 128 : 0;
   static constexpr int kOutputs = kHeadDim + (kOnes ? 8 : 0);
+  // A product has 256 columns at most, ones included.
+  static constexpr int kValueColumns = kHeadDim > 128 ? 128 : kHeadDim, kValueParts = kHeadDim / kValueColumns;
   // Both stages of V end at the same ones, as columns may lie any multiple of 16 bytes
-  // apart: K0 K1 V1 V0 ones, or of two boxes K0 V1' K1 V1" V0' V0" ones.
+  // apart: K0 K1 V1 V0 ones, or of two boxes K0 V1' K1 V1" V0' V0" ones, or of four
+  // K0 K1 V0' V0" V1"' V1' V1" V1"" V0"' V0"" ones.  These are the places, in boxes.
   static constexpr int kKvBoxBytes = kCols * 128;
-  static constexpr int kKStride = (kBoxes == 1 ? 1 : 3) * kKvBoxBytes;  // between stages
-  static constexpr int kV0 = (kBoxes == 1 ? 3 : 6) * kKvBoxBytes, kV1 = 2 * kKvBoxBytes;
-  static constexpr int kVBoxStride0 = kKvBoxBytes, kVBoxStride1 = (kBoxes == 1 ? 2 : 3) * kKvBoxBytes;
-  static constexpr int kOnesPlace = kV0 + kKvBytes;
-  static_assert(kStages == 2 && kV1 + kBoxes * kVBoxStride1 == kOnesPlace);
-  // Boxes of 16 rows and 64 columns on their way out, so many of each warp.
-  static constexpr int kOutBoxes = kBoxes + 1;
-  static constexpr int kOutBoxBytes = kFwdOutputRows * 128, kWarpOutBytes = kOutBoxes * kOutBoxBytes;
+  static constexpr int kOnesBytes = kOnes ? kKvBoxBytes : 0;
+  static constexpr int kKStride = (kBoxes == 2 ? 3 : kBoxes) * kKvBoxBytes;  // between stages
+  __host__ __device__ static constexpr int VPlace(int stage, int box) {
+    if (kBoxes == 1) return 3 - stage;
+    if (kBoxes == 2) return stage == 0 ? 6 + box : 2 + 3 * box;
+    return stage == 0 ? (box < 2 ? 8 : 12) + box : box < 2 ? 11 + box : 4 + 3 * box;
+  }
+  __host__ __device__ static constexpr int VBoxStride(int stage, int first) {
+    return kBoxes == 1 ? VPlace(0, 0) + 1 - VPlace(stage, 0) : VPlace(stage, first + 1) - VPlace(stage, first);
+  }
+  // What a descriptor has of a product's part of V: where it lies and its boxes' distance.
+  __host__ __device__ static constexpr int64_t VPart(int stage, int part) {
+    return (int64_t{VPlace(stage, 2 * part)} + (int64_t{VBoxStride(stage, 2 * part)} << 16)) * (kKvBoxBytes / 16);
+  }
+  static constexpr int kOnesPlace = VPlace(0, kBoxes - 1) + 1;
+  static_assert(kStages == 2 && VPlace(1, kBoxes - 1) + VBoxStride(1, kBoxes < 4 ? 0 : 2) == kOnesPlace);
+  // Boxes of kOutRows rows and 64 columns on their way out, so many of each warp.
+  static constexpr int kOutRows = kHeadDim > 128 ? kFwdOutputRows / 2 : kFwdOutputRows;
+  static constexpr int kOutBoxes = kBoxes <= 2 ? kBoxes + 1 : 3;
+  static constexpr int kOutBoxBytes = kOutRows * 128, kWarpOutBytes = kOutBoxes * kOutBoxBytes;
   static constexpr int kOutBytes = 4 * kWarpgroups * kWarpOutBytes;
   static constexpr int kSharedBytes = kQBytes + 2 * kStages * kKvBytes + kOnesBytes + kOutBytes + 1024 + 256;
   static constexpr int kProducerRegisters = kWarpgroups == 2 ? 40 : 32;
   static constexpr int kConsumerRegisters = kWarpgroups == 2 ? 232 : 160;
-  static_assert(kHeadDim % 16 == 0 && kCols % 16 == 0 && kKvBytes % 1024 == 0);
-  // The column of ones lies behind V's last box, so V must fill it.
-  static_assert(!kOnes || kHeadDim % 64 == 0);
+  static_assert(kScoreChannels % 16 == 0 && kCols % 16 == 0 && kKvBytes % 1024 == 0);
   static_assert(kSharedBytes <= 227 * 1024);
 };
 
 // Shared memory of a CTA as addresses; barriers behind the tiles.
 template <class S>
 struct FwdShared {
-  uint32_t q, k, v, out, q_full, q_empty, k_full, k_empty, v_full, v_empty;
+  uint32_t q, k, out, q_full, q_empty, k_full, k_empty, v_full, v_empty;
   // FwdTile of this tile and of the next, by q_full's parity: written before it,
   // read while the tile lasts.
   uint32_t tiles;
@@ -68,7 +83,6 @@ struct FwdShared {
     const uint32_t base = (SharedAddress(raw) + 1023u) & ~1023u;
     q = base;
     k = q + S::kQBytes;
-    v = k + S::kV0;
     out = k + 2 * S::kStages * S::kKvBytes + S::kOnesBytes;
     q_full = out + S::kOutBytes;
     q_empty = q_full + 8;

@@ -14,11 +14,11 @@ struct FwdParams : AttentionFwdParams {
   int tiles;     // numbers of tiles, some of them empty if packed
 };
 
-// Rows of a box of O or O_lo: a warp's.
+// Rows of O that a warp has; a box of O or O_lo has these or half of them.
 inline constexpr int kFwdOutputRows = 16;
 
 // Tensor maps as tensor_map.h makes them: boxes of 64 columns, kRows, kCols or
-// kFwdOutputRows tokens.  o_lo is not read if there is none.
+// kOutRows tokens.  o_lo is not read if there is none.
 struct FwdMaps {
   CUtensorMap q, k, v, o, o_lo;
 };

@@ -4,17 +4,19 @@
 #ifndef BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_FWD_PRODUCE_CUH_
 #define BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_FWD_PRODUCE_CUH_
 
+#include <type_traits>
+
 #include "cuda/sm90/attention_fwd_layout.cuh"
 
 namespace bellwether::kernels::cuda::sm90 {
 
-// A tile of keys, its boxes `stride` bytes apart.
-template <class S>
-__device__ __forceinline__ void LoadKeys(uint32_t dst, int stride, const CUtensorMap* map, uint32_t bar,
-                                         const TileOrigin& at, int token) {
+// The boxes [kFirst, kFirst + kCount) of a tile of keys, `stride` bytes apart.
+template <class S, int kFirst, int kCount>
+__device__ __forceinline__ void LoadBoxes(uint32_t dst, int stride, const CUtensorMap* map, uint32_t bar,
+                                          const TileOrigin& at, int token) {
 #pragma unroll
-  for (int i = 0; i < S::kBoxes; ++i) {
-    TmaLoad5(dst + i * stride, map, bar, i * 64, at.x + token, at.y, at.z, at.head);
+  for (int i = 0; i < kCount; ++i) {
+    TmaLoad5(dst + i * stride, map, bar, (kFirst + i) * 64, at.x + token, at.y, at.z, at.head);
   }
 }
 
@@ -45,19 +47,29 @@ __device__ __forceinline__ void Produce(const FwdParams& p, const FwdMaps& maps,
     const TileOrigin kv = OriginOf(p.seq, seq.index, seq.k_start, seq.k_len, t.head / p.seq.group);
     BarrierArriveExpect(sm.q_full, S::kQBytes);
     LoadTile<S::kBoxes>(sm.q, &maps.q, sm.q_full, S::kRows, q, t.row);
-    const auto load = [&](uint32_t to, int box_stride, const CUtensorMap* map, uint32_t full, uint32_t empty,
-                          RingPosition<S::kStages>& at, int n) {
+    const auto await = [&](uint32_t full, uint32_t empty, const RingPosition<S::kStages>& at) {
       BarrierWait(empty + 8 * at.stage, at.parity ^ 1);
       BarrierArriveExpect(full + 8 * at.stage, S::kKvBytes);
-      LoadKeys<S>(to, box_stride, map, full + 8 * at.stage, kv, n * S::kCols);
-      at.Advance();
+      return full + 8 * at.stage;
     };
     const auto load_k = [&](int n) {
-      load(sm.k + k_at.stage * S::kKStride, S::kKvBoxBytes, &maps.k, sm.k_full, sm.k_empty, k_at, n);
+      const uint32_t bar = await(sm.k_full, sm.k_empty, k_at);
+      LoadBoxes<S, 0, S::kBoxes>(sm.k + k_at.stage * S::kKStride, S::kKvBoxBytes, &maps.k, bar, kv, n * S::kCols);
+      k_at.Advance();
     };
     const auto load_v = [&](int n) {
-      load(sm.v + v_at.stage * (S::kV1 - S::kV0), v_at.stage == 0 ? S::kVBoxStride0 : S::kVBoxStride1, &maps.v,
-           sm.v_full, sm.v_empty, v_at, n);
+      const uint32_t bar = await(sm.v_full, sm.v_empty, v_at);
+      const auto load = [&](auto first) {
+        constexpr int kFirst = decltype(first)::value, kCount = S::kBoxes / S::kValueParts;
+        constexpr int kPlace[] = {S::VPlace(0, kFirst), S::VPlace(1, kFirst)};
+        constexpr int kStride[] = {S::VBoxStride(0, kFirst), S::VBoxStride(1, kFirst)};
+        LoadBoxes<S, kFirst, kCount>(
+            sm.k + kPlace[0] * S::kKvBoxBytes + v_at.stage * ((kPlace[1] - kPlace[0]) * S::kKvBoxBytes),
+            (v_at.stage == 0 ? kStride[0] : kStride[1]) * S::kKvBoxBytes, &maps.v, bar, kv, n * S::kCols);
+      };
+      load(std::integral_constant<int, 0>{});
+      if constexpr (S::kValueParts == 2) load(std::integral_constant<int, 2>{});
+      v_at.Advance();
     };
     if (t.end > t.begin) load_k(t.end - 1);
     for (int n = t.end - 1; n >= t.begin; --n) {

@@ -10,7 +10,7 @@ namespace bellwether::kernels::cuda::sm90 {
 
 template <class S>
 FwdLauncher MakeFwdLauncher() {
-  return {S::kRows, S::kCols, LaunchAttentionFwd<S>};
+  return {S::kRows, S::kCols, S::kOutRows, LaunchAttentionFwd<S>};
 }
 
 // kHpNolt is kFa, kLt is kHp: the caller says whether there is a residual.
@@ -23,19 +23,32 @@ FwdLauncher FindFwdMode(AttentionMode mode) {
   return MakeFwdLauncher<FwdShape<T, kHeadDim, kWarpgroups, M::kHp, kGeneral, kCount>>();
 }
 
+// Packed sequences, windows, caps: registers and instructions that others need not pay for.
+inline bool IsGeneral(const AttentionForwardParams& p) {
+  return p.cu_seqlens_q != nullptr || p.window > 0 || p.softcap > 0;
+}
+
 // Tiles of 128 keys.  Head dim 64: three warpgroups, because the exponentials
 // bound it, but two where 192 rows would waste too much of a short diagonal or
-// where 160 registers do not suffice; 128: two, with 232 registers.
+// where 160 registers do not suffice; 128: two, with 232 registers.  256: two, and
+// tiles of 64 keys.
 template <class T, int kHeadDim, bool kCount>
-FwdLauncher FindFwdCount(const AttentionForwardParams& p) {
+FwdLauncher FindFwdPlain(const AttentionForwardParams& p) {
   constexpr int64_t kShortMax = 1024;
-  if (p.cu_seqlens_q != nullptr || p.window > 0 || p.softcap > 0) {
-    return FindFwdMode<T, kHeadDim, 2, true, kCount>(p.mode);
-  }
   if constexpr (kHeadDim == 64) {
     if (!p.causal || p.q_len > kShortMax) return FindFwdMode<T, 64, 3, false, kCount>(p.mode);
   }
   return FindFwdMode<T, kHeadDim, 2, false, kCount>(p.mode);
+}
+
+template <class T, int kHeadDim, bool kCount>
+FwdLauncher FindFwdCount(const AttentionForwardParams& p) {
+  if (IsGeneral(p)) return FindFwdMode<T, kHeadDim, 2, true, kCount>(p.mode);
+  // Of 96 only what is common: the rest runs as 128.
+  if constexpr (kHeadDim == 128) {
+    if (p.head_dim <= 96) return FindFwdPlain<T, 96, kCount>(p);
+  }
+  return FindFwdPlain<T, kHeadDim, kCount>(p);
 }
 
 template <class T, int kHeadDim>
