@@ -1,10 +1,11 @@
 """Goal: whatever happens to the servers of a cluster or to its database, nothing acknowledged is
 lost or applied twice, a partition has one owner an epoch, and another server goes on in time.
-Method: real PostgreSQL, three real bellwetherd, trainers that write down what they were promised
-and ask any server (cluster_fleet.py).  An owner is killed, paused beyond its lease, stopped; the
-database goes away; standbys go away.  What happens first is fixed; then come faults at random, for
-a minute with a fixed seed, with BELLWETHER_LONG for ten with 50 trainers and a seed that is
-printed; BELLWETHER_SEED makes it again.
+Method: real PostgreSQL with two standbys, one of which must confirm, three real bellwetherd,
+trainers that write down what they were promised and ask any server (cluster_fleet.py).  An owner is
+killed, paused beyond its lease, stopped; the database goes away; standbys go away.  What happens
+first is fixed; then come faults of servers, database and standbys at random, for a minute with a
+fixed seed, with BELLWETHER_LONG for ten with 50 trainers and a seed that is printed;
+BELLWETHER_SEED makes it again.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -33,6 +36,19 @@ KILL_S, STOP_S = 6.0, 3.0  # Quiet: 4.7 and 0.9 s (docs/operate/cluster.md).
 def pid(server: Server) -> int:
     assert server.process is not None
     return server.process.pid
+
+
+@contextmanager
+def synchronous_standbys(primary: Postgres) -> Iterator[list[Postgres]]:
+    """Two, of which one must have what is committed."""
+    standbys = [start_standby(primary, name) for name in ("s1", "s2")]
+    try:
+        primary.configure(synchronous_standby_names="ANY 1 (s1, s2)")
+        primary.sql("SELECT pg_reload_conf();")
+        yield standbys
+    finally:
+        for standby in standbys:
+            standby.remove()
 
 
 def busiest(cluster: Cluster) -> Server:
@@ -56,7 +72,7 @@ def first_ack_after(trainers: list[RoamingTrainer], since: float, seconds: float
 def test_owners_and_database_come_and_go(tmp_path: Path, primary: Postgres) -> None:
     print(f"BELLWETHER_SEED={SEED}")
     times: dict[str, float] = {}
-    with Cluster(tmp_path, primary, 3) as cluster:
+    with synchronous_standbys(primary) as standbys, Cluster(tmp_path, primary, 3) as cluster:
         cluster.add_trainers(RUNS, PERIOD, sick_from=40)
         cluster.await_acks(5)
         assert any(trainer.moves for trainer in cluster.trainers), "nobody was sent to an owner"
@@ -121,7 +137,8 @@ def test_owners_and_database_come_and_go(tmp_path: Path, primary: Postgres) -> N
         cluster.await_acks(5)
         cluster.await_balance()
 
-        faults = make_faults(cluster, random.Random(SEED), 600 if LONG else 60)
+        chance, seconds = random.Random(SEED), 600 if LONG else 60
+        faults = make_faults(cluster, [primary, *standbys], chance, seconds)
         result = cluster.check() | faults
         # The checker sees what must not be: a commit of another in somebody's epoch.
         tables = " UNION ALL ".join(f"SELECT * FROM bellwether.frames_{i}" for i in range(4))
@@ -139,83 +156,85 @@ def test_owners_and_database_come_and_go(tmp_path: Path, primary: Postgres) -> N
     assert times["pause"] <= LEASE_S + 3, times
 
 
-def make_faults(cluster: Cluster, chance: random.Random, seconds: float) -> dict[str, int]:
-    """Kills, pauses and stops of servers, one after the other, at random; how many of each.
+def make_faults(
+    cluster: Cluster, databases: list[Postgres], chance: random.Random, seconds: float
+) -> dict[str, int]:
+    """Kills, pauses and stops at random, one after the other; how many of each.
 
     cut_short: stops that took so long that the server's own watchdog ended it.
     """
-    made = {"kill": 0, "pause": 0, "stop": 0, "cut_short": 0}
-    kinds = ["kill", "pause", "stop"]
+    made = dict.fromkeys(("kill", "pause", "stop", "database_kill", "database_pause"), 0)
+    made["cut_short"] = 0
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        victim = chance.choice(cluster.servers)
-        what = chance.choice(kinds)
-        made[what] += 1
+        victim = chance.choice([*cluster.servers, *databases])
         time.sleep(chance.uniform(0, 3))
-        if what == "kill":
-            victim.kill()
-            time.sleep(chance.uniform(0, 8))
-            victim.start()
-        elif what == "stop":
-            ended = victim.stop()
-            assert ended in (0, -signal.SIGALRM), f"{ended}\n{victim.log()[-4000:]}"
-            made["cut_short"] += ended != 0
-            victim.start()
+        if isinstance(victim, Postgres):
+            what = chance.choice(["kill", "pause"])
+            made[f"database_{what}"] += 1
+            if what == "kill":
+                victim.kill()
+                time.sleep(chance.uniform(0, 8))
+                victim.start()
+            else:
+                with victim.paused():
+                    time.sleep(chance.uniform(1, 10))
         else:
-            os.kill(pid(victim), signal.SIGSTOP)
-            time.sleep(chance.uniform(1, 10))
-            os.kill(pid(victim), signal.SIGCONT)
-        cluster.await_acks(3)
+            what = chance.choice(["kill", "pause", "stop"])
+            made[what] += 1
+            if what == "kill":
+                victim.kill()
+                time.sleep(chance.uniform(0, 8))
+                victim.start()
+            elif what == "stop":
+                ended = victim.stop()
+                assert ended in (0, -signal.SIGALRM), f"{ended}\n{victim.log()[-4000:]}"
+                made["cut_short"] += ended != 0
+                victim.start()
+            else:
+                os.kill(pid(victim), signal.SIGSTOP)
+                time.sleep(chance.uniform(1, 10))
+                os.kill(pid(victim), signal.SIGCONT)
+        cluster.await_acks(3, 60)
     cluster.await_balance()
     return made
 
 
 def test_an_ack_needs_a_synchronous_standby(tmp_path: Path, primary: Postgres) -> None:
-    standbys = [start_standby(primary, name) for name in ("s1", "s2")]
-    try:
-        primary.configure(synchronous_standby_names="ANY 1 (s1, s2)")
-        primary.sql("SELECT pg_reload_conf();")
-        with Cluster(tmp_path, primary, 2) as cluster:
-            cluster.add_trainers(6, PERIOD)
-            cluster.await_acks(5)
-            # One of two is enough.
-            standbys[0].stop()
-            cluster.await_acks(20)
-            # None is not.
-            standbys[1].stop()
-            time.sleep(0.5)
-            before = cluster.ledger.total
-            time.sleep(2)
-            assert cluster.ledger.total == before, "acknowledged without a standby"
-            standbys[0].start()
-            cluster.await_acks(5, 40)
-            print(describe(cluster.check()))
-    finally:
-        for standby in standbys:
-            standby.remove()
+    with synchronous_standbys(primary) as standbys, Cluster(tmp_path, primary, 2) as cluster:
+        cluster.add_trainers(6, PERIOD)
+        cluster.await_acks(5)
+        # One of two is enough.
+        standbys[0].stop()
+        cluster.await_acks(20)
+        # None is not.
+        standbys[1].stop()
+        time.sleep(0.5)
+        before = cluster.ledger.total
+        time.sleep(2)
+        assert cluster.ledger.total == before, "acknowledged without a standby"
+        standbys[0].start()
+        cluster.await_acks(5, 40)
+        print(describe(cluster.check()))
 
 
 def test_a_promoted_standby_has_all_that_was_acknowledged(
     tmp_path: Path, primary: Postgres
 ) -> None:
-    standbys = [start_standby(primary, name) for name in ("s1", "s2")]
-    try:
-        primary.configure(synchronous_standby_names="ANY 1 (s1, s2)")
-        primary.sql("SELECT pg_reload_conf();")
-        with Cluster(tmp_path, primary, 2, *standbys) as cluster:
-            cluster.add_trainers(6, PERIOD, sick_from=20)
-            cluster.await_acks(30)
-            primary.stop()
-            gone = time.monotonic()
-            # Of the two that which received most: any one may have been the one that confirmed.
-            received = "SELECT pg_last_wal_receive_lsn() - '0/0';"
-            newest = max(standbys, key=lambda standby: int(standby.sql(received)[0][0]))
-            newest.sql("SELECT pg_promote();")
-            cluster.database = newest
-            took = first_ack_after(cluster.trainers, gone, 40)
-            cluster.await_acks(5)
-            cluster.await_balance()
-            print(describe(cluster.check()), f"promoted: {took:.2f} s without acknowledgements")
-    finally:
-        for standby in standbys:
-            standby.remove()
+    with (
+        synchronous_standbys(primary) as standbys,
+        Cluster(tmp_path, primary, 2, *standbys) as cluster,
+    ):
+        cluster.add_trainers(6, PERIOD, sick_from=20)
+        cluster.await_acks(30)
+        primary.stop()
+        gone = time.monotonic()
+        # Of the two that which received most: any one may have been the one that confirmed.
+        received = "SELECT pg_last_wal_receive_lsn() - '0/0';"
+        newest = max(standbys, key=lambda standby: int(standby.sql(received)[0][0]))
+        newest.sql("SELECT pg_promote();")
+        cluster.database = newest
+        took = first_ack_after(cluster.trainers, gone, 40)
+        cluster.await_acks(5)
+        cluster.await_balance()
+        print(describe(cluster.check()), f"promoted: {took:.2f} s without acknowledgements")

@@ -38,6 +38,7 @@ class FakeFileSystem final : public FileSystem {
     return names;
   }
 
+  using FileSystem::Create;
   absl::StatusOr<std::unique_ptr<File>> Create(const std::string& path, int64_t bytes, const GoOn& go_on) override {
     if (go_on && !go_on(0)) return absl::CancelledError(path);
     absl::MutexLock lock(&mutex_);

@@ -12,6 +12,8 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Optional
 
@@ -100,6 +102,34 @@ class Postgres:
             self.process.send_signal(how)
             self.process.wait(timeout=30)
 
+    def kill(self) -> None:
+        """All of its processes at once."""
+        for process in self._stopped():
+            os.kill(process, signal.SIGKILL)
+        assert self.process is not None
+        self.process.wait(timeout=30)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """All of its processes stand still."""
+        processes = self._stopped()
+        try:
+            yield
+        finally:
+            for process in reversed(processes):
+                os.kill(process, signal.SIGCONT)
+
+    def _stopped(self) -> list[int]:
+        """Its processes, each stopped: the one that makes them first."""
+        assert self.process is not None
+        first = self.process.pid
+        os.kill(first, signal.SIGSTOP)
+        children = Path(f"/proc/{first}/task/{first}/children").read_text().split()
+        for child in map(int, children):
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGSTOP)
+        return [first, *map(int, children)]
+
     def remove(self) -> None:
         self.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -168,5 +198,9 @@ def start_standby(primary: Postgres, name: str) -> Postgres:
         "pg_basebackup", "-D", str(standby.data), "-R", "-X", "stream", "-c", "fast", "--no-sync",
         "-d", f"host=127.0.0.1 port={primary.port} user=owner application_name={name}",
     )  # fmt: skip
-    standby.configure(port=str(standby.port), unix_socket_directories=str(standby.folder))
+    standby.configure(
+        port=str(standby.port),
+        unix_socket_directories=str(standby.folder),
+        wal_retrieve_retry_interval="200ms",  # Back at a primary that is back, not within 5 s.
+    )
     return standby.start()
