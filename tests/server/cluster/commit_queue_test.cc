@@ -115,9 +115,10 @@ TEST_F(CommitQueueTest, ACommitWithAWarningIsNoAck) {
   const Lsn lsn = *log_->Append(Record(1));
   ASSERT_TRUE(postgres_->Await(kWaitsForStandby));
   for (int i = 0; i < 3; ++i) {
-    postgres_->Sql("SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'");
-    // It is committed again, by a connection of its own.
-    ASSERT_TRUE(postgres_->Await(kWaitsForStandby));
+    const int64_t pid = postgres_->Number("SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'");
+    postgres_->Sql(absl::StrCat("SELECT pg_cancel_backend(", pid, ")"));
+    // It is committed again, by a connection of its own; the first may be seen waiting for a while yet.
+    ASSERT_TRUE(postgres_->Await(absl::StrCat(kWaitsForStandby, " AND pid <> ", pid)));
     EXPECT_LT(log_->durable_lsn(), lsn);
     EXPECT_EQ(Rows(), 1) << "the primary has it, and nobody else";
   }
