@@ -40,7 +40,9 @@ class FakeFileSystem final : public FileSystem {
 
   using FileSystem::Create;
   absl::StatusOr<std::unique_ptr<File>> Create(const std::string& path, int64_t bytes, const GoOn& go_on) override {
-    if (go_on && !go_on(0)) return absl::CancelledError(path);
+    for (int64_t written = 0; go_on && written < bytes; written += kPage) {
+      if (!go_on(written)) return absl::CancelledError(path);
+    }
     absl::MutexLock lock(&mutex_);
     if (dead_) return Dead();
     if (full_) return absl::ResourceExhaustedError("disk full");

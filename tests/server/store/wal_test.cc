@@ -304,6 +304,40 @@ TEST(WalTest, TheTailBeginsWithASegmentThatFits) {
   EXPECT_EQ(wal->bytes(), 3 * options.segment_bytes);
 }
 
+// Acknowledgements wait behind whatever is written beside them.
+TEST(WalTest, TheNextSegmentIsZeroedWhileThisOneFillsAndNotBefore) {
+  FakeFileSystem fs;
+  const auto wal = MustOpen(Small(&fs));
+  const auto ready = [&fs] {
+    const auto names = *fs.List("/wal");
+    return std::count(names.begin(), names.end(), "next.tmp") == 1;
+  };
+  AppendSynced(wal.get(), std::string(1000, 'x'));
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_FALSE(ready());
+  for (int i = 0; i < 7; ++i) AppendSynced(wal.get(), std::string(1000, 'x'));
+  for (int i = 0; i < 10'000 && !ready(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_TRUE(ready()) << "half of this one is full";
+}
+
+TEST(FileSystemTest, WhoCreatesAFileSaysWhetherToGoOn) {
+  TempDirectory directory;
+  const std::string path = directory.path() + "/zeros";
+  std::vector<int64_t> asked;
+  auto file = FileSystem::Real()->Create(path, 1 << 20, [&asked](int64_t written) {
+    asked.push_back(written);
+    return true;
+  });
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(*(*file)->Size(), 1 << 20);
+  EXPECT_GT(asked.size(), 1u);
+  EXPECT_EQ(asked.front(), 0);
+  EXPECT_TRUE(std::is_sorted(asked.begin(), asked.end()));
+  const auto stopped = FileSystem::Real()->Create(path, 1 << 20, [](int64_t written) { return written == 0; });
+  EXPECT_TRUE(absl::IsCancelled(stopped.status())) << stopped.status();
+  EXPECT_FALSE(std::filesystem::exists(path));
+}
+
 // Appends at random, cuts the power at random, keeps arbitrary pages.
 TEST(WalTest, ModelWhatWasReportedDurableSurvivesEveryCrash) {
   const uint32_t first_seed = 20261121;
