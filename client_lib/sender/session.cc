@@ -26,6 +26,11 @@ bool IsFinal(grpc::StatusCode code) {
   }
 }
 
+// Somebody has to put a token or a role right first, and will not restart the job for it.
+bool IsRefusal(grpc::StatusCode code) {
+  return code == grpc::StatusCode::UNAUTHENTICATED || code == grpc::StatusCode::PERMISSION_DENIED;
+}
+
 std::string Describe(const grpc::Status& status) {
   static constexpr const char* kNames[] = {
       "OK",        "CANCELLED",      "UNKNOWN",           "INVALID_ARGUMENT",   "DEADLINE_EXCEEDED",
@@ -243,22 +248,20 @@ void Session::OnEnd(const grpc::Status& status, Clock::time_point now) {
     Fail(Describe(status));
     return;
   }
-  RetryLater(status.ok() ? "the server closed the stream" : Describe(status), now);
+  RetryLater(status.ok() ? "the server closed the stream" : Describe(status), now, IsRefusal(status.error_code()));
 }
 
-void Session::RetryLater(const std::string& why, Clock::time_point now) {
+void Session::RetryLater(const std::string& why, Clock::time_point now, bool refused) {
   if (phase_ == Phase::kStreaming) unreachable_since_ = now;
   if (now - unreachable_since_ > kRetryFor) {
     Fail("given up after 7 days: " + why);
     return;
   }
-  // Somebody has to put a token or a role right first, and will not restart the job for it.
-  const bool refused = why.rfind("UNAUTHENTICATED", 0) == 0 || why.rfind("PERMISSION_DENIED", 0) == 0;
   stream_.reset();
   phase_ = Phase::kWaiting;
   bye_said_ = false;
   std::chrono::milliseconds wait = backoff_.Next();
-  // It is not asked about more often than needed.
+  // What a person must put right is not asked about more often than needed.
   if (refused) wait = std::max(wait, std::chrono::milliseconds(1000));
   if (draining_ || retry_after_.count() > 0) {
     wait += retry_after_;

@@ -78,7 +78,8 @@ class Session {
   void OnWelcome(const v1::Welcome& welcome);
   void OnAction(const v1::Action& action);
   void OnEnd(const grpc::Status& status, Clock::time_point now);
-  void RetryLater(const std::string& why, Clock::time_point now);
+  // refused: the caller's token or role was.
+  void RetryLater(const std::string& why, Clock::time_point now, bool refused = false);
   void Fail(const std::string& why);
   void SendFromWindow(Clock::time_point now);
   uint64_t DroppedTotal() const;
