@@ -34,11 +34,6 @@ RUNS, PERIOD = (50, 0.1) if LONG else (12, 0.05)
 KILL_S, STOP_S = 6.0, 3.0  # Quiet: 4.7 and 0.9 s (docs/operate/cluster.md).
 
 
-def pid(server: Server) -> int:
-    assert server.process is not None
-    return server.process.pid
-
-
 @contextmanager
 def synchronous_standbys(primary: Postgres) -> Iterator[list[Postgres]]:
     """Two, of which one must have what is committed."""
@@ -101,16 +96,16 @@ def test_owners_and_database_come_and_go(tmp_path: Path, primary: Postgres) -> N
         # Paused beyond its lease: what it believed is over when it wakes.
         victim = busiest(cluster)
         hit = cluster.served_by(victim)
-        os.kill(pid(victim), signal.SIGSTOP)
-        paused = time.monotonic()
-        wait_for(
-            "others own everything",
-            lambda: (
-                victim.folder.name not in (owned := cluster.owners()) and sum(owned.values()) == 64
-            ),
-            30,
-        )
-        os.kill(pid(victim), signal.SIGCONT)
+        with victim.paused():
+            paused = time.monotonic()
+            wait_for(
+                "others own everything",
+                lambda: (
+                    victim.folder.name not in (owned := cluster.owners())
+                    and sum(owned.values()) == 64
+                ),
+                30,
+            )
         times["pause"] = first_ack_after(hit, paused, 30)
         cluster.await_balance()
         cluster.await_acks(5)
@@ -169,33 +164,23 @@ def make_faults(
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         victim = chance.choice([*cluster.servers, *databases])
+        database = isinstance(victim, Postgres)
         time.sleep(chance.uniform(0, 3))
-        if isinstance(victim, Postgres):
-            what = chance.choice(["kill", "pause"])
-            made[f"database_{what}"] += 1
-            if what == "kill":
-                victim.kill()
-                time.sleep(chance.uniform(0, 8))
-                victim.start()
-            else:
-                with victim.paused():
-                    time.sleep(chance.uniform(1, 10))
-        else:
-            what = chance.choice(["kill", "pause", "stop"])
-            made[what] += 1
-            if what == "kill":
-                victim.kill()
-                time.sleep(chance.uniform(0, 8))
-                victim.start()
-            elif what == "stop":
-                ended = victim.stop()
-                assert ended in (0, -signal.SIGALRM), f"{ended}\n{victim.log()[-4000:]}"
-                made["cut_short"] += ended != 0
-                victim.start()
-            else:
-                os.kill(pid(victim), signal.SIGSTOP)
+        what = chance.choice(["kill", "pause"] if database else ["kill", "pause", "stop"])
+        made[f"database_{what}" if database else what] += 1
+        if what == "kill":
+            victim.kill()
+            time.sleep(chance.uniform(0, 8))
+            victim.start()
+        elif what == "pause":
+            with victim.paused():
                 time.sleep(chance.uniform(1, 10))
-                os.kill(pid(victim), signal.SIGCONT)
+        else:
+            assert isinstance(victim, Server)
+            ended = victim.stop()
+            assert ended in (0, -signal.SIGALRM), f"{ended}\n{victim.log()[-4000:]}"
+            made["cut_short"] += ended != 0
+            victim.start()
         cluster.await_acks(3, 60)
     cluster.await_balance()
     return made
