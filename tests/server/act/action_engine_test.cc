@@ -23,7 +23,7 @@ TEST(ActionEngineTest, APersonsProposalIsApprovedHandedOutAndApplied) {
   ASSERT_TRUE(r.Propose(CenterAll()).ok());
   EXPECT_EQ(r.At(1).id, "abcdef01-1");
   EXPECT_EQ(r.At(1).asked_by, "alice");
-  EXPECT_THAT(r.At(1).cost, HasSubstr("under 1 %"));
+  EXPECT_THAT(r.At(1).cost, HasSubstr("of attention time"));
   EXPECT_TRUE(r.engine->Due(0).empty());
   ASSERT_TRUE(r.Ask(Verb::kApprove, r.Id(1)).ok());
   ASSERT_EQ(r.engine->Due(0).size(), 1u);
