@@ -314,9 +314,8 @@ void LiveRun::PublishRecord(const RunRecord& record, const LiveRunParts& parts) 
 }
 
 Lsn LiveRun::needed_lsn() const {
-  const Lsn open = merge_.oldest_open_lsn();
-  if (open != 0) return open;
-  return dirty_ ? record_.applied_lsn + 1 : 0;
+  // Below the oldest open step lie closed ones that are in no saved state yet.
+  return dirty_ ? record_.applied_lsn + 1 : merge_.oldest_open_lsn();
 }
 
 bool LiveRun::CommitDue(int64_t now_ns) const {
@@ -330,28 +329,51 @@ bool LiveRun::CommitDue(int64_t now_ns) const {
 absl::Status LiveRun::Commit() {
   // The database must never be ahead of the log.
   BW_RETURN_IF_ERROR(parts_.wal->LogOf(record_.id)->Sync(last_lsn_));
-  std::unique_ptr<RunBatch> batch = parts_.database->NewBatch();
+  BW_ASSIGN_OR_RETURN(Save save, BeginSave());
+  return EndSave(std::move(save), absl::OkStatus());
+}
+
+absl::StatusOr<LiveRun::Save> LiveRun::BeginSave() {
+  Save save;
+  save.batch = parts_.database->NewBatch();
   std::string series_state;
-  BW_RETURN_IF_ERROR(record_.ended ? parts_.series->Close(record_.id, batch.get())
-                                   : parts_.series->Save(record_.id, batch.get(), &series_state));
+  BW_RETURN_IF_ERROR(record_.ended ? parts_.series->Close(record_.id, save.batch.get())
+                                   : parts_.series->Save(record_.id, save.batch.get(), &series_state));
   const Lsn open = merge_.oldest_open_lsn();
-  const Lsn applied_before = std::exchange(record_.applied_lsn, open != 0 ? std::min(open - 1, last_lsn_) : last_lsn_);
-  for (const RunEvent& event : new_events_) batch->PutEvent(record_.id, event);
-  for (const auto& [number, rank] : ranks_) batch->PutRank(record_.id, rank);
-  batch->PutRun(record_);
-  batch->PutState(record_, SaveState(series_state));
-  if (const absl::Status status = parts_.database->Commit(std::move(batch)); !status.ok()) {
-    record_.applied_lsn = applied_before;  // The log is needed from there still.
-    return status;
-  }
-  saved_lsn_ = last_lsn_;
-  events_stored_ += new_events_.size();
-  new_events_.clear();
+  save.last_lsn = last_lsn_;
+  save.applied_lsn = open != 0 ? std::min(open - 1, last_lsn_) : last_lsn_;
+  save.events = new_events_.size();
+  save.steps = steps_since_commit_;
+  for (const RunEvent& event : new_events_) save.batch->PutEvent(record_.id, event);
+  for (const auto& [number, rank] : ranks_) save.batch->PutRank(record_.id, rank);
+  // Until it is there the log is needed from where it was.
+  const Lsn applied_before = std::exchange(record_.applied_lsn, save.applied_lsn);
+  save.batch->PutRun(record_);
+  save.batch->PutState(record_, SaveState(series_state));
+  record_.applied_lsn = applied_before;
+  saving_ = true;
+  closing_ = record_.ended;
+  return save;
+}
+
+absl::Status LiveRun::ShareSave(const LiveRunParts& parts, RunId run, Save* save) {
+  BW_RETURN_IF_ERROR(parts.wal->LogOf(run)->Sync(save->last_lsn));  // As in Commit().
+  return parts.database->ShareBatch(save->batch.get());
+}
+
+absl::Status LiveRun::EndSave(Save save, absl::Status shared) {
+  saving_ = false;
+  BW_RETURN_IF_ERROR(shared);
+  BW_RETURN_IF_ERROR(parts_.database->Commit(std::move(save.batch)));
+  record_.applied_lsn = save.applied_lsn;
+  saved_lsn_ = save.last_lsn;
+  events_stored_ += save.events;
+  new_events_.erase(new_events_.begin(), new_events_.begin() + static_cast<std::ptrdiff_t>(save.events));
   shown_events_ = nullptr;
   changed_ = true;  // Which events are new.
-  steps_since_commit_ = 0;
+  steps_since_commit_ -= save.steps;
   committed_ns_ = parts_.clock->MonotonicNanos();
-  dirty_ = false;
+  dirty_ = last_lsn_ != save.last_lsn;
   return absl::OkStatus();
 }
 

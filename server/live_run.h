@@ -29,6 +29,7 @@
 #include "server/ingest/rank_merge.h"
 #include "server/policy_in_force.h"
 #include "server/rules_in_force.h"
+#include "server/run_saver.h"
 #include "server/spectra_worker.h"
 #include "server/store/action_log.h"
 #include "server/store/alert_log.h"
@@ -57,6 +58,7 @@ struct LiveRunParts {
   DetectorBank* bank = nullptr;          // Null = the CPU's.
   const Baselines* baselines = nullptr;  // Null = nothing is known of other runs.
   SpectraWorker* spectra = nullptr;      // Null = Gram matrices give no signals.
+  RunSaver* saver = nullptr;             // Null = runs are saved by their shard's thread.
   // Passes an action on to the rank's stream; false = it has none.  Null = nobody
   // is handed anything.
   std::function<bool(RunId run, uint32_t rank, const Action& action)> hand_over;
@@ -78,6 +80,20 @@ class LiveRun {
   static void PublishRecord(const RunRecord& record, const LiveRunParts& parts);
   // Saves everything as of the last applied message, atomically.
   absl::Status Commit();
+  // The same in three, for a store that may keep one waiting: what is to be saved, that
+  // it is with the others, which any thread may wait for, and what follows from it.
+  // Messages may be applied meanwhile, unless the save closes the run.  One at a time.
+  struct Save {
+    std::unique_ptr<RunBatch> batch;
+    Lsn last_lsn = 0, applied_lsn = 0;
+    size_t events = 0;
+    uint64_t steps = 0;
+  };
+  absl::StatusOr<Save> BeginSave();
+  static absl::Status ShareSave(const LiveRunParts& parts, RunId run, Save* save);
+  absl::Status EndSave(Save save, absl::Status shared);
+  bool saving() const { return saving_; }
+  bool closing() const { return saving_ && closing_; }
   // Steps and time since the last commit make one due.
   bool CommitDue(int64_t now_ns) const;
 
@@ -175,6 +191,7 @@ class LiveRun {
   Lsn last_lsn_ = 0;   // Last applied.
   Lsn saved_lsn_ = 0;  // Events and Hellos up to here are in saved state.
   bool dirty_ = false;
+  bool saving_ = false, closing_ = false;  // A save is under way, of a run that has ended.
   bool changed_ = false;
   uint64_t events_stored_ = 0;  // In the database.
   std::vector<RunEvent> new_events_;

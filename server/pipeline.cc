@@ -19,6 +19,9 @@ namespace {
 
 // Of Sampling.deeper.
 constexpr size_t kDeeperHeadsMax = 64;
+// Threads that wait for saves to be with the other servers of a cluster: as many as
+// it has connections for rows (server/cluster/postgres_log.cc).
+constexpr int kSavers = 4;
 
 // The furthest first.
 std::vector<Head> DeeperHeads(const RunSnapshot& run) {
@@ -75,6 +78,7 @@ LiveRunParts Pipeline::Parts() {
           .bank = options_.bank,
           .baselines = baselines_.get(),
           .spectra = spectra_.get(),
+          .saver = saver_.get(),
           .hand_over = [this](RunId run, uint32_t rank, const Action& action) { return HandOver(run, rank, action); }};
 }
 
@@ -91,6 +95,7 @@ absl::StatusOr<std::unique_ptr<Pipeline>> Pipeline::Open(const Options& options,
     const auto on_durable = [raw = pipeline.get()](uint32_t lane, Lsn durable) { raw->OnDurable(lane, durable); };
     BW_ASSIGN_OR_RETURN(std::unique_ptr<SharedLog> shared, options.open_shared_log(on_durable));
     database.shared = pipeline->shared_ = shared.get();
+    pipeline->saver_ = std::make_unique<RunSaver>(kSavers);
     pipeline->wal_ = std::move(shared);
     // Another folder than that of a server alone, whose data nobody may lose by
     // a line in the configuration.

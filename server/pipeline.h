@@ -270,6 +270,7 @@ class Pipeline final : public IngestSink, public RunControl, public PartitionHos
   std::unique_ptr<ActionLog> actions_;
   std::unique_ptr<Baselines> baselines_;
   std::unique_ptr<SpectraWorker> spectra_;
+  std::unique_ptr<RunSaver> saver_;  // Null: this server is alone.
   std::vector<std::unique_ptr<Shard>> shards_;
   std::vector<std::deque<PendingAck>> pending_acks_;  // PendingAcks()
   std::unique_ptr<BaselineLearner> learner_;

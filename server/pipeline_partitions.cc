@@ -59,7 +59,7 @@ RunId Pipeline::NextRun(const RunUuid& uuid) {
 absl::Status Pipeline::TakePartition(uint32_t partition, uint64_t epoch) {
   // The lane is not shortened meanwhile: what it keeps for runs that are half here
   // nobody would ask for.
-  absl::MutexLock flush(&flush_mutexes_[DatabaseOf(partition)]);
+  absl::ReaderMutexLock flush(&flush_mutexes_[DatabaseOf(partition)]);
   absl::Status taken = TakeUp(partition, epoch);
   if (!taken.ok()) LetGo(partition, /*save=*/false);
   return taken;
@@ -169,7 +169,7 @@ void Pipeline::FencePartition(uint32_t partition) {
 Lsn Pipeline::DropPartition(uint32_t partition, bool save) {
   // Nor is it shortened between the runs' end here and the partition's: what they
   // could not save nobody would ask for.
-  absl::MutexLock flush(&flush_mutexes_[DatabaseOf(partition)]);
+  absl::ReaderMutexLock flush(&flush_mutexes_[DatabaseOf(partition)]);
   return LetGo(partition, save);
 }
 

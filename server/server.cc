@@ -97,7 +97,9 @@ absl::Status Server::StartAll() {
   BW_ASSIGN_OR_RETURN(pipeline_, Pipeline::Open(options_.pipeline, &counters_, clock_));
   pipeline_->SetOwnerAddress([this](uint32_t partition) {
     Members* const member = asked_member_;
-    return member == nullptr ? std::string() : member->OwnerAddress(partition);
+    if (member == nullptr) return std::string();
+    member->LookSoon(partition);
+    return member->OwnerAddress(partition);
   });
   if (options_.cluster.on()) BW_RETURN_IF_ERROR(StartPeers());
   engine_ = std::make_unique<QueryEngine>(
@@ -378,6 +380,7 @@ absl::Status Server::Stop() {
   pulse_wake_.notify_all();
   if (pulse_.joinable()) pulse_.join();
   if (listener_ != nullptr) listener_->Stop();
+  if (member_ != nullptr) member_->Announce();
   if (grpc_ != nullptr) {
     grpc_->GetHealthCheckService()->SetServingStatus(false);
     // What was taken becomes durable and is acknowledged before streams end.

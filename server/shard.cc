@@ -21,19 +21,96 @@ constexpr size_t kRulesBytesPerTick = 4 << 20;
 }  // namespace
 
 // While the log cannot go on nothing may be saved: it said so itself.
-void Shard::CommitIfDue(LiveRun* run, int64_t now_ns) {
-  if (!run->CommitDue(now_ns) || !parts_.wal->LogOf(run->record().id)->health().ok()) return;
-  const absl::Status status = run->Commit();
-  const std::string& name = run->record().description.name;
+void Shard::CommitIfDue(LiveRun* run, int64_t now_ns, const SaveGroupPtr& group) {
+  const RunId id = run->record().id;
+  if (run->saving() || !run->CommitDue(now_ns) || !parts_.wal->LogOf(id)->health().ok()) return;
+  if (parts_.saver == nullptr) {
+    NoteSaved(*run, run->Commit());
+    return;
+  }
+  absl::StatusOr<LiveRun::Save> begun = run->BeginSave();
+  if (!begun.ok()) {
+    NoteSaved(*run, begun.status());
+    return;
+  }
+  ++saves_;
+  if (group != nullptr) ++group->left;
+  // Shared: a task must be copied.
+  auto save = std::make_shared<LiveRun::Save>(*std::move(begun));
+  parts_.saver->Do([this, id, save = std::move(save), group] {
+    const absl::Status shared = LiveRun::ShareSave(parts_, id, save.get());
+    Enqueue([this, id, save, shared, group] { EndSave(id, std::move(*save), shared, group); });
+  });
+}
+
+void Shard::EndSave(RunId id, LiveRun::Save save, const absl::Status& shared, const SaveGroupPtr& group) {
+  --saves_;
+  LiveRun* const run = runs_.at(id).get();  // It stays while it is saved.
+  NoteSaved(*run, run->EndSave(std::move(save), shared));
+  // What came for a run that had ended while that was saved.
+  std::vector<Item> held;
+  if (const auto found = held_.find(id); found != held_.end()) {
+    held = std::move(found->second);
+    held_.erase(found);
+  }
+  for (Item& item : held) {
+    {
+      absl::MutexLock lock(&mutex_);
+      queue_bytes_ -= static_cast<int64_t>(item.bytes);
+    }
+    ApplyItem(&item);
+  }
+  std::vector<Task> after;
+  if (const auto found = after_save_.find(id); found != after_save_.end()) {
+    after = std::move(found->second);
+    after_save_.erase(found);
+  }
+  for (const Task& task : after) task();
+  if (group != nullptr) Arrive(group);
+}
+
+void Shard::NoteSaved(const LiveRun& run, const absl::Status& status) {
+  const RunId id = run.record().id;
+  const std::string& name = run.record().description.name;
   if (!status.ok()) {
     save_failures_->Add();
     // Said when it begins and when it ends; tried at each tick meanwhile.
-    if (unsaved_.insert(run->record().id).second) {
+    if (unsaved_.insert(id).second) {
       LogError("run {} could not be saved, it is tried again and again: {}", name, std::string(status.message()));
     }
-  } else if (unsaved_.erase(run->record().id) > 0) {
+  } else if (unsaved_.erase(id) > 0) {
     LogInfo("run {} is saved again", name);
   }
+}
+
+void Shard::SaveThen(const std::vector<RunId>& runs, Lsn end, Task then) {
+  const auto group = std::make_shared<SaveGroup>();
+  group->left = 1;
+  group->then = std::move(then);
+  for (const RunId id : runs) {
+    chores_.emplace_back([this, id, end, group] { SaveOf(id, end, group); });
+  }
+  chores_.emplace_back([this, group] { Arrive(group); });
+}
+
+void Shard::SaveOf(RunId id, Lsn end, const SaveGroupPtr& group) {
+  const auto found = runs_.find(id);
+  if (found == runs_.end()) return;
+  LiveRun* const run = found->second.get();
+  if (run->saving()) {  // What it holds is not all by now.
+    ++group->left;
+    after_save_[id].emplace_back([this, id, end, group] {
+      SaveOf(id, end, group);
+      Arrive(group);
+    });
+    return;
+  }
+  if (run->needed_lsn() < end) CommitIfDue(run, INT64_MAX, group);
+  run->Publish();
+}
+
+void Shard::Arrive(const SaveGroupPtr& group) {
+  if (--group->left == 0) group->then();
 }
 
 Shard::Shard(const Options& options, const LiveRunParts& parts, int index)
@@ -115,14 +192,31 @@ void Shard::Barrier(const Task& task) {
 
 Lsn Shard::Drop(RunId first, RunId end, bool save) {
   Lsn needed = std::numeric_limits<Lsn>::max();
-  Barrier([&] {
+  absl::Notification done;
+  const Task drop = [&] {
+    // A tick may have begun another save of one that was saved early.
+    std::vector<RunId> under_way;
+    for (auto it = runs_.lower_bound(first); it != runs_.end() && it->first < end; ++it) {
+      if (it->second->saving()) under_way.push_back(it->first);
+    }
+    if (!under_way.empty()) {
+      SaveThen(under_way, /*end=*/0, drop);
+      return;
+    }
     for (auto it = runs_.lower_bound(first); it != runs_.end() && it->first < end;) {
-      if (save) CommitIfDue(it->second.get(), INT64_MAX);
       if (const Lsn lsn = it->second->needed_lsn(); lsn != 0) needed = std::min(needed, lsn);
       unsaved_.erase(it->first);
       it = runs_.erase(it);
     }
+    done.Notify();
+  };
+  Enqueue([&] {
+    std::vector<RunId> runs;
+    for (auto it = runs_.lower_bound(first); it != runs_.end() && it->first < end; ++it) runs.push_back(it->first);
+    // Without a save: what is under way has an end before the run has.
+    SaveThen(runs, save ? std::numeric_limits<Lsn>::max() : 0, drop);
   });
+  done.WaitForNotification();
   return needed;
 }
 
@@ -145,16 +239,11 @@ Lsn Shard::CommitBefore(uint32_t lane, Lsn end) {
   Lsn needed = 0;
   absl::Notification done;
   Enqueue([&] {
+    std::vector<RunId> runs;
     for (const auto& [id, run] : runs_) {
-      if (parts_.wal->LaneOf(id) != lane) continue;
-      chores_.emplace_back([this, id = id, end] {
-        const auto found = runs_.find(id);
-        if (found == runs_.end()) return;
-        if (found->second->needed_lsn() < end) CommitIfDue(found->second.get(), INT64_MAX);
-        found->second->Publish();
-      });
+      if (parts_.wal->LaneOf(id) == lane) runs.push_back(id);
     }
-    chores_.emplace_back([&] {
+    SaveThen(runs, end, [&] {
       needed = NeededLsn(lane);
       done.Notify();
     });
@@ -194,9 +283,13 @@ void Shard::Loop() {
     std::vector<Task> when_room;
     {
       absl::MutexLock lock(&mutex_);
-      const auto wake = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !queue_.empty() || stopping_; };
-      if (chores_.empty()) AwaitFor(&mutex_, absl::Condition(&wake), absl::Milliseconds(options_.publish_ms));
-      if (queue_.empty() && chores_.empty() && stopping_) return;
+      // Saves that are under way come back by the queue.
+      const auto wake = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        return !queue_.empty() || (stopping_ && saves_ == 0);
+      };
+      const bool chores_wait = chores_.empty() || saves_ >= kSavesMax;
+      if (chores_wait) AwaitFor(&mutex_, absl::Condition(&wake), absl::Milliseconds(options_.publish_ms));
+      if (queue_.empty() && chores_.empty() && saves_ == 0 && stopping_) return;
       // A few at a time: room appears while the rest is worked on.
       while (!queue_.empty() && batch.size() < 64) {
         queue_bytes_ -= static_cast<int64_t>(queue_.front().bytes);
@@ -211,9 +304,10 @@ void Shard::Loop() {
     for (const Task& task : when_room) task();
     for (Item& item : batch) ApplyItem(&item);
     batch.clear();
-    if (!chores_.empty()) {
-      chores_.front()();
+    if (!chores_.empty() && saves_ < kSavesMax) {
+      const Task chore = std::move(chores_.front());
       chores_.pop_front();
+      chore();
     }
     const int64_t now_ns = parts_.clock->MonotonicNanos();
     if (now_ns >= next_tick_ns) {
@@ -229,6 +323,13 @@ void Shard::ApplyItem(Item* item) {
     return;
   }
   processed_lsn_ = std::max(processed_lsn_, item->message.lsn);
+  const auto known = runs_.find(item->message.run);
+  if (known != runs_.end() && known->second->closing()) {
+    absl::MutexLock lock(&mutex_);
+    queue_bytes_ += static_cast<int64_t>(item->bytes);  // It still waits.
+    held_[item->message.run].push_back(std::move(*item));
+    return;
+  }
   LiveRun* const run = FindOrLoad(item->message.run);
   if (run == nullptr) {
     unknown_->Add();

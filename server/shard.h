@@ -36,6 +36,9 @@ class Shard {
     int64_t publish_ms = 50;
   };
   using Task = std::function<void()>;
+  // Saves under way at once, each with what it writes in memory, where others wait for
+  // them (LiveRunParts::saver); further ones wait, and messages do not.
+  static constexpr int kSavesMax = 8;
 
   Shard(const Options& options, const LiveRunParts& parts, int index);
   ~Shard();  // As Stop().
@@ -109,7 +112,20 @@ class Shard {
   // The run's writing state; taken up from the database if it had ended.
   LiveRun* FindOrLoad(RunId id);
   void Tick(int64_t now_ns);
-  void CommitIfDue(LiveRun* run, int64_t now_ns);
+  // Saves that somebody waits for together; `then` is called after the last of them.
+  struct SaveGroup {
+    size_t left = 0;
+    Task then;
+  };
+  using SaveGroupPtr = std::shared_ptr<SaveGroup>;
+  void CommitIfDue(LiveRun* run, int64_t now_ns, const SaveGroupPtr& group = nullptr);
+  void EndSave(RunId id, LiveRun::Save save, const absl::Status& shared, const SaveGroupPtr& group);
+  void NoteSaved(const LiveRun& run, const absl::Status& status);
+  // Saves those of the runs that still need an LSN below `end`, one after each batch of
+  // messages; `then` once all of that, and what was under way of them, has an end.
+  void SaveThen(const std::vector<RunId>& runs, Lsn end, Task then);
+  void SaveOf(RunId id, Lsn end, const SaveGroupPtr& group);
+  void Arrive(const SaveGroupPtr& group);
   // False: the log did not take it.
   bool AppendOwn(const LiveRun& run, WalKind kind, std::string payload, IngestMessage message);
   bool AppendOwn(RunId run, uint32_t attempt, WalKind kind, std::string payload, IngestMessage message);
@@ -140,6 +156,9 @@ class Shard {
   std::deque<Task> chores_;                         // Likewise: what can wait, one after each batch.
   std::set<RunId> saves_waiting_;                   // Likewise: whose save is one of the chores.
   std::set<RunId> unsaved_;                         // Likewise: whose last try to save failed.
+  int saves_ = 0;                                   // Likewise: under way; changed while it does not wait.
+  std::map<RunId, std::vector<Task>> after_save_;   // Likewise: what waits for a run's save.
+  std::map<RunId, std::vector<Item>> held_;         // Likewise: came while a run's end is being saved.
   Lsn processed_lsn_ = 0;
   std::thread thread_;
 };

@@ -25,11 +25,28 @@ absl::StatusOr<std::vector<PgResult>> PgLink::Transact(const std::vector<PgState
   return connection_->Transact(statements, answer_ms_);
 }
 
+SharedPgLink::SharedPgLink(const std::string& dsn, int64_t answer_ms, size_t links) {
+  for (size_t place = 0; place < links; ++place) {
+    links_.push_back(std::make_unique<PgLink>(dsn, answer_ms));
+    free_.insert(place);
+  }
+}
+
 absl::StatusOr<std::vector<PgResult>> SharedPgLink::Fly(Flight flight, const std::vector<PgStatement>& statements) {
+  size_t place = 0;
+  {
+    absl::MutexLock lock(&mutex_);
+    const auto any = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !free_.empty(); };
+    mutex_.Await(absl::Condition(&any));
+    place = *free_.begin();
+    free_.erase(free_.begin());
+  }
+  PgLink& link = *links_[place];
+  const bool used = link.connected();
+  auto results = (link.*flight)(statements);
+  if (used && !link.connected()) results = (link.*flight)(statements);
   absl::MutexLock lock(&mutex_);
-  const bool used = link_.connected();
-  auto results = (link_.*flight)(statements);
-  if (used && !link_.connected()) results = (link_.*flight)(statements);
+  free_.insert(place);
   return results;
 }
 

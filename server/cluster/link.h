@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -44,12 +45,13 @@ class PgLink {
   std::unique_ptr<PgConnection> connection_;
 };
 
-// One that several threads take turns at, for what may be done twice: what fails on a
-// connection that had been used before is tried once more on a new one, because the
-// database may have been started again while nothing went over it.  Thread-safe.
+// One, or a few, that several threads take turns at, for what may be done twice: what
+// fails on a connection that had been used before is tried once more on a new one,
+// because the database may have been started again while nothing went over it.  Of a
+// few, the next is made when all before it are in use.  Thread-safe.
 class SharedPgLink {
  public:
-  SharedPgLink(std::string dsn, int64_t answer_ms) : link_(std::move(dsn), answer_ms) {}
+  SharedPgLink(const std::string& dsn, int64_t answer_ms, size_t links = 1);
 
   absl::StatusOr<std::vector<PgResult>> Run(const std::vector<PgStatement>& statements);
   absl::StatusOr<std::vector<PgResult>> Transact(const std::vector<PgStatement>& statements);
@@ -60,8 +62,9 @@ class SharedPgLink {
   using Flight = absl::StatusOr<std::vector<PgResult>> (PgLink::*)(const std::vector<PgStatement>&);
   absl::StatusOr<std::vector<PgResult>> Fly(Flight flight, const std::vector<PgStatement>& statements);
 
+  std::vector<std::unique_ptr<PgLink>> links_;  // Each whose place it has in free_.
   absl::Mutex mutex_;
-  PgLink link_ ABSL_GUARDED_BY(mutex_);
+  std::set<size_t> free_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace bellwether::server

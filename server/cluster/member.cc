@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <functional>
 #include <random>
 #include <set>
 #include <utility>
@@ -19,6 +20,14 @@ namespace {
 constexpr int64_t kAnswerMs = 3000;
 // Between two tries to read what can wait.
 constexpr int64_t kHistoryRetryNanos = 5'000'000'000;
+// That take partitions up and let them go: as many saves as wait for one commit.
+constexpr int kWorkers = 4;
+constexpr char kGone[] = "1970-01-01 00:00:00+00";
+// Whoever locks several leases does so by their numbers, so that nobody waits for one
+// who waits for him: one server renews its leases while it gives some back.
+constexpr char kRenew[] =
+    "UPDATE bellwether.lease SET until = now() + CAST($1 AS interval) "
+    "WHERE p IN (SELECT p FROM bellwether.lease WHERE owner = $2 ORDER BY p FOR UPDATE)";
 
 PgValue Seconds(int64_t seconds) { return absl::StrCat(seconds, " s"); }
 
@@ -63,7 +72,10 @@ absl::StatusOr<std::unique_ptr<Member>> Member::Start(const ClusterOptions& opti
   if (status.ok()) status = member->Look(&free, &servers);  // Who has what, and what time it is there.
   if (!status.ok() && !(database > 0 && absl::IsUnavailable(status))) return status;
   member->keeper_ = std::thread([raw = member.get()] { raw->Keep(); });
-  member->worker_ = std::thread([raw = member.get()] { raw->Work(); });
+  member->giver_ = std::thread([raw = member.get()] { raw->GiveBack(); });
+  for (int i = 0; i < kWorkers; ++i) {
+    member->workers_.emplace_back([raw = member.get(), i] { raw->Work(/*history=*/i == 0); });
+  }
   return member;
 }
 
@@ -74,14 +86,20 @@ std::string Member::OwnerAddress(uint32_t partition) const {
   return parts_[partition].state == State::kForeign ? parts_[partition].address : "";
 }
 
+void Member::LookSoon() {
+  absl::MutexLock lock(&mutex_);
+  look_soon_ = true;
+}
+
 Member::Spread Member::spread() const {
   std::set<std::string> others;
   Spread spread;
   absl::MutexLock lock(&mutex_);
   for (const Part& part : parts_) {
     if (part.state == State::kForeign && !part.address.empty()) others.insert(part.address);
-    if (part.state == State::kTaking) ++spread.taking;
-    if (part.state == State::kTaking || (part.state != State::kOwned && part.address.empty())) ++spread.unserved;
+    const bool moves = part.state == State::kTaking || part.state == State::kLeaving;
+    if (moves) ++spread.taking;
+    if (moves || (part.state != State::kOwned && part.address.empty())) ++spread.unserved;
   }
   spread.others.assign(others.begin(), others.end());
   return spread;
@@ -126,23 +144,37 @@ absl::Status Member::Renew() {
                  "ON CONFLICT (name) DO UPDATE SET address = excluded.address, until = excluded.until",
                  {name, options_.address, Seconds(options_.lease_seconds)}}})
           .status());
-  BW_RETURN_IF_ERROR(lease_link_
-                         .Run({{"UPDATE bellwether.lease SET until = now() + CAST($1 AS interval) "
-                                "WHERE owner = $2",
-                                {Seconds(options_.lease_seconds), owner_}}})
-                         .status());
+  BW_RETURN_IF_ERROR(lease_link_.Run({{kRenew, {Seconds(options_.lease_seconds), owner_}}}).status());
   renewed_ns_ = clock_->MonotonicNanos();
   return absl::OkStatus();
 }
 
+absl::Status Member::SayLeaving() {
+  BW_RETURN_IF_ERROR(lease_link_
+                         .Run({{"UPDATE bellwether.servers SET until = CAST($2 AS timestamptz) WHERE name = $1",
+                                {owner_.substr(0, owner_.rfind('/')), std::string(kGone)}},
+                               {kRenew, {Seconds(options_.lease_seconds), owner_}}})
+                         .status());
+  renewed_ns_ = clock_->MonotonicNanos();
+  announced_ = true;
+  return absl::OkStatus();
+}
+
 absl::Status Member::Look(std::vector<uint32_t>* free, int64_t* servers) {
-  BW_ASSIGN_OR_RETURN(const auto seen,
-                      lease_link_.Run({{"SELECT p, owner, address, epoch, until < now() FROM bellwether.lease", {}},
-                                       {"SELECT count(*), CAST(floor(extract(epoch FROM now()) * 1000) AS bigint) "
-                                        "FROM bellwether.servers WHERE until > now()",
-                                        {}}}));
-  database_offset_ns_ = seen[1].Number(0, 1) * 1'000'000 - clock_->MonotonicNanos();
-  *servers = std::max<int64_t>(1, seen[1].Number(0, 0));
+  BW_ASSIGN_OR_RETURN(
+      const auto seen,
+      lease_link_.Run({{"SELECT p, owner, address, epoch, until < now() FROM bellwether.lease ORDER BY p", {}},
+                       {"SELECT CAST(floor(extract(epoch FROM now()) * 1000) AS bigint)", {}},
+                       {"SELECT address, until > now() FROM bellwether.servers", {}}}));
+  database_offset_ns_ = seen[1].Number(0, 0) * 1'000'000 - clock_->MonotonicNanos();
+  std::set<std::string, std::less<>> here, gone;  // Addresses; a name that was changed has left its old one.
+  int64_t count = 0;
+  for (int row = 0; row < seen[2].rows(); ++row) {
+    const bool is_here = seen[2].Number(row, 1) != 0;
+    count += is_here;
+    (is_here ? here : gone).emplace(seen[2].Text(row, 0));
+  }
+  *servers = std::max<int64_t>(1, count);
   std::vector<uint32_t> lost;
   {
     absl::MutexLock lock(&mutex_);
@@ -152,7 +184,9 @@ absl::Status Member::Look(std::vector<uint32_t>* free, int64_t* servers) {
       Part& part = parts_[p];
       const bool mine = seen[0].Text(row, 1) == owner_;
       const bool expired = seen[0].Number(row, 4) != 0;
-      part.address = mine || expired ? "" : std::string(seen[0].Text(row, 2));
+      const std::string_view address = seen[0].Text(row, 2);
+      const bool leaves = gone.contains(address) && !here.contains(address);
+      part.address = mine || expired || leaves ? "" : std::string(address);
       if (part.state == State::kOwned && part.history_due_ns != 0 && clock_->MonotonicNanos() >= part.history_due_ns) {
         part.history_due_ns = 0;
         errands_.push_back({Chore::kHistory, p, part.epoch});
@@ -222,24 +256,40 @@ void Member::Show() {
   owned_->Add(static_cast<double>(mine - std::exchange(shown_, mine)));
 }
 
-absl::Status Member::Take(const std::vector<uint32_t>& free, int64_t share) {
-  for (const uint32_t p : free) {
+absl::Status Member::Take(std::vector<uint32_t> free, int64_t share) {
+  // Who else wants some begins elsewhere.
+  if (!free.empty()) {
+    const size_t begin = std::hash<std::string>()(owner_) % free.size();
+    std::rotate(free.begin(), free.begin() + static_cast<std::ptrdiff_t>(begin), free.end());
+  }
+  for (auto next = free.begin(); next != free.end();) {
+    int64_t wanted = 0;
     {
       absl::MutexLock lock(&mutex_);
-      if (leaving_ || CountMine() >= share) return absl::OkStatus();
+      wanted = leaving_ || announcing_ ? 0 : share - CountMine();
     }
-    BW_ASSIGN_OR_RETURN(
-        const auto taken,
-        lease_link_.Run({{"UPDATE bellwether.lease SET owner = $1, address = $2, epoch = epoch + 1, "
-                          "until = now() + CAST($3 AS interval) WHERE p = $4 AND until < now() RETURNING epoch",
-                          {owner_, options_.address, Seconds(options_.lease_seconds), int64_t{p}}}}));
-    if (taken[0].rows() == 0) continue;  // Another was quicker.
+    if (wanted <= 0) return absl::OkStatus();
+    // In one commit, and in their order: two who want the same do not wait for each other.
+    const auto end = next + std::min<std::ptrdiff_t>(wanted, free.end() - next);
+    std::sort(next, end);
+    std::vector<PgStatement> flight;
+    for (auto p = next; p != end; ++p) {
+      flight.push_back(
+          {"UPDATE bellwether.lease SET owner = $1, address = $2, epoch = epoch + 1, "
+           "until = now() + CAST($3 AS interval) WHERE p = $4 AND until < now() RETURNING epoch",
+           {owner_, options_.address, Seconds(options_.lease_seconds), int64_t{*p}}});
+    }
+    BW_ASSIGN_OR_RETURN(const auto taken, lease_link_.Run(flight));
     absl::MutexLock lock(&mutex_);
-    parts_[p].state = State::kTaking;
-    parts_[p].epoch = static_cast<uint64_t>(taken[0].Number(0, 0));
-    parts_[p].address.clear();
-    parts_[p].history_due_ns = 0;
-    errands_.push_back({Chore::kTake, p, parts_[p].epoch});
+    for (size_t i = 0; i < taken.size(); ++i, ++next) {
+      if (taken[i].rows() == 0) continue;  // Another was quicker.
+      Part& part = parts_[*next];
+      part.state = State::kTaking;
+      part.epoch = static_cast<uint64_t>(taken[i].Number(0, 0));
+      part.address.clear();
+      part.history_due_ns = 0;
+      errands_.push_back({Chore::kTake, *next, part.epoch});
+    }
   }
   return absl::OkStatus();
 }
@@ -258,43 +308,98 @@ void Member::GiveExcess(int64_t share) {
 void Member::Keep() {
   const int64_t lease_ms = options_.lease_seconds * 1000;
   const int64_t look_ms = std::clamp<int64_t>(lease_ms / 20, 50, 500);
+  const int64_t soon_ms = std::clamp<int64_t>(lease_ms / 200, 10, 50);
   bool complained = false;
   for (;;) {
+    bool announcing = false;
+    {
+      absl::MutexLock lock(&mutex_);
+      announcing = announcing_;
+      look_soon_ = false;
+    }
     absl::Status status;
-    if (clock_->MonotonicNanos() - renewed_ns_ >= lease_ms * 1'000'000 / 3) status = Renew();
+    if (announcing && !announced_) status = SayLeaving();
+    if (clock_->MonotonicNanos() - renewed_ns_ >= lease_ms * 1'000'000 / 3)
+      status = announcing ? SayLeaving() : Renew();
     std::vector<uint32_t> free;
     int64_t servers = 1;
     if (status.ok()) status = Look(&free, &servers);
     const int64_t share = (int64_t{kPartitions} + servers - 1) / servers;
-    if (status.ok()) status = Take(free, share);
-    if (status.ok()) GiveExcess(share);
+    if (status.ok()) status = Take(std::move(free), share);
+    if (status.ok() && !announcing) GiveExcess(share);
     if (!status.ok() && !complained) LogWarning("leases cannot be kept: {}", std::string(status.message()));
     up_->Set(status.ok() ? 1 : 0);
     complained = !status.ok();
     if (!status.ok() && ask_ && clock_->MonotonicNanos() - renewed_ns_ > lease_ms * 1'000'000) HearOthers();
     absl::MutexLock lock(&mutex_);
-    if (AwaitFor(&mutex_, absl::Condition(&leaving_), absl::Milliseconds(look_ms))) return;
+    if (AwaitFor(&mutex_, absl::Condition(&leaving_), absl::Milliseconds(soon_ms))) return;
+    const auto wake = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return leaving_ || look_soon_ || (announcing_ && !announced_);
+    };
+    AwaitFor(&mutex_, absl::Condition(&wake), absl::Milliseconds(look_ms - soon_ms));
+    if (leaving_) return;
   }
 }
 
-void Member::Work() {
+void Member::Work(bool history) {
   for (;;) {
+    std::deque<Errand>::iterator next;
     Errand errand;
     {
       absl::MutexLock lock(&mutex_);
-      busy_ = false;
-      const auto wake = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stop_ || !errands_.empty(); };
+      const auto wake = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        const auto find = [&](bool waits) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+          return std::find_if(errands_.begin(), errands_.end(), [&](const Errand& each) {
+            return (each.chore == Chore::kHistory) == waits && !working_.contains(each.partition);
+          });
+        };
+        next = find(false);
+        if (next == errands_.end() && history) next = find(true);
+        return next != errands_.end() || (stop_ && errands_.empty());
+      };
       mutex_.Await(absl::Condition(&wake));
       if (errands_.empty()) return;
-      // History is what can wait.
-      const auto urgent = std::find_if(errands_.begin(), errands_.end(),
-                                       [](const Errand& each) { return each.chore != Chore::kHistory; });
-      const auto next = urgent == errands_.end() ? errands_.begin() : urgent;
       errand = *next;
       errands_.erase(next);
-      busy_ = true;
+      working_.insert(errand.partition);
     }
     Do(errand);
+    absl::MutexLock lock(&mutex_);
+    working_.erase(errand.partition);
+  }
+}
+
+void Member::GiveBack() {
+  for (;;) {
+    std::vector<Released> batch;
+    {
+      absl::MutexLock lock(&mutex_);
+      giving_ = false;
+      const auto wake = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        return !released_now_.empty() || (stop_ && errands_.empty() && working_.empty());
+      };
+      mutex_.Await(absl::Condition(&wake));
+      if (released_now_.empty()) return;
+      batch = std::exchange(released_now_, {});
+      giving_ = true;
+    }
+    std::sort(batch.begin(), batch.end(),
+              [](const Released& a, const Released& b) { return a.partition < b.partition; });
+    std::vector<PgStatement> flight;
+    for (const Released& each : batch) {
+      flight.push_back(
+          {"UPDATE bellwether.lease SET owner = '', address = '', until = CAST($5 AS timestamptz), "
+           "keep = CASE WHEN keep < $4 THEN $4 ELSE keep END WHERE p = $1 AND owner = $2 AND epoch = $3",
+           {int64_t{each.partition}, owner_, static_cast<int64_t>(each.epoch), static_cast<int64_t>(each.keep),
+            std::string(kGone)}});
+    }
+    if (const absl::Status status = release_link_.Run(flight).status(); !status.ok()) {
+      LogWarning("{} partitions are free once their leases have run out: {}", batch.size(),
+                 std::string(status.message()));
+    }
+    absl::MutexLock lock(&mutex_);
+    for (const Released& each : batch) parts_[each.partition].state = State::kForeign;
+    Show();
   }
 }
 
@@ -330,9 +435,7 @@ void Member::Do(const Errand& errand) {
         return;
       }
       LogError("partition {} cannot be taken up: {}", partition, std::string(taken.message()));
-      if (!ours) return;  // Its Drop is on its way.
-      (void)Release(errand.partition, errand.epoch, 0);
-      leave();
+      if (ours) Release(errand.partition, errand.epoch, 0);  // Else its Drop is on its way.
       return;
     }
     case Chore::kHistory:
@@ -350,24 +453,21 @@ void Member::Do(const Errand& errand) {
       return;
     case Chore::kRelease: {
       const Lsn keep = host_->DropPartition(partition, /*save=*/true);
-      const absl::Status status = Release(errand.partition, errand.epoch, keep);
-      if (!status.ok()) {
-        LogWarning("partition {} is free once its lease has run out: {}", partition, std::string(status.message()));
-      }
       released_->Add();
-      leave();
+      Release(errand.partition, errand.epoch, keep);
       return;
     }
   }
 }
 
-absl::Status Member::Release(uint32_t partition, uint64_t epoch, Lsn keep) {
-  return release_link_
-      .Run({{"UPDATE bellwether.lease SET owner = '', address = '', until = '1970-01-01 00:00:00+00', "
-             "keep = CASE WHEN keep < $4 THEN $4 ELSE keep END "
-             "WHERE p = $1 AND owner = $2 AND epoch = $3",
-             {int64_t{partition}, owner_, static_cast<int64_t>(epoch), static_cast<int64_t>(keep)}}})
-      .status();
+void Member::Release(uint32_t partition, uint64_t epoch, Lsn keep) {
+  absl::MutexLock lock(&mutex_);
+  released_now_.push_back({partition, epoch, keep});
+}
+
+void Member::Announce() {
+  absl::MutexLock lock(&mutex_);
+  announcing_ = true;
 }
 
 void Member::Leave() {
@@ -377,6 +477,11 @@ void Member::Leave() {
     leaving_ = true;
   }
   if (keeper_.joinable()) keeper_.join();
+  if (!announced_) {
+    if (const absl::Status status = SayLeaving(); !status.ok()) {
+      LogWarning("the others take this server's share once its leases have run out: {}", std::string(status.message()));
+    }
+  }
   {
     absl::MutexLock lock(&mutex_);
     std::erase_if(errands_, [](const Errand& each) { return each.chore == Chore::kHistory; });
@@ -387,19 +492,23 @@ void Member::Leave() {
       errand.chore = Chore::kRelease;
       part.state = State::kLeaving;
     }
-    const auto idle = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return errands_.empty() && !busy_; };
+    const auto give_all = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      for (uint32_t p = 0; p < kPartitions; ++p) {
+        if (parts_[p].state != State::kOwned) continue;
+        parts_[p].state = State::kLeaving;
+        errands_.push_back({Chore::kRelease, p, parts_[p].epoch});
+      }
+    };
+    give_all();
+    const auto idle = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return errands_.empty() && working_.empty() && released_now_.empty() && !giving_;
+    };
     mutex_.Await(absl::Condition(&idle));
-    for (uint32_t p = 0; p < kPartitions; ++p) {
-      if (parts_[p].state != State::kOwned) continue;
-      parts_[p].state = State::kLeaving;
-      errands_.push_back({Chore::kRelease, p, parts_[p].epoch});
-    }
+    give_all();  // What was being taken up meanwhile.
     stop_ = true;
   }
-  if (worker_.joinable()) worker_.join();
-  // Its share is the others' now.
-  const std::string name = owner_.substr(0, owner_.rfind('/'));
-  (void)lease_link_.Run({{"UPDATE bellwether.servers SET until = '1970-01-01 00:00:00+00' WHERE name = $1", {name}}});
+  for (std::thread& worker : workers_) worker.join();
+  if (giver_.joinable()) giver_.join();
 }
 
 }  // namespace bellwether::server

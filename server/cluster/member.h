@@ -11,8 +11,9 @@
 // epochs only grow, and only with the owner.  Where the database is away from all of
 // them nobody says so, and everybody keeps what he has.
 //
-// Two threads: one keeps the leases, one takes partitions up and lets them go, so
-// that a slow takeover lets no lease run out.  Thread-safe.
+// One thread keeps the leases, a few take partitions up and let them go, one gives the
+// leases back, several at once: a slow takeover lets no lease run out, and who leaves
+// waits for each commit of many together.  Thread-safe.
 
 #ifndef BELLWETHER_SERVER_CLUSTER_MEMBER_H_
 #define BELLWETHER_SERVER_CLUSTER_MEMBER_H_
@@ -23,6 +24,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -49,8 +51,8 @@ struct Holding {
 // seconds.  Called from the members' threads.
 using AskHoldings = std::function<std::vector<Holding>(const std::vector<std::string>& servers)>;
 
-// Who serves partitions: the server's root.  Called from the member's threads, and
-// FencePartition() from the log's, too.
+// Who serves partitions: the server's root.  Called from the member's threads, for one
+// partition by one of them at a time, and FencePartition() from the log's, too.
 class PartitionHost {
  public:
   virtual ~PartitionHost() = default;
@@ -75,7 +77,7 @@ struct ClusterOptions {
   std::string node;           // This server's name, unique in the cluster; "" = its host's.
   std::string address;        // Where clients and the other servers reach it, host:port; "" = where it listens.
   int64_t lease_seconds = 5;  // 2..60
-  int connections = 4;        // To each database, that commit frames, 1..64; four more do the rest.
+  int connections = 4;        // To each database, that commit frames, 1..64; up to eight more do the rest.
   // What this server shows to the others, and who signed what they show (client_ca);
   // "" = as it does to clients (tls.*).
   TlsFiles peer;
@@ -100,14 +102,17 @@ class Member {
   ~Member();  // As Leave().
 
   // ---- partitions as in this database, 0 to 63 ----
-  // Where the partition's owner is reached, as last seen; "" = nobody owns it, or
-  // it is this server.
+  // Where the partition's owner is reached, as last seen; "" = nobody owns it, or its
+  // owner leaves, or it is this server.
   std::string OwnerAddress(uint32_t partition) const;
+  // Somebody came for a partition that is not served here: it may have moved.  Looks
+  // soon, however often this is called.
+  void LookSoon();
 
   // How partitions are spread, as last seen.
   struct Spread {
     std::vector<std::string> others;  // Addresses of the other owners, in order, each once.
-    uint32_t unserved = 0;            // Partitions that nobody owns, or that are being taken up here.
+    uint32_t unserved = 0;            // Partitions that nobody owns, or that are taken up or let go here just now.
     uint32_t taking = 0;              // The latter alone.
   };
   Spread spread() const;
@@ -120,6 +125,9 @@ class Member {
   const std::string& peer_key() const { return peer_key_; }
   // The database's clock, as of the last look.
   int64_t DatabaseUnixMillis() const { return (clock_->MonotonicNanos() + database_offset_ns_) / 1'000'000; }
+  // This server will leave: it takes no more partitions, and the others know that its
+  // share is theirs.  Waits for nothing.
+  void Announce();
   // Saves and gives back all partitions; others take them at once.
   void Leave();
 
@@ -137,15 +145,24 @@ class Member {
     uint32_t partition;
     uint64_t epoch;
   };
+  struct Released {
+    uint32_t partition;
+    uint64_t epoch;
+    Lsn keep;
+  };
 
   Member(const ClusterOptions& options, uint32_t database, std::string owner, PartitionHost* host, Counters* counters,
          Clock* clock, AskHoldings ask, PgLink::Greet greet);
   void Keep();
-  void Work();
+  // `history`: what can wait, too; by one of them, so that it keeps nobody waiting.
+  void Work(bool history);
   void Do(const Errand& errand);
+  void GiveBack();
   // The key; the first server of all makes it.
   absl::Status LearnKey();
   absl::Status Renew();
+  // Tells the others that this server leaves, and renews what it still has.
+  absl::Status SayLeaving();
   // What the database says of all leases; notes what was lost, returns what is free.
   absl::Status Look(std::vector<uint32_t>* free, int64_t* servers);
   // The same from the other servers, when the database does not answer.
@@ -153,9 +170,10 @@ class Member {
   // Notes that the partition is another's.  True: the host is to be told.
   bool Lose(uint32_t partition) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FenceLost(const std::vector<uint32_t>& lost);
-  absl::Status Take(const std::vector<uint32_t>& free, int64_t share);
+  absl::Status Take(std::vector<uint32_t> free, int64_t share);
   void GiveExcess(int64_t share);
-  absl::Status Release(uint32_t partition, uint64_t epoch, Lsn keep);
+  // To be given back by GiveBack().
+  void Release(uint32_t partition, uint64_t epoch, Lsn keep);
   int64_t CountMine() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Show() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -166,24 +184,30 @@ class Member {
   Clock* const clock_;
   const AskHoldings ask_;
   PgLink lease_link_;          // The keeper's.
-  SharedPgLink release_link_;  // The worker's.
+  SharedPgLink release_link_;  // Whose GiveBack() is.
   Gauge* const owned_;         // Of all databases.
   Gauge* const up_;
   Counter* const taken_;
   Counter* const lost_;
   Counter* const released_;
   int64_t renewed_ns_ = 0;
+  bool announced_ = false;  // The keeper's: the others were told that this server leaves.
   std::string peer_key_;
   std::atomic<int64_t> database_offset_ns_ = 0;  // Of its Unix time, from our monotonic one.
 
   mutable absl::Mutex mutex_;
   std::array<Part, kPartitions> parts_ ABSL_GUARDED_BY(mutex_);
   std::deque<Errand> errands_ ABSL_GUARDED_BY(mutex_);
+  std::set<uint32_t> working_ ABSL_GUARDED_BY(mutex_);  // Partitions of errands that somebody does.
+  std::vector<Released> released_now_ ABSL_GUARDED_BY(mutex_);
   int64_t shown_ ABSL_GUARDED_BY(mutex_) = 0;  // Of owned_.
-  bool busy_ ABSL_GUARDED_BY(mutex_) = false;
+  bool giving_ ABSL_GUARDED_BY(mutex_) = false;
+  bool look_soon_ ABSL_GUARDED_BY(mutex_) = false;
+  bool announcing_ ABSL_GUARDED_BY(mutex_) = false;
   bool leaving_ ABSL_GUARDED_BY(mutex_) = false;
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread keeper_, worker_;
+  std::thread keeper_, giver_;
+  std::vector<std::thread> workers_;
 };
 
 }  // namespace bellwether::server

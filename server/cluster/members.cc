@@ -59,6 +59,12 @@ std::vector<Holding> Members::holdings() const {
   return all;
 }
 
+void Members::LookSoon(uint32_t partition) { members_[DatabaseOf(partition)]->LookSoon(); }
+
+void Members::Announce() {
+  for (const auto& member : members_) member->Announce();
+}
+
 void Members::Leave() {
   std::vector<std::thread> leaving;
   for (const auto& member : members_) leaving.emplace_back([raw = member.get()] { raw->Leave(); });

@@ -35,6 +35,8 @@ class Members {
   const std::string& peer_key() const { return members_.front()->peer_key(); }
   // The first database's clock.
   int64_t DatabaseUnixMillis() const { return members_.front()->DatabaseUnixMillis(); }
+  void LookSoon(uint32_t partition);
+  void Announce();
   // All at once: one that waits for its database keeps the others' partitions from
   // nobody.
   void Leave();

@@ -17,14 +17,18 @@
 namespace bellwether::server {
 namespace {
 
+// Several saves wait for their commits at once, several partitions are read at once.
+constexpr size_t kRowLinks = 4;
+constexpr size_t kReadLinks = 2;
+
 class PostgresLog final : public SharedLog {
  public:
   PostgresLog(const PostgresLogOptions& options, DurableCallback on_durable)
       : owner_(options.owner),
         may_be_away_(options.may_be_away),
         numbers_(options.numbers),
-        rows_link_(options.dsn, options.answer_ms_max),
-        read_link_(options.dsn, options.answer_ms_max),
+        rows_link_(options.dsn, options.answer_ms_max, kRowLinks),
+        read_link_(options.dsn, options.answer_ms_max, kReadLinks),
         queue_(options, &tables_, std::move(on_durable)) {}
 
   absl::Status Start() {

@@ -1,5 +1,6 @@
 #include "server/query/elsewhere.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -30,7 +31,7 @@ absl::Status Elsewhere::Absent(const std::string& run) const {
   if (ParseUuid(run, &uuid)) {
     const Peers::Owner owner = peers_->OwnerOf(uuid);
     if (!owner.here && owner.address.empty()) return NotKnown(run, "its partition is being taken over");
-  } else if (peers_->spread().taking > 0) {
+  } else if (peers_->spread().unserved > 0) {
     return NotKnown(run, "runs are being taken over");
   }
   return NotFound(run);
@@ -119,7 +120,9 @@ absl::StatusOr<Elsewhere::Place> Elsewhere::FindByName(const std::string& run, i
   }
   if (newest.has_value()) return *std::move(newest);
   if (!silent.empty()) return NotKnown(run, absl::StrCat(absl::StrJoin(silent, ", "), " did not answer"));
-  if (spread.unserved > 0) return NotKnown(run, absl::StrCat(spread.unserved, " partitions are being taken over"));
+  // A partition may have left one of them before he was asked, and not be here yet.
+  const uint32_t unserved = std::max(spread.unserved, peers_->spread().unserved);
+  if (unserved > 0) return NotKnown(run, absl::StrCat(unserved, " partitions are being taken over"));
   return NotFound(run);
 }
 

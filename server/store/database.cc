@@ -387,33 +387,38 @@ absl::StatusOr<std::vector<RunEvent>> RocksDatabase::ListEvents(RunId run) const
   return events;
 }
 
+RocksBatch::~RocksBatch() {
+  for (const auto& call : abandoned_) call();
+}
+
+absl::Status RocksDatabase::ShareBatch(RunBatch* batch) {
+  RocksBatch* const rocks = RocksBatch::As(batch);
+  // An event's number is one above the run's last: found by looking, so that it is
+  // right after any crash.
+  std::map<RunId, uint64_t> next;
+  for (const auto& [run, bytes] : std::exchange(rocks->events_, {})) {
+    const auto [entry, is_new] = next.try_emplace(run, 0);
+    if (is_new) {
+      const std::unique_ptr<rocksdb::Iterator> it(db_->NewIterator({}));
+      it->SeekForPrev(KeyBuilder('e').U64(run).U64(UINT64_MAX).key());
+      if (it->Valid() && it->key().starts_with(KeyBuilder('e').U64(run).key())) {
+        entry->second = KeyNumber(FromSlice(it->key()), 9, 8) + 1;
+      }
+      BW_RETURN_IF_ERROR(FromRocks(it->status()));
+    }
+    rocks->Put(KeyBuilder('e').U64(run).U64(entry->second++).key(), bytes);
+  }
+  BW_RETURN_IF_ERROR(Share(rocks->batch_));
+  rocks->is_shared_ = true;
+  return absl::OkStatus();
+}
+
 absl::Status RocksDatabase::Commit(std::unique_ptr<RunBatch> batch) {
   RocksBatch* const rocks = RocksBatch::As(batch.get());
-  if (rocks->events_.empty()) {
-    BW_RETURN_IF_ERROR(Share(rocks->batch_));
-    BW_RETURN_IF_ERROR(Write(&rocks->batch_));
-  } else {
-    // An event's number is one above the run's last: found by looking, so that
-    // it is right after any crash.
-    absl::MutexLock lock(&events_mutex_);
-    std::map<RunId, uint64_t> next;
-    for (const auto& [run, bytes] : rocks->events_) {
-      const auto [entry, is_new] = next.try_emplace(run, 0);
-      if (is_new) {
-        const std::unique_ptr<rocksdb::Iterator> it(db_->NewIterator({}));
-        it->SeekForPrev(KeyBuilder('e').U64(run).U64(UINT64_MAX).key());
-        if (it->Valid() && it->key().starts_with(KeyBuilder('e').U64(run).key())) {
-          entry->second = KeyNumber(FromSlice(it->key()), 9, 8) + 1;
-        }
-        BW_RETURN_IF_ERROR(FromRocks(it->status()));
-      }
-      rocks->Put(KeyBuilder('e').U64(run).U64(entry->second++).key(), bytes);
-    }
-    rocks->events_.clear();
-    BW_RETURN_IF_ERROR(Share(rocks->batch_));
-    BW_RETURN_IF_ERROR(Write(&rocks->batch_));
-  }
+  if (!rocks->is_shared_) BW_RETURN_IF_ERROR(ShareBatch(rocks));
+  BW_RETURN_IF_ERROR(Write(&rocks->batch_));
   superseded_bytes_ += rocks->superseded_bytes_;
+  rocks->abandoned_.clear();
   for (const auto& call : rocks->committed_) call();
   return absl::OkStatus();
 }

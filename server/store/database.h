@@ -119,7 +119,12 @@ class Database {
   virtual absl::StatusOr<std::string> GetState(RunId run) const = 0;  // NOT_FOUND
   virtual absl::StatusOr<std::vector<RunEvent>> ListEvents(RunId run) const = 0;
 
+  // Events of a run stand in one batch at a time.
   virtual std::unique_ptr<RunBatch> NewBatch() = 0;
+  // What Commit() begins with: brings the batch to the shared store, if there is one,
+  // and waits for that.  By any thread; whoever does it apart commits only what was
+  // shared.
+  virtual absl::Status ShareBatch(RunBatch*) { return absl::OkStatus(); }
   // Memory only until Flush(); atomic with respect to it.
   virtual absl::Status Commit(std::unique_ptr<RunBatch> batch) = 0;
 

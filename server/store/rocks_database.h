@@ -62,6 +62,7 @@ class RocksDatabase;
 class RocksBatch final : public RunBatch {
  public:
   explicit RocksBatch(const RocksDatabase* database) : database_(database) {}
+  ~RocksBatch() override;
   void PutRun(const RunRecord& run) override;
   void PutRank(RunId run, const RankRecord& rank) override;
   void PutEvent(RunId run, const RunEvent& event) override;
@@ -73,6 +74,8 @@ class RocksBatch final : public RunBatch {
   void Delete(std::string_view key, size_t bytes);
   // Called once the batch can be read.
   void OnCommitted(std::function<void()> call) { committed_.push_back(std::move(call)); }
+  // Called when it goes without having been committed.
+  void OnAbandoned(std::function<void()> call) { abandoned_.push_back(std::move(call)); }
 
  private:
   friend class RocksDatabase;
@@ -80,7 +83,8 @@ class RocksBatch final : public RunBatch {
   rocksdb::WriteBatch batch_;
   int64_t superseded_bytes_ = 0;                       // Of rows that this batch deletes or replaces.
   std::vector<std::pair<RunId, std::string>> events_;  // Numbered by Commit.
-  std::vector<std::function<void()>> committed_;
+  std::vector<std::function<void()>> committed_, abandoned_;
+  bool is_shared_ = false;
 };
 
 class RocksDatabase final : public Database {
@@ -101,6 +105,7 @@ class RocksDatabase final : public Database {
   absl::StatusOr<std::string> GetState(RunId run) const override;
   absl::StatusOr<std::vector<RunEvent>> ListEvents(RunId run) const override;
   std::unique_ptr<RunBatch> NewBatch() override { return std::make_unique<RocksBatch>(this); }
+  absl::Status ShareBatch(RunBatch* batch) override;
   absl::Status Commit(std::unique_ptr<RunBatch> batch) override;
   absl::StatusOr<bool> PutTransition(Transition* transition) override;
   absl::StatusOr<std::vector<Transition>> ListTransitions(uint64_t after, size_t limit, RunId run) const override;
@@ -182,7 +187,6 @@ class RocksDatabase final : public Database {
   uint64_t last_transition_id_ ABSL_GUARDED_BY(transitions_mutex_) = 0;
   std::vector<Transition> fetched_ ABSL_GUARDED_BY(transitions_mutex_);  // Of others, for FetchTransitions().
   SharedRows* shared_ = nullptr;
-  absl::Mutex events_mutex_;  // Event numbers are given and written under it.
 };
 
 }  // namespace bellwether::server

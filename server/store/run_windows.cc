@@ -186,6 +186,7 @@ void RunWindows::PushDerived(const std::vector<DerivedSpans::Finished>& finished
 
 std::vector<RunWindows::Unfinished> RunWindows::TakeUnfinished() {
   std::vector<Unfinished> unfinished;
+  taken_.clear();
   for (auto& [signal, open] : open_) {
     if (!open.becomes_chunk) {
       Seal(signal, &open);
@@ -193,20 +194,26 @@ std::vector<RunWindows::Unfinished> RunWindows::TakeUnfinished() {
       Unfinished rows{.signal = signal, .first_step = open.steps[open.stored], .parts = EncodeParts(open, open.stored)};
       absl::MutexLock lock(&mutex_);
       rows.attempt = attempt_;
+      open.stored = open.steps.size();
+      for (size_t part = 0; part < rows.parts.size(); ++part) {
+        open.superseded.push_back({static_cast<uint32_t>(part), rows.first_step, rows.parts[part].size()});
+      }
+      taken_.emplace_back(signal, rows.first_step);
       unfinished.push_back(std::move(rows));
     }
   }
   return unfinished;
 }
 
-void RunWindows::MarkStored(const std::vector<Unfinished>& unfinished) {
-  for (const Unfinished& rows : unfinished) {
-    Open& open = open_[rows.signal];
-    open.stored = open.steps.size();
-    for (size_t part = 0; part < rows.parts.size(); ++part) {
-      open.superseded.push_back({static_cast<uint32_t>(part), rows.first_step, rows.parts[part].size()});
-    }
+void RunWindows::NotStored() {
+  for (const auto& [signal, first_step] : taken_) {
+    Open& open = open_[signal];
+    const auto at = std::find(open.steps.begin(), open.steps.end(), first_step);
+    if (at == open.steps.end()) continue;  // Sealed meanwhile: it is all in there.
+    open.stored = std::min(open.stored, static_cast<size_t>(at - open.steps.begin()));
+    std::erase_if(open.superseded, [&](const Superseded& row) { return row.first_step == first_step; });
   }
+  taken_.clear();
 }
 
 std::vector<std::shared_ptr<const RunWindows::Sealed>> RunWindows::TakeSealed() const {

@@ -89,10 +89,12 @@ class RunWindows {
 
   absl::Status Append(const StepSample& sample);
   void SealAll();
-  // For a save, in this order: seals the windows that nothing else keeps, gives
-  // what the others have not stored yet, and, once it is stored, notes that.
+  // For a save, one at a time: seals the windows that nothing else keeps, and gives
+  // what the others have not stored yet, which counts as stored from then on, so that a
+  // window that is sealed before the save ends supersedes it.
   std::vector<Unfinished> TakeUnfinished();
-  void MarkStored(const std::vector<Unfinished>& unfinished);
+  // That save failed.
+  void NotStored();
   std::vector<std::shared_ptr<const Sealed>> TakeSealed() const;  // They stay until Forget().
   void Forget(uint64_t number_max);
 
@@ -137,7 +139,8 @@ class RunWindows {
   int64_t last_step_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t next_number_ ABSL_GUARDED_BY(mutex_) = 1;
   int64_t budget_taken_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::map<uint8_t, Open> open_;  // Written under mutex_; its owner reads without.
+  std::map<uint8_t, Open> open_;                    // Written under mutex_; its owner reads without.
+  std::vector<std::pair<uint8_t, int64_t>> taken_;  // The owner's: signal and first step of what was last taken.
   std::deque<std::shared_ptr<const Sealed>> sealed_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -164,7 +164,7 @@ class LocalSeriesStore final : public SeriesStore {
 
 void LocalSeriesStore::PutUnfinished(RunId run, const std::shared_ptr<RunWindows>& windows, RunBatch* batch) {
   RocksBatch* const rocks = RocksBatch::As(batch);
-  std::vector<RunWindows::Unfinished> unfinished = windows->TakeUnfinished();
+  const std::vector<RunWindows::Unfinished> unfinished = windows->TakeUnfinished();
   for (const RunWindows::Unfinished& rows : unfinished) {
     SeriesAddress address{.run = run, .signal = rows.signal, .index = 0};
     for (const std::string& part : rows.parts) {
@@ -172,7 +172,7 @@ void LocalSeriesStore::PutUnfinished(RunId run, const std::shared_ptr<RunWindows
       ++address.index;
     }
   }
-  rocks->OnCommitted([windows, unfinished = std::move(unfinished)] { windows->MarkStored(unfinished); });
+  rocks->OnAbandoned([windows] { windows->NotStored(); });
 }
 
 absl::Status LocalSeriesStore::ReadUnfinished(RunId run, RunWindows* windows) const {

@@ -31,7 +31,7 @@ LONG = bool(os.environ.get("BELLWETHER_LONG"))
 SEED = int(os.environ.get("BELLWETHER_SEED", time.time_ns() % 1_000_000 if LONG else 12))
 RUNS, PERIOD = (50, 0.1) if LONG else (12, 0.05)
 # Until all are acknowledged again, at most; fifty trainers are in each other's way.
-KILL_S, STOP_S = 6.0, 3.0  # Quiet: 4.7 and 0.9 s (docs/operate/cluster.md).
+KILL_S, STOP_S = 6.0, 2.0  # Quiet: 4.7 and 0.5 s (docs/operate/cluster.md).
 
 
 @contextmanager

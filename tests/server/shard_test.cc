@@ -13,7 +13,9 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <set>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -44,14 +46,35 @@ class SaveWatch final : public NullSeriesStore {
 class RowsElsewhere final : public SharedRows {
  public:
   std::atomic<bool> away = false;
+  // Keeps whoever puts rows of these runs waiting.
+  void Silence(std::set<RunId> runs = {1, 2}) {
+    absl::MutexLock lock(&mutex_);
+    silent_ = std::move(runs);
+  }
+  void Answer() { Silence({}); }
+  void AwaitWaiting(int waiting) {
+    absl::MutexLock lock(&mutex_);
+    const auto wait = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return waiting_ == waiting; };
+    mutex_.Await(absl::Condition(&wait));
+  }
 
-  absl::Status PutRows(RunId, const std::vector<SharedRow>&) override {
+  absl::Status PutRows(RunId run, const std::vector<SharedRow>&) override {
+    absl::MutexLock lock(&mutex_);
+    ++waiting_;
+    const auto answers = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !silent_.contains(run); };
+    mutex_.Await(absl::Condition(&answers));
+    --waiting_;
     return away ? absl::UnavailableError("away") : absl::OkStatus();
   }
   absl::StatusOr<bool> PutTransition(Transition*) override { return absl::UnimplementedError("no alerts here"); }
   absl::StatusOr<std::vector<Transition>> ListTransitions(uint64_t, size_t) const override {
     return std::vector<Transition>();
   }
+
+ private:
+  absl::Mutex mutex_;
+  std::set<RunId> silent_ ABSL_GUARDED_BY(mutex_);
+  int waiting_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 // A log that goes into another.
@@ -125,17 +148,18 @@ class ShardTest : public testing::Test {
     shard_->Start();
   }
 
-  void AddRun(RunId id) {
+  void AddRun(RunId id, uint32_t reporters = 1) {
     RunRecord record;
     record.id = id;
     record.description.name = std::to_string(id);
     record.description.layout = kLayout;
+    record.description.reporters = reporters;
     absl::MutexLock lock(&shard_->mutex());
     shard_->Adopt(std::make_unique<LiveRun>(parts_, record));
   }
 
   // Logs a step of the run and hands it to the shard.
-  Lsn Send(RunId run, int64_t step, float loss) {
+  Lsn Send(RunId run, int64_t step, float loss, uint32_t rank = 0) {
     RankFrame frame;
     frame.step = step;
     frame.blocks = {{SignalId::kLoss, 0, 1, 0, 1, 0}};
@@ -146,7 +170,7 @@ class ShardTest : public testing::Test {
     record.payload = "not read here";
     absl::MutexLock lock(&shard_->mutex());
     const Lsn lsn = *wal_->Append(std::move(record));
-    shard_->Push({lsn, run, 0, 1, 0, {static_cast<uint64_t>(step) + 1, std::move(frame)}}, 0);
+    shard_->Push({lsn, run, rank, 1, 0, {static_cast<uint64_t>(step) + 1, std::move(frame)}}, 0);
     return lsn;
   }
 
@@ -236,13 +260,157 @@ TEST_F(ShardTest, TheLogKeepsWhatCameAfterItsRunWasSaved) {
   EXPECT_GT(shard_->CommitAll().front(), late);
 }
 
+TEST_F(ShardTest, TheLogKeepsClosedStepsThatAreNotSavedWhileAnotherIsOpen) {
+  AddRun(1, /*reporters=*/2);
+  const Lsn first = Send(1, 0, 1, /*rank=*/0);
+  Send(1, 0, 1, /*rank=*/1);
+  Send(1, 1, 1, /*rank=*/0);  // The other rank is late.
+  EXPECT_LE(shard_->CommitBefore(/*lane=*/0, /*end=*/0), first) << "nothing was saved";
+  const Lsn late = Send(1, 1, 1, /*rank=*/1);
+  shard_->CommitAll();
+  EXPECT_GT(shard_->CommitBefore(/*lane=*/0, /*end=*/0), late);
+}
+
 struct HasRowsElsewhere {
   RowsElsewhere rows;
 };
 class ShardOfACluster : protected HasRowsElsewhere, public ShardTest {
  protected:
-  ShardOfACluster() : ShardTest(&rows) {}
+  ShardOfACluster() : ShardTest(&rows) {
+    parts_.saver = &saver_;
+    shard_ = std::make_unique<Shard>(Shard::Options(), parts_, 0);
+    shard_->Start();
+  }
+  ~ShardOfACluster() override { shard_.reset(); }
+
+  // How many steps the database has of the run.
+  uint64_t StepsSaved(RunId run) {
+    const auto record = database_->GetRun(run);
+    return record.ok() ? record->steps_recorded : 0;
+  }
+
+  RunSaver saver_{2};
 };
+
+TEST_F(ShardOfACluster, MessagesGoOnWhileASaveWaitsForADatabaseThatIsSilent) {
+  AddRun(1);
+  AddRun(2);
+  Send(1, 0, 1);
+  rows.Silence();
+  std::thread save([&] { shard_->CommitAll(); });
+  rows.AwaitWaiting(1);
+  absl::Notification told;
+  const int64_t subscription = alerts_->Subscribe([&](const Transition&) { told.Notify(); });
+  Send(2, 0, std::numeric_limits<float>::quiet_NaN());
+  EXPECT_TRUE(told.WaitForNotificationWithTimeout(absl::Seconds(5)));
+  alerts_->Unsubscribe(subscription);
+  const Lsn late = Send(1, 1, 1);
+  shard_->Barrier([] {});
+  EXPECT_EQ(StepsSaved(1), 0u);
+  rows.Answer();
+  save.join();
+  EXPECT_EQ(StepsSaved(1), 1u) << "as it was when the save began";
+  EXPECT_LE(shard_->CommitBefore(/*lane=*/0, /*end=*/0), late);
+  shard_->CommitAll();
+  EXPECT_EQ(StepsSaved(1), 2u);
+  EXPECT_GT(shard_->CommitBefore(/*lane=*/0, /*end=*/0), late);
+}
+
+TEST_F(ShardOfACluster, ARunIsDroppedOnceTheSaveUnderWayHasAnEndAndHasAllOfIt) {
+  AddRun(1);
+  Send(1, 0, 1);
+  rows.Silence();
+  std::thread save([&] { shard_->CommitAll(); });
+  rows.AwaitWaiting(1);
+  const Lsn late = Send(1, 1, 1);
+  absl::Notification dropped;
+  std::thread drop([&] {
+    EXPECT_GT(shard_->Drop(1, 2, /*save=*/true), late);
+    dropped.Notify();
+  });
+  EXPECT_FALSE(dropped.WaitForNotificationWithTimeout(absl::Milliseconds(200)));
+  rows.Answer();
+  drop.join();
+  save.join();
+  EXPECT_EQ(StepsSaved(1), 2u);
+}
+
+TEST_F(ShardOfACluster, ARunIsNotDroppedWhileItIsSavedOnceMore) {
+  AddRun(1);
+  AddRun(2);
+  Send(1, 0, 1);
+  Send(2, 0, 1);
+  rows.Silence({2});
+  absl::Notification dropped;
+  std::thread drop([&] {
+    shard_->Drop(1, 3, /*save=*/true);
+    dropped.Notify();
+  });
+  rows.AwaitWaiting(1);
+  while (StepsSaved(1) == 0) shard_->Barrier([] {});
+  rows.Silence({1, 2});
+  Send(1, 1, 1);
+  clock_.Advance(60'000'000'000);
+  Tick();
+  rows.AwaitWaiting(2);
+  rows.Silence({1});
+  while (StepsSaved(2) == 0) shard_->Barrier([] {});
+  EXPECT_FALSE(dropped.WaitForNotificationWithTimeout(absl::Milliseconds(200)));
+  rows.Answer();
+  drop.join();
+  EXPECT_EQ(StepsSaved(1), 2u);
+}
+
+TEST_F(ShardOfACluster, WhatComesForARunWhoseEndIsBeingSavedWaitsForThat) {
+  AddRun(1);
+  Send(1, 0, 1);
+  rows.Silence();
+  const auto push = [&](IngestMessage message, WalKind kind) {
+    WalRecord record;
+    record.kind = kind;
+    record.run = 1;
+    record.payload = "not read here";
+    absl::MutexLock lock(&shard_->mutex());
+    const Lsn lsn = *wal_->Append(std::move(record));
+    shard_->Push({lsn, 1, 0, 1, 0, std::move(message)}, 100);
+  };
+  push({2, ByeMessage{}}, WalKind::kMessage);
+  Tick();
+  rows.AwaitWaiting(1);
+  HelloMessage again;
+  again.run.name = "1";
+  again.run.layout = kLayout;
+  again.run.reporters = 1;
+  push({0, again}, WalKind::kHello);
+  const Lsn late = Send(1, 1, 1);
+  shard_->Barrier([] {});
+  shard_->WithRun(1, [](const LiveRun* run) { EXPECT_TRUE(run != nullptr && run->ended()); });
+  rows.Answer();
+  EXPECT_GT(shard_->CommitAll().front(), late);
+  EXPECT_EQ(StepsSaved(1), 2u);
+  EXPECT_FALSE(database_->GetRun(1)->ended);
+}
+
+TEST_F(ShardOfACluster, SavesThatWaitAreFew) {
+  constexpr int kRuns = Shard::kSavesMax + 4;
+  for (RunId run = 1; run <= kRuns; ++run) {
+    AddRun(run);
+    Send(run, 0, 1);
+  }
+  int begun = 0;
+  std::set<RunId> all;
+  for (RunId run = 1; run <= kRuns; ++run) all.insert(run);
+  series_.on_save = [&](RunId) { ++begun; };
+  rows.Silence(all);
+  std::thread save([&] { shard_->CommitAll(); });
+  rows.AwaitWaiting(2);  // The threads that wait for others.
+  for (int i = 0; i < 2 * kRuns; ++i) shard_->Barrier([] {});
+  shard_->Barrier([&] { EXPECT_EQ(begun, Shard::kSavesMax); });
+  rows.Answer();
+  save.join();
+  for (RunId run = 1; run <= kRuns; ++run) EXPECT_EQ(StepsSaved(run), 1u);
+  shard_.reset();
+}
 
 TEST_F(ShardOfACluster, WhatCouldNotBeSavedIsNeededFromTheLog) {
   AddRun(1);

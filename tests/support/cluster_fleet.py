@@ -136,15 +136,19 @@ class Cluster:
             if server.process is not None and server.process.poll() is None:
                 server.kill()
 
-    def add_trainers(self, count: int, period: float, sick_from: int = 0) -> None:
+    def add_trainers(
+        self,
+        count: int,
+        period: float,
+        sick_from: int = 0,
+        of: type[RoamingTrainer] = RoamingTrainer,
+    ) -> None:
         """The last is sick, if one is to be."""
         addresses = [server.grpc for server in self.servers]
         for i in range(count):
             sick = sick_from if i == count - 1 else 0
             self.trainers.append(
-                RoamingTrainer(
-                    addresses, i, f"run-{i}", self.ledger, period, sick_from=sick, layers=2, heads=4
-                )
+                of(addresses, i, f"run-{i}", self.ledger, period, sick_from=sick, layers=2, heads=4)
             )
         self.watchers = [Watcher(server.grpc, self.ledger) for server in self.servers]
 

@@ -41,8 +41,10 @@ class Host final : public PartitionHost {
   }
   Lsn DropPartition(uint32_t partition, bool) override {
     FencePartition(partition);
+    if (before_dropped) before_dropped(partition);
     return 0;
   }
+  std::function<void(uint32_t partition)> before_dropped;
 
   // The epoch under which it is served; 0: it is not, in time.
   uint64_t AwaitServed(uint32_t partition) {
@@ -75,12 +77,12 @@ class MemberTest : public ::testing::Test {
     ASSERT_NE(postgres_, nullptr);
   }
 
-  std::unique_ptr<Member> Join(const std::string& node, Host* host, AskHoldings ask = {}) {
+  std::unique_ptr<Member> Join(const std::string& node, Host* host, AskHoldings ask = {}, int64_t lease_seconds = 2) {
     ClusterOptions options;
     options.dsns = {postgres_->dsn()};
     options.node = node;
     options.address = node + ":7070";
-    options.lease_seconds = 2;
+    options.lease_seconds = lease_seconds;
     auto member =
         Member::Start(options, /*database=*/0, node + "/1", host, &counters_, Clock::System(), std::move(ask));
     EXPECT_TRUE(member.ok()) << member.status();
@@ -155,6 +157,87 @@ TEST_F(MemberTest, EachOfTwoHasItsHalfAndOneWhoLeavesGivesItBackAtOnce) {
   two.reset();
   EXPECT_EQ(first.AwaitCount(64), 64u);
   EXPECT_EQ(postgres_->Number("SELECT count(*) FROM bellwether.lease WHERE owner = 'one/1'"), 64);
+}
+
+TEST_F(MemberTest, OfOneWhoLeavesTheFirstIsServedElsewhereBeforeTheLastIsSaved) {
+  Host first, second;  // No lease runs out meanwhile.
+  const std::unique_ptr<Member> one = Join("one", &first, {}, /*lease_seconds=*/60);
+  ASSERT_EQ(first.AwaitCount(64), 64u);
+  const std::unique_ptr<Member> two = Join("two", &second, {}, /*lease_seconds=*/60);
+  ASSERT_EQ(second.AwaitCount(32), 32u);
+  ASSERT_EQ(first.AwaitCount(32), 32u);
+  size_t others = 0;
+  second.before_dropped = [&](uint32_t partition) {
+    EXPECT_GT(two->spread().unserved, 0u) << "its runs are not unknown, they move";
+    if (partition == 63) others = first.AwaitCount(63);
+  };
+  two->Leave();
+  EXPECT_EQ(others, 63u);
+  EXPECT_EQ(first.AwaitCount(64), 64u);
+}
+
+TEST_F(MemberTest, NobodyIsSentToOneWhoLeaves) {
+  Host first, second;
+  const std::unique_ptr<Member> one = Join("one", &first);
+  ASSERT_EQ(first.AwaitCount(64), 64u);
+  const std::unique_ptr<Member> two = Join("two", &second);
+  ASSERT_EQ(second.AwaitCount(32), 32u);
+  ASSERT_TRUE(Eventually([&] { return one->OwnerAddress(63) == "two:7070"; }));
+  two->Announce();
+  EXPECT_TRUE(Eventually([&] { return one->OwnerAddress(63).empty(); }));
+  absl::SleepFor(absl::Seconds(3));  // Longer than its lease.
+  EXPECT_TRUE(two->Serves(63)) << "until it has saved it";
+  EXPECT_EQ(postgres_->Number("SELECT count(*) FROM bellwether.lease WHERE owner = 'two/1' AND until > now()"), 32);
+}
+
+TEST_F(MemberTest, WhoIsAskedForAPartitionOfAnotherLooksSoon) {
+  Host host;
+  ClusterOptions options;
+  options.dsns = {postgres_->dsn()};
+  options.node = "one";
+  options.address = "one:7070";
+  options.lease_seconds = 60;  // It looks each half second by itself.
+  auto member = Member::Start(options, /*database=*/0, "one/1", &host, &counters_, Clock::System());
+  ASSERT_TRUE(member.ok()) << member.status();
+  ASSERT_EQ(host.AwaitCount(64), 64u);
+  const auto move_to = [&](const std::string& address) {
+    postgres_->Sql(absl::StrCat("UPDATE bellwether.lease SET owner = 'other/1', address = '", address,
+                                "', epoch = epoch + 1, until = now() + interval '1 h' WHERE p = 9"));
+  };
+  move_to("other:0");
+  ASSERT_TRUE(Eventually([&] { return (*member)->OwnerAddress(9) == "other:0"; }));
+  absl::Duration waited;
+  for (int i = 1; i <= 10; ++i) {
+    const std::string address = absl::StrCat("other:", i);
+    move_to(address);
+    const absl::Time began = absl::Now();
+    while ((*member)->OwnerAddress(9) != address && absl::Now() - began < absl::Seconds(5)) {
+      (*member)->LookSoon();
+      absl::SleepFor(absl::Milliseconds(5));
+    }
+    waited += absl::Now() - began;
+  }
+  EXPECT_LT(waited, absl::Seconds(2)) << "ten times; by itself it needs four seconds";
+}
+
+TEST_F(MemberTest, LeasesAreRenewedInTheOrderInWhichTheyAreGivenBack) {
+  Host host;
+  const std::unique_ptr<Member> member = Join("one", &host);
+  ASSERT_EQ(host.AwaitCount(64), 64u);
+  // The first lease lies last in the table now, and somebody has one of the middle.
+  postgres_->Sql("UPDATE bellwether.lease SET keep = keep WHERE p = 0");
+  auto middle = PgConnection::Connect(postgres_->dsn(), 5000);
+  ASSERT_TRUE(middle.ok()) << middle.status();
+  ASSERT_TRUE(
+      (*middle)->Run({{"BEGIN", {}}, {"SELECT p FROM bellwether.lease WHERE p = 32 FOR UPDATE", {}}}, 5000).ok());
+  ASSERT_TRUE(postgres_->Await(kTakerWaits));
+  EXPECT_EQ(postgres_->Number("SELECT count(*) FROM (SELECT p FROM bellwether.lease WHERE p < 32 "
+                              "FOR UPDATE SKIP LOCKED) AS free"),
+            0);
+  EXPECT_EQ(postgres_->Number("SELECT count(*) FROM (SELECT p FROM bellwether.lease WHERE p > 32 "
+                              "FOR UPDATE SKIP LOCKED) AS free"),
+            31);
+  EXPECT_TRUE((*middle)->Run({{"COMMIT", {}}}, 5000).ok());
 }
 
 TEST_F(MemberTest, ALeaseThatAnotherTookIsGivenUp) {

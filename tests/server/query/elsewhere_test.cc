@@ -191,7 +191,7 @@ TEST_F(ElsewhereTest, ARunThatNobodyHasIsNotFoundOnlyWhenAllWereAsked) {
   EXPECT_TRUE(absl::IsUnavailable(a_.GetRun(FormatUuid(uuid)).status()));
   a_.unserved = 0;
   // One that is being taken up by the server that was asked is not gone either.
-  b_.taking = 1;
+  b_.taking = b_.unserved = 1;
   EXPECT_TRUE(absl::IsUnavailable(a_.GetRun("nobodys").status()));
 }
 

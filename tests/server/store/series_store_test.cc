@@ -156,6 +156,37 @@ TEST_P(SeriesStoreTest, ARestartFromTheLastSaveAndAReplayGiveTheSame) {
   ExpectAll(1500);
 }
 
+TEST_P(SeriesStoreTest, StepsThatComeWhileASaveIsUnderWayAreThereOnceWhateverBecomesOfIt) {
+  store_->Open(kRun, layout_);
+  int64_t end = 0, saved = 0;
+  std::string saved_state;
+  for (int i = 0; i < 40; ++i) {
+    Append(end, end + 50);
+    const int64_t begun = end += 50;
+    auto batch = database_->NewBatch();
+    std::string state;
+    ASSERT_TRUE(store_->Save(kRun, batch.get(), &state).ok());
+    batch->PutState(RunRecord{.id = kRun}, state);
+    const int64_t more = i % 3 * 137;  // Windows are sealed meanwhile, or are not.
+    Append(end, end + more);
+    end += more;
+    if (i % 4 == 2) {
+      batch.reset();  // It failed.
+    } else {
+      ASSERT_TRUE(database_->Commit(std::move(batch)).ok());
+      saved = begun;
+      saved_state = state;
+    }
+    ExpectAll(end);
+  }
+  Reopen();
+  ASSERT_TRUE(store_->Restore(kRun, layout_, saved_state).ok());
+  ExpectAll(saved);
+  Append(saved, saved + 700);
+  Close();
+  ExpectAll(saved + 700);
+}
+
 // Windows of both kinds end up side by side: none of them may be lost or put
 // into a chunk that reaches over another.
 TEST_P(SeriesStoreTest, RestartsWithMoreAndLessMemoryGiveTheSame) {
