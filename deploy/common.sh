@@ -1,7 +1,7 @@
 # common.sh: what ./start and ./check share.  Sourced by bash; sets `root`.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1 CCACHE_MAXSIZE=${CCACHE_MAXSIZE:-5G}
+export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=pch_defines,time_macros CCACHE_MAXSIZE=${CCACHE_MAXSIZE:-5G}
 
 say() { printf '\n== %s\n' "$*"; }
 fail() {

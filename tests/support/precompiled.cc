@@ -1,0 +1,1 @@
+// precompiled.cc: what carries precompiled.h; see tests/CMakeLists.txt.
