@@ -86,11 +86,13 @@ absl::Status Server::JoinCluster() {
   ClusterOptions cluster = options_.cluster;
   if (cluster.address.empty()) cluster.address = grpc_address_;
   const auto ask = [this](const std::vector<std::string>& servers) { return HoldingsOf(servers, peers_.get()); };
-  BW_ASSIGN_OR_RETURN(member_, Members::Start(cluster, owner_name_, pipeline_.get(), &counters_, clock_, ask));
+  BW_ASSIGN_OR_RETURN(member_, Members::Open(cluster, owner_name_, pipeline_.get(), &counters_, clock_, ask));
   access_->SetPeers(member_->peer_key(), [member = member_.get()] { return member->DatabaseUnixMillis(); });
   asked_member_ = member_.get();
   // One clock for all servers, whose own may be days apart.
   pipeline_->StartRetention([member = member_.get()] { return member->DatabaseUnixMillis() * 1'000'000; });
+  // Not before the key is there by which the other servers are asked.
+  member_->Begin();
   return absl::OkStatus();
 }
 

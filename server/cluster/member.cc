@@ -60,9 +60,9 @@ Member::Member(const ClusterOptions& options, uint32_t database, std::string own
       lost_(counters->counter("bellwether_cluster_moves_total", {{"move", "lost"}})),
       released_(counters->counter("bellwether_cluster_moves_total", {{"move", "released"}})) {}
 
-absl::StatusOr<std::unique_ptr<Member>> Member::Start(const ClusterOptions& options, uint32_t database,
-                                                      const std::string& owner, PartitionHost* host, Counters* counters,
-                                                      Clock* clock, AskHoldings ask, PgLink::Greet greet) {
+absl::StatusOr<std::unique_ptr<Member>> Member::Open(const ClusterOptions& options, uint32_t database,
+                                                     const std::string& owner, PartitionHost* host, Counters* counters,
+                                                     Clock* clock, AskHoldings ask, PgLink::Greet greet) {
   std::unique_ptr<Member> member(
       new Member(options, database, owner, host, counters, clock, std::move(ask), std::move(greet)));
   if (database == 0) BW_RETURN_IF_ERROR(member->LearnKey());
@@ -71,12 +71,15 @@ absl::StatusOr<std::unique_ptr<Member>> Member::Start(const ClusterOptions& opti
   absl::Status status = member->Renew();
   if (status.ok()) status = member->Look(&free, &servers);  // Who has what, and what time it is there.
   if (!status.ok() && !(database > 0 && absl::IsUnavailable(status))) return status;
-  member->keeper_ = std::thread([raw = member.get()] { raw->Keep(); });
-  member->giver_ = std::thread([raw = member.get()] { raw->GiveBack(); });
-  for (int i = 0; i < kWorkers; ++i) {
-    member->workers_.emplace_back([raw = member.get(), i] { raw->Work(/*history=*/i == 0); });
-  }
   return member;
+}
+
+void Member::Begin() {
+  giver_ = std::thread([this] { GiveBack(); });
+  for (int i = 0; i < kWorkers; ++i) {
+    workers_.emplace_back([this, i] { Work(/*history=*/i == 0); });
+  }
+  keeper_ = std::thread([this] { Keep(); });
 }
 
 Member::~Member() { Leave(); }
@@ -98,7 +101,6 @@ Member::Spread Member::spread() const {
   for (const Part& part : parts_) {
     if (part.state == State::kForeign && !part.address.empty()) others.insert(part.address);
     const bool moves = part.state == State::kTaking || part.state == State::kLeaving;
-    if (moves) ++spread.taking;
     if (moves || (part.state != State::kOwned && part.address.empty())) ++spread.unserved;
   }
   spread.others.assign(others.begin(), others.end());
@@ -319,8 +321,9 @@ void Member::Keep() {
     }
     absl::Status status;
     if (announcing && !announced_) status = SayLeaving();
-    if (clock_->MonotonicNanos() - renewed_ns_ >= lease_ms * 1'000'000 / 3)
+    if (clock_->MonotonicNanos() - renewed_ns_ >= lease_ms * 1'000'000 / 3) {
       status = announcing ? SayLeaving() : Renew();
+    }
     std::vector<uint32_t> free;
     int64_t servers = 1;
     if (status.ok()) status = Look(&free, &servers);
@@ -476,12 +479,14 @@ void Member::Leave() {
     if (leaving_) return;
     leaving_ = true;
   }
-  if (keeper_.joinable()) keeper_.join();
+  const bool begun = keeper_.joinable();
+  if (begun) keeper_.join();
   if (!announced_) {
     if (const absl::Status status = SayLeaving(); !status.ok()) {
       LogWarning("the others take this server's share once its leases have run out: {}", std::string(status.message()));
     }
   }
+  if (!begun) return;
   {
     absl::MutexLock lock(&mutex_);
     std::erase_if(errands_, [](const Errand& each) { return each.chore == Chore::kHistory; });
@@ -508,7 +513,7 @@ void Member::Leave() {
     stop_ = true;
   }
   for (std::thread& worker : workers_) worker.join();
-  if (giver_.joinable()) giver_.join();
+  giver_.join();
 }
 
 }  // namespace bellwether::server

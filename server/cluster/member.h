@@ -94,12 +94,14 @@ class Member {
   // opened with.  UNAVAILABLE: the first database cannot be reached; another is waited
   // for behind it.  No lease is taken over a connection that `greet` refuses.  `host`,
   // which is told partitions as the cluster counts them, must outlive the member.
-  // `ask`: empty = nobody is asked.
-  static absl::StatusOr<std::unique_ptr<Member>> Start(const ClusterOptions& options, uint32_t database,
-                                                       const std::string& owner, PartitionHost* host,
-                                                       Counters* counters, Clock* clock, AskHoldings ask = {},
-                                                       PgLink::Greet greet = {});
+  // `ask`: empty = nobody is asked.  Takes nothing and asks nobody before Begin().
+  static absl::StatusOr<std::unique_ptr<Member>> Open(const ClusterOptions& options, uint32_t database,
+                                                      const std::string& owner, PartitionHost* host, Counters* counters,
+                                                      Clock* clock, AskHoldings ask = {}, PgLink::Greet greet = {});
   ~Member();  // As Leave().
+
+  // Once, when `host` may be called and `ask` works.
+  void Begin();
 
   // ---- partitions as in this database, 0 to 63 ----
   // Where the partition's owner is reached, as last seen; "" = nobody owns it, or its
@@ -113,7 +115,6 @@ class Member {
   struct Spread {
     std::vector<std::string> others;  // Addresses of the other owners, in order, each once.
     uint32_t unserved = 0;            // Partitions that nobody owns, or that are taken up or let go here just now.
-    uint32_t taking = 0;              // The latter alone.
   };
   Spread spread() const;
   // Whether this server serves the partition now.

@@ -15,21 +15,25 @@ constexpr int64_t kAnswerMs = 3000;
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Members>> Members::Start(const ClusterOptions& options, const std::string& owner,
-                                                        PartitionHost* host, Counters* counters, Clock* clock,
-                                                        const AskHoldings& ask) {
+absl::StatusOr<std::unique_ptr<Members>> Members::Open(const ClusterOptions& options, const std::string& owner,
+                                                       PartitionHost* host, Counters* counters, Clock* clock,
+                                                       const AskHoldings& ask) {
   BW_ASSIGN_OR_RETURN(const std::vector<std::string> names, CheckIdentity(options.dsns, kAnswerMs));
   std::unique_ptr<Members> members(new Members());
   for (uint32_t i = 0; i < options.dsns.size(); ++i) {
     const auto greet = [names, i](PgConnection* connection) { return CheckPlace(names, i, kAnswerMs, connection); };
     BW_ASSIGN_OR_RETURN(std::unique_ptr<Member> member,
-                        Member::Start(options, i, owner, host, counters, clock, ask, greet));
+                        Member::Open(options, i, owner, host, counters, clock, ask, greet));
     members->members_.push_back(std::move(member));
   }
   return members;
 }
 
 Members::~Members() { Leave(); }
+
+void Members::Begin() {
+  for (const auto& member : members_) member->Begin();
+}
 
 std::string Members::OwnerAddress(uint32_t partition) const {
   return members_[DatabaseOf(partition)]->OwnerAddress(PlaceOf(partition));
@@ -44,7 +48,6 @@ Member::Spread Members::spread() const {
     const Member::Spread one = member->spread();
     others.insert(one.others.begin(), one.others.end());
     all.unserved += one.unserved;
-    all.taking += one.taking;
   }
   all.others.assign(others.begin(), others.end());
   return all;

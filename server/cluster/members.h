@@ -20,12 +20,14 @@ namespace bellwether::server {
 
 class Members {
  public:
-  // As Member::Start(), in all databases of `options`, whose identities are checked
+  // As Member::Open(), in all databases of `options`, whose identities are checked
   // before, and with each connection that leases are taken over.
-  static absl::StatusOr<std::unique_ptr<Members>> Start(const ClusterOptions& options, const std::string& owner,
-                                                        PartitionHost* host, Counters* counters, Clock* clock,
-                                                        const AskHoldings& ask);
+  static absl::StatusOr<std::unique_ptr<Members>> Open(const ClusterOptions& options, const std::string& owner,
+                                                       PartitionHost* host, Counters* counters, Clock* clock,
+                                                       const AskHoldings& ask);
   ~Members();  // As Leave().
+
+  void Begin();
 
   // ---- partitions as the cluster counts them; as Member's own ----
   std::string OwnerAddress(uint32_t partition) const;

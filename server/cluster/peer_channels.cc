@@ -221,9 +221,9 @@ PeerChannels::~PeerChannels() {
 
 Peers::Spread PeerChannels::spread() const {
   const Members* const member = *member_;
-  if (member == nullptr) return {.others = {}, .unserved = kPartitions * options_.databases, .taking = 0};
+  if (member == nullptr) return {.others = {}, .unserved = kPartitions * options_.databases};
   Member::Spread spread = member->spread();
-  return {.others = std::move(spread.others), .unserved = spread.unserved, .taking = spread.taking};
+  return {.others = std::move(spread.others), .unserved = spread.unserved};
 }
 
 std::vector<std::pair<uint32_t, uint64_t>> PeerChannels::holdings() const {

@@ -52,7 +52,6 @@ class Peers {
   struct Spread {
     std::vector<std::string> others;  // Addresses of those that own something.
     uint32_t unserved = 0;            // Partitions that nobody serves now, or that are taken up or let go here.
-    uint32_t taking = 0;              // The latter alone.
   };
   struct Owner {
     bool here = false;

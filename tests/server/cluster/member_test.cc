@@ -6,6 +6,7 @@
 
 #include <gmock/gmock.h>
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "server/cluster/fence.h"
 #include "server/cluster/frame_tables.h"
@@ -83,10 +85,11 @@ class MemberTest : public ::testing::Test {
     options.node = node;
     options.address = node + ":7070";
     options.lease_seconds = lease_seconds;
-    auto member =
-        Member::Start(options, /*database=*/0, node + "/1", host, &counters_, Clock::System(), std::move(ask));
+    auto member = Member::Open(options, /*database=*/0, node + "/1", host, &counters_, Clock::System(), std::move(ask));
     EXPECT_TRUE(member.ok()) << member.status();
-    return member.ok() ? *std::move(member) : nullptr;
+    if (!member.ok()) return nullptr;
+    (*member)->Begin();
+    return *std::move(member);
   }
 
   // An owner of partition 0 under epoch 1 whose lease has run out, in the middle
@@ -190,29 +193,59 @@ TEST_F(MemberTest, NobodyIsSentToOneWhoLeaves) {
   EXPECT_EQ(postgres_->Number("SELECT count(*) FROM bellwether.lease WHERE owner = 'two/1' AND until > now()"), 32);
 }
 
-TEST_F(MemberTest, WhoIsAskedForAPartitionOfAnotherLooksSoon) {
+TEST_F(MemberTest, OneWhoseDatabaseIsAwayAtTheStartAsksNobodyBeforeItBegins) {
+  Host host;
+  ClusterOptions options;
+  options.dsns = {postgres_->dsn(), "host=127.0.0.1 port=1 dbname=none"};
+  options.node = "one";
+  options.lease_seconds = 2;
+  std::atomic<bool> begun = false;
+  absl::Notification asked;
+  const AskHoldings ask = [&](const std::vector<std::string>&) {
+    EXPECT_TRUE(begun);
+    if (!asked.HasBeenNotified()) asked.Notify();
+    return std::vector<Holding>();
+  };
+  const auto member = Member::Open(options, /*database=*/1, "one/1", &host, &counters_, Clock::System(), ask);
+  ASSERT_TRUE(member.ok()) << member.status();
+  absl::SleepFor(absl::Milliseconds(100));  // It would have asked by now.
+  begun = true;
+  (*member)->Begin();
+  EXPECT_TRUE(asked.WaitForNotificationWithTimeout(absl::Seconds(20)));
+}
+
+TEST_F(MemberTest, OneThatNeverBeginsLeavesAtOnce) {
   Host host;
   ClusterOptions options;
   options.dsns = {postgres_->dsn()};
   options.node = "one";
   options.address = "one:7070";
-  options.lease_seconds = 60;  // It looks each half second by itself.
-  auto member = Member::Start(options, /*database=*/0, "one/1", &host, &counters_, Clock::System());
-  ASSERT_TRUE(member.ok()) << member.status();
+  {
+    const auto member = Member::Open(options, /*database=*/0, "one/1", &host, &counters_, Clock::System());
+    ASSERT_TRUE(member.ok()) << member.status();
+    EXPECT_EQ(postgres_->Number("SELECT count(*) FROM bellwether.servers WHERE until > now()"), 1);
+  }
+  EXPECT_EQ(postgres_->Number("SELECT count(*) FROM bellwether.servers WHERE until > now()"), 0);
+}
+
+TEST_F(MemberTest, WhoIsAskedForAPartitionOfAnotherLooksSoon) {
+  Host host;
+  // By itself it looks each half second.
+  const std::unique_ptr<Member> member = Join("one", &host, /*ask=*/{}, /*lease_seconds=*/60);
   ASSERT_EQ(host.AwaitCount(64), 64u);
   const auto move_to = [&](const std::string& address) {
     postgres_->Sql(absl::StrCat("UPDATE bellwether.lease SET owner = 'other/1', address = '", address,
                                 "', epoch = epoch + 1, until = now() + interval '1 h' WHERE p = 9"));
   };
   move_to("other:0");
-  ASSERT_TRUE(Eventually([&] { return (*member)->OwnerAddress(9) == "other:0"; }));
+  ASSERT_TRUE(Eventually([&] { return member->OwnerAddress(9) == "other:0"; }));
   absl::Duration waited;
   for (int i = 1; i <= 10; ++i) {
     const std::string address = absl::StrCat("other:", i);
     move_to(address);
     const absl::Time began = absl::Now();
-    while ((*member)->OwnerAddress(9) != address && absl::Now() - began < absl::Seconds(5)) {
-      (*member)->LookSoon();
+    while (member->OwnerAddress(9) != address && absl::Now() - began < absl::Seconds(5)) {
+      member->LookSoon();
       absl::SleepFor(absl::Milliseconds(5));
     }
     waited += absl::Now() - began;

@@ -80,7 +80,7 @@ struct Node final : Peers {
 
   // Peers
   Spread spread() const override {
-    Spread spread{.others = {}, .unserved = unserved, .taking = taking};
+    Spread spread{.others = {}, .unserved = unserved};
     for (const auto& [name, other] : others) spread.others.push_back(name);
     return spread;
   }
@@ -121,7 +121,7 @@ struct Node final : Peers {
   Elsewhere elsewhere;
   std::unique_ptr<QueryEngine> engine;
   std::map<std::string, Node*> others;
-  uint32_t unserved = 0, taking = 0;
+  uint32_t unserved = 0;
   absl::Status failure;
   std::vector<std::string> taken;  // Methods that others passed on to it.
 };
@@ -191,7 +191,7 @@ TEST_F(ElsewhereTest, ARunThatNobodyHasIsNotFoundOnlyWhenAllWereAsked) {
   EXPECT_TRUE(absl::IsUnavailable(a_.GetRun(FormatUuid(uuid)).status()));
   a_.unserved = 0;
   // One that is being taken up by the server that was asked is not gone either.
-  b_.taking = b_.unserved = 1;
+  b_.unserved = 1;
   EXPECT_TRUE(absl::IsUnavailable(a_.GetRun("nobodys").status()));
 }
 
