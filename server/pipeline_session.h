@@ -60,6 +60,12 @@ class Pipeline::Session final : public IngestSession, public std::enable_shared_
     owner_ = nullptr;
   }
 
+  // What waits for the log holds sessions longer than their streams do.
+  bool attached() {
+    absl::MutexLock lock(&owner_mutex_);
+    return owner_ != nullptr;
+  }
+
   template <typename Call>
   void Tell(Call call) {
     absl::MutexLock lock(&owner_mutex_);

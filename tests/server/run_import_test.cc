@@ -163,6 +163,17 @@ TEST_F(RunImportTest, OneThatWasCutOffIsMadeAgain) {
   EXPECT_TRUE(absl::IsAlreadyExists(Import(pipeline.get(), bytes).status()));
 }
 
+TEST_F(RunImportTest, AlsoBeforeWhatWasCutOffIsDurable) {
+  std::string half;
+  const std::string bytes = MakeRecording("m", kSteps, &half);
+  const std::string expected = Whole(bytes);
+  const auto pipeline = Open(Path("a"));
+  ASSERT_TRUE(pipeline->StartImport("")->Feed(half).ok());
+  const auto again = Import(pipeline.get(), bytes);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(Export(pipeline.get(), "recorded"), expected);
+}
+
 TEST_F(RunImportTest, AlsoByAServerThatCameBackFromACrash) {
   std::string half;
   const std::string bytes = MakeRecording("m", kSteps, &half);
@@ -204,7 +215,8 @@ TEST_F(RunImportTest, NoOtherRecordingIsMixedIntoIt) {
   EXPECT_TRUE(absl::IsAlreadyExists(other)) << other;
   EXPECT_THAT(std::string(other.message()), HasSubstr("another recording"));
   pipeline->AwaitApplied(pipeline->runs()->Find("x")->record.id);
-  EXPECT_TRUE(Import(pipeline.get(), bytes, "x").ok());
+  const auto whole = Import(pipeline.get(), bytes, "x");
+  EXPECT_TRUE(whole.ok()) << whole.status();
 }
 
 class Trainer final : public PipelineTrainer {
