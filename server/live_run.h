@@ -22,6 +22,7 @@
 
 #include "absl/status/status.h"
 #include "server/act/action_engine.h"
+#include "server/action_outbox.h"
 #include "server/detect/detector_bank.h"
 #include "server/detect/gram_desk.h"
 #include "server/detect/run_judge.h"
@@ -29,7 +30,6 @@
 #include "server/ingest/rank_merge.h"
 #include "server/policy_in_force.h"
 #include "server/rules_in_force.h"
-#include "server/run_saver.h"
 #include "server/spectra_worker.h"
 #include "server/store/action_log.h"
 #include "server/store/alert_log.h"
@@ -40,6 +40,7 @@
 #include "server/store/wal.h"
 #include "server/util/clock.h"
 #include "server/util/counters.h"
+#include "server/util/work_pool.h"
 
 namespace bellwether::server {
 
@@ -58,7 +59,7 @@ struct LiveRunParts {
   DetectorBank* bank = nullptr;          // Null = the CPU's.
   const Baselines* baselines = nullptr;  // Null = nothing is known of other runs.
   SpectraWorker* spectra = nullptr;      // Null = Gram matrices give no signals.
-  RunSaver* saver = nullptr;             // Null = runs are saved by their shard's thread.
+  WorkPool* savers = nullptr;            // Null = runs are saved by their shard's thread.
   // Passes an action on to the rank's stream; false = it has none.  Null = nobody
   // is handed anything.
   std::function<bool(RunId run, uint32_t rank, const Action& action)> hand_over;
@@ -124,6 +125,8 @@ class LiveRun {
   bool PolicyDiffers(const PolicyPtr& current) const;
   void NotePolicyComing(const PolicyPtr& policy) { coming_policy_ = policy; }
   const PolicyPtr& policy() const { return engine_->policy(); }
+  // Stores what changed while the log or the store did not go on; waits for neither.
+  void PostWaiting(int64_t now_ns);
   bool policy_is_own() const { return policy_is_own_; }
   Lsn last_lsn() const { return last_lsn_; }
 
@@ -134,6 +137,8 @@ class LiveRun {
   // it, which no deadline judges; an import that was cut off can go on where it was.
   bool importing() const { return !record_.import_of.empty() && gone_.empty(); }
   bool ended() const { return record_.ended; }
+  // It has ended, and all of it is stored.
+  bool closed() const { return record_.ended && needed_lsn() == 0 && outbox_.empty(); }
 
  private:
   void ApplyHello(const HelloMessage& hello);
@@ -146,8 +151,9 @@ class LiveRun {
   void RestoreActions(std::string_view policy, std::string_view state);
   // Tells the engine of the transitions that it has not seen.
   void TellEngine();
-  // Stores what changed, once its cause is durable.
+  // Stores what changed, once its cause is durable; PostWaiting() what cannot be.
   void PostActions();
+  absl::Status PostOutbox(const absl::Status& durable);
   void ApplyFrame(uint32_t rank, const RankFrame& frame, Lsn lsn);
   void ApplyGram(const ShippedGram& gram, Lsn lsn);
   void ApplySpectra(const SpectraMessage& spectra);
@@ -177,6 +183,9 @@ class LiveRun {
   size_t transitions_told_ = 0;  // Of transitions_, to the engine.
   std::vector<Action> changed_actions_;
   std::vector<AuditEntry> audit_;
+  ActionOutbox outbox_;                               // Of both, until they are stored.
+  bool actions_wait_ = false;                         // They could not be stored.
+  int64_t next_post_ns_ = 0;                          // When they are tried again.
   std::map<uint32_t, std::set<std::string>> handed_;  // rank -> ids, to its newest stream
   uint64_t due_seen_ = UINT64_MAX;                    // due_version() when Errands() last looked.
   RankMerge::Sink sink_;

@@ -78,7 +78,7 @@ LiveRunParts Pipeline::Parts() {
           .bank = options_.bank,
           .baselines = baselines_.get(),
           .spectra = spectra_.get(),
-          .saver = saver_.get(),
+          .savers = savers_.get(),
           .hand_over = [this](RunId run, uint32_t rank, const Action& action) { return HandOver(run, rank, action); }};
 }
 
@@ -95,7 +95,7 @@ absl::StatusOr<std::unique_ptr<Pipeline>> Pipeline::Open(const Options& options,
     const auto on_durable = [raw = pipeline.get()](uint32_t lane, Lsn durable) { raw->OnDurable(lane, durable); };
     BW_ASSIGN_OR_RETURN(std::unique_ptr<SharedLog> shared, options.open_shared_log(on_durable));
     database.shared = pipeline->shared_ = shared.get();
-    pipeline->saver_ = std::make_unique<RunSaver>(kSavers);
+    pipeline->savers_ = std::make_unique<WorkPool>(kSavers, static_cast<size_t>(options.shards) * Shard::kSavesMax);
     pipeline->wal_ = std::move(shared);
     // Another folder than that of a server alone, whose data nobody may lose by
     // a line in the configuration.
@@ -104,7 +104,7 @@ absl::StatusOr<std::unique_ptr<Pipeline>> Pipeline::Open(const Options& options,
   }
   BW_ASSIGN_OR_RETURN(pipeline->database_, Database::Open(database));
   pipeline->series_ = SeriesStore::Create(options.series, pipeline->database_.get());
-  pipeline->alerts_ = std::make_unique<AlertLog>(pipeline->database_.get());
+  pipeline->alerts_ = std::make_unique<AlertLog>(pipeline->database_.get(), counters);
   BW_RETURN_IF_ERROR(pipeline->alerts_->Load());
   pipeline->actions_ = std::make_unique<ActionLog>(pipeline->database_.get());
   pipeline->CountActions();
@@ -221,7 +221,8 @@ absl::StatusOr<std::shared_ptr<IngestSession>> Pipeline::Open(const HelloMessage
                                              " of run ", hello.run.name, " has begun at rank ", hello.rank));
     }
     // A recording pushes nobody out, neither a trainer nor another import.
-    if (!hello.import_of.empty() && slot->session.lock() != nullptr) {
+    const std::shared_ptr<Session> held = slot->session.lock();
+    if (!hello.import_of.empty() && held != nullptr && held->attached()) {
       return absl::AbortedError(
           absl::StrCat("run ", hello.run.name, " is written to by somebody else just now; come back in a moment"));
     }

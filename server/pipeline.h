@@ -47,6 +47,7 @@
 #include "server/store/run_table.h"
 #include "server/store/series_store.h"
 #include "server/store/wal.h"
+#include "server/util/work_pool.h"
 
 namespace bellwether::server {
 
@@ -270,7 +271,7 @@ class Pipeline final : public IngestSink, public RunControl, public PartitionHos
   std::unique_ptr<ActionLog> actions_;
   std::unique_ptr<Baselines> baselines_;
   std::unique_ptr<SpectraWorker> spectra_;
-  std::unique_ptr<RunSaver> saver_;  // Null: this server is alone.
+  std::unique_ptr<WorkPool> savers_;  // Wait for runs' saves; null: this server is alone.
   std::vector<std::unique_ptr<Shard>> shards_;
   std::vector<std::deque<PendingAck>> pending_acks_;  // PendingAcks()
   std::unique_ptr<BaselineLearner> learner_;

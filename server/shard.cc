@@ -24,7 +24,7 @@ constexpr size_t kRulesBytesPerTick = 4 << 20;
 void Shard::CommitIfDue(LiveRun* run, int64_t now_ns, const SaveGroupPtr& group) {
   const RunId id = run->record().id;
   if (run->saving() || !run->CommitDue(now_ns) || !parts_.wal->LogOf(id)->health().ok()) return;
-  if (parts_.saver == nullptr) {
+  if (parts_.savers == nullptr) {
     NoteSaved(*run, run->Commit());
     return;
   }
@@ -36,11 +36,12 @@ void Shard::CommitIfDue(LiveRun* run, int64_t now_ns, const SaveGroupPtr& group)
   ++saves_;
   if (group != nullptr) ++group->left;
   // Shared: a task must be copied.
-  auto save = std::make_shared<LiveRun::Save>(*std::move(begun));
-  parts_.saver->Do([this, id, save = std::move(save), group] {
+  const auto save = std::make_shared<LiveRun::Save>(*std::move(begun));
+  const bool posted = parts_.savers->Post([this, id, save, group] {
     const absl::Status shared = LiveRun::ShareSave(parts_, id, save.get());
     Enqueue([this, id, save, shared, group] { EndSave(id, std::move(*save), shared, group); });
   });
+  if (!posted) EndSave(id, std::move(*save), absl::ResourceExhaustedError("too many saves are under way"), group);
 }
 
 void Shard::EndSave(RunId id, LiveRun::Save save, const absl::Status& shared, const SaveGroupPtr& group) {
@@ -357,7 +358,7 @@ void Shard::Deliver(LiveRun* run) {
 LiveRun* Shard::FindOrLoad(RunId id) {
   if (const auto found = runs_.find(id); found != runs_.end()) {
     LiveRun* const run = found->second.get();
-    if (!run->ended() || run->needed_lsn() != 0) return run;
+    if (!run->closed()) return run;
     runs_.erase(found);  // Its series are closed: whatever comes now takes it up again.
   }
   const auto record = parts_.database->GetRun(id);
@@ -414,6 +415,7 @@ void Shard::Tick(int64_t now_ns) {
         AppendOwn(*run, WalKind::kSilence, EncodeSilence(silence), {0, silence});
       }
     }
+    if (!recovering_) run->PostWaiting(now_ns);
     run->Publish();
     // One after each batch of messages: runs that began together are due
     // together, and what comes meanwhile waits for one save, not for all.
@@ -427,7 +429,7 @@ void Shard::Tick(int64_t now_ns) {
     }
   }
   // An ended run is all in the database; its snapshot stays for readers.
-  std::erase_if(runs_, [](const auto& run) { return run.second->ended() && run.second->needed_lsn() == 0; });
+  std::erase_if(runs_, [](const auto& run) { return run.second->closed(); });
 }
 
 bool Shard::AppendOwn(const LiveRun& run, WalKind kind, std::string payload, IngestMessage message) {

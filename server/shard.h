@@ -37,7 +37,7 @@ class Shard {
   };
   using Task = std::function<void()>;
   // Saves under way at once, each with what it writes in memory, where others wait for
-  // them (LiveRunParts::saver); further ones wait, and messages do not.
+  // them (LiveRunParts::savers); further ones wait, and messages do not.
   static constexpr int kSavesMax = 8;
 
   Shard(const Options& options, const LiveRunParts& parts, int index);

@@ -14,9 +14,9 @@
 #include "server/query/import_target.h"
 #include "server/query/query_engine.h"
 #include "server/query/stream_feeder.h"
-#include "server/query/work_pool.h"
 #include "server/query/write_stream.h"
 #include "server/util/grpc_status.h"
+#include "server/util/work_pool.h"
 
 namespace bellwether::server {
 

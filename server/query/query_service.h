@@ -22,8 +22,8 @@
 #include "bellwether/v1/query.grpc.pb.h"
 #include "server/query/alert_cursor.h"
 #include "server/query/query_engine.h"
-#include "server/query/work_pool.h"
 #include "server/query/write_stream.h"
+#include "server/util/work_pool.h"
 
 namespace bellwether::server {
 

@@ -55,7 +55,7 @@ class RowsElsewhere final : public SharedRows {
   void AwaitWaiting(int waiting) {
     absl::MutexLock lock(&mutex_);
     const auto wait = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return waiting_ == waiting; };
-    mutex_.Await(absl::Condition(&wait));
+    EXPECT_TRUE(mutex_.AwaitWithTimeout(absl::Condition(&wait), absl::Seconds(60))) << waiting_ << " wait";
   }
 
   absl::Status PutRows(RunId run, const std::vector<SharedRow>&) override {
@@ -124,6 +124,15 @@ class HalfAway final : public LogThrough {
   Away away_;
 };
 
+// One that is away for a while.
+class AwayForAWhile final : public LogThrough {
+ public:
+  using LogThrough::LogThrough;
+  std::atomic<bool> away = false;
+  absl::Status Sync(Lsn lsn) override { return away ? health() : LogThrough::Sync(lsn); }
+  absl::Status health() const override { return away ? absl::UnavailableError("away") : absl::OkStatus(); }
+};
+
 class ShardTest : public testing::Test {
  protected:
   explicit ShardTest(SharedRows* rows = nullptr) {
@@ -174,8 +183,9 @@ class ShardTest : public testing::Test {
     return lsn;
   }
 
-  // Lets the shard look at the clock, and returns when it has.
+  // Lets the shard look at the clock with all that was sent applied, and returns when it has.
   void Tick() {
+    shard_->Barrier([] {});
     clock_.Advance(1'000'000'000);
     for (int i = 0; i < 2; ++i) shard_->Barrier([] {});
   }
@@ -271,13 +281,56 @@ TEST_F(ShardTest, TheLogKeepsClosedStepsThatAreNotSavedWhileAnotherIsOpen) {
   EXPECT_GT(shard_->CommitBefore(/*lane=*/0, /*end=*/0), late);
 }
 
+TEST_F(ShardTest, WhatIsDecidedWhileTheLogIsAwayIsStoredOnceItIsBack) {
+  AwayForAWhile log(wal_.get());
+  ActionLog actions(database_.get());
+  parts_.wal = &log;
+  parts_.actions = &actions;
+  shard_ = std::make_unique<Shard>(Shard::Options(), parts_, 0);
+  shard_->Start();
+  AddRun(1);
+  int told = 0;
+  const int64_t subscription = actions.Subscribe([&](RunId, const Action&, size_t) { ++told; });
+  const auto ask = [&](const ActionRequest& request) {
+    WalRecord record;
+    record.kind = WalKind::kActionRequest;
+    record.run = 1;
+    record.payload = "not read here";
+    absl::MutexLock lock(&shard_->mutex());
+    const Lsn lsn = *wal_->Append(std::move(record));
+    shard_->Push({lsn, 1, 0, 0, 0, {0, ActionRequestMessage{.request = request}}}, 0);
+    return lsn;
+  };
+  log.away = true;
+  ActionRequest propose;
+  propose.by = "alice";
+  propose.action.kind = ActionKind::kCenterK;
+  propose.action.value = 1;
+  const Lsn proposed = ask(propose);
+  ask({.verb = ActionRequest::Verb::kApprove, .id = "no such action", .by = "alice"});
+  ASSERT_TRUE(wal_->Sync(wal_->last_lsn()).ok());
+  Tick();
+  EXPECT_THAT(*actions.List(1), testing::IsEmpty());
+  EXPECT_EQ(told, 0);
+  EXPECT_LE(shard_->CommitAll().front(), proposed) << "a crash would conclude it from the log";
+  log.away = false;
+  Tick();
+  EXPECT_THAT(*actions.List(1), testing::SizeIs(1));
+  EXPECT_EQ(told, 1);
+  EXPECT_THAT(*actions.Audit(1), testing::SizeIs(1));
+  const Lsn late = wal_->last_lsn();
+  EXPECT_GT(shard_->CommitAll().front(), late);
+  actions.Unsubscribe(subscription);
+  shard_.reset();
+}
+
 struct HasRowsElsewhere {
   RowsElsewhere rows;
 };
 class ShardOfACluster : protected HasRowsElsewhere, public ShardTest {
  protected:
   ShardOfACluster() : ShardTest(&rows) {
-    parts_.saver = &saver_;
+    parts_.savers = &savers_;
     shard_ = std::make_unique<Shard>(Shard::Options(), parts_, 0);
     shard_->Start();
   }
@@ -288,8 +341,13 @@ class ShardOfACluster : protected HasRowsElsewhere, public ShardTest {
     const auto record = database_->GetRun(run);
     return record.ok() ? record->steps_recorded : 0;
   }
+  // Returns when it has some, and the shard has looked at the clock since.
+  void AwaitSaved(RunId run) {
+    while (StepsSaved(run) == 0) shard_->Barrier([] {});
+    shard_->Barrier([] {});
+  }
 
-  RunSaver saver_{2};
+  WorkPool savers_{2, Shard::kSavesMax};
 };
 
 TEST_F(ShardOfACluster, MessagesGoOnWhileASaveWaitsForADatabaseThatIsSilent) {
@@ -347,14 +405,14 @@ TEST_F(ShardOfACluster, ARunIsNotDroppedWhileItIsSavedOnceMore) {
     dropped.Notify();
   });
   rows.AwaitWaiting(1);
-  while (StepsSaved(1) == 0) shard_->Barrier([] {});
+  AwaitSaved(1);
   rows.Silence({1, 2});
   Send(1, 1, 1);
   clock_.Advance(60'000'000'000);
   Tick();
   rows.AwaitWaiting(2);
   rows.Silence({1});
-  while (StepsSaved(2) == 0) shard_->Barrier([] {});
+  AwaitSaved(2);
   EXPECT_FALSE(dropped.WaitForNotificationWithTimeout(absl::Milliseconds(200)));
   rows.Answer();
   drop.join();

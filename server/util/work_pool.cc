@@ -1,4 +1,4 @@
-#include "server/query/work_pool.h"
+#include "server/util/work_pool.h"
 
 #include <utility>
 

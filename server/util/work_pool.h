@@ -1,8 +1,8 @@
 // work_pool.h: a few threads and a bounded queue, so that gRPC's own threads
-// never wait for a disk.
+// never wait for a disk, nor a shard for a database.
 
-#ifndef BELLWETHER_SERVER_QUERY_WORK_POOL_H_
-#define BELLWETHER_SERVER_QUERY_WORK_POOL_H_
+#ifndef BELLWETHER_SERVER_UTIL_WORK_POOL_H_
+#define BELLWETHER_SERVER_UTIL_WORK_POOL_H_
 
 #include <deque>
 #include <functional>
@@ -40,4 +40,4 @@ class WorkPool {
 
 }  // namespace bellwether::server
 
-#endif  // BELLWETHER_SERVER_QUERY_WORK_POOL_H_
+#endif  // BELLWETHER_SERVER_UTIL_WORK_POOL_H_
