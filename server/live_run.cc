@@ -254,7 +254,8 @@ void LiveRun::Post(std::vector<Transition>* transitions) {
     transition.run = record_.id;
     transition.run_name = record_.description.name;
     transition.time_unix_ns = parts_.clock->UnixNanos();
-    AddProposals(changed_actions_, *engine_->policy(), &transition);
+    // Nobody can approve what is not stored.
+    if (!actions_wait_) AddProposals(changed_actions_, *engine_->policy(), &transition);
     // What is of two kinds has no siblings.
     if (parts_.baselines != nullptr && !record_.mixed) AddSiblings(*parts_.baselines, record_.description, &transition);
     const auto posted = parts_.alerts->Post(std::move(transition));
@@ -320,7 +321,8 @@ Lsn LiveRun::needed_lsn() const {
 
 bool LiveRun::CommitDue(int64_t now_ns) const {
   // A goodbye that waits is in no saved state yet: the log keeps it.
-  if (!dirty_ || !byes_.empty()) return false;
+  // So is what could not be stored of its actions.
+  if (!dirty_ || !byes_.empty() || !outbox_.empty()) return false;
   const int64_t age = now_ns - committed_ns_;
   return record_.ended || age >= kCommitNanosMax || new_events_.size() >= kCommitEvents ||
          (steps_since_commit_ >= kCommitSteps && age >= kCommitNanosMin);

@@ -14,6 +14,9 @@
 namespace bellwether::server {
 namespace {
 
+// Between two tries to store what could not be.
+constexpr int64_t kPostRetryNanos = 1'000'000'000;
+
 const char* NameOf(ActionRequest::Verb verb) {
   switch (verb) {
     case ActionRequest::Verb::kPropose:
@@ -130,26 +133,29 @@ void LiveRun::TellEngine() {
 }
 
 void LiveRun::PostActions() {
-  if (changed_actions_.empty() && audit_.empty()) return;
   const std::vector<AuditEntry> audit = std::exchange(audit_, {});
   if (parts_.actions == nullptr) return;
+  outbox_.Add(changed_actions_, audit, last_lsn_);
+  if (outbox_.empty() || actions_wait_) return;
   // A crash would take back what is not durable, and its id would be another's.
-  if (const absl::Status status = parts_.wal->LogOf(record_.id)->Sync(last_lsn_); !status.ok()) {
-    LogError("actions of run {} are neither kept nor passed on: {}", record_.description.name,
-             std::string(status.message()));
-    return;
-  }
-  std::map<std::string, const Action*> newest;  // Each has its whole history.
-  for (const Action& action : changed_actions_) newest[action.id] = &action;
-  for (const Action& action : changed_actions_) {
-    if (newest[action.id] != &action) continue;
-    const auto posted = parts_.actions->Post(record_.id, action);
-    if (!posted.ok()) LogError("action {} could not be stored: {}", action.id, std::string(posted.status().message()));
-  }
-  for (const AuditEntry& entry : audit) {
-    const absl::Status noted = parts_.actions->Note(record_.id, last_lsn_, entry);
-    if (!noted.ok()) LogError("an audit entry could not be stored: {}", std::string(noted.message()));
-  }
+  const absl::Status posted = PostOutbox(parts_.wal->LogOf(record_.id)->Sync(outbox_.lsn()));
+  if (posted.ok()) return;
+  LogError("actions of run {} are not passed on before they can be stored: {}", record_.description.name,
+           std::string(posted.message()));
+}
+
+void LiveRun::PostWaiting(int64_t now_ns) {
+  if (!actions_wait_ || now_ns < next_post_ns_) return;
+  const LogBackend& log = *parts_.wal->LogOf(record_.id);
+  if (!log.health().ok() || log.durable_lsn() < outbox_.lsn()) return;
+  if (PostOutbox(absl::OkStatus()).ok()) LogInfo("actions of run {} are stored again", record_.description.name);
+}
+
+absl::Status LiveRun::PostOutbox(const absl::Status& durable) {
+  const absl::Status posted = durable.ok() ? outbox_.Post(record_.id, parts_.actions) : durable;
+  actions_wait_ = !posted.ok();
+  next_post_ns_ = parts_.clock->MonotonicNanos() + kPostRetryNanos;
+  return posted;
 }
 
 std::vector<LiveRun::Errand> LiveRun::Errands() {

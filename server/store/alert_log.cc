@@ -3,11 +3,15 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "server/util/log.h"
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {
 
-AlertLog::AlertLog(Database* database) : database_(database) {}
+AlertLog::AlertLog(Database* database, Counters* counters)
+    : database_(database),
+      waiting_now_(counters == nullptr ? nullptr : counters->gauge("bellwether_alerts_waiting")),
+      never_stored_(counters == nullptr ? nullptr : counters->counter("bellwether_alerts_never_stored_total")) {}
 
 absl::Status AlertLog::Load() {
   BW_RETURN_IF_ERROR(database_->FetchTransitions().status());  // They are listed below.
@@ -40,7 +44,7 @@ absl::StatusOr<bool> AlertLog::Post(Transition transition) {
     if (!unstored.ok()) {
       transition.id = 0;
       if (why != held.end()) (void)database_->KeepTransition(transition);  // Else it was tried to.
-      if (waiting_.size() < kWaitingMax) waiting_.push_back(transition);
+      KeepWaiting(transition);
     }
     alerts_[{transition.run, transition.key}].last = transition;
   }
@@ -48,6 +52,21 @@ absl::StatusOr<bool> AlertLog::Post(Transition transition) {
   Tell(transition);
   BW_RETURN_IF_ERROR(unstored);
   return true;
+}
+
+void AlertLog::KeepWaiting(const Transition& transition) {
+  if (waiting_.size() >= kWaitingMax) {
+    if (never_stored_ != nullptr) never_stored_->Add();
+    if (!full_said_) LogError("{} alerts wait to be stored: further ones are told, and not stored", kWaitingMax);
+    full_said_ = true;
+    return;
+  }
+  waiting_.push_back(transition);
+  ShowWaiting();
+}
+
+void AlertLog::ShowWaiting() {
+  if (waiting_now_ != nullptr) waiting_now_->Set(static_cast<double>(waiting_.size()));
 }
 
 absl::Status AlertLog::StoreWaiting() {
@@ -72,6 +91,8 @@ std::map<uint32_t, absl::Status> AlertLog::PutWaiting() {
         continue;
       }
       waiting_.erase(next);
+      full_said_ = false;
+      ShowWaiting();
       if (!is_new.ok()) continue;  // Its run's new owner concludes it, too.
       Transition& last = alerts_[{transition.run, transition.key}].last;
       if (last.k == transition.k) last.id = transition.id;

@@ -18,6 +18,7 @@
 #include "absl/synchronization/mutex.h"
 #include "server/store/database.h"
 #include "server/store/transition.h"
+#include "server/util/counters.h"
 
 namespace bellwether::server {
 
@@ -32,15 +33,15 @@ class AlertLog {
   // Called from the thread that posts, without the log's lock: be quick.
   using Subscriber = std::function<void(const Transition&)>;
 
-  // `database` must outlive this object.
-  explicit AlertLog(Database* database);
+  // `database` and `counters` must outlive this object; null = nothing is counted.
+  explicit AlertLog(Database* database, Counters* counters = nullptr);
 
   // Reads what is stored.  Call once, before anything else.
   absl::Status Load();
 
   // False: it was stored before (a replay after a crash); nobody is told.  What
   // cannot be stored is told all the same, without an id, and kept for
-  // StoreWaiting(): the error is why.
+  // StoreWaiting(): the error is why.  Beyond 4,096 that wait it is counted instead.
   // ABORTED: another server owns the run by now, whose word it is; nobody is told.
   absl::StatusOr<bool> Post(Transition transition);
   // Stores what could not be stored, in order of each store, and tells it again with
@@ -69,13 +70,18 @@ class AlertLog {
   static constexpr size_t kWaitingMax = 4096;
 
   void Tell(const Transition& transition);
+  void KeepWaiting(const Transition& transition) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ShowWaiting() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Why what waits is not stored, by its store (Database::StoreOf).
   std::map<uint32_t, absl::Status> PutWaiting();
 
   Database* const database_;
+  Gauge* const waiting_now_;  // Null: nobody counts.
+  Counter* const never_stored_;
   mutable absl::Mutex mutex_;
   std::map<std::pair<RunId, std::string>, AlertView> alerts_ ABSL_GUARDED_BY(mutex_);
   std::deque<Transition> waiting_ ABSL_GUARDED_BY(mutex_);  // Told, but not stored.
+  bool full_said_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Mutex subscribers_mutex_ ABSL_ACQUIRED_AFTER(mutex_);
   std::map<int64_t, Subscriber> subscribers_ ABSL_GUARDED_BY(subscribers_mutex_);
   int64_t next_subscriber_ ABSL_GUARDED_BY(subscribers_mutex_) = 1;

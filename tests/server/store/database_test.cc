@@ -349,6 +349,23 @@ TEST(AlertLogTest, WhatCannotBeStoredIsToldAtOnceAndStoredInOrderLater) {
   EXPECT_FALSE(*log.Post(FullTransition("a", 1))) << "as after a crash";
 }
 
+TEST(AlertLogTest, WhatIsBeyondTheLimitOfWhatWaitsIsToldAndCounted) {
+  constexpr int kMax = 4096;
+  MemoryDatabase database;
+  Counters counters;
+  AlertLog log(&database, &counters);
+  int told = 0;
+  log.Subscribe([&told](const Transition&) { ++told; });
+  database.SetFull(true);
+  for (int i = 0; i < kMax + 3; ++i) log.Post(FullTransition(std::to_string(i), 1)).status().IgnoreError();
+  EXPECT_EQ(told, kMax + 3);
+  EXPECT_EQ(counters.gauge("bellwether_alerts_waiting")->value(), kMax);
+  EXPECT_EQ(counters.counter("bellwether_alerts_never_stored_total")->value(), 3);
+  database.SetFull(false);
+  EXPECT_TRUE(log.StoreWaiting().ok());
+  EXPECT_EQ(counters.gauge("bellwether_alerts_waiting")->value(), 0);
+}
+
 // Runs with odd numbers are in a second store, which is away at will.
 class TwoStores final : public MemoryDatabase {
  public:
