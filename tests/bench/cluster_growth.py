@@ -7,10 +7,12 @@ number for every server.  Turns are interleaved, --rounds of each; the figure is
 Prints one JSON object: frames a second, and what a frame takes of the servers' and the database's
 processors.
 
-    python3 tests/bench/cluster_growth.py --servers 1 2 3 --cpus-per-server 2 --database-cpus 4
+    python3 tests/bench/cluster_growth.py --servers 1 2 3 3x2 --cpus-per-server 2 --database-cpus 3
     python3 tests/bench/cluster_growth.py --servers 1 --rounds 5    # beside one alone, any cores
 
-With --cpus-per-server each server has so many processors of its own, the database --database-cpus
+"3x2" is three servers on two databases.
+
+With --cpus-per-server each server has so many processors of its own, each database --database-cpus
 and the load what is left; without, all share all.  With --quota each server may use that part of
 one processor and no more (a control group; root), so that a few processors hold several servers,
 the database and the load, none of which waits for another.
@@ -25,10 +27,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from bellwether_process import BIN, Server, wait_for
@@ -37,20 +40,40 @@ from postgres_processes import Postgres, dsn_of, start_primary, start_standby
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
+@dataclass(frozen=True)
+class Size:
+    """Of a cluster."""
+
+    servers: int
+    databases: int = 1
+
+    @staticmethod
+    def parse(text: str) -> Size:
+        servers, _, databases = text.partition("x")
+        return Size(int(servers), int(databases or 1))
+
+    def __str__(self) -> str:
+        return f"{self.servers} of a cluster" + (
+            f", {self.databases} databases" if self.databases > 1 else ""
+        )
+
+
 class Pinned(Server):
-    """A server on processors of its own; of a cluster if there is a database."""
+    """A server on processors of its own; of a cluster if there are databases."""
 
     def __init__(
-        self, folder: Path, cpus: str, quota: float, database: Optional[Postgres] = None
+        self, folder: Path, cpus: str, quota: float, databases: Sequence[Postgres] = ()
     ) -> None:
         folder.mkdir(exist_ok=True)
         self.group = make_group(f"bellwether-{folder.name}", quota) if quota else None
         config = ""
-        if database is not None:
-            dsn = folder / "dsn"
-            dsn.write_text(dsn_of(database) + "\n")
-            dsn.chmod(0o600)
-            config = f"cluster: {{dsn_file: dsn, node: {folder.name}}}\n"
+        if databases:
+            names = [f"dsn{i}" for i in range(len(databases))]
+            for name, database in zip(names, databases):
+                dsn = folder / name
+                dsn.write_text(dsn_of(database) + "\n")
+                dsn.chmod(0o600)
+            config = f"cluster: {{dsn_files: [{', '.join(names)}], node: {folder.name}}}\n"
         super().__init__(folder, config)
         self.cpus = cpus
 
@@ -101,9 +124,11 @@ class Cores:
     """Which processors whom belong to; "" = any."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self.each, self.options = options.cpus_per_server, options
+        self.each, self.of_one_database = options.cpus_per_server, options.database_cpus
         self.all = sorted(os.sched_getaffinity(0))
-        wanted = self.each * max(options.servers) + options.database_cpus
+        self.databases = self.each * max(size.servers for size in options.servers)
+        wanted = self.databases + self.of_one_database * max(s.databases for s in options.servers)
+        self.load = wanted
         if self.each and wanted >= len(self.all):
             sys.exit(
                 f"{wanted} processors and one for the load are wanted, {len(self.all)} are here"
@@ -115,21 +140,20 @@ class Cores:
     def of_server(self, number: int) -> str:
         return self._text(number * self.each, (number + 1) * self.each)
 
-    def of_database(self) -> str:
-        first = self.each * max(self.options.servers)
-        return self._text(first, first + self.options.database_cpus)
+    def of_database(self, number: int) -> str:
+        first = self.databases + number * self.of_one_database
+        return self._text(first, first + self.of_one_database)
 
     def of_load(self) -> str:
-        first = self.each * max(self.options.servers) + self.options.database_cpus
-        return self._text(first, len(self.all))
+        return self._text(self.load, len(self.all))
 
 
 @contextmanager
-def database_of(options: argparse.Namespace, cores: Cores) -> Iterator[Postgres]:
+def database_on(options: argparse.Namespace, cpus: str) -> Iterator[Postgres]:
     with ExitStack() as stack:
         mine = os.sched_getaffinity(0)
-        if cores.of_database():
-            os.sched_setaffinity(0, map(int, cores.of_database().split(",")))  # Inherited.
+        if cpus:
+            os.sched_setaffinity(0, map(int, cpus.split(",")))  # Inherited.
         try:
             primary = start_primary()
             stack.callback(primary.remove)
@@ -173,34 +197,46 @@ def alone(options: argparse.Namespace, cores: Cores, folder: Path) -> dict[str, 
         return measure(options, cores, [server])
 
 
-def together(options: argparse.Namespace, cores: Cores, folder: Path, count: int) -> dict[str, Any]:
+def together(options: argparse.Namespace, cores: Cores, folder: Path, size: Size) -> dict[str, Any]:
     with ExitStack() as stack:
-        database = stack.enter_context(database_of(options, cores))
-        assert database.process is not None
-        before = cpu_seconds(database.process.pid)
+        databases = [
+            stack.enter_context(database_on(options, cores.of_database(i)))
+            for i in range(size.databases)
+        ]
+
+        def used() -> float:
+            return sum(cpu_seconds(d.process.pid) for d in databases if d.process is not None)
+
+        before = used()
         servers: list[Server] = [
             stack.enter_context(
-                Pinned(folder / "abcdefgh"[i], cores.of_server(i), options.quota, database)
+                Pinned(folder / "abcdefgh"[i], cores.of_server(i), options.quota, databases)
             )
-            for i in range(count)
+            for i in range(size.servers)
         ]
         wait_for(
             "each has its share",
             lambda: (
-                sum(owned := [s.metric("bellwether_cluster_partitions") for s in servers]) == 64
-                and max(owned) <= -(-64 // count)
+                sum(owned := [s.metric("bellwether_cluster_partitions") for s in servers])
+                == 64 * size.databases
+                and max(owned) <= -(-64 // size.servers) * size.databases
             ),
         )
         found = measure(options, cores, servers)
         frames = sum(server.metric("bellwether_ingest_frames_total") for server in servers)
-        found["database_ms"] = 1000 * (cpu_seconds(database.process.pid) - before) / frames
+        found["database_ms"] = 1000 * (used() - before) / frames
         return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--servers", type=int, nargs="+", default=[1, 2, 3], help="of the cluster, each a turn"
+        "--servers",
+        type=Size.parse,
+        nargs="+",
+        default=[Size(1), Size(2), Size(3)],
+        metavar="N[xDATABASES]",
+        help="of the cluster, each a turn",
     )
     parser.add_argument("--runs", type=int, default=32, help="streams a server")
     parser.add_argument("--window", type=int, default=64, help="frames that a stream sends ahead")
@@ -215,14 +251,14 @@ def main() -> None:
     cores = Cores(options)
     turns: dict[str, list[dict[str, Any]]] = {}
     for _ in range(options.rounds):
-        for count in [0, *options.servers]:
+        for size in [None, *options.servers]:
             with tempfile.TemporaryDirectory() as folder:
                 found = (
-                    together(options, cores, Path(folder), count)
-                    if count
+                    together(options, cores, Path(folder), size)
+                    if size
                     else alone(options, cores, Path(folder))
                 )
-            name = f"{count} of a cluster" if count else "alone"
+            name = str(size or "alone")
             turns.setdefault(name, []).append(found)
             print(f"{name}: {json.dumps(found)}", file=sys.stderr, flush=True)
     median = {
@@ -237,7 +273,7 @@ def main() -> None:
     print(
         json.dumps(
             {
-                "load": vars(options),
+                "load": vars(options) | {"servers": [str(size) for size in options.servers]},
                 "processors": len(cores.all),
                 "load_average": os.getloadavg()[0],
                 "median": median,
