@@ -195,7 +195,14 @@ def test_a_gpu_gives_the_same_and_so_does_one_that_fails(
 ) -> None:
     monkeypatch.setenv("BELLWETHER_FAKE_BANK_SPECTRA", passes)
     with Server(tmp_path, "", "--gpu=on", f"--gpu.library={FAKE}") as server:
-        compare(server, train_with(server))
+
+        def keep_up(step: int) -> None:
+            """In several batches, however long the server has to wait for a processor."""
+            computed = 'bellwether_spectra_total{result="computed"}'
+            grams = SHAPE.layers * SHAPE.heads * (step - 1)
+            wait_for("it keeps up", lambda: count(server.get("/metrics"), computed) >= grams)
+
+        compare(server, train_with(server, keep_up))
         metrics = server.get("/metrics")
     batches = {b: count(metrics, f'bellwether_spectra_seconds_count{{backend="{b}"}}') for b in ("cpu", "cuda")}
     assert (batches["cuda"] > 0) == (passes != "-1")
