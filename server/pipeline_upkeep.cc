@@ -91,7 +91,9 @@ absl::Status Pipeline::Maintain() {
   wal_bytes_->Set(static_cast<double>(wal_->bytes()));
   degraded_->Set(wal_->health().ok() ? 0 : 1);
   GuardDisk();
-  database_degraded_->Set(alerts_->StoreWaiting().ok() && alerts_->TellForeign().ok() ? 0 : 1);
+  const bool stored = alerts_->StoreWaiting().ok();
+  const bool told = alerts_->TellForeign().ok();
+  database_degraded_->Set(stored && told ? 0 : 1);
   AskForDeeper();
   {
     absl::MutexLock lock(&apply_mutex_);

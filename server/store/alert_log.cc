@@ -30,12 +30,16 @@ absl::Status AlertLog::Load() {
 }
 
 absl::StatusOr<bool> AlertLog::Post(Transition transition) {
-  const std::map<uint32_t, absl::Status> held = PutWaiting();
-  const auto why = held.find(database_->StoreOf(transition.run));
-  absl::Status unstored = why == held.end() ? absl::OkStatus() : why->second;
+  absl::Status unstored;
   {
     absl::MutexLock lock(&mutex_);
-    if (unstored.ok()) {
+    const uint32_t store = database_->StoreOf(transition.run);
+    const bool held = std::any_of(waiting_.begin(), waiting_.end(),
+                                  [&](const Transition& waits) { return database_->StoreOf(waits.run) == store; });
+    if (held) {
+      unstored = absl::UnavailableError("others wait to be stored before it");
+      (void)database_->KeepTransition(transition);
+    } else {
       const absl::StatusOr<bool> is_new = database_->PutTransition(&transition);
       unstored = is_new.status();
       if (is_new.ok() && !*is_new) return false;
@@ -43,15 +47,49 @@ absl::StatusOr<bool> AlertLog::Post(Transition transition) {
     }
     if (!unstored.ok()) {
       transition.id = 0;
-      if (why != held.end()) (void)database_->KeepTransition(transition);  // Else it was tried to.
       KeepWaiting(transition);
     }
     alerts_[{transition.run, transition.key}].last = transition;
   }
-  (void)TellForeign();  // What came before it; a store that is away delays no alert.
+  if (unstored.ok()) (void)TellForeign();  // What came before it.
   Tell(transition);
   BW_RETURN_IF_ERROR(unstored);
   return true;
+}
+
+absl::Status AlertLog::StoreWaiting() {
+  std::map<uint32_t, absl::Status> held;  // By store.
+  for (;;) {
+    Transition transition;
+    const auto next = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return std::find_if(waiting_.begin(), waiting_.end(),
+                          [&](const Transition& waits) { return !held.contains(database_->StoreOf(waits.run)); });
+    };
+    {
+      absl::MutexLock lock(&mutex_);
+      const auto found = next();
+      if (found == waiting_.end()) return held.empty() ? absl::OkStatus() : held.begin()->second;
+      transition = *found;
+    }
+    // Nobody waits for this lock while a store is silent.
+    const absl::StatusOr<bool> is_new = database_->PutTransition(&transition);
+    if (!is_new.ok() && !absl::IsAborted(is_new.status())) {
+      held[database_->StoreOf(transition.run)] = is_new.status();
+      continue;
+    }
+    {
+      absl::MutexLock lock(&mutex_);
+      waiting_.erase(next());  // It is the first still: what comes goes to the end.
+      full_said_ = false;
+      ShowWaiting();
+      if (!is_new.ok()) continue;  // Its run's new owner concludes it, too.
+      Transition& last = alerts_[{transition.run, transition.key}].last;
+      if (last.k == transition.k) last.id = transition.id;
+      if (!*is_new) continue;
+    }
+    transition.told_before = true;
+    Tell(transition);
+  }
 }
 
 void AlertLog::KeepWaiting(const Transition& transition) {
@@ -67,40 +105,6 @@ void AlertLog::KeepWaiting(const Transition& transition) {
 
 void AlertLog::ShowWaiting() {
   if (waiting_now_ != nullptr) waiting_now_->Set(static_cast<double>(waiting_.size()));
-}
-
-absl::Status AlertLog::StoreWaiting() {
-  const std::map<uint32_t, absl::Status> held = PutWaiting();
-  return held.empty() ? absl::OkStatus() : held.begin()->second;
-}
-
-std::map<uint32_t, absl::Status> AlertLog::PutWaiting() {
-  std::map<uint32_t, absl::Status> held;
-  for (;;) {
-    Transition transition;
-    {
-      absl::MutexLock lock(&mutex_);
-      const auto next = std::find_if(waiting_.begin(), waiting_.end(), [&](const Transition& waits) {
-        return !held.contains(database_->StoreOf(waits.run));
-      });
-      if (next == waiting_.end()) return held;
-      transition = *next;
-      const absl::StatusOr<bool> is_new = database_->PutTransition(&transition);
-      if (!is_new.ok() && !absl::IsAborted(is_new.status())) {
-        held[database_->StoreOf(transition.run)] = is_new.status();
-        continue;
-      }
-      waiting_.erase(next);
-      full_said_ = false;
-      ShowWaiting();
-      if (!is_new.ok()) continue;  // Its run's new owner concludes it, too.
-      Transition& last = alerts_[{transition.run, transition.key}].last;
-      if (last.k == transition.k) last.id = transition.id;
-      if (!*is_new) continue;
-    }
-    transition.told_before = true;
-    Tell(transition);
-  }
 }
 
 absl::Status AlertLog::TellForeign() {

@@ -41,11 +41,13 @@ class AlertLog {
 
   // False: it was stored before (a replay after a crash); nobody is told.  What
   // cannot be stored is told all the same, without an id, and kept for
-  // StoreWaiting(): the error is why.  Beyond 4,096 that wait it is counted instead.
+  // StoreWaiting(): the error is why.  Nor is it tried while others of its store wait:
+  // one that is silent keeps nobody a second time.  Beyond 4,096 that wait it is
+  // counted instead.
   // ABORTED: another server owns the run by now, whose word it is; nobody is told.
   absl::StatusOr<bool> Post(Transition transition);
   // Stores what could not be stored, in order of each store, and tells it again with
-  // its id; call now and then.  The first error.  What a crash comes before is
+  // its id; call now and then, from one thread.  The first error.  What a crash comes before is
   // concluded again from the log, or was kept with its run.
   absl::Status StoreWaiting();
 
@@ -72,8 +74,6 @@ class AlertLog {
   void Tell(const Transition& transition);
   void KeepWaiting(const Transition& transition) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ShowWaiting() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Why what waits is not stored, by its store (Database::StoreOf).
-  std::map<uint32_t, absl::Status> PutWaiting();
 
   Database* const database_;
   Gauge* const waiting_now_;  // Null: nobody counts.

@@ -435,16 +435,20 @@ absl::Status RocksDatabase::LoadTransitionIds() {
   return absl::OkStatus();
 }
 
+absl::StatusOr<bool> RocksDatabase::FindTransition(const std::string& index, Transition* transition) const {
+  const absl::StatusOr<std::string> stored = Snapshot(this).Get(index);
+  if (absl::IsNotFound(stored.status())) return false;
+  BW_RETURN_IF_ERROR(stored.status());
+  transition->id = ByteReader(*stored).Get<uint64_t>();
+  return true;
+}
+
 absl::StatusOr<bool> RocksDatabase::PutTransition(Transition* transition) {
   const std::string index = KeyBuilder('T').U64(transition->run).String(transition->key).U32(transition->k).key();
+  if (shared_ != nullptr) return PutSharedTransition(index, transition);
   absl::MutexLock lock(&transitions_mutex_);
-  const absl::StatusOr<std::string> stored = Snapshot(this).Get(index);
-  if (stored.ok()) {
-    transition->id = ByteReader(*stored).Get<uint64_t>();
-    return false;
-  }
-  if (!absl::IsNotFound(stored.status())) return stored.status();
-  if (shared_ != nullptr) return PutSharedTransition(transition);
+  BW_ASSIGN_OR_RETURN(const bool is_stored, FindTransition(index, transition));
+  if (is_stored) return false;
   transition->id = last_transition_id_ + 1;
   std::string id;
   ByteWriter(&id).Put(transition->id);
@@ -605,10 +609,14 @@ absl::Status RocksDatabase::Share(const rocksdb::WriteBatch& batch) const {
   return absl::OkStatus();
 }
 
-absl::StatusOr<bool> RocksDatabase::PutSharedTransition(Transition* transition) {
+absl::StatusOr<bool> RocksDatabase::PutSharedTransition(const std::string& index, Transition* transition) {
+  absl::MutexLock fetch(&fetch_mutex_);
+  BW_ASSIGN_OR_RETURN(const bool is_stored, FindTransition(index, transition));
+  if (is_stored) return false;
   BW_ASSIGN_OR_RETURN(const bool is_new, shared_->PutTransition(transition));
   // With all that others stored before it: readers go by ids, and miss none.
   BW_RETURN_IF_ERROR(FetchLocked());
+  absl::MutexLock lock(&transitions_mutex_);
   std::erase_if(fetched_, [&](const Transition& other) { return is_new && other.id == transition->id; });
   return is_new;
 }
@@ -616,7 +624,7 @@ absl::StatusOr<bool> RocksDatabase::PutSharedTransition(Transition* transition) 
 absl::Status RocksDatabase::FetchLocked() {
   constexpr size_t kPage = 1000;
   for (;;) {
-    BW_ASSIGN_OR_RETURN(std::vector<Transition> page, shared_->ListTransitions(last_transition_id_, kPage));
+    BW_ASSIGN_OR_RETURN(std::vector<Transition> page, shared_->ListTransitions(last_transition_id(), kPage));
     if (page.empty()) return absl::OkStatus();
     rocksdb::WriteBatch batch;
     for (const Transition& transition : page) {
@@ -626,6 +634,7 @@ absl::Status RocksDatabase::FetchLocked() {
       batch.Put(TransitionKey(transition.id), EncodeTransition(transition));
     }
     BW_RETURN_IF_ERROR(Write(&batch));
+    absl::MutexLock lock(&transitions_mutex_);
     last_transition_id_ = page.back().id;
     const bool last_page = page.size() < kPage;
     std::move(page.begin(), page.end(), std::back_inserter(fetched_));
@@ -635,8 +644,9 @@ absl::Status RocksDatabase::FetchLocked() {
 
 absl::StatusOr<std::vector<Transition>> RocksDatabase::FetchTransitions() {
   if (shared_ == nullptr) return std::vector<Transition>();
-  absl::MutexLock lock(&transitions_mutex_);
+  absl::MutexLock fetch(&fetch_mutex_);
   BW_RETURN_IF_ERROR(FetchLocked());
+  absl::MutexLock lock(&transitions_mutex_);
   return std::exchange(fetched_, {});
 }
 

@@ -166,9 +166,11 @@ class RocksDatabase final : public Database {
   absl::Status WriteSynced(rocksdb::WriteBatch* batch);  // The same, not shared.
   // To the shared store, if there is one, what belongs to runs.
   absl::Status Share(const rocksdb::WriteBatch& batch) const;
-  absl::StatusOr<bool> PutSharedTransition(Transition* transition) ABSL_EXCLUSIVE_LOCKS_REQUIRED(transitions_mutex_);
+  // Whether it is stored; fills in its id then.
+  absl::StatusOr<bool> FindTransition(const std::string& index, Transition* transition) const;
+  absl::StatusOr<bool> PutSharedTransition(const std::string& index, Transition* transition);
   // Takes up all that the shared store has beyond this one.
-  absl::Status FetchLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(transitions_mutex_);
+  absl::Status FetchLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(fetch_mutex_);
   // After an error RocksDB takes nothing until it is told to go on: each second at most.
   void GoOnAfterAnError();
   absl::Status Noted(absl::Status status);
@@ -183,7 +185,8 @@ class RocksDatabase final : public Database {
   std::atomic<int64_t> superseded_bytes_ = 0;  // In passing_, since it was compacted.
   std::atomic<bool> failed_ = false;
   std::atomic<int64_t> resume_due_ns_ = 0;
-  mutable absl::Mutex transitions_mutex_;
+  absl::Mutex fetch_mutex_;  // One asks the shared store, which may be silent, at a time.
+  mutable absl::Mutex transitions_mutex_ ABSL_ACQUIRED_AFTER(fetch_mutex_);
   uint64_t last_transition_id_ ABSL_GUARDED_BY(transitions_mutex_) = 0;
   std::vector<Transition> fetched_ ABSL_GUARDED_BY(transitions_mutex_);  // Of others, for FetchTransitions().
   SharedRows* shared_ = nullptr;
