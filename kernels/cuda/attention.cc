@@ -67,7 +67,7 @@ Status AttentionForward(const AttentionForwardParams& p, void* stream) {
         CheckWorkspace(p.workspace, p.workspace_bytes, cuda::AttentionForwardWorkspaceBytes(p), 4));
   }
   AttentionGpu gpu = {};
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(ChooseAttentionPath(AttentionPass::kForward, p.head_dim, &gpu));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(ChooseAttentionPath(p.head_dim, &gpu));
   return gpu.path == AttentionPath::kSm90 ? sm90::AttentionForward(p, gpu.multiprocessors, stream)
                                           : sm80::AttentionForward(p, gpu.shared_bytes_sm, stream);
 }
@@ -84,7 +84,7 @@ Status AttentionBackward(const AttentionBackwardParams& p, void* stream) {
   BELLWETHER_KERNELS_RETURN_IF_ERROR(
       CheckWorkspace(p.workspace, p.workspace_bytes, BackwardWorkspaceBytes(p.forward), 16));
   AttentionGpu gpu = {};
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(ChooseAttentionPath(AttentionPass::kBackward, p.forward.head_dim, &gpu));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(ChooseAttentionPath(p.forward.head_dim, &gpu));
   return gpu.path == AttentionPath::kSm90 ? sm90::AttentionBackward(p, stream)
                                           : sm80::AttentionBackward(p, gpu.shared_bytes_max, stream);
 }

@@ -11,7 +11,6 @@ namespace bellwether::kernels::cuda {
 namespace {
 
 constexpr int64_t kHeadDimMax = 256;  // of both paths
-constexpr int64_t kSm90BackwardHeadDimMax = 128;
 constexpr char kVariable[] = "BELLWETHER_ATTENTION_PATH";
 
 struct Capability {
@@ -35,7 +34,7 @@ Status GetGpu(Capability* capability, AttentionGpu* gpu) {
 
 }  // namespace
 
-Status ChooseAttentionPath(AttentionPass pass, int64_t head_dim, AttentionGpu* gpu) {
+Status ChooseAttentionPath(int64_t head_dim, AttentionGpu* gpu) {
   Capability capability = {};
   BELLWETHER_KERNELS_RETURN_IF_ERROR(GetGpu(&capability, gpu));
   const bool hopper = capability.major == 9 && capability.minor == 0;
@@ -59,7 +58,6 @@ Status ChooseAttentionPath(AttentionPass pass, int64_t head_dim, AttentionGpu* g
                 static_cast<long long>(head_dim), gpu->path == AttentionPath::kSm90 ? "sm90" : "sm80",
                 static_cast<long long>(kHeadDimMax));
   }
-  if (pass == AttentionPass::kBackward && head_dim > kSm90BackwardHeadDimMax) gpu->path = AttentionPath::kSm80;
   return Status::kOk;
 }
 

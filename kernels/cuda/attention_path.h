@@ -1,10 +1,9 @@
 // attention_path.h: which kernels serve a call.
 //
-// sm90 are Hopper's own and serve compute capability 9.0: the forward up to head_dim
-// 256, the backward up to 128.  sm80 run on 8.0 and later and serve what else there is,
-// up to head_dim 256; what either forward wrote serves either backward.  The environment
-// variable BELLWETHER_ATTENTION_PATH, sm80 or sm90, says which for tests and benchmarks;
-// it is read at every call.  With sm90 the backward of larger heads still is sm80's.
+// sm90 are Hopper's own and serve compute capability 9.0; sm80 run on 8.0 and later.  Both
+// have head_dim up to 256, forward and backward; what either forward wrote serves either
+// backward.  The environment variable BELLWETHER_ATTENTION_PATH, sm80 or sm90, says which
+// for tests and benchmarks; it is read at every call.
 
 #ifndef BELLWETHER_KERNELS_CUDA_ATTENTION_PATH_H_
 #define BELLWETHER_KERNELS_CUDA_ATTENTION_PATH_H_
@@ -16,7 +15,6 @@
 namespace bellwether::kernels::cuda {
 
 enum class AttentionPath { kSm80, kSm90 };
-enum class AttentionPass { kForward, kBackward };
 
 struct AttentionGpu {
   AttentionPath path;
@@ -27,7 +25,7 @@ struct AttentionGpu {
 
 // kUnavailable without a usable GPU; kUnsupported if it, or the path that is forced,
 // does not serve this head_dim; kInvalidArgument for another value of the variable.
-Status ChooseAttentionPath(AttentionPass pass, int64_t head_dim, AttentionGpu* gpu);
+Status ChooseAttentionPath(int64_t head_dim, AttentionGpu* gpu);
 
 }  // namespace bellwether::kernels::cuda
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 
@@ -146,8 +147,10 @@ def test_row_statistics_of_packed_sequences(lib: Lib) -> None:
 
 def test_delta_statistics_are_the_error_of_delta(lib: Lib) -> None:
     """Of the rows that count, within 1e-3 of sum |e| where delta is biased."""
-    for kind in ("sink", "tie", "broad"):
-        inputs = bias_inputs(kind, 64, 2048, 8)
+    for kind, d in itertools.product(("sink", "tie", "broad"), (64, 256)):
+        if not chosen(d):
+            continue
+        inputs = bias_inputs(kind, d, 2048, 8)
         for mode, every, center in (("fa", 1, False), ("fa", 3, True), ("hp", 1, False)):
             # Of this forward's outputs: one that counts may round in another order.
             o = Options(mode=mode, stats=True, stats_every=every, seed=5, center=center)
@@ -159,10 +162,11 @@ def test_delta_statistics_are_the_error_of_delta(lib: Lib) -> None:
             said, real, size = op.stats[STATS["bias"]].double(), e.sum((0, 2)), e.abs().sum((0, 2))
             off = ((said - real).abs() / size).max().item()
             off_abs = ((op.stats[STATS["error_abs"]] - size).abs() / size).max().item()
-            print(f"  {kind:5} {mode} 1/{every}: sum e {real.sum():.5f}, said {said.sum():.5f}, "
+            print(f"  {kind:5} {d:3} {mode} 1/{every}: sum e {real.sum():.5f}, said {said.sum():.5f}, "
                   f"off {off:.1e} of sum |e|; sum |e| {size.sum():.5f}, off {off_abs:.1e}")
             if mode == "fa":
-                # Centring on Hopper takes e from the rounded dS.
-                bar = 0.02 if center and os.environ.get(calls.PATH_VARIABLE) == "sm90" else 1e-3
-                assert off <= bar, f"{kind}: {off}"
-                assert off_abs <= (0.05 if bar > 1e-3 else bar), f"{kind}: sum |e| {off_abs}"
+                # Centring on Hopper takes e from the rounded dS, but for head dim 256.
+                rounded = center and d < 256 and os.environ.get(calls.PATH_VARIABLE) == "sm90"
+                bar = 0.02 if rounded else 1e-3
+                assert off <= bar, f"{kind} {d}: {off}"
+                assert off_abs <= (0.05 if bar > 1e-3 else bar), f"{kind} {d}: sum |e| {off_abs}"

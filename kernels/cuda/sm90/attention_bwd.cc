@@ -20,7 +20,7 @@ constexpr int64_t kSectionBytes = int64_t{32} << 20;
 Status AttentionBackward(const AttentionBackwardParams& b, void* stream) {
   const AttentionForwardParams& a = b.forward;
   const BwdLauncher launcher = FindBwdLauncher(b);
-  const int64_t key_tiles = CountTiles(a, a.k_len, kBwdKeys);
+  const int64_t key_tiles = CountTiles(a, a.k_len, launcher.cols);
   // The grid's y and z and the kernel's tile arithmetic.
   if (a.q_len + a.k_len > (1 << 28) || a.batch > 65535 || a.heads > 65535 || a.sequences > (1 << 20) ||
       a.kv_heads * key_tiles > (1 << 30)) {
@@ -31,8 +31,8 @@ Status AttentionBackward(const AttentionBackwardParams& b, void* stream) {
   const TensorMapShape q = QueryShape(a), kv = KeyShape(a);
   BELLWETHER_KERNELS_RETURN_IF_ERROR(EncodeTensorMap("q", a.q, q, a.dtype, launcher.rows, &maps.q));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(EncodeTensorMap("d_o", b.d_o, q, a.dtype, launcher.rows, &maps.d_o));
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(EncodeTensorMap("k", a.k, kv, a.dtype, kBwdKeys, &maps.k));
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(EncodeTensorMap("v", a.v, kv, a.dtype, kBwdKeys, &maps.v));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(EncodeTensorMap("k", a.k, kv, a.dtype, launcher.cols, &maps.k));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(EncodeTensorMap("v", a.v, kv, a.dtype, launcher.cols, &maps.v));
 
   AttentionBwdParams p = ToBwdParams(b);
   PlaceWorkspace(b, &p);

@@ -1,7 +1,8 @@
+#include "cuda/sm90/attention_bwd.cuh"
 #include "cuda/sm90/attention_bwd_shapes.cuh"
 
 namespace bellwether::kernels::cuda::sm90 {
 
-BwdLauncher FindBwdBf16Hd128(const AttentionBackwardParams& p) { return FindBwdOf<__nv_bfloat16, 128>(p); }
+BwdLauncher FindBwdBf16Hd128(const AttentionBackwardParams& p) { return FindBwdOf<BwdKernels<__nv_bfloat16, 128>>(p); }
 
 }  // namespace bellwether::kernels::cuda::sm90

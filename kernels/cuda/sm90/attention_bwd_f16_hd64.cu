@@ -1,7 +1,8 @@
+#include "cuda/sm90/attention_bwd.cuh"
 #include "cuda/sm90/attention_bwd_shapes.cuh"
 
 namespace bellwether::kernels::cuda::sm90 {
 
-BwdLauncher FindBwdF16Hd64(const AttentionBackwardParams& p) { return FindBwdOf<__half, 64>(p); }
+BwdLauncher FindBwdF16Hd64(const AttentionBackwardParams& p) { return FindBwdOf<BwdKernels<__half, 64>>(p); }
 
 }  // namespace bellwether::kernels::cuda::sm90

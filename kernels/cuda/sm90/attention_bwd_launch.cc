@@ -5,7 +5,8 @@ namespace bellwether::kernels::cuda::sm90 {
 BwdLauncher FindBwdLauncher(const AttentionBackwardParams& p) {
   const bool bf16 = p.forward.dtype == DType::kBFloat16;
   if (p.forward.head_dim <= 64) return (bf16 ? FindBwdBf16Hd64 : FindBwdF16Hd64)(p);
-  return (bf16 ? FindBwdBf16Hd128 : FindBwdF16Hd128)(p);
+  if (p.forward.head_dim <= 128) return (bf16 ? FindBwdBf16Hd128 : FindBwdF16Hd128)(p);
+  return (bf16 ? FindBwdBf16Hd256 : FindBwdF16Hd256)(p);
 }
 
 }  // namespace bellwether::kernels::cuda::sm90

@@ -11,26 +11,27 @@
 
 namespace bellwether::kernels::cuda::sm90 {
 
-inline constexpr int kBwdKeys = 128;  // of a CTA
-
 struct BwdMaps {
   CUtensorMap q, k, v, d_o;
 };
 
 struct BwdLauncher {
   int rows = 0;         // queries a step: the boxes of the tensor maps of Q and dO
+  int cols = 0;         // keys a CTA: those of K and V
   bool counts = false;  // the errors of delta before dS is rounded
   Status (*launch)(const AttentionBwdParams&, const BwdMaps&, cudaStream_t) = nullptr;
 };
 
-// Head dims up to 128.
+// Head dims up to 256.
 BwdLauncher FindBwdLauncher(const AttentionBackwardParams& params);
 
 // One per source file attention_bwd_<type>_hd<head_dim>.cu, for head dims up to it.
 BwdLauncher FindBwdBf16Hd64(const AttentionBackwardParams& params);
 BwdLauncher FindBwdBf16Hd128(const AttentionBackwardParams& params);
+BwdLauncher FindBwdBf16Hd256(const AttentionBackwardParams& params);
 BwdLauncher FindBwdF16Hd64(const AttentionBackwardParams& params);
 BwdLauncher FindBwdF16Hd128(const AttentionBackwardParams& params);
+BwdLauncher FindBwdF16Hd256(const AttentionBackwardParams& params);
 
 }  // namespace bellwether::kernels::cuda::sm90
 
