@@ -17,8 +17,9 @@ BwdLauncher MakeBwdLauncher(const AttentionBackwardParams& p) {
   constexpr bool kCentred = Kernels::template kExact<kGeneral, kRounded, true>;
   constexpr bool kAlone = Kernels::template kExact<kGeneral, kRounded, false>;
   if (p.forward.stats != nullptr) {
-    if constexpr (kCentred) return Kernels::template Make<kGeneral, kRounded, true, true>();
-    if constexpr (kAlone) {
+    if constexpr (kCentred) {
+      return Kernels::template Make<kGeneral, kRounded, true, true>();
+    } else if constexpr (kAlone) {
       if (!p.center) return Kernels::template Make<kGeneral, kRounded, false, true>();
     }
     return Kernels::template Make<kGeneral, kRounded, true, false>();

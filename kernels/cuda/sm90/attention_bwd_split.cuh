@@ -268,7 +268,7 @@ __device__ __forceinline__ void BwdSplitConsume(const AttentionBwdParams& p, con
       PinRegisters(dp);
       if constexpr (decltype(counted)::value) {
         const BwdTile of = *tile;
-        AddErrors<4, kScores>(p.errors + RowBase(p, of.sequence, head) + m * S::kRows + group_again() * S::kScoreRows,
+        AddErrors<1, kScores>(p.errors + RowBase(p, of.sequence, head) + m * S::kRows + group_again() * S::kScoreRows,
                               delta, ThreadIndexAgain() % 32, [&](int i, float d) { return s[i] * (dp[i] - d); });
       }
       if constexpr (S::kGeneral) {
