@@ -86,7 +86,7 @@ inline constexpr int kBwdRowPadding = 128;
 inline constexpr int kMeanKeys = 128;
 // Counts of turns of a step: warps that add to different parts of its dQ, and one for
 // rowsum(dS), at most; a multiple of 4.
-inline constexpr int kTurnsOfStep = 12;
+inline constexpr int kTurnsOfStep = 20;
 
 struct AttentionBwdParams {
   SequenceParams seq;

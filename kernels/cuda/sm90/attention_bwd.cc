@@ -31,8 +31,8 @@ Status AttentionBackward(const AttentionBackwardParams& b, void* stream) {
   const TensorMapShape q = QueryShape(a), kv = KeyShape(a);
   BELLWETHER_KERNELS_RETURN_IF_ERROR(EncodeTensorMap("q", a.q, q, a.dtype, launcher.rows, &maps.q));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(EncodeTensorMap("d_o", b.d_o, q, a.dtype, launcher.rows, &maps.d_o));
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(EncodeTensorMap("k", a.k, kv, a.dtype, launcher.cols, &maps.k));
-  BELLWETHER_KERNELS_RETURN_IF_ERROR(EncodeTensorMap("v", a.v, kv, a.dtype, launcher.cols, &maps.v));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(EncodeTensorMap("k", a.k, kv, a.dtype, launcher.key_box, &maps.k));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(EncodeTensorMap("v", a.v, kv, a.dtype, launcher.key_box, &maps.v));
 
   AttentionBwdParams p = ToBwdParams(b);
   PlaceWorkspace(b, &p);

@@ -482,7 +482,7 @@ struct BwdKernels {
   template <bool kGeneral, bool kRounded, bool kRowSums, bool kCount>
   static BwdLauncher Make() {
     using S = BwdShape<T, kHeadDim, kGeneral, kRounded, kRowSums, kCount>;
-    return {S::kRows, S::kCols, S::kCount, LaunchAttentionBwd<S>};
+    return {S::kRows, S::kCols, S::kCols, S::kCount, LaunchAttentionBwd<S>};
   }
 };
 

@@ -1,8 +1,8 @@
+#include "cuda/sm90/attention_bwd_pair.cuh"
 #include "cuda/sm90/attention_bwd_shapes.cuh"
-#include "cuda/sm90/attention_bwd_split.cuh"
 
 namespace bellwether::kernels::cuda::sm90 {
 
-BwdLauncher FindBwdF16Hd256(const AttentionBackwardParams& p) { return FindBwdOf<BwdSplitKernels<__half>>(p); }
+BwdLauncher FindBwdF16Hd256(const AttentionBackwardParams& p) { return FindBwdOf<BwdPairKernels<__half>>(p); }
 
 }  // namespace bellwether::kernels::cuda::sm90

@@ -17,7 +17,8 @@ struct BwdMaps {
 
 struct BwdLauncher {
   int rows = 0;         // queries a step: the boxes of the tensor maps of Q and dO
-  int cols = 0;         // keys a CTA: those of K and V
+  int cols = 0;         // keys a tile
+  int key_box = 0;      // keys of the boxes of the tensor maps of K and V
   bool counts = false;  // the errors of delta before dS is rounded
   Status (*launch)(const AttentionBwdParams&, const BwdMaps&, cudaStream_t) = nullptr;
 };

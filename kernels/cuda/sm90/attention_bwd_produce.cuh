@@ -14,7 +14,8 @@
 namespace bellwether::kernels::cuda::sm90 {
 
 template <class S, class Shared>
-__device__ __forceinline__ void BwdProduce(const AttentionBwdParams& p, const BwdMaps& maps, const Shared& sm, const BwdTile& t) {
+__device__ __forceinline__ void BwdProduce(const AttentionBwdParams& p, const BwdMaps& maps, const Shared& sm,
+                                           const BwdTile& t) {
   const Sequence& seq = t.sequence;
   const TileOrigin kv = OriginOf(p.seq, seq.index, seq.k_start, seq.k_len, t.kv_head);
   BarrierArriveExpect(sm.kv_full, 2 * S::kKvBytes);

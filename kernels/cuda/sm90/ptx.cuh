@@ -49,6 +49,32 @@ __device__ __forceinline__ void BarrierWait(uint32_t bar, uint32_t parity) {
       : "memory");
 }
 
+// ---- clusters: the blocks of one reach each other's shared memory
+
+__device__ __forceinline__ uint32_t ClusterRank() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// The address in the whole cluster of what block `rank` has at `address`.
+__device__ __forceinline__ uint32_t AddressOfRank(uint32_t address, uint32_t rank) {
+  uint32_t there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+
+// All threads of all blocks.
+__device__ __forceinline__ void ClusterSync() {
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// `bar` is AddressOfRank's.  Says that the copy engine or wgmma may go on there; what ordinary stores wrote is not
+// released to the other block, which would make the thread wait for all it wrote to global memory.
+__device__ __forceinline__ void BarrierArriveThere(uint32_t bar) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+
 // ---- named barriers, for warpgroups that take turns
 
 __device__ __forceinline__ void NamedSync(int id, int threads) {
@@ -74,6 +100,16 @@ __device__ __forceinline__ void TmaLoad5(uint32_t dst, const CUtensorMap* map, u
       : "memory");
 }
 
+// The same to the same place of every block of the cluster in `mask`, each with its own barrier there.
+__device__ __forceinline__ void TmaLoad5Multicast(uint32_t dst, const CUtensorMap* map, uint32_t bar, uint16_t mask,
+                                                  int c0, int c1, int c2, int c3, int c4) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+      " [%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3;" ::"r"(dst),
+      "l"(map), "r"(bar), "h"(mask), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+      : "memory");
+}
+
 // From shared memory; what lies outside the tensor is not written.
 __device__ __forceinline__ void TmaStore5(const CUtensorMap* map, uint32_t src, int c0, int c1, int c2, int c3,
                                           int c4) {
@@ -87,6 +123,14 @@ __device__ __forceinline__ void BulkLoad(uint32_t dst, const void* src, uint32_t
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %3, [%2];" ::"r"(dst),
                "l"(src), "r"(bar), "r"(bytes)
                : "memory");
+}
+
+// Copies to another block's shared memory, and counts there: `dst` and `bar` are AddressOfRank's.
+__device__ __forceinline__ void BulkCopyThere(uint32_t dst, uint32_t src, uint32_t bar, uint32_t bytes) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %3, [%2];" ::"r"(dst),
+      "r"(src), "r"(bar), "r"(bytes)
+      : "memory");
 }
 
 // Adds `bytes` of floats in shared memory to global memory; both as BulkLoad's.  The

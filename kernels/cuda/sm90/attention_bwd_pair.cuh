@@ -1,0 +1,550 @@
+// Stabilized attention, backward of head dims up to 256, Hopper; see
+// bellwether/kernels/attention.h and attention_bwd.cuh, whose other kernels it shares.
+//
+// Work      two CTAs, a cluster, per tile of 128 keys: each has 64 of them for S, dP, dK and dV, and 128 of the 256
+//           channels of dQ.  Of a step's 64 queries each of a CTA's two warpgroups has 32 for the scores, S^T = K Q^T
+//           and dP^T = V dO^T, and of the channels 128 for dV += P^T dO and dK += dS^T Q and 64 for dQ = dS K.  So P^T
+//           and dS^T go through shared memory to both, dS^T to the other CTA's too, and dK and dV of 64 x 256 fit the
+//           registers.  dP^T runs under the exponentials, dV under dS^T; behind dK are dQ of the step before and S^T
+//           of the next; dQ is added to global memory from the registers meanwhile.  Warpgroup 0 loads: each CTA half
+//           of Q and dO for both.
+// Memory    Q, dO once per 128 keys, from L2; dQ sums: 4 bytes an element added per 128 keys.
+//           Shared memory: a step reads and writes some 480 KB of it, 3,750 cycles beside 2,560 of products.
+// Numerics  as attention_bwd.cuh.
+// Limits    strides multiples of 8 elements.
+
+#ifndef BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_BWD_PAIR_CUH_
+#define BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_BWD_PAIR_CUH_
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include "bellwether/kernels/status.h"
+#include "cuda/accumulator_sums.cuh"
+#include "cuda/attention_bwd_errors.cuh"
+#include "cuda/attention_bwd_rows.cuh"
+#include "cuda/attention_bwd_scores.cuh"
+#include "cuda/attention_bwd_tiles.cuh"
+#include "cuda/attention_bwd_turns.cuh"
+#include "cuda/attention_masks.cuh"
+#include "cuda/registers.cuh"
+#include "cuda/sm90/attention_bwd_launch.h"
+#include "cuda/sm90/ptx.cuh"
+#include "cuda/sm90/tiles.cuh"
+#include "cuda/sm90/wgmma.cuh"
+#include "cuda/softmax.cuh"
+#include "cuda/store_rows.cuh"
+
+namespace bellwether::kernels::cuda::sm90 {
+
+// The booleans are BwdShape's.
+template <class T_, bool kGeneral_, bool kRounded_, bool kRowSums_, bool kCount_>
+struct BwdPairShape {
+  using T = T_;
+  using Keys = BwdPairShape;
+  static constexpr int kHeadDim = 256;
+  static constexpr bool kGeneral = kGeneral_, kRounded = kRounded_, kRowSums = kRowSums_, kCount = kCount_;
+  static constexpr int kCols = 128;               // keys of both CTAs
+  static constexpr int kKeys = kCols / 2;         // of one
+  static constexpr int kRows = 64;                // queries a step
+  static constexpr int kScoreRows = kRows / 2;    // of a warpgroup
+  static constexpr int kChannels = kHeadDim / 2;  // of a warpgroup's dK and dV, of a CTA's dQ
+  static constexpr int kStages = 2;               // of Q; dO has one
+  static constexpr int kThreads = 384;
+  static constexpr int kBoxes = kHeadDim / 64;  // of a row
+  static constexpr int kKvBytes = kKeys * kHeadDim * 2, kQBytes = kRows * kHeadDim * 2;
+  static constexpr int kTheirsBytes = kKeys * kChannels * 2;  // of the other CTA's K, what dQ needs
+  static constexpr int kScoreBytes = kKeys * kRows * 2;       // of P or dS
+  static constexpr int kRowBytes = kRows * 4;                 // of L, delta or 1 / lt
+  // What a consumer thread has of a step's dQ: see attention_bwd_rows.cuh.  A split is a CTA's.
+  static constexpr int kQueryThreads = 256, kQueryTiles = 1, kQueryColumns = kChannels / 2;
+  static constexpr int kSplits = 2, kOutputs = kHeadDim / kSplits;
+  static constexpr bool kSumsKeys = false;
+  static __device__ int QueryRow(int thread) { return thread % 128 / 32 * 16 + thread % 32 / 4; }
+  static __device__ int QueryColumn(int thread) { return thread / 128 * kQueryColumns; }
+  static constexpr int kTurnWarps = kQueryThreads / 32;  // of a CTA
+  static_assert(kSplits * kTurnWarps + 1 <= kTurnsOfStep);
+  static constexpr int kSharedBytes = 2 * kKvBytes + kTheirsBytes + (kStages + 1) * kQBytes + 6 * kScoreBytes +
+                                      (2 * kStages + 1) * kRowBytes + 1024 + 160;
+  static_assert(kSharedBytes <= 227 * 1024 - 64);  // beside them the tile
+};
+
+// What has two stages or buffers alternates with the steps.
+template <class S>
+struct BwdPairShared {
+  uint32_t k, v, theirs, q, d_o, probs, ds, their_ds, lse, delta, inverse;
+  // Ready: the other CTA has room, too.  dS: of the other CTA is there; it has read ours; ours is there.
+  uint32_t kv_full, q_full, q_empty, q_ready, d_o_full, d_o_empty, d_o_ready, ds_full, ds_empty, ds_own;
+
+  __device__ explicit BwdPairShared(char* raw) {
+    k = (SharedAddress(raw) + 1023u) & ~1023u;
+    v = k + S::kKvBytes;
+    theirs = v + S::kKvBytes;
+    q = theirs + S::kTheirsBytes;
+    d_o = q + S::kStages * S::kQBytes;
+    probs = d_o + S::kQBytes;
+    ds = probs + 2 * S::kScoreBytes;
+    their_ds = ds + 2 * S::kScoreBytes;
+    lse = their_ds + 2 * S::kScoreBytes;
+    inverse = lse + S::kStages * S::kRowBytes;
+    delta = inverse + S::kStages * S::kRowBytes;
+    kv_full = delta + S::kRowBytes;
+    q_full = kv_full + 8;
+    q_empty = q_full + 8 * S::kStages;
+    q_ready = q_empty + 8 * S::kStages;
+    d_o_full = q_ready + 8 * S::kStages;
+    d_o_empty = d_o_full + 8;
+    d_o_ready = d_o_empty + 8;
+    ds_full = d_o_ready + 8;
+    ds_empty = ds_full + 16;
+    ds_own = ds_empty + 16;
+  }
+};
+
+// What the loading thread does: K and V once, then Q, dO and what belongs to their rows step by step.  Of Q and dO each
+// CTA loads half of the boxes, for both.
+template <class S>
+__device__ __forceinline__ void BwdPairProduce(const AttentionBwdParams& p, const BwdMaps& maps,
+                                               const BwdPairShared<S>& sm, const BwdTile* tile) {
+  constexpr uint16_t kBoth = 3;
+  constexpr int kHalf = S::kBoxes / 2;
+  const int rank = static_cast<int>(ClusterRank());
+  {
+    const BwdTile t = *tile;
+    if (t.first_tile >= t.end_tile) return;  // Nobody would wait for K and V.
+    const Sequence& seq = t.sequence;
+    const TileOrigin kv = OriginOf(p.seq, seq.index, seq.k_start, seq.k_len, t.kv_head);
+    const int mine = t.key + rank * S::kKeys, theirs = t.key + (rank ^ 1) * S::kKeys;
+    BarrierArriveExpect(sm.kv_full, 2 * S::kKvBytes + S::kTheirsBytes);
+    LoadTile<S::kBoxes>(sm.k, &maps.k, sm.kv_full, S::kKeys, kv, mine);
+    LoadTile<S::kBoxes>(sm.v, &maps.v, sm.kv_full, S::kKeys, kv, mine);
+#pragma unroll
+    for (int i = 0; i < kHalf; ++i) {
+      TmaLoad5(sm.theirs + i * S::kKeys * 128, &maps.k, sm.kv_full, (rank * kHalf + i) * 64, kv.x + theirs, kv.y, kv.z,
+               kv.head);
+    }
+  }
+  const auto load_half = [&](uint32_t dst, const CUtensorMap* map, uint32_t full, const TileOrigin& at, int row) {
+#pragma unroll
+    for (int i = 0; i < kHalf; ++i) {
+      const int box = rank * kHalf + i;
+      TmaLoad5Multicast(dst + box * S::kRows * 128, map, full, kBoth, box * 64, at.x + row, at.y, at.z, at.head);
+    }
+  };
+  // Nothing is kept across the loops, and they are not unrolled: 24 registers are few.
+  uint32_t step = 0;
+#pragma unroll 1
+  for (int g = 0; g < p.seq.group; ++g) {
+#pragma unroll 1
+    for (int m = tile->first_tile; m < tile->end_tile; ++m, ++step) {
+      const Sequence seq = tile->sequence;
+      const TileOrigin q = OriginOf(p.seq, seq.index, seq.q_start, seq.q_len, tile->kv_head * p.seq.group + g);
+      const int64_t row_base = RowBase(p, seq, q.head);
+      const int row = m * S::kRows;
+      const uint32_t stage = step % S::kStages, parity = step / S::kStages & 1;
+      const uint32_t q_full = sm.q_full + 8 * stage;
+      const auto load_row = [&](uint32_t dst, const float* src, uint32_t full) {
+        BulkLoad(dst, src + row_base + row, full, S::kRowBytes);
+      };
+      // Each tells the other that it has room, and expects all before either half is on its way.
+      BarrierWait(sm.q_empty + 8 * stage, parity ^ 1);
+      BarrierArriveExpect(q_full, S::kQBytes + (S::kRounded ? 2 : 1) * S::kRowBytes);
+      BarrierArriveThere(AddressOfRank(sm.q_ready + 8 * stage, rank ^ 1));
+      load_row(sm.lse + stage * S::kRowBytes, p.lse_log2, q_full);
+      if constexpr (S::kRounded) load_row(sm.inverse + stage * S::kRowBytes, p.inverse, q_full);
+      BarrierWait(sm.q_ready + 8 * stage, parity);
+      load_half(sm.q + stage * S::kQBytes, &maps.q, q_full, q, row);
+
+      BarrierWait(sm.d_o_empty, step & 1 ^ 1);
+      BarrierArriveExpect(sm.d_o_full, S::kQBytes + S::kRowBytes);
+      BarrierArriveThere(AddressOfRank(sm.d_o_ready, rank ^ 1));
+      load_row(sm.delta, p.delta, sm.d_o_full);
+      BarrierWait(sm.d_o_ready, step & 1);
+      load_half(sm.d_o, &maps.d_o, sm.d_o_full, q, row);
+    }
+  }
+}
+
+// D[64 keys, 32 queries] = A[64 keys, 256] B[32 queries, 256]^T.
+template <class S>
+__device__ __forceinline__ void IssuePairScores(float (&d)[S::kScoreRows / 2], uint64_t a, uint64_t b) {
+#pragma unroll
+  for (int i = 0; i < S::kHeadDim / 16; ++i) {
+    Wgmma<typename S::T, S::kScoreRows, false, false>::Ss(d, a + (i / 4) * (S::kKeys * 8) + (i % 4) * 2,
+                                                          b + (i / 4) * (S::kRows * 8) + (i % 4) * 2, i > 0);
+  }
+}
+
+// D[64 keys, 128 channels] += A[64 keys, 64 queries] B[64 queries, 128 channels].
+template <class S>
+__device__ __forceinline__ void IssuePairKeys(float (&d)[S::kChannels / 2], uint64_t a, uint64_t b) {
+#pragma unroll
+  for (int i = 0; i < S::kRows / 16; ++i) {
+    Wgmma<typename S::T, S::kChannels, false, true>::Ss(d, a + i * 2, b + i * 128, 1);
+  }
+}
+
+// D[64 queries, 64 channels] += A[64 queries, 64 keys] B[64 keys, 64 channels]; A lies transposed.
+template <class S>
+__device__ __forceinline__ void IssuePairQueries(float (&d)[S::kQueryColumns / 2], uint64_t a, uint64_t b, bool first) {
+#pragma unroll
+  for (int i = 0; i < S::kKeys / 16; ++i) {
+    Wgmma<typename S::T, S::kQueryColumns, true, true>::Ss(d, a + i * 128, b + i * 128, !first || i > 0);
+  }
+}
+
+// Leaves a warpgroup's 32 queries of P^T or dS^T at `to`, where a key's row has all 64.
+template <class S>
+__device__ __forceinline__ void StorePairScores(uint32_t to, const uint32_t (&words)[S::kScoreRows / 4]) {
+  const int thread = ThreadIndexAgain() - 128;
+  const int row = thread % 128 / 32 * 16 + thread % 16;
+  const int first = thread / 128 * (S::kScoreRows / 8) + thread % 32 / 16;
+#pragma unroll
+  for (int i = 0; i < S::kScoreRows / 4; i += 4) {
+    StoreMatrices(to + row * 128 + ((first + i / 2) ^ row % 8) * 16, words[i], words[i + 1], words[i + 2],
+                  words[i + 3]);
+  }
+  ProxyFence();
+}
+
+// Adds a warpgroup's dQ of one step.
+template <class S>
+__device__ __forceinline__ void AddPairQueries(const AttentionBwdParams& p, const BwdTile* tile, int head, int m,
+                                               const float (&dq)[S::kQueryColumns / 2]) {
+  const BwdTile t = *tile;
+  const int thread = ThreadIndexAgain() - 128, rank = static_cast<int>(ClusterRank());
+  const int64_t row = RowBase(p, t.sequence, head) + m * S::kRows;
+  if (S::kGeneral && p.turns != nullptr) {
+    AwaitTurn<S>(p, t, m, head, rank * S::kTurnWarps + thread / 32, thread % 32);
+  }
+  AddToSums<S::kQueryColumns / 2, S::kQueryThreads>(p.dq_sum + row * S::kHeadDim + rank * (S::kRows * S::kOutputs),
+                                                    thread, dq);
+}
+
+// The next key tile may add its dQ.
+template <class S>
+__device__ __forceinline__ void PassPairTurn(const AttentionBwdParams& p, const BwdTile* tile, int head, int m) {
+  const int thread = ThreadIndexAgain() - 128, rank = static_cast<int>(ClusterRank());
+  PassTurn<S>(p, *tile, m, head, rank * S::kTurnWarps + thread / 32, thread % 32);
+}
+
+// Adds rowsum(dS) of every step over the keys of both CTAs, as the products read it.  By a warp of the first that has
+// nothing else to do, two queries a lane: a column of ones beside K, as attention_bwd.cuh has it, takes registers of
+// the consumers.
+template <class S>
+__device__ __forceinline__ void BwdPairSumRows(const AttentionBwdParams& p, const BwdPairShared<S>& sm,
+                                               const BwdTile* tile) {
+  constexpr int kTurn = S::kSplits * S::kTurnWarps;
+  uint32_t step = 0;
+#pragma unroll 1
+  for (int g = 0; g < p.seq.group; ++g) {
+#pragma unroll 1
+    for (int m = tile->first_tile; m < tile->end_tile; ++m, ++step) {
+      const uint32_t buffer = step & 1, parity = step / 2 & 1;
+      const int lane = ThreadIndexAgain() % 32;
+      float even = 0.f, odd = 0.f;
+      BarrierWait(sm.ds_own + 8 * buffer, parity);
+      BarrierWait(sm.ds_full + 8 * buffer, parity);
+#pragma unroll 1
+      for (int theirs = 0; theirs < 2; ++theirs) {
+        const uint32_t ds = (theirs ? sm.their_ds : sm.ds) + buffer * S::kScoreBytes;
+#pragma unroll 4
+        for (int row = 0; row < S::kKeys; ++row) {
+          const int word = LoadShared(ds + row * 128 + (lane / 4 ^ row % 8) * 16 + lane % 4 * 4);
+          const float2 both = UnpackPair<typename S::T>(static_cast<uint32_t>(word));
+          even += both.x;
+          odd += both.y;
+        }
+      }
+      __syncwarp();
+      if (lane < 2) BarrierArriveThere(AddressOfRank(sm.ds_empty + 8 * buffer, lane));
+      const BwdTile t = *tile;  // Its loads come late, since 24 registers are few.
+      const int head = t.kv_head * p.seq.group + g;
+      if (S::kGeneral && p.turns != nullptr) AwaitTurn<S>(p, t, m, head, kTurn, lane);
+      float* const sums = p.ds_sum + RowBase(p, t.sequence, head) + m * S::kRows + lane * 2;
+      ReduceAdd(sums, even);
+      ReduceAdd(sums + 1, odd);
+      if (S::kGeneral && p.turns != nullptr) PassTurn<S>(p, t, m, head, kTurn, lane);
+    }
+  }
+}
+
+// A warpgroup's channels of 64 keys of dV or dK.
+template <class S>
+__device__ __forceinline__ void StorePairKeys(const AttentionBwdParams& p, const BwdTile& t, void* base,
+                                              const Strides& stride, float scale, const float (&x)[S::kChannels / 2]) {
+  const int thread = ThreadIndexAgain() - 128, lane = thread % 32, channel = thread / 128 * S::kChannels;
+  const int key = t.key + static_cast<int>(ClusterRank()) * S::kKeys + S::QueryRow(thread);
+  const Sequence& seq = t.sequence;
+  const auto place = [&](int at) -> uint16_t* {
+    if (at >= seq.k_len) return nullptr;
+    return static_cast<uint16_t*>(base) + seq.index * stride.batch + t.kv_head * stride.head +
+           (seq.k_start + at) * stride.token + channel;
+  };
+  uint32_t words[S::kChannels / 4];
+#pragma unroll
+  for (int i = 0; i < S::kChannels / 4; ++i) words[i] = PackPair<typename S::T>(x[2 * i] * scale, x[2 * i + 1] * scale);
+  StoreRows<S::kChannels>(words, place(key), place(key + 8), p.seq.head_dim - channel, lane);
+}
+
+// `tile` is t in shared memory, for what would otherwise stay in registers.
+template <class S>
+__device__ __forceinline__ void BwdPairConsume(const AttentionBwdParams& p, const BwdPairShared<S>& sm,
+                                               const BwdTile& t, const BwdTile* tile, int warpgroup) {
+  using T = typename S::T;
+  static_assert(S::kRows == S::kKeys, "of both the tiles are alike");
+  constexpr int kScores = S::kScoreRows / 2, kWords = S::kScoreRows / 4;
+  // Made anew where they are used: kept, they take registers that are short.
+  const auto rows_of = [](uint32_t tile, int group) {
+    return TileDescriptor(tile + group * S::kScoreRows * 128, 0, 1024);
+  };
+  const auto channels_of = [](uint32_t tile, int group) {
+    return TileDescriptor(tile + group * 2 * S::kRows * 128, S::kRows * 128, 1024);
+  };
+  const auto box_of = [](uint32_t tile, int box) { return TileDescriptor(tile + box * S::kRows * 128, 0, 1024); };
+  // The same in all lanes, so that what comes of it lies in uniform registers.
+  const auto group_again = [] { return __shfl_sync(0xffffffffu, ThreadIndexAgain() / 128 - 1, 0); };
+  // Else the descriptors of K are kept, too.
+  const auto zero_again = [] { return __shfl_sync(0xffffffffu, ThreadIndexAgain() / 1024, 0); };
+  const auto rank_again = [] { return __shfl_sync(0xffffffffu, static_cast<int>(ClusterRank()), 0); };
+
+  float dk[S::kChannels / 2], dv[S::kChannels / 2];
+#pragma unroll
+  for (int i = 0; i < S::kChannels / 2; ++i) dk[i] = dv[i] = 0.f;
+  const int tiles = t.end_tile - t.first_tile;
+  const uint32_t steps = tiles > 0 ? p.seq.group * tiles : 0;
+
+  if (steps > 0) {
+    int m = t.first_tile, head = t.kv_head * p.seq.group;
+    int last_m = m, last_head = head;  // of the step before
+    uint32_t step = 0;
+    float s[kScores];
+    // dQ of a step that is over: the other CTA's dS has had the time to come.
+    const auto issue_queries = [&](float(&dq)[S::kQueryColumns / 2], uint32_t of) {
+      const uint32_t buffer = of & 1;
+      BarrierWait(sm.ds_full + 8 * buffer, of / 2 & 1);
+      WgmmaFence();
+      const uint32_t ds = sm.ds + buffer * S::kScoreBytes, their_ds = sm.their_ds + buffer * S::kScoreBytes;
+      IssuePairQueries<S>(dq, rows_of(ds, 0), box_of(sm.k, rank_again() * (S::kBoxes / 2) + group_again()), true);
+      IssuePairQueries<S>(dq, rows_of(their_ds, 0), box_of(sm.theirs, group_again()), false);
+      WgmmaCommit();
+    };
+    const auto release_queries = [&](uint32_t of) {
+      if (ThreadIndexAgain() % 32 == 0) {
+        BarrierArriveThere(AddressOfRank(sm.ds_empty + 8 * (of & 1), ClusterRank() ^ 1));
+      }
+    };
+    BarrierWait(sm.kv_full, 0);
+    BarrierWait(sm.q_full, 0);
+    PinRegisters(dk);
+    PinRegisters(dv);
+    WgmmaFence();
+    IssuePairScores<S>(s, rows_of(sm.k, 0), rows_of(sm.q, warpgroup));
+    WgmmaCommit();
+    WgmmaWait<0>();
+    PinRegisters(s);
+    // counted: the rows of this step count for the statistics.
+    const auto run_step = [&](auto is_first, auto is_last, auto counted) {
+      constexpr bool kFirst = decltype(is_first)::value, kLast = decltype(is_last)::value;
+      float dp[kScores];
+      uint32_t words[kWords];
+      const auto stage = [&] { return step % S::kStages; };
+      BarrierWait(sm.d_o_full, step & 1);
+      WgmmaFence();
+      IssuePairScores<S>(dp, rows_of(sm.v, zero_again()), rows_of(sm.d_o, group_again()));
+      WgmmaCommit();
+      // S of this step is there already; dP runs under its exponentials.
+      if constexpr (S::kGeneral) {
+        if (p.score.cap_scale != 0.f) {
+#pragma unroll
+          for (int i = 0; i < kScores; ++i) s[i] = Tanh(s[i] * p.score.cap_scale);
+        }
+      }
+      const BwdTile here = *tile;
+      const int thread = ThreadIndexAgain() - 128, first_query = thread / 128 * S::kScoreRows + thread % 4 * 2;
+      const int key = here.key + static_cast<int>(ClusterRank()) * S::kKeys;
+      if (NeedsMask<S::kGeneral>(p.seq, here.sequence, key, S::kKeys, m * S::kRows, S::kRows)) {
+        MaskTransposed<S::kGeneral>(s, p.seq, here.sequence, key + S::QueryRow(thread), m * S::kRows + first_query);
+      }
+      const uint32_t lse = sm.lse + stage() * S::kRowBytes + first_query * 4, delta = sm.delta + first_query * 4;
+      [[maybe_unused]] const uint32_t inverse = sm.inverse + stage() * S::kRowBytes + first_query * 4;
+      ToProbabilities<T, S::kRounded>(s, s, p.score.scale_log2, lse, inverse);
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) words[i] = PackPair<T>(s[2 * i], s[2 * i + 1]);
+      // P's buffers alternate: a warpgroup that passed the barrier behind dS had finished dV of the step before.
+      const uint32_t probs_buffer = (step & 1) * S::kScoreBytes;
+      StorePairScores<S>(sm.probs + probs_buffer, words);
+      NamedSync(1, 256);
+      PinRegisters(dv);
+      WgmmaFence();
+      IssuePairKeys<S>(dv, rows_of(sm.probs + probs_buffer, 0), channels_of(sm.d_o, group_again()));
+      WgmmaCommit();
+      WgmmaWait<1>();
+      PinRegisters(dp);
+      if constexpr (decltype(counted)::value) {
+        const BwdTile of = *tile;
+        AddErrors<4, kScores>(p.errors + RowBase(p, of.sequence, head) + m * S::kRows + group_again() * S::kScoreRows,
+                              delta, ThreadIndexAgain() % 32, [&](int i, float d) { return s[i] * (dp[i] - d); });
+      }
+      if constexpr (S::kGeneral) {
+        if (p.score.cap_scale != 0.f) {
+          ApplyCapDerivative<S::kRounded>(dp, s, p.score.scale_log2, lse, delta, inverse);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kScores; i += 4) {
+        const float2 d = LoadShared2(delta + i * 8);
+        words[i / 2] = PackPair<T>(s[i] * (dp[i] - d.x), s[i + 1] * (dp[i + 1] - d.y));
+        words[i / 2 + 1] = PackPair<T>(s[i + 2] * (dp[i + 2] - d.x), s[i + 3] * (dp[i + 3] - d.y));
+      }
+      // dS of two steps before has been read: by the other CTA, which said so, and by both warpgroups here.
+      const uint32_t ds = sm.ds + (step & 1) * S::kScoreBytes;
+      BarrierWait(sm.ds_empty + 8 * (step & 1), step / 2 & 1 ^ 1);
+      StorePairScores<S>(ds, words);
+      if constexpr (S::kRowSums) BarrierArrive(sm.ds_own + 8 * (step & 1));
+      NamedSync(1, 256);
+      if (ThreadIndexAgain() == 128) {
+        const uint32_t full = sm.ds_full + 8 * (step & 1), there = ClusterRank() ^ 1;
+        BarrierArriveExpect(full, S::kScoreBytes);
+        BulkCopyThere(AddressOfRank(sm.their_ds + (step & 1) * S::kScoreBytes, there), ds, AddressOfRank(full, there),
+                      S::kScoreBytes);
+      }
+      PinRegisters(dk);
+      WgmmaFence();
+      IssuePairKeys<S>(dk, rows_of(ds, 0), channels_of(sm.q + stage() * S::kQBytes, group_again()));
+      WgmmaCommit();
+      WgmmaWait<1>();  // dV
+      PinRegisters(dv);
+      BarrierArrive(sm.d_o_empty);
+      [[maybe_unused]] float dq[S::kQueryColumns / 2];
+      if constexpr (!kFirst) issue_queries(dq, step - 1);
+      if constexpr (!kLast) {
+        const int next = (step + 1) % S::kStages;
+        BarrierWait(sm.q_full + 8 * next, (step + 1) / S::kStages & 1);
+        WgmmaFence();
+        IssuePairScores<S>(s, rows_of(sm.k, zero_again()), rows_of(sm.q + next * S::kQBytes, group_again()));
+        WgmmaCommit();
+      }
+      if constexpr (!kFirst) {
+        WgmmaWait<kLast ? 0 : 1>();  // dK, dQ
+        PinRegisters(dq);
+        AddPairQueries<S>(p, tile, last_head, last_m, dq);
+        release_queries(step - 1);  // here, since ptxas moves the next wait above the additions, but not above this
+      }
+      WgmmaWait<0>();  // dK, and S of the next step
+      PinRegisters(dk);
+      PinRegisters(s);
+      BarrierArrive(sm.q_empty + 8 * stage());
+      if constexpr (!kFirst) {
+        if (S::kGeneral && p.turns != nullptr) PassPairTurn<S>(p, tile, last_head, last_m);
+      }
+      last_m = m;
+      last_head = head;
+      if (++m == tile->end_tile) {
+        m = tile->first_tile;
+        ++head;
+      }
+    };
+    // What counts has code of its own, so that the other steps cost what they do without.
+    const auto run = [&](auto is_first, auto is_last) {
+      if constexpr (S::kCount) {
+        if (p.stats.Count(tile->sequence.index, m * S::kRows)) return run_step(is_first, is_last, std::true_type{});
+      }
+      run_step(is_first, is_last, std::false_type{});
+    };
+    if (steps == 1) {
+      run(std::true_type{}, std::true_type{});
+    } else {
+      run(std::true_type{}, std::false_type{});
+      for (step = 1; step + 1 < steps; ++step) run(std::false_type{}, std::false_type{});
+      run(std::false_type{}, std::true_type{});
+    }
+    // dQ of the last step.
+    float dq[S::kQueryColumns / 2];
+    issue_queries(dq, step);
+    WgmmaWait<0>();
+    PinRegisters(dq);
+    AddPairQueries<S>(p, tile, last_head, last_m, dq);
+    if (S::kGeneral && p.turns != nullptr) PassPairTurn<S>(p, tile, last_head, last_m);
+    PinRegisters(dv);
+    PinRegisters(dk);
+  }
+
+  const BwdTile done = *tile;
+  StorePairKeys<S>(p, done, p.dv, p.dv_stride, 1.f, dv);
+  StorePairKeys<S>(p, done, p.dk, p.dk_stride, p.scale, dk);
+}
+
+// Grid: kv_heads * key_tiles * kSplits, in clusters of kSplits.  Block: S::kThreads.
+template <class S>
+__global__ void __cluster_dims__(S::kSplits, 1, 1) __launch_bounds__(S::kThreads, 1)
+    AttentionBwdPairKernel(const __grid_constant__ AttentionBwdParams p, const __grid_constant__ BwdMaps maps) {
+  extern __shared__ char raw[];
+  const BwdPairShared<S> sm(raw);
+  __shared__ BwdTile tile;
+  BwdTile t;
+  if (!LocateBwdTile<S>(p, blockIdx.x / S::kSplits, &t)) return;  // Both CTAs.
+  if (threadIdx.x == 0) {
+    tile = t;
+    BarrierInit(sm.kv_full, 1);
+    for (int i = 0; i < S::kStages; ++i) {
+      BarrierInit(sm.q_full + 8 * i, 1);
+      BarrierInit(sm.q_ready + 8 * i, 1);
+      // Every consumer thread reads L and delta, and every one arrives.
+      BarrierInit(sm.q_empty + 8 * i, 256);
+      BarrierInit(sm.ds_full + 8 * i, 1);
+      BarrierInit(sm.ds_empty + 8 * i, 8 + S::kRowSums);  // warps
+      BarrierInit(sm.ds_own + 8 * i, 256);
+    }
+    BarrierInit(sm.d_o_full, 1);
+    BarrierInit(sm.d_o_ready, 1);
+    BarrierInit(sm.d_o_empty, 256);
+    BarrierInitFence();
+  }
+  __syncthreads();
+  ClusterSync();  // The barriers are there before the other CTA reaches for them.
+  const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+  if (warpgroup == 0) {
+    RegistersShrink<24>();
+    if (threadIdx.x == 0) {
+      BwdPairProduce<S>(p, maps, sm, &tile);
+    } else if (S::kRowSums && threadIdx.x / 32 == 1 && ClusterRank() == 0) {
+      BwdPairSumRows<S>(p, sm, &tile);
+    }
+  } else {
+    RegistersGrow<240>();
+    BwdPairConsume<S>(p, sm, t, &tile, warpgroup - 1);
+  }
+  ClusterSync();  // Nobody leaves while the other CTA may reach for its shared memory.
+}
+
+template <class S>
+Status LaunchAttentionBwdPair(const AttentionBwdParams& p, const BwdMaps& maps, cudaStream_t stream) {
+  const auto kernel = AttentionBwdPairKernel<S>;
+  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes) != cudaSuccess) {
+    return Status::kDeviceError;
+  }
+  // Of the shape the other kernels read only what all shapes share.
+  using Rows = BwdPairShape<typename S::T, false, false, false, false>;
+  LaunchBwdAround<Rows>(p, stream, [&] {
+    kernel<<<p.seq.kv_heads * p.key_tiles * S::kSplits, S::kThreads, S::kSharedBytes, stream>>>(p, maps);
+  });
+  return cudaGetLastError() == cudaSuccess ? Status::kOk : Status::kDeviceError;
+}
+
+// For attention_bwd_shapes.cuh.
+template <class T>
+struct BwdPairKernels {
+  template <bool kGeneral, bool kRounded, bool kRowSums>
+  static constexpr bool kExact = !kGeneral;
+
+  template <bool kGeneral, bool kRounded, bool kRowSums, bool kCount>
+  static BwdLauncher Make() {
+    using S = BwdPairShape<T, kGeneral, kRounded, kRowSums, kCount>;
+    return {S::kRows, S::kCols, S::kKeys, S::kCount, LaunchAttentionBwdPair<S>};
+  }
+};
+
+}  // namespace bellwether::kernels::cuda::sm90
+
+#endif  // BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_BWD_PAIR_CUH_
