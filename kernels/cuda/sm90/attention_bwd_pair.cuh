@@ -175,12 +175,23 @@ __device__ __forceinline__ void IssuePairScores(float (&d)[S::kScoreRows / 2], u
   }
 }
 
-// D[64 keys, 128 channels] += A[64 keys, 64 queries] B[64 queries, 128 channels].
+// D[64 keys, 128 channels] += A[64 keys, 32 queries] B[32 queries, 128 channels], of a warpgroup's own queries from its
+// registers and of the other's from shared memory; `a` and `b` have all 64.
 template <class S>
-__device__ __forceinline__ void IssuePairKeys(float (&d)[S::kChannels / 2], uint64_t a, uint64_t b) {
+__device__ __forceinline__ void IssuePairKeysOwn(float (&d)[S::kChannels / 2], const uint32_t (&a)[S::kScoreRows / 4],
+                                                 uint64_t b, int group) {
 #pragma unroll
-  for (int i = 0; i < S::kRows / 16; ++i) {
-    Wgmma<typename S::T, S::kChannels, false, true>::Ss(d, a + i * 2, b + i * 128, 1);
+  for (int i = 0; i < S::kScoreRows / 16; ++i) {
+    Wgmma<typename S::T, S::kChannels, false, true>::Rs(d, a[4 * i], a[4 * i + 1], a[4 * i + 2], a[4 * i + 3],
+                                                        b + (group * (S::kScoreRows / 16) + i) * 128, 1);
+  }
+}
+template <class S>
+__device__ __forceinline__ void IssuePairKeysOther(float (&d)[S::kChannels / 2], uint64_t a, uint64_t b, int group) {
+#pragma unroll
+  for (int i = 0; i < S::kScoreRows / 16; ++i) {
+    const int from = (group ^ 1) * (S::kScoreRows / 16) + i;
+    Wgmma<typename S::T, S::kChannels, false, true>::Ss(d, a + from * 2, b + from * 128, 1);
   }
 }
 
@@ -347,7 +358,7 @@ __device__ __forceinline__ void BwdPairConsume(const AttentionBwdParams& p, cons
     const auto run_step = [&](auto is_first, auto is_last, auto counted) {
       constexpr bool kFirst = decltype(is_first)::value, kLast = decltype(is_last)::value;
       float dp[kScores];
-      uint32_t words[kWords];
+      uint32_t probs[kWords], words[kWords];
       const auto stage = [&] { return step % S::kStages; };
       BarrierWait(sm.d_o_full, step & 1);
       WgmmaFence();
@@ -370,14 +381,20 @@ __device__ __forceinline__ void BwdPairConsume(const AttentionBwdParams& p, cons
       [[maybe_unused]] const uint32_t inverse = sm.inverse + stage() * S::kRowBytes + first_query * 4;
       ToProbabilities<T, S::kRounded>(s, s, p.score.scale_log2, lse, inverse);
 #pragma unroll
-      for (int i = 0; i < kWords; ++i) words[i] = PackPair<T>(s[2 * i], s[2 * i + 1]);
+      for (int i = 0; i < kWords; ++i) probs[i] = PackPair<T>(s[2 * i], s[2 * i + 1]);
       // P's buffers alternate: a warpgroup that passed the barrier behind dS had finished dV of the step before.
       const uint32_t probs_buffer = (step & 1) * S::kScoreBytes;
-      StorePairScores<S>(sm.probs + probs_buffer, words);
-      NamedSync(1, 256);
-      PinRegisters(dv);
-      WgmmaFence();
-      IssuePairKeys<S>(dv, rows_of(sm.probs + probs_buffer, 0), channels_of(sm.d_o, group_again()));
+      StorePairScores<S>(sm.probs + probs_buffer, probs);
+      {  // The other warpgroup's queries last, when they are there.
+        const int group = group_again();
+        const uint64_t d_o = channels_of(sm.d_o, group);
+        PinRegisters(dv);
+        PinRegisters(probs);
+        WgmmaFence();
+        IssuePairKeysOwn<S>(dv, probs, d_o, group);
+        NamedSync(1, 256);
+        IssuePairKeysOther<S>(dv, rows_of(sm.probs + probs_buffer, 0), d_o, group);
+      }
       WgmmaCommit();
       WgmmaWait<1>();
       PinRegisters(dp);
@@ -402,19 +419,24 @@ __device__ __forceinline__ void BwdPairConsume(const AttentionBwdParams& p, cons
       BarrierWait(sm.ds_empty + 8 * (step & 1), step / 2 & 1 ^ 1);
       StorePairScores<S>(ds, words);
       if constexpr (S::kRowSums) BarrierArrive(sm.ds_own + 8 * (step & 1));
+      const int group = group_again();
+      const uint64_t q = channels_of(sm.q + stage() * S::kQBytes, group);
+      PinRegisters(dk);
+      PinRegisters(words);
+      WgmmaFence();
+      IssuePairKeysOwn<S>(dk, words, q, group);
       NamedSync(1, 256);
+      IssuePairKeysOther<S>(dk, rows_of(ds, 0), q, group);
+      WgmmaCommit();
       if (ThreadIndexAgain() == 128) {
         const uint32_t full = sm.ds_full + 8 * (step & 1), there = ClusterRank() ^ 1;
         BarrierArriveExpect(full, S::kScoreBytes);
         BulkCopyThere(AddressOfRank(sm.their_ds + (step & 1) * S::kScoreBytes, there), ds, AddressOfRank(full, there),
                       S::kScoreBytes);
       }
-      PinRegisters(dk);
-      WgmmaFence();
-      IssuePairKeys<S>(dk, rows_of(ds, 0), channels_of(sm.q + stage() * S::kQBytes, group_again()));
-      WgmmaCommit();
       WgmmaWait<1>();  // dV
       PinRegisters(dv);
+      PinRegisters(probs);
       BarrierArrive(sm.d_o_empty);
       [[maybe_unused]] float dq[S::kQueryColumns / 2];
       if constexpr (!kFirst) issue_queries(dq, step - 1);
@@ -432,6 +454,7 @@ __device__ __forceinline__ void BwdPairConsume(const AttentionBwdParams& p, cons
         release_queries(step - 1);  // here, since ptxas moves the next wait above the additions, but not above this
       }
       WgmmaWait<0>();  // dK, and S of the next step
+      PinRegisters(words);
       PinRegisters(dk);
       PinRegisters(s);
       BarrierArrive(sm.q_empty + 8 * stage());
