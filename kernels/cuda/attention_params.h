@@ -84,9 +84,8 @@ struct AttentionFwdParams {
 inline constexpr int kBwdRowPadding = 128;
 // Keys that are summed together for their mean.
 inline constexpr int kMeanKeys = 128;
-// Counts of turns of a step: warps that add to different parts of its dQ, and one for
-// rowsum(dS), at most; a multiple of 4.
-inline constexpr int kTurnsOfStep = 20;
+// Counts of turns of a step: warps that add to different parts of its dQ, at most.
+inline constexpr int kTurnsOfStep = 16;
 
 struct AttentionBwdParams {
   SequenceParams seq;

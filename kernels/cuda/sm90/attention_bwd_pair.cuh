@@ -56,6 +56,8 @@ struct BwdPairShape {
   static constexpr int kTheirsBytes = kKeys * kChannels * 2;  // of the other CTA's K, what dQ needs
   static constexpr int kScoreBytes = kKeys * kRows * 2;       // of P or dS
   static constexpr int kRowBytes = kRows * 4;                 // of L, delta or 1 / lt
+  static constexpr int kOnesBytes = kRowSums ? kKeys * 128 : 0;
+  static constexpr int kQueries = kRowSums ? 72 : 64;  // columns of a warpgroup's dQ
   // What a consumer thread has of a step's dQ: see attention_bwd_rows.cuh.  A split is a CTA's.
   static constexpr int kQueryThreads = 256, kQueryTiles = 1, kQueryColumns = kChannels / 2;
   static constexpr int kSplits = 2, kOutputs = kHeadDim / kSplits;
@@ -63,18 +65,18 @@ struct BwdPairShape {
   static __device__ int QueryRow(int thread) { return thread % 128 / 32 * 16 + thread % 32 / 4; }
   static __device__ int QueryColumn(int thread) { return thread / 128 * kQueryColumns; }
   static constexpr int kTurnWarps = kQueryThreads / 32;  // of a CTA
-  static_assert(kSplits * kTurnWarps + 1 <= kTurnsOfStep);
-  static constexpr int kSharedBytes = 2 * kKvBytes + kTheirsBytes + (kStages + 1) * kQBytes + 6 * kScoreBytes +
-                                      (2 * kStages + 1) * kRowBytes + 1024 + 160;
+  static_assert(kSplits * kTurnWarps <= kTurnsOfStep);
+  static constexpr int kSharedBytes = 2 * kKvBytes + kTheirsBytes + (kStages + 1) * kQBytes + 5 * kScoreBytes +
+                                      kOnesBytes + (2 * kStages + 1) * kRowBytes + 1024 + 128;
   static_assert(kSharedBytes <= 227 * 1024 - 64);  // beside them the tile
 };
 
-// What has two stages or buffers alternates with the steps.
+// Of Q and dS two stages alternate with the steps.
 template <class S>
 struct BwdPairShared {
-  uint32_t k, v, theirs, q, d_o, probs, ds, their_ds, lse, delta, inverse;
-  // Ready: the other CTA has room, too.  dS: of the other CTA is there; it has read ours; ours is there.
-  uint32_t kv_full, q_full, q_empty, q_ready, d_o_full, d_o_empty, d_o_ready, ds_full, ds_empty, ds_own;
+  uint32_t k, v, theirs, q, d_o, probs, ds, their_ds, ones, lse, delta, inverse;
+  // Ready: the other CTA has room, too.  dS: of the other CTA is there; it has read ours.
+  uint32_t kv_full, q_full, q_empty, q_ready, d_o_full, d_o_empty, d_o_ready, ds_full, ds_empty;
 
   __device__ explicit BwdPairShared(char* raw) {
     k = (SharedAddress(raw) + 1023u) & ~1023u;
@@ -83,9 +85,10 @@ struct BwdPairShared {
     q = theirs + S::kTheirsBytes;
     d_o = q + S::kStages * S::kQBytes;
     probs = d_o + S::kQBytes;
-    ds = probs + 2 * S::kScoreBytes;
+    ds = probs + S::kScoreBytes;
     their_ds = ds + 2 * S::kScoreBytes;
-    lse = their_ds + 2 * S::kScoreBytes;
+    ones = their_ds + 2 * S::kScoreBytes;
+    lse = ones + S::kOnesBytes;
     inverse = lse + S::kStages * S::kRowBytes;
     delta = inverse + S::kStages * S::kRowBytes;
     kv_full = delta + S::kRowBytes;
@@ -97,7 +100,6 @@ struct BwdPairShared {
     d_o_ready = d_o_empty + 8;
     ds_full = d_o_ready + 8;
     ds_empty = ds_full + 16;
-    ds_own = ds_empty + 16;
   }
 };
 
@@ -195,19 +197,18 @@ __device__ __forceinline__ void IssuePairKeysOther(float (&d)[S::kChannels / 2],
   }
 }
 
-// D[64 queries, 64 channels] += A[64 queries, 64 keys] B[64 keys, 64 channels]; A lies transposed.
+// D[64 queries, 64 channels and perhaps 8 of ones] += A[64 queries, 64 keys] B[64 keys, as D]; A lies transposed.
 template <class S>
-__device__ __forceinline__ void IssuePairQueries(float (&d)[S::kQueryColumns / 2], uint64_t a, uint64_t b, bool first) {
+__device__ __forceinline__ void IssuePairQueries(float (&d)[S::kQueries / 2], uint64_t a, uint64_t b, bool first) {
 #pragma unroll
   for (int i = 0; i < S::kKeys / 16; ++i) {
-    Wgmma<typename S::T, S::kQueryColumns, true, true>::Ss(d, a + i * 128, b + i * 128, !first || i > 0);
+    Wgmma<typename S::T, S::kQueries, true, true>::Ss(d, a + i * 128, b + i * 128, !first || i > 0);
   }
 }
 
 // Leaves a warpgroup's 32 queries of P^T or dS^T at `to`, where a key's row has all 64.
 template <class S>
-__device__ __forceinline__ void StorePairScores(uint32_t to, const uint32_t (&words)[S::kScoreRows / 4]) {
-  const int thread = ThreadIndexAgain() - 128;
+__device__ __forceinline__ void StorePairScores(uint32_t to, int thread, const uint32_t (&words)[S::kScoreRows / 4]) {
   const int row = thread % 128 / 32 * 16 + thread % 16;
   const int first = thread / 128 * (S::kScoreRows / 8) + thread % 32 / 16;
 #pragma unroll
@@ -218,18 +219,23 @@ __device__ __forceinline__ void StorePairScores(uint32_t to, const uint32_t (&wo
   ProxyFence();
 }
 
-// Adds a warpgroup's dQ of one step.
+// Adds a warpgroup's dQ of one step, and one warpgroup rowsum(dS), which all have.
 template <class S>
 __device__ __forceinline__ void AddPairQueries(const AttentionBwdParams& p, const BwdTile* tile, int head, int m,
-                                               const float (&dq)[S::kQueryColumns / 2]) {
+                                               const float (&dq)[S::kQueries / 2]) {
   const BwdTile t = *tile;
-  const int thread = ThreadIndexAgain() - 128, rank = static_cast<int>(ClusterRank());
+  const int thread = ThreadIndexAgain() - 128, lane = thread % 32, rank = static_cast<int>(ClusterRank());
   const int64_t row = RowBase(p, t.sequence, head) + m * S::kRows;
-  if (S::kGeneral && p.turns != nullptr) {
-    AwaitTurn<S>(p, t, m, head, rank * S::kTurnWarps + thread / 32, thread % 32);
-  }
+  if (S::kGeneral && p.turns != nullptr) AwaitTurn<S>(p, t, m, head, rank * S::kTurnWarps + thread / 32, lane);
   AddToSums<S::kQueryColumns / 2, S::kQueryThreads>(p.dq_sum + row * S::kHeadDim + rank * (S::kRows * S::kOutputs),
                                                     thread, dq);
+  if constexpr (S::kRowSums) {
+    if (rank == 0 && thread < 128 && lane % 4 == 0) {
+      float* const sums = p.ds_sum + row + S::QueryRow(thread);
+      ReduceAdd(sums, dq[S::kQueryColumns / 2]);
+      ReduceAdd(sums + 8, dq[S::kQueryColumns / 2 + 2]);
+    }
+  }
 }
 
 // The next key tile may add its dQ.
@@ -237,47 +243,6 @@ template <class S>
 __device__ __forceinline__ void PassPairTurn(const AttentionBwdParams& p, const BwdTile* tile, int head, int m) {
   const int thread = ThreadIndexAgain() - 128, rank = static_cast<int>(ClusterRank());
   PassTurn<S>(p, *tile, m, head, rank * S::kTurnWarps + thread / 32, thread % 32);
-}
-
-// Adds rowsum(dS) of every step over the keys of both CTAs, as the products read it.  By a warp of the first that has
-// nothing else to do, two queries a lane: a column of ones beside K, as attention_bwd.cuh has it, takes registers of
-// the consumers.
-template <class S>
-__device__ __forceinline__ void BwdPairSumRows(const AttentionBwdParams& p, const BwdPairShared<S>& sm,
-                                               const BwdTile* tile) {
-  constexpr int kTurn = S::kSplits * S::kTurnWarps;
-  uint32_t step = 0;
-#pragma unroll 1
-  for (int g = 0; g < p.seq.group; ++g) {
-#pragma unroll 1
-    for (int m = tile->first_tile; m < tile->end_tile; ++m, ++step) {
-      const uint32_t buffer = step & 1, parity = step / 2 & 1;
-      const int lane = ThreadIndexAgain() % 32;
-      float even = 0.f, odd = 0.f;
-      BarrierWait(sm.ds_own + 8 * buffer, parity);
-      BarrierWait(sm.ds_full + 8 * buffer, parity);
-#pragma unroll 1
-      for (int theirs = 0; theirs < 2; ++theirs) {
-        const uint32_t ds = (theirs ? sm.their_ds : sm.ds) + buffer * S::kScoreBytes;
-#pragma unroll 4
-        for (int row = 0; row < S::kKeys; ++row) {
-          const int word = LoadShared(ds + row * 128 + (lane / 4 ^ row % 8) * 16 + lane % 4 * 4);
-          const float2 both = UnpackPair<typename S::T>(static_cast<uint32_t>(word));
-          even += both.x;
-          odd += both.y;
-        }
-      }
-      __syncwarp();
-      if (lane < 2) BarrierArriveThere(AddressOfRank(sm.ds_empty + 8 * buffer, lane));
-      const BwdTile t = *tile;  // Its loads come late, since 24 registers are few.
-      const int head = t.kv_head * p.seq.group + g;
-      if (S::kGeneral && p.turns != nullptr) AwaitTurn<S>(p, t, m, head, kTurn, lane);
-      float* const sums = p.ds_sum + RowBase(p, t.sequence, head) + m * S::kRows + lane * 2;
-      ReduceAdd(sums, even);
-      ReduceAdd(sums + 1, odd);
-      if (S::kGeneral && p.turns != nullptr) PassTurn<S>(p, t, m, head, kTurn, lane);
-    }
-  }
 }
 
 // A warpgroup's channels of 64 keys of dV or dK.
@@ -305,19 +270,33 @@ __device__ __forceinline__ void BwdPairConsume(const AttentionBwdParams& p, cons
   using T = typename S::T;
   static_assert(S::kRows == S::kKeys, "of both the tiles are alike");
   constexpr int kScores = S::kScoreRows / 2, kWords = S::kScoreRows / 4;
-  // Made anew where they are used: kept, they take registers that are short.
+  // Descriptors are made anew where they are used: kept, they take registers that are short.
   const auto rows_of = [](uint32_t tile, int group) {
     return TileDescriptor(tile + group * S::kScoreRows * 128, 0, 1024);
   };
   const auto channels_of = [](uint32_t tile, int group) {
     return TileDescriptor(tile + group * 2 * S::kRows * 128, S::kRows * 128, 1024);
   };
-  const auto box_of = [](uint32_t tile, int box) { return TileDescriptor(tile + box * S::kRows * 128, 0, 1024); };
-  // The same in all lanes, so that what comes of it lies in uniform registers.
-  const auto group_again = [] { return __shfl_sync(0xffffffffu, ThreadIndexAgain() / 128 - 1, 0); };
-  // Else the descriptors of K are kept, too.
-  const auto zero_again = [] { return __shfl_sync(0xffffffffu, ThreadIndexAgain() / 1024, 0); };
-  const auto rank_again = [] { return __shfl_sync(0xffffffffu, static_cast<int>(ClusterRank()), 0); };
+  const auto box_of = [&](uint32_t tile, int box) {
+    const uint32_t at = tile + box * S::kRows * 128;
+    return TileDescriptor(at, S::kRowSums ? sm.ones - at : 0, 1024);
+  };
+  // The warpgroup, the CTA and 0, of which the compiler does not know that they stay.  A vote has them in uniform
+  // registers at once, where reading the thread's index and a shuffle wait in line behind all of shared memory's work.
+  const int rank = static_cast<int>(ClusterRank());
+  const auto is_again = [](int value, int other) {
+    asm volatile("" : "+r"(value));
+    return __any_sync(0xffffffffu, value == other) ? 1 : 0;
+  };
+  const int consumer = static_cast<int>(threadIdx.x) - 128;
+  const auto thread_again = [&] {
+    int thread = consumer;
+    asm volatile("" : "+r"(thread));
+    return thread;
+  };
+  const auto group_again = [&] { return is_again(warpgroup, 1); };
+  const auto rank_again = [&] { return is_again(rank, 1); };
+  const auto zero_again = [&] { return is_again(warpgroup, 2); };
 
   float dk[S::kChannels / 2], dv[S::kChannels / 2];
 #pragma unroll
@@ -327,11 +306,11 @@ __device__ __forceinline__ void BwdPairConsume(const AttentionBwdParams& p, cons
 
   if (steps > 0) {
     int m = t.first_tile, head = t.kv_head * p.seq.group;
-    int last_m = m, last_head = head;  // of the step before
+    int last_m = m, last_head = head, older_m = m, older_head = head;  // of the step before, and of that before it
     uint32_t step = 0;
     float s[kScores];
     // dQ of a step that is over: the other CTA's dS has had the time to come.
-    const auto issue_queries = [&](float(&dq)[S::kQueryColumns / 2], uint32_t of) {
+    const auto issue_queries = [&](float(&dq)[S::kQueries / 2], uint32_t of) {
       const uint32_t buffer = of & 1;
       BarrierWait(sm.ds_full + 8 * buffer, of / 2 & 1);
       WgmmaFence();
@@ -341,7 +320,7 @@ __device__ __forceinline__ void BwdPairConsume(const AttentionBwdParams& p, cons
       WgmmaCommit();
     };
     const auto release_queries = [&](uint32_t of) {
-      if (ThreadIndexAgain() % 32 == 0) {
+      if (thread_again() % 32 == 0) {
         BarrierArriveThere(AddressOfRank(sm.ds_empty + 8 * (of & 1), ClusterRank() ^ 1));
       }
     };
@@ -354,13 +333,13 @@ __device__ __forceinline__ void BwdPairConsume(const AttentionBwdParams& p, cons
     WgmmaCommit();
     WgmmaWait<0>();
     PinRegisters(s);
+    BarrierWait(sm.d_o_full, 0);
     // counted: the rows of this step count for the statistics.
     const auto run_step = [&](auto is_first, auto is_last, auto counted) {
       constexpr bool kFirst = decltype(is_first)::value, kLast = decltype(is_last)::value;
       float dp[kScores];
       uint32_t probs[kWords], words[kWords];
       const auto stage = [&] { return step % S::kStages; };
-      BarrierWait(sm.d_o_full, step & 1);
       WgmmaFence();
       IssuePairScores<S>(dp, rows_of(sm.v, zero_again()), rows_of(sm.d_o, group_again()));
       WgmmaCommit();
@@ -372,7 +351,7 @@ __device__ __forceinline__ void BwdPairConsume(const AttentionBwdParams& p, cons
         }
       }
       const BwdTile here = *tile;
-      const int thread = ThreadIndexAgain() - 128, first_query = thread / 128 * S::kScoreRows + thread % 4 * 2;
+      const int thread = thread_again(), first_query = thread / 128 * S::kScoreRows + thread % 4 * 2;
       const int key = here.key + static_cast<int>(ClusterRank()) * S::kKeys;
       if (NeedsMask<S::kGeneral>(p.seq, here.sequence, key, S::kKeys, m * S::kRows, S::kRows)) {
         MaskTransposed<S::kGeneral>(s, p.seq, here.sequence, key + S::QueryRow(thread), m * S::kRows + first_query);
@@ -382,9 +361,8 @@ __device__ __forceinline__ void BwdPairConsume(const AttentionBwdParams& p, cons
       ToProbabilities<T, S::kRounded>(s, s, p.score.scale_log2, lse, inverse);
 #pragma unroll
       for (int i = 0; i < kWords; ++i) probs[i] = PackPair<T>(s[2 * i], s[2 * i + 1]);
-      // P's buffers alternate: a warpgroup that passed the barrier behind dS had finished dV of the step before.
-      const uint32_t probs_buffer = (step & 1) * S::kScoreBytes;
-      StorePairScores<S>(sm.probs + probs_buffer, probs);
+      // P of the step before has been read: dO of this one came when both warpgroups had finished dV.
+      StorePairScores<S>(sm.probs, thread_again(), probs);
       {  // The other warpgroup's queries last, when they are there.
         const int group = group_again();
         const uint64_t d_o = channels_of(sm.d_o, group);
@@ -393,15 +371,22 @@ __device__ __forceinline__ void BwdPairConsume(const AttentionBwdParams& p, cons
         WgmmaFence();
         IssuePairKeysOwn<S>(dv, probs, d_o, group);
         NamedSync(1, 256);
-        IssuePairKeysOther<S>(dv, rows_of(sm.probs + probs_buffer, 0), d_o, group);
+        IssuePairKeysOther<S>(dv, rows_of(sm.probs, 0), d_o, group);
       }
       WgmmaCommit();
+      // What is waited for before dP is: dS of two steps before has been read by the other CTA, which says so, and by
+      // both warpgroups here, which have passed the barrier.
+      const uint32_t ds = sm.ds + (step & 1) * S::kScoreBytes;
+      BarrierWait(sm.ds_empty + 8 * (step & 1), (step / 2 & 1) ^ 1);
+      float2 deltas[kScores / 4];
+#pragma unroll
+      for (int i = 0; i < kScores / 4; ++i) deltas[i] = LoadShared2(delta + i * 32);
       WgmmaWait<1>();
       PinRegisters(dp);
       if constexpr (decltype(counted)::value) {
         const BwdTile of = *tile;
         AddErrors<4, kScores>(p.errors + RowBase(p, of.sequence, head) + m * S::kRows + group_again() * S::kScoreRows,
-                              delta, ThreadIndexAgain() % 32, [&](int i, float d) { return s[i] * (dp[i] - d); });
+                              delta, thread_again() % 32, [&](int i, float d) { return s[i] * (dp[i] - d); });
       }
       if constexpr (S::kGeneral) {
         if (p.score.cap_scale != 0.f) {
@@ -410,15 +395,11 @@ __device__ __forceinline__ void BwdPairConsume(const AttentionBwdParams& p, cons
       }
 #pragma unroll
       for (int i = 0; i < kScores; i += 4) {
-        const float2 d = LoadShared2(delta + i * 8);
+        const float2 d = deltas[i / 4];
         words[i / 2] = PackPair<T>(s[i] * (dp[i] - d.x), s[i + 1] * (dp[i + 1] - d.y));
         words[i / 2 + 1] = PackPair<T>(s[i + 2] * (dp[i + 2] - d.x), s[i + 3] * (dp[i + 3] - d.y));
       }
-      // dS of two steps before has been read: by the other CTA, which said so, and by both warpgroups here.
-      const uint32_t ds = sm.ds + (step & 1) * S::kScoreBytes;
-      BarrierWait(sm.ds_empty + 8 * (step & 1), step / 2 & 1 ^ 1);
-      StorePairScores<S>(ds, words);
-      if constexpr (S::kRowSums) BarrierArrive(sm.ds_own + 8 * (step & 1));
+      StorePairScores<S>(ds, thread_again(), words);
       const int group = group_again();
       const uint64_t q = channels_of(sm.q + stage() * S::kQBytes, group);
       PinRegisters(dk);
@@ -428,7 +409,7 @@ __device__ __forceinline__ void BwdPairConsume(const AttentionBwdParams& p, cons
       NamedSync(1, 256);
       IssuePairKeysOther<S>(dk, rows_of(ds, 0), q, group);
       WgmmaCommit();
-      if (ThreadIndexAgain() == 128) {
+      if (thread_again() == 0) {
         const uint32_t full = sm.ds_full + 8 * (step & 1), there = ClusterRank() ^ 1;
         BarrierArriveExpect(full, S::kScoreBytes);
         BulkCopyThere(AddressOfRank(sm.their_ds + (step & 1) * S::kScoreBytes, there), ds, AddressOfRank(full, there),
@@ -438,7 +419,12 @@ __device__ __forceinline__ void BwdPairConsume(const AttentionBwdParams& p, cons
       PinRegisters(dv);
       PinRegisters(probs);
       BarrierArrive(sm.d_o_empty);
-      [[maybe_unused]] float dq[S::kQueryColumns / 2];
+      int next_m = m + 1, next_head = head;
+      if (next_m == tile->end_tile) {
+        next_m = tile->first_tile;
+        ++next_head;
+      }
+      [[maybe_unused]] float dq[S::kQueries / 2];
       if constexpr (!kFirst) issue_queries(dq, step - 1);
       if constexpr (!kLast) {
         const int next = (step + 1) % S::kStages;
@@ -448,25 +434,25 @@ __device__ __forceinline__ void BwdPairConsume(const AttentionBwdParams& p, cons
         WgmmaCommit();
       }
       if constexpr (!kFirst) {
+        // A step behind the additions, so that the fence finds them done.
+        if (S::kGeneral && p.turns != nullptr && step > 1) PassPairTurn<S>(p, tile, older_head, older_m);
         WgmmaWait<kLast ? 0 : 1>();  // dK, dQ
         PinRegisters(dq);
         AddPairQueries<S>(p, tile, last_head, last_m, dq);
         release_queries(step - 1);  // here, since ptxas moves the next wait above the additions, but not above this
       }
+      if constexpr (!kLast) BarrierWait(sm.d_o_full, (step + 1) & 1);
       WgmmaWait<0>();  // dK, and S of the next step
       PinRegisters(words);
       PinRegisters(dk);
       PinRegisters(s);
       BarrierArrive(sm.q_empty + 8 * stage());
-      if constexpr (!kFirst) {
-        if (S::kGeneral && p.turns != nullptr) PassPairTurn<S>(p, tile, last_head, last_m);
-      }
+      older_m = last_m;
+      older_head = last_head;
       last_m = m;
       last_head = head;
-      if (++m == tile->end_tile) {
-        m = tile->first_tile;
-        ++head;
-      }
+      m = next_m;
+      head = next_head;
     };
     // What counts has code of its own, so that the other steps cost what they do without.
     const auto run = [&](auto is_first, auto is_last) {
@@ -483,8 +469,9 @@ __device__ __forceinline__ void BwdPairConsume(const AttentionBwdParams& p, cons
       run(std::false_type{}, std::true_type{});
     }
     // dQ of the last step.
-    float dq[S::kQueryColumns / 2];
+    float dq[S::kQueries / 2];
     issue_queries(dq, step);
+    if (S::kGeneral && p.turns != nullptr && step > 0) PassPairTurn<S>(p, tile, older_head, older_m);
     WgmmaWait<0>();
     PinRegisters(dq);
     AddPairQueries<S>(p, tile, last_head, last_m, dq);
@@ -516,24 +503,24 @@ __global__ void __cluster_dims__(S::kSplits, 1, 1) __launch_bounds__(S::kThreads
       // Every consumer thread reads L and delta, and every one arrives.
       BarrierInit(sm.q_empty + 8 * i, 256);
       BarrierInit(sm.ds_full + 8 * i, 1);
-      BarrierInit(sm.ds_empty + 8 * i, 8 + S::kRowSums);  // warps
-      BarrierInit(sm.ds_own + 8 * i, 256);
+      BarrierInit(sm.ds_empty + 8 * i, 8);  // warps
     }
     BarrierInit(sm.d_o_full, 1);
     BarrierInit(sm.d_o_ready, 1);
     BarrierInit(sm.d_o_empty, 256);
     BarrierInitFence();
   }
+  if constexpr (S::kRowSums) {
+    const uint32_t ones = PackPair<typename S::T>(1.f, 1.f);
+    for (int i = threadIdx.x * 16; i < S::kOnesBytes; i += S::kThreads * 16) StoreShared4(sm.ones + i, ones);
+    ProxyFence();
+  }
   __syncthreads();
   ClusterSync();  // The barriers are there before the other CTA reaches for them.
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
     RegistersShrink<24>();
-    if (threadIdx.x == 0) {
-      BwdPairProduce<S>(p, maps, sm, &tile);
-    } else if (S::kRowSums && threadIdx.x / 32 == 1 && ClusterRank() == 0) {
-      BwdPairSumRows<S>(p, sm, &tile);
-    }
+    if (threadIdx.x == 0) BwdPairProduce<S>(p, maps, sm, &tile);
   } else {
     RegistersGrow<240>();
     BwdPairConsume<S>(p, sm, t, &tile, warpgroup - 1);
