@@ -7,8 +7,7 @@
 
 namespace bellwether::kernels::cuda::sm90 {
 
-// Parameters are validated; the GPU has compute capability 9.0, head_dim is <= 256
-// forward, <= 128 backward.
+// Parameters are validated; the GPU has compute capability 9.0, head_dim is <= 256.
 Status AttentionForward(const AttentionForwardParams& params, int multiprocessors, void* stream);
 Status AttentionBackward(const AttentionBackwardParams& params, void* stream);
 

@@ -23,7 +23,7 @@ Status AttentionBackward(const AttentionBackwardParams& b, void* stream) {
   const int64_t key_tiles = CountTiles(a, a.k_len, launcher.cols);
   // The grid's y and z and the kernel's tile arithmetic.
   if (a.q_len + a.k_len > (1 << 28) || a.batch > 65535 || a.heads > 65535 || a.sequences > (1 << 20) ||
-      a.kv_heads * key_tiles > (1 << 30)) {
+      a.kv_heads * key_tiles > (1 << 29)) {
     return Fail(Status::kUnsupported, "batch, heads, a length or their product is too large");
   }
 

@@ -9,7 +9,7 @@
 //           of the next; dQ is added to global memory from the registers meanwhile.  Warpgroup 0 loads: each CTA half
 //           of Q and dO for both.
 // Memory    Q, dO once per 128 keys, from L2; dQ sums: 4 bytes an element added per 128 keys.
-//           Shared memory: a step reads and writes some 480 KB of it, 3,750 cycles beside 2,560 of products.
+//           Shared memory: a step reads and writes some 460 KB of it, 3,600 cycles beside 2,560 of products.
 // Numerics  as attention_bwd.cuh.
 // Limits    strides multiples of 8 elements.
 
@@ -20,248 +20,21 @@
 #include <cuda_runtime.h>
 
 #include "bellwether/kernels/status.h"
-#include "cuda/accumulator_sums.cuh"
 #include "cuda/attention_bwd_errors.cuh"
 #include "cuda/attention_bwd_rows.cuh"
 #include "cuda/attention_bwd_scores.cuh"
 #include "cuda/attention_bwd_tiles.cuh"
-#include "cuda/attention_bwd_turns.cuh"
 #include "cuda/attention_masks.cuh"
 #include "cuda/registers.cuh"
 #include "cuda/sm90/attention_bwd_launch.h"
+#include "cuda/sm90/attention_bwd_pair_layout.cuh"
+#include "cuda/sm90/attention_bwd_pair_parts.cuh"
+#include "cuda/sm90/attention_bwd_pair_produce.cuh"
 #include "cuda/sm90/ptx.cuh"
-#include "cuda/sm90/tiles.cuh"
 #include "cuda/sm90/wgmma.cuh"
 #include "cuda/softmax.cuh"
-#include "cuda/store_rows.cuh"
 
 namespace bellwether::kernels::cuda::sm90 {
-
-// The booleans are BwdShape's.
-template <class T_, bool kGeneral_, bool kRounded_, bool kRowSums_, bool kCount_>
-struct BwdPairShape {
-  using T = T_;
-  using Keys = BwdPairShape;
-  static constexpr int kHeadDim = 256;
-  static constexpr bool kGeneral = kGeneral_, kRounded = kRounded_, kRowSums = kRowSums_, kCount = kCount_;
-  static constexpr int kCols = 128;               // keys of both CTAs
-  static constexpr int kKeys = kCols / 2;         // of one
-  static constexpr int kRows = 64;                // queries a step
-  static constexpr int kScoreRows = kRows / 2;    // of a warpgroup
-  static constexpr int kChannels = kHeadDim / 2;  // of a warpgroup's dK and dV, of a CTA's dQ
-  static constexpr int kStages = 2;               // of Q; dO has one
-  static constexpr int kThreads = 384;
-  static constexpr int kBoxes = kHeadDim / 64;  // of a row
-  static constexpr int kKvBytes = kKeys * kHeadDim * 2, kQBytes = kRows * kHeadDim * 2;
-  static constexpr int kTheirsBytes = kKeys * kChannels * 2;  // of the other CTA's K, what dQ needs
-  static constexpr int kScoreBytes = kKeys * kRows * 2;       // of P or dS
-  static constexpr int kRowBytes = kRows * 4;                 // of L, delta or 1 / lt
-  static constexpr int kOnesBytes = kRowSums ? kKeys * 128 : 0;
-  static constexpr int kQueries = kRowSums ? 72 : 64;  // columns of a warpgroup's dQ
-  // What a consumer thread has of a step's dQ: see attention_bwd_rows.cuh.  A split is a CTA's.
-  static constexpr int kQueryThreads = 256, kQueryTiles = 1, kQueryColumns = kChannels / 2;
-  static constexpr int kSplits = 2, kOutputs = kHeadDim / kSplits;
-  static constexpr bool kSumsKeys = false;
-  static __device__ int QueryRow(int thread) { return thread % 128 / 32 * 16 + thread % 32 / 4; }
-  static __device__ int QueryColumn(int thread) { return thread / 128 * kQueryColumns; }
-  static constexpr int kTurnWarps = kQueryThreads / 32;  // of a CTA
-  static_assert(kSplits * kTurnWarps <= kTurnsOfStep);
-  static constexpr int kSharedBytes = 2 * kKvBytes + kTheirsBytes + (kStages + 1) * kQBytes + 5 * kScoreBytes +
-                                      kOnesBytes + (2 * kStages + 1) * kRowBytes + 1024 + 128;
-  static_assert(kSharedBytes <= 227 * 1024 - 64);  // beside them the tile
-};
-
-// Of Q and dS two stages alternate with the steps.
-template <class S>
-struct BwdPairShared {
-  uint32_t k, v, theirs, q, d_o, probs, ds, their_ds, ones, lse, delta, inverse;
-  // Ready: the other CTA has room, too.  dS: of the other CTA is there; it has read ours.
-  uint32_t kv_full, q_full, q_empty, q_ready, d_o_full, d_o_empty, d_o_ready, ds_full, ds_empty;
-
-  __device__ explicit BwdPairShared(char* raw) {
-    k = (SharedAddress(raw) + 1023u) & ~1023u;
-    v = k + S::kKvBytes;
-    theirs = v + S::kKvBytes;
-    q = theirs + S::kTheirsBytes;
-    d_o = q + S::kStages * S::kQBytes;
-    probs = d_o + S::kQBytes;
-    ds = probs + S::kScoreBytes;
-    their_ds = ds + 2 * S::kScoreBytes;
-    ones = their_ds + 2 * S::kScoreBytes;
-    lse = ones + S::kOnesBytes;
-    inverse = lse + S::kStages * S::kRowBytes;
-    delta = inverse + S::kStages * S::kRowBytes;
-    kv_full = delta + S::kRowBytes;
-    q_full = kv_full + 8;
-    q_empty = q_full + 8 * S::kStages;
-    q_ready = q_empty + 8 * S::kStages;
-    d_o_full = q_ready + 8 * S::kStages;
-    d_o_empty = d_o_full + 8;
-    d_o_ready = d_o_empty + 8;
-    ds_full = d_o_ready + 8;
-    ds_empty = ds_full + 16;
-  }
-};
-
-// What the loading thread does: K and V once, then Q, dO and what belongs to their rows step by step.  Of Q and dO each
-// CTA loads half of the boxes, for both.
-template <class S>
-__device__ __forceinline__ void BwdPairProduce(const AttentionBwdParams& p, const BwdMaps& maps,
-                                               const BwdPairShared<S>& sm, const BwdTile* tile) {
-  constexpr uint16_t kBoth = 3;
-  constexpr int kHalf = S::kBoxes / 2;
-  const int rank = static_cast<int>(ClusterRank());
-  {
-    const BwdTile t = *tile;
-    if (t.first_tile >= t.end_tile) return;  // Nobody would wait for K and V.
-    const Sequence& seq = t.sequence;
-    const TileOrigin kv = OriginOf(p.seq, seq.index, seq.k_start, seq.k_len, t.kv_head);
-    const int mine = t.key + rank * S::kKeys, theirs = t.key + (rank ^ 1) * S::kKeys;
-    BarrierArriveExpect(sm.kv_full, 2 * S::kKvBytes + S::kTheirsBytes);
-    LoadTile<S::kBoxes>(sm.k, &maps.k, sm.kv_full, S::kKeys, kv, mine);
-    LoadTile<S::kBoxes>(sm.v, &maps.v, sm.kv_full, S::kKeys, kv, mine);
-#pragma unroll
-    for (int i = 0; i < kHalf; ++i) {
-      TmaLoad5(sm.theirs + i * S::kKeys * 128, &maps.k, sm.kv_full, (rank * kHalf + i) * 64, kv.x + theirs, kv.y, kv.z,
-               kv.head);
-    }
-  }
-  const auto load_half = [&](uint32_t dst, const CUtensorMap* map, uint32_t full, const TileOrigin& at, int row) {
-#pragma unroll
-    for (int i = 0; i < kHalf; ++i) {
-      const int box = rank * kHalf + i;
-      TmaLoad5Multicast(dst + box * S::kRows * 128, map, full, kBoth, box * 64, at.x + row, at.y, at.z, at.head);
-    }
-  };
-  // Nothing is kept across the loops, and they are not unrolled: 24 registers are few.
-  uint32_t step = 0;
-#pragma unroll 1
-  for (int g = 0; g < p.seq.group; ++g) {
-#pragma unroll 1
-    for (int m = tile->first_tile; m < tile->end_tile; ++m, ++step) {
-      const Sequence seq = tile->sequence;
-      const TileOrigin q = OriginOf(p.seq, seq.index, seq.q_start, seq.q_len, tile->kv_head * p.seq.group + g);
-      const int64_t row_base = RowBase(p, seq, q.head);
-      const int row = m * S::kRows;
-      const uint32_t stage = step % S::kStages, parity = step / S::kStages & 1;
-      const uint32_t q_full = sm.q_full + 8 * stage;
-      const auto load_row = [&](uint32_t dst, const float* src, uint32_t full) {
-        BulkLoad(dst, src + row_base + row, full, S::kRowBytes);
-      };
-      // Each tells the other that it has room, and expects all before either half is on its way.
-      BarrierWait(sm.q_empty + 8 * stage, parity ^ 1);
-      BarrierArriveExpect(q_full, S::kQBytes + (S::kRounded ? 2 : 1) * S::kRowBytes);
-      BarrierArriveThere(AddressOfRank(sm.q_ready + 8 * stage, rank ^ 1));
-      load_row(sm.lse + stage * S::kRowBytes, p.lse_log2, q_full);
-      if constexpr (S::kRounded) load_row(sm.inverse + stage * S::kRowBytes, p.inverse, q_full);
-      BarrierWait(sm.q_ready + 8 * stage, parity);
-      load_half(sm.q + stage * S::kQBytes, &maps.q, q_full, q, row);
-
-      BarrierWait(sm.d_o_empty, step & 1 ^ 1);
-      BarrierArriveExpect(sm.d_o_full, S::kQBytes + S::kRowBytes);
-      BarrierArriveThere(AddressOfRank(sm.d_o_ready, rank ^ 1));
-      load_row(sm.delta, p.delta, sm.d_o_full);
-      BarrierWait(sm.d_o_ready, step & 1);
-      load_half(sm.d_o, &maps.d_o, sm.d_o_full, q, row);
-    }
-  }
-}
-
-// D[64 keys, 32 queries] = A[64 keys, 256] B[32 queries, 256]^T.
-template <class S>
-__device__ __forceinline__ void IssuePairScores(float (&d)[S::kScoreRows / 2], uint64_t a, uint64_t b) {
-#pragma unroll
-  for (int i = 0; i < S::kHeadDim / 16; ++i) {
-    Wgmma<typename S::T, S::kScoreRows, false, false>::Ss(d, a + (i / 4) * (S::kKeys * 8) + (i % 4) * 2,
-                                                          b + (i / 4) * (S::kRows * 8) + (i % 4) * 2, i > 0);
-  }
-}
-
-// D[64 keys, 128 channels] += A[64 keys, 32 queries] B[32 queries, 128 channels], of a warpgroup's own queries from its
-// registers and of the other's from shared memory; `a` and `b` have all 64.
-template <class S>
-__device__ __forceinline__ void IssuePairKeysOwn(float (&d)[S::kChannels / 2], const uint32_t (&a)[S::kScoreRows / 4],
-                                                 uint64_t b, int group) {
-#pragma unroll
-  for (int i = 0; i < S::kScoreRows / 16; ++i) {
-    Wgmma<typename S::T, S::kChannels, false, true>::Rs(d, a[4 * i], a[4 * i + 1], a[4 * i + 2], a[4 * i + 3],
-                                                        b + (group * (S::kScoreRows / 16) + i) * 128, 1);
-  }
-}
-template <class S>
-__device__ __forceinline__ void IssuePairKeysOther(float (&d)[S::kChannels / 2], uint64_t a, uint64_t b, int group) {
-#pragma unroll
-  for (int i = 0; i < S::kScoreRows / 16; ++i) {
-    const int from = (group ^ 1) * (S::kScoreRows / 16) + i;
-    Wgmma<typename S::T, S::kChannels, false, true>::Ss(d, a + from * 2, b + from * 128, 1);
-  }
-}
-
-// D[64 queries, 64 channels and perhaps 8 of ones] += A[64 queries, 64 keys] B[64 keys, as D]; A lies transposed.
-template <class S>
-__device__ __forceinline__ void IssuePairQueries(float (&d)[S::kQueries / 2], uint64_t a, uint64_t b, bool first) {
-#pragma unroll
-  for (int i = 0; i < S::kKeys / 16; ++i) {
-    Wgmma<typename S::T, S::kQueries, true, true>::Ss(d, a + i * 128, b + i * 128, !first || i > 0);
-  }
-}
-
-// Leaves a warpgroup's 32 queries of P^T or dS^T at `to`, where a key's row has all 64.
-template <class S>
-__device__ __forceinline__ void StorePairScores(uint32_t to, int thread, const uint32_t (&words)[S::kScoreRows / 4]) {
-  const int row = thread % 128 / 32 * 16 + thread % 16;
-  const int first = thread / 128 * (S::kScoreRows / 8) + thread % 32 / 16;
-#pragma unroll
-  for (int i = 0; i < S::kScoreRows / 4; i += 4) {
-    StoreMatrices(to + row * 128 + ((first + i / 2) ^ row % 8) * 16, words[i], words[i + 1], words[i + 2],
-                  words[i + 3]);
-  }
-  ProxyFence();
-}
-
-// Adds a warpgroup's dQ of one step, and one warpgroup rowsum(dS), which all have.
-template <class S>
-__device__ __forceinline__ void AddPairQueries(const AttentionBwdParams& p, const BwdTile* tile, int head, int m,
-                                               const float (&dq)[S::kQueries / 2]) {
-  const BwdTile t = *tile;
-  const int thread = ThreadIndexAgain() - 128, lane = thread % 32, rank = static_cast<int>(ClusterRank());
-  const int64_t row = RowBase(p, t.sequence, head) + m * S::kRows;
-  if (S::kGeneral && p.turns != nullptr) AwaitTurn<S>(p, t, m, head, rank * S::kTurnWarps + thread / 32, lane);
-  AddToSums<S::kQueryColumns / 2, S::kQueryThreads>(p.dq_sum + row * S::kHeadDim + rank * (S::kRows * S::kOutputs),
-                                                    thread, dq);
-  if constexpr (S::kRowSums) {
-    if (rank == 0 && thread < 128 && lane % 4 == 0) {
-      float* const sums = p.ds_sum + row + S::QueryRow(thread);
-      ReduceAdd(sums, dq[S::kQueryColumns / 2]);
-      ReduceAdd(sums + 8, dq[S::kQueryColumns / 2 + 2]);
-    }
-  }
-}
-
-// The next key tile may add its dQ.
-template <class S>
-__device__ __forceinline__ void PassPairTurn(const AttentionBwdParams& p, const BwdTile* tile, int head, int m) {
-  const int thread = ThreadIndexAgain() - 128, rank = static_cast<int>(ClusterRank());
-  PassTurn<S>(p, *tile, m, head, rank * S::kTurnWarps + thread / 32, thread % 32);
-}
-
-// A warpgroup's channels of 64 keys of dV or dK.
-template <class S>
-__device__ __forceinline__ void StorePairKeys(const AttentionBwdParams& p, const BwdTile& t, void* base,
-                                              const Strides& stride, float scale, const float (&x)[S::kChannels / 2]) {
-  const int thread = ThreadIndexAgain() - 128, lane = thread % 32, channel = thread / 128 * S::kChannels;
-  const int key = t.key + static_cast<int>(ClusterRank()) * S::kKeys + S::QueryRow(thread);
-  const Sequence& seq = t.sequence;
-  const auto place = [&](int at) -> uint16_t* {
-    if (at >= seq.k_len) return nullptr;
-    return static_cast<uint16_t*>(base) + seq.index * stride.batch + t.kv_head * stride.head +
-           (seq.k_start + at) * stride.token + channel;
-  };
-  uint32_t words[S::kChannels / 4];
-#pragma unroll
-  for (int i = 0; i < S::kChannels / 4; ++i) words[i] = PackPair<typename S::T>(x[2 * i] * scale, x[2 * i + 1] * scale);
-  StoreRows<S::kChannels>(words, place(key), place(key + 8), p.seq.head_dim - channel, lane);
-}
 
 // `tile` is t in shared memory, for what would otherwise stay in registers.
 template <class S>
