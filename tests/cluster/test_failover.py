@@ -181,7 +181,13 @@ def make_faults(
             assert ended in (0, -signal.SIGALRM), f"{ended}\n{victim.log()[-4000:]}"
             made["cut_short"] += ended != 0
             victim.start()
-        cluster.await_acks(3, 60)
+        try:
+            cluster.await_acks(3, 60)
+        except AssertionError as error:
+            logs = "".join(f"\n{each.name}:\n{each.log()[-2000:]}" for each in databases)
+            raise AssertionError(
+                f"{error}, after {what} of {victim.folder.name}; {made}{logs}"
+            ) from error
     cluster.await_balance()
     return made
 

@@ -96,6 +96,9 @@ class Postgres:
         )
         return ready.returncode == 0
 
+    def log(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")
+
     def stop(self, how: signal.Signals = signal.SIGQUIT) -> None:
         """SIGQUIT ends it as a crash would; its children, too."""
         if self.process is not None and self.process.poll() is None:
@@ -193,9 +196,15 @@ def start_primary() -> Postgres:
 
 
 def start_standby(primary: Postgres, name: str) -> Postgres:
+    # The primary keeps what the standby has not got: one that falls behind while it is killed or
+    # paused would never come back.
+    primary.sql(
+        f"SELECT pg_create_physical_replication_slot('{name}') WHERE NOT EXISTS "
+        f"(SELECT FROM pg_replication_slots WHERE slot_name = '{name}');"
+    )
     standby = Postgres(name)
     standby.tool(
-        "pg_basebackup", "-D", str(standby.data), "-R", "-X", "stream", "-c", "fast", "--no-sync",
+        "pg_basebackup", "-D", str(standby.data), "-R", "-X", "stream", "-c", "fast", "--no-sync", "-S", name,
         "-d", f"host=127.0.0.1 port={primary.port} user=owner application_name={name}",
     )  # fmt: skip
     standby.configure(
