@@ -125,7 +125,7 @@ class LiveRun {
   bool PolicyDiffers(const PolicyPtr& current) const;
   void NotePolicyComing(const PolicyPtr& policy) { coming_policy_ = policy; }
   const PolicyPtr& policy() const { return engine_->policy(); }
-  // Stores what changed while the log or the store did not go on; waits for neither.
+  // Stores what changed while the log or the store did not go on; does not wait for the log.
   void PostWaiting(int64_t now_ns);
   bool policy_is_own() const { return policy_is_own_; }
   Lsn last_lsn() const { return last_lsn_; }

@@ -20,7 +20,7 @@ namespace {
 // Of Sampling.deeper.
 constexpr size_t kDeeperHeadsMax = 64;
 // Threads that wait for saves to be with the other servers of a cluster: as many as
-// it has connections for rows (server/cluster/postgres_log.cc).
+// it has connections for rows to a database (server/cluster/postgres_log.cc).
 constexpr int kSavers = 4;
 
 // The furthest first.

@@ -5,6 +5,7 @@
 #ifndef BELLWETHER_SERVER_PIPELINE_SESSION_H_
 #define BELLWETHER_SERVER_PIPELINE_SESSION_H_
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <utility>
@@ -56,15 +57,14 @@ class Pipeline::Session final : public IngestSession, public std::enable_shared_
   }
 
   void Detach() override {
+    attached_ = false;
     absl::MutexLock lock(&owner_mutex_);
     owner_ = nullptr;
   }
 
-  // What waits for the log holds sessions longer than their streams do.
-  bool attached() {
-    absl::MutexLock lock(&owner_mutex_);
-    return owner_ != nullptr;
-  }
+  // What waits for the log holds sessions longer than their streams do.  Takes no lock:
+  // owners are called under one, and call back into the shard, whose lock the caller has.
+  bool attached() const { return attached_; }
 
   template <typename Call>
   void Tell(Call call) {
@@ -83,6 +83,7 @@ class Pipeline::Session final : public IngestSession, public std::enable_shared_
   const uint32_t rank_;
   const uint64_t epoch_;
   const Layout layout_;
+  std::atomic<bool> attached_ = true;
   absl::Mutex owner_mutex_;
   SessionOwner* owner_ ABSL_GUARDED_BY(owner_mutex_);
 };

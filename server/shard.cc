@@ -195,7 +195,7 @@ Lsn Shard::Drop(RunId first, RunId end, bool save) {
   Lsn needed = std::numeric_limits<Lsn>::max();
   absl::Notification done;
   const Task drop = [&] {
-    // A tick may have begun another save of one that was saved early.
+    // Another save of one that was saved early may have begun.
     std::vector<RunId> under_way;
     for (auto it = runs_.lower_bound(first); it != runs_.end() && it->first < end; ++it) {
       if (it->second->saving()) under_way.push_back(it->first);
@@ -209,9 +209,11 @@ Lsn Shard::Drop(RunId first, RunId end, bool save) {
       unsaved_.erase(it->first);
       it = runs_.erase(it);
     }
+    dropping_.erase({first, end});
     done.Notify();
   };
   Enqueue([&] {
+    dropping_.insert({first, end});
     std::vector<RunId> runs;
     for (auto it = runs_.lower_bound(first); it != runs_.end() && it->first < end; ++it) runs.push_back(it->first);
     // Without a save: what is under way has an end before the run has.
@@ -419,7 +421,9 @@ void Shard::Tick(int64_t now_ns) {
     run->Publish();
     // One after each batch of messages: runs that began together are due
     // together, and what comes meanwhile waits for one save, not for all.
-    if (run->CommitDue(now_ns) && saves_waiting_.insert(id).second) {
+    const bool goes = std::any_of(dropping_.begin(), dropping_.end(),
+                                  [id = id](const auto& range) { return range.first <= id && id < range.second; });
+    if (!goes && run->CommitDue(now_ns) && saves_waiting_.insert(id).second) {
       chores_.emplace_back([this, id = id] {
         saves_waiting_.erase(id);
         if (const auto found = runs_.find(id); found != runs_.end()) {

@@ -37,7 +37,8 @@ class Shard {
   };
   using Task = std::function<void()>;
   // Saves under way at once, each with what it writes in memory, where others wait for
-  // them (LiveRunParts::savers); further ones wait, and messages do not.
+  // them (LiveRunParts::savers); further ones wait, and messages do not, but those of a run
+  // whose end is being saved.
   static constexpr int kSavesMax = 8;
 
   Shard(const Options& options, const LiveRunParts& parts, int index);
@@ -158,6 +159,7 @@ class Shard {
   std::set<RunId> unsaved_;                         // Likewise: whose last try to save failed.
   int saves_ = 0;                                   // Likewise: under way; changed while it does not wait.
   std::map<RunId, std::vector<Task>> after_save_;   // Likewise: what waits for a run's save.
+  std::set<std::pair<RunId, RunId>> dropping_;      // Likewise: what Drop() was called for.
   std::map<RunId, std::vector<Item>> held_;         // Likewise: came while a run's end is being saved.
   Lsn processed_lsn_ = 0;
   std::thread thread_;

@@ -320,9 +320,11 @@ void Member::Keep() {
       look_soon_ = false;
     }
     absl::Status status;
-    if (announcing && !announced_) status = SayLeaving();
-    if (clock_->MonotonicNanos() - renewed_ns_ >= lease_ms * 1'000'000 / 3) {
-      status = announcing ? SayLeaving() : Renew();
+    const bool due = clock_->MonotonicNanos() - renewed_ns_ >= lease_ms * 1'000'000 / 3;
+    if (announcing && (due || !announced_)) {
+      status = SayLeaving();
+    } else if (due) {
+      status = Renew();
     }
     std::vector<uint32_t> free;
     int64_t servers = 1;
@@ -333,12 +335,11 @@ void Member::Keep() {
     if (!status.ok() && !complained) LogWarning("leases cannot be kept: {}", std::string(status.message()));
     up_->Set(status.ok() ? 1 : 0);
     complained = !status.ok();
+    kept_ = status;
     if (!status.ok() && ask_ && clock_->MonotonicNanos() - renewed_ns_ > lease_ms * 1'000'000) HearOthers();
     absl::MutexLock lock(&mutex_);
     if (AwaitFor(&mutex_, absl::Condition(&leaving_), absl::Milliseconds(soon_ms))) return;
-    const auto wake = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-      return leaving_ || look_soon_ || (announcing_ && !announced_);
-    };
+    const auto wake = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return leaving_ || look_soon_; };
     AwaitFor(&mutex_, absl::Condition(&wake), absl::Milliseconds(look_ms - soon_ms));
     if (leaving_) return;
   }
@@ -470,7 +471,7 @@ void Member::Release(uint32_t partition, uint64_t epoch, Lsn keep) {
 
 void Member::Announce() {
   absl::MutexLock lock(&mutex_);
-  announcing_ = true;
+  announcing_ = look_soon_ = true;
 }
 
 void Member::Leave() {
@@ -482,7 +483,8 @@ void Member::Leave() {
   const bool begun = keeper_.joinable();
   if (begun) keeper_.join();
   if (!announced_) {
-    if (const absl::Status status = SayLeaving(); !status.ok()) {
+    // A database that did not answer the keeper does not delay what is to be saved.
+    if (const absl::Status status = kept_.ok() ? SayLeaving() : kept_; !status.ok()) {
       LogWarning("the others take this server's share once its leases have run out: {}", std::string(status.message()));
     }
   }

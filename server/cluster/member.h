@@ -185,7 +185,7 @@ class Member {
   Clock* const clock_;
   const AskHoldings ask_;
   PgLink lease_link_;          // The keeper's.
-  SharedPgLink release_link_;  // Whose GiveBack() is.
+  SharedPgLink release_link_;  // GiveBack()'s.
   Gauge* const owned_;         // Of all databases.
   Gauge* const up_;
   Counter* const taken_;
@@ -193,6 +193,7 @@ class Member {
   Counter* const released_;
   int64_t renewed_ns_ = 0;
   bool announced_ = false;  // The keeper's: the others were told that this server leaves.
+  absl::Status kept_;       // Likewise: of its last look.
   std::string peer_key_;
   std::atomic<int64_t> database_offset_ns_ = 0;  // Of its Unix time, from our monotonic one.
 

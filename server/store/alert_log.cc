@@ -37,9 +37,16 @@ absl::StatusOr<bool> AlertLog::Post(Transition transition) {
     const bool held = std::any_of(waiting_.begin(), waiting_.end(),
                                   [&](const Transition& waits) { return database_->StoreOf(waits.run) == store; });
     if (held) {
+      // A replay, too, is not asked for there.
+      const auto told = alerts_.find({transition.run, transition.key});
+      if (told != alerts_.end() && told->second.last.k >= transition.k) return false;
       unstored = absl::UnavailableError("others wait to be stored before it");
-      (void)database_->KeepTransition(transition);
-    } else {
+    }
+  }
+  if (!unstored.ok()) (void)database_->KeepTransition(transition);
+  {
+    absl::MutexLock lock(&mutex_);
+    if (unstored.ok()) {
       const absl::StatusOr<bool> is_new = database_->PutTransition(&transition);
       unstored = is_new.status();
       if (is_new.ok() && !*is_new) return false;

@@ -39,7 +39,7 @@ class AlertLog {
   // Reads what is stored.  Call once, before anything else.
   absl::Status Load();
 
-  // False: it was stored before (a replay after a crash); nobody is told.  What
+  // False: it was stored or told before (a replay after a crash); nobody is told.  What
   // cannot be stored is told all the same, without an id, and kept for
   // StoreWaiting(): the error is why.  Nor is it tried while others of its store wait:
   // one that is silent keeps nobody a second time.  Beyond 4,096 that wait it is

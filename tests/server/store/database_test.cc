@@ -342,6 +342,7 @@ TEST(AlertLogTest, WhatCannotBeStoredIsToldAtOnceAndStoredInOrderLater) {
   EXPECT_EQ(log.List(0, true).size(), 2u) << "they fire, stored or not";
   database.SetFull(false);
   EXPECT_TRUE(absl::IsUnavailable(log.Post(FullTransition("c", 1)).status())) << "not before the others";
+  EXPECT_FALSE(*log.Post(FullTransition("b", 1))) << "as after a takeover: it was told, and waits";
   EXPECT_TRUE(log.StoreWaiting().ok());
   EXPECT_TRUE(*log.Post(FullTransition("d", 1)));
   using Told = std::vector<std::pair<std::string, uint64_t>>;
