@@ -321,8 +321,8 @@ Lsn LiveRun::needed_lsn() const {
 
 bool LiveRun::CommitDue(int64_t now_ns) const {
   // A goodbye that waits is in no saved state yet: the log keeps it.
-  // So is what could not be stored of its actions.
-  if (!dirty_ || !byes_.empty() || !outbox_.empty()) return false;
+  // So is what could not be stored of its actions and alerts.
+  if (!dirty_ || !byes_.empty() || !outbox_.empty() || parts_.alerts->Waits(record_.id)) return false;
   const int64_t age = now_ns - committed_ns_;
   return record_.ended || age >= kCommitNanosMax || new_events_.size() >= kCommitEvents ||
          (steps_since_commit_ >= kCommitSteps && age >= kCommitNanosMin);

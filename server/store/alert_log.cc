@@ -1,6 +1,7 @@
 #include "server/store/alert_log.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "server/util/log.h"
@@ -34,16 +35,23 @@ absl::StatusOr<bool> AlertLog::Post(Transition transition) {
   {
     absl::MutexLock lock(&mutex_);
     const uint32_t store = database_->StoreOf(transition.run);
-    const bool held = std::any_of(waiting_.begin(), waiting_.end(),
-                                  [&](const Transition& waits) { return database_->StoreOf(waits.run) == store; });
+    const bool held = std::any_of(waiting_.begin(), waiting_.end(), [&](const Waiting& waits) {
+      return database_->StoreOf(waits.transition.run) == store;
+    });
     if (held) {
-      // A replay, too, is not asked for there.
-      const auto told = alerts_.find({transition.run, transition.key});
-      if (told != alerts_.end() && told->second.last.k >= transition.k) return false;
+      // A replay is not asked for there either: it is stored, or it waits.
+      const auto known = alerts_.find({transition.run, transition.key});
+      const bool is_stored =
+          known != alerts_.end() && known->second.last.id != 0 && known->second.last.k >= transition.k;
+      const bool waits = std::any_of(waiting_.begin(), waiting_.end(), [&](const Waiting& one) {
+        return one.transition.run == transition.run && one.transition.key == transition.key &&
+               one.transition.k == transition.k;
+      });
+      if (is_stored || waits) return false;
       unstored = absl::UnavailableError("others wait to be stored before it");
     }
   }
-  if (!unstored.ok()) (void)database_->KeepTransition(transition);
+  const bool kept = !unstored.ok() && Keep(transition);
   {
     absl::MutexLock lock(&mutex_);
     if (unstored.ok()) {
@@ -54,7 +62,7 @@ absl::StatusOr<bool> AlertLog::Post(Transition transition) {
     }
     if (!unstored.ok()) {
       transition.id = 0;
-      KeepWaiting(transition);
+      KeepWaiting({transition, kept});
     }
     alerts_[{transition.run, transition.key}].last = transition;
   }
@@ -69,18 +77,22 @@ absl::Status AlertLog::StoreWaiting() {
   for (;;) {
     Transition transition;
     const auto next = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-      return std::find_if(waiting_.begin(), waiting_.end(),
-                          [&](const Transition& waits) { return !held.contains(database_->StoreOf(waits.run)); });
+      return std::find_if(waiting_.begin(), waiting_.end(), [&](const Waiting& waits) {
+        return !held.contains(database_->StoreOf(waits.transition.run));
+      });
     };
     {
       absl::MutexLock lock(&mutex_);
       const auto found = next();
       if (found == waiting_.end()) return held.empty() ? absl::OkStatus() : held.begin()->second;
-      transition = *found;
+      transition = found->transition;
     }
     // Nobody waits for this lock while a store is silent.
     const absl::StatusOr<bool> is_new = database_->PutTransition(&transition);
     if (!is_new.ok() && !absl::IsAborted(is_new.status())) {
+      const bool kept = Keep(transition);
+      absl::MutexLock lock(&mutex_);
+      next()->kept = kept;
       held[database_->StoreOf(transition.run)] = is_new.status();
       continue;
     }
@@ -99,14 +111,24 @@ absl::Status AlertLog::StoreWaiting() {
   }
 }
 
-void AlertLog::KeepWaiting(const Transition& transition) {
+bool AlertLog::Keep(const Transition& transition) {
+  return database_->StoreOf(transition.run) != 0 && database_->KeepTransition(transition).ok();
+}
+
+bool AlertLog::Waits(RunId run) const {
+  absl::MutexLock lock(&mutex_);
+  return std::any_of(waiting_.begin(), waiting_.end(),
+                     [run](const Waiting& waits) { return waits.transition.run == run && !waits.kept; });
+}
+
+void AlertLog::KeepWaiting(Waiting waiting) {
   if (waiting_.size() >= kWaitingMax) {
     if (never_stored_ != nullptr) never_stored_->Add();
     if (!full_said_) LogError("{} alerts wait to be stored: further ones are told, and not stored", kWaitingMax);
     full_said_ = true;
     return;
   }
-  waiting_.push_back(transition);
+  waiting_.push_back(std::move(waiting));
   ShowWaiting();
 }
 
@@ -134,7 +156,9 @@ void AlertLog::Tell(const Transition& transition) {
 
 std::vector<Transition> AlertLog::Unstored() const {
   absl::MutexLock lock(&mutex_);
-  return {waiting_.begin(), waiting_.end()};
+  std::vector<Transition> unstored;
+  for (const Waiting& waits : waiting_) unstored.push_back(waits.transition);
+  return unstored;
 }
 
 absl::StatusOr<std::vector<Transition>> AlertLog::Read(uint64_t after, size_t limit, RunId run) const {

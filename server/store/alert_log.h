@@ -39,7 +39,7 @@ class AlertLog {
   // Reads what is stored.  Call once, before anything else.
   absl::Status Load();
 
-  // False: it was stored or told before (a replay after a crash); nobody is told.  What
+  // False: it is stored, or waits for that (a replay after a crash); nobody is told.  What
   // cannot be stored is told all the same, without an id, and kept for
   // StoreWaiting(): the error is why.  Nor is it tried while others of its store wait:
   // one that is silent keeps nobody a second time.  Beyond 4,096 that wait it is
@@ -51,6 +51,9 @@ class AlertLog {
   // concluded again from the log, or was kept with its run.
   absl::Status StoreWaiting();
 
+  // Something of the run was told that is stored nowhere: a state of it that was saved
+  // now would conclude it no more.
+  bool Waits(RunId run) const;
   // Told, and not stored yet; oldest first.
   std::vector<Transition> Unstored() const;
 
@@ -72,7 +75,13 @@ class AlertLog {
   static constexpr size_t kWaitingMax = 4096;
 
   void Tell(const Transition& transition);
-  void KeepWaiting(const Transition& transition) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  struct Waiting {
+    Transition transition;
+    bool kept = false;  // With its run, in a store that does not number it.
+  };
+  // Keeps it with its run, if that is where it is not numbered.
+  bool Keep(const Transition& transition);
+  void KeepWaiting(Waiting waiting) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ShowWaiting() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Database* const database_;
@@ -80,7 +89,7 @@ class AlertLog {
   Counter* const never_stored_;
   mutable absl::Mutex mutex_;
   std::map<std::pair<RunId, std::string>, AlertView> alerts_ ABSL_GUARDED_BY(mutex_);
-  std::deque<Transition> waiting_ ABSL_GUARDED_BY(mutex_);  // Told, but not stored.
+  std::deque<Waiting> waiting_ ABSL_GUARDED_BY(mutex_);  // Told, but not stored.
   bool full_said_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Mutex subscribers_mutex_ ABSL_ACQUIRED_AFTER(mutex_);
   std::map<int64_t, Subscriber> subscribers_ ABSL_GUARDED_BY(subscribers_mutex_);

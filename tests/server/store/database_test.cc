@@ -340,10 +340,12 @@ TEST(AlertLogTest, WhatCannotBeStoredIsToldAtOnceAndStoredInOrderLater) {
   EXPECT_TRUE(absl::IsUnavailable(log.Post(FullTransition("b", 1)).status())) << "it is not even tried";
   EXPECT_TRUE(absl::IsResourceExhausted(log.StoreWaiting()));
   EXPECT_EQ(log.List(0, true).size(), 2u) << "they fire, stored or not";
+  EXPECT_TRUE(log.Waits(3)) << "the run must not be saved as if they were";
   database.SetFull(false);
   EXPECT_TRUE(absl::IsUnavailable(log.Post(FullTransition("c", 1)).status())) << "not before the others";
   EXPECT_FALSE(*log.Post(FullTransition("b", 1))) << "as after a takeover: it was told, and waits";
   EXPECT_TRUE(log.StoreWaiting().ok());
+  EXPECT_FALSE(log.Waits(3));
   EXPECT_TRUE(*log.Post(FullTransition("d", 1)));
   using Told = std::vector<std::pair<std::string, uint64_t>>;
   EXPECT_EQ(told, (Told{{"a", 0}, {"b", 0}, {"c", 0}, {"a", 1}, {"b", 2}, {"c", 3}, {"d", 4}}));
@@ -399,6 +401,8 @@ TEST(AlertLogTest, AStoreThatIsAwayHoldsNoOthersAlerts) {
   EXPECT_TRUE(*log.Post(of_run(2, "b")));
   EXPECT_TRUE(absl::IsUnavailable(log.Post(of_run(3, "c")).status()));
   EXPECT_EQ(database.kept, std::vector<std::string>{"c"}) << "what is not even tried is kept with its run";
+  EXPECT_TRUE(log.Waits(1));
+  EXPECT_FALSE(log.Waits(3)) << "it is kept";
   EXPECT_TRUE(*log.Post(of_run(4, "d")));
   EXPECT_TRUE(absl::IsUnavailable(log.StoreWaiting()));
   database.away = false;
