@@ -26,6 +26,7 @@ import tempfile
 import threading
 import time
 import uuid
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ import simulation
 from ack_ledger import INGEST, SIGNALS
 from bellwether_process import wait_for
 from cluster_fleet import LEASE_S, Cluster, RoamingTrainer
-from postgres_processes import Postgres, start_primary, start_standby
+from postgres_processes import Postgres, start_primary, synchronous_standbys
 
 LAYERS, HEADS = 32, 32
 BODIES = 256  # As many as a chunk has steps: what repeats sooner packs too well.
@@ -209,17 +210,11 @@ def kill_one(cluster: Cluster, plan: cost.Plan) -> dict[str, Any]:
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    primary = start_primary()
-    standbys: list[Postgres] = []
-    try:
+    with ExitStack() as stack:
+        primary = start_primary()
+        stack.callback(primary.remove)
         primary.configure(max_connections="100", max_wal_size="4GB")
-        for i in range(options.standbys):
-            standbys.append(start_standby(primary, f"s{i}"))
-        if standbys:
-            primary.configure(
-                synchronous_standby_names="ANY 1 (" + ", ".join(s.name for s in standbys) + ")"
-            )
-            primary.sql("SELECT pg_reload_conf();")
+        stack.enter_context(synchronous_standbys(primary, options.standbys))
         with Cluster(folder, primary, options.servers) as cluster:
             add_trainers(cluster, options.runs, options.frames)
             cluster.await_acks(3, 120)
@@ -234,9 +229,6 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             moved = kill_one(cluster, plan_of(options, 1.0))
             for trainer in cluster.trainers:
                 trainer.abandon()
-    finally:
-        for server in [*standbys, primary]:
-            server.remove()
     d = {name: after[name] - before[name] for name in before}
     seconds = d["at"]
     measured = {
@@ -308,14 +300,11 @@ def ceiling(options: argparse.Namespace) -> list[dict[str, Any]]:
     found = []
     for standbys in (0, 1):
         for body in (1_024, 15_000, 240_000):
-            primary = start_primary()
-            others: list[Postgres] = []
-            try:
+            with ExitStack() as stack:
+                primary = start_primary()
+                stack.callback(primary.remove)
                 primary.configure(max_wal_size="4GB")
-                if standbys:
-                    others.append(start_standby(primary, "s1"))
-                    primary.configure(synchronous_standby_names="s1")
-                    primary.sql("SELECT pg_reload_conf();")
+                stack.enter_context(synchronous_standbys(primary, standbys))
                 noise = struct.pack("<I", 7) + random.Random(4).randbytes(body - 4)
                 primary.sql(
                     "CREATE SEQUENCE bench CACHE 1000; CREATE TABLE bench_body (body bytea); "
@@ -343,9 +332,6 @@ def ceiling(options: argparse.Namespace) -> list[dict[str, Any]]:
                     }
                 )
                 print(json.dumps(found[-1]), file=sys.stderr, flush=True)
-            finally:
-                for server in [*others, primary]:
-                    server.remove()
     return found
 
 

@@ -35,7 +35,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from bellwether_process import BIN, Server, wait_for
-from postgres_processes import Postgres, dsn_of, start_primary, start_standby
+from postgres_processes import Postgres, dsn_of, start_primary, synchronous_standbys
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -158,14 +158,10 @@ def database_on(options: argparse.Namespace, cpus: str) -> Iterator[Postgres]:
             primary = start_primary()
             stack.callback(primary.remove)
             primary.configure(max_connections="100", max_wal_size="8GB")
-            for i in range(options.standbys):
-                stack.callback(start_standby(primary, f"s{i}").remove)
+            primary.sql("SELECT pg_reload_conf();")
+            stack.enter_context(synchronous_standbys(primary, options.standbys))
         finally:
             os.sched_setaffinity(0, mine)
-        if options.standbys:
-            names = ", ".join(f"s{i}" for i in range(options.standbys))
-            primary.configure(synchronous_standby_names=f"ANY 1 ({names})")
-        primary.sql("SELECT pg_reload_conf();")
         yield primary
 
 

@@ -28,7 +28,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from bellwether_process import Server
 from cluster_fleet import Cluster, RoamingTrainer
-from postgres_processes import start_primary, start_standby
+from postgres_processes import start_primary, synchronous_standbys
 
 
 class TimedTrainer(RoamingTrainer):
@@ -112,12 +112,7 @@ def main() -> None:
     with ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
         primary = start_primary()
         stack.callback(primary.remove)
-        names = [f"s{i + 1}" for i in range(flags.standbys)]
-        for name in names:
-            stack.callback(start_standby(primary, name).remove)
-        if names:
-            primary.configure(synchronous_standby_names=f"ANY 1 ({', '.join(names)})")
-            primary.sql("SELECT pg_reload_conf();")
+        stack.enter_context(synchronous_standbys(primary, flags.standbys))
         cluster = stack.enter_context(Cluster(Path(folder), primary, 3))
         cluster.add_trainers(flags.trainers, flags.period, of=TimedTrainer)
         cluster.await_acks(5)

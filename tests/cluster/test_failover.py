@@ -15,8 +15,6 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -24,7 +22,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from bellwether_process import Server, wait_for
 from cluster_fleet import LEASE_S, Cluster, RoamingTrainer, describe
-from postgres_processes import Postgres, start_standby
+from postgres_processes import Postgres, synchronous_standbys
 
 LONG = bool(os.environ.get("BELLWETHER_LONG"))
 # 12: within a minute each kind of fault.
@@ -32,19 +30,6 @@ SEED = int(os.environ.get("BELLWETHER_SEED", time.time_ns() % 1_000_000 if LONG 
 RUNS, PERIOD = (50, 0.1) if LONG else (12, 0.05)
 # Until all are acknowledged again, at most; fifty trainers are in each other's way.
 KILL_S, STOP_S = 6.0, 2.0  # Quiet: 4.7 and 0.5 s (docs/operate/cluster.md).
-
-
-@contextmanager
-def synchronous_standbys(primary: Postgres) -> Iterator[list[Postgres]]:
-    """Two, of which one must have what is committed."""
-    standbys = [start_standby(primary, name) for name in ("s1", "s2")]
-    try:
-        primary.configure(synchronous_standby_names="ANY 1 (s1, s2)")
-        primary.sql("SELECT pg_reload_conf();")
-        yield standbys
-    finally:
-        for standby in standbys:
-            standby.remove()
 
 
 def busiest(cluster: Cluster) -> Server:
@@ -68,7 +53,7 @@ def first_ack_after(trainers: list[RoamingTrainer], since: float, seconds: float
 def test_owners_and_database_come_and_go(tmp_path: Path, primary: Postgres) -> None:
     print(f"BELLWETHER_SEED={SEED}")
     times: dict[str, float] = {}
-    with synchronous_standbys(primary) as standbys, Cluster(tmp_path, primary, 3) as cluster:
+    with synchronous_standbys(primary, 2) as standbys, Cluster(tmp_path, primary, 3) as cluster:
         cluster.add_trainers(RUNS, PERIOD, sick_from=40)
         cluster.await_acks(5)
         assert any(trainer.moves for trainer in cluster.trainers), "nobody was sent to an owner"
@@ -193,7 +178,7 @@ def make_faults(
 
 
 def test_an_ack_needs_a_synchronous_standby(tmp_path: Path, primary: Postgres) -> None:
-    with synchronous_standbys(primary) as standbys, Cluster(tmp_path, primary, 2) as cluster:
+    with synchronous_standbys(primary, 2) as standbys, Cluster(tmp_path, primary, 2) as cluster:
         cluster.add_trainers(6, PERIOD)
         cluster.await_acks(5)
         # One of two is enough.
@@ -214,7 +199,7 @@ def test_a_promoted_standby_has_all_that_was_acknowledged(
     tmp_path: Path, primary: Postgres
 ) -> None:
     with (
-        synchronous_standbys(primary) as standbys,
+        synchronous_standbys(primary, 2) as standbys,
         Cluster(tmp_path, primary, 2, *standbys) as cluster,
     ):
         cluster.add_trainers(6, PERIOD, sick_from=20)

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Optional
 
@@ -213,3 +213,18 @@ def start_standby(primary: Postgres, name: str) -> Postgres:
         wal_retrieve_retry_interval="200ms",  # Back at a primary that is back, not within 5 s.
     )
     return standby.start()
+
+
+@contextmanager
+def synchronous_standbys(primary: Postgres, count: int) -> Iterator[list[Postgres]]:
+    """So many (0: none), of which one must have what is committed."""
+    with ExitStack() as stack:
+        standbys = []
+        for number in range(count):
+            standbys.append(start_standby(primary, f"s{number + 1}"))
+            stack.callback(standbys[-1].remove)
+        if standbys:
+            names = ", ".join(standby.name for standby in standbys)
+            primary.configure(synchronous_standby_names=f"ANY 1 ({names})")
+            primary.sql("SELECT pg_reload_conf();")
+        yield standbys
