@@ -20,7 +20,8 @@ namespace {
 constexpr int64_t kAnswerMs = 3000;
 // Between two tries to read what can wait.
 constexpr int64_t kHistoryRetryNanos = 5'000'000'000;
-// That take partitions up and let them go: as many saves as wait for one commit.
+// That take partitions up and let them go; each waits for the database in turn, so that
+// several are as much sooner done.
 constexpr int kWorkers = 4;
 constexpr char kGone[] = "1970-01-01 00:00:00+00";
 // Whoever locks several leases does so by their numbers, so that nobody waits for one
