@@ -36,7 +36,6 @@ struct BwdTile {
 // Returns false if nothing has this number.
 template <class S>
 __device__ __forceinline__ bool LocateBwdTile(const AttentionBwdParams& p, int tile, BwdTile* t) {
-  constexpr int kSectionPairsMin = 4;  // fewer, and the last long tiles run alone
   const SequenceParams& q = p.seq;
   int pairs = q.kv_heads;
   if (S::kGeneral && q.q_starts != nullptr) {
@@ -49,7 +48,7 @@ __device__ __forceinline__ bool LocateBwdTile(const AttentionBwdParams& p, int t
   const Sequence& s = t->sequence;
   const int key_tiles = (s.k_len + S::kCols - 1) / S::kCols;
   if (tile >= key_tiles * pairs) return false;
-  const int section_pairs = min(max(p.section_queries / (max(s.q_len, 1) * q.group), kSectionPairsMin), pairs);
+  const int section_pairs = min(max(p.section_queries / (max(s.q_len, 1) * q.group), kBwdSectionPairsMin), pairs);
   const int section_tiles = section_pairs * key_tiles;
   const int section = tile / section_tiles;
   const int in_section = tile - section * section_tiles;

@@ -84,6 +84,8 @@ struct AttentionFwdParams {
 inline constexpr int kBwdRowPadding = 128;
 // Keys that are summed together for their mean.
 inline constexpr int kMeanKeys = 128;
+// Pairs of sequence and kv head that run together at least: fewer, and the last long tiles run alone.
+inline constexpr int kBwdSectionPairsMin = 4;
 // Counts of turns of a step: warps that add to different parts of its dQ, at most.
 inline constexpr int kTurnsOfStep = 16;
 
@@ -117,7 +119,18 @@ struct AttentionBwdParams {
   int key_tiles;                             // numbers of tiles of one kv head
   int chunks;                                // of kMeanKeys keys, of one kv head
   int section_queries;                       // of the (sequence, kv head) pairs that run together, for L2
+  int launch_pairs;                          // that are launched together, 0 for all: sm90/attention_bwd_center.cuh
+  int first_tile;                            // of this launch
 };
+
+// How many units of dK (4 KB) a CTA of the backward can centre beside its own tile of keys without being
+// longer busy: one a step, but for the steps that go into finding out which, and into the last.
+__host__ __device__ __forceinline__ int CenterWeight(const SequenceParams& p, int key, int step_rows) {
+  constexpr int kStepsMin = 6;
+  const int seen = p.causal ? key - (p.k_len - p.q_len) : 0;  // the first query that sees the tile
+  const int steps = p.group * ((p.q_len + step_rows - 1) / step_rows - (seen > 0 ? seen / step_rows : 0));
+  return steps > kStepsMin ? steps - kStepsMin : 0;
+}
 
 }  // namespace bellwether::kernels::cuda
 

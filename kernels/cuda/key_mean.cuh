@@ -105,11 +105,14 @@ __global__ void __launch_bounds__(S::kHeadDim* kMeanGroups)
   mean[(int64_t{blockIdx.y} * p.seq.batch + s.index) * S::kHeadDim + threadIdx.x] = s.k_len > 0 ? total / s.k_len : 0.f;
 }
 
-// Grid: [chunks, kv_heads].
+// Of the pairs of sequence and kv head from `first_pair` on, of whose first sequence
+// `first_chunk` is the first.  Grid: [chunks from there on, kv_heads].
 template <class S>
 __global__ void __launch_bounds__(kMeanThreads)
-    SubtractMeanKernel(const __grid_constant__ AttentionBwdParams p, void* keys, Strides stride) {
-  const KeyChunk chunk = LocateChunk(p.seq, blockIdx.x);
+    SubtractMeanKernel(const __grid_constant__ AttentionBwdParams p, void* keys, Strides stride, int first_pair,
+                       int first_chunk) {
+  const KeyChunk chunk = LocateChunk(p.seq, first_chunk + blockIdx.x);
+  if (chunk.sequence.index * p.seq.kv_heads + static_cast<int>(blockIdx.y) < first_pair) return;
   const int channel = threadIdx.x % kMeanLanes<S> * 8, row = threadIdx.x / kMeanLanes<S>;
   if (channel >= p.seq.head_dim) return;
   const float* const mean =
@@ -147,11 +150,15 @@ void LaunchSumKeys(const AttentionBwdParams& p, const void* keys, const Strides&
       <<<dim3(p.chunks, p.seq.kv_heads), kMeanThreads, 0, stream>>>(p, const_cast<void*>(keys), stride, sums);
 }
 
-// Behind the main kernel: both means, and dK minus its own, of which the end still lies in L2.
+// Behind the main kernel: both means, and dK minus its own, of which the end still lies in L2.  If
+// the pairs were launched in parts, only of the last p.launch_pairs.
 template <class S>
 void LaunchSubtractMean(const AttentionBwdParams& p, cudaStream_t stream) {
   MeanKeysKernel<S><<<dim3(p.seq.batch, p.seq.kv_heads, 2), dim3(S::kHeadDim, kMeanGroups), 0, stream>>>(p);
-  SubtractMeanKernel<S><<<dim3(p.chunks, p.seq.kv_heads), kMeanThreads, 0, stream>>>(p, p.dk, p.dk_stride);
+  const int first_pair = p.launch_pairs > 0 ? p.seq.batch * p.seq.kv_heads - p.launch_pairs : 0;
+  const int first_chunk = first_pair / p.seq.kv_heads * (p.chunks / p.seq.batch);
+  SubtractMeanKernel<S><<<dim3(p.chunks - first_chunk, p.seq.kv_heads), kMeanThreads, 0, stream>>>(
+      p, p.dk, p.dk_stride, first_pair, first_chunk);
 }
 
 }  // namespace bellwether::kernels::cuda

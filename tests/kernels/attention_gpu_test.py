@@ -31,6 +31,8 @@ from attention_calls import Backward, Forward, Options  # noqa: E402
 from attention_gpu_cases import (BF16, F16, HEAD_DIMS_VARIABLE, Lib, attention,  # noqa: E402
                                  bias_inputs, chosen, far, gradients, pack, randn, row_sums,
                                  run_forward, scores)
+from attention_gpu_keys import (  # noqa: E402, F401
+    test_centred_keys_take_the_mean_from_every_gradient, test_keys_that_no_query_sees)
 from attention_gpu_statistics import (  # noqa: E402, F401
     test_delta_statistics_are_the_error_of_delta, test_row_statistics_equal_a_naive_count,
     test_row_statistics_of_packed_sequences)

@@ -49,6 +49,13 @@ def main() -> int:
                 op.run()
                 if not args.forward_only:
                     Backward(op, g).run()
+        if not args.forward_only:  # enough tiles that Hopper launches them in parts
+            for causal in (False, True):
+                q, g = (torch.randn(1, 270, 1300, d, device="cuda", dtype=dtype) for _ in range(2))
+                k, v = (torch.randn(1, 270, 100, d, device="cuda", dtype=dtype) for _ in range(2))
+                op = Forward(lib, q, k, v, Options(mode="hp", causal=causal, center=True))
+                op.run()
+                Backward(op, g).run()
     torch.cuda.synchronize()
     print("done")
     return 0

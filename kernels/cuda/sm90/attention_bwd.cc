@@ -2,6 +2,8 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #include "cuda/attention_convert.h"
 #include "cuda/attention_workspace.h"
 #include "cuda/sm90/attention.h"
@@ -15,6 +17,25 @@ namespace {
 // Q, dO and the dQ sums of the heads that run together stay in L2.
 constexpr int64_t kSectionBytes = int64_t{32} << 20;
 
+// Launches a batch by sections, whose dK is centred under the next one: see
+// attention_bwd_center.cuh.  In a section the longest tiles come first, so that none is left
+// for long to wait for.
+void PlaceLaunches(const BwdLauncher& launcher, AttentionBwdParams* p) {
+  constexpr int kTilesMin = 256;  // two of a multiprocessor
+  const SequenceParams& seq = p->seq;
+  const int pairs = seq.batch * seq.kv_heads, tiles = p->key_tiles / seq.batch;
+  const int64_t queries = int64_t{seq.q_len} * seq.group;
+  const int section = std::max(static_cast<int>(p->section_queries / queries), kBwdSectionPairsMin);
+  const int enough = std::max((kTilesMin + tiles - 1) / tiles, kBwdSectionPairsMin);
+  if (section < enough || pairs <= enough) return;
+  int64_t weight = 0;
+  for (int key = 0; key < seq.k_len; key += launcher.cols) weight += CenterWeight(seq, key, launcher.rows);
+  const int units = (seq.k_len + launcher.center_rows - 1) / launcher.center_rows;
+  if (weight < units || weight > INT32_MAX) return;  // Short sequences: it would take longer than behind them all.
+  if (section > enough) p->section_queries = static_cast<int>(enough * queries);
+  p->launch_pairs = enough;
+}
+
 }  // namespace
 
 Status AttentionBackward(const AttentionBackwardParams& b, void* stream) {
@@ -27,7 +48,7 @@ Status AttentionBackward(const AttentionBackwardParams& b, void* stream) {
     return Fail(Status::kUnsupported, "batch, heads, a length or their product is too large");
   }
 
-  BwdMaps maps;
+  BwdMaps maps = {};
   const TensorMapShape q = QueryShape(a), kv = KeyShape(a);
   BELLWETHER_KERNELS_RETURN_IF_ERROR(EncodeTensorMap("q", a.q, q, a.dtype, launcher.rows, &maps.q));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(EncodeTensorMap("d_o", b.d_o, q, a.dtype, launcher.rows, &maps.d_o));
@@ -39,6 +60,10 @@ Status AttentionBackward(const AttentionBackwardParams& b, void* stream) {
   if (!launcher.counts) p.errors = nullptr;
   p.key_tiles = static_cast<int>(key_tiles);
   p.section_queries = static_cast<int>(kSectionBytes / (8 * a.head_dim));
+  if (launcher.center_rows > 0 && p.center) PlaceLaunches(launcher, &p);
+  if (p.launch_pairs > 0 && EncodeTensorMap("dk", b.dk, kv, a.dtype, launcher.center_rows, &maps.d_k) != Status::kOk) {
+    p.launch_pairs = 0;  // It can be centred without.
+  }
   const Status status = launcher.launch(p, maps, static_cast<cudaStream_t>(stream));
   return status == Status::kOk ? status : Fail(status, "the backward kernels did not launch");
 }

@@ -26,6 +26,8 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #include "bellwether/kernels/status.h"
 #include "cuda/attention_bwd_errors.cuh"
 #include "cuda/attention_bwd_rows.cuh"
@@ -34,6 +36,7 @@
 #include "cuda/attention_bwd_turns.cuh"
 #include "cuda/attention_masks.cuh"
 #include "cuda/registers.cuh"
+#include "cuda/sm90/attention_bwd_center.cuh"
 #include "cuda/sm90/attention_bwd_launch.h"
 #include "cuda/sm90/attention_bwd_parts.cuh"
 #include "cuda/sm90/ptx.cuh"
@@ -77,15 +80,18 @@ struct BwdShape {
   static constexpr bool kEarlyValues = kHeadDim == 128;
   static constexpr int kDqBytes = kRows * kHeadDim * 4;
   static constexpr int kSumBytes = kRowSums ? kRowBytes : 0;
+  // dK of other keys is centred meanwhile.
+  static constexpr bool kCenters = kRowSums && !kGeneral;
   static constexpr int kSharedBytes = 2 * kKvBytes + 2 * kStages * kQBytes + 3 * kStages * kRowBytes + 2 * kDsBytes +
-                                      kOnesBytes + kDqBytes + kSumBytes + 1024 + 256;
-  static_assert(kSharedBytes <= 227 * 1024);
+                                      kOnesBytes + kDqBytes + kSumBytes + (kCenters ? kCenterBytes<BwdShape> : 0) +
+                                      1024 + 256;                      // the latter for barriers
+  static_assert(kSharedBytes <= 227 * 1024 - 8 * kHeadDim * 4 - 128);  // beside them the sums of warps and the tile
 };
 
 template <class S>
 struct BwdShared {
-  uint32_t k, v, q, d_o, ds, ones, lse, delta, inverse, dq, ds_sum;
-  uint32_t kv_full, q_full, q_empty, d_o_full, d_o_empty, dq_full, dq_empty;
+  uint32_t k, v, q, d_o, ds, ones, lse, delta, inverse, dq, ds_sum, center;  // tiles first, aligned to 1024 bytes
+  uint32_t kv_full, q_full, q_empty, d_o_full, d_o_empty, dq_full, dq_empty, center_full;
 
   __device__ explicit BwdShared(char* raw) {
     k = (SharedAddress(raw) + 1023u) & ~1023u;
@@ -94,7 +100,8 @@ struct BwdShared {
     d_o = q + S::kStages * S::kQBytes;
     ds = d_o + S::kStages * S::kQBytes;
     ones = ds + 2 * S::kDsBytes;
-    lse = ones + S::kOnesBytes;
+    center = ones + S::kOnesBytes;
+    lse = center + (S::kCenters ? kCenterBytes<S> : 0);
     delta = lse + S::kStages * S::kRowBytes;
     inverse = delta + S::kStages * S::kRowBytes;
     dq = inverse + S::kStages * S::kRowBytes;
@@ -106,12 +113,15 @@ struct BwdShared {
     d_o_empty = d_o_full + 8 * S::kStages;
     dq_full = d_o_empty + 8 * S::kStages;
     dq_empty = dq_full + 8;
+    center_full = dq_empty + 8;
   }
 };
 
 template <class S>
 __device__ __forceinline__ void BwdProduce(const AttentionBwdParams& p, const BwdMaps& maps, const BwdShared<S>& sm,
                                            const BwdTile& t) {
+  // Nobody would wait for K and V, and copies must not outlast the CTA.
+  if (t.first_tile >= t.end_tile && !(S::kRowSums && p.center)) return;
   const Sequence& seq = t.sequence;
   const TileOrigin kv = OriginOf(p.seq, seq.index, seq.k_start, seq.k_len, t.kv_head);
   BarrierArriveExpect(sm.kv_full, 2 * S::kKvBytes);
@@ -177,82 +187,6 @@ __device__ __forceinline__ void BwdReduce(const AttentionBwdParams& p, const Bwd
     }
   }
   BulkWait();
-}
-
-// The sums over the CTA's keys of K, which lies in shared memory.  By one warp, which has few
-// registers; two rows at a time, whose channels 16 lanes share.
-template <class S>
-__device__ __forceinline__ void BwdSumKeys(const AttentionBwdParams& p, const BwdShared<S>& sm, const BwdTile* tile) {
-  const int lane = ThreadIndexAgain() % 32;
-  BarrierWait(sm.kv_full, 0);
-#pragma unroll 1
-  for (int half = 0; half < S::kHalves; ++half) {
-    float sums[4] = {};
-#pragma unroll 1
-    for (int row = lane / 16; row < S::kCols; row += 2) {
-      const uint32_t at = half * (S::kCols * 128) + row * 128 + (lane / 2 ^ row) % 8 * 16 + lane % 2 * 8;
-      const float2 words = LoadShared2(sm.k + at);
-      const float2 low = UnpackPair<typename S::T>(__float_as_uint(words.x));
-      const float2 high = UnpackPair<typename S::T>(__float_as_uint(words.y));
-      sums[0] += low.x;
-      sums[1] += low.y;
-      sums[2] += high.x;
-      sums[3] += high.y;
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], 16);
-    if (lane < 16) {
-      const int chunk = FirstChunk(p.seq, tile->sequence.index) + tile->key / S::kCols;
-      float* const to = p.key_sums + SumsAt<S>(p, tile->kv_head, chunk) + half * 64 + lane * 4;
-      *reinterpret_cast<float4*>(to) = make_float4(sums[0], sums[1], sums[2], sums[3]);
-    }
-  }
-}
-
-// Adds kCount sums of two lanes, `offset` apart, of which the upper goes on with their upper half.
-template <int kCount, int kAll>
-__device__ __forceinline__ void HalveOverLanes(float (&sums)[kAll], bool upper, int offset) {
-#pragma unroll
-  for (int i = 0; i < kCount / 2; ++i) {
-    const float given = upper ? sums[i] : sums[i + kCount / 2], kept = upper ? sums[i + kCount / 2] : sums[i];
-    sums[i] = kept + __shfl_xor_sync(0xffffffffu, given, offset);
-  }
-}
-
-// The sums over the CTA's keys of dK, as it is stored: `words` are a consumer's two rows of it,
-// from `key` and 8 behind.
-template <class S>
-__device__ __forceinline__ void BwdSumGradients(const AttentionBwdParams& p, const BwdTile& t, int key,
-                                                const uint32_t (&words)[S::kHeadDim / 4]) {
-  using T = typename S::T;
-  constexpr int kSums = S::kHeadDim / 4;  // of a thread: two columns of eight
-  __shared__ float warps[8][S::kHeadDim];
-  const int thread = ThreadIndexAgain() - 128, lane = thread % 32;
-  const bool first = key < t.sequence.k_len, second = key + 8 < t.sequence.k_len;  // else not even 0, perhaps
-  float sums[kSums];
-#pragma unroll
-  for (int i = 0; i < kSums; i += 2) {
-    const float2 x = UnpackPair<T>(words[i]), y = UnpackPair<T>(words[i + 1]);
-    sums[i] = (first ? x.x : 0.f) + (second ? y.x : 0.f);
-    sums[i + 1] = (first ? x.y : 0.f) + (second ? y.y : 0.f);
-  }
-  // Over the eight lanes of a column.
-  HalveOverLanes<kSums>(sums, lane & 16, 16);
-  HalveOverLanes<kSums / 2>(sums, lane & 8, 8);
-  HalveOverLanes<kSums / 4>(sums, lane & 4, 4);
-  const int of_lane = lane / 16 * (kSums / 2) + lane / 8 % 2 * (kSums / 4) + lane / 4 % 2 * (kSums / 8);
-#pragma unroll
-  for (int i = 0; i < kSums / 8; ++i) {
-    const int at = of_lane + i;
-    warps[thread / 32][at / 2 * 8 + lane % 4 * 2 + at % 2] = sums[i];
-  }
-  NamedSync(1, 256);
-  if (thread >= S::kHeadDim) return;
-  float total = 0.f;
-#pragma unroll
-  for (int warp = 0; warp < 8; ++warp) total += warps[warp][thread];
-  const int chunk = FirstChunk(p.seq, t.sequence.index) + t.key / S::kCols;
-  p.d_key_sums[SumsAt<S>(p, t.kv_head, chunk) + thread] = total;
 }
 
 // `tile` is t in shared memory, for what would otherwise stay in registers.
@@ -448,7 +382,7 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
   }
 }
 
-// Grid: kv_heads * key_tiles.  Block: S::kThreads.
+// Grid: kv_heads * key_tiles, or a part of them.  Block: S::kThreads.
 template <class S>
 __global__ void __launch_bounds__(S::kThreads, 1)
     AttentionBwdKernel(const __grid_constant__ AttentionBwdParams p, const __grid_constant__ BwdMaps maps) {
@@ -456,8 +390,9 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   const BwdShared<S> sm(raw);
   __shared__ BwdTile tile;
   BwdTile t;
-  if (!LocateBwdTile<S>(p, blockIdx.x, &t)) return;
+  if (!LocateBwdTile<S>(p, p.first_tile + blockIdx.x, &t)) return;
   if (threadIdx.x == 0) {
+    if (S::kCenters) LetNextLaunchStart();
     tile = t;
     BarrierInit(sm.kv_full, 1);
     for (int i = 0; i < S::kStages; ++i) {
@@ -469,15 +404,12 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     }
     BarrierInit(sm.dq_full, 256);
     BarrierInit(sm.dq_empty, 1);
+    if constexpr (S::kCenters) {
+      for (int i = 0; i < kCenterBarriers; ++i) BarrierInit(sm.center_full + 8 * i, 1);
+    }
     BarrierInitFence();
   }
-  if constexpr (S::kRowSums) {
-    const uint32_t ones = PackPair<typename S::T>(1.f, 1.f);
-    for (int i = threadIdx.x * 16; i < S::kOnesBytes; i += S::kThreads * 16) {
-      StoreShared4(sm.ones + i, ones);
-    }
-    ProxyFence();
-  }
+  if constexpr (S::kRowSums) StoreOnes<S>(sm.ones);
   __syncthreads();
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
@@ -487,12 +419,34 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     } else if (threadIdx.x == 32) {
       BwdReduce<S>(p, sm, t);
     } else if (S::kRowSums && threadIdx.x / 32 == 2 && p.center) {
-      BwdSumKeys<S>(p, sm, &tile);
+      BwdSumKeys<S>(p, sm.k, sm.kv_full, &tile);
+    } else if (S::kCenters && threadIdx.x / 32 == 3 && p.first_tile > 0) {
+      if constexpr (S::kCenters) {
+        __shared__ CenterPart part;
+        BwdCenterPartBefore<S>(p, &maps.d_k, sm.center, sm.center_full, &tile, &part);
+      }
     }
   } else {
     RegistersGrow<240>();
     BwdConsume<S>(p, sm, t, &tile, warpgroup - 1);
   }
+}
+
+// May start while the launch before is still running.
+template <class Kernel>
+void LaunchPart(Kernel kernel, int blocks, int threads, int shared_bytes, bool early, cudaStream_t stream,
+                const AttentionBwdParams& p, const BwdMaps& maps) {
+  cudaLaunchAttribute overlap = {};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(blocks);
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = early ? 1 : 0;
+  (void)cudaLaunchKernelEx(&config, kernel, p, maps);  // cudaGetLastError() has what it says.
 }
 
 template <class S>
@@ -503,8 +457,15 @@ Status LaunchAttentionBwd(const AttentionBwdParams& p, const BwdMaps& maps, cuda
   }
   // Of the shape the other kernels read only what all shapes of a head dim share.
   using Rows = BwdShape<typename S::T, S::kHeadDim, false, false, false, false>;
-  LaunchBwdAround<Rows>(
-      p, stream, [&] { kernel<<<p.seq.kv_heads * p.key_tiles, S::kThreads, S::kSharedBytes, stream>>>(p, maps); });
+  LaunchBwdAround<Rows>(p, stream, [&] {
+    const int tiles = p.seq.kv_heads * p.key_tiles;
+    const int at_once = S::kCenters && p.launch_pairs > 0 ? p.launch_pairs * (p.key_tiles / p.seq.batch) : tiles;
+    AttentionBwdParams part = p;
+    for (part.first_tile = 0; part.first_tile < tiles; part.first_tile += at_once) {
+      LaunchPart(kernel, std::min(at_once, tiles - part.first_tile), S::kThreads, S::kSharedBytes, part.first_tile > 0,
+                 stream, part, maps);
+    }
+  });
   return cudaGetLastError() == cudaSuccess ? Status::kOk : Status::kDeviceError;
 }
 
@@ -517,7 +478,7 @@ struct BwdKernels {
   template <bool kGeneral, bool kRounded, bool kRowSums, bool kCount>
   static BwdLauncher Make() {
     using S = BwdShape<T, kHeadDim, kGeneral, kRounded, kRowSums, kCount>;
-    return {S::kRows, S::kCols, S::kCols, S::kCount, LaunchAttentionBwd<S>};
+    return {S::kRows, S::kCols, S::kCols, S::kCount, S::kCenters ? kCenterUnitRows<S> : 0, LaunchAttentionBwd<S>};
   }
 };
 

@@ -13,6 +13,7 @@ namespace bellwether::kernels::cuda::sm90 {
 
 struct BwdMaps {
   CUtensorMap q, k, v, d_o;
+  CUtensorMap d_k;  // if it is centred under the next launch
 };
 
 struct BwdLauncher {
@@ -20,6 +21,7 @@ struct BwdLauncher {
   int cols = 0;         // keys a tile
   int key_box = 0;      // keys of the boxes of the tensor maps of K and V
   bool counts = false;  // the errors of delta before dS is rounded
+  int center_rows = 0;  // keys of the boxes of the tensor map of dK, if it is centred under the next launch
   Status (*launch)(const AttentionBwdParams&, const BwdMaps&, cudaStream_t) = nullptr;
 };
 

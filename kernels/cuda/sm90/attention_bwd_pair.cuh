@@ -31,6 +31,7 @@
 #include "cuda/sm90/attention_bwd_pair_parts.cuh"
 #include "cuda/sm90/attention_bwd_pair_produce.cuh"
 #include "cuda/sm90/ptx.cuh"
+#include "cuda/sm90/tiles.cuh"
 #include "cuda/sm90/wgmma.cuh"
 #include "cuda/softmax.cuh"
 
@@ -283,11 +284,7 @@ __global__ void __cluster_dims__(S::kSplits, 1, 1) __launch_bounds__(S::kThreads
     BarrierInit(sm.d_o_empty, 256);
     BarrierInitFence();
   }
-  if constexpr (S::kRowSums) {
-    const uint32_t ones = PackPair<typename S::T>(1.f, 1.f);
-    for (int i = threadIdx.x * 16; i < S::kOnesBytes; i += S::kThreads * 16) StoreShared4(sm.ones + i, ones);
-    ProxyFence();
-  }
+  if constexpr (S::kRowSums) StoreOnes<S>(sm.ones);
   __syncthreads();
   ClusterSync();  // The barriers are there before the other CTA reaches for them.
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
@@ -324,7 +321,7 @@ struct BwdPairKernels {
   template <bool kGeneral, bool kRounded, bool kRowSums, bool kCount>
   static BwdLauncher Make() {
     using S = BwdPairShape<T, kGeneral, kRounded, kRowSums, kCount>;
-    return {S::kRows, S::kCols, S::kKeys, S::kCount, LaunchAttentionBwdPair<S>};
+    return {S::kRows, S::kCols, S::kKeys, S::kCount, 0, LaunchAttentionBwdPair<S>};
   }
 };
 

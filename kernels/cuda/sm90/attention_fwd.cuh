@@ -252,7 +252,8 @@ __device__ __forceinline__ void ConsumeTile(const FwdParams& p, const FwdMaps& m
   const Sequence seq = tile.sequence(p.seq);
   const int row = tile.row(), head = tile.head(), warp = ThreadIndexAgain() / 32 - 4;
   const StoreByBoxes<S> store = {maps, sm.out + warp * S::kWarpOutBytes,
-                                 OriginOf(p.seq, seq.index, seq.q_start, seq.q_len, head), row + warp * kFwdOutputRows};
+                                 OriginOf(p.seq, seq.index, seq.q_start, seq.q_len, head), row + warp * kFwdOutputRows,
+                                 p.o_lo != nullptr};
   WriteFwdOutputs<S, kCounted>(p, rows, o, row + RowInTile(), head, seq, ThreadIndexAgain() % 32, store);
 }
 
@@ -296,13 +297,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     }
     BarrierInitFence();
   }
-  if constexpr (S::kOnes) {
-    const uint32_t ones = PackPair<typename S::T>(1.f, 1.f);
-    for (int i = threadIdx.x * 16; i < S::kOnesBytes; i += S::kThreads * 16) {
-      StoreShared4(sm.k + S::kOnesPlace * S::kKvBoxBytes + i, ones);
-    }
-    ProxyFence();
-  }
+  if constexpr (S::kOnes) StoreOnes<S>(sm.k + S::kOnesPlace * S::kKvBoxBytes);
   __syncthreads();
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   if (warpgroup == 0) {

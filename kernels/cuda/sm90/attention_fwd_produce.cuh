@@ -10,13 +10,14 @@
 
 namespace bellwether::kernels::cuda::sm90 {
 
-// The boxes [kFirst, kFirst + kCount) of a tile of keys, `stride` bytes apart.
+// The boxes [kFirst, kFirst + kCount) of a tile, `stride` bytes apart.  L2 keeps keys, which other tiles read, too;
+// of queries nobody else does.
 template <class S, int kFirst, int kCount>
 __device__ __forceinline__ void LoadBoxes(uint32_t dst, int stride, const CUtensorMap* map, uint32_t bar,
-                                          const TileOrigin& at, int token) {
+                                          const TileOrigin& at, int token, uint64_t policy = kEvictLast) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    TmaLoad5(dst + i * stride, map, bar, (kFirst + i) * 64, at.x + token, at.y, at.z, at.head);
+    TmaLoad5(dst + i * stride, map, bar, (kFirst + i) * 64, at.x + token, at.y, at.z, at.head, policy);
   }
 }
 
@@ -46,7 +47,7 @@ __device__ __forceinline__ void Produce(const FwdParams& p, const FwdMaps& maps,
     const TileOrigin q = OriginOf(p.seq, seq.index, seq.q_start, seq.q_len, t.head);
     const TileOrigin kv = OriginOf(p.seq, seq.index, seq.k_start, seq.k_len, t.head / p.seq.group);
     BarrierArriveExpect(sm.q_full, S::kQBytes);
-    LoadTile<S::kBoxes>(sm.q, &maps.q, sm.q_full, S::kRows, q, t.row);
+    LoadBoxes<S, 0, S::kBoxes>(sm.q, S::kRows * 128, &maps.q, sm.q_full, q, t.row, kEvictFirst);
     const auto await = [&](uint32_t full, uint32_t empty, const RingPosition<S::kStages>& at) {
       BarrierWait(empty + 8 * at.stage, at.parity ^ 1);
       BarrierArriveExpect(full + 8 * at.stage, S::kKvBytes);

@@ -100,6 +100,18 @@ __device__ __forceinline__ void TmaLoad5(uint32_t dst, const CUtensorMap* map, u
       : "memory");
 }
 
+// What L2 keeps longest, and what it lets go first: createpolicy.fractional's of all of an access.
+inline constexpr uint64_t kEvictLast = 0x14F0000000000000, kEvictFirst = 0x12F0000000000000;
+
+__device__ __forceinline__ void TmaLoad5(uint32_t dst, const CUtensorMap* map, uint32_t bar, int c0, int c1, int c2,
+                                         int c3, int c4, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(dst),
+      "l"(map), "r"(bar), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "l"(policy)
+      : "memory");
+}
+
 // The same to the same place of every block of the cluster in `mask`, each with its own barrier there.
 __device__ __forceinline__ void TmaLoad5Multicast(uint32_t dst, const CUtensorMap* map, uint32_t bar, uint16_t mask,
                                                   int c0, int c1, int c2, int c3, int c4) {
@@ -177,11 +189,28 @@ __device__ __forceinline__ void StoreShared4(uint32_t address, float a, float b,
   asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
 
+__device__ __forceinline__ float4 LoadShared4(uint32_t address) {
+  float4 v;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(address)
+               : "memory");
+  return v;
+}
+
 __device__ __forceinline__ int LoadShared(uint32_t address) {
   int word;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
   return word;
 }
+
+// ---- programmatic dependent launch
+
+// The next launch, if it may, starts as soon as every block has said so or is done.
+__device__ __forceinline__ void LetNextLaunchStart() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+// Until the launch before is done, and what it wrote is there.
+__device__ __forceinline__ void AwaitLaunchBefore() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // ---- registers
 

@@ -9,6 +9,7 @@
 
 #include "cuda/attention_params.h"
 #include "cuda/sm90/ptx.cuh"
+#include "cuda/softmax.cuh"
 
 namespace bellwether::kernels::cuda::sm90 {
 
@@ -44,6 +45,14 @@ __device__ __forceinline__ void LoadTile(uint32_t dst, const CUtensorMap* map, u
   for (int i = 0; i < kBoxes; ++i) {
     TmaLoad5(dst + i * rows * 128, map, bar, i * 64, at.x + token, at.y, at.z, at.head);
   }
+}
+
+// Columns of ones, by which a product sums.  By all threads of the CTA, before a barrier.
+template <class S>
+__device__ __forceinline__ void StoreOnes(uint32_t to) {
+  const uint32_t ones = PackPair<typename S::T>(1.f, 1.f);
+  for (int i = threadIdx.x * 16; i < S::kOnesBytes; i += S::kThreads * 16) StoreShared4(to + i, ones);
+  ProxyFence();
 }
 
 }  // namespace bellwether::kernels::cuda::sm90
