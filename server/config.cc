@@ -188,6 +188,7 @@ std::vector<Field> Fields(ServerOptions* o) {
       Number<int64_t>("ingest.idle_ms_max", &o->ingest.idle_ms_max, 1000, 3'600'000),
       Number<int64_t>("ingest.step_deadline_ms", &p.shard.step_deadline_ms, 10, 3'600'000),
       Number<int64_t>("ingest.silence_ms_min", &p.shard.silence_ms_min, 100, 86'400'000),
+      Number<int64_t>("ingest.run_silent_ms_max", &p.shard.run_silent_ms_max, 1000, int64_t{31} * 86'400'000),
       Number<int>("ingest.shards", &p.shards, 1, 64),
       Number<int64_t>("storage.wal_segment_bytes", &p.wal.segment_bytes, 1 << 21, int64_t{1} << 32),
       Number<int64_t>("storage.wal_bytes_flush", &p.wal_bytes_flush, 1 << 22, int64_t{1} << 36),
@@ -331,6 +332,11 @@ absl::Status ReadConfig(const std::string& path, ServerOptions* options) {
     findings.push_back(absl::StrCat(path, ": cluster.peer_* needs tls.cert_file and tls.key_file"));
   }
   const Retention::Options& retention = changed.pipeline.retention;
+  if (retention.raw_seconds == 0 && retention.rounded_seconds > 0) {
+    findings.push_back(absl::StrCat(path, ": retention.rounded_days is ",
+                                    static_cast<double>(retention.rounded_seconds) / 86'400,
+                                    ": must be 0 where retention.raw_days is 0, which keeps every value for ever"));
+  }
   if (retention.rounded_seconds > 0 && retention.raw_seconds > retention.rounded_seconds) {
     findings.push_back(absl::StrCat(path, ": retention.rounded_days must be 0, or at least retention.raw_days"));
   }

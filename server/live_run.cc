@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "server/proposals.h"
@@ -13,14 +14,16 @@
 namespace bellwether::server {
 namespace {
 
-// 1 had no rules, 2 no actions.
-constexpr uint32_t kStateVersion = 3;
+// 1 had no rules, 2 no actions, 3 not what ranks the merge had heard.
+constexpr uint32_t kStateVersion = 4;
 constexpr uint64_t kCommitSteps = 256;
 constexpr size_t kCommitEvents = 256;
 constexpr int64_t kCommitNanosMin = 2'000'000'000;
 constexpr int64_t kCommitNanosMax = 30'000'000'000;
 // A rank is silent after so many of its usual intervals.
 constexpr double kSilentIntervals = 10;
+// Senders that lost their server are back by then, if they are at all.
+constexpr int64_t kComeBackNanos = 600'000'000'000;
 
 bool HasHeadSignals(const StepSample& sample) {
   return std::any_of(sample.signals().begin(), sample.signals().end(),
@@ -39,9 +42,12 @@ LiveRun::LiveRun(const LiveRunParts& parts, const RunRecord& record)
       sink_([this](const StepSample& sample) { OnStep(sample); }),
       grams_(GramDesk::Options()),
       committed_ns_(parts.clock->MonotonicNanos()),
+      here_ns_(parts.clock->MonotonicNanos()),
       late_(parts.counters->counter("bellwether_ingest_frames_total", {{"result", "late"}})),
       repeated_(parts.counters->counter("bellwether_ingest_frames_total", {{"result", "repeated"}})),
       closed_by_deadline_(parts.counters->counter("bellwether_steps_closed_by_deadline_total")),
+      ended_silent_(parts.counters->counter("bellwether_runs_ended_silent_total")),
+      disagreements_left_out_(parts.counters->counter("bellwether_disagreements_left_out_total")),
       alert_seconds_(parts.counters->histogram("bellwether_alert_seconds")) {}
 
 absl::Status LiveRun::Load() {
@@ -73,14 +79,15 @@ void LiveRun::Apply(const LoggedMessage& logged, int64_t arrived_ns) {
   last_lsn_ = std::max(last_lsn_, logged.lsn);
   arrived_ns_ = arrived_ns;
   dirty_ = changed_ = true;
+  merge_.SetReplay(saved);
   now_ = {logged.time_unix_ms * 1'000'000, record_.step};
   if (logged.epoch > 0) {
     RankRecord& rank = ranks_[logged.rank];
     rank.rank = logged.rank;
     rank.epoch = std::max(rank.epoch, logged.epoch);
     rank.durable_seq = std::max(rank.durable_seq, logged.message.seq);
-    record_.last_report_unix_ns = logged.time_unix_ms * 1'000'000;
-    if (arrived_ns > 0) heard_ns_[logged.rank] = arrived_ns;
+    if (!saved) record_.last_report_unix_ns = logged.time_unix_ms * 1'000'000;
+    if (arrived_ns > 0) heard_ns_[logged.rank] = here_ns_ = arrived_ns;
   }
   const auto& body = logged.message.body;
   if (const auto* frame = std::get_if<RankFrame>(&body)) {
@@ -107,6 +114,8 @@ void LiveRun::Apply(const LoggedMessage& logged, int64_t arrived_ns) {
     LetGo(false);
   } else if (const auto* silence = std::get_if<SilenceMessage>(&body)) {
     judge_.OnSilence(silence->silent_ranks, silence->seconds, &transitions_);
+  } else if (const auto* silent = std::get_if<RunSilentMessage>(&body)) {
+    EndSilent(*silent);
   } else if (const auto* rules = std::get_if<RulesMessage>(&body)) {
     ApplyRules(*rules);
   } else if (const auto* result = std::get_if<ActionResultMessage>(&body)) {
@@ -132,10 +141,8 @@ void LiveRun::ApplyHello(const HelloMessage& hello) {
   record_.mixed = record_.mixed || KindOf(hello.run) != KindOf(record_.description);
   record_.description = hello.run;
   record_.import_of = hello.import_of;
-  record_.ended = false;
-  record_.end_reason.clear();
-  gone_.erase(hello.rank);
-  merge_.SetReporters(hello.run.reporters);
+  GoOn();
+  merge_.Join(hello.rank, hello.run.attempt, hello.run.reporters);
   judge_.OnHello(hello.run, &transitions_);
   handed_.erase(hello.rank);
   due_seen_ = UINT64_MAX;  // A new stream was handed nothing.
@@ -148,20 +155,18 @@ void LiveRun::ApplyHello(const HelloMessage& hello) {
 }
 
 void LiveRun::ApplyFrame(uint32_t rank, const RankFrame& frame, Lsn lsn) {
+  const RankMerge::Outcome outcome = merge_.Add(rank, frame, lsn, sink_);
+  if (lsn <= saved_lsn_) return;  // Of an open step: counted when it was saved.
   uint64_t& dropped = dropped_[rank];
-  if (frame.dropped_total > dropped) {
-    record_.frames_dropped += frame.dropped_total - dropped;
-    dropped = frame.dropped_total;
-  } else if (frame.dropped_total < dropped) {
-    dropped = frame.dropped_total;  // A new client process counts afresh.
-  }
-  gone_.erase(rank);
-  switch (merge_.Add(rank, frame, lsn, sink_)) {
+  if (frame.dropped_total > dropped) record_.frames_dropped += frame.dropped_total - dropped;
+  dropped = frame.dropped_total;  // Of a new client process, which counts afresh, also if it is less.
+  switch (outcome) {
     case RankMerge::Outcome::kTaken:
+      GoOn();
       ++record_.frames;
       break;
     case RankMerge::Outcome::kLate:
-      if (lsn > saved_lsn_) late_->Add();
+      late_->Add();
       break;
     case RankMerge::Outcome::kRepeated:
       repeated_->Add();
@@ -169,16 +174,32 @@ void LiveRun::ApplyFrame(uint32_t rank, const RankFrame& frame, Lsn lsn) {
   }
 }
 
+void LiveRun::GoOn() {
+  record_.ended = false;
+  record_.end_reason.clear();
+}
+
 void LiveRun::TakeLeave(uint32_t rank, const ByeMessage& bye) {
-  gone_.insert(rank);
   merge_.SetGone(rank, sink_);
   heard_ns_.erase(rank);
-  if (gone_.size() < record_.description.reporters) return;
+  if (merge_.gone().size() < record_.description.reporters) return;
   record_.ended = true;
   record_.end_reason = bye.reason == ByeMessage::Reason::kFinished   ? "finished"
                        : bye.reason == ByeMessage::Reason::kDied     ? "died"
                        : bye.reason == ByeMessage::Reason::kDetached ? "detached"
                                                                      : "ended";
+}
+
+void LiveRun::EndSilent(const RunSilentMessage& silent) {
+  if (record_.last_report_unix_ns / 1'000'000 != silent.last_report_unix_ms) return;  // Somebody came just then.
+  LetGo(true);
+  merge_.CloseThrough(std::numeric_limits<uint32_t>::max(), std::numeric_limits<int64_t>::max(), sink_);
+  heard_ns_.clear();
+  silent_ranks_ = 0;
+  if (record_.ended) return;  // By a goodbye that waited.
+  ended_silent_->Add();
+  record_.ended = true;
+  record_.end_reason = kEndedSilent;
 }
 
 void LiveRun::ApplyRules(const RulesMessage& rules) {
@@ -200,12 +221,21 @@ bool LiveRun::RulesDiffer(const RuleSetPtr& current) {
   return false;
 }
 
+void LiveRun::OpenSeries() {
+  if (!std::exchange(series_closed_, false)) return;
+  parts_.series->Open(record_.id, record_.description.layout);
+}
+
 void LiveRun::OnStep(const StepSample& sample) {
+  OpenSeries();
   if (const absl::Status status = parts_.series->Append(record_.id, sample); !status.ok()) {
     LogError("run {}: step {} could not be stored: {}", record_.description.name, sample.step,
              std::string(status.message()));
   }
   judge_.Observe(sample, &transitions_);
+  if (sample.disagreements_left_out > 0) {
+    disagreements_left_out_->Add(static_cast<double>(sample.disagreements_left_out));
+  }
   AddTotals(sample);
   for (const SignalId id : sample.signals()) {
     const auto at = std::lower_bound(record_.signals.begin(), record_.signals.end(), id);
@@ -339,6 +369,7 @@ absl::StatusOr<LiveRun::Save> LiveRun::BeginSave() {
   Save save;
   save.batch = parts_.database->NewBatch();
   std::string series_state;
+  OpenSeries();
   BW_RETURN_IF_ERROR(record_.ended ? parts_.series->Close(record_.id, save.batch.get())
                                    : parts_.series->Save(record_.id, save.batch.get(), &series_state));
   const Lsn open = merge_.oldest_open_lsn();
@@ -359,6 +390,7 @@ absl::StatusOr<LiveRun::Save> LiveRun::BeginSave() {
 }
 
 absl::Status LiveRun::ShareSave(const LiveRunParts& parts, RunId run, Save* save) {
+  BW_RETURN_IF_ERROR(parts.wal->LogOf(run)->health());              // It may have gone silent while others were saved.
   BW_RETURN_IF_ERROR(parts.wal->LogOf(run)->Sync(save->last_lsn));  // As in Commit().
   return parts.database->ShareBatch(save->batch.get());
 }
@@ -367,6 +399,7 @@ absl::Status LiveRun::EndSave(Save save, absl::Status shared) {
   saving_ = false;
   BW_RETURN_IF_ERROR(shared);
   BW_RETURN_IF_ERROR(parts_.database->Commit(std::move(save.batch)));
+  series_closed_ = closing_;
   record_.applied_lsn = save.applied_lsn;
   saved_lsn_ = save.last_lsn;
   events_stored_ += save.events;
@@ -392,8 +425,14 @@ std::string LiveRun::SaveState(const std::string& series_state) const {
     out.PutVarint(totals.size());
     for (const double total : totals) out.Put(total);
   }
-  out.PutVarint(gone_.size());
-  for (const uint32_t rank : gone_) out.PutVarint(rank);
+  out.PutVarint(merge_.gone().size());
+  for (const uint32_t rank : merge_.gone()) out.PutVarint(rank);
+  out.PutVarint(merge_.ranks().heard.size());
+  for (const auto& [rank, newest] : merge_.ranks().heard) {
+    out.PutVarint(rank);
+    out.PutVarint(newest.first);
+    out.PutSigned(newest.second);
+  }
   out.PutVarint(dropped_.size());
   for (const auto& [rank, dropped] : dropped_) {
     out.PutVarint(rank);
@@ -408,6 +447,16 @@ std::string LiveRun::SaveState(const std::string& series_state) const {
   return state;
 }
 
+absl::StatusOr<Lsn> LiveRun::SavedLsn(std::string_view state) {
+  ByteReader in(state);
+  const uint32_t version = in.Get<uint32_t>();
+  const Lsn saved = in.Get<Lsn>();
+  if (!in.ok() || version < 1 || version > kStateVersion) {
+    return absl::DataLossError("its saved state cannot be read");
+  }
+  return saved;
+}
+
 bool LiveRun::RestoreState(const std::string& state, std::string* series_state) {
   ByteReader in(state);
   const uint32_t version = in.Get<uint32_t>();
@@ -420,7 +469,19 @@ bool LiveRun::RestoreState(const std::string& state, std::string* series_state) 
     totals.resize(in.GetCount(sizeof(double)));
     for (double& total : totals) total = in.Get<double>();
   }
-  for (size_t left = in.GetCount(1); left > 0; --left) gone_.insert(static_cast<uint32_t>(in.GetVarint()));
+  RankMerge::Ranks merging{.attempt = record_.description.attempt, .heard = {}, .gone = {}};
+  for (size_t left = in.GetCount(1); left > 0; --left) merging.gone.insert(static_cast<uint32_t>(in.GetVarint()));
+  if (version >= 4) {
+    for (size_t left = in.GetCount(3); left > 0; --left) {
+      RankMerge::Key& newest = merging.heard[static_cast<uint32_t>(in.GetVarint())];
+      newest.first = static_cast<uint32_t>(in.GetVarint());
+      newest.second = in.GetSigned();
+    }
+  } else {
+    for (const auto& [rank, record] : ranks_) {
+      if (!merging.gone.contains(rank)) merging.heard[rank] = RankMerge::kHelloOnly;
+    }
+  }
   for (size_t left = in.GetCount(2); left > 0; --left) {
     const uint32_t rank = static_cast<uint32_t>(in.GetVarint());
     dropped_[rank] = in.GetVarint();
@@ -433,7 +494,7 @@ bool LiveRun::RestoreState(const std::string& state, std::string* series_state) 
   const std::string_view actions = version >= 3 ? in.GetString() : std::string_view();
   if (!in.done()) return false;
   if (version >= 3) RestoreActions(policy, actions);
-  merge_.RestoreClosed(attempt, step);
+  merge_.Restore(attempt, step, std::move(merging));
   const auto found = parts_.rules->Find(rules);
   if (found.ok()) {
     rules_ = *found;
@@ -463,6 +524,13 @@ bool LiveRun::StepOverdue(int64_t now_ns, int64_t deadline_ns, StepClosedMessage
   if (now_ns - open_since_ns_ < deadline_ns) return false;
   open_since_ns_ = now_ns;  // Said once; the record is on its way.
   *overdue = {attempt, step};
+  return true;
+}
+
+bool LiveRun::SilentTooLong(int64_t now_ns, int64_t silent_ns_max, RunSilentMessage* silent) {
+  if (record_.ended || now_ns - here_ns_ < std::min(silent_ns_max, kComeBackNanos)) return false;
+  if (parts_.clock->UnixNanos() - record_.last_report_unix_ns < silent_ns_max) return false;
+  *silent = {record_.last_report_unix_ns / 1'000'000};
   return true;
 }
 

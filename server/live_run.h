@@ -59,11 +59,17 @@ struct LiveRunParts {
   DetectorBank* bank = nullptr;          // Null = the CPU's.
   const Baselines* baselines = nullptr;  // Null = nothing is known of other runs.
   SpectraWorker* spectra = nullptr;      // Null = Gram matrices give no signals.
-  WorkPool* savers = nullptr;            // Null = runs are saved by their shard's thread.
+  // By lane of the log; null = runs are saved by their shard's thread.
+  const std::vector<std::unique_ptr<WorkPool>>* savers = nullptr;
   // Passes an action on to the rank's stream; false = it has none.  Null = nobody
   // is handed anything.
   std::function<bool(RunId run, uint32_t rank, const Action& action)> hand_over;
+  // A stream or an import of the run is open.  Null = none ever is.
+  std::function<bool(RunId run)> attached;
 };
+
+// RunRecord::end_reason of a run that nobody said goodbye of.
+inline constexpr char kEndedSilent[] = "silent";
 
 class LiveRun {
  public:
@@ -103,6 +109,13 @@ class LiveRun {
   // Ranks' silence has begun or ended; false if nothing changed.
   bool SilenceChanged(int64_t now_ns, int64_t silence_ns_min, SilenceMessage* silence);
 
+  // Nobody has said anything of the run for `silent_ns_max`, restarts included, nor since
+  // this server has it, or since NoteHere(), for as long as a trainer needs to come back.
+  bool SilentTooLong(int64_t now_ns, int64_t silent_ns_max, RunSilentMessage* silent);
+  // Somebody is there, though he may say nothing.
+  void NoteHere(int64_t now_ns) { here_ns_ = now_ns; }
+  int64_t here_ns() const { return here_ns_; }
+
   // Hands the worker what recovery found unanswered.
   void SubmitUnanswered();
 
@@ -129,13 +142,17 @@ class LiveRun {
   void PostWaiting(int64_t now_ns);
   bool policy_is_own() const { return policy_is_own_; }
   Lsn last_lsn() const { return last_lsn_; }
+  // What has LSNs up to here is in saved state, but for what belongs to open steps.
+  Lsn saved_lsn() const { return saved_lsn_; }
+  // The same, of a state that was saved.  DATA_LOSS: it is none.
+  static absl::StatusOr<Lsn> SavedLsn(std::string_view state);
 
   const RunRecord& record() const { return record_; }
   // Every LSN from here on is still needed in the log for this run; 0 = none.
   Lsn needed_lsn() const;
   // Of a recording, and no rank has left yet: its ranks are as late as whoever imports
-  // it, which no deadline judges; an import that was cut off can go on where it was.
-  bool importing() const { return !record_.import_of.empty() && gone_.empty(); }
+  // it, which no deadline judges while he is there, or may soon be again.
+  bool importing() const { return !record_.import_of.empty() && merge_.gone().empty(); }
   bool ended() const { return record_.ended; }
   // It has ended, and all of it is stored.
   bool closed() const { return record_.ended && needed_lsn() == 0 && outbox_.empty(); }
@@ -155,6 +172,7 @@ class LiveRun {
   void PostActions();
   absl::Status PostOutbox(const absl::Status& durable);
   void ApplyFrame(uint32_t rank, const RankFrame& frame, Lsn lsn);
+  void GoOn();  // Something of a next step came: the run has not ended.
   void ApplyGram(const ShippedGram& gram, Lsn lsn);
   void ApplySpectra(const SpectraMessage& spectra);
   // A goodbye waits for the signals of the last steps.
@@ -163,8 +181,10 @@ class LiveRun {
   void TakeLeave(uint32_t rank, const ByeMessage& bye);
   // Of bellwether_spectra_total.
   void CountGram(const char* result, double count = 1);
+  void EndSilent(const RunSilentMessage& silent);
   void ApplyRules(const RulesMessage& rules);
   void OnStep(const StepSample& sample);
+  void OpenSeries();  // If the run was closed, and goes on.
   void AddTotals(const StepSample& sample);
   void Post(std::vector<Transition>* transitions);
   std::string SaveState(const std::string& series_state) const;
@@ -193,7 +213,6 @@ class LiveRun {
   std::vector<GramTask> unanswered_;                   // Found by recovery.
   std::vector<std::pair<uint32_t, ByeMessage>> byes_;  // rank; they wait.
   std::map<uint32_t, RankRecord> ranks_;
-  std::set<uint32_t> gone_;
   std::map<SignalId, std::vector<double>> totals_;
   std::map<uint32_t, uint64_t> dropped_;  // rank -> told by its client
 
@@ -201,6 +220,7 @@ class LiveRun {
   Lsn saved_lsn_ = 0;  // Events and Hellos up to here are in saved state.
   bool dirty_ = false;
   bool saving_ = false, closing_ = false;  // A save is under way, of a run that has ended.
+  bool series_closed_ = false;             // By such a save.
   bool changed_ = false;
   uint64_t events_stored_ = 0;  // In the database.
   std::vector<RunEvent> new_events_;
@@ -221,10 +241,13 @@ class LiveRun {
   int64_t open_since_ns_ = 0;
   std::map<uint32_t, int64_t> heard_ns_;
   uint32_t silent_ranks_ = 0;
+  int64_t here_ns_ = 0;  // When somebody was there, or could first come.
 
   Counter* const late_;
   Counter* const repeated_;
   Counter* const closed_by_deadline_;
+  Counter* const ended_silent_;
+  Counter* const disagreements_left_out_;
   Histogram* const alert_seconds_;
 };
 

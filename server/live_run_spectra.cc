@@ -15,6 +15,7 @@ void LiveRun::ApplyGram(const ShippedGram& gram, Lsn lsn) {
     if (lsn > saved_lsn_) CountGram("late");
     return;
   }
+  if (lsn > saved_lsn_) GoOn();  // Its step is open.
   GramTask task;
   switch (grams_.Take(gram, &task)) {
     case GramDesk::Outcome::kTask:

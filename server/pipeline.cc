@@ -19,8 +19,8 @@ namespace {
 
 // Of Sampling.deeper.
 constexpr size_t kDeeperHeadsMax = 64;
-// Threads that wait for saves to be with the other servers of a cluster: as many as
-// it has connections for rows to a database (server/cluster/postgres_log.cc).
+// Threads that wait for saves to be with the other servers of a cluster, for each of its
+// databases: one fewer than the connections for rows (server/cluster/postgres_log.cc).
 constexpr int kSavers = 4;
 
 // The furthest first.
@@ -78,8 +78,9 @@ LiveRunParts Pipeline::Parts() {
           .bank = options_.bank,
           .baselines = baselines_.get(),
           .spectra = spectra_.get(),
-          .savers = savers_.get(),
-          .hand_over = [this](RunId run, uint32_t rank, const Action& action) { return HandOver(run, rank, action); }};
+          .savers = savers_.empty() ? nullptr : &savers_,
+          .hand_over = [this](RunId run, uint32_t rank, const Action& action) { return HandOver(run, rank, action); },
+          .attached = [this](RunId run) { return IsAttached(run); }};
 }
 
 absl::StatusOr<std::unique_ptr<Pipeline>> Pipeline::Open(const Options& options, Counters* counters, Clock* clock) {
@@ -95,7 +96,10 @@ absl::StatusOr<std::unique_ptr<Pipeline>> Pipeline::Open(const Options& options,
     const auto on_durable = [raw = pipeline.get()](uint32_t lane, Lsn durable) { raw->OnDurable(lane, durable); };
     BW_ASSIGN_OR_RETURN(std::unique_ptr<SharedLog> shared, options.open_shared_log(on_durable));
     database.shared = pipeline->shared_ = shared.get();
-    pipeline->savers_ = std::make_unique<WorkPool>(kSavers, static_cast<size_t>(options.shards) * Shard::kSavesMax);
+    for (uint32_t lane = 0; lane < shared->lanes(); ++lane) {
+      pipeline->savers_.push_back(
+          std::make_unique<WorkPool>(kSavers, static_cast<size_t>(options.shards) * Shard::kSavesMax));
+    }
     pipeline->wal_ = std::move(shared);
     // Another folder than that of a server alone, whose data nobody may lose by
     // a line in the configuration.
@@ -124,8 +128,8 @@ absl::StatusOr<std::unique_ptr<Pipeline>> Pipeline::Open(const Options& options,
                                                                               .baselines = pipeline->baselines_.get(),
                                                                               .counters = counters,
                                                                               .clock = clock});
-  pipeline->retention_ =
-      std::make_unique<Retention>(options.retention, &pipeline->table_, pipeline->database_.get(), counters, clock);
+  pipeline->retention_ = std::make_unique<Retention>(options.retention, &pipeline->table_, pipeline->database_.get(),
+                                                     pipeline->series_.get(), counters, clock);
   BW_RETURN_IF_ERROR(pipeline->Recover());
   if (pipeline->shared_ != nullptr) {
     pipeline->shared_->SetLost([raw = pipeline.get()](uint32_t partition) { raw->FencePartition(partition); });
@@ -251,7 +255,7 @@ absl::StatusOr<std::shared_ptr<IngestSession>> Pipeline::Open(const HelloMessage
       AppendRules(*run, time_unix_ms);
       AppendPolicy(*run, time_unix_ms);
     }
-    PendingAcks(*run).push_back({lsn, true, slot->last_seq, clock_->MonotonicNanos(), session});
+    PendingAcks(*run).push_back({lsn, PendingAck::Of::kHello, slot->last_seq, clock_->MonotonicNanos(), session});
   }
   if (fenced != nullptr) fenced->Tell([](SessionOwner* old) { old->OnFenced(); });
   // The log may have become durable before the entry above was there.
@@ -287,8 +291,8 @@ absl::StatusOr<IngestSession::Taken> Pipeline::Put(Session* session, IngestMessa
     if (slot.epoch != session->epoch()) return IngestSession::Taken::kFenced;
     if (message.seq <= slot.last_seq) {
       // Durable with whatever is the log's last record now.
-      PendingAcks(*run).push_back(
-          {wal_->last_lsn(), false, message.seq, clock_->MonotonicNanos(), session->shared_from_this()});
+      PendingAcks(*run).push_back({wal_->last_lsn(), PendingAck::Of::kMessage, message.seq, clock_->MonotonicNanos(),
+                                   session->shared_from_this()});
       lsn = wal_->last_lsn();
     } else {
       const size_t bytes = payload.size();
@@ -316,7 +320,8 @@ absl::StatusOr<IngestSession::Taken> Pipeline::Put(Session* session, IngestMessa
       if (message.seq != slot.last_seq + 1) gaps_->Add();
       slot.last_seq = message.seq;
       lsn = *appended;
-      PendingAcks(*run).push_back({lsn, false, message.seq, clock_->MonotonicNanos(), session->shared_from_this()});
+      PendingAcks(*run).push_back(
+          {lsn, PendingAck::Of::kMessage, message.seq, clock_->MonotonicNanos(), session->shared_from_this()});
       shard.Push({lsn, run->id, session->rank(), session->epoch(), record.time_unix_ms, std::move(message)}, bytes);
       return IngestSession::Taken::kTaken;
     }
@@ -341,8 +346,9 @@ void Pipeline::OnDurable(uint32_t lane, Lsn durable) {
     // One word per session: its highest.
     std::map<Session*, const PendingAck*> last;
     for (const PendingAck& ack : ready) {
+      if (ack.of == PendingAck::Of::kBye) continue;
       ack_seconds_->Observe(static_cast<double>(now_ns - ack.since_ns) * 1e-9);
-      if (ack.opens) {
+      if (ack.of == PendingAck::Of::kHello) {
         ack.session->Tell([&](SessionOwner* owner) { owner->OnOpen(ack.seq); });
       } else {
         last[ack.session.get()] = &ack;
@@ -350,6 +356,9 @@ void Pipeline::OnDurable(uint32_t lane, Lsn durable) {
     }
     for (const auto& [session, ack] : last) {
       session->Tell([&](SessionOwner* owner) { owner->OnDurable(ack->seq); });
+    }
+    for (const PendingAck& ack : ready) {  // The last word of each.
+      if (ack.of == PendingAck::Of::kBye) ack.session->Tell([](SessionOwner* owner) { owner->OnGoodbye(); });
     }
   }
 }
@@ -392,23 +401,14 @@ absl::Status Pipeline::Annotate(RunId run, const RunEvent& event) {
   record.kind = WalKind::kMessage;
   record.run = run;
   record.attempt = event.attempt;
-  const int64_t time_unix_ms = record.time_unix_ms = clock_->UnixMillis();
   v1::ClientMessage message = ToMessage(event);
   message.set_seq(1);  // Decode wants one; without an epoch it is no client's.
   record.payload = message.SerializeAsString();
-  Shard& shard = *shards_[static_cast<size_t>(run) % shards_.size()];
-  Lsn lsn = 0;
-  {
-    absl::MutexLock lock(&shard.mutex());
-    BW_ASSIGN_OR_RETURN(lsn, wal_->Append(std::move(record)));
-    shard.Push({lsn, run, 0, 0, time_unix_ms, {0, event}}, 0);
-  }
-  BW_RETURN_IF_ERROR(wal_->LogOf(run)->Sync(lsn));
-  shard.PublishApplied(run);  // Whoever wrote it finds it.
-  return absl::OkStatus();
+  return LogAndApply(std::move(record), {0, event});  // Whoever wrote it finds it.
 }
 
 absl::Status Pipeline::NoteAlert(RunId run, const std::string& key, const Database::AlertNote& note) {
+  BW_RETURN_IF_ERROR(wal_->LogOf(run)->health());  // Known to be silent: no further one waits for it.
   return alerts_->Annotate(run, key, note);
 }
 

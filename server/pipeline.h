@@ -97,9 +97,12 @@ class Pipeline final : public IngestSink, public RunControl, public PartitionHos
   // Refuses new sessions and waits until all that was taken is durable and
   // applied; closes the log and flushes the database.
   absl::Status Close();
-  // Call each second: truncates the log, guards the disk's floor, updates
-  // gauges.  An error is final: the server must not go on.
+  // Call each second: guards the disk's floor, updates gauges.  An error is final: the
+  // server must not go on.
   absl::Status Maintain();
+  // What may wait for a database, each second on a thread of its own: stores the alerts
+  // that wait, tells of other servers', makes the log shorter.
+  void Upkeep();
   // Writes a copy of everything that is durable to `directory`, which must be
   // missing and on the same file system: a storage_path of its own, of one point
   // in time.  Ingest goes on.  FAILED_PRECONDITION: the log is still being applied.
@@ -116,6 +119,10 @@ class Pipeline final : public IngestSink, public RunControl, public PartitionHos
   void SetOwnerAddress(std::function<std::string(uint32_t partition)> owner_address) {
     owner_address_ = std::move(owner_address);
   }
+
+  // Of a cluster: who is told which runs are served here from now on, each time some
+  // are; once, before any.  Called from the thread that takes them.
+  void SetTaken(std::function<void(RunId first, RunId end)> taken) { taken_ = std::move(taken); }
 
   // Of a cluster: what is old becomes smaller from here on, by that time.
   void StartRetention(std::function<int64_t()> unix_nanos);
@@ -149,7 +156,7 @@ class Pipeline final : public IngestSink, public RunControl, public PartitionHos
   absl::Status Ready() const override;
   // PartitionHost (pipeline_partitions.cc)
   absl::Status TakePartition(uint32_t partition, uint64_t epoch) override;
-  absl::Status TakeHistory(uint32_t partition) override;
+  absl::Status TakeHistory(uint32_t partition, const std::function<bool()>& is_wanted) override;
   void FencePartition(uint32_t partition) override;
   Lsn DropPartition(uint32_t partition, bool save) override;
 
@@ -183,8 +190,9 @@ class Pipeline final : public IngestSink, public RunControl, public PartitionHos
   };
   // Waits in the order of its lane of the log; guarded by its shard's mutex.
   struct PendingAck {
+    enum class Of { kHello, kMessage, kBye };
     Lsn lsn = 0;
-    bool opens = false;
+    Of of = Of::kMessage;
     uint64_t seq = 0;
     int64_t since_ns = 0;
     std::shared_ptr<Session> session;
@@ -195,6 +203,7 @@ class Pipeline final : public IngestSink, public RunControl, public PartitionHos
   // What the database knows, then what the log adds to it: runs, ranks, epochs,
   // seqs; no payload is looked at but hellos'.
   absl::Status LoadRuns();
+  absl::Status GoOnAboveSaved(Lsn saved, const std::string& run);
   // With `take_up` for a run that its hello tells of for the first time.
   absl::Status LoadRank(const WalRecord& record, const std::function<absl::Status(const RunRecord& fresh)>& take_up);
   // Its entry, with its ranks as stored.
@@ -234,7 +243,9 @@ class Pipeline final : public IngestSink, public RunControl, public PartitionHos
   void AppendPolicy(const RunEntry& run, int64_t time_unix_ms);  // Likewise.
   // Logs what was asked of `run`, and returns once it is durable and applied.
   absl::Status Ask(RunId run, WalKind kind, std::string payload, IngestMessage message);
+  absl::Status LogAndApply(WalRecord record, IngestMessage message);
   bool HandOver(RunId run, uint32_t rank, const Action& action);
+  bool IsAttached(RunId run);
   void CountActions();
   absl::StatusOr<RunEntry*> FindOrCreate(const HelloMessage& hello, int64_t time_unix_ms)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(registry_mutex_);
@@ -265,13 +276,14 @@ class Pipeline final : public IngestSink, public RunControl, public PartitionHos
   std::unique_ptr<LogBackend> wal_;
   SharedLog* shared_ = nullptr;  // wal_, where servers share it.
   std::function<std::string(uint32_t partition)> owner_address_;
+  std::function<void(RunId first, RunId end)> taken_;
   std::unique_ptr<Database> database_;
   std::unique_ptr<SeriesStore> series_;
   std::unique_ptr<AlertLog> alerts_;
   std::unique_ptr<ActionLog> actions_;
   std::unique_ptr<Baselines> baselines_;
   std::unique_ptr<SpectraWorker> spectra_;
-  std::unique_ptr<WorkPool> savers_;  // Wait for runs' saves; null: this server is alone.
+  std::vector<std::unique_ptr<WorkPool>> savers_;  // By lane: wait for runs' saves; empty: this server is alone.
   std::vector<std::unique_ptr<Shard>> shards_;
   std::vector<std::deque<PendingAck>> pending_acks_;  // PendingAcks()
   std::unique_ptr<BaselineLearner> learner_;
@@ -289,7 +301,7 @@ class Pipeline final : public IngestSink, public RunControl, public PartitionHos
   };
   std::array<PartitionState, kPartitions * kDatabasesMax> partitions_ ABSL_GUARDED_BY(registry_mutex_);
   std::atomic<bool> closing_ = false;
-  int64_t flushed_ns_ = 0;
+  std::atomic<int64_t> flushed_ns_ = 0;
   std::atomic<bool> serving_ = false;    // The shards are made: acks may go out.
   std::atomic<bool> recovered_ = false;  // All of the log is applied: it may be shortened.
   std::map<RunId, Lsn> applied_lsn_;     // Of the database at the start; read by the thread below.

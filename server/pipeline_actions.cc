@@ -60,6 +60,17 @@ bool Pipeline::HandOver(RunId run, uint32_t rank, const Action& action) {
   return taken;
 }
 
+bool Pipeline::IsAttached(RunId run) {
+  absl::MutexLock registry(&registry_mutex_);
+  const auto entry = runs_by_id_.find(run);
+  if (entry == runs_by_id_.end()) return false;
+  absl::MutexLock lock(&shards_[entry->second->shard]->mutex());
+  return std::any_of(entry->second->ranks.begin(), entry->second->ranks.end(), [](const auto& rank) {
+    const auto session = rank.second == nullptr ? nullptr : rank.second->session.lock();
+    return session != nullptr && session->attached();
+  });
+}
+
 absl::Status Pipeline::Ask(RunId run, WalKind kind, std::string payload, IngestMessage message) {
   if (closing_) return absl::UnavailableError("the server is draining; come back");
   BW_RETURN_IF_ERROR(AwaitRecovered());
@@ -69,8 +80,13 @@ absl::Status Pipeline::Ask(RunId run, WalKind kind, std::string payload, IngestM
   record.kind = kind;
   record.run = run;
   record.attempt = snapshot->record.description.attempt;
-  const int64_t time_unix_ms = record.time_unix_ms = clock_->UnixMillis();
   record.payload = std::move(payload);
+  return LogAndApply(std::move(record), std::move(message));
+}
+
+absl::Status Pipeline::LogAndApply(WalRecord record, IngestMessage message) {
+  const RunId run = record.run;
+  const int64_t time_unix_ms = record.time_unix_ms = clock_->UnixMillis();
   Shard& shard = *shards_[static_cast<size_t>(run) % shards_.size()];
   Lsn lsn = 0;
   {
@@ -79,6 +95,9 @@ absl::Status Pipeline::Ask(RunId run, WalKind kind, std::string payload, IngestM
     shard.Push({lsn, run, 0, 0, time_unix_ms, std::move(message)}, 0);
   }
   BW_RETURN_IF_ERROR(wal_->LogOf(run)->Sync(lsn));
+  // What nobody waits for any more, because another server's commits made ours void, is
+  // over, too.
+  if (!Serves(run)) return absl::UnavailableError("another server took the run over meanwhile: look, and ask again");
   shard.PublishApplied(run);
   return absl::OkStatus();
 }
@@ -95,6 +114,7 @@ absl::StatusOr<Action> Pipeline::Act(RunId run, const ActionRequest& request, co
 
 absl::StatusOr<RunControl::PolicyView> Pipeline::GetPolicy(RunId run) {
   absl::StatusOr<PolicyView> view = absl::NotFoundError("no such run");
+  if (!Serves(run)) view = absl::UnavailableError("another server takes the run over: ask again");
   shards_[static_cast<size_t>(run) % shards_.size()]->WithRun(run, [&view](const LiveRun* live) {
     if (live == nullptr) return;
     view = PolicyView{static_cast<uint8_t>(live->policy()->mode), live->policy()->text, live->policy_is_own()};

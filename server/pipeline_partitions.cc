@@ -61,7 +61,11 @@ absl::Status Pipeline::TakePartition(uint32_t partition, uint64_t epoch) {
   // nobody would ask for.
   absl::ReaderMutexLock flush(&flush_mutexes_[DatabaseOf(partition)]);
   absl::Status taken = TakeUp(partition, epoch);
-  if (!taken.ok()) LetGo(partition, /*save=*/false);
+  if (!taken.ok()) {
+    LetGo(partition, /*save=*/false);
+  } else if (taken_ != nullptr) {
+    taken_(FirstRunOf(partition), FirstRunOf(partition + 1));
+  }
   return taken;
 }
 
@@ -94,12 +98,15 @@ absl::Status Pipeline::TakeUp(uint32_t partition, uint64_t epoch) {
   BW_RETURN_IF_ERROR(
       shared_->ReadRecords(partition, [&](const WalRecord& record) { return TakeRecord(record, applied, &live); }));
   for (auto& [id, run] : live) {
-    run->SubmitUnanswered();
     run->Publish();
     Adopt(std::move(run));
   }
-  absl::MutexLock registry(&registry_mutex_);
-  partitions_[partition].served = true;
+  for (const auto& shard : shards_) shard->Expect(first, end);
+  {
+    absl::MutexLock registry(&registry_mutex_);
+    partitions_[partition].served = true;
+  }
+  for (const auto& shard : shards_) shard->SubmitUnanswered(first, end);
   return absl::OkStatus();
 }
 
@@ -129,10 +136,10 @@ absl::Status Pipeline::TakeRecord(const WalRecord& record, const std::map<RunId,
   return absl::OkStatus();
 }
 
-absl::Status Pipeline::TakeHistory(uint32_t partition) {
+absl::Status Pipeline::TakeHistory(uint32_t partition, const std::function<bool()>& is_wanted) {
   for (const auto& [from, to] : kHistory) {
     const auto take = [&](const std::vector<SharedRow>& rows) -> absl::Status {
-      if (!Serves(FirstRunOf(partition))) return absl::CancelledError("another server owns it by now");
+      if (!is_wanted() || !Serves(FirstRunOf(partition))) return absl::CancelledError("it is given to another server");
       return database_->TakeUpRows(rows, /*only_missing=*/true);
     };
     BW_RETURN_IF_ERROR(shared_->ReadRows(partition, from, to, take));

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -54,29 +55,47 @@ absl::Status Pipeline::Recover() {
 
 absl::Status Pipeline::LoadRuns() {
   BW_ASSIGN_OR_RETURN(const std::vector<RunRecord> records, database_->ListRuns());
+  Lsn saved = 0;
+  std::string saved_run;
+  const auto note_saved = [&saved, &saved_run](Lsn lsn, const RunRecord& record) {
+    if (lsn <= saved) return;
+    saved = lsn;
+    saved_run = record.description.name;
+  };
   {
     absl::MutexLock registry(&registry_mutex_);
     for (const RunRecord& record : records) {
       BW_RETURN_IF_ERROR(LoadRun(record));
       applied_lsn_[record.id] = record.applied_lsn;
+      note_saved(record.applied_lsn, record);
       if (record.ended) continue;  // Its shard takes it up again if it goes on.
       auto run = std::make_unique<LiveRun>(Parts(), record);
       BW_RETURN_IF_ERROR(run->Load());
+      note_saved(run->saved_lsn(), record);
       Adopt(std::move(run));
     }
   }
-  // Whole segments that are gone from the log's end leave no trace in it.
-  for (const RunRecord& record : records) {
-    if (record.applied_lsn > wal_->recovery().last_lsn && !options_.wal.repair) {
-      return absl::DataLossError(
-          absl::StrCat("the log ends at record ", wal_->recovery().last_lsn, ", but run ", record.description.name,
-                       " was applied up to ", record.applied_lsn, ": segments of ", options_.storage_path,
-                       "/wal are missing; put them back, or go on without them with --storage.repair"));
-    }
-  }
+  BW_RETURN_IF_ERROR(GoOnAboveSaved(saved, saved_run));
   return wal_->ReadHeads([this](const WalRecord& record) {
     return LoadRank(record, [this](const RunRecord& fresh) { return AdoptNewRun(fresh); });
   });
+}
+
+// Whole segments that are gone from the log's end leave no trace in it.  Their LSNs must
+// not be given again: what has one up to `saved` would be taken for saved.
+absl::Status Pipeline::GoOnAboveSaved(Lsn saved, const std::string& run) {
+  const Lsn last = wal_->recovery().last_lsn;
+  if (saved <= last) return absl::OkStatus();
+  if (!options_.wal.repair) {
+    return absl::DataLossError(absl::StrCat(
+        "the log ends at record ", last, ", but run ", run, " was applied up to ", saved, ": segments of ",
+        options_.storage_path, "/wal are missing; put them back, or go on without them with --storage.repair"));
+  }
+  LogWarning(
+      "the log ends at record {}, but run {} was applied up to {}: it goes on above that, and what else was there is "
+      "lost",
+      last, run, saved);
+  return wal_->GoOnAbove(saved);
 }
 
 absl::Status Pipeline::LoadRun(const RunRecord& record) {

@@ -35,10 +35,10 @@ class Pipeline::Session final : public IngestSession, public std::enable_shared_
   }
   void Heartbeat(const HeartbeatMessage&) override {}
 
-  void Bye(IngestMessage message, std::string payload) override {
+  bool Bye(IngestMessage message, std::string payload) override {
     Shard& shard = *pipeline_->shards_[run_->shard];
     absl::MutexLock lock(&shard.mutex());
-    if (slot_->epoch != epoch_) return;
+    if (slot_->epoch != epoch_) return false;
     WalRecord record;
     record.kind = WalKind::kBye;
     record.run = run_->id;
@@ -51,9 +51,12 @@ class Pipeline::Session final : public IngestSession, public std::enable_shared_
     if (!lsn.ok()) {
       LogWarning("run {}: the goodbye of rank {} is lost: {}", run_->description.name, rank_,
                  std::string(lsn.status().message()));
-      return;
+      return false;
     }
+    pipeline_->PendingAcks(*run_).push_back(
+        {*lsn, PendingAck::Of::kBye, 0, pipeline_->clock_->MonotonicNanos(), shared_from_this()});
     shard.Push({*lsn, run_->id, rank_, epoch_, time_unix_ms, std::move(message)}, 0);
+    return true;
   }
 
   void Detach() override {

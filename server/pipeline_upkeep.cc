@@ -23,12 +23,17 @@ constexpr Lsn kAll = std::numeric_limits<Lsn>::max();
 
 void Pipeline::GuardDisk() {
   std::error_code unknown;
-  const std::filesystem::space_info space = std::filesystem::space(options_.storage_path, unknown);
+  std::filesystem::space_info space = std::filesystem::space(options_.storage_path, unknown);
   if (unknown) return;
-  const auto free = static_cast<double>(space.available);
-  store_free_bytes_->Set(free);
   const double floor = std::min(static_cast<double>(options_.free_bytes_min),
                                 options_.free_ratio_min * static_cast<double>(space.capacity));
+  if (!disk_low_ && static_cast<double>(space.available) < floor) {
+    wal_->FreeRoom();  // That alone may be enough.
+    space = std::filesystem::space(options_.storage_path, unknown);
+    if (unknown) return;
+  }
+  const auto free = static_cast<double>(space.available);
+  store_free_bytes_->Set(free);
   const bool low = free < (disk_low_ ? floor * kFloorHysteresis : floor);
   if (low == disk_low_) return;
   disk_low_ = low;
@@ -44,6 +49,7 @@ void Pipeline::GuardDisk() {
   LogError("{}; nothing more is acknowledged until there is room, alerts go on", std::string(why.message()));
   // What the log need not hold any more is given back first.
   if (recovered_) ShortenLog(kAll);
+  wal_->FreeRoom();
   wal_->Hold(why);
 }
 
@@ -91,23 +97,22 @@ absl::Status Pipeline::Maintain() {
   wal_bytes_->Set(static_cast<double>(wal_->bytes()));
   degraded_->Set(wal_->health().ok() ? 0 : 1);
   GuardDisk();
+  AskForDeeper();
+  absl::MutexLock lock(&apply_mutex_);
+  return apply_status_;
+}
+
+void Pipeline::Upkeep() {
   const bool stored = alerts_->StoreWaiting().ok();
   const bool told = alerts_->TellForeign().ok();
   database_degraded_->Set(stored && told ? 0 : 1);
-  AskForDeeper();
-  {
-    absl::MutexLock lock(&apply_mutex_);
-    BW_RETURN_IF_ERROR(apply_status_);
-  }
-  const int64_t now_ns = clock_->MonotonicNanos();
-  if (!recovered_ || !LogHealth().ok()) return absl::OkStatus();
-  const int64_t age_ns = now_ns - flushed_ns_;
+  if (!recovered_ || !LogHealth().ok()) return;
+  const int64_t age_ns = clock_->MonotonicNanos() - flushed_ns_;
   const bool too_long = wal_->bytes() >= options_.wal_bytes_flush;
-  if (age_ns < (too_long ? kFlushNanosMin : options_.flush_ms * 1'000'000)) return absl::OkStatus();
+  if (age_ns < (too_long ? kFlushNanosMin : options_.flush_ms * 1'000'000)) return;
   // Runs are saved in turn, each in its time: saved all at once they would be
   // written several times as often, and everything else would wait.
   ShortenLog(too_long ? wal_->TailBegin(options_.wal_bytes_flush / 2) : 0);
-  return absl::OkStatus();
 }
 
 absl::Status Pipeline::WriteCheckpoint(const std::string& directory) {

@@ -158,7 +158,7 @@ absl::Status RecordingImport::CheckHere(const RunDescription& run) const {
   const RunSnapshotPtr here = pipeline_->runs()->Find(FormatUuid(run.uuid));
   if (here == nullptr) return absl::OkStatus();
   const RunRecord& record = here->record;
-  if (record.ended || record.import_of.empty()) {
+  if ((record.ended && record.end_reason != kEndedSilent) || record.import_of.empty()) {
     return absl::AlreadyExistsError(absl::StrCat("run ", run.name, " is here already; give the import another name"));
   }
   if (record.import_of != recording_) {

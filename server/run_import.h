@@ -25,7 +25,9 @@ class Pipeline;
 // One that was cut off (a server was killed, the caller went away) leaves a run that
 // has not ended and knows the recording's first hello.  The same import again goes on
 // where that stopped: its messages have the same numbers, and what is there already
-// is a duplicate like any other.  Silence and late ranks are not judged until then.
+// is a duplicate like any other.  Silence and late ranks are not judged until then, for a
+// quarter of an hour: after that its open steps are closed with what they have, and their
+// other ranks' frames, should they still come, are late.
 class RecordingImport final : public RunImport {
  public:
   // `as_name` empty: the recorded name and uuid; else a run of that name, with

@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -117,6 +118,14 @@ absl::Status Server::StartAll() {
     webhook.proposals = ProposalText;
     BW_ASSIGN_OR_RETURN(auto started, Webhook::Start(webhook, pipeline_->alerts(), pipeline_->actions(), &counters_));
     webhooks_.push_back(std::move(started));
+  }
+  const auto catch_up = [this](RunId first, RunId end) {
+    for (const auto& webhook : webhooks_) webhook->CatchUp(first, end);
+  };
+  if (options_.cluster.on()) {
+    pipeline_->SetTaken(catch_up);
+  } else {
+    catch_up(0, std::numeric_limits<RunId>::max());
   }
   for (AlertmanagerOptions alertmanager : options_.alertmanagers) {
     alertmanager.external_url = page;
@@ -227,9 +236,11 @@ absl::Status Server::StartHttp() {
   HttpSources sources;
   sources.metrics = [this] { return exporter_->Render(); };
   sources.ready = [this] { return pipeline_->Ready(); };
-  sources.call = [this](const std::string& method, const std::string& body, const GrantPtr& grant) {
-    return CallJson(*engine_, method, body, grant);
+  sources.call = [this](const std::string& method, const std::string& body, const GrantPtr& grant,
+                        const std::function<bool()>& cancelled) {
+    return CallJson(*engine_, method, body, grant, cancelled);
   };
+  sources.methods = JsonMethods();
   sources.access = access_.get();
   if (options_.web_tls) sources.tls = tls_.get();
   if (options_.reload_by_http) sources.reload = [this] { return Reload(); };
@@ -279,15 +290,16 @@ absl::Status Server::StartGrpc() {
   grpc_ = builder.BuildAndStart();
   if (grpc_ == nullptr) return absl::InternalError("gRPC does not start; its own words stand above");
   listener_->Start(acceptor_.get());
-  pulse_ = std::thread([this] { Pulse(); });
+  pulse_ = std::thread([this] { EachSecond([this] { ingest_->CutStreams(); }); });
+  upkeep_ = std::thread([this] { EachSecond([this] { pipeline_->Upkeep(); }); });
   return absl::OkStatus();
 }
 
-void Server::Pulse() {
+void Server::EachSecond(const std::function<void()>& task) {
   std::unique_lock lock(pulse_mutex_);
   while (!pulse_wake_.wait_for(lock, std::chrono::seconds(1), [this] { return pulse_stop_; })) {
     lock.unlock();
-    ingest_->CutStreams();
+    task();
     lock.lock();
   }
 }
@@ -394,6 +406,7 @@ absl::Status Server::Stop() {
   for (const auto& webhook : webhooks_) webhook->Stop();
   for (const auto& alertmanager : alertmanagers_) alertmanager->Stop();
   if (http_ != nullptr) http_->Stop();
+  if (upkeep_.joinable()) upkeep_.join();
   return pipeline_ != nullptr ? pipeline_->Close() : absl::OkStatus();
 }
 

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -106,8 +107,8 @@ class Server {
   // What the other servers of a cluster are asked with.
   absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> PeerCredentials();
   absl::Status StartPeers();
-  // Looks after open streams each second, whatever Tick() is held up by.
-  void Pulse();
+  // On a thread of its own until Stop(): what Tick() must not hold up, nor be held up by.
+  void EachSecond(const std::function<void()>& task);
   absl::Status StartHttp();
   std::string PageForOthers() const;
   void NoteReload();
@@ -143,7 +144,7 @@ class Server {
   std::mutex pulse_mutex_;
   std::condition_variable pulse_wake_;  // Its waits are by the monotonic clock; abseil's are not.
   bool pulse_stop_ = false;
-  std::thread pulse_;
+  std::thread pulse_, upkeep_;
   int64_t busy_ns_ = 0;  // When somebody was last attached.
   bool ready_ = true;    // As the health service was last told.
   bool stopped_ = false;

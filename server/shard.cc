@@ -17,6 +17,9 @@ namespace {
 
 // A part of what may wait for the log.
 constexpr size_t kRulesBytesPerTick = 4 << 20;
+// An import that was cut off is made again by then, or its open step waits no longer: the
+// log is needed from there.
+constexpr int64_t kImportPauseNanos = 900'000'000'000;
 
 }  // namespace
 
@@ -33,11 +36,13 @@ void Shard::CommitIfDue(LiveRun* run, int64_t now_ns, const SaveGroupPtr& group)
     NoteSaved(*run, begun.status());
     return;
   }
+  const uint32_t lane = parts_.wal->LaneOf(id);
   ++saves_;
+  ++lanes_[lane].saves;
   if (group != nullptr) ++group->left;
   // Shared: a task must be copied.
   const auto save = std::make_shared<LiveRun::Save>(*std::move(begun));
-  const bool posted = parts_.savers->Post([this, id, save, group] {
+  const bool posted = (*parts_.savers)[lane]->Post([this, id, save, group] {
     const absl::Status shared = LiveRun::ShareSave(parts_, id, save.get());
     Enqueue([this, id, save, shared, group] { EndSave(id, std::move(*save), shared, group); });
   });
@@ -46,6 +51,7 @@ void Shard::CommitIfDue(LiveRun* run, int64_t now_ns, const SaveGroupPtr& group)
 
 void Shard::EndSave(RunId id, LiveRun::Save save, const absl::Status& shared, const SaveGroupPtr& group) {
   --saves_;
+  --lanes_[parts_.wal->LaneOf(id)].saves;
   LiveRun* const run = runs_.at(id).get();  // It stays while it is saved.
   NoteSaved(*run, run->EndSave(std::move(save), shared));
   // What came for a run that had ended while that was saved.
@@ -84,14 +90,13 @@ void Shard::NoteSaved(const LiveRun& run, const absl::Status& status) {
   }
 }
 
-void Shard::SaveThen(const std::vector<RunId>& runs, Lsn end, Task then) {
+void Shard::SaveThen(uint32_t lane, const std::vector<RunId>& runs, Lsn end, Task then) {
   const auto group = std::make_shared<SaveGroup>();
   group->left = 1;
   group->then = std::move(then);
-  for (const RunId id : runs) {
-    chores_.emplace_back([this, id, end, group] { SaveOf(id, end, group); });
-  }
-  chores_.emplace_back([this, group] { Arrive(group); });
+  std::deque<Task>& chores = lanes_[lane].chores;
+  for (const RunId id : runs) chores.emplace_back([this, id, end, group] { SaveOf(id, end, group); });
+  chores.emplace_back([this, group] { Arrive(group); });
 }
 
 void Shard::SaveOf(RunId id, Lsn end, const SaveGroupPtr& group) {
@@ -119,7 +124,8 @@ Shard::Shard(const Options& options, const LiveRunParts& parts, int index)
       parts_(parts),
       depth_(parts.counters->gauge("bellwether_shard_queue_frames", {{"shard", absl::StrCat(index)}})),
       save_failures_(parts.counters->counter("bellwether_run_save_failures_total")),
-      unknown_(parts.counters->counter("bellwether_ingest_frames_total", {{"result", "unknown_run"}})) {}
+      unknown_(parts.counters->counter("bellwether_ingest_frames_total", {{"result", "unknown_run"}})),
+      lanes_(parts.wal->lanes()) {}
 
 Shard::~Shard() { Stop(); }
 
@@ -193,6 +199,7 @@ void Shard::Barrier(const Task& task) {
 
 Lsn Shard::Drop(RunId first, RunId end, bool save) {
   Lsn needed = std::numeric_limits<Lsn>::max();
+  const uint32_t lane = parts_.wal->LaneOf(first);
   absl::Notification done;
   const Task drop = [&] {
     // Another save of one that was saved early may have begun.
@@ -201,7 +208,7 @@ Lsn Shard::Drop(RunId first, RunId end, bool save) {
       if (it->second->saving()) under_way.push_back(it->first);
     }
     if (!under_way.empty()) {
-      SaveThen(under_way, /*end=*/0, drop);
+      SaveThen(lane, under_way, /*end=*/0, drop);
       return;
     }
     for (auto it = runs_.lower_bound(first); it != runs_.end() && it->first < end;) {
@@ -210,6 +217,7 @@ Lsn Shard::Drop(RunId first, RunId end, bool save) {
       it = runs_.erase(it);
     }
     dropping_.erase({first, end});
+    dropped_.insert({first, end});
     done.Notify();
   };
   Enqueue([&] {
@@ -217,10 +225,25 @@ Lsn Shard::Drop(RunId first, RunId end, bool save) {
     std::vector<RunId> runs;
     for (auto it = runs_.lower_bound(first); it != runs_.end() && it->first < end; ++it) runs.push_back(it->first);
     // Without a save: what is under way has an end before the run has.
-    SaveThen(runs, save ? std::numeric_limits<Lsn>::max() : 0, drop);
+    SaveThen(lane, runs, save ? std::numeric_limits<Lsn>::max() : 0, drop);
   });
   done.WaitForNotification();
   return needed;
+}
+
+void Shard::Expect(RunId first, RunId end) {
+  Enqueue([this, first, end] { dropped_.erase({first, end}); });
+}
+
+void Shard::SubmitUnanswered(RunId first, RunId end) {
+  Enqueue([this, first, end] {
+    for (auto it = runs_.lower_bound(first); it != runs_.end() && it->first < end; ++it) it->second->SubmitUnanswered();
+  });
+}
+
+bool Shard::Holds(const RunRanges& ranges, RunId run) {
+  return std::any_of(ranges.begin(), ranges.end(),
+                     [run](const auto& range) { return range.first <= run && run < range.second; });
 }
 
 void Shard::EndRecovery() {
@@ -246,8 +269,9 @@ Lsn Shard::CommitBefore(uint32_t lane, Lsn end) {
     for (const auto& [id, run] : runs_) {
       if (parts_.wal->LaneOf(id) == lane) runs.push_back(id);
     }
-    SaveThen(runs, end, [&] {
+    SaveThen(lane, runs, end, [&] {
       needed = NeededLsn(lane);
+      if (end != std::numeric_limits<Lsn>::max()) TellWhoNeeds(lane, end);
       done.Notify();
     });
   });
@@ -257,9 +281,12 @@ Lsn Shard::CommitBefore(uint32_t lane, Lsn end) {
 
 Lsn Shard::NeededLsn(uint32_t lane) {
   {
-    // With an empty queue nothing below the log's end waits for this shard.
+    // With an empty queue nothing below the log's end waits for this shard, unless
+    // this is asked in the middle of what was taken from it.
     absl::MutexLock lock(&mutex_);
-    if (queue_.empty() && feed_ == Feed::kLive) processed_lsn_ = std::max(processed_lsn_, parts_.wal->last_lsn());
+    if (queue_.empty() && batch_.empty() && feed_ == Feed::kLive) {
+      processed_lsn_ = std::max(processed_lsn_, parts_.wal->last_lsn());
+    }
   }
   Lsn needed = processed_lsn_ + 1;
   for (const auto& [id, run] : runs_) {
@@ -267,6 +294,20 @@ Lsn Shard::NeededLsn(uint32_t lane) {
     if (const Lsn lsn = run->needed_lsn(); lsn != 0) needed = std::min(needed, lsn);
   }
   return needed;
+}
+
+void Shard::TellWhoNeeds(uint32_t lane, Lsn end) {
+  std::erase_if(needing_, [&](RunId id) {
+    const auto run = runs_.find(id);
+    return run == runs_.end() || run->second->needed_lsn() == 0 || run->second->needed_lsn() >= end;
+  });
+  for (const auto& [id, run] : runs_) {
+    const Lsn lsn = run->needed_lsn();
+    if (parts_.wal->LaneOf(id) != lane || lsn == 0 || lsn >= end || !needing_.insert(id).second) continue;
+    LogWarning(
+        "the log is too long, and is needed from record {} on by run {}: a step of it is open, or it cannot be saved",
+        lsn, run->record().description.name);
+  }
 }
 
 void Shard::WithRun(RunId id, const std::function<void(const LiveRun*)>& task) {
@@ -281,7 +322,7 @@ void Shard::PublishApplied(RunId id) {
 
 void Shard::Loop() {
   int64_t next_tick_ns = 0;
-  std::deque<Item> batch;
+  bool stops = false;
   for (;;) {
     std::vector<Task> when_room;
     {
@@ -290,13 +331,16 @@ void Shard::Loop() {
       const auto wake = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
         return !queue_.empty() || (stopping_ && saves_ == 0);
       };
-      const bool chores_wait = chores_.empty() || saves_ >= kSavesMax;
+      const bool chores_wait =
+          std::none_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) { return lane.ready(); });
       if (chores_wait) AwaitFor(&mutex_, absl::Condition(&wake), absl::Milliseconds(options_.publish_ms));
-      if (queue_.empty() && chores_.empty() && saves_ == 0 && stopping_) return;
+      const bool idle = std::all_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) { return lane.chores.empty(); });
+      if (queue_.empty() && idle && saves_ == 0 && stopping_) return;
+      stops = stopping_;
       // A few at a time: room appears while the rest is worked on.
-      while (!queue_.empty() && batch.size() < 64) {
+      while (!queue_.empty() && batch_.size() < 64) {
         queue_bytes_ -= static_cast<int64_t>(queue_.front().bytes);
-        batch.push_back(std::move(queue_.front()));
+        batch_.push_back(std::move(queue_.front()));
         queue_.pop_front();
       }
       if (queue_.size() <= options_.queue_messages_max / 2 && queue_bytes_ <= options_.queue_bytes_max / 2) {
@@ -305,15 +349,19 @@ void Shard::Loop() {
       depth_->Set(static_cast<double>(queue_.size()));
     }
     for (const Task& task : when_room) task();
-    for (Item& item : batch) ApplyItem(&item);
-    batch.clear();
-    if (!chores_.empty() && saves_ < kSavesMax) {
-      const Task chore = std::move(chores_.front());
-      chores_.pop_front();
+    while (!batch_.empty()) {
+      Item item = std::move(batch_.front());
+      batch_.pop_front();
+      ApplyItem(&item);
+    }
+    for (Lane& lane : lanes_) {
+      if (!lane.ready()) continue;
+      const Task chore = std::move(lane.chores.front());
+      lane.chores.pop_front();
       chore();
     }
     const int64_t now_ns = parts_.clock->MonotonicNanos();
-    if (now_ns >= next_tick_ns) {
+    if (now_ns >= next_tick_ns && !stops) {  // All is saved then that can be.
       next_tick_ns = now_ns + options_.publish_ms * 1'000'000;
       Tick(now_ns);
     }
@@ -363,6 +411,7 @@ LiveRun* Shard::FindOrLoad(RunId id) {
     if (!run->closed()) return run;
     runs_.erase(found);  // Its series are closed: whatever comes now takes it up again.
   }
+  if (Holds(dropped_, id)) return nullptr;  // Its rows may be here still, for a moment.
   const auto record = parts_.database->GetRun(id);
   if (!record.ok()) return nullptr;
   auto run = std::make_unique<LiveRun>(parts_, *record);
@@ -407,24 +456,15 @@ void Shard::Tick(int64_t now_ns) {
     SpreadPolicy();
   }
   for (auto& [id, run] : runs_) {
-    if (!recovering_ && !run->importing()) {
-      StepClosedMessage overdue;
-      if (run->StepOverdue(now_ns, options_.step_deadline_ms * 1'000'000, &overdue)) {
-        AppendOwn(*run, WalKind::kStepClosed, EncodeStepClosed(overdue), {0, overdue});
-      }
-      SilenceMessage silence;
-      if (run->SilenceChanged(now_ns, options_.silence_ms_min * 1'000'000, &silence)) {
-        AppendOwn(*run, WalKind::kSilence, EncodeSilence(silence), {0, silence});
-      }
+    if (!recovering_) {
+      JudgeTime(run.get(), now_ns);
+      run->PostWaiting(now_ns);
     }
-    if (!recovering_) run->PostWaiting(now_ns);
     run->Publish();
     // One after each batch of messages: runs that began together are due
     // together, and what comes meanwhile waits for one save, not for all.
-    const bool goes = std::any_of(dropping_.begin(), dropping_.end(),
-                                  [id = id](const auto& range) { return range.first <= id && id < range.second; });
-    if (!goes && run->CommitDue(now_ns) && saves_waiting_.insert(id).second) {
-      chores_.emplace_back([this, id = id] {
+    if (!Holds(dropping_, id) && run->CommitDue(now_ns) && saves_waiting_.insert(id).second) {
+      lanes_[parts_.wal->LaneOf(id)].chores.emplace_back([this, id = id] {
         saves_waiting_.erase(id);
         if (const auto found = runs_.find(id); found != runs_.end()) {
           CommitIfDue(found->second.get(), parts_.clock->MonotonicNanos());
@@ -434,6 +474,26 @@ void Shard::Tick(int64_t now_ns) {
   }
   // An ended run is all in the database; its snapshot stays for readers.
   std::erase_if(runs_, [](const auto& run) { return run.second->closed(); });
+}
+
+void Shard::JudgeTime(LiveRun* run, int64_t now_ns) {
+  const RunId id = run->record().id;
+  if (run->importing() && now_ns - run->here_ns() >= kImportPauseNanos && IsAttached(id)) run->NoteHere(now_ns);
+  if (!run->importing() || now_ns - run->here_ns() >= kImportPauseNanos) {
+    StepClosedMessage overdue;
+    if (run->StepOverdue(now_ns, options_.step_deadline_ms * 1'000'000, &overdue)) {
+      AppendOwn(*run, WalKind::kStepClosed, EncodeStepClosed(overdue), {0, overdue});
+    }
+  }
+  SilenceMessage silence;
+  if (!run->importing() && run->SilenceChanged(now_ns, options_.silence_ms_min * 1'000'000, &silence)) {
+    AppendOwn(*run, WalKind::kSilence, EncodeSilence(silence), {0, silence});
+  }
+  RunSilentMessage silent;
+  if (run->SilentTooLong(now_ns, options_.run_silent_ms_max * 1'000'000, &silent)) {
+    run->NoteHere(now_ns);  // Also said once: the record is on its way.
+    if (!IsAttached(id)) AppendOwn(*run, WalKind::kRunSilent, EncodeRunSilent(silent), {0, silent});
+  }
 }
 
 bool Shard::AppendOwn(const LiveRun& run, WalKind kind, std::string payload, IngestMessage message) {

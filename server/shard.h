@@ -33,12 +33,16 @@ class Shard {
     int64_t queue_bytes_max = 64 << 20;
     int64_t step_deadline_ms = 10'000;
     int64_t silence_ms_min = 120'000;
+    // A run of which nobody says anything for so long, and no stream of which is open, has
+    // ended: its machine is gone, and it would hold its place and memory for good.  Longer
+    // than a job waits in a queue over night; one that comes back later goes on all the same.
+    int64_t run_silent_ms_max = 86'400'000;
     int64_t publish_ms = 50;
   };
   using Task = std::function<void()>;
-  // Saves under way at once, each with what it writes in memory, where others wait for
-  // them (LiveRunParts::savers); further ones wait, and messages do not, but those of a run
-  // whose end is being saved.
+  // Saves of a lane under way at once, each with what it writes in memory, where others
+  // wait for them (LiveRunParts::savers); further ones wait, and messages do not, but those
+  // of a run whose end is being saved.
   static constexpr int kSavesMax = 8;
 
   Shard(const Options& options, const LiveRunParts& parts, int index);
@@ -74,8 +78,13 @@ class Shard {
   void Adopt(std::unique_ptr<LiveRun> run) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Forgets the runs in [first, end) after what is queued now; `save`: commits
   // them before.  Waits.  The result is the first LSN that they need still, or
-  // the largest there is.
+  // the largest there is.  What comes for them behind it is left to the log, whose next
+  // reader may be another server, until Expect() is called.
   Lsn Drop(RunId first, RunId end, bool save);
+  void Expect(RunId first, RunId end);
+  // Has the worker compute what nobody answered for the live runs in [first, end).
+  // Once their answers are taken: one that is refused does not come again.
+  void SubmitUnanswered(RunId first, RunId end);
   // Runs `task` on the shard's thread after what is queued now; waits.
   void Barrier(const Task& task);
   // Calls `task` with the run, read from the database if nobody writes it, after
@@ -110,9 +119,14 @@ class Shard {
   void Enqueue(Task task);
   void ApplyItem(Item* item);
   Lsn NeededLsn(uint32_t lane);
+  // Says, once, which run keeps the log from being made shorter, as far as `end`.
+  void TellWhoNeeds(uint32_t lane, Lsn end);
   // The run's writing state; taken up from the database if it had ended.
   LiveRun* FindOrLoad(RunId id);
   void Tick(int64_t now_ns);
+  // Logs what the clock says of a run: overdue steps, silent ranks, its end.
+  void JudgeTime(LiveRun* run, int64_t now_ns);
+  bool IsAttached(RunId run) const { return parts_.attached != nullptr && parts_.attached(run); }
   // Saves that somebody waits for together; `then` is called after the last of them.
   struct SaveGroup {
     size_t left = 0;
@@ -122,9 +136,9 @@ class Shard {
   void CommitIfDue(LiveRun* run, int64_t now_ns, const SaveGroupPtr& group = nullptr);
   void EndSave(RunId id, LiveRun::Save save, const absl::Status& shared, const SaveGroupPtr& group);
   void NoteSaved(const LiveRun& run, const absl::Status& status);
-  // Saves those of the runs that still need an LSN below `end`, one after each batch of
-  // messages; `then` once all of that, and what was under way of them, has an end.
-  void SaveThen(const std::vector<RunId>& runs, Lsn end, Task then);
+  // Saves those of the lane's `runs` that still need an LSN below `end`, one after each
+  // batch of messages; `then` once all of that, and what was under way of them, has an end.
+  void SaveThen(uint32_t lane, const std::vector<RunId>& runs, Lsn end, Task then);
   void SaveOf(RunId id, Lsn end, const SaveGroupPtr& group);
   void Arrive(const SaveGroupPtr& group);
   // False: the log did not take it.
@@ -154,13 +168,23 @@ class Shard {
   int64_t kept_back_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 
   std::map<RunId, std::unique_ptr<LiveRun>> runs_;  // The thread's own.
-  std::deque<Task> chores_;                         // Likewise: what can wait, one after each batch.
-  std::set<RunId> saves_waiting_;                   // Likewise: whose save is one of the chores.
-  std::set<RunId> unsaved_;                         // Likewise: whose last try to save failed.
-  int saves_ = 0;                                   // Likewise: under way; changed while it does not wait.
-  std::map<RunId, std::vector<Task>> after_save_;   // Likewise: what waits for a run's save.
-  std::set<std::pair<RunId, RunId>> dropping_;      // Likewise: what Drop() was called for.
-  std::map<RunId, std::vector<Item>> held_;         // Likewise: came while a run's end is being saved.
+  std::deque<Item> batch_;                          // Likewise: taken from the queue, not applied yet.
+  // Likewise, of a lane of the log: what can wait, one after each batch, and saves under way.
+  struct Lane {
+    std::deque<Task> chores;
+    int saves = 0;
+    bool ready() const { return !chores.empty() && saves < kSavesMax; }
+  };
+  std::vector<Lane> lanes_;
+  std::set<RunId> saves_waiting_;                  // Likewise: whose save is one of the chores.
+  std::set<RunId> unsaved_;                        // Likewise: whose last try to save failed.
+  std::set<RunId> needing_;                        // Likewise: who need the log, and that was said.
+  int saves_ = 0;                                  // Likewise: under way in all; changed while it does not wait.
+  std::map<RunId, std::vector<Task>> after_save_;  // Likewise: what waits for a run's save.
+  using RunRanges = std::set<std::pair<RunId, RunId>>;
+  static bool Holds(const RunRanges& ranges, RunId run);
+  RunRanges dropping_, dropped_;             // Likewise: what Drop() was called for, and what it has done.
+  std::map<RunId, std::vector<Item>> held_;  // Likewise: came while a run's end is being saved.
   Lsn processed_lsn_ = 0;
   std::thread thread_;
 };

@@ -7,8 +7,10 @@
 #include "absl/strings/str_cat.h"
 #include "server/checkpoint_socket.h"
 #include "server/command_result.h"
+#include "server/live_run.h"
 #include "server/store/check_data.h"
 #include "server/store/file_system.h"
+#include "server/store/storage_lock.h"
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {
@@ -27,7 +29,14 @@ absl::Status CopyStorage(const std::string& from, const std::string& to) {
   }
   fs::permissions(partial, fs::perms::owner_all, error);
   for (const char* part : {"db", "wal"}) {
-    fs::copy(fs::path(from) / part, partial / part, fs::copy_options::recursive, error);
+    fs::create_directory(partial / part, error);
+    for (auto file = fs::directory_iterator(fs::path(from) / part, error); !error && file != fs::end(file);
+         file.increment(error)) {
+      // Whoever closes one gives up this process's own lock of it.
+      if (file->path().filename() == StorageLock::kFileName) continue;
+      fs::copy(file->path(), partial / part, fs::copy_options::recursive, error);
+      if (error) break;
+    }
     if (error) return absl::UnavailableError(absl::StrCat("copy ", from, "/", part, ": ", error.message()));
   }
   for (const auto& entry : fs::recursive_directory_iterator(partial, error))
@@ -72,7 +81,7 @@ std::optional<int> StorageCommands::Run(const Pipeline::Options& options) const 
 }
 
 int StorageCommands::Check(const Pipeline::Options& options) const {
-  const auto report = CheckData(options.storage_path, options.wal, options.database, repair_);
+  const auto report = CheckData(options.storage_path, options.wal, options.database, LiveRun::SavedLsn, repair_);
   if (!report.ok()) return Report(report.status());
   Print(*report);
   if (report->damage.empty()) {
@@ -93,17 +102,19 @@ int StorageCommands::Backup(const Pipeline::Options& options) const {
   absl::Status copied = CheckpointSocket::Ask(
       options.storage_path, [this](const std::string& copy) { return CopyStorage(copy, directory_); });
   if (absl::IsNotFound(copied)) {
-    // No server: what it left, if it is whole; the check holds the locks only then.
-    const auto report = CheckData(options.storage_path, options.wal, options.database, /*repair=*/false);
+    // No server: what it left, if it is whole.
+    const auto report =
+        CheckData(options.storage_path, options.wal, options.database, LiveRun::SavedLsn, /*repair=*/false);
     copied = report.status();
     if (report.ok()) {
       Print(*report);
       if (!report->damage.empty()) return kCommandFindings;
-      copied = CopyStorage(options.storage_path, directory_);
+      const auto lock = StorageLock::Take(options.storage_path);  // A server may have begun since.
+      copied = lock.ok() ? CopyStorage(options.storage_path, directory_) : lock.status();
     }
   }
   if (!copied.ok()) return Report(copied);
-  const auto report = CheckData(directory_, options.wal, options.database, /*repair=*/false);
+  const auto report = CheckData(directory_, options.wal, options.database, LiveRun::SavedLsn, /*repair=*/false);
   if (!report.ok()) return Report(report.status());
   Print(*report);
   if (!report->damage.empty()) return kCommandFindings;
@@ -116,7 +127,7 @@ int StorageCommands::Restore(const Pipeline::Options& options) const {
     std::fprintf(stderr, "storage.path %s: is not empty; move away what is there\n", options.storage_path.c_str());
     return kCommandFailed;
   }
-  const auto report = CheckData(directory_, options.wal, options.database, /*repair=*/false);
+  const auto report = CheckData(directory_, options.wal, options.database, LiveRun::SavedLsn, /*repair=*/false);
   if (!report.ok()) return Report(report.status());
   Print(*report);
   if (!report->damage.empty()) return kCommandFindings;

@@ -163,10 +163,10 @@ void Grant::Note(std::string_view call, std::string_view run, const absl::Status
                           .detail = std::string(detail)});
 }
 
-absl::StatusOr<std::unique_ptr<StreamUse>> Grant::OpenStream(std::string_view run_uuid) const {
+absl::StatusOr<std::unique_ptr<StreamUse>> Grant::OpenStream() const {
   const IdentityPtr identity = this->identity();
   if (identity == nullptr || identity->tenant.empty()) return nullptr;
-  return access_->quotas_.Open(identity->tenant, peer_, run_uuid);
+  return access_->quotas_.Open(identity->tenant, peer_);
 }
 
 Access::Access(const AccessOptions& options, Counters* counters, Clock* clock, const TlsWatch* tls)
@@ -414,6 +414,8 @@ absl::Status Access::Reload() {
   (void)access_stamp_.Changed(options_.access_file);
   (void)tokens_stamp_.Changed(options_.tokens_file);
   auto known = Read();
+  // Nobody's call: the files changed, or somebody with a shell sent a signal.
+  if (audit_ != nullptr) audit_->Write({.who = "bellwetherd", .call = "identities", .result = known.status()});
   if (!known.ok()) return known.status();
   Adopt(*std::move(known));
   LogInfo("identities read again from {}", options_.access_file);

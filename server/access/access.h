@@ -102,8 +102,8 @@ class Grant {
             std::string_view detail = {}) const;
 
   // A trainer's stream in the quota of his tenant, if there is one.
-  // RESOURCE_EXHAUSTED, with RetryInfo: names the quota.
-  absl::StatusOr<std::unique_ptr<StreamUse>> OpenStream(std::string_view run_uuid) const;
+  // Its run counts once it is known.  RESOURCE_EXHAUSTED, with RetryInfo: names the quota.
+  absl::StatusOr<std::unique_ptr<StreamUse>> OpenStream() const;
 
  private:
   friend class Access;

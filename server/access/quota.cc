@@ -66,8 +66,19 @@ absl::Status ExhaustedFor(std::string_view message, int64_t retry_ms) {
   return status;
 }
 
+namespace {
+
+absl::Status Exhausted(const std::string& tenant, const char* quota, int64_t max) {
+  return ExhaustedFor(absl::StrCat("tenant ", tenant, ": ", max, " ", quota, " are open, which is the quota"),
+                      kRetryMs);
+}
+
+}  // namespace
+
 struct TenantUse {
+  std::string name;
   Clock* clock = nullptr;
+  Counter* refused_runs = nullptr;
   Counter* throttled_frames = nullptr;
   Counter* throttled_bytes = nullptr;
   absl::Mutex mutex;
@@ -78,14 +89,27 @@ struct TenantUse {
   Bucket frame_rate ABSL_GUARDED_BY(mutex), byte_rate ABSL_GUARDED_BY(mutex);
 };
 
-StreamUse::StreamUse(std::shared_ptr<TenantUse> tenant, std::string peer, std::string run_uuid)
-    : tenant_(std::move(tenant)), peer_(std::move(peer)), run_uuid_(std::move(run_uuid)) {}
+StreamUse::StreamUse(std::shared_ptr<TenantUse> tenant, std::string peer)
+    : tenant_(std::move(tenant)), peer_(std::move(peer)) {}
 
 StreamUse::~StreamUse() {
   absl::MutexLock lock(&tenant_->mutex);
   --tenant_->streams;
   Release(&tenant_->peers, peer_);
-  Release(&tenant_->runs, run_uuid_);
+  if (!run_uuid_.empty()) Release(&tenant_->runs, run_uuid_);
+}
+
+absl::Status StreamUse::EnterRun(std::string_view run_uuid) {
+  const std::string run(run_uuid);
+  absl::MutexLock lock(&tenant_->mutex);
+  const int64_t max = tenant_->quota.runs_max;
+  if (max > 0 && !tenant_->runs.contains(run) && static_cast<int64_t>(tenant_->runs.size()) >= max) {
+    tenant_->refused_runs->Add();
+    return Exhausted(tenant_->name, "runs", max);
+  }
+  ++tenant_->runs[run];
+  run_uuid_ = run;
+  return absl::OkStatus();
 }
 
 int64_t StreamUse::Charge(int64_t bytes) {
@@ -116,7 +140,9 @@ void Quotas::Set(const std::map<std::string, Quota>& tenants) {
     std::shared_ptr<TenantUse>& use = tenants_[name];
     if (use == nullptr) {
       use = std::make_shared<TenantUse>();
+      use->name = name;
       use->clock = clock_;
+      use->refused_runs = counters_->counter("bellwether_quota_refused_total", {{"quota", "runs"}});
       use->throttled_frames = counters_->counter("bellwether_quota_refused_total", {{"quota", "frames_per_second"}});
       use->throttled_bytes = counters_->counter("bellwether_quota_refused_total", {{"quota", "bytes_per_second"}});
     }
@@ -126,8 +152,7 @@ void Quotas::Set(const std::map<std::string, Quota>& tenants) {
   std::erase_if(tenants_, [&tenants](const auto& entry) { return !tenants.contains(entry.first); });
 }
 
-absl::StatusOr<std::unique_ptr<StreamUse>> Quotas::Open(const std::string& tenant, std::string_view peer,
-                                                        std::string_view run_uuid) {
+absl::StatusOr<std::unique_ptr<StreamUse>> Quotas::Open(const std::string& tenant, std::string_view peer) {
   std::shared_ptr<TenantUse> use;
   {
     absl::MutexLock lock(&mutex_);
@@ -135,13 +160,12 @@ absl::StatusOr<std::unique_ptr<StreamUse>> Quotas::Open(const std::string& tenan
     if (found == tenants_.end()) return nullptr;
     use = found->second;
   }
-  const std::string peer_key(peer), run_key(run_uuid);
+  const std::string peer_key(peer);
   {
     absl::MutexLock lock(&use->mutex);
     const auto refuse = [&](const char* quota, int64_t max) {
       counters_->counter("bellwether_quota_refused_total", {{"quota", quota}})->Add();
-      return ExhaustedFor(absl::StrCat("tenant ", tenant, ": ", max, " ", quota, " are open, which is the quota"),
-                          kRetryMs);
+      return Exhausted(tenant, quota, max);
     };
     const Quota& quota = use->quota;
     if (quota.streams_max > 0 && use->streams >= quota.streams_max) return refuse("streams", quota.streams_max);
@@ -149,15 +173,10 @@ absl::StatusOr<std::unique_ptr<StreamUse>> Quotas::Open(const std::string& tenan
         static_cast<int64_t>(use->peers.size()) >= quota.connections_max) {
       return refuse("connections", quota.connections_max);
     }
-    if (quota.runs_max > 0 && !use->runs.contains(run_key) &&
-        static_cast<int64_t>(use->runs.size()) >= quota.runs_max) {
-      return refuse("runs", quota.runs_max);
-    }
     ++use->streams;
     ++use->peers[peer_key];
-    ++use->runs[run_key];
   }
-  return std::make_unique<StreamUse>(std::move(use), peer_key, run_key);
+  return std::make_unique<StreamUse>(std::move(use), peer_key);
 }
 
 }  // namespace bellwether::server

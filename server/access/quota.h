@@ -24,13 +24,17 @@ absl::Status ExhaustedFor(std::string_view message, int64_t retry_ms);
 
 struct TenantUse;
 
-// One open stream; its end gives back what it holds.  Thread-safe.
+// One open stream; its end gives back what it holds.  Thread-safe, but for EnterRun().
 class StreamUse {
  public:
-  StreamUse(std::shared_ptr<TenantUse> tenant, std::string peer, std::string run_uuid);
+  StreamUse(std::shared_ptr<TenantUse> tenant, std::string peer);
   ~StreamUse();
   StreamUse(const StreamUse&) = delete;
   StreamUse& operator=(const StreamUse&) = delete;
+
+  // Which run the stream is of, once it has said so; call once.
+  // RESOURCE_EXHAUSTED: names quota and limit.
+  absl::Status EnterRun(std::string_view run_uuid);
 
   // Takes a message into account, and says for how many nanoseconds no further
   // one should be read: 0 as long as the tenant keeps to his rates.
@@ -39,7 +43,7 @@ class StreamUse {
  private:
   const std::shared_ptr<TenantUse> tenant_;
   const std::string peer_;
-  const std::string run_uuid_;
+  std::string run_uuid_;  // "" = not known yet.
 };
 
 // Thread-safe.
@@ -50,8 +54,7 @@ class Quotas {
   // From now on, also for the streams that are open.
   void Set(const std::map<std::string, Quota>& tenants);
   // Null: the tenant has no quota.  RESOURCE_EXHAUSTED: names quota and limit.
-  absl::StatusOr<std::unique_ptr<StreamUse>> Open(const std::string& tenant, std::string_view peer,
-                                                  std::string_view run_uuid);
+  absl::StatusOr<std::unique_ptr<StreamUse>> Open(const std::string& tenant, std::string_view peer);
 
  private:
   Counters* const counters_;

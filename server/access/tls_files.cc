@@ -130,7 +130,8 @@ absl::Status AddRevocations(const std::string& path, int64_t now_unix_s, TlsMate
     }
     X509_STORE_add_crl(material->client_store.get(), list.get());
   }
-  X509_STORE_set_flags(material->client_store.get(), X509_V_FLAG_CRL_CHECK);
+  // Also of the authorities between: what one of them signed goes with it.
+  X509_STORE_set_flags(material->client_store.get(), X509_V_FLAG_CRL_CHECK | X509_V_FLAG_CRL_CHECK_ALL);
   X509_STORE_set_verify_cb(material->client_store.get(), OnVerified);
   return absl::OkStatus();
 }

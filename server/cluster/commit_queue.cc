@@ -173,6 +173,7 @@ CommitQueue::Next CommitQueue::NextGroup(uint32_t writer, uint32_t* turn, Group*
   absl::MutexLock lock(&mutex_);
   std::optional<uint32_t> found;
   const auto ready = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    found.reset();  // What was found before may have been dropped since.
     if (closed_) return true;
     if (!held_.ok()) return false;
     const auto writers = static_cast<uint32_t>(options_.writers);
@@ -253,6 +254,19 @@ void CommitQueue::NoteAnswer() {
   failing_since_ns_ = 0;
 }
 
+void CommitQueue::NoteSilence(const char* what, const absl::Status& why) {
+  if (failing_since_ns_ == 0) {
+    failing_since_ns_ = NowNanos();
+    LogWarning("{} for the database: {}", what, std::string(why.message()));
+  }
+  failing_ = absl::UnavailableError(why.message());
+}
+
+void CommitQueue::NoteSilence(const absl::Status& why) {
+  absl::MutexLock lock(&mutex_);
+  NoteSilence("rows of runs wait", why);
+}
+
 void CommitQueue::TellDurable() {
   absl::MutexLock order(&durable_mutex_);  // Callbacks in the order of what they say.
   Lsn durable = 0;
@@ -282,11 +296,7 @@ absl::Status CommitQueue::Commit(Group* group, PgLink* link) {
       NoteAnswer();
       return status;
     }
-    if (failing_since_ns_ == 0) {
-      failing_since_ns_ = NowNanos();
-      LogWarning("a commit waits for the database: {}", std::string(status.message()));
-    }
-    failing_ = absl::UnavailableError(status.message());
+    NoteSilence("a commit waits", status);
     if (!parts_[group->fence.partition].owned) return absl::AbortedError("given up meanwhile");
     const auto closed = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return closed_; };
     if (AwaitFor(&mutex_, absl::Condition(&closed), kRetry)) return status;

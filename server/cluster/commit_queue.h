@@ -50,6 +50,8 @@ class CommitQueue {
   absl::StatusOr<Lsn> Append(WalRecord record);
   absl::Status Sync(Lsn lsn);
   void Hold(const absl::Status& why);
+  // Something else than a commit was not answered.
+  void NoteSilence(const absl::Status& why);
   // Waits a while for what was appended, then ends the writers.  UNAVAILABLE: some
   // of it was not committed.
   absl::Status Close();
@@ -89,6 +91,7 @@ class CommitQueue {
   // database answers again, and who is not well is sent nothing to commit.
   void Probe(PgLink* link);
   void NoteAnswer() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void NoteSilence(const char* what, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Says what has become durable, unless that was said.
   void TellDurable();
   // Until it is committed (OK), void (ABORTED), or the log is closed (any other).
@@ -110,7 +113,7 @@ class CommitQueue {
   int64_t pending_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // Waiting or being committed.
   absl::Status held_ ABSL_GUARDED_BY(mutex_);
   absl::Status failing_ ABSL_GUARDED_BY(mutex_);
-  int64_t failing_since_ns_ ABSL_GUARDED_BY(mutex_) = 0;  // 0 = the last commit was answered.
+  int64_t failing_since_ns_ ABSL_GUARDED_BY(mutex_) = 0;  // 0 = the last one was answered.
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<double> commit_seconds_ ABSL_GUARDED_BY(mutex_);

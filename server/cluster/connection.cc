@@ -25,6 +25,8 @@ constexpr const char* kSession[] = {
     "SET idle_in_transaction_session_timeout = '2s'",
     "SET lock_timeout = '2s'",
     "SET synchronous_commit = on",
+    // What is looked at behind a lock was committed before it was had.
+    "SET default_transaction_isolation = 'read committed'",
 };
 
 int64_t NowNanos() { return Clock::System()->MonotonicNanos(); }

@@ -18,6 +18,12 @@ constexpr int64_t kEmptyOldNanos = int64_t{600} * 1'000'000'000;
 constexpr int64_t kBodiesPage = 32;
 constexpr char kNow[] = "SELECT CAST(floor(extract(epoch FROM now())) AS bigint)";
 
+// Whether a partition's last row of the table is not below what its owner's state needs.
+std::string NeededIn(const std::string& table) {
+  return absl::StrCat("EXISTS (SELECT 1 FROM bellwether.lease l WHERE (SELECT f.last_lsn FROM ", table,
+                      " f WHERE f.p = l.p ORDER BY f.first_lsn DESC LIMIT 1) >= l.keep)");
+}
+
 int64_t NowNanos() { return Clock::System()->MonotonicNanos(); }
 
 }  // namespace
@@ -110,19 +116,40 @@ absl::Status FrameTables::EmptyOld(SharedPgLink* link) {
   const int64_t today = Day();
   for (const int64_t day : {today + 1, today + 2}) {
     const std::string table = absl::StrCat("bellwether.frames_", day % kTables);
-    BW_ASSIGN_OR_RETURN(
-        const auto holds,
-        link->Ask({absl::StrCat("SELECT count(*), count(CASE WHEN f.last_lsn >= l.keep THEN 1 END) FROM ", table,
-                                " f JOIN bellwether.lease l ON l.p = f.p"),
-                   {}}));
+    BW_ASSIGN_OR_RETURN(const auto holds, link->Ask({absl::StrCat("SELECT CASE WHEN EXISTS (SELECT 1 FROM ", table,
+                                                                  ") THEN 1 ELSE 0 END, CASE WHEN ", NeededIn(table),
+                                                                  " THEN 1 ELSE 0 END"),
+                                                     {}}));
     if (holds.Number(0, 0) == 0) continue;
     if (holds.Number(0, 1) > 0) {
       LogWarning("{} holds frames of two days ago that are needed still: it is not emptied", table);
       continue;
     }
-    BW_RETURN_IF_ERROR(link->Ask({absl::StrCat("TRUNCATE TABLE ", table), {}}).status());
+    const absl::Status emptied = Empty(table, today, link);
+    if (absl::IsUnavailable(emptied)) {  // Somebody reads it, or there is no answer: another time.
+      LogWarning("{} could not be emptied: {}", table, std::string(emptied.message()));
+    } else if (!emptied.ok() && !absl::IsAborted(emptied)) {  // Aborted: likewise.
+      return emptied;
+    }
   }
   return absl::OkStatus();
+}
+
+absl::Status FrameTables::Empty(const std::string& table, int64_t today, SharedPgLink* link) {
+  // Whoever commits locks the row of a lease first: nothing is committed meanwhile.  So it
+  // must not last: whoever reads the table, a dump for one, is not waited for.  And one
+  // that is carried out late, when the table is of a new day, comes to nothing.
+  const PgStatement is_today = {
+      "SELECT 1 / count(*) FROM (SELECT 1 AS one) AS t WHERE "
+      "CAST(floor(extract(epoch FROM clock_timestamp()) / 86400) AS bigint) = $1",
+      {today}};
+  return link
+      ->Transact({{"SET LOCAL lock_timeout = '200ms'", {}},
+                  {"SELECT p FROM bellwether.lease ORDER BY p FOR UPDATE", {}},
+                  {absl::StrCat("SELECT 1 / CASE WHEN ", NeededIn(table), " THEN 0 ELSE 1 END"), {}},
+                  {absl::StrCat("TRUNCATE TABLE ", table), {}},
+                  is_today})
+      .status();
 }
 
 }  // namespace bellwether::server

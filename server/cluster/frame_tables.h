@@ -47,13 +47,16 @@ class FrameTables {
   static absl::Status Read(uint32_t partition, SharedPgLink* link,
                            const std::function<absl::Status(const WalRecord&)>& visit);
   // Empties the tables that are neither today's nor yesterday's, each ten minutes at
-  // most; one that holds what some server's state is not beyond yet stays, and it is
-  // said.
+  // most; one that holds what some server's state is not beyond yet, or that somebody
+  // reads just then, stays, and it is said.
   absl::Status EmptyOld(SharedPgLink* link);
 
  private:
   static constexpr int kTables = 4;  // Of 001_tables.sql.
   int64_t Day() const;
+  // ABORTED: it is not `today` any more, or something in it is needed.  UNAVAILABLE: a lock
+  // was not to be had at once, or no answer.
+  static absl::Status Empty(const std::string& table, int64_t today, SharedPgLink* link);
   void SetDay(int64_t unix_seconds);
 
   std::atomic<int64_t> day_offset_ns_ = 0;  // The database's clock less our monotonic one.

@@ -32,7 +32,7 @@ SharedPgLink::SharedPgLink(const std::string& dsn, int64_t answer_ms, size_t lin
   }
 }
 
-absl::StatusOr<std::vector<PgResult>> SharedPgLink::Fly(Flight flight, const std::vector<PgStatement>& statements) {
+absl::StatusOr<std::vector<PgResult>> SharedPgLink::Fly(const Flight& flight) {
   size_t place = 0;
   {
     absl::MutexLock lock(&mutex_);
@@ -43,19 +43,23 @@ absl::StatusOr<std::vector<PgResult>> SharedPgLink::Fly(Flight flight, const std
   }
   PgLink& link = *links_[place];
   const bool used = link.connected();
-  auto results = (link.*flight)(statements);
-  if (used && !link.connected()) results = (link.*flight)(statements);
+  auto results = flight(&link);
+  if (used && !link.connected()) results = flight(&link);
   absl::MutexLock lock(&mutex_);
   free_.insert(place);
   return results;
 }
 
 absl::StatusOr<std::vector<PgResult>> SharedPgLink::Run(const std::vector<PgStatement>& statements) {
-  return Fly(&PgLink::Run, statements);
+  return Fly([&](PgLink* link) { return link->Run(statements); });
 }
 
 absl::StatusOr<std::vector<PgResult>> SharedPgLink::Transact(const std::vector<PgStatement>& statements) {
-  return Fly(&PgLink::Transact, statements);
+  return Fly([&](PgLink* link) { return link->Transact(statements); });
+}
+
+absl::StatusOr<std::vector<PgResult>> SharedPgLink::Transact(const Maker& make) {
+  return Fly([&](PgLink* link) { return link->Transact(make()); });
 }
 
 absl::StatusOr<PgResult> SharedPgLink::Ask(PgStatement statement) {

@@ -55,12 +55,15 @@ class SharedPgLink {
 
   absl::StatusOr<std::vector<PgResult>> Run(const std::vector<PgStatement>& statements);
   absl::StatusOr<std::vector<PgResult>> Transact(const std::vector<PgStatement>& statements);
+  // Likewise what `make` says, which is asked anew for a second try.
+  using Maker = std::function<std::vector<PgStatement>()>;
+  absl::StatusOr<std::vector<PgResult>> Transact(const Maker& make);
   // Run() of one statement.
   absl::StatusOr<PgResult> Ask(PgStatement statement);
 
  private:
-  using Flight = absl::StatusOr<std::vector<PgResult>> (PgLink::*)(const std::vector<PgStatement>&);
-  absl::StatusOr<std::vector<PgResult>> Fly(Flight flight, const std::vector<PgStatement>& statements);
+  using Flight = std::function<absl::StatusOr<std::vector<PgResult>>(PgLink*)>;
+  absl::StatusOr<std::vector<PgResult>> Fly(const Flight& flight);
 
   std::vector<std::unique_ptr<PgLink>> links_;  // Each whose place it has in free_.
   absl::Mutex mutex_;

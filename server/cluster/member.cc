@@ -445,7 +445,9 @@ void Member::Do(const Errand& errand) {
     }
     case Chore::kHistory:
       if (!is(State::kOwned)) return;
-      if (const absl::Status status = host_->TakeHistory(partition); !status.ok() && !absl::IsCancelled(status)) {
+      // Whoever leaves gives it back without waiting for all of it.
+      if (const absl::Status status = host_->TakeHistory(partition, [&] { return is(State::kOwned); });
+          !status.ok() && !absl::IsCancelled(status)) {
         LogError("the older series of partition {} are not here, it is tried again: {}", partition,
                  std::string(status.message()));
         absl::MutexLock lock(&mutex_);

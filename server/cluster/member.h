@@ -59,8 +59,9 @@ class PartitionHost {
   // Takes up what the shared log holds of it; serves it when this returns OK, and
   // has nothing of it when it does not.
   virtual absl::Status TakePartition(uint32_t partition, uint64_t epoch) = 0;
-  // What can wait until it is served: the series of before.
-  virtual absl::Status TakeHistory(uint32_t partition) = 0;
+  // What can wait until it is served: the series of before.  CANCELLED: it is not wanted
+  // any more.
+  virtual absl::Status TakeHistory(uint32_t partition, const std::function<bool()>& is_wanted) = 0;
   // It is not served any more, nothing more is acknowledged, its streams end.
   // Quick, and waits for nothing; again does nothing.
   virtual void FencePartition(uint32_t partition) = 0;
@@ -77,7 +78,7 @@ struct ClusterOptions {
   std::string node;           // This server's name, unique in the cluster; "" = its host's.
   std::string address;        // Where clients and the other servers reach it, host:port; "" = where it listens.
   int64_t lease_seconds = 5;  // 2..60
-  int connections = 4;        // To each database, that commit frames, 1..64; up to eight more do the rest.
+  int connections = 4;        // To each database, that commit frames, 1..64; up to ten more do the rest.
   // What this server shows to the others, and who signed what they show (client_ca);
   // "" = as it does to clients (tls.*).
   TlsFiles peer;

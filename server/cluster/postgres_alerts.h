@@ -8,6 +8,7 @@
 #ifndef BELLWETHER_SERVER_CLUSTER_POSTGRES_ALERTS_H_
 #define BELLWETHER_SERVER_CLUSTER_POSTGRES_ALERTS_H_
 
+#include <atomic>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -19,7 +20,8 @@
 
 namespace bellwether::server {
 
-// In a transaction that begins with `begin`; `stored` is what it is stored with.
+// In a transaction that begins with `begin`; `stored` is what it is stored with.  True
+// also for one that the same owner stored under the same epoch and was not answered.
 absl::StatusOr<bool> PutPostgresTransition(std::vector<PgStatement> begin, const Fence& stored,
                                            const std::string& owner, Transition* transition, SharedPgLink* link);
 // Of a run in the same database, fenced.
@@ -27,7 +29,11 @@ inline absl::StatusOr<bool> PutPostgresTransition(const Fence& fence, const std:
                                                   SharedPgLink* link) {
   return PutPostgresTransition(FencedFlight(fence), fence, owner, transition, link);
 }
-absl::StatusOr<std::vector<Transition>> ListPostgresTransitions(uint64_t after, size_t limit, SharedPgLink* link);
+// Of all servers, at most `limit` with numbers above `after`; fewer: there are no more.  One
+// that cannot be read, a newer server's for instance, is left out, and said once:
+// `unreadable` is the highest of those so far.
+absl::StatusOr<std::vector<Transition>> ListPostgresTransitions(uint64_t after, size_t limit, SharedPgLink* link,
+                                                                std::atomic<uint64_t>* unreadable);
 
 }  // namespace bellwether::server
 

@@ -1,5 +1,6 @@
 #include "server/cluster/postgres_log.h"
 
+#include <atomic>
 #include <utility>
 #include <vector>
 
@@ -17,8 +18,10 @@
 namespace bellwether::server {
 namespace {
 
-// Several saves wait for their commits at once, several partitions are read at once.
+// Several saves wait for their commits at once (kSavers, pipeline.cc), and alerts wait for
+// none of those; several partitions are read at once.
 constexpr size_t kRowLinks = 4;
+constexpr size_t kAlertLinks = 2;
 constexpr size_t kReadLinks = 2;
 
 class PostgresLog final : public SharedLog {
@@ -28,6 +31,7 @@ class PostgresLog final : public SharedLog {
         may_be_away_(options.may_be_away),
         numbers_(options.numbers),
         rows_link_(options.dsn, options.answer_ms_max, kRowLinks),
+        alerts_link_(options.dsn, options.answer_ms_max, kAlertLinks),
         read_link_(options.dsn, options.answer_ms_max, kReadLinks),
         queue_(options, &tables_, std::move(on_durable)) {}
 
@@ -43,6 +47,7 @@ class PostgresLog final : public SharedLog {
 
   absl::Status Own(uint32_t partition, uint64_t epoch) override {
     BW_ASSIGN_OR_RETURN(const Lsn last, FrameTables::LastLsn(partition, &read_link_));
+    write_numbers_.Begin({partition, epoch});
     queue_.Own({partition, epoch}, last);
     return absl::OkStatus();
   }
@@ -60,24 +65,26 @@ class PostgresLog final : public SharedLog {
   // ---- SharedRows ----
   absl::Status PutRows(RunId run, const std::vector<SharedRow>& rows) override {
     BW_ASSIGN_OR_RETURN(const Fence fence, queue_.FenceOf(PlaceOf(PartitionOfRun(run))));
-    return PutPostgresRows(fence, rows, &rows_link_);
+    absl::Status put = PutPostgresRows(fence, rows, &write_numbers_, &rows_link_);
+    if (absl::IsUnavailable(put)) queue_.NoteSilence(put);  // Further ones need not wait as long.
+    return put;
   }
   absl::StatusOr<bool> PutTransition(Transition* transition) override {
     BW_ASSIGN_OR_RETURN(const Fence fence, queue_.FenceOf(PlaceOf(PartitionOfRun(transition->run))));
-    if (numbers_ == nullptr) return PutPostgresTransition(fence, owner_, transition, &rows_link_);
-    BW_RETURN_IF_ERROR(KeepWaitingAlert(fence, owner_, *transition, &rows_link_));
+    if (numbers_ == nullptr) return PutPostgresTransition(fence, owner_, transition, &alerts_link_);
+    BW_RETURN_IF_ERROR(KeepWaitingAlert(fence, owner_, *transition, &alerts_link_));
     BW_ASSIGN_OR_RETURN(const bool is_new, numbers_->Put(fence.epoch, owner_, transition));
     // One that stays is numbered already: found so, and dropped, by the next owner.
-    (void)DropWaitingAlert(fence.partition, *transition, &rows_link_);
+    (void)DropWaitingAlert(fence.partition, *transition, &alerts_link_);
     return is_new;
   }
   absl::Status KeepTransition(const Transition& transition) override {
     if (numbers_ == nullptr) return absl::OkStatus();
     BW_ASSIGN_OR_RETURN(const Fence fence, queue_.FenceOf(PlaceOf(PartitionOfRun(transition.run))));
-    return KeepWaitingAlert(fence, owner_, transition, &rows_link_);
+    return KeepWaitingAlert(fence, owner_, transition, &alerts_link_);
   }
   absl::StatusOr<std::vector<Transition>> ListTransitions(uint64_t after, size_t limit) const override {
-    return ListPostgresTransitions(after, limit, &read_link_);
+    return ListPostgresTransitions(after, limit, &read_link_, &unreadable_);
   }
 
   // ---- LogBackend ----
@@ -159,8 +166,10 @@ class PostgresLog final : public SharedLog {
   const bool may_be_away_;
   const std::shared_ptr<AlertNumbers> numbers_;
   const Recovery recovery_;
-  mutable SharedPgLink rows_link_;  // Commits of rows and alerts.
+  WriteNumbers write_numbers_;
+  mutable SharedPgLink rows_link_, alerts_link_;  // Commits of them.
   mutable SharedPgLink read_link_;
+  mutable std::atomic<uint64_t> unreadable_ = 0;
   FrameTables tables_;
   CommitQueue queue_;  // First to go: its writers use the tables.
 };

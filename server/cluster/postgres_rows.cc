@@ -12,11 +12,32 @@ namespace {
 constexpr size_t kRowsPerStatement = 32;
 constexpr int64_t kRowsPage = 256;
 
-}  // namespace
+// Big-endian: as bytes they compare as they do as numbers.
+std::string Encode(const WriteNumber& number) {
+  std::string bytes;
+  for (const uint64_t part : {number.epoch, number.number}) {
+    for (int shift = 56; shift >= 0; shift -= 8) bytes.push_back(static_cast<char>(part >> shift));
+  }
+  return bytes;
+}
 
-absl::Status PutPostgresRows(const Fence& fence, const std::vector<SharedRow>& rows, SharedPgLink* link) {
+// Fails where a write with a higher number came before.
+void AppendNumberCheck(const Fence& fence, const WriteNumber& number, std::vector<PgStatement>* flight) {
+  const std::vector<PgValue> values = {int64_t{fence.partition}, PgValue::Bytes(kWriteNumberKey),
+                                       PgValue::Bytes(Encode(number))};
+  if (!number.is_known) {
+    flight->push_back(
+        {"INSERT INTO bellwether.run_rows (p, key, value) VALUES ($1, $2, $3) ON CONFLICT (p, key) DO UPDATE "
+         "SET value = excluded.value WHERE run_rows.value < excluded.value",
+         values});
+  }
+  flight->push_back({"SELECT 1 / count(*) FROM bellwether.run_rows WHERE p = $1 AND key = $2 AND value = $3", values});
+}
+
+std::vector<PgStatement> RowsFlight(const Fence& fence, const WriteNumber& number, const std::vector<SharedRow>& rows) {
   const auto p = int64_t{fence.partition};
   std::vector<PgStatement> flight = FencedFlight(fence);
+  AppendNumberCheck(fence, number, &flight);
   // One statement takes each key once.
   std::map<std::string_view, const SharedRow*> last;
   for (const SharedRow& row : rows) last[row.key] = &row;
@@ -53,7 +74,29 @@ absl::Status PutPostgresRows(const Fence& fence, const std::vector<SharedRow>& r
   }
   finish();
   finish_take();
-  return link->Transact(flight).status();
+  return flight;
+}
+
+}  // namespace
+
+absl::Status PutPostgresRows(const Fence& fence, const std::vector<SharedRow>& rows, WriteNumbers* numbers,
+                             SharedPgLink* link) {
+  for (;;) {
+    WriteNumber number;
+    const auto flight = [&] {
+      numbers->GiveUp(fence, number);  // Of the try before, if there was one.
+      number = numbers->Of(fence);
+      return RowsFlight(fence, number, rows);
+    };
+    const absl::Status put = link->Transact(flight).status();
+    if (put.ok()) numbers->Confirm(fence, number);
+    if (absl::IsUnavailable(put)) numbers->GiveUp(fence, number);
+    // Of a database that lost the number's row with its last seconds, which has no standby.
+    if (absl::IsAborted(put) && number.is_known) numbers->GiveUp(fence, number);
+    // Or overtaken by a write beside it, after one that had been given up.
+    if (absl::IsAborted(put) && !(numbers->Of(fence) == number)) continue;
+    return put;
+  }
 }
 
 absl::Status ReadPostgresRows(uint32_t partition, std::string_view first, const std::string& end, SharedPgLink* link,

@@ -149,6 +149,13 @@ void RunJudge::State::JudgeDisagreements(const StepSample& sample, std::vector<T
                  .first_step = sample.step,
                  .detector = "equal"});
   }
+  if (sample.disagreements_left_out > 0) {
+    const auto worst = std::max_element(findings.begin(), findings.end(),
+                                        [](const Finding& a, const Finding& b) { return a.score < b.score; });
+    if (worst != findings.end()) {
+      worst->note = std::to_string(sample.disagreements_left_out) + " values of further heads differ, too";
+    }
+  }
   alerts.Update(Family::kDisagreement, sample.step, run, &findings, out);
 }
 

@@ -6,10 +6,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "bellwether/crc32c.h"
 #include "server/export/alert_json.h"
 #include "server/export/slack.h"
 #include "server/util/await_for.h"
 #include "server/util/log.h"
+#include "server/util/status_macros.h"
 
 namespace bellwether::server {
 namespace {
@@ -52,6 +54,7 @@ absl::StatusOr<std::unique_ptr<Webhook>> Webhook::Start(const WebhookOptions& op
 Webhook::Webhook(const WebhookOptions& options, UrlParts url, AlertLog* alerts, ActionLog* actions, Counters* counters)
     : options_(options),
       url_(std::move(url)),
+      receiver_(Crc32c(absl::StrCat(options.channel, " ", options.url))),  // A url may hold a secret.
       alerts_(alerts),
       actions_(actions),
       counters_(counters),
@@ -67,6 +70,23 @@ Webhook::Webhook(const WebhookOptions& options, UrlParts url, AlertLog* alerts, 
 }
 
 Webhook::~Webhook() { Stop(); }
+
+void Webhook::CatchUp(RunId first, RunId end) {
+  std::map<RunId, uint64_t> told;
+  for (const Transition& last : alerts_->Newest(first, end, Clock::System()->UnixNanos() - options_.catch_up_ns)) {
+    const auto [entry, fresh] = told.try_emplace(last.run, 0);
+    if (fresh) {
+      const absl::StatusOr<uint64_t> stored = alerts_->GetTold(last.run, receiver_);
+      if (!stored.ok()) {
+        LogWarning("webhook {}: of run {} all is told again: {}", options_.channel, last.run_name,
+                   std::string(stored.status().message()));
+      }
+      entry->second = stored.value_or(0);
+    }
+    // Who heard of nothing need not hear that it is over.
+    if (last.id > entry->second && (entry->second > 0 || last.state == AlertState::kFiring)) Note(last);
+  }
+}
 
 void Webhook::Stop() {
   if (!worker_.joinable()) return;
@@ -104,7 +124,9 @@ void Webhook::Note(const Transition& transition) {
   }
   pending.run_name = transition.run_name;
   if (!resolved) {
-    pending.resolved.erase(transition.key);
+    // Its end may have been told meanwhile to who catches up with its beginning.
+    const auto over = pending.resolved.find(transition.key);
+    if (over != pending.resolved.end() && over->second.k < transition.k) pending.resolved.erase(over);
   } else if (pending.resolved.size() < options_.resolved_max || pending.resolved.contains(transition.key)) {
     pending.resolved[transition.key] = transition;
   } else {
@@ -183,12 +205,22 @@ void Webhook::Work() {
   }
 }
 
+absl::Status Webhook::NoteTold(RunId run, uint64_t told) {
+  BW_ASSIGN_OR_RETURN(const uint64_t before, alerts_->GetTold(run, receiver_));
+  return told > before ? alerts_->PutTold(run, receiver_, told) : absl::OkStatus();
+}
+
 void Webhook::Deliver(RunId run, Pending pending) {
-  const std::string body = Body(run, pending);
+  uint64_t told = 0;
+  const std::string body = Body(run, pending, &told);
   if (body.empty()) return;
   const absl::Status posted = PostJson(url_, body, options_.timeout_ns);
   if (posted.ok()) {
     Count("delivered");
+    if (const absl::Status noted = NoteTold(run, told); !noted.ok()) {
+      LogWarning("webhook {}: run {} may be told of again: {}", options_.channel, pending.run_name,
+                 std::string(noted.message()));
+    }
     seconds_->Observe(static_cast<double>(Clock::System()->MonotonicNanos() - pending.since_ns) * 1e-9);
     return;
   }
@@ -218,12 +250,13 @@ void Webhook::Deliver(RunId run, Pending pending) {
   }
 }
 
-std::string Webhook::Body(RunId run, const Pending& pending) const {
+std::string Webhook::Body(RunId run, const Pending& pending, uint64_t* told) const {
   const int64_t now_ns = Clock::System()->UnixNanos();
   nlohmann::json alerts = nlohmann::json::array();
   bool firing = false;
   for (const Transition& alert : Firing(run)) {
     alerts.push_back(AlertJson(alert, options_.external_url));
+    *told = std::max(*told, alert.id);
     firing = true;
   }
   for (const auto& [key, transition] : pending.resolved) {
@@ -231,6 +264,7 @@ std::string Webhook::Body(RunId run, const Pending& pending) const {
     if (newest.ok() && (newest->last.state == AlertState::kFiring || newest->note.silenced_until_unix_ns > now_ns))
       continue;
     alerts.push_back(AlertJson(transition, options_.external_url));
+    *told = std::max(*told, transition.id);
   }
   if (alerts.empty()) return {};
   nlohmann::json body = {{"version", "4"},

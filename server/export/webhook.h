@@ -52,8 +52,9 @@ struct WebhookOptions {
   int64_t group_wait_ns = 50'000'000;      // Collects what comes together.
   int64_t backoff_first_ns = 500'000'000;  // Doubles, with jitter.
   int64_t backoff_max_ns = 60'000'000'000;
-  int64_t timeout_ns = 10'000'000'000;   // Connect, write and read, each.
-  int64_t stop_wait_ns = 2'000'000'000;  // Stop() tries so long to empty the queue.
+  int64_t timeout_ns = 10'000'000'000;                       // Connect, write and read, each.
+  int64_t stop_wait_ns = 2'000'000'000;                      // Stop() tries so long to empty the queue.
+  int64_t catch_up_ns = 24 * 3600 * int64_t{1'000'000'000};  // Older is no news.
 };
 
 // bellwether_notifications_total{channel,result}: delivered, retried, failed
@@ -61,13 +62,18 @@ struct WebhookOptions {
 // Thread-safe.
 class Webhook {
  public:
-  // INVALID_ARGUMENT: the url is none.  Begins with the next transition; all
-  // arguments must outlive the object.
+  // INVALID_ARGUMENT: the url is none.  Begins with the next transition, and CatchUp();
+  // all arguments must outlive the object.
   static absl::StatusOr<std::unique_ptr<Webhook>> Start(const WebhookOptions& options, AlertLog* alerts,
                                                         ActionLog* actions, Counters* counters);
   ~Webhook();
   Webhook(const Webhook&) = delete;
   Webhook& operator=(const Webhook&) = delete;
+
+  // Of the runs in [first, end), which are served here from now on: what changed while
+  // nobody told this receiver, because a server ended or the receiver was away for too long.
+  // How far it was told stands in the database, with the run.
+  void CatchUp(RunId first, RunId end);
 
   // Delivers what is due if it can within stop_wait_ns.  No retries after.
   void Stop();
@@ -90,12 +96,15 @@ class Webhook {
   bool IsToldOf(const AlertView& alert) const;
   void Work();
   // "" if nothing is left to say.
-  std::string Body(RunId run, const Pending& pending) const;
+  // `*told` becomes the highest id that it tells of.
+  std::string Body(RunId run, const Pending& pending, uint64_t* told) const;
+  absl::Status NoteTold(RunId run, uint64_t told);
   void Deliver(RunId run, Pending pending);
   void Count(const char* result);
 
   const WebhookOptions options_;
   const UrlParts url_;
+  const uint32_t receiver_;  // In the database.
   AlertLog* const alerts_;
   ActionLog* const actions_;
   Counters* const counters_;

@@ -74,7 +74,7 @@ std::optional<std::string> EventStream::Next() {
   {
     absl::MutexLock lock(&hub_->mutex_);
     const auto has_news = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(hub_->mutex_) {
-      return hub_->stopped_ || hub_->posted_ > after_;
+      return hub_->stopped_ || (hub_->posted_ > after_ && !failed_);
     };
     AwaitFor(&hub_->mutex_, absl::Condition(&has_news), absl::Nanoseconds(hub_->options_.tick_ns));
     if (hub_->stopped_) return std::nullopt;
@@ -89,6 +89,7 @@ std::optional<std::string> EventStream::Next() {
     }
   }
   const auto transitions = hub_->alerts_->Read(after_, hub_->options_.transitions_max, /*run=*/0);
+  failed_ = !transitions.ok();
   if (transitions.ok()) {
     for (const Transition& transition : *transitions) {
       after_ = transition.id;

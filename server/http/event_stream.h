@@ -53,6 +53,7 @@ class EventStream {
   uint64_t after_;        // The last transition that was sent.
   bool greeted_ = false;
   bool refused_ = false;
+  bool failed_ = false;  // The log could not be read: not again before the next tick.
   uint64_t table_version_ = 0;
   int64_t runs_sent_ns_ = 0;
   int64_t written_ns_ = 0;

@@ -1,59 +1,118 @@
 #include "server/http/http_listener.h"
 
-#include <poll.h>
+#include <fcntl.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/time.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
+#include <cstring>
 #include <utility>
 
+#include "server/util/await_for.h"
+#include "server/util/clock.h"
 #include "server/util/connection_source.h"
 
 namespace bellwether::server {
 namespace {
 
 constexpr useconds_t kShortOfDescriptorsUs = 10'000;
+constexpr int64_t kLookNs = 200'000'000;  // So often for connections that are late.
+constexpr int64_t kSecondNs = 1'000'000'000;
+constexpr size_t kProbeThreads = 2;
+constexpr char kTooLong[] =
+    "HTTP/1.1 431 Request Header Fields Too Large\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
+constexpr char kBusy[] =
+    "HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n";
+
+Counter* Refused(Counters* counters, const char* limit) {
+  return counters->counter("bellwether_http_connections_refused_total", {{"limit", limit}});
+}
+
+int64_t Now() { return Clock::System()->MonotonicNanos(); }
+
+bool IsProbe(std::string_view path) { return path == "/-/healthy" || path == "/-/ready"; }
 
 }  // namespace
 
-HttpListener::HttpListener(const Options& options, std::function<void(int fd)> serve, Counters* counters)
+HttpListener::HttpListener(const Options& options, Serve serve, Counters* counters)
     : options_(options),
       serve_(std::move(serve)),
-      refused_address_(counters->counter("bellwether_http_connections_refused_total", {{"limit", "address"}})),
-      refused_descriptors_(counters->counter("bellwether_http_connections_refused_total", {{"limit", "descriptors"}})),
-      pool_(options.threads_max, options.queue_max) {}
+      refused_address_(Refused(counters, "address")),
+      refused_connections_(Refused(counters, "connections")),
+      refused_descriptors_(Refused(counters, "descriptors")),
+      refused_time_(Refused(counters, "time")),
+      refused_head_(Refused(counters, "head")),
+      refused_queue_(Refused(counters, "queue")),
+      pool_(options.threads_max, options.queue_max),
+      probes_(kProbeThreads, options.connections_max) {}
 
 HttpListener::~HttpListener() { Stop(); }
 
 void HttpListener::Start(int listener) {
   listener_ = listener;
-  stop_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  fcntl(listener_, F_SETFL, fcntl(listener_, F_GETFL) | O_NONBLOCK);  // A peer may be gone before it is taken.
+  epoll_fd_ = epoll_create1(EPOLL_CLOEXEC);
+  wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  for (const int fd : {listener_, wake_fd_}) {
+    epoll_event event{.events = EPOLLIN, .data = {.fd = fd}};
+    epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, fd, &event);
+  }
   thread_ = std::thread([this] { Run(); });
 }
 
 void HttpListener::Stop() {
   if (!thread_.joinable()) return;
+  stopping_ = true;
   const uint64_t one = 1;
-  (void)!write(stop_fd_, &one, sizeof(one));
+  (void)!write(wake_fd_, &one, sizeof(one));
   thread_.join();
   close(listener_);
-  close(stop_fd_);
+  waiting_.clear();
+  std::vector<ConnectionPtr> returned;
+  {
+    absl::MutexLock lock(&mutex_);
+    returned.swap(returned_);
+    for (const ConnectionPtr& connection : served_) connection->Cut(/*writes=*/false);
+    const auto none = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return served_.empty(); };
+    AwaitFor(&mutex_, absl::Condition(&none), absl::Seconds(options_.stop_seconds_max));
+    for (const ConnectionPtr& connection : served_) connection->Cut(/*writes=*/true);
+  }
+  returned.clear();
   pool_.Shutdown();
+  probes_.Shutdown();
+  close(epoll_fd_);
+  close(wake_fd_);
 }
 
 void HttpListener::Run() {
-  pollfd polled[] = {{stop_fd_, POLLIN, 0}, {listener_, POLLIN, 0}};
-  while ((polled[0].revents & POLLIN) == 0) {
-    if (poll(polled, 2, -1) > 0 && polled[1].revents != 0) Accept();
+  std::array<epoll_event, 64> events;
+  while (!stopping_) {
+    const int wait_ms = waiting_.empty() ? -1 : static_cast<int>(kLookNs / 1'000'000);
+    const int count = epoll_wait(epoll_fd_, events.data(), static_cast<int>(events.size()), wait_ms);
+    for (int i = 0; i < count; ++i) {
+      const int fd = events[static_cast<size_t>(i)].data.fd;
+      if (fd == listener_) {
+        Accept();
+      } else if (fd == wake_fd_) {
+        uint64_t times;
+        (void)!read(wake_fd_, &times, sizeof(times));
+      } else if (const auto found = waiting_.find(fd); found != waiting_.end()) {
+        Progress(ConnectionPtr(found->second));
+      }
+    }
+    TakeBack();
+    EndLate();
   }
 }
 
 void HttpListener::Accept() {
   sockaddr_storage peer{};
   socklen_t size = sizeof(peer);
-  const int fd = accept4(listener_, reinterpret_cast<sockaddr*>(&peer), &size, SOCK_CLOEXEC);
+  const int fd = accept4(listener_, reinterpret_cast<sockaddr*>(&peer), &size, SOCK_CLOEXEC | SOCK_NONBLOCK);
   if (fd < 0) {
     if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) return;
     refused_descriptors_->Add();
@@ -66,25 +125,142 @@ void HttpListener::Accept() {
     close(fd);
     return;
   }
-  const timeval read_max{options_.read_seconds_max, 0}, write_max{options_.write_seconds_max, 0};
-  setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &read_max, sizeof(read_max));
-  setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &write_max, sizeof(write_max));
-  pool_.Enqueue([this, fd, source] {
-    serve_(fd);
-    Release(source);
+  const HttpConnection::Limits limits{.head_bytes_max = options_.head_bytes_max,
+                                      .request_ns_max = options_.request_seconds_max * kSecondNs,
+                                      .write_ns_max = options_.write_seconds_max * kSecondNs};
+  const auto connection =
+      std::make_shared<HttpConnection>(fd, options_.tls, limits, [this, source] { Release(source); });
+  if (MakeRoom()) Hold(connection);
+}
+
+// The new connection is counted already.
+bool HttpListener::MakeRoom() {
+  {
+    absl::MutexLock lock(&sources_mutex_);
+    if (open_ <= options_.connections_max) return true;
+  }
+  refused_connections_->Add();
+  const auto oldest = std::min_element(waiting_.begin(), waiting_.end(), [](const auto& a, const auto& b) {
+    return a.second->waits_since_ns() < b.second->waits_since_ns();
   });
+  if (oldest == waiting_.end()) return false;  // All are being served.
+  Forget(ConnectionPtr(oldest->second));
+  return true;
+}
+
+void HttpListener::Progress(const ConnectionPtr& connection) {
+  if (connection->lingers()) {
+    if (!connection->Drain()) Forget(connection);
+    return;
+  }
+  switch (connection->ReadHead()) {
+    case HttpConnection::Head::kPartial:
+      return Watch(connection);
+    case HttpConnection::Head::kComplete:
+      return Dispatch(connection);
+    case HttpConnection::Head::kTooLong:
+      return Turn(connection, kTooLong, refused_head_);
+    case HttpConnection::Head::kEnded:
+      return Forget(connection);
+  }
+}
+
+void HttpListener::Hold(const ConnectionPtr& connection) {
+  waiting_[connection->fd()] = connection;
+  epoll_event event{.events = EPOLLIN, .data = {.fd = connection->fd()}};
+  epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, connection->fd(), &event);
+}
+
+void HttpListener::Watch(const ConnectionPtr& connection) {
+  const bool write = connection->wants_to_write() && !connection->lingers();
+  epoll_event event{.events = write ? EPOLLOUT : EPOLLIN, .data = {.fd = connection->fd()}};
+  epoll_ctl(epoll_fd_, EPOLL_CTL_MOD, connection->fd(), &event);
+}
+
+void HttpListener::Forget(const ConnectionPtr& connection) {
+  epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, connection->fd(), nullptr);
+  waiting_.erase(connection->fd());
+}
+
+void HttpListener::Turn(const ConnectionPtr& connection, const char* answer, Counter* counter) {
+  counter->Add();
+  connection->WriteWithin(0);
+  connection->write(answer, std::strlen(answer));
+  connection->Linger();
+  Watch(connection);
+}
+
+void HttpListener::Dispatch(const ConnectionPtr& connection) {
+  const bool probe = IsProbe(connection->PathRead());
+  // A probe's answer fits into the kernel's buffer, unless its reader wants to hold the thread.
+  connection->WriteWithin(probe ? 0 : options_.write_seconds_max * kSecondNs);
+  Forget(connection);
+  {
+    absl::MutexLock lock(&mutex_);
+    served_.insert(connection);
+  }
+  if ((probe ? probes_ : pool_).Enqueue([this, connection] { ServeOne(connection); })) return;
+  {
+    absl::MutexLock lock(&mutex_);
+    served_.erase(connection);
+  }
+  Hold(connection);
+  Turn(connection, kBusy, refused_queue_);
+}
+
+void HttpListener::ServeOne(const ConnectionPtr& connection) {
+  if (!stopping_) {
+    const bool more = serve_(connection.get()) && connection->NextRequest(options_.idle_seconds_max * kSecondNs);
+    if (!more) connection->Linger();
+  }
+  {
+    absl::MutexLock lock(&mutex_);
+    served_.erase(connection);
+    if (stopping_) return;
+    returned_.push_back(connection);
+  }
+  const uint64_t one = 1;
+  (void)!write(wake_fd_, &one, sizeof(one));
+}
+
+void HttpListener::TakeBack() {
+  std::vector<ConnectionPtr> returned;
+  {
+    absl::MutexLock lock(&mutex_);
+    returned.swap(returned_);
+  }
+  for (const ConnectionPtr& connection : returned) {
+    Hold(connection);
+    Progress(connection);  // What came with the request before is seen by nobody else.
+  }
+}
+
+void HttpListener::EndLate() {
+  const int64_t now_ns = Now();
+  if (now_ns - looked_ns_ < kLookNs) return;
+  looked_ns_ = now_ns;
+  std::vector<ConnectionPtr> late;
+  for (const auto& [fd, connection] : waiting_) {
+    if (connection->deadline_ns() <= now_ns) late.push_back(connection);
+  }
+  for (const ConnectionPtr& connection : late) {
+    if (connection->began()) refused_time_->Add();
+    Forget(connection);
+  }
 }
 
 bool HttpListener::Admit(const std::string& source) {
-  absl::MutexLock lock(&mutex_);
+  absl::MutexLock lock(&sources_mutex_);
   int64_t& open = by_source_[source];
   if (open >= options_.per_address_max) return false;
   ++open;
+  ++open_;
   return true;
 }
 
 void HttpListener::Release(const std::string& source) {
-  absl::MutexLock lock(&mutex_);
+  absl::MutexLock lock(&sources_mutex_);
+  --open_;
   const auto found = by_source_.find(source);
   if (--found->second == 0) by_source_.erase(found);
 }

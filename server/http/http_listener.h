@@ -1,22 +1,40 @@
 // http_listener.h: takes the page's connections in cpp-httplib's place.
 //
 // cpp-httplib accepts whatever comes, and gives each connection a thread while it
-// lives: a single address could hold them all.  Here an address has so many at
-// once, waiting ones too; more of it are closed as they come, and counted.  While
-// the pool's queue is full nothing is accepted, and when descriptors are short
-// nothing for 10 ms: those connections wait in the kernel.
+// lives: who sends nothing, or a byte at a time, holds them all.  Here one thread
+// waits for all connections (handshakes and heads of requests, http_connection.h),
+// and a request has a worker only once its head is there, until its answer is
+// out.  Probes have workers of their own: they are answered while all others are
+// busy.
+//
+// An address has so many connections at once, and all together connections_max,
+// where the one that has waited longest for its request makes room.  What is
+// closed by a limit is counted by it:
+//   address      its address has so many already
+//   connections  connections_max are open
+//   descriptors  the process has none left: nothing is accepted for 10 ms
+//   time         a request was begun, and did not come within request_seconds_max
+//   head         a request's line and headers are longer than head_bytes_max
+//   queue        queue_max requests wait for a worker (answered with 503)
 
 #ifndef BELLWETHER_SERVER_HTTP_HTTP_LISTENER_H_
 #define BELLWETHER_SERVER_HTTP_HTTP_LISTENER_H_
 
+#include <openssl/ssl.h>
+
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
+#include <set>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/synchronization/mutex.h"
+#include "server/http/http_connection.h"
 #include "server/http/worker_pool.h"
 #include "server/util/counters.h"
 
@@ -26,38 +44,76 @@ class HttpListener {
  public:
   struct Options {
     int64_t per_address_max = 64;  // As connection_source.h counts them.
+    size_t connections_max = 344;
     size_t threads_max = 88;
     size_t queue_max = 256;
-    int read_seconds_max = 10;
-    int write_seconds_max = 10;
+    size_t head_bytes_max = 32 << 10;
+    int request_seconds_max = 10;  // From a request's first byte to its last.
+    int write_seconds_max = 10;    // Of a reader who takes nothing.
+    int idle_seconds_max = 5;      // Of a connection that is kept.
+    int stop_seconds_max = 3;      // For answers that are under way when it stops.
+    SSL_CTX* tls = nullptr;        // Null: plaintext.  Must outlive the listener.
   };
-  // `serve` is called on the pool's threads, and closes the connection.
-  HttpListener(const Options& options, std::function<void(int fd)> serve, Counters* counters);
+  // Reads the request whose head has come and writes its answer, on threads of
+  // the pool; false: the connection must end.
+  using Serve = std::function<bool(HttpConnection* connection)>;
+  HttpListener(const Options& options, Serve serve, Counters* counters);
   ~HttpListener();  // As Stop().
   HttpListener(const HttpListener&) = delete;
   HttpListener& operator=(const HttpListener&) = delete;
 
   // Accepts from `listener`, which listens, and is closed by Stop().
   void Start(int listener);
-  // Accepts no more; returns once what was accepted has been served.
+  // Accepts no more and reads no more; answers that are under way have
+  // stop_seconds_max, then their connections are cut.  Returns once all threads
+  // have ended.
   void Stop();
 
  private:
+  using ConnectionPtr = std::shared_ptr<HttpConnection>;
+
   void Run();
   void Accept();
+  // Goes on with a connection that waits.
+  void Progress(const ConnectionPtr& connection);
+  void Hold(const ConnectionPtr& connection);
+  void Watch(const ConnectionPtr& connection);
+  void Forget(const ConnectionPtr& connection);
+  void Dispatch(const ConnectionPtr& connection);
+  void ServeOne(const ConnectionPtr& connection);
+  // Answers without a worker, and ends the connection.
+  void Turn(const ConnectionPtr& connection, const char* answer, Counter* counter);
+  void TakeBack();
+  void EndLate();
+  bool MakeRoom();
   bool Admit(const std::string& source);
   void Release(const std::string& source);
 
   const Options options_;
-  const std::function<void(int fd)> serve_;
+  const Serve serve_;
   Counter* const refused_address_;
+  Counter* const refused_connections_;
   Counter* const refused_descriptors_;
-  WorkerPool pool_;
+  Counter* const refused_time_;
+  Counter* const refused_head_;
+  Counter* const refused_queue_;
+  // Of the one thread.
+  std::map<int, ConnectionPtr> waiting_;  // By descriptor.
+  int64_t looked_ns_ = 0;                 // For late ones.
   int listener_ = -1;
-  int stop_fd_ = -1;
+  int epoll_fd_ = -1;
+  int wake_fd_ = -1;
   std::thread thread_;
+
+  std::atomic<bool> stopping_ = false;
   absl::Mutex mutex_;
-  std::map<std::string, int64_t> by_source_ ABSL_GUARDED_BY(mutex_);
+  std::set<ConnectionPtr> served_ ABSL_GUARDED_BY(mutex_);
+  std::vector<ConnectionPtr> returned_ ABSL_GUARDED_BY(mutex_);  // By workers.
+  absl::Mutex sources_mutex_;                                    // Taken last: connections end in many places.
+  std::map<std::string, int64_t> by_source_ ABSL_GUARDED_BY(sources_mutex_);
+  size_t open_ ABSL_GUARDED_BY(sources_mutex_) = 0;
+  WorkerPool pool_;
+  WorkerPool probes_;
 };
 
 }  // namespace bellwether::server

@@ -3,9 +3,9 @@
 #include <httplib.h>
 #include <sys/socket.h>
 
-#include <atomic>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -16,7 +16,9 @@
 #include "server/http/access.h"
 #include "server/http/console_assets.h"
 #include "server/http/gzip.h"
+#include "server/http/http_connection.h"
 #include "server/http/http_listener.h"
+#include "server/http/http_tls.h"
 #include "server/http/json_gateway.h"
 #include "server/util/log.h"
 
@@ -75,58 +77,46 @@ void ReplyError(const httplib::Request& request, httplib::Response* response, co
   Reply(request, response, HttpStatus(status.code()), ErrorJson(status), kJson);
 }
 
-// A label of few values: what people type must not become series.
-std::string PathLabel(const httplib::Request& request, int status) {
-  const std::string& path = request.path;
-  for (const char* const known : {"/metrics", "/-/healthy", "/-/ready", "/-/reload", "/api/v1/events"}) {
-    if (path == known) return path;
+// Of the request's body; nothing if that is not said in one way only.
+std::optional<uint64_t> BodyBytes(const httplib::Request& request) {
+  if (request.has_header("Transfer-Encoding")) return std::nullopt;
+  const size_t lengths = request.get_header_value_count("Content-Length");
+  if (lengths == 0) return 0;
+  const std::string text = request.get_header_value("Content-Length");
+  uint64_t bytes;
+  if (lengths > 1 || text.find_first_not_of("0123456789") != std::string::npos || !absl::SimpleAtoi(text, &bytes)) {
+    return std::nullopt;
   }
-  if (absl::StartsWith(path, kApi)) return status == 501 || status == 404 ? "/api/v1/" : path;
-  return FindConsoleAsset(path.empty() ? path : path.substr(1)) != nullptr ? "/" : "other";
+  return bytes;
 }
 
-// The certificate of this moment, for one handshake; a rotated one is for the next.
-int ChooseCertificate(SSL* ssl, void* watch) {
-  const std::shared_ptr<const TlsMaterial> material = static_cast<const TlsWatch*>(watch)->material();
-  const std::unique_ptr<STACK_OF(X509), void (*)(STACK_OF(X509)*)> rest(sk_X509_new_null(),
-                                                                        [](STACK_OF(X509) * s) { sk_X509_free(s); });
-  for (size_t i = 1; i < material->chain.size(); ++i) sk_X509_push(rest.get(), material->chain[i].get());
-  if (SSL_use_cert_and_key(ssl, material->chain[0].get(), material->key.get(), rest.get(), 1) != 1) return 0;
-  if (material->client_store == nullptr) return 1;
-  SSL_set1_verify_cert_store(ssl, material->client_store.get());
-  for (const X509Ptr& authority : material->client_ca) SSL_add_client_CA(ssl, authority.get());
-  SSL_set_verify(ssl, SSL_VERIFY_PEER, nullptr);  // One that is shown must be good; none is none.
-  return 1;
-}
-
-bool SetUpTls(SSL_CTX* context, TlsWatch* watch) {
-  SSL_CTX_set_min_proto_version(context, TLS1_2_VERSION);
-  SSL_CTX_set_options(context, SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_COMPRESSION | SSL_OP_NO_TICKET);
-  // A resumed session would keep a certificate that has been taken back.
-  SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
-  SSL_CTX_set_num_tickets(context, 0);
-  SSL_CTX_set_cert_cb(context, ChooseCertificate, watch);
-  return SSL_CTX_set_cipher_list(context, "ECDHE+AESGCM:ECDHE+CHACHA20") == 1;
-}
-
-std::unique_ptr<httplib::Server> MakeHttpServer(TlsWatch* tls) {
-  if (tls == nullptr) return std::make_unique<httplib::Server>();
-  return std::make_unique<httplib::SSLServer>([tls](SSL_CTX& context) { return SetUpTls(&context, tls); });
-}
-
-// cpp-httplib serves only what it has accepted itself: what it does with a
-// connection is private, and so is the descriptor that its loops look at to see
-// the end.  Access is not checked for what an explicit instantiation names.
-using ServeSocket = bool (httplib::Server::*)(socket_t);
-using ListenerOf = std::atomic<socket_t> httplib::Server::*;
-ServeSocket PrivateServe();
-ListenerOf PrivateListener();
-template <ServeSocket serve, ListenerOf listener>
-struct Private {
-  friend ServeSocket PrivateServe() { return serve; }
-  friend ListenerOf PrivateListener() { return listener; }
+// cpp-httplib without its sockets: it parses one request of a connection of ours,
+// and writes the answer.
+class Engine final : public httplib::Server {
+ public:
+  // Bound to an address, for whoever listens; -1 if that cannot be.
+  int listener() const { return svr_sock_; }
+  // The connection that this thread serves: handlers are told nothing of it.
+  static HttpConnection*& Served() {
+    thread_local HttpConnection* served = nullptr;
+    return served;
+  }
+  // False: the connection must end.
+  bool Serve(HttpConnection* connection, size_t body_bytes_max) {
+    bool closed = false;
+    Served() = connection;
+    const auto set_up = [&](httplib::Request& request) {
+      request.ssl = connection->ssl();
+      // Thousands of them fit into a line, and multiply the answer.
+      request.ranges.clear();
+      request.headers.erase("Range");
+      const std::optional<uint64_t> bytes = BodyBytes(request);
+      connection->ExpectBody(bytes.value_or(0) <= body_bytes_max ? bytes : std::nullopt);
+    };
+    const bool last = connection->requests() + 1 >= static_cast<int64_t>(keep_alive_max_count_);
+    return process_request(*connection, last, closed, set_up) && !closed && !last;
+  }
 };
-template struct Private<&httplib::Server::process_and_close_socket, &httplib::Server::svr_sock_>;
 
 class HttpServerImpl final : public HttpServer {
  public:
@@ -135,14 +125,9 @@ class HttpServerImpl final : public HttpServer {
         sources_(std::move(sources)),
         hub_(options.events, sources_.runs, sources_.alerts, sources_.counters, sources_.transition_json,
              sources_.others),
-        server_(MakeHttpServer(sources_.tls)),
-        listener_(
-            {.per_address_max = options.connections_per_address_max,
-             .threads_max = static_cast<size_t>(options.workers_max + options.events.streams_max),
-             .queue_max = static_cast<size_t>(options.queue_max),
-             .read_seconds_max = options.read_seconds_max,
-             .write_seconds_max = options.write_seconds_max},
-            [this](int fd) { (server_.get()->*PrivateServe())(fd); }, sources_.counters) {}
+        calls_(options.calls, sources_.counters),
+        tls_(sources_.tls != nullptr ? MakePageTls(sources_.tls) : nullptr),
+        methods_(sources_.methods.begin(), sources_.methods.end()) {}
   ~HttpServerImpl() override { Stop(); }
 
   absl::Status Start();
@@ -153,14 +138,16 @@ class HttpServerImpl final : public HttpServer {
   using Request = httplib::Request;
   using Response = httplib::Response;
 
+  std::string PathLabel(const std::string& path) const;
   // True if the request is answered: refused, or led elsewhere.
   bool Refuse(const Request& request, Response& response) const;
+  bool RefuseByHead(const Request& request, Response& response) const;
   bool EnterByAddress(const Request& request, Response& response) const;
   Credentials CredentialsOf(const Request& request) const;
   // Who asks; null where nobody is asked.  Answers the request if that is not known.
   std::optional<GrantPtr> Identify(const Request& request, Response& response) const;
-  // For the role and every run; answers the request if not.
-  bool MayAll(const Request& request, Response& response, Role role) const;
+  // As Identify(), and for the role and every run; answers the request if not.
+  std::optional<GrantPtr> MayAll(const Request& request, Response& response, Role role) const;
   void Get(const Request& request, Response& response);
   void Post(const Request& request, Response& response);
   void Reload(const Request& request, Response& response);
@@ -173,74 +160,131 @@ class HttpServerImpl final : public HttpServer {
   const HttpOptions options_;
   const HttpSources sources_;
   EventHub hub_;
-  const std::unique_ptr<httplib::Server> server_;
-  HttpListener listener_;
+  CallSlots calls_;
+  const SslContextPtr tls_;
+  const std::set<std::string, std::less<>> methods_;
+  Engine server_;
+  std::unique_ptr<HttpListener> listener_;
   int port_ = 0;
 };
 
+// A label of few values: what people type must not become series.
+std::string HttpServerImpl::PathLabel(const std::string& path) const {
+  for (const char* const known : {"/metrics", "/-/healthy", "/-/ready", "/-/reload", "/api/v1/events"}) {
+    if (path == known) return path;
+  }
+  if (absl::StartsWith(path, kApi)) return methods_.count(path.substr(sizeof(kApi) - 1)) > 0 ? path : kApi;
+  return FindConsoleAsset(path.empty() ? path : path.substr(1)) != nullptr ? "/" : "other";
+}
+
 absl::Status HttpServerImpl::Start() {
+  if (secure() && tls_ == nullptr) return absl::InternalError("OpenSSL does not offer what the page's TLS needs");
   // Not cpp-httplib's own, which lets a second server bind the same port.
-  server_->set_socket_options([](socket_t socket) {
+  server_.set_socket_options([](socket_t socket) {
     const int yes = 1;
     setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
   });
-  server_->set_tcp_nodelay(true);
-  server_->set_payload_max_length(options_.body_bytes_max);
-  server_->set_read_timeout(options_.read_seconds_max);
-  server_->set_write_timeout(options_.write_seconds_max);
-  server_->set_keep_alive_timeout(options_.keepalive_seconds);
-  server_->set_keep_alive_max_count(static_cast<size_t>(options_.keepalive_requests_max));
-  server_->set_default_headers(SecurityHeaders());
-  server_->set_pre_routing_handler([this](const Request& request, Response& response) {
+  server_.set_payload_max_length(options_.body_bytes_max);
+  // Said in answers only: the listener sees to it.
+  server_.set_keep_alive_timeout(options_.keepalive_seconds);
+  server_.set_keep_alive_max_count(static_cast<size_t>(options_.keepalive_requests_max));
+  server_.set_default_headers(SecurityHeaders());
+  server_.set_pre_routing_handler([this](const Request& request, Response& response) {
     return Refuse(request, response) ? httplib::Server::HandlerResponse::Handled
                                      : httplib::Server::HandlerResponse::Unhandled;
   });
-  server_->Get(".*", [this](const Request& request, Response& response) { Get(request, response); });
-  server_->Post(".*", [this](const Request& request, Response& response) { Post(request, response); });
-  server_->set_error_handler([](const Request&, Response& response) {
+  server_.Get(".*", [this](const Request& request, Response& response) { Get(request, response); });
+  server_.Post(".*", [this](const Request& request, Response& response) { Post(request, response); });
+  server_.set_error_handler([](const Request&, Response& response) {
     if (response.body.empty() && !response.content_provider_) {
       response.set_content(absl::StrCat("error ", response.status, "\n"), kText);
     }
   });
-  server_->set_exception_handler([](const Request& request, Response& response, std::exception_ptr) {
+  server_.set_exception_handler([](const Request& request, Response& response, std::exception_ptr) {
     LogError("http: an exception on {}", request.path);
     response.status = 500;
   });
-  server_->set_logger([this](const Request& request, const Response& response) {
+  server_.set_logger([this](const Request& request, const Response& response) {
     sources_.counters
         ->counter("bellwether_http_requests_total",
-                  {{"path", PathLabel(request, response.status)}, {"code", absl::StrCat(response.status)}})
+                  {{"path", PathLabel(request.path)}, {"code", absl::StrCat(response.status)}})
         ->Add();
   });
 
   if (options_.port == 0) {
-    port_ = server_->bind_to_any_port(options_.host);
+    port_ = server_.bind_to_any_port(options_.host);
   } else {
-    port_ = server_->bind_to_port(options_.host, options_.port) ? options_.port : -1;
+    port_ = server_.bind_to_port(options_.host, options_.port) ? options_.port : -1;
   }
   if (port_ <= 0) {
     return absl::UnavailableError(absl::StrCat("cannot listen on ", options_.host, ":", options_.port,
                                                " for HTTP: the address is taken or not of this machine"));
   }
-  const int listener = server_.get()->*PrivateListener();
+  const int listener = server_.listener();
   listen(listener, SOMAXCONN);  // cpp-httplib lets five wait.
-  listener_.Start(listener);
+  const size_t served = static_cast<size_t>(options_.workers_max + options_.events.streams_max);
+  const size_t queue_max = static_cast<size_t>(options_.queue_max);
+  listener_ = std::make_unique<HttpListener>(
+      HttpListener::Options{.per_address_max = options_.connections_per_address_max,
+                            .connections_max = served + queue_max,
+                            .threads_max = served,
+                            .queue_max = queue_max,
+                            .request_seconds_max = options_.request_seconds_max,
+                            .write_seconds_max = options_.write_seconds_max,
+                            .idle_seconds_max = options_.keepalive_seconds,
+                            .tls = tls_.get()},
+      [this](HttpConnection* connection) { return server_.Serve(connection, options_.body_bytes_max); },
+      sources_.counters);
+  listener_->Start(listener);
   return absl::OkStatus();
 }
 
 void HttpServerImpl::Stop() {
   hub_.Stop();
-  server_.get()->*PrivateListener() = INVALID_SOCKET;  // Ends what is kept alive.
-  listener_.Stop();
+  if (listener_ != nullptr) listener_->Stop();
 }
 
 bool HttpServerImpl::Refuse(const Request& request, Response& response) const {
+  if (!RefuseByHead(request, response)) return false;
+  // What of a body was not read would be taken for the next request.
+  if (BodyBytes(request) != 0) response.set_header("Connection", "close");
+  return true;
+}
+
+bool HttpServerImpl::RefuseByHead(const Request& request, Response& response) const {
   if (!HostIsAllowed(request.get_header_value("Host"), options_.hosts)) {
     Reply(request, &response, 421, "This server does not answer to that name; see web.hosts in its configuration.\n",
           kText);
     return true;
   }
-  if (sources_.access == nullptr || request.path == "/-/healthy") return false;
+  // cpp-httplib would take bodies of any size by these.
+  if (request.has_header("Transfer-Encoding") || request.has_header("Content-Encoding")) {
+    const bool chunked = request.has_header("Transfer-Encoding");
+    Reply(request, &response, chunked ? 411 : 415,
+          chunked ? "Transfer-Encoding: send the body with a Content-Length\n"
+                  : "Content-Encoding: send the body as it is\n",
+          kText);
+    return true;
+  }
+  const std::optional<uint64_t> bytes = BodyBytes(request);
+  if (!bytes.has_value()) {
+    Reply(request, &response, 400, "Content-Length: must be one number\n", kText);
+    return true;
+  }
+  if (*bytes > options_.body_bytes_max) {
+    Reply(request, &response, 413,
+          absl::StrCat("Content-Length: ", *bytes, ", must be 0 to ", options_.body_bytes_max, "\n"), kText);
+    return true;
+  }
+  if (request.path == "/-/healthy" || request.path == "/-/ready") {
+    const bool read = request.method == "GET" || request.method == "HEAD";
+    if (!read) {
+      response.set_header("Allow", "GET, HEAD");
+      Reply(request, &response, 405, "this is read: use GET\n", kText);
+    }
+    if (!read || request.path == "/-/healthy") return !read;
+  }
+  if (sources_.access == nullptr) return false;
   return EnterByAddress(request, response) || !Identify(request, response).has_value();
 }
 
@@ -294,20 +338,20 @@ std::optional<GrantPtr> HttpServerImpl::Identify(const Request& request, Respons
   return std::nullopt;
 }
 
-bool HttpServerImpl::MayAll(const Request& request, Response& response, Role role) const {
-  const std::optional<GrantPtr> grant = Identify(request, response);
-  if (!grant.has_value()) return false;
-  if (*grant == nullptr) return true;
+std::optional<GrantPtr> HttpServerImpl::MayAll(const Request& request, Response& response, Role role) const {
+  std::optional<GrantPtr> grant = Identify(request, response);
+  if (!grant.has_value() || *grant == nullptr) return grant;
   const absl::Status allowed = (*grant)->CheckAll(role);
+  if (allowed.ok()) return grant;
   (*grant)->Note(request.path, "", allowed, role == Role::kAdmin);
-  if (!allowed.ok()) ReplyError(request, &response, allowed);
-  return allowed.ok();
+  ReplyError(request, &response, allowed);
+  return std::nullopt;
 }
 
 void HttpServerImpl::Get(const Request& request, Response& response) {
   const std::string& path = request.path;
   if (path == "/metrics") {
-    if (!MayAll(request, response, Role::kRead)) return;
+    if (!MayAll(request, response, Role::kRead).has_value()) return;
     Reply(request, &response, 200, sources_.metrics(), "text/plain; version=0.0.4; charset=utf-8");
   } else if (path == "/-/healthy") {
     Reply(request, &response, 200, "healthy\n", kText);
@@ -356,15 +400,26 @@ void HttpServerImpl::Reload(const Request& request, Response& response) {
     Reply(request, &response, 403, "reloading by HTTP is off; see web.enable_reload in the configuration\n", kText);
     return;
   }
-  if (!MayAll(request, response, Role::kAdmin)) return;
-  if (const absl::Status reloaded = sources_.reload(); !reloaded.ok()) return ReplyError(request, &response, reloaded);
+  const std::optional<GrantPtr> grant = MayAll(request, response, Role::kAdmin);
+  if (!grant.has_value()) return;
+  const absl::Status reloaded = sources_.reload();
+  if (*grant != nullptr) (*grant)->Note(request.path, "", reloaded, /*changes=*/true);
+  if (!reloaded.ok()) return ReplyError(request, &response, reloaded);
   Reply(request, &response, 200, "reloaded\n", kText);
 }
 
 void HttpServerImpl::Call(const Request& request, Response& response, const std::string& body) {
   const std::optional<GrantPtr> grant = Identify(request, response);
   if (!grant.has_value()) return;
-  absl::StatusOr<std::string> answer = sources_.call(request.path.substr(sizeof(kApi) - 1), body, *grant);
+  // By his name, or where he comes from if he has none.
+  const std::string who = *grant != nullptr ? (*grant)->who() : "";
+  const std::unique_ptr<CallSlots::Place> place = calls_.Enter(who.empty() ? request.remote_addr : who);
+  if (place == nullptr) {
+    response.set_header("Retry-After", "1");
+    return ReplyError(request, &response, absl::UnavailableError("too many queries are under way; come back"));
+  }
+  absl::StatusOr<std::string> answer =
+      sources_.call(request.path.substr(sizeof(kApi) - 1), body, *grant, [] { return Engine::Served()->gone(); });
   if (!answer.ok()) return ReplyError(request, &response, answer.status());
   Reply(request, &response, 200, *std::move(answer), kJson);
 }

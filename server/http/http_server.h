@@ -5,13 +5,13 @@
 //   /-/healthy              200 while the process serves; wants no token
 //   /-/ready                200 while acknowledged means durable, else 503 and why
 //   /-/reload               POST: reads the rules file again; 403 where that is off
-//   /api/v1/<Method>        json_gateway.h
+//   /api/v1/<Method>        json_gateway.h; 503 while too many run (call_slots.h)
 //   /api/v1/events          event_stream.h; 503 when too many are open
 //
 // Every answer carries a content security policy that allows this server only,
-// and is refused to who may not ask (access.h).  With TLS (1.2 and later) a
-// certificate of a client counts as its token does, and none is no reason to end
-// the handshake: browsers come by token.  Works under a path prefix of a
+// and is refused to who may not ask (access.h).  With TLS (http_tls.h) a
+// certificate of a client counts as its token does.  A body comes with its
+// length, plain.  Works under a path prefix of a
 // reverse proxy: the page uses relative addresses only.
 
 #ifndef BELLWETHER_SERVER_HTTP_HTTP_SERVER_H_
@@ -21,12 +21,14 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/access/access.h"
 #include "server/access/tls_files.h"
+#include "server/http/call_slots.h"
 #include "server/http/event_stream.h"
 #include "server/store/alert_log.h"
 #include "server/store/run_table.h"
@@ -38,15 +40,16 @@ struct HttpOptions {
   std::string host = "127.0.0.1";  // An address or a name of this machine.
   int port = 7071;                 // 0 = any free one
   std::vector<std::string> hosts;  // Names by which browsers may call this server.
-  int workers_max = 24;            // Connections served at once, streams beside.
-  int queue_max = 256;             // Connections that wait for a worker.
-  // Of both, from one address (util/connection_source.h): fewer than there are workers.
+  int workers_max = 24;            // Requests served at once, streams beside.
+  int queue_max = 256;             // Requests that wait for a worker, and as many connections beyond those served.
+  // Of all connections, from one address (util/connection_source.h).
   int64_t connections_per_address_max = 64;
   size_t body_bytes_max = 1 << 20;
   int keepalive_seconds = 5;  // Of an idle connection.
   int keepalive_requests_max = 1000;
-  int read_seconds_max = 10;
-  int write_seconds_max = 10;
+  int request_seconds_max = 10;  // From a request's first byte to its last.
+  int write_seconds_max = 10;    // Of a reader who takes nothing of an answer.
+  CallSlots::Options calls;
   EventHub::Options events;
 };
 
@@ -55,11 +58,13 @@ struct HttpSources {
   std::function<std::string()> metrics;
   std::function<absl::Status()> ready;
   std::function<absl::Status()> reload;  // Null: off.
-  // query/json_api.h.
-  std::function<absl::StatusOr<std::string>(const std::string& method, const std::string& body, const GrantPtr& grant)>
+  // query/json_api.h.  `cancelled`: whether the caller has gone away.
+  std::function<absl::StatusOr<std::string>(const std::string& method, const std::string& body, const GrantPtr& grant,
+                                            const std::function<bool()>& cancelled)>
       call;
-  Access* access = nullptr;  // Null: nobody is asked who he is, and grants are null.
-  TlsWatch* tls = nullptr;   // Null: plaintext.
+  std::vector<std::string_view> methods;  // What `call` knows; in labels, any other is none.
+  Access* access = nullptr;               // Null: nobody is asked who he is, and grants are null.
+  TlsWatch* tls = nullptr;                // Null: plaintext.
   EventHub::ToJson transition_json;
   const RunTable* runs = nullptr;
   std::function<bool()> others;  // As EventHub's; null = this server is alone.
@@ -77,8 +82,8 @@ class HttpServer {
 
   // The port that was bound.
   virtual int port() const = 0;
-  // Ends the streams, lets requests in progress finish, and returns once all
-  // threads have ended: keepalive_seconds at the longest beyond those.
+  // Ends the streams and what is still being sent, gives answers that are under
+  // way 3 s, then cuts their connections, and returns once all threads have ended.
   virtual void Stop() = 0;
 };
 

@@ -4,13 +4,13 @@
 
 namespace bellwether::server {
 
-void WorkerPool::Enqueue(std::function<void()> task) {
+bool WorkerPool::Enqueue(std::function<void()> task) {
   absl::MutexLock lock(&mutex_);
-  const auto has_room = [this]()
-                            ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return tasks_.size() < queue_max_ || stopping_; };
-  mutex_.Await(absl::Condition(&has_room));
+  // Idle threads take theirs: those do not wait.
+  if (stopping_ || tasks_.size() >= queue_max_ + idle_ + (threads_max_ - threads_.size())) return false;
   tasks_.push_back(std::move(task));
   if (tasks_.size() > idle_ && threads_.size() < threads_max_) threads_.emplace_back([this] { Work(); });
+  return true;
 }
 
 void WorkerPool::Shutdown() {

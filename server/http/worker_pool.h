@@ -1,9 +1,8 @@
-// worker_pool.h: the threads that serve connections.
+// worker_pool.h: the threads that serve requests.
 //
-// cpp-httplib serves a connection on one thread while it lives.  Threads are
-// started when they are needed and kept, threads_max at most; connections
-// beyond wait in a queue of queue_max, and when that is full the thread that
-// accepts waits too, so that the kernel's backlog takes the rest.
+// A request has a thread until its answer is out, however long its reader takes.
+// Threads are started when they are needed and kept, threads_max at most; what
+// comes beyond waits in a queue of queue_max.
 
 #ifndef BELLWETHER_SERVER_HTTP_WORKER_POOL_H_
 #define BELLWETHER_SERVER_HTTP_WORKER_POOL_H_
@@ -23,8 +22,8 @@ class WorkerPool {
  public:
   WorkerPool(size_t threads_max, size_t queue_max) : threads_max_(threads_max), queue_max_(queue_max) {}
 
-  // Waits while the queue is full.
-  void Enqueue(std::function<void()> task);
+  // False: the queue is full, or Shutdown() was called; never waits.
+  bool Enqueue(std::function<void()> task);
   // Runs what is queued, then ends.
   void Shutdown();
 

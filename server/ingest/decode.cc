@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "server/store/byte_io.h"
@@ -283,6 +284,8 @@ std::string EncodeSilence(const SilenceMessage& message) {
   return absl::StrCat(message.silent_ranks, " ", message.seconds);
 }
 
+std::string EncodeRunSilent(const RunSilentMessage& message) { return absl::StrCat(message.last_report_unix_ms); }
+
 std::string EncodeActionRequest(const ActionRequestMessage& message) {
   std::string payload;
   ByteWriter out(&payload);
@@ -388,6 +391,15 @@ absl::StatusOr<IngestMessage> DecodeRecord(const WalRecord& record, const Layout
     } else {
       plain.body = SilenceMessage{first, second};
     }
+    return plain;
+  }
+  if (record.kind == WalKind::kRunSilent) {
+    RunSilentMessage silent;
+    if (!absl::SimpleAtoi(record.payload, &silent.last_report_unix_ms)) {
+      return absl::DataLossError(absl::StrCat("log record ", record.lsn, " cannot be parsed"));
+    }
+    IngestMessage plain;
+    plain.body = silent;
     return plain;
   }
   if (record.kind == WalKind::kSpectra) {

@@ -47,6 +47,7 @@ absl::StatusOr<IngestMessage> Decode(const v1::ClientMessage& message, const Lay
 // The payloads of the server's own log records.
 std::string EncodeStepClosed(const StepClosedMessage& message);
 std::string EncodeSilence(const SilenceMessage& message);
+std::string EncodeRunSilent(const RunSilentMessage& message);
 std::string EncodeSpectra(const SpectraMessage& message);
 std::string EncodeActionRequest(const ActionRequestMessage& message);
 std::string EncodePolicy(const PolicyMessage& message);

@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/access/grpc_credentials.h"
+#include "server/ingest/run_key.h"
 #include "server/util/grpc_status.h"
 #include "server/util/status_macros.h"
 
@@ -31,11 +32,13 @@ constexpr int64_t kEndNsMax = 5'000'000'000;
 class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMessage, v1::ServerMessage>,
                                     public SessionOwner {
  public:
-  Stream(IngestService* service, grpc::CallbackServerContext* context, GrantPtr grant)
+  Stream(IngestService* service, grpc::CallbackServerContext* context, GrantPtr grant, std::unique_ptr<StreamUse> use)
       : service_(service),
         context_(context),
         grant_(std::move(grant)),
-        last_heard_ns_(service->clock_->MonotonicNanos()) {}
+        use_(std::move(use)),
+        began_ns_(service->clock_->MonotonicNanos()),
+        last_heard_ns_(began_ns_) {}
 
   void Start() { StartRead(&incoming_); }
 
@@ -113,6 +116,9 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
     WriteNext();
   }
 
+  // Not before: a client that was told OK says it to nobody else, should this server die.
+  void OnGoodbye() override { End(grpc::Status::OK); }
+
   void OnRoom() override { Offer(); }
 
   void OnFenced() override {
@@ -160,6 +166,15 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
     }
   }
 
+  void CutIfNotGreetedSince(int64_t since_ns) {
+    if (greeted_.load(std::memory_order_relaxed) || began_ns_ >= since_ns) return;
+    absl::MutexLock lock(&mutex_);
+    if (end_.has_value()) return;
+    service_->without_hello_->Add();
+    EndLocked({grpc::StatusCode::DEADLINE_EXCEEDED,
+               absl::StrCat("hello: none came for ", service_->options_.hello_ms_max, " ms")});
+  }
+
   void CancelIfEndingSince(int64_t since_ns) {
     absl::MutexLock lock(&mutex_);
     if (end_.has_value() && !finished_ && end_ns_ < since_ns) context_->TryCancel();
@@ -198,8 +213,11 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
   void TakeIncoming() {
     if (incoming_.body_case() == v1::ClientMessage::kBye && session_ != nullptr) {
       auto message = Decode(incoming_, &session_->layout(), service_->options_.limits);
-      if (message.ok()) session_->Bye(*std::move(message), incoming_.SerializeAsString());
-      End(grpc::Status::OK);
+      if (!message.ok()) {
+        End(ToGrpc(message.status()));
+      } else if (!session_->Bye(*std::move(message), incoming_.SerializeAsString())) {
+        End({grpc::StatusCode::UNAVAILABLE, "the goodbye could not be logged; come back"});
+      }
       return;
     }
     auto message = Decode(incoming_, session_ == nullptr ? nullptr : &session_->layout(), service_->options_.limits);
@@ -216,7 +234,7 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
     std::string payload = incoming_.SerializeAsString();
     service_->bytes_->Add(static_cast<double>(payload.size()));
     if (session_ == nullptr) {
-      Open(std::get<HelloMessage>(message->body), std::move(payload));
+      Open(std::get<HelloMessage>(std::move(message->body)), std::move(payload));
       return;
     }
     pending_ = *std::move(message);
@@ -224,22 +242,41 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
     Offer();
   }
 
+  // What the run with the Hello's uuid is called here; "" = there is none.
+  std::string KnownAs(const HelloMessage& hello) const {
+    if (service_->options_.runs == nullptr) return "";
+    const RunSnapshotPtr known = service_->options_.runs->Find(FormatUuid(hello.run.uuid));
+    return known == nullptr ? "" : known->record.description.name;
+  }
+
+  // Gives the run the uuid under which it is kept, also in what becomes its record.
+  // A run that is here by its uuid and this name, from when there were no rights by
+  // name, stays what it is.
+  void SettleUuid(HelloMessage* hello, std::string* payload) {
+    if (grant_ == nullptr || service_->options_.access->open() || KnownAs(*hello) == hello->run.name) return;
+    const RunUuid uuid = UuidOfBoth(hello->run.uuid, hello->run.name);
+    if (uuid == hello->run.uuid) return;
+    hello->run.uuid = uuid;
+    incoming_.mutable_hello()->mutable_run()->set_uuid(uuid.data(), uuid.size());
+    *payload = incoming_.SerializeAsString();
+  }
+
   // May this caller write this run?  A uuid that is here under another name is
-  // that run, whatever the Hello calls it.
+  // that run, whatever the Hello calls it; its name is not told.
   absl::Status Admit(const HelloMessage& hello) {
     if (grant_ == nullptr) return absl::OkStatus();
     BW_RETURN_IF_ERROR(grant_->Check(Role::kWrite, hello.run.name));
-    if (service_->options_.runs != nullptr) {
-      const RunSnapshotPtr known = service_->options_.runs->Find(FormatUuid(hello.run.uuid));
-      if (known != nullptr && known->record.description.name != hello.run.name) {
-        BW_RETURN_IF_ERROR(grant_->Check(Role::kWrite, known->record.description.name));
-      }
+    const std::string known = KnownAs(hello);
+    if (!known.empty() && known != hello.run.name && !grant_->Check(Role::kWrite, known).ok()) {
+      return absl::PermissionDeniedError(
+          absl::StrCat("run \"", hello.run.name, "\": its uuid is that of a run which this caller may not write"));
     }
-    BW_ASSIGN_OR_RETURN(use_, grant_->OpenStream(FormatUuid(hello.run.uuid)));
-    return absl::OkStatus();
+    return use_ == nullptr ? absl::OkStatus() : use_->EnterRun(FormatUuid(hello.run.uuid));
   }
 
-  void Open(const HelloMessage& hello, std::string payload) {
+  void Open(HelloMessage hello, std::string payload) {
+    greeted_.store(true, std::memory_order_relaxed);
+    SettleUuid(&hello, &payload);
     {
       absl::MutexLock lock(&mutex_);
       run_name_ = hello.run.name;
@@ -362,7 +399,10 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
   // Finishes once what is queued has been written.
   void End(grpc::Status status) {
     absl::MutexLock lock(&mutex_);
-    if (end_.has_value()) return;
+    if (!end_.has_value()) EndLocked(std::move(status));
+  }
+
+  void EndLocked(grpc::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     end_ = std::move(status);
     end_ns_ = service_->clock_->MonotonicNanos();
     WriteNext();
@@ -370,9 +410,11 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
 
   IngestService* const service_;
   grpc::CallbackServerContext* const context_;
-  const GrantPtr grant_;  // Null: nobody is asked.
-  std::unique_ptr<StreamUse> use_;
-  std::shared_ptr<Pause> pause_;  // The last one, and its alarm.
+  const GrantPtr grant_;                  // Null: nobody is asked.
+  const std::unique_ptr<StreamUse> use_;  // Null: no quota.
+  const int64_t began_ns_;
+  std::atomic<bool> greeted_ = false;  // A Hello has come.
+  std::shared_ptr<Pause> pause_;       // The last one, and its alarm.
   std::unique_ptr<grpc::Alarm> alarm_;
   std::atomic<int64_t> last_heard_ns_;
   v1::ClientMessage incoming_;
@@ -419,6 +461,7 @@ IngestService::IngestService(const Options& options, IngestSink* sink, Counters*
       values_(counters->counter("bellwether_ingest_values_total")),
       bytes_(counters->counter("bellwether_ingest_bytes_total")),
       streams_refused_(counters->counter("bellwether_ingest_limit_refused_total", {{"limit", "streams"}})),
+      without_hello_(counters->counter("bellwether_ingest_limit_refused_total", {{"limit", "hello"}})),
       fenced_(counters->counter("bellwether_ingest_limit_refused_total", {{"limit", "writers"}})) {}
 
 IngestService::~IngestService() = default;
@@ -433,6 +476,16 @@ grpc::ServerBidiReactor<v1::ClientMessage, v1::ServerMessage>* IngestService::At
       return new Refusal(ToGrpc(allowed));
     }
   }
+  // Before the Hello: else whoever has a quota could hold the streams of all others without one.
+  std::unique_ptr<StreamUse> use;
+  if (*grant != nullptr) {
+    absl::StatusOr<std::unique_ptr<StreamUse>> opened = (*grant)->OpenStream();
+    if (!opened.ok()) {
+      (*grant)->Note("Attach", "", opened.status(), true);
+      return new Refusal(ToGrpc(opened.status()));
+    }
+    use = *std::move(opened);
+  }
   Stream* stream = nullptr;
   {
     absl::MutexLock lock(&mutex_);
@@ -442,7 +495,7 @@ grpc::ServerBidiReactor<v1::ClientMessage, v1::ServerMessage>* IngestService::At
       return new Refusal({grpc::StatusCode::RESOURCE_EXHAUSTED,
                           absl::StrCat("streams: ", options_.streams_max, " are open, which is the limit")});
     }
-    stream = new Stream(this, context, *std::move(grant));
+    stream = new Stream(this, context, *std::move(grant), std::move(use));
     streams_.insert(stream);
     streams_gauge_->Set(static_cast<double>(streams_.size()));
   }
@@ -464,6 +517,7 @@ void IngestService::CutStreams() {
   absl::MutexLock lock(&mutex_);
   for (Stream* stream : streams_) {
     stream->CutIfSilentSince(heard_since);
+    stream->CutIfNotGreetedSince(now_ns - options_.hello_ms_max * 1'000'000);
     stream->SpeakIfMuteSince(spoke_since);
     stream->CutIfNotAllowed();
     stream->CancelIfEndingSince(now_ns - kEndNsMax);

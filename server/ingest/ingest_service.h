@@ -33,6 +33,7 @@ class IngestService final : public v1::Ingest::CallbackService {
     uint64_t window_bytes = 64 << 20;
     uint32_t message_bytes_max = 1 << 20;
     int64_t idle_ms_max = 30'000;  // No message for so long: cut.
+    int64_t hello_ms_max = 5'000;  // No Hello for so long: cut.
     // What a Welcome promises, >= 2,000: CutStreams comes each second.
     uint32_t sign_of_life_ms = 3'000;
     uint32_t drain_retry_after_ms = 1000;
@@ -51,7 +52,8 @@ class IngestService final : public v1::Ingest::CallbackService {
 
   // Tells every stream to come back later and ends it; new ones are refused.
   void Drain();
-  // Ends streams that have been silent for idle_ms_max, and those whose identity
+  // Ends streams that have been silent for idle_ms_max, or hello_ms_max without
+  // having said whose they are, and those whose identity
   // may not write any more; says something on those that heard nothing of us for
   // long.  Call each second.
   void CutStreams();
@@ -70,6 +72,7 @@ class IngestService final : public v1::Ingest::CallbackService {
   Counter* const values_;
   Counter* const bytes_;
   Counter* const streams_refused_;
+  Counter* const without_hello_;
   Counter* const fenced_;
 
   mutable absl::Mutex mutex_;

@@ -25,6 +25,7 @@ class SessionOwner {
   // The Hello is durable: everything up to `durable_seq` is, too.
   virtual void OnOpen(uint64_t durable_seq) = 0;
   virtual void OnDurable(uint64_t seq) = 0;
+  virtual void OnGoodbye() {}   // The Bye is durable, and with it all before; nothing follows.
   virtual void OnRoom() = 0;    // Put() said kBusy; try again.
   virtual void OnFenced() = 0;  // A newer session holds this (run, rank).
   // Another server of the cluster serves this run now, at `address` if that is not
@@ -56,8 +57,9 @@ class IngestSession {
   // was touched.  UNAVAILABLE: the log failed.  Sequenced messages only.
   virtual absl::StatusOr<Taken> Put(IngestMessage& message, std::string& payload) = 0;
   virtual void Heartbeat(const HeartbeatMessage& heartbeat) = 0;
-  // The last words; kBusy is retried by the sink itself.
-  virtual void Bye(IngestMessage message, std::string payload) = 0;
+  // The last words.  OnGoodbye() follows, unless another session comes first; false: they
+  // are nowhere, since the session is fenced or the log takes nothing.
+  virtual bool Bye(IngestMessage message, std::string payload) = 0;
   // No call to the owner is in flight or follows.
   virtual void Detach() = 0;
 };

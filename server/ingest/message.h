@@ -47,7 +47,7 @@ struct ByeMessage {
 };
 
 // Said by the server itself, through its own log, so that a replay decides the
-// same: a step was closed by its deadline, ranks fell silent, other rules are in
+// same: a step was closed by its deadline, ranks fell silent, a whole run did, other rules are in
 // force, Gram matrices have given signals or were left alone, people asked
 // something about actions, another policy is in force, an action was handed out.
 struct StepClosedMessage {
@@ -57,6 +57,9 @@ struct StepClosedMessage {
 struct SilenceMessage {
   uint32_t silent_ranks = 0;
   int64_t seconds = 0;
+};
+struct RunSilentMessage {
+  int64_t last_report_unix_ms = 0;  // Whoever speaks after that has spoken in time.
 };
 struct RulesMessage {
   std::shared_ptr<const std::string> text;  // Never null; shared by many runs.
@@ -91,7 +94,7 @@ struct IngestMessage {
   uint64_t seq = 0;
   std::variant<HelloMessage, RankFrame, ShippedGram, RunEvent, ActionResultMessage, HeartbeatMessage, ByeMessage,
                StepClosedMessage, SilenceMessage, RulesMessage, SpectraMessage, ActionRequestMessage, PolicyMessage,
-               ActionSentMessage>
+               ActionSentMessage, RunSilentMessage>
       body;
 };
 

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 namespace bellwether::server {
 namespace {
@@ -44,8 +45,9 @@ void RankMerge::Combine(const RankFrame& frame, Open* open) {
             break;
           case Merge::kEqual:
             if (!SameBits(cell, *in)) {
-              sample.disagreements.push_back({block.signal, block.layer_begin + layer, block.head_begin + head,
-                                              std::min(cell, *in), std::max(cell, *in)});
+              NoteDisagreement({block.signal, block.layer_begin + layer, block.head_begin + head, std::min(cell, *in),
+                                std::max(cell, *in)},
+                               static_cast<size_t>(&cell - matrix.data()), open);
             }
             break;
           case Merge::kNone:
@@ -56,12 +58,32 @@ void RankMerge::Combine(const RankFrame& frame, Open* open) {
   }
 }
 
+// As many as all heads of a large model times its ranks may differ in one step.
+void RankMerge::NoteDisagreement(const StepSample::Disagreement& found, size_t cell, Open* open) {
+  std::vector<StepSample::Disagreement>& all = open->sample.disagreements;
+  const auto known = open->disagreeing.find({found.signal, cell});
+  if (known != open->disagreeing.end()) {
+    StepSample::Disagreement& here = all[known->second];
+    here.low = std::min(here.low, found.low);
+    here.high = std::max(here.high, found.high);
+  } else if (all.size() < StepSample::kDisagreementsMax) {
+    open->disagreeing[{found.signal, cell}] = all.size();
+    all.push_back(found);
+  } else {
+    ++open->sample.disagreements_left_out;
+  }
+}
+
 RankMerge::Outcome RankMerge::Add(uint32_t rank, const RankFrame& frame, Lsn lsn, const Sink& sink) {
   const Key key{frame.attempt, frame.step};
+  // By what is late, too: the rank's next steps are waited for.  A straggler of an attempt
+  // before is taken and not waited for.
+  if (!replay_ && (frame.attempt >= ranks_.attempt || ranks_.heard.contains(rank))) {
+    ranks_.gone.erase(rank);
+    Key& newest = ranks_.heard.try_emplace(rank, key).first->second;
+    newest = std::max(newest, key);
+  }
   if (key <= Key{closed_attempt_, closed_step_}) return Outcome::kLate;
-  Key& newest = seen_.try_emplace(rank, key).first->second;
-  newest = std::max(newest, key);
-  gone_.erase(rank);
   Open& open = *OpenStep(key, lsn);
   std::set<uint32_t>& parts = open.parts[rank];
   if (!parts.insert(frame.part).second) return Outcome::kRepeated;
@@ -95,8 +117,8 @@ bool RankMerge::Hold(uint32_t attempt, int64_t step, Lsn lsn, int holds) {
 }
 
 bool RankMerge::Holding(uint32_t rank) const {
-  const auto newest = seen_.find(rank);
-  if (newest == seen_.end()) return false;
+  const auto newest = ranks_.heard.find(rank);
+  if (newest == ranks_.heard.end()) return false;
   for (auto step = open_.begin(); step != open_.end() && step->first <= newest->second; ++step) {
     if (step->second.holds > 0) return true;
   }
@@ -117,15 +139,21 @@ bool RankMerge::Fill(uint32_t attempt, int64_t step, const std::vector<Cell>& ce
   return true;
 }
 
-size_t RankMerge::expected() const { return reporters_ - std::min<size_t>(reporters_ - 1, gone_.size()); }
+size_t RankMerge::expected() const { return reporters_ - std::min<size_t>(reporters_, ranks_.gone.size()); }
+
+size_t RankMerge::Present(const Open& open) const {
+  return static_cast<size_t>(std::count_if(open.whole.begin(), open.whole.end(),
+                                           [this](uint32_t rank) { return !ranks_.gone.contains(rank); }));
+}
 
 bool RankMerge::IsComplete(const Key& key, const Open& open) const {
-  if (open.whole.size() >= expected()) return true;
+  const size_t waited_for = std::max<size_t>(1, expected());
+  if (Present(open) >= waited_for) return true;
   if (open.whole.empty()) return false;
   // Every rank that still takes part has sent this step or is past it; ranks
   // that were never heard of are waited for.
-  if (seen_.size() < expected()) return false;
-  return std::all_of(seen_.begin(), seen_.end(),
+  if (ranks_.heard.size() < waited_for) return false;
+  return std::all_of(ranks_.heard.begin(), ranks_.heard.end(),
                      [&](const auto& rank) { return rank.second > key || open.whole.count(rank.first) > 0; });
 }
 
@@ -133,7 +161,7 @@ void RankMerge::Close(std::map<Key, Open>::iterator step, bool complete, const S
   closed_attempt_ = step->first.first;
   closed_step_ = step->first.second;
   Open& open = step->second;
-  open.sample.complete = complete && open.whole.size() >= expected();
+  open.sample.complete = complete && !open.whole.empty() && Present(open) >= expected();
   // What came without any frame is of no step that anybody measured.
   if (!open.parts.empty()) sink(open.sample);
   spare_ = std::move(open.sample);
@@ -143,7 +171,7 @@ void RankMerge::Close(std::map<Key, Open>::iterator step, bool complete, const S
 void RankMerge::CloseReady(const Sink& sink) {
   // A complete step closes everything before it: each rank is past that.  A
   // held one keeps itself and what is behind it open.
-  for (;;) {
+  while (!replay_) {
     auto ready = open_.end();
     for (auto step = open_.begin(); step != open_.end() && step->second.holds == 0; ++step) {
       if (IsComplete(step->first, step->second)) ready = step;
@@ -163,10 +191,23 @@ void RankMerge::CloseThrough(uint32_t attempt, int64_t step, const Sink& sink) {
   CloseReady(sink);  // What was behind a held step.
 }
 
+void RankMerge::Join(uint32_t rank, uint32_t attempt, uint32_t reporters) {
+  if (attempt < ranks_.attempt) return;
+  if (attempt > ranks_.attempt) ranks_ = {.attempt = attempt, .heard = {}, .gone = {}};
+  reporters_ = reporters;
+  ranks_.gone.erase(rank);
+  ranks_.heard.try_emplace(rank, kHelloOnly);
+}
+
+uint32_t RankMerge::reporting() const {
+  return static_cast<uint32_t>(std::count_if(ranks_.heard.begin(), ranks_.heard.end(),
+                                             [](const auto& rank) { return rank.second != kHelloOnly; }));
+}
+
 void RankMerge::SetGone(uint32_t rank, const Sink& sink) {
-  seen_.erase(rank);
-  gone_.insert(rank);
-  if (seen_.empty()) {
+  if (ranks_.heard.erase(rank) == 0) return;
+  ranks_.gone.insert(rank);
+  if (ranks_.heard.empty() || expected() == 0) {  // Nobody is left.
     while (!open_.empty()) Close(open_.begin(), true, sink);
     return;
   }
@@ -186,9 +227,10 @@ bool RankMerge::OldestOpen(uint32_t* attempt, int64_t* step) const {
   return true;
 }
 
-void RankMerge::RestoreClosed(uint32_t attempt, int64_t step) {
-  closed_attempt_ = attempt;
-  closed_step_ = step;
+void RankMerge::Restore(uint32_t closed_attempt, int64_t closed_step, Ranks ranks) {
+  closed_attempt_ = closed_attempt;
+  closed_step_ = closed_step;
+  ranks_ = std::move(ranks);
 }
 
 }  // namespace bellwether::server

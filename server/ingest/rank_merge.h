@@ -6,6 +6,9 @@
 // combine by the merge rule of the catalogue: sums add, "equal" is compared and
 // a disagreement reported.
 //
+// A rank that left is not expected, nor does it stand for one that is: what it sent
+// before is part of its steps, which go on waiting for the others.
+//
 // Values that the server itself makes of what came for a step (spectra) arrive
 // later than the step's frames: Hold() keeps the step open for them, and those
 // behind it, until Fill() brings them or somebody gives up waiting.
@@ -42,6 +45,15 @@ class RankMerge {
     float value = 0;
   };
 
+  using Key = std::pair<uint32_t, int64_t>;  // attempt, step
+  static constexpr Key kHelloOnly{0, -1};
+  // Who takes part.  With the highest closed step it is what a restart must know.
+  struct Ranks {
+    uint32_t attempt = 0;           // The newest that a rank said hello of.
+    std::map<uint32_t, Key> heard;  // rank -> its newest step; kHelloOnly before there is one.
+    std::set<uint32_t> gone;
+  };
+
   // open_steps_max: more open steps than that close the oldest.
   RankMerge(const Layout& layout, uint32_t reporters, size_t open_steps_max = 64);
 
@@ -58,36 +70,46 @@ class RankMerge {
 
   // Closes every open step up to and with this one, with what there is.
   void CloseThrough(uint32_t attempt, int64_t step, const Sink& sink);
-  // A rank that left is not waited for; one that sends is expected again.
+  // A rank said hello: it is expected, also if it had left.  The ranks of an attempt before
+  // are then not, and an attempt that is older changes nothing.
+  void Join(uint32_t rank, uint32_t attempt, uint32_t reporters);
+  // A rank that left is not waited for; one that sends is expected again.  That of a rank
+  // which takes no part is nothing: of an attempt before, whose ranks left with it.
   void SetGone(uint32_t rank, const Sink& sink);
-  void SetReporters(uint32_t reporters) { reporters_ = reporters; }
 
   // Of the oldest open step's first frame; 0 = no step is open.
   Lsn oldest_open_lsn() const;
   // The oldest open step; false if none.
   bool OldestOpen(uint32_t* attempt, int64_t* step) const;
-  uint32_t reporting() const { return static_cast<uint32_t>(seen_.size()); }
+  uint32_t reporting() const;  // Ranks that have sent, and not left.
+  const std::set<uint32_t>& gone() const { return ranks_.gone; }
+  const Ranks& ranks() const { return ranks_; }
 
   // Highest closed step; -1 = none.
   uint32_t closed_attempt() const { return closed_attempt_; }
   int64_t closed_step() const { return closed_step_; }
   // After a restart: everything up to here is closed.
-  void RestoreClosed(uint32_t attempt, int64_t step);
+  void Restore(uint32_t closed_attempt, int64_t closed_step, Ranks ranks);
+  // While set, what comes was there when the restored state was saved: it returns to its
+  // open step, no rank comes back by it, and no step closes, since none had then.
+  void SetReplay(bool replay) { replay_ = replay; }
 
  private:
-  using Key = std::pair<uint32_t, int64_t>;  // attempt, step
   struct Open {
     StepSample sample;
     Lsn first_lsn = 0;
     std::map<uint32_t, std::set<uint32_t>> parts;  // rank -> parts that came
     std::set<uint32_t> whole;                      // ranks with all parts
     std::map<SignalId, uint32_t> mean_count;
+    std::map<std::pair<SignalId, size_t>, size_t> disagreeing;  // cell -> of sample.disagreements
     int holds = 0;
   };
 
   Open* OpenStep(const Key& key, Lsn lsn);
   void Combine(const RankFrame& frame, Open* open);
+  static void NoteDisagreement(const StepSample::Disagreement& found, size_t cell, Open* open);
   size_t expected() const;
+  size_t Present(const Open& open) const;  // Ranks with all parts that have not left.
   bool IsComplete(const Key& key, const Open& open) const;
   void Close(std::map<Key, Open>::iterator step, bool complete, const Sink& sink);
   void CloseReady(const Sink& sink);
@@ -96,8 +118,8 @@ class RankMerge {
   uint32_t reporters_;
   const size_t open_steps_max_;
   std::map<Key, Open> open_;
-  std::map<uint32_t, Key> seen_;  // rank -> its newest (attempt, step)
-  std::set<uint32_t> gone_;
+  Ranks ranks_;
+  bool replay_ = false;
   uint32_t closed_attempt_ = 0;
   int64_t closed_step_ = -1;
   StepSample spare_;

@@ -36,6 +36,7 @@ class Reader {
         layout_ = hello->run.layout;
         merge_ = std::make_unique<RankMerge>(*layout_, hello->run.reporters);
       }
+      merge_->Join(recorded.rank(), hello->run.attempt, hello->run.reporters);
       listener_->OnHello(hello->run);
     } else if (const auto* frame = std::get_if<RankFrame>(&plain.body)) {
       merge_->Add(recorded.rank(), *frame, ++frames_, sink_);

@@ -91,7 +91,9 @@ absl::StatusOr<AlertCursor::Item> AlertCursor::Next() {
       return Item{.kind = Item::kResync, .resync_from = after_};
     }
   }
-  for (;;) {
+  // Other streams wait for the thread that looks: who watches little must not hold
+  // it while it goes through all that others wrote.
+  for (size_t pages = 0;;) {
     while (!page_.empty()) {
       Transition transition = std::move(page_.front());
       page_.pop_front();
@@ -118,7 +120,12 @@ absl::StatusOr<AlertCursor::Item> AlertCursor::Next() {
       }
     }
     if (caught_up_ && noticed <= after_) return Item{};
-    BW_ASSIGN_OR_RETURN(std::vector<Transition> page, log_->Read(after_, options_.page_transitions, filter_.run));
+    if (++pages > options_.pages_max) {
+      wake_();
+      return Item{};
+    }
+    // Of all runs: a read for one would go through those of all others at once.
+    BW_ASSIGN_OR_RETURN(std::vector<Transition> page, log_->Read(after_, options_.page_transitions, /*run=*/0));
     const bool all = page.size() < options_.page_transitions;
     page_.assign(std::make_move_iterator(page.begin()), std::make_move_iterator(page.end()));
     if (!page_.empty()) continue;

@@ -33,6 +33,7 @@ class AlertCursor {
  public:
   struct Options {
     size_t page_transitions = 32;
+    size_t pages_max = 32;      // Looked through by one Next() of which nothing matches.
     size_t unstored_max = 256;  // Kept for a slow reader; more of them it finds once they are stored.
     int64_t behind_bytes_max = 1 << 20;
   };
@@ -50,15 +51,16 @@ class AlertCursor {
   };
 
   // Delivers ids above `after`; UINT64_MAX = only new ones.  `wake` is called
-  // from posting threads when Next() may have more: be quick, and call nothing
-  // of this class.  `log` must outlive this object.
+  // from posting threads, and by Next(), when Next() may have more: be quick, and
+  // call nothing of this class.  `log` must outlive this object.
   AlertCursor(const Options& options, AlertLog* log, const Filter& filter, uint64_t after, std::function<void()> wake);
   ~AlertCursor();
   AlertCursor(const AlertCursor&) = delete;
   AlertCursor& operator=(const AlertCursor&) = delete;
 
-  // What to deliver next; kNone = nothing now.  kCaughtUp comes once.  After
-  // kResync there is only kNone.  May read from disk.  What cannot be stored comes
+  // What to deliver next; kNone = nothing now, or not yet, where pages_max did not
+  // match: then it has called `wake`.  kCaughtUp comes once.  After kResync there
+  // is only kNone.  May read from disk.  What cannot be stored comes
   // behind kCaughtUp, without an id, and once more with it when it is stored.
   // OUT_OF_RANGE: `after` was above every id that this log ever gave.
   absl::StatusOr<Item> Next();

@@ -1,5 +1,6 @@
 // ListAlerts, GetAlert, AcknowledgeAlert, SilenceAlert.
 #include <algorithm>
+#include <functional>
 #include <set>
 #include <string>
 #include <tuple>
@@ -9,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/query/convert.h"
 #include "server/query/query_engine.h"
+#include "server/query/sibling_view.h"
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {
@@ -32,6 +34,7 @@ absl::StatusOr<v1::ListAlertsResponse> QueryEngine::ListAlerts(const v1::ListAle
       continue;
     if (static_cast<size_t>(response.alerts_size()) == limit) break;
     *response.add_alerts() = ToProto(alert, *stores_.runs);
+    HideSiblings(stores_, context.grant.get(), alert.last.run, response.mutable_alerts(response.alerts_size() - 1));
   }
   return response;
 }
@@ -43,20 +46,23 @@ absl::StatusOr<v1::GetAlertResponse> QueryEngine::GetAlert(const v1::GetAlertReq
   v1::GetAlertResponse response;
   *response.mutable_alert() = ToProto(alert, *stores_.runs);
 
-  // The run's transitions are read in pages; only this alert's newest stay.
+  // Transitions are read in pages; only this alert's newest stay.
   auto* const history = response.mutable_alert()->mutable_history();
   uint64_t after = 0;
   while (after < alert.last.id) {
     BW_RETURN_IF_ERROR(Check(context));
-    BW_ASSIGN_OR_RETURN(const std::vector<Transition> page, stores_.alerts->Read(after, 256, run->record.id));
+    // Of all runs: a read for one goes through those of all others, whatever the deadline.
+    BW_ASSIGN_OR_RETURN(const std::vector<Transition> page, stores_.alerts->Read(after, 256, /*run=*/0));
     if (page.empty()) break;
     after = page.back().id;
     for (const Transition& transition : page) {
-      if (transition.key != request.key()) continue;
+      if (transition.run != run->record.id || transition.key != request.key()) continue;
       if (history->size() == static_cast<int>(options_.history_max)) history->DeleteSubrange(0, 1);
       *history->Add() = ToProto(transition, *stores_.runs);
     }
   }
+
+  HideSiblings(stores_, context.grant.get(), run->record.id, response.mutable_alert());
 
   BW_ASSIGN_OR_RETURN(const std::vector<Action> actions, stores_.actions->List(run->record.id));
   for (const Action& action : actions) {
@@ -85,35 +91,45 @@ absl::StatusOr<v1::GetAlertResponse> QueryEngine::GetAlert(const v1::GetAlertReq
   return response;
 }
 
-absl::StatusOr<v1::Alert> QueryEngine::PutNote(const RunSnapshot& run, const std::string& key,
-                                               const Database::AlertNote& note) const {
-  BW_RETURN_IF_ERROR(stores_.control->NoteAlert(run.record.id, key, note));
-  BW_ASSIGN_OR_RETURN(const AlertView alert, stores_.alerts->Get(run.record.id, key));
-  return ToProto(alert, *stores_.runs);
+absl::StatusOr<v1::Alert> QueryEngine::PutNote(const std::string& run, const std::string& key,
+                                               const CallContext& context,
+                                               const std::function<void(Database::AlertNote*)>& change) const {
+  BW_ASSIGN_OR_RETURN(const RunSnapshotPtr found, FindRun(run));
+  const RunId id = found->record.id;
+  {
+    absl::MutexLock lock(&notes_mutex_);
+    BW_ASSIGN_OR_RETURN(AlertView alert, stores_.alerts->Get(id, key));
+    change(&alert.note);
+    BW_RETURN_IF_ERROR(stores_.control->NoteAlert(id, key, alert.note));
+  }
+  BW_ASSIGN_OR_RETURN(const AlertView alert, stores_.alerts->Get(id, key));
+  v1::Alert noted = ToProto(alert, *stores_.runs);
+  HideSiblings(stores_, context.grant.get(), id, &noted);
+  return noted;
 }
 
 absl::StatusOr<v1::Alert> QueryEngine::AcknowledgeAlert(const v1::AcknowledgeAlertRequest& request,
-                                                        const CallContext&) const {
+                                                        const CallContext& context) const {
   BW_RETURN_IF_ERROR(Text("by", request.by(), options_.name_bytes_max));
   BW_RETURN_IF_ERROR(Text("comment", request.comment(), options_.text_bytes_max));
-  BW_ASSIGN_OR_RETURN(const RunSnapshotPtr run, FindRun(request.run()));
-  BW_ASSIGN_OR_RETURN(AlertView alert, stores_.alerts->Get(run->record.id, request.key()));
-  alert.note.acknowledged = true;
-  alert.note.by = request.by();
-  alert.note.comment = request.comment();
-  return PutNote(*run, request.key(), alert.note);
+  return PutNote(request.run(), request.key(), context, [&request](Database::AlertNote* note) {
+    note->acknowledged = true;
+    note->by = request.by();
+    note->comment = request.comment();
+  });
 }
 
-absl::StatusOr<v1::Alert> QueryEngine::SilenceAlert(const v1::SilenceAlertRequest& request, const CallContext&) const {
+absl::StatusOr<v1::Alert> QueryEngine::SilenceAlert(const v1::SilenceAlertRequest& request,
+                                                    const CallContext& context) const {
   BW_RETURN_IF_ERROR(Range("seconds", request.seconds(), 1, options_.silence_seconds_max));
   BW_RETURN_IF_ERROR(Text("by", request.by(), options_.name_bytes_max));
   BW_RETURN_IF_ERROR(Text("comment", request.comment(), options_.text_bytes_max));
-  BW_ASSIGN_OR_RETURN(const RunSnapshotPtr run, FindRun(request.run()));
-  BW_ASSIGN_OR_RETURN(AlertView alert, stores_.alerts->Get(run->record.id, request.key()));
-  alert.note.silenced_until_unix_ns = stores_.clock->UnixNanos() + int64_t{request.seconds()} * 1'000'000'000;
-  alert.note.by = request.by();
-  alert.note.comment = request.comment();
-  return PutNote(*run, request.key(), alert.note);
+  return PutNote(request.run(), request.key(), context, [this, &request](Database::AlertNote* note) {
+    note->silenced_until_unix_ns = stores_.clock->UnixNanos() + int64_t{request.seconds()} * 1'000'000'000;
+    // Who acknowledged it stays; who silences it is in the audit, and his words are kept.
+    if (!note->acknowledged) note->by = request.by();
+    if (!note->acknowledged || !request.comment().empty()) note->comment = request.comment();
+  });
 }
 
 }  // namespace bellwether::server

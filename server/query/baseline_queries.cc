@@ -49,7 +49,9 @@ absl::StatusOr<v1::GetBaselineResponse> QueryEngine::GetBaseline(const v1::GetBa
     wanted = signal->id;
   }
   const std::string kind = KindOf(run->record.description);
-  const auto siblings = stores_.baselines->Siblings(kind, run->record.id);
+  auto siblings = stores_.baselines->Siblings(kind, run->record.id);
+  // Merged with few others, or none, a hidden run's values would be told.
+  std::erase_if(siblings, [&context](const auto& sibling) { return !context.Sees(sibling->name); });
   std::map<std::pair<SignalId, int>, std::vector<const Band*>> bands;
   for (const auto& sibling : siblings) {
     BW_RETURN_IF_ERROR(Check(context));

@@ -8,6 +8,7 @@
 #include "server/query/convert.h"
 #include "server/query/elsewhere.h"
 #include "server/query/query_engine.h"
+#include "server/query/sibling_view.h"
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {
@@ -85,6 +86,7 @@ absl::StatusOr<v1::ListAlertsResponse> Elsewhere::ListAlerts(const QueryEngine& 
     const Peers::Owner owner = peers_->OwnerOfRun(alert.last.run);
     if (!owner.here && others.count(owner.address) > 0) continue;  // He knows it better.
     *response.add_alerts() = ToProto(alert, *stores.runs);
+    HideSiblings(stores, context.grant.get(), alert.last.run, response.mutable_alerts(response.alerts_size() - 1));
   }
   for (const auto& [server, list] : others) response.mutable_alerts()->MergeFrom(list.alerts());
   std::stable_sort(response.mutable_alerts()->begin(), response.mutable_alerts()->end(),

@@ -13,11 +13,13 @@
 namespace bellwether::server {
 namespace {
 
-using Handler = absl::StatusOr<std::string> (*)(const QueryEngine&, const char* name, std::string_view body, GrantPtr);
+using Handler = absl::StatusOr<std::string> (*)(const QueryEngine&, const char* name, std::string_view body,
+                                                CallContext);
 
 template <typename Request, typename Response,
           absl::StatusOr<Response> (QueryEngine::*method)(const Request&, const CallContext&) const>
-absl::StatusOr<std::string> Call(const QueryEngine& engine, const char* name, std::string_view body, GrantPtr grant) {
+absl::StatusOr<std::string> Call(const QueryEngine& engine, const char* name, std::string_view body,
+                                 CallContext context) {
   Request request;
   if (!body.empty()) {
     const auto parsed = google::protobuf::util::JsonStringToMessage(
@@ -28,8 +30,6 @@ absl::StatusOr<std::string> Call(const QueryEngine& engine, const char* name, st
                        " in JSON: ", absl::string_view(parsed.message().data(), parsed.message().size())));
     }
   }
-  CallContext context = engine.NewContext();
-  context.grant = std::move(grant);
   const absl::StatusOr<Response> response = CallFor(engine, name, std::move(request), context, method);
   if (!response.ok()) return response.status();
   google::protobuf::util::JsonPrintOptions options;
@@ -104,15 +104,18 @@ nlohmann::ordered_json Number(double value) {
 }  // namespace
 
 absl::StatusOr<std::string> CallJson(const QueryEngine& engine, std::string_view method, std::string_view body,
-                                     GrantPtr grant) {
+                                     GrantPtr grant, std::function<bool()> cancelled) {
   const auto found = Methods().find(method);
   if (found == Methods().end()) {
     return absl::UnimplementedError(
         absl::StrCat("method \"", absl::string_view(method.data(), method.size()), "\": Query has no such unary call"));
   }
   const int64_t start_ns = engine.stores().clock->MonotonicNanos();
+  CallContext context = engine.NewContext();
+  context.grant = std::move(grant);
+  context.cancelled = std::move(cancelled);
   // Names are literals, with their zeros.
-  absl::StatusOr<std::string> response = found->second(engine, found->first.data(), body, std::move(grant));
+  absl::StatusOr<std::string> response = found->second(engine, found->first.data(), body, std::move(context));
   engine.CountCall(found->first.data(), start_ns);
   return response;
 }

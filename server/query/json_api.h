@@ -8,6 +8,7 @@
 #ifndef BELLWETHER_SERVER_QUERY_JSON_API_H_
 #define BELLWETHER_SERVER_QUERY_JSON_API_H_
 
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,8 +24,9 @@ namespace bellwether::server {
 // INVALID_ARGUMENT: the body is not the request's JSON; unknown fields are
 // refused.  PERMISSION_DENIED, UNAUTHENTICATED: as CheckCall().  Else as the
 // engine answers.  Null `grant`: nobody is asked who he is.  Thread-safe.
+// It ends with CANCELLED once `cancelled` says that nobody waits for it; null = somebody does.
 absl::StatusOr<std::string> CallJson(const QueryEngine& engine, std::string_view method, std::string_view body,
-                                     GrantPtr grant = nullptr);
+                                     GrantPtr grant = nullptr, std::function<bool()> cancelled = nullptr);
 
 // Names that CallJson knows, in alphabetical order.
 std::vector<std::string_view> JsonMethods();

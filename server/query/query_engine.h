@@ -22,6 +22,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "bellwether/signal_table.h"
 #include "bellwether/v1/query.pb.h"
 #include "server/access/access.h"
@@ -163,11 +164,13 @@ class QueryEngine {
                                         size_t points, int32_t attempt) const;
   absl::StatusOr<v1::Action> Act(const std::string& run, ActionRequest request, std::string malformed) const;
   absl::StatusOr<v1::Action> Decide(ActionRequest::Verb verb, const v1::DecideActionRequest& request) const;
-  absl::StatusOr<v1::Alert> PutNote(const RunSnapshot& run, const std::string& key,
-                                    const Database::AlertNote& note) const;
+  // Changes what is noted of an alert, one caller after the other.
+  absl::StatusOr<v1::Alert> PutNote(const std::string& run, const std::string& key, const CallContext& context,
+                                    const std::function<void(Database::AlertNote* note)>& change) const;
 
   const Options options_;
   const QueryStores stores_;
+  mutable absl::Mutex notes_mutex_;  // Held from reading a note to its being stored.
 };
 
 }  // namespace bellwether::server

@@ -4,6 +4,7 @@
 
 #include "server/query/convert.h"
 #include "server/query/feeds.h"
+#include "server/query/sibling_view.h"
 #include "server/query/still_allowed.h"
 
 namespace bellwether::server {
@@ -22,6 +23,7 @@ bool AlertFeed::Pump(int64_t) {
         return true;
       case AlertCursor::Item::kTransition:
         *response.mutable_transition() = ToProto(item->transition, *engine_->stores().runs);
+        HideSiblings(engine_->stores(), grant_.get(), item->transition.run, response.mutable_transition());
         break;
       case AlertCursor::Item::kCaughtUp:
         response.set_caught_up(true);

@@ -52,19 +52,24 @@ absl::StatusOr<bool> AlertLog::Post(Transition transition) {
     }
   }
   const bool kept = !unstored.ok() && Keep(transition);
+  // No reader waits for a store that is silent.  Where there is no other he sees the
+  // alert as soon as its id is the last.
+  const bool apart = database_->is_shared();
+  absl::StatusOr<bool> is_new = true;
+  if (unstored.ok() && apart) is_new = database_->PutTransition(&transition);
   {
     absl::MutexLock lock(&mutex_);
-    if (unstored.ok()) {
-      const absl::StatusOr<bool> is_new = database_->PutTransition(&transition);
-      unstored = is_new.status();
-      if (is_new.ok() && !*is_new) return false;
-      if (absl::IsAborted(unstored)) return unstored;
-    }
+    if (unstored.ok() && !apart) is_new = database_->PutTransition(&transition);
+    unstored.Update(is_new.status());
+    if (is_new.ok() && !*is_new) return false;
+    if (absl::IsAborted(unstored)) return unstored;
     if (!unstored.ok()) {
       transition.id = 0;
       KeepWaiting({transition, kept});
     }
-    alerts_[{transition.run, transition.key}].last = transition;
+    // The run's next owner may have gone on with it while it was on its way.
+    Transition& last = alerts_[{transition.run, transition.key}].last;
+    if (last.k <= transition.k) last = transition;
   }
   if (unstored.ok()) (void)TellForeign();  // What came before it.
   Tell(transition);
@@ -89,7 +94,9 @@ absl::Status AlertLog::StoreWaiting() {
     }
     // Nobody waits for this lock while a store is silent.
     const absl::StatusOr<bool> is_new = database_->PutTransition(&transition);
-    if (!is_new.ok() && !absl::IsAborted(is_new.status())) {
+    const bool damaged = absl::IsDataLoss(is_new.status());  // What is behind it need not wait for that.
+    if (damaged) LogError("an alert could not be stored: {}", std::string(is_new.status().message()));
+    if (!is_new.ok() && !damaged && !absl::IsAborted(is_new.status())) {
       const bool kept = Keep(transition);
       absl::MutexLock lock(&mutex_);
       next()->kept = kept;
@@ -101,7 +108,8 @@ absl::Status AlertLog::StoreWaiting() {
       waiting_.erase(next());  // It is the first still: what comes goes to the end.
       full_said_ = false;
       ShowWaiting();
-      if (!is_new.ok()) continue;  // Its run's new owner concludes it, too.
+      if (damaged && never_stored_ != nullptr) never_stored_->Add();
+      if (!is_new.ok()) continue;  // Else its run's new owner concludes it, too.
       Transition& last = alerts_[{transition.run, transition.key}].last;
       if (last.k == transition.k) last.id = transition.id;
       if (!*is_new) continue;
@@ -142,7 +150,9 @@ absl::Status AlertLog::TellForeign() {
     transition.foreign = true;
     {
       absl::MutexLock lock(&mutex_);
-      alerts_[{transition.run, transition.key}].last = transition;
+      // One that was long on its way is no news of an alert that went on meanwhile.
+      Transition& last = alerts_[{transition.run, transition.key}].last;
+      if (last.k <= transition.k) last = transition;
     }
     Tell(transition);
   }
@@ -185,6 +195,16 @@ std::vector<AlertView> AlertLog::List(RunId run, bool firing_only) const {
   return views;
 }
 
+std::vector<Transition> AlertLog::Newest(RunId first, RunId end, int64_t since_unix_ns) const {
+  std::vector<Transition> newest;
+  absl::MutexLock lock(&mutex_);
+  for (auto at = alerts_.lower_bound({first, std::string()}); at != alerts_.end() && at->first.first < end; ++at) {
+    const Transition& last = at->second.last;
+    if (last.id != 0 && last.time_unix_ns >= since_unix_ns) newest.push_back(last);
+  }
+  return newest;
+}
+
 absl::StatusOr<AlertView> AlertLog::Get(RunId run, const std::string& key) const {
   absl::MutexLock lock(&mutex_);
   const auto found = alerts_.find({run, key});
@@ -193,13 +213,17 @@ absl::StatusOr<AlertView> AlertLog::Get(RunId run, const std::string& key) const
   return found->second;
 }
 
-absl::Status AlertLog::Annotate(RunId run, const std::string& key, const Database::AlertNote& note) {
+absl::Mutex* AlertLog::NotesMutex(RunId run) {
   absl::MutexLock lock(&mutex_);
-  const auto found = alerts_.find({run, key});
-  if (found == alerts_.end())
-    return absl::NotFoundError(absl::StrCat("alert \"", key, "\": this run has no such alert"));
+  return &notes_mutexes_[database_->StoreOf(run)];
+}
+
+absl::Status AlertLog::Annotate(RunId run, const std::string& key, const Database::AlertNote& note) {
+  absl::MutexLock order(NotesMutex(run));
+  BW_RETURN_IF_ERROR(Get(run, key).status());
   BW_RETURN_IF_ERROR(database_->PutAlertNote(run, key, note));
-  found->second.note = note;
+  absl::MutexLock lock(&mutex_);
+  alerts_[{run, key}].note = note;
   return absl::OkStatus();
 }
 

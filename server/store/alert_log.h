@@ -48,7 +48,8 @@ class AlertLog {
   absl::StatusOr<bool> Post(Transition transition);
   // Stores what could not be stored, in order of each store, and tells it again with
   // its id; call now and then, from one thread.  The first error.  What a crash comes before is
-  // concluded again from the log, or was kept with its run.
+  // concluded again from the log, or was kept with its run.  One whose row there is damaged
+  // is counted and given up.
   absl::Status StoreWaiting();
 
   // Something of the run was told that is stored nowhere: a state of it that was saved
@@ -59,6 +60,13 @@ class AlertLog {
 
   absl::StatusOr<std::vector<Transition>> Read(uint64_t after, size_t limit, RunId run) const;
   uint64_t last_id() const;
+
+  // The newest stored transitions of alerts of the runs in [first, end) that are not
+  // older than `since_unix_ns`, by run.
+  std::vector<Transition> Newest(RunId first, RunId end, int64_t since_unix_ns) const;
+  // Up to which id of the run a receiver was told, 0 = nothing: as Database.
+  absl::Status PutTold(RunId run, uint32_t receiver, uint64_t id) { return database_->PutTold(run, receiver, id); }
+  absl::StatusOr<uint64_t> GetTold(RunId run, uint32_t receiver) const { return database_->GetTold(run, receiver); }
 
   // Newest transition of each alert; run 0 = all.  Firing first, then newest.
   std::vector<AlertView> List(RunId run, bool firing_only) const;
@@ -87,9 +95,13 @@ class AlertLog {
   Database* const database_;
   Gauge* const waiting_now_;  // Null: nobody counts.
   Counter* const never_stored_;
+  // Held by who writes one: nobody who writes into another store, nor any reader, waits for
+  // one that is silent.
+  absl::Mutex* NotesMutex(RunId run);
   mutable absl::Mutex mutex_;
   std::map<std::pair<RunId, std::string>, AlertView> alerts_ ABSL_GUARDED_BY(mutex_);
-  std::deque<Waiting> waiting_ ABSL_GUARDED_BY(mutex_);  // Told, but not stored.
+  std::map<uint32_t, absl::Mutex> notes_mutexes_ ABSL_GUARDED_BY(mutex_);  // By store; acquired before mutex_.
+  std::deque<Waiting> waiting_ ABSL_GUARDED_BY(mutex_);                    // Told, but not stored.
   bool full_said_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Mutex subscribers_mutex_ ABSL_ACQUIRED_AFTER(mutex_);
   std::map<int64_t, Subscriber> subscribers_ ABSL_GUARDED_BY(subscribers_mutex_);

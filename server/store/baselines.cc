@@ -81,16 +81,22 @@ void Baselines::Drop(RunId run) {
 absl::Status Baselines::Put(RunBands bands) {
   std::sort(bands.bands.begin(), bands.bands.end(), IsBefore);
   auto kept = std::make_shared<const RunBands>(std::move(bands));
-  absl::MutexLock lock(&mutex_);
+  absl::MutexLock change(&change_mutex_);
   const char* limit = nullptr;
-  const RunId surplus = Surplus(kept->run, kept->kind, &limit);
-  if (surplus != 0) counters_->counter("bellwether_baseline_limit_refused_total", {{"limit", limit}})->Add();
+  RunId surplus = 0;
+  {
+    absl::MutexLock lock(&mutex_);
+    surplus = Surplus(kept->run, kept->kind, &limit);
+  }
   if (surplus != 0) {  // Perhaps the run itself, as what it was before.
+    counters_->counter("bellwether_baseline_limit_refused_total", {{"limit", limit}})->Add();
     BW_RETURN_IF_ERROR(database_->DeleteBands(surplus));
+    absl::MutexLock lock(&mutex_);
     Drop(surplus);
   }
   if (surplus == kept->run) return absl::OkStatus();
   BW_RETURN_IF_ERROR(database_->PutBands(kept->run, EncodeRunBands(*kept)));
+  absl::MutexLock lock(&mutex_);
   Drop(kept->run);  // It may have been of another kind.
   kinds_[kept->kind][kept->run] = kept;
   runs_[kept->run] = std::move(kept);
@@ -99,9 +105,10 @@ absl::Status Baselines::Put(RunBands bands) {
 }
 
 absl::Status Baselines::Remove(RunId run) {
-  absl::MutexLock lock(&mutex_);
-  if (!runs_.contains(run)) return absl::OkStatus();
+  absl::MutexLock change(&change_mutex_);
+  if (Get(run) == nullptr) return absl::OkStatus();
   BW_RETURN_IF_ERROR(database_->DeleteBands(run));
+  absl::MutexLock lock(&mutex_);
   Drop(run);
   runs_gauge_->Set(static_cast<double>(runs_.size()));
   return absl::OkStatus();

@@ -71,6 +71,8 @@ class Baselines {
   Database* const database_;
   Counters* const counters_;
   Gauge* const runs_gauge_;
+  // Held by who changes them: readers do not wait for a database that is silent.
+  absl::Mutex change_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);
   mutable absl::Mutex mutex_;
   std::map<RunId, std::shared_ptr<const RunBands>> runs_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, Kind> kinds_ ABSL_GUARDED_BY(mutex_);

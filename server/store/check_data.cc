@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <memory>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "server/store/rocks_database.h"
@@ -11,16 +12,15 @@
 namespace bellwether::server {
 namespace {
 
-// `*last` is the log's last record.
-absl::Status CheckLog(const Wal::Options& options, DataReport* report, Lsn* last) {
+// null: damaged, and left as it is.
+absl::StatusOr<std::unique_ptr<Wal>> OpenLog(const Wal::Options& options, DataReport* report) {
   auto wal = Wal::Open(options, nullptr);
   if (absl::IsDataLoss(wal.status())) {
     report->damage.emplace_back(wal.status().message());
-    return absl::OkStatus();
+    return nullptr;
   }
   BW_RETURN_IF_ERROR(wal.status());
   const Wal::Recovery& found = (*wal)->recovery();
-  *last = found.last_lsn;
   report->facts.push_back(absl::StrCat("log: ", found.records, " records, LSN ", found.first_lsn, "-", found.last_lsn,
                                        ", ", found.bytes, " bytes"));
   if (found.torn_bytes > 0) {
@@ -30,14 +30,27 @@ absl::Status CheckLog(const Wal::Options& options, DataReport* report, Lsn* last
     report->damage.push_back(absl::StrCat("cut out of the log: ", found.lost));
     report->repaired = true;
   }
-  return (*wal)->Close();
+  return wal;
 }
 
-absl::Status CheckDatabase(const Database::Options& options, bool repair, Lsn last_lsn, DataReport* report) {
+// Which record of the log the run's rows go up to.
+absl::StatusOr<Lsn> SavedOf(const Database& database, const RunRecord& run, const SavedLsn& saved_lsn) {
+  if (run.ended) return run.applied_lsn;
+  const absl::StatusOr<std::string> state = database.GetState(run.id);
+  if (absl::IsNotFound(state.status())) return run.applied_lsn;
+  BW_RETURN_IF_ERROR(state.status());
+  BW_ASSIGN_OR_RETURN(const Lsn saved, saved_lsn(*state));
+  return std::max(run.applied_lsn, saved);
+}
+
+// Returns the last record of the log that its rows know of; nullopt: it cannot be served.
+absl::StatusOr<std::optional<Lsn>> CheckDatabase(const Database::Options& options, const SavedLsn& saved_lsn,
+                                                 bool repair, DataReport* report) {
+  // Before it is opened: from then on it writes files of its own accord.
+  std::vector<std::string> damage = RocksDatabase::FindDamage(options.directory);
   auto database = RocksDatabase::Open(options);
   if (absl::IsFailedPrecondition(database.status())) return database.status();
-  std::vector<std::string> damage = RocksDatabase::FindDamage(options.directory);
-  if (!database.ok()) damage.emplace_back(database.status().message());
+  if (!database.ok() && damage.empty()) damage.emplace_back(database.status().message());
   report->damage.insert(report->damage.end(), damage.begin(), damage.end());
   if (!damage.empty() && repair) {
     database = absl::UnavailableError("closed");
@@ -45,27 +58,43 @@ absl::Status CheckDatabase(const Database::Options& options, bool repair, Lsn la
     database = RocksDatabase::Open(options);
     report->repaired = database.ok();
   }
-  if (!database.ok()) return absl::OkStatus();  // Said above.
+  if (!database.ok()) return std::nullopt;  // Said above.
   const auto runs = (*database)->ListRuns();
   if (!runs.ok()) {
     report->damage.emplace_back(runs.status().message());
-    return absl::OkStatus();
+    return std::nullopt;
   }
-  Lsn applied = 0;
-  for (const RunRecord& run : *runs) applied = std::max(applied, run.applied_lsn);
+  std::optional<Lsn> saved = 0;
+  for (const RunRecord& run : *runs) {
+    const absl::StatusOr<Lsn> of_run = SavedOf(**database, run, saved_lsn);
+    if (of_run.ok()) {
+      if (saved) saved = std::max(*saved, *of_run);
+    } else {
+      saved.reset();
+      report->damage.push_back(absl::StrCat("run ", run.description.name, ": ", of_run.status().message()));
+    }
+  }
   report->facts.push_back(absl::StrCat("database: ", runs->size(), " runs, ", (*database)->last_transition_id(),
                                        " changes of alerts, ", (*database)->bytes(), " bytes"));
-  if (last_lsn > 0 && applied > last_lsn) {
-    report->damage.push_back(absl::StrCat("the log ends at LSN ", last_lsn, ", runs are applied up to ", applied,
-                                          ": LSN ", last_lsn + 1, "-", applied, " are missing from the log"));
-  }
+  return saved;
+}
+
+// Whole segments that are gone from the log's end leave no trace in it.
+absl::Status CheckEnd(Lsn saved, bool repair, Wal* wal, DataReport* report) {
+  const Lsn last = wal->recovery().last_lsn;
+  if (saved <= last) return absl::OkStatus();
+  report->damage.push_back(absl::StrCat("the log ends at LSN ", last, ", runs are saved up to ", saved, ": LSN ",
+                                        last + 1, "-", saved, " are missing from the log"));
+  if (!repair) return absl::OkStatus();
+  BW_RETURN_IF_ERROR(wal->GoOnAbove(saved));  // None of them may be given again.
+  report->repaired = true;
   return absl::OkStatus();
 }
 
 }  // namespace
 
 absl::StatusOr<DataReport> CheckData(const std::string& storage_path, Wal::Options wal, Database::Options database,
-                                     bool repair) {
+                                     const SavedLsn& saved_lsn, bool repair) {
   std::error_code error;
   if (!std::filesystem::is_directory(storage_path + "/wal", error) ||
       !std::filesystem::is_directory(storage_path + "/db", error)) {
@@ -75,9 +104,12 @@ absl::StatusOr<DataReport> CheckData(const std::string& storage_path, Wal::Optio
   wal.repair = repair;
   database.directory = storage_path + "/db";
   DataReport report;
-  Lsn last_lsn = 0;
-  BW_RETURN_IF_ERROR(CheckLog(wal, &report, &last_lsn));
-  BW_RETURN_IF_ERROR(CheckDatabase(database, repair, last_lsn, &report));
+  BW_ASSIGN_OR_RETURN(const std::unique_ptr<Wal> log, OpenLog(wal, &report));
+  BW_ASSIGN_OR_RETURN(const std::optional<Lsn> saved, CheckDatabase(database, saved_lsn, repair, &report));
+  if (!saved || log == nullptr) report.repaired = false;
+  if (log == nullptr) return report;
+  if (saved) BW_RETURN_IF_ERROR(CheckEnd(*saved, repair, log.get(), &report));
+  BW_RETURN_IF_ERROR(log->Close());
   return report;
 }
 

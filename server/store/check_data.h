@@ -5,7 +5,9 @@
 #ifndef BELLWETHER_SERVER_STORE_CHECK_DATA_H_
 #define BELLWETHER_SERVER_STORE_CHECK_DATA_H_
 
+#include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -21,13 +23,17 @@ struct DataReport {
   bool repaired = false;            // What is left of it can be served.
 };
 
-// Reads every record of the log and every block of the database.  With `repair`
-// cuts out what is damaged, and `damage` says what is gone.  Options' directories
-// are set from `storage_path`.
+// The last record of the log that a run's saved state holds.  DATA_LOSS.
+using SavedLsn = std::function<absl::StatusOr<Lsn>(std::string_view state)>;
+
+// Reads every record of the log, every block of the database and how far open runs
+// are saved.  With `repair` cuts out what is damaged, goes on above what the log has
+// lost at its end, and `damage` says what is gone.  Options' directories are set from
+// `storage_path`.
 // NOT_FOUND: nothing is there.  FAILED_PRECONDITION: a server has it open, or a
 // newer version wrote it.
 absl::StatusOr<DataReport> CheckData(const std::string& storage_path, Wal::Options wal, Database::Options database,
-                                     bool repair);
+                                     const SavedLsn& saved_lsn, bool repair);
 
 }  // namespace bellwether::server
 

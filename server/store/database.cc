@@ -17,10 +17,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "server/store/byte_io.h"
 #include "server/store/file_system.h"
 #include "server/store/record_codec.h"
 #include "server/store/rocks_database.h"
+#include "server/store/rocks_log.h"
 #include "server/util/clock.h"
 #include "server/util/log.h"
 #include "server/util/status_macros.h"
@@ -36,9 +38,13 @@ constexpr int64_t kSupersededPart = 32;
 std::string RunKey(RunId run) { return KeyBuilder('r').U64(run).key(); }
 std::string StateKey(RunId run, bool ended) { return KeyBuilder(ended ? 'J' : 'j').U64(run).key(); }
 std::string TransitionKey(uint64_t id) { return KeyBuilder('t').U64(id).key(); }
+std::string TransitionIndex(const Transition& transition) {
+  return KeyBuilder('T').U64(transition.run).String(transition.key).U32(transition.k).key();
+}
 std::string BandsKey(RunId run) { return KeyBuilder('b').U64(run).key(); }
 KeyBuilder ActionKey(RunId run) { return KeyBuilder('A').U64(run); }
 KeyBuilder AuditKey(RunId run) { return KeyBuilder('q').U64(run); }
+std::string ToldKey(RunId run, uint32_t receiver) { return KeyBuilder('d').U64(run).U32(receiver).key(); }
 std::string NoteKey(RunId run, const std::string& key) { return KeyBuilder('a').U64(run).String(key).key(); }
 
 // What RocksDB has to say goes where all the rest goes.  In a file of its own it
@@ -76,7 +82,8 @@ size_t FreshChanges(const Action& before, const Action& after) {
   return after.history.size() > before.history.size() ? after.history.size() - before.history.size() : 0;
 }
 
-constexpr char kSchemaKey[] = "v";
+constexpr char kSchemaKey[] = "v", kLostIdsKey[] = "i";
+constexpr uint64_t kTransitionBytesMin = 16;
 constexpr int64_t kResumeNanos = 1'000'000'000;
 
 // A key's kind and run, for people.
@@ -223,6 +230,10 @@ absl::StatusOr<std::unique_ptr<RocksDatabase>> RocksDatabase::Open(const Databas
     return absl::InvalidArgumentError("database: cache_bytes < 0 or write_buffer_bytes < 64 KiB");
   }
   BW_RETURN_IF_ERROR(FileSystem::Real()->MakeDirectory(options.directory));
+  if (const std::vector<std::string> damage = FindRocksLogsDamage(options.directory); !damage.empty()) {
+    return absl::DataLossError(absl::StrCat(absl::StrJoin(damage, "; "),
+                                            ". Nothing was changed; bellwetherd check-data --repair goes on without"));
+  }
   const RocksOptions rocks = MakeOptions(options);
   std::unique_ptr<RocksDatabase> database(new RocksDatabase);
   rocksdb::DB* db = nullptr;
@@ -238,14 +249,29 @@ absl::StatusOr<std::unique_ptr<RocksDatabase>> RocksDatabase::Open(const Databas
 }
 
 absl::Status RocksDatabase::Repair(const Database::Options& options) {
+  uint64_t lost_max = 0;  // As many transitions fitted into what may be dropped.
+  BW_ASSIGN_OR_RETURN(const std::vector<std::string> names, FileSystem::Real()->List(options.directory));
+  for (const std::string& name : names) {
+    if (!name.ends_with(".log")) continue;
+    BW_ASSIGN_OR_RETURN(const auto file, FileSystem::Real()->Open(absl::StrCat(options.directory, "/", name)));
+    BW_ASSIGN_OR_RETURN(const int64_t bytes, file->Size());
+    lost_max += static_cast<uint64_t>(bytes) / kTransitionBytesMin;
+  }
   const RocksOptions rocks = MakeOptions(options);
-  return FromRocks(rocksdb::RepairDB(options.directory, rocks.database, rocks.families));
+  BW_RETURN_IF_ERROR(FromRocks(rocksdb::RepairDB(options.directory, rocks.database, rocks.families)));
+  if (lost_max == 0) return absl::OkStatus();
+  BW_ASSIGN_OR_RETURN(const auto repaired, Open(options));
+  std::string id;
+  ByteWriter(&id).Put(repaired->last_transition_id() + lost_max);
+  rocksdb::WriteBatch batch;
+  batch.Put(kLostIdsKey, id);
+  return repaired->WriteSynced(&batch);
 }
 
 std::vector<std::string> RocksDatabase::FindDamage(const std::string& directory) {
-  std::vector<std::string> damage;
   const auto names = FileSystem::Real()->List(directory);
   if (!names.ok()) return {std::string(names.status().message())};
+  std::vector<std::string> damage = FindRocksLogsDamage(directory);
   for (const std::string& name : *names) {
     if (!name.ends_with(".sst")) continue;
     rocksdb::SstFileReader reader{rocksdb::Options()};
@@ -430,6 +456,12 @@ absl::Status RocksDatabase::LoadTransitionIds() {
   it->SeekForPrev(TransitionKey(UINT64_MAX));
   if (it->Valid() && it->key().starts_with("t")) last = KeyNumber(FromSlice(it->key()), 1, 8);
   BW_RETURN_IF_ERROR(FromRocks(it->status()));
+  const absl::StatusOr<std::string> lost = Snapshot(this).Get(kLostIdsKey);
+  if (lost.ok()) {
+    last = std::max(last, ByteReader(*lost).Get<uint64_t>());
+  } else if (!absl::IsNotFound(lost.status())) {
+    return lost.status();
+  }
   absl::MutexLock lock(&transitions_mutex_);
   last_transition_id_ = last;
   return absl::OkStatus();
@@ -444,7 +476,7 @@ absl::StatusOr<bool> RocksDatabase::FindTransition(const std::string& index, Tra
 }
 
 absl::StatusOr<bool> RocksDatabase::PutTransition(Transition* transition) {
-  const std::string index = KeyBuilder('T').U64(transition->run).String(transition->key).U32(transition->k).key();
+  const std::string index = TransitionIndex(*transition);
   if (shared_ != nullptr) return PutSharedTransition(index, transition);
   absl::MutexLock lock(&transitions_mutex_);
   BW_ASSIGN_OR_RETURN(const bool is_stored, FindTransition(index, transition));
@@ -491,6 +523,24 @@ absl::StatusOr<Database::AlertNote> RocksDatabase::GetAlertNote(RunId run, const
   if (absl::IsNotFound(value.status())) return AlertNote{};
   BW_RETURN_IF_ERROR(value.status());
   return DecodeAlertNote(*value);
+}
+
+absl::Status RocksDatabase::PutTold(RunId run, uint32_t receiver, uint64_t id) {
+  std::string value;
+  ByteWriter(&value).Put(id);
+  rocksdb::WriteBatch batch;
+  batch.Put(ToldKey(run, receiver), value);
+  return WriteDurably(&batch);
+}
+
+absl::StatusOr<uint64_t> RocksDatabase::GetTold(RunId run, uint32_t receiver) const {
+  const absl::StatusOr<std::string> value = Snapshot(this).Get(ToldKey(run, receiver));
+  if (absl::IsNotFound(value.status())) return 0;
+  BW_RETURN_IF_ERROR(value.status());
+  ByteReader in(*value);
+  const auto id = in.Get<uint64_t>();
+  if (!in.done()) return absl::DataLossError("what a receiver was told of: damaged");
+  return id;
 }
 
 absl::StatusOr<size_t> RocksDatabase::PutAction(RunId run, const Action& action) {
@@ -610,14 +660,26 @@ absl::Status RocksDatabase::Share(const rocksdb::WriteBatch& batch) const {
 }
 
 absl::StatusOr<bool> RocksDatabase::PutSharedTransition(const std::string& index, Transition* transition) {
-  absl::MutexLock fetch(&fetch_mutex_);
   BW_ASSIGN_OR_RETURN(const bool is_stored, FindTransition(index, transition));
   if (is_stored) return false;
-  BW_ASSIGN_OR_RETURN(const bool is_new, shared_->PutTransition(transition));
-  // With all that others stored before it: readers go by ids, and miss none.
-  BW_RETURN_IF_ERROR(FetchLocked());
+  {
+    absl::MutexLock lock(&transitions_mutex_);
+    being_put_.insert(index);
+  }
+  // Without a lock: a store that is silent keeps only those waiting who put into it.
+  const absl::StatusOr<bool> is_new = shared_->PutTransition(transition);
+  absl::Status fetched;
+  if (is_new.ok()) {
+    // With all that others stored before it: readers go by ids, and miss none.
+    absl::MutexLock fetch(&fetch_mutex_);
+    fetched = FetchLocked();
+  }
   absl::MutexLock lock(&transitions_mutex_);
-  std::erase_if(fetched_, [&](const Transition& other) { return is_new && other.id == transition->id; });
+  being_put_.erase(index);
+  BW_RETURN_IF_ERROR(is_new.status());
+  // Of others': this one is there, and is found so the next time.
+  if (!fetched.ok()) return absl::UnavailableError(fetched.message());
+  std::erase_if(fetched_, [&](const Transition& other) { return *is_new && other.id == transition->id; });
   return is_new;
 }
 
@@ -630,7 +692,7 @@ absl::Status RocksDatabase::FetchLocked() {
     for (const Transition& transition : page) {
       std::string id;
       ByteWriter(&id).Put(transition.id);
-      batch.Put(KeyBuilder('T').U64(transition.run).String(transition.key).U32(transition.k).key(), id);
+      batch.Put(TransitionIndex(transition), id);
       batch.Put(TransitionKey(transition.id), EncodeTransition(transition));
     }
     BW_RETURN_IF_ERROR(Write(&batch));
@@ -647,7 +709,13 @@ absl::StatusOr<std::vector<Transition>> RocksDatabase::FetchTransitions() {
   absl::MutexLock fetch(&fetch_mutex_);
   BW_RETURN_IF_ERROR(FetchLocked());
   absl::MutexLock lock(&transitions_mutex_);
-  return std::exchange(fetched_, {});
+  const auto others = std::stable_partition(fetched_.begin(), fetched_.end(), [this](const Transition& transition) {
+    transitions_mutex_.AssertHeld();
+    return being_put_.contains(TransitionIndex(transition));
+  });
+  std::vector<Transition> fetched(std::make_move_iterator(others), std::make_move_iterator(fetched_.end()));
+  fetched_.erase(others, fetched_.end());
+  return fetched;
 }
 
 uint32_t RocksDatabase::StoreOf(RunId run) const { return shared_ == nullptr ? 0 : shared_->StoreOf(run); }
@@ -667,7 +735,7 @@ absl::Status RocksDatabase::TakeUpRows(const std::vector<SharedRow>& rows, bool 
 }
 
 absl::Status RocksDatabase::ForgetRuns(RunId first, RunId end) {
-  constexpr std::string_view kKindsOfRuns = "rksmwpeajJAqbx";
+  constexpr std::string_view kKindsOfRuns = "rksmwpeadjJAqbx";
   rocksdb::WriteBatch batch;
   for (const char kind : kKindsOfRuns) {
     const std::string from = KeyBuilder(kind).U64(first).key();

@@ -3,7 +3,7 @@
 // Keys with a one-byte prefix per kind, RocksDB's own log off: what a crash
 // takes from here is replayed from the WAL.  Two column families, flushed
 // together: w, p and j pass within minutes, the rest stays.  Transitions, notes,
-// actions and bands are the exception: people hear of them, so they are synced through
+// actions, bands and what was told are the exception: people hear of them, so they are synced through
 // RocksDB's own log, alone; transitions keep their ids whatever happens.  All that
 // belongs to one point of a run's history (its chunks, saved state and the LSN
 // up to which it is applied) goes into one WriteBatch, so that a crash keeps
@@ -19,11 +19,13 @@
 //   t <id>                                transition
 //   T <run> <key> <k>                     index: id
 //   a <run> <key>                         note: acknowledged, silenced
+//   d <run> <receiver>                    id of the last transition that the receiver was told of
 //   j <run>                               state: saved judge and windows
 //   J <run>                               the same of a run that has ended
 //   A <run> <id>                          action, with its whole history
 //   q <run> <lsn>                         audit entry, of the log record that it comes from
 //   v                                     schema version, below
+//   i                                     no id up to this is given again: of a repair
 //   b <run>                               bands: what it was like while healthy (run_bands.h)
 //   x <run>                               how old what is, and what was done about it (retention.h)
 //
@@ -145,6 +147,10 @@ class Database {
   virtual absl::Status PutAlertNote(RunId run, const std::string& key, const AlertNote& note) = 0;
   virtual absl::StatusOr<AlertNote> GetAlertNote(RunId run, const std::string& key) const = 0;  // Default if none.
 
+  // Up to which transition of the run somebody outside, known by a number, was told.
+  virtual absl::Status PutTold(RunId run, uint32_t receiver, uint64_t id) = 0;
+  virtual absl::StatusOr<uint64_t> GetTold(RunId run, uint32_t receiver) const = 0;  // 0 = of nothing.
+
   // ---- actions; durable when the call returns ----
   // An action changes by growing histories only.  Returns how many changes of
   // `action` were not stored yet; 0 = a replay, nothing was written.
@@ -171,6 +177,8 @@ class Database {
   virtual absl::Status TakeUpRows(const std::vector<SharedRow>& rows, bool only_missing);
   // Forgets all rows of the runs in [first, end) here, but no alert of theirs.
   virtual absl::Status ForgetRuns(RunId first, RunId end);
+  // PutTransition() may wait for a store elsewhere.
+  virtual bool is_shared() const { return false; }
   // As SharedRows::StoreOf() and KeepTransition().
   virtual uint32_t StoreOf(RunId) const { return 0; }
   virtual absl::Status KeepTransition(const Transition&) { return absl::OkStatus(); }

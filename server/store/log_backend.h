@@ -41,6 +41,7 @@ enum class WalKind : uint8_t {
   kActionRequest = 9,  // What a person asked about an action.
   kPolicy = 10,        // The run goes on by another policy: its text, and who said so.
   kActionSent = 11,    // A stream was handed an action for the first time: its id.
+  kRunSilent = 12,     // Nobody has said anything of the run for too long: it has ended.
 };
 
 struct WalRecord {
@@ -100,12 +101,18 @@ class LogBackend {
   // Waits until `lsn` is durable.  An error as soon as that has no end in sight:
   // the log failed, is closed, or health() says that it cannot go on now.
   virtual absl::Status Sync(Lsn lsn) = 0;
-  // Everything below `keep` may be forgotten: whole segments are deleted.
+  // What is appended from now on has LSNs above `lsn`; durable when it returns.  For a
+  // log that lost its end, before anything else is appended: records up to there count
+  // as known by who applied them.  UNIMPLEMENTED: a log that loses none.
+  virtual absl::Status GoOnAbove(Lsn) { return absl::UnimplementedError("this log loses no end"); }
+  // Everything below `keep` may be forgotten: whole segments are given up.
   // Changes nothing while health() is an error.
   virtual absl::Status Truncate(Lsn keep) = 0;
   // With an error: nothing is written, and so nothing becomes durable; what is
   // appended waits in memory.  OK: the log goes on, in the order of the LSNs.
   virtual void Hold(const absl::Status& why) = 0;
+  // Removes the files that it keeps only to write them again.
+  virtual void FreeRoom() {}
   // Copies what is durable to an empty or missing directory, synced: a log of
   // its own, which Open() takes.  Truncate() waits meanwhile, appends do not.
   virtual absl::Status CopyTo(const std::string& directory) = 0;
@@ -114,7 +121,7 @@ class LogBackend {
 
   virtual Lsn durable_lsn() const = 0;
   virtual Lsn last_lsn() const = 0;   // Highest given.
-  virtual int64_t bytes() const = 0;  // On this machine's disk.
+  virtual int64_t bytes() const = 0;  // On this machine's disk, without what FreeRoom() removes.
   // The first LSN of the newest segments that together have no more than
   // `bytes` (the one that is written to counts in any case); 0 if that is all.
   virtual Lsn TailBegin(int64_t bytes) const = 0;

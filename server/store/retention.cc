@@ -126,10 +126,12 @@ float RoundTo12Bits(float value) {
 
 bool KeepsAllBits(SignalId signal) { return signal == SignalId::kDeltaBiasSum || signal == SignalId::kKeyLeakSum; }
 
-Retention::Retention(const Options& options, const RunTable* runs, Database* database, Counters* counters, Clock* clock)
+Retention::Retention(const Options& options, const RunTable* runs, Database* database, SeriesStore* series,
+                     Counters* counters, Clock* clock)
     : options_(options),
       runs_(runs),
       database_(database),
+      series_(series),
       clock_(clock),
       rounded_(counters->counter("bellwether_retention_rows_total", {{"result", "rounded"}})),
       summarized_(counters->counter("bellwether_retention_rows_total", {{"result", "summarized"}})),
@@ -140,9 +142,12 @@ Retention::Retention(const Options& options, const RunTable* runs, Database* dat
 
 Retention::~Retention() { Stop(); }
 
+bool Retention::forever() const {
+  return options_.raw_seconds == 0 && options_.rounded_seconds == 0 && options_.summarized_seconds == 0;
+}
+
 void Retention::Start() {
-  const bool forever = options_.raw_seconds == 0 && options_.rounded_seconds == 0 && options_.summarized_seconds == 0;
-  if (!forever) thread_ = std::thread([this] { Loop(); });
+  thread_ = std::thread([this] { Loop(); });
 }
 
 void Retention::Stop() {
@@ -229,6 +234,20 @@ absl::Status Retention::PassRun(const RunSnapshot& run) {
   RocksDatabase* const database = RocksDatabase::As(database_);
   const RunId id = run.record.id;
   const RocksDatabase::Snapshot snapshot(database);
+  // In the database: its last steps are then, too.
+  const absl::StatusOr<RunRecord> record = database->GetRun(id);
+  const bool closed = run.record.ended && record.ok() && record->ended;
+  if (closed) {
+    bool unpacked = false;
+    BW_RETURN_IF_ERROR(snapshot.Scan(KeyBuilder('w').U64(id).key(), {}, [&](std::string_view, std::string_view) {
+      unpacked = true;
+      return false;
+    }));
+    // The next pass finds it in chunks.
+    if (unpacked) series_->Pack(id);
+    if (unpacked) return absl::OkStatus();
+  }
+  if (forever()) return absl::OkStatus();
   const std::string key = RetentionKey(id);
   RetentionState state;
   const absl::StatusOr<std::string> stored = snapshot.Get(key);
@@ -239,9 +258,11 @@ absl::Status Retention::PassRun(const RunSnapshot& run) {
   }
   const int64_t now_unix_ns = UnixNanos();
   Mark(run, now_unix_ns, &state);
-  const HistoryPoint round = Older(state, now_unix_ns, options_.raw_seconds);
-  const HistoryPoint summarize = Older(state, now_unix_ns, options_.rounded_seconds);
-  const HistoryPoint drop = Older(state, now_unix_ns, options_.summarized_seconds);
+  const HistoryPoint round = std::max(Older(state, now_unix_ns, options_.raw_seconds), state.rounded);
+  const HistoryPoint summarize = std::max(Older(state, now_unix_ns, options_.rounded_seconds), state.summarized);
+  const HistoryPoint drop = std::max(Older(state, now_unix_ns, options_.summarized_seconds), state.dropped);
+  if (closed && !state.whole) state.rounded = state.summarized = state.dropped = kNothing;
+  state.whole = closed;
   Work work{.database = database, .batch = database->NewBatch()};
   const auto breathe = [&]() -> absl::Status {
     const bool shared = sharing_.whole != nullptr;
@@ -295,9 +316,9 @@ absl::Status Retention::PassRun(const RunSnapshot& run) {
     }
     BW_RETURN_IF_ERROR(visit_signal(kMetaSignal, kMetaCellsStored, /*measured=*/true, /*round_it=*/false));
   }
-  state.rounded = std::max(state.rounded, round);
-  state.summarized = std::max(state.summarized, summarize);
-  state.dropped = std::max(state.dropped, drop);
+  state.rounded = round;
+  state.summarized = summarize;
+  state.dropped = drop;
   // Marks that everything was done for say nothing any more.
   const auto oldest_wanted = [&](const RetentionState::Mark& mark) {
     return (options_.raw_seconds > 0 && mark.newest > state.rounded) ||

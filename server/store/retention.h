@@ -40,6 +40,7 @@
 #include "server/store/database.h"
 #include "server/store/retention_state.h"
 #include "server/store/run_table.h"
+#include "server/store/series_store.h"
 #include "server/util/clock.h"
 #include "server/util/counters.h"
 
@@ -71,7 +72,8 @@ class Retention {
   };
 
   // All must outlive it.  Nothing runs before Start().
-  Retention(const Options& options, const RunTable* runs, Database* database, Counters* counters, Clock* clock);
+  Retention(const Options& options, const RunTable* runs, Database* database, SeriesStore* series, Counters* counters,
+            Clock* clock);
   void Share(Sharing sharing) { sharing_ = std::move(sharing); }  // Before Start().
   ~Retention();                                                   // As Stop().
   Retention(const Retention&) = delete;
@@ -85,6 +87,7 @@ class Retention {
   void Pass();
 
  private:
+  bool forever() const;
   absl::Status PassRun(const RunSnapshot& run);
   void Mark(const RunSnapshot& run, int64_t now_unix_ns, RetentionState* state) const;
   // The newest point that is older than `seconds`.
@@ -97,6 +100,7 @@ class Retention {
   const Options options_;
   const RunTable* const runs_;
   Database* const database_;
+  SeriesStore* const series_;
   Clock* const clock_;
   Sharing sharing_;
   Counter* const rounded_;

@@ -6,7 +6,7 @@
 namespace bellwether::server {
 namespace {
 
-constexpr uint8_t kVersion = 1;
+constexpr uint8_t kVersion = 2;  // 1 did not say whether it was whole.
 constexpr size_t kMarkBytesMin = 3;
 
 void PutPoint(const HistoryPoint& point, ByteWriter* out) {
@@ -32,6 +32,7 @@ std::string EncodeRetentionState(const RetentionState& state) {
     out.PutSigned(mark.time_unix_ns);
     PutPoint(mark.newest, &out);
   }
+  out.Put(state.whole);
   return bytes;
 }
 
@@ -45,7 +46,8 @@ absl::StatusOr<RetentionState> DecodeRetentionState(std::string_view bytes) {
     mark.time_unix_ns = in.GetSigned();
     mark.newest = GetPoint(&in);
   }
-  if (!in.done() || version != kVersion) return absl::DataLossError("stored retention: damaged");
+  if (version >= 2) state.whole = in.Get<bool>();
+  if (!in.done() || version < 1 || version > kVersion) return absl::DataLossError("stored retention: damaged");
   return state;
 }
 

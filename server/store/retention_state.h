@@ -28,6 +28,9 @@ struct RetentionState {
   std::vector<Mark> marks;  // Oldest first.
   // Everything up to and with these is done; (0, INT64_MIN) = nothing yet.
   HistoryPoint rounded{0, INT64_MIN}, summarized{0, INT64_MIN}, dropped{0, INT64_MIN};
+  // It was looked at from its beginning since it ended: a run that was silent for long
+  // stores its last steps then, which are as old as what was done already.
+  bool whole = false;
 };
 std::string EncodeRetentionState(const RetentionState& state);
 absl::StatusOr<RetentionState> DecodeRetentionState(std::string_view bytes);  // DATA_LOSS

@@ -12,6 +12,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -93,7 +94,8 @@ class RocksDatabase final : public Database {
   static absl::StatusOr<std::unique_ptr<RocksDatabase>> Open(const Options& options);
   // Of a directory that nobody has open: keeps what can be read.
   static absl::Status Repair(const Options& options);
-  // Reads every block of a directory's files, whether it can be opened or not.
+  // Reads every block of a directory's files, whether it can be opened or not; nobody
+  // has it open.
   // Each that is damaged: its name, rows and what they are of.
   static std::vector<std::string> FindDamage(const std::string& directory);
   ~RocksDatabase() override;
@@ -112,6 +114,8 @@ class RocksDatabase final : public Database {
   uint64_t last_transition_id() const override;
   absl::Status PutAlertNote(RunId run, const std::string& key, const AlertNote& note) override;
   absl::StatusOr<AlertNote> GetAlertNote(RunId run, const std::string& key) const override;
+  absl::Status PutTold(RunId run, uint32_t receiver, uint64_t id) override;
+  absl::StatusOr<uint64_t> GetTold(RunId run, uint32_t receiver) const override;
   absl::StatusOr<size_t> PutAction(RunId run, const Action& action) override;
   absl::StatusOr<std::vector<Action>> ListActions(RunId run) const override;
   absl::StatusOr<bool> PutAudit(RunId run, Lsn lsn, const AuditEntry& entry) override;
@@ -121,6 +125,7 @@ class RocksDatabase final : public Database {
   absl::StatusOr<std::vector<BandsRow>> ListBands() const override;
   absl::Status TakeUpRows(const std::vector<SharedRow>& rows, bool only_missing) override;
   absl::Status ForgetRuns(RunId first, RunId end) override;
+  bool is_shared() const override { return shared_ != nullptr; }
   uint32_t StoreOf(RunId run) const override;
   absl::Status KeepTransition(const Transition& transition) override;
   absl::StatusOr<std::vector<Transition>> FetchTransitions() override;
@@ -185,10 +190,12 @@ class RocksDatabase final : public Database {
   std::atomic<int64_t> superseded_bytes_ = 0;  // In passing_, since it was compacted.
   std::atomic<bool> failed_ = false;
   std::atomic<int64_t> resume_due_ns_ = 0;
-  absl::Mutex fetch_mutex_;  // One asks the shared store, which may be silent, at a time.
+  absl::Mutex fetch_mutex_;  // One fetches from the shared store, which may be silent, at a time.
   mutable absl::Mutex transitions_mutex_ ABSL_ACQUIRED_AFTER(fetch_mutex_);
   uint64_t last_transition_id_ ABSL_GUARDED_BY(transitions_mutex_) = 0;
   std::vector<Transition> fetched_ ABSL_GUARDED_BY(transitions_mutex_);  // Of others, for FetchTransitions().
+  // Indexes of those being put to the shared store: whose they are is not known yet.
+  std::set<std::string> being_put_ ABSL_GUARDED_BY(transitions_mutex_);
   SharedRows* shared_ = nullptr;
 };
 

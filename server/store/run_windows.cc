@@ -195,6 +195,7 @@ std::vector<RunWindows::Unfinished> RunWindows::TakeUnfinished() {
       absl::MutexLock lock(&mutex_);
       rows.attempt = attempt_;
       open.stored = open.steps.size();
+      std::erase_if(open.superseded, [&](const Superseded& row) { return row.first_step == rows.first_step; });
       for (size_t part = 0; part < rows.parts.size(); ++part) {
         open.superseded.push_back({static_cast<uint32_t>(part), rows.first_step, rows.parts[part].size()});
       }
@@ -210,8 +211,8 @@ void RunWindows::NotStored() {
     Open& open = open_[signal];
     const auto at = std::find(open.steps.begin(), open.steps.end(), first_step);
     if (at == open.steps.end()) continue;  // Sealed meanwhile: it is all in there.
+    // They count as superseded all the same: where the store did not answer they may be there.
     open.stored = std::min(open.stored, static_cast<size_t>(at - open.steps.begin()));
-    std::erase_if(open.superseded, [&](const Superseded& row) { return row.first_step == first_step; });
   }
   taken_.clear();
 }

@@ -93,7 +93,7 @@ class RunWindows {
   // what the others have not stored yet, which counts as stored from then on, so that a
   // window that is sealed before the save ends supersedes it.
   std::vector<Unfinished> TakeUnfinished();
-  // That save failed.
+  // That save failed, or nobody knows.
   void NotStored();
   std::vector<std::shared_ptr<const Sealed>> TakeSealed() const;  // They stay until Forget().
   void Forget(uint64_t number_max);

@@ -66,6 +66,8 @@ class LocalSeriesStore final : public SeriesStore {
     return absl::OkStatus();
   }
 
+  void Pack(RunId run) override { packer_.Request(run, SeriesPacker::kAllSignals, /*finish=*/true); }
+
   void Forget(RunId run) override {
     absl::MutexLock lock(&mutex_);
     runs_.erase(run);

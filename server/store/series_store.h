@@ -75,6 +75,9 @@ class SeriesStore {
   // Writes the open windows as chunks and frees the run's memory; reads go on.
   virtual absl::Status Close(RunId run, RunBatch* batch) = 0;
 
+  // Of a closed run: packs, soon, what a stop or an error has left in windows.
+  virtual void Pack(RunId) {}
+
   // Frees the run's memory without writing anything: another server serves it.
   virtual void Forget(RunId) {}
 

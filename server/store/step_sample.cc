@@ -24,6 +24,7 @@ void StepSample::Reset(const Layout& layout) {
   ranks = 0;
   complete = true;
   disagreements.clear();
+  disagreements_left_out = 0;
   layout_ = layout;
   signals_.clear();
   offset_.fill(-1);

@@ -60,13 +60,16 @@ class StepSample {
   int64_t time_unix_ns = 0;  // The latest rank's clock.
   uint32_t ranks = 0;        // That reported.
   bool complete = true;      // False: closed by the deadline.
-  // Signals with merge "equal" on which ranks disagreed, with the head.
+  // Signals with merge "equal" on which ranks disagreed, with the head, and the lowest and
+  // highest of their values: once a cell, and of no more cells than that.
+  static constexpr size_t kDisagreementsMax = 4096;
   struct Disagreement {
     SignalId signal;
     int32_t layer, head;
     float low, high;
   };
   std::vector<Disagreement> disagreements;
+  uint64_t disagreements_left_out = 0;  // Values that differed in further cells.
 
   // Starts afresh for `layout`; keeps its memory.
   void Reset(const Layout& layout);

@@ -11,7 +11,9 @@
 #include "absl/time/time.h"
 #include "server/store/file_system.h"
 #include "server/store/wal_format.h"
+#include "server/store/wal_read.h"
 #include "server/store/wal_recovery.h"
+#include "server/store/wal_reserve.h"
 #include "server/util/await_for.h"
 #include "server/util/clock.h"
 #include "server/util/log.h"
@@ -22,8 +24,6 @@ namespace {
 
 constexpr size_t kSyncSecondsMax = 65536;  // Kept for TakeSyncSeconds().
 constexpr absl::Duration kPrepareRetry = absl::Milliseconds(100);
-constexpr int64_t kHeadsReadBytes = 1 << 20;
-constexpr int64_t kCopyBytes = 1 << 20;
 
 absl::Status CheckOptions(const Wal::Options& options) {
   if (options.directory.empty()) return absl::InvalidArgumentError("the log needs a directory");
@@ -39,6 +39,7 @@ absl::Status CheckOptions(const Wal::Options& options) {
   if (options.group_bytes_max < 1 || options.group_wait_us_max < 0 || options.cover_idle_us < 0) {
     return absl::InvalidArgumentError("group_bytes_max, group_wait_us_max, cover_idle_us: out of range");
   }
+  if (options.reuse_segments_max < 0) return absl::InvalidArgumentError("reuse_segments_max: negative");
   if (options.pending_bytes_max < RecordBytes(static_cast<size_t>(options.record_bytes_max))) {
     return absl::InvalidArgumentError("pending_bytes_max: less than one record of record_bytes_max");
   }
@@ -50,7 +51,11 @@ int64_t BytesOf(const WalRecord& record) { return RecordBytes(record.payload.siz
 class LocalWal final : public Wal {
  public:
   LocalWal(const Options& options, FileSystem* file_system, DurableCallback on_durable, std::unique_ptr<File> lock)
-      : options_(options), fs_(file_system), on_durable_(std::move(on_durable)), lock_(std::move(lock)) {}
+      : options_(options),
+        fs_(file_system),
+        on_durable_(std::move(on_durable)),
+        lock_(std::move(lock)),
+        reserve_(fs_, options.directory, options.segment_bytes) {}
 
   ~LocalWal() override { Close().IgnoreError(); }
 
@@ -63,8 +68,8 @@ class LocalWal final : public Wal {
     last_ = found.next_lsn - 1;
     durable_ = last_;
     if (segments_.empty()) {
-      BW_ASSIGN_OR_RETURN(std::unique_ptr<File> file, fs_->Create(SparePath(), options_.segment_bytes));
-      BW_RETURN_IF_ERROR(StartSegment(std::move(file), 1));
+      BW_ASSIGN_OR_RETURN(std::unique_ptr<File> file, fs_->Create(NextPath(), options_.segment_bytes));
+      BW_RETURN_IF_ERROR(StartSegment({std::move(file), NextPath()}, 1));
     } else {
       BW_ASSIGN_OR_RETURN(file_, fs_->Open(segments_.back().path));
       // The recovered records may be served from now on: cover them.
@@ -89,7 +94,17 @@ class LocalWal final : public Wal {
     }
     Queued queued;
     queued.record = std::move(record);
+    queued.record.lsn = 0;
     return Enqueue(std::move(queued));
+  }
+
+  absl::Status GoOnAbove(Lsn lsn) override {
+    if (lsn <= last_lsn()) return absl::OkStatus();
+    Queued gap;
+    gap.control = WalControl::kGap;
+    gap.record.lsn = lsn;
+    BW_ASSIGN_OR_RETURN(const Lsn last, Enqueue(std::move(gap)));
+    return Sync(last);
   }
 
   absl::Status Sync(Lsn lsn) override {
@@ -136,6 +151,7 @@ class LocalWal final : public Wal {
     absl::MutexLock lock(&mutex_);
     held_ = why;
   }
+  void FreeRoom() override { reserve_.Shrink(0); }
   absl::Status CopyTo(const std::string& directory) override;
   void TakeSyncSeconds(std::vector<double>* seconds) override {
     seconds->clear();
@@ -148,6 +164,33 @@ class LocalWal final : public Wal {
     WalRecord record;
     WalControl control = WalControl::kCover;
     int64_t since_ns = Clock::System()->MonotonicNanos();
+    Lsn first_lsn() const { return control == WalControl::kGap ? record.seq : record.lsn; }
+  };
+  // The next segment's file, if there is one.
+  struct Spare {
+    std::unique_ptr<File> file;
+    std::string path;
+    bool used_before = false;  // Else it holds zeros.
+  };
+  // Segments that are given up meanwhile are not written again.
+  class Reading {
+   public:
+    explicit Reading(const LocalWal* wal) : wal_(wal) {
+      absl::MutexLock lock(&wal_->mutex_);
+      ++wal_->readings_;
+      segments_ = wal_->segments_;
+    }
+    ~Reading() {
+      absl::MutexLock lock(&wal_->mutex_);
+      --wal_->readings_;
+    }
+    Reading(const Reading&) = delete;
+    Reading& operator=(const Reading&) = delete;
+    const std::vector<WalSegment>& segments() const { return segments_; }
+
+   private:
+    const LocalWal* const wal_;
+    std::vector<WalSegment> segments_;
   };
 
   absl::Status Health() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -159,7 +202,7 @@ class LocalWal final : public Wal {
     absl::MutexLock lock(&mutex_);
     return segments_;
   }
-  std::string SparePath() const { return absl::StrCat(options_.directory, "/next.tmp"); }
+  std::string NextPath() const { return absl::StrCat(options_.directory, "/next.tmp"); }
 
   absl::StatusOr<Lsn> Enqueue(Queued queued) {
     const int64_t bytes = BytesOf(queued.record);
@@ -171,7 +214,10 @@ class LocalWal final : public Wal {
           absl::StrCat("the log has ", pending_bytes_, " bytes that are not yet on disk: try later"));
     }
     pending_bytes_ += bytes;
-    queued.record.lsn = ++last_;
+    const Lsn first = last_ + 1;
+    last_ = std::max(first, queued.record.lsn);  // A gap has its last.
+    queued.record.lsn = last_;
+    if (queued.control == WalControl::kGap) queued.record.seq = first;
     queue_.push_back(std::move(queued));
     return last_;
   }
@@ -183,7 +229,7 @@ class LocalWal final : public Wal {
   absl::Status WriteGroup(const std::vector<Queued>& group, Lsn durable);
   // Waits for the spare file.  Not OK: the log is closing and there is none.
   absl::Status Rotate() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status StartSegment(std::unique_ptr<File> file, uint64_t number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status StartSegment(Spare spare, uint64_t number) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Fail(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (failed_.ok()) LogError("the log failed and takes no more: {}", std::string(status.message()));
     failed_ = status;
@@ -191,6 +237,8 @@ class LocalWal final : public Wal {
 
   // ---- the preparer's thread: always has the next segment ready ----
   void Prepare();
+  // A file of the reserve, or else a new one.
+  absl::StatusOr<Spare> PrepareSpare() ABSL_LOCKS_EXCLUDED(mutex_);
   // Waits until so many zeros may be in the next segment; false: it is not needed.
   bool AwaitTurn(int64_t zeros);
 
@@ -198,6 +246,7 @@ class LocalWal final : public Wal {
   FileSystem* const fs_;
   const DurableCallback on_durable_;
   const std::unique_ptr<File> lock_;
+  WalReserve reserve_;
   Recovery recovery_;
   uint32_t salt_ = 0;
 
@@ -215,7 +264,8 @@ class LocalWal final : public Wal {
   absl::Status failed_ ABSL_GUARDED_BY(mutex_);
   absl::Status held_ ABSL_GUARDED_BY(mutex_);
   std::vector<WalSegment> segments_ ABSL_GUARDED_BY(mutex_);  // back() is written to.
-  std::unique_ptr<File> spare_ ABSL_GUARDED_BY(mutex_);
+  mutable int readings_ ABSL_GUARDED_BY(mutex_) = 0;
+  Spare spare_ ABSL_GUARDED_BY(mutex_);
   bool stalled_ ABSL_GUARDED_BY(mutex_) = false;  // The log's thread waits for spare_.
   absl::Status prepare_error_ ABSL_GUARDED_BY(mutex_);
   std::vector<double> sync_seconds_ ABSL_GUARDED_BY(mutex_);
@@ -229,29 +279,47 @@ void LocalWal::Prepare() {
   absl::MutexLock lock(&mutex_);
   // A log that closes may still need one for what is queued.
   const auto wanted = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return stopped_ || (spare_ == nullptr && (!closing_ || stalled_));
+    return stopped_ || (spare_.file == nullptr && (!closing_ || stalled_));
   };
+  const auto retry = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopped_ || !reserve_.empty(); };
   for (;;) {
     mutex_.Await(absl::Condition(&wanted));
     if (stopped_) return;
     mutex_.Unlock();
-    absl::StatusOr<std::unique_ptr<File>> file =
-        fs_->Create(SparePath(), options_.segment_bytes, [this](int64_t zeros) { return AwaitTurn(zeros); });
+    absl::StatusOr<Spare> spare = PrepareSpare();
     mutex_.Lock();
-    if (file.ok()) {
+    if (spare.ok()) {
       if (!prepare_error_.ok()) LogInfo("the log has room for the next segment again");
-      spare_ = *std::move(file);
+      spare_ = *std::move(spare);
       prepare_error_ = absl::OkStatus();
     } else if (!stopped_) {
-      if (prepare_error_.ok()) LogError("no room for the log's next segment: {}", std::string(file.status().message()));
-      prepare_error_ = file.status();
-      AwaitFor(&mutex_, absl::Condition(&stopped_), kPrepareRetry);
+      const bool is_new = prepare_error_.ok();
+      prepare_error_ = spare.status();
+      if (is_new) LogError("no room for the log's next segment: {}", std::string(prepare_error_.message()));
+      AwaitFor(&mutex_, absl::Condition(&retry), kPrepareRetry);
     }
   }
 }
 
+absl::StatusOr<LocalWal::Spare> LocalWal::PrepareSpare() {
+  for (;;) {
+    if (const std::string path = reserve_.Take(); !path.empty()) {
+      absl::StatusOr<std::unique_ptr<File>> file = fs_->Open(path);
+      if (file.ok()) return Spare{*std::move(file), path, /*used_before=*/true};
+      LogWarning("a segment that was given up is not written again: {}", std::string(file.status().message()));
+      fs_->Remove(path).IgnoreError();
+    }
+    absl::StatusOr<std::unique_ptr<File>> file =
+        fs_->Create(NextPath(), options_.segment_bytes, [this](int64_t zeros) { return AwaitTurn(zeros); });
+    if (file.ok()) return Spare{*std::move(file), NextPath()};
+    if (reserve_.empty()) return file.status();  // Else one was given up meanwhile.
+  }
+}
+
 // Zeros come twice as fast as the log grows, so that acknowledgements never wait
-// behind a whole segment of them; at the disk's speed once the log has to wait.
+// behind a whole segment of them; at the disk's speed once the log has to wait.  Not
+// broken off when a segment is given up meanwhile: that one serves the next time, and
+// so there are soon as many files as it takes to need no zeros.
 bool LocalWal::AwaitTurn(int64_t zeros) {
   absl::MutexLock lock(&mutex_);
   const auto turn = [this, zeros]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -261,40 +329,45 @@ bool LocalWal::AwaitTurn(int64_t zeros) {
   return !stopped_;
 }
 
-absl::Status LocalWal::StartSegment(std::unique_ptr<File> file, uint64_t number) {
-  const Lsn first = queue_.empty() ? last_ + 1 : queue_.front().record.lsn;
+absl::Status LocalWal::StartSegment(Spare spare, uint64_t number) {
+  const Lsn first = queue_.empty() ? last_ + 1 : queue_.front().first_lsn();
   const std::string path = absl::StrCat(options_.directory, "/", SegmentName(number, salt_));
-  BW_RETURN_IF_ERROR(file->WriteAt(
-      0, EncodeSegmentHeader({.number = number, .first_lsn = first, .segment_bytes = options_.segment_bytes}, salt_)));
-  BW_RETURN_IF_ERROR(file->Sync());
-  BW_RETURN_IF_ERROR(fs_->Rename(SparePath(), path));
+  const SegmentHeader header{.number = number,
+                             .first_lsn = first,
+                             .segment_bytes = options_.segment_bytes,
+                             .in_flight_bytes_max = spare.used_before ? InFlightBytesMax(options_) : 0};
+  BW_RETURN_IF_ERROR(spare.file->WriteAt(0, EncodeSegmentHeader(header, salt_)));
+  BW_RETURN_IF_ERROR(spare.file->Sync());
+  BW_RETURN_IF_ERROR(fs_->Rename(spare.path, path));
   BW_RETURN_IF_ERROR(fs_->SyncDirectory(options_.directory));
-  file_ = std::move(file);
+  file_ = std::move(spare.file);
   segments_.push_back({number, path, first, kSegmentHeaderBytes, options_.segment_bytes});
   return absl::OkStatus();
 }
 
 absl::Status LocalWal::Rotate() {
   const auto ready = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return spare_ != nullptr || (closing_ && !prepare_error_.ok());
+    return spare_.file != nullptr || (closing_ && !prepare_error_.ok());
   };
   stalled_ = true;
   mutex_.Await(absl::Condition(&ready));
   stalled_ = false;
-  if (spare_ == nullptr) return prepare_error_;
+  if (spare_.file == nullptr) return prepare_error_;
   // Appenders wait for these two fsyncs, once a segment; a reader must never
   // see a segment in the list that is not there.
-  return StartSegment(std::move(spare_), segments_.back().number + 1);
+  return StartSegment(std::exchange(spare_, {}), segments_.back().number + 1);
 }
 
 std::vector<LocalWal::Queued> LocalWal::TakeGroup() {
   const auto work = [this]()
                         ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return (!queue_.empty() && held_.ok()) || closing_; };
-  if (uncovered_ && held_.ok() && !closing_) {
-    AwaitFor(&mutex_, absl::Condition(&work), absl::Microseconds(options_.cover_idle_us));
-  } else {
-    mutex_.Await(absl::Condition(&work));
-  }
+  do {
+    if (uncovered_ && held_.ok() && !closing_) {
+      AwaitFor(&mutex_, absl::Condition(&work), absl::Microseconds(options_.cover_idle_us));
+    } else {
+      mutex_.Await(absl::Condition(&work));
+    }
+  } while (!held_.ok() && !closing_);  // Held while it was waited.
   if (queue_.empty()) {
     if (!uncovered_) return {};
     Queued cover;
@@ -394,27 +467,35 @@ void LocalWal::Write() {
 
 absl::Status LocalWal::Truncate(Lsn keep) {
   absl::MutexLock truncate_lock(&truncate_mutex_);
-  std::vector<std::string> give_up;
+  std::vector<WalSegment> give_up;
+  size_t held = 0;
+  bool read = false;
   Queued marker;
   marker.control = WalControl::kKeep;
   {
     absl::MutexLock lock(&mutex_);
     BW_RETURN_IF_ERROR(Health());
     size_t n = 0;
-    while (n + 1 < segments_.size() && segments_[n + 1].first_lsn <= keep) give_up.push_back(segments_[n++].path);
+    while (n + 1 < segments_.size() && segments_[n + 1].first_lsn <= keep) give_up.push_back(segments_[n++]);
+    held = segments_.size();
     marker.record.seq = segments_[n].number;
     marker.record.epoch = segments_[n].first_lsn;
   }
-  if (give_up.empty()) return absl::OkStatus();
+  const size_t reserve_max = std::min(static_cast<size_t>(options_.reuse_segments_max), held);
+  if (give_up.empty()) {
+    reserve_.Shrink(reserve_max);
+    return absl::OkStatus();
+  }
   // Durable before the first file goes: tells a truncation from a loss.
   BW_ASSIGN_OR_RETURN(const Lsn lsn, Enqueue(std::move(marker)));
   BW_RETURN_IF_ERROR(Sync(lsn));
   {
     absl::MutexLock lock(&mutex_);
     segments_.erase(segments_.begin(), segments_.begin() + static_cast<ptrdiff_t>(give_up.size()));
+    read = readings_ > 0;
   }
-  for (const std::string& path : give_up) BW_RETURN_IF_ERROR(fs_->Remove(path));
-  return fs_->SyncDirectory(options_.directory);
+  reserve_.Shrink(reserve_max);
+  return reserve_.GiveUp(give_up, read ? 0 : reserve_max);
 }
 
 absl::Status LocalWal::Close() {
@@ -424,97 +505,26 @@ absl::Status LocalWal::Close() {
   }
   if (writer_.joinable()) writer_.join();
   if (preparer_.joinable()) preparer_.join();
+  reserve_.Shrink(0);
   absl::MutexLock lock(&mutex_);
-  if (spare_ != nullptr) {
-    spare_ = nullptr;
-    if (failed_.ok()) fs_->Remove(SparePath()).IgnoreError();  // Else the next start does.
+  if (spare_.file != nullptr) {
+    if (failed_.ok()) fs_->Remove(spare_.path).IgnoreError();  // Else the next start does.
+    spare_ = {};
   }
   return failed_;
 }
 
 absl::Status LocalWal::Read(Lsn from, Lsn until, const std::function<absl::Status(const WalRecord&)>& visit) const {
-  if (until == 0) until = recovery_.last_lsn;
-  const std::vector<WalSegment> segments = Segments();
-  std::string buffer;
-  WalRecord record;
-  for (size_t i = 0; i < segments.size(); ++i) {
-    const WalSegment& segment = segments[i];
-    if (segment.first_lsn > until) break;
-    if (i + 1 < segments.size() && segments[i + 1].first_lsn <= from) continue;
-    BW_ASSIGN_OR_RETURN(const std::unique_ptr<File> file, fs_->Open(segment.path));
-    buffer.resize(static_cast<size_t>(segment.end - kSegmentHeaderBytes));
-    BW_ASSIGN_OR_RETURN(const size_t got, file->ReadAt(kSegmentHeaderBytes, buffer.size(), buffer.data()));
-    std::string_view rest(buffer.data(), got);
-    while (!rest.empty()) {
-      RecordView view;
-      if (!ParseRecord(rest, salt_, &view)) {
-        return absl::DataLossError(absl::StrCat("log segment ", segment.path, ", offset ",
-                                                segment.end - static_cast<int64_t>(rest.size()),
-                                                ": a record went bad since the log was opened"));
-      }
-      rest.remove_prefix(static_cast<size_t>(RecordBytes(view.payload.size())));
-      if (view.lsn > until) return absl::OkStatus();
-      if (view.lsn < from || view.kind == WalKind::kNone) continue;
-      FillRecord(view, &record);
-      record.payload.assign(view.payload);
-      BW_RETURN_IF_ERROR(visit(record));
-    }
-  }
-  return absl::OkStatus();
+  return ReadRecords(fs_, Reading(this).segments(), salt_, from, until == 0 ? recovery_.last_lsn : until, visit);
 }
 
 absl::Status LocalWal::ReadHeads(const std::function<absl::Status(const WalRecord&)>& visit) const {
-  std::string buffer(static_cast<size_t>(kHeadsReadBytes), '\0');
-  WalRecord record;
-  for (const WalSegment& segment : Segments()) {
-    BW_ASSIGN_OR_RETURN(const std::unique_ptr<File> file, fs_->Open(segment.path));
-    std::string_view rest;
-    for (int64_t offset = kSegmentHeaderBytes; offset < segment.end;) {
-      RecordView view;
-      int64_t size = 0;
-      bool known = ParseVerifiedRecord(rest, &view, &size);
-      // What is not wholly in the buffer is read when it is wanted.
-      if (!known || (view.kind == WalKind::kHello && static_cast<int64_t>(rest.size()) < size)) {
-        buffer.resize(static_cast<size_t>(std::max(kHeadsReadBytes, size)));
-        BW_ASSIGN_OR_RETURN(const size_t got, file->ReadAt(offset, buffer.size(), buffer.data()));
-        rest = std::string_view(buffer.data(), got);
-        known = ParseVerifiedRecord(rest, &view, &size);
-      }
-      if (!known) {
-        return absl::DataLossError(absl::StrCat("log segment ", segment.path, ", offset ", offset,
-                                                ": a record went bad since it was verified"));
-      }
-      offset += size;
-      rest.remove_prefix(std::min(rest.size(), static_cast<size_t>(size)));
-      if (view.lsn > recovery_.last_lsn) return absl::OkStatus();
-      if (view.kind == WalKind::kNone) continue;
-      FillRecord(view, &record);
-      record.payload.assign(view.kind == WalKind::kHello ? view.payload : std::string_view());
-      BW_RETURN_IF_ERROR(visit(record));
-    }
-  }
-  return absl::OkStatus();
+  return ReadRecordHeads(fs_, Reading(this).segments(), recovery_.last_lsn, visit);
 }
 
 absl::Status LocalWal::CopyTo(const std::string& directory) {
   absl::MutexLock truncate_lock(&truncate_mutex_);
-  BW_RETURN_IF_ERROR(fs_->MakeDirectory(directory));
-  std::string buffer;
-  for (const WalSegment& segment : Segments()) {
-    BW_ASSIGN_OR_RETURN(const std::unique_ptr<File> from, fs_->Open(segment.path));
-    const std::string path = directory + segment.path.substr(options_.directory.size());
-    // What lies behind the durable end is left out: it may be half written.
-    BW_ASSIGN_OR_RETURN(const std::unique_ptr<File> to, fs_->Create(path, segment.bytes));
-    for (int64_t offset = 0; offset < segment.end;) {
-      buffer.resize(static_cast<size_t>(std::min(kCopyBytes, segment.end - offset)));
-      BW_ASSIGN_OR_RETURN(const size_t got, from->ReadAt(offset, buffer.size(), buffer.data()));
-      if (got != buffer.size()) return absl::DataLossError(absl::StrCat(segment.path, " is shorter than it was"));
-      BW_RETURN_IF_ERROR(to->WriteAt(offset, buffer));
-      offset += static_cast<int64_t>(got);
-    }
-    BW_RETURN_IF_ERROR(to->Sync());
-  }
-  return fs_->SyncDirectory(directory);
+  return CopySegments(fs_, Segments(), options_.directory, directory);
 }
 
 }  // namespace

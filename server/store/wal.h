@@ -7,6 +7,11 @@
 // all that follows, its LSN, and the LSN that was durable when it was written,
 // which is what tells a torn tail from corruption on recovery.
 //
+// A segment that is given up is kept under another name and written again from its
+// beginning: a new one would have to be filled with zeros first, on the disk whose
+// fsyncs acknowledgements wait for.  What it held lies behind the new records, with
+// lower LSNs, and is never taken for the log's (wal_format.h).
+//
 // A write or fsync error is final for the segment: it is never retried (the
 // kernel may have dropped the dirty pages); the log turns failed, reports no
 // more durability, and says so.
@@ -39,8 +44,11 @@ class Wal : public LogBackend {
     int64_t record_bytes_max = (1 << 20) + 1024;
     // Appends block their caller's queue (TryAppend refuses) beyond this.
     int64_t pending_bytes_max = 64 << 20;
-    bool repair = false;                // Cut corrupt ranges out instead of refusing to open.
-    int64_t cover_idle_us = 10'000;     // Idle for this long: cover the last batch.
+    bool repair = false;             // Cut corrupt ranges out instead of refusing to open.
+    int64_t cover_idle_us = 10'000;  // Idle for this long: cover the last batch.
+    // So many given-up segments wait to be written again at most, and no more than
+    // the log itself held when it was last made shorter.
+    int64_t reuse_segments_max = 16;
     FileSystem* file_system = nullptr;  // nullptr = the real one; must outlive the log.
   };
 

@@ -2,7 +2,16 @@
 //
 // A segment is a file <number>-<salt>.wal, both in hexadecimal: a header of
 // kSegmentHeaderBytes (two copies, so that one damaged sector does not hide a
-// segment), then records without gaps, then zeros.
+// segment), then records without gaps, then zeros; or, where the header says that
+// the file was a segment before, what is left of that: records with LSNs below this
+// segment's first, and pieces of them.
+//
+//   header, each copy, little-endian
+//    0 magic         8 u32 version        12 u64 number   20 u64 first_lsn
+//   28 i64 segment_bytes                  36 u32 crc32c of the salt and all before
+//   40 i64 in_flight_bytes_max            48 u32 crc32c of the salt and all before
+//   From 40 on only where the file was a segment before.  A server that knows nothing
+//   of it takes what is left there for a torn tail, and finds the same records.
 //
 //   record, 8-aligned, little-endian
 //    0 u32 len       of all that follows crc, without the padding
@@ -20,6 +29,7 @@
 #define BELLWETHER_SERVER_STORE_WAL_FORMAT_H_
 
 #include <cstdint>
+#include <cstring>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -37,6 +47,9 @@ struct SegmentHeader {
   uint64_t number = 0;  // 1, 2, 3, ...
   Lsn first_lsn = 0;
   int64_t segment_bytes = 0;
+  // 0: the file held zeros.  Else it was a segment before, and at most so many bytes
+  // behind the last durable record are this segment's: a group under way when it ended.
+  int64_t in_flight_bytes_max = 0;
 };
 std::string EncodeSegmentHeader(const SegmentHeader& header, uint32_t salt);
 // From the first kSegmentHeaderBytes; either copy will do.  nullopt if neither.
@@ -49,7 +62,7 @@ bool ParseSegmentName(std::string_view name, uint64_t* number, uint32_t* salt);
 enum class WalControl : uint8_t {
   kCover = 0,  // Nothing but its durable_lsn.
   kKeep = 1,   // Segments below number `seq` were given up; it begins at LSN `epoch`.
-  kGap = 2,    // LSNs from `seq` to its own were lost and cut out by a repair.
+  kGap = 2,    // LSNs from `seq` to its own were lost: cut out by a repair, or missing at its end.
 };
 
 // A record in a buffer.
@@ -71,6 +84,13 @@ struct RecordView {
 RecordView ViewOf(const WalRecord& record, Lsn durable = 0);
 // All but the payload, which not every reader wants.
 void FillRecord(const RecordView& view, WalRecord* record);
+
+// Eight of a log's bytes as the number that they are; [offset, offset + 8) lies within.
+inline uint64_t WordAt(std::string_view bytes, int64_t offset) {
+  uint64_t word;
+  std::memcpy(&word, bytes.data() + offset, sizeof(word));
+  return word;
+}
 
 // With header and padding.
 constexpr int64_t RecordBytes(size_t payload_bytes) {

@@ -24,10 +24,16 @@ struct OpenSegment {
   int64_t bytes_told = 0;  // By the header.
   bool header_lost = false;
   Lsn first_lsn = 0;
+  int64_t in_flight_bytes_max = 0;  // Not 0: used before, see SegmentHeader.
+  uint64_t still_number = 0;        // Not 0: its header is that of its use before.
   SegmentScan scan;
   int64_t torn_bytes = 0;  // Cut off at scan.end.
 
   bool cut() const { return bytes < bytes_told; }
+  // Where the next record belongs, also if the last one's padding is cut off.
+  int64_t next() const { return (scan.end + 7) & ~int64_t{7}; }
+  // What must be zeros behind the end of the last segment's records, so many at most.
+  int64_t reach() const { return std::min(std::max(torn_bytes, in_flight_bytes_max), bytes - scan.end); }
 };
 
 std::string Range(Lsn from, Lsn to) {
@@ -47,6 +53,7 @@ class Recoverer {
     }
     for (size_t i = 0; i < segments_.size(); ++i) BW_RETURN_IF_ERROR(Scan(i));
     BW_RETURN_IF_ERROR(DropGivenUp());
+    BW_RETURN_IF_ERROR(ScanTheFirstAgain());
     BW_RETURN_IF_ERROR(Judge());
     if (!damage_.empty()) {
       const std::string lost = absl::StrJoin(damage_, "; ");
@@ -92,7 +99,8 @@ class Recoverer {
     return absl::OkStatus();
   }
 
-  absl::Status Scan(size_t i) {
+  // `known_first`: what a record elsewhere says that it begins with; 0 = nothing.
+  absl::Status Scan(size_t i, Lsn known_first = 0) {
     OpenSegment& segment = segments_[i];
     buffer_.resize(static_cast<size_t>(segment.bytes));
     BW_ASSIGN_OR_RETURN(const size_t got, segment.file->ReadAt(0, buffer_.size(), buffer_.data()));
@@ -104,23 +112,29 @@ class Recoverer {
         return absl::FailedPreconditionError(absl::StrCat(segment.path, " is of version ", header->version,
                                                           ", this server reads version ", kWalVersion));
       }
-      if (header->number != segment.number) {
+      const bool given_up = i > 0 && header->number < segments_[0].number;
+      if (header->number != segment.number && !given_up) {
         return absl::DataLossError(absl::StrCat(segment.path, " holds segment ", header->number,
                                                 ": files were renamed. Nothing was changed; rename them back"));
       }
+    }
+    if (header && header->number == segment.number) {
       segment.first_lsn = header->first_lsn;
       segment.bytes_told = header->segment_bytes;
+      segment.in_flight_bytes_max = header->in_flight_bytes_max;
     } else {
       segment.header_lost = true;
+      segment.still_number = header ? header->number : 0;
       segment.bytes_told = std::max(options_.segment_bytes, segment.bytes);
-      segment.first_lsn = i > 0 && segments_[i - 1].number + 1 == segment.number ? segments_[i - 1].scan.next_lsn : 1;
+      segment.in_flight_bytes_max = InFlightBytesMax(options_);  // It may have been used before.
+      segment.first_lsn = i > 0 ? segments_[i - 1].scan.next_lsn : std::max<Lsn>(known_first, 1);
       RecordView first;
-      if (segment.bytes > kSegmentHeaderBytes &&
+      if (known_first == 0 && segment.bytes > kSegmentHeaderBytes &&
           ParseRecord(bytes.substr(static_cast<size_t>(kSegmentHeaderBytes)), salt_, &first)) {
-        segment.first_lsn = first.lsn;
+        segment.first_lsn = std::max(segment.first_lsn, first.lsn);  // A lower one is left of its use before.
       }
     }
-    segment.scan = ScanSegment(bytes, salt_, segment.first_lsn);
+    segment.scan = ScanSegment(bytes, salt_, segment.first_lsn, segment.in_flight_bytes_max);
     if (i + 1 == segments_.size()) CutTornTail(&segment);
     return absl::OkStatus();
   }
@@ -133,8 +147,9 @@ class Recoverer {
     if (torn != segment->scan.holes.end()) {
       const int64_t begin = torn->begin;
       segment->torn_bytes = segment->scan.end + segment->scan.dirty_bytes - begin;
-      std::fill(buffer_.begin() + begin, buffer_.end(), '\0');
-      segment->scan = ScanSegment(buffer_, salt_, segment->first_lsn);
+      segment->scan.end = begin;
+      std::fill_n(buffer_.begin() + begin, segment->reach(), '\0');
+      segment->scan = ScanSegment(buffer_, salt_, segment->first_lsn, segment->in_flight_bytes_max);
     } else {
       segment->torn_bytes = segment->scan.dirty_bytes;
     }
@@ -155,11 +170,22 @@ class Recoverer {
     return absl::OkStatus();
   }
 
+  // Without its header the first segment seemed to begin with whatever lies there: records
+  // of the file's use before, if it had none of its own.
+  absl::Status ScanTheFirstAgain() {
+    if (segments_[0].number != keep_segment_) return absl::OkStatus();
+    for (size_t i = 0; i < segments_.size() && segments_[i].header_lost; ++i) {
+      BW_RETURN_IF_ERROR(Scan(i, i == 0 ? keep_lsn_ : 0));
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status Judge() {
     if (segments_[0].number > keep_segment_) Missing(keep_segment_, keep_lsn_, segments_[0]);
     for (size_t i = 0; i < segments_.size(); ++i) {
       OpenSegment& segment = segments_[i];
       const bool last = i + 1 == segments_.size();
+      if (segment.still_number != 0) StillAnother(&segment, last);
       for (const SegmentHole& hole : segment.scan.holes) Hole(&segment, hole);
       if (segment.cut()) {
         Cut(&segment, last);
@@ -170,7 +196,7 @@ class Recoverer {
       if (next.number != segment.number + 1) {
         Missing(segment.number + 1, segment.scan.next_lsn, next);
       } else if (next.first_lsn > segment.scan.next_lsn) {
-        const int64_t begin = segment.scan.end;
+        const int64_t begin = segment.next();
         Hole(&segment, {begin, begin + kRecordHeaderBytes, segment.scan.next_lsn, next.first_lsn - 1});
       } else if (next.first_lsn < segment.scan.next_lsn) {
         return absl::DataLossError(absl::StrCat(next.path, " begins at LSN ", next.first_lsn, ", but ", segment.name,
@@ -179,6 +205,18 @@ class Recoverer {
       }
     }
     return absl::OkStatus();
+  }
+
+  // An honest disk has a file's new header before it has the file's new name.
+  void StillAnother(OpenSegment* segment, bool last) {
+    damage_.push_back(absl::StrCat("segment ", segment->name, " still begins as segment ", segment->still_number,
+                                   ", which was given up: what was written there since may be lost"));
+    const std::string gap = last ? GapBehind(*segment) : std::string();
+    repairs_.push_back([this, segment, gap]() -> absl::Status {
+      BW_RETURN_IF_ERROR(WriteHeader(*segment));
+      BW_RETURN_IF_ERROR(segment->file->WriteAt(segment->next(), gap));
+      return segment->file->Sync();
+    });
   }
 
   void Hole(OpenSegment* segment, const SegmentHole& hole) {
@@ -196,22 +234,32 @@ class Recoverer {
     });
   }
 
+  // What stood behind the records of the last segment is unknown; no more LSNs than the
+  // record that this returns covers fitted there, and none of them may be given again.
+  Lsn LastBehind(const OpenSegment& segment) const {
+    return segment.scan.next_lsn + static_cast<Lsn>((segment.bytes_told - segment.next()) / kRecordHeaderBytes);
+  }
+  std::string GapBehind(const OpenSegment& segment) const {
+    std::string bytes;
+    if (segment.next() + kRecordHeaderBytes <= segment.bytes_told) {
+      AppendRecord({.lsn = LastBehind(segment),
+                    .kind = WalKind::kNone,
+                    .control = WalControl::kGap,
+                    .seq = segment.scan.next_lsn},
+                   salt_, &bytes);
+    }
+    return bytes;
+  }
+
   void Cut(OpenSegment* segment, bool last) {
-    // What stood behind the cut is unknown; no more LSNs than this fitted there.
-    const Lsn from = segment->scan.next_lsn;
-    const Lsn to = from + static_cast<Lsn>((segment->bytes_told - segment->scan.end) / kRecordHeaderBytes);
-    damage_.push_back(absl::StrCat("segment ", segment->name, " was cut to ", segment->bytes, " of ",
-                                   segment->bytes_told, " bytes",
-                                   last ? absl::StrCat(": LSN ", from, " and all after it, if any") : std::string()));
-    repairs_.push_back([this, segment, last, from, to]() -> absl::Status {
-      const int64_t keep = std::max(segment->scan.end, kSegmentHeaderBytes);
-      std::string bytes;
-      if (last && keep + kRecordHeaderBytes <= segment->bytes_told) {
-        AppendRecord({.lsn = to, .kind = WalKind::kNone, .control = WalControl::kGap, .seq = from}, salt_, &bytes);
-      }
-      bytes.resize(static_cast<size_t>(segment->bytes_told - keep), '\0');
+    damage_.push_back(absl::StrCat(
+        "segment ", segment->name, " was cut to ", segment->bytes, " of ", segment->bytes_told, " bytes",
+        last ? absl::StrCat(": LSN ", segment->scan.next_lsn, " and all after it, if any") : std::string()));
+    std::string bytes = last ? GapBehind(*segment) : std::string();
+    bytes.resize(static_cast<size_t>(segment->bytes_told - segment->next()), '\0');
+    repairs_.push_back([this, segment, bytes]() -> absl::Status {
       BW_RETURN_IF_ERROR(WriteHeader(*segment));
-      BW_RETURN_IF_ERROR(segment->file->WriteAt(keep, bytes));
+      BW_RETURN_IF_ERROR(segment->file->WriteAt(segment->next(), bytes));
       return segment->file->Sync();
     });
   }
@@ -241,9 +289,11 @@ class Recoverer {
   }
 
   absl::Status WriteHeader(const OpenSegment& segment) {
-    return segment.file->WriteAt(
-        0, EncodeSegmentHeader(
-               {.number = segment.number, .first_lsn = segment.first_lsn, .segment_bytes = segment.bytes_told}, salt_));
+    return segment.file->WriteAt(0, EncodeSegmentHeader({.number = segment.number,
+                                                         .first_lsn = segment.first_lsn,
+                                                         .segment_bytes = segment.bytes_told,
+                                                         .in_flight_bytes_max = segment.in_flight_bytes_max},
+                                                        salt_));
   }
 
   // Nothing is lost: make what was found durable and clean.
@@ -258,8 +308,11 @@ class Recoverer {
         BW_RETURN_IF_ERROR(WriteHeader(segment));
         BW_RETURN_IF_ERROR(segment.file->Sync());
       }
-      if (segment.scan.dirty_bytes > 0 || (last && segment.torn_bytes > 0)) {
-        BW_RETURN_IF_ERROR(ZeroTail(segment, last));
+      // Behind the records of an earlier one nothing is ever written again.
+      if (last || segment.in_flight_bytes_max == 0) BW_RETURN_IF_ERROR(ZeroTail(segment, last));
+      if (last && segment.in_flight_bytes_max > 0 && segment.in_flight_bytes_max < InFlightBytesMax(options_)) {
+        segment.in_flight_bytes_max = InFlightBytesMax(options_);  // From now on.
+        BW_RETURN_IF_ERROR(WriteHeader(segment));
       }
       // Records that a killed process wrote and never synced are only in the
       // page cache: they may be reported durable after this, not before.
@@ -277,12 +330,20 @@ class Recoverer {
   }
 
   // A record beyond the tail that is later overwritten only in part would be
-  // taken for the log's once the LSNs before it are reused.
+  // taken for the log's once the LSNs before it are reused.  Where the file was used
+  // before, not each page of one can be told from what lay there: whatever the log can
+  // have reached is zeroed, seen or not.  Older records have no LSN that comes again.
   absl::Status ZeroTail(const OpenSegment& segment, bool last) {
     const int64_t dirty = last ? segment.torn_bytes : segment.scan.dirty_bytes;
-    LogWarning("log segment {}: {} bytes after LSN {} were never acknowledged and are cut off", segment.path, dirty,
-               segment.scan.next_lsn - 1);
-    BW_RETURN_IF_ERROR(segment.file->WriteAt(segment.scan.end, std::string(static_cast<size_t>(dirty), '\0')));
+    if (dirty > 0) {
+      LogWarning("log segment {}: {} bytes after LSN {} were never acknowledged and are cut off", segment.path, dirty,
+                 segment.scan.next_lsn - 1);
+    }
+    const std::string zeros(static_cast<size_t>(last ? segment.reach() : dirty), '\0');
+    buffer_.resize(zeros.size());
+    BW_ASSIGN_OR_RETURN(const size_t got, segment.file->ReadAt(segment.scan.end, buffer_.size(), buffer_.data()));
+    if (got == zeros.size() && buffer_ == zeros) return absl::OkStatus();
+    BW_RETURN_IF_ERROR(segment.file->WriteAt(segment.scan.end, zeros));
     return segment.file->Sync();
   }
 
@@ -298,6 +359,10 @@ class Recoverer {
 };
 
 }  // namespace
+
+int64_t InFlightBytesMax(const Wal::Options& options) {
+  return std::max(options.group_bytes_max, RecordBytes(static_cast<size_t>(options.record_bytes_max)));
+}
 
 absl::StatusOr<RecoveredWal> RecoverWal(const Wal::Options& options, FileSystem* file_system) {
   return Recoverer(options, file_system).Run();

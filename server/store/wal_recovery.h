@@ -5,6 +5,10 @@
 // fsync), or if a segment is missing or shorter than its header says: acknow-
 // ledged data is gone, and only a repair, which states the LSNs, goes on.
 // Otherwise nobody was told that x is durable: a torn tail, cut and counted.
+//
+// A file that was a segment before holds that one's records behind its own: valid, with
+// lower LSNs, and so never taken.  Of what lies there only what was begun since counts as
+// a torn tail, and only as far as the log can have come is it zeroed.
 
 #ifndef BELLWETHER_SERVER_STORE_WAL_RECOVERY_H_
 #define BELLWETHER_SERVER_STORE_WAL_RECOVERY_H_
@@ -26,6 +30,9 @@ struct WalSegment {
   int64_t end = 0;    // Offset after the last record.
   int64_t bytes = 0;  // Of the file.
 };
+
+// The most that the log has on its way at a time: one group.
+int64_t InFlightBytesMax(const Wal::Options& options);
 
 struct RecoveredWal {
   std::vector<WalSegment> segments;  // By rising number, without a hole.

@@ -162,6 +162,16 @@ def main() -> None:
             "wal", f"damage{i}", bytes([2, 20, i]) + bytes(chance.randrange(256) for _ in range(60))
         )
     write("wal", "whole", bytes([2, 20, 0, 0, 20, 0, 0, 5, 0, 0]))
+    write("wal", "reused", bytes([2, 164, 0, 0, 164, 0, 0, 149, 0, 0]))
+    for i, at in enumerate((8, 2056, 4096, 4120, 4300, 6000)):
+        torn = struct.pack("<H", at) + bytes([3]) + bytes(4) + bytes([3])
+        write("wal", f"reused-torn{i}", bytes([2, 164, 0, 0, 20, 0, 0, 149, 1]) + torn + bytes(1))
+    # Payloads that look like headers: of records that reach to the end, with LSNs that fit.
+    for i, length in enumerate((56, 400, 3000, 8000)):
+        words = struct.pack("<QQ", length, 1010)
+        write("wal", f"header-words{i}", bytes([129]) + words + bytes([149, 0, 0, 149, 0, 0]))
+        torn = bytes([149, 1]) + struct.pack("<H", 4700) + bytes([3]) + bytes(4) + bytes([3, 0])
+        write("wal", f"header-words-torn{i}", bytes([128]) + words + torn)
     rules = """thresholds:
   drift: {grown_factor: 4, hold_batches: 3}
 off: [overhead, drift.leak]

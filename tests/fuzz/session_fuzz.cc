@@ -40,9 +40,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       if (!layout) {
         layout = hello->run.layout;
         merge.emplace(*layout, hello->run.reporters);
-      } else {
-        merge->SetReporters(hello->run.reporters);
       }
+      merge->Join(hello->rank, hello->run.attempt, hello->run.reporters);
       continue;
     }
     FUZZ_CHECK(layout.has_value());  // Nothing else passes before a Hello.

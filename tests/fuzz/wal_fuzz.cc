@@ -1,7 +1,9 @@
 // A log of valid records with arbitrary damage is opened, refused, or repaired;
 // what is opened is a log that goes on, and nothing that it holds is made up.
 //
-// The input is the number of records, then for each damage where it is and what.
+// The input is the number of segments, from 128 on with the 16 bytes that all payloads
+// are made of, then for each segment the number of records, from 128 on in a file that
+// was a segment before, and for each damage where it is and what.
 
 #include <algorithm>
 #include <map>
@@ -15,18 +17,45 @@
 namespace bellwether::server {
 namespace {
 
-constexpr int64_t kSegment = 8192;
+constexpr int64_t kSegment = 8192, kInFlight = 512;
 constexpr uint32_t kSalt = 7;
+constexpr uint64_t kFirstNumber = 4;  // Segments below it, with LSNs below kFirst, were given up:
+constexpr Lsn kFirst = 1000;          // that says the first record of the last segment.
+constexpr uint64_t kRun = 1, kGivenUpRun = 2;
 
-// Segment `number` with `records` records from `lsn` on; their payloads say their LSN.
-std::string MakeSegment(uint64_t number, Lsn lsn, int records) {
-  std::string bytes = EncodeSegmentHeader({.number = number, .first_lsn = lsn, .segment_bytes = kSegment}, kSalt);
+// Their payloads say their LSN, by their length and, if they are made of nothing else,
+// by each byte.
+void AppendRecords(uint64_t run, Lsn lsn, int records, std::string_view words, std::string* bytes) {
   for (int i = 0; i < records; ++i, ++lsn) {
-    const std::string payload(static_cast<size_t>(lsn % 90), static_cast<char>(lsn));
+    std::string payload(static_cast<size_t>(lsn % 90), static_cast<char>(lsn));
+    if (!words.empty()) {
+      for (size_t k = 0; k < payload.size(); ++k) payload[k] = words[k % words.size()];
+    }
     AppendRecord(
-        {.lsn = lsn, .durable_lsn = lsn - 1, .kind = WalKind::kMessage, .run = 1, .seq = lsn, .payload = payload},
-        kSalt, &bytes);
+        {.lsn = lsn, .durable_lsn = lsn - 1, .kind = WalKind::kMessage, .run = run, .seq = lsn, .payload = payload},
+        kSalt, bytes);
   }
+}
+
+std::string GivenUpRecord(Lsn lsn) {
+  std::string bytes;
+  AppendRecord({.lsn = lsn, .durable_lsn = lsn - 1, .control = WalControl::kKeep, .epoch = kFirst, .seq = kFirstNumber},
+               kSalt, &bytes);
+  return bytes;
+}
+
+// Segment `number` with `records` records from `lsn` on.
+std::string MakeSegment(uint64_t number, Lsn lsn, int records, bool last, bool used_before, std::string_view words) {
+  std::string bytes = EncodeSegmentHeader({.number = number,
+                                           .first_lsn = lsn,
+                                           .segment_bytes = kSegment,
+                                           .in_flight_bytes_max = used_before ? kInFlight : 0},
+                                          kSalt);
+  std::string given_up = bytes;
+  if (last) bytes += GivenUpRecord(lsn);
+  AppendRecords(kRun, last ? lsn + 1 : lsn, records, words, &bytes);
+  AppendRecords(kGivenUpRun, 1 + number, used_before ? 36 : 0, words, &given_up);
+  if (given_up.size() > bytes.size()) bytes += given_up.substr(bytes.size());
   bytes.resize(static_cast<size_t>(kSegment), '\0');
   return bytes;
 }
@@ -55,6 +84,8 @@ absl::StatusOr<RecoveredWal> Open(FakeFileSystem* fs, bool repair) {
   Wal::Options options;
   options.directory = "/wal";
   options.segment_bytes = kSegment;
+  options.group_bytes_max = kInFlight;
+  options.record_bytes_max = 100;
   options.repair = repair;
   return RecoverWal(options, fs);
 }
@@ -66,16 +97,31 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace bellwether::server;
   bellwether::FuzzInput input(data, size);
   FakeFileSystem fs;
-  const int segments = 1 + input.Take<uint8_t>() % 3;
-  Lsn lsn = 1;
+  const auto shape = input.Take<uint8_t>();
+  const int segments = 1 + shape % 3;
+  const std::string_view words = shape >= 128 ? input.TakeBytes(16) : std::string_view();
+  Lsn lsn = kFirst;
+  // Whether anything whole says where the log begins: the header of its first segment, or
+  // the record of what was given up.
+  bool begun = false, header_there = false, begin_told = true;
   for (int i = 0; i < segments; ++i) {
-    const int records = input.Take<uint8_t>() % 24;
-    std::string bytes = MakeSegment(static_cast<uint64_t>(i) + 1, lsn, records);
-    lsn += static_cast<Lsn>(records);
+    const auto what = input.Take<uint8_t>();
+    const int records = what % 24;
+    const uint64_t number = kFirstNumber + static_cast<uint64_t>(i);
+    const bool last = i + 1 == segments;
+    std::string bytes = MakeSegment(number, lsn, records, last, what >= 128, words);
     for (int damages = input.Take<uint8_t>() % 4; damages > 0; --damages) Damage(&input, &bytes);
-    if (input.Take<uint8_t>() % 16 == 15) continue;  // The file is missing.
-    const auto file =
-        fs.Create("/wal/" + SegmentName(static_cast<uint64_t>(i) + 1, kSalt), static_cast<int64_t>(bytes.size()));
+    const bool missing = input.Take<uint8_t>() % 16 == 15;
+    const std::string_view whole(bytes);
+    const size_t begin = std::min(whole.size(), static_cast<size_t>(kSegmentHeaderBytes));
+    if (last && (missing || !whole.substr(begin).starts_with(GivenUpRecord(lsn)))) begin_told = false;
+    lsn += static_cast<Lsn>(records);
+    if (missing) continue;
+    // The first that is there says itself where it begins, unless its header is lost.
+    if (!begun && number != kFirstNumber) begin_told = false;
+    if (!begun && DecodeSegmentHeader(whole.substr(0, begin), kSalt)) header_there = true;
+    begun = true;
+    const auto file = fs.Create("/wal/" + SegmentName(number, kSalt), static_cast<int64_t>(bytes.size()));
     FUZZ_CHECK(file.ok() && (*file)->WriteAt(0, bytes).ok() && (*file)->Sync().ok());
   }
   auto opened = Open(&fs, /*repair=*/false);
@@ -98,6 +144,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       FUZZ_CHECK(ParseRecord(rest, kSalt, &record));
       if (record.kind == WalKind::kMessage) {
         FUZZ_CHECK(record.seq == record.lsn && record.payload.size() == record.lsn % 90);
+        FUZZ_CHECK(record.run == kRun || (!header_there && !begin_told));
       }
       rest.remove_prefix(static_cast<size_t>(RecordBytes(record.payload.size())));
     }

@@ -28,8 +28,8 @@ namespace {
 
 class Trainer final : public PipelineTrainer {
  public:
-  Trainer(Pipeline* pipeline, uint64_t first_seq) {
-    Greet(pipeline, v1::ClientMessage(), /*world=*/1, /*layers=*/1, first_seq);
+  Trainer(Pipeline* pipeline, uint64_t first_seq, uint32_t world = 1) {
+    Greet(pipeline, v1::ClientMessage(), world, /*layers=*/1, first_seq);
   }
   Trainer(Pipeline* pipeline, const std::string& name, const std::string& uuid) {
     v1::ClientMessage message;
@@ -85,17 +85,30 @@ class HurryingClock final : public Clock {
 
 class PipelineRecoveryTest : public testing::Test {
  protected:
-  std::unique_ptr<Pipeline> Open(const std::string& folder, RuleSetPtr rules = nullptr,
-                                 Clock* clock = Clock::System()) {
+  absl::StatusOr<std::unique_ptr<Pipeline>> TryOpen(const std::string& folder, bool repair, RuleSetPtr rules = nullptr,
+                                                    Clock* clock = Clock::System()) {
     Pipeline::Options options;
+    options.wal.repair = repair;
     options.rules = std::move(rules);
     options.storage_path = folder;
     options.wal.segment_bytes = 2 << 20;
     options.shards = 2;
     options.apply_ms_max = 0;
-    auto pipeline = Pipeline::Open(options, &counters_, clock);
+    return Pipeline::Open(options, &counters_, clock);
+  }
+  std::unique_ptr<Pipeline> Open(const std::string& folder, RuleSetPtr rules = nullptr,
+                                 Clock* clock = Clock::System()) {
+    auto pipeline = TryOpen(folder, /*repair=*/false, std::move(rules), clock);
     EXPECT_TRUE(pipeline.ok()) << pipeline.status();
     return *std::move(pipeline);
+  }
+  static void RemoveLog(const std::string& folder) {
+    for (const auto& entry : std::filesystem::directory_iterator(folder + "/wal")) std::filesystem::remove(entry);
+  }
+  // As a crash now leaves what is in `from`.
+  static void Kill(const std::string& from, const std::string& to) {
+    std::filesystem::create_directory(to);
+    for (const char* part : {"/db", "/wal"}) CrashCopy(from + part, to + part);
   }
   static std::vector<int64_t> StoredSteps(Pipeline* pipeline) {
     const RunSnapshotPtr run = pipeline->runs()->Find("r");
@@ -122,8 +135,7 @@ TEST_F(PipelineRecoveryTest, WhatComesDuringTheReplayIsAppliedBehindIt) {
   {
     const auto pipeline = Open(first);
     Trainer(pipeline.get(), 0).Steps(0, 6000);
-    std::filesystem::create_directory(killed);
-    for (const char* part : {"/db", "/wal"}) CrashCopy(first + part, killed + part);
+    Kill(first, killed);
   }
   {
     const auto pipeline = Open(killed);
@@ -140,11 +152,52 @@ TEST_F(PipelineRecoveryTest, ClosedDuringTheReplayItLosesNothing) {
   {
     const auto pipeline = Open(first);
     Trainer(pipeline.get(), 0).Steps(0, 5000);
-    std::filesystem::create_directory(killed);
-    for (const char* part : {"/db", "/wal"}) CrashCopy(first + part, killed + part);
+    Kill(first, killed);
   }
   for (int i = 0; i < 3; ++i) EXPECT_TRUE(Open(killed)->Close().ok());
   EXPECT_EQ(StoredSteps(Open(killed).get()), UpTo(5000));
+}
+
+// The numbers of the lost records count as saved: who gets them again is not heard.
+TEST_F(PipelineRecoveryTest, WhatComesAfterTheLogWasLostIsKept) {
+  const std::string first = directory_.path() + "/first", killed = directory_.path() + "/killed";
+  {
+    const auto pipeline = Open(first);
+    Trainer(pipeline.get(), 0).Steps(0, 3000);
+    EXPECT_EQ(StoredSteps(pipeline.get()), UpTo(3000));
+  }
+  RemoveLog(first);
+  EXPECT_TRUE(absl::IsDataLoss(TryOpen(first, /*repair=*/false).status()));
+  {
+    const auto pipeline = TryOpen(first, /*repair=*/true);
+    ASSERT_TRUE(pipeline.ok()) << pipeline.status();
+    Trainer trainer(pipeline->get(), 3000);
+    EXPECT_EQ(trainer.AwaitOpen(), 3000);
+    trainer.Steps(3000, 3500);
+    Kill(first, killed);
+  }
+  EXPECT_EQ(StoredSteps(Open(killed).get()), UpTo(3500));
+}
+
+// Saved further than it is applied: a rank is behind with every step.
+TEST_F(PipelineRecoveryTest, TheLogGoesOnAboveWhatIsSavedOfOpenSteps) {
+  const std::string folder = directory_.path() + "/live";
+  {
+    const auto pipeline = Open(folder);
+    Trainer(pipeline.get(), 0, /*world=*/2).Steps(0, 20);
+    pipeline->AwaitApplied(pipeline->runs()->Find("r")->record.id);  // And saved.
+  }
+  RemoveLog(folder);
+  {
+    const auto pipeline = TryOpen(folder, /*repair=*/true);
+    ASSERT_TRUE(pipeline.ok()) << pipeline.status();
+  }
+  Wal::Options options;
+  options.directory = folder + "/wal";
+  options.segment_bytes = 2 << 20;
+  const auto wal = Wal::Open(options, nullptr);
+  ASSERT_TRUE(wal.ok()) << wal.status();
+  EXPECT_GT((*wal)->recovery().last_lsn, 20u) << "a Hello and twenty frames";
 }
 
 // The shard brings the rules of the server to runs that have others: to one whose

@@ -109,25 +109,6 @@ class LogThrough : public LogBackend {
   LogBackend* const log_;
 };
 
-// Of two lanes; runs with odd numbers are in the second, which is away.
-class HalfAway final : public LogThrough {
- public:
-  explicit HalfAway(LogBackend* log) : LogThrough(log), here_(log), away_(log) {}
-  uint32_t lanes() const override { return 2; }
-  uint32_t LaneOf(RunId run) const override { return run % 2; }
-  LogBackend* lane(uint32_t lane) override { return lane == 0 ? static_cast<LogBackend*>(&here_) : &away_; }
-
- private:
-  class Away final : public LogThrough {
-   public:
-    using LogThrough::LogThrough;
-    absl::Status Sync(Lsn) override { return health(); }
-    absl::Status health() const override { return absl::UnavailableError("away"); }
-  };
-  LogThrough here_;
-  Away away_;
-};
-
 // One that is away for a while.
 class AwayForAWhile final : public LogThrough {
  public:
@@ -135,6 +116,19 @@ class AwayForAWhile final : public LogThrough {
   std::atomic<bool> away = false;
   absl::Status Sync(Lsn lsn) override { return away ? health() : LogThrough::Sync(lsn); }
   absl::Status health() const override { return away ? absl::UnavailableError("away") : absl::OkStatus(); }
+};
+
+// Of two lanes; runs with odd numbers are in the second, which is away, or not.
+class HalfAway final : public LogThrough {
+ public:
+  explicit HalfAway(LogBackend* log, bool away = true) : LogThrough(log), here_(log), away_(log) { away_.away = away; }
+  uint32_t lanes() const override { return 2; }
+  uint32_t LaneOf(RunId run) const override { return run % 2; }
+  LogBackend* lane(uint32_t lane) override { return lane == 0 ? static_cast<LogBackend*>(&here_) : &away_; }
+
+ private:
+  LogThrough here_;
+  AwayForAWhile away_;
 };
 
 class ShardTest : public testing::Test {
@@ -161,8 +155,9 @@ class ShardTest : public testing::Test {
     shard_->Start();
   }
 
-  void AddRun(RunId id, uint32_t reporters = 1) {
+  void AddRun(RunId id, uint32_t reporters = 1, std::string import_of = "") {
     RunRecord record;
+    record.import_of = std::move(import_of);
     record.id = id;
     record.description.name = std::to_string(id);
     record.description.layout = kLayout;
@@ -183,7 +178,7 @@ class ShardTest : public testing::Test {
     record.payload = "not read here";
     absl::MutexLock lock(&shard_->mutex());
     const Lsn lsn = *wal_->Append(std::move(record));
-    shard_->Push({lsn, run, rank, 1, 0, {static_cast<uint64_t>(step) + 1, std::move(frame)}}, 0);
+    shard_->Push({lsn, run, rank, 1, clock_.UnixMillis(), {static_cast<uint64_t>(step) + 1, std::move(frame)}}, 0);
     return lsn;
   }
 
@@ -334,6 +329,7 @@ struct HasRowsElsewhere {
 class ShardOfACluster : protected HasRowsElsewhere, public ShardTest {
  protected:
   ShardOfACluster() : ShardTest(&rows) {
+    for (int lane = 0; lane < 2; ++lane) savers_.push_back(std::make_unique<WorkPool>(2, Shard::kSavesMax));
     parts_.savers = &savers_;
     shard_ = std::make_unique<Shard>(Shard::Options(), parts_, 0);
     shard_->Start();
@@ -352,7 +348,7 @@ class ShardOfACluster : protected HasRowsElsewhere, public ShardTest {
     shard_->Barrier([] {});
   }
 
-  WorkPool savers_{2, Shard::kSavesMax};
+  std::vector<std::unique_ptr<WorkPool>> savers_;
 };
 
 TEST_F(ShardOfACluster, MessagesGoOnWhileASaveWaitsForADatabaseThatIsSilent) {
@@ -377,6 +373,44 @@ TEST_F(ShardOfACluster, MessagesGoOnWhileASaveWaitsForADatabaseThatIsSilent) {
   shard_->CommitAll();
   EXPECT_EQ(StepsSaved(1), 2u);
   EXPECT_GT(shard_->CommitBefore(/*lane=*/0, /*end=*/0), late);
+}
+
+TEST_F(ShardOfACluster, WhatCameBehindTheEndOfASaveIsNeededUntilItIsApplied) {
+  Shard::Options options;
+  options.queue_messages_max = 1;  // HasRoom() then tells whether anything is queued.
+  shard_ = std::make_unique<Shard>(options, parts_, 0);
+  shard_->Start();
+  AddRun(1);
+  AddRun(2);
+  Send(2, 0, 1);
+  shard_->CommitAll();  // Of run 2 nothing is needed.
+  Send(1, 0, 1);
+  rows.Silence({1});
+  Lsn needed = 0;
+  std::thread save([&] { needed = shard_->CommitBefore(/*lane=*/0, std::numeric_limits<Lsn>::max()); });
+  rows.AwaitWaiting(1);
+  absl::Notification held, go_on;
+  std::thread hold([&] {
+    shard_->Barrier([&] {
+      held.Notify();
+      go_on.WaitForNotification();
+    });
+  });
+  held.WaitForNotification();
+  rows.Answer();
+  {  // The end of the save is queued, and a frame of run 2 behind it: one batch.
+    absl::MutexLock lock(&shard_->mutex());
+    const auto queued = [this] {
+      shard_->mutex().AssertHeld();
+      return !shard_->HasRoom(0);
+    };
+    EXPECT_TRUE(shard_->mutex().AwaitWithTimeout(absl::Condition(&queued), absl::Seconds(60)));
+  }
+  const Lsn behind = Send(2, 1, 1);
+  go_on.Notify();
+  save.join();
+  hold.join();
+  EXPECT_LE(needed, behind);
 }
 
 TEST_F(ShardOfACluster, ARunIsDroppedOnceTheSaveUnderWayHasAnEndAndHasAllOfIt) {
@@ -498,6 +532,47 @@ TEST_F(ShardOfACluster, SavesThatWaitAreFew) {
   shard_.reset();
 }
 
+TEST_F(ShardOfACluster, SavesThatWaitForADatabaseHoldNoneOfAnother) {
+  HalfAway log(wal_.get(), /*away=*/false);
+  parts_.wal = &log;
+  shard_ = std::make_unique<Shard>(Shard::Options(), parts_, 0);
+  shard_->Start();
+  constexpr RunId kRuns = 2 * Shard::kSavesMax + 4;
+  std::set<RunId> odd;
+  for (RunId run = 1; run <= kRuns; ++run) {
+    AddRun(run);
+    Send(run, 0, 1);
+    if (run % 2 == 1) odd.insert(run);
+  }
+  rows.Silence(odd);
+  std::thread save([&] { shard_->CommitBefore(/*lane=*/1, std::numeric_limits<Lsn>::max()); });
+  rows.AwaitWaiting(2);
+  shard_->CommitBefore(/*lane=*/0, std::numeric_limits<Lsn>::max());
+  EXPECT_EQ(StepsSaved(kRuns), 1u);
+  EXPECT_EQ(StepsSaved(1), 0u);
+  rows.Answer();
+  save.join();
+  EXPECT_EQ(StepsSaved(1), 1u);
+  shard_.reset();
+}
+
+TEST_F(ShardOfACluster, WhatComesForARunThatWasDroppedIsLeftToTheLog) {
+  AddRun(1);
+  Send(1, 0, 1);
+  shard_->Drop(1, 2, /*save=*/true);
+  const auto steps = [this] {
+    uint64_t found = 0;
+    shard_->WithRun(1, [&](const LiveRun* run) { found = run == nullptr ? 0 : run->record().steps_recorded; });
+    return found;
+  };
+  Send(1, 1, 1);
+  EXPECT_EQ(steps(), 0u) << "its rows are there still: the run was taken up again";
+  EXPECT_EQ(StepsSaved(1), 1u);
+  shard_->Expect(1, 2);
+  Send(1, 1, 1);
+  EXPECT_EQ(steps(), 2u);
+}
+
 TEST_F(ShardOfACluster, WhatCouldNotBeSavedIsNeededFromTheLog) {
   AddRun(1);
   const Lsn saved = Send(1, 0, 1);
@@ -536,6 +611,47 @@ TEST_F(ShardTest, OtherRulesReachEachRunThroughItsLogOnceAndAreSavedWithIt) {
   Send(1, 1, std::numeric_limits<float>::quiet_NaN());
   shard_->CommitAll();
   EXPECT_EQ(alerts_->List(1, true).size(), 1u);
+}
+
+TEST_F(ShardTest, ARunOfWhichNobodySaysAnythingEndsUnlessAStreamOfItIsOpen) {
+  parts_.attached = [](RunId run) { return run == 2; };
+  Shard::Options options;
+  options.run_silent_ms_max = 3'600'000;
+  shard_ = std::make_unique<Shard>(options, parts_, 0);
+  shard_->Start();
+  for (const RunId run : {1, 2}) {
+    AddRun(run);
+    Send(run, 0, 1);
+  }
+  clock_.Advance(int64_t{3600} * 1'000'000'000);
+  for (int i = 0; i < 2; ++i) Tick();
+  const auto is_ended = [&](RunId run) {
+    bool ended = false;
+    shard_->WithRun(run, [&](const LiveRun* live) { ended = live->ended(); });
+    return ended;
+  };
+  EXPECT_TRUE(is_ended(1));
+  EXPECT_FALSE(is_ended(2));
+}
+
+TEST_F(ShardTest, AnImportThatWasCutOffKeepsTheLogForAWhileOnly) {
+  std::atomic<bool> attached = true;
+  parts_.attached = [&](RunId) { return attached.load(); };
+  shard_ = std::make_unique<Shard>(Shard::Options(), parts_, 0);
+  shard_->Start();
+  AddRun(1, /*reporters=*/2, "a recording");
+  const Lsn open = Send(1, 0, 1);
+  const auto wait = [&](int64_t seconds) {
+    clock_.Advance(seconds * 1'000'000'000);
+    for (int i = 0; i < 4; ++i) Tick();  // A deadline is found, then it passes.
+    clock_.Advance(int64_t{11} * 1'000'000'000);
+    for (int i = 0; i < 4; ++i) Tick();
+    return shard_->CommitAll().front();
+  };
+  EXPECT_LE(wait(3600), open) << "whoever imports it is slow";
+  attached = false;
+  EXPECT_LE(wait(600), open) << "he may come back";
+  EXPECT_GT(wait(600), open);
 }
 
 TEST_F(ShardTest, ALaneThatIsAwayKeepsNoOthersLog) {

@@ -23,27 +23,40 @@ class QuotaTest : public ::testing::Test {
 
 TEST_F(QuotaTest, StreamsRunsAndConnectionsAtTheLimitAndBeyond) {
   quotas_.Set({{"t", {.connections_max = 2, .streams_max = 3, .runs_max = 2}}});
-  auto a = quotas_.Open("t", "peer1", "run1");
-  auto b = quotas_.Open("t", "peer1", "run2");
+  auto a = quotas_.Open("t", "peer1");
+  auto b = quotas_.Open("t", "peer1");
   ASSERT_TRUE(a.ok() && b.ok());
-  EXPECT_THAT(std::string(quotas_.Open("t", "peer1", "run3").status().message()), HasSubstr("2 runs"));
-  auto c = quotas_.Open("t", "peer2", "run1");
+  EXPECT_TRUE((*a)->EnterRun("run1").ok());
+  EXPECT_TRUE((*b)->EnterRun("run2").ok());
+  auto c = quotas_.Open("t", "peer2");
   ASSERT_TRUE(c.ok());
-  const absl::Status fourth = quotas_.Open("t", "peer1", "run1").status();
+  EXPECT_THAT(std::string((*c)->EnterRun("run3").message()), HasSubstr("2 runs"));
+  const absl::Status fourth = quotas_.Open("t", "peer1").status();
   EXPECT_EQ(fourth.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(fourth.message()), HasSubstr("3 streams"));
-  c->reset();
-  EXPECT_THAT(std::string(quotas_.Open("t", "peer1", "run9").status().message()), HasSubstr("2 runs"));
+  c->reset();  // Its run was refused: it gives back the stream only.
+  auto d = quotas_.Open("t", "peer1");
+  ASSERT_TRUE(d.ok());
+  EXPECT_THAT(std::string((*d)->EnterRun("run9").message()), HasSubstr("2 runs"));
   b->reset();
-  EXPECT_TRUE(quotas_.Open("t", "peer9", "run9").ok()) << "what ended gave back";
-  ASSERT_TRUE(quotas_.Open("other", "peer1", "run1").ok());
-  EXPECT_EQ(*quotas_.Open("other", "peer1", "run1"), nullptr) << "no quota";
+  EXPECT_TRUE((*d)->EnterRun("run9").ok()) << "what ended gave back";
+  auto e = quotas_.Open("t", "peer9");
+  ASSERT_TRUE(e.ok());
+  EXPECT_TRUE((*e)->EnterRun("run1").ok()) << "no further run";
+  e->reset();
+  d->reset();
+  auto f = quotas_.Open("t", "peer8");
+  ASSERT_TRUE(f.ok());
+  EXPECT_THAT(std::string(quotas_.Open("t", "peer7").status().message()), HasSubstr("2 connections"));
+  ASSERT_TRUE(quotas_.Open("other", "peer1").ok());
+  EXPECT_EQ(*quotas_.Open("other", "peer1"), nullptr) << "no quota";
   EXPECT_EQ(counters_.counter("bellwether_quota_refused_total", {{"quota", "runs"}})->value(), 2);
+  EXPECT_EQ(counters_.counter("bellwether_quota_refused_total", {{"quota", "connections"}})->value(), 1);
 }
 
 TEST_F(QuotaTest, ARateIsKeptToTheFrame) {
   quotas_.Set({{"t", {.frames_per_second_max = 10, .bytes_per_second_max = 1000}}});
-  const auto use = quotas_.Open("t", "p", "r");
+  const auto use = quotas_.Open("t", "p");
   ASSERT_TRUE(use.ok());
   for (int i = 0; i < 10; ++i) EXPECT_EQ((*use)->Charge(10), 0) << i;
   const int64_t wait_ns = (*use)->Charge(10);

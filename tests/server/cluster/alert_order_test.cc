@@ -61,11 +61,12 @@ TEST_F(AlertOrderTest, NumbersRiseStrictlyAndAReaderMissesNone) {
   }
   SharedPgLink link(postgres_->dsn(), 10'000);
   uint64_t after = 0;
+  std::atomic<uint64_t> unreadable = 0;
   std::set<std::string> seen;
   for (bool last_look = false; !last_look;) {
     last_look = posting == 0;
     for (;;) {
-      const auto page = ListPostgresTransitions(after, 7, &link);
+      const auto page = ListPostgresTransitions(after, 7, &link, &unreadable);
       ASSERT_TRUE(page.ok()) << page.status();
       for (const Transition& transition : *page) {
         EXPECT_EQ(transition.id, after + 1) << "one that a reader of before did not see";

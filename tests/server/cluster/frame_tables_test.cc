@@ -6,8 +6,10 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -88,6 +90,12 @@ class FrameTablesTest : public ::testing::Test {
     return lsns;
   }
 
+  // The table of two days ago.
+  std::string OldTable() {
+    return absl::StrCat("bellwether.frames_",
+                        postgres_->Number("SELECT (CAST(floor(extract(epoch FROM now()) / 86400) AS bigint) + 2) % 4"));
+  }
+
   std::unique_ptr<PostgresServer> postgres_;
   std::unique_ptr<SharedPgLink> link_;
 };
@@ -144,6 +152,52 @@ TEST_F(FrameTablesTest, OnlyTablesOfTwoDaysAgoAndBeforeAreEmptiedAndOnlyWhatNobo
   EXPECT_EQ(rows(1), 2) << "partition 8 needs it";
   EXPECT_EQ(rows(2), 0) << "two days ago";
   EXPECT_EQ(rows(3), 1) << "yesterday's";
+}
+
+TEST_F(FrameTablesTest, ATableThatIsReadIsEmptiedAnotherTime) {
+  const std::string table = OldTable();
+  ASSERT_TRUE(Put(table.back() - '0', kFence, Records(10, 1)).ok());
+  postgres_->Sql("UPDATE bellwether.lease SET keep = 100 WHERE p = 7");
+  // A dump, for one.  (One that waits for it for long would hold everybody's commits up.)
+  postgres_->Sql("SET idle_in_transaction_session_timeout = 0");
+  postgres_->Sql("BEGIN");
+  postgres_->Sql("SELECT 1 FROM " + table);
+  EXPECT_TRUE(FrameTables().EmptyOld(link_.get()).ok());
+  EXPECT_EQ(postgres_->Number("SELECT count(*) FROM " + table), 1);
+  postgres_->Sql("COMMIT");
+  EXPECT_TRUE(FrameTables().EmptyOld(link_.get()).ok());
+  EXPECT_EQ(postgres_->Number("SELECT count(*) FROM " + table), 0);
+}
+
+// What is committed between the look at a table and its end; were that not looked for
+// again, it would be gone.
+TEST_F(FrameTablesTest, WhatIsCommittedJustBeforeATableIsEmptiedStays) {
+  const std::string table = OldTable();
+  ASSERT_TRUE(Put(table.back() - '0', kFence, Records(10, 1)).ok());
+  postgres_->Sql("UPDATE bellwether.lease SET keep = 100 WHERE p = 7");
+  postgres_->Sql("SET idle_in_transaction_session_timeout = 0");
+  auto watch = PgConnection::Connect(postgres_->dsn(), 5000);
+  ASSERT_TRUE(watch.ok());
+  postgres_->Sql("BEGIN");
+  postgres_->Sql("SELECT 1 FROM bellwether.lease WHERE p = 8 FOR UPDATE");
+  postgres_->Sql("INSERT INTO " + table +
+                 " (p, first_lsn, last_lsn, epoch, owner, body) VALUES (8, 50, 50, 0, 'x', '')");
+  std::atomic<bool> ended = false;
+  std::thread empty([&] {
+    EXPECT_TRUE(FrameTables().EmptyOld(link_.get()).ok());
+    ended = true;
+  });
+  const PgStatement waits = {
+      "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%lease ORDER BY p FOR%'",
+      {}};
+  while (!ended) {
+    const auto counted = (*watch)->Run({waits}, 5000);
+    ASSERT_TRUE(counted.ok()) << counted.status();
+    if (counted->front().Number(0, 0) > 0) break;
+  }
+  postgres_->Sql("COMMIT");
+  empty.join();
+  EXPECT_EQ(postgres_->Number("SELECT count(*) FROM " + table + " WHERE p = 8"), 1);
 }
 
 }  // namespace

@@ -480,6 +480,18 @@ TEST(RunJudgeTest, ReplicasThatDisagreeAreCritical) {
   EXPECT_EQ(out[0].cause, "corruption");
 }
 
+TEST(RunJudgeTest, DisagreementsThatAreLeftOutAreTold) {
+  RunJudge judge(JudgeOptions{}, SyntheticRun());
+  std::vector<Transition> out;
+  StepSample sample = SampleAt(SyntheticRun(), {}, 50);
+  sample.disagreements = {{SignalId::kWqSigma, 0, 1, 3.0f, 3.5f}, {SignalId::kWqSigma, 1, 3, 3.0f, 4.5f}};
+  sample.disagreements_left_out = 7;
+  judge.Observe(sample, &out);
+  ASSERT_EQ(out.size(), 1u);
+  EXPECT_EQ(out[0].strongest, (Head{1, 3}));
+  EXPECT_EQ(out[0].evidence[0].text, "7 values of further heads differ, too");
+}
+
 TEST(RunJudgeTest, SilenceIsToldAndEnds) {
   RunDescription run = SyntheticRun();
   run.reporters = 4;

@@ -10,6 +10,7 @@
 
 #include <chrono>
 #include <functional>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <thread>
 #include <vector>
@@ -232,6 +233,63 @@ TEST_F(WebhookTest, StopDeliversWhatIsDue) {
   EXPECT_EQ(receiver_.Await(1).size(), 1u);
   Post(run_, AlertState::kResolved);  // Nobody listens any more.
   EXPECT_EQ(receiver_.Await(1).size(), 1u);
+}
+
+// A server that ended before it told somebody, or while he was away, is followed by one
+// that tells him, and nobody twice.
+TEST_F(WebhookTest, WhatNobodyWasToldIsToldByTheNextServer) {
+  const int64_t now_ns = Clock::System()->UnixNanos();
+  const auto post = [&](const SyntheticRun& run, const char* rule, AlertState state, int64_t time_unix_ns) {
+    Transition alert = MakeAlert(run, Severity::kWarning, rule, time_unix_ns);
+    alert.state = state;
+    alert.k = k_++;
+    EXPECT_TRUE(alerts_.Post(alert).ok());
+  };
+  const SyntheticRun other{.id = 8, .name = "other", .failing = {1, 0}, .stage = 1};
+  {
+    auto webhook = Start({});
+    post(run_, "drift", AlertState::kFiring, now_ns);
+    receiver_.Await(1);
+    AwaitCount("delivered", 1);
+  }
+  post(run_, "leak", AlertState::kFiring, now_ns);
+  post(other, "drift", AlertState::kFiring, now_ns);
+  post(other, "drift", AlertState::kResolved, now_ns);                                    // Nobody heard of it.
+  post(other, "leak", AlertState::kFiring, now_ns - int64_t{48 * 3600} * 1'000'000'000);  // No news.
+  {
+    auto webhook = Start({});
+    webhook->CatchUp(0, 1);  // Others' runs.
+    webhook->CatchUp(0, std::numeric_limits<RunId>::max());
+    const nlohmann::json body = receiver_.Await(2)[1];
+    EXPECT_EQ(body["groupLabels"]["run"], run_.name);
+    EXPECT_EQ(body["alerts"].size(), 2u);
+    AwaitCount("delivered", 2);
+    webhook->CatchUp(0, std::numeric_limits<RunId>::max());
+    webhook->Stop();
+    EXPECT_EQ(receiver_.Await(2).size(), 2u) << "told twice";
+  }
+  post(run_, "leak", AlertState::kResolved, now_ns);  // As the log's end is applied when a server stops.
+  auto webhook = Start({});
+  webhook->CatchUp(0, std::numeric_limits<RunId>::max());
+  EXPECT_EQ(receiver_.Await(3)[2]["alerts"].size(), 2u);
+  auto elsewhere = Start({.channel = "second"});  // Told of nothing yet.
+  elsewhere->CatchUp(0, std::numeric_limits<RunId>::max());
+  EXPECT_EQ(receiver_.Await(4)[3]["alerts"].size(), 1u);
+}
+
+// As who catches up may: what fired is read before its end is told, and noted after it.
+TEST_F(WebhookTest, WhatFiredBeforeIsNoNewsOfAnAlertThatHasEnded) {
+  auto webhook = Start({});
+  const Transition firing = Post(run_, AlertState::kFiring);
+  receiver_.Await(1);
+  receiver_.Refuse(3);
+  Transition resolved = firing, before = firing;
+  resolved.state = AlertState::kResolved;
+  resolved.k = firing.k + 2;
+  before.k = firing.k + 1;
+  EXPECT_TRUE(alerts_.Post(resolved).ok());
+  EXPECT_TRUE(alerts_.Post(before).ok());
+  EXPECT_EQ(receiver_.Await(5)[4]["status"], "resolved");
 }
 
 TEST(SplitUrlTest, TakesUrlsAndNothingElse) {

@@ -12,6 +12,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -44,16 +45,28 @@ class HttpServerTest : public ::testing::Test {
     options.port = 0;
     options.keepalive_seconds = 1;
     auto server = HttpServer::Start(
-        options, {.metrics = [] { return std::string("# page\n") + std::string(5000, 'x') + "\n"; },
+        options, {.metrics = [this] { return std::string("# page\n") + std::string(metrics_bytes_, 'x') + "\n"; },
                   .ready = [this] { return ready_; },
                   .reload = reload_,
-                  .call = [this](const std::string& method, const std::string& body,
-                                 const GrantPtr&) -> absl::StatusOr<std::string> {
+                  .call = [this](const std::string& method, const std::string& body, const GrantPtr&,
+                                 const std::function<bool()>& cancelled) -> absl::StatusOr<std::string> {
                     absl::MutexLock lock(&mutex_);
+                    if (method == "GetMatrix") {  // One that takes until somebody goes.
+                      ++held_;
+                      while (!released_ && !cancelled()) {
+                        mutex_.Unlock();
+                        std::this_thread::yield();
+                        mutex_.Lock();
+                      }
+                      --held_;
+                      cancelled_ = cancelled_ || cancelled();
+                      return "{}";
+                    }
                     calls_.push_back(method + " " + body);
                     if (method == "GetRun") return absl::NotFoundError("run \"x\": no such run");
                     return "{\"ok\":true}";
                   },
+                  .methods = {"GetRun", "ListRuns"},
                   .access = access_.get(),
                   .tls = tls_.get(),
                   .transition_json = [](const Transition& t) { return absl::StrCat("{\"run\":\"", t.run_name, "\"}"); },
@@ -94,10 +107,14 @@ class HttpServerTest : public ::testing::Test {
   AlertLog alerts_{&database_};
   RunTable table_;
   Counters counters_;
+  size_t metrics_bytes_ = 5000;
   absl::Status ready_ = absl::OkStatus();
   std::function<absl::Status()> reload_;
   absl::Mutex mutex_;
   std::vector<std::string> calls_ ABSL_GUARDED_BY(mutex_);
+  int held_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool released_ ABSL_GUARDED_BY(mutex_) = false;
+  bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
   std::unique_ptr<Access> access_;
   std::unique_ptr<TlsWatch> tls_;
   std::unique_ptr<HttpServer> server_;
@@ -341,6 +358,136 @@ TEST_F(HttpServerTest, AnAddressHasSoManyConnectionsAndOthersAreServed) {
     served = answer && answer->status == 200;
   }
   EXPECT_TRUE(served);
+}
+
+std::string ReadAll(int fd) {
+  std::string text;
+  char part[65536];
+  for (ssize_t got; (got = recv(fd, part, sizeof(part), 0)) > 0;) text.append(part, static_cast<size_t>(got));
+  return text;
+}
+
+void SendText(int fd, const std::string& text) {
+  EXPECT_EQ(send(fd, text.data(), text.size(), MSG_NOSIGNAL), static_cast<ssize_t>(text.size()));
+}
+
+TEST_F(HttpServerTest, AnAnswerTakesAsLongAsItsReader) {
+  metrics_bytes_ = 64 << 20;
+  Start({.request_seconds_max = 1, .write_seconds_max = 5});
+  const int fd = Connect("127.0.0.1", server_->port());
+  SendText(fd, "GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n");
+  // More than the kernel takes at once, and twice the time of a request until it is read.
+  std::this_thread::sleep_for(std::chrono::seconds(2));
+  EXPECT_GT(ReadAll(fd).size(), metrics_bytes_);
+  close(fd);
+}
+
+TEST_F(HttpServerTest, RequestsOfOneConnectionAreAnsweredInOrder) {
+  Start();
+  const int fd = Connect("127.0.0.1", server_->port());
+  std::string all;
+  for (int i = 0; i < 20; ++i) {
+    absl::StrAppend(&all, "POST /api/v1/ListRuns HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n",
+                    "Content-Length: 2\r\n\r\n", i + 10);
+  }
+  SendText(fd, all + "GET /-/ready HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n");
+  const std::string answers = ReadAll(fd);
+  EXPECT_THAT(answers, HasSubstr("ready\n"));
+  close(fd);
+  absl::MutexLock lock(&mutex_);
+  ASSERT_EQ(calls_.size(), 20u);
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(calls_[static_cast<size_t>(i)], absl::StrCat("ListRuns ", i + 10));
+}
+
+TEST_F(HttpServerTest, WhoWaitsLongestMakesRoom) {
+  HttpOptions options;
+  options.workers_max = options.events.streams_max = 1;
+  options.queue_max = 2;
+  Start(options);
+  std::vector<int> held;
+  for (int i = 0; i < 4; ++i) held.push_back(Connect("127.0.0.2", server_->port()));
+  EXPECT_EQ(Client().Get("/metrics")->status, 200);
+  EXPECT_EQ(ReadAll(held.front()), "") << "closed for that";
+  EXPECT_GE(counters_.counter("bellwether_http_connections_refused_total", {{"limit", "connections"}})->value(), 1);
+  for (const int fd : held) close(fd);
+}
+
+TEST_F(HttpServerTest, CallsUpToTheLimitThen503AndNoneForWhoIsGone) {
+  Start({.calls = {.running_max = 2, .waiting_max = 0, .wait_ns_max = 0}});
+  const auto held = [this](int count) {
+    absl::MutexLock lock(&mutex_);
+    const auto so_many = [this, count]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return held_ == count; };
+    return mutex_.AwaitWithTimeout(absl::Condition(&so_many), absl::Seconds(20));
+  };
+  const int first = Connect("127.0.0.2", server_->port());
+  SendText(first, "GET /api/v1/GetMatrix HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n");
+  ASSERT_TRUE(held(1));
+  auto same = Client();
+  same.set_interface("127.0.0.2");
+  const auto refused = same.Get("/api/v1/ListRuns");
+  EXPECT_EQ(refused->status, 503) << "his half";
+  EXPECT_EQ(refused->get_header_value("Retry-After"), "1");
+  EXPECT_EQ(Client().Get("/api/v1/ListRuns")->status, 200);
+  EXPECT_EQ(same.Get("/metrics")->status, 200) << "no query";
+  close(first);
+  EXPECT_TRUE(held(0)) << "nobody waits for it";
+  EXPECT_EQ(same.Get("/api/v1/ListRuns")->status, 200);
+  absl::MutexLock lock(&mutex_);
+  EXPECT_TRUE(cancelled_);
+}
+
+TEST(EventStreamTest, ALogThatCannotBeReadIsAskedOnceATick) {
+  class Broken final : public MemoryDatabase {
+   public:
+    absl::StatusOr<std::vector<Transition>> ListTransitions(uint64_t, size_t, RunId) const override {
+      ++reads;
+      return absl::DataLossError("damaged");
+    }
+    uint64_t last_transition_id() const override { return 7; }
+    mutable std::atomic<int> reads = 0;
+  };
+  Broken database;
+  AlertLog alerts(&database);
+  RunTable table;
+  Counters counters;
+  EventHub hub({.tick_ns = 50'000'000}, &table, &alerts, &counters, [](const Transition&) { return ""; });
+  const auto stream = hub.Open(3);
+  stream->Next();  // The greeting.
+  database.reads = 0;
+  const auto begin = std::chrono::steady_clock::now();
+  for (int i = 0; i < 5; ++i) stream->Next();
+  EXPECT_EQ(database.reads, 5);
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(4 * 50));
+}
+
+TEST_F(HttpServerTest, HeadsUpToTheLimitOnly) {
+  Start();
+  auto client = Client();
+  const std::string line(8000, 'x');
+  EXPECT_EQ(client.Get("/metrics", {{"A", line}, {"B", line}, {"C", line}})->status, 200);
+  EXPECT_EQ(client.Get("/metrics", {{"A", line}, {"B", line}, {"C", line}, {"D", line}, {"E", line}})->status, 431);
+  EXPECT_EQ(counters_.counter("bellwether_http_connections_refused_total", {{"limit", "head"}})->value(), 1);
+}
+
+TEST_F(HttpServerTest, BodiesComePlainAndWithTheirLength) {
+  Start();
+  const std::string post = "POST /api/v1/ListRuns HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n";
+  for (const auto& [header, status] :
+       std::vector<std::pair<std::string, std::string>>{{"Transfer-Encoding: chunked\r\n", "411"},
+                                                        {"Transfer-Encoding: chunked\r\nContent-Length: 2\r\n", "411"},
+                                                        {"Content-Encoding: gzip\r\nContent-Length: 2\r\n", "415"},
+                                                        {"Content-Length: 2\r\nContent-Length: 20\r\n", "400"},
+                                                        {"Content-Length: -2\r\n", "400"},
+                                                        {"Content-Length: 18446744073709551615\r\n", "413"},
+                                                        {"Content-Length: 99999999999999999999\r\n", "400"}}) {
+    const int fd = Connect("127.0.0.1", server_->port());
+    SendText(fd, post + header + "\r\n{}GET /-/ready HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n");
+    const std::string answer = ReadAll(fd);
+    EXPECT_EQ(answer.substr(9, 3), status) << header;
+    EXPECT_EQ(answer.find("HTTP/1.1", 1), std::string::npos) << header << "a second answer";
+    close(fd);
+  }
+  EXPECT_EQ(LastCall(), "");
 }
 
 TEST_F(HttpServerTest, ATakenPortIsAClearError) {

@@ -24,21 +24,16 @@ TEST(WorkerPoolTest, LimitsThreadsAndQueueAndLosesNothing) {
     go.WaitForNotification();
     ++done;
   };
-  for (int i = 0; i < 2; ++i) pool.Enqueue(task);
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(pool.Enqueue(task));
   while (started < 2) std::this_thread::yield();
-  for (int i = 0; i < 3; ++i) pool.Enqueue(task);  // The queue is full now.
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(pool.Enqueue(task));
+  EXPECT_FALSE(pool.Enqueue(task)) << "the queue is full";
   EXPECT_EQ(pool.threads(), 2u);
-  std::atomic<bool> entered = false;
-  std::thread sixth([&] {
-    pool.Enqueue(task);
-    entered = true;
-  });
   EXPECT_EQ(started, 2);
-  EXPECT_FALSE(entered);
   go.Notify();
-  sixth.join();
   pool.Shutdown();
-  EXPECT_EQ(done, 6);
+  EXPECT_EQ(done, 5);
+  EXPECT_FALSE(pool.Enqueue(task)) << "stopped";
 }
 
 }  // namespace

@@ -212,6 +212,12 @@ TEST(DecodeTest, TheServersOwnRecordsComeBack) {
   EXPECT_EQ(std::get<StepClosedMessage>(closed->body).step, 1234567890123);
   record.payload = "nonsense";
   EXPECT_EQ(DecodeRecord(record, &kLayout, {}).status().code(), absl::StatusCode::kDataLoss);
+  record.kind = WalKind::kRunSilent;
+  EXPECT_EQ(DecodeRecord(record, nullptr, {}).status().code(), absl::StatusCode::kDataLoss);
+  record.payload = EncodeRunSilent({1'700'000'000'123});
+  const auto silent = DecodeRecord(record, nullptr, {});
+  ASSERT_TRUE(silent.ok()) << silent.status();
+  EXPECT_EQ(std::get<RunSilentMessage>(silent->body).last_report_unix_ms, 1'700'000'000'123);
 }
 
 TEST(DecodeTest, WhatARankCanApplyIsAMask) {

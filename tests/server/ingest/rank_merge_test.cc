@@ -89,6 +89,26 @@ TEST_F(RankMergeTest, ReplicasThatDisagreeAreReported) {
   EXPECT_EQ(closed_[0].disagreements[0].high, 6);
 }
 
+TEST_F(RankMergeTest, ACellDisagreesOnceAndOfVeryManyTheRestIsCounted) {
+  constexpr size_t kMax = StepSample::kDisagreementsMax;
+  constexpr Layout kLarge{static_cast<int32_t>(kMax) / 64 + 1, 64, 64, 64, 0};
+  for (const size_t cells : {size_t{1}, kMax, kMax + 1}) {
+    RankMerge merge(kLarge, 4);
+    for (uint32_t rank = 0; rank < 4; ++rank) {
+      RankFrame frame;
+      frame.blocks = {{SignalId::kWqSigma, 0, kLarge.layers, 0, kLarge.heads, 0}};
+      frame.values.assign(static_cast<size_t>(kLarge.layers * kLarge.heads), 1);
+      std::fill_n(frame.values.begin(), cells, 5 - static_cast<float>(rank));
+      merge.Add(rank, frame, rank + 1, Sink());
+    }
+    const StepSample& sample = closed_.back();
+    ASSERT_THAT(sample.disagreements, SizeIs(std::min(cells, kMax)));
+    EXPECT_EQ(sample.disagreements[0].low, 2);
+    EXPECT_EQ(sample.disagreements[0].high, 5);
+    EXPECT_EQ(sample.disagreements_left_out, cells > kMax ? 3u : 0u);
+  }
+}
+
 TEST_F(RankMergeTest, AStepWaitsForAllItsParts) {
   RankMerge merge(kLayout, 1);
   for (uint32_t part : {1u, 0u}) {
@@ -140,6 +160,122 @@ TEST_F(RankMergeTest, TheDeadlineAndAGoodbyeEndTheWait) {
   EXPECT_THAT(Steps(), ElementsAre(1, 2));
   merge.Add(0, Frame(3, SignalId::kRows, {1, 1}), 4, Sink());
   EXPECT_THAT(Steps(), ElementsAre(1, 2, 3)) << "a rank that left is not waited for";
+}
+
+TEST_F(RankMergeTest, WhatARankSentBeforeItLeftStandsForNoOther) {
+  RankMerge merge(kLayout, 2);
+  for (uint32_t rank : {0u, 1u}) merge.Join(rank, 0, 2);
+  for (int64_t step = 0; step < 3; ++step) merge.Add(0, Frame(step, SignalId::kRows, {1, 1}), 1, Sink());
+  merge.SetGone(0, Sink());
+  EXPECT_THAT(closed_, IsEmpty()) << "the other's are on their way";
+  for (int64_t step = 0; step < 4; ++step) {
+    EXPECT_EQ(merge.Add(1, Frame(step, SignalId::kRows, {1, 1}), 2, Sink()), RankMerge::Outcome::kTaken);
+  }
+  EXPECT_THAT(Steps(), ElementsAre(0, 1, 2, 3));
+  for (const StepSample& sample : closed_) {
+    EXPECT_EQ(sample.matrix(SignalId::kRows)[0], sample.step < 3 ? 2 : 1);
+    EXPECT_TRUE(sample.complete);
+  }
+  closed_.clear();
+  merge.Add(0, Frame(4, SignalId::kRows, {1, 1}), 3, Sink());  // It is back, and goes first.
+  merge.SetGone(0, Sink());
+  EXPECT_THAT(closed_, IsEmpty());
+  merge.SetGone(1, Sink());
+  EXPECT_THAT(Steps(), ElementsAre(4)) << "nobody is left";
+  EXPECT_TRUE(closed_[0].complete);
+}
+
+TEST_F(RankMergeTest, ARankThatComesBackIsWaitedForFromItsHelloOn) {
+  RankMerge merge(kLayout, 2);
+  for (uint32_t rank : {0u, 1u}) merge.Join(rank, 0, 2);
+  for (uint32_t rank : {0u, 1u}) merge.Add(rank, Frame(0, SignalId::kRows, {1, 1}), 1, Sink());
+  merge.SetGone(0, Sink());
+  merge.Join(0, 0, 2);
+  for (int64_t step = 1; step < 4; ++step) {
+    for (uint32_t rank : {1u, 0u}) merge.Add(rank, Frame(step, SignalId::kRows, {1, 1}), 2, Sink());
+    EXPECT_EQ(closed_.back().step, step);
+    EXPECT_EQ(closed_.back().ranks, 2u);
+  }
+}
+
+TEST_F(RankMergeTest, ARankIsBackAlsoByAFrameThatIsLate) {
+  RankMerge merge(kLayout, 2);
+  for (uint32_t rank : {0u, 1u}) merge.Add(rank, Frame(0, SignalId::kRows, {1, 1}), 1, Sink());
+  merge.SetGone(0, Sink());
+  merge.Add(1, Frame(1, SignalId::kRows, {1, 1}), 2, Sink());
+  EXPECT_EQ(merge.Add(0, Frame(1, SignalId::kRows, {1, 1}), 3, Sink()), RankMerge::Outcome::kLate);
+  for (uint32_t rank : {1u, 0u}) merge.Add(rank, Frame(2, SignalId::kRows, {1, 1}), 4, Sink());
+  EXPECT_THAT(Steps(), ElementsAre(0, 1, 2));
+  EXPECT_EQ(closed_[2].ranks, 2u);
+}
+
+TEST_F(RankMergeTest, AnAttemptHasRanksOfItsOwn) {
+  RankMerge merge(kLayout, 4);
+  for (uint32_t rank = 0; rank < 4; ++rank) {
+    merge.Join(rank, 0, 4);
+    merge.Add(rank, Frame(0, SignalId::kRows, {1, 1}), 1, Sink());
+  }
+  merge.SetGone(3, Sink());  // Of the others nothing more is heard.
+  for (uint32_t rank : {0u, 1u}) merge.Join(rank, 1, 2);
+  merge.Join(2, 0, 4);  // Stragglers.
+  merge.SetGone(2, Sink());
+  merge.Add(1, Frame(0, SignalId::kRows, {1, 1}), 1, Sink());
+  EXPECT_THAT(merge.gone(), IsEmpty());
+  for (int64_t step = 1; step < 4; ++step) {
+    for (uint32_t rank : {0u, 1u}) {
+      if (step == 2 && rank == 1) continue;
+      RankFrame frame = Frame(step, SignalId::kRows, {1, 1});
+      frame.attempt = 1;
+      EXPECT_EQ(merge.Add(rank, frame, 2, Sink()), RankMerge::Outcome::kTaken);
+    }
+  }
+  EXPECT_THAT(Steps(), ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(closed_[1].matrix(SignalId::kRows), ElementsAre(2, 2));
+  EXPECT_FALSE(closed_[2].complete);
+  merge.SetGone(0, Sink());
+  merge.SetGone(1, Sink());
+  EXPECT_THAT(merge.gone(), SizeIs(2));
+}
+
+TEST_F(RankMergeTest, WhatAnAttemptLeftBehindIsMergedInTheNext) {
+  RankMerge merge(kLayout, 2);
+  for (uint32_t rank : {0u, 1u}) merge.Join(rank, 1, 2);
+  for (uint32_t rank : {0u, 1u}) {
+    for (int64_t step = 0; step < 3; ++step) merge.Add(rank, Frame(step, SignalId::kRows, {1, 1}), 1, Sink());
+  }
+  EXPECT_THAT(Steps(), ElementsAre(0, 1, 2));
+  for (const StepSample& sample : closed_) EXPECT_EQ(sample.ranks, 2u);
+}
+
+TEST_F(RankMergeTest, ARestoredMergeGoesOnAsTheOneThatWasSaved) {
+  // Rank 0 has left with step 1 open, of which the third sends nothing any more.
+  const auto begin = [&](RankMerge* merge) {
+    for (uint32_t rank = 0; rank < 3; ++rank) {
+      merge->Join(rank, 0, 3);
+      merge->Add(rank, Frame(0, SignalId::kRows, {1, 1}), 1, Sink());
+    }
+  };
+  RankMerge merge(kLayout, 3);
+  begin(&merge);
+  merge.Add(0, Frame(1, SignalId::kRows, {1, 1}), 4, Sink());
+  merge.SetGone(0, Sink());
+  merge.Add(1, Frame(1, SignalId::kRows, {1, 1}), 6, Sink());
+  RankMerge restored(kLayout, 3);
+  restored.Restore(0, 0, merge.ranks());
+  restored.SetReplay(true);
+  EXPECT_EQ(restored.Add(0, Frame(1, SignalId::kRows, {1, 1}), 4, Sink()), RankMerge::Outcome::kTaken);
+  EXPECT_EQ(restored.Add(1, Frame(1, SignalId::kRows, {1, 1}), 6, Sink()), RankMerge::Outcome::kTaken);
+  restored.SetReplay(false);
+  closed_.clear();
+  for (RankMerge* each : {&merge, &restored}) {
+    EXPECT_THAT(each->gone(), ElementsAre(0u));
+    EXPECT_EQ(each->reporting(), 2u);
+    each->Add(2, Frame(1, SignalId::kRows, {1, 1}), 7, Sink());
+    ASSERT_THAT(Steps(), ElementsAre(1));
+    EXPECT_EQ(closed_[0].ranks, 3u);
+    EXPECT_TRUE(closed_[0].complete);
+    closed_.clear();
+  }
 }
 
 TEST_F(RankMergeTest, OpenStepsAreBounded) {

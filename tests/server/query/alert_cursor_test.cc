@@ -158,6 +158,27 @@ TEST_F(AlertCursorTest, FiltersByRunAndSeverity) {
   EXPECT_EQ(cursor->Next()->transition.id, live);
 }
 
+TEST_F(AlertCursorTest, WhoWatchesLittleLooksThroughSoMuchAtATime) {
+  const RunId other = stack_.AddRun({.name = "other", .steps = 2});
+  for (int i = 0; i < 100; ++i) Post(absl::StrCat("a", i));
+  const uint64_t wanted =
+      stack_.Post(stack_.MakeTransition(other, "b", 0, AlertState::kFiring, Severity::kWarning, 40)).id;
+  for (const AlertCursor::Filter& filter :
+       {AlertCursor::Filter{.run = other},
+        AlertCursor::Filter{.sees = [](const std::string& r) { return r == "other"; }}}) {
+    int woken = 0;
+    AlertCursor cursor({.page_transitions = 5, .pages_max = 4}, &stack_.alerts(), filter, 0, [&] { ++woken; });
+    int none = 0;
+    auto item = cursor.Next();
+    for (; item.ok() && item->kind == Kind::kNone && none < 100; item = cursor.Next()) ++none;
+    ASSERT_TRUE(item.ok());
+    EXPECT_EQ(item->transition.id, wanted);
+    EXPECT_EQ(none, 5) << "101 of them, 20 at a time";
+    EXPECT_EQ(woken, none);
+    EXPECT_EQ(cursor.Next()->kind, Kind::kCaughtUp);
+  }
+}
+
 TEST_F(AlertCursorTest, OneWhoFallsBehindAsksAgainAndMissesNothing) {
   // 1 KiB each and a little more: three are within the bound, forty are not.
   const AlertCursor::Options options{.behind_bytes_max = 16 << 10};

@@ -12,9 +12,11 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "tests/support/access_files.h"
 #include "tests/support/query_stack.h"
 
 namespace bellwether::server {
@@ -317,6 +319,70 @@ TEST_F(QueryEngineTest, BaselinesAreListedByKindAndTheirBandsMerged) {
   ExpectRefused(engine_.GetBaseline(request, context()).status(), "no_such", "catalogue");
   request.set_run("nobody");
   EXPECT_EQ(engine_.GetBaseline(request, context()).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(QueryEngineTest, OfSiblingsThatOneMayNotSeeNothingIsTold) {
+  AccessFiles files;
+  files.Write("identities:\n- {name: a, roles: [read, act], runs: [\"a-*\"]}\n");
+  files.AddToken("bw_a", "a");
+  const std::unique_ptr<Access> access = files.Open(&stack_.counters());
+  CallContext mine = context();
+  mine.grant = *access->Identify({.token = "bw_a", .peer = "ipv4:10.0.0.1:1"}, "test");
+  const RunId own = stack_.AddRun({.name = "a-new", .steps = 5});
+  stack_.Post(stack_.MakeTransition(own, "drift/1/2/220", 0, AlertState::kFiring, Severity::kWarning));
+  v1::GetBaselineRequest baseline;
+  baseline.set_run("a-new");
+  v1::GetAlertRequest alert;
+  alert.set_run("a-new");
+  alert.set_key("drift/1/2/220");
+  float value = 1;
+  for (const char* name : {"a-old", "b-old"}) {
+    stack_.AddRun({.name = name, .steps = 5});
+    const RunDescription description = stack_.runs().Find(name)->record.description;
+    RunBands bands{.run = stack_.runs().Find(name)->record.id,
+                   .name = name,
+                   .uuid = description.uuid,
+                   .kind = KindOf(description),
+                   .step = 4000};
+    Band band{.signal = SignalId::kLogitMax, .range = 3, .values = 9};
+    band.quantiles.fill(value++);
+    bands.bands.push_back(band);
+    ASSERT_TRUE(stack_.baselines().Put(bands).ok());
+    const bool all_his = std::string_view(name) == "a-old";
+    const auto told = engine_.GetBaseline(baseline, mine);
+    ASSERT_EQ(told->bands_size(), 1);
+    EXPECT_EQ(told->bands(0).band().runs(), 1u);
+    EXPECT_EQ(told->bands(0).band().max(), 1) << name;
+    EXPECT_EQ(engine_.GetAlert(alert, mine)->alert().last().siblings().empty(), !all_his);
+    EXPECT_EQ(engine_.GetAlert(alert, mine)->alert().last().evidence(0).has_siblings(), all_his);
+    EXPECT_EQ(engine_.GetAlert(alert, mine)->alert().history(0).siblings().empty(), !all_his);
+    EXPECT_EQ(engine_.ListAlerts({}, mine)->alerts(0).last().evidence(0).has_siblings(), all_his);
+  }
+  EXPECT_EQ(engine_.GetBaseline(baseline, context())->bands(0).band().max(), 2);
+  EXPECT_TRUE(engine_.GetAlert(alert, context())->alert().last().evidence(0).has_siblings());
+}
+
+TEST_F(QueryEngineTest, WhoAcknowledgesAndWhoSilencesAtOnceBothDo) {
+  const RunId run = stack_.AddRun({.name = "r", .steps = 5});
+  for (int i = 0; i < 200; ++i) {
+    const std::string key = absl::StrCat("drift/0/0/", i);
+    stack_.Post(stack_.MakeTransition(run, key, 0, AlertState::kFiring, Severity::kWarning));
+    v1::AcknowledgeAlertRequest acknowledge;
+    v1::SilenceAlertRequest silence;
+    for (auto* const request : {acknowledge.mutable_run(), silence.mutable_run()}) *request = "r";
+    acknowledge.set_key(key);
+    acknowledge.set_by("ann");
+    silence.set_key(key);
+    silence.set_by("bob");
+    silence.set_seconds(60);
+    std::thread other([&] { EXPECT_TRUE(engine_.SilenceAlert(silence, context()).ok()); });
+    EXPECT_TRUE(engine_.AcknowledgeAlert(acknowledge, context()).ok());
+    other.join();
+    const AlertView alert = *stack_.alerts().Get(run, key);
+    ASSERT_TRUE(alert.note.acknowledged) << i;
+    ASSERT_GT(alert.note.silenced_until_unix_ns, 0) << i;
+    EXPECT_EQ(alert.note.by, "ann");
+  }
 }
 
 TEST_F(QueryEngineTest, AlertsAreFilteredAndComeWithTheirEvidence) {

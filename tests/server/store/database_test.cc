@@ -10,14 +10,18 @@
 #include <fstream>
 #include <optional>
 #include <random>
+#include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
 #include "server/store/action_log.h"
 #include "server/store/alert_log.h"
 #include "server/store/byte_io.h"
 #include "server/store/record_codec.h"
 #include "server/store/rocks_database.h"
+#include "server/store/shared_rows.h"
 #include "tests/support/crash_copy.h"
 #include "tests/support/memory_database.h"
 #include "tests/support/temp_directory.h"
@@ -411,6 +415,245 @@ TEST(AlertLogTest, AStoreThatIsAwayHoldsNoOthersAlerts) {
   EXPECT_EQ(told, (Told{{"a", 0}, {"b", 1}, {"c", 0}, {"d", 2}, {"a", 3}, {"c", 4}}));
 }
 
+// Some of whose rows cannot be read.
+class DamagedDatabase final : public MemoryDatabase {
+ public:
+  absl::StatusOr<bool> PutTransition(Transition* transition) override {
+    if (transition->key == "damaged") return absl::DataLossError("damaged");
+    return MemoryDatabase::PutTransition(transition);
+  }
+};
+
+TEST(AlertLogTest, OneWhoseRowIsDamagedIsToldAndCountedAndHoldsNoOther) {
+  DamagedDatabase database;
+  Counters counters;
+  AlertLog log(&database, &counters);
+  int told = 0;
+  log.Subscribe([&told](const Transition&) { ++told; });
+  EXPECT_TRUE(absl::IsDataLoss(log.Post(FullTransition("damaged", 1)).status()));
+  EXPECT_TRUE(absl::IsUnavailable(log.Post(FullTransition("behind", 1)).status()));
+  EXPECT_EQ(told, 2);
+  EXPECT_TRUE(log.StoreWaiting().ok());
+  EXPECT_EQ(log.Get(3, "behind")->last.id, 1u);
+  EXPECT_FALSE(log.Waits(3));
+  EXPECT_EQ(counters.counter("bellwether_alerts_never_stored_total")->value(), 1);
+}
+
+// A store of all servers that lists what another put, and keeps those waiting who put
+// into it.
+class SilentStore final : public SharedRows {
+ public:
+  explicit SilentStore(Transition of_another) : of_another_(std::move(of_another)) { of_another_.id = 1; }
+  absl::Notification asked, answers;
+
+  absl::Status PutRows(RunId, const std::vector<SharedRow>&) override { return absl::OkStatus(); }
+  absl::StatusOr<bool> PutTransition(Transition* transition) override {
+    {
+      absl::MutexLock lock(&mutex_);
+      transition->id = 2;
+      own_ = *transition;  // It is there, and its answer is not.
+    }
+    asked.Notify();
+    answers.WaitForNotification();
+    return true;
+  }
+  absl::StatusOr<std::vector<Transition>> ListTransitions(uint64_t after, size_t) const override {
+    absl::MutexLock lock(&mutex_);
+    std::vector<Transition> listed;
+    if (after < 1) listed.push_back(of_another_);
+    if (after < 2 && own_.id != 0) listed.push_back(own_);
+    return listed;
+  }
+
+ private:
+  Transition of_another_;
+  mutable absl::Mutex mutex_;
+  Transition own_ ABSL_GUARDED_BY(mutex_);
+};
+
+TEST(AlertLogTest, NobodyElseWaitsForAStoreThatDoesNotAnswer) {
+  const TempDirectory directory;
+  SilentStore store(FullTransition("another's", 1));
+  const auto database = Database::Open({.directory = directory.path() + "/db", .shared = &store});
+  ASSERT_TRUE(database.ok()) << database.status();
+  AlertLog log(database->get());
+  std::vector<std::pair<std::string, bool>> told;
+  log.Subscribe([&told](const Transition& t) { told.emplace_back(t.key, t.foreign); });
+  std::thread post([&] { EXPECT_TRUE(*log.Post(FullTransition("own", 1))); });
+  store.asked.WaitForNotification();
+  EXPECT_TRUE(log.List(0, false).empty());
+  EXPECT_TRUE(log.TellForeign().ok());
+  EXPECT_EQ(log.List(0, false).size(), 1u);
+  store.answers.Notify();
+  post.join();
+  EXPECT_TRUE(log.TellForeign().ok());
+  using Told = std::vector<std::pair<std::string, bool>>;
+  EXPECT_EQ(told, (Told{{"another's", true}, {"own", false}})) << "its own once, and as its own";
+}
+
+// Two alerts' store: takes the first without an answer, and the second.
+class LateStore final : public SharedRows {
+ public:
+  absl::Status PutRows(RunId, const std::vector<SharedRow>&) override { return absl::OkStatus(); }
+  absl::StatusOr<bool> PutTransition(Transition* transition) override {
+    for (const Transition& known : stored_) {
+      if (known.k != transition->k) continue;
+      transition->id = known.id;
+      return false;
+    }
+    transition->id = stored_.size() + 1;
+    stored_.push_back(*transition);
+    if (stored_.size() == 1) return absl::UnavailableError("no answer");
+    return true;
+  }
+  absl::StatusOr<std::vector<Transition>> ListTransitions(uint64_t after, size_t) const override {
+    return std::vector<Transition>(stored_.begin() + static_cast<ptrdiff_t>(after), stored_.end());
+  }
+
+ private:
+  std::vector<Transition> stored_;
+};
+
+TEST(AlertLogTest, WhatWasLongOnItsWayIsNoNewsOfAnAlertThatWentOn) {
+  const TempDirectory directory;
+  LateStore store;
+  const auto database = Database::Open({.directory = directory.path() + "/db", .shared = &store});
+  ASSERT_TRUE(database.ok()) << database.status();
+  AlertLog log(database->get());
+  Transition fires = FullTransition("a", 1), ends = FullTransition("a", 2);
+  fires.state = AlertState::kFiring;
+  ends.state = AlertState::kResolved;
+  EXPECT_TRUE(absl::IsUnavailable(log.Post(fires).status()));
+  EXPECT_TRUE(absl::IsUnavailable(log.Post(ends).status())) << "not before the other";
+  EXPECT_TRUE(log.StoreWaiting().ok());
+  EXPECT_TRUE(log.TellForeign().ok());
+  EXPECT_EQ(log.Get(3, "a")->last.state, AlertState::kResolved);
+  EXPECT_EQ(log.Get(3, "a")->last.id, 2u);
+}
+
+// A store whose answer about an alert's firing comes after another server has resolved it.
+class OvertakenStore final : public SharedRows {
+ public:
+  explicit OvertakenStore(absl::Status answer) : answer_(std::move(answer)) {}
+  absl::Notification asked, answers;
+
+  absl::Status PutRows(RunId, const std::vector<SharedRow>&) override { return absl::OkStatus(); }
+  absl::StatusOr<bool> PutTransition(Transition* transition) override {
+    {
+      absl::MutexLock lock(&mutex_);
+      transition->id = 1;
+      stored_.push_back(*transition);
+      stored_.push_back(*transition);
+      stored_.back().id = stored_.back().k = 2;
+      stored_.back().state = AlertState::kResolved;
+    }
+    asked.Notify();
+    answers.WaitForNotification();
+    if (!answer_.ok()) return answer_;
+    return true;
+  }
+  absl::StatusOr<std::vector<Transition>> ListTransitions(uint64_t after, size_t) const override {
+    absl::MutexLock lock(&mutex_);
+    return std::vector<Transition>(stored_.begin() + static_cast<ptrdiff_t>(std::min<size_t>(after, stored_.size())),
+                                   stored_.end());
+  }
+
+ private:
+  const absl::Status answer_;
+  mutable absl::Mutex mutex_;
+  std::vector<Transition> stored_ ABSL_GUARDED_BY(mutex_);
+};
+
+TEST(AlertLogTest, AnAnswerThatComesLateSetsNoAlertBack) {
+  for (const absl::Status& answer : {absl::OkStatus(), absl::UnavailableError("no answer in time")}) {
+    SCOPED_TRACE(testing::Message() << answer);
+    const TempDirectory directory;
+    OvertakenStore store(answer);
+    const auto database = Database::Open({.directory = directory.path() + "/db", .shared = &store});
+    ASSERT_TRUE(database.ok()) << database.status();
+    AlertLog log(database->get());
+    Transition fires = FullTransition("a", 1);
+    fires.state = AlertState::kFiring;
+    std::thread post([&] { EXPECT_EQ(log.Post(fires).status().code(), answer.code()); });
+    store.asked.WaitForNotification();
+    EXPECT_TRUE(log.TellForeign().ok());
+    store.answers.Notify();
+    post.join();
+    EXPECT_EQ(log.Get(3, "a")->last.state, AlertState::kResolved);
+  }
+}
+
+TEST(AlertLogTest, AnAlertOfAnothersThatCannotBeReadIsNoDamageOfOnesOwn) {
+  class DamagedStore final : public SharedRows {
+   public:
+    bool damaged = true;
+    absl::Status PutRows(RunId, const std::vector<SharedRow>&) override { return absl::OkStatus(); }
+    absl::StatusOr<bool> PutTransition(Transition* transition) override {
+      transition->id = 1;
+      stored_ = {*transition};
+      return true;
+    }
+    absl::StatusOr<std::vector<Transition>> ListTransitions(uint64_t after, size_t) const override {
+      if (damaged) return absl::DataLossError("stored transition: unknown version");
+      return after == 0 ? stored_ : std::vector<Transition>();
+    }
+
+   private:
+    std::vector<Transition> stored_;
+  };
+  const TempDirectory directory;
+  DamagedStore store;
+  const auto database = Database::Open({.directory = directory.path() + "/db", .shared = &store});
+  ASSERT_TRUE(database.ok()) << database.status();
+  Counters counters;
+  AlertLog log(database->get(), &counters);
+  EXPECT_TRUE(absl::IsUnavailable(log.Post(FullTransition("a", 1)).status()));
+  EXPECT_TRUE(absl::IsUnavailable(log.StoreWaiting()));
+  EXPECT_EQ(counters.counter("bellwether_alerts_never_stored_total")->value(), 0);
+  store.damaged = false;
+  EXPECT_TRUE(log.StoreWaiting().ok());
+  EXPECT_EQ(log.Get(3, "a")->last.id, 1u);
+}
+
+TEST(AlertLogTest, NobodyWaitsForANoteThatIsNotAnswered) {
+  class SilentRows final : public SharedRows {
+   public:
+    absl::Notification asked, answers;
+    uint32_t StoreOf(RunId run) const override { return run % 2; }
+    absl::Status PutRows(RunId run, const std::vector<SharedRow>&) override {
+      if (run % 2 == 0) return absl::OkStatus();
+      asked.Notify();
+      answers.WaitForNotification();
+      return absl::OkStatus();
+    }
+    absl::StatusOr<bool> PutTransition(Transition* transition) override {
+      transition->id = transition->run;
+      return true;
+    }
+    absl::StatusOr<std::vector<Transition>> ListTransitions(uint64_t, size_t) const override {
+      return std::vector<Transition>();
+    }
+  };
+  const TempDirectory directory;
+  SilentRows store;
+  const auto database = Database::Open({.directory = directory.path() + "/db", .shared = &store});
+  ASSERT_TRUE(database.ok()) << database.status();
+  AlertLog log(database->get());
+  Transition of_another_store = FullTransition("a", 1);
+  of_another_store.run = 4;
+  ASSERT_TRUE(*log.Post(FullTransition("a", 1)));
+  ASSERT_TRUE(*log.Post(of_another_store));
+  const Database::AlertNote note = {.acknowledged = true, .by = "alice"};
+  std::thread annotate([&] { EXPECT_TRUE(log.Annotate(3, "a", note).ok()); });
+  store.asked.WaitForNotification();
+  EXPECT_FALSE(log.List(3, false).front().note.acknowledged);
+  EXPECT_TRUE(log.Annotate(4, "a", note).ok());
+  EXPECT_TRUE(log.List(4, false).front().note.acknowledged);
+  store.answers.Notify();
+  annotate.join();
+  EXPECT_TRUE(log.List(3, false).front().note.acknowledged);
+}
+
 TEST_F(DatabaseTest, AnOlderSchemaIsBroughtUpToDateAndANewerOneIsRefused) {
   const auto set_schema = [this](std::optional<uint32_t> version) {
     auto batch = database_->NewBatch();
@@ -458,6 +701,66 @@ TEST_F(DatabaseTest, ACopyIsWholeAndItsDamageIsFound) {
   const auto damage = RocksDatabase::FindDamage(copy);
   ASSERT_EQ(damage.size(), 1u);
   EXPECT_NE(damage[0].find(table.filename().string()), std::string::npos) << damage[0];
+}
+
+// RocksDB itself goes on up to such a record, with a warning.
+TEST_F(DatabaseTest, WhatItsOwnLogLosesInItsMiddleIsNotPassedOver) {
+  constexpr uint64_t kTransitions = 60;  // Two blocks of the log.
+  for (uint64_t i = 0; i < kTransitions; ++i) {
+    Transition transition = FullTransition(std::to_string(i), 1);
+    transition.advice.assign(700, 'x');
+    ASSERT_TRUE(*database_->PutTransition(&transition));
+  }
+  const std::string crashed = directory_.path() + "/crashed", copy = directory_.path() + "/copy";
+  CrashCopy(directory_.path() + "/db", crashed);
+  std::string name;
+  for (const auto& entry : std::filesystem::directory_iterator(crashed)) {
+    if (entry.path().extension() == ".log" && entry.file_size() > 0) name = entry.path().filename();
+  }
+  ASSERT_FALSE(name.empty());
+  const auto bytes = static_cast<int64_t>(std::filesystem::file_size(crashed + "/" + name));
+  ASSERT_GT(bytes, 40'000);
+  const auto begin = [&] {
+    std::filesystem::remove_all(copy);
+    std::filesystem::copy(crashed, copy);
+  };
+  const auto flip = [&](int64_t offset) {
+    std::fstream file(copy + "/" + name, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(offset);
+    const char byte = static_cast<char>(file.get() ^ 0x10);
+    file.seekp(offset);
+    file.put(byte);
+  };
+  for (int64_t offset = 0; offset < bytes - 2000; offset += 997) {
+    SCOPED_TRACE(offset);
+    begin();
+    flip(offset);
+    EXPECT_EQ(RocksDatabase::Open({.directory = copy}).status().code(), absl::StatusCode::kDataLoss);
+    const auto damage = RocksDatabase::FindDamage(copy);
+    ASSERT_EQ(damage.size(), 1u);
+    EXPECT_NE(damage[0].find(name), std::string::npos) << damage[0];
+  }
+  ASSERT_TRUE(RocksDatabase::Repair({.directory = copy}).ok());
+  {
+    const auto repaired = RocksDatabase::Open({.directory = copy});
+    ASSERT_TRUE(repaired.ok()) << repaired.status();
+    Transition next = FullTransition("new", 1);
+    ASSERT_TRUE(*(*repaired)->PutTransition(&next));
+    EXPECT_GT(next.id, kTransitions) << "given before";
+  }
+  // What a power cut leaves: the last record cut anywhere, or not there though its room is.
+  for (int64_t cut = bytes - 1; cut > bytes - 900; cut -= 37) {
+    for (const bool zeros : {false, true}) {
+      SCOPED_TRACE(testing::Message() << cut << (zeros ? " and zeros" : ""));
+      begin();
+      std::filesystem::resize_file(copy + "/" + name, static_cast<uintmax_t>(cut));
+      if (zeros) std::filesystem::resize_file(copy + "/" + name, static_cast<uintmax_t>(bytes));
+      if (cut % 2 == 0) std::ofstream(copy + "/000999.log");  // The next start was cut off, too.
+      const auto opened = RocksDatabase::Open({.directory = copy});
+      ASSERT_TRUE(opened.ok()) << opened.status();
+      EXPECT_GE((*opened)->last_transition_id(), kTransitions - 2);
+    }
+  }
 }
 
 TEST_F(DatabaseTest, AlertLogTellsEachTransitionOnceAndKeepsNotes) {

@@ -75,19 +75,38 @@ class RetentionRunTest : public testing::Test {
   void Day(uint32_t attempt, int64_t begin, int64_t end, double part = 1) {
     store_->Open(kRun, layout_);
     for (int64_t step = begin; step < end; ++step) ASSERT_TRUE(store_->Append(kRun, Sample(step, attempt)).ok());
-    auto batch = database_->NewBatch();
-    ASSERT_TRUE(store_->Close(kRun, batch.get()).ok());
-    ASSERT_TRUE(database_->Commit(std::move(batch)).ok());
-    store_->Drain();
     record_.description.attempt = attempt;
     record_.step = end - 1;
     record_.steps_recorded += static_cast<uint64_t>(end - begin);
+    End();
+    store_->Drain();
+    Pass();
+    clock_.Advance(static_cast<int64_t>(part * kDay * 1e9));
+  }
+  // Its goodbye: what it still had in memory is stored.
+  void End() {
     record_.ended = true;
+    auto batch = database_->NewBatch();
+    ASSERT_TRUE(store_->Close(kRun, batch.get()).ok());
+    batch->PutRun(record_);
+    ASSERT_TRUE(database_->Commit(std::move(batch)).ok());
+    Publish();
+  }
+  void Publish() {
     auto snapshot = std::make_shared<RunSnapshot>();
     snapshot->record = record_;
     table_.Publish(snapshot);
-    Pass();
-    clock_.Advance(static_cast<int64_t>(part * kDay * 1e9));
+  }
+  int Stored(const char* kind) const {
+    int rows = 0;
+    EXPECT_TRUE(RocksDatabase::Snapshot(RocksDatabase::As(database_.get()))
+                    .Scan(KeyBuilder(*kind).U64(kRun).key(), {},
+                          [&](std::string_view, std::string_view) {
+                            ++rows;
+                            return true;
+                          })
+                    .ok());
+    return rows;
   }
   void Wait(double days) {
     clock_.Advance(static_cast<int64_t>(days * kDay * 1e9));
@@ -98,7 +117,7 @@ class RetentionRunTest : public testing::Test {
     options.raw_seconds = 2 * kDay;
     options.rounded_seconds = 4 * kDay;
     options.summarized_seconds = 8 * kDay;
-    Retention(options, &table_, database_.get(), &counters_, &clock_).Pass();
+    Retention(options, &table_, database_.get(), store_.get(), &counters_, &clock_).Pass();
   }
   StepSample Sample(int64_t step, uint32_t attempt) const {
     StepSample sample;
@@ -265,7 +284,7 @@ TEST_F(RetentionRunTest, OfAClusterARunIsLeftAloneUntilAllOfItIsHereAndOneTimeCo
   int64_t now_ns = clock_.UnixNanos();  // The cluster's, not this server's.
   const auto pass = [&] {
     Retention::Options options{.raw_seconds = 2 * kDay, .rounded_seconds = 4 * kDay, .summarized_seconds = 8 * kDay};
-    Retention retention(options, &table_, database_.get(), &counters_, &clock_);
+    Retention retention(options, &table_, database_.get(), store_.get(), &counters_, &clock_);
     retention.Share({.whole = [&](RunId run) { return run == kRun && whole; }, .unix_nanos = [&] { return now_ns; }});
     retention.Pass();
   };
@@ -288,10 +307,54 @@ TEST_F(RetentionRunTest, OfAClusterARunIsLeftAloneUntilAllOfItIsHereAndOneTimeCo
 TEST_F(RetentionRunTest, ZeroIsForEver) {
   Day(0, 0, kSteps, 0);
   clock_.Advance(int64_t{3650 * kDay} * 1'000'000'000);
-  Retention({.raw_seconds = 0, .rounded_seconds = 0, .summarized_seconds = 0}, &table_, database_.get(), &counters_,
-            &clock_)
+  Retention({.raw_seconds = 0, .rounded_seconds = 0, .summarized_seconds = 0}, &table_, database_.get(), store_.get(),
+            &counters_, &clock_)
       .Pass();
   ExpectValues(SignalId::kLogitMax, 0, kSteps, kAsItWas);
+}
+
+TEST_F(RetentionRunTest, WhatASilentRunStoresAtItsEndIsAsOldAsItsSteps) {
+  store_->Open(kRun, layout_);
+  for (int64_t step = 0; step < 40; ++step) ASSERT_TRUE(store_->Append(kRun, Sample(step, 0)).ok());
+  record_.step = 39;
+  record_.steps_recorded = 40;
+  auto snapshot = std::make_shared<RunSnapshot>();
+  snapshot->record = record_;
+  snapshot->newest = std::make_shared<StepSample>(Sample(39, 0));
+  table_.Publish(snapshot);
+  Pass();
+  Wait(20);  // All of it is over, and nothing is stored yet.
+  End();
+  EXPECT_GT(Stored("s"), 0);
+  Pass();
+  EXPECT_EQ(Stored("s"), 0);
+  EXPECT_EQ(Stored("m"), 0);
+}
+
+TEST_F(RetentionRunTest, WhatAStopLeftUnpackedIsPackedAndGoesAsAllDoes) {
+  const SeriesStore::Options windows{.window_bytes_max = 0};
+  store_ = SeriesStore::Create(windows, database_.get());
+  store_->Open(kRun, layout_);
+  for (int64_t step = 0; step < 40; ++step) ASSERT_TRUE(store_->Append(kRun, Sample(step, 0)).ok());
+  record_.step = 39;
+  record_.steps_recorded = 40;
+  auto batch = database_->NewBatch();
+  std::string state;
+  ASSERT_TRUE(store_->Save(kRun, batch.get(), &state).ok());  // As it is when the end is not packed.
+  record_.ended = true;
+  batch->PutRun(record_);
+  ASSERT_TRUE(database_->Commit(std::move(batch)).ok());
+  store_ = SeriesStore::Create(windows, database_.get());  // An ended run is not opened again.
+  Publish();
+  store_->Drain();
+  ASSERT_GT(Stored("w"), 0);
+  Pass();
+  store_->Drain();
+  EXPECT_EQ(Stored("w"), 0);
+  EXPECT_GT(Stored("s"), 0);
+  for (int i = 0; i < 4; ++i) Wait(4);
+  EXPECT_EQ(Stored("s"), 0);
+  EXPECT_EQ(Stored("m"), 0);
 }
 
 TEST_F(RetentionRunTest, MarksAreBoundedAndGrowCoarser) {

@@ -12,10 +12,13 @@
 #include <atomic>
 #include <bit>
 #include <cmath>
+#include <filesystem>
 #include <map>
 #include <random>
 #include <thread>
 
+#include "absl/synchronization/mutex.h"
+#include "server/store/shared_rows.h"
 #include "tests/support/temp_directory.h"
 
 namespace bellwether::server {
@@ -34,10 +37,11 @@ class SeriesStoreTest : public testing::TestWithParam<int64_t> {
  protected:
   void SetUp() override { Reopen(GetParam()); }
   void Reopen() { Reopen(GetParam()); }
-  void Reopen(int64_t window_bytes_max) {
+  void Reopen(int64_t window_bytes_max, SharedRows* shared = nullptr) {
     store_.reset();
     database_.reset();
-    auto database = Database::Open({.directory = directory_.path() + "/db"});
+    auto database =
+        Database::Open({.directory = directory_.path() + (shared == nullptr ? "/db" : "/cache"), .shared = shared});
     ASSERT_TRUE(database.ok()) << database.status();
     database_ = *std::move(database);
     store_ = SeriesStore::Create({.window_bytes_max = window_bytes_max}, database_.get());
@@ -185,6 +189,76 @@ TEST_P(SeriesStoreTest, StepsThatComeWhileASaveIsUnderWayAreThereOnceWhateverBec
   Append(saved, saved + 700);
   Close();
   ExpectAll(saved + 700);
+}
+
+// Has what it is given, also where it does not say so.
+class RowsElsewhere final : public SharedRows {
+ public:
+  std::atomic<bool> answers = true;
+
+  std::vector<SharedRow> Rows() {
+    absl::MutexLock lock(&mutex_);
+    std::vector<SharedRow> rows;
+    for (const auto& [key, value] : rows_) rows.push_back({key, value});
+    return rows;
+  }
+  absl::Status PutRows(RunId, const std::vector<SharedRow>& put) override {
+    absl::MutexLock lock(&mutex_);
+    for (const SharedRow& row : put) {
+      if (row.value.has_value()) {
+        rows_[row.key] = *row.value;
+      } else {
+        rows_.erase(row.key);
+      }
+    }
+    return answers ? absl::OkStatus() : absl::UnavailableError("no answer");
+  }
+  absl::StatusOr<bool> PutTransition(Transition*) override { return false; }
+  absl::StatusOr<std::vector<Transition>> ListTransitions(uint64_t, size_t) const override {
+    return std::vector<Transition>();
+  }
+
+ private:
+  absl::Mutex mutex_;  // Windows are packed beside.
+  std::map<std::string, std::string> rows_ ABSL_GUARDED_BY(mutex_);
+};
+
+TEST_P(SeriesStoreTest, WhatASaveLeftThatWasNotAnsweredIsGoneOnceItsWindowIsSealed) {
+  RowsElsewhere elsewhere;
+  Reopen(GetParam(), &elsewhere);
+  store_->Open(kRun, layout_);
+  Append(0, 40);
+  {
+    auto batch = database_->NewBatch();
+    std::string state;
+    ASSERT_TRUE(store_->Save(kRun, batch.get(), &state).ok());
+    elsewhere.answers = false;
+    EXPECT_TRUE(absl::IsUnavailable(database_->ShareBatch(batch.get())));
+    elsewhere.answers = true;
+  }
+  constexpr int64_t kSealed = 3000;  // Longer than every window that was open then.
+  Append(40, kSealed);
+  std::string state = Save();
+  // As its next owner.
+  const auto take_up = [&](const std::string& saved) {
+    store_.reset();
+    database_.reset();
+    std::filesystem::remove_all(directory_.path() + "/cache");
+    Reopen(GetParam(), &elsewhere);
+    ASSERT_TRUE(database_->TakeUpRows(elsewhere.Rows(), /*only_missing=*/false).ok());
+    const absl::Status restored = store_->Restore(kRun, layout_, saved);
+    ASSERT_TRUE(restored.ok()) << restored;
+  };
+  take_up(state);
+  ExpectAll(kSealed);
+  Append(kSealed, kSealed + 700);
+  Save();
+  ExpectAll(kSealed + 700);
+  Append(100, 140, /*attempt=*/1);
+  state = Save();
+  take_up(state);
+  store_.reset();  // Its windows are packed into `elsewhere` until then.
+  database_.reset();
 }
 
 // Windows of both kinds end up side by side: none of them may be lost or put

@@ -1,76 +1,28 @@
-// Goal: what the log reported durable is there after anything, once and in
-// order; what is damaged is never passed over in silence.
+// Goal: what the log reported durable is there after anything, once and in order.
 // Method: a model of what was appended and reported, against a file system
 // that cuts the power, loses pages, fails syncs and fills up (seeds printed);
-// single bytes flipped and files cut, removed and renamed; a child process on
-// real files, killed at random.
+// a child process on real files, killed at random.
 #include "server/store/wal.h"
 
-#include <fcntl.h>
 #include <gmock/gmock.h>
-#include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <random>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/notification.h"
-#include "server/store/wal_format.h"
 #include "tests/support/fake_file_system.h"
 #include "tests/support/temp_directory.h"
+#include "tests/support/wal_kills.h"
+#include "tests/support/wal_log.h"
 
 namespace bellwether::server {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
-
-Wal::Options Small(FileSystem* fs, const std::string& directory = "/wal") {
-  Wal::Options options;
-  options.directory = directory;
-  options.segment_bytes = 16 << 10;
-  options.record_bytes_max = 2000;
-  options.pending_bytes_max = 1 << 20;
-  options.cover_idle_us = 1000;
-  options.file_system = fs;
-  return options;
-}
-
-WalRecord Record(const std::string& payload) {
-  WalRecord record;
-  record.kind = WalKind::kMessage;
-  record.payload = payload;
-  return record;
-}
-
-std::vector<std::string> ReadAll(const Wal& wal, Lsn from = 1, Lsn until = 0) {
-  std::vector<std::string> payloads;
-  const absl::Status status = wal.Read(from, until, [&payloads](const WalRecord& record) {
-    payloads.push_back(record.payload);
-    return absl::OkStatus();
-  });
-  EXPECT_TRUE(status.ok()) << status;
-  return payloads;
-}
-
-std::unique_ptr<Wal> MustOpen(const Wal::Options& options, Wal::DurableCallback callback = nullptr) {
-  auto wal = Wal::Open(options, std::move(callback));
-  EXPECT_TRUE(wal.ok()) << wal.status();
-  return wal.ok() ? *std::move(wal) : nullptr;
-}
-
-Lsn AppendSynced(Wal* wal, const std::string& payload) {
-  const auto lsn = wal->Append(Record(payload));
-  EXPECT_TRUE(lsn.ok()) << lsn.status();
-  EXPECT_TRUE(wal->Sync(*lsn).ok());
-  return *lsn;
-}
 
 TEST(WalTest, GivesBackEveryFieldInOrder) {
   FakeFileSystem fs;
@@ -182,6 +134,23 @@ TEST(WalTest, AHeldLogTakesRecordsWritesNoneAndGoesOnInOrder) {
   EXPECT_EQ(all[1], "held");
 }
 
+TEST(WalTest, ALogThatIsHeldWhileItWaitsToCoverWritesNothing) {
+  FakeFileSystem fs;
+  Wal::Options options = Small(&fs);
+  options.cover_idle_us = 20'000;
+  const auto wal = MustOpen(options);
+  AppendSynced(wal.get(), "before");
+  std::this_thread::sleep_for(std::chrono::milliseconds(5));  // Its thread waits by now.
+  wal->Hold(absl::ResourceExhaustedError("below the floor"));
+  const Lsn durable = wal->durable_lsn();
+  const auto held = wal->Append(Record("held"));
+  ASSERT_TRUE(held.ok());
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_EQ(wal->durable_lsn(), durable);
+  wal->Hold(absl::OkStatus());
+  EXPECT_TRUE(wal->Sync(*held).ok());
+}
+
 TEST(WalTest, HeadsAreThoseOfTheRecordsWithHellosWhole) {
   FakeFileSystem fs;
   const std::string hello(1500, 'h');
@@ -214,7 +183,9 @@ TEST(WalTest, HeadsAreThoseOfTheRecordsWithHellosWhole) {
 
 TEST(WalTest, ACopyIsALogOfItsOwnUpToWhatWasDurable) {
   FakeFileSystem fs;
-  const auto wal = MustOpen(Small(&fs));
+  Wal::Options options = Small(&fs);
+  options.cover_idle_us = 3'600'000'000;  // Of two LSNs in a row one is a record's.
+  const auto wal = MustOpen(options);
   for (int i = 0; i < 40; ++i) AppendSynced(wal.get(), absl::StrCat(i, std::string(1000, 'c')));
   ASSERT_TRUE(wal->Truncate(20).ok());
   const Lsn durable = wal->durable_lsn();
@@ -391,112 +362,6 @@ TEST(WalTest, ModelWhatWasReportedDurableSurvivesEveryCrash) {
   }
 }
 
-class WalDamageTest : public testing::Test {
- protected:
-  // Three segments and a bit, closed in order: everything is covered.
-  void SetUp() override {
-    Wal::Options options = Options();
-    options.cover_idle_us = 3'600'000'000;  // On close only: offsets are known.
-    const auto wal = MustOpen(options);
-    for (int i = 0; i < 50; ++i) last_ = AppendSynced(wal.get(), std::string(1000, static_cast<char>('a' + i % 26)));
-    ASSERT_TRUE(wal->Close().ok());
-    for (const auto& entry : std::filesystem::directory_iterator(directory_.path() + "/wal")) {
-      if (entry.path().extension() == ".wal") files_.push_back(entry.path().string());
-    }
-    std::sort(files_.begin(), files_.end());
-    ASSERT_GE(files_.size(), 3u);
-  }
-  Wal::Options Options(bool repair = false) const {
-    Wal::Options options = Small(nullptr, directory_.path() + "/wal");
-    options.repair = repair;
-    return options;
-  }
-  static void Flip(const std::string& path, int64_t offset) {
-    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
-    file.seekg(offset);
-    const char byte = static_cast<char>(file.get() ^ 0x10);
-    file.seekp(offset);
-    file.put(byte);
-  }
-
-  TempDirectory directory_;
-  std::vector<std::string> files_;
-  Lsn last_ = 0;
-};
-
-TEST_F(WalDamageTest, EveryFlippedFieldOfARecordIsCorruptionWithItsLsn) {
-  // A record of 1,000 bytes takes 1,064: its header's fields, then its payload.
-  const int64_t record = kSegmentHeaderBytes + 2 * RecordBytes(1000);
-  for (const std::string& path : {files_.front(), files_.back()}) {
-    for (const int64_t field : {0, 4, 8, 16, 24, 32, 40, 48, 52, 56, 57, 64, 1063}) {
-      SCOPED_TRACE(testing::Message() << path << " field " << field);
-      Flip(path, record + field);
-      const absl::Status status = Wal::Open(Options(), nullptr).status();
-      EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
-      EXPECT_THAT(std::string(status.message()), HasSubstr("LSN"));
-      Flip(path, record + field);
-    }
-  }
-  EXPECT_EQ(ReadAll(*MustOpen(Options())).size(), 50u);
-}
-
-TEST_F(WalDamageTest, RepairLosesExactlyTheRecordAndSaysSo) {
-  Flip(files_.front(), kSegmentHeaderBytes + 2 * RecordBytes(1000) + 100);
-  const auto wal = MustOpen(Options(/*repair=*/true));
-  EXPECT_THAT(wal->recovery().lost, testing::EndsWith(": LSN 3"));
-  EXPECT_EQ(ReadAll(*wal).size(), 49u);
-  EXPECT_GE(wal->last_lsn(), last_);
-  AppendSynced(wal.get(), "new");
-  ASSERT_TRUE(wal->Close().ok());
-}
-
-TEST_F(WalDamageTest, AMissingSegmentIsCorruptionAndRepairNamesItsRange) {
-  std::filesystem::remove(files_[1]);
-  EXPECT_EQ(Wal::Open(Options(), nullptr).status().code(), absl::StatusCode::kDataLoss);
-  { EXPECT_THAT(MustOpen(Options(true))->recovery().lost, HasSubstr("missing: LSN ")); }
-  const size_t left = ReadAll(*MustOpen(Options())).size();
-  EXPECT_GT(left, 30u);
-  EXPECT_LT(left, 50u);
-}
-
-TEST_F(WalDamageTest, ACutSegmentIsCorruptionWhereverItWasCut) {
-  for (const std::string& path : {files_.front(), files_.back()}) {
-    const auto copy = path + ".copy";
-    std::filesystem::copy_file(path, copy);
-    for (const uintmax_t size : {uintmax_t{0}, uintmax_t{100}, uintmax_t{5000}, uintmax_t{16383}}) {
-      SCOPED_TRACE(testing::Message() << path << " cut to " << size);
-      std::filesystem::resize_file(path, size);
-      EXPECT_EQ(Wal::Open(Options(), nullptr).status().code(), absl::StatusCode::kDataLoss);
-      std::filesystem::copy_file(copy, path, std::filesystem::copy_options::overwrite_existing);
-    }
-    std::filesystem::remove(copy);
-  }
-  std::filesystem::resize_file(files_.back(), 5000);
-  {
-    const auto wal = MustOpen(Options(true));
-    EXPECT_THAT(wal->recovery().lost, HasSubstr("and all after it"));
-    EXPECT_GT(wal->last_lsn(), last_) << "an LSN that was given must not be given again";
-    AppendSynced(wal.get(), "new");
-  }
-  EXPECT_EQ(ReadAll(*MustOpen(Options())).back(), "new");
-}
-
-TEST_F(WalDamageTest, SwappedFilesAreRefusedAndLostHeadersAreNot) {
-  Flip(files_[1], 20);
-  EXPECT_EQ(ReadAll(*MustOpen(Options())).size(), 50u) << "the second copy of the header serves";
-  Flip(files_[1], kSegmentHeaderBytes / 2 + 20);
-  EXPECT_EQ(ReadAll(*MustOpen(Options())).size(), 50u) << "the name and the records tell the rest";
-  std::filesystem::rename(files_[0], files_[0] + ".x");
-  std::filesystem::rename(files_[1], files_[0]);
-  std::filesystem::rename(files_[0] + ".x", files_[1]);
-  EXPECT_EQ(Wal::Open(Options(true), nullptr).status().code(), absl::StatusCode::kDataLoss);
-}
-
-TEST_F(WalDamageTest, OneProcessHoldsTheDirectory) {
-  const auto wal = MustOpen(Options());
-  EXPECT_EQ(Wal::Open(Options(), nullptr).status().code(), absl::StatusCode::kFailedPrecondition);
-}
-
 void CheckLog(const Wal::Options& options, Lsn reported) {
   const auto wal = MustOpen(options);
   ASSERT_NE(wal, nullptr);
@@ -510,48 +375,17 @@ void CheckLog(const Wal::Options& options, Lsn reported) {
   EXPECT_TRUE(wal->Read(1, 0, visit).ok());
 }
 
-// The child reports every durable LSN through a pipe and dies without notice.
 TEST(WalKillTest, NothingReportedDurableIsLostInTwentyKills) {
   TempDirectory directory;
   Wal::Options options = Small(nullptr, directory.path() + "/wal");
   options.segment_bytes = 256 << 10;
-  std::mt19937 random(4711);
-  for (int round = 0; round < 20; ++round) {
-    int pipe_fds[2];
-    ASSERT_EQ(::pipe(pipe_fds), 0);
-    const pid_t child = ::fork();
-    if (child == 0) {
-      ::close(pipe_fds[0]);
-      auto wal = Wal::Open(options, [fd = pipe_fds[1]](Lsn lsn) {
-        if (::write(fd, &lsn, sizeof(lsn)) != sizeof(lsn)) ::_exit(3);
-      });
-      if (!wal.ok()) ::_exit(2);
-      for (;;) {
-        const auto lsn = (*wal)->Append(Record(std::string(500, 'k')));
-        if (!lsn.ok() && !(*wal)->Sync((*wal)->last_lsn()).ok()) ::_exit(4);
-      }
+  const auto live = [](Wal* wal) {
+    for (;;) {
+      const auto lsn = wal->Append(Record(std::string(500, 'k')));
+      if (!lsn.ok() && !wal->Sync(wal->last_lsn()).ok()) ::_exit(4);
     }
-    ::close(pipe_fds[1]);
-    Lsn reported = 0, lsn = 0;
-    const int reports = 1 + static_cast<int>(random() % 40);
-    for (int i = 0; i < reports && ::read(pipe_fds[0], &lsn, sizeof(lsn)) == sizeof(lsn); ++i) reported = lsn;
-    ::kill(child, SIGKILL);
-    int status = 0;
-    ASSERT_EQ(::waitpid(child, &status, 0), child);
-    ASSERT_TRUE(WIFSIGNALED(status)) << "the child ended by itself: " << WEXITSTATUS(status);
-    while (::read(pipe_fds[0], &lsn, sizeof(lsn)) == sizeof(lsn)) reported = lsn;
-    ::close(pipe_fds[0]);
-    // Read by a child, too: this process must have no thread where it forks.
-    const pid_t reader = ::fork();
-    if (reader == 0) {
-      CheckLog(options, reported);
-      std::fflush(nullptr);
-      ::_exit(testing::Test::HasFailure() ? 1 : 0);
-    }
-    ASSERT_EQ(::waitpid(reader, &status, 0), reader);
-    ASSERT_TRUE(WIFEXITED(status));
-    ASSERT_EQ(WEXITSTATUS(status), 0) << "round " << round;
-  }
+  };
+  KillTwenty(options, /*reports_max=*/40, live, [&options](Lsn reported) { CheckLog(options, reported); });
 }
 
 TEST(WalTest, ManyThreadsGetEachLsnOnce) {
