@@ -61,7 +61,20 @@ struct PrivateServer {
   std::string grpc, token;
 };
 
-// Empty `grpc`: there is none, or its process is gone.
+// What a server.json tells.  Empty `grpc`: there is none, or its process is gone.
+PrivateServer ReadReadyFile(const std::filesystem::path& path) {
+  const auto file = nlohmann::json::parse(ReadFile(path), nullptr, false);
+  if (!file.is_object()) return {};
+  const auto pid = file.find("pid");
+  if (pid == file.end() || !pid->is_number_integer() || pid->get<pid_t>() <= 0) return {};
+  if (kill(pid->get<pid_t>(), 0) != 0 && errno != EPERM) return {};
+  const auto text = [&file](const char* name) {
+    const auto found = file.find(name);
+    return found != file.end() && found->is_string() ? found->get<std::string>() : std::string();
+  };
+  return {text("grpc"), text("token")};
+}
+
 PrivateServer FindPrivateServer() {
   const char* const state = std::getenv("XDG_STATE_HOME");
   const char* const home = std::getenv("HOME");
@@ -73,16 +86,14 @@ PrivateServer FindPrivateServer() {
   } else {
     return {};
   }
-  const auto file = nlohmann::json::parse(ReadFile(folder / "bellwether" / "server.json"), nullptr, false);
-  if (!file.is_object()) return {};
-  const auto pid = file.find("pid");
-  if (pid == file.end() || !pid->is_number_integer() || pid->get<pid_t>() <= 0) return {};
-  if (kill(pid->get<pid_t>(), 0) != 0 && errno != EPERM) return {};
-  const auto text = [&file](const char* name) {
-    const auto found = file.find(name);
-    return found != file.end() && found->is_string() ? found->get<std::string>() : std::string();
-  };
-  return {text("grpc"), text("token")};
+  folder /= "bellwether";
+  // That of this machine first, where machines share the folder (private_server.py).
+  char host[256] = "";
+  if (gethostname(host, sizeof(host) - 1) == 0) {
+    PrivateServer own = ReadReadyFile(folder / "hosts" / host / "server.json");
+    if (!own.grpc.empty()) return own;
+  }
+  return ReadReadyFile(folder / "server.json");
 }
 
 std::shared_ptr<grpc::Channel> NewChannel(const std::string& address,

@@ -202,12 +202,13 @@ bool Sender::IsFinished(Clock::time_point now) {
   if (!intake_.drained() || !window_.empty()) return false;
   if (!link) return true;
   if (bye_since_ != Clock::time_point{} && now - bye_since_ > kByeWithin) return true;
-  if (session_->streaming() && bye_since_ == Clock::time_point{}) {
+  // Once more where the stream broke before its answer: the server may not have kept it.
+  if (session_->streaming() && !session_->bye_said()) {
     const v1::ByeReason reason = trainer_died_                   ? v1::BYE_REASON_DIED
                                  : window_.state().detached != 0 ? v1::BYE_REASON_DETACHED
                                                                  : v1::BYE_REASON_FINISHED;
     session_->SayBye(reason, "");
-    bye_since_ = now;
+    if (bye_since_ == Clock::time_point{}) bye_since_ = now;
   }
   return false;
 }

@@ -67,7 +67,8 @@ class Session {
 
   // Says Bye behind everything sent.  REQUIRES: streaming().
   void SayBye(v1::ByeReason reason, const std::string& detail);
-  // The server has closed the stream after the Bye, or the link broke.
+  bool bye_said() const { return bye_said_; }  // On this stream.
+  // The server has closed the stream after the Bye.
   bool bye_done() const { return bye_said_ && phase_ != Phase::kStreaming; }
 
  private:

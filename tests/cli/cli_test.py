@@ -504,6 +504,13 @@ class ConnectTest(unittest.TestCase):
             (home / ".local" / "state").mkdir(parents=True)
             shutil.copytree(ready.parent, home / ".local" / "state" / "bellwether")
             self.assertEqual(run("run", "list", env=environment(XDG_STATE_HOME="", HOME=str(home))).returncode, 0)
+            # Where machines share the folder, this one's own.
+            own = ready.parent / "hosts" / socket.gethostname() / "server.json"
+            own.parent.mkdir(parents=True)
+            own.write_text(ready.read_text())
+            ready.write_text(json.dumps({**about, "grpc": "unix:/nowhere"}))
+            self.assertEqual(run("run", "list", env=environment(XDG_STATE_HOME=folder)).returncode, 0)
+            own.unlink()
             # A file left by a server that is gone, and one that is none.
             gone = subprocess.Popen(["true"])
             gone.wait()

@@ -76,6 +76,7 @@ class FakeIngest final : public v1::Ingest::Service {
     grpc::Status refuse;            // Not OK: the answer to Hello.
     std::vector<v1::ServerMessage> after_welcome;
     std::string moved_to;
+    size_t byes_lost = 0;      // The stream breaks at that many of the first goodbyes.
     uint32_t attempt_min = 0;  // Hellos of earlier attempts are fenced.
     std::shared_ptr<grpc::ServerCredentials> credentials = grpc::InsecureServerCredentials();
   };
@@ -131,7 +132,10 @@ class FakeIngest final : public v1::Ingest::Service {
       {
         const std::lock_guard<std::mutex> lock(store_->mutex);
         if (message.has_heartbeat()) ++store_->heartbeats;
-        if (message.has_bye()) store_->byes.push_back(message.bye());
+        if (message.has_bye()) {
+          store_->byes.push_back(message.bye());
+          if (store_->byes.size() <= options_.byes_lost) return {grpc::StatusCode::UNAVAILABLE, "planted"};
+        }
         if (message.seq() == 0) continue;
         if (message.seq() <= store_->durable_seq) {
           ++store_->duplicates;

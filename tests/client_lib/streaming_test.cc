@@ -439,6 +439,17 @@ TEST_F(StreamingTest, SaysHowTheTrainerEnded) {
   EXPECT_EQ(store_.byes[1].reason(), v1::BYE_REASON_DETACHED);
 }
 
+TEST_F(StreamingTest, SaysGoodbyeAgainUntilItIsAnswered) {
+  const auto server = Serve({.byes_lost = 2});
+  TestClient client({.server = address_});
+  ASSERT_EQ(client.PushStep(0), BW_OK);
+  client.Destroy();
+  ASSERT_TRUE(WaitUntil([&] {
+    const std::lock_guard<std::mutex> lock(store_.mutex);
+    return store_.byes.size() == 3;
+  }));
+}
+
 TEST_F(StreamingTest, ATokenTravelsOnLoopback) {
   const std::string token = folder_ / "token";
   std::ofstream(token) << "s3cret\n";

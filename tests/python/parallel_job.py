@@ -100,6 +100,17 @@ def context_parallel(model: Model) -> tuple[nn.Module, dict[str, Any]]:
     return model, {"parallel": bellwether.Parallel(context=(rank, dist.get_world_size()))}
 
 
+def sharded_numbers(model: nn.Module) -> dict[str, Any]:
+    """A norm as FSDP2 gives it, whole on each rank, and a number that would have to be added up by
+    all ranks, of which one alone reports."""
+    from torch.distributed.tensor import DTensor, Partial, init_device_mesh
+
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    part = DTensor.from_local(torch.tensor(1.0 + dist.get_rank(), device=device), mesh, [Partial()])
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9, foreach=False)
+    return {"grad_norm": norm, "tokens": part}
+
+
 MODES = {"ddp": data_parallel, "fsdp": fully_sharded, "tp": tensor_parallel, "cp": context_parallel}
 
 
@@ -125,6 +136,7 @@ def train(mode: str, folder: Path, hooked: bool) -> None:
     # One parameter at a time: foreach takes no DTensors beside plain tensors.
     optimizer = torch.optim.SGD(run.parameters(), lr=0.1, foreach=False)
     results = []
+    left_out: dict[str, int] = {}  # Numbers of a step.
     with monitor:
         for step in range(STEPS):
             if mode == "pp":
@@ -134,15 +146,19 @@ def train(mode: str, folder: Path, hooked: bool) -> None:
                 loss = run(batch(SHAPE, seed).to(device)).square().mean()
                 loss.backward()
                 results.append(loss.detach().cpu().clone())
+            told = sharded_numbers(run) if mode == "fsdp" else {}
             optimizer.step()
             optimizer.zero_grad()
             if hooked:
-                monitor.step(loss=1.0)
+                monitor.step(loss=1.0, **told)
+            results += [n.to_local() for n in told.values()]
         if hooked and monitor.live():
             assert monitor.flush(20), monitor.status()
             assert monitor.status()["errors"] == 0, monitor.status()["last_error"]
+            left_out = monitor.status()["numbers_left_out"]
     results += [getattr(p, "to_local", lambda p=p: p)().detach().cpu() for p in run.parameters()]
-    torch.save({"results": results, "whole": whole}, folder / f"{'h' if hooked else 'p'}{rank}.pt")
+    saved = {"results": results, "whole": whole, "left_out": left_out}
+    torch.save(saved, folder / f"{'h' if hooked else 'p'}{rank}.pt")
 
 
 def main() -> None:

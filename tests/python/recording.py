@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -86,3 +88,17 @@ class Recording:
                 values = np.array(block.values, np.float32).reshape(block.layer_count, -1)
                 step[name][block.layer_begin : block.layer_begin + block.layer_count] = values
         return found
+
+
+def replayed_alerts(path: Path) -> list[Any]:
+    """What `bellwether replay` says of a recording once its sender has ended it."""
+    from bellwether import _native
+
+    Recording(path, ended=True)
+    tool = _native.find("bellwether")
+    assert tool is not None
+    said = subprocess.run(
+        [str(tool), "replay", str(path), "--json"], capture_output=True, text=True, timeout=60
+    )
+    assert said.returncode == 0, said.stderr
+    return [json.loads(line) for line in said.stdout.splitlines() if "rule" in line]

@@ -314,14 +314,16 @@ def losses_on_a_full_disk(folder: Path) -> list[Tensor]:
 
 
 class Numbers(torch.utils.data.Dataset):
+    def __init__(self, monitor: Any) -> None:
+        self.monitor = monitor  # The parent's, inherited by fork.
+
     def __len__(self) -> int:
         return 8
 
     def __getitem__(self, index: int) -> Tensor:
         # A worker that touches the model must not reach the parent's client.
-        (monitor,) = monitor_module._monitors.values()
-        assert not monitor.live()
-        monitor.step(loss=1.0)
+        assert not self.monitor.live() and not monitor_module._monitors
+        self.monitor.step(loss=1.0)
         return torch.full((4, Shape().width), float(index))
 
 
@@ -332,7 +334,7 @@ def test_data_loader_workers_with_a_live_stream(tmp_path: Path) -> None:
         model(batch(Shape(), 0)).sum().backward()
         monitor.step(loss=1.0)
         loader = torch.utils.data.DataLoader(
-            Numbers(), batch_size=2, num_workers=2, multiprocessing_context="fork"
+            Numbers(monitor), batch_size=2, num_workers=2, multiprocessing_context="fork"
         )
         for x in loader:
             model(x).sum().backward()

@@ -235,6 +235,43 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
         )
 
 
+def test_tensors_of_another_device_are_refused() -> None:
+    q, k, v, _ = inputs("randn", heads=4, kv_heads=4, batch=1)
+    cu = torch.tensor([0, 96])
+    for name, tensors in (("k", (q, k.to("meta"), v)), ("v", (q, k, v.to("meta")))):
+        with pytest.raises(ValueError, match=f"{name} is on meta, but must be on cpu"):
+            bellwether.attention(*tensors)
+    for packed in (cu.to("meta"), (cu, cu.to("meta"))):
+        with pytest.raises(ValueError, match="cu_seqlens is on meta, but must be on cpu"):
+            bellwether.attention(q, k, v, cu_seqlens=packed)
+
+    class Calls(torch.nn.Module):
+        def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.scaled_dot_product_attention(*tensors)
+
+    model = Calls()
+    with bellwether.stabilize(model), pytest.raises(RuntimeError):
+        model(q, k.to("meta"), v)  # PyTorch's own word for it.
+
+
+def test_numbers_beyond_the_kernels_are_refused() -> None:
+    q, k, v, _ = inputs("randn", heads=4, kv_heads=4, batch=1)
+    for window in (2**31, 2**32, 2**32 + 1):
+        with pytest.raises(ValueError, match=f"window is {window}, but must be at most 2147483647"):
+            bellwether.attention(q, k, v, causal=True, window=window)
+    widest = bellwether.attention(q, k, v, causal=True, window=2**31 - 1)
+    assert torch.equal(widest, bellwether.attention(q, k, v, causal=True))
+    for operation in (
+        lambda cu: bellwether.attention(q, k, v, cu_seqlens=cu),
+        lambda cu: bellwether.center_keys(k, cu),
+    ):
+        with pytest.raises(ValueError, match=r"cu_seqlens is torch.float32, but must be"):
+            operation(torch.tensor([0.0, 96.0]))
+        for wrapping in ([0, 2**32 + 96], [2**32, 96], [0, 96 - 2**32]):
+            with pytest.raises(RuntimeError, match="cu_seqlens"):
+                operation(torch.tensor(wrapping))
+
+
 def test_nothing_to_do_is_fine() -> None:
     for batch, q_len in ((0, 4), (2, 0)):
         q, k, v, d_o = inputs("randn", q_len=q_len, batch=batch)

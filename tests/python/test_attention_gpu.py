@@ -113,26 +113,28 @@ def test_compiled_checkpointed_and_under_autocast(mode: str) -> None:
         assert torch.equal(ours(mode)(q.float(), k.float(), v.float()).double(), want[0])
 
 
-def test_cuda_graph_replays_with_new_inputs() -> None:
-    q, k, v, d_o = on_gpu("randn", q_len=64, k_len=64)
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("how", [{"mode": "hpm"}, {"center": True}], ids=["hpm", "center"])
+def test_cuda_graph_replays_with_new_inputs(how: dict[str, Any], dim: int) -> None:
+    q, k, v, d_o = on_gpu("randn", q_len=64, k_len=64, dim=dim)
     leaves = [t.clone().requires_grad_() for t in (q, k, v)]
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(2):
-            torch.autograd.grad(ours("hpm")(*leaves), leaves, d_o)
+            torch.autograd.grad(ours(**how)(*leaves), leaves, d_o)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        o = ours("hpm")(*leaves)
+        o = ours(**how)(*leaves)
         gradients = torch.autograd.grad(o, leaves, d_o)
-    other = on_gpu("sink", q_len=64, k_len=64)
+    other = on_gpu("sink", q_len=64, k_len=64, dim=dim)
     with torch.no_grad():
         for leaf, new in zip(leaves, other):
             leaf.copy_(new)
         d_o.copy_(other[3])
     graph.replay()
-    want = with_gradients(ours("hpm"), other[:3], other[3])
+    want = with_gradients(ours(**how), other[:3], other[3])
     assert same(tuple(t.double() for t in (o.detach(), *gradients)), want)
 
 

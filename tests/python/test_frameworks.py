@@ -303,6 +303,63 @@ def test_a_wrapped_module_by_itself(tmp_path: Path) -> None:
         bellwether.wrap_attention(core, layout="thd")
 
 
+class NormingCore(nn.Module):
+    """Computes in float32 what autocast would compute in float32, and casts where it does."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k = (F.layer_norm(t, t.shape[-1:]) for t in (q, k))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("q_proj", "k_proj", "v_proj"):
+            setattr(self, name, nn.Linear(48, 64))
+        self.core, self.out = NormingCore(), nn.Linear(64, 48)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = (self.q_proj(x), self.k_proj(x), self.v_proj(x))
+        q, k, v = (p.unflatten(-1, (4, 16)).transpose(1, 2).float() * 1.01 for p in parts)
+        return self.out(self.core(q, k, v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_a_wrapped_module_under_autocast_is_not_cast(compiled: bool, tmp_path: Path) -> None:
+    def losses(path: Optional[Path]) -> list[float]:
+        torch.manual_seed(0)
+        model, monitor = Normed(), None
+        if path is not None:
+            bellwether.wrap_attention(model.core, layout="bhtd", causal=True)
+            monitor = bellwether.attach(model, record=str(path), run="cast", **WATCH)
+        run = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
+        optimizer, told = torch.optim.SGD(model.parameters(), lr=0.1), []
+        for step in range(4):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = run(batch(Shape(), step)).float().square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            told.append(loss.item())
+            if monitor is not None:
+                monitor.step(loss=loss)
+        if monitor is not None:
+            assert monitor.flush(20) and monitor.status()["errors"] == 0, monitor.status()
+            monitor.detach()
+            bellwether.unwrap_attention(model.core)
+        return told
+
+    path = tmp_path / "a.bwrun"
+    assert losses(path) == losses(None)
+    steps = Recording(path, ended=True).steps()
+    for step in range(4):
+        assert (steps[step]["rows"] == 3 * 40).all()
+        for signal in ("logit_max", "delta_abs_sum", "key_leak_sum", "spread_sum"):
+            assert np.isfinite(steps[step][signal]).all() and (steps[step][signal] > 0).all()
+    if compiled:
+        sys.modules["torch._dynamo"].reset()
+
+
 # ---- Megatron-Core and TransformerEngine ----
 
 

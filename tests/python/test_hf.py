@@ -45,6 +45,25 @@ def test_masks_are_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
         call(mask, softcap=1.0)
 
 
+@pytest.mark.parametrize("tokens", [96, 40, 1])
+@pytest.mark.parametrize("window", [None, 9, 2**40])
+@pytest.mark.parametrize("is_causal", [None, True, False])
+@pytest.mark.parametrize("own", [None, True, False])
+def test_dropout_has_the_same_mask(
+    own: Any, is_causal: Any, window: Any, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = nn.Module()
+    if own is not None:
+        module.is_causal = own
+    q, k, v, _ = inputs("randn", heads=4, kv_heads=2, dtype=torch.float32)
+    q = q[:, :, :tokens]
+    options = dict(is_causal=is_causal, sliding_window=window)
+    want, _ = hf.attention_forward(module, q, k, v, None, **options)
+    # A probability so small that nothing is dropped.
+    got, _ = hf.attention_forward(module, q, k, v, None, dropout=1e-12, **options)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
 def test_a_llama() -> None:
     transformers = pytest.importorskip("transformers")
     hf.register()

@@ -108,6 +108,35 @@ def test_two_models_of_one_class_do_not_mix(tmp_path: Any) -> None:
     assert models.Attention.forward is original
 
 
+@pytest.mark.parametrize("inherited", [False, True])
+def test_a_patch_over_ours_stays(inherited: bool, tmp_path: Any) -> None:
+    class Own(models.Attention):
+        if not inherited:
+
+            def forward(self, x: Tensor) -> Tensor:
+                return super().forward(x)
+
+    model = Model(Shape(), kind=Own)
+    x = batch(model.shape, 0)
+    plain = model(x)
+    monitor = bellwether.attach(model, record=str(tmp_path / "a.bwrun"), run="over")
+    ours = Own.forward
+
+    def theirs(self: Any, x: Tensor) -> Tensor:
+        return 2 * ours(self, x)
+
+    Own.forward = theirs  # type: ignore[method-assign]
+    doubled = model(x)
+    assert not torch.equal(doubled, plain)
+    monitor.detach()
+    assert Own.forward is theirs and torch.equal(model(x), doubled)
+    # Once more over theirs: one call is one call.
+    with bellwether.attach(model, record=str(tmp_path / "b.bwrun"), run="again") as monitor:
+        model(x).sum().backward()
+        assert [layer.calls for layer in monitor.layers] == [1, 1]
+    assert Own.forward is theirs and torch.equal(model(x), doubled)
+
+
 def test_deepcopy_and_pickle_work_while_attached(tmp_path: Any) -> None:
     model = Model(Shape(), kind=ByAttribute)
     x = batch(model.shape, 0)

@@ -120,6 +120,19 @@ def test_fully_sharded(folder: Path) -> None:
     assert all((steps[step]["rows"] == 3 * 40).all() for step in range(parallel_job.STEPS))
 
 
+def test_a_sharded_number_is_read_where_it_is_whole_and_else_left_out(folder: Path) -> None:
+    trained = Trained("fsdp", folder)
+    saved = torch.load(trained.folder / "h0.pt")
+    norms = saved["results"][1::3][: parallel_job.STEPS]  # loss, grad_norm, tokens of each step
+    for step, norm in enumerate(norms):
+        signals = trained.recording(0).steps()[step]
+        assert signals["grad_norm"][0, 0] == norm.item() > 0
+        assert "tokens" not in signals
+    ((reason, times),) = saved["left_out"].items()
+    assert reason.startswith("tokens: ") and "full_tensor" in reason
+    assert times == parallel_job.STEPS
+
+
 def test_tensor_parallel(folder: Path) -> None:
     trained = Trained("tp", folder)
     recordings = [trained.recording(rank) for rank in range(2)]

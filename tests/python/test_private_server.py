@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import stat
 import sys
 import threading
@@ -54,9 +55,10 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
     monkeypatch.setattr(_native, "find", find)
     yield folder
-    ready = private_server.state_folder() / private_server.READY_FILE
-    if ready.exists():
-        os.kill(json.loads(ready.read_text())["pid"], signal.SIGTERM)
+    for ready in private_server.state_folder().rglob(private_server.READY_FILE):
+        pid = json.loads(ready.read_text())["pid"]
+        if pid > 0:
+            os.kill(pid, signal.SIGTERM)
 
 
 def starts(folder: Path) -> list[dict[str, str]]:
@@ -87,6 +89,47 @@ def test_a_dead_one_is_replaced(fake: Path) -> None:
     os.waitpid(first.pid, 0)
     second = private_server.join_or_start()
     assert second.pid != first.pid and len(starts(fake)) == 2
+
+
+def test_one_of_another_machine_is_left_alone(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = private_server.state_folder()
+    folder.mkdir(parents=True)
+    # As a home on NFS shows it: the socket is there, and nobody here listens at it.
+    path, ready = folder / "grpc.sock", folder / private_server.READY_FILE
+    with socket.socket(socket.AF_UNIX) as theirs:
+        theirs.bind(str(path))
+        told = dict(pid=0, grpc=f"unix:{path}", http="http://127.0.0.1:5", token="t")
+        ready.write_text(json.dumps(told))
+        (folder / private_server.HOST_FILE).write_text("elsewhere\n0-0-0\n")
+        before = {p.name: p.stat() for p in (path, ready)}
+        own = private_server.join_or_start()
+        assert own == private_server.join_or_start() and len(starts(fake)) == 1
+        assert {p.name: p.stat() for p in (path, ready)} == before
+        assert json.loads(ready.read_text()) == told
+    (flags,) = starts(fake)
+    place = str(folder / private_server.HOSTS / socket.gethostname())
+    assert flags["storage.path"].startswith(place) and flags["ready.file"].startswith(place)
+    # Theirs has ended: whoever comes next has the folder, but for those that run here.
+    ready.unlink()
+    assert private_server.join_or_start() == own
+    os.kill(own.pid, signal.SIGKILL)
+    os.waitpid(own.pid, 0)
+    private_server.join_or_start()
+    assert starts(fake)[-1]["ready.file"] == str(ready)
+    (Path(place) / private_server.READY_FILE).unlink()
+
+
+@pytest.mark.parametrize("told", ["{name}\nanother boot\n", "container\n{boot}\n", ""])
+def test_one_of_this_machine_is_replaced(told: str, fake: Path) -> None:
+    name, boot = private_server._this_host().splitlines()
+    folder = private_server.state_folder()
+    folder.mkdir(parents=True)
+    dead = dict(pid=0, grpc=f"unix:{folder / 'grpc.sock'}", http="", token="")
+    (folder / private_server.READY_FILE).write_text(json.dumps(dead))
+    (folder / private_server.HOST_FILE).write_text(told.format(name=name, boot=boot))
+    private_server.join_or_start()
+    assert starts(fake)[0]["ready.file"] == str(folder / private_server.READY_FILE)
+    assert (folder / private_server.HOST_FILE).read_text() == private_server._this_host()
 
 
 def test_one_that_does_not_start_says_why(fake: Path) -> None:

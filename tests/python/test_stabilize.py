@@ -106,6 +106,29 @@ def test_checkpointed_blocks_are_recomputed_as_they_were(checkpointing: str) -> 
         assert same(gradients(model), by_hand())
 
 
+class Reentrant(models.Attention):
+    """Computes its attention a second time, outside of the module, for the backward."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=gqa)
+
+        result: Tensor = checkpoint(attend, q, k, v, use_reentrant=True)
+        return result
+
+
+def test_a_reentrant_checkpoint_inside_stays_pytorchs_and_says_so(messages: Any) -> None:
+    model = made(Reentrant)
+    plain, ours = gradients(model), by_hand()
+    assert not same(plain, ours)
+    with bellwether.stabilize(model):
+        # One and the same in the forward and in the recomputation, and said.
+        assert same(gradients(model), plain)
+        assert len(messages()) == 1 and "checkpoint() inside" in messages()[0]
+        with torch.no_grad():  # Nothing is recomputed.
+            assert torch.equal(model(batch(SHAPE, 1)).square().mean(), ours[0])
+
+
 def test_compiled_whole_and_switched_in_flight() -> None:
     torch._dynamo.reset()
     model = made()

@@ -130,6 +130,8 @@ COMMAND_SAMPLING = 1
 COMMAND_ACTION = 2
 
 BLOCKS_MAX = 64
+# What a frame has in the place of a value that nobody measured: a NaN of its own (ingest.proto).
+NOT_MEASURED = c_float.from_buffer(ctypes.c_uint32(0x7FC0BE11)).value
 LAYERS_MAX = 512
 HEADS_MAX = 1024
 EVENT_TEXT_MAX = 256

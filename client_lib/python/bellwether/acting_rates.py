@@ -41,7 +41,9 @@ class RateScale(Applier):
         if factor == 1.0:
             return
         for group in optimizer.param_groups:
-            rate = group["lr"]
+            rate = group.get("lr")
+            if rate is None:  # The optimizer sets its own (Adafactor).
+                continue
             if isinstance(rate, torch.Tensor):
                 # In place: what was captured or compiled knows it by its address.
                 self._scaled.append((group, rate, rate.clone()))

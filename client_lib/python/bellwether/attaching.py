@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any, Optional, Union
 
@@ -9,10 +11,10 @@ from torch import nn
 
 from . import intercept, log, private_server, probe
 from .agreement import usable
-from .monitor import Monitor, watching
+from .monitor import Monitor, live_monitors, watching
 from .parallel import Parallel, detect
 from .ranks import own_path, rank_and_world
-from .settings import resolve
+from .settings import Settings, resolve
 
 
 def _choose_sink(monitor: Monitor) -> None:
@@ -41,6 +43,33 @@ def _choose_sink(monitor: Monitor) -> None:
             f"no server ({e}); recording to {monitor.record_path}, "
             f"judge it with: bellwether replay {monitor.record_path}"
         )
+
+
+def _numbered(path: str, number: int) -> str:
+    stem, dot, end = path.rpartition(".")
+    return f"{stem}-{number}.{end}" if dot and "/" not in end else f"{path}-{number}"
+
+
+def _apart(settings: Settings) -> Settings:
+    """Two models that are watched at a time are two runs, of which nobody may have said so: a
+    server takes what one process of a rank sends, and a file holds one recording."""
+    others = [other.settings for other in live_monitors()]
+    changed: dict[str, Any] = {}
+    if any(settings.run == other.run for other in others):
+        runs = {other.run for other in others}
+        names = (f"{settings.run[:120]}-{n}" for n in itertools.count(2))
+        changed["run"] = next(name for name in names if name not in runs)
+        changed["run_uuid"] = None  # That of the name.
+        log.warning(
+            f"run {settings.run} is watched already in this process: this model is run "
+            f"{changed['run']} (run= gives it another name)"
+        )
+    if settings.record and any(settings.record == other.record for other in others):
+        records = {other.record for other in others}
+        paths = (_numbered(settings.record, n) for n in itertools.count(2))
+        changed["record"] = next(path for path in paths if path not in records)
+        log.warning(f"{settings.record} is written already: this run goes to {changed['record']}")
+    return dataclasses.replace(settings, **changed)
 
 
 def _detected(model: nn.Module) -> Optional[Parallel]:
@@ -77,6 +106,8 @@ def attach(
     agree: bool = True,
 ) -> Monitor:
     """Watches `model` from its next forward pass on; the same handle if it is watched already.
+    Several models of a process are several runs, "name" and "name-2"; a model that holds one that
+    is watched already, or is held by one, is not watched, and the log and `why_off` say so.
 
     server    "host:port" or "unix:/path"; none = a private server, started or joined here
     run       the run's name; default: the script's name and the time
@@ -125,6 +156,8 @@ def attach(
     known = watching(model)
     if known is not None:
         return known
+    if not settings.disabled:
+        settings = _apart(settings)
     placed = parallel or _detected(model)
     first = placed.data[0] == 0 if placed is not None else rank_and_world()[0] == 0
     aside = settings.ranks == "dp0" and not first
@@ -137,6 +170,13 @@ def attach(
         monitor.why_off = "another rank reports"
         if not agree:
             return monitor
+    others = [] if weights_only else intercept.watched_in(model)
+    if others:
+        monitor.why_off = (
+            f"{others[0].name or 'it'} is watched already, by the model around or in it"
+        )
+        log.warning(f"watching is off: {monitor.why_off} (run {others[0].monitor.settings.run})")
+        return monitor
     missing = probe.available()
     if missing is not None:
         monitor.why_off = missing

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Optional, Union
+from typing import Any, Optional, Union
 
 import torch
 import torch.nn.functional as functional
@@ -11,7 +11,7 @@ from torch import Tensor
 from . import log
 from ._attention_native import MODES
 from .attention_op import attention_forward, machine_lacks
-from .centering import center_keys
+from .centering import INT32_MAX, center_keys, offsets_on
 from .probe import DTYPES
 
 HEAD_DIM_MAX = {"cpu": 1024, "cuda": 256}
@@ -62,6 +62,8 @@ def _check(
     for name, t in (("q", q), ("k", k), ("v", v)):
         if t.dim() != 4:
             raise ValueError(f"{name} has {t.dim()} dimensions, but must have 4")
+        if t.device != q.device:  # The kernels would take its address for one of theirs.
+            raise ValueError(f"{name} is on {t.device}, but must be on {q.device} as q is")
     if not (q.shape[0] == k.shape[0] == v.shape[0] and k.shape[1:3] == v.shape[1:3]):
         raise ValueError(
             f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)} do not fit"
@@ -78,12 +80,14 @@ def _check(
         raise ValueError(f"scale is {scale}, but must be above 0")
     if window < 0 or softcap < 0:
         raise ValueError(f"window is {window} and softcap {softcap}, but neither may be negative")
+    if window > INT32_MAX:
+        raise ValueError(f"window is {window}, but must be at most {INT32_MAX}; 0 sees all")
     if center and softcap:
         raise ValueError("center=True with softcap: capped scores are not shift invariant")
 
 
 def _packed(
-    cu_seqlens: Optional[CuSeqlens], batch: int
+    cu_seqlens: Optional[CuSeqlens], batch: int, device: torch.device
 ) -> tuple[Optional[Tensor], Optional[Tensor]]:
     if cu_seqlens is None:
         return None, None
@@ -92,7 +96,7 @@ def _packed(
     of_q, of_k = (cu_seqlens, cu_seqlens) if isinstance(cu_seqlens, Tensor) else cu_seqlens
     if of_q.dim() != 1 or of_q.shape != of_k.shape or of_q.shape[0] < 2:
         raise ValueError("cu_seqlens must be [sequences + 1], the same for queries and keys")
-    return of_q.to(torch.int32).contiguous(), of_k.to(torch.int32).contiguous()
+    return offsets_on(of_q, device), offsets_on(of_k, device)
 
 
 def cast_as_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -127,16 +131,25 @@ def _allowed(
     return allowed
 
 
+def sdpa_mask(
+    q: Tensor, k: Tensor, causal: bool, window: int,
+    of_q: Optional[Tensor] = None, of_k: Optional[Tensor] = None,
+) -> dict[str, Any]:  # fmt: skip
+    """The same mask in the words of scaled_dot_product_attention, whose causal aligns the first
+    rows."""
+    if of_q is None and not window and (not causal or q.shape[2] == k.shape[2]):
+        return {"is_causal": causal}
+    return {"attn_mask": _allowed(q.shape[2], k.shape[2], causal, window, of_q, of_k, q.device)}
+
+
 def _fallback(
     q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, window: int, center: bool,
     enable_gqa: bool, of_q: Optional[Tensor], of_k: Optional[Tensor],
 ) -> Tensor:  # fmt: skip
     if center:
         k = center_keys(k, of_k)
-    if of_q is None and not window and (not causal or q.shape[2] == k.shape[2]):
-        return _sdpa(q, k, v, is_causal=causal, scale=scale, enable_gqa=enable_gqa)
-    allowed = _allowed(q.shape[2], k.shape[2], causal, window, of_q, of_k, q.device)
-    return _sdpa(q, k, v, attn_mask=allowed, scale=scale, enable_gqa=enable_gqa)
+    mask = sdpa_mask(q, k, causal, window, of_q, of_k)
+    return _sdpa(q, k, v, scale=scale, enable_gqa=enable_gqa, **mask)
 
 
 def attention_and_lse(
@@ -191,7 +204,7 @@ def attention(
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     _check(q, k, v, mode, scale, window, softcap, center, enable_gqa)
-    of_q, of_k = _packed(cu_seqlens, q.shape[0])
+    of_q, of_k = _packed(cu_seqlens, q.shape[0], q.device)
     q, k, v = cast_as_autocast(q, k, v)
     reason = unsupported(q, k, v)
     if reason is not None:

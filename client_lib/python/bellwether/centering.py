@@ -64,6 +64,8 @@ def _composed(k: Tensor, cu_seqlens: Optional[Tensor]) -> Tensor:
     return (wide - (total / count).index_select(2, sequence)).to(k.dtype)
 
 
+INT32_MAX = 2**31 - 1  # Of lengths and offsets in the kernels.
+
 _warn_once = functools.cache(log.warning)
 
 
@@ -79,6 +81,18 @@ def _unsupported(k: Tensor) -> Optional[str]:
     if k.shape[3] > HEAD_DIM_MAX:
         return f"heads have {k.shape[3]} elements, and {HEAD_DIM_MAX} is the most"
     return machine_lacks(k.device)
+
+
+def offsets_on(cu_seqlens: Tensor, device: torch.device) -> Tensor:
+    """cu_seqlens as the kernels take it.  Raises ValueError."""
+    t = cu_seqlens
+    if t.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"cu_seqlens is {t.dtype}, but must be torch.int32 or torch.int64")
+    if t.device != device:  # The kernels would take its address for one of theirs.
+        raise ValueError(f"cu_seqlens is on {t.device}, but must be on {device}")
+    if t.dtype == torch.int64:  # What does not fit stays out of range, for the kernel to refuse.
+        t = t.clamp(-1, INT32_MAX).to(torch.int32)
+    return t.contiguous()
 
 
 def center_keys(k: Tensor, cu_seqlens: Optional[Tensor] = None) -> Tensor:
@@ -103,9 +117,7 @@ def center_keys(k: Tensor, cu_seqlens: Optional[Tensor] = None) -> Tensor:
             raise ValueError(f"batch is {k.shape[0]}, but must be 1 with cu_seqlens")
         if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2:
             raise ValueError(f"cu_seqlens is {list(cu_seqlens.shape)}, but must be [sequences + 1]")
-        if cu_seqlens.device != k.device:
-            raise ValueError(f"cu_seqlens is on {cu_seqlens.device}, but must be on {k.device}")
-        cu_seqlens = cu_seqlens.to(torch.int32).contiguous()
+        cu_seqlens = offsets_on(cu_seqlens, k.device)
     reason = _unsupported(k)
     if reason is not None:
         _say_composed(reason)

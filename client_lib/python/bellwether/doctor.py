@@ -147,6 +147,8 @@ def monitor_findings(monitor: Any) -> list[Finding]:
     found = layer_findings(status)
     if status["errors"]:
         found.append(Finding(False, f"{status['errors']} errors, the last: {status['last_error']}"))
+    for reason, times in status["numbers_left_out"].items():
+        found.append(Finding(False, f"left out of {times} steps: {reason}"))
     counters = status.get("counters")
     if counters is not None:
         sound = counters.link in ("streaming", "recording", "starting")

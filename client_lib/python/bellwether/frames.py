@@ -14,13 +14,18 @@ from typing import Any, Optional, Union
 
 import torch
 
-from . import _native
+from . import _native, log
 from .client import Block, RunClient
+from .parallel import is_dtensor
 from .sample import Sample
 
 LATE_FRAMES_MAX = 64  # Frames that wait for a device; beyond it their numbers are left out.
+LEFT_OUT_MAX = 16  # Reasons that are remembered.
 _POLL_SECONDS = 0.001
-GRAD_SCALE = "grad_scale"  # Among a step's values; no signal: what its gradients are divided by.
+OVERFLOWS_MAX = 32  # Samples in a row that are made up for; a scaler needs 16 to find its factor.
+# Among a step's values, but no signals: what its gradients are divided by; above 0 if they are
+# not finite and a GradScaler has therefore skipped the step.
+GRAD_SCALE, FOUND_INF = "grad_scale", "found_inf"
 
 
 class _Late:
@@ -37,6 +42,27 @@ class _Late:
 
     def value(self) -> float:
         return float(self.host)
+
+
+def number_at_hand(value: Any) -> Optional[float]:
+    """What is known without asking a device or another rank; None for everything else."""
+    if isinstance(value, torch.Tensor) and (value.device.type != "cpu" or is_dtensor(value)):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):  # None, no number, or more than one.
+        return None
+
+
+def local(value: Any) -> Any:
+    """A DTensor's part here, if that is all of it.  Raises ValueError where the ranks would have
+    to exchange something: not all of them may be here."""
+    if not is_dtensor(value):
+        return value
+    for dimension, placement in enumerate(value.placements):
+        if not placement.is_replicate() and value.device_mesh.size(dimension) > 1:
+            raise ValueError(f"a DTensor that no rank has whole, {placement}: give .full_tensor()")
+    return value.to_local()
 
 
 def _now_or_late(value: Any) -> Union[float, _Late]:
@@ -65,7 +91,30 @@ class Frames:
         self.last: dict[str, float] = {}
         self.device_seconds = 0.0  # What the kernels of a sample took on GPUs.
         self.partial_rows = False  # Samples are of a context-parallel shard's rows.
+        self._overflows = 0  # Samples in a row without gradients.
+        self._sample_again = False
+        self.left_out: dict[str, int] = {}  # Numbers that could not be read: why, how often.
         self._waiting: collections.deque[_Frame] = collections.deque()
+
+    def readable(self, told: dict[str, Any]) -> dict[str, Any]:
+        """Those of a step's numbers that are given and that this rank can read by itself."""
+        found: dict[str, Any] = {}
+        for name, value in told.items():
+            if value is None:
+                continue
+            try:
+                found[name] = local(value)
+            except Exception as e:
+                self._leave_out(name, e)
+        return found
+
+    def _leave_out(self, name: str, error: Exception) -> None:
+        """An unreadable number costs that number, not the frame."""
+        reason = f"{name}: {type(error).__name__}: {error}"
+        if not any(known.startswith(f"{name}: ") for known in self.left_out):
+            log.warning(f"a number of the step is left out: {reason}")
+        if reason in self.left_out or len(self.left_out) < LEFT_OUT_MAX:
+            self.left_out[reason] = self.left_out.get(reason, 0) + 1
 
     def push(
         self,
@@ -75,9 +124,20 @@ class Frames:
         sample: Optional[Sample],
     ) -> None:
         """Queues the frame of `step` and pushes all frames whose numbers have arrived."""
-        late = {name: _now_or_late(value) for name, value in values.items()}
+        late: dict[str, Union[float, _Late]] = {}
+        for name, value in values.items():
+            try:
+                late[name] = _now_or_late(value)
+            except Exception as e:
+                self._leave_out(name, e)
         self._waiting.append(_Frame(step, late, sample))
         self.drain(client)
+
+    def sample_again(self) -> bool:
+        """Whether the newest sample lacks its gradients and the next step should make up for it;
+        asked for once."""
+        again, self._sample_again = self._sample_again, False
+        return again
 
     def drain(self, client: Optional[RunClient], timeout: float = 0.0) -> bool:
         """Pushes what is ready, in order; waits for the rest for at most `timeout` seconds.
@@ -103,11 +163,16 @@ class Frames:
             elif arrived:
                 run[name] = value.value()
         scale = run.pop(GRAD_SCALE, 1.0)
+        gradients = not run.pop(FOUND_INF, 0.0)
+        if not gradients:  # What a scaler throws away says nothing about the run.
+            run.pop("grad_norm", None)
         self.last.update(run)
         blocks = [Block(name, [value]) for name, value in run.items()]
         if frame.sample is not None and arrived:
-            blocks += frame.sample.blocks(scale if scale else 1.0)
-            self.last.update(frame.sample.summary())
+            blocks += frame.sample.blocks(scale if scale else 1.0, gradients)
+            self.last.update(frame.sample.summary(gradients))
+            self._overflows = 0 if gradients else self._overflows + 1
+            self._sample_again = 0 < self._overflows <= OVERFLOWS_MAX
             seconds = frame.sample.device_seconds()
             if seconds is not None:
                 self.device_seconds = seconds

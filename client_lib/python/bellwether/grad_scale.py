@@ -1,7 +1,10 @@
-"""What a torch.amp.GradScaler multiplies the loss by, so that gradients are told unscaled.
+"""What a torch.amp.GradScaler multiplies the loss by, so that gradients are told unscaled, and
+which steps it skips.
 
-GradScaler.scale() is called between the forward and the backward of every micro-batch; while a
-monitor is installed it tells the factor on the way.
+GradScaler.scale() is called between the forward and the backward of every micro-batch, and
+GradScaler.step() in the place of optimizer.step(), which it calls unless a gradient is not finite;
+while a monitor is installed they tell the factor, and the skipping, on the way.  Skipping is its
+daily business: it begins with a factor that is too large, and tries a larger one now and then.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,10 +32,10 @@ POWERS = {
 
 _lock = threading.Lock()
 _monitors: weakref.WeakSet[Monitor] = weakref.WeakSet()
-_replaced: Optional[tuple[Callable[..., Any], Callable[..., Any]]] = None  # (theirs, ours)
+_replaced: dict[str, tuple[Any, Any]] = {}  # Name of a method -> theirs, ours.
 
 
-def _patched(original: Callable[..., Any]) -> Callable[..., Any]:
+def _telling_the_factor(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def scale(self: Any, outputs: Any) -> Any:
         scaled = original(self, outputs)
@@ -44,25 +47,49 @@ def _patched(original: Callable[..., Any]) -> Callable[..., Any]:
     return scale
 
 
+def _telling_what_it_skips(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return original(self, optimizer, *args, **kwargs)
+        before = [(monitor, monitor.hooks_called) for monitor in list(_monitors)]
+        result = original(self, optimizer, *args, **kwargs)
+        for monitor, called in before:
+            if monitor.hooks_called == called:
+                monitor.step_withheld(self, optimizer)
+        return result
+
+    return step
+
+
+_PATCHES = {"scale": _telling_the_factor, "step": _telling_what_it_skips}
+
+
+def found_inf(scaler: Any, optimizer: Any) -> bool:
+    """Whether a gradient was not finite: the scaler itself has just asked, and waited for it."""
+    states = getattr(scaler, "_per_optimizer_states", {})
+    found = states[id(optimizer)]["found_inf_per_device"] if id(optimizer) in states else {}
+    return any(bool(value.item()) for value in found.values())
+
+
 def install(monitor: Monitor) -> None:
-    global _replaced
     with _lock:
         _monitors.add(monitor)
-        if _replaced is None:
-            theirs = torch.amp.GradScaler.scale
-            _replaced = theirs, _patched(theirs)
-            torch.amp.GradScaler.scale = _replaced[1]  # type: ignore[method-assign]
+        for name, patch in _PATCHES.items():
+            if name not in _replaced:
+                theirs = getattr(torch.amp.GradScaler, name)
+                _replaced[name] = theirs, patch(theirs)
+                setattr(torch.amp.GradScaler, name, _replaced[name][1])
 
 
 def uninstall(monitor: Monitor) -> None:
     """With the last monitor nothing of ours is left, unless somebody has patched over it: then
     what is left does nothing."""
-    global _replaced
     with _lock:
         _monitors.discard(monitor)
-        if _monitors or _replaced is None:
+        if _monitors:
             return
-        theirs, ours = _replaced
-        if torch.amp.GradScaler.scale is ours:
-            torch.amp.GradScaler.scale = theirs  # type: ignore[method-assign]
-            _replaced = None
+        for name, (theirs, ours) in list(_replaced.items()):
+            if getattr(torch.amp.GradScaler, name) is ours:
+                setattr(torch.amp.GradScaler, name, theirs)
+                del _replaced[name]

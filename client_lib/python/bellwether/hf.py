@@ -13,7 +13,7 @@ from typing import Any, Optional
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from .attending import attention, say_once
+from .attending import attention, say_once, sdpa_mask
 
 NAME = "bellwether"
 
@@ -37,20 +37,24 @@ def attention_forward(
     With a mask (padding) or dropout PyTorch's attention runs, and the log says so once.
     Raises ValueError for a mask or dropout together with a softcap.
     """
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    causal = bool(causal) and query.shape[2] > 1
+    window = min(sliding_window or 0, key.shape[2])  # A longer one sees all.
     if attention_mask is None and dropout == 0.0:
-        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         o = attention(
-            query, key, value, causal=bool(causal) and query.shape[2] > 1,
-            window=sliding_window or 0, softcap=softcap or 0.0, scale=scaling, enable_gqa=True,
+            query, key, value, causal=causal, window=window, softcap=softcap or 0.0,
+            scale=scaling, enable_gqa=True,
         )  # fmt: skip
         return o.transpose(1, 2).contiguous(), None
     reason = "attn_mask is given" if attention_mask is not None else "dropout_p is above 0"
     if softcap:
         raise ValueError(f"PyTorch's attention has no softcap, and ours does not run: {reason}")
     say_once(reason)
-    causal = attention_mask is None and query.shape[2] > 1 and getattr(module, "is_causal", True)
+    mask: dict[str, Any] = {"attn_mask": attention_mask}  # It has all that is hidden.
+    if attention_mask is None:
+        mask = sdpa_mask(query, key, causal, window)
     o = functional.scaled_dot_product_attention(
-        query, key, value, attention_mask, dropout, bool(causal), scale=scaling, enable_gqa=True
+        query, key, value, dropout_p=dropout, scale=scaling, enable_gqa=True, **mask
     )
     return o.transpose(1, 2).contiguous(), None
 

@@ -34,7 +34,7 @@ NAME = "scaled_dot_product_attention"
 
 class _Running(threading.local):
     def __init__(self) -> None:
-        # (layer or None, the saved-tensor hooks in force when its forward began, what
+        # (layer or None, what autograd was to do when its forward began, what
         # scaled_dot_product_attention means inside, the module's mark for torch.compile, its word
         # of switching.py)
         self.stack: list[_Entry] = []
@@ -47,7 +47,7 @@ _original: Callable[..., Any] = functional.scaled_dot_product_attention
 _layers: dict[int, Layer] = {}  # id(module) -> layer
 _functions: dict[int, tuple[weakref.ref[nn.Module], Callable[..., Any]]] = {}  # id(module) -> ...
 _class_users: dict[type, int] = {}
-_class_forwards: dict[type, Optional[Any]] = {}  # None = inherited, so delete
+_class_forwards: dict[type, tuple[Optional[Any], Any]] = {}  # Theirs, ours; None = inherited
 _names: list[tuple[Any, str, Any]] = []  # (namespace, name, what stood there)
 _users = 0
 
@@ -73,6 +73,11 @@ def _saved_tensor_hooks() -> Any:
         return None
 
 
+def _autograd_state() -> tuple[Any, bool]:
+    """(the saved-tensor hooks in force, whether a graph is made)."""
+    return _saved_tensor_hooks(), torch.is_grad_enabled()
+
+
 def checkpointed() -> bool:
     """Whether saved tensors are being intercepted: a checkpointed region, in its forward or in
     its recomputation, which must do the same operations, or offloading."""
@@ -82,7 +87,11 @@ def checkpointed() -> bool:
 def checkpoint_inside() -> bool:
     """Whether a checkpointed region was opened inside the running attention module: its
     recomputation would not pass through the module, so nothing may be added to it."""
-    return bool(_running.stack) and _running.stack[-1][1] != _saved_tensor_hooks()
+    if not _running.stack:
+        return False
+    hooks, recording = _running.stack[-1][1] or (None, False)
+    # A reentrant one has no hooks, but computes without a graph at first.
+    return hooks != _saved_tensor_hooks() or (recording and not torch.is_grad_enabled())
 
 
 @functools.wraps(_original)
@@ -128,7 +137,7 @@ def _patched_forward(inherited: Callable[..., Any]) -> Callable[..., Any]:
         # Not asked for where there is none: id() of a module would tie a graph to it.
         function = _function_in(self) if _functions else _original
         layer: Optional[Layer] = None
-        hooks = None
+        state = None
         mark = getattr(self, compiled_taps.ATTRIBUTE, None)
         word = getattr(self, switching.ATTRIBUTE, "") if switching.users else ""
         ours = mark is not None or word
@@ -139,19 +148,19 @@ def _patched_forward(inherited: Callable[..., Any]) -> Callable[..., Any]:
             layer = _layers.get(id(self))
             if layer is not None and layer.module() is not self:
                 layer = None
-            hooks = _saved_tensor_hooks()
+            state = _autograd_state()
         plain = function is _original and not word
         if layer is None and mark is None and contract is None and plain:
             return inherited(self, *args, **kwargs)
         if _running.stack:  # What this module leaves open, the one around it says.
             outer = _running.stack[-1]
-            layer, hooks = (layer, hooks) if layer is not None else outer[:2]
+            layer, state = (layer, state) if layer is not None else outer[:2]
             function = function if function is not _original else outer[2]
             mark = mark if mark is not None else outer[3]
             word = word or outer[4]
         if contract is not None and (layer is not None or mark is not None):
-            return _by_contract(contract, inherited, self, (layer, hooks, mark), args, kwargs)
-        _push((layer, hooks, function, mark, word))
+            return _by_contract(contract, inherited, self, (layer, state, mark), args, kwargs)
+        _push((layer, state, function, mark, word))
         try:
             return inherited(self, *args, **kwargs)
         finally:
@@ -165,7 +174,7 @@ def _by_contract(
     place: tuple[Optional[Layer], Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any],
 ) -> Any:  # fmt: skip
     """The forward of a module that is attention itself, between the taps."""
-    layer, hooks, mark = place
+    layer, state, mark = place
 
     def forward(*inner: Any, **named: Any) -> Any:
         _push((None, None, _original, None, ""))  # It may call the function, too.
@@ -182,7 +191,7 @@ def _by_contract(
     tensors, rest, named = read
     extra: list[Any] = []
     function = contract.inside(forward, rest, named, extra)
-    _push((layer, hooks, function, mark, ""))
+    _push((layer, state, function, mark, ""))
     try:
         output = _attention(*tensors, **contract.told())
     finally:
@@ -246,15 +255,18 @@ def _patch_attributes(model: nn.Module) -> None:
 def patch_forward(cls: type) -> None:
     _class_users[cls] = _class_users.get(cls, 0) + 1
     if _class_users[cls] == 1:
-        _class_forwards[cls] = vars(cls).get("forward")
-        cls.forward = _patched_forward(cls.forward)  # type: ignore[attr-defined]
+        ours = _patched_forward(cls.forward)  # type: ignore[attr-defined]
+        _class_forwards[cls] = vars(cls).get("forward"), ours
+        cls.forward = ours  # type: ignore[attr-defined]
 
 
 def restore_forward(cls: type) -> None:
     _class_users[cls] -= 1
     if _class_users[cls] == 0:
         del _class_users[cls]
-        before = _class_forwards.pop(cls)
+        before, ours = _class_forwards.pop(cls)
+        if vars(cls).get("forward") is not ours:
+            return  # Somebody has patched over us since: below theirs, ours only passes on.
         if before is None:
             del cls.forward  # type: ignore[attr-defined]
         else:
@@ -280,6 +292,12 @@ def _restore_names() -> None:
         if now is _attention:  # Somebody patched over us since: leave theirs.
             _set(namespace, name, before)
     _names.clear()
+
+
+def watched_in(model: nn.Module) -> list[Layer]:
+    """Layers of live monitors whose modules are in the model."""
+    found = [_layers[id(m)] for m in model.modules() if id(m) in _layers]
+    return [x for x in found if x.module() is not None and x.watched and x.monitor.live()]
 
 
 def install(model: nn.Module, layers: list[Layer]) -> None:

@@ -88,7 +88,7 @@ class Layer(LayerWeights):
         self.index = -1  # Set once it is known which modules really call.
         self.calls = 0  # Of scaled_dot_product_attention, with gradients on.
         self.fired = 0  # Backward passes through the output tap.
-        self.fired_in_step = 0
+        self.fired_in_step = self.calls_in_step = 0
         self.captured = 0  # Of them, those in a row that went into a CUDA graph.
         self.seq_len = 0
         self.causal = False
@@ -156,6 +156,9 @@ class Layer(LayerWeights):
         monitor = self.monitor
         monitor.forward_begins()
         self.calls += 1
+        if not monitor.in_backward():  # No recomputation.
+            self.calls_in_step += 1
+            monitor.passes(self)
         given = {**dict(zip(PARAMETERS, args)), **kwargs}
         q, k, v = given.get("query"), given.get("key"), given.get("value")
         if not self._plain(q, k, v):
@@ -175,7 +178,7 @@ class Layer(LayerWeights):
             self._observe(q, k, v, given)
             return None
         dtype = autocast_dtype(q)
-        if dtype is not None:
+        if dtype is not None and "kernel" not in given:  # A module of one's own casts itself.
             # What autocast would do inside the call, done before it: the taps then see what
             # the kernel sees.
             q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
@@ -300,7 +303,7 @@ class Layer(LayerWeights):
             in_graph = capturing()
             self.graphed = self.graphed or in_graph
             self.captured = self.captured + 1 if in_graph else 0
-            monitor.backward_passes(self)
+            monitor.passes(self)
             if good and self._samples(call):
                 self._add(call, saved(), d_o)
             if monitor.samples_step() and not in_graph and monitor.weights_in_backward():
@@ -343,6 +346,11 @@ class Layer(LayerWeights):
         monitor, sums = self.monitor, self.sums
         assert sums is not None
         o, q, k, v = saved
+        if o.dtype not in DTYPES:
+            self.note(f"{o.dtype}: not measured")
+            return
+        # A module of one's own may compute in another type than it is given.
+        q, k, v = (t if t.dtype == o.dtype else t.to(o.dtype) for t in (q, k, v))
         if monitor.settings.sequences:
             o, q, k, v, d_o = (t[: monitor.settings.sequences] for t in (o, q, k, v, d_o))
         drift_only = not (monitor.measures("ties") or monitor.measures("delta"))

@@ -14,25 +14,31 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Optional, Union
 
 import torch
 from torch import nn
-from torch.optim.optimizer import (
-    Optimizer,
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim.optimizer import Optimizer
 
-from . import __version__, _native, grad_scale, intercept, log, parallel, probe, weights
+from . import (
+    __version__,
+    _native,
+    grad_scale,
+    intercept,
+    log,
+    optimizer_hooks,
+    parallel,
+    probe,
+    weights,
+)
 from .acting import Actions
 from .acting_callbacks import Callback, check_kind
 from .alerts import Follower
 from .boundaries import Boundaries
 from .client import ClientError, RunClient
-from .frames import GRAD_SCALE, Frames
+from .frames import FOUND_INF, GRAD_SCALE, OVERFLOWS_MAX, Frames, number_at_hand
 from .governor import Governor, RateWatch
 from .grams import GramBatch, Grams
 from .hello import run_options
@@ -45,6 +51,7 @@ from .report import layer_status
 from .sample import Sample
 from .settings import Settings
 from .step_clock import StepClock
+from .trainers import Trainers
 
 Number = Union[float, int, torch.Tensor, None]
 
@@ -78,9 +85,18 @@ def _keep(model: nn.Module, monitor: Monitor) -> None:
     weakref.finalize(model, gone).atexit = False
 
 
+def live_monitors() -> list[Monitor]:
+    """Those of this process that watch now."""
+    return [monitor for monitor in list(_monitors.values()) if monitor._alive]
+
+
 def _after_fork_in_child() -> None:
+    """The parent goes on watching; in the child the model may be watched anew."""
     for monitor in list(_monitors.values()):
         monitor._alive = False
+        monitor.why_off = monitor.why_off or "forked: call attach() again in this process"
+    _monitors.clear()
+    _kept.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -133,6 +149,7 @@ class Monitor:
         self._pending = False  # An optimizer step ended that is not closed yet.
         self._sampling = False
         self._weights_done = False
+        self._passing = -1  # The backward pass of a compiled module that was heard of last.
         self._warned_backwards = False
         self._told_overhead = False
         self._clock = StepClock()
@@ -143,13 +160,10 @@ class Monitor:
         self._since_sample = [0.0, 0.0]  # hook seconds, step seconds
         self._total = [0.0, 0.0]
         self._samples = 0
-        self._optimizer: Optional[weakref.ref[Optimizer]] = None
-        self._optimizers: list[weakref.ref[Optimizer]] = []  # All that were seen to step.
-        self._hook: Any = None
-        self._scale_hook: Any = None
+        self._trainers = Trainers(self._parameters_now)
+        self._unhook: list[Callable[[], None]] = []  # What ends the optimizers' hooks.
         self.graphed_step = False  # optimizer.step() was captured in a CUDA graph.
         self._boundaries = Boundaries()
-        self._parameters: set[int] = set()
         self._events: list[tuple[str, str, float]] = []
         self._next_events: list[tuple[str, str, float]] = []  # Of the step after this one.
         self._increment_ranks = Increments()
@@ -158,6 +172,10 @@ class Monitor:
         self._gram_batch: Optional[GramBatch] = None  # Of the running step.
         self._grad_scale: Optional[torch.Tensor] = None  # Of the running step's loss.
         self._graph_grad_scale: Optional[torch.Tensor] = None  # Where a CUDA graph has it.
+        self.hooks_called = 0  # Of optimizers, of any model.
+        self._hookless = False  # A GradScaler's optimizer steps without calling hooks.
+        self._found_inf: Union[torch.Tensor, float, None] = None  # Of the running step's gradients.
+        self._dropped = 0  # Samples in a row that were dropped because the step was skipped.
         self._sharded: Optional[bool] = None
         self._centred = False
         self._frames = Frames()
@@ -170,6 +188,10 @@ class Monitor:
 
     def live(self) -> bool:
         return self._alive
+
+    def _parameters_now(self) -> Iterable[torch.Tensor]:
+        model = self.model()
+        return model.parameters() if model is not None else ()
 
     def measures(self, part: str) -> bool:
         return part in self.settings.stats
@@ -203,12 +225,19 @@ class Monitor:
 
     def forward_begins(self) -> None:
         self._boundaries.computes()
-        if self._alive and self._pending and not self._in_backward() and not capturing():
+        if self.in_backward():  # A recomputation.
+            return
+        self._trainers.forward()
+        if self._alive and self._pending and not capturing():
             self._close({})
 
     def backward_begins(self) -> None:
         """A compiled module's forward tells nothing: its backward may be the step's first word."""
         self._boundaries.computes()
+        passing = torch._C._current_graph_task_id()
+        if passing != self._passing:  # An optimizer may step within one, after each weight.
+            self._passing = passing
+            self._trainers.forward()
         if self._alive and self._pending and not capturing():
             self._close({})
 
@@ -226,6 +255,38 @@ class Monitor:
         except Exception as e:
             self.trouble(e, "GradScaler.scale()")
 
+    def step_withheld(self, scaler: Any, optimizer: Any) -> None:
+        """GradScaler.step() has called no hook: a gradient was not finite, or what it called is
+        compiled.  The sample of a skipped step would tell of numbers that nobody uses; the retry is
+        the step's, unless mon.step() counts it as one."""
+        if not self._alive or self._hookless or capturing():
+            return
+        try:
+            ours = isinstance(optimizer, Optimizer) and self._trainers.trains(optimizer)
+            if ours and not self._trainers.owned():
+                ours = grad_scale.found_inf(scaler, optimizer)
+                self._hookless = not ours
+            if not ours or not any(x.calls_in_step or x.fired_in_step for x in self.layers):
+                return  # Nothing of the running step: it was told before its optimizer.
+            if not self._explicit and not self._pending:
+                self._drop_sample()
+            self._found_inf = 1.0
+        except Exception as e:
+            self.trouble(e, "GradScaler.step()")
+
+    def _drop_sample(self) -> None:
+        """The running step begins anew."""
+        for layer in self.layers:
+            layer.fired_in_step = layer.calls_in_step = 0
+        if not self._sampling:
+            return
+        self._dropped += 1
+        self._sample()
+        self._begin_step()
+        if self._dropped > OVERFLOWS_MAX:  # No accident any more: not at the price of samples.
+            self._sampling = False
+            self.memories.begin_step(False, 0)
+
     def centring_changed(self, step: Optional[int] = None) -> None:
         """A layer's keys are centred now (from `step` on), or not any more.  What the first step
         has is told when the stream begins."""
@@ -236,21 +297,25 @@ class Monitor:
         self._centred = centred
 
     def weights_in_backward(self) -> bool:
-        """Whether the weights are whole while gradients are computed only (FSDP2, ZeRO-3)."""
+        """Whether the weights are whole while gradients are computed only (FSDP, ZeRO-3)."""
         if self._sharded is None:
             model = self._model() if self._model is not None else None
             self._sharded = model is not None and parallel.is_fully_sharded(model)
         return self._sharded
 
     @staticmethod
-    def _in_backward() -> bool:
+    def in_backward() -> bool:
         return bool(torch._C._current_graph_task_id() != -1)
 
-    def backward_passes(self, layer: Layer) -> None:
-        if layer.fired_in_step > BACKWARDS_MAX and not self._warned_backwards:
+    def passes(self, layer: Layer) -> None:
+        """Forward or backward passes of a layer were counted: between samples an eager model has
+        no taps, and its backwards are not heard of."""
+        if self._warned_backwards or self._explicit:
+            return
+        if max(layer.fired_in_step, layer.calls_in_step) > BACKWARDS_MAX:
             self._warned_backwards = True
             log.warning(
-                f"{BACKWARDS_MAX} backward passes without an optimizer step; if the optimizer is "
+                f"{BACKWARDS_MAX} passes without an optimizer step; if the optimizer is "
                 "not from torch.optim, call mon.step() once per step"
             )
 
@@ -286,14 +351,13 @@ class Monitor:
             paths = weights.override_for(overrides, name)
             self.layers.append(Layer(self, name, module, watched, paths))
         self.candidates = len(self.layers)
-        self._parameters = {id(p) for p in model.parameters()}
         self._metadata = {
             "framework": f"torch {torch.__version__}"[:64],
             "model": type(model).__name__[:128],
         }
-        self._hook = register_optimizer_step_post_hook(self._optimizer_stepped)
+        self._unhook.append(optimizer_hooks.after_step.add(self._optimizer_stepped))
         if "lr.scale" in self.settings.allow:
-            self._scale_hook = register_optimizer_step_pre_hook(self._optimizer_steps)
+            self._unhook.append(optimizer_hooks.before_step.add(self._optimizer_steps))
         grad_scale.install(self)
         if weights_only:
             for layer in self.layers:
@@ -324,9 +388,8 @@ class Monitor:
                     self.trouble(e, "detach")
             self._alive = False
             self.memories.begin_step(False, 0)
-            self._hook.remove()
-            if self._scale_hook is not None:
-                self._scale_hook.remove()
+            for remove in self._unhook:
+                remove()
             self._acting.end()
             grad_scale.uninstall(self)
             if not self._weights_only:
@@ -401,36 +464,18 @@ class Monitor:
         self._increments = {}
         self._gram_batch = None
         self._grad_scale = self._graph_grad_scale if self._sampling else None
+        self._found_inf = None
         self.memories.begin_step(self._sampling, self._step_seed())
-
-    def _owns(self, optimizer: Optimizer) -> bool:
-        if self._optimizer is not None and self._optimizer() is not None:
-            return self._optimizer() is optimizer
-        for group in optimizer.param_groups:
-            if any(id(p) in self._parameters for p in group["params"]):
-                self._optimizer = weakref.ref(optimizer)
-                return True
-        return False
 
     def _optimizer_steps(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """With lr.scale allowed only."""
         if not self._alive or capturing():
             return
         try:
-            if self._acting.rates.factor != 1.0 and self._trains(optimizer):
+            if self._acting.rates.factor != 1.0 and self._trainers.trains(optimizer):
                 self._acting.rates.before_step(optimizer)
         except Exception as e:
             self.trouble(e, "optimizer hook")
-
-    def _trains(self, optimizer: Optimizer) -> bool:
-        """Whether the optimizer has parameters of the model."""
-        if any(known() is optimizer for known in self._optimizers):
-            return True
-        for group in optimizer.param_groups:
-            if any(id(p) in self._parameters for p in group["params"]):
-                self._optimizers.append(weakref.ref(optimizer))
-                return True
-        return False
 
     def _optimizer_stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         try:
@@ -441,18 +486,20 @@ class Monitor:
             self.graphed_step = self.graphed_step or self._alive
             return
         start = time.perf_counter()
+        self.hooks_called += 1
         ahead: Optional[int] = None
         try:
-            if self._trains(optimizer):
+            trains = self._trainers.trains(optimizer)
+            if trains:
                 ahead = self._boundaries.optimizer_stepped(id(optimizer), self._explicit)
-            if self._owns(optimizer):
+            if trains and self._trainers.ends_step(optimizer):
                 group = optimizer.param_groups[0]
-                rate = group["lr"]
-                if not isinstance(rate, torch.Tensor) or rate.device.type == "cpu":
-                    self._rate = float(rate)
-                self._metadata["weight_decay"] = float(group.get("weight_decay", 0.0) or 0.0)
+                self._rate = number_at_hand(group.get("lr"))  # None: it sets its own, or a GPU's.
+                self._metadata["weight_decay"] = number_at_hand(group.get("weight_decay")) or 0.0
                 if self._pending:
                     self._close({})
+                self._dropped = 0
+                self._overflow_of(optimizer)
                 self._measure_weights()
                 self._pending = not self._explicit
             if ahead is not None:
@@ -461,6 +508,14 @@ class Monitor:
             self.trouble(e, "optimizer hook")
         self.hook_seconds += time.perf_counter() - start
 
+    def _overflow_of(self, optimizer: Optimizer) -> None:
+        """A fused optimizer is called in any case and told by a number on its device to skip."""
+        found = getattr(optimizer, "found_inf", None)
+        if isinstance(found, torch.Tensor):
+            self._found_inf = found.detach().clone()  # The scaler adds others' to it.
+        elif not self._explicit:
+            self._found_inf = None  # The retry.
+
     def _measure_weights(self) -> None:
         if not self._sampling or self._weights_done or not self.measures("sigma"):
             return
@@ -468,8 +523,8 @@ class Monitor:
         found = [layer for layer in self.layers if layer.watched and layer.location is not None]
         for layer in found:
             layer.measure_weights()
-        self._increments = self._increment_ranks.measure(found)
         if not self.weights_in_backward():
+            self._increments = self._increment_ranks.measure(found)
             self._gram_batch = self._grams.measure(found)
 
     def _close(self, told: dict[str, Number]) -> None:
@@ -485,7 +540,7 @@ class Monitor:
             self.trouble(e, "end of the step")
         try:
             for layer in self.layers:
-                layer.fired_in_step = layer.captured = 0
+                layer.fired_in_step = layer.calls_in_step = layer.captured = 0
             now = time.perf_counter()
             gpu = self.memories.gpu()
             if gpu is not None and not capturing():
@@ -504,6 +559,8 @@ class Monitor:
                 if self._samples == 1:
                     self._total = [0.0, 0.0]
                 self._tell_overhead()
+            if self._frames.sample_again():
+                self._governor.restart(self._step + 1)
             self._step += 1
             if self._next_events:
                 self._events, self._next_events = self._events + self._next_events, []
@@ -543,7 +600,7 @@ class Monitor:
                 self._acting.ranks_agree()
             self._events.clear()
             return
-        values: dict[str, Number] = {k: v for k, v in told.items() if v is not None}
+        values: dict[str, Number] = self._frames.readable(told)
         if "learning_rate" not in values and self._rate is not None:
             values["learning_rate"] = self._rate
         rate = values.get("learning_rate")
@@ -556,6 +613,8 @@ class Monitor:
         values["sampling_period"] = float(self._governor.period)
         if self._grad_scale is not None:
             values[GRAD_SCALE] = self._grad_scale
+        if self._found_inf is not None:
+            values[FOUND_INF] = self._found_inf
         client = self._open_client()
         sample = self._sample() if self._sampling else None
         if client is None:
@@ -653,8 +712,7 @@ class Monitor:
 
     def optimizers(self) -> list[Optimizer]:
         """Those that were seen to train the model."""
-        found = [known() for known in self._optimizers]
-        return [optimizer for optimizer in found if optimizer is not None]
+        return self._trainers.known()
 
     def own_rate(self) -> Optional[float]:
         """The learning rate of the first group, as the trainer has set it."""
@@ -686,6 +744,7 @@ class Monitor:
             "page_url": self.page_url,
             "errors": self._errors,
             "last_error": self._error_text,
+            "numbers_left_out": dict(self._frames.left_out),
             "sampling_period": self._governor.period,
             "overhead": self.overhead(),
             "samples": self._samples,

@@ -52,18 +52,22 @@ class Parallel:
         return self.tensor[1] * self.pipeline[1] * self.context[1]
 
 
-def _is_dtensor(tensor: Any) -> bool:
+def is_dtensor(tensor: Any) -> bool:
     home = sys.modules.get("torch.distributed.tensor")
     return home is not None and isinstance(tensor, home.DTensor)
 
 
 def is_fully_sharded(model: nn.Module) -> bool:
-    """Whether weights are whole in the forward and backward pass only (FSDP2, ZeRO-3)."""
+    """Whether weights are whole in the forward and backward pass only (FSDP, ZeRO-3)."""
     home = sys.modules.get("torch.distributed.fsdp")
-    kind = getattr(home, "FSDPModule", None)
-    if kind is not None and any(isinstance(module, kind) for module in model.modules()):
+    names = ("FSDPModule", "FullyShardedDataParallel")
+    kinds = tuple(getattr(home, name) for name in names if hasattr(home, name))
+    if kinds and any(isinstance(module, kinds) for module in model.modules()):
         return True
-    return any(hasattr(p, "ds_id") for p in model.parameters())  # DeepSpeed's own mark.
+    # The marks of DeepSpeed and of FSDP1, which may be outside of what was attached to.
+    return any(
+        hasattr(p, "ds_id") or getattr(p, "_fsdp_flattened", False) for p in model.parameters()
+    )
 
 
 def _tensor_split(weight: Tensor, sharded: bool) -> Optional[tuple[tuple[int, int], bool]]:
@@ -87,7 +91,7 @@ def detect(model: nn.Module) -> Optional[Parallel]:
         fused, query, _ = weights.projections(module)
         name = query or fused
         weight = weights.whole_matrix(module, name) if name is not None else None
-        if weight is not None and _is_dtensor(weight):
+        if weight is not None and is_dtensor(weight):
             found = _tensor_split(weight, sharded)
             if found is None:
                 return None

@@ -2,7 +2,9 @@
 
 One server a user: whoever attaches first starts it, everybody later joins it, and it ends by
 itself minutes after its last client.  It listens on a Unix socket for frames and on a loopback
-port for the page.  Its data, log and lock file are in the user's state directory.
+port for the page.  Its data, log and lock file are in the user's state directory.  Where machines
+share that directory (a home on NFS), the socket of another one's server answers nobody here, alive
+or not: who finds such a server leaves it alone and has one of its own, in a folder by its name.
 """
 
 from __future__ import annotations
@@ -18,9 +20,13 @@ import time
 from pathlib import Path
 from typing import Any, Optional
 
-from . import _native
+from . import _native, log
 
 READY_FILE = "server.json"  # The `bellwether` command finds the server by it.
+HOST_FILE = "server.host"  # Which machine the server that READY_FILE tells of was started on.
+HOSTS = (
+    "hosts"  # Folder of the folders of machines that are not the first; `bellwether` looks there.
+)
 READY_SECONDS = 10.0
 IDLE_EXIT = "300s"
 _SOCKET_PATH_MAX = 100  # Bytes; the kernel's limit is 108.
@@ -80,6 +86,27 @@ def _read_ready(path: Path) -> Optional[PrivateServer]:
     return server
 
 
+def _this_host() -> str:
+    """Name and boot of this machine, a line each."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        boot = ""
+    return f"{socket.gethostname()}\n{boot}\n"
+
+
+def _of_another_host(folder: Path) -> bool:
+    """Whether the folder's server is one of another machine, that may live."""
+    try:
+        told = (folder / HOST_FILE).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return False
+    here = _this_host().splitlines()
+    # A container has a name of its own, and a machine that was started again another boot.
+    other = len(told) == 2 and told[0] != here[0] and told[1] != here[1]
+    return other and (folder / READY_FILE).exists()
+
+
 def _log_tail(path: Path) -> str:
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -98,21 +125,29 @@ def join_or_start() -> PrivateServer:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with open(folder / "server.lock", "w", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # Two jobs that start at once get one server.
-            return _join_or_start_locked(binary, folder)
+            own = folder / HOSTS / socket.gethostname()
+            for place in (folder, own):
+                server = _read_ready(place / READY_FILE)
+                if server is not None:
+                    return server
+            if _of_another_host(folder):
+                own.mkdir(mode=0o700, parents=True, exist_ok=True)
+                log.info(f"the private server in {folder} is another machine's; one in {own}")
+                folder = own
+            return _start(binary, folder)
     except OSError as e:
         raise ServerError(f"{folder}: {e}") from e
 
 
-def _join_or_start_locked(binary: Path, folder: Path) -> PrivateServer:
+def _start(binary: Path, folder: Path) -> PrivateServer:
+    """Starts one where there is none, or a dead one of this machine.  The lock is held."""
     ready = folder / READY_FILE
-    server = _read_ready(ready)
-    if server is not None:
-        return server
     ready.unlink(missing_ok=True)
+    (folder / HOST_FILE).write_text(_this_host(), encoding="utf-8")
     listen = _socket_path(folder)
     listen.unlink(missing_ok=True)
-    log = folder / "server.log"
-    with open(log, "w", encoding="utf-8") as output:
+    output_path = folder / "server.log"
+    with open(output_path, "w", encoding="utf-8") as output:
         process = subprocess.Popen(
             [
                 str(binary),
@@ -135,7 +170,11 @@ def _join_or_start_locked(binary: Path, folder: Path) -> PrivateServer:
         if server is not None:
             return server
         if process.poll() is not None:
-            raise ServerError(f"bellwetherd ended with {process.returncode}: {_log_tail(log)}")
+            raise ServerError(
+                f"bellwetherd ended with {process.returncode}: {_log_tail(output_path)}"
+            )
         time.sleep(0.02)
     process.terminate()
-    raise ServerError(f"bellwetherd was not ready after {READY_SECONDS:.0f} s: {_log_tail(log)}")
+    raise ServerError(
+        f"bellwetherd was not ready after {READY_SECONDS:.0f} s: {_log_tail(output_path)}"
+    )

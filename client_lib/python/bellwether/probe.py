@@ -198,8 +198,8 @@ class Spectrum:
 def increment_rank(
     wq: Tensor, wq_before: Tensor, wk: Tensor, wk_before: Tensor
 ) -> array.array[float]:
-    """Effective rank of the change of W_Q^T W_K per query head; all float32 and contiguous,
-    [heads, dim, width] and [kv_heads, dim, width]."""
+    """Effective rank of the change of W_Q^T W_K per query head, NOT_MEASURED without one;
+    all float32 and contiguous, [heads, dim, width] and [kv_heads, dim, width]."""
     result = floats(wq.shape[0])
     params = _native.struct(_native.IncrementRankParams, threads=torch.get_num_threads())
     params.heads, params.rows, params.columns = wq.shape
@@ -210,7 +210,8 @@ def increment_rank(
     params.k_head_stride, params.k_row_stride = wk.stride()[:2]
     params.effective_rank = result.buffer_info()[0]
     call("bw_increment_rank", params)
-    return result
+    # NaN: nothing has changed, as in a step that a GradScaler has skipped.
+    return array.array("f", [_native.NOT_MEASURED if math.isnan(x) else x for x in result])
 
 
 def available(device: str = "cpu") -> Optional[str]:

@@ -7,6 +7,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any, Optional
 
+from . import _native
 from .client import Block
 from .grad_scale import POWERS
 from .grams import GramBatch
@@ -27,7 +28,9 @@ class _Matrix:
     """[layers][heads] of one signal, filled with what means "not measured"."""
 
     def __init__(self, signal: str, layers: int, heads: int) -> None:
-        fill = 0.0 if signal.endswith("_sum") or signal.endswith("_rows") else math.nan
+        fill = _native.NOT_MEASURED
+        if signal.endswith("_sum") or signal.endswith("_rows"):
+            fill = 0.0
         if signal in ("rows", "sequences", *_DELTA) or signal.startswith("tied_"):
             fill = 0.0
         self.signal, self.layers, self.heads = signal, layers, heads
@@ -112,11 +115,12 @@ class Sample:
         timed = [copy.seconds() for copy in self._copies.values()]
         return None if None in timed else sum(t for t in timed if t is not None)
 
-    def blocks(self, grad_scale: float = 1.0) -> list[Block]:
+    def blocks(self, grad_scale: float = 1.0, gradients: bool = True) -> list[Block]:
         """One block for each signal that any layer measured, over all layers here.  Must be
         ready.
 
         grad_scale  what the loss was multiplied by; gradients are told without it
+        gradients   whether what comes from gradients is told
         """
         layers = self._layers
         if not layers:
@@ -129,11 +133,13 @@ class Sample:
         def put(
             signal: str, layer: _LayerSample, row: array.array[float], per_key: bool = False
         ) -> None:
+            power = POWERS.get(signal)
+            if power is not None and not gradients:
+                return
             matrix = matrices.get(signal)
             if matrix is None:
                 matrix = _Matrix(signal, len(layers), kv_heads if per_key else heads)
                 matrices[signal] = matrix
-            power = POWERS.get(signal)
             if power is not None and grad_scale != 1 and math.isfinite(1 / grad_scale):
                 row = array.array("f", [value / grad_scale**power for value in row])
             matrix.put(layer.index, row)
@@ -164,7 +170,7 @@ class Sample:
             for m in matrices.values()
         ]
 
-    def summary(self) -> dict[str, float]:
+    def summary(self, gradients: bool = True) -> dict[str, float]:
         """One number for each layer and signal, for people and other loggers.  Must be ready."""
         found: dict[str, float] = {}
         for layer in self._layers:
@@ -179,7 +185,7 @@ class Sample:
                     (t / r if r else 0.0 for t, r in pairs), default=0.0
                 )
                 found[prefix + "logit_max"] = max(layer.sum("logit_max"))
-            if layer.leaked:
+            if layer.leaked and gradients:
                 pairs = zip(layer.sum("key_leak_sum"), layer.sum("key_gradient_sum"))
                 found[prefix + "key_leak_max"] = max(a / b if b else 0.0 for a, b in pairs)
             if layer.wq is not None and layer.wk is not None:

@@ -29,6 +29,8 @@ def _unfit(
             return f"{type(t).__name__} instead of a plain tensor"
         if t.dim() != 4:
             return f"{t.dim()} dimensions instead of [batch, head, token, dim]"
+    if not q.device == k.device == v.device:
+        return "q, k and v are on several devices"
     if q.shape[0] != k.shape[0] or (q.shape[1] != k.shape[1] and not enable_gqa):
         return "q and k differ in their batch or heads"
     if is_causal and q.shape[2] != k.shape[2]:
@@ -39,7 +41,7 @@ def _unfit(
         if torch._C._are_functorch_transforms_active():
             return "torch.func transforms"
         if intercept.checkpoint_inside():
-            return "checkpoint() inside the attention module"
+            return "checkpoint() inside the attention module, or no_grad()"
     return unsupported(*cast_as_autocast(q, k, v))
 
 

@@ -125,7 +125,16 @@ class Location:
             else:
                 wq, wk = fused[: h * d], fused[h * d : (h + g) * d]
         q, k = _heads(wq, h, d), _heads(wk, g, d)
-        return None if q is None or k is None else (q, k)
+        return None if q is None or k is None or not (_there(q) and _there(k)) else (q, k)
+
+
+def _there(tensor: Tensor) -> bool:
+    """Whether its memory is: FSDP keeps views of weights whose storage is given back."""
+    if type(tensor) not in (Tensor, nn.Parameter):
+        return True  # Whoever reads it looks at the type first.
+    end = tensor.storage_offset() + 1
+    end += sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride()))
+    return tensor.untyped_storage().nbytes() >= end * tensor.element_size()
 
 
 def kv_heads_of(module: nn.Module, heads: int, dim: int) -> Optional[int]:
