@@ -15,6 +15,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from ack_ledger import INGEST, QUERY, SIGNALS
 from bellwether_process import BIN, Server, wait_for
 from cluster_fleet import Cluster, RoamingTrainer
+from partitions import partition_of
 from postgres_processes import Postgres, dsn_of
 from secure_server import SecureServer, tool
 
@@ -210,6 +212,31 @@ def test_a_change_is_made_by_the_runs_owner_whichever_server_is_asked(
         assert {"set_policy", "propose"} <= whats, told
 
 
+def test_a_change_that_another_owner_makes_void_is_not_said_to_be_done(
+    tmp_path: Path, primary: Postgres
+) -> None:
+    with Cluster(tmp_path, primary, 3) as cluster:
+        cluster.add_trainers(3, PERIOD)
+        cluster.await_acks(20)
+        quiet(cluster)  # Nothing else is committed, by which its owner would find out.
+        run = cluster.trainers[0].run
+        place = partition_of(uuid.uuid5(uuid.NAMESPACE_URL, run).bytes)
+        owner = cluster.owner_of(run)
+        # As when another server took the run, and its owner does not know it yet.
+        primary.sql(
+            "UPDATE bellwether.lease SET epoch = epoch + 1, owner = 'another/1', "
+            f"until = now() + interval '3 s' WHERE p = {place};"
+        )
+        event = {"kind": "EVENT_KIND_ANNOTATION", "text": "void"}
+        assert code_of(owner, "Annotate", run=run, event=event) == 503
+        event["text"] = "made"
+        wait_for(
+            "it is served again", lambda: code_of(owner, "Annotate", run=run, event=event) == 200
+        )
+        texts = [event["text"] for event in cluster.ask_all("ListEvents", run=run)["events"]]
+        assert "made" in texts and "void" not in texts, texts
+
+
 class Drifting(RoamingTrainer):
     """Heads apart by a few percent; from `drifts_from` on one of them by much more."""
 
@@ -293,7 +320,10 @@ def test_a_server_that_hangs_is_named_and_holds_nobody_up(
             assert answer["unanswered"] == [hung.grpc], answer
             command = [str(BIN / "bellwether"), "--server", asked.grpc, "run", "list"]
             done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-            assert f"1 server of the cluster did not answer: its runs are missing here ({hung.grpc})" in done.stderr
+            assert (
+                f"1 server of the cluster did not answer: its runs are missing here ({hung.grpc})"
+                in done.stderr
+            )
             assert set(own) <= names(answer)
             assert asked.metric("bellwether_cluster_calls_total") > 0
         cluster.await_balance(60)

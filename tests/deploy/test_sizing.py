@@ -96,7 +96,7 @@ def test_sums_add_up() -> None:
     found = cost.answer(cost.Plan(runs=2_000, ranks=2, frames=0.5, servers=6, databases=2))
     assert found.frames == 1_000 and sum(cost.writers_of(22, 4)) == 22
     assert found.partitions == (21, 22)
-    assert found.connections == 3 * (4 + 8) + 1
+    assert found.connections == 3 * (4 + 10) + 1
     assert 0 < found.commits <= found.frames
     assert found.rows_per_day == pytest.approx(found.commits * 86_400)
     assert found.log_bytes >= 2 * 86_400 * found.body_bytes

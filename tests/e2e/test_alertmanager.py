@@ -139,16 +139,18 @@ def test_an_end_is_told_by_both_ways(told: tuple[Server, Sink, str]) -> None:
             talker.report()
             other.report()
 
-        def told_of_silence() -> bool:
+        def told_of_silence(by_prometheus: bool) -> bool:
             talker.report()
-            return all(sink.heard("firing", way, **missing) for way in (False, True))
+            return sink.heard("firing", by_prometheus, **missing)
 
-        wait_for("the silence is told", told_of_silence, 60)
+        for way in (False, True):
+            wait_for(f"the silence is told, by Prometheus: {way}", lambda way=way: told_of_silence(way), 60)
 
-        def told_of_its_end() -> bool:
+        def told_of_its_end(by_prometheus: bool) -> bool:
             other.step = talker.step
             talker.report()
             other.report()
-            return all(sink.heard("resolved", way, **missing) for way in (False, True))
+            return sink.heard("resolved", by_prometheus, **missing)
 
-        wait_for("its end is told", told_of_its_end, 60)
+        for way in (False, True):
+            wait_for(f"its end is told, by Prometheus: {way}", lambda way=way: told_of_its_end(way), 60)

@@ -6,7 +6,9 @@ Method: the real bellwetherd and command on a recorded failing run.
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -223,6 +225,39 @@ def test_runs_are_limited_and_the_refusal_is_counted(tmp_path: Path) -> None:
         assert 'bellwether_ingest_limit_refused_total{limit="runs"}' in server.get("/metrics")
         for client in clients:
             client.close()
+
+
+JOB = """
+import sys, time
+from bellwether.client import Block, RunClient, RunOptions
+client = RunClient(RunOptions(run=sys.argv[1], layers=1, heads=1, server=sys.argv[2]))
+client.push(0, [Block("loss", [1.0])])
+print(int(client.flush(20)), client.counters().sender_pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_killed_jobs_give_their_places_back(tmp_path: Path) -> None:
+    config = "limits:\n  runs_live_max: 2\ningest:\n  run_silent_ms_max: 2000\n"
+    with Server(tmp_path, config) as server:
+        for name in ("a", "b", "c"):
+            job = subprocess.Popen(
+                [sys.executable, "-c", JOB, name, server.grpc],
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "PYTHONPATH": str(ROOT / "client_lib/python")},
+            )
+            assert job.stdout is not None
+            taken, sender = map(int, job.stdout.readline().split())
+            assert taken == 1, name
+            for pid in (sender, job.pid):  # A lost machine: neither sees the other end.
+                os.kill(pid, signal.SIGSTOP)
+            for pid in (sender, job.pid):
+                os.kill(pid, signal.SIGKILL)
+            job.wait()
+            wait_for("it leaves", lambda name=name: server.call("GetRun", run=name)["ended"], 20)
+            assert server.call("GetRun", run=name)["end_reason"] == "silent"
+        assert "bellwether_runs_ended_silent_total 3" in server.get("/metrics")
 
 
 def test_plaintext_off_loopback_is_refused(tmp_path: Path) -> None:

@@ -8,20 +8,23 @@ page. Rows 16 and the quotas of the fault matrix.
 from __future__ import annotations
 
 import base64
+import http.client
 import json
 import math
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
-from bellwether_process import wait_for
+from bellwether_process import Server, wait_for
 from secure_server import SecureServer, eventually, tool
 
-from bellwether.client import Block, RunClient
+from bellwether.client import Block, RunClient, RunOptions
 from bellwether.query import Client, QueryError
 
 ACCESS = """
@@ -125,13 +128,16 @@ def test_the_writer_of_one_run_cannot_touch_another(server: SecureServer) -> Non
     send(server, "team-a/1", trainers)
     with server.trainer("team-b/1", trainers) as client:
         refused(client, "PERMISSION_DENIED")
-    # Not by its uuid under a name of its own either.
+    # Not by its uuid under a name of its own either: that is a run of its own.
     wait_for("listed", lambda: "team-a/1" in server.command(server.client_certificate("operators"), "run", "list"))
     told = server.command(server.client_certificate("operators"), "run", "get", "team-a/1", "-o", "json")
     uuid = base64.b64decode(json.loads(told)["description"]["uuid"]).hex()
     own = server.client_certificate("own", "spiffe://bellwether/run/own")
     with server.trainer("own", own, run_uuid=uuid) as client:
-        refused(client, "PERMISSION_DENIED")
+        client.push(7, [Block("loss", [7.0])])
+        assert client.flush(20), client.counters()
+    other = server.command(server.client_certificate("operators"), "run", "get", uuid, "-o", "json")
+    assert json.loads(other)["description"]["name"] == "team-a/1"
     send(server, "own", own)
     with server.trainer("own2", own) as client:
         refused(client, "PERMISSION_DENIED")
@@ -140,6 +146,65 @@ def test_the_writer_of_one_run_cannot_touch_another(server: SecureServer) -> Non
     lines = [line for line in server.audit() if line["call"] == "Attach"]
     assert {"who": "trainers", "run": "team-a/1", "result": "OK"}.items() <= lines[0].items()
     assert any(line["result"] == "PERMISSION_DENIED" and line.get("run") == "team-b/1" for line in lines)
+
+
+def uuid_of(name: str) -> str:
+    """What a client takes as the uuid of a run that was given none: anybody can."""
+    mask = (1 << 64) - 1
+    state = (0x6C62272E07BB0142 << 64) | 0x62B821756295C58D
+    for byte in name.encode():
+        state = (state ^ byte) * ((1 << 88) + 0x13B) % (1 << 128)
+
+    def mix(half: int) -> int:
+        half = (half ^ (half >> 33)) * 0xFF51AFD7ED558CCD & mask
+        half = (half ^ (half >> 33)) * 0xC4CEB9FE1A85EC53 & mask
+        return half ^ (half >> 33)
+
+    low = mix(state & mask)
+    return f"{mix((state >> 64) ^ low):016x}{low:016x}"
+
+
+def test_nobody_takes_a_run_by_the_hash_of_its_name(server: SecureServer) -> None:
+    trainers = server.client_certificate("trainers")
+    own = server.client_certificate("own", "spiffe://bellwether/run/own")
+    # Before its owner comes: he is not kept out.
+    with server.trainer("own", own, run_uuid=uuid_of("team-a/llama")) as client:
+        client.push(0, [Block("loss", [1.0])])
+        assert client.flush(20), client.counters()
+    send(server, "team-a/llama", trainers)
+    # Behind him: nothing says whether there is such a run.
+    send(server, "team-a/secret", trainers)
+    for name in ("team-a/secret", "team-a/none"):
+        with server.trainer("own", own, run_uuid=uuid_of(name)) as client:
+            client.push(0, [Block("loss", [1.0])])
+            assert client.flush(20), client.counters()
+    operators = server.client_certificate("operators")
+    for name in ("team-a/llama", "team-a/secret"):
+        told = json.loads(server.command(operators, "run", "get", uuid_of(name), "-o", "json"))
+        assert told["description"]["name"] == name
+    # The same uuid is the same run, when its trainer comes again.
+    before = server.command(operators, "run", "list").count("own ")
+    with server.trainer("own", own, run_uuid=uuid_of("team-a/none")) as client:
+        client.push(1, [Block("loss", [1.0])])
+        assert client.flush(20), client.counters()
+    assert server.command(operators, "run", "list").count("own ") == before == 3
+
+
+def test_a_run_that_is_in_the_way_is_not_named(tmp_path: Path) -> None:
+    # From when there were no rights: whoever came said what he liked.
+    with Server(tmp_path) as before:
+        options = RunOptions(
+            run="hidden", layers=1, heads=1, server=before.grpc, run_uuid=uuid_of("own")
+        )
+        with RunClient(options) as client:
+            client.push(0, [Block("loss", [1.0])])
+            assert client.flush(20), client.counters()
+        assert before.stop() == 0
+    with SecureServer(tmp_path, ACCESS) as server:
+        own = server.client_certificate("own", "spiffe://bellwether/run/own")
+        with server.trainer("own", own) as client:
+            refused(client, "PERMISSION_DENIED")
+            assert "hidden" not in client.counters().error
 
 
 def test_what_is_taken_away_is_away_from_open_streams(server: SecureServer) -> None:
@@ -239,6 +304,32 @@ def test_actions_are_their_identitys_and_stand_in_the_audit(server: SecureServer
     ]
 
 
+def test_a_reload_is_in_the_audit_with_what_came_of_it(tmp_path: Path) -> None:
+    with SecureServer(tmp_path, ACCESS, "web: {enable_reload: true}") as server:
+        root = server.token("root")
+        wait_for("the token is read", lambda: server.ask("/metrics", root)[0] == 200)
+
+        def reload() -> int:
+            page = server.http.rsplit(":", 1)
+            connection = http.client.HTTPSConnection(
+                page[0], int(page[1]), timeout=20, context=server.context()
+            )
+            headers = {"Authorization": f"Bearer {root}", "Content-Type": "application/json"}
+            connection.request("POST", "/-/reload", b"", headers)
+            return connection.getresponse().status
+
+        def noted(call: str) -> list[str]:
+            return [line["result"] for line in server.audit() if line["call"] == call]
+
+        assert reload() == 200
+        assert noted("/-/reload") == ["OK"]
+        (server.folder / "access.yml").write_text("identities: 7\n")
+        assert reload() == 400
+        assert noted("/-/reload") == ["OK", "INVALID_ARGUMENT"]
+        assert noted("identities")[0] == "OK", "the token that was read"
+        assert noted("identities")[-1] == "INVALID_ARGUMENT"
+
+
 def test_refusals_fill_neither_the_log_nor_the_audit(server: SecureServer) -> None:
     begin = time.monotonic()
     for _ in range(200):
@@ -271,6 +362,36 @@ def test_a_tenant_beyond_his_quota_waits_or_is_refused(server: SecureServer) -> 
         lambda: server.metric(root, "bellwether_quota_refused_total") >= 1
     )
     wait_for("all steps are there", lambda: '"step":"60"' in server.ask("GetRun", root, {"run": "first"})[1].replace(" ", ""))
+
+
+def test_streams_that_say_nothing_are_the_tenants_own_and_end(server: SecureServer) -> None:
+    small = server.client_certificate("small")
+    root = server.token("root")
+    wait_for("the token is read", lambda: server.ask("/metrics", root)[0] == 200)
+    shown = [Path(small[key]).read_bytes() for key in ("tls_ca", "tls_key", "tls_cert")]
+    ended = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        ended.wait(30)
+        yield from ()
+
+    with grpc.secure_channel(server.grpc, grpc.ssl_channel_credentials(*shown)) as channel:
+        attach = channel.stream_stream("/bellwether.v1.Ingest/Attach")
+        began = time.monotonic()
+        calls = [attach(nothing(), timeout=30) for _ in range(10)]
+        wait_for("eight are refused", lambda: sum(call.done() for call in calls) == 8)
+        refused = [call for call in calls if call.done()]
+        assert server.metric(root, "bellwether_ingest_streams") == 2
+        assert {call.code() for call in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+        assert all("2 streams are open" in str(call.details()) for call in refused)
+        # Others are served meanwhile, and the two end by themselves.
+        send(server, "team-a/1", server.client_certificate("trainers"))
+        held = [call for call in calls if call not in refused]
+        assert {call.code() for call in held} == {grpc.StatusCode.DEADLINE_EXCEEDED}
+        assert all("hello: none came" in str(call.details()) for call in held)
+        assert 4 < time.monotonic() - began < 25
+        ended.set()
+    assert server.metric(root, 'bellwether_ingest_limit_refused_total{limit="hello"}') == 2
 
 
 def test_pythons_client_asks_over_https(server: SecureServer, monkeypatch: pytest.MonkeyPatch) -> None:

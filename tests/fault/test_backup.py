@@ -6,13 +6,15 @@ server's files flipped, files cut and removed.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from ack_ledger import Fleet
-from bellwether_process import BIN, Server
+from bellwether_process import BIN, Server, wait_for
+from faulty_disk import FaultyDisk
 
 CONFIG = "storage: {wal_segment_bytes: 2097152, wal_bytes_flush: 4194304}\n"
 
@@ -23,6 +25,17 @@ def bellwetherd(*words: object, exit_code: int = 0) -> str:
     )
     assert done.returncode == exit_code, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
     return done.stdout + done.stderr
+
+
+def refused_start(folder: Path, storage: Path) -> str:
+    """What a server that must not start on the folder says."""
+    server = Server(folder, CONFIG)
+    server.storage = storage
+    try:
+        server.start()
+    except AssertionError as error:
+        return str(error)
+    raise AssertionError(f"a server began on {storage}")
 
 
 def test_a_backup_under_load_restores_to_a_server_that_goes_on(tmp_path: Path) -> None:
@@ -75,6 +88,31 @@ def test_a_backup_of_a_stopped_server_is_the_same_folder(tmp_path: Path) -> None
     assert "whole" in bellwetherd(f"--storage.path={tmp_path / 'cold'}", "check-data")
 
 
+def test_no_server_starts_while_what_it_left_is_copied(tmp_path: Path) -> None:
+    with Server(tmp_path, CONFIG) as server:
+        fleet = Fleet(server, tmp_path, 1, 0.01, layers=4, heads=8)
+        fleet.await_acks(100)
+        fleet.finish()
+        assert server.stop() == 0
+    disk = FaultyDisk(tmp_path / "backups")
+    disk.set(sync_delay_ms=300)
+    target = disk.root / "cold"
+    backup = subprocess.Popen(
+        [BIN / "bellwetherd", f"--storage.path={server.storage}", "backup", str(target)],
+        env={**os.environ, **disk.environment},
+    )
+    wait_for("the copy to begin", lambda: (disk.root / "cold.partial").exists(), 30)
+    said = refused_start(tmp_path, server.storage)
+    assert "LOCK" in said or "lock" in said, said
+    assert backup.poll() is None, "the copy had ended: nothing was shown"
+    assert backup.wait(60) == 0
+    assert "whole" in bellwetherd(f"--storage.path={target}", "check-data")
+    again = Server(tmp_path, CONFIG)
+    again.storage = server.storage
+    with again:
+        pass
+
+
 def test_damage_is_found_said_and_repaired(tmp_path: Path) -> None:
     with Server(tmp_path, CONFIG) as server:
         fleet = Fleet(server, tmp_path, 2, 0.005, layers=8, heads=16)
@@ -91,13 +129,7 @@ def test_damage_is_found_said_and_repaired(tmp_path: Path) -> None:
     segments[-1].write_bytes(data)
     assert "LSN" in bellwetherd(path, "check-data", exit_code=3)
     assert "LSN" in bellwetherd(path, "check-data", exit_code=3), "a check changed something"
-    refused = Server(tmp_path, CONFIG)
-    refused.storage = server.storage
-    try:
-        refused.start()
-        raise AssertionError("a damaged log was served")
-    except AssertionError as error:
-        assert "is damaged" in str(error)
+    assert "is damaged" in refused_start(tmp_path, server.storage)
     assert "cut out of the log: " in bellwetherd(path, "check-data", "--repair")
     assert "whole" in bellwetherd(path, "check-data")
     tables = sorted((server.storage / "db").glob("*.sst"), key=lambda table: table.stat().st_size)
@@ -109,3 +141,28 @@ def test_damage_is_found_said_and_repaired(tmp_path: Path) -> None:
         assert tables[-1].name in said
         assert "rows from" in said
         assert tables[-1].name in bellwetherd(path, "check-data", "--repair")
+
+
+def test_a_log_whose_end_is_gone_is_missed_by_the_check_as_by_the_server(tmp_path: Path) -> None:
+    with Server(tmp_path, CONFIG) as server:
+        fleet = Fleet(server, tmp_path, 1, 0.01, layers=4, heads=8)
+        fleet.await_acks(50)
+        server.stop()  # Saves the run, which goes on.
+        for trainer in fleet.trainers:
+            trainer.abandon()
+        fleet.watcher.stop()
+    path = f"--storage.path={server.storage}"
+    assert "whole" in bellwetherd(path, "check-data")
+    for segment in (server.storage / "wal").glob("*.wal"):
+        segment.unlink()
+    assert "missing from the log" in bellwetherd(path, "check-data", exit_code=3)
+    assert "--storage.repair" in refused_start(tmp_path, server.storage)
+    assert "repaired" in bellwetherd(path, "check-data", "--repair")
+    assert "whole" in bellwetherd(path, "check-data")
+    (tmp_path / "new").mkdir()
+    again = Server(tmp_path, CONFIG)
+    again.storage = server.storage
+    with again:
+        new = Fleet(again, tmp_path / "new", 1, 0.01, layers=4, heads=8)
+        new.await_acks(50)
+        new.finish()

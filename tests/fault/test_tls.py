@@ -101,6 +101,49 @@ def page_takes(server: SecureServer, shown: dict[str, str]) -> bool:
         return False
 
 
+def test_an_authority_between_that_was_taken_back_opens_nothing(
+    server: SecureServer, tmp_path: Path
+) -> None:
+    def made(*words: str) -> None:
+        subprocess.run(["openssl", *map(str, words)], check=True, capture_output=True, cwd=tmp_path)
+
+    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    authority = "basicConstraints=critical,CA:true\nkeyUsage=keyCertSign,cRLSign\n"
+    (tmp_path / "authority.ext").write_text(authority)
+    (tmp_path / "leaf.ext").write_text("subjectAltName=URI:spiffe://bellwether/client/under\n")
+    root = ["-subj", "/CN=root", "-days", "9", "-keyout", "root.key", "-out", "root.pem"]
+    made("req", "-x509", *curve, *root, "-addext", "keyUsage=keyCertSign,cRLSign")
+    for name, by, ext in (("between", "root", "authority.ext"), ("under", "between", "leaf.ext")):
+        made("req", *curve, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.req")
+        signed = ["-CA", f"{by}.pem", "-CAkey", f"{by}.key", "-days", "9", "-extfile", ext]
+        made("x509", "-req", "-in", f"{name}.req", *signed, "-out", f"{name}.pem")
+    chain = (tmp_path / "under.pem").read_text() + (tmp_path / "between.pem").read_text()
+    (tmp_path / "chain.pem").write_text(chain)
+    under = server.shown(tmp_path / "chain.pem", tmp_path / "under.key")
+    kept = server.client_certificate("kept")
+
+    def taken(shown: dict[str, str]) -> tuple[bool, bool]:
+        return answers(server.grpc, server.context(shown)), page_takes(server, shown)
+
+    # Two authorities, of which only ours has a list: nothing of the other was taken back.
+    ours = (server.tls / "ca.pem").read_text()
+    (server.tls / "ca.pem").write_text(ours + (tmp_path / "root.pem").read_text())
+    assert eventually(lambda: taken(under) == (True, True))
+    assert taken(kept) == (True, True)
+    (tmp_path / "index").touch()
+    (tmp_path / "conf").write_text(
+        f"[ca]\ndefault_ca=d\n[d]\ndatabase={tmp_path}/index\ndefault_md=sha256\n"
+        "default_crl_days=9\n"
+    )
+    by_root = ["-config", "conf", "-cert", "root.pem", "-keyfile", "root.key"]
+    made("ca", *by_root, "-revoke", "between.pem")
+    made("ca", *by_root, "-gencrl", "-out", "root.crl")
+    lists = (server.tls / "crl.pem").read_text() + (tmp_path / "root.crl").read_text()
+    (server.tls / "crl.pem").write_text(lists)
+    assert eventually(lambda: taken(under) == (False, False))
+    assert taken(kept) == (True, True)
+
+
 def test_a_certificate_that_was_taken_back_opens_neither_port(server: SecureServer, tmp_path: Path) -> None:
     kept, lost = server.client_certificate("kept"), server.client_certificate("lost")
 

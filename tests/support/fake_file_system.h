@@ -2,7 +2,7 @@
 //
 // Every write is remembered until its file is synced, every directory entry
 // until its directory is.  Crash() keeps what is durable plus an arbitrary
-// subset of the 4 KiB pages and entries that were under way, which is more than
+// subset of the sectors and entries that were under way, which is more than
 // a disk would promise and less than a test could hope.  Faults can be armed.
 // Thread-safe.
 
@@ -25,7 +25,7 @@ namespace bellwether::server {
 
 class FakeFileSystem final : public FileSystem {
  public:
-  static constexpr int64_t kPage = 4096;
+  static constexpr int64_t kSector = 512;
 
   absl::Status MakeDirectory(const std::string&) override { return absl::OkStatus(); }
 
@@ -40,11 +40,13 @@ class FakeFileSystem final : public FileSystem {
 
   using FileSystem::Create;
   absl::StatusOr<std::unique_ptr<File>> Create(const std::string& path, int64_t bytes, const GoOn& go_on) override {
-    for (int64_t written = 0; go_on && written < bytes; written += kPage) {
+    for (int64_t written = 0; go_on && written < bytes; written += kSector) {
       if (!go_on(written)) return absl::CancelledError(path);
+      absl::MutexLock lock(&mutex_);
+      zeros_ += kSector;
     }
     absl::MutexLock lock(&mutex_);
-    if (dead_) return Dead();
+    if (Goes()) return Dead();
     if (full_) return absl::ResourceExhaustedError("disk full");
     auto inode = std::make_shared<Inode>();
     inode->now.assign(static_cast<size_t>(bytes), '\0');
@@ -62,7 +64,8 @@ class FakeFileSystem final : public FileSystem {
 
   absl::Status Rename(const std::string& from, const std::string& to) override {
     absl::MutexLock lock(&mutex_);
-    if (dead_) return Dead();
+    if (Goes()) return Dead();
+    if (FailsChange()) return absl::InternalError("rename: I/O error");
     entries_[to] = entries_.at(from);
     entries_.erase(from);
     return absl::OkStatus();
@@ -70,14 +73,16 @@ class FakeFileSystem final : public FileSystem {
 
   absl::Status Remove(const std::string& path) override {
     absl::MutexLock lock(&mutex_);
-    if (dead_) return Dead();
+    if (Goes()) return Dead();
+    if (FailsChange()) return absl::InternalError("unlink: I/O error");
     entries_.erase(path);
     return absl::OkStatus();
   }
 
   absl::Status SyncDirectory(const std::string&) override {
     absl::MutexLock lock(&mutex_);
-    if (dead_) return Dead();
+    if (Goes()) return Dead();
+    if (FailsChange()) return absl::InternalError("fsync: I/O error");
     durable_entries_ = entries_;
     return absl::OkStatus();
   }
@@ -93,6 +98,16 @@ class FakeFileSystem final : public FileSystem {
     absl::MutexLock lock(&mutex_);
     dead_ = true;
   }
+  // The same with the so-many-th change or sync from now on; a write may then have
+  // happened in part.
+  void CutPowerAt(int64_t change) {
+    absl::MutexLock lock(&mutex_);
+    cut_at_ = changes_ + change;
+  }
+  bool has_power() const {
+    absl::MutexLock lock(&mutex_);
+    return !dead_;
+  }
   // After CutPower(), and once nobody uses it: what the disk holds.
   template <typename Random>
   void Restart(Random& random) {
@@ -107,9 +122,9 @@ class FakeFileSystem final : public FileSystem {
     }
     for (auto& [path, inode] : entries) {
       const auto size = static_cast<int64_t>(inode->now.size());
-      for (int64_t page = 0; page < size; page += kPage) {
-        const auto n = static_cast<size_t>(std::min(kPage, size - page));
-        const auto at = static_cast<size_t>(page);
+      for (int64_t sector = 0; sector < size; sector += kSector) {
+        const auto n = static_cast<size_t>(std::min(kSector, size - sector));
+        const auto at = static_cast<size_t>(sector);
         if (coin()) std::memcpy(inode->durable.data() + at, inode->now.data() + at, n);
       }
       inode->now = inode->durable;
@@ -118,10 +133,16 @@ class FakeFileSystem final : public FileSystem {
     durable_entries_ = entries;
     ++generation_;
     dead_ = false;
+    cut_at_ = -1;
   }
   void FailNextSync() { Arm(&fail_sync_); }
   // The next write stops half way with an error.
   void FailNextWrite() { Arm(&fail_write_); }
+  // The so-many-th change or sync of a directory from now on does nothing.
+  void FailDirectoryChange(int change) {
+    absl::MutexLock lock(&mutex_);
+    fail_change_ = change;
+  }
   void SetFull(bool full) {
     absl::MutexLock lock(&mutex_);
     full_ = full;
@@ -129,6 +150,11 @@ class FakeFileSystem final : public FileSystem {
   int64_t syncs() const {
     absl::MutexLock lock(&mutex_);
     return syncs_;
+  }
+  // Written by Create() where it asks whether to go on.
+  int64_t zeros() const {
+    absl::MutexLock lock(&mutex_);
+    return zeros_;
   }
 
  private:
@@ -144,12 +170,14 @@ class FakeFileSystem final : public FileSystem {
     absl::Status WriteAt(int64_t offset, std::string_view bytes) override {
       absl::MutexLock lock(&fs_->mutex_);
       if (fs_->dead_ || generation_ != fs_->generation_) return Dead();
+      const bool goes = fs_->Goes();
       const bool fails = std::exchange(fs_->fail_write_, false);
       if (fails) bytes = bytes.substr(0, bytes.size() / 2);
       const auto end = static_cast<size_t>(offset) + bytes.size();
       if (inode_->now.size() < end) inode_->now.resize(end, '\0');
       if (inode_->durable.size() < end) inode_->durable.resize(end, '\0');
       inode_->now.replace(static_cast<size_t>(offset), bytes.size(), bytes);
+      if (goes) return Dead();
       return fails ? absl::InternalError("write: I/O error") : absl::OkStatus();
     }
     absl::StatusOr<size_t> ReadAt(int64_t offset, size_t size, char* out) const override {
@@ -161,7 +189,7 @@ class FakeFileSystem final : public FileSystem {
     }
     absl::Status Sync() override {
       absl::MutexLock lock(&fs_->mutex_);
-      if (fs_->dead_ || generation_ != fs_->generation_) return Dead();
+      if (generation_ != fs_->generation_ || fs_->Goes()) return Dead();
       if (std::exchange(fs_->fail_sync_, false)) {
         inode_->now = inode_->durable;  // The kernel drops what it could not write.
         return absl::InternalError("fdatasync: I/O error");
@@ -181,6 +209,12 @@ class FakeFileSystem final : public FileSystem {
     const int generation_;
   };
 
+  // Whether there is no power for this change.
+  bool Goes() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (++changes_ == cut_at_) dead_ = true;
+    return dead_;
+  }
+  bool FailsChange() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return fail_change_ > 0 && --fail_change_ == 0; }
   static absl::Status Dead() { return absl::InternalError("no power"); }
   void Arm(bool* fault) {
     absl::MutexLock lock(&mutex_);
@@ -189,9 +223,9 @@ class FakeFileSystem final : public FileSystem {
 
   mutable absl::Mutex mutex_;
   std::map<std::string, std::shared_ptr<Inode>> entries_, durable_entries_;
-  int generation_ = 0;
+  int generation_ = 0, fail_change_ = 0;
   bool dead_ = false, full_ = false, fail_sync_ = false, fail_write_ = false;
-  int64_t syncs_ = 0;
+  int64_t syncs_ = 0, zeros_ = 0, changes_ = 0, cut_at_ = -1;
 };
 
 }  // namespace bellwether::server

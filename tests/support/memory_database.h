@@ -94,6 +94,16 @@ class MemoryDatabase : public Database {
     }
     return found;
   }
+  absl::Status PutTold(RunId run, uint32_t receiver, uint64_t id) override {
+    absl::MutexLock lock(&mutex_);
+    told_[{run, receiver}] = id;
+    return absl::OkStatus();
+  }
+  absl::StatusOr<uint64_t> GetTold(RunId run, uint32_t receiver) const override {
+    absl::MutexLock lock(&mutex_);
+    const auto found = told_.find({run, receiver});
+    return found == told_.end() ? 0 : found->second;
+  }
   absl::Status PutBands(RunId run, std::string_view row) override {
     absl::MutexLock lock(&mutex_);
     bands_[run] = row;
@@ -135,6 +145,7 @@ class MemoryDatabase : public Database {
   std::map<RunId, std::vector<RunEvent>> events_ ABSL_GUARDED_BY(mutex_);
   std::map<std::pair<RunId, std::string>, Action> actions_ ABSL_GUARDED_BY(mutex_);
   std::map<std::pair<RunId, Lsn>, AuditEntry> audit_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::pair<RunId, uint32_t>, uint64_t> told_ ABSL_GUARDED_BY(mutex_);
   std::map<RunId, std::string> bands_ ABSL_GUARDED_BY(mutex_);
 };
 

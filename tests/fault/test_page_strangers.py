@@ -1,0 +1,251 @@
+"""Goal: who has no token costs the page's port nothing that lasts: no memory, no series, no place
+of others; and who is slow there holds up neither a probe nor a shutdown.
+Method: the real server with and without TLS, and raw sockets that send what no browser sends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import itertools
+import re
+import socket
+import ssl
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Optional
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+from bellwether_process import Server, wait_for
+from secure_server import SecureServer
+
+MIB = b"a" * (1 << 20)
+TOKEN = "bw_of_the_page"
+ACCESS = "identities:\n- {name: root, roles: [admin], runs: ['*']}\n"
+
+
+class Page:
+    """A server, its port for the page as a stranger reaches it, and a token of one who is none."""
+
+    def __init__(self, server: Server, token: str, context: Optional[ssl.SSLContext]) -> None:
+        self.server, self.token, self.context = server, token, context
+        host, port = server.http.rsplit(":", 1)
+        self.host, self.port = host, int(port)
+
+    def connect(self, source: str = "127.0.0.1") -> socket.socket:
+        raw = socket.create_connection(
+            (self.host, self.port), timeout=20, source_address=(source, 0)
+        )
+        if self.context is None:
+            return raw
+        return self.context.wrap_socket(raw, server_hostname="localhost")
+
+    def client(self) -> http.client.HTTPConnection:
+        if self.context is None:
+            return http.client.HTTPConnection(self.host, self.port, timeout=20)
+        return http.client.HTTPSConnection(self.host, self.port, timeout=20, context=self.context)
+
+    def ask(self, path: str, method: str = "GET", token: str = "") -> tuple[int, str]:
+        client = self.client()
+        client.request(method, path, headers={"Authorization": f"Bearer {token}"} if token else {})
+        answer = client.getresponse()
+        text = answer.read().decode()
+        client.close()
+        return answer.status, text
+
+    def memory_kib(self) -> int:
+        assert self.server.process is not None
+        status = Path(f"/proc/{self.server.process.pid}/status").read_text()
+        return int(re.findall(r"VmHWM:\s+(\d+)", status)[0])
+
+
+@pytest.fixture(params=["plain", "tls"])
+def page(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Page]:
+    if request.param == "tls":
+        with SecureServer(tmp_path, ACCESS) as secure:
+            token = secure.token("root")
+            wait_for("the token is read", lambda: secure.ask("/metrics", token)[0] == 200)
+            yield Page(secure, token, secure.context())
+        return
+    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "token").chmod(0o600)
+    with Server(tmp_path, "", f"--web.token-file={tmp_path / 'token'}") as server:
+        yield Page(server, TOKEN, None)
+
+
+def answer_to(page: Page, head: bytes, parts: Iterable[bytes]) -> bytes:
+    """What came back, nothing if the connection was just closed."""
+    with page.connect() as wire:
+        try:
+            wire.sendall(head)
+            for part in parts:
+                wire.sendall(part)
+        except OSError:
+            pass  # It was closed while we wrote; the answer may have come before.
+        try:
+            return wire.recv(64)
+        except OSError:
+            return b""
+
+
+def gzip_bomb() -> bytes:
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    return b"".join(packer.compress(MIB) for _ in range(100)) + packer.flush()
+
+
+def test_a_stranger_takes_no_memory(page: Page) -> None:
+    assert page.ask("/-/healthy")[0] == 200
+    assert page.ask("/metrics", token=page.token)[0] == 200
+    bomb = gzip_bomb()
+    for path in (b"/-/healthy", b"/api/v1/ListRuns"):
+        post = (
+            b"POST " + path + b" HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        )
+        get = b"GET " + path
+        attacks = {
+            "chunks": (
+                post + b"Transfer-Encoding: chunked\r\n\r\n",
+                itertools.repeat(b"100000\r\n" + MIB + b"\r\n", 60),
+            ),
+            "zipped": (
+                post + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(bomb),
+                [bomb],
+            ),
+            "long": (post + b"Content-Length: 1000000000\r\n\r\n", itertools.repeat(MIB, 60)),
+            "line": (get, itertools.repeat(MIB, 60)),
+            "header": (get + b" HTTP/1.1\r\nX: ", itertools.repeat(MIB, 60)),
+            "headers": (
+                get + b" HTTP/1.1\r\n",
+                (b"X%d: " % i + b"b" * 4000 + b"\r\n" for i in range(15_000)),
+            ),
+        }
+        for name, (head, parts) in attacks.items():
+            before = page.memory_kib()
+            answer = answer_to(page, head, parts)
+            assert answer == b"" or answer.startswith(b"HTTP/1.1 4"), (name, answer)
+            grown = page.memory_kib() - before
+            assert grown < 8 << 10, f"{name} of {path.decode()}: {grown} KiB"
+    assert page.ask("/-/healthy")[0] == 200
+    assert page.ask("/-/healthy", "HEAD")[0] == 200
+    for method in ("POST", "PUT", "DELETE"):
+        assert page.ask("/-/healthy", method)[0] in (401, 405), method
+
+
+def test_a_body_that_was_not_read_is_no_second_request(page: Page) -> None:
+    inner = b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    for head in (
+        b"POST /api/v1/ListRuns HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n",
+        b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\n",
+    ):
+        with page.connect() as wire:
+            wire.sendall(head + b"Content-Length: %d\r\n\r\n" % len(inner) + inner)
+            text = b""
+            while part := wire.recv(4096):
+                text += part
+        assert text.count(b"HTTP/1.1 ") == 1, text
+
+
+def test_a_stranger_makes_no_series(page: Page) -> None:
+    def series() -> list[str]:
+        text = page.ask("/metrics", token=page.token)[1]
+        return [line.split(" ")[0] for line in text.splitlines() if not line.startswith("#")]
+
+    kinds: dict[int, tuple[str, dict[str, str]]] = {
+        401: ("GET", {}),
+        421: ("GET", {"Host": "evil.example"}),
+        405: ("GET", {"Authorization": f"Bearer {page.token}"}),
+        415: ("POST", {"Authorization": f"Bearer {page.token}", "Content-Type": "text/plain"}),
+    }
+
+    def ask_each(count: int) -> None:
+        for status, (method, headers) in kinds.items():
+            client = page.client()
+            for i in range(count):
+                client.request(
+                    method,
+                    f"/api/v1/x{status}y{i}",
+                    headers=headers,
+                    body=b"" if method == "POST" else None,
+                )
+                answer = client.getresponse()
+                answer.read()
+                assert answer.status == status
+            client.close()
+
+    ask_each(1)
+    series()  # The counters of asking are there as well.
+    before = series()
+    assert not [one for one in before if "x401y" in one]
+    ask_each(1000)
+    assert series() == before
+
+
+def dripping(page: Page, addresses: Iterable[str], each: int) -> Iterator[list[socket.socket]]:
+    held = []
+    for address in addresses:
+        for _ in range(each):
+            wire = page.connect(address)
+            wire.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: ")
+            held.append(wire)
+    ended = threading.Event()
+
+    def drip() -> None:
+        while not ended.wait(2):
+            for wire in held:
+                with contextlib.suppress(OSError):
+                    wire.sendall(b"a")
+
+    thread = threading.Thread(target=drip, daemon=True)
+    thread.start()
+    yield held
+    ended.set()
+    thread.join()
+    for wire in held:
+        wire.close()
+
+
+def test_who_is_slow_holds_up_no_probe(page: Page) -> None:
+    watcher = page.client()  # Whose stream is longer than a request may be.
+    watcher.request("GET", "/api/v1/events", headers={"Authorization": f"Bearer {page.token}"})
+    told = watcher.getresponse()
+    assert told.readline() == b"retry: 2000\n"
+    for held in dripping(page, ("127.0.0.2", "127.0.0.3", "127.0.0.4"), 64):
+        for path, token in itertools.product(("/-/healthy", "/-/ready", "/metrics"), (page.token,)):
+            began = time.monotonic()
+            assert page.ask(path, token=token)[0] == 200
+            assert time.monotonic() - began < 1, path
+        began = time.monotonic()
+        held[0].settimeout(20)
+        with contextlib.suppress(OSError):
+            assert held[0].recv(1) == b"", "closed"
+        assert time.monotonic() - began < 13, "a request has 10 s"
+    while told.readline() != b": still here\n":
+        assert not told.closed
+    watcher.close()
+
+
+def test_who_is_slow_holds_up_no_shutdown(page: Page) -> None:
+    reader = page.connect()  # Of a stream, which it reads no further.
+    reader.sendall(
+        b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n"
+        + f"Authorization: Bearer {page.token}\r\n\r\n".encode()
+    )
+    assert reader.recv(15) == b"HTTP/1.1 200 OK"
+    body = page.connect()  # Whose body does not come.
+    body.sendall(
+        b"POST /api/v1/ListRuns HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        + f"Authorization: Bearer {page.token}\r\nContent-Length: 100\r\n\r\n{{".encode()
+    )
+    for _ in dripping(page, ("127.0.0.2",), 8):
+        time.sleep(0.5)
+        began = time.monotonic()
+        assert page.server.stop() == 0, page.server.log()[-1000:]
+        assert time.monotonic() - began < 10
+    reader.close()
+    body.close()
