@@ -14,8 +14,8 @@
 namespace bellwether::server {
 namespace {
 
-// 1 had no rules, 2 no actions, 3 not what ranks the merge had heard.
-constexpr uint32_t kStateVersion = 4;
+// 1 had no rules, 2 no actions, 3 not what ranks the merge had heard, 4 no stripped frames.
+constexpr uint32_t kStateVersion = 5;
 constexpr uint64_t kCommitSteps = 256;
 constexpr size_t kCommitEvents = 256;
 constexpr int64_t kCommitNanosMin = 2'000'000'000;
@@ -157,9 +157,11 @@ void LiveRun::ApplyHello(const HelloMessage& hello) {
 void LiveRun::ApplyFrame(uint32_t rank, const RankFrame& frame, Lsn lsn) {
   const RankMerge::Outcome outcome = merge_.Add(rank, frame, lsn, sink_);
   if (lsn <= saved_lsn_) return;  // Of an open step: counted when it was saved.
-  uint64_t& dropped = dropped_[rank];
-  if (frame.dropped_total > dropped) record_.frames_dropped += frame.dropped_total - dropped;
-  dropped = frame.dropped_total;  // Of a new client process, which counts afresh, also if it is less.
+  Losses& told = told_[rank];
+  if (frame.dropped_total > told.dropped) record_.frames_dropped += frame.dropped_total - told.dropped;
+  if (frame.stripped_total > told.stripped) record_.frames_stripped += frame.stripped_total - told.stripped;
+  // Of a new client process, which counts afresh, also if it is less.
+  told = {frame.dropped_total, frame.stripped_total};
   switch (outcome) {
     case RankMerge::Outcome::kTaken:
       GoOn();
@@ -415,7 +417,10 @@ absl::Status LiveRun::EndSave(Save save, absl::Status shared) {
 std::string LiveRun::SaveState(const std::string& series_state) const {
   std::string state;
   ByteWriter out(&state);
-  out.Put(kStateVersion);
+  // Where nothing was stripped servers of before read it: those of a cluster are replaced one after the other.
+  const bool stripped =
+      std::any_of(told_.begin(), told_.end(), [](const auto& rank) { return rank.second.stripped > 0; });
+  out.Put(stripped ? kStateVersion : uint32_t{4});
   out.Put(last_lsn_);
   out.Put(merge_.closed_attempt());
   out.Put(merge_.closed_step());
@@ -433,10 +438,11 @@ std::string LiveRun::SaveState(const std::string& series_state) const {
     out.PutVarint(newest.first);
     out.PutSigned(newest.second);
   }
-  out.PutVarint(dropped_.size());
-  for (const auto& [rank, dropped] : dropped_) {
+  out.PutVarint(told_.size());
+  for (const auto& [rank, losses] : told_) {
     out.PutVarint(rank);
-    out.PutVarint(dropped);
+    out.PutVarint(losses.dropped);
+    if (stripped) out.PutVarint(losses.stripped);
   }
   out.PutString(judge_.Save());
   out.PutString(series_state);
@@ -483,8 +489,9 @@ bool LiveRun::RestoreState(const std::string& state, std::string* series_state) 
     }
   }
   for (size_t left = in.GetCount(2); left > 0; --left) {
-    const uint32_t rank = static_cast<uint32_t>(in.GetVarint());
-    dropped_[rank] = in.GetVarint();
+    Losses& told = told_[static_cast<uint32_t>(in.GetVarint())];
+    told.dropped = in.GetVarint();
+    if (version >= 5) told.stripped = in.GetVarint();
   }
   const std::string_view judge = in.GetString();
   *series_state = std::string(in.GetString());

@@ -158,6 +158,10 @@ class LiveRun {
   bool closed() const { return record_.ended && needed_lsn() == 0 && outbox_.empty(); }
 
  private:
+  // Frames, as a client told since it started.
+  struct Losses {
+    uint64_t dropped = 0, stripped = 0;
+  };
   void ApplyHello(const HelloMessage& hello);
   void ApplyActionResult(uint32_t rank, const ActionResultMessage& result);
   void ApplyActionRequest(const ActionRequestMessage& message);
@@ -214,7 +218,7 @@ class LiveRun {
   std::vector<std::pair<uint32_t, ByeMessage>> byes_;  // rank; they wait.
   std::map<uint32_t, RankRecord> ranks_;
   std::map<SignalId, std::vector<double>> totals_;
-  std::map<uint32_t, uint64_t> dropped_;  // rank -> told by its client
+  std::map<uint32_t, Losses> told_;  // rank -> by its client
 
   Lsn last_lsn_ = 0;   // Last applied.
   Lsn saved_lsn_ = 0;  // Events and Hellos up to here are in saved state.

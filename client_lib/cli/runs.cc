@@ -82,6 +82,7 @@ ExitCode Get(Cli* cli, const NameOptions& options) {
                   {"ranks", std::to_string(run.ranks_reporting()) + " of " + std::to_string(is.reporters())},
                   {"frames", std::to_string(run.frames())},
                   {"frames_dropped", std::to_string(run.frames_dropped())},
+                  {"frames_stripped", std::to_string(run.frames_stripped())},
                   {"steps_recorded", std::to_string(run.steps_recorded())},
                   {"started", Time(run.started_unix_ns())},
                   {"last_report", Time(run.last_report_unix_ns())},

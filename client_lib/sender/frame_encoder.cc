@@ -10,9 +10,9 @@ namespace bellwether::client {
 namespace {
 
 // Upper bounds of what stands around the values on the wire: the seq, the frame's
-// own fields (8 varints of at most 11 bytes with their tags), tag and length of
+// own fields (9 varints of at most 11 bytes with their tags), tag and length of
 // the frame; and a block's five varints of at most 6, tags and lengths.
-constexpr uint64_t kFrameOverhead = 11 + 8 * 11 + 8;
+constexpr uint64_t kFrameOverhead = 11 + 9 * 11 + 8;
 constexpr uint64_t kBlockOverhead = 5 * 6 + 12;
 
 static_assert(kEventKindMax == v1::EventKind_MAX);
@@ -39,6 +39,7 @@ bool IsRunSignal(uint32_t signal) {
 
 bool FrameEncoder::Encode(const char* slot, const EncodeContext& context) {
   messages_.clear();
+  stripped_ = false;
   bool ok = false;
   switch (reinterpret_cast<const SlotHeader*>(slot)->kind) {
     case SlotKind::kFrame:
@@ -90,7 +91,10 @@ bool FrameEncoder::EncodeFrame(const char* slot, const EncodeContext& context) {
     values_left -= count;
     const float* block_values = values;
     values += count;
-    if (context.run_signals_only && !IsRunSignal(b.signal)) continue;
+    if (context.run_signals_only && !IsRunSignal(b.signal)) {
+      stripped_ = true;
+      continue;
+    }
     for (uint32_t layer = 0; layer < b.layer_count;) {
       uint64_t rows = part == nullptr || part_bytes + kBlockOverhead > part_bytes_max
                           ? 0
@@ -108,8 +112,10 @@ bool FrameEncoder::EncodeFrame(const char* slot, const EncodeContext& context) {
       layer += static_cast<uint32_t>(rows);
     }
   }
-  for (v1::ClientMessage& message : messages_)
+  for (v1::ClientMessage& message : messages_) {
     message.mutable_frame()->set_parts(static_cast<uint32_t>(messages_.size()));
+    message.mutable_frame()->set_stripped_total(context.stripped_total + (stripped_ ? 1 : 0));
+  }
   return !messages_.empty();
 }
 

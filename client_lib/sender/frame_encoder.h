@@ -22,6 +22,7 @@ struct EncodeContext {
   uint32_t attempt = 0;
   uint64_t dropped_ring_total = 0;
   uint64_t dropped_window_total = 0;
+  uint64_t stripped_total = 0;  // Before this one.
   uint32_t message_bytes_max = 1 << 20;
   uint64_t values_max = 0;  // Floats that a slot holds.
   bool run_signals_only = false;
@@ -37,6 +38,8 @@ class FrameEncoder {
   bool Encode(const char* slot, const EncodeContext& context);
 
   const std::vector<v1::ClientMessage>& messages() const { return messages_; }
+  // messages() lack signals of the slot, which are none of the run.
+  bool stripped() const { return stripped_; }
 
  private:
   bool EncodeFrame(const char* slot, const EncodeContext& context);
@@ -47,6 +50,7 @@ class FrameEncoder {
   v1::Frame* AddPart(const SlotHeader& header, const EncodeContext& context);
 
   std::vector<v1::ClientMessage> messages_;
+  bool stripped_ = false;
 };
 
 }  // namespace bellwether::client

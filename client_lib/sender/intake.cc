@@ -66,6 +66,7 @@ EncodeContext Intake::Context() const {
   context.attempt = header_->config.attempt;
   context.dropped_ring_total = header_->dropped_ring.load(std::memory_order_relaxed);
   context.dropped_window_total = window_->state().frames_dropped;
+  context.stripped_total = window_->state().frames_stripped;
   context.message_bytes_max =
       said == 0 ? kMessageBytesMaxDefault : std::clamp(said, kMessageBytesMaxFloor, kMessageBytesMaxDefault);
   context.values_max = header_->values_max;
@@ -90,7 +91,11 @@ bool Intake::Admit(const char* slot) {
   if (slot_header.kind == SlotKind::kSpectrum && period != 1) return false;
   context.run_signals_only = period == 0;
   if (!encoder_.Encode(slot, context)) return false;
-  return AppendAll() || (period == 1 && spool != nullptr && SpillAll());
+  if (AppendAll()) {
+    if (encoder_.stripped()) ++state->frames_stripped;
+    return true;
+  }
+  return period == 1 && spool != nullptr && SpillAll();
 }
 
 bool Intake::SpillAll() {

@@ -5,7 +5,8 @@
 // forgotten: all below one half, every 2nd below 3/4, every 4th below 7/8,
 // every 8th below 15/16, then only signals of the run (loss, norms: a few bytes),
 // then nothing.  Spectra are let in below one half, events and action results
-// as long as they fit.  What is not let in is counted, and the next frame tells.
+// as long as they fit.  What is not let in is counted, and the next frame tells;
+// one that is stripped of its heads is counted apart, and tells of itself.
 // With a spool everything goes to disk from one half on, and thinning begins
 // only where the disk does not take it.
 //

@@ -2,14 +2,12 @@
 
 namespace bellwether::client {
 
-v1::ClientMessage MakeHello(const SenderConfig& config, uint64_t first_unacked_seq, uint64_t dropped_total) {
+v1::ClientMessage MakeHello(const SenderConfig& config) {
   v1::ClientMessage message;
   v1::Hello* hello = message.mutable_hello();
   hello->set_protocol(kProtocol);
   hello->set_client_version(BELLWETHER_VERSION);
   hello->set_rank(config.rank);
-  hello->set_first_unacked_seq(first_unacked_seq);
-  hello->set_dropped_total(dropped_total);
   for (uint32_t kind = 1; kind <= kActionKindMax; ++kind) {
     if ((config.actions_mask >> kind & 1) != 0) hello->add_capabilities(static_cast<v1::ActionKind>(kind));
   }
@@ -49,10 +47,11 @@ v1::ClientMessage MakeBye(v1::ByeReason reason, uint64_t last_seq, const std::st
   return message;
 }
 
-v1::ClientMessage MakeHeartbeat(int64_t time_unix_ns, uint64_t dropped_total) {
+v1::ClientMessage MakeHeartbeat(int64_t time_unix_ns, const LossTotals& losses) {
   v1::ClientMessage message;
   message.mutable_heartbeat()->set_time_unix_ns(time_unix_ns);
-  message.mutable_heartbeat()->set_dropped_total(dropped_total);
+  message.mutable_heartbeat()->set_dropped_total(losses.dropped);
+  message.mutable_heartbeat()->set_stripped_total(losses.stripped);
   return message;
 }
 

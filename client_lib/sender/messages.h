@@ -13,9 +13,16 @@ namespace bellwether::client {
 
 inline constexpr uint32_t kProtocol = 1;
 
-v1::ClientMessage MakeHello(const SenderConfig& config, uint64_t first_unacked_seq, uint64_t dropped_total);
+// What this client has lost since it started.
+struct LossTotals {
+  uint64_t dropped = 0;   // Frames.
+  uint64_t stripped = 0;  // Frames that were sent without their heads.
+};
+
+// As if nothing were held or lost yet.
+v1::ClientMessage MakeHello(const SenderConfig& config);
 v1::ClientMessage MakeBye(v1::ByeReason reason, uint64_t last_seq, const std::string& detail);
-v1::ClientMessage MakeHeartbeat(int64_t time_unix_ns, uint64_t dropped_total);
+v1::ClientMessage MakeHeartbeat(int64_t time_unix_ns, const LossTotals& losses);
 
 }  // namespace bellwether::client
 

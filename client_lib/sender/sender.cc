@@ -66,7 +66,7 @@ void Sender::StartSpool() {
     spool_ = std::make_unique<Spool>(Spool::Options{.folder = folder_->path(), .bytes_max = config.spool_bytes});
     if (!spool_->Open(state->appended_ordinal)) {
       error = spool_->trouble();
-    } else if (!folder_->SaveHello(MakeHello(config, 0, 0))) {
+    } else if (!folder_->SaveHello(MakeHello(config))) {
       error = "cannot write to " + folder_->path() + ": " + std::strerror(errno);
     }
   } else if (made == SpoolFolder::Result::kBusy) {
@@ -134,7 +134,7 @@ void Sender::StartRecorder() {
   SenderState* state = window_.mutable_state();
   recorder_ = std::make_unique<Recorder>(path, header_->config.rank);
   const bool resume = state->record_started != 0;
-  if (!recorder_->Open(MakeHello(header_->config, 0, 0), resume)) {
+  if (!recorder_->Open(MakeHello(header_->config), resume)) {
     header_->error.Set(recorder_->error());
     log_.Once("recorder", recorder_->error());
     recorder_.reset();

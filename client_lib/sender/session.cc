@@ -6,7 +6,6 @@
 
 #include "bellwether/client.h"
 #include "client_lib/sender/credentials.h"
-#include "client_lib/sender/messages.h"
 
 namespace bellwether::client {
 namespace {
@@ -60,8 +59,10 @@ Session::Session(const Parts& parts)
   unreachable_since_ = Clock::now();
 }
 
-uint64_t Session::DroppedTotal() const {
-  return header_->dropped_ring.load(std::memory_order_relaxed) + window_->state().frames_dropped;
+LossTotals Session::Losses() const {
+  const SenderState& state = window_->state();
+  return {.dropped = header_->dropped_ring.load(std::memory_order_relaxed) + state.frames_dropped,
+          .stripped = state.frames_stripped};
 }
 
 void Session::Step(Clock::time_point now) {
@@ -95,7 +96,7 @@ void Session::Step(Clock::time_point now) {
     return;
   }
   if (now >= next_heartbeat_) {
-    stream_->Send(MakeHeartbeat(NowUnixNs(), DroppedTotal()));
+    stream_->Send(MakeHeartbeat(NowUnixNs(), Losses()));
     next_heartbeat_ = now + kHeartbeat;
   }
   if (!draining_ && now >= throttled_until_) SendFromWindow(now);
@@ -112,9 +113,10 @@ void Session::Connect(Clock::time_point now) {
   const bool holds = state.seq_base_known != 0 && !window_->empty();
   const auto first_unacked = static_cast<uint64_t>(state.seq_base + static_cast<int64_t>(state.freed_ordinal) + 1);
   stream_ = std::make_unique<Stream>(connection.channel, connection.token, parts_.wake);
-  v1::ClientMessage hello = parts_.hello != nullptr ? *parts_.hello : MakeHello(header_->config, 0, 0);
+  v1::ClientMessage hello = parts_.hello != nullptr ? *parts_.hello : MakeHello(header_->config);
   hello.mutable_hello()->set_first_unacked_seq(holds ? first_unacked : 0);
-  hello.mutable_hello()->set_dropped_total(DroppedTotal());
+  hello.mutable_hello()->set_dropped_total(Losses().dropped);
+  hello.mutable_hello()->set_stripped_total(Losses().stripped);
   stream_->Send(hello);
   phase_ = Phase::kConnecting;
   draining_ = false;

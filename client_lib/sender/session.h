@@ -28,6 +28,7 @@
 
 #include "client_lib/sender/command_queue.h"
 #include "client_lib/sender/intake.h"
+#include "client_lib/sender/messages.h"
 #include "client_lib/sender/sender_log.h"
 #include "client_lib/sender/stream.h"
 #include "client_lib/sender/window.h"
@@ -83,7 +84,7 @@ class Session {
   void RetryLater(const std::string& why, Clock::time_point now, bool refused = false);
   void Fail(const std::string& why);
   void SendFromWindow(Clock::time_point now);
-  uint64_t DroppedTotal() const;
+  LossTotals Losses() const;
   void SetLink(uint32_t link) { header_->link.store(link, std::memory_order_relaxed); }
 
   const Parts parts_;

@@ -35,6 +35,7 @@ void Window::Commit() {
                               std::memory_order_relaxed);
   header_->frames_spooled.store(next_.frames_spooled, std::memory_order_relaxed);
   header_->frames_dropped_window.store(next_.frames_dropped, std::memory_order_relaxed);
+  header_->frames_stripped.store(next_.frames_stripped, std::memory_order_relaxed);
 }
 
 uint64_t Window::BytesFor(uint64_t body_bytes) { return sizeof(Record) + (body_bytes + 7) / 8 * 8; }

@@ -315,6 +315,7 @@ void Client::GetCounters(bw_counters* counters) const {
   header_->page_url.Get(counters->page_url);
   counters->frames_spooled = header_->frames_spooled.load(order);
   counters->spool_bytes = header_->spool_bytes.load(order);
+  counters->frames_stripped = header_->frames_stripped.load(order);
 }
 
 bw_status Client::Flush(uint32_t timeout_ms) {

@@ -24,7 +24,7 @@
 namespace bellwether::client {
 
 inline constexpr uint64_t kSharedMagic = 0x31676e6952774200;  // "\0BwRing1"
-inline constexpr uint32_t kSharedVersion = 3;
+inline constexpr uint32_t kSharedVersion = 4;
 inline constexpr uint32_t kRingFramesDefault = 256;
 inline constexpr uint32_t kRingFramesMax = 4096;
 inline constexpr uint64_t kRingBytesMax = uint64_t{64} << 30;  // Address space; untouched pages cost nothing.
@@ -114,9 +114,10 @@ struct SenderState {
   uint64_t frames_dropped;   // That did not.
   uint64_t frames_sent;      // Whole frames handed to a stream or the file.
   uint64_t frames_durable;
-  uint64_t frames_spooled;  // Admitted to the disk, not to the memory.
-  uint64_t frames_lost;     // Admitted, then lost with a part of the disk; also in frames_dropped.
-  uint64_t lost_from;       // The newest such messages; 0 = none.
+  uint64_t frames_spooled;   // Admitted to the disk, not to the memory.
+  uint64_t frames_lost;      // Admitted, then lost with a part of the disk; also in frames_dropped.
+  uint64_t frames_stripped;  // Admitted without their heads.
+  uint64_t lost_from;        // The newest such messages; 0 = none.
   uint64_t lost_through;
   uint64_t spool_number;      // Of the spool's folder; 0 = none yet.
   uint64_t window_bytes_max;  // As the server last said; 0 = not yet.
@@ -160,6 +161,7 @@ struct SharedHeader {
   std::atomic<uint64_t> frames_sent;
   std::atomic<uint64_t> frames_acked;
   std::atomic<uint64_t> frames_dropped_window;
+  std::atomic<uint64_t> frames_stripped;
   std::atomic<uint64_t> frames_spooled;
   std::atomic<uint64_t> spool_bytes;
   std::atomic<uint64_t> reconnects;

@@ -122,9 +122,10 @@ def _arrives(board: Board) -> None:
     )
     board.lines(
         "Lost on the way",
-        "Frames per second that never arrived, by where they were lost, over all runs.",
+        "Frames per second that never arrived, by where they were lost, or without their heads; over all runs.",
         Look("short", THIRD),
         query(rate("bellwether_run_frames_dropped_total", "reason"), "{{reason}}"),
+        query(rate("bellwether_run_frames_stripped_total", "instance"), "without heads {{instance}}"),
     )
 
 

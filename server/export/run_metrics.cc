@@ -12,8 +12,8 @@ namespace bellwether::server {
 namespace {
 
 constexpr double kSecondsPerNano = 1e-9;
-// Attempt, ended, ranks expected and reporting, frames dropped.
-constexpr int64_t kRunExtraFixed = 5;
+// Attempt, ended, ranks expected and reporting, frames dropped and stripped.
+constexpr int64_t kRunExtraFixed = 6;
 constexpr int64_t kEtaSeries = 3;
 
 // Calls with every metric of `level` whose signal the sample, or for totals the
@@ -80,6 +80,7 @@ void AddRunExtras(const RunSnapshot& run, FamilySet* set) {
   dropped.push_back({"reason", "client"});
   set->Add(SeriesLevel::kRun, "bellwether_run_frames_dropped_total", std::move(dropped),
            static_cast<double>(record.frames_dropped));
+  add("bellwether_run_frames_stripped_total", static_cast<double>(record.frames_stripped));
   if (run.eta.known) {
     add("bellwether_run_eta_steps", run.eta.steps);
     add("bellwether_run_eta_lower_steps", run.eta.lower_steps);

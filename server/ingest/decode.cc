@@ -115,6 +115,7 @@ absl::StatusOr<HelloMessage> DecodeHello(const v1::Hello& hello, const DecodeLim
   plain.rank = hello.rank();
   plain.first_unacked_seq = hello.first_unacked_seq();
   plain.dropped_total = hello.dropped_total();
+  plain.stripped_total = hello.stripped_total();
   for (const int kind : hello.capabilities()) {
     // What a newer client can do besides is not asked of it.
     if (kind > 0 && kind < kActionKindEnd) plain.kinds_mask |= uint32_t{1} << kind;
@@ -165,6 +166,7 @@ absl::StatusOr<RankFrame> DecodeFrame(const v1::Frame& frame, const Layout& layo
   plain.time_unix_ns = frame.time_unix_ns();
   plain.partial_rows = frame.partial_rows();
   plain.dropped_total = frame.dropped_ring_total() + frame.dropped_window_total();
+  plain.stripped_total = frame.stripped_total();
   plain.blocks.resize(static_cast<size_t>(frame.blocks_size()));
   size_t values = 0;
   for (int i = 0; i < frame.blocks_size(); ++i) {
@@ -262,7 +264,7 @@ absl::StatusOr<IngestMessage> Decode(const v1::ClientMessage& message, const Lay
       return plain;
     }
     case v1::ClientMessage::kHeartbeat:
-      plain.body = HeartbeatMessage{message.heartbeat().dropped_total()};
+      plain.body = HeartbeatMessage{message.heartbeat().dropped_total(), message.heartbeat().stripped_total()};
       return plain;
     case v1::ClientMessage::kBye: {
       const v1::Bye& bye = message.bye();

@@ -23,6 +23,7 @@ struct HelloMessage {
   uint32_t rank = 0;
   uint64_t first_unacked_seq = 0;
   uint64_t dropped_total = 0;
+  uint64_t stripped_total = 0;
   uint32_t kinds_mask = 0;   // Bit k: ActionKind k can be applied there.
   bool ranks_agree = false;  // It passes actions on to all ranks and answers for them.
   std::string import_of;     // As RunRecord's.
@@ -38,6 +39,7 @@ struct ActionResultMessage {
 
 struct HeartbeatMessage {
   uint64_t dropped_total = 0;
+  uint64_t stripped_total = 0;
 };
 
 struct ByeMessage {

@@ -81,6 +81,7 @@ v1::Run ToProto(const RunSnapshot& run) {
   proto.set_ranks_reporting(run.ranks_reporting);
   proto.set_frames(record.frames);
   proto.set_frames_dropped(record.frames_dropped);
+  proto.set_frames_stripped(record.frames_stripped);
   proto.set_alerts_firing(run.alerts_firing);
   *proto.mutable_eta() = ToProto(run.eta);
   proto.set_loss(run.newest ? double{run.newest->scalar(SignalId::kLoss)} : std::numeric_limits<double>::quiet_NaN());

@@ -72,6 +72,7 @@ struct RunRecord {
   int64_t last_report_unix_ns = 0;
   uint64_t frames = 0;
   uint64_t frames_dropped = 0;
+  uint64_t frames_stripped = 0;  // Sent without their heads.
   uint64_t steps_recorded = 0;
   Lsn applied_lsn = 0;            // State below is that of this LSN.
   std::vector<SignalId> signals;  // Reported so far.

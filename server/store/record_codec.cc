@@ -15,7 +15,8 @@ constexpr uint8_t kVersion = 1;
 template <>
 constexpr uint8_t kVersion<Transition> = 2;  // 1 had no siblings.
 template <>
-constexpr uint8_t kVersion<RunRecord> = 3;  // 1 did not say whether it is mixed, 2 what it is imported from.
+constexpr uint8_t kVersion<RunRecord> = 4;  // 1 did not say whether it is mixed, 2 what it is imported from,
+                                            // 3 how many frames were stripped.
 constexpr uint8_t kStateVersion = 1;
 constexpr uint64_t kStateBytesMax = uint64_t{1} << 30;
 
@@ -118,6 +119,7 @@ void Describe(Archive& ar, RunRecord& r) {
   ar.List(r.signals, sizeof(SignalId), [](Archive& a, SignalId& signal) { a.Field(signal); });
   if (ar.version() >= 2) ar.Field(r.mixed);
   if (ar.version() >= 3) ar.Field(r.import_of);
+  if (ar.version() >= 4) ar.Field(r.frames_stripped);
 }
 
 template <typename Archive>
@@ -277,7 +279,10 @@ uint8_t VersionOf(const Record&) {
 }
 // Of a trainer's run what servers of before read: those of a cluster are replaced one
 // after the other.
-uint8_t VersionOf(const RunRecord& run) { return run.import_of.empty() ? 2 : kVersion<RunRecord>; }
+uint8_t VersionOf(const RunRecord& run) {
+  if (run.frames_stripped > 0) return kVersion<RunRecord>;
+  return run.import_of.empty() ? 2 : 3;
+}
 
 template <typename Record>
 std::string Encode(Record record) {

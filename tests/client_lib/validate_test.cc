@@ -302,7 +302,14 @@ TEST(ClientTest, CountersOfAnOlderHeaderAreNotWrittenBeyond) {
   EXPECT_EQ(counters.frames_queued, 0);
   EXPECT_EQ(counters.struct_size, offsetof(bw_counters, frames_spooled));
   EXPECT_EQ(counters.spool_bytes, 0x5a5a5a5a5a5a5a5a);
-  counters.struct_size -= 1;
+  counters.struct_size = offsetof(bw_counters, frames_stripped);  // That of 1.2.
+  ASSERT_EQ(bw_client_get_counters(client.get(), &counters), BW_OK) << bw_last_error();
+  EXPECT_EQ(counters.spool_bytes, 0);
+  EXPECT_EQ(counters.frames_stripped, 0x5a5a5a5a5a5a5a5a);
+  counters.struct_size = sizeof(counters);
+  ASSERT_EQ(bw_client_get_counters(client.get(), &counters), BW_OK) << bw_last_error();
+  EXPECT_EQ(counters.frames_stripped, 0);
+  counters.struct_size = offsetof(bw_counters, frames_spooled) - 1;
   EXPECT_EQ(bw_client_get_counters(client.get(), &counters), BW_INVALID_ARGUMENT);
 }
 

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <thread>
 
+#include "bellwether/signal_table.h"
 #include "client_lib/sender/command_queue.h"
 #include "client_lib/sender/frame_encoder.h"
 #include "client_lib/sender/intake.h"
@@ -27,6 +28,22 @@ constexpr uint64_t kValuesMax = 1 << 17;  // Touched only where a test does.
 class WindowTest : public ::testing::Test {
  protected:
   WindowTest() { EXPECT_EQ(memory_.Create({.slot_count = 8, .values_max = kValuesMax}), 0); }
+
+  // Pushes a frame of signals of the run and, if `with_heads`, of `values` floats more.
+  bool PushRunSignals(RingProducer* ring, int64_t step, bool with_heads, uint32_t values) {
+    char* slot = ring->Reserve();
+    if (slot == nullptr) return false;
+    auto* header = new (slot) SlotHeader{};
+    header->kind = SlotKind::kFrame;
+    header->block_count = with_heads ? 2 : 1;
+    header->step = step;
+    SlotBlocks(slot)[0] = {static_cast<uint32_t>(SignalId::kLoss), 0, 1, 0, 1, 0};
+    if (with_heads) SlotBlocks(slot)[1] = {static_cast<uint32_t>(SignalId::kRows), 0, 1, 0, values, 0};
+    auto* out = reinterpret_cast<float*>(slot + SlotValuesOffset(header->block_count));
+    for (uint32_t i = 0; i <= (with_heads ? values : 0); ++i) out[i] = static_cast<float>(step);
+    ring->Commit();
+    return true;
+  }
 
   // Pushes a frame of `values` floats, all `step`, on signal `signal`.
   bool Push(RingProducer* ring, int64_t step, uint32_t values, uint32_t signal = 1) {
@@ -148,6 +165,52 @@ TEST_F(WindowTest, FillsToTheLimitAndNotBeyond) {
   EXPECT_GE(window.state().frames_admitted + window.state().frames_dropped, admitted + 1);
 }
 
+TEST_F(WindowTest, AFrameWhoseHeadsAreStrippedIsCountedAndTellsOfItself) {
+  RingProducer producer(memory_);
+  Window window(&memory_);
+  Intake intake(&memory_, &window);
+  constexpr uint32_t kValues = 60'000;
+  int64_t step = 0;
+  uint64_t natural = 0;
+  const auto push = [&](bool with_heads) {
+    ASSERT_TRUE(PushRunSignals(&producer, step++, with_heads, kValues));
+    ASSERT_EQ(intake.Take(1), 1);
+  };
+  while (window.state().frames_stripped == 0 && step < 5000) push(true);
+  // One that has no heads loses none, and one that has nothing else is dropped.
+  for (int i = 0; i < 20; ++i) {
+    push(i % 2 == 0);
+    natural += i % 2;
+  }
+  const uint64_t dropped = window.state().frames_dropped;
+  ASSERT_TRUE(Push(&producer, step++, kValues, static_cast<uint32_t>(SignalId::kRows)));
+  ASSERT_EQ(intake.Take(1), 1);
+  EXPECT_EQ(window.state().frames_dropped, dropped + 1);
+  const SenderState& state = window.state();
+  EXPECT_EQ(state.frames_stripped, 11);
+  EXPECT_EQ(state.frames_admitted + state.frames_dropped, static_cast<uint64_t>(step));
+  EXPECT_EQ(memory_.header()->frames_stripped, 11);
+
+  Window::Cursor cursor = window.Begin();
+  Window::Message message;
+  uint64_t without_heads = 0, read = 0;
+  while (window.Read(&cursor, &message)) {
+    const v1::ClientMessage parsed = Parse(message.body);
+    ++read;
+    const bool stripped = parsed.frame().blocks_size() == 1 && parsed.frame().stripped_total() > without_heads;
+    without_heads += stripped ? 1 : 0;
+    EXPECT_EQ(parsed.frame().stripped_total(), without_heads);
+    if (parsed.frame().blocks_size() == 1 && !stripped) --natural;
+  }
+  EXPECT_EQ(read, state.frames_admitted);
+  EXPECT_EQ(without_heads, 11);
+  EXPECT_EQ(natural, 0);
+
+  // The next sender goes on from there.
+  Window again(&memory_);
+  EXPECT_EQ(again.state().frames_stripped, 11);
+}
+
 TEST_F(WindowTest, ADamagedSlotIsDroppedAndCounted) {
   RingProducer producer(memory_);
   Window window(&memory_);
@@ -180,7 +243,13 @@ TEST_F(WindowTest, PartsFitAnyMessageLimit) {
   SlotBlocks(slot)[0] = {1, 0, 100, 0, 1024, 0};
   FrameEncoder encoder;
   for (const uint32_t bytes_max : {8u << 10, 64u << 10, 1u << 20}) {
-    EncodeContext context{.message_bytes_max = bytes_max, .values_max = kValuesMax};
+    // Counters as long as they can be.
+    EncodeContext context{.attempt = UINT32_MAX,
+                          .dropped_ring_total = UINT64_MAX,
+                          .dropped_window_total = UINT64_MAX,
+                          .stripped_total = UINT64_MAX,
+                          .message_bytes_max = bytes_max,
+                          .values_max = kValuesMax};
     ASSERT_TRUE(encoder.Encode(slot, context));
     uint64_t values = 0;
     for (const v1::ClientMessage& message : encoder.messages()) {

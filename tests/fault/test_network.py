@@ -6,7 +6,9 @@ cut, slowed and broken; processes that are stopped by SIGSTOP; a reader of alert
 
 from __future__ import annotations
 
+import array
 import os
+import re
 import signal
 import socket
 import sys
@@ -162,6 +164,71 @@ def test_a_slow_link_thins_and_counts_to_the_frame(server: Server) -> None:
     # Thinned, not torn off: what was let in while the window filled lies apart by 2, 4, 8.
     assert {1, 2} <= set(gaps), (sorted(set(gaps)), counters)
     link.close()
+
+
+def test_a_long_outage_strips_heads_and_counts_each_frame(server: Server) -> None:
+    """Near the window's end only the run's signals are sent: each such step is one of the counter,
+    at the sender, over a sender that is killed, and at the server, over one that is killed.
+    Steps that have no heads by themselves are none of it."""
+    layers, heads = 16, 1024  # 64 KiB a frame.
+    client = RunClient(
+        RunOptions(run="away", layers=layers, heads=heads, server=server.grpc, ring_frames=1024)
+    )
+    values = array.array("f", [1.0]) * (layers * heads)
+    pushed = 0
+
+    def push(with_heads: bool = True) -> None:
+        nonlocal pushed
+        blocks = [Block("loss", [float(pushed)])]
+        if with_heads:
+            blocks.append(Block("wq_sigma", values, 0, layers, 0, heads))
+        wait_for("room in the ring", lambda: client.push(pushed, blocks))
+        pushed += 1
+
+    def push_until(stripped: int) -> None:
+        while client.counters().frames_stripped < stripped:
+            assert pushed < 6000, client.counters()
+            push()
+
+    for step in range(20):
+        push(with_heads=step % 5 != 0)
+    assert client.flush(30), client.counters()
+    server.kill()
+    push_until(20)
+    killed = client.counters().sender_pid
+    os.kill(killed, signal.SIGKILL)
+    wait_for("another sender", lambda: client.counters().sender_pid not in (0, killed))
+    push_until(60)
+    server.start()
+    assert client.flush(120), client.counters()
+    for _ in range(5):
+        push()  # Whole again.
+    assert client.flush(30), client.counters()
+    counters = client.counters()
+    kept = pushed - counters.frames_dropped_window
+    wait_for("each frame is stored", lambda: len(server.series("away", "loss")) >= kept, 30)
+    stored = set(server.series("away", "loss"))
+    whole = set(server.series("away", "wq_sigma", layers - 1, heads - 1))
+    assert len(stored) == kept and whole < stored
+    without = stored - whole
+    assert {0, 5, 10, 15} < without and not without & set(range(pushed - 5, pushed))
+    assert counters.frames_stripped == len(without) - 4 >= 60, counters
+
+    def expect_told() -> None:
+        told = lambda: server.call("GetRun", run="away")  # noqa: E731  A little behind.
+        wait_for("each is counted once", lambda: int(told()["frames"]) == kept, 10)
+        assert int(told()["frames_stripped"]) == counters.frames_stripped
+        assert server.metric("bellwether_run_frames_stripped_total") == counters.frames_stripped
+        assert f"frames_stripped {counters.frames_stripped}\n" in re.sub(
+            " +", " ", server.run("run", "get", "away")
+        )
+
+    expect_told()
+    server.kill()
+    server.start()
+    server.await_applied()
+    expect_told()
+    client.close()
 
 
 def test_links_that_break_all_the_time_lose_nothing(server: Server, tmp_path: Path) -> None:

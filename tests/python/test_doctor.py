@@ -1,14 +1,21 @@
 """Goal: for every cause of "no data" doctor names it, and exits with 1; with none it exits 0.
-Method: one script for each cause, run by the command itself.
+Method: one script for each cause, run by the command itself; what a sender lost, as a monitor
+would tell it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
+
+import pytest
+
+from bellwether.client import Counters
+from bellwether.doctor import monitor_findings
 
 from conftest import ROOT
 
@@ -102,6 +109,30 @@ def test_no_attention_found(tmp_path: Path) -> None:
 def test_no_optimizer(tmp_path: Path) -> None:
     done = doctor(tmp_path, NO_OPTIMIZER)
     assert done.returncode == 1 and "before its end" in failures(done)
+
+
+class Lossy:
+    """A monitor whose sender has lost something."""
+
+    def __init__(self, **lost: int) -> None:
+        fields = dataclasses.fields(Counters)
+        none = {f.name: "" if f.name in ("link", "error", "page_url") else 0 for f in fields}
+        self.counters = Counters(**{**none, "link": "streaming", **lost})  # type: ignore[arg-type]
+
+    def status(self) -> dict[str, Any]:
+        return {"layers": [], "why_off": "", "live": True, "errors": 0, "numbers_left_out": {},
+                "samples": 0, "counters": self.counters}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "lost, words",
+    [({"frames_dropped_ring": 2, "frames_dropped_window": 3}, "5 frames dropped"),
+     ({"frames_stripped": 7}, "7 frames sent without their heads: the sender's memory was")],
+)  # fmt: skip
+def test_each_loss_is_said(lost: dict[str, int], words: str) -> None:
+    bad = [finding.text for finding in monitor_findings(Lossy(**lost)) if finding.ok is False]
+    assert [text for text in bad if words in text], bad
+    assert words not in str(monitor_findings(Lossy()))
 
 
 def test_no_server(tmp_path: Path) -> None:

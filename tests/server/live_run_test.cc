@@ -92,11 +92,12 @@ class LiveRunTest : public testing::Test {
     hello.rank = rank;
     Put(rank, WalKind::kHello, {0, hello});
   }
-  void Send(uint32_t rank, int64_t step, uint32_t attempt = 0, uint64_t dropped = 0) {
+  void Send(uint32_t rank, int64_t step, uint32_t attempt = 0, uint64_t dropped = 0, uint64_t stripped = 0) {
     RankFrame frame;
     frame.attempt = attempt;
     frame.step = step;
     frame.dropped_total = dropped;
+    frame.stripped_total = stripped;
     frame.blocks = {{SignalId::kRows, 0, 1, 0, 2, 0}};
     frame.values = {1, 1};
     Put(rank, WalKind::kMessage, {++seq_, std::move(frame)});
@@ -218,6 +219,40 @@ TEST_F(LiveRunTest, WhatIsReplayedIsCountedOnce) {
   Send(0, 2, 0, 3);  // Another client process.
   Send(0, 3, 0, 4);
   EXPECT_EQ(run_->record().frames_dropped, 11u);
+}
+
+TEST_F(LiveRunTest, FramesStrippedOfTheirHeadsAreCountedOnceForEachRank) {
+  Begin(2);
+  Send(0, 0, 0, 5);
+  Save();
+  Restart();  // From a state as servers of before wrote it, which still do not miss anything.
+  EXPECT_EQ(run_->record().frames_stripped, 0u);
+  Send(0, 1, 0, 5, 1);
+  Send(1, 0, 0, 0, 2);
+  Send(0, 2, 0, 6, 3);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(run_->record().frames_stripped, 5u);
+    EXPECT_EQ(run_->record().frames_dropped, 6u);
+    Save();
+    Restart();
+  }
+  Send(0, 3, 0, 6, 3);
+  EXPECT_EQ(run_->record().frames_stripped, 5u);
+  Send(0, 4, 0, 0, 0);  // Another client process.
+  Send(0, 5, 0, 0, 1);
+  EXPECT_EQ(run_->record().frames_stripped, 6u);
+}
+
+// The version is in the first four bytes.
+TEST_F(LiveRunTest, AStateWithoutStrippedFramesIsOneThatServersOfBeforeRead) {
+  Begin(1);
+  const auto version = [this] { return static_cast<int>(database_->GetState(1)->at(0)); };
+  Send(0, 0, 0, 5);
+  Save();
+  EXPECT_EQ(version(), 4);
+  Send(0, 1, 0, 5, 1);
+  Save();
+  EXPECT_EQ(version(), 5);
 }
 
 TEST_F(LiveRunTest, GoodbyesOfAnAttemptEndNoLaterOne) {

@@ -33,7 +33,7 @@ extern "C" {
 
 /* Minor grows when something is added, major when something breaks. */
 #define BW_API_VERSION_MAJOR 1
-#define BW_API_VERSION_MINOR 2 /* 1: ranks_agree; actions come as JSON.  2: the spool */
+#define BW_API_VERSION_MINOR 3 /* 1: ranks_agree; actions come as JSON.  2: the spool.  3: frames_stripped */
 
 #define BW_BLOCKS_MAX 64         /* Blocks in one frame. */
 #define BW_LAYERS_MAX 512        /* Layers of one run. */
@@ -257,6 +257,10 @@ typedef struct bw_counters {
   /* Since 1.2: */
   uint64_t frames_spooled; /* That went to disk, sent or not. */
   uint64_t spool_bytes;    /* On disk now, with what earlier attempts left. */
+  /* Since 1.3: */
+  uint64_t frames_stripped; /* Of which only the signals of the run were sent,
+                               as the sender's window was nearly full; not among
+                               the dropped ones. */
 } bw_counters;
 
 /* Writes the counters to `*counters`.  Returns BW_OK or BW_INVALID_ARGUMENT. */

@@ -264,6 +264,7 @@ class Counters(Structure):
         ("page_url", c_char * 256),
         ("frames_spooled", c_uint64),
         ("spool_bytes", c_uint64),
+        ("frames_stripped", c_uint64),
     ]
 
 
@@ -447,7 +448,7 @@ def client() -> CDLL:
         library = _load(CLIENT_LIBRARY)
         handle = c_void_p
         _declare(library, "bw_abi_version", c_uint32)
-        _check_abi(CLIENT_LIBRARY, library.bw_abi_version(), 2)
+        _check_abi(CLIENT_LIBRARY, library.bw_abi_version(), 3)
         _declare(library, "bw_last_error", c_char_p)
         _declare(library, "bw_signal_by_name", c_uint32, c_char_p)
         _declare(library, "bw_signal_at", c_int, c_uint32, POINTER(SignalInfo))

@@ -95,6 +95,7 @@ class Counters:
     page_url: str
     frames_spooled: int
     spool_bytes: int
+    frames_stripped: int
 
 
 @dataclasses.dataclass(frozen=True)

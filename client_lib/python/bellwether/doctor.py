@@ -159,6 +159,9 @@ def monitor_findings(monitor: Any) -> list[Finding]:
         )
         if dropped:
             found.append(Finding(False, f"{dropped} frames dropped"))
+        if counters.frames_stripped:
+            without = f"{counters.frames_stripped} frames sent without their heads"
+            found.append(Finding(False, f"{without}: the sender's memory was nearly full"))
         if counters.frames_spooled or counters.spool_bytes:
             waiting = f"{counters.spool_bytes >> 20} MiB of them still there"
             found.append(Finding(None, f"{counters.frames_spooled} frames went to disk, {waiting}"))

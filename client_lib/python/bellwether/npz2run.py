@@ -231,8 +231,9 @@ def convert(
                     print(f"\r{target.name} {100 * written // total:3d} %", end="", file=sys.stderr)
         _drain(client.flush(60.0), target)
         counters = client.counters()
-        if counters.frames_dropped_ring or counters.frames_dropped_window:
-            raise ClientError(f"{target}: frames were dropped: {counters}")
+        dropped = counters.frames_dropped_ring + counters.frames_dropped_window
+        if dropped or counters.frames_stripped:
+            raise ClientError(f"{target}: frames were dropped or stripped: {counters}")
     _wait_for(counters.sender_pid)
     if progress:
         print(f"\r{target.name} 100 %", file=sys.stderr)

@@ -97,6 +97,16 @@ TEST_F(PrometheusTest, ValuesOfRunLayerAndHead) {
   EXPECT_EQ(CountOf(page, "rule=\"eps\""), 0);
 }
 
+TEST_F(PrometheusTest, WhatTheClientsLostIsThere) {
+  Publish({.name = "a"}, [](RunSnapshot* run) {
+    run->record.frames_dropped = 7;
+    run->record.frames_stripped = 3;
+  });
+  const auto page = Parse(exporter().Render());
+  EXPECT_EQ(page.at(R"(bellwether_run_frames_dropped_total{run="a",reason="client"})"), 7);
+  EXPECT_EQ(page.at(R"(bellwether_run_frames_stripped_total{run="a"})"), 3);
+}
+
 TEST_F(PrometheusTest, NanIsExportedAndTheUnmeasuredIsNot) {
   Publish({.layout = {.layers = 2, .heads = 2, .kv_heads = 2}}, [](RunSnapshot* run) {
     auto sample = std::make_shared<StepSample>(*run->heads);

@@ -141,6 +141,27 @@ TEST(DecodeTest, EveryBitOfAValueArrives) {
   }
 }
 
+TEST(DecodeTest, WhatAClientLostArrivesAndAnOlderOneSaysNothingOfIt) {
+  v1::ClientMessage hello = ValidHello(), frame = ValidFrame(), heartbeat;
+  const auto stripped = [&] {
+    const auto decoded_hello = Decode(hello, nullptr, {}), decoded_frame = Decode(frame, &kLayout, {}),
+               decoded_heartbeat = Decode(heartbeat, &kLayout, {});
+    EXPECT_TRUE(decoded_hello.ok() && decoded_frame.ok() && decoded_heartbeat.ok());
+    return std::vector<uint64_t>{std::get<HelloMessage>(decoded_hello->body).stripped_total,
+                                 std::get<RankFrame>(decoded_frame->body).stripped_total,
+                                 std::get<HeartbeatMessage>(decoded_heartbeat->body).stripped_total};
+  };
+  heartbeat.mutable_heartbeat();
+  EXPECT_THAT(stripped(), testing::ElementsAre(0, 0, 0));
+  hello.mutable_hello()->set_stripped_total(5);
+  frame.mutable_frame()->set_stripped_total(6);
+  frame.mutable_frame()->set_dropped_ring_total(10);
+  frame.mutable_frame()->set_dropped_window_total(20);
+  heartbeat.mutable_heartbeat()->set_stripped_total(7);
+  EXPECT_THAT(stripped(), testing::ElementsAre(5, 6, 7));
+  EXPECT_EQ(std::get<RankFrame>(Decode(frame, &kLayout, {})->body).dropped_total, 30u);
+}
+
 TEST(DecodeTest, EachFieldOfAFrameHasItsRange) {
   using Change = std::function<void(v1::Frame*)>;
   const std::pair<Change, const char*> wrong[] = {

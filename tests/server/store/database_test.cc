@@ -275,6 +275,26 @@ TEST_F(DatabaseTest, ARunOfBeforeItWasToldWhetherItIsMixedIsRead) {
   EXPECT_EQ(EncodeRunRecord(*old), EncodeRunRecord(run));
 }
 
+TEST_F(DatabaseTest, ARunIsStoredInTheOldestVersionThatHasAllOfIt) {
+  RunRecord run = FullRun();
+  EXPECT_EQ(EncodeRunRecord(run)[0], 2);
+  run.import_of = "f.bwrun";
+  const std::string before = EncodeRunRecord(run);
+  EXPECT_EQ(before[0], 3);
+  run.frames_stripped = uint64_t{1} << 40;
+  EXPECT_EQ(EncodeRunRecord(run)[0], 4);
+  const auto read = DecodeRunRecord(EncodeRunRecord(run));
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->frames_stripped, run.frames_stripped);
+  EXPECT_EQ(read->import_of, "f.bwrun");
+  const auto old = DecodeRunRecord(before);
+  ASSERT_TRUE(old.ok()) << old.status();
+  EXPECT_EQ(old->frames_stripped, 0u);
+  std::string newer = EncodeRunRecord(run);
+  newer[0] = 5;
+  EXPECT_EQ(DecodeRunRecord(newer).status().code(), absl::StatusCode::kDataLoss);
+}
+
 TEST_F(DatabaseTest, EachChangeOfAnActionIsStoredOnceAndSurvivesACrash) {
   size_t told = 0;
   ActionLog log(database_.get());
