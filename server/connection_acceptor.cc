@@ -98,10 +98,9 @@ absl::Status ConnectionAcceptor::ListenUnix(const std::string& path) {
   }
   // Before bind(), so that the path has this mode from its first moment on.
   if (fchmod(fd, 0600) != 0 || bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0 ||
-      listen(fd, SOMAXCONN) != 0) {
+      !unix_socket_.Take(path) || listen(fd, SOMAXCONN) != 0) {
     return refuse();
   }
-  unix_path_ = path;
   return absl::OkStatus();
 }
 
@@ -167,10 +166,10 @@ void ConnectionAcceptor::Stop() {
     (void)!write(stop_fd_, &one, sizeof(one));
     thread_.join();
   }
+  // While it still answers: then no other server takes the path in this moment.
+  (void)unix_socket_.Remove();
   for (const int fd : listeners_) close(fd);
   listeners_.clear();
-  if (!unix_path_.empty()) unlink(unix_path_.c_str());
-  unix_path_.clear();
 }
 
 void ConnectionAcceptor::Run() {

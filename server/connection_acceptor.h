@@ -26,6 +26,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/util/counters.h"
+#include "server/util/own_file.h"
 
 struct sockaddr_storage;
 
@@ -53,7 +54,8 @@ class ConnectionAcceptor {
   const std::string& address() const { return address_; }
   // Hands every connection to `target`, which must live until Stop() returns.
   void Start(grpc::experimental::ExternalConnectionAcceptor* target);
-  // Accepts no more; connections that were handed on live.
+  // Accepts no more; connections that were handed on live.  A Unix socket's path is
+  // removed, unless another's socket is there by now.
   void Stop();
 
  private:
@@ -77,7 +79,7 @@ class ConnectionAcceptor {
   Counter* const refused_address_;
   Counter* const refused_descriptors_;
   std::string address_;
-  std::string unix_path_;
+  OwnFile unix_socket_;
   std::vector<int> listeners_;
   int stop_fd_ = -1;
   grpc::experimental::ExternalConnectionAcceptor* target_ = nullptr;

@@ -29,6 +29,7 @@
 #include "server/server.h"
 #include "server/storage_commands.h"
 #include "server/util/log.h"
+#include "server/util/own_file.h"
 #include "server/util/systemd_notify.h"
 #include "server/version.h"
 
@@ -50,7 +51,7 @@ std::string DefaultStorage() {
 }
 
 // Appears whole or not at all.
-bool WriteReadyFile(const std::string& path, const Server& server, const std::string& token) {
+bool WriteReadyFile(const std::string& path, const Server& server, const std::string& token, OwnFile* written) {
   std::string page = server.page_url();
   page = page.substr(0, page.find_last_not_of('/', page.find('?') - 1) + 1);
   const nlohmann::json ready = {
@@ -62,9 +63,7 @@ bool WriteReadyFile(const std::string& path, const Server& server, const std::st
     file << ready.dump() << "\n";
     if (!file.flush()) return false;
   }
-  std::error_code error;
-  std::filesystem::rename(partial, path, error);
-  return !error;
+  return written->Take(partial) && written->Rename(path);
 }
 
 struct Flags {
@@ -116,7 +115,8 @@ int Serve(ServerOptions options, const Flags& flags) {
   }
   LogInfo("bellwetherd {} ({}): ready, gRPC on {}, page {}", kVersion, kRevision, (*server)->grpc_address(),
           ShownPage(**server));
-  if (!flags.ready_file.empty() && !WriteReadyFile(flags.ready_file, **server, options.web_token)) {
+  OwnFile ready_file;
+  if (!flags.ready_file.empty() && !WriteReadyFile(flags.ready_file, **server, options.web_token, &ready_file)) {
     LogError("--ready.file={}: cannot be written", flags.ready_file);
     return kFailed;
   }
@@ -143,10 +143,7 @@ int Serve(ServerOptions options, const Flags& flags) {
     }
   }
   (void)NotifySystemd("STOPPING=1");
-  if (!flags.ready_file.empty()) {
-    std::error_code ignored;
-    std::filesystem::remove(flags.ready_file, ignored);
-  }
+  (void)ready_file.Remove();  // Not that of a server that was told the same file since.
   // A hung part must not keep the process: what is durable is durable.
   alarm(15);
   const absl::Status stopped = (*server)->Stop();

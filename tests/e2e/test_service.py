@@ -73,6 +73,28 @@ def test_everything_is_there_after_a_kill(server: Server) -> None:
     assert server.call("GetRun", run=RUN)["ended"]
 
 
+def test_a_server_that_ends_takes_only_its_own_files_with_it(tmp_path: Path) -> None:
+    """Somebody takes the first one's socket for a dead one's, and starts another with the same flags."""
+    ready, socket = tmp_path / "ready.json", tmp_path / "grpc.sock"
+
+    def pid_told() -> int:
+        return int(json.loads(ready.read_text())["pid"])
+
+    first, second = Server(tmp_path), Server(tmp_path)
+    first.grpc = second.grpc = f"unix:{socket}"
+    second.storage = tmp_path / "other"
+    with first:
+        assert first.process is not None and pid_told() == first.process.pid
+        socket.unlink()
+        with second:
+            assert second.process is not None and pid_told() == second.process.pid
+            assert first.stop() == 0, first.log()
+            assert pid_told() == second.process.pid, "the first one removed it"
+            assert second.json("run", "list")["runs"] == []
+            assert second.stop() == 0, second.log()
+            assert not ready.exists() and not socket.exists()
+
+
 def test_a_kill_does_not_change_when_a_run_started_and_last_reported(server: Server) -> None:
     def times() -> list[str]:
         run = server.call("GetRun", run="short")
