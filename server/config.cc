@@ -158,6 +158,8 @@ std::vector<Field> Fields(ServerOptions* o) {
   std::vector<Field> fields = {
       Text("storage.path", &p.storage_path),
       Text("grpc.listen_address", &o->grpc_address),
+      Number<int>("grpc.connection_age_seconds", &o->connection_age_seconds, 0, 604'800),
+      Number<int>("grpc.connection_age_grace_seconds", &o->connection_age_grace_seconds, 1, 3600),
       Text("web.listen_address", &o->web_address),
       Text("web.external_url", &o->external_url),
       Number<int64_t>("web.connections_per_address_max", &o->http.connections_per_address_max, 1, 100'000),

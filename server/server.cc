@@ -48,7 +48,7 @@ absl::StatusOr<std::pair<std::string, int>> SplitHostPort(const std::string& add
 }
 
 // RELIABILITY: how a stream's memory stays bounded and a dead peer is found.
-void SetChannelArguments(grpc::ServerBuilder* builder, uint32_t message_bytes_max) {
+void SetChannelArguments(grpc::ServerBuilder* builder, const ServerOptions& options, uint32_t message_bytes_max) {
   builder->SetMaxReceiveMessageSize(static_cast<int>(message_bytes_max));
   builder->AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   builder->AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 64 << 10);
@@ -58,6 +58,17 @@ void SetChannelArguments(grpc::ServerBuilder* builder, uint32_t message_bytes_ma
   builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 64);
   builder->AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, 8 << 10);
   builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 5'000);
+  if (options.connection_age_seconds == 0) return;
+  // So that clients spread again over servers behind one name, follow an address that
+  // changed, and show certificates that still count.  gRPC moves the age by up to a
+  // tenth either way, so that what came at once does not come back at once, and says
+  // GOAWAY; after the grace it closes.  We end no stream before that: gRPC does not tell
+  // us of the age, a clock of our own beside its would be a second one, and nothing would
+  // be gained.  To a client it is a connection that breaks, which it bears anyway: a
+  // sender is back within 0.25 s and sends again what was not acknowledged, and who
+  // watches goes on behind what he has.
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS, options.connection_age_seconds * 1'000);
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, options.connection_age_grace_seconds * 1'000);
 }
 
 class LeaveOutReflection final : public grpc::ServerBuilderOption {
@@ -284,7 +295,7 @@ absl::Status Server::StartGrpc() {
   if (!IsLoopback(options_.grpc_address) || !access_->open()) builder.SetOption(std::make_unique<LeaveOutReflection>());
   acceptor_ = builder.experimental().AddExternalConnectionAcceptor(
       grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, GrpcCredentials());
-  SetChannelArguments(&builder, ingest.message_bytes_max);
+  SetChannelArguments(&builder, options_, ingest.message_bytes_max);
   builder.RegisterService(ingest_.get());
   builder.RegisterService(query_.get());
   grpc_ = builder.BuildAndStart();

@@ -52,12 +52,14 @@ struct ServerOptions {
   unsigned tls_refresh_seconds = 10;  // How often gRPC looks at the files.
   AccessOptions access;               // page_token is web_token.
   ConnectionLimits connections;
-  std::string external_url;            // Of the page, for links.
-  std::string rules_file;              // pipeline.rules are its rules; "" = none
-  std::string policy_file;             // pipeline.policy is its policy; "" = none
-  bool reload_by_http = false;         // POST /-/reload.
-  bool insecure_i_understand = false;  // Plaintext off loopback.
-  int64_t idle_exit_seconds = 0;       // 0 = never
+  int connection_age_seconds = 7200;      // Of gRPC; 0 = any.
+  int connection_age_grace_seconds = 30;  // Then, for calls under way.
+  std::string external_url;               // Of the page, for links.
+  std::string rules_file;                 // pipeline.rules are its rules; "" = none
+  std::string policy_file;                // pipeline.policy is its policy; "" = none
+  bool reload_by_http = false;            // POST /-/reload.
+  bool insecure_i_understand = false;     // Plaintext off loopback.
+  int64_t idle_exit_seconds = 0;          // 0 = never
   Pipeline::Options pipeline;
   IngestService::Options ingest;
   QueryEngine::Options query_engine;

@@ -3,10 +3,12 @@
 #include <cstdlib>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "cli/cli.h"
+#include "cli/follow.h"
 
 namespace bellwether::cli {
 namespace {
@@ -150,32 +152,43 @@ struct WatchOptions {
   bool only_new = false;
 };
 
+// What was told without an id: a connection that is made anew tells it again.
+class Unstored {
+ public:
+  bool New(const v1::Transition& transition) {
+    if (told_.size() >= kMax) told_.clear();
+    return told_.insert(transition.run_uuid() + transition.key() + '/' + std::to_string(transition.k())).second;
+  }
+
+ private:
+  static constexpr size_t kMax = 4096;  // As many as a server keeps.
+  std::set<std::string> told_;
+};
+
 ExitCode Watch(Cli* cli, const WatchOptions& options) {
-  Interrupt interrupt;
-  ExitCode code = kOk;
-  const std::unique_ptr<Connection> connection = Connect(cli->connect, &code);
-  if (connection == nullptr) return code;
   v1::WatchAlertsRequest request;
   request.set_after_id(options.only_new ? UINT64_MAX : options.after);
   request.set_run(options.run);
   request.set_severity_min(options.severity);
   const Table header{.columns = {"ID", "TIME", "RUN", "STATE", "SEVERITY", "STEP", "HEAD", "ETA", "SUMMARY"}};
   bool first = true;
-  for (;;) {
-    auto context = std::make_unique<grpc::ClientContext>();
-    connection->Prepare(context.get(), /*long_call=*/true);
-    const auto stream = connection->stub().WatchAlerts(context.get(), request);
-    interrupt.Watch(context.get());
-    bool again = false;
+  Unstored unstored;
+  return Follow(cli->connect, [&](Connection* connection, grpc::ClientContext* context, const auto& heard) {
+    StreamEnd end;
+    const auto stream = connection->stub().WatchAlerts(context, request);
     v1::WatchAlertsResponse response;
-    while (stream->Read(&response)) {
+    while (!end.enough && stream->Read(&response)) {
+      heard();
       if (response.body_case() == v1::WatchAlertsResponse::kResyncFrom) {
         Complain("too slow a reader: asking again after " + std::to_string(response.resync_from()));
         request.set_after_id(response.resync_from());
-        again = true;
+        end.again = true;
       }
+      // An older server does not say it: then --new begins anew with each connection.
+      if (response.has_caught_up_id()) request.set_after_id(response.caught_up_id());
       if (response.body_case() != v1::WatchAlertsResponse::kTransition) continue;
       const v1::Transition& transition = response.transition();
+      if (transition.id() == 0 && !unstored.New(transition)) continue;
       if (transition.id() != 0) request.set_after_id(transition.id());
       Table table = header;
       table.rows.push_back(
@@ -183,15 +196,13 @@ ExitCode Watch(Cli* cli, const WatchOptions& options) {
            transition.run(), Cell(StateName(transition.state()), Colour(transition)),
            Cell(SeverityName(transition.severity()), Colour(transition)), Integer(transition.step()),
            HeadText(transition.layer(), transition.head()), EtaText(transition.eta()), transition.summary()});
-      if (!PrintItem(cli->output, table, transition, first)) context->TryCancel();
+      end.enough = !PrintItem(cli->output, table, transition, first);
       first = false;
     }
-    const grpc::Status status = stream->Finish();
-    interrupt.Watch(nullptr);
-    if (interrupt.happened() || !std::cout) return kOk;
-    if (again && status.ok()) continue;
-    return Report(*connection, status);
-  }
+    if (end.enough) context->TryCancel();
+    end.status = stream->Finish();
+    return end;
+  });
 }
 
 struct NoteOptions {

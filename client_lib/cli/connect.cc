@@ -234,4 +234,10 @@ void Interrupt::Watch(grpc::ClientContext* context) {
   });
 }
 
+bool Interrupt::Sleep(std::chrono::milliseconds time) {
+  const timespec wait{.tv_sec = time.count() / 1000, .tv_nsec = time.count() % 1000 * 1'000'000};
+  if (sigtimedwait(&signals_, nullptr, &wait) >= 0) happened_ = true;
+  return !happened_;
+}
+
 }  // namespace bellwether::cli

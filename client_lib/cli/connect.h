@@ -73,6 +73,8 @@ class Interrupt {
   // From now on a signal cancels `context`, until the next Watch(); nullptr =
   // none.  A signal that comes between two calls cancels the next.
   void Watch(grpc::ClientContext* context);
+  // Waits; false: a signal came.  REQUIRES: no call is watched.
+  bool Sleep(std::chrono::milliseconds time);
   bool happened() const { return happened_; }
 
  private:

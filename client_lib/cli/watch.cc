@@ -1,5 +1,7 @@
 // run watch: a page on a terminal, a line per sample for a program, one frame
 // for a pipe.
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -14,6 +16,7 @@
 #include <vector>
 
 #include "cli/cli.h"
+#include "cli/follow.h"
 #include "cli/terminal.h"
 #include "cli/watch_frame.h"
 
@@ -48,35 +51,46 @@ std::string Largest(const v1::GetMatrixResponse& matrix) {
   return HeadText(best / heads, best % heads) + " " + Number(matrix.values(best), 4);
 }
 
+// The same bytes for the same content; labels are a map.
+std::string Fingerprint(const v1::WatchRunResponse& response) {
+  std::string bytes;
+  google::protobuf::io::StringOutputStream to_bytes(&bytes);
+  google::protobuf::io::CodedOutputStream out(&to_bytes);
+  out.SetSerializationDeterministic(true);
+  response.SerializeToCodedStream(&out);
+  out.Trim();
+  return bytes;
+}
+
 // A line per sample until the run ends.
-ExitCode Follow(Cli* cli, const WatchOptions& options) {
-  Interrupt interrupt;
-  ExitCode code = kOk;
-  const std::unique_ptr<Connection> connection = Connect(cli->connect, &code);
-  if (connection == nullptr) return code;
-  grpc::ClientContext context;
-  connection->Prepare(&context, /*long_call=*/true);
+ExitCode FollowSamples(Cli* cli, const WatchOptions& options) {
   v1::WatchRunRequest request;
   request.set_run(options.run);
   request.add_signals(options.signal);
   request.set_min_interval_ms(static_cast<uint32_t>(options.interval.count()));
-  const auto stream = connection->stub().WatchRun(&context, request);
-  interrupt.Watch(&context);
-  v1::WatchRunResponse response;
-  bool first = true, enough = false;
-  while (!enough && stream->Read(&response)) {
-    std::vector<Cell> row = RunRow(response.run());
-    row.emplace_back(response.matrices_size() > 0 ? Largest(response.matrices(0)) : "-");
-    Table table = RunTable();
-    table.rows.push_back(std::move(row));
-    table.columns.push_back("LARGEST " + options.signal);
-    enough = !PrintItem(cli->output, table, response, first) || options.once;
-    first = false;
-  }
-  if (enough) context.TryCancel();
-  const grpc::Status status = stream->Finish();
-  if (enough || interrupt.happened()) return kOk;
-  return Report(*connection, status);
+  bool first = true;
+  std::string told;  // A new connection begins with the newest sample: maybe with this one.
+  return Follow(cli->connect, [&](Connection* connection, grpc::ClientContext* context, const auto& heard) {
+    StreamEnd end;
+    const auto stream = connection->stub().WatchRun(context, request);
+    v1::WatchRunResponse response;
+    while (!end.enough && stream->Read(&response)) {
+      heard();
+      std::string newest = Fingerprint(response);
+      if (newest == told) continue;
+      told = std::move(newest);
+      std::vector<Cell> row = RunRow(response.run());
+      row.emplace_back(response.matrices_size() > 0 ? Largest(response.matrices(0)) : "-");
+      Table table = RunTable();
+      table.rows.push_back(std::move(row));
+      table.columns.push_back("LARGEST " + options.signal);
+      end.enough = !PrintItem(cli->output, table, response, first) || options.once;
+      first = false;
+    }
+    if (end.enough) context->TryCancel();
+    end.status = stream->Finish();
+    return end;
+  });
 }
 
 // The calls of one moment, which another thread may cancel.
@@ -259,7 +273,7 @@ ExitCode OneFrame(Cli* cli, const WatchOptions& options) {
 }
 
 ExitCode Watch(Cli* cli, const WatchOptions& options) {
-  if (cli->output.format != Format::kTable) return Follow(cli, options);
+  if (cli->output.format != Format::kTable) return FollowSamples(cli, options);
   return options.once || !CanShowPage() ? OneFrame(cli, options) : Page(cli, options);
 }
 

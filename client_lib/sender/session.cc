@@ -250,21 +250,27 @@ void Session::OnEnd(const grpc::Status& status, Clock::time_point now) {
     Fail(Describe(status));
     return;
   }
-  RetryLater(status.ok() ? "the server closed the stream" : Describe(status), now, IsRefusal(status.error_code()));
+  RetryLater(status.ok() ? "the server closed the stream" : Describe(status), now,
+             IsRefusal(status.error_code())                         ? Cause::kRefused
+             : status.error_code() == grpc::StatusCode::UNAVAILABLE ? Cause::kMaybePlanned
+                                                                    : Cause::kOther);
 }
 
-void Session::RetryLater(const std::string& why, Clock::time_point now, bool refused) {
+void Session::RetryLater(const std::string& why, Clock::time_point now, Cause cause) {
   if (phase_ == Phase::kStreaming) unreachable_since_ = now;
   if (now - unreachable_since_ > kRetryFor) {
     Fail("given up after 7 days: " + why);
     return;
   }
+  // Connections grow old and servers are started anew: that is told once the first try
+  // after it has failed, too.
+  const bool quiet = phase_ == Phase::kStreaming && cause == Cause::kMaybePlanned;
   stream_.reset();
   phase_ = Phase::kWaiting;
   bye_said_ = false;
   std::chrono::milliseconds wait = backoff_.Next();
   // What a person must put right is not asked about more often than needed.
-  if (refused) wait = std::max(wait, std::chrono::milliseconds(1000));
+  if (cause == Cause::kRefused) wait = std::max(wait, std::chrono::milliseconds(1000));
   if (draining_ || retry_after_.count() > 0) {
     wait += retry_after_;
     retry_after_ = std::chrono::milliseconds(0);
@@ -277,7 +283,8 @@ void Session::RetryLater(const std::string& why, Clock::time_point now, bool ref
   address_ = header_->config.server;
   moves_ = 0;
   header_->error.Set(text);
-  parts_.log->Once(refused ? "refused" : "unreachable",
+  if (quiet) return;
+  parts_.log->Once(cause == Cause::kRefused ? "refused" : "unreachable",
                    text + "; training goes on, frames wait (" +
                        (window_->spool() != nullptr ? "32 MiB, then on disk)" : "64 MiB, then thinned)"));
 }

@@ -80,8 +80,10 @@ class Session {
   void OnWelcome(const v1::Welcome& welcome);
   void OnAction(const v1::Action& action);
   void OnEnd(const grpc::Status& status, Clock::time_point now);
-  // refused: the caller's token or role was.
-  void RetryLater(const std::string& why, Clock::time_point now, bool refused = false);
+  // kRefused: the caller's token or role was.  kMaybePlanned: how connections that have
+  // grown old end, and servers that are stopped.
+  enum class Cause { kOther, kRefused, kMaybePlanned };
+  void RetryLater(const std::string& why, Clock::time_point now, Cause cause = Cause::kOther);
   void Fail(const std::string& why);
   void SendFromWindow(Clock::time_point now);
   LossTotals Losses() const;

@@ -246,6 +246,21 @@ Peers::Owner PeerChannels::OwnerOf(const RunUuid& uuid) const {
 }
 Peers::Owner PeerChannels::OwnerOfRun(RunId run) const { return OwnerOfPartition(PartitionOfRun(run)); }
 
+std::shared_ptr<grpc::Channel> PeerChannels::NewChannel(const std::string& server) const {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(options_.answer_bytes_max);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 20'000);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 8'000);
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // Who waits for an answer sends nothing.
+  // One that comes back is asked again within a second.
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 500);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  // A connection of our own: tests run several servers in one process.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  return grpc::CreateCustomChannel(server, options_.credentials, arguments);
+}
+
 absl::StatusOr<std::shared_ptr<grpc::Channel>> PeerChannels::ChannelTo(const std::string& server) {
   const std::vector<std::string> others = spread().others;
   absl::MutexLock lock(&mutex_);
@@ -257,18 +272,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> PeerChannels::ChannelTo(const std
     return absl::UnavailableError(absl::StrCat("server ", server, " did not answer a moment ago"));
   }
   if (peer.channel == nullptr) {
-    grpc::ChannelArguments arguments;
-    arguments.SetMaxReceiveMessageSize(options_.answer_bytes_max);
-    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 20'000);
-    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 8'000);
-    arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // Who waits for an answer sends nothing.
-    // One that comes back is asked again within a second.
-    arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-    arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 500);
-    arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
-    // A connection of our own: tests run several servers in one process.
-    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    peer.channel = grpc::CreateCustomChannel(server, options_.credentials, arguments);
+    peer.channel = NewChannel(server);
   }
   return peer.channel;
 }
@@ -377,14 +381,14 @@ std::shared_ptr<PeerStream> PeerChannels::Stream(const std::string& server, cons
     on_end(FromGrpc(status));
     CloseStream(status);
   };
-  return BytesStream::Start(*channel, method, request, seal, {std::move(on_message), ended});
+  return BytesStream::Start(NewChannel(server), method, request, seal, {std::move(on_message), ended});
 }
 
 absl::StatusOr<std::shared_ptr<PeerUpload>> PeerChannels::Upload(const std::string& server, const std::string& method,
                                                                  const std::string& seal) {
-  BW_ASSIGN_OR_RETURN(const std::shared_ptr<grpc::Channel> channel, ChannelTo(server));
+  BW_RETURN_IF_ERROR(ChannelTo(server).status());
   BW_RETURN_IF_ERROR(OpenStream());
-  return BytesUpload::Start(channel, method, seal,
+  return BytesUpload::Start(NewChannel(server), method, seal,
                             {.taken_ms_max = options_.taken_ms_max, .answer_ms_max = options_.upload_ms_max},
                             [this](const grpc::Status& status) { CloseStream(status); });
 }

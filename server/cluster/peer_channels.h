@@ -1,8 +1,14 @@
 // peer_channels.h: connections to the other servers of a cluster.
 //
-// One channel a server, made when it is first asked and let go when it owns nothing
-// any more.  A server that does not answer in time is asked nothing for a second, so
-// that one that hangs holds up few.
+// One channel a server for calls, made when it is first asked and let go when it owns
+// nothing any more.  A server that does not answer in time is asked nothing for a
+// second, so that one that hangs holds up few.
+//
+// A stream has a connection of its own.  The other server closes connections of a
+// certain age, and gives what is under way on them the grace alone (server.cc): on that
+// of the calls a transfer would be cut at any time, on its own it has the whole age, as
+// at the owner itself.  Nor do streams take the calls' places among those that a
+// connection has at once.
 //
 // Thread-safe.
 
@@ -72,7 +78,8 @@ class PeerChannels final : public Peers {
   Owner OwnerOfPartition(uint32_t partition) const;
   std::vector<Answer> Ask(const std::vector<std::string>& servers, const std::string& method,
                           const std::string& request, const std::string& seal, int64_t left_ns);
-  // UNAVAILABLE: it did not answer a moment ago.
+  std::shared_ptr<grpc::Channel> NewChannel(const std::string& server) const;
+  // For calls.  UNAVAILABLE: it did not answer a moment ago.
   absl::StatusOr<std::shared_ptr<grpc::Channel>> ChannelTo(const std::string& server);
   // Takes a place among the streams, or says RESOURCE_EXHAUSTED and takes none.
   absl::Status OpenStream();

@@ -88,7 +88,7 @@ absl::StatusOr<AlertCursor::Item> AlertCursor::Next() {
     absl::MutexLock lock(&mutex_);
     if (behind_) {
       ended_ = true;
-      return Item{.kind = Item::kResync, .resync_from = after_};
+      return Item{.kind = Item::kResync, .after = after_};
     }
   }
   // Other streams wait for the thread that looks: who watches little must not hold
@@ -134,7 +134,7 @@ absl::StatusOr<AlertCursor::Item> AlertCursor::Next() {
       caught_up_ = true;
       absl::MutexLock lock(&mutex_);
       counting_ = true;
-      return Item{.kind = Item::kCaughtUp};
+      return Item{.kind = Item::kCaughtUp, .after = after_};
     }
   }
 }

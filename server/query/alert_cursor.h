@@ -47,7 +47,7 @@ class AlertCursor {
     enum Kind { kNone, kTransition, kCaughtUp, kResync };
     Kind kind = kNone;
     Transition transition;
-    uint64_t resync_from = 0;
+    uint64_t after = 0;  // kCaughtUp, kResync: everything up to it was delivered or filtered out.
   };
 
   // Delivers ids above `after`; UINT64_MAX = only new ones.  `wake` is called

@@ -27,9 +27,10 @@ bool AlertFeed::Pump(int64_t) {
         break;
       case AlertCursor::Item::kCaughtUp:
         response.set_caught_up(true);
+        response.set_caught_up_id(item->after);
         break;
       case AlertCursor::Item::kResync:
-        response.set_resync_from(item->resync_from);
+        response.set_resync_from(item->after);
         break;
     }
     stream_->Send(std::move(response));

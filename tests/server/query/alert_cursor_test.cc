@@ -137,8 +137,10 @@ TEST_F(AlertCursorTest, ResumesAfterAnIdOrFromNow) {
   const auto resumed = Open(first);
   EXPECT_EQ(resumed->Next()->transition.id, second);
   const auto only_new = Open(UINT64_MAX);
-  EXPECT_EQ(only_new->Next()->kind, Kind::kCaughtUp);
+  const auto caught_up = only_new->Next();
+  EXPECT_EQ(caught_up->kind, Kind::kCaughtUp);
   const uint64_t third = Post("c");
+  EXPECT_EQ(Open(caught_up->after)->Next()->transition.id, third) << "who lost his place before anything came";
   EXPECT_EQ(only_new->Next()->transition.id, third);
   EXPECT_EQ(Open(third + 1)->Next().status().code(), absl::StatusCode::kOutOfRange);
 }
@@ -190,10 +192,10 @@ TEST_F(AlertCursorTest, OneWhoFallsBehindAsksAgainAndMissesNothing) {
   for (int i = 3; i < 40; ++i) posted.push_back(Post(absl::StrCat("k", i), Severity::kWarning, 1 << 10));
   const auto resync = cursor->Next();
   ASSERT_EQ(resync->kind, Kind::kResync);
-  EXPECT_EQ(resync->resync_from, got.back());
+  EXPECT_EQ(resync->after, got.back());
   EXPECT_EQ(cursor->Next()->kind, Kind::kNone);
   // History is no backlog: the second time all of it comes.
-  const auto again = Open(resync->resync_from, {}, options);
+  const auto again = Open(resync->after, {}, options);
   for (;;) {
     const auto item = again->Next();
     if (item->kind != Kind::kTransition) break;
@@ -246,7 +248,7 @@ TEST_F(AlertCursorTest, NoGapNoDuplicateWhileManyPost) {
             return;
           }
           if (item->kind == Kind::kResync) {
-            after = item->resync_from;
+            after = item->after;
             break;
           }
           if (item->kind == Kind::kTransition) {

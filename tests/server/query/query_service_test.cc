@@ -276,6 +276,7 @@ TEST_F(QueryServiceTest, WatchAlertsGivesHistoryThenLife) {
   EXPECT_EQ(response.transition().run_uuid().size(), 16u);
   ASSERT_TRUE(stream->Read(&response));
   EXPECT_TRUE(response.caught_up());
+  EXPECT_EQ(response.caught_up_id(), first);
   const uint64_t second = Post(run, "b");
   ASSERT_TRUE(stream->Read(&response));
   EXPECT_EQ(response.transition().id(), second);

@@ -1,0 +1,56 @@
+#include "cli/follow.h"
+
+#include <memory>
+#include <random>
+#include <string>
+
+#include "src/backoff.h"
+
+namespace bellwether::cli {
+namespace {
+
+// A cluster's server may be a moment behind the one that told us last.  One that has
+// lost its store stays behind.
+constexpr int kBehindMax = 5;
+
+}  // namespace
+
+ExitCode Follow(const ConnectOptions& options, const ReadStream& read) {
+  Interrupt interrupt;
+  client::Backoff backoff(std::random_device{}());
+  bool known = false;  // Something was heard of it.
+  int failures = 0;    // In a row.
+  for (;;) {
+    ExitCode code = kOk;
+    std::string why;
+    const std::unique_ptr<Connection> connection = TryConnect(options, &code, &why);
+    bool come_back = known && code == kUnreachable;
+    if (connection != nullptr) {
+      grpc::ClientContext context;
+      connection->Prepare(&context, /*long_call=*/true);
+      interrupt.Watch(&context);
+      const StreamEnd end = read(connection.get(), &context, [&] {
+        if (failures > 1) Complain(connection->address() + " answers again");
+        known = true;
+        failures = 0;
+        backoff.Reset();
+      });
+      interrupt.Watch(nullptr);
+      if (end.enough || interrupt.happened()) return kOk;
+      if (end.again && end.status.ok()) continue;
+      code = CodeOf(end.status);
+      why = Explain(*connection, end.status);
+      come_back = known && (end.status.error_code() == grpc::StatusCode::UNAVAILABLE ||
+                            (end.status.error_code() == grpc::StatusCode::OUT_OF_RANGE && failures < kBehindMax));
+    }
+    if (code == kOk) return kOk;
+    if (!come_back) {
+      Complain(why);
+      return code;
+    }
+    if (++failures == 2) Complain(why + "; trying until it answers");
+    if (!interrupt.Sleep(backoff.Next())) return kOk;
+  }
+}
+
+}  // namespace bellwether::cli
