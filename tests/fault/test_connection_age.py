@@ -6,8 +6,10 @@ command over several of those ages; the server's own words on the wire, read fro
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import re
 import signal
 import socket
@@ -22,10 +24,11 @@ from typing import Any, ClassVar
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
-from bellwether_process import BIN, Server, wait_for
+from bellwether_process import BIN, ROOT, Server, wait_for
 
 from bellwether.client import Block, RunClient, RunOptions
 
+RECORDING = ROOT / "tests/testdata/runs/gpt-center-s4.bwrun"
 AGES = "grpc: {connection_age_seconds: 1, connection_age_grace_seconds: 1}\n"
 LAYERS, HEADS = 2, 4
 
@@ -225,6 +228,28 @@ def test_who_watches_a_run_is_told_no_sample_twice_and_its_end(server: Server) -
     assert len(set(told)) == len(told)
     steps = [int(line["run"]["step"]) for line in watch.lines]
     assert steps == sorted(steps)
+
+
+def test_a_transfer_that_takes_too_long_is_cut_and_can_be_made_again(
+    server: Server, tmp_path: Path
+) -> None:
+    whole = RECORDING.read_bytes()
+    slow = tmp_path / "slow.bwrun"
+    os.mkfifo(slow)
+    imports = Command(server, "run", "import", str(slow), "--name", "slow")
+    with open(slow, "wb", buffering=0) as half:
+        half.write(whole[: len(whole) // 2])
+        await_ages(server, "ImportRun", 1)
+        with contextlib.suppress(BrokenPipeError):
+            half.write(whole[len(whole) // 2 :])
+    assert imports.ended() == 4
+    assert "cannot reach" in imports.words
+    assert not server.call("GetRun", run="slow").get("ended")
+    server.run("run", "import", str(RECORDING), "--name", "slow")
+    server.run("run", "import", str(RECORDING), "--name", "quick")
+    assert server.call("GetRun", run="slow")["ended"]
+    for signal_name in ("loss", "wq_sigma"):
+        assert server.series("slow", signal_name) == server.series("quick", signal_name)
 
 
 def test_who_watches_goes_on_over_restarts(tmp_path: Path) -> None:
