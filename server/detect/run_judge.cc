@@ -20,6 +20,9 @@ namespace {
 
 constexpr uint32_t kStateMagic = 0x314a5742;  // "BWJ1"
 
+// Findings of one step that is not finite; of further values their number is told.
+constexpr size_t kNonfiniteMax = 4096;
+
 // True if no value is worth a look: finite or not measured, and 0 if
 // `must_be_zero`.  Branchless, since every value of every sample passes here.
 bool AllUsual(std::span<const float> values, bool must_be_zero) {
@@ -106,6 +109,7 @@ RunJudge::~RunJudge() = default;
 
 void RunJudge::State::JudgeNonfinite(const StepSample& sample, std::vector<Transition>* out) {
   std::vector<Finding> findings;
+  size_t further = 0;
   for (const SignalId id : sample.signals()) {
     const SignalInfo& signal = *FindSignal(id);
     const auto values = sample.matrix(id);
@@ -114,6 +118,10 @@ void RunJudge::State::JudgeNonfinite(const StepSample& sample, std::vector<Trans
     for (size_t i = 0; i < values.size(); ++i) {
       const bool bad = id == SignalId::kNonfiniteRows ? values[i] > 0 : !std::isfinite(values[i]);
       if (!bad || IsNotMeasured(values[i])) continue;
+      if (findings.size() >= kNonfiniteMax) {
+        ++further;
+        continue;
+      }
       const bool head_level = signal.granularity != Granularity::kRun;
       Finding& finding = findings.emplace_back();
       finding.rule = Rule::kNonfinite;
@@ -130,6 +138,7 @@ void RunJudge::State::JudgeNonfinite(const StepSample& sample, std::vector<Trans
                    .detector = "nonfinite"});
     }
   }
+  if (further > 0) findings.front().note = std::to_string(further) + " further values are not finite";
   alerts.Update(Family::kNonfinite, sample.step, run, &findings, out);
 }
 

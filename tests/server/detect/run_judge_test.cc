@@ -387,6 +387,23 @@ TEST(RunJudgeTest, ALossThatIsNoNumberIsCriticalAtOnce) {
   EXPECT_EQ(out[0].severity, Severity::kCritical);
 }
 
+TEST(RunJudgeTest, OfVeryManyValuesThatAreNotFiniteTheRestIsCounted) {
+  RunDescription run = SyntheticRun();
+  run.layout = {128, 128, 128, 64, 0};
+  RunJudge judge(JudgeOptions{}, run);
+  std::vector<Transition> out;
+  StepSample sample;
+  sample.Reset(run.layout);
+  sample.step = 1;
+  for (const SignalId signal : {SignalId::kCommonModeSum, SignalId::kSpreadSum}) {
+    std::ranges::fill(sample.Add(signal), std::numeric_limits<float>::infinity());
+  }
+  judge.Observe(sample, &out);
+  ASSERT_EQ(out.size(), 1u);
+  EXPECT_EQ(out[0].heads_total, 4096u);
+  EXPECT_EQ(out[0].evidence[0].text, "28672 further values are not finite");
+}
+
 TEST(RunJudgeTest, CentringEndsTheAlertAndDriftOfRawKeysIsNoneAfterIt) {
   const RunDescription run = SyntheticRun();
   RunJudge judge(JudgeOptions{}, run);
