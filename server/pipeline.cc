@@ -22,6 +22,9 @@ constexpr size_t kDeeperHeadsMax = 64;
 // Threads that wait for saves to be with the other servers of a cluster, for each of its
 // databases: one fewer than the connections for rows (server/cluster/postgres_log.cc).
 constexpr int kSavers = 4;
+// What the server takes of memory beside its cache, the windows' budget and its runs: code,
+// write buffers, queues as they usually are.
+constexpr int64_t kOwnBytes = int64_t{256} << 20;
 
 // The furthest first.
 std::vector<Head> DeeperHeads(const RunSnapshot& run) {
@@ -47,7 +50,6 @@ Pipeline::Pipeline(const Options& options, Counters* counters, Clock* clock)
       clock_(clock),
       rules_(options.judge),
       gaps_(counters->counter("bellwether_ingest_seq_gaps_total")),
-      runs_refused_(counters->counter("bellwether_ingest_limit_refused_total", {{"limit", "runs"}})),
       ack_seconds_(counters->histogram("bellwether_ack_seconds")),
       fsync_seconds_(counters->histogram("bellwether_wal_fsync_seconds")),
       wal_bytes_(counters->gauge("bellwether_wal_bytes")),
@@ -85,6 +87,9 @@ LiveRunParts Pipeline::Parts() {
 
 absl::StatusOr<std::unique_ptr<Pipeline>> Pipeline::Open(const Options& options, Counters* counters, Clock* clock) {
   std::unique_ptr<Pipeline> pipeline(new Pipeline(options, counters, clock));
+  RunAdmission::Options admission = options.admission;
+  admission.own_bytes = kOwnBytes + options.database.cache_bytes + options.series.window_bytes_max;
+  BW_ASSIGN_OR_RETURN(pipeline->admission_, RunAdmission::Create(admission, counters));
   if (const absl::Status made = FileSystem::Real()->MakeDirectory(options.storage_path); !made.ok()) {
     return absl::UnavailableError(absl::StrCat("storage.path: ", std::string(made.message())));
   }
@@ -160,12 +165,6 @@ void Pipeline::Adopt(std::unique_ptr<LiveRun> run) {
   shard.Adopt(std::move(run));
 }
 
-size_t Pipeline::LiveRuns() const {
-  const auto runs = table_.List();
-  return static_cast<size_t>(
-      std::count_if(runs.begin(), runs.end(), [](const RunSnapshotPtr& run) { return !run->record.ended; }));
-}
-
 absl::StatusOr<Pipeline::RunEntry*> Pipeline::FindOrCreate(const HelloMessage& hello, int64_t time_unix_ms) {
   const auto found = runs_.find(hello.run.uuid);
   if (found != runs_.end()) {
@@ -179,11 +178,7 @@ absl::StatusOr<Pipeline::RunEntry*> Pipeline::FindOrCreate(const HelloMessage& h
     entry->description.attempt = std::max(entry->description.attempt, hello.run.attempt);
     return entry;
   }
-  if (LiveRuns() >= options_.runs_live_max) {
-    runs_refused_->Add();
-    return absl::ResourceExhaustedError(
-        absl::StrCat("runs: ", options_.runs_live_max, " are live, which is the limit (limits.runs_live_max)"));
-  }
+  BW_RETURN_IF_ERROR(admission_->Admit(hello.run.layout, table_.List()));
   RunRecord record;
   record.id = NextRun(hello.run.uuid);
   record.description = hello.run;

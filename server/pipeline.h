@@ -36,6 +36,7 @@
 #include "server/ingest/ingest_sink.h"
 #include "server/policy_in_force.h"
 #include "server/rules_in_force.h"
+#include "server/run_admission.h"
 #include "server/shard.h"
 #include "server/spectra_worker.h"
 #include "server/store/action_log.h"
@@ -56,7 +57,7 @@ class Pipeline final : public IngestSink, public RunControl, public PartitionHos
   struct Options {
     std::string storage_path;
     int shards = 1;
-    size_t runs_live_max = 1000;
+    RunAdmission::Options admission;  // own_bytes is set from the options below.
     DecodeLimits limits;
     Wal::Options wal;            // directory is set from storage_path
     Database::Options database;  // likewise
@@ -263,7 +264,6 @@ class Pipeline final : public IngestSink, public RunControl, public PartitionHos
   // OK if any lane of the log goes on.
   absl::Status LogHealth() const;
   absl::StatusOr<IngestSession::Taken> Put(Session* session, IngestMessage& message, std::string& payload);
-  size_t LiveRuns() const;
   // Asks the clients of runs for more of the heads that are on their way to fail.
   void AskForDeeper();
 
@@ -271,6 +271,7 @@ class Pipeline final : public IngestSink, public RunControl, public PartitionHos
   Counters* const counters_;
   Clock* const clock_;
   RunTable table_;
+  std::unique_ptr<RunAdmission> admission_;
   RulesInForce rules_;
   PolicyInForce policy_;
   std::unique_ptr<LogBackend> wal_;
@@ -316,7 +317,6 @@ class Pipeline final : public IngestSink, public RunControl, public PartitionHos
   std::string grpc_address_, http_address_;
 
   Counter* const gaps_;
-  Counter* const runs_refused_;
   Histogram* const ack_seconds_;
   Histogram* const fsync_seconds_;
   Gauge* const wal_bytes_;

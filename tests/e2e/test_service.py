@@ -249,6 +249,31 @@ def test_runs_are_limited_and_the_refusal_is_counted(tmp_path: Path) -> None:
             client.close()
 
 
+def test_a_run_that_the_memory_does_not_hold_is_refused(tmp_path: Path) -> None:
+    with Server(tmp_path, "limits:\n  memory_max: 640000000\n") as server:
+        large = RunClient(RunOptions(run="large", layers=64, heads=64, server=server.grpc))
+        large.push(0, [Block("loss", [1.0])])
+        wait_for("the refusal arrives", lambda: "limits.memory_max" in large.counters().error, 20)
+        assert "64 layers x 64 heads" in large.counters().error
+        assert server.metric('bellwether_ingest_limit_refused_total{limit="memory"}') >= 1
+        small = RunClient(RunOptions(run="small", layers=2, heads=2, server=server.grpc))
+        small.push(0, [Block("loss", [1.0])])
+        assert small.flush(20)
+        wait_for("it is counted", lambda: server.metric("bellwether_runs_memory_bytes") > 0, 10)
+        assert server.metric("bellwether_runs_memory_bytes") < server.metric("bellwether_runs_memory_max_bytes")
+        large.close()
+        small.close()
+
+
+def test_a_memory_that_the_server_alone_takes_is_refused(tmp_path: Path) -> None:
+    config = tmp_path / "bellwetherd.yml"
+    config.write_text(f"storage: {{path: {tmp_path}/data}}\nlimits: {{memory_max: 1000000}}\n")
+    command = [str(BIN / "bellwetherd"), f"--config.file={config}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert done.returncode != 0
+    assert "limits.memory_max is 1000000: must be more than" in done.stderr + done.stdout
+
+
 JOB = """
 import sys, time
 from bellwether.client import Block, RunClient, RunOptions

@@ -1,0 +1,66 @@
+// Goal: the memory that a server counts on is the machine's, or what its control groups leave it.
+// Method: /proc and /sys as files of the test's own.
+
+#include "server/util/machine_memory.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "tests/support/temp_directory.h"
+
+namespace bellwether::server {
+namespace {
+
+class MachineMemoryTest : public testing::Test {
+ protected:
+  MachineMemoryTest() { Write("/proc/meminfo", "MemTotal:       16000 kB\nMemFree:         1 kB\n"); }
+  void Write(const std::string& path, const std::string& text) {
+    const std::filesystem::path file = root_.path() + path;
+    std::filesystem::create_directories(file.parent_path());
+    std::ofstream(file) << text;
+  }
+  int64_t Bytes() const { return MachineMemoryBytes(root_.path()); }
+
+  TempDirectory root_;
+};
+
+TEST_F(MachineMemoryTest, WithoutGroupsItIsTheMachines) { EXPECT_EQ(Bytes(), 16'000 * 1024); }
+
+TEST_F(MachineMemoryTest, AGroupThatMayHaveAllLimitsNothing) {
+  Write("/proc/self/cgroup", "0::/system.slice/bellwetherd.service\n");
+  Write("/sys/fs/cgroup/system.slice/bellwetherd.service/memory.max", "max\n");
+  EXPECT_EQ(Bytes(), 16'000 * 1024);
+}
+
+TEST_F(MachineMemoryTest, TheSmallestOfTheGroupsAroundItCounts) {
+  Write("/proc/self/cgroup", "0::/system.slice/bellwetherd.service\n");
+  Write("/sys/fs/cgroup/system.slice/bellwetherd.service/memory.max", "8000000\n");
+  Write("/sys/fs/cgroup/system.slice/memory.max", "7000000\n");
+  EXPECT_EQ(Bytes(), 7'000'000);
+}
+
+TEST_F(MachineMemoryTest, AContainerSeesItsGroupAsTheRoot) {
+  Write("/proc/self/cgroup", "0::/../outside\n");
+  Write("/sys/fs/cgroup/memory.max", "6000000\n");
+  EXPECT_EQ(Bytes(), 6'000'000);
+}
+
+TEST_F(MachineMemoryTest, GroupsOfVersionOneCountToo) {
+  Write("/proc/self/cgroup", "5:cpu,cpuacct:/a\n4:hugetlb,memory:/docker/b\n0::/\n");
+  Write("/sys/fs/cgroup/memory/docker/b/memory.limit_in_bytes", "5000000\n");
+  Write("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+  EXPECT_EQ(Bytes(), 5'000'000);
+}
+
+TEST_F(MachineMemoryTest, WhatNobodySaysIsUnknown) {
+  std::filesystem::remove(root_.path() + "/proc/meminfo");
+  EXPECT_EQ(Bytes(), 0);
+}
+
+TEST(MachineMemory, ThisMachineHasSome) { EXPECT_GT(MachineMemoryBytes(), 64 << 20); }
+
+}  // namespace
+}  // namespace bellwether::server
