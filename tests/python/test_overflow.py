@@ -1,7 +1,8 @@
 """Goal: a GradScaler that skips steps, as it does at the start and now and then, is no alarm and
 costs no sample: a healthy run in 16 bits is healthy to the judges, and what fails still fails.
 Method: the scaler's default factor, whose first gradients overflow; recordings read back, and
-judged by `bellwether replay`.
+judged by `bellwether replay`.  On a GPU too, where there is one: there whether a fused optimizer
+skipped is known some steps later.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 import bellwether
 from bellwether import grad_scale
 
+from gpu import DEVICES
 from models import Model, Shape, batch
 from recording import Recording, replayed_alerts
 
@@ -24,19 +26,19 @@ STEPS = 45
 ORDERS = ("hook", "after", "clip")
 
 
-def train(path: Path, how: str, **optimizer: Any) -> list[bool]:
+def train(path: Path, how: str, device: str, **optimizer: Any) -> list[bool]:
     """Whether each iteration was skipped."""
     torch.manual_seed(0)
-    model = Model(SHAPE)
+    model = Model(SHAPE).to(device)
     monitor = bellwether.attach(
         model, record=str(path), run="overflow", every=20, overhead_budget=1e9
     )
     adam = torch.optim.AdamW(model.parameters(), lr=1e-4, **optimizer)
     # It grows, and overflows once more, in the middle.
-    scaler = torch.amp.GradScaler("cpu", init_scale=65536.0, growth_interval=17)
+    scaler = torch.amp.GradScaler(device, init_scale=65536.0, growth_interval=17)
     skipped = []
     for step in range(STEPS):
-        loss = model(batch(SHAPE, step)).square().sum()
+        loss = model(batch(SHAPE, step, device=device)).square().sum()
         scaler.scale(loss).backward()
         told = {"loss": loss}
         if how == "clip":
@@ -55,11 +57,12 @@ def train(path: Path, how: str, **optimizer: Any) -> list[bool]:
     return skipped
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
 @pytest.mark.parametrize("how", ORDERS)
-def test_a_healthy_run_has_no_alert(how: str, fused: bool, tmp_path: Path) -> None:
+def test_a_healthy_run_has_no_alert(how: str, fused: bool, device: str, tmp_path: Path) -> None:
     path = tmp_path / "a.bwrun"
-    skipped = train(path, how, fused=fused)
+    skipped = train(path, how, device, fused=fused)
     recorded = Recording(path, ended=True)
     steps = recorded.steps()
     count = STEPS if how != "hook" or fused else STEPS - sum(skipped)
@@ -72,7 +75,8 @@ def test_a_healthy_run_has_no_alert(how: str, fused: bool, tmp_path: Path) -> No
     told = [step for step in steps if "delta_abs_sum" in steps[step]]
     if count == STEPS:  # The next step makes up for a sample whose gradients were thrown away.
         first = skipped.index(False)
-        assert told[0] == first and not any(skipped[step] for step in told)
+        late = STEPS if device == "cuda" and fused else 0
+        assert first <= told[0] <= first + late and not any(skipped[step] for step in told)
         assert ("grad_norm" in steps[first]) == (how == "clip") and "grad_norm" not in steps[0]
     else:
         assert told[:2] == [0, 20]
