@@ -13,7 +13,8 @@
 //   shift = more than one x >= M - eps ? clamp(M > 0 ? (beta - 1) M : -M, min, max) : 0
 //
 // After every tile acc = sum of round(P) V in units of 2^-a, so O and L do not
-// depend on the anchors in exact arithmetic.  x - a is one fused multiply-add:
+// depend on the anchors in exact arithmetic (sm80/standing_rows.cuh: hp's need not be
+// the ceiling of M).  x - a is one fused multiply-add:
 // x is not rounded, and the rounding of a cancels in O and in L.  l and lt are
 // partial sums of this thread until Finish().
 
@@ -98,6 +99,15 @@ __device__ __forceinline__ float2 UnpackPair(uint32_t packed) {
   }
 }
 
+// The packed probabilities of a tile, in the layout of the next product's A.
+template <class T, int kScores>
+__device__ __forceinline__ void PackPairs(const float (&s)[kScores], uint32_t (&p)[kScores / 2]) {
+#pragma unroll
+  for (int i = 0; i < kScores / 2; ++i) {
+    p[i] = PackPair<T>(s[2 * i], s[2 * i + 1]);
+  }
+}
+
 // Rounds up with the probability of the fraction: the mean error is 0 (fp16:
 // unless the result is subnormal).  `random` is uniform over 32 bits.
 template <class T>
@@ -124,6 +134,26 @@ __device__ __forceinline__ float QuadMax(float x) {
   return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }
 
+// The largest of this thread's scores of each of its rows: of kChunks chunks of them,
+// which are independent, and of these.
+template <int kChunks, int kScores>
+__device__ __forceinline__ void MaxOfChunks(const float (&s)[kScores], float (&chunk_max)[kChunks][2]) {
+#pragma unroll
+  for (int i = 0; i < kScores; i += 4) {
+    constexpr int kChunk = kScores / kChunks;
+    float(&c)[2] = chunk_max[i / kChunk];
+    c[0] = i % kChunk == 0 ? fmaxf(s[i], s[i + 1]) : fmaxf(c[0], fmaxf(s[i], s[i + 1]));
+    c[1] = i % kChunk == 0 ? fmaxf(s[i + 2], s[i + 3]) : fmaxf(c[1], fmaxf(s[i + 2], s[i + 3]));
+  }
+}
+template <int kChunks>
+__device__ __forceinline__ float LaneMax(const float (&chunk_max)[kChunks][2], int r) {
+  float largest = chunk_max[0][r];
+#pragma unroll
+  for (int i = 1; i < kChunks; ++i) largest = fmaxf(largest, chunk_max[i][r]);
+  return largest;
+}
+
 __device__ __forceinline__ float QuadSum(float x) {
   x += __shfl_xor_sync(0xffffffffu, x, 1);
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
@@ -137,6 +167,13 @@ struct FinishedRow {
   float sum;      // l, in units of 2^anchor
   float divisor;  // l or lt; 1 for a fully masked row
 };
+
+// Of the maximum m and the anchor in log2 units, l and what O is divided by.
+__device__ __forceinline__ FinishedRow FinishRow(float m, float anchor, float l, float divisor) {
+  if (l == 0.f) return {0.f, m, -INFINITY, 0.f, 1.f};
+  constexpr float kLn2 = 0.693147180559945309f;
+  return {1.f / divisor, m, (m + ((anchor - m) + log2f(l))) * kLn2, l, divisor};
+}
 
 // kSumRounded: lt is summed here; otherwise the caller has it (a column of ones
 // beside V) or does not need it.  kCounted: the rows count for the statistics.
@@ -163,18 +200,10 @@ struct SoftmaxRows {
     const float scale_log2 = score.scale_log2;
     constexpr int kChunks = kTop ? 1 : kScores / 16;  // independent ones, where registers suffice
     float chunk_max[kChunks][2], tile_max[2], m[2];
-#pragma unroll
-    for (int i = 0; i < kScores; i += 4) {
-      constexpr int kChunk = kScores / kChunks;
-      float(&c)[2] = chunk_max[i / kChunk];
-      c[0] = i % kChunk == 0 ? fmaxf(s[i], s[i + 1]) : fmaxf(c[0], fmaxf(s[i], s[i + 1]));
-      c[1] = i % kChunk == 0 ? fmaxf(s[i + 2], s[i + 3]) : fmaxf(c[1], fmaxf(s[i + 2], s[i + 3]));
-    }
+    MaxOfChunks(s, chunk_max);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      tile_max[r] = chunk_max[0][r];
-#pragma unroll
-      for (int i = 1; i < kChunks; ++i) tile_max[r] = fmaxf(tile_max[r], chunk_max[i][r]);
+      tile_max[r] = LaneMax(chunk_max, r);
       if constexpr (!kTop) m[r] = max[r] = fmaxf(max[r], QuadMax(tile_max[r]) * scale_log2);
     }
     if constexpr (kTop) {
@@ -224,10 +253,7 @@ struct SoftmaxRows {
   // The packed probabilities of a tile, in the layout of the next product's A.
   template <int kScores>
   static __device__ __forceinline__ void Probabilities(const float (&s)[kScores], uint32_t (&p)[kScores / 2]) {
-#pragma unroll
-    for (int i = 0; i < kScores / 2; ++i) {
-      p[i] = PackPair<T>(s[2 * i], s[2 * i + 1]);
-    }
+    PackPairs<T>(s, p);
   }
 
   // After the tile of key 0, which comes last.
@@ -243,9 +269,7 @@ struct SoftmaxRows {
     const float m = kTop ? QuadMax(top[r].first) * scale_log2 : max[r];
     const float l = QuadSum(sum[r]);
     const float divisor = kSumRounded ? QuadSum(rounded_sum[r]) : kDividesByRounded<kMode> ? lt : l;
-    if (l == 0.f) return {0.f, m, -INFINITY, 0.f, 1.f};
-    constexpr float kLn2 = 0.693147180559945309f;
-    return {1.f / divisor, m, (m + ((anchor[r] - m) + log2f(l))) * kLn2, l, divisor};
+    return FinishRow(m, anchor[r], l, divisor);
   }
 
  private:

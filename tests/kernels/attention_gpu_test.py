@@ -173,6 +173,39 @@ def packed_run(lib: Lib, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: t
     return [op.o, op.lse[..., None], *Backward(op, g).run()]
 
 
+def test_a_maximum_that_rises_from_tile_to_tile(lib: Lib) -> None:
+    """By little and by much in a tile of 64 keys, in all rows of a head and in one of 32: O, L
+    and the largest score, wherever anchors stand and however far they move."""
+    n, m = 130, 650
+    for index, (d, dtype, rise) in enumerate(itertools.product(
+            (64, 96, 128, 256), (BF16, F16), (0.9, 6.5, 7.5, 40.0, 300.0))):
+        if not chosen(d):
+            continue
+        torch.manual_seed(index)
+        q, k, v = randn(1, 2, n, d), randn(1, 2, m, d), randn(1, 2, m, d)
+        q[..., 0] = 0
+        q[:, 0, :, 0] = q[:, 1, 5::32, 0] = 8
+        back = torch.arange(m - 1, -1, -1, device="cuda")  # the forward begins at the last key
+        k[..., 0] = back * (rise * math.log(2) / 64 * math.sqrt(d) / 8)
+        inputs = [t.to(dtype) for t in (q, k, v)]
+        for mode, causal, stats in itertools.product(("fa", "hp", "hpm"), (False, True),
+                                                     (False, True)):
+            o = Options(mode=mode, causal=causal, stats=stats, stats_every=0)
+            op = run_forward(lib, (*inputs,), o)
+            wide = [t.double() for t in inputs]
+            exact, s = attention(*wide, o), scores(*wide[:2], o)
+            where = f"{o} {d} {dtype} rise {rise}"
+            ratio = far(op.o, exact, attention(*inputs, o), 2)
+            assert ratio <= 1, f"{where}: {ratio}"
+            lse = torch.logsumexp(s, -1)
+            off = ((op.lse.double() - lse).abs() / lse.abs().clamp(min=1)).max().item()
+            assert off <= 1e-5, f"{where} L {off}"
+            if op.stats is not None:
+                largest = s.amax((0, 2, 3))
+                found = op.stats[calls.STATS["logit_max"]].double()
+                assert ((found - largest).abs() <= 1e-5 * largest.abs()).all(), f"{where}: {found}"
+
+
 def test_packed_sequences_equal_single_ones_and_leak_no_nan(lib: Lib) -> None:
     """Bit for bit, also when all other sequences and the space between are NaN."""
     for o in (Options(causal=True, deterministic=True, mode="hpm"), Options(deterministic=True),

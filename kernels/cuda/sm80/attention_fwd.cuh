@@ -16,6 +16,8 @@
 
 #include <cuda_runtime.h>
 
+#include <type_traits>
+
 #include "bellwether/kernels/status.h"
 #include "cuda/attention_fwd_outputs.cuh"
 #include "cuda/attention_fwd_tiles.cuh"
@@ -25,6 +27,7 @@
 #include "cuda/sm80/attention_params.h"
 #include "cuda/sm80/products.cuh"
 #include "cuda/sm80/shared_copy.cuh"
+#include "cuda/sm80/standing_rows.cuh"
 #include "cuda/softmax.cuh"
 #include "cuda/store_rows.cuh"
 
@@ -44,12 +47,14 @@ struct FwdShape {
   static constexpr bool kOnes = kDividesByRounded<kMode>;
   static constexpr int kOutputs = kHeadDim + (kOnes ? 8 : 0);
   static constexpr bool kTop = kMode == SoftmaxMode::kPaper;  // keeps the two largest scores
+  // Anchors stand in tiles that do not count.
+  static constexpr bool kStanding = kDividesByRounded<kMode>;
   // Of S: what else is kept leaves fewer registers for operands ahead, and so does code
   // for 8.0.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
   static constexpr bool kFewAhead = kTop || kOnes || kValueStages == 2;
 #else
-  static constexpr bool kFewAhead = kTop || kOnes;
+  static constexpr bool kFewAhead = kTop || (kOnes && kCount);
 #endif
   static constexpr int kUnroll = kHeadDim == 128 && kTop && kValueStages == 1 ? 2
                                  : kHeadDim == 128 && kFewAhead               ? 4
@@ -154,7 +159,9 @@ struct FwdShared {
 // What a warp keeps of its rows from step to step.
 template <class S, bool kCounted>
 struct FwdRows {
-  SoftmaxRows<typename S::T, S::kMode, false, kCounted> rows[S::kTiles];
+  using T = typename S::T;
+  static constexpr bool kStanding = S::kStanding && !kCounted;
+  std::conditional_t<kStanding, StandingRows<T, S::kCount>, SoftmaxRows<T, S::kMode, false, kCounted>> rows[S::kTiles];
   float o[S::kTiles][S::kOutputs / 2];
 };
 
@@ -163,18 +170,30 @@ template <class S, bool kCounted, int kUnroll, int kScores>
 __device__ __forceinline__ void ComputeProbabilities(uint32_t (&probs)[S::kTiles][kScores / 2], FwdRows<S, kCounted>& w,
                                                      const FwdParams& p, const FwdShared<S>& sm, uint32_t k_tile,
                                                      bool masked, int n, int column) {
+  constexpr bool kStanding = FwdRows<S, kCounted>::kStanding;
   float s[S::kTiles][kScores];
   ComputeScores<S, kUnroll>(s, p, sm.tile, sm.q, k_tile, masked, n, column);
 #pragma unroll
   for (int m = 0; m < S::kTiles; ++m) {
     float rescale[2];
-    w.rows[m].template Tile<true>(s[m], p.score, p.paper, p.seq.head_dim >> 16, rescale);
-    if (kCounted && n == 0 && column == 0) w.rows[m].KeepFirstKey(s[m]);
-    w.rows[m].Probabilities(s[m], probs[m]);
-    // Rare with anchors at integers.
-    if (__any_sync(0xffffffffu, rescale[0] != 1.f || rescale[1] != 1.f)) {
+    bool moved;
+    if constexpr (kStanding) {
+      float largest[2];
+      moved = __any_sync(0xffffffffu, w.rows[m].Exceeds(s[m], p.score.scale_log2, largest));
+      if (moved) w.rows[m].Move(largest, p.score.scale_log2, rescale);
+    } else {
+      w.rows[m].template Tile<true>(s[m], p.score, p.paper, p.seq.head_dim >> 16, rescale);
+      if (kCounted && n == 0 && column == 0) w.rows[m].KeepFirstKey(s[m]);
+      w.rows[m].Probabilities(s[m], probs[m]);
+      moved = __any_sync(0xffffffffu, rescale[0] != 1.f || rescale[1] != 1.f);
+    }
+    if (moved) {  // Rare with anchors at integers.
 #pragma unroll
       for (int i = 0; i < S::kOutputs / 2; ++i) w.o[m][i] *= rescale[i / 2 % 2];
+    }
+    if constexpr (kStanding) {
+      w.rows[m].Exponentials(s[m], p.score.scale_log2, p.seq.head_dim >> 16);
+      w.rows[m].Probabilities(s[m], probs[m]);
     }
   }
 }
