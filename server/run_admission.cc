@@ -17,8 +17,16 @@ namespace {
 constexpr int64_t kSeriesBytes = 270;
 constexpr int64_t kHeadBytes = 800;  // Detectors, stages.
 constexpr int64_t kRunBytes = 128 << 10;
-// Before a run has stored so many steps nobody knows what it sends.
-constexpr uint64_t kKnownSteps = 64;
+// What a run sends is known once it has stored so many steps, signals of heads among them; or
+// so many without any.
+constexpr uint64_t kKnownSteps = 4;
+constexpr uint64_t kKnownStepsWithoutHeads = 64;
+
+bool IsKnown(const RunRecord& run) {
+  const bool has_heads =
+      std::ranges::any_of(run.signals, [](SignalId id) { return FindSignal(id)->granularity != Granularity::kRun; });
+  return run.steps_recorded >= (has_heads ? kKnownSteps : kKnownStepsWithoutHeads);
+}
 
 constexpr int64_t Mib(int64_t bytes) { return (bytes + (1 << 20) - 1) >> 20; }
 
@@ -74,8 +82,8 @@ RunAdmission::Taken RunAdmission::Take(std::span<const RunSnapshotPtr> runs) {
     const RunRecord& record = run->record;
     if (record.ended) continue;
     ++taken.runs;
-    taken.bytes += record.steps_recorded < kKnownSteps ? RunMemoryBytesMax(record.description.layout)
-                                                       : RunMemoryBytes(record.description.layout, record.signals);
+    const Layout& layout = record.description.layout;
+    taken.bytes += IsKnown(record) ? RunMemoryBytes(layout, record.signals) : RunMemoryBytesMax(layout);
   }
   return taken;
 }

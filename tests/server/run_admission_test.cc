@@ -149,11 +149,11 @@ TEST_F(RunAdmissionTest, RunsBeyondTheMemoryAreRefusedWithNumbers) {
 
 TEST_F(RunAdmissionTest, ARunThatIsKnownIsCountedForWhatItSends) {
   const auto admission = Make(2 * RunMemoryBytesMax(kLayout));
-  AddRun(63, FirstSignals(4));
-  AddRun(63, FirstSignals(4));
+  AddRun(3, FirstSignals(4));
+  AddRun(63, {SignalId::kLoss});
   EXPECT_FALSE(admission->Admit(kLayout, runs_).ok()) << "they may still send more";
   runs_.clear();
-  AddRun(64, FirstSignals(4));
+  AddRun(4, FirstSignals(4));
   AddRun(64, FirstSignals(4));
   EXPECT_TRUE(admission->Admit(kLayout, runs_).ok());
   admission->Show(runs_);
