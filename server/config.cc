@@ -334,6 +334,9 @@ absl::Status ReadConfig(const std::string& path, ServerOptions* options) {
   if ((changed.cluster.peer.on() || !changed.cluster.peer.client_ca.empty()) && !changed.tls.on()) {
     findings.push_back(absl::StrCat(path, ": cluster.peer_* needs tls.cert_file and tls.key_file"));
   }
+  if (const absl::Status memory = RunAdmission::Check(Pipeline::AdmissionOf(changed.pipeline)); !memory.ok()) {
+    findings.push_back(absl::StrCat(path, ": ", std::string(memory.message())));
+  }
   const Retention::Options& retention = changed.pipeline.retention;
   if (retention.raw_seconds == 0 && retention.rounded_seconds > 0) {
     findings.push_back(absl::StrCat(path, ": retention.rounded_days is ",

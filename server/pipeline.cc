@@ -85,11 +85,15 @@ LiveRunParts Pipeline::Parts() {
           .attached = [this](RunId run) { return IsAttached(run); }};
 }
 
-absl::StatusOr<std::unique_ptr<Pipeline>> Pipeline::Open(const Options& options, Counters* counters, Clock* clock) {
-  std::unique_ptr<Pipeline> pipeline(new Pipeline(options, counters, clock));
+RunAdmission::Options Pipeline::AdmissionOf(const Options& options) {
   RunAdmission::Options admission = options.admission;
   admission.own_bytes = kOwnBytes + options.database.cache_bytes + options.series.window_bytes_max;
-  BW_ASSIGN_OR_RETURN(pipeline->admission_, RunAdmission::Create(admission, counters));
+  return admission;
+}
+
+absl::StatusOr<std::unique_ptr<Pipeline>> Pipeline::Open(const Options& options, Counters* counters, Clock* clock) {
+  std::unique_ptr<Pipeline> pipeline(new Pipeline(options, counters, clock));
+  BW_ASSIGN_OR_RETURN(pipeline->admission_, RunAdmission::Create(AdmissionOf(options), counters));
   if (const absl::Status made = FileSystem::Real()->MakeDirectory(options.storage_path); !made.ok()) {
     return absl::UnavailableError(absl::StrCat("storage.path: ", std::string(made.message())));
   }
@@ -178,7 +182,7 @@ absl::StatusOr<Pipeline::RunEntry*> Pipeline::FindOrCreate(const HelloMessage& h
     entry->description.attempt = std::max(entry->description.attempt, hello.run.attempt);
     return entry;
   }
-  BW_RETURN_IF_ERROR(admission_->Admit(hello.run.layout, table_.List()));
+  BW_RETURN_IF_ERROR(admission_->Admit(hello.run.layout, table_.List(), clock_->UnixNanos()));
   RunRecord record;
   record.id = NextRun(hello.run.uuid);
   record.description = hello.run;

@@ -89,6 +89,9 @@ class Pipeline final : public IngestSink, public RunControl, public PartitionHos
     Info info;  // Version, addresses, options, limits.
   };
 
+  // With what the server takes for itself.
+  static RunAdmission::Options AdmissionOf(const Options& options);
+
   // Opens everything under storage_path; what the log holds beyond the database
   // is applied behind it, in the log's order and before whatever comes later.
   // DATA_LOSS: corruption, with what to do.

@@ -106,7 +106,7 @@ void Pipeline::Upkeep() {
   const bool stored = alerts_->StoreWaiting().ok();
   const bool told = alerts_->TellForeign().ok();
   database_degraded_->Set(stored && told ? 0 : 1);
-  admission_->Show(table_.List());
+  admission_->Show(table_.List(), clock_->UnixNanos());
   if (!recovered_ || !LogHealth().ok()) return;
   const int64_t age_ns = clock_->MonotonicNanos() - flushed_ns_;
   const bool too_long = wal_->bytes() >= options_.wal_bytes_flush;

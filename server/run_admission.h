@@ -2,7 +2,8 @@
 //
 // Live runs are limited by their number and by the memory that they take, which is known
 // before the first sample comes: of a run of which nobody knows yet what it will send, for
-// all signals that there are, later for those that it has sent.  What a run that is live
+// all signals that there are, later, or once it has been silent for a while, for those that it
+// has sent.  What a run that is live
 // begins to send in addition is taken all the same; the next one may find no room.
 
 #ifndef BELLWETHER_SERVER_RUN_ADMISSION_H_
@@ -32,21 +33,23 @@ class RunAdmission {
   struct Options {
     size_t runs_live_max = 1000;
     // Of the whole process; 0 = three quarters of what the machine or its control group has,
-    // and no less than kMemoryMaxLeast.
+    // and no less than leaves kRunsLeast for runs.
     int64_t memory_max = 0;
     // What the server takes without any run.
     int64_t own_bytes = int64_t{576} << 20;
   };
-  static constexpr int64_t kMemoryMaxLeast = int64_t{1} << 30;
+  static constexpr int64_t kRunsLeast = int64_t{512} << 20;
 
   // INVALID_ARGUMENT: memory_max is not more than own_bytes.
+  static absl::Status Check(const Options& options);
+  // As Check().
   static absl::StatusOr<std::unique_ptr<RunAdmission>> Create(const Options& options, Counters* counters);
 
   // Whether a run of this layout can be live beside those of `runs` that have not ended.
   // RESOURCE_EXHAUSTED: which limit, and how much of it is taken; counted.
-  absl::Status Admit(const Layout& layout, std::span<const RunSnapshotPtr> runs);
+  absl::Status Admit(const Layout& layout, std::span<const RunSnapshotPtr> runs, int64_t now_unix_ns);
   // Shows what `runs` take.
-  void Show(std::span<const RunSnapshotPtr> runs);
+  void Show(std::span<const RunSnapshotPtr> runs, int64_t now_unix_ns);
 
  private:
   struct Taken {
@@ -54,7 +57,7 @@ class RunAdmission {
     int64_t bytes = 0;
   };
   RunAdmission(const Options& options, Counters* counters);
-  static Taken Take(std::span<const RunSnapshotPtr> runs);
+  static Taken Take(std::span<const RunSnapshotPtr> runs, int64_t now_unix_ns);
 
   Options options_;
   Counter* refused_runs_;

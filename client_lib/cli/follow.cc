@@ -20,6 +20,7 @@ ExitCode Follow(const ConnectOptions& options, const ReadStream& read) {
   client::Backoff backoff(std::random_device{}());
   bool known = false;  // Something was heard of it.
   int failures = 0;    // In a row.
+  int behind = 0;      // Likewise: of a server that was reached.
   for (;;) {
     ExitCode code = kOk;
     std::string why;
@@ -32,7 +33,7 @@ ExitCode Follow(const ConnectOptions& options, const ReadStream& read) {
       const StreamEnd end = read(connection.get(), &context, [&] {
         if (failures > 1) Complain(connection->address() + " answers again");
         known = true;
-        failures = 0;
+        failures = behind = 0;
         backoff.Reset();
       });
       interrupt.Watch(nullptr);
@@ -40,8 +41,10 @@ ExitCode Follow(const ConnectOptions& options, const ReadStream& read) {
       if (end.again && end.status.ok()) continue;
       code = CodeOf(end.status);
       why = Explain(*connection, end.status);
-      come_back = known && (end.status.error_code() == grpc::StatusCode::UNAVAILABLE ||
-                            (end.status.error_code() == grpc::StatusCode::OUT_OF_RANGE && failures < kBehindMax));
+      const grpc::StatusCode error = end.status.error_code();
+      come_back = known && (error == grpc::StatusCode::UNAVAILABLE ||
+                            error == grpc::StatusCode::RESOURCE_EXHAUSTED ||  // All who watch come at once.
+                            (error == grpc::StatusCode::OUT_OF_RANGE && ++behind <= kBehindMax));
     }
     if (code == kOk) return kOk;
     if (!come_back) {

@@ -18,6 +18,10 @@
 namespace bellwether::server {
 namespace {
 
+// A try to connect: calls are asked of many servers and wait for none, a stream has nothing else.
+constexpr int kConnectMs = 500;
+constexpr int kStreamConnectMs = 5'000;
+
 std::string PathOf(const std::string& method) { return absl::StrCat("/bellwether.v1.Query/", method); }
 
 grpc::ByteBuffer ToBuffer(const std::string& bytes) {
@@ -246,7 +250,7 @@ Peers::Owner PeerChannels::OwnerOf(const RunUuid& uuid) const {
 }
 Peers::Owner PeerChannels::OwnerOfRun(RunId run) const { return OwnerOfPartition(PartitionOfRun(run)); }
 
-std::shared_ptr<grpc::Channel> PeerChannels::NewChannel(const std::string& server) const {
+std::shared_ptr<grpc::Channel> PeerChannels::NewChannel(const std::string& server, int connect_ms_max) const {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(options_.answer_bytes_max);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 20'000);
@@ -254,7 +258,7 @@ std::shared_ptr<grpc::Channel> PeerChannels::NewChannel(const std::string& serve
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // Who waits for an answer sends nothing.
   // One that comes back is asked again within a second.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 500);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, connect_ms_max);  // So long a try may last, too.
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   // A connection of our own: tests run several servers in one process.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
@@ -272,7 +276,7 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> PeerChannels::ChannelTo(const std
     return absl::UnavailableError(absl::StrCat("server ", server, " did not answer a moment ago"));
   }
   if (peer.channel == nullptr) {
-    peer.channel = NewChannel(server);
+    peer.channel = NewChannel(server, kConnectMs);
   }
   return peer.channel;
 }
@@ -381,14 +385,15 @@ std::shared_ptr<PeerStream> PeerChannels::Stream(const std::string& server, cons
     on_end(FromGrpc(status));
     CloseStream(status);
   };
-  return BytesStream::Start(NewChannel(server), method, request, seal, {std::move(on_message), ended});
+  return BytesStream::Start(NewChannel(server, kStreamConnectMs), method, request, seal,
+                            {std::move(on_message), ended});
 }
 
 absl::StatusOr<std::shared_ptr<PeerUpload>> PeerChannels::Upload(const std::string& server, const std::string& method,
                                                                  const std::string& seal) {
   BW_RETURN_IF_ERROR(ChannelTo(server).status());
   BW_RETURN_IF_ERROR(OpenStream());
-  return BytesUpload::Start(NewChannel(server), method, seal,
+  return BytesUpload::Start(NewChannel(server, kStreamConnectMs), method, seal,
                             {.taken_ms_max = options_.taken_ms_max, .answer_ms_max = options_.upload_ms_max},
                             [this](const grpc::Status& status) { CloseStream(status); });
 }

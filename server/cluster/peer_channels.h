@@ -78,7 +78,7 @@ class PeerChannels final : public Peers {
   Owner OwnerOfPartition(uint32_t partition) const;
   std::vector<Answer> Ask(const std::vector<std::string>& servers, const std::string& method,
                           const std::string& request, const std::string& seal, int64_t left_ns);
-  std::shared_ptr<grpc::Channel> NewChannel(const std::string& server) const;
+  std::shared_ptr<grpc::Channel> NewChannel(const std::string& server, int connect_ms_max) const;
   // For calls.  UNAVAILABLE: it did not answer a moment ago.
   absl::StatusOr<std::shared_ptr<grpc::Channel>> ChannelTo(const std::string& server);
   // Takes a place among the streams, or says RESOURCE_EXHAUSTED and takes none.

@@ -1,5 +1,7 @@
 #include "server/util/machine_memory.h"
 
+#include <sys/sysinfo.h>
+
 #include <algorithm>
 #include <fstream>
 #include <limits>
@@ -13,17 +15,6 @@ namespace bellwether::server {
 namespace {
 
 constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
-
-int64_t MachineBytes(const std::string& root) {
-  std::ifstream file(root + "/proc/meminfo");
-  std::string name, unit;
-  int64_t kibibytes = 0;
-  while (file >> name >> kibibytes) {
-    if (name == "MemTotal:") return kibibytes * 1024;
-    std::getline(file, unit);
-  }
-  return 0;
-}
 
 // What the file says; it is missing where there is no such group, and says "max" or a number
 // beyond all memory where there is no limit.
@@ -47,9 +38,14 @@ int64_t SmallestLimit(const std::string& mount, std::string group, const std::st
 
 }  // namespace
 
-int64_t MachineMemoryBytes(const std::string& root) {
-  int64_t bytes = MachineBytes(root);
-  if (bytes == 0) bytes = kUnlimited;
+int64_t MachineMemoryBytes() {
+  struct sysinfo info {};
+  // Not from /proc/meminfo, which services may not see.
+  return sysinfo(&info) == 0 ? static_cast<int64_t>(info.totalram) * info.mem_unit : 0;
+}
+
+int64_t MemoryBytesWithinGroups(int64_t machine_bytes, const std::string& root) {
+  int64_t bytes = machine_bytes;
   std::ifstream groups(root + "/proc/self/cgroup");
   // hierarchy:controllers:group
   for (std::string line; std::getline(groups, line);) {
@@ -62,7 +58,7 @@ int64_t MachineMemoryBytes(const std::string& root) {
       bytes = std::min(bytes, SmallestLimit(root + "/sys/fs/cgroup/memory", fields[2], "memory.limit_in_bytes"));
     }
   }
-  return bytes == kUnlimited ? 0 : bytes;
+  return bytes;
 }
 
 }  // namespace bellwether::server

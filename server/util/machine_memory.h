@@ -8,9 +8,10 @@
 
 namespace bellwether::server {
 
-// Bytes: the machine's, or the smallest limit of the control groups (versions 1 and 2) that the
-// process is in, if that is less.  0 = unknown.  `root` is put before /proc and /sys.
-int64_t MachineMemoryBytes(const std::string& root = "");
+int64_t MachineMemoryBytes();
+// The smallest limit of the control groups (versions 1 and 2) that the process is in, if that is
+// less than the machine's.  `root` is put before /proc and /sys.
+int64_t MemoryBytesWithinGroups(int64_t machine_bytes, const std::string& root = "");
 
 }  // namespace bellwether::server
 

@@ -7,6 +7,7 @@ are asked of the other.
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,9 @@ def test_a_stream_that_is_passed_on_has_a_connection_of_its_own(
         owner = cluster.owner_of(run)
         other = next(server for server in cluster.servers if server is not owner)
         assert other.call("GetRun", run=run)["step"]  # The connection of the calls is there.
-        before = wait_for("the owner's connections", lambda: owner.metric("bellwether_connections"))
+        wait_for("the trainers are gone", lambda: owner.metric("bellwether_ingest_streams") == 0)
+        time.sleep(2.5)  # Connections are counted each second.
+        before = owner.metric("bellwether_connections")
         for _ in range(WATCHES):
             watch(other, run, streams)
         wait_for(

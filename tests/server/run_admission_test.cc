@@ -116,12 +116,13 @@ class RunAdmissionTest : public testing::Test {
     return *RunAdmission::Create(
         {.runs_live_max = runs, .memory_max = 100 * kMib + bytes_for_runs, .own_bytes = 100 * kMib}, &counters_);
   }
-  void AddRun(uint64_t steps, const std::vector<SignalId>& signals, bool ended = false) {
+  void AddRun(uint64_t steps, const std::vector<SignalId>& signals, bool ended = false, int64_t silent_ns = 0) {
     auto run = std::make_shared<RunSnapshot>();
     run->record.description.layout = kLayout;
     run->record.steps_recorded = steps;
     run->record.signals = signals;
     run->record.ended = ended;
+    run->record.started_unix_ns = run->record.last_report_unix_ns = kNow - silent_ns;
     runs_.push_back(std::move(run));
   }
   double Refused(const std::string& limit) {
@@ -129,6 +130,7 @@ class RunAdmissionTest : public testing::Test {
   }
 
   static constexpr Layout kLayout{32, 32, 8, 128, 0};
+  static constexpr int64_t kNow = 1'000'000'000'000'000'000;
   Counters counters_;
   std::vector<RunSnapshotPtr> runs_;
 };
@@ -136,10 +138,10 @@ class RunAdmissionTest : public testing::Test {
 TEST_F(RunAdmissionTest, RunsBeyondTheMemoryAreRefusedWithNumbers) {
   const auto admission = Make(3 * RunMemoryBytesMax(kLayout));
   for (int i = 0; i < 3; ++i) {
-    EXPECT_TRUE(admission->Admit(kLayout, runs_).ok());
+    EXPECT_TRUE(admission->Admit(kLayout, runs_, kNow).ok());
     AddRun(0, {});
   }
-  const absl::Status refused = admission->Admit(kLayout, runs_);
+  const absl::Status refused = admission->Admit(kLayout, runs_, kNow);
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(refused.message()),
               testing::AllOf(HasSubstr("32 layers x 32 heads"), HasSubstr("limits.memory_max"), HasSubstr("3 live")));
@@ -151,26 +153,45 @@ TEST_F(RunAdmissionTest, ARunThatIsKnownIsCountedForWhatItSends) {
   const auto admission = Make(2 * RunMemoryBytesMax(kLayout));
   AddRun(3, FirstSignals(4));
   AddRun(63, {SignalId::kLoss});
-  EXPECT_FALSE(admission->Admit(kLayout, runs_).ok()) << "they may still send more";
+  EXPECT_FALSE(admission->Admit(kLayout, runs_, kNow).ok()) << "they may still send more";
   runs_.clear();
   AddRun(4, FirstSignals(4));
   AddRun(64, FirstSignals(4));
-  EXPECT_TRUE(admission->Admit(kLayout, runs_).ok());
-  admission->Show(runs_);
+  EXPECT_TRUE(admission->Admit(kLayout, runs_, kNow).ok());
+  admission->Show(runs_, kNow);
   EXPECT_EQ(counters_.gauge("bellwether_runs_memory_bytes")->value(),
             static_cast<double>(2 * RunMemoryBytes(kLayout, FirstSignals(4))));
+}
+
+TEST_F(RunAdmissionTest, ARunThatDiedInItsFirstStepsHoldsNoMore) {
+  const auto admission = Make(RunMemoryBytesMax(kLayout) + RunMemoryBytes(kLayout, FirstSignals(4)));
+  AddRun(1, FirstSignals(4), false, 500'000'000'000);
+  EXPECT_FALSE(admission->Admit(kLayout, runs_, kNow).ok());
+  runs_.clear();
+  AddRun(1, FirstSignals(4), false, 700'000'000'000);
+  EXPECT_TRUE(admission->Admit(kLayout, runs_, kNow).ok());
+}
+
+TEST_F(RunAdmissionTest, OneThatCanNeverFitHearsThat) {
+  const auto admission = Make(RunMemoryBytesMax(kLayout) - 1);
+  EXPECT_THAT(std::string(admission->Admit(kLayout, runs_, kNow).message()), HasSubstr("for all runs"));
+}
+
+TEST_F(RunAdmissionTest, SignalsOfANewerServerAreLeftOut) {
+  EXPECT_EQ(RunMemoryBytes(kLayout, std::vector{SignalId::kRows, static_cast<SignalId>(63)}),
+            RunMemoryBytes(kLayout, std::vector{SignalId::kRows}));
 }
 
 TEST_F(RunAdmissionTest, EndedRunsTakeNoPlace) {
   const auto admission = Make(RunMemoryBytesMax(kLayout), 1);
   AddRun(0, {}, true);
-  EXPECT_TRUE(admission->Admit(kLayout, runs_).ok());
+  EXPECT_TRUE(admission->Admit(kLayout, runs_, kNow).ok());
 }
 
 TEST_F(RunAdmissionTest, RunsAreCountedToo) {
   const auto admission = Make(1000 * RunMemoryBytesMax(kLayout), 1);
   AddRun(0, {});
-  EXPECT_THAT(std::string(admission->Admit(kLayout, runs_).message()), HasSubstr("limits.runs_live_max"));
+  EXPECT_THAT(std::string(admission->Admit(kLayout, runs_, kNow).message()), HasSubstr("limits.runs_live_max"));
   EXPECT_EQ(Refused("runs"), 1);
 }
 
@@ -181,9 +202,9 @@ TEST_F(RunAdmissionTest, AMemoryThatTheServerAloneTakesIsRefused) {
               HasSubstr("limits.memory_max is 104857600: must be more than 104857600"));
 }
 
-TEST_F(RunAdmissionTest, AsShippedOneOfTheLargestRunsIsTaken) {
+TEST_F(RunAdmissionTest, AsShippedARunIsTaken) {
   const auto admission = *RunAdmission::Create({}, &counters_);
-  EXPECT_TRUE(admission->Admit(kLayout, runs_).ok());
+  EXPECT_TRUE(admission->Admit(kLayout, runs_, kNow).ok());
 }
 
 }  // namespace
