@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/base/config.h"
 #include "server/live_run.h"
 #include "tests/support/temp_directory.h"
 
@@ -92,7 +93,7 @@ int64_t Measure(const Layout& layout, const std::vector<SignalId>& signals) {
 }
 
 TEST(RunMemoryTest, WhatARunTakesIsWhatIsCountedForIt) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if defined(ABSL_HAVE_ADDRESS_SANITIZER) || defined(ABSL_HAVE_THREAD_SANITIZER)
   GTEST_SKIP() << "a sanitizer's memory is its own";
 #endif
   Measure({1, 1, 1, 64, 0}, FirstSignals(26));  // What is made once in a process.
