@@ -130,7 +130,8 @@ class LiveRun {
     uint32_t rank = 0;
     Action action;
   };
-  std::vector<Errand> Errands();
+  std::vector<Errand> Errands();                          // Empty until another one may be due.
+  void LookForErrandsAgain() { due_seen_ = UINT64_MAX; }  // They could not be passed on.
   // The rank's stream has it.
   void NoteHanded(uint32_t rank, const std::string& id) { handed_[rank].insert(id); }
   // The server's policy is another one, nobody set one for this run, and it was

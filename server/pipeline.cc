@@ -426,6 +426,7 @@ RunControl::Info Pipeline::GetInfo() const {
   Info info = options_.info;
   info.grpc_address = grpc_address_;
   info.http_address = http_address_;
+  info.limits["memory_max"] = static_cast<double>(admission_->memory_max());  // As shipped it is what is there.
   for (const auto& entry : counters_->List()) {
     if (entry.histogram != nullptr) continue;
     std::string name = entry.name;

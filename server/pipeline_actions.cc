@@ -40,7 +40,6 @@ void Pipeline::AppendPolicy(const RunEntry& run, int64_t time_unix_ms) {
 }
 
 bool Pipeline::HandOver(RunId run, uint32_t rank, const Action& action) {
-  if (!recovered_) return false;  // What the log holds of its answers is not known yet.
   std::shared_ptr<Session> session;
   {
     absl::MutexLock registry(&registry_mutex_);
@@ -113,6 +112,7 @@ absl::StatusOr<Action> Pipeline::Act(RunId run, const ActionRequest& request, co
 }
 
 absl::StatusOr<RunControl::PolicyView> Pipeline::GetPolicy(RunId run) {
+  BW_RETURN_IF_ERROR(AwaitRecovered());  // The log may hold another one.
   absl::StatusOr<PolicyView> view = absl::NotFoundError("no such run");
   if (!Serves(run)) view = absl::UnavailableError("another server takes the run over: ask again");
   shards_[static_cast<size_t>(run) % shards_.size()]->WithRun(run, [&view](const LiveRun* live) {

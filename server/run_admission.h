@@ -45,6 +45,9 @@ class RunAdmission {
   // As Check().
   static absl::StatusOr<std::unique_ptr<RunAdmission>> Create(const Options& options, Counters* counters);
 
+  // What the process may take, in bytes: limits.memory_max, or what it comes to here.
+  int64_t memory_max() const { return options_.memory_max; }
+
   // Whether a run of this layout can be live beside those of `runs` that have not ended.
   // RESOURCE_EXHAUSTED: which limit, and how much of it is taken; counted.
   absl::Status Admit(const Layout& layout, std::span<const RunSnapshotPtr> runs, int64_t now_unix_ns);

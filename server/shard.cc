@@ -249,7 +249,10 @@ bool Shard::Holds(const RunRanges& ranges, RunId run) {
 void Shard::EndRecovery() {
   Barrier([this] {
     recovering_ = false;
-    for (auto& [id, run] : runs_) run->SubmitUnanswered();
+    for (auto& [id, run] : runs_) {
+      run->SubmitUnanswered();
+      Deliver(run.get());  // To those who came meanwhile, and may say nothing more.
+    }
   });
 }
 
@@ -393,8 +396,12 @@ void Shard::ApplyItem(Item* item) {
 void Shard::Deliver(LiveRun* run) {
   if (recovering_ || parts_.hand_over == nullptr) return;
   const std::vector<LiveRun::Errand> errands = run->Errands();
+  if (errands.empty()) return;
   // Never ahead of the log: a crash must not take back what a trainer was told.
-  if (errands.empty() || !parts_.wal->LogOf(run->record().id)->Sync(run->last_lsn()).ok()) return;
+  if (!parts_.wal->LogOf(run->record().id)->Sync(run->last_lsn()).ok()) {
+    run->LookForErrandsAgain();
+    return;
+  }
   for (const LiveRun::Errand& errand : errands) {
     const Action& action = errand.action;
     if (!parts_.hand_over(run->record().id, errand.rank, action)) continue;  // Its next Hello asks again.

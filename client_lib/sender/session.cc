@@ -128,6 +128,8 @@ void Session::Handle(const v1::ServerMessage& message, Clock::time_point now) {
     case v1::ServerMessage::kWelcome:
       if (phase_ != Phase::kConnecting) return;
       phase_ = Phase::kStreaming;
+      welcomed_at_ = now;
+      acked_ = false;
       next_heartbeat_ = now + kHeartbeat;
       throttled_until_ = {};
       OnWelcome(message.welcome());
@@ -139,6 +141,7 @@ void Session::Handle(const v1::ServerMessage& message, Clock::time_point now) {
       // Never beyond what was sent, whatever the server says.
       if (ordinal > static_cast<int64_t>(durable_ordinal_)) {
         durable_ordinal_ = std::min(static_cast<uint64_t>(ordinal), state.sent_ordinal);
+        acked_ = true;
       }
       return;
     }
@@ -263,8 +266,12 @@ void Session::RetryLater(const std::string& why, Clock::time_point now, Cause ca
     return;
   }
   // Connections grow old and servers are started anew: that is told once the first try
-  // after it has failed, too.
-  const bool quiet = phase_ == Phase::kStreaming && cause == Cause::kMaybePlanned;
+  // after it has failed, too, or the link does not last.
+  bool quiet = false;
+  if (phase_ == Phase::kStreaming) {
+    cuts_soon_ = !acked_ && now - welcomed_at_ < kCutSoon ? cuts_soon_ + 1 : 0;
+    quiet = cause == Cause::kMaybePlanned && cuts_soon_ < kCutSoonMax;
+  }
   stream_.reset();
   phase_ = Phase::kWaiting;
   bye_said_ = false;
@@ -277,12 +284,12 @@ void Session::RetryLater(const std::string& why, Clock::time_point now, Cause ca
   }
   draining_ = false;
   next_try_ = now + wait;
-  SetLink(BW_LINK_CONNECTING);
   const std::string text = address_ + ": " + why;
   // Where it had moved to is gone, or leads nowhere: the next try begins anew.
   address_ = header_->config.server;
   moves_ = 0;
   header_->error.Set(text);
+  SetLink(BW_LINK_CONNECTING);  // Whoever sees that finds the reason.
   if (quiet) return;
   parts_.log->Once(cause == Cause::kRefused ? "refused" : "unreachable",
                    text + "; training goes on, frames wait (" +

@@ -43,6 +43,9 @@ class Session {
   static constexpr std::chrono::seconds kWelcomeWithin{20};
   static constexpr std::chrono::seconds kDrainWithin{15};
   static constexpr int kSignsMissedMax = 3;  // Then the link counts as cut.
+  // Links cut so soon, so often in a row and before an Ack, are broken: no server's restart is that.
+  static constexpr std::chrono::seconds kCutSoon{60};
+  static constexpr int kCutSoonMax = 3;
   static constexpr std::chrono::hours kRetryFor{7 * 24};
   static constexpr size_t kOutboxBytesMax = 1 << 20;
 
@@ -102,6 +105,9 @@ class Session {
   Clock::time_point unreachable_since_{};
   Clock::time_point next_heartbeat_{};
   Clock::time_point throttled_until_{};
+  Clock::time_point welcomed_at_{};
+  bool acked_ = false;            // Since then.
+  int cuts_soon_ = 0;             // In a row.
   Clock::time_point heard_at_{};  // From the server.
   Clock::time_point stepped_at_{};
   std::chrono::milliseconds silence_max_{0};  // 0 = this server promised nothing.

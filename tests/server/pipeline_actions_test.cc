@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <utility>
@@ -78,6 +79,12 @@ class Trainer final : public PipelineTrainer {
     absl::MutexLock lock(&mutex_);
     return got_;
   }
+  // Whether something is handed over though nothing more is said.
+  bool AwaitHanded() {
+    absl::MutexLock lock(&mutex_);
+    const auto handed = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !got_.empty(); };
+    return mutex_.AwaitWithTimeout(absl::Condition(&handed), absl::Seconds(20));
+  }
   uint64_t seq() const { return seq_; }
 
  private:
@@ -87,16 +94,29 @@ class Trainer final : public PipelineTrainer {
   std::vector<Action> got_ ABSL_GUARDED_BY(mutex_);
 };
 
+// The system's, set ahead by what a test does not wait for.
+class ClockAhead final : public Clock {
+ public:
+  int64_t UnixNanos() const override { return System()->UnixNanos() + ahead_ns_; }
+  int64_t MonotonicNanos() const override { return System()->MonotonicNanos(); }
+  void SetAhead(int64_t ns) { ahead_ns_ = ns; }
+
+ private:
+  std::atomic<int64_t> ahead_ns_ = 0;
+};
+
 class PipelineActionsTest : public testing::Test {
  protected:
   PipelineActionsTest() { Open(); }
 
-  void Open() {
+  // Returns once the log is applied, or before.
+  void Open(bool applied = true) {
     pipeline_.reset();
     Pipeline::Options options;
     options.storage_path = directory_.path() + "/data";
     options.policy = policy_;
-    auto pipeline = Pipeline::Open(options, &counters_, Clock::System());
+    options.apply_ms_max = applied ? 60'000 : 0;
+    auto pipeline = Pipeline::Open(options, &counters_, &clock_);
     ASSERT_TRUE(pipeline.ok()) << pipeline.status();
     pipeline_ = *std::move(pipeline);
   }
@@ -138,6 +158,7 @@ class PipelineActionsTest : public testing::Test {
 
   TempDirectory directory_;
   Counters counters_;
+  ClockAhead clock_;
   PolicyPtr policy_;
   std::unique_ptr<Pipeline> pipeline_;
 };
@@ -216,6 +237,23 @@ TEST_F(PipelineActionsTest, ARestartBetweenAnyTwoWordsTellsItOnce) {
               ElementsAre(ActionState::kProposed, ActionState::kApproved, ActionState::kSent, ActionState::kApplied));
   Trainer after(pipeline_.get(), Job{}, 0, trainer.seq());
   EXPECT_THAT(after.got(), IsEmpty());
+}
+
+// Neither a word of his nor one of anybody else comes after his Hello.
+TEST_F(PipelineActionsTest, WhoComesBeforeTheLogIsAppliedIsHandedWhatIsDue) {
+  uint64_t seq = 0;
+  {
+    Trainer trainer(pipeline_.get(), Job{});
+    trainer.Step(1);
+    trainer.got();
+    seq = trainer.seq();
+  }
+  ASSERT_TRUE(Ask(Centring(true)).ok());
+  for (int i = 0; i < 20; ++i) {
+    Open(false);
+    Trainer trainer(pipeline_.get(), Job{}, 0, seq);
+    ASSERT_TRUE(trainer.AwaitHanded()) << i;
+  }
 }
 
 TEST_F(PipelineActionsTest, ANewAttemptIsHandedWhatHolds) {
@@ -391,12 +429,11 @@ TEST_F(PipelineActionsTest, WhatNobodyApprovesInTimeExpires) {
   trainer.Step(1);
   trainer.got();
   ActionRequest request = Centring(false);
-  const int64_t expires_ns = Clock::System()->UnixNanos() + 300'000'000;
-  request.action.expires_unix_ns = expires_ns;
+  constexpr int64_t kHourNs = int64_t{3600} * 1'000'000'000;
+  request.action.expires_unix_ns = clock_.UnixNanos() + kHourNs;
   const auto proposed = Ask(request);
   ASSERT_TRUE(proposed.ok()) << proposed.status();
-  while (Clock::System()->UnixNanos() < expires_ns + 2'000'000) {  // By the time of the run's messages.
-  }
+  clock_.SetAhead(kHourNs + 2'000'000);  // By the time of the run's messages.
   trainer.Step(2);
   EXPECT_EQ(Actions()[0].state, ActionState::kExpired);
   const auto late = Decide(ActionRequest::Verb::kApprove, proposed->id);
