@@ -379,7 +379,7 @@ class WatchTest(unittest.TestCase):
         process = subprocess.Popen([CLI, "--server", self.server.address, *arguments], text=True,
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
         self.addCleanup(process.communicate)
-        killer = threading.Timer(TIMEOUT, process.kill)  # A hang fails instead of lasting.
+        killer = threading.Timer(4 * TIMEOUT, process.kill)  # A hang fails instead of lasting.
         killer.start()
         self.addCleanup(killer.cancel)
         return process

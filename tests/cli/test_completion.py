@@ -164,7 +164,7 @@ def test_a_tab_completes(shell: str, tmp_path: Path) -> None:
 
     def wait_for(pattern: bytes) -> None:
         nonlocal output
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not re.search(pattern, output):
             assert time.monotonic() < deadline, output
             if select.select([terminal], [], [], 0.1)[0]:

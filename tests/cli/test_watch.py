@@ -104,14 +104,14 @@ class Page:
         return [line.removesuffix("\x1b[K") for line in re.split(r"\r+\n", text)]
 
     def wait(self, what: str, condition) -> None:  # type: ignore[no-untyped-def]
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not condition(self.last()):
             assert time.monotonic() < deadline, f"{what}: {self.output[-2000:]!r}"
             assert self.read(), f"{what}: it ended: {self.output[-2000:]!r}"
 
     def ended(self) -> int:
         """Its exit code; what the terminal was set to is as it was."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while self.read():
             assert time.monotonic() < deadline, "it does not end"
         code, same = self.told.readline().split()

@@ -117,7 +117,7 @@ TEST(PushCostTest, NoSystemCall) {
     std::istringstream words(line);
     std::string pid, call;
     words >> pid >> call;
-    if (call == "<...") continue;  // The second half of a call.
+    if (call == "<..." || call == "---") continue;  // The second half of a call; a signal, as of a child that ended.
     if (call.rfind("getppid(", 0) == 0 && (thread.empty() || pid == thread)) {
       thread = pid;
       between.push_back(0);

@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 
 #include <csignal>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -55,6 +56,17 @@ class SpoolingTest : public ::testing::Test {
   std::string Log() const {
     std::ifstream file(log_);
     return {std::istreambuf_iterator<char>(file), {}};
+  }
+  // How many frames the one spool's state tells of, those in the sender's memory among them: the last number but one.
+  uint64_t FramesSaved() const {
+    uint64_t frames = 0;
+    std::error_code none;
+    for (const auto& entry : std::filesystem::directory_iterator(spool_, none)) {
+      std::ifstream file(entry.path() / "state", std::ios::binary);
+      const std::string state(std::istreambuf_iterator<char>(file), {});
+      if (state.size() >= 16) std::memcpy(&frames, state.data() + state.size() - 16, sizeof(frames));
+    }
+    return frames;
   }
   size_t Folders() const {
     std::error_code none;
@@ -234,14 +246,16 @@ TEST_F(SpoolingTest, ATrainerAndASenderKilledTogetherLoseWhatWasInMemoryAndItIsC
     char go;
     if (read(begin[0], &go, 1) != 1) _exit(1);
     TestClient client(Options());
-    const bool met = client.PushStep(0) == BW_OK && client.Flush() == BW_OK;
+    // The sender may work before the process that started it has told its pid.
+    const bool met = client.PushStep(0) == BW_OK && client.Flush() == BW_OK &&
+                     WaitUntil([&] { return client.Counters().sender_pid != 0; });
     uint32_t said = met ? client.Counters().sender_pid : 0;
     (void)!write(ready[1], &said, sizeof(said));
     // Once the server is gone.
-    WaitUntil([&] { return client.Counters().link == BW_LINK_CONNECTING; });
+    if (!WaitUntil([&] { return client.Counters().link == BW_LINK_CONNECTING; })) _exit(1);
     Push(&client, 1, 3000);
-    WaitUntil([&] { return client.Counters().frames_spooled > 2000 && client.Counters().frames_queued == 3000; });
-    usleep(100'000);
+    // All of them are taken, and the disk knows of those in memory, too: only so can they be counted.
+    if (!WaitUntil([&] { return client.Counters().frames_spooled > 2000 && FramesSaved() == 3000; })) _exit(1);
     (void)!write(ready[1], &said, sizeof(said));
     for (;;) pause();
   }

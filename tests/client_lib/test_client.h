@@ -82,7 +82,7 @@ class TestClient {
     EXPECT_EQ(bw_client_get_counters(client_, &counters), BW_OK);
     return counters;
   }
-  bw_status Flush(uint32_t timeout_ms = 20000) { return bw_client_flush(client_, timeout_ms); }
+  bw_status Flush(uint32_t timeout_ms = 60000) { return bw_client_flush(client_, timeout_ms); }
 
  private:
   bw_client* client_ = nullptr;

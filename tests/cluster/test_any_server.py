@@ -75,7 +75,6 @@ def quiet(cluster: Cluster) -> None:
             lambda run=trainer.run, made=trainer.made: (
                 int(cluster.ask_all("GetRun", run=run)["frames"]) == made
             ),
-            20,
         )
 
 
@@ -98,7 +97,7 @@ def test_any_server_answers_before_and_after_its_owner_is_killed(
         assert names(listed) == everybody and listed["total"] == RUNS
         assert listed["unanswered"] == [] and listed["partitions_unserved"] == 0
         sick = cluster.trainers[-1].run
-        wait_for("the sick run is told of", lambda: cluster.ask_all("ListAlerts")["alerts"], 20)
+        wait_for("the sick run is told of", lambda: cluster.ask_all("ListAlerts")["alerts"])
         key = cluster.ask_all("ListAlerts", run=sick)["alerts"][0]["last"]["key"]
         series = [{"signal": "loss", "layer": 0, "head": 0}]
         for run in everybody:
@@ -156,12 +155,12 @@ def test_any_server_answers_before_and_after_its_owner_is_killed(
         values = {run: cluster.ask_all("GetSeries", run=run, series=series) for run in lost}
         victim.kill()
         other = cluster.alive()[0]
+        seen = {code_of(other, "GetRun", run=sick)}
         missing = other.call("ListRuns")
         assert names(missing) <= everybody
         assert missing["unanswered"] == [victim.grpc] or missing["partitions_unserved"] > 0, missing
         assert names(missing).isdisjoint(lost)
-        seen = set()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while (code := code_of(other, "GetRun", run=sick)) != 200:
             seen.add(code)
             assert time.monotonic() < deadline
@@ -318,14 +317,17 @@ def test_a_server_that_hangs_is_named_and_holds_nobody_up(
         with hung.paused():
             answer = asked.call("ListRuns")
             assert answer["unanswered"] == [hung.grpc], answer
+            assert set(own) <= names(answer)
+            assert asked.metric("bellwether_cluster_calls_total") > 0
+        cluster.await_balance(60)
+        # Its leases run out while two wait for it one after the other: then others have its runs.
+        with hung.paused():
             command = [str(BIN / "bellwether"), "--server", asked.grpc, "run", "list"]
             done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
             assert (
                 f"1 server of the cluster did not answer: its runs are missing here ({hung.grpc})"
                 in done.stderr
             )
-            assert set(own) <= names(answer)
-            assert asked.metric("bellwether_cluster_calls_total") > 0
         cluster.await_balance(60)
 
 
@@ -445,7 +447,7 @@ def test_servers_with_certificates_ask_each_other(tmp_path: Path, primary: Postg
         for server in servers:
             server.start()
         halves = "SELECT count(*) FROM bellwether.lease WHERE until > now() GROUP BY owner;"
-        wait_for("each has its half", lambda: primary.sql(halves) == [["32"], ["32"]], 30)
+        wait_for("each has its half", lambda: primary.sql(halves) == [["32"], ["32"]])
 
         def unanswered(i: int) -> list[str]:
             code, text = servers[i].ask("ListRuns", tokens[i], {})
@@ -456,7 +458,6 @@ def test_servers_with_certificates_ask_each_other(tmp_path: Path, primary: Postg
         wait_for(
             "b answers a",
             lambda: unanswered(0) == [] and servers[0].metric(tokens[0], answered) > 0,
-            20,
         )
         assert unanswered(1) == [servers[0].grpc], "without a certificate for asking"
     finally:

@@ -14,7 +14,7 @@ import sys
 import threading
 import urllib.error
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -92,16 +92,19 @@ class CutOff:
         return self.error
 
 
-def settled_import(server: Server, *words: str) -> subprocess.CompletedProcess[str]:
+def settled_import(
+    server: Server, *words: str, flags: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
     """Asked again while the run's partition is changing its owner."""
     answers: list[subprocess.CompletedProcess[str]] = []
 
     def ask() -> bool:
-        command = [str(BIN / "bellwether"), "--server", server.grpc, "run", "import", *words]
+        command = [str(BIN / "bellwether"), "--server", server.grpc, *flags]
+        command += ["run", "import", *words]
         answers.append(subprocess.run(command, capture_output=True, text=True, timeout=60))
         return "is being taken over" not in answers[-1].stderr
 
-    wait_for("the partition has an owner", ask, 20)
+    wait_for("the partition has an owner", ask)
     return answers[-1]
 
 
@@ -183,7 +186,7 @@ def test_an_import_that_a_kill_cut_off_is_made_again(
         owner = next(server for server in cluster.servers if server.folder.name == name)
         asked, third = (server for server in cluster.servers if server is not owner)
         half = CutOff(asked, file, 0.5)
-        wait_for("half of it is here", lambda: frames_of(third, "cut") > STEPS // 2, 30)
+        wait_for("half of it is here", lambda: frames_of(third, "cut") > STEPS // 2)
         # Two at once: the second pushes nobody out.
         assert "somebody else" in import_fails(third, str(file))
         killed = owner if victim == "owner" else asked
@@ -260,14 +263,9 @@ def test_who_may_import_is_the_same_at_any_server(tmp_path: Path, primary: Postg
                 ("writer", f"writers-{i}", True),
                 ("root", f"roots-{i}", True),
             ]:
-                done = subprocess.run(
-                    [str(BIN / "bellwether"), "--server", server.grpc]
-                    + ["--token-file", str(tmp_path / f"{who}.token"), "run", "import", str(file)]
-                    + (["--name", name] if name else []),
-                    capture_output=True,
-                    text=True,
-                    timeout=60,
-                )
+                words = [str(file), *(["--name", name] if name else [])]
+                flags = ["--token-file", str(tmp_path / f"{who}.token")]
+                done = settled_import(server, *words, flags=flags)
                 assert (done.returncode == 0) == may, (who, name, done.stdout, done.stderr)
         listed = {run["description"]["name"] for run in cluster.ask_all("ListRuns")["runs"]}
         assert listed == {f"writers-{i}" for i in range(3)} | {f"roots-{i}" for i in range(3)}

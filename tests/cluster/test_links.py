@@ -47,7 +47,7 @@ def cut(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("cut")
     inside = [sys.executable, str(Path(__file__).resolve()), str(folder)]
     done = subprocess.run(
-        [*APART, "--kill-child", *inside], capture_output=True, text=True, timeout=280
+        [*APART, "--kill-child", *inside], capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stdout + done.stderr
     print(done.stdout)
@@ -173,7 +173,7 @@ def check(cluster: Cluster) -> None:
     # An acknowledgement once more is a sign of life, and nothing new.
     told = [t.run for t in waits if rose(cluster, t, before) and t.serving == victim.grpc]
     assert not told, "acknowledged by a server that is cut off"
-    assert all(rose(cluster, trainer, before) for trainer in others), "others wait"
+    wait_for("others go on", lambda: all(rose(cluster, t, before) for t in others), 8)
     moved = 0
     while time.monotonic() - cut < CUT_S and moved < len(hit):
         moved = sum(t.serving != victim.grpc and rose(cluster, t, before) for t in hit)

@@ -20,6 +20,7 @@ from bellwether_process import Server, wait_for
 from cluster_fleet import Cluster
 from postgres_processes import Postgres
 from recordings import write_recording
+from test_imports import settled_import
 
 DAY = 1 / 86_400  # A second.
 STEPS = 1000
@@ -91,14 +92,16 @@ def test_what_is_old_becomes_small_in_the_shared_database(
     tmp_path: Path, primary: Postgres
 ) -> None:
     cluster = Cluster(tmp_path, primary, 3)
-    tiers = {"raw": 4, "rounded": 25, "summary": 50}
+    # Between two of them a server dies and its runs find another, however busy the machine is.
+    tiers = {"raw": 6, "rounded": 45, "summary": 80}
     days = ", ".join(f"{tier}_days: {seconds * DAY:.9f}" for tier, seconds in tiers.items())
     for server in cluster.servers:
         with open(server.folder / "server.yml", "a") as config:
             config.write(f"retention: {{{days}}}\n")
     with cluster:
         file = write_recording(tmp_path / f"{RUN}.bwrun", RUN, STEPS)
-        cluster.servers[0].run("run", "import", str(file))
+        done = settled_import(cluster.servers[0], str(file))
+        assert done.returncode == 0, done.stderr
         first = whole(cluster.servers[1])
         assert len(first) == STEPS
         raw = rows(primary)
@@ -106,7 +109,7 @@ def test_what_is_old_becomes_small_in_the_shared_database(
 
         wait_for("12 bits", lambda: rewritten(cluster, "rounded") > 0, 60)
         owner = owner_of(cluster, primary)
-        wait_for("all of it", lambda: rows(primary)["s"][1] < 0.8 * raw["s"][1], 20)
+        wait_for("all of it", lambda: rows(primary)["s"][1] < 0.8 * raw["s"][1])
         rounded = rows(primary)
         assert rounded["s"][0] == raw["s"][0] and rounded["m"] == raw["m"], (raw, rounded)
         for server in cluster.servers:

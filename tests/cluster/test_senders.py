@@ -34,7 +34,7 @@ def test_senders_find_the_new_owner(tmp_path: Path, primary: Postgres) -> None:
         ]
         try:
             step = push(clients, 0)
-            wait_for("all are acknowledged", lambda: waiting(clients, [0] * RUNS) == [])
+            wait_for("all are acknowledged", lambda: waiting(clients, [0] * RUNS) == [], 120)
             victim = cluster.servers[0]
             assert victim.metric("bellwether_ingest_streams") > 0, "it serves nobody"
             victim.kill()

@@ -33,6 +33,8 @@ def test_a_stop_waits_for_no_takeover_that_is_queued(tmp_path: Path, primary: Po
             ],
             stdout=subprocess.DEVNULL,
         )  # fmt: skip
+        held = "SELECT count(*) FROM pg_locks WHERE mode = 'AccessExclusiveLock' AND granted;"
+        wait_for("the table is locked", lambda: primary.sql(held) == [["1"]])
         second.start()
         wait_for("it has all leases", lambda: cluster.owners().get("b", 0) >= 60)
         assert second.stop() == 0, second.log()[-2000:]

@@ -27,6 +27,7 @@ from cluster_fleet import (
     LEASE_S,
     Cluster,
     RoamingTrainer,
+    await_silence,
     database_of_run,
     describe,
     name_databases,
@@ -56,12 +57,11 @@ def acked(cluster: Cluster, trainers: list[RoamingTrainer]) -> int:
 def check_other_goes_on(cluster: Cluster, gone: Postgres, away: int) -> None:
     """While a database is away, counted from 0, for longer than a lease; brings it back."""
     waiting, going_on = cluster.runs_of(away), cluster.runs_of(1 - away)
-    time.sleep(0.5)  # What was committed may still be told.
-    before, since = acked(cluster, waiting), time.monotonic()
+    before = await_silence(lambda: acked(cluster, waiting))
+    since = time.monotonic()
     wait_for(
         "all say which is away",
         lambda: not any(up(server, away + 1) for server in cluster.servers),
-        20,
     )
     for server in cluster.servers:
         assert up(server, 2 - away), "the other is not away"
@@ -128,7 +128,7 @@ def test_a_database_that_is_away_holds_its_own_runs_alone(
                 )
             )
         told = [
-            wait_for(f"an alert of {run} is told", lambda run=run: alerts_of(cluster, run), 30)
+            wait_for(f"an alert of {run} is told", lambda run=run: alerts_of(cluster, run))
             for run in sick
         ]
         assert not any(map(any, told)), f"numbered without the first database: {told}"
@@ -139,7 +139,6 @@ def test_a_database_that_is_away_holds_its_own_runs_alone(
         wait_for(
             "their alerts are numbered",
             lambda: set(sick) <= {run for run, _, _ in cluster.ledger.alerts.values()},
-            30,
         )
         result = cluster.check()
         assert second.sql("SELECT count(*) FROM bellwether.alerts;") == [["0"]]
@@ -166,7 +165,7 @@ class HungReads:
         )
         self._say(f"BEGIN; LOCK TABLE bellwether.frames_{table} IN ACCESS EXCLUSIVE MODE;")
         held = "SELECT count(*) FROM pg_locks WHERE mode = 'AccessExclusiveLock' AND granted;"
-        wait_for("the lock is held", lambda: database.sql(held) == [["1"]], 20)
+        wait_for("the lock is held", lambda: database.sql(held) == [["1"]])
 
     def _say(self, text: str) -> None:
         assert self._psql.stdin is not None
@@ -210,10 +209,11 @@ def test_a_database_that_is_silent_delays_no_takeover_of_the_others(
         # Takeovers of the second's partitions hang one after the other, each until it has
         # failed.  Meanwhile some of the first's are lost and taken again, one by one: where both
         # wait for one lock, each of them waits for the end of a takeover that hangs.
+        # On a slow machine one may end meanwhile all the same: some are served before any does.
         wait_for("takeovers hang", lambda: failed() > 0, 60)
-        before, moves = failed(), 8
-        for p in range(moves):
-            served = takeovers(server, since).count((p, True))
+        undelayed = 0
+        for p in range(24):
+            before, served = failed(), takeovers(server, since).count((p, True))
             primary.sql(
                 "UPDATE bellwether.lease SET owner = '', address = '', until = '1970-01-01' "
                 f"WHERE p = {p};"
@@ -223,7 +223,10 @@ def test_a_database_that_is_silent_delays_no_takeover_of_the_others(
                 partial(served_again, p, served),
                 60,
             )
-        assert failed() - before <= moves / 2, takeovers(server, since)
+            undelayed += failed() == before
+            if undelayed == 4:
+                break
+        assert undelayed == 4, takeovers(server, since)
         assert not any(taken for p, taken in takeovers(server, since) if p >= PARTITIONS)
         hung.end()
         cluster.await_acks(5, 60)

@@ -21,7 +21,7 @@ SUFFIXES = ("_bucket", "_sum", "_count")
 
 
 def run(*command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600, check=False)
 
 
 def known_metrics() -> dict[str, str]:

@@ -15,5 +15,5 @@ export async function launch() {
     console.error('playwright-core is not installed: npm ci');
     process.exit(77);
   }
-  return chromium.launch({ executablePath, args: ['--no-sandbox'] });
+  return chromium.launch({ executablePath, args: ['--no-sandbox'], timeout: 120000 });
 }

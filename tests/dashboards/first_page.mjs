@@ -9,6 +9,7 @@ import { launch } from './chromium.mjs';
 const say = (what) => process.stdout.write(`${JSON.stringify(what)}\n`);
 const browser = await launch();
 const page = await browser.newPage();
+page.setDefaultTimeout(120000);
 await page.exposeFunction('say', say);
 await page.goto(process.argv[2]);
 await page.waitForSelector('.conn.live');

@@ -29,7 +29,7 @@ const faults = [];
 
 async function open(server, hash, options = {}) {
   const page = await browser.newPage({ viewport: { width: 1440, height: 900 }, ...options });
-  page.setDefaultTimeout(15000);
+  page.setDefaultTimeout(60000);
   page.on('pageerror', (e) => faults.push(`exception: ${e.message}`));
   page.on('console', (m) => /Content Security Policy/.test(m.text()) && faults.push(m.text()));
   page.on('request', (r) => r.url().startsWith(`http://127.0.0.1:${server.port}/`) || r.url().startsWith('blob:') || faults.push(`asks ${r.url()}`));
@@ -334,7 +334,7 @@ const checks = {
     const server = await start('huge');
     const page = await open(server, '#/run/gpt2-small%2Fbf16-fa2');
     // Made up on the fly from a million steps: seconds of both cores.
-    await page.waitForSelector('.chart canvas', { timeout: 60000 });
+    await page.waitForSelector('.chart canvas', { timeout: 180000 });
     assert.match(await page.textContent('.verdict'), /layer 70 head 100/);
     await page.focus('[role=grid]');
     for (const key of ['ArrowRight', 'ArrowDown']) await page.keyboard.press(key);

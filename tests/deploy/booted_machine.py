@@ -72,7 +72,7 @@ class BootedMachine:
             asked = self.run("systemctl", "is-active", "multi-user.target", check=False)
             return asked.stdout.strip() == "active"
 
-        wait_for("the second machine is up", up, seconds=60)
+        wait_for("the second machine is up", up, seconds=180)
 
     def run(self, *words: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
         within = [
@@ -92,7 +92,7 @@ class BootedMachine:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
         )
         assert not check or done.returncode == 0, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"

@@ -141,7 +141,9 @@ def test_it_proposes_a_repair_that_a_person_may_approve(terminals: list[Terminal
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    waiting = json.loads(ran(f"{listing} -o json"))["actions"]
+    waiting = wait_for(
+        "a repair waits", lambda: json.loads(ran(f"{listing} -o json")).get("actions")
+    )
     assert [action["state"] for action in waiting] == ["ACTION_STATE_PROPOSED"]
     ran(f"{approving} {waiting[0]['id']}")
     terminal.press_ctrl_c()

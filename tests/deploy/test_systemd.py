@@ -53,7 +53,7 @@ class Manager:
 
     def __init__(self, address: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.settimeout(20)
+        self._socket.settimeout(60)
         self._socket.bind(address.replace("@", "\0", 1))
         self.address = address
 

@@ -18,6 +18,7 @@ import urllib.request
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -107,7 +108,7 @@ class Laptop:
             },
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
         )
         assert done.returncode == 0, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
@@ -141,7 +142,12 @@ def test_three_lines_and_a_wheel(wheel: Path, laptop: Laptop) -> None:
         urllib.request.urlopen(page.group(1), timeout=30)
 
     # The command of the wheel finds that server by itself.
-    (run,) = json.loads(laptop.run("bellwether", "run", "list", "-o", "json"))["runs"]
+    def runs() -> list[dict[str, Any]]:
+        return list(json.loads(laptop.run("bellwether", "run", "list", "-o", "json")).get("runs", []))
+
+    # The job's sender outlives it.
+    wait_for("the run has ended", lambda: [run for run in runs() if run.get("ended")])
+    (run,) = runs()
     name = run["description"]["name"]
     assert int(run["frames_dropped"]) == 0
     (loss,) = json.loads(laptop.run("bellwether", "series", "get", name, "loss", "-o", "json"))["series"]

@@ -147,7 +147,7 @@ def failures(
         script = here(shell_script(chosen("sh")[document]), server)
         done = subprocess.run(
             ["bash", "-xc", script], cwd=folder, env=environment(folder, server),
-            capture_output=True, text=True, timeout=120,
+            capture_output=True, text=True, timeout=400,
         )  # fmt: skip
         return "" if done.returncode == 0 else done.stdout[-2000:] + done.stderr[-2000:]
 
@@ -161,7 +161,7 @@ def failures(
         code = {document: list(map(code_of, found)) for document, found in chosen("python").items()}
         done = subprocess.run(
             [sys.executable, "-c", PYTHON, told], input=json.dumps(code), cwd=folder,
-            env=environment(folder, server), capture_output=True, text=True, timeout=120,
+            env=environment(folder, server), capture_output=True, text=True, timeout=400,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         failed: dict[str, str] = json.loads(told.read_text())

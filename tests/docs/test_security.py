@@ -30,7 +30,7 @@ def test_the_set_up_works_as_it_stands(tmp_path: Path) -> None:
     environment |= {"PYTHONPATH": str(ROOT / "client_lib/python"), "BELLWETHER_LIB_DIR": str(BIN)}
     done = subprocess.run(
         ["bash", "-euc", "trap 'kill $server 2>/dev/null || true' EXIT\n" + script],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120,
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=400,
     )  # fmt: skip
     said = done.stdout + done.stderr
     assert done.returncode == 0, said

@@ -33,7 +33,7 @@ def test_the_tutorial(tmp_path: Path) -> None:
     )
     done = subprocess.run(
         ["bash", "-euc", "trap 'kill $server 2>/dev/null' EXIT\n" + script],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280,
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=800,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     watched, story, compared, judged, rescued = done.stdout.split(MARK)

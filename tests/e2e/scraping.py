@@ -87,7 +87,7 @@ class Prometheus:
 
     def get(self, path: str, **query: str) -> Any:
         url = f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(query)}"
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             return json.load(answer)["data"]
 
     def is_ready(self) -> bool:
@@ -110,4 +110,4 @@ def prometheus_of(server: Server, folder: Path, **options: Any) -> Iterator[Prom
         yield prometheus
     finally:
         prometheus.process.terminate()
-        prometheus.process.wait(20)
+        prometheus.process.wait(60)

@@ -17,7 +17,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
-from bellwether_process import ROOT, Server, free_port, wait_for
+from bellwether_process import ROOT, Server, wait_for
 
 from bellwether.client import Block, RunClient, RunOptions
 
@@ -94,7 +94,7 @@ def webhook(advice: list[str]) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", free_port()), Handler) as server:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}/hook"
         server.shutdown()
@@ -102,6 +102,14 @@ def webhook(advice: list[str]) -> Iterator[str]:
 
 def actions(server: Server, run: str) -> list[dict[str, Any]]:
     return list(server.call("ListActions", run=run)["actions"])
+
+
+def await_judged(server: Server, run: str, step: int) -> None:
+    """Acknowledged is in the log; what is concluded of it comes behind that."""
+    wait_for(
+        f"step {step} is judged",
+        lambda: int(server.call("GetRun", run=run).get("step", -1)) == step,
+    )
 
 
 def without_advice(log: list[dict[str, Any]], run: str) -> list[dict[str, Any]]:
@@ -119,6 +127,8 @@ def test_a_proposal_is_approved_applied_and_told_everywhere(tmp_path: Path) -> N
     with Server(tmp_path, "", f"--policy.file={policy}") as server:
         with Trainer(server, "ill") as trainer:
             trainer.train()
+            await_judged(server, "ill", trainer.step)
+            trainer.obey()
             assert trainer.got == [], "a person decides"
             waiting = wait_for("a proposal", lambda: actions(server, "ill"))
             action = waiting[0]
@@ -144,9 +154,12 @@ def test_a_proposal_is_approved_applied_and_told_everywhere(tmp_path: Path) -> N
         history = exported["actions"][0]["history"]
         assert [(c["state"].removeprefix("ACTION_STATE_"), c["by"]) for c in history[:2]] == [
             ("PROPOSED", "policy"), ("APPROVED", "bob")]  # fmt: skip
-        metrics = server.get("/metrics")
-        assert 'bellwether_actions_total{kind="attention.center_k",result="applied"} 1' in metrics
-        assert 'bellwether_action_results_total{result="taken"} 1' in metrics
+        for counted in (
+            'bellwether_actions_total{kind="attention.center_k",result="applied"} 1',
+            'bellwether_action_results_total{result="taken"} 1',
+        ):
+            # Counted once the action is as it was seen above.
+            wait_for(counted, lambda counted=counted: counted in server.get("/metrics"))
 
 
 def test_a_proposal_that_waited_for_its_alert_to_hold_reaches_the_webhooks(tmp_path: Path) -> None:
@@ -164,6 +177,13 @@ def test_a_proposal_that_waited_for_its_alert_to_hold_reaches_the_webhooks(tmp_p
         while not server.call("ListActions", run="ill").get("actions"):
             assert trainer.step < 6000
             trainer.train(10)
+            fires = [
+                a["last"]["severity"]
+                for a in server.call("ListAlerts", run="ill").get("alerts", [])
+            ]
+            if {"SEVERITY_WARNING", "SEVERITY_CRITICAL"} & set(fires):
+                # Else a receiver that is slow would be told of the alert and its proposal at once.
+                wait_for("the webhook is told that it fires", lambda: advice)
         action = actions(server, "ill")[0]
         approve = f"bellwether action approve ill {action['id']}"
         told = wait_for("the webhook is told", lambda: [a for a in advice if approve in a])
@@ -191,12 +211,14 @@ def test_enforced_by_reload_and_observed_again_for_one_run(tmp_path: Path) -> No
             "it is in force", lambda: server.call("GetPolicy", run="ill")["mode"] == "MODE_ENFORCE"
         )
         trainer.train()
+        wait_for("it is handed over", lambda: trainer.obey() or trainer.got)
         assert [a["kind"] for a in trainer.got][:1] == ["ACTION_KIND_CENTER_K"]
         server.run("policy", "set", "ill", "--mode", "observe")
         told = server.call("ListActions", run="ill")
         assert [e["what"] for e in told["audit"] if e["by"] != "server"] == ["set_policy"]
         server.kill()
         server.start()
+        server.await_applied()
         assert server.call("GetPolicy", run="ill")["mode"] == "MODE_OBSERVE"
         assert server.call("GetPolicy", run="ill")["own"]
 
@@ -210,6 +232,8 @@ def test_observing_makes_nothing_and_acting_judges_nothing_else(tmp_path: Path) 
                     wait_for("the run is there", lambda: server.call("ListRuns")["total"] == 2)
                     server.run("policy", "set", run, "--mode", mode)
                 trainer.train()
+                await_judged(server, run, trainer.step)
+                trainer.obey()
                 assert trainer.got == []
         assert actions(server, "observed") == []
         assert actions(server, "proposed") != []

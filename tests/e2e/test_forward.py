@@ -80,7 +80,7 @@ class Forward:
 
     def run(self, page: str, *words: str) -> tuple[int, str]:
         process = self.start(page, *words)
-        told = process.communicate(timeout=120)[1]
+        told = process.communicate(timeout=240)[1]
         return process.returncode, told
 
 
@@ -278,8 +278,8 @@ def push(client: RunClient, steps: Iterable[int]) -> None:
         values = [math.nan if step == 7 else 1.0 + step, 0.5]
         assert client.push(step, [Block("wq_sigma", values, 0, 1, 0, 2)])
         if step % 100 == 99:
-            assert client.flush(20)
-    assert client.flush(20)
+            assert client.flush(60)
+    assert client.flush(60)
 
 
 def test_following_goes_on_over_restarts_until_the_run_ends(tmp_path: Path, forward: Forward) -> None:
@@ -296,7 +296,8 @@ def test_following_goes_on_over_restarts_until_the_run_ends(tmp_path: Path, forw
             push(client, range(10))
             wait_for("the run is known", lambda: server.call("ListRuns")["runs"])
             process = forward.start(server.http, *words)
-            wait_for("the first steps", lambda: steps() == list(range(10)))
+            # What the command and this test import takes most of the time.
+            wait_for("the first steps", lambda: steps() == list(range(10)), 120)
             server.kill()
             assert process.stderr is not None
             assert "waiting for it" in process.stderr.readline()
@@ -304,15 +305,15 @@ def test_following_goes_on_over_restarts_until_the_run_ends(tmp_path: Path, forw
             push(client, range(10, 20))
             wait_for("the next steps", lambda: steps() == list(range(20)))
             process.send_signal(signal.SIGTERM)
-            told = process.communicate(timeout=20)[1]
+            told = process.communicate(timeout=60)[1]
             assert process.returncode == 0, told
             assert "the server is back, after" in told and "waiting for it" not in told  # Once.
             # Few at first, then more than one call may ask for at the width that had become usual.
             every = [*range(30), *range(4000, 6500)]
             push(client, every[20:])
             process = forward.start(server.http, *words)
-            wait_for("the last steps", lambda: steps() == every)
-        told = process.communicate(timeout=30)[1]
+            wait_for("the last steps", lambda: steps() == every, 120)
+        told = process.communicate(timeout=60)[1]
         assert process.returncode == 0, told
     assert steps() == every
     values = dict(Shown(folder).scalars(sigma))

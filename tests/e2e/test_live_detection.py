@@ -27,7 +27,7 @@ from typing import Any, Optional
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
-from bellwether_process import BIN, ROOT, Server, free_port, wait_for
+from bellwether_process import BIN, ROOT, Server, wait_for
 
 SEEDS = (1, 2, 3, 4)
 SCANNED_SEED = 3
@@ -66,7 +66,7 @@ def webhook(progress: Progress) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", free_port()), Handler) as server:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}/hook"
         server.shutdown()
@@ -91,7 +91,7 @@ def lines_of(command: list[str], take: Callable[[dict[str, Any]], None]) -> Iter
     finally:
         process.stdin.close()
         process.terminate()
-        process.wait(20)
+        process.wait(60)
         reader.join()
 
 
@@ -116,7 +116,7 @@ def watching(server: Server, progress: Progress) -> Iterator[None]:
     page = [node, str(ROOT / "tests/dashboards/first_page.mjs"), f"http://{server.http}/"]
     watch = [str(BIN / "bellwether"), "--server", server.grpc, "alert", "watch", "-o", "json"]
     with lines_of(watch, from_watch), lines_of(page, from_page):
-        assert open_page.wait(60), "no page: it needs Chromium and `npm ci` in tests/dashboards"
+        assert open_page.wait(180), "no page: it needs Chromium and `npm ci` in tests/dashboards"
         yield
 
 
@@ -197,6 +197,11 @@ def test_checkpoints_alone_name_the_sick_layer(watched: tuple[Server, Progress])
         command += ["--server", server.grpc, "--run", f"scan-{attention}"]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
+        # Its sender outlives it, and what is asked comes behind what is acknowledged.
+        wait_for(
+            f"all of scan-{attention} is stored",
+            lambda name=f"scan-{attention}": server.call("GetRun", run=name)["ended"],
+        )
     largest = []
     for layer in range(2):
         scanned = {a: server.series(f"scan-{a}", "wq_sigma", layer) for a in ("bf16", "fp32")}

@@ -131,7 +131,7 @@ def test_every_query_of_the_dashboards_has_data(scraped: tuple[Prometheus, Train
         return not missing
 
     try:
-        wait_for("data", all_have_data, 60)
+        wait_for("data", all_have_data, 120)
     except AssertionError:
         pytest.fail(f"no data: {missing}")
     assert not prometheus.has("bellwether_no_such_metric")
@@ -153,6 +153,6 @@ def test_every_rule_has_data_and_what_the_server_concludes_fires(scraped: tuple[
         return {name: expr for name, expr in queries.items() if not prometheus.has(expr) or name in concluded - firing}
 
     try:
-        wait_for("data", lambda: not quiet(), 60)
+        wait_for("data", lambda: not quiet(), 120)
     except AssertionError:
         pytest.fail(f"no data, or does not fire: {quiet()}")

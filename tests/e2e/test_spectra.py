@@ -157,6 +157,7 @@ def test_a_killed_server_recovers_them_and_alerts_nothing_else(tmp_path: Path) -
         before = {key: server.series(RUN, *key) for key in found[2]}
         server.kill()
         server.start()
+        server.await_applied()
         assert {key: server.series(RUN, *key) for key in found[2]} == before
 
 

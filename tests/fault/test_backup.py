@@ -95,7 +95,7 @@ def test_no_server_starts_while_what_it_left_is_copied(tmp_path: Path) -> None:
         fleet.finish()
         assert server.stop() == 0
     disk = FaultyDisk(tmp_path / "backups")
-    disk.set(sync_delay_ms=300)
+    disk.set(sync_delay_ms=5000)  # Longer than a server needs to find out.
     target = disk.root / "cold"
     backup = subprocess.Popen(
         [BIN / "bellwetherd", f"--storage.path={server.storage}", "backup", str(target)],
@@ -105,6 +105,7 @@ def test_no_server_starts_while_what_it_left_is_copied(tmp_path: Path) -> None:
     said = refused_start(tmp_path, server.storage)
     assert "LOCK" in said or "lock" in said, said
     assert backup.poll() is None, "the copy had ended: nothing was shown"
+    disk.set(sync_delay_ms=0)
     assert backup.wait(60) == 0
     assert "whole" in bellwetherd(f"--storage.path={target}", "check-data")
     again = Server(tmp_path, CONFIG)

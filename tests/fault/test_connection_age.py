@@ -79,7 +79,7 @@ class Command:
             self.words += line
 
     def ended(self) -> int:
-        code = self.process.wait(30)
+        code = self.process.wait(60)
         for thread in self._threads:
             thread.join()
         return code
@@ -101,13 +101,14 @@ def push(to: RunClient, step: int, sigma: float = 1.0) -> bool:
 
 
 def fall_ill(server: Server, run: str) -> None:
-    """A run of a few steps, whose last ones raise alerts."""
+    """A run of a few steps, whose last ones raise alerts: all of them are stored."""
     trainer = client(server, run)
     for step in range(8):
         assert push(trainer, step, math.nan if step > 4 else 1.0)
     assert trainer.flush(30), trainer.counters()
     trainer.close()
-    wait_for(f"{run} is ill", lambda: server.call("ListAlerts", run=run).get("alerts"))
+    wait_for(f"{run} has ended", lambda: server.call("GetRun", run=run).get("ended"))
+    assert server.call("ListAlerts", run=run).get("alerts"), f"{run} is not ill"
 
 
 def ended_calls(server: Server, method: str) -> float:
@@ -143,7 +144,7 @@ def stored_alerts(server: Server, runs: list[str]) -> list[tuple[int, str, str]]
 
 def test_a_trainer_goes_on_over_its_connections(server: Server, tmp_path: Path) -> None:
     log = tmp_path / "sender.log"
-    trainer = client(server, "old", log_path=str(log))
+    trainer = client(server, "old", log_path=str(log), ring_frames=4096)
     stop = threading.Event()
     steps = 0
 
@@ -162,6 +163,8 @@ def test_a_trainer_goes_on_over_its_connections(server: Server, tmp_path: Path) 
     counters = trainer.counters()
     assert counters.frames_queued == counters.frames_acked == steps
     assert counters.frames_dropped_ring == counters.frames_dropped_window == 0
+    # Acknowledged is in the log, and what is read comes behind it.
+    wait_for("all is stored", lambda: len(server.series("old", "loss")) >= steps)
     stored = server.series("old", "loss")
     assert stored == {step: float(step) for step in range(steps)}
     trainer.close()
@@ -237,9 +240,10 @@ def test_a_transfer_that_takes_too_long_is_cut_and_can_be_made_again(
     slow = tmp_path / "slow.bwrun"
     os.mkfifo(slow)
     imports = Command(server, "run", "import", str(slow), "--name", "slow")
+    before = ended_calls(server, "ImportRun")
     with open(slow, "wb", buffering=0) as half:
         half.write(whole[: len(whole) // 2])
-        await_ages(server, "ImportRun", 1)
+        wait_for("it is cut", lambda: ended_calls(server, "ImportRun") > before)
         with contextlib.suppress(BrokenPipeError):
             half.write(whole[len(whole) // 2 :])
     assert imports.ended() == 4

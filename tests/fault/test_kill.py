@@ -72,6 +72,8 @@ def expect_whole(server: Server, trainer: Trainer) -> None:
     counters = trainer.client.counters()
     expected = [step for step in range(trainer.steps) if step not in set(trainer.dropped)]
     assert counters.frames_queued == len(expected) == counters.frames_acked
+    # Acknowledged is in the log, and what is read comes behind it.
+    wait_for("all is stored", lambda: len(server.series(trainer.run, "loss")) >= len(expected))
     stored = server.series(trainer.run, "loss")
     assert sorted(stored) == expected, sorted(set(expected) ^ set(stored))[:20]
     assert all(step == value for step, value in stored.items())
@@ -81,7 +83,6 @@ def expect_whole(server: Server, trainer: Trainer) -> None:
     wait_for(
         "each frame is counted once",
         lambda: int(server.call("GetRun", run=trainer.run)["frames"]) == len(expected),
-        5,
     )
 
 

@@ -96,6 +96,15 @@ def wait_for_state(server: Server, id: str, *wanted: str) -> dict[str, Any]:
     return dict(wait_for(f"action {id} is {wanted}", found, 60))
 
 
+def undo_of(server: Server, id: str) -> dict[str, Any]:
+    """The newest; it is told of behind what it undoes."""
+
+    def found() -> list[dict[str, Any]]:
+        return [a for a in actions(server) if a["undoes"] == id]
+
+    return dict(wait_for(f"{id} is undone", found)[-1])
+
+
 @pytest.mark.parametrize("victims", ["server", "rank", "both"])
 @pytest.mark.parametrize("when", ["proposed", "approved", "applied"])
 def test_one_rank_applies_it_once_and_the_history_says_so(
@@ -155,9 +164,8 @@ def test_two_ranks_apply_it_at_one_step_though_the_server_dies(tmp_path: Path, w
             assert sorted(line["rank"] for line in lines) == [0, 1]
             assert len({line["step"] for line in lines}) == 1
         else:  # It came too late to one of them while the server was away: nobody keeps it.
-            undo = [a for a in actions(server) if a["undoes"] == id]
             for line in lines:
-                assert wait_for_state(server, undo[-1]["id"], "KEPT")
+                assert wait_for_state(server, undo_of(server, id)["id"], "KEPT")
                 taken_back = {x["rank"] for x in job.applied() if x["undoes"] == id}
                 assert line["rank"] in taken_back
 
@@ -204,7 +212,7 @@ def test_a_late_rank_makes_the_other_take_it_back(tmp_path: Path) -> None:
             ]
             refused = wait_for_state(server, id, "REFUSED")
             assert "partial" in refused["history"][-1]["reason"]
-            undo = next(a for a in actions(server) if a["undoes"] == id)
+            undo = undo_of(server, id)
             wait_for_state(server, undo["id"], "KEPT")
             lines = job.applied()
             assert [(line["rank"], line["undoes"]) for line in lines] == [(0, ""), (0, id)]

@@ -80,7 +80,6 @@ def expect_accounted(server: Server, pusher: Pusher) -> None:
     wait_for(
         "each frame is stored or counted",
         lambda: len(server.series(pusher.run, "loss")) + dropped >= pusher.steps,
-        30,
     )
     stored = server.series(pusher.run, "loss")
     assert len(stored) + dropped == pusher.steps, counters
@@ -90,7 +89,6 @@ def expect_accounted(server: Server, pusher: Pusher) -> None:
     wait_for(
         "the server knows what was lost",
         lambda: told() <= dropped and (told() > 0) == (dropped > 0),
-        10,
     )
 
 
@@ -136,7 +134,8 @@ def test_a_silent_cut_is_found_within_ten_seconds(server: Server) -> None:
             15,
         )
     assert time.monotonic() - began < 10
-    assert "nothing heard" in idle.client.counters().error
+    # Told behind the state of the link, and until the next try fails, too.
+    wait_for("it says why", lambda: "nothing heard" in idle.client.counters().error, 10)
     link.cut = False
     for pusher in (sending, idle):
         wait_for(
@@ -206,7 +205,7 @@ def test_a_long_outage_strips_heads_and_counts_each_frame(server: Server) -> Non
     assert client.flush(30), client.counters()
     counters = client.counters()
     kept = pushed - counters.frames_dropped_window
-    wait_for("each frame is stored", lambda: len(server.series("away", "loss")) >= kept, 30)
+    wait_for("each frame is stored", lambda: len(server.series("away", "loss")) >= kept)
     stored = set(server.series("away", "loss"))
     whole = set(server.series("away", "wq_sigma", layers - 1, heads - 1))
     assert len(stored) == kept and whole < stored
@@ -216,7 +215,7 @@ def test_a_long_outage_strips_heads_and_counts_each_frame(server: Server) -> Non
 
     def expect_told() -> None:
         told = lambda: server.call("GetRun", run="away")  # noqa: E731  A little behind.
-        wait_for("each is counted once", lambda: int(told()["frames"]) == kept, 10)
+        wait_for("each is counted once", lambda: int(told()["frames"]) == kept)
         assert int(told()["frames_stripped"]) == counters.frames_stripped
         assert server.metric("bellwether_run_frames_stripped_total") == counters.frames_stripped
         assert f"frames_stripped {counters.frames_stripped}\n" in re.sub(
@@ -237,9 +236,12 @@ def test_links_that_break_all_the_time_lose_nothing(server: Server, tmp_path: Pa
     for trainer in fleet.trainers:
         trainer.address = link.address
     pusher = Pusher(link.address, "broken", 0.005)
-    for _ in range(15):
+    resets = 0
+    while resets < 15 or pusher.client.counters().reconnects < 5:  # It waits between two tries.
+        assert resets < 300, pusher.client.counters()
         time.sleep(0.3)
         link.reset()
+        resets += 1
     expect_accounted(server, pusher)
     assert pusher.client.counters().frames_dropped_window == 0
     assert pusher.client.counters().reconnects >= 5

@@ -219,7 +219,8 @@ def test_who_is_slow_holds_up_no_probe(page: Page) -> None:
         for path, token in itertools.product(("/-/healthy", "/-/ready", "/metrics"), (page.token,)):
             began = time.monotonic()
             assert page.ask(path, token=token)[0] == 200
-            assert time.monotonic() - began < 1, path
+            # Else it would wait until the first of them has had its 10 s.
+            assert time.monotonic() - began < 5, path
         began = time.monotonic()
         held[0].settimeout(20)
         with contextlib.suppress(OSError):

@@ -36,7 +36,9 @@ def test_the_journal_sees_every_segment_and_its_syncs(tmp_path: Path) -> None:
         fleet.await_acks(100)
         fleet.kill()
     kinds = [record[0] for record in disk.records()]
-    assert kinds.count(SYNC_END) >= 20, "an acknowledgement without a sync"
+    # One may be of many frames: how many depends on how quick the disk is.
+    told = {line for line in fleet.ledger.path.read_text().splitlines() if line.startswith("ack ")}
+    assert kinds.count(SYNC_END) >= len(told) > 0, "an acknowledgement without a sync"
     written = sum(record[3] for record in disk.records() if record[0] == WRITE)
     assert written >= 100 * 4 * 16 * 4
     for trainer in fleet.trainers:

@@ -275,7 +275,7 @@ def test_old_tls_and_weak_ciphers_are_refused(server: SecureServer) -> None:
 def handshakes(address: str, context: ssl.SSLContext) -> bool:
     host, port = address.rsplit(":", 1)
     try:
-        with socket.create_connection((host, int(port)), timeout=3) as raw:
+        with socket.create_connection((host, int(port)), timeout=10) as raw:
             with context.wrap_socket(raw, server_hostname="localhost") as wire:
                 wire.sendall(b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
                 return b"200 OK" in wire.recv(64)
@@ -285,7 +285,7 @@ def handshakes(address: str, context: ssl.SSLContext) -> bool:
 
 def serial(server: SecureServer, address: str, shown: dict[str, str]) -> bytes:
     host, port = address.rsplit(":", 1)
-    with socket.create_connection((host, int(port)), timeout=5) as raw:
+    with socket.create_connection((host, int(port)), timeout=20) as raw:
         with server.context(shown).wrap_socket(raw, server_hostname="localhost") as wire:
             return wire.getpeercert(binary_form=True) or b""
 
@@ -301,7 +301,7 @@ def test_certificates_rotate_and_no_stream_breaks(tmp_path: Path) -> None:
             assert client.flush(20)
             tool("cert", "server", str(server.tls))
             for address in before:
-                assert eventually(lambda a=address: serial(server, a, good) != before[a], 15), "not rotated"
+                assert eventually(lambda a=address: serial(server, a, good) != before[a], 60), "not rotated"
             client.push(1, [Block("loss", [1.0])])
             assert client.flush(20)
             assert client.counters().reconnects == 0
@@ -338,7 +338,7 @@ def hold(address: str, connections: int) -> list[socket.socket]:
     held = []
     for _ in range(connections):
         try:
-            held.append(socket.create_connection((host, int(port)), timeout=3))
+            held.append(socket.create_connection((host, int(port)), timeout=20))
         except OSError:
             break
     return held
@@ -358,10 +358,10 @@ def test_a_flood_of_connections_ends_and_the_server_serves(tmp_path: Path) -> No
             client.push(1, [Block("loss", [1.0])])
             assert client.flush(20)
             # The handshake's limit cuts those who say nothing, though they stay.
-            assert eventually(lambda: answers(server.grpc, server.context(good)), 15)
+            assert eventually(lambda: answers(server.grpc, server.context(good)), 60)
             for one in held:
                 one.close()
-            assert eventually(lambda: answers(server.grpc, server.context(good)), 15)
+            assert eventually(lambda: answers(server.grpc, server.context(good)), 60)
             assert client.counters().reconnects == 0
         assert "limits.connections_max = 8192: taken as 25" in server.log()
         root = server.token("root")
@@ -393,7 +393,7 @@ def test_one_address_cannot_take_all_connections(tmp_path: Path) -> None:
         # From another address of this machine.
         with socket.socket() as other:
             other.bind(("127.0.0.2", 0))
-            other.settimeout(5)
+            other.settimeout(20)
             host, port = server.grpc.rsplit(":", 1)
             other.connect((host, int(port)))
             with server.context(good).wrap_socket(other, server_hostname="localhost"):
@@ -412,14 +412,14 @@ def test_one_address_cannot_take_the_page(tmp_path: Path) -> None:
         for _ in range(40):
             one = socket.socket()
             one.bind(("127.0.0.2", 0))
-            one.settimeout(5)
+            one.settimeout(20)
             one.connect((host, int(port)))
             held.append(one)
         # Those beyond are closed; nothing but silence comes to those within.
         assert all(one.recv(1) == b"" for one in held[8:])
         began = time.monotonic()
         assert server.metric(root, "bellwether_http_connections_refused_total") == 32
-        assert time.monotonic() - began < 5, "others wait for those who say nothing"
+        assert time.monotonic() - began < 8, "others wait for those who say nothing"
         for one in held:
             one.close()
 
@@ -483,6 +483,9 @@ def rapid_reset() -> Iterator[bytes]:
 def test_http2_attacks_cost_nothing_without_a_certificate(server: SecureServer, attack, shown: str) -> None:  # type: ignore[no-untyped-def]
     assert server.process is not None
     pid = server.process.pid
+    # What the first handshake of all takes is not the attack's.
+    good = server.client_certificate("trainers")
+    assert answers(server.grpc, server.context(good))
     cpu, memory = cpu_seconds(pid), resident_mib(pid)
     host, port = server.grpc.rsplit(":", 1)
     cut = False
@@ -504,7 +507,7 @@ def test_http2_attacks_cost_nothing_without_a_certificate(server: SecureServer, 
     assert cut
     assert cpu_seconds(pid) - cpu < 0.3
     assert resident_mib(pid) - memory <= 4
-    assert answers(server.grpc, server.context(server.client_certificate("trainers")))
+    assert answers(server.grpc, server.context(good))
 
 
 def starts(tmp_path: Path, *flags: str) -> str:
@@ -575,6 +578,6 @@ def test_half_open_handshakes_do_not_stop_the_page(server: SecureServer) -> None
     held = hold(server.http, 20)
     begin = time.monotonic()
     assert handshakes(server.http, server.context(good))
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 8  # The others have 10 s.
     for one in held:
         one.close()

@@ -25,7 +25,7 @@ from models import Model, Shape, batch
 SHAPE = Shape(heads=4, kv_heads=2, dtype=torch.bfloat16)
 ALLOW = "attention.mode,attention.center_k,lr.scale,qk.clip,checkpoint.now,stop"
 STEPS = 230
-KILLED_AT = 70
+KILLED_AT = 76  # Votes are confirmed from 64 on, and looked at from 80 on.
 
 
 def plant(case: str, rank: int, monitor: Any, did: dict[str, Any]) -> None:
@@ -75,8 +75,8 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    if case == "not all":
-        agreement.CONNECT_SECONDS = 1.0
+    # The others come in any case, or never.
+    agreement.CONNECT_SECONDS = 1.0 if case == "not all" else 60.0
     torch.manual_seed(3)
     model = Model(SHAPE)
     run: nn.Module = model

@@ -21,7 +21,7 @@ class Recording:
         """Reads what is there; with `ended` waits for the sender to write the file's end."""
         from bellwether.v1 import recording_pb2, runs_pb2, signals_pb2
 
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while True:
             # The sender, a process of its own, may not have begun yet.
             raw = path.read_bytes() if path.exists() or not ended else b""
@@ -98,7 +98,7 @@ def replayed_alerts(path: Path) -> list[Any]:
     tool = _native.find("bellwether")
     assert tool is not None
     said = subprocess.run(
-        [str(tool), "replay", str(path), "--json"], capture_output=True, text=True, timeout=60
+        [str(tool), "replay", str(path), "--json"], capture_output=True, text=True, timeout=120
     )
     assert said.returncode == 0, said.stderr
     return [json.loads(line) for line in said.stdout.splitlines() if "rule" in line]

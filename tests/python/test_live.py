@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,9 +46,19 @@ def ended_server() -> Iterator[None]:
 def ask(*words: str) -> str:
     command = _native.find("bellwether")
     assert command, "bellwether is not built"
-    done = subprocess.run([str(command), *words], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([str(command), *words], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def await_step(run: str, step: int) -> None:
+    """What a flush made durable is in the log; what is asked for is told a moment later."""
+
+    def told() -> bool:
+        runs = json.loads(ask("-o", "json", "run", "list")).get("runs", [])
+        return (run, step) in [(r["description"]["name"], int(r.get("step", 0))) for r in runs]
+
+    wait_for(f"{run} is told up to step {step}", told)
 
 
 def test_from_attach_to_the_command(ended_server: None, tmp_path: Path) -> None:
@@ -66,10 +75,8 @@ def test_from_attach_to_the_command(ended_server: None, tmp_path: Path) -> None:
         assert status["link"] == "streaming" and status["errors"] == 0
         assert status["page_url"].endswith("#/run/live")
         told = monitor.metrics()
-    deadline = time.monotonic() + 20
-    while "live" not in (listed := ask("run", "list")) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert "live" in listed
+    await_step("live", 5)
+    assert "live" in ask("run", "list")
     matrix = json.loads(ask("-o", "json", "matrix", "live", "wq_sigma"))
     rows = [v for row in flat(matrix) for v in row]
     assert max(rows) == pytest.approx(
@@ -87,6 +94,7 @@ def test_a_scan_without_a_server_starts_one(
     torch.save({"model": weights, "config": {"n_head": 2}}, folder / "step_7.pt")
     assert scan_command.main([str(folder)]) == 0
     out, said = capsys.readouterr()
+    await_step("outside", 7)
     assert "#/run/outside" in said and out.startswith("step        7  sigma(W_Q) ")
     matrix = json.loads(ask("-o", "json", "matrix", "outside", "wq_sigma"))
     rows = [v for row in flat(matrix) for v in row]
@@ -133,7 +141,7 @@ def test_a_run_that_is_ill_already_is_called_ill(tmp_path: Path) -> None:
                     break
         assert monitor is not None
         monitor.detach()
-        wait_for("the sick layer is named", lambda: serious_layers(server), 20)
+        wait_for("the sick layer is named", lambda: serious_layers(server))
         assert serious_layers(server) == {1}
         print(f"attached at step {ALREADY_ILL}, named by step {step}")
 

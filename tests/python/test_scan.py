@@ -341,10 +341,16 @@ def test_what_the_server_did_not_take_waits_in_a_folder(
         assert wrong in capsys.readouterr().err
         scan(folder, *words, "--spool-dir", spool, "--spool-bytes", 1 << 20, code=4)
         # The sender's own, for as long as it tries.
+        wait_for(
+            "the sender has begun",
+            lambda: any(hello.stat().st_size > 0 for hello in spool.glob("*/hello")),
+        )
         (own,) = spool.iterdir()
         assert own.name.endswith("-0-1") and (own / "hello").stat().st_size > 0
         server.start()
         wait_for("it was taken", lambda: not any(spool.iterdir()), 60)
+        # What was taken is in the log, and told a moment later.
+        wait_for("it is told", lambda: server.series("spooled", "wq_sigma", 1, 3))
         assert sorted(server.series("spooled", "wq_sigma", 1, 3)) == [1]
 
 
@@ -377,7 +383,9 @@ class Following:
         return self._log.read_text()
 
     def steps(self) -> list[int]:
-        return [line["step"] for line in lines_of(self._out.read_text()) if line]
+        written = self._out.read_text()
+        whole = written[: written.rfind("\n") + 1]  # A line may be under way.
+        return [line["step"] for line in lines_of(whole) if line]
 
     def wait(self, what: str, condition: Callable[[], Any]) -> None:
         wait_for(what, lambda: self.process.poll() is not None or condition(), 60)
@@ -385,7 +393,7 @@ class Following:
 
     def end(self, how: signal.Signals, code: Optional[int] = 0) -> None:
         self.process.send_signal(how)
-        assert self.process.wait(30) == (code if code is not None else -how), self.said()
+        assert self.process.wait(60) == (code if code is not None else -how), self.said()
 
 
 def test_following_a_run_and_going_on_after_any_end(tmp_path: Path) -> None:
@@ -420,6 +428,8 @@ def test_following_a_run_and_going_on_after_any_end(tmp_path: Path) -> None:
         scan = Following(folder, server.grpc, tmp_path / "third")
         scan.wait("it goes on after kill -9", lambda: scan.steps() == [4])
         scan.end(signal.SIGTERM)
+        # What was sent is in the log, and told a moment later.
+        wait_for("4 is told of", lambda: int(server.call("GetRun", run="followed")["step"]) == 4)
         run = server.call("GetRun", run="followed")
         assert int(run["frames"]) == 4 and int(run["step"]) == 4
         assert sorted(server.series("followed", "wq_sigma", 1, 3)) == [1, 2, 3, 4]

@@ -7,7 +7,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <memory>
 #include <string>
 #include <utility>
@@ -15,6 +14,7 @@
 
 #include "absl/synchronization/notification.h"
 #include "server/pipeline.h"
+#include "tests/support/crash_copy.h"
 #include "tests/support/pipeline_trainer.h"
 #include "tests/support/temp_directory.h"
 
@@ -113,7 +113,7 @@ TEST_F(PipelineSpectraTest, WhatNobodyComputedIsComputedAfterTheNextStart) {
     trainer.AwaitDurable();
   }
   // What a server that is killed now leaves behind.
-  std::filesystem::copy(directory_.path() + "/wal", killed.path() + "/wal", std::filesystem::copy_options::recursive);
+  CrashCopy(directory_.path() + "/wal", killed.path() + "/wal");
   bank.go.Notify();
   const auto restarted = Open(nullptr, killed.path());
   EXPECT_THAT(Sigmas(restarted.get()), ElementsAre(2, 3, 4));

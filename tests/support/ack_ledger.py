@@ -313,6 +313,9 @@ class Fleet:
         for trainer in self.trainers:
             trainer.stop()
         for trainer in self.trainers:
+            # Acknowledged is in the log, and what is asked here comes a moment behind it.
+            told = f"{trainer.run}: 1 to {trainer.made} are stored"
+            wait_for(told, partial(self._whole, trainer))
             stored = self.server.series(trainer.run, "loss")
             assert sorted(stored) == list(range(1, trainer.made + 1)), trainer.run
             assert all(value == frame_value(step) for step, value in stored.items()), trainer.run
@@ -320,9 +323,13 @@ class Fleet:
                 trainer.run, "wq_sigma", trainer.shape[0] - 1, trainer.shape[1] - 1
             )
             assert head == stored, trainer.run
-            wait_for("each frame is counted once", partial(self._counted, trainer), 10)
+            wait_for("each frame is counted once", partial(self._counted, trainer))
         self.check_alerts()
         self.watcher.stop()
+
+    def _whole(self, trainer: Trainer) -> bool:
+        stored = self.server.series(trainer.run, "loss")
+        return sorted(stored) == list(range(1, trainer.made + 1))
 
     def _counted(self, trainer: Trainer) -> bool:
         return int(self.server.call("GetRun", run=trainer.run)["frames"]) == trainer.made
@@ -336,11 +343,14 @@ class Fleet:
                 "the sick run's alert was told",
                 lambda: any(a[0] == sick.run for a in self.ledger.alerts.values()),
             )
-        stored: list[tuple[str, int]] = []
-        for alert in self.server.call("ListAlerts", limit=1000)["alerts"]:
-            key, run = alert["last"]["key"], alert["last"]["run"]
-            for t in self.server.call("GetAlert", run=run, key=key)["alert"]["history"]:
-                stored.append((f"{run} {key} {t['k']}", int(t["id"])))
+        # A server looks each second whether what it told without an id can be stored by now.
+        unstored = {f"{run} {key} {k}" for run, key, k in list(self.ledger.unstored)}
+        if unstored:
+            wait_for(
+                f"{unstored} are stored",
+                lambda: unstored <= {what for what, _ in self._alert_log()},
+            )
+        stored = self._alert_log()
         assert len({what for what, _ in stored}) == len(stored), "an alert is stored twice"
         assert len({number for _, number in stored}) == len(stored), "an id is given twice"
         by_id = {number: what for what, number in stored}
@@ -350,3 +360,12 @@ class Fleet:
             )
         for run, key, k in self.ledger.unstored:
             assert f"{run} {key} {k}" in by_id.values(), f"{run} {key} {k} was never stored"
+
+    def _alert_log(self) -> list[tuple[str, int]]:
+        """(run, key and k; id) of each transition that is stored."""
+        stored = []
+        for alert in self.server.call("ListAlerts", limit=1000)["alerts"]:
+            key, run = alert["last"]["key"], alert["last"]["run"]
+            for t in self.server.call("GetAlert", run=run, key=key)["alert"]["history"]:
+                stored.append((f"{run} {key} {t['k']}", int(t["id"])))
+        return stored

@@ -27,13 +27,21 @@ def cusolver_flags() -> list[str]:
     return [f"--gpu.cusolver={name}"] if name else []
 
 
+_held: list[socket.socket] = []
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A loopback port that nobody else is given until this process ends: a socket that does not
+    listen stays bound to it.  The server that it is for may bind it all the same, again and again,
+    as it sets SO_REUSEADDR, which all of ours do, and Go's, PostgreSQL, PyTorch and http.server."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    _held.append(held)
+    return int(held.getsockname()[1])
 
 
-def wait_for(what: str, condition: Callable[[], Any], seconds: float = 30) -> Any:
+def wait_for(what: str, condition: Callable[[], Any], seconds: float = 60) -> Any:
     """Returns the condition's first true value; fails the test after `seconds`."""
     deadline = time.monotonic() + seconds
     while True:
@@ -103,7 +111,7 @@ class Server:
     def stop(self) -> int:
         assert self.process is not None
         self.process.terminate()
-        return self.process.wait(timeout=20)
+        return self.process.wait(timeout=60)
 
     def log(self) -> str:
         return (self.folder / "server.log").read_text()

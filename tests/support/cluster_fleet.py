@@ -16,7 +16,7 @@ import sys
 import time
 import urllib.error
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -177,7 +177,7 @@ class Cluster:
             if server.process is not None and server.process.poll() is None
         )
 
-    def await_balance(self, seconds: float = 30) -> None:
+    def await_balance(self, seconds: float = 60) -> None:
         alive = sum(s.process is not None and s.process.poll() is None for s in self.servers)
         share = -(-PARTITIONS // alive)
 
@@ -233,7 +233,7 @@ class Cluster:
             return all(answer == answers[0] for answer in answers)
 
         try:
-            wait_for(f"all answer {method} {request} alike", agree, 20)
+            wait_for(f"all answer {method} {request} alike", agree, 60)
         except AssertionError as error:
             raise AssertionError(f"{error}: {answers}") from None
         return answers[0]
@@ -262,7 +262,7 @@ class Cluster:
                     return False
                 return sorted(stored) == list(range(1, trainer.made + 1))
 
-            wait_for(f"{trainer.run}: 1 to {trainer.made} are stored", whole, 20)
+            wait_for(f"{trainer.run}: 1 to {trainer.made} are stored", whole, 60)
             stored = server.series(trainer.run, "loss")
             assert all(value == frame_value(step) for step, value in stored.items()), trainer.run
 
@@ -270,7 +270,7 @@ class Cluster:
                 return int(server.call("GetRun", run=trainer.run)["frames"]) == trainer.made
 
             # The run's snapshot follows within 50 ms.
-            wait_for(f"{trainer.run}: {trainer.made} frames are counted, once each", counted, 10)
+            wait_for(f"{trainer.run}: {trainer.made} frames are counted, once each", counted, 60)
         commits = self.check_log()
         alerts = self.check_alerts()
         for server in self.servers:
@@ -319,7 +319,7 @@ class Cluster:
             return rows if unstored <= {(key, int(k)) for _, _, key, k in rows} else []
 
         # A server looks each second whether what it told can be stored by now.
-        rows = wait_for(f"{unstored} are stored", all_stored, 10) if unstored else all_stored()
+        rows = wait_for(f"{unstored} are stored", all_stored, 60) if unstored else all_stored()
         assert [int(row[0]) for row in rows] == list(range(1, len(rows) + 1))
         assert len({tuple(row[1:]) for row in rows}) == len(rows)
         stored = {int(n): (key, int(k)) for n, _, key, k in rows}
@@ -328,6 +328,20 @@ class Cluster:
         for number, (_, key, k) in self.ledger.alerts.items():
             assert stored.get(number) == (key, k), f"alert {number} was told as {key} {k}"
         return len(rows)
+
+
+def await_silence(told: Callable[[], int], seconds: float = 0.5) -> int:
+    """What was committed may still be told: until nothing more is for so long.  What was then."""
+    last, since = told(), time.monotonic()
+
+    def silent() -> bool:
+        nonlocal last, since
+        if (now := told()) != last:
+            last, since = now, time.monotonic()
+        return time.monotonic() - since >= seconds
+
+    wait_for("nothing more is told", silent, 10)
+    return last
 
 
 def database_of_run(run: str, databases: int) -> int:

@@ -87,7 +87,7 @@ class Postgres:
                 stdin=subprocess.DEVNULL,
                 cwd=self.folder,
             )
-        wait_for(f"{self.name} takes connections", self.answers, 30)
+        wait_for(f"{self.name} takes connections", self.answers, 60)
         return self
 
     def answers(self) -> bool:

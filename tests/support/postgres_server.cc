@@ -178,7 +178,7 @@ int64_t PostgresServer::Number(const std::string& query) {
 }
 
 bool PostgresServer::Await(const std::string& query) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   while (Number(query) <= 0) {
     if (std::chrono::steady_clock::now() > deadline) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -192,6 +192,27 @@ void PostgresServer::Set(const std::string& name, const std::string& value) {
       absl::StrCat("SELECT count(*) FROM pg_settings WHERE name = '", name, "' AND setting = '", value, "'");
   Sql("SELECT pg_reload_conf()");
   EXPECT_TRUE(Await(sees)) << name;
+  if (name == "synchronous_standby_names" && !value.empty()) AwaitStandbysWanted();
+}
+
+// Who commits asks what the checkpointer has told all of them, and that one may read its
+// files later than the process that answers here.
+void PostgresServer::AwaitStandbysWanted() {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (std::chrono::steady_clock::now() < deadline) {
+    auto probe = PgConnection::Connect(owner_dsn_, 10'000);
+    ASSERT_TRUE(probe.ok()) << probe.status();
+    const auto pid = (*probe)->Run({{"SELECT CAST(pg_backend_pid() AS bigint)", {}}}, 10'000);
+    ASSERT_TRUE(pid.ok()) << pid.status();
+    const std::string its = absl::StrCat("FROM pg_stat_activity WHERE pid = ", pid->front().Number(0, 0));
+    const bool answered = (*probe)->Run({{"SELECT pg_logical_emit_message(true, 'probe', '')", {}}}, 100).ok();
+    if (answered) continue;
+    const bool waits = Number(absl::StrCat("SELECT count(*) ", its, " AND wait_event = 'SyncRep'")) > 0;
+    Sql(absl::StrCat("SELECT pg_terminate_backend(pid) ", its));
+    EXPECT_TRUE(Await(absl::StrCat("SELECT 1 - count(*) ", its)));
+    if (waits) return;
+  }
+  ADD_FAILURE() << "no commit waits for a standby";
 }
 
 }  // namespace bellwether::server

@@ -32,15 +32,17 @@ class PostgresServer {
   std::vector<PgResult> Sql(const std::string& statement);
   // The first value of the first row.
   int64_t Number(const std::string& query);
-  // Waits until the query answers a number above 0; false: not within 10 s.
+  // Waits until the query answers a number above 0; false: not within a minute.
   bool Await(const std::string& query);
-  // A setting, in force from the next statement on.
+  // A setting, in force from the next statement on; of standbys that are named: from the next commit on.
   void Set(const std::string& name, const std::string& value);
 
  private:
   PostgresServer() = default;
   // With `input` as standard input, which that user need not be able to open.
   bool Run(const std::string& program, const std::vector<std::string>& words, const std::string& input = "/dev/null");
+  // Until a commit waits for standbys that there are not.
+  void AwaitStandbysWanted();
   pid_t Spawn(const std::string& program, const std::vector<std::string>& words, const std::string& input) const;
 
   std::string folder_, programs_, dsn_, owner_dsn_;

@@ -13,7 +13,7 @@ function(bellwether_python_test prefix file)
   endif()
   string(REGEX REPLACE "^test_(.*)\\.py$" "${prefix}_\\1" name ${file})
   if(NOT ARG_TIMEOUT)
-    set(ARG_TIMEOUT 300)
+    set(ARG_TIMEOUT 900)  # For a hang: where both cores are busy, each import of PyTorch takes 15 s.
   endif()
   if(NOT ARG_CORES)
     set(ARG_CORES 1)

@@ -89,7 +89,7 @@ class SecureServer(Server):
         first = process.stdout.readline()
 
         def end() -> tuple[str, int]:
-            said = process.communicate(timeout=20)[0]
+            said = process.communicate(timeout=60)[0]
             return first + said, process.returncode
 
         return end
@@ -158,7 +158,7 @@ class SecureServer(Server):
         return [json.loads(line) for line in (self.folder / "data/audit.log").read_text().splitlines()]
 
 
-def answers(address: str, context: Optional[ssl.SSLContext] = None, seconds: float = 2.0) -> bool:
+def answers(address: str, context: Optional[ssl.SSLContext] = None, seconds: float = 10.0) -> bool:
     """Whether gRPC's side takes this handshake: its first frame proves that it has."""
     host, port = address.rsplit(":", 1)
     try:

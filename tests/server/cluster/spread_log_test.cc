@@ -85,7 +85,7 @@ class SpreadLogTest : public ::testing::Test {
   bool AwaitTold(uint32_t lane, Lsn durable) {
     absl::MutexLock lock(&mutex_);
     const auto told = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return told_[lane] >= durable; };
-    return mutex_.AwaitWithTimeout(absl::Condition(&told), absl::Seconds(10));
+    return mutex_.AwaitWithTimeout(absl::Condition(&told), absl::Seconds(60));
   }
   Lsn Told(uint32_t lane) {
     absl::MutexLock lock(&mutex_);

@@ -9,9 +9,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <cmath>
 #include <cstdlib>
+#include <ctime>
 #include <fstream>
 #include <map>
 #include <memory>
@@ -24,6 +24,7 @@
 #include "server/export/run_metrics.h"
 #include "tests/support/memory_database.h"
 #include "tests/support/synthetic_runs.h"
+#include "tests/support/temp_directory.h"
 
 namespace bellwether::server {
 namespace {
@@ -256,9 +257,9 @@ TEST_F(PrometheusTest, AThousandRunsWithinTheLimitAndASecond) {
     Publish(run);
   }
   Exporter& exporter = this->exporter();
-  const auto start = std::chrono::steady_clock::now();
+  const std::clock_t start = std::clock();  // Of the processor: others may have it meanwhile.
   const std::string text = exporter.Render();
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const double seconds = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
   const auto page = Parse(text);
   RecordProperty("milliseconds", static_cast<int>(seconds * 1000));
   std::cout << page.size() << " series, " << text.size() << " bytes, " << seconds << " s\n";
@@ -275,7 +276,8 @@ TEST_F(PrometheusTest, PromtoolFindsNothing) {
   Publish(run);
   ASSERT_TRUE(alerts_.Post(MakeAlert(run, Severity::kWarning, "drift", 0)).ok());
   counters_.histogram("bellwether_ack_seconds")->Observe(0.003);
-  const std::string path = ::testing::TempDir() + "/page.prom";
+  const TempDirectory directory;
+  const std::string path = directory.path() + "/page.prom";
   const auto check = [&path](const std::string& page) {
     std::ofstream(path) << page;
     return std::system(absl::StrCat("promtool check metrics < ", path, " 2>&1").c_str());

@@ -98,7 +98,7 @@ class HttpServerTest : public ::testing::Test {
   void ExpectRequests(const char* path, const char* code, double expected) {
     const Counter* const counter =
         counters_.counter("bellwether_http_requests_total", {{"path", path}, {"code", code}});
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
     while (counter->value() < expected && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
     EXPECT_EQ(counter->value(), expected) << path << " " << code;
   }
@@ -373,13 +373,18 @@ void SendText(int fd, const std::string& text) {
 
 TEST_F(HttpServerTest, AnAnswerTakesAsLongAsItsReader) {
   metrics_bytes_ = 64 << 20;
-  Start({.request_seconds_max = 1, .write_seconds_max = 5});
-  const int fd = Connect("127.0.0.1", server_->port());
-  SendText(fd, "GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n");
-  // More than the kernel takes at once, and twice the time of a request until it is read.
-  std::this_thread::sleep_for(std::chrono::seconds(2));
-  EXPECT_GT(ReadAll(fd).size(), metrics_bytes_);
-  close(fd);
+  Start({.request_seconds_max = 1, .write_seconds_max = 60});
+  std::string answer;
+  // Where this machine halts for a second the request itself is late, and nothing of it is answered.
+  for (int tries = 0; tries < 10 && answer.empty(); ++tries) {
+    const int fd = Connect("127.0.0.1", server_->port());
+    SendText(fd, "GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n");
+    // More than the kernel takes at once, and twice the time of a request until it is read.
+    std::this_thread::sleep_for(std::chrono::seconds(2));
+    answer = ReadAll(fd);
+    close(fd);
+  }
+  EXPECT_GT(answer.size(), metrics_bytes_);
 }
 
 TEST_F(HttpServerTest, RequestsOfOneConnectionAreAnsweredInOrder) {
@@ -431,7 +436,11 @@ TEST_F(HttpServerTest, CallsUpToTheLimitThen503AndNoneForWhoIsGone) {
   EXPECT_EQ(same.Get("/metrics")->status, 200) << "no query";
   close(first);
   EXPECT_TRUE(held(0)) << "nobody waits for it";
-  EXPECT_EQ(same.Get("/api/v1/ListRuns")->status, 200);
+  // The call has ended; its place is given back a moment after that.
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  int status = 503;
+  while (status == 503 && std::chrono::steady_clock::now() < deadline) status = same.Get("/api/v1/ListRuns")->status;
+  EXPECT_EQ(status, 200) << "his place is free again";
   absl::MutexLock lock(&mutex_);
   EXPECT_TRUE(cancelled_);
 }

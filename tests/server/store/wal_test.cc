@@ -137,15 +137,15 @@ TEST(WalTest, AHeldLogTakesRecordsWritesNoneAndGoesOnInOrder) {
 TEST(WalTest, ALogThatIsHeldWhileItWaitsToCoverWritesNothing) {
   FakeFileSystem fs;
   Wal::Options options = Small(&fs);
-  options.cover_idle_us = 20'000;
+  options.cover_idle_us = 300'000;  // Nothing else is under way when it is held.
   const auto wal = MustOpen(options);
   AppendSynced(wal.get(), "before");
-  std::this_thread::sleep_for(std::chrono::milliseconds(5));  // Its thread waits by now.
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // Its thread waits by now.
   wal->Hold(absl::ResourceExhaustedError("below the floor"));
   const Lsn durable = wal->durable_lsn();
   const auto held = wal->Append(Record("held"));
   ASSERT_TRUE(held.ok());
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  std::this_thread::sleep_for(std::chrono::milliseconds(400));
   EXPECT_EQ(wal->durable_lsn(), durable);
   wal->Hold(absl::OkStatus());
   EXPECT_TRUE(wal->Sync(*held).ok());
@@ -287,7 +287,7 @@ TEST(WalTest, TheNextSegmentIsZeroedWhileThisOneFillsAndNotBefore) {
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   EXPECT_FALSE(ready());
   for (int i = 0; i < 7; ++i) AppendSynced(wal.get(), std::string(1000, 'x'));
-  for (int i = 0; i < 10'000 && !ready(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  for (int i = 0; i < 60'000 && !ready(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   EXPECT_TRUE(ready()) << "half of this one is full";
 }
 
