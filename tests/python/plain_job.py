@@ -85,6 +85,11 @@ class Job:
     def said(self) -> str:
         return self._log.read_text()
 
+    def last_words(self) -> str:
+        """The end of what it said, without its steps: why it ended."""
+        lines = [line for line in self.said().splitlines() if not line.startswith("step ")]
+        return "\n".join([f"exit code {self.process.poll()}", *lines[-50:]])
+
     def step(self) -> int:
         """The last step that it has told of; one in 200 is."""
         return max(
@@ -95,7 +100,7 @@ class Job:
     def wait_for_step(self, step: int, seconds: float = 120) -> None:
         deadline = time.monotonic() + seconds
         while self.step() < step:
-            assert self.process.poll() is None, self.said()
+            assert self.process.poll() is None, self.last_words()
             assert time.monotonic() < deadline, self.said()
             time.sleep(0.02)
 
@@ -103,7 +108,7 @@ class Job:
         """The losses of each rank, as text."""
         if stop:
             self._stop.touch()
-        assert self.process.wait(seconds) == 0, self.said()
+        assert self.process.wait(seconds) == 0, self.last_words()
         files = sorted(self.losses.parent.glob(f"{self.losses.name}*"))
         return [path.read_text() for path in files]
 
