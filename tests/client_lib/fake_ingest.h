@@ -13,7 +13,9 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -37,6 +39,12 @@ class TestFolder {
  private:
   std::string path_;
 };
+
+// What a file holds; "" where there is none.
+inline std::string ReadText(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
 
 // Waits until `condition` holds; false after `seconds`.
 inline bool WaitUntil(const std::function<bool()>& condition, double seconds = 60) {

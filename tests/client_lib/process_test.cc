@@ -31,10 +31,8 @@ struct Recorded {
 };
 
 Recorded ReadRecording(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  const std::string bytes(std::istreambuf_iterator<char>(file), {});
   RecordingReader reader;
-  reader.Feed(bytes);
+  reader.Feed(ReadText(path));
   Recorded recorded;
   v1::RecordedMessage m;
   RecordingReader::Result result;
@@ -79,8 +77,7 @@ TEST(RecordTest, KeepsTheFileOfAnEarlierRun) {
   TestClient client({.record_path = folder / "run.bwrun"});
   ASSERT_EQ(client.PushStep(0), BW_OK);
   ASSERT_EQ(client.Flush(), BW_OK);
-  std::ifstream kept(folder / "run.bwrun.1");
-  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(kept), {}), "precious");
+  EXPECT_EQ(ReadText(folder / "run.bwrun.1"), "precious");
 }
 
 TEST(RecordTest, AKilledSenderGoesOnInTheSameFile) {

@@ -53,17 +53,13 @@ class SpoolingTest : public ::testing::Test {
     EXPECT_EQ(store_.duplicates, 0);
     EXPECT_EQ(store_.gaps, 0);
   }
-  std::string Log() const {
-    std::ifstream file(log_);
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
+  std::string Log() const { return ReadText(log_); }
   // How many frames the one spool's state tells of, those in the sender's memory among them: the last number but one.
   uint64_t FramesSaved() const {
     uint64_t frames = 0;
     std::error_code none;
     for (const auto& entry : std::filesystem::directory_iterator(spool_, none)) {
-      std::ifstream file(entry.path() / "state", std::ios::binary);
-      const std::string state(std::istreambuf_iterator<char>(file), {});
+      const std::string state = ReadText(entry.path() / "state");
       if (state.size() >= 16) std::memcpy(&frames, state.data() + state.size() - 16, sizeof(frames));
     }
     return frames;

@@ -19,7 +19,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from bare_machine import GLIBC, BareMachine, glibc_files, python_files
-from bellwether_process import BIN, ROOT, Server, wait_for
+from bellwether_process import BIN, ROOT, Server
 
 SIZE_MAX = 40 << 20  # bytes, without cuSOLVER
 PROGRAMS = ("bellwetherd", "bellwether", "bellwether-sender")
@@ -108,8 +108,7 @@ def test_a_training_script_is_recorded_with_nothing_installed(bundle: Path, serv
         check=False,
     )
     assert trained.returncode == 0, trained.stdout + trained.stderr
-    # Its sender outlives it.
-    wait_for("the run has ended", lambda: [r for r in server.call("ListRuns").get("runs", []) if r["ended"]])
+    server.await_end("bare")
 
     (run,) = server.json("run", "list")["runs"]
     assert (run["description"]["name"], run["steps_recorded"], run["frames_dropped"]) == ("bare", "50", "0")

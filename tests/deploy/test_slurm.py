@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
-from bellwether_process import BIN, ROOT, Server, free_port, wait_for
+from bellwether_process import BIN, ROOT, Server, free_port
 
 STEPS = 30
 
@@ -46,22 +46,12 @@ def submit(folder: Path, server: Server, **slurm: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def await_end(server: Server, attempt: int) -> None:
-    """A job's senders outlive it."""
-
-    def over() -> bool:
-        runs = server.call("ListRuns").get("runs", [])
-        return any(run["ended"] and int(run["description"]["attempt"]) == attempt for run in runs)
-
-    wait_for(f"attempt {attempt} has ended", over)
-
-
 def test_a_requeued_job_goes_on_in_its_run(tmp_path: Path) -> None:
     with Server(tmp_path) as server:
         submit(tmp_path, server)
-        await_end(server, attempt=0)
+        server.await_end("train-4711", attempt=0)
         submit(tmp_path, server, RESTART_COUNT="1")
-        await_end(server, attempt=1)
+        server.await_end("train-4711", attempt=1)
         (run,) = server.json("run", "list")["runs"]
         assert run["description"]["name"] == "train-4711"
         assert int(run["description"]["attempt"]) == 1

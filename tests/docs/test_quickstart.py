@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
-from bellwether_process import BIN, ROOT, Server, wait_for
+from bellwether_process import BIN, ROOT, Server
 
 PAGE = (ROOT / "docs/quickstart.md").read_text()
 PROGRAMS = dict(re.findall(r"^## (\w+)\n.*?^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
@@ -41,14 +41,9 @@ def test_every_program_runs(server: Server, tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(run, PROGRAMS))
 
-    def ended() -> set[str]:
-        runs = server.call("ListRuns").get("runs", [])
-        return {run["description"]["name"] for run in runs if run["ended"]}
-
     for framework in PROGRAMS:
         run_name = f"quickstart-{framework.lower()}"
-        # Its sender outlives it.
-        wait_for(f"{run_name} has ended", lambda name=run_name: name in ended())
+        server.await_end(run_name)
         described = server.call("GetRun", run=run_name)
         assert {"wq_sigma", "common_mode_sum"} <= set(described["signals"]), run_name
         server.run("run", "watch", run_name, "--once")

@@ -197,11 +197,7 @@ def test_checkpoints_alone_name_the_sick_layer(watched: tuple[Server, Progress])
         command += ["--server", server.grpc, "--run", f"scan-{attention}"]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        # Its sender outlives it, and what is asked comes behind what is acknowledged.
-        wait_for(
-            f"all of scan-{attention} is stored",
-            lambda name=f"scan-{attention}": server.call("GetRun", run=name)["ended"],
-        )
+        server.await_end(f"scan-{attention}")  # Then all of it is stored.
     largest = []
     for layer in range(2):
         scanned = {a: server.series(f"scan-{a}", "wq_sigma", layer) for a in ("bf16", "fp32")}

@@ -121,6 +121,13 @@ class PipelineActionsTest : public testing::Test {
     pipeline_ = *std::move(pipeline);
   }
 
+  // A trainer makes a step and is gone; the seq that it came to.
+  uint64_t ComeAndGo() {
+    Trainer trainer(pipeline_.get(), Job{});
+    trainer.Step(1);
+    trainer.got();
+    return trainer.seq();
+  }
   RunId run() const { return pipeline_->runs()->Find("r")->record.id; }
   absl::StatusOr<Action> Ask(ActionRequest request, const std::string& malformed = "") {
     if (request.by.empty()) request.by = "alice";
@@ -206,13 +213,7 @@ TEST_F(PipelineActionsTest, WrongAnswersAreCountedAndHarmless) {
 // Between any two words the server is closed and opened again, or is killed
 // before it could save: the run's history is told once.
 TEST_F(PipelineActionsTest, ARestartBetweenAnyTwoWordsTellsItOnce) {
-  uint64_t seq = 0;
-  {
-    Trainer trainer(pipeline_.get(), Job{});
-    trainer.Step(1);
-    trainer.got();
-    seq = trainer.seq();
-  }
+  const uint64_t seq = ComeAndGo();
   const auto proposed = Ask(Centring(false));
   ASSERT_TRUE(proposed.ok()) << proposed.status();
   Open();
@@ -241,13 +242,7 @@ TEST_F(PipelineActionsTest, ARestartBetweenAnyTwoWordsTellsItOnce) {
 
 // Neither a word of his nor one of anybody else comes after his Hello.
 TEST_F(PipelineActionsTest, WhoComesBeforeTheLogIsAppliedIsHandedWhatIsDue) {
-  uint64_t seq = 0;
-  {
-    Trainer trainer(pipeline_.get(), Job{});
-    trainer.Step(1);
-    trainer.got();
-    seq = trainer.seq();
-  }
+  const uint64_t seq = ComeAndGo();
   ASSERT_TRUE(Ask(Centring(true)).ok());
   for (int i = 0; i < 20; ++i) {
     Open(false);

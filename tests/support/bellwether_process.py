@@ -142,6 +142,16 @@ class Server:
         """What the log held at the start is applied."""
         wait_for("the log is applied", lambda: self.metric("bellwether_wal_unapplied_frames") == 0, 60)
 
+    def await_end(self, run: str, attempt: int = 0) -> None:
+        """A job's sender outlives it, and may come after its end."""
+
+        def over() -> bool:
+            runs = self.call("ListRuns").get("runs", [])
+            ended = [r["description"] for r in runs if r["ended"]]
+            return (run, attempt) in [(d["name"], int(d.get("attempt", 0))) for d in ended]
+
+        wait_for(f"{run} has ended, attempt {attempt}", over)
+
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.bearer}"} if self.bearer else {}
 
