@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
-from bellwether_process import Server, wait_for
-from cluster_fleet import LEASE_S, Cluster, RoamingTrainer, await_silence, describe
+from bellwether_process import Server, await_silence, wait_for
+from cluster_fleet import LEASE_S, Cluster, RoamingTrainer, describe
 from postgres_processes import Postgres, synchronous_standbys
 
 LONG = bool(os.environ.get("BELLWETHER_LONG"))

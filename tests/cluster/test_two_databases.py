@@ -21,13 +21,12 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
-from bellwether_process import BIN, Server, wait_for
+from bellwether_process import BIN, Server, await_silence, wait_for
 from cluster_fleet import (
     FRAME_TABLES,
     LEASE_S,
     Cluster,
     RoamingTrainer,
-    await_silence,
     database_of_run,
     describe,
     name_databases,

@@ -22,8 +22,8 @@ import pytest
 import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
-from bellwether_process import ROOT, Server, wait_for
-from cluster_fleet import Cluster, await_silence
+from bellwether_process import ROOT, Server, await_silence, wait_for
+from cluster_fleet import Cluster
 from postgres_processes import Postgres, bin_folder
 from test_containers import PINNED, unknown_flags
 from test_kubernetes import findings

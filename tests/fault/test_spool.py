@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
-from bellwether_process import ROOT, Server, wait_for
+from bellwether_process import ROOT, Server, await_silence, wait_for
 
 from bellwether.client import Block, RunClient, RunOptions
 
@@ -84,10 +84,7 @@ class Job:
     def settle(self) -> None:
         """The sender has taken all, and nothing more goes to disk."""
         wait_for("all is taken", lambda: self._in_the_ring() <= 1, 120)
-        before = -1
-        while (now := self.client.counters().frames_spooled) != before:
-            before = now
-            time.sleep(0.5)
+        await_silence(lambda: int(self.client.counters().frames_spooled), within=120)
 
     def kill_sender(self) -> None:
         pid = wait_for("a sender", lambda: self.client.counters().sender_pid)

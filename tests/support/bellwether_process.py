@@ -52,6 +52,20 @@ def wait_for(what: str, condition: Callable[[], Any], seconds: float = 60) -> An
         time.sleep(0.01)
 
 
+def await_silence(told: Callable[[], int], seconds: float = 0.5, within: float = 10) -> int:
+    """What was committed may still be told: until nothing more is for so long.  What was then."""
+    last, since = told(), time.monotonic()
+
+    def silent() -> bool:
+        nonlocal last, since
+        if (now := told()) != last:
+            last, since = now, time.monotonic()
+        return time.monotonic() - since >= seconds
+
+    wait_for("nothing more is told", silent, within)
+    return last
+
+
 class Server:
     """A bellwetherd on fixed loopback ports, so that a restart is found again."""
 

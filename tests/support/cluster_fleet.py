@@ -16,7 +16,7 @@ import sys
 import time
 import urllib.error
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -328,20 +328,6 @@ class Cluster:
         for number, (_, key, k) in self.ledger.alerts.items():
             assert stored.get(number) == (key, k), f"alert {number} was told as {key} {k}"
         return len(rows)
-
-
-def await_silence(told: Callable[[], int], seconds: float = 0.5) -> int:
-    """What was committed may still be told: until nothing more is for so long.  What was then."""
-    last, since = told(), time.monotonic()
-
-    def silent() -> bool:
-        nonlocal last, since
-        if (now := told()) != last:
-            last, since = now, time.monotonic()
-        return time.monotonic() - since >= seconds
-
-    wait_for("nothing more is told", silent, 10)
-    return last
 
 
 def database_of_run(run: str, databases: int) -> int:
