@@ -139,7 +139,10 @@ void LiveRun::ApplyHello(const HelloMessage& hello) {
   LetGo(true);                              // What waited to leave has left before it came back.
   // A new run was made with its first Hello: that is no change.
   record_.mixed = record_.mixed || KindOf(hello.run) != KindOf(record_.description);
+  const int64_t known_launch = hello.run.attempt == attempt ? record_.description.launch_unix_ms : 0;
   record_.description = hello.run;
+  // A rank that does not know it takes it from nobody.
+  if (hello.run.launch_unix_ms == 0) record_.description.launch_unix_ms = known_launch;
   record_.import_of = hello.import_of;
   GoOn();
   merge_.Join(hello.rank, hello.run.attempt, hello.run.reporters);
@@ -546,13 +549,18 @@ bool LiveRun::SilenceChanged(int64_t now_ns, int64_t silence_ns_min, SilenceMess
   const float interval = last_sample_.signals().empty() ? 0 : last_sample_.scalar(SignalId::kStepSeconds);
   const double usual_ns = std::isfinite(interval) ? interval * 1e9 : 0;
   const int64_t deadline_ns = std::max(silence_ns_min, static_cast<int64_t>(kSilentIntervals * usual_ns));
-  uint32_t silent = 0;
-  int64_t longest_ns = 0;
+  std::vector<int64_t> silent_ns;
   for (const auto& [rank, heard] : heard_ns_) {
-    if (now_ns - heard < deadline_ns) continue;
-    ++silent;
-    longest_ns = std::max(longest_ns, now_ns - heard);
+    if (now_ns - heard >= deadline_ns) silent_ns.push_back(now_ns - heard);
   }
+  // A job that went on with fewer ranks misses none while as many as it has now speak or
+  // have left; where some do not, those are missed that were heard of last.
+  const size_t accounted = heard_ns_.size() - silent_ns.size() + merge_.gone().size();
+  const size_t missed_max = record_.description.reporters - std::min<size_t>(record_.description.reporters, accounted);
+  std::sort(silent_ns.begin(), silent_ns.end());
+  if (silent_ns.size() > missed_max) silent_ns.resize(missed_max);
+  const auto silent = static_cast<uint32_t>(silent_ns.size());
+  const int64_t longest_ns = silent_ns.empty() ? 0 : silent_ns.back();
   if (silent == silent_ranks_) return false;
   silent_ranks_ = silent;
   changed_ = true;

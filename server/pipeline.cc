@@ -150,6 +150,7 @@ Pipeline::RunEntry* Pipeline::AddEntry(const RunRecord& record) {
   auto entry = std::make_shared<RunEntry>();
   entry->id = record.id;
   entry->description = record.description;
+  entry->launches.Begin(record.description.launch_unix_ms, record.description.attempt);
   entry->shard = static_cast<size_t>(record.id) % shards_.size();
   next_run_ = std::max(next_run_, record.id + 1);
   runs_by_id_[record.id] = entry.get();
@@ -179,7 +180,6 @@ absl::StatusOr<Pipeline::RunEntry*> Pipeline::FindOrCreate(const HelloMessage& h
           absl::StrCat("hello.run.layout: run ", hello.run.name, " is known with ", known.layers, " layers x ",
                        known.heads, " heads (", known.kv_heads, " key heads); another model needs another run"));
     }
-    entry->description.attempt = std::max(entry->description.attempt, hello.run.attempt);
     return entry;
   }
   BW_RETURN_IF_ERROR(admission_->Admit(hello.run.layout, table_.List(), clock_->UnixNanos()));
@@ -196,14 +196,31 @@ absl::StatusOr<Pipeline::RunEntry*> Pipeline::FindOrCreate(const HelloMessage& h
   return entry;
 }
 
-absl::StatusOr<std::shared_ptr<IngestSession>> Pipeline::Open(const HelloMessage& hello, std::string payload,
+absl::Status Pipeline::SettleAttempt(int64_t time_unix_ms, HelloMessage* hello) const {
+  RunDescription& run = hello->run;
+  run.launch_unix_ms = Launches::Credible(run.launch_unix_ms, time_unix_ms);
+  const auto found = runs_.find(run.uuid);
+  if (found == runs_.end()) return absl::OkStatus();
+  const std::optional<uint32_t> attempt = found->second->launches.AttemptOf(run.launch_unix_ms, run.attempt);
+  if (!attempt.has_value()) {
+    return absl::AbortedError(absl::StrCat("hello.run.launch_unix_ms = ", run.launch_unix_ms, ": attempt ",
+                                           found->second->launches.newest_attempt(), " of run ", run.name,
+                                           " was launched later"));
+  }
+  run.attempt = *attempt;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<IngestSession>> Pipeline::Open(const HelloMessage& told, std::string payload,
                                                               SessionOwner* owner) {
   if (closing_) return absl::UnavailableError("the server is draining; come back");
+  HelloMessage hello = told;
   LogBackend& log = *wal_->lane(LaneOf(hello.run.uuid));
   absl::MutexLock registry(&registry_mutex_);
   const int64_t time_unix_ms = clock_->UnixMillis();
   BW_RETURN_IF_ERROR(AdmitRun(hello.run.uuid));  // Where it is well, if not here.
   BW_RETURN_IF_ERROR(log.health());
+  BW_RETURN_IF_ERROR(SettleAttempt(time_unix_ms, &hello));
   BW_ASSIGN_OR_RETURN(RunEntry* const run, FindOrCreate(hello, time_unix_ms));
   const absl::Cleanup forget_unlogged = [this, run] {
     registry_mutex_.AssertHeld();
@@ -245,9 +262,10 @@ absl::StatusOr<std::shared_ptr<IngestSession>> Pipeline::Open(const HelloMessage
     }
     ++slot->epoch;
     slot->attempt = hello.run.attempt;
+    run->launches.Begin(hello.run.launch_unix_ms, hello.run.attempt);
     slot->deeper.clear();  // The new session was asked for nothing yet.
     fenced = slot->session.lock();
-    session = std::make_shared<Session>(this, run, slot.get(), hello.rank, slot->epoch, owner);
+    session = std::make_shared<Session>(this, run, slot.get(), hello, owner);
     slot->session = session;
     shard.Push({lsn, run->id, hello.rank, slot->epoch, time_unix_ms, {0, hello}}, bytes);
     if (is_new) {
@@ -268,7 +286,7 @@ void Pipeline::AppendRules(const RunEntry& run, int64_t time_unix_ms) {
   WalRecord record;
   record.kind = WalKind::kRules;
   record.run = run.id;
-  record.attempt = run.description.attempt;
+  record.attempt = run.launches.newest_attempt();
   record.time_unix_ms = time_unix_ms;
   record.payload = rules->text;
   const auto lsn = wal_->Append(std::move(record));

@@ -34,6 +34,7 @@
 #include "server/detect/judge_options.h"
 #include "server/ingest/decode.h"
 #include "server/ingest/ingest_sink.h"
+#include "server/ingest/launches.h"
 #include "server/policy_in_force.h"
 #include "server/rules_in_force.h"
 #include "server/run_admission.h"
@@ -186,6 +187,7 @@ class Pipeline final : public IngestSink, public RunControl, public PartitionHos
   struct RunEntry : std::enable_shared_from_this<RunEntry> {
     RunId id = 0;
     RunDescription description;
+    Launches launches;
     size_t shard = 0;
     std::map<uint32_t, std::unique_ptr<RankSlot>> ranks;
     // A new run, until its first Hello is in the log.  Nobody sees it and nothing of
@@ -251,6 +253,9 @@ class Pipeline final : public IngestSink, public RunControl, public PartitionHos
   bool HandOver(RunId run, uint32_t rank, const Action& action);
   bool IsAttached(RunId run);
   void CountActions();
+  // Gives the Hello the attempt that its launch is of its run, and a launch that counts.
+  absl::Status SettleAttempt(int64_t time_unix_ms, HelloMessage* hello) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(registry_mutex_);
   absl::StatusOr<RunEntry*> FindOrCreate(const HelloMessage& hello, int64_t time_unix_ms)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(registry_mutex_);
   RunEntry* AddEntry(const RunRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(registry_mutex_);

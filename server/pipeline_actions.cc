@@ -29,7 +29,7 @@ void Pipeline::AppendPolicy(const RunEntry& run, int64_t time_unix_ms) {
   WalRecord record;
   record.kind = WalKind::kPolicy;
   record.run = run.id;
-  record.attempt = run.description.attempt;
+  record.attempt = run.launches.newest_attempt();
   record.time_unix_ms = time_unix_ms;
   record.payload = EncodePolicy(message);
   const auto lsn = wal_->Append(std::move(record));

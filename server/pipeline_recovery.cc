@@ -133,7 +133,7 @@ absl::Status Pipeline::LoadRank(const WalRecord& record,
         return absl::DataLossError(absl::StrCat("run ", hello->run.name, " cannot be taken up"));
       }
     }
-    entry->description.attempt = hello->run.attempt;
+    entry->launches.Begin(hello->run.launch_unix_ms, hello->run.attempt);
   }
   if (entry == nullptr) {
     return absl::DataLossError(absl::StrCat("log record ", record.lsn, " is of run ", record.run,

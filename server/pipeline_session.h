@@ -19,16 +19,18 @@ namespace bellwether::server {
 // takes too: after it no call is in flight.
 class Pipeline::Session final : public IngestSession, public std::enable_shared_from_this<Session> {
  public:
-  Session(Pipeline* pipeline, RunEntry* run, RankSlot* slot, uint32_t rank, uint64_t epoch, SessionOwner* owner)
+  Session(Pipeline* pipeline, RunEntry* run, RankSlot* slot, const HelloMessage& hello, SessionOwner* owner)
       : pipeline_(pipeline),
         run_(run->shared_from_this()),
         slot_(slot),
-        rank_(rank),
-        epoch_(epoch),
+        rank_(hello.rank),
+        attempt_(hello.run.attempt),
+        epoch_(slot->epoch),
         layout_(run->description.layout),
         owner_(owner) {}
 
   uint64_t epoch() const override { return epoch_; }
+  uint32_t attempt() const override { return attempt_; }
   const Layout& layout() const override { return layout_; }
   absl::StatusOr<Taken> Put(IngestMessage& message, std::string& payload) override {
     return pipeline_->Put(this, message, payload);
@@ -84,6 +86,7 @@ class Pipeline::Session final : public IngestSession, public std::enable_shared_
   const std::shared_ptr<RunEntry> run_;
   RankSlot* const slot_;
   const uint32_t rank_;
+  const uint32_t attempt_;
   const uint64_t epoch_;
   const Layout layout_;
   std::atomic<bool> attached_ = true;

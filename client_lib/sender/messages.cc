@@ -16,6 +16,7 @@ v1::ClientMessage MakeHello(const SenderConfig& config) {
   run->set_name(config.run);
   run->set_uuid(config.run_uuid, sizeof(config.run_uuid));
   run->set_attempt(config.attempt);
+  run->set_launch_unix_ms(config.launch_unix_ms);
   run->set_world(config.world);
   run->set_reporters(config.reporters);
   v1::Layout* layout = run->mutable_layout();

@@ -62,6 +62,7 @@ bool FillConfig(const bw_client_options& o, SenderConfig* config) {
   config->world = o.world == 0 ? 1 : o.world;
   config->reporters = o.reporters == 0 ? config->world : o.reporters;
   config->attempt = o.attempt;
+  config->launch_unix_ms = o.launch_unix_ms;
   config->layers = o.layers;
   config->heads = o.heads;
   config->kv_heads = o.kv_heads == 0 ? o.heads : o.kv_heads;

@@ -47,6 +47,7 @@ inline constexpr uint32_t kEventKindDetach = 6;
 inline constexpr uint64_t kSpoolBytesDefault = uint64_t{1} << 30;
 inline constexpr uint64_t kSpoolBytesMin = uint64_t{1} << 20;
 inline constexpr uint64_t kSpoolBytesMax = uint64_t{1} << 44;
+inline constexpr int64_t kLaunchUnixMsMax = int64_t{1} << 53;
 
 // Encoded, unacknowledged messages: the limit, and the room for it.  A message
 // is never split at the end of the room, so that it needs one message more.
@@ -79,6 +80,7 @@ struct SenderConfig {
   uint32_t layers, heads, kv_heads, head_dim, seq_len;
   uint32_t window, actions_mask;
   uint8_t causal, centred, qk_norm, step_from_attach, ranks_agree;
+  int64_t launch_unix_ms;
   double weight_decay;
   float softcap;
   uint8_t run_uuid[16];

@@ -257,6 +257,11 @@ bool ValidateOptions(const bw_client_options& o) {
     SetLastError("actions_mask is 0x%x, must have no bit outside 0x%x", o.actions_mask, kActions);
     return false;
   }
+  if (o.launch_unix_ms < 0 || o.launch_unix_ms > kLaunchUnixMsMax) {
+    SetLastError("launch_unix_ms is %lld, must be 0..%lld", static_cast<long long>(o.launch_unix_ms),
+                 static_cast<long long>(kLaunchUnixMsMax));
+    return false;
+  }
   return InRange("ranks_agree", o.ranks_agree, 0, 1) && ValidateSpool(o);
 }
 

@@ -10,6 +10,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "server/ingest/launches.h"
 #include "server/store/byte_io.h"
 #include "server/store/record_codec.h"
 #include "server/util/status_macros.h"
@@ -71,6 +72,7 @@ absl::StatusOr<RunDescription> DecodeRun(const v1::RunDescription& run, const De
   BW_RETURN_IF_ERROR(CheckRange("hello.run.world", run.world(), 1, limits.world_max));
   BW_RETURN_IF_ERROR(CheckRange("hello.run.reporters", run.reporters(), 1, run.world()));
   BW_RETURN_IF_ERROR(CheckRange("hello.run.attempt", run.attempt(), 0, 1 << 30));
+  BW_RETURN_IF_ERROR(CheckRange("hello.run.launch_unix_ms", run.launch_unix_ms(), 0, int64_t{1} << 53));
   BW_RETURN_IF_ERROR(CheckText("hello.run.framework", run.framework(), 64));
   BW_RETURN_IF_ERROR(CheckText("hello.run.model", run.model(), 128));
   BW_RETURN_IF_ERROR(CheckText("hello.run.attention.kernel", run.attention().kernel(), 64));
@@ -86,6 +88,7 @@ absl::StatusOr<RunDescription> DecodeRun(const v1::RunDescription& run, const De
   BW_ASSIGN_OR_RETURN(plain.layout, DecodeLayout(run.layout(), limits));
   plain.name = run.name();
   plain.attempt = run.attempt();
+  plain.launch_unix_ms = run.launch_unix_ms();
   plain.world = run.world();
   plain.reporters = run.reporters();
   const v1::Attention& attention = run.attention();
@@ -426,7 +429,13 @@ absl::StatusOr<IngestMessage> DecodeRecord(const WalRecord& record, const Layout
   if (!message.ParseFromString(record.payload)) {
     return absl::DataLossError(absl::StrCat("log record ", record.lsn, " cannot be parsed"));
   }
-  return Decode(message, record.kind == WalKind::kHello ? nullptr : layout, limits);
+  BW_ASSIGN_OR_RETURN(IngestMessage plain, Decode(message, record.kind == WalKind::kHello ? nullptr : layout, limits));
+  // As the run counts it, which the client that wrote the payload need not know (launches.h).
+  if (auto* const hello = std::get_if<HelloMessage>(&plain.body)) {
+    hello->run.attempt = record.attempt;
+    hello->run.launch_unix_ms = Launches::Credible(hello->run.launch_unix_ms, record.time_unix_ms);
+  }
+  return plain;
 }
 
 v1::ClientMessage ToFrame(const StepSample& sample) {

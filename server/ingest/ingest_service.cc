@@ -22,6 +22,32 @@ namespace {
 // Who does not read what is left for him, nor his stream's end, loses both then.
 constexpr int64_t kEndNsMax = 5'000'000'000;
 
+// A run counts its attempts by itself (launches.h), and a client by what it was told:
+// each is spoken to in its own numbers.
+template <typename Part>
+void RenumberOne(uint32_t from, uint32_t to, Part* part) {
+  if (part->attempt() == from) part->set_attempt(to);
+}
+
+void Renumber(uint32_t from, uint32_t to, v1::ClientMessage* message) {
+  if (from == to) return;
+  switch (message->body_case()) {
+    case v1::ClientMessage::kFrame:
+      return RenumberOne(from, to, message->mutable_frame());
+    case v1::ClientMessage::kSpectrum:
+      return RenumberOne(from, to, message->mutable_spectrum());
+    case v1::ClientMessage::kEvent:
+      return RenumberOne(from, to, message->mutable_event());
+    case v1::ClientMessage::kActionResult:
+      return RenumberOne(from, to, message->mutable_action_result());
+    case v1::ClientMessage::kHello:
+    case v1::ClientMessage::kHeartbeat:
+    case v1::ClientMessage::kBye:
+    case v1::ClientMessage::BODY_NOT_SET:
+      return;  // Of no attempt, or not decoded.
+  }
+}
+
 }  // namespace
 
 // One per Attach(); deletes itself in OnDone().
@@ -220,6 +246,7 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
       }
       return;
     }
+    if (session_ != nullptr) Renumber(told_attempt_, session_->attempt(), &incoming_);
     auto message = Decode(incoming_, session_ == nullptr ? nullptr : &session_->layout(), service_->options_.limits);
     if (!message.ok()) {
       service_->frames_refused_->Add();
@@ -234,6 +261,7 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
     std::string payload = incoming_.SerializeAsString();
     service_->bytes_->Add(static_cast<double>(payload.size()));
     if (session_ == nullptr) {
+      told_attempt_ = incoming_.hello().run().attempt();
       Open(std::get<HelloMessage>(std::move(message->body)), std::move(payload));
       return;
     }
@@ -378,6 +406,10 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
     if (!outgoing_.empty()) {
       writing_message_ = std::move(outgoing_.front());
       outgoing_.erase(outgoing_.begin());
+      // It comes after the Welcome, so that there is a session.
+      if (writing_message_.has_action()) {
+        RenumberOne(session_->attempt(), told_attempt_, writing_message_.mutable_action());
+      }
     } else if ((durable_seq_ > acked_seq_ || sign_due_) && session_ != nullptr) {
       acked_seq_ = durable_seq_;
       writing_message_.Clear();
@@ -419,6 +451,7 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
   std::atomic<int64_t> last_heard_ns_;
   v1::ClientMessage incoming_;
   std::shared_ptr<IngestSession> session_;
+  uint32_t told_attempt_ = 0;  // By the Hello; session_->attempt() is what the run calls it.
   std::string run_name_;
   IngestMessage pending_;
   std::string pending_payload_;

@@ -45,6 +45,9 @@ class IngestSession {
  public:
   virtual ~IngestSession() = default;
   virtual uint64_t epoch() const = 0;
+  // That of its Hello as the run counts it, which may be another number than it told
+  // (launches.h).  What is put bears this one, as actions do that the owner is told.
+  virtual uint32_t attempt() const = 0;
   virtual const Layout& layout() const = 0;
 
   enum class Taken {
@@ -74,7 +77,7 @@ class IngestSink {
   // Registers the session, fences the one before it and calls OnOpen() once
   // the Hello is durable.  RESOURCE_EXHAUSTED: runs or ranks at their limit;
   // FAILED_PRECONDITION: the run is known with another layout in this attempt;
-  // ABORTED: a later attempt has begun at that rank; UNAVAILABLE: draining, or
+  // ABORTED: a later attempt has begun at that rank, or a later launch; UNAVAILABLE: draining, or
   // the log failed, or another server's (MovedAddress).
   virtual absl::StatusOr<std::shared_ptr<IngestSession>> Open(const HelloMessage& hello, std::string payload,
                                                               SessionOwner* owner) = 0;

@@ -62,6 +62,7 @@ v1::RunDescription ToProto(const RunDescription& run) {
   attention->set_causal(run.attention.causal);
   proto.set_framework(run.framework);
   proto.set_model(run.model);
+  proto.set_launch_unix_ms(run.launch_unix_ms);
   proto.set_weight_decay(run.weight_decay);
   proto.set_step_origin(run.step_from_attach ? v1::STEP_ORIGIN_ATTACH : v1::STEP_ORIGIN_TRAINER);
   for (const auto& [key, value] : run.labels) (*proto.mutable_labels())[key] = value;

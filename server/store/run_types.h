@@ -53,6 +53,7 @@ struct RunDescription {
   std::string name;
   RunUuid uuid{};
   uint32_t attempt = 0;
+  int64_t launch_unix_ms = 0;  // Of the attempt; 0 = not known.
   uint32_t world = 1;
   uint32_t reporters = 1;
   Layout layout;

@@ -79,6 +79,12 @@ TEST(OptionsTest, NamesFieldValueAndRange) {
   ExpectRefused(o, "spool_bytes is 17592186044417");
   o.struct_size = offsetof(bw_client_options, spool_dir);  // That of 1.1.
   ExpectAccepted(o);
+  o = good, o.launch_unix_ms = int64_t{1} << 53;
+  ExpectAccepted(o);
+  o.launch_unix_ms += 1;
+  ExpectRefused(o, "launch_unix_ms is 9007199254740993, must be 0..9007199254740992");
+  o.launch_unix_ms = -1;
+  ExpectRefused(o, "launch_unix_ms is -1");
   o = good, o.spool_dir = "";
   ExpectRefused(o, "spool_dir is empty");
   o = good, o.spool_dir = "spool", o.server = nullptr, o.record_path = "run.bwrun";

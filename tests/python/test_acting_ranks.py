@@ -23,8 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from bellwether_process import free_port
 
 
-def job(case: str, folder: Path) -> list[dict[str, Any]]:
-    """What the ranks did; a rank that was killed did nothing."""
+def job(case: str, folder: Path, attempts: tuple[int, int] = (0, 0)) -> list[dict[str, Any]]:
+    """What the ranks did, which were told these numbers of the attempt; a rank that was killed did
+    nothing."""
     environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     environment.update(WORLD_SIZE="2", OMP_NUM_THREADS="1")
     here = [str(ROOT / "client_lib" / "python"), str(Path(__file__).parent)]
@@ -32,7 +33,8 @@ def job(case: str, folder: Path) -> list[dict[str, Any]]:
     command = [sys.executable, str(Path(__file__).with_name("acting_job.py")), str(folder), case]
     ranks = [
         subprocess.Popen(
-            command, env={**environment, "RANK": str(rank)}, text=True, cwd=folder,
+            command, text=True, cwd=folder,
+            env={**environment, "RANK": str(rank), "BELLWETHER_ATTEMPT": str(attempts[rank])},
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )
         for rank in range(2)
@@ -60,9 +62,10 @@ def answers(rank: dict[str, Any]) -> list[tuple[bool, int, str]]:
     return [(a["applied"], a["step"], a["reason"]) for a in found]
 
 
-def test_both_apply_at_the_same_step(tmp_path: Path) -> None:
-    ranks = job("agrees", tmp_path)
-    first, second = ranks
+# torchrun's nodes count by themselves: what the root is handed is of its own attempt's number.
+@pytest.mark.parametrize("attempts", [(0, 0), (0, 3)])
+def test_both_apply_at_the_same_step(tmp_path: Path, attempts: tuple[int, int]) -> None:
+    first, second = job("agrees", tmp_path, attempts)
     assert changes(first["words"]) == changes(second["words"])
     assert changes(first["rates"]) == changes(second["rates"])
     [(centred_at, words)] = changes(first["words"]).items()

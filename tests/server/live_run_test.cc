@@ -298,6 +298,30 @@ TEST_F(LiveRunTest, ARunThatEndedAndGoesOnIsStoredOn) {
   EXPECT_THAT(Stored(), ElementsAre("0: 2", "1: 2", "2: 1"));
 }
 
+TEST_F(LiveRunTest, RanksThatAJobGoesOnWithoutAreNotMissed) {
+  constexpr int64_t kSecond = 1'000'000'000, kSilence = 60 * kSecond;
+  Begin(4);
+  for (uint32_t rank : {0u, 1u, 2u, 3u}) Send(rank, 0);
+  clock_.Advance(kSilence);
+  for (uint32_t rank : {0u, 1u}) Send(rank, 1);
+  SilenceMessage silence;
+  ASSERT_TRUE(run_->SilenceChanged(clock_.MonotonicNanos(), kSilence, &silence));
+  EXPECT_EQ(silence.silent_ranks, 2);
+  // Two machines are gone, and the job is started on the others.
+  for (uint32_t rank : {0u, 1u}) Hello(rank, 2, 1);
+  for (uint32_t rank : {0u, 1u}) Send(rank, 1, 1);
+  ASSERT_TRUE(run_->SilenceChanged(clock_.MonotonicNanos(), kSilence, &silence));
+  EXPECT_EQ(silence.silent_ranks, 0);
+  clock_.Advance(kSilence);
+  Send(0, 2, 1);
+  ASSERT_TRUE(run_->SilenceChanged(clock_.MonotonicNanos(), kSilence, &silence));
+  EXPECT_EQ(silence.silent_ranks, 1);
+  EXPECT_EQ(silence.seconds, 60) << "of the rank that is missed, not of those that left long ago";
+  Bye(1);
+  ASSERT_TRUE(run_->SilenceChanged(clock_.MonotonicNanos(), kSilence, &silence));
+  EXPECT_EQ(silence.silent_ranks, 0);
+}
+
 TEST_F(LiveRunTest, ARunOfWhichNobodySaysAnythingEndsAndGoesOnWithAHello) {
   constexpr int64_t kDay = int64_t{86'400} * 1'000'000'000, kMinutes = int64_t{60} * 1'000'000'000;
   Begin(2);

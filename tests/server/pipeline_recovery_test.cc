@@ -37,7 +37,16 @@ class Trainer final : public PipelineTrainer {
     message.mutable_hello()->mutable_run()->set_uuid(uuid);
     Greet(pipeline, std::move(message), /*world=*/1, /*layers=*/1);
   }
+  // Of a launch, which calls itself attempt `told`.
+  Trainer(Pipeline* pipeline, int64_t launch_unix_ms, uint32_t told, uint64_t first_seq) {
+    v1::ClientMessage message;
+    message.mutable_hello()->mutable_run()->set_launch_unix_ms(launch_unix_ms);
+    message.mutable_hello()->mutable_run()->set_attempt(told);
+    Greet(pipeline, std::move(message), /*world=*/1, /*layers=*/1, first_seq);
+  }
   ~Trainer() override { session_->Detach(); }
+
+  uint32_t attempt() const { return session_->attempt(); }
 
   void OnOpen(uint64_t durable_seq) override {
     absl::MutexLock lock(&mutex_);
@@ -49,7 +58,7 @@ class Trainer final : public PipelineTrainer {
   }
   void Steps(int64_t begin, int64_t end) {
     for (int64_t step = begin; step < end; ++step) {
-      PutLoss(step);
+      PutLoss(step, attempt());
       if (step % 1000 == 999) AwaitDurable();  // As a window would.
     }
     AwaitDurable();
@@ -110,15 +119,35 @@ class PipelineRecoveryTest : public testing::Test {
     std::filesystem::create_directory(to);
     for (const char* part : {"/db", "/wal"}) CrashCopy(from + part, to + part);
   }
-  static std::vector<int64_t> StoredSteps(Pipeline* pipeline) {
+  static std::vector<int64_t> StoredLosses(Pipeline* pipeline) {
     const RunSnapshotPtr run = pipeline->runs()->Find("r");
     EXPECT_NE(run, nullptr);
     pipeline->AwaitApplied(run->record.id);
     const auto points = pipeline->series()->ReadSeries(run->record.id, run->record.description.layout,
                                                        {SignalId::kLoss, 0, 0}, 0, 100'000, 100'000, -1);
     EXPECT_TRUE(points.ok()) << points.status();
-    EXPECT_EQ(pipeline->runs()->Find("r")->record.frames, points->step.size());
     return points->step;
+  }
+  // Of a run of one attempt, each of whose frames is a step.
+  static std::vector<int64_t> StoredSteps(Pipeline* pipeline) {
+    std::vector<int64_t> steps = StoredLosses(pipeline);
+    EXPECT_EQ(pipeline->runs()->Find("r")->record.frames, steps.size());
+    return steps;
+  }
+  // What a Hello that is not taken is answered.
+  static absl::Status Refused(Pipeline* pipeline, v1::ClientMessage message) {
+    v1::RunDescription* const run = message.mutable_hello()->mutable_run();
+    message.mutable_hello()->set_protocol(kProtocolVersion);
+    run->set_name("r");
+    run->set_uuid(std::string(16, 'u'));
+    run->set_world(1);
+    run->set_reporters(1);
+    run->mutable_layout()->set_layers(1);
+    run->mutable_layout()->set_heads(2);
+    run->mutable_layout()->set_kv_heads(2);
+    const auto plain = Decode(message, nullptr, {});
+    EXPECT_TRUE(plain.ok()) << plain.status();
+    return pipeline->Open(std::get<HelloMessage>(plain->body), message.SerializeAsString(), nullptr).status();
   }
   static std::vector<int64_t> UpTo(int64_t end) {
     std::vector<int64_t> steps(static_cast<size_t>(end));
@@ -145,6 +174,42 @@ TEST_F(PipelineRecoveryTest, WhatComesDuringTheReplayIsAppliedBehindIt) {
     EXPECT_EQ(StoredSteps(pipeline.get()), UpTo(9000));
   }
   EXPECT_EQ(StoredSteps(Open(killed).get()), UpTo(9000));
+}
+
+// Its launches go on where they were, whatever they tell: torchrun's nodes count by
+// themselves, and a node that is new begins at 0.
+TEST_F(PipelineRecoveryTest, LaunchesAreTheAttemptsThatTheyWere) {
+  constexpr int64_t kLaunch = 1'790'000'000'000;
+  const std::string first = directory_.path() + "/first", killed = directory_.path() + "/killed";
+  const auto attempt = [](Pipeline* pipeline) { return pipeline->runs()->Find("r")->record.description.attempt; };
+  {
+    const auto pipeline = Open(first);
+    Trainer(pipeline.get(), kLaunch, /*told=*/0, 0).Steps(0, 10);
+    Trainer again(pipeline.get(), kLaunch + 1, /*told=*/0, 10);
+    EXPECT_EQ(again.attempt(), 1);
+    again.Steps(5, 20);
+    Kill(first, killed);
+  }
+  {
+    const auto pipeline = Open(killed);
+    EXPECT_EQ(Trainer(pipeline.get(), kLaunch + 1, /*told=*/0, 25).attempt(), 1) << "it came back";
+    v1::ClientMessage straggler;
+    straggler.mutable_hello()->mutable_run()->set_launch_unix_ms(kLaunch);
+    EXPECT_TRUE(absl::IsAborted(Refused(pipeline.get(), straggler)));
+    straggler.mutable_hello()->mutable_run()->set_launch_unix_ms(kLaunch - 1);
+    EXPECT_TRUE(absl::IsAborted(Refused(pipeline.get(), straggler)));
+    Trainer(pipeline.get(), kLaunch + 2, /*told=*/1, 25).Steps(15, 30);
+    EXPECT_EQ(StoredLosses(pipeline.get()), UpTo(30));
+    EXPECT_EQ(attempt(pipeline.get()), 2);
+    EXPECT_TRUE(pipeline->Close().ok());
+  }
+  // All of it is saved, and no Hello is needed from the log any more.
+  RemoveLog(killed);
+  const auto pipeline = TryOpen(killed, /*repair=*/true);
+  ASSERT_TRUE(pipeline.ok()) << pipeline.status();
+  EXPECT_EQ((*pipeline)->runs()->Find("r")->record.description.launch_unix_ms, kLaunch + 2);
+  EXPECT_EQ(Trainer(pipeline->get(), kLaunch + 2, /*told=*/0, 40).attempt(), 2);
+  EXPECT_EQ(Trainer(pipeline->get(), kLaunch + 3, /*told=*/0, 40).attempt(), 3);
 }
 
 TEST_F(PipelineRecoveryTest, ClosedDuringTheReplayItLosesNothing) {

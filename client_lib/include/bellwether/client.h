@@ -33,7 +33,8 @@ extern "C" {
 
 /* Minor grows when something is added, major when something breaks. */
 #define BW_API_VERSION_MAJOR 1
-#define BW_API_VERSION_MINOR 3 /* 1: ranks_agree; actions come as JSON.  2: the spool.  3: frames_stripped */
+/* 1: ranks_agree; actions come as JSON.  2: the spool.  3: frames_stripped.  4: launch_unix_ms. */
+#define BW_API_VERSION_MINOR 4
 
 #define BW_BLOCKS_MAX 64         /* Blocks in one frame. */
 #define BW_LAYERS_MAX 512        /* Layers of one run. */
@@ -136,6 +137,11 @@ typedef struct bw_client_options {
                             be used is said once, in the log.  NULL = no spool */
   uint64_t spool_bytes;  /* Most bytes there for this run and rank,
                             2^20..2^44; 0 = 2^30 */
+  /* Since 1.4: */
+  int64_t launch_unix_ms; /* When the job's processes were started, Unix ms,
+                             the same at all its ranks, 0..2^53: the server
+                             counts a later launch as a later attempt, whatever
+                             `attempt` says; 0 = not known, `attempt` counts */
 } bw_client_options;
 
 /* Prepares a client and stores it in `*client`.  Allocates the ring; starts no

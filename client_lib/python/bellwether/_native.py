@@ -210,6 +210,7 @@ class ClientOptions(Structure):
         ("ranks_agree", c_uint32),
         ("spool_dir", c_char_p),
         ("spool_bytes", c_uint64),
+        ("launch_unix_ms", c_int64),
     ]
 
 
@@ -448,7 +449,7 @@ def client() -> CDLL:
         library = _load(CLIENT_LIBRARY)
         handle = c_void_p
         _declare(library, "bw_abi_version", c_uint32)
-        _check_abi(CLIENT_LIBRARY, library.bw_abi_version(), 3)
+        _check_abi(CLIENT_LIBRARY, library.bw_abi_version(), 4)
         _declare(library, "bw_last_error", c_char_p)
         _declare(library, "bw_signal_by_name", c_uint32, c_char_p)
         _declare(library, "bw_signal_at", c_int, c_uint32, POINTER(SignalInfo))

@@ -84,6 +84,11 @@ class Actions:
 
     # ---- what the run says it can do ----
 
+    @property
+    def attempt(self) -> int:
+        """Its number as this rank was told it."""
+        return self._monitor.settings.attempt
+
     def ranks_agree(self) -> bool:
         return self._agreement is not None and self._agreement.stands()
 
@@ -146,9 +151,8 @@ class Actions:
 
     def _unacceptable(self, action: Action) -> Optional[str]:
         """Why it cannot be applied whatever the moment."""
-        attempt = self._monitor.settings.attempt
-        if action.attempt != attempt:
-            return f"it is for attempt {action.attempt}, and this is attempt {attempt}"
+        if action.attempt != self.attempt:
+            return f"it is for attempt {action.attempt}, and this is attempt {self.attempt}"
         if action.expires_unix_ns and time.time_ns() >= action.expires_unix_ns:
             return "expired"
         return self._impossible(action.kind) or actions.out_of_range(action)

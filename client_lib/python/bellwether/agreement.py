@@ -15,6 +15,7 @@ Boundaries are counted on each rank from attach() on; all ranks must attach at t
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import itertools
 import struct
@@ -27,6 +28,7 @@ import torch.distributed as dist
 
 from . import log
 from .actions import KINDS, Action, decode
+from .launch import launch_unix_ms
 
 if TYPE_CHECKING:
     from .acting import Actions
@@ -76,19 +78,22 @@ class Agreement:
         home: Any = dist.distributed_c10d
         try:
             # A connection of its own: waiting on the job's would hold the job up.
-            place = f"bellwether/actions/{next(_numbers)}/{run}"
-            store = home.PrefixStore(place, home._get_default_store().clone())
+            store = home._get_default_store().clone()
         except Exception as e:
             self._end(f"this process group's store cannot be shared ({type(e).__name__}: {e})")
             return
         threading.Thread(
-            target=self._connect, args=(store, reports), name="bellwether-ranks", daemon=True
-        ).start()
+            target=self._connect, args=(store, reports, f"{next(_numbers)}/{run}"),
+            name="bellwether-ranks", daemon=True,
+        ).start()  # fmt: skip
 
-    def _connect(self, store: Any, reports: bool) -> None:
+    def _connect(self, store: Any, reports: bool, name: str) -> None:
         try:
             patience = datetime.timedelta(seconds=CONNECT_SECONDS)
             store.set_timeout(patience)
+            # torchrun's store still has the addresses of the start before this one.
+            place = f"bellwether/actions/{launch_unix_ms()}/{name}"
+            store = dist.distributed_c10d.PrefixStore(place, store)
             group = dist.ProcessGroupGloo(store, self._rank, self._world, patience)
             told = torch.ones(1 + max(KINDS.values()) + 1, dtype=torch.int64)
             told[0] = self._rank if reports else self._world
@@ -155,7 +160,10 @@ class Agreement:
             if not size:
                 self._offer(count, step, actions)
                 return
-            self._action = decode(bytes(self._buffer[_HEAD.size :][:size].tolist()))
+            # In this rank's own number: launchers do not tell all of them the same.
+            self._action = dataclasses.replace(
+                decode(bytes(self._buffer[_HEAD.size :][:size].tolist())), attempt=actions.attempt
+            )
             why = actions.refusal(self._action, step)
             if told != self._count:
                 why = f"boundary {self._count} here is boundary {told} at the root"

@@ -63,6 +63,7 @@ class RunOptions:
     ranks_agree: bool = False
     spool_dir: Optional[str] = None  # Where frames wait that the memory cannot hold.
     spool_bytes: int = 0  # 0 = 1 GiB
+    launch_unix_ms: int = 0  # 0 = not known
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import torch
 
 from .client import RunOptions
+from .launch import launch_unix_ms
 from .parallel import Parallel
 from .ranks import rank_and_world
 from .settings import Settings
@@ -38,6 +39,7 @@ def run_options(
         run=settings.run,
         run_uuid=settings.run_uuid,
         attempt=settings.attempt,
+        launch_unix_ms=launch_unix_ms(),
         layers=max(1, parallel.layers or len(layers)),
         heads=heads * parallel.tensor[1],
         kv_heads=kv_heads * parallel.tensor[1],

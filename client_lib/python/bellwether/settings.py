@@ -211,10 +211,11 @@ def default_run_name(environment: Mapping[str, str]) -> str:
 
 
 def launchers_restarts(environment: Mapping[str, str]) -> Optional[int]:
-    """A number that rises whenever a launcher starts the job again; None without one that counts.
+    """A number that rises when a launcher starts the job again; None without one that counts.
 
     Slurm counts requeues; torchrun counts the restarts of its own and begins again at 0 after
-    each requeue, so that its number alone would go back.
+    each requeue, so that its number alone would go back.  Of several nodes each counts the
+    failures that it has seen itself: see launch.py for what makes one attempt of them.
     """
 
     def count(name: str) -> Optional[int]:

@@ -88,6 +88,7 @@ TEST(DecodeTest, EachFieldOfAHelloHasItsRange) {
       {[](v1::Hello* h) { h->mutable_run()->mutable_layout()->set_kv_heads(3); }, "a divisor of heads = 8"},
       {[](v1::Hello* h) { h->mutable_run()->set_framework(std::string(65, 'a')); }, "hello.run.framework is 65 bytes"},
       {[](v1::Hello* h) { h->mutable_run()->set_model("a\nb"); }, "control character 10"},
+      {[](v1::Hello* h) { h->mutable_run()->set_launch_unix_ms(-1); }, "hello.run.launch_unix_ms = -1: must be in [0,"},
       {[](v1::Hello* h) {
          for (int i = 0; i < 17; ++i) (*h->mutable_run()->mutable_labels())[std::to_string(i)] = std::string(1, 'x');
        },
@@ -239,6 +240,22 @@ TEST(DecodeTest, TheServersOwnRecordsComeBack) {
   const auto silent = DecodeRecord(record, nullptr, {});
   ASSERT_TRUE(silent.ok()) << silent.status();
   EXPECT_EQ(std::get<RunSilentMessage>(silent->body).last_report_unix_ms, 1'700'000'000'123);
+}
+
+TEST(DecodeTest, AHelloIsLoggedWithTheAttemptThatTheRunCounts) {
+  v1::ClientMessage message = ValidHello();
+  message.mutable_hello()->mutable_run()->set_attempt(1);
+  message.mutable_hello()->mutable_run()->set_launch_unix_ms(1'790'000'000'000);
+  WalRecord record{.kind = WalKind::kHello, .attempt = 4, .time_unix_ms = 1'790'000'000'001};
+  record.payload = message.SerializeAsString();
+  const auto here = DecodeRecord(record, nullptr, {});
+  ASSERT_TRUE(here.ok()) << here.status();
+  EXPECT_EQ(std::get<HelloMessage>(here->body).run.attempt, 4);
+  EXPECT_EQ(std::get<HelloMessage>(here->body).run.launch_unix_ms, 1'790'000'000'000);
+  record.time_unix_ms -= 7'200'000;  // No launch that was credible then.
+  const auto ahead = DecodeRecord(record, nullptr, {});
+  ASSERT_TRUE(ahead.ok()) << ahead.status();
+  EXPECT_EQ(std::get<HelloMessage>(ahead->body).run.launch_unix_ms, 0);
 }
 
 TEST(DecodeTest, WhatARankCanApplyIsAMask) {

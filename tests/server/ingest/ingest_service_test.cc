@@ -1,4 +1,5 @@
-// Goal: a client that said goodbye is told OK once that is durable, and not before.
+// Goal: a client that said goodbye is told OK once that is durable, and not before;
+// it hears and says the number of its attempt that it knows.
 // Method: the service on a channel within the process, before a sink whose log the test is.
 
 #include "server/ingest/ingest_service.h"
@@ -11,31 +12,56 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <variant>
+#include <vector>
 
 #include "absl/synchronization/notification.h"
 
 namespace bellwether::server {
 namespace {
 
-// Says of everything that it is durable, but of a goodbye what the test says.
+// Says of everything that it is durable, but of a goodbye what the test says; calls
+// every attempt kAttempt, and hands out an action of it at once.
 class Sink final : public IngestSink {
  public:
+  static constexpr uint32_t kAttempt = 5;
   explicit Sink(bool takes_goodbyes) : takes_goodbyes_(takes_goodbyes) {}
   absl::StatusOr<std::shared_ptr<IngestSession>> Open(const HelloMessage&, std::string, SessionOwner* owner) override {
     owner_ = owner;
+    owner->OnAction({.id = "a", .attempt = kAttempt});
     owner->OnOpen(0);
     return std::make_shared<Session>(this);
   }
   void MakeDurable() { owner_->OnGoodbye(); }
   absl::Notification said_goodbye;
+  std::vector<uint32_t> attempts;  // Of what was put before the goodbye.
 
  private:
   class Session final : public IngestSession {
    public:
     explicit Session(Sink* sink) : sink_(sink) {}
     uint64_t epoch() const override { return 1; }
+    uint32_t attempt() const override { return kAttempt; }
     const Layout& layout() const override { return layout_; }
-    absl::StatusOr<Taken> Put(IngestMessage&, std::string&) override { return Taken::kTaken; }
+    absl::StatusOr<Taken> Put(IngestMessage& message, std::string& payload) override {
+      v1::ClientMessage logged;
+      EXPECT_TRUE(logged.ParseFromString(payload));
+      if (const auto* frame = std::get_if<RankFrame>(&message.body)) {
+        EXPECT_EQ(logged.frame().attempt(), frame->attempt);
+        sink_->attempts.push_back(frame->attempt);
+      } else if (const auto* event = std::get_if<RunEvent>(&message.body)) {
+        EXPECT_EQ(logged.event().attempt(), event->attempt);
+        sink_->attempts.push_back(event->attempt);
+      } else if (const auto* gram = std::get_if<ShippedGram>(&message.body)) {
+        EXPECT_EQ(logged.spectrum().attempt(), gram->attempt);
+        sink_->attempts.push_back(gram->attempt);
+      } else {
+        const auto& answer = std::get<ActionResultMessage>(message.body);
+        EXPECT_EQ(logged.action_result().attempt(), answer.attempt);
+        sink_->attempts.push_back(answer.attempt);
+      }
+      return Taken::kTaken;
+    }
     void Heartbeat(const HeartbeatMessage&) override {}
     bool Bye(IngestMessage, std::string) override {
       sink_->said_goodbye.Notify();
@@ -51,9 +77,10 @@ class Sink final : public IngestSink {
   SessionOwner* owner_ = nullptr;
 };
 
-// A stream that has said goodbye, and what it was answered.
+// A stream that tells of attempt `kTold` and has said goodbye, and what it was answered.
 class Client {
  public:
+  static constexpr uint32_t kTold = 2;
   explicit Client(Sink* sink) : service_({}, sink, &counters_, Clock::System()) {
     grpc::ServerBuilder builder;
     builder.RegisterService(&service_);
@@ -65,18 +92,46 @@ class Client {
     v1::RunDescription* const run = hello.mutable_hello()->mutable_run();
     run->set_name("r");
     run->set_uuid(std::string(16, 'u'));
+    run->set_attempt(kTold);
     run->set_world(1);
     run->set_reporters(1);
     run->mutable_layout()->set_layers(1);
     run->mutable_layout()->set_heads(2);
     run->mutable_layout()->set_kv_heads(2);
     EXPECT_TRUE(stream_->Write(hello));
+    v1::ClientMessage frame, event, gram, answer;
+    frame.set_seq(1);
+    frame.mutable_frame()->set_attempt(kTold);
+    frame.mutable_frame()->set_parts(1);
+    v1::Block* const block = frame.mutable_frame()->add_blocks();
+    block->set_signal(v1::SIGNAL_LOSS);
+    block->set_layer_count(1);
+    block->set_head_count(1);
+    block->add_values(1);
+    event.set_seq(2);
+    event.mutable_event()->set_attempt(kTold);
+    event.mutable_event()->set_kind(v1::EVENT_KIND_ANNOTATION);
+    gram.set_seq(3);
+    gram.mutable_spectrum()->set_attempt(kTold);
+    gram.mutable_spectrum()->set_kind(v1::SPECTRUM_KIND_WQ_GRAM);
+    gram.mutable_spectrum()->set_n(1);
+    gram.mutable_spectrum()->add_upper(1);
+    gram.mutable_spectrum()->set_scale(1);
+    answer.set_seq(4);
+    answer.mutable_action_result()->set_attempt(kTold);
+    answer.mutable_action_result()->set_id("a");
+    for (const v1::ClientMessage& message : {frame, event, gram, answer}) EXPECT_TRUE(stream_->Write(message));
+    event.set_seq(5);
+    event.mutable_event()->set_attempt(kTold - 1);  // Of another, as it says.
+    EXPECT_TRUE(stream_->Write(event));
     v1::ClientMessage bye;
     bye.mutable_bye()->set_reason(v1::BYE_REASON_FINISHED);
     EXPECT_TRUE(stream_->Write(bye));
     reader_ = std::thread([this] {
       v1::ServerMessage message;
-      while (stream_->Read(&message)) continue;
+      while (stream_->Read(&message)) {
+        if (message.has_action()) action_attempt = message.action().attempt();
+      }
       status_ = stream_->Finish();
       answered.Notify();
     });
@@ -91,6 +146,7 @@ class Client {
     return status_.error_code();
   }
   absl::Notification answered;
+  uint32_t action_attempt = 0;  // Once it is answered.
 
  private:
   Counters counters_;
@@ -110,6 +166,14 @@ TEST(IngestServiceTest, AGoodbyeIsAnsweredOnceItIsDurable) {
   EXPECT_FALSE(client.answered.WaitForNotificationWithTimeout(absl::Milliseconds(200)));
   sink.MakeDurable();
   EXPECT_EQ(client.AwaitAnswer(), grpc::StatusCode::OK);
+}
+
+TEST(IngestServiceTest, EachSideIsSpokenToInItsOwnNumbersOfAttempts) {
+  Sink sink(/*takes_goodbyes=*/false);
+  Client client(&sink);
+  client.answered.WaitForNotification();
+  EXPECT_THAT(sink.attempts, testing::ElementsAre(5, 5, 5, 5, 1));
+  EXPECT_EQ(client.action_attempt, Client::kTold);
 }
 
 TEST(IngestServiceTest, AGoodbyeThatIsNotLoggedIsNotOk) {

@@ -290,8 +290,11 @@ TEST_F(DatabaseTest, ARunIsStoredInTheOldestVersionThatHasAllOfIt) {
   const auto old = DecodeRunRecord(before);
   ASSERT_TRUE(old.ok()) << old.status();
   EXPECT_EQ(old->frames_stripped, 0u);
+  run.description.launch_unix_ms = 1'790'000'000'000;
+  EXPECT_EQ(EncodeRunRecord(run)[0], 5);
+  EXPECT_EQ(DecodeRunRecord(EncodeRunRecord(run))->description.launch_unix_ms, 1'790'000'000'000);
   std::string newer = EncodeRunRecord(run);
-  newer[0] = 5;
+  newer[0] = 6;
   EXPECT_EQ(DecodeRunRecord(newer).status().code(), absl::StatusCode::kDataLoss);
 }
 
