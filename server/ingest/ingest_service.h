@@ -35,7 +35,7 @@ class IngestService final : public v1::Ingest::CallbackService {
     int64_t idle_ms_max = 30'000;  // No message for so long: cut.
     int64_t hello_ms_max = 5'000;  // No Hello for so long: cut.
     // What a Welcome promises, >= 2,000: CutStreams comes each second.
-    uint32_t sign_of_life_ms = 3'000;
+    uint32_t sign_of_life_ms = 2'500;
     uint32_t drain_retry_after_ms = 1000;
     std::string server_version;
     std::string page_url_prefix;     // Run pages are at prefix + name; may be "".
