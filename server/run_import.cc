@@ -141,7 +141,7 @@ absl::Status RecordingImport::Open(uint32_t number, v1::ClientMessage* message) 
     run->set_uuid(uuid.data(), uuid.size());
   }
   message->set_seq(0);
-  // It tells attempts as its runs' server should count them, and is no launch of anything.
+  // Its attempts are to be counted as it tells them: it is no launch.
   run->clear_launch_unix_ms();
   // What it could apply then, nobody can now.
   message->mutable_hello()->clear_capabilities();

@@ -140,8 +140,8 @@ typedef struct bw_client_options {
   /* Since 1.4: */
   int64_t launch_unix_ms; /* When the job's processes were started, Unix ms,
                              the same at all its ranks, 0..2^53: the server
-                             counts a later launch as a later attempt, whatever
-                             `attempt` says; 0 = not known, `attempt` counts */
+                             counts a later launch as a later attempt, also
+                             where `attempt` does not; 0 = not known */
 } bw_client_options;
 
 /* Prepares a client and stores it in `*client`.  Allocates the ring; starts no
