@@ -21,7 +21,6 @@ struct TestClientOptions {
   std::string tls_ca, tls_cert, tls_key;
   std::string spool_dir;
   uint64_t spool_bytes = 0;
-  int64_t launch_unix_ms = 0;
   uint32_t layers = 4, heads = 8, kv_heads = 2, ring_frames = 0, attempt = 0, actions_mask = 0, ranks_agree = 0;
 };
 
@@ -46,7 +45,6 @@ inline bw_client_options Options(const TestClientOptions& o) {
   options.tls_key = text(o.tls_key);
   options.spool_dir = text(o.spool_dir);
   options.spool_bytes = o.spool_bytes;
-  options.launch_unix_ms = o.launch_unix_ms;
   options.sender_path = BELLWETHER_SENDER;
   return options;
 }

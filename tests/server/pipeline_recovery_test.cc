@@ -136,15 +136,7 @@ class PipelineRecoveryTest : public testing::Test {
   }
   // What a Hello that is not taken is answered.
   static absl::Status Refused(Pipeline* pipeline, v1::ClientMessage message) {
-    v1::RunDescription* const run = message.mutable_hello()->mutable_run();
-    message.mutable_hello()->set_protocol(kProtocolVersion);
-    run->set_name("r");
-    run->set_uuid(std::string(16, 'u'));
-    run->set_world(1);
-    run->set_reporters(1);
-    run->mutable_layout()->set_layers(1);
-    run->mutable_layout()->set_heads(2);
-    run->mutable_layout()->set_kv_heads(2);
+    message = HelloOf(std::move(message), /*world=*/1, /*layers=*/1);
     const auto plain = Decode(message, nullptr, {});
     EXPECT_TRUE(plain.ok()) << plain.status();
     return pipeline->Open(std::get<HelloMessage>(plain->body), message.SerializeAsString(), nullptr).status();

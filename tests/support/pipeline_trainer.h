@@ -16,6 +16,7 @@
 #include "absl/time/time.h"
 #include "server/ingest/decode.h"
 #include "server/pipeline.h"
+#include "tests/support/client_messages.h"
 
 namespace bellwether::server {
 
@@ -32,19 +33,10 @@ class PipelineTrainer : public SessionOwner {
   void OnAction(const Action&) override {}
 
  protected:
-  // Greets as run "r", or as the one that `message` names, of two heads a layer.
-  // Its next message is numbered `first_seq` + 1.
+  // As HelloOf(); its next message is numbered `first_seq` + 1.
   void Greet(Pipeline* pipeline, v1::ClientMessage message, uint32_t world, uint32_t layers, uint64_t first_seq = 0) {
     seq_ = first_seq;
-    message.mutable_hello()->set_protocol(kProtocolVersion);
-    v1::RunDescription* const run = message.mutable_hello()->mutable_run();
-    if (run->name().empty()) run->set_name("r");
-    if (run->uuid().empty()) run->set_uuid(std::string(16, 'u'));
-    run->set_world(world);
-    run->set_reporters(world);
-    run->mutable_layout()->set_layers(layers);
-    run->mutable_layout()->set_heads(2);
-    run->mutable_layout()->set_kv_heads(2);
+    message = HelloOf(std::move(message), world, layers);
     const auto plain = Decode(message, nullptr, {});
     EXPECT_TRUE(plain.ok()) << plain.status();
     auto opened = pipeline->Open(std::get<HelloMessage>(plain->body), message.SerializeAsString(), this);
@@ -52,19 +44,7 @@ class PipelineTrainer : public SessionOwner {
     session_ = *std::move(opened);
   }
 
-  // The frame of a step that has a loss and nothing else.
-  void PutLoss(int64_t step, uint32_t attempt = 0) {
-    v1::ClientMessage frame;
-    frame.mutable_frame()->set_attempt(attempt);
-    frame.mutable_frame()->set_step(step);
-    frame.mutable_frame()->set_parts(1);
-    v1::Block* const block = frame.mutable_frame()->add_blocks();
-    block->set_signal(v1::SIGNAL_LOSS);
-    block->set_layer_count(1);
-    block->set_head_count(1);
-    block->add_values(1);
-    Put(std::move(frame));
-  }
+  void PutLoss(int64_t step, uint32_t attempt = 0) { Put(LossFrame(step, attempt)); }
 
   void Put(v1::ClientMessage message) {
     message.set_seq(++seq_);

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/synchronization/notification.h"
+#include "tests/support/client_messages.h"
 
 namespace bellwether::server {
 namespace {
@@ -88,26 +89,10 @@ class Client {
     stub_ = v1::Ingest::NewStub(server_->InProcessChannel({}));
     stream_ = stub_->Attach(&context_);
     v1::ClientMessage hello;
-    hello.mutable_hello()->set_protocol(kProtocolVersion);
-    v1::RunDescription* const run = hello.mutable_hello()->mutable_run();
-    run->set_name("r");
-    run->set_uuid(std::string(16, 'u'));
-    run->set_attempt(kTold);
-    run->set_world(1);
-    run->set_reporters(1);
-    run->mutable_layout()->set_layers(1);
-    run->mutable_layout()->set_heads(2);
-    run->mutable_layout()->set_kv_heads(2);
-    EXPECT_TRUE(stream_->Write(hello));
-    v1::ClientMessage frame, event, gram, answer;
+    hello.mutable_hello()->mutable_run()->set_attempt(kTold);
+    EXPECT_TRUE(stream_->Write(HelloOf(std::move(hello), /*world=*/1, /*layers=*/1)));
+    v1::ClientMessage frame = LossFrame(/*step=*/0, kTold), event, gram, answer;
     frame.set_seq(1);
-    frame.mutable_frame()->set_attempt(kTold);
-    frame.mutable_frame()->set_parts(1);
-    v1::Block* const block = frame.mutable_frame()->add_blocks();
-    block->set_signal(v1::SIGNAL_LOSS);
-    block->set_layer_count(1);
-    block->set_head_count(1);
-    block->add_values(1);
     event.set_seq(2);
     event.mutable_event()->set_attempt(kTold);
     event.mutable_event()->set_kind(v1::EVENT_KIND_ANNOTATION);
