@@ -46,15 +46,18 @@ Call = Callable[[], Any]
 
 
 def shapes(quick: bool, dims: list[int]) -> list[tuple[str, int, int, int, int, int, bool]]:
-    """name, batch, heads, kv_heads, n, d, causal: 16k tokens, heads * d = 2048 (96: 2016)."""
+    """name, batch, heads, kv_heads, n, d, causal: 16k tokens, heads * d = 2048 (96: 2016);
+    llama: 8k tokens, 8 query heads on one of the keys."""
     out = []
     for d in dims:
         for causal in (True, False):
             for n in (4096, 16384) if quick else (1024, 2048, 4096, 8192, 16384, 32768):
                 name = f"hd{d}-{'causal' if causal else 'full'}-{n // 1024}k"
                 out.append((name, max(1, 16384 // n), 2048 // d, 2048 // d, n, d, causal))
-    if not quick and 128 in dims:
-        out.append(("llama-hd128-causal-8k", 1, 64, 8, 8192, 128, True))
+    if not quick:
+        for d in dims:
+            heads = 64 if d <= 128 else 32
+            out.append((f"llama-hd{d}-causal-8k", 1, heads, heads // 8, 8192, d, True))
     return out
 
 
@@ -66,9 +69,9 @@ def on_path(path: str, call: Callable[[], Any]) -> Call:
     return forced
 
 
-def time_interleaved(calls: dict[str, Callable[[], object]],
-                     repetitions: int) -> dict[str, list[float]]:
-    """Milliseconds of each call, A B C A B C ..."""
+def time_interleaved(calls: dict[str, Callable[[], object]], repetitions: int,
+                     before: Callable[[str], object] = lambda name: None) -> dict[str, list[float]]:
+    """Milliseconds of each call, A B C A B C ...; `before` is not timed."""
     flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
     for call in calls.values():
         for _ in range(3):
@@ -76,6 +79,7 @@ def time_interleaved(calls: dict[str, Callable[[], object]],
     events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {n: [] for n in calls}
     for _ in range(repetitions):
         for name, call in calls.items():
+            before(name)
             flush.zero_()
             torch.cuda._sleep(WAIT_CYCLES)
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -88,9 +92,11 @@ def time_interleaved(calls: dict[str, Callable[[], object]],
 
 
 def measure(shape: str, which: str, flops: float, calls: dict[str, Callable[[], object]],
-            ours: list[str], repetitions: int) -> list[dict[str, object]]:
-    """Rows of the result, one for each of `ours`; prints one line."""
-    times = time_interleaved(calls, repetitions)
+            ours: dict[str, Forward], repetitions: int) -> list[dict[str, object]]:
+    """Rows of the result, one for each of `ours`; prints one line.  Their statistics are
+    empty before each call, as in training."""
+    times = time_interleaved(calls, repetitions,
+                             lambda name: ours[name].forget() if name in ours else None)
 
     def tflops(ms: float) -> float:
         return flops / ms * 1e-9
@@ -159,7 +165,7 @@ def bench_shape(libs: Libraries, args: argparse.Namespace, name: str, b: int, h:
         if not off <= 0.05:
             print(f"WRONG {name} {variant}: {off} from FA2")
     del answer
-    rows = measure(name, "fwd", flops, fwd | ours, list(ours), args.repetitions)
+    rows = measure(name, "fwd", flops, fwd | ours, ops, args.repetitions)
     if args.forward_only:
         return rows
 
@@ -175,7 +181,7 @@ def bench_shape(libs: Libraries, args: argparse.Namespace, name: str, b: int, h:
             if not off <= 0.02:
                 print(f"WRONG {name} {variant} d{which}: {off} from FA2")
     del answers
-    return rows + measure(name, "bwd", 2.5 * flops, bwd | backward, list(backward), args.repetitions)
+    return rows + measure(name, "bwd", 2.5 * flops, bwd | backward, ops, args.repetitions)
 
 
 def bench(libs: Libraries, args: argparse.Namespace) -> Rows:

@@ -117,10 +117,9 @@ class Forward:
         self.lse = like_lse()
         self.anchor = like_lse() if mode == "hpm" else None
         self.rounded_sum = like_lse() if mode == "hpm" else None
-        self.stats = (torch.zeros(STAT_COUNT, heads, device=q.device)
+        self.stats = (torch.empty(STAT_COUNT, heads, device=q.device)
                       if options.stats else None)
-        if self.stats is not None:
-            self.stats[STATS["logit_max"]] = -math.inf
+        self.forget()
         self.workspace = torch.empty(64, dtype=torch.int32, device=q.device)
 
         def pointer(t: torch.Tensor | None) -> int | None:
@@ -137,9 +136,15 @@ class Forward:
             sequences=cu[0].numel() - 1 if cu else 0, stats=pointer(self.stats),
             stat_stride=heads, seed=options.seed, scale=1 / math.sqrt(d),
             softcap=options.softcap, paper_eps=options.paper_eps, paper_beta=options.paper_beta,
-            window=options.window, causal=int(options.causal), 
+            window=options.window, causal=int(options.causal),
             stats_every=options.stats_every if options.stats else 0,
             workspace=self.workspace.data_ptr() if counter else None, workspace_bytes=256)
+
+    def forget(self) -> None:
+        """The statistics of what has run."""
+        if self.stats is not None:
+            self.stats.zero_()
+            self.stats[STATS["logit_max"]] = -math.inf
 
     def run(self) -> torch.Tensor:
         self.params.stream = torch.cuda.current_stream().cuda_stream

@@ -53,18 +53,22 @@ __device__ __forceinline__ TopTwo TopTwoOfChunk(const float* s, int r) {
   return pairs[0];
 }
 
-// Adds a tile's scores to the two largest of both rows, except those below `least`.
+// Adds a tile's scores to the two largest of both rows.
+template <int kScores>
+__device__ __forceinline__ void AddTopTwo(const float (&s)[kScores], TopTwo (&top)[2]) {
+#pragma unroll
+  for (int c = 0; c < kScores / 16; ++c) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) top[r].Add(TopTwoOfChunk(s + 16 * c, r));
+  }
+}
+
+// The same, except those below `least`.
 // All lanes of a warp call it.
 template <int kScores>
 __device__ __forceinline__ void AddNear(const float (&s)[kScores], const float (&tile_max)[2], const float (&least)[2],
                                         TopTwo (&top)[2]) {
-  if (__any_sync(0xffffffffu, tile_max[0] >= least[0] || tile_max[1] >= least[1])) {
-#pragma unroll
-    for (int c = 0; c < kScores / 16; ++c) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) top[r].Add(TopTwoOfChunk(s + 16 * c, r));
-    }
-  }
+  if (__any_sync(0xffffffffu, tile_max[0] >= least[0] || tile_max[1] >= least[1])) AddTopTwo(s, top);
 #pragma unroll
   for (int r = 0; r < 2; ++r) top[r].first = fmaxf(top[r].first, tile_max[r]);
 }

@@ -121,6 +121,32 @@ def test_row_statistics_equal_a_naive_count(lib: Lib) -> None:
                 assert all(x > 0 for x in naive["rows"].tolist()), f"{o}: a head without rows"
 
 
+def test_the_largest_score_is_of_all_launches_so_far(lib: Lib) -> None:
+    """Of every finite row, whether it counts or not and whatever the row beside it has: of
+    launches into the same statistics whose largest score grows, stays and is negative."""
+    for d, mode, causal in itertools.product((64, 128, 256), ("fa", "hp", "hpm"), (False, True)):
+        if not chosen(d):
+            continue
+        torch.manual_seed(d)
+        n = 900
+        q, k = (integers(3, 2, 3, n, d) for _ in range(2))
+        q[:, 2], k[:, 2] = q[:, 2].abs() + 1, -k[:, 2].abs() - 1
+        o = Options(mode=mode, causal=causal, stats=True, stats_every=5)
+        op, largest = Forward(lib, q, k, randn(2, 3, n, d), o), torch.full((3,), -math.inf).cuda()
+        for row, factor in ((0, 1), (431, 2), (430, 0.5), (899, 4), (0, 0.25)):
+            q[:, :, row] *= factor
+            if row == 430:
+                q[0, :, 431] = math.nan
+                q[0, :, 439] = math.inf
+            op.run()
+            here = naive_statistics(scores(q.double(), k.double(), o).float(),
+                                    torch.ones(2, n, dtype=torch.bool, device="cuda"))[2]
+            largest = torch.maximum(largest, here)
+            assert op.stats is not None
+            off = ((op.stats[STATS["logit_max"]] - largest) / largest).abs().max().item()
+            assert off <= 1e-6, f"{o} {d} row {row}: {op.stats[STATS['logit_max']]}, {largest}"
+
+
 def test_row_statistics_of_packed_sequences(lib: Lib) -> None:
     """Of sequences of 0, 1 and more rows, by their numbers."""
     torch.manual_seed(13)

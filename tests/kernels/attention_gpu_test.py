@@ -35,7 +35,7 @@ from attention_gpu_keys import (  # noqa: E402, F401
     test_centred_keys_take_the_mean_from_every_gradient, test_keys_that_no_query_sees)
 from attention_gpu_statistics import (  # noqa: E402, F401
     test_delta_statistics_are_the_error_of_delta, test_row_statistics_equal_a_naive_count,
-    test_row_statistics_of_packed_sequences)
+    test_row_statistics_of_packed_sequences, test_the_largest_score_is_of_all_launches_so_far)
 
 # batch, heads, kv_heads, q_len, k_len, head_dim, dtype
 SHAPES = [

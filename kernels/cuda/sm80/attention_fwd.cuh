@@ -47,14 +47,13 @@ struct FwdShape {
   static constexpr bool kOnes = kDividesByRounded<kMode>;
   static constexpr int kOutputs = kHeadDim + (kOnes ? 8 : 0);
   static constexpr bool kTop = kMode == SoftmaxMode::kPaper;  // keeps the two largest scores
-  // Anchors stand in tiles that do not count.
   static constexpr bool kStanding = kDividesByRounded<kMode>;
   // Of S: what else is kept leaves fewer registers for operands ahead, and so does code
   // for 8.0.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
   static constexpr bool kFewAhead = kTop || kOnes || kValueStages == 2;
 #else
-  static constexpr bool kFewAhead = kTop || (kOnes && kCount);
+  static constexpr bool kFewAhead = kTop;
 #endif
   static constexpr int kUnroll = kHeadDim == 128 && kTop && kValueStages == 1 ? 2
                                  : kHeadDim == 128 && kFewAhead               ? 4
@@ -160,9 +159,11 @@ struct FwdShared {
 template <class S, bool kCounted>
 struct FwdRows {
   using T = typename S::T;
-  static constexpr bool kStanding = S::kStanding && !kCounted;
-  std::conditional_t<kStanding, StandingRows<T, S::kCount>, SoftmaxRows<T, S::kMode, false, kCounted>> rows[S::kTiles];
+  std::conditional_t<S::kStanding, StandingRows<T, kCounted>, SoftmaxRows<T, S::kMode, false, kCounted>>
+      rows[S::kTiles];
   float o[S::kTiles][S::kOutputs / 2];
+  static constexpr bool kKeepsMaxima = S::kStanding && S::kCount && !kCounted;
+  RowMaxima<S::kTiles> maxima;  // if kKeepsMaxima
 };
 
 // P of the keys of step n from `column` on, and what they change of `w`.
@@ -170,17 +171,21 @@ template <class S, bool kCounted, int kUnroll, int kScores>
 __device__ __forceinline__ void ComputeProbabilities(uint32_t (&probs)[S::kTiles][kScores / 2], FwdRows<S, kCounted>& w,
                                                      const FwdParams& p, const FwdShared<S>& sm, uint32_t k_tile,
                                                      bool masked, int n, int column) {
-  constexpr bool kStanding = FwdRows<S, kCounted>::kStanding;
-  float s[S::kTiles][kScores];
+  float s[S::kTiles][kScores], largest[S::kTiles][2];
   ComputeScores<S, kUnroll>(s, p, sm.tile, sm.q, k_tile, masked, n, column);
 #pragma unroll
   for (int m = 0; m < S::kTiles; ++m) {
     float rescale[2];
     bool moved;
-    if constexpr (kStanding) {
-      float largest[2];
-      moved = __any_sync(0xffffffffu, w.rows[m].Exceeds(s[m], p.score.scale_log2, largest));
-      if (moved) w.rows[m].Move(largest, p.score.scale_log2, rescale);
+    if constexpr (S::kStanding) {
+      w.rows[m].Largest(s[m], largest[m]);
+      moved = true;
+      if constexpr (kCounted) {  // One vote for most steps: what exceeds also nears.
+        moved = __any_sync(0xffffffffu, w.rows[m].Nears(largest[m]));
+        if (moved) w.rows[m].AddNear(s[m], largest[m], p.score.tie_window);
+      }
+      moved = moved && __any_sync(0xffffffffu, w.rows[m].Exceeds(largest[m], p.score.scale_log2));
+      if (moved) w.rows[m].Move(largest[m], p.score.scale_log2, rescale);
     } else {
       w.rows[m].template Tile<true>(s[m], p.score, p.paper, p.seq.head_dim >> 16, rescale);
       if (kCounted && n == 0 && column == 0) w.rows[m].KeepFirstKey(s[m]);
@@ -191,11 +196,13 @@ __device__ __forceinline__ void ComputeProbabilities(uint32_t (&probs)[S::kTiles
 #pragma unroll
       for (int i = 0; i < S::kOutputs / 2; ++i) w.o[m][i] *= rescale[i / 2 % 2];
     }
-    if constexpr (kStanding) {
+    if constexpr (S::kStanding) {
       w.rows[m].Exponentials(s[m], p.score.scale_log2, p.seq.head_dim >> 16);
+      if (kCounted && n == 0 && column == 0) w.rows[m].KeepFirstKey(s[m]);
       w.rows[m].Probabilities(s[m], probs[m]);
     }
   }
+  if constexpr (FwdRows<S, kCounted>::kKeepsMaxima) w.maxima.Add(largest, ThreadIndexAgain() % 32);
 }
 
 // O += P V of the same keys, from the last to the first, like the tiles: the tensor
@@ -283,6 +290,10 @@ __device__ __forceinline__ void RunTile(const FwdParams& p, const FwdShared<S>& 
   const Sequence& seq = t.sequence;
 #pragma unroll
   for (int m = 0; m < S::kTiles; ++m) {
+    if constexpr (FwdRows<S, kCounted>::kKeepsMaxima) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) w.rows[m].max[r] = w.maxima.Of(m, r);
+    }
     const int row = WarpRow<S>(t) + 16 * m + lane / 4;
     const auto place = [&](void* base, const Strides& stride, int at) -> uint16_t* {
       if (at >= seq.q_len) return nullptr;

@@ -13,31 +13,52 @@
 #include <cfloat>
 
 #include "cuda/softmax.cuh"
+#include "cuda/top_two.cuh"
 
 namespace bellwether::kernels::cuda::sm80 {
 
-// The two rows of a thread, as SoftmaxRows has them.  kKeepsMax: M is wanted.
-template <class T, bool kKeepsMax>
+// The two rows of a thread, as SoftmaxRows has them.  kCounted: they count for the statistics.
+template <class T, bool kCounted>
 struct StandingRows {
   static constexpr float kSlack = 7.f;  // log2 units
   // Before the first score.  Finite, so that what is masked is 2^-inf = 0 here too.
   static constexpr float kNone = -FLT_MAX;
-  float max[2] = {-INFINITY, -INFINITY};  // of this thread's scores, in units of s; if kKeepsMax
   float anchor[2] = {kNone, kNone};
   float sum[2] = {0, 0};  // of this thread's P
+  // Of the row, in units of s: set before Finish() if it is wanted of rows that do not count.
+  float max[2] = {-INFINITY, -INFINITY};
+  // If kCounted; as in SoftmaxRows, but that `top` is sure to have only what is near the
+  // row's maximum: scores from `near` on, of the maximum so far, alike in the quad.
+  TopTwo top[2];
+  float near[2] = {-INFINITY, -INFINITY};
+  float weighted[2] = {0, 0}, first_key[2] = {0, 0};
 
-  // Whether a score of this thread is too large for its row's anchor.  `largest`: at
-  // least those of this tile, at most all so far; for Move().
+  // The largest of this thread's scores of each row.
   template <int kScores>
-  __device__ __forceinline__ bool Exceeds(const float (&s)[kScores], float scale_log2, float (&largest)[2]) {
+  static __device__ __forceinline__ void Largest(const float (&s)[kScores], float (&largest)[2]) {
     float chunk_max[kScores / 16][2];
     MaxOfChunks(s, chunk_max);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      largest[r] = LaneMax(chunk_max, r);
-      if constexpr (kKeepsMax) largest[r] = max[r] = fmaxf(max[r], largest[r]);
-    }
+    for (int r = 0; r < 2; ++r) largest[r] = LaneMax(chunk_max, r);
+  }
+
+  // Whether one of them is too large for its row's anchor.
+  __device__ __forceinline__ bool Exceeds(const float (&largest)[2], float scale_log2) const {
     return fmaf(largest[0], scale_log2, -anchor[0]) > kSlack || fmaf(largest[1], scale_log2, -anchor[1]) > kSlack;
+  }
+
+  // Whether one of them is near its row's maximum so far or above it, as all are that exceed.
+  __device__ __forceinline__ bool Nears(const float (&largest)[2]) const {
+    return largest[0] >= near[0] || largest[1] >= near[1];
+  }
+
+  // Adds a tile's scores to the two largest of both rows.  All lanes of the warp call it
+  // where one of them nears: what is left out is near no later maximum either.
+  template <int kScores>
+  __device__ __forceinline__ void AddNear(const float (&s)[kScores], const float (&largest)[2], float window) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) near[r] = fmaxf(near[r], LeastNear(QuadMax(largest[r]), window));
+    AddTopTwo(s, top);
   }
 
   // Moves the anchors up and returns in `rescale` what the accumulators must be
@@ -47,6 +68,9 @@ struct StandingRows {
     for (int r = 0; r < 2; ++r) {
       const float next = fmaxf(anchor[r], ceilf(QuadMax(largest[r]) * scale_log2));
       rescale[r] = Exp2(anchor[r] - next);
+      if constexpr (kCounted) {
+        weighted[r] = rescale[r] > 0.f ? rescale[r] * fmaf(sum[r], anchor[r] - next, weighted[r]) : 0.f;
+      }
       anchor[r] = next;
       sum[r] *= rescale[r];
     }
@@ -61,10 +85,15 @@ struct StandingRows {
 #pragma unroll
     for (int i = 0; i < kScores; i += 2) {
       const int r = i / 2 % 2;
-      s[i] = Exp2(fmaf(s[i], scale_log2, -used[r]));
-      s[i + 1] = Exp2(fmaf(s[i + 1], scale_log2, -used[r]));
+      const float x = fmaf(s[i], scale_log2, -used[r]), y = fmaf(s[i + 1], scale_log2, -used[r]);
+      s[i] = Exp2(x);
+      s[i + 1] = Exp2(y);
       tile_sum[r] += s[i];
       tile_sum[r] += s[i + 1];
+      if constexpr (kCounted) {  // 2^-200 is 0 here, and 0 times -inf were not.
+        weighted[r] = fmaf(s[i], fmaxf(x, -200.f), weighted[r]);
+        weighted[r] = fmaf(s[i + 1], fmaxf(y, -200.f), weighted[r]);
+      }
     }
     sum[0] += tile_sum[0];
     sum[1] += tile_sum[1];
@@ -75,11 +104,44 @@ struct StandingRows {
     PackPairs<T>(s, p);
   }
 
-  // All four lanes of the quad call it and get the same; its `max` is M only if kKeepsMax.
-  __device__ __forceinline__ FinishedRow Finish(int r, float lt, float scale_log2) const {
-    const float m = kKeepsMax ? QuadMax(max[r]) * scale_log2 : anchor[r];
-    return FinishRow(m, anchor[r], QuadSum(sum[r]), lt);
+  // After the tile of key 0, which comes last.
+  template <int kScores>
+  __device__ __forceinline__ void KeepFirstKey(const float (&p)[kScores]) {
+    first_key[0] = p[0];
+    first_key[1] = p[2];
   }
+
+  // All four lanes of the quad call it and get the same.
+  __device__ __forceinline__ FinishedRow Finish(int r, float lt, float scale_log2) const {
+    FinishedRow row = FinishRow(anchor[r], anchor[r], QuadSum(sum[r]), lt);
+    row.max = (kCounted ? QuadMax(top[r].first) : max[r]) * scale_log2;
+    return row;
+  }
+};
+
+// The largest score of each row of a warp's tiles, in units of s.  A lane keeps it of one
+// of the quad's rows: four registers, one for each, would cost 3 to 4 % at head dim 128.
+template <int kTiles>
+struct RowMaxima {
+  static_assert(kTiles <= 2);
+  float kept = -INFINITY;  // of tile m and row r in the quad's lane 2 m + r
+
+  // `largest`: of StandingRows::Largest().  All lanes of the warp call it.
+  __device__ __forceinline__ void Add(const float (&largest)[kTiles][2], int lane) {
+    const bool last_tile = kTiles == 2 && (lane & 2) != 0, last_row = (lane & 1) != 0;
+    // A lane gives its partner what that keeps.
+    float row[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float first = largest[0][r], last = largest[kTiles - 1][r];
+      row[r] = fmaxf(last_tile ? last : first, __shfl_xor_sync(0xffffffffu, last_tile ? first : last, 2));
+    }
+    const float given = __shfl_xor_sync(0xffffffffu, last_row ? row[0] : row[1], 1);
+    kept = fmaxf(kept, fmaxf(last_row ? row[1] : row[0], given));
+  }
+
+  // The same in all lanes of the quad.
+  __device__ __forceinline__ float Of(int m, int r) const { return __shfl_sync(0xffffffffu, kept, 2 * m + r, 4); }
 };
 
 }  // namespace bellwether::kernels::cuda::sm80
