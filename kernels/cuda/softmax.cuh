@@ -13,7 +13,7 @@
 //   shift = more than one x >= M - eps ? clamp(M > 0 ? (beta - 1) M : -M, min, max) : 0
 //
 // After every tile acc = sum of round(P) V in units of 2^-a, so O and L do not
-// depend on the anchors in exact arithmetic (sm80/standing_rows.cuh: hp's need not be
+// depend on the anchors in exact arithmetic (standing_rows.cuh: hp's need not be
 // the ceiling of M).  x - a is one fused multiply-add:
 // x is not rounded, and the rounding of a cancels in O and in L.  l and lt are
 // partial sums of this thread until Finish().

@@ -27,8 +27,8 @@
 #include "cuda/sm80/attention_params.h"
 #include "cuda/sm80/products.cuh"
 #include "cuda/sm80/shared_copy.cuh"
-#include "cuda/sm80/standing_rows.cuh"
 #include "cuda/softmax.cuh"
+#include "cuda/standing_rows.cuh"
 #include "cuda/store_rows.cuh"
 
 namespace bellwether::kernels::cuda::sm80 {

@@ -21,6 +21,8 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
+#include <type_traits>
+
 #include "bellwether/kernels/status.h"
 #include "cuda/attention_fwd_outputs.cuh"
 #include "cuda/attention_masks.cuh"
@@ -30,6 +32,7 @@
 #include "cuda/sm90/attention_fwd_produce.cuh"
 #include "cuda/sm90/wgmma.cuh"
 #include "cuda/softmax.cuh"
+#include "cuda/standing_rows.cuh"
 
 namespace bellwether::kernels::cuda::sm90 {
 
@@ -144,6 +147,17 @@ __device__ __forceinline__ void SkipTile(const FwdShared<S>& sm, const TileInSha
   }
 }
 
+// The largest of this thread's scores of each row, at most of all so far; kept where M
+// is wanted.
+template <class S, class Rows>
+__device__ __forceinline__ void LargestOf(Rows& rows, const float (&s)[S::kCols / 2], float (&largest)[2]) {
+  rows.Largest(s, largest);
+  if constexpr (S::kCount) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) rows.max[r] = largest[r] = fmaxf(rows.max[r], largest[r]);
+  }
+}
+
 // kCounted: the rows of this tile count for the statistics.
 template <class S, bool kCounted>
 __device__ __forceinline__ void ConsumeTile(const FwdParams& p, const FwdMaps& maps, const FwdShared<S>& sm,
@@ -152,7 +166,10 @@ __device__ __forceinline__ void ConsumeTile(const FwdParams& p, const FwdMaps& m
   // What is counted leaves too few registers for P beside S.
   constexpr bool kAwaitValues = kCounted;
   const int begin = tile.begin(), end = tile.end();
-  SoftmaxRows<T, S::kMode, kDividesByRounded<S::kMode> && !S::kOnes, kCounted> rows;
+  constexpr bool kStanding = S::kStanding && !kCounted;
+  std::conditional_t<kStanding, StandingRows<T, false>,
+                     SoftmaxRows<T, S::kMode, kDividesByRounded<S::kMode> && !S::kOnes, kCounted>>
+      rows;
   float o[S::kOutputs / 2];
 #pragma unroll
   for (int i = 0; i < S::kOutputs / 2; ++i) o[i] = 0.f;
@@ -179,8 +196,15 @@ __device__ __forceinline__ void ConsumeTile(const FwdParams& p, const FwdMaps& m
         PrepareScores<S, false>(s, p, tile, n * S::kCols);
       }
       float rescale[2];
-      rows.template Tile<true>(s, p.score, p.paper, p.seq.head_dim >> 16, rescale);
-      if (kCounted && n == 0) rows.KeepFirstKey(s);
+      if constexpr (kStanding) {
+        float largest[2];
+        LargestOf<S>(rows, s, largest);
+        rows.Move(largest, p.score.scale_log2, rescale);
+        rows.Exponentials(s, p.score.scale_log2, p.seq.head_dim >> 16);
+      } else {
+        rows.template Tile<true>(s, p.score, p.paper, p.seq.head_dim >> 16, rescale);
+        if (kCounted && n == 0) rows.KeepFirstKey(s);
+      }
       rows.Probabilities(s, probs);
     }
     const auto step = [&](auto masked) {
@@ -213,13 +237,22 @@ __device__ __forceinline__ void ConsumeTile(const FwdParams& p, const FwdMaps& m
       if constexpr (kAwaitValues) values_done();
       PrepareScores<S, kMasked>(s, p, tile, n * S::kCols);
       float rescale[2];
-      rows.template Tile<kMasked>(s, p.score, p.paper, p.seq.head_dim >> 16, rescale);
-      if (kCounted && n == 0) rows.KeepFirstKey(s);
+      [[maybe_unused]] bool moved = false;
+      if constexpr (kStanding) {
+        float largest[2];
+        LargestOf<S>(rows, s, largest);
+        moved = __any_sync(0xffffffffu, rows.Exceeds(largest, p.score.scale_log2));
+        if (moved) rows.Move(largest, p.score.scale_log2, rescale);
+        rows.Exponentials(s, p.score.scale_log2, p.seq.head_dim >> 16);
+      } else {
+        rows.template Tile<kMasked>(s, p.score, p.paper, p.seq.head_dim >> 16, rescale);
+        if (kCounted && n == 0) rows.KeepFirstKey(s);
+      }
       if constexpr (!kAwaitValues) values_done();
       PinRegisters(s);  // Packed again: packing into `probs` above would wait for PV.
       rows.Probabilities(s, probs);
       // Rare with anchors at integers.
-      if (__builtin_expect(__any_sync(0xffffffffu, rescale[0] != 1.f || rescale[1] != 1.f),
+      if (__builtin_expect(kStanding ? moved : __any_sync(0xffffffffu, rescale[0] != 1.f || rescale[1] != 1.f),
                            !kDividesByRounded<S::kMode>)) {
 #pragma unroll
         for (int i = 0; i < S::kOutputs / 2; ++i) o[i] *= rescale[i / 2 % 2];
@@ -248,6 +281,10 @@ __device__ __forceinline__ void ConsumeTile(const FwdParams& p, const FwdMaps& m
     PinRegisters(o);
     c.Release(sm.v_empty + 8 * c.v_at.stage);
     c.v_at.Advance();
+  }
+  if constexpr (kStanding && S::kCount) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) rows.max[r] = QuadMax(rows.max[r]);
   }
   const Sequence seq = tile.sequence(p.seq);
   const int row = tile.row(), head = tile.head(), warp = ThreadIndexAgain() / 32 - 4;

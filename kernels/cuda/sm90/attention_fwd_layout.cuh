@@ -32,6 +32,7 @@ struct FwdShape {
   static constexpr bool kGeneral = kGeneral_, kCount = kCount_;
   // kSr sums in registers: with both, ptxas serialises the products (C7511).
   static constexpr bool kOnes = kMode == SoftmaxMode::kHp;
+  static constexpr bool kStanding = kOnes;  // anchors, in tiles that do not count
   static constexpr int kRows = 64 * kWarpgroups;
   static constexpr int kThreads = 128 * (1 + kWarpgroups);
   static constexpr int kQBytes = kRows * kBoxes * 128;

@@ -7,15 +7,15 @@
 // where one of the warp's says yes is the row's maximum needed, which the four lanes
 // that hold it exchange, and are accumulators multiplied.  2^kSlack is far from the largest fp16.
 
-#ifndef BELLWETHER_KERNELS_CUDA_SM80_STANDING_ROWS_CUH_
-#define BELLWETHER_KERNELS_CUDA_SM80_STANDING_ROWS_CUH_
+#ifndef BELLWETHER_KERNELS_CUDA_STANDING_ROWS_CUH_
+#define BELLWETHER_KERNELS_CUDA_STANDING_ROWS_CUH_
 
 #include <cfloat>
 
 #include "cuda/softmax.cuh"
 #include "cuda/top_two.cuh"
 
-namespace bellwether::kernels::cuda::sm80 {
+namespace bellwether::kernels::cuda {
 
 // The two rows of a thread, as SoftmaxRows has them.  kCounted: they count for the statistics.
 template <class T, bool kCounted>
@@ -144,6 +144,6 @@ struct RowMaxima {
   __device__ __forceinline__ float Of(int m, int r) const { return __shfl_sync(0xffffffffu, kept, 2 * m + r, 4); }
 };
 
-}  // namespace bellwether::kernels::cuda::sm80
+}  // namespace bellwether::kernels::cuda
 
-#endif  // BELLWETHER_KERNELS_CUDA_SM80_STANDING_ROWS_CUH_
+#endif  // BELLWETHER_KERNELS_CUDA_STANDING_ROWS_CUH_
