@@ -90,25 +90,44 @@ __device__ __forceinline__ void AddFwdStats(const AttentionFwdParams& p, const R
   MergeLogitMax(p.stats, largest, head, lane);
 }
 
-// `o` is this thread's part of the accumulators, `row` its first row of the tile's
-// sequence.  kCounted: these rows count for the statistics.  store(words, residual)
-// writes this warp's rows of O or of O_lo, packed as StoreRows() takes them.
+// Where L and the like have a row.
+__device__ __forceinline__ int64_t SumOf(const AttentionFwdParams& p, int row, int head, const Sequence& seq) {
+  return seq.index * p.lse_batch_stride + head * p.lse_head_stride + seq.q_start + row;
+}
+
+// Finishes this thread's rows, `row` and the eighth after it of the tile's sequence, and
+// writes L; none of it needs O.
+template <class Rows>
+__device__ __forceinline__ void WriteFwdSums(const AttentionFwdParams& p, const Rows& rows, int row, int head,
+                                             const Sequence& seq, int lane, FinishedRow (&done)[2]) {
+  float* const lse = p.lse + SumOf(p, row, head, seq);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) done[r] = rows.Finish(r, p.score.scale_log2);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    if (lane % 4 == 0 && row + 8 * r < seq.q_len) lse[8 * r] = done[r].lse;
+  }
+}
+
+// `o` is this thread's part of the accumulators, `row` and `done` as above.  kCounted:
+// these rows count for the statistics.  store(words, residual) writes this warp's rows
+// of O or of O_lo, packed as StoreRows() takes them.
 template <class S, bool kCounted, class Rows, class Store>
-__device__ __forceinline__ void WriteFwdOutputs(const AttentionFwdParams& p, const Rows& rows,
+__device__ __forceinline__ void WriteFwdOutputs(const AttentionFwdParams& p, const Rows& rows, FinishedRow (&done)[2],
                                                 float (&o)[S::kOutputs / 2], int row, int head, const Sequence& seq,
                                                 int lane, const Store& store) {
   using T = typename S::T;
-  FinishedRow done[2];
+  if constexpr (S::kOnes) {
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    done[r] = rows.Finish(r, S::kOnes ? o[S::kOutputs / 2 - 4 + 2 * r] : 0.f, p.score.scale_log2);
-    if (lane % 4 == 0 && row + 8 * r < seq.q_len) {
-      const int64_t at = seq.index * p.lse_batch_stride + head * p.lse_head_stride + seq.q_start + row + 8 * r;
-      p.lse[at] = done[r].lse;
-      if (p.anchor != nullptr) {
-        p.anchor[at] = rows.anchor[r];
-        p.rounded_sum[at] = done[r].divisor;
-      }
+    for (int r = 0; r < 2; ++r) done[r].Divide(o[S::kOutputs / 2 - 4 + 2 * r]);
+  }
+  if (p.anchor != nullptr) {
+    const int64_t at = SumOf(p, row, head, seq);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (lane % 4 != 0 || row + 8 * r >= seq.q_len) continue;
+      p.anchor[at + 8 * r] = rows.anchor[r];
+      p.rounded_sum[at + 8 * r] = done[r].divisor;
     }
   }
   if constexpr (kCounted) {

@@ -166,13 +166,19 @@ struct FinishedRow {
   float lse;      // natural log; -inf for a fully masked row
   float sum;      // l, in units of 2^anchor
   float divisor;  // l or lt; 1 for a fully masked row
+
+  __device__ __forceinline__ void Divide(float by) {
+    if (sum == 0.f) return;
+    inverse = 1.f / by;
+    divisor = by;
+  }
 };
 
-// Of the maximum m and the anchor in log2 units, l and what O is divided by.
-__device__ __forceinline__ FinishedRow FinishRow(float m, float anchor, float l, float divisor) {
+// Of the maximum m and the anchor in log2 units and l; before Divide().
+__device__ __forceinline__ FinishedRow FinishRow(float m, float anchor, float l) {
   if (l == 0.f) return {0.f, m, -INFINITY, 0.f, 1.f};
   constexpr float kLn2 = 0.693147180559945309f;
-  return {1.f / divisor, m, (m + ((anchor - m) + log2f(l))) * kLn2, l, divisor};
+  return {1.f, m, (m + ((anchor - m) + log2f(l))) * kLn2, l, 1.f};
 }
 
 // kSumRounded: lt is summed here; otherwise the caller has it (a column of ones
@@ -263,13 +269,16 @@ struct SoftmaxRows {
     first_key[1] = p[2];
   }
 
-  // All four lanes of the quad call it and get the same.  `lt` is read only if
-  // the mode divides by it and it was not summed here.
-  __device__ __forceinline__ FinishedRow Finish(int r, float lt, float scale_log2) const {
-    const float m = kTop ? QuadMax(top[r].first) * scale_log2 : max[r];
-    const float l = QuadSum(sum[r]);
-    const float divisor = kSumRounded ? QuadSum(rounded_sum[r]) : kDividesByRounded<kMode> ? lt : l;
-    return FinishRow(m, anchor[r], l, divisor);
+  // All four lanes of the quad call it and get the same.  Where the mode divides by lt
+  // and it was not summed here, the caller divides.
+  __device__ __forceinline__ FinishedRow Finish(int r, float scale_log2) const {
+    FinishedRow done = FinishRow(kTop ? QuadMax(top[r].first) * scale_log2 : max[r], anchor[r], QuadSum(sum[r]));
+    if constexpr (kSumRounded) {
+      done.Divide(QuadSum(rounded_sum[r]));
+    } else if constexpr (!kDividesByRounded<kMode>) {
+      done.Divide(done.sum);
+    }
+    return done;
   }
 
  private:

@@ -111,9 +111,9 @@ struct StandingRows {
     first_key[1] = p[2];
   }
 
-  // All four lanes of the quad call it and get the same.
-  __device__ __forceinline__ FinishedRow Finish(int r, float lt, float scale_log2) const {
-    FinishedRow row = FinishRow(anchor[r], anchor[r], QuadSum(sum[r]), lt);
+  // All four lanes of the quad call it and get the same.  The caller divides.
+  __device__ __forceinline__ FinishedRow Finish(int r, float scale_log2) const {
+    FinishedRow row = FinishRow(anchor[r], anchor[r], QuadSum(sum[r]));
     row.max = (kCounted ? QuadMax(top[r].first) : max[r]) * scale_log2;
     return row;
   }

@@ -306,7 +306,9 @@ __device__ __forceinline__ void RunTile(const FwdParams& p, const FwdShared<S>& 
       StoreRows<kStoredColumns<S::kHeadDim>>(words, place(base, stride, row), place(base, stride, row + 8),
                                              p.seq.head_dim, lane);
     };
-    WriteFwdOutputs<S, kCounted>(p, w.rows[m], w.o[m], row, t.head, seq, lane, store);
+    FinishedRow done[2];
+    WriteFwdSums(p, w.rows[m], row, t.head, seq, lane, done);
+    WriteFwdOutputs<S, kCounted>(p, w.rows[m], done, w.o[m], row, t.head, seq, lane, store);
   }
 }
 

@@ -174,8 +174,22 @@ __device__ __forceinline__ void ConsumeTile(const FwdParams& p, const FwdMaps& m
 #pragma unroll
   for (int i = 0; i < S::kOutputs / 2; ++i) o[i] = 0.f;
 
+  Sequence seq;
+  int row, head;
+  FinishedRow done[2];
+  const auto write_sums = [&] {
+    seq = tile.sequence(p.seq);
+    row = tile.row();
+    head = tile.head();
+    if constexpr (kStanding && S::kCount) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) rows.max[r] = QuadMax(rows.max[r]);
+    }
+    WriteFwdSums(p, rows, row + RowInTile(), head, seq, ThreadIndexAgain() % 32, done);
+  };
   if (begin == end) {
     BarrierArrive(sm.q_empty);
+    write_sums();
   } else {
     uint32_t probs[S::kCols / 4];
     int n = end - 1;
@@ -277,21 +291,17 @@ __device__ __forceinline__ void ConsumeTile(const FwdParams& p, const FwdMaps& m
     WgmmaFence();
     c.IssueValues(o, probs);
     WgmmaCommit();
+    write_sums();  // Else it is all latency: the rows' sums are exchanged, their logarithms wait for each other.
     WgmmaWait<0>();
     PinRegisters(o);
     c.Release(sm.v_empty + 8 * c.v_at.stage);
     c.v_at.Advance();
   }
-  if constexpr (kStanding && S::kCount) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) rows.max[r] = QuadMax(rows.max[r]);
-  }
-  const Sequence seq = tile.sequence(p.seq);
-  const int row = tile.row(), head = tile.head(), warp = ThreadIndexAgain() / 32 - 4;
+  const int warp = ThreadIndexAgain() / 32 - 4;
   const StoreByBoxes<S> store = {maps, sm.out + warp * S::kWarpOutBytes,
                                  OriginOf(p.seq, seq.index, seq.q_start, seq.q_len, head), row + warp * kFwdOutputRows,
                                  p.o_lo != nullptr};
-  WriteFwdOutputs<S, kCounted>(p, rows, o, row + RowInTile(), head, seq, ThreadIndexAgain() % 32, store);
+  WriteFwdOutputs<S, kCounted>(p, rows, done, o, row + RowInTile(), head, seq, ThreadIndexAgain() % 32, store);
 }
 
 template <class S>
