@@ -116,7 +116,8 @@ __device__ __forceinline__ uint32_t PackPairAtRandom(float low, float high, uint
   const auto round = [](float x, uint32_t bits) {
     uint32_t word;  // As __float_as_uint, but that makes ptxas spill where a thread has 128 of them.
     asm("mov.b32 %0, %1;" : "=r"(word) : "f"(x));
-    return __uint_as_float((word + (bits & kDropped)) & ~kDropped);
+    // A NaN is all ones here: the sum would be -0.
+    return x == x ? __uint_as_float((word + (bits & kDropped)) & ~kDropped) : x;
   };
   return PackPair<T>(round(low, random), round(high, random >> 16));
 }

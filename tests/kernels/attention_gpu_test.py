@@ -210,7 +210,7 @@ def test_scores_that_are_not_finite_stay_in_their_rows(lib: Lib) -> None:
     """Rows whose scores are NaN or +inf are NaN; those of the same warp, which vote with them,
     are what they are without."""
     for d, mode, (causal, window) in itertools.product(
-            (64, 128, 256), ("fa", "hp", "hpm"), ((False, 0), (True, 0), (False, 90))):
+            (64, 128, 256), ("fa", "sr", "hp", "hpm"), ((False, 0), (True, 0), (False, 90))):
         if not chosen(d):
             continue
         torch.manual_seed(d)
