@@ -76,16 +76,27 @@ struct StandingRows {
     }
   }
 
+  // The anchors for Exponentials().  zero: PairRegisters().
+  __device__ __forceinline__ void PairAnchors(float (&paired)[2], uint32_t zero) const {
+    paired[0] = anchor[0];
+    paired[1] = anchor[1];
+    PairRegisters(paired[0], paired[1], zero);
+  }
+
   // Turns scores into probabilities, pairs of which are ready for Probabilities().
-  // zero: PairRegisters().
   template <int kScores>
   __device__ __forceinline__ void Exponentials(float (&s)[kScores], float scale_log2, uint32_t zero) {
-    float used[2] = {anchor[0], anchor[1]}, tile_sum[2] = {0.f, 0.f};
-    PairRegisters(used[0], used[1], zero);
+    float paired[2];
+    PairAnchors(paired, zero);
+    Exponentials(s, scale_log2, paired);
+  }
+  template <int kScores>
+  __device__ __forceinline__ void Exponentials(float (&s)[kScores], float scale_log2, const float (&paired)[2]) {
+    float tile_sum[2] = {0.f, 0.f};
 #pragma unroll
     for (int i = 0; i < kScores; i += 2) {
       const int r = i / 2 % 2;
-      const float x = fmaf(s[i], scale_log2, -used[r]), y = fmaf(s[i + 1], scale_log2, -used[r]);
+      const float x = fmaf(s[i], scale_log2, -paired[r]), y = fmaf(s[i + 1], scale_log2, -paired[r]);
       s[i] = Exp2(x);
       s[i + 1] = Exp2(y);
       tile_sum[r] += s[i];

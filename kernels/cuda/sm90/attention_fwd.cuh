@@ -256,8 +256,13 @@ __device__ __forceinline__ void ConsumeTile(const FwdParams& p, const FwdMaps& m
         float largest[2];
         LargestOf<S>(rows, s, largest);
         moved = __any_sync(0xffffffffu, rows.Exceeds(largest, p.score.scale_log2));
-        if (moved) rows.Move(largest, p.score.scale_log2, rescale);
-        rows.Exponentials(s, p.score.scale_log2, p.seq.head_dim >> 16);
+        float paired[2];
+        rows.PairAnchors(paired, p.seq.head_dim >> 16);  // Here it is done when the vote is.
+        if (moved) {
+          rows.Move(largest, p.score.scale_log2, rescale);
+          rows.PairAnchors(paired, p.seq.head_dim >> 16);
+        }
+        rows.Exponentials(s, p.score.scale_log2, paired);
       } else {
         rows.template Tile<kMasked>(s, p.score, p.paper, p.seq.head_dim >> 16, rescale);
         if (kCounted && n == 0) rows.KeepFirstKey(s);
