@@ -55,8 +55,8 @@ __device__ __forceinline__ bool LocateBwdTile(const AttentionBwdParams& p, int t
   const int width = min(section_pairs, pairs - section * section_pairs);
   const int rank = in_section / width;
   const int pair = section * section_pairs + in_section - rank * width;
-  // Causal: the first keys are seen by most queries.  Taking turns: from the last.
-  const bool backwards = S::kGeneral && p.turns != nullptr;
+  // Causal: the first keys are seen by most queries.
+  const bool backwards = S::kGeneral && p.turns != nullptr && !p.first_keys_first;
   t->key = (backwards ? key_tiles - 1 - rank : rank) * S::kCols;
   t->kv_head = pair % q.kv_heads;
   if (!S::kGeneral || q.q_starts == nullptr) t->sequence.index = pair / q.kv_heads;
@@ -71,10 +71,29 @@ __device__ __forceinline__ bool LocateBwdTile(const AttentionBwdParams& p, int t
   return true;
 }
 
-// The last key tile that some query of tile m sees: its dQ is added first.
+// A step of a CTA: a query head of the group, from 0 on, and a query tile.  Head by head
+// from the first queries on; or, where turns begin with the first keys, all heads of a
+// query tile, from the last queries on: so all tiles that see them are as far.
+struct QueryStep {
+  int member, tile;
+};
+
 template <class S>
-__device__ __forceinline__ int LastKeyTile(const SequenceParams& p, const Sequence& s, int m) {
-  return LastKey(p, s, (m + 1) * S::kRows - 1) / S::kCols;
+__device__ __forceinline__ QueryStep FirstQueryStep(const AttentionBwdParams& p, const BwdTile& t) {
+  return {0, S::kGeneral && p.first_keys_first ? t.end_tile - 1 : t.first_tile};
+}
+
+template <class S>
+__device__ __forceinline__ void Advance(const AttentionBwdParams& p, const BwdTile& t, QueryStep* step) {
+  if (S::kGeneral && p.first_keys_first) {
+    if (++step->member == p.seq.group) {
+      step->member = 0;
+      --step->tile;
+    }
+  } else if (++step->tile == t.end_tile) {
+    step->tile = t.first_tile;
+    ++step->member;
+  }
 }
 
 }  // namespace bellwether::kernels::cuda

@@ -112,6 +112,7 @@ struct AttentionBwdParams {
   float* dq_sum;
   // [row / rows of a step][kTurnsOfStep]: key tiles that have been added; or null.
   int* turns;
+  bool first_keys_first;  // the order of turns: attention_bwd_turns.cuh
   // [kv head][chunk][padded head_dim]: sums over kMeanKeys keys of K and of dK;
   // [kv head][sequence][padded head_dim]: their means.
   float *key_sums, *d_key_sums, *key_mean, *d_key_mean;

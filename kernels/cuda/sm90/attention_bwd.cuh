@@ -14,10 +14,7 @@
 //           added per tile of keys.
 // Numerics  S, dP, P, delta, dQ, dK, dV in fp32; P and dS rounded to the input
 //           type as operands.  The order in which key tiles add to dQ is not
-//           fixed, unless they take turns: a tile waits until the tiles of later
-//           keys have added theirs.  Then CTAs of later keys start first, so that
-//           none waits for one that cannot run, and with causal masks they are a
-//           step ahead.
+//           fixed, unless they take turns: attention_bwd_turns.cuh.
 // Limits    strides multiples of 8 elements.
 
 #ifndef BELLWETHER_KERNELS_CUDA_SM90_ATTENTION_BWD_CUH_
@@ -79,6 +76,7 @@ struct BwdShape {
   // dV is issued before dS is computed where registers suffice.
   static constexpr bool kEarlyValues = kHeadDim == 128;
   static constexpr int kDqBytes = kRows * kHeadDim * 4;
+  static constexpr int kDqBarriers = kGeneral ? 2 : 1;  // for the two threads of BwdReduce() in turns
   static constexpr int kSumBytes = kRowSums ? kRowBytes : 0;
   // dK of other keys is centred meanwhile.
   static constexpr bool kCenters = kRowSums && !kGeneral;
@@ -112,9 +110,11 @@ struct BwdShared {
     d_o_full = q_empty + 8 * S::kStages;
     d_o_empty = d_o_full + 8 * S::kStages;
     dq_full = d_o_empty + 8 * S::kStages;
-    dq_empty = dq_full + 8;
+    dq_empty = dq_full + 8 * S::kDqBarriers;
     center_full = dq_empty + 8;
   }
+  // Where a step's dQ is said to be there.
+  __device__ uint32_t DqFull(int step) const { return dq_full + step % S::kDqBarriers * 8; }
 };
 
 template <class S>
@@ -128,63 +128,66 @@ __device__ __forceinline__ void BwdProduce(const AttentionBwdParams& p, const Bw
   LoadTile<S::kHalves>(sm.k, &maps.k, sm.kv_full, S::kCols, kv, t.key);
   LoadTile<S::kHalves>(sm.v, &maps.v, sm.kv_full, S::kCols, kv, t.key);
   RingPosition<S::kStages> at;
-  // Little is kept across the loops, and they are not unrolled: 24 registers are few.
-  TileOrigin q = OriginOf(p.seq, seq.index, seq.q_start, seq.q_len, t.kv_head * p.seq.group);
-  int64_t row_base = RowBase(p, seq, q.head);
-  const int end_head = q.head + p.seq.group;
+  // Little is kept across the loop, and it is not unrolled: 24 registers are few.
+  TileOrigin q = OriginOf(p.seq, seq.index, seq.q_start, seq.q_len, 0);
+  const int first_head = t.kv_head * p.seq.group, steps = p.seq.group * (t.end_tile - t.first_tile);
+  const int64_t first_row = RowBase(p, seq, first_head);
+  QueryStep step = FirstQueryStep<S>(p, t);
 #pragma unroll 1
-  for (; q.head < end_head; ++q.head, row_base += p.rows_per_head) {
-#pragma unroll 1
-    for (int m = t.first_tile; m < t.end_tile; ++m) {
-      const int row = m * S::kRows;
-      const uint32_t q_full = sm.q_full + 8 * at.stage, d_o_full = sm.d_o_full + 8 * at.stage;
-      const auto load_row = [&](uint32_t dst, const float* src, uint32_t full) {
-        BulkLoad(dst + at.stage * S::kRowBytes, src + row_base + row, full, S::kRowBytes);
-      };
-      BarrierWait(sm.q_empty + 8 * at.stage, at.parity ^ 1);
-      BarrierArriveExpect(q_full, S::kQBytes + (S::kRounded ? 2 : 1) * S::kRowBytes);
-      LoadTile<S::kHalves>(sm.q + at.stage * S::kQBytes, &maps.q, q_full, S::kRows, q, row);
-      load_row(sm.lse, p.lse_log2, q_full);
-      if constexpr (S::kRounded) load_row(sm.inverse, p.inverse, q_full);
-      BarrierWait(sm.d_o_empty + 8 * at.stage, at.parity ^ 1);
-      BarrierArriveExpect(d_o_full, S::kQBytes + S::kRowBytes);
-      LoadTile<S::kHalves>(sm.d_o + at.stage * S::kQBytes, &maps.d_o, d_o_full, S::kRows, q, row);
-      load_row(sm.delta, p.delta, d_o_full);
-      at.Advance();
-    }
+  for (int left = steps; left > 0; --left, Advance<S>(p, t, &step)) {
+    q.head = first_head + step.member;
+    const int row = step.tile * S::kRows;
+    const uint32_t q_full = sm.q_full + 8 * at.stage, d_o_full = sm.d_o_full + 8 * at.stage;
+    const auto load_row = [&](uint32_t dst, const float* src, uint32_t full) {
+      BulkLoad(dst + at.stage * S::kRowBytes, src + first_row + step.member * p.rows_per_head + row, full,
+               S::kRowBytes);
+    };
+    BarrierWait(sm.q_empty + 8 * at.stage, at.parity ^ 1);
+    BarrierArriveExpect(q_full, S::kQBytes + (S::kRounded ? 2 : 1) * S::kRowBytes);
+    LoadTile<S::kHalves>(sm.q + at.stage * S::kQBytes, &maps.q, q_full, S::kRows, q, row);
+    load_row(sm.lse, p.lse_log2, q_full);
+    if constexpr (S::kRounded) load_row(sm.inverse, p.inverse, q_full);
+    BarrierWait(sm.d_o_empty + 8 * at.stage, at.parity ^ 1);
+    BarrierArriveExpect(d_o_full, S::kQBytes + S::kRowBytes);
+    LoadTile<S::kHalves>(sm.d_o + at.stage * S::kQBytes, &maps.d_o, d_o_full, S::kRows, q, row);
+    load_row(sm.delta, p.delta, d_o_full);
+    at.Advance();
   }
 }
 
-// Adds dQ of every step, and rowsum(dS), by the copy engine.  By one thread.
+// Adds dQ of every step, and rowsum(dS), by the copy engine.  By one thread; where tiles take
+// turns by two of them, each every other step from `first` on: to wait for a turn, for the
+// addition and for its fence takes longer than a step.  24 registers are few: see BwdProduce().
 template <class S>
-__device__ __forceinline__ void BwdReduce(const AttentionBwdParams& p, const BwdShared<S>& sm, const BwdTile& t) {
+__device__ __forceinline__ void BwdReduce(const AttentionBwdParams& p, const BwdShared<S>& sm, const BwdTile* tile,
+                                          int first) {
   constexpr int kTurn = 0;  // One adds the whole step.
-  uint32_t parity = 0;
+  const bool turns = S::kGeneral && p.turns != nullptr;
+  QueryStep at = FirstQueryStep<S>(p, *tile);
+  if (first > 0) Advance<S>(p, *tile, &at);
 #pragma unroll 1
-  for (int g = 0; g < p.seq.group; ++g) {
-    const int head = t.kv_head * p.seq.group + g;
-#pragma unroll 1
-    for (int m = t.first_tile; m < t.end_tile; ++m) {
-      const bool turns = S::kGeneral && p.turns != nullptr;
-      if (turns) {
-        AwaitTurnAlone<S>(p, t, m, head, kTurn);
-        GlobalProxyFence();
-      }
-      BarrierWait(sm.dq_full, parity);
-      parity ^= 1;
-      const int64_t row = RowBase(p, t.sequence, head) + m * S::kRows;
-      BulkReduceAdd(p.dq_sum + row * S::kHeadDim, sm.dq, S::kDqBytes);
-      if constexpr (S::kRowSums) BulkReduceAdd(p.ds_sum + row, sm.ds_sum, S::kSumBytes);
-      BulkCommit();
-      BulkWaitRead();
-      BarrierArrive(sm.dq_empty);
-      if (turns) {
-        BulkWait();
-        GlobalProxyFence();
-        __threadfence();
-        ReduceAddRelease(TurnOf<S>(p, t, m, head, kTurn), 1);
-      }
+  for (int step = first; step < p.seq.group * (tile->end_tile - tile->first_tile); step += turns ? 2 : 1) {
+    const BwdTile t = *tile;
+    const int head = t.kv_head * p.seq.group + at.member, m = at.tile;
+    if (turns) {
+      AwaitTurnAlone<S>(p, t, m, head, kTurn);
+      GlobalProxyFence();
     }
+    BarrierWait(sm.DqFull(step), step / S::kDqBarriers & 1);
+    const int64_t row = RowBase(p, t.sequence, head) + m * S::kRows;
+    BulkReduceAdd(p.dq_sum + row * S::kHeadDim, sm.dq, S::kDqBytes);
+    if constexpr (S::kRowSums) BulkReduceAdd(p.ds_sum + row, sm.ds_sum, S::kSumBytes);
+    BulkCommit();
+    BulkWaitRead();
+    BarrierArrive(sm.dq_empty);
+    if (turns) {
+      BulkWait();
+      GlobalProxyFence();
+      __threadfence();
+      ReduceAddRelease(TurnOf<S>(p, t, m, head, kTurn), 1);
+      Advance<S>(p, t, &at);
+    }
+    Advance<S>(p, t, &at);
   }
   BulkWait();
 }
@@ -213,7 +216,7 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
 
   if (steps > 0) {
     RingPosition<S::kStages> at;
-    int m = t.first_tile;
+    QueryStep query = FirstQueryStep<S>(p, t);
     float s[kScores];
     BarrierWait(sm.kv_full, 0);
     BarrierWait(sm.q_full, 0);
@@ -228,6 +231,7 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
     // counted: the rows of this step count for the statistics.
     const auto run_step = [&](auto is_last, auto counted) {
       constexpr bool kLast = decltype(is_last)::value;
+      const int m = query.tile;
       float dp[kScores], pr[kScores];
       uint32_t probs[kPairs], ds[kPairs];
       const uint32_t d_o_empty = sm.d_o_empty + 8 * at.stage, q_empty = sm.q_empty + 8 * at.stage;
@@ -329,7 +333,7 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
       }
       IssueOuter<S>(dk, ds, q_tiles + at.stage * (S::kQBytes / 16));
       WgmmaCommit();
-      if (++m == t.end_tile) m = t.first_tile;
+      Advance<S>(p, t, &query);
       at.Advance();
       if constexpr (!kLast) {
         BarrierWait(sm.q_full + 8 * at.stage, at.parity);
@@ -341,7 +345,7 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
         WgmmaWait<1>();
       }
       PinRegisters(dq);
-      StoreQueries<S>(sm.dq, sm.ds_sum, sm.dq_full, sm.dq_empty, step & 1, dq);
+      StoreQueries<S>(sm.dq, sm.ds_sum, sm.DqFull(step), sm.dq_empty, step & 1, dq);
       WgmmaWait<0>();  // dK, and S of the next step
       PinRegisters(dk);
       PinRegisters(s);
@@ -350,7 +354,7 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
     // What counts has code of its own, so that the other steps cost what they do without.
     const auto run = [&](auto is_last) {
       if constexpr (S::kCount) {
-        if (p.stats.Count(tile->sequence.index, m * S::kRows)) return run_step(is_last, std::true_type{});
+        if (p.stats.Count(tile->sequence.index, query.tile * S::kRows)) return run_step(is_last, std::true_type{});
       }
       run_step(is_last, std::false_type{});
     };
@@ -402,7 +406,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
       BarrierInit(sm.q_empty + 8 * i, 256);
       BarrierInit(sm.d_o_empty + 8 * i, 256);
     }
-    BarrierInit(sm.dq_full, 256);
+    for (int i = 0; i < S::kDqBarriers; ++i) BarrierInit(sm.DqFull(i), 256);
     BarrierInit(sm.dq_empty, 1);
     if constexpr (S::kCenters) {
       for (int i = 0; i < kCenterBarriers; ++i) BarrierInit(sm.center_full + 8 * i, 1);
@@ -416,8 +420,8 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     RegistersShrink<24>();
     if (threadIdx.x == 0) {
       BwdProduce<S>(p, maps, sm, t);
-    } else if (threadIdx.x == 32) {
-      BwdReduce<S>(p, sm, t);
+    } else if (threadIdx.x == 32 || (S::kGeneral && p.turns != nullptr && threadIdx.x == 96)) {
+      BwdReduce<S>(p, sm, &tile, threadIdx.x / 64);
     } else if (S::kRowSums && threadIdx.x / 32 == 2 && p.center) {
       BwdSumKeys<S>(p, sm.k, sm.kv_full, &tile);
     } else if (S::kCenters && threadIdx.x / 32 == 3 && p.first_tile > 0) {

@@ -79,8 +79,8 @@ __device__ __forceinline__ void BwdPairConsume(const AttentionBwdParams& p, cons
   const uint32_t steps = tiles > 0 ? p.seq.group * tiles : 0;
 
   if (steps > 0) {
-    int m = t.first_tile, head = t.kv_head * p.seq.group;
-    int last_m = m, last_head = head, older_m = m, older_head = head;  // of the step before, and of that before it
+    QueryStep query = FirstQueryStep<S>(p, t);
+    QueryStep last = query, older = query;  // of the step before, and of that before it
     uint32_t step = 0;
     float s[kScores];
     // dQ of a step that is over: the other CTA's dS has had the time to come.
@@ -127,8 +127,9 @@ __device__ __forceinline__ void BwdPairConsume(const AttentionBwdParams& p, cons
       const BwdTile here = *tile;
       const int thread = thread_again(), first_query = thread / 128 * S::kScoreRows + thread % 4 * 2;
       const int key = here.key + static_cast<int>(ClusterRank()) * S::kKeys;
-      if (NeedsMask<S::kGeneral>(p.seq, here.sequence, key, S::kKeys, m * S::kRows, S::kRows)) {
-        MaskTransposed<S::kGeneral>(s, p.seq, here.sequence, key + S::QueryRow(thread), m * S::kRows + first_query);
+      if (NeedsMask<S::kGeneral>(p.seq, here.sequence, key, S::kKeys, query.tile * S::kRows, S::kRows)) {
+        MaskTransposed<S::kGeneral>(s, p.seq, here.sequence, key + S::QueryRow(thread),
+                                    query.tile * S::kRows + first_query);
       }
       const uint32_t lse = sm.lse + stage() * S::kRowBytes + first_query * 4, delta = sm.delta + first_query * 4;
       [[maybe_unused]] const uint32_t inverse = sm.inverse + stage() * S::kRowBytes + first_query * 4;
@@ -159,7 +160,8 @@ __device__ __forceinline__ void BwdPairConsume(const AttentionBwdParams& p, cons
       PinRegisters(dp);
       if constexpr (decltype(counted)::value) {
         const BwdTile of = *tile;
-        AddErrors<4, kScores>(p.errors + RowBase(p, of.sequence, head) + m * S::kRows + group_again() * S::kScoreRows,
+        AddErrors<4, kScores>(p.errors + RowBase(p, of.sequence, of.kv_head * p.seq.group + query.member) +
+                                  query.tile * S::kRows + group_again() * S::kScoreRows,
                               delta, thread_again() % 32, [&](int i, float d) { return s[i] * (dp[i] - d); });
       }
       if constexpr (S::kGeneral) {
@@ -193,11 +195,8 @@ __device__ __forceinline__ void BwdPairConsume(const AttentionBwdParams& p, cons
       PinRegisters(dv);
       PinRegisters(probs);
       BarrierArrive(sm.d_o_empty);
-      int next_m = m + 1, next_head = head;
-      if (next_m == tile->end_tile) {
-        next_m = tile->first_tile;
-        ++next_head;
-      }
+      QueryStep next_query = query;
+      Advance<S>(p, *tile, &next_query);
       [[maybe_unused]] float dq[S::kQueries / 2];
       if constexpr (!kFirst) issue_queries(dq, step - 1);
       if constexpr (!kLast) {
@@ -209,10 +208,10 @@ __device__ __forceinline__ void BwdPairConsume(const AttentionBwdParams& p, cons
       }
       if constexpr (!kFirst) {
         // A step behind the additions, so that the fence finds them done.
-        if (S::kGeneral && p.turns != nullptr && step > 1) PassPairTurn<S>(p, tile, older_head, older_m);
+        if (S::kGeneral && p.turns != nullptr && step > 1) PassPairTurn<S>(p, tile, older);
         WgmmaWait<kLast ? 0 : 1>();  // dK, dQ
         PinRegisters(dq);
-        AddPairQueries<S>(p, tile, last_head, last_m, dq);
+        AddPairQueries<S>(p, tile, last, dq);
         release_queries(step - 1);  // here, since ptxas moves the next wait above the additions, but not above this
       }
       if constexpr (!kLast) BarrierWait(sm.d_o_full, (step + 1) & 1);
@@ -221,17 +220,15 @@ __device__ __forceinline__ void BwdPairConsume(const AttentionBwdParams& p, cons
       PinRegisters(dk);
       PinRegisters(s);
       BarrierArrive(sm.q_empty + 8 * stage());
-      older_m = last_m;
-      older_head = last_head;
-      last_m = m;
-      last_head = head;
-      m = next_m;
-      head = next_head;
+      older = last;
+      last = query;
+      query = next_query;
     };
     // What counts has code of its own, so that the other steps cost what they do without.
     const auto run = [&](auto is_first, auto is_last) {
       if constexpr (S::kCount) {
-        if (p.stats.Count(tile->sequence.index, m * S::kRows)) return run_step(is_first, is_last, std::true_type{});
+        if (p.stats.Count(tile->sequence.index, query.tile * S::kRows))
+          return run_step(is_first, is_last, std::true_type{});
       }
       run_step(is_first, is_last, std::false_type{});
     };
@@ -245,11 +242,11 @@ __device__ __forceinline__ void BwdPairConsume(const AttentionBwdParams& p, cons
     // dQ of the last step.
     float dq[S::kQueries / 2];
     issue_queries(dq, step);
-    if (S::kGeneral && p.turns != nullptr && step > 0) PassPairTurn<S>(p, tile, older_head, older_m);
+    if (S::kGeneral && p.turns != nullptr && step > 0) PassPairTurn<S>(p, tile, older);
     WgmmaWait<0>();
     PinRegisters(dq);
-    AddPairQueries<S>(p, tile, last_head, last_m, dq);
-    if (S::kGeneral && p.turns != nullptr) PassPairTurn<S>(p, tile, last_head, last_m);
+    AddPairQueries<S>(p, tile, last, dq);
+    if (S::kGeneral && p.turns != nullptr) PassPairTurn<S>(p, tile, last);
     PinRegisters(dv);
     PinRegisters(dk);
   }

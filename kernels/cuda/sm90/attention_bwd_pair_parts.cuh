@@ -70,9 +70,10 @@ __device__ __forceinline__ void StorePairScores(uint32_t to, int thread, const u
 
 // Adds a warpgroup's dQ of one step, and one warpgroup rowsum(dS), which all have.
 template <class S>
-__device__ __forceinline__ void AddPairQueries(const AttentionBwdParams& p, const BwdTile* tile, int head, int m,
+__device__ __forceinline__ void AddPairQueries(const AttentionBwdParams& p, const BwdTile* tile, const QueryStep& step,
                                                const float (&dq)[S::kQueries / 2]) {
   const BwdTile t = *tile;
+  const int head = t.kv_head * p.seq.group + step.member, m = step.tile;
   const int thread = ThreadIndexAgain() - 128, lane = thread % 32, rank = static_cast<int>(ClusterRank());
   const int64_t row = RowBase(p, t.sequence, head) + m * S::kRows;
   if (S::kGeneral && p.turns != nullptr) AwaitTurn<S>(p, t, m, head, rank * S::kTurnWarps + thread / 32, lane);
@@ -89,9 +90,10 @@ __device__ __forceinline__ void AddPairQueries(const AttentionBwdParams& p, cons
 
 // The next key tile may add its dQ.
 template <class S>
-__device__ __forceinline__ void PassPairTurn(const AttentionBwdParams& p, const BwdTile* tile, int head, int m) {
+__device__ __forceinline__ void PassPairTurn(const AttentionBwdParams& p, const BwdTile* tile, const QueryStep& step) {
   const int thread = ThreadIndexAgain() - 128, rank = static_cast<int>(ClusterRank());
-  PassTurn<S>(p, *tile, m, head, rank * S::kTurnWarps + thread / 32, thread % 32);
+  PassTurn<S>(p, *tile, step.tile, tile->kv_head * p.seq.group + step.member, rank * S::kTurnWarps + thread / 32,
+              thread % 32);
 }
 
 // A warpgroup's channels of 64 keys of dV or dK.

@@ -41,37 +41,34 @@ __device__ __forceinline__ void BwdPairProduce(const AttentionBwdParams& p, cons
       TmaLoad5Multicast(dst + box * S::kRows * 128, map, full, kBoth, box * 64, at.x + row, at.y, at.z, at.head);
     }
   };
-  // Nothing is kept across the loops, and they are not unrolled: 24 registers are few.
-  uint32_t step = 0;
+  // Little is kept across the loop, and it is not unrolled: 24 registers are few.
+  QueryStep query = FirstQueryStep<S>(p, *tile);
 #pragma unroll 1
-  for (int g = 0; g < p.seq.group; ++g) {
-#pragma unroll 1
-    for (int m = tile->first_tile; m < tile->end_tile; ++m, ++step) {
-      const Sequence seq = tile->sequence;
-      const TileOrigin q = OriginOf(p.seq, seq.index, seq.q_start, seq.q_len, tile->kv_head * p.seq.group + g);
-      const int64_t row_base = RowBase(p, seq, q.head);
-      const int row = m * S::kRows;
-      const uint32_t stage = step % S::kStages, parity = step / S::kStages & 1;
-      const uint32_t q_full = sm.q_full + 8 * stage;
-      const auto load_row = [&](uint32_t dst, const float* src, uint32_t full) {
-        BulkLoad(dst, src + row_base + row, full, S::kRowBytes);
-      };
-      // Each tells the other that it has room, and expects all before either half is on its way.
-      BarrierWait(sm.q_empty + 8 * stage, parity ^ 1);
-      BarrierArriveExpect(q_full, S::kQBytes + (S::kRounded ? 2 : 1) * S::kRowBytes);
-      BarrierArriveThere(AddressOfRank(sm.q_ready + 8 * stage, rank ^ 1));
-      load_row(sm.lse + stage * S::kRowBytes, p.lse_log2, q_full);
-      if constexpr (S::kRounded) load_row(sm.inverse + stage * S::kRowBytes, p.inverse, q_full);
-      BarrierWait(sm.q_ready + 8 * stage, parity);
-      load_half(sm.q + stage * S::kQBytes, &maps.q, q_full, q, row);
+  for (int step = 0; step < p.seq.group * (tile->end_tile - tile->first_tile); ++step, Advance<S>(p, *tile, &query)) {
+    const Sequence seq = tile->sequence;
+    const TileOrigin q = OriginOf(p.seq, seq.index, seq.q_start, seq.q_len, tile->kv_head * p.seq.group + query.member);
+    const int64_t row_base = RowBase(p, seq, q.head);
+    const int row = query.tile * S::kRows;
+    const uint32_t stage = step % S::kStages, parity = step / S::kStages & 1;
+    const uint32_t q_full = sm.q_full + 8 * stage;
+    const auto load_row = [&](uint32_t dst, const float* src, uint32_t full) {
+      BulkLoad(dst, src + row_base + row, full, S::kRowBytes);
+    };
+    // Each tells the other that it has room, and expects all before either half is on its way.
+    BarrierWait(sm.q_empty + 8 * stage, parity ^ 1);
+    BarrierArriveExpect(q_full, S::kQBytes + (S::kRounded ? 2 : 1) * S::kRowBytes);
+    BarrierArriveThere(AddressOfRank(sm.q_ready + 8 * stage, rank ^ 1));
+    load_row(sm.lse + stage * S::kRowBytes, p.lse_log2, q_full);
+    if constexpr (S::kRounded) load_row(sm.inverse + stage * S::kRowBytes, p.inverse, q_full);
+    BarrierWait(sm.q_ready + 8 * stage, parity);
+    load_half(sm.q + stage * S::kQBytes, &maps.q, q_full, q, row);
 
-      BarrierWait(sm.d_o_empty, step & 1 ^ 1);
-      BarrierArriveExpect(sm.d_o_full, S::kQBytes + S::kRowBytes);
-      BarrierArriveThere(AddressOfRank(sm.d_o_ready, rank ^ 1));
-      load_row(sm.delta, p.delta, sm.d_o_full);
-      BarrierWait(sm.d_o_ready, step & 1);
-      load_half(sm.d_o, &maps.d_o, sm.d_o_full, q, row);
-    }
+    BarrierWait(sm.d_o_empty, (step & 1) ^ 1);
+    BarrierArriveExpect(sm.d_o_full, S::kQBytes + S::kRowBytes);
+    BarrierArriveThere(AddressOfRank(sm.d_o_ready, rank ^ 1));
+    load_row(sm.delta, p.delta, sm.d_o_full);
+    BarrierWait(sm.d_o_ready, step & 1);
+    load_half(sm.d_o, &maps.d_o, sm.d_o_full, q, row);
   }
 }
 
