@@ -141,7 +141,7 @@ class Forward:
             workspace=self.workspace.data_ptr() if counter else None, workspace_bytes=256)
 
     def forget(self) -> None:
-        """The statistics of what has run."""
+        """Empties the statistics."""
         if self.stats is not None:
             self.stats.zero_()
             self.stats[STATS["logit_max"]] = -math.inf

@@ -85,7 +85,7 @@ Status AttentionBackward(const AttentionBackwardParams& p, void* stream) {
       CheckWorkspace(p.workspace, p.workspace_bytes, BackwardWorkspaceBytes(p.forward), 16));
   AttentionGpu gpu = {};
   BELLWETHER_KERNELS_RETURN_IF_ERROR(ChooseAttentionPath(p.forward.head_dim, &gpu));
-  return gpu.path == AttentionPath::kSm90 ? sm90::AttentionBackward(p, gpu.multiprocessors, stream)
+  return gpu.path == AttentionPath::kSm90 ? sm90::AttentionBackward(p, stream)
                                           : sm80::AttentionBackward(p, gpu.shared_bytes_max, stream);
 }
 

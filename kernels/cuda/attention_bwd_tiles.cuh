@@ -55,7 +55,7 @@ __device__ __forceinline__ bool LocateBwdTile(const AttentionBwdParams& p, int t
   const int width = min(section_pairs, pairs - section * section_pairs);
   const int rank = in_section / width;
   const int pair = section * section_pairs + in_section - rank * width;
-  // Causal: the first keys are seen by most queries.
+  // Causal: the first keys are seen by most queries.  Turns have an order of their own.
   const bool backwards = S::kGeneral && p.turns != nullptr && !p.first_keys_first;
   t->key = (backwards ? key_tiles - 1 - rank : rank) * S::kCols;
   t->kv_head = pair % q.kv_heads;
@@ -69,31 +69,6 @@ __device__ __forceinline__ bool LocateBwdTile(const AttentionBwdParams& p, int t
     t->end_tile = min(t->end_tile, last_query < 0 ? 0 : last_query / S::kRows + 1);
   }
   return true;
-}
-
-// A step of a CTA: a query head of the group, from 0 on, and a query tile.  Head by head
-// from the first queries on; or, where turns begin with the first keys, all heads of a
-// query tile, from the last queries on: so all tiles that see them are as far.
-struct QueryStep {
-  int member, tile;
-};
-
-template <class S>
-__device__ __forceinline__ QueryStep FirstQueryStep(const AttentionBwdParams& p, const BwdTile& t) {
-  return {0, S::kGeneral && p.first_keys_first ? t.end_tile - 1 : t.first_tile};
-}
-
-template <class S>
-__device__ __forceinline__ void Advance(const AttentionBwdParams& p, const BwdTile& t, QueryStep* step) {
-  if (S::kGeneral && p.first_keys_first) {
-    if (++step->member == p.seq.group) {
-      step->member = 0;
-      --step->tile;
-    }
-  } else if (++step->tile == t.end_tile) {
-    step->tile = t.first_tile;
-    ++step->member;
-  }
 }
 
 }  // namespace bellwether::kernels::cuda

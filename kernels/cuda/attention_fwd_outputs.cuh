@@ -91,7 +91,7 @@ __device__ __forceinline__ void AddFwdStats(const AttentionFwdParams& p, const R
 }
 
 // Where L and the like have a row.
-__device__ __forceinline__ int64_t SumOf(const AttentionFwdParams& p, int row, int head, const Sequence& seq) {
+__device__ __forceinline__ int64_t LseAt(const AttentionFwdParams& p, int row, int head, const Sequence& seq) {
   return seq.index * p.lse_batch_stride + head * p.lse_head_stride + seq.q_start + row;
 }
 
@@ -100,7 +100,7 @@ __device__ __forceinline__ int64_t SumOf(const AttentionFwdParams& p, int row, i
 template <class Rows>
 __device__ __forceinline__ void WriteFwdSums(const AttentionFwdParams& p, const Rows& rows, int row, int head,
                                              const Sequence& seq, int lane, FinishedRow (&done)[2]) {
-  float* const lse = p.lse + SumOf(p, row, head, seq);
+  float* const lse = p.lse + LseAt(p, row, head, seq);
 #pragma unroll
   for (int r = 0; r < 2; ++r) done[r] = rows.Finish(r, p.score.scale_log2);
 #pragma unroll
@@ -122,7 +122,7 @@ __device__ __forceinline__ void WriteFwdOutputs(const AttentionFwdParams& p, con
     for (int r = 0; r < 2; ++r) done[r].Divide(o[S::kOutputs / 2 - 4 + 2 * r]);
   }
   if (p.anchor != nullptr) {
-    const int64_t at = SumOf(p, row, head, seq);
+    const int64_t at = LseAt(p, row, head, seq);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (lane % 4 != 0 || row + 8 * r >= seq.q_len) continue;

@@ -36,10 +36,11 @@ namespace bellwether::kernels::cuda {
 
 // kFa divides by l and anchors at the maximum.  kHp divides by lt; it anchors at
 // integers: round(P) does not depend on the tile order, and accumulators are
-// rescaled only when the maximum passes one, by a power of two.  With either the
-// caller may store O's rounding residual.  kSr is kHp without the residual: the caller rounds O at
-// random.  kPaper is Algorithm 3 of arXiv:2510.04212: it divides
-// by l and anchors above the maximum where that is repeated.
+// rescaled only when the maximum passes one, or several (standing_rows.cuh), by a
+// power of two.  With either the caller may store O's rounding residual.  kSr is
+// kHp without the residual: the caller rounds O at random.  kPaper is Algorithm 3
+// of arXiv:2510.04212: it divides by l and anchors above the maximum where that is
+// repeated.
 enum class SoftmaxMode { kFa, kHp, kSr, kPaper };
 
 template <SoftmaxMode kMode>
@@ -221,7 +222,7 @@ struct SoftmaxRows {
         m[r] = largest * scale_log2;
         least[r] = LeastNear(largest, score.tie_window);
       }
-      AddNear(s, tile_max, least, top);
+      AddIfNear(s, tile_max, least, top);
     }
     float used[2];  // The anchor, or 0 where nothing is allowed yet.
 #pragma unroll

@@ -25,7 +25,8 @@ struct StandingRows {
   static constexpr float kNone = -FLT_MAX;
   float anchor[2] = {kNone, kNone};
   float sum[2] = {0, 0};  // of this thread's P
-  // Of the row, in units of s: set before Finish() if it is wanted of rows that do not count.
+  // Of the row, in units of s, when Finish() is called; only if it is wanted of rows that do
+  // not count.  The caller keeps it.
   float max[2] = {-INFINITY, -INFINITY};
   // If kCounted; as in SoftmaxRows, but that `top` is sure to have only what is near the
   // row's maximum: scores from `near` on, of the maximum so far, alike in the quad.
@@ -62,7 +63,8 @@ struct StandingRows {
   }
 
   // Moves the anchors up and returns in `rescale` what the accumulators must be
-  // multiplied with, powers of two <= 1.  All lanes of the quad call it.
+  // multiplied with, powers of two <= 1.  `largest`: at least those of this tile, at most
+  // all so far.  All lanes of the quad call it.
   __device__ __forceinline__ void Move(const float (&largest)[2], float scale_log2, float (&rescale)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -128,31 +130,6 @@ struct StandingRows {
     row.max = (kCounted ? QuadMax(top[r].first) : max[r]) * scale_log2;
     return row;
   }
-};
-
-// The largest score of each row of a warp's tiles, in units of s.  A lane keeps it of one
-// of the quad's rows: four registers, one for each, would cost 3 to 4 % at head dim 128.
-template <int kTiles>
-struct RowMaxima {
-  static_assert(kTiles <= 2);
-  float kept = -INFINITY;  // of tile m and row r in the quad's lane 2 m + r
-
-  // `largest`: of StandingRows::Largest().  All lanes of the warp call it.
-  __device__ __forceinline__ void Add(const float (&largest)[kTiles][2], int lane) {
-    const bool last_tile = kTiles == 2 && (lane & 2) != 0, last_row = (lane & 1) != 0;
-    // A lane gives its partner what that keeps.
-    float row[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float first = largest[0][r], last = largest[kTiles - 1][r];
-      row[r] = fmaxf(last_tile ? last : first, __shfl_xor_sync(0xffffffffu, last_tile ? first : last, 2));
-    }
-    const float given = __shfl_xor_sync(0xffffffffu, last_row ? row[0] : row[1], 1);
-    kept = fmaxf(kept, fmaxf(last_row ? row[1] : row[0], given));
-  }
-
-  // The same in all lanes of the quad.
-  __device__ __forceinline__ float Of(int m, int r) const { return __shfl_sync(0xffffffffu, kept, 2 * m + r, 4); }
 };
 
 }  // namespace bellwether::kernels::cuda

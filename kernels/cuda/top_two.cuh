@@ -2,8 +2,8 @@
 //
 // Each thread keeps those of its own part of a row.  Whether two scores tie matters
 // only near the row's maximum, within any eps used here or where bf16 rounds both
-// alike, and a thread has a score there in few tiles.  So the largest is kept always,
-// and the second only where a vote says that some row's maximum is near.
+// alike, and a thread has a score there in few tiles.  So the two are looked for only
+// where a vote says that some row's maximum is near.
 
 #ifndef BELLWETHER_KERNELS_CUDA_TOP_TWO_CUH_
 #define BELLWETHER_KERNELS_CUDA_TOP_TWO_CUH_
@@ -63,11 +63,11 @@ __device__ __forceinline__ void AddTopTwo(const float (&s)[kScores], TopTwo (&to
   }
 }
 
-// The same, except those below `least`.
-// All lanes of a warp call it.
+// The same if a lane of the warp has one from `least` on; else the largest alone, which is
+// `tile_max`.  All lanes of the warp call it.
 template <int kScores>
-__device__ __forceinline__ void AddNear(const float (&s)[kScores], const float (&tile_max)[2], const float (&least)[2],
-                                        TopTwo (&top)[2]) {
+__device__ __forceinline__ void AddIfNear(const float (&s)[kScores], const float (&tile_max)[2],
+                                          const float (&least)[2], TopTwo (&top)[2]) {
   if (__any_sync(0xffffffffu, tile_max[0] >= least[0] || tile_max[1] >= least[1])) AddTopTwo(s, top);
 #pragma unroll
   for (int r = 0; r < 2; ++r) top[r].first = fmaxf(top[r].first, tile_max[r]);

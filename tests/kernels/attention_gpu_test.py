@@ -405,7 +405,7 @@ def test_turns_of_many_grouped_queries(lib: Lib) -> None:
         cu = pack(lengths)
         n = int(cu[-1])
         q, g = randn(1, 64, n, d), randn(1, 64, n, d)
-        k, v = randn(1, 4, n, d), randn(1, 4, n, d)
+        k, v = randn(1, 2, n, d), randn(1, 2, n, d)
 
         def run(deterministic: bool) -> list[torch.Tensor]:
             o = Options(causal=True, deterministic=deterministic, center=center)

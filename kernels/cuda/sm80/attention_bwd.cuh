@@ -20,8 +20,6 @@
 // Numerics  as the Hopper backward: S, dP, P, delta, dQ, dK, dV in fp32; P and dS
 //           rounded to the input type as operands; the order of additions to dQ is
 //           not fixed, unless tiles of keys take turns (attention_bwd_turns.cuh).
-//           Then CTAs of later keys start first, so that none waits for one that
-//           cannot run.
 // Limits    strides multiples of 8 elements.
 
 #ifndef BELLWETHER_KERNELS_CUDA_SM80_ATTENTION_BWD_CUH_

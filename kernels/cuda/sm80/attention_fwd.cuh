@@ -26,6 +26,7 @@
 #include "cuda/registers.cuh"
 #include "cuda/sm80/attention_params.h"
 #include "cuda/sm80/products.cuh"
+#include "cuda/sm80/row_maxima.cuh"
 #include "cuda/sm80/shared_copy.cuh"
 #include "cuda/softmax.cuh"
 #include "cuda/standing_rows.cuh"

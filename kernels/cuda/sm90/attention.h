@@ -9,7 +9,7 @@ namespace bellwether::kernels::cuda::sm90 {
 
 // Parameters are validated; the GPU has compute capability 9.0, head_dim is <= 256.
 Status AttentionForward(const AttentionForwardParams& params, int multiprocessors, void* stream);
-Status AttentionBackward(const AttentionBackwardParams& params, int multiprocessors, void* stream);
+Status AttentionBackward(const AttentionBackwardParams& params, void* stream);
 
 }  // namespace bellwether::kernels::cuda::sm90
 

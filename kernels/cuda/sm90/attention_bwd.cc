@@ -36,24 +36,18 @@ void PlaceLaunches(const BwdLauncher& launcher, AttentionBwdParams* p) {
   p->launch_pairs = enough;
 }
 
-// Whether tiles that take turns can begin with the first keys: whether one of the same pair
-// begins late enough after the one before, if `at_once` run and each begins where one ends.
-bool CanBeginWithFirstKeys(const BwdLauncher& launcher, const AttentionBwdParams& p, int at_once) {
-  constexpr int kStepsBetween = 3;
-  const SequenceParams& seq = p.seq;
+// Whether tiles that take turns begin with the first keys: whether they are so long that, on
+// a whole Hopper GPU, one begins late enough after the one before it, of the same pair.  By
+// length alone, of packed sequences the mean: dQ depends on neither the GPU nor the batch.
+bool BeginsWithFirstKeys(const BwdLauncher& launcher, const SequenceParams& seq) {
   if (!seq.causal || seq.window > 0) return false;  // All tiles are as long.
-  const bool packed = seq.q_starts != nullptr;
-  const int64_t queries = std::max(packed ? seq.q_len / seq.batch : seq.q_len, 1);
-  const int64_t pairs = int64_t{seq.kv_heads} * (packed ? 1 : seq.batch);
-  const int64_t together =
-      std::min(std::max(p.section_queries / (queries * seq.group), int64_t{kBwdSectionPairsMin}), pairs);
-  const int64_t steps = seq.group * queries / launcher.rows / 2;  // of a tile, on average
-  return together * steps >= int64_t{kStepsBetween} * at_once;
+  const int64_t seen = std::min(seq.q_len, seq.k_len) / (seq.q_starts == nullptr ? 1 : seq.batch);
+  return seq.group * seen / launcher.rows / 2 >= launcher.turn_steps;
 }
 
 }  // namespace
 
-Status AttentionBackward(const AttentionBackwardParams& b, int multiprocessors, void* stream) {
+Status AttentionBackward(const AttentionBackwardParams& b, void* stream) {
   const AttentionForwardParams& a = b.forward;
   const BwdLauncher launcher = FindBwdLauncher(b);
   const int64_t key_tiles = CountTiles(a, a.k_len, launcher.cols);
@@ -75,8 +69,7 @@ Status AttentionBackward(const AttentionBackwardParams& b, int multiprocessors, 
   if (!launcher.counts) p.errors = nullptr;
   p.key_tiles = static_cast<int>(key_tiles);
   p.section_queries = static_cast<int>(kSectionBytes / (8 * a.head_dim));
-  const int at_once = multiprocessors * launcher.key_box / launcher.cols;
-  p.first_keys_first = b.deterministic && CanBeginWithFirstKeys(launcher, p, at_once);
+  p.first_keys_first = b.deterministic && BeginsWithFirstKeys(launcher, p.seq);
   if (launcher.center_rows > 0 && p.center) PlaceLaunches(launcher, &p);
   if (p.launch_pairs > 0 && EncodeTensorMap("dk", b.dk, kv, a.dtype, launcher.center_rows, &maps.d_k) != Status::kOk) {
     p.launch_pairs = 0;  // It can be centred without.

@@ -7,8 +7,9 @@
 //           dQ, and sums the keys if they are to be centred; each of the other two owns 64 keys: S^T = K Q^T, dP^T = V
 //           dO^T, P^T = exp2(S^T - L), dS^T = P^T (dP^T - delta), dV += P^T dO, dK += dS^T Q with P^T and dS^T from
 //           registers; dS^T goes to shared memory once for dQ = dS K, of which each warpgroup computes half.  It goes
-//           through shared memory, too, and one thread of warpgroup 0 has the copy engine add it to global memory,
-//           which waits for nothing that the products wait for.  S^T of the next tile is issued behind dK of this one.
+//           through shared memory, too, and a thread of warpgroup 0, or two, has the copy engine add it to global
+//           memory, which waits for nothing that the products wait for.  S^T of the next tile is issued behind dK of
+//           this one.
 //           finish: dQ * scale to the output type.
 // Memory    Q, dO once per tile of keys, from L2; dQ sums: 4 bytes an element
 //           added per tile of keys.
@@ -37,6 +38,7 @@
 #include "cuda/sm90/attention_bwd_launch.h"
 #include "cuda/sm90/attention_bwd_parts.cuh"
 #include "cuda/sm90/ptx.cuh"
+#include "cuda/sm90/query_steps.cuh"
 #include "cuda/sm90/tiles.cuh"
 #include "cuda/sm90/wgmma.cuh"
 #include "cuda/softmax.cuh"
@@ -57,6 +59,8 @@ struct BwdShape {
   static constexpr int kRows = kHeadDim == 64 ? 128 : 64;  // queries a step
   static constexpr int kStages = 2;
   static constexpr int kThreads = 384;
+  static constexpr int kTurnSteps = kHeadDim == 64 ? 200 : 100;  // see BwdLauncher
+  static_assert(!kGeneral || !kCount, "a counted step finds its head by its number");
   static constexpr int kHalves = kHeadDim / 64;
   static constexpr int kKvBytes = kCols * kHeadDim * 2;
   static constexpr int kQBytes = kRows * kHeadDim * 2;
@@ -482,7 +486,13 @@ struct BwdKernels {
   template <bool kGeneral, bool kRounded, bool kRowSums, bool kCount>
   static BwdLauncher Make() {
     using S = BwdShape<T, kHeadDim, kGeneral, kRounded, kRowSums, kCount>;
-    return {S::kRows, S::kCols, S::kCols, S::kCount, S::kCenters ? kCenterUnitRows<S> : 0, LaunchAttentionBwd<S>};
+    return {S::kRows,
+            S::kCols,
+            S::kCols,
+            S::kTurnSteps,
+            S::kCount,
+            S::kCenters ? kCenterUnitRows<S> : 0,
+            LaunchAttentionBwd<S>};
   }
 };
 

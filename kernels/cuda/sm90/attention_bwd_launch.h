@@ -20,6 +20,7 @@ struct BwdLauncher {
   int rows = 0;         // queries a step: the boxes of the tensor maps of Q and dO
   int cols = 0;         // keys a tile
   int key_box = 0;      // keys of the boxes of the tensor maps of K and V
+  int turn_steps = 0;   // of a tile, on average: from there on turns begin with the first keys
   bool counts = false;  // the errors of delta before dS is rounded
   int center_rows = 0;  // keys of the boxes of the tensor map of dK, if it is centred under the next launch
   Status (*launch)(const AttentionBwdParams&, const BwdMaps&, cudaStream_t) = nullptr;

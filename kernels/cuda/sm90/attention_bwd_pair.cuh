@@ -318,7 +318,7 @@ struct BwdPairKernels {
   template <bool kGeneral, bool kRounded, bool kRowSums, bool kCount>
   static BwdLauncher Make() {
     using S = BwdPairShape<T, kGeneral, kRounded, kRowSums, kCount>;
-    return {S::kRows, S::kCols, S::kKeys, S::kCount, 0, LaunchAttentionBwdPair<S>};
+    return {S::kRows, S::kCols, S::kKeys, S::kTurnSteps, S::kCount, 0, LaunchAttentionBwdPair<S>};
   }
 };
 

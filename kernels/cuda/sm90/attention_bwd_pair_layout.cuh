@@ -24,6 +24,7 @@ struct BwdPairShape {
   static constexpr int kChannels = kHeadDim / 2;  // of a warpgroup's dK and dV, of a CTA's dQ
   static constexpr int kStages = 2;               // of Q; dO has one
   static constexpr int kThreads = 384;
+  static constexpr int kTurnSteps = 50;         // see BwdLauncher
   static constexpr int kBoxes = kHeadDim / 64;  // of a row
   static constexpr int kKvBytes = kKeys * kHeadDim * 2, kQBytes = kRows * kHeadDim * 2;
   static constexpr int kTheirsBytes = kKeys * kChannels * 2;  // of the other CTA's K, what dQ needs

@@ -10,6 +10,7 @@
 #include "cuda/registers.cuh"
 #include "cuda/sm90/attention_bwd_pair_layout.cuh"
 #include "cuda/sm90/ptx.cuh"
+#include "cuda/sm90/query_steps.cuh"
 #include "cuda/sm90/wgmma.cuh"
 #include "cuda/softmax.cuh"
 #include "cuda/store_rows.cuh"

@@ -7,6 +7,7 @@
 #include "cuda/sm90/attention_bwd_launch.h"
 #include "cuda/sm90/attention_bwd_pair_layout.cuh"
 #include "cuda/sm90/ptx.cuh"
+#include "cuda/sm90/query_steps.cuh"
 #include "cuda/sm90/tiles.cuh"
 
 namespace bellwether::kernels::cuda::sm90 {

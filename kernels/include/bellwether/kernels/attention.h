@@ -150,7 +150,7 @@ struct AttentionBackwardParams {
   Tensor4 d_o;                     // like q
   Tensor4 dq, dk, dv;              // out, written through; like q, k, v
   bool center = false;             // not with softcap
-  bool deterministic = false;      // dq repeats bit for bit on GPUs of one kind; dk and dv always do
+  bool deterministic = false;      // dq repeats bit for bit; dk and dv always do
   void* workspace = nullptr;       // AttentionBackwardWorkspaceBytes(), 16-byte aligned
   size_t workspace_bytes = 0;
 };
