@@ -126,6 +126,11 @@ const checks = {
     await page.focus('[role=grid]');
     for (const key of ['ArrowRight', 'ArrowDown', 'ArrowDown', 'Home']) await page.keyboard.press(key);
     assert.match(await page.textContent('#heat-cell'), /^layer 5, head 0: /);
+    // What comes meanwhile does not take the keyboard away; series are asked for behind the heads.
+    const behind = page.waitForRequest((r) => r.url().endsWith('/GetSeries'));
+    server.say('step');
+    await behind;
+    assert.match(await page.textContent('#heat-cell'), /^layer 5, head 0: /);
     await page.keyboard.press('Enter');
     await page.waitForFunction(() => /Layer 5 head 0/.test(document.body.textContent));
     assert.match(page.url(), /layer=5&head=0&step=2600/);

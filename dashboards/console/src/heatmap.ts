@@ -75,8 +75,10 @@ export class Heatmap {
 
   show(data: HeatmapData, selected: Cell | null): void {
     this.data = data;
+    // The keyboard stays where it is while values come, but goes along with another head.
+    if (selected && !this.isSelected(selected)) this.cursor = { ...selected };
     this.selected = selected;
-    if (selected) this.cursor = { ...selected };
+    this.cursor = this.inside(this.cursor, data);
     this.scale = makeScale(data.values, data.signal.scale, data.signal.lowIsBad === true);
     this.grid.setAttribute('aria-rowcount', String(data.layers));
     this.grid.setAttribute('aria-colcount', String(data.heads));
@@ -108,6 +110,10 @@ export class Heatmap {
     this.cell.setAttribute('aria-colindex', String(this.cursor.head + 1));
     this.cell.setAttribute('aria-selected', String(this.isSelected(this.cursor)));
     this.cell.textContent = this.words(this.cursor);
+  }
+
+  private inside(cell: Cell, data: HeatmapData): Cell {
+    return { layer: Math.min(data.layers - 1, Math.max(0, cell.layer)), head: Math.min(data.heads - 1, Math.max(0, cell.head)) };
   }
 
   private isSelected(cell: Cell): boolean {
@@ -254,7 +260,7 @@ export class Heatmap {
 
   private onKey(event: KeyboardEvent): void {
     if (!this.data) return;
-    const { layers, heads } = this.data;
+    const { heads } = this.data;
     const to = { ...this.cursor };
     switch (event.key) {
       case 'ArrowLeft': to.head -= 1; break;
@@ -269,7 +275,7 @@ export class Heatmap {
       default: return;
     }
     event.preventDefault();
-    this.cursor = { layer: Math.min(layers - 1, Math.max(0, to.layer)), head: Math.min(heads - 1, Math.max(0, to.head)) };
+    this.cursor = this.inside(to, this.data);
     this.speak();
     this.drawRings();
   }
