@@ -9,6 +9,13 @@ fail() {
   exit 1
 }
 
+# took WHAT: prints how long WHAT took since the last call, or since the script began.
+took() {
+  echo "   ($1: $((SECONDS - lap)) s, $SECONDS s since the start)"
+  lap=$SECONDS
+}
+lap=0
+
 # need_packages FILE: installs the Debian packages that FILE lists and that are
 # missing.  A second word in a line is a command that does as well.
 need_packages() {

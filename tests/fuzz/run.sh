@@ -14,7 +14,7 @@ seconds=${1:-600}
 shift || true
 need_packages "$root/deploy/packages-clang.txt"
 cd "$root"
-configure fuzz -DBELLWETHER_TESTS=ON
+configure fuzz
 cmake --build build/fuzz -j"$(nproc)" --target fuzzers
 targets=("$@")
 [ ${#targets[@]} -gt 0 ] || mapfile -t targets < <(ls tests/fuzz/corpus)

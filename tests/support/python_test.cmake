@@ -1,8 +1,11 @@
-# bellwether_python_test(<prefix> <test_*.py> [LABELS ...] [TIMEOUT s] [CORES n]): a pytest
-# file of this folder as one ctest entry.  Not under sanitizers: Python cannot
+# bellwether_python_test(<prefix> <test_*.py> [LABELS ...] [TIMEOUT s] [CORES n] [LONG]): a pytest
+# file of this folder as one ctest entry; LONG: one that ./check leaves to its --long.  Not under sanitizers: Python cannot
 # load a library that wants a sanitizer's runtime first.
 function(bellwether_python_test prefix file)
-  cmake_parse_arguments(ARG "" "TIMEOUT;CORES" "LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "LONG" "TIMEOUT;CORES" "LABELS" ${ARGN})
+  if(ARG_LONG)
+    list(APPEND ARG_LABELS long)
+  endif()
   set_property(GLOBAL APPEND PROPERTY bellwether_python_tests ${file})
   if(NOT BELLWETHER_SERVICE OR CMAKE_CXX_FLAGS MATCHES "-fsanitize")
     return()
