@@ -117,9 +117,23 @@ class Runbooks(unittest.TestCase):
 
     def test_notifications_use_the_names_of_the_rules(self) -> None:
         alerts = set(re.findall(r"- alert: (\w+)", (ALERTS / "rules.yml").read_text()))
-        sent = set(re.findall(r'"(Bellwether[A-Z]\w+)"', (ROOT / "server/export/alert_json.cc").read_text())) - {"BellwetherAlert"}
+        sent = set(re.findall(r'"(Bellwether[A-Z]\w+)"', (ROOT / "server/export/alert_json.cc").read_text()))
         self.assertGreater(len(sent), 8)
         self.assertEqual(sent - alerts, set())
+
+    def test_what_the_server_concludes_has_the_servers_name_and_severity(self) -> None:
+        names = dict(re.findall(r'\{"(\w+)", "(Bellwether\w+)"\}', (ROOT / "server/export/alert_json.cc").read_text()))
+        self.assertGreater(len(names), 8)
+        asked: dict[str, str] = {}
+        for path in (ALERTS / "rules.yml", ROOT / "deploy/kubernetes/monitoring/prometheus-rule.yml"):
+            for alert, body in re.findall(r"- alert: (\w+)\n((?: {4,}[^ -].*\n)+)", path.read_text()):
+                for operator, rules in re.findall(r'bellwether_alert_active\{rule(=|!~)"([^"]+)"', body):
+                    self.assertNotIn("labels:", body, f"{path}: {alert}")
+                    if operator == "=":
+                        asked[rules] = alert
+                    else:  # The rules of people's own: whatever is not built in.
+                        self.assertEqual((alert, set(rules.split("|"))), ("BellwetherAlert", set(names)), path)
+            self.assertEqual(asked, names, path)
 
 
 class Console(unittest.TestCase):
