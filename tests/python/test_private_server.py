@@ -138,15 +138,30 @@ def test_one_that_does_not_start_says_why(fake: Path) -> None:
         private_server.join_or_start()
 
 
-def test_a_deep_state_folder_gets_a_short_socket(
-    fake: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("name", [b"deep" * 30, b"st\xffate"], ids=["deep", "no-utf8"])
+def test_a_state_folder_that_no_address_can_name_gets_a_short_socket_of_its_own(
+    name: bytes, fake: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / ("deep" * 30)))
     monkeypatch.setattr(private_server.tempfile, "gettempdir", lambda: str(tmp_path))
     if len(str(tmp_path)) > 60:
         monkeypatch.setattr(private_server.tempfile, "gettempdir", lambda: "/tmp")
-    server = private_server.join_or_start()
-    assert len(server.grpc) < 108
+    servers = []
+    for end in (b"/a", b"/b"):
+        state = os.fsencode(tmp_path) + b"/" + name + end
+        monkeypatch.setenv("XDG_STATE_HOME", os.fsdecode(state))
+        server = private_server.join_or_start()
+        assert private_server.join_or_start() == server and starts(fake)[-1]["storage.path"] == (
+            os.fsdecode(state + b"/bellwether/data")
+        )
+        model = Model(Shape())
+        with bellwether.attach(model, run="there") as monitor:
+            assert monitor.live() and monitor.server == server.grpc and server.grpc.isascii()
+        assert len(server.grpc) < 108
+        servers.append(server)
+        os.kill(server.pid, signal.SIGTERM)
+        os.waitpid(server.pid, 0)
+        (private_server.state_folder() / private_server.READY_FILE).unlink()
+    assert servers[0].grpc != servers[1].grpc
 
 
 def test_without_a_server_the_run_is_recorded(

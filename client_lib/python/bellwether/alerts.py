@@ -10,10 +10,9 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
-from . import log
+from . import files, log
 from .page import Page, QueryError, tls_context
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ class Follower:
     def _read(self, url: str) -> None:
         # The page wants the role read of the same certificate or token that frames are sent with.
         told = self._settings
-        token = Path(told.token_file).read_text("utf-8").strip() if told.token_file else ""
+        token = files.read_text(told.token_file).strip() if told.token_file else ""
         page = Page(url, token, tls=tls_context(told.tls_ca, told.tls_cert, told.tls_key))
         for event in page.events(self._last_id):
             if self._ended.is_set():

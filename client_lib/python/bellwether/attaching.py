@@ -9,7 +9,7 @@ from typing import Any, Optional, Union
 
 from torch import nn
 
-from . import intercept, log, private_server, probe
+from . import files, intercept, log, private_server, probe
 from .agreement import usable
 from .monitor import Monitor, live_monitors, watching
 from .parallel import Parallel, detect
@@ -23,6 +23,13 @@ def _choose_sink(monitor: Monitor) -> None:
     default_path = own_path(f"{settings.run.replace('/', '-')}.bwrun")
     if settings.record:
         monitor.record_path = own_path(settings.record)
+        why = files.why_no_file(monitor.record_path)
+        if why is not None:
+            problem = f"record is {monitor.record_path}: {why}"
+            if settings.mode == "offline" or not settings.server:
+                raise ValueError(problem)
+            monitor.record_path = None
+            log.warning(f"nothing is recorded: {problem}")
     if settings.mode == "offline" and not monitor.record_path:
         monitor.record_path = default_path
     if settings.mode == "offline":

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional, Union
 
+from . import files
+
 _EVENTS_SECONDS = 60.0  # The server speaks every 15 s.
 
 
@@ -52,6 +54,10 @@ def tls_context(
         raise ValueError("tls_cert and tls_key belong together")
     if ca is None and cert is None:
         return None
+    for path in (ca, cert, key):
+        why = files.why_no_file(path) if path is not None else None
+        if why is not None:
+            raise OSError(f"{path}: {why}")
     context = ssl.create_default_context(cafile=None if ca is None else str(ca))
     if cert is not None and key is not None:
         context.load_cert_chain(str(cert), str(key))

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
-import json
+import hashlib
 import os
 import socket
 import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Optional
+from typing import Optional
 
-from . import _native, log
+from . import _native, files, log
 
 READY_FILE = "server.json"  # The `bellwether` command finds the server by it.
 HOST_FILE = "server.host"  # Which machine the server that READY_FILE tells of was started on.
@@ -57,25 +57,34 @@ def state_folder() -> Path:
     return Path(home) / "bellwether"
 
 
+def _is_utf8(raw: bytes) -> bool:
+    try:
+        raw.decode("utf-8")
+    except ValueError:
+        return False
+    return True
+
+
 def _socket_path(folder: Path) -> Path:
     path = folder / "grpc.sock"
-    if len(str(path).encode()) <= _SOCKET_PATH_MAX:
+    raw = os.fsencode(path)
+    if len(raw) <= _SOCKET_PATH_MAX and _is_utf8(raw):  # gRPC takes an address that is text.
         return path
     short = Path(tempfile.gettempdir()) / f"bellwether-{os.getuid()}"
     short.mkdir(mode=0o700, exist_ok=True)
     if short.stat().st_uid != os.getuid():
         raise ServerError(f"{short} belongs to somebody else")
-    return short / "grpc.sock"
+    return short / f"{hashlib.sha256(raw).hexdigest()[:16]}.sock"  # Not that of another folder.
 
 
 def _read_ready(path: Path) -> Optional[PrivateServer]:
     """The server that the file tells of, if it is alive."""
     try:
-        told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        told = files.read_json(path)
         server = PrivateServer(
             int(told["pid"]), str(told["grpc"]), str(told["http"]), str(told.get("token", ""))
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
     try:
         with socket.socket(socket.AF_UNIX) as probe:
@@ -98,8 +107,8 @@ def _this_host() -> str:
 def _of_another_host(folder: Path) -> bool:
     """Whether the folder's server is one of another machine, that may live."""
     try:
-        told = (folder / HOST_FILE).read_text(encoding="utf-8").splitlines()
-    except OSError:
+        told = files.read_text(folder / HOST_FILE).splitlines()
+    except (OSError, ValueError):
         return False
     here = _this_host().splitlines()
     # A container has a name of its own, and a machine that was started again another boot.

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional, Union
 
+from . import files
 from .actions import JSON_KINDS
 from .page import Page, QueryError, tls_context
 
@@ -135,7 +136,7 @@ class Client:
         told = os.environ.get
         token_file = token_file or (None if token else told("BELLWETHER_TOKEN_FILE"))
         if token_file:
-            token = Path(token_file).read_text(encoding="utf-8").strip()
+            token = files.read_text(token_file).strip()
         tls = tls_context(
             tls_ca or told("BELLWETHER_TLS_CA"),
             tls_cert or told("BELLWETHER_TLS_CERT"),

@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Optional, Union
 
+from . import files
 from .actions import allowed
+from .whole import STEP_MAX, shown, whole
 
 # What `stats` may hold, and the signals of each part.
 STATS: dict[str, tuple[str, ...]] = {
@@ -114,13 +116,13 @@ def _stats(value: Union[str, Iterable[str]]) -> frozenset[str]:
     return chosen
 
 
-def _at_least(low: int, high: Optional[int] = None) -> Callable[[Any], int]:
+def _at_least(low: int, high: int) -> Callable[[Any], int]:
     def convert(value: Any) -> int:
         number = int(value)
         if number < low:
-            raise ValueError(f"{number} is below {low}")
-        if high is not None and number > high:
-            raise ValueError(f"{number} is above {high}")
+            raise ValueError(f"{shown(number)} is below {low}")
+        if number > high:
+            raise ValueError(f"{shown(number)} is above {high}")
         return number
 
     return convert
@@ -148,13 +150,15 @@ def _pattern(value: Any) -> str:
 
 
 SPOOL_BYTES = (1 << 20, 1 << 44)  # Least and most.
+ATTEMPT_MAX = 1 << 30  # The server takes no more.
+_COUNT_MAX = (1 << 31) - 1
 
 _CONVERT: dict[str, Callable[[Any], Any]] = {
-    "attempt": _at_least(0),
-    "every": _at_least(1),
-    "rows": _at_least(0),
-    "sequences": _at_least(0),
-    "gram_bytes": _at_least(0),
+    "attempt": _at_least(0, ATTEMPT_MAX),
+    "every": _at_least(1, STEP_MAX),
+    "rows": _at_least(0, _COUNT_MAX),
+    "sequences": _at_least(0, _COUNT_MAX),
+    "gram_bytes": _at_least(0, 1 << 40),
     "spool_bytes": _at_least(*SPOOL_BYTES),
     "spool_dir": lambda value: os.path.expanduser(str(value)),
     "mode": _one_of("online", "offline"),
@@ -174,7 +178,7 @@ def convert(name: str, value: Any) -> Any:
     """`value` as field `name` wants it.  Raises ValueError that names the field."""
     try:
         return _CONVERT.get(name, str)(value)
-    except (ValueError, TypeError, re.error) as e:
+    except (ValueError, TypeError, OverflowError, re.error) as e:
         raise ValueError(f"{name}: {e}") from e
 
 
@@ -182,7 +186,7 @@ def read_file(path: str) -> dict[str, Any]:
     """The settings of a file.  Raises ValueError with file and line, OSError."""
     known = {field.name for field in dataclasses.fields(Settings)}
     found: dict[str, Any] = {}
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(files.read_text(path).splitlines(), 1):
         line = re.sub(r"(^|\s)#.*", "", line).rstrip()
         if not line or line == "---":
             continue
@@ -220,12 +224,15 @@ def launchers_restarts(environment: Mapping[str, str]) -> Optional[int]:
 
     def count(name: str) -> Optional[int]:
         told = environment.get(name, "")
-        return int(told) if told.isdigit() else None
+        try:
+            return whole(name, int(told), 0, ATTEMPT_MAX)
+        except ValueError:
+            return None
 
     requeues, restarts = count("SLURM_RESTART_COUNT"), count("TORCHELASTIC_RESTART_COUNT")
     if requeues is None or restarts is None:
         return restarts if requeues is None else requeues
-    return requeues * ((count("TORCHELASTIC_MAX_RESTARTS") or 0) + 1) + restarts
+    return min(requeues * ((count("TORCHELASTIC_MAX_RESTARTS") or 0) + 1) + restarts, ATTEMPT_MAX)
 
 
 def resolve(

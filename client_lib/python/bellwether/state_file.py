@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from pathlib import Path
 from typing import Any, Optional
 
-from . import private_server
+from . import files, private_server
 
 
 class StateFile:
@@ -21,13 +19,12 @@ class StateFile:
     def read(self) -> Optional[dict[str, Any]]:
         """None: nothing was remembered yet, or nothing that can be read."""
         try:
-            return dict(json.loads(self.path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
+            return files.read_json(self.path)
+        except (OSError, ValueError):
             return None
 
     def write(self, told: dict[str, Any]) -> None:
         """Whole or not at all."""
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary: Path = self.path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(told), encoding="utf-8")
-        temporary.rename(self.path)
+        with files.replacing(self.path) as part:
+            part.write_text(json.dumps(told), encoding="utf-8")
