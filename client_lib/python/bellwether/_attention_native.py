@@ -5,7 +5,6 @@ from __future__ import annotations
 from ctypes import (
     CDLL,
     POINTER,
-    Structure,
     c_float,
     c_int,
     c_int32,
@@ -15,8 +14,9 @@ from ctypes import (
     c_uint64,
     c_void_p,
 )
+from typing import Any, ClassVar
 
-from ._native import Tensor4, _declare, kernels
+from ._native import Checked, Tensor4, _declare, kernels
 
 MODES = ("fa", "hp", "hpm", "paper", "sr", "hp-nolt", "lt")  # bw_attention_mode
 # Modes that return what rounding O took away, and the one whose backward reads the anchor.
@@ -24,8 +24,8 @@ RESIDUAL_MODES = ("hp", "hpm", "hp-nolt")
 ANCHORED_MODE = "hpm"
 
 
-class ForwardParams(Structure):
-    _fields_ = [
+class ForwardParams(Checked):
+    _fields_: ClassVar[Any] = [
         ("struct_size", c_uint32),
         ("backend", c_uint32),
         ("dtype", c_uint32),
@@ -67,8 +67,8 @@ class ForwardParams(Structure):
     ]
 
 
-class BackwardParams(Structure):
-    _fields_ = [
+class BackwardParams(Checked):
+    _fields_: ClassVar[Any] = [
         ("struct_size", c_uint32),
         ("center", c_uint8),
         ("deterministic", c_uint8),

@@ -28,7 +28,9 @@ from ctypes import (
     c_void_p,
 )
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, ClassVar, Optional
+
+from .whole import STEP_MAX, whole
 
 CLIENT_LIBRARY = "libbellwether_client.so"
 KERNELS_LIBRARY = "libbellwether_kernels.so"
@@ -136,6 +138,7 @@ LAYERS_MAX = 512
 HEADS_MAX = 1024
 EVENT_TEXT_MAX = 256
 SPECTRUM_ROWS_MAX = 512
+UINT32_MAX = 0xFFFFFFFF
 
 # SpectrumKind of ingest.proto.
 SPECTRUM_WQ_GRAM = 1
@@ -160,7 +163,40 @@ EVENT_KINDS = {
 }
 
 
-class SignalInfo(Structure):
+_RANGES: dict[Any, tuple[int, int]] = {
+    c_uint8: (0, 0xFF),
+    c_int32: (-(1 << 31), (1 << 31) - 1),
+    c_uint32: (0, UINT32_MAX),
+    c_int64: (-(1 << 63), (1 << 63) - 1),
+    c_uint64: (0, (1 << 64) - 1),
+}
+
+
+class Checked(Structure):
+    """A struct of C that refuses an integer which its field cannot hold, by a ValueError: ctypes
+    would keep the lowest bits without a word."""
+
+    NARROWER: ClassVar[dict[str, tuple[int, int]]] = {}  # Than the field's type.
+    _ranges: ClassVar[dict[str, tuple[int, int]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        fields: Any = cls._fields_
+        ranges = {name: _RANGES[kind] for name, kind in fields if kind in _RANGES}
+        cls._ranges = {**ranges, **cls.NARROWER}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        limits = self._ranges.get(name)
+        # Most are plain integers; this is on the way of every sample.
+        if limits is not None and not (type(value) is int and limits[0] <= value <= limits[1]):
+            value = whole(name, int(value) if isinstance(value, bool) else value, *limits)
+        _set(self, name, value)
+
+
+_set = Structure.__setattr__
+
+
+class SignalInfo(Checked):
     _fields_ = [
         ("struct_size", c_uint32),
         ("id", c_uint32),
@@ -171,7 +207,8 @@ class SignalInfo(Structure):
     ]
 
 
-class ClientOptions(Structure):
+class ClientOptions(Checked):
+    NARROWER: ClassVar[dict[str, tuple[int, int]]] = {"launch_unix_ms": (0, 1 << 53)}
     _fields_ = [
         ("struct_size", c_uint32),
         ("rank", c_uint32),
@@ -214,7 +251,7 @@ class ClientOptions(Structure):
     ]
 
 
-class Block(Structure):
+class Block(Checked):
     _fields_ = [
         ("signal", c_uint32),
         ("reserved", c_uint32),
@@ -226,7 +263,11 @@ class Block(Structure):
     ]
 
 
-class Frame(Structure):
+class Frame(Checked):
+    NARROWER: ClassVar[dict[str, tuple[int, int]]] = {
+        "step": (0, STEP_MAX),
+        "time_unix_ns": (0, (1 << 63) - 1),
+    }
     _fields_ = [
         ("struct_size", c_uint32),
         ("block_count", c_uint32),
@@ -238,7 +279,7 @@ class Frame(Structure):
     ]
 
 
-class Command(Structure):
+class Command(Checked):
     _fields_ = [
         ("struct_size", c_uint32),
         ("type", c_uint32),
@@ -248,7 +289,7 @@ class Command(Structure):
     ]
 
 
-class Counters(Structure):
+class Counters(Checked):
     _fields_ = [
         ("struct_size", c_uint32),
         ("link", c_uint32),
@@ -300,7 +341,7 @@ PROBE_STATS = (
 PROBE_KV_STATS = ("sequences", "key_coherence_sum")
 
 
-class Tensor4(Structure):
+class Tensor4(Checked):
     _fields_ = [
         ("data", c_void_p),
         ("batch_stride", c_int64),
@@ -309,7 +350,7 @@ class Tensor4(Structure):
     ]
 
 
-class ProbeParams(Structure):
+class ProbeParams(Checked):
     _fields_ = [
         ("struct_size", c_uint32),
         ("backend", c_uint32),
@@ -345,7 +386,7 @@ class ProbeParams(Structure):
     ]
 
 
-class KeyLeakParams(Structure):
+class KeyLeakParams(Checked):
     _fields_ = [
         ("struct_size", c_uint32),
         ("backend", c_uint32),
@@ -363,7 +404,7 @@ class KeyLeakParams(Structure):
     ]
 
 
-class SpectralParams(Structure):
+class SpectralParams(Checked):
     _fields_ = [
         ("struct_size", c_uint32),
         ("backend", c_uint32),
@@ -386,7 +427,7 @@ class SpectralParams(Structure):
     ]
 
 
-class IncrementRankParams(Structure):
+class IncrementRankParams(Checked):
     _fields_ = [
         ("struct_size", c_uint32),
         ("threads", c_uint32),
@@ -406,7 +447,7 @@ class IncrementRankParams(Structure):
     ]
 
 
-class CenterKeysParams(Structure):
+class CenterKeysParams(Checked):
     _fields_ = [
         ("struct_size", c_uint32),
         ("backend", c_uint32),

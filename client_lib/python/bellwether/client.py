@@ -9,19 +9,51 @@ from __future__ import annotations
 import array
 import ctypes
 import dataclasses
-from collections.abc import Iterator, Sequence
+import functools
+import os
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Optional, Union
+from typing import Any, Optional, TypeVar, Union, cast
 
 from . import _native
+from .whole import step as step_number
+from .whole import whole
 
 # Anything that holds contiguous float32 values: array.array("f"), a numpy array, or numbers.
 Values = Union[Sequence[float], "array.array[float]", Any]
 
 
+_PATHS = frozenset({
+    "server", "record_path", "tls_ca", "tls_cert", "tls_key", "token_file", "log_path", "spool_dir",
+})  # fmt: skip  # Of RunOptions; the server's may be that of a socket.
+
+_Call = TypeVar("_Call", bound=Callable[..., Any])
+
+
 class ClientError(RuntimeError):
     """The library refused a call; the text names the field, the value and the legal range."""
+
+
+def _refusing(call: _Call) -> _Call:
+    """What is no number, or none that C could hold, is a bad argument like any other."""
+
+    @functools.wraps(call)
+    def refusing(*arguments: Any, **named: Any) -> Any:
+        try:
+            return call(*arguments, **named)
+        except (ValueError, TypeError, OverflowError, ctypes.ArgumentError) as e:
+            raise ClientError(str(e)) from e
+
+    return cast(_Call, refusing)
+
+
+def _text_for_c(field: str, text: str) -> bytes:
+    """Of a path the very bytes that it has, which need not be UTF-8.  Raises ValueError."""
+    raw = os.fsencode(text) if field in _PATHS else text.encode("utf-8", "replace")
+    if b"\0" in raw:
+        raise ValueError(f"{field} is {text[:60]!r}, must have no zero byte")
+    return raw
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +150,7 @@ def signal_number(name: str) -> int:
 class RunClient:
     """One rank of one run.  Nothing starts before the first push."""
 
+    @_refusing
     def __init__(self, options: RunOptions) -> None:
         self._library = _native.client()
         self._handle = ctypes.c_void_p()
@@ -126,11 +159,11 @@ class RunClient:
         for field in dataclasses.fields(options):
             value = getattr(options, field.name)
             if isinstance(value, str):
-                value = value.encode()
+                value = _text_for_c(field.name, value)
             setattr(native, field.name, value)
         sender = _native.find(_native.SENDER)
         if sender is not None:
-            native.sender_path = str(sender).encode()
+            native.sender_path = os.fsencode(sender)
         status = self._library.bw_client_create(ctypes.byref(native), ctypes.byref(self._handle))
         if status != _native.OK:
             raise ClientError(_native.text(self._library.bw_last_error()))
@@ -146,6 +179,7 @@ class RunClient:
             number = self._numbers[signal] = signal_number(signal)
         return number
 
+    @_refusing
     def push(
         self,
         step: int,
@@ -172,13 +206,14 @@ class RunClient:
         frame = _native.struct(
             _native.Frame,
             block_count=len(blocks),
-            step=step,
+            step=step_number(step),
             time_unix_ns=time_unix_ns,
             blocks=native,
             partial_rows=int(partial_rows),
         )
         return self._check(self._library.bw_client_push(self._handle, ctypes.byref(frame)))
 
+    @_refusing
     def push_event(self, step: int, kind: str, text: str = "", value: float = 0.0) -> bool:
         """Queues an event; `kind` is a key of _native.EVENT_KINDS."""
         if kind not in _native.EVENT_KINDS:
@@ -189,9 +224,12 @@ class RunClient:
         words = words[: _native.EVENT_TEXT_MAX].decode("utf-8", "ignore").encode()
         number = _native.EVENT_KINDS[kind]
         return self._check(
-            self._library.bw_client_push_event(self._handle, step, number, value, words)
+            self._library.bw_client_push_event(
+                self._handle, step_number(step), number, float(value), words
+            )
         )
 
+    @_refusing
     def push_spectrum(
         self, step: int, layer: int, head: int, kind: int, n: int, scale: float, address: int
     ) -> bool:
@@ -202,18 +240,21 @@ class RunClient:
         scale    c of the increment's matrices, 1 for others
         address  of the upper triangle by rows, n (n + 1) / 2 float32 in the memory of the CPU
         """
+        named = {"layer": layer, "head": head, "kind": kind, "n": n}
+        numbers = [whole(name, value, 0, _native.UINT32_MAX) for name, value in named.items()]
         return self._check(
             self._library.bw_client_push_spectrum(
-                self._handle, step, layer, head, kind, n, scale, address
+                self._handle, step_number(step), *numbers, scale, address
             )
         )
 
+    @_refusing
     def push_action_result(self, id: str, step: int, applied: bool, reason: str) -> bool:
         """Answers an action, ordered with the frames.  False if the ring is full: try again."""
         words = "".join(c if c.isprintable() else " " for c in reason).encode()
         return self._check(
             self._library.bw_client_push_action_result(
-                self._handle, id.encode(), step, int(applied), words
+                self._handle, id.encode(), step_number(step), int(applied), words
             )
         )
 
@@ -249,6 +290,8 @@ class RunClient:
 
     def flush(self, timeout: float = 5.0) -> bool:
         """Waits until everything pushed so far is durable, at most `timeout` seconds."""
+        longest = _native.UINT32_MAX / 1000
+        timeout = min(timeout, longest) if timeout > 0 else 0.0  # Not a number: no wait.
         return self._check(self._library.bw_client_flush(self._handle, int(timeout * 1000)))
 
     def close(self) -> None:

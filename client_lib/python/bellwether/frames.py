@@ -50,7 +50,7 @@ def number_at_hand(value: Any) -> Optional[float]:
         return None
     try:
         return float(value)
-    except (TypeError, ValueError, RuntimeError):  # None, no number, or more than one.
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # None, no number, several.
         return None
 
 
@@ -103,12 +103,13 @@ class Frames:
             if value is None:
                 continue
             try:
-                found[name] = local(value)
+                # Beyond a float's range there are integers, which all that follows would trip over.
+                found[name] = float(value) if isinstance(value, int) else local(value)
             except Exception as e:
-                self._leave_out(name, e)
+                self.leave_out(name, e)
         return found
 
-    def _leave_out(self, name: str, error: Exception) -> None:
+    def leave_out(self, name: str, error: Exception) -> None:
         """An unreadable number costs that number, not the frame."""
         reason = f"{name}: {type(error).__name__}: {error}"
         if not any(known.startswith(f"{name}: ") for known in self.left_out):
@@ -129,7 +130,7 @@ class Frames:
             try:
                 late[name] = _now_or_late(value)
             except Exception as e:
-                self._leave_out(name, e)
+                self.leave_out(name, e)
         self._waiting.append(_Frame(step, late, sample))
         self.drain(client)
 

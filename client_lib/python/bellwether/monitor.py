@@ -52,11 +52,13 @@ from .sample import Sample
 from .settings import Settings
 from .step_clock import StepClock
 from .trainers import Trainers
+from .whole import step as step_number
 
 Number = Union[float, int, torch.Tensor, None]
 
 _SEED_MASK = 0xFFFFFFFFFFFFFFFF
 ERRORS_MAX = 8  # Then the monitor turns itself off.
+FLUSH_SECONDS_MAX = 1e6
 DEVICE_WAIT_SECONDS = 1.0  # At the end, for the last numbers on their way from a GPU.
 BACKWARDS_MAX = 64  # Backward passes without a step, then one warning.
 
@@ -436,26 +438,33 @@ class Monitor:
         """Ends one optimizer step and tells what it gave.
 
         Call it once per optimizer step, before or after optimizer.step().  `step` is the
-        trainer's own count if it is not counted from 0; tensors may be on any device and are
-        never waited for.
+        trainer's own count if it is not counted from 0, 0 to 2^53; another one is left out, and
+        the steps count on.  Tensors may be on any device and are never waited for.
         """
         if not self._alive:
             return
         self._explicit = True
-        self._counts_from_attach = False
         try:
-            if step is not None and step != self._step:
-                self._step = int(step)
-                self._governor.restart(self._step)
+            told = self._step if step is None else step_number(step)
+            self._counts_from_attach = False
+            if told != self._step:
+                self._step = told
+                self._governor.restart(told)
+        except ValueError as e:
+            self._frames.leave_out("step", e)
         except Exception as e:
             self.trouble(e, "step()")
         self._close({"loss": loss, "grad_norm": grad_norm, "learning_rate": lr, "tokens": tokens})
 
     def count_from(self, step: int) -> None:
         """The running step is the trainer's number `step`, told before anything was reported."""
-        self._step = step
+        try:
+            self._step = step_number(step)
+        except ValueError as e:
+            self._frames.leave_out("step", e)
+            return
         self._counts_from_attach = False
-        self._governor.restart(step)
+        self._governor.restart(self._step)
         self._begin_step()
 
     def _begin_step(self) -> None:
@@ -794,8 +803,12 @@ class Monitor:
         """
         if kind not in _native.EVENT_KINDS:
             raise ValueError(f"kind: {kind!r} is not one of {', '.join(_native.EVENT_KINDS)}")
-        if self._alive:
-            self._events.append((kind, text, float(value)))
+        if not self._alive:
+            return
+        try:
+            self._events.append((kind, str(text), float(value)))
+        except Exception as e:  # Whatever the trainer gave.
+            self._frames.leave_out(f"event {kind}", e)
 
     def flush(self, timeout: float = 5.0) -> bool:
         """Waits until everything is durable, at most `timeout` seconds; closes a step that the
@@ -805,10 +818,11 @@ class Monitor:
         if self._client is None:
             return not self._alive
         try:
+            timeout = min(max(0.0, float(timeout)), FLUSH_SECONDS_MAX)  # Not a number: no wait.
             deadline = time.monotonic() + timeout
             arrived = self._frames.drain(self._client, timeout)
             left = max(0.0, deadline - time.monotonic())
             return self._client.flush(left) and arrived
-        except ClientError as e:
+        except Exception as e:
             self.trouble(e, "flush()")
             return False
