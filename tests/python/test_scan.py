@@ -8,12 +8,16 @@ Method: checkpoints written by the libraries that people write them with, scanne
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Optional
@@ -122,7 +126,10 @@ def as_sharded_safetensors(folder: Path, step: int, state: State, config: dict[s
 
     place = folder / f"checkpoint-{step}"
     with_config(place, config)
-    names, shards = sorted(state), [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    names, shards = (
+        sorted(state),
+        [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)],
+    )
     index = {name: shards[i % 2] for i, name in enumerate(names)}
     for shard in shards:
         save_file({n: state[n] for n in names if index[n] == shard}, place / shard)
@@ -132,12 +139,22 @@ def as_sharded_safetensors(folder: Path, step: int, state: State, config: dict[s
 
 def as_torch_saved(folder: Path, step: int, state: State, config: dict[str, Any]) -> None:
     """As nanoGPT does: one file for ever, its step and its configuration inside."""
-    saved = {"model": state, "model_args": config, "iter_num": step, "optimizer": {"state": {}}}
+    saved = {
+        "model": state,
+        "model_args": config,
+        "iter_num": step,
+        "optimizer": {"state": {}},
+    }
     torch.save(saved, folder / "ckpt.pt")
 
 
 def as_lightning(folder: Path, step: int, state: State, config: dict[str, Any]) -> None:
-    content = {"state_dict": state, "global_step": step, "epoch": 9, "hyper_parameters": config}
+    content = {
+        "state_dict": state,
+        "global_step": step,
+        "epoch": 9,
+        "hyper_parameters": config,
+    }
     torch.save(content, folder / f"epoch=9-step={step}.ckpt")
 
 
@@ -151,7 +168,11 @@ def as_distributed(folder: Path, step: int, state: State, config: dict[str, Any]
     from torch.distributed import checkpoint
 
     with_config(folder, config)
-    content = {"model": state, "optimizer": {"q_proj": drawn(8, 1)}, "step": torch.tensor(step)}
+    content = {
+        "model": state,
+        "optimizer": {"q_proj": drawn(8, 1)},
+        "step": torch.tensor(step),
+    }
     checkpoint.save(content, checkpoint_id=folder / f"step-{step}", no_dist=True)
 
 
@@ -173,13 +194,19 @@ def lines_of(text: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(("name", "write"), CASES)
 def test_norms_of_every_format_and_layout(
-    name: str, write: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    write: Callable[..., None],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     kind, folder = KINDS[name], tmp_path / "run"
     folder.mkdir()
     record = tmp_path / "a.bwrun"
     told = []
-    for step, seed in ((20, 1), (110, 2)):  # Names that are not in the order of the letters.
+    for step, seed in (
+        (20, 1),
+        (110, 2),
+    ):  # Names that are not in the order of the letters.
         write(folder, step, kind.state(seed), kind.config)
         if write is as_torch_saved:  # Overwritten by the next one.
             scan(folder, "--record", record, "--json")
@@ -279,6 +306,213 @@ def test_nothing_in_a_checkpoint_is_executed(
     assert "torch.load with weights_only=True refuses it" in said
     assert "mkdir has no business in a .metadata" in said
     assert not mark.exists()
+
+
+def saved(path: Path, **content: Any) -> None:
+    torch.save({"model": KINDS["llama"].state(1), **content}, path)
+
+
+def with_query(path: Path, query: Any) -> None:
+    """A checkpoint whose first W_Q is something else than a matrix of floats."""
+    name = "model.layers.0.self_attn.q_proj.weight"
+    torch.save({**KINDS["llama"].state(1), name: query, "step": 3}, path)
+
+
+def holding_itself(path: Path) -> None:
+    inner: dict[str, Any] = {}
+    inner["again"] = inner
+    torch.save({"model": inner, "step": 1}, path)
+
+
+def of_few_that_stand_for_many(path: Path) -> None:
+    inner: dict[str, Any] = KINDS["llama"].state(1)
+    for _ in range(28):
+        inner = {"a": inner, "b": inner}
+    torch.save({"model": inner, "step": 1}, path)
+
+
+def indexed(path: Path, names: Any) -> None:
+    path.mkdir()
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+
+
+def of_json(path: Path, text: str) -> None:
+    path.mkdir()
+    (path / "pytorch_model.bin.index.json").write_text(text)
+
+
+def naming_no_pickle(path: Path) -> None:
+    indexed(path, {"a": "shard-1.bin"})
+    (path / "shard-1.bin").write_bytes(b"\x80\x02.")
+
+
+def in_a_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+
+
+def packed(path: Path) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/data.pkl", bytes(80 << 20))
+
+
+def with_metadata(path: Path, change: Callable[[Any], None]) -> None:
+    """A distributed checkpoint of a whole one, with what tells of its tensors changed."""
+    whole = path.parents[1] / "spare"
+    if not whole.exists():
+        as_distributed(whole, 77, KINDS["llama"].state(1), KINDS["llama"].config)
+    shutil.copytree(whole / "step-77", path)
+    metadata = pickle.loads((path / ".metadata").read_bytes())
+    change(metadata)
+    (path / ".metadata").write_bytes(pickle.dumps(metadata))
+
+
+def elsewhere(metadata: Any) -> None:
+    for info in metadata.storage_data.values():
+        info.relative_path = "../../secret"
+
+
+def in_a_fifo(path: Path) -> None:
+    with_metadata(path, lambda metadata: None)
+    for part in path.glob("*.distcp"):
+        part.unlink()
+        os.mkfifo(part)
+
+
+def larger_than_the_disk(metadata: Any) -> None:
+    for name, entry in metadata.state_dict_metadata.items():
+        if name.endswith("q_proj.weight"):
+            entry.size = torch.Size((1 << 20, 1 << 20))
+
+
+DEEP = '{"a": ' * 100_000
+STEP_RANGE = "must be an integer of 0 to 9007199254740992"
+# What may be wrong with one checkpoint: name -> how it is made, what is said of it.
+BAD: dict[str, tuple[Callable[[Path], object], str]] = {
+    "inf.pt": (lambda p: saved(p, step=math.inf), f"its step: step is inf, {STEP_RANGE}"),
+    "nan.pt": (lambda p: saved(p, step=math.nan), "its step: step is nan, must"),
+    "tensor.pt": (lambda p: saved(p, step=torch.tensor(math.inf)), "its step: step is inf"),
+    "below.pt": (lambda p: saved(p, global_step=-4), "its global_step: step is -4"),
+    "part.pt": (lambda p: saved(p, step=2.5), "its step: step is 2.5"),
+    "wide.pt": (lambda p: saved(p, step=10**30), "its step: step is an integer of 100 bits"),
+    "huge.pt": (lambda p: saved(p, step="9" * 5000), "its step: step is '999"),
+    "square.pt": (lambda p: saved(p, step="\u00b2"), "its step: step is '\u00b2'"),
+    "step99999999999999999999.pt": (saved, "its name: step is 99999999999999999999, must"),
+    "no-number.pt": (saved, "tells its step"),
+    "itself-1.pt": (holding_itself, "nested more than 32 deep"),
+    "many-1.pt": (of_few_that_stand_for_many, "more than 262144 entries"),
+    "sparse.pt": (lambda p: with_query(p, drawn(32, 1).to_sparse()), "it is sparse_coo, no dense"),
+    "rows.pt": (lambda p: with_query(p, drawn(32, 1).to_sparse_csr()), "it is sparse_csr, no"),
+    "quantized.pt": (
+        lambda p: with_query(p, torch.quantize_per_tensor(drawn(32, 1), 0.1, 0, torch.qint8)),
+        "it is quantized, no dense matrix",
+    ),
+    "int8.pt": (lambda p: with_query(p, drawn(32, 1).char()), "it has int8s, no plain floats"),
+    "eighths.pt": (
+        lambda p: with_query(p, drawn(32, 1).to(torch.float8_e4m3fn)), "it has float8_e4m3fns, no"
+    ),
+    "meta.pt": (lambda p: with_query(p, torch.empty(32, 32, device="meta")), "it is on meta"),
+    "wider.pt": (
+        lambda p: with_query(p, torch.zeros(1).expand(1 << 20, 1 << 20)), "do not fit 4 heads"
+    ),
+    "spread.pt": (
+        lambda p: with_query(p, torch.zeros(1).expand(32, 1 << 40)), "bytes on disk can hold"
+    ),
+    "list-1.pt": (lambda p: torch.save([1, 2], p), "it holds a list, no state_dict"),
+    "empty-1.pt": (lambda p: torch.save({}, p), "there is no tensor in it"),
+    "code-1.pt": (lambda p: saved(p, args=Planted(p)), "never executed here"),
+    "text-1.pt": (lambda p: p.write_text("no pickle"), "it is damaged or holds more than"),
+    "cut-1.safetensors": (lambda p: p.write_bytes(b"\xff" * 9), "SafetensorError"),
+    "long-1.safetensors": (lambda p: p.write_bytes(b"\xff" * 7 + b"\0{"), "SafetensorError"),
+    "packed-1.pt": (packed, "is packed and unpacks to 83886080 bytes"),
+    "fifo-1.pt": (os.mkfifo, "it is a FIFO, must be a regular file"),
+    "socket-1.pt": (in_a_socket, "it is a socket, must be a regular file"),
+    "folder-link-1.pt": (lambda p: p.symlink_to("/dev/zero"), "it is a device, must be"),
+    "loop-1.pt": (lambda p: p.symlink_to(p.name), "Too many levels of symbolic links"),
+    "nowhere-1.pt": (lambda p: p.symlink_to("nothing"), "it is a link to nothing"),
+    "index-1": (naming_no_pickle, "index"),
+    "deep-index-1": (lambda p: of_json(p, DEEP), "it is nested too deeply"),
+    "odd-index-1": (lambda p: of_json(p, "[1]"), "it holds a list, no object"),
+    "lists-1": (lambda p: indexed(p, {"a": ["b"]}), "it is not there (yet)"),
+    "no-map-1": (lambda p: of_json(p, "{}"), "weight_map"),
+    "above-1": (lambda p: indexed(p, {"a": "../z_5.safetensors"}), "which is not in its folder"),
+    "root-1": (lambda p: indexed(p, {"a": "/etc/passwd"}), "which is not in its folder"),
+    "outside-1": (lambda p: with_metadata(p, elsewhere), "'../../secret', which is not in"),
+    "waiting-1": (in_a_fifo, "it is a FIFO, must be a regular file"),
+    "beyond-1": (lambda p: with_metadata(p, larger_than_the_disk), "do not fit 4 heads"),
+    "esc\x1b[31m-1.pt": (lambda p: p.write_text(""), "EOFError"),
+    os.fsdecode(b"raw\xff-1.pt"): (lambda p: p.write_text(""), "EOFError"),
+}  # fmt: skip
+
+
+def test_no_checkpoint_that_is_wrong_is_in_the_way_of_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, kind = tmp_path / "run", KINDS["llama"]
+    as_safetensors(folder, 5, kind.state(5), kind.config)
+    first = folder / "step_0.pt"
+    heads = {"q": 4, "k": 2}
+    names = [(i, n) for i in range(513) for n in heads]
+    few = {f"layers.{i}.self_attn.{n}_proj.weight": torch.zeros(heads[n], 4) for i, n in names}
+    torch.save({"model": few}, first)
+    for name, (make, _) in BAD.items():
+        make(folder / name)
+    words = (folder, "--record", tmp_path / "a.bwrun", "--heads", 4, "--json")
+    scan(*words, code=1)
+    out, said = capsys.readouterr()
+    (line,) = lines_of(out)
+    assert line["step"] == 5  # A whole safetensors file, number by number:
+    for which, signal_name in enumerate(("wq_sigma", "wk_sigma")):
+        got = np.array([layer[signal_name] for layer in line["layers"]])
+        assert np.allclose(got, kind.norms(5, which), rtol=1e-5), signal_name
+    skipped = [text for text in said.splitlines() if text.startswith("skipped ")]
+    assert "layers is 513, must be 1..512" in said
+    wrong = {}
+    for name, (_, why) in BAD.items():
+        shown = "".join(c if c.isprintable() else " " for c in str(folder / name))
+        told = [text for text in skipped if text.startswith(f"skipped {shown}: ")]
+        if len(told) != 1 or why not in told[0]:
+            wrong[name] = (why, told)
+    assert not wrong
+    assert len(skipped) == len(BAD) + 1
+    assert said.splitlines()[-1] == f"{len(skipped)} checkpoints were skipped"
+    assert "Traceback" not in said and "\x1b" not in said
+
+
+@pytest.mark.parametrize("config", [DEEP, "[]", "{", '{"n_head": 1e999}', "fifo"])
+def test_a_configuration_that_cannot_be_read_says_nothing_and_no_layout_is_guessed(
+    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, kind = tmp_path / "run", KINDS["llama"]
+    as_safetensors(folder, 1, kind.state(1), {})
+    as_safetensors(folder, 2, KINDS["phi3"].state(1), {})
+    (folder / "config.json").unlink()
+    if config == "fifo":
+        os.mkfifo(folder / "config.json")
+    else:
+        (folder / "config.json").write_text(config)
+    scan(folder, "--record", tmp_path / "a.bwrun", "--heads", 4, "--json", code=1)
+    out, said = capsys.readouterr()
+    assert [line["step"] for line in lines_of(out)] == [1]
+    assert said.count("skipped ") == 1 and f"skipped {folder / 'step_2.safetensors'}: " in said
+
+
+def test_a_number_of_the_state_file_that_is_none_is_as_if_there_were_no_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = os.fsdecode(os.fsencode(tmp_path) + b"/st\xffate")  # Which need not be UTF-8.
+    monkeypatch.setenv("XDG_STATE_HOME", state)
+    as_safetensors(tmp_path / "run", 7, KINDS["llama"].state(1), KINDS["llama"].config)
+    words = (tmp_path / "run", "--record", tmp_path / "a.bwrun", "--json")
+    for told in (None, '{"attempt": Infinity, "step": 1, "sent": {}, "newest": ""}',
+                 '{"attempt": 0, "step": 1e300, "sent": {}, "newest": ""}', DEEP):  # fmt: skip
+        if told is not None:
+            (remembered,) = Path(state).glob("bellwether/scans/*.json")
+            remembered.write_text(told)
+        scan(*words)
+        assert [line["step"] for line in lines_of(capsys.readouterr().out)] == [7]
+    scan(*words)
+    assert capsys.readouterr().out == ""
 
 
 def test_damaged_files_are_named_and_the_others_sent(
@@ -407,6 +641,7 @@ def test_following_a_run_and_going_on_after_any_end(tmp_path: Path) -> None:
 
     with_config(folder, kind.config)
     (folder / "step_1.safetensors").write_bytes(written(1))
+    saved(folder / "bad.pt", step=math.inf)  # Looked at before the others, and no reason to end.
     with Server(tmp_path) as server:
         scan = Following(folder, server.grpc, tmp_path / "first")
         scan.wait("the first one is sent", lambda: scan.steps() == [1])
@@ -414,11 +649,14 @@ def test_following_a_run_and_going_on_after_any_end(tmp_path: Path) -> None:
         with open(folder / "step_2.safetensors", "wb") as growing:
             growing.write(whole[: len(whole) // 2])
             growing.flush()
-            scan.wait("half a file waits", lambda: "waiting for it to change" in scan.said())
+            half = f"skipped {folder / 'step_2.safetensors'}: "
+            scan.wait("half a file waits", lambda: half in scan.said())
+            assert "bad.pt: its step: step is inf" in scan.said()
             growing.write(whole[len(whole) // 2 :])
         scan.wait("the whole one is sent", lambda: scan.steps() == [1, 2])
         scan.end(signal.SIGINT)
         assert "the same command goes on from here" in scan.said()
+        assert "1 checkpoint was skipped" in scan.said()
         assert "Traceback" not in scan.said()
         (folder / "step_3.safetensors").write_bytes(written(3))
         scan = Following(folder, server.grpc, tmp_path / "second")
@@ -429,7 +667,10 @@ def test_following_a_run_and_going_on_after_any_end(tmp_path: Path) -> None:
         scan.wait("it goes on after kill -9", lambda: scan.steps() == [4])
         scan.end(signal.SIGTERM)
         # What was sent is in the log, and told a moment later.
-        wait_for("4 is told of", lambda: int(server.call("GetRun", run="followed")["step"]) == 4)
+        wait_for(
+            "4 is told of",
+            lambda: int(server.call("GetRun", run="followed")["step"]) == 4,
+        )
         run = server.call("GetRun", run="followed")
         assert int(run["frames"]) == 4 and int(run["step"]) == 4
         assert sorted(server.series("followed", "wq_sigma", 1, 3)) == [1, 2, 3, 4]

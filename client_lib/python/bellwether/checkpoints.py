@@ -2,21 +2,25 @@
 
 Formats: safetensors (one file, or shards with an index), torch.save (read with weights_only, one
 file or shards with an index), and PyTorch's distributed checkpoints.  Nothing in a checkpoint is
-ever executed.
+ever executed, and none is believed: how much is read, how deep and how large, is bounded here.
 """
 
 from __future__ import annotations
 
 import abc
-import json
+import io
+import math
 import pickle
 import re
-from collections.abc import Iterable
+import zipfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Optional
 
 import torch
 from torch import Tensor
+
+from . import files, whole
 
 METADATA = ".metadata"  # Of a distributed checkpoint; written when all ranks are done.
 SUFFIXES = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")
@@ -32,6 +36,15 @@ _STEP_IN_NAME = re.compile(
     r"(?:step|iter(?:ation)?|checkpoint|ckpt|update)s?[-_=]?(\d+)", re.IGNORECASE
 )
 
+_SHARDS_MAX = 4096
+_ENTRIES_MAX = 1 << 18  # Of the dictionaries of a file, and of a zip archive.
+_DEPTH_MAX = 32  # Of dictionaries in dictionaries.
+_NAME_MAX = 1024
+_METADATA_BYTES_MAX = 256 << 20
+_PICKLE_BYTES_MAX = 256 << 20  # Of a torch.save file, beside its tensors.
+_PACKED_BYTES_MAX = 64 << 20  # Of the packed files of an archive, unpacked: it should have none.
+_TIMES_ON_DISK_MAX = 4  # A tensor's bytes to its checkpoint's: that of DCP may be packed.
+
 
 class Unreadable(RuntimeError):
     """This checkpoint cannot be read, perhaps not yet; the text says which and why."""
@@ -45,15 +58,63 @@ class Checkpoint(abc.ABC):
         self.shapes: dict[str, tuple[int, ...]] = {}  # Of the model's tensors.
         self.config: dict[str, Any] = {}  # What the checkpoint itself tells of the model.
         self.step: Optional[int] = None  # As told inside it.
+        self.no_step = ""  # Why what is told inside it is none.
+        self.disk_bytes = _disk_bytes(path)
 
     @abc.abstractmethod
+    def _read(self, name: str) -> Tensor:
+        """One of `shapes`, whatever it is."""
+
     def tensor(self, name: str) -> Tensor:
-        """One of `shapes`.  Raises Unreadable."""
+        """One of `shapes`, which has been found to be a plain matrix of floats.  Raises
+        Unreadable."""
+        try:
+            found = self._read(name)
+        except Unreadable:
+            raise
+        except Exception as e:  # safetensors and DCP have error classes of their own.
+            raise _reading(self.path, e.__cause__ or e) from e
+        why = _why_not_plain(found)
+        if why is None and self._too_large(found.numel() * found.element_size()):
+            why = f"{list(found.shape)} is more than its {self.disk_bytes} bytes on disk can hold"
+        if why is not None:
+            raise Unreadable(f"{self.path}: {name}: {why}")
+        return found
+
+    def _too_large(self, size: int) -> bool:
+        return size > _TIMES_ON_DISK_MAX * self.disk_bytes
+
+    def _tell_step(self, content: dict[Any, Any]) -> None:
+        """What a dictionary tells of the step, if nothing did before."""
+        if self.step is not None:
+            return
+        for key in _STEPS:
+            try:
+                self.step = _number(content.get(key))
+            except ValueError as e:
+                self.no_step = self.no_step or f"its {key}: {e}"
+            if self.step is not None:
+                return
 
 
 def _reading(path: Path, error: BaseException) -> Unreadable:
     text = str(error).strip().splitlines()
     return Unreadable(f"{path}: {type(error).__name__}: {text[0] if text else 'no reason given'}")
+
+
+def _why_not_plain(tensor: Tensor) -> Optional[str]:
+    """None for a dense tensor of floats of its own; norms of anything else would mean nothing."""
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
+        kind = "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
+        return f"it is {kind}, no dense matrix"
+    if type(tensor) not in (Tensor, torch.nn.Parameter):
+        return f"it is a {type(tensor).__name__}, no plain tensor"
+    if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
+        # Smaller floats and integers stand for others by scales that are not applied here.
+        return f"it has {str(tensor.dtype).removeprefix('torch.')}s, no plain floats"
+    if tensor.device.type != "cpu":
+        return f"it is on {tensor.device}, not in the file"
+    return None
 
 
 # ---- safetensors ----
@@ -76,41 +137,74 @@ class _SafeTensors(Checkpoint):
                 told = opened.metadata() or {}
             except Exception as e:  # The library has an error class of its own.
                 raise _reading(file, e) from e
-            self.step = self.step if self.step is not None else _step_in(told)
+            self._tell_step(told)
 
-    def tensor(self, name: str) -> Tensor:
-        try:
-            found: Tensor = self._open[name].get_tensor(name)
-        except Exception as e:
-            raise _reading(self.path, e) from e
+    def _read(self, name: str) -> Tensor:
+        found: Tensor = self._open[name].get_tensor(name)
         return found
 
 
 # ---- torch.save ----
 
 
-def _flat(state: dict[Any, Any], prefix: str = "") -> dict[str, Tensor]:
+def _flat(state: dict[Any, Any]) -> dict[str, Tensor]:
+    """Its tensors, and those of dictionaries in it.  Raises ValueError: one may hold itself, and
+    few of them may stand for very many."""
     found: dict[str, Tensor] = {}
-    for key, value in state.items():
-        if isinstance(value, Tensor):
-            found[f"{prefix}{key}"] = value
-        elif isinstance(value, dict) and not str(key).startswith("optim"):
-            found.update(_flat(value, f"{prefix}{key}."))
+    waiting: list[tuple[dict[Any, Any], str, int]] = [(state, "", 1)]
+    entries = 0
+    while waiting:
+        inner, prefix, depth = waiting.pop()
+        if depth > _DEPTH_MAX:
+            raise ValueError(f"its dictionaries are nested more than {_DEPTH_MAX} deep")
+        entries += len(inner)
+        if entries > _ENTRIES_MAX:
+            raise ValueError(f"its dictionaries have more than {_ENTRIES_MAX} entries")
+        for key, value in inner.items():
+            if not isinstance(value, (Tensor, dict)):
+                continue
+            name = f"{prefix}{key}"
+            if len(name) > _NAME_MAX:
+                raise ValueError(f"a name in it is longer than {_NAME_MAX} characters")
+            if isinstance(value, Tensor):
+                found[name] = value
+            elif not str(key).startswith("optim"):
+                waiting.append((value, f"{name}.", depth + 1))
     return found
 
 
 def _number(value: Any) -> Optional[int]:
-    if isinstance(value, Tensor) and value.numel() == 1:
+    """A step as files tell it; None for what is no number at all.  Raises ValueError for one that
+    is none of a step."""
+    if isinstance(value, Tensor) and value.numel() == 1 and _why_not_plain(value.float()) is None:
         value = value.item()
-    if isinstance(value, str) and value.isdigit():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value):
+    if isinstance(value, str):
+        if not value.isnumeric():
+            return None
+        digits = value.isascii() and len(value) <= len(str(whole.STEP_MAX))
+        return whole.step(int(value) if digits else value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return int(value) if value >= 0 else None
+    return whole.step(value)
 
 
-def _step_in(content: dict[Any, Any]) -> Optional[int]:
-    return next((n for n in (_number(content.get(key)) for key in _STEPS) if n is not None), None)
+def _check_archive(file: Path) -> None:
+    """A torch.save file has its tensors as they are, and little else.  Raises ValueError, OSError,
+    zipfile.BadZipFile."""
+    with files.open_regular(file) as opened:
+        if not zipfile.is_zipfile(opened):
+            return  # As torch saved before 2020.
+        opened.seek(0)
+        with zipfile.ZipFile(opened) as archive:
+            entries = archive.infolist()
+    if len(entries) > _ENTRIES_MAX:
+        raise ValueError(f"its archive has more than {_ENTRIES_MAX} files")
+    packed = sum(e.file_size for e in entries if e.compress_type != zipfile.ZIP_STORED)
+    if packed > _PACKED_BYTES_MAX:
+        raise ValueError(f"its archive is packed and unpacks to {packed} bytes")
+    for entry in entries:
+        if entry.filename.endswith(".pkl") and entry.file_size > _PICKLE_BYTES_MAX:
+            raise ValueError(f"{entry.filename} in it has {entry.file_size} bytes")
 
 
 class _TorchSaved(Checkpoint):
@@ -122,16 +216,20 @@ class _TorchSaved(Checkpoint):
             if not isinstance(content, dict):
                 raise Unreadable(f"{file}: it holds a {type(content).__name__}, no state_dict")
             state = next((content[k] for k in _STATES if isinstance(content.get(k), dict)), content)
-            self._tensors.update(_flat(state))
+            try:
+                self._tensors.update(_flat(state))
+            except ValueError as e:
+                raise Unreadable(f"{file}: {e}") from e
             for key in _CONFIGS:
                 if isinstance(content.get(key), dict):
                     self.config.update(content[key])
-            self.step = self.step if self.step is not None else _step_in(content)
+            self._tell_step(content)
         self.shapes = {name: tuple(t.shape) for name, t in self._tensors.items()}
 
     @staticmethod
     def _load(file: Path) -> Any:
         try:
+            _check_archive(file)
             try:
                 return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
             except RuntimeError as e:
@@ -141,14 +239,14 @@ class _TorchSaved(Checkpoint):
         except pickle.UnpicklingError as e:
             if "Weights only load failed" in str(e):
                 raise Unreadable(
-                    f"{file}: it holds more than tensors and plain values, which is never executed "
-                    "here (torch.load with weights_only=True refuses it)"
+                    f"{file}: it is damaged or holds more than tensors and plain values, which is "
+                    "never executed here (torch.load with weights_only=True refuses it)"
                 ) from e
             raise _reading(file, e) from e
-        except (RuntimeError, EOFError, OSError, ValueError, KeyError) as e:
+        except Exception as e:  # The file decides what its unpickling raises.
             raise _reading(file, e) from e
 
-    def tensor(self, name: str) -> Tensor:
+    def _read(self, name: str) -> Tensor:
         return self._tensors[name]
 
 
@@ -190,10 +288,14 @@ class _Distributed(Checkpoint):
         from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
         try:
-            with open(path / METADATA, "rb") as file:
-                metadata = _PlainMetadata(file).load()
+            content = io.BytesIO(files.read(path / METADATA, _METADATA_BYTES_MAX))
+            metadata = _PlainMetadata(content).load()
             entries = dict(metadata.state_dict_metadata)
-        except (OSError, pickle.UnpicklingError, EOFError, AttributeError, TypeError) as e:
+            for file in {str(info.relative_path) for info in metadata.storage_data.values()}:
+                _inside(path, file)
+        except Unreadable:
+            raise
+        except Exception as e:  # The file decides what its unpickling raises.
             raise _reading(path / METADATA, e) from e
 
         class Reader(FileSystemReader):
@@ -208,20 +310,37 @@ class _Distributed(Checkpoint):
                 self._types[name] = entry.properties.dtype
         for name in [n for n, shape in self.shapes.items() if not shape]:
             if name.rpartition(".")[2] in _STEPS and self.step is None:
-                self.step = _number(self.tensor(name))
+                self._tell_step({name.rpartition(".")[2]: self._read(name)})
 
-    def tensor(self, name: str) -> Tensor:
+    def _read(self, name: str) -> Tensor:
         from torch.distributed.checkpoint.state_dict_loader import load
 
+        size = math.prod(self.shapes[name]) * self._types[name].itemsize
+        if self._too_large(size):
+            raise Unreadable(
+                f"{self.path}: {name}: {list(self.shapes[name])} is more than its "
+                f"{self.disk_bytes} bytes on disk can hold"
+            )
         wanted = {name: torch.empty(self.shapes[name], dtype=self._types[name])}
-        try:
-            load(wanted, storage_reader=self._reader, no_dist=True)
-        except Exception as e:  # DCP wraps what went wrong in a class of its own.
-            raise _reading(self.path, e.__cause__ or e) from e
+        load(wanted, storage_reader=self._reader, no_dist=True)
         return wanted[name]
 
 
 # ---- what lies in a folder ----
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """A file that a checkpoint names as its own.  Raises Unreadable for one that lies elsewhere,
+    is not there, or is no file."""
+    parts = Path(name).parts
+    if not parts or Path(name).is_absolute() or ".." in parts or "\0" in name:
+        raise Unreadable(f"{folder}: it names {whole.shown(name)}, which is not in its folder")
+    why = files.why_no_file(folder / name)
+    if why is not None:
+        raise Unreadable(f"{folder / name}: {why}")
+    if not (folder / name).is_file():
+        raise Unreadable(f"{folder / name}: it is not there (yet)")
+    return folder / name
 
 
 def _weights_in(folder: Path) -> list[Path]:
@@ -229,10 +348,13 @@ def _weights_in(folder: Path) -> list[Path]:
     for index in _INDICES:
         if (folder / index).is_file():
             try:
-                names = set(json.loads((folder / index).read_text())["weight_map"].values())
+                names = files.read_json(folder / index)["weight_map"].values()
+                names = sorted({str(name) for name in names})
             except (ValueError, KeyError, AttributeError, OSError) as e:
                 raise _reading(folder / index, e) from e
-            return [folder / index, *(folder / str(name) for name in sorted(names))]
+            if len(names) > _SHARDS_MAX:
+                raise Unreadable(f"{folder / index}: it names more than {_SHARDS_MAX} files")
+            return [_inside(folder, name) for name in names]
     for name in ("model.safetensors", "pytorch_model.bin"):
         if (folder / name).is_file():
             return [folder / name]
@@ -246,16 +368,26 @@ def is_checkpoint(path: Path) -> bool:
     return path.suffix in SUFFIXES and not _OTHER_FILES.match(path.name)
 
 
-def find(directory: Path) -> list[Path]:
-    """The checkpoints in a folder, or the folder itself if it is one; links are followed once."""
+def find(directory: Path, refuse: Callable[[Path, Exception], None]) -> list[Path]:
+    """The checkpoints in a folder, or the folder itself if it is one; links are followed once.
+    What cannot even be looked at is told to `refuse`.  Raises OSError for the folder."""
     if is_checkpoint(directory):
         return [directory]
     found: dict[Path, Path] = {}
     for entry in sorted(directory.iterdir()):
-        if not entry.name.startswith(".") and is_checkpoint(entry):
-            real = entry.resolve()
+        try:
+            if entry.name.startswith(".") or not is_checkpoint(entry):
+                continue
+            real = entry.resolve(strict=True)
             if real not in found or found[real].is_symlink():
                 found[real] = entry
+        except FileNotFoundError:
+            if entry.is_symlink():
+                refuse(entry, Unreadable("it is a link to nothing"))
+            # Else it was deleted since.
+        except Exception as e:  # A link to itself is a RuntimeError before Python 3.13.
+            why = files.why_no_file(entry)
+            refuse(entry, e if why is None else Unreadable(why))
     return list(found.values())
 
 
@@ -277,11 +409,20 @@ def step_of_name(path: Path) -> Optional[int]:
     return int(told[-1]) if told else None
 
 
-def _step_of_trainer(folder: Path) -> Optional[int]:
+def _trainer_state(folder: Path) -> dict[str, Any]:
+    """What Hugging Face's trainer leaves beside the weights."""
     try:
-        return _step_in(json.loads((folder / "trainer_state.json").read_text()))
-    except (OSError, ValueError, AttributeError):
-        return None
+        return files.read_json(folder / "trainer_state.json")
+    except (OSError, ValueError):
+        return {}
+
+
+def _disk_bytes(path: Path) -> int:
+    """Of a checkpoint's files, a few folders deep."""
+    if not path.is_dir():
+        return path.stat().st_size
+    deep = (path.glob("*/" * depth + "*") for depth in range(3))
+    return sum(file.stat().st_size for each in deep for file in each if file.is_file())
 
 
 def read(path: Path) -> Checkpoint:
@@ -290,29 +431,33 @@ def read(path: Path) -> Checkpoint:
     if path.is_dir() and (path / METADATA).is_file():
         checkpoint = _Distributed(path)
     else:
-        files = _weights_in(path) if path.is_dir() else [path]
-        missing = [file for file in files if not file.is_file()]
-        if missing or not files:
-            raise Unreadable(f"{missing[0] if missing else path}: it is not there (yet)")
-        weights = [file for file in files if file.suffix != ".json"]
+        weights = _weights_in(path) if path.is_dir() else [_inside(path.parent, path.name)]
+        if not weights:
+            raise Unreadable(f"{path}: it is not there (yet)")
         kind = _SafeTensors if weights[0].suffix == ".safetensors" else _TorchSaved
         checkpoint = kind(path, weights)
     if path.is_dir() and checkpoint.step is None:
-        checkpoint.step = _step_of_trainer(path)
+        checkpoint._tell_step(_trainer_state(path))
     if not checkpoint.shapes:
         raise Unreadable(f"{path}: there is no tensor in it")
     return checkpoint
 
 
 def step_of(checkpoint: Checkpoint) -> int:
-    """The optimizer step that it was saved at.  Raises Unreadable if nothing tells it."""
+    """The optimizer step that it was saved at.  Raises Unreadable if nothing tells it, or what
+    tells it is no step: another number in its name may be anything."""
     path = checkpoint.path
     name = path.name if path.is_dir() else path.stem
     step = step_of_name(path) if _STEP_IN_NAME.search(name) else None
     step = checkpoint.step if step is None else step
+    if step is None and checkpoint.no_step:
+        raise Unreadable(f"{path}: {checkpoint.no_step}")
     step = step_of_name(path) if step is None else step
     if step is None:
         raise Unreadable(
             f"{path}: neither its name nor its content ({', '.join(_STEPS)}) tells its step"
         )
-    return step
+    try:
+        return whole.step(step)
+    except ValueError as e:
+        raise Unreadable(f"{path}: its name: {e}") from e

@@ -15,13 +15,14 @@ from typing import Any, Optional
 
 import torch
 
-from . import checkpoints, probe, scan_layout
+from . import checkpoints, probe, scan_layout, whole
 from .checkpoints import Checkpoint
 from .client import Block, RunClient, RunOptions
 from .memory import HostMemory, Memory
 from .probe import Spectrum
 from .sample import Sample
 from .scan_layout import ScanLayer, Told
+from .settings import ATTEMPT_MAX
 from .state_file import StateFile
 
 _STATS = frozenset({"sigma"})
@@ -41,10 +42,13 @@ class Progress:
         self.step = -1  # The newest one that was sent in this attempt.
         self.sent: dict[str, str] = {}  # File name -> signature.
         self.newest = ""  # The file of that step.
+        self.trouble = ""  # Why the file could not be written.
         try:
             told = self._file.read() or {}
-            self.attempt, self.step = int(told["attempt"]), int(told["step"])
+            attempt = whole.whole("attempt", told["attempt"], 0, ATTEMPT_MAX)
+            step = whole.whole("step", told["step"], -1, whole.STEP_MAX)
             self.sent, self.newest = dict(told["sent"]), str(told["newest"])
+            self.attempt, self.step = attempt, step
         except (ValueError, KeyError, TypeError):
             pass  # Nothing was sent yet.
 
@@ -66,7 +70,10 @@ class Progress:
         self.sent[path.name] = signature
         if step is not None:
             self.step, self.newest = step, path.name
-        self._file.write({n: getattr(self, n) for n in ("attempt", "step", "newest", "sent")})
+        try:
+            self._file.write({n: getattr(self, n) for n in ("attempt", "step", "newest", "sent")})
+        except OSError as e:  # It was sent all the same.
+            self.trouble = str(e)
 
 
 class _Measured:
@@ -144,6 +151,7 @@ class Scan:
         self._told, self._layout, self._directory = told, layout, directory
         self._memory = HostMemory()
         self._layers: list[_Measured] = []
+        self._known = False  # The layers are those of a checkpoint that was measured.
         self._before: Optional[Checkpoint] = None
         self._before_signature = ""
         self._client: Optional[RunClient] = None
@@ -152,7 +160,8 @@ class Scan:
         checkpoint = checkpoints.read(path)
         told = self._told.before(scan_layout.told_by(checkpoint.config))
         found = self._layout(checkpoint, told.before(scan_layout.beside(path, self._directory)))
-        if not self._layers:
+        if not self._known:  # None was measured so far that others had to be like.
+            self._memory = HostMemory()
             self._layers = [_Measured(i, x, self._memory) for i, x in enumerate(found)]
             self._model = told.model
         elif [x.layer for x in self._layers] != found:
@@ -187,6 +196,14 @@ class Scan:
             layer.wk.begin_sample()
         return blocks
 
+    def _forget_sample(self) -> None:
+        """What a checkpoint left that could not be measured to its end: nothing is compared with
+        its directions."""
+        for layer in self._layers:
+            for spectrum in (layer.wq, layer.wk):
+                spectrum.begin_sample()
+                spectrum.samples = 0
+
     def resume(self) -> None:
         """Reads the checkpoint that was sent last once more, if it is still there, so that the
         change since then can be measured."""
@@ -199,23 +216,30 @@ class Scan:
                 checkpoint = self._open(path)
                 self._sample(checkpoint)
                 self._before, self._before_signature = checkpoint, signature
-        except (OSError, checkpoints.Unreadable):
-            return
+                self._known = True
+        except Exception:  # It does not matter enough to be told.
+            self._forget_sample()
 
     def take(self, path: Path, signature: str) -> Optional[Result]:
         """Measures and sends one checkpoint; None if its step was sent before.
 
-        Returns when it is durable.  Raises Unreadable, UnknownLayout, NotSent, ClientError."""
+        Returns when it is durable.  Raises NotSent; anything else is the checkpoint's, which is
+        then as if it had not been there."""
         checkpoint = self._open(path)
         step = checkpoints.step_of(checkpoint)
         if step == self.progress.step:
             self.progress.add(path, signature, None)
             return None
+        try:
+            blocks = self._sample(checkpoint)
+        except BaseException:
+            self._forget_sample()
+            raise
         if step < self.progress.step:
             self.close()
             self.progress.back()
-        blocks = self._sample(checkpoint)
         client = self._client or self._connect()
+        self._known = True
         if self.progress.step < 0:
             client.push_event(step, "attach", f"checkpoints of {self._directory.name}")
         client.push(step, blocks)

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, Optional
 
-from . import __version__, _native, checkpoints, private_server, scan_layout, settings
+from . import __version__, _native, checkpoints, files, private_server, scan_layout, settings
 from .checkpoints import Unreadable
 from .client import ClientError, RunOptions
 from .private_server import ServerError
@@ -28,14 +28,16 @@ TIMEOUT_SECONDS = 30.0
 _EPILOG = """\
 exit codes:
   0    everything was sent; with --follow: it was ended by Ctrl-C or SIGTERM
-  1    no checkpoint was found, or one could not be read or understood (each is named)
+  1    no checkpoint was found, or some were skipped: each is named with the reason, then counted
   2    wrong usage
   4    the server did not take a sample in time, or there is none
   130  ended by Ctrl-C without --follow
 What was sent is durable and is not sent again: run the same command to go on.
+A checkpoint that cannot be read or understood is skipped, whatever is wrong with it; the others
+are measured.  With --follow it is read again once its files have changed.
 
 The step of a checkpoint is the number in its name behind "step", "iter", "checkpoint" or "ckpt",
-else what its content tells, else the last number in its name.
+else what its content tells, else the last number in its name; an integer of 0 to 2^53.
 """
 
 
@@ -122,6 +124,9 @@ def _run_options(given: argparse.Namespace) -> RunOptions:
         "server": given.server, "record": given.record, "run": run,
         "spool_dir": given.spool_dir, "spool_bytes": given.spool_bytes,
     })  # fmt: skip
+    why = files.why_no_file(told.record) if told.record else None
+    if why is not None:
+        raise ValueError(f"--record {told.record}: {why}")
     server = told.server
     if server is None and told.record is None:
         private = private_server.join_or_start()
@@ -154,7 +159,7 @@ def _tell(result: Result, as_json: bool) -> None:
     print(
         f"step {result.step:8d}  sigma(W_Q) {value:.4g} (layer {layer} head {head}; median "
         f"{result.median('wq_sigma'):.4g})  sigma(W_K) {key_value:.4g} (layer {key_layer} head "
-        f"{key_head})  {result.path.name}",
+        f"{key_head})  {files.one_line(result.path.name)}",
         flush=True,
     )
 
@@ -175,6 +180,13 @@ class _Watch:
         return now - known[1] >= self._settle
 
 
+def _reason(path: Path, error: Exception) -> str:
+    """What a person is told; the errors of our own are sentences that may begin with the path."""
+    own = isinstance(error, (Unreadable, UnknownLayout, KernelError, ClientError))
+    text = str(error) if own else f"{type(error).__name__}: {error}"
+    return files.one_line(text.removeprefix(f"{path}: "))
+
+
 class _Command:
     def __init__(self, given: argparse.Namespace, options: RunOptions, told: Told) -> None:
         self._given = given
@@ -189,47 +201,75 @@ class _Command:
             given.directory, given.timeout,
         )  # fmt: skip
         self._watch = _Watch(given.settle)
-        self._refused: dict[Path, str] = {}  # By the signature that could not be read.
-        self.failed = self.unreachable = False
+        self.skipped: dict[Path, str] = {}  # By the signature that could not be read.
+        self.unreachable = False
         self._told_page = False
+        self._trouble = ""  # The newest that was said of anything but a checkpoint.
 
     def _waiting(self) -> list[tuple[Path, str]]:
         """Checkpoints that were not sent, by their steps as far as names tell."""
         found = []
-        for path in checkpoints.find(self._given.directory):
+
+        def refuse(path: Path, error: Exception) -> None:
+            """One that cannot be looked at: its signature is why."""
+            if self.skipped.get(path) != str(error):
+                self._skip(path, str(error), error)
+
+        for path in checkpoints.find(self._given.directory, refuse):
             try:
                 signature = checkpoints.signature(path)
-            except OSError:  # It was deleted since.
+            except FileNotFoundError:  # It was deleted since.
                 continue
-            if self.scan.progress.has(path, signature) or self._refused.get(path) == signature:
+            except OSError as e:
+                refuse(path, e)
+                continue
+            if self.scan.progress.has(path, signature) or self.skipped.get(path) == signature:
                 continue
             found.append((path, signature))
         return sorted(found, key=lambda each: (checkpoints.step_of_name(each[0]) or 0, each[0]))
 
+    def _skip(self, path: Path, signature: str, error: Exception) -> None:
+        """Nothing that is wrong with one checkpoint is in the way of another."""
+        self.skipped[path] = signature
+        again = "; waiting for it to change" if self._given.follow else ""
+        say(f"skipped {files.one_line(path)}: {_reason(path, error)}{again}")
+
+    def _say_once(self, trouble: str) -> None:
+        if trouble and trouble != self._trouble:
+            say(files.one_line(trouble))
+        self._trouble = trouble
+
     def once(self) -> int:
         """One look at the folder; how many were sent."""
-        waiting = self._waiting()
+        try:
+            waiting = self._waiting()
+        except OSError as e:
+            if not self._given.follow:
+                raise
+            self._say_once(f"{self._given.directory}: {e}; waiting for it")
+            return 0
         if self._given.follow:
             waiting = [each for each in waiting if self._watch.settled(*each)]
         sent = 0
         for number, (path, signature) in enumerate(waiting, 1):
-            say(f"{number}/{len(waiting)} {path.name}")
+            say(f"{number}/{len(waiting)} {files.one_line(path.name)}")
             try:
                 self.scan.resume()
                 result = self.scan.take(path, signature)
-            except (Unreadable, UnknownLayout, KernelError) as e:
-                self._refused[path] = signature
-                self.failed = True
-                say(f"{e}" + ("; waiting for it to change" if self._given.follow else ""))
-                continue
             except NotSent as e:
                 say(str(e))
                 self.unreachable = True
                 break
+            except Exception as e:  # Of its bytes, which are anybody's.
+                self._skip(path, signature, e)
+                continue
+            self.skipped.pop(path, None)
             self.unreachable = False
             sent += 1
+            trouble = self.scan.progress.trouble
+            self._say_once(f"what was sent cannot be remembered: {trouble}" if trouble else "")
             if result is None:
-                say(f"{path.name}: its step was sent already")
+                say(f"{files.one_line(path.name)}: its step was sent already")
             else:
                 _tell(result, self._given.json)
             if not self._told_page and self.scan.page_url():
@@ -240,14 +280,20 @@ class _Command:
     def run(self) -> int:
         sent = self.once()
         if not self._given.follow:
-            if not sent and not self.scan.progress.sent and not self.failed:
+            if not sent and not self.scan.progress.sent and not self.skipped:
                 say(f"{self._given.directory}: no checkpoint was found in it")
                 return FAILED if not self.unreachable else UNREACHABLE
-            return UNREACHABLE if self.unreachable else FAILED if self.failed else OK
+            return UNREACHABLE if self.unreachable else FAILED if self.skipped else OK
         say(f"waiting for new checkpoints in {self._given.directory} (Ctrl-C ends it)")
         while True:
             time.sleep(min(1.0, max(0.05, self._given.settle / 4)))
             self.once()
+
+    def close(self) -> None:
+        self.scan.close()
+        if self.skipped:
+            count = len(self.skipped)
+            say(f"{count} checkpoint{'s were' if count > 1 else ' was'} skipped")
 
 
 def _interrupt(*_: Any) -> None:
@@ -257,6 +303,10 @@ def _interrupt(*_: Any) -> None:
 def main(arguments: Optional[list[str]] = None) -> int:
     given = _parse(arguments)
     missing = available()
+    try:
+        _native.client()
+    except _native.LibraryError as e:
+        missing = missing or str(e)
     if missing is not None:
         say(f"scan: {missing}")
         return FAILED
@@ -279,5 +329,5 @@ def main(arguments: Optional[list[str]] = None) -> int:
         return FAILED
     finally:
         if command is not None:
-            command.scan.close()
+            command.close()
         signal.signal(signal.SIGTERM, before)

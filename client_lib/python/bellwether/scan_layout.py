@@ -7,7 +7,6 @@ configuration or by a person; what fits in more than one way is refused, never g
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from pathlib import Path
 from typing import Any, Optional
@@ -15,7 +14,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from . import weights
+from . import files, weights
 from .checkpoints import Checkpoint
 
 LAYOUTS = ("separate", "fused", "grouped")
@@ -40,6 +39,7 @@ class Told:
     head_dim: Optional[int] = None
     layout: Optional[str] = None  # One of LAYOUTS.
     model: str = ""
+    unread: str = ""  # A configuration that tells nothing, and why.
 
     def before(self, other: Told) -> Told:
         """What is not said here is taken from `other`."""
@@ -75,21 +75,22 @@ def told_by(config: dict[str, Any]) -> Told:
 def read_config(path: Path) -> Told:
     """Raises UnknownLayout if the file is no configuration."""
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(config, dict):
-            raise ValueError(f"it holds a {type(config).__name__}, no object")
+        return told_by(files.read_json(path))
     except (OSError, ValueError) as e:
         raise UnknownLayout(f"{path}: {e}") from e
-    return told_by(config)
 
 
 def beside(checkpoint: Path, directory: Path) -> Told:
-    """What a config.json or params.json in the checkpoint's folder, or the run's, says."""
+    """What a config.json or params.json in the checkpoint's folder, or the run's, says.  One that
+    cannot be read says nothing, which `unread` tells: a checkpoint may do without."""
     told = Told()
     for folder in dict.fromkeys((checkpoint, checkpoint.parent, directory)):
         for name in ("config.json", "params.json"):
-            if (folder / name).is_file():
-                told = told.before(read_config(folder / name))
+            try:
+                if (folder / name).is_file():
+                    told = told.before(read_config(folder / name))
+            except (OSError, UnknownLayout) as e:
+                told = told.before(Told(unread=str(e)))
     return told
 
 
@@ -130,7 +131,7 @@ def _module(tensors: dict[str, Tensor], transposed: bool) -> nn.Module:
 
 
 def _natural(name: str) -> list[Any]:
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
 def _candidates(checkpoint: Checkpoint) -> dict[str, dict[str, str]]:
@@ -149,6 +150,10 @@ def _fused(
     name: str, owner: str, shape: tuple[int, ...], told: Told
 ) -> tuple[weights.Location, bool]:
     plain = weights.plain(name)
+    if told.layout is None and told.unread:
+        raise UnknownLayout(
+            f"{owner}.{name}: the order of its rows is not sure ({told.unread}): give --layout"
+        )
     layout = told.layout or ("grouped" if plain in weights.GROUPED else "fused")
     heads, kv_heads = told.heads, told.kv_heads
     assert heads is not None
@@ -219,6 +224,7 @@ def layers_of(checkpoint: Checkpoint, told: Told, pattern: Optional[str] = None)
                 f"{checkpoint.path}: it has {len(candidates)} modules such as {owner!r} with "
                 f"{', '.join(sorted(names))}, but nothing tells the number of heads: "
                 "give --heads (and --kv-heads), or --config with the model's config.json"
+                + (f" ({told.unread})" if told.unread else "")
             )
         if separate:
             assert query is not None and key is not None
