@@ -20,7 +20,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from . import files, whole
+from . import files, pickles, whole
 
 METADATA = ".metadata"  # Of a distributed checkpoint; written when all ranks are done.
 SUFFIXES = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")
@@ -40,8 +40,6 @@ _SHARDS_MAX = 4096
 _ENTRIES_MAX = 1 << 18  # Of the dictionaries of a file, and of a zip archive.
 _DEPTH_MAX = 32  # Of dictionaries in dictionaries.
 _NAME_MAX = 1024
-_METADATA_BYTES_MAX = 256 << 20
-_PICKLE_BYTES_MAX = 256 << 20  # Of a torch.save file, beside its tensors.
 _PACKED_BYTES_MAX = 64 << 20  # Of the packed files of an archive, unpacked: it should have none.
 _TIMES_ON_DISK_MAX = 4  # A tensor's bytes to its checkpoint's: that of DCP may be packed.
 
@@ -192,19 +190,22 @@ def _check_archive(file: Path) -> None:
     """A torch.save file has its tensors as they are, and little else.  Raises ValueError, OSError,
     zipfile.BadZipFile."""
     with files.open_regular(file) as opened:
-        if not zipfile.is_zipfile(opened):
-            return  # As torch saved before 2020.
+        if not zipfile.is_zipfile(opened):  # As torch saved before 2020.
+            opened.seek(0)
+            pickles.check_first(opened.read(pickles.BYTES_MAX))
+            return
         opened.seek(0)
         with zipfile.ZipFile(opened) as archive:
             entries = archive.infolist()
-    if len(entries) > _ENTRIES_MAX:
-        raise ValueError(f"its archive has more than {_ENTRIES_MAX} files")
-    packed = sum(e.file_size for e in entries if e.compress_type != zipfile.ZIP_STORED)
-    if packed > _PACKED_BYTES_MAX:
-        raise ValueError(f"its archive is packed and unpacks to {packed} bytes")
-    for entry in entries:
-        if entry.filename.endswith(".pkl") and entry.file_size > _PICKLE_BYTES_MAX:
-            raise ValueError(f"{entry.filename} in it has {entry.file_size} bytes")
+            if len(entries) > _ENTRIES_MAX:
+                raise ValueError(f"its archive has more than {_ENTRIES_MAX} files")
+            packed = sum(e.file_size for e in entries if e.compress_type != zipfile.ZIP_STORED)
+            if packed > _PACKED_BYTES_MAX:
+                raise ValueError(f"its archive is packed and unpacks to {packed} bytes")
+            for entry in entries:
+                if entry.filename.endswith("data.pkl"):
+                    with archive.open(entry) as pickled:
+                        pickles.check(pickled.read(pickles.BYTES_MAX + 1))
 
 
 class _TorchSaved(Checkpoint):
@@ -288,8 +289,9 @@ class _Distributed(Checkpoint):
         from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
         try:
-            content = io.BytesIO(files.read(path / METADATA, _METADATA_BYTES_MAX))
-            metadata = _PlainMetadata(content).load()
+            content = files.read(path / METADATA, pickles.BYTES_MAX)
+            pickles.check(content)
+            metadata = _PlainMetadata(io.BytesIO(content)).load()
             entries = dict(metadata.state_dict_metadata)
             for file in {str(info.relative_path) for info in metadata.storage_data.values()}:
                 _inside(path, file)
