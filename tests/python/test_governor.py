@@ -1,12 +1,16 @@
-"""Goal: the sampling period follows the price of watching, and a jump of the learning rate is
-told from its warm-up.  Method: made-up times and rates.
+"""Goal: the price of watching is what the job loses, the sampling period follows it, and a jump of
+the learning rate is told from its warm-up.  Method: made-up jobs, times and rates.
 """
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
+
 import pytest
 
 from bellwether.governor import PERIOD_MAX, Governor, RateWatch
+from bellwether.price import PAIRS_MIN, Price
 from bellwether.step_clock import StepClock
 
 
@@ -71,7 +75,136 @@ def test_a_sampled_step_on_a_gpu_costs_what_it_takes_longer() -> None:
     clock = StepClock()
     clock.add(0.030, sampled=True)
     assert clock.sample_seconds() is None  # Nothing to compare to.
-    for seconds in (0.020, 0.021, 0.5, 0.020, 0.019):  # One of them had to wait for data.
+    for seconds in (
+        0.020,
+        0.021,
+        0.5,
+        0.020,
+        0.019,
+    ):  # One of them had to wait for data.
         clock.add(seconds, sampled=False)
     clock.add(0.022, sampled=True)
     assert clock.sample_seconds() == pytest.approx(0.002)
+
+
+def usual(step: int) -> float:
+    return 0.1
+
+
+class MadeUpJob:
+    """Steps of `plain(step)` seconds; a sampled one takes `extra` more, of which the hook's clocks
+    see `hook` on the CPU and `kernels` on the GPU; other steps pay `between`."""
+
+    def __init__(
+        self, *, extra: float, hook: float, kernels: float = 0.0, between: float = 0.0,
+        plain: Callable[[int], float] = usual, gpu: bool = False, period: int = 20,
+        noise: float = 0.0, begin: Callable[[int], float] = lambda step: 0.0,
+    ) -> None:  # fmt: skip
+        self.price, self.period = Price(), period
+        self._random, self._next = random.Random(3), 0
+        self._told = extra, hook, kernels, between, plain, gpu, noise, begin
+
+    def run(self, steps: int) -> Price:
+        extra, hook, kernels, between, plain, gpu, noise, begin = self._told
+        for step in range(self._next, self._next + steps):
+            sampled = step % self.period == 0
+            seconds = plain(step) * (1 + self._random.gauss(0, noise)) + begin(step)
+            seconds += extra if sampled else 0.0
+            self.price.clock.add(seconds, sampled)
+            if sampled:
+                self.price.sampled(hook, kernels, seconds, gpu)
+            else:
+                self.price.between(between)
+        self._next += steps
+        return self.price
+
+
+def test_what_the_gpu_hides_is_no_price() -> None:
+    # The hook takes 60 ms of the CPU's time, and the steps take 5 ms longer: its kernels' time.
+    price = MadeUpJob(extra=0.005, hook=0.06, kernels=0.005, between=0.01, gpu=True).run(400)
+    assert price.known() and price.share(20) == pytest.approx(0.005 / 2.005, rel=0.02)
+    assert price.of_step(0.01, 0.0, sampled=False) == pytest.approx(0.0, abs=1e-6)
+    assert price.of_step(0.06, 0.005, sampled=True) == pytest.approx(0.005, rel=0.02)
+
+
+def test_what_a_busy_cpu_cannot_hide_is_paid_by_each_step() -> None:
+    job = MadeUpJob(extra=0.065, hook=0.06, kernels=0.005, between=0.002, gpu=True)
+    assert job.run(400).share(20) == pytest.approx((20 * 0.002 + 0.065) / 2.065, rel=0.02)
+
+
+def test_on_a_gpu_nothing_is_said_before_the_steps_have_spoken() -> None:
+    job = MadeUpJob(extra=0.005, hook=0.06, kernels=0.005, gpu=True)
+    assert not job.run(20 * PAIRS_MIN).known()
+    assert job.run(41).known()
+
+
+def test_steps_say_what_the_clocks_do_not_see() -> None:
+    # The taps slow the sampled steps by more than the hook's own time.
+    price = MadeUpJob(extra=0.010, hook=0.007).run(400)
+    assert price.by_steps() and price.share(20) == pytest.approx(0.010 / 2.010, rel=0.02)
+
+
+@pytest.mark.parametrize("per_step", [1e-3, -1e-3])
+def test_a_drift_of_the_step_time_cancels(per_step: float) -> None:
+    # Over a period the step time changes by more than what a sample costs.
+    job = MadeUpJob(extra=0.01, hook=0.005, plain=lambda step: 0.5 + per_step * step)
+    cost, _ = job.run(300).clock.sample_steps()
+    assert cost == pytest.approx(0.01 / (0.5 + 150 * per_step), rel=0.1)
+
+
+def test_evaluations_checkpoints_and_compiling_count_for_nothing() -> None:
+    def begin(step: int) -> float:
+        compiled = 30.0 if step < 3 else 5.0 if step == 20 else 0.0
+        return compiled + (8.0 if step % 100 == 0 else 0.0) + (3.0 if step % 70 == 1 else 0.0)
+
+    price = MadeUpJob(extra=0.004, hook=0.003, begin=begin).run(800)
+    assert price.share(20) == pytest.approx(0.004 / 2.004, rel=0.1)
+
+
+def test_what_a_trainer_does_at_the_same_steps_is_not_ours() -> None:
+    # It logs for 0.2 s whenever a sample is taken; the hook took 2 ms.
+    price = MadeUpJob(extra=0.202, hook=0.002).run(400)
+    assert price.share(20) <= 2 * 0.002 / 2.0
+
+
+def test_steps_that_vary_leave_the_word_to_the_clocks() -> None:
+    shares = []
+    for seed in range(20):
+        job = MadeUpJob(extra=0.004, hook=0.004, noise=0.5)
+        job._random.seed(seed)
+        shares.append(job.run(400).share(20))
+    assert sorted(shares)[10] == pytest.approx(0.002, rel=0.05)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.002, 0.01])
+def test_the_price_is_right_within_a_third(noise: float) -> None:
+    for seed in range(10):
+        job = MadeUpJob(extra=0.007, hook=0.05, kernels=0.006, gpu=True, noise=noise)
+        job._random.seed(seed)
+        assert job.run(700).share(20) == pytest.approx(0.007 / 2.007, rel=1 / 3)
+
+
+@pytest.mark.parametrize("period", [1, 2, 3, 5])
+def test_samples_that_are_close_together_have_a_price(period: int) -> None:
+    price = MadeUpJob(extra=0.02, hook=0.02, period=period).run(100)
+    assert price.known() and price.share(period) == pytest.approx(
+        0.02 / (period * 0.1 + 0.02), rel=0.01
+    )
+
+
+def test_the_governor_keeps_the_price_within_its_budget() -> None:
+    job = MadeUpJob(extra=0.05, hook=0.4, kernels=0.05, gpu=True)
+    governor = Governor(20, 0.005)
+    for step in range(6000):
+        sampled = governor.due(step)
+        seconds = 0.1 + (0.05 if sampled else 0.0)
+        job.price.clock.add(seconds, sampled)
+        if sampled:
+            job.price.sampled(0.4, 0.05, seconds, True)
+            share = job.price.share(governor.period) if job.price.known() else 0.0
+            governor.sampled(step, share, float(share > 0))
+        else:
+            job.price.between(0.0)
+    # 0.05 s of a step of 0.1 s each 100 steps are half a per cent; the CPU's 0.4 s are none.
+    assert 80 <= governor.period <= 125, governor.period
+    assert job.price.share(governor.period) <= 0.0062

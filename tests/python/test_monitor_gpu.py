@@ -164,10 +164,11 @@ def test_the_price_on_the_gpu_is_measured(tmp_path: Path) -> None:
             monitor.step()
         assert monitor.flush(20)
         kernels = monitor._frames.device_seconds
-        assert kernels > 0 and monitor._clock.sample_seconds() is not None
+        assert kernels > 0 and monitor._price.by_steps()
+        assert 0 < monitor.overhead() < 1
     steps = Recording(tmp_path / "a.bwrun").steps()
-    # The CPU's time is hidden behind the GPU's: only a sampled step has a price.
-    assert steps[39]["hook_seconds"][0, 0] == 0
+    # A small job's GPU hides little of the CPU's time, and what it does not hide counts.
+    assert 0 <= steps[39]["hook_seconds"][0, 0] < steps[36]["hook_seconds"][0, 0]
     assert steps[36]["hook_seconds"][0, 0] >= 0.5 * kernels
 
 

@@ -169,7 +169,7 @@ def monitor_findings(monitor: Any) -> list[Finding]:
         found.append(
             Finding(
                 None,
-                f"overhead {100 * status['overhead']:.2f} % of the step time, "
+                f"watching costs about {100 * status['overhead']:.2f} % of the training time, "
                 f"one sample every {status['sampling_period']} steps",
             )
         )

@@ -47,10 +47,10 @@ from .layer import Layer
 from .memory import Memories, capturing
 from .parallel import Parallel
 from .presence import Presence
+from .price import Price
 from .report import layer_status
 from .sample import Sample
 from .settings import Settings
-from .step_clock import StepClock
 from .trainers import Trainers
 from .whole import step as step_number
 
@@ -60,6 +60,9 @@ _SEED_MASK = 0xFFFFFFFFFFFFFFFF
 ERRORS_MAX = 8  # Then the monitor turns itself off.
 FLUSH_SECONDS_MAX = 1e6
 DEVICE_WAIT_SECONDS = 1.0  # At the end, for the last numbers on their way from a GPU.
+SAMPLES_TOLD = 8  # That count; then the price is told, ...
+PRICE_NEWS = 5e-4  # ... and again if it is so far from what was told, in shares of the time.
+PRICES_TOLD_MAX = 4
 BACKWARDS_MAX = 64  # Backward passes without a step, then one warning.
 
 _monitors: weakref.WeakValueDictionary[int, Monitor] = weakref.WeakValueDictionary()
@@ -153,14 +156,13 @@ class Monitor:
         self._weights_done = False
         self._passing = -1  # The backward pass of a compiled module that was heard of last.
         self._warned_backwards = False
-        self._told_overhead = False
-        self._clock = StepClock()
+        self._told_price: list[tuple[float, int]] = []  # Share, samples: of each line about it.
+        self._price = Price()
+        self._clock = self._price.clock
         self._governor = Governor(settings.every, settings.overhead_budget)
         self._rates = RateWatch()
         self._rate: Optional[float] = None
         self._step_began = time.perf_counter()
-        self._since_sample = [0.0, 0.0]  # hook seconds, step seconds
-        self._total = [0.0, 0.0]
         self._samples = 0
         self._trainers = Trainers(self._parameters_now)
         self._unhook: list[Callable[[], None]] = []  # What ends the optimizers' hooks.
@@ -551,23 +553,12 @@ class Monitor:
             for layer in self.layers:
                 layer.fired_in_step = layer.calls_in_step = layer.captured = 0
             now = time.perf_counter()
-            gpu = self.memories.gpu()
-            if gpu is not None and not capturing():
-                self._clock.mark(gpu, sampled)
-            hook = self._price(self.hook_seconds + now - start, sampled)
-            for totals in (self._since_sample, self._total):
-                totals[0] += hook
-                totals[1] += step_seconds
+            self._count_price(self.hook_seconds + now - start, now - self._step_began, sampled)
             if sampled:
                 self._samples += 1
-                # The first steps load libraries and grow buffers: no price to judge by.
-                self._governor.sampled(
-                    self._step, *(self._since_sample if self._samples > 1 else (0.0, 0.0))
-                )
-                self._since_sample = [0.0, 0.0]
-                if self._samples == 1:
-                    self._total = [0.0, 0.0]
-                self._tell_overhead()
+                share = self.overhead() if self._price.known() else 0.0
+                self._governor.sampled(self._step, share, float(share > 0))
+                self._tell_price()
             if self._frames.sample_again():
                 self._governor.restart(self._step + 1)
             self._step += 1
@@ -581,18 +572,39 @@ class Monitor:
         self._step_began = time.perf_counter()
         self._begin_step()
 
-    def _tell_overhead(self) -> None:
-        if self._samples == 6 and not self._told_overhead and self._total[1] > 0:
-            self._told_overhead = True
-            log.info(
-                f"watching {sum(1 for x in self.layers if x.index >= 0)} attention layers costs "
-                f"{100 * self.overhead():.2f} % of the step time, one sample every "
-                f"{self._governor.period} steps"
-            )
+    def _count_price(self, hook_seconds: float, step_seconds: float, sampled: bool) -> None:
+        gpu = self.memories.gpu()
+        if gpu is None:
+            self._clock.add(step_seconds, sampled)
+        elif not capturing():
+            self._clock.mark(gpu, sampled)
+        if sampled:
+            kernels = self._frames.device_seconds
+            self._price.sampled(hook_seconds, kernels, step_seconds, gpu is not None)
+        else:
+            self._price.between(hook_seconds)
+
+    def _tell_price(self) -> None:
+        """Once, and again when it turns out to be another one."""
+        if not self._price.known() or self._price.samples < SAMPLES_TOLD:
+            return
+        share, measured = self.overhead(), self._price.measured()
+        if self._told_price:
+            told, over = self._told_price[-1]
+            news = abs(share - told) > max(told / 3, PRICE_NEWS) and measured >= 2 * over
+            if not news or len(self._told_price) >= PRICES_TOLD_MAX:
+                return
+        self._told_price.append((share, measured))
+        period = self._governor.period
+        log.info(
+            f"watching {len(self._reporting())} attention layers costs about {100 * share:.2f} % "
+            f"of the training time, measured over {measured} samples; a sample every "
+            + ("step" if period == 1 else f"{period} steps")
+        )
 
     def overhead(self) -> float:
-        """Share of the time since the first sample that the hook took."""
-        return self._total[0] / self._total[1] if self._total[1] > 0 else 0.0
+        """Share of the training time that watching costs; 0 while that is not known."""
+        return self._price.share(self._governor.period)
 
     # ---- what goes out ----
 
@@ -618,7 +630,9 @@ class Monitor:
         if isinstance(rate, (int, float, torch.Tensor)) and self._acting.rates.factor != 1.0:
             values["learning_rate"] = rate * self._acting.rates.factor
         values["step_seconds"] = step_seconds
-        values["hook_seconds"] = self._price(self.hook_seconds, self._sampling)
+        values["hook_seconds"] = self._price.of_step(
+            self.hook_seconds, self._frames.device_seconds, self._sampling
+        )
         values["sampling_period"] = float(self._governor.period)
         if self._grad_scale is not None:
             values[GRAD_SCALE] = self._grad_scale
@@ -656,15 +670,6 @@ class Monitor:
                     if part is not None:
                         part.begin_sample()
         return sample
-
-    def _price(self, cpu_seconds: float, sampled: bool) -> float:
-        """What watching this step costs: the CPU's time, or on a GPU what the newest sampled step
-        took longer than the others, which is at least the time of the kernels."""
-        extra = self._clock.sample_seconds()
-        on_device = self._frames.device_seconds if sampled else 0.0
-        if extra is None:
-            return cpu_seconds + on_device
-        return max(extra, on_device) if sampled else 0.0
 
     def _reporting(self) -> list[Layer]:
         return [layer for layer in self.layers if layer.index >= 0]

@@ -1,8 +1,12 @@
-"""How long steps take on a GPU, and how much longer the sampled ones.
+"""How long steps take, and how much longer the sampled ones.
 
-What the hook does on the CPU costs a GPU job nothing while the GPU has work queued.  So an event
-marks the end of each step, and a sampled step's price is what it took beyond the steps around it.
-Nothing waits: times are read once the GPU has passed the marks.
+A sampled step is held against the steps without a sample around it, before and behind: a step
+time that drifts cancels, and an evaluation or a checkpoint among them is no median.  The step
+right behind a sample counts to it, since work may be late.
+
+What the hook does on the CPU costs a GPU job nothing while the GPU has work queued.  So there an
+event marks the end of each step, and the times between the marks are the GPU's.  Nothing waits:
+they are read once the GPU has passed them.
 """
 
 from __future__ import annotations
@@ -15,14 +19,22 @@ import torch
 
 _PLAIN_STEPS = 32  # The newest steps without a sample, of which the median counts
 _PLAIN_STEPS_MIN = 4
+_NEIGHBOURS = 4  # On each side of a sampled step
+_PAIRS = 64  # The newest samples that count
 _MARKS_MAX = 256  # Beyond them the oldest are forgotten.
+# Of the median of a normal sample: its standard error against the median distance from it.
+_ERROR_OF_DISTANCE = 1.2533 * 1.4826
 
 
 class StepClock:
     def __init__(self) -> None:
         self._marks: collections.deque[tuple[Any, bool]] = collections.deque(maxlen=_MARKS_MAX)
         self._plain: collections.deque[float] = collections.deque(maxlen=_PLAIN_STEPS)
-        self._extra: Optional[float] = None
+        self._newest: Optional[float] = None  # A sampled step's excess over the steps before it
+        self._before: list[float] = []  # Steps before the sampled one ...
+        self._sampled: Optional[float] = None  # ... whose other side is not known yet
+        self._behind: list[float] = []
+        self._pairs: collections.deque[float] = collections.deque(maxlen=_PAIRS)
 
     def mark(self, device: torch.device, sampled: bool) -> None:
         """The end of a step, on the current stream of `device`."""
@@ -37,11 +49,50 @@ class StepClock:
 
     def add(self, seconds: float, sampled: bool) -> None:
         """A step's time."""
-        if not sampled:
-            self._plain.append(seconds)
-        elif len(self._plain) >= _PLAIN_STEPS_MIN:
-            self._extra = seconds - statistics.median(self._plain)
+        if sampled:
+            self._pair()
+            if len(self._plain) >= _PLAIN_STEPS_MIN:
+                self._newest = seconds - statistics.median(self._plain)
+            # The step behind the sample before was that one's.
+            self._before = self._behind[1:] if len(self._behind) > 1 else self._behind
+            self._sampled, self._behind = seconds, []
+            return
+        self._plain.append(seconds)
+        self._behind.append(seconds)
+        if len(self._behind) > _NEIGHBOURS + 1:
+            self._pair()
+            del self._behind[1]  # The first one stays, as the sample's.
+
+    def _pair(self) -> None:
+        """Holds the sampled step against both sides, once they are known."""
+        seconds, self._sampled = self._sampled, None
+        before, behind = self._before[-_NEIGHBOURS:], self._behind
+        if seconds is None or not before or not behind:
+            return
+        steps = 1
+        if len(behind) > 1:
+            seconds, steps, behind = seconds + behind[0], 2, behind[1:]
+        plain = (statistics.median(before) + statistics.median(behind[:_NEIGHBOURS])) / 2
+        if plain > 0:
+            self._pairs.append(seconds / plain - steps)
+
+    def step_seconds(self) -> Optional[float]:
+        """A step without a sample; None while none is known."""
+        return statistics.median(self._plain) if self._plain else None
+
+    def pairs(self) -> int:
+        """Samples that sample_steps() is of."""
+        return len(self._pairs)
+
+    def sample_steps(self) -> tuple[float, float]:
+        """What a sample costs, in steps, and the standard error of that.  Needs a pair."""
+        cost = statistics.median(self._pairs)
+        distance = statistics.median(abs(pair - cost) for pair in self._pairs)
+        return cost, _ERROR_OF_DISTANCE * distance / len(self._pairs) ** 0.5
 
     def sample_seconds(self) -> Optional[float]:
-        """What the newest sampled step took beyond the others; None while that is not known."""
-        return self._extra
+        """What a sampled step took beyond the others; None while that is not known."""
+        step = self.step_seconds()
+        if not self._pairs or step is None:
+            return self._newest
+        return self.sample_steps()[0] * step
