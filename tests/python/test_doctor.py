@@ -55,6 +55,13 @@ class M(nn.Module):
         return self.head(self.a(x))
 model = M()
 """ + TAIL  # fmt: skip
+PADDED = HEAD + """
+class P(A):
+    def attend(self, q, k, v):
+        mask = torch.ones(6, 6, dtype=torch.bool).tril()
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+model = P()
+""" + TAIL  # fmt: skip
 NO_ATTENTION = "import torch, torch.nn as nn\nmodel = nn.Linear(16, 16)" + TAIL
 NO_OPTIMIZER = "import torch\nprint('nothing to see')\n"
 
@@ -94,6 +101,15 @@ def test_eager_attention(tmp_path: Path) -> None:
     done = doctor(tmp_path, EAGER)
     assert done.returncode == 1
     assert "never called scaled_dot_product_attention" in failures(done)
+
+
+def test_what_is_measured_in_part_fails(tmp_path: Path) -> None:
+    done = doctor(tmp_path, PADDED)
+    assert done.returncode == 1, done.stdout
+    said = failures(done)
+    assert "layer 0, measured in part: it is not judged by drift, ties, logits" in said
+    assert "attn_mask given" in said and "What helps: " in said
+    assert "judged in part only: not by drift, ties, logits in 1 of 1 layers" in done.stderr
 
 
 def test_frozen_upstream(tmp_path: Path) -> None:

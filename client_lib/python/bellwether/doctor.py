@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from . import __version__, _native, private_server
+from .judged import why
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,6 +129,15 @@ def layer_findings(status: dict[str, Any]) -> list[Finding]:
             found.append(Finding(False, f"{name}: called, but its backward never ran: {cause}"))
         elif layer["fired"] == 0:
             found.append(Finding(False, f"{name}: called, but not measured: {notes}"))
+        elif layer.get("not_judged_by"):
+            families = ", ".join(layer["not_judged_by"])
+            found.append(
+                Finding(
+                    False,
+                    f"{name}: layer {layer['index']}, measured in part: it is not judged by "
+                    f"{families}: {why(layer['notes'])}",
+                )
+            )
         else:
             where = f", W_Q and W_K: {layer['weights']}" if layer["weights"] else ""
             found.append(

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from . import intercept, weights
 from .compiled_taps import PARAMETERS
+from .judged import NO_KEY_GRADIENT
 from .kernel_choice import autocast_dtype, kernel_of
 from .layer_weights import LayerWeights
 from .memory import capturing
@@ -201,7 +202,9 @@ class Layer(LayerWeights):
             self.note("scale is not above 0: only the key-gradient leak is measured")
             statistics = False
         call = _Call(self, scale or 1.0, causal, statistics, delta)
-        if monitor.measures("leak") and k.requires_grad:
+        if not k.requires_grad:
+            self.note(NO_KEY_GRADIENT)
+        elif monitor.measures("leak"):
             k = KeyTap.apply(k, call)  # type: ignore[no-untyped-call]
         rest = {name: value for name, value in given.items() if name not in PARAMETERS[:3]}
         return call, (q, k, v), rest

@@ -43,6 +43,7 @@ from .governor import Governor, RateWatch
 from .grams import GramBatch, Grams
 from .hello import run_options
 from .increments import Increments
+from .judged import Judged
 from .layer import Layer
 from .memory import Memories, capturing
 from .parallel import Parallel
@@ -159,6 +160,7 @@ class Monitor:
         self._told_price: list[tuple[float, int]] = []  # Share, samples: of each line about it.
         self._price = Price()
         self._clock = self._price.clock
+        self._judged = Judged(settings)
         self._governor = Governor(settings.every, settings.overhead_budget)
         self._rates = RateWatch()
         self._rate: Optional[float] = None
@@ -385,6 +387,7 @@ class Monitor:
                 try:
                     if self._pending:
                         self._close({})
+                    self._tell_judged(ended=True)
                     if self._client is not None:
                         self._frames.drain(self._client, DEVICE_WAIT_SECONDS)
                         self._client.push_event(max(0, self._step - 1), "detach")
@@ -602,6 +605,11 @@ class Monitor:
             + ("step" if period == 1 else f"{period} steps")
         )
 
+    def _tell_judged(self, ended: bool = False) -> None:
+        line = self._judged.line(self.layers, ended)
+        if line is not None:
+            log.warning(line)
+
     def overhead(self) -> float:
         """Share of the training time that watching costs; 0 while that is not known."""
         return self._price.share(self._governor.period)
@@ -640,6 +648,9 @@ class Monitor:
             values[FOUND_INF] = self._found_inf
         client = self._open_client()
         sample = self._sample() if self._sampling else None
+        if sample is not None:
+            self._judged.add(sample.families())
+            self._tell_judged()
         if client is None:
             self._frames.push(None, self._step, values, sample)
             return
@@ -762,7 +773,10 @@ class Monitor:
             "sampling_period": self._governor.period,
             "overhead": self.overhead(),
             "samples": self._samples,
-            "layers": [layer_status(layer) for layer in self.layers],
+            "layers": [
+                {**layer_status(layer), "not_judged_by": self._judged.lacks(layer)}
+                for layer in self.layers
+            ],
             "link": None,
             "actions": self._acting.status() if self._installed else None,
         }

@@ -11,6 +11,7 @@ from . import _native
 from .client import Block
 from .grad_scale import POWERS
 from .grams import GramBatch
+from .judged import FAMILIES
 from .memory import Copy, Memory
 from .parallel import Parallel
 from .probe import Spectrum, Sums
@@ -114,6 +115,18 @@ class Sample:
         """What the kernels took on GPUs, or None if that was not measured.  Must be ready."""
         timed = [copy.seconds() for copy in self._copies.values()]
         return None if None in timed else sum(t for t in timed if t is not None)
+
+    def families(self) -> dict[int, set[str]]:
+        """By layer, the rules whose signals are in it (judged.FAMILIES)."""
+        found: dict[int, set[str]] = {}
+        for layer in self._layers:
+            parts = {"drift", "ties"} if layer.probed else set()
+            if layer.leaked:
+                parts.add("leak")
+            if layer.wq is not None:
+                parts.add("sigma")
+            found[layer.index] = {family for family, part in FAMILIES.items() if part in parts}
+        return found
 
     def blocks(self, grad_scale: float = 1.0, gradients: bool = True) -> list[Block]:
         """One block for each signal that any layer measured, over all layers here.  Must be
