@@ -5,6 +5,7 @@ Method: a small program in the place of bellwetherd that speaks its ready file.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -162,6 +163,25 @@ def test_a_state_folder_that_no_address_can_name_gets_a_short_socket_of_its_own(
         os.waitpid(server.pid, 0)
         (private_server.state_folder() / private_server.READY_FILE).unlink()
     assert servers[0].grpc != servers[1].grpc
+
+
+def test_whoever_keeps_the_lock_or_puts_something_else_in_its_place_is_not_waited_for(
+    fake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(private_server, "LOCK_SECONDS", 0.1)
+    folder = private_server.state_folder()
+    folder.mkdir(parents=True)
+    with open(folder / "server.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(private_server.ServerError, match=r"server.lock was held for 0.1 s"):
+            private_server.join_or_start()
+    for name in ("server.lock", "server.log", private_server.HOST_FILE):
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+        with pytest.raises(private_server.ServerError, match=f"{name}: it is a FIFO, must be"):
+            private_server.join_or_start()
+        (folder / name).unlink()
+    assert not (fake / "starts").exists()
 
 
 def test_without_a_server_the_run_is_recorded(

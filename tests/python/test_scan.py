@@ -469,6 +469,8 @@ def test_no_checkpoint_that_is_wrong_is_in_the_way_of_another(
 ) -> None:
     folder, kind = tmp_path / "run", KINDS["llama"]
     as_safetensors(folder, 5, kind.state(5), kind.config)
+    long = {**kind.config, "model_type": "\x1b" + "long" * 100}
+    (folder / "config.json").write_text(json.dumps(long))
     first = folder / "step_0.pt"
     heads = {"q": 4, "k": 2}
     names = [(i, n) for i in range(513) for n in heads]

@@ -18,7 +18,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import Optional
+from typing import IO, Optional
 
 from . import _native, files, log
 
@@ -28,6 +28,7 @@ HOSTS = (
     "hosts"  # Folder of the folders of machines that are not the first; `bellwether` looks there.
 )
 READY_SECONDS = 10.0
+LOCK_SECONDS = 3 * READY_SECONDS
 IDLE_EXIT = "300s"
 _SOCKET_PATH_MAX = 100  # Bytes; the kernel's limit is 108.
 
@@ -132,8 +133,12 @@ def join_or_start() -> PrivateServer:
     folder = state_folder()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in ("server.lock", "server.log", HOST_FILE):
+            why = files.why_no_file(folder / name)
+            if why is not None:
+                raise ServerError(f"{folder / name}: {why}")
         with open(folder / "server.lock", "w", encoding="utf-8") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # Two jobs that start at once get one server.
+            _hold(lock)  # Two jobs that start at once get one server.
             own = folder / HOSTS / socket.gethostname()
             for place in (folder, own):
                 server = _read_ready(place / READY_FILE)
@@ -146,6 +151,20 @@ def join_or_start() -> PrivateServer:
             return _start(binary, folder)
     except OSError as e:
         raise ServerError(f"{folder}: {e}") from e
+
+
+def _hold(lock: IO[str]) -> None:
+    """Locks the file, which whoever starts a server has for a moment.  Raises ServerError if
+    somebody does not let go."""
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise ServerError(f"{lock.name} was held for {LOCK_SECONDS:g} s") from None
+        time.sleep(0.02)
 
 
 def _start(binary: Path, folder: Path) -> PrivateServer:

@@ -23,6 +23,7 @@ _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head",
              "multi_query_group_num")  # fmt: skip
 # Of one name and another order of rows than that name has elsewhere.
 _LAYOUT_OF_MODEL = {"chatglm": "fused", "internlm2": "grouped", "mpt": "fused", "dbrx": "fused"}
+_MODEL_MAX = 32  # Characters, which are at most the 128 bytes that a run may tell.
 _AMBIGUOUS = ("wqkv",)  # Whole blocks of q, k and v in gpt-fast, by key head in torchtitan.
 
 
@@ -62,7 +63,8 @@ def told_by(config: dict[str, Any]) -> Told:
     kv_heads = _positive(config, _KV_HEADS)
     if config.get("multi_query") is True and not config.get("new_decoder_architecture"):
         kv_heads = kv_heads if config.get("multi_query_group_num") else 1
-    model = str(config.get("model_type") or "")
+    model = config.get("model_type")
+    model = files.one_line(model)[:_MODEL_MAX] if isinstance(model, str) else ""
     return Told(
         heads=_positive(config, _HEADS),
         kv_heads=kv_heads,
