@@ -6,6 +6,7 @@ W&B is a stand-in that keeps to its documented interface and takes nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import http.server
 import json
@@ -25,6 +26,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from bellwether_process import ROOT, Server, wait_for
 
 from bellwether.client import Block, RunClient, RunOptions
+from bellwether.forward_loggers import Start
+from bellwether.forward_otlp import Otlp
+from bellwether.forwarding import Entry
 
 RUN = "gpt-flash-s4"
 DRIFT = "bellwether_layer_drift_ratio_max/layer_001"
@@ -271,6 +275,37 @@ def test_a_collector_gets_the_newest_values_and_the_alerts(server: Server, forwa
     assert forward.run(server.http, RUN, "--to", collector.to)[0] == 0
     assert len(logs) == sum(len(r.resource_logs[0].scope_logs[0].log_records) for r in collector.logs)
     collector.server.shutdown()
+
+
+def test_a_collector_is_a_stranger() -> None:
+    """A redirect is not followed, and of an endless answer the start is read."""
+    asked: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            asked.append(self.path)
+            self.send_response(302 if self.path.startswith("/to") else 200)
+            self.send_header("Location", "/secret/v1/metrics")
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                while self.path.startswith("/endless"):
+                    self.wfile.write(b" " * (1 << 20))
+
+        do_GET = do_POST
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    start = Start("r", "u", {}, "")
+    where = f"http://127.0.0.1:{server.server_address[1]}"
+    with pytest.raises(OSError, match="302"):
+        Otlp(f"{where}/to", start).write([Entry(1)])
+    Otlp(f"{where}/endless", start).write([Entry(1)])
+    assert asked == ["/to/v1/metrics", "/endless/v1/metrics"]
+    server.shutdown()
 
 
 def push(client: RunClient, steps: Iterable[int]) -> None:

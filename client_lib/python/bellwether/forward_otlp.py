@@ -24,7 +24,34 @@ from .forwarding import Entry, Told
 
 _TIMEOUT_SECONDS = 10.0
 _LOGS_MAX = 1000  # In one request.
+_ANSWER_MAX = 64 << 10  # Bytes that are read of one.
+_SHOWN_MAX = 500
 _SEVERITY_NUMBERS = {"info": 9, "warning": 13, "critical": 17}  # INFO, WARN, ERROR.
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """What people configured is told, and nobody else: a redirect is an HTTPError."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_NoRedirect)
+
+
+def _partial(answer: Any) -> dict[str, Any]:
+    """The part that a collector refused, of the start of its answer: it is a stranger."""
+    until, text = time.monotonic() + _TIMEOUT_SECONDS, b""
+    while len(text) < _ANSWER_MAX and time.monotonic() < until:
+        more = answer.read1(_ANSWER_MAX - len(text))
+        if not more:
+            break
+        text += more
+    try:
+        partial = json.loads(text or b"{}")["partialSuccess"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return {}
+    return partial if isinstance(partial, dict) else {}
 
 
 class Otlp:
@@ -61,13 +88,14 @@ class Otlp:
         headers = {"Content-Type": "application/json", "Content-Encoding": "gzip", **_headers()}
         data = gzip.compress(json.dumps(body, allow_nan=False).encode())
         asked = urllib.request.Request(f"{self._where}/v1/{signal}", data, headers)
-        with urllib.request.urlopen(asked, timeout=_TIMEOUT_SECONDS) as answer:
-            partial = json.loads(answer.read() or b"{}").get("partialSuccess") or {}
+        with _OPENER.open(asked, timeout=_TIMEOUT_SECONDS) as answer:
+            partial = _partial(answer)
         # By the protocol not to be sent again.
         if refused := {
             name: count for name, count in partial.items() if count and name.startswith("rejected")
         }:
-            print(f"otlp: refused: {refused}: {partial.get('errorMessage')}", file=sys.stderr)
+            text = f"otlp: refused: {refused}: {partial.get('errorMessage')}"[:_SHOWN_MAX]
+            print("".join(c if c.isprintable() else " " for c in text), file=sys.stderr)
 
     def close(self, ended: bool) -> None:
         pass
