@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from board import Board, Look, query, query_now
 from grafana_foundation_sdk.models import common, dashboard
+from thresholds import built_in
 
+RULES = built_in()
 RUN = 'run="$run"'
 LAYER = 'run="$run",layer=~"$layer"'
 # Of counters of rows: ratios sum before they divide.
@@ -106,9 +108,10 @@ def _causes(board: Board) -> None:
     layer = "layer {{layer}}"
     board.lines(
         "1 Drift ratio",
-        "Common mode of the scores over their spread, worst head of the layer. A healthy head stays near 1; "
-        "exponential growth is the first sign.",
-        Look("none", warn=8, log=True),
+        "Common mode of the scores over their spread, worst head of the layer. Exponential growth is the first sign: "
+        f"{RULES['drift.grown_factor']:g} times the run's median head is told while it grows; "
+        f"at {RULES['drift.ratio_critical']:g} a head is lost.",
+        Look("none", warn=RULES["drift.grown_factor"], critical=RULES["drift.ratio_critical"], log=True),
         query(f"bellwether_layer_drift_ratio_max{{{LAYER}}}", layer),
     )
     board.lines(
@@ -119,14 +122,15 @@ def _causes(board: Board) -> None:
     )
     board.lines(
         "3 Tied rows",
-        "Share of sampled rows whose bf16 maximum occurs more than once.",
-        Look("percentunit", warn=0.2),
+        f"Share of sampled rows whose bf16 maximum occurs more than once. More than {RULES['ties.fraction_min']:.0%} "
+        "of a head's rows is told.".replace("%", " %"),
+        Look("percentunit", warn=RULES["ties.fraction_min"]),
         query(TIED, layer),
     )
     board.lines(
         "4 Delta bias",
         "t statistic of the error of delta, the head furthest from zero, sign kept. "
-        "Persistent beyond 3: biased, not noisy.",
+        f"Persistent beyond {RULES['ties.bias_t_min']:g}: biased, not noisy.",
         Look("none"),
         query(f"bellwether_layer_delta_bias_t{{{LAYER}}}", layer),
     )
@@ -138,8 +142,8 @@ def _causes(board: Board) -> None:
     )
     board.lines(
         "6 Largest logit",
-        "Largest attention score of the layer. Beyond 100 and growing: attention is failing.",
-        Look("none", warn=100, log=True),
+        f"Largest attention score of the layer. Above {RULES['logits.logit_max_large']:,.0f} attention fails.",
+        Look("none", warn=RULES["logits.logit_max_large"], log=True),
         query(f"bellwether_layer_logit_max{{{LAYER}}}", layer),
     )
     board.lines(
@@ -161,7 +165,7 @@ def _matrix(board: Board) -> None:
         "Layer x head: drift ratio",
         "The exported heads now: the worst ones, or all with export.per_head: all. The console shows every head.",
         query_now(f"bellwether_head_drift_ratio{{{RUN}}}"),
-        Look("none", 24, 10, warn=4, critical=32),
+        Look("none", 24, 10, warn=RULES["drift.grown_factor"], critical=RULES["drift.ratio_critical"]),
     )
     panel.decimals(1).align(common.FieldTextAlignment.CENTER)
     panel.cell_options(common.TableColoredBackgroundCellOptions())
@@ -185,6 +189,6 @@ def _training(board: Board) -> None:
     board.lines(
         "Hook overhead",
         "Share of a step that the hook takes.",
-        Look("percentunit", 8, warn=0.005),
+        Look("percentunit", 8, warn=RULES["alert.hook_overhead_max"]),
         query(f"bellwether_run_hook_overhead_ratio{{{RUN}}}", "hook"),
     )

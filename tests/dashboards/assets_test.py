@@ -7,16 +7,24 @@ that could find nothing is shown a planted fault.
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import unittest
+from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 
 ROOT = Path(__file__).resolve().parents[2]
 DASHBOARDS = ROOT / "dashboards"
 ALERTS = DASHBOARDS / "alerts"
+sys.path[:0] = [str(Path(__file__).parent), str(DASHBOARDS / "grafana")]
+import thresholds_said
+from thresholds import built_in
+
 SUFFIXES = ("_bucket", "_sum", "_count")
 
 
@@ -134,6 +142,87 @@ class Runbooks(unittest.TestCase):
                     else:  # The rules of people's own: whatever is not built in.
                         self.assertEqual((alert, set(rules.split("|"))), ("BellwetherAlert", set(names)), path)
             self.assertEqual(asked, names, path)
+
+
+class Thresholds(unittest.TestCase):
+    """The detectors' numbers are those of server/detect/judge_options.h, of which deploy/rules/builtin.yml is made."""
+
+    # Numbers that are no thresholds: names, stages, and what follows from bf16 alone.
+    FACTS = re.compile(
+        r"\bbf16|\bfp16|\bfp32|(?i:\bstages? \d( (or|and) \d)?)|Stages of a head: 1 drift, 2 ties and bias, 3 norm growth, 4 logits"
+        r"|\b5 while the loss|0 healthy to 5 loss|From 128 on bf16|\b1 is uniform|\b0 is one key|Near 0"
+    )
+
+    def setUp(self) -> None:
+        self.rules = built_in()
+        self.assertGreater(len(self.rules), 50)
+
+    def said(self, template: str) -> str:
+        names = {section: SimpleNamespace() for section in {path.split(".")[0] for path in self.rules}}
+        for path, value in self.rules.items():
+            section, name = path.split(".")
+            setattr(names[section], name, value)
+
+        def number(found: re.Match[str]) -> str:
+            expression, _, form = found[1].partition(":")
+            value = eval(expression, {}, names)  # Of this repository alone.
+            if form == "%":
+                return f"{value * 100:g} %"
+            return re.sub(r"e-0", "e-", f"{value:{form}}") if form else f"{value:,g}" if value < 1e6 else f"{value:g}"
+
+        return re.sub(r"\{([^}]+)\}", number, template)
+
+    def unsaid(self, text: str, templates: Iterable[str]) -> list[str]:
+        """What is missing of the templates, and numbers that are in none of them."""
+        missing = []
+        for template in templates:
+            said = self.said(template)
+            if said not in text:
+                missing.append(said)
+            text = text.replace(said, "")
+        rest = re.sub(r"\[[^\]]*\]\([^)]*\)", "", self.FACTS.sub("", text))
+        return missing + re.findall(r".{0,30}(?<![\w.])\d[\d.,]*.{0,20}", rest)
+
+    def part(self, path: Path, begin: str, end: str) -> str:
+        text = path.read_text()
+        first = text.index(begin)
+        return text[first : text.index(end, first)]
+
+    def test_documents_say_the_numbers_of_the_rules(self) -> None:
+        detection = self.part(ROOT / "docs/concepts/detection.md", "A sample of the heads", "## What is not alarming")
+        self.assertEqual(self.unsaid(detection, thresholds_said.DETECTION), [])
+        respond = self.part(ROOT / "docs/respond.md", "**Is the loss", "3. **Is there")
+        respond += self.part(ROOT / "docs/respond.md", "## Alerts of a run", "## Alerts of the server")
+        self.assertEqual(self.unsaid(respond, thresholds_said.RESPOND), [])
+
+    def test_runbooks_say_the_numbers_of_the_rules(self) -> None:
+        for name, templates in thresholds_said.RUNBOOKS.items():
+            book = ALERTS / f"runbooks/bellwether{name}.md"
+            meaning = self.part(book, "## Meaning", "## Impact")
+            self.assertEqual(self.unsaid(meaning, templates), [], name)
+
+    def test_the_page_and_the_catalogue_say_the_numbers_of_the_rules(self) -> None:
+        page = (DASHBOARDS / "console/src/signals.ts").read_text()
+        self.assertEqual(self.unsaid(" ".join(re.findall(r"help: ['\"](.*)['\"]", page)), thresholds_said.PAGE), [])
+        catalogue = (ROOT / "proto/bellwether/v1/signals.proto").read_text()
+        derived = catalogue[catalogue.index("---- derived in the server") :]
+        helps = [text for text in re.findall(r'(?m)^    help: "(.*)"', derived) if "scores" in text or "logit" in text]
+        self.assertEqual(self.unsaid(" ".join(h for h in helps if "within" not in h), ()), [])
+
+    def test_grafana_has_the_numbers_of_the_rules(self) -> None:
+        board = json.loads((DASHBOARDS / "grafana/bellwether-run.json").read_text())
+        panels = {panel["title"]: panel for panel in board["panels"] if panel["type"] != "row"}
+        self.assertEqual(self.unsaid(" ".join(panel.get("description", "") for panel in panels.values()), thresholds_said.BOARD), [])
+        for title, panel in panels.items():
+            if title in ("Stage", "Last report"):
+                continue  # Of its own numbers, and of the rule of a silent run.
+            steps = [step["value"] for step in panel["fieldConfig"]["defaults"].get("thresholds", {}).get("steps", []) if step.get("value") is not None]
+            self.assertEqual(steps, [self.rules[path] for path in thresholds_said.PANELS.get(title, ())], title)
+
+    def test_another_number_is_seen(self) -> None:
+        self.assertEqual(self.unsaid("Above 1,000 attention fails", thresholds_said.BOARD[3:]), [])
+        self.assertNotEqual(self.unsaid("Above 100 attention fails", thresholds_said.BOARD[3:]), [])
+        self.assertNotEqual(self.unsaid("Above 1,000 attention fails. Beyond 100 too", thresholds_said.BOARD[3:]), [])
 
 
 class Console(unittest.TestCase):

@@ -1,0 +1,93 @@
+"""What dashboards, help texts and documents say of the detectors' numbers, as templates: {NAME} is the
+threshold's value, {EXPRESSION} what follows from some, {EXPRESSION:FORMAT} the same in Python's words.
+A text that says a number of a threshold has a template here, and its number no other source."""
+
+from __future__ import annotations
+
+RATIO_GROWS = "(1024 / drift.heads_usual) ** drift.heads_exponent"
+
+DETECTION = (
+    "is added to batch means of {trend.batch_steps} steps",
+    "a head's drift ratio is {drift.grown_factor} times the median head (held at {drift.ratio_floor} or more) and grows exponentially: "
+    "Mann-Kendall z > {trend.mann_kendall_z_min}, r2 > {trend.r2_min}, doubling within {trend.doubling_steps_max} steps, "
+    "over {trend.window_batches} or the newest {trend.window_batches_short} batches, for {drift.hold_batches} batches",
+    "or it is {drift.level_factor} times the median for {2 * drift.level_batches} batches ({drift.level_batches} where ties hold too",
+    "or its common mode is above {drift.common_mode_large} logits, {drift.common_mode_factor} times the median head, and grows exponentially, "
+    "for {drift.hold_batches} batches ({2 * drift.hold_batches} where the leak is not measured)",
+    "or its key-gradient leak is {leak.factor} times that of the median head (held at {leak.floor:.0e} or more) for {leak.hold_batches} batches",
+    "and ties hold and the common mode is above {drift.common_mode_large} logits (and, where the leak is measured, a head of the layer leaked "
+    "within the newest {leak.memory_steps} steps), or the norm or logits rule holds too, or sigma(W_Q) is {norm.far_factor} times the median head",
+    "more than {ties.fraction_min:%} of rows (and {ties.peer_factor} times the median head) have a repeated bf16 maximum, for {ties.hold_batches} "
+    "batches. Stage 2 of a drift; alone it warns only where the leak is not measured, and after {2 * ties.hold_batches} batches",
+    "sigma(W_Q) is {norm.peer_factor} times the median head and rises against it to {norm.rise_min} times what it was within "
+    "{trend.window_batches} batches, monotonically, for {norm.hold_batches} batches. Stage 3 of a drift, as is, however it rose, "
+    "{norm.far_factor} times the median head",
+    "a head's largest score is above {logits.logit_max_large}, for {logits.hold_batches} batches",
+    "or the median head's is above {logits.logit_median_large} ({logits.logit_median_critical}) with an entropy ratio below {logits.entropy_ratio_collapsed}",
+    "the mean of {loss.mean_values} losses stays above its minimum by {loss.rise_of_minimum:%}, by {loss.rise_of_gain:%} of what was won, and by "
+    "{loss.rise_sigma} of its standard errors, for {loss.persist_steps} ({loss.critical_steps}) steps",
+    "{loss.impulse_sigma} standard deviations above the {loss.window_values} values before it, {loss.impulse_values} times in a row",
+    "{loss.gradient_factor} times its geometric mean and {loss.impulse_sigma} standard deviations of its logarithm; for {loss.persist_steps} steps",
+    "the hook takes more than {alert.hook_overhead_max:%} of the step for {alert.hook_overhead_steps} steps",
+    "An alert resolves after {alert.resolve_steps} steps without evidence and its kind then stays quiet for {alert.cooldown_steps}",
+    "In a run of more than {drift.heads_usual} heads the two factors of the ratio, {drift.grown_factor} and {drift.level_factor}, and the share of "
+    "tied rows, {ties.fraction_min}, grow with (heads / {drift.heads_usual})^{drift.heads_exponent}, to "
+    f"{{drift.grown_factor * {RATIO_GROWS}:.1f}}, {{drift.level_factor * {RATIO_GROWS}:.1f}} and {{ties.fraction_min * {RATIO_GROWS}:.2f}} at 1,024",
+)  # fmt: skip
+
+NORM = "is {norm.peer_factor} times that of the median head and rises against it"
+LOGITS = "is above {logits.logit_max_large}, or that of the median head above {logits.logit_median_large} while"
+TIES = "More than {ties.fraction_min:%} of a head's rows have"
+
+RESPOND = (
+    TIES,
+    NORM + "; in a head that drifts, {norm.far_factor} times",
+    LOGITS,
+    "is {loss.gradient_factor} times its past",
+    "more than {alert.hook_overhead_max:%} of the step",
+)
+
+RUNBOOKS = {
+    "driftgrowing": (
+        "is {drift.grown_factor} times that of the median head and grows exponentially, or {drift.level_factor} times and rises",
+    ),
+    "tiesandbiasrising": (TIES,),
+    "spectralnormgrowing": (
+        NORM + " to {norm.rise_min} times what it was; in a head that drifts, {norm.far_factor} times the median head",
+    ),
+    "logitsgrowing": (LOGITS,),
+    "gradientjump": (
+        "is {loss.gradient_factor} times its past and {loss.impulse_sigma} standard deviations above it. "
+        "One spike is information; what lasts {loss.persist_steps} steps",
+    ),
+    "diverging": (
+        "for {loss.persist_steps} steps a warning, for {loss.critical_steps} critical",
+        "a spike, {loss.impulse_sigma} standard deviations above",
+    ),
+    "nonfinite": (),
+    "weightsdisagree": (),
+    "ranksmissing": (),
+    "hookoverbudget": ("more than {alert.hook_overhead_max:%} of the step, for {alert.hook_overhead_steps} steps",),
+}
+
+PAGE = (
+    "{drift.grown_factor} times it and growing is a drift",
+    "Above {logits.logit_max_large} in a head, or above {logits.logit_median_large} in the median head",
+    "More than {ties.fraction_min:%} is told",
+)
+
+BOARD = (
+    "{drift.grown_factor} times the run's median head is told while it grows; at {drift.ratio_critical} a head is lost",
+    "More than {ties.fraction_min:%} of a head's rows is told",
+    "Persistent beyond {ties.bias_t_min}: biased",
+    "Above {logits.logit_max_large} attention fails",
+)
+
+# A panel's thresholds.
+PANELS = {
+    "1 Drift ratio": ("drift.grown_factor", "drift.ratio_critical"),
+    "Layer x head: drift ratio": ("drift.grown_factor", "drift.ratio_critical"),
+    "3 Tied rows": ("ties.fraction_min",),
+    "6 Largest logit": ("logits.logit_max_large",),
+    "Hook overhead": ("alert.hook_overhead_max",),
+}
