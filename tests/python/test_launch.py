@@ -76,6 +76,17 @@ def test_the_first_one_writes_it_over_what_a_start_of_before_left(
     assert launch_unix_ms() == first == int(store.get(KEY))
 
 
+@pytest.mark.parametrize("left", [str(2**53 + 1), "9" * 30, "inf", "\u00b2"])
+def test_a_number_that_is_no_time_is_no_agreement(store: dist.Store, left: str) -> None:
+    store.set(KEY, left)
+    assert launch_unix_ms() == 0
+
+
+def test_a_clock_before_1970_is_told_as_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "_started_unix_ms", lambda pid: -5)
+    assert launch_unix_ms() == 0
+
+
 def test_a_store_that_does_not_answer_is_left_alone(
     store: dist.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

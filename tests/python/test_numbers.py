@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import bellwether
-from bellwether import _attention_native, _native, settings
+from bellwether import _attention_native, _native, inside, settings
 from bellwether.client import Block, ClientError, RunClient, RunOptions
 from bellwether.whole import STEP_MAX
 
@@ -154,6 +154,16 @@ def test_only_steps_that_are_none_are_counted_from_attaching(tmp_path: Path) -> 
     recorded = Recording(path, ended=True)
     assert [frame.step for frame in recorded.frames] == [0, 1, 2]
     assert recorded.hello.run.step_origin == 2  # STEP_ORIGIN_ATTACH
+
+
+@pytest.mark.parametrize("step", [math.inf, math.nan, -1, torch.tensor(math.inf), 10**30, "x"])
+def test_an_optimizers_count_that_is_none_is_none(step: Any) -> None:
+    model = Model(SHAPE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.state[next(model.parameters())] = {"step": step}
+    assert inside._steps_done(optimizer) is None
+    optimizer.state[next(model.parameters())] = {"step": torch.tensor(7.0)}
+    assert inside._steps_done(optimizer) == 7
 
 
 def test_what_a_trainer_tells_of_itself_never_raises_into_it(tmp_path: Path) -> None:

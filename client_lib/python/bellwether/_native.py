@@ -30,7 +30,7 @@ from ctypes import (
 from pathlib import Path
 from typing import Any, ClassVar, Optional
 
-from .whole import STEP_MAX, whole
+from .whole import LAUNCH_MS_MAX, STEP_MAX, whole
 
 CLIENT_LIBRARY = "libbellwether_client.so"
 KERNELS_LIBRARY = "libbellwether_kernels.so"
@@ -208,7 +208,7 @@ class SignalInfo(Checked):
 
 
 class ClientOptions(Checked):
-    NARROWER: ClassVar[dict[str, tuple[int, int]]] = {"launch_unix_ms": (0, 1 << 53)}
+    NARROWER: ClassVar[dict[str, tuple[int, int]]] = {"launch_unix_ms": (0, LAUNCH_MS_MAX)}
     _fields_ = [
         ("struct_size", c_uint32),
         ("rank", c_uint32),

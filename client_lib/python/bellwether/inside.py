@@ -30,6 +30,7 @@ from .attaching import attach
 from .mailbox import QUEUED, Mailbox
 from .ranks import rank_and_world
 from .runner import owner_of
+from .whole import step as step_number
 
 _RETRY_SECONDS = 0.003
 _RETRIES_MAX = 10_000
@@ -60,7 +61,10 @@ def _steps_done(optimizer: Optimizer) -> Optional[int]:
     for state in optimizer.state.values():
         step = state.get("step") if isinstance(state, dict) else None
         if step is not None:
-            return int(step)
+            try:
+                return step_number(step)
+            except ValueError:  # No count that could be told.
+                return None
     return None
 
 

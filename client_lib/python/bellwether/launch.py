@@ -22,6 +22,7 @@ import torch
 
 from . import log
 from .ranks import rank_and_world
+from .whole import LAUNCH_MS_MAX, whole
 
 _KEY = "bellwether/launch_unix_ms"
 # A store that nobody answers for any more must not hold training up.
@@ -34,7 +35,8 @@ def launch_unix_ms() -> int:
     """0 where the ranks cannot agree on it: no process group yet, or one without a store."""
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
-        return _started_unix_ms(os.getpid()) if rank_and_world()[1] == 1 else 0
+        alone = rank_and_world()[1] == 1
+        return min(max(0, _started_unix_ms(os.getpid())), LAUNCH_MS_MAX) if alone else 0
     agreed: list[int] = []
     try:
         asking = threading.Thread(
@@ -61,7 +63,7 @@ def _agree(agreed: list[int]) -> None:
         found = store.compare_set(_KEY, "", mine)
         if int(found) < _started_unix_ms(os.getpid()):
             found = store.compare_set(_KEY, found.decode(), mine)
-        agreed.append(int(found))
+        agreed.append(whole("launch_unix_ms", int(found), 0, LAUNCH_MS_MAX))
     except Exception:  # Another release's, or a store that cannot do it.
         return
 

@@ -6,6 +6,7 @@ import operator
 from typing import Any, Optional
 
 STEP_MAX = 1 << 53  # Of a step; the library, a recording and the server take no more.
+LAUNCH_MS_MAX = 1 << 53  # Of the time of a launch.
 _DIGITS_MAX = 20
 
 
