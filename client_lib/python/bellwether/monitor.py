@@ -62,6 +62,8 @@ ERRORS_MAX = 8  # Then the monitor turns itself off.
 FLUSH_SECONDS_MAX = 1e6
 DEVICE_WAIT_SECONDS = 1.0  # At the end, for the last numbers on their way from a GPU.
 SAMPLES_TOLD = 8  # That count; then the price is told, ...
+# ... on a GPU later: the first samples of a compiled job cost it half as much again.
+SAMPLES_TOLD_ON_GPU = 20
 PRICE_NEWS = 5e-4  # ... and again if it is so far from what was told, in shares of the time.
 PRICES_TOLD_MAX = 4
 BACKWARDS_MAX = 64  # Backward passes without a step, then one warning.
@@ -589,12 +591,13 @@ class Monitor:
 
     def _tell_price(self) -> None:
         """Once, and again when it turns out to be another one."""
-        if not self._price.known() or self._price.samples < SAMPLES_TOLD:
+        enough = SAMPLES_TOLD if self.memories.gpu() is None else SAMPLES_TOLD_ON_GPU
+        if not self._price.known() or self._price.samples < enough:
             return
         share, measured = self.overhead(), self._price.measured()
         if self._told_price:
             told, over = self._told_price[-1]
-            news = abs(share - told) > max(told / 3, PRICE_NEWS) and measured >= 2 * over
+            news = abs(share - told) > max(told / 4, PRICE_NEWS) and measured >= 2 * over
             if not news or len(self._told_price) >= PRICES_TOLD_MAX:
                 return
         self._told_price.append((share, measured))
