@@ -51,6 +51,13 @@ LiveRun::LiveRun(const LiveRunParts& parts, const RunRecord& record)
       alert_seconds_(parts.counters->histogram("bellwether_alert_seconds")) {}
 
 absl::Status LiveRun::Load() {
+  BW_RETURN_IF_ERROR(LoadStored());
+  // What readers were shown before must not go because somebody asked something.
+  if (const auto newest = NewestLoss(record_, parts_)) last_sample_ = *newest;
+  return absl::OkStatus();
+}
+
+absl::Status LiveRun::LoadStored() {
   BW_ASSIGN_OR_RETURN(const std::vector<RankRecord> ranks, parts_.database->ListRanks(record_.id));
   for (const RankRecord& rank : ranks) ranks_[rank.rank] = rank;
   last_lsn_ = saved_lsn_ = record_.applied_lsn;
@@ -242,6 +249,7 @@ void LiveRun::OnStep(const StepSample& sample) {
     disagreements_left_out_->Add(static_cast<double>(sample.disagreements_left_out));
   }
   AddTotals(sample);
+  stepped_ = true;
   for (const SignalId id : sample.signals()) {
     const auto at = std::lower_bound(record_.signals.begin(), record_.signals.end(), id);
     if (at == record_.signals.end() || *at != id) record_.signals.insert(at, id);
@@ -306,6 +314,18 @@ void LiveRun::Post(std::vector<Transition>* transitions) {
 void LiveRun::Publish() {
   if (!changed_) return;
   changed_ = false;
+  // Of a run that had ended before it was taken up nothing new was seen: what is shown of it stays.
+  const RunSnapshotPtr shown = stepped_ || !record_.ended ? nullptr : parts_.table->Get(record_.id);
+  if (shown != nullptr) {
+    auto snapshot = std::make_shared<RunSnapshot>(*shown);
+    snapshot->record = record_;
+    snapshot->alerts_firing = static_cast<uint32_t>(parts_.alerts->List(record_.id, true).size());
+    snapshot->ranks_reporting = 0;
+    snapshot->version = version_ = std::max(version_, shown->version) + 1;
+    ShowEvents(snapshot.get());
+    parts_.table->Publish(std::move(snapshot));
+    return;
+  }
   auto snapshot = std::make_shared<RunSnapshot>();
   snapshot->record = record_;
   snapshot->eta = judge_.eta();
@@ -326,10 +346,25 @@ void LiveRun::Publish() {
     }
   }
   snapshot->totals = totals_;
+  ShowEvents(snapshot.get());
+  parts_.table->Publish(std::move(snapshot));
+}
+
+void LiveRun::ShowEvents(RunSnapshot* snapshot) {
   if (shown_events_ == nullptr) shown_events_ = std::make_shared<const std::vector<RunEvent>>(new_events_);
   snapshot->events_stored = events_stored_;
   snapshot->events_new = shown_events_;
-  parts_.table->Publish(std::move(snapshot));
+}
+
+std::shared_ptr<const StepSample> LiveRun::NewestLoss(const RunRecord& record, const LiveRunParts& parts) {
+  int64_t step = -1;
+  const auto loss = parts.series->ReadMatrix(record.id, record.description.layout, SignalId::kLoss, -1, &step);
+  if (!loss.ok() || loss->empty() || step < 0) return nullptr;
+  auto newest = std::make_shared<StepSample>();
+  newest->Reset(record.description.layout);
+  newest->step = step;
+  newest->Add(SignalId::kLoss)[0] = loss->front();
+  return newest;
 }
 
 void LiveRun::PublishRecord(const RunRecord& record, const LiveRunParts& parts) {
@@ -337,15 +372,7 @@ void LiveRun::PublishRecord(const RunRecord& record, const LiveRunParts& parts) 
   snapshot->record = record;
   if (!record.ended) return parts.table->Publish(std::move(snapshot));  // It tells more itself, soon.
   snapshot->alerts_firing = static_cast<uint32_t>(parts.alerts->List(record.id, true).size());
-  int64_t step = -1;
-  const auto loss = parts.series->ReadMatrix(record.id, record.description.layout, SignalId::kLoss, -1, &step);
-  if (loss.ok() && step >= 0) {
-    auto newest = std::make_shared<StepSample>();
-    newest->Reset(record.description.layout);
-    newest->step = step;
-    newest->Add(SignalId::kLoss)[0] = loss->front();
-    snapshot->newest = std::move(newest);
-  }
+  snapshot->newest = NewestLoss(record, parts);
   parts.table->Publish(std::move(snapshot));
 }
 

@@ -189,6 +189,10 @@ class LiveRun {
   void EndSilent(const RunSilentMessage& silent);
   void ApplyRules(const RulesMessage& rules);
   void OnStep(const StepSample& sample);
+  absl::Status LoadStored();
+  void ShowEvents(RunSnapshot* snapshot);
+  // Null: none was stored.
+  static std::shared_ptr<const StepSample> NewestLoss(const RunRecord& record, const LiveRunParts& parts);
   void OpenSeries();  // If the run was closed, and goes on.
   void AddTotals(const StepSample& sample);
   void Post(std::vector<Transition>* transitions);
@@ -237,6 +241,7 @@ class LiveRun {
 
   StepSample last_heads_;
   StepSample last_sample_;
+  bool stepped_ = false;  // It saw a step close itself: what it shows is more than what is stored.
   std::shared_ptr<const StepSample> shown_heads_;
   bool heads_changed_ = false;
   uint64_t version_ = 0;

@@ -6,13 +6,16 @@ Method: the real bellwetherd and command on a recorded failing run.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,6 +74,61 @@ def test_everything_is_there_after_a_kill(server: Server) -> None:
     assert before == after
     assert len(before[0]) > 1000
     assert server.call("GetRun", run=RUN)["ended"]
+
+
+def test_no_request_of_an_ended_run_changes_what_is_answered_of_it(server: Server) -> None:
+    """Each of them takes the run up again from what is stored."""
+
+    def answers() -> list[Any]:
+        run = server.call("GetRun", run=RUN)
+        listed = [r for r in server.call("ListRuns")["runs"] if r["description"]["name"] == RUN]
+        assert listed == [run]
+        heads = server.call("TopHeads", run=RUN, signal="drift_ratio", limit=5)
+        return [run, heads, server.call("GetMatrix", run=RUN, signal="wq_sigma", step=-1)]
+
+    def ask(method: str, **request: Any) -> None:
+        refused = False
+        try:
+            server.call(method, run=RUN, **request)
+        except urllib.error.HTTPError as error:
+            error.close()
+            refused = True
+        assert refused == (method not in ("SetPolicy", "Annotate", "AcknowledgeAlert", "SilenceAlert")), method
+
+    rules = server.folder / "rules.yml"
+    server.run("run", "import", str(RECORDED))
+    key = server.call("ListAlerts", run=RUN)["alerts"][0]["last"]["key"]
+    rules.write_text("{}\n")
+    server.flags.append(f"--rules.file={rules}")
+    decided = {"id": "nothing-1", "by": "ann", "reason": ""}
+    requests: list[tuple[str, dict[str, Any]]] = [
+        *((f"{verb}Action", decided) for verb in ("Approve", "Reject", "Undo")),
+        ("ProposeAction", {"action": {"kind": "ACTION_KIND_CENTER_K", "value": 1}, "by": "ann"}),
+        ("SetPolicy", {"policy": {"mode": "MODE_PROPOSE"}, "by": "ann"}),
+        ("AcknowledgeAlert", {"key": key, "by": "ann"}),
+        ("SilenceAlert", {"key": key, "by": "ann", "seconds": 60}),
+        ("Annotate", {"event": {"kind": "EVENT_KIND_ANNOTATION", "text": "looked at"}}),
+    ]
+    for method, request in requests:
+        server.kill()
+        server.start()
+        server.await_applied()
+        before = answers()
+        assert math.isfinite(float(before[0]["loss"]))
+        ask(method, **request)
+        server.call("GetPolicy", run=RUN)  # Comes behind what is concluded of the request.
+        assert answers() == before, method
+        assert actions_waiting(server) == []
+    rules.write_text("off: [overhead]\n")
+    assert server.process is not None
+    server.process.send_signal(signal.SIGHUP)
+    wait_for("the rules are read again", lambda: server.metric("bellwether_config_last_reload_successful") == 1)
+    assert answers() == before
+
+
+def actions_waiting(server: Server) -> list[str]:
+    actions = server.call("ListActions", run=RUN).get("actions", [])
+    return [a["id"] for a in actions if a["state"] == "ACTION_STATE_PROPOSED"]
 
 
 def test_a_server_that_ends_takes_only_its_own_files_with_it(tmp_path: Path) -> None:
