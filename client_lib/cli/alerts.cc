@@ -170,7 +170,7 @@ ExitCode Watch(Cli* cli, const WatchOptions& options) {
   request.set_after_id(options.only_new ? UINT64_MAX : options.after);
   request.set_run(options.run);
   request.set_severity_min(options.severity);
-  const Table header{.columns = {"ID", "TIME", "RUN", "STATE", "SEVERITY", "STEP", "HEAD", "ETA", "SUMMARY"}};
+  const Table header{.columns = {"ID", "TIME", "RUN", "STATE", "SEVERITY", "STEP", "HEAD", "ETA", "KEY", "SUMMARY"}};
   bool first = true;
   Unstored unstored;
   return Follow(cli->connect, [&](Connection* connection, grpc::ClientContext* context, const auto& heard) {
@@ -191,11 +191,12 @@ ExitCode Watch(Cli* cli, const WatchOptions& options) {
       if (transition.id() == 0 && !unstored.New(transition)) continue;
       if (transition.id() != 0) request.set_after_id(transition.id());
       Table table = header;
-      table.rows.push_back(
-          {transition.id() == 0 ? "-" : std::to_string(transition.id()), Time(transition.time_unix_ns()),
-           transition.run(), Cell(StateName(transition.state()), Colour(transition)),
-           Cell(SeverityName(transition.severity()), Colour(transition)), Integer(transition.step()),
-           HeadText(transition.layer(), transition.head()), EtaText(transition.eta()), transition.summary()});
+      table.rows.push_back({transition.id() == 0 ? "-" : std::to_string(transition.id()),
+                            Time(transition.time_unix_ns()), transition.run(),
+                            Cell(StateName(transition.state()), Colour(transition)),
+                            Cell(SeverityName(transition.severity()), Colour(transition)), Integer(transition.step()),
+                            HeadText(transition.layer(), transition.head()), EtaText(transition.eta()),
+                            transition.key(), transition.summary()});
       end.enough = !PrintItem(cli->output, table, transition, first);
       first = false;
     }
@@ -263,7 +264,7 @@ void AddAlerts(Cli* cli) {
   AddWatch(cli, command);
 
   auto* const get = AddCommand<GetOptions>(cli, noun, "get", "Shows an alert with its evidence and history",
-                                           "bellwether alert get my-run drift/3/5/1200", &Get, &command);
+                                           "bellwether alert get my-run a1", &Get, &command);
   command->add_option("run", get->run, "the run's name or uuid")->required()->type_name("RUN");
   command->add_option("key", get->key, "the alert's key, as `alert list` shows it")->required()->type_name("KEY");
 
@@ -277,12 +278,11 @@ void AddAlerts(Cli* cli) {
 
   auto* const ack =
       AddCommand<NoteOptions>(cli, noun, "ack", "Acknowledges an alert: somebody looks after it",
-                              "bellwether alert ack my-run drift/3/5/1200 --comment \"on it\"", &Acknowledge, &command);
+                              "bellwether alert ack my-run a1 --comment \"on it\"", &Acknowledge, &command);
   AddNote(command, ack);
 
-  auto* const silence =
-      AddCommand<NoteOptions>(cli, noun, "silence", "Stops notifications of an alert for a while",
-                              "bellwether alert silence my-run drift/3/5/1200 --for 2h", &Silence, &command);
+  auto* const silence = AddCommand<NoteOptions>(cli, noun, "silence", "Stops notifications of an alert for a while",
+                                                "bellwether alert silence my-run a1 --for 2h", &Silence, &command);
   AddNote(command, silence);
   command->add_option("--for", silence->seconds, "how long, 1s..30d, such as 30m, 2h")
       ->transform(CLI::AsNumberWithUnit(std::map<std::string, uint32_t>{{"s", 1}, {"m", 60}, {"h", 3600}, {"d", 86400}},

@@ -38,6 +38,18 @@ const char* NameOf(Rule rule) {
 
 std::string AlertEngine::Subject::NameFor(Rule found) const { return rule != nullptr ? rule->name : NameOf(found); }
 
+std::string AlertEngine::NextKey(const Subject& subject) {
+  static_assert(kFamilies <= 'u' - 'a');
+  const auto family = static_cast<size_t>(subject.family);
+  const char letter = subject.rule != nullptr ? 'u' : static_cast<char>('a' + family);
+  return absl::StrCat(std::string(1, letter), ++numbered_[subject.rule != nullptr ? kFamilies : family]);
+}
+
+void AlertEngine::SetNumbered(std::vector<uint32_t> numbered) {
+  numbered.resize(numbered_.size());
+  numbered_ = std::move(numbered);
+}
+
 void AlertEngine::SetRules(std::shared_ptr<const std::vector<UserRule>> rules, const std::vector<int>& from) {
   rules_ = std::move(rules);
   std::vector<Open> open(rules_ == nullptr ? 0 : rules_->size());
@@ -63,7 +75,7 @@ void AlertEngine::Update(const Subject& subject, Open* open, int64_t step, const
   const int64_t resolve_steps = rule != nullptr ? rule->resolve_steps : options_.resolve_steps;
   const int64_t cooldown_steps = rule != nullptr ? rule->cooldown_steps : options_.cooldown_steps;
   if (findings->empty()) {
-    if (open->firing && step - open->last_found >= resolve_steps) {
+    if (open->firing && open->told.repaired_step < 0 && step - open->last_found >= resolve_steps) {
       Resolve(subject, open, step, run, absl::StrCat("no evidence since step ", open->last_found), out);
     }
     return;
@@ -102,17 +114,101 @@ void AlertEngine::Update(const Subject& subject, Open* open, int64_t step, const
     open->first_step = first_step;
     open->layer = worst.where.layer;
     open->head = worst.where.head;
-    open->key =
-        absl::StrCat(subject.NameFor(worst.rule), "/", worst.where.layer, "/", worst.where.head, "/", first_step);
+    open->told = {};
+    open->key = NextKey(subject);
   }
   open->severity = std::max(open->severity, worst.severity);
   open->stage = std::max(open->stage, stage);
-  out->push_back(Describe(subject, *open, step, run, *findings));
+  out->push_back(Describe(subject, open, step, run, *findings));
+}
+
+void AlertEngine::CouldNotLook(Family family, int64_t step) {
+  Open& open = open_[static_cast<size_t>(family)];
+  if (open.firing) open.last_found = step;
+}
+
+void AlertEngine::BeginRepair(Family family, int64_t step, const RunDescription& run, std::vector<Transition>* out) {
+  BeginRepair({.family = family}, &open_[static_cast<size_t>(family)], step, run, out);
+}
+
+void AlertEngine::BeginRepairOfRule(size_t rule, int64_t step, const RunDescription& run,
+                                    std::vector<Transition>* out) {
+  BeginRepair({.rule = &(*rules_)[rule]}, &of_rules_[rule], step, run, out);
+}
+
+void AlertEngine::BeginRepair(const Subject& subject, Open* open, int64_t step, const RunDescription& run,
+                              std::vector<Transition>* out) {
+  if (!open->firing || open->told.repaired_step >= 0) return;
+  open->told.repaired_step = step;
+  open->last_found = step;
+  open->eta_known = false;  // A growth of before the repair says nothing of what is left.
+  // Of a state that was saved before such things were kept.
+  if (open->told.heads.empty()) {
+    open->told.strongest = {open->layer, open->head};
+    open->told.heads = {{open->layer, open->head}};
+    open->told.heads_total = open->head >= 0 ? 1 : 0;
+  }
+  if (open->told.cause.empty()) open->told.cause = "unknown";
+  Transition& change = out->emplace_back();
+  change.run_name = run.name;
+  change.attempt = run.attempt;
+  change.key = open->key;
+  change.k = ++open->k;
+  change.state = AlertState::kFiring;
+  change.severity = open->severity;
+  change.rule = subject.NameFor(open->rule);
+  change.stage = open->stage;
+  change.step = step;
+  change.first_step = open->first_step;
+  change.strongest = open->told.strongest;
+  for (const Head& head : open->told.heads) {
+    if (head.head >= 0) change.heads.push_back(head);
+  }
+  change.heads_total = open->told.heads_total;
+  change.evidence = open->told.evidence;
+  change.cause = open->told.cause;
+  change.summary = RepairSummaryOf(run, change);
+  change.advice = RepairAdvice();
+}
+
+void AlertEngine::EndRepairs(int64_t step) {
+  const auto end = [step](Open* open) {
+    if (open->told.repaired_step < 0) return;
+    open->told.repaired_step = -1;
+    open->last_found = step;
+  };
+  for (Open& open : open_) end(&open);
+  for (Open& open : of_rules_) end(&open);
+}
+
+void AlertEngine::ResolveRepaired(int64_t step, const RunDescription& run, const StandStill& stand_still,
+                                  std::vector<Transition>* out) {
+  const auto resolve = [&](const Subject& subject, Open* open, int64_t resolve_steps) {
+    if (!open->firing || open->told.repaired_step < 0 || step - open->last_found < resolve_steps) return;
+    if (!stand_still(open->told.heads, resolve_steps)) return;
+    Resolve(subject, open, step, run,
+            absl::StrCat("under repair since step ", open->told.repaired_step,
+                         ", and sigma(W_Q) of its heads has stood still for ", resolve_steps, " steps"),
+            out);
+  };
+  for (size_t i = 0; i < open_.size(); ++i) {
+    resolve({.family = static_cast<Family>(i)}, &open_[i], options_.resolve_steps);
+  }
+  for (size_t i = 0; i < of_rules_.size(); ++i) {
+    resolve({.rule = &(*rules_)[i]}, &of_rules_[i], (*rules_)[i].resolve_steps);
+  }
+}
+
+const std::vector<Head>& AlertEngine::under_repair(Family family) const {
+  static const std::vector<Head> none;
+  const Open& open = open_[static_cast<size_t>(family)];
+  return open.firing && open.told.repaired_step >= 0 ? open.told.heads : none;
 }
 
 // The firing alert as its findings, worst first, show it.
-Transition AlertEngine::Describe(const Subject& subject, const Open& open, int64_t step, const RunDescription& run,
+Transition AlertEngine::Describe(const Subject& subject, Open* told, int64_t step, const RunDescription& run,
                                  const std::vector<Finding>& findings) const {
+  const Open& open = *told;
   Transition change;
   change.run_name = run.name;
   change.attempt = run.attempt;
@@ -145,7 +241,15 @@ Transition AlertEngine::Describe(const Subject& subject, const Open& open, int64
     }
   }
   const UserRule* const rule = subject.rule;
-  change.cause = rule != nullptr ? rule->cause : CauseOf(subject.family, findings);
+  // Under repair the rules that know the cause are off: it is what it was.
+  change.cause = open.told.repaired_step >= 0 ? open.told.cause
+                 : rule != nullptr            ? rule->cause
+                                              : CauseOf(subject.family, findings);
+  told->told.strongest = change.strongest;
+  told->told.heads = change.heads;
+  told->told.heads_total = change.heads_total;
+  told->told.evidence = change.evidence;
+  told->told.cause = change.cause;
   change.summary = SummaryOf(run, change);
   change.advice = rule != nullptr ? rule->advice : AdviceOf(subject.family, run, change);
   return change;
@@ -165,6 +269,7 @@ void AlertEngine::Resolve(const Subject& subject, Open* open, int64_t step, cons
                           const std::string& why, std::vector<Transition>* out) {
   if (!open->firing) return;
   open->firing = false;
+  open->told = {};
   open->resolved_step = step;
   open->resolved_severity = open->severity;
   open->eta_known = false;

@@ -5,6 +5,15 @@
 // after `resolve_steps` without a finding.  After that the family stays quiet
 // for `cooldown_steps`, unless what is found is worse than the last alert.
 //
+// An alert is under repair once something was switched on that its own rules
+// cannot see past.  That they find nothing then says nothing: it stays what it
+// was, rises by what is still found, and ends when other signals say so.
+//
+// A key names an alert in its run and tells nothing else of it: a letter and a
+// number that is not given again, also not in a later attempt.  Each family counts
+// by itself, and the rules that people wrote together, so that an alert of one, or
+// another rule, changes no key of the others: a replay gives the same ones.
+//
 // Not thread-safe.
 
 #ifndef BELLWETHER_SERVER_DETECT_ALERT_ENGINE_H_
@@ -12,6 +21,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -41,6 +51,22 @@ class AlertEngine {
   void Resolve(Family family, int64_t step, const RunDescription& run, const std::string& why,
                std::vector<Transition>* out);
 
+  // Nothing could be looked for at `step`: no evidence is no evidence of an end.
+  void CouldNotLook(Family family, int64_t step);
+
+  // Puts the family's alert under repair, if one is open, and says so once.
+  void BeginRepair(Family family, int64_t step, const RunDescription& run, std::vector<Transition>* out);
+  void BeginRepairOfRule(size_t rule, int64_t step, const RunDescription& run, std::vector<Transition>* out);
+  // What was switched on is off again: the rules judge as before.
+  void EndRepairs(int64_t step);
+  // Resolves what has been under repair, and without a finding, for as long as an
+  // alert must be to resolve, where `stand_still` says it of the alert's heads.
+  using StandStill = std::function<bool(const std::vector<Head>& heads, int64_t steps)>;
+  void ResolveRepaired(int64_t step, const RunDescription& run, const StandStill& stand_still,
+                       std::vector<Transition>* out);
+  // The heads of the family's alert if it is under repair; empty: it is not.
+  const std::vector<Head>& under_repair(Family family) const;
+
   // The same for rule number `rule`.
   void UpdateRule(size_t rule, int64_t step, const RunDescription& run, std::vector<Finding>* findings,
                   std::vector<Transition>* out);
@@ -63,8 +89,32 @@ class AlertEngine {
   void VisitRules(A& a) {
     for (Open& open : of_rules_) a(open);
   }
+  // What states of before there were keys of this kind do not have.
+  template <class A>
+  void VisitTold(A& a) {
+    for (Open& open : open_) a(open.told);
+  }
+  template <class A>
+  void VisitToldOfRules(A& a) {
+    for (Open& open : of_rules_) a(open.told);
+  }
+  // How many keys were given: by Family, then of people's rules.
+  const std::vector<uint32_t>& numbered() const { return numbered_; }
+  void SetNumbered(std::vector<uint32_t> numbered);
 
  private:
+  static constexpr uint32_t kToldMax = 4096;  // Of heads and evidence; options have lower limits.
+  // What was last said of an alert, for as long as its rules can say no more.
+  struct Told {
+    int64_t repaired_step = -1;  // Since when it has been under repair; -1: it is not.
+    Head strongest;
+    std::vector<Head> heads;
+    uint32_t heads_total = 0;
+    std::vector<Evidence> evidence;
+    std::string cause;
+    template <class A>
+    void Visit(A& a);
+  };
   struct Open {
     bool firing = false;
     Severity severity = Severity::kNone;
@@ -81,6 +131,7 @@ class AlertEngine {
     int64_t eta_step = 0;  // At which the eta was estimated.
     double eta_steps = 0, eta_lower = 0, eta_upper = 0;
     std::string key;
+    Told told;
 
     template <class A>
     void Visit(A& a) {
@@ -100,8 +151,12 @@ class AlertEngine {
               std::vector<Finding>* findings, std::vector<Transition>* out);
   void Resolve(const Subject& subject, Open* open, int64_t step, const RunDescription& run, const std::string& why,
                std::vector<Transition>* out);
-  Transition Describe(const Subject& subject, const Open& open, int64_t step, const RunDescription& run,
+  std::string NextKey(const Subject& subject);
+  // Keeps what it says in `open`, too.
+  Transition Describe(const Subject& subject, Open* open, int64_t step, const RunDescription& run,
                       const std::vector<Finding>& findings) const;
+  void BeginRepair(const Subject& subject, Open* open, int64_t step, const RunDescription& run,
+                   std::vector<Transition>* out);
 
   template <class Call>
   void ForEachFiring(const Call& call) const;
@@ -110,7 +165,29 @@ class AlertEngine {
   std::array<Open, kFamilies> open_;
   std::shared_ptr<const std::vector<UserRule>> rules_;
   std::vector<Open> of_rules_;
+  std::vector<uint32_t> numbered_ = std::vector<uint32_t>(kFamilies + 1);
 };
+
+template <class A>
+void AlertEngine::Told::Visit(A& a) {
+  const auto each = [&a](auto& list, uint32_t max, const auto& visit) {
+    auto size = static_cast<uint32_t>(list.size());
+    a(size);
+    if constexpr (A::kReading) {
+      list.clear();
+      if (size > max) return a.Refuse();
+      for (uint32_t i = 0; i < size && a.ok(); ++i) visit(list.emplace_back());
+    } else {
+      for (auto& element : list) visit(element);
+    }
+  };
+  a(repaired_step), a(strongest.layer), a(strongest.head), a(heads_total), a(cause);
+  each(heads, kToldMax, [&a](Head& head) { a(head.layer), a(head.head); });
+  each(evidence, kToldMax, [&a](Evidence& e) {
+    a(e.signal), a(e.where.layer), a(e.where.head), a(e.value), a(e.threshold), a(e.baseline), a(e.first_step);
+    a(e.detector), a(e.text);
+  });
+}
 
 }  // namespace bellwether::server
 

@@ -78,6 +78,21 @@ std::string SummaryOf(const RunDescription& run, const Transition& change) {
   return text;
 }
 
+std::string RepairSummaryOf(const RunDescription& run, const Transition& change) {
+  std::string text = absl::StrCat(run.name, ": ", change.rule);
+  if (change.strongest.layer >= 0) absl::StrAppend(&text, " in layer ", change.strongest.layer);
+  if (change.strongest.head >= 0) absl::StrAppend(&text, " head ", change.strongest.head);
+  if (change.heads_total > 1) absl::StrAppend(&text, " (+", change.heads_total - 1, " others)");
+  absl::StrAppend(&text, ", since step ", change.first_step, ": under repair since step ", change.step,
+                  ", when the keys were centred");
+  return text;
+}
+
+std::string RepairAdvice() {
+  return "Keys are centred, so that the rules of drift and ties see nothing. The alert stays until sigma(W_Q) of its "
+         "heads stands still. Wait for that; if sigma or the scores go on growing, attention.mode = hp is next.";
+}
+
 std::string AdviceOf(Family family, const RunDescription& run, const Transition& change) {
   switch (family) {
     case Family::kRounding:

@@ -19,6 +19,9 @@ std::string CauseOf(Family family, const std::vector<Finding>& findings);
 // One sentence: run, heads, numbers against thresholds, since when, ETA.
 std::string SummaryOf(const RunDescription& run, const Transition& change);
 // What to do, what it does, what it costs.
+// Of an alert that goes on under repair.
+std::string RepairSummaryOf(const RunDescription& run, const Transition& change);
+std::string RepairAdvice();
 std::string AdviceOf(Family family, const RunDescription& run, const Transition& change);
 
 }  // namespace bellwether::server

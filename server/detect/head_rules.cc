@@ -188,7 +188,7 @@ Fact HeadRules::FactOf(HeadTrack track, HeadTest test, size_t head, double thres
           .detector = detector};
 }
 
-void HeadRules::Tick(const AttentionTraits& traits, bool excused) {
+void HeadRules::Tick(const AttentionTraits& traits, bool excused, const std::vector<Head>& repaired) {
   for (BatchSeries& series : series_) series.CloseRow(last_step_);
   ++ticks_;
   // What the first steps do is no past to grow from.
@@ -216,7 +216,7 @@ void HeadRules::Tick(const AttentionTraits& traits, bool excused) {
     stage_[head] = 0;
     if (active != 0) JudgeHead(head, traits);
   }
-  JoinLogits();
+  JoinLogits(repaired);
   NameSuspects();
   JudgeRunLogits();
 }
@@ -344,8 +344,41 @@ void HeadRules::JudgeHead(size_t head, const AttentionTraits& traits) {
   (finding.rule == Rule::kLogits ? logits_ : rounding_).push_back(std::move(finding));
 }
 
-void HeadRules::JoinLogits() {
+bool HeadRules::SeesGrowth() const {
+  bool any = false;
+  for (size_t track = 0; track < kHeadTracks; ++track) {
+    if (!kHeadTrackInfo[track].window || !series_[track].present()) continue;
+    if (series_[track].rows() >= options_.trend.window_batches_min) return true;
+    any = true;
+  }
+  return !any;
+}
+
+bool HeadRules::StandStill(const std::vector<Head>& heads, int64_t steps) const {
+  const BatchSeries& series = series_[kSigma].present() ? series_[kSigma] : series_[kLogitMax];
+  if (!series.present() || series.rows() < options_.trend.window_batches_min) return false;
+  const bool full = series.rows() == WindowOf(options_);
+  const int64_t span = series.span_steps(series.rows());
+  if (span < steps && !full) return false;
+  // What doubles more slowly than this may be training: that is no push any more.
+  const double rise_max =
+      std::exp2(options_.trend.gate_share * static_cast<double>(span) / options_.trend.doubling_steps_max);
+  for (size_t head = 0; head < heads_; ++head) {
+    const Head at = At(head);
+    const bool named = std::any_of(heads.begin(), heads.end(), [&](const Head& one) {
+      return one.layer < 0 || (one.layer == at.layer && (one.head < 0 || one.head == at.head));
+    });
+    // Not: a rise that is no number is no rest.
+    if (named && !(series.Rise(head, series.rows(), false) <= rise_max)) return false;
+  }
+  return true;
+}
+
+void HeadRules::JoinLogits(const std::vector<Head>& repaired) {
   std::vector<bool> ill(static_cast<size_t>(layout_.layers));
+  for (const Head& head : repaired) {
+    if (head.layer >= 0 && head.layer < layout_.layers) ill[static_cast<size_t>(head.layer)] = true;
+  }
   for (const Finding& finding : rounding_) ill[static_cast<size_t>(finding.where.layer)] = true;
   const auto joins = [&](const Finding& finding) { return ill[static_cast<size_t>(finding.where.layer)]; };
   for (Finding& finding : logits_) {

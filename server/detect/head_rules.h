@@ -41,8 +41,17 @@ class HeadRules {
   // Tick() next.
   bool Add(const StepSample& sample);
   // Runs the rules.  `excused`: something announced disturbs the run now, so
-  // nothing begins or ends.
-  void Tick(const AttentionTraits& traits, bool excused);
+  // nothing begins or ends.  `repaired`: heads of a drift that goes on under
+  // repair; large scores in their layers are its last stage, as in those of a
+  // drift that is found.
+  void Tick(const AttentionTraits& traits, bool excused, const std::vector<Head>& repaired = {});
+  // Whether enough was seen since what the kernel is fed has changed, for a
+  // growth to be found.
+  bool SeesGrowth() const;
+  // Whether the weights of all of these heads have stood still for `steps`, as
+  // far as a window reaches: by sigma(W_Q), else by the largest scores.  False
+  // where neither is measured.  -1 stands for all heads, or layers.
+  bool StandStill(const std::vector<Head>& heads, int64_t steps) const;
   // The findings of the last tick.
   std::vector<Finding>* rounding() { return &rounding_; }
   std::vector<Finding>* logits() { return &logits_; }
@@ -96,7 +105,7 @@ class HeadRules {
   bool LayerLeakedLately(size_t head) const;
   void JudgeHead(size_t head, const AttentionTraits& traits);
   // Large scores in a layer with a drifting head are the drift's last stage.
-  void JoinLogits();
+  void JoinLogits(const std::vector<Head>& repaired);
   // Heads of a drifting head's layer see the same input and follow it; the
   // ones with the largest common mode have the least mantissa left.
   void NameSuspects();

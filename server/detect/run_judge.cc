@@ -18,7 +18,8 @@
 namespace bellwether::server {
 namespace {
 
-constexpr uint32_t kStateMagic = 0x314a5742;  // "BWJ1"
+constexpr uint32_t kStateMagic = 0x314a5742;     // "BWJ1": no alert was numbered.
+constexpr uint32_t kNumberedMagic = 0x324a5742;  // "BWJ2"
 
 // Findings of one step that is not finite; of further values their number is told.
 constexpr size_t kNonfiniteMax = 4096;
@@ -87,20 +88,32 @@ struct RunJudge::State {
     loss.Excuse();
     user.Excuse();
   }
-  // The drift of raw keys is harmless from here on.
-  void ResolveRounding(int64_t step, std::vector<Transition>* out);
+  // The drift of raw keys is not looked for from here on: what was found of it stays
+  // until something else shows that it is over.
+  void BeginRepairs(int64_t step, std::vector<Transition>* out);
+  // A family that HeadRules looks for.
+  void UpdateHeads(Family family, int64_t step, std::vector<Finding>* findings, std::vector<Transition>* out);
+  bool numbered() const {
+    const std::vector<uint32_t>& numbers = alerts.numbered();
+    return std::any_of(numbers.begin(), numbers.end(), [](uint32_t number) { return number > 0; });
+  }
 
   void JudgeNonfinite(const StepSample& sample, std::vector<Transition>* out);
   void JudgeDisagreements(const StepSample& sample, std::vector<Transition>* out);
   void JudgeOverhead(const StepSample& sample, std::vector<Transition>* out);
 };
 
-void RunJudge::State::ResolveRounding(int64_t step, std::vector<Transition>* out) {
-  const char* const why = "centring was switched on";
-  alerts.Resolve(Family::kRounding, step, run, why, out);
+void RunJudge::State::BeginRepairs(int64_t step, std::vector<Transition>* out) {
+  alerts.BeginRepair(Family::kRounding, step, run, out);
   for (size_t i = 0; i < user.size(); ++i) {
-    if (user.rule(i).rounding_only) alerts.ResolveRule(i, step, run, why, out);
+    if (user.rule(i).rounding_only) alerts.BeginRepairOfRule(i, step, run, out);
   }
+}
+
+void RunJudge::State::UpdateHeads(Family family, int64_t step, std::vector<Finding>* findings,
+                                  std::vector<Transition>* out) {
+  if (findings->empty() && !heads.SeesGrowth()) return alerts.CouldNotLook(family, step);
+  alerts.Update(family, step, run, findings, out);
 }
 
 RunJudge::RunJudge(const JudgeOptions& options, const RunDescription& run, DetectorBank* bank)
@@ -226,10 +239,13 @@ void RunJudge::Observe(const StepSample& sample, std::vector<Transition>* out) {
     s.alerts.Update(Family::kGradient, sample.step, s.run, &findings, out);
   }
   if (s.heads.Add(sample)) {
-    s.heads.Tick(s.run.attention, excused);
+    s.heads.Tick(s.run.attention, excused, s.alerts.under_repair(Family::kRounding));
     if (!excused) {
-      s.alerts.Update(Family::kRounding, sample.step, s.run, s.heads.rounding(), out);
-      s.alerts.Update(Family::kLogits, sample.step, s.run, s.heads.logits(), out);
+      s.UpdateHeads(Family::kRounding, sample.step, s.heads.rounding(), out);
+      s.UpdateHeads(Family::kLogits, sample.step, s.heads.logits(), out);
+      s.alerts.ResolveRepaired(
+          sample.step, s.run,
+          [&s](const std::vector<Head>& heads, int64_t steps) { return s.heads.StandStill(heads, steps); }, out);
     }
   }
   s.user.Observe(sample, s.run.attention, excused, [&](size_t rule, std::vector<Finding>* findings) {
@@ -244,11 +260,12 @@ void RunJudge::OnEvent(const RunEvent& event, std::vector<Transition>* out) {
     case EventKind::kCentringOn:
       s.run.attention.centred = true;
       s.ForgetTrends();
-      s.ResolveRounding(step, out);
+      s.BeginRepairs(step, out);
       break;
     case EventKind::kCentringOff:
       s.run.attention.centred = false;
       s.ForgetTrends();
+      s.alerts.EndRepairs(step);
       break;
     case EventKind::kAttentionMode:
       s.run.attention.kernel = event.text;
@@ -277,7 +294,9 @@ void RunJudge::OnHello(const RunDescription& run, std::vector<Transition>* out) 
   s.run.layout = layout;  // The store refuses a run that changes its layout.
   if (!changed) return;
   s.ForgetTrends();
-  if (run.attention.centred && !centred_before) s.ResolveRounding(std::max<int64_t>(s.last_step, 0), out);
+  const int64_t step = std::max<int64_t>(s.last_step, 0);
+  if (run.attention.centred && !centred_before) s.BeginRepairs(step, out);
+  if (!run.attention.centred && centred_before) s.alerts.EndRepairs(step);
 }
 
 void RunJudge::OnSilence(uint32_t silent_ranks, int64_t silent_seconds, std::vector<Transition>* out) {
@@ -349,17 +368,25 @@ size_t RunJudge::memory_bytes() const {
 std::string RunJudge::Save() const {
   std::string out;
   StateWriter writer(&out);
-  uint32_t magic = kStateMagic;
-  writer(magic);
+  // Without a number servers of before read it: those of a cluster are replaced one after the other.
+  const bool numbered = state_->numbered();
+  writer(numbered ? kNumberedMagic : kStateMagic);
   writer(state_->run.layout.layers);
   writer(state_->run.layout.heads);
   writer(state_->run.layout.kv_heads);
+  if (numbered) {
+    // First: a key must not be given twice, also where the rest cannot be read.
+    std::vector<uint32_t> numbers = state_->alerts.numbered();
+    writer(numbers);
+  }
   writer(*state_);
+  if (numbered) state_->alerts.VisitTold(writer);
   // Last and by itself: it is only of use to the same rules.
   writer(state_->user_rules_fingerprint());
   std::string of_rules;
   StateWriter rules_writer(&of_rules);
   state_->VisitUserRules(rules_writer);
+  if (numbered) state_->alerts.VisitToldOfRules(rules_writer);
   writer(of_rules);
   return out;
 }
@@ -376,9 +403,22 @@ bool RunJudge::Restore(std::string_view saved) {
   reader(layout.layers);
   reader(layout.heads);
   reader(layout.kv_heads);
-  const bool fits = magic == kStateMagic && layout.layers == description.layout.layers &&
+  const bool numbered = magic == kNumberedMagic;
+  const bool fits = (magic == kStateMagic || numbered) && layout.layers == description.layout.layers &&
                     layout.heads == description.layout.heads && layout.kv_heads == description.layout.kv_heads;
+  std::vector<uint32_t> numbers;
+  if (fits && numbered) {
+    reader(numbers);
+    if (!reader.ok()) numbers.clear();
+    fresh->alerts.SetNumbered(numbers);
+  }
+  const auto begin_afresh = [&] {
+    state_ = std::make_unique<State>(options, description, bank);
+    state_->alerts.SetNumbered(numbers);
+    return false;
+  };
   if (fits) reader(*fresh);
+  if (fits && numbered) fresh->alerts.VisitTold(reader);
   // A judge of before there were rules of people's own saved nothing of them.
   uint64_t fingerprint = 0;
   std::string of_rules;
@@ -386,17 +426,12 @@ bool RunJudge::Restore(std::string_view saved) {
     reader(fingerprint);
     reader(of_rules);
   }
-  if (!fits || !reader.at_end() || !fresh->heads.Consistent()) {
-    state_ = std::make_unique<State>(options, description, bank);
-    return false;
-  }
+  if (!fits || !reader.at_end() || !fresh->heads.Consistent()) return begin_afresh();
   if (fingerprint == fresh->user_rules_fingerprint()) {
     StateReader rules_reader(of_rules);
     fresh->VisitUserRules(rules_reader);
-    if (!rules_reader.at_end() || !fresh->user.Consistent()) {
-      state_ = std::make_unique<State>(options, description, bank);
-      return false;
-    }
+    if (numbered) fresh->alerts.VisitToldOfRules(rules_reader);
+    if (!rules_reader.at_end() || !fresh->user.Consistent()) return begin_afresh();
   }
   state_ = std::move(fresh);
   return true;

@@ -71,10 +71,13 @@ StringMap AlertLabels(const Transition& transition) {
 }
 
 StringMap AlertAnnotations(const Transition& transition) {
-  StringMap annotations = {
-      {"summary", transition.summary},         {"cause", transition.cause},
-      {"advice", transition.advice},           {"stage", absl::StrCat(transition.stage)},
-      {"step", absl::StrCat(transition.step)}, {"first_step", absl::StrCat(transition.first_step)}};
+  StringMap annotations = {{"alert", transition.key},
+                           {"summary", transition.summary},
+                           {"cause", transition.cause},
+                           {"advice", transition.advice},
+                           {"stage", absl::StrCat(transition.stage)},
+                           {"step", absl::StrCat(transition.step)},
+                           {"first_step", absl::StrCat(transition.first_step)}};
   if (transition.eta.known) {
     annotations["eta"] = absl::StrFormat("%.0f steps (80 %%: %.0f to %.0f)", transition.eta.steps,
                                          transition.eta.lower_steps, transition.eta.upper_steps);
@@ -96,6 +99,7 @@ std::string AlertUrl(const Transition& transition, const std::string& external_u
   absl::StrAppend(&url, "/#/run/", Escape(transition.run_name), "?step=", transition.step);
   if (transition.strongest.layer >= 0) absl::StrAppend(&url, "&layer=", transition.strongest.layer);
   if (transition.strongest.head >= 0) absl::StrAppend(&url, "&head=", transition.strongest.head);
+  absl::StrAppend(&url, "&alert=", Escape(transition.key));
   return url;
 }
 

@@ -8,6 +8,11 @@
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {
+namespace {
+
+constexpr size_t kKeysNamedMax = 20;  // Where one is asked for that is not there.
+
+}  // namespace
 
 AlertLog::AlertLog(Database* database, Counters* counters)
     : database_(database),
@@ -208,9 +213,18 @@ std::vector<Transition> AlertLog::Newest(RunId first, RunId end, int64_t since_u
 absl::StatusOr<AlertView> AlertLog::Get(RunId run, const std::string& key) const {
   absl::MutexLock lock(&mutex_);
   const auto found = alerts_.find({run, key});
-  if (found == alerts_.end())
-    return absl::NotFoundError(absl::StrCat("alert \"", key, "\": this run has no such alert"));
-  return found->second;
+  if (found != alerts_.end()) return found->second;
+  std::vector<std::pair<uint64_t, std::string>> known;  // The newest first.
+  for (auto at = alerts_.lower_bound({run, std::string()}); at != alerts_.end() && at->first.first == run; ++at) {
+    known.emplace_back(UINT64_MAX - at->second.last.id, at->first.second);
+  }
+  std::sort(known.begin(), known.end());
+  std::string text = known.empty() ? "it has none" : "it has ";
+  for (size_t i = 0; i < std::min(known.size(), kKeysNamedMax); ++i) {
+    absl::StrAppend(&text, i == 0 ? "" : ", ", known[i].second);
+  }
+  if (known.size() > kKeysNamedMax) absl::StrAppend(&text, " and ", known.size() - kKeysNamedMax, " more");
+  return absl::NotFoundError(absl::StrCat("alert \"", key, "\": this run has no such alert; ", text));
 }
 
 absl::Mutex* AlertLog::NotesMutex(RunId run) {

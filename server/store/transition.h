@@ -47,7 +47,7 @@ struct Transition {
   RunId run = 0;
   std::string run_name;
   uint32_t attempt = 0;
-  std::string key;  // rule/layer/head/first_step
+  std::string key;  // Names the alert in its run, and says nothing else of it: alert_engine.h
   uint32_t k = 0;
   AlertState state = AlertState::kNone;
   Severity severity = Severity::kNone;

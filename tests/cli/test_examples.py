@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from bellwether_process import BIN, ROOT, Server
 
 DATA = ROOT / "tests/testdata"
-KEY, ID, TOKEN = "drift/3/5/1200", "6f1b0a2c-3", "3f9a01c2d4e5"  # As the helps spell them.
+KEY, ID, TOKEN = "a1", "6f1b0a2c-3", "3f9a01c2d4e5"  # As the helps spell them.
 REFERENCE = (ROOT / "docs/reference/cli.md").read_text().split("\n## bellwetherd")[0]
 
 

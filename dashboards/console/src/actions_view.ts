@@ -56,7 +56,7 @@ export class ActionsView {
       this.as), this.policy, this.why, this.trouble, this.list, this.audit);
   }
 
-  draw(run: string, actions: Action[], audit: AuditEntry[], policy: Policy): void {
+  draw(run: string, ended: boolean, actions: Action[], audit: AuditEntry[], policy: Policy): void {
     this.element.hidden = false;
     // The server knows who decides, or nobody here does.
     this.as.hidden = caller.name !== '' || !caller.may_act;
@@ -69,23 +69,25 @@ export class ActionsView {
       enforce: 'Policy: enforce. What an alert calls for is done at once.',
     }[mode] ?? '';
     fill(this.list, actions.length === 0 ? h('p', { class: 'state' }, 'Nothing was done so far.') : null,
-      ...[...actions].reverse().slice(0, 50).map((action) => this.card(run, action)));
+      ...[...actions].reverse().slice(0, 50).map((action) => this.card(run, ended, action)));
     fill(this.audit, audit.length === 0 ? null : this.openings.details('audit', false, {}, h('summary', {}, `Audit: ${audit.length} refused requests and changes of policy`),
       h('div', { class: 'scroll' }, h('table', {}, h('thead', {}, h('tr', {}, ...['When', 'Who', 'What', 'Result'].map((t) => h('th', { scope: 'col' }, t)))),
         h('tbody', {}, ...[...audit].reverse().slice(0, 50).map((entry) => h('tr', {}, h('td', {}, ago(num(entry.time_unix_ns))), h('td', {}, entry.by),
           h('td', {}, `${entry.what.replace(/_/g, ' ')} ${entry.action_id}`), h('td', {}, entry.refused ? `refused: ${entry.refused}` : 'done'))))))));
   }
 
-  private card(run: string, action: Action): HTMLElement {
+  private card(run: string, ended: boolean, action: Action): HTMLElement {
     const state = stateOf(action.state);
-    const waits = state === 'proposed';
+    // Nobody is there to act once the run has ended.
+    const waits = state === 'proposed' && !ended;
     const kind = plain(action.kind, 'ACTION_KIND_');
-    const holds = ['applied', 'helped', 'kept'].includes(state) && undoable.has(kind) && !action.undoes;
+    const holds = ['applied', 'helped', 'kept'].includes(state) && undoable.has(kind) && !action.undoes && !ended;
     return this.openings.details(`${action.id} ${waits}`, waits, { class: `alert ${waits ? 'warning' : ''}` },
       h('summary', {}, h('span', { class: `badge ${moods[state] ?? ''}` }, state), h('span', { class: 'alert-summary' }, `${title(action)} · ${scopeOf(action)}`),
         h('span', { class: 'muted small' }, action.id)),
       action.expected_effect ? h('p', { class: 'advice' }, h('strong', {}, 'Expected: '), action.expected_effect) : null,
       action.cost ? h('p', { class: 'advice' }, h('strong', {}, 'Cost: '), action.cost) : null,
+      action.alert_key ? h('p', { class: 'muted small' }, `For alert ${action.alert_key}`) : null,
       h('ol', { class: 'history' }, ...(action.history ?? []).map((change) => h('li', {}, h('strong', {}, stateOf(change.state)),
         ` at step ${integer(num(change.step))} by ${change.by}${change.reason ? `: ${change.reason}` : ''} `,
         h('span', { class: 'muted small' }, ago(num(change.time_unix_ns)))))),

@@ -115,11 +115,11 @@ export class AlertsView {
     this.element.append(h('h2', {}, 'Alerts'), this.trouble, this.list);
   }
 
-  draw(run: string, alerts: Alert[]): void {
+  draw(run: string, alerts: Alert[], asked: string | null): void {
     const why = alerts.some(isFiring) ? whyNot('acknowledge or silence an alert') : '';
     fill(this.list, why ? h('p', { class: 'muted' }, why) : null,
       alerts.length === 0 ? h('p', { class: 'state' }, 'No alert so far.') : null,
-      ...inOrder(alerts).slice(0, 50).map((a) => this.card(run, a)));
+      ...inOrder(alerts).filter((a, i) => i < 50 || a.last.key === asked).map((a) => this.card(run, a, asked)));
   }
 
   private async ask(call: Promise<unknown>): Promise<void> {
@@ -141,14 +141,14 @@ export class AlertsView {
     return picker;
   }
 
-  private card(run: string, alert: Alert): HTMLElement {
+  private card(run: string, alert: Alert, asked: string | null): HTMLElement {
     const { last } = alert;
     const firing = isFiring(alert);
-    return this.openings.details(`${run} ${last.key} ${firing}`, firing, { class: `alert ${firing ? severityOf(alert) : 'resolved'}` },
+    return this.openings.details(`${run} ${last.key} ${firing}`, asked === null ? firing : last.key === asked, { class: `alert ${firing ? severityOf(alert) : 'resolved'}` },
       h('summary', {}, h('span', { class: `badge sev-${firing ? severityOf(alert) : 'resolved'}` }, firing ? severityOf(alert) : 'resolved'),
         last.stage > 0 ? stageBadge(last.stage, firing ? severityOf(alert) : 'resolved') : null,
         h('span', { class: 'alert-summary' }, last.summary.replace(`${run}: `, '')),
-        h('span', { class: 'muted small' }, ago(num(last.time_unix_ns)))),
+        h('span', { class: 'muted small' }, `${last.key} · ${ago(num(last.time_unix_ns))}`)),
       last.evidence.length > 0 ? h('div', { class: 'scroll' }, evidenceTable(alert)) : null,
       last.siblings ? h('p', { class: 'siblings' }, h('strong', {}, 'Siblings: '), last.siblings) : null,
       last.advice ? h('p', { class: 'advice' }, h('strong', {}, 'Do: '), last.advice) : null,

@@ -11,9 +11,11 @@ export interface Route {
   step: number | null;
   /** Name of the run that is drawn beside it. */
   beside: string | null;
+  /** Key of the alert that is shown open. */
+  alert: string | null;
 }
 
-const nowhere = { run: null, signal: null, layer: null, head: null, step: null, beside: null };
+const nowhere = { run: null, signal: null, layer: null, head: null, step: null, beside: null, alert: null };
 
 /** The address of a run, of nothing special in it. */
 export function routeOf(run: string): Route {
@@ -24,7 +26,7 @@ function whole(text: string | null): number | null {
   return text !== null && /^\d{1,15}$/.test(text) ? Number(text) : null;
 }
 
-/** #/run/NAME?signal=...&layer=...&head=...&step=...&beside=... or #/status; else the list of runs. */
+/** #/run/NAME?signal=...&layer=...&head=...&step=...&beside=...&alert=... or #/status; else the list of runs. */
 export function parseRoute(hash: string): Route {
   const match = /^#\/run\/([^?]+)(?:\?(.*))?$/.exec(hash);
   if (!match) return { ...nowhere, page: hash === '#/status' ? 'status' : 'runs' };
@@ -37,7 +39,7 @@ export function parseRoute(hash: string): Route {
   }
   return {
     page: 'run', run, signal: query.get('signal'), layer: whole(query.get('layer')), head: whole(query.get('head')), step: whole(query.get('step')),
-    beside: query.get('beside'),
+    beside: query.get('beside'), alert: query.get('alert'),
   };
 }
 
@@ -50,6 +52,7 @@ export function formatRoute(route: Route): string {
     if (value !== null) query.set(key, String(value));
   }
   if (route.beside !== null) query.set('beside', route.beside);
+  if (route.alert !== null) query.set('alert', route.alert);
   const text = query.toString();
   return `#/run/${encodeURIComponent(route.run)}${text ? `?${text}` : ''}`;
 }

@@ -127,7 +127,7 @@ export class RunPage {
     try {
       const [{ actions, audit }, policy] = await Promise.all([api.actions(this.name), api.policy(this.name)]);
       this.actions = actions ?? [];
-      this.actionsView.draw(this.name, this.actions, audit ?? [], policy);
+      this.actionsView.draw(this.name, this.run?.ended ?? false, this.actions, audit ?? [], policy);
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       this.actionsView.element.hidden = true;  // A server that only watches, or not for whoever looks.
@@ -243,7 +243,7 @@ export class RunPage {
       d.attention?.score_dtype, ...(run.ended ? [`${run.end_reason || 'ended'} ${ago(num(run.last_report_unix_ns))}`]
         : [`${run.ranks_reporting}/${d.reporters} ranks`, `last report ${ago(num(run.last_report_unix_ns))}`])].filter(Boolean).join(' · ');
     fill(this.verdictBox, verdict(run, this.alerts, this.secondsPerStep));
-    this.alertsView.draw(this.name, this.alerts);
+    this.alertsView.draw(this.name, this.alerts, this.route.alert);
     this.slider.max = String(Math.max(0, num(run.step)));
     this.slider.step = String(Math.max(1, Math.round(num(run.step) / 500)));
     // Not while somebody drags it.

@@ -40,7 +40,7 @@ TEST_F(AlertEngineTest, OpensOnceAndNamesTheStrongestFirst) {
   ASSERT_EQ(opened.size(), 1u);
   const Transition& t = opened[0];
   EXPECT_EQ(t.state, AlertState::kFiring);
-  EXPECT_EQ(t.key, "drift/1/4/90");
+  EXPECT_EQ(t.key, "a1");
   EXPECT_EQ(t.k, 0u);
   EXPECT_EQ(t.strongest, (Head{1, 4}));
   EXPECT_EQ(t.heads, (std::vector<Head>{{1, 4}, {1, 2}}));
@@ -60,7 +60,7 @@ TEST_F(AlertEngineTest, RisesUnderTheSameKey) {
   EXPECT_EQ(stage[0].stage, 2);
   const auto severe = At(140, {Drift(Severity::kCritical, 1, {1, 0}, 9)});
   ASSERT_EQ(severe.size(), 1u);
-  EXPECT_EQ(severe[0].key, "drift/1/4/90");
+  EXPECT_EQ(severe[0].key, "a1") << "it is the same alert, whose head is another one now";
   EXPECT_EQ(severe[0].k, 2u);
   EXPECT_EQ(severe[0].stage, 2);  // A stage once reached stays said.
   EXPECT_EQ(severe[0].severity, Severity::kCritical);
@@ -86,6 +86,69 @@ TEST_F(AlertEngineTest, SomethingWorseOpensDuringTheCoolDown) {
   const int64_t end = 100 + options_.resolve_steps;
   At(end, {});
   EXPECT_EQ(At(end + 20, {Drift(Severity::kCritical, 1, {1, 4}, 9)}).size(), 1u);
+}
+
+TEST_F(AlertEngineTest, KeysAreGivenOnceAndCountedByFamily) {
+  EXPECT_EQ(At(100, {Drift(Severity::kWarning, 1, {1, 4}, 9)})[0].key, "a1");
+  std::vector<Finding> silent(1);
+  silent[0].rule = Rule::kSilent;
+  silent[0].severity = Severity::kWarning;
+  std::vector<Transition> out;
+  engine_.Update(Family::kSilent, 110, run_, &silent, &out);
+  ASSERT_EQ(out.size(), 1u);
+  EXPECT_EQ(out[0].key, "g1");
+  At(100 + options_.resolve_steps, {});
+  // The same head at the same step, as after a restore.
+  const int64_t again = 100 + options_.resolve_steps + options_.cooldown_steps;
+  EXPECT_EQ(At(again, {Drift(Severity::kWarning, 1, {1, 4}, 9)})[0].key, "a2") << "whoever was silent meanwhile";
+}
+
+TEST_F(AlertEngineTest, UnderRepairItStaysWhatItIsUntilItsHeadsStandStill) {
+  const Transition opened = At(100, {Drift(Severity::kCritical, 2, {1, 4}, 9)}).front();
+  std::vector<Transition> out;
+  engine_.BeginRepair(Family::kRounding, 200, run_, &out);
+  engine_.BeginRepair(Family::kRounding, 210, run_, &out);
+  ASSERT_EQ(out.size(), 1u) << "said once";
+  const Transition& repaired = out.front();
+  EXPECT_EQ(repaired.state, AlertState::kFiring);
+  EXPECT_EQ(repaired.key, opened.key);
+  EXPECT_EQ(repaired.k, opened.k + 1);
+  EXPECT_EQ(repaired.severity, opened.severity);
+  EXPECT_EQ(repaired.stage, opened.stage);
+  EXPECT_EQ(repaired.cause, opened.cause);
+  EXPECT_EQ(repaired.first_step, opened.first_step);
+  EXPECT_EQ(repaired.heads, opened.heads);
+  EXPECT_EQ(repaired.evidence.size(), opened.evidence.size());
+  EXPECT_NE(repaired.summary.find("under repair since step 200"), std::string::npos) << repaired.summary;
+  const int64_t late = 200 + 5 * options_.resolve_steps;
+  EXPECT_TRUE(At(late, {}).empty()) << "its rules are off: that they find nothing says nothing";
+  out.clear();
+  bool still = false;
+  const auto stand_still = [&](const std::vector<Head>& heads, int64_t steps) {
+    EXPECT_EQ(heads, opened.heads);
+    EXPECT_EQ(steps, options_.resolve_steps);
+    return still;
+  };
+  engine_.ResolveRepaired(late, run_, stand_still, &out);
+  EXPECT_TRUE(out.empty());
+  still = true;
+  engine_.ResolveRepaired(late, run_, stand_still, &out);
+  ASSERT_EQ(out.size(), 1u);
+  EXPECT_EQ(out[0].state, AlertState::kResolved);
+}
+
+TEST_F(AlertEngineTest, WhatIsFoundUnderRepairIsTheSameIllness) {
+  const Transition opened = At(100, {Drift(Severity::kWarning, 1, {1, 4}, 9)}).front();
+  std::vector<Transition> out;
+  engine_.BeginRepair(Family::kRounding, 200, run_, &out);
+  Finding scores = Drift(Severity::kCritical, 4, {1, 0}, 3);
+  scores.rule = Rule::kLogits;
+  const auto risen = At(300, {scores});
+  ASSERT_EQ(risen.size(), 1u);
+  EXPECT_EQ(risen[0].key, opened.key);
+  EXPECT_EQ(risen[0].cause, opened.cause);
+  EXPECT_EQ(risen[0].first_step, opened.first_step);
+  EXPECT_EQ(risen[0].severity, Severity::kCritical);
 }
 
 TEST_F(AlertEngineTest, NamesNoMoreHeadsThanItMay) {

@@ -312,9 +312,15 @@ TEST(RunJudgeTest, ADamagedStateIsRefusedAndLeavesAFreshJudge) {
   const std::string saved = judge.Save();
   RunJudge fresh(JudgeOptions{}, SyntheticRun());
   const std::string empty = fresh.Save();
+  // Which keys were given stands in front: none is given twice.
+  constexpr size_t kNumbersEnd = 56;
+  EXPECT_FALSE(fresh.Restore(std::string_view(saved).substr(0, kNumbersEnd)));
+  const std::string numbered = fresh.Save();
+  EXPECT_FALSE(numbered == empty);
   for (size_t size = 0; size < saved.size(); size += 101) {
     EXPECT_FALSE(fresh.Restore(std::string_view(saved).substr(0, size)));
-    EXPECT_EQ(fresh.Save(), empty);
+    EXPECT_TRUE(fresh.Save() == (size < kNumbersEnd ? empty : numbered)) << size;
+    EXPECT_EQ(fresh.alerts_firing(), 0u);
   }
   EXPECT_FALSE(fresh.Restore(saved + "x"));
   RunJudge other(JudgeOptions{}, SyntheticRun(4, 8));
@@ -404,18 +410,151 @@ TEST(RunJudgeTest, OfVeryManyValuesThatAreNotFiniteTheRestIsCounted) {
   EXPECT_EQ(out[0].evidence[0].text, "28672 further values are not finite");
 }
 
-TEST(RunJudgeTest, CentringEndsTheAlertAndDriftOfRawKeysIsNoneAfterIt) {
+// The raw keys of head kIll drift on under centring; what becomes of its W_Q and scores.
+StepSample CentredAt(const RunDescription& run, int64_t step, double sigma, double logit) {
+  StepSample sample = SampleAt(run, {}, step);
+  if (step % 10 != 0) return sample;
+  const auto at = static_cast<size_t>(kIll.layer * run.layout.heads + kIll.head);
+  sample.Add(SignalId::kWqSigma)[at] = static_cast<float>(sigma);
+  sample.Add(SignalId::kLogitMax)[at] = static_cast<float>(logit);
+  return sample;
+}
+
+TEST(RunJudgeTest, CentringKeepsTheAlertAndDriftOfRawKeysIsNoneAfterIt) {
+  for (const bool by_hello : {false, true}) {
+    const RunDescription run = SyntheticRun();
+    RunJudge judge(JudgeOptions{}, run);
+    std::vector<Transition> out;
+    for (int64_t step = 0; step < 3300; ++step) judge.Observe(SampleAt(run, {}, step), &out);
+    ASSERT_EQ(judge.alerts_firing(), 1u);
+    const Transition before = out.back();
+    const int32_t stage = judge.stage();
+    RunDescription centred = run;
+    centred.attention.centred = true;
+    if (by_hello) {
+      judge.OnHello(centred, &out);
+    } else {
+      judge.OnEvent({.step = 3300, .kind = EventKind::kCentringOn}, &out);
+    }
+    const auto repaired = static_cast<int64_t>(out.size());
+    EXPECT_FALSE(judge.eta().known) << "what grew before says nothing of what is left";
+    // The weights stand still: that shows that it is over, after as long as it must.
+    for (int64_t step = 3300; step <= 5000; ++step) judge.Observe(CentredAt(run, step, 3.4, 30), &out);
+    const Transition& marked = out[static_cast<size_t>(repaired) - 1];
+    EXPECT_EQ(marked.state, AlertState::kFiring);
+    EXPECT_EQ(marked.key, before.key);
+    EXPECT_EQ(marked.severity, before.severity);
+    EXPECT_EQ(marked.stage, stage);
+    EXPECT_EQ(marked.cause, before.cause);
+    EXPECT_EQ(marked.first_step, before.first_step);
+    ASSERT_EQ(static_cast<int64_t>(out.size()), repaired + 1);
+    EXPECT_EQ(out.back().state, AlertState::kResolved);
+    EXPECT_GE(out.back().step, 4300);
+    EXPECT_EQ(judge.alerts_firing(), 0u);
+    EXPECT_EQ(judge.stage(), 0);
+  }
+}
+
+TEST(RunJudgeTest, AHeadThatGoesOnGrowingUnderCentringStaysOneIllness) {
+  const struct {
+    const char* what;
+    double sigma_doubles;
+    double logit;
+    AlertState ends;
+  } cases[] = {{"weights grow", 1500, 30, AlertState::kFiring},
+               {"scores stay large", 1e9, 5000, AlertState::kFiring},
+               {"both stand still", 1e9, 30, AlertState::kResolved}};
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.what);
+    const RunDescription run = SyntheticRun();
+    RunJudge judge(JudgeOptions{}, run);
+    std::vector<Transition> out;
+    for (int64_t step = 0; step < 3300; ++step) judge.Observe(SampleAt(run, {}, step), &out);
+    ASSERT_EQ(judge.alerts_firing(), 1u);
+    const Transition before = out.back();
+    judge.OnEvent({.step = 3300, .kind = EventKind::kCentringOn}, &out);
+    const size_t repaired = out.size();
+    for (int64_t step = 3300; step <= 7000; ++step) {
+      const double sigma = 4 * std::exp2(static_cast<double>(step - 3300) / c.sigma_doubles);
+      judge.Observe(CentredAt(run, step, sigma, c.logit), &out);
+      if (step % 500 != 0) continue;
+      const std::string saved = judge.Save();
+      ASSERT_TRUE(judge.Restore(saved));
+    }
+    Severity severity = before.severity;
+    for (size_t i = repaired; i < out.size(); ++i) {
+      EXPECT_EQ(out[i].key, before.key) << out[i].summary;
+      EXPECT_EQ(out[i].first_step, before.first_step);
+      EXPECT_GE(out[i].severity, severity);
+      if (out[i].state == AlertState::kFiring) {
+        EXPECT_EQ(out[i].cause, before.cause);
+      }
+      severity = out[i].severity;
+    }
+    EXPECT_EQ(out.back().state, c.ends) << out.back().summary;
+    EXPECT_EQ(judge.alerts_firing(), c.ends == AlertState::kFiring ? 1u : 0u);
+  }
+}
+
+TEST(RunJudgeTest, WhereNothingShowsThatARepairedIllnessIsOverItStays) {
   const RunDescription run = SyntheticRun();
   RunJudge judge(JudgeOptions{}, run);
   std::vector<Transition> out;
-  for (int64_t step = 0; step <= 4200; ++step) {
+  const auto blind = [&](int64_t step) {
+    const StepSample whole = SampleAt(run, {}, step);
+    StepSample sample;
+    sample.Reset(run.layout);
+    sample.step = step;
+    for (const SignalId id : whole.signals()) {
+      if (id == SignalId::kWqSigma || id == SignalId::kLogitMax) continue;
+      std::ranges::copy(whole.matrix(id), sample.Add(id).begin());
+    }
+    return sample;
+  };
+  for (int64_t step = 0; step <= 9000; ++step) {
     if (step == 3300) judge.OnEvent({.step = step, .kind = EventKind::kCentringOn}, &out);
-    judge.Observe(SampleAt(run, {}, step), &out);
+    judge.Observe(blind(step), &out);
   }
-  ASSERT_EQ(out.back().state, AlertState::kResolved);
-  EXPECT_EQ(out.back().step, 3300);
+  EXPECT_EQ(judge.alerts_firing(), 1u);
+  // Raw again, and well: the rules judge as before.
+  judge.OnEvent({.step = 9001, .kind = EventKind::kCentringOff}, &out);
+  for (int64_t step = 9001; step <= 11000; ++step) judge.Observe(SampleAt(run, {.drift_from = -1}, step), &out);
   EXPECT_EQ(judge.alerts_firing(), 0u);
-  EXPECT_EQ(judge.stage(), 0);
+}
+
+TEST(RunJudgeTest, AfterAChangeOfTheKernelAnAlertEndsOnlyAfterItsRulesHaveLookedAgain) {
+  const RunDescription run = SyntheticRun();
+  RunJudge judge(JudgeOptions{}, run);
+  std::vector<Transition> out;
+  for (int64_t step = 0; step <= 4500; ++step) judge.Observe(SampleAt(run, {}, step), &out);
+  ASSERT_EQ(judge.alerts_firing(), 1u);
+  judge.OnEvent({.step = 4501, .kind = EventKind::kAttentionMode, .text = "hp"}, &out);
+  const JudgeOptions options;
+  const int64_t blind = int64_t{options.trend.window_batches_min} * options.trend.batch_steps;
+  int64_t step = 4501;
+  for (; judge.alerts_firing() > 0; ++step) {
+    ASSERT_LT(step, 8000);
+    judge.Observe(SampleAt(run, {.drift_from = -1}, step), &out);
+  }
+  EXPECT_GE(step, 4501 + blind + options.alert.resolve_steps - 2 * options.trend.batch_steps);
+}
+
+TEST(RunJudgeTest, NoKeyIsGivenTwiceThoughTheRestOfAStateCannotBeRead) {
+  const RunDescription run = SyntheticRun();
+  RunJudge judge(JudgeOptions{}, run);
+  std::vector<Transition> out;
+  for (int64_t step = 0; step <= 4000; ++step) judge.Observe(SampleAt(run, {}, step), &out);
+  ASSERT_FALSE(out.empty());
+  const std::string key = out.front().key;
+  const std::string saved = judge.Save();
+  RunJudge fresh(JudgeOptions{}, run);
+  EXPECT_FALSE(fresh.Restore(saved.substr(0, saved.size() / 2)));
+  out.clear();
+  for (int64_t step = 0; step <= 4000; ++step) fresh.Observe(SampleAt(run, {}, step), &out);
+  ASSERT_FALSE(out.empty());
+  EXPECT_NE(out.front().key, key);
+  // A judge that has given none says nothing that one of before would not read.
+  EXPECT_EQ(RunJudge(JudgeOptions{}, run).Save().substr(0, 4), "BWJ1");
 }
 
 TEST(RunJudgeTest, TheRunIsAtTheStageOfItsOpenAlertUntilThatResolves) {

@@ -103,7 +103,7 @@ TEST(UserRulesTest, ALevelNamesTheHeadAndItsEvidence) {
   ASSERT_EQ(run.out.size(), 1u) << testing::PrintToString(Texts(run.out));
   const Transition& t = run.out[0];
   EXPECT_EQ(t.rule, "mine");
-  EXPECT_EQ(t.key, "mine/2/1/1000");
+  EXPECT_EQ(t.key, "u1");
   EXPECT_EQ(t.step, 1040) << "the third batch";
   EXPECT_EQ(t.first_step, 1000);
   EXPECT_EQ(t.severity, Severity::kWarning);
@@ -273,10 +273,14 @@ TEST(UserRulesTest, RoundingRulesRestWhileKeysAreCentred) {
     run.Tell(EventKind::kCentringOn);
     EXPECT_EQ(run.out.size(), only ? 2u : 1u);
     if (only) {
-      EXPECT_THAT(run.out[1].summary, HasSubstr("centring was switched on"));
+      EXPECT_THAT(run.out[1].summary, HasSubstr("under repair since step"));
+      EXPECT_EQ(run.out[1].state, AlertState::kFiring);
     }
     run.To(4000, low);
-    EXPECT_EQ(run.judge.alerts_firing(), only ? 0u : 1u);
+    EXPECT_EQ(run.judge.alerts_firing(), 1u) << "that the rule is off shows nothing";
+    run.Tell(EventKind::kCentringOff);
+    run.To(6000, Healthy());
+    EXPECT_EQ(run.judge.alerts_firing(), 0u);
   }
   RunDescription exact = Description();
   exact.attention.score_dtype = "fp32";

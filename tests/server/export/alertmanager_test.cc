@@ -74,7 +74,10 @@ TEST_F(AlertmanagerTest, WhatFiresIsSentAndSentAgain) {
                                                 {"severity", "warning"},
                                                 {"layer", "1"},
                                                 {"head", "0"}}));
-  EXPECT_EQ(first[0]["generatorURL"], "http://watch:7071/#/run/llama%2F7b?step=4000&layer=1&head=0");
+  EXPECT_THAT(
+      first[0]["generatorURL"].get<std::string>(),
+      testing::StartsWith("http://watch:7071/#/run/llama%2F7b?step=4000&layer=1&head=0&alert=drift%2F1%2F0%2F"));
+  EXPECT_THAT(first[0]["annotations"]["alert"].get<std::string>(), testing::StartsWith("drift/1/0/"));
   EXPECT_THAT(first[0]["annotations"]["summary"].get<std::string>(), HasSubstr("drift"));
   const nlohmann::json later = receiver_.Await(5)[4];
   EXPECT_EQ(later[0]["labels"], first[0]["labels"]);

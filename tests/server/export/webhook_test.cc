@@ -110,7 +110,10 @@ TEST_F(WebhookTest, FiringAndResolvedAreAlertmanagersVersionFour) {
   EXPECT_EQ(alert["status"], "firing");
   EXPECT_EQ(alert["startsAt"], "2023-11-14T22:13:20.123Z");
   EXPECT_EQ(alert["endsAt"], "0001-01-01T00:00:00Z");
-  EXPECT_EQ(alert["generatorURL"], "http://watch:7071/#/run/llama%2F7b?step=4000&layer=1&head=0");
+  EXPECT_THAT(
+      alert["generatorURL"].get<std::string>(),
+      ::testing::StartsWith("http://watch:7071/#/run/llama%2F7b?step=4000&layer=1&head=0&alert=drift%2F1%2F0%2F"));
+  EXPECT_THAT(alert["annotations"]["alert"].get<std::string>(), ::testing::StartsWith("drift/1/0/"));
   EXPECT_THAT(alert["annotations"]["evidence"].get<std::string>(), ::testing::HasSubstr("threshold 4"));
   EXPECT_THAT(alert["annotations"]["eta"].get<std::string>(), ::testing::HasSubstr("1080 steps"));
   EXPECT_THAT(alert["annotations"]["siblings"].get<std::string>(), ::testing::HasSubstr("12 earlier healthy runs"));
