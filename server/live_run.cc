@@ -96,6 +96,7 @@ void LiveRun::Apply(const LoggedMessage& logged, int64_t arrived_ns) {
     if (!saved) record_.last_report_unix_ns = logged.time_unix_ms * 1'000'000;
     if (arrived_ns > 0) heard_ns_[logged.rank] = here_ns_ = arrived_ns;
   }
+  if (!saved && record_.ended) engine_->SetEnded(true, now_, &changed_actions_);
   const auto& body = logged.message.body;
   if (const auto* frame = std::get_if<RankFrame>(&body)) {
     ApplyFrame(logged.rank, *frame, logged.lsn);
@@ -135,6 +136,7 @@ void LiveRun::Apply(const LoggedMessage& logged, int64_t arrived_ns) {
     engine_->OnSent(sent->id, now_, &changed_actions_);
   }
   TellEngine();
+  if (record_.ended) engine_->SetEnded(true, now_, &changed_actions_);
   PostActions();
   Post(&transitions_);
   changed_actions_.clear();
@@ -187,6 +189,7 @@ void LiveRun::ApplyFrame(uint32_t rank, const RankFrame& frame, Lsn lsn) {
 }
 
 void LiveRun::GoOn() {
+  engine_->SetEnded(false, now_, &changed_actions_);
   record_.ended = false;
   record_.end_reason.clear();
 }

@@ -95,6 +95,14 @@ void ActionEngine::OnSent(const std::string& id, const Now& now, std::vector<Act
   state_->Decide(now, changed);
 }
 
+void ActionEngine::SetEnded(bool ended, const Now& now, std::vector<Action>* changed) {
+  State& s = *state_;
+  s.ended = ended;
+  if (!ended) return;
+  // Where the run goes on they are made again.
+  s.EndProposals([](const Action&) { return true; }, "the run has ended", /*by_chance=*/true, now, changed);
+}
+
 void ActionEngine::SetPolicy(PolicyPtr policy, const std::string& by, const Now& now, std::vector<Action>* changed) {
   State& s = *state_;
   s.policy = std::move(policy);

@@ -68,6 +68,9 @@ class ActionEngine {
   void OnEvent(const RunEvent& event, const Now& now, std::vector<Action>* changed);
   // Some stream was handed the action for the first time.
   void OnSent(const std::string& id, const Now& now, std::vector<Action>* changed);
+  // Whether the run has ended: nobody is there to act, so that what is proposed
+  // ends and nothing is proposed until it goes on.  Not saved: the caller knows.
+  void SetEnded(bool ended, const Now& now, std::vector<Action>* changed);
   void SetPolicy(PolicyPtr policy, const std::string& by, const Now& now, std::vector<Action>* changed);
   // INVALID_ARGUMENT (field, value, range), NOT_FOUND (id), FAILED_PRECONDITION
   // (the state forbids it), PERMISSION_DENIED (the policy's approvers): nothing

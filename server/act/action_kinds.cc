@@ -90,6 +90,32 @@ constexpr ActionKindInfo kKinds[] = {
 };
 static_assert(std::size(kKinds) == kActionKindEnd - 1);
 
+struct ReachInfo {
+  ActionKind kind;
+  std::string_view rule;
+  RuleReach reach;
+};
+// What is not here is kNone.  A test drives the judge with each action and each rule.
+constexpr ReachInfo kReaches[] = {
+    // The probe may see the centred keys: what is made of the scores is another thing.
+    {ActionKind::kCenterK, "drift", RuleReach::kOff},
+    {ActionKind::kCenterK, "ties", RuleReach::kOff},
+    {ActionKind::kCenterK, "logits", RuleReach::kMoved},
+    // It makes weights and scores smaller.
+    {ActionKind::kQkClip, "drift", RuleReach::kMoved},
+    {ActionKind::kQkClip, "ties", RuleReach::kMoved},
+    {ActionKind::kQkClip, "norm", RuleReach::kMoved},
+    {ActionKind::kQkClip, "logits", RuleReach::kMoved},
+    // Told as a change of the learning rate, or of the data, after which the past is no measure.
+    {ActionKind::kLrScale, "loss", RuleReach::kMoved},
+    {ActionKind::kLrScale, "gradient", RuleReach::kMoved},
+    {ActionKind::kBatchSkip, "loss", RuleReach::kMoved},
+    {ActionKind::kBatchSkip, "gradient", RuleReach::kMoved},
+};
+// They may look at anything that the action changes.
+constexpr ActionKind kMovesRulesOfPeople[] = {ActionKind::kAttentionMode, ActionKind::kCenterK, ActionKind::kQkClip,
+                                              ActionKind::kLrScale};
+
 absl::Status Refused(std::string_view field, std::string_view value, std::string_view legal) {
   const auto view = [](std::string_view text) { return absl::string_view(text.data(), text.size()); };
   return absl::InvalidArgumentError(absl::StrCat(view(field), " = ", view(value), ": must be ", view(legal)));
@@ -153,6 +179,17 @@ const ActionKindInfo* FindActionKind(std::string_view name) {
 const ActionKindInfo* FindActionKind(ActionKind kind) {
   const auto index = static_cast<size_t>(kind);
   return index == 0 || index > std::size(kKinds) ? nullptr : &kKinds[index - 1];
+}
+
+RuleReach ReachOf(const Action& action, std::string_view rule) {
+  const bool centres_no_more = action.kind == ActionKind::kCenterK && action.value == 0;
+  for (const ReachInfo& info : kReaches) {
+    if (info.kind != action.kind || info.rule != rule) continue;
+    return info.reach == RuleReach::kOff && centres_no_more ? RuleReach::kNone : info.reach;
+  }
+  if (BuiltinNamed(rule).has_value()) return RuleReach::kNone;
+  const auto* const end = std::end(kMovesRulesOfPeople);
+  return std::find(std::begin(kMovesRulesOfPeople), end, action.kind) != end ? RuleReach::kMoved : RuleReach::kNone;
 }
 
 const char* NameOf(ActionKind kind) {

@@ -34,6 +34,20 @@ struct ActionKindInfo {
   const char* cost;
 };
 
+// What an action that was applied does to a rule of the judge.
+enum class RuleReach : uint8_t {
+  // The rule judges on: that its alert is over is evidence.
+  kNone,
+  // The rule finds nothing while the action holds.  The judge keeps its alert until
+  // other signals end it: that it is over says nothing of the action.
+  kOff,
+  // The action itself changes what the rule looks at, or what it is held against:
+  // the alert may be over by that alone.
+  kMoved,
+};
+// `rule`: of a transition, also one that people wrote.
+RuleReach ReachOf(const Action& action, std::string_view rule);
+
 // By rising ActionKind, kNone aside.
 std::span<const ActionKindInfo> ActionKinds();
 // nullptr: there is none.

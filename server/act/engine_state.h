@@ -145,8 +145,8 @@ struct AlertCase {
   std::vector<int32_t> layers;
   bool firing = false;
   int64_t rose_step = -1;        // When it last got worse; -1: it did not.
-  bool owed = false;             // The next rung is due,
-  bool owed_by_verdict = false;  // whether or not the alert fires on.
+  bool owed = false;             // The next rung is due, while the alert fires,
+  bool owed_by_verdict = false;  // at once, by a verdict: confirm_steps are over.
   bool acted = false;            // Something of its ladder was applied.
   std::vector<Tried> tried;
 
@@ -181,6 +181,7 @@ struct ActionEngine::State {
   uint64_t due_version = 1;
   EffectWatch watch;
   bool watching = false;  // Only while something may come of it.
+  bool ended = false;     // The run; as SetEnded() said.
 
   // ---- life.cc ----
   Tracked* Find(const std::string& id);
@@ -200,6 +201,16 @@ struct ActionEngine::State {
   // After a verdict against it, once it was undone, or could not be.
   void Escalate(Tracked* tracked, const std::string& why, const Now& now, Changed* changed);
   void Expire(const Now& now, Changed* changed);
+  // Of those that `which` takes; nobody can approve them any more.  `by_chance`: as in Fail().
+  template <class Which>
+  void EndProposals(const Which& which, const std::string& why, bool by_chance, const Now& now, Changed* changed) {
+    // By index: an end may add an action.
+    for (size_t i = 0; i < actions.size(); ++i) {
+      Tracked& tracked = actions[i];
+      if (tracked.action.state != ActionState::kProposed || !which(tracked.action)) continue;
+      Fail(&tracked, ActionState::kExpired, "server", why, by_chance, now, changed);
+    }
+  }
   void EndTrials(const Now& now, Changed* changed);
   void Watch(const StepSample& sample);
 

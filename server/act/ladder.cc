@@ -72,31 +72,30 @@ void ActionEngine::State::Follow(const Transition& transition, const Now& now, C
   if (transition.state == AlertState::kResolved) {
     if (of == nullptr) return;
     of->firing = false;
-    of->owed = of->owed_by_verdict;
-    for (size_t i = 0; i < actions.size(); ++i) {
-      Tracked& tracked = actions[i];
-      if (tracked.action.state != ActionState::kProposed || tracked.is_undo()) continue;
-      if (tracked.action.alert_key != transition.key) continue;
-      Fail(&tracked, ActionState::kExpired, "server", "the alert has resolved", false, now, changed);
-    }
+    EndProposals([&](const Action& action) { return action.alert_key == transition.key; }, "the alert has resolved",
+                 /*by_chance=*/false, now, changed);
+    // Nothing more is proposed for it, whatever a verdict asked for.
+    of->owed = of->owed_by_verdict = false;
     return;
   }
   if (transition.state != AlertState::kFiring) return;
   if (of == nullptr) {
     // What is over and has nothing open makes room.
-    std::erase_if(cases, [&](const AlertCase& old) { return !old.firing && !old.owed && !HasOpen(old); });
+    std::erase_if(cases, [&](const AlertCase& old) { return !old.firing && !HasOpen(old); });
     if (cases.size() >= kCasesMax) return;
     of = &cases.emplace_back();
     of->key = transition.key;
     of->rule = transition.rule;
   }
+  // An alert that goes on under repair is told once more, and is no worse.
+  const bool worse = !of->firing || transition.stage > of->stage || transition.severity > of->severity;
   if (!of->firing) of->fired_step = transition.step;
-  if (of->firing) of->rose_step = transition.step;
+  if (of->firing && worse) of->rose_step = transition.step;
   of->firing = true;
   of->first_step = transition.first_step;
   of->stage = std::max(of->stage, transition.stage);
   of->severity = std::max(of->severity, transition.severity);
-  of->owed = true;  // New, or worse than it was: what was done did not do.
+  if (worse) of->owed = true;  // New, or worse than it was: what was done did not do.
   TakeHeads(transition, of);
 }
 
@@ -175,9 +174,8 @@ bool ActionEngine::State::ProposeFor(AlertCase* of, const Now& now, Changed* cha
   action.expected_effect = info.effect;
   if (advises) absl::StrAppend(&action.expected_effect, ": from before step ", of->first_step);
   if (info.on_trial) absl::StrAppend(&action.expected_effect, "; judged after ", chosen->trial_steps, " steps");
-  std::string reason =
-      absl::StrCat("rung ", number, " of ", rule->ladder.size(), " for ", of->key, ", stage ", of->stage,
-                   of->firing ? ", firing since step " : ", told of at step ", of->fired_step);
+  std::string reason = absl::StrCat("rung ", number, " of ", rule->ladder.size(), " for ", of->key, ", stage ",
+                                    of->stage, ", firing since step ", of->fired_step);
   if (!advises) {
     if (const std::string why = WhyNot(chosen->kind); !why.empty()) absl::StrAppend(&reason, "; waits: ", why);
   }
@@ -199,7 +197,7 @@ bool ActionEngine::State::ProposeFor(AlertCase* of, const Now& now, Changed* cha
 void ActionEngine::State::Decide(const Now& now, Changed* changed) {
   Expire(now, changed);
   EndTrials(now, changed);
-  if (policy->mode == PolicyMode::kObserve) return;
+  if (policy->mode == PolicyMode::kObserve || ended) return;
   bool waits = false;
   for (const Tracked& tracked : actions) {
     waits = waits || (tracked.by_policy && tracked.action.state == ActionState::kProposed &&
@@ -208,9 +206,7 @@ void ActionEngine::State::Decide(const Now& now, Changed* changed) {
   if (!waits && Busy() == nullptr) {
     std::vector<AlertCase*> due;
     for (AlertCase& candidate : cases) {
-      if (candidate.owed && (candidate.firing || candidate.owed_by_verdict) && !HasOpen(candidate)) {
-        due.push_back(&candidate);
-      }
+      if (candidate.owed && candidate.firing && !HasOpen(candidate)) due.push_back(&candidate);
     }
     std::stable_sort(due.begin(), due.end(), [](const AlertCase* a, const AlertCase* b) {
       return a->severity != b->severity ? a->severity > b->severity : a->stage > b->stage;

@@ -141,8 +141,8 @@ void ActionEngine::State::Applied(Tracked* tracked, int64_t step, const std::str
   }
   Move(tracked, ActionState::kKept, "server", "its effect is not judged", now, changed);
   if (AlertCase* const alert = FindCase(tracked->action.alert_key); alert != nullptr && tracked->by_policy) {
-    alert->owed = true;                             // The ladder goes on at once,
-    alert->owed_by_verdict = tracked->always_next;  // as long as the alert fires.
+    alert->owed = true;  // The ladder goes on at once.
+    alert->owed_by_verdict = tracked->always_next;
   }
 }
 
@@ -156,8 +156,13 @@ void ActionEngine::State::Conclude(Tracked* tracked, const Effect& effect, const
     return;
   }
   if (verdict == Effect::Verdict::kUnclear && alert != nullptr && !firing) {
-    verdict = Effect::Verdict::kHelped;
-    numbers = absl::StrCat("the alert is over; ", numbers);
+    // That it is over proves nothing where the action itself changed what its rule sees.
+    if (ReachOf(tracked->action, alert->rule) == RuleReach::kNone) {
+      verdict = Effect::Verdict::kHelped;
+      numbers = absl::StrCat("the alert is over; ", numbers);
+    } else {
+      numbers = absl::StrCat("the alert is over, but ", tracked->info().name, " changes what its rule sees; ", numbers);
+    }
   }
   tracked->on_trial = false;
   const bool climbs = alert != nullptr && tracked->by_policy;
@@ -188,6 +193,9 @@ void ActionEngine::State::Conclude(Tracked* tracked, const Effect& effect, const
     Escalate(tracked, "the policy leaves it in force", now, changed);
   } else if (!watch.IsSafeToUndo(tracked->before, tracked->action, &unsafe)) {
     Escalate(tracked, absl::StrCat("not undone: ", unsafe), now, changed);
+  } else if (ended || (!firing && !MayEnforce(now))) {
+    // Nothing is proposed for what is over.
+    Move(tracked, ActionState::kKept, "server", "the alert is over: a person may undo it", now, changed);
   } else {
     MakeUndo(tracked, "policy", "it did not help", now, changed);
   }
@@ -235,7 +243,7 @@ void ActionEngine::State::Fail(Tracked* tracked, ActionState state, const std::s
   }
   AlertCase* const alert = FindCase(tracked->action.alert_key);
   if (alert == nullptr || !tracked->by_policy || restored) return;
-  if (was_proposed) {  // People said no, or nothing: until the alert rises that is that.
+  if (was_proposed && !by_chance) {  // People said no, or nothing: until the alert rises that is that.
     alert->owed = alert->owed_by_verdict = false;
     return;
   }

@@ -63,6 +63,10 @@ absl::Status ActionEngine::State::Propose(const ActionRequest& request, const No
   const Action& asked = request.action;
   if (absl::Status legal = CheckAction(asked, run.layout); !legal.ok()) return legal;
   if (asked.alert_key.size() > kKeyBytesMax) return TooLong("alert_key", asked.alert_key.size(), kKeyBytesMax);
+  if (const AlertCase* const of = FindCase(asked.alert_key); of != nullptr && !of->firing) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("alert_key = ", asked.alert_key, ": this alert has resolved; leave it out to act all the same"));
+  }
   if (asked.kind == ActionKind::kCenterK && asked.value == 1 && run.attention.softcap != 0) {
     return absl::FailedPreconditionError(absl::StrCat("attention.center_k: softcap = ", run.attention.softcap,
                                                       ", under which softmax feels the mean key: must be 0"));

@@ -114,6 +114,15 @@ absl::StatusOr<v1::Action> QueryEngine::ProposeAction(const v1::ProposeActionReq
   status.Update(ReadScope(proto.scope(), &action.scope));
   status.Update(Text("action.mode", proto.mode(), kModeBytesMax));
   status.Update(Text("action.alert_key", proto.alert_key(), options_.text_bytes_max));
+  if (status.ok() && !proto.alert_key().empty()) {
+    const auto alert = stores_.alerts->Get(run->record.id, proto.alert_key());
+    if (!alert.ok()) {
+      status.Update(absl::InvalidArgumentError(absl::StrCat("action.alert_key: ", alert.status().message())));
+    } else if (alert->last.state == AlertState::kResolved) {
+      status.Update(absl::InvalidArgumentError(absl::StrCat("action.alert_key: alert \"", proto.alert_key(),
+                                                            "\" has resolved; leave it out to act all the same")));
+    }
+  }
   if (!std::isfinite(proto.value())) status.Update(absl::InvalidArgumentError("action.value: must be finite"));
   status.Update(Range("action.apply_at_step", proto.apply_at_step(), 0, int64_t{1} << 53));
   status.Update(Range("action.expires_unix_ns", proto.expires_unix_ns(), 0, std::numeric_limits<int64_t>::max()));

@@ -1,12 +1,14 @@
 // ListAlerts, GetAlert, AcknowledgeAlert, SilenceAlert.
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <set>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "server/query/convert.h"
 #include "server/query/query_engine.h"
@@ -14,6 +16,28 @@
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {
+namespace {
+
+constexpr char kProposed[] = "Proposed: ";  // As server/proposals.cc words it.
+
+// Takes out of the advice what was proposed when it was told and waits for nobody any more.
+void HideEndedProposals(const std::string& run, const std::vector<Action>& actions, std::string* advice) {
+  for (const Action& action : actions) {
+    if (action.state == ActionState::kProposed) continue;
+    const std::string how = absl::StrCat("; `bellwether action approve ", run, " ", action.id, "` applies it");
+    const size_t at = advice->find(how);
+    const size_t begin = at == std::string::npos ? at : advice->rfind(kProposed, at);
+    if (begin == std::string::npos) continue;
+    size_t end = at + how.size();
+    const std::string cost = absl::StrCat("; cost: ", action.cost);
+    if (advice->compare(end, cost.size(), cost) == 0) end += cost.size();
+    if (end < advice->size() && (*advice)[end] == '.') ++end;
+    advice->erase(begin, end - begin);
+    while (!advice->empty() && advice->back() == ' ') advice->pop_back();
+  }
+}
+
+}  // namespace
 
 absl::StatusOr<v1::ListAlertsResponse> QueryEngine::ListAlerts(const v1::ListAlertsRequest& request,
                                                                const CallContext& context) const {
@@ -26,6 +50,7 @@ absl::StatusOr<v1::ListAlertsResponse> QueryEngine::ListAlerts(const v1::ListAle
     run = found->record.id;
   }
   v1::ListAlertsResponse response;
+  std::map<RunId, std::vector<Action>> actions;  // Of runs whose alerts speak of proposals.
   for (const AlertView& alert : stores_.alerts->List(run, request.firing_only())) {
     if (static_cast<int>(alert.last.severity) < request.severity_min()) continue;
     if (!context.Sees(alert.last.run_name)) continue;
@@ -34,7 +59,15 @@ absl::StatusOr<v1::ListAlertsResponse> QueryEngine::ListAlerts(const v1::ListAle
       continue;
     if (static_cast<size_t>(response.alerts_size()) == limit) break;
     *response.add_alerts() = ToProto(alert, *stores_.runs);
-    HideSiblings(stores_, context.grant.get(), alert.last.run, response.mutable_alerts(response.alerts_size() - 1));
+    v1::Alert* const shown = response.mutable_alerts(response.alerts_size() - 1);
+    HideSiblings(stores_, context.grant.get(), alert.last.run, shown);
+    if (!absl::StrContains(alert.last.advice, kProposed)) continue;
+    const auto [known, is_new] = actions.try_emplace(alert.last.run);
+    if (is_new) {
+      BW_RETURN_IF_ERROR(Check(context));
+      if (auto read = stores_.actions->List(alert.last.run); read.ok()) known->second = *std::move(read);
+    }
+    HideEndedProposals(alert.last.run_name, known->second, shown->mutable_last()->mutable_advice());
   }
   return response;
 }
@@ -65,6 +98,7 @@ absl::StatusOr<v1::GetAlertResponse> QueryEngine::GetAlert(const v1::GetAlertReq
   HideSiblings(stores_, context.grant.get(), run->record.id, response.mutable_alert());
 
   BW_ASSIGN_OR_RETURN(const std::vector<Action> actions, stores_.actions->List(run->record.id));
+  HideEndedProposals(run->record.description.name, actions, response.mutable_alert()->mutable_last()->mutable_advice());
   for (const Action& action : actions) {
     if (action.alert_key == request.key()) *response.add_actions() = ToProto(action, run->record.description.uuid);
   }

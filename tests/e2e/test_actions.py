@@ -37,7 +37,8 @@ rules:
 class Trainer:
     """Sends the recorded run, and applies at once what it is handed."""
 
-    def __init__(self, server: Server, run: str) -> None:
+    def __init__(self, server: Server, run: str, announces: bool = False) -> None:
+        self.announces = announces  # What it applied, as the real one does.
         self.recorded = Recording(ROOT / "tests/testdata/tiny/bf16-1.bwrun")
         described = self.recorded.hello.run
         self.client = RunClient(
@@ -71,6 +72,8 @@ class Trainer:
         assert self.client.flush(60), self.client.counters()
         for payload in self.client.poll()[1]:
             self.got.append(json.loads(payload))
+            if self.announces:
+                assert self.client.push_event(self.step, "centring_on")
             self.client.push_action_result(self.got[-1]["id"], self.step, True, "")
 
     def __enter__(self) -> Trainer:
@@ -160,6 +163,59 @@ def test_a_proposal_is_approved_applied_and_told_everywhere(tmp_path: Path) -> N
         ):
             # Counted once the action is as it was seen above.
             wait_for(counted, lambda counted=counted: counted in server.get("/metrics"))
+
+
+def test_a_repair_that_switches_a_rule_off_neither_ends_its_alert_nor_proves_that_it_helped(tmp_path: Path) -> None:
+    """The head goes on growing as recorded, while the rule of drift finds nothing any more."""
+    policy = tmp_path / "policy.yml"
+    policy.write_text(POLICY.format(mode="enforce", confirm=0))
+    with (
+        Server(tmp_path, "", f"--policy.file={policy}") as server,
+        Trainer(server, "ill", announces=True) as trainer,
+    ):
+        trainer.train()
+        await_judged(server, "ill", trainer.step)
+        assert [a["kind"] for a in trainer.got][:1] == ["ACTION_KIND_CENTER_K"]
+        ill = server.call("GetAlert", run="ill", key=actions(server, "ill")[0]["alert_key"])["alert"]
+        told = ill["history"]
+        assert any("under repair since step" in t["summary"] for t in told)
+        assert {t["state"] for t in told[:-1]} == {"ALERT_STATE_FIRING"}
+        assert len({(t["first_step"], t["rule"]) for t in told}) == 1
+        assert len({t["cause"] for t in told if t["state"] == "ALERT_STATE_FIRING"}) == 1
+        ranks = ["SEVERITY_INFO", "SEVERITY_WARNING", "SEVERITY_CRITICAL"]
+        severities = [ranks.index(t["severity"]) for t in told]
+        assert severities == sorted(severities), "it does not fall because a rule is off"
+        reasons = [c["reason"] for a in actions(server, "ill") for c in a["history"]]
+        assert not [r for r in reasons if r.startswith("the alert is over;")]
+
+
+def test_an_ended_run_waits_for_nobody(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.yml"
+    policy.write_text(POLICY.format(mode="propose", confirm=0))
+    with Server(tmp_path, "", f"--policy.file={policy}") as server:
+        server.run("run", "import", str(ROOT / "tests/testdata/tiny/bf16-1.bwrun"), "--name", "imported")
+        made = actions(server, "imported")
+        assert {a["state"] for a in made} == {"ACTION_STATE_EXPIRED"}
+        assert made[-1]["history"][-1]["reason"] in ("the run has ended", "the alert has resolved")
+        for told in server.call("ListAlerts", run="imported")["alerts"]:
+            key = told["last"]["key"]
+            one = server.call("GetAlert", run="imported", key=key)["alert"]
+            assert "action approve" not in told["last"]["advice"] + one["last"]["advice"]
+        refused = server.run("action", "approve", "imported", made[0]["id"], exit_code=1)
+        assert refused == ""
+        server.run("policy", "set", "imported", "--mode", "propose")
+        assert actions(server, "imported") == made
+        server.kill()
+        server.start()
+        server.await_applied()
+        assert actions(server, "imported") == made
+        # Nor does a live one's proposal outlive its goodbye.
+        with Trainer(server, "live") as trainer:
+            trainer.train()
+            await_judged(server, "live", trainer.step)
+            assert "ACTION_STATE_PROPOSED" in [a["state"] for a in actions(server, "live")]
+        server.await_end("live")
+        assert "ACTION_STATE_PROPOSED" not in [a["state"] for a in actions(server, "live")]
 
 
 def test_a_proposal_that_waited_for_its_alert_to_hold_reaches_the_webhooks(tmp_path: Path) -> None:

@@ -437,6 +437,36 @@ TEST_F(PipelineActionsTest, WhatNobodyApprovesInTimeExpires) {
   EXPECT_THAT(trainer.got(), IsEmpty());
 }
 
+TEST_F(PipelineActionsTest, ARunThatEndsEndsItsProposalsOverRestarts) {
+  uint64_t seq = 0;
+  for (const bool again : {false, true}) {
+    const Job job{.attempt = again ? 1u : 0u};
+    {
+      Trainer trainer(pipeline_.get(), job, 0, seq);
+      trainer.Step(again ? 2 : 1);
+      trainer.got();
+      ASSERT_TRUE(Ask(Centring(false)).ok());
+      EXPECT_EQ(Actions().back().state, ActionState::kProposed);
+      seq = trainer.seq();
+      if (!again) trainer.Bye();
+    }
+    if (again) {
+      Open();
+      Trainer(pipeline_.get(), job, 0, seq).Bye();
+    }
+    const auto ended = Actions();
+    EXPECT_EQ(ended.back().state, ActionState::kExpired);
+    EXPECT_EQ(ended.back().history.back().reason, "the run has ended");
+    Open();
+    const auto reopened = Actions();
+    ASSERT_EQ(reopened.size(), ended.size());
+    EXPECT_EQ(reopened.back().history, ended.back().history);
+    EXPECT_EQ(Decide(ActionRequest::Verb::kApprove, ended.back().id).status().code(),
+              absl::StatusCode::kFailedPrecondition);
+    EXPECT_EQ(Actions().back().history, ended.back().history);
+  }
+}
+
 TEST_F(PipelineActionsTest, NobodyIsAskedToActInARunThatHasEnded) {
   {
     Trainer trainer(pipeline_.get(), Job{});

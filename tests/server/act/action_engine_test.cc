@@ -483,6 +483,59 @@ TEST(ActionEngineTest, AdviceIsGivenAndNeverSent) {
   EXPECT_EQ(r.At(1).state, ActionState::kExpired);
 }
 
+TEST(ActionEngineTest, AnAlertThatIsToldOnceMoreAndIsNoWorseAsksForNothing) {
+  ActRun r(PolicyOf("mode: propose"));
+  r.Hello();
+  r.Fire(r.Alert());
+  r.Steps(50);
+  ASSERT_TRUE(r.Ask(Verb::kReject, r.Id(1)).ok());
+  r.Fire(r.Alert());  // As when it goes on under repair.
+  r.Steps(200);
+  EXPECT_EQ(r.count(), 1u);
+  r.Fire(r.Alert("drift", 2));
+  r.Steps(200);
+  EXPECT_EQ(r.count(), 2u);
+}
+
+TEST(ActionEngineTest, ARunThatHasEndedHasNoProposalsAndMakesNone) {
+  ActRun r(PolicyOf("mode: propose"));
+  r.Hello();
+  r.Fire(r.Alert());
+  r.Steps(50);
+  ASSERT_TRUE(r.Propose(CenterAll()).ok());
+  ASSERT_EQ(r.count(), 2u);
+  r.engine->SetEnded(true, r.now(), &r.changed);
+  for (size_t i = 1; i <= 2; ++i) {
+    EXPECT_EQ(r.At(i).state, ActionState::kExpired) << i;
+    EXPECT_EQ(r.At(i).history.back().reason, "the run has ended") << i;
+  }
+  r.engine->SetPolicy(PolicyOf("{mode: propose, rules: [{ladder: [{do: lr.scale, factor: 0.5}]}]}"), "alice", r.now(),
+                      &r.changed);
+  r.Steps(200);
+  EXPECT_EQ(r.count(), 2u);
+  // It goes on, and so does the alert: what was proposed is proposed again.
+  r.engine->SetEnded(false, r.now(), &r.changed);
+  r.engine->SetPolicy(PolicyOf("mode: propose"), "alice", r.now(), &r.changed);
+  r.Steps(1);
+  ASSERT_EQ(r.count(), 3u);
+  EXPECT_EQ(r.At(3).kind, r.At(1).kind);
+  EXPECT_EQ(r.At(3).state, ActionState::kProposed);
+}
+
+TEST(ActionEngineTest, NobodyProposesForAnAlertThatIsOver) {
+  ActRun r(DefaultPolicy());
+  r.Hello();
+  r.Fire(r.Alert());
+  r.Resolve(r.Alert());
+  Action action = CenterAll();
+  action.alert_key = r.Alert().key;
+  const absl::Status refused = r.Propose(action);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("has resolved"));
+  action.alert_key.clear();
+  EXPECT_TRUE(r.Propose(action).ok());
+}
+
 TEST(ActionEngineTest, WhatIsNotJudgedIsKeptAndTheLadderGoesOn) {
   ActRun r(PolicyOf("{mode: enforce, rules: [{ladder: [{do: checkpoint.now}, {do: lr.scale, factor: 0.5}]}]}"));
   r.Hello();

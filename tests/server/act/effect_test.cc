@@ -242,10 +242,45 @@ TEST(EffectTest, TheCommonModeOfCentredKeysDoesNotCountAgainstCentring) {
   r.Hello();
   r.ill.common_growth = 2;
   r.ActOn(r.Alert());
-  r.Resolve(r.Alert());  // As the judge does when keys are centred.
-  r.Samples(1001);
-  EXPECT_EQ(r.At(1).state, ActionState::kKept);
-  EXPECT_THAT(r.WhyOf(1, ActionState::kHelped), HasSubstr("the alert is over"));
+  r.Samples(3001);
+  EXPECT_EQ(Life(r.At(1)), "proposed, approved, sent, applied, kept");
+  EXPECT_THAT(r.WhyOf(1, ActionState::kKept), HasSubstr("whether it helped cannot be told"));
+}
+
+TEST(EffectTest, AnAlertThatIsOverIsEvidenceOnlyIfTheActionLeavesItsRuleAlone) {
+  const struct {
+    const char* action;
+    const char* rule;
+    bool helped;
+  } cases[] = {{"attention.center_k", "drift", false},
+               {"attention.center_k", "ties", false},
+               {"attention.center_k", "logits", false},
+               {"attention.center_k", "norm", true},
+               {"attention.center_k", "my_own_rule", false},
+               {"qk.clip, gamma: 0.5", "norm", false},
+               {"qk.clip, gamma: 0.5", "logits", false},
+               {"lr.scale, factor: 0.5", "loss", false},
+               {"lr.scale, factor: 0.5", "logits", true},
+               {"attention.mode, mode: hp", "drift", true},
+               {"attention.mode, mode: hp", "my_own_rule", false}};
+  for (const auto& c : cases) {
+    SCOPED_TRACE(std::string(c.action) + " for " + c.rule);
+    IllRun r(PolicyOf("{mode: enforce, rules: [{ladder: [{do: " + std::string(c.action) + "}]}]}"));
+    r.Hello();
+    r.ill.sigma = 20;  // Stands out, and stands still: nothing to be told by the numbers.
+    r.ActOn(r.Alert(c.rule, 3, Severity::kCritical));
+    if (std::string(c.action).starts_with("qk.clip")) r.ill.sigma *= std::sqrt(0.5);
+    r.Resolve(r.Alert(c.rule));
+    r.Samples(1001);
+    EXPECT_EQ(r.At(1).state, ActionState::kKept);
+    if (c.helped) {
+      EXPECT_THAT(r.WhyOf(1, ActionState::kHelped), HasSubstr("the alert is over; "));
+    } else {
+      EXPECT_EQ(Life(r.At(1)), "proposed, approved, sent, applied, kept");
+      EXPECT_THAT(r.WhyOf(1, ActionState::kKept), HasSubstr("cannot be told: the alert is over, but "));
+    }
+    EXPECT_EQ(r.count(), 1u) << "nothing is proposed for what is over";
+  }
 }
 
 TEST(EffectTest, WhatIsUnclearWhileTheAlertFiresIsTriedLongerThenTheNextRungFollows) {
@@ -343,21 +378,24 @@ TEST(EffectTest, AClipToTheMedianIsHeldAgainstTheMedian) {
   EXPECT_THAT(r.WhyOf(1, ActionState::kHelped), HasSubstr("wq_sigma of layer 1 head 0: 3, was to be"));
 }
 
-TEST(EffectTest, ARungThatIsAlwaysFollowedIsFollowedAlthoughItHelpedAndTheAlertIsOver) {
-  IllRun r(
-      PolicyOf("{mode: enforce, rules: [{ladder: [{do: attention.center_k, trial_steps: 200, next: always}, {do: "
-               "qk.clip, gamma: 0.25}]}]}"));
-  r.Hello();
-  r.ill.sigma_growth = 0.8;
-  r.ill.sigma = 30;
-  r.ActOn(r.Alert("norm", 3, Severity::kCritical));
-  r.Resolve(r.Alert("norm"));
-  r.ill.sigma_growth = 0;
-  r.Samples(400);
-  EXPECT_EQ(r.At(1).state, ActionState::kKept);
-  ASSERT_EQ(r.count(), 2u);
-  EXPECT_EQ(r.At(2).kind, ActionKind::kQkClip);
-  EXPECT_EQ(r.At(2).state, ActionState::kApproved);
+TEST(EffectTest, ARungThatIsAlwaysFollowedIsFollowedAlthoughItHelpedUnlessTheAlertIsOver) {
+  for (const bool over : {false, true}) {
+    IllRun r(
+        PolicyOf("{mode: enforce, rules: [{ladder: [{do: attention.center_k, trial_steps: 200, next: always}, {do: "
+                 "qk.clip, gamma: 0.25}]}]}"));
+    r.Hello();
+    r.ill.sigma_growth = 0.8;
+    r.ill.sigma = 30;
+    r.ActOn(r.Alert("norm", 3, Severity::kCritical));
+    if (over) r.Resolve(r.Alert("norm"));
+    r.ill.sigma_growth = 0;
+    r.Samples(400);
+    EXPECT_EQ(r.At(1).state, ActionState::kKept);
+    ASSERT_EQ(r.count(), over ? 1u : 2u);
+    if (over) continue;
+    EXPECT_EQ(r.At(2).kind, ActionKind::kQkClip);
+    EXPECT_EQ(r.At(2).state, ActionState::kApproved);
+  }
 }
 
 TEST(EffectTest, WhereOnlyTheCommonModeIsMeasuredItDecides) {

@@ -549,7 +549,8 @@ TEST_F(QueryEngineTest, ActionsAreProposedAndDecided) {
   const RunId run = stack_.AddRun({.name = "r", .steps = 5});
   v1::ProposeActionRequest proposal = Proposal();
   proposal.mutable_action()->mutable_scope()->add_layers(2);
-  proposal.mutable_action()->set_alert_key("drift/1/2/200");
+  proposal.mutable_action()->set_alert_key("a1");
+  stack_.Post(stack_.MakeTransition(run, "a1", 0, AlertState::kFiring, Severity::kWarning));
   const auto proposed = engine_.ProposeAction(proposal, context());
   ASSERT_TRUE(proposed.ok()) << proposed.status();
   EXPECT_EQ(proposed->state(), v1::ACTION_STATE_PROPOSED);
@@ -573,17 +574,72 @@ TEST_F(QueryEngineTest, ActionsAreProposedAndDecided) {
   ASSERT_EQ(listed->actions_size(), 1);
   EXPECT_EQ(listed->audit_size(), 0);
   // An alert shows what was made of it.
-  stack_.Post(stack_.MakeTransition(run, "drift/1/2/200", 0, AlertState::kFiring, Severity::kWarning));
   v1::GetAlertRequest alert;
   alert.set_run("r");
-  alert.set_key("drift/1/2/200");
+  alert.set_key("a1");
   const auto shown = engine_.GetAlert(alert, context());
   ASSERT_TRUE(shown.ok()) << shown.status();
   ASSERT_EQ(shown->actions_size(), 1);
   EXPECT_EQ(shown->actions(0).id(), proposed->id());
+  // The advice says how to approve what waits, not what was decided.
+  const auto advice_of = [&](const std::string& id) {
+    Transition told = stack_.MakeTransition(run, "a2", 0, AlertState::kFiring, Severity::kWarning);
+    told.advice = absl::StrCat("Look. Proposed: centre; `bellwether action approve r ", id,
+                               "` applies it; cost: ", proposed->cost(), ".");
+    stack_.Post(told);
+    alert.set_key("a2");
+    const std::string shown_advice = engine_.GetAlert(alert, context())->alert().last().advice();
+    const auto listed_alerts = engine_.ListAlerts({}, context());
+    EXPECT_TRUE(listed_alerts.ok()) << listed_alerts.status();
+    for (const v1::Alert& one : listed_alerts->alerts()) {
+      EXPECT_TRUE(one.last().key() != "a2" || one.last().advice() == shown_advice);
+    }
+    return shown_advice;
+  };
+  EXPECT_EQ(advice_of(proposed->id()), "Look.");
   // Approved by the same call, if asked.
   proposal.set_approve(true);
   EXPECT_EQ(engine_.ProposeAction(proposal, context())->state(), v1::ACTION_STATE_APPROVED);
+}
+
+TEST_F(QueryEngineTest, AnAlertThatIsNotThereIsAnsweredByThoseThatAre) {
+  const RunId run = stack_.AddRun({.name = "r", .steps = 5});
+  const RunId other = stack_.AddRun({.name = "other", .steps = 5});
+  // Of a server of before, and of now.
+  const std::string old_key = "drift/1/0/2750";
+  for (const std::string& key : {old_key, std::string("a1")}) {
+    stack_.Post(stack_.MakeTransition(run, key, 0, AlertState::kFiring, Severity::kWarning));
+  }
+  stack_.Post(stack_.MakeTransition(other, "c7", 0, AlertState::kFiring, Severity::kWarning));
+  stack_.Post(stack_.MakeTransition(run, "b1", 0, AlertState::kResolved, Severity::kWarning));
+  v1::AcknowledgeAlertRequest acknowledge;
+  acknowledge.set_run("r");
+  acknowledge.set_key(old_key);
+  EXPECT_TRUE(engine_.AcknowledgeAlert(acknowledge, context()).ok()) << "an alert keeps the key that it had";
+  for (const char* const typed : {"drift/1/3/2750", "a", "a11", ""}) {
+    SCOPED_TRACE(typed);
+    v1::GetAlertRequest get;
+    get.set_run("r");
+    get.set_key(typed);
+    acknowledge.set_key(typed);
+    v1::SilenceAlertRequest silence;
+    silence.set_run("r");
+    silence.set_key(typed);
+    silence.set_seconds(60);
+    for (const absl::Status& refused :
+         {engine_.GetAlert(get, context()).status(), engine_.AcknowledgeAlert(acknowledge, context()).status(),
+          engine_.SilenceAlert(silence, context()).status()}) {
+      EXPECT_EQ(refused.code(), absl::StatusCode::kNotFound);
+      EXPECT_THAT(std::string(refused.message()), testing::HasSubstr("it has b1, a1, drift/1/0/2750"));
+    }
+  }
+  v1::ProposeActionRequest proposal = Proposal();
+  for (const char* const typed : {"drift/1/3/2750", "b1"}) {  // Not there, and over.
+    proposal.mutable_action()->set_alert_key(typed);
+    const absl::Status refused = engine_.ProposeAction(proposal, context()).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << typed;
+    EXPECT_THAT(std::string(refused.message()), testing::HasSubstr("action.alert_key: alert \""));
+  }
 }
 
 TEST_F(QueryEngineTest, IllegalRequestsAreRefusedByNameAndAudited) {
