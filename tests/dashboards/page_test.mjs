@@ -277,6 +277,37 @@ const checks = {
     await server.stop();
   },
 
+  async 'a link opens its alert, and a run that has ended leaves nothing to decide'() {
+    const server = await start('ill');
+    const page = await open(server, '');
+    const run = '#/run/gpt2-small%2Fbf16-fa2';
+    const alerts = page.locator('section[aria-label=Alerts]');
+    const actions = page.locator('section[aria-label=Actions]');
+    await page.goto(`http://127.0.0.1:${server.port}/${run}`);
+    await actions.getByRole('button', { name: 'Approve' }).waitFor();
+    await alerts.locator('details').first().waitFor();
+    const keys = await alerts.locator('summary').evaluateAll((all) => all.map((e) => e.lastElementChild.textContent.split(' · ')[0]));
+    assert.equal(new Set(keys).size, keys.length, 'each alert says its key');
+    // As a server of before left it: the run has ended, the proposal has not.
+    await page.route('**/api/v1/GetRun', async (route) => {
+      const response = await route.fetch();
+      await route.fulfill({ response, json: { ...(await response.json()), ended: true, end_reason: 'finished' } });
+    });
+    const key = keys[keys.length - 1];
+    await page.goto(`http://127.0.0.1:${server.port}/${run}?alert=${encodeURIComponent(key)}`);
+    await page.reload();
+    await page.waitForSelector('text=finished');
+    await actions.locator('summary').first().waitFor();
+    for (const name of ['Approve', 'Reject', 'Undo']) assert.equal(await actions.getByRole('button', { name }).count(), 0);
+    const opened = await alerts.locator('details[open] > summary').allTextContents();
+    assert.equal(opened.length, 1);
+    assert.ok(opened[0].includes(key));
+    assert.deepEqual(await breaches(page), []);
+    await page.unrouteAll({ behavior: 'ignoreErrors' });
+    await page.close();
+    await server.stop();
+  },
+
   async 'without its server the page says so, and it comes back'() {
     let server = await start('ill');
     const { port } = server;
