@@ -1,6 +1,7 @@
 #include "server/detect/alert_engine.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -222,8 +223,10 @@ Transition AlertEngine::Describe(const Subject& subject, Open* told, int64_t ste
   change.first_step = open.first_step;
   change.strongest = findings.front().where;
   change.eta = findings.front().eta;
+  // Two findings may be of one head.
+  std::set<Head> named;
   for (const Finding& finding : findings) {
-    if (finding.where.head >= 0) {
+    if (finding.where.head >= 0 && named.insert(finding.where).second) {
       ++change.heads_total;
       if (change.heads.size() < static_cast<size_t>(options_.heads_max)) change.heads.push_back(finding.where);
     }
@@ -241,17 +244,21 @@ Transition AlertEngine::Describe(const Subject& subject, Open* told, int64_t ste
     }
   }
   const UserRule* const rule = subject.rule;
+  const Finding& worst = findings.front();
   // Under repair the rules that know the cause are off: it is what it was.
   change.cause = open.told.repaired_step >= 0 ? open.told.cause
                  : rule != nullptr            ? rule->cause
+                 : !worst.cause.empty()       ? worst.cause
                                               : CauseOf(subject.family, findings);
   told->told.strongest = change.strongest;
   told->told.heads = change.heads;
   told->told.heads_total = change.heads_total;
   told->told.evidence = change.evidence;
   told->told.cause = change.cause;
-  change.summary = SummaryOf(run, change);
-  change.advice = rule != nullptr ? rule->advice : AdviceOf(subject.family, run, change);
+  change.summary = worst.summary.empty() ? SummaryOf(run, change) : absl::StrCat(run.name, ": ", worst.summary);
+  change.advice = rule != nullptr        ? rule->advice
+                  : worst.advice.empty() ? AdviceOf(subject.family, run, change)
+                                         : worst.advice;
   return change;
 }
 

@@ -66,6 +66,8 @@ struct Finding {
   std::array<Fact, 8> facts;
   int32_t fact_count = 0;
   std::string note;  // Of the first fact.
+  // Instead of the words that its family has; empty = those.
+  std::string summary, advice, cause;
 
   void Add(const Fact& fact) {
     if (fact_count < static_cast<int32_t>(facts.size())) facts[static_cast<size_t>(fact_count++)] = fact;

@@ -188,7 +188,7 @@ Fact HeadRules::FactOf(HeadTrack track, HeadTest test, size_t head, double thres
           .detector = detector};
 }
 
-void HeadRules::Tick(const AttentionTraits& traits, bool excused, const std::vector<Head>& repaired) {
+void HeadRules::Tick(const AttentionTraits& traits, bool excused, bool states, const std::vector<Head>& repaired) {
   for (BatchSeries& series : series_) series.CloseRow(last_step_);
   ++ticks_;
   // What the first steps do is no past to grow from.
@@ -196,14 +196,17 @@ void HeadRules::Tick(const AttentionTraits& traits, bool excused, const std::vec
     for (BatchSeries& series : series_) series.ForgetWindow();
   }
   SetRun(options_, series_, heads_, &run_);
-  if (excused) {
+  if (excused && !states) {
     run_.tests = 0;
   } else {
     for (const HeadTest test : {kGrowth, kCommonGrowth, kNorm}) MarkUnwanted(test);
   }
   bank_->Evaluate(&run_);
   for (size_t track = 0; track < kHeadTracks; ++track) series_[track].Settle(run_.track[track]);
-  if (excused) return;
+  if (excused) {
+    if (states) JudgeStates(traits);
+    return;
+  }
   rounding_.clear();
   logits_.clear();
   for (size_t test = 0; test < kHeadTests; ++test) Hold(static_cast<HeadTest>(test));
@@ -214,10 +217,40 @@ void HeadRules::Tick(const AttentionTraits& traits, bool excused, const std::vec
     uint8_t active = 0;
     for (const Held& held : held_) active |= held.active[head];
     stage_[head] = 0;
-    if (active != 0) JudgeHead(head, traits);
+    if (active != 0) JudgeHead(head, traits, false);
   }
   JoinLogits(repaired);
   NameSuspects();
+  JudgeRunLogits();
+}
+
+void HeadRules::HoldFarWeights() {
+  Held& held = held_[kNorm];
+  const double factor = options_.norm.far_factor;
+  for (size_t head = 0; head < heads_; ++head) {
+    // Against the other heads, and against itself before the change.
+    const bool far = Newest(kSigma, head) > factor * series_[kSigma].median() &&
+                     kernels::RiseOf(run_.track[kSigma], run_.heads, static_cast<int64_t>(head), series_[kSigma].rows(),
+                                     true) >= factor;
+    // A rise that held before the change is neither begun nor ended here.
+    if (far || held.active[head] == 0) held.Update(head, far, options_.norm.hold_batches, last_step_);
+  }
+}
+
+void HeadRules::JudgeStates(const AttentionTraits& traits) {
+  rounding_.clear();
+  logits_.clear();
+  Hold(kLogit);
+  HoldFarWeights();
+  // What a drifting layer comes to is its drift's, which goes on behind the excuse.
+  std::vector<bool> ill(static_cast<size_t>(layout_.layers));
+  for (size_t head = 0; head < heads_; ++head) {
+    if (stage_[head] >= 1 && stage_[head] <= 2) ill[head / static_cast<size_t>(layout_.heads)] = true;
+  }
+  for (size_t head = 0; head < heads_; ++head) {
+    const bool holds = held_[kNorm].active[head] != 0 || held_[kLogit].active[head] != 0;
+    if (holds && !ill[head / static_cast<size_t>(layout_.heads)]) JudgeHead(head, traits, true);
+  }
   JudgeRunLogits();
 }
 
@@ -262,6 +295,14 @@ HeadRules::Reading HeadRules::Read(size_t head) const {
   return r;
 }
 
+HeadRules::Reading HeadRules::ReadStates(size_t head) const {
+  Reading r = Read(head);
+  r.growth = r.level = r.common_growth = r.leaking = r.ties = false;
+  r.level_sure = r.common_growth_sure = r.ties_sure = false;
+  r.norm = r.norm && r.norm_far;
+  return r;
+}
+
 bool HeadRules::LayerLeaks(size_t head) const {
   const std::vector<uint8_t>& active = held_[kLeaking].active;
   const size_t heads = static_cast<size_t>(layout_.heads);
@@ -275,9 +316,9 @@ bool HeadRules::LayerLeakedLately(size_t head) const {
   return step >= 0 && last_step_ - step <= options_.leak.memory_steps;
 }
 
-void HeadRules::JudgeHead(size_t head, const AttentionTraits& traits) {
+void HeadRules::JudgeHead(size_t head, const AttentionTraits& traits, bool states) {
   const DriftOptions& drift = options_.drift;
-  const Reading r = Read(head);
+  const Reading r = states ? ReadStates(head) : Read(head);
   // Rounding needs low-precision scores; centred keys carry no common mode.
   const bool rounding_possible = traits.score_dtype != "fp32" && !traits.centred;
   // A large common mode may be the loss's own wish.  The leak is the witness:

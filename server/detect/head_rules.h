@@ -41,10 +41,11 @@ class HeadRules {
   // Tick() next.
   bool Add(const StepSample& sample);
   // Runs the rules.  `excused`: something announced disturbs the run now, so
-  // nothing begins or ends.  `repaired`: heads of a drift that goes on under
-  // repair; large scores in their layers are its last stage, as in those of a
-  // drift that is found.
-  void Tick(const AttentionTraits& traits, bool excused, const std::vector<Head>& repaired = {});
+  // nothing begins or ends, but for `states`, where wanted: scores and weights
+  // that are out of bounds whatever was announced.  `repaired`: heads of a drift
+  // that goes on under repair; large scores in their layers are its last stage,
+  // as in those of a drift that is found.
+  void Tick(const AttentionTraits& traits, bool excused, bool states, const std::vector<Head>& repaired = {});
   // Whether enough was seen since what the kernel is fed has changed, for a
   // growth to be found.
   bool SeesGrowth() const;
@@ -97,13 +98,18 @@ class HeadRules {
   float Newest(HeadTrack track, size_t head) const;  // NaN if there is none.
   double Threshold(HeadTest test, HeadTrack track) const;
   Reading Read(size_t head) const;
+  Reading ReadStates(size_t head) const;
   // What the bank found, counted over the ticks.
   void Hold(HeadTest test);
   // Whether the key gradients of any head of its layer leak.
   bool LayerLeaks(size_t head) const;
   // The same, within the newest leak.memory_steps.
   bool LayerLeakedLately(size_t head) const;
-  void JudgeHead(size_t head, const AttentionTraits& traits);
+  // `states`: of what is out of bounds alone.
+  void JudgeHead(size_t head, const AttentionTraits& traits, bool states);
+  void JudgeStates(const AttentionTraits& traits);
+  // Weights that are far above the other heads' and their own of before.
+  void HoldFarWeights();
   // Large scores in a layer with a drifting head are the drift's last stage.
   void JoinLogits(const std::vector<Head>& repaired);
   // Heads of a drifting head's layer see the same input and follow it; the

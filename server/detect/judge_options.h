@@ -150,14 +150,29 @@ struct LossOptions {
   // and is critical in the end.
   int32_t persist_steps = 200;
   int32_t critical_steps = 600;
+  // An announced change excuses trends, never a state: for so long the loss is
+  // held against its level before it, and is told once it has been far above
+  // that for change_hold_steps.
+  int32_t change_steps = 1000;
+  int32_t change_hold_steps = 5;
+  // Far, of what has no reason to move the level: a share of the level and of
+  // what was won.  Warm restarts of the learning rate cost a tenth.
+  double change_rise_of_level = 0.5;
+  double change_rise_of_gain = 0.2;
+  // Lost, whatever was changed: a share of what was won; where the run began
+  // near its level, as a fine-tune does, so many times the level.
+  double change_lost_of_gain = 0.8;
+  double change_lost_of_level = 2;
 };
 
 struct ContextOptions {
   // The first steps of a run say nothing: the learning rate warms up, heads
   // take shape and all of them grow.
   int64_t warmup_steps = 700;
-  // After an event that excuses a disturbance.
+  // After an announced change, for trends.
   int64_t settle_steps = 200;
+  // Of the learning rate between two reports: a change, announced or not.
+  double rate_factor = 1.5;
 };
 
 struct AlertOptions {

@@ -53,6 +53,8 @@ class LossWatch {
   // Appends what holds now.
   void FindLoss(int64_t step, std::vector<Finding>* out) const;
   void FindGradient(int64_t step, std::vector<Finding>* out) const;
+  // The largest smoothed loss so far; 0: none yet.
+  double highest() const { return start_; }
   // Something announced may raise both: what is normal is learnt anew.
   void Excuse();
 

@@ -64,11 +64,19 @@ constexpr const char* kBuiltinSentences[] = {
     "after "
     "{loss.critical_steps}. An impulse of {loss.impulse_sigma} standard deviations above the {loss.window_values} "
     "values before "
-    "it, {loss.impulse_values} times in a row, is information.",
+    "it, {loss.impulse_values} times in a row, is information. Within {loss.change_steps} steps of an announced change "
+    "or of a learning rate that went up or down by a factor of {context.rate_factor}: for {loss.change_hold_steps} "
+    "steps above its level before it by {loss.change_rise_of_level} of that and by {loss.change_rise_of_gain} of what "
+    "was won is a warning, also in the first steps; critical when {loss.change_lost_of_gain} of what was won (of a run "
+    "that began near its level: {loss.change_lost_of_level} times that) is lost. After other data, another sequence "
+    "length or a restore of unknown step only such a loss counts: a warning, critical after {loss.persist_steps} "
+    "steps.",
     "The gradient norm is {loss.gradient_factor} times its geometric mean and {loss.impulse_sigma} standard deviations "
     "of its "
     "logarithm above it: information; a warning when it lasts {loss.persist_steps} steps.",
-    "Any NaN or infinity, any row with a non-finite score: critical, stage 5 (the gradient norm alone: a warning).",
+    "Any NaN or infinity, any row with a non-finite score: critical, stage 5 (the gradient norm alone: a warning). It "
+    "names the layer in which it arose: the lowest one of the forward pass, the highest one of the backward pass. With "
+    "fp16, whose loss scaler skips such a step, information until it lasts.",
     "Replicas report different values of what must be equal: critical.",
     "Ranks have been silent past the deadline: a warning; critical if it is all of them.",
     "The hook takes more than {alert.hook_overhead_max} of the step's time for {alert.hook_overhead_steps} steps: a "
@@ -79,7 +87,9 @@ static_assert(std::size(kBuiltinSentences) == kBuiltins);
 constexpr char kCommon[] =
     "Samples of {trend.batch_steps} steps are averaged to a batch, and a full batch is judged once. Nothing is said of "
     "the first "
-    "{context.warmup_steps} steps and of {context.settle_steps} steps after an announced change. An alert resolves "
+    "{context.warmup_steps} steps and of {context.settle_steps} steps after an announced change, but of states: values "
+    "that are not finite, a "
+    "loss far above its level before the change, scores and weights out of bounds. An alert resolves "
     "after "
     "{alert.resolve_steps} steps without evidence; its kind then stays quiet for {alert.cooldown_steps}, unless it is "
     "worse. It "

@@ -8,10 +8,12 @@
 
 #include "server/detect/alert_engine.h"
 #include "server/detect/archive.h"
+#include "server/detect/change_watch.h"
 #include "server/detect/detector_bank.h"
 #include "server/detect/head_rules.h"
 #include "server/detect/judge_options.h"
 #include "server/detect/loss_watch.h"
+#include "server/detect/nonfinite_origin.h"
 #include "server/detect/rule_fields.h"
 #include "server/detect/user_rules.h"
 
@@ -19,23 +21,13 @@ namespace bellwether::server {
 namespace {
 
 constexpr uint32_t kStateMagic = 0x314a5742;     // "BWJ1": no alert was numbered.
-constexpr uint32_t kNumberedMagic = 0x324a5742;  // "BWJ2"
+constexpr uint32_t kNumberedMagic = 0x324a5742;  // "BWJ2": nothing was kept across changes.
+constexpr uint32_t kKeptMagic = 0x334a5742;      // "BWJ3"
 
-// Findings of one step that is not finite; of further values their number is told.
-constexpr size_t kNonfiniteMax = 4096;
-
-// True if no value is worth a look: finite or not measured, and 0 if
-// `must_be_zero`.  Branchless, since every value of every sample passes here.
-bool AllUsual(std::span<const float> values, bool must_be_zero) {
-  constexpr uint32_t kExponent = 0x7f800000u;
-  uint32_t unusual = 0;
-  for (const float value : values) {
-    const auto bits = std::bit_cast<uint32_t>(value);
-    const bool odd = must_be_zero ? value > 0 : (bits & kExponent) == kExponent;
-    unusual |= static_cast<uint32_t>(odd) & static_cast<uint32_t>(bits != kNotMeasuredBits);
-  }
-  return unusual == 0;
-}
+// A loss scaler needs 16 steps in a row to find its factor, from its first one of 2^16 on.
+constexpr int32_t kOverflowsMax = 32;
+// A batch whose forward pass overflows is followed by another one.
+constexpr int32_t kLostLossesMax = 2;
 
 }  // namespace
 
@@ -45,6 +37,7 @@ struct RunJudge::State {
   DetectorBank* bank;
   HeadRules heads;
   LossWatch loss;
+  ChangeWatch changes;
   UserRules user;
   AlertEngine alerts;
   int64_t first_step = -1;
@@ -52,6 +45,10 @@ struct RunJudge::State {
   int64_t excused_until = -1;
   uint32_t attempt = 0;
   int64_t overhead_since = -1;
+  // The learning rate as last reported, and before it last jumped, at that step.
+  double rate = 0, rate_before = 0;
+  int64_t rate_step = -1;
+  int32_t bad_gradients = 0, bad_losses = 0;  // Reports in a row that were not finite.
 
   State(const JudgeOptions& from, const RunDescription& description, DetectorBank* on)
       : options(from),
@@ -59,6 +56,7 @@ struct RunJudge::State {
         bank(on),
         heads(from, description.layout, on),
         loss(from.loss),
+        changes(from.loss),
         user(from, description.layout),
         alerts(from.alert),
         attempt(description.attempt) {
@@ -71,6 +69,11 @@ struct RunJudge::State {
     a(run.attention.kernel), a(run.attention.score_dtype), a(run.attention.centred), a(run.attention.qk_norm);
     a(run.attention.softcap), a(run.attempt);
     a(heads), a(loss), a(alerts);
+  }
+  // What is kept across announced changes.
+  template <class A>
+  void VisitKept(A& a) {
+    a(changes), a(rate), a(rate_before), a(rate_step), a(bad_gradients), a(bad_losses);
   }
   // The part that belongs to the rules that people wrote.
   template <class A>
@@ -93,15 +96,45 @@ struct RunJudge::State {
   void BeginRepairs(int64_t step, std::vector<Transition>* out);
   // A family that HeadRules looks for.
   void UpdateHeads(Family family, int64_t step, std::vector<Finding>* findings, std::vector<Transition>* out);
+  bool kept() const { return changes.has_seen() || rate > 0 || bad_gradients > 0 || bad_losses > 0; }
   bool numbered() const {
     const std::vector<uint32_t>& numbers = alerts.numbered();
     return std::any_of(numbers.begin(), numbers.end(), [](uint32_t number) { return number > 0; });
   }
+  // Keeps what was before a jump of the learning rate, whether or not it was announced.
+  void WatchRate(const StepSample& sample);
+  void Announce(const RunEvent& event);
 
   void JudgeNonfinite(const StepSample& sample, std::vector<Transition>* out);
   void JudgeDisagreements(const StepSample& sample, std::vector<Transition>* out);
   void JudgeOverhead(const StepSample& sample, std::vector<Transition>* out);
 };
+
+void RunJudge::State::WatchRate(const StepSample& sample) {
+  const double now = sample.scalar(SignalId::kLearningRate);
+  if (!std::isfinite(now) || now <= 0) return;
+  const double factor = options.context.rate_factor;
+  if (rate > 0 && (now >= rate * factor || now <= rate / factor)) {
+    rate_before = rate;
+    rate_step = sample.step;
+    changes.Announce({.kind = EventKind::kLearningRate, .step = sample.step, .from = rate, .to = now}, loss.highest(),
+                     options.context.settle_steps);
+  }
+  rate = now;
+}
+
+void RunJudge::State::Announce(const RunEvent& event) {
+  AnnouncedChange change{.kind = event.kind, .step = event.step};
+  if (std::isfinite(event.value) && event.value > 0) change.to = event.value;
+  if (event.kind == EventKind::kLearningRate) {
+    // The sample of the same step may have come before it.
+    const double from = rate_step >= event.step ? rate_before : rate;
+    if (from > 0) change.from = from;
+  } else if (event.kind == EventKind::kRestore && !std::isfinite(change.to) && event.attempt > attempt) {
+    change.to = static_cast<double>(event.step);
+  }
+  changes.Announce(change, loss.highest(), options.context.settle_steps);
+}
 
 void RunJudge::State::BeginRepairs(int64_t step, std::vector<Transition>* out) {
   alerts.BeginRepair(Family::kRounding, step, run, out);
@@ -121,38 +154,38 @@ RunJudge::RunJudge(const JudgeOptions& options, const RunDescription& run, Detec
 RunJudge::~RunJudge() = default;
 
 void RunJudge::State::JudgeNonfinite(const StepSample& sample, std::vector<Transition>* out) {
-  std::vector<Finding> findings;
-  size_t further = 0;
-  for (const SignalId id : sample.signals()) {
-    const SignalInfo& signal = *FindSignal(id);
-    const auto values = sample.matrix(id);
-    if (AllUsual(values, id == SignalId::kNonfiniteRows)) continue;
-    const MatrixShape shape = ShapeOf(signal, sample.layout());
-    for (size_t i = 0; i < values.size(); ++i) {
-      const bool bad = id == SignalId::kNonfiniteRows ? values[i] > 0 : !std::isfinite(values[i]);
-      if (!bad || IsNotMeasured(values[i])) continue;
-      if (findings.size() >= kNonfiniteMax) {
-        ++further;
-        continue;
-      }
-      const bool head_level = signal.granularity != Granularity::kRun;
-      Finding& finding = findings.emplace_back();
-      finding.rule = Rule::kNonfinite;
-      finding.severity = id == SignalId::kGradNorm ? Severity::kWarning : Severity::kCritical;
-      finding.stage = 5;
-      finding.first_step = sample.step;
-      if (head_level) {
-        finding.where = {static_cast<int32_t>(i) / shape.heads, static_cast<int32_t>(i) % shape.heads};
-      }
-      finding.Add({.signal = signal.name,
-                   .where = finding.where,
-                   .value = values[i],
-                   .first_step = sample.step,
-                   .detector = "nonfinite"});
+  Nonfinite found = FindNonfinite(sample);
+  const auto count = [](bool bad, bool told, int32_t* in_a_row) {
+    if (bad) {
+      *in_a_row = std::min(*in_a_row + 1, kOverflowsMax + 1);
+    } else if (told) {
+      *in_a_row = 0;
+    }
+  };
+  const bool gradients = found.backward || found.grad_norm;
+  count(gradients, sample.has(SignalId::kKeyGradientSum) || sample.has(SignalId::kGradNorm), &bad_gradients);
+  count(found.forward || found.loss, sample.has(SignalId::kLoss), &bad_losses);
+  // In fp16 a loss scaler skips a step that overflowed, and the weights stay as
+  // they were.  Where nothing skips it the next losses are lost, too.
+  const bool may_be_skipped = run.attention.score_dtype == "fp16" && !found.weights;
+  const bool skipped = may_be_skipped && bad_losses <= kLostLossesMax && bad_gradients <= kOverflowsMax;
+  for (Finding& finding : found.findings) {
+    const bool norm_alone = finding.where.layer < 0 && finding.facts[0].signal == FindSignal(SignalId::kGradNorm)->name;
+    finding.severity = norm_alone ? Severity::kWarning : Severity::kCritical;
+    if (skipped) {
+      finding.severity = Severity::kInfo;
+      finding.stage = 0;
+      finding.advice =
+          "Nothing to do: with fp16 a loss scaler skips a step that overflowed and takes a smaller factor. It is told "
+          "again, and worse, if it goes on.";
+    } else if (may_be_skipped && !found.forward && !found.loss) {
+      finding.severity = Severity::kWarning;
+      finding.advice =
+          "If a loss scaler skips these steps it finds no factor, and nothing is learned: look at its factor, and at "
+          "the gradients of the named heads.";
     }
   }
-  if (further > 0) findings.front().note = std::to_string(further) + " further values are not finite";
-  alerts.Update(Family::kNonfinite, sample.step, run, &findings, out);
+  alerts.Update(Family::kNonfinite, sample.step, run, &found.findings, out);
 }
 
 void RunJudge::State::JudgeDisagreements(const StepSample& sample, std::vector<Transition>* out) {
@@ -213,6 +246,8 @@ void RunJudge::Observe(const StepSample& sample, std::vector<Transition>* out) {
     s.attempt = sample.attempt;
     s.run.attempt = sample.attempt;
     s.last_step = -1;
+    s.rate_step = -1;
+    s.changes.Rewind(sample.step, s.loss.highest());
     s.Excuse();
     s.heads.Rewind();
     s.user.Forget();
@@ -227,25 +262,34 @@ void RunJudge::Observe(const StepSample& sample, std::vector<Transition>* out) {
   if (s.on(Builtin::kOverhead)) s.JudgeOverhead(sample, out);
   const float loss = sample.scalar(SignalId::kLoss);
   const float gradient = sample.scalar(SignalId::kGradNorm);
-  const bool excused = sample.step < s.options.context.warmup_steps || sample.step < s.excused_until;
+  const bool warming = sample.step < s.options.context.warmup_steps;
+  const bool excused = warming || sample.step < s.excused_until;
+  s.WatchRate(sample);
   s.loss.ObserveLoss(sample.step, loss);  // Ignores what is not finite.
   s.loss.ObserveGradient(sample.step, gradient);
-  if (!excused) {
-    std::vector<Finding> findings;
-    if (s.on(Builtin::kLoss)) s.loss.FindLoss(sample.step, &findings);
-    s.alerts.Update(Family::kLoss, sample.step, s.run, &findings, out);
-    findings.clear();
-    if (s.on(Builtin::kGradient)) s.loss.FindGradient(sample.step, &findings);
-    s.alerts.Update(Family::kGradient, sample.step, s.run, &findings, out);
-  }
+  s.changes.Observe(sample.step, loss);
+  // A state is told in any case; that something is not found only where it was looked for.
+  const auto update = [&](Family family, std::vector<Finding>* found) {
+    if (!excused || !found->empty()) s.alerts.Update(family, sample.step, s.run, found, out);
+  };
+  std::vector<Finding> of_run;
+  if (s.on(Builtin::kLoss)) s.changes.Find(sample.step, &of_run);
+  if (!excused && of_run.empty() && s.on(Builtin::kLoss)) s.loss.FindLoss(sample.step, &of_run);
+  update(Family::kLoss, &of_run);
+  of_run.clear();
+  if (!excused && s.on(Builtin::kGradient)) s.loss.FindGradient(sample.step, &of_run);
+  update(Family::kGradient, &of_run);
   if (s.heads.Add(sample)) {
-    s.heads.Tick(s.run.attention, excused, s.alerts.under_repair(Family::kRounding));
+    s.heads.Tick(s.run.attention, excused, !warming, s.alerts.under_repair(Family::kRounding));
     if (!excused) {
       s.UpdateHeads(Family::kRounding, sample.step, s.heads.rounding(), out);
       s.UpdateHeads(Family::kLogits, sample.step, s.heads.logits(), out);
       s.alerts.ResolveRepaired(
           sample.step, s.run,
           [&s](const std::vector<Head>& heads, int64_t steps) { return s.heads.StandStill(heads, steps); }, out);
+    } else if (!warming) {
+      update(Family::kRounding, s.heads.rounding());
+      update(Family::kLogits, s.heads.logits());
     }
   }
   s.user.Observe(sample, s.run.attention, excused, [&](size_t rule, std::vector<Finding>* findings) {
@@ -276,6 +320,7 @@ void RunJudge::OnEvent(const RunEvent& event, std::vector<Transition>* out) {
     case EventKind::kData:
     case EventKind::kBatchSize:
     case EventKind::kSequenceLength:
+      s.Announce(event);
       s.excused_until = std::max(s.excused_until, step + s.options.context.settle_steps);
       s.Excuse();
       break;
@@ -335,6 +380,7 @@ void RunJudge::SetOptions(const JudgeOptions& options, std::vector<Transition>* 
   s.options = options;
   s.heads.SetOptions(options);
   s.loss.SetOptions(options.loss);
+  s.changes.SetOptions(options.loss);
   // What a family's alert can come from; without any of it, it ends.
   const std::pair<Family, std::vector<Builtin>> sources[] = {
       {Family::kRounding, {Builtin::kDrift, Builtin::kTies, Builtin::kNorm}},
@@ -368,9 +414,10 @@ size_t RunJudge::memory_bytes() const {
 std::string RunJudge::Save() const {
   std::string out;
   StateWriter writer(&out);
-  // Without a number servers of before read it: those of a cluster are replaced one after the other.
-  const bool numbered = state_->numbered();
-  writer(numbered ? kNumberedMagic : kStateMagic);
+  // With neither servers of before read it: those of a cluster are replaced one after the other.
+  const bool kept = state_->kept();
+  const bool numbered = state_->numbered() || kept;
+  writer(kept ? kKeptMagic : numbered ? kNumberedMagic : kStateMagic);
   writer(state_->run.layout.layers);
   writer(state_->run.layout.heads);
   writer(state_->run.layout.kv_heads);
@@ -388,6 +435,7 @@ std::string RunJudge::Save() const {
   state_->VisitUserRules(rules_writer);
   if (numbered) state_->alerts.VisitToldOfRules(rules_writer);
   writer(of_rules);
+  if (kept) state_->VisitKept(writer);
   return out;
 }
 
@@ -403,7 +451,8 @@ bool RunJudge::Restore(std::string_view saved) {
   reader(layout.layers);
   reader(layout.heads);
   reader(layout.kv_heads);
-  const bool numbered = magic == kNumberedMagic;
+  const bool kept = magic == kKeptMagic;
+  const bool numbered = magic == kNumberedMagic || kept;
   const bool fits = (magic == kStateMagic || numbered) && layout.layers == description.layout.layers &&
                     layout.heads == description.layout.heads && layout.kv_heads == description.layout.kv_heads;
   std::vector<uint32_t> numbers;
@@ -426,7 +475,8 @@ bool RunJudge::Restore(std::string_view saved) {
     reader(fingerprint);
     reader(of_rules);
   }
-  if (!fits || !reader.at_end() || !fresh->heads.Consistent()) return begin_afresh();
+  if (fits && kept) fresh->VisitKept(reader);
+  if (!fits || !reader.at_end() || !fresh->heads.Consistent() || !fresh->changes.Consistent()) return begin_afresh();
   if (fingerprint == fresh->user_rules_fingerprint()) {
     StateReader rules_reader(of_rules);
     fresh->VisitUserRules(rules_reader);

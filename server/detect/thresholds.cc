@@ -79,9 +79,17 @@ constexpr Threshold kThresholds[] = {
     BW_ROW(loss, gradient_factor, 1, 1e6, "times its geometric mean", "gradient norm: an impulse"),
     BW_ROW(loss, persist_steps, 1, 1e6, "steps", "that a spike of data does not last: a warning"),
     BW_ROW(loss, critical_steps, 1, 1e6, "steps", "that the loss is off its course: critical"),
+    BW_ROW(loss, change_steps, 0, 1e6, "steps", "after an announced change that its level before it is kept"),
+    BW_ROW(loss, change_hold_steps, 1, 1e6, "steps", "that the loss must be far above that"),
+    BW_ROW(loss, change_rise_of_level, 0, 1000, "of the level before", "far, where a change should not move it"),
+    BW_ROW(loss, change_rise_of_gain, 0, 1000, "of what was won", "far, where a change should not move it"),
+    BW_ROW(loss, change_lost_of_gain, 0, 1000, "of what was won", "lost, whatever was changed"),
+    BW_ROW(loss, change_lost_of_level, 0, 1000, "times the level before",
+           "lost, in a run that began near it, as a fine-tune does"),
 
     BW_ROW(context, warmup_steps, 0, 1e7, "steps", "at the start of a run of which nothing is said"),
-    BW_ROW(context, settle_steps, 0, 1e7, "steps", "after an announced change of which nothing is said"),
+    BW_ROW(context, settle_steps, 0, 1e7, "steps", "after an announced change of which nothing is said, but of states"),
+    BW_ROW(context, rate_factor, 1, 1e6, "", "of the learning rate between two reports: a change, announced or not"),
 
     BW_ROW(alert, resolve_steps, 1, 1e7, "steps", "without evidence after which an alert resolves"),
     BW_ROW(alert, cooldown_steps, 0, 1e7, "steps", "that its kind then stays quiet, unless it is worse"),

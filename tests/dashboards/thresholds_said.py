@@ -26,6 +26,8 @@ DETECTION = (
     "or the median head's is above {logits.logit_median_large} ({logits.logit_median_critical}) with an entropy ratio below {logits.entropy_ratio_collapsed}",
     "the mean of {loss.mean_values} losses stays above its minimum by {loss.rise_of_minimum:%}, by {loss.rise_of_gain:%} of what was won, and by "
     "{loss.rise_sigma} of its standard errors, for {loss.persist_steps} ({loss.critical_steps}) steps",
+    "is for {loss.change_hold_steps} steps above its level before it by {loss.change_rise_of_level:%} of that and by "
+    "{loss.change_rise_of_gain:%} of what was won | warning (critical: {loss.change_lost_of_gain:%} of what was won are lost, or {loss.critical_steps} steps)",
     "{loss.impulse_sigma} standard deviations above the {loss.window_values} values before it, {loss.impulse_values} times in a row",
     "{loss.gradient_factor} times its geometric mean and {loss.impulse_sigma} standard deviations of its logarithm; for {loss.persist_steps} steps",
     "the hook takes more than {alert.hook_overhead_max:%} of the step for {alert.hook_overhead_steps} steps",

@@ -165,6 +165,14 @@ TEST_F(AlertEngineTest, NamesNoMoreHeadsThanItMay) {
   }
 }
 
+TEST_F(AlertEngineTest, AHeadOfTwoFindingsIsNamedOnce) {
+  const auto told = At(100, {Drift(Severity::kWarning, 1, {1, 4}, 9), Drift(Severity::kWarning, 1, {1, 2}, 5),
+                             Drift(Severity::kWarning, 1, {1, 4}, 3)});
+  ASSERT_EQ(told.size(), 1u);
+  EXPECT_EQ(told[0].heads, (std::vector<Head>{{1, 4}, {1, 2}}));
+  EXPECT_EQ(told[0].heads_total, 2u);
+}
+
 TEST_F(AlertEngineTest, TheEtaCountsDownBetweenFindings) {
   Finding finding = Drift(Severity::kWarning, 1, {1, 4}, 9);
   finding.eta = {.known = true, .steps = 500, .lower_steps = 400, .upper_steps = 900};

@@ -196,7 +196,7 @@ class Chaos {
     for (const SignalId id : {SignalId::kRows, SignalId::kCommonModeSum, SignalId::kSpreadSum, SignalId::kTiedRowsBf16,
                               SignalId::kWqSigma, SignalId::kLogitMax, SignalId::kEntropySum, SignalId::kKeyLeakSum,
                               SignalId::kKeyGradientSum, SignalId::kNonfiniteRows, SignalId::kLoss, SignalId::kGradNorm,
-                              SignalId::kStepSeconds, SignalId::kHookSeconds}) {
+                              SignalId::kStepSeconds, SignalId::kHookSeconds, SignalId::kLearningRate}) {
       if (Below(10) == 0) continue;
       const bool divides = id == SignalId::kRows || id == SignalId::kSpreadSum || id == SignalId::kKeyGradientSum;
       for (float& value : sample.Add(id)) value = divides && Below(50) != 0 ? 1.0f : Number();

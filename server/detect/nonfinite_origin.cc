@@ -1,0 +1,441 @@
+#include "server/detect/nonfinite_origin.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace bellwether::server {
+namespace {
+
+enum Side : size_t { kForward, kBackward, kWeights, kSides };
+
+// Layers that are named as origins; of further ones their number is told.
+constexpr size_t kOriginsMax = 8;
+constexpr size_t kHeadsInWords = 8;
+
+Side SideOf(SignalId id) {
+  switch (id) {
+    case SignalId::kKeyLeakSum:
+    case SignalId::kKeyGradientSum:
+    case SignalId::kDeltaBiasSum:
+    case SignalId::kDeltaBiasSumsq:
+    case SignalId::kDeltaAbsSum:
+    case SignalId::kDeltaErrorAbsSum:
+      return kBackward;
+    case SignalId::kWqSigma:
+    case SignalId::kWkSigma:
+    case SignalId::kWqDirectionOverlap:
+    case SignalId::kWqStableRank:
+    case SignalId::kQkIncrementRank:
+    case SignalId::kWqSigmaResidual:
+    case SignalId::kWkSigmaResidual:
+    case SignalId::kGramSigma:
+    case SignalId::kGramStableRank:
+    case SignalId::kGramEffectiveRank:
+    case SignalId::kGramTop2Ratio:
+    case SignalId::kGramIncrementRank:
+      return kWeights;
+    default:
+      return kForward;
+  }
+}
+
+bool IsBad(SignalId id, float value) {
+  if (IsNotMeasured(value)) return false;
+  return id == SignalId::kNonfiniteRows ? value > 0 || std::isnan(value) : !std::isfinite(value);
+}
+
+// True if no value is worth a look: finite or not measured, and 0 if
+// `must_be_zero`.  Branchless, since every value of every sample passes here.
+bool AllUsual(std::span<const float> values, bool must_be_zero) {
+  constexpr uint32_t kExponent = 0x7f800000u;
+  uint32_t unusual = 0;
+  for (const float value : values) {
+    const auto bits = std::bit_cast<uint32_t>(value);
+    const bool odd = (must_be_zero && value > 0) || (bits & kExponent) == kExponent;
+    unusual |= static_cast<uint32_t>(odd) & static_cast<uint32_t>(bits != kNotMeasuredBits);
+  }
+  return unusual == 0;
+}
+
+class Search {
+ public:
+  explicit Search(const StepSample& sample)
+      : sample_(sample), layers_(static_cast<size_t>(sample.layout().layers)), heads_(sample.layout().heads) {
+    for (Layers& side : side_) side.resize(layers_);
+  }
+
+  Nonfinite Run() {
+    bool any = false;
+    for (const SignalId id : sample_.signals()) any |= !AllUsual(sample_.matrix(id), id == SignalId::kNonfiniteRows);
+    if (!any) return std::move(found_);
+    Read();
+    Trace();
+    for (const Origin& origin : origins_) NameHeads(origin);
+    if (origins_.empty() && bad_ > 0) NameNobody();
+    if (!found_.findings.empty() && bad_ > 0) {
+      Finding& first = found_.findings.front();
+      first.summary = Words();
+      if (bad_ > told_.size()) first.note = absl::StrCat(bad_ - told_.size(), " further values are not finite");
+    }
+    NameRun();
+    return std::move(found_);
+  }
+
+ private:
+  struct Layer {
+    bool measured = false, bad = false;
+  };
+  using Layers = std::vector<Layer>;
+  struct Origin {
+    Side side;
+    size_t layer;
+    std::vector<int32_t> heads;
+    std::vector<const char*> signals;
+    bool key_heads = false;  // Known by the key head only: all heads of its group.
+  };
+
+  void Read() {
+    for (const SignalId id : sample_.signals()) {
+      const SignalInfo& signal = *FindSignal(id);
+      if (signal.granularity == Granularity::kRun) {
+        const bool bad = IsBad(id, sample_.scalar(id));
+        found_.loss |= bad && id == SignalId::kLoss;
+        found_.grad_norm |= bad && id == SignalId::kGradNorm;
+        continue;
+      }
+      const auto values = sample_.matrix(id);
+      const auto columns = static_cast<size_t>(ShapeOf(signal, sample_.layout()).heads);
+      Layers& layers = side_[SideOf(id)];
+      for (size_t i = 0; i < values.size(); ++i) {
+        Layer& layer = layers[i / columns];
+        layer.measured |= !IsNotMeasured(values[i]);
+        if (!IsBad(id, values[i])) continue;
+        ++bad_;
+        layer.bad = true;
+      }
+    }
+    const auto any = [](const Layers& layers) {
+      return std::any_of(layers.begin(), layers.end(), [](const Layer& layer) { return layer.bad; });
+    };
+    found_.forward = any(side_[kForward]);
+    found_.backward = any(side_[kBackward]);
+    found_.weights = any(side_[kWeights]);
+  }
+
+  // The layers that are not finite though the one before them, in the order of
+  // the pass, is.
+  std::vector<size_t> First(Side side) const {
+    std::vector<size_t> first;
+    bool before = false;
+    for (size_t i = 0; i < layers_; ++i) {
+      const size_t at = side == kBackward ? layers_ - 1 - i : i;
+      const Layer& layer = side_[side][at];
+      if (!layer.measured) continue;
+      if (layer.bad && !before) first.push_back(at);
+      before = layer.bad;
+    }
+    return first;
+  }
+
+  bool AllWeightsBad() const {
+    size_t measured = 0;
+    for (const Layer& layer : side_[kWeights]) {
+      if (layer.measured && !layer.bad) return false;
+      measured += layer.measured ? 1 : 0;
+    }
+    return measured > 1;
+  }
+
+  bool ReachedTheLoss() const {
+    if (found_.loss) return true;
+    for (size_t at = layers_; at-- > 0;) {
+      if (side_[kForward][at].measured) return side_[kForward][at].bad;
+    }
+    return false;
+  }
+
+  void Trace() {
+    const Layers& weights = side_[kWeights];
+    const bool all_weights = found_.weights && AllWeightsBad();
+    const std::vector<size_t> forward = First(kForward);
+    std::vector<size_t> backward = First(kBackward);
+    if (!forward.empty()) {
+      // With the weights of all layers gone and no loss to date it by, it may
+      // have begun anywhere since the last sample.
+      const bool everywhere = std::all_of(side_[kForward].begin(), side_[kForward].end(),
+                                          [](const Layer& layer) { return layer.bad || !layer.measured; });
+      const bool dated = sample_.has(SignalId::kLoss) || sample_.has(SignalId::kGradNorm);
+      if (everywhere && all_weights && !dated) return;
+      for (const size_t layer : forward) {
+        AddOrigin(weights[layer].bad && !all_weights ? kWeights : kForward, layer);
+      }
+      if (ReachedTheLoss()) backward.clear();
+      for (const size_t layer : backward) AddOrigin(kBackward, layer);
+      return;
+    }
+    const bool scores =
+        std::any_of(side_[kForward].begin(), side_[kForward].end(), [](const Layer& layer) { return layer.measured; });
+    if (found_.loss && scores) {
+      of_loss_ = true;
+      return;
+    }
+    if (found_.weights && !all_weights) {
+      for (size_t at = layers_; at-- > 0;) {
+        if (!weights[at].bad) continue;
+        // The gradient of a layer's queries shows in W_Q, and below.
+        if (backward.empty() ? LeadsDown(at) : at > backward.front()) {
+          AddOrigin(kWeights, at);
+          from_gradient_ = true;
+          if (!backward.empty()) backward.erase(backward.begin());
+        }
+        break;
+      }
+      if (backward.empty() && origins_.empty()) {
+        for (size_t at = 0; at < layers_; ++at) {
+          if (weights[at].bad) AddOrigin(kWeights, at);
+        }
+      }
+    }
+    for (const size_t layer : backward) AddOrigin(kBackward, layer);
+  }
+
+  // Whether the weights of all layers from the lowest to `top`, at least two,
+  // are not finite: what a gradient leaves behind.
+  bool LeadsDown(size_t top) const {
+    size_t bad = 0;
+    for (size_t at = 0; at <= top; ++at) {
+      const Layer& layer = side_[kWeights][at];
+      if (layer.measured && !layer.bad) return false;
+      bad += layer.bad ? 1 : 0;
+    }
+    return bad > 1;
+  }
+
+  void AddOrigin(Side side, size_t layer) {
+    if (origins_.size() == kOriginsMax) {
+      ++origins_left_out_;
+      return;
+    }
+    Origin& origin = origins_.emplace_back();
+    origin.side = side;
+    origin.layer = layer;
+    // A signal of the query heads says it exactly; one of the key heads means
+    // all query heads of its group.
+    std::vector<uint8_t> of_queries(static_cast<size_t>(heads_)), of_keys(static_cast<size_t>(heads_));
+    for (const SignalId id : sample_.signals()) {
+      const SignalInfo& signal = *FindSignal(id);
+      if (signal.granularity == Granularity::kRun || SideOf(id) != side) continue;
+      const int32_t columns = ShapeOf(signal, sample_.layout()).heads;
+      const auto row = sample_.matrix(id).subspan(layer * static_cast<size_t>(columns), static_cast<size_t>(columns));
+      bool bad = false;
+      for (int32_t head = 0; head < heads_; ++head) {
+        const auto column = static_cast<size_t>(head / (heads_ / columns));
+        if (!IsBad(id, row[column])) continue;
+        bad = true;
+        (columns == heads_ ? of_queries : of_keys)[static_cast<size_t>(head)] = 1;
+      }
+      if (bad) origin.signals.push_back(signal.name);
+    }
+    const auto is_bad = [](uint8_t bad) { return bad != 0; };
+    origin.key_heads = std::none_of(of_queries.begin(), of_queries.end(), is_bad);
+    const std::vector<uint8_t>& heads = origin.key_heads ? of_keys : of_queries;
+    for (int32_t head = 0; head < heads_; ++head) {
+      if (heads[static_cast<size_t>(head)] != 0) origin.heads.push_back(head);
+    }
+  }
+
+  void NameHeads(const Origin& origin) {
+    for (const int32_t head : origin.heads) {
+      Finding& finding = found_.findings.emplace_back();
+      finding.rule = Rule::kNonfinite;
+      finding.stage = 5;
+      finding.first_step = sample_.step;
+      finding.where = {static_cast<int32_t>(origin.layer), head};
+      finding.score = static_cast<double>(kOriginsMax - static_cast<size_t>(&origin - origins_.data()));
+      for (const SignalId id : sample_.signals()) {
+        const SignalInfo& signal = *FindSignal(id);
+        if (signal.granularity == Granularity::kRun || SideOf(id) != origin.side) continue;
+        const auto columns = static_cast<size_t>(ShapeOf(signal, sample_.layout()).heads);
+        const size_t group = static_cast<size_t>(heads_) / columns;
+        const float& value = sample_.matrix(id)[origin.layer * columns + static_cast<size_t>(head) / group];
+        if (!IsBad(id, value) || finding.fact_count == static_cast<int32_t>(finding.facts.size())) continue;
+        told_.insert(&value);
+        finding.Add({.signal = signal.name,
+                     .where = finding.where,
+                     .value = value,
+                     .first_step = sample_.step,
+                     .detector = "nonfinite"});
+      }
+    }
+  }
+
+  // Where it arose cannot be known from this sample: no head is named.
+  void NameNobody() {
+    Finding& finding = found_.findings.emplace_back();
+    finding.rule = Rule::kNonfinite;
+    finding.stage = 5;
+    finding.first_step = sample_.step;
+    finding.score = 1;
+    for (const SignalId id : sample_.signals()) {
+      if (FindSignal(id)->granularity == Granularity::kRun) continue;
+      for (const float& value : sample_.matrix(id)) {
+        if (!IsBad(id, value)) continue;
+        told_.insert(&value);
+        finding.Add(
+            {.signal = FindSignal(id)->name, .value = value, .first_step = sample_.step, .detector = "nonfinite"});
+        break;
+      }
+    }
+  }
+
+  void NameRun() {
+    for (const SignalId id : sample_.signals()) {
+      if (FindSignal(id)->granularity != Granularity::kRun || !IsBad(id, sample_.scalar(id))) continue;
+      Finding& finding = found_.findings.emplace_back();
+      finding.rule = Rule::kNonfinite;
+      finding.stage = 5;
+      finding.first_step = sample_.step;
+      finding.Add({.signal = FindSignal(id)->name,
+                   .value = sample_.scalar(id),
+                   .first_step = sample_.step,
+                   .detector = "nonfinite"});
+    }
+  }
+
+  // "layer 2 head 1", "all 8 heads of layer 2"
+  std::string PlaceOf(const Origin& origin) const {
+    const std::string layer = absl::StrCat("layer ", origin.layer);
+    if (heads_ > 1 && origin.heads.size() == static_cast<size_t>(heads_)) {
+      return absl::StrCat(layer, " (all ", heads_, " heads)");
+    }
+    if (origin.heads.size() == 1) return absl::StrCat(layer, " head ", origin.heads[0]);
+    const size_t said = std::min(origin.heads.size(), kHeadsInWords);
+    std::string text =
+        absl::StrCat(layer, " heads ",
+                     absl::StrJoin(origin.heads.begin(), origin.heads.begin() + static_cast<ptrdiff_t>(said), ", "));
+    if (said < origin.heads.size()) absl::StrAppend(&text, " and ", origin.heads.size() - said, " others");
+    return text;
+  }
+
+  static bool HasSignal(const Origin& origin, std::initializer_list<const char*> prefixes) {
+    return std::any_of(origin.signals.begin(), origin.signals.end(), [&](std::string_view signal) {
+      return std::any_of(prefixes.begin(), prefixes.end(),
+                         [&](std::string_view prefix) { return signal.substr(0, prefix.size()) == prefix; });
+    });
+  }
+
+  // What is not finite there, as a tensor of the attention.
+  std::string TensorOf(const Origin& origin) const {
+    switch (origin.side) {
+      case kForward:
+        if (HasSignal(origin, {"rows", "common_mode", "spread", "tied", "saturated", "logit_max", "nonfinite_rows"})) {
+          return "the scores of the forward pass";
+        }
+        return HasSignal(origin, {"key_coherence"}) ? "the keys of the forward pass"
+                                                    : "the probabilities of the forward pass";
+      case kBackward: {
+        // delta = dO . O; with O finite it is dO, which comes from above.
+        const bool keys = HasSignal(origin, {"key_gradient", "key_leak"});
+        const bool delta = HasSignal(origin, {"delta"});
+        if (!delta) return "the key gradient dK of the backward pass";
+        return keys ? "delta and the key gradient dK of the backward pass" : "delta of the backward pass";
+      }
+      default: {
+        const bool keys = HasSignal(origin, {"wk_"});
+        const bool queries = HasSignal(origin, {"wq_", "gram_"});
+        const char* const weights = keys && queries ? "W_Q and W_K" : keys ? "W_K" : queries ? "W_Q" : "the weights";
+        if (!from_gradient_) return weights;
+        return absl::StrCat(weights, ", by ", keys && !queries ? "their gradient" : "the queries' gradient dQ");
+      }
+    }
+  }
+
+  // Of the layers of a side that are not finite and no origins.
+  std::vector<size_t> Following(Side side) const {
+    std::vector<size_t> layers;
+    for (size_t at = 0; at < layers_; ++at) {
+      const bool origin = std::any_of(origins_.begin(), origins_.end(), [&](const Origin& o) { return o.layer == at; });
+      if (side_[side][at].bad && !origin) layers.push_back(at);
+    }
+    return layers;
+  }
+
+  static std::string LayersText(const std::vector<size_t>& layers) {
+    if (layers.size() == 1) return absl::StrCat("layer ", layers[0]);
+    const bool whole = layers.back() - layers.front() + 1 == layers.size();
+    return absl::StrCat(whole ? "layers " : "some of the layers ", layers.front(), " to ", layers.back());
+  }
+
+  // Scores and delta of all heads may have come so from what lies between two
+  // layers' attentions, where nothing is measured.
+  std::string OrBefore(const Origin& origin) const {
+    if (origin.heads.size() != static_cast<size_t>(heads_)) return {};
+    if (origin.side == kForward) {
+      return origin.layer == 0 ? ", or what lies before it"
+                               : absl::StrCat(", or what lies between it and layer ", origin.layer - 1);
+    }
+    if (origin.side != kBackward || !HasSignal(origin, {"delta"})) return {};
+    return origin.layer + 1 == layers_ ? ", or what lies between it and the loss"
+                                       : absl::StrCat(", or what lies between it and layer ", origin.layer + 1);
+  }
+
+  std::string Words() const {
+    if (of_loss_) {
+      return absl::StrCat(
+          "nonfinite: the loss, though the scores of all layers are finite: it arose behind those of the ",
+          "last layer, and the gradients follow from it, since step ", sample_.step);
+    }
+    if (origins_.empty()) {
+      return absl::StrCat("nonfinite: the weights of all layers; in which layer it began is not known, since step ",
+                          sample_.step);
+    }
+    std::string text = absl::StrCat("nonfinite first in ", PlaceOf(origins_[0]), ": ", TensorOf(origins_[0]), " (",
+                                    absl::StrJoin(origins_[0].signals, ", "), ")");
+    absl::StrAppend(&text, OrBefore(origins_[0]));
+    for (size_t i = 1; i < origins_.size(); ++i) {
+      absl::StrAppend(&text, i == 1 ? "; by itself also in " : ", ", PlaceOf(origins_[i]));
+    }
+    if (origins_left_out_ > 0) absl::StrAppend(&text, " and in ", origins_left_out_, " further layers");
+    const std::vector<size_t> above = Following(kForward);
+    const std::vector<size_t> below = Following(kBackward);
+    if (!above.empty()) absl::StrAppend(&text, "; ", LayersText(above), " above follow from it");
+    if (found_.forward && found_.backward) {
+      absl::StrAppend(&text, "; the gradients follow from it");
+    } else if (!below.empty()) {
+      absl::StrAppend(&text, "; ", LayersText(below), " below follow from it");
+    }
+    absl::StrAppend(&text, ", since step ", sample_.step);
+    return text;
+  }
+
+  const StepSample& sample_;
+  const size_t layers_;
+  const int32_t heads_;
+  Nonfinite found_;
+  std::array<Layers, kSides> side_;
+  std::vector<Origin> origins_;
+  size_t origins_left_out_ = 0;
+  size_t bad_ = 0;
+  std::set<const float*> told_;  // One value of a key head is one, however many heads share it.
+  bool from_gradient_ = false;
+  bool of_loss_ = false;
+};
+
+}  // namespace
+
+Nonfinite FindNonfinite(const StepSample& sample) { return Search(sample).Run(); }
+
+}  // namespace bellwether::server

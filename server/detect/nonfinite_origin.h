@@ -1,0 +1,43 @@
+// nonfinite_origin.h: where in a step the first value that is not finite arose.
+//
+// A NaN travels: in the forward pass to all layers above, at the loss into all
+// gradients, in the backward pass to all layers below, with the step into the
+// weights.  Most of what is not finite in a sample therefore is a consequence,
+// and the origin follows from the order:
+//
+//   forward   the lowest layer that is not finite
+//   backward  the highest one, unless the forward pass had reached the loss
+//   weights   measured after the optimizer's step.  The queries' gradient is
+//             seen in no other signal: W_Q of a layer above the highest one
+//             whose gradients are not finite is the origin of these.  Where all
+//             layers' weights are not finite they tell nothing: clipping by a
+//             norm that is NaN does that.
+//
+// A layer that does not follow from another one is an origin of its own.  A loss
+// that is not finite while all scores are arose behind them.
+//
+// Pure functions; safe from any thread.
+
+#ifndef BELLWETHER_SERVER_DETECT_NONFINITE_ORIGIN_H_
+#define BELLWETHER_SERVER_DETECT_NONFINITE_ORIGIN_H_
+
+#include <vector>
+
+#include "server/detect/finding.h"
+#include "server/store/step_sample.h"
+
+namespace bellwether::server {
+
+struct Nonfinite {
+  // Of the origins' heads in their order, then of the run; not their
+  // severity.  Empty: all is finite.
+  std::vector<Finding> findings;
+  bool forward = false, backward = false, weights = false;  // Anything of a head.
+  bool loss = false, grad_norm = false;
+};
+
+Nonfinite FindNonfinite(const StepSample& sample);
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_DETECT_NONFINITE_ORIGIN_H_

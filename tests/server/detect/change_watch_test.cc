@@ -1,0 +1,245 @@
+// Goal: an announced change excuses what it may cost, and nothing else: a loss
+// that it blew up, scores and weights out of bounds are told at once, with what
+// was changed, for as long as they last.
+// Method: a run whose loss has come down to 1.8, a change at step 1,000, and
+// losses of all kinds behind it.
+
+#include "server/detect/change_watch.h"
+
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "server/detect/judge_options.h"
+#include "server/detect/run_judge.h"
+#include "tests/support/judged_samples.h"
+
+namespace bellwether::server {
+namespace {
+
+// A run of loss `before`, from `start` on, to which something is announced at
+// step 1,000, and whose loss is `after(step)` from then on.
+struct Change {
+  RunEvent event{.step = 1000, .kind = EventKind::kLearningRate, .value = 3e-3};
+  double start = 10, before = 1.8, noise = 0.05;
+  bool announced = true;
+  double rate = 3e-3;  // From the change on; 3e-4 before.
+  int64_t last_step = 2000;
+};
+template <class After>
+std::vector<Transition> JudgeChange(const Change& change, const After& after) {
+  const RunDescription run = SyntheticRun();
+  RunJudge judge(JudgeOptions{}, run);
+  std::vector<Transition> out;
+  std::mt19937 random(3);
+  std::normal_distribution<double> normal;
+  for (int64_t step = 0; step <= change.last_step; ++step) {
+    StepSample sample = SampleAt(run, {.period = 500, .drift_from = -1}, step);
+    const bool changed = step >= change.event.step;
+    const double level =
+        changed ? after(step)
+                : change.before + (change.start - change.before) * std::exp(-static_cast<double>(step) / 120);
+    sample.Add(SignalId::kLoss)[0] = static_cast<float>(level + change.noise * normal(random));
+    sample.Add(SignalId::kLearningRate)[0] = static_cast<float>(changed ? change.rate : 3e-4);
+    if (step == change.event.step && change.announced) judge.OnEvent(change.event, &out);
+    judge.Observe(sample, &out);
+  }
+  return out;
+}
+std::vector<Transition> Told(const std::vector<Transition>& out, const std::string& rule, Severity least) {
+  std::vector<Transition> told;
+  for (const Transition& t : out) {
+    if (t.rule == rule && t.severity >= least) told.push_back(t);
+  }
+  return told;
+}
+std::vector<Transition> JudgeStepChange(const Change& change, double level) {
+  return JudgeChange(change, [level](int64_t) { return level; });
+}
+
+TEST(ChangeWatchTest, ALossThatALearningRateBlewUpIsToldWithinTwentySteps) {
+  // 1.8 to 9.3 within 50 steps, then 3.9 for the next 1,000.
+  const auto blown_up = [](int64_t step) {
+    const auto past = static_cast<double>(step - 1000);
+    return past <= 50 ? 1.8 + 7.5 * past / 50 : past <= 70 ? 9.3 : std::max(3.9, 9.3 - (past - 70) / 10);
+  };
+  for (const double start : {5.5, 9.0, 10.8}) {
+    for (const bool announced : {true, false}) {
+      SCOPED_TRACE(testing::Message() << start << " " << announced);
+      const auto out = JudgeChange({.start = start, .announced = announced}, blown_up);
+      const auto told = Told(out, "loss", Severity::kWarning);
+      ASSERT_FALSE(told.empty());
+      EXPECT_LE(told[0].step, 1020);
+      EXPECT_EQ(told[0].stage, 5);
+      EXPECT_EQ(told[0].cause, "learning rate too high");
+      EXPECT_THAT(told[0].summary, testing::HasSubstr("the loss has gone from 1.8 to "));
+      EXPECT_THAT(told[0].summary, testing::HasSubstr(" after the learning rate rose tenfold at step 1,000"));
+      EXPECT_THAT(told[0].advice, testing::HasSubstr("Set the learning rate back to 0.0003"));
+      EXPECT_EQ(told[0].evidence[0].text + "|", told[0].summary.substr(std::string("synthetic: ").size()) + "|");
+      // It goes on while the loss is at 3.9, twice what it was.
+      EXPECT_EQ(told.back().state, AlertState::kFiring);
+      EXPECT_EQ(told.back().severity, Severity::kCritical);
+    }
+  }
+  // At once.
+  const auto jump = Told(JudgeStepChange({}, 9.3), "loss", Severity::kWarning);
+  ASSERT_FALSE(jump.empty());
+  EXPECT_LE(jump[0].step, 1010);
+  EXPECT_THAT(jump[0].summary, testing::HasSubstr("the loss has gone from 1.8 to 9.3 after the learning rate"));
+  EXPECT_EQ(jump[0].severity, Severity::kCritical);
+}
+
+TEST(ChangeWatchTest, ALossThatStaysHighAfterAChangeKeepsItsAlert) {
+  const Change change{.last_step = 6000};
+  const auto out = JudgeStepChange(change, 3.9);
+  ASSERT_FALSE(Told(out, "loss", Severity::kWarning).empty());
+  EXPECT_EQ(out.back().state, AlertState::kFiring);
+  // Back at its level, it ends a thousand steps later.
+  const auto back = JudgeChange(change, [](int64_t step) { return step < 3000 ? 3.9 : 1.8; });
+  ASSERT_EQ(back.back().state, AlertState::kResolved);
+  EXPECT_NEAR(static_cast<double>(back.back().step), 4000, 100);
+}
+
+TEST(ChangeWatchTest, AnExplosionIsNotExcusedByWhatIsAnnouncedBehindIt) {
+  const RunDescription run = SyntheticRun();
+  RunJudge judge(JudgeOptions{}, run);
+  std::vector<Transition> out;
+  for (int64_t step = 0; step <= 2500; ++step) {
+    StepSample sample = SampleAt(run, {.period = 500, .drift_from = -1}, step);
+    sample.Add(SignalId::kLoss)[0] = step < 100 ? 10 : step < 1000 ? 1.8f : 3.9f;
+    if (step == 1000) judge.OnEvent({.step = step, .kind = EventKind::kLearningRate, .value = 1e-2}, &out);
+    // Data, and the rate put back.
+    if (step % 150 == 0 && step > 1000) judge.OnEvent({.step = step, .kind = EventKind::kData}, &out);
+    if (step == 1400) judge.OnEvent({.step = step, .kind = EventKind::kLearningRate, .value = 1e-3}, &out);
+    judge.Observe(sample, &out);
+  }
+  ASSERT_EQ(out.size(), 2u);
+  EXPECT_LE(out[0].step, 1020);
+  EXPECT_THAT(out[1].summary, testing::HasSubstr("after the learning rate"));
+  EXPECT_THAT(out[1].summary, testing::HasSubstr("at step 1,000"));
+  EXPECT_EQ(out[1].severity, Severity::kCritical);
+  EXPECT_NEAR(static_cast<double>(out[1].step), 1600, 20);
+}
+
+TEST(ChangeWatchTest, WhatAChangeMayCostIsExcused) {
+  const auto worst = [](const Change& change, double level) {
+    Severity severity = Severity::kNone;
+    for (const Transition& t : JudgeStepChange(change, level)) severity = std::max(severity, t.severity);
+    return severity;
+  };
+  const auto event = [](EventKind kind, double value) { return RunEvent{.step = 1000, .kind = kind, .value = value}; };
+  const Change rate{.last_step = 4000};
+  EXPECT_EQ(worst(rate, 2.1), Severity::kNone);  // A warm restart.
+  Change same{.event = event(EventKind::kLearningRate, 3e-5), .rate = 3e-5, .last_step = 4000};
+  EXPECT_EQ(worst(same, 1.7), Severity::kNone);  // A decay.
+  same.rate = 3e-4;
+  for (const EventKind kind : {EventKind::kData, EventKind::kSequenceLength, EventKind::kRestore}) {
+    SCOPED_TRACE(static_cast<int>(kind));
+    same.event = event(kind, 0);
+    EXPECT_EQ(worst(same, 2.9), Severity::kNone);
+    EXPECT_EQ(worst(same, 5), Severity::kNone);
+  }
+  same.event = event(EventKind::kBatchSize, 8);
+  for (const double noise : {0.05, 0.2, 0.4}) {
+    EXPECT_EQ(worst(same, 1.9), Severity::kNone);
+    // Scatters eight times as much from the change on.
+    std::mt19937 random(5);
+    std::normal_distribution<double> normal;
+    for (const Transition& t : JudgeChange(same, [&](int64_t) { return 1.8 + noise * normal(random); })) {
+      EXPECT_LE(t.severity, Severity::kInfo) << noise << " " << t.summary;
+    }
+  }
+  // A fine-tune begins near its level, and other data may be twice as hard.
+  same.start = 1.6;
+  same.before = 1.2;
+  same.event = event(EventKind::kData, 0);
+  EXPECT_EQ(worst(same, 2.4), Severity::kNone);
+}
+
+TEST(ChangeWatchTest, ALossAsOfAnUntrainedModelIsToldWhateverWasChanged) {
+  const std::pair<EventKind, const char*> kinds[] = {
+      {EventKind::kData, "the data changed at step 1,000"},
+      {EventKind::kSequenceLength, "the sequence length changed to 4096 at step 1,000"},
+      {EventKind::kRestore, "a checkpoint was restored at step 1,000"},
+      {EventKind::kBatchSize, "the batch size changed to 4096 at step 1,000"}};
+  for (const auto& [kind, words] : kinds) {
+    SCOPED_TRACE(words);
+    Change change{.rate = 3e-4};
+    change.event = {.step = 1000, .kind = kind, .value = kind == EventKind::kRestore ? 0.0 : 4096.0};
+    const auto told = Told(JudgeStepChange(change, 9.9), "loss", Severity::kWarning);
+    ASSERT_FALSE(told.empty());
+    EXPECT_LE(told[0].step, 1020);
+    EXPECT_THAT(told[0].summary, testing::HasSubstr(std::string("after ") + words));
+    EXPECT_NE(told[0].cause, "learning rate too high");
+    EXPECT_EQ(told.back().severity, Severity::kCritical);
+  }
+}
+
+// The loss falls from 10 to 1.8; at step 1,500 the run goes back to 700.
+std::vector<Transition> JudgeRestore(bool new_attempt, double value, double off) {
+  const RunDescription run = SyntheticRun();
+  RunJudge judge(JudgeOptions{}, run);
+  std::vector<Transition> out;
+  const auto loss_at = [](int64_t step) { return 1.8 + 8.2 * std::exp(-static_cast<double>(step) / 300); };
+  for (int64_t i = 0; i <= 4000; ++i) {
+    const bool after = i >= 1500;
+    const int64_t trained = after ? i - 800 : i;
+    StepSample sample =
+        SampleAt(run, {.period = 500, .drift_from = -1}, after && new_attempt ? trained : i, after && new_attempt);
+    sample.Add(SignalId::kLoss)[0] = static_cast<float>(loss_at(trained) + (after ? off : 0) + 0.02 * std::sin(i));
+    if (i == 1500 && !new_attempt) judge.OnEvent({.step = i, .kind = EventKind::kRestore, .value = value}, &out);
+    if (i == 1500 && new_attempt)
+      judge.OnEvent({.attempt = 1, .step = trained, .kind = EventKind::kRestore, .value = value}, &out);
+    judge.Observe(sample, &out);
+  }
+  return out;
+}
+
+TEST(ChangeWatchTest, ARestoredRunIsHeldAgainstWhatItsCheckpointHad) {
+  for (const bool new_attempt : {true, false}) {
+    for (const double value : {0.0, 700.0}) {
+      SCOPED_TRACE(testing::Message() << new_attempt << " " << value);
+      EXPECT_TRUE(JudgeRestore(new_attempt, value, 0).empty());
+      const auto told = Told(JudgeRestore(new_attempt, value, 4), "loss", Severity::kWarning);
+      // Of what checkpoint it was is not known: a level of before is no fault.
+      if (!new_attempt && value == 0) continue;
+      ASSERT_FALSE(told.empty());
+      EXPECT_LE(told[0].step, (new_attempt ? 700 : 1500) + 20);
+      EXPECT_THAT(told[0].summary, testing::HasSubstr("the checkpoint of step 700 was restored at step"));
+    }
+  }
+}
+
+TEST(ChangeWatchTest, ScoresAndWeightsOutOfBoundsAreToldWithinTheExcuse) {
+  const RunDescription run = SyntheticRun();
+  for (const bool weights : {false, true}) {
+    SCOPED_TRACE(weights);
+    RunJudge judge(JudgeOptions{}, run);
+    std::vector<Transition> out;
+    for (int64_t step = 0; step <= 3000; ++step) {
+      StepSample sample = SampleAt(run, {.drift_from = -1}, step);
+      if (step >= 2000 && sample.has(SignalId::kLogitMax)) {
+        if (weights) {
+          sample.Add(SignalId::kWqSigma)[5] *= static_cast<float>(std::min(10.0, std::exp2((step - 2000) / 30.0)));
+        } else {
+          sample.Add(SignalId::kLogitMax)[5] = 5000;
+        }
+      }
+      // Announced again and again: never 200 steps of peace.
+      if (step >= 2000 && step % 100 == 0) judge.OnEvent({.step = step, .kind = EventKind::kLearningRate}, &out);
+      judge.Observe(sample, &out);
+    }
+    ASSERT_FALSE(out.empty());
+    EXPECT_EQ(out[0].rule, weights ? "norm" : "logits");
+    EXPECT_EQ(out[0].strongest, (Head{1, 1}));
+    EXPECT_LE(out[0].step, weights ? 2200 : 2140);
+  }
+}
+
+}  // namespace
+}  // namespace bellwether::server

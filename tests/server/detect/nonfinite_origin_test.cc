@@ -1,0 +1,232 @@
+// Goal: of a sample with values that are not finite the layer, the heads and
+// the tensor are named in which they arose, and not what follows from them.
+// Method: samples of 6 layers with a NaN where a broken layer would leave one,
+// and wherever it travels from there.
+
+#include "server/detect/nonfinite_origin.h"
+
+#include <gmock/gmock.h>
+
+#include <initializer_list>
+#include <limits>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "server/detect/judge_options.h"
+#include "server/detect/run_judge.h"
+#include "tests/support/judged_samples.h"
+
+namespace bellwether::server {
+namespace {
+
+// A sample of 6 layers of 4 query heads and 2 key heads, all finite but for what `spoil` does.
+template <class Spoil>
+StepSample Spoiled(const RunDescription& run, int64_t step, const Spoil& spoil) {
+  StepSample sample = SampleAt(run, {.period = 1, .drift_from = -1}, step);
+  for (const SignalId id : {SignalId::kKeyGradientSum, SignalId::kKeyLeakSum, SignalId::kDeltaAbsSum,
+                            SignalId::kDeltaErrorAbsSum, SignalId::kWkSigma}) {
+    for (float& value : sample.Add(id)) value = 1;
+  }
+  spoil(&sample);
+  return sample;
+}
+// Layer `layer`'s values of `signals`: of `head`, or of all heads.
+void Nan(StepSample* sample, std::initializer_list<SignalId> signals, int32_t layer, int32_t head = -1) {
+  for (const SignalId id : signals) {
+    const auto values = sample->Add(id);
+    const auto columns = static_cast<int32_t>(values.size()) / sample->layout().layers;
+    for (int32_t column = 0; column < columns; ++column) {
+      if (head >= 0 && column != head * columns / sample->layout().heads) continue;
+      values[static_cast<size_t>(layer * columns + column)] = kNan;
+    }
+  }
+}
+constexpr std::initializer_list<SignalId> kGradients = {SignalId::kKeyGradientSum, SignalId::kKeyLeakSum,
+                                                        SignalId::kDeltaAbsSum, SignalId::kDeltaErrorAbsSum};
+constexpr std::initializer_list<SignalId> kScores = {SignalId::kCommonModeSum, SignalId::kSpreadSum,
+                                                     SignalId::kLogitMax};
+constexpr std::initializer_list<SignalId> kWeightsOf = {SignalId::kWqSigma, SignalId::kWkSigma};
+
+RunDescription SixLayers(const std::string& dtype = "bf16") {
+  RunDescription run = SyntheticRun(6, 4);
+  run.layout.kv_heads = 2;
+  run.attention.score_dtype = dtype;
+  return run;
+}
+
+template <class Spoil>
+Transition NanAlert(const Spoil& spoil) {
+  const RunDescription run = SixLayers();
+  RunJudge judge(JudgeOptions{}, run);
+  std::vector<Transition> out;
+  judge.Observe(Spoiled(run, 40, spoil), &out);
+  EXPECT_EQ(out.size(), 1u);
+  if (out.empty()) return {};
+  EXPECT_EQ(out[0].rule, "nonfinite");
+  EXPECT_EQ(out[0].severity, Severity::kCritical);
+  std::set<Head> once(out[0].heads.begin(), out[0].heads.end());
+  EXPECT_EQ(once.size(), out[0].heads.size());
+  EXPECT_EQ(out[0].heads_total, out[0].heads.size());
+  return out[0];
+}
+std::vector<Head> HeadsOf(int32_t layer, std::initializer_list<int32_t> heads) {
+  std::vector<Head> all;
+  for (const int32_t head : heads) all.push_back({layer, head});
+  return all;
+}
+
+TEST(NonfiniteOriginTest, OfTheBackwardPassTheHighestLayerIsNamed) {
+  const Transition t = NanAlert([](StepSample* s) {
+    for (const int32_t layer : {0, 1}) Nan(s, kGradients, layer);
+    Nan(s, {SignalId::kDeltaAbsSum}, 2, 3);
+    s->Add(SignalId::kGradNorm)[0] = kNan;
+  });
+  EXPECT_EQ(t.heads, HeadsOf(2, {3}));
+  EXPECT_EQ(t.strongest, (Head{2, 3}));
+  EXPECT_THAT(t.summary, testing::HasSubstr("first in layer 2 head 3: delta of the backward pass"));
+  EXPECT_THAT(t.summary, testing::HasSubstr("layers 0 to 1 below follow from it"));
+}
+
+TEST(NonfiniteOriginTest, AKeyGradientNamesItsTensorAndTheHeadsThatShareTheKey) {
+  const Transition t = NanAlert([](StepSample* s) {
+    for (const int32_t layer : {0, 1, 2, 3}) Nan(s, kGradients, layer);
+    Nan(s, {SignalId::kKeyGradientSum, SignalId::kKeyLeakSum}, 4, 2);
+  });
+  EXPECT_EQ(t.heads, HeadsOf(4, {2, 3}));
+  EXPECT_THAT(t.summary, testing::HasSubstr("layer 4 heads 2, 3: the key gradient dK of the backward pass"));
+  EXPECT_THAT(t.summary, testing::HasSubstr("layers 0 to 3 below follow from it"));
+}
+
+TEST(NonfiniteOriginTest, TheQueriesGradientShowsInTheWeightsAlone) {
+  // dQ of layer 2, heads 1: W_Q of that head, and all that lies below.
+  const Transition t = NanAlert([](StepSample* s) {
+    Nan(s, {SignalId::kWqSigma}, 2, 1);
+    for (const int32_t layer : {0, 1}) {
+      Nan(s, kGradients, layer);
+      Nan(s, kWeightsOf, layer);
+    }
+  });
+  EXPECT_EQ(t.heads, HeadsOf(2, {1}));
+  EXPECT_THAT(t.summary, testing::HasSubstr("layer 2 head 1: W_Q, by the queries' gradient dQ"));
+  EXPECT_THAT(t.summary, testing::HasSubstr("layers 0 to 1 below follow from it"));
+  // Clipping by a norm that is NaN spoils all weights, which then tell nothing:
+  // what lies between layer 1 and layer 2 is not excluded, and said.
+  const Transition clipped = NanAlert([](StepSample* s) {
+    for (int32_t layer = 0; layer < 6; ++layer) Nan(s, kWeightsOf, layer);
+    for (const int32_t layer : {0, 1}) Nan(s, kGradients, layer);
+  });
+  EXPECT_EQ(clipped.strongest.layer, 1);
+  EXPECT_THAT(clipped.summary, testing::HasSubstr("or what lies between it and layer 2"));
+}
+
+TEST(NonfiniteOriginTest, OfTheForwardPassTheLowestLayerIsNamed) {
+  const Transition t = NanAlert([](StepSample* s) {
+    Nan(s, kScores, 3, 2);
+    for (const int32_t layer : {4, 5}) Nan(s, kScores, layer);
+    for (int32_t layer = 0; layer < 6; ++layer) {
+      Nan(s, kGradients, layer);
+      Nan(s, kWeightsOf, layer);
+    }
+    s->Add(SignalId::kLoss)[0] = kNan;
+  });
+  EXPECT_EQ(t.heads, HeadsOf(3, {2}));
+  EXPECT_THAT(t.summary, testing::HasSubstr("layer 3 head 2: the scores of the forward pass"));
+  EXPECT_THAT(t.summary, testing::HasSubstr("layers 4 to 5 above follow from it"));
+  EXPECT_THAT(t.summary, testing::HasSubstr("; the gradients follow from it"));
+  // All heads of all layers: the first layer, each head once.
+  const Transition all = NanAlert([](StepSample* s) {
+    for (int32_t layer = 0; layer < 6; ++layer) Nan(s, kScores, layer);
+    s->Add(SignalId::kLoss)[0] = kNan;
+  });
+  EXPECT_EQ(all.heads, HeadsOf(0, {0, 1, 2, 3}));
+  EXPECT_THAT(all.summary, testing::HasSubstr("layer 0 (all 4 heads)"));
+}
+
+TEST(NonfiniteOriginTest, WeightsAreNamedWhereTheyAreTheOrigin) {
+  const Transition alone = NanAlert([](StepSample* s) { Nan(s, {SignalId::kWkSigma}, 4, 0); });
+  EXPECT_EQ(alone.heads, HeadsOf(4, {0, 1}));
+  EXPECT_THAT(alone.summary, testing::HasSubstr("W_K"));
+  // And what they do to the next forward pass.
+  const Transition used = NanAlert([](StepSample* s) {
+    Nan(s, {SignalId::kWqSigma}, 2, 1);
+    Nan(s, kScores, 2, 1);
+    for (const int32_t layer : {3, 4, 5}) Nan(s, kScores, layer);
+  });
+  EXPECT_EQ(used.heads, HeadsOf(2, {1}));
+  EXPECT_THAT(used.summary, testing::HasSubstr("layer 2 head 1: W_Q"));
+}
+
+TEST(NonfiniteOriginTest, TwoOriginsInOneSampleAreBothNamed) {
+  const Transition t = NanAlert([](StepSample* s) {
+    Nan(s, {SignalId::kKeyGradientSum}, 5, 0);
+    for (const int32_t layer : {0, 1, 2}) Nan(s, kGradients, layer);
+  });
+  EXPECT_EQ(t.strongest, (Head{5, 0}));
+  EXPECT_EQ(t.heads_total, 2u + 4u);
+  EXPECT_THAT(t.summary, testing::HasSubstr("by itself also in layer 2 (all 4 heads)"));
+}
+
+TEST(NonfiniteOriginTest, NobodyIsNamedWhereTheOriginCannotBeKnown) {
+  // Found by the first sample behind it: everything is lost, nothing dates it.
+  const RunDescription run = SixLayers();
+  RunJudge judge(JudgeOptions{}, run);
+  std::vector<Transition> out;
+  StepSample sample;
+  sample.Reset(run.layout);
+  sample.step = 40;
+  for (int32_t layer = 0; layer < 6; ++layer) {
+    Nan(&sample, kScores, layer);
+    Nan(&sample, kWeightsOf, layer);
+  }
+  judge.Observe(sample, &out);
+  ASSERT_EQ(out.size(), 1u);
+  EXPECT_EQ(out[0].severity, Severity::kCritical);
+  EXPECT_TRUE(out[0].heads.empty());
+  EXPECT_EQ(out[0].strongest, Head{});
+  EXPECT_THAT(out[0].summary, testing::HasSubstr("in which layer it began is not known"));
+}
+
+TEST(NonfiniteOriginTest, ALossThatIsLostBehindAllLayersBlamesNoHead) {
+  const Transition t = NanAlert([](StepSample* s) {
+    s->Add(SignalId::kLoss)[0] = kNan;
+    for (int32_t layer = 0; layer < 6; ++layer) {
+      Nan(s, kGradients, layer);
+      Nan(s, kWeightsOf, layer);
+    }
+  });
+  EXPECT_TRUE(t.heads.empty());
+  EXPECT_THAT(t.summary, testing::HasSubstr("the loss, though the scores of all layers are finite"));
+}
+
+// The severities told while samples 40, 41, ... of an fp16 run are spoiled.
+template <class Spoil>
+std::vector<Severity> ToldInFp16(int samples, const Spoil& spoil) {
+  const RunDescription run = SixLayers("fp16");
+  RunJudge judge(JudgeOptions{}, run);
+  std::vector<Transition> out;
+  for (int i = 0; i < samples; ++i) judge.Observe(Spoiled(run, 40 + i, spoil), &out);
+  std::vector<Severity> told;
+  for (const Transition& t : out) told.push_back(t.severity);
+  return told;
+}
+
+TEST(NonfiniteOriginTest, WhatALossScalerSkipsIsInformationUntilItGoesOn) {
+  const auto gradients = [](StepSample* s) {
+    Nan(s, kGradients, 2);
+    s->Add(SignalId::kGradNorm)[0] = std::numeric_limits<float>::infinity();
+  };
+  EXPECT_EQ(ToldInFp16(20, gradients), (std::vector{Severity::kInfo}));
+  EXPECT_EQ(ToldInFp16(40, gradients), (std::vector{Severity::kInfo, Severity::kWarning}));
+  const auto forward = [](StepSample* s) {
+    Nan(s, kScores, 5, 1);
+    s->Add(SignalId::kLoss)[0] = kNan;
+  };
+  EXPECT_EQ(ToldInFp16(1, forward), (std::vector{Severity::kInfo}));
+  EXPECT_EQ(ToldInFp16(5, forward), (std::vector{Severity::kInfo, Severity::kCritical}));
+  // Nobody skipped it.
+  EXPECT_EQ(ToldInFp16(1, [](StepSample* s) { Nan(s, kWeightsOf, 2); }), (std::vector{Severity::kCritical}));
+}
+
+}  // namespace
+}  // namespace bellwether::server
