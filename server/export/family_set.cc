@@ -9,6 +9,7 @@
 
 #include "bellwether/signal_table.h"
 #include "server/export/metrics_catalog.h"
+#include "server/util/clean_text.h"
 
 namespace bellwether::server {
 namespace {
@@ -25,46 +26,9 @@ prometheus::MetricType TypeOf(MetricKind kind) {
   return prometheus::MetricType::Untyped;
 }
 
-// Bytes of the valid UTF-8 character at the start of `text`, 0 if there is none.
-size_t Utf8Length(std::string_view text) {
-  const auto byte = [text](size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned char first = byte(0);
-  const size_t length = first < 0x80                    ? 1
-                        : first >= 0xc2 && first < 0xe0 ? 2
-                        : first >= 0xe0 && first < 0xf0 ? 3
-                        : first >= 0xf0 && first < 0xf5 ? 4
-                                                        : 0;
-  if (length == 0 || length > text.size()) return 0;
-  for (size_t i = 1; i < length; ++i) {
-    if ((byte(i) & 0xc0) != 0x80) return 0;
-  }
-  // Overlong forms, surrogates, beyond the last code point.
-  if (length == 3 && ((first == 0xe0 && byte(1) < 0xa0) || (first == 0xed && byte(1) > 0x9f))) return 0;
-  if (length == 4 && ((first == 0xf0 && byte(1) < 0x90) || (first == 0xf4 && byte(1) > 0x8f))) return 0;
-  return length;
-}
-
 }  // namespace
 
-std::string CleanLabelValue(std::string_view text) {
-  std::string clean;
-  clean.reserve(std::min(text.size(), kLabelBytesMax));
-  while (!text.empty()) {
-    const size_t length = Utf8Length(text);
-    const size_t taken = length == 0 ? 1 : length;
-    if (clean.size() + taken > kLabelBytesMax) break;
-    const auto first = static_cast<unsigned char>(text[0]);
-    if (length == 0) {
-      clean += '?';
-    } else if (first < 0x20 || first == 0x7f) {
-      clean += ' ';
-    } else {
-      clean += text.substr(0, length);
-    }
-    text.remove_prefix(taken);
-  }
-  return clean;
-}
+std::string CleanLabelValue(std::string_view text) { return CleanText(text, kLabelBytesMax); }
 
 FamilySet::FamilySet() {
   const auto declare = [this](std::string_view name, std::string_view help, prometheus::MetricType type) {

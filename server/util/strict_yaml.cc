@@ -12,23 +12,22 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "server/util/clean_text.h"
 
 namespace bellwether::server {
 namespace {
 
 constexpr size_t kFindingsMax = 100;
 constexpr size_t kShownBytesMax = 60;
+constexpr size_t kFindingBytesMax = 1000;
 
 // A value as a finding quotes it.
 std::string Shown(const YAML::Node& node) {
   if (node.IsMap()) return "a map";
   if (node.IsSequence()) return "a list";
   if (!node.IsScalar()) return "nothing";
-  std::string text = node.Scalar();
-  if (text.size() > kShownBytesMax) text = text.substr(0, kShownBytesMax) + "...";
-  for (char& c : text) {
-    if (absl::ascii_iscntrl(static_cast<unsigned char>(c))) c = ' ';
-  }
+  std::string text = CleanText(node.Scalar(), kShownBytesMax);
+  if (node.Scalar().size() > kShownBytesMax) text += "...";
   // The parser tells a quoted scalar by this tag.
   return node.Tag() == "!" ? absl::StrCat("\"", text, "\"") : text;
 }
@@ -103,7 +102,7 @@ void StrictYaml::Report(const YAML::Mark& at, std::string_view what) {
     return;
   }
   findings_.push_back(
-      absl::StrCat(file_, ":", at.line + 1, ":", at.column + 1, ": ", absl::string_view(what.data(), what.size())));
+      absl::StrCat(file_, ":", at.line + 1, ":", at.column + 1, ": ", CleanText(what, kFindingBytesMax)));
 }
 
 bool StrictYaml::ForEach(const YAML::Node& map, const std::string& path, const Visit& visit) {
