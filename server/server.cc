@@ -17,7 +17,6 @@
 #include <utility>
 
 #include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "server/access/client_check.h"
 #include "server/config.h"
@@ -26,6 +25,8 @@
 #include "server/proposals.h"
 #include "server/query/json_api.h"
 #include "server/store/file_system.h"
+#include "server/util/clean_text.h"
+#include "server/util/host_port.h"
 #include "server/util/log.h"
 #include "server/util/status_macros.h"
 #include "server/version.h"
@@ -36,15 +37,6 @@ namespace {
 bool IsLoopback(const std::string& address) {
   return absl::StartsWith(address, "unix:") || absl::StartsWith(address, "127.") ||
          absl::StartsWith(address, "localhost:") || absl::StartsWith(address, "[::1]:");
-}
-
-absl::StatusOr<std::pair<std::string, int>> SplitHostPort(const std::string& address) {
-  const size_t colon = address.rfind(':');
-  int port = -1;
-  if (colon == std::string::npos || !absl::SimpleAtoi(address.substr(colon + 1), &port) || port < 0 || port > 65535) {
-    return absl::InvalidArgumentError(absl::StrCat("web.listen_address = ", address, ": must be host:port"));
-  }
-  return std::make_pair(address.substr(0, colon), port);
 }
 
 // RELIABILITY: how a stream's memory stays bounded and a dead peer is found.
@@ -99,7 +91,7 @@ absl::Status Server::StartAll() {
   info.version = kVersion;
   info.revision = kRevision;
   info.grpc_version = grpc::Version();
-  info.storage_path = options_.pipeline.storage_path;
+  info.storage_path = CleanText(options_.pipeline.storage_path, 4096);  // Answers are UTF-8, paths need not be.
   info.started_unix_ns = clock_->UnixNanos();
   info.options = DescribeOptions(options_);
   info.limits = DescribeLimits(options_);
@@ -240,10 +232,10 @@ absl::Status Server::StartBank() {
 
 absl::Status Server::StartHttp() {
   if (options_.web_address.empty()) return absl::OkStatus();
-  BW_ASSIGN_OR_RETURN(const auto address, SplitHostPort(options_.web_address));
+  BW_ASSIGN_OR_RETURN(const HostPort address, SplitHostPort("web.listen_address", options_.web_address));
   HttpOptions http = options_.http;
-  http.host = address.first;
-  http.port = address.second;
+  http.host = address.host;
+  http.port = address.port;
   HttpSources sources;
   sources.metrics = [this] { return exporter_->Render(); };
   sources.ready = [this] { return pipeline_->Ready(); };
@@ -414,6 +406,9 @@ absl::Status Server::Stop() {
   }
   checkpoints_.reset();
   if (member_ != nullptr) member_->Leave();  // Others go on before this one has put everything away.
+  // All receivers have the same time, however many there are.
+  for (const auto& webhook : webhooks_) webhook->AskToStop();
+  for (const auto& alertmanager : alertmanagers_) alertmanager->AskToStop();
   for (const auto& webhook : webhooks_) webhook->Stop();
   for (const auto& alertmanager : alertmanagers_) alertmanager->Stop();
   if (http_ != nullptr) http_->Stop();

@@ -25,7 +25,7 @@ absl::StatusOr<std::unique_ptr<Alertmanager>> Alertmanager::Start(const Alertman
 Alertmanager::Alertmanager(const AlertmanagerOptions& options, UrlParts url, AlertLog* alerts, const RunTable* runs,
                            Counters* counters)
     : options_(options),
-      url_(std::move(url)),
+      poster_(std::move(url), options.post, options.channel, counters),
       alerts_(alerts),
       runs_(runs),
       counters_(counters),
@@ -46,11 +46,15 @@ Alertmanager::~Alertmanager() { Stop(); }
 void Alertmanager::Stop() {
   if (!worker_.joinable()) return;
   alerts_->Unsubscribe(subscription_);
-  {
-    absl::MutexLock lock(&mutex_);
-    stopping_ = true;
-  }
+  AskToStop();
   worker_.join();
+}
+
+void Alertmanager::AskToStop() {
+  absl::MutexLock lock(&mutex_);
+  if (stopping_) return;
+  stopping_ = true;
+  poster_.EndBy(Clock::System()->MonotonicNanos() + options_.stop_wait_ns);
 }
 
 void Alertmanager::Count(const char* result) const {
@@ -151,7 +155,7 @@ bool Alertmanager::Update(int64_t now_ns) {
   return news;
 }
 
-absl::Status Alertmanager::Push(int64_t now_ns) const {
+absl::Status Alertmanager::Push(int64_t now_ns) {
   nlohmann::json batch = nlohmann::json::array();
   size_t left = told_.size();
   for (const auto& [labels, told] : told_) {
@@ -161,8 +165,7 @@ absl::Status Alertmanager::Push(int64_t now_ns) const {
                      {"endsAt", FormatTime(told.ended_ns != 0 ? told.ended_ns : now_ns + 4 * options_.resend_ns)}});
     if (!told.url.empty()) batch.back()["generatorURL"] = told.url;
     if (--left != 0 && batch.size() < options_.batch_max) continue;
-    const absl::Status status =
-        PostJson(url_, batch.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace), options_.timeout_ns);
+    const absl::Status status = poster_.Post(batch.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
     if (!status.ok()) return status;
     batch.clear();
   }

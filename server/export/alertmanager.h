@@ -51,7 +51,8 @@ struct AlertmanagerOptions {
   int64_t resolved_ns = 300'000'000'000;
   int64_t group_wait_ns = 50'000'000;      // Collects what comes together.
   int64_t backoff_first_ns = 500'000'000;  // Doubles, up to resend_ns.
-  int64_t timeout_ns = 10'000'000'000;     // Connect, write and read, each.
+  HttpPostLimits post;                     // Of each request.
+  int64_t stop_wait_ns = 1'000'000'000;    // Stop() has so long for its last push.
 };
 
 // bellwether_notifications_total{channel,result}: delivered (news), resent (no
@@ -69,6 +70,8 @@ class Alertmanager {
   // One last push of what has not been sent; what fires goes on firing there
   // until its endsAt: whoever starts next tells of it again.
   void Stop();
+  // Begins the time that Stop() has and returns, so that many have it together.
+  void AskToStop();
 
  private:
   // An alert as the Alertmanager knows it.
@@ -86,11 +89,11 @@ class Alertmanager {
   // Brings told_ up to date; whether there is news.
   bool Update(int64_t now_ns);
   State Firing(int64_t now_ns) const;
-  absl::Status Push(int64_t now_ns) const;
+  absl::Status Push(int64_t now_ns);
   void Count(const char* result) const;
 
   const AlertmanagerOptions options_;
-  const UrlParts url_;
+  HttpPoster poster_;  // The worker's.
   AlertLog* const alerts_;
   const RunTable* const runs_;
   Counters* const counters_;

@@ -53,7 +53,7 @@ absl::StatusOr<std::unique_ptr<Webhook>> Webhook::Start(const WebhookOptions& op
 
 Webhook::Webhook(const WebhookOptions& options, UrlParts url, AlertLog* alerts, ActionLog* actions, Counters* counters)
     : options_(options),
-      url_(std::move(url)),
+      poster_(std::move(url), options.post, options.channel, counters),
       receiver_(Crc32c(absl::StrCat(options.channel, " ", options.url))),  // A url may hold a secret.
       alerts_(alerts),
       actions_(actions),
@@ -92,15 +92,19 @@ void Webhook::Stop() {
   if (!worker_.joinable()) return;
   alerts_->Unsubscribe(subscription_);
   actions_->Unsubscribe(action_subscription_);
-  {
-    absl::MutexLock lock(&mutex_);
-    stopping_ = true;
-    stop_at_ns_ = Clock::System()->MonotonicNanos() + options_.stop_wait_ns;
-  }
+  AskToStop();
   worker_.join();
   absl::MutexLock lock(&mutex_);
   for (size_t i = 0; i < pending_.size(); ++i) Count("dropped");
   pending_.clear();
+}
+
+void Webhook::AskToStop() {
+  absl::MutexLock lock(&mutex_);
+  if (stopping_) return;
+  stopping_ = true;
+  stop_at_ns_ = Clock::System()->MonotonicNanos() + options_.stop_wait_ns;
+  poster_.EndBy(stop_at_ns_);
 }
 
 void Webhook::Count(const char* result) {
@@ -214,7 +218,7 @@ void Webhook::Deliver(RunId run, Pending pending) {
   uint64_t told = 0;
   const std::string body = Body(run, pending, &told);
   if (body.empty()) return;
-  const absl::Status posted = PostJson(url_, body, options_.timeout_ns);
+  const absl::Status posted = poster_.Post(body);
   if (posted.ok()) {
     Count("delivered");
     if (const absl::Status noted = NoteTold(run, told); !noted.ok()) {

@@ -52,8 +52,8 @@ struct WebhookOptions {
   int64_t group_wait_ns = 50'000'000;      // Collects what comes together.
   int64_t backoff_first_ns = 500'000'000;  // Doubles, with jitter.
   int64_t backoff_max_ns = 60'000'000'000;
-  int64_t timeout_ns = 10'000'000'000;                       // Connect, write and read, each.
-  int64_t stop_wait_ns = 2'000'000'000;                      // Stop() tries so long to empty the queue.
+  HttpPostLimits post;                                       // Of each attempt.
+  int64_t stop_wait_ns = 1'000'000'000;                      // Stop() tries so long to empty the queue.
   int64_t catch_up_ns = 24 * 3600 * int64_t{1'000'000'000};  // Older is no news.
 };
 
@@ -75,8 +75,11 @@ class Webhook {
   // How far it was told stands in the database, with the run.
   void CatchUp(RunId first, RunId end);
 
-  // Delivers what is due if it can within stop_wait_ns.  No retries after.
+  // Delivers what is due if it can within stop_wait_ns, and ends what is under way
+  // then.  No retries after.
   void Stop();
+  // Begins that time and returns, so that many receivers have it together.
+  void AskToStop();
 
  private:
   struct Pending {
@@ -103,7 +106,7 @@ class Webhook {
   void Count(const char* result);
 
   const WebhookOptions options_;
-  const UrlParts url_;
+  HttpPoster poster_;        // The worker's.
   const uint32_t receiver_;  // In the database.
   AlertLog* const alerts_;
   ActionLog* const actions_;

@@ -320,10 +320,10 @@ def test_the_channel_arguments_are_those_on_the_wire(server: Server) -> None:
     [
         ("connection_age_seconds", 0, ""),
         ("connection_age_seconds", 604_800, ""),
-        ("connection_age_seconds", 604_801, "is 604801: must be in [0, 604800]"),
-        ("connection_age_seconds", -1, "is -1: must be in [0, 604800]"),
-        ("connection_age_grace_seconds", 0, "is 0: must be in [1, 3600]"),
-        ("connection_age_grace_seconds", 3601, "is 3601: must be in [1, 3600]"),
+        ("connection_age_seconds", 604_801, "= 604801: must be a whole number in [0, 604800]"),
+        ("connection_age_seconds", -1, "= -1: must be a whole number in [0, 604800]"),
+        ("connection_age_grace_seconds", 0, "= 0: must be a whole number in [1, 3600]"),
+        ("connection_age_grace_seconds", 3601, "= 3601: must be a whole number in [1, 3600]"),
     ],
 )
 def test_the_legal_ranges(tmp_path: Path, key: str, value: int, said: str) -> None:

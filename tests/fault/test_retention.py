@@ -111,8 +111,8 @@ def test_old_values_are_rounded_summarized_and_dropped_over_kills(tmp_path: Path
             "retention: {raw_days: 0}",
             "retention.rounded_days is 30: must be 0 where retention.raw_days is 0",
         ),
-        ("retention: {raw_days: -1}", "retention.raw_days is -1: must be in [0, 36500]"),
-        ("retention: {raw_days: soon}", "retention.raw_days must be a number of days"),
+        ("retention: {raw_days: -1}", "retention.raw_days = -1: must be a number in [0, 36500]"),
+        ("retention: {raw_days: soon}", "retention.raw_days = soon: must be a number in [0, 36500]"),
     ],
 )
 def test_what_makes_no_sense_is_refused(tmp_path: Path, text: str, words: str) -> None:

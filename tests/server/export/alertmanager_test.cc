@@ -9,11 +9,14 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <nlohmann/json.hpp>
+#include <thread>
 #include <utility>
 
 #include "server/util/clock.h"
 #include "tests/server/export/receiver.h"
+#include "tests/server/export/stranger.h"
 #include "tests/support/memory_database.h"
 #include "tests/support/synthetic_runs.h"
 
@@ -28,6 +31,7 @@ class AlertmanagerTest : public ::testing::Test {
   std::unique_ptr<Alertmanager> Start(AlertmanagerOptions options = {}) {
     options.group_wait_ns = 1'000'000;
     options.backoff_first_ns = 2'000'000;
+    options.stop_wait_ns = 60'000'000'000;  // However late its thread is: news is sent.
     options.url = receiver_.origin() + "/prefix/";
     options.external_url = "http://watch:7071";
     return *Alertmanager::Start(options, &alerts_, &runs_, &counters_);
@@ -195,6 +199,23 @@ TEST_F(AlertmanagerTest, NewsOfTheLastMomentIsSentAtStop) {
   Post(run_);
   alertmanager->Stop();
   EXPECT_THAT(receiver_.Await(1).back(), SizeIs(1));
+}
+
+TEST_F(AlertmanagerTest, OneThatTricklesDoesNotHoldUpAStop) {
+  Stranger stranger([](Stranger* self, int fd) {
+    self->Send(fd, "HTTP/1.1 200 OK\r\n");
+    self->SendOn(fd, "X-A: b\r\n", std::chrono::milliseconds(20));
+  });
+  AlertmanagerOptions options;
+  options.url = stranger.url();
+  options.group_wait_ns = 1'000'000;
+  auto alertmanager = *Alertmanager::Start(options, &alerts_, &runs_, &counters_);
+  Post(run_);
+  const absl::Time deadline = absl::Now() + Receiver::kPatience;
+  while (stranger.connections() == 0 && absl::Now() < deadline) std::this_thread::yield();
+  const auto start = std::chrono::steady_clock::now();
+  alertmanager->Stop();
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5)) << "of an attempt's ten";
 }
 
 TEST_F(AlertmanagerTest, MoreThanTheLimitIsRefusedAndBatchesAreBounded) {

@@ -18,6 +18,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/server/export/receiver.h"
+#include "tests/server/export/stranger.h"
 #include "tests/support/memory_database.h"
 #include "tests/support/synthetic_runs.h"
 
@@ -162,7 +163,7 @@ TEST_F(WebhookTest, GivesUpAfterAttemptsMax) {
 
 TEST_F(WebhookTest, AStalledReceiverHoldsNobodyUpAndRunsMaxIsTheLimit) {
   receiver_.Stall(true);
-  auto webhook = Start({.runs_max = 2, .timeout_ns = 60'000'000'000});  // So long it is stuck.
+  auto webhook = Start({.runs_max = 2, .post = {.timeout_ns = 60'000'000'000}});  // So long it is stuck.
   Post(run_, AlertState::kFiring);
   receiver_.Await(1);  // In the receiver's hands, and stuck there.
   const auto start = std::chrono::steady_clock::now();
@@ -309,12 +310,18 @@ TEST_F(WebhookTest, WhatFiredBeforeIsNoNewsOfAnAlertThatHasEnded) {
   EXPECT_EQ(receiver_.Await(5)[4]["status"], "resolved");
 }
 
-TEST(SplitUrlTest, TakesUrlsAndNothingElse) {
-  EXPECT_EQ(SplitUrl("http://a:1/b/c?d")->origin, "http://a:1");
-  EXPECT_EQ(SplitUrl("http://a:1/b/c?d")->path, "/b/c?d");
-  EXPECT_EQ(SplitUrl("https://a")->path, "/");
-  for (const char* bad : {"", "a/b", "ftp://a/b", "http://", "http:///x", "http://a b/", "http://user:secret@a/"}) {
-    EXPECT_EQ(SplitUrl(bad).status().code(), absl::StatusCode::kInvalidArgument) << bad;
+// As SIGTERM does it, which must not wait for whoever answers a byte at a time.
+TEST_F(WebhookTest, AReceiverThatTricklesDoesNotHoldUpAStop) {
+  for (const char* head : {"HTTP/1.1 200 OK\r\n", "", "HTTP/1.1 100 Continue\r\n\r\n"}) {
+    Stranger stranger([head](Stranger* self, int fd) { self->Send(fd, head), self->Hang(fd); });
+    auto webhook =
+        *Webhook::Start({.url = stranger.url(), .group_wait_ns = 1'000'000}, &alerts_, &actions_, &counters_);
+    Post(run_, AlertState::kFiring);
+    const absl::Time deadline = absl::Now() + kPatience;
+    while (stranger.connections() == 0 && absl::Now() < deadline) std::this_thread::yield();
+    const auto start = std::chrono::steady_clock::now();
+    webhook->Stop();
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5)) << "of an attempt's ten";
   }
 }
 
