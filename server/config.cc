@@ -3,164 +3,218 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <map>
 #include <optional>
-#include <sstream>
+#include <type_traits>
+#include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "server/cluster/partition.h"
+#include "server/util/clean_text.h"
+#include "server/util/host_port.h"
+#include "server/util/regular_file.h"
+#include "server/util/status_macros.h"
+#include "server/util/strict_yaml.h"
 
 namespace bellwether::server {
 namespace {
 
+constexpr size_t kConfigBytesMax = 256 << 10;
+constexpr size_t kTextBytesMax = 4096;
+constexpr size_t kReceiversMax = 16;
+constexpr size_t kHostsMax = 64;
+
 // One key of the file: how to read it and how to show it.
 struct Field {
-  std::string key;                                     // "limits.runs_live_max"
-  std::function<std::string(const YAML::Node&)> read;  // "" or what is wrong
+  std::string key;                                           // "limits.runs_live_max"
+  std::function<void(StrictYaml*, const YAML::Node&)> read;  // Reports what is wrong.
   std::function<std::string()> show;
   double limit = NAN;  // Shown among the limits too.
 };
 
 template <typename T>
 Field Number(std::string key, T* target, T low, T high) {
-  return {std::move(key),
-          [=](const YAML::Node& node) -> std::string {
-            T value{};
-            if (!node.IsScalar() || !YAML::convert<T>::decode(node, value)) return "must be a number";
-            if (!(value >= low && value <= high)) {
-              return absl::StrCat("is ", node.Scalar(), ": must be in [", low, ", ", high, "]");
-            }
-            *target = value;
-            return "";
-          },
-          [=] { return absl::StrCat(*target); }, static_cast<double>(*target)};
+  const auto read = [=](StrictYaml* yaml, const YAML::Node& node) {
+    if constexpr (std::is_floating_point_v<T>) {
+      yaml->Number(node, key, low, high, target);
+    } else {
+      int64_t value = 0;
+      // Which some readers of YAML take for octal.
+      const bool zeros = node.IsScalar() && node.Scalar().size() > 1 && node.Scalar()[0] == '0' &&
+                         absl::ascii_isdigit(static_cast<unsigned char>(node.Scalar()[1]));
+      if (zeros) {
+        yaml->Report(node,
+                     absl::StrCat(key, " = ", CleanText(node.Scalar(), kTextBytesMax), ": must be a whole number in [",
+                                  low, ", ", high, "], decimal, without zeros in front"));
+      } else if (yaml->Integer(node, key, static_cast<int64_t>(low), static_cast<int64_t>(high), &value)) {
+        *target = static_cast<T>(value);
+      }
+    }
+  };
+  return {key, read, [=] { return absl::StrCat(*target); }, static_cast<double>(*target)};
 }
 
 // Days in the file, seconds in `target`; 0 = for ever.
 Field Days(std::string key, int64_t* target) {
   constexpr double kDaysMax = 36'500, kSeconds = 86'400;
-  return {std::move(key),
-          [=](const YAML::Node& node) -> std::string {
-            double days = 0;
-            if (!node.IsScalar() || !YAML::convert<double>::decode(node, days)) return "must be a number of days";
-            if (!(days >= 0 && days <= kDaysMax)) {
-              return absl::StrCat("is ", node.Scalar(), ": must be in [0, ", kDaysMax, "], 0 = for ever");
-            }
-            *target = days > 0 ? std::max<int64_t>(1, std::llround(days * kSeconds)) : 0;
-            return "";
-          },
-          [=] { return absl::StrCat(static_cast<double>(*target) / kSeconds); }};
+  const auto read = [=](StrictYaml* yaml, const YAML::Node& node) {
+    double days = 0;
+    if (!yaml->Number(node, key, 0, kDaysMax, &days)) return;
+    *target = days > 0 ? std::max<int64_t>(1, std::llround(days * kSeconds)) : 0;
+  };
+  return {key, read, [=] { return absl::StrCat(static_cast<double>(*target) / kSeconds); }};
+}
+
+// "" is a text, too: it takes back what is built in.
+bool ReadText(StrictYaml* yaml, const YAML::Node& node, const std::string& key, std::string* target) {
+  if (node.IsScalar() && node.Scalar().empty()) {
+    target->clear();
+    return true;
+  }
+  return yaml->Text(node, key, kTextBytesMax, target);
 }
 
 Field Text(std::string key, std::string* target) {
-  return {std::move(key),
-          [=](const YAML::Node& node) -> std::string {
-            if (!node.IsScalar()) return "must be a string";
-            *target = node.Scalar();
-            return "";
-          },
-          [=] { return *target; }};
+  const auto read = [=](StrictYaml* yaml, const YAML::Node& node) { ReadText(yaml, node, key, target); };
+  return {key, read, [=] { return *target; }};
+}
+
+// A text of which `check`, called with the key too, may say what is wrong.
+Field Checked(std::string key, std::string* target, absl::Status (*check)(std::string_view, std::string_view)) {
+  const auto read = [=](StrictYaml* yaml, const YAML::Node& node) {
+    if (!ReadText(yaml, node, key, target)) return;
+    const absl::Status checked = check(key, *target);
+    if (!checked.ok()) yaml->Report(node, std::string(checked.message()));
+  };
+  return {key, read, [=] { return *target; }};
 }
 
 Field Flag(std::string key, bool* target) {
-  return {std::move(key),
-          [=](const YAML::Node& node) -> std::string {
-            bool value = false;
-            if (!node.IsScalar() || !YAML::convert<bool>::decode(node, value)) return "must be true or false";
-            *target = value;
-            return "";
-          },
-          [=] { return std::string(*target ? "true" : "false"); }};
+  const auto read = [=](StrictYaml* yaml, const YAML::Node& node) { yaml->Flag(node, key, target); };
+  return {key, read, [=] { return std::string(*target ? "true" : "false"); }};
 }
 
 // An address to tell: the fields that a webhook and an Alertmanager share.
-// nullopt: `key` is none of them.
+// False: `key` is none of them.
 template <typename Options>
-std::optional<std::string> ReadReceiver(const std::string& key, const std::string& value, Options* receiver) {
+bool ReadReceiver(StrictYaml* yaml, const std::string& path, const std::string& key, const YAML::Node& value,
+                  Options* receiver) {
+  constexpr std::array kSeverities = {"info", "warning", "critical"};
+  constexpr std::array kMeant = {Severity::kInfo, Severity::kWarning, Severity::kCritical};
   if (key == "url") {
-    const auto url = SplitUrl(value);
-    if (!url.ok()) return absl::StrCat("url: ", std::string(url.status().message()));
-    receiver->url = value;
+    if (!yaml->Text(value, path, kTextBytesMax, &receiver->url)) return true;
+    const auto url = SplitUrl(receiver->url);
+    if (!url.ok()) yaml->Report(value, absl::StrCat(path, ": ", std::string(url.status().message())));
   } else if (key == "name") {
-    receiver->channel = value;
+    yaml->Text(value, path, kTextBytesMax, &receiver->channel);
   } else if (key == "severity") {
-    if (value != "info" && value != "warning" && value != "critical") {
-      return absl::StrCat("severity is ", value, ": must be info, warning or critical");
-    }
-    receiver->severity_min = value == "info"      ? Severity::kInfo
-                             : value == "warning" ? Severity::kWarning
-                                                  : Severity::kCritical;
+    size_t which = 0;
+    if (yaml->Choice(value, path, kSeverities, &which)) receiver->severity_min = kMeant[which];
   } else {
-    return std::nullopt;
+    return false;
   }
-  return "";
+  return true;
 }
 
-std::string ReadWebhook(const std::string& key, const YAML::Node& node, WebhookOptions* webhook) {
-  const std::string value = node.IsScalar() ? node.Scalar() : "";
-  if (auto shared = ReadReceiver(key, value, webhook)) return *shared;
+bool ReadWebhook(StrictYaml* yaml, const std::string& path, const std::string& key, const YAML::Node& value,
+                 WebhookOptions* webhook) {
+  constexpr std::array kFormats = {"alertmanager", "slack"};
+  constexpr std::array kMeant = {WebhookFormat::kAlertmanager, WebhookFormat::kSlack};
   if (key == "send_resolved") {
-    return YAML::convert<bool>::decode(node, webhook->send_resolved) ? "" : "send_resolved must be true or false";
+    yaml->Flag(value, path, &webhook->send_resolved);
+  } else if (key == "format") {
+    size_t which = 0;
+    if (yaml->Choice(value, path, kFormats, &which)) webhook->format = kMeant[which];
+  } else {
+    return ReadReceiver(yaml, path, key, value, webhook);
   }
-  if (key == "format") {
-    if (value != "alertmanager" && value != "slack")
-      return absl::StrCat("format is ", value, ": must be alertmanager or slack");
-    webhook->format = value == "slack" ? WebhookFormat::kSlack : WebhookFormat::kAlertmanager;
-    return "";
-  }
-  return absl::StrCat("unknown key ", key, "; known: url, name, severity, send_resolved, format");
+  return true;
 }
 
-std::string ReadAlertmanager(const std::string& key, const YAML::Node& node, AlertmanagerOptions* alertmanager) {
-  const std::string value = node.IsScalar() ? node.Scalar() : "";
-  if (auto shared = ReadReceiver(key, value, alertmanager)) return *shared;
-  if (key == "resend_seconds") {
-    int64_t seconds = 0;
-    if (!YAML::convert<int64_t>::decode(node, seconds) || seconds < 1 || seconds > 3600) {
-      return absl::StrCat("resend_seconds is ", value, ": must be in [1, 3600]");
-    }
-    alertmanager->resend_ns = seconds * 1'000'000'000;
-    return "";
-  }
-  return absl::StrCat("unknown key ", key, "; known: url, name, severity, resend_seconds");
+bool ReadAlertmanager(StrictYaml* yaml, const std::string& path, const std::string& key, const YAML::Node& value,
+                      AlertmanagerOptions* alertmanager) {
+  if (key != "resend_seconds") return ReadReceiver(yaml, path, key, value, alertmanager);
+  int64_t seconds = 0;
+  Number<int64_t>(path, &seconds, 1, 3600).read(yaml, value);
+  if (seconds > 0) alertmanager->resend_ns = seconds * 1'000'000'000;
+  return true;
 }
 
-// A list of at most 16 maps with a url each.
+// A list of maps with a url each; `read` says whether it knows a key.
 template <typename Options>
-Field Receivers(std::string key, std::vector<Options>* target,
-                std::string (*read)(const std::string&, const YAML::Node&, Options*)) {
-  return {std::move(key),
-          [=](const YAML::Node& list) -> std::string {
-            if (!list.IsSequence()) return "must be a list";
-            if (list.size() > 16) return absl::StrCat("holds ", list.size(), " entries: at most 16");
-            std::vector<Options> receivers(list.size());
-            for (size_t i = 0; i < list.size(); ++i) {
-              std::string wrong = list[i].IsMap() ? "" : "must be a map with url";
-              for (auto entry = list[i].begin(); wrong.empty() && entry != list[i].end(); ++entry) {
-                wrong = read(entry->first.Scalar(), entry->second, &receivers[i]);
-              }
-              if (wrong.empty() && receivers[i].url.empty()) wrong = "has no url";
-              if (!wrong.empty()) return absl::StrCat("entry ", i + 1, " ", wrong);
+Field Receivers(std::string key, std::vector<Options>* target, const char* known,
+                bool (*read)(StrictYaml*, const std::string&, const std::string&, const YAML::Node&, Options*)) {
+  const auto read_all = [=](StrictYaml* yaml, const YAML::Node& list) {
+    std::vector<Options> receivers;
+    for (const YAML::Node& item : yaml->List(list, key, kReceiversMax)) {
+      Options& receiver = receivers.emplace_back();
+      const std::string path = absl::StrCat(key, "[", receivers.size() - 1, "]");
+      bool named = false;  // Whatever is wrong with it.
+      const bool is_map =
+          yaml->ForEach(item, path, [&](const std::string& name, const YAML::Node& at, const YAML::Node& value) {
+            named |= name == "url";
+            const std::string field = absl::StrCat(path, ".", name);
+            if (!read(yaml, field, name, value, &receiver)) {
+              yaml->Report(at, absl::StrCat("unknown key ", CleanText(field, kTextBytesMax), "; known: ", known));
             }
-            *target = std::move(receivers);
-            return "";
-          },
-          [=] { return absl::StrCat(target->size(), " configured"); }};
+          });
+      if (is_map && !named) yaml->Report(item, absl::StrCat(path, " has no url"));
+    }
+    *target = std::move(receivers);
+  };
+  return {key, read_all, [=] { return absl::StrCat(target->size(), " configured"); }};
+}
+
+// A list of `low` to `high` texts.  `check` says what is wrong with one behind those before it, "" if nothing is.
+Field Texts(std::string key, std::vector<std::string>* target, size_t low, size_t high,
+            std::string (*check)(const std::string& text, const std::vector<std::string>& before)) {
+  const auto read = [=](StrictYaml* yaml, const YAML::Node& list) {
+    std::vector<std::string> texts;
+    const std::vector<YAML::Node> items = yaml->List(list, key, high);
+    if (list.IsSequence() && list.size() < low) {
+      yaml->Report(list, absl::StrCat(key, " holds ", list.size(), " entries: at least ", low));
+    }
+    for (size_t i = 0; i < items.size(); ++i) {
+      const std::string path = absl::StrCat(key, "[", i, "]");
+      std::string text;
+      if (!yaml->Text(items[i], path, kTextBytesMax, &text)) continue;
+      const std::string wrong = check(text, texts);
+      if (!wrong.empty()) yaml->Report(items[i], absl::StrCat(path, " = ", text, ": ", wrong));
+      texts.push_back(std::move(text));
+    }
+    *target = std::move(texts);
+  };
+  return {key, read, [=] { return absl::StrJoin(*target, ", "); }};
+}
+
+std::string CheckOnce(const std::string& text, const std::vector<std::string>& before) {
+  const auto twin = std::find(before.begin(), before.end(), text);
+  return twin == before.end() ? "" : absl::StrCat("stands at [", twin - before.begin(), "] already");
+}
+
+std::string CheckHostName(const std::string& name, const std::vector<std::string>& /*before*/) {
+  if (name.size() <= 253 && name.find_first_of(":/ ") == std::string::npos) return "";
+  return "must be a name without port, of 1 to 253 characters, or \"*\"";
+}
+
+absl::Status CheckPeerAddress(std::string_view key, std::string_view address) {
+  return address.empty() ? absl::OkStatus() : CheckGrpcAddress(key, address);
 }
 
 std::vector<Field> Fields(ServerOptions* o) {
   Pipeline::Options& p = o->pipeline;
   std::vector<Field> fields = {
       Text("storage.path", &p.storage_path),
-      Text("grpc.listen_address", &o->grpc_address),
+      Checked("grpc.listen_address", &o->grpc_address, CheckGrpcAddress),
       Number<int>("grpc.connection_age_seconds", &o->connection_age_seconds, 0, 604'800),
       Number<int>("grpc.connection_age_grace_seconds", &o->connection_age_grace_seconds, 1, 3600),
-      Text("web.listen_address", &o->web_address),
+      Checked("web.listen_address", &o->web_address, CheckWebAddress),
       Text("web.external_url", &o->external_url),
       Number<int64_t>("web.connections_per_address_max", &o->http.connections_per_address_max, 1, 100'000),
       Flag("web.enable_reload", &o->reload_by_http),
@@ -204,7 +258,7 @@ std::vector<Field> Fields(ServerOptions* o) {
       Number<int32_t>("export.heads_max", &o->exporter.heads.heads_top, 0, 1024),
       Text("cluster.dsn_file", &o->cluster.dsn_file),
       Text("cluster.node", &o->cluster.node),
-      Text("cluster.address", &o->cluster.address),
+      Checked("cluster.address", &o->cluster.address, CheckPeerAddress),
       Text("cluster.peer_cert_file", &o->cluster.peer.certificate),
       Text("cluster.peer_key_file", &o->cluster.peer.key),
       Text("cluster.peer_ca_file", &o->cluster.peer.client_ca),
@@ -212,110 +266,64 @@ std::vector<Field> Fields(ServerOptions* o) {
       Number<int>("cluster.connections", &o->cluster.connections, 1, 64),
   };
   fields.push_back({"export.per_head",
-                    [o](const YAML::Node& node) -> std::string {
-                      const std::string value = node.IsScalar() ? node.Scalar() : "";
-                      if (value != "topk" && value != "all" && value != "none") return "must be topk, all or none";
-                      o->exporter.heads.all = value == "all";
-                      if (value == "none") o->exporter.heads.heads_top = 0;
-                      return "";
+                    [o](StrictYaml* yaml, const YAML::Node& node) {
+                      constexpr std::array kWords = {"topk", "all", "none"};
+                      size_t which = 0;
+                      if (!yaml->Choice(node, "export.per_head", kWords, &which)) return;
+                      o->exporter.heads.all = which == 1;
+                      if (which == 2) o->exporter.heads.heads_top = 0;
                     },
                     [o] {
                       return o->exporter.heads.all ? "all" : o->exporter.heads.heads_top == 0 ? "none" : "topk";
                     }});
-  fields.push_back({"cluster.dsn_files",
-                    [o](const YAML::Node& node) -> std::string {
-                      if (!node.IsSequence()) return "must be a list of files";
-                      if (node.size() < 1 || node.size() > kDatabasesMax) {
-                        return absl::StrCat("holds ", node.size(), " entries: must be 1 to ", kDatabasesMax);
-                      }
-                      std::vector<std::string> files;
-                      for (size_t i = 0; i < node.size(); ++i) {
-                        const std::string file = node[i].IsScalar() ? node[i].Scalar() : "";
-                        if (file.empty()) return absl::StrCat("entry ", i + 1, " must be a file");
-                        const auto twin = std::find(files.begin(), files.end(), file);
-                        if (twin != files.end()) {
-                          return absl::StrCat("entry ", i + 1, " is ", file, ", as entry ", twin - files.begin() + 1,
-                                              ": each database stands once");
-                        }
-                        files.push_back(file);
-                      }
-                      o->cluster.dsn_files = files;
-                      return "";
-                    },
-                    [o] { return absl::StrJoin(o->cluster.dsn_files, ", "); }});
-  fields.push_back({"web.hosts",
-                    [o](const YAML::Node& node) -> std::string {
-                      if (!node.IsSequence()) return "must be a list of names";
-                      if (node.size() > 64) return absl::StrCat("holds ", node.size(), " names: at most 64");
-                      std::vector<std::string> names;
-                      for (size_t i = 0; i < node.size(); ++i) {
-                        const std::string name = node[i].IsScalar() ? node[i].Scalar() : "";
-                        if (name.empty() || name.size() > 253 || name.find_first_of(":/ ") != std::string::npos) {
-                          return absl::StrCat("entry ", i + 1, " is \"", name,
-                                              "\": must be a name without port, of 1 to 253 characters, or \"*\"");
-                        }
-                        names.push_back(name);
-                      }
-                      o->http.hosts = names;
-                      return "";
-                    },
-                    [o] { return absl::StrJoin(o->http.hosts, ", "); }});
-  fields.push_back(Receivers("alerting.webhooks", &o->webhooks, ReadWebhook));
-  fields.push_back(Receivers("alerting.alertmanagers", &o->alertmanagers, ReadAlertmanager));
+  fields.push_back(Texts("cluster.dsn_files", &o->cluster.dsn_files, 1, kDatabasesMax, CheckOnce));
+  fields.push_back(Texts("web.hosts", &o->http.hosts, 0, kHostsMax, CheckHostName));
+  fields.push_back(
+      Receivers("alerting.webhooks", &o->webhooks, "url, name, severity, send_resolved, format", ReadWebhook));
+  fields.push_back(
+      Receivers("alerting.alertmanagers", &o->alertmanagers, "url, name, severity, resend_seconds", ReadAlertmanager));
   return fields;
 }
 
-// Visits every leaf: a known key, or a map on the way to one.
-void Visit(const YAML::Node& node, const std::string& prefix, const std::string& path, std::vector<Field>* fields,
-           std::vector<std::string>* findings) {
-  const auto report = [&](const YAML::Node& at, const std::string& what) {
-    findings->push_back(absl::StrCat(path, ":", at.Mark().line + 1, ":", at.Mark().column + 1, ": ", what));
-  };
-  if (!node.IsMap()) {
-    report(node, absl::StrCat(prefix.empty() ? "the file" : prefix, " must be a map"));
-    return;
-  }
-  std::set<std::string> seen;
-  for (const auto& entry : node) {
-    const std::string key = prefix.empty() ? entry.first.Scalar() : absl::StrCat(prefix, ".", entry.first.Scalar());
-    if (!seen.insert(key).second) {
-      report(entry.first, absl::StrCat(key, " stands twice"));
-      continue;
-    }
-    Field* exact = nullptr;
-    bool is_section = false;
-    for (Field& field : *fields) {
-      if (field.key == key) exact = &field;
-      if (field.key.rfind(key + ".", 0) == 0) is_section = true;
-    }
-    if (exact != nullptr) {
-      const std::string wrong = exact->read(entry.second);
-      if (!wrong.empty()) report(entry.second, absl::StrCat(key, " ", wrong));
-    } else if (is_section) {
-      Visit(entry.second, key, path, fields, findings);
+// Visits every leaf: a known key, or a map on the way to one.  Returns how many leaves were known.
+size_t ReadKeys(StrictYaml* yaml, const YAML::Node& node, const std::string& prefix, const std::vector<Field>& fields) {
+  size_t known = 0;
+  yaml->ForEach(node, prefix, [&](const std::string& name, const YAML::Node& at, const YAML::Node& value) {
+    const std::string key = prefix.empty() ? name : absl::StrCat(prefix, ".", name);
+    const auto exact = std::find_if(fields.begin(), fields.end(), [&](const Field& field) { return field.key == key; });
+    if (exact != fields.end()) {
+      ++known;
+      exact->read(yaml, value);
+    } else if (std::any_of(fields.begin(), fields.end(),
+                           [&](const Field& field) { return field.key.rfind(key + ".", 0) == 0; })) {
+      known += ReadKeys(yaml, value, key, fields);
     } else {
-      report(entry.first, absl::StrCat("unknown key ", key));
+      yaml->Report(at, absl::StrCat("unknown key ", CleanText(key, kTextBytesMax)));
     }
-  }
+  });
+  return known;
 }
 
 }  // namespace
 
-absl::Status ReadConfig(const std::string& path, ServerOptions* options) {
-  std::ifstream file(path);
-  if (!file) return absl::NotFoundError(absl::StrCat(path, ": cannot be read"));
-  std::stringstream text;
-  text << file.rdbuf();
+absl::Status CheckGrpcAddress(std::string_view key, std::string_view address) {
+  if (address.starts_with("unix:")) return absl::OkStatus();
+  return SplitHostPort(key, address).status();
+}
+
+absl::Status CheckWebAddress(std::string_view key, std::string_view address) {
+  return address.empty() ? absl::OkStatus() : SplitHostPort(key, address).status();
+}
+
+absl::StatusOr<size_t> ReadConfig(const std::string& path, ServerOptions* options) {
+  BW_ASSIGN_OR_RETURN(const RegularFile file, ReadRegularFile(path, kConfigBytesMax));
   ServerOptions changed = *options;
+  StrictYaml yaml(path);
+  const std::optional<YAML::Node> root = yaml.Load(file.text, kConfigBytesMax);
+  if (!root) return yaml.status();
+  const size_t known = ReadKeys(&yaml, *root, "", Fields(&changed));
   std::vector<std::string> findings;
-  try {
-    const YAML::Node root = YAML::Load(text.str());
-    if (root.IsNull()) return absl::OkStatus();
-    std::vector<Field> fields = Fields(&changed);
-    Visit(root, "", path, &fields, &findings);
-  } catch (const YAML::Exception& error) {
-    findings.push_back(absl::StrCat(path, ":", error.mark.line + 1, ":", error.mark.column + 1, ": ", error.msg));
-  }
+  if (!yaml.clean()) findings.push_back(std::string(yaml.status().message()));
   if (changed.tls.certificate.empty() != changed.tls.key.empty()) {
     findings.push_back(absl::StrCat(path, ": tls.cert_file and tls.key_file belong together"));
   } else if (!changed.tls.on() && !changed.tls.client_ca.empty()) {
@@ -376,13 +384,13 @@ absl::Status ReadConfig(const std::string& path, ServerOptions* options) {
   place(options->tls.client_ca, &changed.tls.client_ca);
   place(options->tls.crl, &changed.tls.crl);
   *options = changed;
-  return absl::OkStatus();
+  return known;
 }
 
 std::map<std::string, std::string> DescribeOptions(const ServerOptions& options) {
   ServerOptions copy = options;
   std::map<std::string, std::string> shown;
-  for (const Field& field : Fields(&copy)) shown[field.key] = field.show();
+  for (const Field& field : Fields(&copy)) shown[field.key] = CleanText(field.show(), kConfigBytesMax);
   return shown;
 }
 

@@ -20,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/util/clock.h"
 #include "server/util/connection_source.h"
+#include "server/util/host_port.h"
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {
@@ -59,13 +60,13 @@ absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> ConnectionAcceptor::Listen(c
     BW_RETURN_IF_ERROR(acceptor->ListenUnix(address.substr(5)));
     return acceptor;
   }
-  const size_t colon = address.rfind(':');
-  if (colon == std::string::npos || colon == 0) {
+  BW_ASSIGN_OR_RETURN(const HostPort place, SplitHostPort("grpc.listen_address", address));
+  if (place.host.empty()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("grpc.listen-address = ", address, ": must be host:port or unix:/path"));
+        absl::StrCat("grpc.listen_address = ", address, ": must be host:port or unix:/path"));
   }
-  acceptor->address_ = address.substr(0, colon);
-  BW_RETURN_IF_ERROR(acceptor->ListenTcp(address.substr(0, colon), address.substr(colon + 1)));
+  acceptor->address_ = place.host;
+  BW_RETURN_IF_ERROR(acceptor->ListenTcp(place.host, std::to_string(place.port)));
   return acceptor;
 }
 

@@ -60,7 +60,7 @@ bool WriteReadyFile(const std::string& path, const Server& server, const std::st
   {
     std::ofstream file(partial);
     std::filesystem::permissions(partial, std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
-    file << ready.dump() << "\n";
+    file << ready.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
     if (!file.flush()) return false;
   }
   return written->Take(partial) && written->Rename(path);
@@ -237,7 +237,8 @@ int Main(int argc, char** argv) {
       "  bellwetherd --config.file=bellwetherd.yml --config.check\n  bellwetherd replay run.bwrun --json\n"
       "  bellwetherd rules check rules.yml");
   app.add_option("--config.file", flags.config_file, "YAML; flags win over it");
-  app.add_flag("--config.check", flags.config_check, "check the configuration and exit: 0 good, 3 findings");
+  app.add_flag("--config.check", flags.config_check,
+               "check the configuration, say how many keys it sets, and exit: 0 good, 3 findings");
   std::string rules_file;
   app.add_option("--rules.file", rules_file, "thresholds and own rules, YAML; read again on SIGHUP");
   std::string policy_file;
@@ -320,11 +321,14 @@ int Main(int argc, char** argv) {
   flags.scorecard.judge.off.bits |= without.bits;
   if (replay->parsed()) return Ended(ReplayFile(flags));
   if (scorecard->parsed()) return Ended(RunScorecard(flags.scorecard));
+  size_t keys = 0;
   if (!flags.config_file.empty()) {
-    if (const absl::Status read = ReadConfig(flags.config_file, &options); !read.ok()) {
-      std::fprintf(stderr, "%s\n", std::string(read.message()).c_str());
+    const absl::StatusOr<size_t> read = ReadConfig(flags.config_file, &options);
+    if (!read.ok()) {
+      std::fprintf(stderr, "%s\n", std::string(read.status().message()).c_str());
       return flags.config_check ? kFindings : kUsage;
     }
+    keys = *read;
   }
   if (!rules_file.empty()) options.rules_file = rules_file;
   if (!options.rules_file.empty()) {
@@ -369,11 +373,20 @@ int Main(int argc, char** argv) {
     std::fprintf(stderr, "%s\n", std::string(read.message()).c_str());
     return flags.config_check ? kFindings : kUsage;
   }
-  if (flags.config_check) return kOk;
-  if (!storage.empty()) options.pipeline.storage_path = storage;
-  if (const auto code = storage_commands.Run(options.pipeline)) return *code;
   if (!grpc_address.empty()) options.grpc_address = grpc_address;
   if (!web_address.empty()) options.web_address = web_address == "none" ? "" : web_address;
+  for (const absl::Status& checked : {CheckGrpcAddress("--grpc.listen-address", options.grpc_address),
+                                      CheckWebAddress("--web.listen-address", options.web_address)}) {
+    if (checked.ok()) continue;
+    std::fprintf(stderr, "%s\n", std::string(checked.message()).c_str());
+    return flags.config_check ? kFindings : kUsage;
+  }
+  if (flags.config_check) {
+    std::printf("good: %zu keys\n", keys);
+    return kOk;
+  }
+  if (!storage.empty()) options.pipeline.storage_path = storage;
+  if (const auto code = storage_commands.Run(options.pipeline)) return *code;
   if (!external_url.empty()) options.external_url = external_url;
   if (!flags.idle_exit.empty()) {
     options.idle_exit_seconds = ParseSeconds(flags.idle_exit);

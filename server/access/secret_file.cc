@@ -7,50 +7,31 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <utility>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "server/util/regular_file.h"
+#include "server/util/status_macros.h"
 
 namespace bellwether::server {
 namespace {
 
-constexpr off_t kBytesMax = 1 << 20;
+constexpr size_t kBytesMax = 1 << 20;
 
 std::string Cause(const std::string& path) { return absl::StrCat(path, ": ", std::strerror(errno)); }
 
 }  // namespace
 
 absl::StatusOr<std::string> ReadGuardedFile(const std::string& path, Secrecy secrecy) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return absl::NotFoundError(Cause(path));
-  const auto close_it = absl::MakeCleanup([fd] { close(fd); });
-  struct stat info {};
-  if (fstat(fd, &info) != 0) return absl::InternalError(Cause(path));
-  if (!S_ISREG(info.st_mode)) return absl::InvalidArgumentError(absl::StrCat(path, ": is no plain file"));
-  if (info.st_size > kBytesMax) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": is ", info.st_size, " bytes long: at most ", kBytesMax));
-  }
+  BW_ASSIGN_OR_RETURN(RegularFile file, ReadRegularFile(path, kBytesMax));
   const mode_t refused = secrecy == Secrecy::kSecret ? S_IRWXO | S_IWGRP : S_IWOTH | S_IWGRP;
-  if ((info.st_mode & refused) != 0) {
+  if ((file.mode & refused) != 0) {
     return absl::FailedPreconditionError(
-        absl::StrFormat("%s: mode %04o lets others %s it; chmod %s", path, info.st_mode & 07777u,
+        absl::StrFormat("%s: mode %04o lets others %s it; chmod %s", path, file.mode & 07777u,
                         secrecy == Secrecy::kSecret ? "use" : "change", secrecy == Secrecy::kSecret ? "600" : "644"));
   }
-  std::string text(static_cast<size_t>(info.st_size) + 1, '\0');
-  size_t size = 0;
-  for (;;) {
-    const ssize_t got = read(fd, text.data() + size, text.size() - size);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return absl::InternalError(Cause(path));
-    if (got == 0) break;
-    size += static_cast<size_t>(got);
-    if (size == text.size()) text.resize(2 * size);
-    if (size > static_cast<size_t>(kBytesMax))
-      return absl::InvalidArgumentError(absl::StrCat(path, ": grows while it is read"));
-  }
-  text.resize(size);
-  return text;
+  return std::move(file.text);
 }
 
 absl::Status WriteSecretFile(const std::string& path, std::string_view text, bool replace, mode_t mode) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <fstream>
 #include <iterator>
 #include <map>
 #include <optional>
@@ -12,6 +11,8 @@
 #include "server/act/action_kinds.h"
 #include "server/detect/rule_fields.h"
 #include "server/util/glob.h"
+#include "server/util/regular_file.h"
+#include "server/util/status_macros.h"
 #include "server/util/strict_yaml.h"
 
 namespace bellwether::server {
@@ -350,13 +351,8 @@ absl::StatusOr<PolicyPtr> ParsePolicy(std::string_view text, const std::string& 
 }
 
 absl::StatusOr<PolicyPtr> ReadPolicy(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string text(kPolicyBytesMax + 1, '\0');
-  if (!file || !file.read(text.data(), static_cast<std::streamsize>(text.size()))) {
-    if (!file.eof()) return absl::NotFoundError(absl::StrCat(path, ": cannot be read"));
-  }
-  text.resize(static_cast<size_t>(file.gcount()));
-  return ParsePolicy(text, path);
+  BW_ASSIGN_OR_RETURN(const RegularFile file, ReadRegularFile(path, kPolicyBytesMax));
+  return ParsePolicy(file.text, path);
 }
 
 }  // namespace bellwether::server

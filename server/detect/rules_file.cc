@@ -1,7 +1,6 @@
 #include "server/detect/rules_file.h"
 
 #include <algorithm>
-#include <fstream>
 #include <map>
 #include <set>
 #include <sstream>
@@ -12,6 +11,8 @@
 #include "absl/strings/str_join.h"
 #include "server/detect/rule_fields.h"
 #include "server/detect/thresholds.h"
+#include "server/util/regular_file.h"
+#include "server/util/status_macros.h"
 #include "server/util/strict_yaml.h"
 
 namespace bellwether::server {
@@ -259,13 +260,8 @@ absl::StatusOr<RuleSetPtr> ParseRules(std::string_view text, const std::string& 
 }
 
 absl::StatusOr<RuleSetPtr> ReadRules(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string text(kRulesBytesMax + 1, '\0');
-  if (!file || !file.read(text.data(), static_cast<std::streamsize>(text.size()))) {
-    if (!file.eof()) return absl::NotFoundError(absl::StrCat(path, ": cannot be read"));
-  }
-  text.resize(static_cast<size_t>(file.gcount()));
-  return ParseRules(text, path);
+  BW_ASSIGN_OR_RETURN(const RegularFile file, ReadRegularFile(path, kRulesBytesMax));
+  return ParseRules(file.text, path);
 }
 
 }  // namespace bellwether::server

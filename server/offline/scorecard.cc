@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -13,12 +12,14 @@
 #include "server/detect/run_judge.h"
 #include "server/offline/peer_rules.h"
 #include "server/offline/recorded_run.h"
+#include "server/util/regular_file.h"
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {
 namespace {
 
 constexpr char kEnding[] = ".bwrun";
+constexpr size_t kLabelsBytesMax = 16 << 20;
 
 double SecondsSince(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -140,12 +141,11 @@ bool RunScore::quiet() const {
 }
 
 absl::StatusOr<RunLabels> ReadRunLabels(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) return absl::NotFoundError(absl::StrCat(path, ": cannot be read"));
+  BW_ASSIGN_OR_RETURN(const RegularFile file, ReadRegularFile(path, kLabelsBytesMax));
   RunLabels labels;
   std::string run;
   try {
-    const auto all = nlohmann::json::parse(file);
+    const auto all = nlohmann::json::parse(file.text);
     for (const auto& [name, entry] : all.items()) {
       run = name;
       RunLabel& label = labels[name];

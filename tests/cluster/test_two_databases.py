@@ -268,14 +268,14 @@ def test_a_list_that_is_not_the_clusters_is_refused(
     ("cluster", "says"),
     [
         ("{dsn_file: a, dsn_files: [a, b]}", "one of the two"),
-        ("{dsn_files: []}", "cluster.dsn_files holds 0 entries: must be 1 to 16"),
+        ("{dsn_files: []}", "cluster.dsn_files holds 0 entries: at least 1"),
         (
             f"{{dsn_files: [{', '.join(f'f{i}' for i in range(17))}]}}",
-            "17 entries: must be 1 to 16",
+            "17 entries: at most 16",
         ),
-        ("{dsn_files: a}", "cluster.dsn_files must be a list of files"),
-        ("{dsn_files: [a, a]}", "entry 2 is a, as entry 1"),
-        ("{dsn_files: [a, [b]]}", "entry 2 must be a file"),
+        ("{dsn_files: a}", "cluster.dsn_files = a: must be a list"),
+        ("{dsn_files: [a, a]}", "cluster.dsn_files[1] = a: stands at [0] already"),
+        ("{dsn_files: [a, [b]]}", "cluster.dsn_files[1] = a list: must be a text"),
         ("{dsn_files: [a, b]}", "cluster.dsn_files, entry 1 = "),
     ],
 )

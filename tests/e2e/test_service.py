@@ -291,7 +291,7 @@ def test_configuration_is_strict(tmp_path: Path) -> None:
     assert subprocess.run([*check, str(good)]).returncode == 0
     done = subprocess.run([*check, str(bad)], capture_output=True, text=True)
     assert done.returncode == 3
-    for words in ("bad.yml:2:18: limits.runs_live_max is 0: must be in [1, 100000]", "bad.yml:3:3: unknown key limits.rums", "bad.yml:5:19"):
+    for words in ("bad.yml:2:18: limits.runs_live_max = 0: must be a whole number in [1, 100000]", "bad.yml:3:3: unknown key limits.rums", "bad.yml:5:19"):
         assert words in done.stderr, done.stderr
 
 

@@ -19,7 +19,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::ofstream(path, std::ios::binary).write(reinterpret_cast<const char*>(data), static_cast<std::streamsize>(size));
   ServerOptions options;
   const auto before = DescribeOptions(options);
-  const absl::Status read = ReadConfig(path, &options);
+  const absl::Status read = ReadConfig(path, &options).status();
   FUZZ_CHECK(read.ok() || !read.message().empty());
   FUZZ_CHECK(read.ok() || DescribeOptions(options) == before);
   return 0;

@@ -224,7 +224,7 @@ TEST(RulesFileTest, HoldsSoManyRulesAndBytesAndNoMore) {
     }
   }
   EXPECT_EQ(ReadRules(folder.path() + "/none.yml").status().code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(ReadRules(folder.path()).status().code(), absl::StatusCode::kNotFound) << "a folder";
+  EXPECT_EQ(ReadRules(folder.path()).status().code(), absl::StatusCode::kInvalidArgument) << "a folder";
 }
 
 TEST(RulesFileTest, TheTextGivesTheSameRulesAgain) {
