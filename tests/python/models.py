@@ -8,6 +8,7 @@ from typing import Optional
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
@@ -24,6 +25,10 @@ class Shape:
     repeat: bool = False  # Keys repeated by hand instead of enable_gqa.
     dtype: torch.dtype = torch.float32
     spread: float = 1.0  # Size of the projections, so that the scores mean something.
+
+
+def grouped(gqa: bool) -> dict[str, bool]:
+    return {"enable_gqa": True} if gqa else {}  # torch 2.4 does not know it.
 
 
 class Attention(nn.Module):
@@ -50,7 +55,7 @@ class Attention(nn.Module):
         return [p.unflatten(-1, (-1, s.dim)).transpose(1, 2).to(s.dtype) for p in parts]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=self.shape.causal, enable_gqa=gqa)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=self.shape.causal, **grouped(gqa))
 
     def forward(self, x: Tensor) -> Tensor:
         s = self.shape
@@ -71,7 +76,7 @@ class ByName(Attention):
     """Calls the function by the name that `from ... import` gave it."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
-        return scaled_dot_product_attention(q, k, v, is_causal=self.shape.causal, enable_gqa=gqa)
+        return scaled_dot_product_attention(q, k, v, is_causal=self.shape.causal, **grouped(gqa))
 
 
 class ByAttribute(Attention):
@@ -82,7 +87,31 @@ class ByAttribute(Attention):
         self.function = F.scaled_dot_product_attention
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
-        return self.function(q, k, v, is_causal=self.shape.causal, enable_gqa=gqa)
+        return self.function(q, k, v, is_causal=self.shape.causal, **grouped(gqa))
+
+
+class ByMask(Attention):
+    """Says that it is causal by a mask of torch.nn.attention.bias."""
+
+    def mask(self, queries: int, keys: int) -> Tensor:
+        return causal_lower_right(queries, keys)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
+        mask = self.mask(q.shape[2], k.shape[2])
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **grouped(gqa))
+
+
+class ByUpperMask(ByMask):
+    def mask(self, queries: int, keys: int) -> Tensor:
+        return causal_upper_left(queries, keys)
+
+
+class MoreKeys(ByMask):
+    """With keys of before."""
+
+    def split(self, x: Tensor) -> list[Tensor]:
+        q, k, v = super().split(x)
+        return [q, *(torch.cat([t.flip(2)[:, :, :17], t], 2) for t in (k, v))]
 
 
 class Block(nn.Module):

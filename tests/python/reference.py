@@ -36,7 +36,7 @@ def statistics(
     scores = scale * q @ keys.mT
     allowed = torch.ones(scores.shape[-2:], dtype=torch.bool)
     if causal:
-        allowed = allowed.tril()
+        allowed = allowed.tril(allowed.shape[1] - allowed.shape[0])
     n = allowed.sum(-1).double()
     scores = scores.masked_fill(~allowed, -math.inf)
     top = scores.amax(-1, keepdim=True)

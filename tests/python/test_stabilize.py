@@ -78,7 +78,7 @@ def test_the_models_attention_is_ours_until_closed(kind: type, messages: Any) ->
         assert same(gradients(model), by_hand()) and not same(by_hand(), plain)
     for key, value in snapshot(model).items():
         assert value == before[key], key
-    assert not intercept._functions and not intercept._class_users and not intercept._names
+    assert not intercept._functions and not intercept._class_users
     assert same(gradients(model), plain)
     handle.close()  # Twice is once.
     assert messages() == []
@@ -285,4 +285,4 @@ def test_multihead_attention_of_torch() -> None:
 def test_a_model_without_attention_is_refused() -> None:
     with pytest.raises(ValueError, match="no module of Linear calls"):
         bellwether.stabilize(nn.Linear(2, 2))
-    assert not intercept._class_users and not intercept._names
+    assert not intercept._class_users

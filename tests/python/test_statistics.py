@@ -20,7 +20,17 @@ from torch import Tensor, nn
 import bellwether
 
 from gpu import DEVICES
-from models import Attention, ByAttribute, ByName, Model, Shape, batch
+from models import (
+    Attention,
+    ByAttribute,
+    ByMask,
+    ByName,
+    ByUpperMask,
+    Model,
+    MoreKeys,
+    Shape,
+    batch,
+)
 from recording import Recording
 from reference import Expected, key_leak, statistics
 
@@ -40,6 +50,9 @@ CASES: dict[str, dict] = {
     ),
     "by-name": dict(shape=Shape(), kind=ByName),
     "by-attribute": dict(shape=Shape(dtype=torch.bfloat16), kind=ByAttribute),
+    "causal-lower-right": dict(shape=Shape(), kind=ByMask),
+    "causal-upper-left-bf16": dict(shape=Shape(dtype=torch.bfloat16), kind=ByUpperMask),
+    "causal-lower-right-more-keys": dict(shape=Shape(), kind=MoreKeys),
     "checkpoint-reentrant": dict(shape=Shape(dtype=torch.bfloat16), checkpointing="reentrant"),
     "checkpoint-non-reentrant": dict(shape=Shape(), checkpointing="non-reentrant"),
     "accumulation-all": dict(shape=Shape(), micro=3, microbatches="all"),

@@ -60,4 +60,12 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{home}", __name__), name)
+    try:
+        return getattr(importlib.import_module(f".{home}", __name__), name)
+    except Exception as e:
+        # What only watches never ends a training script.  (What computes must not pass silently.)
+        if name != "attach":
+            raise
+        from .unwatched import attach_that_fails
+
+        return attach_that_fails(e)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Optional
 
 from . import files, log
+from .guard import harmless
 from .page import Page, QueryError, tls_context
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Follower:
             return None
         return monitor.known_page_url()
 
+    @harmless("on_alert")
     def _follow(self) -> None:
         wait = _FIRST_WAIT_SECONDS
         while not self._ended.wait(wait):

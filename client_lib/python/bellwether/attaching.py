@@ -11,10 +11,12 @@ from torch import nn
 
 from . import files, intercept, log, private_server, probe
 from .agreement import usable
+from .guard import harmless
 from .monitor import Monitor, live_monitors, watching
 from .parallel import Parallel, detect
 from .ranks import own_path, rank_and_world
 from .settings import Settings, resolve
+from .unwatched import Unwatched
 
 
 def _choose_sink(monitor: Monitor) -> None:
@@ -154,11 +156,34 @@ def attach(
         "overhead_budget": overhead_budget, "gram_bytes": gram_bytes, "record": record,
         "allow": allow, "spool_dir": spool_dir, "spool_bytes": spool_bytes,
     }  # fmt: skip
+    settings = _checked(arguments, config)
+    if isinstance(settings, Unwatched):
+        return settings
+    return _attached(model, settings, parallel, weights, on_alert, weights_only, agree)
+
+
+def _failed(error: Exception) -> Any:
+    """There is not even a monitor to hold the reason."""
+    return Unwatched(f"attach(): {type(error).__name__}: {error}")
+
+
+@harmless("attach()", answer=_failed, passes=(ValueError,))
+def _checked(arguments: dict[str, Any], config: Optional[str]) -> Settings:
+    """Raises ValueError for what the caller got wrong."""
     complaints: list[str] = []
     settings = resolve(arguments, config, complain=complaints.append)
     log.set_level(settings.log_level)
     for complaint in complaints:
         log.warning(complaint)
+    return settings
+
+
+@harmless("attach()", answer=_failed)
+def _attached(
+    model: nn.Module, settings: Settings, parallel: Optional[Parallel],
+    weights: Optional[dict[str, tuple[str, str]]],
+    on_alert: Optional[Callable[[dict[str, Any]], None]], weights_only: bool, agree: bool,
+) -> Monitor:  # fmt: skip
     model = intercept.unwrapped(model)
     known = watching(model)
     if known is not None:
@@ -173,30 +198,37 @@ def attach(
     monitor = Monitor(model, settings, placed, silent=aside and agree)
     if settings.disabled:
         return monitor
+    _begin(monitor, model, weights, weights_only, agree, aside)
+    if on_alert is not None and monitor.live():
+        monitor.follow_alerts(on_alert)
+    return monitor
+
+
+@harmless("attach()")
+def _begin(
+    monitor: Monitor, model: nn.Module, weights: Optional[dict[str, tuple[str, str]]],
+    weights_only: bool, agree: bool, aside: bool,
+) -> None:  # fmt: skip
     if aside:
         monitor.why_off = "another rank reports"
         if not agree:
-            return monitor
+            return
     others = [] if weights_only else intercept.watched_in(model)
     if others:
         monitor.why_off = (
             f"{others[0].name or 'it'} is watched already, by the model around or in it"
         )
         log.warning(f"watching is off: {monitor.why_off} (run {others[0].monitor.settings.run})")
-        return monitor
-    missing = probe.available()
+        return
+    missing = probe.available() or (None if weights_only else intercept.unavailable())
     if missing is not None:
         monitor.why_off = missing
         log.warning(f"watching is off: {missing}")
-        return monitor
+        return
     try:
         if not aside:
             _choose_sink(monitor)
         monitor.install(model, dict(weights or {}), weights_only, agree)
     except Exception as e:
         monitor.trouble(e, "attach()")
-        monitor.why_off = str(e)
-        return monitor
-    if on_alert is not None:
-        monitor.follow_alerts(on_alert)
-    return monitor
+        monitor.detach()  # What was done until then.

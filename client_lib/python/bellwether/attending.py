@@ -149,7 +149,9 @@ def _fallback(
     if center:
         k = center_keys(k, of_k)
     mask = sdpa_mask(q, k, causal, window, of_q, of_k)
-    return _sdpa(q, k, v, scale=scale, enable_gqa=enable_gqa, **mask)
+    if enable_gqa:  # torch 2.4 does not know it.
+        mask["enable_gqa"] = True
+    return _sdpa(q, k, v, scale=scale, **mask)
 
 
 def attention_and_lse(

@@ -7,8 +7,6 @@ stream, activation checkpointing and the pools of CUDA graphs.  The operators ha
 implementations, so torch.compile keeps them whole; they have no second derivative.
 """
 
-from __future__ import annotations
-
 import ctypes
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Optional

@@ -1,7 +1,5 @@
 """center_keys(): keys minus their mean, for any attention kernel."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any, Optional
 

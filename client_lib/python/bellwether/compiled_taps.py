@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Optional
 import torch
 from torch import Tensor, nn
 
+from .attention_masks import mask_of
+from .guard import harmless
 from .memory import capturing
 
 if TYPE_CHECKING:
@@ -87,6 +89,7 @@ def _layer_of(mark: Tensor) -> Optional[Layer]:
     return _layers.get(number)
 
 
+@harmless("backward of a compiled attention")
 def _observe(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, d_o: Tensor, mark: Tensor,
     scale: float, causal: bool, statistics: bool, delta: bool, kernel: str,
@@ -96,6 +99,7 @@ def _observe(
         layer.compiled_backward((o, q, k, v), d_o, scale, causal, statistics, delta, kernel)
 
 
+@harmless("backward of a compiled attention")
 def _observe_keys(d_k: Tensor, mark: Tensor) -> None:
     layer = _layer_of(mark)
     if layer is not None:
@@ -154,33 +158,56 @@ class _KeyTap(torch.autograd.Function):
         return d_k, None
 
 
+_Prepared = tuple[Tensor, Tensor, Tensor, dict[str, Any], tuple[float, bool, bool, bool, str]]
+
+
 def attention(
     function: Callable[..., Any], mark: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """What Layer.attention is in eager mode.  Traced: whatever it asks is asked once a graph."""
+    try:
+        prepared = _prepare(mark, args, kwargs)
+    except Exception:
+        untraceable()
+        prepared = None
+    if prepared is None:
+        return function(*args, **kwargs)
+    q, k, v, rest, told = prepared
+    output = function(q, k, v, **rest)
+    return _OutputTap.apply(output, q, k, v, mark, *told)  # type: ignore[no-untyped-call]
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def untraceable() -> None:
+    """Called once, while torch.compile traces."""
+    _refuse()
+
+
+@harmless("torch.compile of the attention")
+def _refuse() -> None:
+    raise RuntimeError("its calls could not be prepared")
+
+
+def _prepare(mark: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Optional[_Prepared]:
+    """q, k and v for the call, its other arguments, what the tap is told; None without a tap."""
     given = {**dict(zip(PARAMETERS, args)), **kwargs}
     q, k, v = given["query"], given["key"], given["value"]
     plain = type(q) is Tensor and type(k) is Tensor and type(v) is Tensor
     if not plain or not torch.is_grad_enabled() or q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
-        return function(*args, **kwargs)
+        return None
     if not (q.requires_grad or k.requires_grad or v.requires_grad):
-        return function(*args, **kwargs)
+        return None
     device = q.device.type
     own = "kernel" in given  # wrap_attention(): such a module casts itself.
     if q.dtype == torch.float32 and torch.is_autocast_enabled(device) and not own:
         dtype = torch.get_autocast_dtype(device)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-    causal = bool(given.get("is_causal", False))
     scale = given.get("scale")
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    statistics = given.get("attn_mask") is None and scale > 0
-    if causal and q.shape[2] != k.shape[2]:
-        statistics = False
+    causal, unread = mask_of(given.get("attn_mask"), given.get("is_causal"), q, k)
+    statistics = unread is None and scale > 0
     delta = given.get("dropout_p", 0.0) == 0.0
     if k.requires_grad:
         k = _KeyTap.apply(k, mark)  # type: ignore[no-untyped-call]
     rest = {name: value for name, value in given.items() if name not in PARAMETERS[:3]}
-    output = function(q, k, v, **rest)
-    return _OutputTap.apply(  # type: ignore[no-untyped-call]
-        output, q, k, v, mark, float(scale), causal, statistics, delta, str(given.get("kernel", ""))
-    )
+    return q, k, v, rest, (float(scale), causal, statistics, delta, str(given.get("kernel", "")))

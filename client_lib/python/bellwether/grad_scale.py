@@ -13,9 +13,11 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Optional
 
 import torch
+
+from .guard import harmless
 
 if TYPE_CHECKING:
     from .monitor import Monitor
@@ -40,8 +42,7 @@ def _telling_the_factor(original: Callable[..., Any]) -> Callable[..., Any]:
     def scale(self: Any, outputs: Any) -> Any:
         scaled = original(self, outputs)
         if not torch.compiler.is_compiling():
-            for monitor in list(_monitors):
-                monitor.loss_scaled(getattr(self, "_scale", None))
+            _tell_the_factor(self)
         return scaled
 
     return scale
@@ -52,14 +53,32 @@ def _telling_what_it_skips(original: Callable[..., Any]) -> Callable[..., Any]:
     def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return original(self, optimizer, *args, **kwargs)
-        before = [(monitor, monitor.hooks_called) for monitor in list(_monitors)]
+        before = _hooks_called()
         result = original(self, optimizer, *args, **kwargs)
-        for monitor, called in before:
-            if monitor.hooks_called == called:
-                monitor.step_withheld(self, optimizer)
+        _tell_what_it_skipped(self, optimizer, before)
         return result
 
     return step
+
+
+@harmless("GradScaler.scale()")
+def _tell_the_factor(scaler: Any) -> None:
+    for monitor in list(_monitors):
+        monitor.loss_scaled(getattr(scaler, "_scale", None))
+
+
+@harmless("GradScaler.step()")
+def _hooks_called() -> list[tuple[Monitor, int]]:
+    return [(monitor, monitor.hooks_called) for monitor in list(_monitors)]
+
+
+@harmless("GradScaler.step()")
+def _tell_what_it_skipped(
+    scaler: Any, optimizer: Any, before: Optional[list[tuple[Monitor, int]]]
+) -> None:
+    for monitor, called in before or []:
+        if monitor.hooks_called == called:
+            monitor.step_withheld(scaler, optimizer)
 
 
 _PATCHES = {"scale": _telling_the_factor, "step": _telling_what_it_skips}

@@ -7,6 +7,7 @@ from typing import Any, Optional
 from transformers import TrainerCallback
 
 from .attaching import attach
+from .guard import harmless
 from .monitor import Monitor
 
 
@@ -25,6 +26,7 @@ class Callback(TrainerCallback):  # type: ignore[misc,unused-ignore]
         self._save = self._stop = False  # Asked for by an action.
         self.monitor: Optional[Monitor] = None
 
+    @harmless("the Trainer's callback", passes=(ValueError,))
     def on_train_begin(
         self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
     ) -> None:
@@ -34,9 +36,11 @@ class Callback(TrainerCallback):  # type: ignore[misc,unused-ignore]
         if state.global_step:
             self.monitor.event("restore", "resumed", float(state.global_step))
 
+    @harmless("the Trainer's callback")
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._tell()
 
+    @harmless("the Trainer's callback")
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._tell()
         control.should_save = control.should_save or self._save
@@ -45,6 +49,7 @@ class Callback(TrainerCallback):  # type: ignore[misc,unused-ignore]
         # The log of this step comes after it.
         self._ended = state.global_step - 1
 
+    @harmless("the Trainer's callback")
     def on_log(
         self, args: Any, state: Any, control: Any, logs: Optional[dict[str, Any]] = None, **_: Any
     ) -> None:
@@ -53,10 +58,12 @@ class Callback(TrainerCallback):  # type: ignore[misc,unused-ignore]
             if isinstance(value, (int, float)):
                 self._logged[name] = float(value)
 
+    @harmless("the Trainer's callback")
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self.monitor is not None:
             self.monitor.event("checkpoint_saved", f"step {state.global_step}")
 
+    @harmless("the Trainer's callback")
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._tell()
         if self.monitor is not None:

@@ -27,6 +27,7 @@ from torch.optim.optimizer import Optimizer
 
 from . import __version__, compiled, intercept, log, monitor, weights
 from .attaching import attach
+from .guard import harmless
 from .mailbox import QUEUED, Mailbox
 from .ranks import rank_and_world
 from .runner import owner_of
@@ -113,23 +114,20 @@ class Visit:
             timer.daemon = True
             timer.start()
 
+    @harmless("attach", lambda self, _: 0)
     def _retry(self, _: Any) -> int:
-        try:
-            self.begin()
-        except Exception as e:
-            log.warning(f"attach: {type(e).__name__}: {e}")
+        self.begin()
         return 0
 
     # ---- the hooks ----
 
+    @harmless("attach")
     def _step_begins(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        try:
-            if self._after is not None:
-                self._after.remove()
-            self._after = optimizers.register_optimizer_step_post_hook(self._step_ended)
-        except Exception as e:
-            log.warning(f"attach: {type(e).__name__}: {e}")
+        if self._after is not None:
+            self._after.remove()
+        self._after = optimizers.register_optimizer_step_post_hook(self._step_ended)
 
+    @harmless("attach")
     def _step_ended(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         try:
             last = next(reversed(optimizers._global_optimizer_post_hooks), None)

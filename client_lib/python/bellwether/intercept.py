@@ -1,13 +1,14 @@
-"""Gets between a model and scaled_dot_product_attention without touching any instance.
+"""Gets between a model and scaled_dot_product_attention without touching any instance or name.
 
-Two things are patched, both on the level of modules and classes, so that deepcopy, pickle and
-state_dict of the model see nothing: the names under which Python code finds
-scaled_dot_product_attention, and `forward` of the classes of the attention modules, which only
-notes on a thread-local stack which layer is running and what the function means inside it: a
-monitor wants the layer (`install`), stabilize() another function (`install_function`), and one
-module may have both; what a monitor switches in flight is in switching.py.  What installs also
+`forward` of the classes of the attention modules is patched, so that deepcopy, pickle and
+state_dict of the model see nothing.  It notes on a thread-local stack which layer is running and
+what the function means inside it: a monitor wants the layer (`install`), stabilize() another
+function (`install_function`), and one module may have both; what a monitor switches in flight is
+in switching.py.  While such a forward runs the function of C itself calls `_seen` (native_call.py),
+by whatever name it was reached.  What is traced or exported is left alone.  What installs also
 uninstalls, and the last one leaves nothing behind.
-The one thing that hangs on an instance is what torch.compile needs (compiled_taps.py).
+torch.compile traces `_seen` where it meets the function inside such a forward (dynamo_calls.py);
+the one thing that hangs on an instance is what its taps need (compiled_taps.py).
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ import torch
 import torch.nn.functional as functional
 from torch import nn
 
-from . import compiled_taps, switching, wrapping
+from . import compiled_taps, dynamo_calls, switching, wrapping
+from .guard import harmless
+from .native_call import NativeCall
 
 if TYPE_CHECKING:
     from .layer import Layer
@@ -34,13 +37,14 @@ NAME = "scaled_dot_product_attention"
 
 class _Running(threading.local):
     def __init__(self) -> None:
-        # (layer or None, what autograd was to do when its forward began, what
-        # scaled_dot_product_attention means inside, the module's mark for torch.compile, its word
-        # of switching.py)
         self.stack: list[_Entry] = []
+        self.inside = False  # A call that was seen: what it calls is not seen again.
 
 
-_Entry = tuple[Optional["Layer"], Any, Callable[..., Any], Any, str]
+# (layer or None, what autograd was to do when its forward began, what
+# scaled_dot_product_attention means inside, the module's mark for torch.compile, its word of
+# switching.py, whether its calls are to be seen)
+_Entry = tuple[Optional["Layer"], Any, Callable[..., Any], Any, str, bool]
 _running = _Running()
 _lock = threading.RLock()
 _original: Callable[..., Any] = functional.scaled_dot_product_attention
@@ -48,22 +52,22 @@ _layers: dict[int, Layer] = {}  # id(module) -> layer
 _functions: dict[int, tuple[weakref.ref[nn.Module], Callable[..., Any]]] = {}  # id(module) -> ...
 _class_users: dict[type, int] = {}
 _class_forwards: dict[type, tuple[Optional[Any], Any]] = {}  # Theirs, ours; None = inherited
-_names: list[tuple[Any, str, Any]] = []  # (namespace, name, what stood there)
-_users = 0
 
 
 def _push(entry: _Entry) -> None:
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         compiled_taps.unseen(_running.stack.append, entry)
-    else:
-        _running.stack.append(entry)
+        return
+    _running.stack.append(entry)
+    if entry[5]:
+        _calls.divert()
 
 
 def _pop() -> None:
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         compiled_taps.unseen(_running.stack.pop)
-    else:
-        _running.stack.pop()
+    elif _running.stack.pop()[5]:
+        _calls.restore()
 
 
 def _saved_tensor_hooks() -> Any:
@@ -94,26 +98,75 @@ def checkpoint_inside() -> bool:
     return hooks != _saved_tensor_hooks() or (recording and not torch.is_grad_enabled())
 
 
-@functools.wraps(_original)
-def _attention(*args: Any, **kwargs: Any) -> Any:
-    if not _running.stack:
-        return _original(*args, **kwargs)
-    layer, _, function, mark, word = _running.stack[-1]
-    centred = False
-    if word:
-        function, args, kwargs, centred = switching.call(word, function, args, kwargs)
+def traced() -> bool:
+    """Whether what runs is being written down: jit.trace, fx, make_fx.  What they make of the model
+    outlives us, and must be the model alone.  (torch.compile and export: is_compiling().)"""
+    if torch._C._get_tracing_state() is not None:
+        return True
+    fx = sys.modules.get("torch.fx._symbolic_trace")
+    if fx is not None and getattr(fx, "_is_fx_tracing_flag", False):
+        return True
+    modes: Any = torch._C._TorchDispatchModeKey
+    if torch._C._len_torch_dispatch_stack() > 0:
+        return torch._C._get_dispatch_mode(modes.PROXY) is not None
+    before_dispatch = getattr(torch._ops, "_get_dispatch_mode_pre_dispatch", None)
+    return before_dispatch is not None and before_dispatch(modes.PROXY) is not None
+
+
+def _seen(*args: Any, **kwargs: Any) -> Any:
+    """What a call of the function comes to while it is diverted."""
+    if _running.inside or not _running.stack:
+        return _calls.plain(*args, **kwargs)
+    _running.inside = True
+    try:
+        return _attention(args, kwargs)
+    finally:
+        _running.inside = False
+
+
+_calls = NativeCall(_original, _seen)
+
+
+def _traced_call(*args: Any, **kwargs: Any) -> Any:
+    """The same for torch.compile."""
+    return _attention(args, kwargs)
+
+
+def _attention(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call inside the module that runs."""
+    layer, _, function, mark, word, _ = _running.stack[-1]
     if torch.compiler.is_compiling():
+        if word:
+            function, args, kwargs, _ = switching.call(word, function, args, kwargs)
         if mark is None:
             return function(*args, **kwargs)
         return compiled_taps.attention(function, mark.tensor, args, kwargs)
+    centred = False
+    if word:
+        function, args, kwargs, centred = _switched(word, function, args, kwargs)
     if layer is None:
         return function(*args, **kwargs)
     return layer.attention(function, args, kwargs, centred)
 
 
-# While it is installed it is what this name means, also to pickle.
-_attention.__module__ = functional.__name__
-_attention.__qualname__ = _attention.__name__ = NAME
+def _as_written(
+    word: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], bool]:
+    return function, args, kwargs, False
+
+
+_switched = harmless("a switch of the attention", _as_written)(switching.call)
+
+
+def _can_see() -> None:
+    reason = unavailable()
+    if reason is not None:
+        raise RuntimeError(reason)
+
+
+def unavailable() -> Optional[str]:
+    """Why calls cannot be seen in this process; None if they can."""
+    return _calls.why_not()
 
 
 def original() -> Callable[..., Any]:
@@ -131,53 +184,113 @@ def is_plain(module: nn.Module) -> bool:
     return _function_in(module) is _original
 
 
+@harmless("forward of an attention module")
+def _entering(module: nn.Module) -> Optional[_Entry]:
+    """What to put on the stack while the module runs forward; None if there is nothing to do."""
+    function = _function_in(module) if _functions else _original
+    word = getattr(module, switching.ATTRIBUTE, "") if switching.users else ""
+    layer = _layers.get(id(module))
+    if layer is not None and (layer.module() is not module or traced()):
+        layer = None
+    if layer is None and function is _original and not word and not _running.stack:
+        return None
+    sees = function is not _original or bool(word) or (layer is not None and layer.expects())
+    state = _autograd_state()
+    mark = getattr(module, compiled_taps.ATTRIBUTE, None)
+    if _running.stack:  # What this module leaves open, the one around it says.
+        outer = _running.stack[-1]
+        layer, state = (layer, state) if layer is not None else outer[:2]
+        function = function if function is not _original else outer[2]
+        mark = mark if mark is not None else outer[3]
+        word = word or outer[4]
+        sees = sees or outer[5]
+    return layer, state, function, mark, word, sees
+
+
+@harmless("forward of an attention module")
+def _leaving() -> None:
+    _pop()
+
+
+@harmless("forward of an attention module", lambda entry: False)
+def _entered(entry: _Entry) -> bool:
+    _push(entry)
+    return True
+
+
 def _patched_forward(inherited: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(inherited)
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        # Not asked for where there is none: id() of a module would tie a graph to it.
-        function = _function_in(self) if _functions else _original
-        layer: Optional[Layer] = None
-        state = None
-        mark = getattr(self, compiled_taps.ATTRIBUTE, None)
-        word = getattr(self, switching.ATTRIBUTE, "") if switching.users else ""
-        ours = mark is not None or word
-        if ours and torch.compiler.is_compiling() and compiled_taps.exporting():
-            mark, word = None, ""  # What leaves the process is the model alone.
-        contract = getattr(self, wrapping.ATTRIBUTE, None)
-        if not torch.compiler.is_compiling():
-            layer = _layers.get(id(self))
-            if layer is not None and layer.module() is not self:
-                layer = None
-            state = _autograd_state()
-        plain = function is _original and not word
-        if layer is None and mark is None and contract is None and plain:
+    def bellwether_forward(self: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if torch.compiler.is_compiling():
+            return _compiled_forward(inherited, self, args, kwargs)
+        entry = _entering(self)
+        if entry is None:
             return inherited(self, *args, **kwargs)
-        if _running.stack:  # What this module leaves open, the one around it says.
-            outer = _running.stack[-1]
-            layer, state = (layer, state) if layer is not None else outer[:2]
-            function = function if function is not _original else outer[2]
-            mark = mark if mark is not None else outer[3]
-            word = word or outer[4]
-        if contract is not None and (layer is not None or mark is not None):
-            return _by_contract(contract, inherited, self, (layer, state, mark), args, kwargs)
-        _push((layer, state, function, mark, word))
+        contract = getattr(self, wrapping.ATTRIBUTE, None)
+        if contract is not None and entry[0] is not None and entry[5]:
+            return _by_contract(contract, inherited, self, entry, args, kwargs)
+        if not _entered(entry):
+            return inherited(self, *args, **kwargs)
         try:
             return inherited(self, *args, **kwargs)
         finally:
-            _pop()
+            _leaving()
 
-    return forward
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return bellwether_forward(self, args, kwargs)
+
+    # Among the names of the method that it stands for, where jit.script looks them up, and with
+    # code of its own, for which torch.compile keeps what it has made.
+    ours = types.FunctionType(
+        forward.__code__.replace(), getattr(inherited, "__globals__", globals()), "forward",
+        None, forward.__closure__,
+    )  # fmt: skip
+    return functools.wraps(inherited)(ours)
+
+
+def _compiled_forward(
+    inherited: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """What torch.compile traces: it knows a layer by its mark."""
+    # Not asked for where there is none: id() of a module would tie a graph to it.
+    function = _function_in(module) if _functions else _original
+    mark = getattr(module, compiled_taps.ATTRIBUTE, None)
+    word = getattr(module, switching.ATTRIBUTE, "") if switching.users else ""
+    if (mark is not None or word) and compiled_taps.exporting():
+        mark, word = None, ""  # What leaves the process is the model alone.
+    contract = getattr(module, wrapping.ATTRIBUTE, None)
+    if mark is None and contract is None and function is _original and not word:
+        return inherited(module, *args, **kwargs)
+    if _running.stack:
+        outer = _running.stack[-1]
+        function = function if function is not _original else outer[2]
+        mark = mark if mark is not None else outer[3]
+        word = word or outer[4]
+    entry: _Entry = (None, None, function, mark, word, True)
+    if contract is not None and mark is not None:
+        return _by_contract(contract, inherited, module, entry, args, kwargs)
+    return _compiled_inside(entry, inherited, module, args, kwargs)
+
+
+def _compiled_inside(
+    entry: _Entry, inherited: Callable[..., Any], module: nn.Module, args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:  # fmt: skip
+    _push(entry)
+    try:
+        return inherited(module, *args, **kwargs)
+    finally:
+        _pop()
 
 
 def _by_contract(
-    contract: wrapping.Contract, inherited: Callable[..., Any], module: nn.Module,
-    place: tuple[Optional[Layer], Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any],
+    contract: wrapping.Contract, inherited: Callable[..., Any], module: nn.Module, entry: _Entry,
+    args: tuple[Any, ...], kwargs: dict[str, Any],
 ) -> Any:  # fmt: skip
     """The forward of a module that is attention itself, between the taps."""
-    layer, state, mark = place
+    layer, state, function, mark, _, _ = entry
 
     def forward(*inner: Any, **named: Any) -> Any:
-        _push((None, None, _original, None, ""))  # It may call the function, too.
+        _push((None, None, _original, None, "", False))  # It may call the function, too.
         try:
             return inherited(module, *inner, **named)
         finally:
@@ -191,68 +304,23 @@ def _by_contract(
     tensors, rest, named = read
     extra: list[Any] = []
     function = contract.inside(forward, rest, named, extra)
-    _push((layer, state, function, mark, ""))
+    _push((layer, state, function, mark, "", False))
     try:
-        output = _attention(*tensors, **contract.told())
+        output = _attention(tuple(tensors), contract.told())
     finally:
         _pop()
     return contract.outside(output, extra)
 
 
-def is_patched(cls: type) -> bool:
-    return cls in _class_users
-
-
-def _replace(namespace: Any, name: str, value: Any) -> None:
-    before = namespace[name] if isinstance(namespace, dict) else namespace.__dict__[name]
-    _names.append((namespace, name, before))
-    _set(namespace, name, value)
-
-
-def _set(namespace: Any, name: str, value: Any) -> None:
-    if isinstance(namespace, dict):
-        namespace[name] = value
-    else:
-        setattr(namespace, name, value)
-
-
-def _patch_globals(model: nn.Module) -> None:
-    """Every place where the function is reachable under a name of its own."""
-    homes = {"__main__"}
-    for module in model.modules():
-        for cls in type(module).__mro__:
-            homes.add(cls.__module__)
-    for module_name, home in list(sys.modules.items()):
-        if not isinstance(home, types.ModuleType):
-            continue
-        if module_name.split(".")[0] in ("torch", "bellwether"):
-            continue
-        names = vars(home)
-        if module_name in homes:
-            found = [n for n, value in names.items() if value is _original]
-        else:
-            found = [NAME] if names.get(NAME) is _original else []
-        for name in found:
-            _replace(home, name, _attention)
-
-
-def _patch_attributes(model: nn.Module) -> None:
-    """`self.attend = F.scaled_dot_product_attention`, and the same on a class."""
-    seen: set[type] = set()
-    for module in model.modules():
-        for name, value in list(vars(module).items()):
-            if value is _original:
-                _replace(vars(module), name, _attention)
-        for cls in type(module).__mro__:
-            if cls in seen or cls.__module__.split(".")[0] == "torch":
-                continue
-            seen.add(cls)
-            for name, value in list(vars(cls).items()):
-                if value is _original or getattr(value, "__func__", None) is _original:
-                    _replace(cls, name, staticmethod(_attention))
+def _applies(tx: Any) -> bool:
+    """Whether torch.compile is inside the forward of an attention module of ours, be it traced or
+    running."""
+    return bool(_running.stack) or _compiled_inside.__code__ in dynamo_calls.frames(tx)
 
 
 def patch_forward(cls: type) -> None:
+    if not _class_users:
+        dynamo_calls.replace(_original, _traced_call, _applies)
     _class_users[cls] = _class_users.get(cls, 0) + 1
     if _class_users[cls] == 1:
         ours = _patched_forward(cls.forward)  # type: ignore[attr-defined]
@@ -261,9 +329,13 @@ def patch_forward(cls: type) -> None:
 
 
 def restore_forward(cls: type) -> None:
+    if cls not in _class_users:
+        return
     _class_users[cls] -= 1
     if _class_users[cls] == 0:
         del _class_users[cls]
+        if not _class_users:
+            dynamo_calls.put_back(_original)
         before, ours = _class_forwards.pop(cls)
         if vars(cls).get("forward") is not ours:
             return  # Somebody has patched over us since: below theirs, ours only passes on.
@@ -273,44 +345,30 @@ def restore_forward(cls: type) -> None:
             cls.forward = before  # type: ignore[attr-defined]
 
 
-def _patch_names(model: nn.Module) -> None:
-    global _users
-    if _users == 0 and functional.scaled_dot_product_attention is _original:
-        _replace(functional, NAME, _attention)
-    _users += 1
-    _patch_globals(model)
-    _patch_attributes(model)
-
-
-def _restore_names() -> None:
-    global _users
-    _users -= 1
-    if _users > 0:
-        return
-    for namespace, name, before in reversed(_names):
-        now = namespace.get(name) if isinstance(namespace, dict) else getattr(namespace, name, None)
-        if now is _attention:  # Somebody patched over us since: leave theirs.
-            _set(namespace, name, before)
-    _names.clear()
-
-
 def watched_in(model: nn.Module) -> list[Layer]:
     """Layers of live monitors whose modules are in the model."""
     found = [_layers[id(m)] for m in model.modules() if id(m) in _layers]
     return [x for x in found if x.module() is not None and x.watched and x.monitor.live()]
 
 
-def install(model: nn.Module, layers: list[Layer]) -> None:
-    """Patches for one monitor.  `layers` are those of its modules."""
+def install(layers: list[Layer]) -> None:
+    """Patches for one monitor.  `layers` are those of its modules.  If it raises, nothing is."""
+    done: list[Layer] = []
+    _can_see()
     with _lock:
-        _patch_names(model)
-        for layer in layers:
-            module = layer.module()
-            if module is None:
-                continue
-            _layers[id(module)] = layer
-            compiled_taps.put(module, layer)
-            patch_forward(type(module))
+        try:
+            for layer in layers:
+                module = layer.module()
+                if module is None:
+                    continue
+                patch_forward(type(module))
+                done.append(layer)
+                _layers[id(module)] = layer
+                compiled_taps.put(module, layer)
+            dynamo_calls.forget()
+        except Exception:
+            uninstall(done)
+            raise
 
 
 def uninstall(layers: list[Layer]) -> None:
@@ -321,21 +379,19 @@ def uninstall(layers: list[Layer]) -> None:
                 del _layers[key]
             compiled_taps.take(layer.module(), layer)
             restore_forward(layer.module_class)
-        _restore_names()
 
 
-def install_function(
-    model: nn.Module, modules: list[nn.Module], function: Callable[..., Any]
-) -> Callable[[], None]:
-    """From now on scaled_dot_product_attention means `function` inside these modules of `model`.
+def install_function(modules: list[nn.Module], function: Callable[..., Any]) -> Callable[[], None]:
+    """From now on scaled_dot_product_attention means `function` inside these modules.
 
-    Returns what takes it back; to be called once.
+    Returns what takes it back; to be called once.  Raises RuntimeError if calls cannot be seen.
     """
+    _can_see()
     with _lock:
-        _patch_names(model)
         for module in modules:
             _functions[id(module)] = (weakref.ref(module), function)
             patch_forward(type(module))
+        dynamo_calls.forget()
     keys, classes = [id(m) for m in modules], [type(m) for m in modules]
 
     def uninstall_function() -> None:
@@ -344,7 +400,6 @@ def install_function(
                 if key in _functions and _functions[key][1] is function:
                     del _functions[key]
                 restore_forward(cls)
-            _restore_names()
 
     return uninstall_function
 
@@ -368,7 +423,7 @@ def _mentions(code: types.CodeType, names: dict[str, Any], depth: int = 2) -> bo
         if name == NAME:
             return True
         value = names.get(name)
-        if value is _original or value is _attention:
+        if value is _original:
             return True
         if not isinstance(value, types.FunctionType) or value.__globals__ is not names:
             continue
@@ -387,14 +442,14 @@ def calls_attention(module: nn.Module) -> bool:
     if wrapping.contract_of(module) is not None:
         return True
     for value in vars(module).values():
-        if value is _original or value is _attention:
+        if value is _original:
             return True
     for cls in type(module).__mro__:
         if cls.__module__.split(".")[0] == "torch":
             continue
         for value in vars(cls).values():
             function = getattr(value, "__wrapped__", getattr(value, "__func__", value))
-            if function is _original or function is _attention:
+            if function is _original:
                 return True
             if isinstance(function, types.FunctionType) and _mentions(
                 function.__code__, function.__globals__

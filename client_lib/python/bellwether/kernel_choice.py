@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Optional
 
 import torch
@@ -12,6 +13,13 @@ from . import intercept
 _KERNELS = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}  # SDPBackend
 
 _autocast_covers: dict[tuple[str, torch.dtype], bool] = {}
+
+
+def unseen() -> AbstractContextManager[Any]:
+    """In it a TorchDispatchMode of the host sees nothing of what we do."""
+    if torch._C._len_torch_dispatch_stack() > 0:
+        return torch._C._DisableTorchDispatch()
+    return nullcontext()
 
 
 def autocast_dtype(q: Tensor) -> Optional[torch.dtype]:
@@ -36,7 +44,8 @@ def kernel_of(q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any]) -> str:
     options = {n: given[n] for n in ("scale", "enable_gqa") if n in given}
     mask, dropout = given.get("attn_mask"), float(given.get("dropout_p", 0.0))
     try:
-        picked = choose(q, k, v, mask, dropout, bool(given.get("is_causal", False)), **options)
+        with unseen():
+            picked = choose(q, k, v, mask, dropout, bool(given.get("is_causal", False)), **options)
     except (RuntimeError, TypeError):  # A private function: another torch, another signature.
         return "sdpa"
     return _KERNELS.get(int(picked), "sdpa")

@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Optional
 
 import torch
 from torch import Tensor, nn
 
 from . import intercept, weights
+from .attention_masks import mask_of
 from .compiled_taps import PARAMETERS
+from .guard import harmless
 from .judged import NO_KEY_GRADIENT
-from .kernel_choice import autocast_dtype, kernel_of
+from .kernel_choice import autocast_dtype, kernel_of, unseen
 from .layer_weights import LayerWeights
 from .memory import capturing
 from .probe import DTYPES, Sums, Unsupported, add_key_leak, add_probe
@@ -73,6 +76,18 @@ class KeyTap(torch.autograd.Function):
         return d_k, None
 
 
+def _apart() -> AbstractContextManager[Any]:
+    """In it our own calls of torch are none of those that a mode of the host sees."""
+    if torch._C._len_torch_function_stack() > 0:
+        return torch._C.DisableTorchFunction()
+    return nullcontext()
+
+
+def _tapped(tap: Any, *inputs: Any) -> Any:
+    with unseen():
+        return tap.apply(*inputs)
+
+
 class Layer(LayerWeights):
     """One attention module of a monitored model."""
 
@@ -109,6 +124,12 @@ class Layer(LayerWeights):
 
     # ---- forward ----
 
+    def expects(self) -> bool:
+        """Whether the calls of the module, whose forward begins, are to be seen."""
+        # A recomputation must find the taps exactly if the forward had them, whatever has
+        # happened since: in a checkpointed region they are always there, even if we are off.
+        return self.monitor.live() or intercept.checkpointed()
+
     def attention(
         self,
         function: Callable[..., Any],
@@ -118,35 +139,70 @@ class Layer(LayerWeights):
     ) -> Any:
         """Calls `function` between the taps; by itself if there is nothing to measure.
         `centred`: the keys were centred by a switch (switching.py)."""
+        call, args, kwargs = self._before(args, kwargs, centred)
+        output = function(*args, **kwargs)
+        return output if call is None else self._after(output, args, call)
+
+    def _untapped(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], centred: bool
+    ) -> tuple[Optional[_Call], tuple[Any, ...], dict[str, Any]]:
+        """After an error: taps that measure nothing, where a recomputation may look for them."""
+        try:
+            return self._inert(args, kwargs)
+        except Exception:
+            return None, args, kwargs
+
+    def _inert(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Optional[_Call], tuple[Any, ...], dict[str, Any]]:
+        given = {**dict(zip(PARAMETERS, args)), **kwargs}
+        tensors = tuple(given.get(name) for name in PARAMETERS[:3])
+        plain = all(type(t) in (Tensor, nn.Parameter) for t in tensors)
+        if not plain or not torch.is_grad_enabled() or not intercept.checkpointed():
+            return None, args, kwargs
+        q, k, v = tensors
+        dtype = autocast_dtype(q) if "kernel" not in given else None  # type: ignore[arg-type]
+        if dtype is not None:
+            q, k, v = (t.to(dtype) for t in (q, k, v))  # type: ignore[union-attr]
+        rest = {name: value for name, value in given.items() if name not in PARAMETERS[:3]}
+        return _Call(self, 1.0, False, False, False), (q, k, v), rest
+
+    @harmless("forward of the attention", _untapped)
+    def _before(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], centred: bool
+    ) -> tuple[Optional[_Call], tuple[Any, ...], dict[str, Any]]:
+        """(what the taps of this call have to know, or None; the call's arguments)"""
         monitor = self.monitor
-        # A recomputation must find the taps exactly if the forward had them, whatever has
-        # happened since: in a checkpointed region they are always there, even if we are off.
-        # So they are in a CUDA graph, which runs in steps that are not known yet.
+        # Taps are also in a CUDA graph, which runs in steps that are not known yet.
         in_graph = capturing()
         self.graphed = self.graphed or in_graph
         always = intercept.checkpointed() or (monitor.live() and in_graph)
         if not monitor.live() and not always:
-            return function(*args, **kwargs)
+            return None, args, kwargs
         start = time.perf_counter()
-        call: Optional[_Call] = None
-        try:
+        with _apart():
             prepared = self._prepare(args, kwargs, always, centred)
-            if prepared is not None:
-                call, args, kwargs = prepared
-        except Exception as e:
-            call = None
-            monitor.trouble(e, f"forward of {self.name}")
         monitor.hook_seconds += time.perf_counter() - start
-        output = function(*args, **kwargs)
-        if call is None:
+        return (None, args, kwargs) if prepared is None else prepared
+
+    def _still_tapped(self, output: Any, args: tuple[Any, ...], call: _Call) -> Any:
+        """After an error: what a recomputation will look for."""
+        if type(output) is not Tensor or not intercept.checkpointed():
+            return output
+        try:
+            return _tapped(OutputTap, output, args[0], args[1], args[2], call)
+        except Exception:
+            return output
+
+    @harmless("forward of the attention", _still_tapped)
+    def _after(self, output: Any, args: tuple[Any, ...], call: _Call) -> Any:
+        if type(output) is not Tensor:
+            self.note(f"{type(output).__name__} as the output: not measured")
             return output
         start = time.perf_counter()
-        try:
-            tapped = OutputTap.apply(output, args[0], args[1], args[2], call)  # type: ignore[no-untyped-call]
-        except Exception as e:
-            monitor.trouble(e, f"forward of {self.name}")
-            tapped = output
-        monitor.hook_seconds += time.perf_counter() - start
+        with _apart():
+            tapped = _tapped(OutputTap, output, args[0], args[1], args[2], call)
+        self.monitor.hook_seconds += time.perf_counter() - start
         return tapped
 
     def _prepare(
@@ -185,14 +241,10 @@ class Layer(LayerWeights):
             q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
         if not self._observe(q, k, v, given):
             return None
-        causal = bool(given.get("is_causal", False))
-        statistics = True
-        if given.get("attn_mask") is not None:
-            self.note("attn_mask given: only the key-gradient leak is measured")
-            statistics = False
-        if causal and q.shape[2] != k.shape[2]:
-            self.note("causal with as many queries as keys only: only the leak is measured")
-            statistics = False
+        causal, unread = mask_of(given.get("attn_mask"), given.get("is_causal"), q, k)
+        statistics = unread is None
+        if unread is not None:
+            self.note(f"{unread}: only the key-gradient leak is measured")
         delta = not given.get("dropout_p", 0.0)
         if not delta:
             self.note("dropout in the attention: its delta statistics are not measured")
@@ -205,7 +257,7 @@ class Layer(LayerWeights):
         if not k.requires_grad:
             self.note(NO_KEY_GRADIENT)
         elif monitor.measures("leak"):
-            k = KeyTap.apply(k, call)  # type: ignore[no-untyped-call]
+            k = _tapped(KeyTap, k, call)
         rest = {name: value for name, value in given.items() if name not in PARAMETERS[:3]}
         return call, (q, k, v), rest
 
@@ -267,15 +319,19 @@ class Layer(LayerWeights):
         self.seq_len = max(self.seq_len, k.shape[2])
         self.masked = self.masked or given.get("attn_mask") is not None
         self.dropped = self.dropped or bool(given.get("dropout_p", 0.0))
-        self.causal = self.causal or bool(given.get("is_causal", False))
+        self.causal = (
+            self.causal or mask_of(given.get("attn_mask"), given.get("is_causal"), q, k)[0]
+        )
         self.dtype = autocast_dtype(q) or q.dtype  # As the kernel gets it.
         return True
 
     # ---- backward ----
 
+    @harmless("backward of the attention")
     def output_gradient(self, ctx: Any, d_o: Tensor) -> None:
         self._backward(ctx.call, lambda: ctx.saved_tensors, d_o)
 
+    @harmless("backward of a compiled attention")
     def compiled_backward(
         self, saved: tuple[Tensor, Tensor, Tensor, Tensor], d_o: Tensor,
         scale: float, causal: bool, statistics: bool, delta: bool, kernel: str,
@@ -287,6 +343,7 @@ class Layer(LayerWeights):
         given = {"is_causal": causal, "kernel": kernel}
         self._backward(call, lambda: saved, d_o, lambda: self._first_heard(call, saved, given))
 
+    @harmless("backward of the attention")
     def _backward(
         self,
         call: _Call,
@@ -313,8 +370,6 @@ class Layer(LayerWeights):
                 self.measure_whole_weights()
         except Unsupported as e:
             self.note(str(e))
-        except Exception as e:
-            monitor.trouble(e, f"backward of {self.name}")
         monitor.hook_seconds += time.perf_counter() - start
 
     def _first_heard(self, call: _Call, saved: tuple[Tensor, ...], given: dict[str, Any]) -> bool:
@@ -367,6 +422,7 @@ class Layer(LayerWeights):
                 seed=monitor.row_seed(self.index), group=self.group, drift_only=drift_only,
             )  # fmt: skip
 
+    @harmless("backward of the attention")
     def key_gradient(self, d_k: Tensor) -> None:
         monitor = self.monitor
         if not monitor.live():
@@ -379,6 +435,4 @@ class Layer(LayerWeights):
                     add_key_leak(sums, d_k, self.group)
         except Unsupported as e:
             self.note(str(e))
-        except Exception as e:
-            monitor.trouble(e, f"backward of {self.name}")
         monitor.hook_seconds += time.perf_counter() - start

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from . import intercept, weights
 from .attaching import attach
+from .guard import harmless
 from .monitor import Monitor
 
 _Base: Any
@@ -44,12 +45,14 @@ class Callback(_Base):  # type: ignore[misc,unused-ignore]
 
     # ---- Trainer ----
 
+    @harmless("the Trainer's callback", passes=(ValueError,))
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         # A module that is built in configure_model() has nothing to attach to yet.
         found = intercept.find_candidates(pl_module, lambda _, module: weights.named(module))
         if stage == "fit" and found:
             self._attach(pl_module)
 
+    @harmless("the Trainer's callback", passes=(ValueError,))
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         self._attach(pl_module)
         if self.monitor is None:
@@ -68,11 +71,13 @@ class Callback(_Base):  # type: ignore[misc,unused-ignore]
         self.monitor.offer_action("checkpoint.now", save)
         self.monitor.offer_action("stop", stop)
 
+    @harmless("the Trainer's callback")
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self._steps = trainer.global_step
         if self.monitor is not None and self._steps:
             self.monitor.event("restore", "resumed", float(self._steps))
 
+    @harmless("the Trainer's callback")
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -83,9 +88,11 @@ class Callback(_Base):  # type: ignore[misc,unused-ignore]
         told = loss.detach() if isinstance(loss, Tensor) else None
         self.monitor.step(self._steps - 1, loss=told)
 
+    @harmless("the Trainer's callback")
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         self._detach()
 
+    @harmless("the Trainer's callback")
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         self._detach()
 
@@ -96,5 +103,6 @@ class Callback(_Base):  # type: ignore[misc,unused-ignore]
 
     # ---- Fabric ----
 
+    @harmless("the Trainer's callback", passes=(ValueError,))
     def on_after_setup(self, fabric: Any, module: nn.Module) -> None:
         self._attach(getattr(module, "module", module))

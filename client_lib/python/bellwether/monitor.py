@@ -41,6 +41,7 @@ from .client import ClientError, RunClient
 from .frames import FOUND_INF, GRAD_SCALE, OVERFLOWS_MAX, Frames, number_at_hand
 from .governor import Governor, RateWatch
 from .grams import GramBatch, Grams
+from .guard import harmless, watched_by
 from .hello import run_options
 from .increments import Increments
 from .judged import Judged
@@ -58,7 +59,6 @@ from .whole import step as step_number
 Number = Union[float, int, torch.Tensor, None]
 
 _SEED_MASK = 0xFFFFFFFFFFFFFFFF
-ERRORS_MAX = 8  # Then the monitor turns itself off.
 FLUSH_SECONDS_MAX = 1e6
 DEVICE_WAIT_SECONDS = 1.0  # At the end, for the last numbers on their way from a GPU.
 SAMPLES_TOLD = 8  # That count; then the price is told, ...
@@ -85,12 +85,14 @@ def _keep(model: nn.Module, monitor: Monitor) -> None:
     key = id(model)
     _monitors[key] = _kept[key] = monitor
 
-    def gone() -> None:
-        held = _kept.pop(key, None)
-        if held is not None:
-            held.detach()
+    weakref.finalize(model, _gone, key).atexit = False
 
-    weakref.finalize(model, gone).atexit = False
+
+@harmless("end of a model")
+def _gone(key: int) -> None:
+    held = _kept.pop(key, None)
+    if held is not None:
+        held.detach()
 
 
 def live_monitors() -> list[Monitor]:
@@ -98,6 +100,7 @@ def live_monitors() -> list[Monitor]:
     return [monitor for monitor in list(_monitors.values()) if monitor._alive]
 
 
+@harmless("fork()")
 def _after_fork_in_child() -> None:
     """The parent goes on watching; in the child the model may be watched anew."""
     for monitor in list(_monitors.values()):
@@ -111,6 +114,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 @atexit.register
+@harmless("end of the process")
 def _at_exit() -> None:
     """Says goodbye for handles that nobody detached.  Waits for nothing."""
     for monitor in list(_monitors.values()):
@@ -145,7 +149,7 @@ class Monitor:
         self._model = weakref.ref(model) if model is not None else None
         self._alive = False
         self._installed = False
-        self._weights_only = False  # The forward pass is not patched.
+        self._intercepts = False  # The forward pass is patched.
         self._presence: Optional[Presence] = None
         self._client: Optional[RunClient] = None
         self._client_tried = False
@@ -191,6 +195,7 @@ class Monitor:
         self._metadata: dict[str, Any] = {}
         self._follower: Optional[Follower] = None
         self._acting = Actions(self)
+        watched_by(self)
 
     # ---- what the hooks ask ----
 
@@ -249,38 +254,34 @@ class Monitor:
         if self._alive and self._pending and not capturing():
             self._close({})
 
+    @harmless("GradScaler.scale()")
     def loss_scaled(self, factor: Optional[torch.Tensor]) -> None:
         """A GradScaler has multiplied the loss of the next backward."""
         if factor is None or not self._alive:
             return
-        try:
-            self.forward_begins()
-            # A copy, since it may change before the step ends.
-            if capturing():
-                self._graph_grad_scale = factor.detach().clone()  # Made anew by each replay.
-            elif self._sampling and self._grad_scale is None:
-                self._grad_scale = factor.detach().clone()
-        except Exception as e:
-            self.trouble(e, "GradScaler.scale()")
+        self.forward_begins()
+        # A copy, since it may change before the step ends.
+        if capturing():
+            self._graph_grad_scale = factor.detach().clone()  # Made anew by each replay.
+        elif self._sampling and self._grad_scale is None:
+            self._grad_scale = factor.detach().clone()
 
+    @harmless("GradScaler.step()")
     def step_withheld(self, scaler: Any, optimizer: Any) -> None:
         """GradScaler.step() has called no hook: a gradient was not finite, or what it called is
         compiled.  The sample of a skipped step would tell of numbers that nobody uses; the retry is
         the step's, unless mon.step() counts it as one."""
         if not self._alive or self._hookless or capturing():
             return
-        try:
-            ours = isinstance(optimizer, Optimizer) and self._trainers.trains(optimizer)
-            if ours and not self._trainers.owned():
-                ours = grad_scale.found_inf(scaler, optimizer)
-                self._hookless = not ours
-            if not ours or not any(x.calls_in_step or x.fired_in_step for x in self.layers):
-                return  # Nothing of the running step: it was told before its optimizer.
-            if not self._explicit and not self._pending:
-                self._drop_sample()
-            self._found_inf = 1.0
-        except Exception as e:
-            self.trouble(e, "GradScaler.step()")
+        ours = isinstance(optimizer, Optimizer) and self._trainers.trains(optimizer)
+        if ours and not self._trainers.owned():
+            ours = grad_scale.found_inf(scaler, optimizer)
+            self._hookless = not ours
+        if not ours or not any(x.calls_in_step or x.fired_in_step for x in self.layers):
+            return  # Nothing of the running step: it was told before its optimizer.
+        if not self._explicit and not self._pending:
+            self._drop_sample()
+        self._found_inf = 1.0
 
     def _drop_sample(self) -> None:
         """The running step begins anew."""
@@ -328,16 +329,16 @@ class Monitor:
             )
 
     def trouble(self, error: Exception, where: str) -> None:
-        """An error of ours: told once, and after ERRORS_MAX of them the monitor is off."""
+        """An error of ours: it ends the watching, which is told once.  Whatever it has left behind
+        half done, no number is made from it."""
         self._errors += 1
         self._error_text = f"{where}: {type(error).__name__}: {error}"
-        if self._errors == 1:
-            log.warning(f"{self._error_text} (training is not affected)")
-        if self._errors >= ERRORS_MAX and self._alive:
-            self._alive = False
-            self.memories.begin_step(False, 0)
-            self.why_off = f"{self._errors} errors, the last: {self._error_text}"
-            log.warning(f"watching stops after {self._errors} errors; training goes on")
+        if self._errors > 1 and not self._alive:
+            return
+        self._alive = False
+        self.why_off = self._error_text
+        log.warning(f"watching is off: {self._error_text} (training is not affected)")
+        self.memories.begin_step(False, 0)
 
     # ---- attach and detach ----
 
@@ -363,6 +364,7 @@ class Monitor:
             "framework": f"torch {torch.__version__}"[:64],
             "model": type(model).__name__[:128],
         }
+        self._installed = True  # From here on detach() has something to take back.
         self._unhook.append(optimizer_hooks.after_step.add(self._optimizer_stepped))
         if "lr.scale" in self.settings.allow:
             self._unhook.append(optimizer_hooks.before_step.add(self._optimizer_steps))
@@ -372,39 +374,31 @@ class Monitor:
                 if layer.watched:
                     layer.watch_weights()
         else:
-            intercept.install(model, self.layers)
-        self._weights_only = weights_only
+            intercept.install(self.layers)
+            self._intercepts = True
         self._acting.install(not weights_only, agree)
         self._presence = Presence()
-        self._installed = True
         self._alive = True
         self._events.append(("attach", f"bellwether {__version__}", 0.0))
         _keep(model, self)
         self._begin_step()
 
+    @harmless("detach()")
     def detach(self) -> None:
         """Sends what is left and takes every patch back.  Twice is once."""
         if self._installed:
             if self._alive:
-                try:
-                    if self._pending:
-                        self._close({})
-                    self._tell_judged(ended=True)
-                    if self._client is not None:
-                        self._frames.drain(self._client, DEVICE_WAIT_SECONDS)
-                        self._client.push_event(max(0, self._step - 1), "detach")
-                except Exception as e:
-                    self.trouble(e, "detach")
+                self._take_back(self._say_goodbye)
             self._alive = False
-            self.memories.begin_step(False, 0)
-            for remove in self._unhook:
-                remove()
-            self._acting.end()
-            grad_scale.uninstall(self)
-            if not self._weights_only:
-                intercept.uninstall(self.layers)
-            if self._presence is not None:
-                self._presence.end()
+            for undo in (
+                lambda: self.memories.begin_step(False, 0),
+                *self._unhook,
+                self._acting.end,
+                lambda: grad_scale.uninstall(self),
+                lambda: intercept.uninstall(self.layers if self._intercepts else []),
+                lambda: self._presence.end() if self._presence is not None else None,
+            ):
+                self._take_back(undo)
             self._installed = False
             self.why_off = self.why_off or "detached"
         model = self._model() if self._model is not None else None
@@ -416,6 +410,19 @@ class Monitor:
         if self._client is not None:
             self._client.close()
             self._client = None
+
+    def _say_goodbye(self) -> None:
+        if self._pending:
+            self._close({})
+        self._tell_judged(ended=True)
+        if self._client is not None:
+            self._frames.drain(self._client, DEVICE_WAIT_SECONDS)
+            self._client.push_event(max(0, self._step - 1), "detach")
+
+    @harmless("detach()")
+    def _take_back(self, undo: Callable[[], None]) -> None:
+        """One of the things that detach() does, whatever becomes of the others."""
+        undo()
 
     def __enter__(self) -> Monitor:
         return self
@@ -433,6 +440,7 @@ class Monitor:
 
     # ---- steps ----
 
+    @harmless("step()")
     def step(
         self,
         step: Optional[int] = None,
@@ -452,17 +460,16 @@ class Monitor:
             return
         self._explicit = True
         try:
-            told = self._step if step is None else step_number(step)
+            number = self._step if step is None else step_number(step)
             self._counts_from_attach = False
-            if told != self._step:
-                self._step = told
-                self._governor.restart(told)
+            if number != self._step:
+                self._step = number
+                self._governor.restart(number)
         except ValueError as e:
             self._frames.leave_out("step", e)
-        except Exception as e:
-            self.trouble(e, "step()")
         self._close({"loss": loss, "grad_norm": grad_norm, "learning_rate": lr, "tokens": tokens})
 
+    @harmless("count_from()")
     def count_from(self, step: int) -> None:
         """The running step is the trainer's number `step`, told before anything was reported."""
         try:
@@ -483,45 +490,45 @@ class Monitor:
         self._found_inf = None
         self.memories.begin_step(self._sampling, self._step_seed())
 
+    @harmless("optimizer hook")
     def _optimizer_steps(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """With lr.scale allowed only."""
         if not self._alive or capturing():
             return
-        try:
-            if self._acting.rates.factor != 1.0 and self._trainers.trains(optimizer):
-                self._acting.rates.before_step(optimizer)
-        except Exception as e:
-            self.trouble(e, "optimizer hook")
+        if self._acting.rates.factor != 1.0 and self._trainers.trains(optimizer):
+            self._acting.rates.before_step(optimizer)
 
     def _optimizer_stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        try:
-            self._acting.rates.after_step()  # Whatever has become of us since it began.
-        except Exception as e:
-            self.trouble(e, "optimizer hook")
+        self._rates_back()  # Whatever has become of us since it began.
+        self._step_seen(optimizer)
+
+    @harmless("optimizer hook")
+    def _rates_back(self) -> None:
+        self._acting.rates.after_step()
+
+    @harmless("optimizer hook")
+    def _step_seen(self, optimizer: Optimizer) -> None:
         if not self._alive or capturing():
             self.graphed_step = self.graphed_step or self._alive
             return
         start = time.perf_counter()
         self.hooks_called += 1
         ahead: Optional[int] = None
-        try:
-            trains = self._trainers.trains(optimizer)
-            if trains:
-                ahead = self._boundaries.optimizer_stepped(id(optimizer), self._explicit)
-            if trains and self._trainers.ends_step(optimizer):
-                group = optimizer.param_groups[0]
-                self._rate = number_at_hand(group.get("lr"))  # None: it sets its own, or a GPU's.
-                self._metadata["weight_decay"] = number_at_hand(group.get("weight_decay")) or 0.0
-                if self._pending:
-                    self._close({})
-                self._dropped = 0
-                self._overflow_of(optimizer)
-                self._measure_weights()
-                self._pending = not self._explicit
-            if ahead is not None:
-                self._acting.boundary(self._step + ahead)
-        except Exception as e:
-            self.trouble(e, "optimizer hook")
+        trains = self._trainers.trains(optimizer)
+        if trains:
+            ahead = self._boundaries.optimizer_stepped(id(optimizer), self._explicit)
+        if trains and self._trainers.ends_step(optimizer):
+            group = optimizer.param_groups[0]
+            self._rate = number_at_hand(group.get("lr"))  # None: it sets its own, or a GPU's.
+            self._metadata["weight_decay"] = number_at_hand(group.get("weight_decay")) or 0.0
+            if self._pending:
+                self._close({})
+            self._dropped = 0
+            self._overflow_of(optimizer)
+            self._measure_weights()
+            self._pending = not self._explicit
+        if ahead is not None:
+            self._acting.boundary(self._step + ahead)
         self.hook_seconds += time.perf_counter() - start
 
     def _overflow_of(self, optimizer: Optimizer) -> None:
@@ -543,36 +550,31 @@ class Monitor:
             self._increments = self._increment_ranks.measure(found)
             self._gram_batch = self._grams.measure(found)
 
+    @harmless("end of the step")
     def _close(self, told: dict[str, Number]) -> None:
         """Ends the running step: one frame, then the next step begins."""
         start = time.perf_counter()
         self._pending = False
         sampled = self._sampling
         step_seconds = start - self._step_began
-        try:
-            self._measure_weights()
-            self._push(told, step_seconds)
-        except Exception as e:
-            self.trouble(e, "end of the step")
-        try:
-            for layer in self.layers:
-                layer.fired_in_step = layer.calls_in_step = layer.captured = 0
-            now = time.perf_counter()
-            self._count_price(self.hook_seconds + now - start, now - self._step_began, sampled)
-            if sampled:
-                self._samples += 1
-                share = self.overhead() if self._price.known() else 0.0
-                self._governor.sampled(self._step, share, float(share > 0))
-                self._tell_price()
-            if self._frames.sample_again():
-                self._governor.restart(self._step + 1)
-            self._step += 1
-            if self._next_events:
-                self._events, self._next_events = self._events + self._next_events, []
-            if self._boundaries.closed(self._explicit, self.graphed_step):
-                self._acting.boundary(self._step)
-        except Exception as e:
-            self.trouble(e, "end of the step")
+        self._measure_weights()
+        self._push(told, step_seconds)
+        for layer in self.layers:
+            layer.fired_in_step = layer.calls_in_step = layer.captured = 0
+        now = time.perf_counter()
+        self._count_price(self.hook_seconds + now - start, now - self._step_began, sampled)
+        if sampled:
+            self._samples += 1
+            share = self.overhead() if self._price.known() else 0.0
+            self._governor.sampled(self._step, share, float(share > 0))
+            self._tell_price()
+        if self._frames.sample_again():
+            self._governor.restart(self._step + 1)
+        self._step += 1
+        if self._next_events:
+            self._events, self._next_events = self._events + self._next_events, []
+        if self._boundaries.closed(self._explicit, self.graphed_step):
+            self._acting.boundary(self._step)
         self.hook_seconds = 0.0
         self._step_began = time.perf_counter()
         self._begin_step()
@@ -613,6 +615,7 @@ class Monitor:
         if line is not None:
             log.warning(line)
 
+    @harmless("overhead()", lambda self: 0.0)
     def overhead(self) -> float:
         """Share of the training time that watching costs; 0 while that is not known."""
         return self._price.share(self._governor.period)
@@ -753,6 +756,7 @@ class Monitor:
 
     # ---- for people and other loggers ----
 
+    @harmless("metrics()", lambda self: {})
     def metrics(self) -> dict[str, float]:
         """What was last measured, for any other logger; keys begin with `bellwether/`."""
         found = dict(self._frames.last)
@@ -760,6 +764,15 @@ class Monitor:
         found["hook_overhead"] = self.overhead()
         return {f"bellwether/{name}": value for name, value in found.items()}
 
+    def _told_least(self) -> dict[str, Any]:
+        """What is told when more cannot be."""
+        return {
+            "live": self._alive, "why_off": self.why_off, "run": self.settings.run,
+            "errors": self._errors, "last_error": self._error_text, "layers": [], "samples": 0,
+            "numbers_left_out": {},
+        }  # fmt: skip
+
+    @harmless("status()", _told_least)
     def status(self) -> dict[str, Any]:
         """What the monitor does and what it misses; see `python -m bellwether doctor`."""
         told: dict[str, Any] = {
@@ -790,6 +803,7 @@ class Monitor:
             told["page_url"] = counters.page_url or self.page_url
         return told
 
+    @harmless("page_url", lambda self: "")
     def known_page_url(self) -> str:
         """Address of the run's page; "" while it is not known."""
         client = self._client
@@ -797,6 +811,7 @@ class Monitor:
             return self.page_url
         return client.counters().page_url
 
+    @harmless("on_alert")
     def follow_alerts(self, callback: Callable[[dict[str, Any]], None]) -> None:
         """Calls `callback` with each change of an alert, from a thread of its own.
 
@@ -806,6 +821,7 @@ class Monitor:
         if self._follower is None:
             self._follower = Follower(self, callback)
 
+    @harmless("on_action()", passes=(ValueError,))
     def on_action(self, kind: str, callback: Callback) -> None:
         """As bellwether.on_action(), for this model only.
 
@@ -814,10 +830,12 @@ class Monitor:
         check_kind(kind)
         self._acting.callbacks.register(kind, callback)
 
+    @harmless("offer_action()")
     def offer_action(self, kind: str, callback: Callback) -> None:
         """For frameworks: what is done where the user has registered nothing."""
         self._acting.callbacks.offer(kind, callback)
 
+    @harmless("event()", passes=(ValueError,))
     def event(self, kind: str, text: str = "", value: float = 0.0) -> None:
         """Something the judges should know of: "restore", "data", "centring_on", ...
 
@@ -832,6 +850,7 @@ class Monitor:
         except Exception as e:  # Whatever the trainer gave.
             self._frames.leave_out(f"event {kind}", e)
 
+    @harmless("flush()", lambda self, timeout=5.0: False)
     def flush(self, timeout: float = 5.0) -> bool:
         """Waits until everything is durable, at most `timeout` seconds; closes a step that the
         optimizer has ended.  True if it is, or if there is nothing to wait for."""
@@ -841,10 +860,10 @@ class Monitor:
             return not self._alive
         try:
             timeout = min(max(0.0, float(timeout)), FLUSH_SECONDS_MAX)  # Not a number: no wait.
-            deadline = time.monotonic() + timeout
-            arrived = self._frames.drain(self._client, timeout)
-            left = max(0.0, deadline - time.monotonic())
-            return self._client.flush(left) and arrived
-        except Exception as e:
-            self.trouble(e, "flush()")
+        except (TypeError, ValueError, OverflowError) as e:  # Whatever the trainer gave.
+            self._frames.leave_out("timeout", e)
             return False
+        deadline = time.monotonic() + timeout
+        arrived = self._frames.drain(self._client, timeout)
+        left = max(0.0, deadline - time.monotonic())
+        return self._client.flush(left) and arrived

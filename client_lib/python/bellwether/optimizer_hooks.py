@@ -17,6 +17,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from .guard import harmless
+
 Listener = Callable[[Optimizer, Any, Any], None]
 
 _numbers = itertools.count()
@@ -41,6 +43,7 @@ class _Hook:
 
         return remove
 
+    @harmless("optimizer hook")
     def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         for listener in list(self._listeners.values()):
             listener(optimizer, args, kwargs)

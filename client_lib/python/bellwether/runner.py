@@ -21,6 +21,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from . import log
 from .attaching import attach
+from .guard import harmless
 from .monitor import Monitor
 
 
@@ -74,18 +75,16 @@ class Watcher:
             Optimizer.__init__ = self._init  # type: ignore[method-assign]
             self._init = None
 
+    @harmless("run")
     def _made(self, optimizer: Optimizer) -> None:
         if self.monitor is not None:
             return
-        try:
-            model = owner_of([p for group in optimizer.param_groups for p in group["params"]])
-            if model is None:
-                return
-            self.monitor = attach(model, **self._arguments)
-            self.model = model if self._hold else None
-            log.info(f"watching {type(model).__name__}: {self.monitor.candidates} attention layers")
-        except Exception as e:
-            log.warning(f"not watching: {e}")
+        model = owner_of([p for group in optimizer.param_groups for p in group["params"]])
+        if model is None:
+            return
+        self.monitor = attach(model, **self._arguments)
+        self.model = model if self._hold else None
+        log.info(f"watching {type(model).__name__}: {self.monitor.candidates} attention layers")
         if self.monitor is not None:
             self._restore()
 

@@ -67,8 +67,9 @@ def stabilized(
     say_once(reason)
     if center and key.dim() == 4:  # Right with any mask, dropout and kernel.
         key = center_keys(key)
+    grouped = {"enable_gqa": True} if enable_gqa else {}  # torch 2.4 does not know it.
     result: Tensor = intercept.original()(
-        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **grouped
     )
     return result
 
@@ -88,7 +89,7 @@ class Stabilizer:
         self.modules = [name for name, _ in found]  # Names of the attention modules.
         self._model = weakref.ref(model)
         self._uninstall = intercept.install_function(
-            model, [module for _, module in found], self._attention
+            [module for _, module in found], self._attention
         )
         self._closed = False
 

@@ -14,6 +14,8 @@ from typing import Any, Optional
 
 from torch import Tensor, nn
 
+from .guard import harmless
+
 ATTRIBUTE = "_bellwether_contract"
 # Of [batch, heads, tokens, dim]: the permutation that gives the module's own order, and back.
 _ORDERS = {
@@ -99,6 +101,7 @@ def contract_of(module: nn.Module) -> Optional[Contract]:
     return vars(module).get(ATTRIBUTE)
 
 
+@harmless("wrap_attention()", lambda module, *_, **__: module, passes=(ValueError,))
 def wrap_attention(
     module: nn.Module,
     *,
@@ -135,6 +138,7 @@ def wrap_attention(
     return module
 
 
+@harmless("unwrap_attention()")
 def unwrap_attention(module: nn.Module) -> None:
     """Takes wrap_attention() back."""
     from . import intercept

@@ -1,0 +1,98 @@
+"""What keeps an error of ours out of the job.
+
+Every function of ours that the host calls is `harmless`: what it raises ends the watching, is told
+in `why_off` and in one line of the log, and goes no further.  Where the host's own code runs
+between two parts of ours, each part is such a function, so that the host's exceptions stay its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Optional, TypeVar
+
+from . import log
+
+if TYPE_CHECKING:
+    from typing import ParamSpec
+
+    P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Entry:
+    """One function that the host calls.  Called through here, so that a test finds them all and
+    puts one that fails in its place."""
+
+    __slots__ = ("function", "guarded", "told", "where")
+
+    def __init__(self, function: Callable[..., Any], where: str) -> None:
+        self.function, self.where = function, where
+        self.guarded: Callable[..., Any] = function  # What the host calls.
+        self.told = False  # What comes when nobody watches any more is not told again.
+
+
+ENTRIES: dict[str, Entry] = {}
+_watchers: weakref.WeakSet[Any] = weakref.WeakSet()  # Monitors: whom an error concerns.
+
+
+def watched_by(monitor: Any) -> None:
+    """From now on errors outside of any monitor are told to this one, too."""
+    _watchers.add(monitor)
+
+
+def _owners(arguments: tuple[Any, ...]) -> list[Any]:
+    """The monitors that an error concerns: that of the object, else all that watch."""
+    first = arguments[0] if arguments else None
+    for owner in (first, getattr(first, "monitor", None)):
+        if hasattr(type(owner), "trouble"):
+            return [owner]
+    return [monitor for monitor in list(_watchers) if monitor.live()]
+
+
+def _tell(entry: Entry, error: Exception, arguments: tuple[Any, ...]) -> None:
+    try:
+        owners = _owners(arguments)
+        for owner in owners:
+            owner.trouble(error, entry.where)
+        if not owners and not entry.told:
+            log.warning(
+                f"{entry.where}: {type(error).__name__}: {error} (training is not affected)"
+            )
+        entry.told = True
+    except Exception:
+        pass  # Neither its text nor a logger of the host may raise.
+
+
+def harmless(
+    where: str,
+    instead: Optional[Callable[..., Any]] = None,
+    *,
+    answer: Optional[Callable[[Exception], Any]] = None,
+    passes: tuple[type[Exception], ...] = (),
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """where    for people
+    instead  called with the same arguments after an error, for what is returned; default: None
+    answer   makes what is returned from the error, and tells it
+    passes   errors that the caller is promised: a bad argument"""
+
+    def wrap(function: Callable[P, T]) -> Callable[P, T]:
+        entry = ENTRIES[f"{function.__module__}.{function.__qualname__}"] = Entry(function, where)
+
+        @functools.wraps(function)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return entry.function(*args, **kwargs)
+            except Exception as e:
+                if isinstance(e, passes):
+                    raise
+                if answer is not None:
+                    return answer(e)
+                _tell(entry, e, args)
+                return None if instead is None else instead(*args, **kwargs)
+
+        entry.guarded = guarded
+        return guarded
+
+    return wrap
