@@ -2,27 +2,22 @@
 
 #include <sys/stat.h>
 
-#include <cerrno>
 #include <cstring>
-#include <fstream>
-#include <iterator>
+
+#include "client_lib/src/regular_file.h"
 
 namespace bellwether::client {
 namespace {
 
-constexpr std::streamoff kSecretBytesMax = 1 << 20;
+constexpr size_t kSecretBytesMax = 1 << 20;
 
 // Empty `path` = nothing to read.  False with `*error` set if it cannot be.
 bool ReadFile(const char* path, std::string* text, std::string* error) {
   if (path[0] == '\0') return true;
-  std::ifstream file(path, std::ios::binary | std::ios::ate);
-  if (!file || file.tellg() > kSecretBytesMax) {
-    *error = std::string("cannot read ") + path + ": " + (file ? "too large" : std::strerror(errno));
-    return false;
-  }
-  file.seekg(0);
-  text->assign(std::istreambuf_iterator<char>(file), {});
-  return true;
+  std::string why;
+  if (ReadRegularFile(path, kSecretBytesMax, text, &why)) return true;
+  *error = std::string("cannot read ") + path + ": " + why;
+  return false;
 }
 
 void WarnIfOpen(const char* path, std::string* warning) {

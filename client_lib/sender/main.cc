@@ -2,7 +2,8 @@
 //
 // Takes no arguments: the shared memory is descriptor 3 (spawn.h), and holds
 // everything else.  Signals that people and schedulers send to whole groups of
-// processes are ignored: the sender ends by itself soon after its trainer.
+// processes are ignored while the trainer lives: the sender ends by itself soon
+// after it.  Behind the trainer's end SIGTERM ends the sending at once.
 
 #include <grpc/support/log.h>
 #include <sys/prctl.h>
@@ -23,6 +24,9 @@ int main(int argc, char**) {
                  BELLWETHER_VERSION);
     return 2;
   }
+  // Before anybody is told which process it is.
+  for (const int signal : {SIGINT, SIGHUP, SIGPIPE, SIGUSR1, SIGUSR2}) std::signal(signal, SIG_IGN);
+  std::signal(SIGTERM, [](int) { bellwether::client::AskToEnd(); });
   // Before any thread exists.  The first process ends, so that the trainer has
   // no child left.
   const pid_t pid = fork();
@@ -31,7 +35,6 @@ int main(int argc, char**) {
     memory.header()->sender_pid.store(static_cast<uint32_t>(pid), std::memory_order_release);
     _exit(0);
   }
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGUSR1, SIGUSR2}) std::signal(signal, SIG_IGN);
   if (memory.header()->config.tls_key[0] != '\0' || memory.header()->config.token_file[0] != '\0')
     prctl(PR_SET_DUMPABLE, 0);
   gpr_set_log_function([](gpr_log_func_args*) {});  // Not into the trainer's stderr.

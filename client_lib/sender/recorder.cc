@@ -8,8 +8,9 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <vector>
+
+#include "client_lib/src/regular_file.h"
 
 namespace bellwether::client {
 namespace {
@@ -41,8 +42,12 @@ bool Recorder::Fail(const std::string& what) {
 }
 
 bool Recorder::OpenNew(const std::string& path) {
-  fd_ = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (fd_ < 0) return Fail("cannot record to");
+  std::string why;
+  fd_ = OpenRegularFile(path, O_WRONLY | O_CREAT | O_TRUNC, 0644, &why);
+  if (fd_ < 0) {
+    error_ = "cannot record to " + path + ": " + why;
+    return false;
+  }
   writer_ = std::make_unique<RecordingWriter>([this](std::string_view bytes) { return WriteAll(fd_, bytes); });
   return true;
 }
@@ -69,13 +74,21 @@ bool Recorder::Open(const v1::ClientMessage& hello, bool resume) {
 
 // False without an error if there is nothing to go on from.
 bool Recorder::Resume() {
-  std::ifstream old(path_, std::ios::binary);
-  if (!old) return false;
+  std::string why;
+  const int old = OpenRegularFile(path_, O_RDONLY, 0, &why);
+  if (old < 0) return false;
+  const bool resumed = TakeOver(old);
+  close(old);
+  return resumed;
+}
+
+bool Recorder::TakeOver(int old) {
   RecordingReader reader(kMessageBytesMax);
   v1::RecordedMessage message;
   bool any = false;
   const std::string part = path_ + ".part";
   std::vector<char> bytes(kReadBytes);
+  ssize_t got;
   for (bool more = true; more;) {
     switch (reader.Next(&message)) {
       case RecordingReader::Result::kMessage:
@@ -85,9 +98,10 @@ bool Recorder::Resume() {
         written_ordinal_ = std::max(written_ordinal_, message.message().seq());
         break;
       case RecordingReader::Result::kNeedMore:
-        old.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-        reader.Feed({bytes.data(), static_cast<size_t>(old.gcount())});
-        more = old.gcount() > 0;
+        got = read(old, bytes.data(), bytes.size());
+        if (got < 0 && errno == EINTR) break;
+        more = got > 0;
+        if (more) reader.Feed({bytes.data(), static_cast<size_t>(got)});
         break;
       default:
         more = false;
@@ -117,7 +131,7 @@ bool Recorder::Write(uint64_t ordinal, std::string_view body) {
 bool Recorder::Flush(bool sync) {
   if (!error_.empty()) return false;
   if (!writer_->Flush()) return Fail("cannot write");
-  if (sync && fdatasync(fd_) != 0 && errno != EINVAL) return Fail("cannot sync");  // EINVAL: a pipe.
+  if (sync && fdatasync(fd_) != 0 && errno != EINVAL) return Fail("cannot sync");  // EINVAL: some file systems.
   readable_ordinal_ = written_ordinal_;
   pending_bytes_ = 0;
   return true;

@@ -44,6 +44,7 @@ class Recorder {
   bool OpenNew(const std::string& path);
   bool KeepEarlierFile();
   bool Resume();
+  bool TakeOver(int old);
   bool WriteMessage(const v1::RecordedMessage& message);
   bool Fail(const std::string& what);
 

@@ -1,6 +1,7 @@
 #include "client_lib/sender/sender.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <string>
@@ -20,11 +21,15 @@ constexpr uint64_t kFlushBytes = uint64_t{4} << 20;
 constexpr std::chrono::milliseconds kLockCheckEvery{100};
 constexpr std::chrono::seconds kByeWithin{5};
 
+std::atomic<bool> asked_to_end{false};
+
 std::string LogPrefix(const SenderConfig& config) {
   return "bellwether-sender: run " + std::string(config.run) + " rank " + std::to_string(config.rank) + ": ";
 }
 
 }  // namespace
+
+void AskToEnd() { asked_to_end.store(true, std::memory_order_relaxed); }
 
 Sender::Sender(SharedMemory* memory)
     : memory_(memory),
@@ -195,8 +200,10 @@ bool Sender::IsFinished(Clock::time_point now) {
     }
     if (ending_since_ == Clock::time_point{}) return false;
     log_.LetGoOfStderr();
+    // One that came before was meant for the trainer, or for all at once.
+    asked_to_end.store(false, std::memory_order_relaxed);
   }
-  if (now - ending_since_ > kDrainSeconds) return true;
+  if (now - ending_since_ > kDrainSeconds || asked_to_end.load(std::memory_order_relaxed)) return true;
   const bool link = session_ != nullptr && !session_->failed();
   if (link && session_->bye_done()) return true;
   if (!intake_.drained() || !window_.empty()) return false;

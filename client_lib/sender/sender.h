@@ -26,6 +26,10 @@
 
 namespace bellwether::client {
 
+// For a signal's handler: a sender whose trainer has ended sends no more.  What
+// is left goes to its folder, if it has one, and is counted.
+void AskToEnd();
+
 class Sender {
  public:
   // `memory` outlives the sender.

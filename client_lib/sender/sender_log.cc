@@ -3,15 +3,27 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include "client_lib/src/regular_file.h"
+
 namespace bellwether::client {
+namespace {
+
+constexpr char kNowhere[] = "/dev/null";
+
+}  // namespace
 
 SenderLog::SenderLog(const std::string& path, std::string prefix) : fd_(STDERR_FILENO), prefix_(std::move(prefix)) {
   if (path.empty()) return;
-  const int fd = open(path.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
-  if (fd >= 0) {
-    fd_ = fd;
-    LetGoOfStderr();
+  std::string why;
+  // The one device that people name: no log.
+  const int fd = path == kNowhere ? open(kNowhere, O_WRONLY | O_CLOEXEC)
+                                  : OpenRegularFile(path, O_WRONLY | O_APPEND | O_CREAT, 0600, &why);
+  if (fd < 0) {
+    Once("log", "log_path " + path + ": " + why + "; the log goes to stderr");
+    return;
   }
+  fd_ = fd;
+  LetGoOfStderr();
 }
 
 SenderLog::~SenderLog() {
@@ -27,7 +39,7 @@ void SenderLog::Once(const std::string& cause, const std::string& text) {
 
 void SenderLog::LetGoOfStderr() {
   if (fd_ == STDERR_FILENO) fd_ = -1;
-  const int null = open("/dev/null", O_WRONLY | O_CLOEXEC);
+  const int null = open(kNowhere, O_WRONLY | O_CLOEXEC);
   if (null < 0) return;
   dup2(null, STDERR_FILENO);
   close(null);

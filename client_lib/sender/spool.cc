@@ -14,6 +14,7 @@
 #include <cstring>
 
 #include "bellwether/crc32c.h"
+#include "client_lib/src/regular_file.h"
 
 namespace bellwether::client {
 namespace {
@@ -91,7 +92,8 @@ bool Spool::OpenFile(Segment* segment) {
   if (segment->fd >= 0) return true;
   // One to write to, one to read from: a large spool has thousands of files.
   CloseOthers(writing_ ? &segments_.back() : nullptr);
-  segment->fd = open(PathOf(*segment).c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+  std::string why;
+  segment->fd = OpenRegularFile(PathOf(*segment), O_RDWR | O_NOFOLLOW, 0, &why);
   return segment->fd >= 0;
 }
 
@@ -222,7 +224,8 @@ bool Spool::StartSegment(uint64_t first_ordinal) {
   Segment segment;
   segment.first_ordinal = first_ordinal;
   const std::string path = PathOf(segment);
-  segment.fd = open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+  std::string why;
+  segment.fd = OpenRegularFile(path, O_RDWR | O_CREAT | O_TRUNC | O_NOFOLLOW, 0600, &why);
   const int error = segment.fd < 0 ? errno : WriteAll(segment.fd, 0, kMagic);
   if (error != 0) {
     if (segment.fd >= 0) {

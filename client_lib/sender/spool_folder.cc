@@ -14,6 +14,7 @@
 #include <ctime>
 
 #include "bellwether/crc32c.h"
+#include "client_lib/src/regular_file.h"
 
 namespace bellwether::client {
 namespace {
@@ -171,9 +172,10 @@ SpoolFolder::Result SpoolFolder::Take(const SenderConfig& config, uint64_t numbe
 
 SpoolFolder::Result SpoolFolder::Lock(std::string* error) {
   const std::string path = path_ + "/lock";
-  lock_fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+  std::string why;
+  lock_fd_ = OpenRegularFile(path, O_RDWR | O_CREAT | O_NOFOLLOW, 0600, &why);
   if (lock_fd_ < 0) {
-    *error = Why("cannot write", path);
+    *error = "cannot write " + path + ": " + why;
     return Result::kError;
   }
   if (flock(lock_fd_, LOCK_EX | LOCK_NB) == 0) return Result::kOk;
@@ -188,7 +190,8 @@ SpoolFolder::~SpoolFolder() {
 }
 
 bool SpoolFolder::SaveHello(const v1::ClientMessage& hello) {
-  const int fd = open((path_ + "/hello").c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+  std::string why;
+  const int fd = OpenRegularFile(path_ + "/hello", O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW, 0600, &why);
   if (fd < 0) return false;
   const std::string bytes = hello.SerializeAsString();
   const bool ok = pwrite(fd, bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size());
@@ -197,7 +200,8 @@ bool SpoolFolder::SaveHello(const v1::ClientMessage& hello) {
 }
 
 std::optional<v1::ClientMessage> SpoolFolder::LoadHello() const {
-  const int fd = open((path_ + "/hello").c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+  std::string why;
+  const int fd = OpenRegularFile(path_ + "/hello", O_RDONLY | O_NOFOLLOW, 0, &why);
   if (fd < 0) return std::nullopt;
   struct stat info {};
   std::string bytes;
@@ -225,7 +229,8 @@ bool SpoolFolder::SaveState(const SenderState& state) {
   const uint32_t crc = Crc32c(std::string_view(bytes).substr(offsetof(Saved, version)));
   std::memcpy(bytes.data(), &crc, sizeof(crc));
   if (bytes == saved_) return true;
-  if (state_fd_ < 0) state_fd_ = open((path_ + "/state").c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+  std::string why;
+  if (state_fd_ < 0) state_fd_ = OpenRegularFile(path_ + "/state", O_RDWR | O_CREAT | O_NOFOLLOW, 0600, &why);
   if (state_fd_ < 0 || pwrite(state_fd_, bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
     return false;
   saved_ = std::move(bytes);
@@ -234,7 +239,8 @@ bool SpoolFolder::SaveState(const SenderState& state) {
 
 bool SpoolFolder::LoadState(SenderState* state) const {
   *state = {};
-  const int fd = open((path_ + "/state").c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+  std::string why;
+  const int fd = OpenRegularFile(path_ + "/state", O_RDONLY | O_NOFOLLOW, 0, &why);
   if (fd < 0) return false;
   Saved saved{};
   const bool whole = pread(fd, &saved, sizeof(saved), 0) == static_cast<ssize_t>(sizeof(saved));

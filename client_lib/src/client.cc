@@ -12,6 +12,7 @@
 #include <new>
 
 #include "client_lib/src/last_error.h"
+#include "client_lib/src/regular_file.h"
 #include "client_lib/src/run_uuid.h"
 #include "client_lib/src/watchdog.h"
 
@@ -118,6 +119,11 @@ bw_status Client::Create(const bw_client_options& options, std::unique_ptr<Clien
     return BW_UNAVAILABLE;
   }
   if (!FillConfig(options, &memory->header()->config)) return BW_INVALID_ARGUMENT;
+  if (std::string error;
+      options.record_path != nullptr && !CanBeRegularFile(memory->header()->config.record_path, &error)) {
+    SetLastError("record_path is %.120s: %s", options.record_path, error.c_str());
+    return BW_INVALID_ARGUMENT;
+  }
   client->reset(new Client(std::move(memory), options));
   (*client)->limits_.frame_values_max = frame_values;
   return BW_OK;
@@ -236,8 +242,9 @@ bw_status Client::PushSpectrum(const SpectrumArgs& s) {
     SetLastError("%s is %u, must be %u..%u", field, value, min, max);
     return BW_INVALID_ARGUMENT;
   }
-  if (s.upper == nullptr || !std::isfinite(s.scale)) {
-    SetLastError(s.upper == nullptr ? "upper is NULL" : "scale is not finite");
+  if (s.upper == nullptr || !std::isfinite(s.scale) || s.scale < 0) {
+    SetLastError(s.upper == nullptr ? "upper is NULL" : "scale is %g, must be finite and >= 0",
+                 static_cast<double>(s.scale));
     return BW_INVALID_ARGUMENT;
   }
   bw_status status;

@@ -214,9 +214,11 @@ bool ValidateOptions(const bw_client_options& o) {
   const uint32_t world = o.world == 0 ? 1 : o.world;
   if (!InRange("world", world, 1, BW_WORLD_MAX) || !InRange("rank", o.rank, 0, world - 1) ||
       !InRange("reporters", o.reporters == 0 ? world : o.reporters, 1, world) ||
-      !InRange("layers", o.layers, 1, BW_LAYERS_MAX) || !InRange("heads", o.heads, 1, BW_HEADS_MAX) ||
+      !InRange("attempt", o.attempt, 0, kAttemptMax) || !InRange("layers", o.layers, 1, BW_LAYERS_MAX) ||
+      !InRange("heads", o.heads, 1, BW_HEADS_MAX) ||
       !InRange("kv_heads", o.kv_heads == 0 ? o.heads : o.kv_heads, 1, o.heads) ||
-      !InRange("head_dim", o.head_dim, 0, 1024) ||
+      !InRange("head_dim", o.head_dim, 0, 1024) || !InRange("seq_len", o.seq_len, 0, kSeqLenMax) ||
+      !InRange("window", o.window, 0, INT32_MAX) ||
       !InRange("ring_frames", o.ring_frames == 0 ? kRingFramesDefault : o.ring_frames, 2, kRingFramesMax)) {
     return false;
   }
@@ -266,8 +268,8 @@ bool ValidateOptions(const bw_client_options& o) {
 }
 
 bool ValidateStep(const char* what, int64_t step) {
-  if (step >= 0) return true;
-  SetLastError("%s is %lld, must be >= 0", what, static_cast<long long>(step));
+  if (step >= 0 && step <= kStepMax) return true;
+  SetLastError("%s is %lld, must be 0..%lld", what, static_cast<long long>(step), static_cast<long long>(kStepMax));
   return false;
 }
 

@@ -13,6 +13,12 @@
 
 namespace bellwether::client {
 
+// As the server takes them (server/ingest/decode.cc): what is recorded can be
+// replayed.
+inline constexpr int64_t kStepMax = int64_t{1} << 53;
+inline constexpr uint32_t kAttemptMax = 1 << 30;
+inline constexpr uint32_t kSeqLenMax = 1 << 30;
+
 // What a frame is checked against.
 struct FrameLimits {
   uint32_t layers = 0;

@@ -4,6 +4,9 @@
 // Method: the real sender; trainers that fork, die or end; files read back.
 
 #include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 
 #include <csignal>
@@ -107,6 +110,101 @@ TEST(RecordTest, AFolderThatIsNotThereIsAFailureWithWords) {
   ASSERT_EQ(client.PushStep(0), BW_OK);
   ASSERT_TRUE(WaitUntil([&] { return client.Counters().link == BW_LINK_FAILED; }));
   EXPECT_THAT(client.Counters().error, HasSubstr("missing/run.bwrun: No such file"));
+}
+
+// What may lie where a file should: each would block, swallow or lose what is written.
+std::vector<std::pair<std::string, std::string>> NoFiles(const TestFolder& folder) {
+  mkfifo((folder / "fifo").c_str(), 0600);
+  mkdir((folder / "folder").c_str(), 0700);
+  EXPECT_EQ(symlink("loop", (folder / "loop").c_str()), 0);
+  EXPECT_EQ(symlink("fifo", (folder / "link").c_str()), 0);
+  const int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  const std::string path = folder / "socket";
+  path.copy(address.sun_path, sizeof(address.sun_path) - 1);
+  EXPECT_EQ(bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  close(fd);
+  return {{folder / "fifo", "it is a FIFO, must be a regular file"},
+          {folder / "link", "it is a FIFO, must be a regular file"},
+          {folder / "folder", "it is a folder, must be a regular file"},
+          {folder / "loop", "Too many levels of symbolic links"},
+          {path, "it is a socket, must be a regular file"},
+          {"/dev/full", "it is a device, must be a regular file"},
+          {"/dev/zero", "it is a device, must be a regular file"}};
+}
+
+TEST(FilesTest, ARecordingGoesToARegularFileOnly) {
+  TestFolder folder;
+  for (const auto& [path, why] : NoFiles(folder)) {
+    const TestClientOptions test{.record_path = path};
+    const bw_client_options options = Options(test);
+    bw_client* client = nullptr;
+    EXPECT_EQ(bw_client_create(&options, &client), BW_INVALID_ARGUMENT) << path;
+    EXPECT_EQ(bw_last_error(), "record_path is " + path + ": " + why);
+  }
+}
+
+TEST(FilesTest, ARecordingsPlaceThatIsTakenBeforeTheSenderOpensItIsAFailureWithWords) {
+  for (const std::string at : {"run.bwrun", "link.bwrun"}) {
+    TestFolder folder;
+    TestClient client({.record_path = folder / at});
+    ASSERT_EQ(mkfifo((folder / "run.bwrun").c_str(), 0600), 0);
+    if (at != "run.bwrun") {
+      ASSERT_EQ(symlink("run.bwrun", (folder / at).c_str()), 0);
+    }
+    ASSERT_EQ(client.PushStep(0), BW_OK);
+    // The sender sets it on its way out.
+    ASSERT_TRUE(WaitUntil([&] { return client.Counters().link == BW_LINK_FAILED; }));
+    EXPECT_THAT(client.Counters().error, HasSubstr(at + ": it is a FIFO, must be a regular file"));
+  }
+}
+
+TEST(FilesTest, OneThatIsNoneCostsTheStreamNothing) {
+  TestFolder folder;
+  for (const auto& [path, why] : NoFiles(folder)) {
+    IngestStore store;
+    FakeIngest server("127.0.0.1:0", &store, {});
+    const std::string record = folder / "record";
+    TestClient client({.run = "of-" + path.substr(path.rfind('/') + 1),
+                       .server = "127.0.0.1:" + std::to_string(server.port()),
+                       .record_path = record,
+                       .log_path = path});
+    ASSERT_EQ(mkfifo(record.c_str(), 0600), 0);
+    ASSERT_EQ(client.PushStep(0), BW_OK);
+    ASSERT_EQ(client.Flush(), BW_OK) << path << ": " << client.Counters().error;
+    client.Destroy();
+    ASSERT_EQ(unlink(record.c_str()), 0);
+  }
+}
+
+// True once the sender of a client, which lets go of it here, has ended because it was asked to: by itself it would
+// try for as long as a server may be away.
+bool EndsWhenAsked(TestClient* client) {
+  uint32_t pid = 0;
+  const bool began = WaitUntil([&] { return (pid = client->Counters().sender_pid) != 0; });
+  client->Destroy();
+  const double seconds = std::chrono::duration<double>(kDrainSeconds).count() / 3;
+  return began && WaitUntil([pid] { return kill(static_cast<pid_t>(pid), SIGTERM) != 0; }, seconds);
+}
+
+TEST(FilesTest, ACredentialThatIsNoFileIsSaidAndNotWaitedFor) {
+  TestFolder folder;
+  for (const auto& [path, why] : NoFiles(folder)) {
+    for (const bool token : {false, true}) {
+      TestClient client({.server = "127.0.0.1:1", .token_file = token ? path : "", .tls_ca = token ? "" : path});
+      ASSERT_EQ(client.PushStep(0), BW_OK);
+      const std::string said = "127.0.0.1:1: cannot read " + path + ": " + why;
+      EXPECT_TRUE(WaitUntil([&] { return client.Counters().error == said; })) << client.Counters().error;
+      EXPECT_TRUE(EndsWhenAsked(&client)) << path;
+    }
+  }
+}
+
+TEST(ProcessTest, ASenderThatOutlivesItsTrainerEndsWhenItIsAsked) {
+  TestClient client({.server = "127.0.0.1:1"});
+  ASSERT_EQ(client.PushStep(0), BW_OK);
+  EXPECT_TRUE(EndsWhenAsked(&client));
 }
 
 TEST(ProcessTest, AForkedChildIsNoClient) {

@@ -85,6 +85,14 @@ TEST(OptionsTest, NamesFieldValueAndRange) {
   ExpectRefused(o, "launch_unix_ms is 9007199254740993, must be 0..9007199254740992");
   o.launch_unix_ms = -1;
   ExpectRefused(o, "launch_unix_ms is -1");
+  o = good, o.attempt = 1 << 30, o.seq_len = 1 << 30, o.window = INT32_MAX;
+  ExpectAccepted(o);
+  o = good, o.attempt = (1 << 30) + 1;
+  ExpectRefused(o, "attempt is 1073741825, must be 0..1073741824");
+  o = good, o.seq_len = (1 << 30) + 1;
+  ExpectRefused(o, "seq_len is 1073741825, must be 0..1073741824");
+  o = good, o.window = uint32_t{INT32_MAX} + 1;
+  ExpectRefused(o, "window is 2147483648, must be 0..2147483647");
   o = good, o.spool_dir = "";
   ExpectRefused(o, "spool_dir is empty");
   o = good, o.spool_dir = "spool", o.server = nullptr, o.record_path = "run.bwrun";
@@ -204,6 +212,8 @@ TEST_F(FrameTest, EverythingElseIsCheckedToo) {
   frame_.struct_size = sizeof(frame_);
   frame_.step = -1;
   ExpectRefused("frame.step is -1");
+  frame_.step = (int64_t{1} << 53) + 1;  // A replay takes no more.
+  ExpectRefused("frame.step is 9007199254740993, must be 0..9007199254740992");
   frame_.step = 0;
   frame_.reserved = 1;
   ExpectRefused("frame.reserved is 1");

@@ -88,12 +88,12 @@ typedef struct bw_client_options {
   uint32_t rank;             /* 0-based, < world */
   uint32_t world;            /* 1..BW_WORLD_MAX; 0 = 1 */
   uint32_t reporters;        /* 1..world ranks that will report; 0 = world */
-  uint32_t attempt;          /* 0-based restart of the run */
+  uint32_t attempt;          /* 0-based restart of the run, 0..2^30 */
   uint32_t layers;           /* 1..BW_LAYERS_MAX */
   uint32_t heads;            /* 1..BW_HEADS_MAX query heads per layer */
   uint32_t kv_heads;         /* 1..heads, divides heads; 0 = heads */
   uint32_t head_dim;         /* 1..1024; 0 = unknown */
-  uint32_t seq_len;          /* tokens; 0 = unknown */
+  uint32_t seq_len;          /* tokens, at most 2^30; 0 = unknown */
   uint32_t ring_frames;      /* 2..4096 slots; 0 = 256 */
   uint32_t frame_values_max; /* Most floats in one frame; 0 = from the layout:
                                 40 head signals and 16 run signals */
@@ -104,7 +104,7 @@ typedef struct bw_client_options {
   const char* server;        /* "host:port" or "unix:/path"; NULL with record_path */
   const char* record_path;   /* Write a .bwrun here instead of, or beside, a
                                 server; an earlier file is kept as PATH.1, .2,
-                                ...; NULL = no */
+                                ...; no FIFO, device or folder; NULL = no */
   const char* sender_path;   /* bellwether-sender; NULL = beside this library,
                                 then $PATH */
   const char* tls_ca;        /* PEM files; NULL = plaintext */
@@ -171,7 +171,7 @@ typedef struct bw_block {
 typedef struct bw_frame {
   uint32_t struct_size;   /* = sizeof(bw_frame) */
   uint32_t block_count;   /* 1..BW_BLOCKS_MAX */
-  int64_t step;           /* Optimizer step, >= 0; may go back after a
+  int64_t step;           /* Optimizer step, 0..2^53; may go back after a
                              rollback (a new attempt). */
   int64_t time_unix_ns;   /* When the step ended; 0 = now */
   const bw_block* blocks; /* [block_count]; an absent signal = not measured */
