@@ -1,6 +1,7 @@
 #include "server/detect/alert_engine.h"
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 #include <utility>
 
@@ -100,8 +101,11 @@ void AlertEngine::Update(const Subject& subject, Open* open, int64_t step, const
   open->eta_lower = worst.eta.lower_steps;
   open->eta_upper = worst.eta.upper_steps;
 
+  const AdviceState state = StateFor(open->firing ? std::max(open->severity, worst.severity) : worst.severity,
+                                     open->firing ? std::max(open->stage, stage) : stage, *findings);
+  const bool goes_back = rule == nullptr && worst.advice.empty() && GoesBack(subject.family, run, state);
   if (open->firing) {
-    if (worst.severity <= open->severity && stage <= open->stage) return;
+    if (worst.severity <= open->severity && stage <= open->stage && (open->went_back || !goes_back)) return;
     ++open->k;
   } else {
     const bool cooling = open->resolved_step >= 0 && step - open->resolved_step < cooldown_steps &&
@@ -111,6 +115,7 @@ void AlertEngine::Update(const Subject& subject, Open* open, int64_t step, const
     open->severity = Severity::kNone;
     open->stage = 0;
     open->k = 0;
+    open->went_back = false;
     open->rule = worst.rule;
     open->first_step = first_step;
     open->layer = worst.where.layer;
@@ -120,6 +125,7 @@ void AlertEngine::Update(const Subject& subject, Open* open, int64_t step, const
   }
   open->severity = std::max(open->severity, worst.severity);
   open->stage = std::max(open->stage, stage);
+  open->went_back |= goes_back;
   out->push_back(Describe(subject, open, step, run, *findings));
 }
 
@@ -169,7 +175,11 @@ void AlertEngine::BeginRepair(const Subject& subject, Open* open, int64_t step, 
   change.evidence = open->told.evidence;
   change.cause = open->told.cause;
   change.summary = RepairSummaryOf(run, change);
-  change.advice = RepairAdvice();
+  // Who was told to go back is not told to wait.
+  AdviceState state = StateFor(open->severity, open->stage, {});
+  if (open->went_back) state.stage = 5;
+  change.advice =
+      open->went_back ? AdviceText(subject.family, run, state, BeginOf(subject.family, *open)) : RepairAdvice();
 }
 
 void AlertEngine::EndRepairs(int64_t step) {
@@ -256,10 +266,47 @@ Transition AlertEngine::Describe(const Subject& subject, Open* told, int64_t ste
   told->told.evidence = change.evidence;
   told->told.cause = change.cause;
   change.summary = worst.summary.empty() ? SummaryOf(run, change) : absl::StrCat(run.name, ": ", worst.summary);
-  change.advice = rule != nullptr        ? rule->advice
-                  : worst.advice.empty() ? AdviceOf(subject.family, run, change)
-                                         : worst.advice;
+  const AdviceState state = StateFor(open.severity, open.stage, findings);
+  change.advice = rule != nullptr         ? rule->advice
+                  : !worst.advice.empty() ? worst.advice
+                                          : AdviceText(subject.family, run, state, BeginOf(subject.family, open));
   return change;
+}
+
+AdviceState AlertEngine::StateFor(Severity severity, int32_t stage, const std::vector<Finding>& findings) const {
+  AdviceState state{.severity = severity, .stage = stage, .sigma_max = rescue_sigma_max_};
+  for (const Finding& finding : findings) {
+    if (std::isnan(state.sigma) || finding.sigma > state.sigma) state.sigma = finding.sigma;  // NaN: not known.
+  }
+  // The loss is gone for all of the run, once that is more than information.
+  for (const Family family : {Family::kLoss, Family::kNonfinite}) {
+    const Open& other = open_[static_cast<size_t>(family)];
+    const Severity least = family == Family::kLoss ? Severity::kWarning : Severity::kCritical;
+    if (other.firing && other.severity >= least) state.stage = std::max(state.stage, other.stage);
+  }
+  return state;
+}
+
+int64_t AlertEngine::BeginOf(Family family, const Open& open) const {
+  int64_t begin = open.first_step;
+  if (family != Family::kLoss && family != Family::kGradient) return begin;
+  // What the loss suffers from began with the attention's alert.
+  for (const Family cause : {Family::kRounding, Family::kLogits}) {
+    const Open& other = open_[static_cast<size_t>(cause)];
+    if (other.firing) begin = std::min(begin, other.first_step);
+  }
+  return begin;
+}
+
+uint32_t AlertEngine::went_back() const {
+  uint32_t families = 0;
+  for (size_t i = 0; i < open_.size(); ++i)
+    families |= static_cast<uint32_t>(open_[i].firing && open_[i].went_back) << i;
+  return families;
+}
+
+void AlertEngine::RestoreWentBack(uint32_t families) {
+  for (size_t i = 0; i < open_.size(); ++i) open_[i].went_back = (families >> i & 1u) != 0;
 }
 
 void AlertEngine::Resolve(Family family, int64_t step, const RunDescription& run, const std::string& why,

@@ -1,7 +1,7 @@
 // alert_engine.h: findings of every tick in, changes of alerts out.
 //
 // One alert per family, and one per rule that people wrote: it opens with the first finding, rises (same key,
-// k + 1) when severity or stage goes beyond what it has said, and resolves
+// k + 1) when severity or stage goes beyond what it has said, or when its advice becomes to go back, and resolves
 // after `resolve_steps` without a finding.  After that the family stays quiet
 // for `cooldown_steps`, unless what is found is worse than the last alert.
 //
@@ -26,6 +26,7 @@
 #include <string>
 #include <vector>
 
+#include "server/detect/advice.h"
 #include "server/detect/finding.h"
 #include "server/detect/judge_options.h"
 #include "server/detect/user_rule.h"
@@ -80,6 +81,12 @@ class AlertEngine {
   // Of the most severe firing alert with a known one, the soonest.
   Eta eta(int64_t now) const;
 
+  // Up to which sigma(W_Q) a run is repaired as it goes on.
+  void SetRescueSigma(double sigma_max) { rescue_sigma_max_ = sigma_max; }
+  // Which families' alerts have advised to go back; 0: none.
+  uint32_t went_back() const;
+  void RestoreWentBack(uint32_t families);
+
   template <class A>
   void Visit(A& a) {
     for (Open& open : open_) a(open);
@@ -131,6 +138,7 @@ class AlertEngine {
     int64_t eta_step = 0;  // At which the eta was estimated.
     double eta_steps = 0, eta_lower = 0, eta_upper = 0;
     std::string key;
+    bool went_back = false;  // Its advice says so; saved beside the rest.
     Told told;
 
     template <class A>
@@ -158,10 +166,16 @@ class AlertEngine {
   void BeginRepair(const Subject& subject, Open* open, int64_t step, const RunDescription& run,
                    std::vector<Transition>* out);
 
+  // What the advice of an alert of this severity and stage follows from.
+  AdviceState StateFor(Severity severity, int32_t stage, const std::vector<Finding>& findings) const;
+  // From before which step a checkpoint is good.
+  int64_t BeginOf(Family family, const Open& open) const;
+
   template <class Call>
   void ForEachFiring(const Call& call) const;
 
   AlertOptions options_;
+  double rescue_sigma_max_ = NormOptions().rescue_sigma_max;
   std::array<Open, kFamilies> open_;
   std::shared_ptr<const std::vector<UserRule>> rules_;
   std::vector<Open> of_rules_;

@@ -1,4 +1,4 @@
-// alert_text.h: the words of an alert: cause, summary, advice.
+// alert_text.h: the words of an alert: cause and summary; what to do: advice.h.
 //
 // Pure functions; safe from any thread.
 
@@ -18,11 +18,9 @@ namespace bellwether::server {
 std::string CauseOf(Family family, const std::vector<Finding>& findings);
 // One sentence: run, heads, numbers against thresholds, since when, ETA.
 std::string SummaryOf(const RunDescription& run, const Transition& change);
-// What to do, what it does, what it costs.
 // Of an alert that goes on under repair.
 std::string RepairSummaryOf(const RunDescription& run, const Transition& change);
 std::string RepairAdvice();
-std::string AdviceOf(Family family, const RunDescription& run, const Transition& change);
 
 }  // namespace bellwether::server
 

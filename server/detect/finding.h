@@ -62,6 +62,7 @@ struct Finding {
   double score = 0;  // Orders the heads of an alert; larger is worse.
   int64_t first_step = 0;
   Eta eta;
+  double sigma = std::numeric_limits<double>::quiet_NaN();  // Of the head's W_Q now; NaN = not known.
   // No memory of its own: findings are made every tick, told once.
   std::array<Fact, 8> facts;
   int32_t fact_count = 0;

@@ -333,6 +333,7 @@ void HeadRules::JudgeHead(size_t head, const AttentionTraits& traits, bool state
   Finding finding;
   finding.where = At(head);
   finding.severity = Severity::kWarning;
+  finding.sigma = r.sigma;
   if (rounding_possible && drifting) {
     finding.rule = Rule::kDrift;
     const bool moved = r.norm || r.norm_far;

@@ -120,6 +120,9 @@ struct NormOptions {
   // there: a trend is soon over, and the jump of an explosion is none.  Chosen
   // above peer_factor; no quiet recording becomes critical by it.
   double far_factor = 4;
+  // Runs up to this sigma(W_Q) were rescued as they went on; beyond it the advice
+  // is to go back to a checkpoint (docs/concepts/actions.md).
+  double rescue_sigma_max = 30;
 };
 
 struct LogitsOptions {

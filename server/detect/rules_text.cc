@@ -51,7 +51,8 @@ constexpr const char* kBuiltinSentences[] = {
     "A head's sigma(W_Q) is above {norm.peer_factor} times the median head and rises against it {norm.rise_min} times "
     "within the "
     "window, monotonically, for {norm.hold_batches} batches. A warning, stage 3. In a head that drifts, this or a "
-    "sigma(W_Q) above {norm.far_factor} times the median head is stage 3, critical.",
+    "sigma(W_Q) above {norm.far_factor} times the median head is stage 3, critical. Above "
+    "{norm.rescue_sigma_max} an alert of the head advises to go back to a checkpoint.",
     "A head's largest score is above {logits.logit_max_large}, for {logits.hold_batches} batches: a warning, stage 4; "
     "in a layer that drifts critical. "
     "Or the median "

@@ -61,6 +61,7 @@ struct RunJudge::State {
         alerts(from.alert),
         attempt(description.attempt) {
     alerts.SetRules(from.rules, {});
+    alerts.SetRescueSigma(from.norm.rescue_sigma_max);
   }
 
   template <class A>
@@ -377,6 +378,7 @@ void RunJudge::SetOptions(const JudgeOptions& options, std::vector<Transition>* 
   s.user = std::move(user);
   s.alerts.SetRules(options.rules, from);
   s.alerts.SetOptions(options.alert);
+  s.alerts.SetRescueSigma(options.norm.rescue_sigma_max);
   s.options = options;
   s.heads.SetOptions(options);
   s.loss.SetOptions(options.loss);
@@ -436,6 +438,8 @@ std::string RunJudge::Save() const {
   if (numbered) state_->alerts.VisitToldOfRules(rules_writer);
   writer(of_rules);
   if (kept) state_->VisitKept(writer);
+  // Left out where it says nothing: servers of before read the rest.
+  if (const uint32_t families = state_->alerts.went_back(); families != 0) writer(families);
   return out;
 }
 
@@ -476,6 +480,8 @@ bool RunJudge::Restore(std::string_view saved) {
     reader(of_rules);
   }
   if (fits && kept) fresh->VisitKept(reader);
+  uint32_t went_back = 0;
+  if (fits && reader.ok() && !reader.at_end()) reader(went_back);
   if (!fits || !reader.at_end() || !fresh->heads.Consistent() || !fresh->changes.Consistent()) return begin_afresh();
   if (fingerprint == fresh->user_rules_fingerprint()) {
     StateReader rules_reader(of_rules);
@@ -483,6 +489,7 @@ bool RunJudge::Restore(std::string_view saved) {
     if (numbered) fresh->alerts.VisitToldOfRules(rules_reader);
     if (!rules_reader.at_end() || !fresh->user.Consistent()) return begin_afresh();
   }
+  fresh->alerts.RestoreWentBack(went_back);
   state_ = std::move(fresh);
   return true;
 }

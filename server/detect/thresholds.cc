@@ -61,6 +61,7 @@ constexpr Threshold kThresholds[] = {
     BW_ROW(norm, rise_min, 1, 1e6, "", "of sigma(W_Q) against the median head, over the window"),
     BW_ROW(norm, hold_batches, 1, 10000, "batches", "that it must hold"),
     BW_ROW(norm, far_factor, 1, 1e6, "times the median head", "sigma(W_Q) of a drifting head whose weights have moved"),
+    BW_ROW(norm, rescue_sigma_max, 0, 1e9, "", "sigma(W_Q) above which an alert advises to go back to a checkpoint"),
 
     BW_ROW(logits, logit_max_large, 0, 1e9, "logits", "a head's largest score"),
     BW_ROW(logits, logit_median_large, 0, 1e9, "logits", "the median head's largest score"),

@@ -31,6 +31,7 @@ DETECTION = (
     "{loss.impulse_sigma} standard deviations above the {loss.window_values} values before it, {loss.impulse_values} times in a row",
     "{loss.gradient_factor} times its geometric mean and {loss.impulse_sigma} standard deviations of its logarithm; for {loss.persist_steps} steps",
     "the hook takes more than {alert.hook_overhead_max:%} of the step for {alert.hook_overhead_steps} steps",
+    "up to {norm.rescue_sigma_max} runs were rescued",
     "An alert resolves after {alert.resolve_steps} steps without evidence and its kind then stays quiet for {alert.cooldown_steps}",
     "In a run of more than {drift.heads_usual} heads the two factors of the ratio, {drift.grown_factor} and {drift.level_factor}, and the share of "
     "tied rows, {ties.fraction_min}, grow with (heads / {drift.heads_usual})^{drift.heads_exponent}, to "
@@ -42,6 +43,7 @@ LOGITS = "is above {logits.logit_max_large}, or that of the median head above {l
 TIES = "More than {ties.fraction_min:%} of a head's rows have"
 
 RESPOND = (
+    "or sigma(W_Q) above {norm.rescue_sigma_max}: stop, or go back",
     TIES,
     NORM + "; in a head that drifts, {norm.far_factor} times",
     LOGITS,
@@ -53,7 +55,7 @@ RUNBOOKS = {
     "driftgrowing": (
         "is {drift.grown_factor} times that of the median head and grows exponentially, or {drift.level_factor} times and rises",
     ),
-    "tiesandbiasrising": (TIES,),
+    "tiesandbiasrising": (TIES, "Below sigma {norm.rescue_sigma_max} a run"),
     "spectralnormgrowing": (
         NORM + " to {norm.rise_min} times what it was; in a head that drifts, {norm.far_factor} times the median head",
     ),

@@ -1,0 +1,186 @@
+#include "server/detect/advice.h"
+
+#include <iterator>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "server/detect/judge_options.h"
+
+namespace bellwether::server {
+namespace {
+
+// Which row of a family holds.
+enum class Case : uint8_t {
+  kDriftWarning,
+  kDriftCritical,
+  kNormAlone,
+  kMoved,
+  kDriftLost,
+  kNormLost,
+  kLogits,
+  kLogitsLost,
+  kLossSpike,
+  kLossGone,
+  kGradientSpike,
+  kGradientHigh,
+  kGradientLost,
+  kNonfiniteSkipped,
+  kNonfinite,
+  kDisagreement,
+  kSomeSilent,
+  kAllSilent,
+  kOverhead,
+};
+
+constexpr char kGoBack[] = "Stop, or go back to a checkpoint";
+
+struct Row {
+  Family family;
+  const char* when;
+  const char* first;
+  const char* then;
+};
+
+// In the order of Case.  {repair}, {Repair}, {cost}: what the kernel allows;
+// {begin}: the alert's first step; {sigma}: AdviceState::sigma_max.
+constexpr Row kRows[] = {
+    {Family::kRounding, "stage 1 or 2, warning", "{Repair}",
+     "{cost} No work is lost yet: keep training, repair at the next convenient step."},
+    {Family::kRounding, "stage 1 or 2, critical", "{Repair}",
+     "{cost} The weights have not moved yet, but most rows now push the same way: repair at once."},
+    {Family::kRounding, "stage 3 or 4, where scores are fp32 or keys are centred", "Clip the named heads (qk.clip)",
+     "Centring does not help here, or is on already. A lower learning rate or weight decay keeps the norm down. Keep a "
+     "checkpoint from "
+     "before {begin}."},
+    {Family::kRounding, "stage 3 or 4, else", "Save a checkpoint, then {repair}",
+     "That stops the push. {cost} qk.clip on the named heads brings sigma back. Keep a checkpoint from before "
+     "{begin}."},
+    {Family::kRounding, "stage 5, or sigma(W_Q) above {sigma}", kGoBack,
+     "Take the newest one from before {begin}. Before you resume, {repair}: else the same comes again."},
+    {Family::kRounding, "the same, where scores are fp32 or keys are centred", kGoBack,
+     "Take the newest one from before {begin}. Resume as it is set now, with a lower learning rate or with the named "
+     "heads "
+     "clipped (qk.clip)."},
+    {Family::kLogits, "stage 4", "Clip the named heads (qk.clip)",
+     "It rescales W_Q and W_K. This is true logit growth: centring does not help. A lower learning rate, weight decay "
+     "or QK-norm prevents it."},
+    {Family::kLogits, "stage 5", kGoBack,
+     "Take the newest one from before {begin}. Resume with a lower learning rate, or clip the named heads (qk.clip). "
+     "This is true logit growth: centring does not help."},
+    {Family::kLoss, "information", "One spike; nothing to do unless it returns", ""},
+    {Family::kLoss, "warning or critical", kGoBack,
+     "Take the newest one from before {begin}. Do what the run's attention alert advises, then resume. Without such an "
+     "alert undo what was changed just before, or suspect the data or the learning rate of these steps."},
+    {Family::kGradient, "information", "One spike; nothing to do unless it stays", ""},
+    {Family::kGradient, "warning", "Check the learning rate and the data of these steps",
+     "The gradient norm stays far above its past. With an attention alert of the same run act on that one."},
+    {Family::kGradient, "stage 5", kGoBack,
+     "The loss has left its course, too. Take the newest one from before {begin}, then check the learning rate and the "
+     "data of these steps."},
+    {Family::kNonfinite, "information or warning", "See whether the step was skipped",
+     "With fp16 the loss scale causes that now and then: nothing to do. Without one, or if it goes on, keep no "
+     "checkpoint from after {begin}."},
+    {Family::kNonfinite, "critical", kGoBack,
+     "Take the last one from before {begin}, and overwrite none. With fp16 look at the loss scale first. If it comes "
+     "again at the same step, look at the data of that step."},
+    {Family::kDisagreement, "always", "Compare checksums of the weights over the ranks",
+     "Replicas that must be equal are not: suspect silent data corruption of the odd rank's device, or weights that "
+     "are not synchronised. Drain that host. Resume from a checkpoint from before {begin}."},
+    {Family::kSilent, "warning", "Look whether the silent ranks still train",
+     "The others' samples are judged meanwhile."},
+    {Family::kSilent, "critical", "Look whether the job still runs",
+     "All ranks are silent: nothing is judged until one reports again."},
+    {Family::kOverhead, "always", "Sample less often",
+     "Or choose fewer signals. Training loses that share of its time."},
+};
+static_assert(std::size(kRows) == static_cast<size_t>(Case::kOverhead) + 1);
+
+const Row& RowOf(Case which) { return kRows[static_cast<size_t>(which)]; }
+
+bool RoundingPossible(const RunDescription& run) {
+  return run.attention.score_dtype != "fp32" && !run.attention.centred;
+}
+
+Case CaseOf(Family family, const RunDescription& run, const AdviceState& state) {
+  const bool lost = state.stage >= 5;
+  const bool critical = state.severity >= Severity::kCritical;
+  const bool information = state.severity <= Severity::kInfo;
+  switch (family) {
+    case Family::kRounding: {
+      const bool possible = RoundingPossible(run);
+      if (lost || state.sigma > state.sigma_max) return possible ? Case::kDriftLost : Case::kNormLost;
+      if (state.stage >= 3) return possible ? Case::kMoved : Case::kNormAlone;
+      return critical ? Case::kDriftCritical : Case::kDriftWarning;
+    }
+    case Family::kLogits:
+      return lost ? Case::kLogitsLost : Case::kLogits;
+    case Family::kLoss:
+      return information ? Case::kLossSpike : Case::kLossGone;
+    case Family::kGradient:
+      return information ? Case::kGradientSpike : lost ? Case::kGradientLost : Case::kGradientHigh;
+    case Family::kNonfinite:
+      return critical ? Case::kNonfinite : Case::kNonfiniteSkipped;
+    case Family::kDisagreement:
+      return Case::kDisagreement;
+    case Family::kSilent:
+      return critical ? Case::kAllSilent : Case::kSomeSilent;
+    case Family::kOverhead:
+      break;
+  }
+  return Case::kOverhead;
+}
+
+constexpr char kCentre[] = "entre the keys (attention.center_k)";
+constexpr char kUnbiased[] = "witch to the unbiased delta (attention.mode = hp)";
+constexpr char kCentreCost[] =
+    "Centring costs 1 to 6 % of attention time at 4k tokens, up to 14 % at 1k, on any kernel; attention.mode = hp "
+    "(unbiased delta) removes the cause, for at most 2 % of forward and backward.";
+constexpr char kUnbiasedCost[] = "It costs at most 2 % of forward and backward at 4k tokens.";
+
+using Words = std::vector<std::pair<std::string, std::string>>;
+
+Words WordsFor(const RunDescription& run, const AdviceState& state, int64_t begin) {
+  const bool centre = run.attention.softcap == 0;  // With it a shift of the scores is none.
+  const char* const repair = centre ? kCentre : kUnbiased;
+  return {{"{Repair}", absl::StrCat(centre ? "C" : "S", repair)},
+          {"{repair}", absl::StrCat(centre ? "c" : "s", repair)},
+          {"{cost}", centre ? kCentreCost : kUnbiasedCost},
+          {"{begin}", absl::StrCat("step ", begin)},
+          {"{sigma}", absl::StrCat(state.sigma_max)}};
+}
+
+}  // namespace
+
+bool GoesBack(Family family, const RunDescription& run, const AdviceState& state) {
+  return RowOf(CaseOf(family, run, state)).first == std::string_view(kGoBack);
+}
+
+std::string FirstAction(Family family, const RunDescription& run, const AdviceState& state) {
+  return absl::StrReplaceAll(RowOf(CaseOf(family, run, state)).first, WordsFor(run, state, 0));
+}
+
+std::string AdviceText(Family family, const RunDescription& run, const AdviceState& state, int64_t begin) {
+  const Row& row = RowOf(CaseOf(family, run, state));
+  std::string text = absl::StrCat(row.first, ".");
+  if (*row.then != '\0') absl::StrAppend(&text, " ", row.then);
+  return absl::StrReplaceAll(text, WordsFor(run, state, begin));
+}
+
+std::string RunbookTable(Family family) {
+  const Words words = {{"{Repair}", absl::StrCat("C", kCentre, "; with softcap s", kUnbiased)},
+                       {"{repair}", absl::StrCat("c", kCentre, "; with softcap s", kUnbiased)},
+                       {"{cost}", kCentreCost},
+                       {"{begin}", "the alert's first step"},
+                       {"{sigma}", absl::StrCat(NormOptions().rescue_sigma_max)}};
+  std::string table = "| when | do first | then |\n| --- | --- | --- |\n";
+  for (const Row& row : kRows) {
+    if (row.family != family) continue;
+    absl::StrAppend(&table, "| ",
+                    absl::StrReplaceAll(absl::StrCat(row.when, " | **", row.first, "** | ", row.then), words), " |\n");
+  }
+  return table;
+}
+
+}  // namespace bellwether::server
