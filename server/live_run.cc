@@ -153,6 +153,7 @@ void LiveRun::ApplyHello(const HelloMessage& hello) {
   // A rank that does not know it takes it from nobody.
   if (hello.run.launch_unix_ms == 0) record_.description.launch_unix_ms = known_launch;
   record_.import_of = hello.import_of;
+  record_.import_notifies = hello.import_notifies;
   GoOn();
   merge_.Join(hello.rank, hello.run.attempt, hello.run.reporters);
   judge_.OnHello(hello.run, &transitions_);

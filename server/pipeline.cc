@@ -187,6 +187,7 @@ absl::StatusOr<Pipeline::RunEntry*> Pipeline::FindOrCreate(const HelloMessage& h
   record.id = NextRun(hello.run.uuid);
   record.description = hello.run;
   record.import_of = hello.import_of;
+  record.import_notifies = hello.import_notifies;
   record.started_unix_ns = time_unix_ms * 1'000'000;
   record.applied_lsn = wal_->last_lsn();
   auto run = std::make_unique<LiveRun>(Parts(), record);
@@ -429,8 +430,8 @@ absl::Status Pipeline::NoteAlert(RunId run, const std::string& key, const Databa
   return alerts_->Annotate(run, key, note);
 }
 
-std::unique_ptr<RunImport> Pipeline::StartImport(const std::string& as_name) {
-  return std::make_unique<RecordingImport>(this, as_name);
+std::unique_ptr<RunImport> Pipeline::StartImport(const std::string& as_name, bool notify) {
+  return std::make_unique<RecordingImport>(this, as_name, notify);
 }
 
 absl::Status Pipeline::Export(RunId run, const std::function<bool(std::string_view)>& sink) {

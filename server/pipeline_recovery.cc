@@ -125,6 +125,7 @@ absl::Status Pipeline::LoadRank(const WalRecord& record,
       fresh.id = record.run;
       fresh.description = hello->run;
       fresh.import_of = hello->import_of;
+      fresh.import_notifies = hello->import_notifies;
       fresh.started_unix_ns = record.time_unix_ms * 1'000'000;
       // Adopted before any of its records: nothing of them counts as saved.
       fresh.applied_lsn = record.lsn - 1;

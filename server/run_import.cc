@@ -91,8 +91,8 @@ struct RecordingImport::Rank final : public SessionOwner {
   }
 };
 
-RecordingImport::RecordingImport(Pipeline* pipeline, std::string as_name)
-    : pipeline_(pipeline), as_name_(std::move(as_name)) {}
+RecordingImport::RecordingImport(Pipeline* pipeline, std::string as_name, bool notify)
+    : pipeline_(pipeline), as_name_(std::move(as_name)), notify_(notify) {}
 
 RecordingImport::~RecordingImport() = default;
 
@@ -146,6 +146,7 @@ absl::Status RecordingImport::Open(uint32_t number, v1::ClientMessage* message) 
   // What it could apply then, nobody can now.
   message->mutable_hello()->clear_capabilities();
   message->mutable_hello()->set_client_version(absl::StrCat(std::string(kImportOf), recording_));
+  message->mutable_hello()->set_import_notifies(notify_);
   BW_ASSIGN_OR_RETURN(const IngestMessage plain, Decode(*message, nullptr, pipeline_->limits()));
   const auto& hello = std::get<HelloMessage>(plain.body);
   if (ranks_.empty()) BW_RETURN_IF_ERROR(CheckHere(hello.run));

@@ -31,8 +31,9 @@ class Pipeline;
 class RecordingImport final : public RunImport {
  public:
   // `as_name` empty: the recorded name and uuid; else a run of that name, with
-  // a uuid that follows from the name.  `pipeline` must outlive this object.
-  RecordingImport(Pipeline* pipeline, std::string as_name);
+  // a uuid that follows from the name.  `notify`: people are told of its alerts.
+  // `pipeline` must outlive this object.
+  RecordingImport(Pipeline* pipeline, std::string as_name, bool notify);
   ~RecordingImport() override;
 
   absl::Status Feed(std::string_view bytes) override;
@@ -48,6 +49,7 @@ class RecordingImport final : public RunImport {
 
   Pipeline* const pipeline_;
   const std::string as_name_;
+  const bool notify_;
   RecordingReader reader_;
   bool ended_ = false;
   std::string recording_;  // Tells it from others: of its first hello.

@@ -119,6 +119,10 @@ absl::Status Server::StartAll() {
   for (WebhookOptions webhook : options_.webhooks) {
     webhook.external_url = page;
     webhook.proposals = ProposalText;
+    webhook.notifies = [runs = pipeline_->runs()](RunId id) {
+      const RunSnapshotPtr run = runs->Get(id);
+      return run == nullptr || run->record.notifies();
+    };
     BW_ASSIGN_OR_RETURN(auto started, Webhook::Start(webhook, pipeline_->alerts(), pipeline_->actions(), &counters_));
     webhooks_.push_back(std::move(started));
   }

@@ -62,11 +62,13 @@ ExitCode Get(Cli* cli, const NameOptions& options) {
       labels += (labels.empty() ? "" : " ") + key + "=" + value;
     }
     const v1::Layout& layout = is.layout();
+    std::string state = run.ended() ? "ended " + run.end_reason() : "live";
+    if (run.imported()) state += ", imported";
     Table table{.columns = {"FIELD", "VALUE"}};
     table.rows = {{"run", is.name()},
                   {"uuid", Hex(is.uuid())},
                   {"attempt", std::to_string(is.attempt())},
-                  {"state", run.ended() ? "ended " + run.end_reason() : "live"},
+                  {"state", state},
                   {"step", Integer(run.step())},
                   {"stage", Stage(run.stage())},
                   {"eta_steps", EtaText(run.eta())},
@@ -168,6 +170,7 @@ ExitCode Annotate(Cli* cli, const AnnotateOptions& options) {
 
 struct ImportOptions {
   std::string file, name;
+  bool notify = false;
 };
 
 ExitCode Import(Cli* cli, const ImportOptions& options) {
@@ -185,6 +188,7 @@ ExitCode Import(Cli* cli, const ImportOptions& options) {
   const auto stream = connection->stub().ImportRun(&context, &response);
   v1::ImportRunRequest request;
   request.set_as_name(options.name);
+  request.set_notify(options.notify);
   std::string chunk(kChunkBytes, '\0');
   while (file) {
     file.read(chunk.data(), static_cast<std::streamsize>(chunk.size()));
@@ -192,6 +196,7 @@ ExitCode Import(Cli* cli, const ImportOptions& options) {
     request.set_chunk(chunk.substr(0, static_cast<size_t>(file.gcount())));
     if (!stream->Write(request)) break;
     request.clear_as_name();
+    request.clear_notify();
   }
   stream->WritesDone();
   const grpc::Status status = stream->Finish();
@@ -272,7 +277,8 @@ std::vector<Cell> RunRow(const v1::Run& run) {
           std::to_string(run.alerts_firing()),
           EtaText(run.eta()),
           Time(run.last_report_unix_ns()),
-          run.ended() ? "ended" + (run.end_reason().empty() ? "" : ": " + run.end_reason()) : "live"};
+          (run.ended() ? "ended" + (run.end_reason().empty() ? "" : ": " + run.end_reason()) : "live") +
+              (run.imported() ? ", imported" : "")};
 }
 
 std::string EventKindName(v1::EventKind kind) { return v1::EventKind_Name(kind).substr(sizeof("EVENT_KIND_") - 1); }
@@ -327,6 +333,8 @@ void AddRuns(Cli* cli) {
                                 "bellwether run import incident.bwrun --name incident-42", &Import, &command);
   command->add_option("file", import->file, "the recording")->required()->check(CLI::ExistingFile);
   command->add_option("--name", import->name, "name of the run on the server; else the recorded one");
+  command->add_flag("--notify", import->notify,
+                    "tell people of its alerts, as of a run that lives; else it is only judged");
 
   auto* const exported = AddCommand<ExportOptions>(cli, noun, "export", "Fetches a run as a recording (.bwrun)",
                                                    "bellwether run export my-run my-run.bwrun", &Export, &command);

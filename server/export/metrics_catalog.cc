@@ -27,7 +27,7 @@ constexpr CatalogMetric kCatalog[] = {
      {"kind", "result"}},
     {"bellwether_alert_active",
      kGauge,
-     "1 for every alert that fires now.",
+     "1 for every alert that fires now and is not silenced.",
      {"run", "rule", "severity", "layer", "head"}},
     {"bellwether_alert_seconds", kHistogram, "From a frame's arrival to the transition that it caused.", {}},
     {"bellwether_alert_transitions_total", kCounter, "Changes of alerts' states.", {"rule", "to"}},

@@ -50,7 +50,7 @@ std::string Exporter::Render() {
   const std::vector<RunSnapshotPtr> runs = ExportedRuns(now_ns);
   FamilySet set;
   AddProcessMetrics(&set);
-  AddAlerts(runs, &set);
+  AddAlerts(runs, now_ns, &set);
   for (const RunSnapshotPtr& run : runs) AddRunCore(*run, &set);
 
   int64_t own = static_cast<int64_t>(kSeriesLevelNames.size());  // bellwether_series_exported
@@ -78,13 +78,14 @@ std::vector<RunSnapshotPtr> Exporter::ExportedRuns(int64_t now_ns) const {
   return exported;
 }
 
-void Exporter::AddAlerts(const std::vector<RunSnapshotPtr>& runs, FamilySet* set) const {
+void Exporter::AddAlerts(const std::vector<RunSnapshotPtr>& runs, int64_t now_ns, FamilySet* set) const {
   std::map<RunId, const RunSnapshot*> by_id;
   for (const RunSnapshotPtr& run : runs) by_id[run->record.id] = run.get();
   // Two alerts that differ only in when they began are one series.
   std::set<std::tuple<RunId, std::string, Severity, Head>> seen;
   for (const AlertView& alert : alerts_->List(/*run=*/0, /*firing_only=*/true)) {
     const Transition& last = alert.last;
+    if (alert.note.silenced_until_unix_ns > now_ns) continue;
     const auto run = by_id.find(last.run);
     if (run == by_id.end() || !seen.insert({last.run, last.rule, last.severity, last.strongest}).second) continue;
     FamilySet::LabelList labels = {

@@ -51,7 +51,7 @@ class Exporter {
 
  private:
   std::vector<RunSnapshotPtr> ExportedRuns(int64_t now_ns) const;
-  void AddAlerts(const std::vector<RunSnapshotPtr>& runs, FamilySet* set) const;
+  void AddAlerts(const std::vector<RunSnapshotPtr>& runs, int64_t now_ns, FamilySet* set) const;
   void AddCounters(FamilySet* set);
   void AddDetails(const std::vector<RunSnapshotPtr>& runs, int64_t budget, int64_t now_ns, FamilySet* set)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

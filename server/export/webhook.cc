@@ -113,6 +113,7 @@ void Webhook::Count(const char* result) {
 
 void Webhook::Note(const Transition& transition) {
   if (transition.told_before || transition.foreign) return;
+  if (options_.notifies != nullptr && !options_.notifies(transition.run)) return;
   const bool resolved = transition.state == AlertState::kResolved;
   if (transition.severity < options_.severity_min || (resolved && !options_.send_resolved)) return;
   absl::MutexLock lock(&mutex_);

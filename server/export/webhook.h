@@ -46,6 +46,8 @@ struct WebhookOptions {
   // Of a run's actions: what is added to the advice of an alert that fires.
   // Thread-safe; null = nothing.
   std::function<std::string(const std::vector<Action>& actions, const Transition& alert)> proposals;
+  // Whether anybody is told of a run at all.  Thread-safe; null = of every run.
+  std::function<bool(RunId run)> notifies;
   size_t runs_max = 1000;                  // Runs with something to say; more are refused.
   size_t resolved_max = 256;               // Resolved alerts of a run in one notification.
   int attempts_max = 8;                    // Then the notification is given up.

@@ -124,7 +124,10 @@ absl::StatusOr<HelloMessage> DecodeHello(const v1::Hello& hello, const DecodeLim
     if (kind > 0 && kind < kActionKindEnd) plain.kinds_mask |= uint32_t{1} << kind;
   }
   plain.ranks_agree = hello.ranks_agree();
-  if (hello.client_version().starts_with(kImportOf)) plain.import_of = hello.client_version().substr(kImportOf.size());
+  if (hello.client_version().starts_with(kImportOf)) {
+    plain.import_of = hello.client_version().substr(kImportOf.size());
+    plain.import_notifies = hello.import_notifies();
+  }
   return plain;
 }
 

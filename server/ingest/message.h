@@ -24,9 +24,10 @@ struct HelloMessage {
   uint64_t first_unacked_seq = 0;
   uint64_t dropped_total = 0;
   uint64_t stripped_total = 0;
-  uint32_t kinds_mask = 0;   // Bit k: ActionKind k can be applied there.
-  bool ranks_agree = false;  // It passes actions on to all ranks and answers for them.
-  std::string import_of;     // As RunRecord's.
+  uint32_t kinds_mask = 0;       // Bit k: ActionKind k can be applied there.
+  bool ranks_agree = false;      // It passes actions on to all ranks and answers for them.
+  std::string import_of;         // As RunRecord's,
+  bool import_notifies = false;  // both.
 };
 
 struct ActionResultMessage {

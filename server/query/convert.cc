@@ -87,6 +87,8 @@ v1::Run ToProto(const RunSnapshot& run) {
   *proto.mutable_eta() = ToProto(run.eta);
   proto.set_loss(run.newest ? double{run.newest->scalar(SignalId::kLoss)} : std::numeric_limits<double>::quiet_NaN());
   proto.set_steps_recorded(record.steps_recorded);
+  proto.set_imported(!record.import_of.empty());
+  proto.set_import_notifies(record.import_notifies);
   for (const SignalId id : record.signals) {
     if (const SignalInfo* const signal = FindSignal(id)) proto.add_signals(signal->name);
   }
@@ -126,7 +128,10 @@ v1::Eta ToProto(const Eta& eta) {
 v1::Transition ToProto(const Transition& transition, const RunTable& runs) {
   v1::Transition proto;
   proto.set_id(transition.id);
-  if (const RunSnapshotPtr run = runs.Get(transition.run)) proto.set_run_uuid(Bytes(run->record.description.uuid));
+  if (const RunSnapshotPtr run = runs.Get(transition.run)) {
+    proto.set_run_uuid(Bytes(run->record.description.uuid));
+    proto.set_imported(!run->record.import_of.empty());
+  }
   proto.set_run(transition.run_name);
   proto.set_attempt(transition.attempt);
   proto.set_key(transition.key);

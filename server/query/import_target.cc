@@ -22,8 +22,8 @@ constexpr absl::Duration kOwnerLook = absl::Milliseconds(50);
 
 class ImportHere final : public ImportTarget {
  public:
-  ImportHere(const QueryEngine& engine, const std::string& as_name)
-      : engine_(engine), import_(engine.stores().control->StartImport(as_name)) {}
+  ImportHere(const QueryEngine& engine, const std::string& as_name, bool notify)
+      : engine_(engine), import_(engine.stores().control->StartImport(as_name, notify)) {}
 
   absl::Status Feed(const std::string& bytes) override { return import_->Feed(bytes); }
   absl::StatusOr<v1::ImportRunResponse> Finish() override {
@@ -42,14 +42,15 @@ class ImportHere final : public ImportTarget {
 
 class ImportAtOwner final : public ImportTarget {
  public:
-  ImportAtOwner(std::shared_ptr<PeerUpload> upload, std::string as_name)
-      : upload_(std::move(upload)), as_name_(std::move(as_name)) {}
+  ImportAtOwner(std::shared_ptr<PeerUpload> upload, std::string as_name, bool notify)
+      : upload_(std::move(upload)), as_name_(std::move(as_name)), notify_(notify) {}
   // Half a recording is the owner's to end, as when its own caller goes away.
   ~ImportAtOwner() override { upload_->Cancel(); }
 
   absl::Status Feed(const std::string& bytes) override {
     v1::ImportRunRequest request;
-    request.set_as_name(std::exchange(as_name_, ""));  // With the first chunk.
+    request.set_as_name(std::exchange(as_name_, ""));   // With the first chunk,
+    request.set_notify(std::exchange(notify_, false));  // both.
     request.set_chunk(bytes);
     return Told(upload_->Write(request.SerializeAsString()));
   }
@@ -73,13 +74,14 @@ class ImportAtOwner final : public ImportTarget {
 
   const std::shared_ptr<PeerUpload> upload_;
   std::string as_name_;
+  bool notify_;
 };
 
 // Finds out which of the two it is.
 class ImportInCluster final : public ImportTarget {
  public:
-  ImportInCluster(const QueryEngine& engine, GrantPtr grant, std::string as_name)
-      : engine_(engine), grant_(std::move(grant)), as_name_(std::move(as_name)) {}
+  ImportInCluster(const QueryEngine& engine, GrantPtr grant, std::string as_name, bool notify)
+      : engine_(engine), grant_(std::move(grant)), as_name_(std::move(as_name)), notify_(notify) {}
 
   absl::Status Feed(const std::string& bytes) override {
     if (target_ != nullptr) return target_->Feed(bytes);
@@ -137,11 +139,11 @@ class ImportInCluster final : public ImportTarget {
     }
     std::unique_ptr<ImportTarget> target;
     if (owner.here) {
-      target = std::make_unique<ImportHere>(engine_, as_name_);
+      target = std::make_unique<ImportHere>(engine_, as_name_, notify_);
     } else {
       BW_ASSIGN_OR_RETURN(std::shared_ptr<PeerUpload> upload,
                           peers.Upload(owner.address, "ImportRun", grant_->PassOn("ImportRun")));
-      target = std::make_unique<ImportAtOwner>(std::move(upload), as_name_);
+      target = std::make_unique<ImportAtOwner>(std::move(upload), as_name_, notify_);
     }
     absl::MutexLock lock(&mutex_);
     if (cancelled_) return absl::CancelledError("the caller went away");
@@ -152,6 +154,7 @@ class ImportInCluster final : public ImportTarget {
   const QueryEngine& engine_;
   const GrantPtr grant_;
   const std::string as_name_;
+  const bool notify_;
   RecordingReader reader_;
   std::vector<std::string> kept_;
   size_t kept_bytes_ = 0;
@@ -162,12 +165,13 @@ class ImportInCluster final : public ImportTarget {
 
 }  // namespace
 
-std::unique_ptr<ImportTarget> OpenImport(const QueryEngine& engine, GrantPtr grant, const std::string& as_name) {
+std::unique_ptr<ImportTarget> OpenImport(const QueryEngine& engine, GrantPtr grant, const std::string& as_name,
+                                         bool notify) {
   // What was passed on is never passed on again.
   if (engine.stores().elsewhere == nullptr || grant == nullptr || grant->passed_on()) {
-    return std::make_unique<ImportHere>(engine, as_name);
+    return std::make_unique<ImportHere>(engine, as_name, notify);
   }
-  return std::make_unique<ImportInCluster>(engine, std::move(grant), as_name);
+  return std::make_unique<ImportInCluster>(engine, std::move(grant), as_name, notify);
 }
 
 }  // namespace bellwether::server

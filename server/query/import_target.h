@@ -37,7 +37,8 @@ class ImportTarget {
 };
 
 // `grant` as in CallContext; the engine must outlive the target.
-std::unique_ptr<ImportTarget> OpenImport(const QueryEngine& engine, GrantPtr grant, const std::string& as_name);
+std::unique_ptr<ImportTarget> OpenImport(const QueryEngine& engine, GrantPtr grant, const std::string& as_name,
+                                         bool notify);
 
 }  // namespace bellwether::server
 

@@ -143,7 +143,7 @@ absl::Status ImportStream::TakeChunk() {
       options_.grant->Note("ImportRun", name, admitted, true);
       return admitted;
     }
-    target = OpenImport(*engine_, options_.grant, name);
+    target = OpenImport(*engine_, options_.grant, name, request_.notify());
     absl::MutexLock lock(&mutex_);
     name_ = name;
     target_ = target;

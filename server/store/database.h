@@ -80,6 +80,11 @@ struct RunRecord {
   // Which recording it is imported from, so that an import that was cut off can be
   // made again (run_import.h); "" = a trainer sends it.
   std::string import_of;
+  bool import_notifies = false;  // People are told of its alerts all the same.
+
+  // Whether webhooks, Alertmanagers and Prometheus are told of its alerts: those of a
+  // recording are of long ago.
+  bool notifies() const { return import_of.empty() || import_notifies; }
 };
 
 struct RankRecord {

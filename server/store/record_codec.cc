@@ -15,8 +15,9 @@ constexpr uint8_t kVersion = 1;
 template <>
 constexpr uint8_t kVersion<Transition> = 2;  // 1 had no siblings.
 template <>
-constexpr uint8_t kVersion<RunRecord> = 5;  // 1 did not say whether it is mixed, 2 what it is imported from,
-                                            // 3 how many frames were stripped, 4 when it was launched.
+constexpr uint8_t kVersion<RunRecord> = 6;  // 1 did not say whether it is mixed, 2 what it is imported from,
+                                            // 3 how many frames were stripped, 4 when it was launched,
+                                            // 5 whether people are told of an import.
 constexpr uint8_t kStateVersion = 1;
 constexpr uint64_t kStateBytesMax = uint64_t{1} << 30;
 
@@ -121,6 +122,7 @@ void Describe(Archive& ar, RunRecord& r) {
   if (ar.version() >= 3) ar.Field(r.import_of);
   if (ar.version() >= 4) ar.Field(r.frames_stripped);
   if (ar.version() >= 5) ar.Field(r.description.launch_unix_ms);
+  if (ar.version() >= 6) ar.Field(r.import_notifies);
 }
 
 template <typename Archive>
@@ -281,7 +283,8 @@ uint8_t VersionOf(const Record&) {
 // What servers of before read as long as there is nothing in it that they would lose:
 // those of a cluster are replaced one after the other, and then the clients.
 uint8_t VersionOf(const RunRecord& run) {
-  if (run.description.launch_unix_ms > 0) return kVersion<RunRecord>;
+  if (run.import_notifies) return kVersion<RunRecord>;
+  if (run.description.launch_unix_ms > 0) return 5;
   if (run.frames_stripped > 0) return 4;
   return run.import_of.empty() ? 2 : 3;
 }

@@ -43,7 +43,8 @@ class RunControl {
 
   virtual absl::Status Annotate(RunId run, const RunEvent& event) = 0;
   virtual absl::Status NoteAlert(RunId run, const std::string& key, const Database::AlertNote& note) = 0;
-  virtual std::unique_ptr<RunImport> StartImport(const std::string& as_name) = 0;
+  // `notify`: people are told of its alerts.
+  virtual std::unique_ptr<RunImport> StartImport(const std::string& as_name, bool notify) = 0;
   // Writes the run as a .bwrun; `sink` returns false to stop.
   virtual absl::Status Export(RunId run, const std::function<bool(std::string_view)>& sink) = 0;
 

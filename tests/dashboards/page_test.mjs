@@ -69,6 +69,7 @@ const checks = {
     await page.waitForSelector('.runs tbody tr');
     assert.match(await page.textContent('.runs tbody tr:first-child'), /gpt2-small\/bf16-fa2.*2 · ties and bias.*layer 1 head 0.*1,080/s);
     assert.deepEqual(await breaches(page), []);
+    assert.deepEqual(await page.locator('.runs tbody tr', { has: page.locator('.badge', { hasText: /^imported$/ }) }).locator('th a').allTextContents(), ['gpt2-small/warmup-test']);
     await picture(page, 'runs');
     await page.click('.runs tbody tr:first-child a');
     await page.waitForSelector('.verdict');

@@ -1,5 +1,6 @@
 """Goal: people hear of an alert, and of its end, by both ways: bellwetherd tells an Alertmanager
-itself, and Prometheus does by the committed rules.
+itself, and Prometheus does by the committed rules; of a recording that is imported they hear only if
+that is asked for.
 Method: real Alertmanager, real Prometheus, a sink behind them.  A recorded failing run is
 imported; of a run of two ranks one falls silent and reports again.  The rules look back five
 seconds instead of five minutes, so that an end is one within the test.
@@ -115,7 +116,9 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Sin
 
 def test_a_failing_run_is_told_by_both_ways(told: tuple[Server, Sink, str]) -> None:
     server, sink, address = told
-    server.run("run", "import", str(ROOT / f"tests/testdata/runs/{FAILING}.bwrun"))
+    recording = str(ROOT / f"tests/testdata/runs/{FAILING}.bwrun")
+    server.run("run", "import", recording, "--name", "looked-at")
+    server.run("run", "import", "--notify", recording)
     for by_prometheus in (False, True):
         wait_for(
             f"told, by Prometheus: {by_prometheus}",
@@ -130,9 +133,37 @@ def test_a_failing_run_is_told_by_both_ways(told: tuple[Server, Sink, str]) -> N
     assert ours and all(alert["annotations"]["summary"] and f"/#/run/{FAILING}" in alert["generatorURL"] for alert in ours)
     critical = f"CRITICAL: run {FAILING}, "
     wait_for("the chat is told", lambda: any(message["text"].startswith(critical) for message in sink.chat))
+    assert server.json("alert", "list", "--run", "looked-at", "--firing")["alerts"], "it is judged all the same"
+    assert not [said for said in (*sink.told, *sink.chat) if "looked-at" in str(said)]
     metrics = server.get("/metrics")
     assert 'bellwether_notifications_total{channel="alertmanager",result="delivered"}' in metrics
     assert 'bellwether_notifications_total{channel="alertmanager",result="failed"} 0' in metrics
+
+
+def test_an_import_tells_nobody_and_is_marked_also_after_a_restart(tmp_path: Path) -> None:
+    sink = Sink()
+    config = f"alerting: {{webhooks: [{{url: '{sink.url}', severity: info}}]}}\n"
+    recording = str(ROOT / f"tests/testdata/runs/{FAILING}.bwrun")
+    with Server(tmp_path, config) as server:
+        server.run("run", "import", recording, "--name", "looked-at")
+        server.stop()
+        server.start()
+        server.run("run", "import", "--notify", recording, "--name", "asked-for")
+        wait_for("the other is told", lambda: sink.heard("firing", False, run="asked-for", rule="loss"))
+        runs = {run["description"]["name"]: run for run in server.json("run", "list")["runs"]}
+        assert {name: (run["imported"], run.get("import_notifies", False)) for name, run in runs.items()} == {
+            "looked-at": (True, False),
+            "asked-for": (True, True),
+        }
+        assert server.json("run", "get", "looked-at")["imported"]
+        assert ", imported" in server.run("run", "list") and ", imported" in server.run("run", "get", "looked-at")
+        alerts = server.json("alert", "list", "--run", "looked-at")["alerts"]
+        assert alerts and all(alert["last"]["imported"] for alert in alerts)
+        page = server.get("/metrics")
+        assert 'run="asked-for"' in page and 'run="looked-at"' not in page
+        server.stop()
+    sink.close()
+    assert {labels["run"] for _, labels in sink.told} == {"asked-for"}
 
 
 def test_an_end_is_told_by_both_ways(told: tuple[Server, Sink, str]) -> None:

@@ -43,10 +43,10 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("server")
     record_live_run(folder / "live.bwrun")
     with Server(folder, "ingest:\n  step_deadline_ms: 10\n") as server:
-        server.run("run", "import", str(ROOT / f"tests/testdata/runs/{FAILING}.bwrun"))
+        server.run("run", "import", "--notify", str(ROOT / f"tests/testdata/runs/{FAILING}.bwrun"))
         with ThreadPoolExecutor(2) as pool:
             names = [f"live-{i}" for i in range(RUNS_LIVE_MAX)]
-            list(pool.map(lambda name: server.run("run", "import", str(folder / "live.bwrun"), "--name", name), names))
+            list(pool.map(lambda name: server.run("run", "import", "--notify", str(folder / "live.bwrun"), "--name", name), names))
         yield server
 
 

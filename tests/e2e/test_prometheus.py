@@ -116,7 +116,7 @@ def failing_runs(folder: Path, config: str) -> Iterator[tuple[Prometheus, Traine
     )
     with Server(folder, config, f"--rules.file={folder / 'own_rules.yml'}") as server, prometheus_of(server, folder) as prometheus:
         for name in RECORDED:
-            server.run("run", "import", str(ROOT / f"tests/testdata/runs/{name}.bwrun"))
+            server.run("run", "import", "--notify", str(ROOT / f"tests/testdata/runs/{name}.bwrun"))
         with Trainer(server, "drifts") as first:
             first.report()
             wait_for("the first attempt is scraped", lambda: prometheus.has('bellwether_run_attempt{run="drifts"}'))

@@ -217,7 +217,7 @@ def test_an_export_is_the_run(server: Server, tmp_path: Path) -> None:
 
 
 def test_metrics_are_clean_and_name_the_head(server: Server) -> None:
-    server.run("run", "import", str(RECORDED))
+    server.run("run", "import", "--notify", str(RECORDED))
     page = server.get("/metrics")
     assert f'bellwether_alert_active{{run="{RUN}",rule="drift"' in page
     assert "bellwether_head_drift_ratio" in page

@@ -108,7 +108,7 @@ class RunImportTest : public testing::Test {
   }
   static absl::StatusOr<RunImport::Result> Import(Pipeline* pipeline, const std::string& bytes,
                                                   const std::string& name = "") {
-    const std::unique_ptr<RunImport> import = pipeline->StartImport(name);
+    const std::unique_ptr<RunImport> import = pipeline->StartImport(name, false);
     if (const absl::Status fed = import->Feed(bytes); !fed.ok()) return fed;
     return import->Finish();
   }
@@ -135,6 +135,27 @@ class RunImportTest : public testing::Test {
   Counters counters_;
 };
 
+TEST_F(RunImportTest, WhetherPeopleAreToldIsKeptWithTheRun) {
+  const TempDirectory folder;
+  const std::string bytes = MakeRecording("model", 20);
+  const auto told_of = [](Pipeline* pipeline, const char* name) {
+    const RunSnapshotPtr run = pipeline->runs()->Find(name);
+    return run == nullptr || (!run->record.import_of.empty() && run->record.notifies());
+  };
+  {
+    const std::unique_ptr<Pipeline> pipeline = Open(folder.path());
+    ASSERT_TRUE(Import(pipeline.get(), bytes, "quiet").ok());
+    const std::unique_ptr<RunImport> loud = pipeline->StartImport("loud", true);
+    ASSERT_TRUE(loud->Feed(bytes).ok());
+    ASSERT_TRUE(loud->Finish().ok());
+    EXPECT_FALSE(told_of(pipeline.get(), "quiet"));
+    EXPECT_TRUE(told_of(pipeline.get(), "loud"));
+  }
+  const std::unique_ptr<Pipeline> again = Open(folder.path());
+  EXPECT_FALSE(told_of(again.get(), "quiet"));
+  EXPECT_TRUE(told_of(again.get(), "loud"));
+}
+
 TEST_F(RunImportTest, OneThatWasCutOffIsMadeAgain) {
   std::string half;
   const std::string bytes = MakeRecording("m", kSteps, &half);
@@ -142,7 +163,7 @@ TEST_F(RunImportTest, OneThatWasCutOffIsMadeAgain) {
   HurryingClock clock;
   const auto pipeline = Open(Path("a"), &clock);
   {
-    const auto cut = pipeline->StartImport("");
+    const auto cut = pipeline->StartImport("", false);
     ASSERT_TRUE(cut->Feed(half).ok());
   }
   pipeline->AwaitApplied(pipeline->runs()->Find("recorded")->record.id);
@@ -168,7 +189,7 @@ TEST_F(RunImportTest, AlsoBeforeWhatWasCutOffIsDurable) {
   const std::string bytes = MakeRecording("m", kSteps, &half);
   const std::string expected = Whole(bytes);
   const auto pipeline = Open(Path("a"));
-  ASSERT_TRUE(pipeline->StartImport("")->Feed(half).ok());
+  ASSERT_TRUE(pipeline->StartImport("", false)->Feed(half).ok());
   const auto again = Import(pipeline.get(), bytes);
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ(Export(pipeline.get(), "recorded"), expected);
@@ -182,7 +203,7 @@ TEST_F(RunImportTest, AlsoByAServerThatCameBackFromACrash) {
     const std::string folder = Path(saved ? "saved" : "logged"), copy = folder + "-copy";
     {
       const auto pipeline = Open(folder);
-      const auto cut = pipeline->StartImport("");
+      const auto cut = pipeline->StartImport("", false);
       ASSERT_TRUE(cut->Feed(half).ok());
       if (saved) {
         pipeline->AwaitApplied(pipeline->runs()->Find("recorded")->record.id);
@@ -205,7 +226,7 @@ TEST_F(RunImportTest, NoOtherRecordingIsMixedIntoIt) {
   const std::string bytes = MakeRecording("m", kSteps, &half);
   const auto pipeline = Open(Path("a"));
   {
-    const auto cut = pipeline->StartImport("x");
+    const auto cut = pipeline->StartImport("x", false);
     ASSERT_TRUE(cut->Feed(half).ok());
     // While it goes on a second one pushes it out of nothing.
     const absl::Status second = Import(pipeline.get(), bytes, "x").status();
@@ -242,7 +263,7 @@ TEST_F(RunImportTest, ATrainersRunIsNot) {
   // Neither one that a trainer goes on with where an import was cut off.
   const auto pipeline = Open(Path("b"));
   {
-    const auto cut = pipeline->StartImport("");
+    const auto cut = pipeline->StartImport("", false);
     ASSERT_TRUE(cut->Feed(half).ok());
   }
   const RunId run = pipeline->runs()->Find("recorded")->record.id;

@@ -94,7 +94,7 @@ class Control final : public RunControl {
   absl::StatusOr<PolicyView> SetPolicy(RunId, const std::string&, const std::string&, const std::string&) override {
     return absl::UnimplementedError("the policy stays as it is here");
   }
-  std::unique_ptr<RunImport> StartImport(const std::string&) override { return nullptr; }
+  std::unique_ptr<RunImport> StartImport(const std::string&, bool) override { return nullptr; }
   absl::Status Export(RunId, const std::function<bool(std::string_view)>&) override { return absl::OkStatus(); }
   Info GetInfo() const override {
     Info info;
@@ -196,6 +196,7 @@ int Main(const std::vector<std::string>& arguments) {
           kHostile;
       snapshot->record.end_reason = kHostile;
     }
+    if (run.ended) snapshot->record.import_of = "a recording";
     table.Publish(snapshot);
   };
   for (const SyntheticRun& run : runs) publish(run);

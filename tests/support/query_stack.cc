@@ -111,7 +111,7 @@ class QueryStack::Control final : public RunControl {
     std::string bytes_;
   };
 
-  std::unique_ptr<RunImport> StartImport(const std::string& as_name) override {
+  std::unique_ptr<RunImport> StartImport(const std::string& as_name, bool) override {
     return std::make_unique<Import>(this, as_name);
   }
 

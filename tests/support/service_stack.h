@@ -39,7 +39,7 @@ class ServiceStack {
   RunId Import(const std::string& file, const std::string& name) {
     std::ifstream in(std::string(BELLWETHER_TESTDATA) + "/" + file, std::ios::binary);
     const std::string bytes{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-    const std::unique_ptr<RunImport> import = pipeline_->StartImport(name);
+    const std::unique_ptr<RunImport> import = pipeline_->StartImport(name, false);
     const absl::Status fed = import->Feed(bytes);
     EXPECT_TRUE(fed.ok()) << file << ": " << fed;
     const auto result = import->Finish();

@@ -18,6 +18,7 @@ export interface Run {
   step: Num; stage: number; ended: boolean; end_reason: string;
   started_unix_ns: Num; last_report_unix_ns: Num; ranks_reporting: number;
   frames: Num; frames_dropped: Num; alerts_firing: number; eta?: Eta; loss: Num; signals: string[];
+  imported?: boolean;
 }
 /** How a signal lay in earlier healthy runs of the same kind, at the same stage of training. */
 export interface SiblingBand { runs: number; step_begin: Num; step_end: Num; min: Num; p01: Num; p50: Num; p99: Num; max: Num }

@@ -5,6 +5,11 @@ import { fill, h } from './dom';
 import { ago, integer, number, stageName } from './format';
 import { formatRoute, routeOf } from './route';
 
+/** A recording: what it tells was long ago, and nobody was called. */
+export function importedBadge(run: Run): HTMLElement | null {
+  return run.imported ? h('span', { class: 'badge stage-ended', title: 'A recording that was imported' }, 'imported') : null;
+}
+
 /** In the colour of the alerts that say so. */
 export function stageBadge(stage: number, severity: string, ended = false): HTMLElement {
   const mood = stage > 0 ? `sev-${severity}` : ended ? 'stage-ended' : 'stage-0';
@@ -84,7 +89,7 @@ export class RunsPage {
     const late = !run.ended && Date.now() / 1000 - num(run.last_report_unix_ns) / 1e9 > 600;
     const eta = run.eta?.known ? `≈ ${integer(num(run.eta.steps))}` : '–';
     return h('tr', { class: run.stage > 0 ? `ill ${severity}` : '', onclick: () => (location.hash = link) },
-      h('th', { scope: 'row' }, h('a', { href: link }, name), h('div', { class: 'muted small' },
+      h('th', { scope: 'row' }, h('a', { href: link }, name), ' ', importedBadge(run), h('div', { class: 'muted small' },
         `${run.description.model || 'model'} · ${run.description.layout.layers} × ${run.description.layout.heads} heads · ${run.description.attention?.score_dtype ?? ''}`)),
       h('td', {}, stageBadge(run.stage, severity, run.ended)),
       h('td', {}, where ? h('strong', {}, where) : '–'),

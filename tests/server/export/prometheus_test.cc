@@ -161,6 +161,35 @@ TEST_F(PrometheusTest, AlertsOnceEachAndOnlyOfExportedRuns) {
   EXPECT_EQ(page.at(R"(bellwether_alert_transitions_total{rule="drift",to="firing"})"), 3);
 }
 
+TEST_F(PrometheusTest, ASilencedAlertIsNotActiveUntilTheSilenceEnds) {
+  const SyntheticRun run{.id = 7, .name = "ill", .failing = {1, 0}, .stage = 1};
+  Publish(run);
+  Exporter& exporter = this->exporter();
+  const Transition alert = MakeAlert(run, Severity::kWarning, "drift", 0);
+  ASSERT_TRUE(alerts_.Post(alert).ok());
+  ASSERT_TRUE(alerts_.Annotate(run.id, alert.key, {.silenced_until_unix_ns = clock_.UnixNanos() + kMinute}).ok());
+  EXPECT_EQ(CountOf(Parse(exporter.Render()), "bellwether_alert_active"), 0);
+  clock_.Advance(kMinute);
+  EXPECT_EQ(CountOf(Parse(exporter.Render()), "bellwether_alert_active"), 1);
+}
+
+TEST_F(PrometheusTest, AnImportedRunIsNoSeriesAndHidesNoneOfItsName) {
+  Publish({.id = 1, .name = "twice", .steps = 100});
+  const auto import = [](bool notifies) {
+    return [notifies](RunSnapshot* run) {
+      run->record.import_of = "a recording";
+      run->record.import_notifies = notifies;
+    };
+  };
+  Publish({.id = 2, .name = "twice", .steps = 200}, import(false));
+  Publish({.id = 3, .name = "quiet"}, import(false));
+  Publish({.id = 4, .name = "asked for"}, import(true));
+  const auto page = Parse(exporter().Render());
+  EXPECT_EQ(page.at(R"(bellwether_run_step{run="twice"})"), 100);
+  EXPECT_EQ(CountOf(page, "run=\"quiet\""), 0);
+  EXPECT_GT(CountOf(page, "run=\"asked for\""), 0);
+}
+
 TEST_F(PrometheusTest, OfOneNameOnlyTheNewestRun) {
   Publish({.id = 1, .name = "twice", .steps = 100});
   Publish({.id = 2, .name = "twice", .steps = 200});

@@ -88,6 +88,18 @@ class WebhookTest : public ::testing::Test {
   uint32_t k_ = 0;
 };
 
+TEST_F(WebhookTest, OfARunThatNotifiesNobodyNothingIsSaid) {
+  auto webhook = Start({.notifies = [](RunId run) { return run != 7; }});
+  const SyntheticRun quiet{.id = 7, .name = "quiet", .failing = {1, 0}, .stage = 1};
+  Post(quiet, AlertState::kFiring, Severity::kCritical);
+  Post(quiet, AlertState::kResolved, Severity::kCritical);
+  webhook->CatchUp(0, std::numeric_limits<RunId>::max());
+  Post(run_, AlertState::kFiring);
+  EXPECT_EQ(receiver_.Await(1)[0]["groupLabels"]["run"], run_.name);
+  webhook->Stop();
+  EXPECT_EQ(Count("delivered"), 1);
+}
+
 TEST_F(WebhookTest, FiringAndResolvedAreAlertmanagersVersionFour) {
   auto webhook = Start({});
   Post(run_, AlertState::kFiring);

@@ -293,8 +293,12 @@ TEST_F(DatabaseTest, ARunIsStoredInTheOldestVersionThatHasAllOfIt) {
   run.description.launch_unix_ms = 1'790'000'000'000;
   EXPECT_EQ(EncodeRunRecord(run)[0], 5);
   EXPECT_EQ(DecodeRunRecord(EncodeRunRecord(run))->description.launch_unix_ms, 1'790'000'000'000);
+  EXPECT_FALSE(DecodeRunRecord(EncodeRunRecord(run))->import_notifies);
+  run.import_notifies = true;
+  EXPECT_EQ(EncodeRunRecord(run)[0], 6);
+  EXPECT_TRUE(DecodeRunRecord(EncodeRunRecord(run))->import_notifies);
   std::string newer = EncodeRunRecord(run);
-  newer[0] = 6;
+  newer[0] = 7;
   EXPECT_EQ(DecodeRunRecord(newer).status().code(), absl::StatusCode::kDataLoss);
 }
 
