@@ -4,10 +4,10 @@
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <utility>
+
+#include "client_lib/src/regular_file.h"
 
 namespace bellwether::cli {
 namespace {
@@ -16,9 +16,14 @@ constexpr char kDefaultServer[] = "127.0.0.1:7070";
 // A series of 64 x 10,000 points has 11 MB; gRPC's own limit is 4.
 constexpr int kMessageBytesMax = 64 << 20;
 
-std::string ReadFile(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+constexpr size_t kFileBytesMax = 1 << 20;
+
+// Empty `path` = nothing to read.  False with `*why` set if it cannot be.
+bool ReadFile(const char* flag, const std::string& path, std::string* text, std::string* why) {
+  std::string error;
+  if (path.empty() || client::ReadRegularFile(path, kFileBytesMax, text, &error)) return true;
+  *why = std::string(flag) + " " + path + ": " + error;
+  return false;
 }
 
 std::string Trim(std::string text) {
@@ -27,13 +32,14 @@ std::string Trim(std::string text) {
   return text;
 }
 
-std::shared_ptr<grpc::ChannelCredentials> Credentials(const ConnectOptions& options) {
+// Null with `*why` set if a file cannot be read.
+std::shared_ptr<grpc::ChannelCredentials> Credentials(const ConnectOptions& options, std::string* why) {
   if (options.tls_ca.empty() && options.tls_cert.empty()) return grpc::InsecureChannelCredentials();
   grpc::SslCredentialsOptions tls;
-  if (!options.tls_ca.empty()) tls.pem_root_certs = ReadFile(options.tls_ca);
-  if (!options.tls_cert.empty()) {
-    tls.pem_cert_chain = ReadFile(options.tls_cert);
-    tls.pem_private_key = ReadFile(options.tls_key);
+  if (!ReadFile("--tls-ca", options.tls_ca, &tls.pem_root_certs, why) ||
+      !ReadFile("--tls-cert", options.tls_cert, &tls.pem_cert_chain, why) ||
+      !ReadFile("--tls-key", options.tls_key, &tls.pem_private_key, why)) {
+    return nullptr;
   }
   return grpc::SslCredentials(tls);
 }
@@ -63,16 +69,18 @@ struct PrivateServer {
 
 // What a server.json tells.  Empty `grpc`: there is none, or its process is gone.
 PrivateServer ReadReadyFile(const std::filesystem::path& path) {
-  const auto file = nlohmann::json::parse(ReadFile(path), nullptr, false);
+  std::string text, why;
+  if (!client::ReadRegularFile(path, kFileBytesMax, &text, &why)) return {};
+  const auto file = nlohmann::json::parse(text, nullptr, false);
   if (!file.is_object()) return {};
   const auto pid = file.find("pid");
   if (pid == file.end() || !pid->is_number_integer() || pid->get<pid_t>() <= 0) return {};
   if (kill(pid->get<pid_t>(), 0) != 0 && errno != EPERM) return {};
-  const auto text = [&file](const char* name) {
+  const auto value = [&file](const char* name) {
     const auto found = file.find(name);
     return found != file.end() && found->is_string() ? found->get<std::string>() : std::string();
   };
-  return {text("grpc"), text("token")};
+  return {value("grpc"), value("token")};
 }
 
 PrivateServer FindPrivateServer() {
@@ -128,7 +136,11 @@ std::unique_ptr<Connection> TryConnect(const ConnectOptions& options, ExitCode* 
   }
   std::string token;
   if (!options.token_file.empty()) {
-    token = Trim(ReadFile(options.token_file));
+    if (!ReadFile("--token-file", options.token_file, &token, why)) {
+      *code = kUsage;
+      return nullptr;
+    }
+    token = Trim(token);
     if (token.empty()) {
       *why = "--token-file " + options.token_file + ": holds no token";
       *code = kUsage;
@@ -140,7 +152,11 @@ std::unique_ptr<Connection> TryConnect(const ConnectOptions& options, ExitCode* 
     *code = kUsage;
     return nullptr;
   }
-  const auto credentials = Credentials(options);
+  const auto credentials = Credentials(options, why);
+  if (credentials == nullptr) {
+    *code = kUsage;
+    return nullptr;
+  }
   if (!options.server.empty()) return std::make_unique<Connection>(options.server, token, options, credentials);
 
   auto connection = std::make_unique<Connection>(kDefaultServer, token, options, credentials);

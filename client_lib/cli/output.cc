@@ -13,6 +13,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "client_lib/src/regular_file.h"
+
 namespace bellwether::cli {
 namespace {
 
@@ -298,6 +300,16 @@ std::string Hex(std::string_view bytes) {
 }
 
 void Complain(const std::string& text) { std::cerr << "bellwether: " << Clean(text) << '\n'; }
+
+bool CanReplace(const std::string& file) {
+  for (const std::string& path : {file, file + ".part"}) {
+    std::string why;
+    if (client::CanBeRegularFile(path, &why)) continue;
+    Complain(path + ": " + why);
+    return false;
+  }
+  return true;
+}
 
 void ComplainOf(const google::protobuf::RepeatedPtrField<std::string>& unanswered, const std::string& theirs) {
   if (unanswered.empty()) return;

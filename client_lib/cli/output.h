@@ -94,6 +94,10 @@ size_t TerminalWidth();
 
 // "bellwether: ..." on stderr.
 void Complain(const std::string& text);
+
+// Whether a file that is first written as `file`.part may take the name `file`:
+// a FIFO or a device would be replaced by it.  False: the reason was said.
+bool CanReplace(const std::string& file);
 // Says on stderr which servers of a cluster did not answer, if there are any;
 // `theirs` is what became of theirs: "runs are missing here".
 void ComplainOf(const google::protobuf::RepeatedPtrField<std::string>& unanswered, const std::string& theirs);

@@ -1,14 +1,15 @@
 // policy get, set; check, explain and dry-run, which bellwetherd does, offline.
-#include <fstream>
 #include <iostream>
-#include <iterator>
 #include <string>
 #include <vector>
 
 #include "cli/cli.h"
+#include "client_lib/src/regular_file.h"
 
 namespace bellwether::cli {
 namespace {
+
+constexpr size_t kPolicyBytesMax = 1 << 20;
 
 const char* ModeName(v1::Policy::Mode mode) {
   return mode == v1::Policy::MODE_OBSERVE   ? "observe"
@@ -61,12 +62,11 @@ ExitCode Set(Cli* cli, const SetOptions& options) {
   request.set_by(options.by);
   request.mutable_policy()->set_mode(options.mode);
   if (!options.file.empty()) {
-    std::ifstream file(options.file, std::ios::binary);
-    if (!file) {
-      Complain(options.file + ": cannot be read");
+    std::string why;
+    if (!client::ReadRegularFile(options.file, kPolicyBytesMax, request.mutable_policy()->mutable_yaml(), &why)) {
+      Complain(options.file + ": " + why);
       return kFailed;
     }
-    request.mutable_policy()->set_yaml(std::string{std::istreambuf_iterator<char>(file), {}});
     if (request.policy().yaml().empty()) {
       Complain(options.file + ": is empty; --reset goes back to the server's policy");
       return kUsage;

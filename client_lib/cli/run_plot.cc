@@ -259,6 +259,7 @@ ExitCode Run(Cli* cli, const PlotOptions& options) {
   if (!ParseSize(options.size, &width, &height) || !ParseHeads(options.heads, &heads)) return kUsage;
 
   ExitCode code = kOk;
+  if (!CanReplace(options.file)) return kFailed;
   const std::unique_ptr<Connection> connection = Connect(cli->connect, &code);
   if (connection == nullptr) return code;
   Plot plot;

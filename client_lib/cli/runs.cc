@@ -1,6 +1,11 @@
 // run list, get, events, compare, annotate, import, export.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
@@ -10,6 +15,7 @@
 #include <vector>
 
 #include "cli/cli.h"
+#include "client_lib/src/regular_file.h"
 
 namespace bellwether::cli {
 namespace {
@@ -173,12 +179,8 @@ struct ImportOptions {
   bool notify = false;
 };
 
-ExitCode Import(Cli* cli, const ImportOptions& options) {
-  std::ifstream file(options.file, std::ios::binary);
-  if (!file) {
-    Complain(options.file + ": cannot be read");
-    return kFailed;
-  }
+// Streams an open recording to the server.
+ExitCode Send(Cli* cli, const ImportOptions& options, int file) {
   ExitCode code = kOk;
   const std::unique_ptr<Connection> connection = Connect(cli->connect, &code);
   if (connection == nullptr) return code;
@@ -190,10 +192,16 @@ ExitCode Import(Cli* cli, const ImportOptions& options) {
   request.set_as_name(options.name);
   request.set_notify(options.notify);
   std::string chunk(kChunkBytes, '\0');
-  while (file) {
-    file.read(chunk.data(), static_cast<std::streamsize>(chunk.size()));
-    if (file.gcount() == 0) break;
-    request.set_chunk(chunk.substr(0, static_cast<size_t>(file.gcount())));
+  ssize_t got;
+  while ((got = read(file, chunk.data(), chunk.size())) != 0) {
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) {
+      Complain(options.file + ": " + std::strerror(errno));
+      context.TryCancel();
+      (void)stream->Finish();
+      return kFailed;
+    }
+    request.set_chunk(chunk.substr(0, static_cast<size_t>(got)));
     if (!stream->Write(request)) break;
     request.clear_as_name();
     request.clear_notify();
@@ -206,6 +214,18 @@ ExitCode Import(Cli* cli, const ImportOptions& options) {
                               std::to_string(response.events())}}};
   Print(cli->output, table, response);
   return kOk;
+}
+
+ExitCode Import(Cli* cli, const ImportOptions& options) {
+  std::string why;
+  const int file = client::OpenRegularFile(options.file, O_RDONLY, 0, &why);
+  if (file < 0) {
+    Complain(options.file + ": " + why);
+    return kFailed;
+  }
+  const ExitCode code = Send(cli, options, file);
+  close(file);
+  return code;
 }
 
 struct ExportOptions {
@@ -242,6 +262,7 @@ ExitCode Export(Cli* cli, const ExportOptions& options) {
   if (options.file == "-") return Receive(connection.get(), options.run, &std::cout, &bytes);
   // Under another name until it is whole.
   const std::string part = options.file + ".part";
+  if (!CanReplace(options.file)) return kFailed;
   std::ofstream file(part, std::ios::binary | std::ios::trunc);
   if (!file) {
     Complain(part + ": cannot be written");
