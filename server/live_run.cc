@@ -5,6 +5,7 @@
 #include <limits>
 #include <utility>
 
+#include "server/detect/judge_options.h"
 #include "server/proposals.h"
 #include "server/siblings.h"
 #include "server/store/byte_io.h"
@@ -24,6 +25,19 @@ constexpr int64_t kCommitNanosMax = 30'000'000'000;
 constexpr double kSilentIntervals = 10;
 // Senders that lost their server are back by then, if they are at all.
 constexpr int64_t kComeBackNanos = 600'000'000'000;
+
+// Families none of whose rules is on.
+uint8_t FamiliesOff(const JudgeOptions& options) {
+  const auto off = [&](RuleFamily family, std::initializer_list<Builtin> rules) {
+    const bool none = std::none_of(rules.begin(), rules.end(), [&](Builtin rule) { return options.is_on(rule); });
+    return none ? 1u << static_cast<uint32_t>(family) : 0u;
+  };
+  return static_cast<uint8_t>(
+      off(RuleFamily::kDrift, {Builtin::kDriftGrowth, Builtin::kDriftLevel, Builtin::kDriftCommonMode}) |
+      off(RuleFamily::kTies, {Builtin::kTies}) | off(RuleFamily::kNorm, {Builtin::kNorm}) |
+      off(RuleFamily::kLogits, {Builtin::kLogits}) | off(RuleFamily::kLeak, {Builtin::kDriftLeak}) |
+      off(RuleFamily::kLoss, {Builtin::kLoss}));
+}
 
 bool HasHeadSignals(const StepSample& sample) {
   return std::any_of(sample.signals().begin(), sample.signals().end(),
@@ -48,7 +62,11 @@ LiveRun::LiveRun(const LiveRunParts& parts, const RunRecord& record)
       closed_by_deadline_(parts.counters->counter("bellwether_steps_closed_by_deadline_total")),
       ended_silent_(parts.counters->counter("bellwether_runs_ended_silent_total")),
       disagreements_left_out_(parts.counters->counter("bellwether_disagreements_left_out_total")),
-      alert_seconds_(parts.counters->histogram("bellwether_alert_seconds")) {}
+      alert_seconds_(parts.counters->histogram("bellwether_alert_seconds")) {
+  if (!record_.coverage.missed.empty() || record_.signals.empty()) return;
+  record_.coverage =  // Of a server of before.
+      RunCoverage::Of(record_.signals, record_.description.layout.layers, record_.description.attempt, record_.step);
+}
 
 absl::Status LiveRun::Load() {
   BW_RETURN_IF_ERROR(LoadStored());
@@ -249,6 +267,8 @@ void LiveRun::OnStep(const StepSample& sample) {
              std::string(status.message()));
   }
   judge_.Observe(sample, &transitions_);
+  record_.coverage.off = FamiliesOff(rules_->options);
+  record_.coverage.Observe(sample);
   if (sample.disagreements_left_out > 0) {
     disagreements_left_out_->Add(static_cast<double>(sample.disagreements_left_out));
   }

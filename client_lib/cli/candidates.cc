@@ -159,7 +159,7 @@ class Answer {
       v1::ListRunsResponse runs;
       if (!connection->stub().ListRuns(&context, request, &runs).ok()) return;
       for (const v1::Run& run : runs.runs()) {
-        Offer(run.description().name(), "step " + Integer(run.step()) + ", stage " + Stage(run.stage()));
+        Offer(run.description().name(), "step " + Integer(run.step()) + ", stage " + Stage(run));
       }
       return;
     }

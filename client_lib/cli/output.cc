@@ -247,6 +247,22 @@ std::string Stage(uint32_t stage) {
   return stage < std::size(kNames) ? std::to_string(stage) + " " + kNames[stage] : std::to_string(stage);
 }
 
+std::string Stage(const v1::Run& run) {
+  if (run.stage() > 0 || !run.has_judged()) return Stage(run.stage());
+  return "0 " + run.judged().text();
+}
+
+std::string JudgedText(const v1::Run& run) {
+  std::string text;
+  for (const v1::Judged::Family& family : run.judged().families()) {
+    const bool of_run = family.name() == "loss";
+    text += (text.empty() ? "" : ", ") + family.name() + " " +
+            (of_run ? family.layers() > 0 ? "yes" : "no"
+                    : std::to_string(family.layers()) + " of " + std::to_string(family.of()) + " layers");
+  }
+  return text.empty() ? "-" : text;
+}
+
 std::string EtaText(const v1::Eta& eta) {
   if (!eta.known()) return "-";
   return Number(eta.steps(), 4) + " (" + Number(eta.lower_steps(), 4) + ".." + Number(eta.upper_steps(), 4) + ")";

@@ -68,6 +68,10 @@ std::string Number(double value, int digits = 6);
 std::string Integer(int64_t value);  // "-" for a negative one
 std::string Time(int64_t unix_ns);   // RFC 3339 in UTC; "-" for 0
 std::string Stage(uint32_t stage);   // "3 norm"
+// The run's; without an alert what it is judged by: "0 healthy", "0 judged by: leak".
+std::string Stage(const v1::Run& run);
+// "drift 0 of 12 layers, ..., loss no"; "-" from a server that does not say.
+std::string JudgedText(const v1::Run& run);
 std::string EtaText(const v1::Eta& eta);
 // What 98 % lay between: "0.31..1.9 in 12 runs"; "-" if nothing is known.
 std::string BandText(const v1::SiblingBand& band);

@@ -67,7 +67,7 @@ class Plotter {
         run_.description().model() + ", " + run_.description().attention().kernel() + " " +
         run_.description().attention().score_dtype() + ", " + std::to_string(run_.description().layout().layers()) +
         " layers x " + std::to_string(run_.description().layout().heads()) + " heads; step " + Integer(run_.step()) +
-        ", stage " + Stage(run_.stage()) + (eta.known() ? "; divergence expected in " + EtaText(eta) + " steps" : "");
+        ", stage " + Stage(run_) + (eta.known() ? "; divergence expected in " + EtaText(eta) + " steps" : "");
     return grpc::Status::OK;
   }
 

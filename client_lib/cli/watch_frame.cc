@@ -24,7 +24,7 @@ std::vector<std::string> Header(const v1::Run& run, int64_t now_unix_ns) {
   if (run.ended()) state = "ended" + (run.end_reason().empty() ? "" : ": " + run.end_reason());
   std::vector<std::string> lines = {
       run.description().name() + "  attempt " + std::to_string(run.description().attempt()) + "  step " +
-          Integer(run.step()) + "  stage " + Stage(run.stage()) + "  " + state,
+          Integer(run.step()) + "  stage " + Stage(run) + "  " + state,
       "loss " + Number(run.loss(), 5) + "  last report " +
           (run.last_report_unix_ns() == 0
                ? "never"

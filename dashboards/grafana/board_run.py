@@ -22,6 +22,11 @@ STAGES = (
     ("4 logits", "red"),
     ("5 loss", "red"),
 )
+# Nothing was found, and not everything is judged: that is not health.
+PARTLY = "judged in part"
+STAGE = f"bellwether_run_stage{{{RUN}}}"
+LEAST = f'bellwether_run_judged_ratio{{{RUN},family="all"}}'
+STAGE_OR_PARTLY = f"{STAGE} - ({STAGE} == bool 0) * ignoring (family) ({LEAST} < bool 1) or {STAGE}"
 # Grafana's heatmap has time on its x axis, so the matrix is a table.  Labels are
 # strings: without the conversion 10 would stand before 2.  Columns stand as the
 # rows name them first, so the heads are sorted before and the layers behind: with
@@ -78,10 +83,12 @@ def _conclusions(board: Board) -> None:
     names = {
         str(stage): dashboard.ValueMappingResult(text=text, color=color) for stage, (text, color) in enumerate(STAGES)
     }
+    names["-1"] = dashboard.ValueMappingResult(text=PARTLY, color="blue")
     board.stat(
         "Stage",
-        "What the alert engine concluded: 0 healthy to 5 loss.",
-        query(f"bellwether_run_stage{{{RUN}}}"),
+        "What the alert engine concluded: 0 healthy to 5 loss. Judged in part: nothing was found, and the signals of some "
+        "rules do not arrive from all layers.",
+        query(STAGE_OR_PARTLY),
         Look("none", 6, 4, warn=1, critical=3),
     ).mappings([dashboard.ValueMap(options=names)]).color_mode(common.BigValueColorMode.BACKGROUND)
     board.stat(

@@ -12,8 +12,8 @@ namespace bellwether::server {
 namespace {
 
 constexpr double kSecondsPerNano = 1e-9;
-// Attempt, ended, ranks expected and reporting, frames dropped and stripped.
-constexpr int64_t kRunExtraFixed = 6;
+// Attempt, ended, ranks expected and reporting, frames dropped and stripped, what is judged.
+constexpr int64_t kRunExtraFixed = 7;
 constexpr int64_t kEtaSeries = 3;
 
 // Calls with every metric of `level` whose signal the sample, or for totals the
@@ -36,6 +36,17 @@ void ForEachMetric(const RunSnapshot& run, MetricLevel level, F&& call) {
 }
 
 FamilySet::LabelList RunLabel(const RunSnapshot& run) { return {{"run", run.record.description.name}}; }
+
+double ShareOf(const JudgedBy& judged, RuleFamily family) {
+  return static_cast<double>(judged.judged[static_cast<size_t>(family)]) / std::max(judged.of(family), 1);
+}
+
+// Of the family that has least.
+double LeastShare(const JudgedBy& judged) {
+  double least = 1;
+  for (size_t i = 0; i < kRuleFamilies; ++i) least = std::min(least, ShareOf(judged, static_cast<RuleFamily>(i)));
+  return least;
+}
 
 void AddConstantLabel(const MetricInfo& metric, FamilySet::LabelList* labels) {
   if (metric.label_name[0] != '\0') labels->push_back({metric.label_name, metric.label_value});
@@ -62,7 +73,8 @@ void AddRunCore(const RunSnapshot& run, FamilySet* set) {
 }
 
 int64_t RunExtraSeriesMax(const RunSnapshot& run) {
-  int64_t series = kRunExtraFixed + (run.eta.known ? kEtaSeries : 0);
+  const int64_t families = JudgedByOf(run.record).whole() ? 0 : int64_t{kRuleFamilies};
+  int64_t series = kRunExtraFixed + families + (run.eta.known ? kEtaSeries : 0);
   ForEachMetric(run, MetricLevel::kRun, [&series](const SignalInfo&, const MetricInfo&) { ++series; });
   return series;
 }
@@ -81,6 +93,17 @@ void AddRunExtras(const RunSnapshot& run, FamilySet* set) {
   set->Add(SeriesLevel::kRun, "bellwether_run_frames_dropped_total", std::move(dropped),
            static_cast<double>(record.frames_dropped));
   add("bellwether_run_frames_stripped_total", static_cast<double>(record.frames_stripped));
+  const JudgedBy judged = JudgedByOf(record);
+  const auto add_judged = [&](std::string_view family, double share) {
+    FamilySet::LabelList labels = RunLabel(run);
+    labels.push_back({"family", std::string(family)});
+    set->Add(SeriesLevel::kRun, "bellwether_run_judged_ratio", std::move(labels), share);
+  };
+  add_judged("all", LeastShare(judged));
+  for (size_t i = 0; !judged.whole() && i < kRuleFamilies; ++i) {
+    const auto family = static_cast<RuleFamily>(i);
+    add_judged(FamilyName(family), ShareOf(judged, family));
+  }
   if (run.eta.known) {
     add("bellwether_run_eta_steps", run.eta.steps);
     add("bellwether_run_eta_lower_steps", run.eta.lower_steps);

@@ -89,6 +89,16 @@ v1::Run ToProto(const RunSnapshot& run) {
   proto.set_steps_recorded(record.steps_recorded);
   proto.set_imported(!record.import_of.empty());
   proto.set_import_notifies(record.import_notifies);
+  const JudgedBy judged = JudgedByOf(record);
+  v1::Judged* const told = proto.mutable_judged();
+  told->set_whole(judged.whole());
+  told->set_text(judged.Text(record.ended));
+  for (size_t i = 0; i < kRuleFamilies; ++i) {
+    v1::Judged::Family* const family = told->add_families();
+    family->set_name(FamilyName(static_cast<RuleFamily>(i)));
+    family->set_layers(static_cast<uint32_t>(judged.judged[i]));
+    family->set_of(static_cast<uint32_t>(judged.of(static_cast<RuleFamily>(i))));
+  }
   for (const SignalId id : record.signals) {
     if (const SignalInfo* const signal = FindSignal(id)) proto.add_signals(signal->name);
   }

@@ -46,6 +46,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/store/action.h"
+#include "server/store/run_coverage.h"
 #include "server/store/run_types.h"
 #include "server/store/shared_rows.h"
 #include "server/store/step_sample.h"
@@ -85,6 +86,8 @@ struct RunRecord {
   // Whether webhooks, Alertmanagers and Prometheus are told of its alerts: those of a
   // recording are of long ago.
   bool notifies() const { return import_of.empty() || import_notifies; }
+  // What it can be judged by.  Empty: of a record of before; `signals` say it then.
+  RunCoverage coverage;
 };
 
 struct RankRecord {

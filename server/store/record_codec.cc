@@ -15,9 +15,9 @@ constexpr uint8_t kVersion = 1;
 template <>
 constexpr uint8_t kVersion<Transition> = 2;  // 1 had no siblings.
 template <>
-constexpr uint8_t kVersion<RunRecord> = 6;  // 1 did not say whether it is mixed, 2 what it is imported from,
+constexpr uint8_t kVersion<RunRecord> = 7;  // 1 did not say whether it is mixed, 2 what it is imported from,
                                             // 3 how many frames were stripped, 4 when it was launched,
-                                            // 5 whether people are told of an import.
+                                            // 5 whether people are told of an import, 6 what it is judged by.
 constexpr uint8_t kStateVersion = 1;
 constexpr uint64_t kStateBytesMax = uint64_t{1} << 30;
 
@@ -104,6 +104,19 @@ void Describe(Archive& ar, RunDescription& d) {
 }
 
 template <typename Archive>
+void Describe(Archive& ar, RunCoverage& c) {
+  ar.Field(c.attempt);
+  ar.Field(c.steps);
+  ar.Field(c.off);
+  ar.Field(c.head_step);
+  ar.Field(c.head_gap);
+  ar.Field(c.loss_step);
+  ar.Field(c.loss_gap);
+  ar.Field(c.period);
+  ar.List(c.missed, 1, [](Archive& a, uint8_t& missed) { a.Field(missed); });
+}
+
+template <typename Archive>
 void Describe(Archive& ar, RunRecord& r) {
   ar.Field(r.id);
   Describe(ar, r.description);
@@ -123,6 +136,7 @@ void Describe(Archive& ar, RunRecord& r) {
   if (ar.version() >= 4) ar.Field(r.frames_stripped);
   if (ar.version() >= 5) ar.Field(r.description.launch_unix_ms);
   if (ar.version() >= 6) ar.Field(r.import_notifies);
+  if (ar.version() >= 7) Describe(ar, r.coverage);
 }
 
 template <typename Archive>
@@ -283,7 +297,8 @@ uint8_t VersionOf(const Record&) {
 // What servers of before read as long as there is nothing in it that they would lose:
 // those of a cluster are replaced one after the other, and then the clients.
 uint8_t VersionOf(const RunRecord& run) {
-  if (run.import_notifies) return kVersion<RunRecord>;
+  if (!run.coverage.Follows(run.signals, run.description.layout.layers)) return kVersion<RunRecord>;
+  if (run.import_notifies) return 6;
   if (run.description.launch_unix_ms > 0) return 5;
   if (run.frames_stripped > 0) return 4;
   return run.import_of.empty() ? 2 : 3;

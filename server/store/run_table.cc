@@ -9,6 +9,14 @@
 
 namespace bellwether::server {
 
+JudgedBy JudgedByOf(const RunRecord& run) {
+  const int32_t layers = run.description.layout.layers;
+  const bool known = !run.coverage.missed.empty();
+  const RunCoverage coverage =
+      known ? run.coverage : RunCoverage::Of(run.signals, layers, run.description.attempt, run.step);
+  return coverage.At(run.step, layers);
+}
+
 void RunTable::Publish(RunSnapshotPtr snapshot) {
   absl::MutexLock lock(&mutex_);
   const RunId run = snapshot->record.id;

@@ -43,6 +43,9 @@ struct RunSnapshot {
 };
 using RunSnapshotPtr = std::shared_ptr<const RunSnapshot>;
 
+// At the run's newest step.
+JudgedBy JudgedByOf(const RunRecord& run);
+
 class RunTable {
  public:
   void Publish(RunSnapshotPtr snapshot);

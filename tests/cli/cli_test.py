@@ -125,6 +125,27 @@ class RunTest(CliTest):
         self.assertEqual(by_uuid, table)
         self.assertIn('"nobody"', self.ask("run", "get", "nobody", code=1))
 
+    def test_a_run_that_is_partly_judged_says_so(self) -> None:
+        server = Server()
+        try:
+            server.tell("pad")
+            told = "judged by: norm, leak, loss; drift, ties, logits in 1 of 3 layers"
+            ask = [CLI, "--server", server.address, "run"]
+            asked = {"text": True, "env": environment()}
+            listed = subprocess.check_output([*ask, "list"], **asked)
+            self.assertRegex(listed, rf"(?m)^gpt-fp32 +399 +0 {told} ")
+            table = subprocess.check_output([*ask, "get", "gpt-fp32"], **asked)
+            self.assertRegex(table, rf"(?m)^stage +0 {told}$")
+            self.assertRegex(table, r"(?m)^judged +drift 1 of 3 layers, .*leak 3 of 3 layers, loss yes$")
+            self.assertIn(f"stage 0 {told}", subprocess.check_output([*ask, "watch", "gpt-fp32", "--once"], **asked))
+            run = json.loads(subprocess.check_output([*ask, "get", "gpt-fp32", "-o", "json"], **asked))
+            self.assertEqual((run["stage"], run["judged"]["whole"], run["judged"]["text"]), (0, False, told))
+            self.assertEqual(run["judged"]["families"][0], {"name": "drift", "layers": 1, "of": 3})
+        finally:
+            server.close()
+        run = json.loads(self.ask("run", "get", "gpt-fp32", "-o", "json"))
+        self.assertEqual((run["judged"]["whole"], run["judged"]["text"]), (True, "healthy"))
+
     def test_events_and_annotate(self) -> None:
         self.ask("run", "annotate", "gpt-fp32", "new data", "--step", "7", "--kind", "data")
         self.ask("run", "annotate", "gpt-fp32", "a note")

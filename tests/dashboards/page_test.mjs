@@ -76,6 +76,26 @@ const checks = {
     await server.stop();
   },
 
+  async 'a run that is judged in part is not called healthy'() {
+    const server = await start('partly');
+    let page = await open(server, '');
+    await page.waitForSelector('.runs tbody tr');
+    const rows = await page.$$eval('.runs tbody tr', (all) => all.map((row) => row.textContent));
+    const row = (name) => rows.find((text) => text.includes(name));
+    assert.match(row('bf16-fa2'), /judged by: leak/);
+    assert.doesNotMatch(row('bf16-fa2'), /healthy/);
+    assert.match(row('fp32-control'), /healthy/);
+    assert.match(row('warmup-test'), /ended · judged by: loss/);
+    assert.deepEqual(await breaches(page), []);
+    await page.close();
+    page = await open(server, '#/run/gpt2-small%2Fbf16-fa2');
+    await page.waitForSelector('.verdict');
+    const verdict = await page.textContent('.verdict');
+    for (const part of [/^judged by: leak/, /no alert fires/, /Not judged, since its signals do not arrive: drift, ties, norm, logits, loss\./]) assert.match(verdict, part);
+    assert.deepEqual(await breaches(page), []);
+    await server.stop();
+  },
+
   async 'the list says what of a cluster is missing'() {
     let server = await start('ill', 0, ['--absent=b:7070', '--unserved=3']);
     const page = await open(server, '');

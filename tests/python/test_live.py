@@ -10,17 +10,22 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 import bellwether
 from bellwether import _native, private_server, scan_command
+from bellwether.doctor import layer_findings
 
 from conftest import ROOT
-from models import Model, Shape, batch
+from models import Attention, Model, Shape, batch
 
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 sys.path.insert(0, str(ROOT / "examples"))
@@ -80,9 +85,72 @@ def test_from_attach_to_the_command(ended_server: None, tmp_path: Path) -> None:
     matrix = json.loads(ask("-o", "json", "matrix", "live", "wq_sigma"))
     rows = [v for row in flat(matrix) for v in row]
     assert max(rows) == pytest.approx(
-        max(told["bellwether/layer0/wq_sigma_max"], told["bellwether/layer1/wq_sigma_max"]),
+        max(
+            told["bellwether/layer0/wq_sigma_max"],
+            told["bellwether/layer1/wq_sigma_max"],
+        ),
         rel=1e-5,
     )
+
+
+class Padded(Attention):
+    """Its mask is a tensor, as collators of unlike lengths make it."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
+        mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril()
+        mask[:, -2:] = False
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+class Eager(Attention):
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
+        return (q @ k.mT).softmax(-1) @ v
+
+
+def test_a_run_that_is_judged_in_part_says_so_everywhere(
+    ended_server: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    def train(name: str, *kinds: type[Attention]) -> str:
+        caplog.clear()
+        model = Model(Shape())
+        for layer, kind in enumerate(kinds):
+            model.blocks[layer].attention = kind(model.shape)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with bellwether.attach(model, run=name, every=1, overhead_budget=1e9) as monitor:
+            for step in range(12):
+                model(batch(model.shape, step)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                monitor.step(loss=1.25)
+            assert monitor.flush(20), monitor.status()
+            failed = [f.text for f in layer_findings(monitor.status()) if f.ok is False]
+            page = monitor.known_page_url().split("#")[0]
+        await_step(name, 11)
+        metrics = urllib.request.urlopen(f"{page}metrics").read().decode()
+        told.update(doctor=failed, log=caplog.text, metrics=metrics)
+        listed = next(line for line in ask("run", "list").splitlines() if line.startswith(name))
+        assert f" {json.loads(ask('-o', 'json', 'run', 'get', name))['judged']['text']} " in listed
+        return listed
+
+    told: dict[str, Any] = {}
+    assert " 0 healthy " in train("whole")
+    assert told["doctor"] == [] and "judged in part" not in told["log"]
+    assert 'bellwether_run_judged_ratio{run="whole",family="all"} 1' in told["metrics"]
+
+    assert " 0 judged by: norm, leak, loss " in train("padded", Padded, Padded)
+    assert len(told["doctor"]) == 2 and "not judged by drift, ties, logits" in told["doctor"][0]
+    said = [line for line in told["log"].splitlines() if "judged in part" in line]
+    assert len(said) == 1 and "in 2 of 2 layers" in said[0] and "attn_mask given" in said[0]
+    assert 'bellwether_run_judged_ratio{run="padded",family="drift"} 0' in told["metrics"]
+    assert 'bellwether_run_judged_ratio{run="padded",family="leak"} 1' in told["metrics"]
+
+    partly = train("one-of-two", Padded)
+    assert " 0 judged by: norm, leak, loss; drift, ties, logits in 1 of 2 layers " in partly
+    assert len(told["doctor"]) == 1 and "in 1 of 2 layers" in told["log"]
+    assert 'bellwether_run_judged_ratio{run="one-of-two",family="ties"} 0.5' in told["metrics"]
+
+    assert " 0 judged by: loss " in train("loss-only", Eager, Eager)
+    assert len(told["doctor"]) == 2 and "only loss, gradient norm" in told["log"]
 
 
 def test_a_scan_without_a_server_starts_one(

@@ -244,6 +244,34 @@ TEST_F(LiveRunTest, FramesStrippedOfTheirHeadsAreCountedOnceForEachRank) {
 }
 
 // The version is in the first four bytes.
+TEST_F(LiveRunTest, WhatItIsJudgedByIsTheSameAfterARestartAtAnyStep) {
+  const auto shown = [&] {
+    run_->Publish();
+    return JudgedByOf(table_.Get(1)->record).Text(false);
+  };
+  Begin(1);
+  EXPECT_EQ(shown(), "not judged yet");
+  std::string before;
+  for (int64_t step = 0; step < 30; ++step) {
+    RankFrame frame;
+    frame.step = step;
+    frame.blocks = {{SignalId::kKeyLeakSum, 0, 1, 0, 1, 0}, {SignalId::kKeyGradientSum, 0, 1, 0, 1, 1}};
+    frame.values = {1, 1};
+    if (step == 3) {  // Once the weights are measured, too.
+      frame.blocks.push_back({SignalId::kWqSigma, 0, 1, 0, 2, 2});
+      frame.values.insert(frame.values.end(), {1, 1});
+    }
+    Put(0, WalKind::kMessage, {++seq_, std::move(frame)});
+    before = shown();
+    EXPECT_EQ(before, step >= 3 && step < 11 ? "judged by: norm, leak" : "judged by: leak") << step;
+    if (step % 3 == 1) Save();
+    if (step % 5 == 4) {
+      Restart();
+      EXPECT_EQ(shown(), before) << step;
+    }
+  }
+}
+
 TEST_F(LiveRunTest, AStateWithoutStrippedFramesIsOneThatServersOfBeforeRead) {
   Begin(1);
   const auto version = [this] { return static_cast<int>(database_->GetState(1)->at(0)); };

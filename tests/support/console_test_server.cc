@@ -3,10 +3,11 @@
 // For tests and pictures of the page, and for working on it without a trainer.
 // Prints one line of JSON, {"port": N}, and serves until its input ends.
 //
-//   --scenario=ill|healthy|empty|many|huge|hostile   --port=N   --token=T
+//   --scenario=ill|healthy|partly|empty|many|huge|hostile   --port=N   --token=T
 //   --access-file=F --tokens-file=F --absent=ADDRESS,... --unserved=N
 // huge: 126 layers of 128 heads, a million steps.  hostile: every text that a
-// trainer or a person can choose is kHostile.
+// trainer or a person can choose is kHostile.  partly: as healthy, but of the
+// first run only the key gradients are measured, and of the last one the loss.
 // absent: it is of a cluster, whose other servers do not answer.
 // The first run has a policy that proposes, and an action that waits for a
 // person; "apply" is the trainer's answer to what was approved.
@@ -197,6 +198,11 @@ int Main(const std::vector<std::string>& arguments) {
       snapshot->record.end_reason = kHostile;
     }
     if (run.ended) snapshot->record.import_of = "a recording";
+    if (scenario == "partly" && (run.id == 1 || run.ended)) {
+      std::vector<SignalId> reported = {SignalId::kLoss};
+      if (run.id == 1) reported = {SignalId::kKeyLeakSum, SignalId::kKeyGradientSum};
+      snapshot->record.coverage = RunCoverage::Of(reported, run.layout.layers, 0, run.steps);
+    }
     table.Publish(snapshot);
   };
   for (const SyntheticRun& run : runs) publish(run);

@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <limits>
@@ -244,6 +245,9 @@ RunId QueryStack::AddRun(const RunSpec& spec) {
   record.frames = static_cast<uint64_t>(spec.steps);
   record.steps_recorded = static_cast<uint64_t>(spec.steps);
   record.signals = {SignalId::kRows, SignalId::kCommonModeSum, SignalId::kSpreadSum, SignalId::kLoss};
+  // As if the other signals of the heads had come, too.
+  record.coverage = RunCoverage::Of(record.signals, spec.layout.layers, 0, record.step);
+  std::fill(record.coverage.missed.begin(), record.coverage.missed.end(), uint8_t{0});
   snapshot->ranks_reporting = 1;
   snapshot->version = 1;
   snapshot->heads = heads;

@@ -3,7 +3,7 @@ import { Alert, Evidence, Run, api, num } from './api';
 import { caller, whyNot } from './caller';
 import { Openings, fill, h, sayIfRefused } from './dom';
 import { ago, duration, integer, number, stageName } from './format';
-import { stageBadge } from './runs_page';
+import { partlyJudged, stageBadge } from './runs_page';
 import { findSignal } from './signals';
 
 export function isFiring(alert: Alert): boolean {
@@ -61,11 +61,14 @@ export function verdict(run: Run, alerts: Alert[], secondsPerStep: number): HTML
   const worst = leading(alerts);
   if (!worst) {
     const silent = !run.ended && Date.now() / 1000 - num(run.last_report_unix_ns) / 1e9 > 600;
-    return h('section', { class: `verdict ${silent ? 'warning' : 'healthy'}`, 'aria-label': 'Verdict' },
+    const partly = partlyJudged(run);
+    const well = [run.ended ? 'Ended' : '', partly ?? (run.ended ? '' : 'Healthy')].filter((word) => word !== '').join(' · ');
+    return h('section', { class: `verdict ${silent ? 'warning' : partly !== null ? 'info' : 'healthy'}`, 'aria-label': 'Verdict' },
       h('div', { class: 'verdict-main' },
-        h('div', { class: 'verdict-stage' }, silent ? 'Silent' : run.ended ? 'Ended' : 'Healthy'),
+        h('div', { class: 'verdict-stage' }, silent ? 'Silent' : well),
         h('div', { class: 'verdict-head' }, silent ? `no report for ${duration(Date.now() / 1000 - num(run.last_report_unix_ns) / 1e9)}` : 'no alert fires')),
-      silent ? h('p', {}, 'A silent run is not a healthy run: it has stopped, it hangs, or its client has disabled itself.') : null);
+      silent ? h('p', {}, 'A silent run is not a healthy run: it has stopped, it hangs, or its client has disabled itself.') : null,
+      notJudged(run));
   }
   const severity = worstSeverity(alerts);
   const stage = Math.max(...firing.map((a) => a.last.stage));
@@ -82,7 +85,16 @@ export function verdict(run: Run, alerts: Alert[], secondsPerStep: number): HTML
       h('div', {}, h('dt', {}, 'Left'), h('dd', {}, left.steps), h('dd', { class: 'note' }, left.detail)),
       h('div', {}, h('dt', {}, 'Since'), h('dd', {}, `step ${integer(num(worst.last.first_step))}`),
         h('dd', { class: 'note' }, `cause: ${worst.last.cause || 'unknown'}`))),
-    worst.last.advice ? h('p', { class: 'advice' }, h('strong', {}, 'Do: '), worst.last.advice) : null);
+    worst.last.advice ? h('p', { class: 'advice' }, h('strong', {}, 'Do: '), worst.last.advice) : null,
+    notJudged(run));
+}
+
+/** What no rule can find in this run, since its signals do not arrive. */
+function notJudged(run: Run): HTMLElement | null {
+  if (partlyJudged(run) === null) return null;
+  const missing = (run.judged?.families ?? []).filter((f) => f.layers < f.of)
+    .map((f) => (f.name === 'loss' || f.layers === 0 ? f.name : `${f.name} in ${f.of - f.layers} of ${f.of} layers`));
+  return h('p', {}, `Not judged, since its signals do not arrive: ${missing.join(', ')}. “python -m bellwether doctor” says why.`);
 }
 
 function evidenceTable(alert: Alert): HTMLElement {

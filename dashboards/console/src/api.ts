@@ -10,6 +10,8 @@ export function num(value: Num | undefined | null): number {
 
 export interface Layout { layers: number; heads: number; kv_heads: number; head_dim: number; seq_len: number }
 export interface Eta { known: boolean; steps: Num; lower_steps: Num; upper_steps: Num }
+/** What the run can be judged by; `text` is what is said of stage 0: "healthy" if `whole`. */
+export interface Judged { whole: boolean; text: string; families: { name: string; layers: number; of: number }[] }
 export interface Run {
   description: {
     name: string; attempt: number; world: number; reporters: number; layout: Layout;
@@ -19,6 +21,7 @@ export interface Run {
   started_unix_ns: Num; last_report_unix_ns: Num; ranks_reporting: number;
   frames: Num; frames_dropped: Num; alerts_firing: number; eta?: Eta; loss: Num; signals: string[];
   imported?: boolean;
+  judged?: Judged;  // Absent: of a server of before.
 }
 /** How a signal lay in earlier healthy runs of the same kind, at the same stage of training. */
 export interface SiblingBand { runs: number; step_begin: Num; step_end: Num; min: Num; p01: Num; p50: Num; p99: Num; max: Num }

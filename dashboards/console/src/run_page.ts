@@ -7,7 +7,7 @@ import { fill, h } from './dom';
 import { ago, integer } from './format';
 import { Cell, Heatmap, HeatmapData, worstTable } from './heatmap';
 import { Route, formatRoute } from './route';
-import { importedBadge, stageBadge } from './runs_page';
+import { importedBadge, runBadge } from './runs_page';
 import { causalNames, findSignal, headSignals, runSignals } from './signals';
 
 const seriesPoints = 600;
@@ -236,7 +236,7 @@ export class RunPage {
     if (!run) return;
     const d = run.description;
     document.title = `${run.stage > 0 ? `(${run.stage}) ` : ''}${d.name} · Bellwether`;
-    fill(this.title, d.name, ' ', stageBadge(run.stage, worstSeverity(this.alerts), run.ended), ' ', importedBadge(run));
+    fill(this.title, d.name, ' ', runBadge(run, worstSeverity(this.alerts)), ' ', importedBadge(run));
     const elapsed = num(run.last_report_unix_ns) - num(run.started_unix_ns);
     if (this.secondsPerStep === 0 && num(run.step) > 0 && elapsed > 0) this.secondsPerStep = elapsed / 1e9 / num(run.step);
     this.facts.textContent = [`step ${integer(num(run.step))}`, `${d.layout.layers} layers × ${d.layout.heads} heads`, d.attention?.kernel,

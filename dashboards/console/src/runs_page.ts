@@ -10,10 +10,22 @@ export function importedBadge(run: Run): HTMLElement | null {
   return run.imported ? h('span', { class: 'badge stage-ended', title: 'A recording that was imported' }, 'imported') : null;
 }
 
-/** In the colour of the alerts that say so. */
-export function stageBadge(stage: number, severity: string, ended = false): HTMLElement {
-  const mood = stage > 0 ? `sev-${severity}` : ended ? 'stage-ended' : 'stage-0';
-  return h('span', { class: `badge ${mood}` }, stage > 0 ? `${stage} · ${stageName(stage)}` : ended ? 'ended' : 'healthy');
+/** In the colour of the alerts that say so; `stage` is above 0. */
+export function stageBadge(stage: number, severity: string): HTMLElement {
+  return h('span', { class: `badge sev-${severity}` }, `${stage} · ${stageName(stage)}`);
+}
+
+/** "Healthy" only where everything is judged. */
+export function runBadge(run: Run, severity: string): HTMLElement {
+  if (run.stage > 0) return stageBadge(run.stage, severity);
+  const partly = partlyJudged(run);
+  const words = [run.ended ? 'ended' : '', partly ?? (run.ended ? '' : 'healthy')].filter((word) => word !== '');
+  return h('span', { class: `badge ${run.ended ? 'stage-ended' : partly !== null ? 'sev-info' : 'stage-0'}` }, words.join(' · '));
+}
+
+/** What is said in place of "healthy": "judged by: leak"; null where that is true. */
+export function partlyJudged(run: Run): string | null {
+  return run.judged && !run.judged.whole ? run.judged.text : null;
 }
 
 export class RunsPage {
@@ -91,7 +103,7 @@ export class RunsPage {
     return h('tr', { class: run.stage > 0 ? `ill ${severity}` : '', onclick: () => (location.hash = link) },
       h('th', { scope: 'row' }, h('a', { href: link }, name), ' ', importedBadge(run), h('div', { class: 'muted small' },
         `${run.description.model || 'model'} · ${run.description.layout.layers} × ${run.description.layout.heads} heads · ${run.description.attention?.score_dtype ?? ''}`)),
-      h('td', {}, stageBadge(run.stage, severity, run.ended)),
+      h('td', {}, runBadge(run, severity)),
       h('td', {}, where ? h('strong', {}, where) : '–'),
       h('td', { class: 'right' }, eta),
       h('td', { class: 'right' }, integer(num(run.step))),

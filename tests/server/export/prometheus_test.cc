@@ -98,6 +98,26 @@ TEST_F(PrometheusTest, ValuesOfRunLayerAndHead) {
   EXPECT_EQ(CountOf(page, "rule=\"eps\""), 0);
 }
 
+TEST_F(PrometheusTest, WhatARunIsJudgedByIsAShareOfItsLayers) {
+  const SyntheticRun run{.name = "a", .layout = {.layers = 4, .heads = 2, .kv_heads = 2}};
+  Publish(run);
+  const auto whole = Parse(exporter().Render());
+  EXPECT_EQ(whole.at(R"(bellwether_run_judged_ratio{run="a",family="all"})"), 1);
+  EXPECT_EQ(CountOf(whole, "bellwether_run_judged_ratio"), 1) << "a thousand runs that are whole cost one series each";
+  Publish(run, [&](RunSnapshot* snapshot) {
+    RunCoverage& coverage = snapshot->record.coverage;
+    coverage = RunCoverage::Of({SignalId::kKeyLeakSum, SignalId::kKeyGradientSum}, 4, 0, snapshot->record.step);
+    coverage.missed[0] = 0;  // The drift of layer 0.
+  });
+  const auto page = Parse(exporter().Render());
+  const auto ratio = [&](const char* family) {
+    return page.at(absl::StrCat("bellwether_run_judged_ratio{run=\"a\",family=\"", family, "\"}"));
+  };
+  EXPECT_EQ(ratio("drift"), 0.25);
+  EXPECT_EQ(ratio("leak"), 1);
+  for (const char* const family : {"all", "ties", "norm", "logits", "loss"}) EXPECT_EQ(ratio(family), 0) << family;
+}
+
 TEST_F(PrometheusTest, WhatTheClientsLostIsThere) {
   Publish({.name = "a"}, [](RunSnapshot* run) {
     run->record.frames_dropped = 7;
