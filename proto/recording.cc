@@ -152,8 +152,9 @@ RecordingReader::Result RecordingReader::Next(v1::RecordedMessage* message) {
     if (!s.Decompress()) {
       if (!s.error.empty()) return Result::kError;
       if (!s.stream_ended) return Result::kNeedMore;
-      if (s.plain_pos == s.plain.size()) return Result::kEnd;
-      s.error = "damaged .bwrun: ends within a message";
+      const bool whole = s.plain_pos == s.plain.size();
+      if (whole && s.compressed_pos == s.compressed.size()) return Result::kEnd;
+      s.error = whole ? "damaged .bwrun: bytes follow its end" : "damaged .bwrun: ends within a message";
       return Result::kError;
     }
   }

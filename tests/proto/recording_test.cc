@@ -96,6 +96,28 @@ TEST(RecordingTest, GivesBackWhatWasWrittenInPiecesOfAnySize) {
   }
 }
 
+TEST(RecordingTest, BytesBehindItsEndAreAnError) {
+  const std::string file = Write(SomeMessages());
+  for (const std::string& more : {std::string(1, '\0'), std::string("more"), file}) {
+    for (const size_t piece : {size_t{1}, file.size(), file.size() + 1, file.size() + more.size()}) {
+      const Outcome outcome = Read(file + more, piece);
+      EXPECT_EQ(outcome.messages, Serialized(SomeMessages()));
+      // A reader that is asked between the pieces has seen the end by then.
+      if (piece <= file.size() && file.size() % piece == 0) continue;
+      EXPECT_EQ(outcome.end, RecordingReader::Result::kError) << piece;
+      EXPECT_THAT(outcome.error, HasSubstr("bytes follow its end"));
+    }
+  }
+  RecordingReader reader;
+  v1::RecordedMessage message;
+  reader.Feed(file);
+  while (reader.Next(&message) == RecordingReader::Result::kMessage) {
+  }
+  EXPECT_EQ(reader.Next(&message), RecordingReader::Result::kEnd);
+  reader.Feed("x");
+  EXPECT_EQ(reader.Next(&message), RecordingReader::Result::kError);
+}
+
 TEST(RecordingTest, EmptyRecordingEnds) { EXPECT_EQ(Read(Write({}), 1 << 20).end, RecordingReader::Result::kEnd); }
 
 TEST(RecordingTest, AFileCutAnywhereGivesAPrefixAndNeverAnEnd) {
