@@ -58,7 +58,7 @@ EventStream::~EventStream() {
   hub_->open_->Set(hub_->streams_);
 }
 
-std::optional<std::string> EventStream::Next() {
+std::optional<std::string> EventStream::Next(const std::function<bool()>& gone) {
   const Clock& clock = *Clock::System();
   std::string text;
   if (!greeted_) {
@@ -71,12 +71,17 @@ std::optional<std::string> EventStream::Next() {
     }
     return absl::StrCat("retry: 2000\nid: ", after_, "\nevent: resync\ndata: {}\n\n");
   }
-  {
+  const int64_t until_ns = clock.MonotonicNanos() + hub_->options_.tick_ns;
+  for (bool waits = true; waits;) {
+    if (gone != nullptr && gone()) return std::nullopt;
     absl::MutexLock lock(&hub_->mutex_);
     const auto has_news = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(hub_->mutex_) {
       return hub_->stopped_ || (hub_->posted_ > after_ && !failed_);
     };
-    AwaitFor(&hub_->mutex_, absl::Condition(&has_news), absl::Nanoseconds(hub_->options_.tick_ns));
+    const int64_t left_ns = until_ns - clock.MonotonicNanos();
+    waits = !AwaitFor(&hub_->mutex_, absl::Condition(&has_news),
+                      absl::Nanoseconds(std::clamp<int64_t>(left_ns, 0, hub_->options_.look_ns))) &&
+            left_ns > hub_->options_.look_ns;
     if (hub_->stopped_) return std::nullopt;
   }
   if (refused_) return std::nullopt;

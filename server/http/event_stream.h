@@ -40,8 +40,8 @@ class EventStream {
   EventStream& operator=(const EventStream&) = delete;
 
   // Waits until there is something to say, a tick at the longest, and returns
-  // it; nothing once the hub has stopped, or the reader was refused.
-  std::optional<std::string> Next();
+  // it; nothing once the hub has stopped, or the reader was refused or is `gone`.
+  std::optional<std::string> Next(const std::function<bool()>& gone = nullptr);
 
  private:
   friend class EventHub;
@@ -67,6 +67,7 @@ class EventHub {
   struct Options {
     int streams_max = 64;
     int64_t tick_ns = 1'000'000'000;
+    int64_t look_ns = 200'000'000;  // So often whether the reader has gone.
     int64_t keepalive_ns = 15'000'000'000;
     size_t transitions_max = 256;  // At once; the rest follows.
     size_t runs_named_max = 32;

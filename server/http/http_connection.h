@@ -47,6 +47,13 @@ class HttpConnection final : public httplib::Stream {
   HttpConnection& operator=(const HttpConnection&) = delete;
 
   int fd() const { return fd_; }
+  // Whose it is, and whether it is there for health checks alone: the listener's.
+  void Stand(std::string source, bool health_only) {
+    source_ = std::move(source);
+    health_only_ = health_only;
+  }
+  const std::string& source() const { return source_; }
+  bool health_only() const { return health_only_; }
   SSL* ssl() const { return ssl_.get(); }
 
   // Goes on with the handshake and takes what has come of a head; never waits.
@@ -112,6 +119,8 @@ class HttpConnection final : public httplib::Stream {
   const Limits limits_;
   const std::function<void()> closed_;
   const std::unique_ptr<SSL, SslFree> ssl_;
+  std::string source_;
+  bool health_only_ = false;
   bool shook_hands_;
   bool wants_to_write_ = false;
   bool idle_ = false;  // Kept, and nothing of another request has come.

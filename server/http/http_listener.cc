@@ -120,8 +120,8 @@ void HttpListener::Accept() {
     return;
   }
   const std::string source = ConnectionSource(fd, peer);
-  if (!Admit(source)) {
-    refused_address_->Add();
+  const std::optional<Place> place = Admit(source);
+  if (!place.has_value()) {
     close(fd);
     return;
   }
@@ -129,23 +129,63 @@ void HttpListener::Accept() {
                                       .request_ns_max = options_.request_seconds_max * kSecondNs,
                                       .write_ns_max = options_.write_seconds_max * kSecondNs};
   const auto connection =
-      std::make_shared<HttpConnection>(fd, options_.tls, limits, [this, source] { Release(source); });
-  if (MakeRoom()) Hold(connection);
+      std::make_shared<HttpConnection>(fd, options_.tls, limits, [this, source, place] { Release(source, *place); });
+  connection->Stand(source, *place == Place::kHealth);
+  Hold(connection);
 }
 
-// The new connection is counted already.
-bool HttpListener::MakeRoom() {
-  {
-    absl::MutexLock lock(&sources_mutex_);
-    if (open_ <= options_.connections_max) return true;
+std::optional<HttpListener::Place> HttpListener::Admit(const std::string& source) {
+  if (TakePlace(source)) return Place::kAny;
+  if (TakeHealthPlace(source)) return Place::kHealth;
+  return std::nullopt;
+}
+
+bool HttpListener::TakePlace(const std::string& source) {
+  for (bool tried = false;; tried = true) {
+    {
+      absl::MutexLock lock(&sources_mutex_);
+      const auto his = by_source_.find(source);
+      if (his != by_source_.end() && his->second.any >= options_.per_address_max) return false;
+      if (open_ < options_.connections_max) {
+        ++by_source_[source].any;
+        ++open_;
+        return true;
+      }
+    }
+    if (tried) return false;
+    refused_connections_->Add();
+    if (!MakeRoom(Place::kAny, "")) return false;  // All are being served.
   }
-  refused_connections_->Add();
-  const auto oldest = std::min_element(waiting_.begin(), waiting_.end(), [](const auto& a, const auto& b) {
-    return a.second->waits_since_ns() < b.second->waits_since_ns();
-  });
-  if (oldest == waiting_.end()) return false;  // All are being served.
-  Forget(ConnectionPtr(oldest->second));
-  return true;
+}
+
+bool HttpListener::TakeHealthPlace(const std::string& source) {
+  for (bool tried = false;; tried = true) {
+    bool his_own = false;
+    {
+      absl::MutexLock lock(&sources_mutex_);
+      const auto his = by_source_.find(source);
+      his_own = his != by_source_.end() && his->second.health >= options_.health_per_address_max;
+      if (!his_own && health_open_ < options_.health_connections_max) {
+        ++by_source_[source].health;
+        ++health_open_;
+        return true;
+      }
+    }
+    if (!tried) refused_address_->Add();
+    if (tried || !MakeRoom(Place::kHealth, his_own ? source : "")) return false;
+  }
+}
+
+bool HttpListener::MakeRoom(Place place, const std::string& source) {
+  ConnectionPtr oldest;
+  for (const auto& [fd, connection] : waiting_) {
+    if (connection->health_only() != (place == Place::kHealth)) continue;
+    if (!source.empty() && connection->source() != source) continue;
+    if (oldest == nullptr || connection->waits_since_ns() < oldest->waits_since_ns()) oldest = connection;
+  }
+  if (oldest == nullptr) return false;
+  Forget(oldest);
+  return true;  // Its end, below, gives its place back.
 }
 
 void HttpListener::Progress(const ConnectionPtr& connection) {
@@ -192,6 +232,9 @@ void HttpListener::Turn(const ConnectionPtr& connection, const char* answer, Cou
 
 void HttpListener::Dispatch(const ConnectionPtr& connection) {
   const bool probe = IsProbe(connection->PathRead());
+  if (connection->health_only() && !probe && connection->PathRead() != "/metrics") {
+    return Turn(connection, kBusy, refused_address_);
+  }
   // A probe's answer fits into the kernel's buffer, unless its reader wants to hold the thread.
   connection->WriteWithin(probe ? 0 : options_.write_seconds_max * kSecondNs);
   Forget(connection);
@@ -249,20 +292,12 @@ void HttpListener::EndLate() {
   }
 }
 
-bool HttpListener::Admit(const std::string& source) {
+void HttpListener::Release(const std::string& source, Place place) {
   absl::MutexLock lock(&sources_mutex_);
-  int64_t& open = by_source_[source];
-  if (open >= options_.per_address_max) return false;
-  ++open;
-  ++open_;
-  return true;
-}
-
-void HttpListener::Release(const std::string& source) {
-  absl::MutexLock lock(&sources_mutex_);
-  --open_;
+  --(place == Place::kAny ? open_ : health_open_);
   const auto found = by_source_.find(source);
-  if (--found->second == 0) by_source_.erase(found);
+  --(place == Place::kAny ? found->second.any : found->second.health);
+  if (found->second.any + found->second.health == 0) by_source_.erase(found);
 }
 
 }  // namespace bellwether::server

@@ -8,8 +8,11 @@
 // busy.
 //
 // An address has so many connections at once, and all together connections_max,
-// where the one that has waited longest for its request makes room.  What is
-// closed by a limit is counted by it:
+// where the one that has waited longest for its request makes room.  A connection
+// beyond those is one of a few that are kept for health checks, probes and /metrics:
+// whatever else it asks for is answered with 503.  Of these, too, the one that has
+// waited longest makes room, of its own address first.  What is closed by a limit, or
+// answered so, is counted by it:
 //   address      its address has so many already
 //   connections  connections_max are open
 //   descriptors  the process has none left: nothing is accepted for 10 ms
@@ -28,6 +31,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -45,6 +49,8 @@ class HttpListener {
   struct Options {
     int64_t per_address_max = 64;  // As connection_source.h counts them.
     size_t connections_max = 344;
+    int64_t health_per_address_max = 8;  // Beyond those: connections for health checks.
+    size_t health_connections_max = 64;
     size_t threads_max = 88;
     size_t queue_max = 256;
     size_t head_bytes_max = 32 << 10;
@@ -85,9 +91,19 @@ class HttpListener {
   void Turn(const ConnectionPtr& connection, const char* answer, Counter* counter);
   void TakeBack();
   void EndLate();
-  bool MakeRoom();
-  bool Admit(const std::string& source);
-  void Release(const std::string& source);
+  // As one of whom the address has per_address_max, or for health checks.
+  enum class Place : uint8_t { kAny, kHealth };
+  struct Use {
+    int64_t any = 0, health = 0;
+  };
+  // Where a connection of the address stands; nothing: nowhere.
+  std::optional<Place> Admit(const std::string& source);
+  bool TakePlace(const std::string& source);
+  bool TakeHealthPlace(const std::string& source);
+  // Ends the connection that has waited longest of those that stand there, of `source`
+  // if that is not "".
+  bool MakeRoom(Place place, const std::string& source);
+  void Release(const std::string& source, Place place);
 
   const Options options_;
   const Serve serve_;
@@ -110,8 +126,9 @@ class HttpListener {
   std::set<ConnectionPtr> served_ ABSL_GUARDED_BY(mutex_);
   std::vector<ConnectionPtr> returned_ ABSL_GUARDED_BY(mutex_);  // By workers.
   absl::Mutex sources_mutex_;                                    // Taken last: connections end in many places.
-  std::map<std::string, int64_t> by_source_ ABSL_GUARDED_BY(sources_mutex_);
-  size_t open_ ABSL_GUARDED_BY(sources_mutex_) = 0;
+  std::map<std::string, Use> by_source_ ABSL_GUARDED_BY(sources_mutex_);
+  size_t open_ ABSL_GUARDED_BY(sources_mutex_) = 0;  // For health checks beside.
+  size_t health_open_ ABSL_GUARDED_BY(sources_mutex_) = 0;
   WorkerPool pool_;
   WorkerPool probes_;
 };

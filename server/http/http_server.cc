@@ -445,7 +445,7 @@ void HttpServerImpl::Events(const Request& request, Response& response) {
   response.set_header("Cache-Control", "no-store");
   response.set_header("X-Accel-Buffering", "no");  // Proxies must not collect.
   response.set_chunked_content_provider("text/event-stream", [stream](size_t, httplib::DataSink& sink) {
-    const std::optional<std::string> text = stream->Next();
+    const std::optional<std::string> text = stream->Next([] { return Engine::Served()->gone(); });
     if (!text.has_value()) {
       sink.done();
       return true;

@@ -233,6 +233,29 @@ def test_who_is_slow_holds_up_no_probe(page: Page) -> None:
     watcher.close()
 
 
+def test_streams_of_an_address_shut_out_no_health_check_from_it(page: Page) -> None:
+    streams = [page.connect() for _ in range(64)]
+    for wire in streams:
+        wire.sendall(
+            b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n"
+            + f"Authorization: Bearer {page.token}\r\n\r\n".encode()
+        )
+        assert wire.recv(15) == b"HTTP/1.1 200 OK"
+    for _ in range(3):
+        for path in ("/-/ready", "/-/healthy", "/metrics"):
+            assert page.ask(path, token=page.token)[0] == 200, path
+    assert page.ask("/api/v1/ListRuns", token=page.token)[0] == 503
+    for wire in streams:
+        wire.close()
+    began = time.monotonic()
+
+    def served() -> bool:
+        return page.ask("/api/v1/ListRuns", token=page.token)[0] == 200
+
+    wait_for("a place is free again", served)
+    assert time.monotonic() - began < 8, "their next word would come after 15 s"
+
+
 def test_who_is_slow_holds_up_no_shutdown(page: Page) -> None:
     reader = page.connect()  # Of a stream, which it reads no further.
     reader.sendall(

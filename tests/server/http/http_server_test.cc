@@ -328,6 +328,17 @@ int Connect(const char* address, int port) {
   return fd;
 }
 
+std::string ReadAll(int fd) {
+  std::string text;
+  char part[65536];
+  for (ssize_t got; (got = recv(fd, part, sizeof(part), 0)) > 0;) text.append(part, static_cast<size_t>(got));
+  return text;
+}
+
+void SendText(int fd, const std::string& text) {
+  EXPECT_EQ(send(fd, text.data(), text.size(), MSG_NOSIGNAL), static_cast<ssize_t>(text.size()));
+}
+
 TEST_F(HttpServerTest, AnAddressHasSoManyConnectionsAndOthersAreServed) {
   HttpOptions options;
   options.connections_per_address_max = 3;
@@ -338,10 +349,10 @@ TEST_F(HttpServerTest, AnAddressHasSoManyConnectionsAndOthersAreServed) {
   const Counter* const refused = counters_.counter("bellwether_http_connections_refused_total", {{"limit", "address"}});
   std::vector<int> held;
   for (int i = 0; i < 3; ++i) held.push_back(Connect("127.0.0.2", server_->port()));
-  // In order, so the fourth is behind the three.
+  // In order, so the fourth is behind the three; what it asks for is no health check.
   const int fourth = Connect("127.0.0.2", server_->port());
-  char byte = 0;
-  EXPECT_EQ(recv(fourth, &byte, 1, 0), 0) << "closed";
+  SendText(fourth, "GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n");
+  EXPECT_THAT(ReadAll(fourth), HasSubstr("503 Service Unavailable"));
   EXPECT_EQ(refused->value(), 1);
   close(fourth);
   // The kept-alive limit of a second ends those that say nothing; another address need not wait for that.
@@ -360,17 +371,6 @@ TEST_F(HttpServerTest, AnAddressHasSoManyConnectionsAndOthersAreServed) {
   EXPECT_TRUE(served);
 }
 
-std::string ReadAll(int fd) {
-  std::string text;
-  char part[65536];
-  for (ssize_t got; (got = recv(fd, part, sizeof(part), 0)) > 0;) text.append(part, static_cast<size_t>(got));
-  return text;
-}
-
-void SendText(int fd, const std::string& text) {
-  EXPECT_EQ(send(fd, text.data(), text.size(), MSG_NOSIGNAL), static_cast<ssize_t>(text.size()));
-}
-
 TEST_F(HttpServerTest, AnAnswerTakesAsLongAsItsReader) {
   metrics_bytes_ = 64 << 20;
   Start({.request_seconds_max = 1, .write_seconds_max = 60});
@@ -385,6 +385,40 @@ TEST_F(HttpServerTest, AnAnswerTakesAsLongAsItsReader) {
     close(fd);
   }
   EXPECT_GT(answer.size(), metrics_bytes_);
+}
+
+TEST_F(HttpServerTest, HealthChecksOfAFullAddressAreAnswered) {
+  HttpOptions options;
+  options.connections_per_address_max = 2;
+  Start(options);
+  const auto stream = [this] {
+    const int fd = Connect("127.0.0.2", server_->port());
+    SendText(fd, "GET /api/v1/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n");
+    char byte = 0;
+    EXPECT_EQ(recv(fd, &byte, 1, 0), 1);
+    return fd;
+  };
+  std::vector<int> held = {stream(), stream()};
+  auto client = Client();
+  client.set_interface("127.0.0.2");
+  const auto status = [&](const char* path) {
+    const auto answer = client.Get(path);
+    return answer ? answer->status : 0;
+  };
+  for (const char* const path : {"/-/ready", "/-/healthy", "/metrics"}) EXPECT_EQ(status(path), 200) << path;
+  EXPECT_EQ(status("/api/v1/ListRuns"), 503);
+  // Nor do those shut it out that stand there and say nothing.
+  std::vector<int> silent;
+  for (int i = 0; i < 100; ++i) silent.push_back(Connect("127.0.0.2", server_->port()));
+  for (const char* const path : {"/-/ready", "/-/healthy", "/metrics"}) EXPECT_EQ(status(path), 200) << path;
+  for (const int fd : silent) close(fd);
+  // Whose stream's reader has gone has his place again within moments, not at the next word.
+  const auto began = std::chrono::steady_clock::now();
+  for (const int fd : held) close(fd);
+  while (status("/api/v1/ListRuns") != 200 && std::chrono::steady_clock::now() - began < std::chrono::seconds(60)) {
+    std::this_thread::yield();
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(8)) << "a comment comes after 15 s";
 }
 
 TEST_F(HttpServerTest, RequestsOfOneConnectionAreAnsweredInOrder) {
