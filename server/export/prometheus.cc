@@ -30,7 +30,8 @@ Exporter::Exporter(const ExportOptions& options, const RunTable* runs, AlertLog*
                    Clock* clock)
     : options_(options), runs_(runs), alerts_(alerts), counters_(counters), clock_(clock), heads_(options.heads) {
   // From the first scrape on, so that increase() sees the first suppression.
-  for (const SeriesLevel level : {SeriesLevel::kRun, SeriesLevel::kLayer, SeriesLevel::kHead}) Suppress(level, 0);
+  for (const SeriesLevel level : {SeriesLevel::kAlert, SeriesLevel::kRun, SeriesLevel::kLayer, SeriesLevel::kHead})
+    Suppress(level, 0);
   subscription_ = alerts_->Subscribe([this](const Transition& transition) {
     const char* const to = transition.state == AlertState::kFiring ? "firing" : "resolved";
     counters_->counter("bellwether_alert_transitions_total", {{"rule", transition.rule}, {"to", to}})->Add();
@@ -47,15 +48,15 @@ void Exporter::Suppress(SeriesLevel level, int64_t series) {
 std::string Exporter::Render() {
   absl::MutexLock lock(&mutex_);
   const int64_t now_ns = clock_->UnixNanos();
-  const std::vector<RunSnapshotPtr> runs = ExportedRuns(now_ns);
+  std::vector<RunSnapshotPtr> runs = ExportedRuns(now_ns);
   FamilySet set;
   AddProcessMetrics(&set);
-  AddAlerts(runs, now_ns, &set);
-  for (const RunSnapshotPtr& run : runs) AddRunCore(*run, &set);
-
   int64_t own = static_cast<int64_t>(kSeriesLevelNames.size());  // bellwether_series_exported
   for (const Counters::Entry& entry : counters_->List()) own += SeriesOf(entry);
-  AddDetails(runs, options_.series_max - set.series() - own, now_ns, &set);
+  int64_t budget = std::max<int64_t>(options_.series_max - set.series() - own, 0);
+  AddAlerts(runs, now_ns, &budget, &set);
+  runs = AddCores(std::move(runs), &budget, &set);
+  AddDetails(runs, budget, now_ns, &set);
 
   // Last, with what this scrape itself suppressed.
   AddCounters(&set);
@@ -78,16 +79,40 @@ std::vector<RunSnapshotPtr> Exporter::ExportedRuns(int64_t now_ns) const {
   return exported;
 }
 
-void Exporter::AddAlerts(const std::vector<RunSnapshotPtr>& runs, int64_t now_ns, FamilySet* set) const {
+std::vector<RunSnapshotPtr> Exporter::AddCores(std::vector<RunSnapshotPtr> runs, int64_t* budget, FamilySet* set) {
+  std::vector<RunSnapshotPtr> by_worth = runs;
+  std::stable_sort(by_worth.begin(), by_worth.end(),
+                   [](const RunSnapshotPtr& a, const RunSnapshotPtr& b) { return a->record.ended < b->record.ended; });
+  const auto fit = static_cast<size_t>(*budget / kRunCoreSeries);
+  if (fit < runs.size()) {
+    Suppress(SeriesLevel::kRun, static_cast<int64_t>(runs.size() - fit) * kRunCoreSeries);
+    std::set<RunId> out;
+    for (size_t i = fit; i < by_worth.size(); ++i) out.insert(by_worth[i]->record.id);
+    std::erase_if(runs, [&out](const RunSnapshotPtr& run) { return out.contains(run->record.id); });
+  }
+  *budget -= static_cast<int64_t>(runs.size()) * kRunCoreSeries;
+  for (const RunSnapshotPtr& run : runs) AddRunCore(*run, set);
+  return runs;
+}
+
+void Exporter::AddAlerts(const std::vector<RunSnapshotPtr>& runs, int64_t now_ns, int64_t* budget, FamilySet* set) {
   std::map<RunId, const RunSnapshot*> by_id;
   for (const RunSnapshotPtr& run : runs) by_id[run->record.id] = run.get();
   // Two alerts that differ only in when they began are one series.
   std::set<std::tuple<RunId, std::string, Severity, Head>> seen;
-  for (const AlertView& alert : alerts_->List(/*run=*/0, /*firing_only=*/true)) {
+  std::vector<AlertView> alerts = alerts_->List(/*run=*/0, /*firing_only=*/true);
+  std::stable_sort(alerts.begin(), alerts.end(),
+                   [](const AlertView& a, const AlertView& b) { return a.last.severity > b.last.severity; });
+  for (const AlertView& alert : alerts) {
     const Transition& last = alert.last;
     if (alert.note.silenced_until_unix_ns > now_ns) continue;
     const auto run = by_id.find(last.run);
     if (run == by_id.end() || !seen.insert({last.run, last.rule, last.severity, last.strongest}).second) continue;
+    if (*budget == 0) {
+      Suppress(SeriesLevel::kAlert, 1);
+      continue;
+    }
+    --*budget;
     FamilySet::LabelList labels = {
         {"run", run->second->record.description.name}, {"rule", last.rule}, {"severity", SeverityName(last.severity)}};
     if (last.strongest.layer >= 0) labels.push_back({"layer", absl::StrCat(last.strongest.layer)});

@@ -3,10 +3,11 @@
 // Built anew for every scrape from the snapshots of the runs, the firing alerts
 // and the server's own counters; nothing is kept per sample.
 //
-// The page holds at most series_max series.  When they are spent, single heads
-// go first, then the layers of healthy runs, then the extras of runs, then the
-// layers of runs that are ill; the server's own metrics, alerts and a run's
-// info, step, stage and last report never go.  What was left out is counted in
+// The page holds at most series_max series, or the server's own metrics where those
+// are more.  When they are spent, single heads go first, then the layers of healthy
+// runs, then the extras of runs, then the layers of runs that are ill, then what tells
+// of a run at all (info, step, stage, last report): of ended ones first, of ill ones
+// last; then alerts, the mildest first.  What was left out is counted in
 // bellwether_series_suppressed_total{level}.  A run's layers come whole or not
 // at all: half a model on a graph misleads.
 //
@@ -51,7 +52,9 @@ class Exporter {
 
  private:
   std::vector<RunSnapshotPtr> ExportedRuns(int64_t now_ns) const;
-  void AddAlerts(const std::vector<RunSnapshotPtr>& runs, int64_t now_ns, FamilySet* set) const;
+  // As many as the budget has room for, which is less by them afterwards.
+  void AddAlerts(const std::vector<RunSnapshotPtr>& runs, int64_t now_ns, int64_t* budget, FamilySet* set);
+  std::vector<RunSnapshotPtr> AddCores(std::vector<RunSnapshotPtr> runs, int64_t* budget, FamilySet* set);
   void AddCounters(FamilySet* set);
   void AddDetails(const std::vector<RunSnapshotPtr>& runs, int64_t budget, int64_t now_ns, FamilySet* set)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

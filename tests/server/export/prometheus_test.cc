@@ -258,8 +258,15 @@ TEST_F(PrometheusTest, ASpentBudgetDropsInThePromisedOrder) {
   EXPECT_GT(CountOf(no_heads, "bellwether_layer_drift_ratio_max{run=\"ill\""), 0);
   EXPECT_EQ(CountOf(no_heads, "bellwether_run_attempt"), 2);
   EXPECT_GT(suppressed("layer"), 0);
-  // With no room at all the core and the alert stay.
-  const auto core = Parse(exporter({.series_max = 0}).Render());
+  EXPECT_EQ(suppressed("alert"), 0);
+  // With room for what is the server's own and no more than an alert and the run's core.
+  const int64_t own = static_cast<int64_t>(Parse(exporter({.series_max = 0}).Render()).size());
+  EXPECT_GT(suppressed("alert"), 0);
+  const auto one = page_at(own + 5);
+  EXPECT_EQ(CountOf(one, "bellwether_alert_active"), 1);
+  EXPECT_EQ(CountOf(one, "bellwether_run_info{run=\"ill\""), 1) << "the ill one's first";
+  EXPECT_EQ(CountOf(one, "run=\"well\""), 0);
+  const auto core = page_at(own + 9);
   EXPECT_EQ(CountOf(core, "bellwether_run_info"), 2);
   EXPECT_EQ(CountOf(core, "bellwether_run_stage"), 2);
   EXPECT_EQ(CountOf(core, "bellwether_run_step{"), 2);
@@ -267,6 +274,17 @@ TEST_F(PrometheusTest, ASpentBudgetDropsInThePromisedOrder) {
   EXPECT_EQ(CountOf(core, "bellwether_alert_active"), 1);
   EXPECT_EQ(CountOf(core, "bellwether_run_attempt"), 0);
   EXPECT_GT(suppressed("run"), 0);
+}
+
+TEST_F(PrometheusTest, ManyEndedRunsAreNoMoreThanTheLimitAndLiveOnesComeFirst) {
+  Publish({.id = 1, .name = "live"});
+  for (RunId id = 2; id < 200; ++id) Publish({.id = id, .name = absl::StrCat("ended", id), .ended = true, .stage = 3});
+  exporter().Render();
+  const int64_t own = static_cast<int64_t>(Parse(exporter({.series_max = 0}).Render()).size());
+  const auto page = Parse(exporter({.series_max = own + 100}).Render());
+  EXPECT_LE(static_cast<int64_t>(page.size()), own + 100);
+  EXPECT_EQ(CountOf(page, "bellwether_run_info{run=\"live\""), 1);
+  EXPECT_EQ(CountOf(page, "bellwether_run_info"), 25);
 }
 
 TEST_F(PrometheusTest, CountsItsOwnSeries) {
