@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "server/query/call_access.h"
+#include "server/query/json_text.h"
 
 namespace bellwether::server {
 namespace {
@@ -32,17 +33,7 @@ absl::StatusOr<std::string> Call(const QueryEngine& engine, const char* name, st
   }
   const absl::StatusOr<Response> response = CallFor(engine, name, std::move(request), context, method);
   if (!response.ok()) return response.status();
-  google::protobuf::util::JsonPrintOptions options;
-  options.always_print_primitive_fields = true;
-  options.preserve_proto_field_names = true;
-  std::string json;
-  const auto printed = google::protobuf::util::MessageToJsonString(*response, &json, options);
-  if (!printed.ok()) {
-    // Only a string that is not UTF-8 gets here.
-    return absl::InternalError(absl::StrCat("response: has no JSON form: ",
-                                            absl::string_view(printed.message().data(), printed.message().size())));
-  }
-  return json;
+  return ToJsonText(*response);
 }
 
 #define BW_METHOD(name, request, response) \

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import itertools
+import json
 import re
 import socket
 import ssl
@@ -27,6 +28,7 @@ from secure_server import SecureServer
 
 MIB = b"a" * (1 << 20)
 TOKEN = "bw_of_the_page"
+RECORDINGS = Path(__file__).resolve().parents[1] / "testdata"
 ACCESS = "identities:\n- {name: root, roles: [admin], runs: ['*']}\n"
 
 
@@ -275,3 +277,41 @@ def test_who_is_slow_holds_up_no_shutdown(page: Page) -> None:
         assert time.monotonic() - began < 10
     reader.close()
     body.close()
+
+
+def kib(server: Server, key: str) -> int:
+    assert server.process is not None
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return int(re.findall(key + r":\s+(\d+)", status)[0])
+
+
+def statuses(server: Server, callers: int, method: str, **request: object) -> list[int]:
+    """What each of so many callers at once is answered."""
+    answered: list[int] = []
+
+    def ask() -> None:
+        client = http.client.HTTPConnection(server.http, timeout=60)
+        head = {"Content-Type": "application/json"}
+        client.request("POST", f"/api/v1/{method}", json.dumps(request), head)
+        answer = client.getresponse()
+        answer.read()
+        answered.append(answer.status)
+
+    threads = [threading.Thread(target=ask) for _ in range(callers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sorted(answered)
+
+
+def test_the_largest_answers_take_little_more_than_their_text(tmp_path: Path) -> None:
+    with Server(tmp_path) as server:
+        server.run("run", "import", str(RECORDINGS / "tiny" / "bf16-1.bwrun"))
+        ask = {"run": "tiny-bf16-1", "series": [{"signal": "loss"}] * 64, "points_max": 10_000}
+        before = kib(server, "VmRSS")
+        for _ in range(3):
+            assert statuses(server, 4, "GetSeries", **ask) == [200] * 4
+        # As a tree of values it was 480 MiB for each.
+        assert kib(server, "VmHWM") - before < 320 << 10
+        assert kib(server, "VmRSS") - before < 64 << 10, "it comes back"

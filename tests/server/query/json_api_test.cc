@@ -5,13 +5,17 @@
 #include "server/query/json_api.h"
 
 #include <gmock/gmock.h>
+#include <google/protobuf/util/json_util.h>
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <limits>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "bellwether/v1/query.grpc.pb.h"
+#include "server/query/json_text.h"
 #include "tests/support/query_stack.h"
 
 namespace bellwether::server {
@@ -60,6 +64,76 @@ TEST(TransitionToJsonTest, WhatIsUnknownIsNull) {
   EXPECT_EQ(json["evidence"], nlohmann::json::object());
   EXPECT_EQ(json["state"], "resolved");
   EXPECT_EQ(json["severity"], "critical");
+}
+
+// Every kind of field, with values that are hard to write.
+v1::ListActionsResponse HardActions() {
+  v1::ListActionsResponse hard;
+  v1::Action& action = *hard.add_actions();
+  action.set_id("a \"quoted\" \\ <b>\n\x01\u00fc");
+  action.set_value(-0.1);
+  action.mutable_scope()->add_layers(4294967295u);
+  action.set_expires_unix_ns(INT64_MIN);
+  action.set_kind(static_cast<v1::ActionKind>(77));
+  hard.add_actions();
+  hard.add_audit()->set_time_unix_ns(INT64_MAX);
+  return hard;
+}
+
+TEST(JsonTextTest, SaysWhatProtobufsOwnSays) {
+  v1::GetSeriesResponse series;
+  v1::Series& one = *series.add_series();
+  one.set_values(UINT64_MAX);
+  for (const float value : {0.0f, 1.5f, 0.1f, 16777216.0f, 100000.0f, -7e-7f, std::numeric_limits<float>::infinity(),
+                            -std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+    one.add_step(static_cast<int64_t>(one.step_size()) - 5);
+    one.add_mean(value);
+  }
+  v1::CompareRunsResponse compared;
+  for (const double value : {0.1, 1e300, 5e-324, -1.0 / 3}) compared.add_heads()->set_ratio(value);
+  v1::ServerInfo info;
+  (*info.mutable_options())["a \"key\""] = "x";
+  (*info.mutable_limits())["points"] = 1e4;
+  v1::WatchAlertsResponse watched;
+  watched.set_caught_up_id(0);
+  v1::Run run;
+  run.mutable_description()->set_uuid(std::string("\0\xff\x10 bytes", 9));
+  run.mutable_description()->mutable_layout();
+  const v1::ListActionsResponse actions = HardActions();
+  for (const google::protobuf::Message* const message : std::initializer_list<const google::protobuf::Message*>{
+           &series, &compared, &info, &watched, &run, &actions, &v1::ListEventsResponse::default_instance(),
+           &v1::GetServerInfoRequest::default_instance()}) {
+    google::protobuf::util::JsonPrintOptions options;
+    options.always_print_primitive_fields = true;
+    options.preserve_proto_field_names = true;
+    std::string expected;
+    ASSERT_TRUE(google::protobuf::util::MessageToJsonString(*message, &expected, options).ok());
+    const std::string text = ToJsonText(*message);
+    EXPECT_EQ(nlohmann::json::parse(text), nlohmann::json::parse(expected)) << text << "\n" << expected;
+    // And what it says is what was meant.
+    std::unique_ptr<google::protobuf::Message> back(message->New());
+    ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(text, back.get()).ok()) << text;
+    EXPECT_EQ(ToJsonText(*back), text);
+  }
+}
+
+TEST(JsonTextTest, EveryNumberComesBackBitForBit) {
+  v1::Series numbers;
+  for (uint32_t bits = 1; bits < 0x7f800000; bits = bits * 5 / 4 + 1) {
+    numbers.add_mean(std::bit_cast<float>(bits));
+    numbers.add_mean(-std::bit_cast<float>(bits));
+  }
+  numbers.add_mean(-0.0f);
+  numbers.add_mean(std::numeric_limits<float>::max());
+  v1::Series back;
+  ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(ToJsonText(numbers), &back).ok());
+  EXPECT_EQ(back.SerializeAsString(), numbers.SerializeAsString());
+}
+
+TEST(JsonTextTest, TextThatIsNoUtf8IsShownAsSuch) {
+  v1::GetRunRequest request;
+  request.set_run("a\xff");
+  EXPECT_EQ(ToJsonText(request), "{\"run\":\"a\xef\xbf\xbd\"}");
 }
 
 class CallJsonTest : public ::testing::Test {
