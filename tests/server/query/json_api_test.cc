@@ -119,9 +119,9 @@ TEST(JsonTextTest, SaysWhatProtobufsOwnSays) {
 
 TEST(JsonTextTest, EveryNumberComesBackBitForBit) {
   v1::Series numbers;
-  for (uint32_t bits = 1; bits < 0x7f800000; bits = bits * 5 / 4 + 1) {
-    numbers.add_mean(std::bit_cast<float>(bits));
-    numbers.add_mean(-std::bit_cast<float>(bits));
+  for (uint64_t bits = 1; bits < 0x7f800000; bits = bits * 5 / 4 + 1) {
+    numbers.add_mean(std::bit_cast<float>(static_cast<uint32_t>(bits)));
+    numbers.add_mean(-numbers.mean(numbers.mean_size() - 1));
   }
   numbers.add_mean(-0.0f);
   numbers.add_mean(std::numeric_limits<float>::max());
