@@ -298,7 +298,7 @@ TEST_F(DatabaseTest, ARunIsStoredInTheOldestVersionThatHasAllOfIt) {
   EXPECT_EQ(EncodeRunRecord(run)[0], 6);
   EXPECT_TRUE(DecodeRunRecord(EncodeRunRecord(run))->import_notifies);
   std::string newer = EncodeRunRecord(run);
-  newer[0] = 7;
+  newer[0] = 8;
   EXPECT_EQ(DecodeRunRecord(newer).status().code(), absl::StatusCode::kDataLoss);
 }
 
