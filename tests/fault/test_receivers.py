@@ -142,7 +142,7 @@ def test_strangers_cost_neither_memory_nor_time_nor_others(
     server = Server(tmp_path, f"alerting:\n{entries(kind, receivers)}").start()
     assert server.process is not None
     try:
-        server.run("run", "import", str(FAILING))
+        server.run("run", "import", "--notify", str(FAILING))
         wait_for(
             "the good one is told",
             lambda: counted(server, "bellwether_notifications_total", f"{kind}-good", result="delivered") >= 1,
