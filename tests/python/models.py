@@ -27,10 +27,6 @@ class Shape:
     spread: float = 1.0  # Size of the projections, so that the scores mean something.
 
 
-def grouped(gqa: bool) -> dict[str, bool]:
-    return {"enable_gqa": True} if gqa else {}  # torch 2.4 does not know it.
-
-
 class Attention(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -55,7 +51,7 @@ class Attention(nn.Module):
         return [p.unflatten(-1, (-1, s.dim)).transpose(1, 2).to(s.dtype) for p in parts]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=self.shape.causal, **grouped(gqa))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=self.shape.causal, enable_gqa=gqa)
 
     def forward(self, x: Tensor) -> Tensor:
         s = self.shape
@@ -76,7 +72,7 @@ class ByName(Attention):
     """Calls the function by the name that `from ... import` gave it."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
-        return scaled_dot_product_attention(q, k, v, is_causal=self.shape.causal, **grouped(gqa))
+        return scaled_dot_product_attention(q, k, v, is_causal=self.shape.causal, enable_gqa=gqa)
 
 
 class ByAttribute(Attention):
@@ -87,7 +83,7 @@ class ByAttribute(Attention):
         self.function = F.scaled_dot_product_attention
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
-        return self.function(q, k, v, is_causal=self.shape.causal, **grouped(gqa))
+        return self.function(q, k, v, is_causal=self.shape.causal, enable_gqa=gqa)
 
 
 class ByMask(Attention):
@@ -98,7 +94,7 @@ class ByMask(Attention):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
         mask = self.mask(q.shape[2], k.shape[2])
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **grouped(gqa))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=gqa)
 
 
 class ByUpperMask(ByMask):

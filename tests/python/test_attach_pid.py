@@ -407,7 +407,7 @@ def test_versions_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     check(7, (3, 11), "2.13.0+cpu")
     for python_version, torch_version, why in (
         ((3, 8), "2.4.1", "process 7 runs Python 3.8: the package needs 3.9 or newer"),
-        ((3, 9), "2.3.1", "process 7 runs torch 2.3.1: the package needs 2.4 or newer"),
+        ((3, 9), "2.3.1", "process 7 runs torch 2.3.1: the package needs 2.8 or newer"),
         ((3, 99), "9.0.0", "process 7 runs Python 3.99 and this is Python"),
     ):
         with pytest.raises(Refusal, match=re.escape(why)):

@@ -144,6 +144,10 @@ def test_each_that_fails_once_in_a_checkpointed_forward(
         assert "planted" in handle.why_off
 
 
+@pytest.mark.skipif(
+    tuple(int(part) for part in torch.__version__.split(".")[:2]) < compiled_taps.TORCH_MIN,
+    reason="compiled modules are not watched with this torch",
+)
 def test_an_error_while_torch_compile_traces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

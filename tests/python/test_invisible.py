@@ -315,6 +315,15 @@ def test_a_function_that_is_compiled_inside_a_module(watched: Watched) -> None:
     torch._dynamo.reset()
 
 
+def test_an_older_torch_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It does not say what is checkpointed."""
+    monkeypatch.setattr(torch, "__version__", "2.7.1+cu126")
+    module = Call()
+    monitor = bellwether.attach(module, record=str(tmp_path / "a.bwrun"), run="old")
+    assert monitor.why_off == "torch 2.7.1+cu126 is here: 2.8 or newer is needed"
+    assert not monitor.live() and not intercept._class_users
+
+
 # ---- masks that compare the function with its name ----
 
 

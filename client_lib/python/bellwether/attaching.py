@@ -220,7 +220,9 @@ def _begin(
         )
         log.warning(f"watching is off: {monitor.why_off} (run {others[0].monitor.settings.run})")
         return
-    missing = probe.available() or (None if weights_only else intercept.unavailable())
+    missing = intercept.too_old() or probe.available()
+    if missing is None and not weights_only:
+        missing = intercept.unavailable()
     if missing is not None:
         monitor.why_off = missing
         log.warning(f"watching is off: {missing}")

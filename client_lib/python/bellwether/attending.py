@@ -149,9 +149,7 @@ def _fallback(
     if center:
         k = center_keys(k, of_k)
     mask = sdpa_mask(q, k, causal, window, of_q, of_k)
-    if enable_gqa:  # torch 2.4 does not know it.
-        mask["enable_gqa"] = True
-    return _sdpa(q, k, v, scale=scale, **mask)
+    return _sdpa(q, k, v, scale=scale, enable_gqa=enable_gqa, **mask)
 
 
 def attention_and_lse(

@@ -37,7 +37,12 @@ def installation() -> list[Finding]:
     try:
         import torch
 
+        from . import intercept
+
+        too_old = intercept.too_old()
         found.append(Finding(None, f"torch {torch.__version__}"))
+        if too_old is not None:
+            found.append(Finding(False, too_old))
     except ImportError:
         found.append(Finding(False, "torch is not installed: attach() needs it"))
     for name, load in (

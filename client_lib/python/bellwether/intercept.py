@@ -28,6 +28,7 @@ from torch import nn
 from . import compiled_taps, dynamo_calls, switching, wrapping
 from .guard import harmless
 from .native_call import NativeCall
+from .processes import TORCH_MIN, dotted
 
 if TYPE_CHECKING:
     from .layer import Layer
@@ -128,7 +129,9 @@ _calls = NativeCall(_original, _seen)
 
 
 def _traced_call(*args: Any, **kwargs: Any) -> Any:
-    """The same for torch.compile."""
+    """The same for torch.compile.  (Behind a graph break the stack may be another.)"""
+    if not _running.stack:
+        return _original(*args, **kwargs)
     return _attention(args, kwargs)
 
 
@@ -164,9 +167,18 @@ def _can_see() -> None:
         raise RuntimeError(reason)
 
 
+def too_old() -> Optional[str]:
+    """Why this torch is none to be used.  One before 2.8 does not tell whether a region is
+    checkpointed, and a tap that a recomputation does not find would end the backward."""
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if version >= TORCH_MIN:
+        return None
+    return f"torch {torch.__version__} is here: {dotted(TORCH_MIN)} or newer is needed"
+
+
 def unavailable() -> Optional[str]:
     """Why calls cannot be seen in this process; None if they can."""
-    return _calls.why_not()
+    return too_old() or _calls.why_not()
 
 
 def original() -> Callable[..., Any]:

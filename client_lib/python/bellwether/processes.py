@@ -18,7 +18,7 @@ from typing import Optional
 from . import _native, elf, presence
 
 PYTHON_MIN = (3, 9)
-TORCH_MIN = (2, 4)
+TORCH_MIN = (2, 8)
 REMOTE_EXEC = (3, 14)  # sys.remote_exec: Python's own way, but the same Python on both sides.
 PACKAGE = Path(__file__).resolve().parent
 
@@ -26,6 +26,10 @@ _PROC = Path("/proc")
 _CAP_SYS_PTRACE = 19
 _TORCH = re.compile(r"(.*/torch)/_C\.cpython-3(\d+)(t?)-[^/]*\.so$")
 _MARK = f"/memfd:{presence.NAME} "
+
+
+def dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
 
 
 class Refusal(RuntimeError):
@@ -180,9 +184,6 @@ def _check_torch(pid: int, command: str, maps: list[elf.Mapping]) -> tuple[tuple
 
 
 def _check_versions(pid: int, python: tuple[int, int], torch: str) -> None:
-    def dotted(version: tuple[int, int]) -> str:
-        return ".".join(map(str, version))
-
     if python < PYTHON_MIN:
         raise Refusal(
             f"process {pid} runs Python {dotted(python)}: "

@@ -67,9 +67,8 @@ def stabilized(
     say_once(reason)
     if center and key.dim() == 4:  # Right with any mask, dropout and kernel.
         key = center_keys(key)
-    grouped = {"enable_gqa": True} if enable_gqa else {}  # torch 2.4 does not know it.
     result: Tensor = intercept.original()(
-        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **grouped
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
     return result
 
