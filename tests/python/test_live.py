@@ -124,9 +124,12 @@ def test_a_run_that_is_judged_in_part_says_so_everywhere(
                 monitor.step(loss=1.25)
             assert monitor.flush(20), monitor.status()
             failed = [f.text for f in layer_findings(monitor.status()) if f.ok is False]
-            page = monitor.known_page_url().split("#")[0]
+            page, token = monitor.known_page_url().split("#")[0].split("?token=")
         await_step(name, 11)
-        metrics = urllib.request.urlopen(f"{page}metrics").read().decode()
+        asked = urllib.request.Request(
+            f"{page}metrics", headers={"Authorization": f"Bearer {token}"}
+        )
+        metrics = urllib.request.urlopen(asked).read().decode()
         told.update(doctor=failed, log=caplog.text, metrics=metrics)
         listed = next(line for line in ask("run", "list").splitlines() if line.startswith(name))
         assert f" {json.loads(ask('-o', 'json', 'run', 'get', name))['judged']['text']} " in listed

@@ -278,7 +278,8 @@ TEST_F(PrometheusTest, ASpentBudgetDropsInThePromisedOrder) {
 
 TEST_F(PrometheusTest, ManyEndedRunsAreNoMoreThanTheLimitAndLiveOnesComeFirst) {
   Publish({.id = 1, .name = "live"});
-  for (RunId id = 2; id < 200; ++id) Publish({.id = id, .name = absl::StrCat("ended", id), .stage = 3, .ended = true});
+  for (RunId id = 2; id < 200; ++id)
+    Publish({.id = id, .name = absl::StrCat("ended", id), .failing = {1, 0}, .stage = 3, .ended = true});
   exporter().Render();
   const int64_t own = static_cast<int64_t>(Parse(exporter({.series_max = 0}).Render()).size());
   const auto page = Parse(exporter({.series_max = own + 100}).Render());
