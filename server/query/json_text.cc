@@ -30,6 +30,10 @@ void WriteNumber(Number value, std::string* out) {
     *out += std::isnan(value) ? "\"NaN\"" : value > 0 ? "\"Infinity\"" : "\"-Infinity\"";
     return;
   }
+  if (value == 0 && std::signbit(value)) {
+    *out += "-0.0";  // "-0" is read as an integer, which has no such value.
+    return;
+  }
   char digits[32];
   const auto end = std::to_chars(digits, digits + sizeof(digits), value).ptr;
   out->append(digits, end);
