@@ -127,6 +127,11 @@ def test_one_rank_applies_it_once_and_the_history_says_so(
 
         id = server.call("ProposeAction", run=RUN, action=CENTRING, by="alice")["id"]
         disaster("proposed")
+        if when == "proposed" and victims != "server":
+            job.wait_for_steps()
+            # If the job's death came before its next attempt, the run had ended, and its proposals.
+            if states(next(a for a in actions(server) if a["id"] == id))[-1] != "PROPOSED":
+                id = server.call("ProposeAction", run=RUN, action=CENTRING, by="alice")["id"]
         server.call("ApproveAction", run=RUN, id=id, by="bob")
         disaster("approved")
         wait_for_state(server, id, "APPLIED")
@@ -140,7 +145,7 @@ def test_one_rank_applies_it_once_and_the_history_says_so(
         history = states(action)
         assert history[:2] == ["PROPOSED", "APPROVED"]
         assert [change["by"] for change in action["history"][:2]] == ["alice", "bob"]
-        assert len(actions(server)) == 1
+        assert all(a["id"] == id or "APPROVED" not in states(a) for a in actions(server))
         if victims == "server":
             # As if nobody had been killed.
             assert history == ["PROPOSED", "APPROVED", "SENT", "APPLIED"]

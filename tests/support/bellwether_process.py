@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -174,8 +176,13 @@ class Server:
         body = json.dumps(request).encode()
         headers = {"Content-Type": "application/json", **self._headers()}
         url = urllib.request.Request(f"http://{self.http}/api/v1/{method}", data=body, headers=headers)
-        with urllib.request.urlopen(url, timeout=30) as answer:
-            return json.loads(answer.read())
+        try:
+            with urllib.request.urlopen(url, timeout=30) as answer:
+                return json.loads(answer.read())
+        except urllib.error.HTTPError as e:
+            why = e.read()  # Shown where nobody expects the error, and there for whoever does.
+            said = f"{e.msg}: {why.decode(errors='replace')}"
+            raise urllib.error.HTTPError(e.url, e.code, said, e.headers, io.BytesIO(why)) from None
 
     def get(self, path: str) -> str:
         url = urllib.request.Request(f"http://{self.http}{path}", headers=self._headers())
