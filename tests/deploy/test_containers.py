@@ -179,7 +179,7 @@ def test_the_service_answers_as_the_quickstart_asks(tmp_path: Path) -> None:
 def test_hosts_are_names(tmp_path: Path) -> None:
     config = tmp_path / "server.yml"
     for bad, finding in {
-        "web: {hosts: here}": "must be a list of names",
+        "web: {hosts: here}": "web.hosts = here: must be a list",
         "web: {hosts: ['here:7071']}": 'entry 1 is "here:7071": must be a name without port',
         f"web: {{hosts: [{', '.join(['a'] * 65)}]}}": "holds 65 names: at most 64",
     }.items():
