@@ -24,7 +24,7 @@ CHAPTERS = {
     "Begin": ["docs/index.md", "docs/tutorial.md", "docs/quickstart.md", "docs/frameworks.md",
               "docs/attach.md", "docs/scan.md", "docs/faq.md", "docs/comparison.md",
               "examples/README.md"],
-    "Understand": ["docs/console.md", "docs/concepts/detection.md", "docs/concepts/baselines.md",
+    "Understand": ["docs/console.md", "docs/concepts/detection.md", "docs/concepts/judged.md", "docs/concepts/baselines.md",
                    "docs/concepts/spectra.md", "docs/concepts/attention.md",
                    "docs/concepts/actions.md", "docs/paper.md"],
     "Operate": ["docs/operate/lifecycle.md", "deploy/README.md", "docs/operate/alerting.md",
