@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import re
 import signal
 import socket
@@ -25,6 +24,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from bellwether_process import BIN, ROOT, Server, wait_for
+from tcp_link import Link
 
 from bellwether.client import Block, RunClient, RunOptions
 
@@ -52,9 +52,9 @@ class Command:
 
     all: ClassVar[list[Command]] = []
 
-    def __init__(self, server: Server, *words: str) -> None:
+    def __init__(self, server: Server, *words: str, address: str = "") -> None:
         self.process = subprocess.Popen(
-            [str(BIN / "bellwether"), "--server", server.grpc, *words, "-o", "json"],
+            [str(BIN / "bellwether"), "--server", address or server.grpc, *words, "-o", "json"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -233,20 +233,16 @@ def test_who_watches_a_run_is_told_no_sample_twice_and_its_end(server: Server) -
     assert steps == sorted(steps)
 
 
-def test_a_transfer_that_takes_too_long_is_cut_and_can_be_made_again(
-    server: Server, tmp_path: Path
-) -> None:
-    whole = RECORDING.read_bytes()
-    slow = tmp_path / "slow.bwrun"
-    os.mkfifo(slow)
-    imports = Command(server, "run", "import", str(slow), "--name", "slow")
+def test_a_transfer_that_takes_too_long_is_cut_and_can_be_made_again(server: Server) -> None:
     before = ended_calls(server, "ImportRun")
-    with open(slow, "wb", buffering=0) as half:
-        half.write(whole[: len(whole) // 2])
+    with contextlib.closing(Link(server.grpc)) as link:
+        link.bytes_per_second = RECORDING.stat().st_size // 5  # Longer than a connection lives.
+        imports = Command(
+            server, "run", "import", str(RECORDING), "--name", "slow", address=link.address
+        )
         wait_for("it is cut", lambda: ended_calls(server, "ImportRun") > before)
-        with contextlib.suppress(BrokenPipeError):
-            half.write(whole[len(whole) // 2 :])
-    assert imports.ended() == 4
+        link.bytes_per_second = 0
+        assert imports.ended() == 4
     assert "cannot reach" in imports.words
     assert not server.call("GetRun", run="slow").get("ended")
     server.run("run", "import", str(RECORDING), "--name", "slow")
