@@ -180,8 +180,8 @@ def test_hosts_are_names(tmp_path: Path) -> None:
     config = tmp_path / "server.yml"
     for bad, finding in {
         "web: {hosts: here}": "web.hosts = here: must be a list",
-        "web: {hosts: ['here:7071']}": 'entry 1 is "here:7071": must be a name without port',
-        f"web: {{hosts: [{', '.join(['a'] * 65)}]}}": "holds 65 names: at most 64",
+        "web: {hosts: ['here:7071']}": "web.hosts[0] = here:7071: must be a name without port",
+        f"web: {{hosts: [{', '.join(['a'] * 65)}]}}": "holds 65 entries: at most 64",
     }.items():
         config.write_text(bad)
         checked = subprocess.run(
