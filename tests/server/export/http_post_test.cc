@@ -190,8 +190,8 @@ TEST_F(HttpPostTest, AReceiverThatTakesNoRequestIsGivenUp) {
   Stranger stranger([](Stranger* self, int) {
     while (!self->over()) std::this_thread::sleep_for(milliseconds(5));
   });
-  HttpPoster poster(*SplitUrl(stranger.url()), {.timeout_ns = 300'000'000}, "test", &counters_);
-  EXPECT_THAT(std::string(poster.Post(std::string(64 << 20, 'x')).message()), HasSubstr("the request was not taken"));
+  HttpPoster poster(*SplitUrl(stranger.url()), {.timeout_ns = 2'000'000'000}, "test", &counters_);
+  EXPECT_THAT(std::string(poster.Post(std::string(24 << 20, 'x')).message()), HasSubstr("the request was not taken"));
 }
 
 TEST_F(HttpPostTest, NobodyThereAndNoSuchNameAreSaid) {
