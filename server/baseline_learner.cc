@@ -120,10 +120,13 @@ absl::StatusOr<BaselineLearner::Verdict> BaselineLearner::Judge(const RunSnapsho
   }
   if (run.record.mixed) return Verdict::kChanged;
   // Records of before there were bands do not tell.
-  BW_ASSIGN_OR_RETURN(const std::vector<RunEvent> events, EventsOf(run, *parts_.database));
-  const bool changed =
-      std::any_of(events.begin(), events.end(), [](const RunEvent& event) { return ChangesKind(event.kind); });
-  if (changed) return Verdict::kChanged;
+  EventReader events(&run, parts_.database);
+  for (;;) {
+    BW_ASSIGN_OR_RETURN(const RunEvent* const event, events.Peek());
+    if (event == nullptr) break;
+    if (ChangesKind(event->kind)) return Verdict::kChanged;
+    events.Pop();
+  }
   if (!parts_.baselines->HasRoomFor(run.record.id, KindOf(run.record.description))) return Verdict::kOld;
   return Verdict::kLearned;
 }

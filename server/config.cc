@@ -241,6 +241,8 @@ std::vector<Field> Fields(ServerOptions* o) {
       Number<uint32_t>("limits.ranks_max", &p.limits.world_max, 1, 4096),
       Number<size_t>("limits.queue_messages_max", &p.shard.queue_messages_max, 16, 1 << 20),
       Number<int64_t>("limits.queue_bytes_max", &p.shard.queue_bytes_max, 1 << 21, int64_t{1} << 34),
+      Number<int64_t>("limits.query_memory_max", &o->query_engine.memory.bytes_max, 1 << 24, int64_t{1} << 40),
+      Number<uint64_t>("limits.events_per_run_max", &p.events_per_run_max, 16, 10'000'000),
       Number<int64_t>("limits.exported_series_max", &o->exporter.series_max, 100, 1'000'000),
       Number<int64_t>("ingest.idle_ms_max", &o->ingest.idle_ms_max, 1000, 3'600'000),
       Number<int64_t>("ingest.step_deadline_ms", &p.shard.step_deadline_ms, 10, 3'600'000),

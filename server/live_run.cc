@@ -5,6 +5,7 @@
 #include <limits>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "server/detect/judge_options.h"
 #include "server/proposals.h"
 #include "server/siblings.h"
@@ -44,6 +45,11 @@ bool HasHeadSignals(const StepSample& sample) {
                      [](SignalId id) { return FindSignal(id)->granularity != Granularity::kRun; });
 }
 
+// What a client's total rose by since it told `before`; a sum of very many stays the largest number.
+void AddRise(uint64_t before, uint64_t now, uint64_t* sum) {
+  if (now > before) *sum += std::min(now - before, std::numeric_limits<uint64_t>::max() - *sum);
+}
+
 }  // namespace
 
 LiveRun::LiveRun(const LiveRunParts& parts, const RunRecord& record)
@@ -61,6 +67,7 @@ LiveRun::LiveRun(const LiveRunParts& parts, const RunRecord& record)
       repeated_(parts.counters->counter("bellwether_ingest_frames_total", {{"result", "repeated"}})),
       closed_by_deadline_(parts.counters->counter("bellwether_steps_closed_by_deadline_total")),
       ended_silent_(parts.counters->counter("bellwether_runs_ended_silent_total")),
+      events_refused_(parts.counters->counter("bellwether_ingest_limit_refused_total", {{"limit", "events_per_run"}})),
       disagreements_left_out_(parts.counters->counter("bellwether_disagreements_left_out_total")),
       alert_seconds_(parts.counters->histogram("bellwether_alert_seconds")) {
   if (!record_.coverage.missed.empty() || record_.signals.empty()) return;
@@ -79,8 +86,7 @@ absl::Status LiveRun::LoadStored() {
   BW_ASSIGN_OR_RETURN(const std::vector<RankRecord> ranks, parts_.database->ListRanks(record_.id));
   for (const RankRecord& rank : ranks) ranks_[rank.rank] = rank;
   last_lsn_ = saved_lsn_ = record_.applied_lsn;
-  BW_ASSIGN_OR_RETURN(const std::vector<RunEvent> events, parts_.database->ListEvents(record_.id));
-  events_stored_ = events.size();
+  BW_ASSIGN_OR_RETURN(events_stored_, parts_.database->CountEvents(record_.id));
   const auto state = parts_.database->GetState(record_.id);
   if (!state.ok()) {
     if (!absl::IsNotFound(state.status())) return state.status();
@@ -127,8 +133,7 @@ void LiveRun::Apply(const LoggedMessage& logged, int64_t arrived_ns) {
   } else if (const auto* hello = std::get_if<HelloMessage>(&body)) {
     ApplyHello(*hello);
   } else if (const auto* event = std::get_if<RunEvent>(&body)) {
-    new_events_.push_back(*event);
-    shown_events_ = nullptr;
+    KeepEvent(*event);
     record_.mixed = record_.mixed || ChangesKind(event->kind);
     judge_.OnEvent(*event, &transitions_);
     engine_->OnEvent(*event, now_, &changed_actions_);
@@ -160,6 +165,21 @@ void LiveRun::Apply(const LoggedMessage& logged, int64_t arrived_ns) {
   changed_actions_.clear();
 }
 
+// The last that is kept says that others were not.
+void LiveRun::KeepEvent(const RunEvent& event) {
+  const uint64_t kept = events_stored_ + new_events_.size();
+  if (kept + 1 >= parts_.events_max) events_refused_->Add();
+  if (kept >= parts_.events_max) return;
+  new_events_.push_back(event);
+  shown_events_ = nullptr;
+  if (kept + 1 < parts_.events_max) return;
+  RunEvent& note = new_events_.back();
+  note.kind = EventKind::kAnnotation;
+  note.value = 0;
+  note.text = absl::StrCat(parts_.events_max, " events of a run are kept (limits.events_per_run_max): from here on ",
+                           "they are judged, and not kept");
+}
+
 void LiveRun::ApplyHello(const HelloMessage& hello) {
   const uint64_t attempt = record_.description.attempt;
   if (hello.run.attempt < attempt) return;  // A straggler of an older attempt.
@@ -189,8 +209,8 @@ void LiveRun::ApplyFrame(uint32_t rank, const RankFrame& frame, Lsn lsn) {
   const RankMerge::Outcome outcome = merge_.Add(rank, frame, lsn, sink_);
   if (lsn <= saved_lsn_) return;  // Of an open step: counted when it was saved.
   Losses& told = told_[rank];
-  if (frame.dropped_total > told.dropped) record_.frames_dropped += frame.dropped_total - told.dropped;
-  if (frame.stripped_total > told.stripped) record_.frames_stripped += frame.stripped_total - told.stripped;
+  AddRise(told.dropped, frame.dropped_total, &record_.frames_dropped);
+  AddRise(told.stripped, frame.stripped_total, &record_.frames_stripped);
   // Of a new client process, which counts afresh, also if it is less.
   told = {frame.dropped_total, frame.stripped_total};
   switch (outcome) {

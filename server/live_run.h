@@ -64,6 +64,7 @@ struct LiveRunParts {
   // Passes an action on to the rank's stream; false = it has none.  Null = nobody
   // is handed anything.
   std::function<bool(RunId run, uint32_t rank, const Action& action)> hand_over;
+  uint64_t events_max = 10'000;  // Kept of a run.
   // A stream or an import of the run is open.  Null = none ever is.
   std::function<bool(RunId run)> attached;
 };
@@ -164,6 +165,7 @@ class LiveRun {
     uint64_t dropped = 0, stripped = 0;
   };
   void ApplyHello(const HelloMessage& hello);
+  void KeepEvent(const RunEvent& event);
   void ApplyActionResult(uint32_t rank, const ActionResultMessage& result);
   void ApplyActionRequest(const ActionRequestMessage& message);
   void ApplyPolicy(const PolicyMessage& message);
@@ -257,6 +259,7 @@ class LiveRun {
   Counter* const repeated_;
   Counter* const closed_by_deadline_;
   Counter* const ended_silent_;
+  Counter* const events_refused_;
   Counter* const disagreements_left_out_;
   Histogram* const alert_seconds_;
 };

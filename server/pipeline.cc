@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "bellwether/recording.h"
+#include "server/ingest/decode.h"
 #include "server/pipeline_session.h"
 #include "server/run_import.h"
 #include "server/store/file_system.h"
@@ -82,6 +83,7 @@ LiveRunParts Pipeline::Parts() {
           .spectra = spectra_.get(),
           .savers = savers_.empty() ? nullptr : &savers_,
           .hand_over = [this](RunId run, uint32_t rank, const Action& action) { return HandOver(run, rank, action); },
+          .events_max = options_.events_per_run_max,
           .attached = [this](RunId run) { return IsAttached(run); }};
 }
 
@@ -298,6 +300,19 @@ void Pipeline::AppendRules(const RunEntry& run, int64_t time_unix_ms) {
   shard.Push({*lsn, run.id, 0, 0, time_unix_ms, {0, message}}, 0);
 }
 
+// One seq that is far off would leave no number for what comes after it.  A rank of
+// which this server knows nothing goes on with the numbers that its client has.
+absl::Status Pipeline::CheckRise(const Session& session, uint64_t seq) const {
+  constexpr uint64_t kRiseMax = uint64_t{1} << 32;  // Messages that were lost in between.
+  constexpr uint64_t kFirstMax = uint64_t{1} << 53;
+  const uint64_t last = session.slot()->last_seq;
+  const uint64_t from = last != 0 ? last : std::min(std::max<uint64_t>(session.first_unacked_seq(), 1) - 1, kFirstMax);
+  if (seq - from <= kRiseMax || seq < from) return absl::OkStatus();
+  counters_->counter("bellwether_ingest_limit_refused_total", {{"limit", "seq"}})->Add();
+  return absl::InvalidArgumentError(
+      absl::StrCat("seq = ", seq, ": must be in [", last + 1, ", ", from + kRiseMax, "]: ", last, " was the last one"));
+}
+
 absl::StatusOr<IngestSession::Taken> Pipeline::Put(Session* session, IngestMessage& message, std::string& payload) {
   if (closing_) return absl::UnavailableError("the server is draining; come back");
   RunEntry* const run = session->run();
@@ -313,6 +328,7 @@ absl::StatusOr<IngestSession::Taken> Pipeline::Put(Session* session, IngestMessa
                                    session->shared_from_this()});
       lsn = wal_->last_lsn();
     } else {
+      BW_RETURN_IF_ERROR(CheckRise(*session, message.seq));
       const size_t bytes = payload.size();
       const auto wait_for_room = [&] {
         shard.CallWhenRoom([waiting = session->weak_from_this()] {
@@ -389,6 +405,23 @@ void Pipeline::AwaitApplied(RunId run) {
   shard.CommitAll();
 }
 
+void Pipeline::EndUnheard(RunId run) {
+  AwaitApplied(run);
+  shards_[static_cast<size_t>(run) % shards_.size()]->PublishApplied(run);
+  const RunSnapshotPtr snapshot = table_.Get(run);
+  if (snapshot == nullptr || snapshot->record.ended) return;
+  const RunSilentMessage silent{snapshot->record.last_report_unix_ns / 1'000'000};
+  WalRecord record;
+  record.kind = WalKind::kRunSilent;
+  record.run = run;
+  record.attempt = snapshot->record.description.attempt;
+  record.payload = EncodeRunSilent(silent);
+  if (const absl::Status ended = LogAndApply(std::move(record), {0, silent}); !ended.ok()) {
+    LogWarning("run {} stays open until it has been silent for long enough: {}", snapshot->record.description.name,
+               std::string(ended.message()));
+  }
+}
+
 void Pipeline::AskForDeeper() {
   absl::MutexLock registry(&registry_mutex_);
   for (const auto& [uuid, run] : runs_) {
@@ -415,6 +448,13 @@ absl::Status Pipeline::Annotate(RunId run, const RunEvent& event) {
   BW_RETURN_IF_ERROR(AwaitRecovered());
   const RunSnapshotPtr snapshot = table_.Get(run);
   if (snapshot == nullptr) return absl::NotFoundError("no such run");
+  BW_ASSIGN_OR_RETURN(const uint64_t events, CountEventsOf(*snapshot, *database_));
+  // Whoever writes it finds it; the last place is for the note that there are no more.
+  if (events + 1 >= options_.events_per_run_max) {
+    return absl::ResourceExhaustedError(absl::StrCat("events of run ", snapshot->record.description.name, " = ", events,
+                                                     ": at most ", options_.events_per_run_max,
+                                                     " are kept (limits.events_per_run_max)"));
+  }
   WalRecord record;
   record.kind = WalKind::kMessage;
   record.run = run;
@@ -422,7 +462,7 @@ absl::Status Pipeline::Annotate(RunId run, const RunEvent& event) {
   v1::ClientMessage message = ToMessage(event);
   message.set_seq(1);  // Decode wants one; without an epoch it is no client's.
   record.payload = message.SerializeAsString();
-  return LogAndApply(std::move(record), {0, event});  // Whoever wrote it finds it.
+  return LogAndApply(std::move(record), {0, event});
 }
 
 absl::Status Pipeline::NoteAlert(RunId run, const std::string& key, const Database::AlertNote& note) {
@@ -437,8 +477,8 @@ std::unique_ptr<RunImport> Pipeline::StartImport(const std::string& as_name, boo
 absl::Status Pipeline::Export(RunId run, const std::function<bool(std::string_view)>& sink) {
   const RunSnapshotPtr snapshot = table_.Get(run);
   if (snapshot == nullptr) return absl::NotFoundError("no such run");
-  BW_ASSIGN_OR_RETURN(const std::vector<RunEvent> events, EventsOf(*snapshot, *database_));
-  return ExportRecording(snapshot->record, events, *series_, sink);
+  EventReader events(snapshot.get(), database_.get());
+  return ExportRecording(snapshot->record, &events, *series_, sink);
 }
 
 RunControl::Info Pipeline::GetInfo() const {

@@ -87,7 +87,8 @@ class Pipeline final : public IngestSink, public RunControl, public PartitionHos
     // Opens the log that several servers share; null = this one is alone, and its
     // log is a file.  With it storage_path holds a cache, which begins empty.
     std::function<absl::StatusOr<std::unique_ptr<SharedLog>>(SharedLog::LaneDurableCallback)> open_shared_log;
-    Info info;  // Version, addresses, options, limits.
+    uint64_t events_per_run_max = 10'000;  // Kept; the last one says that others were not.
+    Info info;                             // Version, addresses, options, limits.
   };
 
   // With what the server takes for itself.
@@ -168,6 +169,8 @@ class Pipeline final : public IngestSink, public RunControl, public PartitionHos
   const DecodeLimits& limits() const { return options_.limits; }
   // Waits until everything taken from `run` so far is applied and shown.
   void AwaitApplied(RunId run);
+  // Ends a run of which nothing more will be heard, as if it had been silent for too long.
+  void EndUnheard(RunId run);
   // Waits until every run that is shown as ended was looked at for what its
   // siblings can learn from it.
   void AwaitLearned() { learner_->Drain(); }
@@ -271,6 +274,8 @@ class Pipeline final : public IngestSink, public RunControl, public PartitionHos
   uint32_t LaneOf(const RunUuid& uuid) const;
   // OK if any lane of the log goes on.
   absl::Status LogHealth() const;
+  // INVALID_ARGUMENT: the seq is too far beyond the last one.
+  absl::Status CheckRise(const Session& session, uint64_t seq) const;
   absl::StatusOr<IngestSession::Taken> Put(Session* session, IngestMessage& message, std::string& payload);
   // Asks the clients of runs for more of the heads that are on their way to fail.
   void AskForDeeper();

@@ -26,6 +26,7 @@ class Pipeline::Session final : public IngestSession, public std::enable_shared_
         rank_(hello.rank),
         attempt_(hello.run.attempt),
         epoch_(slot->epoch),
+        first_unacked_seq_(hello.first_unacked_seq),
         layout_(run->description.layout),
         owner_(owner) {}
 
@@ -80,6 +81,7 @@ class Pipeline::Session final : public IngestSession, public std::enable_shared_
   RunEntry* run() const { return run_.get(); }
   RankSlot* slot() const { return slot_; }
   uint32_t rank() const { return rank_; }
+  uint64_t first_unacked_seq() const { return first_unacked_seq_; }  // As its hello told; 0 = none.
 
  private:
   Pipeline* const pipeline_;
@@ -88,6 +90,7 @@ class Pipeline::Session final : public IngestSession, public std::enable_shared_
   const uint32_t rank_;
   const uint32_t attempt_;
   const uint64_t epoch_;
+  const uint64_t first_unacked_seq_;
   const Layout layout_;
   std::atomic<bool> attached_ = true;
   absl::Mutex owner_mutex_;

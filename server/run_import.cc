@@ -43,6 +43,8 @@ struct RecordingImport::Rank final : public SessionOwner {
   std::shared_ptr<IngestSession> session;
   uint64_t seq = 0;
   bool said_bye = false;
+  // Said once it is known that the recording is whole, or that the rank goes on.
+  std::optional<v1::ClientMessage> bye;
 
   absl::Mutex mutex;
   bool room ABSL_GUARDED_BY(mutex) = false;
@@ -97,9 +99,14 @@ RecordingImport::RecordingImport(Pipeline* pipeline, std::string as_name, bool n
 RecordingImport::~RecordingImport() = default;
 
 absl::Status RecordingImport::Feed(std::string_view bytes) {
-  if (ended_) {
-    return bytes.empty() ? absl::OkStatus() : absl::InvalidArgumentError("bytes follow the end of the recording");
-  }
+  const absl::Status fed = FeedAll(bytes);
+  // No later bytes make it whole: the run does not wait for them.
+  const bool refused = absl::IsInvalidArgument(fed) || absl::IsFailedPrecondition(fed);
+  if (refused && !ranks_.empty()) pipeline_->EndUnheard(result_.run);
+  return fed;
+}
+
+absl::Status RecordingImport::FeedAll(std::string_view bytes) {
   reader_.Feed(bytes);
   v1::RecordedMessage recorded;
   for (;;) {
@@ -122,6 +129,7 @@ absl::Status RecordingImport::Take(v1::RecordedMessage* recorded) {
   v1::ClientMessage* message = recorded->mutable_message();
   const auto found = ranks_.find(recorded->rank());
   if (message->has_hello()) {
+    BW_RETURN_IF_ERROR(CheckSameRun(message->hello().run()));
     if (found == ranks_.end()) return Open(recorded->rank(), message);
     return absl::OkStatus();  // The rank reconnected while it was recorded.
   }
@@ -129,7 +137,27 @@ absl::Status RecordingImport::Take(v1::RecordedMessage* recorded) {
     return absl::InvalidArgumentError(absl::StrCat("the recording has no hello of rank ", recorded->rank()));
   }
   if (message->has_heartbeat()) return absl::OkStatus();
-  return Put(found->second.get(), message);
+  Rank* const rank = found->second.get();
+  if (std::optional<v1::ClientMessage> before = std::exchange(rank->bye, std::nullopt)) {
+    BW_RETURN_IF_ERROR(Put(rank, &*before));
+  }
+  if (!message->has_bye()) return Put(rank, message);
+  rank->bye = std::move(*message);
+  return absl::OkStatus();
+}
+
+absl::Status RecordingImport::CheckSameRun(const v1::RunDescription& run) {
+  if (ranks_.empty()) {
+    name_ = run.name();
+    uuid_ = run.uuid();
+  }
+  if (run.name() == name_ && run.uuid() == uuid_) return absl::OkStatus();
+  const auto shown = [](const std::string& name) { return IsRunName(name) ? name : std::string("?"); };
+  return absl::InvalidArgumentError(
+      run.name() == name_
+          ? absl::StrCat("hello.run.uuid: the recording holds two runs of the name \"", shown(name_), "\": must be one")
+          : absl::StrCat("hello.run.name: the recording holds \"", shown(name_), "\" and \"", shown(run.name()),
+                         "\": must be one run"));
 }
 
 absl::Status RecordingImport::Open(uint32_t number, v1::ClientMessage* message) {
@@ -196,10 +224,11 @@ absl::StatusOr<RunImport::Result> RecordingImport::Finish() {
   if (!ended_) return absl::InvalidArgumentError("the recording is cut short: it has no end");
   if (ranks_.empty()) return absl::InvalidArgumentError("the recording is empty");
   for (auto& [number, rank] : ranks_) {
-    if (rank->said_bye) continue;
-    v1::ClientMessage bye;
-    bye.mutable_bye()->set_reason(v1::BYE_REASON_FINISHED);
-    BW_RETURN_IF_ERROR(Put(rank.get(), &bye));
+    if (!rank->bye.has_value()) {
+      if (rank->said_bye) continue;
+      rank->bye.emplace().mutable_bye()->set_reason(v1::BYE_REASON_FINISHED);
+    }
+    BW_RETURN_IF_ERROR(Put(rank.get(), &*rank->bye));
   }
   for (auto& [number, rank] : ranks_) {
     if (!rank->AwaitDurable()) return absl::UnavailableError("the import did not become durable");
@@ -214,7 +243,7 @@ absl::StatusOr<RunImport::Result> RecordingImport::Finish() {
   return result_;
 }
 
-absl::Status ExportRecording(const RunRecord& run, const std::vector<RunEvent>& events, const SeriesStore& series,
+absl::Status ExportRecording(const RunRecord& run, EventReader* events, const SeriesStore& series,
                              const std::function<bool(std::string_view)>& sink) {
   RecordingWriter writer(sink);
   const absl::Status refused = absl::AbortedError("the export was stopped by its reader");
@@ -234,15 +263,20 @@ absl::Status ExportRecording(const RunRecord& run, const std::vector<RunEvent>& 
   const auto is_before = [](const RunEvent& event, const StepSample& sample) {
     return std::pair(event.attempt, event.step) <= std::pair(sample.attempt, sample.step);
   };
-  size_t next_event = 0;
-  const auto visit = [&](const StepSample& sample) -> absl::Status {
-    for (; next_event < events.size() && is_before(events[next_event], sample); ++next_event) {
-      BW_RETURN_IF_ERROR(write(ToMessage(events[next_event]), true));
+  // Null: all that there are.
+  const auto write_events = [&](const StepSample* until) -> absl::Status {
+    for (;; events->Pop()) {
+      BW_ASSIGN_OR_RETURN(const RunEvent* const event, events->Peek());
+      if (event == nullptr || (until != nullptr && !is_before(*event, *until))) return absl::OkStatus();
+      BW_RETURN_IF_ERROR(write(ToMessage(*event), true));
     }
+  };
+  const auto visit = [&](const StepSample& sample) -> absl::Status {
+    BW_RETURN_IF_ERROR(write_events(&sample));
     return write(ToFrame(sample), true);
   };
   BW_RETURN_IF_ERROR(series.ReadAll(run.id, run.description.layout, visit));
-  for (; next_event < events.size(); ++next_event) BW_RETURN_IF_ERROR(write(ToMessage(events[next_event]), true));
+  BW_RETURN_IF_ERROR(write_events(nullptr));
   v1::ClientMessage bye;
   bye.mutable_bye()->set_reason(run.ended ? v1::BYE_REASON_FINISHED : v1::BYE_REASON_UNSPECIFIED);
   BW_RETURN_IF_ERROR(write(std::move(bye), false));

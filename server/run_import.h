@@ -13,6 +13,7 @@
 #include "bellwether/recording.h"
 #include "server/ingest/ingest_sink.h"
 #include "server/store/run_control.h"
+#include "server/store/run_table.h"
 #include "server/store/series_store.h"
 
 namespace bellwether::server {
@@ -28,6 +29,9 @@ class Pipeline;
 // is a duplicate like any other.  Silence and late ranks are not judged until then, for a
 // quarter of an hour: after that its open steps are closed with what they have, and their
 // other ranks' frames, should they still come, are late.
+//
+// A recording that is refused (damaged, bytes behind its end, two runs in one) ends its
+// run at once in the same way.
 class RecordingImport final : public RunImport {
  public:
   // `as_name` empty: the recorded name and uuid; else a run of that name, with
@@ -41,6 +45,8 @@ class RecordingImport final : public RunImport {
 
  private:
   struct Rank;
+  absl::Status FeedAll(std::string_view bytes);
+  absl::Status CheckSameRun(const v1::RunDescription& run);
   absl::Status Take(v1::RecordedMessage* recorded);
   absl::Status Open(uint32_t rank, v1::ClientMessage* message);
   // ALREADY_EXISTS: there is a run of that uuid which is no part of this import.
@@ -52,7 +58,8 @@ class RecordingImport final : public RunImport {
   const bool notify_;
   RecordingReader reader_;
   bool ended_ = false;
-  std::string recording_;  // Tells it from others: of its first hello.
+  std::string name_, uuid_;  // As the first hello says them.
+  std::string recording_;    // Tells it from others: of its first hello.
   Result result_;
   std::map<uint32_t, std::unique_ptr<Rank>> ranks_;
 };
@@ -62,7 +69,7 @@ v1::ClientMessage ToMessage(const RunEvent& event);
 
 // Writes a run as a .bwrun of one rank: its merged steps and its events, in
 // the order of steps.  ABORTED: the sink refused.
-absl::Status ExportRecording(const RunRecord& run, const std::vector<RunEvent>& events, const SeriesStore& series,
+absl::Status ExportRecording(const RunRecord& run, EventReader* events, const SeriesStore& series,
                              const std::function<bool(std::string_view)>& sink);
 
 }  // namespace bellwether::server

@@ -244,8 +244,8 @@ absl::Status Server::StartHttp() {
   sources.metrics = [this] { return exporter_->Render(); };
   sources.ready = [this] { return pipeline_->Ready(); };
   sources.call = [this](const std::string& method, const std::string& body, const GrantPtr& grant,
-                        const std::function<bool()>& cancelled) {
-    return CallJson(*engine_, method, body, grant, cancelled);
+                        const std::function<bool()>& cancelled, std::shared_ptr<const void>* memory) {
+    return CallJson(*engine_, method, body, grant, cancelled, memory);
   };
   sources.methods = JsonMethods();
   sources.access = access_.get();

@@ -180,8 +180,13 @@ class Plotter {
     }
     v1::ListEventsRequest of;
     of.set_run(options_.run);
+    of.set_limit(kEventsDrawn);
     v1::ListEventsResponse events;
     if (grpc::Status s = Call(&v1::Query::Stub::ListEvents, of, &events); !s.ok()) return s;
+    if (events.total() > kEventsDrawn) {  // The newest are drawn.
+      of.set_after(events.total() - kEventsDrawn);
+      if (grpc::Status s = Call(&v1::Query::Stub::ListEvents, of, &events); !s.ok()) return s;
+    }
     size_t drawn = 0;
     for (int i = events.events_size() - 1; i >= 0 && drawn < kEventsDrawn; --i) {
       const v1::Event& event = events.events(i);

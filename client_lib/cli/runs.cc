@@ -102,19 +102,41 @@ ExitCode Get(Cli* cli, const NameOptions& options) {
   });
 }
 
-ExitCode Events(Cli* cli, const NameOptions& options) {
+struct EventsOptions {
+  std::string run;
+  uint64_t limit = 10'000;
+};
+
+ExitCode Events(Cli* cli, const EventsOptions& options) {
+  ExitCode code = kOk;
+  const std::unique_ptr<Connection> connection = Connect(cli->connect, &code);
+  if (connection == nullptr) return code;
+  constexpr uint64_t kPage = 1000;
+  v1::ListEventsResponse all;
   v1::ListEventsRequest request;
   request.set_run(options.run);
-  return CallAndPrint<v1::ListEventsRequest, v1::ListEventsResponse>(
-      cli, &v1::Query::Stub::ListEvents, request, [cli](const v1::ListEventsResponse& response) {
-        Table table{.columns = {"TIME", "ATTEMPT", "STEP", "KIND", "VALUE", "TEXT"}};
-        for (const v1::Event& event : response.events()) {
-          table.rows.push_back({Time(event.time_unix_ns()), std::to_string(event.attempt()), Integer(event.step()),
-                                EventKindName(event.kind()), Number(event.value()), event.text()});
-        }
-        Print(cli->output, table, response);
-        return kOk;
-      });
+  do {
+    grpc::ClientContext context;
+    connection->Prepare(&context);
+    v1::ListEventsResponse page;
+    request.set_limit(static_cast<uint32_t>(std::min(kPage, options.limit - static_cast<uint64_t>(all.events_size()))));
+    request.set_after(all.next_after());
+    const grpc::Status status = connection->stub().ListEvents(&context, request, &page);
+    if (!status.ok()) return Report(*connection, status);
+    all.clear_next_after();
+    all.MergeFrom(page);
+  } while (all.next_after() != 0 && static_cast<uint64_t>(all.events_size()) < options.limit);
+  Table table{.columns = {"TIME", "ATTEMPT", "STEP", "KIND", "VALUE", "TEXT"}};
+  for (const v1::Event& event : all.events()) {
+    table.rows.push_back({Time(event.time_unix_ns()), std::to_string(event.attempt()), Integer(event.step()),
+                          EventKindName(event.kind()), Number(event.value()), event.text()});
+  }
+  Print(cli->output, table, all);
+  if (all.next_after() != 0) {
+    Complain("the first " + std::to_string(all.events_size()) + " of " + std::to_string(all.total()) +
+             " events; see --limit");
+  }
+  return kOk;
 }
 
 struct CompareOptions {
@@ -325,9 +347,12 @@ void AddRuns(Cli* cli) {
   AddRunPlot(cli, noun);
 
   auto* const events =
-      AddCommand<NameOptions>(cli, noun, "events", "Lists what happened to a run: restores, notes, ...",
-                              "bellwether run events my-run", &Events, &command);
+      AddCommand<EventsOptions>(cli, noun, "events", "Lists what happened to a run: restores, notes, ...",
+                                "bellwether run events my-run", &Events, &command);
   command->add_option("run", events->run, which)->required()->type_name("RUN");
+  command->add_option("--limit", events->limit, "at most so many, the oldest")
+      ->capture_default_str()
+      ->check(CLI::Range(uint64_t{1}, uint64_t{1'000'000}));
 
   auto* const compare = AddCommand<CompareOptions>(
       cli, noun, "compare", "Finds the heads in which two runs differ, and from which step on",

@@ -103,6 +103,7 @@ constexpr CatalogMetric kCatalog[] = {
     {"bellwether_notification_seconds", kHistogram, "From a transition to its delivery.", {"channel"}},
     {"bellwether_notifications_total", kCounter, "Notifications by what became of them.", {"channel", "result"}},
     {"bellwether_query_limit_refused_total", kCounter, "Queries refused by a limit.", {"limit"}},
+    {"bellwether_query_memory_bytes", kGauge, "Memory that is reserved for the queries under way.", {}},
     {"bellwether_query_seconds", kHistogram, "Time of a query.", {"method"}},
     {"bellwether_quota_refused_total",
      kCounter,

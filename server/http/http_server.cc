@@ -48,19 +48,22 @@ bool AcceptsGzip(const httplib::Request& request) {
 }
 
 // A provider of known length: cpp-httplib leaves such a body as it is.
-void SetBody(httplib::Response* response, std::string body, const std::string& type) {
+// `kept` is, until it has been written.
+void SetBody(httplib::Response* response, std::string body, const std::string& type,
+             std::shared_ptr<const void> kept = nullptr) {
   auto shared = std::make_shared<std::string>(std::move(body));
   if (shared->empty()) {
     response->set_content("", type);
     return;
   }
-  response->set_content_provider(shared->size(), type, [shared](size_t offset, size_t length, httplib::DataSink& sink) {
-    return sink.write(shared->data() + offset, length);
-  });
+  response->set_content_provider(
+      shared->size(), type, [shared, kept = std::move(kept)](size_t offset, size_t length, httplib::DataSink& sink) {
+        return sink.write(shared->data() + offset, length);
+      });
 }
 
 void Reply(const httplib::Request& request, httplib::Response* response, int status, std::string body,
-           const std::string& type) {
+           const std::string& type, std::shared_ptr<const void> kept = nullptr) {
   response->status = status;
   response->set_header("Cache-Control", "no-store");
   response->set_header("Vary", "Accept-Encoding");
@@ -70,7 +73,7 @@ void Reply(const httplib::Request& request, httplib::Response* response, int sta
       body = std::move(zipped);
     }
   }
-  SetBody(response, std::move(body), type);
+  SetBody(response, std::move(body), type, std::move(kept));
 }
 
 void ReplyError(const httplib::Request& request, httplib::Response* response, const absl::Status& status) {
@@ -418,10 +421,11 @@ void HttpServerImpl::Call(const Request& request, Response& response, const std:
     response.set_header("Retry-After", "1");
     return ReplyError(request, &response, absl::UnavailableError("too many queries are under way; come back"));
   }
-  absl::StatusOr<std::string> answer =
-      sources_.call(request.path.substr(sizeof(kApi) - 1), body, *grant, [] { return Engine::Served()->gone(); });
+  std::shared_ptr<const void> memory;
+  absl::StatusOr<std::string> answer = sources_.call(
+      request.path.substr(sizeof(kApi) - 1), body, *grant, [] { return Engine::Served()->gone(); }, &memory);
   if (!answer.ok()) return ReplyError(request, &response, answer.status());
-  Reply(request, &response, 200, *std::move(answer), kJson);
+  Reply(request, &response, 200, *std::move(answer), kJson, std::move(memory));
 }
 
 void HttpServerImpl::Events(const Request& request, Response& response) {

@@ -58,9 +58,11 @@ struct HttpSources {
   std::function<std::string()> metrics;
   std::function<absl::Status()> ready;
   std::function<absl::Status()> reload;  // Null: off.
-  // query/json_api.h.  `cancelled`: whether the caller has gone away.
+  // query/json_api.h.  `cancelled`: whether the caller has gone away; `memory` is kept
+  // until the answer is out.
   std::function<absl::StatusOr<std::string>(const std::string& method, const std::string& body, const GrantPtr& grant,
-                                            const std::function<bool()>& cancelled)>
+                                            const std::function<bool()>& cancelled,
+                                            std::shared_ptr<const void>* memory)>
       call;
   std::vector<std::string_view> methods;  // What `call` knows; in labels, any other is none.
   Access* access = nullptr;               // Null: nobody is asked who he is, and grants are null.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -106,12 +107,24 @@ absl::StatusOr<RunDescription> DecodeRun(const v1::RunDescription& run, const De
   return plain;
 }
 
+// A sum of two totals that are each what a client says.
+uint64_t SaturatingSum(uint64_t a, uint64_t b) {
+  return a > std::numeric_limits<uint64_t>::max() - b ? std::numeric_limits<uint64_t>::max() : a + b;
+}
+
+absl::Status CheckLosses(absl::string_view field, uint64_t total, const DecodeLimits& limits) {
+  if (total <= limits.losses_max) return absl::OkStatus();
+  return OutOfRange(field, total, absl::StrCat("in [0, ", limits.losses_max, "]"));
+}
+
 absl::StatusOr<HelloMessage> DecodeHello(const v1::Hello& hello, const DecodeLimits& limits) {
   if (hello.protocol() != kProtocolVersion) {
     return absl::FailedPreconditionError(
         absl::StrCat("hello.protocol = ", hello.protocol(), ": this server speaks ", kProtocolVersion));
   }
   BW_RETURN_IF_ERROR(CheckText("hello.client_version", hello.client_version(), 64));
+  BW_RETURN_IF_ERROR(CheckLosses("hello.dropped_total", hello.dropped_total(), limits));
+  BW_RETURN_IF_ERROR(CheckLosses("hello.stripped_total", hello.stripped_total(), limits));
   HelloMessage plain;
   BW_ASSIGN_OR_RETURN(plain.run, DecodeRun(hello.run(), limits));
   BW_RETURN_IF_ERROR(CheckRange("hello.rank", hello.rank(), 0, hello.run().world() - 1));
@@ -164,6 +177,9 @@ absl::StatusOr<RankFrame> DecodeFrame(const v1::Frame& frame, const Layout& layo
   BW_RETURN_IF_ERROR(CheckRange("frame.parts", frame.parts(), 1, limits.parts_max));
   BW_RETURN_IF_ERROR(CheckRange("frame.part", frame.part(), 0, frame.parts() - 1));
   BW_RETURN_IF_ERROR(CheckRange("number of frame.blocks", frame.blocks_size(), 1, limits.blocks_max));
+  BW_RETURN_IF_ERROR(CheckLosses("frame.dropped_ring_total", frame.dropped_ring_total(), limits));
+  BW_RETURN_IF_ERROR(CheckLosses("frame.dropped_window_total", frame.dropped_window_total(), limits));
+  BW_RETURN_IF_ERROR(CheckLosses("frame.stripped_total", frame.stripped_total(), limits));
   RankFrame plain;
   plain.attempt = frame.attempt();
   plain.step = frame.step();
@@ -171,7 +187,7 @@ absl::StatusOr<RankFrame> DecodeFrame(const v1::Frame& frame, const Layout& layo
   plain.parts = frame.parts();
   plain.time_unix_ns = frame.time_unix_ns();
   plain.partial_rows = frame.partial_rows();
-  plain.dropped_total = frame.dropped_ring_total() + frame.dropped_window_total();
+  plain.dropped_total = SaturatingSum(frame.dropped_ring_total(), frame.dropped_window_total());
   plain.stripped_total = frame.stripped_total();
   plain.blocks.resize(static_cast<size_t>(frame.blocks_size()));
   size_t values = 0;
@@ -270,6 +286,8 @@ absl::StatusOr<IngestMessage> Decode(const v1::ClientMessage& message, const Lay
       return plain;
     }
     case v1::ClientMessage::kHeartbeat:
+      BW_RETURN_IF_ERROR(CheckLosses("heartbeat.dropped_total", message.heartbeat().dropped_total(), limits));
+      BW_RETURN_IF_ERROR(CheckLosses("heartbeat.stripped_total", message.heartbeat().stripped_total(), limits));
       plain.body = HeartbeatMessage{message.heartbeat().dropped_total(), message.heartbeat().stripped_total()};
       return plain;
     case v1::ClientMessage::kBye: {
@@ -432,7 +450,10 @@ absl::StatusOr<IngestMessage> DecodeRecord(const WalRecord& record, const Layout
   if (!message.ParseFromString(record.payload)) {
     return absl::DataLossError(absl::StrCat("log record ", record.lsn, " cannot be parsed"));
   }
-  BW_ASSIGN_OR_RETURN(IngestMessage plain, Decode(message, record.kind == WalKind::kHello ? nullptr : layout, limits));
+  // What was once taken is read again, whatever is refused by now.
+  DecodeLimits taken = limits;
+  taken.losses_max = std::numeric_limits<uint64_t>::max();
+  BW_ASSIGN_OR_RETURN(IngestMessage plain, Decode(message, record.kind == WalKind::kHello ? nullptr : layout, taken));
   // As the run counts it, which the client that wrote the payload need not know (launches.h).
   if (auto* const hello = std::get_if<HelloMessage>(&plain.body)) {
     hello->run.attempt = record.attempt;

@@ -108,6 +108,8 @@ absl::StatusOr<v1::GetAlertResponse> QueryEngine::GetAlert(const v1::GetAlertReq
   const int64_t begin = std::max<int64_t>(0, first_step - options_.alert_window_steps);
   const int64_t end = std::max(first_step, alert.last.step) + options_.alert_window_steps / 2;
   std::set<std::tuple<SignalId, int32_t, int32_t>> seen;
+  BW_RETURN_IF_ERROR(
+      context.Reserve(ReadBytes(*run, *FindSignal(SignalId::kDriftRatio), end - begin, options_.points_default)));
   for (const Evidence& evidence : alert.last.evidence) {
     if (seen.size() == options_.alert_series_max) break;
     const SignalInfo* const signal = FindSignal(std::string_view(evidence.signal));

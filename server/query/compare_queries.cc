@@ -98,6 +98,10 @@ absl::StatusOr<v1::CompareRunsResponse> QueryEngine::Compare(ComparedRun* run, C
   }
   const size_t limit = request.limit() == 0 ? 20 : request.limit();
   const int64_t last = std::min(run->step(), baseline->step());
+  constexpr int64_t kCellBytes = 192;  // Of the comparison, and of a head that it found.
+  constexpr int64_t kPointBytes = 48;  // Of a series of each run, and of what is read for it.
+  const int64_t points = std::clamp<int64_t>(last, 0, options_.points_max) * options_.series_max;
+  BW_RETURN_IF_ERROR(context.Reserve(shape.size() * kCellBytes + points * kPointBytes));
   const int64_t grid = std::min<int64_t>({options_.compare_steps, int64_t{RunComparison::kStepsMax}, last + 1});
 
   RunComparison comparison(static_cast<size_t>(shape.size()), options_.compare_log2_min);

@@ -42,6 +42,8 @@ absl::StatusOr<v1::TopHeadsResponse> QueryEngine::TopHeads(const v1::TopHeadsReq
     BW_ASSIGN_OR_RETURN(const SignalInfo* const named, Signal("signal", request.signal()));
     candidates.assign(1, named->id);
   }
+  constexpr int64_t kCellBytes = 64;  // Its value, itself with where it is, and its peers.
+  BW_RETURN_IF_ERROR(context.Reserve(int64_t{layout.layers} * layout.heads * kCellBytes));
   std::vector<float> values;
   int64_t at = -1;
   const SignalInfo* signal = nullptr;

@@ -10,9 +10,14 @@
 #include "absl/strings/string_view.h"
 #include "server/query/call_access.h"
 #include "server/query/json_text.h"
+#include "server/util/status_macros.h"
 
 namespace bellwether::server {
 namespace {
+
+// An answer as a message and as text, for each byte of the wire's: numbers take up to
+// four times as many, and their message may be twice as large as on the wire.
+constexpr int64_t kTextAndMessage = 6;
 
 using Handler = absl::StatusOr<std::string> (*)(const QueryEngine&, const char* name, std::string_view body,
                                                 CallContext);
@@ -33,7 +38,11 @@ absl::StatusOr<std::string> Call(const QueryEngine& engine, const char* name, st
   }
   const absl::StatusOr<Response> response = CallFor(engine, name, std::move(request), context, method);
   if (!response.ok()) return response.status();
-  return ToJsonText(*response);
+  const auto bytes = static_cast<int64_t>(response->ByteSizeLong());
+  BW_RETURN_IF_ERROR(context.memory->GrowTo(bytes * kTextAndMessage));
+  std::string json = ToJsonText(*response);
+  context.memory->ShrinkTo(static_cast<int64_t>(json.size()));
+  return json;
 }
 
 #define BW_METHOD(name, request, response) \
@@ -95,19 +104,22 @@ nlohmann::ordered_json Number(double value) {
 }  // namespace
 
 absl::StatusOr<std::string> CallJson(const QueryEngine& engine, std::string_view method, std::string_view body,
-                                     GrantPtr grant, std::function<bool()> cancelled) {
+                                     GrantPtr grant, std::function<bool()> cancelled,
+                                     std::shared_ptr<const void>* memory) {
   const auto found = Methods().find(method);
   if (found == Methods().end()) {
     return absl::UnimplementedError(
         absl::StrCat("method \"", absl::string_view(method.data(), method.size()), "\": Query has no such unary call"));
   }
   const int64_t start_ns = engine.stores().clock->MonotonicNanos();
-  CallContext context = engine.NewContext();
-  context.grant = std::move(grant);
+  CallContext context = engine.NewContext(std::move(grant));
+  context.as_text = true;
+  std::shared_ptr<const void> use = context.memory;
   context.cancelled = std::move(cancelled);
   // Names are literals, with their zeros.
   absl::StatusOr<std::string> response = found->second(engine, found->first.data(), body, std::move(context));
   engine.CountCall(found->first.data(), start_ns);
+  if (memory != nullptr && response.ok()) *memory = std::move(use);
   return response;
 }
 

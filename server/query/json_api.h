@@ -25,8 +25,11 @@ namespace bellwether::server {
 // refused.  PERMISSION_DENIED, UNAUTHENTICATED: as CheckCall().  Else as the
 // engine answers.  Null `grant`: nobody is asked who he is.  Thread-safe.
 // It ends with CANCELLED once `cancelled` says that nobody waits for it; null = somebody does.
+// Whoever sends the answer keeps `*memory`, its share of the memory of queries, until it
+// is out; null = it is given back at once.
 absl::StatusOr<std::string> CallJson(const QueryEngine& engine, std::string_view method, std::string_view body,
-                                     GrantPtr grant = nullptr, std::function<bool()> cancelled = nullptr);
+                                     GrantPtr grant = nullptr, std::function<bool()> cancelled = nullptr,
+                                     std::shared_ptr<const void>* memory = nullptr);
 
 // Names that CallJson knows, in alphabetical order.
 std::vector<std::string_view> JsonMethods();

@@ -13,10 +13,18 @@
 
 namespace bellwether::server {
 
-QueryEngine::QueryEngine(const Options& options, const QueryStores& stores) : options_(options), stores_(stores) {}
+QueryEngine::QueryEngine(const Options& options, const QueryStores& stores)
+    : options_(options), stores_(stores), memory_(options.memory, stores.counters) {}
 
-CallContext QueryEngine::NewContext() const {
-  return {.deadline_monotonic_ns = stores_.clock->MonotonicNanos() + options_.deadline_ms * 1'000'000};
+CallContext QueryEngine::NewContext(GrantPtr grant) const {
+  CallContext context{.deadline_monotonic_ns = stores_.clock->MonotonicNanos() + options_.deadline_ms * 1'000'000};
+  context.memory = NewMemory(grant.get());
+  context.grant = std::move(grant);
+  return context;
+}
+
+std::shared_ptr<QueryMemory::Use> QueryEngine::NewMemory(const Grant* grant) const {
+  return std::make_shared<QueryMemory::Use>(&memory_, grant == nullptr ? "" : grant->who());
 }
 
 void QueryEngine::CountCall(const char* method, int64_t start_monotonic_ns) const {
@@ -95,7 +103,7 @@ absl::StatusOr<v1::AnnotateResponse> QueryEngine::Annotate(const v1::AnnotateReq
   BW_ASSIGN_OR_RETURN(const RunSnapshotPtr run, FindRun(request.run()));
   RunEvent event = FromProto(request.event());
   BW_RETURN_IF_ERROR(Range("event.kind", request.event().kind(), 0, static_cast<int64_t>(EventKind::kAnnotation)));
-  BW_RETURN_IF_ERROR(Range("event.step", event.step, 0, INT64_MAX));
+  BW_RETURN_IF_ERROR(Range("event.step", event.step, 0, int64_t{1} << 53));  // As decode.cc of a client's.
   BW_RETURN_IF_ERROR(Range("event.attempt", event.attempt, 0, run->record.description.attempt));
   BW_RETURN_IF_ERROR(Text("event.text", event.text, options_.text_bytes_max));
   if (event.kind == EventKind::kNone) event.kind = EventKind::kAnnotation;
@@ -110,9 +118,15 @@ absl::StatusOr<v1::AnnotateResponse> QueryEngine::Annotate(const v1::AnnotateReq
 absl::StatusOr<v1::ListEventsResponse> QueryEngine::ListEvents(const v1::ListEventsRequest& request,
                                                                const CallContext&) const {
   BW_ASSIGN_OR_RETURN(const RunSnapshotPtr run, FindRun(request.run()));
-  BW_ASSIGN_OR_RETURN(const std::vector<RunEvent> events, EventsOf(*run, *stores_.database));
+  BW_RETURN_IF_ERROR(Range("limit", request.limit(), 0, options_.events_max));
+  BW_ASSIGN_OR_RETURN(const uint64_t total, CountEventsOf(*run, *stores_.database));
+  const size_t limit = request.limit() == 0 ? options_.events_max : request.limit();
+  BW_ASSIGN_OR_RETURN(const std::vector<RunEvent> events, EventsOf(*run, *stores_.database, request.after(), limit));
   v1::ListEventsResponse response;
   for (const RunEvent& event : events) *response.add_events() = ToProto(event);
+  response.set_total(total);
+  const uint64_t next = request.after() + events.size();
+  if (!events.empty() && next < total) response.set_next_after(next);
   return response;
 }
 
@@ -142,6 +156,8 @@ absl::StatusOr<v1::ServerInfo> QueryEngine::GetServerInfo(const v1::GetServerInf
   limits["query_points_per_series"] = options_.points_max;
   limits["query_runs"] = options_.runs_max;
   limits["query_alerts"] = options_.alerts_max;
+  limits["query_memory_bytes"] = static_cast<double>(options_.memory.bytes_max);
+  limits["query_events"] = options_.events_max;
   limits["query_heads"] = options_.heads_max;
   return info;
 }

@@ -26,6 +26,7 @@
 #include "bellwether/signal_table.h"
 #include "bellwether/v1/query.pb.h"
 #include "server/access/access.h"
+#include "server/query/query_memory.h"
 #include "server/store/action_log.h"
 #include "server/store/alert_log.h"
 #include "server/store/baselines.h"
@@ -46,9 +47,14 @@ struct CallContext {
   int64_t deadline_monotonic_ns = INT64_MAX;
   std::function<bool()> cancelled;  // Empty = never.
   GrantPtr grant;                   // Who asks; null: nobody is asked who he is.
+  // Until the answer has been written; null = it is not counted.
+  std::shared_ptr<QueryMemory::Use> memory = nullptr;
+  bool as_text = false;  // The answer becomes JSON, which is several times as long.
 
   // For lists: whether the caller may know of the run.
   bool Sees(const std::string& run) const { return grant == nullptr || grant->Sees(run); }
+  // Before it reads: what it may come to; RESOURCE_EXHAUSTED.
+  absl::Status Reserve(int64_t bytes) const { return memory == nullptr ? absl::OkStatus() : memory->Reserve(bytes); }
 };
 
 // Where the answers come from.  All must outlive the engine.
@@ -75,6 +81,7 @@ class QueryEngine {
     uint32_t points_default = 1'000;
     uint32_t runs_max = 1'000;           // per ListRuns
     uint32_t alerts_max = 1'000;         // per ListAlerts
+    uint32_t events_max = 1'000;         // per ListEvents
     uint32_t heads_max = 1'024;          // per TopHeads, CompareRuns
     uint32_t history_max = 256;          // transitions per GetAlert, the newest
     uint32_t alert_series_max = 8;       // evidence series per GetAlert
@@ -87,6 +94,7 @@ class QueryEngine {
     uint32_t watch_signals_max = 8;  // matrices per WatchRun
     uint32_t watch_interval_ms_min = 100;
     uint32_t watch_interval_ms_max = 60'000;
+    QueryMemory::Options memory;  // Of all queries together.
   };
 
   QueryEngine(const Options& options, const QueryStores& stores);
@@ -96,7 +104,11 @@ class QueryEngine {
   const Options& options() const { return options_; }
   const QueryStores& stores() const { return stores_; }
   // A context whose deadline is deadline_ms from now.
-  CallContext NewContext() const;
+  CallContext NewContext(GrantPtr grant = nullptr) const;
+  // A stream's share of the memory of queries, as long as it lives.
+  std::shared_ptr<QueryMemory::Use> NewMemory(const Grant* grant) const;
+  // What WatchRun's answers take.
+  static int64_t WatchBytes(const RunSnapshot& run, const v1::WatchRunRequest& request);
 
   // ---- runs ----
   absl::StatusOr<v1::ListRunsResponse> ListRuns(const v1::ListRunsRequest&, const CallContext&) const;
@@ -156,6 +168,8 @@ class QueryEngine {
 
  private:
   absl::Status Check(const CallContext& context) const;
+  // What is in memory while one series is read.
+  static int64_t ReadBytes(const RunSnapshot& run, const SignalInfo& signal, int64_t steps, size_t points);
   // INVALID_ARGUMENT naming field, value and range; counts the refusal.
   absl::Status Range(const char* field, int64_t value, int64_t low, int64_t high) const;
   absl::Status Text(const char* field, const std::string& value, uint32_t bytes_max) const;
@@ -170,6 +184,7 @@ class QueryEngine {
 
   const Options options_;
   const QueryStores stores_;
+  mutable QueryMemory memory_;
   mutable absl::Mutex notes_mutex_;  // Held from reading a note to its being stored.
 };
 

@@ -25,6 +25,16 @@ grpc::ServerWriteReactor<Message>* Refused(const grpc::Status& status) {
   return stream.get();  // gRPC's reference keeps it.
 }
 
+// Has the answer's share of the memory of queries until it was sent.
+class UnaryReactor final : public grpc::ServerUnaryReactor {
+ public:
+  void Keep(std::shared_ptr<const void> memory) { memory_ = std::move(memory); }
+  void OnDone() override { delete this; }
+
+ private:
+  std::shared_ptr<const void> memory_;
+};
+
 const char* CodeName(grpc::StatusCode code) {
   static constexpr const char* kNames[] = {
       "OK",       "Canceled",       "Unknown",          "InvalidArgument",   "DeadlineExceeded",
@@ -97,7 +107,7 @@ grpc::ServerUnaryReactor* QueryService::Unary(const char* method, grpc::Callback
                                               const Request* in, Response* out,
                                               absl::StatusOr<Response> (QueryEngine::*call)(const Request&,
                                                                                             const CallContext&) const) {
-  grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
+  auto* const reactor = new UnaryReactor;  // Deletes itself.
   const int64_t start_ns = engine_->stores().clock->MonotonicNanos();
   const auto finish = [this, method, reactor, start_ns](const grpc::Status& status) {
     Handled(method, status.error_code(), start_ns);
@@ -109,8 +119,8 @@ grpc::ServerUnaryReactor* QueryService::Unary(const char* method, grpc::Callback
     return reactor;
   }
   // Time in the queue counts.
-  CallContext limits = engine_->NewContext();
-  limits.grant = *std::move(grant);
+  CallContext limits = engine_->NewContext(*std::move(grant));
+  reactor->Keep(limits.memory);
   const auto left = context->deadline() - std::chrono::system_clock::now();
   if (left < std::chrono::milliseconds(engine_->options().deadline_ms)) {
     limits.deadline_monotonic_ns = start_ns + std::chrono::duration_cast<std::chrono::nanoseconds>(left).count();
@@ -123,8 +133,15 @@ grpc::ServerUnaryReactor* QueryService::Unary(const char* method, grpc::Callback
     if (stopping_) return finish(GoingDown());
     absl::StatusOr<Response> response = CallFor(*engine, method, *in, limits, call);
     engine->CountCall(method, start_ns);
-    if (response.ok()) *out = *std::move(response);
-    finish(ToGrpc(response.status()));
+    absl::Status status = response.status();
+    if (status.ok()) {
+      // It is here once more while it is sent.
+      const auto bytes = static_cast<int64_t>(2 * response->ByteSizeLong());
+      status = limits.memory->GrowTo(bytes);
+      limits.memory->ShrinkTo(bytes);
+    }
+    if (status.ok()) *out = *std::move(response);
+    finish(ToGrpc(status));
   });
   if (!posted) {
     engine_->stores().counters->counter("bellwether_query_limit_refused_total", {{"limit", "queue"}})->Add();
@@ -239,6 +256,9 @@ grpc::ServerWriteReactor<v1::WatchRunResponse>* QueryService::WatchRun(grpc::Cal
     v1::WatchRunRequest prepared = asked;
     BW_RETURN_IF_ERROR(engine_->Prepare(&prepared));
     BW_ASSIGN_OR_RETURN(const RunSnapshotPtr run, engine_->FindRun(prepared.run()));
+    std::shared_ptr<QueryMemory::Use> memory = engine_->NewMemory(grant.get());
+    BW_RETURN_IF_ERROR(memory->GrowTo(QueryEngine::WatchBytes(*run, prepared)));
+    stream->Keep(std::move(memory));
     feeder_->Add(std::make_shared<RunFeed>(engine_, stream, std::move(prepared), run->record.id, grant));
     return absl::OkStatus();
   };

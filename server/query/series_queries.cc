@@ -6,10 +6,19 @@
 #include "absl/strings/str_cat.h"
 #include "server/query/convert.h"
 #include "server/query/query_engine.h"
+#include "server/store/series_reader.h"
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {
 namespace {
+
+// Of an answer's message: a step, the smallest, mean and largest value; and what
+// becomes of them as text.
+constexpr int64_t kPointBytes = 20;
+constexpr int64_t kPointTextBytes = 80;
+
+// Of a matrix: its parts, itself, and the answer.
+constexpr int64_t kCellBytes = 48;
 
 // The newest sample that can hold the signal.
 const StepSample* NewestFor(const RunSnapshot& run, const SignalInfo& signal) {
@@ -25,6 +34,13 @@ absl::StatusOr<v1::Series> QueryEngine::ReadSeries(const RunSnapshot& run, const
   return ToProto(std::move(read), FindSignal(key.signal)->name, key);
 }
 
+int64_t QueryEngine::ReadBytes(const RunSnapshot& run, const SignalInfo& signal, int64_t steps, size_t points) {
+  const int64_t raw = std::min<int64_t>(
+      {static_cast<int64_t>(run.record.steps_recorded), steps, static_cast<int64_t>(points) * kSpanSteps / 2 + 1});
+  // Vectors that have just grown; of a derived signal its two parts and their quotient.
+  return raw * static_cast<int64_t>(sizeof(SeriesPoint)) * (signal.derived ? 4 : 2);
+}
+
 absl::StatusOr<v1::GetSeriesResponse> QueryEngine::GetSeries(const v1::GetSeriesRequest& request,
                                                              const CallContext& context) const {
   BW_ASSIGN_OR_RETURN(const RunSnapshotPtr run, FindRun(request.run()));
@@ -37,13 +53,19 @@ absl::StatusOr<v1::GetSeriesResponse> QueryEngine::GetSeries(const v1::GetSeries
   BW_RETURN_IF_ERROR(Range("attempt", request.attempt(), SeriesStore::kNewestAttempt, INT32_MAX));
   const size_t points = request.points_max() == 0 ? options_.points_default : request.points_max();
   std::vector<SeriesKey> keys;
+  int64_t read_bytes = 0;
   for (const v1::SeriesId& id : request.series()) {
     BW_ASSIGN_OR_RETURN(const SignalInfo* const signal, Signal("series.signal", id.signal()));
     const MatrixShape shape = ShapeOf(*signal, layout);
     BW_RETURN_IF_ERROR(Range("series.layer", id.layer(), 0, shape.layers - 1));
     BW_RETURN_IF_ERROR(Range("series.head", id.head(), 0, shape.heads - 1));
     keys.push_back({signal->id, static_cast<int32_t>(id.layer()), static_cast<int32_t>(id.head())});
+    read_bytes = std::max(read_bytes, ReadBytes(*run, *signal, end - request.step_begin(), points));
   }
+  const int64_t points_in_all =
+      static_cast<int64_t>(keys.size() * std::min<uint64_t>(points, run->record.steps_recorded));
+  const int64_t answer_bytes = points_in_all * (context.as_text ? kPointBytes + kPointTextBytes : 2 * kPointBytes);
+  BW_RETURN_IF_ERROR(context.Reserve(answer_bytes + read_bytes));
   v1::GetSeriesResponse response;
   for (const SeriesKey& key : keys) {
     BW_RETURN_IF_ERROR(Check(context));
@@ -60,6 +82,7 @@ absl::StatusOr<v1::GetMatrixResponse> QueryEngine::GetMatrix(const v1::GetMatrix
   BW_RETURN_IF_ERROR(Range("step", request.step(), -1, INT64_MAX));
   BW_RETURN_IF_ERROR(Check(context));
   const Layout& layout = run->record.description.layout;
+  BW_RETURN_IF_ERROR(context.Reserve(ShapeOf(*signal, layout).size() * kCellBytes));
   int64_t at = -1;
   BW_ASSIGN_OR_RETURN(const std::vector<float> values,
                       stores_.series->ReadMatrix(run->record.id, layout, signal->id, request.step(), &at));
@@ -80,6 +103,16 @@ absl::Status QueryEngine::Prepare(v1::WatchRunRequest* request) const {
   if (request->min_interval_ms() == 0) request->set_min_interval_ms(1000);
   return Range("min_interval_ms", request->min_interval_ms(), options_.watch_interval_ms_min,
                options_.watch_interval_ms_max);
+}
+
+int64_t QueryEngine::WatchBytes(const RunSnapshot& run, const v1::WatchRunRequest& request) {
+  int64_t cells = 0;
+  for (const std::string& name : request.signals()) {
+    if (const SignalInfo* const signal = FindSignal(std::string_view(name))) {
+      cells += ShapeOf(*signal, run.record.description.layout).size();
+    }
+  }
+  return cells * 2 * static_cast<int64_t>(sizeof(float));  // One on its way, one being made.
 }
 
 v1::WatchRunResponse QueryEngine::Watch(const RunSnapshot& run, const v1::WatchRunRequest& request) const {

@@ -44,6 +44,12 @@ class WriteStream : public grpc::ServerWriteReactor<Response> {
     return ending_;
   }
 
+  // Until the stream is done.
+  void Keep(std::shared_ptr<const void> resource) {
+    absl::MutexLock lock(&mutex_);
+    kept_ = std::move(resource);
+  }
+
   // False, sending nothing, unless ready().
   bool Send(Response response) {
     absl::MutexLock lock(&mutex_);
@@ -116,6 +122,7 @@ class WriteStream : public grpc::ServerWriteReactor<Response> {
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;
   grpc::Status status_ ABSL_GUARDED_BY(mutex_);
   Response response_;  // Of the write in flight.
+  std::shared_ptr<const void> kept_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace bellwether::server

@@ -400,18 +400,30 @@ absl::StatusOr<std::string> RocksDatabase::GetState(RunId run) const {
   return UnpackState(*packed);
 }
 
-absl::StatusOr<std::vector<RunEvent>> RocksDatabase::ListEvents(RunId run) const {
+absl::StatusOr<std::vector<RunEvent>> RocksDatabase::ListEvents(RunId run, uint64_t skip, size_t count) const {
   std::vector<RunEvent> events;
+  if (count == 0) return events;
   absl::Status damage;
   const KeyBuilder prefix = KeyBuilder('e').U64(run);
-  BW_RETURN_IF_ERROR(Snapshot(this).Scan(prefix.key(), {}, [&](std::string_view, std::string_view value) {
+  // They are numbered from 0 on, without gaps.
+  const KeyBuilder from = KeyBuilder('e').U64(run).U64(skip);
+  BW_RETURN_IF_ERROR(Snapshot(this).Scan(prefix.key(), from.key(), [&](std::string_view, std::string_view value) {
     absl::StatusOr<RunEvent> event = DecodeRunEvent(value);
     if (event.ok()) events.push_back(*std::move(event));
     damage = event.status();
-    return damage.ok();
+    return damage.ok() && events.size() < count;
   }));
   BW_RETURN_IF_ERROR(damage);
   return events;
+}
+
+absl::StatusOr<uint64_t> RocksDatabase::CountEvents(RunId run) const {
+  const std::unique_ptr<rocksdb::Iterator> it(db_->NewIterator({}));
+  it->SeekForPrev(KeyBuilder('e').U64(run).U64(UINT64_MAX).key());
+  const bool any = it->Valid() && it->key().starts_with(KeyBuilder('e').U64(run).key());
+  const uint64_t count = any ? KeyNumber(FromSlice(it->key()), 9, 8) + 1 : 0;
+  BW_RETURN_IF_ERROR(FromRocks(it->status()));
+  return count;
 }
 
 RocksBatch::~RocksBatch() {
@@ -426,12 +438,7 @@ absl::Status RocksDatabase::ShareBatch(RunBatch* batch) {
   for (const auto& [run, bytes] : std::exchange(rocks->events_, {})) {
     const auto [entry, is_new] = next.try_emplace(run, 0);
     if (is_new) {
-      const std::unique_ptr<rocksdb::Iterator> it(db_->NewIterator({}));
-      it->SeekForPrev(KeyBuilder('e').U64(run).U64(UINT64_MAX).key());
-      if (it->Valid() && it->key().starts_with(KeyBuilder('e').U64(run).key())) {
-        entry->second = KeyNumber(FromSlice(it->key()), 9, 8) + 1;
-      }
-      BW_RETURN_IF_ERROR(FromRocks(it->status()));
+      BW_ASSIGN_OR_RETURN(entry->second, CountEvents(run));
     }
     rocks->Put(KeyBuilder('e').U64(run).U64(entry->second++).key(), bytes);
   }

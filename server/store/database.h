@@ -128,7 +128,9 @@ class Database {
   virtual absl::StatusOr<RunRecord> GetRun(RunId run) const = 0;
   virtual absl::StatusOr<std::vector<RankRecord>> ListRanks(RunId run) const = 0;
   virtual absl::StatusOr<std::string> GetState(RunId run) const = 0;  // NOT_FOUND
-  virtual absl::StatusOr<std::vector<RunEvent>> ListEvents(RunId run) const = 0;
+  // In the order of the log, `count` at most, without the first `skip`.
+  virtual absl::StatusOr<std::vector<RunEvent>> ListEvents(RunId run, uint64_t skip, size_t count) const = 0;
+  virtual absl::StatusOr<uint64_t> CountEvents(RunId run) const = 0;
 
   // Events of a run stand in one batch at a time.
   virtual std::unique_ptr<RunBatch> NewBatch() = 0;

@@ -105,7 +105,8 @@ class RocksDatabase final : public Database {
   absl::StatusOr<RunRecord> GetRun(RunId run) const override;
   absl::StatusOr<std::vector<RankRecord>> ListRanks(RunId run) const override;
   absl::StatusOr<std::string> GetState(RunId run) const override;
-  absl::StatusOr<std::vector<RunEvent>> ListEvents(RunId run) const override;
+  absl::StatusOr<std::vector<RunEvent>> ListEvents(RunId run, uint64_t skip, size_t count) const override;
+  absl::StatusOr<uint64_t> CountEvents(RunId run) const override;
   std::unique_ptr<RunBatch> NewBatch() override { return std::make_unique<RocksBatch>(this); }
   absl::Status ShareBatch(RunBatch* batch) override;
   absl::Status Commit(std::unique_ptr<RunBatch> batch) override;

@@ -71,14 +71,37 @@ uint64_t RunTable::AwaitChange(uint64_t seen, int64_t timeout_ms) const {
   return version_;
 }
 
-absl::StatusOr<std::vector<RunEvent>> EventsOf(const RunSnapshot& snapshot, const Database& database) {
-  BW_ASSIGN_OR_RETURN(std::vector<RunEvent> events, database.ListEvents(snapshot.record.id));
+absl::StatusOr<uint64_t> CountEventsOf(const RunSnapshot& snapshot, const Database& database) {
+  if (snapshot.events_stored != UINT64_MAX) {
+    return snapshot.events_stored + (snapshot.events_new == nullptr ? 0 : snapshot.events_new->size());
+  }
+  return database.CountEvents(snapshot.record.id);
+}
+
+absl::StatusOr<std::vector<RunEvent>> EventsOf(const RunSnapshot& snapshot, const Database& database, uint64_t skip,
+                                               size_t count) {
+  std::vector<RunEvent> events;
   // What was stored since the snapshot is among its new ones.
-  events.resize(std::min<uint64_t>(events.size(), snapshot.events_stored));
-  if (snapshot.events_new != nullptr) {
-    events.insert(events.end(), snapshot.events_new->begin(), snapshot.events_new->end());
+  const uint64_t stored = snapshot.events_stored;
+  if (skip < stored) {
+    BW_ASSIGN_OR_RETURN(events,
+                        database.ListEvents(snapshot.record.id, skip, std::min<uint64_t>(count, stored - skip)));
+  }
+  if (snapshot.events_new == nullptr) return events;
+  for (uint64_t i = std::max(skip, stored) - stored; i < snapshot.events_new->size() && events.size() < count; ++i) {
+    events.push_back((*snapshot.events_new)[i]);
   }
   return events;
+}
+
+absl::StatusOr<const RunEvent*> EventReader::Peek() {
+  constexpr size_t kPage = 256;
+  if (at_ == begin_ + page_.size()) {
+    begin_ = at_;
+    BW_ASSIGN_OR_RETURN(page_, EventsOf(*snapshot_, *database_, at_, kPage));
+    if (page_.empty()) return nullptr;
+  }
+  return &page_[at_ - begin_];
 }
 
 std::string FormatUuid(const RunUuid& uuid) {

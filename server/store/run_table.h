@@ -67,8 +67,27 @@ class RunTable {
   uint64_t version_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-// The events of a run as of its snapshot, in the order of the log.
-absl::StatusOr<std::vector<RunEvent>> EventsOf(const RunSnapshot& snapshot, const Database& database);
+// The events of a run as of its snapshot, in the order of the log: `count` at most,
+// without the first `skip`; and how many there are.
+absl::StatusOr<std::vector<RunEvent>> EventsOf(const RunSnapshot& snapshot, const Database& database, uint64_t skip,
+                                               size_t count);
+absl::StatusOr<uint64_t> CountEventsOf(const RunSnapshot& snapshot, const Database& database);
+
+// Goes through all of them, a page at a time.  Both must outlive it.
+class EventReader {
+ public:
+  EventReader(const RunSnapshot* snapshot, const Database* database) : snapshot_(snapshot), database_(database) {}
+  // Null: there are no more.
+  absl::StatusOr<const RunEvent*> Peek();
+  void Pop() { ++at_; }
+
+ private:
+  const RunSnapshot* const snapshot_;
+  const Database* const database_;
+  std::vector<RunEvent> page_;
+  uint64_t begin_ = 0;  // Of the page.
+  uint64_t at_ = 0;
+};
 
 // 32 lower-case hexadecimal digits, and back; false if `text` is none.
 std::string FormatUuid(const RunUuid& uuid);

@@ -60,7 +60,8 @@ class LiveRunTest : public testing::Test {
               .table = &table_,
               .wal = wal_.get(),
               .counters = &counters_,
-              .clock = &clock_};
+              .clock = &clock_,
+              .events_max = events_max_};
     run_ = std::make_unique<LiveRun>(parts_, record);
     EXPECT_TRUE(run_->Load().ok());
   }
@@ -121,6 +122,7 @@ class LiveRunTest : public testing::Test {
   }
   double Late() { return counters_.counter("bellwether_ingest_frames_total", {{"result", "late"}})->value(); }
 
+  uint64_t events_max_ = 10'000;
   TempDirectory directory_;
   RulesInForce rules_{JudgeOptions()};
   RunTable table_;
@@ -387,6 +389,46 @@ TEST_F(LiveRunTest, ARunOfWhichNobodySaysAnythingEndsAndGoesOnWithAHello) {
   EXPECT_FALSE(run_->ended());
   for (uint32_t rank : {0u, 1u}) Send(rank, 3, 1);
   EXPECT_THAT(Stored(), ElementsAre("0: 2", "1: 1?", "2: 1?", "3: 2"));
+}
+
+TEST_F(LiveRunTest, OfTooManyEventsTheLastThatIsKeptSaysSo) {
+  events_max_ = 4;
+  Begin(1);
+  const auto texts = [this] {
+    std::vector<std::string> out;
+    const RunSnapshotPtr snapshot = table_.Get(1);
+    const auto events = EventsOf(*snapshot, *database_, 0, 100);
+    for (const RunEvent& event : *events) out.push_back(event.text);
+    return out;
+  };
+  const auto note = testing::HasSubstr("4 events of a run are kept (limits.events_per_run_max)");
+  const Counter* const refused =
+      counters_.counter("bellwether_ingest_limit_refused_total", {{"limit", "events_per_run"}});
+  for (int i = 0; i < 3; ++i) Put(0, WalKind::kMessage, {++seq_, RunEvent{.step = i, .text = "kept"}});
+  Save();
+  EXPECT_EQ(refused->value(), 0);
+  for (int i = 0; i < 3; ++i) {
+    Put(0, WalKind::kMessage, {++seq_, RunEvent{.step = 3 + i, .kind = EventKind::kCentringOn, .text = "lost"}});
+  }
+  EXPECT_TRUE(run_->record().mixed) << "it is judged all the same";
+  EXPECT_EQ(refused->value(), 3);
+  run_->Publish();
+  EXPECT_THAT(texts(), ElementsAre("kept", "kept", "kept", note));
+  Restart();
+  Put(0, WalKind::kMessage, {++seq_, RunEvent{.step = 6, .text = "lost"}});
+  Save();
+  run_->Publish();
+  EXPECT_THAT(texts(), ElementsAre("kept", "kept", "kept", note));
+}
+
+TEST_F(LiveRunTest, WhatWasDroppedIsASumThatStaysTheLargestNumber) {
+  Begin(1);
+  for (int step = 0; step < 6; step += 2) {
+    Send(0, step, 0, UINT64_MAX, UINT64_MAX);
+    Send(0, step + 1, 0, 0, 0);  // A new process: the next rise is a whole one again.
+  }
+  EXPECT_EQ(run_->record().frames_dropped, UINT64_MAX);
+  EXPECT_EQ(run_->record().frames_stripped, UINT64_MAX);
 }
 
 }  // namespace

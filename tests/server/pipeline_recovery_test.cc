@@ -63,6 +63,14 @@ class Trainer final : public PipelineTrainer {
     }
     AwaitDurable();
   }
+  absl::Status TrySeq(uint64_t seq) {
+    v1::ClientMessage message = LossFrame(static_cast<int64_t>(steps_++), attempt());
+    message.set_seq(seq);
+    auto plain = Decode(message, &session_->layout(), {});
+    EXPECT_TRUE(plain.ok()) << plain.status();
+    std::string payload = message.SerializeAsString();
+    return session_->Put(*plain, payload).status();
+  }
   int64_t AwaitOpen() {
     absl::MutexLock lock(&mutex_);
     const auto done = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return opened_with_ >= 0; };
@@ -71,6 +79,8 @@ class Trainer final : public PipelineTrainer {
   }
 
  private:
+  uint64_t steps_ = 0;
+
   void AwaitDurable() {
     absl::MutexLock lock(&mutex_);
     const auto done = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return durable_ >= seq_; };
@@ -300,6 +310,24 @@ TEST_F(PipelineRecoveryTest, ACheckpointIsOfOnePointInTime) {
   const auto steps = StoredSteps(Open(copy).get());
   EXPECT_GE(steps.size(), 3000u);
   EXPECT_EQ(steps, UpTo(static_cast<int64_t>(steps.size())));
+}
+
+TEST_F(PipelineRecoveryTest, NoSeqThatIsFarOffTakesTheNumbersOfWhatFollows) {
+  const auto pipeline = Open(directory_.path() + "/a");
+  const Counter* const refused = counters_.counter("bellwether_ingest_limit_refused_total", {{"limit", "seq"}});
+  constexpr uint64_t kRise = uint64_t{1} << 32;
+  {
+    Trainer trainer(pipeline.get(), 0);
+    const absl::Status far = trainer.TrySeq(UINT64_MAX);
+    EXPECT_TRUE(absl::IsInvalidArgument(far)) << far;
+    EXPECT_EQ(far.message(), "seq = 18446744073709551615: must be in [1, 4294967296]: 0 was the last one");
+    EXPECT_TRUE(trainer.TrySeq(5).ok());
+    EXPECT_FALSE(trainer.TrySeq(5 + kRise + 1).ok());
+    EXPECT_TRUE(trainer.TrySeq(5 + kRise).ok()) << "what lies between was lost on the way";
+    EXPECT_TRUE(trainer.TrySeq(6).ok()) << "a duplicate like any other";
+    EXPECT_EQ(refused->value(), 2);
+  }
+  EXPECT_EQ(Trainer(pipeline.get(), 0).AwaitOpen(), static_cast<int64_t>(5 + kRise));
 }
 
 }  // namespace

@@ -272,5 +272,54 @@ TEST_F(RunImportTest, ATrainersRunIsNot) {
   EXPECT_TRUE(absl::IsAlreadyExists(Import(pipeline.get(), bytes).status()));
 }
 
+// What was refused leaves no run that waits for more, and keeps none that is right away.
+TEST_F(RunImportTest, BytesBehindItsEndAreRefused) {
+  const std::string bytes = MakeRecording("m", kSteps);
+  const std::string expected = Whole(bytes);
+  const auto pipeline = Open(Path("a"));
+  for (const bool at_once : {true, false}) {
+    const std::unique_ptr<RunImport> import = pipeline->StartImport(at_once ? "once" : "twice");
+    absl::Status refused = import->Feed(at_once ? bytes + "more" : bytes);
+    if (!at_once) refused = import->Feed("more");
+    EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("bytes follow its end"));
+    EXPECT_TRUE(pipeline->runs()->Find(at_once ? "once" : "twice")->record.ended);
+  }
+  ASSERT_TRUE(absl::IsInvalidArgument(Import(pipeline.get(), bytes + "more").status()));
+  const auto again = Import(pipeline.get(), bytes);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(pipeline->runs()->Find("recorded")->record.end_reason, "finished");
+  EXPECT_EQ(Export(pipeline.get(), "recorded"), expected);
+}
+
+TEST_F(RunImportTest, TwoRunsInOneRecordingAreRefused) {
+  const auto with_second = [](const std::string& name, char uuid) {
+    std::string bytes;
+    RecordingWriter writer([&bytes](std::string_view more) {
+      bytes.append(more);
+      return true;
+    });
+    for (const bool second : {false, true}) {
+      v1::ClientMessage hello;
+      hello.mutable_hello()->mutable_run()->set_name(second ? name : "first");
+      hello.mutable_hello()->mutable_run()->set_uuid(std::string(16, second ? uuid : 'f'));
+      hello.mutable_hello()->set_rank(second ? 1 : 0);
+      EXPECT_TRUE(writer.Write(Recorded(second ? 1 : 0, HelloOf(std::move(hello), /*world=*/2, /*layers=*/1))));
+    }
+    EXPECT_TRUE(writer.Finish());
+    return bytes;
+  };
+  const auto pipeline = Open(Path("a"));
+  for (const char* const as_name : {"", "another"}) {
+    const absl::Status names = Import(pipeline.get(), with_second("second", 's'), as_name).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(names)) << names;
+    EXPECT_THAT(std::string(names.message()), HasSubstr("the recording holds \"first\" and \"second\""));
+    const absl::Status uuids = Import(pipeline.get(), with_second("first", 's'), as_name).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(uuids)) << uuids;
+  }
+  EXPECT_EQ(pipeline->runs()->Find("second"), nullptr);
+  for (const RunSnapshotPtr& run : pipeline->runs()->List()) EXPECT_TRUE(run->record.ended);
+}
+
 }  // namespace
 }  // namespace bellwether::server

@@ -257,18 +257,19 @@ int Main(const std::vector<std::string>& arguments) {
     access->SetPeers("a key of thirty-two bytes or more", [clock] { return clock->UnixMillis(); });
   }
   auto server = HttpServer::Start(
-      options,
-      {.metrics = [] { return std::string(); },
-       .ready = [&control] { return control.Ready(); },
-       .call = [&engine](
-                   const std::string& method, const std::string& body, const GrantPtr& grant,
-                   const std::function<bool()>& cancelled) { return CallJson(engine, method, body, grant, cancelled); },
-       .methods = JsonMethods(),
-       .access = access.get(),
-       .transition_json = TransitionToJson,
-       .runs = &table,
-       .alerts = &alerts,
-       .counters = &counters});
+      options, {.metrics = [] { return std::string(); },
+                .ready = [&control] { return control.Ready(); },
+                .call =
+                    [&engine](const std::string& method, const std::string& body, const GrantPtr& grant,
+                              const std::function<bool()>& cancelled, std::shared_ptr<const void>* memory) {
+                      return CallJson(engine, method, body, grant, cancelled, memory);
+                    },
+                .methods = JsonMethods(),
+                .access = access.get(),
+                .transition_json = TransitionToJson,
+                .runs = &table,
+                .alerts = &alerts,
+                .counters = &counters});
   if (!server.ok()) {
     std::cerr << server.status() << "\n";
     return 1;

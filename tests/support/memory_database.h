@@ -27,10 +27,19 @@ class MemoryDatabase : public Database {
   absl::StatusOr<RunRecord> GetRun(RunId) const override { return Unsupported(); }
   absl::StatusOr<std::vector<RankRecord>> ListRanks(RunId) const override { return Unsupported(); }
   absl::StatusOr<std::string> GetState(RunId) const override { return Unsupported(); }
-  absl::StatusOr<std::vector<RunEvent>> ListEvents(RunId run) const override {
+  absl::StatusOr<std::vector<RunEvent>> ListEvents(RunId run, uint64_t skip, size_t count) const override {
+    absl::MutexLock lock(&mutex_);
+    std::vector<RunEvent> page;
+    const auto found = events_.find(run);
+    for (size_t i = skip; found != events_.end() && i < found->second.size() && page.size() < count; ++i) {
+      page.push_back(found->second[i]);
+    }
+    return page;
+  }
+  absl::StatusOr<uint64_t> CountEvents(RunId run) const override {
     absl::MutexLock lock(&mutex_);
     const auto found = events_.find(run);
-    return found == events_.end() ? std::vector<RunEvent>{} : found->second;
+    return found == events_.end() ? 0 : found->second.size();
   }
   std::unique_ptr<RunBatch> NewBatch() override { return nullptr; }
   absl::Status Commit(std::unique_ptr<RunBatch>) override { return Unsupported(); }

@@ -65,8 +65,9 @@ def write_recording(
     layers: int = 2,
     heads: int = 4,
     seed: int = 1,
+    events: int = 0,
 ) -> Path:
-    """`steps` of `ranks` in turn, then a goodbye of each."""
+    """`steps` of `ranks` in turn, then events of the first, then a goodbye of each."""
     compress = zstandard.ZstdCompressor(level=3, write_checksum=True).compressobj()
     values = random.Random(f"{seed} {name}")
     written = 0
@@ -90,6 +91,10 @@ def write_recording(
         for step in range(steps):
             for rank in range(ranks):
                 write(rank, _frame(values, step, rank, ranks, layers, heads))
+        for number in range(events):
+            event = INGEST.ClientMessage(seq=steps + number + 1)
+            event.event.kind, event.event.text = 13, "e" * 250  # An annotation.
+            write(0, event)
         for rank in range(ranks):
             bye = INGEST.ClientMessage()
             bye.bye.reason = INGEST.BYE_REASON_FINISHED

@@ -49,7 +49,8 @@ class HttpServerTest : public ::testing::Test {
                   .ready = [this] { return ready_; },
                   .reload = reload_,
                   .call = [this](const std::string& method, const std::string& body, const GrantPtr&,
-                                 const std::function<bool()>& cancelled) -> absl::StatusOr<std::string> {
+                                 const std::function<bool()>& cancelled,
+                                 std::shared_ptr<const void>*) -> absl::StatusOr<std::string> {
                     absl::MutexLock lock(&mutex_);
                     if (method == "GetMatrix") {  // One that takes until somebody goes.
                       ++held_;

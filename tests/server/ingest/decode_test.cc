@@ -163,6 +163,47 @@ TEST(DecodeTest, WhatAClientLostArrivesAndAnOlderOneSaysNothingOfIt) {
   EXPECT_EQ(std::get<RankFrame>(Decode(frame, &kLayout, {})->body).dropped_total, 30u);
 }
 
+TEST(DecodeTest, NoClientLostMoreThanThereCanBe) {
+  constexpr uint64_t kMax = uint64_t{1} << 53;
+  using Change = std::function<void(v1::ClientMessage*, uint64_t)>;
+  const std::pair<Change, const char*> fields[] = {
+      {[](v1::ClientMessage* m, uint64_t n) { m->mutable_hello()->set_dropped_total(n); }, "hello.dropped_total"},
+      {[](v1::ClientMessage* m, uint64_t n) { m->mutable_hello()->set_stripped_total(n); }, "hello.stripped_total"},
+      {[](v1::ClientMessage* m, uint64_t n) { m->mutable_frame()->set_dropped_ring_total(n); },
+       "frame.dropped_ring_total"},
+      {[](v1::ClientMessage* m, uint64_t n) { m->mutable_frame()->set_dropped_window_total(n); },
+       "frame.dropped_window_total"},
+      {[](v1::ClientMessage* m, uint64_t n) { m->mutable_frame()->set_stripped_total(n); }, "frame.stripped_total"},
+      {[](v1::ClientMessage* m, uint64_t n) { m->mutable_heartbeat()->set_dropped_total(n); },
+       "heartbeat.dropped_total"},
+      {[](v1::ClientMessage* m, uint64_t n) { m->mutable_heartbeat()->set_stripped_total(n); },
+       "heartbeat.stripped_total"},
+  };
+  for (const auto& [change, name] : fields) {
+    const std::string field = name;
+    const bool is_hello = field.starts_with("hello");
+    v1::ClientMessage message = is_hello ? ValidHello() : ValidFrame();
+    if (field.starts_with("heartbeat")) message.clear_seq();
+    change(&message, kMax);
+    EXPECT_TRUE(Decode(message, is_hello ? nullptr : &kLayout, {}).ok()) << field;
+    change(&message, kMax + 1);
+    EXPECT_THAT(Refusal(message, is_hello ? nullptr : &kLayout),
+                HasSubstr(field + " = 9007199254740993: must be in [0, 9007199254740992]"));
+  }
+}
+
+TEST(DecodeTest, WhatTheLogHoldsIsReadThoughNobodyCouldSayItNow) {
+  v1::ClientMessage frame = ValidFrame();
+  frame.mutable_frame()->set_dropped_ring_total(UINT64_MAX);
+  frame.mutable_frame()->set_dropped_window_total(UINT64_MAX);
+  WalRecord record;
+  record.kind = WalKind::kMessage;
+  record.payload = frame.SerializeAsString();
+  const auto decoded = DecodeRecord(record, &kLayout, {});
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(std::get<RankFrame>(decoded->body).dropped_total, UINT64_MAX) << "a sum does not wrap";
+}
+
 TEST(DecodeTest, EachFieldOfAFrameHasItsRange) {
   using Change = std::function<void(v1::Frame*)>;
   const std::pair<Change, const char*> wrong[] = {

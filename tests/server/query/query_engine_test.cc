@@ -518,9 +518,78 @@ TEST_F(QueryEngineTest, AnAnnotationBecomesAnEvent) {
   request.mutable_event()->set_attempt(0);
   request.mutable_event()->set_step(-1);
   ExpectRefused(engine_.Annotate(request, context()).status(), "event.step -1", "0..");
+  // The log would take it, and nobody could read it again.
+  request.mutable_event()->set_step((int64_t{1} << 53) + 1);
+  ExpectRefused(engine_.Annotate(request, context()).status(), "event.step 9007199254740993", "0..9007199254740992");
   request.mutable_event()->set_step(1);
   request.mutable_event()->set_kind(static_cast<v1::EventKind>(14));
   ExpectRefused(engine_.Annotate(request, context()).status(), "event.kind 14", "0..13");
+}
+
+TEST_F(QueryEngineTest, EventsComeInPages) {
+  stack_.AddRun({.name = "r", .steps = 9});
+  v1::AnnotateRequest note;
+  note.set_run("r");
+  for (int step = 0; step < 5; ++step) {
+    note.mutable_event()->set_step(step);
+    note.mutable_event()->set_text("note");
+    ASSERT_TRUE(engine_.Annotate(note, context()).ok());
+  }
+  v1::ListEventsRequest list;
+  list.set_run("r");
+  list.set_limit(2);
+  std::vector<int64_t> steps;
+  std::vector<uint64_t> next;
+  do {
+    const auto page = engine_.ListEvents(list, context());
+    ASSERT_TRUE(page.ok()) << page.status();
+    EXPECT_EQ(page->total(), 5u);
+    for (const v1::Event& event : page->events()) steps.push_back(event.step());
+    next.push_back(page->next_after());
+    list.set_after(page->next_after());
+  } while (list.after() != 0);
+  EXPECT_THAT(steps, testing::ElementsAre(0, 1, 2, 3, 4));
+  EXPECT_THAT(next, testing::ElementsAre(2, 4, 0));
+  list.set_after(UINT64_MAX);
+  EXPECT_EQ(engine_.ListEvents(list, context())->events_size(), 0);
+  list.set_limit(1001);
+  ExpectRefused(engine_.ListEvents(list, context()).status(), "limit 1001", "0..1000");
+}
+
+TEST_F(QueryEngineTest, WhoDoesNotAskForPagesGetsABoundedFirstOne) {
+  stack_.AddRun({.name = "r", .steps = 5});
+  QueryEngine::Options options;
+  options.events_max = 3;
+  const QueryEngine small(options, stack_.stores());
+  v1::AnnotateRequest note;
+  note.set_run("r");
+  note.mutable_event()->set_text("note");
+  for (int i = 0; i < 4; ++i) ASSERT_TRUE(engine_.Annotate(note, context()).ok());
+  v1::ListEventsRequest list;
+  list.set_run("r");
+  const auto page = small.ListEvents(list, small.NewContext());
+  ASSERT_TRUE(page.ok()) << page.status();
+  EXPECT_EQ(page->events_size(), 3);
+  EXPECT_EQ(page->total(), 4u);
+  EXPECT_EQ(page->next_after(), 3u);
+}
+
+TEST_F(QueryEngineTest, AQueryThatDoesNotFitIsRefusedBeforeItReads) {
+  stack_.AddRun({.name = "r", .steps = 400});
+  QueryEngine::Options options;
+  options.memory = {.bytes_max = 100'000, .free_bytes = 1000, .wait_ns_max = 0};
+  const QueryEngine small(options, stack_.stores());
+  v1::GetSeriesRequest request;
+  request.set_run("r");
+  for (int i = 0; i < 64; ++i) request.add_series()->set_signal("loss");
+  request.set_points_max(10'000);
+  const absl::Status refused = small.GetSeries(request, small.NewContext()).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
+  EXPECT_THAT(std::string(refused.message()), testing::HasSubstr("limits.query_memory_max"));
+  EXPECT_EQ(stack_.refused("query_memory"), 1);
+  request.mutable_series()->DeleteSubrange(1, 63);
+  EXPECT_TRUE(small.GetSeries(request, small.NewContext()).ok());
+  EXPECT_EQ(stack_.refused("query_memory"), 1);
 }
 
 TEST_F(QueryEngineTest, GivesUpWhenTimeIsOutOrNobodyListens) {

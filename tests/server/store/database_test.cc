@@ -144,10 +144,18 @@ TEST_F(DatabaseTest, KeepsRunsRanksEventsAndStateOverAReopen) {
   ASSERT_EQ(ranks->size(), 2u);
   EXPECT_EQ((*ranks)[0].rank, 2u);
   EXPECT_EQ((*ranks)[1].durable_seq, 5u);
-  const auto events = database_->ListEvents(3);
+  const auto events = database_->ListEvents(3, 0, 100);
   ASSERT_EQ(events->size(), 3u);
   EXPECT_EQ((*events)[0].kind, EventKind::kRestore);
   EXPECT_EQ((*events)[2].text, "c");
+  EXPECT_EQ(*database_->CountEvents(3), 3u);
+  const auto page = database_->ListEvents(3, 1, 1);
+  ASSERT_EQ(page->size(), 1u);
+  EXPECT_EQ((*page)[0].text, "b");
+  EXPECT_TRUE(database_->ListEvents(3, 3, 1)->empty());
+  EXPECT_TRUE(database_->ListEvents(3, 0, 0)->empty());
+  EXPECT_EQ(*database_->CountEvents(2), 0u);
+  EXPECT_TRUE(database_->ListEvents(2, 0, 100)->empty()) << "of another run";
   EXPECT_EQ(*database_->GetState(3), std::string("\0state", 6));
   EXPECT_EQ(database_->GetState(4).status().code(), absl::StatusCode::kNotFound);
 }

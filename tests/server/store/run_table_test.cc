@@ -50,9 +50,25 @@ TEST(RunTableTest, EventsAreThoseOfTheSnapshotWhateverWasStoredSince) {
   MemoryDatabase database;
   const auto store = [&](int64_t step) { database.AddEvent(1, {.step = step}); };
   const auto steps = [&](const RunSnapshot& snapshot) {
-    const auto events = EventsOf(snapshot, database);
+    const auto events = EventsOf(snapshot, database, 0, 100);
     std::vector<int64_t> out;
     for (const RunEvent& event : *events) out.push_back(event.step);
+    EXPECT_EQ(*CountEventsOf(snapshot, database), out.size());
+    EventReader reader(&snapshot, &database);
+    std::vector<int64_t> read;
+    for (; *reader.Peek() != nullptr; reader.Pop()) read.push_back((*reader.Peek())->step);
+    EXPECT_EQ(read, out);
+    // Pages of any size, also across what is stored and what is not.
+    for (size_t count = 1; count <= out.size() + 1; ++count) {
+      std::vector<int64_t> pages;
+      for (size_t at = 0; at < out.size(); at += count) {
+        const auto page = EventsOf(snapshot, database, at, count);
+        for (const RunEvent& event : *page) pages.push_back(event.step);
+      }
+      EXPECT_EQ(pages, out) << count;
+    }
+    EXPECT_TRUE(EventsOf(snapshot, database, out.size(), 1)->empty());
+    EXPECT_TRUE(EventsOf(snapshot, database, UINT64_MAX, 1)->empty());
     return out;
   };
   store(10);

@@ -1,0 +1,78 @@
+// query_memory.h: what the queries under way may take of memory, all of them together.
+//
+// A query says what it may come to before it reads, keeps that until its answer has
+// been written, and gives back what it did not need as soon as it knows.  One that
+// does not fit beside the others waits for wait_ns_max, and is then refused; one
+// caller has three quarters at most, so that others' queries go on beside those that
+// it leaves unread.  What is smaller than free_bytes is not counted: the places of
+// queries (call_slots.h, QueryService) bound it, and lists are answered at any time.
+
+#ifndef BELLWETHER_SERVER_QUERY_QUERY_MEMORY_H_
+#define BELLWETHER_SERVER_QUERY_QUERY_MEMORY_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "server/util/counters.h"
+
+namespace bellwether::server {
+
+// Thread-safe.
+class QueryMemory {
+ public:
+  // Each refusal counts in bellwether_query_limit_refused_total{limit="query_memory"};
+  // bellwether_query_memory_bytes is what is reserved.
+  struct Options {
+    int64_t bytes_max = int64_t{256} << 20;
+    int64_t free_bytes = int64_t{1} << 20;
+    int64_t wait_ns_max = 2'000'000'000;
+  };
+
+  QueryMemory(const Options& options, Counters* counters);
+  QueryMemory(const QueryMemory&) = delete;
+  QueryMemory& operator=(const QueryMemory&) = delete;
+
+  // What one query has; its end gives it back.  For one thread at a time; the
+  // memory must outlive it.
+  class Use {
+   public:
+    // "" = a caller without a name, which no share bounds.
+    Use(QueryMemory* memory, std::string who) : memory_(memory), who_(std::move(who)) {}
+    ~Use() { ShrinkTo(0); }
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+
+    // Has so many bytes afterwards, at least; waits for them.  RESOURCE_EXHAUSTED:
+    // they are more than one query may have, or were not free in time.  Ask once, for
+    // all: who waits while he has some keeps others waiting.
+    absl::Status Reserve(int64_t bytes);
+    // The same without waiting.
+    absl::Status GrowTo(int64_t bytes);
+    void ShrinkTo(int64_t bytes);
+
+   private:
+    absl::Status Take(int64_t bytes, int64_t wait_ns);
+
+    QueryMemory* const memory_;
+    const std::string who_;
+    int64_t held_ = 0;
+  };
+
+  int64_t reserved() const;
+
+ private:
+  const Options options_;
+  Counter* const refused_;
+  Gauge* const reserved_gauge_;
+  mutable absl::Mutex mutex_;
+  int64_t reserved_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<std::string, int64_t> callers_ ABSL_GUARDED_BY(mutex_);  // Those that have some.
+};
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_QUERY_QUERY_MEMORY_H_

@@ -1,0 +1,84 @@
+// Goal: all queries together have what they may have and no more, one caller leaves
+// some of it to others, and it comes back.
+// Method: shares of a small memory, also of threads that wait for it.
+
+#include "server/query/query_memory.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <optional>
+#include <thread>
+
+namespace bellwether::server {
+namespace {
+
+using testing::HasSubstr;
+
+class QueryMemoryTest : public testing::Test {
+ protected:
+  QueryMemory& Make(int64_t wait_ns_max) {
+    return memory_.emplace(QueryMemory::Options{.bytes_max = 1000, .free_bytes = 10, .wait_ns_max = wait_ns_max},
+                           &counters_);
+  }
+  double refused() {
+    return counters_.counter("bellwether_query_limit_refused_total", {{"limit", "query_memory"}})->value();
+  }
+
+  Counters counters_;
+  std::optional<QueryMemory> memory_;
+};
+
+TEST_F(QueryMemoryTest, WhatDoesNotFitBesideOthersIsRefused) {
+  QueryMemory& memory = Make(0);
+  QueryMemory::Use first(&memory, ""), second(&memory, "");
+  EXPECT_TRUE(first.Reserve(700).ok());
+  const absl::Status said = second.Reserve(301);
+  EXPECT_EQ(said.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(said.message()), HasSubstr("301 bytes: others have 700 of 1000"));
+  EXPECT_EQ(refused(), 1);
+  EXPECT_TRUE(second.Reserve(300).ok());
+  EXPECT_EQ(memory.reserved(), 1000);
+  EXPECT_EQ(counters_.gauge("bellwether_query_memory_bytes")->value(), 1000);
+  EXPECT_FALSE(second.GrowTo(301).ok());
+  first.ShrinkTo(600);
+  EXPECT_TRUE(second.GrowTo(400).ok());
+}
+
+TEST_F(QueryMemoryTest, WhatIsSmallIsNotCounted) {
+  QueryMemory& memory = Make(0);
+  QueryMemory::Use all(&memory, ""), small(&memory, "");
+  EXPECT_TRUE(all.Reserve(1000).ok());
+  EXPECT_TRUE(small.Reserve(10).ok());
+  EXPECT_FALSE(small.Reserve(11).ok());
+  all.ShrinkTo(10);
+  EXPECT_EQ(memory.reserved(), 0);
+}
+
+TEST_F(QueryMemoryTest, ACallerLeavesAQuarterToOthers) {
+  QueryMemory& memory = Make(0);
+  QueryMemory::Use first(&memory, "a"), second(&memory, "a"), other(&memory, "b");
+  const absl::Status said = first.Reserve(751);
+  EXPECT_THAT(std::string(said.message()), HasSubstr("751 bytes: must be at most 750"));
+  EXPECT_TRUE(first.Reserve(500).ok());
+  EXPECT_FALSE(second.Reserve(251).ok());
+  EXPECT_TRUE(second.Reserve(250).ok());
+  EXPECT_TRUE(other.Reserve(250).ok());
+}
+
+TEST_F(QueryMemoryTest, ItComesBackToWhoWaits) {
+  QueryMemory& memory = Make(60'000'000'000);
+  auto first = std::make_unique<QueryMemory::Use>(&memory, "a");
+  ASSERT_TRUE(first->Reserve(700).ok());
+  absl::Status waited = absl::UnknownError("");
+  std::thread second([&] { waited = QueryMemory::Use(&memory, "b").Reserve(700); });
+  first.reset();
+  second.join();
+  EXPECT_TRUE(waited.ok()) << waited;
+  EXPECT_EQ(memory.reserved(), 0);
+  EXPECT_EQ(refused(), 0);
+}
+
+}  // namespace
+}  // namespace bellwether::server
