@@ -12,7 +12,8 @@ costs are in per cent of the training time.
     python3 tests/bench/cost_line_bench.py --size tiny --device cpu --seconds 20
 
 A block's length should be no multiple of the period: the watched job's first step of a block
-seems to it to last as long as the other's block.
+seems to it to last as long as the other's block.  Where a copy lies in memory may decide about a
+per mille of its step: --watched-first makes the copies in the other order, so that two runs tell.
 """
 
 from __future__ import annotations
@@ -72,15 +73,40 @@ class TransformersJob(Job):
         return loss.detach()
 
 
-def seconds_of(job: Job, steps: int, monitor: Optional[Any]) -> float:
+class Watching:
+    """The monitor of a job, and its steps' times by how many steps ago the last sample was."""
+
+    def __init__(self, monitor: Any) -> None:
+        self.monitor = monitor
+        self.milliseconds: dict[int, list[float]] = {}  # 0: sampled ones
+        self._distance = -1
+        self._of_block: list[int] = []
+
+    def step(self, loss: Tensor) -> None:
+        known = self._distance >= 0
+        self._distance = 0 if self.monitor._sampling else self._distance + known
+        self._of_block.append(self._distance)
+        self.monitor.step(loss=loss)
+
+    def add(self, milliseconds: Sequence[float]) -> None:
+        """A whole block's."""
+        for distance, took in zip(self._of_block[1:], milliseconds[1:]):
+            self.milliseconds.setdefault(distance, []).append(took)
+        self._of_block.clear()
+
+
+def seconds_of(job: Job, steps: int, watching: Optional[Watching]) -> float:
     """Of a block's steps but the first, which finds the device idle."""
     if job.device == "cuda":
-        return sum(job.block(steps, monitor)[1:]) / 1e3
+        took = job.block(steps, watching)
+        if watching is not None:
+            watching.add(took)
+        return sum(took[1:]) / 1e3
     began = 0.0
     for _ in range(steps):
         loss = job.step()
-        if monitor is not None:
-            monitor.step(loss=loss)
+        if watching is not None:
+            watching.step(loss=loss)
         began = began or time.perf_counter()
     return time.perf_counter() - began
 
@@ -122,6 +148,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--half-width", type=float, default=0.2, help="per cent")
     parser.add_argument("--pairs-min", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=240.0, help="of pairs, at most")
+    parser.add_argument("--watched-first", action="store_true", help="of the copies made")
     parser.add_argument("--every", type=int, default=20)
     parser.add_argument("--budget", type=float, default=0.005)
     parser.add_argument("--out", type=Path, help="JSON")
@@ -129,6 +156,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     make = TransformersJob if args.job == "transformers" else Job
     plain, watched = make(args.size, args.device), make(args.size, args.device)
+    if args.watched_first:
+        plain, watched = watched, plain
     if args.compile:
         plain.compile()  # Before attach(): no tap is in it.
     seconds_of(plain, 8, None)
@@ -144,7 +173,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         if args.compile:
             watched.compile()
             seconds_of(plain, 8, None)  # What attach() has patched may be compiled once more.
-        seconds_of(watched, args.settle, monitor)
+        assert monitor.status()["live"], monitor.status()["why_off"]
+        watching = Watching(monitor)
+        seconds_of(watched, args.settle, watching)
+        watching.milliseconds.clear()
         # The price as it was told by then; what is told later comes from the same pairs.
         told, period = lines.percent(), monitor.governor.period
         ratios: list[float] = []
@@ -152,7 +184,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         samples = monitor.status()["samples"]
         without = with_it = 0.0
         while time.monotonic() - began < args.seconds:
-            order = [(plain, None), (watched, monitor)]
+            order = [(plain, None), (watched, watching)]
             found = {
                 id(job): seconds_of(job, args.block, handle)
                 for job, handle in (order if len(ratios) % 2 else reversed(order))
@@ -166,7 +198,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                     break
         status, price = monitor.status(), monitor._price
         monitor.detach()
-    assert status["errors"] == 0, status["last_error"]
+    assert status["errors"] == 0 and status["live"], status
     steps = len(ratios) * (args.block - 1)
     found_all = {
         "printed_cost": lines.percent(),
@@ -186,6 +218,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         "kernels_ms": 1e3 * statistics.median(price._kernels) if price._kernels else None,
         "hook_cpu_ms": 1e3 * statistics.median(price._hook) if price._hook else None,
         "hook_cpu_ms_between": 1e3 * statistics.median(price._between) if price._between else None,
+        "watched_first": args.watched_first,
+        "step_ms_by_distance": {
+            distance: [len(took), statistics.mean(took), statistics.median(took)]
+            for distance, took in sorted(watching.milliseconds.items())
+        },
+        "pairs_ratio": ratios,
         "by_steps": price.by_steps(), "exposed": price._exposed,
         "layers": len([x for x in status["layers"] if x["fired"]]),
         "not_judged_by": status["layers"][0].get("not_judged_by") if status["layers"] else None,

@@ -278,7 +278,7 @@ TEST_F(RunImportTest, BytesBehindItsEndAreRefused) {
   const std::string expected = Whole(bytes);
   const auto pipeline = Open(Path("a"));
   for (const bool at_once : {true, false}) {
-    const std::unique_ptr<RunImport> import = pipeline->StartImport(at_once ? "once" : "twice");
+    const std::unique_ptr<RunImport> import = pipeline->StartImport(at_once ? "once" : "twice", false);
     absl::Status refused = import->Feed(at_once ? bytes + "more" : bytes);
     if (!at_once) refused = import->Feed("more");
     EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
