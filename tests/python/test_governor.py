@@ -127,6 +127,20 @@ def test_what_the_gpu_hides_is_no_price() -> None:
     assert price.of_step(0.06, 0.005, sampled=True) == pytest.approx(0.005, rel=0.02)
 
 
+def test_what_the_steps_behind_a_sample_give_back_is_no_price() -> None:
+    # At its power limit a GPU makes up for a sample, which draws less power than training.
+    job = MadeUpJob(
+        extra=0.0043, hook=0.006, kernels=0.0042, gpu=True,
+        plain=lambda step: 0.04 - (0.00035 if step % 20 in (1, 2) else 0.0),
+    )  # fmt: skip
+    assert job.run(1000).share(20) == pytest.approx(0.0036 / 0.8036, rel=0.02)
+
+
+def test_a_sample_every_other_step_is_held_against_the_one_between() -> None:
+    job = MadeUpJob(extra=0.005, hook=0.06, kernels=0.005, gpu=True, period=2)
+    assert job.run(100).share(2) == pytest.approx(0.005 / 0.205, rel=0.02)
+
+
 def test_what_a_busy_cpu_cannot_hide_is_paid_by_each_step() -> None:
     job = MadeUpJob(extra=0.065, hook=0.06, kernels=0.005, between=0.002, gpu=True)
     assert job.run(400).share(20) == pytest.approx((20 * 0.002 + 0.065) / 2.065, rel=0.02)

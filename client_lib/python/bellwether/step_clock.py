@@ -1,8 +1,9 @@
 """How long steps take, and how much longer the sampled ones.
 
 A sampled step is held against the steps without a sample around it, before and behind: a step
-time that drifts cancels, and an evaluation or a checkpoint among them is no median.  The step
-right behind a sample counts to it, since work may be late.
+time that drifts cancels, and an evaluation or a checkpoint among them is no median.  The two
+steps right behind a sample count to it.  Work may be late; and a GPU at its power limit runs
+them faster, since a sample draws less power than training does.
 
 What the hook does on the CPU costs a GPU job nothing while the GPU has work queued.  So there an
 event marks the end of each step, and the times between the marks are the GPU's.  Nothing waits:
@@ -19,7 +20,8 @@ import torch
 
 _PLAIN_STEPS = 32  # The newest steps without a sample, of which the median counts
 _PLAIN_STEPS_MIN = 4
-_NEIGHBOURS = 4  # On each side of a sampled step
+_LATE = 2  # Steps right behind a sample that count to it, while any other is left
+_NEIGHBOURS = 4  # On each side of them
 _PAIRS = 64  # The newest samples that count
 _MARKS_MAX = 256  # Beyond them the oldest are forgotten.
 # Of the median of a normal sample: its standard error against the median distance from it.
@@ -53,28 +55,30 @@ class StepClock:
             self._pair()
             if len(self._plain) >= _PLAIN_STEPS_MIN:
                 self._newest = seconds - statistics.median(self._plain)
-            # The step behind the sample before was that one's.
-            self._before = self._behind[1:] if len(self._behind) > 1 else self._behind
+            # The steps right behind the sample before were that one's.
+            self._before = self._behind[self._late() :]
             self._sampled, self._behind = seconds, []
             return
         self._plain.append(seconds)
         self._behind.append(seconds)
-        if len(self._behind) > _NEIGHBOURS + 1:
+        if len(self._behind) > _NEIGHBOURS + _LATE:
             self._pair()
-            del self._behind[1]  # The first one stays, as the sample's.
+            del self._behind[_LATE]  # The first ones stay, as the sample's.
+
+    def _late(self) -> int:
+        """How many of the steps behind the sample count to it."""
+        return max(0, min(_LATE, len(self._behind) - 1))
 
     def _pair(self) -> None:
         """Holds the sampled step against both sides, once they are known."""
         seconds, self._sampled = self._sampled, None
-        before, behind = self._before[-_NEIGHBOURS:], self._behind
+        late, before = self._behind[: self._late()], self._before[-_NEIGHBOURS:]
+        behind = self._behind[len(late) :][:_NEIGHBOURS]
         if seconds is None or not before or not behind:
             return
-        steps = 1
-        if len(behind) > 1:
-            seconds, steps, behind = seconds + behind[0], 2, behind[1:]
-        plain = (statistics.median(before) + statistics.median(behind[:_NEIGHBOURS])) / 2
+        plain = (statistics.median(before) + statistics.median(behind)) / 2
         if plain > 0:
-            self._pairs.append(seconds / plain - steps)
+            self._pairs.append((seconds + sum(late)) / plain - 1 - len(late))
 
     def step_seconds(self) -> Optional[float]:
         """A step without a sample; None while none is known."""
