@@ -8,6 +8,7 @@ packages to the bundle and the wheel, and prints what each step took.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import shutil
@@ -85,6 +86,17 @@ class Machine:
             env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             check=False,
         )
+
+
+CLONE_NEWNS = 0x20000  # <linux/sched.h>
+
+
+@pytest.fixture(autouse=True, scope="module")
+def mounts_of_our_own() -> None:
+    """They go with this process, however it ends: nobody who cleans up deletes through them."""
+    if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNS) != 0:
+        raise OSError(ctypes.get_errno(), "unshare")
+    mount("--make-rprivate", "/")
 
 
 def mount(*words: str | Path) -> None:
