@@ -161,6 +161,28 @@ TEST(ChangeWatchTest, WhatAChangeMayCostIsExcused) {
   EXPECT_EQ(worst(same, 2.4), Severity::kNone);
 }
 
+TEST(ChangeWatchTest, OtherDataRightBehindALearningRateMayMoveTheLoss) {
+  const auto judged = [](EventKind second, double value) {
+    const RunDescription run = SyntheticRun();
+    RunJudge judge(JudgeOptions{}, run);
+    std::vector<Transition> out;
+    for (int64_t step = 0; step <= 4000; ++step) {
+      StepSample sample = SampleAt(run, {.period = 500, .drift_from = -1}, step);
+      const double level = step < 1050 ? 1.8 + 8.2 * std::exp(-static_cast<double>(step) / 120) : 5;
+      sample.Add(SignalId::kLoss)[0] = static_cast<float>(level + 0.02 * std::sin(step));
+      if (step == 1000) judge.OnEvent({.step = step, .kind = EventKind::kLearningRate, .value = 3e-4}, &out);
+      if (step == 1050) judge.OnEvent({.step = step, .kind = second, .value = value}, &out);
+      judge.Observe(sample, &out);
+    }
+    return Told(out, "loss", Severity::kWarning);
+  };
+  for (const EventKind kind : {EventKind::kData, EventKind::kSequenceLength, EventKind::kRestore}) {
+    EXPECT_TRUE(judged(kind, 0).empty()) << static_cast<int>(kind);
+  }
+  // Nothing that may move it: what is five is far.
+  EXPECT_FALSE(judged(EventKind::kLearningRate, 3e-4).empty());
+}
+
 TEST(ChangeWatchTest, ALossAsOfAnUntrainedModelIsToldWhateverWasChanged) {
   const std::pair<EventKind, const char*> kinds[] = {
       {EventKind::kData, "the data changed at step 1,000"},
