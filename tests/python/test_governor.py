@@ -19,7 +19,7 @@ def run(governor: Governor, share: float, samples: int) -> list[int]:
     for _ in range(samples):
         while not governor.due(step):
             step += 1
-        governor.sampled(step, share, 1.0)
+        governor.sampled(step, share)
         periods.append(governor.period)
         step += 1
     return periods
@@ -38,7 +38,7 @@ def test_above_budget_the_period_grows_to_its_limit_only() -> None:
 def test_one_slow_sample_changes_nothing() -> None:
     governor = Governor(20, 0.005)
     for step, share in enumerate([0.001, 0.9, 0.001, 0.9, 0.001]):
-        governor.sampled(step * 20, share, 1.0)
+        governor.sampled(step * 20, share)
     assert governor.period == 20
 
 
@@ -55,7 +55,7 @@ def test_samples_are_one_period_apart() -> None:
     for step in range(21):
         if governor.due(step):
             due.append(step)
-            governor.sampled(step, 0.0, 1.0)
+            governor.sampled(step, 0.0)
     assert due == [0, 5, 10, 15, 20]
 
 
@@ -74,17 +74,16 @@ def test_rate_jumps() -> None:
 def test_a_sampled_step_on_a_gpu_costs_what_it_takes_longer() -> None:
     clock = StepClock()
     clock.add(0.030, sampled=True)
-    assert clock.sample_seconds() is None  # Nothing to compare to.
-    for seconds in (
-        0.020,
-        0.021,
-        0.5,
-        0.020,
-        0.019,
-    ):  # One of them had to wait for data.
+    plain = (0.020, 0.020, 0.5, 0.020, 0.019)  # One of them had to wait for data.
+    for seconds in plain:
         clock.add(seconds, sampled=False)
     clock.add(0.022, sampled=True)
-    assert clock.sample_seconds() == pytest.approx(0.002)
+    assert clock.pairs() == 0  # Nothing to compare to.
+    for seconds in plain:
+        clock.add(seconds, sampled=False)
+    clock.add(0.022, sampled=True)
+    assert clock.pairs() == 1
+    assert clock.sample_steps()[0] * 0.020 == pytest.approx(0.002)
 
 
 def usual(step: int) -> float:
@@ -216,7 +215,7 @@ def test_the_governor_keeps_the_price_within_its_budget() -> None:
         if sampled:
             job.price.sampled(0.4, 0.05, seconds, True)
             share = job.price.share(governor.period) if job.price.known() else 0.0
-            governor.sampled(step, share, float(share > 0))
+            governor.sampled(step, share or None)
         else:
             job.price.between(0.0)
     # 0.05 s of a step of 0.1 s each 100 steps are half a per cent; the CPU's 0.4 s are none.

@@ -14,7 +14,7 @@ Watches PyTorch training jobs, new ones and running ones, and says why it cannot
 commands:
   attach PID [--detach]       watches a process that runs already, or ends that
   doctor [script.py args]     says why there is no data
-  forward RUN --to LOGGER     sends a run's signals to TensorBoard, W&B or MLflow
+  forward RUN --to LOGGER     sends a run's signals to TensorBoard, W&B, MLflow or OTLP
   run script.py args          runs a training script, untouched, under watch
   scan DIR [--follow]         watches a run by the checkpoints that it writes
   npz2run IN.npz OUT.bwrun    turns a recorded trace into a recorded run

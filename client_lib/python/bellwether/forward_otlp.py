@@ -19,13 +19,13 @@ import urllib.request
 from typing import Any
 from urllib.parse import unquote
 
+from . import files
 from .forward_loggers import Start
 from .forwarding import Entry, Told
 
 _TIMEOUT_SECONDS = 10.0
 _LOGS_MAX = 1000  # In one request.
 _ANSWER_MAX = 64 << 10  # Bytes that are read of one.
-_SHOWN_MAX = 500
 _SEVERITY_NUMBERS = {"info": 9, "warning": 13, "critical": 17}  # INFO, WARN, ERROR.
 
 
@@ -94,8 +94,8 @@ class Otlp:
         if refused := {
             name: count for name, count in partial.items() if count and name.startswith("rejected")
         }:
-            text = f"otlp: refused: {refused}: {partial.get('errorMessage')}"[:_SHOWN_MAX]
-            print("".join(c if c.isprintable() else " " for c in text), file=sys.stderr)
+            text = f"otlp: refused: {refused}: {partial.get('errorMessage')}"
+            print(files.one_line(text), file=sys.stderr)
 
     def close(self, ended: bool) -> None:
         pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import statistics
+from typing import Optional
 
 PERIOD_MAX = 10_000  # steps
 _WINDOW = 5  # samples
@@ -12,9 +13,9 @@ _WINDOW = 5  # samples
 class Governor:
     """The sampling period in steps.
 
-    After each sample it is told what the hook took and what the steps took since the last one.
-    When the median over five samples is above the budget the period grows in proportion; when
-    it is below a half of the budget the period shrinks again, never below the base.
+    After each sample it is told which share of the training time watching costs.  When the median
+    over five samples is above the budget the period grows in proportion; when it is below a half
+    of the budget the period shrinks again, never below the base.
     """
 
     def __init__(self, base: int, budget: float) -> None:
@@ -32,16 +33,17 @@ class Governor:
         """Whether `step` is sampled: the first, then one in every period."""
         return step >= self._next
 
-    def sampled(self, step: int, hook_seconds: float, step_seconds: float) -> None:
-        if step_seconds > 0:
-            self._shares.append(hook_seconds / step_seconds)
+    def sampled(self, step: int, share: Optional[float]) -> None:
+        """`share`: None while it is not known."""
+        if share is not None:
+            self._shares.append(share)
         if len(self._shares) == _WINDOW:
-            share = statistics.median(self._shares)
-            if share > self.budget and self.period < PERIOD_MAX:
-                factor = min(4.0, share / self.budget)
+            usual = statistics.median(self._shares)
+            if usual > self.budget and self.period < PERIOD_MAX:
+                factor = min(4.0, usual / self.budget)
                 self.period = min(PERIOD_MAX, max(self.period + 1, round(self.period * factor)))
                 self._shares.clear()
-            elif share < self.budget / 2 and self.period > self.base:
+            elif usual < self.budget / 2 and self.period > self.base:
                 self.period = max(self.base, self.period // 2)
                 self._shares.clear()
         self._next = step + self.period

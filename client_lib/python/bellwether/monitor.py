@@ -566,7 +566,7 @@ class Monitor:
         if sampled:
             self._samples += 1
             share = self.overhead() if self._price.known() else 0.0
-            self._governor.sampled(self._step, share, float(share > 0))
+            self._governor.sampled(self._step, share or None)
             self._tell_price()
         if self._frames.sample_again():
             self._governor.restart(self._step + 1)

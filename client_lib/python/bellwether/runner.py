@@ -84,9 +84,10 @@ class Watcher:
             return
         self.monitor = attach(model, **self._arguments)
         self.model = model if self._hold else None
-        log.info(f"watching {type(model).__name__}: {self.monitor.candidates} attention layers")
-        if self.monitor is not None:
-            self._restore()
+        if self.monitor.live():
+            layers = self.monitor.candidates
+            log.info(f"watching {type(model).__name__}: {layers} attention layers")
+        self._restore()
 
 
 class _Enough(BaseException):

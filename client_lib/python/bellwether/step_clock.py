@@ -19,7 +19,6 @@ from typing import Any, Optional
 import torch
 
 _PLAIN_STEPS = 32  # The newest steps without a sample, of which the median counts
-_PLAIN_STEPS_MIN = 4
 _LATE = 2  # Steps right behind a sample that count to it, while any other is left
 _NEIGHBOURS = 4  # On each side of them
 _PAIRS = 64  # The newest samples that count
@@ -32,7 +31,6 @@ class StepClock:
     def __init__(self) -> None:
         self._marks: collections.deque[tuple[Any, bool]] = collections.deque(maxlen=_MARKS_MAX)
         self._plain: collections.deque[float] = collections.deque(maxlen=_PLAIN_STEPS)
-        self._newest: Optional[float] = None  # A sampled step's excess over the steps before it
         self._before: list[float] = []  # Steps before the sampled one ...
         self._sampled: Optional[float] = None  # ... whose other side is not known yet
         self._behind: list[float] = []
@@ -53,8 +51,6 @@ class StepClock:
         """A step's time."""
         if sampled:
             self._pair()
-            if len(self._plain) >= _PLAIN_STEPS_MIN:
-                self._newest = seconds - statistics.median(self._plain)
             # The steps right behind the sample before were that one's.
             self._before = self._behind[self._late() :]
             self._sampled, self._behind = seconds, []
@@ -93,10 +89,3 @@ class StepClock:
         cost = statistics.median(self._pairs)
         distance = statistics.median(abs(pair - cost) for pair in self._pairs)
         return cost, _ERROR_OF_DISTANCE * distance / len(self._pairs) ** 0.5
-
-    def sample_seconds(self) -> Optional[float]:
-        """What a sampled step took beyond the others; None while that is not known."""
-        step = self.step_seconds()
-        if not self._pairs or step is None:
-            return self._newest
-        return self.sample_steps()[0] * step
