@@ -38,9 +38,10 @@ exit codes:
   130  ended by Ctrl-C without --follow
 What a logger has taken is remembered and is not sent again: run the same command to go on.
 
-Forwarded are, of each layer, the worst head's drift ratio, key-gradient leak, sigma(W_Q), largest
-logit, entropy ratio and share of tied rows, and of the run its stage, the steps that are left and
-how many alerts fire; each at its own training step.  A change of an alert is a text.
+Of each layer it forwards the worst head's drift ratio, key-gradient leak, sigma(W_Q), largest
+logit, entropy ratio and share of tied rows.  Of the run it forwards its stage, the steps that are
+left and how many alerts fire.  Each stands at its own training step.  A change of an alert is a
+text.
 """
 
 

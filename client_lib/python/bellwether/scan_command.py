@@ -36,16 +36,17 @@ What was sent is durable and is not sent again: run the same command to go on.
 A checkpoint that cannot be read or understood is skipped, whatever is wrong with it; the others
 are measured.  With --follow it is read again once its files have changed.
 
-The step of a checkpoint is the number in its name behind "step", "iter", "checkpoint" or "ckpt",
-else what its content tells, else the last number in its name; an integer of 0 to 2^53.
+The step of a checkpoint is the number in its name behind "step", "iter", "checkpoint" or "ckpt".
+Without one it is what its content tells, else the last number in its name.  It must be an integer
+of 0 to 2^53.
 """
 
 
 def _parse(arguments: Optional[list[str]]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bellwether scan",
-        description="Measures sigma(W_Q), sigma(W_K), their stable rank and the rank of their "
-        "change, head by head, in the checkpoints of a run, and streams one sample for each.  The "
+        description="Measures the checkpoints of a run and streams one sample for each: head by "
+        "head sigma(W_Q), sigma(W_K), their stable rank and the rank of their change.  The "
         "training process is not touched.  Reads safetensors, torch.save and distributed "
         "checkpoints (DCP); nothing in them is executed.",
         epilog=_EPILOG,
@@ -66,8 +67,8 @@ def _parse(arguments: Optional[list[str]]) -> argparse.Namespace:
     add("--head-dim", type=int, help="rows of a head")
     add(
         "--layout", choices=LAYOUTS,
-        help="the rows of queries and keys are in matrices of their own; fused: all queries, all "
-        "keys, all values; or grouped: by key head its queries, its key, its value",
+        help="the order of rows; separate: queries and keys have matrices of their own; fused: all "
+        "queries, all keys, all values; grouped: by key head its queries, its key, its value",
     )  # fmt: skip
     add("--layers", metavar="REGEX", help="only modules whose name it fits")
     add(
