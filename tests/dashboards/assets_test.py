@@ -129,6 +129,15 @@ class Runbooks(unittest.TestCase):
         self.assertGreater(len(sent), 8)
         self.assertEqual(sent - alerts, set())
 
+    def test_a_spike_is_told_in_the_words_of_its_runbook(self) -> None:
+        # Those are the words of the server's advice: tests/server/detect/advice_test.cc compares them.
+        text = (ALERTS / "rules.yml").read_text()
+        told = re.findall(r'- alert: (\w+)\n(?: {4,}[^ -].*\n)*? +description: .*eq \$labels.severity "info" }}(One spike[^.{]*)\.', text)
+        self.assertEqual([alert for alert, _ in told], ["BellwetherDiverging", "BellwetherGradientJump"])
+        for alert, words in told:
+            book = (ALERTS / f"runbooks/{alert.lower()}.md").read_text()
+            self.assertIn(f"| information | **{words}** |", book, alert)
+
     def test_what_the_server_concludes_has_the_servers_name_and_severity(self) -> None:
         names = dict(re.findall(r'\{"(\w+)", "(Bellwether\w+)"\}', (ROOT / "server/export/alert_json.cc").read_text()))
         self.assertGreater(len(names), 8)
