@@ -59,6 +59,17 @@ def test_samples_are_one_period_apart() -> None:
     assert due == [0, 5, 10, 15, 20]
 
 
+def test_a_period_that_is_asked_for_counts_from_the_last_sample() -> None:
+    governor = Governor(20, 0.005)
+    run(governor, 0.5, 200)  # As rare as can be: the next sample is far away.
+    step = governor._next - PERIOD_MAX
+    governor.set_base(10)
+    assert governor.due(step + 10) and not governor.due(step + 9)
+    governor.sampled(step + 10, 0.001, 1.0)
+    governor.set_base(1000)
+    assert governor.due(step + 1010) and not governor.due(step + 1009)
+
+
 def test_rate_jumps() -> None:
     watch = RateWatch()
     warm_up = [1e-3 * (i + 1) / 10 for i in range(10)]

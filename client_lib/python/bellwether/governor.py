@@ -26,7 +26,9 @@ class Governor:
 
     def set_base(self, period: int) -> None:
         """Another period was asked for, by the server or by a person."""
-        self.base = self.period = max(1, min(period, PERIOD_MAX))
+        before, self.base = self.period, max(1, min(period, PERIOD_MAX))
+        self.period = self.base
+        self._next -= before - self.period  # One period behind the last sample.
         self._shares.clear()
 
     def due(self, step: int) -> bool:
