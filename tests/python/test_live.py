@@ -23,6 +23,7 @@ from torch import Tensor
 import bellwether
 from bellwether import _native, private_server, scan_command
 from bellwether.doctor import layer_findings
+from bellwether.judged import FAMILIES as ALL_FAMILIES
 
 from conftest import ROOT
 from models import Attention, Model, Shape, batch
@@ -32,6 +33,7 @@ sys.path.insert(0, str(ROOT / "examples"))
 import tiny_transformer
 from bellwether_process import Server, wait_for
 
+FAMILIES = list(ALL_FAMILIES)
 SEED = 2
 ALREADY_ILL = 2000  # Key gradients have leaked since about step 1,200.
 SAMPLES_MAX = 64  # Within which such a run must be called ill.
@@ -124,13 +126,15 @@ def test_a_run_that_is_judged_in_part_says_so_everywhere(
                 monitor.step(loss=1.25)
             assert monitor.flush(20), monitor.status()
             failed = [f.text for f in layer_findings(monitor.status()) if f.ok is False]
+            layers = monitor.status()["layers"]
+            unjudged = [sorted(x["not_judged_by"], key=FAMILIES.index) for x in layers]
             page, token = monitor.known_page_url().split("#")[0].split("?token=")
         await_step(name, 11)
         asked = urllib.request.Request(
             f"{page}metrics", headers={"Authorization": f"Bearer {token}"}
         )
         metrics = urllib.request.urlopen(asked).read().decode()
-        told.update(doctor=failed, log=caplog.text, metrics=metrics)
+        told.update(doctor=failed, log=caplog.text, metrics=metrics, unjudged=unjudged)
         listed = next(line for line in ask("run", "list").splitlines() if line.startswith(name))
         assert f" {json.loads(ask('-o', 'json', 'run', 'get', name))['judged']['text']} " in listed
         return listed
@@ -151,6 +155,13 @@ def test_a_run_that_is_judged_in_part_says_so_everywhere(
     assert " 0 judged by: norm, leak, loss; drift, ties, logits in 1 of 2 layers " in partly
     assert len(told["doctor"]) == 1 and "in 1 of 2 layers" in told["log"]
     assert 'bellwether_run_judged_ratio{run="one-of-two",family="ties"} 0.5' in told["metrics"]
+
+    mixed = train("eager-of-two", Eager)
+    assert " 0 judged by: loss; drift, ties, norm, logits, leak in 1 of 2 layers " in mixed
+    assert len(told["doctor"]) == 1 and "in 1 of 2 layers" in told["log"]
+    assert "(Eager): it never calls scaled_dot_product_attention" in told["log"]
+    assert told["unjudged"] == [["drift", "ties", "norm", "logits", "leak"], []]
+    assert 'bellwether_run_judged_ratio{run="eager-of-two",family="all"} 0.5' in told["metrics"]
 
     assert " 0 judged by: loss " in train("loss-only", Eager, Eager)
     assert len(told["doctor"]) == 2 and "only loss, gradient norm" in told["log"]

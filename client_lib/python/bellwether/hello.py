@@ -21,6 +21,7 @@ _SCORES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 def run_options(
     settings: Settings,
     layers: list[Layer],
+    unmeasured: int,
     parallel: Parallel,
     server: Optional[str],
     record_path: Optional[str],
@@ -29,7 +30,8 @@ def run_options(
     ranks_agree: bool,
     **more: Any,
 ) -> RunOptions:
-    """`layers` are those that report, in order; `more` are fields of RunOptions."""
+    """`layers` are those that report, in order, and behind them so many as are `unmeasured`: they
+    are layers of the run that nothing judges.  `more` are fields of RunOptions."""
     first = layers[0] if layers else None
     heads = max((layer.heads for layer in layers), default=1)
     same = len({(layer.heads, layer.kv_heads) for layer in layers}) <= 1
@@ -40,7 +42,7 @@ def run_options(
         run_uuid=settings.run_uuid,
         attempt=settings.attempt,
         launch_unix_ms=launch_unix_ms(),
-        layers=max(1, parallel.layers or len(layers)),
+        layers=max(1, parallel.layers or len(layers) + unmeasured),
         heads=heads * parallel.tensor[1],
         kv_heads=kv_heads * parallel.tensor[1],
         head_dim=first.head_dim if first else 0,

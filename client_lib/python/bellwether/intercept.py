@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as functional
 from torch import nn
 
-from . import compiled_taps, dynamo_calls, switching, wrapping
+from . import compiled_taps, dynamo_calls, switching, weights, wrapping
 from .guard import harmless
 from .native_call import NativeCall
 from .processes import TORCH_MIN, dotted
@@ -468,6 +468,16 @@ def calls_attention(module: nn.Module) -> bool:
             ):
                 return True
     return False
+
+
+def is_attention(module: nn.Module) -> bool:
+    """Whether a candidate is more than called like one: an `in_proj` alone is any layer's, as of
+    those that have no softmax."""
+    if isinstance(module, nn.MultiheadAttention) or calls_attention(module):
+        return True
+    fused, query, key = weights.projections(module)
+    separate = query is not None and key is not None
+    return separate or (fused is not None and not weights.plain(fused).startswith("inproj"))
 
 
 def find_candidates(

@@ -23,6 +23,7 @@ _HELP = (
     ("attn_mask given", "batches without padding need no mask, a causal one is is_causal=True"),
     ("a mask, or causal", "batches without padding need no mask, a causal one is is_causal=True"),
     ("dimensions instead of", "bellwether.wrap_attention() takes a module of one's own"),
+    ("never calls", 'transformers: attn_implementation="sdpa"; else bellwether.wrap_attention()'),
     ("checkpoint() inside", "checkpoint the whole attention module"),
 )
 
@@ -51,13 +52,15 @@ class Judged:
         found = [family for family, count in missed.items() if count >= max(1, enough)]
         return [f for f in found if f != "leak" or NO_KEY_GRADIENT not in layer.notes]
 
-    def line(self, layers: Iterable[Layer], ended: bool = False) -> Optional[str]:
-        """What the log is to say, once; None = nothing (any more)."""
-        if self._told or self.samples < (1 if ended else SAMPLES_TOLD):
+    def line(
+        self, reporting: list[Layer], unmeasured: list[Layer], ended: bool = False
+    ) -> Optional[str]:
+        """What the log is to say, once; None = nothing (any more).  That a run reports nothing at
+        all is told elsewhere."""
+        if self._told or not reporting or self.samples < (1 if ended else SAMPLES_TOLD):
             return None
-        reporting = [layer for layer in layers if layer.index >= 0]
-        lacking = [(layer, self.lacks(layer)) for layer in reporting]
-        lacking = [(layer, families) for layer, families in lacking if families]
+        lacking = [(layer, list(self.wanted)) for layer in unmeasured]
+        lacking += [(layer, families) for layer in reporting if (families := self.lacks(layer))]
         if not lacking:
             return None
         self._told = True
@@ -65,14 +68,16 @@ class Judged:
         name = f"{first.name or 'the model'} ({first.module_class.__name__})"
         return (
             f"this run is judged in part only: not by {', '.join(families)} in {len(lacking)} of "
-            f"{len(reporting)} layers. {name}: {why(first.notes)} "
+            f"{len(reporting) + len(unmeasured)} layers. {name}: {why(first.notes, first.calls)} "
             "(python -m bellwether doctor names each layer)"
         )
 
 
-def why(notes: Iterable[str]) -> str:
+def why(notes: Iterable[str], calls: int = 1) -> str:
     """The reasons, and what helps where something does."""
     notes = [note for note in notes if note != NO_KEY_GRADIENT]
+    if not calls:
+        notes.append("it never calls scaled_dot_product_attention")
     reasons = "; ".join(notes) or "nothing of it was seen in the sampled steps"
     helps = dict.fromkeys(help for words, help in _HELP if any(words in note for note in notes))
     return f"{reasons}. What helps: {'; '.join(helps)}" if helps else reasons

@@ -122,6 +122,14 @@ class Layer(LayerWeights):
     def __deepcopy__(self, memo: Any) -> Layer:
         return self  # Reached through a live graph only; there is one per module.
 
+    def unmeasured(self) -> bool:
+        """Whether it is attention that is trained, given that it reports nothing."""
+        module = self.module()
+        if not self.watched or module is None or not intercept.is_attention(module):
+            return False
+        trained = [p.requires_grad for p in module.parameters()]
+        return any(trained) or (not trained and self.calls > 0)
+
     # ---- forward ----
 
     def expects(self) -> bool:

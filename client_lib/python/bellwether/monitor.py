@@ -610,8 +610,13 @@ class Monitor:
             + ("step" if period == 1 else f"{period} steps")
         )
 
+    def _not_judged_by(self, layer: Layer) -> list[str]:
+        if layer in self._unmeasured():
+            return list(self._judged.wanted)
+        return self._judged.lacks(layer)
+
     def _tell_judged(self, ended: bool = False) -> None:
-        line = self._judged.line(self.layers, ended)
+        line = self._judged.line(self._reporting(), self._unmeasured(), ended)
         if line is not None:
             log.warning(line)
 
@@ -691,6 +696,10 @@ class Monitor:
     def _reporting(self) -> list[Layer]:
         return [layer for layer in self.layers if layer.index >= 0]
 
+    def _unmeasured(self) -> list[Layer]:
+        """Attention of the run that is trained and reports nothing: not healthy, but not judged."""
+        return [x for x in self.layers if self.numbered() and x.index < 0 and x.unmeasured()]
+
     def numbered(self) -> bool:
         """Whether the layout was told: layers that call attention later are left out."""
         return self._client_tried
@@ -715,9 +724,9 @@ class Monitor:
                 "times are reported (python -m bellwether doctor says why)"
             )
         options = run_options(
-            self.settings, layers, self.parallel, self.server, self.record_path,
-            step_from_attach=self._counts_from_attach, ranks_agree=self._acting.ranks_agree(),
-            actions_mask=self._acting.mask(), **self._metadata,
+            self.settings, layers, len(self._unmeasured()), self.parallel, self.server,
+            self.record_path, step_from_attach=self._counts_from_attach,
+            ranks_agree=self._acting.ranks_agree(), actions_mask=self._acting.mask(), **self._metadata,
         )  # fmt: skip
         try:
             self._client = RunClient(options)
@@ -790,7 +799,7 @@ class Monitor:
             "overhead": self.overhead(),
             "samples": self._samples,
             "layers": [
-                {**layer_status(layer), "not_judged_by": self._judged.lacks(layer)}
+                {**layer_status(layer), "not_judged_by": self._not_judged_by(layer)}
                 for layer in self.layers
             ],
             "link": None,
