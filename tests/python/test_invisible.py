@@ -7,7 +7,9 @@ torch.nn.attention.bias, which compare the function with its name.
 
 from __future__ import annotations
 
+import ast
 import copy
+import math
 import pickle
 import re
 from collections.abc import Callable, Iterator
@@ -19,11 +21,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.overrides import TorchFunctionMode
 from torch.testing._internal import common_methods_invocations as invocations
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 import bellwether
 from bellwether import intercept
@@ -152,6 +156,278 @@ def test_a_sample_of_each_kind(watched: Watched) -> None:
     assert samples > 50 and measured > samples // 4  # Not fp64, nor three dimensions.
 
 
+MATH = torch.nn.attention.SDPBackend.MATH
+Attend = Callable[[Tensor, Tensor], Tensor]  # Of a weight and an input.
+
+
+class Attends(nn.Module):
+    """Its attention is `attend`; torch.autograd sees one weight."""
+
+    def __init__(self, attend: Attend, shape: tuple[int, ...] = (1,)) -> None:
+        super().__init__()
+        self.attend = attend
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, math.prod(shape)).reshape(shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attend(self.weight, x)
+
+    def calls(self) -> None:
+        F.scaled_dot_product_attention  # noqa: B018  What attach() looks for.
+
+
+def keys_are_queries(w: Tensor, x: Tensor) -> Tensor:
+    t = w * x
+    return F.scaled_dot_product_attention(t, t, t)
+
+
+def keys_are_queries_by_math(w: Tensor, x: Tensor) -> Tensor:
+    t = w * x
+    with torch.nn.attention.sdpa_kernel(MATH):
+        return F.scaled_dot_product_attention(t, t, t) + t * t
+
+
+def a_weight_is_all(w: Tensor, x: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(w, w, w)
+
+
+def weights_that_autocast_keeps(w: Tensor, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return sum(F.scaled_dot_product_attention(n * x, w, w) for n in (1, 2, 3)).float()  # type: ignore[union-attr]
+
+
+def changed_in_place(which: int) -> Attend:
+    def attend(w: Tensor, x: Tensor) -> Tensor:
+        q, k, v = w * x, w * x * 2, w * x * 3
+        with torch.nn.attention.sdpa_kernel(MATH):
+            y = F.scaled_dot_product_attention(q, k, v)
+        return (q, k, y)[which].mul_(2) + y
+
+    return attend
+
+
+def twice_differentiated(w: Tensor, x: Tensor) -> Tensor:
+    with torch.nn.attention.sdpa_kernel(MATH):
+        y = F.scaled_dot_product_attention(w * x, w * x * 2, w * x * 3)
+    (g,) = torch.autograd.grad(y.square().sum(), w, create_graph=True)
+    return y * g
+
+
+def several_gradients(w: Tensor, x: Tensor) -> Tensor:
+    y = F.scaled_dot_product_attention(w * x, w * x * 2, w * x * 3)
+    (g,) = torch.autograd.grad(
+        y, w, torch.stack([y, 2 * y]).detach(), is_grads_batched=True, retain_graph=True
+    )
+    return y * g.sum()
+
+
+def forward_mode(w: Tensor, x: Tensor) -> Tensor:
+    with forward_ad.dual_level(), torch.nn.attention.sdpa_kernel(MATH):
+        t = forward_ad.make_dual(w * x, torch.ones_like(x))
+        y = F.scaled_dot_product_attention(t, 2 * t, t + 1)
+        return forward_ad.unpack_dual(y).tangent.detach() + w
+
+
+def of_a_size(*size: int, **options: Any) -> Attend:
+    def attend(w: Tensor, x: Tensor) -> Tensor:
+        t = w * torch.ones(size)
+        return F.scaled_dot_product_attention(t, t * 2, t * 3, **options) + w.sum()
+
+    return attend
+
+
+def no_keys(w: Tensor, x: Tensor) -> Tensor:
+    k = w * x[:, :, :0]
+    return F.scaled_dot_product_attention(w * x, k, k + 1) + w
+
+
+def nested(w: Tensor, x: Tensor) -> Tensor:
+    t = torch.nested.as_nested_tensor([w * x[0], w * x[1][:, :3]])
+    y = F.scaled_dot_product_attention(t, t * 2, t * 3)
+    return torch.nested.to_padded_tensor(y, 0.0)
+
+
+def checkpointed(w: Tensor, x: Tensor) -> Tensor:
+    """The attention saves last, so that the recomputation ends in its tap."""
+    return F.scaled_dot_product_attention(w * x, w * x * 2, w * x * 3)
+
+
+ODD: dict[str, tuple[Attend, tuple[int, ...]]] = {
+    "keys are queries and values": (keys_are_queries, (1,)),
+    "so they are by math": (keys_are_queries_by_math, (1,)),
+    "a weight is all three": (a_weight_is_all, (2, 4, 6, 8)),
+    "a weight that autocast casts once": (weights_that_autocast_keeps, (2, 4, 6, 8)),
+    **{f"{name} changed": (changed_in_place(i), (1,)) for i, name in enumerate("qky")},
+    "double backward": (twice_differentiated, (1,)),
+    "gradients in a batch": (several_gradients, (1,)),
+    "forward mode": (forward_mode, (1,)),
+    "no batch": (of_a_size(0, 4, 6, 8), (1,)),
+    "no heads": (of_a_size(2, 0, 6, 8), (1,)),
+    "no tokens": (of_a_size(2, 4, 0, 8), (1,)),
+    "no dimensions": (of_a_size(2, 4, 6, 0), (1,)),
+    "no keys": (no_keys, (1,)),
+    "scale 0": (of_a_size(2, 4, 6, 8, scale=0.0), (1,)),
+    "scale inf": (of_a_size(2, 4, 6, 8, scale=math.inf), (1,)),
+    "nested": (nested, (1,)),
+}
+
+
+def trained(model: Callable[[Tensor], Tensor], weight: Tensor) -> list[Any]:
+    torch.manual_seed(3)
+    weight.grad = None
+    output = model(torch.randn(2, 4, 6, 8))
+    output.square().sum().backward()
+    return [bits(output), bits(weight.grad)]
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_what_is_rarely_done_stays_bitwise_the_same_and_ends_no_watching(
+    name: str, watched: Watched
+) -> None:
+    module = Attends(*ODD[name])
+    before = trained(module, module.weight)
+    with watched(module) as monitor:
+        assert trained(module, module.weight) == before
+        assert monitor.live() and monitor.layers[0].calls
+        monitor.step(loss=1.0)
+
+
+@pytest.mark.parametrize("early_stop", [True, False])
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpoint_whose_last_saved_tensors_are_the_attentions(
+    reentrant: bool, early_stop: bool, watched: Watched
+) -> None:
+    module = Attends(checkpointed)
+
+    def model(x: Tensor) -> Tensor:
+        options = {} if reentrant else {"early_stop": early_stop}
+        y = checkpoint(module, x.requires_grad_(), use_reentrant=reentrant, **options)
+        assert isinstance(y, Tensor)
+        return y
+
+    before = trained(model, module.weight)
+    with watched(module) as monitor:
+        for fired in (1, 2):
+            assert trained(model, module.weight) == before
+            assert monitor.layers[0].fired == fired
+            monitor.step(loss=1.0)
+
+
+def test_an_error_of_a_recomputation_is_the_hosts(watched: Watched) -> None:
+    """Swallowed, it would be followed by a second recomputation into what the first has left."""
+    module = Attends(checkpointed)
+    fails = [False]
+
+    def failing(x: Tensor) -> Tensor:
+        if fails[0]:
+            raise MemoryError("the host's")
+        y: Tensor = module(x)
+        return y
+
+    with watched(module):
+        y = checkpoint(failing, torch.randn(2, 4, 6, 8).requires_grad_(), use_reentrant=False)
+        assert isinstance(y, Tensor)
+        fails[0] = True
+        with pytest.raises(MemoryError, match="the host's"):
+            y.sum().backward()
+
+
+def test_hooks_on_saved_tensors_that_fail_for_ours_alone(watched: Watched) -> None:
+    module = Attends(checkpointed)
+    counts: list[int] = []
+
+    def pack(t: Tensor) -> Tensor:
+        counts[0] += 1
+        if counts[0] > counts[1]:
+            raise ValueError("one tensor too many")
+        return t
+
+    def model(x: Tensor) -> Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            y: Tensor = module(x)
+        return y
+
+    counts[:] = [0, 99]
+    before = trained(model, module.weight)
+    with watched(module) as monitor:
+        counts[:] = [0, counts[0]]
+        assert trained(model, module.weight) == before
+        assert any("one tensor too many" in note for note in monitor.layers[0].notes)
+
+
+class OfNothing:
+    """Binds in a way of its own."""
+
+    def __get__(self, module: Any, cls: Any = None) -> Any:
+        return self if module is None else lambda *args: BARE(*args)
+
+    def __call__(self) -> None:
+        BARE  # noqa: B018
+
+
+def no_attribute(self: nn.Module, name: str) -> Any:
+    raise KeyError(name)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"forward": BARE}, {"forward": staticmethod(BARE)},
+        {"forward": staticmethod(lambda q, k, v: F.scaled_dot_product_attention(q, k, v))},
+        {"forward": classmethod(lambda c, q, k, v: F.scaled_dot_product_attention(q, k, v))},
+        {"forward": property(lambda self: BARE), "named": BARE},
+        {"forward": OfNothing(), "named": BARE},
+        {"forward": lambda self, q, k, v: F.scaled_dot_product_attention(q, k, v),
+         "__getattr__": no_attribute},
+    ],
+    ids=["C", "static C", "static", "class", "property", "descriptor", "no attribute"],
+)  # fmt: skip
+def test_a_forward_that_is_no_plain_method(body: dict[str, Any], watched: Watched) -> None:
+    module: Any = type("Odd", (nn.Module,), dict(body))()
+
+    def call() -> Any:
+        torch.manual_seed(4)
+        return module(*torch.randn(3, 1, 2, 4, 8, requires_grad=True))
+
+    before = bits(call())
+    with watched(module) as monitor:
+        assert bits(call()) == before
+        assert monitor.layers[0].calls == 1
+    assert bits(call()) == before and vars(type(module))["forward"] is body["forward"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_what_new_tensors_are_by_default_is_the_hosts(dtype: Any, watched: Watched) -> None:
+    """Buffers of the kernels are float32 on their device, whatever the host makes its own of."""
+    module = Projected()
+    x = torch.randn(2, 6, 16)
+    found = []
+    for kind, device in ((torch.float32, "cpu"), (dtype, "meta")):
+        try:
+            torch.set_default_dtype(kind)
+            torch.set_default_device(device)
+            with watched(module) as monitor:
+                module(x).square().sum().backward()
+                monitor.step(loss=1.0)
+                found.append({k: v for k, v in monitor.metrics().items() if "/layer" in k})
+        finally:
+            torch.set_default_dtype(torch.float32)
+            torch.set_default_device(None)
+        assert monitor.layers[0].wq._direction.dtype is torch.float32
+    assert found[0] == found[1] and len(found[0]) > 4
+
+
+def test_every_tensor_of_ours_says_its_type_and_its_device() -> None:
+    makers = {f"torch.{x}" for x in ("arange", "empty", "full", "ones", "tensor", "zeros")}
+    hooks = ("agreement", "compiled_taps", "frames", "grams", "kernel_choice", "layer", "memory",
+             "monitor", "probe", "acting_weights", "grad_scale", "head_rows")  # fmt: skip
+    for name in hooks:
+        path = Path(bellwether.__file__).parent / f"{name}.py"
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in makers:
+                said = {keyword.arg for keyword in node.keywords}
+                assert {"dtype", "device"} <= said, (name, ast.unparse(node))
+
+
 def test_errors_are_the_functions_own(watched: Watched) -> None:
     q = torch.randn(1, 2, 4, 8, requires_grad=True)
     module = Call()
@@ -159,6 +435,7 @@ def test_errors_are_the_functions_own(watched: Watched) -> None:
         ((q, q), {}), ((q, q, 1), {}), ((q, q, q), {"causal": True}), ((), {}),
         ((q, q[..., :4], q), {}), ((q, q, q, torch.ones(4, 4), 0.0, True), {}),
         ((q, q.double(), q), {}), ((q, q, q), {"dropout_p": 2.0}),
+        ((q, q, q, None, 0.0, True, 0.5), {}), ((q, q, q), {"query": q}),
     ]  # fmt: skip
 
     def told(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -276,10 +553,14 @@ def test_what_is_written_down_is_the_model_alone(watched: Watched) -> None:
 
 
 def test_copies_are_the_models(watched: Watched) -> None:
-    module = Projected()
+    module: Any = Projected()
     x = torch.randn(2, 6, 16)
     want = bits(module(x))
-    with watched(module):
+    with watched(module) as monitor:
+        module.handle = monitor  # Where many keep it.
+        assert copy.deepcopy(module).handle is monitor is copy.copy(monitor)
+        assert pickle.loads(pickle.dumps(module)).handle is None
+        del module.handle
         for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
             assert bits(twin(x)) == want
             assert vars(twin).keys() - {"_bellwether_mark"} == vars(Projected()).keys()
@@ -361,11 +642,11 @@ def test_what_a_mask_leaves_is_said(
     mask: Any, queries: int, keys: int, note: Optional[str], watched: Watched
 ) -> None:
     module = Call()
-    q, k = (torch.randn(1, 2, n, 8, requires_grad=True) for n in (queries, keys))
+    q, k, v = (torch.randn(1, 2, n, 8, requires_grad=True) for n in (queries, keys, keys))
     told = {"is_causal": True} if mask is None else {"attn_mask": mask(queries, keys)}
-    bare = bits(BARE(q, k, k, **told))
+    bare = bits(BARE(q, k, v, **told))
     with watched(module) as monitor:
-        output = module(q, k, k, **told)
+        output = module(q, k, v, **told)
         assert bits(output) == bare
         output.nan_to_num().sum().backward()
         (layer,) = monitor.layers

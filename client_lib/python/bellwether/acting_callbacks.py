@@ -26,7 +26,7 @@ _everywhere: dict[str, Callback] = {}
 
 
 def check_kind(kind: str) -> None:
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError(f"kind: {kind!r} is not one of {', '.join(KINDS)}")
 
 

@@ -188,11 +188,12 @@ class QKClip(Applier):
         for key in sorted({head // share for head in heads}):
             sharing = [head for head in heads if head // share == key]
             whole = len(sharing) == share
-            factor = math.sqrt(gamma) if whole else gamma
+            size = math.sqrt(gamma) if whole else gamma
+            factor = torch.tensor(size, dtype=torch.float32, device="cpu")
             for head in sharing:
-                changes.append((_Place(module, location, True, head), torch.tensor(factor)))
+                changes.append((_Place(module, location, True, head), factor))
             if whole:
-                changes.append((_Place(module, location, False, key), torch.tensor(factor)))
+                changes.append((_Place(module, location, False, key), factor))
         return changes
 
     def _sigma(self, layer: Layer) -> tuple[Tensor, Tensor]:
@@ -217,7 +218,9 @@ class QKClip(Applier):
                 sigma = self._sigma(layer)[which]
                 share = layer.heads // len(sigma)
                 values += [float(sigma[h]) for h in sorted({head // share for head in heads})]
-            finite = torch.tensor([value for value in values if math.isfinite(value)])
+            finite = torch.tensor(
+                [x for x in values if math.isfinite(x)], dtype=torch.float32, device="cpu"
+            )
             if not len(finite):
                 raise Refused("value = 0: there is no other head to compare with")
             targets.append(float(finite.quantile(0.5)))

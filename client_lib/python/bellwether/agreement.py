@@ -67,8 +67,8 @@ class Agreement:
         self._group: Any = None
         self._root_rank = 0
         self._work: Any = None
-        self._buffer = torch.zeros(_HEAD.size + OFFER_BYTES_MAX, dtype=torch.uint8)
-        self._number = torch.zeros(1, dtype=torch.int64)
+        self._buffer = torch.zeros(_HEAD.size + OFFER_BYTES_MAX, dtype=torch.uint8, device="cpu")
+        self._number = torch.zeros(1, dtype=torch.int64, device="cpu")
         self._count = 0  # Boundaries when the running collective was launched.
         self._action: Optional[Action] = None
         self._word = ""  # What this rank has to say of it.
@@ -95,7 +95,7 @@ class Agreement:
             place = f"bellwether/actions/{launch_unix_ms()}/{name}"
             store = dist.distributed_c10d.PrefixStore(place, store)
             group = dist.ProcessGroupGloo(store, self._rank, self._world, patience)
-            told = torch.ones(1 + max(KINDS.values()) + 1, dtype=torch.int64)
+            told = torch.ones(1 + max(KINDS.values()) + 1, dtype=torch.int64, device="cpu")
             told[0] = self._rank if reports else self._world
             for kind, number in KINDS.items():
                 told[1 + number] = kind in self.allowed

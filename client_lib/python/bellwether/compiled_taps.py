@@ -42,7 +42,7 @@ class Mark:
         self.number = next(_numbers)
         # Where the model is: a CPU tensor among its inputs keeps a graph from CUDA's graphs.
         device = device if device.type == "cuda" else torch.device("cpu")
-        self.tensor = torch.tensor([self.number], device=device)
+        self.tensor = torch.tensor([self.number], dtype=torch.int64, device=device)
         _layers[self.number] = layer
         if device.type == "cuda":
             _addresses[self.tensor.data_ptr()] = self.number
@@ -158,6 +158,21 @@ class _KeyTap(torch.autograd.Function):
         return d_k, None
 
 
+def well_formed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether each parameter is given once."""
+    return len(args) <= len(PARAMETERS) and not any(
+        name in kwargs for name in PARAMETERS[: len(args)]
+    )
+
+
+def same_place(a: Tensor, b: Tensor) -> bool:
+    """Whether their gradients are added to each other where they come from.  With a tap on one of
+    them they would be added in another order, and be rounded differently."""
+    return a is b or (
+        a.grad_fn is not None and a.grad_fn is b.grad_fn and a.output_nr == b.output_nr
+    )
+
+
 _Prepared = tuple[Tensor, Tensor, Tensor, dict[str, Any], tuple[float, bool, bool, bool, str]]
 
 
@@ -190,6 +205,8 @@ def _refuse() -> None:
 
 def _prepare(mark: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Optional[_Prepared]:
     """q, k and v for the call, its other arguments, what the tap is told; None without a tap."""
+    if not well_formed(args, kwargs):
+        return None
     given = {**dict(zip(PARAMETERS, args)), **kwargs}
     q, k, v = given["query"], given["key"], given["value"]
     plain = type(q) is Tensor and type(k) is Tensor and type(v) is Tensor
@@ -207,7 +224,7 @@ def _prepare(mark: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Opt
     causal, unread = mask_of(given.get("attn_mask"), given.get("is_causal"), q, k)
     statistics = unread is None and scale > 0
     delta = given.get("dropout_p", 0.0) == 0.0
-    if k.requires_grad:
+    if k.requires_grad and k is not q and k is not v:
         k = _KeyTap.apply(k, mark)  # type: ignore[no-untyped-call]
     rest = {name: value for name, value in given.items() if name not in PARAMETERS[:3]}
     return q, k, v, rest, (float(scale), causal, statistics, delta, str(given.get("kernel", "")))

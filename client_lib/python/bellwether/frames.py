@@ -32,7 +32,7 @@ class _Late:
     """A number on its way from a device."""
 
     def __init__(self, value: torch.Tensor) -> None:
-        self.host = torch.empty((), dtype=torch.float32, pin_memory=True)
+        self.host = torch.empty((), dtype=torch.float32, device="cpu", pin_memory=True)
         self.host.copy_(value.detach().reshape(()).float(), non_blocking=True)
         self.event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self.event.record()

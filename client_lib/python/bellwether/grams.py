@@ -53,7 +53,7 @@ class GramBatch:
         self._events: list[Any] = []
         sizes = [1 + triangle(gram.n) for gram in grams]
         on_gpu = any(part.device.type != "cpu" for part in parts)
-        self._values = torch.empty(sum(sizes), dtype=torch.float32, pin_memory=on_gpu)
+        self._values = torch.empty(sum(sizes), dtype=torch.float32, device="cpu", pin_memory=on_gpu)
         devices = set()
         for gram, part in zip(grams, parts):
             whole = self._values[gram.begin : gram.begin + len(part)]

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import ParamSpec
 
     P = ParamSpec("P")
+_TEXT_MAX = 300  # Of an error, on a line of the log
 T = TypeVar("T")
 
 
@@ -51,15 +52,19 @@ def _owners(arguments: tuple[Any, ...]) -> list[Any]:
     return [monitor for monitor in list(_watchers) if monitor.live()]
 
 
+def in_words(error: BaseException) -> str:
+    """An error on one line, however much it has to say."""
+    first = str(error).strip().split("\n", 1)[0]
+    return f"{type(error).__name__}: {first[:_TEXT_MAX]}"
+
+
 def _tell(entry: Entry, error: Exception, arguments: tuple[Any, ...]) -> None:
     try:
         owners = _owners(arguments)
         for owner in owners:
             owner.trouble(error, entry.where)
         if not owners and not entry.told:
-            log.warning(
-                f"{entry.where}: {type(error).__name__}: {error} (training is not affected)"
-            )
+            log.warning(f"{entry.where}: {in_words(error)} (training is not affected)")
         entry.told = True
     except Exception:
         pass  # Neither its text nor a logger of the host may raise.

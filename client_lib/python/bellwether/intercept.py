@@ -14,6 +14,7 @@ the one thing that hangs on an instance is what its taps need (compiled_taps.py)
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import threading
 import types
@@ -87,6 +88,14 @@ def checkpointed() -> bool:
     """Whether saved tensors are being intercepted: a checkpointed region, in its forward or in
     its recomputation, which must do the same operations, or offloading."""
     return _saved_tensor_hooks() is not None
+
+
+def host_reads_back() -> bool:
+    """Whether what is saved now is read back by code of the host that may fail and must be heard:
+    a checkpoint's recomputation, which no second reading makes good.  What torch itself packs away
+    (save_on_cpu) fails for lack of memory only, perhaps of ours."""
+    hooks = _saved_tensor_hooks()
+    return hooks is not None and getattr(hooks[0], "__module__", "") != "torch.autograd.graph"
 
 
 def checkpoint_inside() -> bool:
@@ -200,7 +209,8 @@ def is_plain(module: nn.Module) -> bool:
 def _entering(module: nn.Module) -> Optional[_Entry]:
     """What to put on the stack while the module runs forward; None if there is nothing to do."""
     function = _function_in(module) if _functions else _original
-    word = getattr(module, switching.ATTRIBUTE, "") if switching.users else ""
+    own = module.__dict__  # What it has for other names (__getattr__) is its own code.
+    word = own.get(switching.ATTRIBUTE, "") if switching.users else ""
     layer = _layers.get(id(module))
     if layer is not None and (layer.module() is not module or traced()):
         layer = None
@@ -208,7 +218,7 @@ def _entering(module: nn.Module) -> Optional[_Entry]:
         return None
     sees = function is not _original or bool(word) or (layer is not None and layer.expects())
     state = _autograd_state()
-    mark = getattr(module, compiled_taps.ATTRIBUTE, None)
+    mark = own.get(compiled_taps.ATTRIBUTE)
     if _running.stack:  # What this module leaves open, the one around it says.
         outer = _running.stack[-1]
         layer, state = (layer, state) if layer is not None else outer[:2]
@@ -230,6 +240,21 @@ def _entered(entry: _Entry) -> bool:
     return True
 
 
+def _forward_of(cls: type) -> Callable[..., Any]:
+    """The class's forward as a function of the module and its arguments."""
+    found = inspect.getattr_static(cls, "forward")
+    if isinstance(found, types.FunctionType):
+        return found
+    bind = getattr(type(found), "__get__", None)  # A staticmethod has none of the module, ...
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        # ... and a function of C is called as it is.
+        bound: Any = found if bind is None else bind(found, self, type(self))
+        return bound(*args, **kwargs)
+
+    return forward
+
+
 def _patched_forward(inherited: Callable[..., Any]) -> Callable[..., Any]:
     def bellwether_forward(self: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch.compiler.is_compiling():
@@ -237,7 +262,7 @@ def _patched_forward(inherited: Callable[..., Any]) -> Callable[..., Any]:
         entry = _entering(self)
         if entry is None:
             return inherited(self, *args, **kwargs)
-        contract = getattr(self, wrapping.ATTRIBUTE, None)
+        contract = self.__dict__.get(wrapping.ATTRIBUTE)
         if contract is not None and entry[0] is not None and entry[5]:
             return _by_contract(contract, inherited, self, entry, args, kwargs)
         if not _entered(entry):
@@ -335,7 +360,7 @@ def patch_forward(cls: type) -> None:
         dynamo_calls.replace(_original, _traced_call, _applies)
     _class_users[cls] = _class_users.get(cls, 0) + 1
     if _class_users[cls] == 1:
-        ours = _patched_forward(cls.forward)  # type: ignore[attr-defined]
+        ours = _patched_forward(_forward_of(cls))
         _class_forwards[cls] = vars(cls).get("forward"), ours
         cls.forward = ours  # type: ignore[attr-defined]
 
@@ -422,9 +447,10 @@ def install_function(modules: list[nn.Module], function: Callable[..., Any]) -> 
 def unwrapped(model: nn.Module) -> nn.Module:
     """The user's model inside the wrappers of torch."""
     while True:
-        inner = getattr(model, "_orig_mod", None)
+        held = vars(model).get("_modules", {})  # What the model itself finds may raise.
+        inner = held.get("_orig_mod")
         if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
-            inner = getattr(model, "module", None)
+            inner = held.get("module")
         if not isinstance(inner, nn.Module):
             return model
         model = inner

@@ -31,7 +31,7 @@ def autocast_dtype(q: Tensor) -> Optional[torch.dtype]:
     key = (device, dtype)
     if key not in _autocast_covers:
         with torch.no_grad():
-            small = torch.zeros(1, 1, 1, 8, device=q.device)
+            small = torch.zeros(1, 1, 1, 8, dtype=torch.float32, device=q.device)
             _autocast_covers[key] = intercept.original()(small, small, small).dtype == dtype
     return dtype if _autocast_covers[key] else None
 

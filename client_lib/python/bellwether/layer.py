@@ -9,18 +9,21 @@ whole step; the backward decides whether this micro-batch is sampled.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Optional
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from . import intercept, weights
 from .attention_masks import mask_of
-from .compiled_taps import PARAMETERS
-from .guard import harmless
+from .compiled_taps import PARAMETERS, same_place, well_formed
+from .guard import harmless, in_words
 from .judged import NO_KEY_GRADIENT
 from .kernel_choice import autocast_dtype, kernel_of, unseen
 from .layer_weights import LayerWeights
@@ -30,6 +33,14 @@ from .probe import DTYPES, Sums, Unsupported, add_key_leak, add_probe
 if TYPE_CHECKING:
     from .monitor import Monitor
 
+# By them a checkpoint ends a recomputation early, or the backward: raised where a tensor is saved.
+CHECKPOINTS: tuple[type[Exception], ...] = tuple(
+    error
+    for error in vars(torch.utils.checkpoint).values()
+    if isinstance(error, type)
+    and issubclass(error, Exception)
+    and error.__module__ == "torch.utils.checkpoint"
+)
 _QUERY_NORMS = {"qnorm", "querynorm", "qln", "qlayernorm", "normq"}
 _KEY_NORMS = {"knorm", "keynorm", "kln", "klayernorm", "normk"}
 
@@ -37,13 +48,14 @@ _KEY_NORMS = {"knorm", "keynorm", "kln", "klayernorm", "normk"}
 class _Call:
     """What the taps of one call have to know; holds no activation."""
 
-    __slots__ = ("causal", "delta", "layer", "scale", "statistics")
+    __slots__ = ("causal", "delta", "host_reads", "layer", "scale", "statistics")
 
     def __init__(
         self, layer: Layer, scale: float, causal: bool, statistics: bool, delta: bool
     ) -> None:
         self.layer, self.scale, self.causal = layer, scale, causal
         self.statistics, self.delta = statistics, delta
+        self.host_reads = intercept.host_reads_back()
 
 
 class OutputTap(torch.autograd.Function):
@@ -58,7 +70,13 @@ class OutputTap(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_o: Tensor) -> Any:
-        ctx.call.layer.output_gradient(ctx, d_o)
+        call = ctx.call
+        if call.layer.output_wanted(call):
+            # Reading may run the host's forward again: its errors are its own, and not ours to
+            # take, since it has counted what it recomputed until then.
+            saved = ctx.saved_tensors if call.host_reads else call.layer.read(ctx)
+            if saved is not None:
+                call.layer.output_gradient(call, saved, d_o)
         return d_o, None, None, None, None
 
 
@@ -163,6 +181,8 @@ class Layer(LayerWeights):
     def _inert(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Optional[_Call], tuple[Any, ...], dict[str, Any]]:
+        if not well_formed(args, kwargs):
+            return None, args, kwargs
         given = {**dict(zip(PARAMETERS, args)), **kwargs}
         tensors = tuple(given.get(name) for name in PARAMETERS[:3])
         plain = all(type(t) in (Tensor, nn.Parameter) for t in tensors)
@@ -199,17 +219,25 @@ class Layer(LayerWeights):
             return output
         try:
             return _tapped(OutputTap, output, args[0], args[1], args[2], call)
+        except CHECKPOINTS:
+            raise
         except Exception:
             return output
 
-    @harmless("forward of the attention", _still_tapped)
+    @harmless("forward of the attention", _still_tapped, passes=CHECKPOINTS)
     def _after(self, output: Any, args: tuple[Any, ...], call: _Call) -> Any:
         if type(output) is not Tensor:
             self.note(f"{type(output).__name__} as the output: not measured")
             return output
         start = time.perf_counter()
-        with _apart():
-            tapped = _tapped(OutputTap, output, args[0], args[1], args[2], call)
+        try:
+            with _apart():
+                tapped = _tapped(OutputTap, output, args[0], args[1], args[2], call)
+        except Exception as e:
+            if isinstance(e, CHECKPOINTS) or not intercept.checkpointed():
+                raise
+            self.note(f"a hook on saved tensors fails ({in_words(e)}): not measured")
+            return output
         self.monitor.hook_seconds += time.perf_counter() - start
         return tapped
 
@@ -224,6 +252,8 @@ class Layer(LayerWeights):
         if not monitor.in_backward():  # No recomputation.
             self.calls_in_step += 1
             monitor.passes(self)
+        if not well_formed(args, kwargs):
+            return None  # The function itself says what is wrong with it.
         given = {**dict(zip(PARAMETERS, args)), **kwargs}
         q, k, v = given.get("query"), given.get("key"), given.get("value")
         if not self._plain(q, k, v):
@@ -244,6 +274,11 @@ class Layer(LayerWeights):
             return None
         dtype = autocast_dtype(q)
         if dtype is not None and "kernel" not in given:  # A module of one's own casts itself.
+            cached = torch.is_autocast_cache_enabled()
+            if cached and any(t.is_leaf and t.requires_grad for t in (q, k, v)):
+                # It casts a parameter once for all calls, and adds up the gradients in 16 bits.
+                self.note("a parameter as q, k or v under autocast: not measured")
+                return None
             # What autocast would do inside the call, done before it: the taps then see what
             # the kernel sees.
             q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
@@ -257,13 +292,17 @@ class Layer(LayerWeights):
         if not delta:
             self.note("dropout in the attention: its delta statistics are not measured")
         scale = given.get("scale")
+        if isinstance(scale, Tensor):
+            scale = scale.detach()
         scale = float(scale) if scale is not None else q.shape[3] ** -0.5
-        if not scale > 0:
-            self.note("scale is not above 0: only the key-gradient leak is measured")
-            statistics = False
-        call = _Call(self, scale or 1.0, causal, statistics, delta)
+        if not 0 < scale < math.inf:
+            self.note("scale is not above 0, or not finite: only the key-gradient leak is measured")
+            scale, statistics = 1.0, False
+        call = _Call(self, scale, causal, statistics, delta)
         if not k.requires_grad:
             self.note(NO_KEY_GRADIENT)
+        elif same_place(k, q) or same_place(k, v):
+            self.note("the keys are the queries or the values: their gradient is not apart")
         elif monitor.measures("leak"):
             k = _tapped(KeyTap, k, call)
         rest = {name: value for name, value in given.items() if name not in PARAMETERS[:3]}
@@ -275,6 +314,9 @@ class Layer(LayerWeights):
             if type(t) not in (Tensor, nn.Parameter):
                 self.note(f"{type(t).__name__} instead of a plain tensor: not measured")
                 return False
+            if t.is_nested:
+                self.note("a nested tensor: not measured")
+                return False
             if t.dim() != 4:
                 self.note(f"{t.dim()} dimensions instead of [batch, head, token, dim]")
                 return False
@@ -285,6 +327,9 @@ class Layer(LayerWeights):
             if t.dtype not in DTYPES:
                 self.note(f"{t.dtype}: not measured")
                 return False
+            if t.numel() == 0:
+                self.note("an empty tensor: not measured")
+                return False
         if len({t.device for t in tensors}) > 1:
             self.note("q, k and v on several devices: not measured")
             return False
@@ -293,6 +338,9 @@ class Layer(LayerWeights):
             return False
         if torch._C._are_functorch_transforms_active():
             self.note("torch.func transforms: not measured")
+            return False
+        if forward_ad._current_level >= 0:
+            self.note("forward-mode differentiation: not measured")
             return False
         return True
 
@@ -335,9 +383,33 @@ class Layer(LayerWeights):
 
     # ---- backward ----
 
+    @harmless("backward of the attention", lambda self, call: False)
+    def output_wanted(self, call: _Call) -> bool:
+        """A call's backward begins: whether its statistics are to be measured."""
+        return self._heard(call, lambda: True)
+
+    def read(self, ctx: Any) -> Optional[tuple[Tensor, ...]]:
+        """o, q, k and v; None if they are not what they were."""
+        try:
+            saved: tuple[Tensor, ...] = ctx.saved_tensors
+            return saved
+        except Exception as e:  # The attention may be one that does without them.
+            changed = "modified by an inplace operation" in str(e)
+            reason = "was changed in place" if changed else f"cannot be read ({in_words(e)})"
+            self.note(f"q, k, v or the output {reason}: only the key-gradient leak is measured")
+            return None
+
     @harmless("backward of the attention")
-    def output_gradient(self, ctx: Any, d_o: Tensor) -> None:
-        self._backward(ctx.call, lambda: ctx.saved_tensors, d_o)
+    def output_gradient(self, call: _Call, saved: tuple[Tensor, ...], d_o: Tensor) -> None:
+        """Measures them; `saved` are o, q, k and v."""
+        start = time.perf_counter()
+        if self._is_batched(d_o):
+            return
+        try:
+            self._add(call, saved, d_o)
+        except Unsupported as e:
+            self.note(str(e))
+        self.monitor.hook_seconds += time.perf_counter() - start
 
     @harmless("backward of a compiled attention")
     def compiled_backward(
@@ -349,21 +421,16 @@ class Layer(LayerWeights):
             return
         call = _Call(self, scale, causal, statistics, delta)
         given = {"is_causal": causal, "kernel": kernel}
-        self._backward(call, lambda: saved, d_o, lambda: self._first_heard(call, saved, given))
+        if self._heard(call, lambda: self._first_heard(call, saved, given)):
+            self.output_gradient(call, saved, d_o)
 
-    @harmless("backward of the attention")
-    def _backward(
-        self,
-        call: _Call,
-        saved: Callable[[], tuple[Tensor, ...]],
-        d_o: Tensor,
-        fits: Callable[[], bool] = lambda: True,
-    ) -> None:
-        """`saved` gives o, q, k and v; `fits` is asked first."""
+    def _heard(self, call: _Call, fits: Callable[[], bool]) -> bool:
+        """Counts a backward pass; `fits` is asked first."""
         monitor = self.monitor
         if not monitor.live():
-            return
+            return False
         start = time.perf_counter()
+        measured = False
         try:
             good = fits()
             self.fired += 1
@@ -372,13 +439,23 @@ class Layer(LayerWeights):
             self.graphed = self.graphed or in_graph
             self.captured = self.captured + 1 if in_graph else 0
             monitor.passes(self)
-            if good and self._samples(call):
-                self._add(call, saved(), d_o)
+            measured = good and self._samples(call)
             if monitor.samples_step() and not in_graph and monitor.weights_in_backward():
                 self.measure_whole_weights()
         except Unsupported as e:
             self.note(str(e))
         monitor.hook_seconds += time.perf_counter() - start
+        return measured
+
+    def _is_batched(self, gradient: Tensor) -> bool:
+        """Several gradients at once (is_grads_batched, jacobian): a tensor without memory."""
+        functorch: Any = torch._C._functorch
+        batched = functorch.is_functorch_wrapped_tensor(gradient) or (
+            functorch.is_legacy_batchedtensor(gradient)
+        )
+        if batched:
+            self.note("several gradients at once: not measured")
+        return bool(batched)
 
     def _first_heard(self, call: _Call, saved: tuple[Tensor, ...], given: dict[str, Any]) -> bool:
         self.monitor.backward_begins()
@@ -433,7 +510,7 @@ class Layer(LayerWeights):
     @harmless("backward of the attention")
     def key_gradient(self, d_k: Tensor) -> None:
         monitor = self.monitor
-        if not monitor.live():
+        if not monitor.live() or self._is_batched(d_k):
             return
         start = time.perf_counter()
         try:

@@ -149,8 +149,8 @@ class HostMemory(Memory):
 
 class _Chunk:
     def __init__(self, capacity: int, device: torch.device) -> None:
-        self.values = torch.zeros(capacity, device=device)
-        self.initial = torch.zeros(capacity, device=device)
+        self.values = torch.zeros(capacity, dtype=torch.float32, device=device)
+        self.initial = torch.zeros(capacity, dtype=torch.float32, device=device)
         self.used = 0
 
 
@@ -175,7 +175,7 @@ class DeviceMemory(Memory):
             self._chunks.append(_Chunk(max(CHUNK_FLOATS, len(initial)), self.device))
         chunk = self._chunks[-1]
         own = slice(chunk.used, chunk.used + len(initial))
-        host = torch.tensor(initial.tolist())
+        host = torch.tensor(initial.tolist(), dtype=torch.float32, device="cpu")
         chunk.initial[own].copy_(host)
         chunk.values[own].copy_(host)
         chunk.used = own.stop
@@ -226,7 +226,7 @@ class DeviceMemory(Memory):
     def collect(self, timed: bool) -> Copy:
         with torch.cuda.device(self.device):
             size = self._begins[-1] + self._chunks[-1].used if self._chunks else 0
-            host = torch.empty(size, pin_memory=True)
+            host = torch.empty(size, dtype=torch.float32, device="cpu", pin_memory=True)
             for begin, chunk in zip(self._begins, self._chunks):
                 values = chunk.values[: chunk.used]
                 host[begin : begin + chunk.used].copy_(values, non_blocking=True)

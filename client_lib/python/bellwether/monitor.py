@@ -41,7 +41,7 @@ from .client import ClientError, RunClient
 from .frames import FOUND_INF, GRAD_SCALE, OVERFLOWS_MAX, Frames, number_at_hand
 from .governor import Governor, RateWatch
 from .grams import GramBatch, Grams
-from .guard import harmless, watched_by
+from .guard import harmless, in_words, watched_by
 from .hello import run_options
 from .increments import Increments
 from .judged import Judged
@@ -332,7 +332,7 @@ class Monitor:
         """An error of ours: it ends the watching, which is told once.  Whatever it has left behind
         half done, no number is made from it."""
         self._errors += 1
-        self._error_text = f"{where}: {type(error).__name__}: {error}"
+        self._error_text = f"{where}: {in_words(error)}"
         if self._errors > 1 and not self._alive:
             return
         self._alive = False
@@ -437,6 +437,13 @@ class Monitor:
 
     def __deepcopy__(self, memo: Any) -> Monitor:
         return self
+
+    def __copy__(self) -> Monitor:
+        return self
+
+    def __reduce__(self) -> Any:
+        """A model may hold its handle: what is pickled opens elsewhere, and without us."""
+        return type(None), ()
 
     # ---- steps ----
 
@@ -850,7 +857,7 @@ class Monitor:
 
         Raises ValueError for a kind that does not exist, also on a handle that is off.
         """
-        if kind not in _native.EVENT_KINDS:
+        if not isinstance(kind, str) or kind not in _native.EVENT_KINDS:
             raise ValueError(f"kind: {kind!r} is not one of {', '.join(_native.EVENT_KINDS)}")
         if not self._alive:
             return
@@ -869,7 +876,7 @@ class Monitor:
             return not self._alive
         try:
             timeout = min(max(0.0, float(timeout)), FLUSH_SECONDS_MAX)  # Not a number: no wait.
-        except (TypeError, ValueError, OverflowError) as e:  # Whatever the trainer gave.
+        except Exception as e:  # Whatever the trainer gave.
             self._frames.leave_out("timeout", e)
             return False
         deadline = time.monotonic() + timeout

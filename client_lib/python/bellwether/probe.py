@@ -163,7 +163,7 @@ class Spectrum:
     def __init__(self, memory: Memory, device: torch.device, heads: int, dim: int) -> None:
         self.memory, self.heads, self.dim = memory, heads, dim
         self._begin = memory.take(floats(len(self.OUTPUTS) * heads, math.nan))
-        self._direction = torch.zeros(heads, dim, device=device)
+        self._direction = torch.zeros(heads, dim, dtype=torch.float32, device=device)
         self.device = device
         self.samples = 0
         self.begin_sample()

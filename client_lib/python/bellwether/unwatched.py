@@ -38,6 +38,15 @@ class Unwatched:
     def __exit__(self, *exception: Any) -> None:
         self.detach()
 
+    def __reduce__(self) -> Any:
+        return type(None), ()
+
+    def __copy__(self) -> Unwatched:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Unwatched:
+        return self
+
     def live(self) -> bool:
         return False
 
