@@ -733,7 +733,8 @@ class Monitor:
         options = run_options(
             self.settings, layers, len(self._unmeasured()), self.parallel, self.server,
             self.record_path, step_from_attach=self._counts_from_attach,
-            ranks_agree=self._acting.ranks_agree(), actions_mask=self._acting.mask(), **self._metadata,
+            ranks_agree=self._acting.ranks_agree(), actions_mask=self._acting.mask(),
+            **self._metadata,
         )  # fmt: skip
         try:
             self._client = RunClient(options)
