@@ -65,7 +65,7 @@ def test_a_period_that_is_asked_for_counts_from_the_last_sample() -> None:
     step = governor._next - PERIOD_MAX
     governor.set_base(10)
     assert governor.due(step + 10) and not governor.due(step + 9)
-    governor.sampled(step + 10, 0.001, 1.0)
+    governor.sampled(step + 10, 0.001)
     governor.set_base(1000)
     assert governor.due(step + 1010) and not governor.due(step + 1009)
 
@@ -232,3 +232,12 @@ def test_the_governor_keeps_the_price_within_its_budget() -> None:
     # 0.05 s of a step of 0.1 s each 100 steps are half a per cent; the CPU's 0.4 s are none.
     assert 80 <= governor.period <= 125, governor.period
     assert job.price.share(governor.period) <= 0.0062
+
+
+def test_a_sample_that_costs_nothing_is_a_price_and_lets_the_period_shrink() -> None:
+    # The step with a sample is faster than those around it, beyond what the steps vary.
+    job = MadeUpJob(extra=-0.002, hook=0.01, gpu=True)
+    price = job.run(400)
+    assert price.known() and price.share(20) == 0.0
+    assert run(after := Governor(20, 0.005), 0.5, 5)[-1] == 80
+    assert run(after, price.share(80), 10)[-1] == 20

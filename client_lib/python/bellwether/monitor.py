@@ -572,8 +572,8 @@ class Monitor:
         self._count_price(self.hook_seconds + now - start, now - self._step_began, sampled)
         if sampled:
             self._samples += 1
-            share = self.overhead() if self._price.known() else 0.0
-            self._governor.sampled(self._step, share or None)
+            known = self._price.known()  # A price of 0 is one, too.
+            self._governor.sampled(self._step, self.overhead() if known else None)
             self._tell_price()
         if self._frames.sample_again():
             self._governor.restart(self._step + 1)
