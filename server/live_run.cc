@@ -266,6 +266,7 @@ void LiveRun::ApplyRules(const RulesMessage& rules) {
   }
   rules_ = *found;
   judge_.SetOptions(rules_->options, &transitions_);
+  engine_->OnRules(now_);
 }
 
 bool LiveRun::RulesDiffer(const RuleSetPtr& current) {

@@ -9,8 +9,9 @@
 namespace bellwether::server {
 namespace {
 
-constexpr uint32_t kStateMagic = 0x32414742;  // "BGA2"
-constexpr double kStepSecondsShare = 0.05;    // Of a new value in the smoothed one.
+constexpr uint32_t kNoRulesMagic = 0x32414742;  // "BGA2": when rules changed was not kept.
+constexpr uint32_t kStateMagic = 0x33414742;    // "BGA3"
+constexpr double kStepSecondsShare = 0.05;      // Of a new value in the smoothed one.
 
 }  // namespace
 
@@ -87,6 +88,8 @@ void ActionEngine::OnEvent(const RunEvent& event, const Now& now, std::vector<Ac
   s.Decide(now, changed);
 }
 
+void ActionEngine::OnRules(const Now& now) { state_->rules_step = now.step; }
+
 void ActionEngine::OnSent(const std::string& id, const Now& now, std::vector<Action>* changed) {
   Tracked* const tracked = state_->Find(id);
   if (tracked != nullptr && tracked->action.state == ActionState::kApproved && !tracked->recipients.empty()) {
@@ -148,6 +151,7 @@ std::string ActionEngine::Save() const {
   std::string text = state_->policy->text;
   writer(text);
   state_->Visit(writer);
+  writer(state_->rules_step);
   return out;
 }
 
@@ -159,11 +163,13 @@ bool ActionEngine::Restore(std::string_view saved) {
   uint32_t magic = 0;
   std::string text;
   reader(magic);
-  if (magic == kStateMagic) {
+  const bool known = magic == kStateMagic || magic == kNoRulesMagic;
+  if (known) {
     reader(text);
     fresh->Visit(reader);
   }
-  bool whole = magic == kStateMagic && reader.at_end() && fresh->watch.Consistent();
+  if (magic == kStateMagic) reader(fresh->rules_step);
+  bool whole = known && reader.at_end() && fresh->watch.Consistent();
   for (const Tracked& tracked : fresh->actions) whole = whole && FindActionKind(tracked.action.kind) != nullptr;
   if (!whole) {
     state_ = std::make_unique<State>(run, policy);

@@ -71,6 +71,8 @@ class ActionEngine {
   // Whether the run has ended: nobody is there to act, so that what is proposed
   // ends and nothing is proposed until it goes on.  Not saved: the caller knows.
   void SetEnded(bool ended, const Now& now, std::vector<Action>* changed);
+  // The rules that judge the run have changed: an alert that ends from here on may end by that.
+  void OnRules(const Now& now);
   void SetPolicy(PolicyPtr policy, const std::string& by, const Now& now, std::vector<Action>* changed);
   // INVALID_ARGUMENT (field, value, range), NOT_FOUND (id), FAILED_PRECONDITION
   // (the state forbids it), PERMISSION_DENIED (the policy's approvers): nothing

@@ -179,6 +179,7 @@ struct ActionEngine::State {
   double step_seconds = 0;       // Smoothed; 0 = not known.
   bool stepped = false;          // This attempt has closed a step: the run's newest step is its own.
   uint64_t due_version = 1;
+  int64_t rules_step = -1;  // When the rules that judge the run last changed.
   EffectWatch watch;
   bool watching = false;  // Only while something may come of it.
   bool ended = false;     // The run; as SetEnded() said.

@@ -156,12 +156,14 @@ void ActionEngine::State::Conclude(Tracked* tracked, const Effect& effect, const
     return;
   }
   if (verdict == Effect::Verdict::kUnclear && alert != nullptr && !firing) {
-    // That it is over proves nothing where the action itself changed what its rule sees.
-    if (ReachOf(tracked->action, alert->rule) == RuleReach::kNone) {
+    // That it is over proves nothing where what its rule sees, or the rule, was changed.
+    if (rules_step >= tracked->applied_step) {
+      numbers = absl::StrCat("the alert is over, but the rules were changed at step ", rules_step, "; ", numbers);
+    } else if (ReachOf(tracked->action, alert->rule) != RuleReach::kNone) {
+      numbers = absl::StrCat("the alert is over, but ", tracked->info().name, " changes what its rule sees; ", numbers);
+    } else {
       verdict = Effect::Verdict::kHelped;
       numbers = absl::StrCat("the alert is over; ", numbers);
-    } else {
-      numbers = absl::StrCat("the alert is over, but ", tracked->info().name, " changes what its rule sees; ", numbers);
     }
   }
   tracked->on_trial = false;

@@ -247,6 +247,31 @@ TEST(EffectTest, TheCommonModeOfCentredKeysDoesNotCountAgainstCentring) {
   EXPECT_THAT(r.WhyOf(1, ActionState::kKept), HasSubstr("whether it helped cannot be told"));
 }
 
+TEST(EffectTest, AnAlertThatEndsOnceItsRulesWereChangedIsNoEvidence) {
+  const auto why = [](int64_t changed_after, bool restart) {
+    IllRun r(PolicyOf("{mode: enforce, rules: [{ladder: [{do: attention.mode, mode: hp}]}]}"));
+    r.Hello();
+    r.ill.sigma = 20;
+    if (changed_after < 0) r.engine->OnRules(r.now());
+    r.ActOn(r.Alert("drift", 3, Severity::kCritical));
+    r.Samples(changed_after < 0 ? 300 : changed_after);
+    if (changed_after >= 0) r.engine->OnRules(r.now());
+    if (restart) {
+      EXPECT_TRUE(r.engine->Restore(r.engine->Save()));
+    }
+    r.Samples(10);
+    r.Resolve(r.Alert("drift"));
+    r.Samples(1001);
+    EXPECT_EQ(r.At(1).state, ActionState::kKept);
+    return r.WhyOf(1, ActionState::kHelped) + " | " + r.WhyOf(1, ActionState::kKept);
+  };
+  EXPECT_THAT(why(-1, false), HasSubstr("the alert is over; "));
+  for (const bool restart : {false, true}) {
+    EXPECT_THAT(why(300, restart), HasSubstr("never helped"));
+    EXPECT_THAT(why(300, restart), HasSubstr("cannot be told: the alert is over, but the rules were changed"));
+  }
+}
+
 TEST(EffectTest, AnAlertThatIsOverIsEvidenceOnlyIfTheActionLeavesItsRuleAlone) {
   const struct {
     const char* action;
