@@ -114,13 +114,17 @@ void ChangeWatch::BeginAnew() {
   above_ = below_ = 0;
 }
 
-void ChangeWatch::Announce(const AnnouncedChange& change, double start, int64_t settle_steps) {
+bool ChangeWatch::Announce(const AnnouncedChange& change, double start, const LossCourse& course,
+                           int64_t settle_steps) {
   const bool restored = change.kind == EventKind::kRestore;
+  const bool off_course = course.off_since >= 0;
   if (restored && !curve_.empty() && change.to >= 0 && change.to <= static_cast<double>(last_step_)) {
+    // The checkpoint is of behind the rise.
+    if (off_course && change.to >= static_cast<double>(course.off_since)) return true;
     const double spread =
         newest_.size() < kNewestMin ? spread_ : SpreadOf(newest_, MedianOfNewest(newest_, kNewestMax));
     // An exploded loss scatters; the spread of before it is kept.
-    Keep(LevelAt(static_cast<int64_t>(change.to)), holds_ ? spread_ : spread, start);
+    Keep(LevelAt(static_cast<int64_t>(change.to)), holds_ ? spread_ : off_course ? course.scatter : spread, start);
     may_move_ = false;
     of_checkpoint_ = true;
     change_ = change;
@@ -128,25 +132,35 @@ void ChangeWatch::Announce(const AnnouncedChange& change, double start, int64_t 
     until_ = change.step + options_.change_steps;
     newest_.clear();
     BeginAnew();
-    return;
+    return false;
   }
   // The same restore, told again and with less.
-  if (restored && of_checkpoint_ && change.step - kept_step_ <= settle_steps) return;
+  if (restored && of_checkpoint_ && change.step - kept_step_ <= settle_steps) return false;
   // What has risen with one change is not excused by the next.
-  if (holds_ && !restored) return;
+  if (holds_ && !restored) return true;
   const bool may_move = restored || change.kind == EventKind::kData || change.kind == EventKind::kSequenceLength;
   const bool settled = !known_ || change.step - kept_step_ > settle_steps;
   if (settled && !holds_ && newest_.size() >= kNewestMin) {
-    const double level = MedianOfNewest(newest_, kNewestMax);
-    Keep(level, SpreadOf(newest_, level), start);
+    const double value = MedianOfNewest(newest_, kValueOf);
+    double level = MedianOfNewest(newest_, kNewestMax);
+    double spread = SpreadOf(newest_, level);
+    if (off_course && course.minimum < level) {
+      level = course.minimum;
+      spread = course.scatter;
+    }
+    Keep(level, spread, start);
     kept_step_ = change.step;
     may_move_ = may_move;
     of_checkpoint_ = false;
     change_ = change;
-    newest_.clear();
     BeginAnew();
+    if (off_course && !restored && value > level_ + BeginRise()) {
+      known_ = false;
+      return true;
+    }
+    newest_.clear();
   } else if (!known_) {
-    return;
+    return false;
   } else if (change.kind == EventKind::kLearningRate && change_.kind == EventKind::kLearningRate && !settled) {
     if (!std::isfinite(change_.from)) change_.from = change.from;
     if (std::isfinite(change.to)) change_.to = change.to;
@@ -160,15 +174,18 @@ void ChangeWatch::Announce(const AnnouncedChange& change, double start, int64_t 
     BeginAnew();
   }
   until_ = change.step + options_.change_steps;
+  return false;
 }
 
-void ChangeWatch::Rewind(int64_t step, double start) {
-  Announce({.kind = EventKind::kRestore, .step = step, .to = static_cast<double>(step)}, start, 0);
+bool ChangeWatch::Rewind(int64_t step, double start, const LossCourse& course) {
+  const bool risen =
+      Announce({.kind = EventKind::kRestore, .step = step, .to = static_cast<double>(step)}, start, course, 0);
   while (curve_steps_.size() > 1 && curve_steps_.back() > step) {
     curve_steps_.pop_back();
     curve_.pop_back();
   }
   last_step_ = std::min(last_step_, step);
+  return risen;
 }
 
 void ChangeWatch::Find(int64_t step, std::vector<Finding>* out) const {

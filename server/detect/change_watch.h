@@ -13,6 +13,9 @@
 // another sequence length and a checkpoint of which nothing is known have one:
 // there only a loss counts that has lost most of what was won.
 //
+// What had risen before a change is not put down to it, nor excused by it: that
+// stays LossWatch's.
+//
 // Values that are not finite enter nothing.  Not thread-safe.
 
 #ifndef BELLWETHER_SERVER_DETECT_CHANGE_WATCH_H_
@@ -27,6 +30,12 @@
 
 namespace bellwether::server {
 
+// What LossWatch knows of a loss that is off its course.
+struct LossCourse {
+  int64_t off_since = -1;  // -1: it is not.
+  double minimum = 0, scatter = 0;
+};
+
 class ChangeWatch {
  public:
   explicit ChangeWatch(const LossOptions& options) : options_(options) {}
@@ -34,10 +43,12 @@ class ChangeWatch {
   void SetOptions(const LossOptions& options) { options_ = options; }
   void Observe(int64_t step, float loss);
   // `start` as above.  A change within `settle_steps` of another one is held
-  // against what was before both.
-  void Announce(const AnnouncedChange& change, double start, int64_t settle_steps);
+  // against what was before both.  True: the loss had risen before by more than
+  // the change may cost, which therefore excuses nothing of it.
+  bool Announce(const AnnouncedChange& change, double start, const LossCourse& course, int64_t settle_steps);
   // The run goes on from `step` in a new attempt: what came behind it is gone.
-  void Rewind(int64_t step, double start);
+  // True: it goes on behind a rise.
+  bool Rewind(int64_t step, double start, const LossCourse& course);
   // Appends what holds now.
   void Find(int64_t step, std::vector<Finding>* out) const;
 

@@ -108,7 +108,7 @@ void LossWatch::ObserveGradient(int64_t step, float gradient) {
   Follow(step, std::log(gradient), std::log(options_.gradient_factor), &gradient_);
 }
 
-void LossWatch::FindLoss(int64_t step, std::vector<Finding>* out) const {
+void LossWatch::FindLoss(int64_t step, bool course_alone, std::vector<Finding>* out) const {
   const int64_t lasted = high_since_ < 0 ? 0 : step - high_since_;
   if (lasted >= options_.persist_steps) {
     Finding& finding = out->emplace_back();
@@ -122,7 +122,7 @@ void LossWatch::FindLoss(int64_t step, std::vector<Finding>* out) const {
                  .baseline = minimum_,
                  .first_step = high_since_,
                  .detector = "level"});
-  } else if (loss_.since >= 0 && loss_.values >= options_.impulse_values) {
+  } else if (!course_alone && loss_.since >= 0 && loss_.values >= options_.impulse_values) {
     Finding& finding = out->emplace_back();
     finding.rule = Rule::kLoss;
     finding.severity = Severity::kInfo;
@@ -151,9 +151,10 @@ void LossWatch::FindGradient(int64_t step, std::vector<Finding>* out) const {
                .detector = "impulse"});
 }
 
-void LossWatch::Excuse() {
+void LossWatch::Excuse(bool keep_course) {
   loss_ = {};
   gradient_ = {};
+  if (keep_course && high_since_ >= 0) return;
   recent_.Clear();
   minimum_known_ = false;
   high_since_ = -1;

@@ -12,6 +12,7 @@
 #ifndef BELLWETHER_SERVER_DETECT_LOSS_WATCH_H_
 #define BELLWETHER_SERVER_DETECT_LOSS_WATCH_H_
 
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -50,13 +51,19 @@ class LossWatch {
   void SetOptions(const LossOptions& options);
   void ObserveLoss(int64_t step, float loss);
   void ObserveGradient(int64_t step, float gradient);
-  // Appends what holds now.
-  void FindLoss(int64_t step, std::vector<Finding>* out) const;
+  // Appends what holds now.  `course_alone`: no spikes.
+  void FindLoss(int64_t step, bool course_alone, std::vector<Finding>* out) const;
   void FindGradient(int64_t step, std::vector<Finding>* out) const;
   // The largest smoothed loss so far; 0: none yet.
   double highest() const { return start_; }
-  // Something announced may raise both: what is normal is learnt anew.
-  void Excuse();
+  // Since when the smoothed loss has been off its course; -1: it is not.
+  int64_t off_course_since() const { return high_since_; }
+  // The minimum that it is held against, and how far single losses scattered there.
+  double minimum() const { return minimum_; }
+  double scatter() const { return noise_ * std::sqrt(static_cast<double>(options_.mean_values)); }
+  // Something announced may raise both: what is normal is learnt anew.  With
+  // `keep_course` a loss that is off its course stays held against the past.
+  void Excuse(bool keep_course);
 
   template <class A>
   void Visit(A& a) {

@@ -72,8 +72,11 @@ bool AllUsual(std::span<const float> values, bool must_be_zero) {
 
 class Search {
  public:
-  explicit Search(const StepSample& sample)
-      : sample_(sample), layers_(static_cast<size_t>(sample.layout().layers)), heads_(sample.layout().heads) {
+  Search(const StepSample& sample, bool weights_were_finite)
+      : sample_(sample),
+        layers_(static_cast<size_t>(sample.layout().layers)),
+        heads_(sample.layout().heads),
+        weights_were_finite_(weights_were_finite) {
     for (Layers& side : side_) side.resize(layers_);
   }
 
@@ -159,6 +162,22 @@ class Search {
     return measured > 1;
   }
 
+  // All heads of all layers that were measured, more than one, and no weights
+  // that are finite still.
+  bool LostEverywhere() const {
+    size_t measured = 0;
+    bool weights = false;
+    for (size_t at = 0; at < layers_; ++at) {
+      const Layer& layer = side_[kForward][at];
+      if (layer.measured && !layer.bad) return false;
+      measured += layer.measured ? 1 : 0;
+      weights |= side_[kWeights][at].measured && !side_[kWeights][at].bad;
+    }
+    if (measured < 2 || weights) return false;
+    const std::vector<size_t> lowest = First(kForward);
+    return MakeOrigin(kForward, lowest.front()).heads.size() == static_cast<size_t>(heads_);
+  }
+
   bool ReachedTheLoss() const {
     if (found_.loss) return true;
     for (size_t at = layers_; at-- > 0;) {
@@ -173,14 +192,10 @@ class Search {
     const std::vector<size_t> forward = First(kForward);
     std::vector<size_t> backward = First(kBackward);
     if (!forward.empty()) {
-      // With the weights of all layers gone and no loss to date it by, it may
-      // have begun anywhere since the last sample.
-      const bool everywhere = std::all_of(side_[kForward].begin(), side_[kForward].end(),
-                                          [](const Layer& layer) { return layer.bad || !layer.measured; });
-      const bool dated = sample_.has(SignalId::kLoss) || sample_.has(SignalId::kGradNorm);
-      if (everywhere && all_weights && !dated) return;
+      // A step before may have spoiled the weights of all layers.
+      if (!weights_were_finite_ && LostEverywhere()) return;
       for (const size_t layer : forward) {
-        AddOrigin(weights[layer].bad && !all_weights ? kWeights : kForward, layer);
+        AddOrigin(!all_weights && FromWeights(layer) ? kWeights : kForward, layer);
       }
       if (ReachedTheLoss()) backward.clear();
       for (const size_t layer : backward) AddOrigin(kBackward, layer);
@@ -227,11 +242,13 @@ class Search {
   void AddOrigin(Side side, size_t layer) {
     if (origins_.size() == kOriginsMax) {
       ++origins_left_out_;
-      return;
+    } else {
+      origins_.push_back(MakeOrigin(side, layer));
     }
-    Origin& origin = origins_.emplace_back();
-    origin.side = side;
-    origin.layer = layer;
+  }
+
+  Origin MakeOrigin(Side side, size_t layer) const {
+    Origin origin{.side = side, .layer = layer};
     // A signal of the query heads says it exactly; one of the key heads means
     // all query heads of its group.
     std::vector<uint8_t> of_queries(static_cast<size_t>(heads_)), of_keys(static_cast<size_t>(heads_));
@@ -255,6 +272,14 @@ class Search {
     for (int32_t head = 0; head < heads_; ++head) {
       if (heads[static_cast<size_t>(head)] != 0) origin.heads.push_back(head);
     }
+    return origin;
+  }
+
+  // Heads whose weights are lost while their scores are finite lost them later.
+  bool FromWeights(size_t layer) const {
+    const std::vector<int32_t> weights = MakeOrigin(kWeights, layer).heads;
+    const std::vector<int32_t> scores = MakeOrigin(kForward, layer).heads;
+    return !weights.empty() && std::includes(scores.begin(), scores.end(), weights.begin(), weights.end());
   }
 
   void NameHeads(const Origin& origin) {
@@ -373,23 +398,30 @@ class Search {
     return layers;
   }
 
-  static std::string LayersText(const std::vector<size_t>& layers) {
-    if (layers.size() == 1) return absl::StrCat("layer ", layers[0]);
+  static std::string FollowText(const std::vector<size_t>& layers, const char* where) {
+    if (layers.size() == 1) return absl::StrCat("; layer ", layers[0], " ", where, " follows from it");
     const bool whole = layers.back() - layers.front() + 1 == layers.size();
-    return absl::StrCat(whole ? "layers " : "some of the layers ", layers.front(), " to ", layers.back());
+    return absl::StrCat(whole ? "; layers " : "; some of the layers ", layers.front(), " to ", layers.back(), " ",
+                        where, " follow from it");
   }
 
   // Scores and delta of all heads may have come so from what lies between two
   // layers' attentions, where nothing is measured.
   std::string OrBefore(const Origin& origin) const {
     if (origin.heads.size() != static_cast<size_t>(heads_)) return {};
+    const Layers& side = side_[origin.side];
+    // The next layer of which anything is known, in the pass's order.
     if (origin.side == kForward) {
-      return origin.layer == 0 ? ", or what lies before it"
-                               : absl::StrCat(", or what lies between it and layer ", origin.layer - 1);
+      for (size_t at = origin.layer; at-- > 0;) {
+        if (side[at].measured) return absl::StrCat(", or what lies between it and layer ", at);
+      }
+      return ", or what lies before it";
     }
     if (origin.side != kBackward || !HasSignal(origin, {"delta"})) return {};
-    return origin.layer + 1 == layers_ ? ", or what lies between it and the loss"
-                                       : absl::StrCat(", or what lies between it and layer ", origin.layer + 1);
+    for (size_t at = origin.layer + 1; at < layers_; ++at) {
+      if (side[at].measured) return absl::StrCat(", or what lies between it and layer ", at);
+    }
+    return ", or what lies between it and the loss";
   }
 
   std::string Words() const {
@@ -399,8 +431,8 @@ class Search {
           "last layer, and the gradients follow from it, since step ", sample_.step);
     }
     if (origins_.empty()) {
-      return absl::StrCat("nonfinite: the weights of all layers; in which layer it began is not known, since step ",
-                          sample_.step);
+      return absl::StrCat("nonfinite: the ", found_.forward ? "scores" : "weights",
+                          " of all layers; in which layer it began is not known, since step ", sample_.step);
     }
     std::string text = absl::StrCat("nonfinite first in ", PlaceOf(origins_[0]), ": ", TensorOf(origins_[0]), " (",
                                     absl::StrJoin(origins_[0].signals, ", "), ")");
@@ -411,11 +443,11 @@ class Search {
     if (origins_left_out_ > 0) absl::StrAppend(&text, " and in ", origins_left_out_, " further layers");
     const std::vector<size_t> above = Following(kForward);
     const std::vector<size_t> below = Following(kBackward);
-    if (!above.empty()) absl::StrAppend(&text, "; ", LayersText(above), " above follow from it");
+    if (!above.empty()) text += FollowText(above, "above");
     if (found_.forward && found_.backward) {
       absl::StrAppend(&text, "; the gradients follow from it");
     } else if (!below.empty()) {
-      absl::StrAppend(&text, "; ", LayersText(below), " below follow from it");
+      text += FollowText(below, "below");
     }
     absl::StrAppend(&text, ", since step ", sample_.step);
     return text;
@@ -424,6 +456,7 @@ class Search {
   const StepSample& sample_;
   const size_t layers_;
   const int32_t heads_;
+  const bool weights_were_finite_;
   Nonfinite found_;
   std::array<Layers, kSides> side_;
   std::vector<Origin> origins_;
@@ -436,6 +469,8 @@ class Search {
 
 }  // namespace
 
-Nonfinite FindNonfinite(const StepSample& sample) { return Search(sample).Run(); }
+Nonfinite FindNonfinite(const StepSample& sample, bool weights_were_finite) {
+  return Search(sample, weights_were_finite).Run();
+}
 
 }  // namespace bellwether::server

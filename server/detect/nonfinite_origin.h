@@ -13,6 +13,10 @@
 //             layers' weights are not finite they tell nothing: clipping by a
 //             norm that is NaN does that.
 //
+// Where the forward pass is lost from the lowest layer on, in all of its heads,
+// a step before may have spoiled all weights: no layer is named unless these
+// are known to have been finite.
+//
 // A layer that does not follow from another one is an origin of its own.  A loss
 // that is not finite while all scores are arose behind them.
 //
@@ -36,7 +40,8 @@ struct Nonfinite {
   bool loss = false, grad_norm = false;
 };
 
-Nonfinite FindNonfinite(const StepSample& sample);
+// `weights_were_finite`: known of the weights with which the step began.
+Nonfinite FindNonfinite(const StepSample& sample, bool weights_were_finite);
 
 }  // namespace bellwether::server
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "server/detect/alert_engine.h"
+#include "server/detect/announced_change.h"
 #include "server/detect/archive.h"
 #include "server/detect/change_watch.h"
 #include "server/detect/detector_bank.h"
@@ -22,12 +23,19 @@ namespace {
 
 constexpr uint32_t kStateMagic = 0x314a5742;     // "BWJ1": no alert was numbered.
 constexpr uint32_t kNumberedMagic = 0x324a5742;  // "BWJ2": nothing was kept across changes.
-constexpr uint32_t kKeptMagic = 0x334a5742;      // "BWJ3"
+constexpr uint32_t kKeptMagic = 0x334a5742;      // "BWJ3": how much was excused was not counted.
+constexpr uint32_t kExcusesMagic = 0x344a5742;   // "BWJ4"
 
 // A loss scaler needs 16 steps in a row to find its factor, from its first one of 2^16 on.
 constexpr int32_t kOverflowsMax = 32;
 // A batch whose forward pass overflows is followed by another one.
 constexpr int32_t kLostLossesMax = 2;
+
+// So many excuses one after the other, and as much again after twice as many
+// steps that were judged: what is announced all the time excuses nothing.
+constexpr int64_t kExcusesMax = 5;
+// Changes of steps that the run has not come to.
+constexpr size_t kChangesAheadMax = 16;
 
 }  // namespace
 
@@ -49,6 +57,9 @@ struct RunJudge::State {
   double rate = 0, rate_before = 0;
   int64_t rate_step = -1;
   int32_t bad_gradients = 0, bad_losses = 0;  // Reports in a row that were not finite.
+  int64_t excused_halves = 0;                 // Of excused steps; each judged one takes one off.
+  std::vector<AnnouncedChange> ahead;         // Of steps that the run has not come to.
+  int64_t finite_step = -1;                   // The last one whose gradient norm was reported and finite.
 
   State(const JudgeOptions& from, const RunDescription& description, DetectorBank* on)
       : options(from),
@@ -76,6 +87,10 @@ struct RunJudge::State {
   void VisitKept(A& a) {
     a(changes), a(rate), a(rate_before), a(rate_step), a(bad_gradients), a(bad_losses);
   }
+  template <class A>
+  void VisitExcuses(A& a) {
+    a(excused_halves), a(ahead), a(finite_step);
+  }
   // The part that belongs to the rules that people wrote.
   template <class A>
   void VisitUserRules(A& a) {
@@ -88,15 +103,19 @@ struct RunJudge::State {
     heads.ForgetTrends();
     user.Forget();
   }
-  void Excuse() {
-    loss.Excuse();
-    user.Excuse();
+  LossCourse course() const {
+    return {.off_since = loss.off_course_since(), .minimum = loss.minimum(), .scatter = loss.scatter()};
   }
+  // Counts what was excused, and not, up to `step`.
+  void CountExcused(int64_t step);
+  // Whether trends may be excused until `until`.
+  bool MayExcuse(int64_t until) const;
   // The drift of raw keys is not looked for from here on: what was found of it stays
   // until something else shows that it is over.
   void BeginRepairs(int64_t step, std::vector<Transition>* out);
   // A family that HeadRules looks for.
   void UpdateHeads(Family family, int64_t step, std::vector<Finding>* findings, std::vector<Transition>* out);
+  bool excuses() const { return excused_halves > 0 || !ahead.empty() || finite_step >= 0; }
   bool kept() const { return changes.has_seen() || rate > 0 || bad_gradients > 0 || bad_losses > 0; }
   bool numbered() const {
     const std::vector<uint32_t>& numbers = alerts.numbered();
@@ -104,7 +123,9 @@ struct RunJudge::State {
   }
   // Keeps what was before a jump of the learning rate, whether or not it was announced.
   void WatchRate(const StepSample& sample);
-  void Announce(const RunEvent& event);
+  // From the event's words to a change; false: it changes nothing.
+  bool ReadChange(const RunEvent& event, AnnouncedChange* change);
+  void Announce(const AnnouncedChange& change);
 
   void JudgeNonfinite(const StepSample& sample, std::vector<Transition>* out);
   void JudgeDisagreements(const StepSample& sample, std::vector<Transition>* out);
@@ -119,22 +140,61 @@ void RunJudge::State::WatchRate(const StepSample& sample) {
     rate_before = rate;
     rate_step = sample.step;
     changes.Announce({.kind = EventKind::kLearningRate, .step = sample.step, .from = rate, .to = now}, loss.highest(),
-                     options.context.settle_steps);
+                     course(), options.context.settle_steps);
   }
   rate = now;
 }
 
-void RunJudge::State::Announce(const RunEvent& event) {
-  AnnouncedChange change{.kind = event.kind, .step = event.step};
-  if (std::isfinite(event.value) && event.value > 0) change.to = event.value;
-  if (event.kind == EventKind::kLearningRate) {
-    // The sample of the same step may have come before it.
-    const double from = rate_step >= event.step ? rate_before : rate;
-    if (from > 0) change.from = from;
-  } else if (event.kind == EventKind::kRestore && !std::isfinite(change.to) && event.attempt > attempt) {
-    change.to = static_cast<double>(event.step);
+bool RunJudge::State::ReadChange(const RunEvent& event, AnnouncedChange* change) {
+  *change = {.kind = event.kind, .step = event.step};
+  if (std::isfinite(event.value) && event.value > 0) change->to = event.value;
+  if (event.kind == EventKind::kRestore && !std::isfinite(change->to) && event.attempt > attempt) {
+    change->to = static_cast<double>(event.step);
   }
-  changes.Announce(change, loss.highest(), options.context.settle_steps);
+  if (event.kind != EventKind::kLearningRate) return true;
+  const auto differs = [&](double from) {
+    const double factor = options.context.rate_factor;
+    return change->to >= from * factor || change->to <= from / factor;
+  };
+  const bool known = std::isfinite(change->to);
+  // The samples of the jump, or another rank's word, may have come before it.
+  const bool lately = rate_step >= 0 && rate_step + options.context.settle_steps >= event.step;
+  const bool jumps = known && rate > 0 && differs(rate);
+  const bool told_again =
+      !jumps && rate_before > 0 && (known ? lately && differs(rate_before) : rate_step >= event.step);
+  const double from = told_again ? rate_before : rate;
+  if (from > 0) change->from = from;
+  // A schedule may tell each of its steps.
+  if (known && rate > 0 && !jumps && !told_again) return false;
+  if (jumps) {
+    rate_before = rate;
+    rate_step = event.step;
+  }
+  if (known) rate = change->to;
+  return true;
+}
+
+void RunJudge::State::CountExcused(int64_t step) {
+  if (last_step < 0) return;
+  const int64_t excused = std::clamp<int64_t>(excused_until - last_step, 0, step - last_step);
+  const int64_t judged = step - last_step - excused;
+  excused_halves = std::max<int64_t>(0, excused_halves + 2 * excused - judged);
+}
+
+bool RunJudge::State::MayExcuse(int64_t until) const {
+  const int64_t from = last_step < 0 ? until - options.context.settle_steps : last_step;
+  const int64_t promised = std::max(until, excused_until) - from;
+  return excused_halves + 2 * promised <= 2 * kExcusesMax * options.context.settle_steps;
+}
+
+void RunJudge::State::Announce(const AnnouncedChange& change) {
+  const int64_t step = std::max(change.step, last_step);
+  const bool risen = changes.Announce(change, loss.highest(), course(), options.context.settle_steps);
+  const int64_t until = step + options.context.settle_steps;
+  if (!MayExcuse(until)) return;
+  excused_until = std::max(excused_until, until);
+  loss.Excuse(risen || change.kind != EventKind::kRestore);
+  user.Excuse();
 }
 
 void RunJudge::State::BeginRepairs(int64_t step, std::vector<Transition>* out) {
@@ -155,7 +215,10 @@ RunJudge::RunJudge(const JudgeOptions& options, const RunDescription& run, Detec
 RunJudge::~RunJudge() = default;
 
 void RunJudge::State::JudgeNonfinite(const StepSample& sample, std::vector<Transition>* out) {
-  Nonfinite found = FindNonfinite(sample);
+  // What spoiled the weights in a step before shows everywhere.
+  const bool weights_were_finite = finite_step >= 0 && finite_step == sample.step - 1;
+  Nonfinite found = FindNonfinite(sample, weights_were_finite);
+  if (std::isfinite(sample.scalar(SignalId::kGradNorm))) finite_step = sample.step;
   const auto count = [](bool bad, bool told, int32_t* in_a_row) {
     if (bad) {
       *in_a_row = std::min(*in_a_row + 1, kOverflowsMax + 1);
@@ -248,13 +311,21 @@ void RunJudge::Observe(const StepSample& sample, std::vector<Transition>* out) {
     s.run.attempt = sample.attempt;
     s.last_step = -1;
     s.rate_step = -1;
-    s.changes.Rewind(sample.step, s.loss.highest());
-    s.Excuse();
+    s.finite_step = -1;
+    s.loss.Excuse(s.changes.Rewind(sample.step, s.loss.highest(), s.course()));
     s.heads.Rewind();
     s.user.Forget();
-    s.excused_until = std::max(s.excused_until, sample.step + s.options.context.settle_steps);
+    s.ahead.clear();
+    // Not what was announced behind the checkpoint.
+    s.excused_until = sample.step + s.options.context.settle_steps;
   }
   if (sample.step <= s.last_step) return;
+  std::erase_if(s.ahead, [&](const AnnouncedChange& change) {
+    if (change.step > sample.step) return false;
+    s.Announce(change);
+    return true;
+  });
+  s.CountExcused(sample.step);
   s.last_step = sample.step;
   if (s.first_step < 0) s.first_step = sample.step;
 
@@ -275,7 +346,7 @@ void RunJudge::Observe(const StepSample& sample, std::vector<Transition>* out) {
   };
   std::vector<Finding> of_run;
   if (s.on(Builtin::kLoss)) s.changes.Find(sample.step, &of_run);
-  if (!excused && of_run.empty() && s.on(Builtin::kLoss)) s.loss.FindLoss(sample.step, &of_run);
+  if (!warming && of_run.empty() && s.on(Builtin::kLoss)) s.loss.FindLoss(sample.step, excused, &of_run);
   update(Family::kLoss, &of_run);
   of_run.clear();
   if (!excused && s.on(Builtin::kGradient)) s.loss.FindGradient(sample.step, &of_run);
@@ -321,9 +392,15 @@ void RunJudge::OnEvent(const RunEvent& event, std::vector<Transition>* out) {
     case EventKind::kData:
     case EventKind::kBatchSize:
     case EventKind::kSequenceLength:
-      s.Announce(event);
-      s.excused_until = std::max(s.excused_until, step + s.options.context.settle_steps);
-      s.Excuse();
+      if (AnnouncedChange change; s.ReadChange(event, &change)) {
+        const bool far_ahead = s.last_step >= 0 && event.attempt <= s.attempt &&
+                               change.step > s.last_step + s.options.context.settle_steps;
+        if (!far_ahead) {
+          s.Announce(change);
+        } else if (s.ahead.size() < kChangesAheadMax) {
+          s.ahead.push_back(change);
+        }
+      }
       break;
     default:
       break;
@@ -417,9 +494,10 @@ std::string RunJudge::Save() const {
   std::string out;
   StateWriter writer(&out);
   // With neither servers of before read it: those of a cluster are replaced one after the other.
-  const bool kept = state_->kept();
+  const bool excuses = state_->excuses();
+  const bool kept = state_->kept() || excuses;
   const bool numbered = state_->numbered() || kept;
-  writer(kept ? kKeptMagic : numbered ? kNumberedMagic : kStateMagic);
+  writer(excuses ? kExcusesMagic : kept ? kKeptMagic : numbered ? kNumberedMagic : kStateMagic);
   writer(state_->run.layout.layers);
   writer(state_->run.layout.heads);
   writer(state_->run.layout.kv_heads);
@@ -438,6 +516,7 @@ std::string RunJudge::Save() const {
   if (numbered) state_->alerts.VisitToldOfRules(rules_writer);
   writer(of_rules);
   if (kept) state_->VisitKept(writer);
+  if (excuses) state_->VisitExcuses(writer);
   // Left out where it says nothing: servers of before read the rest.
   if (const uint32_t families = state_->alerts.went_back(); families != 0) writer(families);
   return out;
@@ -455,7 +534,8 @@ bool RunJudge::Restore(std::string_view saved) {
   reader(layout.layers);
   reader(layout.heads);
   reader(layout.kv_heads);
-  const bool kept = magic == kKeptMagic;
+  const bool excuses = magic == kExcusesMagic;
+  const bool kept = magic == kKeptMagic || excuses;
   const bool numbered = magic == kNumberedMagic || kept;
   const bool fits = (magic == kStateMagic || numbered) && layout.layers == description.layout.layers &&
                     layout.heads == description.layout.heads && layout.kv_heads == description.layout.kv_heads;
@@ -480,9 +560,12 @@ bool RunJudge::Restore(std::string_view saved) {
     reader(of_rules);
   }
   if (fits && kept) fresh->VisitKept(reader);
+  if (fits && excuses) fresh->VisitExcuses(reader);
   uint32_t went_back = 0;
   if (fits && reader.ok() && !reader.at_end()) reader(went_back);
-  if (!fits || !reader.at_end() || !fresh->heads.Consistent() || !fresh->changes.Consistent()) return begin_afresh();
+  if (!fits || !reader.at_end() || !fresh->heads.Consistent() || !fresh->changes.Consistent() ||
+      fresh->ahead.size() > kChangesAheadMax)
+    return begin_afresh();
   if (fingerprint == fresh->user_rules_fingerprint()) {
     StateReader rules_reader(of_rules);
     fresh->VisitUserRules(rules_reader);

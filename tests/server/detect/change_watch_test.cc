@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <random>
 #include <string>
 #include <utility>
@@ -124,6 +125,140 @@ TEST(ChangeWatchTest, AnExplosionIsNotExcusedByWhatIsAnnouncedBehindIt) {
   EXPECT_THAT(out[1].summary, testing::HasSubstr("at step 1,000"));
   EXPECT_EQ(out[1].severity, Severity::kCritical);
   EXPECT_NEAR(static_cast<double>(out[1].step), 1600, 20);
+}
+
+// A run whose loss goes from 1.8 to 3.9 at step 1,000, unannounced, and that is told `events`.
+std::vector<Transition> JudgeExploded(std::vector<RunEvent> events, int64_t last_step, double after = 3.9) {
+  const RunDescription run = SyntheticRun();
+  RunJudge judge(JudgeOptions{}, run);
+  std::vector<Transition> out;
+  std::mt19937 random(3);
+  std::normal_distribution<double> normal;
+  for (int64_t step = 0; step <= last_step; ++step) {
+    StepSample sample = SampleAt(run, {.period = 500, .drift_from = -1}, step);
+    const double level = step < 1000 ? 1.8 + 8.2 * std::exp(-static_cast<double>(step) / 120) : after;
+    sample.Add(SignalId::kLoss)[0] = static_cast<float>(level + 0.05 * normal(random));
+    for (const RunEvent& event : events) {
+      if (event.step == step) judge.OnEvent(event, &out);
+    }
+    judge.Observe(sample, &out);
+  }
+  return out;
+}
+
+TEST(ChangeWatchTest, WhatHadRisenBeforeAChangeGoesOnFiringThroughIt) {
+  for (const EventKind kind :
+       {EventKind::kLearningRate, EventKind::kData, EventKind::kBatchSize, EventKind::kSequenceLength}) {
+    for (const int64_t at : {1040, 1150, 1700}) {
+      SCOPED_TRACE(testing::Message() << static_cast<int>(kind) << " " << at);
+      const auto out = JudgeExploded({{.step = at, .kind = kind, .value = at == 1150 ? 3e-5 : 0.0}}, 3500);
+      const auto told = Told(out, "loss", Severity::kWarning);
+      ASSERT_FALSE(told.empty());
+      EXPECT_LE(told[0].step, 1230);
+      EXPECT_EQ(told.back().state, AlertState::kFiring);
+      EXPECT_EQ(told.back().severity, Severity::kCritical);
+      EXPECT_THAT(told[0].summary, testing::Not(testing::HasSubstr("after"))) << "it was there before";
+    }
+  }
+  // A checkpoint of behind the rise has it, too; one of before has not.
+  const auto restored = [](double to, double after) {
+    return JudgeExploded({{.step = 2000, .kind = EventKind::kRestore, .value = to}}, 3500, after);
+  };
+  EXPECT_EQ(restored(1900, 3.9).back().state, AlertState::kFiring);
+  EXPECT_EQ(restored(900, 3.9).back().state, AlertState::kFiring);
+}
+
+// A head of layer 1 that drifts from step 2,000 on, in a run that is told `events(step)`.
+template <class Events>
+int64_t FirstDrift(const Events& events, bool save_and_restore = false) {
+  const RunDescription run = SyntheticRun();
+  auto judge = std::make_unique<RunJudge>(JudgeOptions{}, run);
+  std::vector<Transition> out;
+  for (int64_t step = 0; step <= 6000; ++step) {
+    StepSample sample = SampleAt(run, {.drift_from = 2000}, step);
+    sample.Add(SignalId::kLoss)[0] = 2;
+    for (const RunEvent& event : events(step)) judge->OnEvent(event, &out);
+    judge->Observe(sample, &out);
+    if (save_and_restore && step % 130 == 0) {
+      auto again = std::make_unique<RunJudge>(JudgeOptions{}, run);
+      EXPECT_TRUE(again->Restore(judge->Save()));
+      judge = std::move(again);
+    }
+    for (const Transition& t : out) {
+      if (t.rule == "drift") return t.step;
+    }
+  }
+  return -1;
+}
+
+TEST(ChangeWatchTest, WhatIsAnnouncedAllTheTimeExcusesNothing) {
+  using Events = std::vector<RunEvent>;
+  const int64_t quiet = FirstDrift([](int64_t) { return Events{}; });
+  ASSERT_GT(quiet, 2000);
+  // A schedule that tells its learning rate, whole or in creeping steps.
+  EXPECT_EQ(
+      FirstDrift([](int64_t step) { return Events{{.step = step, .kind = EventKind::kLearningRate, .value = 3e-4}}; }),
+      quiet);
+  EXPECT_EQ(FirstDrift([](int64_t step) {
+              const double rate = 3e-4 * (1 + std::cos(static_cast<double>(step) / 3000)) / 2;
+              return step < 4000 ? Events{{.step = step, .kind = EventKind::kLearningRate, .value = rate}} : Events{};
+            }),
+            quiet);
+  // Something for every batch of data.
+  for (const EventKind kind : {EventKind::kData, EventKind::kBatchSize, EventKind::kLearningRate}) {
+    for (const int64_t every : {1, 100, 250}) {
+      SCOPED_TRACE(testing::Message() << static_cast<int>(kind) << " every " << every);
+      const auto often = [&](int64_t step) {
+        return step % every == 0 ? Events{{.step = step, .kind = kind}} : Events{};
+      };
+      const int64_t told = FirstDrift(often);
+      EXPECT_GE(told, quiet);
+      EXPECT_LE(told, quiet + 300);
+      if (every == 100) {
+        EXPECT_EQ(FirstDrift(often, true), told);
+      }
+    }
+  }
+  // A step that the run does not come to.
+  const auto ahead = [](int64_t step) {
+    return step == 100 ? Events{{.step = 1'000'000'000, .kind = EventKind::kData}} : Events{};
+  };
+  EXPECT_EQ(FirstDrift(ahead), quiet);
+  EXPECT_EQ(FirstDrift(ahead, true), quiet);
+}
+
+TEST(ChangeWatchTest, AChangeAnnouncedAheadHoldsFromItsStepOn) {
+  for (const int64_t announced_at : {100, 700, 900, 999}) {
+    SCOPED_TRACE(announced_at);
+    const RunDescription run = SyntheticRun();
+    RunJudge judge(JudgeOptions{}, run);
+    std::vector<Transition> out;
+    for (int64_t step = 0; step <= 2000; ++step) {
+      StepSample sample = SampleAt(run, {.period = 500, .drift_from = -1}, step);
+      sample.Add(SignalId::kLoss)[0] =
+          static_cast<float>(step < 1000 ? 1.8 + 8.2 * std::exp(-static_cast<double>(step) / 120) : 9.3);
+      if (step == announced_at) judge.OnEvent({.step = 1000, .kind = EventKind::kLearningRate, .value = 3e-3}, &out);
+      judge.Observe(sample, &out);
+    }
+    const auto told = Told(out, "loss", Severity::kWarning);
+    ASSERT_FALSE(told.empty());
+    EXPECT_LE(told[0].step, 1010);
+    EXPECT_THAT(told[0].summary, testing::HasSubstr("after the learning rate became 0.003 at step 1,000"));
+  }
+}
+
+TEST(ChangeWatchTest, AnExcuseEndsWithTheAttemptThatItWasOf) {
+  const RunDescription run = SyntheticRun();
+  RunJudge judge(JudgeOptions{}, run);
+  std::vector<Transition> out;
+  for (int64_t step = 0; step <= 5000; ++step) judge.Observe(SampleAt(run, {.drift_from = -1}, step), &out);
+  judge.OnEvent({.step = 5000, .kind = EventKind::kData}, &out);
+  for (int64_t step = 1000; step <= 5000; ++step) {
+    judge.Observe(SampleAt(run, {.drift_from = 1500}, step, 1), &out);
+  }
+  ASSERT_FALSE(out.empty());
+  EXPECT_EQ(out[0].rule, "drift");
+  EXPECT_LT(out[0].step, 4000);
 }
 
 TEST(ChangeWatchTest, WhatAChangeMayCostIsExcused) {

@@ -7,6 +7,8 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <bit>
 #include <initializer_list>
 #include <limits>
 #include <set>
@@ -185,6 +187,101 @@ TEST(NonfiniteOriginTest, NobodyIsNamedWhereTheOriginCannotBeKnown) {
   EXPECT_TRUE(out[0].heads.empty());
   EXPECT_EQ(out[0].strongest, Head{});
   EXPECT_THAT(out[0].summary, testing::HasSubstr("in which layer it began is not known"));
+}
+
+// What the judge says of a sample in which everything is lost, after gradient norms of the steps before.
+template <class Spoil>
+Transition AfterNorms(std::initializer_list<float> norms, const Spoil& spoil) {
+  RunJudge judge(JudgeOptions{}, SixLayers());
+  std::vector<Transition> out;
+  int64_t step = 40 - static_cast<int64_t>(norms.size());
+  for (const float norm : norms) {
+    StepSample sample;
+    sample.Reset(SixLayers().layout);
+    sample.step = step++;
+    sample.Add(SignalId::kLoss)[0] = 2;
+    if (norm > 0) sample.Add(SignalId::kGradNorm)[0] = norm;
+    judge.Observe(sample, &out);
+  }
+  judge.Observe(Spoiled(SixLayers(), 40, spoil), &out);
+  EXPECT_EQ(out.size(), 1u);
+  return out.empty() ? Transition{} : out.back();
+}
+
+TEST(NonfiniteOriginTest, NoLayerIsNamedWhereTheStepBeforeMayHaveSpoiledAllWeights) {
+  // A gradient of the step before, which was no sample, spoiled the embedding and more.
+  const auto lost = [](StepSample* s) {
+    for (int32_t layer = 0; layer < 6; ++layer) {
+      Nan(s, kScores, layer);
+      Nan(s, kGradients, layer);
+      Nan(s, kWeightsOf, layer);
+    }
+    s->Add(SignalId::kLoss)[0] = kNan;
+    s->Add(SignalId::kGradNorm)[0] = kNan;
+  };
+  const auto no_weights = [](StepSample* s) {
+    for (int32_t layer = 0; layer < 6; ++layer) {
+      Nan(s, kScores, layer);
+      for (const SignalId id : kWeightsOf) {
+        for (float& value : s->Add(id)) value = std::bit_cast<float>(kNotMeasuredBits);
+      }
+    }
+    s->Add(SignalId::kLoss)[0] = kNan;
+  };
+  for (const auto& norms : {std::initializer_list<float>{}, {0.0f}, {1.0f, 0.0f}}) {
+    EXPECT_TRUE(AfterNorms(norms, lost).heads.empty());
+    EXPECT_THAT(AfterNorms(norms, lost).summary, testing::HasSubstr("in which layer it began is not known"));
+    EXPECT_TRUE(AfterNorms(norms, no_weights).heads.empty());
+  }
+  // Its gradients are known to have been finite: it began in this step.
+  EXPECT_EQ(AfterNorms({1.0f}, lost).heads, HeadsOf(0, {0, 1, 2, 3}));
+  EXPECT_THAT(AfterNorms({1.0f}, lost).summary, testing::HasSubstr("or what lies before it"));
+  // One head of the lowest layer: no embedding does that.
+  const auto one_head = [&](StepSample* s) {
+    lost(s);
+    for (const SignalId id : kScores) std::fill_n(s->Add(id).begin(), 4, 1.0f);
+    Nan(s, kScores, 0, 3);
+  };
+  EXPECT_EQ(AfterNorms({}, one_head).heads, HeadsOf(0, {3}));
+}
+
+TEST(NonfiniteOriginTest, LayersThatAreNotWatchedAreNotHeldForFinite) {
+  const auto hide = [](StepSample* s, std::initializer_list<SignalId> signals, int32_t layer) {
+    for (const SignalId id : signals) {
+      const auto values = s->Add(id);
+      const auto columns = static_cast<int32_t>(values.size()) / 6;
+      for (int32_t i = 0; i < columns; ++i) {
+        values[static_cast<size_t>(layer * columns + i)] = std::bit_cast<float>(kNotMeasuredBits);
+      }
+    }
+  };
+  const Transition forward = NanAlert([&](StepSample* s) {
+    for (const int32_t layer : {3, 4, 5}) Nan(s, kScores, layer);
+    for (const int32_t layer : {1, 2}) {
+      for (const SignalId id : s->signals()) {
+        if (FindSignal(id)->granularity != Granularity::kRun) hide(s, {id}, layer);
+      }
+    }
+  });
+  EXPECT_THAT(forward.summary, testing::HasSubstr("or what lies between it and layer 0"));
+  const Transition backward = NanAlert([&](StepSample* s) {
+    for (const int32_t layer : {0, 1}) Nan(s, kGradients, layer);
+    hide(s, kGradients, 2);
+  });
+  EXPECT_THAT(backward.summary, testing::HasSubstr("or what lies between it and layer 3"));
+  EXPECT_THAT(backward.summary, testing::HasSubstr("layer 0 below follows from it"));
+}
+
+TEST(NonfiniteOriginTest, WeightsOfHeadsWithFiniteScoresWereLostLater) {
+  // The scores of one head; its layer is one of two that are trained.
+  const Transition t = NanAlert([](StepSample* s) {
+    Nan(s, kScores, 3, 2);
+    for (const int32_t layer : {4, 5}) Nan(s, kScores, layer);
+    for (const int32_t layer : {3, 4}) Nan(s, kWeightsOf, layer);
+    s->Add(SignalId::kLoss)[0] = kNan;
+  });
+  EXPECT_EQ(t.heads, HeadsOf(3, {2}));
+  EXPECT_THAT(t.summary, testing::HasSubstr("layer 3 head 2: the scores of the forward pass"));
 }
 
 TEST(NonfiniteOriginTest, ALossThatIsLostBehindAllLayersBlamesNoHead) {
