@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import bellwether
-from bellwether import intercept
+from bellwether import compiled_taps, intercept
 
 BARE = F.scaled_dot_product_attention
 KNOWN_TO_ALL = {BARE: "the function"}  # As an override is registered: at import, by the object.
@@ -593,6 +593,52 @@ def test_a_function_that_is_compiled_inside_a_module(watched: Watched) -> None:
             monitor.step()
         assert monitor.layers[0].fired == 3
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    torch._dynamo.reset()
+
+
+def changed_behind(w: Tensor, x: Tensor) -> Tensor:
+    y = F.scaled_dot_product_attention(w * x, w * x * 2, w * x * 3, dropout_p=0.5)
+    return y.mul_(2).add_(x)
+
+
+def keys_are_values(w: Tensor, x: Tensor) -> Tensor:
+    t = w * x
+    return F.scaled_dot_product_attention(t * 2, t, t) + t * t
+
+
+def wrong_scale_that_is_caught(w: Tensor, x: Tensor) -> Tensor:
+    try:
+        return F.scaled_dot_product_attention(w * x, w * x, w * x, scale="1")  # type: ignore[arg-type]
+    except TypeError:
+        return w * x
+
+
+@pytest.mark.skipif(
+    tuple(int(part) for part in torch.__version__.split(".")[:2]) < compiled_taps.TORCH_MIN,
+    reason="compiled modules are not watched with this torch",
+)
+@pytest.mark.parametrize(
+    "attend",
+    [
+        keys_are_queries, keys_are_values, a_weight_is_all, changed_behind,
+        wrong_scale_that_is_caught, of_a_size(2, 4, 6, 0), of_a_size(2, 4, 6, 8, scale=math.inf),
+    ],
+    ids=["keys are queries", "keys are values", "a weight is all", "changed behind", "wrong scale",
+         "no dimensions", "scale inf"],
+)  # fmt: skip
+def test_what_is_compiled_and_rarely_done(attend: Attend, watched: Watched) -> None:
+    shape = (2, 4, 6, 8) if attend is a_weight_is_all else (1,)
+    module = Attends(attend, shape)
+    whole = attend is not wrong_scale_that_is_caught
+
+    def found() -> list[Any]:
+        torch._dynamo.reset()
+        compiled: Any = torch.compile(module, fullgraph=whole, backend="aot_eager")
+        return trained(compiled, module.weight)
+
+    before = found()
+    with watched(module):
+        assert found() == before
     torch._dynamo.reset()
 
 

@@ -10,6 +10,7 @@ decides there whether the step is sampled.
 from __future__ import annotations
 
 import itertools
+import math
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Optional
@@ -137,7 +138,7 @@ class _OutputTap(torch.autograd.Function):
         ctx.save_for_backward(o, q, k, v)
         ctx.mark = mark
         ctx.told = scale, causal, statistics, delta, kernel
-        return o.view_as(o)
+        return o.detach()  # No view to autograd: the output may be changed in place.
 
     @staticmethod
     def backward(ctx: Any, d_o: Tensor) -> Any:
@@ -214,6 +215,8 @@ def _prepare(mark: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Opt
         return None
     if not (q.requires_grad or k.requires_grad or v.requires_grad):
         return None
+    if q is k or q is v or k is v or q.shape[3] == 0:
+        return None  # A tap takes no tensor twice, and adds up no gradients in another order.
     device = q.device.type
     own = "kernel" in given  # wrap_attention(): such a module casts itself.
     if q.dtype == torch.float32 and torch.is_autocast_enabled(device) and not own:
@@ -221,10 +224,14 @@ def _prepare(mark: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Opt
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     scale = given.get("scale")
     scale = q.shape[3] ** -0.5 if scale is None else scale
+    if isinstance(scale, (Tensor, str)):
+        return None
     causal, unread = mask_of(given.get("attn_mask"), given.get("is_causal"), q, k)
-    statistics = unread is None and scale > 0
+    measurable = 0 < scale < math.inf
+    statistics = unread is None and measurable
+    scale = scale if measurable else 1.0
     delta = given.get("dropout_p", 0.0) == 0.0
-    if k.requires_grad and k is not q and k is not v:
+    if k.requires_grad:
         k = _KeyTap.apply(k, mark)  # type: ignore[no-untyped-call]
     rest = {name: value for name, value in given.items() if name not in PARAMETERS[:3]}
     return q, k, v, rest, (float(scale), causal, statistics, delta, str(given.get("kernel", "")))
