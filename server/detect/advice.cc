@@ -27,6 +27,7 @@ enum class Case : uint8_t {
   kGradientHigh,
   kGradientLost,
   kNonfiniteSkipped,
+  kNonfiniteWarning,
   kNonfinite,
   kDisagreement,
   kSomeSilent,
@@ -79,9 +80,12 @@ constexpr Row kRows[] = {
     {Family::kGradient, "stage 5", kGoBack,
      "The loss has left its course, too. Take the newest one from before {begin}, then check the learning rate and the "
      "data of these steps."},
-    {Family::kNonfinite, "information or warning", "See whether the step was skipped",
-     "With fp16 the loss scale causes that now and then: nothing to do. Without one, or if it goes on, keep no "
-     "checkpoint from after {begin}."},
+    {Family::kNonfinite, "information", "Nothing to do unless it goes on",
+     "With fp16 a loss scaler skips a step that overflowed and takes a smaller factor. It is told again, and worse, if "
+     "it goes on."},
+    {Family::kNonfinite, "warning", "See whether these steps are skipped",
+     "With fp16 a loss scaler that skips them finds no factor, and nothing is learned: look at its factor, and at the "
+     "gradients of the named heads. If they are not skipped, keep no checkpoint from after {begin}."},
     {Family::kNonfinite, "critical", kGoBack,
      "Take the last one from before {begin}, and overwrite none. With fp16 look at the loss scale first. If it comes "
      "again at the same step, look at the data of that step."},
@@ -121,7 +125,7 @@ Case CaseOf(Family family, const RunDescription& run, const AdviceState& state) 
     case Family::kGradient:
       return information ? Case::kGradientSpike : lost ? Case::kGradientLost : Case::kGradientHigh;
     case Family::kNonfinite:
-      return critical ? Case::kNonfinite : Case::kNonfiniteSkipped;
+      return critical ? Case::kNonfinite : information ? Case::kNonfiniteSkipped : Case::kNonfiniteWarning;
     case Family::kDisagreement:
       return Case::kDisagreement;
     case Family::kSilent:

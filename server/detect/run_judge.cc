@@ -239,14 +239,8 @@ void RunJudge::State::JudgeNonfinite(const StepSample& sample, std::vector<Trans
     if (skipped) {
       finding.severity = Severity::kInfo;
       finding.stage = 0;
-      finding.advice =
-          "Nothing to do: with fp16 a loss scaler skips a step that overflowed and takes a smaller factor. It is told "
-          "again, and worse, if it goes on.";
     } else if (may_be_skipped && !found.forward && !found.loss) {
       finding.severity = Severity::kWarning;
-      finding.advice =
-          "If a loss scaler skips these steps it finds no factor, and nothing is learned: look at its factor, and at "
-          "the gradients of the named heads.";
     }
   }
   alerts.Update(Family::kNonfinite, sample.step, run, &found.findings, out);

@@ -137,6 +137,11 @@ class Runbooks(unittest.TestCase):
         for alert, words in told:
             book = (ALERTS / f"runbooks/{alert.lower()}.md").read_text()
             self.assertIn(f"| information | **{words}** |", book, alert)
+        nonfinite = text[text.index("- alert: BellwetherNonFinite") :].split("- alert: ", 2)[1]
+        book = (ALERTS / "runbooks/bellwethernonfinite.md").read_text()
+        for words, severity in (("Nothing to do unless it goes on", "information"), ("See whether these steps are skipped", "warning")):
+            self.assertIn(f"}}}}{words}.", nonfinite)
+            self.assertIn(f"| {severity} | **{words}** |", book)
 
     def test_what_the_server_concludes_has_the_servers_name_and_severity(self) -> None:
         names = dict(re.findall(r'\{"(\w+)", "(Bellwether\w+)"\}', (ROOT / "server/export/alert_json.cc").read_text()))

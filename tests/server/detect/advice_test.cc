@@ -107,7 +107,7 @@ TEST(AdviceTest, WhateverTheStageAndSigmaTheFirstActionIsOneOfTheRunbooks) {
       }
     }
   }
-  EXPECT_EQ(told.size(), 14u);
+  EXPECT_EQ(told.size(), 15u);
 }
 
 class AdviceOfAlertsTest : public testing::Test {

@@ -304,7 +304,14 @@ std::vector<Severity> ToldInFp16(int samples, const Spoil& spoil) {
   std::vector<Transition> out;
   for (int i = 0; i < samples; ++i) judge.Observe(Spoiled(run, 40 + i, spoil), &out);
   std::vector<Severity> told;
-  for (const Transition& t : out) told.push_back(t.severity);
+  for (const Transition& t : out) {
+    told.push_back(t.severity);
+    // In the runbook's words.
+    EXPECT_THAT(t.advice,
+                testing::StartsWith(t.severity == Severity::kInfo      ? "Nothing to do unless it goes on."
+                                    : t.severity == Severity::kWarning ? "See whether these steps are skipped."
+                                                                       : "Stop, or go back to a checkpoint."));
+  }
   return told;
 }
 
