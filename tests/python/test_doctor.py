@@ -15,7 +15,7 @@ from typing import Any, Optional
 import pytest
 
 from bellwether.client import Counters
-from bellwether.doctor import monitor_findings
+from bellwether.doctor import layer_findings, monitor_findings
 
 from conftest import ROOT
 
@@ -149,6 +149,20 @@ def test_each_loss_is_said(lost: dict[str, int], words: str) -> None:
     bad = [finding.text for finding in monitor_findings(Lossy(**lost)) if finding.ok is False]
     assert [text for text in bad if words in text], bad
     assert words not in str(monitor_findings(Lossy()))
+
+
+@pytest.mark.parametrize(
+    ("notes", "cause"),
+    [({}, "no optimizer step was seen"), ({"first called late: not reported": 1}, "called late")],
+)
+def test_a_layer_that_reports_nothing_is_not_ok(notes: dict[str, int], cause: str) -> None:
+    """As with master weights, whose optimizer has none of the model's parameters."""
+    layer = {
+        "name": "a", "index": -1, "watched": True, "calls": 3, "fired": 3, "heads": 4,
+        "kv_heads": 4, "head_dim": 8, "weights": None, "notes": notes, "not_judged_by": [],
+    }  # fmt: skip
+    (told,) = layer_findings({"layers": [layer], "why_off": "", "live": True})
+    assert told.ok is False and cause in told.text
 
 
 def test_no_server(tmp_path: Path) -> None:

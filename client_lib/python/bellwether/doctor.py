@@ -134,6 +134,13 @@ def layer_findings(status: dict[str, Any]) -> list[Finding]:
             found.append(Finding(False, f"{name}: called, but its backward never ran: {cause}"))
         elif layer["fired"] == 0:
             found.append(Finding(False, f"{name}: called, but not measured: {notes}"))
+        elif layer["index"] < 0:
+            late = [note for note in layer["notes"] if "not reported" in note]
+            cause = "; ".join(late) or (
+                "no optimizer step was seen; if the optimizer is not from torch.optim, call "
+                "mon.step() once per step"
+            )
+            found.append(Finding(False, f"{name}: measured, but nothing is reported: {cause}"))
         elif layer.get("not_judged_by"):
             families = ", ".join(layer["not_judged_by"])
             found.append(
