@@ -11,6 +11,7 @@
 
 #include "bellwether/v1/query.grpc.pb.h"
 #include "server/query/alert_cursor.h"
+#include "server/query/call_deadline.h"
 #include "server/query/import_target.h"
 #include "server/query/query_engine.h"
 #include "server/query/stream_feeder.h"
@@ -94,13 +95,15 @@ class ImportStream final : public grpc::ServerReadReactor<v1::ImportRunRequest> 
   struct Options {
     int64_t chunk_bytes_max = 0;
     int64_t idle_ms_max = 0;
-    GrantPtr grant;  // As in CallContext.
+    int64_t answer_ms_max = 0;  // The peer takes the answer within this.
+    GrantPtr grant;             // As in CallContext.
   };
   // What may have to wait for another server runs on `peer_pool`, null where there is
   // none: two servers that import for each other would else wait for each other's
   // threads.  `on_done` is called last of all.  Everything must outlive the call.
   static std::shared_ptr<ImportStream> Create(const Options& options, const QueryEngine* engine, WorkPool* pool,
-                                              WorkPool* peer_pool, v1::ImportRunResponse* response,
+                                              WorkPool* peer_pool, grpc::CallbackServerContext* context,
+                                              v1::ImportRunResponse* response,
                                               std::function<void(const grpc::Status&)> on_done);
   void Start();
   void End(const grpc::Status& status);
@@ -114,7 +117,8 @@ class ImportStream final : public grpc::ServerReadReactor<v1::ImportRunRequest> 
 
  private:
   ImportStream(const Options& options, const QueryEngine* engine, WorkPool* pool, WorkPool* peer_pool,
-               v1::ImportRunResponse* response, std::function<void(const grpc::Status&)> on_done);
+               grpc::CallbackServerContext* context, v1::ImportRunResponse* response,
+               std::function<void(const grpc::Status&)> on_done);
   void Feed();
   void Finish();
   absl::Status Allowed(const std::string& name) const;
@@ -136,6 +140,7 @@ class ImportStream final : public grpc::ServerReadReactor<v1::ImportRunRequest> 
   std::shared_ptr<ImportTarget> target_ ABSL_GUARDED_BY(mutex_);
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;
   grpc::Status status_ ABSL_GUARDED_BY(mutex_);
+  CallDeadline deadline_;                                         // Set before Finish().
   int64_t reading_since_ns_ ABSL_GUARDED_BY(mutex_) = INT64_MAX;  // INT64_MAX = not reading
 };
 

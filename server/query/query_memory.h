@@ -2,10 +2,11 @@
 //
 // A query says what it may come to before it reads, keeps that until its answer has
 // been written, and gives back what it did not need as soon as it knows.  One that
-// does not fit beside the others waits for wait_ns_max, and is then refused; one
-// caller has three quarters at most, so that others' queries go on beside those that
-// it leaves unread.  What is smaller than free_bytes is not counted: the places of
-// queries (call_slots.h, QueryService) bound it, and lists are answered at any time.
+// does not fit beside the others waits for wait_ns_max, and is then refused.  One
+// waits at a time: who waits has a thread that others' queries need.  One caller has
+// three quarters at most, so that others' queries go on beside those that it leaves
+// unread.  What is no more than small_bytes has a quarter as much for itself, on top, so
+// that lists are answered beside queries that take all.
 
 #ifndef BELLWETHER_SERVER_QUERY_QUERY_MEMORY_H_
 #define BELLWETHER_SERVER_QUERY_QUERY_MEMORY_H_
@@ -28,7 +29,7 @@ class QueryMemory {
   // bellwether_query_memory_bytes is what is reserved.
   struct Options {
     int64_t bytes_max = int64_t{256} << 20;
-    int64_t free_bytes = int64_t{1} << 20;
+    int64_t small_bytes = int64_t{1} << 20;
     int64_t wait_ns_max = 2'000'000'000;
   };
 
@@ -36,12 +37,23 @@ class QueryMemory {
   QueryMemory(const QueryMemory&) = delete;
   QueryMemory& operator=(const QueryMemory&) = delete;
 
+  // Of queries of one size.
+  struct Part {
+    const int64_t bytes_max;
+    int64_t reserved = 0;
+    std::map<std::string, int64_t> callers = {};  // Those that have some.
+
+    int64_t OwnMax(const std::string& who) const { return who.empty() ? bytes_max : bytes_max / 4 * 3; }
+    bool Fits(const std::string& who, int64_t more) const;
+    void Add(const std::string& who, int64_t more);  // Negative: gives back.
+  };
+
   // What one query has; its end gives it back.  For one thread at a time; the
   // memory must outlive it.
   class Use {
    public:
     // "" = a caller without a name, which no share bounds.
-    Use(QueryMemory* memory, std::string who) : memory_(memory), who_(std::move(who)) {}
+    Use(QueryMemory* memory, std::string who) : memory_(memory), who_(std::move(who)), part_(&memory->small_) {}
     ~Use() { ShrinkTo(0); }
     Use(const Use&) = delete;
     Use& operator=(const Use&) = delete;
@@ -59,18 +71,22 @@ class QueryMemory {
 
     QueryMemory* const memory_;
     const std::string who_;
+    Part* part_;  // Where it has what it has.
     int64_t held_ = 0;
   };
 
   int64_t reserved() const;
 
  private:
+  void Show() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   const Options options_;
   Counter* const refused_;
   Gauge* const reserved_gauge_;
   mutable absl::Mutex mutex_;
-  int64_t reserved_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::map<std::string, int64_t> callers_ ABSL_GUARDED_BY(mutex_);  // Those that have some.
+  Part large_ ABSL_GUARDED_BY(mutex_);
+  Part small_ ABSL_GUARDED_BY(mutex_);
+  bool one_waits_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace bellwether::server

@@ -19,20 +19,34 @@ namespace {
 
 // A call that was refused before it began.
 template <typename Message>
-grpc::ServerWriteReactor<Message>* Refused(const grpc::Status& status) {
-  const auto stream = WriteStream<Message>::Create([] {}, [](const grpc::Status&) {});
+grpc::ServerWriteReactor<Message>* Refused(grpc::CallbackServerContext* context, const grpc::Status& status) {
+  const auto stream = WriteStream<Message>::Create(
+      context, {}, [] {}, [](const grpc::Status&) {});
   stream->End(status);
   return stream.get();  // gRPC's reference keeps it.
 }
 
+// What a call takes beside its answer: gRPC's own of it.
+constexpr int64_t kCallBytes = 16 << 10;
+
 // Has the answer's share of the memory of queries until it was sent.
 class UnaryReactor final : public grpc::ServerUnaryReactor {
  public:
+  explicit UnaryReactor(grpc::CallbackServerContext* context) : deadline_(context) {}
   void Keep(std::shared_ptr<const void> memory) { memory_ = std::move(memory); }
-  void OnDone() override { delete this; }
+  // The caller has so long to take the answer.
+  void Finish(const grpc::Status& status, int64_t answer_ms_max) {
+    if (status.ok()) deadline_.Set(answer_ms_max);
+    ServerUnaryReactor::Finish(status);
+  }
+  void OnDone() override {
+    deadline_.Done();
+    delete this;
+  }
 
  private:
   std::shared_ptr<const void> memory_;
+  CallDeadline deadline_;
 };
 
 const char* CodeName(grpc::StatusCode code) {
@@ -107,11 +121,11 @@ grpc::ServerUnaryReactor* QueryService::Unary(const char* method, grpc::Callback
                                               const Request* in, Response* out,
                                               absl::StatusOr<Response> (QueryEngine::*call)(const Request&,
                                                                                             const CallContext&) const) {
-  auto* const reactor = new UnaryReactor;  // Deletes itself.
+  auto* const reactor = new UnaryReactor(context);  // Deletes itself.
   const int64_t start_ns = engine_->stores().clock->MonotonicNanos();
   const auto finish = [this, method, reactor, start_ns](const grpc::Status& status) {
     Handled(method, status.error_code(), start_ns);
-    reactor->Finish(status);
+    reactor->Finish(status, options_.answer_ms_max);
   };
   absl::StatusOr<GrantPtr> grant = Admit(*context, method);
   if (!grant.ok()) {
@@ -136,7 +150,7 @@ grpc::ServerUnaryReactor* QueryService::Unary(const char* method, grpc::Callback
     absl::Status status = response.status();
     if (status.ok()) {
       // It is here once more while it is sent.
-      const auto bytes = static_cast<int64_t>(2 * response->ByteSizeLong());
+      const auto bytes = static_cast<int64_t>(2 * response->ByteSizeLong()) + kCallBytes;
       status = limits.memory->GrowTo(bytes);
       limits.memory->ShrinkTo(bytes);
     }
@@ -184,10 +198,13 @@ template <typename Request, typename Response>
 grpc::ServerWriteReactor<Response>* QueryService::Serve(StreamCall<Request, Response> call,
                                                         grpc::CallbackServerContext* context, const Request* request) {
   const absl::StatusOr<GrantPtr> grant = Admit(*context, call.method);
-  if (!grant.ok()) return Refused<Response>(ToGrpc(grant.status()));
-  if (grpc::Status taken = Reserve(call.open, call.open_max, call.limit); !taken.ok()) return Refused<Response>(taken);
+  if (!grant.ok()) return Refused<Response>(context, ToGrpc(grant.status()));
+  if (grpc::Status taken = Reserve(call.open, call.open_max, call.limit); !taken.ok()) {
+    return Refused<Response>(context, taken);
+  }
   const int64_t start_ns = engine_->stores().clock->MonotonicNanos();
   const auto stream = WriteStream<Response>::Create(
+      context, {.end_ms_max = options_.answer_ms_max, .waits_for_ok = call.waits_for_ok},
       [feeder = feeder_.get()] { feeder->Wake(); },
       [this, start_ns, open = call.open, method = call.method](const grpc::Status& status) {
         open->fetch_sub(1);
@@ -246,7 +263,7 @@ grpc::ServerWriteReactor<v1::WatchAlertsResponse>* QueryService::WatchAlerts(grp
     return absl::OkStatus();
   };
   return Serve<v1::WatchAlertsRequest, v1::WatchAlertsResponse>(
-      {"WatchAlerts", &watches_open_, options_.streams_max, "streams", begin}, context, request);
+      {"WatchAlerts", &watches_open_, options_.streams_max, "streams", true, begin}, context, request);
 }
 
 grpc::ServerWriteReactor<v1::WatchRunResponse>* QueryService::WatchRun(grpc::CallbackServerContext* context,
@@ -263,7 +280,7 @@ grpc::ServerWriteReactor<v1::WatchRunResponse>* QueryService::WatchRun(grpc::Cal
     return absl::OkStatus();
   };
   return Serve<v1::WatchRunRequest, v1::WatchRunResponse>(
-      {"WatchRun", &watches_open_, options_.streams_max, "streams", begin}, context, request);
+      {"WatchRun", &watches_open_, options_.streams_max, "streams", true, begin}, context, request);
 }
 
 grpc::ServerWriteReactor<v1::ExportRunResponse>* QueryService::ExportRun(grpc::CallbackServerContext* context,
@@ -279,7 +296,7 @@ grpc::ServerWriteReactor<v1::ExportRunResponse>* QueryService::ExportRun(grpc::C
     return posted ? absl::OkStatus() : absl::UnavailableError(GoingDown().error_message());
   };
   return Serve<v1::ExportRunRequest, v1::ExportRunResponse>(
-      {"ExportRun", &transfers_open_, options_.transfers_max, "transfers", begin}, context, request);
+      {"ExportRun", &transfers_open_, options_.transfers_max, "transfers", false, begin}, context, request);
 }
 
 grpc::ServerReadReactor<v1::ImportRunRequest>* QueryService::ImportRun(grpc::CallbackServerContext* context,
@@ -297,8 +314,9 @@ grpc::ServerReadReactor<v1::ImportRunRequest>* QueryService::ImportRun(grpc::Cal
   }
   const auto stream = ImportStream::Create({.chunk_bytes_max = options_.chunk_bytes_max,
                                             .idle_ms_max = options_.transfer_idle_ms_max,
+                                            .answer_ms_max = options_.answer_ms_max,
                                             .grant = grant.ok() ? *grant : nullptr},
-                                           engine_, &transfer_pool_, peer_transfer_pool_.get(), response,
+                                           engine_, &transfer_pool_, peer_transfer_pool_.get(), context, response,
                                            [this, start_ns, reserved](const grpc::Status& status) {
                                              if (reserved) transfers_open_.fetch_sub(1);
                                              Handled("ImportRun", status.error_code(), start_ns);

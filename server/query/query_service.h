@@ -43,6 +43,7 @@ class QueryService final : public v1::Query::CallbackService {
     size_t transfers_max = 8;  // open at once
     int64_t chunk_bytes_max = 256 << 10;
     int64_t transfer_idle_ms_max = 30'000;  // A peer takes or sends a chunk within this.
+    int64_t answer_ms_max = 30'000;         // A caller takes an answer, or what ends a transfer, within this.
     AlertCursor::Options alerts;
     // Says who a caller is and what he may do.  Null: nobody is asked.
     Access* access = nullptr;
@@ -62,6 +63,7 @@ class QueryService final : public v1::Query::CallbackService {
   // Watches and transfers.
   size_t streams_open() const { return watches_open_ + transfers_open_; }
 
+  // CANCELLED           the caller did not take the answer within answer_ms_max.
   // RESOURCE_EXHAUSTED  queue_max calls wait, or streams_max streams, or
   //                     transfers_max transfers, are open; or the limits on calls of
   //                     other servers (elsewhere.h).
@@ -125,6 +127,7 @@ class QueryService final : public v1::Query::CallbackService {
     std::atomic<size_t>* open;
     size_t open_max;
     const char* limit;
+    bool waits_for_ok;  // As WriteStream's.
     std::function<absl::Status(const std::shared_ptr<WriteStream<Response>>&, const Request&, const GrantPtr&)> begin;
   };
   template <typename Request, typename Response>

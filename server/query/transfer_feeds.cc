@@ -32,22 +32,25 @@ void Export(RunControl* control, RunId run, int64_t chunk_bytes_max, int64_t idl
 bool ExportFeed::Pump(int64_t) { return StillAllowed(grant_.get(), "ExportRun", run_, stream_.get()); }
 
 std::shared_ptr<ImportStream> ImportStream::Create(const Options& options, const QueryEngine* engine, WorkPool* pool,
-                                                   WorkPool* peer_pool, v1::ImportRunResponse* response,
+                                                   WorkPool* peer_pool, grpc::CallbackServerContext* context,
+                                                   v1::ImportRunResponse* response,
                                                    std::function<void(const grpc::Status&)> on_done) {
-  auto stream =
-      std::shared_ptr<ImportStream>(new ImportStream(options, engine, pool, peer_pool, response, std::move(on_done)));
+  auto stream = std::shared_ptr<ImportStream>(
+      new ImportStream(options, engine, pool, peer_pool, context, response, std::move(on_done)));
   stream->self_ = stream;
   return stream;
 }
 
 ImportStream::ImportStream(const Options& options, const QueryEngine* engine, WorkPool* pool, WorkPool* peer_pool,
-                           v1::ImportRunResponse* response, std::function<void(const grpc::Status&)> on_done)
+                           grpc::CallbackServerContext* context, v1::ImportRunResponse* response,
+                           std::function<void(const grpc::Status&)> on_done)
     : options_(options),
       engine_(engine),
       pool_(pool),
       peer_pool_(peer_pool),
       response_(response),
-      on_done_(std::move(on_done)) {}
+      on_done_(std::move(on_done)),
+      deadline_(context) {}
 
 void ImportStream::Start() {
   absl::MutexLock lock(&mutex_);
@@ -168,6 +171,7 @@ void ImportStream::Finish() {
   ending_ = true;
   if (result.ok()) *response_ = *std::move(result);
   status_ = ToGrpc(result.status());
+  if (status_.ok()) deadline_.Set(options_.answer_ms_max);
   ServerReadReactor::Finish(status_);
 }
 
@@ -187,6 +191,7 @@ absl::StatusOr<v1::ImportRunResponse> ImportStream::Complete() {
 void ImportStream::OnCancel() { End({grpc::StatusCode::CANCELLED, "the caller went away"}); }
 
 void ImportStream::OnDone() {
+  deadline_.Done();
   grpc::Status status;
   {
     absl::MutexLock lock(&mutex_);

@@ -16,6 +16,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "server/query/call_deadline.h"
 #include "server/util/await_for.h"
 
 namespace bellwether::server {
@@ -24,11 +25,21 @@ namespace bellwether::server {
 template <typename Response>
 class WriteStream : public grpc::ServerWriteReactor<Response> {
  public:
+  struct Options {
+    // The last write must be taken within so long after End(), else the call is
+    // cancelled.
+    int64_t end_ms_max = 30'000;
+    // Not if it ended with OK: a reader that rests is told all the same.
+    bool waits_for_ok = false;
+  };
+
   // `on_ready` is called when a write was taken, or the stream is ending;
   // `on_done` last of all.  Both come from gRPC's threads: be quick.
-  static std::shared_ptr<WriteStream> Create(std::function<void()> on_ready,
+  static std::shared_ptr<WriteStream> Create(grpc::CallbackServerContext* context, const Options& options,
+                                             std::function<void()> on_ready,
                                              std::function<void(const grpc::Status&)> on_done) {
-    auto stream = std::shared_ptr<WriteStream>(new WriteStream(std::move(on_ready), std::move(on_done)));
+    auto stream =
+        std::shared_ptr<WriteStream>(new WriteStream(context, options, std::move(on_ready), std::move(on_done)));
     stream->self_ = stream;
     return stream;
   }
@@ -93,6 +104,7 @@ class WriteStream : public grpc::ServerWriteReactor<Response> {
   }
 
   void OnDone() override {
+    deadline_.Done();
     grpc::Status status;
     {
       absl::MutexLock lock(&mutex_);
@@ -104,16 +116,22 @@ class WriteStream : public grpc::ServerWriteReactor<Response> {
   }
 
  private:
-  WriteStream(std::function<void()> on_ready, std::function<void(const grpc::Status&)> on_done)
-      : on_ready_(std::move(on_ready)), on_done_(std::move(on_done)) {}
+  WriteStream(grpc::CallbackServerContext* context, const Options& options, std::function<void()> on_ready,
+              std::function<void(const grpc::Status&)> on_done)
+      : options_(options), on_ready_(std::move(on_ready)), on_done_(std::move(on_done)), deadline_(context) {}
 
   void EndLocked(const grpc::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (ending_) return;
     ending_ = true;
     status_ = status;
-    if (!writing_) this->Finish(status_);
+    if (!writing_) {
+      this->Finish(status_);
+    } else if (!status_.ok() || !options_.waits_for_ok) {
+      deadline_.Set(options_.end_ms_max);
+    }
   }
 
+  const Options options_;
   const std::function<void()> on_ready_;
   const std::function<void(const grpc::Status&)> on_done_;
   std::shared_ptr<WriteStream> self_;  // gRPC's reference.
@@ -121,7 +139,8 @@ class WriteStream : public grpc::ServerWriteReactor<Response> {
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool ending_ ABSL_GUARDED_BY(mutex_) = false;
   grpc::Status status_ ABSL_GUARDED_BY(mutex_);
-  Response response_;  // Of the write in flight.
+  CallDeadline deadline_;  // Set before Finish().
+  Response response_;      // Of the write in flight.
   std::shared_ptr<const void> kept_ ABSL_GUARDED_BY(mutex_);
 };
 

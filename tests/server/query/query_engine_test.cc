@@ -577,7 +577,7 @@ TEST_F(QueryEngineTest, WhoDoesNotAskForPagesGetsABoundedFirstOne) {
 TEST_F(QueryEngineTest, AQueryThatDoesNotFitIsRefusedBeforeItReads) {
   stack_.AddRun({.name = "r", .steps = 400});
   QueryEngine::Options options;
-  options.memory = {.bytes_max = 100'000, .free_bytes = 1000, .wait_ns_max = 0};
+  options.memory = {.bytes_max = 100'000, .small_bytes = 1000, .wait_ns_max = 0};
   const QueryEngine small(options, stack_.stores());
   v1::GetSeriesRequest request;
   request.set_run("r");

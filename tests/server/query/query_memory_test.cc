@@ -7,8 +7,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <deque>
+#include <memory>
 #include <optional>
 #include <thread>
+#include <utility>
+
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
 
 namespace bellwether::server {
 namespace {
@@ -18,7 +25,7 @@ using testing::HasSubstr;
 class QueryMemoryTest : public testing::Test {
  protected:
   QueryMemory& Make(int64_t wait_ns_max) {
-    return memory_.emplace(QueryMemory::Options{.bytes_max = 1000, .free_bytes = 10, .wait_ns_max = wait_ns_max},
+    return memory_.emplace(QueryMemory::Options{.bytes_max = 1000, .small_bytes = 10, .wait_ns_max = wait_ns_max},
                            &counters_);
   }
   double refused() {
@@ -45,14 +52,38 @@ TEST_F(QueryMemoryTest, WhatDoesNotFitBesideOthersIsRefused) {
   EXPECT_TRUE(second.GrowTo(400).ok());
 }
 
-TEST_F(QueryMemoryTest, WhatIsSmallIsNotCounted) {
+TEST_F(QueryMemoryTest, WhatIsSmallHasAPartOfItsOwnAndNoMore) {
   QueryMemory& memory = Make(0);
-  QueryMemory::Use all(&memory, ""), small(&memory, "");
-  EXPECT_TRUE(all.Reserve(1000).ok());
+  std::optional<QueryMemory::Use> all(std::in_place, &memory, "");
+  QueryMemory::Use small(&memory, "");
+  EXPECT_TRUE(all->Reserve(1000).ok());
   EXPECT_TRUE(small.Reserve(10).ok());
   EXPECT_FALSE(small.Reserve(11).ok());
-  all.ShrinkTo(10);
+  // As many as fit into a quarter.
+  std::deque<QueryMemory::Use> many;
+  while (many.emplace_back(&memory, "").GrowTo(10).ok()) continue;
+  EXPECT_EQ(many.size(), 25u);
+  EXPECT_EQ(memory.reserved(), 1250);
+  EXPECT_EQ(refused(), 2);
+  // Large ones find no room among the small ones, and small ones that grow go over.
+  all.reset();
+  EXPECT_EQ(memory.reserved(), 250);
+  EXPECT_TRUE(small.GrowTo(1000).ok());
+  EXPECT_EQ(memory.reserved(), 1240);
+  EXPECT_TRUE(many.back().GrowTo(10).ok());
+  small.ShrinkTo(0);
+  many.clear();
   EXPECT_EQ(memory.reserved(), 0);
+  EXPECT_EQ(counters_.gauge("bellwether_query_memory_bytes")->value(), 0);
+}
+
+TEST_F(QueryMemoryTest, OneCallersSmallOnesLeaveRoomForOthers) {
+  QueryMemory& memory = Make(0);
+  std::deque<QueryMemory::Use> many;
+  while (many.emplace_back(&memory, "a").GrowTo(10).ok()) continue;
+  EXPECT_EQ(many.size(), 19u);
+  QueryMemory::Use other(&memory, "b");
+  EXPECT_TRUE(other.GrowTo(10).ok());
 }
 
 TEST_F(QueryMemoryTest, ACallerLeavesAQuarterToOthers) {
@@ -81,6 +112,27 @@ TEST_F(QueryMemoryTest, ItComesBackToWhoWaits) {
   second.join();
   EXPECT_EQ(memory.reserved(), 0);
   EXPECT_EQ(refused(), 0);
+}
+
+TEST_F(QueryMemoryTest, OneWaitsAndTheNextIsToldAtOnce) {
+  QueryMemory& memory = Make(60'000'000'000);
+  auto first = std::make_unique<QueryMemory::Use>(&memory, "");
+  ASSERT_TRUE(first->Reserve(700).ok());
+  // Whichever comes second is refused; had it waited too, neither would ever end.
+  std::atomic<int> refusals = 0;
+  absl::Notification one_is_refused;
+  const auto ask = [&] {
+    if (QueryMemory::Use(&memory, "").Reserve(700).ok()) return;
+    ++refusals;
+    one_is_refused.Notify();
+  };
+  std::thread second(ask), third(ask);
+  EXPECT_TRUE(one_is_refused.WaitForNotificationWithTimeout(absl::Seconds(30)));
+  first.reset();
+  second.join();
+  third.join();
+  EXPECT_EQ(refusals, 1);
+  EXPECT_EQ(memory.reserved(), 0);
 }
 
 }  // namespace

@@ -53,8 +53,8 @@ class QueryServiceTest : public ::testing::Test {
     ASSERT_NE(server_, nullptr);
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);  // A window that does not grow: a slow reader is soon felt.
-    stub_ = v1::Query::NewStub(
-        grpc::CreateCustomChannel(absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials(), arguments));
+    address_ = absl::StrCat("127.0.0.1:", port);
+    stub_ = v1::Query::NewStub(grpc::CreateCustomChannel(address_, grpc::InsecureChannelCredentials(), arguments));
   }
 
   void TearDown() override {
@@ -92,6 +92,7 @@ class QueryServiceTest : public ::testing::Test {
   }
 
   QueryStack stack_;
+  std::string address_;
   std::unique_ptr<QueryEngine> engine_;
   std::unique_ptr<QueryService> service_;
   std::unique_ptr<grpc::Server> server_;
@@ -519,6 +520,106 @@ TEST_F(QueryServiceTest, ASilentImportAndAnUnreadExportEnd) {
   }
   EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
   EXPECT_FALSE(exported());
+}
+
+// A caller whose window is smaller than any answer, and that does not read.
+class UnreadTest : public QueryServiceTest {
+ protected:
+  void SetUp() override { stack_.AddRun({.name = "r", .steps = 5}); }
+  void Start(const QueryService::Options& options, const QueryEngine::Options& engine_options = {}) {
+    QueryServiceTest::Start(options, engine_options);
+    grpc::ChannelArguments arguments;
+    arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+    arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 5);
+    channel_ = grpc::CreateCustomChannel(address_, grpc::InsecureChannelCredentials(), arguments);
+  }
+  // As a stream, since a unary call's answer is read by itself.
+  std::unique_ptr<grpc::ClientReader<v1::GetMatrixResponse>> GetMatrix(grpc::ClientContext* context) {
+    v1::GetMatrixRequest request;
+    request.set_run("r");
+    request.set_signal("drift_ratio");
+    request.set_step(-1);
+    const grpc::internal::RpcMethod method("/bellwether.v1.Query/GetMatrix",
+                                           grpc::internal::RpcMethod::SERVER_STREAMING);
+    return std::unique_ptr<grpc::ClientReader<v1::GetMatrixResponse>>(
+        grpc::internal::ClientReaderFactory<v1::GetMatrixResponse>::Create(channel_.get(), method, context, request));
+  }
+  double reserved() { return stack_.counters().gauge("bellwether_query_memory_bytes")->value(); }
+
+  std::shared_ptr<grpc::Channel> channel_;
+};
+
+TEST_F(UnreadTest, AnswersThatNobodyTakesAreCountedAndBounded) {
+  Start({}, {.memory = {.bytes_max = 256 << 10, .wait_ns_max = 0}});
+  std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
+  std::vector<std::unique_ptr<grpc::ClientReader<v1::GetMatrixResponse>>> calls;
+  const auto refused = [this] { return stack_.refused("query_memory"); };
+  // A call counts 16 KiB and its answer: three fit into a quarter.
+  for (int i = 0; i < 4; ++i) {
+    contexts.push_back(Context());
+    calls.push_back(GetMatrix(contexts.back().get()));
+    ASSERT_TRUE(Eventually([&] { return reserved() + refused() >= (i + 1) * (16 << 10) || refused() > 0; })) << i;
+  }
+  EXPECT_EQ(refused(), 1);
+  const grpc::Status status = calls.back()->Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED) << status.error_message();
+  // They come back with their callers.
+  for (const auto& context : contexts) context->TryCancel();
+  EXPECT_TRUE(Eventually([&] { return reserved() == 0; }));
+  v1::Run run;
+  EXPECT_TRUE(GetRun("r", &run).ok());
+}
+
+TEST_F(UnreadTest, AnAnswerMustBeTakenInTime) {
+  Start({.answer_ms_max = 1});
+  const auto context = Context();
+  const auto call = GetMatrix(context.get());
+  const auto answered = [this] {
+    return stack_.counters()
+        .counter("grpc_server_handled_total", {{"grpc_type", "unary"},
+                                               {"grpc_service", "bellwether.v1.Query"},
+                                               {"grpc_method", "GetMatrix"},
+                                               {"grpc_code", "OK"}})
+        ->value();
+  };
+  ASSERT_TRUE(Eventually([&] { return answered() == 1; }));
+  EXPECT_TRUE(Eventually([&] { return reserved() == 0; }));
+  context->TryCancel();
+  call->Finish();
+}
+
+TEST_F(UnreadTest, AnExportThatNobodyTakesGivesItsPlaceBack) {
+  for (const bool endless : {false, true}) {
+    Start({.transfers_max = 1, .transfer_idle_ms_max = 1, .answer_ms_max = 1});
+    const auto stub = v1::Query::NewStub(channel_);
+    stack_.set_exported("one chunk");
+    stack_.set_export_endless(endless);
+    v1::ExportRunRequest request;
+    request.set_run("r");
+    const int before = stack_.exports_started();
+    const auto context = Context();
+    const auto stream = stub->ExportRun(context.get(), request);
+    ASSERT_TRUE(Eventually([&] { return stack_.exports_started() > before; }));
+    EXPECT_TRUE(Eventually([this] { return service_->streams_open() == 0; })) << endless;
+    context->TryCancel();
+    Stop();
+  }
+}
+
+TEST_F(UnreadTest, AnImportWhoseAnswerNobodyTakesGivesItsPlaceBack) {
+  Start({.transfers_max = 1, .answer_ms_max = 1});
+  const auto stub = v1::Query::NewStub(channel_);
+  v1::ImportRunResponse response;
+  const auto context = Context();
+  const auto stream = stub->ImportRun(context.get(), &response);
+  v1::ImportRunRequest request;
+  request.set_as_name("new");
+  request.set_chunk("BWRUN");
+  ASSERT_TRUE(stream->Write(request));
+  ASSERT_TRUE(stream->WritesDone());
+  ASSERT_TRUE(Eventually([this] { return stack_.imported() == "BWRUN"; }));
+  EXPECT_TRUE(Eventually([this] { return service_->streams_open() == 0; }));
+  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
 }
 
 TEST_F(QueryServiceTest, TransfersHaveALimit) {
