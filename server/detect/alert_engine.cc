@@ -156,17 +156,8 @@ void AlertEngine::BeginRepair(const Subject& subject, Open* open, int64_t step, 
     open->told.heads_total = open->head >= 0 ? 1 : 0;
   }
   if (open->told.cause.empty()) open->told.cause = "unknown";
-  Transition& change = out->emplace_back();
-  change.run_name = run.name;
-  change.attempt = run.attempt;
-  change.key = open->key;
-  change.k = ++open->k;
-  change.state = AlertState::kFiring;
-  change.severity = open->severity;
-  change.rule = subject.NameFor(open->rule);
-  change.stage = open->stage;
-  change.step = step;
-  change.first_step = open->first_step;
+  ++open->k;
+  Transition& change = out->emplace_back(ChangeOf(subject, *open, step, run, AlertState::kFiring));
   change.strongest = open->told.strongest;
   for (const Head& head : open->told.heads) {
     if (head.head >= 0) change.heads.push_back(head);
@@ -216,21 +207,27 @@ const std::vector<Head>& AlertEngine::under_repair(Family family) const {
   return open.firing && open.told.repaired_step >= 0 ? open.told.heads : none;
 }
 
-// The firing alert as its findings, worst first, show it.
-Transition AlertEngine::Describe(const Subject& subject, Open* told, int64_t step, const RunDescription& run,
-                                 const std::vector<Finding>& findings) const {
-  const Open& open = *told;
+Transition AlertEngine::ChangeOf(const Subject& subject, const Open& open, int64_t step, const RunDescription& run,
+                                 AlertState state) {
   Transition change;
   change.run_name = run.name;
   change.attempt = run.attempt;
   change.key = open.key;
   change.k = open.k;
-  change.state = AlertState::kFiring;
+  change.state = state;
   change.severity = open.severity;
   change.rule = subject.NameFor(open.rule);
   change.stage = open.stage;
   change.step = step;
   change.first_step = open.first_step;
+  return change;
+}
+
+// The firing alert as its findings, worst first, show it.
+Transition AlertEngine::Describe(const Subject& subject, Open* told, int64_t step, const RunDescription& run,
+                                 const std::vector<Finding>& findings) const {
+  const Open& open = *told;
+  Transition change = ChangeOf(subject, open, step, run, AlertState::kFiring);
   change.strongest = findings.front().where;
   change.eta = findings.front().eta;
   // Two findings may be of one head.
@@ -327,17 +324,8 @@ void AlertEngine::Resolve(const Subject& subject, Open* open, int64_t step, cons
   open->resolved_step = step;
   open->resolved_severity = open->severity;
   open->eta_known = false;
-  Transition& change = out->emplace_back();
-  change.run_name = run.name;
-  change.attempt = run.attempt;
-  change.key = open->key;
-  change.k = ++open->k;
-  change.state = AlertState::kResolved;
-  change.severity = open->severity;
-  change.rule = subject.NameFor(open->rule);
-  change.stage = open->stage;
-  change.step = step;
-  change.first_step = open->first_step;
+  ++open->k;
+  Transition& change = out->emplace_back(ChangeOf(subject, *open, step, run, AlertState::kResolved));
   change.strongest = {open->layer, open->head};
   change.summary = absl::StrCat(run.name, ": ", change.rule, " resolved at step ", step, ": ", why);
 }

@@ -161,6 +161,9 @@ class AlertEngine {
                std::vector<Transition>* out);
   std::string NextKey(const Subject& subject);
   // Keeps what it says in `open`, too.
+  // A change of `open` at `step`: what all of them say.
+  static Transition ChangeOf(const Subject& subject, const Open& open, int64_t step, const RunDescription& run,
+                             AlertState state);
   Transition Describe(const Subject& subject, Open* open, int64_t step, const RunDescription& run,
                       const std::vector<Finding>& findings) const;
   void BeginRepair(const Subject& subject, Open* open, int64_t step, const RunDescription& run,

@@ -193,19 +193,16 @@ void ChangeWatch::Find(int64_t step, std::vector<Finding>* out) const {
   const double value = MedianOfNewest(newest_, kValueOf);
   const double rise = HoldRise();
   const int64_t lasted = step - since_;
-  Finding& finding = out->emplace_back();
-  finding.rule = Rule::kLoss;
   const bool lost = start_is_known() && value >= level_ + LostRise();
   const bool critical = may_move_ ? lasted >= options_.persist_steps : lost || lasted >= options_.critical_steps;
-  finding.severity = critical ? Severity::kCritical : Severity::kWarning;
+  Finding& finding = out->emplace_back(Finding::OfRun(Rule::kLoss, critical ? Severity::kCritical : Severity::kWarning,
+                                                      {.signal = "loss",
+                                                       .value = value,
+                                                       .threshold = level_ + rise,
+                                                       .baseline = level_,
+                                                       .first_step = since_,
+                                                       .detector = "level before"}));
   finding.stage = 5;
-  finding.first_step = since_;
-  finding.Add({.signal = "loss",
-               .value = value,
-               .threshold = level_ + rise,
-               .baseline = level_,
-               .first_step = since_,
-               .detector = "level before"});
   finding.summary = absl::StrFormat("the loss has gone from %.2g to %.2g after %s", level_, value, WordsOf(change_));
   finding.note = finding.summary;
   finding.advice = AdviceOn(change_);

@@ -70,6 +70,16 @@ struct Finding {
   // Instead of the words that its family has; empty = those.
   std::string summary, advice, cause;
 
+  // Of the run, for one reason.
+  static Finding OfRun(Rule rule, Severity severity, const Fact& fact) {
+    Finding finding;
+    finding.rule = rule;
+    finding.severity = severity;
+    finding.first_step = fact.first_step;
+    finding.Add(fact);
+    return finding;
+  }
+
   void Add(const Fact& fact) {
     if (fact_count < static_cast<int32_t>(facts.size())) facts[static_cast<size_t>(fact_count++)] = fact;
   }

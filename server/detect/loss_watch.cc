@@ -111,44 +111,36 @@ void LossWatch::ObserveGradient(int64_t step, float gradient) {
 void LossWatch::FindLoss(int64_t step, bool course_alone, std::vector<Finding>* out) const {
   const int64_t lasted = high_since_ < 0 ? 0 : step - high_since_;
   if (lasted >= options_.persist_steps) {
-    Finding& finding = out->emplace_back();
-    finding.rule = Rule::kLoss;
-    finding.severity = lasted >= options_.critical_steps ? Severity::kCritical : Severity::kWarning;
-    finding.stage = 5;
-    finding.first_step = high_since_;
-    finding.Add({.signal = "loss",
-                 .value = smoothed_,
-                 .threshold = minimum_ + rise_,
-                 .baseline = minimum_,
-                 .first_step = high_since_,
-                 .detector = "level"});
+    out->push_back(Finding::OfRun(Rule::kLoss,
+                                  lasted >= options_.critical_steps ? Severity::kCritical : Severity::kWarning,
+                                  {.signal = "loss",
+                                   .value = smoothed_,
+                                   .threshold = minimum_ + rise_,
+                                   .baseline = minimum_,
+                                   .first_step = high_since_,
+                                   .detector = "level"}));
+    out->back().stage = 5;
   } else if (!course_alone && loss_.since >= 0 && loss_.values >= options_.impulse_values) {
-    Finding& finding = out->emplace_back();
-    finding.rule = Rule::kLoss;
-    finding.severity = Severity::kInfo;
-    finding.first_step = loss_.since;
-    finding.Add({.signal = "loss",
-                 .value = loss_.value,
-                 .threshold = loss_.threshold,
-                 .baseline = loss_.baseline,
-                 .first_step = loss_.since,
-                 .detector = "impulse"});
+    out->push_back(Finding::OfRun(Rule::kLoss, Severity::kInfo,
+                                  {.signal = "loss",
+                                   .value = loss_.value,
+                                   .threshold = loss_.threshold,
+                                   .baseline = loss_.baseline,
+                                   .first_step = loss_.since,
+                                   .detector = "impulse"}));
   }
 }
 
 void LossWatch::FindGradient(int64_t step, std::vector<Finding>* out) const {
   if (gradient_.since < 0 || gradient_.values < options_.impulse_values) return;
   const bool lasting = step - gradient_.since >= options_.persist_steps;
-  Finding& finding = out->emplace_back();
-  finding.rule = Rule::kGradient;
-  finding.severity = lasting ? Severity::kWarning : Severity::kInfo;
-  finding.first_step = gradient_.since;
-  finding.Add({.signal = "grad_norm",
-               .value = std::exp(gradient_.value),
-               .threshold = std::exp(gradient_.threshold),
-               .baseline = std::exp(gradient_.baseline),
-               .first_step = gradient_.since,
-               .detector = "impulse"});
+  out->push_back(Finding::OfRun(Rule::kGradient, lasting ? Severity::kWarning : Severity::kInfo,
+                                {.signal = "grad_norm",
+                                 .value = std::exp(gradient_.value),
+                                 .threshold = std::exp(gradient_.threshold),
+                                 .baseline = std::exp(gradient_.baseline),
+                                 .first_step = gradient_.since,
+                                 .detector = "impulse"}));
 }
 
 void LossWatch::Excuse(bool keep_course) {
