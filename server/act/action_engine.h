@@ -19,10 +19,10 @@
 
 #include "absl/status/status.h"
 #include "server/act/policy.h"
-#include "server/store/action.h"
-#include "server/store/run_types.h"
-#include "server/store/step_sample.h"
-#include "server/store/transition.h"
+#include "server/model/action.h"
+#include "server/model/run_types.h"
+#include "server/model/step_sample.h"
+#include "server/model/transition.h"
 
 namespace bellwether::server {
 

@@ -14,7 +14,7 @@
 #include <string_view>
 
 #include "absl/status/status.h"
-#include "server/store/action.h"
+#include "server/model/action.h"
 
 namespace bellwether::server {
 

@@ -32,9 +32,9 @@
 #include <vector>
 
 #include "server/detect/batch_series.h"
-#include "server/store/action.h"
-#include "server/store/run_types.h"
-#include "server/store/step_sample.h"
+#include "server/model/action.h"
+#include "server/model/run_types.h"
+#include "server/model/step_sample.h"
 
 namespace bellwether::server {
 

@@ -30,8 +30,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "server/store/action.h"
-#include "server/store/transition.h"
+#include "server/model/action.h"
+#include "server/model/transition.h"
 
 namespace bellwether::server {
 

@@ -20,7 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/cluster/link.h"
-#include "server/store/transition.h"
+#include "server/model/transition.h"
 
 namespace bellwether::server {
 

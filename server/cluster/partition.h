@@ -16,7 +16,7 @@
 
 #include <cstdint>
 
-#include "server/store/run_types.h"
+#include "server/model/run_types.h"
 
 namespace bellwether::server {
 

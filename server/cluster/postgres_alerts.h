@@ -16,7 +16,7 @@
 #include "absl/status/statusor.h"
 #include "server/cluster/fence.h"
 #include "server/cluster/link.h"
-#include "server/store/transition.h"
+#include "server/model/transition.h"
 
 namespace bellwether::server {
 

@@ -14,8 +14,8 @@
 #include <string>
 
 #include "server/detect/finding.h"
-#include "server/store/run_types.h"
-#include "server/store/transition.h"
+#include "server/model/run_types.h"
+#include "server/model/transition.h"
 
 namespace bellwether::server {
 

@@ -30,8 +30,8 @@
 #include "server/detect/finding.h"
 #include "server/detect/judge_options.h"
 #include "server/detect/user_rule.h"
-#include "server/store/run_types.h"
-#include "server/store/transition.h"
+#include "server/model/run_types.h"
+#include "server/model/transition.h"
 
 namespace bellwether::server {
 

@@ -9,7 +9,7 @@
 #include <limits>
 #include <string>
 
-#include "server/store/run_types.h"
+#include "server/model/run_types.h"
 
 namespace bellwether::server {
 

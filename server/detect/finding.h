@@ -9,7 +9,7 @@
 #include <limits>
 #include <string>
 
-#include "server/store/transition.h"
+#include "server/model/transition.h"
 
 namespace bellwether::server {
 

@@ -17,7 +17,7 @@
 #include <tuple>
 #include <utility>
 
-#include "server/store/gram_types.h"
+#include "server/model/gram_types.h"
 
 namespace bellwether::server {
 

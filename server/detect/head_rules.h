@@ -24,8 +24,8 @@
 #include "server/detect/head_tests.h"
 #include "server/detect/judge_options.h"
 #include "server/detect/trend.h"
-#include "server/store/run_types.h"
-#include "server/store/step_sample.h"
+#include "server/model/run_types.h"
+#include "server/model/step_sample.h"
 
 namespace bellwether::server {
 

@@ -14,7 +14,7 @@
 #include "bellwether/kernels/detector_bank.h"
 #include "server/detect/batch_series.h"
 #include "server/detect/judge_options.h"
-#include "server/store/step_sample.h"
+#include "server/model/step_sample.h"
 
 namespace bellwether::server {
 

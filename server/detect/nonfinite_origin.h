@@ -28,7 +28,7 @@
 #include <vector>
 
 #include "server/detect/finding.h"
-#include "server/store/step_sample.h"
+#include "server/model/step_sample.h"
 
 namespace bellwether::server {
 

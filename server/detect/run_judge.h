@@ -18,9 +18,9 @@
 #include <string_view>
 #include <vector>
 
-#include "server/store/run_types.h"
-#include "server/store/step_sample.h"
-#include "server/store/transition.h"
+#include "server/model/run_types.h"
+#include "server/model/step_sample.h"
+#include "server/model/transition.h"
 
 namespace bellwether::server {
 

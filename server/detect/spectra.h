@@ -10,7 +10,7 @@
 
 #include "server/detect/gram_desk.h"
 #include "server/detect/spectra_bank.h"
-#include "server/store/gram_types.h"
+#include "server/model/gram_types.h"
 
 namespace bellwether::server {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "bellwether/kernels/trend.h"
-#include "server/store/transition.h"
+#include "server/model/transition.h"
 
 namespace bellwether::server {
 

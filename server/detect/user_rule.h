@@ -15,7 +15,7 @@
 #include <string>
 
 #include "bellwether/signal_table.h"
-#include "server/store/transition.h"
+#include "server/model/transition.h"
 
 namespace bellwether::server {
 

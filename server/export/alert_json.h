@@ -11,7 +11,7 @@
 #include <map>
 #include <string>
 
-#include "server/store/transition.h"
+#include "server/model/transition.h"
 
 namespace bellwether::server {
 

@@ -12,8 +12,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "server/ingest/launches.h"
-#include "server/store/byte_io.h"
 #include "server/store/record_codec.h"
+#include "server/util/byte_io.h"
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {

@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "server/store/action.h"
-#include "server/store/gram_types.h"
-#include "server/store/run_types.h"
-#include "server/store/step_sample.h"
+#include "server/model/action.h"
+#include "server/model/gram_types.h"
+#include "server/model/run_types.h"
+#include "server/model/step_sample.h"
 #include "server/store/wal.h"
 
 namespace bellwether::server {

@@ -24,7 +24,7 @@
 #include <set>
 #include <vector>
 
-#include "server/store/step_sample.h"
+#include "server/model/step_sample.h"
 #include "server/store/wal.h"
 
 namespace bellwether::server {

@@ -10,7 +10,7 @@
 
 #include <string_view>
 
-#include "server/store/run_types.h"
+#include "server/model/run_types.h"
 
 namespace bellwether::server {
 

@@ -17,8 +17,8 @@
 #include "absl/status/statusor.h"
 #include "server/act/policy.h"
 #include "server/detect/judge_options.h"
+#include "server/model/action.h"
 #include "server/offline/recorded_run.h"
-#include "server/store/action.h"
 
 namespace bellwether::server {
 

@@ -9,8 +9,8 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "server/store/run_types.h"
-#include "server/store/step_sample.h"
+#include "server/model/run_types.h"
+#include "server/model/step_sample.h"
 
 namespace bellwether::server {
 

@@ -35,10 +35,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "server/model/run_types.h"
+#include "server/model/step_sample.h"
+#include "server/model/transition.h"
 #include "server/offline/test_series.h"
-#include "server/store/run_types.h"
-#include "server/store/step_sample.h"
-#include "server/store/transition.h"
 
 namespace bellwether::server {
 

@@ -17,9 +17,9 @@
 
 #include "absl/status/statusor.h"
 #include "server/detect/judge_options.h"
+#include "server/model/run_types.h"
 #include "server/offline/recorded_run.h"
 #include "server/offline/truth.h"
-#include "server/store/run_types.h"
 
 namespace bellwether::server {
 

@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "server/store/step_sample.h"
+#include "server/model/step_sample.h"
 
 namespace bellwether::server {
 namespace {

@@ -17,8 +17,8 @@
 #include <limits>
 #include <vector>
 
-#include "server/store/run_types.h"
-#include "server/store/step_sample.h"
+#include "server/model/run_types.h"
+#include "server/model/step_sample.h"
 
 namespace bellwether::server {
 

@@ -18,7 +18,7 @@
 namespace bellwether::server {
 namespace {
 
-constexpr char kProposed[] = "Proposed: ";  // As server/proposals.cc words it.
+constexpr char kProposed[] = "Proposed: ";  // As server/act/proposals.cc words it.
 
 // Takes out of the advice what was proposed when it was told and waits for nobody any more.
 void HideEndedProposals(const std::string& run, const std::vector<Action>& actions, std::string* advice) {

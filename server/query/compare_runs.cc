@@ -7,8 +7,8 @@
 #include <numbers>
 #include <utility>
 
+#include "server/model/step_sample.h"
 #include "server/query/robust.h"
-#include "server/store/step_sample.h"
 
 namespace bellwether::server {
 namespace {

@@ -16,7 +16,7 @@
 
 #include "absl/status/statusor.h"
 #include "bellwether/signal_table.h"
-#include "server/store/run_types.h"
+#include "server/model/run_types.h"
 
 namespace bellwether::server {
 

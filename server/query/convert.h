@@ -8,9 +8,9 @@
 #include <string_view>
 
 #include "bellwether/v1/query.pb.h"
-#include "server/store/action.h"
+#include "server/engine/ports/run_control.h"
+#include "server/model/action.h"
 #include "server/store/alert_log.h"
-#include "server/store/run_control.h"
 #include "server/store/run_table.h"
 #include "server/store/series_store.h"
 

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "server/model/transition.h"
 #include "server/query/query_engine.h"
-#include "server/store/transition.h"
 
 namespace bellwether::server {
 

@@ -18,7 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "server/store/action.h"
+#include "server/model/action.h"
 #include "server/store/database.h"
 
 namespace bellwether::server {

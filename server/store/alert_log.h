@@ -16,8 +16,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "server/model/transition.h"
 #include "server/store/database.h"
-#include "server/store/transition.h"
 #include "server/util/counters.h"
 
 namespace bellwether::server {

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <memory>
 
-#include "server/store/byte_io.h"
+#include "server/util/byte_io.h"
 
 namespace bellwether::server {
 namespace {

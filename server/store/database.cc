@@ -18,11 +18,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "server/store/byte_io.h"
 #include "server/store/file_system.h"
 #include "server/store/record_codec.h"
 #include "server/store/rocks_database.h"
 #include "server/store/rocks_log.h"
+#include "server/util/byte_io.h"
 #include "server/util/clock.h"
 #include "server/util/log.h"
 #include "server/util/status_macros.h"

@@ -13,9 +13,9 @@
 #include <map>
 #include <vector>
 
-#include "server/store/byte_io.h"
+#include "server/model/step_sample.h"
 #include "server/store/series_summary.h"
-#include "server/store/step_sample.h"
+#include "server/util/byte_io.h"
 
 namespace bellwether::server {
 

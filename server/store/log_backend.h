@@ -20,7 +20,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "server/store/run_types.h"
+#include "server/model/run_types.h"
 
 namespace bellwether::server {
 

@@ -3,7 +3,7 @@
 #include <zstd.h>
 
 #include "absl/strings/str_cat.h"
-#include "server/store/byte_io.h"
+#include "server/util/byte_io.h"
 
 namespace bellwether::server {
 namespace {

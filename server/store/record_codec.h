@@ -10,7 +10,7 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
-#include "server/store/action.h"
+#include "server/model/action.h"
 #include "server/store/database.h"
 #include "server/store/run_bands.h"
 

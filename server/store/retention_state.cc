@@ -1,7 +1,7 @@
 #include "server/store/retention_state.h"
 
-#include "server/store/byte_io.h"
 #include "server/store/rocks_database.h"
+#include "server/util/byte_io.h"
 
 namespace bellwether::server {
 namespace {

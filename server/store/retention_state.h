@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "server/store/run_types.h"
+#include "server/model/run_types.h"
 
 namespace bellwether::server {
 

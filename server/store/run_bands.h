@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "bellwether/signal_table.h"
-#include "server/store/run_types.h"
-#include "server/store/transition.h"
+#include "server/model/run_types.h"
+#include "server/model/transition.h"
 
 namespace bellwether::server {
 

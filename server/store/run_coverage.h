@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "server/store/step_sample.h"
+#include "server/model/step_sample.h"
 
 namespace bellwether::server {
 

@@ -16,9 +16,9 @@
 
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "server/model/step_sample.h"
+#include "server/model/transition.h"
 #include "server/store/database.h"
-#include "server/store/step_sample.h"
-#include "server/store/transition.h"
 
 namespace bellwether::server {
 

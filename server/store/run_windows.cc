@@ -5,8 +5,8 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "server/store/byte_io.h"
 #include "server/store/chunk_rows.h"
+#include "server/util/byte_io.h"
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {

@@ -25,9 +25,9 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "server/model/step_sample.h"
 #include "server/store/derived_spans.h"
 #include "server/store/series_reader.h"
-#include "server/store/step_sample.h"
 
 namespace bellwether::server {
 

@@ -23,8 +23,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "server/model/step_sample.h"
 #include "server/store/database.h"
-#include "server/store/step_sample.h"
 
 namespace bellwether::server {
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "server/store/step_sample.h"
+#include "server/model/step_sample.h"
 
 namespace bellwether::server {
 namespace {

@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "server/store/byte_io.h"
 #include "server/store/chunk.h"
+#include "server/util/byte_io.h"
 
 namespace bellwether::server {
 

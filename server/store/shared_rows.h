@@ -18,8 +18,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "server/store/run_types.h"
-#include "server/store/transition.h"
+#include "server/model/run_types.h"
+#include "server/model/transition.h"
 
 namespace bellwether::server {
 

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_format.h"
 #include "bellwether/crc32c.h"
-#include "server/store/byte_io.h"
+#include "server/util/byte_io.h"
 
 namespace bellwether::server {
 namespace {

@@ -8,7 +8,7 @@
 #include <fstream>
 #include <string>
 
-#include "server/config.h"
+#include "server/app/config.h"
 #include "tests/fuzz/fuzz.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -10,8 +10,8 @@
 #include <random>
 #include <string>
 
-#include "server/store/run_types.h"
-#include "server/store/step_sample.h"
+#include "server/model/run_types.h"
+#include "server/model/step_sample.h"
 
 namespace bellwether::server {
 

@@ -14,8 +14,8 @@
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "server/engine/pipeline.h"
 #include "server/ingest/decode.h"
-#include "server/pipeline.h"
 #include "tests/support/client_messages.h"
 
 namespace bellwether::server {

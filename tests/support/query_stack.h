@@ -14,12 +14,12 @@
 #include <memory>
 #include <string>
 
+#include "server/engine/ports/run_control.h"
 #include "server/query/query_engine.h"
 #include "server/store/action_log.h"
 #include "server/store/alert_log.h"
 #include "server/store/baselines.h"
 #include "server/store/database.h"
-#include "server/store/run_control.h"
 #include "server/store/run_table.h"
 #include "server/store/series_store.h"
 

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "bellwether/recording.h"
-#include "server/store/run_types.h"
-#include "server/store/step_sample.h"
+#include "server/model/run_types.h"
+#include "server/model/step_sample.h"
 
 namespace bellwether::server {
 

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "server/pipeline.h"
+#include "server/engine/pipeline.h"
 #include "server/query/query_engine.h"
 #include "tests/support/temp_directory.h"
 

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
+#include "server/model/transition.h"
 #include "server/store/run_table.h"
 #include "server/store/series_store.h"
-#include "server/store/transition.h"
 
 namespace bellwether::server {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "server/store/transition.h"
+#include "server/model/transition.h"
 
 namespace bellwether::server {
 

@@ -132,8 +132,8 @@ class TidyTest(unittest.TestCase):
             "server/detect/x.h": '#include "server/act/policy.h"',
             "server/query/x.h": '#include "server/http/console.h"',
             "kernels/include/bellwether/kernels/x.h": "#include <cuda.h>",
-            "server/main.cc": "#ifdef BELLWETHER_CUDA",
-            "server/shard.cc": "mutex_.AwaitWithTimeout(done, absl::Seconds(1));",
+            "server/app/main.cc": "#ifdef BELLWETHER_CUDA",
+            "server/engine/shard.cc": "mutex_.AwaitWithTimeout(done, absl::Seconds(1));",
         }
         for path, line in planted.items():
             with self.subTest(path):

@@ -10,7 +10,7 @@
 #include <limits>
 
 #include "server/detect/archive.h"
-#include "server/store/step_sample.h"
+#include "server/model/step_sample.h"
 
 namespace bellwether::server {
 namespace {

@@ -12,7 +12,7 @@
 #include <random>
 #include <vector>
 
-#include "server/store/step_sample.h"
+#include "server/model/step_sample.h"
 
 namespace bellwether::server {
 namespace {

@@ -13,7 +13,7 @@
 #include <random>
 #include <set>
 
-#include "server/store/step_sample.h"
+#include "server/model/step_sample.h"
 
 namespace bellwether::server {
 namespace {

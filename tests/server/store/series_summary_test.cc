@@ -9,7 +9,7 @@
 #include <cmath>
 #include <random>
 
-#include "server/store/step_sample.h"
+#include "server/model/step_sample.h"
 
 namespace bellwether::server {
 namespace {

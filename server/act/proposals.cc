@@ -1,0 +1,68 @@
+#include "server/act/proposals.h"
+
+#include <algorithm>
+#include <map>
+#include <string>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "server/act/action_kinds.h"
+
+namespace bellwether::server {
+
+namespace {
+
+void AddSentence(const std::string& sentence, const std::string& cost, std::string* text) {
+  absl::StrAppend(text, text->empty() ? "" : " ", sentence);
+  if (!cost.empty()) absl::StrAppend(text, "; cost: ", cost);
+  *text += '.';
+}
+
+// What the first rung will be.
+void AddPlan(const Policy& policy, Transition* transition) {
+  if (policy.mode == PolicyMode::kObserve || transition->state != AlertState::kFiring || transition->k != 0) return;
+  const PolicyRule* const rule = policy.Find(transition->rule, transition->stage, transition->severity);
+  if (rule == nullptr || rule->ladder.empty() || rule->confirm_steps == 0) return;
+  const PolicyRung& rung = rule->ladder.front();
+  const ActionKindInfo& kind = *FindActionKind(rung.kind);
+  AddSentence(absl::StrCat("If it fires on for ", rule->confirm_steps, " steps, the policy ",
+                           policy.mode == PolicyMode::kEnforce ? "applies " : "proposes ", kind.name,
+                           rung.mode.empty() ? "" : " ", rung.mode),
+              kind.cost, &transition->advice);
+}
+
+}  // namespace
+
+std::string ProposalText(const std::vector<Action>& actions, const Transition& transition) {
+  // An action that changed twice is there twice: as it is now is its last.
+  std::map<std::string, const Action*> now;
+  for (const Action& action : actions) {
+    if (action.alert_key == transition.key) now[action.id] = &action;
+  }
+  std::string text;
+  for (const auto& [id, action] : now) {
+    std::string sentence;
+    if (action->state == ActionState::kProposed) {
+      sentence = absl::StrCat("Proposed: ", ActionText(*action), "; `bellwether action approve ", transition.run_name,
+                              " ", id, "` applies it");
+    } else if (action->state == ActionState::kApproved || action->state == ActionState::kSent) {
+      sentence = absl::StrCat("On its way by the policy: ", ActionText(*action), " (action ", id, ")");
+    } else {
+      continue;
+    }
+    const bool told = absl::StrContains(transition.advice, absl::StrCat(" ", id, "`")) ||
+                      absl::StrContains(transition.advice, absl::StrCat(" ", id, ")"));
+    if (!told) AddSentence(sentence, action->cost, &text);
+  }
+  return text;
+}
+
+void AddProposals(const std::vector<Action>& changed, const Policy& policy, Transition* transition) {
+  const std::string text = ProposalText(changed, *transition);
+  if (!text.empty()) absl::StrAppend(&transition->advice, transition->advice.empty() ? "" : " ", text);
+  const bool any = std::any_of(changed.begin(), changed.end(),
+                               [&](const Action& action) { return action.alert_key == transition->key; });
+  if (!any) AddPlan(policy, transition);
+}
+
+}  // namespace bellwether::server

@@ -1,0 +1,27 @@
+// proposals.h: what an alert says of the actions that were made for it.
+
+#ifndef BELLWETHER_SERVER_ACT_PROPOSALS_H_
+#define BELLWETHER_SERVER_ACT_PROPOSALS_H_
+
+#include <string>
+#include <vector>
+
+#include "server/act/policy.h"
+#include "server/model/action.h"
+#include "server/model/transition.h"
+
+namespace bellwether::server {
+
+// A sentence for each of `actions` that waits or is on its way because of this
+// alert: what it is, its cost, and how it is approved; "" = none.  What the
+// alert's advice names already is left out.  Thread-safe.
+std::string ProposalText(const std::vector<Action>& actions, const Transition& transition);
+
+// Adds ProposalText() of `changed` to the advice.  Changes nothing else.  Thread-safe.
+// Where there is none yet, a new alert says what the policy will do first, and
+// when.
+void AddProposals(const std::vector<Action>& changed, const Policy& policy, Transition* transition);
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_ACT_PROPOSALS_H_

@@ -1,0 +1,37 @@
+// config.h: flags, environment and the YAML file become Options.
+//
+// The file is read by the reader of rules, policy and access files
+// (util/strict_yaml.h): an unknown key, a wrong type or a value out of range is
+// an error `file:line:col: message`, and all of them are reported at once.
+// Flags wire the process; the file holds what people tune.
+
+#ifndef BELLWETHER_SERVER_APP_CONFIG_H_
+#define BELLWETHER_SERVER_APP_CONFIG_H_
+
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/app/server.h"
+
+namespace bellwether::server {
+
+// Reads `path` over `*options` and returns how many keys it holds.
+// INVALID_ARGUMENT: every finding, a line each; then *options is as it was.
+// NOT_FOUND: no such file.
+absl::StatusOr<size_t> ReadConfig(const std::string& path, ServerOptions* options);
+
+// INVALID_ARGUMENT, which calls the address `key`: it is neither host:port nor
+// unix:/path; or neither host:port nor "", which is none.
+absl::Status CheckGrpcAddress(std::string_view key, std::string_view address);
+absl::Status CheckWebAddress(std::string_view key, std::string_view address);
+
+// The options as key: value, secrets redacted; for GetServerInfo and the log.
+std::map<std::string, std::string> DescribeOptions(const ServerOptions& options);
+std::map<std::string, double> DescribeLimits(const ServerOptions& options);
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_APP_CONFIG_H_

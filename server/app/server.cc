@@ -1,0 +1,423 @@
+#include "server/app/server.h"
+
+#include <grpc/grpc.h>
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/impl/server_builder_option.h>
+#include <grpcpp/impl/server_builder_plugin.h>
+#include <grpcpp/security/tls_certificate_provider.h>
+#include <grpcpp/security/tls_credentials_options.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "server/access/client_check.h"
+#include "server/act/proposals.h"
+#include "server/app/config.h"
+#include "server/app/version.h"
+#include "server/net/grpc_log.h"
+#include "server/net/grpc_weaknesses.h"
+#include "server/query/json_api.h"
+#include "server/store/file_system.h"
+#include "server/util/clean_text.h"
+#include "server/util/host_port.h"
+#include "server/util/log.h"
+#include "server/util/status_macros.h"
+
+namespace bellwether::server {
+namespace {
+
+bool IsLoopback(const std::string& address) {
+  return absl::StartsWith(address, "unix:") || absl::StartsWith(address, "127.") ||
+         absl::StartsWith(address, "localhost:") || absl::StartsWith(address, "[::1]:");
+}
+
+// RELIABILITY: how a stream's memory stays bounded and a dead peer is found.
+void SetChannelArguments(grpc::ServerBuilder* builder, const ServerOptions& options, uint32_t message_bytes_max) {
+  builder->SetMaxReceiveMessageSize(static_cast<int>(message_bytes_max));
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 64 << 10);
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 20'000);
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 8'000);
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 10'000);
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 64);
+  builder->AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, 8 << 10);
+  builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 5'000);
+  if (options.connection_age_seconds == 0) return;
+  // So that clients spread again over servers behind one name, follow an address that
+  // changed, and show certificates that still count.  gRPC moves the age by up to a
+  // tenth either way, so that what came at once does not come back at once, and says
+  // GOAWAY; after the grace it closes.  We end no stream before that: gRPC does not tell
+  // us of the age, a clock of our own beside its would be a second one, and nothing would
+  // be gained.  To a client it is a connection that breaks, which it bears anyway: a
+  // sender is back within 0.25 s and sends again what was not acknowledged, and who
+  // watches goes on behind what he has.
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS, options.connection_age_seconds * 1'000);
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, options.connection_age_grace_seconds * 1'000);
+}
+
+class LeaveOutReflection final : public grpc::ServerBuilderOption {
+ public:
+  void UpdateArguments(grpc::ChannelArguments*) override {}
+  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
+    std::erase_if(*plugins, [](const auto& plugin) { return plugin->name() == "proto_server_reflection"; });
+  }
+};
+
+}  // namespace
+
+Server::Server(ServerOptions options) : options_(std::move(options)), clock_(Clock::System()) {}
+
+Server::~Server() { (void)Stop(); }
+
+absl::StatusOr<std::unique_ptr<Server>> Server::Start(ServerOptions options) {
+  std::unique_ptr<Server> server(new Server(std::move(options)));
+  BW_RETURN_IF_ERROR(server->StartAll());
+  return server;
+}
+
+absl::Status Server::StartAll() {
+  TakeGrpcLog();
+  BW_RETURN_IF_ERROR(CheckAddresses());
+  BW_RETURN_IF_ERROR(StartAccess());
+  RunControl::Info& info = options_.pipeline.info;
+  info.version = kVersion;
+  info.revision = kRevision;
+  info.grpc_version = grpc::Version();
+  info.storage_path = CleanText(options_.pipeline.storage_path, 4096);  // Answers are UTF-8, paths need not be.
+  info.started_unix_ns = clock_->UnixNanos();
+  info.options = DescribeOptions(options_);
+  info.limits = DescribeLimits(options_);
+  BW_RETURN_IF_ERROR(StartBank());
+  NoteReload();
+  if (options_.cluster.on()) ShareLog();
+  BW_ASSIGN_OR_RETURN(pipeline_, Pipeline::Open(options_.pipeline, &counters_, clock_));
+  pipeline_->SetOwnerAddress([this](uint32_t partition) {
+    Members* const member = asked_member_;
+    if (member == nullptr) return std::string();
+    member->LookSoon(partition);
+    return member->OwnerAddress(partition);
+  });
+  if (options_.cluster.on()) BW_RETURN_IF_ERROR(StartPeers());
+  engine_ = std::make_unique<QueryEngine>(
+      options_.query_engine,
+      QueryStores{pipeline_->runs(), pipeline_->series(), pipeline_->alerts(), pipeline_->database(),
+                  pipeline_->baselines(), pipeline_.get(), clock_, &counters_, pipeline_->actions(), elsewhere_.get()});
+  QueryService::Options query = options_.query;
+  query.access = access_.get();
+  query_ = std::make_unique<QueryService>(query, engine_.get());
+  exporter_ = std::make_unique<Exporter>(options_.exporter, pipeline_->runs(), pipeline_->alerts(), &counters_, clock_);
+  BW_RETURN_IF_ERROR(StartHttp());
+  const std::string page = options_.external_url.empty() ? PageForOthers() : options_.external_url;
+  for (WebhookOptions webhook : options_.webhooks) {
+    webhook.external_url = page;
+    webhook.proposals = ProposalText;
+    webhook.notifies = [runs = pipeline_->runs()](RunId id) {
+      const RunSnapshotPtr run = runs->Get(id);
+      return run == nullptr || run->record.notifies();
+    };
+    BW_ASSIGN_OR_RETURN(auto started, Webhook::Start(webhook, pipeline_->alerts(), pipeline_->actions(), &counters_));
+    webhooks_.push_back(std::move(started));
+  }
+  const auto catch_up = [this](RunId first, RunId end) {
+    for (const auto& webhook : webhooks_) webhook->CatchUp(first, end);
+  };
+  if (options_.cluster.on()) {
+    pipeline_->SetTaken(catch_up);
+  } else {
+    catch_up(0, std::numeric_limits<RunId>::max());
+  }
+  for (AlertmanagerOptions alertmanager : options_.alertmanagers) {
+    alertmanager.external_url = page;
+    alertmanager.holds = options_.exporter.holds;
+    alertmanager.proposals = [actions = pipeline_->actions()](const Transition& alert) {
+      const auto of_run = actions->List(alert.run);
+      return of_run.ok() ? ProposalText(*of_run, alert) : std::string();
+    };
+    BW_ASSIGN_OR_RETURN(auto started,
+                        Alertmanager::Start(alertmanager, pipeline_->alerts(), pipeline_->runs(), &counters_));
+    alertmanagers_.push_back(std::move(started));
+  }
+  BW_RETURN_IF_ERROR(StartGrpc());
+  BW_ASSIGN_OR_RETURN(checkpoints_,
+                      CheckpointSocket::Start(options_.pipeline.storage_path, [this](const std::string& directory) {
+                        return pipeline_->WriteCheckpoint(directory);
+                      }));
+  pipeline_->SetAddresses(grpc_address_, http_address_);
+  busy_ns_ = clock_->MonotonicNanos();
+  return options_.cluster.on() ? JoinCluster() : absl::OkStatus();
+}
+
+absl::Status Server::CheckAddresses() const {
+  if (options_.insecure_i_understand) return absl::OkStatus();
+  if (!IsLoopback(options_.grpc_address) && (!options_.tls.on() || options_.tls.client_ca.empty())) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "grpc.listen_address = ", options_.grpc_address,
+        ": off loopback clients must show certificates, else anybody writes into your runs: set tls.cert_file, "
+        "tls.key_file and tls.client_ca_file (`bellwether cert` makes them), or use a loopback address behind a proxy, "
+        "or "
+        "--insecure-i-understand"));
+  }
+  if (options_.web_address.empty() || IsLoopback(options_.web_address)) return absl::OkStatus();
+  const bool guarded = !options_.access.access_file.empty() || !options_.web_token.empty();
+  if (options_.tls.on() && options_.web_tls && guarded) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("web.listen_address = ", options_.web_address,
+                                                    ": off loopback the page must speak TLS and ask who reads it: set "
+                                                    "tls.cert_file and tls.key_file, and access_file or "
+                                                    "--web.token-file; or use a loopback address behind a proxy, or "
+                                                    "--insecure-i-understand"));
+}
+
+absl::Status Server::StartAccess() {
+  if (options_.tls.on()) {
+    BW_ASSIGN_OR_RETURN(tls_, TlsWatch::Open(options_.tls, &counters_, clock_));
+  }
+  AccessOptions access = options_.access;
+  access.page_token = options_.web_token;
+  if (access.audit.path.empty()) access.audit.path = absl::StrCat(options_.pipeline.storage_path, "/audit.log");
+  BW_RETURN_IF_ERROR(FileSystem::Real()->MakeDirectory(options_.pipeline.storage_path));
+  BW_ASSIGN_OR_RETURN(access_, Access::Open(access, &counters_, clock_, tls_.get()));
+  if (!access.page_token.empty() || tls_ != nullptr || !access.tokens_file.empty()) {
+    // Nobody else's debugger, no core file, reads what is in this memory.
+    prctl(PR_SET_DUMPABLE, 0);
+    const rlimit none{};
+    setrlimit(RLIMIT_CORE, &none);
+  }
+  const int64_t descriptors = RaiseDescriptorLimit();
+  // The store needs its own: a log that cannot be opened is worse than a connection that waits.
+  const int64_t fit = std::max<int64_t>(descriptors / 4, 4);
+  if (options_.connections.all_max > fit) {
+    LogWarning("limits.connections_max = {}: taken as {}, a quarter of the {} descriptors that this process may have",
+               options_.connections.all_max, fit, descriptors);
+    options_.connections.all_max = fit;
+  }
+  options_.http.queue_max = static_cast<int>(std::clamp<int64_t>(fit / 2, 1, options_.http.queue_max));
+  options_.http.workers_max = static_cast<int>(std::clamp<int64_t>(fit / 2, 2, options_.http.workers_max));
+  options_.http.events.streams_max =
+      static_cast<int>(std::clamp<int64_t>(fit / 2, 1, options_.http.events.streams_max));
+  TellWeaknesses(grpc::Version(), IsLoopback(options_.grpc_address)                    ? Exposure::kLocal
+                                  : tls_ != nullptr && !options_.tls.client_ca.empty() ? Exposure::kCertificates
+                                                                                       : Exposure::kAnybody);
+  if (access_->open() && !IsLoopback(options_.grpc_address)) {
+    LogWarning("no access_file: whoever {} may read, write and change everything",
+               options_.tls.client_ca.empty() ? "can connect" : "holds a certificate");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Server::StartBank() {
+  Gauge* const degraded = counters_.gauge("bellwether_degraded", {{"reason", "gpu"}});
+  BW_ASSIGN_OR_RETURN(gpu_bank_, OpenBank(options_.bank, [degraded](const std::string& why) {
+                        degraded->Set(1);
+                        LogError("the GPU is given up, detectors go on on the CPU: {}", why);
+                      }));
+  DetectorBank* const bank = gpu_bank_ != nullptr ? gpu_bank_.get() : CpuDetectorBank();
+  bank_ = std::make_unique<MeasuredBank>(bank, &counters_, clock_);
+  options_.pipeline.bank = bank_.get();
+  gpu_spectra_ = OpenGpuSpectra(options_.bank, [degraded](const std::string& why) {
+    degraded->Set(1);
+    LogError("the GPU is given up, spectra go on on the CPU: {}", why);
+  });
+  options_.pipeline.spectra_bank = gpu_spectra_.get();
+  options_.pipeline.info.backend = bank_->backend();
+  counters_
+      .gauge("bellwether_build_info",
+             {{"version", kVersion}, {"revision", kRevision}, {"cuda", gpu_bank_ != nullptr ? "on" : "off"}})
+      ->Set(1);
+  return absl::OkStatus();
+}
+
+absl::Status Server::StartHttp() {
+  if (options_.web_address.empty()) return absl::OkStatus();
+  BW_ASSIGN_OR_RETURN(const HostPort address, SplitHostPort("web.listen_address", options_.web_address));
+  HttpOptions http = options_.http;
+  http.host = address.host;
+  http.port = address.port;
+  HttpSources sources;
+  sources.metrics = [this] { return exporter_->Render(); };
+  sources.ready = [this] { return pipeline_->Ready(); };
+  sources.call = [this](const std::string& method, const std::string& body, const GrantPtr& grant,
+                        const std::function<bool()>& cancelled, std::shared_ptr<const void>* memory) {
+    return CallJson(*engine_, method, body, grant, cancelled, memory);
+  };
+  sources.methods = JsonMethods();
+  sources.access = access_.get();
+  if (options_.web_tls) sources.tls = tls_.get();
+  if (options_.reload_by_http) sources.reload = [this] { return Reload(); };
+  sources.transition_json = TransitionToJson;
+  sources.runs = pipeline_->runs();
+  if (elsewhere_ != nullptr) sources.others = [this] { return elsewhere_->others(); };
+  sources.alerts = pipeline_->alerts();
+  sources.counters = &counters_;
+  const char* const scheme = sources.tls != nullptr ? "https://" : "http://";
+  BW_ASSIGN_OR_RETURN(http_, HttpServer::Start(http, std::move(sources)));
+  http_address_ = absl::StrCat(http.host, ":", http_->port());
+  page_url_ = absl::StrCat(scheme, http_address_, "/");
+  if (!options_.web_token.empty()) absl::StrAppend(&page_url_, "?token=", options_.web_token);
+  return absl::OkStatus();
+}
+
+// The page's token opens everything: where people have identities of their own
+// it is not handed to whoever may write a run or is notified.
+std::string Server::PageForOthers() const {
+  return access_->open() ? page_url_ : page_url_.substr(0, page_url_.find("?token="));
+}
+
+absl::Status Server::StartGrpc() {
+  IngestService::Options ingest = options_.ingest;
+  ingest.limits = options_.pipeline.limits;
+  ingest.server_version = kVersion;
+  if (!page_url_.empty()) ingest.page_url_prefix = PageForOthers() + "#/run/";
+  ingest.access = access_.get();
+  ingest.runs = pipeline_->runs();
+  ingest_ = std::make_unique<IngestService>(ingest, pipeline_.get(), &counters_, clock_);
+  BW_ASSIGN_OR_RETURN(listener_, ConnectionAcceptor::Listen(options_.grpc_address, options_.connections, &counters_));
+  grpc_address_ = listener_->address();
+  grpc::EnableDefaultHealthCheckService(true);
+  static const bool reflection = [] {
+    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+    return true;
+  }();
+  (void)reflection;
+  grpc::ServerBuilder builder;
+  // Reflection on loopback only, and where nobody is asked who he is: it tells strangers too much.
+  if (!IsLoopback(options_.grpc_address) || !access_->open()) builder.SetOption(std::make_unique<LeaveOutReflection>());
+  acceptor_ = builder.experimental().AddExternalConnectionAcceptor(
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, GrpcCredentials());
+  SetChannelArguments(&builder, options_, ingest.message_bytes_max);
+  builder.RegisterService(ingest_.get());
+  builder.RegisterService(query_.get());
+  grpc_ = builder.BuildAndStart();
+  if (grpc_ == nullptr) return absl::InternalError("gRPC does not start; its own words stand above");
+  listener_->Start(acceptor_.get());
+  pulse_ = std::thread([this] { EachSecond([this] { ingest_->CutStreams(); }); });
+  upkeep_ = std::thread([this] { EachSecond([this] { pipeline_->Upkeep(); }); });
+  return absl::OkStatus();
+}
+
+void Server::EachSecond(const std::function<void()>& task) {
+  std::unique_lock lock(pulse_mutex_);
+  while (!pulse_wake_.wait_for(lock, std::chrono::seconds(1), [this] { return pulse_stop_; })) {
+    lock.unlock();
+    task();
+    lock.lock();
+  }
+}
+
+std::shared_ptr<grpc::ServerCredentials> Server::GrpcCredentials() const {
+  // A Unix socket is guarded by its mode.
+  if (tls_ == nullptr || absl::StartsWith(options_.grpc_address, "unix:")) return grpc::InsecureServerCredentials();
+  namespace e = grpc::experimental;
+  const bool ask = !options_.tls.client_ca.empty();
+  const auto files = std::make_shared<e::FileWatcherCertificateProvider>(
+      tls_->identity_path(), tls_->identity_path(), tls_->client_ca_path(), options_.tls_refresh_seconds);
+  e::TlsServerCredentialsOptions tls(files);
+  if (ask) tls.watch_root_certs();
+  tls.watch_identity_key_cert_pairs();
+  tls.set_cert_request_type(ask ? GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY
+                                : GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE);
+  if (!options_.tls.crl.empty()) {
+    tls.set_certificate_verifier(ClientCheck(tls_.get()));
+    tls.set_check_call_host(false);  // Of a server's certificate; this one is a client's.
+  }
+  return e::TlsServerCredentials(tls);
+}
+
+absl::Status Server::Reload() {
+  absl::MutexLock lock(&reload_mutex_);
+  if (options_.rules_file.empty() && options_.policy_file.empty() && access_->open()) {
+    LogWarning(
+        "nothing to read again: there is no rules, policy or access file, and the configuration is read at start only");
+  }
+  const auto refuse = [this](const char* what, const absl::Status& status) {
+    counters_.gauge("bellwether_config_last_reload_successful")->Set(0);
+    LogError("{} as they were: {}", what, std::string(status.message()));
+    return status;
+  };
+  // Rules and policy both or neither; identities by themselves, so that taking
+  // one's rights away waits for nothing.
+  const absl::Status access = access_->Reload();
+  if (!access.ok()) return refuse("identities stay", access);
+  RuleSetPtr rules;
+  PolicyPtr policy;
+  if (!options_.rules_file.empty()) {
+    const auto read = ReadRules(options_.rules_file);
+    if (!read.ok()) return refuse("the rules stay", read.status());
+    rules = *read;
+  }
+  if (!options_.policy_file.empty()) {
+    const auto read = ReadPolicy(options_.policy_file);
+    if (!read.ok()) return refuse("rules and policy stay", read.status());
+    policy = *read;
+  }
+  NoteReload();
+  if (rules != nullptr) {
+    pipeline_->SetRules(rules);
+    LogInfo("rules read again from {}", options_.rules_file);
+  }
+  if (policy != nullptr) {
+    pipeline_->SetPolicy(policy);
+    LogInfo("the policy was read again from {}", options_.policy_file);
+  }
+  return absl::OkStatus();
+}
+
+void Server::NoteReload() {
+  counters_.gauge("bellwether_config_last_reload_successful")->Set(1);
+  counters_.gauge("bellwether_config_last_reload_success_timestamp_seconds")
+      ->Set(static_cast<double>(clock_->UnixMillis()) * 1e-3);
+}
+
+absl::StatusOr<bool> Server::Tick() {
+  BW_RETURN_IF_ERROR(pipeline_->Maintain());
+  if (const bool ready = pipeline_->Ready().ok(); ready != ready_) {
+    ready_ = ready;
+    grpc_->GetHealthCheckService()->SetServingStatus(ready);
+  }
+  access_->Tick();
+  if (tls_ != nullptr) tls_->Tick();
+  if (peer_tls_ != nullptr) peer_tls_->Tick();
+  const int64_t now_ns = clock_->MonotonicNanos();
+  if (ingest_->streams_open() > 0 || query_->streams_open() > 0) busy_ns_ = now_ns;
+  return options_.idle_exit_seconds == 0 || now_ns - busy_ns_ < options_.idle_exit_seconds * 1'000'000'000;
+}
+
+absl::Status Server::Stop() {
+  if (stopped_) return absl::OkStatus();
+  stopped_ = true;
+  {
+    const std::lock_guard lock(pulse_mutex_);
+    pulse_stop_ = true;
+  }
+  pulse_wake_.notify_all();
+  if (pulse_.joinable()) pulse_.join();
+  if (listener_ != nullptr) listener_->Stop();
+  if (member_ != nullptr) member_->Announce();
+  if (grpc_ != nullptr) {
+    grpc_->GetHealthCheckService()->SetServingStatus(false);
+    // What was taken becomes durable and is acknowledged before streams end.
+    ingest_->Drain();
+    query_->Shutdown();
+    grpc_->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(5));
+    grpc_->Wait();
+  }
+  checkpoints_.reset();
+  if (member_ != nullptr) member_->Leave();  // Others go on before this one has put everything away.
+  // All receivers have the same time, however many there are.
+  for (const auto& webhook : webhooks_) webhook->AskToStop();
+  for (const auto& alertmanager : alertmanagers_) alertmanager->AskToStop();
+  for (const auto& webhook : webhooks_) webhook->Stop();
+  for (const auto& alertmanager : alertmanagers_) alertmanager->Stop();
+  if (http_ != nullptr) http_->Stop();
+  if (upkeep_.joinable()) upkeep_.join();
+  return pipeline_ != nullptr ? pipeline_->Close() : absl::OkStatus();
+}
+
+}  // namespace bellwether::server

@@ -1,0 +1,177 @@
+#include "server/engine/baseline_learner.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "server/util/await_for.h"
+#include "server/util/log.h"
+#include "server/util/status_macros.h"
+
+namespace bellwether::server {
+namespace {
+
+// Sums depend on how many rows were sampled; what is derived from them, and the
+// largest and the equal, can be held against another run's.
+bool IsComparable(const SignalInfo& signal) {
+  if (signal.granularity == Granularity::kRun) {
+    return signal.id == SignalId::kLoss || signal.id == SignalId::kGradNorm;
+  }
+  return signal.derived || signal.merge != Merge::kSum;
+}
+
+bool WasReported(const SignalInfo& signal, const RunRecord& run) {
+  const auto has = [&run](SignalId id) { return std::binary_search(run.signals.begin(), run.signals.end(), id); };
+  return signal.derived ? has(signal.numerator) && has(signal.denominator) : has(signal.id);
+}
+
+bool SaysIll(const Transition& alert) {
+  return alert.severity >= Severity::kWarning && alert.rule != "silent" && alert.rule != "overhead";
+}
+
+}  // namespace
+
+BaselineLearner::BaselineLearner(const Options& options, const BaselineLearnerParts& parts)
+    : options_(options), parts_(parts) {}
+
+BaselineLearner::~BaselineLearner() { Stop(); }
+
+void BaselineLearner::Start() {
+  thread_ = std::thread([this] { Loop(); });
+}
+
+void BaselineLearner::Stop() {
+  if (!thread_.joinable()) return;
+  stopping_ = true;
+  {
+    absl::MutexLock lock(&mutex_);
+    stop_ = true;
+  }
+  thread_.join();
+}
+
+void BaselineLearner::Drain() {
+  absl::MutexLock lock(&mutex_);
+  const uint64_t mine = ++wanted_;
+  const auto done = [this, mine]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return done_ >= mine || stop_; };
+  mutex_.Await(absl::Condition(&done));
+}
+
+void BaselineLearner::Loop() {
+  for (;;) {
+    uint64_t asked = 0;
+    {
+      absl::MutexLock lock(&mutex_);
+      const auto wake = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stop_ || wanted_ > done_; };
+      AwaitFor(&mutex_, absl::Condition(&wake), absl::Milliseconds(options_.poll_ms));
+      if (stop_) return;
+      asked = wanted_;
+    }
+    Scan();
+    absl::MutexLock lock(&mutex_);
+    done_ = asked;
+  }
+}
+
+bool BaselineLearner::IsOver(const RunRecord& run) const {
+  if (run.ended || run.last_report_unix_ns == 0) return run.ended;
+  return parts_.clock->UnixNanos() - run.last_report_unix_ns >= options_.silent_ms * 1'000'000;
+}
+
+void BaselineLearner::Scan() {
+  for (const RunSnapshotPtr& run : parts_.runs->List()) {
+    if (stopping_) return;
+    const RunRecord& record = run->record;
+    const AsOf as_of{record.description.attempt, record.step, record.steps_recorded};
+    const auto seen = seen_.find(record.id);
+    if (!IsOver(record) || (seen != seen_.end() && seen->second == as_of)) continue;
+    const auto known = parts_.baselines->Get(record.id);
+    const bool same_run = known != nullptr && known->uuid == record.description.uuid;
+    if (same_run && as_of == AsOf{known->attempt, known->step, known->steps_recorded}) {
+      seen_[record.id] = as_of;  // Learned before a restart.
+      continue;
+    }
+    absl::StatusOr<Verdict> verdict = Judge(*run);
+    absl::Status status = verdict.status();
+    if (status.ok() && *verdict == Verdict::kLearned) {
+      absl::StatusOr<RunBands> bands = Read(record);
+      status = bands.ok() ? parts_.baselines->Put(*std::move(bands)) : bands.status();
+    } else if (status.ok()) {
+      status = parts_.baselines->Remove(record.id);
+    }
+    if (absl::IsCancelled(status)) return;
+    seen_[record.id] = as_of;
+    static constexpr const char* kResults[] = {"learned", "ill", "short", "changed", "old"};
+    const char* const result = status.ok() ? kResults[static_cast<size_t>(*verdict)] : "failed";
+    parts_.counters->counter("bellwether_baseline_runs_total", {{"result", result}})->Add();
+    if (!status.ok()) {
+      LogError("nothing is learned from run {}: {}", record.description.name, std::string(status.message()));
+    }
+  }
+}
+
+absl::StatusOr<BaselineLearner::Verdict> BaselineLearner::Judge(const RunSnapshot& run) const {
+  if (run.record.step < options_.steps_min) return Verdict::kShort;
+  if (run.record.stage > 0) return Verdict::kIll;
+  for (const AlertView& alert : parts_.alerts->List(run.record.id, /*firing_only=*/false)) {
+    if (SaysIll(alert.last)) return Verdict::kIll;
+  }
+  if (run.record.mixed) return Verdict::kChanged;
+  // Records of before there were bands do not tell.
+  EventReader events(&run, parts_.database);
+  for (;;) {
+    BW_ASSIGN_OR_RETURN(const RunEvent* const event, events.Peek());
+    if (event == nullptr) break;
+    if (ChangesKind(event->kind)) return Verdict::kChanged;
+    events.Pop();
+  }
+  if (!parts_.baselines->HasRoomFor(run.record.id, KindOf(run.record.description))) return Verdict::kOld;
+  return Verdict::kLearned;
+}
+
+absl::StatusOr<RunBands> BaselineLearner::Read(const RunRecord& run) const {
+  RunBands bands{.run = run.id,
+                 .name = run.description.name,
+                 .uuid = run.description.uuid,
+                 .kind = KindOf(run.description),
+                 .attempt = run.description.attempt,
+                 .step = run.step,
+                 .steps_recorded = run.steps_recorded,
+                 .learned_unix_ns = parts_.clock->UnixNanos()};
+  for (size_t i = 0; i < SignalCount(); ++i) {
+    const SignalInfo& signal = SignalTable()[i];
+    if (!IsComparable(signal) || !WasReported(signal, run)) continue;
+    BW_RETURN_IF_ERROR(ReadSignal(run, signal, &bands));
+  }
+  return bands;
+}
+
+absl::Status BaselineLearner::ReadSignal(const RunRecord& run, const SignalInfo& signal, RunBands* bands) const {
+  const Layout& layout = run.description.layout;
+  const int last_range = BandRangeOf(run.step);
+  const int64_t cells = std::max<int64_t>(ShapeOf(signal, layout).size(), 1);
+  const int64_t samples = std::clamp<int64_t>(options_.cells_max / cells / (last_range + 1), 1, options_.samples);
+  for (int range = 0; range <= last_range; ++range) {
+    const int64_t begin = BandBegin(range);
+    const int64_t width = std::min(BandBegin(range + 1), run.step + 1) - begin;
+    std::vector<float> values;
+    int64_t newest = -1;
+    for (int64_t i = 1; i <= samples; ++i) {
+      if (stopping_) return absl::CancelledError("the server is going down");
+      int64_t at = -1;
+      BW_ASSIGN_OR_RETURN(const std::vector<float> matrix,
+                          parts_.series->ReadMatrix(run.id, layout, signal.id, begin + width * i / samples - 1, &at));
+      // Sampled more rarely than it is asked for here.
+      if (at < begin || at <= newest) continue;
+      newest = at;
+      values.insert(values.end(), matrix.begin(), matrix.end());
+    }
+    Band band{.signal = signal.id, .range = static_cast<uint8_t>(range)};
+    if (DescribeBand(&values, &band)) bands->bands.push_back(band);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace bellwether::server

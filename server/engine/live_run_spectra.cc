@@ -1,0 +1,82 @@
+// The part of LiveRun that waits: Gram matrices and their signals, and goodbyes
+// behind them.
+
+#include <utility>
+#include <vector>
+
+#include "server/engine/live_run.h"
+
+namespace bellwether::server {
+
+void LiveRun::ApplyGram(const ShippedGram& gram, Lsn lsn) {
+  if (parts_.spectra == nullptr) return;
+  // Its step stays open from here on; and a task holds it until the answer.
+  if (!merge_.Hold(gram.attempt, gram.step, lsn, 0)) {
+    if (lsn > saved_lsn_) CountGram("late");
+    return;
+  }
+  if (lsn > saved_lsn_) GoOn();  // Its step is open.
+  GramTask task;
+  switch (grams_.Take(gram, &task)) {
+    case GramDesk::Outcome::kTask:
+      task.run = record_.id;
+      (void)merge_.Hold(gram.attempt, gram.step, lsn, 1);
+      // In recovery the log may hold its answer.
+      if (arrived_ns_ > 0) {
+        parts_.spectra->Submit(std::move(task));
+      } else {
+        unanswered_.push_back(std::move(task));
+      }
+      break;
+    case GramDesk::Outcome::kHeld:
+      break;
+    case GramDesk::Outcome::kRepeated:
+      CountGram("repeated");
+      break;
+    case GramDesk::Outcome::kRefused:
+      CountGram("refused");
+      break;
+  }
+}
+
+void LiveRun::ApplySpectra(const SpectraMessage& spectra) {
+  std::vector<RankMerge::Cell> cells;
+  for (const GramAnswer& answer : spectra.answers) {
+    std::erase_if(unanswered_, [&](const GramTask& task) {
+      return task.gram.attempt == answer.attempt && task.gram.step == answer.step && task.gram.where == answer.where &&
+             task.increment() == answer.increment;
+    });
+    cells.clear();
+    for (size_t i = 0; i < answer.count; ++i) {
+      cells.push_back({answer.values[i].signal, answer.where.layer, answer.where.head, answer.values[i].value});
+    }
+    if (!merge_.Fill(answer.attempt, answer.step, cells, sink_)) CountGram("late");
+  }
+  LetGo(false);
+}
+
+void LiveRun::SubmitUnanswered() {
+  for (GramTask& task : unanswered_) parts_.spectra->Submit(std::move(task));
+  unanswered_.clear();
+}
+
+void LiveRun::CountGram(const char* result, double count) {
+  if (count > 0) parts_.counters->counter("bellwether_spectra_total", {{"result", result}})->Add(count);
+}
+
+void LiveRun::ApplyBye(uint32_t rank, const ByeMessage& bye) {
+  byes_.emplace_back(rank, bye);
+  LetGo(false);
+}
+
+void LiveRun::LetGo(bool all) {
+  for (const auto& [rank, bye] : std::exchange(byes_, {})) {
+    if (!all && merge_.Holding(rank)) {
+      byes_.emplace_back(rank, bye);
+    } else {
+      TakeLeave(rank, bye);
+    }
+  }
+}
+
+}  // namespace bellwether::server

@@ -1,0 +1,73 @@
+// run_admission.h: whether one more run can be live.
+//
+// Live runs are limited by their number and by the memory that they take, which is known
+// before the first sample comes: of a run of which nobody knows yet what it will send, for
+// all signals that there are, later, or once it has been silent for a while, for those that it
+// has sent.  What a run that is live
+// begins to send in addition is taken all the same; the next one may find no room.
+
+#ifndef BELLWETHER_SERVER_ENGINE_RUN_ADMISSION_H_
+#define BELLWETHER_SERVER_ENGINE_RUN_ADMISSION_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/store/run_table.h"
+#include "server/util/counters.h"
+
+namespace bellwether::server {
+
+// What a live run that sends `signals` takes of memory, about, in bytes: its window, what
+// waits to be saved, the newest steps and the detectors' state.  The windows that are as long
+// as a chunk come on top, from a budget of their own.  docs/operate/sizing.md.
+int64_t RunMemoryBytes(const Layout& layout, std::span<const SignalId> signals);
+// Of one that sends all measured signals.
+int64_t RunMemoryBytesMax(const Layout& layout);
+
+class RunAdmission {
+ public:
+  struct Options {
+    size_t runs_live_max = 1000;
+    // Of the whole process; 0 = three quarters of what the machine or its control group has,
+    // and no less than leaves kRunsLeast for runs.
+    int64_t memory_max = 0;
+    // What the server takes without any run.
+    int64_t own_bytes = int64_t{576} << 20;
+  };
+  static constexpr int64_t kRunsLeast = int64_t{512} << 20;
+
+  // INVALID_ARGUMENT: memory_max is not more than own_bytes.
+  static absl::Status Check(const Options& options);
+  // As Check().
+  static absl::StatusOr<std::unique_ptr<RunAdmission>> Create(const Options& options, Counters* counters);
+
+  // What the process may take, in bytes: limits.memory_max, or what it comes to here.
+  int64_t memory_max() const { return options_.memory_max; }
+
+  // Whether a run of this layout can be live beside those of `runs` that have not ended.
+  // RESOURCE_EXHAUSTED: which limit, and how much of it is taken; counted.
+  absl::Status Admit(const Layout& layout, std::span<const RunSnapshotPtr> runs, int64_t now_unix_ns);
+  // Shows what `runs` take.
+  void Show(std::span<const RunSnapshotPtr> runs, int64_t now_unix_ns);
+
+ private:
+  struct Taken {
+    size_t runs = 0;
+    int64_t bytes = 0;
+  };
+  RunAdmission(const Options& options, Counters* counters);
+  static Taken Take(std::span<const RunSnapshotPtr> runs, int64_t now_unix_ns);
+
+  Options options_;
+  Counter* refused_runs_;
+  Counter* refused_memory_;
+  Gauge* runs_bytes_;
+};
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_ENGINE_RUN_ADMISSION_H_

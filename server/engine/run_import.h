@@ -1,0 +1,77 @@
+// run_import.h: recorded runs into the server and out of it.
+
+#ifndef BELLWETHER_SERVER_ENGINE_RUN_IMPORT_H_
+#define BELLWETHER_SERVER_ENGINE_RUN_IMPORT_H_
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "bellwether/recording.h"
+#include "server/engine/ports/run_control.h"
+#include "server/ingest/ingest_sink.h"
+#include "server/store/run_table.h"
+#include "server/store/series_store.h"
+
+namespace bellwether::server {
+
+class Pipeline;
+
+// Feeds a recording to the pipeline as its ranks would have: the same checks,
+// the same log, the same judgement.  Not thread-safe.
+//
+// One that was cut off (a server was killed, the caller went away) leaves a run that
+// has not ended and knows the recording's first hello.  The same import again goes on
+// where that stopped: its messages have the same numbers, and what is there already
+// is a duplicate like any other.  Silence and late ranks are not judged until then, for a
+// quarter of an hour: after that its open steps are closed with what they have, and their
+// other ranks' frames, should they still come, are late.
+//
+// A recording that is refused (damaged, bytes behind its end, two runs in one) ends its
+// run at once in the same way.
+class RecordingImport final : public RunImport {
+ public:
+  // `as_name` empty: the recorded name and uuid; else a run of that name, with
+  // a uuid that follows from the name.  `notify`: people are told of its alerts.
+  // `pipeline` must outlive this object.
+  RecordingImport(Pipeline* pipeline, std::string as_name, bool notify);
+  ~RecordingImport() override;
+
+  absl::Status Feed(std::string_view bytes) override;
+  absl::StatusOr<Result> Finish() override;
+
+ private:
+  struct Rank;
+  absl::Status FeedAll(std::string_view bytes);
+  absl::Status CheckSameRun(const v1::RunDescription& run);
+  absl::Status Take(v1::RecordedMessage* recorded);
+  absl::Status Open(uint32_t rank, v1::ClientMessage* message);
+  // ALREADY_EXISTS: there is a run of that uuid which is no part of this import.
+  absl::Status CheckHere(const RunDescription& run) const;
+  absl::Status Put(Rank* rank, v1::ClientMessage* message);
+
+  Pipeline* const pipeline_;
+  const std::string as_name_;
+  const bool notify_;
+  RecordingReader reader_;
+  bool ended_ = false;
+  std::string name_, uuid_;  // As the first hello says them.
+  std::string recording_;    // Tells it from others: of its first hello.
+  Result result_;
+  std::map<uint32_t, std::unique_ptr<Rank>> ranks_;
+};
+
+// As a client would say it; its seq is left to the caller.
+v1::ClientMessage ToMessage(const RunEvent& event);
+
+// Writes a run as a .bwrun of one rank: its merged steps and its events, in
+// the order of steps.  ABORTED: the sink refused.
+absl::Status ExportRecording(const RunRecord& run, EventReader* events, const SeriesStore& series,
+                             const std::function<bool(std::string_view)>& sink);
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_ENGINE_RUN_IMPORT_H_

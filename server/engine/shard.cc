@@ -1,0 +1,529 @@
+#include "server/engine/shard.h"
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "server/engine/rules_in_force.h"
+#include "server/ingest/decode.h"
+#include "server/util/await_for.h"
+#include "server/util/log.h"
+
+namespace bellwether::server {
+namespace {
+
+// A part of what may wait for the log.
+constexpr size_t kRulesBytesPerTick = 4 << 20;
+// An import that was cut off is made again by then, or its open step waits no longer: the
+// log is needed from there.
+constexpr int64_t kImportPauseNanos = 900'000'000'000;
+
+}  // namespace
+
+// While the log cannot go on nothing may be saved: it said so itself.
+void Shard::CommitIfDue(LiveRun* run, int64_t now_ns, const SaveGroupPtr& group) {
+  const RunId id = run->record().id;
+  if (run->saving() || !run->CommitDue(now_ns) || !parts_.wal->LogOf(id)->health().ok()) return;
+  if (parts_.savers == nullptr) {
+    NoteSaved(*run, run->Commit());
+    return;
+  }
+  absl::StatusOr<LiveRun::Save> begun = run->BeginSave();
+  if (!begun.ok()) {
+    NoteSaved(*run, begun.status());
+    return;
+  }
+  const uint32_t lane = parts_.wal->LaneOf(id);
+  ++saves_;
+  ++lanes_[lane].saves;
+  if (group != nullptr) ++group->left;
+  // Shared: a task must be copied.
+  const auto save = std::make_shared<LiveRun::Save>(*std::move(begun));
+  const bool posted = (*parts_.savers)[lane]->Post([this, id, save, group] {
+    const absl::Status shared = LiveRun::ShareSave(parts_, id, save.get());
+    Enqueue([this, id, save, shared, group] { EndSave(id, std::move(*save), shared, group); });
+  });
+  if (!posted) EndSave(id, std::move(*save), absl::ResourceExhaustedError("too many saves are under way"), group);
+}
+
+void Shard::EndSave(RunId id, LiveRun::Save save, const absl::Status& shared, const SaveGroupPtr& group) {
+  --saves_;
+  --lanes_[parts_.wal->LaneOf(id)].saves;
+  LiveRun* const run = runs_.at(id).get();  // It stays while it is saved.
+  NoteSaved(*run, run->EndSave(std::move(save), shared));
+  // What came for a run that had ended while that was saved.
+  std::vector<Item> held;
+  if (const auto found = held_.find(id); found != held_.end()) {
+    held = std::move(found->second);
+    held_.erase(found);
+  }
+  for (Item& item : held) {
+    {
+      absl::MutexLock lock(&mutex_);
+      queue_bytes_ -= static_cast<int64_t>(item.bytes);
+    }
+    ApplyItem(&item);
+  }
+  std::vector<Task> after;
+  if (const auto found = after_save_.find(id); found != after_save_.end()) {
+    after = std::move(found->second);
+    after_save_.erase(found);
+  }
+  for (const Task& task : after) task();
+  if (group != nullptr) Arrive(group);
+}
+
+void Shard::NoteSaved(const LiveRun& run, const absl::Status& status) {
+  const RunId id = run.record().id;
+  const std::string& name = run.record().description.name;
+  if (!status.ok()) {
+    save_failures_->Add();
+    // Said when it begins and when it ends; tried at each tick meanwhile.
+    if (unsaved_.insert(id).second) {
+      LogError("run {} could not be saved, it is tried again and again: {}", name, std::string(status.message()));
+    }
+  } else if (unsaved_.erase(id) > 0) {
+    LogInfo("run {} is saved again", name);
+  }
+}
+
+void Shard::SaveThen(uint32_t lane, const std::vector<RunId>& runs, Lsn end, Task then) {
+  const auto group = std::make_shared<SaveGroup>();
+  group->left = 1;
+  group->then = std::move(then);
+  std::deque<Task>& chores = lanes_[lane].chores;
+  for (const RunId id : runs) chores.emplace_back([this, id, end, group] { SaveOf(id, end, group); });
+  chores.emplace_back([this, group] { Arrive(group); });
+}
+
+void Shard::SaveOf(RunId id, Lsn end, const SaveGroupPtr& group) {
+  const auto found = runs_.find(id);
+  if (found == runs_.end()) return;
+  LiveRun* const run = found->second.get();
+  if (run->saving()) {  // What it holds is not all by now.
+    ++group->left;
+    after_save_[id].emplace_back([this, id, end, group] {
+      SaveOf(id, end, group);
+      Arrive(group);
+    });
+    return;
+  }
+  if (run->needed_lsn() < end) CommitIfDue(run, INT64_MAX, group);
+  run->Publish();
+}
+
+void Shard::Arrive(const SaveGroupPtr& group) {
+  if (--group->left == 0) group->then();
+}
+
+Shard::Shard(const Options& options, const LiveRunParts& parts, int index)
+    : options_(options),
+      parts_(parts),
+      depth_(parts.counters->gauge("bellwether_shard_queue_frames", {{"shard", absl::StrCat(index)}})),
+      save_failures_(parts.counters->counter("bellwether_run_save_failures_total")),
+      unknown_(parts.counters->counter("bellwether_ingest_frames_total", {{"result", "unknown_run"}})),
+      lanes_(parts.wal->lanes()) {}
+
+Shard::~Shard() { Stop(); }
+
+void Shard::Start() {
+  thread_ = std::thread([this] { Loop(); });
+}
+
+void Shard::Stop() {
+  if (!thread_.joinable()) return;
+  CommitAll();
+  {
+    absl::MutexLock lock(&mutex_);
+    stopping_ = true;
+  }
+  thread_.join();
+}
+
+bool Shard::HasRoom(size_t bytes) const {
+  if (feed_ == Feed::kReadBack) return true;  // The log has room of its own.
+  if (feed_ == Feed::kLive) return HasRoomForRecovered(bytes);
+  return kept_back_.size() < options_.queue_messages_max &&
+         kept_back_bytes_ + static_cast<int64_t>(bytes) <= options_.queue_bytes_max;
+}
+
+bool Shard::HasRoomForRecovered(size_t bytes) const {
+  return queue_.size() < options_.queue_messages_max &&
+         queue_bytes_ + static_cast<int64_t>(bytes) <= options_.queue_bytes_max;
+}
+
+void Shard::Push(LoggedMessage message, size_t bytes) {
+  if (feed_ == Feed::kReadBack) return;
+  const bool live = feed_ == Feed::kLive;
+  (live ? queue_ : kept_back_)
+      .push_back({std::move(message), bytes, recovering_ ? 0 : parts_.clock->MonotonicNanos(), nullptr});
+  (live ? queue_bytes_ : kept_back_bytes_) += static_cast<int64_t>(bytes);
+}
+
+void Shard::PushRecovered(LoggedMessage message, size_t bytes) {
+  queue_.push_back({std::move(message), bytes, 0, nullptr});
+  queue_bytes_ += static_cast<int64_t>(bytes);
+}
+
+void Shard::SetFeed(Feed feed) {
+  feed_ = feed;
+  if (feed != Feed::kLive) return;
+  std::move(kept_back_.begin(), kept_back_.end(), std::back_inserter(queue_));
+  kept_back_.clear();
+  queue_bytes_ += std::exchange(kept_back_bytes_, 0);
+}
+
+void Shard::CallWhenRoom(Task task) { when_room_.push_back(std::move(task)); }
+
+void Shard::Enqueue(Task task) {
+  absl::MutexLock lock(&mutex_);
+  queue_.push_back({{}, 0, 0, std::move(task)});
+}
+
+void Shard::Adopt(std::unique_ptr<LiveRun> run) {
+  auto* raw = run.release();
+  queue_.push_back({{}, 0, 0, [this, raw] { runs_[raw->record().id].reset(raw); }});
+}
+
+void Shard::Barrier(const Task& task) {
+  absl::Notification done;
+  Enqueue([&] {
+    task();
+    done.Notify();
+  });
+  done.WaitForNotification();
+}
+
+Lsn Shard::Drop(RunId first, RunId end, bool save) {
+  Lsn needed = std::numeric_limits<Lsn>::max();
+  const uint32_t lane = parts_.wal->LaneOf(first);
+  absl::Notification done;
+  const Task drop = [&] {
+    // Another save of one that was saved early may have begun.
+    std::vector<RunId> under_way;
+    for (auto it = runs_.lower_bound(first); it != runs_.end() && it->first < end; ++it) {
+      if (it->second->saving()) under_way.push_back(it->first);
+    }
+    if (!under_way.empty()) {
+      SaveThen(lane, under_way, /*end=*/0, drop);
+      return;
+    }
+    for (auto it = runs_.lower_bound(first); it != runs_.end() && it->first < end;) {
+      if (const Lsn lsn = it->second->needed_lsn(); lsn != 0) needed = std::min(needed, lsn);
+      unsaved_.erase(it->first);
+      it = runs_.erase(it);
+    }
+    dropping_.erase({first, end});
+    dropped_.insert({first, end});
+    done.Notify();
+  };
+  Enqueue([&] {
+    dropping_.insert({first, end});
+    std::vector<RunId> runs;
+    for (auto it = runs_.lower_bound(first); it != runs_.end() && it->first < end; ++it) runs.push_back(it->first);
+    // Without a save: what is under way has an end before the run has.
+    SaveThen(lane, runs, save ? std::numeric_limits<Lsn>::max() : 0, drop);
+  });
+  done.WaitForNotification();
+  return needed;
+}
+
+void Shard::Expect(RunId first, RunId end) {
+  Enqueue([this, first, end] { dropped_.erase({first, end}); });
+}
+
+void Shard::SubmitUnanswered(RunId first, RunId end) {
+  Enqueue([this, first, end] {
+    for (auto it = runs_.lower_bound(first); it != runs_.end() && it->first < end; ++it) it->second->SubmitUnanswered();
+  });
+}
+
+bool Shard::Holds(const RunRanges& ranges, RunId run) {
+  return std::any_of(ranges.begin(), ranges.end(),
+                     [run](const auto& range) { return range.first <= run && run < range.second; });
+}
+
+void Shard::EndRecovery() {
+  Barrier([this] {
+    recovering_ = false;
+    for (auto& [id, run] : runs_) {
+      run->SubmitUnanswered();
+      Deliver(run.get());  // To those who came meanwhile, and may say nothing more.
+    }
+  });
+}
+
+std::vector<Lsn> Shard::CommitAll() {
+  std::vector<Lsn> needed;
+  for (uint32_t lane = 0; lane < parts_.wal->lanes(); ++lane) {
+    needed.push_back(CommitBefore(lane, std::numeric_limits<Lsn>::max()));
+  }
+  return needed;
+}
+
+Lsn Shard::CommitBefore(uint32_t lane, Lsn end) {
+  Lsn needed = 0;
+  absl::Notification done;
+  Enqueue([&] {
+    std::vector<RunId> runs;
+    for (const auto& [id, run] : runs_) {
+      if (parts_.wal->LaneOf(id) == lane) runs.push_back(id);
+    }
+    SaveThen(lane, runs, end, [&] {
+      needed = NeededLsn(lane);
+      if (end != std::numeric_limits<Lsn>::max()) TellWhoNeeds(lane, end);
+      done.Notify();
+    });
+  });
+  done.WaitForNotification();
+  return needed;
+}
+
+Lsn Shard::NeededLsn(uint32_t lane) {
+  {
+    // With an empty queue nothing below the log's end waits for this shard, unless
+    // this is asked in the middle of what was taken from it.
+    absl::MutexLock lock(&mutex_);
+    if (queue_.empty() && batch_.empty() && feed_ == Feed::kLive) {
+      processed_lsn_ = std::max(processed_lsn_, parts_.wal->last_lsn());
+    }
+  }
+  Lsn needed = processed_lsn_ + 1;
+  for (const auto& [id, run] : runs_) {
+    if (parts_.wal->LaneOf(id) != lane) continue;
+    if (const Lsn lsn = run->needed_lsn(); lsn != 0) needed = std::min(needed, lsn);
+  }
+  return needed;
+}
+
+void Shard::TellWhoNeeds(uint32_t lane, Lsn end) {
+  std::erase_if(needing_, [&](RunId id) {
+    const auto run = runs_.find(id);
+    return run == runs_.end() || run->second->needed_lsn() == 0 || run->second->needed_lsn() >= end;
+  });
+  for (const auto& [id, run] : runs_) {
+    const Lsn lsn = run->needed_lsn();
+    if (parts_.wal->LaneOf(id) != lane || lsn == 0 || lsn >= end || !needing_.insert(id).second) continue;
+    LogWarning(
+        "the log is too long, and is needed from record {} on by run {}: a step of it is open, or it cannot be saved",
+        lsn, run->record().description.name);
+  }
+}
+
+void Shard::WithRun(RunId id, const std::function<void(const LiveRun*)>& task) {
+  Barrier([&] { task(FindOrLoad(id)); });
+}
+
+void Shard::PublishApplied(RunId id) {
+  Barrier([&] {
+    if (const auto found = runs_.find(id); found != runs_.end()) found->second->Publish();
+  });
+}
+
+void Shard::Loop() {
+  int64_t next_tick_ns = 0;
+  bool stops = false;
+  for (;;) {
+    std::vector<Task> when_room;
+    {
+      absl::MutexLock lock(&mutex_);
+      // Saves that are under way come back by the queue.
+      const auto wake = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        return !queue_.empty() || (stopping_ && saves_ == 0);
+      };
+      const bool chores_wait =
+          std::none_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) { return lane.ready(); });
+      if (chores_wait) AwaitFor(&mutex_, absl::Condition(&wake), absl::Milliseconds(options_.publish_ms));
+      const bool idle = std::all_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) { return lane.chores.empty(); });
+      if (queue_.empty() && idle && saves_ == 0 && stopping_) return;
+      stops = stopping_;
+      // A few at a time: room appears while the rest is worked on.
+      while (!queue_.empty() && batch_.size() < 64) {
+        queue_bytes_ -= static_cast<int64_t>(queue_.front().bytes);
+        batch_.push_back(std::move(queue_.front()));
+        queue_.pop_front();
+      }
+      if (queue_.size() <= options_.queue_messages_max / 2 && queue_bytes_ <= options_.queue_bytes_max / 2) {
+        when_room.swap(when_room_);
+      }
+      depth_->Set(static_cast<double>(queue_.size()));
+    }
+    for (const Task& task : when_room) task();
+    while (!batch_.empty()) {
+      Item item = std::move(batch_.front());
+      batch_.pop_front();
+      ApplyItem(&item);
+    }
+    for (Lane& lane : lanes_) {
+      if (!lane.ready()) continue;
+      const Task chore = std::move(lane.chores.front());
+      lane.chores.pop_front();
+      chore();
+    }
+    const int64_t now_ns = parts_.clock->MonotonicNanos();
+    if (now_ns >= next_tick_ns && !stops) {  // All is saved then that can be.
+      next_tick_ns = now_ns + options_.publish_ms * 1'000'000;
+      Tick(now_ns);
+    }
+  }
+}
+
+void Shard::ApplyItem(Item* item) {
+  if (item->task != nullptr) {
+    item->task();
+    return;
+  }
+  processed_lsn_ = std::max(processed_lsn_, item->message.lsn);
+  const auto known = runs_.find(item->message.run);
+  if (known != runs_.end() && known->second->closing()) {
+    absl::MutexLock lock(&mutex_);
+    queue_bytes_ += static_cast<int64_t>(item->bytes);  // It still waits.
+    held_[item->message.run].push_back(std::move(*item));
+    return;
+  }
+  LiveRun* const run = FindOrLoad(item->message.run);
+  if (run == nullptr) {
+    unknown_->Add();
+    return;
+  }
+  run->Apply(item->message, item->arrived_ns);
+  Deliver(run);
+}
+
+void Shard::Deliver(LiveRun* run) {
+  if (recovering_ || parts_.hand_over == nullptr) return;
+  const std::vector<LiveRun::Errand> errands = run->Errands();
+  if (errands.empty()) return;
+  // Never ahead of the log: a crash must not take back what a trainer was told.
+  if (!parts_.wal->LogOf(run->record().id)->Sync(run->last_lsn()).ok()) {
+    run->LookForErrandsAgain();
+    return;
+  }
+  for (const LiveRun::Errand& errand : errands) {
+    const Action& action = errand.action;
+    if (!parts_.hand_over(run->record().id, errand.rank, action)) continue;  // Its next Hello asks again.
+    run->NoteHanded(errand.rank, action.id);
+    if (action.state == ActionState::kApproved) {
+      AppendOwn(*run, WalKind::kActionSent, action.id, {0, ActionSentMessage{action.id}});
+    }
+  }
+}
+
+LiveRun* Shard::FindOrLoad(RunId id) {
+  if (const auto found = runs_.find(id); found != runs_.end()) {
+    LiveRun* const run = found->second.get();
+    if (!run->closed()) return run;
+    runs_.erase(found);  // Its series are closed: whatever comes now takes it up again.
+  }
+  if (Holds(dropped_, id)) return nullptr;  // Its rows may be here still, for a moment.
+  const auto record = parts_.database->GetRun(id);
+  if (!record.ok()) return nullptr;
+  auto run = std::make_unique<LiveRun>(parts_, *record);
+  if (const absl::Status status = run->Load(); !status.ok()) {
+    LogError("{}", std::string(status.message()));
+    return nullptr;
+  }
+  return (runs_[id] = std::move(run)).get();
+}
+
+void Shard::SpreadRules() {
+  const RuleSetPtr current = parts_.rules->current();
+  std::shared_ptr<const std::string> text;
+  size_t bytes_left = kRulesBytesPerTick;
+  for (auto& [id, run] : runs_) {
+    if (!run->RulesDiffer(current)) continue;
+    if (text == nullptr) text = std::make_shared<const std::string>(current->text);
+    if (bytes_left < text->size() || !AppendOwn(*run, WalKind::kRules, *text, {0, RulesMessage{text}})) return;
+    bytes_left -= text->size();
+    run->NoteRulesComing(current);
+  }
+}
+
+void Shard::SpreadPolicy() {
+  if (parts_.policy == nullptr) return;
+  const PolicyPtr current = parts_.policy->current();
+  size_t bytes_left = kRulesBytesPerTick;
+  for (auto& [id, run] : runs_) {
+    if (!run->PolicyDiffers(current)) continue;
+    const PolicyMessage message = ServerPolicy(current);
+    if (bytes_left < current->text.size() || !AppendOwn(*run, WalKind::kPolicy, EncodePolicy(message), {0, message})) {
+      return;
+    }
+    bytes_left -= current->text.size();
+    run->NotePolicyComing(current);
+  }
+}
+
+void Shard::Tick(int64_t now_ns) {
+  if (!recovering_) {
+    SpreadRules();
+    SpreadPolicy();
+  }
+  for (auto& [id, run] : runs_) {
+    if (!recovering_) {
+      JudgeTime(run.get(), now_ns);
+      run->PostWaiting(now_ns);
+    }
+    run->Publish();
+    // One after each batch of messages: runs that began together are due
+    // together, and what comes meanwhile waits for one save, not for all.
+    if (!Holds(dropping_, id) && run->CommitDue(now_ns) && saves_waiting_.insert(id).second) {
+      lanes_[parts_.wal->LaneOf(id)].chores.emplace_back([this, id = id] {
+        saves_waiting_.erase(id);
+        if (const auto found = runs_.find(id); found != runs_.end()) {
+          CommitIfDue(found->second.get(), parts_.clock->MonotonicNanos());
+        }
+      });
+    }
+  }
+  // An ended run is all in the database; its snapshot stays for readers.
+  std::erase_if(runs_, [](const auto& run) { return run.second->closed(); });
+}
+
+void Shard::JudgeTime(LiveRun* run, int64_t now_ns) {
+  const RunId id = run->record().id;
+  if (run->importing() && now_ns - run->here_ns() >= kImportPauseNanos && IsAttached(id)) run->NoteHere(now_ns);
+  if (!run->importing() || now_ns - run->here_ns() >= kImportPauseNanos) {
+    StepClosedMessage overdue;
+    if (run->StepOverdue(now_ns, options_.step_deadline_ms * 1'000'000, &overdue)) {
+      AppendOwn(*run, WalKind::kStepClosed, EncodeStepClosed(overdue), {0, overdue});
+    }
+  }
+  SilenceMessage silence;
+  if (!run->importing() && run->SilenceChanged(now_ns, options_.silence_ms_min * 1'000'000, &silence)) {
+    AppendOwn(*run, WalKind::kSilence, EncodeSilence(silence), {0, silence});
+  }
+  RunSilentMessage silent;
+  if (run->SilentTooLong(now_ns, options_.run_silent_ms_max * 1'000'000, &silent)) {
+    run->NoteHere(now_ns);  // Also said once: the record is on its way.
+    if (!IsAttached(id)) AppendOwn(*run, WalKind::kRunSilent, EncodeRunSilent(silent), {0, silent});
+  }
+}
+
+bool Shard::AppendOwn(const LiveRun& run, WalKind kind, std::string payload, IngestMessage message) {
+  return AppendOwn(run.record().id, run.record().description.attempt, kind, std::move(payload), std::move(message));
+}
+
+bool Shard::AppendSpectra(RunId run, const SpectraMessage& answers) {
+  const uint32_t attempt = answers.answers.empty() ? 0 : answers.answers.back().attempt;
+  return AppendOwn(run, attempt, WalKind::kSpectra, EncodeSpectra(answers), {0, answers});
+}
+
+bool Shard::AppendOwn(RunId run, uint32_t attempt, WalKind kind, std::string payload, IngestMessage message) {
+  absl::MutexLock lock(&mutex_);
+  WalRecord record;
+  record.kind = kind;
+  record.run = run;
+  record.attempt = attempt;
+  const int64_t time_unix_ms = record.time_unix_ms = parts_.clock->UnixMillis();
+  record.payload = std::move(payload);
+  const auto lsn = parts_.wal->Append(std::move(record));
+  if (!lsn.ok()) return false;  // The log is full or failed; the next deadline says it again.
+  Push({*lsn, run, 0, 0, time_unix_ms, std::move(message)}, 0);
+  return true;
+}
+
+}  // namespace bellwether::server

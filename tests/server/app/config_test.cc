@@ -1,0 +1,210 @@
+// Goal: the configuration, rules, policy and access files are read alike: one document of a plain
+// file, strictly, each finding with its place; an address names a port that there is.
+// Method: the same texts and the same odd files for all four readers.
+
+#include "server/app/config.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "server/access/access_file.h"
+#include "server/act/policy.h"
+#include "server/detect/rules_file.h"
+#include "tests/support/temp_directory.h"
+
+namespace bellwether::server {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct Reader {
+  const char* name;
+  std::function<absl::Status(const std::string& path)> read;
+  std::string good;    // One line.
+  std::string number;  // What stands before a number.
+};
+
+void PrintTo(const Reader& reader, std::ostream* to) { *to << reader.name; }
+
+class ReadersTest : public ::testing::TestWithParam<Reader> {
+ protected:
+  std::string path() const { return folder_.path() + "/f.yml"; }
+  // What is wrong with a file of that text; "" if nothing is.
+  std::string FindingOf(const std::string& text) {
+    std::ofstream(path(), std::ios::binary) << text;
+    EXPECT_EQ(chmod(path().c_str(), 0644), 0);
+    return Finding(path());
+  }
+  static std::string Finding(const std::string& path) {
+    const absl::Status read = GetParam().read(path);
+    EXPECT_NE(read.ok(), !read.message().empty());
+    return std::string(read.message());
+  }
+  TempDirectory folder_;
+};
+
+TEST_P(ReadersTest, OnlyAPlainFileIsRead) {
+  EXPECT_EQ(FindingOf(GetParam().good), "");
+  EXPECT_THAT(Finding(folder_.path()), HasSubstr("is a directory, is no plain file"));
+  EXPECT_THAT(Finding("/dev/null"), HasSubstr("is no plain file"));
+  EXPECT_THAT(Finding("/dev/zero"), HasSubstr("is no plain file"));
+  EXPECT_THAT(Finding(folder_.path() + "/none"), HasSubstr("none: cannot be read: No such file"));
+  const std::string pipe = folder_.path() + "/pipe";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_THAT(Finding(pipe), HasSubstr("is no plain file")) << "and nobody waits for a writer";
+  std::filesystem::create_symlink(path(), folder_.path() + "/link");
+  EXPECT_EQ(Finding(folder_.path() + "/link"), "");
+  std::filesystem::create_symlink("loop", folder_.path() + "/loop");
+  EXPECT_THAT(Finding(folder_.path() + "/loop"), HasSubstr("cannot be read"));
+}
+
+TEST_P(ReadersTest, OneDocumentStrictlyWithThePlaceOfEachFinding) {
+  const std::string good = GetParam().good;
+  for (const std::string& fine : {std::string(), std::string("\n"), std::string("# a comment\n"), "---\n" + good,
+                                  good + "\n# a comment\n", good + "\n...\n", std::string("{}")}) {
+    EXPECT_EQ(FindingOf(fine), "") << fine;
+  }
+  const std::string places = "f\\.yml:[0-9]+:[0-9]+: ";
+  for (const std::string& bad : {
+           good + "\n---\nnonsense: 1\n",
+           good + "\n---\n" + good,
+           "---\n---\n" + good,
+           ",\n" + good,
+           ", " + good,
+           std::string(",,,"),
+           std::string("no_such_key: 1"),
+           std::string("x"),
+           std::string("[1, 2]"),
+           std::string("{"),
+           std::string("]"),
+           std::string("a: b: c"),
+           std::string("\t"
+                       "a: 1"),
+           std::string("a: 'x"),
+           std::string("a: &x"),
+           std::string("a: *none"),
+           std::string("&x {<<: *x}"),
+           std::string("? [1]\n: 2"),
+           std::string("? {a: 1}\n: 2"),
+           std::string("!!binary x: 1"),
+           std::string("%YAML 1.2\nno_such_key: 1"),
+           std::string("\x01: 1"),
+           std::string("\xff\xfe: 1"),
+           std::string("a\0b: 1", 7),
+           std::string("no_such_key: |\n  text\n"),
+           std::string(500, '['),
+           std::string(500, '{'),
+           "no_such_key: " + std::string(2000, '-'),
+       }) {
+    const std::string finding = FindingOf(bad);
+    EXPECT_THAT(finding, ::testing::ContainsRegex(places)) << bad;
+    for (const char c : finding) EXPECT_FALSE(c != '\n' && absl::ascii_iscntrl(static_cast<unsigned char>(c))) << bad;
+  }
+  EXPECT_THAT(FindingOf(good + "\n" + good), HasSubstr("f.yml:2:1: ")) << "a key twice";
+  EXPECT_THAT(FindingOf(std::string(2 << 20, ' ')), HasSubstr("bytes long: at most"));
+}
+
+TEST_P(ReadersTest, NumbersAreDecimal) {
+  EXPECT_EQ(FindingOf(GetParam().number + "12"), "");
+  for (const char* bad : {"0x10", "0o17", "1_0", "'12'", "\"12\"", "+-1", "1e400", "nan", ".inf", "twelve", "[12]",
+                          "{a: 12}", "~", "", "99999999999999999999999", "-99999999999999999999999"}) {
+    EXPECT_THAT(FindingOf(GetParam().number + bad), HasSubstr("must be a")) << bad;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, ReadersTest,
+    ::testing::Values(Reader{"config",
+                             [](const std::string& path) {
+                               ServerOptions options;
+                               return ReadConfig(path, &options).status();
+                             },
+                             "limits: {runs_live_max: 12}", "limits:\n  runs_live_max: "},
+                      Reader{"rules", [](const std::string& path) { return ReadRules(path).status(); },
+                             "thresholds: {drift: {grown_factor: 12}}", "thresholds:\n  drift:\n    grown_factor: "},
+                      Reader{"policy", [](const std::string& path) { return ReadPolicy(path).status(); },
+                             "mode: observe", "limits:\n  actions_per_run: "},
+                      Reader{"access", [](const std::string& path) { return ReadAccess(path).status(); },
+                             "tenants: {a: {runs_max: 12}}", "tenants:\n  a:\n    runs_max: "}),
+    [](const auto& of) { return std::string(of.param.name); });
+
+// What only the configuration has.
+class ConfigTest : public ::testing::Test {
+ protected:
+  absl::StatusOr<size_t> Read(const std::string& text) {
+    const std::string path = folder_.path() + "/c.yml";
+    std::ofstream(path, std::ios::binary) << text;
+    return ReadConfig(path, &options_);
+  }
+  std::string FindingOf(const std::string& text) { return std::string(Read(text).status().message()); }
+  TempDirectory folder_;
+  ServerOptions options_;
+};
+
+TEST_F(ConfigTest, KeysAreCounted) {
+  EXPECT_EQ(*Read(""), 0u);
+  EXPECT_EQ(*Read("limits: {runs_live_max: 5}\nrules_file: r.yml\nweb: {hosts: [a, b], listen_address: ''}"), 4u);
+  EXPECT_EQ(options_.pipeline.admission.runs_live_max, 5u);
+  EXPECT_EQ(options_.web_address, "");
+  EXPECT_EQ(options_.rules_file, folder_.path() + "/r.yml");
+}
+
+TEST_F(ConfigTest, ANumberThatSomeReadForOctalIsRefused) {
+  for (const char* bad : {"010", "00", "0777", "08"}) {
+    EXPECT_THAT(FindingOf(absl::StrCat("limits:\n  runs_live_max: ", bad)),
+                HasSubstr(absl::StrCat("c.yml:2:18: limits.runs_live_max = ", bad,
+                                       ": must be a whole number in [1, 100000], decimal, without zeros in front")));
+  }
+  EXPECT_EQ(FindingOf("storage: {free_ratio_min: 0.05, free_bytes_min: 0}"), "");
+}
+
+TEST_F(ConfigTest, AnAddressNamesAPortThatThereIs) {
+  for (const char* key : {"grpc: {listen_address: ", "web: {listen_address: ", "cluster: {address: "}) {
+    for (const char* bad :
+         {"'127.0.0.1:65536'", "'127.0.0.1:99999'", "localhost", "'a:-1'", "'a:0x50'", "'a:010'", "[1]"}) {
+      EXPECT_THAT(FindingOf(absl::StrCat(key, bad, "}")), HasSubstr("c.yml:1:")) << key << bad;
+    }
+    EXPECT_EQ(FindingOf(absl::StrCat(key, "'[::1]:65535'}")), "");
+  }
+  EXPECT_EQ(FindingOf("grpc: {listen_address: 'unix:/tmp/x'}"), "");
+}
+
+TEST_F(ConfigTest, AReceiverIsWhollyChecked) {
+  const auto finding = [&](const std::string& fields) {
+    return FindingOf("alerting:\n  webhooks:\n  - {url: 'http://a/'}\n  - {" + fields + "}\n");
+  };
+  EXPECT_EQ(finding("url: 'https://b:1/x', name: n, severity: info, send_resolved: false, format: slack"), "");
+  EXPECT_EQ(options_.webhooks.at(1).format, WebhookFormat::kSlack);
+  EXPECT_EQ(options_.webhooks.at(1).severity_min, Severity::kInfo);
+  EXPECT_FALSE(options_.webhooks.at(1).send_resolved);
+  EXPECT_THAT(finding("name: n"), HasSubstr("c.yml:4:5: alerting.webhooks[1] has no url"));
+  EXPECT_THAT(finding("url: 'http://a:99999/'"), HasSubstr("c.yml:4:11: alerting.webhooks[1].url: "));
+  EXPECT_THAT(finding("url: 'file:///etc/passwd'"), HasSubstr("must be http://"));
+  EXPECT_THAT(finding("url: 'http://a/', url: 'http://b/'"), HasSubstr("stands twice"));
+  EXPECT_THAT(finding("url: 'http://a/', severity: loud"), HasSubstr("must be one of info, warning, critical"));
+  EXPECT_THAT(finding("url: 'http://a/', send_resolved: 1"), HasSubstr("must be true or false"));
+  EXPECT_THAT(finding("url: 'http://a/', resend_seconds: 1"),
+              HasSubstr("unknown key alerting.webhooks[1].resend_seconds"));
+  EXPECT_THAT(FindingOf("alerting: {alertmanagers: [{url: 'http://a/', resend_seconds: 3601}]}"),
+              HasSubstr("must be a whole number in [1, 3600]"));
+  EXPECT_THAT(FindingOf("alerting: {webhooks: 1}"), HasSubstr("must be a list"));
+  EXPECT_THAT(FindingOf("alerting: {webhooks: [1]}"), HasSubstr("alerting.webhooks[0] = 1: must be a map"));
+}
+
+TEST_F(ConfigTest, AfterFindingsNothingHasChanged) {
+  const auto before = DescribeOptions(options_);
+  EXPECT_THAT(FindingOf("limits: {runs_live_max: 5}\nweb: {hosts: ['a:1']}\nnone: 1\n"),
+              ::testing::AllOf(HasSubstr("c.yml:2:15: web.hosts[0] = a:1"), HasSubstr("c.yml:3:1: unknown key none")));
+  EXPECT_EQ(DescribeOptions(options_), before);
+}
+
+}  // namespace
+}  // namespace bellwether::server

@@ -1,0 +1,175 @@
+// Goal: runs that ended healthy are learned from, once, and no others.
+// Method: synthetic runs on the real store, a clock that stands still.
+#include "server/engine/baseline_learner.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/support/query_stack.h"
+
+namespace bellwether::server {
+namespace {
+
+constexpr int64_t kHour = 3'600'000'000'000;
+
+class BaselineLearnerTest : public testing::Test {
+ protected:
+  // As a server that starts, looks at all runs and ends.
+  void Learn(BaselineLearner::Options options = {}) {
+    BaselineLearner learner(options, {.runs = &stack_.runs(),
+                                      .series = stack_.stores().series,
+                                      .alerts = &stack_.alerts(),
+                                      .database = stack_.stores().database,
+                                      .baselines = &stack_.baselines(),
+                                      .counters = &stack_.counters(),
+                                      .clock = &clock_});
+    learner.Start();
+    learner.Drain();
+    learner.Drain();  // A second look changes nothing.
+  }
+  double count(const char* result) {
+    return stack_.counters().counter("bellwether_baseline_runs_total", {{"result", result}})->value();
+  }
+  static QueryStack::RunSpec Healthy(const std::string& name) {
+    return {.name = name, .steps = 1500, .every = 10, .failing = {}, .ended = true};
+  }
+
+  QueryStack stack_;
+  FakeClock clock_;
+};
+
+TEST_F(BaselineLearnerTest, LearnsWhatCanBeHeldAgainstAnotherRun) {
+  const RunId run = stack_.AddRun(Healthy("a"));
+  Learn();
+  EXPECT_EQ(count("learned"), 1);
+  const auto bands = stack_.baselines().Get(run);
+  ASSERT_NE(bands, nullptr);
+  EXPECT_EQ(bands->name, "a");
+  EXPECT_EQ(bands->step, 1499);
+  for (int range = 0; range <= BandRangeOf(1499); ++range) {
+    const Band* const ratio = FindBand(*bands, SignalId::kDriftRatio, range);
+    ASSERT_NE(ratio, nullptr) << range;
+    EXPECT_THAT(ratio->quantiles, testing::Each(1));
+    EXPECT_EQ(ratio->values % 12, 0u);
+    EXPECT_GE(ratio->values, 12u * 5) << range;  // Some samples, each once.
+    EXPECT_LE(ratio->values, 12u * 8) << range;
+    const Band* const loss = FindBand(*bands, SignalId::kLoss, range);
+    ASSERT_NE(loss, nullptr);
+    EXPECT_LE(loss->quantiles.back(), 4.0f / static_cast<float>(1 + BandBegin(range)));
+    EXPECT_GE(loss->quantiles.front(), 4.0f / static_cast<float>(1 + BandBegin(range + 1)));
+  }
+  EXPECT_EQ(FindBand(*bands, SignalId::kCommonModeSum, 3), nullptr) << "a sum";
+  EXPECT_EQ(FindBand(*bands, SignalId::kKeyLeak, 3), nullptr) << "never reported";
+}
+
+TEST_F(BaselineLearnerTest, ANaNIsNotLearned) {
+  QueryStack::RunSpec spec = Healthy("a");
+  spec.nan = {.layer = 0, .head = 1};
+  const RunId run = stack_.AddRun(spec);
+  Learn();
+  const auto bands = stack_.baselines().Get(run);
+  ASSERT_NE(bands, nullptr);
+  const Band* const ratio = FindBand(*bands, SignalId::kDriftRatio, 5);
+  ASSERT_NE(ratio, nullptr);
+  EXPECT_THAT(ratio->quantiles, testing::Each(1));
+  EXPECT_EQ(ratio->values % 11, 0u);
+}
+
+TEST_F(BaselineLearnerTest, ManyHeadsAreLearnedFromFewerSamples) {
+  const RunId run = stack_.AddRun(Healthy("a"));
+  Learn({.cells_max = 12 * 9 * 2});  // Nine stages, two samples each.
+  const Band* const ratio = FindBand(*stack_.baselines().Get(run), SignalId::kDriftRatio, 5);
+  ASSERT_NE(ratio, nullptr);
+  EXPECT_EQ(ratio->values, 24u);
+}
+
+TEST_F(BaselineLearnerTest, AShortRunWasNotJudged) {
+  QueryStack::RunSpec spec = Healthy("short");
+  spec.steps = 1000;
+  stack_.AddRun(spec);
+  spec.name = "long enough";
+  spec.steps = 1001;
+  stack_.AddRun(spec);
+  Learn();
+  EXPECT_EQ(count("short"), 1);
+  EXPECT_EQ(count("learned"), 1);
+}
+
+TEST_F(BaselineLearnerTest, AnIllRunIsNoExample) {
+  const RunId warned = stack_.AddRun(Healthy("warned"));
+  stack_.Post(stack_.MakeTransition(warned, "drift/1/2/220", 0, AlertState::kFiring, Severity::kWarning));
+  stack_.Post(stack_.MakeTransition(warned, "drift/1/2/220", 1, AlertState::kResolved, Severity::kWarning));
+  QueryStack::RunSpec spec = Healthy("drifts a little");
+  spec.stage = 1;
+  stack_.AddRun(spec);
+  // Told, but nothing about its numerics.
+  const RunId informed = stack_.AddRun(Healthy("informed"));
+  stack_.Post(stack_.MakeTransition(informed, "gradient/-1/-1/3", 0, AlertState::kFiring, Severity::kInfo));
+  Transition silent = stack_.MakeTransition(informed, "silent/-1/-1/9", 0, AlertState::kFiring, Severity::kCritical);
+  silent.rule = "silent";
+  stack_.Post(silent);
+  Learn();
+  EXPECT_EQ(count("ill"), 2);
+  EXPECT_EQ(count("learned"), 1);
+  EXPECT_NE(stack_.baselines().Get(informed), nullptr);
+}
+
+TEST_F(BaselineLearnerTest, ARunThatChangedItsKernelIsOfNoKind) {
+  const RunId run = stack_.AddRun(Healthy("switched"));
+  ASSERT_TRUE(
+      stack_.stores().control->Annotate(run, {.step = 700, .kind = EventKind::kAttentionMode, .text = "x"}).ok());
+  const RunId noted = stack_.AddRun(Healthy("noted"));
+  ASSERT_TRUE(stack_.stores().control->Annotate(noted, {.step = 700, .kind = EventKind::kEvaluation}).ok());
+  const RunId mixed = stack_.AddRun(Healthy("restarted-with-another-kernel"));
+  stack_.Edit(mixed, [](RunSnapshot* it) { it->record.mixed = true; });
+  Learn();
+  EXPECT_EQ(count("changed"), 2);
+  EXPECT_EQ(stack_.baselines().Get(run), nullptr);
+  EXPECT_EQ(stack_.baselines().Get(mixed), nullptr);
+  EXPECT_NE(stack_.baselines().Get(noted), nullptr);
+}
+
+TEST_F(BaselineLearnerTest, ALiveRunIsNotOverUntilItIsSilentForLong) {
+  QueryStack::RunSpec spec = Healthy("live");
+  spec.ended = false;
+  spec.last_report_unix_ns = clock_.UnixNanos();
+  const RunId run = stack_.AddRun(spec);
+  clock_.Advance(6 * kHour - 1);
+  Learn();
+  EXPECT_EQ(stack_.baselines().Get(run), nullptr);
+  clock_.Advance(1);
+  Learn();
+  EXPECT_NE(stack_.baselines().Get(run), nullptr);
+}
+
+TEST_F(BaselineLearnerTest, ARunIsLearnedOnceAndAnewWhenItWentOn) {
+  const RunId run = stack_.AddRun(Healthy("a"));
+  Learn();
+  Learn();  // A restart.
+  EXPECT_EQ(count("learned"), 1);
+  stack_.Edit(run, [](RunSnapshot* it) { it->record.step = 1490; });
+  Learn();
+  EXPECT_EQ(count("learned"), 2);
+  EXPECT_EQ(stack_.baselines().Get(run)->step, 1490);
+  stack_.Post(stack_.MakeTransition(run, "loss/-1/-1/1495", 0, AlertState::kFiring, Severity::kCritical));
+  stack_.Edit(run, [](RunSnapshot* it) { it->record.step = 1495; });
+  Learn();
+  EXPECT_EQ(stack_.baselines().Get(run), nullptr) << "it went on, and fell ill";
+}
+
+TEST_F(BaselineLearnerTest, AnOlderRunThanThereIsRoomForIsNotRead) {
+  for (int i = 0; i < 33; ++i) stack_.AddRun(Healthy("run-" + std::to_string(i)));
+  Learn();
+  EXPECT_EQ(count("learned"), 33);
+  EXPECT_EQ(stack_.baselines().Get(1), nullptr) << "pushed out by the 33rd";
+  Learn();
+  EXPECT_EQ(count("old"), 1);
+  EXPECT_EQ(count("learned"), 33);
+}
+
+}  // namespace
+}  // namespace bellwether::server
