@@ -1,6 +1,6 @@
 // run_control.h: what a reader's side may ask of the side that writes.
 //
-// Implemented by the server's root, which owns log and shards; here so that
+// Implemented by the pipeline, which owns log and shards; a room of its own, so that
 // query/ and http/ need not know them.  Thread-safe; every call returns once
 // its effect is durable.
 
