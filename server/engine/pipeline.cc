@@ -258,11 +258,13 @@ absl::StatusOr<std::shared_ptr<IngestSession>> Pipeline::Open(const HelloMessage
     record.time_unix_ms = time_unix_ms;
     record.payload = std::move(payload);
     const size_t bytes = record.payload.size();
-    BW_ASSIGN_OR_RETURN(const Lsn lsn, wal_->Append(std::move(record)));
-    if (run->unlogged != nullptr) {
+    const auto adopt = [this, run, &shard] {
+      shard.mutex().AssertHeld();
+      if (run->unlogged == nullptr) return;
       LiveRun::PublishRecord(run->unlogged->record(), Parts());
       shard.Adopt(std::move(run->unlogged));
-    }
+    };
+    BW_ASSIGN_OR_RETURN(const Lsn lsn, shard.Append(std::move(record), {0, hello}, bytes, adopt));
     ++slot->epoch;
     slot->attempt = hello.run.attempt;
     run->launches.Begin(hello.run.launch_unix_ms, hello.run.attempt);
@@ -270,7 +272,6 @@ absl::StatusOr<std::shared_ptr<IngestSession>> Pipeline::Open(const HelloMessage
     fenced = slot->session.lock();
     session = std::make_shared<Session>(this, run, slot.get(), hello, owner);
     slot->session = session;
-    shard.Push({lsn, run->id, hello.rank, slot->epoch, time_unix_ms, {0, hello}}, bytes);
     if (is_new) {
       AppendRules(*run, time_unix_ms);
       AppendPolicy(*run, time_unix_ms);
@@ -292,12 +293,10 @@ void Pipeline::AppendRules(const RunEntry& run, int64_t time_unix_ms) {
   record.attempt = run.launches.newest_attempt();
   record.time_unix_ms = time_unix_ms;
   record.payload = rules->text;
-  const auto lsn = wal_->Append(std::move(record));
-  if (!lsn.ok()) return;  // Its shard will see that it differs.
   Shard& shard = *shards_[run.shard];
   shard.mutex().AssertHeld();
   const RulesMessage message{std::make_shared<const std::string>(rules->text)};
-  shard.Push({*lsn, run.id, 0, 0, time_unix_ms, {0, message}}, 0);
+  (void)shard.Append(std::move(record), {0, message});  // If it fails, the shard will see that the rules differ.
 }
 
 // One seq that is far off would leave no number for what comes after it.  A rank of
@@ -345,18 +344,18 @@ absl::StatusOr<IngestSession::Taken> Pipeline::Put(Session* session, IngestMessa
       record.seq = message.seq;
       record.time_unix_ms = clock_->UnixMillis();
       record.payload = std::move(payload);
-      const auto appended = wal_->Append(record);
+      const uint64_t seq = message.seq;
+      const auto appended = shard.Append(record, std::move(message), bytes);
       if (!appended.ok()) {
         if (!absl::IsResourceExhausted(appended.status())) return appended.status();
         payload = std::move(record.payload);
         return wait_for_room();
       }
-      if (message.seq != slot.last_seq + 1) gaps_->Add();
-      slot.last_seq = message.seq;
+      if (seq != slot.last_seq + 1) gaps_->Add();
+      slot.last_seq = seq;
       lsn = *appended;
       PendingAcks(*run).push_back(
-          {lsn, PendingAck::Of::kMessage, message.seq, clock_->MonotonicNanos(), session->shared_from_this()});
-      shard.Push({lsn, run->id, session->rank(), session->epoch(), record.time_unix_ms, std::move(message)}, bytes);
+          {lsn, PendingAck::Of::kMessage, seq, clock_->MonotonicNanos(), session->shared_from_this()});
       return IngestSession::Taken::kTaken;
     }
   }

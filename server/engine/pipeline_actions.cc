@@ -32,11 +32,9 @@ void Pipeline::AppendPolicy(const RunEntry& run, int64_t time_unix_ms) {
   record.attempt = run.launches.newest_attempt();
   record.time_unix_ms = time_unix_ms;
   record.payload = EncodePolicy(message);
-  const auto lsn = wal_->Append(std::move(record));
-  if (!lsn.ok()) return;  // Its shard will see that it differs.
   Shard& shard = *shards_[run.shard];
   shard.mutex().AssertHeld();
-  shard.Push({*lsn, run.id, 0, 0, time_unix_ms, {0, message}}, 0);
+  (void)shard.Append(std::move(record), {0, message});  // If it fails, the shard will see that the policies differ.
 }
 
 bool Pipeline::HandOver(RunId run, uint32_t rank, const Action& action) {
@@ -85,13 +83,12 @@ absl::Status Pipeline::Ask(RunId run, WalKind kind, std::string payload, IngestM
 
 absl::Status Pipeline::LogAndApply(WalRecord record, IngestMessage message) {
   const RunId run = record.run;
-  const int64_t time_unix_ms = record.time_unix_ms = clock_->UnixMillis();
+  record.time_unix_ms = clock_->UnixMillis();
   Shard& shard = *shards_[static_cast<size_t>(run) % shards_.size()];
   Lsn lsn = 0;
   {
     absl::MutexLock lock(&shard.mutex());
-    BW_ASSIGN_OR_RETURN(lsn, wal_->Append(std::move(record)));
-    shard.Push({lsn, run, 0, 0, time_unix_ms, std::move(message)}, 0);
+    BW_ASSIGN_OR_RETURN(lsn, shard.Append(std::move(record), std::move(message)));
   }
   BW_RETURN_IF_ERROR(wal_->LogOf(run)->Sync(lsn));
   // What nobody waits for any more, because another server's commits made ours void, is

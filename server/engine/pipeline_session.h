@@ -49,8 +49,7 @@ class Pipeline::Session final : public IngestSession, public std::enable_shared_
     record.epoch = epoch_;
     record.time_unix_ms = pipeline_->clock_->UnixMillis();
     record.payload = std::move(payload);
-    const int64_t time_unix_ms = record.time_unix_ms;
-    const auto lsn = pipeline_->wal_->Append(std::move(record));
+    const auto lsn = shard.Append(std::move(record), std::move(message));
     if (!lsn.ok()) {
       LogWarning("run {}: the goodbye of rank {} is lost: {}", run_->description.name, rank_,
                  std::string(lsn.status().message()));
@@ -58,7 +57,6 @@ class Pipeline::Session final : public IngestSession, public std::enable_shared_
     }
     pipeline_->PendingAcks(*run_).push_back(
         {*lsn, PendingAck::Of::kBye, 0, pipeline_->clock_->MonotonicNanos(), shared_from_this()});
-    shard.Push({*lsn, run_->id, rank_, epoch_, time_unix_ms, std::move(message)}, 0);
     return true;
   }
 

@@ -11,6 +11,7 @@
 #include "server/ingest/decode.h"
 #include "server/util/await_for.h"
 #include "server/util/log.h"
+#include "server/util/status_macros.h"
 
 namespace bellwether::server {
 namespace {
@@ -155,12 +156,19 @@ bool Shard::HasRoomForRecovered(size_t bytes) const {
          queue_bytes_ + static_cast<int64_t>(bytes) <= options_.queue_bytes_max;
 }
 
-void Shard::Push(LoggedMessage message, size_t bytes) {
-  if (feed_ == Feed::kReadBack) return;
+absl::StatusOr<Lsn> Shard::Append(WalRecord record, IngestMessage&& message, size_t bytes,
+                                  absl::FunctionRef<void()> once_logged) {
+  LoggedMessage logged{0, record.run, record.rank, record.epoch, record.time_unix_ms, {}};
+  BW_ASSIGN_OR_RETURN(logged.lsn, parts_.wal->Append(std::move(record)));
+  once_logged();
+  const Lsn lsn = logged.lsn;
+  if (feed_ == Feed::kReadBack) return lsn;
+  logged.message = std::move(message);
   const bool live = feed_ == Feed::kLive;
   (live ? queue_ : kept_back_)
-      .push_back({std::move(message), bytes, recovering_ ? 0 : parts_.clock->MonotonicNanos(), nullptr});
+      .push_back({std::move(logged), bytes, recovering_ ? 0 : parts_.clock->MonotonicNanos(), nullptr});
   (live ? queue_bytes_ : kept_back_bytes_) += static_cast<int64_t>(bytes);
+  return lsn;
 }
 
 void Shard::PushRecovered(LoggedMessage message, size_t bytes) {
@@ -518,12 +526,10 @@ bool Shard::AppendOwn(RunId run, uint32_t attempt, WalKind kind, std::string pay
   record.kind = kind;
   record.run = run;
   record.attempt = attempt;
-  const int64_t time_unix_ms = record.time_unix_ms = parts_.clock->UnixMillis();
+  record.time_unix_ms = parts_.clock->UnixMillis();
   record.payload = std::move(payload);
-  const auto lsn = parts_.wal->Append(std::move(record));
-  if (!lsn.ok()) return false;  // The log is full or failed; the next deadline says it again.
-  Push({*lsn, run, 0, 0, time_unix_ms, std::move(message)}, 0);
-  return true;
+  // The log is full or failed: the next deadline says it again.
+  return Append(std::move(record), std::move(message)).ok();
 }
 
 }  // namespace bellwether::server

@@ -1,8 +1,8 @@
 // shard.h: one thread that owns a part of the runs.
 //
-// Messages enter through a bounded queue in the order of the log: appending to
-// the log and entering the queue happen under one mutex, so that for the runs
-// of a shard both orders are the same.  On the shard's thread no locks are
+// Messages enter through a bounded queue in the order of the log: Append() writes
+// to the log and enters the queue under one mutex, so that for the runs of a shard
+// both orders are the same.  On the shard's thread no locks are
 // needed; it applies messages, closes overdue steps, watches for silence,
 // publishes and commits.
 
@@ -21,6 +21,8 @@
 #include <thread>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
+#include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "server/engine/live_run.h"
 
@@ -58,13 +60,18 @@ class Shard {
   // rank of this shard's runs.
   absl::Mutex& mutex() ABSL_LOCK_RETURNED(mutex_) { return mutex_; }
   bool HasRoom(size_t bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // `bytes` is what HasRoom was asked for.
-  void Push(LoggedMessage message, size_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Appends a record to the log and queues its message, which has the record's run, rank,
+  // epoch and time.  `bytes` is what HasRoom was asked for; 0 = records that always find
+  // room.  `once_logged` is called in between.  An error is the log's: nothing is queued,
+  // and `message` is left as it was.
+  absl::StatusOr<Lsn> Append(
+      WalRecord record, IngestMessage&& message, size_t bytes = 0, absl::FunctionRef<void()> once_logged = [] {})
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // ---- while the log of before is applied behind what comes now ----
   enum class Feed {
-    kLive,      // Push() queues.
-    kReadBack,  // Push() leaves it to the log, which will be read up to there.
-    kKeepBack,  // Push() keeps it until the log was read up to the switch.
+    kLive,      // Append() queues.
+    kReadBack,  // Append() leaves it to the log, which will be read up to there.
+    kKeepBack,  // Append() keeps it until the log was read up to the switch.
   };
   void SetFeed(Feed feed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // What recovery has read; whatever the feed.
@@ -73,7 +80,7 @@ class Shard {
   // Called on the shard's thread, once, when the queue has become half empty.
   void CallWhenRoom(Task task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // Takes up a run before any message of it is pushed.  The shard adds records of
+  // Takes up a run before any message of it is queued.  The shard adds records of
   // its own from then on: what introduces the run to the log is there already.
   void Adopt(std::unique_ptr<LiveRun> run) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Forgets the runs in [first, end) after what is queued now; `save`: commits

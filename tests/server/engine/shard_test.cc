@@ -176,11 +176,12 @@ class ShardTest : public testing::Test {
     WalRecord record;
     record.kind = WalKind::kMessage;
     record.run = run;
+    record.rank = rank;
+    record.epoch = 1;
+    record.time_unix_ms = clock_.UnixMillis();
     record.payload = "not read here";
     absl::MutexLock lock(&shard_->mutex());
-    const Lsn lsn = *wal_->Append(std::move(record));
-    shard_->Push({lsn, run, rank, 1, clock_.UnixMillis(), {static_cast<uint64_t>(step) + 1, std::move(frame)}}, 0);
-    return lsn;
+    return *shard_->Append(std::move(record), {static_cast<uint64_t>(step) + 1, std::move(frame)});
   }
 
   // Lets the shard look at the clock with all that was sent applied, and returns when it has.
@@ -297,9 +298,7 @@ TEST_F(ShardTest, WhatIsDecidedWhileTheLogIsAwayIsStoredOnceItIsBack) {
     record.run = 1;
     record.payload = "not read here";
     absl::MutexLock lock(&shard_->mutex());
-    const Lsn lsn = *wal_->Append(std::move(record));
-    shard_->Push({lsn, 1, 0, 0, 0, {0, ActionRequestMessage{.request = request}}}, 0);
-    return lsn;
+    return *shard_->Append(std::move(record), {0, ActionRequestMessage{.request = request}});
   };
   log.away = true;
   ActionRequest propose;
@@ -491,10 +490,10 @@ TEST_F(ShardOfACluster, WhatComesForARunWhoseEndIsBeingSavedWaitsForThat) {
     WalRecord record;
     record.kind = kind;
     record.run = 1;
+    record.epoch = 1;
     record.payload = "not read here";
     absl::MutexLock lock(&shard_->mutex());
-    const Lsn lsn = *wal_->Append(std::move(record));
-    shard_->Push({lsn, 1, 0, 1, 0, std::move(message)}, 100);
+    ASSERT_TRUE(shard_->Append(std::move(record), std::move(message), 100).ok());
   };
   push({2, ByeMessage{}}, WalKind::kMessage);
   Tick();
