@@ -234,6 +234,25 @@ def test_the_governor_keeps_the_price_within_its_budget() -> None:
     assert job.price.share(governor.period) <= 0.0062
 
 
+def test_what_each_step_pays_makes_samples_no_rarer() -> None:
+    # Each step pays 2 %, four times the budget; a sample of 1 ms each 20 steps 0.05 % more.
+    job = MadeUpJob(extra=0.001, hook=0.001, between=0.002)
+    price = job.run(400)
+    assert price.share(20) == pytest.approx(0.0205, rel=0.02)
+    assert price.every_step(20) == pytest.approx(0.02, rel=0.02)
+    governor = Governor(20, 0.005)
+    for step in range(20):
+        governor.sampled(20 * step, price.share(20), price.every_step(20))
+    assert governor.period == 20
+
+
+def test_where_each_step_pays_all_samples_have_a_quarter_of_the_budget() -> None:
+    governor = Governor(20, 0.005)
+    for step in range(5):
+        governor.sampled(20 * step, 0.0225, 0.02)  # Samples cost 0.25 %, twice a quarter of it.
+    assert governor.period == 40
+
+
 def test_a_sample_that_costs_nothing_is_a_price_and_lets_the_period_shrink() -> None:
     # The step with a sample is faster than those around it, beyond what the steps vary.
     job = MadeUpJob(extra=-0.002, hook=0.01, gpu=True)

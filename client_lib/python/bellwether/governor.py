@@ -8,20 +8,24 @@ from typing import Optional
 
 PERIOD_MAX = 10_000  # steps
 _WINDOW = 5  # samples
+# Of the budget: what samples may cost where each step costs it all.  Sampling more rarely does
+# not help there, and would only make a job blind.
+_FOR_SAMPLES_MIN = 0.25
 
 
 class Governor:
     """The sampling period in steps.
 
-    After each sample it is told which share of the training time watching costs.  When the median
-    over five samples is above the budget the period grows in proportion; when it is below a half
-    of the budget the period shrinks again, never below the base.
+    After each sample it is told which share of the training time watching costs, and which part
+    of that every step pays, sampled or not.  Samples have what is left of the budget, a quarter of
+    it at least.  When the median over five of them is above that the period grows in proportion;
+    when it is below a half of it the period shrinks again, never below the base.
     """
 
     def __init__(self, base: int, budget: float) -> None:
         self.base = self.period = base
         self.budget = budget
-        self._shares: collections.deque[float] = collections.deque(maxlen=_WINDOW)
+        self._used: collections.deque[float] = collections.deque(maxlen=_WINDOW)  # 1: all of it.
         self._next = 0  # The step of the next sample.
 
     def set_base(self, period: int) -> None:
@@ -29,25 +33,26 @@ class Governor:
         before, self.base = self.period, max(1, min(period, PERIOD_MAX))
         self.period = self.base
         self._next -= before - self.period  # One period behind the last sample.
-        self._shares.clear()
+        self._used.clear()
 
     def due(self, step: int) -> bool:
         """Whether `step` is sampled: the first, then one in every period."""
         return step >= self._next
 
-    def sampled(self, step: int, share: Optional[float]) -> None:
-        """`share`: None while it is not known."""
+    def sampled(self, step: int, share: Optional[float], every_step: float = 0.0) -> None:
+        """`share`: None while it is not known; `every_step`: the part of it that each step pays."""
         if share is not None:
-            self._shares.append(share)
-        if len(self._shares) == _WINDOW:
-            usual = statistics.median(self._shares)
-            if usual > self.budget and self.period < PERIOD_MAX:
-                factor = min(4.0, usual / self.budget)
-                self.period = min(PERIOD_MAX, max(self.period + 1, round(self.period * factor)))
-                self._shares.clear()
-            elif usual < self.budget / 2 and self.period > self.base:
+            left = max(self.budget - every_step, _FOR_SAMPLES_MIN * self.budget)
+            self._used.append((share - every_step) / left)
+        if len(self._used) == _WINDOW:
+            used = statistics.median(self._used)
+            if used > 1 and self.period < PERIOD_MAX:
+                grown = round(self.period * min(4.0, used))
+                self.period = min(PERIOD_MAX, max(self.period + 1, grown))
+                self._used.clear()
+            elif used < 0.5 and self.period > self.base:
                 self.period = max(self.base, self.period // 2)
-                self._shares.clear()
+                self._used.clear()
         self._next = step + self.period
 
     def restart(self, step: int) -> None:

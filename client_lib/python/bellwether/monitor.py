@@ -573,7 +573,8 @@ class Monitor:
         if sampled:
             self._samples += 1
             known = self._price.known()  # A price of 0 is one, too.
-            self._governor.sampled(self._step, self.overhead() if known else None)
+            every_step = self._price.every_step(self._governor.period)
+            self._governor.sampled(self._step, self.overhead() if known else None, every_step)
             self._tell_price()
         if self._frames.sample_again():
             self._governor.restart(self._step + 1)
@@ -611,10 +612,13 @@ class Monitor:
                 return
         self._told_price.append((share, measured))
         period = self._governor.period
+        every_step = self._price.every_step(period)
+        most = f"; each step pays {100 * every_step:.2f} %" if every_step > share / 2 else ""
         log.info(
             f"watching {len(self._reporting())} attention layers costs about {100 * share:.2f} % "
             f"of the training time, measured over {measured} samples; a sample every "
             + ("step" if period == 1 else f"{period} steps")
+            + most
         )
 
     def _not_judged_by(self, layer: Layer) -> list[str]:

@@ -96,10 +96,17 @@ class Price:
 
     def share(self, period: int) -> float:
         """Of the job's time with a sample every so many steps; 0 while nothing is known."""
+        return self._of_period(period, period * self._base + (self._sample or 0.0))
+
+    def every_step(self, period: int) -> float:
+        """The part of share() that each step pays, sampled or not."""
+        return self._of_period(period, period * self._base)
+
+    def _of_period(self, period: int, seconds: float) -> float:
         if self._sample is None:
             return 0.0
         step = self.clock.step_seconds()
         if step is None:  # Each step has a sample.
             step = max(0.0, statistics.median(self._whole) - self._sample)
         whole = period * step + self._sample
-        return min(1.0, (period * self._base + self._sample) / whole) if whole > 0 else 0.0
+        return min(1.0, seconds / whole) if whole > 0 else 0.0
