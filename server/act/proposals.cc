@@ -12,6 +12,13 @@ namespace bellwether::server {
 
 namespace {
 
+constexpr char kProposed[] = "Proposed: ";
+
+// How a proposal's sentence ends, but for its cost.
+std::string HowToApprove(const std::string& run_name, const std::string& id) {
+  return absl::StrCat("; `bellwether action approve ", run_name, " ", id, "` applies it");
+}
+
 void AddSentence(const std::string& sentence, const std::string& cost, std::string* text) {
   absl::StrAppend(text, text->empty() ? "" : " ", sentence);
   if (!cost.empty()) absl::StrAppend(text, "; cost: ", cost);
@@ -43,8 +50,7 @@ std::string ProposalText(const std::vector<Action>& actions, const Transition& t
   for (const auto& [id, action] : now) {
     std::string sentence;
     if (action->state == ActionState::kProposed) {
-      sentence = absl::StrCat("Proposed: ", ActionText(*action), "; `bellwether action approve ", transition.run_name,
-                              " ", id, "` applies it");
+      sentence = absl::StrCat(kProposed, ActionText(*action), HowToApprove(transition.run_name, id));
     } else if (action->state == ActionState::kApproved || action->state == ActionState::kSent) {
       sentence = absl::StrCat("On its way by the policy: ", ActionText(*action), " (action ", id, ")");
     } else {
@@ -55,6 +61,24 @@ std::string ProposalText(const std::vector<Action>& actions, const Transition& t
     if (!told) AddSentence(sentence, action->cost, &text);
   }
   return text;
+}
+
+bool SpeaksOfProposals(const std::string& advice) { return absl::StrContains(advice, kProposed); }
+
+void HideEndedProposals(const std::string& run_name, const std::vector<Action>& actions, std::string* advice) {
+  for (const Action& action : actions) {
+    if (action.state == ActionState::kProposed) continue;
+    const std::string how = HowToApprove(run_name, action.id);
+    const size_t at = advice->find(how);
+    const size_t begin = at == std::string::npos ? at : advice->rfind(kProposed, at);
+    if (begin == std::string::npos) continue;
+    size_t end = at + how.size();
+    const std::string cost = absl::StrCat("; cost: ", action.cost);
+    if (advice->compare(end, cost.size(), cost) == 0) end += cost.size();
+    if (end < advice->size() && (*advice)[end] == '.') ++end;
+    advice->erase(begin, end - begin);
+    while (!advice->empty() && advice->back() == ' ') advice->pop_back();
+  }
 }
 
 void AddProposals(const std::vector<Action>& changed, const Policy& policy, Transition* transition) {

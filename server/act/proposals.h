@@ -22,6 +22,12 @@ std::string ProposalText(const std::vector<Action>& actions, const Transition& t
 // when.
 void AddProposals(const std::vector<Action>& changed, const Policy& policy, Transition* transition);
 
+// Takes out of an alert's advice the sentences of those of the run's `actions` that wait
+// for nobody any more.  Thread-safe.
+void HideEndedProposals(const std::string& run_name, const std::vector<Action>& actions, std::string* advice);
+// Whether there may be any.
+bool SpeaksOfProposals(const std::string& advice);
+
 }  // namespace bellwether::server
 
 #endif  // BELLWETHER_SERVER_ACT_PROPOSALS_H_

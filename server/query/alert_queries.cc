@@ -8,36 +8,13 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
+#include "server/act/proposals.h"
 #include "server/query/convert.h"
 #include "server/query/query_engine.h"
 #include "server/query/sibling_view.h"
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {
-namespace {
-
-constexpr char kProposed[] = "Proposed: ";  // As server/act/proposals.cc words it.
-
-// Takes out of the advice what was proposed when it was told and waits for nobody any more.
-void HideEndedProposals(const std::string& run, const std::vector<Action>& actions, std::string* advice) {
-  for (const Action& action : actions) {
-    if (action.state == ActionState::kProposed) continue;
-    const std::string how = absl::StrCat("; `bellwether action approve ", run, " ", action.id, "` applies it");
-    const size_t at = advice->find(how);
-    const size_t begin = at == std::string::npos ? at : advice->rfind(kProposed, at);
-    if (begin == std::string::npos) continue;
-    size_t end = at + how.size();
-    const std::string cost = absl::StrCat("; cost: ", action.cost);
-    if (advice->compare(end, cost.size(), cost) == 0) end += cost.size();
-    if (end < advice->size() && (*advice)[end] == '.') ++end;
-    advice->erase(begin, end - begin);
-    while (!advice->empty() && advice->back() == ' ') advice->pop_back();
-  }
-}
-
-}  // namespace
 
 absl::StatusOr<v1::ListAlertsResponse> QueryEngine::ListAlerts(const v1::ListAlertsRequest& request,
                                                                const CallContext& context) const {
@@ -61,7 +38,7 @@ absl::StatusOr<v1::ListAlertsResponse> QueryEngine::ListAlerts(const v1::ListAle
     *response.add_alerts() = ToProto(alert, *stores_.runs);
     v1::Alert* const shown = response.mutable_alerts(response.alerts_size() - 1);
     HideSiblings(stores_, context.grant.get(), alert.last.run, shown);
-    if (!absl::StrContains(alert.last.advice, kProposed)) continue;
+    if (!SpeaksOfProposals(alert.last.advice)) continue;
     const auto [known, is_new] = actions.try_emplace(alert.last.run);
     if (is_new) {
       BW_RETURN_IF_ERROR(Check(context));

@@ -36,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "server/act": _DATA | {"server/detect"},  # It judges effects as alerts are judged.
     # The two rooms in which wire types and our own meet.
     "server/ingest": _DATA | {"proto", "server/access", "server/store"},
-    "server/query": _DATA | {"proto", "server/access", "server/engine/ports", "server/store"},
+    "server/query": _DATA | {"proto", "server/access", "server/act", "server/engine/ports", "server/store"},
     "server/export": _DATA | {"server/store"},
     "server/http": _DATA | {"server/access", "server/export", "server/store"},
     "server/engine/ports": {"server/model", "server/store"},

@@ -59,6 +59,24 @@ TEST(ProposalsTest, WhatTheAdviceNamesAlreadyIsNotSaidAgain) {
   EXPECT_THAT(ProposalText({Centring("aa-11", ActionState::kProposed)}, transition), HasSubstr("aa-11"));
 }
 
+TEST(ProposalsTest, WhatWaitsForNobodyAnyMoreIsTakenOut) {
+  Transition transition;
+  transition.run_name = "r";
+  transition.key = "drift/3/5/1200";
+  transition.advice = "Centre the keys.";
+  const std::vector<Action> proposed = {Centring("aa-1", ActionState::kProposed),
+                                        Centring("aa-2", ActionState::kProposed)};
+  AddProposals(proposed, *DefaultPolicy(), &transition);
+  std::string advice = transition.advice;
+  HideEndedProposals("r", proposed, &advice);
+  EXPECT_EQ(advice, transition.advice);
+  HideEndedProposals("r", {Centring("aa-1", ActionState::kExpired), proposed[1]}, &advice);
+  EXPECT_THAT(advice, AllOf(Not(HasSubstr("aa-1")), HasSubstr("action approve r aa-2")));
+  HideEndedProposals("r", {Centring("aa-2", ActionState::kApproved)}, &advice);
+  EXPECT_EQ(advice, "Centre the keys.");
+  EXPECT_FALSE(SpeaksOfProposals(advice));
+}
+
 TEST(ProposalsTest, OthersAlertsAndOtherStatesSayNothing) {
   Transition transition;
   transition.key = "ties/0/0/10";
