@@ -16,24 +16,30 @@ def overview_board() -> Board:
         "Alerts", 'ALERTS{alertname=~"Bellwether.*",alertstate="firing"}', "red", "{{alertname}}", "{{run}}{{instance}}"
     )
     board.marks("Restarts", "changes(bellwether_run_attempt[$__rate_interval]) > 0", "blue", "{{run}} was restarted")
-    board.stat("Runs", "Runs that are exported now.", query("count(bellwether_run_info)"), Look("none", 6, 4))
+    board.stat("Runs", "Runs that are exported now.", query("count(bellwether_run_info)"), Look("none", 5, 4))
     board.stat(
         "Ill",
         "Runs in stage 1 or beyond.",
         query("count(bellwether_run_stage > 0) or vector(0)"),
-        Look("none", 6, 4, warn=1),
+        Look("none", 5, 4, warn=1),
+    )
+    board.stat(
+        "Judged in part",
+        "Runs of which some layers or signals are not judged: what is wrong there is not seen.",
+        query('count(bellwether_run_judged_ratio{family="all"} < 1) or vector(0)'),
+        Look("none", 5, 4, warn=1),
     )
     board.stat(
         "Alerts that fire",
         "By the server's own conclusions.",
         query("count(bellwether_alert_active) or vector(0)"),
-        Look("none", 6, 4, warn=1),
+        Look("none", 5, 4, warn=1),
     )
-    board.stat("Streams", "Trainers that are connected.", query("sum(bellwether_ingest_streams)"), Look("none", 6, 4))
+    board.stat("Streams", "Trainers that are connected.", query("sum(bellwether_ingest_streams)"), Look("none", 4, 4))
     of_the_line = link_to_run("${__field.labels.run}")
     board.lines(
         "Stage",
-        "0 healthy, 1 drift, 2 ties and bias, 3 norm, 4 logits, 5 loss. A click leads to the run.",
+        "1 drift, 2 ties and bias, 3 norm, 4 logits, 5 loss. No line: nothing was found. A click leads to the run.",
         Look("none", warn=1, critical=3),
         query("bellwether_run_stage > 0", "{{run}}"),
     ).data_links([of_the_line])
