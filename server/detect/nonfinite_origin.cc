@@ -33,6 +33,9 @@ Side SideOf(SignalId id) {
     case SignalId::kDeltaBiasSumsq:
     case SignalId::kDeltaAbsSum:
     case SignalId::kDeltaErrorAbsSum:
+    case SignalId::kKeyLeak:
+    case SignalId::kDeltaBiasRatio:
+    case SignalId::kDeltaBiasT:
       return kBackward;
     case SignalId::kWqSigma:
     case SignalId::kWkSigma:
@@ -47,9 +50,42 @@ Side SideOf(SignalId id) {
     case SignalId::kGramTop2Ratio:
     case SignalId::kGramIncrementRank:
       return kWeights;
-    default:
+    // Whoever adds a signal says here on which side of a step it is measured.
+    case SignalId::kNone:
+    case SignalId::kRows:
+    case SignalId::kCommonModeSum:
+    case SignalId::kSpreadSum:
+    case SignalId::kTiedRowsBf16:
+    case SignalId::kTiedRowsEps:
+    case SignalId::kTiedRowsEpsPaper:
+    case SignalId::kSaturatedRows:
+    case SignalId::kLogitMax:
+    case SignalId::kEntropySum:
+    case SignalId::kSinkSum:
+    case SignalId::kKeyCoherenceSum:
+    case SignalId::kSequences:
+    case SignalId::kNonfiniteRows:
+    case SignalId::kLoss:
+    case SignalId::kGradNorm:
+    case SignalId::kLearningRate:
+    case SignalId::kTokens:
+    case SignalId::kStepSeconds:
+    case SignalId::kHookSeconds:
+    case SignalId::kSamplingPeriod:
+    case SignalId::kDriftRatio:
+    case SignalId::kCommonMode:
+    case SignalId::kSpread:
+    case SignalId::kTiedFractionBf16:
+    case SignalId::kTiedFractionEps:
+    case SignalId::kTiedFractionEpsPaper:
+    case SignalId::kSaturatedFraction:
+    case SignalId::kEntropyRatio:
+    case SignalId::kSinkRatio:
+    case SignalId::kKeyCoherence:
+    case SignalId::kHookOverhead:
       return kForward;
   }
+  return kForward;
 }
 
 bool IsBad(SignalId id, float value) {

@@ -103,7 +103,7 @@ void BaselineLearner::Scan() {
     }
     if (absl::IsCancelled(status)) return;
     seen_[record.id] = as_of;
-    static constexpr const char* kResults[] = {"learned", "ill", "short", "changed", "old"};
+    static constexpr const char* kResults[] = {"learned", "ill", "short", "changed", "old", "partly"};
     const char* const result = status.ok() ? kResults[static_cast<size_t>(*verdict)] : "failed";
     parts_.counters->counter("bellwether_baseline_runs_total", {{"result", result}})->Add();
     if (!status.ok()) {
@@ -112,6 +112,18 @@ void BaselineLearner::Scan() {
   }
 }
 
+namespace {
+
+// By the loss at least, and by each other family in all layers or in none.
+bool IsJudgedInPart(const JudgedBy& judged) {
+  for (size_t family = 0; family < kHeadFamilies; ++family) {
+    if (judged.judged[family] != 0 && judged.judged[family] != judged.layers) return true;
+  }
+  return judged.judged[static_cast<size_t>(RuleFamily::kLoss)] == 0;
+}
+
+}  // namespace
+
 absl::StatusOr<BaselineLearner::Verdict> BaselineLearner::Judge(const RunSnapshot& run) const {
   if (run.record.step < options_.steps_min) return Verdict::kShort;
   if (run.record.stage > 0) return Verdict::kIll;
@@ -119,6 +131,7 @@ absl::StatusOr<BaselineLearner::Verdict> BaselineLearner::Judge(const RunSnapsho
     if (SaysIll(alert.last)) return Verdict::kIll;
   }
   if (run.record.mixed) return Verdict::kChanged;
+  if (IsJudgedInPart(JudgedByOf(run.record))) return Verdict::kPartly;
   // Records of before there were bands do not tell.
   EventReader events(&run, parts_.database);
   for (;;) {

@@ -6,7 +6,8 @@
 //   * no alert of warning or above was ever open in it, but for rank silence and
 //     the hook's overhead, which say nothing about its numerics, and no head was
 //     beyond stage 0 when it ended: its loss stayed on course and nothing grew;
-//   * kernel and centring stayed what its first Hello said.
+//   * kernel and centring stayed what its first Hello said;
+//   * what judged it judged all of its layers: a layer that nothing judged may have been ill.
 // Otherwise what was learned from it before is dropped.
 //
 // The bands come from the stored series, by the readers that queries use, so
@@ -75,7 +76,7 @@ class BaselineLearner {
 
  private:
   // What became of a run; counted in bellwether_baseline_runs_total{result}.
-  enum class Verdict { kLearned, kIll, kShort, kChanged, kOld };
+  enum class Verdict { kLearned, kIll, kShort, kChanged, kOld, kPartly };
   // (attempt, step, steps recorded): as of when a run was looked at.
   using AsOf = std::tuple<uint32_t, int64_t, uint64_t>;
 

@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/act/proposals.h"
-#include "server/detect/judge_options.h"
+#include "server/detect/rule_families.h"
 #include "server/engine/siblings.h"
 #include "server/util/byte_io.h"
 #include "server/util/log.h"
@@ -26,19 +26,6 @@ constexpr int64_t kCommitNanosMax = 30'000'000'000;
 constexpr double kSilentIntervals = 10;
 // Senders that lost their server are back by then, if they are at all.
 constexpr int64_t kComeBackNanos = 600'000'000'000;
-
-// Families none of whose rules is on.
-uint8_t FamiliesOff(const JudgeOptions& options) {
-  const auto off = [&](RuleFamily family, std::initializer_list<Builtin> rules) {
-    const bool none = std::none_of(rules.begin(), rules.end(), [&](Builtin rule) { return options.is_on(rule); });
-    return none ? 1u << static_cast<uint32_t>(family) : 0u;
-  };
-  return static_cast<uint8_t>(
-      off(RuleFamily::kDrift, {Builtin::kDriftGrowth, Builtin::kDriftLevel, Builtin::kDriftCommonMode}) |
-      off(RuleFamily::kTies, {Builtin::kTies}) | off(RuleFamily::kNorm, {Builtin::kNorm}) |
-      off(RuleFamily::kLogits, {Builtin::kLogits}) | off(RuleFamily::kLeak, {Builtin::kDriftLeak}) |
-      off(RuleFamily::kLoss, {Builtin::kLoss}));
-}
 
 bool HasHeadSignals(const StepSample& sample) {
   return std::any_of(sample.signals().begin(), sample.signals().end(),

@@ -1,12 +1,18 @@
 #include "server/offline/replay.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "server/detect/rule_families.h"
 #include "server/detect/run_judge.h"
+#include "server/model/run_coverage.h"
 #include "server/offline/recorded_run.h"
 #include "server/query/json_api.h"
+#include "server/util/status_macros.h"
 
 namespace bellwether::server {
 namespace {
@@ -18,6 +24,8 @@ class Replayer final : public RunListener {
   void OnHello(const RunDescription& run) override {
     if (judge_ == nullptr) {
       name_ = run.name;
+      layers_ = run.layout.layers;
+      coverage_.off = FamiliesOff(options_.judge);
       judge_ = std::make_unique<RunJudge>(options_.judge, run, options_.bank);
     }
     judge_->OnHello(run, &transitions_);
@@ -25,6 +33,8 @@ class Replayer final : public RunListener {
   }
   void OnSample(const StepSample& sample) override {
     if (!IsWanted(sample.step)) return;
+    coverage_.Observe(sample);
+    step_ = std::max(step_, sample.step);
     judge_->Observe(sample, &transitions_);
     Print();
   }
@@ -32,6 +42,13 @@ class Replayer final : public RunListener {
     if (!IsWanted(event.step)) return;
     judge_->OnEvent(event, &transitions_);
     Print();
+  }
+
+  // To standard error, where the run was judged in part: no alert is no health then.
+  void PrintJudged() const {
+    if (judge_ == nullptr) return;
+    const JudgedBy judged = coverage_.At(step_, layers_);
+    if (!judged.whole()) std::fprintf(stderr, "%s: %s\n", name_.c_str(), judged.Text(/*ended=*/true).c_str());
   }
 
  private:
@@ -56,6 +73,9 @@ class Replayer final : public RunListener {
 
   const ReplayOptions& options_;
   std::string name_;
+  int32_t layers_ = 0;
+  int64_t step_ = 0;
+  RunCoverage coverage_;
   std::unique_ptr<RunJudge> judge_;
   std::vector<Transition> transitions_;
 };
@@ -64,7 +84,9 @@ class Replayer final : public RunListener {
 
 absl::Status Replay(const ReplayOptions& options) {
   Replayer replayer(options);
-  return WalkRecordedRun(options.file, &replayer);
+  BW_RETURN_IF_ERROR(WalkRecordedRun(options.file, &replayer));
+  replayer.PrintJudged();
+  return absl::OkStatus();
 }
 
 }  // namespace bellwether::server

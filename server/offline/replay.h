@@ -19,7 +19,8 @@ struct ReplayOptions {
   DetectorBank* bank = nullptr;  // Null = the CPU's.
 };
 
-// Prints to standard output.  INVALID_ARGUMENT: damaged or not a recording.
+// Prints to standard output, and to standard error what the run was judged by if that is
+// not all.  INVALID_ARGUMENT: damaged or not a recording.
 absl::Status Replay(const ReplayOptions& options);
 
 }  // namespace bellwether::server

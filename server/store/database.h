@@ -46,10 +46,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/model/action.h"
+#include "server/model/run_coverage.h"
 #include "server/model/run_types.h"
 #include "server/model/step_sample.h"
 #include "server/model/transition.h"
-#include "server/store/run_coverage.h"
 #include "server/store/shared_rows.h"
 #include "server/store/wal.h"
 

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -96,6 +97,19 @@ TEST_F(BaselineLearnerTest, AShortRunWasNotJudged) {
   stack_.AddRun(spec);
   Learn();
   EXPECT_EQ(count("short"), 1);
+  EXPECT_EQ(count("learned"), 1);
+}
+
+TEST_F(BaselineLearnerTest, ARunJudgedInPartIsNoExample) {
+  const auto edited = [&](const std::string& name, auto edit) {
+    stack_.Edit(stack_.AddRun(Healthy(name)), [&](RunSnapshot* run) { edit(&run->record.coverage); });
+  };
+  edited("one layer is not measured", [](RunCoverage* coverage) { coverage->missed[1] = RunCoverage::kNever; });
+  edited("no loss", [](RunCoverage* coverage) { coverage->loss_step = -1; });
+  edited("padded: no drift in any layer",
+         [](RunCoverage* coverage) { std::fill_n(coverage->missed.begin(), 3, RunCoverage::kNever); });
+  Learn();
+  EXPECT_EQ(count("partly"), 2);
   EXPECT_EQ(count("learned"), 1);
 }
 

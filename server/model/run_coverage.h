@@ -6,8 +6,8 @@
 //
 // Deterministic, and part of a run's record.  Not thread-safe.
 
-#ifndef BELLWETHER_SERVER_STORE_RUN_COVERAGE_H_
-#define BELLWETHER_SERVER_STORE_RUN_COVERAGE_H_
+#ifndef BELLWETHER_SERVER_MODEL_RUN_COVERAGE_H_
+#define BELLWETHER_SERVER_MODEL_RUN_COVERAGE_H_
 
 #include <array>
 #include <cstddef>
@@ -59,4 +59,4 @@ struct RunCoverage {
 
 }  // namespace bellwether::server
 
-#endif  // BELLWETHER_SERVER_STORE_RUN_COVERAGE_H_
+#endif  // BELLWETHER_SERVER_MODEL_RUN_COVERAGE_H_

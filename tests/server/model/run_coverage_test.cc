@@ -2,7 +2,7 @@
 // signals of all layers; else it is said what the run is judged by.
 // Method: samples of a small run that lack what a padded batch, a layer of
 // another kind, a loss alone or another attempt lacks.
-#include "server/store/run_coverage.h"
+#include "server/model/run_coverage.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "server/store/run_coverage.h"
+#include "server/model/run_coverage.h"
 
 #include <algorithm>
 #include <cmath>
