@@ -51,7 +51,7 @@ struct Holding {
 // seconds.  Called from the members' threads.
 using AskHoldings = std::function<std::vector<Holding>(const std::vector<std::string>& servers)>;
 
-// Who serves partitions: the server's root.  Called from the member's threads, for one
+// Who serves partitions: the pipeline.  Called from the member's threads, for one
 // partition by one of them at a time, and FencePartition() from the log's, too.
 class PartitionHost {
  public:

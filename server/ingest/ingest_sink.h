@@ -1,6 +1,6 @@
 // ingest_sink.h: what a stream hands its messages to.
 //
-// Implemented by the server's root, which owns log and shards.
+// Implemented by the pipeline, which owns log and shards.
 
 #ifndef BELLWETHER_SERVER_INGEST_INGEST_SINK_H_
 #define BELLWETHER_SERVER_INGEST_INGEST_SINK_H_

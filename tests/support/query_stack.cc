@@ -33,7 +33,7 @@ T Require(absl::StatusOr<T> value) {
 
 }  // namespace
 
-// Does at once, in memory, what the server's root does through its log.
+// Does at once, in memory, what the pipeline does through its log.
 class QueryStack::Control final : public RunControl {
  public:
   explicit Control(QueryStack* stack) : stack_(stack) {}
