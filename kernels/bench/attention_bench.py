@@ -61,6 +61,16 @@ def shapes(quick: bool, dims: list[int]) -> list[tuple[str, int, int, int, int, 
     return out
 
 
+def grouped_shapes() -> list[tuple[str, int, int, int, int, int, bool]]:
+    """As shapes(): few key heads and sequences, as large models have them on each GPU."""
+    out = []
+    for b, h, hk, n, d in ((1, 64, 8, 2048, 128), (1, 64, 8, 4096, 128), (1, 64, 8, 8192, 128), (2, 64, 8, 4096, 128),
+                           (1, 32, 8, 2048, 128), (1, 32, 8, 4096, 128), (1, 32, 4, 4096, 128), (1, 16, 2, 4096, 128),
+                           (1, 8, 1, 8192, 128), (1, 128, 8, 4096, 128), (1, 16, 1, 4096, 256), (1, 40, 8, 32768, 128)):
+        out.append((f"gqa{h}/{hk}-b{b}-hd{d}-causal-{n // 1024}k", b, h, hk, n, d, True))
+    return out
+
+
 def on_path(path: str, call: Callable[[], Any]) -> Call:
     """The call with this path forced."""
     def forced() -> Any:
@@ -186,7 +196,8 @@ def bench_shape(libs: Libraries, args: argparse.Namespace, name: str, b: int, h:
 
 def bench(libs: Libraries, args: argparse.Namespace) -> Rows:
     rows: Rows = []
-    for name, *shape in shapes(args.quick, [int(d) for d in args.head_dims.split(",")]):
+    chosen = grouped_shapes() if args.grouped else shapes(args.quick, [int(d) for d in args.head_dims.split(",")])
+    for name, *shape in chosen:
         if any(part in name for part in args.shape.split(",")):
             try:
                 rows += bench_shape(libs, args, name, *shape)
@@ -210,6 +221,7 @@ def main() -> int:
     parser.add_argument("--out")
     parser.add_argument("--quick", action="store_true", help="4k and 16k only")
     parser.add_argument("--forward-only", action="store_true")
+    parser.add_argument("--grouped", action="store_true", help="few key heads and sequences instead")
     parser.add_argument("--flex", action="store_true", help="FlexAttention too (compiles)")
     parser.add_argument("--variants", default="fa,hp", help=", ".join(VARIANTS))
     parser.add_argument("--paths", default="sm90", help="sm80,sm90: kernels compared")

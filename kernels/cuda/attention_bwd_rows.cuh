@@ -7,12 +7,14 @@
 // each.  QueryRow() is a thread's first query, QueryColumn() its warp's first channel.
 // Keys has what key_mean.cuh asks of a shape, alike for those that share its kernels;
 // kSumsKeys: the main kernel leaves the sums of K and of dK for it.
+// kShares: p.shares may be more than 1.
 
 #ifndef BELLWETHER_KERNELS_CUDA_ATTENTION_BWD_ROWS_CUH_
 #define BELLWETHER_KERNELS_CUDA_ATTENTION_BWD_ROWS_CUH_
 
 #include "bellwether/kernels/probe.h"
 #include "cuda/accumulator_sums.cuh"
+#include "cuda/attention_bwd_shares.cuh"
 #include "cuda/attention_bwd_tiles.cuh"
 #include "cuda/key_mean.cuh"
 #include "cuda/softmax.cuh"
@@ -63,6 +65,7 @@ template <class S>
 __global__ void __launch_bounds__(256) PrepareBwdKernel(const __grid_constant__ AttentionBwdParams p) {
   using T = typename S::T;
   constexpr int kLanes = kRowLanes<S>, kRowsPerBlock = 256 / kLanes;
+  if constexpr (S::kShares) ClearShareCounts(p);
   const int head = blockIdx.y, channel = threadIdx.x % kLanes * 8;
   const PaddedRow at = LocatePaddedRow(p.seq, blockIdx.x * kRowsPerBlock + threadIdx.x / kLanes);
   const Sequence& seq = at.sequence;

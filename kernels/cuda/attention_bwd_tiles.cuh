@@ -4,6 +4,8 @@
 #ifndef BELLWETHER_KERNELS_CUDA_ATTENTION_BWD_TILES_CUH_
 #define BELLWETHER_KERNELS_CUDA_ATTENTION_BWD_TILES_CUH_
 
+#include <climits>
+
 #include "cuda/sequences.cuh"
 
 namespace bellwether::kernels::cuda {
@@ -27,20 +29,30 @@ __device__ __forceinline__ PaddedRow LocatePaddedRow(const SequenceParams& p, in
   return {s, padded_row - FirstTile(p.q_starts, s.index, kBwdRowPadding) * kBwdRowPadding};
 }
 
-// This CTA's keys, and the query tiles [first_tile, end_tile) that see some of them.
+// This CTA's keys, and the query tiles [first_tile, end_tile) that see some of them.  With
+// those of every query head of the group they are steps; the CTA takes every p.shares-th,
+// from number `share` on.
 struct BwdTile {
   Sequence sequence;
   int key, kv_head, first_tile, end_tile;
+  int share, steps;
 };
+
+__device__ __forceinline__ int LastSection(int whole_sections, int section_tiles) {
+  constexpr int kTilesMin = 256;  // two of a multiprocessor
+  const bool odd = whole_sections > 1 && whole_sections % 2 == 1 && section_tiles < kTilesMin;
+  return whole_sections - (odd ? 2 : 1);
+}
 
 // Returns false if nothing has this number.
 template <class S>
 __device__ __forceinline__ bool LocateBwdTile(const AttentionBwdParams& p, int tile, BwdTile* t) {
   const SequenceParams& q = p.seq;
-  int pairs = q.kv_heads;
+  const int shares = S::kShares ? p.shares : 1;
+  int pairs = q.kv_heads * shares;  // of sequence, kv head and share
   if (S::kGeneral && q.q_starts != nullptr) {
-    t->sequence = PackedSequence(q, q.k_starts, S::kCols, tile / q.kv_heads);
-    tile -= FirstTile(q.k_starts, t->sequence.index, S::kCols) * q.kv_heads;
+    t->sequence = PackedSequence(q, q.k_starts, S::kCols, tile / pairs);
+    tile -= FirstTile(q.k_starts, t->sequence.index, S::kCols) * pairs;
   } else {
     t->sequence = BatchSequence(q, 0);
     pairs *= q.batch;
@@ -48,13 +60,21 @@ __device__ __forceinline__ bool LocateBwdTile(const AttentionBwdParams& p, int t
   const Sequence& s = t->sequence;
   const int key_tiles = (s.k_len + S::kCols - 1) / S::kCols;
   if (tile >= key_tiles * pairs) return false;
-  const int section_pairs = min(max(p.section_queries / (max(s.q_len, 1) * q.group), kBwdSectionPairsMin), pairs);
+  const int section_pairs =
+      min(max(p.section_queries * shares / (max(s.q_len, 1) * q.group), kBwdSectionPairsMin), pairs);
   const int section_tiles = section_pairs * key_tiles;
-  const int section = tile / section_tiles;
+  int section = tile / section_tiles;
+  // The last of few sections has what is left over, and with sections of one wave an even number of
+  // them: as one ends with its short tiles, the next begins with its long ones.
+  const int last = S::kShares && shares > 1 ? LastSection(pairs / section_pairs, section_tiles) : INT_MAX;
+  section = min(section, last);
   const int in_section = tile - section * section_tiles;
-  const int width = min(section_pairs, pairs - section * section_pairs);
+  const int width =
+      section == last ? pairs - last * section_pairs : min(section_pairs, pairs - section * section_pairs);
   const int rank = in_section / width;
-  const int pair = section * section_pairs + in_section - rank * width;
+  int pair = section * section_pairs + in_section - rank * width;
+  t->share = pair % shares;
+  pair /= shares;
   // Causal: the first keys are seen by most queries.  Turns have an order of their own.
   const bool backwards = S::kGeneral && p.turns != nullptr && !p.first_keys_first;
   t->key = (backwards ? key_tiles - 1 - rank : rank) * S::kCols;
@@ -68,6 +88,8 @@ __device__ __forceinline__ bool LocateBwdTile(const AttentionBwdParams& p, int t
     const int last_query = min(t->key + S::kCols, s.k_len) - 1 - shift + q.window - 1;
     t->end_tile = min(t->end_tile, last_query < 0 ? 0 : last_query / S::kRows + 1);
   }
+  const int left = q.group * (t->end_tile - t->first_tile) - t->share;
+  t->steps = left > 0 ? (left + shares - 1) / shares : 0;
   return true;
 }
 

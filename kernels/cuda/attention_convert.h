@@ -109,6 +109,7 @@ inline AttentionBwdParams ToBwdParams(const AttentionBackwardParams& b) {
   p.scale = a.scale;
   p.rounded = a.mode == AttentionMode::kHpm;
   p.center = b.center;
+  p.shares = 1;
   return p;
 }
 

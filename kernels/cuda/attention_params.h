@@ -84,6 +84,10 @@ struct AttentionFwdParams {
 inline constexpr int kBwdRowPadding = 128;
 // Keys that are summed together for their mean.
 inline constexpr int kMeanKeys = 128;
+// Keys of a tile of the Hopper backward.
+inline constexpr int kBwdTileKeys = 128;
+// CTAs that have a tile together, and each its own keys of it, at most.
+inline constexpr int kShareCounts = 2;
 // Pairs of sequence and kv head that run together at least: fewer, and the last long tiles run alone.
 inline constexpr int kBwdSectionPairsMin = 4;
 // Counts of turns of a step: warps that add to different parts of its dQ, at most.
@@ -113,6 +117,12 @@ struct AttentionBwdParams {
   // [row / rows of a step][kTurnsOfStep]: key tiles that have been added; or null.
   int* turns;
   bool first_keys_first;  // the order of turns: attention_bwd_turns.cuh
+  // If CTAs share the steps of a tile, attention_bwd_shares.cuh: [kv head][chunk][CTA][share][dV, dK]
+  // their parts, as accumulator_sums.cuh has them; [kv head][chunk][kShareCounts] parts that are there.
+  float* share_sums;
+  int* share_counts;
+  int shares;     // 1 or more
+  int tile_step;  // the order of a CTA's steps: sm90/query_steps.cuh
   // [kv head][chunk][padded head_dim]: sums over kMeanKeys keys of K and of dK;
   // [kv head][sequence][padded head_dim]: their means.
   float *key_sums, *d_key_sums, *key_mean, *d_key_mean;

@@ -1,5 +1,6 @@
 #include "cuda/attention_workspace.h"
 
+#include "cuda/attention_bwd_shares.h"
 #include "cuda/attention_convert.h"
 
 namespace bellwether::kernels::cuda {
@@ -16,6 +17,8 @@ struct WorkspaceLayout {
   int64_t rows_per_head, rows;  // padded; of one head (and sequence), of all
   int64_t chunks;               // of keys, of one kv head
   int64_t dq_sum, turns, key_sums, key_mean;
+  int shares;
+  int64_t share_sums, share_counts;
 
   explicit WorkspaceLayout(const AttentionForwardParams& a) {
     const int64_t sequences = IsPacked(a) ? a.sequences : a.batch;
@@ -27,6 +30,9 @@ struct WorkspaceLayout {
     turns = rows / StepRows(a) * kTurnsOfStep;
     key_sums = a.kv_heads * chunks * PaddedDim(a);
     key_mean = a.kv_heads * sequences * PaddedDim(a);
+    shares = BackwardShares(a);
+    share_sums = shares > 1 ? key_sums * kMeanKeys * 2 * shares : 0;
+    share_counts = shares > 1 ? (a.kv_heads * chunks * kShareCounts + 3) / 4 * 4 : 0;
   }
 };
 
@@ -34,7 +40,8 @@ struct WorkspaceLayout {
 
 size_t BackwardWorkspaceBytes(const AttentionForwardParams& a) {
   const WorkspaceLayout layout(a);
-  return static_cast<size_t>(layout.dq_sum + 5 * layout.rows + layout.turns + 2 * (layout.key_sums + layout.key_mean)) *
+  return static_cast<size_t>(layout.dq_sum + 5 * layout.rows + layout.turns + 2 * (layout.key_sums + layout.key_mean) +
+                             layout.share_sums + layout.share_counts) *
          sizeof(float);
 }
 
@@ -57,6 +64,8 @@ void PlaceWorkspace(const AttentionBackwardParams& b, AttentionBwdParams* p) {
   p->d_key_sums = take(layout.key_sums);
   p->key_mean = take(layout.key_mean);
   p->d_key_mean = take(layout.key_mean);
+  p->share_sums = take(layout.share_sums);
+  p->share_counts = reinterpret_cast<int*>(take(layout.share_counts));
   p->ds_sum = b.center || b.forward.stats != nullptr ? ds_sum : nullptr;
   p->errors = b.forward.stats != nullptr ? errors : nullptr;
   p->turns = b.deterministic ? turns : nullptr;

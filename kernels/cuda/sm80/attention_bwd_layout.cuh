@@ -35,7 +35,7 @@ struct BwdShape {
   static constexpr int kSplits = kHeadDim == 256 && kShare == 1 ? 2 : 1;
   static constexpr int kOutputs = kHeadDim / kSplits;  // channels of dQ, dK, dV
   static constexpr int kOwned = kOutputs / kShare;     // of dK and dV, a warp
-  static constexpr bool kSumsKeys = false;
+  static constexpr bool kSumsKeys = false, kShares = false;
   // A warp's part of dQ: see attention_bwd_rows.cuh.
   static constexpr int kQueryWarps = kRows >= 32 ? 2 : 1;  // along the queries
   static constexpr int kQueryTiles = kRows / 16 / kQueryWarps;

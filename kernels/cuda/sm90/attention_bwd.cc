@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "cuda/attention_bwd_shares.h"
 #include "cuda/attention_convert.h"
 #include "cuda/attention_workspace.h"
 #include "cuda/sm90/attention.h"
@@ -37,12 +38,21 @@ void PlaceLaunches(const BwdLauncher& launcher, AttentionBwdParams* p) {
 }
 
 // Whether tiles that take turns begin with the first keys: whether they are so long that, on
-// a whole Hopper GPU, one begins late enough after the one before it, of the same pair.  By
-// length alone, of packed sequences the mean: dQ depends on neither the GPU nor the batch.
+// a whole Hopper GPU, one begins late enough after the one before it, of the same pair; of
+// grouped queries always.  By length alone, of packed sequences the mean: dQ depends on neither
+// the GPU nor the batch.
 bool BeginsWithFirstKeys(const BwdLauncher& launcher, const SequenceParams& seq) {
   if (!seq.causal || seq.window > 0) return false;  // All tiles are as long.
+  if (seq.group > 1) return true;
   const int64_t seen = std::min(seq.q_len, seq.k_len) / (seq.q_starts == nullptr ? 1 : seq.batch);
-  return seq.group * seen / launcher.rows / 2 >= launcher.turn_steps;
+  return seen / launcher.rows / 2 >= launcher.turn_steps;
+}
+
+// The order of a CTA's steps.
+int TileStep(const AttentionBwdParams& p, bool deterministic) {
+  if (deterministic && p.first_keys_first) return -1;
+  if (p.shares == 1) return 0;
+  return deterministic ? 1 : -1;
 }
 
 }  // namespace
@@ -70,7 +80,9 @@ Status AttentionBackward(const AttentionBackwardParams& b, void* stream) {
   p.key_tiles = static_cast<int>(key_tiles);
   p.section_queries = static_cast<int>(kSectionBytes / (8 * a.head_dim));
   p.first_keys_first = b.deterministic && BeginsWithFirstKeys(launcher, p.seq);
-  if (launcher.center_rows > 0 && p.center) PlaceLaunches(launcher, &p);
+  p.shares = BackwardShares(a);
+  p.tile_step = TileStep(p, b.deterministic);
+  if (launcher.center_rows > 0 && p.center && p.shares == 1) PlaceLaunches(launcher, &p);
   if (p.launch_pairs > 0 && EncodeTensorMap("dk", b.dk, kv, a.dtype, launcher.center_rows, &maps.d_k) != Status::kOk) {
     p.launch_pairs = 0;  // It can be centred without.
   }

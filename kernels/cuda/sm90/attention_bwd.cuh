@@ -10,6 +10,8 @@
 //           through shared memory, too, and a thread of warpgroup 0, or two, has the copy engine add it to global
 //           memory, which waits for nothing that the products wait for.  S^T of the next tile is issued behind dK of
 //           this one.
+//           Where tiles are too few for the GPU, several CTAs share the steps of one, and the last adds
+//           their dK and dV (attention_bwd_shares.cuh).
 //           finish: dQ * scale to the output type.
 // Memory    Q, dO once per tile of keys, from L2; dQ sums: 4 bytes an element
 //           added per tile of keys.
@@ -30,6 +32,7 @@
 #include "cuda/attention_bwd_errors.cuh"
 #include "cuda/attention_bwd_rows.cuh"
 #include "cuda/attention_bwd_scores.cuh"
+#include "cuda/attention_bwd_shares.cuh"
 #include "cuda/attention_bwd_tiles.cuh"
 #include "cuda/attention_bwd_turns.cuh"
 #include "cuda/attention_masks.cuh"
@@ -60,7 +63,6 @@ struct BwdShape {
   static constexpr int kStages = 2;
   static constexpr int kThreads = 384;
   static constexpr int kTurnSteps = kHeadDim == 64 ? 200 : 100;  // see BwdLauncher
-  static_assert(!kGeneral || !kCount, "a counted step finds its head by its number");
   static constexpr int kHalves = kHeadDim / 64;
   static constexpr int kKvBytes = kCols * kHeadDim * 2;
   static constexpr int kQBytes = kRows * kHeadDim * 2;
@@ -71,7 +73,7 @@ struct BwdShape {
   // What a consumer thread has of a step's dQ: see attention_bwd_rows.cuh.
   static constexpr int kQueryThreads = 256, kQueryTiles = 1, kQueryColumns = 64;
   static constexpr int kOutputs = kHeadDim, kSplits = 1;
-  static constexpr bool kSumsKeys = true;
+  static constexpr bool kSumsKeys = true, kShares = true;
   static_assert(kCols == kMeanKeys, "a CTA's keys are summed together");
   static __device__ int QueryRow(int thread) {
     return (kHalves == 1 ? thread / 128 * 64 : 0) + thread % 128 / 32 * 16 + thread % 32 / 4;
@@ -94,6 +96,7 @@ template <class S>
 struct BwdShared {
   uint32_t k, v, q, d_o, ds, ones, lse, delta, inverse, dq, ds_sum, center;  // tiles first, aligned to 1024 bytes
   uint32_t kv_full, q_full, q_empty, d_o_full, d_o_empty, dq_full, dq_empty, center_full;
+  uint32_t steps;  // [stage] the QueryStep whose queries are there
 
   __device__ explicit BwdShared(char* raw) {
     k = (SharedAddress(raw) + 1023u) & ~1023u;
@@ -116,6 +119,7 @@ struct BwdShared {
     dq_full = d_o_empty + 8 * S::kStages;
     dq_empty = dq_full + 8 * S::kDqBarriers;
     center_full = dq_empty + 8;
+    steps = center_full + 8 * kCenterBarriers;
   }
   // Where a step's dQ is said to be there.
   __device__ uint32_t DqFull(int step) const { return dq_full + step % S::kDqBarriers * 8; }
@@ -123,39 +127,43 @@ struct BwdShared {
 
 template <class S>
 __device__ __forceinline__ void BwdProduce(const AttentionBwdParams& p, const BwdMaps& maps, const BwdShared<S>& sm,
-                                           const BwdTile& t) {
-  // Nobody would wait for K and V, and copies must not outlast the CTA.
-  if (t.first_tile >= t.end_tile && !(S::kRowSums && p.center)) return;
-  const Sequence& seq = t.sequence;
-  const TileOrigin kv = OriginOf(p.seq, seq.index, seq.k_start, seq.k_len, t.kv_head);
-  BarrierArriveExpect(sm.kv_full, 2 * S::kKvBytes);
-  LoadTile<S::kHalves>(sm.k, &maps.k, sm.kv_full, S::kCols, kv, t.key);
-  LoadTile<S::kHalves>(sm.v, &maps.v, sm.kv_full, S::kCols, kv, t.key);
-  RingPosition<S::kStages> at;
+                                           const BwdTile* tile) {
+  {
+    const BwdTile t = *tile;
+    // Nobody would wait for K and V, and copies must not outlast the CTA.
+    if (t.steps == 0 && !(S::kRowSums && p.center && t.share == 0)) return;
+    const Sequence& seq = t.sequence;
+    const TileOrigin kv = OriginOf(p.seq, seq.index, seq.k_start, seq.k_len, t.kv_head);
+    BarrierArriveExpect(sm.kv_full, 2 * S::kKvBytes);
+    LoadTile<S::kHalves>(sm.k, &maps.k, sm.kv_full, S::kCols, kv, t.key);
+    LoadTile<S::kHalves>(sm.v, &maps.v, sm.kv_full, S::kCols, kv, t.key);
+  }
   // Little is kept across the loop, and it is not unrolled: 24 registers are few.
+  const Sequence seq = tile->sequence;
   TileOrigin q = OriginOf(p.seq, seq.index, seq.q_start, seq.q_len, 0);
-  const int first_head = t.kv_head * p.seq.group, steps = p.seq.group * (t.end_tile - t.first_tile);
+  const int first_head = tile->kv_head * p.seq.group;
   const int64_t first_row = RowBase(p, seq, first_head);
-  QueryStep step = FirstQueryStep<S>(p, t);
+  QueryStep step = FirstQueryStep(p, *tile);
 #pragma unroll 1
-  for (int left = steps; left > 0; --left, Advance<S>(p, t, &step)) {
+  for (int i = 0; i < tile->steps; ++i, Advance(p, *tile, &step)) {
+    const uint32_t stage = i % S::kStages, parity = i / S::kStages & 1;
     q.head = first_head + step.member;
     const int row = step.tile * S::kRows;
-    const uint32_t q_full = sm.q_full + 8 * at.stage, d_o_full = sm.d_o_full + 8 * at.stage;
+    const uint32_t q_full = sm.q_full + 8 * stage, d_o_full = sm.d_o_full + 8 * stage;
     const auto load_row = [&](uint32_t dst, const float* src, uint32_t full) {
-      BulkLoad(dst + at.stage * S::kRowBytes, src + first_row + step.member * p.rows_per_head + row, full,
-               S::kRowBytes);
+      BulkLoad(dst + stage * S::kRowBytes, src + first_row + step.member * p.rows_per_head + row, full, S::kRowBytes);
     };
-    BarrierWait(sm.q_empty + 8 * at.stage, at.parity ^ 1);
+    BarrierWait(sm.q_empty + 8 * stage, parity ^ 1);
+    StoreShared(sm.steps + 8 * stage, step.tile);
+    StoreShared(sm.steps + 8 * stage + 4, step.member);
     BarrierArriveExpect(q_full, S::kQBytes + (S::kRounded ? 2 : 1) * S::kRowBytes);
-    LoadTile<S::kHalves>(sm.q + at.stage * S::kQBytes, &maps.q, q_full, S::kRows, q, row);
+    LoadTile<S::kHalves>(sm.q + stage * S::kQBytes, &maps.q, q_full, S::kRows, q, row);
     load_row(sm.lse, p.lse_log2, q_full);
     if constexpr (S::kRounded) load_row(sm.inverse, p.inverse, q_full);
-    BarrierWait(sm.d_o_empty + 8 * at.stage, at.parity ^ 1);
+    BarrierWait(sm.d_o_empty + 8 * stage, parity ^ 1);
     BarrierArriveExpect(d_o_full, S::kQBytes + S::kRowBytes);
-    LoadTile<S::kHalves>(sm.d_o + at.stage * S::kQBytes, &maps.d_o, d_o_full, S::kRows, q, row);
+    LoadTile<S::kHalves>(sm.d_o + stage * S::kQBytes, &maps.d_o, d_o_full, S::kRows, q, row);
     load_row(sm.delta, p.delta, d_o_full);
-    at.Advance();
   }
 }
 
@@ -167,10 +175,10 @@ __device__ __forceinline__ void BwdReduce(const AttentionBwdParams& p, const Bwd
                                           int first) {
   constexpr int kTurn = 0;  // One adds the whole step.
   const bool turns = S::kGeneral && p.turns != nullptr;
-  QueryStep at = FirstQueryStep<S>(p, *tile);
-  if (first > 0) Advance<S>(p, *tile, &at);
+  QueryStep at = FirstQueryStep(p, *tile);
+  if (first > 0) Advance(p, *tile, &at);
 #pragma unroll 1
-  for (int step = first; step < p.seq.group * (tile->end_tile - tile->first_tile); step += turns ? 2 : 1) {
+  for (int step = first; step < tile->steps; step += turns ? 2 : 1) {
     const BwdTile t = *tile;
     const int head = t.kv_head * p.seq.group + at.member, m = at.tile;
     if (turns) {
@@ -189,9 +197,9 @@ __device__ __forceinline__ void BwdReduce(const AttentionBwdParams& p, const Bwd
       GlobalProxyFence();
       __threadfence();
       ReduceAddRelease(TurnOf<S>(p, t, m, head, kTurn), 1);
-      Advance<S>(p, t, &at);
+      Advance(p, t, &at);
     }
-    Advance<S>(p, t, &at);
+    Advance(p, t, &at);
   }
   BulkWait();
 }
@@ -215,12 +223,10 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
   float dk[S::kHeadDim / 2], dv[S::kHeadDim / 2];
 #pragma unroll
   for (int i = 0; i < S::kHeadDim / 2; ++i) dk[i] = dv[i] = 0.f;
-  const int tiles = t.end_tile - t.first_tile;
-  const int steps = tiles > 0 ? p.seq.group * tiles : 0;
+  const int steps = t.steps;
 
   if (steps > 0) {
     RingPosition<S::kStages> at;
-    QueryStep query = FirstQueryStep<S>(p, t);
     float s[kScores];
     BarrierWait(sm.kv_full, 0);
     BarrierWait(sm.q_full, 0);
@@ -235,7 +241,7 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
     // counted: the rows of this step count for the statistics.
     const auto run_step = [&](auto is_last, auto counted) {
       constexpr bool kLast = decltype(is_last)::value;
-      const int m = query.tile;
+      const int m = LoadShared(sm.steps + 8 * at.stage);
       float dp[kScores], pr[kScores];
       uint32_t probs[kPairs], ds[kPairs];
       const uint32_t d_o_empty = sm.d_o_empty + 8 * at.stage, q_empty = sm.q_empty + 8 * at.stage;
@@ -275,7 +281,7 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
       const uint32_t delta = sm.delta + at.stage * S::kRowBytes + first_column * 4;
       if constexpr (decltype(counted)::value) {
         const BwdTile of = *tile;
-        const int head = of.kv_head * p.seq.group + step / (of.end_tile - of.first_tile);
+        const int head = of.kv_head * p.seq.group + LoadShared(sm.steps + 8 * at.stage + 4);
         AddErrors<4, kScores>(p.errors + RowBase(p, of.sequence, head) + m * S::kRows, delta, ThreadIndexAgain() % 32,
                               [&](int i, float d) { return pr[i] * (dp[i] - d); });
       }
@@ -337,7 +343,6 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
       }
       IssueOuter<S>(dk, ds, q_tiles + at.stage * (S::kQBytes / 16));
       WgmmaCommit();
-      Advance<S>(p, t, &query);
       at.Advance();
       if constexpr (!kLast) {
         BarrierWait(sm.q_full + 8 * at.stage, at.parity);
@@ -358,7 +363,8 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
     // What counts has code of its own, so that the other steps cost what they do without.
     const auto run = [&](auto is_last) {
       if constexpr (S::kCount) {
-        if (p.stats.Count(tile->sequence.index, query.tile * S::kRows)) return run_step(is_last, std::true_type{});
+        const int m = LoadShared(sm.steps + 8 * at.stage);
+        if (p.stats.Count(tile->sequence.index, m * S::kRows)) return run_step(is_last, std::true_type{});
       }
       run_step(is_last, std::false_type{});
     };
@@ -370,6 +376,11 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
   const BwdTile done = *tile;
   const Sequence& seq = done.sequence;
   const int thread = ThreadIndexAgain() - 128, lane = thread % 32;
+  if (p.shares > 1) {
+    __shared__ int arrived;
+    const auto sync = [] { NamedSync(1, 256); };
+    if (!AddShares<S>(p, done, 0, thread, &arrived, sync, dv, dk)) return;
+  }
   const int key = done.key + thread / 32 * 16 + lane / 4;
   const auto place = [&](void* base, const Strides& stride, int at) -> uint16_t* {
     if (at >= seq.k_len) return nullptr;
@@ -390,7 +401,7 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
   }
 }
 
-// Grid: kv_heads * key_tiles, or a part of them.  Block: S::kThreads.
+// Grid: kv_heads * key_tiles * p.shares, or a part of them.  Block: S::kThreads.
 template <class S>
 __global__ void __launch_bounds__(S::kThreads, 1)
     AttentionBwdKernel(const __grid_constant__ AttentionBwdParams p, const __grid_constant__ BwdMaps maps) {
@@ -423,10 +434,10 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   if (warpgroup == 0) {
     RegistersShrink<24>();
     if (threadIdx.x == 0) {
-      BwdProduce<S>(p, maps, sm, t);
+      BwdProduce<S>(p, maps, sm, &tile);
     } else if (threadIdx.x == 32 || (S::kGeneral && p.turns != nullptr && threadIdx.x == 96)) {
       BwdReduce<S>(p, sm, &tile, threadIdx.x / 64);
-    } else if (S::kRowSums && threadIdx.x / 32 == 2 && p.center) {
+    } else if (S::kRowSums && threadIdx.x / 32 == 2 && p.center && tile.share == 0) {
       BwdSumKeys<S>(p, sm.k, sm.kv_full, &tile);
     } else if (S::kCenters && threadIdx.x / 32 == 3 && p.first_tile > 0) {
       if constexpr (S::kCenters) {
@@ -466,7 +477,7 @@ Status LaunchAttentionBwd(const AttentionBwdParams& p, const BwdMaps& maps, cuda
   // Of the shape the other kernels read only what all shapes of a head dim share.
   using Rows = BwdShape<typename S::T, S::kHeadDim, false, false, false, false>;
   LaunchBwdAround<Rows>(p, stream, [&] {
-    const int tiles = p.seq.kv_heads * p.key_tiles;
+    const int tiles = p.seq.kv_heads * p.key_tiles * p.shares;
     const int at_once = S::kCenters && p.launch_pairs > 0 ? p.launch_pairs * (p.key_tiles / p.seq.batch) : tiles;
     AttentionBwdParams part = p;
     for (part.first_tile = 0; part.first_tile < tiles; part.first_tile += at_once) {

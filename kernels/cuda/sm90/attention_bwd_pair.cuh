@@ -23,6 +23,7 @@
 #include "cuda/attention_bwd_errors.cuh"
 #include "cuda/attention_bwd_rows.cuh"
 #include "cuda/attention_bwd_scores.cuh"
+#include "cuda/attention_bwd_shares.cuh"
 #include "cuda/attention_bwd_tiles.cuh"
 #include "cuda/attention_masks.cuh"
 #include "cuda/registers.cuh"
@@ -75,11 +76,10 @@ __device__ __forceinline__ void BwdPairConsume(const AttentionBwdParams& p, cons
   float dk[S::kChannels / 2], dv[S::kChannels / 2];
 #pragma unroll
   for (int i = 0; i < S::kChannels / 2; ++i) dk[i] = dv[i] = 0.f;
-  const int tiles = t.end_tile - t.first_tile;
-  const uint32_t steps = tiles > 0 ? p.seq.group * tiles : 0;
+  const uint32_t steps = t.steps;
 
   if (steps > 0) {
-    QueryStep query = FirstQueryStep<S>(p, t);
+    QueryStep query = FirstQueryStep(p, t);
     QueryStep last = query, older = query;  // of the step before, and of that before it
     uint32_t step = 0;
     float s[kScores];
@@ -196,7 +196,7 @@ __device__ __forceinline__ void BwdPairConsume(const AttentionBwdParams& p, cons
       PinRegisters(probs);
       BarrierArrive(sm.d_o_empty);
       QueryStep next_query = query;
-      Advance<S>(p, *tile, &next_query);
+      Advance(p, *tile, &next_query);
       [[maybe_unused]] float dq[S::kQueries / 2];
       if constexpr (!kFirst) issue_queries(dq, step - 1);
       if constexpr (!kLast) {
@@ -252,11 +252,17 @@ __device__ __forceinline__ void BwdPairConsume(const AttentionBwdParams& p, cons
   }
 
   const BwdTile done = *tile;
+  if (p.shares > 1) {
+    __shared__ int arrived;
+    const int split = static_cast<int>(ClusterRank());
+    const auto sync = [] { NamedSync(1, 256); };
+    if (!AddShares<S>(p, done, split, thread_again(), &arrived, sync, dv, dk)) return;
+  }
   StorePairKeys<S>(p, done, p.dv, p.dv_stride, 1.f, dv);
   StorePairKeys<S>(p, done, p.dk, p.dk_stride, p.scale, dk);
 }
 
-// Grid: kv_heads * key_tiles * kSplits, in clusters of kSplits.  Block: S::kThreads.
+// Grid: kv_heads * key_tiles * p.shares * kSplits, in clusters of kSplits.  Block: S::kThreads.
 template <class S>
 __global__ void __cluster_dims__(S::kSplits, 1, 1) __launch_bounds__(S::kThreads, 1)
     AttentionBwdPairKernel(const __grid_constant__ AttentionBwdParams p, const __grid_constant__ BwdMaps maps) {
@@ -304,7 +310,7 @@ Status LaunchAttentionBwdPair(const AttentionBwdParams& p, const BwdMaps& maps, 
   // Of the shape the other kernels read only what all shapes share.
   using Rows = BwdPairShape<typename S::T, false, false, false, false>;
   LaunchBwdAround<Rows>(p, stream, [&] {
-    kernel<<<p.seq.kv_heads * p.key_tiles * S::kSplits, S::kThreads, S::kSharedBytes, stream>>>(p, maps);
+    kernel<<<p.seq.kv_heads * p.key_tiles * p.shares * S::kSplits, S::kThreads, S::kSharedBytes, stream>>>(p, maps);
   });
   return cudaGetLastError() == cudaSuccess ? Status::kOk : Status::kDeviceError;
 }

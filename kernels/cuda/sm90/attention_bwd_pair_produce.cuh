@@ -22,7 +22,7 @@ __device__ __forceinline__ void BwdPairProduce(const AttentionBwdParams& p, cons
   const int rank = static_cast<int>(ClusterRank());
   {
     const BwdTile t = *tile;
-    if (t.first_tile >= t.end_tile) return;  // Nobody would wait for K and V.
+    if (t.steps == 0) return;  // Nobody would wait for K and V.
     const Sequence& seq = t.sequence;
     const TileOrigin kv = OriginOf(p.seq, seq.index, seq.k_start, seq.k_len, t.kv_head);
     const int mine = t.key + rank * S::kKeys, theirs = t.key + (rank ^ 1) * S::kKeys;
@@ -43,9 +43,9 @@ __device__ __forceinline__ void BwdPairProduce(const AttentionBwdParams& p, cons
     }
   };
   // Little is kept across the loop, and it is not unrolled: 24 registers are few.
-  QueryStep query = FirstQueryStep<S>(p, *tile);
+  QueryStep query = FirstQueryStep(p, *tile);
 #pragma unroll 1
-  for (int step = 0; step < p.seq.group * (tile->end_tile - tile->first_tile); ++step, Advance<S>(p, *tile, &query)) {
+  for (int step = 0; step < tile->steps; ++step, Advance(p, *tile, &query)) {
     const Sequence seq = tile->sequence;
     const TileOrigin q = OriginOf(p.seq, seq.index, seq.q_start, seq.q_len, tile->kv_head * p.seq.group + query.member);
     const int64_t row_base = RowBase(p, seq, q.head);
