@@ -141,7 +141,8 @@ constexpr CatalogMetric kCatalog[] = {
      {"run", "framework", "model", "attention", "score_dtype", "layers", "heads", "world"}},
     {"bellwether_run_judged_ratio",
      kGauge,
-     "Share of the layers whose signals arrive, by the family of rules that judges them; of the loss 0 or 1. The family "
+     "Share of the layers whose signals arrive, by the family of rules that judges them; of the loss 0 or 1. The "
+     "family "
      "\"all\" is the least of them; the others are exported only while that is below 1.",
      {"run", "family"}},
     {"bellwether_run_last_report_timestamp_seconds", kGauge, "When the run was last heard of.", {"run"}},
