@@ -37,16 +37,16 @@ _LIMIT = 1000  # The servers' own, for lists.
 # The fields that hold 64-bit integers or floating-point numbers, which protobuf's JSON has as
 # strings (the latter when they are not finite).  A test compares them with the .proto files.
 _NUMBERS = frozenset({
-    "after_id", "apply_at_step", "band", "caught_up_id", "counters", "dropped_ring_total",
+    "after", "after_id", "apply_at_step", "band", "caught_up_id", "counters", "dropped_ring_total",
     "dropped_total", "dropped_window_total", "durable_seq", "epoch", "events",
     "expires_unix_ns", "first_step", "first_unacked_seq", "frames", "frames_dropped",
     "frames_stripped", "last_report_unix_ns", "last_seq", "launch_unix_ms", "learned_unix_ns",
-    "limits", "loss", "lower_steps", "max", "mean", "median", "min", "p01", "p50", "p99",
-    "peer_score", "ratio", "resync_from", "scale", "seq", "session_epoch",
+    "limits", "loss", "lower_steps", "max", "mean", "median", "min", "next_after", "p01", "p50",
+    "p99", "peer_score", "ratio", "resync_from", "scale", "seq", "session_epoch",
     "silenced_until_unix_ns", "softcap",
     "started_unix_ns", "step", "step_begin", "step_end", "steps", "steps_recorded",
-    "stripped_total", "threshold", "time_unix_ns", "upper", "upper_steps", "value", "values",
-    "weight_decay", "window_bytes",
+    "stripped_total", "threshold", "time_unix_ns", "total", "upper", "upper_steps", "value",
+    "values", "weight_decay", "window_bytes",
 })  # fmt: skip
 # Numbers in the messages that have the other field too, words elsewhere.
 _NUMBERS_BESIDE = {"id": "k", "baseline": "detector"}
