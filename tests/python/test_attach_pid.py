@@ -35,6 +35,7 @@ SICK_LAYER = 1
 ALREADY_ILL = 2000  # Its key gradients have leaked since about step 1,200 (seed 2).
 SAMPLES_MAX = 64  # Within which a job that is ill already must be called ill.
 CYCLES = 100 if LONG else 5
+with_long = pytest.mark.skipif(not LONG, reason="takes half a minute: BELLWETHER_LONG")
 # A step of this model takes 4 ms: the right share for a real one would leave no samples.
 DENSE = ("--every", "20", "--rows", "0", "--sequences", "0", "--overhead-budget", "0.5")
 
@@ -106,6 +107,7 @@ def test_the_sick_layer_is_named_and_no_loss_differs(tmp_path: Path) -> None:
         assert_same(job, twin)
 
 
+@with_long
 def test_compiled_blocks_are_left_as_they_are(tmp_path: Path) -> None:
     with twins(tmp_path, "compiled") as (job, twin):
         job.wait_for_step(200)
@@ -238,6 +240,7 @@ print(visits, wrong, alarms > 50, flush=True)
 """
 
 
+@with_long
 def test_a_hundred_entries_disturb_neither_sums_nor_sleeps_nor_signals(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
