@@ -52,12 +52,14 @@ class Judged:
         found = [family for family, count in missed.items() if count >= max(1, enough)]
         return [f for f in found if f != "leak" or NO_KEY_GRADIENT not in layer.notes]
 
-    def line(
-        self, reporting: list[Layer], unmeasured: list[Layer], ended: bool = False
-    ) -> Optional[str]:
-        """What the log is to say, once; None = nothing (any more).  That a run reports nothing at
-        all is told elsewhere."""
-        if self._told or not reporting or self.samples < (1 if ended else SAMPLES_TOLD):
+    def due(self, ended: bool) -> bool:
+        """Whether line() may have something to say, for which the layers have to be looked at."""
+        return not self._told and self.samples >= (1 if ended else SAMPLES_TOLD)
+
+    def line(self, reporting: list[Layer], unmeasured: list[Layer]) -> Optional[str]:
+        """What the log is to say, once; None = nothing.  That a run reports nothing at all is told
+        elsewhere."""
+        if not reporting:
             return None
         lacking = [(layer, list(self.wanted)) for layer in unmeasured]
         lacking += [(layer, families) for layer in reporting if (families := self.lacks(layer))]

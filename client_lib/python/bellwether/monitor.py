@@ -621,13 +621,10 @@ class Monitor:
             + most
         )
 
-    def _not_judged_by(self, layer: Layer) -> list[str]:
-        if layer in self._unmeasured():
-            return list(self._judged.wanted)
-        return self._judged.lacks(layer)
-
     def _tell_judged(self, ended: bool = False) -> None:
-        line = self._judged.line(self._reporting(), self._unmeasured(), ended)
+        if not self._judged.due(ended):
+            return
+        line = self._judged.line(self._reporting(), self._unmeasured())
         if line is not None:
             log.warning(line)
 
@@ -796,6 +793,11 @@ class Monitor:
     @harmless("status()", _told_least)
     def status(self) -> dict[str, Any]:
         """What the monitor does and what it misses; see `python -m bellwether doctor`."""
+        unmeasured = self._unmeasured()
+
+        def lacks(layer: Layer) -> list[str]:
+            return [*self._judged.wanted] if layer in unmeasured else self._judged.lacks(layer)
+
         told: dict[str, Any] = {
             "live": self._alive,
             "why_off": self.why_off,
@@ -811,8 +813,7 @@ class Monitor:
             "overhead": self.overhead(),
             "samples": self._samples,
             "layers": [
-                {**layer_status(layer), "not_judged_by": self._not_judged_by(layer)}
-                for layer in self.layers
+                {**layer_status(layer), "not_judged_by": lacks(layer)} for layer in self.layers
             ],
             "link": None,
             "actions": self._acting.status() if self._installed else None,
