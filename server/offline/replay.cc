@@ -48,7 +48,9 @@ class Replayer final : public RunListener {
   void PrintJudged() const {
     if (judge_ == nullptr) return;
     const JudgedBy judged = coverage_.At(step_, layers_);
-    if (!judged.whole()) std::fprintf(stderr, "%s: %s\n", name_.c_str(), judged.Text(/*ended=*/true).c_str());
+    if (judged.whole()) return;
+    std::fflush(stdout);  // Behind what it is about.
+    std::fprintf(stderr, "%s: %s\n", name_.c_str(), judged.Text(/*ended=*/true).c_str());
   }
 
  private:

@@ -289,3 +289,14 @@ def test_a_back_test_is_the_judgement_by_those_rules(tmp_path: Path) -> None:
     off.write_text("off: 3\n")
     assert bellwether("replay", run, "--rules", str(off)).returncode == 3
     assert bellwether("scorecard", str(tmp_path / "runs"), "--rules", str(off)).returncode == 3
+
+
+def test_a_replay_ends_with_what_the_recording_was_judged_by() -> None:
+    """A rule that is off, or without its signals, finds nothing, which looks like health."""
+    words = [str(BIN / "bellwether"), "replay", str(RUNS / "gpt-flash-s4.bwrun")]
+    done = subprocess.run(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, check=True
+    )
+    *transitions, last = done.stdout.splitlines()
+    assert last == "gpt-flash-s4: judged by: all but leak"
+    assert transitions and all(line.startswith("step ") for line in transitions)
