@@ -31,6 +31,14 @@ bool SaysIll(const Transition& alert) {
   return alert.severity >= Severity::kWarning && alert.rule != "silent" && alert.rule != "overhead";
 }
 
+// Unless by the loss, and by each other family in all layers or in none.
+bool IsJudgedInPart(const JudgedBy& judged) {
+  for (size_t family = 0; family < kHeadFamilies; ++family) {
+    if (judged.judged[family] != 0 && judged.judged[family] != judged.layers) return true;
+  }
+  return judged.judged[static_cast<size_t>(RuleFamily::kLoss)] == 0;
+}
+
 }  // namespace
 
 BaselineLearner::BaselineLearner(const Options& options, const BaselineLearnerParts& parts)
@@ -111,18 +119,6 @@ void BaselineLearner::Scan() {
     }
   }
 }
-
-namespace {
-
-// By the loss at least, and by each other family in all layers or in none.
-bool IsJudgedInPart(const JudgedBy& judged) {
-  for (size_t family = 0; family < kHeadFamilies; ++family) {
-    if (judged.judged[family] != 0 && judged.judged[family] != judged.layers) return true;
-  }
-  return judged.judged[static_cast<size_t>(RuleFamily::kLoss)] == 0;
-}
-
-}  // namespace
 
 absl::StatusOr<BaselineLearner::Verdict> BaselineLearner::Judge(const RunSnapshot& run) const {
   if (run.record.step < options_.steps_min) return Verdict::kShort;

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "server/ingest/launches.h"
+#include "server/model/ranges.h"
 #include "server/store/record_codec.h"
 #include "server/util/byte_io.h"
 #include "server/util/status_macros.h"
@@ -172,7 +173,7 @@ absl::Status DecodeBlock(const v1::Block& block, int index, const Layout& layout
 }
 
 absl::StatusOr<RankFrame> DecodeFrame(const v1::Frame& frame, const Layout& layout, const DecodeLimits& limits) {
-  BW_RETURN_IF_ERROR(CheckRange("frame.step", frame.step(), 0, int64_t{1} << 53));
+  BW_RETURN_IF_ERROR(CheckRange("frame.step", frame.step(), 0, kStepMax));
   BW_RETURN_IF_ERROR(CheckRange("frame.attempt", frame.attempt(), 0, 1 << 30));
   BW_RETURN_IF_ERROR(CheckRange("frame.parts", frame.parts(), 1, limits.parts_max));
   BW_RETURN_IF_ERROR(CheckRange("frame.part", frame.part(), 0, frame.parts() - 1));
@@ -208,7 +209,7 @@ absl::StatusOr<RankFrame> DecodeFrame(const v1::Frame& frame, const Layout& layo
 absl::StatusOr<ShippedGram> DecodeSpectrum(const v1::Spectrum& spectrum, const Layout& layout,
                                            const DecodeLimits& limits) {
   BW_RETURN_IF_ERROR(CheckRange("spectrum.attempt", spectrum.attempt(), 0, 1 << 30));
-  BW_RETURN_IF_ERROR(CheckRange("spectrum.step", spectrum.step(), 0, int64_t{1} << 53));
+  BW_RETURN_IF_ERROR(CheckRange("spectrum.step", spectrum.step(), 0, kStepMax));
   BW_RETURN_IF_ERROR(CheckRange("spectrum.layer", spectrum.layer(), 0, layout.layers - 1));
   BW_RETURN_IF_ERROR(CheckRange("spectrum.head", spectrum.head(), 0, layout.heads - 1));
   BW_RETURN_IF_ERROR(CheckRange("spectrum.kind", static_cast<int>(spectrum.kind()), 1, 3));
@@ -230,7 +231,7 @@ absl::StatusOr<ShippedGram> DecodeSpectrum(const v1::Spectrum& spectrum, const L
 }
 
 absl::StatusOr<RunEvent> DecodeEvent(const v1::Event& event, const DecodeLimits& limits) {
-  BW_RETURN_IF_ERROR(CheckRange("event.step", event.step(), 0, int64_t{1} << 53));
+  BW_RETURN_IF_ERROR(CheckRange("event.step", event.step(), 0, kStepMax));
   BW_RETURN_IF_ERROR(
       CheckRange("event.kind", static_cast<int>(event.kind()), 1, static_cast<int>(EventKind::kAnnotation)));
   BW_RETURN_IF_ERROR(CheckText("event.text", event.text(), limits.text_bytes_max));
@@ -281,7 +282,7 @@ absl::StatusOr<IngestMessage> Decode(const v1::ClientMessage& message, const Lay
       BW_RETURN_IF_ERROR(CheckText("action_result.id", result.id(), kActionIdBytesMax));
       BW_RETURN_IF_ERROR(CheckText("action_result.reason", result.reason(), limits.text_bytes_max));
       BW_RETURN_IF_ERROR(CheckRange("action_result.attempt", result.attempt(), 0, 1 << 30));
-      BW_RETURN_IF_ERROR(CheckRange("action_result.step", result.step(), 0, int64_t{1} << 53));
+      BW_RETURN_IF_ERROR(CheckRange("action_result.step", result.step(), 0, kStepMax));
       plain.body = ActionResultMessage{result.id(), result.attempt(), result.applied(), result.step(), result.reason()};
       return plain;
     }

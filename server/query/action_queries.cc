@@ -12,6 +12,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "server/model/ranges.h"
 #include "server/query/convert.h"
 #include "server/query/query_engine.h"
 #include "server/util/status_macros.h"
@@ -124,7 +125,7 @@ absl::StatusOr<v1::Action> QueryEngine::ProposeAction(const v1::ProposeActionReq
     }
   }
   if (!std::isfinite(proto.value())) status.Update(absl::InvalidArgumentError("action.value: must be finite"));
-  status.Update(Range("action.apply_at_step", proto.apply_at_step(), 0, int64_t{1} << 53));
+  status.Update(Range("action.apply_at_step", proto.apply_at_step(), 0, kStepMax));
   status.Update(Range("action.expires_unix_ns", proto.expires_unix_ns(), 0, std::numeric_limits<int64_t>::max()));
   if (proto.expires_unix_ns() != 0 && proto.expires_unix_ns() <= stores_.clock->UnixNanos()) {
     status.Update(absl::InvalidArgumentError(

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "server/model/ranges.h"
 #include "server/query/convert.h"
 #include "server/query/elsewhere.h"
 #include "server/util/status_macros.h"
@@ -103,7 +104,7 @@ absl::StatusOr<v1::AnnotateResponse> QueryEngine::Annotate(const v1::AnnotateReq
   BW_ASSIGN_OR_RETURN(const RunSnapshotPtr run, FindRun(request.run()));
   RunEvent event = FromProto(request.event());
   BW_RETURN_IF_ERROR(Range("event.kind", request.event().kind(), 0, static_cast<int64_t>(EventKind::kAnnotation)));
-  BW_RETURN_IF_ERROR(Range("event.step", event.step, 0, int64_t{1} << 53));  // As decode.cc of a client's.
+  BW_RETURN_IF_ERROR(Range("event.step", event.step, 0, kStepMax));
   BW_RETURN_IF_ERROR(Range("event.attempt", event.attempt, 0, run->record.description.attempt));
   BW_RETURN_IF_ERROR(Text("event.text", event.text, options_.text_bytes_max));
   if (event.kind == EventKind::kNone) event.kind = EventKind::kAnnotation;
