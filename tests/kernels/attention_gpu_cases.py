@@ -70,6 +70,13 @@ def far(mine: torch.Tensor, exact: torch.Tensor, yard: torch.Tensor, factor: flo
     return (mine.double() - exact).abs().max().item() / bar
 
 
+def off_centred(mine: torch.Tensor, dk: torch.Tensor) -> float:
+    """How far dK of centred keys is from `dk` minus its mean, beyond one rounding more."""
+    exact = dk.double() - dk.double().mean(2, keepdim=True)
+    ulp = 2**-8 if mine.dtype == BF16 else 2**-11
+    return ((mine.double() - exact).abs() - ulp * exact.abs()).max().item()
+
+
 def pack(lengths: list[int], extra: int = 0) -> torch.Tensor:
     cu = torch.tensor([0] + [n + (extra if n else 0) for n in lengths], dtype=torch.int32)
     return torch.cumsum(cu, 0, dtype=torch.int32).cuda()
