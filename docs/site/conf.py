@@ -36,7 +36,10 @@ CHAPTERS = {
     "Reference": ["docs/reference/cli.md", "docs/reference/signals.md", "docs/reference/rules.md",
                   "docs/reference/policy.md", "docs/benchmarks.md", "kernels/RESULTS.md",
                   "CHANGELOG.md"],
-    "Change it": ["ARCHITECTURE.md", "CONTRIBUTING.md", "tests/testdata/runs/README.md",
+    "Change it": ["ARCHITECTURE.md", "docs/design/client.md", "docs/design/ingest.md",
+                  "docs/design/durability.md", "docs/design/detection.md",
+                  "docs/design/actions.md", "docs/design/cluster.md", "docs/design/build.md",
+                  "CONTRIBUTING.md", "tests/testdata/runs/README.md",
                   "tests/testdata/tiny/README.md"],
 }  # fmt: skip
 

@@ -22,7 +22,7 @@ from bellwether_process import ROOT, Server
 from bellwether.client import Block, RunOptions, recording
 
 FAILING = "gpt-flash-s4"
-RUNS_LIVE_MAX = 1000  # ARCHITECTURE.md, Limits.
+RUNS_LIVE_MAX = 1000  # docs/design/ingest.md, Limits.
 SERIES_MAX = 20_000
 LAYERS = HEADS = 12
 SIGNALS = ("rows", "common_mode_sum", "spread_sum", "tied_rows_bf16", "logit_max", "entropy_sum", "wq_sigma")

@@ -195,8 +195,11 @@ def blocks_of(path: str, text: str) -> Iterator[Block]:
 
 
 def mean_words(found: list[Sentence]) -> float:
-    """The mean number of words of the sentences in paragraphs and items; 0 if there are none."""
-    counts = [sentence.words for sentence in found if sentence.prose and sentence.words]
+    """The mean number of words of the sentences in paragraphs and items; 0 if there are none.
+
+    One or two words are a label ("Context.") or a program's name, no sentence.
+    """
+    counts = [sentence.words for sentence in found if sentence.prose and sentence.words > 2]
     return sum(counts) / len(counts) if counts else 0.0
 
 
