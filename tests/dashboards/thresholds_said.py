@@ -57,7 +57,7 @@ RUNBOOKS = {
     ),
     "tiesandbiasrising": (TIES, "Below sigma {norm.rescue_sigma_max} a run"),
     "spectralnormgrowing": (
-        NORM + " to {norm.rise_min} times what it was; in a head that drifts, {norm.far_factor} times the median head",
+        NORM + " to {norm.rise_min} times what it was. In a head that drifts, {norm.far_factor} times the median head",
     ),
     "logitsgrowing": (LOGITS,),
     "gradientjump": (
