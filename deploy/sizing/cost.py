@@ -103,7 +103,7 @@ class Costs:
 class Ceilings:
     """What one server, or one database, was seen to bear."""
 
-    server_frames: Figure = Figure(5_000, "docs/reliability.md: L4, two cores, TLS")
+    server_frames: Figure = Figure(5_000, "docs/reliability_evidence.md: L4, two cores, TLS")
     server_values: Figure = Figure(25e6, "docs/benchmarks.md: ingest_bench, one core")
     server_runs: Figure = Figure(1_000, "limits.runs_live_max as shipped")
     database_transactions: Figure = Figure(970, BENCH + ": 15 kB, a standby")

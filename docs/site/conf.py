@@ -29,6 +29,7 @@ CHAPTERS = {
                    "docs/concepts/actions.md", "docs/paper.md"],
     "Operate": ["docs/operate/lifecycle.md", "deploy/README.md", "docs/operate/alerting.md",
                 "docs/operate/grafana.md", "docs/operate/sizing.md", "docs/reliability.md",
+                "docs/reliability_evidence.md",
                 "docs/operate/security.md", "docs/operate/cluster.md", "docs/operate/site.md",
                 "SECURITY.md"],
     "Respond": ["docs/respond.md", *RUNBOOKS],
