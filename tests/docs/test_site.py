@@ -26,7 +26,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_begins_with_the_readme_and_has_every_document(site: Path) -> None:
-    assert "Two commands" in (site / "index.html").read_text()
+    assert "Build from source" in (site / "index.html").read_text()
     runbook = "dashboards/alerts/runbooks/bellwetherdown"
     for document in ("ARCHITECTURE", "docs/reference/cli", "deploy/README", runbook):
         assert (site / f"{document}.html").exists(), document
