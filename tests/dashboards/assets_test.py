@@ -27,6 +27,16 @@ from thresholds import built_in
 
 SUFFIXES = ("_bucket", "_sum", "_count")
 
+# Lines 3 to 6 name what proto/ does not have, or take a message that may be absent.
+PLANTED_TYPES = """\
+import type { Alert, Query, Run } from './wire';
+export const good = (alert: Alert, run: Run): boolean => alert.last.state === 'ALERT_STATE_FIRING' && run.stage > 0;
+export const field = (run: Run): number => run.phase;
+export const name = (alert: Alert): boolean => alert.last.state === 'ALERT_STATE_BURNING';
+export const absent = (run: Run): boolean => run.eta.known;
+export type Method = Query['ReadRun'];
+"""
+
 
 def run(*command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600, check=False)
@@ -272,6 +282,9 @@ class Console(unittest.TestCase):
             self.assertEqual(installed.returncode, 0, installed.stderr)
             typed = run("npx", "--no-install", "tsc", "--noEmit", cwd=work)
             self.assertEqual(typed.returncode, 0, typed.stdout)
+            (work / "src/planted.ts").write_text(PLANTED_TYPES)
+            typed = run("npx", "--no-install", "tsc", "--noEmit", cwd=work)
+            self.assertEqual(re.findall(r"planted\.ts\((\d+),", typed.stdout), ["3", "4", "5", "6"], typed.stdout)
             built = run("node", "build.mjs", cwd=work)
             self.assertEqual(built.returncode, 0, built.stderr)
             for path in sorted((DASHBOARDS / "console/dist").iterdir()):

@@ -1,8 +1,9 @@
 // What was done about the run's alerts, what waits for a person, and who decided.
-import { Action, AuditEntry, Policy, api, num } from './api';
+import { Decision, api, num } from './api';
 import { caller, whyNot } from './caller';
 import { Openings, fill, h, sayIfRefused } from './dom';
 import { ago, integer, number } from './format';
+import type { Action, AuditEntry, Policy } from './wire';
 
 const words: Record<string, string> = {
   ATTENTION_MODE: 'attention mode', CENTER_K: 'centre the keys', QK_CLIP: 'clip W_Q and W_K', LR_SCALE: 'scale the learning rate',
@@ -88,7 +89,7 @@ export class ActionsView {
       action.expected_effect ? h('p', { class: 'advice' }, h('strong', {}, 'Expected: '), action.expected_effect) : null,
       action.cost ? h('p', { class: 'advice' }, h('strong', {}, 'Cost: '), action.cost) : null,
       action.alert_key ? h('p', { class: 'muted small' }, `For alert ${action.alert_key}`) : null,
-      h('ol', { class: 'history' }, ...(action.history ?? []).map((change) => h('li', {}, h('strong', {}, stateOf(change.state)),
+      h('ol', { class: 'history' }, ...action.history.map((change) => h('li', {}, h('strong', {}, stateOf(change.state)),
         ` at step ${integer(num(change.step))} by ${change.by}${change.reason ? `: ${change.reason}` : ''} `,
         h('span', { class: 'muted small' }, ago(num(change.time_unix_ns)))))),
       h('div', { class: 'buttons' },
@@ -97,11 +98,11 @@ export class ActionsView {
         holds && caller.may_act ? this.button('Undo', run, action) : null));
   }
 
-  private button(verb: 'Approve' | 'Reject' | 'Undo', run: string, action: Action): HTMLElement {
+  private button(verb: Decision, run: string, action: Action): HTMLElement {
     return h('button', { 'aria-label': `${verb} ${title(action)}, ${scopeOf(action)}`, onclick: () => void this.decide(verb, run, action) }, verb);
   }
 
-  private async decide(verb: 'Approve' | 'Reject' | 'Undo', run: string, action: Action): Promise<void> {
+  private async decide(verb: Decision, run: string, action: Action): Promise<void> {
     const by = caller.name || this.name.value.trim();
     this.trouble.hidden = by !== '';
     if (by === '') {

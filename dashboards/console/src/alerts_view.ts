@@ -1,10 +1,11 @@
 // What was concluded, on what evidence, and what to do.
-import { Alert, Evidence, Run, api, num } from './api';
+import { api, num } from './api';
 import { caller, whyNot } from './caller';
 import { Openings, fill, h, sayIfRefused } from './dom';
 import { ago, duration, integer, number, stageName } from './format';
 import { partlyJudged, stageBadge } from './runs_page';
 import { findSignal } from './signals';
+import type { Alert, Evidence, Run } from './wire';
 
 export function isFiring(alert: Alert): boolean {
   return alert.last.state === 'ALERT_STATE_FIRING';

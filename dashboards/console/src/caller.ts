@@ -1,6 +1,6 @@
 // Who looks at the page, as far as the server knows, and what the page offers him: what he may not do is not
 // there to be clicked, and why is said once a panel. The server refuses it all the same.
-import { Caller, ServerInfo } from './api';
+import type { Caller, ServerInfo } from './wire';
 
 /** Until the server has told, as one that asks nobody: everything is offered. */
 export let caller: Caller = { name: '', may_act: true, may_admin: true };

@@ -2,9 +2,10 @@
 import uPlot from 'uplot';
 import { h, themeColor } from './dom';
 import { number } from './format';
-import { Series, num } from './api';
+import { num } from './api';
 import { offerCsv, offerPng } from './download';
 import { findSignal } from './signals';
+import type { Real, Series } from './wire';
 
 export interface ChartMarks {
   /** Evidence thresholds by signal. */
@@ -21,7 +22,7 @@ export interface ChartMarks {
 
 const height = 118;
 
-function toNumbers(values: (number | string)[]): (number | null)[] {
+function toNumbers(values: Real[]): (number | null)[] {
   return values.map((v) => {
     const x = num(v);
     return Number.isFinite(x) ? x : null;

@@ -1,5 +1,5 @@
 // One run: the verdict, every head at a step, one head over all steps, alerts.
-import { Action, Alert, ApiError, Matrix, Run, Series, api, num } from './api';
+import { ApiError, api, num } from './api';
 import { ActionsView } from './actions_view';
 import { AlertsView, isFiring, leading, verdict, worstSeverity } from './alerts_view';
 import { Charts } from './charts';
@@ -9,6 +9,7 @@ import { Cell, Heatmap, HeatmapData, worstTable } from './heatmap';
 import { Route, formatRoute } from './route';
 import { importedBadge, runBadge } from './runs_page';
 import { causalNames, findSignal, headSignals, runSignals } from './signals';
+import type { Action, Alert, GetMatrixResponse, Run, Series, SeriesId } from './wire';
 
 const seriesPoints = 600;
 
@@ -114,7 +115,7 @@ export class RunPage {
   private async load(): Promise<void> {
     const [run, alerts] = await Promise.all([api.run(this.name), api.alerts(this.name)]);
     this.run = run;
-    this.alerts = alerts.alerts ?? [];
+    this.alerts = alerts.alerts;
     this.columns.hidden = false;
     this.drawHead();
     await this.loadMatrix(this.route.step ?? -1);
@@ -126,8 +127,8 @@ export class RunPage {
   private async loadActions(): Promise<void> {
     try {
       const [{ actions, audit }, policy] = await Promise.all([api.actions(this.name), api.policy(this.name)]);
-      this.actions = actions ?? [];
-      this.actionsView.draw(this.name, this.run?.ended ?? false, this.actions, audit ?? [], policy);
+      this.actions = actions;
+      this.actionsView.draw(this.name, this.run?.ended ?? false, this.actions, audit, policy);
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       this.actionsView.element.hidden = true;  // A server that only watches, or not for whoever looks.
@@ -137,17 +138,17 @@ export class RunPage {
   /** The other runs, for the picker; a run that the address names stays in it. */
   private async loadNames(): Promise<void> {
     const { runs } = await api.runs();
-    const names = (runs ?? []).map((r) => r.description.name).filter((name) => name !== this.name);
+    const names = runs.map((r) => r.description.name).filter((name) => name !== this.name);
     const chosen = this.route.beside;
     if (chosen !== null && !names.includes(chosen)) names.push(chosen);
     fill(this.besidePicker, h('option', { value: '' }, 'no other run'), ...names.map((name) => h('option', { value: name, selected: name === chosen }, name)));
   }
 
   /** The same series of the run beside; none where it has no such head. */
-  private async seriesBeside(wanted: { signal: string; layer: number; head: number }[]): Promise<Series[]> {
+  private async seriesBeside(wanted: SeriesId[]): Promise<Series[]> {
     if (this.route.beside === null) return [];
     try {
-      return (await api.series(this.route.beside, wanted, seriesPoints)).series ?? [];
+      return (await api.series(this.route.beside, wanted, seriesPoints)).series;
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       return [];
@@ -169,7 +170,7 @@ export class RunPage {
     this.picker.value = this.signal;
     const signal = findSignal(this.signal);
     this.help.textContent = signal.help;
-    let matrix: Matrix;
+    let matrix: GetMatrixResponse;
     try {
       matrix = await api.matrix(this.name, this.signal, step);
     } catch (error) {
@@ -177,7 +178,7 @@ export class RunPage {
       fill(this.heatState, `No ${signal.label} to show: ${(error as Error).message}`);
       return;
     }
-    const values = (matrix.values ?? []).map(num);
+    const values = matrix.values.map(num);
     this.heatState.hidden = values.length > 0;
     this.heatmap.element.hidden = values.length === 0;
     if (values.length === 0) {
@@ -222,12 +223,12 @@ export class RunPage {
       begins.push(num(alert.last.first_step));
       for (const e of alert.last.evidence) if (e.layer === layer && e.head === head) thresholds.set(e.signal, num(e.threshold));
     }
-    const applied = this.actions.flatMap((a) => (a.history ?? []).filter((c) => c.state === 'ACTION_STATE_APPLIED').map((c) => num(c.step)));
+    const applied = this.actions.flatMap((a) => a.history.filter((c) => c.state === 'ACTION_STATE_APPLIED').map((c) => num(c.step)));
     const subject = `${layer}/${head}/${this.route.beside ?? ''}`;
     if (subject !== this.chartsFor) this.charts.clear();
     this.chartsFor = subject;
-    this.charts.show(answer.series ?? [], { thresholds, begins, step: this.route.step === null ? -1 : this.matrix?.step ?? -1, actions: applied, lost: this.lost() }, beside);
-    const time = (answer.series ?? []).find((s) => s.id.signal === 'step_seconds');
+    this.charts.show(answer.series, { thresholds, begins, step: this.route.step === null ? -1 : this.matrix?.step ?? -1, actions: applied, lost: this.lost() }, beside);
+    const time = answer.series.find((s) => s.id.signal === 'step_seconds');
     if (time && time.mean.length > 0) this.secondsPerStep = num(time.mean[time.mean.length - 1]);
   }
 

@@ -1,9 +1,10 @@
 // All runs: those that live before those that ended, worst first.
 import { headName, leading, worstSeverity } from './alerts_view';
-import { Alert, api, num, Run } from './api';
+import { api, num } from './api';
 import { fill, h } from './dom';
 import { ago, integer, number, stageName } from './format';
 import { formatRoute, routeOf } from './route';
+import type { Alert, Run } from './wire';
 
 /** A recording: what it tells was long ago, and nobody was called. */
 export function importedBadge(run: Run): HTMLElement | null {
@@ -52,11 +53,11 @@ export class RunsPage {
   async refresh(): Promise<void> {
     const [runs, alerts] = await Promise.all([api.runs(), api.alerts('')]);
     // Worst first as the server has it, but what can still be saved before what is over.
-    this.runs = (runs.runs ?? []).sort((a, b) => Number(a.ended) - Number(b.ended));
+    this.runs = runs.runs.sort((a, b) => Number(a.ended) - Number(b.ended));
     this.alerts.clear();
-    for (const alert of alerts.alerts ?? []) this.alerts.set(alert.last.run, [...(this.alerts.get(alert.last.run) ?? []), alert]);
+    for (const alert of alerts.alerts) this.alerts.set(alert.last.run, [...(this.alerts.get(alert.last.run) ?? []), alert]);
     this.loaded = true;
-    this.sayMissing(runs.unanswered ?? [], runs.partitions_unserved ?? 0);
+    this.sayMissing(runs.unanswered, runs.partitions_unserved);
     this.draw();
   }
 

@@ -1,7 +1,8 @@
 // The server itself: what it is, what it was told, what it refused.
-import { ServerInfo, api, num } from './api';
+import { api, num } from './api';
 import { fill, h } from './dom';
 import { ago, integer, number } from './format';
+import type { ServerInfo } from './wire';
 
 const trouble = /refused|dropped|failed|rejected|lost|corrupt/;
 
@@ -44,12 +45,12 @@ export class StatusPage {
     fill(this.facts, fact('Version', info.version, info.revision), fact('Detectors on', info.backend.split(':')[0], info.backend.split(':').slice(1).join(':').trim()),
       fact('Started', ago(num(info.started_unix_ns))), fact('gRPC', info.grpc_address || '–', info.grpc_version), fact('HTTP', info.http_address || '–'),
       fact('Storage', info.storage_path || '–'));
-    const counters = Object.entries(info.counters ?? {}).map(([name, value]): [string, number] => [name, num(value)]).sort(([a], [b]) => (a < b ? -1 : 1));
+    const counters = Object.entries(info.counters).map(([name, value]): [string, number] => [name, num(value)]).sort(([a], [b]) => (a < b ? -1 : 1));
     const text = (rows: [string, number][]) => rows.map(([name, value]): [string, string] => [name, amount(value)]);
     const refused = counters.filter(([name, value]) => trouble.test(name) && value > 0);
     fill(this.tables, h('div', { class: 'stack' }, table('Refused, dropped and failed', ['Counter', 'Since the start'], text(refused)),
-      table('Limits', ['Limit', 'At most'], text(Object.entries(info.limits ?? {}).map(([n, v]): [string, number] => [n, num(v)]).sort(([a], [b]) => (a < b ? -1 : 1))))),
-    h('div', { class: 'stack' }, table('Options in force', ['Option', 'Value'], Object.entries(info.options ?? {}).sort(([a], [b]) => (a < b ? -1 : 1))),
+      table('Limits', ['Limit', 'At most'], text(Object.entries(info.limits).map(([n, v]): [string, number] => [n, num(v)]).sort(([a], [b]) => (a < b ? -1 : 1))))),
+    h('div', { class: 'stack' }, table('Options in force', ['Option', 'Value'], Object.entries(info.options).sort(([a], [b]) => (a < b ? -1 : 1))),
       table('Counters', ['Counter', 'Since the start'], text(counters.filter(([name]) => !trouble.test(name))))));
   }
 }
