@@ -1,14 +1,16 @@
 // One run: the verdict, every head at a step, one head over all steps, alerts.
-import { ApiError, api, num } from './api';
 import { ActionsView } from './actions_view';
-import { AlertsView, isFiring, leading, verdict, worstSeverity } from './alerts_view';
+import { isFiring, leading, worstSeverity } from './alerts';
+import { AlertsView } from './alerts_view';
+import { ApiError, api, num } from './api';
+import { importedBadge, runBadge } from './badges';
 import { Charts } from './charts';
 import { fill, h } from './dom';
 import { ago, integer } from './format';
 import { Cell, Heatmap, HeatmapData, worstTable } from './heatmap';
 import { Route, formatRoute } from './route';
-import { importedBadge, runBadge } from './runs_page';
 import { causalNames, findSignal, headSignals, runSignals } from './signals';
+import { verdict } from './verdict';
 import type { Action, Alert, GetMatrixResponse, Run, Series, SeriesId } from './wire';
 
 const seriesPoints = 600;

@@ -1,0 +1,43 @@
+// Alerts by their state and severity, and which of them to look at first.
+import { num } from './api';
+import type { Alert } from './wire';
+
+export function isFiring(alert: Alert): boolean {
+  return alert.last.state === 'ALERT_STATE_FIRING';
+}
+
+export function severityOf(alert: Alert): string {
+  return alert.last.severity.replace('SEVERITY_', '').toLowerCase();
+}
+
+export function headName(layer: number, head: number): string {
+  if (layer < 0) return 'the run as a whole';
+  return head < 0 ? `layer ${layer}` : `layer ${layer} head ${head}`;
+}
+
+const severities = ['info', 'warning', 'critical'];
+
+function rankOf(alert: Alert): number {
+  return severities.indexOf(severityOf(alert));
+}
+
+/**
+ * The firing alert that tells what to look at: one that names a head before one that does not, for a loss that
+ * leaves its course is what the head has done to it; then the worst, then the earliest.
+ */
+export function leading(alerts: Alert[]): Alert | undefined {
+  const names = (a: Alert) => Number(a.last.head >= 0 && rankOf(a) > 0);
+  return alerts.filter(isFiring).sort((a, b) =>
+    names(b) - names(a) || rankOf(b) - rankOf(a) || num(a.last.first_step) - num(b.last.first_step))[0];
+}
+
+/** Of the firing ones; 'info' if none fires. */
+export function worstSeverity(alerts: Alert[]): string {
+  return severities[Math.max(0, ...alerts.filter(isFiring).map(rankOf))];
+}
+
+/** Firing ones first and in the order in which they began: cause, then consequence. */
+export function inOrder(alerts: Alert[]): Alert[] {
+  return [...alerts].sort((a, b) => Number(isFiring(b)) - Number(isFiring(a)) ||
+    (isFiring(a) ? num(a.last.first_step) - num(b.last.first_step) : num(b.last.id) - num(a.last.id)));
+}

@@ -1,0 +1,27 @@
+// What is said of a run wherever one is named: its stage, what it is judged by, that it was imported.
+import { h } from './dom';
+import { stageName } from './format';
+import type { Run } from './wire';
+
+/** A recording: what it tells was long ago, and nobody was called. */
+export function importedBadge(run: Run): HTMLElement | null {
+  return run.imported ? h('span', { class: 'badge stage-ended', title: 'A recording that was imported' }, 'imported') : null;
+}
+
+/** In the colour of the alerts that say so; `stage` is above 0. */
+export function stageBadge(stage: number, severity: string): HTMLElement {
+  return h('span', { class: `badge sev-${severity}` }, `${stage} · ${stageName(stage)}`);
+}
+
+/** "Healthy" only where everything is judged. */
+export function runBadge(run: Run, severity: string): HTMLElement {
+  if (run.stage > 0) return stageBadge(run.stage, severity);
+  const partly = partlyJudged(run);
+  const words = [run.ended ? 'ended' : '', partly ?? (run.ended ? '' : 'healthy')].filter((word) => word !== '');
+  return h('span', { class: `badge ${run.ended ? 'stage-ended' : partly !== null ? 'sev-info' : 'stage-0'}` }, words.join(' · '));
+}
+
+/** What is said in place of "healthy": "judged by: leak"; null where that is true. */
+export function partlyJudged(run: Run): string | null {
+  return run.judged && !run.judged.whole ? run.judged.text : null;
+}
