@@ -61,6 +61,21 @@ def unknown_names(text: str, known: dict[str, str]) -> set[str]:
     return unknown
 
 
+def imports(sources: dict[str, str]) -> dict[str, set[str]]:
+    """Which of the page's files each of them imports, types included."""
+    found = {name: set(re.findall(r"""(?:from|import)\s*\(?['"]\./([\w-]+)['"]""", text)) for name, text in sources.items()}
+    return {name: targets & set(sources) for name, targets in found.items()}
+
+
+def in_circles(arrows: dict[str, set[str]]) -> set[str]:
+    """The files on a circle of imports, or between two circles."""
+    left = dict(arrows)
+    while free := [name for name in left if not left[name] & set(left) or not any(name in left[other] for other in left)]:
+        for name in free:
+            del left[name]
+    return set(left)
+
+
 class MetricNames(unittest.TestCase):
     def test_dashboards_rules_and_runbooks_name_exported_metrics_only(self) -> None:
         known = known_metrics()
@@ -256,6 +271,26 @@ class Console(unittest.TestCase):
         for path in (DASHBOARDS / "console/package-lock.json", ROOT / "tests/dashboards/package-lock.json", ROOT / "tests/deploy/package-lock.json",
                      ROOT / "tests/dashboards/grafana/package-lock.json"):
             self.assertNotIn("resolved", path.read_text(), path)
+
+    def test_no_two_files_of_the_page_import_each_other(self) -> None:
+        arrows = imports({path.stem: path.read_text() for path in (DASHBOARDS / "console/src").glob("*.ts")})
+        self.assertGreater(sum(map(len, arrows.values())), 40, "the check looks in the wrong place")
+        self.assertEqual(in_circles(arrows), set())
+
+    def test_a_planted_circle_is_seen(self) -> None:
+        planted = {
+            "main": "import './style.css';\nimport { A } from './a';",
+            "a": "import {\n  b,\n} from './b';",
+            "b": "export * from \"./c\";",
+            "c": "import type { A } from './a';\nimport { d } from './d';\nimport 'uplot';",
+            "d": "",
+        }
+        self.assertEqual(imports(planted)["c"], {"a", "d"})
+        self.assertEqual(in_circles(imports(planted)), {"a", "b", "c"})
+        planted["c"] = "const later = await import('./b');"
+        self.assertEqual(in_circles(imports(planted)), {"b", "c"})
+        planted["c"] = ""
+        self.assertEqual(in_circles(imports(planted)), set())
 
     def test_the_page_asks_nobody_else(self) -> None:
         dist = DASHBOARDS / "console/dist"
