@@ -277,6 +277,10 @@ class Console(unittest.TestCase):
         self.assertGreater(sum(map(len, arrows.values())), 40, "the check looks in the wrong place")
         self.assertEqual(in_circles(arrows), set())
 
+    def test_no_line_of_the_page_is_over_140_columns(self) -> None:
+        for path in (DASHBOARDS / "console/src").glob("*.ts"):
+            self.assertEqual([line for line in path.read_text().splitlines() if len(line) > 140], [], path)
+
     def test_a_planted_circle_is_seen(self) -> None:
         planted = {
             "main": "import './style.css';\nimport { A } from './a';",

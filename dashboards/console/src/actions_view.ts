@@ -1,9 +1,9 @@
-// What was done about the run's alerts, what waits for a person, and who decided.
+// What was done about the run's alerts, what waits for a person, and on whose word.
 import { Decision, api, num } from './api';
 import { caller, whyNot } from './caller';
-import { Openings, fill, h, sayIfRefused } from './dom';
+import { Openings, fill, h, labelled, showRefusal, tableHead } from './dom';
 import { ago, integer, number } from './format';
-import type { Action, AuditEntry, Policy } from './wire';
+import type { Action, ActionChange, AuditEntry, Policy } from './wire';
 
 const words: Record<string, string> = {
   ATTENTION_MODE: 'attention mode', CENTER_K: 'centre the keys', QK_CLIP: 'clip W_Q and W_K', LR_SCALE: 'scale the learning rate',
@@ -12,6 +12,12 @@ const words: Record<string, string> = {
 };
 // What a person can take back: the rest has happened.
 const undoable = new Set(['ATTENTION_MODE', 'CENTER_K', 'LR_SCALE', 'SAMPLING_DEEPEN']);
+const policies: Record<string, string> = {
+  observe: 'Policy: observe. Nothing is done unless a person asks for it.',
+  propose: 'Policy: propose. What an alert calls for waits here for a person.',
+  enforce: 'Policy: enforce. What an alert calls for is done at once.',
+};
+const shownMax = 50;
 const moods: Record<string, string> = {
   proposed: 'sev-warning', approved: 'sev-info', sent: 'sev-info', applied: 'sev-info', helped: 'sev-resolved', kept: 'sev-resolved',
   refused: 'sev-critical', expired: 'stage-ended', 'did not help': 'sev-critical', undone: 'stage-ended', escalated: 'sev-warning',
@@ -28,8 +34,9 @@ function stateOf(state: string): string {
 function title(action: Action): string {
   const kind = plain(action.kind, 'ACTION_KIND_');
   const value = num(action.value);
-  const how = kind === 'ATTENTION_MODE' ? ` ${action.mode}` : kind === 'CENTER_K' ? (value === 0 ? ' no more' : '')
-    : value !== 0 ? ` (${number(value)})` : '';
+  let how = value !== 0 ? ` (${number(value)})` : '';
+  if (kind === 'ATTENTION_MODE') how = ` ${action.mode}`;
+  if (kind === 'CENTER_K') how = value === 0 ? ' no more' : '';
   return `${action.undoes ? 'take back: ' : ''}${words[kind] ?? kind}${how}`;
 }
 
@@ -40,10 +47,40 @@ function scopeOf(action: Action): string {
   return layers.length > 0 ? `layer ${layers.join(', ')}` : 'all layers';
 }
 
+function summary(action: Action): HTMLElement {
+  const state = stateOf(action.state);
+  return h('summary', {},
+    h('span', { class: `badge ${moods[state] ?? ''}` }, state),
+    h('span', { class: 'alert-summary' }, `${title(action)} · ${scopeOf(action)}`),
+    h('span', { class: 'muted small' }, action.id));
+}
+
+function changeItem(change: ActionChange): HTMLElement {
+  const reason = change.reason ? `: ${change.reason}` : '';
+  return h('li', {},
+    h('strong', {}, stateOf(change.state)), ` at step ${integer(num(change.step))} by ${change.by}${reason} `,
+    h('span', { class: 'muted small' }, ago(num(change.time_unix_ns))));
+}
+
+function auditRow(entry: AuditEntry): HTMLElement {
+  return h('tr', {},
+    h('td', {}, ago(num(entry.time_unix_ns))),
+    h('td', {}, entry.by),
+    h('td', {}, `${entry.what.replace(/_/g, ' ')} ${entry.action_id}`),
+    h('td', {}, entry.refused ? `refused: ${entry.refused}` : 'done'));
+}
+
+/** The newest first, as many as are shown. */
+function newest<T>(all: T[]): T[] {
+  return [...all].reverse().slice(0, shownMax);
+}
+
 export class ActionsView {
   readonly element = h('section', { class: 'panel alerts', 'aria-label': 'Actions', hidden: true });
-  private readonly name = h('input', { id: 'who', type: 'text', maxlength: 64, value: localStorage.getItem('who') ?? '', autocomplete: 'name',
-    onchange: () => localStorage.setItem('who', this.name.value.trim()) });
+  private readonly name = h('input', {
+    id: 'who', type: 'text', maxlength: 64, value: localStorage.getItem('who') ?? '', autocomplete: 'name',
+    onchange: () => localStorage.setItem('who', this.name.value.trim()),
+  });
   private readonly as = h('span', {}, h('label', { for: 'who', class: 'muted small' }, 'Decide as '), this.name);
   private readonly why = h('p', { class: 'muted', hidden: true });
   private readonly trouble = h('p', { class: 'state error', role: 'alert', hidden: true });
@@ -53,53 +90,54 @@ export class ActionsView {
   private readonly openings = new Openings();
 
   constructor(private readonly changed: () => void) {
-    this.element.append(h('div', { class: 'panel-head' }, h('h2', {}, 'Actions'),
-      this.as), this.policy, this.why, this.trouble, this.list, this.audit);
+    const head = h('div', { class: 'panel-head' }, h('h2', {}, 'Actions'), this.as);
+    this.element.append(head, this.policy, this.why, this.trouble, this.list, this.audit);
   }
 
   draw(run: string, ended: boolean, actions: Action[], audit: AuditEntry[], policy: Policy): void {
     this.element.hidden = false;
-    // The server knows who decides, or nobody here does.
+    // A caller that the server knows by name is not asked for one.
     this.as.hidden = caller.name !== '' || !caller.may_act;
     this.why.textContent = whyNot('approve, reject or undo');
     this.why.hidden = this.why.textContent === '';
-    const mode = plain(policy.mode, 'MODE_').toLowerCase();
-    this.policy.textContent = {
-      observe: 'Policy: observe. Nothing is done unless a person asks for it.',
-      propose: 'Policy: propose. What an alert calls for waits here for a person.',
-      enforce: 'Policy: enforce. What an alert calls for is done at once.',
-    }[mode] ?? '';
-    fill(this.list, actions.length === 0 ? h('p', { class: 'state' }, 'Nothing was done so far.') : null,
-      ...[...actions].reverse().slice(0, 50).map((action) => this.card(run, ended, action)));
-    fill(this.audit, audit.length === 0 ? null : this.openings.details('audit', false, {}, h('summary', {}, `Audit: ${audit.length} refused requests and changes of policy`),
-      h('div', { class: 'scroll' }, h('table', {}, h('thead', {}, h('tr', {}, ...['When', 'Who', 'What', 'Result'].map((t) => h('th', { scope: 'col' }, t)))),
-        h('tbody', {}, ...[...audit].reverse().slice(0, 50).map((entry) => h('tr', {}, h('td', {}, ago(num(entry.time_unix_ns))), h('td', {}, entry.by),
-          h('td', {}, `${entry.what.replace(/_/g, ' ')} ${entry.action_id}`), h('td', {}, entry.refused ? `refused: ${entry.refused}` : 'done'))))))));
+    this.policy.textContent = policies[plain(policy.mode, 'MODE_').toLowerCase()] ?? '';
+    fill(this.list,
+      actions.length === 0 ? h('p', { class: 'state' }, 'Nothing was done so far.') : null,
+      ...newest(actions).map((action) => this.card(run, ended, action)));
+    fill(this.audit, audit.length === 0 ? null : this.auditDetails(audit));
+  }
+
+  private auditDetails(audit: AuditEntry[]): HTMLElement {
+    const table = h('table', {}, tableHead(['When', 'Who', 'What', 'Result']), h('tbody', {}, ...newest(audit).map(auditRow)));
+    return this.openings.details('audit', false, {},
+      h('summary', {}, `Audit: ${audit.length} refused requests and changes of policy`),
+      h('div', { class: 'scroll' }, table));
   }
 
   private card(run: string, ended: boolean, action: Action): HTMLElement {
-    const state = stateOf(action.state);
-    // Nobody is there to act once the run has ended.
-    const waits = state === 'proposed' && !ended;
-    const kind = plain(action.kind, 'ACTION_KIND_');
-    const holds = ['applied', 'helped', 'kept'].includes(state) && undoable.has(kind) && !action.undoes && !ended;
+    // A run that has ended acts no more.
+    const waits = action.state === 'ACTION_STATE_PROPOSED' && !ended;
     return this.openings.details(`${action.id} ${waits}`, waits, { class: `alert ${waits ? 'warning' : ''}` },
-      h('summary', {}, h('span', { class: `badge ${moods[state] ?? ''}` }, state), h('span', { class: 'alert-summary' }, `${title(action)} · ${scopeOf(action)}`),
-        h('span', { class: 'muted small' }, action.id)),
-      action.expected_effect ? h('p', { class: 'advice' }, h('strong', {}, 'Expected: '), action.expected_effect) : null,
-      action.cost ? h('p', { class: 'advice' }, h('strong', {}, 'Cost: '), action.cost) : null,
+      summary(action),
+      labelled('Expected', action.expected_effect),
+      labelled('Cost', action.cost),
       action.alert_key ? h('p', { class: 'muted small' }, `For alert ${action.alert_key}`) : null,
-      h('ol', { class: 'history' }, ...action.history.map((change) => h('li', {}, h('strong', {}, stateOf(change.state)),
-        ` at step ${integer(num(change.step))} by ${change.by}${change.reason ? `: ${change.reason}` : ''} `,
-        h('span', { class: 'muted small' }, ago(num(change.time_unix_ns)))))),
-      h('div', { class: 'buttons' },
-        waits && caller.may_act ? this.button('Approve', run, action) : null,
-        waits && caller.may_act ? this.button('Reject', run, action) : null,
-        holds && caller.may_act ? this.button('Undo', run, action) : null));
+      h('ol', { class: 'history' }, ...action.history.map(changeItem)),
+      h('div', { class: 'buttons' }, ...this.decisions(action, ended).map((verb) => this.button(verb, run, action))));
+  }
+
+  /** What the caller may decide about the action now. */
+  private decisions(action: Action, ended: boolean): Decision[] {
+    if (ended || !caller.may_act) return [];
+    const state = stateOf(action.state);
+    if (state === 'proposed') return ['Approve', 'Reject'];
+    const holds = ['applied', 'helped', 'kept'].includes(state);
+    return holds && undoable.has(plain(action.kind, 'ACTION_KIND_')) && !action.undoes ? ['Undo'] : [];
   }
 
   private button(verb: Decision, run: string, action: Action): HTMLElement {
-    return h('button', { 'aria-label': `${verb} ${title(action)}, ${scopeOf(action)}`, onclick: () => void this.decide(verb, run, action) }, verb);
+    const label = `${verb} ${title(action)}, ${scopeOf(action)}`;
+    return h('button', { 'aria-label': label, onclick: () => void this.decide(verb, run, action) }, verb);
   }
 
   private async decide(verb: Decision, run: string, action: Action): Promise<void> {
@@ -110,7 +148,7 @@ export class ActionsView {
       this.name.focus();
       return;
     }
-    await sayIfRefused(this.trouble, api.decide(verb, run, action.id, by));
+    await showRefusal(this.trouble, api.decide(verb, run, action.id, by));
     this.changed();
   }
 }

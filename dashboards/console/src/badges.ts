@@ -1,9 +1,10 @@
-// What is said of a run wherever one is named: its stage, what it is judged by, that it was imported.
+// What is said of a run wherever one is listed: its stage, what it is judged by, that it was imported.
+import { num } from './api';
 import { h } from './dom';
 import { stageName } from './format';
 import type { Run } from './wire';
 
-/** A recording: what it tells was long ago, and nobody was called. */
+/** A recording: it tells of the past, and its alerts notified no one. */
 export function importedBadge(run: Run): HTMLElement | null {
   return run.imported ? h('span', { class: 'badge stage-ended', title: 'A recording that was imported' }, 'imported') : null;
 }
@@ -13,7 +14,7 @@ export function stageBadge(stage: number, severity: string): HTMLElement {
   return h('span', { class: `badge sev-${severity}` }, `${stage} · ${stageName(stage)}`);
 }
 
-/** "Healthy" only where everything is judged. */
+/** "Healthy" only if everything is judged. */
 export function runBadge(run: Run, severity: string): HTMLElement {
   if (run.stage > 0) return stageBadge(run.stage, severity);
   const partly = partlyJudged(run);
@@ -21,7 +22,15 @@ export function runBadge(run: Run, severity: string): HTMLElement {
   return h('span', { class: `badge ${run.ended ? 'stage-ended' : partly !== null ? 'sev-info' : 'stage-0'}` }, words.join(' · '));
 }
 
-/** What is said in place of "healthy": "judged by: leak"; null where that is true. */
+/** What is said in place of "healthy": "judged by: leak"; null if the run is judged in full. */
 export function partlyJudged(run: Run): string | null {
   return run.judged && !run.judged.whole ? run.judged.text : null;
+}
+
+const silentAfterSeconds = 600;
+
+/** For how many seconds a run that has not ended has been silent; null if it reports. */
+export function silentFor(run: Run): number | null {
+  const seconds = Date.now() / 1000 - num(run.last_report_unix_ns) / 1e9;
+  return !run.ended && seconds > silentAfterSeconds ? seconds : null;
 }

@@ -1,18 +1,18 @@
-// Who looks at the page, as far as the server knows, and what the page offers him: what he may not do is not
-// there to be clicked, and why is said once a panel. The server refuses it all the same.
+// The page's caller, as the server knows it. The page offers no button for what the caller may not do, and each
+// panel says once why. The server refuses such a call in any case.
 import type { Caller, ServerInfo } from './wire';
 
-/** Until the server has told, as one that asks nobody: everything is offered. */
+/** Before the server has answered, everything is offered: a server without an access file asks for no name. */
 export let caller: Caller = { name: '', may_act: true, may_admin: true };
 
-/** Takes what the server told; whether that is something else than before. */
+/** Takes the server's answer; returns whether the caller is another than before. */
 export function learn(info: ServerInfo): boolean {
   const before = JSON.stringify(caller);
   caller = info.caller ?? caller;
   return JSON.stringify(caller) !== before;
 }
 
-/** Who, with his roles: "alice (reads)". "" = nobody in particular. */
+/** Name and roles: "alice (reads)"; "" for a caller without a name. */
 export function callerWords(): string {
   const roles = caller.may_admin ? 'may do everything' : caller.may_act ? 'reads and acts' : 'reads';
   return caller.name === '' ? '' : `${caller.name} (${roles})`;

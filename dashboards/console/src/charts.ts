@@ -55,6 +55,19 @@ function at(steps: number[], other: Series | undefined): (number | null)[] {
   });
 }
 
+/** A straight line from one point to another. */
+function stroke(g: CanvasRenderingContext2D, from: [number, number], to: [number, number], color: string, dash: number[]): void {
+  g.save();
+  g.strokeStyle = color;
+  g.lineWidth = Math.max(1, window.devicePixelRatio);
+  g.setLineDash(dash);
+  g.beginPath();
+  g.moveTo(...from);
+  g.lineTo(...to);
+  g.stroke();
+  g.restore();
+}
+
 export class Charts {
   readonly element = h('div', { class: 'charts' });
   private plots: { plot: uPlot; signal: string; mark: HTMLElement }[] = [];
@@ -88,7 +101,7 @@ export class Charts {
     const shown = all.filter((s) => s.step.length > 0);
     const same = shown.length === this.plots.length && shown.every((s, i) => s.id.signal === this.plots[i].signal);
     if (same) {
-      // New numbers into the same plots: nothing jumps while somebody looks.
+      // New numbers go into the same plots, so that nothing jumps.
       shown.forEach((s, i) => this.plots[i].plot.setData(this.columns(s)));
       shown.forEach((s, i) => this.label(i, s));
       return;
@@ -124,97 +137,96 @@ export class Charts {
     if (value) value.textContent = number(num(series.mean[series.mean.length - 1]));
   }
 
-  private add(series: Series): void {
-    const signal = findSignal(series.id.signal);
-    const line = themeColor('--line');
+  /** The caption above a plot, with its buttons; `canvas` is asked for when a picture is wanted. */
+  private caption(series: Series, canvas: () => HTMLCanvasElement): HTMLElement {
+    const { signal, layer, head } = series.id;
+    const { help, label } = findSignal(signal);
+    const name = [signal, `layer${layer}`, `head${head}`];
+    const rows = () => series.step.map((step, i) => [step, series.min[i], series.mean[i], series.max[i]]);
+    const button = (word: string, save: () => void) =>
+      h('button', { class: 'link', 'aria-label': `${label} as ${word}`, onclick: save }, word);
+    return h('figcaption', { title: help },
+      h('span', { class: 'chart-title' }, label),
+      h('span', { class: 'chart-now' }, number(num(series.mean[series.mean.length - 1]))),
+      button('CSV', () => offerCsv(name, [['step', 'min', 'mean', 'max'], ...rows()])),
+      button('PNG', () => offerPng(name, canvas())));
+  }
+
+  private options(signal: string, log: boolean, box: HTMLElement, mark: HTMLElement): uPlot.Options {
     const muted = themeColor('--muted');
-    const positive = series.min.every((v) => !(num(v) <= 0));
-    const box = h('div', { class: 'chart-box' });
-    const name = [series.id.signal, `layer${series.id.layer}`, `head${series.id.head}`];
-    const csv = h('button', {
-      class: 'link', 'aria-label': `${signal.label} as CSV`, onclick: () => offerCsv(name,
-        [['step', 'min', 'mean', 'max'], ...series.step.map((step, i) => [step, series.min[i], series.mean[i], series.max[i]])]),
-    }, 'CSV');
-    const png = h('button', { class: 'link', 'aria-label': `${signal.label} as PNG`, onclick: () => offerPng(name, plot.ctx.canvas) }, 'PNG');
-    this.element.append(h('figure', { class: 'chart' },
-      h('figcaption', { title: signal.help }, h('span', { class: 'chart-title' }, signal.label),
-        h('span', { class: 'chart-now' }, number(num(series.mean[series.mean.length - 1]))), csv, png), box));
-    const log = signal.scale === 'log' && positive;
-    const mark = h('div', { class: 'step-mark', hidden: true });
-    const options: uPlot.Options = {
+    const axis = (size: number): uPlot.Axis => ({
+      stroke: muted, grid: { stroke: themeColor('--grid'), width: 1 }, ticks: { show: false }, size, font: '11px system-ui',
+    });
+    const edge: uPlot.Series = { stroke: 'transparent', points: { show: false } };
+    const tick = log ? power : number;
+    return {
       width: this.width(), height, legend: { show: false },
       cursor: { sync: { key: 'head' }, points: { size: 6 }, drag: { x: true, y: false } },
       scales: { x: { time: false }, y: { distr: log ? 3 : 1, log: 10 } },
       axes: [
-        { stroke: muted, grid: { stroke: themeColor('--grid'), width: 1 }, ticks: { show: false }, size: 22, font: '11px system-ui',
-          values: (_, splits) => splits.map((v) => v.toLocaleString('en-US')) },
-        { stroke: muted, grid: { stroke: themeColor('--grid'), width: 1 }, ticks: { show: false }, size: 52, font: '11px system-ui',
-          ...(log ? { splits: decades, filter: (_: uPlot, splits: number[]) => splits } : {}), values: (_, splits) => splits.map((v: number | null) => (v === null ? '' : log ? power(v) : number(v))) },
+        { ...axis(22), values: (_, splits) => splits.map((v) => v.toLocaleString('en-US')) },
+        {
+          ...axis(52), ...(log ? { splits: decades, filter: (_: uPlot, splits: number[]) => splits } : {}),
+          values: (_, splits) => splits.map((v: number | null) => (v === null ? '' : tick(v))),
+        },
       ],
       series: [
-        {},
-        { stroke: 'transparent', points: { show: false } },
-        { stroke: 'transparent', points: { show: false } },
-        { stroke: line, width: 1.75, points: { show: false }, spanGaps: false },
+        {}, edge, { ...edge },
+        { stroke: themeColor('--line'), width: 1.75, points: { show: false }, spanGaps: false },
         { stroke: muted, width: 1.5, dash: [5, 3], points: { show: false }, spanGaps: true },
       ],
       bands: [{ series: [2, 1], fill: themeColor('--band') }],
-      hooks: { drawAxes: [(u) => this.drawMarks(u, series.id.signal)], draw: [(u) => this.place(u, mark)], setCursor: [(u) => this.tell(u, box)] },
+      hooks: {
+        drawAxes: [(u) => this.drawMarks(u, signal)],
+        draw: [(u) => this.place(u, mark)],
+        setCursor: [(u) => this.tell(u, box)],
+      },
     };
-    const plot = new uPlot(options, this.columns(series), box);
-    plot.over.append(mark);
-    this.plots.push({ plot, signal: series.id.signal, mark });
   }
 
+  private add(series: Series): void {
+    const { signal } = series.id;
+    const positive = series.min.every((v) => !(num(v) <= 0));
+    const box = h('div', { class: 'chart-box' });
+    const mark = h('div', { class: 'step-mark', hidden: true });
+    this.element.append(h('figure', { class: 'chart' }, this.caption(series, () => plot.ctx.canvas), box));
+    const plot = new uPlot(this.options(signal, findSignal(signal).scale === 'log' && positive, box, mark), this.columns(series), box);
+    plot.over.append(mark);
+    this.plots.push({ plot, signal, mark });
+  }
+
+  /** The value under the cursor beside the title, else the newest. */
   private tell(u: uPlot, box: HTMLElement): void {
-    const i = u.cursor.idx;
     const now = box.parentElement?.querySelector('.chart-now');
     if (!now) return;
     const mean = u.data[3];
-    let index = i ?? mean.length - 1;
-    while ((i === null || i === undefined) && index > 0 && mean[index] === null) index--;  // Behind it lies the future.
-    const value = mean[index];
-    now.textContent = `${number(value ?? null)}${i === null || i === undefined ? '' : ` at ${Number(u.data[0][index]).toLocaleString('en-US')}`}`;
+    const under = u.cursor.idx ?? null;
+    let index = under ?? mean.length - 1;
+    while (under === null && index > 0 && mean[index] === null) index--;  // Steps behind the newest have no value yet.
+    const step = under === null ? '' : ` at ${Number(u.data[0][index]).toLocaleString('en-US')}`;
+    now.textContent = `${number(mean[index] ?? null)}${step}`;
   }
 
   private drawMarks(u: uPlot, signal: string): void {
-    const g = u.ctx;
     const { left, top, width, height: high } = u.bbox;
+    const { begins, actions, lost, thresholds } = this.marks;
     const vertical = (step: number, color: string, dash: number[]) => {
       const x = u.valToPos(step, 'x', true);
-      if (!(x >= left && x <= left + width)) return;
-      g.save();
-      g.strokeStyle = color;
-      g.lineWidth = Math.max(1, window.devicePixelRatio);
-      g.setLineDash(dash);
-      g.beginPath();
-      g.moveTo(x, top);
-      g.lineTo(x, top + high);
-      g.stroke();
-      g.restore();
+      if (x >= left && x <= left + width) stroke(u.ctx, [x, top], [x, top + high], themeColor(color), dash);
     };
-    if (this.marks.begins.length > 0) {
-      const from = u.valToPos(Math.min(...this.marks.begins), 'x', true);
-      g.save();
-      g.fillStyle = themeColor('--alert-band');
-      g.fillRect(Math.max(left, from), top, Math.max(0, left + width - Math.max(left, from)), high);
-      g.restore();
+    if (begins.length > 0) {
+      const from = Math.max(left, u.valToPos(Math.min(...begins), 'x', true));
+      u.ctx.save();
+      u.ctx.fillStyle = themeColor('--alert-band');
+      u.ctx.fillRect(from, top, Math.max(0, left + width - from), high);
+      u.ctx.restore();
     }
-    for (const step of this.marks.begins) vertical(step, themeColor('--critical'), []);
-    for (const step of this.marks.actions) vertical(step, themeColor('--ok'), []);
-    if (this.marks.lost) vertical(this.marks.lost.middle, themeColor('--critical'), [2, 3]);
-    const threshold = this.marks.thresholds.get(signal);
+    for (const step of begins) vertical(step, '--critical', []);
+    for (const step of actions) vertical(step, '--ok', []);
+    if (lost) vertical(lost.middle, '--critical', [2, 3]);
+    const threshold = thresholds.get(signal);
     if (threshold === undefined || !Number.isFinite(threshold)) return;
     const y = u.valToPos(threshold, 'y', true);
-    if (!(y >= top && y <= top + high)) return;
-    g.save();
-    g.strokeStyle = themeColor('--warning');
-    g.lineWidth = Math.max(1, window.devicePixelRatio);
-    g.setLineDash([6, 4]);
-    g.beginPath();
-    g.moveTo(left, y);
-    g.lineTo(left + width, y);
-    g.stroke();
-    g.restore();
+    if (y >= top && y <= top + high) stroke(u.ctx, [left, y], [left + width, y], themeColor('--warning'), [6, 4]);
   }
 }

@@ -1,5 +1,5 @@
 // Colours of values: viridis where large is alarming, a diverging map for
-// signed values. Both are read by people who see colours differently.
+// signed values. Both are read by colour-blind people too.
 
 type Rgb = [number, number, number];
 

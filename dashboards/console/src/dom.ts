@@ -28,7 +28,18 @@ export function fill(parent: Element, ...children: Child[]): void {
   append(parent, children);
 }
 
-/** Details that stay as whoever looks has put them, however often they are drawn anew. */
+/** A table's head; the titles from `right` on stand at the right. */
+export function tableHead(titles: string[], right = titles.length): HTMLElement {
+  const cells = titles.map((title, i) => h('th', { scope: 'col', class: i >= right ? 'right' : '' }, title));
+  return h('thead', {}, h('tr', {}, ...cells));
+}
+
+/** "Label: text", the label bold; nothing without a text. */
+export function labelled(label: string, text: string, kind = 'advice'): HTMLElement | null {
+  return text ? h('p', { class: kind }, h('strong', {}, `${label}: `), text) : null;
+}
+
+/** Details that stay open or closed as the user left them, however often they are drawn anew. */
 export class Openings {
   private readonly chosen = new Map<string, boolean>();
 
@@ -39,8 +50,8 @@ export class Openings {
   }
 }
 
-/** What the server answers to a wish: `place` shows its refusal, or nothing. */
-export async function sayIfRefused(place: HTMLElement, call: Promise<unknown>): Promise<void> {
+/** Waits for the server's answer; `place` shows a refusal, or nothing. */
+export async function showRefusal(place: HTMLElement, call: Promise<unknown>): Promise<void> {
   try {
     await call;
     place.hidden = true;

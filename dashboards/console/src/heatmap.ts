@@ -1,10 +1,10 @@
 // The layer x head matrix on a canvas, one cell per head.
 //
-// A grid for who does not see it: the arrows move from head to head, Home and
+// A grid for screen readers: the arrows move from head to head, Home and
 // End along a layer, Enter chooses; the cell's value is spoken. Heads of an
 // alert carry a ring and a mark besides their colour; a head without a value is
 // hatched.
-import { h, themeColor } from './dom';
+import { h, tableHead, themeColor } from './dom';
 import { integer, number } from './format';
 import { makeScale, Scale } from './color';
 import { Signal } from './signals';
@@ -64,13 +64,21 @@ export class Heatmap {
       onmouseleave: () => (this.tip.hidden = true), onclick: (e) => this.onClick(e as MouseEvent),
       onfocus: () => this.drawRings(), onblur: () => this.drawRings(),
     }, this.canvas, h('div', { role: 'row', class: 'visually-hidden' }, this.cell), this.tip);
-    this.element = h('div', { class: 'heat' }, this.grid,
-      h('div', { class: 'legend' }, this.legend,
-        h('div', { class: 'legend-ticks' }, this.legendLow, this.legendMiddle, this.legendHigh),
-        h('div', { class: 'legend-keys' }, h('span', { class: 'key-none' }), 'no value', h('span', { class: 'key-mark' }), 'alert',
-          h('button', { class: 'link', 'aria-label': 'Every head as CSV', onclick: () => this.save('csv') }, 'CSV'),
-          h('button', { class: 'link', 'aria-label': 'Every head as PNG', onclick: () => this.save('png') }, 'PNG'))));
+    this.element = h('div', { class: 'heat' }, this.grid, this.legendBox());
     new ResizeObserver(() => this.draw()).observe(this.grid);
+  }
+
+  private legendBox(): HTMLElement {
+    const keys = h('div', { class: 'legend-keys' },
+      h('span', { class: 'key-none' }), 'no value', h('span', { class: 'key-mark' }), 'alert',
+      this.saveButton('csv'), this.saveButton('png'));
+    const ticks = h('div', { class: 'legend-ticks' }, this.legendLow, this.legendMiddle, this.legendHigh);
+    return h('div', { class: 'legend' }, this.legend, ticks, keys);
+  }
+
+  private saveButton(ending: 'csv' | 'png'): HTMLElement {
+    const word = ending.toUpperCase();
+    return h('button', { class: 'link', 'aria-label': `Every head as ${word}`, onclick: () => this.save(ending) }, word);
   }
 
   show(data: HeatmapData, selected: Cell | null): void {
@@ -92,7 +100,8 @@ export class Heatmap {
     if (!data) return;
     const name = [data.signal.name, `step${data.step}`];
     if (ending === 'png') return offerPng(name, this.canvas);
-    offerCsv(name, [['layer', 'head', data.signal.name], ...data.values.map((v, i) => [Math.floor(i / data.heads), i % data.heads, v])]);
+    const rows = data.values.map((value, i) => [Math.floor(i / data.heads), i % data.heads, value]);
+    offerCsv(name, [['layer', 'head', data.signal.name], ...rows]);
   }
 
   private value(cell: Cell): number {
@@ -286,22 +295,30 @@ export class Heatmap {
   }
 }
 
-/** The worst heads as a table, for who wants numbers. */
-export function worstTable(data: HeatmapData, choose: (cell: Cell) => void): HTMLElement {
+/** The `count` worst cells of the matrix, worst first. */
+function worstCells(data: HeatmapData, count: number): (Cell & { value: number })[] {
   const badness = (v: number) => (data.signal.scale === 'signed' ? Math.abs(v) : data.signal.lowIsBad ? -v : v);
-  const sorted = Float64Array.from(data.values).filter((v) => !Number.isNaN(v)).sort();
-  const median = sorted.length ? sorted[Math.floor(sorted.length / 2)] : NaN;
   const order: (Cell & { value: number })[] = [];
   data.values.forEach((value, i) => {
-    if (Number.isNaN(value) || (order.length === shownWorst && badness(value) <= badness(order[shownWorst - 1].value))) return;
+    if (Number.isNaN(value) || (order.length === count && badness(value) <= badness(order[count - 1].value))) return;
     const place = order.findIndex((c) => badness(value) > badness(c.value));
     order.splice(place < 0 ? order.length : place, 0, { value, layer: Math.floor(i / data.heads), head: i % data.heads });
-    order.length = Math.min(order.length, shownWorst);
+    order.length = Math.min(order.length, count);
   });
+  return order;
+}
+
+/** The worst heads as a table, with their numbers. */
+export function worstTable(data: HeatmapData, choose: (cell: Cell) => void): HTMLElement {
+  const sorted = Float64Array.from(data.values).filter((v) => !Number.isNaN(v)).sort();
+  const median = sorted.length ? sorted[Math.floor(sorted.length / 2)] : NaN;
+  const row = (c: Cell & { value: number }) => {
+    const label = `Show layer ${c.layer} head ${c.head}`;
+    const value = h('button', { class: 'link', onclick: () => choose(c), 'aria-label': label }, number(c.value));
+    return h('tr', {}, h('td', {}, String(c.layer)), h('td', {}, String(c.head)), h('td', {}, value));
+  };
   return h('table', { class: 'worst' },
     h('caption', {}, `Worst heads, step ${integer(data.step)} (median ${number(median)})`),
-    h('thead', {}, h('tr', {}, h('th', {}, 'Layer'), h('th', {}, 'Head'), h('th', {}, data.signal.label))),
-    h('tbody', {}, ...order.map((c) => h('tr', {},
-      h('td', {}, String(c.layer)), h('td', {}, String(c.head)),
-      h('td', {}, h('button', { class: 'link', onclick: () => choose(c), 'aria-label': `Show layer ${c.layer} head ${c.head}` }, number(c.value)))))));
+    tableHead(['Layer', 'Head', data.signal.label]),
+    h('tbody', {}, ...worstCells(data, shownWorst).map(row)));
 }

@@ -1,4 +1,4 @@
-// Hears what happens: server-sent events, and polling where there are none.
+// Follows the server: by server-sent events, or by polling while there are none.
 
 export type LiveState = 'live' | 'polling' | 'disconnected';
 
@@ -46,7 +46,7 @@ export class Live {
     });
     source.addEventListener('resync', () => this.handler.runs(null));
     source.onerror = () => {
-      // Closed: refused (503, too many streams). Else the browser itself tries again.
+      // Closed: refused (503, too many streams). In other cases the browser tries again by itself.
       this.startPolling();
       if (source.readyState === EventSource.CLOSED) {
         this.source = null;
@@ -60,7 +60,7 @@ export class Live {
 
   private startPolling(): void {
     if (this.poll !== null) return;
-    // A call that failed may have said it first: then the next one that succeeds says otherwise.
+    // A failed call may have reported "disconnected" already; the next call that succeeds takes it back.
     if (this.now !== 'disconnected') this.set('polling');
     this.poll = window.setInterval(() => this.handler.runs(null), pollMs);
     this.handler.runs(null);
@@ -71,7 +71,7 @@ export class Live {
     this.poll = null;
   }
 
-  /** Told by the calls: the server does not answer, or does again. */
+  /** Called after each call: whether the server answered. */
   reachable(yes: boolean): void {
     if (!yes) this.set('disconnected');
     else if (this.now === 'disconnected') this.set(this.source?.readyState === EventSource.OPEN ? 'live' : 'polling');

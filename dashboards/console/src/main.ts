@@ -30,11 +30,7 @@ class App {
   private timer: number | null = null;
 
   start(root: Element): void {
-    fill(root,
-      h('a', { href: '#content', class: 'skip', onclick: (e) => { e.preventDefault(); this.outlet.querySelector<HTMLElement>('h1')?.focus(); } }, 'Skip to content'),
-      h('header', { class: 'top' }, h('a', { href: '#/', class: 'brand' }, 'Bellwether'), this.version,
-        h('nav', { 'aria-label': 'Pages' }, h('a', { href: '#/' }, 'Runs'), h('a', { href: '#/status' }, 'Status')), h('span', { class: 'spacer' }), this.who, this.status, this.themeButton),
-      this.banner, this.announce, this.outlet);
+    fill(root, this.skipLink(), this.header(), this.banner, this.announce, this.outlet);
     this.setTheme((localStorage.getItem('theme') as Theme | null) ?? 'auto');
     matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => this.redraw());
     addEventListener('hashchange', () => this.show(parseRoute(location.hash)));
@@ -53,7 +49,22 @@ class App {
     void this.meet();
   }
 
-  /** What the server is, and whom it takes us for: both may be others after it was away. */
+  private skipLink(): HTMLElement {
+    const skip = (event: Event) => {
+      event.preventDefault();
+      this.outlet.querySelector<HTMLElement>('h1')?.focus();
+    };
+    return h('a', { href: '#content', class: 'skip', onclick: skip }, 'Skip to content');
+  }
+
+  private header(): HTMLElement {
+    const pages = h('nav', { 'aria-label': 'Pages' }, h('a', { href: '#/' }, 'Runs'), h('a', { href: '#/status' }, 'Status'));
+    return h('header', { class: 'top' },
+      h('a', { href: '#/', class: 'brand' }, 'Bellwether'), this.version, pages,
+      h('span', { class: 'spacer' }), this.who, this.status, this.themeButton);
+  }
+
+  /** Asks for the server's version and the caller's name: both may differ after it was away. */
   private async meet(): Promise<void> {
     try {
       const info = await api.info();
@@ -62,7 +73,7 @@ class App {
       this.who.textContent = callerWords();
       void this.refresh();
     } catch {
-      // The page itself says that nobody answers.
+      // The page itself says that the server does not answer.
     }
   }
 
@@ -72,7 +83,7 @@ class App {
       return;
     }
     this.shownRun = route.run;
-    this.page = route.run !== null ? new RunPage(route, route.run, () => void this.refresh()) : route.page === 'status' ? new StatusPage() : new RunsPage();
+    this.page = this.pageOf(route);
     if (route.run === null) document.title = route.page === 'status' ? 'Status · Bellwether' : 'Bellwether';
     for (const link of document.querySelectorAll('nav a')) {
       const here = link.getAttribute('href') === formatRoute({ ...route, run: null });
@@ -82,6 +93,11 @@ class App {
     fill(this.outlet, this.page.element);
     this.page.element.querySelector('h1')?.setAttribute('tabindex', '-1');
     void this.refresh();
+  }
+
+  private pageOf(route: Route): Page {
+    if (route.run !== null) return new RunPage(route, route.run, () => void this.refresh());
+    return route.page === 'status' ? new StatusPage() : new RunsPage();
   }
 
   /** At most once a second, however fast the news come. */

@@ -38,7 +38,8 @@ export function parseRoute(hash: string): Route {
     // A stray % names a run that does not exist, which the page will say.
   }
   return {
-    page: 'run', run, signal: query.get('signal'), layer: whole(query.get('layer')), head: whole(query.get('head')), step: whole(query.get('step')),
+    page: 'run', run, signal: query.get('signal'),
+    layer: whole(query.get('layer')), head: whole(query.get('head')), step: whole(query.get('step')),
     beside: query.get('beside'), alert: query.get('alert'),
   };
 }

@@ -4,7 +4,7 @@ import { isFiring, leading, worstSeverity } from './alerts';
 import { AlertsView } from './alerts_view';
 import { ApiError, api, num } from './api';
 import { importedBadge, runBadge } from './badges';
-import { Charts } from './charts';
+import { ChartMarks, Charts } from './charts';
 import { fill, h } from './dom';
 import { ago, integer } from './format';
 import { Cell, Heatmap, HeatmapData, worstTable } from './heatmap';
@@ -14,6 +14,17 @@ import { verdict } from './verdict';
 import type { Action, Alert, GetMatrixResponse, Run, Series, SeriesId } from './wire';
 
 const seriesPoints = 600;
+
+/** The line beside the title. */
+function factWords(run: Run): string {
+  const { layout, attention, reporters } = run.description;
+  const reported = ago(num(run.last_report_unix_ns));
+  const size = `${layout.layers} layers × ${layout.heads} heads`;
+  const words = [`step ${integer(num(run.step))}`, size, attention?.kernel, attention?.score_dtype];
+  if (run.ended) words.push(`${run.end_reason || 'ended'} ${reported}`);
+  else words.push(`${run.ranks_reporting}/${reporters} ranks`, `last report ${reported}`);
+  return words.filter(Boolean).join(' · ');
+}
 
 export class RunPage {
   readonly element: HTMLElement;
@@ -54,15 +65,23 @@ export class RunPage {
     });
     this.liveButton = h('button', { onclick: () => this.go({ step: null }) }, 'Newest');
     this.columns = h('div', { class: 'columns', hidden: true },
-      h('div', { class: 'stack' },
-        h('section', { class: 'panel', 'aria-label': 'All heads' },
-          h('div', { class: 'panel-head' }, h('h2', {}, 'Every head'), h('label', { for: 'signal', class: 'visually-hidden' }, 'Signal'), this.picker),
-          this.help, this.heatState, this.heatmap.element,
-          h('div', { class: 'scrubber' }, this.slider, this.stepText, this.liveButton), this.worst),
-        this.alertsView.element, this.actionsView.element),
-      h('section', { class: 'panel', 'aria-label': 'One head' }, h('div', { class: 'panel-head' }, this.headTitle,
-        h('span', {}, h('label', { for: 'beside', class: 'muted small' }, 'Beside '), this.besidePicker)), this.charts.element));
-    this.element = h('main', { class: 'page' }, h('div', { class: 'title-row' }, this.title, this.facts), this.verdictBox, this.columns);
+      h('div', { class: 'stack' }, this.headsPanel(), this.alertsView.element, this.actionsView.element), this.headPanel());
+    const title = h('div', { class: 'title-row' }, this.title, this.facts);
+    this.element = h('main', { class: 'page' }, title, this.verdictBox, this.columns);
+  }
+
+  private headsPanel(): HTMLElement {
+    const label = h('label', { for: 'signal', class: 'visually-hidden' }, 'Signal');
+    return h('section', { class: 'panel', 'aria-label': 'All heads' },
+      h('div', { class: 'panel-head' }, h('h2', {}, 'Every head'), label, this.picker),
+      this.help, this.heatState, this.heatmap.element,
+      h('div', { class: 'scrubber' }, this.slider, this.stepText, this.liveButton), this.worst);
+  }
+
+  private headPanel(): HTMLElement {
+    const beside = h('span', {}, h('label', { for: 'beside', class: 'muted small' }, 'Beside '), this.besidePicker);
+    return h('section', { class: 'panel', 'aria-label': 'One head' },
+      h('div', { class: 'panel-head' }, this.headTitle, beside), this.charts.element);
   }
 
   /** The address changed, the run did not. */
@@ -97,7 +116,7 @@ export class RunPage {
     return this.matrix ? { layer: Math.floor(best / this.matrix.heads), head: best % this.matrix.heads } : { layer: 0, head: 0 };
   }
 
-  /** One at a time; what comes meanwhile is done once more afterwards. */
+  /** One load at a time; a refresh during one starts one more after it. */
   async refresh(): Promise<void> {
     if (this.busy) {
       this.again = true;
@@ -133,7 +152,7 @@ export class RunPage {
       this.actionsView.draw(this.name, this.run?.ended ?? false, this.actions, audit, policy);
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
-      this.actionsView.element.hidden = true;  // A server that only watches, or not for whoever looks.
+      this.actionsView.element.hidden = true;  // The server only watches, or the caller may not see actions.
     }
   }
 
@@ -143,7 +162,8 @@ export class RunPage {
     const names = runs.map((r) => r.description.name).filter((name) => name !== this.name);
     const chosen = this.route.beside;
     if (chosen !== null && !names.includes(chosen)) names.push(chosen);
-    fill(this.besidePicker, h('option', { value: '' }, 'no other run'), ...names.map((name) => h('option', { value: name, selected: name === chosen }, name)));
+    fill(this.besidePicker, h('option', { value: '' }, 'no other run'),
+      ...names.map((name) => h('option', { value: name, selected: name === chosen }, name)));
   }
 
   /** The same series of the run beside; none where it has no such head. */
@@ -189,9 +209,10 @@ export class RunPage {
       return;
     }
     const marked = this.alerts.filter(isFiring).flatMap((a) => a.last.heads);
-    this.matrix = { signal, layers: matrix.layers, heads: matrix.heads, values, step: num(matrix.step), marked: this.toMatrix(marked, matrix.heads) };
+    const { layers, heads } = matrix;
+    this.matrix = { signal, layers, heads, values, step: num(matrix.step), marked: this.toMatrix(marked, heads) };
     const chosen = this.head();
-    this.heatmap.show(this.matrix, this.toMatrix([chosen], matrix.heads)[0]);
+    this.heatmap.show(this.matrix, this.toMatrix([chosen], heads)[0]);
     fill(this.worst, worstTable(this.matrix, (c) => this.select(c.layer, this.toQuery(c.head))));
     this.drawStep(this.matrix.step);
   }
@@ -206,32 +227,48 @@ export class RunPage {
     return this.matrix ? Math.floor((head * all) / this.matrix.heads) : head;
   }
 
+  /** The series that are drawn for a head: its own, cause first, and the run's. */
+  private seriesOf(run: Run, { layer, head }: Cell): SeriesId[] {
+    const { heads, kv_heads } = run.description.layout;
+    const keyHead = Math.floor((head * kv_heads) / heads);
+    return [
+      ...causalNames.map((signal) => ({ signal, layer, head: findSignal(signal).kvHeads ? keyHead : head })),
+      ...runSignals.map((s) => ({ signal: s.name, layer: 0, head: 0 })),
+    ];
+  }
+
   private async loadSeries(): Promise<void> {
     const run = this.run;
     if (!run) return;
-    const { layer, head } = this.head();
-    const { heads, kv_heads } = run.description.layout;
-    const wanted = [
-      ...causalNames.map((signal) => ({ signal, layer, head: findSignal(signal).kvHeads ? Math.floor((head * kv_heads) / heads) : head })),
-      ...runSignals.map((s) => ({ signal: s.name, layer: 0, head: 0 })),
-    ];
-    const [answer, beside] = await Promise.all([api.series(this.name, wanted, seriesPoints), this.seriesBeside(wanted)]);
-    if (this.besidePicker.options.length === 0 || this.besidePicker.value !== (this.route.beside ?? '')) await this.loadNames();
-    fill(this.headTitle, `Layer ${layer} head ${head}`, h('span', { class: 'muted small' },
-      beside.length > 0 ? ` dashed: ${this.route.beside}` : this.route.beside ? ` nothing of ${this.route.beside} to show` : ' cause first, loss last'));
-    const thresholds = new Map<string, number>();
-    const begins: number[] = [];
-    for (const alert of this.alerts.filter((a) => isFiring(a) && a.last.heads.some((c) => c.layer === layer && c.head === head))) {
-      begins.push(num(alert.last.first_step));
-      for (const e of alert.last.evidence) if (e.layer === layer && e.head === head) thresholds.set(e.signal, num(e.threshold));
-    }
-    const applied = this.actions.flatMap((a) => a.history.filter((c) => c.state === 'ACTION_STATE_APPLIED').map((c) => num(c.step)));
-    const subject = `${layer}/${head}/${this.route.beside ?? ''}`;
+    const chosen = this.head();
+    const wanted = this.seriesOf(run, chosen);
+    const [{ series }, beside] = await Promise.all([api.series(this.name, wanted, seriesPoints), this.seriesBeside(wanted)]);
+    const other = this.route.beside;
+    if (this.besidePicker.options.length === 0 || this.besidePicker.value !== (other ?? '')) await this.loadNames();
+    let note = other ? ` nothing of ${other} to show` : ' cause first, loss last';
+    if (beside.length > 0) note = ` dashed: ${other}`;
+    fill(this.headTitle, `Layer ${chosen.layer} head ${chosen.head}`, h('span', { class: 'muted small' }, note));
+    const subject = `${chosen.layer}/${chosen.head}/${other ?? ''}`;
     if (subject !== this.chartsFor) this.charts.clear();
     this.chartsFor = subject;
-    this.charts.show(answer.series, { thresholds, begins, step: this.route.step === null ? -1 : this.matrix?.step ?? -1, actions: applied, lost: this.lost() }, beside);
-    const time = answer.series.find((s) => s.id.signal === 'step_seconds');
+    this.charts.show(series, this.marks(chosen), beside);
+    const time = series.find((s) => s.id.signal === 'step_seconds');
     if (time && time.mean.length > 0) this.secondsPerStep = num(time.mean[time.mean.length - 1]);
+  }
+
+  /** What the charts of a head show beside its series. */
+  private marks({ layer, head }: Cell): ChartMarks {
+    const isHere = (at: Cell) => at.layer === layer && at.head === head;
+    const alerts = this.alerts.filter((a) => isFiring(a) && a.last.heads.some(isHere)).map((a) => a.last);
+    const evidence = alerts.flatMap((a) => a.evidence.filter(isHere));
+    const changes = this.actions.flatMap((a) => a.history);
+    return {
+      thresholds: new Map(evidence.map((e) => [e.signal, num(e.threshold)])),
+      begins: alerts.map((a) => num(a.first_step)),
+      step: this.route.step === null ? -1 : this.matrix?.step ?? -1,
+      actions: changes.filter((c) => c.state === 'ACTION_STATE_APPLIED').map((c) => num(c.step)),
+      lost: this.lost(),
+    };
   }
 
   private drawHead(): void {
@@ -242,14 +279,12 @@ export class RunPage {
     fill(this.title, d.name, ' ', runBadge(run, worstSeverity(this.alerts)), ' ', importedBadge(run));
     const elapsed = num(run.last_report_unix_ns) - num(run.started_unix_ns);
     if (this.secondsPerStep === 0 && num(run.step) > 0 && elapsed > 0) this.secondsPerStep = elapsed / 1e9 / num(run.step);
-    this.facts.textContent = [`step ${integer(num(run.step))}`, `${d.layout.layers} layers × ${d.layout.heads} heads`, d.attention?.kernel,
-      d.attention?.score_dtype, ...(run.ended ? [`${run.end_reason || 'ended'} ${ago(num(run.last_report_unix_ns))}`]
-        : [`${run.ranks_reporting}/${d.reporters} ranks`, `last report ${ago(num(run.last_report_unix_ns))}`])].filter(Boolean).join(' · ');
+    this.facts.textContent = factWords(run);
     fill(this.verdictBox, verdict(run, this.alerts, this.secondsPerStep));
     this.alertsView.draw(this.name, this.alerts, this.route.alert);
     this.slider.max = String(Math.max(0, num(run.step)));
     this.slider.step = String(Math.max(1, Math.round(num(run.step) / 500)));
-    // Not while somebody drags it.
+    // Not while it is being dragged.
     if (this.wantedStep === null) this.slider.value = this.route.step === null ? this.slider.max : String(this.route.step);
   }
 
@@ -259,7 +294,7 @@ export class RunPage {
     this.slider.setAttribute('aria-valuetext', `step ${step}`);
   }
 
-  /** While the slider moves: only the newest wish counts. */
+  /** While the slider moves, only its newest step is loaded. */
   private scrub(step: number): void {
     const idle = this.wantedStep === null;
     this.wantedStep = step;

@@ -11,7 +11,7 @@ export interface Signal {
   kvHeads?: boolean;
 }
 
-/** Cause first, loss last: who reads from the top sees what will happen below. */
+/** Cause first, loss last: what is above comes before what is below. */
 export const headSignals: Signal[] = [
   { name: 'drift_ratio', label: 'Drift ratio', scale: 'log',
     help: 'Common mode of the scores over their spread, judged against the median head of the run: 4 times it and growing is a drift.' },
@@ -26,11 +26,13 @@ export const headSignals: Signal[] = [
   { name: 'qk_increment_rank', label: 'QK increment rank', scale: 'linear', lowIsBad: true,
     help: 'Effective rank of the change of W_Q^T W_K. A collapse means the weights are pushed in one direction.' },
   { name: 'wq_sigma', label: 'σ(W_Q)', scale: 'log', help: "Largest singular value of the head's W_Q: the weights are being pushed." },
-  { name: 'logit_max', label: 'Largest logit', scale: 'log', help: 'Largest attention score. Above 1,000 in a head, or above 200 in the median head with its entropy gone, attention fails.' },
+  { name: 'logit_max', label: 'Largest logit', scale: 'log',
+    help: 'Largest attention score. Above 1,000 in a head, or above 200 in the median head with its entropy gone, attention fails.' },
   { name: 'entropy_ratio', label: 'Entropy ratio', scale: 'linear', lowIsBad: true, help: '1 is uniform attention, 0 is one key.' },
   { name: 'saturated_fraction', label: 'Saturated rows', scale: 'linear', help: 'Share of rows in which one key takes all.' },
   { name: 'wk_sigma', label: 'σ(W_K)', scale: 'log', kvHeads: true, help: "Largest singular value of the key head's W_K." },
-  { name: 'wq_stable_rank', label: 'Stable rank of W_Q', scale: 'linear', lowIsBad: true, help: 'Trace of the Gram matrix over its largest eigenvalue.' },
+  { name: 'wq_stable_rank', label: 'Stable rank of W_Q', scale: 'linear', lowIsBad: true,
+    help: 'Trace of the Gram matrix over its largest eigenvalue.' },
   { name: 'gram_effective_rank', label: 'Effective rank of W_Q', scale: 'linear', lowIsBad: true,
     help: 'Over how many directions W_Q is spread, of the full spectrum; told for a few heads at a time.' },
   { name: 'gram_top2_ratio', label: 'Second σ(W_Q) over first', scale: 'linear', lowIsBad: true,
@@ -52,5 +54,6 @@ export const causalNames = ['drift_ratio', 'key_leak', 'tied_fraction_bf16', 'de
 const otherLabels: Record<string, string> = { hook_overhead: 'Hook overhead', silent_ranks: 'Silent ranks' };
 
 export function findSignal(name: string): Signal {
-  return [...headSignals, ...runSignals].find((s) => s.name === name) ?? { name, label: otherLabels[name] ?? name, help: '', scale: 'linear' };
+  return [...headSignals, ...runSignals].find((s) => s.name === name) ?? { name, label: otherLabels[name] ?? name,
+    help: '', scale: 'linear' };
 }

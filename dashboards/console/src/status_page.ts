@@ -1,20 +1,36 @@
-// The server itself: what it is, what it was told, what it refused.
+// The server itself: its version, its options, and what it refused.
 import { api, num } from './api';
-import { fill, h } from './dom';
+import { fill, h, tableHead } from './dom';
 import { ago, integer, number } from './format';
-import type { ServerInfo } from './wire';
+import type { Real, ServerInfo } from './wire';
 
 const trouble = /refused|dropped|failed|rejected|lost|corrupt/;
 
+function tableRow([name, value]: [string, string]): HTMLElement {
+  return h('tr', {}, h('th', { scope: 'row' }, h('code', {}, name)), h('td', { class: 'right wrap' }, value));
+}
+
 function table(caption: string, head: string[], rows: [string, string][]): HTMLElement {
-  return h('section', { class: 'panel', 'aria-label': caption }, h('h2', {}, caption),
-    rows.length === 0 ? h('p', { class: 'state' }, 'None.') : h('table', {},
-      h('thead', {}, h('tr', {}, ...head.map((t, i) => h('th', { scope: 'col', class: i > 0 ? 'right' : '' }, t)))),
-      h('tbody', {}, ...rows.map(([name, value]) => h('tr', {}, h('th', { scope: 'row' }, h('code', {}, name)), h('td', { class: 'right wrap' }, value))))));
+  const content = rows.length === 0 ? h('p', { class: 'state' }, 'None.')
+    : h('table', {}, tableHead(head, 1), h('tbody', {}, ...rows.map(tableRow)));
+  return h('section', { class: 'panel', 'aria-label': caption }, h('h2', {}, caption), content);
 }
 
 function amount(value: number): string {
   return Number.isInteger(value) ? integer(value) : number(value);
+}
+
+/** By name. */
+function sorted<T>(values: Record<string, T>): [string, T][] {
+  return Object.entries(values).sort(([a], [b]) => (a < b ? -1 : 1));
+}
+
+function amounts(rows: [string, Real][]): [string, string][] {
+  return rows.map(([name, value]) => [name, amount(num(value))]);
+}
+
+function fact(name: string, value: string, note = ''): HTMLElement {
+  return h('div', {}, h('dt', {}, name), h('dd', { class: 'fact' }, value), h('dd', { class: 'note' }, note));
 }
 
 export class StatusPage {
@@ -26,7 +42,8 @@ export class StatusPage {
 
   constructor() {
     this.facts.hidden = true;
-    this.element = h('main', { class: 'page' }, h('div', { class: 'title-row' }, h('h1', {}, 'Status of the server')), this.state, this.facts, this.tables);
+    const title = h('div', { class: 'title-row' }, h('h1', {}, 'Status of the server'));
+    this.element = h('main', { class: 'page' }, title, this.state, this.facts, this.tables);
   }
 
   async refresh(): Promise<void> {
@@ -41,16 +58,24 @@ export class StatusPage {
   private draw(info: ServerInfo): void {
     this.state.hidden = true;
     this.facts.hidden = false;
-    const fact = (name: string, value: string, note = '') => h('div', {}, h('dt', {}, name), h('dd', { class: 'fact' }, value), h('dd', { class: 'note' }, note));
-    fill(this.facts, fact('Version', info.version, info.revision), fact('Detectors on', info.backend.split(':')[0], info.backend.split(':').slice(1).join(':').trim()),
-      fact('Started', ago(num(info.started_unix_ns))), fact('gRPC', info.grpc_address || '–', info.grpc_version), fact('HTTP', info.http_address || '–'),
+    const [backend, ...why] = info.backend.split(':');
+    fill(this.facts,
+      fact('Version', info.version, info.revision),
+      fact('Detectors on', backend, why.join(':').trim()),
+      fact('Started', ago(num(info.started_unix_ns))),
+      fact('gRPC', info.grpc_address || '–', info.grpc_version),
+      fact('HTTP', info.http_address || '–'),
       fact('Storage', info.storage_path || '–'));
-    const counters = Object.entries(info.counters).map(([name, value]): [string, number] => [name, num(value)]).sort(([a], [b]) => (a < b ? -1 : 1));
-    const text = (rows: [string, number][]) => rows.map(([name, value]): [string, string] => [name, amount(value)]);
-    const refused = counters.filter(([name, value]) => trouble.test(name) && value > 0);
-    fill(this.tables, h('div', { class: 'stack' }, table('Refused, dropped and failed', ['Counter', 'Since the start'], text(refused)),
-      table('Limits', ['Limit', 'At most'], text(Object.entries(info.limits).map(([n, v]): [string, number] => [n, num(v)]).sort(([a], [b]) => (a < b ? -1 : 1))))),
-    h('div', { class: 'stack' }, table('Options in force', ['Option', 'Value'], Object.entries(info.options).sort(([a], [b]) => (a < b ? -1 : 1))),
-      table('Counters', ['Counter', 'Since the start'], text(counters.filter(([name]) => !trouble.test(name))))));
+    const counters = sorted(info.counters);
+    const refused = counters.filter(([name, value]) => trouble.test(name) && num(value) > 0);
+    const others = counters.filter(([name]) => !trouble.test(name));
+    const counted = ['Counter', 'Since the start'];
+    fill(this.tables,
+      h('div', { class: 'stack' },
+        table('Refused, dropped and failed', counted, amounts(refused)),
+        table('Limits', ['Limit', 'At most'], amounts(sorted(info.limits)))),
+      h('div', { class: 'stack' },
+        table('Options in force', ['Option', 'Value'], sorted(info.options)),
+        table('Counters', counted, amounts(others))));
   }
 }

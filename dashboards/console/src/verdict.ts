@@ -1,52 +1,69 @@
-// The state of a run in one look.
+// The state of a run in one look: how bad it is, which head, and how long is left.
 import { headName, isFiring, leading, worstSeverity } from './alerts';
 import { num } from './api';
-import { partlyJudged } from './badges';
-import { h } from './dom';
+import { partlyJudged, silentFor } from './badges';
+import { h, labelled } from './dom';
 import { duration, integer, number, stageName } from './format';
 import { findSignal } from './signals';
 import type { Alert, Evidence, Run } from './wire';
 
-function etaText(run: Run, stage: number, alert: Alert, secondsPerStep: number): { steps: string; detail: string } {
+function stepsLeft(run: Run, stage: number, alert: Alert, secondsPerStep: number): { steps: string; detail: string } {
   if (stage === 5) return { steps: 'none', detail: 'the loss has left its course' };
   if (run.ended) return { steps: '–', detail: 'the run has ended' };
   const eta = alert.last.eta;
   if (!eta?.known) return { steps: 'unknown', detail: 'no steady growth to go by' };
   const time = secondsPerStep > 0 ? ` · about ${duration(num(eta.steps) * secondsPerStep)}` : '';
-  return { steps: `≈ ${integer(num(eta.steps))} steps`, detail: `80 %: ${integer(num(eta.lower_steps))} to ${integer(num(eta.upper_steps))}${time}` };
+  const interval = `${integer(num(eta.lower_steps))} to ${integer(num(eta.upper_steps))}`;
+  return { steps: `≈ ${integer(num(eta.steps))} steps`, detail: `80 %: ${interval}${time}` };
 }
 
-/** The five-second answer: how ill, which head, how bad, how long left. */
-export function verdict(run: Run, alerts: Alert[], secondsPerStep: number): HTMLElement {
-  const firing = alerts.filter(isFiring);
-  const worst = leading(alerts);
-  if (!worst) {
-    const silent = !run.ended && Date.now() / 1000 - num(run.last_report_unix_ns) / 1e9 > 600;
-    const partly = partlyJudged(run);
-    const well = [run.ended ? 'Ended' : '', partly ?? (run.ended ? '' : 'Healthy')].filter((word) => word !== '').join(' · ');
-    return h('section', { class: `verdict ${silent ? 'warning' : partly !== null ? 'info' : 'healthy'}`, 'aria-label': 'Verdict' },
-      h('div', { class: 'verdict-main' },
-        h('div', { class: 'verdict-stage' }, silent ? 'Silent' : well),
-        h('div', { class: 'verdict-head' }, silent ? `no report for ${duration(Date.now() / 1000 - num(run.last_report_unix_ns) / 1e9)}` : 'no alert fires')),
-      silent ? h('p', {}, 'A silent run is not a healthy run: it has stopped, it hangs, or its client has disabled itself.') : null,
-      notJudged(run));
+function headline(stage: string, ...what: (string | HTMLElement | null)[]): HTMLElement {
+  return h('div', { class: 'verdict-main' },
+    h('div', { class: 'verdict-stage' }, stage),
+    h('div', { class: 'verdict-head' }, ...what));
+}
+
+function box(mood: string, ...children: (HTMLElement | null)[]): HTMLElement {
+  return h('section', { class: `verdict ${mood}`, 'aria-label': 'Verdict' }, ...children);
+}
+
+function fact(name: string, value: string, note: string): HTMLElement {
+  return h('div', {}, h('dt', {}, name), h('dd', {}, value), h('dd', { class: 'note' }, note));
+}
+
+function evidenceFact(strongest: Evidence | undefined): HTMLElement | null {
+  if (!strongest) return null;
+  const threshold = `threshold ${number(num(strongest.threshold))}`;
+  return fact(findSignal(strongest.signal).label, number(num(strongest.value)), threshold);
+}
+
+/** No alert fires: the run is healthy, silent, ended, or judged in part. */
+function calm(run: Run): HTMLElement {
+  const silent = silentFor(run);
+  if (silent !== null) {
+    const why = 'A silent run is not a healthy run: it has stopped, it hangs, or its client has disabled itself.';
+    return box('warning', headline('Silent', `no report for ${duration(silent)}`), h('p', {}, why), notJudged(run));
   }
+  const partly = partlyJudged(run);
+  const words = [run.ended ? 'Ended' : '', partly ?? (run.ended ? '' : 'Healthy')].filter((word) => word !== '');
+  return box(partly !== null ? 'info' : 'healthy', headline(words.join(' · '), 'no alert fires'), notJudged(run));
+}
+
+export function verdict(run: Run, alerts: Alert[], secondsPerStep: number): HTMLElement {
+  const alert = leading(alerts);
+  if (!alert) return calm(run);
+  const { last } = alert;
   const severity = worstSeverity(alerts);
-  const stage = Math.max(...firing.map((a) => a.last.stage));
-  const strongest = worst.last.evidence[0] as Evidence | undefined;
-  const left = etaText(run, stage, worst, secondsPerStep);
-  const more = worst.last.heads_total > 1 ? `+ ${worst.last.heads_total - 1} other heads` : '';
-  return h('section', { class: `verdict ${severity}`, 'aria-label': 'Verdict' },
-    h('div', { class: 'verdict-main' },
-      h('div', { class: 'verdict-stage' }, stage > 0 ? `${severity} · stage ${stage} of 5: ${stageName(stage)}` : severity),
-      h('div', { class: 'verdict-head' }, headName(worst.last.layer, worst.last.head), more ? h('span', { class: 'small' }, ` ${more}`) : null)),
+  const stage = Math.max(...alerts.filter(isFiring).map((a) => a.last.stage));
+  const left = stepsLeft(run, stage, alert, secondsPerStep);
+  const others = last.heads_total > 1 ? h('span', { class: 'small' }, ` + ${last.heads_total - 1} other heads`) : null;
+  return box(severity,
+    headline(stage > 0 ? `${severity} · stage ${stage} of 5: ${stageName(stage)}` : severity, headName(last.layer, last.head), others),
     h('dl', { class: 'facts' },
-      strongest ? h('div', {}, h('dt', {}, findSignal(strongest.signal).label), h('dd', {}, number(num(strongest.value))),
-        h('dd', { class: 'note' }, `threshold ${number(num(strongest.threshold))}`)) : null,
-      h('div', {}, h('dt', {}, 'Left'), h('dd', {}, left.steps), h('dd', { class: 'note' }, left.detail)),
-      h('div', {}, h('dt', {}, 'Since'), h('dd', {}, `step ${integer(num(worst.last.first_step))}`),
-        h('dd', { class: 'note' }, `cause: ${worst.last.cause || 'unknown'}`))),
-    worst.last.advice ? h('p', { class: 'advice' }, h('strong', {}, 'Do: '), worst.last.advice) : null,
+      evidenceFact(last.evidence[0]),
+      fact('Left', left.steps, left.detail),
+      fact('Since', `step ${integer(num(last.first_step))}`, `cause: ${last.cause || 'unknown'}`)),
+    labelled('Do', last.advice),
     notJudged(run));
 }
 
