@@ -91,6 +91,9 @@ const checks = {
     page = await open(server, '#/run/gpt2-small%2Fbf16-fa2');
     await page.waitForSelector('.verdict');
     const verdict = await page.textContent('.verdict');
+    await page.waitForSelector('#beside option:nth-child(2)', { state: 'attached' });
+    const others = await page.locator('#beside option').allTextContents();
+    for (const other of ['gpt2-small/fp32-control', 'gpt2-small/warmup-test · imported · judged by: loss']) assert.ok(others.includes(other), others);
     for (const part of [/^judged by: leak/, /no alert fires/, /Not judged, since its signals do not arrive: drift, ties, norm, logits, loss\./]) assert.match(verdict, part);
     assert.deepEqual(await breaches(page), []);
     await server.stop();

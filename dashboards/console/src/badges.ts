@@ -27,6 +27,12 @@ export function partlyJudged(run: Run): string | null {
   return run.judged && !run.judged.whole ? run.judged.text : null;
 }
 
+/** The run in a list that holds text alone: "name · imported · judged by: leak". */
+export function runWords(run: Run): string {
+  const judged = run.stage > 0 ? null : partlyJudged(run);
+  return [run.description.name, run.imported ? 'imported' : null, judged].filter(Boolean).join(' · ');
+}
+
 const silentAfterSeconds = 600;
 
 /** For how many seconds a run that has not ended has been silent; null if it reports. */

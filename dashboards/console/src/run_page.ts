@@ -3,7 +3,7 @@ import { ActionsView } from './actions_view';
 import { isFiring, leading, worstSeverity } from './alerts';
 import { AlertsView } from './alerts_view';
 import { ApiError, api, num } from './api';
-import { importedBadge, runBadge } from './badges';
+import { importedBadge, runBadge, runWords } from './badges';
 import { ChartMarks, Charts } from './charts';
 import { fill, h } from './dom';
 import { ago, integer } from './format';
@@ -159,11 +159,11 @@ export class RunPage {
   /** The other runs, for the picker; a run that the address names stays in it. */
   private async loadNames(): Promise<void> {
     const { runs } = await api.runs();
-    const names = runs.map((r) => r.description.name).filter((name) => name !== this.name);
+    const others = runs.map((run) => [run.description.name, runWords(run)]).filter(([name]) => name !== this.name);
     const chosen = this.route.beside;
-    if (chosen !== null && !names.includes(chosen)) names.push(chosen);
+    if (chosen !== null && !others.some(([name]) => name === chosen)) others.push([chosen, chosen]);
     fill(this.besidePicker, h('option', { value: '' }, 'no other run'),
-      ...names.map((name) => h('option', { value: name, selected: name === chosen }, name)));
+      ...others.map(([name, words]) => h('option', { value: name, selected: name === chosen }, words)));
   }
 
   /** The same series of the run beside; none where it has no such head. */
