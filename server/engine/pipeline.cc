@@ -11,6 +11,7 @@
 #include "server/engine/pipeline_session.h"
 #include "server/engine/run_import.h"
 #include "server/ingest/decode.h"
+#include "server/ingest/encode.h"
 #include "server/store/file_system.h"
 #include "server/util/log.h"
 #include "server/util/status_macros.h"
@@ -470,7 +471,7 @@ absl::Status Pipeline::NoteAlert(RunId run, const std::string& key, const Databa
 }
 
 std::unique_ptr<RunImport> Pipeline::StartImport(const std::string& as_name, bool notify) {
-  return std::make_unique<RecordingImport>(this, as_name, notify);
+  return std::make_unique<RecordingImport>(this, &table_, options_.limits, as_name, notify);
 }
 
 absl::Status Pipeline::Export(RunId run, const std::function<bool(std::string_view)>& sink) {

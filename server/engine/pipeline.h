@@ -1,7 +1,7 @@
 // pipeline.h: the writing side of the server, from a stream to the store.
 //
 // Owns the log, the database, the series, the table of runs and the shards.
-// For streams it is the IngestSink: it registers sessions, numbers epochs,
+// For streams and imports it is the ImportSink: it registers sessions, numbers epochs,
 // drops duplicates, appends to the log, and acknowledges once the log says
 // durable.  For readers it is the RunControl.  Thread-safe.
 //
@@ -53,7 +53,7 @@
 
 namespace bellwether::server {
 
-class Pipeline final : public IngestSink, public RunControl, public PartitionHost {
+class Pipeline final : public ImportSink, public RunControl, public PartitionHost {
  public:
   struct Options {
     std::string storage_path;
@@ -146,9 +146,11 @@ class Pipeline final : public IngestSink, public RunControl, public PartitionHos
   Database* database() { return database_.get(); }
   Baselines* baselines() { return baselines_.get(); }
 
-  // IngestSink
+  // ImportSink
   absl::StatusOr<std::shared_ptr<IngestSession>> Open(const HelloMessage& hello, std::string payload,
                                                       SessionOwner* owner) override;
+  void AwaitApplied(RunId run) override;
+  void EndUnheard(RunId run) override;
   // RunControl
   absl::Status Annotate(RunId run, const RunEvent& event) override;
   absl::Status NoteAlert(RunId run, const std::string& key, const Database::AlertNote& note) override;
@@ -166,11 +168,6 @@ class Pipeline final : public IngestSink, public RunControl, public PartitionHos
   void FencePartition(uint32_t partition) override;
   Lsn DropPartition(uint32_t partition, bool save) override;
 
-  const DecodeLimits& limits() const { return options_.limits; }
-  // Waits until everything taken from `run` so far is applied and shown.
-  void AwaitApplied(RunId run);
-  // Ends a run of which nothing more will be heard, as if it had been silent for too long.
-  void EndUnheard(RunId run);
   // Waits until every run that is shown as ended was looked at for what its
   // siblings can learn from it.
   void AwaitLearned() { learner_->Drain(); }

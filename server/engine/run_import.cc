@@ -9,9 +9,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "server/engine/pipeline.h"
 #include "server/ingest/decode.h"
-#include "server/query/convert.h"
+#include "server/ingest/encode.h"
 #include "server/util/await_for.h"
 #include "server/util/status_macros.h"
 
@@ -31,12 +30,6 @@ std::string RecordingOf(const v1::ClientMessage& hello) {
 }
 
 }  // namespace
-
-v1::ClientMessage ToMessage(const RunEvent& event) {
-  v1::ClientMessage message;
-  *message.mutable_event() = ToProto(event);
-  return message;
-}
 
 // Plays the stream's part for one recorded rank.
 struct RecordingImport::Rank final : public SessionOwner {
@@ -93,8 +86,9 @@ struct RecordingImport::Rank final : public SessionOwner {
   }
 };
 
-RecordingImport::RecordingImport(Pipeline* pipeline, std::string as_name, bool notify)
-    : pipeline_(pipeline), as_name_(std::move(as_name)), notify_(notify) {}
+RecordingImport::RecordingImport(ImportSink* sink, const RunTable* runs, const DecodeLimits& limits,
+                                 std::string as_name, bool notify)
+    : sink_(sink), runs_(runs), limits_(limits), as_name_(std::move(as_name)), notify_(notify) {}
 
 RecordingImport::~RecordingImport() = default;
 
@@ -102,7 +96,7 @@ absl::Status RecordingImport::Feed(std::string_view bytes) {
   const absl::Status fed = FeedAll(bytes);
   // No later bytes make it whole: the run does not wait for them.
   const bool refused = absl::IsInvalidArgument(fed) || absl::IsFailedPrecondition(fed);
-  if (refused && !ranks_.empty()) pipeline_->EndUnheard(result_.run);
+  if (refused && !ranks_.empty()) sink_->EndUnheard(result_.run);
   return fed;
 }
 
@@ -175,18 +169,18 @@ absl::Status RecordingImport::Open(uint32_t number, v1::ClientMessage* message) 
   message->mutable_hello()->clear_capabilities();
   message->mutable_hello()->set_client_version(absl::StrCat(std::string(kImportOf), recording_));
   message->mutable_hello()->set_import_notifies(notify_);
-  BW_ASSIGN_OR_RETURN(const IngestMessage plain, Decode(*message, nullptr, pipeline_->limits()));
+  BW_ASSIGN_OR_RETURN(const IngestMessage plain, Decode(*message, nullptr, limits_));
   const auto& hello = std::get<HelloMessage>(plain.body);
   if (ranks_.empty()) BW_RETURN_IF_ERROR(CheckHere(hello.run));
   auto rank = std::make_unique<Rank>();
-  BW_ASSIGN_OR_RETURN(rank->session, pipeline_->Open(hello, message->SerializeAsString(), rank.get()));
-  if (ranks_.empty()) result_.run = pipeline_->runs()->Find(FormatUuid(hello.run.uuid))->record.id;
+  BW_ASSIGN_OR_RETURN(rank->session, sink_->Open(hello, message->SerializeAsString(), rank.get()));
+  if (ranks_.empty()) result_.run = runs_->Find(FormatUuid(hello.run.uuid))->record.id;
   ranks_[number] = std::move(rank);
   return absl::OkStatus();
 }
 
 absl::Status RecordingImport::CheckHere(const RunDescription& run) const {
-  const RunSnapshotPtr here = pipeline_->runs()->Find(FormatUuid(run.uuid));
+  const RunSnapshotPtr here = runs_->Find(FormatUuid(run.uuid));
   if (here == nullptr) return absl::OkStatus();
   const RunRecord& record = here->record;
   if ((record.ended && record.end_reason != kEndedSilent) || record.import_of.empty()) {
@@ -202,7 +196,7 @@ absl::Status RecordingImport::CheckHere(const RunDescription& run) const {
 
 absl::Status RecordingImport::Put(Rank* rank, v1::ClientMessage* message) {
   message->set_seq(message->has_bye() ? 0 : rank->seq + 1);
-  BW_ASSIGN_OR_RETURN(IngestMessage plain, Decode(*message, &rank->session->layout(), pipeline_->limits()));
+  BW_ASSIGN_OR_RETURN(IngestMessage plain, Decode(*message, &rank->session->layout(), limits_));
   std::string payload = message->SerializeAsString();
   if (message->has_bye()) {
     rank->said_bye = true;
@@ -233,10 +227,10 @@ absl::StatusOr<RunImport::Result> RecordingImport::Finish() {
   for (auto& [number, rank] : ranks_) {
     if (!rank->AwaitDurable()) return absl::UnavailableError("the import did not become durable");
   }
-  pipeline_->AwaitApplied(result_.run);
+  sink_->AwaitApplied(result_.run);
   // A goodbye has no number and nobody acknowledges it: what shows those of all is that
   // the run has ended.
-  const RunSnapshotPtr run = pipeline_->runs()->Get(result_.run);
+  const RunSnapshotPtr run = runs_->Get(result_.run);
   if (run == nullptr || (!run->record.ended && ranks_.size() >= run->record.description.reporters)) {
     return absl::UnavailableError("the end of the import is lost; the same import again makes it whole");
   }

@@ -12,15 +12,14 @@
 
 #include "bellwether/recording.h"
 #include "server/engine/ports/run_control.h"
+#include "server/ingest/decode.h"
 #include "server/ingest/ingest_sink.h"
 #include "server/store/run_table.h"
 #include "server/store/series_store.h"
 
 namespace bellwether::server {
 
-class Pipeline;
-
-// Feeds a recording to the pipeline as its ranks would have: the same checks,
+// Feeds a recording to the engine as its ranks would have: the same checks,
 // the same log, the same judgement.  Not thread-safe.
 //
 // One that was cut off (a server was killed, the caller went away) leaves a run that
@@ -36,8 +35,8 @@ class RecordingImport final : public RunImport {
  public:
   // `as_name` empty: the recorded name and uuid; else a run of that name, with
   // a uuid that follows from the name.  `notify`: people are told of its alerts.
-  // `pipeline` must outlive this object.
-  RecordingImport(Pipeline* pipeline, std::string as_name, bool notify);
+  // `sink` and `runs`, its table, must outlive this object.
+  RecordingImport(ImportSink* sink, const RunTable* runs, const DecodeLimits& limits, std::string as_name, bool notify);
   ~RecordingImport() override;
 
   absl::Status Feed(std::string_view bytes) override;
@@ -53,7 +52,9 @@ class RecordingImport final : public RunImport {
   absl::Status CheckHere(const RunDescription& run) const;
   absl::Status Put(Rank* rank, v1::ClientMessage* message);
 
-  Pipeline* const pipeline_;
+  ImportSink* const sink_;
+  const RunTable* const runs_;
+  const DecodeLimits limits_;
   const std::string as_name_;
   const bool notify_;
   RecordingReader reader_;
@@ -63,9 +64,6 @@ class RecordingImport final : public RunImport {
   Result result_;
   std::map<uint32_t, std::unique_ptr<Rank>> ranks_;
 };
-
-// As a client would say it; its seq is left to the caller.
-v1::ClientMessage ToMessage(const RunEvent& event);
 
 // Writes a run as a .bwrun of one rank: its merged steps and its events, in
 // the order of steps.  ABORTED: the sink refused.

@@ -463,42 +463,4 @@ absl::StatusOr<IngestMessage> DecodeRecord(const WalRecord& record, const Layout
   return plain;
 }
 
-v1::ClientMessage ToFrame(const StepSample& sample) {
-  v1::ClientMessage message;
-  v1::Frame* frame = message.mutable_frame();
-  frame->set_attempt(sample.attempt);
-  frame->set_step(sample.step);
-  frame->set_parts(1);
-  frame->set_time_unix_ns(sample.time_unix_ns);
-  for (const SignalId id : sample.signals()) {
-    const auto values = sample.matrix(id);
-    const MatrixShape shape = ShapeOf(*FindSignal(id), sample.layout());
-    v1::Block* block = frame->add_blocks();
-    block->set_signal(static_cast<v1::Signal>(id));
-    block->set_layer_count(static_cast<uint32_t>(shape.layers));
-    block->set_head_count(static_cast<uint32_t>(shape.heads));
-    block->mutable_values()->Add(values.begin(), values.end());
-  }
-  return message;
-}
-
-v1::Action ToWire(const Action& action) {
-  v1::Action wire;
-  wire.set_id(action.id);
-  wire.set_attempt(action.attempt);
-  wire.set_kind(static_cast<v1::ActionKind>(action.kind));
-  for (const int32_t layer : action.scope.layers) wire.mutable_scope()->add_layers(static_cast<uint32_t>(layer));
-  for (const Head& head : action.scope.heads) {
-    v1::LayerHead* const to = wire.mutable_scope()->add_heads();
-    to->set_layer(static_cast<uint32_t>(head.layer));
-    to->set_head(static_cast<uint32_t>(head.head));
-  }
-  wire.set_mode(action.mode);
-  wire.set_value(action.value);
-  wire.set_apply_at_step(action.apply_at_step);
-  wire.set_expires_unix_ns(action.expires_unix_ns);
-  wire.set_undoes(action.undoes);
-  return wire;
-}
-
 }  // namespace bellwether::server

@@ -55,11 +55,6 @@ std::string EncodePolicy(const PolicyMessage& message);
 std::string EncodeActionSent(const ActionSentMessage& message);
 absl::StatusOr<IngestMessage> DecodeRecord(const WalRecord& record, const Layout* layout, const DecodeLimits& limits);
 
-// Back onto the wire, for exports.
-v1::ClientMessage ToFrame(const StepSample& sample);
-// What a trainer needs to apply it; nothing of its past or its reasons.
-v1::Action ToWire(const Action& action);
-
 }  // namespace bellwether::server
 
 #endif  // BELLWETHER_SERVER_INGEST_DECODE_H_

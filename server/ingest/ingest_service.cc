@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/access/grpc_credentials.h"
+#include "server/ingest/encode.h"
 #include "server/ingest/run_key.h"
 #include "server/util/grpc_status.h"
 #include "server/util/status_macros.h"

@@ -83,6 +83,15 @@ class IngestSink {
                                                               SessionOwner* owner) = 0;
 };
 
+// What an import of a recording asks for besides (run_import.h).
+class ImportSink : public IngestSink {
+ public:
+  // Waits until everything taken from `run` so far is applied and shown.
+  virtual void AwaitApplied(RunId run) = 0;
+  // Ends a run of which nothing more will be heard, as if it had been silent for too long.
+  virtual void EndUnheard(RunId run) = 0;
+};
+
 }  // namespace bellwether::server
 
 #endif  // BELLWETHER_SERVER_INGEST_INGEST_SINK_H_

@@ -39,36 +39,6 @@ v1::SiblingBand ToProto(const SiblingBand& band) {
   return proto;
 }
 
-v1::RunDescription ToProto(const RunDescription& run) {
-  v1::RunDescription proto;
-  proto.set_name(run.name);
-  proto.set_uuid(Bytes(run.uuid));
-  proto.set_attempt(run.attempt);
-  proto.set_world(run.world);
-  proto.set_reporters(run.reporters);
-  v1::Layout* const layout = proto.mutable_layout();
-  layout->set_layers(static_cast<uint32_t>(run.layout.layers));
-  layout->set_heads(static_cast<uint32_t>(run.layout.heads));
-  layout->set_kv_heads(static_cast<uint32_t>(run.layout.kv_heads));
-  layout->set_head_dim(static_cast<uint32_t>(run.layout.head_dim));
-  layout->set_seq_len(static_cast<uint32_t>(run.layout.seq_len));
-  v1::Attention* const attention = proto.mutable_attention();
-  attention->set_kernel(run.attention.kernel);
-  attention->set_score_dtype(run.attention.score_dtype);
-  attention->set_centred(run.attention.centred);
-  attention->set_qk_norm(run.attention.qk_norm);
-  attention->set_softcap(run.attention.softcap);
-  attention->set_window(static_cast<uint32_t>(run.attention.window));
-  attention->set_causal(run.attention.causal);
-  proto.set_framework(run.framework);
-  proto.set_model(run.model);
-  proto.set_launch_unix_ms(run.launch_unix_ms);
-  proto.set_weight_decay(run.weight_decay);
-  proto.set_step_origin(run.step_from_attach ? v1::STEP_ORIGIN_ATTACH : v1::STEP_ORIGIN_TRAINER);
-  for (const auto& [key, value] : run.labels) (*proto.mutable_labels())[key] = value;
-  return proto;
-}
-
 v1::Run ToProto(const RunSnapshot& run) {
   const RunRecord& record = run.record;
   v1::Run proto;
@@ -102,17 +72,6 @@ v1::Run ToProto(const RunSnapshot& run) {
   for (const SignalId id : record.signals) {
     if (const SignalInfo* const signal = FindSignal(id)) proto.add_signals(signal->name);
   }
-  return proto;
-}
-
-v1::Event ToProto(const RunEvent& event) {
-  v1::Event proto;
-  proto.set_attempt(event.attempt);
-  proto.set_step(event.step);
-  proto.set_kind(static_cast<v1::EventKind>(event.kind));
-  proto.set_value(event.value);
-  proto.set_text(event.text);
-  proto.set_time_unix_ns(event.time_unix_ns);
   return proto;
 }
 

@@ -1,6 +1,7 @@
 // convert.h: plain structs of the store <-> messages of proto/bellwether/v1.
 //
-// Total functions: every value has a counterpart; nothing is validated here.
+// Total functions: every value has a counterpart; nothing is validated here.  What the
+// wire of ingest has, too, is in server/ingest/encode.h.
 
 #ifndef BELLWETHER_SERVER_QUERY_CONVERT_H_
 #define BELLWETHER_SERVER_QUERY_CONVERT_H_
@@ -9,6 +10,7 @@
 
 #include "bellwether/v1/query.pb.h"
 #include "server/engine/ports/run_control.h"
+#include "server/ingest/encode.h"
 #include "server/model/action.h"
 #include "server/store/alert_log.h"
 #include "server/store/run_table.h"
@@ -16,10 +18,8 @@
 
 namespace bellwether::server {
 
-v1::RunDescription ToProto(const RunDescription& run);
 // loss is NaN while the newest step has none.
 v1::Run ToProto(const RunSnapshot& run);
-v1::Event ToProto(const RunEvent& event);
 RunEvent FromProto(const v1::Event& event);
 v1::Eta ToProto(const Eta& eta);
 v1::SiblingBand ToProto(const SiblingBand& band);

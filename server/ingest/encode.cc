@@ -1,0 +1,92 @@
+#include "server/ingest/encode.h"
+
+#include <string>
+
+namespace bellwether::server {
+
+v1::RunDescription ToProto(const RunDescription& run) {
+  v1::RunDescription proto;
+  proto.set_name(run.name);
+  proto.set_uuid(std::string(reinterpret_cast<const char*>(run.uuid.data()), run.uuid.size()));
+  proto.set_attempt(run.attempt);
+  proto.set_world(run.world);
+  proto.set_reporters(run.reporters);
+  v1::Layout* const layout = proto.mutable_layout();
+  layout->set_layers(static_cast<uint32_t>(run.layout.layers));
+  layout->set_heads(static_cast<uint32_t>(run.layout.heads));
+  layout->set_kv_heads(static_cast<uint32_t>(run.layout.kv_heads));
+  layout->set_head_dim(static_cast<uint32_t>(run.layout.head_dim));
+  layout->set_seq_len(static_cast<uint32_t>(run.layout.seq_len));
+  v1::Attention* const attention = proto.mutable_attention();
+  attention->set_kernel(run.attention.kernel);
+  attention->set_score_dtype(run.attention.score_dtype);
+  attention->set_centred(run.attention.centred);
+  attention->set_qk_norm(run.attention.qk_norm);
+  attention->set_softcap(run.attention.softcap);
+  attention->set_window(static_cast<uint32_t>(run.attention.window));
+  attention->set_causal(run.attention.causal);
+  proto.set_framework(run.framework);
+  proto.set_model(run.model);
+  proto.set_launch_unix_ms(run.launch_unix_ms);
+  proto.set_weight_decay(run.weight_decay);
+  proto.set_step_origin(run.step_from_attach ? v1::STEP_ORIGIN_ATTACH : v1::STEP_ORIGIN_TRAINER);
+  for (const auto& [key, value] : run.labels) (*proto.mutable_labels())[key] = value;
+  return proto;
+}
+
+v1::Event ToProto(const RunEvent& event) {
+  v1::Event proto;
+  proto.set_attempt(event.attempt);
+  proto.set_step(event.step);
+  proto.set_kind(static_cast<v1::EventKind>(event.kind));
+  proto.set_value(event.value);
+  proto.set_text(event.text);
+  proto.set_time_unix_ns(event.time_unix_ns);
+  return proto;
+}
+
+v1::ClientMessage ToMessage(const RunEvent& event) {
+  v1::ClientMessage message;
+  *message.mutable_event() = ToProto(event);
+  return message;
+}
+
+v1::ClientMessage ToFrame(const StepSample& sample) {
+  v1::ClientMessage message;
+  v1::Frame* frame = message.mutable_frame();
+  frame->set_attempt(sample.attempt);
+  frame->set_step(sample.step);
+  frame->set_parts(1);
+  frame->set_time_unix_ns(sample.time_unix_ns);
+  for (const SignalId id : sample.signals()) {
+    const auto values = sample.matrix(id);
+    const MatrixShape shape = ShapeOf(*FindSignal(id), sample.layout());
+    v1::Block* block = frame->add_blocks();
+    block->set_signal(static_cast<v1::Signal>(id));
+    block->set_layer_count(static_cast<uint32_t>(shape.layers));
+    block->set_head_count(static_cast<uint32_t>(shape.heads));
+    block->mutable_values()->Add(values.begin(), values.end());
+  }
+  return message;
+}
+
+v1::Action ToWire(const Action& action) {
+  v1::Action wire;
+  wire.set_id(action.id);
+  wire.set_attempt(action.attempt);
+  wire.set_kind(static_cast<v1::ActionKind>(action.kind));
+  for (const int32_t layer : action.scope.layers) wire.mutable_scope()->add_layers(static_cast<uint32_t>(layer));
+  for (const Head& head : action.scope.heads) {
+    v1::LayerHead* const to = wire.mutable_scope()->add_heads();
+    to->set_layer(static_cast<uint32_t>(head.layer));
+    to->set_head(static_cast<uint32_t>(head.head));
+  }
+  wire.set_mode(action.mode);
+  wire.set_value(action.value);
+  wire.set_apply_at_step(action.apply_at_step);
+  wire.set_expires_unix_ns(action.expires_unix_ns);
+  wire.set_undoes(action.undoes);
+  return wire;
+}
+
+}  // namespace bellwether::server
