@@ -3,7 +3,7 @@
 // Method: a whole pipeline on real files, recordings of two ranks made here, in
 // part and whole; a crash as a copy of its folder.
 
-#include "server/engine/run_import.h"
+#include "server/ingest/run_import.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,7 +1,7 @@
 // run_import.h: recorded runs into the server and out of it.
 
-#ifndef BELLWETHER_SERVER_ENGINE_RUN_IMPORT_H_
-#define BELLWETHER_SERVER_ENGINE_RUN_IMPORT_H_
+#ifndef BELLWETHER_SERVER_INGEST_RUN_IMPORT_H_
+#define BELLWETHER_SERVER_INGEST_RUN_IMPORT_H_
 
 #include <functional>
 #include <map>
@@ -72,4 +72,4 @@ absl::Status ExportRecording(const RunRecord& run, EventReader* events, const Se
 
 }  // namespace bellwether::server
 
-#endif  // BELLWETHER_SERVER_ENGINE_RUN_IMPORT_H_
+#endif  // BELLWETHER_SERVER_INGEST_RUN_IMPORT_H_

@@ -1,4 +1,4 @@
-#include "server/engine/run_import.h"
+#include "server/ingest/run_import.h"
 
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
