@@ -69,9 +69,6 @@ struct LiveRunParts {
   std::function<bool(RunId run)> attached;
 };
 
-// RunRecord::end_reason of a run that nobody said goodbye of.
-inline constexpr char kEndedSilent[] = "silent";
-
 class LiveRun {
  public:
   // A run that the database may know: Load() takes up its saved state.

@@ -7,10 +7,8 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "bellwether/recording.h"
 #include "server/engine/pipeline_session.h"
-#include "server/ingest/decode.h"
-#include "server/ingest/encode.h"
+#include "server/ingest/log_records.h"
 #include "server/ingest/run_import.h"
 #include "server/store/file_system.h"
 #include "server/util/log.h"
@@ -459,9 +457,7 @@ absl::Status Pipeline::Annotate(RunId run, const RunEvent& event) {
   record.kind = WalKind::kMessage;
   record.run = run;
   record.attempt = event.attempt;
-  v1::ClientMessage message = ToMessage(event);
-  message.set_seq(1);  // Decode wants one; without an epoch it is no client's.
-  record.payload = message.SerializeAsString();
+  record.payload = EncodeEvent(event);
   return LogAndApply(std::move(record), {0, event});
 }
 
@@ -471,7 +467,7 @@ absl::Status Pipeline::NoteAlert(RunId run, const std::string& key, const Databa
 }
 
 std::unique_ptr<RunImport> Pipeline::StartImport(const std::string& as_name, bool notify) {
-  return std::make_unique<RecordingImport>(this, &table_, options_.limits, as_name, notify);
+  return ImportRecording(this, &table_, options_.limits, as_name, notify);
 }
 
 absl::Status Pipeline::Export(RunId run, const std::function<bool(std::string_view)>& sink) {

@@ -38,7 +38,7 @@
 #include "server/engine/run_admission.h"
 #include "server/engine/shard.h"
 #include "server/engine/spectra_worker.h"
-#include "server/ingest/decode.h"
+#include "server/ingest/decode_limits.h"
 #include "server/ingest/ingest_sink.h"
 #include "server/ingest/launches.h"
 #include "server/store/action_log.h"

@@ -8,7 +8,7 @@
 #include "server/act/action_kinds.h"
 #include "server/engine/pipeline.h"
 #include "server/engine/pipeline_session.h"
-#include "server/ingest/decode.h"
+#include "server/ingest/log_records.h"
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {

@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/engine/pipeline.h"
 #include "server/engine/pipeline_session.h"
-#include "server/ingest/decode.h"
+#include "server/ingest/log_records.h"
 #include "server/util/log.h"
 #include "server/util/status_macros.h"
 

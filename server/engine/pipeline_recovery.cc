@@ -10,7 +10,7 @@
 #include "absl/time/clock.h"
 #include "server/engine/pipeline.h"
 #include "server/engine/pipeline_session.h"
-#include "server/ingest/decode.h"
+#include "server/ingest/log_records.h"
 #include "server/util/await_for.h"
 #include "server/util/log.h"
 #include "server/util/status_macros.h"

@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "server/engine/rules_in_force.h"
-#include "server/ingest/decode.h"
+#include "server/ingest/log_records.h"
 #include "server/util/await_for.h"
 #include "server/util/log.h"
 #include "server/util/status_macros.h"

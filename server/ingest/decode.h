@@ -14,23 +14,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "bellwether/v1/ingest.pb.h"
+#include "server/ingest/decode_limits.h"
 #include "server/ingest/message.h"
 
 namespace bellwether::server {
-
-struct DecodeLimits {
-  int32_t layers_max = 512;
-  int32_t heads_max = 1024;
-  int32_t head_dim_max = 1024;
-  int32_t blocks_max = 64;
-  int32_t parts_max = 1024;
-  uint32_t world_max = 4096;
-  int32_t spectrum_rows_max = 512;
-  size_t labels_max = 16;
-  size_t label_bytes_max = 128;
-  size_t text_bytes_max = 256;
-  uint64_t losses_max = uint64_t{1} << 53;  // Frames that a client says were dropped, or sent without heads.
-};
 
 inline constexpr uint32_t kProtocolVersion = 1;
 // What hello.client_version begins with where the server itself imports a recording
@@ -44,16 +31,6 @@ bool IsRunName(std::string_view name);
 // passes (FAILED_PRECONDITION otherwise).
 absl::StatusOr<IngestMessage> Decode(const v1::ClientMessage& message, const Layout* layout,
                                      const DecodeLimits& limits);
-
-// The payloads of the server's own log records.
-std::string EncodeStepClosed(const StepClosedMessage& message);
-std::string EncodeSilence(const SilenceMessage& message);
-std::string EncodeRunSilent(const RunSilentMessage& message);
-std::string EncodeSpectra(const SpectraMessage& message);
-std::string EncodeActionRequest(const ActionRequestMessage& message);
-std::string EncodePolicy(const PolicyMessage& message);
-std::string EncodeActionSent(const ActionSentMessage& message);
-absl::StatusOr<IngestMessage> DecodeRecord(const WalRecord& record, const Layout* layout, const DecodeLimits& limits);
 
 }  // namespace bellwether::server
 

@@ -4,11 +4,14 @@
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "bellwether/recording.h"
 #include "server/ingest/decode.h"
 #include "server/ingest/encode.h"
 #include "server/util/await_for.h"
@@ -29,10 +32,8 @@ std::string RecordingOf(const v1::ClientMessage& hello) {
   return FormatUuid(UuidOfName(bytes));
 }
 
-}  // namespace
-
 // Plays the stream's part for one recorded rank.
-struct RecordingImport::Rank final : public SessionOwner {
+struct Rank final : public SessionOwner {
   std::shared_ptr<IngestSession> session;
   uint64_t seq = 0;
   bool said_bye = false;
@@ -65,8 +66,9 @@ struct RecordingImport::Rank final : public SessionOwner {
     absl::MutexLock lock(&mutex);
     fenced = room = moved = true;
   }
-  void OnDeeper(const std::vector<Head>&) override {}  // Nobody is there to look,
-  void OnAction(const Action&) override {}             // nor to act.
+  // There is no trainer to measure more, nor to act.
+  void OnDeeper(const std::vector<Head>&) override {}
+  void OnAction(const Action&) override {}
   absl::Status WhyFenced() {
     absl::MutexLock lock(&mutex);
     if (!moved) return absl::AbortedError("another writer took over the run during the import");
@@ -86,11 +88,35 @@ struct RecordingImport::Rank final : public SessionOwner {
   }
 };
 
-RecordingImport::RecordingImport(ImportSink* sink, const RunTable* runs, const DecodeLimits& limits,
-                                 std::string as_name, bool notify)
-    : sink_(sink), runs_(runs), limits_(limits), as_name_(std::move(as_name)), notify_(notify) {}
+class RecordingImport final : public RunImport {
+ public:
+  RecordingImport(ImportSink* sink, const RunTable* runs, const DecodeLimits& limits, std::string as_name, bool notify)
+      : sink_(sink), runs_(runs), limits_(limits), as_name_(std::move(as_name)), notify_(notify) {}
 
-RecordingImport::~RecordingImport() = default;
+  absl::Status Feed(std::string_view bytes) override;
+  absl::StatusOr<Result> Finish() override;
+
+ private:
+  absl::Status FeedAll(std::string_view bytes);
+  absl::Status CheckSameRun(const v1::RunDescription& run);
+  absl::Status Take(v1::RecordedMessage* recorded);
+  absl::Status Open(uint32_t rank, v1::ClientMessage* message);
+  // ALREADY_EXISTS: there is a run of that uuid which is no part of this import.
+  absl::Status CheckHere(const RunDescription& run) const;
+  absl::Status Put(Rank* rank, v1::ClientMessage* message);
+
+  ImportSink* const sink_;
+  const RunTable* const runs_;
+  const DecodeLimits limits_;
+  const std::string as_name_;
+  const bool notify_;
+  RecordingReader reader_;
+  bool ended_ = false;
+  std::string name_, uuid_;  // As the first hello says them.
+  std::string recording_;    // Tells it from others: of its first hello.
+  Result result_;
+  std::map<uint32_t, std::unique_ptr<Rank>> ranks_;
+};
 
 absl::Status RecordingImport::Feed(std::string_view bytes) {
   const absl::Status fed = FeedAll(bytes);
@@ -165,7 +191,7 @@ absl::Status RecordingImport::Open(uint32_t number, v1::ClientMessage* message) 
   message->set_seq(0);
   // Its attempts are to be counted as it tells them: it is no launch.
   run->clear_launch_unix_ms();
-  // What it could apply then, nobody can now.
+  // There is no trainer now that could apply anything.
   message->mutable_hello()->clear_capabilities();
   message->mutable_hello()->set_client_version(absl::StrCat(std::string(kImportOf), recording_));
   message->mutable_hello()->set_import_notifies(notify_);
@@ -228,13 +254,20 @@ absl::StatusOr<RunImport::Result> RecordingImport::Finish() {
     if (!rank->AwaitDurable()) return absl::UnavailableError("the import did not become durable");
   }
   sink_->AwaitApplied(result_.run);
-  // A goodbye has no number and nobody acknowledges it: what shows those of all is that
-  // the run has ended.
+  // A goodbye has no number and is not acknowledged.  All of them were taken if the run
+  // has ended.
   const RunSnapshotPtr run = runs_->Get(result_.run);
   if (run == nullptr || (!run->record.ended && ranks_.size() >= run->record.description.reporters)) {
     return absl::UnavailableError("the end of the import is lost; the same import again makes it whole");
   }
   return result_;
+}
+
+}  // namespace
+
+std::unique_ptr<RunImport> ImportRecording(ImportSink* sink, const RunTable* runs, const DecodeLimits& limits,
+                                           std::string as_name, bool notify) {
+  return std::make_unique<RecordingImport>(sink, runs, limits, std::move(as_name), notify);
 }
 
 absl::Status ExportRecording(const RunRecord& run, EventReader* events, const SeriesStore& series,

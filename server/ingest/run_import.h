@@ -4,15 +4,13 @@
 #define BELLWETHER_SERVER_INGEST_RUN_IMPORT_H_
 
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
-#include <vector>
 
-#include "bellwether/recording.h"
+#include "absl/status/status.h"
 #include "server/engine/ports/run_control.h"
-#include "server/ingest/decode.h"
+#include "server/ingest/decode_limits.h"
 #include "server/ingest/ingest_sink.h"
 #include "server/store/run_table.h"
 #include "server/store/series_store.h"
@@ -31,39 +29,12 @@ namespace bellwether::server {
 //
 // A recording that is refused (damaged, bytes behind its end, two runs in one) ends its
 // run at once in the same way.
-class RecordingImport final : public RunImport {
- public:
-  // `as_name` empty: the recorded name and uuid; else a run of that name, with
-  // a uuid that follows from the name.  `notify`: people are told of its alerts.
-  // `sink` and `runs`, its table, must outlive this object.
-  RecordingImport(ImportSink* sink, const RunTable* runs, const DecodeLimits& limits, std::string as_name, bool notify);
-  ~RecordingImport() override;
-
-  absl::Status Feed(std::string_view bytes) override;
-  absl::StatusOr<Result> Finish() override;
-
- private:
-  struct Rank;
-  absl::Status FeedAll(std::string_view bytes);
-  absl::Status CheckSameRun(const v1::RunDescription& run);
-  absl::Status Take(v1::RecordedMessage* recorded);
-  absl::Status Open(uint32_t rank, v1::ClientMessage* message);
-  // ALREADY_EXISTS: there is a run of that uuid which is no part of this import.
-  absl::Status CheckHere(const RunDescription& run) const;
-  absl::Status Put(Rank* rank, v1::ClientMessage* message);
-
-  ImportSink* const sink_;
-  const RunTable* const runs_;
-  const DecodeLimits limits_;
-  const std::string as_name_;
-  const bool notify_;
-  RecordingReader reader_;
-  bool ended_ = false;
-  std::string name_, uuid_;  // As the first hello says them.
-  std::string recording_;    // Tells it from others: of its first hello.
-  Result result_;
-  std::map<uint32_t, std::unique_ptr<Rank>> ranks_;
-};
+//
+// `as_name` empty: the recorded name and uuid; else a run of that name, with
+// a uuid that follows from the name.  `notify`: people are told of its alerts.
+// `sink` and `runs`, its table, must outlive the import.
+std::unique_ptr<RunImport> ImportRecording(ImportSink* sink, const RunTable* runs, const DecodeLimits& limits,
+                                           std::string as_name, bool notify);
 
 // Writes a run as a .bwrun of one rank: its merged steps and its events, in
 // the order of steps.  ABORTED: the sink refused.

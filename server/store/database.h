@@ -61,6 +61,9 @@ namespace bellwether::server {
 //   2  row v
 inline constexpr uint32_t kSchemaVersion = 2;
 
+// RunRecord::end_reason of a run that fell silent without a goodbye.
+inline constexpr char kEndedSilent[] = "silent";
+
 // What is known of a run, kept up to date by its shard.
 struct RunRecord {
   RunId id = 0;

@@ -5,6 +5,7 @@
 #include <variant>
 
 #include "server/ingest/decode.h"
+#include "server/ingest/log_records.h"
 #include "tests/fuzz/fuzz.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -13,7 +13,9 @@
 #include <memory>
 #include <string>
 
+#include "bellwether/recording.h"
 #include "server/engine/pipeline.h"
+#include "server/ingest/decode.h"
 #include "tests/support/crash_copy.h"
 #include "tests/support/pipeline_trainer.h"
 #include "tests/support/temp_directory.h"

@@ -17,7 +17,7 @@
 #include "absl/synchronization/notification.h"
 #include "server/detect/judge_options.h"
 #include "server/engine/live_run.h"
-#include "server/ingest/decode.h"
+#include "server/ingest/log_records.h"
 #include "tests/support/null_series_store.h"
 #include "tests/support/temp_directory.h"
 

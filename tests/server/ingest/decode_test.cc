@@ -15,6 +15,8 @@
 #include <memory>
 #include <string>
 
+#include "server/ingest/log_records.h"
+
 namespace bellwether::server {
 namespace {
 
