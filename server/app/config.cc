@@ -15,7 +15,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "server/cluster/partition.h"
+#include "server/model/partition.h"
 #include "server/util/clean_text.h"
 #include "server/util/host_port.h"
 #include "server/util/regular_file.h"

@@ -2,8 +2,8 @@
 
 #include <vector>
 
-#include "server/cluster/partition.h"
 #include "server/cluster/postgres_alerts.h"
+#include "server/model/partition.h"
 #include "server/util/clock.h"
 #include "server/util/status_macros.h"
 

@@ -24,9 +24,9 @@
 #include "server/cluster/fence.h"
 #include "server/cluster/frame_tables.h"
 #include "server/cluster/lsn_count.h"
-#include "server/cluster/partition.h"
 #include "server/cluster/postgres_log.h"
-#include "server/cluster/shared_log.h"
+#include "server/engine/ports/shared_log.h"
+#include "server/model/partition.h"
 
 namespace bellwether::server {
 

@@ -34,7 +34,8 @@
 #include "absl/synchronization/mutex.h"
 #include "server/access/tls_files.h"
 #include "server/cluster/link.h"
-#include "server/cluster/partition.h"
+#include "server/engine/ports/partition_host.h"
+#include "server/model/partition.h"
 #include "server/store/log_backend.h"
 #include "server/util/clock.h"
 #include "server/util/counters.h"
@@ -50,25 +51,6 @@ struct Holding {
 // What the servers of these addresses serve, as far as they answer within a few
 // seconds.  Called from the members' threads.
 using AskHoldings = std::function<std::vector<Holding>(const std::vector<std::string>& servers)>;
-
-// Who serves partitions: the pipeline.  Called from the member's threads, for one
-// partition by one of them at a time, and FencePartition() from the log's, too.
-class PartitionHost {
- public:
-  virtual ~PartitionHost() = default;
-  // Takes up what the shared log holds of it; serves it when this returns OK, and
-  // has nothing of it when it does not.
-  virtual absl::Status TakePartition(uint32_t partition, uint64_t epoch) = 0;
-  // What can wait until it is served: the series of before.  CANCELLED: it is not wanted
-  // any more.
-  virtual absl::Status TakeHistory(uint32_t partition, const std::function<bool()>& is_wanted) = 0;
-  // It is not served any more, nothing more is acknowledged, its streams end.
-  // Quick, and waits for nothing; again does nothing.
-  virtual void FencePartition(uint32_t partition) = 0;
-  // Fences it, and forgets its runs, saved before if `save`.  The first LSN of it
-  // that the next owner has to read; 0 if that is not known better than before.
-  virtual Lsn DropPartition(uint32_t partition, bool save) = 0;
-};
 
 struct ClusterOptions {
   std::vector<std::string> dsns;  // Of the cluster's databases, in their order; empty = this server is alone.

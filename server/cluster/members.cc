@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "server/cluster/identity.h"
-#include "server/cluster/partition.h"
+#include "server/model/partition.h"
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {

@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/blocking_counter.h"
 #include "server/access/passed_on.h"
-#include "server/cluster/partition.h"
+#include "server/model/partition.h"
 #include "server/util/await_for.h"
 #include "server/util/status_macros.h"
 

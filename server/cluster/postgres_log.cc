@@ -8,10 +8,10 @@
 #include "server/cluster/commit_queue.h"
 #include "server/cluster/frame_tables.h"
 #include "server/cluster/link.h"
-#include "server/cluster/partition.h"
 #include "server/cluster/postgres_alerts.h"
 #include "server/cluster/postgres_rows.h"
 #include "server/cluster/waiting_alerts.h"
+#include "server/model/partition.h"
 #include "server/util/log.h"
 #include "server/util/status_macros.h"
 

@@ -25,7 +25,7 @@
 #include "absl/status/statusor.h"
 #include "server/cluster/alert_numbers.h"
 #include "server/cluster/lsn_count.h"
-#include "server/cluster/shared_log.h"
+#include "server/engine/ports/shared_log.h"
 
 namespace bellwether::server {
 

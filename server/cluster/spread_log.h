@@ -17,7 +17,7 @@
 
 #include "absl/status/statusor.h"
 #include "server/cluster/postgres_log.h"
-#include "server/cluster/shared_log.h"
+#include "server/engine/ports/shared_log.h"
 
 namespace bellwether::server {
 

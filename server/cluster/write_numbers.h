@@ -18,7 +18,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "server/cluster/fence.h"
-#include "server/cluster/partition.h"
+#include "server/model/partition.h"
 
 namespace bellwether::server {
 

@@ -79,7 +79,7 @@ def test_databases_share_all_partitions() -> None:
 
 
 def test_constants_are_the_sources() -> None:
-    assert number("server/cluster/partition.h", "kPartitions") == PARTITIONS
+    assert number("server/model/partition.h", "kPartitions") == PARTITIONS
     assert number("server/engine/live_run.cc", "kCommitSteps") == cost.SAVE_STEPS
     assert number("server/engine/live_run.cc", "kCommitNanosMin") == cost.SAVE_S_MIN * 1e9
     assert number("server/engine/live_run.cc", "kCommitNanosMax") == cost.SAVE_S_MAX * 1e9

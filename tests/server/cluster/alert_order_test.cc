@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "server/cluster/partition.h"
 #include "server/cluster/postgres_alerts.h"
+#include "server/model/partition.h"
 #include "tests/support/postgres_server.h"
 
 namespace bellwether::server {

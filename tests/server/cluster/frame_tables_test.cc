@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "server/cluster/partition.h"
+#include "server/model/partition.h"
 #include "tests/support/postgres_server.h"
 
 namespace bellwether::server {

@@ -16,7 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "server/cluster/identity.h"
-#include "server/cluster/partition.h"
+#include "server/model/partition.h"
 #include "tests/support/postgres_server.h"
 
 namespace bellwether::server {

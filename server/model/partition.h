@@ -11,8 +11,8 @@
 //
 // Pure; any thread.
 
-#ifndef BELLWETHER_SERVER_CLUSTER_PARTITION_H_
-#define BELLWETHER_SERVER_CLUSTER_PARTITION_H_
+#ifndef BELLWETHER_SERVER_MODEL_PARTITION_H_
+#define BELLWETHER_SERVER_MODEL_PARTITION_H_
 
 #include <cstdint>
 
@@ -37,4 +37,4 @@ constexpr uint32_t PartitionOfRun(RunId run) { return static_cast<uint32_t>((run
 
 }  // namespace bellwether::server
 
-#endif  // BELLWETHER_SERVER_CLUSTER_PARTITION_H_
+#endif  // BELLWETHER_SERVER_MODEL_PARTITION_H_

@@ -1,4 +1,4 @@
-#include "server/cluster/partition.h"
+#include "server/model/partition.h"
 
 #include <string_view>
 

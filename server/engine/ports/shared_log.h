@@ -8,8 +8,8 @@
 //
 // Thread-safe.
 
-#ifndef BELLWETHER_SERVER_CLUSTER_SHARED_LOG_H_
-#define BELLWETHER_SERVER_CLUSTER_SHARED_LOG_H_
+#ifndef BELLWETHER_SERVER_ENGINE_PORTS_SHARED_LOG_H_
+#define BELLWETHER_SERVER_ENGINE_PORTS_SHARED_LOG_H_
 
 #include <cstdint>
 #include <functional>
@@ -51,4 +51,4 @@ class SharedLog : public LogBackend, public SharedRows {
 
 }  // namespace bellwether::server
 
-#endif  // BELLWETHER_SERVER_CLUSTER_SHARED_LOG_H_
+#endif  // BELLWETHER_SERVER_ENGINE_PORTS_SHARED_LOG_H_
