@@ -28,7 +28,7 @@
 
 #include "absl/synchronization/mutex.h"
 #include "server/cluster/members.h"
-#include "server/query/peers.h"
+#include "server/query/ports/peers.h"
 #include "server/util/clock.h"
 #include "server/util/counters.h"
 

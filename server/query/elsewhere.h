@@ -24,7 +24,7 @@
 #include "absl/synchronization/mutex.h"
 #include "bellwether/v1/query.pb.h"
 #include "server/access/access.h"
-#include "server/query/peers.h"
+#include "server/query/ports/peers.h"
 #include "server/store/run_table.h"
 #include "server/util/clock.h"
 

@@ -14,7 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
-#include "server/query/peers.h"
+#include "server/query/ports/peers.h"
 #include "server/query/query_engine.h"
 #include "server/query/still_allowed.h"
 #include "server/query/stream_feeder.h"

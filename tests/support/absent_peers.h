@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "server/query/peers.h"
+#include "server/query/ports/peers.h"
 
 namespace bellwether::server {
 

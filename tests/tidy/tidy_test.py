@@ -7,6 +7,7 @@ Method: read the sources as text; a planted violation shows that each check sees
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 import subprocess
@@ -36,12 +37,13 @@ ALLOWED: dict[str, set[str]] = {
     "server/act": _DATA | {"server/detect"},  # It judges effects as alerts are judged.
     # The two rooms in which wire types and our own meet.
     "server/ingest": _DATA | {"proto", "server/access", "server/engine/ports", "server/store"},
-    "server/query": _DATA | {"proto", "server/access", "server/act", "server/engine/ports", "server/ingest", "server/store"},
+    "server/query/ports": {"server/model"},
+    "server/query": _DATA | {"proto", "server/access", "server/act", "server/engine/ports", "server/ingest", "server/query/ports", "server/store"},
     "server/export": _DATA | {"server/store"},
     "server/http": _DATA | {"server/access", "server/export", "server/store"},
     "server/engine/ports": {"server/model", "server/store"},
     "server/engine": _DATA | {"server/act", "server/detect", "server/engine/ports", "server/ingest", "server/store"},
-    "server/cluster": _DATA | {"server/access", "server/engine/ports", "server/query", "server/store"},
+    "server/cluster": _DATA | {"server/access", "server/engine/ports", "server/query/ports", "server/store"},
     "server/offline": _DATA | {"proto", "server/act", "server/detect", "server/ingest", "server/query"},
     "server/commands": _DATA | {"server/access", "server/act", "server/detect", "server/engine", "server/net", "server/offline", "server/store"},
 }
@@ -56,10 +58,11 @@ OWNERS = [
     (re.compile(r"client_lib/"), "client_lib"),
     (re.compile(r"bellwether/kernels/"), "kernels"),
     (re.compile(r"bellwether/client\.hp?p?$"), "client_lib/src"),
-    (re.compile(r"server/engine/ports/"), "server/engine/ports"),
+    (re.compile(r"server/(engine|query)/ports/"), r"server/\1/ports"),
     (re.compile(r"server/(\w+)/"), r"server/\1"),
 ]
 INCLUDE = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]')
+HEADER_ROOTS = ["", "proto/include", "kernels/include", "client_lib/include"]
 CUDA_MACRO = re.compile(r"^\s*#\s*(if|ifdef|ifndef|elif)\b.*BELLWETHER_CUDA")
 
 
@@ -96,6 +99,24 @@ def violations(path: str, text: str) -> Iterator[str]:
             yield f"{path}:{number}: CUDA header in a public header"
 
 
+@functools.cache
+def includes_of(path: Path) -> list[tuple[str, Path | None]]:
+    """What a file includes, each with the file of the tree that this is, None for another's."""
+    names = [match[1] for match in map(INCLUDE.match, path.read_text().splitlines()) if match]
+    return [(name, next((p for p in (ROOT / root / name for root in HEADER_ROOTS) if p.is_file()), None)) for name in names]
+
+
+def way_to_protobuf(path: Path, seen: set[Path]) -> list[str]:
+    """The headers that lead from `path` to generated wire types; empty: none does."""
+    seen.add(path)
+    for name, header in includes_of(path):
+        if name.endswith(".pb.h"):
+            return [name]
+        if header is not None and header not in seen and (way := way_to_protobuf(header, seen)):
+            return [name, *way]
+    return []
+
+
 def sources() -> list[Path]:
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
     files = [ROOT / line for line in listed.stdout.splitlines()]
@@ -127,6 +148,14 @@ class TidyTest(unittest.TestCase):
             for p in sorted(files)
             for line in violations(str(p.relative_to(ROOT)), p.read_text())
         ]
+        self.assertEqual(found, [], "\n" + "\n".join(found))
+
+    def test_protobuf_is_behind_no_header(self) -> None:
+        self.assertNotEqual(way_to_protobuf(ROOT / "server/ingest/decode.cc", set()), [])
+        free = {folder for folder, allowed in ALLOWED.items() if "proto" not in allowed | {folder}}
+        self.assertIn("server/engine", free)
+        files = [p for p in sources() if folder_of(str(p.relative_to(ROOT))) in free]
+        found = [f"{p.relative_to(ROOT)}: {' > '.join(way)}" for p in files if (way := way_to_protobuf(p, set()))]
         self.assertEqual(found, [], "\n" + "\n".join(found))
 
     def test_sees_planted_violations(self) -> None:

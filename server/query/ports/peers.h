@@ -5,8 +5,8 @@
 //
 // Thread-safe; calls wait for their answer.
 
-#ifndef BELLWETHER_SERVER_QUERY_PEERS_H_
-#define BELLWETHER_SERVER_QUERY_PEERS_H_
+#ifndef BELLWETHER_SERVER_QUERY_PORTS_PEERS_H_
+#define BELLWETHER_SERVER_QUERY_PORTS_PEERS_H_
 
 #include <cstdint>
 #include <functional>
@@ -95,4 +95,4 @@ class Peers {
 
 }  // namespace bellwether::server
 
-#endif  // BELLWETHER_SERVER_QUERY_PEERS_H_
+#endif  // BELLWETHER_SERVER_QUERY_PORTS_PEERS_H_
