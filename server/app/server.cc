@@ -99,12 +99,6 @@ absl::Status Server::StartAll() {
   NoteReload();
   if (options_.cluster.on()) ShareLog();
   BW_ASSIGN_OR_RETURN(pipeline_, Pipeline::Open(options_.pipeline, &counters_, clock_));
-  pipeline_->SetOwnerAddress([this](uint32_t partition) {
-    Members* const member = asked_member_;
-    if (member == nullptr) return std::string();
-    member->LookSoon(partition);
-    return member->OwnerAddress(partition);
-  });
   if (options_.cluster.on()) BW_RETURN_IF_ERROR(StartPeers());
   engine_ = std::make_unique<QueryEngine>(
       options_.query_engine,

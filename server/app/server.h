@@ -20,6 +20,7 @@
 #include "server/access/access.h"
 #include "server/access/tls_files.h"
 #include "server/cluster/members.h"
+#include "server/cluster/partition_ownership.h"
 #include "server/cluster/peer_channels.h"
 #include "server/detect/bank_choice.h"
 #include "server/detect/measured_bank.h"
@@ -126,7 +127,8 @@ class Server {
   std::unique_ptr<Access> access_;
   std::unique_ptr<GpuBank> gpu_bank_;  // Null: detectors run on the CPU.
   std::unique_ptr<MeasuredBank> bank_;
-  std::unique_ptr<SpectraBank> gpu_spectra_;  // Null: spectra run on the CPU.
+  std::unique_ptr<SpectraBank> gpu_spectra_;       // Null: spectra run on the CPU.
+  std::unique_ptr<PartitionOwnership> ownership_;  // Null: this server is alone.
   std::unique_ptr<Pipeline> pipeline_;
   std::unique_ptr<Exporter> exporter_;
   std::vector<std::unique_ptr<Webhook>> webhooks_;

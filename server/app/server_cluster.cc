@@ -45,6 +45,14 @@ void Server::ShareLog() {
   options_.pipeline.open_shared_log = [log, dsns = options_.cluster.dsns](SharedLog::LaneDurableCallback on_durable) {
     return OpenSpreadLog(dsns, log, std::move(on_durable));
   };
+  const auto owner_address = [this](uint32_t partition) {
+    Members* const member = asked_member_;
+    if (member == nullptr) return std::string();
+    member->LookSoon(partition);
+    return member->OwnerAddress(partition);
+  };
+  ownership_ = std::make_unique<PartitionOwnership>(static_cast<uint32_t>(options_.cluster.dsns.size()), owner_address);
+  options_.pipeline.ownership = ownership_.get();
 }
 
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> Server::PeerCredentials() {

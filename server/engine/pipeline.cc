@@ -49,6 +49,7 @@ Pipeline::Pipeline(const Options& options, Counters* counters, Clock* clock)
       counters_(counters),
       clock_(clock),
       rules_(options.judge),
+      ownership_(options.ownership != nullptr ? options.ownership : &always_here_),
       gaps_(counters->counter("bellwether_ingest_seq_gaps_total")),
       ack_seconds_(counters->histogram("bellwether_ack_seconds")),
       fsync_seconds_(counters->histogram("bellwether_wal_fsync_seconds")),
@@ -153,7 +154,7 @@ Pipeline::RunEntry* Pipeline::AddEntry(const RunRecord& record) {
   entry->description = record.description;
   entry->launches.Begin(record.description.launch_unix_ms, record.description.attempt);
   entry->shard = static_cast<size_t>(record.id) % shards_.size();
-  next_run_ = std::max(next_run_, record.id + 1);
+  ownership_->NoteRun(record.id);
   runs_by_id_[record.id] = entry.get();
   return (runs_[record.description.uuid] = std::move(entry)).get();
 }
@@ -185,7 +186,7 @@ absl::StatusOr<Pipeline::RunEntry*> Pipeline::FindOrCreate(const HelloMessage& h
   }
   BW_RETURN_IF_ERROR(admission_->Admit(hello.run.layout, table_.List(), clock_->UnixNanos()));
   RunRecord record;
-  record.id = NextRun(hello.run.uuid);
+  record.id = ownership_->NextRun(hello.run.uuid);
   record.description = hello.run;
   record.import_of = hello.import_of;
   record.import_notifies = hello.import_notifies;
@@ -217,7 +218,7 @@ absl::StatusOr<std::shared_ptr<IngestSession>> Pipeline::Open(const HelloMessage
                                                               SessionOwner* owner) {
   if (closing_) return absl::UnavailableError("the server is draining; come back");
   HelloMessage hello = told;
-  LogBackend& log = *wal_->lane(LaneOf(hello.run.uuid));
+  LogBackend& log = *wal_->lane(ownership_->LaneOf(hello.run.uuid));
   absl::MutexLock registry(&registry_mutex_);
   const int64_t time_unix_ms = clock_->UnixMillis();
   BW_RETURN_IF_ERROR(AdmitRun(hello.run.uuid));  // Where it is well, if not here.

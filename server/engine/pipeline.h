@@ -30,6 +30,7 @@
 #include "server/detect/judge_options.h"
 #include "server/engine/baseline_learner.h"
 #include "server/engine/policy_in_force.h"
+#include "server/engine/ports/ownership.h"
 #include "server/engine/ports/partition_host.h"
 #include "server/engine/ports/run_control.h"
 #include "server/engine/ports/shared_log.h"
@@ -87,6 +88,7 @@ class Pipeline final : public ImportSink, public RunControl, public PartitionHos
     // Opens the log that several servers share; null = this one is alone, and its
     // log is a file.  With it storage_path holds a cache, which begins empty.
     std::function<absl::StatusOr<std::unique_ptr<SharedLog>>(SharedLog::LaneDurableCallback)> open_shared_log;
+    Ownership* ownership = nullptr;        // With a shared log; must outlive the pipeline.  Null = AlwaysHere.
     uint64_t events_per_run_max = 10'000;  // Kept; the last one says that others were not.
     Info info;                             // Version, addresses, options, limits.
   };
@@ -118,12 +120,6 @@ class Pipeline final : public ImportSink, public RunControl, public PartitionHos
   void SetAddresses(std::string grpc, std::string http) {
     grpc_address_ = std::move(grpc);
     http_address_ = std::move(http);
-  }
-
-  // Who serves a partition that this server does not: its address, or "".  Set
-  // before anybody can ask.
-  void SetOwnerAddress(std::function<std::string(uint32_t partition)> owner_address) {
-    owner_address_ = std::move(owner_address);
   }
 
   // Of a cluster: who is told which runs are served here from now on, each time some
@@ -217,10 +213,8 @@ class Pipeline final : public ImportSink, public RunControl, public PartitionHos
   absl::Status AdoptNewRun(const RunRecord& fresh);
   // OK, or who serves the run.
   absl::Status AdmitRun(const RunUuid& uuid) ABSL_EXCLUSIVE_LOCKS_REQUIRED(registry_mutex_);
-  bool Serves(RunId run);
   // Everything of the run is here, and the log and rows that it is in can be written.
   bool HasWhole(RunId run);
-  RunId NextRun(const RunUuid& uuid) ABSL_EXCLUSIVE_LOCKS_REQUIRED(registry_mutex_);
   // What a record of a partition that is taken up says, unless it is applied.
   // Under the flush mutex of the partition's lane.
   absl::Status TakeUp(uint32_t partition, uint64_t epoch);
@@ -267,8 +261,6 @@ class Pipeline final : public ImportSink, public RunControl, public PartitionHos
   }
   std::deque<PendingAck>& PendingAcks(const RunEntry& run) { return PendingAcks(run.shard, wal_->LaneOf(run.id)); }
   void OnDurable(uint32_t lane, Lsn durable);
-  // Which lane the log of a run with this uuid goes into.
-  uint32_t LaneOf(const RunUuid& uuid) const;
   // OK if any lane of the log goes on.
   absl::Status LogHealth() const;
   // INVALID_ARGUMENT: the seq is too far beyond the last one.
@@ -286,7 +278,8 @@ class Pipeline final : public ImportSink, public RunControl, public PartitionHos
   PolicyInForce policy_;
   std::unique_ptr<LogBackend> wal_;
   SharedLog* shared_ = nullptr;  // wal_, where servers share it.
-  std::function<std::string(uint32_t partition)> owner_address_;
+  AlwaysHere always_here_;
+  Ownership* const ownership_;  // options_.ownership, or the one above.
   std::function<void(RunId first, RunId end)> taken_;
   std::unique_ptr<Database> database_;
   std::unique_ptr<SeriesStore> series_;
@@ -304,13 +297,6 @@ class Pipeline final : public ImportSink, public RunControl, public PartitionHos
   // Sessions hold theirs, too: a run may be let go while streams end.
   std::map<RunUuid, std::shared_ptr<RunEntry>> runs_ ABSL_GUARDED_BY(registry_mutex_);
   std::map<RunId, RunEntry*> runs_by_id_ ABSL_GUARDED_BY(registry_mutex_);
-  RunId next_run_ ABSL_GUARDED_BY(registry_mutex_) = 1;
-  struct PartitionState {
-    bool served = false;
-    bool whole = false;  // With the series of before.
-    RunId next_run = 0;
-  };
-  std::array<PartitionState, kPartitions * kDatabasesMax> partitions_ ABSL_GUARDED_BY(registry_mutex_);
   std::atomic<bool> closing_ = false;
   std::atomic<int64_t> flushed_ns_ = 0;
   std::atomic<bool> serving_ = false;    // The shards are made: acks may go out.

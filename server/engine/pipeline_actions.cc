@@ -93,7 +93,9 @@ absl::Status Pipeline::LogAndApply(WalRecord record, IngestMessage message) {
   BW_RETURN_IF_ERROR(wal_->LogOf(run)->Sync(lsn));
   // What nobody waits for any more, because another server's commits made ours void, is
   // over, too.
-  if (!Serves(run)) return absl::UnavailableError("another server took the run over meanwhile: look, and ask again");
+  if (!ownership_->Serves(run)) {
+    return absl::UnavailableError("another server took the run over meanwhile: look, and ask again");
+  }
   shard.PublishApplied(run);
   return absl::OkStatus();
 }
@@ -111,7 +113,7 @@ absl::StatusOr<Action> Pipeline::Act(RunId run, const ActionRequest& request, co
 absl::StatusOr<RunControl::PolicyView> Pipeline::GetPolicy(RunId run) {
   BW_RETURN_IF_ERROR(AwaitRecovered());  // The log may hold another one.
   absl::StatusOr<PolicyView> view = absl::NotFoundError("no such run");
-  if (!Serves(run)) view = absl::UnavailableError("another server takes the run over: ask again");
+  if (!ownership_->Serves(run)) view = absl::UnavailableError("another server takes the run over: ask again");
   shards_[static_cast<size_t>(run) % shards_.size()]->WithRun(run, [&view](const LiveRun* live) {
     if (live == nullptr) return;
     view = PolicyView{static_cast<uint8_t>(live->policy()->mode), live->policy()->text, live->policy_is_own()};

@@ -5,7 +5,6 @@
 #include <memory>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "server/engine/pipeline.h"
 #include "server/engine/pipeline_session.h"
 #include "server/ingest/log_records.h"
@@ -22,38 +21,17 @@ constexpr std::pair<std::string_view, std::string_view> kHistory[] = {{"m", "n"}
 
 }  // namespace
 
-uint32_t Pipeline::LaneOf(const RunUuid& uuid) const {
-  return shared_ == nullptr ? 0 : DatabaseOf(PartitionOf(uuid, shared_->lanes()));
-}
-
 absl::Status Pipeline::AdmitRun(const RunUuid& uuid) {
-  if (shared_ == nullptr) return absl::OkStatus();
-  const uint32_t partition = PartitionOf(uuid, shared_->lanes());
-  if (partitions_[partition].served) return absl::OkStatus();
-  const std::string owner = owner_address_ == nullptr ? "" : owner_address_(partition);
-  if (!owner.empty()) return MovedTo(owner);
-  return absl::UnavailableError(absl::StrCat("partition ", partition, " is being taken over; come back in a moment"));
+  std::string address;
+  absl::Status here = ownership_->Admit(uuid, &address);
+  return address.empty() ? here : MovedTo(address);
 }
 
-bool Pipeline::Serves(RunId run) {
-  if (shared_ == nullptr) return true;
-  absl::MutexLock registry(&registry_mutex_);
-  return partitions_[PartitionOfRun(run)].served;
-}
-
-bool Pipeline::HasWhole(RunId run) {
-  if (!wal_->LogOf(run)->health().ok()) return false;
-  absl::MutexLock registry(&registry_mutex_);
-  return partitions_[PartitionOfRun(run)].whole;
-}
+bool Pipeline::HasWhole(RunId run) { return wal_->LogOf(run)->health().ok() && ownership_->HasWhole(run); }
 
 void Pipeline::StartRetention(std::function<int64_t()> unix_nanos) {
   retention_->Share({.whole = [this](RunId run) { return HasWhole(run); }, .unix_nanos = std::move(unix_nanos)});
   retention_->Start();
-}
-
-RunId Pipeline::NextRun(const RunUuid& uuid) {
-  return shared_ == nullptr ? next_run_++ : partitions_[PartitionOf(uuid, shared_->lanes())].next_run++;
 }
 
 absl::Status Pipeline::TakePartition(uint32_t partition, uint64_t epoch) {
@@ -83,10 +61,9 @@ absl::Status Pipeline::TakeUp(uint32_t partition, uint64_t epoch) {
   std::map<RunId, Lsn> applied;
   {
     absl::MutexLock registry(&registry_mutex_);
-    partitions_[partition].next_run = first + 1;
+    ownership_->BeginPartition(partition);
     for (const RunRecord& record : records) {
       BW_RETURN_IF_ERROR(LoadRun(record));
-      partitions_[partition].next_run = std::max(partitions_[partition].next_run, record.id + 1);
       applied[record.id] = record.applied_lsn;
       if (record.ended) continue;
       auto run = std::make_unique<LiveRun>(Parts(), record);
@@ -104,7 +81,7 @@ absl::Status Pipeline::TakeUp(uint32_t partition, uint64_t epoch) {
   for (const auto& shard : shards_) shard->Expect(first, end);
   {
     absl::MutexLock registry(&registry_mutex_);
-    partitions_[partition].served = true;
+    ownership_->ServePartition(partition);
   }
   for (const auto& shard : shards_) shard->SubmitUnanswered(first, end);
   return absl::OkStatus();
@@ -118,8 +95,6 @@ absl::Status Pipeline::TakeRecord(const WalRecord& record, const std::map<RunId,
     BW_RETURN_IF_ERROR(run->Load());
     LiveRun::PublishRecord(fresh, Parts());
     (*live)[fresh.id] = std::move(run);
-    RunId& next = partitions_[PartitionOfRun(fresh.id)].next_run;
-    next = std::max(next, fresh.id + 1);
     return absl::OkStatus();
   };
   BW_RETURN_IF_ERROR(LoadRank(record, take_up));
@@ -139,14 +114,16 @@ absl::Status Pipeline::TakeRecord(const WalRecord& record, const std::map<RunId,
 absl::Status Pipeline::TakeHistory(uint32_t partition, const std::function<bool()>& is_wanted) {
   for (const auto& [from, to] : kHistory) {
     const auto take = [&](const std::vector<SharedRow>& rows) -> absl::Status {
-      if (!is_wanted() || !Serves(FirstRunOf(partition))) return absl::CancelledError("it is given to another server");
+      if (!is_wanted() || !ownership_->Serves(FirstRunOf(partition))) {
+        return absl::CancelledError("it is given to another server");
+      }
       return database_->TakeUpRows(rows, /*only_missing=*/true);
     };
     BW_RETURN_IF_ERROR(shared_->ReadRows(partition, from, to, take));
   }
   absl::MutexLock registry(&registry_mutex_);
   // Nobody takes it up again meanwhile: that is the caller's to do, too.
-  partitions_[partition].whole = partitions_[partition].served;
+  ownership_->CompletePartition(partition);
   return absl::OkStatus();
 }
 
@@ -154,7 +131,7 @@ void Pipeline::FencePartition(uint32_t partition) {
   std::vector<std::shared_ptr<Session>> sessions;
   {
     absl::MutexLock registry(&registry_mutex_);
-    partitions_[partition].served = partitions_[partition].whole = false;
+    ownership_->FencePartition(partition);
     for (auto it = runs_by_id_.lower_bound(FirstRunOf(partition));
          it != runs_by_id_.end() && it->first < FirstRunOf(partition + 1); ++it) {
       RunEntry* const run = it->second;
@@ -167,7 +144,7 @@ void Pipeline::FencePartition(uint32_t partition) {
       }
     }
   }
-  const std::string owner = owner_address_ == nullptr ? "" : owner_address_(partition);
+  const std::string owner = ownership_->OwnerAddress(partition);
   for (const auto& session : sessions) {
     session->Tell([&owner](SessionOwner* held) { held->OnMoved(owner); });
   }
@@ -181,11 +158,7 @@ Lsn Pipeline::DropPartition(uint32_t partition, bool save) {
 }
 
 Lsn Pipeline::LetGo(uint32_t partition, bool save) {
-  bool served = false;
-  {
-    absl::MutexLock registry(&registry_mutex_);
-    served = partitions_[partition].served;
-  }
+  const bool served = ownership_->Serves(FirstRunOf(partition));
   FencePartition(partition);
   const RunId first = FirstRunOf(partition), end = FirstRunOf(partition + 1);
   // Whatever has an LSN below is in a shard's queue before its Drop is.

@@ -35,7 +35,7 @@ absl::Status Pipeline::Recover() {
     shards_.back()->Start();
   }
   spectra_->Start([this](RunId run, const SpectraMessage& answers) {
-    if (!Serves(run)) return true;  // Its new owner computes them.
+    if (!ownership_->Serves(run)) return true;  // Its new owner computes them.
     if (shards_[static_cast<size_t>(run) % shards_.size()]->AppendSpectra(run, answers)) return true;
     // A log that has failed for good takes nothing more, of nobody.
     const absl::Status health = wal_->LogOf(run)->health();
