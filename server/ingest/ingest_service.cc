@@ -24,14 +24,16 @@ namespace {
 constexpr int64_t kEndNsMax = 5'000'000'000;
 
 // A run counts its attempts by itself (launches.h), and a client by what it was told:
-// each is spoken to in its own numbers.
+// each is spoken to in its own numbers.  True: the part was changed.
 template <typename Part>
-void RenumberOne(uint32_t from, uint32_t to, Part* part) {
-  if (part->attempt() == from) part->set_attempt(to);
+bool RenumberOne(uint32_t from, uint32_t to, Part* part) {
+  if (part->attempt() != from) return false;
+  part->set_attempt(to);
+  return true;
 }
 
-void Renumber(uint32_t from, uint32_t to, v1::ClientMessage* message) {
-  if (from == to) return;
+bool Renumber(uint32_t from, uint32_t to, v1::ClientMessage* message) {
+  if (from == to) return false;
   switch (message->body_case()) {
     case v1::ClientMessage::kFrame:
       return RenumberOne(from, to, message->mutable_frame());
@@ -45,8 +47,20 @@ void Renumber(uint32_t from, uint32_t to, v1::ClientMessage* message) {
     case v1::ClientMessage::kHeartbeat:
     case v1::ClientMessage::kBye:
     case v1::ClientMessage::BODY_NOT_SET:
-      return;  // Of no attempt, or not decoded.
+      break;  // Of no attempt, or not decoded.
   }
+  return false;
+}
+
+// The message's bytes in one piece.  False: gRPC cannot give them.
+bool TakeBytes(grpc::ByteBuffer* received, std::string* bytes) {
+  std::vector<grpc::Slice> slices;
+  if (!received->Dump(&slices).ok()) return false;
+  bytes->clear();
+  bytes->reserve(received->Length());
+  for (const grpc::Slice& slice : slices) bytes->append(reinterpret_cast<const char*>(slice.begin()), slice.size());
+  received->Clear();
+  return true;
 }
 
 }  // namespace
@@ -56,7 +70,7 @@ void Renumber(uint32_t from, uint32_t to, v1::ClientMessage* message) {
 // gRPC's reactions, the log's thread and the shards' threads meet here, under
 // `mutex_`.  Nothing is called on the session while it is held, because the
 // session calls back under its own lock.
-class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMessage, v1::ServerMessage>,
+class IngestService::Stream final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
                                     public SessionOwner {
  public:
   Stream(IngestService* service, grpc::CallbackServerContext* context, GrantPtr grant, std::unique_ptr<StreamUse> use)
@@ -67,7 +81,7 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
         began_ns_(service->clock_->MonotonicNanos()),
         last_heard_ns_(began_ns_) {}
 
-  void Start() { StartRead(&incoming_); }
+  void Start() { StartRead(&received_); }
 
   // ---- gRPC ----
   void OnReadDone(bool ok) override {
@@ -235,19 +249,26 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
     Stream* stream ABSL_GUARDED_BY(mutex) = nullptr;
   };
 
-  // Decodes `incoming_` and passes it on.  Only one at a time: the next read
+  // Decodes what was received and passes it on.  Only one at a time: the next read
   // starts when this one was taken.
   void TakeIncoming() {
+    std::string payload;
+    if (!TakeBytes(&received_, &payload) || !incoming_.ParseFromString(payload)) {
+      End(grpc::Status::OK);  // As gRPC ends a stream whose message it cannot parse.
+      return;
+    }
     if (incoming_.body_case() == v1::ClientMessage::kBye && session_ != nullptr) {
       auto message = Decode(incoming_, &session_->layout(), service_->options_.limits);
       if (!message.ok()) {
         End(ToGrpc(message.status()));
-      } else if (!session_->Bye(*std::move(message), incoming_.SerializeAsString())) {
+      } else if (!session_->Bye(*std::move(message), std::move(payload))) {
         End({grpc::StatusCode::UNAVAILABLE, "the goodbye could not be logged; come back"});
       }
       return;
     }
-    if (session_ != nullptr) Renumber(told_attempt_, session_->attempt(), &incoming_);
+    if (session_ != nullptr && Renumber(told_attempt_, session_->attempt(), &incoming_)) {
+      payload = incoming_.SerializeAsString();
+    }
     auto message = Decode(incoming_, session_ == nullptr ? nullptr : &session_->layout(), service_->options_.limits);
     if (!message.ok()) {
       service_->frames_refused_->Add();
@@ -259,7 +280,6 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
       ReadNext();
       return;
     }
-    std::string payload = incoming_.SerializeAsString();
     service_->bytes_->Add(static_cast<double>(payload.size()));
     if (session_ == nullptr) {
       told_attempt_ = incoming_.hello().run().attempt();
@@ -393,7 +413,7 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
 
   void ReadNext() {
     absl::MutexLock lock(&mutex_);
-    if (!finished_ && !end_.has_value()) StartRead(&incoming_);
+    if (!finished_ && !end_.has_value()) StartRead(&received_);
   }
 
   void Send(v1::ServerMessage message) {
@@ -426,7 +446,9 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
     writing_ = true;
     sign_due_ = false;
     last_spoke_ns_ = service_->clock_->MonotonicNanos();
-    StartWrite(&writing_message_);
+    const grpc::Slice bytes(writing_message_.SerializeAsString());
+    writing_bytes_ = grpc::ByteBuffer(&bytes, 1);
+    StartWrite(&writing_bytes_);
   }
 
   // Finishes once what is queued has been written.
@@ -450,7 +472,8 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
   std::shared_ptr<Pause> pause_;       // The last one, and its alarm.
   std::unique_ptr<grpc::Alarm> alarm_;
   std::atomic<int64_t> last_heard_ns_;
-  v1::ClientMessage incoming_;
+  grpc::ByteBuffer received_;
+  v1::ClientMessage incoming_;  // Parsed from it.
   std::shared_ptr<IngestSession> session_;
   uint32_t told_attempt_ = 0;  // By the Hello; session_->attempt() is what the run calls it.
   std::string run_name_;
@@ -462,6 +485,7 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
   std::vector<v1::ServerMessage> held_ ABSL_GUARDED_BY(mutex_);  // Until the Welcome.
   bool welcomed_ ABSL_GUARDED_BY(mutex_) = false;
   v1::ServerMessage writing_message_;
+  grpc::ByteBuffer writing_bytes_;  // Its own.
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<grpc::Status> end_ ABSL_GUARDED_BY(mutex_);
@@ -476,7 +500,7 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<v1::ClientMes
 namespace {
 
 // A reactor that only says no.
-class Refusal final : public grpc::ServerBidiReactor<v1::ClientMessage, v1::ServerMessage> {
+class Refusal final : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
   explicit Refusal(const grpc::Status& status) { Finish(status); }
   void OnDone() override { delete this; }
@@ -500,7 +524,7 @@ IngestService::IngestService(const Options& options, IngestSink* sink, Counters*
 
 IngestService::~IngestService() = default;
 
-grpc::ServerBidiReactor<v1::ClientMessage, v1::ServerMessage>* IngestService::Attach(
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* IngestService::Attach(
     grpc::CallbackServerContext* context) {
   absl::StatusOr<GrantPtr> grant = Identify(options_.access, *context, "Attach");
   if (!grant.ok()) return new Refusal(ToGrpc(grant.status()));

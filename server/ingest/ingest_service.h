@@ -1,7 +1,8 @@
 // ingest_service.h: the gRPC face of ingest/.
 //
 // Holds one stream per rank, checks every message before anything is allocated
-// for it, and hands it to the sink.  A full queue is not an error: the next
+// for it, and hands it to the sink with the bytes that came, which are logged as they
+// are.  A full queue is not an error: the next
 // read starts only once the message was taken, so flow control reaches the
 // sender and the client's ring drops and counts.  The training thread waits
 // for nothing.  An Ack means durable, never merely received.
@@ -25,7 +26,7 @@
 namespace bellwether::server {
 
 // Thread-safe: gRPC calls every method from its own threads.
-class IngestService final : public v1::Ingest::CallbackService {
+class IngestService final : public v1::Ingest::WithRawCallbackMethod_Attach<v1::Ingest::Service> {
  public:
   struct Options {
     DecodeLimits limits;
@@ -48,7 +49,7 @@ class IngestService final : public v1::Ingest::CallbackService {
   ~IngestService() override;
 
   // The errors are listed in ingest.proto.
-  grpc::ServerBidiReactor<v1::ClientMessage, v1::ServerMessage>* Attach(grpc::CallbackServerContext* context) override;
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Attach(grpc::CallbackServerContext* context) override;
 
   // Tells every stream to come back later and ends it; new ones are refused.
   void Drain();

@@ -1,10 +1,11 @@
 // Goal: a client that said goodbye is told OK once that is durable, and not before;
-// it hears and says the number of its attempt that it knows.
+// it hears and says the number of its attempt that it knows.  Its bytes are logged as they came.
 // Method: the service on a channel within the process, before a sink whose log the test is.
 
 #include "server/ingest/ingest_service.h"
 
 #include <gmock/gmock.h>
+#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
@@ -36,6 +37,7 @@ class Sink final : public IngestSink {
   void MakeDurable() { owner_->OnGoodbye(); }
   absl::Notification said_goodbye;
   std::vector<uint32_t> attempts;  // Of what was put before the goodbye.
+  std::vector<std::string> payloads;
 
  private:
   class Session final : public IngestSession {
@@ -45,6 +47,7 @@ class Sink final : public IngestSink {
     uint32_t attempt() const override { return kAttempt; }
     const Layout& layout() const override { return layout_; }
     absl::StatusOr<Taken> Put(IngestMessage& message, std::string& payload) override {
+      sink_->payloads.push_back(payload);
       v1::ClientMessage logged;
       EXPECT_TRUE(logged.ParseFromString(payload));
       if (const auto* frame = std::get_if<RankFrame>(&message.body)) {
@@ -159,6 +162,80 @@ TEST(IngestServiceTest, EachSideIsSpokenToInItsOwnNumbersOfAttempts) {
   client.answered.WaitForNotification();
   EXPECT_THAT(sink.attempts, testing::ElementsAre(5, 5, 5, 5, 1));
   EXPECT_EQ(client.action_attempt, Client::kTold);
+}
+
+// A stream of bytes that are written by hand.
+class RawClient {
+ public:
+  explicit RawClient(Sink* sink) : service_({}, sink, &counters_, Clock::System()) {
+    grpc::ServerBuilder builder;
+    builder.RegisterService(&service_);
+    server_ = builder.BuildAndStart();
+    grpc::GenericStub stub(server_->InProcessChannel({}));
+    stream_ = stub.PrepareCall(&context_, "/bellwether.v1.Ingest/Attach", &queue_);
+    stream_->StartCall(nullptr);
+    Await();
+  }
+  ~RawClient() {
+    context_.TryCancel();
+    server_->Shutdown();
+  }
+  void Write(const std::string& bytes) {
+    const grpc::Slice slice(bytes);
+    stream_->Write(grpc::ByteBuffer(&slice, 1), nullptr);
+    Await();
+  }
+  // Until the server has ended the stream.
+  void ReadAll() {
+    do {
+      stream_->Read(&answer_, nullptr);
+    } while (Await());
+  }
+
+ private:
+  bool Await() {
+    void* tag = nullptr;
+    bool ok = false;
+    return queue_.Next(&tag, &ok) && ok;
+  }
+
+  Counters counters_;
+  IngestService service_;
+  std::unique_ptr<grpc::Server> server_;
+  grpc::ClientContext context_;
+  grpc::CompletionQueue queue_;
+  std::unique_ptr<grpc::GenericClientAsyncReaderWriter> stream_;
+  grpc::ByteBuffer answer_;
+};
+
+TEST(IngestServiceTest, ReceivedBytesAreLoggedAsTheyCame) {
+  Sink sink(/*takes_goodbyes=*/false);
+  RawClient client(&sink);
+  v1::ClientMessage hello;
+  hello.mutable_hello()->mutable_run()->set_attempt(Sink::kAttempt);
+  client.Write(HelloOf(std::move(hello), /*world=*/1, /*layers=*/1).SerializeAsString());
+  // The parts of a message in the order in which protobuf does not write them.
+  v1::ClientMessage seq, body = LossFrame(/*step=*/0, Sink::kAttempt), again;
+  seq.set_seq(1);
+  body.clear_seq();
+  std::string bytes = seq.SerializeAsString() + body.SerializeAsString();
+  ASSERT_TRUE(again.ParseFromString(bytes));
+  if (again.SerializeAsString() == bytes) bytes = body.SerializeAsString() + seq.SerializeAsString();
+  client.Write(bytes);
+  v1::ClientMessage bye;
+  bye.mutable_bye()->set_reason(v1::BYE_REASON_FINISHED);
+  client.Write(bye.SerializeAsString());
+  client.ReadAll();
+  EXPECT_THAT(sink.payloads, testing::ElementsAre(bytes));
+}
+
+TEST(IngestServiceTest, BytesThatAreNoMessageEndTheStream) {
+  Sink sink(/*takes_goodbyes=*/true);
+  RawClient client(&sink);
+  client.Write(HelloOf({}, /*world=*/1, /*layers=*/1).SerializeAsString());
+  client.Write("\xff\xff\xff");
+  client.ReadAll();
+  EXPECT_THAT(sink.payloads, testing::IsEmpty());
 }
 
 TEST(IngestServiceTest, AGoodbyeThatIsNotLoggedIsNotOk) {
