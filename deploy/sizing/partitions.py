@@ -1,6 +1,6 @@
 """Which partition, and which of several databases, a run belongs to: as the servers count.
 
-partition_of() is server/cluster/partition.cc, and tests/deploy/test_sizing.py holds it against a
+partition_of() is server/model/partition.cc, and tests/deploy/test_sizing.py holds it against a
 real server's database.  Both are of one CRC, so the database is chosen by what the partition
 leaves of it: taken modulo the same number, each of two databases would have half the partitions.
 

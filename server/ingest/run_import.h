@@ -24,8 +24,8 @@ namespace bellwether::server {
 // has not ended and knows the recording's first hello.  The same import again goes on
 // where that stopped: its messages have the same numbers, and what is there already
 // is a duplicate like any other.  Silence and late ranks are not judged until then, for a
-// quarter of an hour: after that its open steps are closed with what they have, and their
-// other ranks' frames, should they still come, are late.
+// quarter of an hour.  After that its open steps are closed with what they have, and frames
+// of their other ranks that still come are late.
 //
 // A recording that is refused (damaged, bytes behind its end, two runs in one) ends its
 // run at once in the same way.

@@ -29,7 +29,7 @@ class Ownership {
   // the server that serves it, "" while that is not known.
   virtual absl::Status Admit(const RunUuid& uuid, std::string* address) const = 0;
   virtual bool Serves(RunId run) const = 0;
-  // The series of before the run came here are here, too.
+  // The series that the run had on its earlier server are here, too.
   virtual bool HasWhole(RunId run) const = 0;
   // A new number for a run with this uuid; each is given once.
   virtual RunId NextRun(const RunUuid& uuid) = 0;
@@ -40,7 +40,7 @@ class Ownership {
   // It is taken up: none of its runs is known yet.
   virtual void BeginPartition(uint32_t partition) = 0;
   virtual void ServePartition(uint32_t partition) = 0;
-  // It has its series of before; without effect if it is not served any more.
+  // It has the series that it had on its earlier server; no effect if it is not served any more.
   virtual void CompletePartition(uint32_t partition) = 0;
   // It is not served from here on.
   virtual void FencePartition(uint32_t partition) = 0;

@@ -21,7 +21,7 @@ class PartitionHost {
   // Takes up what the shared log holds of it; serves it when this returns OK, and
   // has nothing of it when it does not.
   virtual absl::Status TakePartition(uint32_t partition, uint64_t epoch) = 0;
-  // What can wait until it is served: the series of before.  CANCELLED: it is not wanted
+  // What can wait until it is served: the series from its earlier server.  CANCELLED: it is not wanted
   // any more.
   virtual absl::Status TakeHistory(uint32_t partition, const std::function<bool()>& is_wanted) = 0;
   // It is not served any more, nothing more is acknowledged, its streams end.

@@ -3,7 +3,7 @@
 // A server appends for the partitions whose lease it holds, with the epoch under
 // which it took them: what is committed under an older epoch than the lease's is
 // void.  Its LSNs are its own count, which jumps above all of a partition's when it
-// takes one: so they rise per server and per partition, whoever wrote before.  Its
+// takes one.  So they rise per server and per partition, also after another server's.  Its
 // lanes are the databases that the cluster is spread over.
 //
 // Thread-safe.
@@ -27,8 +27,8 @@ class SharedLog : public LogBackend, public SharedRows {
  public:
   // Called from the log's threads when a commit found that `partition` is not
   // ours any more.  Until it returns nothing of what was appended for it, and is
-  // not committed, is taken for durable: whoever waits for an acknowledgement of
-  // it must be let go before.
+  // not committed, is taken for durable: a wait for an acknowledgement of it
+  // must be ended before.
   using LostCallback = std::function<void(uint32_t partition)>;
   virtual void SetLost(LostCallback on_lost) = 0;
   // As LogBackend::DurableCallback, of a lane.

@@ -51,11 +51,11 @@ class Peers {
 
   struct Spread {
     std::vector<std::string> others;  // Addresses of those that own something.
-    uint32_t unserved = 0;            // Partitions that nobody serves now, or that are taken up or let go here.
+    uint32_t unserved = 0;            // Partitions that no server serves now, or that are taken up or let go here.
   };
   struct Owner {
     bool here = false;
-    std::string address;  // Of another; "" = nobody, for now.
+    std::string address;  // Of another; "" = none, for now.
   };
   struct Answer {
     std::string server;
