@@ -206,12 +206,12 @@ ExitCode Watch(Cli* cli, const WatchOptions& options) {
   });
 }
 
-struct NoteOptions {
+struct RecordOptions {
   std::string run, key, comment, by = UserName();
   uint32_t seconds = 0;
 };
 
-ExitCode Acknowledge(Cli* cli, const NoteOptions& options) {
+ExitCode Acknowledge(Cli* cli, const RecordOptions& options) {
   v1::AcknowledgeAlertRequest request;
   request.set_run(options.run);
   request.set_key(options.key);
@@ -222,7 +222,7 @@ ExitCode Acknowledge(Cli* cli, const NoteOptions& options) {
       [cli](const v1::Alert& alert) { return PrintAlert(cli, alert); });
 }
 
-ExitCode Silence(Cli* cli, const NoteOptions& options) {
+ExitCode Silence(Cli* cli, const RecordOptions& options) {
   v1::SilenceAlertRequest request;
   request.set_run(options.run);
   request.set_key(options.key);
@@ -240,7 +240,7 @@ void AddSeverity(CLI::App* command, v1::Severity* severity) {
       "none below this");
 }
 
-void AddNote(CLI::App* command, NoteOptions* note) {
+void AddNote(CLI::App* command, RecordOptions* note) {
   command->add_option("run", note->run, "the run's name or uuid")->required()->type_name("RUN");
   command->add_option("key", note->key, "the alert's key, as `alert list` shows it")->required()->type_name("KEY");
   command->add_option("--comment", note->comment, "why, up to 256 bytes");
@@ -277,12 +277,12 @@ void AddAlerts(Cli* cli) {
   command->add_flag("--new", watch->only_new, "none of the stored ones")->excludes(after);
 
   auto* const ack =
-      AddCommand<NoteOptions>(cli, noun, "ack", "Acknowledges an alert: somebody looks after it",
-                              "bellwether alert ack my-run a1 --comment \"on it\"", &Acknowledge, &command);
+      AddCommand<RecordOptions>(cli, noun, "ack", "Acknowledges an alert: somebody looks after it",
+                                "bellwether alert ack my-run a1 --comment \"on it\"", &Acknowledge, &command);
   AddNote(command, ack);
 
-  auto* const silence = AddCommand<NoteOptions>(cli, noun, "silence", "Stops notifications of an alert for a while",
-                                                "bellwether alert silence my-run a1 --for 2h", &Silence, &command);
+  auto* const silence = AddCommand<RecordOptions>(cli, noun, "silence", "Stops notifications of an alert for a while",
+                                                  "bellwether alert silence my-run a1 --for 2h", &Silence, &command);
   AddNote(command, silence);
   command->add_option("--for", silence->seconds, "how long, 1s..30d, such as 30m, 2h")
       ->transform(CLI::AsNumberWithUnit(std::map<std::string, uint32_t>{{"s", 1}, {"m", 60}, {"h", 3600}, {"d", 86400}},

@@ -49,7 +49,7 @@ Sender::Sender(SharedMemory* memory)
 
 // The stream's last reaction may still call `wake`.
 Sender::~Sender() {
-  leftovers_.reset();
+  orphaned_spools_.reset();
   session_.reset();
 }
 
@@ -92,19 +92,20 @@ void Sender::StartSpool() {
   window_.Commit();
   spool_->FreeUpTo(state->freed_ordinal);
   window_.SetSpool(spool_.get());
-  leftovers_ = std::make_unique<Leftovers>(Leftovers::Parts{header_, &log_, [this] { Wake(); },
-                                                            [this](uint64_t frames) {
-                                                              window_.mutable_state()->frames_dropped += frames;
-                                                              window_.Commit();
-                                                            }},
-                                           folder_->number());
+  orphaned_spools_ = std::make_unique<OrphanedSpools>(OrphanedSpools::Parts{header_, &log_, [this] { Wake(); },
+                                                                            [this](uint64_t frames) {
+                                                                              window_.mutable_state()->frames_dropped +=
+                                                                                  frames;
+                                                                              window_.Commit();
+                                                                            }},
+                                                      folder_->number());
 }
 
 void Sender::StepSpool() {
   if (spool_ == nullptr) return;
   if (!spool_->trouble().empty()) log_.Once("spool", spool_->trouble() + "; what does not fit the memory is thinned");
-  if (leftovers_ != nullptr && leftovers_->done()) leftovers_.reset();
-  const uint64_t left = leftovers_ == nullptr ? 0 : leftovers_->bytes();
+  if (orphaned_spools_ != nullptr && orphaned_spools_->done()) orphaned_spools_.reset();
+  const uint64_t left = orphaned_spools_ == nullptr ? 0 : orphaned_spools_->bytes();
   spool_->set_other_bytes(left);
   header_->spool_bytes.store(spool_->bytes() + left, std::memory_order_relaxed);
   if (spool_->empty()) {
@@ -214,7 +215,7 @@ bool Sender::IsFinished(Clock::time_point now) {
     const v1::ByeReason reason = trainer_died_                   ? v1::BYE_REASON_DIED
                                  : window_.state().detached != 0 ? v1::BYE_REASON_DETACHED
                                                                  : v1::BYE_REASON_FINISHED;
-    session_->SayBye(reason, "");
+    session_->SendBye(reason, "");
     if (bye_since_ == Clock::time_point{}) bye_since_ = now;
   }
   return false;
@@ -266,8 +267,8 @@ void Sender::Run() {
     const bool flush = flush_wanted > flushed && window_.state().ring_taken >= flush_wanted;
     Record(now, flush);
     if (flush) flushed = flush_wanted;
-    if (leftovers_ != nullptr) {
-      leftovers_->Step(now);
+    if (orphaned_spools_ != nullptr) {
+      orphaned_spools_->Step(now);
     } else if (session_ != nullptr) {
       session_->Step(now);
     }

@@ -16,7 +16,7 @@
 
 #include "client_lib/sender/command_queue.h"
 #include "client_lib/sender/intake.h"
-#include "client_lib/sender/leftover.h"
+#include "client_lib/sender/orphaned_spools.h"
 #include "client_lib/sender/recorder.h"
 #include "client_lib/sender/sender_log.h"
 #include "client_lib/sender/session.h"
@@ -65,9 +65,9 @@ class Sender {
   Window window_;
   Intake intake_;
   CommandQueue commands_;
-  std::unique_ptr<Session> session_;      // Without a server: null.
-  std::unique_ptr<Leftovers> leftovers_;  // Of earlier attempts; null once they are sent.
-  std::unique_ptr<Recorder> recorder_;    // Not recording, or it failed: null.
+  std::unique_ptr<Session> session_;                 // Without a server: null.
+  std::unique_ptr<OrphanedSpools> orphaned_spools_;  // Of earlier attempts; null once they are sent.
+  std::unique_ptr<Recorder> recorder_;               // Not recording, or it failed: null.
   Window::Cursor record_cursor_;
   Clock::time_point next_flush_{};
   Clock::time_point next_lock_check_{};

@@ -303,7 +303,7 @@ void Session::Fail(const std::string& why) {
   parts_.log->Once("failed", address_ + ": " + why + "; not tried again");
 }
 
-void Session::SayBye(v1::ByeReason reason, const std::string& detail) {
+void Session::SendBye(v1::ByeReason reason, const std::string& detail) {
   const SenderState& state = window_->state();
   const auto last = static_cast<uint64_t>(state.seq_base + static_cast<int64_t>(state.sent_ordinal));
   stream_->Send(MakeBye(reason, last, detail));

@@ -70,7 +70,7 @@ class Session {
   uint64_t durable_ordinal() const { return durable_ordinal_; }
 
   // Says Bye behind everything sent.  REQUIRES: streaming().
-  void SayBye(v1::ByeReason reason, const std::string& detail);
+  void SendBye(v1::ByeReason reason, const std::string& detail);
   bool bye_said() const { return bye_said_; }  // On this stream.
   // The server has closed the stream after the Bye.
   bool bye_done() const { return bye_said_ && phase_ != Phase::kStreaming; }

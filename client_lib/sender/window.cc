@@ -154,7 +154,7 @@ void Window::CountLost(uint64_t from, uint64_t through, uint64_t frames) {
   Commit();
 }
 
-void Window::NoteDurable(const Message& message, uint64_t* settled) {
+void Window::RecordDurable(const Message& message, uint64_t* settled) {
   if (!message.last_part || message.frames_admitted <= next_.frames_durable) return;
   next_.frames_durable = message.frames_admitted;
   *settled = message.ring_position + 1;
@@ -170,11 +170,11 @@ void Window::FreeUpTo(uint64_t ordinal) {
     const Record* record = At(tail);
     if (record->ordinal > ordinal) break;
     next_.window_tail = tail + BytesFor(record->body_bytes);
-    NoteDurable(MessageOf(*record), &settled);
+    RecordDurable(MessageOf(*record), &settled);
   }
   Message spooled;
   if (spool_ != nullptr) spool_->FindFrameEnd(ordinal, &spooled);
-  NoteDurable(spooled, &settled);
+  RecordDurable(spooled, &settled);
   next_.freed_ordinal = ordinal;
   if (empty()) next_.frames_durable = next_.frames_admitted;
   const bool memory_empty = next_.window_tail == next_.window_head;

@@ -89,7 +89,7 @@ class Window {
   static Message MessageOf(const Record& record);
   void CountLost(uint64_t from, uint64_t through, uint64_t frames);
   // Frames that end at or before a message that is durable.
-  void NoteDurable(const Message& message, uint64_t* settled);
+  void RecordDurable(const Message& message, uint64_t* settled);
 
   SharedMemory* memory_;
   SharedHeader* header_;

@@ -98,11 +98,11 @@ absl::Status Grant::CheckAll(Role role) const {
 
 absl::Status Grant::CheckOpen(std::string_view call, Role role, std::string_view run) const {
   const absl::Status allowed = run.empty() ? Check(role) : Check(role, run);
-  if (!allowed.ok()) NoteEnd(call, role, run, allowed);
+  if (!allowed.ok()) RecordEnd(call, role, run, allowed);
   return allowed;
 }
 
-void Grant::NoteEnd(std::string_view call, Role role, std::string_view run, const absl::Status& why) const {
+void Grant::RecordEnd(std::string_view call, Role role, std::string_view run, const absl::Status& why) const {
   Gone gone;
   const IdentityPtr identity = this->identity(&gone);
   if (identity != nullptr) gone.reason = identity->Has(role) ? "run" : "role";

@@ -75,7 +75,7 @@ class Grant {
   // The open stream `call` ends with `why`, which a Check() of `role` said: into
   // the audit, bellwether_access_streams_ended_total, and the log, there once for
   // an identity and cause until the files change again.
-  void NoteEnd(std::string_view call, Role role, std::string_view run, const absl::Status& why) const;
+  void RecordEnd(std::string_view call, Role role, std::string_view run, const absl::Status& why) const;
   // Whether Check(role) would pass, without a word of it: for what he is shown.
   bool May(Role role) const;
   // As Check(kRead, run), without a word of it: for lists.

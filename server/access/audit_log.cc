@@ -71,7 +71,7 @@ void AuditLog::Rotate() {
   if (const absl::Status opened = OpenFile(); !opened.ok()) LogError("{}", std::string(opened.message()));
 }
 
-void AuditLog::TellRefusal(const AuditLine& line) {
+void AuditLog::ReportRefusal(const AuditLine& line) {
   const int64_t now_ns = clock_->MonotonicNanos();
   if (told_ns_ != INT64_MIN && now_ns - told_ns_ < 1'000'000'000) {
     ++not_told_;
@@ -112,7 +112,7 @@ void AuditLog::Write(const AuditLine& line) {
   if (!line.result.ok()) json["refused"] = Clipped(std::string(line.result.message()));
   if (!line.detail.empty()) json["detail"] = Clipped(line.detail);
   absl::MutexLock lock(&mutex_);
-  if (absl::IsUnauthenticated(line.result) || absl::IsPermissionDenied(line.result)) TellRefusal(line);
+  if (absl::IsUnauthenticated(line.result) || absl::IsPermissionDenied(line.result)) ReportRefusal(line);
   if (!line.result.ok() && !MayKeepRefusal(line)) return;
   if (not_kept_ > 0) json["refusals_not_kept"] = not_kept_;
   not_kept_ = 0;

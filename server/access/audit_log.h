@@ -61,7 +61,7 @@ class AuditLog {
   AuditLog(const Options& options, Counters* counters, Clock* clock);
   absl::Status OpenFile() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Rotate() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void TellRefusal(const AuditLine& line) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ReportRefusal(const AuditLine& line) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool MayKeepRefusal(const AuditLine& line) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Options options_;

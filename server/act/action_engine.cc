@@ -53,9 +53,9 @@ void ActionEngine::OnHello(const RunDescription& run, const RankAbilities& rank,
   s.Decide(now, changed);
 }
 
-void ActionEngine::OnTransitions(const std::vector<Transition>& transitions, const Now& now,
+void ActionEngine::OnTransitions(const std::vector<AlertTransition>& transitions, const Now& now,
                                  std::vector<Action>* changed) {
-  for (const Transition& transition : transitions) state_->Follow(transition, now, changed);
+  for (const AlertTransition& transition : transitions) state_->Follow(transition, now, changed);
   if (!transitions.empty()) state_->Decide(now, changed);
 }
 

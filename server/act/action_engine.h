@@ -20,9 +20,9 @@
 #include "absl/status/status.h"
 #include "server/act/policy.h"
 #include "server/model/action.h"
+#include "server/model/alert_transition.h"
 #include "server/model/run_types.h"
 #include "server/model/step_sample.h"
-#include "server/model/transition.h"
 
 namespace bellwether::server {
 
@@ -61,7 +61,7 @@ class ActionEngine {
   // Each appends a copy of every action that changed, with its whole history,
   // to `*changed`; one call may change an action more than once.
   void OnHello(const RunDescription& run, const RankAbilities& rank, const Now& now, std::vector<Action>* changed);
-  void OnTransitions(const std::vector<Transition>& transitions, const Now& now, std::vector<Action>* changed);
+  void OnTransitions(const std::vector<AlertTransition>& transitions, const Now& now, std::vector<Action>* changed);
   void OnStep(const StepSample& sample, const Now& now, std::vector<Action>* changed);
   void OnResult(const RankResult& result, const Now& now, std::vector<Action>* changed);
   // A note of the run: what centring, mode or learning rate are now.

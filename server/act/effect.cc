@@ -68,7 +68,7 @@ EffectWatch::EffectWatch(const Layout& layout) : layout_(layout), loss_(1, kWind
   for (size_t i = 0; i < kEffectTracks; ++i) series_.emplace_back(heads, kWindowRows);
 }
 
-void EffectWatch::NoteNonfinite(const StepSample& sample) {
+void EffectWatch::RecordNonfinite(const StepSample& sample) {
   const auto bad = [](float value) { return !IsNotMeasured(value) && !std::isfinite(value); };
   std::string found;
   if (bad(sample.scalar(SignalId::kLoss))) found = "the loss is not a number";
@@ -85,7 +85,7 @@ void EffectWatch::NoteNonfinite(const StepSample& sample) {
 }
 
 void EffectWatch::Observe(const StepSample& sample) {
-  NoteNonfinite(sample);
+  RecordNonfinite(sample);
   const float loss = sample.scalar(SignalId::kLoss);
   if (!IsNotMeasured(loss)) {
     loss_.Add({&loss, 1});

@@ -121,7 +121,7 @@ class EffectWatch {
   std::vector<Head> Choose(const Action& action, const std::vector<Head>& heads) const;
   // What the action itself makes of a level; 0 = nobody knows.
   double LevelAfter(const Action& action, EffectTrack track, Head head, double level) const;
-  void NoteNonfinite(const StepSample& sample);
+  void RecordNonfinite(const StepSample& sample);
 
   Layout layout_;
   std::vector<BatchSeries> series_;  // [kEffectTracks]

@@ -229,7 +229,7 @@ struct ActionEngine::State {
 
   // ---- ladder.cc ----
   AlertCase* FindCase(const std::string& key);
-  void Follow(const Transition& transition, const Now& now, Changed* changed);
+  void Follow(const AlertTransition& transition, const Now& now, Changed* changed);
   void Decide(const Now& now, Changed* changed);
   bool MayEnforce(const Now& now) const;
 

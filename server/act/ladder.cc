@@ -15,7 +15,7 @@ bool IsFinal(ActionState state) {
 }
 
 // The heads that the alert found; those next in line are named for people.
-void TakeHeads(const Transition& transition, AlertCase* of) {
+void TakeHeads(const AlertTransition& transition, AlertCase* of) {
   std::vector<Head> found;
   for (const Head& head : transition.heads) {
     const bool next_in_line = std::any_of(
@@ -67,7 +67,7 @@ bool ActionEngine::State::MayEnforce(const Now& now) const {
   return policy->mode == PolicyMode::kEnforce && policy->QuietUntil(now.time_unix_ns) < 0;
 }
 
-void ActionEngine::State::Follow(const Transition& transition, const Now& now, Changed* changed) {
+void ActionEngine::State::Follow(const AlertTransition& transition, const Now& now, Changed* changed) {
   AlertCase* of = FindCase(transition.key);
   if (transition.state == AlertState::kResolved) {
     if (of == nullptr) return;

@@ -31,7 +31,7 @@
 
 #include "absl/status/statusor.h"
 #include "server/model/action.h"
-#include "server/model/transition.h"
+#include "server/model/alert_transition.h"
 
 namespace bellwether::server {
 

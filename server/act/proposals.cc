@@ -26,7 +26,7 @@ void AddSentence(const std::string& sentence, const std::string& cost, std::stri
 }
 
 // What the first rung will be.
-void AddPlan(const Policy& policy, Transition* transition) {
+void AddPlan(const Policy& policy, AlertTransition* transition) {
   if (policy.mode == PolicyMode::kObserve || transition->state != AlertState::kFiring || transition->k != 0) return;
   const PolicyRule* const rule = policy.Find(transition->rule, transition->stage, transition->severity);
   if (rule == nullptr || rule->ladder.empty() || rule->confirm_steps == 0) return;
@@ -40,7 +40,7 @@ void AddPlan(const Policy& policy, Transition* transition) {
 
 }  // namespace
 
-std::string ProposalText(const std::vector<Action>& actions, const Transition& transition) {
+std::string ProposalText(const std::vector<Action>& actions, const AlertTransition& transition) {
   // An action that changed twice is there twice: as it is now is its last.
   std::map<std::string, const Action*> now;
   for (const Action& action : actions) {
@@ -81,7 +81,7 @@ void HideEndedProposals(const std::string& run_name, const std::vector<Action>& 
   }
 }
 
-void AddProposals(const std::vector<Action>& changed, const Policy& policy, Transition* transition) {
+void AddProposals(const std::vector<Action>& changed, const Policy& policy, AlertTransition* transition) {
   const std::string text = ProposalText(changed, *transition);
   if (!text.empty()) absl::StrAppend(&transition->advice, transition->advice.empty() ? "" : " ", text);
   const bool any = std::any_of(changed.begin(), changed.end(),

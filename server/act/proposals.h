@@ -8,19 +8,19 @@
 
 #include "server/act/policy.h"
 #include "server/model/action.h"
-#include "server/model/transition.h"
+#include "server/model/alert_transition.h"
 
 namespace bellwether::server {
 
 // A sentence for each of `actions` that waits or is on its way because of this
 // alert: what it is, its cost, and how it is approved; "" = none.  What the
 // alert's advice names already is left out.  Thread-safe.
-std::string ProposalText(const std::vector<Action>& actions, const Transition& transition);
+std::string ProposalText(const std::vector<Action>& actions, const AlertTransition& transition);
 
 // Adds ProposalText() of `changed` to the advice.  Changes nothing else.  Thread-safe.
 // Where there is none yet, a new alert says what the policy will do first, and
 // when.
-void AddProposals(const std::vector<Action>& changed, const Policy& policy, Transition* transition);
+void AddProposals(const std::vector<Action>& changed, const Policy& policy, AlertTransition* transition);
 
 // Takes out of an alert's advice the sentences of those of the run's `actions` that wait
 // for nobody any more.  Thread-safe.

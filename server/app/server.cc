@@ -96,14 +96,14 @@ absl::Status Server::StartAll() {
   info.options = DescribeOptions(options_);
   info.limits = DescribeLimits(options_);
   BW_RETURN_IF_ERROR(StartBank());
-  NoteReload();
+  RecordReload();
   if (options_.cluster.on()) ShareLog();
   BW_ASSIGN_OR_RETURN(pipeline_, Pipeline::Open(options_.pipeline, &counters_, clock_));
   if (options_.cluster.on()) BW_RETURN_IF_ERROR(StartPeers());
   engine_ = std::make_unique<QueryEngine>(
       options_.query_engine,
       QueryStores{pipeline_->runs(), pipeline_->series(), pipeline_->alerts(), pipeline_->database(),
-                  pipeline_->baselines(), pipeline_.get(), clock_, &counters_, pipeline_->actions(), elsewhere_.get()});
+                  pipeline_->baselines(), pipeline_.get(), clock_, &counters_, pipeline_->actions(), router_.get()});
   QueryService::Options query = options_.query;
   query.access = access_.get();
   query_ = std::make_unique<QueryService>(query, engine_.get());
@@ -131,7 +131,7 @@ absl::Status Server::StartAll() {
   for (AlertmanagerOptions alertmanager : options_.alertmanagers) {
     alertmanager.external_url = page;
     alertmanager.holds = options_.exporter.holds;
-    alertmanager.proposals = [actions = pipeline_->actions()](const Transition& alert) {
+    alertmanager.proposals = [actions = pipeline_->actions()](const AlertTransition& alert) {
       const auto of_run = actions->List(alert.run);
       return of_run.ok() ? ProposalText(*of_run, alert) : std::string();
     };
@@ -247,7 +247,7 @@ absl::Status Server::StartHttp() {
   if (options_.reload_by_http) sources.reload = [this] { return Reload(); };
   sources.transition_json = TransitionToJson;
   sources.runs = pipeline_->runs();
-  if (elsewhere_ != nullptr) sources.others = [this] { return elsewhere_->others(); };
+  if (router_ != nullptr) sources.others = [this] { return router_->others(); };
   sources.alerts = pipeline_->alerts();
   sources.counters = &counters_;
   const char* const scheme = sources.tls != nullptr ? "https://" : "http://";
@@ -291,14 +291,14 @@ absl::Status Server::StartGrpc() {
   grpc_ = builder.BuildAndStart();
   if (grpc_ == nullptr) return absl::InternalError("gRPC does not start; its own words stand above");
   listener_->Start(acceptor_.get());
-  pulse_ = std::thread([this] { EachSecond([this] { ingest_->CutStreams(); }); });
+  cut_idle_thread_ = std::thread([this] { EachSecond([this] { ingest_->CutStreams(); }); });
   upkeep_ = std::thread([this] { EachSecond([this] { pipeline_->Upkeep(); }); });
   return absl::OkStatus();
 }
 
 void Server::EachSecond(const std::function<void()>& task) {
-  std::unique_lock lock(pulse_mutex_);
-  while (!pulse_wake_.wait_for(lock, std::chrono::seconds(1), [this] { return pulse_stop_; })) {
+  std::unique_lock lock(cut_idle_mutex_);
+  while (!cut_idle_wake_.wait_for(lock, std::chrono::seconds(1), [this] { return cut_idle_stop_; })) {
     lock.unlock();
     task();
     lock.lock();
@@ -351,7 +351,7 @@ absl::Status Server::Reload() {
     if (!read.ok()) return refuse("rules and policy stay", read.status());
     policy = *read;
   }
-  NoteReload();
+  RecordReload();
   if (rules != nullptr) {
     pipeline_->SetRules(rules);
     LogInfo("rules read again from {}", options_.rules_file);
@@ -363,7 +363,7 @@ absl::Status Server::Reload() {
   return absl::OkStatus();
 }
 
-void Server::NoteReload() {
+void Server::RecordReload() {
   counters_.gauge("bellwether_config_last_reload_successful")->Set(1);
   counters_.gauge("bellwether_config_last_reload_success_timestamp_seconds")
       ->Set(static_cast<double>(clock_->UnixMillis()) * 1e-3);
@@ -387,11 +387,11 @@ absl::Status Server::Stop() {
   if (stopped_) return absl::OkStatus();
   stopped_ = true;
   {
-    const std::lock_guard lock(pulse_mutex_);
-    pulse_stop_ = true;
+    const std::lock_guard lock(cut_idle_mutex_);
+    cut_idle_stop_ = true;
   }
-  pulse_wake_.notify_all();
-  if (pulse_.joinable()) pulse_.join();
+  cut_idle_wake_.notify_all();
+  if (cut_idle_thread_.joinable()) cut_idle_thread_.join();
   if (listener_ != nullptr) listener_->Stop();
   if (member_ != nullptr) member_->Announce();
   if (grpc_ != nullptr) {

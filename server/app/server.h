@@ -32,9 +32,9 @@
 #include "server/ingest/ingest_service.h"
 #include "server/net/checkpoint_socket.h"
 #include "server/net/connection_acceptor.h"
-#include "server/query/elsewhere.h"
 #include "server/query/query_engine.h"
 #include "server/query/query_service.h"
+#include "server/query/run_router.h"
 
 namespace grpc {
 class ChannelCredentials;
@@ -114,7 +114,7 @@ class Server {
   void EachSecond(const std::function<void()>& task);
   absl::Status StartHttp();
   std::string PageForOthers() const;
-  void NoteReload();
+  void RecordReload();
 
   ServerOptions options_;
   std::string grpc_address_, http_address_, page_url_;
@@ -136,7 +136,7 @@ class Server {
   std::unique_ptr<Members> member_;               // Null: this server is alone.
   std::atomic<Members*> asked_member_ = nullptr;  // The same, for calls and streams that come before it.
   std::unique_ptr<PeerChannels> peers_;           // Null: this server is alone.
-  std::unique_ptr<Elsewhere> elsewhere_;          // Likewise.
+  std::unique_ptr<RunRouter> router_;             // Likewise.
   std::unique_ptr<QueryEngine> engine_;
   std::unique_ptr<QueryService> query_;
   std::unique_ptr<IngestService> ingest_;
@@ -145,10 +145,10 @@ class Server {
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> acceptor_;
   std::unique_ptr<grpc::Server> grpc_;
   std::unique_ptr<CheckpointSocket> checkpoints_;
-  std::mutex pulse_mutex_;
-  std::condition_variable pulse_wake_;  // Its waits are by the monotonic clock; abseil's are not.
-  bool pulse_stop_ = false;
-  std::thread pulse_, upkeep_;
+  std::mutex cut_idle_mutex_;
+  std::condition_variable cut_idle_wake_;  // Its waits are by the monotonic clock; abseil's are not.
+  bool cut_idle_stop_ = false;
+  std::thread cut_idle_thread_, upkeep_;
   int64_t busy_ns_ = 0;  // When somebody was last attached.
   bool ready_ = true;    // As the health service was last told.
   bool stopped_ = false;

@@ -86,7 +86,7 @@ absl::Status Server::StartPeers() {
   peers.databases = static_cast<uint32_t>(options_.cluster.dsns.size());
   peers.call_ms_max = options_.query_engine.deadline_ms;
   peers_ = std::make_unique<PeerChannels>(std::move(peers), &asked_member_, &counters_, clock_);
-  elsewhere_ = std::make_unique<Elsewhere>(peers_.get(), pipeline_->runs(), clock_);
+  router_ = std::make_unique<RunRouter>(peers_.get(), pipeline_->runs(), clock_);
   return absl::OkStatus();
 }
 

@@ -23,7 +23,7 @@ void AlertNumbers::Note(const absl::Status& status) {
   if (absl::IsUnavailable(status)) quiet_until_ns_ = NowNanos() + kQuietNanos;
 }
 
-absl::StatusOr<bool> AlertNumbers::Put(uint64_t epoch, const std::string& owner, Transition* transition) {
+absl::StatusOr<bool> AlertNumbers::Put(uint64_t epoch, const std::string& owner, AlertTransition* transition) {
   BW_RETURN_IF_ERROR(answers());
   // Before anything is looked for: without a fence two may bring the same alert.
   const std::vector<PgStatement> lock = {{"SELECT n FROM bellwether.alert_count WHERE one = 1 FOR UPDATE", {}}};

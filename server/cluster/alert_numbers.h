@@ -20,7 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/cluster/link.h"
-#include "server/model/transition.h"
+#include "server/model/alert_transition.h"
 
 namespace bellwether::server {
 
@@ -30,7 +30,7 @@ class AlertNumbers {
   AlertNumbers(std::string dsn, int64_t answer_ms) : link_(std::move(dsn), answer_ms) {}
 
   // As SharedRows::PutTransition(); `epoch` and `owner`: as it was stored with its run.
-  absl::StatusOr<bool> Put(uint64_t epoch, const std::string& owner, Transition* transition);
+  absl::StatusOr<bool> Put(uint64_t epoch, const std::string& owner, AlertTransition* transition);
 
   // UNAVAILABLE: it is left alone now.
   absl::Status answers() const;

@@ -59,7 +59,7 @@ void CommitQueue::Disown(uint32_t partition) {
     const auto done = [&part]() { return !part.committing; };
     mutex_.Await(absl::Condition(&done));
   }
-  TellDurable();  // What waited for what was dropped.
+  NotifyDurable();  // What waited for what was dropped.
 }
 
 absl::StatusOr<Fence> CommitQueue::FenceOf(uint32_t partition) const {
@@ -239,22 +239,22 @@ void CommitQueue::Write(uint32_t writer) {
         commit_seconds_.push_back(static_cast<double>(NowNanos() - began_ns) * 1e-9);
       }
     }
-    TellDurable();
+    NotifyDurable();
   }
 }
 
 void CommitQueue::Probe(PgLink* link) {
   if (!link->Run({{"SELECT 1", {}}}).ok()) return;
   absl::MutexLock lock(&mutex_);
-  NoteAnswer();
+  RecordAnswer();
 }
 
-void CommitQueue::NoteAnswer() {
+void CommitQueue::RecordAnswer() {
   if (failing_since_ns_ != 0) LogInfo("the database answers again: acknowledgements go on");
   failing_since_ns_ = 0;
 }
 
-void CommitQueue::NoteSilence(const char* what, const absl::Status& why) {
+void CommitQueue::RecordSilence(const char* what, const absl::Status& why) {
   if (failing_since_ns_ == 0) {
     failing_since_ns_ = NowNanos();
     LogWarning("{} for the database: {}", what, std::string(why.message()));
@@ -262,12 +262,12 @@ void CommitQueue::NoteSilence(const char* what, const absl::Status& why) {
   failing_ = absl::UnavailableError(why.message());
 }
 
-void CommitQueue::NoteSilence(const absl::Status& why) {
+void CommitQueue::RecordSilence(const absl::Status& why) {
   absl::MutexLock lock(&mutex_);
-  NoteSilence("rows of runs wait", why);
+  RecordSilence("rows of runs wait", why);
 }
 
-void CommitQueue::TellDurable() {
+void CommitQueue::NotifyDurable() {
   absl::MutexLock order(&durable_mutex_);  // Callbacks in the order of what they say.
   Lsn durable = 0;
   {
@@ -293,10 +293,10 @@ absl::Status CommitQueue::Commit(Group* group, PgLink* link) {
     }
     absl::MutexLock lock(&mutex_);
     if (status.ok() || absl::IsAborted(status)) {
-      NoteAnswer();
+      RecordAnswer();
       return status;
     }
-    NoteSilence("a commit waits", status);
+    RecordSilence("a commit waits", status);
     if (!parts_[group->fence.partition].owned) return absl::AbortedError("given up meanwhile");
     const auto closed = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return closed_; };
     if (AwaitFor(&mutex_, absl::Condition(&closed), kRetry)) return status;

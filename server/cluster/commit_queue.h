@@ -51,7 +51,7 @@ class CommitQueue {
   absl::Status Sync(Lsn lsn);
   void Hold(const absl::Status& why);
   // Something else than a commit was not answered.
-  void NoteSilence(const absl::Status& why);
+  void RecordSilence(const absl::Status& why);
   // Waits a while for what was appended, then ends the writers.  UNAVAILABLE: some
   // of it was not committed.
   absl::Status Close();
@@ -90,10 +90,10 @@ class CommitQueue {
   // What was under way may have been given up: nobody else would find out that the
   // database answers again, and who is not well is sent nothing to commit.
   void Probe(PgLink* link);
-  void NoteAnswer() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void NoteSilence(const char* what, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void RecordAnswer() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void RecordSilence(const char* what, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Says what has become durable, unless that was said.
-  void TellDurable();
+  void NotifyDurable();
   // Until it is committed (OK), void (ABORTED), or the log is closed (any other).
   absl::Status Commit(Group* group, PgLink* link);
   // Whoever waits for the partition's acknowledgements is let go first.

@@ -152,7 +152,7 @@ absl::Status Member::Renew() {
   return absl::OkStatus();
 }
 
-absl::Status Member::SayLeaving() {
+absl::Status Member::SendLeaving() {
   BW_RETURN_IF_ERROR(lease_link_
                          .Run({{"UPDATE bellwether.servers SET until = CAST($2 AS timestamptz) WHERE name = $1",
                                 {owner_.substr(0, owner_.rfind('/')), std::string(kGone)}},
@@ -323,7 +323,7 @@ void Member::Keep() {
     absl::Status status;
     const bool due = clock_->MonotonicNanos() - renewed_ns_ >= lease_ms * 1'000'000 / 3;
     if (announcing && (due || !announced_)) {
-      status = SayLeaving();
+      status = SendLeaving();
     } else if (due) {
       status = Renew();
     }
@@ -487,7 +487,7 @@ void Member::Leave() {
   if (begun) keeper_.join();
   if (!announced_) {
     // A database that did not answer the keeper does not delay what is to be saved.
-    if (const absl::Status status = kept_.ok() ? SayLeaving() : kept_; !status.ok()) {
+    if (const absl::Status status = kept_.ok() ? SendLeaving() : kept_; !status.ok()) {
       LogWarning("the others take this server's share once its leases have run out: {}", std::string(status.message()));
     }
   }

@@ -146,7 +146,7 @@ class Member {
   absl::Status LearnKey();
   absl::Status Renew();
   // Tells the others that this server leaves, and renews what it still has.
-  absl::Status SayLeaving();
+  absl::Status SendLeaving();
   // What the database says of all leases; notes what was lost, returns what is free.
   absl::Status Look(std::vector<uint32_t>* free, int64_t* servers);
   // The same from the other servers, when the database does not answer.

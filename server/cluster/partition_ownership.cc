@@ -33,7 +33,7 @@ RunId PartitionOwnership::NextRun(const RunUuid& uuid) {
   return partitions_[PartitionOf(uuid, databases_)].next_run++;
 }
 
-void PartitionOwnership::NoteRun(RunId run) {
+void PartitionOwnership::RecordRun(RunId run) {
   absl::MutexLock lock(&mutex_);
   RunId& next = partitions_[PartitionOfRun(run)].next_run;
   next = std::max(next, run + 1);

@@ -33,7 +33,7 @@ class PartitionOwnership final : public Ownership {
   bool Serves(RunId run) const override;
   bool HasWhole(RunId run) const override;
   RunId NextRun(const RunUuid& uuid) override;
-  void NoteRun(RunId run) override;
+  void RecordRun(RunId run) override;
 
   void BeginPartition(uint32_t partition) override;
   void ServePartition(uint32_t partition) override;

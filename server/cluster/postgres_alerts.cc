@@ -9,7 +9,7 @@
 namespace bellwether::server {
 
 absl::StatusOr<bool> PutPostgresTransition(std::vector<PgStatement> begin, const Fence& stored,
-                                           const std::string& owner, Transition* transition, SharedPgLink* link) {
+                                           const std::string& owner, AlertTransition* transition, SharedPgLink* link) {
   const PgValue p = int64_t{stored.partition}, run = static_cast<int64_t>(transition->run), key = transition->key,
                 k = int64_t{transition->k};
   std::vector<PgStatement> flight = std::move(begin);
@@ -32,9 +32,9 @@ absl::StatusOr<bool> PutPostgresTransition(std::vector<PgStatement> begin, const
   return done.back().Number(0, 1) == 1;
 }
 
-absl::StatusOr<std::vector<Transition>> ListPostgresTransitions(uint64_t after, size_t limit, SharedPgLink* link,
-                                                                std::atomic<uint64_t>* unreadable) {
-  std::vector<Transition> transitions;
+absl::StatusOr<std::vector<AlertTransition>> ListPostgresTransitions(uint64_t after, size_t limit, SharedPgLink* link,
+                                                                     std::atomic<uint64_t>* unreadable) {
+  std::vector<AlertTransition> transitions;
   for (;;) {
     const size_t wanted = limit - transitions.size();
     BW_ASSIGN_OR_RETURN(const auto rows, link->Ask({"SELECT n, body FROM bellwether.alerts WHERE n > $1 ORDER BY n "
@@ -42,7 +42,7 @@ absl::StatusOr<std::vector<Transition>> ListPostgresTransitions(uint64_t after, 
                                                     {static_cast<int64_t>(after), static_cast<int64_t>(wanted)}}));
     for (int row = 0; row < rows.rows(); ++row) {
       after = static_cast<uint64_t>(rows.Number(row, 0));
-      absl::StatusOr<Transition> transition = DecodeTransition(rows.Text(row, 1));
+      absl::StatusOr<AlertTransition> transition = DecodeTransition(rows.Text(row, 1));
       if (!transition.ok()) {
         if (uint64_t said = *unreadable; said < after && unreadable->compare_exchange_strong(said, after)) {
           LogError("alert number {} is left out: {}", after, std::string(transition.status().message()));

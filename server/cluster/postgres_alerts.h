@@ -16,24 +16,24 @@
 #include "absl/status/statusor.h"
 #include "server/cluster/fence.h"
 #include "server/cluster/link.h"
-#include "server/model/transition.h"
+#include "server/model/alert_transition.h"
 
 namespace bellwether::server {
 
 // In a transaction that begins with `begin`; `stored` is what it is stored with.  True
 // also for one that the same owner stored under the same epoch and was not answered.
 absl::StatusOr<bool> PutPostgresTransition(std::vector<PgStatement> begin, const Fence& stored,
-                                           const std::string& owner, Transition* transition, SharedPgLink* link);
+                                           const std::string& owner, AlertTransition* transition, SharedPgLink* link);
 // Of a run in the same database, fenced.
-inline absl::StatusOr<bool> PutPostgresTransition(const Fence& fence, const std::string& owner, Transition* transition,
-                                                  SharedPgLink* link) {
+inline absl::StatusOr<bool> PutPostgresTransition(const Fence& fence, const std::string& owner,
+                                                  AlertTransition* transition, SharedPgLink* link) {
   return PutPostgresTransition(FencedFlight(fence), fence, owner, transition, link);
 }
 // Of all servers, at most `limit` with numbers above `after`; fewer: there are no more.  One
 // that cannot be read, a newer server's for instance, is left out, and said once:
 // `unreadable` is the highest of those so far.
-absl::StatusOr<std::vector<Transition>> ListPostgresTransitions(uint64_t after, size_t limit, SharedPgLink* link,
-                                                                std::atomic<uint64_t>* unreadable);
+absl::StatusOr<std::vector<AlertTransition>> ListPostgresTransitions(uint64_t after, size_t limit, SharedPgLink* link,
+                                                                     std::atomic<uint64_t>* unreadable);
 
 }  // namespace bellwether::server
 

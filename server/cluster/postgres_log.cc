@@ -66,10 +66,10 @@ class PostgresLog final : public SharedLog {
   absl::Status PutRows(RunId run, const std::vector<SharedRow>& rows) override {
     BW_ASSIGN_OR_RETURN(const Fence fence, queue_.FenceOf(PlaceOf(PartitionOfRun(run))));
     absl::Status put = PutPostgresRows(fence, rows, &write_numbers_, &rows_link_);
-    if (absl::IsUnavailable(put)) queue_.NoteSilence(put);  // Further ones need not wait as long.
+    if (absl::IsUnavailable(put)) queue_.RecordSilence(put);  // Further ones need not wait as long.
     return put;
   }
-  absl::StatusOr<bool> PutTransition(Transition* transition) override {
+  absl::StatusOr<bool> PutTransition(AlertTransition* transition) override {
     BW_ASSIGN_OR_RETURN(const Fence fence, queue_.FenceOf(PlaceOf(PartitionOfRun(transition->run))));
     if (numbers_ == nullptr) return PutPostgresTransition(fence, owner_, transition, &alerts_link_);
     BW_RETURN_IF_ERROR(KeepWaitingAlert(fence, owner_, *transition, &alerts_link_));
@@ -78,12 +78,12 @@ class PostgresLog final : public SharedLog {
     (void)DropWaitingAlert(fence.partition, *transition, &alerts_link_);
     return is_new;
   }
-  absl::Status KeepTransition(const Transition& transition) override {
+  absl::Status KeepTransition(const AlertTransition& transition) override {
     if (numbers_ == nullptr) return absl::OkStatus();
     BW_ASSIGN_OR_RETURN(const Fence fence, queue_.FenceOf(PlaceOf(PartitionOfRun(transition.run))));
     return KeepWaitingAlert(fence, owner_, transition, &alerts_link_);
   }
-  absl::StatusOr<std::vector<Transition>> ListTransitions(uint64_t after, size_t limit) const override {
+  absl::StatusOr<std::vector<AlertTransition>> ListTransitions(uint64_t after, size_t limit) const override {
     return ListPostgresTransitions(after, limit, &read_link_, &unreadable_);
   }
 

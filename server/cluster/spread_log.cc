@@ -39,7 +39,7 @@ class SpreadLog final : public SharedLog {
   absl::Status PutRows(RunId run, const std::vector<SharedRow>& rows) override {
     return LogWith(PartitionOfRun(run)).PutRows(run, rows);
   }
-  absl::StatusOr<bool> PutTransition(Transition* transition) override {
+  absl::StatusOr<bool> PutTransition(AlertTransition* transition) override {
     const uint32_t partition = PartitionOfRun(transition->run);
     if (DatabaseOf(partition) != 0) {
       BW_RETURN_IF_ERROR(LogWith(partition).health());  // Other runs' alerts need not wait for it.
@@ -48,12 +48,12 @@ class SpreadLog final : public SharedLog {
     return OfFirst([&] { return logs_.front()->PutTransition(transition); });
   }
   uint32_t StoreOf(RunId run) const override { return LaneOf(run); }
-  absl::Status KeepTransition(const Transition& transition) override {
+  absl::Status KeepTransition(const AlertTransition& transition) override {
     SharedLog& log = LogWith(PartitionOfRun(transition.run));
     BW_RETURN_IF_ERROR(log.health());
     return log.KeepTransition(transition);
   }
-  absl::StatusOr<std::vector<Transition>> ListTransitions(uint64_t after, size_t limit) const override {
+  absl::StatusOr<std::vector<AlertTransition>> ListTransitions(uint64_t after, size_t limit) const override {
     return OfFirst([&] { return logs_.front()->ListTransitions(after, limit); });
   }
 

@@ -12,7 +12,7 @@ constexpr int64_t kPage = 100;
 
 }  // namespace
 
-absl::Status KeepWaitingAlert(const Fence& fence, const std::string& owner, const Transition& transition,
+absl::Status KeepWaitingAlert(const Fence& fence, const std::string& owner, const AlertTransition& transition,
                               SharedPgLink* link) {
   std::vector<PgStatement> flight = FencedFlight(fence);
   flight.push_back(
@@ -31,14 +31,14 @@ absl::StatusOr<std::vector<WaitingAlert>> ListWaitingAlerts(const Fence& fence, 
                                  {int64_t{fence.partition}, static_cast<int64_t>(fence.epoch), kPage}}));
   std::vector<WaitingAlert> waiting;
   for (int row = 0; row < rows.rows(); ++row) {
-    BW_ASSIGN_OR_RETURN(Transition transition, DecodeTransition(rows.Text(row, 2)));
+    BW_ASSIGN_OR_RETURN(AlertTransition transition, DecodeTransition(rows.Text(row, 2)));
     waiting.push_back(
         {static_cast<uint64_t>(rows.Number(row, 0)), std::string(rows.Text(row, 1)), std::move(transition)});
   }
   return waiting;
 }
 
-absl::Status DropWaitingAlert(uint32_t partition, const Transition& transition, SharedPgLink* link) {
+absl::Status DropWaitingAlert(uint32_t partition, const AlertTransition& transition, SharedPgLink* link) {
   return link
       ->Ask({"DELETE FROM bellwether.alerts_waiting WHERE p = $1 AND run = $2 AND key = $3 AND k = $4",
              {int64_t{partition}, static_cast<int64_t>(transition.run), transition.key, int64_t{transition.k}}})

@@ -18,22 +18,22 @@
 #include "absl/status/statusor.h"
 #include "server/cluster/fence.h"
 #include "server/cluster/link.h"
-#include "server/model/transition.h"
+#include "server/model/alert_transition.h"
 
 namespace bellwether::server {
 
 struct WaitingAlert {
   uint64_t epoch = 0;
   std::string owner;
-  Transition transition;
+  AlertTransition transition;
 };
 
 // The same again replaces it: whoever comes later concluded it from the log.
-absl::Status KeepWaitingAlert(const Fence& fence, const std::string& owner, const Transition& transition,
+absl::Status KeepWaitingAlert(const Fence& fence, const std::string& owner, const AlertTransition& transition,
                               SharedPgLink* link);
 // Those that the partition's owners before this one kept; some at a time.
 absl::StatusOr<std::vector<WaitingAlert>> ListWaitingAlerts(const Fence& fence, SharedPgLink* link);
-absl::Status DropWaitingAlert(uint32_t partition, const Transition& transition, SharedPgLink* link);
+absl::Status DropWaitingAlert(uint32_t partition, const AlertTransition& transition, SharedPgLink* link);
 
 }  // namespace bellwether::server
 

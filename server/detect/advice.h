@@ -14,8 +14,8 @@
 #include <string>
 
 #include "server/detect/finding.h"
+#include "server/model/alert_transition.h"
 #include "server/model/run_types.h"
-#include "server/model/transition.h"
 
 namespace bellwether::server {
 

@@ -62,17 +62,17 @@ void AlertEngine::SetRules(std::shared_ptr<const std::vector<UserRule>> rules, c
 }
 
 void AlertEngine::Update(Family family, int64_t step, const RunDescription& run, std::vector<Finding>* findings,
-                         std::vector<Transition>* out) {
+                         std::vector<AlertTransition>* out) {
   Update({.family = family}, &open_[static_cast<size_t>(family)], step, run, findings, out);
 }
 
 void AlertEngine::UpdateRule(size_t rule, int64_t step, const RunDescription& run, std::vector<Finding>* findings,
-                             std::vector<Transition>* out) {
+                             std::vector<AlertTransition>* out) {
   Update({.rule = &(*rules_)[rule]}, &of_rules_[rule], step, run, findings, out);
 }
 
 void AlertEngine::Update(const Subject& subject, Open* open, int64_t step, const RunDescription& run,
-                         std::vector<Finding>* findings, std::vector<Transition>* out) {
+                         std::vector<Finding>* findings, std::vector<AlertTransition>* out) {
   const UserRule* const rule = subject.rule;
   const int64_t resolve_steps = rule != nullptr ? rule->resolve_steps : options_.resolve_steps;
   const int64_t cooldown_steps = rule != nullptr ? rule->cooldown_steps : options_.cooldown_steps;
@@ -134,17 +134,18 @@ void AlertEngine::CouldNotLook(Family family, int64_t step) {
   if (open.firing) open.last_found = step;
 }
 
-void AlertEngine::BeginRepair(Family family, int64_t step, const RunDescription& run, std::vector<Transition>* out) {
+void AlertEngine::BeginRepair(Family family, int64_t step, const RunDescription& run,
+                              std::vector<AlertTransition>* out) {
   BeginRepair({.family = family}, &open_[static_cast<size_t>(family)], step, run, out);
 }
 
 void AlertEngine::BeginRepairOfRule(size_t rule, int64_t step, const RunDescription& run,
-                                    std::vector<Transition>* out) {
+                                    std::vector<AlertTransition>* out) {
   BeginRepair({.rule = &(*rules_)[rule]}, &of_rules_[rule], step, run, out);
 }
 
 void AlertEngine::BeginRepair(const Subject& subject, Open* open, int64_t step, const RunDescription& run,
-                              std::vector<Transition>* out) {
+                              std::vector<AlertTransition>* out) {
   if (!open->firing || open->told.repaired_step >= 0) return;
   open->told.repaired_step = step;
   open->last_found = step;
@@ -157,7 +158,7 @@ void AlertEngine::BeginRepair(const Subject& subject, Open* open, int64_t step, 
   }
   if (open->told.cause.empty()) open->told.cause = "unknown";
   ++open->k;
-  Transition& change = out->emplace_back(ChangeOf(subject, *open, step, run, AlertState::kFiring));
+  AlertTransition& change = out->emplace_back(ChangeOf(subject, *open, step, run, AlertState::kFiring));
   change.strongest = open->told.strongest;
   for (const Head& head : open->told.heads) {
     if (head.head >= 0) change.heads.push_back(head);
@@ -184,7 +185,7 @@ void AlertEngine::EndRepairs(int64_t step) {
 }
 
 void AlertEngine::ResolveRepaired(int64_t step, const RunDescription& run, const StandStill& stand_still,
-                                  std::vector<Transition>* out) {
+                                  std::vector<AlertTransition>* out) {
   const auto resolve = [&](const Subject& subject, Open* open, int64_t resolve_steps) {
     if (!open->firing || open->told.repaired_step < 0 || step - open->last_found < resolve_steps) return;
     if (!stand_still(open->told.heads, resolve_steps)) return;
@@ -207,9 +208,9 @@ const std::vector<Head>& AlertEngine::under_repair(Family family) const {
   return open.firing && open.told.repaired_step >= 0 ? open.told.heads : none;
 }
 
-Transition AlertEngine::ChangeOf(const Subject& subject, const Open& open, int64_t step, const RunDescription& run,
-                                 AlertState state) {
-  Transition change;
+AlertTransition AlertEngine::ChangeOf(const Subject& subject, const Open& open, int64_t step, const RunDescription& run,
+                                      AlertState state) {
+  AlertTransition change;
   change.run_name = run.name;
   change.attempt = run.attempt;
   change.key = open.key;
@@ -224,10 +225,10 @@ Transition AlertEngine::ChangeOf(const Subject& subject, const Open& open, int64
 }
 
 // The firing alert as its findings, worst first, show it.
-Transition AlertEngine::Describe(const Subject& subject, Open* told, int64_t step, const RunDescription& run,
-                                 const std::vector<Finding>& findings) const {
+AlertTransition AlertEngine::Describe(const Subject& subject, Open* told, int64_t step, const RunDescription& run,
+                                      const std::vector<Finding>& findings) const {
   const Open& open = *told;
-  Transition change = ChangeOf(subject, open, step, run, AlertState::kFiring);
+  AlertTransition change = ChangeOf(subject, open, step, run, AlertState::kFiring);
   change.strongest = findings.front().where;
   change.eta = findings.front().eta;
   // Two findings may be of one head.
@@ -307,17 +308,17 @@ void AlertEngine::RestoreWentBack(uint32_t families) {
 }
 
 void AlertEngine::Resolve(Family family, int64_t step, const RunDescription& run, const std::string& why,
-                          std::vector<Transition>* out) {
+                          std::vector<AlertTransition>* out) {
   Resolve({.family = family}, &open_[static_cast<size_t>(family)], step, run, why, out);
 }
 
 void AlertEngine::ResolveRule(size_t rule, int64_t step, const RunDescription& run, const std::string& why,
-                              std::vector<Transition>* out) {
+                              std::vector<AlertTransition>* out) {
   Resolve({.rule = &(*rules_)[rule]}, &of_rules_[rule], step, run, why, out);
 }
 
 void AlertEngine::Resolve(const Subject& subject, Open* open, int64_t step, const RunDescription& run,
-                          const std::string& why, std::vector<Transition>* out) {
+                          const std::string& why, std::vector<AlertTransition>* out) {
   if (!open->firing) return;
   open->firing = false;
   open->told = {};
@@ -325,7 +326,7 @@ void AlertEngine::Resolve(const Subject& subject, Open* open, int64_t step, cons
   open->resolved_severity = open->severity;
   open->eta_known = false;
   ++open->k;
-  Transition& change = out->emplace_back(ChangeOf(subject, *open, step, run, AlertState::kResolved));
+  AlertTransition& change = out->emplace_back(ChangeOf(subject, *open, step, run, AlertState::kResolved));
   change.strongest = {open->layer, open->head};
   change.summary = absl::StrCat(run.name, ": ", change.rule, " resolved at step ", step, ": ", why);
 }

@@ -30,8 +30,8 @@
 #include "server/detect/finding.h"
 #include "server/detect/judge_options.h"
 #include "server/detect/user_rule.h"
+#include "server/model/alert_transition.h"
 #include "server/model/run_types.h"
-#include "server/model/transition.h"
 
 namespace bellwether::server {
 
@@ -47,32 +47,32 @@ class AlertEngine {
   // The findings of `family` at `step`; empty means that it was looked for and
   // not found.  Sorts `*findings` by severity and score.
   void Update(Family family, int64_t step, const RunDescription& run, std::vector<Finding>* findings,
-              std::vector<Transition>* out);
+              std::vector<AlertTransition>* out);
   // Ends the family's alert at once, if one is open; `why` is its summary.
   void Resolve(Family family, int64_t step, const RunDescription& run, const std::string& why,
-               std::vector<Transition>* out);
+               std::vector<AlertTransition>* out);
 
   // Nothing could be looked for at `step`: no evidence is no evidence of an end.
   void CouldNotLook(Family family, int64_t step);
 
   // Puts the family's alert under repair, if one is open, and says so once.
-  void BeginRepair(Family family, int64_t step, const RunDescription& run, std::vector<Transition>* out);
-  void BeginRepairOfRule(size_t rule, int64_t step, const RunDescription& run, std::vector<Transition>* out);
+  void BeginRepair(Family family, int64_t step, const RunDescription& run, std::vector<AlertTransition>* out);
+  void BeginRepairOfRule(size_t rule, int64_t step, const RunDescription& run, std::vector<AlertTransition>* out);
   // What was switched on is off again: the rules judge as before.
   void EndRepairs(int64_t step);
   // Resolves what has been under repair, and without a finding, for as long as an
   // alert must be to resolve, where `stand_still` says it of the alert's heads.
   using StandStill = std::function<bool(const std::vector<Head>& heads, int64_t steps)>;
   void ResolveRepaired(int64_t step, const RunDescription& run, const StandStill& stand_still,
-                       std::vector<Transition>* out);
+                       std::vector<AlertTransition>* out);
   // The heads of the family's alert if it is under repair; empty: it is not.
   const std::vector<Head>& under_repair(Family family) const;
 
   // The same for rule number `rule`.
   void UpdateRule(size_t rule, int64_t step, const RunDescription& run, std::vector<Finding>* findings,
-                  std::vector<Transition>* out);
+                  std::vector<AlertTransition>* out);
   void ResolveRule(size_t rule, int64_t step, const RunDescription& run, const std::string& why,
-                   std::vector<Transition>* out);
+                   std::vector<AlertTransition>* out);
 
   bool firing(Family family) const { return open_[static_cast<size_t>(family)].firing; }
   Severity severity(Family family) const { return open_[static_cast<size_t>(family)].severity; }
@@ -156,18 +156,18 @@ class AlertEngine {
     std::string NameFor(Rule found) const;
   };
   void Update(const Subject& subject, Open* open, int64_t step, const RunDescription& run,
-              std::vector<Finding>* findings, std::vector<Transition>* out);
+              std::vector<Finding>* findings, std::vector<AlertTransition>* out);
   void Resolve(const Subject& subject, Open* open, int64_t step, const RunDescription& run, const std::string& why,
-               std::vector<Transition>* out);
+               std::vector<AlertTransition>* out);
   std::string NextKey(const Subject& subject);
   // Keeps what it says in `open`, too.
   // A change of `open` at `step`: what all of them say.
-  static Transition ChangeOf(const Subject& subject, const Open& open, int64_t step, const RunDescription& run,
-                             AlertState state);
-  Transition Describe(const Subject& subject, Open* open, int64_t step, const RunDescription& run,
-                      const std::vector<Finding>& findings) const;
+  static AlertTransition ChangeOf(const Subject& subject, const Open& open, int64_t step, const RunDescription& run,
+                                  AlertState state);
+  AlertTransition Describe(const Subject& subject, Open* open, int64_t step, const RunDescription& run,
+                           const std::vector<Finding>& findings) const;
   void BeginRepair(const Subject& subject, Open* open, int64_t step, const RunDescription& run,
-                   std::vector<Transition>* out);
+                   std::vector<AlertTransition>* out);
 
   // What the advice of an alert of this severity and stage follows from.
   AdviceState StateFor(Severity severity, int32_t stage, const std::vector<Finding>& findings) const;

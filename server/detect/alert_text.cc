@@ -7,7 +7,7 @@ namespace bellwether::server {
 namespace {
 
 // What is shown of a rule: a spike is not yet what the rule is named for.
-std::string NameIn(const Transition& change) {
+std::string NameIn(const AlertTransition& change) {
   const bool spike = change.severity <= Severity::kInfo && (change.rule == "loss" || change.rule == "gradient");
   return spike ? absl::StrCat("one spike of the ", change.rule) : change.rule;
 }
@@ -30,7 +30,7 @@ std::string CauseOf(Family family, const std::vector<Finding>& findings) {
   }
 }
 
-std::string SummaryOf(const RunDescription& run, const Transition& change) {
+std::string SummaryOf(const RunDescription& run, const AlertTransition& change) {
   std::string text = absl::StrCat(run.name, ": ", NameIn(change));
   if (change.strongest.layer >= 0) {
     absl::StrAppend(&text, " in layer ", change.strongest.layer);
@@ -52,7 +52,7 @@ std::string SummaryOf(const RunDescription& run, const Transition& change) {
   return text;
 }
 
-std::string RepairSummaryOf(const RunDescription& run, const Transition& change) {
+std::string RepairSummaryOf(const RunDescription& run, const AlertTransition& change) {
   std::string text = absl::StrCat(run.name, ": ", change.rule);
   if (change.strongest.layer >= 0) absl::StrAppend(&text, " in layer ", change.strongest.layer);
   if (change.strongest.head >= 0) absl::StrAppend(&text, " head ", change.strongest.head);

@@ -9,17 +9,17 @@
 #include <vector>
 
 #include "server/detect/finding.h"
+#include "server/model/alert_transition.h"
 #include "server/model/run_types.h"
-#include "server/model/transition.h"
 
 namespace bellwether::server {
 
 // "biased delta", "logit growth", ..., "unknown".  `findings` worst first.
 std::string CauseOf(Family family, const std::vector<Finding>& findings);
 // One sentence: run, heads, numbers against thresholds, since when, ETA.
-std::string SummaryOf(const RunDescription& run, const Transition& change);
+std::string SummaryOf(const RunDescription& run, const AlertTransition& change);
 // Of an alert that goes on under repair.
-std::string RepairSummaryOf(const RunDescription& run, const Transition& change);
+std::string RepairSummaryOf(const RunDescription& run, const AlertTransition& change);
 std::string RepairAdvice();
 
 }  // namespace bellwether::server

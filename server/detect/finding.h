@@ -9,7 +9,7 @@
 #include <limits>
 #include <string>
 
-#include "server/model/transition.h"
+#include "server/model/alert_transition.h"
 
 namespace bellwether::server {
 

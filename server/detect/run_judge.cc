@@ -112,9 +112,9 @@ struct RunJudge::State {
   bool MayExcuse(int64_t until) const;
   // The drift of raw keys is not looked for from here on: what was found of it stays
   // until something else shows that it is over.
-  void BeginRepairs(int64_t step, std::vector<Transition>* out);
+  void BeginRepairs(int64_t step, std::vector<AlertTransition>* out);
   // A family that HeadRules looks for.
-  void UpdateHeads(Family family, int64_t step, std::vector<Finding>* findings, std::vector<Transition>* out);
+  void UpdateHeads(Family family, int64_t step, std::vector<Finding>* findings, std::vector<AlertTransition>* out);
   bool excuses() const { return excused_halves > 0 || !ahead.empty() || finite_step >= 0; }
   bool kept() const { return changes.has_seen() || rate > 0 || bad_gradients > 0 || bad_losses > 0; }
   bool numbered() const {
@@ -127,9 +127,9 @@ struct RunJudge::State {
   bool ReadChange(const RunEvent& event, AnnouncedChange* change);
   void Announce(const AnnouncedChange& change);
 
-  void JudgeNonfinite(const StepSample& sample, std::vector<Transition>* out);
-  void JudgeDisagreements(const StepSample& sample, std::vector<Transition>* out);
-  void JudgeOverhead(const StepSample& sample, std::vector<Transition>* out);
+  void JudgeNonfinite(const StepSample& sample, std::vector<AlertTransition>* out);
+  void JudgeDisagreements(const StepSample& sample, std::vector<AlertTransition>* out);
+  void JudgeOverhead(const StepSample& sample, std::vector<AlertTransition>* out);
 };
 
 void RunJudge::State::WatchRate(const StepSample& sample) {
@@ -197,7 +197,7 @@ void RunJudge::State::Announce(const AnnouncedChange& change) {
   user.Excuse();
 }
 
-void RunJudge::State::BeginRepairs(int64_t step, std::vector<Transition>* out) {
+void RunJudge::State::BeginRepairs(int64_t step, std::vector<AlertTransition>* out) {
   alerts.BeginRepair(Family::kRounding, step, run, out);
   for (size_t i = 0; i < user.size(); ++i) {
     if (user.rule(i).rounding_only) alerts.BeginRepairOfRule(i, step, run, out);
@@ -205,7 +205,7 @@ void RunJudge::State::BeginRepairs(int64_t step, std::vector<Transition>* out) {
 }
 
 void RunJudge::State::UpdateHeads(Family family, int64_t step, std::vector<Finding>* findings,
-                                  std::vector<Transition>* out) {
+                                  std::vector<AlertTransition>* out) {
   if (findings->empty() && !heads.SeesGrowth()) return alerts.CouldNotLook(family, step);
   alerts.Update(family, step, run, findings, out);
 }
@@ -214,7 +214,7 @@ RunJudge::RunJudge(const JudgeOptions& options, const RunDescription& run, Detec
     : state_(std::make_unique<State>(options, run, bank != nullptr ? bank : CpuDetectorBank())) {}
 RunJudge::~RunJudge() = default;
 
-void RunJudge::State::JudgeNonfinite(const StepSample& sample, std::vector<Transition>* out) {
+void RunJudge::State::JudgeNonfinite(const StepSample& sample, std::vector<AlertTransition>* out) {
   // What spoiled the weights in a step before shows everywhere.
   const bool weights_were_finite = finite_step >= 0 && finite_step == sample.step - 1;
   Nonfinite found = FindNonfinite(sample, weights_were_finite);
@@ -246,7 +246,7 @@ void RunJudge::State::JudgeNonfinite(const StepSample& sample, std::vector<Trans
   alerts.Update(Family::kNonfinite, sample.step, run, &found.findings, out);
 }
 
-void RunJudge::State::JudgeDisagreements(const StepSample& sample, std::vector<Transition>* out) {
+void RunJudge::State::JudgeDisagreements(const StepSample& sample, std::vector<AlertTransition>* out) {
   std::vector<Finding> findings;
   for (const StepSample::Disagreement& disagreement : sample.disagreements) {
     Finding& finding = findings.emplace_back();
@@ -272,7 +272,7 @@ void RunJudge::State::JudgeDisagreements(const StepSample& sample, std::vector<T
   alerts.Update(Family::kDisagreement, sample.step, run, &findings, out);
 }
 
-void RunJudge::State::JudgeOverhead(const StepSample& sample, std::vector<Transition>* out) {
+void RunJudge::State::JudgeOverhead(const StepSample& sample, std::vector<AlertTransition>* out) {
   const float hook = sample.scalar(SignalId::kHookSeconds);
   const float step = sample.scalar(SignalId::kStepSeconds);
   if (IsNotMeasured(hook) || IsNotMeasured(step) || !(step > 0)) return;
@@ -297,7 +297,7 @@ void RunJudge::State::JudgeOverhead(const StepSample& sample, std::vector<Transi
   alerts.Update(Family::kOverhead, sample.step, run, &findings, out);
 }
 
-void RunJudge::Observe(const StepSample& sample, std::vector<Transition>* out) {
+void RunJudge::Observe(const StepSample& sample, std::vector<AlertTransition>* out) {
   State& s = *state_;
   if (sample.attempt < s.attempt) return;
   if (sample.attempt > s.attempt) {
@@ -363,7 +363,7 @@ void RunJudge::Observe(const StepSample& sample, std::vector<Transition>* out) {
   });
 }
 
-void RunJudge::OnEvent(const RunEvent& event, std::vector<Transition>* out) {
+void RunJudge::OnEvent(const RunEvent& event, std::vector<AlertTransition>* out) {
   State& s = *state_;
   const int64_t step = std::max(event.step, s.last_step);
   switch (event.kind) {
@@ -401,7 +401,7 @@ void RunJudge::OnEvent(const RunEvent& event, std::vector<Transition>* out) {
   }
 }
 
-void RunJudge::OnHello(const RunDescription& run, std::vector<Transition>* out) {
+void RunJudge::OnHello(const RunDescription& run, std::vector<AlertTransition>* out) {
   State& s = *state_;
   const bool centred_before = s.run.attention.centred;
   const bool changed = centred_before != run.attention.centred || s.run.attention.kernel != run.attention.kernel ||
@@ -416,7 +416,7 @@ void RunJudge::OnHello(const RunDescription& run, std::vector<Transition>* out) 
   if (!run.attention.centred && centred_before) s.alerts.EndRepairs(step);
 }
 
-void RunJudge::OnSilence(uint32_t silent_ranks, int64_t silent_seconds, std::vector<Transition>* out) {
+void RunJudge::OnSilence(uint32_t silent_ranks, int64_t silent_seconds, std::vector<AlertTransition>* out) {
   State& s = *state_;
   const int64_t step = std::max<int64_t>(s.last_step, 0);
   const bool on = s.on(Builtin::kSilent);
@@ -437,7 +437,7 @@ void RunJudge::OnSilence(uint32_t silent_ranks, int64_t silent_seconds, std::vec
   s.alerts.Update(Family::kSilent, step, s.run, &findings, out);
 }
 
-void RunJudge::SetOptions(const JudgeOptions& options, std::vector<Transition>* out) {
+void RunJudge::SetOptions(const JudgeOptions& options, std::vector<AlertTransition>* out) {
   State& s = *state_;
   const int64_t step = std::max<int64_t>(s.last_step, 0);
   UserRules user(options, s.run.layout);

@@ -18,9 +18,9 @@
 #include <string_view>
 #include <vector>
 
+#include "server/model/alert_transition.h"
 #include "server/model/run_types.h"
 #include "server/model/step_sample.h"
-#include "server/model/transition.h"
 
 namespace bellwether::server {
 
@@ -39,17 +39,17 @@ class RunJudge {
   // and `time_unix_ns` of a transition are left for the caller.  A sample
   // whose step is not above the last one of its attempt is ignored; a higher
   // attempt starts from that step with what still holds.
-  void Observe(const StepSample& sample, std::vector<Transition>* out);
-  void OnEvent(const RunEvent& event, std::vector<Transition>* out);
+  void Observe(const StepSample& sample, std::vector<AlertTransition>* out);
+  void OnEvent(const RunEvent& event, std::vector<AlertTransition>* out);
   // A new attempt or new traits were announced.
-  void OnHello(const RunDescription& run, std::vector<Transition>* out);
+  void OnHello(const RunDescription& run, std::vector<AlertTransition>* out);
   // `silent_ranks` of the run's reporters have been silent past the deadline
   // (0: all report again).
-  void OnSilence(uint32_t silent_ranks, int64_t silent_seconds, std::vector<Transition>* out);
+  void OnSilence(uint32_t silent_ranks, int64_t silent_seconds, std::vector<AlertTransition>* out);
 
   // From here on it judges by other options, with all that it has seen.  Ends
   // the alerts of rules that are gone, off or another kind of rule now.
-  void SetOptions(const JudgeOptions& options, std::vector<Transition>* out);
+  void SetOptions(const JudgeOptions& options, std::vector<AlertTransition>* out);
 
   // 0-5: the furthest of its heads now and of its open alerts.
   int32_t stage() const;

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "server/detect/gram_desk.h"
+#include "server/detect/gram_assembler.h"
 #include "server/detect/spectra_bank.h"
 #include "server/model/gram_types.h"
 

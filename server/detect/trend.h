@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "bellwether/kernels/trend.h"
-#include "server/model/transition.h"
+#include "server/model/alert_transition.h"
 
 namespace bellwether::server {
 

@@ -15,7 +15,7 @@
 #include <string>
 
 #include "bellwether/signal_table.h"
-#include "server/model/transition.h"
+#include "server/model/alert_transition.h"
 
 namespace bellwether::server {
 

@@ -25,7 +25,7 @@ void ActionOutbox::Add(const std::vector<Action>& changed, const std::vector<Aud
   if (!changed.empty() || !audit.empty()) lsn_ = lsn;
 }
 
-absl::Status ActionOutbox::Post(RunId run, ActionLog* log) {
+absl::Status ActionOutbox::Post(RunId run, ActionStore* log) {
   for (; !actions_.empty(); actions_.pop_front()) {
     const absl::Status posted = log->Post(run, actions_.front()).status();
     if (!IsOver(posted, "an action")) return posted;

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "server/store/action_log.h"
+#include "server/store/action_store.h"
 
 namespace bellwether::server {
 
@@ -29,7 +29,7 @@ class ActionOutbox {
   Lsn lsn() const { return lsn_; }
   // Stores what waits, oldest first.  The first error, after which the rest waits on;
   // what is damaged in the store is left as it is.
-  absl::Status Post(RunId run, ActionLog* log);
+  absl::Status Post(RunId run, ActionStore* log);
 
  private:
   std::deque<Action> actions_;  // Each once.

@@ -27,7 +27,7 @@ bool WasReported(const SignalInfo& signal, const RunRecord& run) {
   return signal.derived ? has(signal.numerator) && has(signal.denominator) : has(signal.id);
 }
 
-bool SaysIll(const Transition& alert) {
+bool SaysIll(const AlertTransition& alert) {
   return alert.severity >= Severity::kWarning && alert.rule != "silent" && alert.rule != "overhead";
 }
 
@@ -104,7 +104,7 @@ void BaselineLearner::Scan() {
     absl::StatusOr<Verdict> verdict = Judge(*run);
     absl::Status status = verdict.status();
     if (status.ok() && *verdict == Verdict::kLearned) {
-      absl::StatusOr<RunBands> bands = Read(record);
+      absl::StatusOr<BaselinePercentiles> bands = Read(record);
       status = bands.ok() ? parts_.baselines->Put(*std::move(bands)) : bands.status();
     } else if (status.ok()) {
       status = parts_.baselines->Remove(record.id);
@@ -140,15 +140,15 @@ absl::StatusOr<BaselineLearner::Verdict> BaselineLearner::Judge(const RunSnapsho
   return Verdict::kLearned;
 }
 
-absl::StatusOr<RunBands> BaselineLearner::Read(const RunRecord& run) const {
-  RunBands bands{.run = run.id,
-                 .name = run.description.name,
-                 .uuid = run.description.uuid,
-                 .kind = KindOf(run.description),
-                 .attempt = run.description.attempt,
-                 .step = run.step,
-                 .steps_recorded = run.steps_recorded,
-                 .learned_unix_ns = parts_.clock->UnixNanos()};
+absl::StatusOr<BaselinePercentiles> BaselineLearner::Read(const RunRecord& run) const {
+  BaselinePercentiles bands{.run = run.id,
+                            .name = run.description.name,
+                            .uuid = run.description.uuid,
+                            .kind = KindOf(run.description),
+                            .attempt = run.description.attempt,
+                            .step = run.step,
+                            .steps_recorded = run.steps_recorded,
+                            .learned_unix_ns = parts_.clock->UnixNanos()};
   for (size_t i = 0; i < SignalCount(); ++i) {
     const SignalInfo& signal = SignalTable()[i];
     if (!IsComparable(signal) || !WasReported(signal, run)) continue;
@@ -157,7 +157,8 @@ absl::StatusOr<RunBands> BaselineLearner::Read(const RunRecord& run) const {
   return bands;
 }
 
-absl::Status BaselineLearner::ReadSignal(const RunRecord& run, const SignalInfo& signal, RunBands* bands) const {
+absl::Status BaselineLearner::ReadSignal(const RunRecord& run, const SignalInfo& signal,
+                                         BaselinePercentiles* bands) const {
   const Layout& layout = run.description.layout;
   const int last_range = BandRangeOf(run.step);
   const int64_t cells = std::max<int64_t>(ShapeOf(signal, layout).size(), 1);

@@ -30,7 +30,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "server/store/alert_log.h"
+#include "server/store/alert_store.h"
 #include "server/store/baselines.h"
 #include "server/store/database.h"
 #include "server/store/run_table.h"
@@ -44,7 +44,7 @@ namespace bellwether::server {
 struct BaselineLearnerParts {
   const RunTable* runs = nullptr;
   const SeriesStore* series = nullptr;
-  const AlertLog* alerts = nullptr;
+  const AlertStore* alerts = nullptr;
   const Database* database = nullptr;
   Baselines* baselines = nullptr;
   Counters* counters = nullptr;
@@ -85,9 +85,9 @@ class BaselineLearner {
   bool IsOver(const RunRecord& run) const;
   absl::StatusOr<Verdict> Judge(const RunSnapshot& run) const;
   // Reads the run's bands.  CANCELLED: Stop() was called.
-  absl::StatusOr<RunBands> Read(const RunRecord& run) const;
+  absl::StatusOr<BaselinePercentiles> Read(const RunRecord& run) const;
   // Adds those of one signal.
-  absl::Status ReadSignal(const RunRecord& run, const SignalInfo& signal, RunBands* bands) const;
+  absl::Status ReadSignal(const RunRecord& run, const SignalInfo& signal, BaselinePercentiles* bands) const;
 
   const Options options_;
   const BaselineLearnerParts parts_;

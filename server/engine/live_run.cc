@@ -47,7 +47,7 @@ LiveRun::LiveRun(const LiveRunParts& parts, const RunRecord& record)
       judge_(rules_->options, record.description, parts.bank),
       engine_(std::make_unique<ActionEngine>(record.description, DefaultPolicy())),
       sink_([this](const StepSample& sample) { OnStep(sample); }),
-      grams_(GramDesk::Options()),
+      grams_(GramAssembler::Options()),
       committed_ns_(parts.clock->MonotonicNanos()),
       here_ns_(parts.clock->MonotonicNanos()),
       late_(parts.counters->counter("bellwether_ingest_frames_total", {{"result", "late"}})),
@@ -145,7 +145,7 @@ void LiveRun::Apply(const LoggedMessage& logged, int64_t arrived_ns) {
   } else if (const auto* sent = std::get_if<ActionSentMessage>(&body)) {
     engine_->OnSent(sent->id, now_, &changed_actions_);
   }
-  TellEngine();
+  NotifyEngine();
   if (record_.ended) engine_->SetEnded(true, now_, &changed_actions_);
   PostActions();
   Post(&transitions_);
@@ -288,7 +288,7 @@ void LiveRun::OnStep(const StepSample& sample) {
   }
   record_.step = now_.step = sample.step;
   record_.stage = judge_.stage();
-  TellEngine();
+  NotifyEngine();
   engine_->OnStep(sample, now_, &changed_actions_);
   ++record_.steps_recorded;
   ++steps_since_commit_;
@@ -316,7 +316,7 @@ void LiveRun::AddTotals(const StepSample& sample) {
   }
 }
 
-void LiveRun::Post(std::vector<Transition>* transitions) {
+void LiveRun::Post(std::vector<AlertTransition>* transitions) {
   if (transitions->empty()) return;
   // People must not be told of what a crash could still take back.  A failed
   // log does not silence alerts: they go on from memory.
@@ -325,7 +325,7 @@ void LiveRun::Post(std::vector<Transition>* transitions) {
                std::string(status.message()));
   }
   record_.stage = judge_.stage();
-  for (Transition& transition : *transitions) {
+  for (AlertTransition& transition : *transitions) {
     transition.run = record_.id;
     transition.run_name = record_.description.name;
     transition.time_unix_ns = parts_.clock->UnixNanos();
@@ -567,7 +567,7 @@ bool LiveRun::RestoreState(const std::string& state, std::string* series_state) 
   const auto found = parts_.rules->Find(rules);
   if (found.ok()) {
     rules_ = *found;
-    std::vector<Transition> none;  // Nothing fires in a fresh judge.
+    std::vector<AlertTransition> none;  // Nothing fires in a fresh judge.
     judge_.SetOptions(rules_->options, &none);
     return judge_.Restore(judge);
   }

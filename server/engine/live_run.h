@@ -23,16 +23,16 @@
 #include "absl/status/status.h"
 #include "server/act/action_engine.h"
 #include "server/detect/detector_bank.h"
-#include "server/detect/gram_desk.h"
+#include "server/detect/gram_assembler.h"
 #include "server/detect/run_judge.h"
 #include "server/engine/action_outbox.h"
-#include "server/engine/policy_in_force.h"
-#include "server/engine/rules_in_force.h"
+#include "server/engine/reloadable_policy.h"
+#include "server/engine/reloadable_rules.h"
 #include "server/engine/spectra_worker.h"
 #include "server/ingest/message.h"
 #include "server/ingest/rank_merge.h"
-#include "server/store/action_log.h"
-#include "server/store/alert_log.h"
+#include "server/store/action_store.h"
+#include "server/store/alert_store.h"
 #include "server/store/baselines.h"
 #include "server/store/database.h"
 #include "server/store/run_table.h"
@@ -46,12 +46,12 @@ namespace bellwether::server {
 
 // What every run needs; all must outlive it.
 struct LiveRunParts {
-  RulesInForce* rules = nullptr;
-  PolicyInForce* policy = nullptr;
-  ActionLog* actions = nullptr;
+  ReloadableRules* rules = nullptr;
+  ReloadablePolicy* policy = nullptr;
+  ActionStore* actions = nullptr;
   Database* database = nullptr;
   SeriesStore* series = nullptr;
-  AlertLog* alerts = nullptr;
+  AlertStore* alerts = nullptr;
   RunTable* table = nullptr;
   LogBackend* wal = nullptr;
   Counters* counters = nullptr;
@@ -171,7 +171,7 @@ class LiveRun {
   void Conclude(const absl::Status& status, AuditEntry entry, ActionOutcome* outcome);
   void RestoreActions(std::string_view policy, std::string_view state);
   // Tells the engine of the transitions that it has not seen.
-  void TellEngine();
+  void NotifyEngine();
   // Stores what changed, once its cause is durable; PostWaiting() what cannot be.
   void PostActions();
   absl::Status PostOutbox(const absl::Status& durable);
@@ -194,7 +194,7 @@ class LiveRun {
   static std::shared_ptr<const StepSample> NewestLoss(const RunRecord& record, const LiveRunParts& parts);
   void OpenSeries();  // If the run was closed, and goes on.
   void AddTotals(const StepSample& sample);
-  void Post(std::vector<Transition>* transitions);
+  void Post(std::vector<AlertTransition>* transitions);
   std::string SaveState(const std::string& series_state) const;
   bool RestoreState(const std::string& state, std::string* series_state);
 
@@ -217,7 +217,7 @@ class LiveRun {
   std::map<uint32_t, std::set<std::string>> handed_;  // rank -> ids, to its newest stream
   uint64_t due_seen_ = UINT64_MAX;                    // due_version() when Errands() last looked.
   RankMerge::Sink sink_;
-  GramDesk grams_;
+  GramAssembler grams_;
   std::vector<GramTask> unanswered_;                   // Found by recovery.
   std::vector<std::pair<uint32_t, ByeMessage>> byes_;  // rank; they wait.
   std::map<uint32_t, RankRecord> ranks_;
@@ -236,7 +236,7 @@ class LiveRun {
   uint64_t steps_since_commit_ = 0;
   int64_t committed_ns_ = 0;
   int64_t arrived_ns_ = 0;
-  std::vector<Transition> transitions_;
+  std::vector<AlertTransition> transitions_;
 
   StepSample last_heads_;
   StepSample last_sample_;

@@ -124,10 +124,10 @@ void LiveRun::Conclude(const absl::Status& status, AuditEntry entry, ActionOutco
   if (outcome != nullptr) outcome->status = status;
 }
 
-void LiveRun::TellEngine() {
+void LiveRun::NotifyEngine() {
   if (transitions_told_ == transitions_.size()) return;
-  const std::vector<Transition> fresh(transitions_.begin() + static_cast<std::ptrdiff_t>(transitions_told_),
-                                      transitions_.end());
+  const std::vector<AlertTransition> fresh(transitions_.begin() + static_cast<std::ptrdiff_t>(transitions_told_),
+                                           transitions_.end());
   transitions_told_ = transitions_.size();
   engine_->OnTransitions(fresh, now_, &changed_actions_);
 }

@@ -18,7 +18,7 @@ void LiveRun::ApplyGram(const ShippedGram& gram, Lsn lsn) {
   if (lsn > saved_lsn_) GoOn();  // Its step is open.
   GramTask task;
   switch (grams_.Take(gram, &task)) {
-    case GramDesk::Outcome::kTask:
+    case GramAssembler::Outcome::kTask:
       task.run = record_.id;
       (void)merge_.Hold(gram.attempt, gram.step, lsn, 1);
       // In recovery the log may hold its answer.
@@ -28,12 +28,12 @@ void LiveRun::ApplyGram(const ShippedGram& gram, Lsn lsn) {
         unanswered_.push_back(std::move(task));
       }
       break;
-    case GramDesk::Outcome::kHeld:
+    case GramAssembler::Outcome::kHeld:
       break;
-    case GramDesk::Outcome::kRepeated:
+    case GramAssembler::Outcome::kRepeated:
       CountGram("repeated");
       break;
-    case GramDesk::Outcome::kRefused:
+    case GramAssembler::Outcome::kRefused:
       CountGram("refused");
       break;
   }

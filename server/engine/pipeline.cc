@@ -119,9 +119,9 @@ absl::StatusOr<std::unique_ptr<Pipeline>> Pipeline::Open(const Options& options,
   }
   BW_ASSIGN_OR_RETURN(pipeline->database_, Database::Open(database));
   pipeline->series_ = SeriesStore::Create(options.series, pipeline->database_.get());
-  pipeline->alerts_ = std::make_unique<AlertLog>(pipeline->database_.get(), counters);
+  pipeline->alerts_ = std::make_unique<AlertStore>(pipeline->database_.get(), counters);
   BW_RETURN_IF_ERROR(pipeline->alerts_->Load());
-  pipeline->actions_ = std::make_unique<ActionLog>(pipeline->database_.get());
+  pipeline->actions_ = std::make_unique<ActionStore>(pipeline->database_.get());
   pipeline->CountActions();
   pipeline->baselines_ = std::make_unique<Baselines>(options.baselines, pipeline->database_.get(), counters);
   BW_RETURN_IF_ERROR(pipeline->baselines_->Load());
@@ -154,7 +154,7 @@ Pipeline::RunEntry* Pipeline::AddEntry(const RunRecord& record) {
   entry->description = record.description;
   entry->launches.Begin(record.description.launch_unix_ms, record.description.attempt);
   entry->shard = static_cast<size_t>(record.id) % shards_.size();
-  ownership_->NoteRun(record.id);
+  ownership_->RecordRun(record.id);
   runs_by_id_[record.id] = entry.get();
   return (runs_[record.description.uuid] = std::move(entry)).get();
 }
@@ -199,7 +199,7 @@ absl::StatusOr<Pipeline::RunEntry*> Pipeline::FindOrCreate(const HelloMessage& h
   return entry;
 }
 
-absl::Status Pipeline::SettleAttempt(int64_t time_unix_ms, HelloMessage* hello) const {
+absl::Status Pipeline::ResolveAttempt(int64_t time_unix_ms, HelloMessage* hello) const {
   RunDescription& run = hello->run;
   run.launch_unix_ms = Launches::Credible(run.launch_unix_ms, time_unix_ms);
   const auto found = runs_.find(run.uuid);
@@ -223,7 +223,7 @@ absl::StatusOr<std::shared_ptr<IngestSession>> Pipeline::Open(const HelloMessage
   const int64_t time_unix_ms = clock_->UnixMillis();
   BW_RETURN_IF_ERROR(AdmitRun(hello.run.uuid));  // Where it is well, if not here.
   BW_RETURN_IF_ERROR(log.health());
-  BW_RETURN_IF_ERROR(SettleAttempt(time_unix_ms, &hello));
+  BW_RETURN_IF_ERROR(ResolveAttempt(time_unix_ms, &hello));
   BW_ASSIGN_OR_RETURN(RunEntry* const run, FindOrCreate(hello, time_unix_ms));
   const absl::Cleanup forget_unlogged = [this, run] {
     registry_mutex_.AssertHeld();

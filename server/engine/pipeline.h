@@ -29,12 +29,12 @@
 #include "server/detect/detector_bank.h"
 #include "server/detect/judge_options.h"
 #include "server/engine/baseline_learner.h"
-#include "server/engine/policy_in_force.h"
 #include "server/engine/ports/ownership.h"
 #include "server/engine/ports/partition_host.h"
 #include "server/engine/ports/run_control.h"
 #include "server/engine/ports/shared_log.h"
-#include "server/engine/rules_in_force.h"
+#include "server/engine/reloadable_policy.h"
+#include "server/engine/reloadable_rules.h"
 #include "server/engine/run_admission.h"
 #include "server/engine/shard.h"
 #include "server/engine/spectra_worker.h"
@@ -42,8 +42,8 @@
 #include "server/ingest/ingest_sink.h"
 #include "server/ingest/launches.h"
 #include "server/model/partition.h"
-#include "server/store/action_log.h"
-#include "server/store/alert_log.h"
+#include "server/store/action_store.h"
+#include "server/store/alert_store.h"
 #include "server/store/baselines.h"
 #include "server/store/database.h"
 #include "server/store/retention.h"
@@ -137,8 +137,8 @@ class Pipeline final : public ImportSink, public RunControl, public PartitionHos
 
   RunTable* runs() { return &table_; }
   SeriesStore* series() { return series_.get(); }
-  AlertLog* alerts() { return alerts_.get(); }
-  ActionLog* actions() { return actions_.get(); }
+  AlertStore* alerts() { return alerts_.get(); }
+  ActionStore* actions() { return actions_.get(); }
   Database* database() { return database_.get(); }
   Baselines* baselines() { return baselines_.get(); }
 
@@ -248,7 +248,7 @@ class Pipeline final : public ImportSink, public RunControl, public PartitionHos
   bool IsAttached(RunId run);
   void CountActions();
   // Gives the Hello the attempt that its launch is of its run, and a launch that counts.
-  absl::Status SettleAttempt(int64_t time_unix_ms, HelloMessage* hello) const
+  absl::Status ResolveAttempt(int64_t time_unix_ms, HelloMessage* hello) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(registry_mutex_);
   absl::StatusOr<RunEntry*> FindOrCreate(const HelloMessage& hello, int64_t time_unix_ms)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(registry_mutex_);
@@ -274,8 +274,8 @@ class Pipeline final : public ImportSink, public RunControl, public PartitionHos
   Clock* const clock_;
   RunTable table_;
   std::unique_ptr<RunAdmission> admission_;
-  RulesInForce rules_;
-  PolicyInForce policy_;
+  ReloadableRules rules_;
+  ReloadablePolicy policy_;
   std::unique_ptr<LogBackend> wal_;
   SharedLog* shared_ = nullptr;  // wal_, where servers share it.
   AlwaysHere always_here_;
@@ -283,8 +283,8 @@ class Pipeline final : public ImportSink, public RunControl, public PartitionHos
   std::function<void(RunId first, RunId end)> taken_;
   std::unique_ptr<Database> database_;
   std::unique_ptr<SeriesStore> series_;
-  std::unique_ptr<AlertLog> alerts_;
-  std::unique_ptr<ActionLog> actions_;
+  std::unique_ptr<AlertStore> alerts_;
+  std::unique_ptr<ActionStore> actions_;
   std::unique_ptr<Baselines> baselines_;
   std::unique_ptr<SpectraWorker> spectra_;
   std::vector<std::unique_ptr<WorkPool>> savers_;  // By lane: wait for runs' saves; empty: this server is alone.

@@ -104,7 +104,7 @@ absl::Status Pipeline::Maintain() {
 
 void Pipeline::Upkeep() {
   const bool stored = alerts_->StoreWaiting().ok();
-  const bool told = alerts_->TellForeign().ok();
+  const bool told = alerts_->NotifyForeign().ok();
   database_degraded_->Set(stored && told ? 0 : 1);
   admission_->Show(table_.List(), clock_->UnixNanos());
   if (!recovered_ || !LogHealth().ok()) return;

@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
-#include "server/engine/rules_in_force.h"
+#include "server/engine/reloadable_rules.h"
 #include "server/ingest/log_records.h"
 #include "server/util/await_for.h"
 #include "server/util/log.h"
@@ -29,12 +29,12 @@ void Shard::CommitIfDue(LiveRun* run, int64_t now_ns, const SaveGroupPtr& group)
   const RunId id = run->record().id;
   if (run->saving() || !run->CommitDue(now_ns) || !parts_.wal->LogOf(id)->health().ok()) return;
   if (parts_.savers == nullptr) {
-    NoteSaved(*run, run->Commit());
+    RecordSaved(*run, run->Commit());
     return;
   }
   absl::StatusOr<LiveRun::Save> begun = run->BeginSave();
   if (!begun.ok()) {
-    NoteSaved(*run, begun.status());
+    RecordSaved(*run, begun.status());
     return;
   }
   const uint32_t lane = parts_.wal->LaneOf(id);
@@ -54,7 +54,7 @@ void Shard::EndSave(RunId id, LiveRun::Save save, const absl::Status& shared, co
   --saves_;
   --lanes_[parts_.wal->LaneOf(id)].saves;
   LiveRun* const run = runs_.at(id).get();  // It stays while it is saved.
-  NoteSaved(*run, run->EndSave(std::move(save), shared));
+  RecordSaved(*run, run->EndSave(std::move(save), shared));
   // What came for a run that had ended while that was saved.
   std::vector<Item> held;
   if (const auto found = held_.find(id); found != held_.end()) {
@@ -77,7 +77,7 @@ void Shard::EndSave(RunId id, LiveRun::Save save, const absl::Status& shared, co
   if (group != nullptr) Arrive(group);
 }
 
-void Shard::NoteSaved(const LiveRun& run, const absl::Status& status) {
+void Shard::RecordSaved(const LiveRun& run, const absl::Status& status) {
   const RunId id = run.record().id;
   const std::string& name = run.record().description.name;
   if (!status.ok()) {

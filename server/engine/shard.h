@@ -142,7 +142,7 @@ class Shard {
   using SaveGroupPtr = std::shared_ptr<SaveGroup>;
   void CommitIfDue(LiveRun* run, int64_t now_ns, const SaveGroupPtr& group = nullptr);
   void EndSave(RunId id, LiveRun::Save save, const absl::Status& shared, const SaveGroupPtr& group);
-  void NoteSaved(const LiveRun& run, const absl::Status& status);
+  void RecordSaved(const LiveRun& run, const absl::Status& status);
   // Saves those of the lane's `runs` that still need an LSN below `end`, one after each
   // batch of messages; `then` once all of that, and what was under way of them, has an end.
   void SaveThen(uint32_t lane, const std::vector<RunId>& runs, Lsn end, Task then);

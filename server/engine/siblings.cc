@@ -26,7 +26,7 @@ std::string Sentence(const Evidence& evidence) {
 
 }  // namespace
 
-void AddSiblings(const Baselines& baselines, const RunDescription& run, Transition* transition) {
+void AddSiblings(const Baselines& baselines, const RunDescription& run, AlertTransition* transition) {
   if (transition->evidence.empty()) return;
   const std::string kind = KindOf(run);
   std::map<SignalId, SiblingBand> found;  // Heads share their signal's.

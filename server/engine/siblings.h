@@ -3,8 +3,8 @@
 #ifndef BELLWETHER_SERVER_ENGINE_SIBLINGS_H_
 #define BELLWETHER_SERVER_ENGINE_SIBLINGS_H_
 
+#include "server/model/alert_transition.h"
 #include "server/model/run_types.h"
-#include "server/model/transition.h"
 #include "server/store/baselines.h"
 
 namespace bellwether::server {
@@ -12,7 +12,7 @@ namespace bellwether::server {
 // Adds to each piece of evidence how its signal lay, at the transition's step,
 // in earlier healthy runs of the kind of `run`, and one sentence about the
 // first piece for which that is known.  Changes nothing else.  Thread-safe.
-void AddSiblings(const Baselines& baselines, const RunDescription& run, Transition* transition);
+void AddSiblings(const Baselines& baselines, const RunDescription& run, AlertTransition* transition);
 
 }  // namespace bellwether::server
 

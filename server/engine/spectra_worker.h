@@ -24,7 +24,7 @@
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
-#include "server/detect/gram_desk.h"
+#include "server/detect/gram_assembler.h"
 #include "server/detect/spectra_bank.h"
 #include "server/ingest/message.h"
 #include "server/util/clock.h"

@@ -60,7 +60,7 @@ std::string AlertName(const std::string& rule) {
   return "BellwetherAlert";
 }
 
-StringMap AlertLabels(const Transition& transition) {
+StringMap AlertLabels(const AlertTransition& transition) {
   StringMap labels = {{"alertname", AlertName(transition.rule)},
                       {"run", transition.run_name},
                       {"rule", transition.rule},
@@ -70,7 +70,7 @@ StringMap AlertLabels(const Transition& transition) {
   return labels;
 }
 
-StringMap AlertAnnotations(const Transition& transition) {
+StringMap AlertAnnotations(const AlertTransition& transition) {
   StringMap annotations = {{"alert", transition.key},
                            {"summary", transition.summary},
                            {"cause", transition.cause},
@@ -92,7 +92,7 @@ StringMap AlertAnnotations(const Transition& transition) {
   return annotations;
 }
 
-std::string AlertUrl(const Transition& transition, const std::string& external_url) {
+std::string AlertUrl(const AlertTransition& transition, const std::string& external_url) {
   if (external_url.empty()) return {};
   std::string url = external_url;
   while (!url.empty() && url.back() == '/') url.pop_back();
@@ -103,7 +103,7 @@ std::string AlertUrl(const Transition& transition, const std::string& external_u
   return url;
 }
 
-std::string AlertFingerprint(const Transition& transition) {
+std::string AlertFingerprint(const AlertTransition& transition) {
   uint64_t hash = 14695981039346656037u;  // FNV-1a
   for (const char c : absl::StrCat(transition.run, "\n", transition.key)) {
     hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211u;

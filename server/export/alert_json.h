@@ -11,7 +11,7 @@
 #include <map>
 #include <string>
 
-#include "server/model/transition.h"
+#include "server/model/alert_transition.h"
 
 namespace bellwether::server {
 
@@ -21,12 +21,12 @@ const char* SeverityName(Severity severity);
 // BellwetherDriftGrowing for "drift"; BellwetherAlert for a rule of the user's.
 std::string AlertName(const std::string& rule);
 
-StringMap AlertLabels(const Transition& transition);
-StringMap AlertAnnotations(const Transition& transition);
+StringMap AlertLabels(const AlertTransition& transition);
+StringMap AlertAnnotations(const AlertTransition& transition);
 // The alert on the run's page; "" without an external url.
-std::string AlertUrl(const Transition& transition, const std::string& external_url);
+std::string AlertUrl(const AlertTransition& transition, const std::string& external_url);
 // 16 hexadecimal digits of run and key.
-std::string AlertFingerprint(const Transition& transition);
+std::string AlertFingerprint(const AlertTransition& transition);
 // RFC 3339 in UTC with milliseconds.
 std::string FormatTime(int64_t unix_ns);
 

@@ -14,15 +14,16 @@
 
 namespace bellwether::server {
 
-absl::StatusOr<std::unique_ptr<Alertmanager>> Alertmanager::Start(const AlertmanagerOptions& options, AlertLog* alerts,
-                                                                  const RunTable* runs, Counters* counters) {
+absl::StatusOr<std::unique_ptr<Alertmanager>> Alertmanager::Start(const AlertmanagerOptions& options,
+                                                                  AlertStore* alerts, const RunTable* runs,
+                                                                  Counters* counters) {
   absl::StatusOr<UrlParts> url = SplitUrl(options.url);
   if (!url.ok()) return url.status();
   url->path = absl::StrCat(absl::StripSuffix(url->path, "/"), "/api/v2/alerts");
   return std::unique_ptr<Alertmanager>(new Alertmanager(options, *std::move(url), alerts, runs, counters));
 }
 
-Alertmanager::Alertmanager(const AlertmanagerOptions& options, UrlParts url, AlertLog* alerts, const RunTable* runs,
+Alertmanager::Alertmanager(const AlertmanagerOptions& options, UrlParts url, AlertStore* alerts, const RunTable* runs,
                            Counters* counters)
     : options_(options),
       poster_(std::move(url), options.post, options.channel, counters),
@@ -34,7 +35,7 @@ Alertmanager::Alertmanager(const AlertmanagerOptions& options, UrlParts url, Ale
     counters_->counter("bellwether_notifications_total", {{"channel", options_.channel}, {"result", result}});
   }
   worker_ = std::thread([this] { Work(); });
-  subscription_ = alerts_->Subscribe([this](const Transition& transition) {
+  subscription_ = alerts_->Subscribe([this](const AlertTransition& transition) {
     if (transition.severity < options_.severity_min) return;
     absl::MutexLock lock(&mutex_);
     if (changed_ns_ == 0) changed_ns_ = Clock::System()->MonotonicNanos();
@@ -114,7 +115,7 @@ Alertmanager::State Alertmanager::Firing(int64_t now_ns) const {
   for (const RunSnapshotPtr& run : CurrentRuns(*runs_, options_.holds, now_ns)) past.erase(run->record.id);
   State firing;
   for (const AlertView& alert : alerts_->List(/*run=*/0, /*firing_only=*/true)) {
-    const Transition& last = alert.last;
+    const AlertTransition& last = alert.last;
     if (last.severity < options_.severity_min || past.contains(last.run)) continue;
     if (alert.note.silenced_until_unix_ns > now_ns) continue;
     StringMap labels = AlertLabels(last);

@@ -30,7 +30,7 @@
 #include "server/export/alert_json.h"
 #include "server/export/current_runs.h"
 #include "server/export/http_post.h"
-#include "server/store/alert_log.h"
+#include "server/store/alert_store.h"
 #include "server/util/counters.h"
 
 namespace bellwether::server {
@@ -42,7 +42,7 @@ struct AlertmanagerOptions {
   Severity severity_min = Severity::kWarning;
   // What is added to the advice of an alert that fires: the actions proposed for
   // it, as of each push.  Thread-safe; null = nothing.
-  std::function<std::string(const Transition& alert)> proposals;
+  std::function<std::string(const AlertTransition& alert)> proposals;
   RunHolds holds;
   size_t alerts_max = 4096;  // In one state; the oldest beyond it are refused.
   size_t batch_max = 256;    // In one request.
@@ -61,7 +61,7 @@ struct AlertmanagerOptions {
 class Alertmanager {
  public:
   // INVALID_ARGUMENT: the url is none.  All arguments must outlive the object.
-  static absl::StatusOr<std::unique_ptr<Alertmanager>> Start(const AlertmanagerOptions& options, AlertLog* alerts,
+  static absl::StatusOr<std::unique_ptr<Alertmanager>> Start(const AlertmanagerOptions& options, AlertStore* alerts,
                                                              const RunTable* runs, Counters* counters);
   ~Alertmanager();
   Alertmanager(const Alertmanager&) = delete;
@@ -83,7 +83,7 @@ class Alertmanager {
   };
   using State = std::map<StringMap, Told>;  // By labels.
 
-  Alertmanager(const AlertmanagerOptions& options, UrlParts url, AlertLog* alerts, const RunTable* runs,
+  Alertmanager(const AlertmanagerOptions& options, UrlParts url, AlertStore* alerts, const RunTable* runs,
                Counters* counters);
   void Work();
   // Brings told_ up to date; whether there is news.
@@ -94,7 +94,7 @@ class Alertmanager {
 
   const AlertmanagerOptions options_;
   HttpPoster poster_;  // The worker's.
-  AlertLog* const alerts_;
+  AlertStore* const alerts_;
   const RunTable* const runs_;
   Counters* const counters_;
   Histogram* const seconds_;

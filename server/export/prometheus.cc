@@ -26,13 +26,13 @@ int64_t SeriesOf(const Counters::Entry& entry) {
 
 }  // namespace
 
-Exporter::Exporter(const ExportOptions& options, const RunTable* runs, AlertLog* alerts, Counters* counters,
+Exporter::Exporter(const ExportOptions& options, const RunTable* runs, AlertStore* alerts, Counters* counters,
                    Clock* clock)
     : options_(options), runs_(runs), alerts_(alerts), counters_(counters), clock_(clock), heads_(options.heads) {
   // From the first scrape on, so that increase() sees the first suppression.
   for (const SeriesLevel level : {SeriesLevel::kAlert, SeriesLevel::kRun, SeriesLevel::kLayer, SeriesLevel::kHead})
     Suppress(level, 0);
-  subscription_ = alerts_->Subscribe([this](const Transition& transition) {
+  subscription_ = alerts_->Subscribe([this](const AlertTransition& transition) {
     const char* const to = transition.state == AlertState::kFiring ? "firing" : "resolved";
     counters_->counter("bellwether_alert_transitions_total", {{"rule", transition.rule}, {"to", to}})->Add();
   });
@@ -104,7 +104,7 @@ void Exporter::AddAlerts(const std::vector<RunSnapshotPtr>& runs, int64_t now_ns
   std::stable_sort(alerts.begin(), alerts.end(),
                    [](const AlertView& a, const AlertView& b) { return a.last.severity > b.last.severity; });
   for (const AlertView& alert : alerts) {
-    const Transition& last = alert.last;
+    const AlertTransition& last = alert.last;
     if (alert.note.silenced_until_unix_ns > now_ns) continue;
     const auto run = by_id.find(last.run);
     if (run == by_id.end() || !seen.insert({last.run, last.rule, last.severity, last.strongest}).second) continue;

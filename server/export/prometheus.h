@@ -25,7 +25,7 @@
 #include "server/export/current_runs.h"
 #include "server/export/family_set.h"
 #include "server/export/head_choice.h"
-#include "server/store/alert_log.h"
+#include "server/store/alert_store.h"
 #include "server/store/run_table.h"
 #include "server/util/clock.h"
 #include "server/util/counters.h"
@@ -42,7 +42,7 @@ struct ExportOptions {
 class Exporter {
  public:
   // All must outlive this object.  Counts transitions from here on.
-  Exporter(const ExportOptions& options, const RunTable* runs, AlertLog* alerts, Counters* counters, Clock* clock);
+  Exporter(const ExportOptions& options, const RunTable* runs, AlertStore* alerts, Counters* counters, Clock* clock);
   ~Exporter();
   Exporter(const Exporter&) = delete;
   Exporter& operator=(const Exporter&) = delete;
@@ -62,7 +62,7 @@ class Exporter {
 
   const ExportOptions options_;
   const RunTable* const runs_;
-  AlertLog* const alerts_;
+  AlertStore* const alerts_;
   Counters* const counters_;
   Clock* const clock_;
   int64_t subscription_ = 0;

@@ -18,7 +18,7 @@ namespace {
 
 constexpr char kNever[] = "0001-01-01T00:00:00Z";  // Go's zero time: still firing.
 
-nlohmann::json AlertJson(const Transition& transition, const std::string& external_url) {
+nlohmann::json AlertJson(const AlertTransition& transition, const std::string& external_url) {
   const bool firing = transition.state == AlertState::kFiring;
   return {{"status", firing ? "firing" : "resolved"},
           {"labels", AlertLabels(transition)},
@@ -44,14 +44,15 @@ nlohmann::json Common(const nlohmann::json& alerts, const char* field) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Webhook>> Webhook::Start(const WebhookOptions& options, AlertLog* alerts,
-                                                        ActionLog* actions, Counters* counters) {
+absl::StatusOr<std::unique_ptr<Webhook>> Webhook::Start(const WebhookOptions& options, AlertStore* alerts,
+                                                        ActionStore* actions, Counters* counters) {
   absl::StatusOr<UrlParts> url = SplitUrl(options.url);
   if (!url.ok()) return url.status();
   return std::unique_ptr<Webhook>(new Webhook(options, *std::move(url), alerts, actions, counters));
 }
 
-Webhook::Webhook(const WebhookOptions& options, UrlParts url, AlertLog* alerts, ActionLog* actions, Counters* counters)
+Webhook::Webhook(const WebhookOptions& options, UrlParts url, AlertStore* alerts, ActionStore* actions,
+                 Counters* counters)
     : options_(options),
       poster_(std::move(url), options.post, options.channel, counters),
       receiver_(Crc32c(absl::StrCat(options.channel, " ", options.url))),  // A url may hold a secret.
@@ -64,16 +65,16 @@ Webhook::Webhook(const WebhookOptions& options, UrlParts url, AlertLog* alerts, 
     counters_->counter("bellwether_notifications_total", {{"channel", options_.channel}, {"result", result}});
   }
   worker_ = std::thread([this] { Work(); });
-  subscription_ = alerts_->Subscribe([this](const Transition& transition) { Note(transition); });
+  subscription_ = alerts_->Subscribe([this](const AlertTransition& transition) { Note(transition); });
   action_subscription_ =
-      actions_->Subscribe([this](RunId run, const Action& action, size_t fresh) { NoteAction(run, action, fresh); });
+      actions_->Subscribe([this](RunId run, const Action& action, size_t fresh) { RecordAction(run, action, fresh); });
 }
 
 Webhook::~Webhook() { Stop(); }
 
 void Webhook::CatchUp(RunId first, RunId end) {
   std::map<RunId, uint64_t> told;
-  for (const Transition& last : alerts_->Newest(first, end, Clock::System()->UnixNanos() - options_.catch_up_ns)) {
+  for (const AlertTransition& last : alerts_->Newest(first, end, Clock::System()->UnixNanos() - options_.catch_up_ns)) {
     const auto [entry, fresh] = told.try_emplace(last.run, 0);
     if (fresh) {
       const absl::StatusOr<uint64_t> stored = alerts_->GetTold(last.run, receiver_);
@@ -111,7 +112,7 @@ void Webhook::Count(const char* result) {
   counters_->counter("bellwether_notifications_total", {{"channel", options_.channel}, {"result", result}})->Add();
 }
 
-void Webhook::Note(const Transition& transition) {
+void Webhook::Note(const AlertTransition& transition) {
   if (transition.told_before || transition.foreign) return;
   if (options_.notifies != nullptr && !options_.notifies(transition.run)) return;
   const bool resolved = transition.state == AlertState::kResolved;
@@ -144,7 +145,7 @@ bool Webhook::IsToldOf(const AlertView& alert) const {
          alert.note.silenced_until_unix_ns <= Clock::System()->UnixNanos();
 }
 
-void Webhook::NoteAction(RunId run, const Action& action, size_t fresh) {
+void Webhook::RecordAction(RunId run, const Action& action, size_t fresh) {
   // New as a whole: a proposal is told once, whatever becomes of it.
   const bool is_new = fresh == action.history.size() && action.asked_by == kPolicyName && !action.alert_key.empty();
   if (!is_new || options_.proposals == nullptr) return;
@@ -153,8 +154,8 @@ void Webhook::NoteAction(RunId run, const Action& action, size_t fresh) {
   if (alert.ok() && IsToldOf(*alert) && !options_.proposals({action}, alert->last).empty()) Note(alert->last);
 }
 
-std::vector<Transition> Webhook::Firing(RunId run) const {
-  std::vector<Transition> firing;
+std::vector<AlertTransition> Webhook::Firing(RunId run) const {
+  std::vector<AlertTransition> firing;
   for (const AlertView& alert : alerts_->List(run, /*firing_only=*/true)) {
     if (IsToldOf(alert)) firing.push_back(alert.last);
   }
@@ -165,7 +166,7 @@ std::vector<Transition> Webhook::Firing(RunId run) const {
                std::string(actions.status().message()));
     return firing;
   }
-  for (Transition& alert : firing) {
+  for (AlertTransition& alert : firing) {
     const std::string more = options_.proposals(*actions, alert);
     if (!more.empty()) absl::StrAppend(&alert.advice, alert.advice.empty() ? "" : " ", more);
   }
@@ -210,7 +211,7 @@ void Webhook::Work() {
   }
 }
 
-absl::Status Webhook::NoteTold(RunId run, uint64_t told) {
+absl::Status Webhook::RecordPosted(RunId run, uint64_t told) {
   BW_ASSIGN_OR_RETURN(const uint64_t before, alerts_->GetTold(run, receiver_));
   return told > before ? alerts_->PutTold(run, receiver_, told) : absl::OkStatus();
 }
@@ -222,7 +223,7 @@ void Webhook::Deliver(RunId run, Pending pending) {
   const absl::Status posted = poster_.Post(body);
   if (posted.ok()) {
     Count("delivered");
-    if (const absl::Status noted = NoteTold(run, told); !noted.ok()) {
+    if (const absl::Status noted = RecordPosted(run, told); !noted.ok()) {
       LogWarning("webhook {}: run {} may be told of again: {}", options_.channel, pending.run_name,
                  std::string(noted.message()));
     }
@@ -259,7 +260,7 @@ std::string Webhook::Body(RunId run, const Pending& pending, uint64_t* told) con
   const int64_t now_ns = Clock::System()->UnixNanos();
   nlohmann::json alerts = nlohmann::json::array();
   bool firing = false;
-  for (const Transition& alert : Firing(run)) {
+  for (const AlertTransition& alert : Firing(run)) {
     alerts.push_back(AlertJson(alert, options_.external_url));
     *told = std::max(*told, alert.id);
     firing = true;

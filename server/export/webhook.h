@@ -27,8 +27,8 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "server/export/http_post.h"
-#include "server/store/action_log.h"
-#include "server/store/alert_log.h"
+#include "server/store/action_store.h"
+#include "server/store/alert_store.h"
 #include "server/util/clock.h"
 #include "server/util/counters.h"
 
@@ -45,7 +45,7 @@ struct WebhookOptions {
   bool send_resolved = true;
   // Of a run's actions: what is added to the advice of an alert that fires.
   // Thread-safe; null = nothing.
-  std::function<std::string(const std::vector<Action>& actions, const Transition& alert)> proposals;
+  std::function<std::string(const std::vector<Action>& actions, const AlertTransition& alert)> proposals;
   // Whether anybody is told of a run at all.  Thread-safe; null = of every run.
   std::function<bool(RunId run)> notifies;
   size_t runs_max = 1000;                  // Runs with something to say; more are refused.
@@ -66,8 +66,8 @@ class Webhook {
  public:
   // INVALID_ARGUMENT: the url is none.  Begins with the next transition, and CatchUp();
   // all arguments must outlive the object.
-  static absl::StatusOr<std::unique_ptr<Webhook>> Start(const WebhookOptions& options, AlertLog* alerts,
-                                                        ActionLog* actions, Counters* counters);
+  static absl::StatusOr<std::unique_ptr<Webhook>> Start(const WebhookOptions& options, AlertStore* alerts,
+                                                        ActionStore* actions, Counters* counters);
   ~Webhook();
   Webhook(const Webhook&) = delete;
   Webhook& operator=(const Webhook&) = delete;
@@ -86,32 +86,32 @@ class Webhook {
  private:
   struct Pending {
     std::string run_name;
-    std::map<std::string, Transition> resolved;  // By key.
+    std::map<std::string, AlertTransition> resolved;  // By key.
     uint64_t truncated = 0;
     int64_t since_ns = 0;
     int64_t due_ns = 0;
     int attempts = 0;
   };
 
-  Webhook(const WebhookOptions& options, UrlParts url, AlertLog* alerts, ActionLog* actions, Counters* counters);
-  void Note(const Transition& transition);
-  void NoteAction(RunId run, const Action& action, size_t fresh);
+  Webhook(const WebhookOptions& options, UrlParts url, AlertStore* alerts, ActionStore* actions, Counters* counters);
+  void Note(const AlertTransition& transition);
+  void RecordAction(RunId run, const Action& action, size_t fresh);
   // Of a run, as they fire now.
-  std::vector<Transition> Firing(RunId run) const;
+  std::vector<AlertTransition> Firing(RunId run) const;
   bool IsToldOf(const AlertView& alert) const;
   void Work();
   // "" if nothing is left to say.
   // `*told` becomes the highest id that it tells of.
   std::string Body(RunId run, const Pending& pending, uint64_t* told) const;
-  absl::Status NoteTold(RunId run, uint64_t told);
+  absl::Status RecordPosted(RunId run, uint64_t told);
   void Deliver(RunId run, Pending pending);
   void Count(const char* result);
 
   const WebhookOptions options_;
   HttpPoster poster_;        // The worker's.
   const uint32_t receiver_;  // In the database.
-  AlertLog* const alerts_;
-  ActionLog* const actions_;
+  AlertStore* const alerts_;
+  ActionStore* const actions_;
   Counters* const counters_;
   Histogram* const seconds_;
   int64_t subscription_ = 0;

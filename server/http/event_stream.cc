@@ -11,7 +11,7 @@
 
 namespace bellwether::server {
 
-EventHub::EventHub(const Options& options, const RunTable* runs, AlertLog* alerts, Counters* counters, ToJson to_json,
+EventHub::EventHub(const Options& options, const RunTable* runs, AlertStore* alerts, Counters* counters, ToJson to_json,
                    std::function<bool()> others)
     : options_(options),
       runs_(runs),
@@ -19,7 +19,7 @@ EventHub::EventHub(const Options& options, const RunTable* runs, AlertLog* alert
       open_(counters->gauge("bellwether_console_streams")),
       to_json_(std::move(to_json)),
       others_(std::move(others)) {
-  subscription_ = alerts_->Subscribe([this](const Transition& transition) {
+  subscription_ = alerts_->Subscribe([this](const AlertTransition& transition) {
     absl::MutexLock lock(&mutex_);
     posted_ = std::max(posted_, transition.id);
   });
@@ -96,7 +96,7 @@ std::optional<std::string> EventStream::Next(const std::function<bool()>& gone) 
   const auto transitions = hub_->alerts_->Read(after_, hub_->options_.transitions_max, /*run=*/0);
   failed_ = !transitions.ok();
   if (transitions.ok()) {
-    for (const Transition& transition : *transitions) {
+    for (const AlertTransition& transition : *transitions) {
       after_ = transition.id;
       if (!Sees(transition.run_name)) continue;
       absl::StrAppend(&text, "id: ", transition.id, "\nevent: alert\ndata: ", hub_->to_json_(transition), "\n\n");

@@ -24,7 +24,7 @@
 
 #include "absl/synchronization/mutex.h"
 #include "server/access/access.h"
-#include "server/store/alert_log.h"
+#include "server/store/alert_store.h"
 #include "server/store/run_table.h"
 #include "server/util/counters.h"
 
@@ -73,11 +73,11 @@ class EventHub {
     size_t runs_named_max = 32;
     int64_t others_ns = 2'000'000'000;  // So often `all`, where other servers have runs, too.
   };
-  using ToJson = std::function<std::string(const Transition&)>;
+  using ToJson = std::function<std::string(const AlertTransition&)>;
 
   // All must outlive this object.
   // `others`: whether runs may have changed of which `runs` does not know; null = no.
-  EventHub(const Options& options, const RunTable* runs, AlertLog* alerts, Counters* counters, ToJson to_json,
+  EventHub(const Options& options, const RunTable* runs, AlertStore* alerts, Counters* counters, ToJson to_json,
            std::function<bool()> others = nullptr);
   ~EventHub();
 
@@ -96,7 +96,7 @@ class EventHub {
 
   const Options options_;
   const RunTable* const runs_;
-  AlertLog* const alerts_;
+  AlertStore* const alerts_;
   Gauge* const open_;
   const ToJson to_json_;
   const std::function<bool()> others_;

@@ -30,7 +30,7 @@
 #include "server/access/tls_files.h"
 #include "server/http/call_slots.h"
 #include "server/http/event_stream.h"
-#include "server/store/alert_log.h"
+#include "server/store/alert_store.h"
 #include "server/store/run_table.h"
 #include "server/util/counters.h"
 
@@ -70,7 +70,7 @@ struct HttpSources {
   EventHub::ToJson transition_json;
   const RunTable* runs = nullptr;
   std::function<bool()> others;  // As EventHub's; null = this server is alone.
-  AlertLog* alerts = nullptr;
+  AlertStore* alerts = nullptr;
   Counters* counters = nullptr;
 };
 

@@ -301,7 +301,7 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<grpc::ByteBuf
   // Gives the run the uuid under which it is kept, also in what becomes its record.
   // A run that is here by its uuid and this name, from when there were no rights by
   // name, stays what it is.
-  void SettleUuid(HelloMessage* hello, std::string* payload) {
+  void ResolveUuid(HelloMessage* hello, std::string* payload) {
     if (grant_ == nullptr || service_->options_.access->open() || KnownAs(*hello) == hello->run.name) return;
     const RunUuid uuid = UuidOfBoth(hello->run.uuid, hello->run.name);
     if (uuid == hello->run.uuid) return;
@@ -325,7 +325,7 @@ class IngestService::Stream final : public grpc::ServerBidiReactor<grpc::ByteBuf
 
   void Open(HelloMessage hello, std::string payload) {
     greeted_.store(true, std::memory_order_relaxed);
-    SettleUuid(&hello, &payload);
+    ResolveUuid(&hello, &payload);
     {
       absl::MutexLock lock(&mutex_);
       run_name_ = hello.run.name;

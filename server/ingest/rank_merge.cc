@@ -45,9 +45,9 @@ void RankMerge::Combine(const RankFrame& frame, Open* open) {
             break;
           case Merge::kEqual:
             if (!SameBits(cell, *in)) {
-              NoteDisagreement({block.signal, block.layer_begin + layer, block.head_begin + head, std::min(cell, *in),
-                                std::max(cell, *in)},
-                               static_cast<size_t>(&cell - matrix.data()), open);
+              RecordDisagreement({block.signal, block.layer_begin + layer, block.head_begin + head, std::min(cell, *in),
+                                  std::max(cell, *in)},
+                                 static_cast<size_t>(&cell - matrix.data()), open);
             }
             break;
           case Merge::kNone:
@@ -59,7 +59,7 @@ void RankMerge::Combine(const RankFrame& frame, Open* open) {
 }
 
 // As many as all heads of a large model times its ranks may differ in one step.
-void RankMerge::NoteDisagreement(const StepSample::Disagreement& found, size_t cell, Open* open) {
+void RankMerge::RecordDisagreement(const StepSample::Disagreement& found, size_t cell, Open* open) {
   std::vector<StepSample::Disagreement>& all = open->sample.disagreements;
   const auto known = open->disagreeing.find({found.signal, cell});
   if (known != open->disagreeing.end()) {

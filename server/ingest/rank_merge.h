@@ -107,7 +107,7 @@ class RankMerge {
 
   Open* OpenStep(const Key& key, Lsn lsn);
   void Combine(const RankFrame& frame, Open* open);
-  static void NoteDisagreement(const StepSample::Disagreement& found, size_t cell, Open* open);
+  static void RecordDisagreement(const StepSample::Disagreement& found, size_t cell, Open* open);
   size_t expected() const;
   size_t Present(const Open& open) const;  // Ranks with all parts that have not left.
   bool IsComplete(const Key& key, const Open& open) const;

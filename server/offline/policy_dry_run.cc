@@ -62,7 +62,7 @@ class DryRunner final : public RunListener {
   }
 
   void Follow() {
-    for (const Transition& transition : transitions_) {
+    for (const AlertTransition& transition : transitions_) {
       result_.alerts += transition.state == AlertState::kFiring && transition.k == 0;
     }
     engine_->OnTransitions(transitions_, now_, &changed_);
@@ -96,7 +96,7 @@ class DryRunner final : public RunListener {
   std::unique_ptr<ActionEngine> engine_;
   ActionEngine::Now now_{.time_unix_ns = 0, .step = -1};
   uint32_t attempt_ = 0;
-  std::vector<Transition> transitions_;
+  std::vector<AlertTransition> transitions_;
   std::vector<Action> changed_;
 };
 

@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "bellwether/recording.h"
-#include "server/detect/gram_desk.h"
+#include "server/detect/gram_assembler.h"
 #include "server/detect/spectra.h"
 #include "server/ingest/decode.h"
 #include "server/ingest/rank_merge.h"
@@ -55,7 +55,7 @@ class Reader {
   void TakeGram(const ShippedGram& gram) {
     GramTask task;
     if (merge_ == nullptr || !merge_->Hold(gram.attempt, gram.step, ++frames_, 0) ||
-        grams_.Take(gram, &task) != GramDesk::Outcome::kTask) {
+        grams_.Take(gram, &task) != GramAssembler::Outcome::kTask) {
       return;
     }
     std::vector<RankMerge::Cell> cells;
@@ -72,7 +72,7 @@ class Reader {
   const RankMerge::Sink sink_;
   std::optional<Layout> layout_;
   std::unique_ptr<RankMerge> merge_;
-  GramDesk grams_{GramDesk::Options()};
+  GramAssembler grams_{GramAssembler::Options()};
   Lsn frames_ = 0;
 };
 

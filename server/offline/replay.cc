@@ -57,7 +57,7 @@ class Replayer final : public RunListener {
   bool IsWanted(int64_t step) const { return options_.until_step < 0 || step <= options_.until_step; }
 
   void Print() {
-    for (Transition& transition : transitions_) {
+    for (AlertTransition& transition : transitions_) {
       transition.run_name = name_;
       if (options_.json) {
         std::puts(TransitionToJson(transition).c_str());
@@ -79,7 +79,7 @@ class Replayer final : public RunListener {
   int64_t step_ = 0;
   RunCoverage coverage_;
   std::unique_ptr<RunJudge> judge_;
-  std::vector<Transition> transitions_;
+  std::vector<AlertTransition> transitions_;
 };
 
 }  // namespace

@@ -35,9 +35,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "server/model/alert_transition.h"
 #include "server/model/run_types.h"
 #include "server/model/step_sample.h"
-#include "server/model/transition.h"
 #include "server/offline/test_series.h"
 
 namespace bellwether::server {

@@ -110,13 +110,13 @@ std::string Describe(const ExpectedAlert& alert) {
   return Describe(alert.rule, alert.severity ? NameOf(*alert.severity) : "",
                   said("stage", alert.stage) + said("layer", alert.layer) + said("head", alert.head));
 }
-std::string Describe(const Transition& alert) {
+std::string Describe(const AlertTransition& alert) {
   return Describe(
       alert.rule, NameOf(alert.severity),
       absl::StrCat(", stage: ", alert.stage, ", layer: ", alert.strongest.layer, ", head: ", alert.strongest.head));
 }
 
-bool Matches(const ExpectedAlert& expected, const Transition& alert) {
+bool Matches(const ExpectedAlert& expected, const AlertTransition& alert) {
   return expected.rule == alert.rule && (!expected.severity || *expected.severity == alert.severity) &&
          (!expected.stage || *expected.stage == alert.stage) &&
          (!expected.layer || *expected.layer == alert.strongest.layer) &&
@@ -124,20 +124,20 @@ bool Matches(const ExpectedAlert& expected, const Transition& alert) {
 }
 
 // "" if exactly what was expected fires.
-std::string Compare(const Expectation& expectation, const std::map<std::string, Transition>& firing,
+std::string Compare(const Expectation& expectation, const std::map<std::string, AlertTransition>& firing,
                     const std::vector<std::string>& only) {
-  std::vector<const Transition*> left;
+  std::vector<const AlertTransition*> left;
   for (const auto& [key, alert] : firing) {
     if (only.empty() || std::find(only.begin(), only.end(), alert.rule) != only.end()) left.push_back(&alert);
   }
   std::vector<std::string> all;
-  for (const Transition* alert : left) all.push_back(Describe(*alert));
+  for (const AlertTransition* alert : left) all.push_back(Describe(*alert));
   std::vector<std::string> wanted;
   bool met = true;
   for (const ExpectedAlert& expected : expectation.alerts) {
     wanted.push_back(Describe(expected));
     const auto found =
-        std::find_if(left.begin(), left.end(), [&](const Transition* alert) { return Matches(expected, *alert); });
+        std::find_if(left.begin(), left.end(), [&](const AlertTransition* alert) { return Matches(expected, *alert); });
     met = met && found != left.end();
     if (found != left.end()) left.erase(found);
   }
@@ -158,8 +158,8 @@ absl::StatusOr<std::string> ReadText(const std::string& path) {
 std::vector<std::string> RunRuleTest(const RuleTest& test, const JudgeOptions& options) {
   TestRun run(test);
   RunJudge judge(options, test.run);
-  std::map<std::string, Transition> firing;
-  std::vector<Transition> transitions;
+  std::map<std::string, AlertTransition> firing;
+  std::vector<AlertTransition> transitions;
   std::vector<std::string> failures;
   size_t next_event = 0;
   size_t next_expectation = 0;
@@ -168,7 +168,7 @@ std::vector<std::string> RunRuleTest(const RuleTest& test, const JudgeOptions& o
       judge.OnEvent(test.events[next_event], &transitions);
     }
     if (const StepSample& sample = run.At(step); !sample.signals().empty()) judge.Observe(sample, &transitions);
-    for (Transition& transition : transitions) {
+    for (AlertTransition& transition : transitions) {
       if (transition.state == AlertState::kFiring) {
         firing[transition.key] = std::move(transition);
       } else {

@@ -102,7 +102,7 @@ class Scorer final : public RunListener {
 
  private:
   void Note() {
-    for (const Transition& transition : transitions_) {
+    for (const AlertTransition& transition : transitions_) {
       if (transition.state != AlertState::kFiring || transition.severity < Severity::kWarning) continue;
       if (score_->first_warning < 0) {
         score_->first_warning = transition.step;
@@ -126,7 +126,7 @@ class Scorer final : public RunListener {
   std::unique_ptr<RunJudge> judge_;
   TruthFinder truth_;
   std::optional<PeerScorer> peers_;
-  std::vector<Transition> transitions_;
+  std::vector<AlertTransition> transitions_;
   std::set<std::string> warned_, critical_;  // Alerts, by key.
   std::vector<std::pair<int64_t, Eta>> etas_;
 };

@@ -10,8 +10,8 @@
 namespace bellwether::server {
 namespace {
 
-int64_t BytesOf(const Transition& transition) {
-  size_t bytes = sizeof(Transition) + transition.run_name.size() + transition.key.size() + transition.rule.size() +
+int64_t BytesOf(const AlertTransition& transition) {
+  size_t bytes = sizeof(AlertTransition) + transition.run_name.size() + transition.key.size() + transition.rule.size() +
                  transition.cause.size() + transition.summary.size() + transition.advice.size() +
                  transition.heads.size() * sizeof(Head);
   for (const Evidence& evidence : transition.evidence) {
@@ -22,34 +22,34 @@ int64_t BytesOf(const Transition& transition) {
 
 }  // namespace
 
-AlertCursor::AlertCursor(const Options& options, AlertLog* log, const Filter& filter, uint64_t after,
+AlertCursor::AlertCursor(const Options& options, AlertStore* log, const Filter& filter, uint64_t after,
                          std::function<void()> wake)
     : options_(options), log_(log), filter_(filter), wake_(std::move(wake)), after_(after) {
   // Subscribed before the first read: what is posted in between wakes us.
-  subscription_ = log_->Subscribe([this](const Transition& transition) { OnTransition(transition); });
+  subscription_ = log_->Subscribe([this](const AlertTransition& transition) { OnTransition(transition); });
   const uint64_t last = log_->last_id();
   if (after_ == UINT64_MAX) {
     after_ = last;
   } else if (after_ > last) {
     out_of_range_ = true;
   }
-  for (const Transition& transition : log_->Unstored()) {
-    if (Matches(transition)) NoteUnstored(transition);
+  for (const AlertTransition& transition : log_->Unstored()) {
+    if (Matches(transition)) RecordUnstored(transition);
   }
 }
 
 AlertCursor::~AlertCursor() { log_->Unsubscribe(subscription_); }
 
-bool AlertCursor::Matches(const Transition& transition) const {
+bool AlertCursor::Matches(const AlertTransition& transition) const {
   return (filter_.run == 0 || transition.run == filter_.run) && transition.severity >= filter_.severity_min &&
          (!filter_.sees || filter_.sees(transition.run_name));
 }
 
-void AlertCursor::OnTransition(const Transition& transition) {
+void AlertCursor::OnTransition(const AlertTransition& transition) {
   const bool matches = Matches(transition);
   if (transition.id == 0) {
     if (!matches) return;
-    NoteUnstored(transition);
+    RecordUnstored(transition);
     return wake_();
   }
   {
@@ -68,11 +68,11 @@ void AlertCursor::OnTransition(const Transition& transition) {
   if (matches) wake_();
 }
 
-void AlertCursor::NoteUnstored(const Transition& transition) {
+void AlertCursor::RecordUnstored(const AlertTransition& transition) {
   absl::MutexLock lock(&mutex_);
   if (unstored_.size() >= options_.unstored_max) return;
   // One that is posted while the cursor is made is told, and in the list, too.
-  const bool known = std::any_of(unstored_.begin(), unstored_.end(), [&](const Transition& each) {
+  const bool known = std::any_of(unstored_.begin(), unstored_.end(), [&](const AlertTransition& each) {
     return each.run == transition.run && each.k == transition.k && each.key == transition.key;
   });
   if (!known) unstored_.push_back(transition);
@@ -95,7 +95,7 @@ absl::StatusOr<AlertCursor::Item> AlertCursor::Next() {
   // it while it goes through all that others wrote.
   for (size_t pages = 0;;) {
     while (!page_.empty()) {
-      Transition transition = std::move(page_.front());
+      AlertTransition transition = std::move(page_.front());
       page_.pop_front();
       after_ = transition.id;
       {
@@ -125,7 +125,7 @@ absl::StatusOr<AlertCursor::Item> AlertCursor::Next() {
       return Item{};
     }
     // Of all runs: a read for one would go through those of all others at once.
-    BW_ASSIGN_OR_RETURN(std::vector<Transition> page, log_->Read(after_, options_.page_transitions, /*run=*/0));
+    BW_ASSIGN_OR_RETURN(std::vector<AlertTransition> page, log_->Read(after_, options_.page_transitions, /*run=*/0));
     const bool all = page.size() < options_.page_transitions;
     page_.assign(std::make_move_iterator(page.begin()), std::make_move_iterator(page.end()));
     if (!page_.empty()) continue;

@@ -23,7 +23,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "server/store/alert_log.h"
+#include "server/store/alert_store.h"
 
 namespace bellwether::server {
 
@@ -46,14 +46,15 @@ class AlertCursor {
   struct Item {
     enum Kind { kNone, kTransition, kCaughtUp, kResync };
     Kind kind = kNone;
-    Transition transition;
+    AlertTransition transition;
     uint64_t after = 0;  // kCaughtUp, kResync: everything up to it was delivered or filtered out.
   };
 
   // Delivers ids above `after`; UINT64_MAX = only new ones.  `wake` is called
   // from posting threads, and by Next(), when Next() may have more: be quick, and
   // call nothing of this class.  `log` must outlive this object.
-  AlertCursor(const Options& options, AlertLog* log, const Filter& filter, uint64_t after, std::function<void()> wake);
+  AlertCursor(const Options& options, AlertStore* log, const Filter& filter, uint64_t after,
+              std::function<void()> wake);
   ~AlertCursor();
   AlertCursor(const AlertCursor&) = delete;
   AlertCursor& operator=(const AlertCursor&) = delete;
@@ -66,19 +67,19 @@ class AlertCursor {
   absl::StatusOr<Item> Next();
 
  private:
-  bool Matches(const Transition& transition) const;
-  void NoteUnstored(const Transition& transition);
-  void OnTransition(const Transition& transition);
+  bool Matches(const AlertTransition& transition) const;
+  void RecordUnstored(const AlertTransition& transition);
+  void OnTransition(const AlertTransition& transition);
 
   const Options options_;
-  AlertLog* const log_;
+  AlertStore* const log_;
   const Filter filter_;
   const std::function<void()> wake_;
   uint64_t after_;  // Everything up to it was delivered or filtered out.
   bool out_of_range_ = false;
   bool caught_up_ = false;
   bool ended_ = false;
-  std::deque<Transition> page_;
+  std::deque<AlertTransition> page_;
   int64_t subscription_ = 0;
 
   absl::Mutex mutex_;
@@ -89,7 +90,7 @@ class AlertCursor {
   bool behind_ ABSL_GUARDED_BY(mutex_) = false;
   std::map<uint64_t, int64_t> waiting_ ABSL_GUARDED_BY(mutex_);
   int64_t waiting_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::deque<Transition> unstored_ ABSL_GUARDED_BY(mutex_);  // To be delivered.
+  std::deque<AlertTransition> unstored_ ABSL_GUARDED_BY(mutex_);  // To be delivered.
 };
 
 }  // namespace bellwether::server

@@ -62,10 +62,10 @@ absl::StatusOr<v1::GetAlertResponse> QueryEngine::GetAlert(const v1::GetAlertReq
   while (after < alert.last.id) {
     BW_RETURN_IF_ERROR(Check(context));
     // Of all runs: a read for one goes through those of all others, whatever the deadline.
-    BW_ASSIGN_OR_RETURN(const std::vector<Transition> page, stores_.alerts->Read(after, 256, /*run=*/0));
+    BW_ASSIGN_OR_RETURN(const std::vector<AlertTransition> page, stores_.alerts->Read(after, 256, /*run=*/0));
     if (page.empty()) break;
     after = page.back().id;
-    for (const Transition& transition : page) {
+    for (const AlertTransition& transition : page) {
       if (transition.run != run->record.id || transition.key != request.key()) continue;
       if (history->size() == static_cast<int>(options_.history_max)) history->DeleteSubrange(0, 1);
       *history->Add() = ToProto(transition, *stores_.runs);

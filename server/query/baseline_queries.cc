@@ -13,7 +13,7 @@ namespace bellwether::server {
 namespace {
 
 // Of the runs only those that the caller may know of.
-v1::Baseline ToProto(const std::string& kind, const std::vector<std::shared_ptr<const RunBands>>& runs,
+v1::Baseline ToProto(const std::string& kind, const std::vector<std::shared_ptr<const BaselinePercentiles>>& runs,
                      const CallContext& context) {
   v1::Baseline proto;
   proto.set_kind(kind);

@@ -63,20 +63,20 @@ absl::StatusOr<CallPlaces> PlaceCall(const QueryEngine& engine, const Grant* gra
                                      const std::string& run, const std::string& other, int64_t deadline_monotonic_ns) {
   CallPlaces places;
   if (grant == nullptr) return places;
-  if (!grant->passed_on()) places.elsewhere = engine.stores().elsewhere;
+  if (!grant->passed_on()) places.router = engine.stores().router;
   absl::Status found;
   // Who may not even ask makes nobody look.
-  const bool may_ask = places.elsewhere != nullptr && grant->May(RuleOf(method).role);
+  const bool may_ask = places.router != nullptr && grant->May(RuleOf(method).role);
   for (const auto& [name, place] : {std::pair(&run, &places.run), std::pair(&other, &places.other)}) {
     if (!may_ask || name->empty() || !found.ok()) continue;
-    absl::StatusOr<Elsewhere::Place> at = places.elsewhere->Find(*name, deadline_monotonic_ns);
+    absl::StatusOr<RunRouter::Location> at = places.router->Find(*name, deadline_monotonic_ns);
     if (at.ok()) {
       *place = *std::move(at);
     } else {
       found = at.status();
     }
   }
-  if (places.elsewhere == nullptr) {
+  if (places.router == nullptr) {
     places.run.name = NameHere(engine, run);
     places.other.name = NameHere(engine, other);
   }

@@ -12,8 +12,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/access/access.h"
-#include "server/query/elsewhere.h"
 #include "server/query/query_engine.h"
+#include "server/query/run_router.h"
 
 namespace bellwether::server {
 
@@ -31,10 +31,10 @@ absl::Status CheckCall(const QueryEngine& engine, const Grant* grant, const char
 
 // Where the runs of a call are, and whether its caller may make it about them.
 struct CallPlaces {
-  Elsewhere* elsewhere = nullptr;  // Null: here, whatever it is about.
-  Elsewhere::Place run, other;     // Of names that were given.
+  RunRouter* router = nullptr;     // Null: here, whatever it is about.
+  RunRouter::Location run, other;  // Of names that were given.
 };
-// `other` is a second run, "" = none.  Errors as CheckCall() and Elsewhere::Find(),
+// `other` is a second run, "" = none.  Errors as CheckCall() and RunRouter::Find(),
 // which may ask other servers; for gRPC's threads MayAskOthers() says it before.
 absl::StatusOr<CallPlaces> PlaceCall(const QueryEngine& engine, const Grant* grant, const char* method,
                                      const std::string& run, const std::string& other, int64_t deadline_monotonic_ns);
@@ -42,17 +42,17 @@ absl::StatusOr<CallPlaces> PlaceCall(const QueryEngine& engine, const Grant* gra
 // Whether CallFor() may have to wait for other servers.
 template <typename Request>
 bool MayAskOthers(const QueryEngine& engine, const Grant* grant, const Request& request) {
-  Elsewhere* const elsewhere = engine.stores().elsewhere;
-  if (elsewhere == nullptr || grant == nullptr || grant->passed_on()) return false;
-  const auto may_be_elsewhere = [elsewhere](const std::string& run) {
-    const auto known = elsewhere->Known(run);
+  RunRouter* const router = engine.stores().router;
+  if (router == nullptr || grant == nullptr || grant->passed_on()) return false;
+  const auto may_be_remote = [router](const std::string& run) {
+    const auto known = router->Known(run);
     return !known.has_value() || !known->server.empty();
   };
   if constexpr (requires { request.baseline(); }) {
-    if (!request.baseline().empty() && may_be_elsewhere(request.baseline())) return true;
+    if (!request.baseline().empty() && may_be_remote(request.baseline())) return true;
   }
   if constexpr (requires { request.run(); }) {
-    if (!request.run().empty()) return may_be_elsewhere(request.run());
+    if (!request.run().empty()) return may_be_remote(request.run());
   }
   return std::is_same_v<Request, v1::ListRunsRequest> || std::is_same_v<Request, v1::ListAlertsRequest> ||
          std::is_same_v<Request, v1::ListBaselinesRequest>;
@@ -65,29 +65,29 @@ absl::StatusOr<Response> AnswerFrom(const QueryEngine& engine, const char* metho
                                     const CallContext& context, const CallPlaces& places,
                                     absl::StatusOr<Response> (QueryEngine::*call)(const Request&, const CallContext&)
                                         const) {
-  Elsewhere* const elsewhere = places.elsewhere;
+  RunRouter* const router = places.router;
   if constexpr (std::is_same_v<Request, v1::ListRunsRequest>) {
-    if (elsewhere != nullptr) return elsewhere->ListRuns(engine, *request, context);
+    if (router != nullptr) return router->ListRuns(engine, *request, context);
   } else if constexpr (std::is_same_v<Request, v1::ListBaselinesRequest>) {
-    if (elsewhere != nullptr) return elsewhere->ListBaselines(engine, *request, context);
+    if (router != nullptr) return router->ListBaselines(engine, *request, context);
   } else if constexpr (std::is_same_v<Request, v1::ListAlertsRequest>) {
-    if (elsewhere != nullptr && request->run().empty()) return elsewhere->ListAlerts(engine, *request, context);
+    if (router != nullptr && request->run().empty()) return router->ListAlerts(engine, *request, context);
   } else if constexpr (std::is_same_v<Request, v1::CompareRunsRequest>) {
     const bool both_known = !places.run.uuid.empty() && !places.other.uuid.empty();
-    if (elsewhere != nullptr && both_known && places.run.server != places.other.server) {
-      return elsewhere->CompareRuns(engine, *request, places.run, places.other, context);
+    if (router != nullptr && both_known && places.run.server != places.other.server) {
+      return router->CompareRuns(engine, *request, places.run, places.other, context);
     }
   }
   if constexpr (requires { request->set_run(std::string()); }) {
-    if (elsewhere != nullptr && !places.run.uuid.empty()) {
+    if (router != nullptr && !places.run.uuid.empty()) {
       // Of several runs of that name the one that was found.
       request->set_run(places.run.uuid);
       if constexpr (requires { request->set_baseline(std::string()); }) {
         if (!places.other.uuid.empty()) request->set_baseline(places.other.uuid);
       }
       if (!places.run.server.empty()) {
-        return elsewhere->Call<Request, Response>(places.run.server, method, *request, *context.grant,
-                                                  context.deadline_monotonic_ns);
+        return router->Call<Request, Response>(places.run.server, method, *request, *context.grant,
+                                               context.deadline_monotonic_ns);
       }
     }
   }
@@ -120,10 +120,10 @@ absl::StatusOr<Response> CallFor(const QueryEngine& engine, const char* method, 
   // The run moved a moment ago: it was not there, or nobody was, which of a call that
   // changes something does not say that it was not done.
   const bool changes = RuleOf(method).changes;
-  if (places->elsewhere != nullptr && !run.empty() &&
+  if (places->router != nullptr && !run.empty() &&
       (absl::IsNotFound(response.status()) || (!changes && absl::IsUnavailable(response.status())))) {
-    places->elsewhere->Forget(run);
-    if (!other.empty()) places->elsewhere->Forget(other);
+    places->router->Forget(run);
+    if (!other.empty()) places->router->Forget(other);
     const absl::StatusOr<CallPlaces> now = PlaceCall(engine, grant, method, run, other, context.deadline_monotonic_ns);
     const bool moved = now.ok() && (now->run.server != places->run.server || now->other.server != places->other.server);
     if (moved) {

@@ -1,4 +1,4 @@
-// The comparison of elsewhere.h: of runs that different servers serve.
+// The comparison of run_router.h: of runs that different servers serve.
 #include <memory>
 #include <utility>
 #include <vector>
@@ -6,14 +6,14 @@
 #include "absl/strings/str_cat.h"
 #include "server/query/compared_run.h"
 #include "server/query/convert.h"
-#include "server/query/elsewhere.h"
 #include "server/query/query_engine.h"
+#include "server/query/run_router.h"
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {
 namespace {
 
-absl::Status Unreadable(const Elsewhere::Place& place) {
+absl::Status Unreadable(const RunRouter::Location& place) {
   return absl::InternalError(absl::StrCat("server ", place.server, ": what it says of run ", place.name,
                                           " cannot be compared: is it of another version?"));
 }
@@ -21,12 +21,9 @@ absl::Status Unreadable(const Elsewhere::Place& place) {
 // Read from its owner, a question at a time.
 class OwnersRun final : public ComparedRun {
  public:
-  OwnersRun(Elsewhere* elsewhere, Elsewhere::Place place, const CallContext& context, std::string asked,
+  OwnersRun(RunRouter* router, RunRouter::Location place, const CallContext& context, std::string asked,
             const Layout& layout, int64_t step)
-      : ComparedRun(std::move(asked), layout, step),
-        elsewhere_(elsewhere),
-        place_(std::move(place)),
-        context_(context) {}
+      : ComparedRun(std::move(asked), layout, step), router_(router), place_(std::move(place)), context_(context) {}
 
   absl::StatusOr<std::vector<float>> ReadMatrix(const SignalInfo& signal, int64_t step, int64_t* at) override {
     v1::GetMatrixRequest request;
@@ -34,7 +31,7 @@ class OwnersRun final : public ComparedRun {
     request.set_signal(signal.name);
     request.set_step(step);
     BW_ASSIGN_OR_RETURN(const auto matrix,
-                        (elsewhere_->Call<v1::GetMatrixRequest, v1::GetMatrixResponse>(
+                        (router_->Call<v1::GetMatrixRequest, v1::GetMatrixResponse>(
                             place_.server, "GetMatrix", request, *context_.grant, context_.deadline_monotonic_ns)));
     *at = matrix.step();
     std::vector<float> values(matrix.values().begin(), matrix.values().end());
@@ -58,7 +55,7 @@ class OwnersRun final : public ComparedRun {
     request.set_points_max(static_cast<uint32_t>(points_max));
     request.set_attempt(SeriesStore::kNewestAttempt);
     BW_ASSIGN_OR_RETURN(const auto response,
-                        (elsewhere_->Call<v1::GetSeriesRequest, v1::GetSeriesResponse>(
+                        (router_->Call<v1::GetSeriesRequest, v1::GetSeriesResponse>(
                             place_.server, "GetSeries", request, *context_.grant, context_.deadline_monotonic_ns)));
     if (static_cast<size_t>(response.series_size()) != heads.size()) return Unreadable(place_);
     std::vector<Values> read;
@@ -70,30 +67,30 @@ class OwnersRun final : public ComparedRun {
   }
 
  private:
-  Elsewhere* const elsewhere_;
-  const Elsewhere::Place place_;
+  RunRouter* const router_;
+  const RunRouter::Location place_;
   const CallContext& context_;
 };
 
-absl::StatusOr<std::unique_ptr<ComparedRun>> OpenAtOwner(Elsewhere* elsewhere, const Elsewhere::Place& place,
+absl::StatusOr<std::unique_ptr<ComparedRun>> OpenAtOwner(RunRouter* router, const RunRouter::Location& place,
                                                          const std::string& asked, const CallContext& context) {
   v1::GetRunRequest request;
   request.set_run(place.uuid);
   BW_ASSIGN_OR_RETURN(const auto run,
-                      (elsewhere->Call<v1::GetRunRequest, v1::Run>(place.server, "GetRun", request, *context.grant,
-                                                                   context.deadline_monotonic_ns)));
+                      (router->Call<v1::GetRunRequest, v1::Run>(place.server, "GetRun", request, *context.grant,
+                                                                context.deadline_monotonic_ns)));
   const v1::Layout& told = run.description().layout();
   const Layout layout = {.layers = static_cast<int32_t>(told.layers()),
                          .heads = static_cast<int32_t>(told.heads()),
                          .kv_heads = static_cast<int32_t>(told.kv_heads()),
                          .head_dim = static_cast<int32_t>(told.head_dim()),
                          .seq_len = static_cast<int32_t>(told.seq_len())};
-  return std::make_unique<OwnersRun>(elsewhere, place, context, asked, layout, run.step());
+  return std::make_unique<OwnersRun>(router, place, context, asked, layout, run.step());
 }
 
 }  // namespace
 
-absl::StatusOr<v1::CompareRunsResponse> Elsewhere::CompareRuns(const QueryEngine& engine,
+absl::StatusOr<v1::CompareRunsResponse> RunRouter::CompareRuns(const QueryEngine& engine,
                                                                const v1::CompareRunsRequest& request, const Place& run,
                                                                const Place& baseline, const CallContext& context) {
   const auto open = [&](const Place& place, const std::string& asked) {

@@ -1,4 +1,4 @@
-// The lists of elsewhere.h: of all servers.
+// The lists of run_router.h: of all servers.
 #include <algorithm>
 #include <map>
 #include <set>
@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "server/query/convert.h"
-#include "server/query/elsewhere.h"
 #include "server/query/query_engine.h"
+#include "server/query/run_router.h"
 #include "server/query/sibling_view.h"
 #include "server/util/status_macros.h"
 
@@ -41,7 +41,7 @@ void Cut(size_t limit, Items* items) {
 
 }  // namespace
 
-absl::StatusOr<v1::ListRunsResponse> Elsewhere::ListRuns(const QueryEngine& engine, const v1::ListRunsRequest& request,
+absl::StatusOr<v1::ListRunsResponse> RunRouter::ListRuns(const QueryEngine& engine, const v1::ListRunsRequest& request,
                                                          const CallContext& context) {
   const Peers::Spread spread = peers_->spread();
   BW_ASSIGN_OR_RETURN(v1::ListRunsResponse own, engine.ListRuns(request, context));
@@ -73,7 +73,7 @@ absl::StatusOr<v1::ListRunsResponse> Elsewhere::ListRuns(const QueryEngine& engi
   return response;
 }
 
-absl::StatusOr<v1::ListAlertsResponse> Elsewhere::ListAlerts(const QueryEngine& engine,
+absl::StatusOr<v1::ListAlertsResponse> RunRouter::ListAlerts(const QueryEngine& engine,
                                                              const v1::ListAlertsRequest& request,
                                                              const CallContext& context) {
   BW_RETURN_IF_ERROR(engine.ListAlerts(request, context).status());  // The request is legal.
@@ -99,7 +99,7 @@ absl::StatusOr<v1::ListAlertsResponse> Elsewhere::ListAlerts(const QueryEngine& 
   return response;
 }
 
-absl::StatusOr<v1::ListBaselinesResponse> Elsewhere::ListBaselines(const QueryEngine& engine,
+absl::StatusOr<v1::ListBaselinesResponse> RunRouter::ListBaselines(const QueryEngine& engine,
                                                                    const v1::ListBaselinesRequest& request,
                                                                    const CallContext& context) {
   BW_ASSIGN_OR_RETURN(v1::ListBaselinesResponse own, engine.ListBaselines(request, context));

@@ -94,7 +94,7 @@ v1::Eta ToProto(const Eta& eta) {
   return proto;
 }
 
-v1::Transition ToProto(const Transition& transition, const RunTable& runs) {
+v1::Transition ToProto(const AlertTransition& transition, const RunTable& runs) {
   v1::Transition proto;
   proto.set_id(transition.id);
   if (const RunSnapshotPtr run = runs.Get(transition.run)) {

@@ -12,7 +12,7 @@
 #include "server/engine/ports/run_control.h"
 #include "server/ingest/encode.h"
 #include "server/model/action.h"
-#include "server/store/alert_log.h"
+#include "server/store/alert_store.h"
 #include "server/store/run_table.h"
 #include "server/store/series_store.h"
 
@@ -24,7 +24,7 @@ RunEvent FromProto(const v1::Event& event);
 v1::Eta ToProto(const Eta& eta);
 v1::SiblingBand ToProto(const SiblingBand& band);
 // `runs` knows the uuid; a run that left the table has none.
-v1::Transition ToProto(const Transition& transition, const RunTable& runs);
+v1::Transition ToProto(const AlertTransition& transition, const RunTable& runs);
 v1::Alert ToProto(const AlertView& alert, const RunTable& runs);
 // `uuid` is the run's.
 v1::Action ToProto(const Action& action, const RunUuid& uuid);

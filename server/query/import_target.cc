@@ -9,7 +9,7 @@
 #include "absl/time/time.h"
 #include "bellwether/recording.h"
 #include "server/query/convert.h"
-#include "server/query/elsewhere.h"
+#include "server/query/run_router.h"
 #include "server/util/await_for.h"
 #include "server/util/status_macros.h"
 
@@ -125,7 +125,7 @@ class ImportInCluster final : public ImportTarget {
       known = result == RecordingReader::Result::kMessage && said.size() == uuid.size();
       if (known) std::copy(said.begin(), said.end(), uuid.begin());
     }
-    Peers& peers = engine_.stores().elsewhere->peers();
+    Peers& peers = engine_.stores().router->peers();
     // What is no recording is refused here, in the words of a server alone.
     Peers::Owner owner = known ? peers.OwnerOf(uuid) : Peers::Owner{.here = true, .address = ""};
     // Whose partition moved a moment ago is known within the next look at the leases.
@@ -168,7 +168,7 @@ class ImportInCluster final : public ImportTarget {
 std::unique_ptr<ImportTarget> OpenImport(const QueryEngine& engine, GrantPtr grant, const std::string& as_name,
                                          bool notify) {
   // What was passed on is never passed on again.
-  if (engine.stores().elsewhere == nullptr || grant == nullptr || grant->passed_on()) {
+  if (engine.stores().router == nullptr || grant == nullptr || grant->passed_on()) {
     return std::make_unique<ImportHere>(engine, as_name, notify);
   }
   return std::make_unique<ImportInCluster>(engine, std::move(grant), as_name, notify);

@@ -129,7 +129,7 @@ std::vector<std::string_view> JsonMethods() {
   return names;
 }
 
-std::string TransitionToJson(const Transition& transition) {
+std::string TransitionToJson(const AlertTransition& transition) {
   nlohmann::ordered_json heads = nlohmann::ordered_json::array();
   for (const Head& head : transition.heads) heads.push_back({Index(head.layer), Index(head.head)});
   nlohmann::ordered_json evidence = nlohmann::ordered_json::object();

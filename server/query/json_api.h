@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "server/model/transition.h"
+#include "server/model/alert_transition.h"
 #include "server/query/query_engine.h"
 
 namespace bellwether::server {
@@ -42,7 +42,7 @@ std::vector<std::string_view> JsonMethods();
 // layer and head are 0-based and null if there is none, eta_steps is null if
 // unknown, heads are strongest first, and a value that is not finite is null.
 // Of several pieces of evidence on one signal the first, the strongest, counts.
-std::string TransitionToJson(const Transition& transition);
+std::string TransitionToJson(const AlertTransition& transition);
 
 }  // namespace bellwether::server
 

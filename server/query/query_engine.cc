@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/model/ranges.h"
 #include "server/query/convert.h"
-#include "server/query/elsewhere.h"
+#include "server/query/run_router.h"
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {
@@ -70,7 +70,7 @@ absl::StatusOr<const SignalInfo*> QueryEngine::Signal(const char* field, const s
 absl::StatusOr<RunSnapshotPtr> QueryEngine::FindRun(const std::string& name) const {
   if (name.empty()) return absl::InvalidArgumentError("run \"\": must be a run's name or its uuid in hexadecimal");
   if (RunSnapshotPtr run = stores_.runs->Find(name)) return run;
-  if (stores_.elsewhere != nullptr) return stores_.elsewhere->Absent(name);
+  if (stores_.router != nullptr) return stores_.router->Absent(name);
   return absl::NotFoundError(absl::StrCat("run \"", name.substr(0, 128), "\": no run has this name or uuid"));
 }
 
@@ -144,8 +144,8 @@ absl::StatusOr<v1::ServerInfo> QueryEngine::GetServerInfo(const v1::GetServerInf
     info.clear_counters();
     info.clear_storage_path();
   }
-  if (stores_.elsewhere != nullptr) {
-    for (const auto& [number, epoch] : stores_.elsewhere->peers().holdings()) {
+  if (stores_.router != nullptr) {
+    for (const auto& [number, epoch] : stores_.router->peers().holdings()) {
       v1::HeldPartition& held = *info.add_partitions();
       held.set_number(number);
       held.set_epoch(epoch);

@@ -28,8 +28,8 @@
 #include "server/access/access.h"
 #include "server/engine/ports/run_control.h"
 #include "server/query/query_memory.h"
-#include "server/store/action_log.h"
-#include "server/store/alert_log.h"
+#include "server/store/action_store.h"
+#include "server/store/alert_store.h"
 #include "server/store/baselines.h"
 #include "server/store/database.h"
 #include "server/store/run_table.h"
@@ -40,7 +40,7 @@
 namespace bellwether::server {
 
 class ComparedRun;
-class Elsewhere;
+class RunRouter;
 
 // When to give up on a call.  The engine asks between two reads of the store.
 struct CallContext {
@@ -61,14 +61,14 @@ struct CallContext {
 struct QueryStores {
   RunTable* runs = nullptr;
   SeriesStore* series = nullptr;
-  AlertLog* alerts = nullptr;
+  AlertStore* alerts = nullptr;
   Database* database = nullptr;
   Baselines* baselines = nullptr;
   RunControl* control = nullptr;
   Clock* clock = nullptr;
   Counters* counters = nullptr;
-  ActionLog* actions = nullptr;
-  Elsewhere* elsewhere = nullptr;  // Null: this server is alone.
+  ActionStore* actions = nullptr;
+  RunRouter* router = nullptr;  // Null: this server is alone.
 };
 
 class QueryEngine {

@@ -9,9 +9,9 @@
 #include "absl/strings/str_cat.h"
 #include "server/access/grpc_credentials.h"
 #include "server/query/call_access.h"
-#include "server/query/feeds.h"
-#include "server/query/proxy_feed.h"
-#include "server/query/stream_feeder.h"
+#include "server/query/proxy_stream.h"
+#include "server/query/stream_handlers.h"
+#include "server/query/stream_pump.h"
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {
@@ -65,29 +65,29 @@ QueryService::QueryService(const Options& options, const QueryEngine* engine)
       engine_(engine),
       pool_(options.threads, options.queue_max),
       transfer_pool_(options.transfer_threads, options.transfers_max),
-      peer_pool_(engine->stores().elsewhere == nullptr
+      peer_pool_(engine->stores().router == nullptr
                      ? nullptr
                      : std::make_unique<WorkPool>(options.peer_threads, options.queue_max)),
-      peer_transfer_pool_(engine->stores().elsewhere == nullptr
+      peer_transfer_pool_(engine->stores().router == nullptr
                               ? nullptr
                               : std::make_unique<WorkPool>(options.transfer_threads, options.transfers_max)),
-      feeder_(std::make_unique<StreamFeeder>(engine->stores().clock)) {
+      stream_pump_(std::make_unique<StreamPump>(engine->stores().clock)) {
   absl::MutexLock lock(&wake_->mutex);
-  wake_->feeder = feeder_.get();
+  wake_->pump = stream_pump_.get();
 }
 
 QueryService::~QueryService() {
   Shutdown();
   for (WorkPool* const pool : {peer_pool_.get(), peer_transfer_pool_.get()}) {
-    if (pool != nullptr) pool->Stop();  // Its tasks use the feeder.
+    if (pool != nullptr) pool->Stop();  // Its tasks use the pump.
   }
   absl::MutexLock lock(&wake_->mutex);
-  wake_->feeder = nullptr;
+  wake_->pump = nullptr;
 }
 
 void QueryService::Shutdown() {
   stopping_ = true;
-  feeder_->Stop();
+  stream_pump_->Stop();
 }
 
 absl::StatusOr<GrantPtr> QueryService::Admit(const grpc::CallbackServerContext& context, const char* method) const {
@@ -205,7 +205,7 @@ grpc::ServerWriteReactor<Response>* QueryService::Serve(StreamCall<Request, Resp
   const int64_t start_ns = engine_->stores().clock->MonotonicNanos();
   const auto stream = WriteStream<Response>::Create(
       context, {.end_ms_max = options_.answer_ms_max, .waits_for_ok = call.waits_for_ok},
-      [feeder = feeder_.get()] { feeder->Wake(); },
+      [pump = stream_pump_.get()] { pump->Wake(); },
       [this, start_ns, open = call.open, method = call.method](const grpc::Status& status) {
         open->fetch_sub(1);
         Handled(method, status.error_code(), start_ns);
@@ -231,19 +231,19 @@ absl::Status QueryService::BeginStream(const StreamCall<Request, Response>& call
   const int64_t deadline_ns = engine_->NewContext().deadline_monotonic_ns;
   BW_ASSIGN_OR_RETURN(const CallPlaces places,
                       PlaceCall(*engine_, grant.get(), call.method, request.run(), "", deadline_ns));
-  if (places.elsewhere != nullptr && !places.run.uuid.empty()) request.set_run(places.run.uuid);
-  if (places.elsewhere == nullptr || places.run.server.empty()) return call.begin(stream, request, grant);
-  feeder_->Add(ProxyFeed<Response>::Start(&places.elsewhere->peers(), places.run.server, call.method,
-                                          request.SerializeAsString(), grant, stream, [wake = wake_] {
-                                            absl::MutexLock lock(&wake->mutex);
-                                            if (wake->feeder != nullptr) wake->feeder->Wake();
-                                          }));
+  if (places.router != nullptr && !places.run.uuid.empty()) request.set_run(places.run.uuid);
+  if (places.router == nullptr || places.run.server.empty()) return call.begin(stream, request, grant);
+  stream_pump_->Add(ProxyStream<Response>::Start(&places.router->peers(), places.run.server, call.method,
+                                                 request.SerializeAsString(), grant, stream, [wake = wake_] {
+                                                   absl::MutexLock lock(&wake->mutex);
+                                                   if (wake->pump != nullptr) wake->pump->Wake();
+                                                 }));
   return absl::OkStatus();
 }
 
 grpc::ServerWriteReactor<v1::WatchAlertsResponse>* QueryService::WatchAlerts(grpc::CallbackServerContext* context,
                                                                              const v1::WatchAlertsRequest* request) {
-  const auto begin = [this](const std::shared_ptr<AlertFeed::Stream>& stream, const v1::WatchAlertsRequest& asked,
+  const auto begin = [this](const std::shared_ptr<AlertStream::Stream>& stream, const v1::WatchAlertsRequest& asked,
                             const GrantPtr& grant) -> absl::Status {
     AlertCursor::Filter filter;
     if (grant != nullptr) filter.sees = [grant](const std::string& run) { return grant->Sees(run); };
@@ -258,8 +258,8 @@ grpc::ServerWriteReactor<v1::WatchAlertsResponse>* QueryService::WatchAlerts(grp
     }
     filter.severity_min = static_cast<Severity>(asked.severity_min());
     auto cursor = std::make_unique<AlertCursor>(options_.alerts, engine_->stores().alerts, filter, asked.after_id(),
-                                                [feeder = feeder_.get()] { feeder->Wake(); });
-    feeder_->Add(std::make_shared<AlertFeed>(engine_, stream, std::move(cursor), grant, name));
+                                                [pump = stream_pump_.get()] { pump->Wake(); });
+    stream_pump_->Add(std::make_shared<AlertStream>(engine_, stream, std::move(cursor), grant, name));
     return absl::OkStatus();
   };
   return Serve<v1::WatchAlertsRequest, v1::WatchAlertsResponse>(
@@ -268,7 +268,7 @@ grpc::ServerWriteReactor<v1::WatchAlertsResponse>* QueryService::WatchAlerts(grp
 
 grpc::ServerWriteReactor<v1::WatchRunResponse>* QueryService::WatchRun(grpc::CallbackServerContext* context,
                                                                        const v1::WatchRunRequest* request) {
-  const auto begin = [this](const std::shared_ptr<RunFeed::Stream>& stream, const v1::WatchRunRequest& asked,
+  const auto begin = [this](const std::shared_ptr<RunStream::Stream>& stream, const v1::WatchRunRequest& asked,
                             const GrantPtr& grant) -> absl::Status {
     v1::WatchRunRequest prepared = asked;
     BW_RETURN_IF_ERROR(engine_->Prepare(&prepared));
@@ -276,7 +276,7 @@ grpc::ServerWriteReactor<v1::WatchRunResponse>* QueryService::WatchRun(grpc::Cal
     std::shared_ptr<QueryMemory::Use> memory = engine_->NewMemory(grant.get());
     BW_RETURN_IF_ERROR(memory->GrowTo(QueryEngine::WatchBytes(*run, prepared)));
     stream->Keep(std::move(memory));
-    feeder_->Add(std::make_shared<RunFeed>(engine_, stream, std::move(prepared), run->record.id, grant));
+    stream_pump_->Add(std::make_shared<RunStream>(engine_, stream, std::move(prepared), run->record.id, grant));
     return absl::OkStatus();
   };
   return Serve<v1::WatchRunRequest, v1::WatchRunResponse>(
@@ -285,11 +285,11 @@ grpc::ServerWriteReactor<v1::WatchRunResponse>* QueryService::WatchRun(grpc::Cal
 
 grpc::ServerWriteReactor<v1::ExportRunResponse>* QueryService::ExportRun(grpc::CallbackServerContext* context,
                                                                          const v1::ExportRunRequest* request) {
-  const auto begin = [this](const std::shared_ptr<ExportFeed::Stream>& stream, const v1::ExportRunRequest& asked,
+  const auto begin = [this](const std::shared_ptr<ExportStream::Stream>& stream, const v1::ExportRunRequest& asked,
                             const GrantPtr& grant) -> absl::Status {
     BW_ASSIGN_OR_RETURN(const RunSnapshotPtr run, engine_->FindRun(asked.run()));
     if (grant != nullptr) grant->Note("ExportRun", asked.run(), absl::OkStatus(), true);
-    feeder_->Add(std::make_shared<ExportFeed>(stream, grant, run->record.description.name));
+    stream_pump_->Add(std::make_shared<ExportStream>(stream, grant, run->record.description.name));
     const bool posted = transfer_pool_.Post([this, stream, id = run->record.id] {
       Export(engine_->stores().control, id, options_.chunk_bytes_max, options_.transfer_idle_ms_max, stream.get());
     });
@@ -326,7 +326,7 @@ grpc::ServerReadReactor<v1::ImportRunRequest>* QueryService::ImportRun(grpc::Cal
     return stream.get();
   }
   stream->Start();
-  feeder_->Add(std::make_shared<ImportFeed>(stream));
+  stream_pump_->Add(std::make_shared<ImportStream>(stream));
   return stream.get();
 }
 

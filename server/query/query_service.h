@@ -27,7 +27,7 @@
 
 namespace bellwether::server {
 
-class StreamFeeder;
+class StreamPump;
 
 // Counts grpc_server_handled_total and grpc_server_handling_seconds.
 // Thread-safe: gRPC calls every method from its own threads.
@@ -66,7 +66,7 @@ class QueryService final : public v1::Query::CallbackService {
   // CANCELLED           the caller did not take the answer within answer_ms_max.
   // RESOURCE_EXHAUSTED  queue_max calls wait, or streams_max streams, or
   //                     transfers_max transfers, are open; or the limits on calls of
-  //                     other servers (elsewhere.h).
+  //                     other servers (run_router.h).
   // UNAUTHENTICATED     the caller is nobody here; also of streams, when it has
   //                     become so.
   // PERMISSION_DENIED   call_access.h.
@@ -153,10 +153,10 @@ class QueryService final : public v1::Query::CallbackService {
   // For other servers' answers, which may come when this service is gone.
   struct Wake {
     absl::Mutex mutex;
-    StreamFeeder* feeder ABSL_GUARDED_BY(mutex) = nullptr;
+    StreamPump* pump ABSL_GUARDED_BY(mutex) = nullptr;
   };
   const std::shared_ptr<Wake> wake_ = std::make_shared<Wake>();
-  const std::unique_ptr<StreamFeeder> feeder_;  // First to go: it uses the rest.
+  const std::unique_ptr<StreamPump> stream_pump_;  // First to go: it uses the rest.
 };
 
 }  // namespace bellwether::server

@@ -13,7 +13,7 @@ namespace bellwether::server {
 
 // False: the stream is ending, or was ended here because its caller is nobody any
 // more, or may not make the `call` about `run` ("" = about none in particular) any
-// more.  Null `grant`: nobody is asked who he is.  For the feeder's thread.
+// more.  Null `grant`: no caller is identified.  For StreamPump's thread.
 template <typename Stream>
 bool StillAllowed(const Grant* grant, const char* call, std::string_view run, Stream* stream) {
   if (stream->ending()) return false;

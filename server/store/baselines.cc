@@ -14,7 +14,7 @@ bool IsBefore(const Band& a, const Band& b) { return std::pair(a.signal, a.range
 
 }  // namespace
 
-const Band* FindBand(const RunBands& run, SignalId signal, int range) {
+const Band* FindBand(const BaselinePercentiles& run, SignalId signal, int range) {
   const Band wanted{.signal = signal, .range = static_cast<uint8_t>(range)};
   const auto found = std::lower_bound(run.bands.begin(), run.bands.end(), wanted, IsBefore);
   return found == run.bands.end() || IsBefore(wanted, *found) ? nullptr : &*found;
@@ -29,7 +29,7 @@ Baselines::Baselines(const Options& options, Database* database, Counters* count
 absl::Status Baselines::Load() {
   BW_ASSIGN_OR_RETURN(const std::vector<Database::BandsRow> rows, database_->ListBands());
   for (const Database::BandsRow& row : rows) {
-    absl::StatusOr<RunBands> bands = DecodeRunBands(row.row);
+    absl::StatusOr<BaselinePercentiles> bands = DecodeBaselinePercentiles(row.row);
     const bool whole = bands.ok() && bands->run == row.run &&
                        std::is_sorted(bands->bands.begin(), bands->bands.end(), IsBefore) &&
                        std::all_of(bands->bands.begin(), bands->bands.end(),
@@ -40,7 +40,7 @@ absl::Status Baselines::Load() {
       continue;
     }
     absl::MutexLock lock(&mutex_);
-    auto kept = std::make_shared<const RunBands>(*std::move(bands));
+    auto kept = std::make_shared<const BaselinePercentiles>(*std::move(bands));
     kinds_[kept->kind][kept->run] = kept;
     runs_[kept->run] = std::move(kept);
     runs_gauge_->Set(static_cast<double>(runs_.size()));
@@ -78,9 +78,9 @@ void Baselines::Drop(RunId run) {
   runs_.erase(found);
 }
 
-absl::Status Baselines::Put(RunBands bands) {
+absl::Status Baselines::Put(BaselinePercentiles bands) {
   std::sort(bands.bands.begin(), bands.bands.end(), IsBefore);
-  auto kept = std::make_shared<const RunBands>(std::move(bands));
+  auto kept = std::make_shared<const BaselinePercentiles>(std::move(bands));
   absl::MutexLock change(&change_mutex_);
   const char* limit = nullptr;
   RunId surplus = 0;
@@ -95,7 +95,7 @@ absl::Status Baselines::Put(RunBands bands) {
     Drop(surplus);
   }
   if (surplus == kept->run) return absl::OkStatus();
-  BW_RETURN_IF_ERROR(database_->PutBands(kept->run, EncodeRunBands(*kept)));
+  BW_RETURN_IF_ERROR(database_->PutBands(kept->run, EncodeBaselinePercentiles(*kept)));
   absl::MutexLock lock(&mutex_);
   Drop(kept->run);  // It may have been of another kind.
   kinds_[kept->kind][kept->run] = kept;
@@ -114,15 +114,16 @@ absl::Status Baselines::Remove(RunId run) {
   return absl::OkStatus();
 }
 
-std::shared_ptr<const RunBands> Baselines::Get(RunId run) const {
+std::shared_ptr<const BaselinePercentiles> Baselines::Get(RunId run) const {
   absl::MutexLock lock(&mutex_);
   const auto found = runs_.find(run);
   return found == runs_.end() ? nullptr : found->second;
 }
 
-std::vector<std::shared_ptr<const RunBands>> Baselines::Siblings(const std::string& kind, RunId except) const {
+std::vector<std::shared_ptr<const BaselinePercentiles>> Baselines::Siblings(const std::string& kind,
+                                                                            RunId except) const {
   absl::MutexLock lock(&mutex_);
-  std::vector<std::shared_ptr<const RunBands>> siblings;
+  std::vector<std::shared_ptr<const BaselinePercentiles>> siblings;
   const auto of_kind = kinds_.find(kind);
   if (of_kind == kinds_.end()) return siblings;
   for (auto run = of_kind->second.rbegin(); run != of_kind->second.rend(); ++run) {
@@ -131,8 +132,8 @@ std::vector<std::shared_ptr<const RunBands>> Baselines::Siblings(const std::stri
   return siblings;
 }
 
-std::vector<std::vector<std::shared_ptr<const RunBands>>> Baselines::List() const {
-  std::vector<std::vector<std::shared_ptr<const RunBands>>> kinds;
+std::vector<std::vector<std::shared_ptr<const BaselinePercentiles>>> Baselines::List() const {
+  std::vector<std::vector<std::shared_ptr<const BaselinePercentiles>>> kinds;
   {
     absl::MutexLock lock(&mutex_);
     for (const auto& [kind, runs] : kinds_) {

@@ -1,6 +1,6 @@
 // baselines.h: the bands of past healthy runs, and what they say of a new one.
 //
-// One entry a run (run_bands.h), so that a run is learned once however often it
+// One entry a run (baseline_percentiles.h), so that a run is learned once however often it
 // is tried, and forgotten by dropping its entry.  Runs of a kind are merged when
 // somebody asks.  Everything is in memory and in the database, durably: an
 // alert that a crash makes be concluded again finds what it found before.
@@ -22,8 +22,8 @@
 
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
+#include "server/store/baseline_percentiles.h"
 #include "server/store/database.h"
-#include "server/store/run_bands.h"
 #include "server/util/counters.h"
 
 namespace bellwether::server {
@@ -47,21 +47,21 @@ class Baselines {
   // False: the limits would not let the run stay.
   bool HasRoomFor(RunId run, const std::string& kind) const;
   // Adds or replaces the run's; it may push out others.
-  absl::Status Put(RunBands bands);
+  absl::Status Put(BaselinePercentiles bands);
   absl::Status Remove(RunId run);
-  std::shared_ptr<const RunBands> Get(RunId run) const;  // Null: not learned.
+  std::shared_ptr<const BaselinePercentiles> Get(RunId run) const;  // Null: not learned.
 
   // Runs of the kind by falling id, without `except`.
-  std::vector<std::shared_ptr<const RunBands>> Siblings(const std::string& kind, RunId except) const;
+  std::vector<std::shared_ptr<const BaselinePercentiles>> Siblings(const std::string& kind, RunId except) const;
   // Kinds and their runs, both as above; those with most runs first.
-  std::vector<std::vector<std::shared_ptr<const RunBands>>> List() const;
+  std::vector<std::vector<std::shared_ptr<const BaselinePercentiles>>> List() const;
 
   // How `signal` lay at the stage that holds `step` in the runs of the kind
   // but `except`; runs = 0: nothing is known.
   SiblingBand Find(const std::string& kind, RunId except, SignalId signal, int64_t step) const;
 
  private:
-  using Kind = std::map<RunId, std::shared_ptr<const RunBands>>;
+  using Kind = std::map<RunId, std::shared_ptr<const BaselinePercentiles>>;
   // The run that must go before `run` of `kind` can stay, and for which limit;
   // 0 = none, `run` = it is the one.
   RunId Surplus(RunId run, const std::string& kind, const char** limit) const ABSL_SHARED_LOCKS_REQUIRED(mutex_);
@@ -74,12 +74,12 @@ class Baselines {
   // Held by who changes them: readers do not wait for a database that is silent.
   absl::Mutex change_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);
   mutable absl::Mutex mutex_;
-  std::map<RunId, std::shared_ptr<const RunBands>> runs_ ABSL_GUARDED_BY(mutex_);
+  std::map<RunId, std::shared_ptr<const BaselinePercentiles>> runs_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, Kind> kinds_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Bands of one run for (signal, range); null if it has none.
-const Band* FindBand(const RunBands& run, SignalId signal, int range);
+const Band* FindBand(const BaselinePercentiles& run, SignalId signal, int range);
 
 }  // namespace bellwether::server
 

@@ -38,14 +38,14 @@ constexpr int64_t kSupersededPart = 32;
 std::string RunKey(RunId run) { return KeyBuilder('r').U64(run).key(); }
 std::string StateKey(RunId run, bool ended) { return KeyBuilder(ended ? 'J' : 'j').U64(run).key(); }
 std::string TransitionKey(uint64_t id) { return KeyBuilder('t').U64(id).key(); }
-std::string TransitionIndex(const Transition& transition) {
+std::string TransitionIndex(const AlertTransition& transition) {
   return KeyBuilder('T').U64(transition.run).String(transition.key).U32(transition.k).key();
 }
 std::string BandsKey(RunId run) { return KeyBuilder('b').U64(run).key(); }
 KeyBuilder ActionKey(RunId run) { return KeyBuilder('A').U64(run); }
 KeyBuilder AuditKey(RunId run) { return KeyBuilder('q').U64(run); }
 std::string ToldKey(RunId run, uint32_t receiver) { return KeyBuilder('d').U64(run).U32(receiver).key(); }
-std::string NoteKey(RunId run, const std::string& key) { return KeyBuilder('a').U64(run).String(key).key(); }
+std::string RecordKey(RunId run, const std::string& key) { return KeyBuilder('a').U64(run).String(key).key(); }
 
 // What RocksDB has to say goes where all the rest goes.  In a file of its own it
 // would meet a full disk, and it does not survive that: after a failed write the
@@ -474,7 +474,7 @@ absl::Status RocksDatabase::LoadTransitionIds() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<bool> RocksDatabase::FindTransition(const std::string& index, Transition* transition) const {
+absl::StatusOr<bool> RocksDatabase::FindTransition(const std::string& index, AlertTransition* transition) const {
   const absl::StatusOr<std::string> stored = Snapshot(this).Get(index);
   if (absl::IsNotFound(stored.status())) return false;
   BW_RETURN_IF_ERROR(stored.status());
@@ -482,7 +482,7 @@ absl::StatusOr<bool> RocksDatabase::FindTransition(const std::string& index, Tra
   return true;
 }
 
-absl::StatusOr<bool> RocksDatabase::PutTransition(Transition* transition) {
+absl::StatusOr<bool> RocksDatabase::PutTransition(AlertTransition* transition) {
   const std::string index = TransitionIndex(*transition);
   if (shared_ != nullptr) return PutSharedTransition(index, transition);
   absl::MutexLock lock(&transitions_mutex_);
@@ -499,12 +499,13 @@ absl::StatusOr<bool> RocksDatabase::PutTransition(Transition* transition) {
   return true;
 }
 
-absl::StatusOr<std::vector<Transition>> RocksDatabase::ListTransitions(uint64_t after, size_t limit, RunId run) const {
-  std::vector<Transition> transitions;
+absl::StatusOr<std::vector<AlertTransition>> RocksDatabase::ListTransitions(uint64_t after, size_t limit,
+                                                                            RunId run) const {
+  std::vector<AlertTransition> transitions;
   if (limit == 0 || after == UINT64_MAX) return transitions;
   absl::Status damage;
   BW_RETURN_IF_ERROR(Snapshot(this).Scan("t", TransitionKey(after + 1), [&](std::string_view, std::string_view value) {
-    absl::StatusOr<Transition> transition = DecodeTransition(value);
+    absl::StatusOr<AlertTransition> transition = DecodeTransition(value);
     damage = transition.status();
     if (!damage.ok()) return false;
     if (run == 0 || transition->run == run) transitions.push_back(*std::move(transition));
@@ -521,12 +522,12 @@ uint64_t RocksDatabase::last_transition_id() const {
 
 absl::Status RocksDatabase::PutAlertNote(RunId run, const std::string& key, const AlertNote& note) {
   rocksdb::WriteBatch batch;
-  batch.Put(NoteKey(run, key), EncodeAlertNote(note));
+  batch.Put(RecordKey(run, key), EncodeAlertNote(note));
   return WriteDurably(&batch);
 }
 
 absl::StatusOr<Database::AlertNote> RocksDatabase::GetAlertNote(RunId run, const std::string& key) const {
-  const absl::StatusOr<std::string> value = Snapshot(this).Get(NoteKey(run, key));
+  const absl::StatusOr<std::string> value = Snapshot(this).Get(RecordKey(run, key));
   if (absl::IsNotFound(value.status())) return AlertNote{};
   BW_RETURN_IF_ERROR(value.status());
   return DecodeAlertNote(*value);
@@ -638,7 +639,7 @@ absl::Status Database::TakeUpRows(const std::vector<SharedRow>&, bool) {
   return absl::UnimplementedError("this database shares no rows");
 }
 absl::Status Database::ForgetRuns(RunId, RunId) { return absl::UnimplementedError("this database shares no rows"); }
-absl::StatusOr<std::vector<Transition>> Database::FetchTransitions() { return std::vector<Transition>(); }
+absl::StatusOr<std::vector<AlertTransition>> Database::FetchTransitions() { return std::vector<AlertTransition>(); }
 
 absl::Status RocksDatabase::Share(const rocksdb::WriteBatch& batch) const {
   if (shared_ == nullptr) return absl::OkStatus();
@@ -666,7 +667,7 @@ absl::Status RocksDatabase::Share(const rocksdb::WriteBatch& batch) const {
   return absl::OkStatus();
 }
 
-absl::StatusOr<bool> RocksDatabase::PutSharedTransition(const std::string& index, Transition* transition) {
+absl::StatusOr<bool> RocksDatabase::PutSharedTransition(const std::string& index, AlertTransition* transition) {
   BW_ASSIGN_OR_RETURN(const bool is_stored, FindTransition(index, transition));
   if (is_stored) return false;
   {
@@ -686,17 +687,17 @@ absl::StatusOr<bool> RocksDatabase::PutSharedTransition(const std::string& index
   BW_RETURN_IF_ERROR(is_new.status());
   // Of others': this one is there, and is found so the next time.
   if (!fetched.ok()) return absl::UnavailableError(fetched.message());
-  std::erase_if(fetched_, [&](const Transition& other) { return *is_new && other.id == transition->id; });
+  std::erase_if(fetched_, [&](const AlertTransition& other) { return *is_new && other.id == transition->id; });
   return is_new;
 }
 
 absl::Status RocksDatabase::FetchLocked() {
   constexpr size_t kPage = 1000;
   for (;;) {
-    BW_ASSIGN_OR_RETURN(std::vector<Transition> page, shared_->ListTransitions(last_transition_id(), kPage));
+    BW_ASSIGN_OR_RETURN(std::vector<AlertTransition> page, shared_->ListTransitions(last_transition_id(), kPage));
     if (page.empty()) return absl::OkStatus();
     rocksdb::WriteBatch batch;
-    for (const Transition& transition : page) {
+    for (const AlertTransition& transition : page) {
       std::string id;
       ByteWriter(&id).Put(transition.id);
       batch.Put(TransitionIndex(transition), id);
@@ -711,23 +712,24 @@ absl::Status RocksDatabase::FetchLocked() {
   }
 }
 
-absl::StatusOr<std::vector<Transition>> RocksDatabase::FetchTransitions() {
-  if (shared_ == nullptr) return std::vector<Transition>();
+absl::StatusOr<std::vector<AlertTransition>> RocksDatabase::FetchTransitions() {
+  if (shared_ == nullptr) return std::vector<AlertTransition>();
   absl::MutexLock fetch(&fetch_mutex_);
   BW_RETURN_IF_ERROR(FetchLocked());
   absl::MutexLock lock(&transitions_mutex_);
-  const auto others = std::stable_partition(fetched_.begin(), fetched_.end(), [this](const Transition& transition) {
-    transitions_mutex_.AssertHeld();
-    return being_put_.contains(TransitionIndex(transition));
-  });
-  std::vector<Transition> fetched(std::make_move_iterator(others), std::make_move_iterator(fetched_.end()));
+  const auto others =
+      std::stable_partition(fetched_.begin(), fetched_.end(), [this](const AlertTransition& transition) {
+        transitions_mutex_.AssertHeld();
+        return being_put_.contains(TransitionIndex(transition));
+      });
+  std::vector<AlertTransition> fetched(std::make_move_iterator(others), std::make_move_iterator(fetched_.end()));
   fetched_.erase(others, fetched_.end());
   return fetched;
 }
 
 uint32_t RocksDatabase::StoreOf(RunId run) const { return shared_ == nullptr ? 0 : shared_->StoreOf(run); }
 
-absl::Status RocksDatabase::KeepTransition(const Transition& transition) {
+absl::Status RocksDatabase::KeepTransition(const AlertTransition& transition) {
   return shared_ == nullptr ? absl::OkStatus() : shared_->KeepTransition(transition);
 }
 

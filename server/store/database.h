@@ -26,7 +26,7 @@
 //   q <run> <lsn>                         audit entry, of the log record that it comes from
 //   v                                     schema version, below
 //   i                                     no id up to this is given again: of a repair
-//   b <run>                               bands: what it was like while healthy (run_bands.h)
+//   b <run>                               bands: what it was like while healthy (baseline_percentiles.h)
 //   x <run>                               how old what is, and what was done about it (retention.h)
 //
 // Numbers in keys are big-endian.  Thread-safe.
@@ -46,10 +46,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "server/model/action.h"
+#include "server/model/alert_transition.h"
 #include "server/model/run_coverage.h"
 #include "server/model/run_types.h"
 #include "server/model/step_sample.h"
-#include "server/model/transition.h"
 #include "server/store/shared_rows.h"
 #include "server/store/wal.h"
 
@@ -80,7 +80,7 @@ struct RunRecord {
   uint64_t steps_recorded = 0;
   Lsn applied_lsn = 0;            // State below is that of this LSN.
   std::vector<SignalId> signals;  // Reported so far.
-  bool mixed = false;             // Its kind (run_bands.h) changed on the way.
+  bool mixed = false;             // Its kind (baseline_percentiles.h) changed on the way.
   // Which recording it is imported from, so that an import that was cut off can be
   // made again (run_import.h); "" = a trainer sends it.
   std::string import_of;
@@ -148,9 +148,10 @@ class Database {
   // Stores the transition unless (run, key, k) is there already; gives it the
   // next id and returns true, or fills in the stored id and returns false.  Ids
   // rise, and an id that a crash took back is never given to another.
-  virtual absl::StatusOr<bool> PutTransition(Transition* transition) = 0;
+  virtual absl::StatusOr<bool> PutTransition(AlertTransition* transition) = 0;
   // Ids above `after`, rising, at most `limit`; run 0 = all.
-  virtual absl::StatusOr<std::vector<Transition>> ListTransitions(uint64_t after, size_t limit, RunId run) const = 0;
+  virtual absl::StatusOr<std::vector<AlertTransition>> ListTransitions(uint64_t after, size_t limit,
+                                                                       RunId run) const = 0;
   virtual uint64_t last_transition_id() const = 0;
   struct AlertNote {
     bool acknowledged = false;
@@ -195,9 +196,9 @@ class Database {
   virtual bool is_shared() const { return false; }
   // As SharedRows::StoreOf() and KeepTransition().
   virtual uint32_t StoreOf(RunId) const { return 0; }
-  virtual absl::Status KeepTransition(const Transition&) { return absl::OkStatus(); }
+  virtual absl::Status KeepTransition(const AlertTransition&) { return absl::OkStatus(); }
   // Transitions that other servers stored since the last call, rising ids.
-  virtual absl::StatusOr<std::vector<Transition>> FetchTransitions();
+  virtual absl::StatusOr<std::vector<AlertTransition>> FetchTransitions();
 
   // Makes everything committed so far durable without the WAL, and gives back
   // the space of what it superseded.

@@ -13,7 +13,7 @@ namespace {
 template <typename Record>
 constexpr uint8_t kVersion = 1;
 template <>
-constexpr uint8_t kVersion<Transition> = 2;  // 1 had no siblings.
+constexpr uint8_t kVersion<AlertTransition> = 2;  // 1 had no siblings.
 template <>
 constexpr uint8_t kVersion<RunRecord> = 7;  // 1 did not say whether it is mixed, 2 what it is imported from,
                                             // 3 how many frames were stripped, 4 when it was launched,
@@ -188,7 +188,7 @@ void Describe(Archive& ar, Evidence& e) {
 }
 
 template <typename Archive>
-void Describe(Archive& ar, Transition& t) {
+void Describe(Archive& ar, AlertTransition& t) {
   ar.Field(t.id);
   ar.Field(t.run);
   ar.Field(t.run_name);
@@ -217,7 +217,7 @@ void Describe(Archive& ar, Transition& t) {
 }
 
 template <typename Archive>
-void Describe(Archive& ar, RunBands& b) {
+void Describe(Archive& ar, BaselinePercentiles& b) {
   ar.Field(b.run);
   ar.Field(b.name);
   for (uint8_t& byte : b.uuid) ar.Field(byte);
@@ -336,8 +336,10 @@ std::string EncodeRankRecord(const RankRecord& rank) { return Encode(rank); }
 absl::StatusOr<RankRecord> DecodeRankRecord(std::string_view bytes) { return Decode<RankRecord>(bytes, "rank"); }
 std::string EncodeRunEvent(const RunEvent& event) { return Encode(event); }
 absl::StatusOr<RunEvent> DecodeRunEvent(std::string_view bytes) { return Decode<RunEvent>(bytes, "event"); }
-std::string EncodeTransition(const Transition& transition) { return Encode(transition); }
-absl::StatusOr<Transition> DecodeTransition(std::string_view bytes) { return Decode<Transition>(bytes, "transition"); }
+std::string EncodeTransition(const AlertTransition& transition) { return Encode(transition); }
+absl::StatusOr<AlertTransition> DecodeTransition(std::string_view bytes) {
+  return Decode<AlertTransition>(bytes, "transition");
+}
 std::string EncodeAlertNote(const Database::AlertNote& note) { return Encode(note); }
 absl::StatusOr<Database::AlertNote> DecodeAlertNote(std::string_view bytes) {
   return Decode<Database::AlertNote>(bytes, "alert note");
@@ -350,8 +352,10 @@ absl::StatusOr<ActionRequest> DecodeActionRequest(std::string_view bytes) {
 }
 std::string EncodeAuditEntry(const AuditEntry& entry) { return Encode(entry); }
 absl::StatusOr<AuditEntry> DecodeAuditEntry(std::string_view bytes) { return Decode<AuditEntry>(bytes, "audit entry"); }
-std::string EncodeRunBands(const RunBands& bands) { return Encode(bands); }
-absl::StatusOr<RunBands> DecodeRunBands(std::string_view bytes) { return Decode<RunBands>(bytes, "baseline"); }
+std::string EncodeBaselinePercentiles(const BaselinePercentiles& bands) { return Encode(bands); }
+absl::StatusOr<BaselinePercentiles> DecodeBaselinePercentiles(std::string_view bytes) {
+  return Decode<BaselinePercentiles>(bytes, "baseline");
+}
 
 std::string PackState(std::string_view state) {
   std::string bytes(1 + ZSTD_compressBound(state.size()), '\0');

@@ -11,8 +11,8 @@
 
 #include "absl/status/statusor.h"
 #include "server/model/action.h"
+#include "server/store/baseline_percentiles.h"
 #include "server/store/database.h"
-#include "server/store/run_bands.h"
 
 namespace bellwether::server {
 
@@ -25,8 +25,8 @@ absl::StatusOr<RankRecord> DecodeRankRecord(std::string_view bytes);
 std::string EncodeRunEvent(const RunEvent& event);
 absl::StatusOr<RunEvent> DecodeRunEvent(std::string_view bytes);
 
-std::string EncodeTransition(const Transition& transition);
-absl::StatusOr<Transition> DecodeTransition(std::string_view bytes);
+std::string EncodeTransition(const AlertTransition& transition);
+absl::StatusOr<AlertTransition> DecodeTransition(std::string_view bytes);
 
 std::string EncodeAlertNote(const Database::AlertNote& note);
 absl::StatusOr<Database::AlertNote> DecodeAlertNote(std::string_view bytes);
@@ -40,8 +40,8 @@ absl::StatusOr<ActionRequest> DecodeActionRequest(std::string_view bytes);
 std::string EncodeAuditEntry(const AuditEntry& entry);
 absl::StatusOr<AuditEntry> DecodeAuditEntry(std::string_view bytes);
 
-std::string EncodeRunBands(const RunBands& bands);
-absl::StatusOr<RunBands> DecodeRunBands(std::string_view bytes);
+std::string EncodeBaselinePercentiles(const BaselinePercentiles& bands);
+absl::StatusOr<BaselinePercentiles> DecodeBaselinePercentiles(std::string_view bytes);
 
 // A run's saved state, compressed.
 std::string PackState(std::string_view state);

@@ -110,8 +110,8 @@ class RocksDatabase final : public Database {
   std::unique_ptr<RunBatch> NewBatch() override { return std::make_unique<RocksBatch>(this); }
   absl::Status ShareBatch(RunBatch* batch) override;
   absl::Status Commit(std::unique_ptr<RunBatch> batch) override;
-  absl::StatusOr<bool> PutTransition(Transition* transition) override;
-  absl::StatusOr<std::vector<Transition>> ListTransitions(uint64_t after, size_t limit, RunId run) const override;
+  absl::StatusOr<bool> PutTransition(AlertTransition* transition) override;
+  absl::StatusOr<std::vector<AlertTransition>> ListTransitions(uint64_t after, size_t limit, RunId run) const override;
   uint64_t last_transition_id() const override;
   absl::Status PutAlertNote(RunId run, const std::string& key, const AlertNote& note) override;
   absl::StatusOr<AlertNote> GetAlertNote(RunId run, const std::string& key) const override;
@@ -128,8 +128,8 @@ class RocksDatabase final : public Database {
   absl::Status ForgetRuns(RunId first, RunId end) override;
   bool is_shared() const override { return shared_ != nullptr; }
   uint32_t StoreOf(RunId run) const override;
-  absl::Status KeepTransition(const Transition& transition) override;
-  absl::StatusOr<std::vector<Transition>> FetchTransitions() override;
+  absl::Status KeepTransition(const AlertTransition& transition) override;
+  absl::StatusOr<std::vector<AlertTransition>> FetchTransitions() override;
   absl::Status Flush() override;
   absl::Status CopyTo(const std::string& directory) override;
   int64_t bytes() const override;
@@ -173,8 +173,8 @@ class RocksDatabase final : public Database {
   // To the shared store, if there is one, what belongs to runs.
   absl::Status Share(const rocksdb::WriteBatch& batch) const;
   // Whether it is stored; fills in its id then.
-  absl::StatusOr<bool> FindTransition(const std::string& index, Transition* transition) const;
-  absl::StatusOr<bool> PutSharedTransition(const std::string& index, Transition* transition);
+  absl::StatusOr<bool> FindTransition(const std::string& index, AlertTransition* transition) const;
+  absl::StatusOr<bool> PutSharedTransition(const std::string& index, AlertTransition* transition);
   // Takes up all that the shared store has beyond this one.
   absl::Status FetchLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(fetch_mutex_);
   // After an error RocksDB takes nothing until it is told to go on: each second at most.
@@ -194,7 +194,7 @@ class RocksDatabase final : public Database {
   absl::Mutex fetch_mutex_;  // One fetches from the shared store, which may be silent, at a time.
   mutable absl::Mutex transitions_mutex_ ABSL_ACQUIRED_AFTER(fetch_mutex_);
   uint64_t last_transition_id_ ABSL_GUARDED_BY(transitions_mutex_) = 0;
-  std::vector<Transition> fetched_ ABSL_GUARDED_BY(transitions_mutex_);  // Of others, for FetchTransitions().
+  std::vector<AlertTransition> fetched_ ABSL_GUARDED_BY(transitions_mutex_);  // Of others, for FetchTransitions().
   // Indexes of those being put to the shared store: whose they are is not known yet.
   std::set<std::string> being_put_ ABSL_GUARDED_BY(transitions_mutex_);
   SharedRows* shared_ = nullptr;

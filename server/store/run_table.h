@@ -16,8 +16,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "server/model/alert_transition.h"
 #include "server/model/step_sample.h"
-#include "server/model/transition.h"
 #include "server/store/database.h"
 
 namespace bellwether::server {

@@ -18,8 +18,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "server/model/alert_transition.h"
 #include "server/model/run_types.h"
-#include "server/model/transition.h"
 
 namespace bellwether::server {
 
@@ -37,16 +37,16 @@ class SharedRows {
   // reached; whether they were written is not known, and putting them again is right.
   virtual absl::Status PutRows(RunId run, const std::vector<SharedRow>& rows) = 0;
   // As Database::PutTransition; errors as above.
-  virtual absl::StatusOr<bool> PutTransition(Transition* transition) = 0;
+  virtual absl::StatusOr<bool> PutTransition(AlertTransition* transition) = 0;
   // Which of several stores the run is in: what keeps a transition out of one says
   // nothing of those in another.
   virtual uint32_t StoreOf(RunId) const { return 0; }
   // Where ids are given in another store than the run's: keeps the transition with its
   // run until PutTransition() of it, by this owner or the next, gives it one.
-  virtual absl::Status KeepTransition(const Transition&) { return absl::OkStatus(); }
+  virtual absl::Status KeepTransition(const AlertTransition&) { return absl::OkStatus(); }
   // Of all servers, ids above `after`, rising, at most `limit`.  What has an id
   // below one that was ever listed was listed, too.
-  virtual absl::StatusOr<std::vector<Transition>> ListTransitions(uint64_t after, size_t limit) const = 0;
+  virtual absl::StatusOr<std::vector<AlertTransition>> ListTransitions(uint64_t after, size_t limit) const = 0;
 };
 
 }  // namespace bellwether::server

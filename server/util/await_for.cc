@@ -24,19 +24,19 @@ struct Waiter {
   absl::Mutex* const mutex;
   const absl::Condition* const condition;
   bool expired = false;  // Guarded by *mutex.
-  // The bell's own.
+  // The timer's own.
   enum { kWaits, kIsTold, kGone } state = kWaits;
   Waiters::iterator place;
 };
 
 // Tells waiters that their time is over.  Of the standard library, since its
 // waits for a time of the steady clock are by the monotonic clock.
-class Bell {
+class TimerThread {
  public:
   // Never destroyed: its thread ends with the process.
-  static Bell* Get() {
-    static Bell* const bell = new Bell;
-    return bell;
+  static TimerThread* Get() {
+    static TimerThread* const timer = new TimerThread;
+    return timer;
   }
 
   void Add(SteadyClock::time_point at, Waiter* waiter) {
@@ -59,7 +59,7 @@ class Bell {
   }
 
  private:
-  Bell() {
+  TimerThread() {
     std::thread([this] { Ring(); }).detach();
   }
 
@@ -103,12 +103,12 @@ bool AwaitFor(absl::Mutex* mutex, const absl::Condition& condition, absl::Durati
   if (condition.Eval()) return true;
   if (timeout <= absl::ZeroDuration()) return false;
   Waiter waiter{.mutex = mutex, .condition = &condition, .place = {}};
-  Bell* const bell = Bell::Get();
-  bell->Add(SteadyClock::now() + absl::ToChronoNanoseconds(std::min(timeout, kLongest)), &waiter);
+  TimerThread* const timer = TimerThread::Get();
+  timer->Add(SteadyClock::now() + absl::ToChronoNanoseconds(std::min(timeout, kLongest)), &waiter);
   mutex->Await(absl::Condition(&waiter, &Waiter::Settled));
-  if (!bell->TryRemove(&waiter)) {
+  if (!timer->TryRemove(&waiter)) {
     mutex->Unlock();
-    bell->AwaitRemoved(&waiter);
+    timer->AwaitRemoved(&waiter);
     mutex->Lock();
   }
   return condition.Eval();

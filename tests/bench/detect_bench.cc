@@ -80,7 +80,7 @@ void BM_Observe(benchmark::State& state) {
   JudgeOptions options = OptionsFor(state.range(3));
   if (state.range(4) != kNoRules) options.rules = OwnRules(static_cast<RuleDetector>(state.range(4)));
   RunJudge judge(options, run);
-  std::vector<Transition> out;
+  std::vector<AlertTransition> out;
   const int64_t stride = state.range(2);
   int64_t step = 0;
   const auto observe = [&] {

@@ -25,9 +25,9 @@
 #include "server/act/action_engine.h"
 #include "server/act/policy.h"
 #include "server/http/http_server.h"
-#include "server/query/elsewhere.h"
 #include "server/query/json_api.h"
 #include "server/query/query_engine.h"
+#include "server/query/run_router.h"
 #include "server/store/baselines.h"
 #include "tests/support/absent_peers.h"
 #include "tests/support/memory_database.h"
@@ -43,7 +43,7 @@ constexpr char kHostile[] =
 class Control final : public RunControl {
  public:
   // `run` is the one that can be acted on; 0 = none.
-  Control(AlertLog* alerts, ActionLog* actions, Clock* clock, RunId run, const RunDescription& description)
+  Control(AlertStore* alerts, ActionStore* actions, Clock* clock, RunId run, const RunDescription& description)
       : alerts_(alerts),
         actions_(actions),
         clock_(clock),
@@ -115,8 +115,8 @@ class Control final : public RunControl {
     for (const Action& action : changed) actions_->Post(run_, action).IgnoreError();
   }
 
-  AlertLog* const alerts_;
-  ActionLog* const actions_;
+  AlertStore* const alerts_;
+  ActionStore* const actions_;
   Clock* const clock_;
   const RunId run_;
   ActionEngine engine_;
@@ -182,7 +182,7 @@ int Main(const std::vector<std::string>& arguments) {
   }
   Clock* const clock = Clock::System();
   MemoryDatabase database;
-  AlertLog alerts(&database);
+  AlertStore alerts(&database);
   RunTable table;
   Counters counters;
   SyntheticSeries series;
@@ -207,7 +207,7 @@ int Main(const std::vector<std::string>& arguments) {
   };
   for (const SyntheticRun& run : runs) publish(run);
   const auto post = [&](Severity severity, const std::string& rule) {
-    Transition alert = MakeAlert(runs[0], severity, rule, clock->UnixNanos());
+    AlertTransition alert = MakeAlert(runs[0], severity, rule, clock->UnixNanos());
     if (rule == "loss") {
       alert.strongest = {-1, -1};
       alert.heads.clear();
@@ -230,12 +230,12 @@ int Main(const std::vector<std::string>& arguments) {
   if (!runs.empty() && runs[0].stage > 0) post(Severity::kWarning, "drift");
 
   Baselines baselines({}, &database, &counters);
-  ActionLog actions(&database);
+  ActionStore actions(&database);
   const bool acts = !runs.empty() && runs[0].stage > 0;
   Control control(&alerts, &actions, clock, acts ? runs[0].id : 0,
                   acts ? MakeSnapshot(runs[0], clock->UnixNanos())->record.description : RunDescription{});
   AbsentPeers peers(absent, unserved);
-  Elsewhere elsewhere(&peers, &table, clock);
+  RunRouter router(&peers, &table, clock);
   const QueryEngine engine({}, {.runs = &table,
                                 .series = &series,
                                 .alerts = &alerts,
@@ -245,9 +245,9 @@ int Main(const std::vector<std::string>& arguments) {
                                 .clock = clock,
                                 .counters = &counters,
                                 .actions = &actions,
-                                .elsewhere = elsewhere.others() ? &elsewhere : nullptr});
+                                .router = router.others() ? &router : nullptr});
   std::unique_ptr<Access> access;
-  if (!who.page_token.empty() || !who.access_file.empty() || elsewhere.others()) {
+  if (!who.page_token.empty() || !who.access_file.empty() || router.others()) {
     auto opened = Access::Open(who, &counters, clock);
     if (!opened.ok()) {
       std::cerr << opened.status() << "\n";

@@ -41,9 +41,9 @@ inline std::vector<RunLabel> ReadLabels(const std::string& path) {
 }
 
 struct Verdict {
-  std::vector<Transition> transitions;
+  std::vector<AlertTransition> transitions;
   int64_t first_warning = -1, first_critical = -1;  // Steps; -1 = never.
-  Transition warning, critical;                     // The first of each.
+  AlertTransition warning, critical;                // The first of each.
   int warnings = 0;                                 // Alerts that reached warning.
   // RunJudge::eta() at each sample of the heads.
   std::vector<std::pair<int64_t, Eta>> etas;
@@ -51,12 +51,12 @@ struct Verdict {
 
 inline void Note(Verdict* verdict, size_t from) {
   for (size_t i = from; i < verdict->transitions.size(); ++i) {
-    const Transition& t = verdict->transitions[i];
+    const AlertTransition& t = verdict->transitions[i];
     if (t.state != AlertState::kFiring) continue;
     if (t.severity >= Severity::kWarning) {
       bool before = false;
       for (size_t j = 0; j < i; ++j) {
-        const Transition& earlier = verdict->transitions[j];
+        const AlertTransition& earlier = verdict->transitions[j];
         before |= earlier.key == t.key && earlier.severity >= Severity::kWarning;
       }
       if (!before) ++verdict->warnings;

@@ -44,7 +44,7 @@ class MemoryDatabase : public Database {
   std::unique_ptr<RunBatch> NewBatch() override { return nullptr; }
   absl::Status Commit(std::unique_ptr<RunBatch>) override { return Unsupported(); }
 
-  absl::StatusOr<bool> PutTransition(Transition* transition) override {
+  absl::StatusOr<bool> PutTransition(AlertTransition* transition) override {
     absl::MutexLock lock(&mutex_);
     if (full_) return absl::ResourceExhaustedError("disk full");
     if (!seen_.insert({transition->run, transition->key, transition->k}).second) return false;
@@ -52,10 +52,10 @@ class MemoryDatabase : public Database {
     transitions_.push_back(*transition);
     return true;
   }
-  absl::StatusOr<std::vector<Transition>> ListTransitions(uint64_t after, size_t limit, RunId run) const override {
+  absl::StatusOr<std::vector<AlertTransition>> ListTransitions(uint64_t after, size_t limit, RunId run) const override {
     absl::MutexLock lock(&mutex_);
-    std::vector<Transition> found;
-    for (const Transition& transition : transitions_) {
+    std::vector<AlertTransition> found;
+    for (const AlertTransition& transition : transitions_) {
       if (transition.id > after && (run == 0 || transition.run == run) && found.size() < limit)
         found.push_back(transition);
     }
@@ -148,7 +148,7 @@ class MemoryDatabase : public Database {
 
   mutable absl::Mutex mutex_;
   bool full_ ABSL_GUARDED_BY(mutex_) = false;
-  std::vector<Transition> transitions_ ABSL_GUARDED_BY(mutex_);
+  std::vector<AlertTransition> transitions_ ABSL_GUARDED_BY(mutex_);
   std::set<std::tuple<RunId, std::string, uint32_t>> seen_ ABSL_GUARDED_BY(mutex_);
   std::map<std::pair<RunId, std::string>, AlertNote> notes_ ABSL_GUARDED_BY(mutex_);
   std::map<RunId, std::vector<RunEvent>> events_ ABSL_GUARDED_BY(mutex_);

@@ -171,9 +171,9 @@ QueryStack::QueryStack() {
   folder_ = name;
   database_ = Require(Database::Open({.directory = folder_ / "db"}));
   series_ = SeriesStore::Create({}, database_.get());
-  alerts_ = std::make_unique<AlertLog>(database_.get());
+  alerts_ = std::make_unique<AlertStore>(database_.get());
   Require(alerts_->Load());
-  actions_ = std::make_unique<ActionLog>(database_.get());
+  actions_ = std::make_unique<ActionStore>(database_.get());
   baselines_ = std::make_unique<Baselines>(Baselines::Options(), database_.get(), &counters_);
   control_ = std::make_unique<Control>(this);
 }
@@ -267,10 +267,10 @@ void QueryStack::Edit(RunId run, const std::function<void(RunSnapshot*)>& edit) 
   runs_.Publish(snapshot);
 }
 
-Transition QueryStack::MakeTransition(RunId run, const std::string& key, uint32_t k, AlertState state,
-                                      Severity severity, size_t bytes) const {
+AlertTransition QueryStack::MakeTransition(RunId run, const std::string& key, uint32_t k, AlertState state,
+                                           Severity severity, size_t bytes) const {
   const RunSnapshotPtr snapshot = runs_.Get(run);
-  Transition transition;
+  AlertTransition transition;
   transition.run = run;
   transition.run_name = snapshot ? snapshot->record.description.name : "?";
   transition.key = key;
@@ -315,7 +315,7 @@ Transition QueryStack::MakeTransition(RunId run, const std::string& key, uint32_
   return transition;
 }
 
-Transition QueryStack::Post(Transition transition) {
+AlertTransition QueryStack::Post(AlertTransition transition) {
   const RunId run = transition.run;
   const std::string key = transition.key;
   Require(alerts_->Post(std::move(transition)).status());

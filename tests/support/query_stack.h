@@ -16,8 +16,8 @@
 
 #include "server/engine/ports/run_control.h"
 #include "server/query/query_engine.h"
-#include "server/store/action_log.h"
-#include "server/store/alert_log.h"
+#include "server/store/action_store.h"
+#include "server/store/alert_store.h"
 #include "server/store/baselines.h"
 #include "server/store/database.h"
 #include "server/store/run_table.h"
@@ -51,14 +51,14 @@ class QueryStack {
   static double DriftRatio(const RunSpec& spec, int64_t step, Head head);
 
   // A transition of `run`; `bytes` of summary.
-  Transition MakeTransition(RunId run, const std::string& key, uint32_t k, AlertState state, Severity severity,
-                            size_t bytes = 40) const;
-  Transition Post(Transition transition);  // With its id.
+  AlertTransition MakeTransition(RunId run, const std::string& key, uint32_t k, AlertState state, Severity severity,
+                                 size_t bytes = 40) const;
+  AlertTransition Post(AlertTransition transition);  // With its id.
 
   QueryStores stores();
   RunTable& runs() { return runs_; }
-  AlertLog& alerts() { return *alerts_; }
-  ActionLog& actions() { return *actions_; }
+  AlertStore& alerts() { return *alerts_; }
+  ActionStore& actions() { return *actions_; }
   Counters& counters() { return counters_; }
   Baselines& baselines() { return *baselines_; }
   double refused(const std::string& limit);
@@ -78,8 +78,8 @@ class QueryStack {
   std::filesystem::path folder_;
   std::unique_ptr<Database> database_;
   std::unique_ptr<SeriesStore> series_;
-  std::unique_ptr<AlertLog> alerts_;
-  std::unique_ptr<ActionLog> actions_;
+  std::unique_ptr<AlertStore> alerts_;
+  std::unique_ptr<ActionStore> actions_;
   RunTable runs_;
   Counters counters_;
   std::unique_ptr<Baselines> baselines_;

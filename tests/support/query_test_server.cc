@@ -23,8 +23,8 @@
 #include <sstream>
 #include <string>
 
-#include "server/query/elsewhere.h"
 #include "server/query/query_service.h"
+#include "server/query/run_router.h"
 #include "tests/support/absent_peers.h"
 #include "tests/support/access_files.h"
 #include "tests/support/query_stack.h"
@@ -61,7 +61,7 @@ int main(int argc, char** argv) {
   });
   const auto post = [&stack, ill](const std::string& key, uint32_t k, Severity severity, AlertState state,
                                   const std::string& summary) {
-    Transition transition = stack.MakeTransition(ill, key, k, state, severity, 0);
+    AlertTransition transition = stack.MakeTransition(ill, key, k, state, severity, 0);
     transition.summary = summary;
     stack.Post(transition);
   };
@@ -86,12 +86,12 @@ int main(int argc, char** argv) {
   post("ties/0/3/100", 1, Severity::kInfo, AlertState::kResolved, "no ties");
 
   AbsentPeers peers(flags["--absent"], static_cast<uint32_t>(std::atoi(flags["--unserved"].c_str())));
-  Elsewhere elsewhere(&peers, &stack.runs(), Clock::System());
+  RunRouter router(&peers, &stack.runs(), Clock::System());
   QueryStores stores = stack.stores();
   std::unique_ptr<AccessFiles> files;
   std::unique_ptr<Access> access;
-  if (elsewhere.others()) {
-    stores.elsewhere = &elsewhere;
+  if (router.others()) {
+    stores.router = &router;
     access = *Access::Open({}, &stack.counters(), Clock::System());
     access->SetPeers("a key of thirty-two bytes or more", [] { return Clock::System()->UnixMillis(); });
   }

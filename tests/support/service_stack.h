@@ -48,10 +48,10 @@ class ServiceStack {
     return result.ok() ? result->run : 0;
   }
 
-  std::vector<Transition> Transitions(RunId run) {
+  std::vector<AlertTransition> Transitions(RunId run) {
     const auto found = pipeline_->alerts()->Read(0, 10'000, run);
     EXPECT_TRUE(found.ok());
-    return found.ok() ? *found : std::vector<Transition>{};
+    return found.ok() ? *found : std::vector<AlertTransition>{};
   }
 
   Pipeline& pipeline() { return *pipeline_; }

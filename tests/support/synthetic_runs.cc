@@ -142,8 +142,8 @@ RunSnapshotPtr MakeSnapshot(const SyntheticRun& run, int64_t now_unix_ns) {
   return snapshot;
 }
 
-Transition MakeAlert(const SyntheticRun& run, Severity severity, const std::string& rule, int64_t now_unix_ns) {
-  Transition alert;
+AlertTransition MakeAlert(const SyntheticRun& run, Severity severity, const std::string& rule, int64_t now_unix_ns) {
+  AlertTransition alert;
   alert.run = run.id;
   alert.run_name = run.name;
   alert.key = absl::StrCat(rule, "/", run.failing.layer, "/", run.failing.head, "/", run.fails_at + 400);

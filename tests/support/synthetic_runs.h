@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
-#include "server/model/transition.h"
+#include "server/model/alert_transition.h"
 #include "server/store/run_table.h"
 #include "server/store/series_store.h"
 
@@ -39,7 +39,7 @@ StepSample MakeSample(const SyntheticRun& run, int64_t step);
 RunSnapshotPtr MakeSnapshot(const SyntheticRun& run, int64_t now_unix_ns);
 
 // A firing alert of the failing head.
-Transition MakeAlert(const SyntheticRun& run, Severity severity, const std::string& rule, int64_t now_unix_ns);
+AlertTransition MakeAlert(const SyntheticRun& run, Severity severity, const std::string& rule, int64_t now_unix_ns);
 
 // Serves the runs' series by computing them.  Read-only; thread-safe.
 class SyntheticSeries final : public SeriesStore {

@@ -6,12 +6,12 @@
 #include <string>
 #include <vector>
 
-#include "server/model/transition.h"
+#include "server/model/alert_transition.h"
 
 namespace bellwether::server {
 
 // Everything of a transition that a reader sees.
-inline std::string TextOf(const Transition& t) {
+inline std::string TextOf(const AlertTransition& t) {
   std::string text = t.key + " k" + std::to_string(t.k) + " state" + std::to_string(static_cast<int>(t.state)) +
                      " sev" + std::to_string(static_cast<int>(t.severity)) + " stage" + std::to_string(t.stage) +
                      " at" + std::to_string(t.step) + " " + t.summary + " " + t.cause + " " + t.advice;
@@ -20,9 +20,9 @@ inline std::string TextOf(const Transition& t) {
   return text;
 }
 
-inline std::vector<std::string> TextsOf(const std::vector<Transition>& transitions) {
+inline std::vector<std::string> TextsOf(const std::vector<AlertTransition>& transitions) {
   std::vector<std::string> texts;
-  for (const Transition& t : transitions) texts.push_back(TextOf(t));
+  for (const AlertTransition& t : transitions) texts.push_back(TextOf(t));
   return texts;
 }
 

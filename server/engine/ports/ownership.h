@@ -34,7 +34,7 @@ class Ownership {
   // A new number for a run with this uuid; each is given once.
   virtual RunId NextRun(const RunUuid& uuid) = 0;
   // A run of this number is known: NextRun() does not give it.
-  virtual void NoteRun(RunId run) = 0;
+  virtual void RecordRun(RunId run) = 0;
 
   // ---- of a cluster's partitions ----
   // It is taken up: none of its runs is known yet.
@@ -56,7 +56,7 @@ class AlwaysHere final : public Ownership {
   bool Serves(RunId) const override { return true; }
   bool HasWhole(RunId) const override { return true; }
   RunId NextRun(const RunUuid&) override { return next_run_++; }
-  void NoteRun(RunId run) override { next_run_ = std::max(next_run_, run + 1); }
+  void RecordRun(RunId run) override { next_run_ = std::max(next_run_, run + 1); }
 
   void BeginPartition(uint32_t) override {}
   void ServePartition(uint32_t) override {}

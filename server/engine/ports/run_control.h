@@ -18,7 +18,7 @@
 #include "absl/status/statusor.h"
 #include "server/model/action.h"
 #include "server/model/run_types.h"
-#include "server/store/alert_log.h"
+#include "server/store/alert_store.h"
 
 namespace bellwether::server {
 

@@ -56,8 +56,8 @@ struct ActRun {
       engine->OnStep(sample, now(), &changed);
     }
   }
-  Transition Alert(const std::string& rule = "drift", int32_t stage = 1, Severity severity = Severity::kWarning) {
-    Transition alert;
+  AlertTransition Alert(const std::string& rule = "drift", int32_t stage = 1, Severity severity = Severity::kWarning) {
+    AlertTransition alert;
     alert.key = rule + "/1/0/10";
     alert.rule = rule;
     alert.state = AlertState::kFiring;
@@ -69,8 +69,8 @@ struct ActRun {
     alert.heads = {{1, 0}, {1, 1}};
     return alert;
   }
-  void Fire(const Transition& alert) { engine->OnTransitions({alert}, now(), &changed); }
-  void Resolve(Transition alert) {
+  void Fire(const AlertTransition& alert) { engine->OnTransitions({alert}, now(), &changed); }
+  void Resolve(AlertTransition alert) {
     alert.state = AlertState::kResolved;
     engine->OnTransitions({alert}, now(), &changed);
   }

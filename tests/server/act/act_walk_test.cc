@@ -61,8 +61,8 @@ struct Walker : ActRun {
     if (m.what < 55) {
       Sample(m.a);
     } else if (m.what < 63) {
-      Transition alert = Alert(m.a % 2 ? "drift" : "norm", static_cast<int32_t>(1 + m.b % 4),
-                               m.b % 3 ? Severity::kWarning : Severity::kCritical);
+      AlertTransition alert = Alert(m.a % 2 ? "drift" : "norm", static_cast<int32_t>(1 + m.b % 4),
+                                    m.b % 3 ? Severity::kWarning : Severity::kCritical);
       alert.key += std::to_string(m.a % 3);
       m.b % 4 == 0 ? Resolve(alert) : Fire(alert);
     } else if (m.what < 75) {

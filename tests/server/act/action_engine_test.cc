@@ -346,7 +346,7 @@ TEST(ActionEngineTest, ThePolicyDoesNoMoreThanItMayInARun) {
   ActRun r(PolicyOf("{mode: enforce, limits: {actions_per_run: 1, min_steps_between: 0}}"));
   r.Hello();
   for (int i = 0; i < 3; ++i) {
-    Transition alert = r.Alert();
+    AlertTransition alert = r.Alert();
     alert.key = "drift/0/" + std::to_string(i) + "/5";
     alert.strongest = {i, 0};
     alert.heads = {{i % 2, 0}};
@@ -370,7 +370,7 @@ TEST(ActionEngineTest, FromOneActionToTheNextStepsPass) {
   r.Deliver(r.Id(1));
   r.Resolve(r.Alert());
   r.Steps(200);
-  Transition other = r.Alert();
+  AlertTransition other = r.Alert();
   other.key = "drift/0/0/150";
   other.strongest = {0, 0};
   other.heads = {{0, 0}};
@@ -466,7 +466,7 @@ TEST(ActionEngineTest, APolicyThatEnforcesFromNowOnActsOnTheAlertThatFires) {
 TEST(ActionEngineTest, AdviceIsGivenAndNeverSent) {
   ActRun r(PolicyOf("mode: enforce"));
   r.Hello();
-  Transition alert = r.Alert("nonfinite", 5, Severity::kCritical);
+  AlertTransition alert = r.Alert("nonfinite", 5, Severity::kCritical);
   r.Fire(alert);
   ASSERT_EQ(r.count(), 1u);
   EXPECT_EQ(r.At(1).kind, ActionKind::kRollbackSuggest);

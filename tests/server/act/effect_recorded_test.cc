@@ -64,7 +64,7 @@ Counts HealthyTrials(const std::vector<std::string>& names, ActionKind kind) {
 // The heads that a drift alert had found by `step`; empty if none had fired.
 std::vector<Head> FoundBy(const Verdict& verdict, int64_t step) {
   std::vector<Head> found;
-  for (const Transition& t : verdict.transitions) {
+  for (const AlertTransition& t : verdict.transitions) {
     if (t.step > step || t.rule != "drift" || t.state != AlertState::kFiring) continue;
     found.clear();
     for (const Head& head : t.heads) {

@@ -71,7 +71,7 @@ struct IllRun : ActRun {
     for (int64_t i = 0; i < count; ++i) Sample();
   }
   // Its action, applied: the ladder's first.
-  void ActOn(const Transition& alert) {
+  void ActOn(const AlertTransition& alert) {
     Samples(700);
     Fire(alert);
     ASSERT_EQ(count(), 1u);

@@ -29,7 +29,7 @@ Action Centring(const std::string& id, ActionState state) {
 }
 
 TEST(ProposalsTest, AnAlertSaysWhatWaitsForIt) {
-  Transition transition;
+  AlertTransition transition;
   transition.run_name = "r";
   transition.key = "drift/3/5/1200";
   transition.advice = "Centre the keys.";
@@ -42,14 +42,14 @@ TEST(ProposalsTest, AnAlertSaysWhatWaitsForIt) {
 }
 
 TEST(ProposalsTest, WhatThePolicyApprovedIsOnItsWay) {
-  Transition transition;
+  AlertTransition transition;
   transition.key = "drift/3/5/1200";
   AddProposals({Centring("aa-1", ActionState::kApproved)}, *DefaultPolicy(), &transition);
   EXPECT_THAT(transition.advice, AllOf(HasSubstr("On its way"), HasSubstr("action aa-1")));
 }
 
 TEST(ProposalsTest, WhatTheAdviceNamesAlreadyIsNotSaidAgain) {
-  Transition transition;
+  AlertTransition transition;
   transition.run_name = "r";
   transition.key = "drift/3/5/1200";
   const std::string text = ProposalText({Centring("aa-1", ActionState::kProposed)}, transition);
@@ -60,7 +60,7 @@ TEST(ProposalsTest, WhatTheAdviceNamesAlreadyIsNotSaidAgain) {
 }
 
 TEST(ProposalsTest, WhatWaitsForNobodyAnyMoreIsTakenOut) {
-  Transition transition;
+  AlertTransition transition;
   transition.run_name = "r";
   transition.key = "drift/3/5/1200";
   transition.advice = "Centre the keys.";
@@ -78,7 +78,7 @@ TEST(ProposalsTest, WhatWaitsForNobodyAnyMoreIsTakenOut) {
 }
 
 TEST(ProposalsTest, OthersAlertsAndOtherStatesSayNothing) {
-  Transition transition;
+  AlertTransition transition;
   transition.key = "ties/0/0/10";
   transition.advice = "as it was";
   AddProposals({Centring("aa-1", ActionState::kProposed)}, *DefaultPolicy(), &transition);
@@ -90,7 +90,7 @@ TEST(ProposalsTest, OthersAlertsAndOtherStatesSayNothing) {
 }
 
 TEST(ProposalsTest, ANewAlertSaysWhatThePolicyWillDo) {
-  Transition transition;
+  AlertTransition transition;
   transition.key = "drift/3/5/1200";
   transition.rule = "drift";
   transition.stage = 1;

@@ -130,7 +130,7 @@ Outcome Judge(const std::string& rule, const Action& action, int64_t from) {
   // What is switched off was on.
   if (action.kind == ActionKind::kCenterK && action.value == 0) run.attention.centred = true;
   RunJudge judge(JudgeOptions{}, run);
-  std::vector<Transition> out;
+  std::vector<AlertTransition> out;
   const std::optional<RunEvent> event = EventOf(action);
   for (int64_t step = 0; step <= kLast; ++step) {
     if (step == kAction && event.has_value()) judge.OnEvent(*event, &out);
@@ -139,7 +139,7 @@ Outcome Judge(const std::string& rule, const Action& action, int64_t from) {
     judge.Observe(SampleAt(run, step, rule, from), &out);
   }
   Outcome outcome;
-  for (const Transition& t : out) {
+  for (const AlertTransition& t : out) {
     if (t.rule != rule) continue;
     outcome.fires = t.state == AlertState::kFiring;
     outcome.ended += t.state == AlertState::kResolved;

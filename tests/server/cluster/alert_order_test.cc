@@ -17,8 +17,8 @@
 namespace bellwether::server {
 namespace {
 
-Transition MakeTransition(uint32_t partition, int number) {
-  Transition transition;
+AlertTransition MakeTransition(uint32_t partition, int number) {
+  AlertTransition transition;
   transition.run = FirstRunOf(partition) + 1;
   transition.run_name = absl::StrCat("run-", partition);
   transition.key = absl::StrCat("rule/0/0/", number);
@@ -46,7 +46,7 @@ TEST_F(AlertOrderTest, NumbersRiseStrictlyAndAReaderMissesNone) {
       SharedPgLink link(postgres_->dsn(), 10'000);
       uint64_t last = 0;
       for (int i = 0; i < kEach; ++i) {
-        Transition transition = MakeTransition(p, i);
+        AlertTransition transition = MakeTransition(p, i);
         absl::StatusOr<bool> is_new;
         // Who waited for two seconds for the others comes again, as its server would.
         do is_new = PutPostgresTransition({.partition = p, .epoch = 0}, "me", &transition, &link);
@@ -55,7 +55,7 @@ TEST_F(AlertOrderTest, NumbersRiseStrictlyAndAReaderMissesNone) {
         EXPECT_GT(transition.id, last);
         last = transition.id;
         // In between: what comes to nothing takes no number.
-        Transition void_one = MakeTransition(p, 1000 + i);
+        AlertTransition void_one = MakeTransition(p, 1000 + i);
         EXPECT_TRUE(absl::IsAborted(
             PutPostgresTransition({.partition = p, .epoch = 99}, "another", &void_one, &link).status()));
       }
@@ -71,7 +71,7 @@ TEST_F(AlertOrderTest, NumbersRiseStrictlyAndAReaderMissesNone) {
     for (;;) {
       const auto page = ListPostgresTransitions(after, 7, &link, &unreadable);
       ASSERT_TRUE(page.ok()) << page.status();
-      for (const Transition& transition : *page) {
+      for (const AlertTransition& transition : *page) {
         EXPECT_EQ(transition.id, after + 1) << "one that a reader of before did not see";
         after = transition.id;
         seen.insert(absl::StrCat(transition.run_name, " ", transition.key));
@@ -86,7 +86,7 @@ TEST_F(AlertOrderTest, NumbersRiseStrictlyAndAReaderMissesNone) {
 
 TEST_F(AlertOrderTest, ATransitionThatIsThereKeepsItsNumber) {
   SharedPgLink link(postgres_->dsn(), 10'000);
-  Transition first = MakeTransition(3, 1), again = first, second = MakeTransition(3, 2);
+  AlertTransition first = MakeTransition(3, 1), again = first, second = MakeTransition(3, 2);
   const Fence fence = {.partition = 3, .epoch = 0};
   EXPECT_TRUE(*PutPostgresTransition(fence, "me", &first, &link));
   EXPECT_TRUE(*PutPostgresTransition(fence, "me", &second, &link));

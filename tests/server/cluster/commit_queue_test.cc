@@ -97,7 +97,7 @@ TEST_F(CommitQueueTest, RowsAndAlertsUnderAnOldEpochAreVoid) {
   ASSERT_TRUE(log_->PutRows(kRun, {{"key", "before"}}).ok());
   TakeLease();
   EXPECT_TRUE(absl::IsAborted(log_->PutRows(kRun, {{"key", "after"}})));
-  Transition transition;
+  AlertTransition transition;
   transition.run = kRun;
   transition.key = "rule/0/0/1";
   EXPECT_TRUE(absl::IsAborted(log_->PutTransition(&transition).status()));

@@ -56,8 +56,8 @@ TEST_F(PartitionOwnershipTest, AFencedPartitionIsNotWhole) {
 TEST_F(PartitionOwnershipTest, NewNumbersAreAboveKnownOnes) {
   ownership_.BeginPartition(partition_);
   EXPECT_EQ(ownership_.NextRun(kUuid), first_ + 1);
-  ownership_.NoteRun(first_ + 9);
-  ownership_.NoteRun(first_ + 5);
+  ownership_.RecordRun(first_ + 9);
+  ownership_.RecordRun(first_ + 5);
   EXPECT_EQ(ownership_.NextRun(kUuid), first_ + 10);
   ownership_.BeginPartition(partition_);  // Another server may have removed runs.
   EXPECT_EQ(ownership_.NextRun(kUuid), first_ + 1);
@@ -72,7 +72,7 @@ TEST(AlwaysHereTest, EveryRunIsServedHere) {
   EXPECT_TRUE(alone.HasWhole(1));
   EXPECT_EQ(alone.LaneOf(kUuid), 0u);
   EXPECT_EQ(alone.NextRun(kUuid), 1u);
-  alone.NoteRun(41);
+  alone.RecordRun(41);
   EXPECT_EQ(alone.NextRun(kUuid), 42u);
 }
 

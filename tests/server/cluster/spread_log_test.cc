@@ -92,8 +92,8 @@ class SpreadLogTest : public ::testing::Test {
     return told_[lane];
   }
 
-  static Transition MakeTransition(RunId run, int number) {
-    Transition transition;
+  static AlertTransition MakeTransition(RunId run, int number) {
+    AlertTransition transition;
     transition.run = run;
     transition.key = absl::StrCat("rule/0/0/", number);
     transition.state = AlertState::kFiring;
@@ -161,12 +161,12 @@ TEST_F(SpreadLogTest, AlertsOfAllDatabasesHaveOneOrder) {
   Take(log.get(), 0);
   Take(log.get(), 1);
   for (int i = 0; i < 4; ++i) {
-    Transition transition = MakeTransition(kRuns[i % 2], i);
+    AlertTransition transition = MakeTransition(kRuns[i % 2], i);
     const auto is_new = log->PutTransition(&transition);
     EXPECT_TRUE(is_new.ok() && *is_new) << is_new.status();
     EXPECT_EQ(transition.id, static_cast<uint64_t>(i) + 1);
   }
-  Transition again = MakeTransition(kRuns[1], 1);
+  AlertTransition again = MakeTransition(kRuns[1], 1);
   EXPECT_TRUE(*log->PutTransition(&again)) << "its own, as if it had not been answered";
   EXPECT_EQ(again.id, 2u);
   const auto all = log->ListTransitions(0, 10);
@@ -180,7 +180,7 @@ TEST_F(SpreadLogTest, AnAlertThatCannotBeReadHidesNoOthers) {
   const auto log = Open("me/1");
   Take(log.get(), 0);
   for (int i = 0; i < 6; ++i) {
-    Transition transition = MakeTransition(kRuns[0], i);
+    AlertTransition transition = MakeTransition(kRuns[0], i);
     ASSERT_TRUE(log->PutTransition(&transition).ok());
   }
   postgres_[0]->Sql("UPDATE bellwether.alerts SET body = '\\xff' WHERE n IN (2, 3, 6)");
@@ -189,7 +189,7 @@ TEST_F(SpreadLogTest, AnAlertThatCannotBeReadHidesNoOthers) {
     const auto page = log->ListTransitions(after, limit);
     EXPECT_TRUE(page.ok()) << page.status();
     if (!page.ok()) return listed;
-    for (const Transition& transition : *page) listed.push_back(transition.id);
+    for (const AlertTransition& transition : *page) listed.push_back(transition.id);
     return listed;
   };
   EXPECT_EQ(ids(0, 10), (std::vector<uint64_t>{1, 4, 5}));
@@ -205,7 +205,7 @@ TEST_F(SpreadLogTest, AnAlertThatAnOwnerCouldNotNumberIsNumberedByTheNext) {
   postgres_[0]->Sql("SET idle_in_transaction_session_timeout = 0");
   postgres_[0]->Sql("BEGIN");
   postgres_[0]->Sql("LOCK TABLE bellwether.alert_count");
-  Transition transition = MakeTransition(kRuns[1], 1);
+  AlertTransition transition = MakeTransition(kRuns[1], 1);
   EXPECT_TRUE(absl::IsUnavailable(log->PutTransition(&transition).status()));
   EXPECT_EQ(Waiting(), 1);
   EXPECT_TRUE(log->KeepTransition(MakeTransition(kRuns[1], 2)).ok());

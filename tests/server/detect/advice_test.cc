@@ -123,12 +123,12 @@ class AdviceOfAlertsTest : public testing::Test {
     finding.Add({.signal = "s", .where = finding.where, .value = 10, .threshold = 4, .detector = detector});
     return finding;
   }
-  std::vector<Transition> At(Family family, int64_t step, std::vector<Finding> findings) {
-    std::vector<Transition> out;
+  std::vector<AlertTransition> At(Family family, int64_t step, std::vector<Finding> findings) {
+    std::vector<AlertTransition> out;
     engine_.Update(family, step, run_, &findings, &out);
     return out;
   }
-  std::vector<Transition> Drift(int64_t step, double sigma) {
+  std::vector<AlertTransition> Drift(int64_t step, double sigma) {
     Finding drift = Found(Rule::kDrift, Severity::kCritical, 3, "growth", 2750);
     drift.sigma = sigma;
     Finding next = drift;  // Whose sigma nobody knows.

@@ -24,8 +24,8 @@ class AlertEngineTest : public ::testing::Test {
     finding.Add({.signal = "drift_ratio", .where = where, .value = 10, .threshold = 4, .detector = "growth"});
     return finding;
   }
-  std::vector<Transition> At(int64_t step, std::vector<Finding> findings) {
-    std::vector<Transition> out;
+  std::vector<AlertTransition> At(int64_t step, std::vector<Finding> findings) {
+    std::vector<AlertTransition> out;
     engine_.Update(Family::kRounding, step, run_, &findings, &out);
     return out;
   }
@@ -38,7 +38,7 @@ class AlertEngineTest : public ::testing::Test {
 TEST_F(AlertEngineTest, OpensOnceAndNamesTheStrongestFirst) {
   const auto opened = At(100, {Drift(Severity::kWarning, 1, {1, 2}, 5), Drift(Severity::kWarning, 1, {1, 4}, 9)});
   ASSERT_EQ(opened.size(), 1u);
-  const Transition& t = opened[0];
+  const AlertTransition& t = opened[0];
   EXPECT_EQ(t.state, AlertState::kFiring);
   EXPECT_EQ(t.key, "a1");
   EXPECT_EQ(t.k, 0u);
@@ -93,7 +93,7 @@ TEST_F(AlertEngineTest, KeysAreGivenOnceAndCountedByFamily) {
   std::vector<Finding> silent(1);
   silent[0].rule = Rule::kSilent;
   silent[0].severity = Severity::kWarning;
-  std::vector<Transition> out;
+  std::vector<AlertTransition> out;
   engine_.Update(Family::kSilent, 110, run_, &silent, &out);
   ASSERT_EQ(out.size(), 1u);
   EXPECT_EQ(out[0].key, "g1");
@@ -104,12 +104,12 @@ TEST_F(AlertEngineTest, KeysAreGivenOnceAndCountedByFamily) {
 }
 
 TEST_F(AlertEngineTest, UnderRepairItStaysWhatItIsUntilItsHeadsStandStill) {
-  const Transition opened = At(100, {Drift(Severity::kCritical, 2, {1, 4}, 9)}).front();
-  std::vector<Transition> out;
+  const AlertTransition opened = At(100, {Drift(Severity::kCritical, 2, {1, 4}, 9)}).front();
+  std::vector<AlertTransition> out;
   engine_.BeginRepair(Family::kRounding, 200, run_, &out);
   engine_.BeginRepair(Family::kRounding, 210, run_, &out);
   ASSERT_EQ(out.size(), 1u) << "said once";
-  const Transition& repaired = out.front();
+  const AlertTransition& repaired = out.front();
   EXPECT_EQ(repaired.state, AlertState::kFiring);
   EXPECT_EQ(repaired.key, opened.key);
   EXPECT_EQ(repaired.k, opened.k + 1);
@@ -138,8 +138,8 @@ TEST_F(AlertEngineTest, UnderRepairItStaysWhatItIsUntilItsHeadsStandStill) {
 }
 
 TEST_F(AlertEngineTest, WhatIsFoundUnderRepairIsTheSameIllness) {
-  const Transition opened = At(100, {Drift(Severity::kWarning, 1, {1, 4}, 9)}).front();
-  std::vector<Transition> out;
+  const AlertTransition opened = At(100, {Drift(Severity::kWarning, 1, {1, 4}, 9)}).front();
+  std::vector<AlertTransition> out;
   engine_.BeginRepair(Family::kRounding, 200, run_, &out);
   Finding scores = Drift(Severity::kCritical, 4, {1, 0}, 3);
   scores.rule = Rule::kLogits;
@@ -156,7 +156,7 @@ TEST_F(AlertEngineTest, NamesNoMoreHeadsThanItMay) {
     AlertEngine engine(options_);
     std::vector<Finding> findings;
     for (int32_t head = 0; head < heads; ++head) findings.push_back(Drift(Severity::kWarning, 1, {0, head}, 1));
-    std::vector<Transition> out;
+    std::vector<AlertTransition> out;
     engine.Update(Family::kRounding, 100, run_, &findings, &out);
     ASSERT_EQ(out.size(), 1u);
     EXPECT_EQ(out[0].heads.size(), static_cast<size_t>(options_.heads_max));

@@ -33,10 +33,10 @@ struct Change {
   int64_t last_step = 2000;
 };
 template <class After>
-std::vector<Transition> JudgeChange(const Change& change, const After& after) {
+std::vector<AlertTransition> JudgeChange(const Change& change, const After& after) {
   const RunDescription run = SyntheticRun();
   RunJudge judge(JudgeOptions{}, run);
-  std::vector<Transition> out;
+  std::vector<AlertTransition> out;
   std::mt19937 random(3);
   std::normal_distribution<double> normal;
   for (int64_t step = 0; step <= change.last_step; ++step) {
@@ -52,14 +52,14 @@ std::vector<Transition> JudgeChange(const Change& change, const After& after) {
   }
   return out;
 }
-std::vector<Transition> Told(const std::vector<Transition>& out, const std::string& rule, Severity least) {
-  std::vector<Transition> told;
-  for (const Transition& t : out) {
+std::vector<AlertTransition> Told(const std::vector<AlertTransition>& out, const std::string& rule, Severity least) {
+  std::vector<AlertTransition> told;
+  for (const AlertTransition& t : out) {
     if (t.rule == rule && t.severity >= least) told.push_back(t);
   }
   return told;
 }
-std::vector<Transition> JudgeStepChange(const Change& change, double level) {
+std::vector<AlertTransition> JudgeStepChange(const Change& change, double level) {
   return JudgeChange(change, [level](int64_t) { return level; });
 }
 
@@ -109,7 +109,7 @@ TEST(ChangeWatchTest, ALossThatStaysHighAfterAChangeKeepsItsAlert) {
 TEST(ChangeWatchTest, AnExplosionIsNotExcusedByWhatIsAnnouncedBehindIt) {
   const RunDescription run = SyntheticRun();
   RunJudge judge(JudgeOptions{}, run);
-  std::vector<Transition> out;
+  std::vector<AlertTransition> out;
   for (int64_t step = 0; step <= 2500; ++step) {
     StepSample sample = SampleAt(run, {.period = 500, .drift_from = -1}, step);
     sample.Add(SignalId::kLoss)[0] = step < 100 ? 10 : step < 1000 ? 1.8f : 3.9f;
@@ -128,10 +128,10 @@ TEST(ChangeWatchTest, AnExplosionIsNotExcusedByWhatIsAnnouncedBehindIt) {
 }
 
 // A run whose loss goes from 1.8 to 3.9 at step 1,000, unannounced, and that is told `events`.
-std::vector<Transition> JudgeExploded(std::vector<RunEvent> events, int64_t last_step, double after = 3.9) {
+std::vector<AlertTransition> JudgeExploded(std::vector<RunEvent> events, int64_t last_step, double after = 3.9) {
   const RunDescription run = SyntheticRun();
   RunJudge judge(JudgeOptions{}, run);
-  std::vector<Transition> out;
+  std::vector<AlertTransition> out;
   std::mt19937 random(3);
   std::normal_distribution<double> normal;
   for (int64_t step = 0; step <= last_step; ++step) {
@@ -173,7 +173,7 @@ template <class Events>
 int64_t FirstDrift(const Events& events, bool save_and_restore = false) {
   const RunDescription run = SyntheticRun();
   auto judge = std::make_unique<RunJudge>(JudgeOptions{}, run);
-  std::vector<Transition> out;
+  std::vector<AlertTransition> out;
   for (int64_t step = 0; step <= 6000; ++step) {
     StepSample sample = SampleAt(run, {.drift_from = 2000}, step);
     sample.Add(SignalId::kLoss)[0] = 2;
@@ -184,7 +184,7 @@ int64_t FirstDrift(const Events& events, bool save_and_restore = false) {
       EXPECT_TRUE(again->Restore(judge->Save()));
       judge = std::move(again);
     }
-    for (const Transition& t : out) {
+    for (const AlertTransition& t : out) {
       if (t.rule == "drift") return t.step;
     }
   }
@@ -232,7 +232,7 @@ TEST(ChangeWatchTest, AChangeAnnouncedAheadHoldsFromItsStepOn) {
     SCOPED_TRACE(announced_at);
     const RunDescription run = SyntheticRun();
     RunJudge judge(JudgeOptions{}, run);
-    std::vector<Transition> out;
+    std::vector<AlertTransition> out;
     for (int64_t step = 0; step <= 2000; ++step) {
       StepSample sample = SampleAt(run, {.period = 500, .drift_from = -1}, step);
       sample.Add(SignalId::kLoss)[0] =
@@ -250,7 +250,7 @@ TEST(ChangeWatchTest, AChangeAnnouncedAheadHoldsFromItsStepOn) {
 TEST(ChangeWatchTest, AnExcuseEndsWithTheAttemptThatItWasOf) {
   const RunDescription run = SyntheticRun();
   RunJudge judge(JudgeOptions{}, run);
-  std::vector<Transition> out;
+  std::vector<AlertTransition> out;
   for (int64_t step = 0; step <= 5000; ++step) judge.Observe(SampleAt(run, {.drift_from = -1}, step), &out);
   judge.OnEvent({.step = 5000, .kind = EventKind::kData}, &out);
   for (int64_t step = 1000; step <= 5000; ++step) {
@@ -264,7 +264,7 @@ TEST(ChangeWatchTest, AnExcuseEndsWithTheAttemptThatItWasOf) {
 TEST(ChangeWatchTest, WhatAChangeMayCostIsExcused) {
   const auto worst = [](const Change& change, double level) {
     Severity severity = Severity::kNone;
-    for (const Transition& t : JudgeStepChange(change, level)) severity = std::max(severity, t.severity);
+    for (const AlertTransition& t : JudgeStepChange(change, level)) severity = std::max(severity, t.severity);
     return severity;
   };
   const auto event = [](EventKind kind, double value) { return RunEvent{.step = 1000, .kind = kind, .value = value}; };
@@ -285,7 +285,7 @@ TEST(ChangeWatchTest, WhatAChangeMayCostIsExcused) {
     // Scatters eight times as much from the change on.
     std::mt19937 random(5);
     std::normal_distribution<double> normal;
-    for (const Transition& t : JudgeChange(same, [&](int64_t) { return 1.8 + noise * normal(random); })) {
+    for (const AlertTransition& t : JudgeChange(same, [&](int64_t) { return 1.8 + noise * normal(random); })) {
       EXPECT_LE(t.severity, Severity::kInfo) << noise << " " << t.summary;
     }
   }
@@ -300,7 +300,7 @@ TEST(ChangeWatchTest, OtherDataRightBehindALearningRateMayMoveTheLoss) {
   const auto judged = [](EventKind second, double value) {
     const RunDescription run = SyntheticRun();
     RunJudge judge(JudgeOptions{}, run);
-    std::vector<Transition> out;
+    std::vector<AlertTransition> out;
     for (int64_t step = 0; step <= 4000; ++step) {
       StepSample sample = SampleAt(run, {.period = 500, .drift_from = -1}, step);
       const double level = step < 1050 ? 1.8 + 8.2 * std::exp(-static_cast<double>(step) / 120) : 5;
@@ -338,10 +338,10 @@ TEST(ChangeWatchTest, ALossAsOfAnUntrainedModelIsToldWhateverWasChanged) {
 }
 
 // The loss falls from 10 to 1.8; at step 1,500 the run goes back to 700.
-std::vector<Transition> JudgeRestore(bool new_attempt, double value, double off) {
+std::vector<AlertTransition> JudgeRestore(bool new_attempt, double value, double off) {
   const RunDescription run = SyntheticRun();
   RunJudge judge(JudgeOptions{}, run);
-  std::vector<Transition> out;
+  std::vector<AlertTransition> out;
   const auto loss_at = [](int64_t step) { return 1.8 + 8.2 * std::exp(-static_cast<double>(step) / 300); };
   for (int64_t i = 0; i <= 4000; ++i) {
     const bool after = i >= 1500;
@@ -377,7 +377,7 @@ TEST(ChangeWatchTest, ScoresAndWeightsOutOfBoundsAreToldWithinTheExcuse) {
   for (const bool weights : {false, true}) {
     SCOPED_TRACE(weights);
     RunJudge judge(JudgeOptions{}, run);
-    std::vector<Transition> out;
+    std::vector<AlertTransition> out;
     for (int64_t step = 0; step <= 3000; ++step) {
       StepSample sample = SampleAt(run, {.drift_from = -1}, step);
       if (step >= 2000 && sample.has(SignalId::kLogitMax)) {

@@ -38,7 +38,7 @@ void ForEachRun(const Body& body) {
   EXPECT_EQ(runs, 27);
 }
 
-void Give(const RecordedItem& item, RunJudge* judge, std::vector<Transition>* out) {
+void Give(const RecordedItem& item, RunJudge* judge, std::vector<AlertTransition>* out) {
   if (item.is_event) {
     judge->OnEvent(item.event, out);
   } else {
@@ -60,7 +60,7 @@ TEST(JudgeWalksTest, ARunThatIsCutOffWasToldTheSameUpToThere) {
       const int64_t end = last.is_event ? last.event.step : last.sample.step;
       const std::vector<std::string> some = TextsOf(Judge(part).transitions);
       const auto expected = std::count_if(whole.transitions.begin(), whole.transitions.end(),
-                                          [&](const Transition& t) { return t.step <= end; });
+                                          [&](const AlertTransition& t) { return t.step <= end; });
       ASSERT_EQ(static_cast<ptrdiff_t>(some.size()), expected) << "up to step " << end;
       EXPECT_TRUE(std::equal(some.begin(), some.end(), all.begin())) << "up to step " << end;
       told += some.size();
@@ -74,7 +74,7 @@ TEST(JudgeWalksTest, AKillBetweenAnyTwoSamplesChangesNothing) {
   ForEachRun([&](const RecordedRun& run) {
     const auto expected = TextsOf(Judge(run).transitions);
     auto judge = std::make_unique<RunJudge>(JudgeOptions{}, run.description);
-    std::vector<Transition> out;
+    std::vector<AlertTransition> out;
     for (const RecordedItem& item : run.items) {
       Give(item, judge.get(), &out);
       if (!item.is_event && !item.sample.has(SignalId::kWqSigma)) continue;
@@ -124,7 +124,7 @@ class Chaos {
   const RunDescription& run() const { return run_; }
 
   // Gives the next call to both judges.
-  void Next(RunJudge* a, std::vector<Transition>* told_a, RunJudge* b, std::vector<Transition>* told_b) {
+  void Next(RunJudge* a, std::vector<AlertTransition>* told_a, RunJudge* b, std::vector<AlertTransition>* told_b) {
     switch (Below(40)) {
       case 0:
         run_.attempt += static_cast<uint32_t>(Below(2));
@@ -218,12 +218,12 @@ TEST(JudgeWalksTest, AnythingAtAllIsJudgedAlikeWithARestoreAfterEveryCall) {
     Chaos chaos(seed);
     RunJudge steady(JudgeOptions{}, chaos.run());
     auto killed = std::make_unique<RunJudge>(JudgeOptions{}, chaos.run());
-    std::vector<Transition> told_steady, told_killed;
+    std::vector<AlertTransition> told_steady, told_killed;
     for (int call = 0; call < 1000; ++call) {
       const RunDescription run = chaos.run();
       chaos.Next(&steady, &told_steady, killed.get(), &told_killed);
       ASSERT_EQ(TextsOf(told_killed), TextsOf(told_steady)) << "call " << call;
-      for (const Transition& transition : told_steady) rules.insert(transition.rule);
+      for (const AlertTransition& transition : told_steady) rules.insert(transition.rule);
       told += told_steady.size();
       told_steady.clear();
       told_killed.clear();

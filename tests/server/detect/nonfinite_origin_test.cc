@@ -58,10 +58,10 @@ RunDescription SixLayers(const std::string& dtype = "bf16") {
 }
 
 template <class Spoil>
-Transition NanAlert(const Spoil& spoil) {
+AlertTransition NanAlert(const Spoil& spoil) {
   const RunDescription run = SixLayers();
   RunJudge judge(JudgeOptions{}, run);
-  std::vector<Transition> out;
+  std::vector<AlertTransition> out;
   judge.Observe(Spoiled(run, 40, spoil), &out);
   EXPECT_EQ(out.size(), 1u);
   if (out.empty()) return {};
@@ -79,7 +79,7 @@ std::vector<Head> HeadsOf(int32_t layer, std::initializer_list<int32_t> heads) {
 }
 
 TEST(NonfiniteOriginTest, OfTheBackwardPassTheHighestLayerIsNamed) {
-  const Transition t = NanAlert([](StepSample* s) {
+  const AlertTransition t = NanAlert([](StepSample* s) {
     for (const int32_t layer : {0, 1}) Nan(s, kGradients, layer);
     Nan(s, {SignalId::kDeltaAbsSum}, 2, 3);
     s->Add(SignalId::kGradNorm)[0] = kNan;
@@ -91,7 +91,7 @@ TEST(NonfiniteOriginTest, OfTheBackwardPassTheHighestLayerIsNamed) {
 }
 
 TEST(NonfiniteOriginTest, AKeyGradientNamesItsTensorAndTheHeadsThatShareTheKey) {
-  const Transition t = NanAlert([](StepSample* s) {
+  const AlertTransition t = NanAlert([](StepSample* s) {
     for (const int32_t layer : {0, 1, 2, 3}) Nan(s, kGradients, layer);
     Nan(s, {SignalId::kKeyGradientSum, SignalId::kKeyLeakSum}, 4, 2);
   });
@@ -102,7 +102,7 @@ TEST(NonfiniteOriginTest, AKeyGradientNamesItsTensorAndTheHeadsThatShareTheKey) 
 
 TEST(NonfiniteOriginTest, TheQueriesGradientShowsInTheWeightsAlone) {
   // dQ of layer 2, heads 1: W_Q of that head, and all that lies below.
-  const Transition t = NanAlert([](StepSample* s) {
+  const AlertTransition t = NanAlert([](StepSample* s) {
     Nan(s, {SignalId::kWqSigma}, 2, 1);
     for (const int32_t layer : {0, 1}) {
       Nan(s, kGradients, layer);
@@ -114,7 +114,7 @@ TEST(NonfiniteOriginTest, TheQueriesGradientShowsInTheWeightsAlone) {
   EXPECT_THAT(t.summary, testing::HasSubstr("layers 0 to 1 below follow from it"));
   // Clipping by a norm that is NaN spoils all weights, which then tell nothing:
   // what lies between layer 1 and layer 2 is not excluded, and said.
-  const Transition clipped = NanAlert([](StepSample* s) {
+  const AlertTransition clipped = NanAlert([](StepSample* s) {
     for (int32_t layer = 0; layer < 6; ++layer) Nan(s, kWeightsOf, layer);
     for (const int32_t layer : {0, 1}) Nan(s, kGradients, layer);
   });
@@ -123,7 +123,7 @@ TEST(NonfiniteOriginTest, TheQueriesGradientShowsInTheWeightsAlone) {
 }
 
 TEST(NonfiniteOriginTest, OfTheForwardPassTheLowestLayerIsNamed) {
-  const Transition t = NanAlert([](StepSample* s) {
+  const AlertTransition t = NanAlert([](StepSample* s) {
     Nan(s, kScores, 3, 2);
     for (const int32_t layer : {4, 5}) Nan(s, kScores, layer);
     for (int32_t layer = 0; layer < 6; ++layer) {
@@ -137,7 +137,7 @@ TEST(NonfiniteOriginTest, OfTheForwardPassTheLowestLayerIsNamed) {
   EXPECT_THAT(t.summary, testing::HasSubstr("layers 4 to 5 above follow from it"));
   EXPECT_THAT(t.summary, testing::HasSubstr("; the gradients follow from it"));
   // All heads of all layers: the first layer, each head once.
-  const Transition all = NanAlert([](StepSample* s) {
+  const AlertTransition all = NanAlert([](StepSample* s) {
     for (int32_t layer = 0; layer < 6; ++layer) Nan(s, kScores, layer);
     s->Add(SignalId::kLoss)[0] = kNan;
   });
@@ -146,11 +146,11 @@ TEST(NonfiniteOriginTest, OfTheForwardPassTheLowestLayerIsNamed) {
 }
 
 TEST(NonfiniteOriginTest, WeightsAreNamedWhereTheyAreTheOrigin) {
-  const Transition alone = NanAlert([](StepSample* s) { Nan(s, {SignalId::kWkSigma}, 4, 0); });
+  const AlertTransition alone = NanAlert([](StepSample* s) { Nan(s, {SignalId::kWkSigma}, 4, 0); });
   EXPECT_EQ(alone.heads, HeadsOf(4, {0, 1}));
   EXPECT_THAT(alone.summary, testing::HasSubstr("W_K"));
   // And what they do to the next forward pass.
-  const Transition used = NanAlert([](StepSample* s) {
+  const AlertTransition used = NanAlert([](StepSample* s) {
     Nan(s, {SignalId::kWqSigma}, 2, 1);
     Nan(s, kScores, 2, 1);
     for (const int32_t layer : {3, 4, 5}) Nan(s, kScores, layer);
@@ -160,7 +160,7 @@ TEST(NonfiniteOriginTest, WeightsAreNamedWhereTheyAreTheOrigin) {
 }
 
 TEST(NonfiniteOriginTest, TwoOriginsInOneSampleAreBothNamed) {
-  const Transition t = NanAlert([](StepSample* s) {
+  const AlertTransition t = NanAlert([](StepSample* s) {
     Nan(s, {SignalId::kKeyGradientSum}, 5, 0);
     for (const int32_t layer : {0, 1, 2}) Nan(s, kGradients, layer);
   });
@@ -173,7 +173,7 @@ TEST(NonfiniteOriginTest, NobodyIsNamedWhereTheOriginCannotBeKnown) {
   // Found by the first sample behind it: everything is lost, nothing dates it.
   const RunDescription run = SixLayers();
   RunJudge judge(JudgeOptions{}, run);
-  std::vector<Transition> out;
+  std::vector<AlertTransition> out;
   StepSample sample;
   sample.Reset(run.layout);
   sample.step = 40;
@@ -191,9 +191,9 @@ TEST(NonfiniteOriginTest, NobodyIsNamedWhereTheOriginCannotBeKnown) {
 
 // What the judge says of a sample in which everything is lost, after gradient norms of the steps before.
 template <class Spoil>
-Transition AfterNorms(std::initializer_list<float> norms, const Spoil& spoil) {
+AlertTransition AfterNorms(std::initializer_list<float> norms, const Spoil& spoil) {
   RunJudge judge(JudgeOptions{}, SixLayers());
-  std::vector<Transition> out;
+  std::vector<AlertTransition> out;
   int64_t step = 40 - static_cast<int64_t>(norms.size());
   for (const float norm : norms) {
     StepSample sample;
@@ -205,7 +205,7 @@ Transition AfterNorms(std::initializer_list<float> norms, const Spoil& spoil) {
   }
   judge.Observe(Spoiled(SixLayers(), 40, spoil), &out);
   EXPECT_EQ(out.size(), 1u);
-  return out.empty() ? Transition{} : out.back();
+  return out.empty() ? AlertTransition{} : out.back();
 }
 
 TEST(NonfiniteOriginTest, NoLayerIsNamedWhereTheStepBeforeMayHaveSpoiledAllWeights) {
@@ -255,7 +255,7 @@ TEST(NonfiniteOriginTest, LayersThatAreNotWatchedAreNotHeldForFinite) {
       }
     }
   };
-  const Transition forward = NanAlert([&](StepSample* s) {
+  const AlertTransition forward = NanAlert([&](StepSample* s) {
     for (const int32_t layer : {3, 4, 5}) Nan(s, kScores, layer);
     for (const int32_t layer : {1, 2}) {
       for (const SignalId id : s->signals()) {
@@ -264,7 +264,7 @@ TEST(NonfiniteOriginTest, LayersThatAreNotWatchedAreNotHeldForFinite) {
     }
   });
   EXPECT_THAT(forward.summary, testing::HasSubstr("or what lies between it and layer 0"));
-  const Transition backward = NanAlert([&](StepSample* s) {
+  const AlertTransition backward = NanAlert([&](StepSample* s) {
     for (const int32_t layer : {0, 1}) Nan(s, kGradients, layer);
     hide(s, kGradients, 2);
   });
@@ -274,7 +274,7 @@ TEST(NonfiniteOriginTest, LayersThatAreNotWatchedAreNotHeldForFinite) {
 
 TEST(NonfiniteOriginTest, WeightsOfHeadsWithFiniteScoresWereLostLater) {
   // The scores of one head; its layer is one of two that are trained.
-  const Transition t = NanAlert([](StepSample* s) {
+  const AlertTransition t = NanAlert([](StepSample* s) {
     Nan(s, kScores, 3, 2);
     for (const int32_t layer : {4, 5}) Nan(s, kScores, layer);
     for (const int32_t layer : {3, 4}) Nan(s, kWeightsOf, layer);
@@ -285,7 +285,7 @@ TEST(NonfiniteOriginTest, WeightsOfHeadsWithFiniteScoresWereLostLater) {
 }
 
 TEST(NonfiniteOriginTest, ALossThatIsLostBehindAllLayersBlamesNoHead) {
-  const Transition t = NanAlert([](StepSample* s) {
+  const AlertTransition t = NanAlert([](StepSample* s) {
     s->Add(SignalId::kLoss)[0] = kNan;
     for (int32_t layer = 0; layer < 6; ++layer) {
       Nan(s, kGradients, layer);
@@ -301,10 +301,10 @@ template <class Spoil>
 std::vector<Severity> ToldInFp16(int samples, const Spoil& spoil) {
   const RunDescription run = SixLayers("fp16");
   RunJudge judge(JudgeOptions{}, run);
-  std::vector<Transition> out;
+  std::vector<AlertTransition> out;
   for (int i = 0; i < samples; ++i) judge.Observe(Spoiled(run, 40 + i, spoil), &out);
   std::vector<Severity> told;
-  for (const Transition& t : out) {
+  for (const AlertTransition& t : out) {
     told.push_back(t.severity);
     // In the runbook's words.
     EXPECT_THAT(t.advice,

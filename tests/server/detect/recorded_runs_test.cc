@@ -96,7 +96,7 @@ TEST(RecordedRunsTest, OneOfTheFirstThreeNamedHeadsExplodes) {
 TEST(RecordedRunsTest, EvidenceIsBeyondTheThresholdThatItQuotes) {
   int pieces = 0;
   for (const Case& c : Cases()) {
-    for (const Transition& t : c.verdict.transitions) {
+    for (const AlertTransition& t : c.verdict.transitions) {
       SCOPED_TRACE(c.label.name + " step " + std::to_string(t.step) + ": " + t.summary);
       EXPECT_EQ(t.evidence.empty(), t.state == AlertState::kResolved);
       for (const Evidence& e : t.evidence) {

@@ -21,15 +21,15 @@
 namespace bellwether::server {
 namespace {
 
-std::vector<Transition> JudgeAll(const RunDescription& run, const Plan& plan) {
+std::vector<AlertTransition> JudgeAll(const RunDescription& run, const Plan& plan) {
   RunJudge judge(JudgeOptions{}, run);
-  std::vector<Transition> out;
+  std::vector<AlertTransition> out;
   for (int64_t step = 0; step <= plan.last_step; ++step) judge.Observe(SampleAt(run, plan, step), &out);
   return out;
 }
 
-const Transition* First(const std::vector<Transition>& transitions, const std::string& rule, Severity least) {
-  for (const Transition& t : transitions) {
+const AlertTransition* First(const std::vector<AlertTransition>& transitions, const std::string& rule, Severity least) {
+  for (const AlertTransition& t : transitions) {
     if (t.rule == rule && t.state == AlertState::kFiring && t.severity >= least) return &t;
   }
   return nullptr;
@@ -37,7 +37,7 @@ const Transition* First(const std::vector<Transition>& transitions, const std::s
 
 TEST(RunJudgeTest, WarnsOfADriftNamesItsHeadAndPredictsItsEnd) {
   const auto out = JudgeAll(SyntheticRun(), {});
-  const Transition* warning = First(out, "drift", Severity::kWarning);
+  const AlertTransition* warning = First(out, "drift", Severity::kWarning);
   ASSERT_NE(warning, nullptr);
   EXPECT_EQ(warning->strongest, kIll);
   EXPECT_EQ(warning->stage, 1);
@@ -50,7 +50,7 @@ TEST(RunJudgeTest, WarnsOfADriftNamesItsHeadAndPredictsItsEnd) {
   EXPECT_NEAR(static_cast<double>(warning->step) + warning->eta.steps, 4100 + 380, 500);
   EXPECT_LE(warning->eta.lower_steps, warning->eta.steps);
   EXPECT_GE(warning->eta.upper_steps, warning->eta.steps);
-  const Transition* critical = First(out, "drift", Severity::kCritical);
+  const AlertTransition* critical = First(out, "drift", Severity::kCritical);
   ASSERT_NE(critical, nullptr);
   EXPECT_EQ(critical->key, warning->key);
   EXPECT_GT(critical->k, warning->k);
@@ -62,7 +62,7 @@ TEST(RunJudgeTest, WarnsOfADriftNamesItsHeadAndPredictsItsEnd) {
 TEST(RunJudgeTest, BeyondHalfTheCriticalRatioTheCommonModeTellsTheTimeLeft) {
   const RunDescription run = SyntheticRun();
   RunJudge judge(JudgeOptions{}, run);
-  std::vector<Transition> out;
+  std::vector<AlertTransition> out;
   const auto ill = static_cast<size_t>(kIll.layer * 4 + kIll.head);
   for (int64_t step = 0; step <= 4060; ++step) {
     StepSample sample = SampleAt(run, {}, step);
@@ -83,7 +83,7 @@ TEST(RunJudgeTest, AHeadThatOnlyStandsOutIsTwiceAsLongWatchedUnlessTiesHoldToo) 
   const auto ill = static_cast<size_t>(kIll.layer * 4 + kIll.head);
   const auto first_warning = [&](float tied) {
     RunJudge judge(JudgeOptions{}, run);
-    std::vector<Transition> out;
+    std::vector<AlertTransition> out;
     for (int64_t step = 0; step <= 5000; ++step) {
       StepSample sample = SampleAt(run, {.drift_from = -1}, step);
       if (sample.has(SignalId::kCommonModeSum)) {
@@ -95,7 +95,7 @@ TEST(RunJudgeTest, AHeadThatOnlyStandsOutIsTwiceAsLongWatchedUnlessTiesHoldToo) 
       }
       judge.Observe(sample, &out);
     }
-    const Transition* const warning = First(out, "drift", Severity::kWarning);
+    const AlertTransition* const warning = First(out, "drift", Severity::kWarning);
     return warning == nullptr ? -1 : warning->step;
   };
   EXPECT_NEAR(static_cast<double>(first_warning(0.05f)), 4000 + 20 * 20, 40);
@@ -107,7 +107,7 @@ TEST(RunJudgeTest, WeightsThatJumpedAndScoresThatGrewAreStagesOfADrift) {
   const auto ill = static_cast<size_t>(kIll.layer * 4 + kIll.head);
   const auto worst = [&](float sigma, float logit) {
     RunJudge judge(JudgeOptions{}, run);
-    std::vector<Transition> out;
+    std::vector<AlertTransition> out;
     for (int64_t step = 0; step <= 3600; ++step) {
       StepSample sample = SampleAt(run, {}, step);
       // A jump within one batch, and a plateau: no test of a trend holds.
@@ -118,8 +118,8 @@ TEST(RunJudgeTest, WeightsThatJumpedAndScoresThatGrewAreStagesOfADrift) {
       }
       judge.Observe(sample, &out);
     }
-    const Transition* last = nullptr;
-    for (const Transition& t : out) last = t.rule == "drift" ? &t : last;
+    const AlertTransition* last = nullptr;
+    for (const AlertTransition& t : out) last = t.rule == "drift" ? &t : last;
     return last == nullptr ? std::pair(-1, Severity::kNone) : std::pair(last->stage, last->severity);
   };
   EXPECT_EQ(worst(1, 100), (std::pair{1, Severity::kWarning}));
@@ -140,7 +140,7 @@ std::set<std::string> RulesTold(BuiltinSet off) {
   RunDescription run = SyntheticRun();
   run.reporters = 2;
   RunJudge judge(options, run);
-  std::vector<Transition> out;
+  std::vector<AlertTransition> out;
   for (int64_t step = 0; step <= 5000; ++step) {
     StepSample sample = SampleAt(run, {}, step);
     sample.Add(SignalId::kStepSeconds)[0] = 1;
@@ -157,7 +157,7 @@ std::set<std::string> RulesTold(BuiltinSet off) {
     judge.Observe(sample, &out);
   }
   std::set<std::string> rules;
-  for (const Transition& t : out) rules.insert(t.rule);
+  for (const AlertTransition& t : out) rules.insert(t.rule);
   return rules;
 }
 
@@ -196,7 +196,7 @@ TEST(RunJudgeTest, AmongManyHeadsOneMustStandOutFurther) {
   const auto warned = [](int32_t layers, int32_t heads) {
     const RunDescription run = SyntheticRun(layers, heads);
     RunJudge judge(JudgeOptions{}, run);
-    std::vector<Transition> out;
+    std::vector<AlertTransition> out;
     for (int64_t step = 0; step <= 4000; step += 10) {
       StepSample sample = SampleAt(run, {.drift_from = -1}, step);
       sample.Add(SignalId::kCommonModeSum)[3] =
@@ -212,12 +212,12 @@ TEST(RunJudgeTest, AmongManyHeadsOneMustStandOutFurther) {
 TEST(RunJudgeTest, AfterARollbackHeadsAreJudgedBeforeTheOldStepIsReachedAgain) {
   const RunDescription run = SyntheticRun();
   RunJudge judge(JudgeOptions{}, run);
-  std::vector<Transition> out;
+  std::vector<AlertTransition> out;
   const Plan healthy{.drift_from = -1};
   for (int64_t step = 0; step <= 9000; step += 10) judge.Observe(SampleAt(run, healthy, step), &out);
   ASSERT_TRUE(out.empty());
   for (int64_t step = 1000; step <= 5000; step += 10) judge.Observe(SampleAt(run, {.drift_from = 2000}, step, 1), &out);
-  const Transition* warning = First(out, "drift", Severity::kWarning);
+  const AlertTransition* warning = First(out, "drift", Severity::kWarning);
   ASSERT_NE(warning, nullptr);
   EXPECT_LT(warning->step, 4000);
 }
@@ -228,7 +228,7 @@ TEST(RunJudgeTest, SaveAndRestoreAtAnyStepChangeNothing) {
   const auto expected = TextsOf(JudgeAll(run, plan));
   ASSERT_FALSE(expected.empty());
   auto judge = std::make_unique<RunJudge>(JudgeOptions{}, run);
-  std::vector<Transition> out;
+  std::vector<AlertTransition> out;
   for (int64_t step = 0; step <= plan.last_step; ++step) {
     judge->Observe(SampleAt(run, plan, step), &out);
     if (step % 37 != 0) continue;
@@ -252,7 +252,7 @@ TEST(RunJudgeTest, NeverLooksAhead) {
 
 TEST(RunJudgeTest, ADamagedStateIsRefusedAndLeavesAFreshJudge) {
   RunJudge judge(JudgeOptions{}, SyntheticRun());
-  std::vector<Transition> out;
+  std::vector<AlertTransition> out;
   for (int64_t step = 0; step <= 3500; ++step) judge.Observe(SampleAt(SyntheticRun(), {}, step), &out);
   ASSERT_GE(judge.alerts_firing(), 1u);
   const std::string saved = judge.Save();
@@ -277,7 +277,7 @@ TEST(RunJudgeTest, ADamagedStateIsRefusedAndLeavesAFreshJudge) {
 
 TEST(RunJudgeTest, StatesOfBeforeMoreWasKeptAreRead) {
   RunJudge judge(JudgeOptions{}, SyntheticRun());
-  std::vector<Transition> out;
+  std::vector<AlertTransition> out;
   for (int64_t step = 0; step <= 3500; ++step) judge.Observe(SampleAt(SyntheticRun(), {}, step), &out);
   ASSERT_GE(judge.alerts_firing(), 1u);
   std::string saved = judge.Save();
@@ -302,7 +302,7 @@ TEST(RunJudgeTest, OtherSamplingPeriodsSeeTheSameIllness) {
   for (const int64_t period : {1, 5, 20, 50}) {
     SCOPED_TRACE(period);
     const auto out = JudgeAll(SyntheticRun(), {.last_step = 6000, .period = period});
-    const Transition* warning = First(out, "drift", Severity::kWarning);
+    const AlertTransition* warning = First(out, "drift", Severity::kWarning);
     ASSERT_NE(warning, nullptr);
     EXPECT_EQ(warning->strongest, kIll);
     EXPECT_LT(warning->step, 4100);
@@ -313,7 +313,7 @@ TEST(RunJudgeTest, SamplesOfThePastAreIgnoredAndAHigherAttemptGoesBack) {
   const RunDescription run = SyntheticRun();
   const Plan plan{.drift_from = -1};
   RunJudge judge(JudgeOptions{}, run);
-  std::vector<Transition> out;
+  std::vector<AlertTransition> out;
   for (int64_t step = 0; step <= 3000; ++step) judge.Observe(SampleAt(run, plan, step), &out);
   const std::string before = judge.Save();
   judge.Observe(SampleAt(run, plan, 3000), &out);
@@ -321,7 +321,7 @@ TEST(RunJudgeTest, SamplesOfThePastAreIgnoredAndAHigherAttemptGoesBack) {
   EXPECT_EQ(judge.Save(), before);
   // Back to 2000 in a new attempt, where the drift now begins.
   for (int64_t step = 2000; step <= 5000; ++step) judge.Observe(SampleAt(run, {}, step, 1), &out);
-  const Transition* warning = First(out, "drift", Severity::kWarning);
+  const AlertTransition* warning = First(out, "drift", Severity::kWarning);
   ASSERT_NE(warning, nullptr);
   EXPECT_EQ(warning->attempt, 1u);
   // The old attempt's late frames say nothing any more.
@@ -333,7 +333,7 @@ TEST(RunJudgeTest, SamplesOfThePastAreIgnoredAndAHigherAttemptGoesBack) {
 TEST(RunJudgeTest, HolesAndNanInSignalsDoNotHideTheDrift) {
   const RunDescription run = SyntheticRun();
   RunJudge judge(JudgeOptions{}, run);
-  std::vector<Transition> out;
+  std::vector<AlertTransition> out;
   for (int64_t step = 0; step <= 5000; ++step) {
     StepSample sample = SampleAt(run, {}, step);
     if (sample.has(SignalId::kSpreadSum)) {
@@ -345,7 +345,7 @@ TEST(RunJudgeTest, HolesAndNanInSignalsDoNotHideTheDrift) {
   }
   ASSERT_NE(First(out, "drift", Severity::kWarning), nullptr);
   EXPECT_EQ(First(out, "drift", Severity::kWarning)->strongest, kIll);
-  const Transition* nonfinite = First(out, "nonfinite", Severity::kWarning);
+  const AlertTransition* nonfinite = First(out, "nonfinite", Severity::kWarning);
   ASSERT_NE(nonfinite, nullptr);
   EXPECT_EQ(nonfinite->step, 1500);
   EXPECT_EQ(nonfinite->strongest, (Head{2, 1}));
@@ -353,7 +353,7 @@ TEST(RunJudgeTest, HolesAndNanInSignalsDoNotHideTheDrift) {
 
 TEST(RunJudgeTest, ALossThatIsNoNumberIsCriticalAtOnce) {
   RunJudge judge(JudgeOptions{}, SyntheticRun());
-  std::vector<Transition> out;
+  std::vector<AlertTransition> out;
   StepSample sample = SampleAt(SyntheticRun(), {}, 3);
   sample.Add(SignalId::kLoss)[0] = kNan;
   judge.Observe(sample, &out);
@@ -366,7 +366,7 @@ TEST(RunJudgeTest, OfVeryManyValuesThatAreNotFiniteTheRestIsCounted) {
   RunDescription run = SyntheticRun();
   run.layout = {128, 128, 128, 64, 0};
   RunJudge judge(JudgeOptions{}, run);
-  std::vector<Transition> out;
+  std::vector<AlertTransition> out;
   StepSample sample;
   sample.Reset(run.layout);
   sample.step = 0;
@@ -398,10 +398,10 @@ TEST(RunJudgeTest, CentringKeepsTheAlertAndDriftOfRawKeysIsNoneAfterIt) {
   for (const bool by_hello : {false, true}) {
     const RunDescription run = SyntheticRun();
     RunJudge judge(JudgeOptions{}, run);
-    std::vector<Transition> out;
+    std::vector<AlertTransition> out;
     for (int64_t step = 0; step < 3300; ++step) judge.Observe(SampleAt(run, {}, step), &out);
     ASSERT_EQ(judge.alerts_firing(), 1u);
-    const Transition before = out.back();
+    const AlertTransition before = out.back();
     const int32_t stage = judge.stage();
     RunDescription centred = run;
     centred.attention.centred = true;
@@ -414,7 +414,7 @@ TEST(RunJudgeTest, CentringKeepsTheAlertAndDriftOfRawKeysIsNoneAfterIt) {
     EXPECT_FALSE(judge.eta().known) << "what grew before says nothing of what is left";
     // The weights stand still: that shows that it is over, after as long as it must.
     for (int64_t step = 3300; step <= 5000; ++step) judge.Observe(CentredAt(run, step, 3.4, 30), &out);
-    const Transition& marked = out[static_cast<size_t>(repaired) - 1];
+    const AlertTransition& marked = out[static_cast<size_t>(repaired) - 1];
     EXPECT_EQ(marked.state, AlertState::kFiring);
     EXPECT_EQ(marked.key, before.key);
     EXPECT_EQ(marked.severity, before.severity);
@@ -442,10 +442,10 @@ TEST(RunJudgeTest, AHeadThatGoesOnGrowingUnderCentringStaysOneIllness) {
     SCOPED_TRACE(c.what);
     const RunDescription run = SyntheticRun();
     RunJudge judge(JudgeOptions{}, run);
-    std::vector<Transition> out;
+    std::vector<AlertTransition> out;
     for (int64_t step = 0; step < 3300; ++step) judge.Observe(SampleAt(run, {}, step), &out);
     ASSERT_EQ(judge.alerts_firing(), 1u);
-    const Transition before = out.back();
+    const AlertTransition before = out.back();
     judge.OnEvent({.step = 3300, .kind = EventKind::kCentringOn}, &out);
     const size_t repaired = out.size();
     for (int64_t step = 3300; step <= 7000; ++step) {
@@ -473,7 +473,7 @@ TEST(RunJudgeTest, AHeadThatGoesOnGrowingUnderCentringStaysOneIllness) {
 TEST(RunJudgeTest, WhereNothingShowsThatARepairedIllnessIsOverItStays) {
   const RunDescription run = SyntheticRun();
   RunJudge judge(JudgeOptions{}, run);
-  std::vector<Transition> out;
+  std::vector<AlertTransition> out;
   const auto blind = [&](int64_t step) {
     const StepSample whole = SampleAt(run, {}, step);
     StepSample sample;
@@ -499,7 +499,7 @@ TEST(RunJudgeTest, WhereNothingShowsThatARepairedIllnessIsOverItStays) {
 TEST(RunJudgeTest, AfterAChangeOfTheKernelAnAlertEndsOnlyAfterItsRulesHaveLookedAgain) {
   const RunDescription run = SyntheticRun();
   RunJudge judge(JudgeOptions{}, run);
-  std::vector<Transition> out;
+  std::vector<AlertTransition> out;
   for (int64_t step = 0; step <= 4500; ++step) judge.Observe(SampleAt(run, {}, step), &out);
   ASSERT_EQ(judge.alerts_firing(), 1u);
   judge.OnEvent({.step = 4501, .kind = EventKind::kAttentionMode, .text = "hp"}, &out);
@@ -516,7 +516,7 @@ TEST(RunJudgeTest, AfterAChangeOfTheKernelAnAlertEndsOnlyAfterItsRulesHaveLooked
 TEST(RunJudgeTest, NoKeyIsGivenTwiceThoughTheRestOfAStateCannotBeRead) {
   const RunDescription run = SyntheticRun();
   RunJudge judge(JudgeOptions{}, run);
-  std::vector<Transition> out;
+  std::vector<AlertTransition> out;
   for (int64_t step = 0; step <= 4000; ++step) judge.Observe(SampleAt(run, {}, step), &out);
   ASSERT_FALSE(out.empty());
   const std::string key = out.front().key;
@@ -534,7 +534,7 @@ TEST(RunJudgeTest, NoKeyIsGivenTwiceThoughTheRestOfAStateCannotBeRead) {
 TEST(RunJudgeTest, TheRunIsAtTheStageOfItsOpenAlertUntilThatResolves) {
   const RunDescription run = SyntheticRun();
   RunJudge judge(JudgeOptions{}, run);
-  std::vector<Transition> out;
+  std::vector<AlertTransition> out;
   int64_t step = 0;
   for (; step <= 4500; ++step) judge.Observe(SampleAt(run, {}, step), &out);
   ASSERT_GE(out.back().stage, 2);
@@ -564,7 +564,7 @@ TEST(RunJudgeTest, ADataSpikeDoesNotPageAndALostLossDoes) {
   const RunDescription run = SyntheticRun();
   const auto judged = [&](int64_t end_of_spike) {
     RunJudge judge(JudgeOptions{}, run);
-    std::vector<Transition> out;
+    std::vector<AlertTransition> out;
     for (int64_t step = 0; step <= 5000; ++step) {
       StepSample sample = SampleAt(run, {.drift_from = -1}, step);
       if (step >= 3000 && step < end_of_spike) sample.Add(SignalId::kLoss)[0] += 3;
@@ -576,8 +576,8 @@ TEST(RunJudgeTest, ADataSpikeDoesNotPageAndALostLossDoes) {
   EXPECT_EQ(First(spike, "loss", Severity::kWarning), nullptr);
   EXPECT_NE(First(spike, "loss", Severity::kInfo), nullptr);
   const auto lost = judged(5001);
-  const Transition* warning = First(lost, "loss", Severity::kWarning);
-  const Transition* critical = First(lost, "loss", Severity::kCritical);
+  const AlertTransition* warning = First(lost, "loss", Severity::kWarning);
+  const AlertTransition* critical = First(lost, "loss", Severity::kCritical);
   ASSERT_TRUE(warning != nullptr && critical != nullptr);
   EXPECT_NEAR(static_cast<double>(warning->step), 3200, 60);
   EXPECT_NEAR(static_cast<double>(critical->step), 3600, 60);
@@ -587,7 +587,7 @@ TEST(RunJudgeTest, ADataSpikeDoesNotPageAndALostLossDoes) {
 TEST(RunJudgeTest, AnAnnouncedJumpOfTheLossIsExcused) {
   const RunDescription run = SyntheticRun();
   RunJudge judge(JudgeOptions{}, run);
-  std::vector<Transition> out;
+  std::vector<AlertTransition> out;
   for (int64_t step = 0; step <= 5000; ++step) {
     StepSample sample = SampleAt(run, {.drift_from = -1}, step);
     if (step >= 3000) sample.Add(SignalId::kLoss)[0] += 3;
@@ -599,7 +599,7 @@ TEST(RunJudgeTest, AnAnnouncedJumpOfTheLossIsExcused) {
 
 TEST(RunJudgeTest, ReplicasThatDisagreeAreCritical) {
   RunJudge judge(JudgeOptions{}, SyntheticRun());
-  std::vector<Transition> out;
+  std::vector<AlertTransition> out;
   StepSample sample = SampleAt(SyntheticRun(), {}, 50);
   sample.disagreements.push_back({SignalId::kWqSigma, 1, 3, 3.0f, 3.5f});
   judge.Observe(sample, &out);
@@ -612,7 +612,7 @@ TEST(RunJudgeTest, ReplicasThatDisagreeAreCritical) {
 
 TEST(RunJudgeTest, DisagreementsThatAreLeftOutAreTold) {
   RunJudge judge(JudgeOptions{}, SyntheticRun());
-  std::vector<Transition> out;
+  std::vector<AlertTransition> out;
   StepSample sample = SampleAt(SyntheticRun(), {}, 50);
   sample.disagreements = {{SignalId::kWqSigma, 0, 1, 3.0f, 3.5f}, {SignalId::kWqSigma, 1, 3, 3.0f, 4.5f}};
   sample.disagreements_left_out = 7;
@@ -626,7 +626,7 @@ TEST(RunJudgeTest, SilenceIsToldAndEnds) {
   RunDescription run = SyntheticRun();
   run.reporters = 4;
   RunJudge judge(JudgeOptions{}, run);
-  std::vector<Transition> out;
+  std::vector<AlertTransition> out;
   judge.OnSilence(1, 90, &out);
   judge.OnSilence(1, 120, &out);
   ASSERT_EQ(out.size(), 1u);
@@ -644,7 +644,7 @@ TEST(RunJudgeTest, SilenceIsToldAndEnds) {
 TEST(RunJudgeTest, AHookThatCostsTooMuchForLongIsTold) {
   const JudgeOptions options;
   RunJudge judge(options, SyntheticRun());
-  std::vector<Transition> out;
+  std::vector<AlertTransition> out;
   for (int64_t step = 0; step <= options.alert.hook_overhead_steps; ++step) {
     EXPECT_TRUE(out.empty());
     StepSample sample;
@@ -662,7 +662,7 @@ TEST(RunJudgeTest, LayoutsFromOneHeadToTheLargestAreJudged) {
   for (const auto& [layers, heads] : {std::pair{1, 1}, std::pair{2, 1}, std::pair{512, 16}}) {
     const RunDescription run = SyntheticRun(layers, heads);
     RunJudge judge(JudgeOptions{}, run);
-    std::vector<Transition> out;
+    std::vector<AlertTransition> out;
     for (int64_t step = 0; step <= 2000; step += 50)
       judge.Observe(SampleAt(run, {.period = 50, .drift_from = -1}, step), &out);
     EXPECT_TRUE(out.empty());

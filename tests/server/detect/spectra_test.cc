@@ -134,43 +134,44 @@ TEST_F(GpuSpectraTest, WithoutCusolverOrAnotherBuildOrOffItIsTheCpus) {
   EXPECT_EQ(OpenGpuSpectra({.gpu = "on", .library = "/no/such.so"}, [](const std::string&) {}), nullptr);
 }
 
-TEST(GramDeskTest, HalvesMeetInEitherOrder) {
-  GramDesk desk({});
+TEST(GramAssemblerTest, HalvesMeetInEitherOrder) {
+  GramAssembler desk({});
   GramTask task;
   const ShippedGram a = Diagonal(4, {}, {1, 2}, GramOf::kIncrementA), b = Diagonal(4, {}, {1, 2}, GramOf::kIncrementB);
-  EXPECT_EQ(desk.Take(b, &task), GramDesk::Outcome::kHeld);
-  EXPECT_EQ(desk.Take(Diagonal(4, {}, {1, 2}), &task), GramDesk::Outcome::kTask) << "of W_Q alone";
+  EXPECT_EQ(desk.Take(b, &task), GramAssembler::Outcome::kHeld);
+  EXPECT_EQ(desk.Take(Diagonal(4, {}, {1, 2}), &task), GramAssembler::Outcome::kTask) << "of W_Q alone";
   EXPECT_FALSE(task.increment());
-  EXPECT_EQ(desk.Take(b, &task), GramDesk::Outcome::kRepeated);
-  EXPECT_EQ(desk.Take(a, &task), GramDesk::Outcome::kTask);
+  EXPECT_EQ(desk.Take(b, &task), GramAssembler::Outcome::kRepeated);
+  EXPECT_EQ(desk.Take(a, &task), GramAssembler::Outcome::kTask);
   EXPECT_EQ(task.gram.of, GramOf::kIncrementA);
   EXPECT_EQ(task.second.of, GramOf::kIncrementB);
-  EXPECT_EQ(desk.Take(a, &task), GramDesk::Outcome::kRepeated) << "its pair was used";
+  EXPECT_EQ(desk.Take(a, &task), GramAssembler::Outcome::kRepeated) << "its pair was used";
   EXPECT_EQ(desk.Close(1, 20), 0u);
 }
 
-TEST(GramDeskTest, WhatIsAloneIsGivenUpWhenItsStepCloses) {
-  GramDesk desk({});
+TEST(GramAssemblerTest, WhatIsAloneIsGivenUpWhenItsStepCloses) {
+  GramAssembler desk({});
   GramTask task;
   ShippedGram later = Diagonal(4, {}, {0, 0}, GramOf::kIncrementA);
-  EXPECT_EQ(desk.Take(later, &task), GramDesk::Outcome::kHeld);
+  EXPECT_EQ(desk.Take(later, &task), GramAssembler::Outcome::kHeld);
   later.step = 40;
-  EXPECT_EQ(desk.Take(later, &task), GramDesk::Outcome::kHeld);
+  EXPECT_EQ(desk.Take(later, &task), GramAssembler::Outcome::kHeld);
   EXPECT_EQ(desk.Close(1, 39), 1u);
   EXPECT_EQ(desk.Close(2, 0), 1u) << "of an older attempt";
 }
 
-TEST(GramDeskTest, MemoryAndNumberAreBounded) {
-  GramDesk desk({.grams_per_step_max = 3, .held_bytes_max = 2 * 10 * sizeof(float)});
+TEST(GramAssemblerTest, MemoryAndNumberAreBounded) {
+  GramAssembler desk({.grams_per_step_max = 3, .held_bytes_max = 2 * 10 * sizeof(float)});
   GramTask task;
   const auto half = [](int32_t head) { return Diagonal(4, {}, {0, head}, GramOf::kIncrementA); };
-  std::vector<GramDesk::Outcome> outcomes;
+  std::vector<GramAssembler::Outcome> outcomes;
   for (int32_t head = 0; head < 3; ++head) outcomes.push_back(desk.Take(half(head), &task));
-  EXPECT_THAT(outcomes, ElementsAre(GramDesk::Outcome::kHeld, GramDesk::Outcome::kHeld, GramDesk::Outcome::kRefused));
-  EXPECT_EQ(desk.Take(Diagonal(4, {}), &task), GramDesk::Outcome::kRefused) << "the fourth of its step";
+  EXPECT_THAT(outcomes, ElementsAre(GramAssembler::Outcome::kHeld, GramAssembler::Outcome::kHeld,
+                                    GramAssembler::Outcome::kRefused));
+  EXPECT_EQ(desk.Take(Diagonal(4, {}), &task), GramAssembler::Outcome::kRefused) << "the fourth of its step";
   EXPECT_EQ(desk.Close(1, 20), 2u);
-  EXPECT_EQ(desk.Take(half(0), &task), GramDesk::Outcome::kHeld) << "there is room again";
-  EXPECT_EQ(desk.Take(Diagonal(6, {}, {0, 0}, GramOf::kIncrementB), &task), GramDesk::Outcome::kRefused)
+  EXPECT_EQ(desk.Take(half(0), &task), GramAssembler::Outcome::kHeld) << "there is room again";
+  EXPECT_EQ(desk.Take(Diagonal(6, {}, {0, 0}, GramOf::kIncrementB), &task), GramAssembler::Outcome::kRefused)
       << "halves of two sizes";
 }
 

@@ -84,12 +84,12 @@ class Judged {
 
   RunJudge judge;
   int64_t next = 0;
-  std::vector<Transition> out;
+  std::vector<AlertTransition> out;
 };
 
-std::vector<std::string> Texts(const std::vector<Transition>& transitions) {
+std::vector<std::string> Texts(const std::vector<AlertTransition>& transitions) {
   std::vector<std::string> texts;
-  for (const Transition& t : transitions) {
+  for (const AlertTransition& t : transitions) {
     texts.push_back(
         absl::StrCat(t.state == AlertState::kFiring ? "+" : "-", t.key, " k", t.k, " at ", t.step, " ", t.summary));
   }
@@ -101,7 +101,7 @@ TEST(UserRulesTest, ALevelNamesTheHeadAndItsEvidence) {
       OneRule("detector: level, below: 0.1, hold_batches: 3, cause: one key takes all, advice: look at the mask"));
   run.To(2000, Healthy([](int64_t step) { return step >= 1000 ? 0.05 : 0.5; }));
   ASSERT_EQ(run.out.size(), 1u) << testing::PrintToString(Texts(run.out));
-  const Transition& t = run.out[0];
+  const AlertTransition& t = run.out[0];
   EXPECT_EQ(t.rule, "mine");
   EXPECT_EQ(t.key, "u1");
   EXPECT_EQ(t.step, 1040) << "the third batch";
@@ -127,7 +127,7 @@ TEST(UserRulesTest, AnAlertResolvesAndCoolsDown) {
   const auto dips = [](int64_t step) { return step == 1000 || step == 1300 || step == 1800 ? 0.0 : 0.5; };
   run.To(2000, Healthy(dips));
   std::vector<int64_t> fired, resolved;
-  for (const Transition& t : run.out) (t.state == AlertState::kFiring ? fired : resolved).push_back(t.step);
+  for (const AlertTransition& t : run.out) (t.state == AlertState::kFiring ? fired : resolved).push_back(t.step);
   EXPECT_THAT(fired, ElementsAre(1000, 1800)) << "1300 is within the cool-down";
   EXPECT_THAT(resolved, ElementsAre(1100, 1900));
 }
@@ -191,7 +191,7 @@ TEST(UserRulesTest, GrowthIsCalledWithItsRate) {
   Judged run(OneRule("detector: growth, eta_level: 64"));
   run.To(2500, Healthy(grows));
   ASSERT_GE(run.out.size(), 1u);
-  const Transition& t = run.out[0];
+  const AlertTransition& t = run.out[0];
   EXPECT_EQ(t.strongest, kIll);
   EXPECT_THAT(t.evidence[0].text, testing::ContainsRegex("doubles every (29|30|31).* steps"));
   // 0.5 to 64: 7 doublings.

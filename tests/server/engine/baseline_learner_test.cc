@@ -123,7 +123,8 @@ TEST_F(BaselineLearnerTest, AnIllRunIsNoExample) {
   // Told, but nothing about its numerics.
   const RunId informed = stack_.AddRun(Healthy("informed"));
   stack_.Post(stack_.MakeTransition(informed, "gradient/-1/-1/3", 0, AlertState::kFiring, Severity::kInfo));
-  Transition silent = stack_.MakeTransition(informed, "silent/-1/-1/9", 0, AlertState::kFiring, Severity::kCritical);
+  AlertTransition silent =
+      stack_.MakeTransition(informed, "silent/-1/-1/9", 0, AlertState::kFiring, Severity::kCritical);
   silent.rule = "silent";
   stack_.Post(silent);
   Learn();

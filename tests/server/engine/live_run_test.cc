@@ -33,7 +33,7 @@ class LiveRunTest : public testing::Test {
     database.directory = directory_.path() + "/db";
     database_ = *Database::Open(database);
     series_ = SeriesStore::Create({}, database_.get());
-    alerts_ = std::make_unique<AlertLog>(database_.get());
+    alerts_ = std::make_unique<AlertStore>(database_.get());
     EXPECT_TRUE(alerts_->Load().ok());
   }
 
@@ -124,14 +124,14 @@ class LiveRunTest : public testing::Test {
 
   uint64_t events_max_ = 10'000;
   TempDirectory directory_;
-  RulesInForce rules_{JudgeOptions()};
+  ReloadableRules rules_{JudgeOptions()};
   RunTable table_;
   Counters counters_;
   FakeClock clock_;
   std::unique_ptr<Wal> wal_;
   std::unique_ptr<Database> database_;
   std::unique_ptr<SeriesStore> series_;
-  std::unique_ptr<AlertLog> alerts_;
+  std::unique_ptr<AlertStore> alerts_;
   LiveRunParts parts_;
   std::unique_ptr<LiveRun> run_;
   std::vector<LoggedMessage> sent_;

@@ -39,7 +39,7 @@ std::vector<SignalId> FirstSignals(int count) {
 // and sends once a second has.
 int64_t Measure(const Layout& layout, const std::vector<SignalId>& signals) {
   const TempDirectory directory;
-  RulesInForce rules{JudgeOptions()};
+  ReloadableRules rules{JudgeOptions()};
   RunTable table;
   Counters counters;
   FakeClock clock;
@@ -48,7 +48,7 @@ int64_t Measure(const Layout& layout, const std::vector<SignalId>& signals) {
   SeriesStore::Options options;
   options.window_bytes_max = 0;  // That budget is counted by itself.
   const auto series = SeriesStore::Create(options, database.get());
-  AlertLog alerts(database.get());
+  AlertStore alerts(database.get());
   EXPECT_TRUE(alerts.Load().ok());
   const LiveRunParts parts = {.rules = &rules,
                               .database = database.get(),

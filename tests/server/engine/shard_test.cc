@@ -44,7 +44,7 @@ class SaveWatch final : public NullSeriesStore {
 };
 
 // Another store of rows, which can be away.
-class RowsElsewhere final : public SharedRows {
+class RemoteRows final : public SharedRows {
  public:
   std::atomic<bool> away = false;
   // Keeps whoever puts rows of these runs waiting.
@@ -67,12 +67,12 @@ class RowsElsewhere final : public SharedRows {
     --waiting_;
     return away ? absl::UnavailableError("away") : absl::OkStatus();
   }
-  absl::StatusOr<bool> PutTransition(Transition* transition) override {
+  absl::StatusOr<bool> PutTransition(AlertTransition* transition) override {
     transition->id = ++alerts_;
     return true;
   }
-  absl::StatusOr<std::vector<Transition>> ListTransitions(uint64_t, size_t) const override {
-    return std::vector<Transition>();
+  absl::StatusOr<std::vector<AlertTransition>> ListTransitions(uint64_t, size_t) const override {
+    return std::vector<AlertTransition>();
   }
 
  private:
@@ -142,7 +142,7 @@ class ShardTest : public testing::Test {
     database.directory = directory_.path() + "/db";
     database.shared = rows;
     database_ = *Database::Open(database);
-    alerts_ = std::make_unique<AlertLog>(database_.get());
+    alerts_ = std::make_unique<AlertStore>(database_.get());
     EXPECT_TRUE(alerts_->Load().ok());
     parts_ = {.rules = &rules_,
               .database = database_.get(),
@@ -203,14 +203,14 @@ class ShardTest : public testing::Test {
   }
 
   TempDirectory directory_;
-  RulesInForce rules_{JudgeOptions()};
+  ReloadableRules rules_{JudgeOptions()};
   SaveWatch series_;
   RunTable table_;
   Counters counters_;
   FakeClock clock_;
   std::unique_ptr<Wal> wal_;
   std::unique_ptr<Database> database_;
-  std::unique_ptr<AlertLog> alerts_;
+  std::unique_ptr<AlertStore> alerts_;
   LiveRunParts parts_;
   std::unique_ptr<Shard> shard_;
 };
@@ -221,7 +221,7 @@ TEST_F(ShardTest, AnAlertWaitsForOneSaveAtMost) {
     Send(run, 0, 1);
   }
   std::vector<std::string> order;
-  const int64_t subscription = alerts_->Subscribe([&](const Transition&) { order.push_back("alert of 3"); });
+  const int64_t subscription = alerts_->Subscribe([&](const AlertTransition&) { order.push_back("alert of 3"); });
   series_.on_save = [&](RunId run) {
     order.push_back("saved " + std::to_string(run));
     if (run == 1) Send(3, 1, std::numeric_limits<float>::quiet_NaN());
@@ -241,7 +241,7 @@ TEST_F(ShardTest, AnAlertWaitsForOneSaveOfThoseThatFallDueTogether) {
   shard_->Barrier([] {});
   std::vector<std::string> order;
   absl::Notification all_saved;
-  const int64_t subscription = alerts_->Subscribe([&](const Transition&) { order.push_back("alert of 3"); });
+  const int64_t subscription = alerts_->Subscribe([&](const AlertTransition&) { order.push_back("alert of 3"); });
   series_.on_save = [&](RunId run) {
     order.push_back("saved " + std::to_string(run));
     if (order.size() == 1) Send(3, 2, std::numeric_limits<float>::quiet_NaN());
@@ -284,7 +284,7 @@ TEST_F(ShardTest, TheLogKeepsClosedStepsThatAreNotSavedWhileAnotherIsOpen) {
 
 TEST_F(ShardTest, WhatIsDecidedWhileTheLogIsAwayIsStoredOnceItIsBack) {
   AwayForAWhile log(wal_.get());
-  ActionLog actions(database_.get());
+  ActionStore actions(database_.get());
   parts_.wal = &log;
   parts_.actions = &actions;
   shard_ = std::make_unique<Shard>(Shard::Options(), parts_, 0);
@@ -324,7 +324,7 @@ TEST_F(ShardTest, WhatIsDecidedWhileTheLogIsAwayIsStoredOnceItIsBack) {
 }
 
 struct HasRowsElsewhere {
-  RowsElsewhere rows;
+  RemoteRows rows;
 };
 class ShardOfACluster : protected HasRowsElsewhere, public ShardTest {
  protected:
@@ -360,7 +360,7 @@ TEST_F(ShardOfACluster, MessagesGoOnWhileASaveWaitsForADatabaseThatIsSilent) {
   std::thread save([&] { shard_->CommitAll(); });
   rows.AwaitWaiting(1);
   absl::Notification told;
-  const int64_t subscription = alerts_->Subscribe([&](const Transition&) { told.Notify(); });
+  const int64_t subscription = alerts_->Subscribe([&](const AlertTransition&) { told.Notify(); });
   Send(2, 0, std::numeric_limits<float>::quiet_NaN());
   EXPECT_TRUE(told.WaitForNotificationWithTimeout(absl::Seconds(60)));
   alerts_->Unsubscribe(subscription);

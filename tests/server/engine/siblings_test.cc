@@ -26,8 +26,8 @@ const char* const kHealthy[] = {"gpt-flash-lr3e4-s5", "gpt-flash-lr1e3-s15", "gp
 std::string File(const std::string& run) { return "runs/" + run + ".bwrun"; }
 
 // The first transition of the rule.
-const Transition* FirstOf(const std::vector<Transition>& transitions, const std::string& rule) {
-  for (const Transition& transition : transitions) {
+const AlertTransition* FirstOf(const std::vector<AlertTransition>& transitions, const std::string& rule) {
+  for (const AlertTransition& transition : transitions) {
     if (transition.rule == rule) return &transition;
   }
   return nullptr;
@@ -36,18 +36,18 @@ const Transition* FirstOf(const std::vector<Transition>& transitions, const std:
 TEST(SiblingsTest, AFailingRunIsHeldAgainstEarlierHealthyOnes) {
   ServiceStack service;
   // The first of its kind has no siblings.
-  const std::vector<Transition> alone = service.Transitions(service.Import(File("gpt-flash-s4"), "first"));
+  const std::vector<AlertTransition> alone = service.Transitions(service.Import(File("gpt-flash-s4"), "first"));
   ASSERT_FALSE(alone.empty());
-  for (const Transition& transition : alone) {
+  for (const AlertTransition& transition : alone) {
     EXPECT_EQ(transition.siblings, "");
     for (const Evidence& evidence : transition.evidence) EXPECT_EQ(evidence.siblings.runs, 0u);
   }
   for (const char* const name : kHealthy) service.Import(File(name), name);
   service.Import(File("gpt-qknorm-s4"), "of-another-kind");
 
-  const std::vector<Transition> told = service.Transitions(service.Import(File("gpt-flash-s4"), "again"));
+  const std::vector<AlertTransition> told = service.Transitions(service.Import(File("gpt-flash-s4"), "again"));
   EXPECT_EQ(service.count("bellwether_baseline_runs_total", {{"result", "ill"}}), 2);
-  const Transition* const drift = FirstOf(told, "drift");
+  const AlertTransition* const drift = FirstOf(told, "drift");
   ASSERT_NE(drift, nullptr);
   ASSERT_FALSE(drift->evidence.empty());
   const Evidence& evidence = drift->evidence.front();
@@ -74,7 +74,7 @@ TEST(SiblingsTest, ARestartKeepsWhatWasLearnedAndWhatWasTold) {
   const RunId ill = service.Import(File("gpt-flash-s12"), "ill");
   const auto text = [&] {
     std::vector<std::string> texts;
-    for (const Transition& transition : service.Transitions(ill)) texts.push_back(transition.siblings);
+    for (const AlertTransition& transition : service.Transitions(ill)) texts.push_back(transition.siblings);
     return texts;
   };
   const std::vector<std::string> before = text();
@@ -86,8 +86,8 @@ TEST(SiblingsTest, ARestartKeepsWhatWasLearnedAndWhatWasTold) {
   EXPECT_EQ(service.count("bellwether_baseline_runs_total", {{"result", "learned"}}), learned) << "read again";
   ASSERT_THAT(service.pipeline().baselines()->List(), SizeIs(1));
   EXPECT_THAT(service.pipeline().baselines()->List()[0], SizeIs(3));
-  const std::vector<Transition> next = service.Transitions(service.Import(File("gpt-flash-s17"), "next"));
-  const Transition* const drift = FirstOf(next, "drift");
+  const std::vector<AlertTransition> next = service.Transitions(service.Import(File("gpt-flash-s17"), "next"));
+  const AlertTransition* const drift = FirstOf(next, "drift");
   ASSERT_NE(drift, nullptr);
   EXPECT_EQ(drift->evidence.front().siblings.runs, 3u);
 }
@@ -97,7 +97,7 @@ TEST(SiblingsTest, ARunThatChangesItsKernelHasNoneFromThenOn) {
   for (const char* const name : kHealthy) service.Import(File(name), name);
   const RunId rescued = service.Import(File("gpt-flash-center-at-4000-s4"), "rescued");
   int with = 0;
-  for (const Transition& transition : service.Transitions(rescued)) {
+  for (const AlertTransition& transition : service.Transitions(rescued)) {
     EXPECT_TRUE(transition.step < 4000 || transition.siblings.empty()) << transition.step;
     with += !transition.siblings.empty();
   }

@@ -164,7 +164,7 @@ class LiveRunSpectraTest : public testing::Test {
     Database::Options database;
     database.directory = directory_.path() + "/db";
     database_ = *Database::Open(database);
-    alerts_ = std::make_unique<AlertLog>(database_.get());
+    alerts_ = std::make_unique<AlertStore>(database_.get());
     EXPECT_TRUE(alerts_->Load().ok());
     worker_ = std::make_unique<SpectraWorker>(SpectraWorker::Options(), nullptr, &counters_, &clock_);
     worker_->Start([this](RunId, const SpectraMessage& message) {
@@ -215,13 +215,13 @@ class LiveRunSpectraTest : public testing::Test {
   }
 
   TempDirectory directory_;
-  RulesInForce rules_{JudgeOptions()};
+  ReloadableRules rules_{JudgeOptions()};
   RunTable table_;
   Counters counters_;
   FakeClock clock_;
   std::unique_ptr<Wal> wal_;
   std::unique_ptr<Database> database_;
-  std::unique_ptr<AlertLog> alerts_;
+  std::unique_ptr<AlertStore> alerts_;
   absl::Mutex mutex_;
   std::vector<SpectraMessage> answers_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<SpectraWorker> worker_;

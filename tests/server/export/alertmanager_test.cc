@@ -37,7 +37,7 @@ class AlertmanagerTest : public ::testing::Test {
     return *Alertmanager::Start(options, &alerts_, &runs_, &counters_);
   }
   void Post(const SyntheticRun& run, AlertState state = AlertState::kFiring, Severity severity = Severity::kWarning) {
-    Transition alert = MakeAlert(run, severity, "drift", Clock::System()->UnixNanos());
+    AlertTransition alert = MakeAlert(run, severity, "drift", Clock::System()->UnixNanos());
     alert.state = state;
     alert.k = k_++;
     EXPECT_TRUE(alerts_.Post(alert).ok());
@@ -61,7 +61,7 @@ class AlertmanagerTest : public ::testing::Test {
   const SyntheticRun run_{.name = "llama/7b", .failing = {1, 0}, .stage = 1};
   Receiver receiver_{"/prefix/api/v2/alerts"};
   MemoryDatabase database_;
-  AlertLog alerts_{&database_};
+  AlertStore alerts_{&database_};
   RunTable runs_;
   Counters counters_;
   uint32_t k_ = 0;
@@ -92,7 +92,7 @@ TEST_F(AlertmanagerTest, WhatFiresIsSentAndSentAgain) {
 TEST_F(AlertmanagerTest, WhatIsProposedLaterComesWithTheNextPush) {
   std::atomic<bool> proposed{false};
   auto alertmanager =
-      Start({.proposals = [&](const Transition&) { return proposed ? "Proposed: centre the keys." : ""; },
+      Start({.proposals = [&](const AlertTransition&) { return proposed ? "Proposed: centre the keys." : ""; },
              .resend_ns = 10'000'000});
   Post(run_);
   receiver_.Await(1);
@@ -167,7 +167,7 @@ TEST_F(AlertmanagerTest, ASilencedAlertEndsThere) {
   auto alertmanager = Start({.resend_ns = 10'000'000});
   Post(run_);
   receiver_.Await(1);
-  const Transition last = alerts_.List(0, true)[0].last;
+  const AlertTransition last = alerts_.List(0, true)[0].last;
   Database::AlertNote note;
   note.silenced_until_unix_ns = Clock::System()->UnixNanos() + int64_t{3600} * 1'000'000'000;
   ASSERT_TRUE(alerts_.Annotate(last.run, last.key, note).ok());

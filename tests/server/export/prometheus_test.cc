@@ -64,7 +64,7 @@ class PrometheusTest : public ::testing::Test {
 
   FakeClock clock_;
   MemoryDatabase database_;
-  AlertLog alerts_{&database_};
+  AlertStore alerts_{&database_};
   RunTable table_;
   Counters counters_;
   std::unique_ptr<Exporter> exporter_;
@@ -169,7 +169,7 @@ TEST_F(PrometheusTest, AlertsOnceEachAndOnlyOfExportedRuns) {
   const SyntheticRun run{.id = 7, .name = "ill", .failing = {1, 0}, .stage = 1};
   Publish(run);
   Exporter& exporter = this->exporter();
-  Transition alert = MakeAlert(run, Severity::kWarning, "drift", 0);
+  AlertTransition alert = MakeAlert(run, Severity::kWarning, "drift", 0);
   ASSERT_TRUE(alerts_.Post(alert).ok());
   alert.key = "drift/1/0/99";  // Another alert with the same labels.
   ASSERT_TRUE(alerts_.Post(alert).ok());
@@ -185,7 +185,7 @@ TEST_F(PrometheusTest, ASilencedAlertIsNotActiveUntilTheSilenceEnds) {
   const SyntheticRun run{.id = 7, .name = "ill", .failing = {1, 0}, .stage = 1};
   Publish(run);
   Exporter& exporter = this->exporter();
-  const Transition alert = MakeAlert(run, Severity::kWarning, "drift", 0);
+  const AlertTransition alert = MakeAlert(run, Severity::kWarning, "drift", 0);
   ASSERT_TRUE(alerts_.Post(alert).ok());
   ASSERT_TRUE(alerts_.Annotate(run.id, alert.key, {.silenced_until_unix_ns = clock_.UnixNanos() + kMinute}).ok());
   EXPECT_EQ(CountOf(Parse(exporter.Render()), "bellwether_alert_active"), 0);

@@ -38,15 +38,15 @@ class WebhookTest : public ::testing::Test {
     options.external_url = "http://watch:7071/";
     return *Webhook::Start(options, &alerts_, &actions_, &counters_);
   }
-  Transition Post(const SyntheticRun& run, AlertState state, Severity severity = Severity::kWarning) {
-    Transition alert = MakeAlert(run, severity, "drift", 1'700'000'000'123'000'000);
+  AlertTransition Post(const SyntheticRun& run, AlertState state, Severity severity = Severity::kWarning) {
+    AlertTransition alert = MakeAlert(run, severity, "drift", 1'700'000'000'123'000'000);
     alert.state = state;
     alert.k = k_++;
     EXPECT_TRUE(alerts_.Post(alert).ok());
     return alert;
   }
   // What the policy proposes for it; then it changes once more.
-  Action Propose(const Transition& alert, const std::string& id) {
+  Action Propose(const AlertTransition& alert, const std::string& id) {
     Action action;
     action.id = id;
     action.alert_key = alert.key;
@@ -82,8 +82,8 @@ class WebhookTest : public ::testing::Test {
   const SyntheticRun run_{.name = "llama/7b", .failing = {1, 0}, .stage = 1};
   Receiver receiver_{"/hook"};
   MemoryDatabase database_;
-  AlertLog alerts_{&database_};
-  ActionLog actions_{&database_};
+  AlertStore alerts_{&database_};
+  ActionStore actions_{&database_};
   Counters counters_;
   uint32_t k_ = 0;
 };
@@ -208,7 +208,7 @@ TEST_F(WebhookTest, SilencedAndTooMildIsNotTold) {
   EXPECT_EQ(receiver_.Await(1).size(), 1u);
 }
 
-std::string Ids(const std::vector<Action>& actions, const Transition& alert) {
+std::string Ids(const std::vector<Action>& actions, const AlertTransition& alert) {
   std::string ids;
   for (const Action& action : actions) {
     if (action.alert_key == alert.key && action.state == ActionState::kProposed) ids += "Proposed: " + action.id;
@@ -218,7 +218,7 @@ std::string Ids(const std::vector<Action>& actions, const Transition& alert) {
 
 TEST_F(WebhookTest, WhatIsProposedLaterIsToldOnceWithTheAlert) {
   auto webhook = Start({.proposals = Ids});
-  const Transition alert = Post(run_, AlertState::kFiring);
+  const AlertTransition alert = Post(run_, AlertState::kFiring);
   receiver_.Await(1);
   AwaitCount("delivered", 1);
   Action action = Propose(alert, "a-1");
@@ -237,7 +237,7 @@ TEST_F(WebhookTest, WhatIsProposedForAnAlertThatNobodyIsToldOfIsNotTold) {
   Propose(Post(run_, AlertState::kFiring, Severity::kWarning), "a-1");
   SyntheticRun silenced = run_;
   silenced.id = 2;
-  const Transition quiet = Post(silenced, AlertState::kFiring, Severity::kCritical);
+  const AlertTransition quiet = Post(silenced, AlertState::kFiring, Severity::kCritical);
   receiver_.Await(1);
   AwaitCount("delivered", 1);
   ASSERT_TRUE(
@@ -247,7 +247,7 @@ TEST_F(WebhookTest, WhatIsProposedForAnAlertThatNobodyIsToldOfIsNotTold) {
   over.id = 3;
   Post(over, AlertState::kFiring, Severity::kCritical);
   receiver_.Await(2);
-  const Transition resolved = Post(over, AlertState::kResolved, Severity::kCritical);
+  const AlertTransition resolved = Post(over, AlertState::kResolved, Severity::kCritical);
   receiver_.Await(3);
   AwaitCount("delivered", 3);
   Propose(resolved, "a-3");
@@ -269,7 +269,7 @@ TEST_F(WebhookTest, StopDeliversWhatIsDue) {
 TEST_F(WebhookTest, WhatNobodyWasToldIsToldByTheNextServer) {
   const int64_t now_ns = Clock::System()->UnixNanos();
   const auto post = [&](const SyntheticRun& run, const char* rule, AlertState state, int64_t time_unix_ns) {
-    Transition alert = MakeAlert(run, Severity::kWarning, rule, time_unix_ns);
+    AlertTransition alert = MakeAlert(run, Severity::kWarning, rule, time_unix_ns);
     alert.state = state;
     alert.k = k_++;
     EXPECT_TRUE(alerts_.Post(alert).ok());
@@ -310,10 +310,10 @@ TEST_F(WebhookTest, WhatNobodyWasToldIsToldByTheNextServer) {
 // As who catches up may: what fired is read before its end is told, and noted after it.
 TEST_F(WebhookTest, WhatFiredBeforeIsNoNewsOfAnAlertThatHasEnded) {
   auto webhook = Start({});
-  const Transition firing = Post(run_, AlertState::kFiring);
+  const AlertTransition firing = Post(run_, AlertState::kFiring);
   receiver_.Await(1);
   receiver_.Refuse(3);
-  Transition resolved = firing, before = firing;
+  AlertTransition resolved = firing, before = firing;
   resolved.state = AlertState::kResolved;
   resolved.k = firing.k + 2;
   before.k = firing.k + 1;

@@ -45,35 +45,36 @@ class HttpServerTest : public ::testing::Test {
     options.port = 0;
     options.keepalive_seconds = 1;
     auto server = HttpServer::Start(
-        options, {.metrics = [this] { return std::string("# page\n") + std::string(metrics_bytes_, 'x') + "\n"; },
-                  .ready = [this] { return ready_; },
-                  .reload = reload_,
-                  .call = [this](const std::string& method, const std::string& body, const GrantPtr&,
-                                 const std::function<bool()>& cancelled,
-                                 std::shared_ptr<const void>*) -> absl::StatusOr<std::string> {
-                    absl::MutexLock lock(&mutex_);
-                    if (method == "GetMatrix") {  // One that takes until somebody goes.
-                      ++held_;
-                      while (!released_ && !cancelled()) {
-                        mutex_.Unlock();
-                        std::this_thread::yield();
-                        mutex_.Lock();
-                      }
-                      --held_;
-                      cancelled_ = cancelled_ || cancelled();
-                      return "{}";
-                    }
-                    calls_.push_back(method + " " + body);
-                    if (method == "GetRun") return absl::NotFoundError("run \"x\": no such run");
-                    return "{\"ok\":true}";
-                  },
-                  .methods = {"GetRun", "ListRuns"},
-                  .access = access_.get(),
-                  .tls = tls_.get(),
-                  .transition_json = [](const Transition& t) { return absl::StrCat("{\"run\":\"", t.run_name, "\"}"); },
-                  .runs = &table_,
-                  .alerts = &alerts_,
-                  .counters = &counters_});
+        options,
+        {.metrics = [this] { return std::string("# page\n") + std::string(metrics_bytes_, 'x') + "\n"; },
+         .ready = [this] { return ready_; },
+         .reload = reload_,
+         .call = [this](const std::string& method, const std::string& body, const GrantPtr&,
+                        const std::function<bool()>& cancelled,
+                        std::shared_ptr<const void>*) -> absl::StatusOr<std::string> {
+           absl::MutexLock lock(&mutex_);
+           if (method == "GetMatrix") {  // One that takes until somebody goes.
+             ++held_;
+             while (!released_ && !cancelled()) {
+               mutex_.Unlock();
+               std::this_thread::yield();
+               mutex_.Lock();
+             }
+             --held_;
+             cancelled_ = cancelled_ || cancelled();
+             return "{}";
+           }
+           calls_.push_back(method + " " + body);
+           if (method == "GetRun") return absl::NotFoundError("run \"x\": no such run");
+           return "{\"ok\":true}";
+         },
+         .methods = {"GetRun", "ListRuns"},
+         .access = access_.get(),
+         .tls = tls_.get(),
+         .transition_json = [](const AlertTransition& t) { return absl::StrCat("{\"run\":\"", t.run_name, "\"}"); },
+         .runs = &table_,
+         .alerts = &alerts_,
+         .counters = &counters_});
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
   }
@@ -105,7 +106,7 @@ class HttpServerTest : public ::testing::Test {
   }
 
   MemoryDatabase database_;
-  AlertLog alerts_{&database_};
+  AlertStore alerts_{&database_};
   RunTable table_;
   Counters counters_;
   size_t metrics_bytes_ = 5000;
@@ -262,7 +263,7 @@ TEST_F(HttpServerTest, BodiesUpToTheLimitOnly) {
 TEST_F(HttpServerTest, EventsTellTransitionsAndRunsAndResume) {
   Start({.events = {.tick_ns = 10'000'000}});
   const SyntheticRun run{.name = "ill", .failing = {1, 0}, .stage = 1};
-  Transition alert = MakeAlert(run, Severity::kWarning, "drift", 0);
+  AlertTransition alert = MakeAlert(run, Severity::kWarning, "drift", 0);
   ASSERT_TRUE(alerts_.Post(alert).ok());
   bool published = false;
   const std::string text = Listen({}, [&](const std::string& so_far) {
@@ -483,7 +484,7 @@ TEST_F(HttpServerTest, CallsUpToTheLimitThen503AndNoneForWhoIsGone) {
 TEST(EventStreamTest, ALogThatCannotBeReadIsAskedOnceATick) {
   class Broken final : public MemoryDatabase {
    public:
-    absl::StatusOr<std::vector<Transition>> ListTransitions(uint64_t, size_t, RunId) const override {
+    absl::StatusOr<std::vector<AlertTransition>> ListTransitions(uint64_t, size_t, RunId) const override {
       ++reads;
       return absl::DataLossError("damaged");
     }
@@ -491,10 +492,10 @@ TEST(EventStreamTest, ALogThatCannotBeReadIsAskedOnceATick) {
     mutable std::atomic<int> reads = 0;
   };
   Broken database;
-  AlertLog alerts(&database);
+  AlertStore alerts(&database);
   RunTable table;
   Counters counters;
-  EventHub hub({.tick_ns = 50'000'000}, &table, &alerts, &counters, [](const Transition&) { return ""; });
+  EventHub hub({.tick_ns = 50'000'000}, &table, &alerts, &counters, [](const AlertTransition&) { return ""; });
   const auto stream = hub.Open(3);
   stream->Next();  // The greeting.
   database.reads = 0;
@@ -537,7 +538,7 @@ TEST_F(HttpServerTest, BodiesComePlainAndWithTheirLength) {
 TEST_F(HttpServerTest, ATakenPortIsAClearError) {
   Start();
   const auto second =
-      HttpServer::Start({.port = server_->port()}, {.transition_json = [](const Transition&) { return ""; },
+      HttpServer::Start({.port = server_->port()}, {.transition_json = [](const AlertTransition&) { return ""; },
                                                     .runs = &table_,
                                                     .alerts = &alerts_,
                                                     .counters = &counters_});

@@ -28,7 +28,7 @@ namespace {
 using Kind = AlertCursor::Item::Kind;
 
 // Wakes a thread that waits for a cursor.
-class Bell {
+class TimerThread {
  public:
   void Ring() {
     absl::MutexLock lock(&mutex_);
@@ -68,18 +68,18 @@ class Numbers final : public SharedRows {
   bool away = false;
 
   absl::Status PutRows(RunId, const std::vector<SharedRow>&) override { return absl::OkStatus(); }
-  absl::StatusOr<bool> PutTransition(Transition* transition) override {
+  absl::StatusOr<bool> PutTransition(AlertTransition* transition) override {
     if (away) return absl::UnavailableError("away");
     transition->id = stored_.size() + 1;
     stored_.push_back(*transition);
     return true;
   }
-  absl::StatusOr<std::vector<Transition>> ListTransitions(uint64_t after, size_t) const override {
-    return std::vector<Transition>(stored_.begin() + static_cast<ptrdiff_t>(after), stored_.end());
+  absl::StatusOr<std::vector<AlertTransition>> ListTransitions(uint64_t after, size_t) const override {
+    return std::vector<AlertTransition>(stored_.begin() + static_cast<ptrdiff_t>(after), stored_.end());
   }
 
  private:
-  std::vector<Transition> stored_;
+  std::vector<AlertTransition> stored_;
 };
 
 TEST_F(AlertCursorTest, WhatCannotBeStoredComesAtOnceAndAgainWithItsId) {
@@ -90,7 +90,7 @@ TEST_F(AlertCursorTest, WhatCannotBeStoredComesAtOnceAndAgainWithItsId) {
   options.shared = &numbers;
   const auto database = Database::Open(options);
   ASSERT_TRUE(database.ok()) << database.status();
-  AlertLog log(database->get());
+  AlertStore log(database->get());
   ASSERT_TRUE(log.Load().ok());
   AlertCursor cursor({.unstored_max = 2}, &log, {}, 0, [] {});
   EXPECT_EQ(cursor.Next()->kind, Kind::kCaughtUp);
@@ -236,7 +236,7 @@ TEST_F(AlertCursorTest, NoGapNoDuplicateWhileManyPost) {
       std::mt19937 random(static_cast<uint32_t>(r));
       uint64_t after = 0;
       while (got[static_cast<size_t>(r)].size() < kPosters * kEach && !failed) {
-        Bell bell;
+        TimerThread bell;
         const AlertCursor::Options options{.page_transitions = 1 + random() % 7, .behind_bytes_max = 64 << 10};
         AlertCursor cursor(options, &stack_.alerts(), {}, after, [&bell] { bell.Ring(); });
         // Leaves now and then, as a client that reconnects.

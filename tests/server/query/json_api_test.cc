@@ -24,7 +24,7 @@ namespace {
 using ::testing::HasSubstr;
 
 TEST(TransitionToJsonTest, IsThisLine) {
-  Transition transition;
+  AlertTransition transition;
   transition.run_name = "gpt";
   transition.step = 300;
   transition.first_step = 220;
@@ -50,7 +50,7 @@ TEST(TransitionToJsonTest, IsThisLine) {
 }
 
 TEST(TransitionToJsonTest, WhatIsUnknownIsNull) {
-  Transition transition;
+  AlertTransition transition;
   transition.state = AlertState::kResolved;
   transition.severity = Severity::kCritical;
   transition.run_name = "bad \xff utf8\n";

@@ -273,7 +273,7 @@ TEST_F(QueryEngineTest, BaselinesAreListedByKindAndTheirBandsMerged) {
   EXPECT_EQ(engine_.ListBaselines({}, context())->baselines_size(), 0);
   for (const RunId run : {one, two, wide}) {
     const RunDescription& description = stack_.runs().Get(run)->record.description;
-    RunBands bands{
+    BaselinePercentiles bands{
         .run = run, .name = description.name, .uuid = description.uuid, .kind = KindOf(description), .step = 4000};
     for (const SignalId signal : {SignalId::kLogitMax, SignalId::kDriftRatio}) {
       Band band{.signal = signal, .range = 3, .values = 9};
@@ -339,11 +339,11 @@ TEST_F(QueryEngineTest, OfSiblingsThatOneMayNotSeeNothingIsTold) {
   for (const char* name : {"a-old", "b-old"}) {
     stack_.AddRun({.name = name, .steps = 5});
     const RunDescription description = stack_.runs().Find(name)->record.description;
-    RunBands bands{.run = stack_.runs().Find(name)->record.id,
-                   .name = name,
-                   .uuid = description.uuid,
-                   .kind = KindOf(description),
-                   .step = 4000};
+    BaselinePercentiles bands{.run = stack_.runs().Find(name)->record.id,
+                              .name = name,
+                              .uuid = description.uuid,
+                              .kind = KindOf(description),
+                              .step = 4000};
     Band band{.signal = SignalId::kLogitMax, .range = 3, .values = 9};
     band.quantiles.fill(value++);
     bands.bands.push_back(band);
@@ -434,7 +434,7 @@ TEST_F(QueryEngineTest, AnAlertsHistoryAndWindowAreBounded) {
   get.set_run("r");
   get.set_key("k");
   for (uint32_t k = 0; k < 4; ++k) {
-    Transition transition = stack_.MakeTransition(run, "k", k, AlertState::kFiring, Severity::kWarning);
+    AlertTransition transition = stack_.MakeTransition(run, "k", k, AlertState::kFiring, Severity::kWarning);
     transition.evidence.resize(1);
     for (int32_t head = 0; head < static_cast<int32_t>(k); ++head) {
       transition.evidence.push_back({.signal = "rows", .where = {.layer = 0, .head = head}});
@@ -652,7 +652,7 @@ TEST_F(QueryEngineTest, ActionsAreProposedAndDecided) {
   EXPECT_EQ(shown->actions(0).id(), proposed->id());
   // The advice says how to approve what waits, not what was decided.
   const auto advice_of = [&](const std::string& id) {
-    Transition told = stack_.MakeTransition(run, "a2", 0, AlertState::kFiring, Severity::kWarning);
+    AlertTransition told = stack_.MakeTransition(run, "a2", 0, AlertState::kFiring, Severity::kWarning);
     told.advice = absl::StrCat("Look. Proposed: centre; `bellwether action approve r ", id,
                                "` applies it; cost: ", proposed->cost(), ".");
     stack_.Post(told);

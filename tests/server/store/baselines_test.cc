@@ -16,14 +16,14 @@
 namespace bellwether::server {
 namespace {
 
-RunBands Learned(RunId run, const std::string& kind, float level) {
-  RunBands bands{.run = run,
-                 .name = "run-" + std::to_string(run),
-                 .kind = kind,
-                 .attempt = 1,
-                 .step = 5000,
-                 .steps_recorded = 500,
-                 .learned_unix_ns = 7};
+BaselinePercentiles Learned(RunId run, const std::string& kind, float level) {
+  BaselinePercentiles bands{.run = run,
+                            .name = "run-" + std::to_string(run),
+                            .kind = kind,
+                            .attempt = 1,
+                            .step = 5000,
+                            .steps_recorded = 500,
+                            .learned_unix_ns = 7};
   bands.uuid[0] = static_cast<uint8_t>(run);
   // In no order: the table sorts.
   for (const SignalId signal : {SignalId::kLogitMax, SignalId::kDriftRatio}) {
@@ -96,7 +96,7 @@ TEST_F(BaselinesTest, WhatIsLearnedAndForgottenSurvivesACrash) {
   EXPECT_EQ(baselines_->Get(1), nullptr);
   const auto kept = baselines_->Get(2);
   ASSERT_NE(kept, nullptr);
-  EXPECT_EQ(EncodeRunBands(*kept).size(), EncodeRunBands(Learned(2, "gpt", 2)).size());
+  EXPECT_EQ(EncodeBaselinePercentiles(*kept).size(), EncodeBaselinePercentiles(Learned(2, "gpt", 2)).size());
   EXPECT_EQ(kept->name, "run-2");
   EXPECT_EQ(kept->uuid[0], 2);
   EXPECT_EQ(kept->attempt, 1u);
@@ -153,14 +153,14 @@ TEST_F(BaselinesTest, AllKindsTogetherAreBounded) {
 TEST_F(BaselinesTest, ARowThatCannotBeReadIsDroppedForGood) {
   Open();
   ASSERT_TRUE(baselines_->Put(Learned(1, "gpt", 1)).ok());
-  std::string newer = EncodeRunBands(Learned(2, "gpt", 1));
+  std::string newer = EncodeBaselinePercentiles(Learned(2, "gpt", 1));
   newer[0] = 99;
   ASSERT_TRUE(database_->PutBands(2, newer).ok());
   ASSERT_TRUE(database_->PutBands(3, "damaged").ok());
-  ASSERT_TRUE(database_->PutBands(4, EncodeRunBands(Learned(8, "gpt", 1))).ok());
-  RunBands late = Learned(5, "gpt", 1);
+  ASSERT_TRUE(database_->PutBands(4, EncodeBaselinePercentiles(Learned(8, "gpt", 1))).ok());
+  BaselinePercentiles late = Learned(5, "gpt", 1);
   late.bands = {{.signal = SignalId::kLoss, .range = kBandRanges}};
-  ASSERT_TRUE(database_->PutBands(5, EncodeRunBands(late)).ok());
+  ASSERT_TRUE(database_->PutBands(5, EncodeBaselinePercentiles(late)).ok());
   Open();
   EXPECT_EQ(runs(), 1);
   EXPECT_NE(baselines_->Get(1), nullptr);

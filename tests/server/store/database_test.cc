@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "absl/synchronization/notification.h"
-#include "server/store/action_log.h"
-#include "server/store/alert_log.h"
+#include "server/store/action_store.h"
+#include "server/store/alert_store.h"
 #include "server/store/record_codec.h"
 #include "server/store/rocks_database.h"
 #include "server/store/shared_rows.h"
@@ -56,8 +56,8 @@ RunRecord FullRun() {
   return run;
 }
 
-Transition FullTransition(const std::string& key, uint32_t k) {
-  Transition t;
+AlertTransition FullTransition(const std::string& key, uint32_t k) {
+  AlertTransition t;
   t.run = 3;
   t.run_name = "llama";
   t.key = key;
@@ -219,20 +219,20 @@ TEST_F(DatabaseTest, ACrashKeepsWhatWasFlushedAndNoHalfBatch) {
 }
 
 TEST_F(DatabaseTest, ATransitionIsStoredOnceAndSurvivesACrashWithItsId) {
-  Transition first = FullTransition("drift/1/2/100", 1);
+  AlertTransition first = FullTransition("drift/1/2/100", 1);
   EXPECT_TRUE(*database_->PutTransition(&first));
-  Transition again = FullTransition("drift/1/2/100", 1);
+  AlertTransition again = FullTransition("drift/1/2/100", 1);
   EXPECT_FALSE(*database_->PutTransition(&again));
   EXPECT_EQ(again.id, first.id);
   ASSERT_TRUE(database_->Flush().ok());
-  Transition unflushed = FullTransition("drift/1/2/100", 2);
+  AlertTransition unflushed = FullTransition("drift/1/2/100", 2);
   EXPECT_TRUE(*database_->PutTransition(&unflushed));
   EXPECT_GT(unflushed.id, first.id);
   Crash();
-  Transition replayed = FullTransition("drift/1/2/100", 2);
+  AlertTransition replayed = FullTransition("drift/1/2/100", 2);
   EXPECT_FALSE(*database_->PutTransition(&replayed)) << "people heard of it before the crash";
   EXPECT_EQ(replayed.id, unflushed.id);
-  Transition other = FullTransition("other", 1);
+  AlertTransition other = FullTransition("other", 1);
   EXPECT_TRUE(*database_->PutTransition(&other));
   EXPECT_GT(other.id, unflushed.id);
   Open();
@@ -247,7 +247,7 @@ TEST_F(DatabaseTest, ATransitionIsStoredOnceAndSurvivesACrashWithItsId) {
 }
 
 TEST_F(DatabaseTest, ATransitionOfBeforeThereWereSiblingsIsRead) {
-  Transition whole = FullTransition("drift/1/2/100", 1);
+  AlertTransition whole = FullTransition("drift/1/2/100", 1);
   whole.evidence[0].siblings = {
       .runs = 12, .step_begin = 2048, .step_end = 2896, .min = 0.2, .p01 = 0.3, .p50 = 1, .p99 = 1.9, .max = 2.4};
   whole.siblings = "12 earlier runs";
@@ -260,7 +260,7 @@ TEST_F(DatabaseTest, ATransitionOfBeforeThereWereSiblingsIsRead) {
   EXPECT_EQ(read->siblings, "12 earlier runs");
 
   // Version 1: without the band behind the evidence's text, and the sentence at the end.
-  Transition bare = FullTransition("drift/1/2/100", 1);
+  AlertTransition bare = FullTransition("drift/1/2/100", 1);
   std::string before = EncodeTransition(bare);
   before[0] = 1;
   before.pop_back();
@@ -312,7 +312,7 @@ TEST_F(DatabaseTest, ARunIsStoredInTheOldestVersionThatHasAllOfIt) {
 
 TEST_F(DatabaseTest, EachChangeOfAnActionIsStoredOnceAndSurvivesACrash) {
   size_t told = 0;
-  ActionLog log(database_.get());
+  ActionStore log(database_.get());
   log.Subscribe([&told](RunId, const Action&, size_t fresh) { told += fresh; });
   EXPECT_EQ(*log.Post(3, FullAction("x-10", 2)), 2u);
   EXPECT_EQ(*log.Post(3, FullAction("x-10", 2)), 0u);
@@ -328,7 +328,7 @@ TEST_F(DatabaseTest, EachChangeOfAnActionIsStoredOnceAndSurvivesACrash) {
   longest.history.push_back({ActionState::kSent, 1000, "server", "again", 0});
   EXPECT_EQ(*log.Post(3, longest), 1u);
   Crash();
-  ActionLog after(database_.get());
+  ActionStore after(database_.get());
   EXPECT_EQ(*after.Post(3, FullAction("x-10", 5)), 0u);
   const auto actions = after.List(3);
   ASSERT_EQ(actions->size(), 2u);
@@ -369,11 +369,11 @@ TEST_F(DatabaseTest, BandsAreThereAfterACrash) {
   EXPECT_EQ((*rows)[1].run, 1ull << 40);
 }
 
-TEST(AlertLogTest, WhatCannotBeStoredIsToldAtOnceAndStoredInOrderLater) {
+TEST(AlertStoreTest, WhatCannotBeStoredIsToldAtOnceAndStoredInOrderLater) {
   MemoryDatabase database;
-  AlertLog log(&database);
+  AlertStore log(&database);
   std::vector<std::pair<std::string, uint64_t>> told;
-  log.Subscribe([&told](const Transition& t) { told.emplace_back(t.key, t.id); });
+  log.Subscribe([&told](const AlertTransition& t) { told.emplace_back(t.key, t.id); });
   database.SetFull(true);
   EXPECT_TRUE(absl::IsResourceExhausted(log.Post(FullTransition("a", 1)).status()));
   EXPECT_TRUE(absl::IsUnavailable(log.Post(FullTransition("b", 1)).status())) << "it is not even tried";
@@ -392,13 +392,13 @@ TEST(AlertLogTest, WhatCannotBeStoredIsToldAtOnceAndStoredInOrderLater) {
   EXPECT_FALSE(*log.Post(FullTransition("a", 1))) << "as after a crash";
 }
 
-TEST(AlertLogTest, WhatIsBeyondTheLimitOfWhatWaitsIsToldAndCounted) {
+TEST(AlertStoreTest, WhatIsBeyondTheLimitOfWhatWaitsIsToldAndCounted) {
   constexpr int kMax = 4096;
   MemoryDatabase database;
   Counters counters;
-  AlertLog log(&database, &counters);
+  AlertStore log(&database, &counters);
   int told = 0;
-  log.Subscribe([&told](const Transition&) { ++told; });
+  log.Subscribe([&told](const AlertTransition&) { ++told; });
   database.SetFull(true);
   for (int i = 0; i < kMax + 3; ++i) log.Post(FullTransition(std::to_string(i), 1)).status().IgnoreError();
   EXPECT_EQ(told, kMax + 3);
@@ -416,26 +416,26 @@ class TwoStores final : public MemoryDatabase {
   std::vector<std::string> kept;
 
   uint32_t StoreOf(RunId run) const override { return run % 2; }
-  absl::Status KeepTransition(const Transition& transition) override {
+  absl::Status KeepTransition(const AlertTransition& transition) override {
     kept.push_back(transition.key);
     return absl::OkStatus();
   }
-  absl::StatusOr<bool> PutTransition(Transition* transition) override {
+  absl::StatusOr<bool> PutTransition(AlertTransition* transition) override {
     if (away && transition->run % 2 == 1) return absl::UnavailableError("away");
     return MemoryDatabase::PutTransition(transition);
   }
 };
 
-TEST(AlertLogTest, AStoreThatIsAwayHoldsNoOthersAlerts) {
+TEST(AlertStoreTest, AStoreThatIsAwayHoldsNoOthersAlerts) {
   const auto of_run = [](RunId run, const std::string& key) {
-    Transition transition = FullTransition(key, 1);
+    AlertTransition transition = FullTransition(key, 1);
     transition.run = run;
     return transition;
   };
   TwoStores database;
-  AlertLog log(&database);
+  AlertStore log(&database);
   std::vector<std::pair<std::string, uint64_t>> told;
-  log.Subscribe([&told](const Transition& t) { told.emplace_back(t.key, t.id); });
+  log.Subscribe([&told](const AlertTransition& t) { told.emplace_back(t.key, t.id); });
   EXPECT_TRUE(absl::IsUnavailable(log.Post(of_run(1, "a")).status()));
   EXPECT_TRUE(*log.Post(of_run(2, "b")));
   EXPECT_TRUE(absl::IsUnavailable(log.Post(of_run(3, "c")).status()));
@@ -453,18 +453,18 @@ TEST(AlertLogTest, AStoreThatIsAwayHoldsNoOthersAlerts) {
 // Some of whose rows cannot be read.
 class DamagedDatabase final : public MemoryDatabase {
  public:
-  absl::StatusOr<bool> PutTransition(Transition* transition) override {
+  absl::StatusOr<bool> PutTransition(AlertTransition* transition) override {
     if (transition->key == "damaged") return absl::DataLossError("damaged");
     return MemoryDatabase::PutTransition(transition);
   }
 };
 
-TEST(AlertLogTest, OneWhoseRowIsDamagedIsToldAndCountedAndHoldsNoOther) {
+TEST(AlertStoreTest, OneWhoseRowIsDamagedIsToldAndCountedAndHoldsNoOther) {
   DamagedDatabase database;
   Counters counters;
-  AlertLog log(&database, &counters);
+  AlertStore log(&database, &counters);
   int told = 0;
-  log.Subscribe([&told](const Transition&) { ++told; });
+  log.Subscribe([&told](const AlertTransition&) { ++told; });
   EXPECT_TRUE(absl::IsDataLoss(log.Post(FullTransition("damaged", 1)).status()));
   EXPECT_TRUE(absl::IsUnavailable(log.Post(FullTransition("behind", 1)).status()));
   EXPECT_EQ(told, 2);
@@ -478,11 +478,11 @@ TEST(AlertLogTest, OneWhoseRowIsDamagedIsToldAndCountedAndHoldsNoOther) {
 // into it.
 class SilentStore final : public SharedRows {
  public:
-  explicit SilentStore(Transition of_another) : of_another_(std::move(of_another)) { of_another_.id = 1; }
+  explicit SilentStore(AlertTransition of_another) : of_another_(std::move(of_another)) { of_another_.id = 1; }
   absl::Notification asked, answers;
 
   absl::Status PutRows(RunId, const std::vector<SharedRow>&) override { return absl::OkStatus(); }
-  absl::StatusOr<bool> PutTransition(Transition* transition) override {
+  absl::StatusOr<bool> PutTransition(AlertTransition* transition) override {
     {
       absl::MutexLock lock(&mutex_);
       transition->id = 2;
@@ -492,36 +492,36 @@ class SilentStore final : public SharedRows {
     answers.WaitForNotification();
     return true;
   }
-  absl::StatusOr<std::vector<Transition>> ListTransitions(uint64_t after, size_t) const override {
+  absl::StatusOr<std::vector<AlertTransition>> ListTransitions(uint64_t after, size_t) const override {
     absl::MutexLock lock(&mutex_);
-    std::vector<Transition> listed;
+    std::vector<AlertTransition> listed;
     if (after < 1) listed.push_back(of_another_);
     if (after < 2 && own_.id != 0) listed.push_back(own_);
     return listed;
   }
 
  private:
-  Transition of_another_;
+  AlertTransition of_another_;
   mutable absl::Mutex mutex_;
-  Transition own_ ABSL_GUARDED_BY(mutex_);
+  AlertTransition own_ ABSL_GUARDED_BY(mutex_);
 };
 
-TEST(AlertLogTest, NobodyElseWaitsForAStoreThatDoesNotAnswer) {
+TEST(AlertStoreTest, NobodyElseWaitsForAStoreThatDoesNotAnswer) {
   const TempDirectory directory;
   SilentStore store(FullTransition("another's", 1));
   const auto database = Database::Open({.directory = directory.path() + "/db", .shared = &store});
   ASSERT_TRUE(database.ok()) << database.status();
-  AlertLog log(database->get());
+  AlertStore log(database->get());
   std::vector<std::pair<std::string, bool>> told;
-  log.Subscribe([&told](const Transition& t) { told.emplace_back(t.key, t.foreign); });
+  log.Subscribe([&told](const AlertTransition& t) { told.emplace_back(t.key, t.foreign); });
   std::thread post([&] { EXPECT_TRUE(*log.Post(FullTransition("own", 1))); });
   store.asked.WaitForNotification();
   EXPECT_TRUE(log.List(0, false).empty());
-  EXPECT_TRUE(log.TellForeign().ok());
+  EXPECT_TRUE(log.NotifyForeign().ok());
   EXPECT_EQ(log.List(0, false).size(), 1u);
   store.answers.Notify();
   post.join();
-  EXPECT_TRUE(log.TellForeign().ok());
+  EXPECT_TRUE(log.NotifyForeign().ok());
   using Told = std::vector<std::pair<std::string, bool>>;
   EXPECT_EQ(told, (Told{{"another's", true}, {"own", false}})) << "its own once, and as its own";
 }
@@ -530,8 +530,8 @@ TEST(AlertLogTest, NobodyElseWaitsForAStoreThatDoesNotAnswer) {
 class LateStore final : public SharedRows {
  public:
   absl::Status PutRows(RunId, const std::vector<SharedRow>&) override { return absl::OkStatus(); }
-  absl::StatusOr<bool> PutTransition(Transition* transition) override {
-    for (const Transition& known : stored_) {
+  absl::StatusOr<bool> PutTransition(AlertTransition* transition) override {
+    for (const AlertTransition& known : stored_) {
       if (known.k != transition->k) continue;
       transition->id = known.id;
       return false;
@@ -541,27 +541,27 @@ class LateStore final : public SharedRows {
     if (stored_.size() == 1) return absl::UnavailableError("no answer");
     return true;
   }
-  absl::StatusOr<std::vector<Transition>> ListTransitions(uint64_t after, size_t) const override {
-    return std::vector<Transition>(stored_.begin() + static_cast<ptrdiff_t>(after), stored_.end());
+  absl::StatusOr<std::vector<AlertTransition>> ListTransitions(uint64_t after, size_t) const override {
+    return std::vector<AlertTransition>(stored_.begin() + static_cast<ptrdiff_t>(after), stored_.end());
   }
 
  private:
-  std::vector<Transition> stored_;
+  std::vector<AlertTransition> stored_;
 };
 
-TEST(AlertLogTest, WhatWasLongOnItsWayIsNoNewsOfAnAlertThatWentOn) {
+TEST(AlertStoreTest, WhatWasLongOnItsWayIsNoNewsOfAnAlertThatWentOn) {
   const TempDirectory directory;
   LateStore store;
   const auto database = Database::Open({.directory = directory.path() + "/db", .shared = &store});
   ASSERT_TRUE(database.ok()) << database.status();
-  AlertLog log(database->get());
-  Transition fires = FullTransition("a", 1), ends = FullTransition("a", 2);
+  AlertStore log(database->get());
+  AlertTransition fires = FullTransition("a", 1), ends = FullTransition("a", 2);
   fires.state = AlertState::kFiring;
   ends.state = AlertState::kResolved;
   EXPECT_TRUE(absl::IsUnavailable(log.Post(fires).status()));
   EXPECT_TRUE(absl::IsUnavailable(log.Post(ends).status())) << "not before the other";
   EXPECT_TRUE(log.StoreWaiting().ok());
-  EXPECT_TRUE(log.TellForeign().ok());
+  EXPECT_TRUE(log.NotifyForeign().ok());
   EXPECT_EQ(log.Get(3, "a")->last.state, AlertState::kResolved);
   EXPECT_EQ(log.Get(3, "a")->last.id, 2u);
 }
@@ -573,7 +573,7 @@ class OvertakenStore final : public SharedRows {
   absl::Notification asked, answers;
 
   absl::Status PutRows(RunId, const std::vector<SharedRow>&) override { return absl::OkStatus(); }
-  absl::StatusOr<bool> PutTransition(Transition* transition) override {
+  absl::StatusOr<bool> PutTransition(AlertTransition* transition) override {
     {
       absl::MutexLock lock(&mutex_);
       transition->id = 1;
@@ -587,61 +587,61 @@ class OvertakenStore final : public SharedRows {
     if (!answer_.ok()) return answer_;
     return true;
   }
-  absl::StatusOr<std::vector<Transition>> ListTransitions(uint64_t after, size_t) const override {
+  absl::StatusOr<std::vector<AlertTransition>> ListTransitions(uint64_t after, size_t) const override {
     absl::MutexLock lock(&mutex_);
-    return std::vector<Transition>(stored_.begin() + static_cast<ptrdiff_t>(std::min<size_t>(after, stored_.size())),
-                                   stored_.end());
+    return std::vector<AlertTransition>(
+        stored_.begin() + static_cast<ptrdiff_t>(std::min<size_t>(after, stored_.size())), stored_.end());
   }
 
  private:
   const absl::Status answer_;
   mutable absl::Mutex mutex_;
-  std::vector<Transition> stored_ ABSL_GUARDED_BY(mutex_);
+  std::vector<AlertTransition> stored_ ABSL_GUARDED_BY(mutex_);
 };
 
-TEST(AlertLogTest, AnAnswerThatComesLateSetsNoAlertBack) {
+TEST(AlertStoreTest, AnAnswerThatComesLateSetsNoAlertBack) {
   for (const absl::Status& answer : {absl::OkStatus(), absl::UnavailableError("no answer in time")}) {
     SCOPED_TRACE(testing::Message() << answer);
     const TempDirectory directory;
     OvertakenStore store(answer);
     const auto database = Database::Open({.directory = directory.path() + "/db", .shared = &store});
     ASSERT_TRUE(database.ok()) << database.status();
-    AlertLog log(database->get());
-    Transition fires = FullTransition("a", 1);
+    AlertStore log(database->get());
+    AlertTransition fires = FullTransition("a", 1);
     fires.state = AlertState::kFiring;
     std::thread post([&] { EXPECT_EQ(log.Post(fires).status().code(), answer.code()); });
     store.asked.WaitForNotification();
-    EXPECT_TRUE(log.TellForeign().ok());
+    EXPECT_TRUE(log.NotifyForeign().ok());
     store.answers.Notify();
     post.join();
     EXPECT_EQ(log.Get(3, "a")->last.state, AlertState::kResolved);
   }
 }
 
-TEST(AlertLogTest, AnAlertOfAnothersThatCannotBeReadIsNoDamageOfOnesOwn) {
+TEST(AlertStoreTest, AnAlertOfAnothersThatCannotBeReadIsNoDamageOfOnesOwn) {
   class DamagedStore final : public SharedRows {
    public:
     bool damaged = true;
     absl::Status PutRows(RunId, const std::vector<SharedRow>&) override { return absl::OkStatus(); }
-    absl::StatusOr<bool> PutTransition(Transition* transition) override {
+    absl::StatusOr<bool> PutTransition(AlertTransition* transition) override {
       transition->id = 1;
       stored_ = {*transition};
       return true;
     }
-    absl::StatusOr<std::vector<Transition>> ListTransitions(uint64_t after, size_t) const override {
+    absl::StatusOr<std::vector<AlertTransition>> ListTransitions(uint64_t after, size_t) const override {
       if (damaged) return absl::DataLossError("stored transition: unknown version");
-      return after == 0 ? stored_ : std::vector<Transition>();
+      return after == 0 ? stored_ : std::vector<AlertTransition>();
     }
 
    private:
-    std::vector<Transition> stored_;
+    std::vector<AlertTransition> stored_;
   };
   const TempDirectory directory;
   DamagedStore store;
   const auto database = Database::Open({.directory = directory.path() + "/db", .shared = &store});
   ASSERT_TRUE(database.ok()) << database.status();
   Counters counters;
-  AlertLog log(database->get(), &counters);
+  AlertStore log(database->get(), &counters);
   EXPECT_TRUE(absl::IsUnavailable(log.Post(FullTransition("a", 1)).status()));
   EXPECT_TRUE(absl::IsUnavailable(log.StoreWaiting()));
   EXPECT_EQ(counters.counter("bellwether_alerts_never_stored_total")->value(), 0);
@@ -650,7 +650,7 @@ TEST(AlertLogTest, AnAlertOfAnothersThatCannotBeReadIsNoDamageOfOnesOwn) {
   EXPECT_EQ(log.Get(3, "a")->last.id, 1u);
 }
 
-TEST(AlertLogTest, NobodyWaitsForANoteThatIsNotAnswered) {
+TEST(AlertStoreTest, NobodyWaitsForANoteThatIsNotAnswered) {
   class SilentRows final : public SharedRows {
    public:
     absl::Notification asked, answers;
@@ -661,20 +661,20 @@ TEST(AlertLogTest, NobodyWaitsForANoteThatIsNotAnswered) {
       answers.WaitForNotification();
       return absl::OkStatus();
     }
-    absl::StatusOr<bool> PutTransition(Transition* transition) override {
+    absl::StatusOr<bool> PutTransition(AlertTransition* transition) override {
       transition->id = transition->run;
       return true;
     }
-    absl::StatusOr<std::vector<Transition>> ListTransitions(uint64_t, size_t) const override {
-      return std::vector<Transition>();
+    absl::StatusOr<std::vector<AlertTransition>> ListTransitions(uint64_t, size_t) const override {
+      return std::vector<AlertTransition>();
     }
   };
   const TempDirectory directory;
   SilentRows store;
   const auto database = Database::Open({.directory = directory.path() + "/db", .shared = &store});
   ASSERT_TRUE(database.ok()) << database.status();
-  AlertLog log(database->get());
-  Transition of_another_store = FullTransition("a", 1);
+  AlertStore log(database->get());
+  AlertTransition of_another_store = FullTransition("a", 1);
   of_another_store.run = 4;
   ASSERT_TRUE(*log.Post(FullTransition("a", 1)));
   ASSERT_TRUE(*log.Post(of_another_store));
@@ -742,7 +742,7 @@ TEST_F(DatabaseTest, ACopyIsWholeAndItsDamageIsFound) {
 TEST_F(DatabaseTest, WhatItsOwnLogLosesInItsMiddleIsNotPassedOver) {
   constexpr uint64_t kTransitions = 60;  // Two blocks of the log.
   for (uint64_t i = 0; i < kTransitions; ++i) {
-    Transition transition = FullTransition(std::to_string(i), 1);
+    AlertTransition transition = FullTransition(std::to_string(i), 1);
     transition.advice.assign(700, 'x');
     ASSERT_TRUE(*database_->PutTransition(&transition));
   }
@@ -779,7 +779,7 @@ TEST_F(DatabaseTest, WhatItsOwnLogLosesInItsMiddleIsNotPassedOver) {
   {
     const auto repaired = RocksDatabase::Open({.directory = copy});
     ASSERT_TRUE(repaired.ok()) << repaired.status();
-    Transition next = FullTransition("new", 1);
+    AlertTransition next = FullTransition("new", 1);
     ASSERT_TRUE(*(*repaired)->PutTransition(&next));
     EXPECT_GT(next.id, kTransitions) << "given before";
   }
@@ -801,14 +801,14 @@ TEST_F(DatabaseTest, WhatItsOwnLogLosesInItsMiddleIsNotPassedOver) {
 TEST_F(DatabaseTest, AlertLogTellsEachTransitionOnceAndKeepsNotes) {
   uint64_t told = 0;
   {
-    AlertLog log(database_.get());
+    AlertStore log(database_.get());
     ASSERT_TRUE(log.Load().ok());
-    const int64_t id = log.Subscribe([&told](const Transition&) { ++told; });
+    const int64_t id = log.Subscribe([&told](const AlertTransition&) { ++told; });
     EXPECT_TRUE(*log.Post(FullTransition("a", 1)));
     EXPECT_FALSE(*log.Post(FullTransition("a", 1)));
     EXPECT_EQ(told, 1u);
     log.Unsubscribe(id);
-    Transition resolved = FullTransition("a", 2);
+    AlertTransition resolved = FullTransition("a", 2);
     resolved.state = AlertState::kResolved;
     EXPECT_TRUE(*log.Post(resolved));
     EXPECT_TRUE(*log.Post(FullTransition("b", 1)));
@@ -817,7 +817,7 @@ TEST_F(DatabaseTest, AlertLogTellsEachTransitionOnceAndKeepsNotes) {
     EXPECT_FALSE(log.Annotate(3, "none", {}).ok());
   }
   Open();
-  AlertLog log(database_.get());
+  AlertStore log(database_.get());
   ASSERT_TRUE(log.Load().ok());
   ASSERT_EQ(log.List(0, false).size(), 2u);
   EXPECT_EQ(log.List(0, false)[0].last.key, "b") << "firing first";

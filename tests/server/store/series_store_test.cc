@@ -192,7 +192,7 @@ TEST_P(SeriesStoreTest, StepsThatComeWhileASaveIsUnderWayAreThereOnceWhateverBec
 }
 
 // Has what it is given, also where it does not say so.
-class RowsElsewhere final : public SharedRows {
+class RemoteRows final : public SharedRows {
  public:
   std::atomic<bool> answers = true;
 
@@ -213,9 +213,9 @@ class RowsElsewhere final : public SharedRows {
     }
     return answers ? absl::OkStatus() : absl::UnavailableError("no answer");
   }
-  absl::StatusOr<bool> PutTransition(Transition*) override { return false; }
-  absl::StatusOr<std::vector<Transition>> ListTransitions(uint64_t, size_t) const override {
-    return std::vector<Transition>();
+  absl::StatusOr<bool> PutTransition(AlertTransition*) override { return false; }
+  absl::StatusOr<std::vector<AlertTransition>> ListTransitions(uint64_t, size_t) const override {
+    return std::vector<AlertTransition>();
   }
 
  private:
@@ -224,7 +224,7 @@ class RowsElsewhere final : public SharedRows {
 };
 
 TEST_P(SeriesStoreTest, WhatASaveLeftThatWasNotAnsweredIsGoneOnceItsWindowIsSealed) {
-  RowsElsewhere elsewhere;
+  RemoteRows elsewhere;
   Reopen(GetParam(), &elsewhere);
   store_->Open(kRun, layout_);
   Append(0, 40);

@@ -5,13 +5,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "server/query/feeds.h"
 #include "server/query/still_allowed.h"
+#include "server/query/stream_handlers.h"
 #include "server/util/status_macros.h"
 
 namespace bellwether::server {
 
-void Export(RunControl* control, RunId run, int64_t chunk_bytes_max, int64_t idle_ms_max, ExportFeed::Stream* stream) {
+void Export(RunControl* control, RunId run, int64_t chunk_bytes_max, int64_t idle_ms_max,
+            ExportStream::Stream* stream) {
   const auto chunk_max = static_cast<size_t>(chunk_bytes_max);
   const auto send = [&](std::string_view bytes) {
     for (size_t at = 0; at < bytes.size(); at += chunk_max) {
@@ -29,7 +30,7 @@ void Export(RunControl* control, RunId run, int64_t chunk_bytes_max, int64_t idl
   stream->End(ToGrpc(control->Export(run, send)));
 }
 
-bool ExportFeed::Pump(int64_t) { return StillAllowed(grant_.get(), "ExportRun", run_, stream_.get()); }
+bool ExportStream::Pump(int64_t) { return StillAllowed(grant_.get(), "ExportRun", run_, stream_.get()); }
 
 std::shared_ptr<ImportStream> ImportStream::Create(const Options& options, const QueryEngine* engine, WorkPool* pool,
                                                    WorkPool* peer_pool, grpc::CallbackServerContext* context,
@@ -89,7 +90,7 @@ bool ImportStream::CheckOpen(int64_t now_monotonic_ns) {
   // Before the first chunk nobody knows of which run it is.
   const absl::Status allowed = name.has_value() ? Allowed(*name) : options_.grant->Check(Role::kWrite);
   if (allowed.ok()) return true;
-  options_.grant->NoteEnd("ImportRun", Role::kWrite, name.value_or(""), allowed);
+  options_.grant->RecordEnd("ImportRun", Role::kWrite, name.value_or(""), allowed);
   End(ToGrpc(allowed));
   return false;
 }

@@ -4,7 +4,7 @@
 // Method: two real query engines, each the other's peer without a wire, and peers
 // that say what a test wants.
 
-#include "server/query/elsewhere.h"
+#include "server/query/run_router.h"
 
 #include <gmock/gmock.h>
 
@@ -28,11 +28,11 @@ constexpr char kKey[] = "a key of thirty-two bytes or more";
 
 // One server.  Its runs are those of its stack; peers are called directly.
 struct Node final : Peers {
-  explicit Node(const std::string& name) : address(name), elsewhere(this, &stack.runs(), &clock) {
+  explicit Node(const std::string& name) : address(name), router(this, &stack.runs(), &clock) {
     access = *Access::Open({}, &counters, Clock::System());  // Nobody is asked who he is.
     access->SetPeers(kKey, [] { return int64_t{1'700'000'000'000}; });
     QueryStores stores = stack.stores();
-    stores.elsewhere = &elsewhere;
+    stores.router = &router;
     engine = std::make_unique<QueryEngine>(QueryEngine::Options(), stores);
   }
 
@@ -118,7 +118,7 @@ struct Node final : Peers {
   FakeClock clock;
   Counters counters;
   std::unique_ptr<Access> access;
-  Elsewhere elsewhere;
+  RunRouter router;
   std::unique_ptr<QueryEngine> engine;
   std::map<std::string, Node*> others;
   uint32_t unserved = 0;
@@ -126,9 +126,9 @@ struct Node final : Peers {
   std::vector<std::string> taken;  // Methods that others passed on to it.
 };
 
-class ElsewhereTest : public ::testing::Test {
+class RunRouterTest : public ::testing::Test {
  protected:
-  ElsewhereTest() : a_("a:1"), b_("b:1") {
+  RunRouterTest() : a_("a:1"), b_("b:1") {
     a_.others["b:1"] = &b_;
     b_.others["a:1"] = &a_;
   }
@@ -145,7 +145,7 @@ class ElsewhereTest : public ::testing::Test {
   Node a_, b_;
 };
 
-TEST_F(ElsewhereTest, ARunOfAnotherServerIsAnsweredByNameAndByUuid) {
+TEST_F(RunRouterTest, ARunOfAnotherServerIsAnsweredByNameAndByUuid) {
   Add(&b_, "llama", 5, 'b');
   RunUuid uuid;
   uuid.fill('b');
@@ -156,7 +156,7 @@ TEST_F(ElsewhereTest, ARunOfAnotherServerIsAnsweredByNameAndByUuid) {
   }
 }
 
-TEST_F(ElsewhereTest, OfANameItIsTheNewestWhoeverIsAsked) {
+TEST_F(RunRouterTest, OfANameItIsTheNewestWhoeverIsAsked) {
   Add(&a_, "twice", 10, 'a');
   Add(&b_, "twice", 20, 'b');
   for (Node* const node : {&a_, &b_}) {
@@ -166,18 +166,18 @@ TEST_F(ElsewhereTest, OfANameItIsTheNewestWhoeverIsAsked) {
   }
 }
 
-TEST_F(ElsewhereTest, WhatWasFoundIsKnownForASecond) {
+TEST_F(RunRouterTest, WhatWasFoundIsKnownForASecond) {
   Add(&b_, "llama", 5, 'b');
   ASSERT_TRUE(a_.GetRun("llama").ok());
   EXPECT_THAT(b_.taken, ElementsAre("GetRun", "GetRun")) << "found, then asked";
   ASSERT_TRUE(a_.GetRun("llama").ok());
   EXPECT_EQ(b_.taken.size(), 3u);
-  a_.clock.Advance(Elsewhere::kKnownMs * 1'000'000);
+  a_.clock.Advance(RunRouter::kKnownMs * 1'000'000);
   ASSERT_TRUE(a_.GetRun("llama").ok());
   EXPECT_EQ(b_.taken.size(), 5u);
 }
 
-TEST_F(ElsewhereTest, ARunThatNobodyHasIsNotFoundOnlyWhenAllWereAsked) {
+TEST_F(RunRouterTest, ARunThatNobodyHasIsNotFoundOnlyWhenAllWereAsked) {
   EXPECT_TRUE(absl::IsNotFound(a_.GetRun("nobodys").status()));
   b_.failure = absl::UnavailableError("away");
   const absl::Status silent = a_.GetRun("nobodys").status();
@@ -195,7 +195,7 @@ TEST_F(ElsewhereTest, ARunThatNobodyHasIsNotFoundOnlyWhenAllWereAsked) {
   EXPECT_TRUE(absl::IsUnavailable(a_.GetRun("nobodys").status()));
 }
 
-TEST_F(ElsewhereTest, WhatWasPassedOnIsNotPassedOnAgain) {
+TEST_F(RunRouterTest, WhatWasPassedOnIsNotPassedOnAgain) {
   Add(&a_, "as", 1, 'a');
   const std::string seal = a_.access->PassOnAsServer("GetRun");
   v1::GetRunRequest request;
@@ -211,7 +211,7 @@ TEST_F(ElsewhereTest, WhatWasPassedOnIsNotPassedOnAgain) {
   EXPECT_TRUE(a_.taken.empty());
 }
 
-TEST_F(ElsewhereTest, AListHoldsEachRunOnceAndNamesWhoDidNotAnswer) {
+TEST_F(RunRouterTest, AListHoldsEachRunOnceAndNamesWhoDidNotAnswer) {
   Add(&a_, "one", 1, 'a');
   Add(&b_, "two", 2, 'b');
   // Moving: both tell of it.
@@ -240,7 +240,7 @@ TEST_F(ElsewhereTest, AListHoldsEachRunOnceAndNamesWhoDidNotAnswer) {
   EXPECT_TRUE(absl::IsInvalidArgument(a_.Ask("ListRuns", few, &QueryEngine::ListRuns).status()));
 }
 
-TEST_F(ElsewhereTest, ARunThatMovedSinceItWasFoundIsFoundAgain) {
+TEST_F(RunRouterTest, ARunThatMovedSinceItWasFoundIsFoundAgain) {
   Add(&b_, "llama", 5, 'b');
   ASSERT_TRUE(a_.GetRun("llama").ok());
   // From b to a: known to be b's for a second yet.
@@ -251,7 +251,7 @@ TEST_F(ElsewhereTest, ARunThatMovedSinceItWasFoundIsFoundAgain) {
   EXPECT_TRUE(moved.ok()) << moved.status();
 }
 
-TEST_F(ElsewhereTest, TwoRunsOfTwoServersAreComparedAsByOneThatHasBoth) {
+TEST_F(RunRouterTest, TwoRunsOfTwoServersAreComparedAsByOneThatHasBoth) {
   // Alike but for one head, which doubles each 50 steps from a step on.
   const QueryStack::RunSpec failing = {.name = "failing", .failing = {.layer = 1, .head = 2}, .fails_at = 173};
   const QueryStack::RunSpec healthy = {.name = "healthy", .fails_at = 1 << 20};
@@ -292,7 +292,7 @@ TEST_F(ElsewhereTest, TwoRunsOfTwoServersAreComparedAsByOneThatHasBoth) {
   EXPECT_TRUE(absl::IsUnavailable(third.Ask("CompareRuns", request, &QueryEngine::CompareRuns).status()));
 }
 
-TEST_F(ElsewhereTest, WhoMayWaitForTheOwnerOfEitherRunIsSaidBefore) {
+TEST_F(RunRouterTest, WhoMayWaitForTheOwnerOfEitherRunIsSaidBefore) {
   Add(&a_, "one", 1, 'a');
   Add(&b_, "two", 2, 'b');
   const GrantPtr grant = *a_.access->Identify({.peer = "ipv4:10.0.0.1:1"}, "CompareRuns");
@@ -308,7 +308,7 @@ TEST_F(ElsewhereTest, WhoMayWaitForTheOwnerOfEitherRunIsSaidBefore) {
   EXPECT_TRUE(MayAskOthers(*a_.engine, grant.get(), request)) << "it is known that it is not";
 }
 
-TEST_F(ElsewhereTest, AServerSaysWhatItServesAndInWhichEpoch) {
+TEST_F(RunRouterTest, AServerSaysWhatItServesAndInWhichEpoch) {
   const auto info = a_.Ask("GetServerInfo", v1::GetServerInfoRequest(), &QueryEngine::GetServerInfo);
   ASSERT_TRUE(info.ok()) << info.status();
   ASSERT_EQ(info->partitions_size(), 2);

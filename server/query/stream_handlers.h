@@ -1,7 +1,7 @@
-// feeds.h: what the streams of service Query do, one class per method.
+// stream_handlers.h: what the streams of service Query do, one class per method.
 
-#ifndef BELLWETHER_SERVER_QUERY_FEEDS_H_
-#define BELLWETHER_SERVER_QUERY_FEEDS_H_
+#ifndef BELLWETHER_SERVER_QUERY_STREAM_HANDLERS_H_
+#define BELLWETHER_SERVER_QUERY_STREAM_HANDLERS_H_
 
 #include <cstdint>
 #include <functional>
@@ -14,7 +14,7 @@
 #include "server/query/call_deadline.h"
 #include "server/query/import_target.h"
 #include "server/query/query_engine.h"
-#include "server/query/stream_feeder.h"
+#include "server/query/stream_pump.h"
 #include "server/query/write_stream.h"
 #include "server/util/grpc_status.h"
 #include "server/util/work_pool.h"
@@ -22,13 +22,13 @@
 namespace bellwether::server {
 
 // WatchAlerts.
-class AlertFeed final : public Feed {
+class AlertStream final : public StreamHandler {
  public:
   using Stream = WriteStream<v1::WatchAlertsResponse>;
   // Of `run`; "" = of all that `grant` sees.  `grant` as in CallContext; the
   // stream ends with it.
-  AlertFeed(const QueryEngine* engine, std::shared_ptr<Stream> stream, std::unique_ptr<AlertCursor> cursor,
-            GrantPtr grant, std::string run)
+  AlertStream(const QueryEngine* engine, std::shared_ptr<Stream> stream, std::unique_ptr<AlertCursor> cursor,
+              GrantPtr grant, std::string run)
       : engine_(engine),
         stream_(std::move(stream)),
         cursor_(std::move(cursor)),
@@ -46,12 +46,12 @@ class AlertFeed final : public Feed {
 };
 
 // WatchRun.
-class RunFeed final : public Feed {
+class RunStream final : public StreamHandler {
  public:
   using Stream = WriteStream<v1::WatchRunResponse>;
   // `request` is Prepare()d; `grant` as above.
-  RunFeed(const QueryEngine* engine, std::shared_ptr<Stream> stream, v1::WatchRunRequest request, RunId run,
-          GrantPtr grant)
+  RunStream(const QueryEngine* engine, std::shared_ptr<Stream> stream, v1::WatchRunRequest request, RunId run,
+            GrantPtr grant)
       : engine_(engine),
         stream_(std::move(stream)),
         request_(std::move(request)),
@@ -71,11 +71,11 @@ class RunFeed final : public Feed {
 };
 
 // ExportRun.  Pump only notices the end: a task of the pool writes.
-class ExportFeed final : public Feed {
+class ExportStream final : public StreamHandler {
  public:
   using Stream = WriteStream<v1::ExportRunResponse>;
   // `grant` as above; `run` by its name.
-  ExportFeed(std::shared_ptr<Stream> stream, GrantPtr grant, std::string run)
+  ExportStream(std::shared_ptr<Stream> stream, GrantPtr grant, std::string run)
       : stream_(std::move(stream)), grant_(std::move(grant)), run_(std::move(run)) {}
   bool Pump(int64_t) override;
   void End(const grpc::Status& status) override { stream_->End(status); }
@@ -87,7 +87,7 @@ class ExportFeed final : public Feed {
 };
 
 // Runs the whole export, waiting for the peer at most `idle_ms_max` a chunk.
-void Export(RunControl* control, RunId run, int64_t chunk_bytes_max, int64_t idle_ms_max, ExportFeed::Stream* stream);
+void Export(RunControl* control, RunId run, int64_t chunk_bytes_max, int64_t idle_ms_max, ExportStream::Stream* stream);
 
 // ImportRun: reads a chunk, lets a pool feed it, reads the next.
 class ImportStream final : public grpc::ServerReadReactor<v1::ImportRunRequest> {
@@ -144,9 +144,9 @@ class ImportStream final : public grpc::ServerReadReactor<v1::ImportRunRequest> 
   int64_t reading_since_ns_ ABSL_GUARDED_BY(mutex_) = INT64_MAX;  // INT64_MAX = not reading
 };
 
-class ImportFeed final : public Feed {
+class ImportStream final : public StreamHandler {
  public:
-  explicit ImportFeed(std::shared_ptr<ImportStream> stream) : stream_(std::move(stream)) {}
+  explicit ImportStream(std::shared_ptr<ImportStream> stream) : stream_(std::move(stream)) {}
   bool Pump(int64_t now_monotonic_ns) override { return stream_->CheckOpen(now_monotonic_ns); }
   void End(const grpc::Status& status) override { stream_->End(status); }
 
@@ -156,4 +156,4 @@ class ImportFeed final : public Feed {
 
 }  // namespace bellwether::server
 
-#endif  // BELLWETHER_SERVER_QUERY_FEEDS_H_
+#endif  // BELLWETHER_SERVER_QUERY_STREAM_HANDLERS_H_

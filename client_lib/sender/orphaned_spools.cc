@@ -1,4 +1,4 @@
-#include "client_lib/sender/leftover.h"
+#include "client_lib/sender/orphaned_spools.h"
 
 #include <algorithm>
 #include <cstring>
@@ -16,7 +16,7 @@ constexpr char kDiedInMemory[] = "they died with its sender's memory, or their f
 
 }  // namespace
 
-struct Leftovers::Sending {
+struct OrphanedSpools::Sending {
   std::unique_ptr<SpoolFolder> folder;
   v1::ClientMessage hello;
   SharedMemory memory;
@@ -28,22 +28,22 @@ struct Leftovers::Sending {
   uint64_t frames = 0;  // Not durable when it was found.
 };
 
-Leftovers::Leftovers(const Parts& parts, uint64_t own) : parts_(parts) {
+OrphanedSpools::OrphanedSpools(const Parts& parts, uint64_t own) : parts_(parts) {
   for (const uint64_t number : SpoolFolder::Older(parts_.header->config, own)) {
     numbers_.push_back(number);
     waiting_bytes_ += SpoolFolder::BytesOf(parts_.header->config, number);
   }
 }
 
-Leftovers::~Leftovers() = default;
+OrphanedSpools::~OrphanedSpools() = default;
 
-uint64_t Leftovers::bytes() const {
+uint64_t OrphanedSpools::bytes() const {
   return waiting_bytes_ + (sending_ != nullptr && sending_->spool != nullptr ? sending_->spool->bytes() : 0);
 }
 
 // Puts the folder's messages where a sender that had been restarted would find
 // them: what was in its memory into a memory, the rest stays on disk.
-bool Leftovers::Restore(Sending* s) const {
+bool OrphanedSpools::Restore(Sending* s) const {
   const auto hello = s->folder->LoadHello();
   if (!hello.has_value()) return false;
   s->hello = *hello;
@@ -91,7 +91,7 @@ bool Leftovers::Restore(Sending* s) const {
   return true;
 }
 
-void Leftovers::Next(Clock::time_point now) {
+void OrphanedSpools::Next(Clock::time_point now) {
   if (now < next_look_) return;
   next_look_ = now + kLookEvery;
   auto sending = std::make_unique<Sending>();
@@ -136,7 +136,7 @@ void Leftovers::Next(Clock::time_point now) {
 }
 
 // `trouble` empty = all of it is durable, or was never there.
-void Leftovers::Finish(const std::string& trouble) {
+void OrphanedSpools::Finish(const std::string& trouble) {
   if (sending_ != nullptr) {
     const SenderState* state = sending_->window != nullptr ? &sending_->window->state() : nullptr;
     const uint64_t held = state != nullptr ? state->frames_admitted - state->frames_durable : 0;
@@ -158,7 +158,7 @@ void Leftovers::Finish(const std::string& trouble) {
   next_look_ = {};
 }
 
-void Leftovers::LeaveAlone(const std::string& why) {
+void OrphanedSpools::LeaveAlone(const std::string& why) {
   parts_.log->Once("leftover kept " + sending_->folder->path(),
                    "frames of an earlier attempt stay in " + sending_->folder->path() + ": " + why);
   sending_.reset();
@@ -167,7 +167,7 @@ void Leftovers::LeaveAlone(const std::string& why) {
   next_look_ = {};
 }
 
-void Leftovers::Step(Clock::time_point now) {
+void OrphanedSpools::Step(Clock::time_point now) {
   if (numbers_.empty()) return;
   if (sending_ == nullptr) Next(now);
   if (sending_ == nullptr) return;

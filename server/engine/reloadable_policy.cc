@@ -1,4 +1,4 @@
-#include "server/engine/policy_in_force.h"
+#include "server/engine/reloadable_policy.h"
 
 #include <memory>
 #include <string>

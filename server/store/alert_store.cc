@@ -1,4 +1,4 @@
-#include "server/store/alert_log.h"
+#include "server/store/alert_store.h"
 
 #include <algorithm>
 #include <utility>
@@ -14,20 +14,20 @@ constexpr size_t kKeysNamedMax = 20;  // Where one is asked for that is not ther
 
 }  // namespace
 
-AlertLog::AlertLog(Database* database, Counters* counters)
+AlertStore::AlertStore(Database* database, Counters* counters)
     : database_(database),
       waiting_now_(counters == nullptr ? nullptr : counters->gauge("bellwether_alerts_waiting")),
       never_stored_(counters == nullptr ? nullptr : counters->counter("bellwether_alerts_never_stored_total")) {}
 
-absl::Status AlertLog::Load() {
+absl::Status AlertStore::Load() {
   BW_RETURN_IF_ERROR(database_->FetchTransitions().status());  // They are listed below.
   absl::MutexLock lock(&mutex_);
   uint64_t after = 0;
   for (;;) {
-    BW_ASSIGN_OR_RETURN(std::vector<Transition> page, database_->ListTransitions(after, 1000, 0));
+    BW_ASSIGN_OR_RETURN(std::vector<AlertTransition> page, database_->ListTransitions(after, 1000, 0));
     if (page.empty()) return absl::OkStatus();
     after = page.back().id;
-    for (Transition& transition : page) {
+    for (AlertTransition& transition : page) {
       BW_ASSIGN_OR_RETURN(Database::AlertNote note, database_->GetAlertNote(transition.run, transition.key));
       auto key = std::make_pair(transition.run, transition.key);
       alerts_[std::move(key)] = AlertView{std::move(transition), std::move(note)};
@@ -35,7 +35,7 @@ absl::Status AlertLog::Load() {
   }
 }
 
-absl::StatusOr<bool> AlertLog::Post(Transition transition) {
+absl::StatusOr<bool> AlertStore::Post(AlertTransition transition) {
   absl::Status unstored;
   {
     absl::MutexLock lock(&mutex_);
@@ -73,19 +73,19 @@ absl::StatusOr<bool> AlertLog::Post(Transition transition) {
       KeepWaiting({transition, kept});
     }
     // The run's next owner may have gone on with it while it was on its way.
-    Transition& last = alerts_[{transition.run, transition.key}].last;
+    AlertTransition& last = alerts_[{transition.run, transition.key}].last;
     if (last.k <= transition.k) last = transition;
   }
-  if (unstored.ok()) (void)TellForeign();  // What came before it.
+  if (unstored.ok()) (void)NotifyForeign();  // What came before it.
   Tell(transition);
   BW_RETURN_IF_ERROR(unstored);
   return true;
 }
 
-absl::Status AlertLog::StoreWaiting() {
+absl::Status AlertStore::StoreWaiting() {
   std::map<uint32_t, absl::Status> held;  // By store.
   for (;;) {
-    Transition transition;
+    AlertTransition transition;
     const auto next = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       return std::find_if(waiting_.begin(), waiting_.end(), [&](const Waiting& waits) {
         return !held.contains(database_->StoreOf(waits.transition.run));
@@ -115,7 +115,7 @@ absl::Status AlertLog::StoreWaiting() {
       ShowWaiting();
       if (damaged && never_stored_ != nullptr) never_stored_->Add();
       if (!is_new.ok()) continue;  // Else its run's new owner concludes it, too.
-      Transition& last = alerts_[{transition.run, transition.key}].last;
+      AlertTransition& last = alerts_[{transition.run, transition.key}].last;
       if (last.k == transition.k) last.id = transition.id;
       if (!*is_new) continue;
     }
@@ -124,17 +124,17 @@ absl::Status AlertLog::StoreWaiting() {
   }
 }
 
-bool AlertLog::Keep(const Transition& transition) {
+bool AlertStore::Keep(const AlertTransition& transition) {
   return database_->StoreOf(transition.run) != 0 && database_->KeepTransition(transition).ok();
 }
 
-bool AlertLog::Waits(RunId run) const {
+bool AlertStore::Waits(RunId run) const {
   absl::MutexLock lock(&mutex_);
   return std::any_of(waiting_.begin(), waiting_.end(),
                      [run](const Waiting& waits) { return waits.transition.run == run && !waits.kept; });
 }
 
-void AlertLog::KeepWaiting(Waiting waiting) {
+void AlertStore::KeepWaiting(Waiting waiting) {
   if (waiting_.size() >= kWaitingMax) {
     if (never_stored_ != nullptr) never_stored_->Add();
     if (!full_said_) LogError("{} alerts wait to be stored: further ones are told, and not stored", kWaitingMax);
@@ -145,18 +145,18 @@ void AlertLog::KeepWaiting(Waiting waiting) {
   ShowWaiting();
 }
 
-void AlertLog::ShowWaiting() {
+void AlertStore::ShowWaiting() {
   if (waiting_now_ != nullptr) waiting_now_->Set(static_cast<double>(waiting_.size()));
 }
 
-absl::Status AlertLog::TellForeign() {
-  BW_ASSIGN_OR_RETURN(std::vector<Transition> fetched, database_->FetchTransitions());
-  for (Transition& transition : fetched) {
+absl::Status AlertStore::NotifyForeign() {
+  BW_ASSIGN_OR_RETURN(std::vector<AlertTransition> fetched, database_->FetchTransitions());
+  for (AlertTransition& transition : fetched) {
     transition.foreign = true;
     {
       absl::MutexLock lock(&mutex_);
       // One that was long on its way is no news of an alert that went on meanwhile.
-      Transition& last = alerts_[{transition.run, transition.key}].last;
+      AlertTransition& last = alerts_[{transition.run, transition.key}].last;
       if (last.k <= transition.k) last = transition;
     }
     Tell(transition);
@@ -164,25 +164,25 @@ absl::Status AlertLog::TellForeign() {
   return absl::OkStatus();
 }
 
-void AlertLog::Tell(const Transition& transition) {
+void AlertStore::Tell(const AlertTransition& transition) {
   absl::MutexLock lock(&subscribers_mutex_);
   for (const auto& [id, subscriber] : subscribers_) subscriber(transition);
 }
 
-std::vector<Transition> AlertLog::Unstored() const {
+std::vector<AlertTransition> AlertStore::Unstored() const {
   absl::MutexLock lock(&mutex_);
-  std::vector<Transition> unstored;
+  std::vector<AlertTransition> unstored;
   for (const Waiting& waits : waiting_) unstored.push_back(waits.transition);
   return unstored;
 }
 
-absl::StatusOr<std::vector<Transition>> AlertLog::Read(uint64_t after, size_t limit, RunId run) const {
+absl::StatusOr<std::vector<AlertTransition>> AlertStore::Read(uint64_t after, size_t limit, RunId run) const {
   return database_->ListTransitions(after, limit, run);
 }
 
-uint64_t AlertLog::last_id() const { return database_->last_transition_id(); }
+uint64_t AlertStore::last_id() const { return database_->last_transition_id(); }
 
-std::vector<AlertView> AlertLog::List(RunId run, bool firing_only) const {
+std::vector<AlertView> AlertStore::List(RunId run, bool firing_only) const {
   std::vector<AlertView> views;
   {
     absl::MutexLock lock(&mutex_);
@@ -200,17 +200,17 @@ std::vector<AlertView> AlertLog::List(RunId run, bool firing_only) const {
   return views;
 }
 
-std::vector<Transition> AlertLog::Newest(RunId first, RunId end, int64_t since_unix_ns) const {
-  std::vector<Transition> newest;
+std::vector<AlertTransition> AlertStore::Newest(RunId first, RunId end, int64_t since_unix_ns) const {
+  std::vector<AlertTransition> newest;
   absl::MutexLock lock(&mutex_);
   for (auto at = alerts_.lower_bound({first, std::string()}); at != alerts_.end() && at->first.first < end; ++at) {
-    const Transition& last = at->second.last;
+    const AlertTransition& last = at->second.last;
     if (last.id != 0 && last.time_unix_ns >= since_unix_ns) newest.push_back(last);
   }
   return newest;
 }
 
-absl::StatusOr<AlertView> AlertLog::Get(RunId run, const std::string& key) const {
+absl::StatusOr<AlertView> AlertStore::Get(RunId run, const std::string& key) const {
   absl::MutexLock lock(&mutex_);
   const auto found = alerts_.find({run, key});
   if (found != alerts_.end()) return found->second;
@@ -227,12 +227,12 @@ absl::StatusOr<AlertView> AlertLog::Get(RunId run, const std::string& key) const
   return absl::NotFoundError(absl::StrCat("alert \"", key, "\": this run has no such alert; ", text));
 }
 
-absl::Mutex* AlertLog::NotesMutex(RunId run) {
+absl::Mutex* AlertStore::NotesMutex(RunId run) {
   absl::MutexLock lock(&mutex_);
   return &notes_mutexes_[database_->StoreOf(run)];
 }
 
-absl::Status AlertLog::Annotate(RunId run, const std::string& key, const Database::AlertNote& note) {
+absl::Status AlertStore::Annotate(RunId run, const std::string& key, const Database::AlertNote& note) {
   absl::MutexLock order(NotesMutex(run));
   BW_RETURN_IF_ERROR(Get(run, key).status());
   BW_RETURN_IF_ERROR(database_->PutAlertNote(run, key, note));
@@ -241,13 +241,13 @@ absl::Status AlertLog::Annotate(RunId run, const std::string& key, const Databas
   return absl::OkStatus();
 }
 
-int64_t AlertLog::Subscribe(Subscriber subscriber) {
+int64_t AlertStore::Subscribe(Subscriber subscriber) {
   absl::MutexLock lock(&subscribers_mutex_);
   subscribers_[next_subscriber_] = std::move(subscriber);
   return next_subscriber_++;
 }
 
-void AlertLog::Unsubscribe(int64_t id) {
+void AlertStore::Unsubscribe(int64_t id) {
   absl::MutexLock lock(&subscribers_mutex_);
   subscribers_.erase(id);
 }

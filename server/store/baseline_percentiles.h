@@ -1,4 +1,4 @@
-// run_bands.h: how the signals of one run lay, by stage of training.
+// baseline_percentiles.h: how the signals of one run lay, by stage of training.
 //
 // A stage is a range of steps: [0, 128), then half octaves, so that early
 // training, where everything moves, is told finely and the rest coarsely.  Of
@@ -8,8 +8,8 @@
 // Several runs are merged as an even mixture: each of them counts the same,
 // whatever it sampled.  Pure functions and plain structs; any thread.
 
-#ifndef BELLWETHER_SERVER_STORE_RUN_BANDS_H_
-#define BELLWETHER_SERVER_STORE_RUN_BANDS_H_
+#ifndef BELLWETHER_SERVER_STORE_BASELINE_PERCENTILES_H_
+#define BELLWETHER_SERVER_STORE_BASELINE_PERCENTILES_H_
 
 #include <array>
 #include <cstdint>
@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "bellwether/signal_table.h"
+#include "server/model/alert_transition.h"
 #include "server/model/run_types.h"
-#include "server/model/transition.h"
 
 namespace bellwether::server {
 
@@ -37,7 +37,7 @@ struct Band {
 };
 
 // What one run was like while it was healthy.
-struct RunBands {
+struct BaselinePercentiles {
   RunId run = 0;
   std::string name;
   RunUuid uuid{};
@@ -67,4 +67,4 @@ SiblingBand MergeBands(const std::vector<const Band*>& bands);
 
 }  // namespace bellwether::server
 
-#endif  // BELLWETHER_SERVER_STORE_RUN_BANDS_H_
+#endif  // BELLWETHER_SERVER_STORE_BASELINE_PERCENTILES_H_

@@ -1,11 +1,11 @@
-// in_force.h: what the server's file says now, for whoever is told by a record.
+// reloadable_config.h: what the server's file says now, for whoever is told by a record.
 //
 // Rules and policies of a run are part of its state and change by records of
 // its log only, so that recovery decides what was decided; this is what the
 // shards compare them with.  Thread-safe.
 
-#ifndef BELLWETHER_SERVER_ENGINE_IN_FORCE_H_
-#define BELLWETHER_SERVER_ENGINE_IN_FORCE_H_
+#ifndef BELLWETHER_SERVER_ENGINE_RELOADABLE_CONFIG_H_
+#define BELLWETHER_SERVER_ENGINE_RELOADABLE_CONFIG_H_
 
 #include <utility>
 
@@ -15,10 +15,10 @@ namespace bellwether::server {
 
 // Pointer: shared, to something that never changes.
 template <class Pointer>
-class InForce {
+class ReloadableConfig {
  public:
   // `built_in`: without a file.  Never null.
-  explicit InForce(Pointer built_in) : built_in_(std::move(built_in)), current_(built_in_) {}
+  explicit ReloadableConfig(Pointer built_in) : built_in_(std::move(built_in)), current_(built_in_) {}
 
   const Pointer& built_in() const { return built_in_; }
   Pointer current() const {
@@ -39,4 +39,4 @@ class InForce {
 
 }  // namespace bellwether::server
 
-#endif  // BELLWETHER_SERVER_ENGINE_IN_FORCE_H_
+#endif  // BELLWETHER_SERVER_ENGINE_RELOADABLE_CONFIG_H_

@@ -1,10 +1,10 @@
-#include "server/detect/gram_desk.h"
+#include "server/detect/gram_assembler.h"
 
 #include <utility>
 
 namespace bellwether::server {
 
-GramDesk::Outcome GramDesk::Take(const ShippedGram& gram, GramTask* task) {
+GramAssembler::Outcome GramAssembler::Take(const ShippedGram& gram, GramTask* task) {
   Step& step = steps_[{gram.attempt, gram.step}];
   if (step.seen.count({gram.where, gram.of}) > 0) return Outcome::kRepeated;
   if (step.seen.size() >= options_.grams_per_step_max) return Outcome::kRefused;
@@ -31,7 +31,7 @@ GramDesk::Outcome GramDesk::Take(const ShippedGram& gram, GramTask* task) {
   return Outcome::kTask;
 }
 
-size_t GramDesk::Close(uint32_t attempt, int64_t step) {
+size_t GramAssembler::Close(uint32_t attempt, int64_t step) {
   size_t given_up = 0;
   const auto end = steps_.upper_bound({attempt, step});
   for (auto at = steps_.begin(); at != end; at = steps_.erase(at)) {

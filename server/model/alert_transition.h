@@ -1,9 +1,9 @@
-// transition.h: one change of an alert's state, as a plain struct.
+// alert_transition.h: one change of an alert's state, as a plain struct.
 //
 // The fields are those of Transition in alerts.proto, which specifies them.
 
-#ifndef BELLWETHER_SERVER_MODEL_TRANSITION_H_
-#define BELLWETHER_SERVER_MODEL_TRANSITION_H_
+#ifndef BELLWETHER_SERVER_MODEL_ALERT_TRANSITION_H_
+#define BELLWETHER_SERVER_MODEL_ALERT_TRANSITION_H_
 
 #include <cstdint>
 #include <limits>
@@ -42,7 +42,7 @@ struct Evidence {
   SiblingBand siblings;  // Added by whoever posts it; no detector knows of it.
 };
 
-struct Transition {
+struct AlertTransition {
   uint64_t id = 0;  // Given by the alert log.
   RunId run = 0;
   std::string run_name;
@@ -71,4 +71,4 @@ struct Transition {
 
 }  // namespace bellwether::server
 
-#endif  // BELLWETHER_SERVER_MODEL_TRANSITION_H_
+#endif  // BELLWETHER_SERVER_MODEL_ALERT_TRANSITION_H_

@@ -3,13 +3,13 @@
 #include <utility>
 
 #include "server/query/convert.h"
-#include "server/query/feeds.h"
 #include "server/query/sibling_view.h"
 #include "server/query/still_allowed.h"
+#include "server/query/stream_handlers.h"
 
 namespace bellwether::server {
 
-bool AlertFeed::Pump(int64_t) {
+bool AlertStream::Pump(int64_t) {
   if (!StillAllowed(grant_.get(), "WatchAlerts", run_, stream_.get())) return false;
   while (stream_->ready()) {
     absl::StatusOr<AlertCursor::Item> item = cursor_->Next();
@@ -39,10 +39,10 @@ bool AlertFeed::Pump(int64_t) {
   return !stream_->ending();
 }
 
-bool RunFeed::Pump(int64_t now_monotonic_ns) {
+bool RunStream::Pump(int64_t now_monotonic_ns) {
   const RunSnapshotPtr run = engine_->stores().runs->Get(run_);
   if (run == nullptr) {
-    const bool moved = engine_->stores().elsewhere != nullptr;  // Ask again, and it is found.
+    const bool moved = engine_->stores().router != nullptr;  // Ask again, and it is found.
     stream_->End({moved ? grpc::StatusCode::UNAVAILABLE : grpc::StatusCode::NOT_FOUND,
                   "run \"" + request_.run() + "\": it has left this server"});
     return false;

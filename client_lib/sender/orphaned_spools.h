@@ -1,4 +1,4 @@
-// leftover.h: sends what earlier senders of this run and rank left on disk.
+// orphaned_spools.h: sends what earlier senders of this run and rank left on disk.
 //
 // Before the run's own stream is opened, and with the Hello of the attempt that
 // the frames are of: a server takes an attempt's frames until the next attempt
@@ -12,8 +12,8 @@
 //
 // Not thread-safe; Step() is to be called every few milliseconds.
 
-#ifndef BELLWETHER_CLIENT_LIB_SENDER_LEFTOVER_H_
-#define BELLWETHER_CLIENT_LIB_SENDER_LEFTOVER_H_
+#ifndef BELLWETHER_CLIENT_LIB_SENDER_ORPHANED_SPOOLS_H_
+#define BELLWETHER_CLIENT_LIB_SENDER_ORPHANED_SPOOLS_H_
 
 #include <chrono>
 #include <cstdint>
@@ -32,7 +32,7 @@
 
 namespace bellwether::client {
 
-class Leftovers {
+class OrphanedSpools {
  public:
   using Clock = std::chrono::steady_clock;
 
@@ -43,8 +43,8 @@ class Leftovers {
     std::function<void(uint64_t frames)> dropped;  // So many frames will never arrive.
   };
   // Looks for folders with a number below `own`.
-  Leftovers(const Parts& parts, uint64_t own);
-  ~Leftovers();
+  OrphanedSpools(const Parts& parts, uint64_t own);
+  ~OrphanedSpools();
 
   void Step(Clock::time_point now);
   bool done() const { return numbers_.empty(); }
@@ -71,4 +71,4 @@ class Leftovers {
 
 }  // namespace bellwether::client
 
-#endif  // BELLWETHER_CLIENT_LIB_SENDER_LEFTOVER_H_
+#endif  // BELLWETHER_CLIENT_LIB_SENDER_ORPHANED_SPOOLS_H_

@@ -1,4 +1,4 @@
-#include "server/store/action_log.h"
+#include "server/store/action_store.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -18,7 +18,7 @@ int64_t NumberOf(const std::string& id) {
 
 }  // namespace
 
-absl::StatusOr<size_t> ActionLog::Post(RunId run, const Action& action) {
+absl::StatusOr<size_t> ActionStore::Post(RunId run, const Action& action) {
   BW_ASSIGN_OR_RETURN(const size_t fresh, database_->PutAction(run, action));
   if (fresh == 0) return fresh;
   absl::MutexLock lock(&subscribers_mutex_);
@@ -26,18 +26,18 @@ absl::StatusOr<size_t> ActionLog::Post(RunId run, const Action& action) {
   return fresh;
 }
 
-absl::Status ActionLog::Note(RunId run, Lsn lsn, const AuditEntry& entry) {
+absl::Status ActionStore::Note(RunId run, Lsn lsn, const AuditEntry& entry) {
   return database_->PutAudit(run, lsn, entry).status();
 }
 
-absl::StatusOr<std::vector<Action>> ActionLog::List(RunId run) const {
+absl::StatusOr<std::vector<Action>> ActionStore::List(RunId run) const {
   BW_ASSIGN_OR_RETURN(std::vector<Action> actions, database_->ListActions(run));
   std::sort(actions.begin(), actions.end(),
             [](const Action& a, const Action& b) { return NumberOf(a.id) < NumberOf(b.id); });
   return actions;
 }
 
-absl::StatusOr<Action> ActionLog::Get(RunId run, const std::string& id) const {
+absl::StatusOr<Action> ActionStore::Get(RunId run, const std::string& id) const {
   BW_ASSIGN_OR_RETURN(const std::vector<Action> actions, database_->ListActions(run));
   for (const Action& action : actions) {
     if (action.id == id) return action;
@@ -45,15 +45,15 @@ absl::StatusOr<Action> ActionLog::Get(RunId run, const std::string& id) const {
   return absl::NotFoundError(absl::StrCat("action \"", id, "\": this run has no such action"));
 }
 
-absl::StatusOr<std::vector<AuditEntry>> ActionLog::Audit(RunId run) const { return database_->ListAudit(run); }
+absl::StatusOr<std::vector<AuditEntry>> ActionStore::Audit(RunId run) const { return database_->ListAudit(run); }
 
-int64_t ActionLog::Subscribe(Subscriber subscriber) {
+int64_t ActionStore::Subscribe(Subscriber subscriber) {
   absl::MutexLock lock(&subscribers_mutex_);
   subscribers_[next_subscriber_] = std::move(subscriber);
   return next_subscriber_++;
 }
 
-void ActionLog::Unsubscribe(int64_t id) {
+void ActionStore::Unsubscribe(int64_t id) {
   absl::MutexLock lock(&subscribers_mutex_);
   subscribers_.erase(id);
 }

@@ -1,11 +1,11 @@
-// stream_feeder.h: the one thread that moves the open streams forward.
+// stream_pump.h: the one thread that moves the open streams forward.
 //
 // A stream that can go on wakes it; every tick it looks at all of them, for
 // what depends on time.  Reading the store for a stream happens here, on no
 // thread of gRPC's and on none that posts.
 
-#ifndef BELLWETHER_SERVER_QUERY_STREAM_FEEDER_H_
-#define BELLWETHER_SERVER_QUERY_STREAM_FEEDER_H_
+#ifndef BELLWETHER_SERVER_QUERY_STREAM_PUMP_H_
+#define BELLWETHER_SERVER_QUERY_STREAM_PUMP_H_
 
 #include <grpcpp/grpcpp.h>
 
@@ -21,28 +21,28 @@
 namespace bellwether::server {
 
 // One open stream.
-class Feed {
+class StreamHandler {
  public:
-  virtual ~Feed() = default;
+  virtual ~StreamHandler() = default;
   // Sends what can be sent; false: the stream has ended, forget it.  Called by
-  // the feeder's thread only.
+  // the thread of StreamPump only.
   virtual bool Pump(int64_t now_monotonic_ns) = 0;
   // Ends the stream unless it has ended.  Any thread; returns at once.
   virtual void End(const grpc::Status& status) = 0;
 };
 
 // Thread-safe.
-class StreamFeeder {
+class StreamPump {
  public:
-  explicit StreamFeeder(Clock* clock);
-  ~StreamFeeder();  // Stop(), then joins.
-  StreamFeeder(const StreamFeeder&) = delete;
-  StreamFeeder& operator=(const StreamFeeder&) = delete;
+  explicit StreamPump(Clock* clock);
+  ~StreamPump();  // Stop(), then joins.
+  StreamPump(const StreamPump&) = delete;
+  StreamPump& operator=(const StreamPump&) = delete;
 
-  // Ends the feed at once if Stop() was called.
-  void Add(std::shared_ptr<Feed> feed);
+  // Ends the stream at once if Stop() was called.
+  void Add(std::shared_ptr<StreamHandler> handler);
   void Wake();
-  // Ends every feed, present and to come, with UNAVAILABLE.
+  // Ends every stream, present and to come, with UNAVAILABLE.
   void Stop();
 
  private:
@@ -53,7 +53,7 @@ class StreamFeeder {
   absl::Mutex mutex_;
   bool awake_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::vector<std::shared_ptr<Feed>> feeds_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<StreamHandler>> handlers_ ABSL_GUARDED_BY(mutex_);
   std::thread thread_;
 };
 
@@ -61,4 +61,4 @@ grpc::Status GoingDown();
 
 }  // namespace bellwether::server
 
-#endif  // BELLWETHER_SERVER_QUERY_STREAM_FEEDER_H_
+#endif  // BELLWETHER_SERVER_QUERY_STREAM_PUMP_H_

@@ -1,4 +1,4 @@
-#include "server/engine/rules_in_force.h"
+#include "server/engine/reloadable_rules.h"
 
 #include <algorithm>
 #include <memory>
@@ -16,9 +16,9 @@ RuleSetPtr WithoutFile(const JudgeOptions& options) {
 
 }  // namespace
 
-RulesInForce::RulesInForce(const JudgeOptions& built_in) : InForce(WithoutFile(built_in)) {}
+ReloadableRules::ReloadableRules(const JudgeOptions& built_in) : ReloadableConfig(WithoutFile(built_in)) {}
 
-absl::StatusOr<RuleSetPtr> RulesInForce::Find(std::string_view text) {
+absl::StatusOr<RuleSetPtr> ReloadableRules::Find(std::string_view text) {
   if (RuleSetPtr now = current(); text == now->text) return now;
   if (text.empty()) return built_in();
   absl::MutexLock lock(&mutex_);

@@ -1,4 +1,4 @@
-// gram_desk.h: a run's Gram matrices, until there is something to compute.
+// gram_assembler.h: a run's Gram matrices, until there is something to compute.
 //
 // A head's W_Q needs one matrix, the change of its W_Q^T W_K two.  Holds the first
 // of two until the other comes or its step closes; in memory that is bounded,
@@ -6,8 +6,8 @@
 //
 // Deterministic and without a clock.  Not thread-safe: the run's shard owns it.
 
-#ifndef BELLWETHER_SERVER_DETECT_GRAM_DESK_H_
-#define BELLWETHER_SERVER_DETECT_GRAM_DESK_H_
+#ifndef BELLWETHER_SERVER_DETECT_GRAM_ASSEMBLER_H_
+#define BELLWETHER_SERVER_DETECT_GRAM_ASSEMBLER_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -31,7 +31,7 @@ struct GramTask {
   size_t bytes() const { return (gram.upper->size() + (increment() ? second.upper->size() : 0)) * sizeof(float); }
 };
 
-class GramDesk {
+class GramAssembler {
  public:
   struct Options {
     size_t grams_per_step_max = 4096;
@@ -44,7 +44,7 @@ class GramDesk {
     kRefused,   // A limit is reached, or its halves differ in size.
   };
 
-  explicit GramDesk(const Options& options) : options_(options) {}
+  explicit GramAssembler(const Options& options) : options_(options) {}
 
   // `task`, without a run, is set for kTask only.
   Outcome Take(const ShippedGram& gram, GramTask* task);
@@ -65,4 +65,4 @@ class GramDesk {
 
 }  // namespace bellwether::server
 
-#endif  // BELLWETHER_SERVER_DETECT_GRAM_DESK_H_
+#endif  // BELLWETHER_SERVER_DETECT_GRAM_ASSEMBLER_H_

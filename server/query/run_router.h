@@ -1,4 +1,4 @@
-// elsewhere.h: Query at any server of a cluster: whose run it is, and what the
+// run_router.h: Query at any server of a cluster: whose run it is, and what the
 // others say.
 //
 // A run is served by one server.  Any other finds out which, asks it for the caller,
@@ -10,8 +10,8 @@
 //
 // Thread-safe; calls may wait for other servers.
 
-#ifndef BELLWETHER_SERVER_QUERY_ELSEWHERE_H_
-#define BELLWETHER_SERVER_QUERY_ELSEWHERE_H_
+#ifndef BELLWETHER_SERVER_QUERY_RUN_ROUTER_H_
+#define BELLWETHER_SERVER_QUERY_RUN_ROUTER_H_
 
 #include <cstdint>
 #include <map>
@@ -33,27 +33,27 @@ namespace bellwether::server {
 struct CallContext;
 class QueryEngine;
 
-class Elsewhere {
+class RunRouter {
  public:
   static constexpr int64_t kKnownMs = 1000;
   static constexpr size_t kKnownMax = 4096;
 
   // A run of the cluster.
-  struct Place {
+  struct Location {
     std::string server;  // Its owner; "" = this one.
     std::string uuid;    // 32 hexadecimal digits
     std::string name;
   };
 
   // All must outlive this object.
-  Elsewhere(Peers* peers, const RunTable* runs, Clock* clock) : peers_(peers), runs_(runs), clock_(clock) {}
+  RunRouter(Peers* peers, const RunTable* runs, Clock* clock) : peers_(peers), runs_(runs), clock_(clock) {}
 
   // Of a name the newest run of all servers.  NOT_FOUND: nobody has it;
   // UNAVAILABLE: that is not known now, because its partition is being taken over or
   // a server does not answer.
-  absl::StatusOr<Place> Find(const std::string& run, int64_t deadline_monotonic_ns);
+  absl::StatusOr<Location> Find(const std::string& run, int64_t deadline_monotonic_ns);
   // The same without asking anybody; nothing: that would have to be done.
-  std::optional<Place> Known(const std::string& run);
+  std::optional<Location> Known(const std::string& run);
   // It was not where Find() said.
   void Forget(const std::string& run);
   // Why this server does not have the run: NOT_FOUND or UNAVAILABLE, as above.
@@ -88,7 +88,7 @@ class Elsewhere {
   // As QueryEngine::CompareRuns(), of runs that are where the places say; read by
   // this server from whoever has them, one question after the other.
   absl::StatusOr<v1::CompareRunsResponse> CompareRuns(const QueryEngine& engine, const v1::CompareRunsRequest& request,
-                                                      const Place& run, const Place& baseline,
+                                                      const Location& run, const Location& baseline,
                                                       const CallContext& context);
 
   Peers& peers() { return *peers_; }
@@ -97,13 +97,13 @@ class Elsewhere {
 
  private:
   struct KnownPlace {
-    Place place;
+    Location place;
     int64_t until_ns = 0;
   };
-  absl::StatusOr<Place> FindByUuid(const std::string& run, const RunUuid& uuid, int64_t deadline_monotonic_ns);
-  absl::StatusOr<Place> FindByName(const std::string& run, int64_t deadline_monotonic_ns);
-  std::optional<Place> Here(const std::string& run) const;
-  void Learn(const std::string& run, const Place& place);
+  absl::StatusOr<Location> FindByUuid(const std::string& run, const RunUuid& uuid, int64_t deadline_monotonic_ns);
+  absl::StatusOr<Location> FindByName(const std::string& run, int64_t deadline_monotonic_ns);
+  std::optional<Location> Here(const std::string& run) const;
+  void Learn(const std::string& run, const Location& place);
 
   Peers* const peers_;
   const RunTable* const runs_;
@@ -114,4 +114,4 @@ class Elsewhere {
 
 }  // namespace bellwether::server
 
-#endif  // BELLWETHER_SERVER_QUERY_ELSEWHERE_H_
+#endif  // BELLWETHER_SERVER_QUERY_RUN_ROUTER_H_

@@ -1,10 +1,10 @@
-// proxy_feed.h: a stream that another server of the cluster answers.
+// proxy_stream.h: a stream that another server of the cluster answers.
 //
 // One message is on its way at most: the next is asked for once the caller has
 // taken the last one, so that a slow caller holds up the owner's stream, not memory.
 
-#ifndef BELLWETHER_SERVER_QUERY_PROXY_FEED_H_
-#define BELLWETHER_SERVER_QUERY_PROXY_FEED_H_
+#ifndef BELLWETHER_SERVER_QUERY_PROXY_STREAM_H_
+#define BELLWETHER_SERVER_QUERY_PROXY_STREAM_H_
 
 #include <functional>
 #include <memory>
@@ -17,46 +17,46 @@
 #include "server/query/ports/peers.h"
 #include "server/query/query_engine.h"
 #include "server/query/still_allowed.h"
-#include "server/query/stream_feeder.h"
+#include "server/query/stream_pump.h"
 #include "server/query/write_stream.h"
 #include "server/util/grpc_status.h"
 
 namespace bellwether::server {
 
 template <typename Response>
-class ProxyFeed final : public Feed {
+class ProxyStream final : public StreamHandler {
  public:
   using Stream = WriteStream<Response>;
-  // `wake` is called when Pump() has something to do; it may come after the feed
+  // `wake` is called when Pump() has something to do; it may come after the stream
   // has ended.
-  static std::shared_ptr<ProxyFeed> Start(Peers* peers, const std::string& server, const char* method,
-                                          const std::string& request, GrantPtr grant, std::shared_ptr<Stream> stream,
-                                          std::function<void()> wake) {
+  static std::shared_ptr<ProxyStream> Start(Peers* peers, const std::string& server, const char* method,
+                                            const std::string& request, GrantPtr grant, std::shared_ptr<Stream> stream,
+                                            std::function<void()> wake) {
     const std::string seal = grant->PassOn(method);
-    auto feed = std::make_shared<ProxyFeed>(method, std::move(stream), std::move(grant));
+    auto proxy = std::make_shared<ProxyStream>(method, std::move(stream), std::move(grant));
     auto source = peers->Stream(
         server, method, request, seal,
-        [feed, wake](std::string bytes) {
+        [proxy, wake](std::string bytes) {
           {
-            absl::MutexLock lock(&feed->mutex_);
-            feed->message_ = std::move(bytes);
+            absl::MutexLock lock(&proxy->mutex_);
+            proxy->message_ = std::move(bytes);
           }
           wake();
         },
-        [feed, wake](const absl::Status& status) {
+        [proxy, wake](const absl::Status& status) {
           {
-            absl::MutexLock lock(&feed->mutex_);
-            feed->end_ = status;
+            absl::MutexLock lock(&proxy->mutex_);
+            proxy->end_ = status;
           }
           wake();
         });
     {
-      absl::MutexLock lock(&feed->mutex_);
-      feed->source_ = std::move(source);
+      absl::MutexLock lock(&proxy->mutex_);
+      proxy->source_ = std::move(source);
     }
-    return feed;
+    return proxy;
   }
-  ProxyFeed(const char* method, std::shared_ptr<Stream> stream, GrantPtr grant)
+  ProxyStream(const char* method, std::shared_ptr<Stream> stream, GrantPtr grant)
       : method_(method), stream_(std::move(stream)), grant_(std::move(grant)) {}
 
   bool Pump(int64_t) override {
@@ -110,4 +110,4 @@ class ProxyFeed final : public Feed {
 
 }  // namespace bellwether::server
 
-#endif  // BELLWETHER_SERVER_QUERY_PROXY_FEED_H_
+#endif  // BELLWETHER_SERVER_QUERY_PROXY_STREAM_H_

@@ -2,7 +2,7 @@
 // what was finite; the mixture of several runs is what its header says.
 // Method: small sets whose quantiles can be counted, and a mixture held against
 // the quantiles of the runs' values put together.
-#include "server/store/run_bands.h"
+#include "server/store/baseline_percentiles.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ Band BandOf(std::vector<float> values, uint8_t range = 0) {
   return band;
 }
 
-TEST(RunBandsTest, RangesTileAllSteps) {
+TEST(BaselinePercentilesTest, RangesTileAllSteps) {
   EXPECT_EQ(BandBegin(0), 0);
   for (int range = 0; range < kBandRanges; ++range) {
     const int64_t begin = BandBegin(range), end = BandBegin(range + 1);
@@ -45,7 +45,7 @@ TEST(RunBandsTest, RangesTileAllSteps) {
   EXPECT_EQ(BandRangeOf(std::numeric_limits<int64_t>::max()), kBandRanges - 1);
 }
 
-TEST(RunBandsTest, QuantilesAreOfWhatIsFinite) {
+TEST(BaselinePercentilesTest, QuantilesAreOfWhatIsFinite) {
   std::vector<float> values = {kNan, 4, 0, kInf, 2, NotMeasured(), 1, 3, -kInf};
   Band band;
   ASSERT_TRUE(DescribeBand(&values, &band));
@@ -59,7 +59,7 @@ TEST(RunBandsTest, QuantilesAreOfWhatIsFinite) {
   EXPECT_THAT(band.quantiles, testing::Each(7));
 }
 
-TEST(RunBandsTest, OfOneRunTheMixtureIsTheRun) {
+TEST(BaselinePercentilesTest, OfOneRunTheMixtureIsTheRun) {
   const Band band = BandOf({1, 2, 3, 4, 5}, 4);
   const SiblingBand merged = MergeBands({&band});
   EXPECT_EQ(merged.runs, 1u);
@@ -73,7 +73,7 @@ TEST(RunBandsTest, OfOneRunTheMixtureIsTheRun) {
   EXPECT_EQ(MergeBands({}).runs, 0u);
 }
 
-TEST(RunBandsTest, EqualValuesStayThemselves) {
+TEST(BaselinePercentilesTest, EqualValuesStayThemselves) {
   const Band one = BandOf({1, 1, 1}), two = BandOf({2, 2});
   const SiblingBand same = MergeBands({&one, &one});
   EXPECT_EQ(same.p01, 1);
@@ -85,7 +85,7 @@ TEST(RunBandsTest, EqualValuesStayThemselves) {
   EXPECT_NEAR(both.p99, 2, 1e-9);
 }
 
-TEST(RunBandsTest, AMixtureIsOfAllRunsAlike) {
+TEST(BaselinePercentilesTest, AMixtureIsOfAllRunsAlike) {
   std::mt19937 random(1);
   std::vector<Band> bands;
   std::vector<float> all;
@@ -111,7 +111,7 @@ TEST(RunBandsTest, AMixtureIsOfAllRunsAlike) {
   EXPECT_EQ(merged.max, exact(1));
 }
 
-TEST(RunBandsTest, AnOutlierOfOneRunDoesNotMoveTheMiddleOfMany) {
+TEST(BaselinePercentilesTest, AnOutlierOfOneRunDoesNotMoveTheMiddleOfMany) {
   const Band calm = BandOf({0.9f, 1, 1.1f}), wild = BandOf({1, 1, 3e38f});
   std::vector<const Band*> runs(31, &calm);
   runs.push_back(&wild);
@@ -121,7 +121,7 @@ TEST(RunBandsTest, AnOutlierOfOneRunDoesNotMoveTheMiddleOfMany) {
   EXPECT_TRUE(std::isfinite(merged.p99));
 }
 
-TEST(RunBandsTest, TheKindIsArchitectureKernelAndDtype) {
+TEST(BaselinePercentilesTest, TheKindIsArchitectureKernelAndDtype) {
   const RunDescription base{.name = "a",
                             .layout = {.layers = 6, .heads = 6, .kv_heads = 6, .head_dim = 64, .seq_len = 1024},
                             .attention = {.kernel = "flash", .score_dtype = "bf16", .causal = true},

@@ -1,12 +1,12 @@
-// action_log.h: every change of every action once, and what came to nothing.
+// action_store.h: every change of every action once, and what came to nothing.
 //
 // Whoever concludes that an action changed posts it with its whole history;
 // what is stored already is a replay after a crash and changes nothing.  Reads
 // go to the database: an action is looked at far less often than it is kept.
 // Thread-safe; the changes of one run come from one thread.
 
-#ifndef BELLWETHER_SERVER_STORE_ACTION_LOG_H_
-#define BELLWETHER_SERVER_STORE_ACTION_LOG_H_
+#ifndef BELLWETHER_SERVER_STORE_ACTION_STORE_H_
+#define BELLWETHER_SERVER_STORE_ACTION_STORE_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -23,14 +23,14 @@
 
 namespace bellwether::server {
 
-class ActionLog {
+class ActionStore {
  public:
   // The last `fresh` changes of the action's history are new.  Called from the
   // thread that posts, without any other lock: be quick.
   using Subscriber = std::function<void(RunId run, const Action& action, size_t fresh)>;
 
   // `database` must outlive this object.
-  explicit ActionLog(Database* database) : database_(database) {}
+  explicit ActionStore(Database* database) : database_(database) {}
 
   // Durable when it returns.  How many changes are new; 0 = a replay, nobody
   // was told.
@@ -54,4 +54,4 @@ class ActionLog {
 
 }  // namespace bellwether::server
 
-#endif  // BELLWETHER_SERVER_STORE_ACTION_LOG_H_
+#endif  // BELLWETHER_SERVER_STORE_ACTION_STORE_H_

@@ -1,4 +1,4 @@
-#include "server/store/run_bands.h"
+#include "server/store/baseline_percentiles.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,8 +1,8 @@
-// rules_in_force.h: which rules new decisions are to be made by, and
+// reloadable_rules.h: which rules new decisions are to be made by, and
 // where the text of a run's record becomes rules again.  Thread-safe.
 
-#ifndef BELLWETHER_SERVER_ENGINE_RULES_IN_FORCE_H_
-#define BELLWETHER_SERVER_ENGINE_RULES_IN_FORCE_H_
+#ifndef BELLWETHER_SERVER_ENGINE_RELOADABLE_RULES_H_
+#define BELLWETHER_SERVER_ENGINE_RELOADABLE_RULES_H_
 
 #include <string_view>
 #include <vector>
@@ -10,14 +10,14 @@
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "server/detect/rules_file.h"
-#include "server/engine/in_force.h"
+#include "server/engine/reloadable_config.h"
 
 namespace bellwether::server {
 
-class RulesInForce : public InForce<RuleSetPtr> {
+class ReloadableRules : public ReloadableConfig<RuleSetPtr> {
  public:
   // `built_in` are the options without a rules file.
-  explicit RulesInForce(const JudgeOptions& built_in);
+  explicit ReloadableRules(const JudgeOptions& built_in);
 
   // The rules of a text that was in force once.  INVALID_ARGUMENT: this version
   // does not take it.
@@ -31,4 +31,4 @@ class RulesInForce : public InForce<RuleSetPtr> {
 
 }  // namespace bellwether::server
 
-#endif  // BELLWETHER_SERVER_ENGINE_RULES_IN_FORCE_H_
+#endif  // BELLWETHER_SERVER_ENGINE_RELOADABLE_RULES_H_

@@ -1,4 +1,4 @@
-#include "server/query/elsewhere.h"
+#include "server/query/run_router.h"
 
 #include <algorithm>
 #include <utility>
@@ -20,13 +20,13 @@ absl::Status NotKnown(const std::string& run, const std::string& why) {
 
 }  // namespace
 
-std::optional<Elsewhere::Place> Elsewhere::Here(const std::string& run) const {
+std::optional<RunRouter::Location> RunRouter::Here(const std::string& run) const {
   const RunSnapshotPtr here = runs_->Find(run);
   if (here == nullptr || !peers_->OwnerOfRun(here->record.id).here) return std::nullopt;
-  return Place{"", FormatUuid(here->record.description.uuid), here->record.description.name};
+  return Location{"", FormatUuid(here->record.description.uuid), here->record.description.name};
 }
 
-absl::Status Elsewhere::Absent(const std::string& run) const {
+absl::Status RunRouter::Absent(const std::string& run) const {
   RunUuid uuid;
   if (ParseUuid(run, &uuid)) {
     const Peers::Owner owner = peers_->OwnerOf(uuid);
@@ -37,19 +37,19 @@ absl::Status Elsewhere::Absent(const std::string& run) const {
   return NotFound(run);
 }
 
-std::optional<Elsewhere::Place> Elsewhere::Known(const std::string& run) {
+std::optional<RunRouter::Location> RunRouter::Known(const std::string& run) {
   absl::MutexLock lock(&mutex_);
   const auto found = known_.find(run);
   if (found == known_.end() || clock_->MonotonicNanos() >= found->second.until_ns) return std::nullopt;
   return found->second.place;
 }
 
-void Elsewhere::Forget(const std::string& run) {
+void RunRouter::Forget(const std::string& run) {
   absl::MutexLock lock(&mutex_);
   known_.erase(run);
 }
 
-void Elsewhere::Learn(const std::string& run, const Place& place) {
+void RunRouter::Learn(const std::string& run, const Location& place) {
   const int64_t now_ns = clock_->MonotonicNanos();
   absl::MutexLock lock(&mutex_);
   if (known_.size() >= kKnownMax) {
@@ -59,20 +59,20 @@ void Elsewhere::Learn(const std::string& run, const Place& place) {
   known_[run] = {place, now_ns + kKnownMs * 1'000'000};
 }
 
-absl::StatusOr<Elsewhere::Place> Elsewhere::Find(const std::string& run, int64_t deadline_monotonic_ns) {
-  if (std::optional<Place> known = Known(run)) return *std::move(known);
+absl::StatusOr<RunRouter::Location> RunRouter::Find(const std::string& run, int64_t deadline_monotonic_ns) {
+  if (std::optional<Location> known = Known(run)) return *std::move(known);
   RunUuid uuid;
-  BW_ASSIGN_OR_RETURN(const Place place, ParseUuid(run, &uuid) ? FindByUuid(run, uuid, deadline_monotonic_ns)
-                                                               : FindByName(run, deadline_monotonic_ns));
+  BW_ASSIGN_OR_RETURN(const Location place, ParseUuid(run, &uuid) ? FindByUuid(run, uuid, deadline_monotonic_ns)
+                                                                  : FindByName(run, deadline_monotonic_ns));
   Learn(run, place);
   return place;
 }
 
-absl::StatusOr<Elsewhere::Place> Elsewhere::FindByUuid(const std::string& run, const RunUuid& uuid,
-                                                       int64_t deadline_monotonic_ns) {
+absl::StatusOr<RunRouter::Location> RunRouter::FindByUuid(const std::string& run, const RunUuid& uuid,
+                                                          int64_t deadline_monotonic_ns) {
   const Peers::Owner owner = peers_->OwnerOf(uuid);
   if (owner.here) {
-    if (std::optional<Place> here = Here(run)) return *std::move(here);
+    if (std::optional<Location> here = Here(run)) return *std::move(here);
     return NotFound(run);
   }
   if (owner.address.empty()) return NotKnown(run, "its partition is being taken over");
@@ -82,16 +82,16 @@ absl::StatusOr<Elsewhere::Place> Elsewhere::FindByUuid(const std::string& run, c
                                                             peers_->SealAsServer("GetRun"), deadline_monotonic_ns));
   v1::Run found;
   if (!found.ParseFromString(bytes)) return absl::InternalError("another server's answer cannot be read");
-  return Place{owner.address, run, found.description().name()};
+  return Location{owner.address, run, found.description().name()};
 }
 
-absl::StatusOr<Elsewhere::Place> Elsewhere::FindByName(const std::string& run, int64_t deadline_monotonic_ns) {
+absl::StatusOr<RunRouter::Location> RunRouter::FindByName(const std::string& run, int64_t deadline_monotonic_ns) {
   v1::GetRunRequest request;
   request.set_run(run);
   const Peers::Spread spread = peers_->spread();
   const std::vector<Peers::Answer> answers = peers_->CallAll(spread.others, "GetRun", request.SerializeAsString(),
                                                              peers_->SealAsServer("GetRun"), deadline_monotonic_ns);
-  std::optional<Place> newest = Here(run);
+  std::optional<Location> newest = Here(run);
   int64_t started_ns = 0;
   if (newest.has_value()) {
     const RunSnapshotPtr here = runs_->Find(newest->uuid);
@@ -110,7 +110,7 @@ absl::StatusOr<Elsewhere::Place> Elsewhere::FindByName(const std::string& run, i
     }
     RunUuid uuid;
     std::copy(found.description().uuid().begin(), found.description().uuid().end(), uuid.begin());
-    Place place{answer.server, FormatUuid(uuid), found.description().name()};
+    Location place{answer.server, FormatUuid(uuid), found.description().name()};
     // Of two that began at once any server takes the same.
     if (newest.has_value() && std::pair(found.started_unix_ns(), place.uuid) <= std::pair(started_ns, newest->uuid)) {
       continue;

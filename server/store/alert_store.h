@@ -1,11 +1,11 @@
-// alert_log.h: every transition once, and whoever waits for the next one.
+// alert_store.h: every transition once, and whoever waits for the next one.
 //
 // Post() stores a transition exactly once (by run, key and k) and tells the
 // subscribers; Read() serves the rest, so that a reader who missed something
 // asks again from the last id it saw.  Thread-safe.
 
-#ifndef BELLWETHER_SERVER_STORE_ALERT_LOG_H_
-#define BELLWETHER_SERVER_STORE_ALERT_LOG_H_
+#ifndef BELLWETHER_SERVER_STORE_ALERT_STORE_H_
+#define BELLWETHER_SERVER_STORE_ALERT_STORE_H_
 
 #include <cstdint>
 #include <deque>
@@ -16,7 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "server/model/transition.h"
+#include "server/model/alert_transition.h"
 #include "server/store/database.h"
 #include "server/util/counters.h"
 
@@ -24,17 +24,17 @@ namespace bellwether::server {
 
 // An alert as it stands: its newest transition and people's notes.
 struct AlertView {
-  Transition last;
+  AlertTransition last;
   Database::AlertNote note;
 };
 
-class AlertLog {
+class AlertStore {
  public:
   // Called from the thread that posts, without the log's lock: be quick.
-  using Subscriber = std::function<void(const Transition&)>;
+  using Subscriber = std::function<void(const AlertTransition&)>;
 
   // `database` and `counters` must outlive this object; null = nothing is counted.
-  explicit AlertLog(Database* database, Counters* counters = nullptr);
+  explicit AlertStore(Database* database, Counters* counters = nullptr);
 
   // Reads what is stored.  Call once, before anything else.
   absl::Status Load();
@@ -45,7 +45,7 @@ class AlertLog {
   // one that is silent keeps nobody a second time.  Beyond 4,096 that wait it is
   // counted instead.
   // ABORTED: another server owns the run by now, whose word it is; nobody is told.
-  absl::StatusOr<bool> Post(Transition transition);
+  absl::StatusOr<bool> Post(AlertTransition transition);
   // Stores what could not be stored, in order of each store, and tells it again with
   // its id; call now and then, from one thread.  The first error.  What a crash comes before is
   // concluded again from the log, or was kept with its run.  One whose row there is damaged
@@ -56,14 +56,14 @@ class AlertLog {
   // now would conclude it no more.
   bool Waits(RunId run) const;
   // Told, and not stored yet; oldest first.
-  std::vector<Transition> Unstored() const;
+  std::vector<AlertTransition> Unstored() const;
 
-  absl::StatusOr<std::vector<Transition>> Read(uint64_t after, size_t limit, RunId run) const;
+  absl::StatusOr<std::vector<AlertTransition>> Read(uint64_t after, size_t limit, RunId run) const;
   uint64_t last_id() const;
 
   // The newest stored transitions of alerts of the runs in [first, end) that are not
   // older than `since_unix_ns`, by run.
-  std::vector<Transition> Newest(RunId first, RunId end, int64_t since_unix_ns) const;
+  std::vector<AlertTransition> Newest(RunId first, RunId end, int64_t since_unix_ns) const;
   // Up to which id of the run a receiver was told, 0 = nothing: as Database.
   absl::Status PutTold(RunId run, uint32_t receiver, uint64_t id) { return database_->PutTold(run, receiver, id); }
   absl::StatusOr<uint64_t> GetTold(RunId run, uint32_t receiver) const { return database_->GetTold(run, receiver); }
@@ -74,7 +74,7 @@ class AlertLog {
   absl::Status Annotate(RunId run, const std::string& key, const Database::AlertNote& note);
 
   // Tells what other servers of a cluster stored since the last call, marked so.
-  absl::Status TellForeign();
+  absl::Status NotifyForeign();
 
   int64_t Subscribe(Subscriber subscriber);
   void Unsubscribe(int64_t id);  // Returns once no call is in flight.
@@ -82,13 +82,13 @@ class AlertLog {
  private:
   static constexpr size_t kWaitingMax = 4096;
 
-  void Tell(const Transition& transition);
+  void Tell(const AlertTransition& transition);
   struct Waiting {
-    Transition transition;
+    AlertTransition transition;
     bool kept = false;  // With its run, in a store that does not number it.
   };
   // Keeps it with its run, if that is where it is not numbered.
-  bool Keep(const Transition& transition);
+  bool Keep(const AlertTransition& transition);
   void KeepWaiting(Waiting waiting) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ShowWaiting() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -110,4 +110,4 @@ class AlertLog {
 
 }  // namespace bellwether::server
 
-#endif  // BELLWETHER_SERVER_STORE_ALERT_LOG_H_
+#endif  // BELLWETHER_SERVER_STORE_ALERT_STORE_H_

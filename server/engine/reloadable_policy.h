@@ -1,0 +1,23 @@
+// reloadable_policy.h: the server's own policy, for runs that nobody set one for.
+// Thread-safe.
+
+#ifndef BELLWETHER_SERVER_ENGINE_RELOADABLE_POLICY_H_
+#define BELLWETHER_SERVER_ENGINE_RELOADABLE_POLICY_H_
+
+#include "server/act/policy.h"
+#include "server/engine/reloadable_config.h"
+#include "server/ingest/message.h"
+
+namespace bellwether::server {
+
+class ReloadablePolicy : public ReloadableConfig<PolicyPtr> {
+ public:
+  ReloadablePolicy() : ReloadableConfig(DefaultPolicy()) {}
+};
+
+// The record that puts `policy` in force as the server's.
+PolicyMessage ServerPolicy(const PolicyPtr& policy);
+
+}  // namespace bellwether::server
+
+#endif  // BELLWETHER_SERVER_ENGINE_RELOADABLE_POLICY_H_
