@@ -16,10 +16,10 @@
 #include "server/http/access.h"
 #include "server/http/console_assets.h"
 #include "server/http/gzip.h"
-#include "server/http/http_connection.h"
-#include "server/http/http_listener.h"
 #include "server/http/http_tls.h"
 #include "server/http/json_gateway.h"
+#include "server/net/http_connection.h"
+#include "server/net/http_listener.h"
 #include "server/util/log.h"
 
 namespace bellwether::server {

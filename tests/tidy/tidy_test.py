@@ -40,7 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     "server/query/ports": {"server/model"},
     "server/query": _DATA | {"proto", "server/access", "server/act", "server/engine/ports", "server/ingest", "server/query/ports", "server/store"},
     "server/export": _DATA | {"server/store"},
-    "server/http": _DATA | {"server/access", "server/export", "server/store"},
+    "server/http": _DATA | {"server/access", "server/export", "server/net", "server/store"},
     "server/engine/ports": {"server/model", "server/store"},
     "server/engine": _DATA | {"server/act", "server/detect", "server/engine/ports", "server/ingest", "server/store"},
     "server/cluster": _DATA | {"server/access", "server/engine/ports", "server/query/ports", "server/store"},

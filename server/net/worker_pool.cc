@@ -1,4 +1,4 @@
-#include "server/http/worker_pool.h"
+#include "server/net/worker_pool.h"
 
 #include <utility>
 

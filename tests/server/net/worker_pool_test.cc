@@ -2,7 +2,7 @@
 // waiting, and everything queued is run before Shutdown() returns.
 // Method: tasks that hold until they are let go.
 
-#include "server/http/worker_pool.h"
+#include "server/net/worker_pool.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "server/http/http_connection.h"
+#include "server/net/http_connection.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>

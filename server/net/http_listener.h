@@ -20,8 +20,8 @@
 //   head         a request's line and headers are longer than head_bytes_max
 //   queue        queue_max requests wait for a worker (answered with 503)
 
-#ifndef BELLWETHER_SERVER_HTTP_HTTP_LISTENER_H_
-#define BELLWETHER_SERVER_HTTP_HTTP_LISTENER_H_
+#ifndef BELLWETHER_SERVER_NET_HTTP_LISTENER_H_
+#define BELLWETHER_SERVER_NET_HTTP_LISTENER_H_
 
 #include <openssl/ssl.h>
 
@@ -38,8 +38,8 @@
 #include <vector>
 
 #include "absl/synchronization/mutex.h"
-#include "server/http/http_connection.h"
-#include "server/http/worker_pool.h"
+#include "server/net/http_connection.h"
+#include "server/net/worker_pool.h"
 #include "server/util/counters.h"
 
 namespace bellwether::server {
@@ -135,4 +135,4 @@ class HttpListener {
 
 }  // namespace bellwether::server
 
-#endif  // BELLWETHER_SERVER_HTTP_HTTP_LISTENER_H_
+#endif  // BELLWETHER_SERVER_NET_HTTP_LISTENER_H_

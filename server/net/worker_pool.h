@@ -4,8 +4,8 @@
 // Threads are started when they are needed and kept, threads_max at most; what
 // comes beyond waits in a queue of queue_max.
 
-#ifndef BELLWETHER_SERVER_HTTP_WORKER_POOL_H_
-#define BELLWETHER_SERVER_HTTP_WORKER_POOL_H_
+#ifndef BELLWETHER_SERVER_NET_WORKER_POOL_H_
+#define BELLWETHER_SERVER_NET_WORKER_POOL_H_
 
 #include <cstddef>
 #include <deque>
@@ -43,4 +43,4 @@ class WorkerPool {
 
 }  // namespace bellwether::server
 
-#endif  // BELLWETHER_SERVER_HTTP_WORKER_POOL_H_
+#endif  // BELLWETHER_SERVER_NET_WORKER_POOL_H_

@@ -1,4 +1,4 @@
-#include "server/http/http_listener.h"
+#include "server/net/http_listener.h"
 
 #include <fcntl.h>
 #include <sys/epoll.h>

@@ -7,8 +7,8 @@
 // first byte to its last; an answer may take as long as it takes, while the
 // reader takes something every write_ns_max.
 
-#ifndef BELLWETHER_SERVER_HTTP_HTTP_CONNECTION_H_
-#define BELLWETHER_SERVER_HTTP_HTTP_CONNECTION_H_
+#ifndef BELLWETHER_SERVER_NET_HTTP_CONNECTION_H_
+#define BELLWETHER_SERVER_NET_HTTP_CONNECTION_H_
 
 #include <httplib.h>
 #include <openssl/ssl.h>
@@ -141,4 +141,4 @@ class HttpConnection final : public httplib::Stream {
 
 }  // namespace bellwether::server
 
-#endif  // BELLWETHER_SERVER_HTTP_HTTP_CONNECTION_H_
+#endif  // BELLWETHER_SERVER_NET_HTTP_CONNECTION_H_
