@@ -126,7 +126,7 @@ absl::StatusOr<BaselineLearner::Verdict> BaselineLearner::Judge(const RunSnapsho
   for (const AlertView& alert : parts_.alerts->List(run.record.id, /*firing_only=*/false)) {
     if (SaysIll(alert.last)) return Verdict::kIll;
   }
-  if (run.record.mixed) return Verdict::kChanged;
+  if (run.record.kind_changed) return Verdict::kChanged;
   if (IsJudgedInPart(JudgedByOf(run.record))) return Verdict::kPartly;
   // Records of before there were bands do not tell.
   EventReader events(&run, parts_.database);

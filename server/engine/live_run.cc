@@ -121,7 +121,7 @@ void LiveRun::Apply(const LoggedMessage& logged, int64_t arrived_ns) {
     ApplyHello(*hello);
   } else if (const auto* event = std::get_if<RunEvent>(&body)) {
     KeepEvent(*event);
-    record_.mixed = record_.mixed || ChangesKind(event->kind);
+    record_.kind_changed = record_.kind_changed || ChangesKind(event->kind);
     judge_.OnEvent(*event, &transitions_);
     engine_->OnEvent(*event, now_, &changed_actions_);
   } else if (const auto* bye = std::get_if<ByeMessage>(&body)) {
@@ -172,7 +172,7 @@ void LiveRun::ApplyHello(const HelloMessage& hello) {
   if (hello.run.attempt < attempt) return;  // A straggler of an older attempt.
   LetGo(true);                              // What waited to leave has left before it came back.
   // A new run was made with its first Hello: that is no change.
-  record_.mixed = record_.mixed || KindOf(hello.run) != KindOf(record_.description);
+  record_.kind_changed = record_.kind_changed || KindOf(hello.run) != KindOf(record_.description);
   const int64_t known_launch = hello.run.attempt == attempt ? record_.description.launch_unix_ms : 0;
   record_.description = hello.run;
   // A rank that does not know it takes it from nobody.
@@ -332,7 +332,8 @@ void LiveRun::Post(std::vector<AlertTransition>* transitions) {
     // Nobody can approve what is not stored.
     if (!actions_wait_) AddProposals(changed_actions_, *engine_->policy(), &transition);
     // What is of two kinds has no siblings.
-    if (parts_.baselines != nullptr && !record_.mixed) AddSiblings(*parts_.baselines, record_.description, &transition);
+    if (parts_.baselines != nullptr && !record_.kind_changed)
+      AddSiblings(*parts_.baselines, record_.description, &transition);
     const auto posted = parts_.alerts->Post(std::move(transition));
     if (!posted.ok()) LogError("an alert is told unstored: {}", std::string(posted.status().message()));
     if (arrived_ns_ > 0) {

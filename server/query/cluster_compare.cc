@@ -91,9 +91,10 @@ absl::StatusOr<std::unique_ptr<ComparedRun>> OpenAtOwner(RunRouter* router, cons
 }  // namespace
 
 absl::StatusOr<v1::CompareRunsResponse> RunRouter::CompareRuns(const QueryEngine& engine,
-                                                               const v1::CompareRunsRequest& request, const Place& run,
-                                                               const Place& baseline, const CallContext& context) {
-  const auto open = [&](const Place& place, const std::string& asked) {
+                                                               const v1::CompareRunsRequest& request,
+                                                               const Location& run, const Location& baseline,
+                                                               const CallContext& context) {
+  const auto open = [&](const Location& place, const std::string& asked) {
     return place.server.empty() ? engine.OpenCompared(place.uuid, asked) : OpenAtOwner(this, place, asked, context);
   };
   BW_ASSIGN_OR_RETURN(const std::unique_ptr<ComparedRun> one, open(run, request.run()));

@@ -80,7 +80,7 @@ struct RunRecord {
   uint64_t steps_recorded = 0;
   Lsn applied_lsn = 0;            // State below is that of this LSN.
   std::vector<SignalId> signals;  // Reported so far.
-  bool mixed = false;             // Its kind (baseline_percentiles.h) changed on the way.
+  bool kind_changed = false;      // Its kind (baseline_percentiles.h) changed on the way.
   // Which recording it is imported from, so that an import that was cut off can be
   // made again (run_import.h); "" = a trainer sends it.
   std::string import_of;

@@ -15,7 +15,7 @@ constexpr uint8_t kVersion = 1;
 template <>
 constexpr uint8_t kVersion<AlertTransition> = 2;  // 1 had no siblings.
 template <>
-constexpr uint8_t kVersion<RunRecord> = 7;  // 1 did not say whether it is mixed, 2 what it is imported from,
+constexpr uint8_t kVersion<RunRecord> = 7;  // 1 did not say whether its kind changed, 2 what it is imported from,
                                             // 3 how many frames were stripped, 4 when it was launched,
                                             // 5 whether people are told of an import, 6 what it is judged by.
 constexpr uint8_t kStateVersion = 1;
@@ -131,7 +131,7 @@ void Describe(Archive& ar, RunRecord& r) {
   ar.Field(r.steps_recorded);
   ar.Field(r.applied_lsn);
   ar.List(r.signals, sizeof(SignalId), [](Archive& a, SignalId& signal) { a.Field(signal); });
-  if (ar.version() >= 2) ar.Field(r.mixed);
+  if (ar.version() >= 2) ar.Field(r.kind_changed);
   if (ar.version() >= 3) ar.Field(r.import_of);
   if (ar.version() >= 4) ar.Field(r.frames_stripped);
   if (ar.version() >= 5) ar.Field(r.description.launch_unix_ms);

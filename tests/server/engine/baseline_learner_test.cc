@@ -140,7 +140,7 @@ TEST_F(BaselineLearnerTest, ARunThatChangedItsKernelIsOfNoKind) {
   const RunId noted = stack_.AddRun(Healthy("noted"));
   ASSERT_TRUE(stack_.stores().control->Annotate(noted, {.step = 700, .kind = EventKind::kEvaluation}).ok());
   const RunId mixed = stack_.AddRun(Healthy("restarted-with-another-kernel"));
-  stack_.Edit(mixed, [](RunSnapshot* it) { it->record.mixed = true; });
+  stack_.Edit(mixed, [](RunSnapshot* it) { it->record.kind_changed = true; });
   Learn();
   EXPECT_EQ(count("changed"), 2);
   EXPECT_EQ(stack_.baselines().Get(run), nullptr);

@@ -410,7 +410,7 @@ TEST_F(LiveRunTest, OfTooManyEventsTheLastThatIsKeptSaysSo) {
   for (int i = 0; i < 3; ++i) {
     Put(0, WalKind::kMessage, {++seq_, RunEvent{.step = 3 + i, .kind = EventKind::kCentringOn, .text = "lost"}});
   }
-  EXPECT_TRUE(run_->record().mixed) << "it is judged all the same";
+  EXPECT_TRUE(run_->record().kind_changed) << "it is judged all the same";
   EXPECT_EQ(refused->value(), 3);
   run_->Publish();
   EXPECT_THAT(texts(), ElementsAre("kept", "kept", "kept", note));

@@ -102,7 +102,7 @@ TEST(SiblingsTest, ARunThatChangesItsKernelHasNoneFromThenOn) {
     with += !transition.siblings.empty();
   }
   EXPECT_GT(with, 0);
-  EXPECT_TRUE(service.pipeline().runs()->Get(rescued)->record.mixed);
+  EXPECT_TRUE(service.pipeline().runs()->Get(rescued)->record.kind_changed);
 }
 
 // A stream that nobody listens to.

@@ -52,7 +52,7 @@ RunRecord FullRun() {
   run.frames = 1ull << 40;
   run.applied_lsn = 99;
   run.signals = {SignalId::kRows, SignalId::kLoss};
-  run.mixed = true;
+  run.kind_changed = true;
   return run;
 }
 
@@ -279,7 +279,7 @@ TEST_F(DatabaseTest, ARunOfBeforeItWasToldWhetherItIsMixedIsRead) {
   before.pop_back();
   const auto old = DecodeRunRecord(before);
   ASSERT_TRUE(old.ok()) << old.status();
-  run.mixed = false;
+  run.kind_changed = false;
   EXPECT_EQ(EncodeRunRecord(*old), EncodeRunRecord(run));
 }
 
