@@ -326,7 +326,7 @@ grpc::ServerReadReactor<v1::ImportRunRequest>* QueryService::ImportRun(grpc::Cal
     return stream.get();
   }
   stream->Start();
-  stream_pump_->Add(std::make_shared<ImportStream>(stream));
+  stream_pump_->Add(std::make_shared<ImportHandler>(stream));
   return stream.get();
 }
 

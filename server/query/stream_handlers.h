@@ -144,9 +144,9 @@ class ImportStream final : public grpc::ServerReadReactor<v1::ImportRunRequest> 
   int64_t reading_since_ns_ ABSL_GUARDED_BY(mutex_) = INT64_MAX;  // INT64_MAX = not reading
 };
 
-class ImportStream final : public StreamHandler {
+class ImportHandler final : public StreamHandler {
  public:
-  explicit ImportStream(std::shared_ptr<ImportStream> stream) : stream_(std::move(stream)) {}
+  explicit ImportHandler(std::shared_ptr<ImportStream> stream) : stream_(std::move(stream)) {}
   bool Pump(int64_t now_monotonic_ns) override { return stream_->CheckOpen(now_monotonic_ns); }
   void End(const grpc::Status& status) override { stream_->End(status); }
 
