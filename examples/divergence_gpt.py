@@ -67,7 +67,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "client_lib" / "python"))
 import bellwether
-import bellwether.attending
+import bellwether._attention.dispatch
 
 SDPA = {"sdpa-flash": SDPBackend.FLASH_ATTENTION, "sdpa-cudnn": SDPBackend.CUDNN_ATTENTION}
 OURS = tuple(f"bellwether-{mode}" for mode in ("fa", "paper", "hp", "hpm"))
@@ -522,7 +522,7 @@ def refuse_what_would_be_replaced(args: argparse.Namespace, device: torch.device
     q = torch.zeros(1, 1, 16, args.head_dim, dtype=torch.bfloat16, device=device)
     for attention in {args.attention, args.switch_to}:
         if attention in OURS:
-            reason = bellwether.attending.unsupported(q, q, q)
+            reason = bellwether._attention.dispatch.unsupported(q, q, q)
         else:
             reason = None
             try:

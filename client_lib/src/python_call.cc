@@ -1,4 +1,4 @@
-// For the hook (client_lib/python/bellwether/native_call.py): what a function object of CPython calls
+// For the hook (client_lib/python/bellwether/_hook/native_call.py): what a function object of CPython calls
 // while its calls are diverted.  Nothing of Python is linked: its addresses come from the hook.
 
 #include <cstddef>

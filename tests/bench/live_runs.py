@@ -45,7 +45,7 @@ ATTACHED_EVERY = 10
 KEPT = 20  # Checkpoints of a run: they were scanned seconds ago.
 GRACE_SECONDS = 20  # For the attached script, behind the time of the others.
 VARIABLE = re.compile("[A-Z_]+=")
-_OURS = ("import bellwether\n", "import bellwether.attending\n")
+_OURS = ("import bellwether\n", "import bellwether._attention.dispatch\n")
 _WEIGHTY = ("SEVERITY_WARNING", "SEVERITY_CRITICAL")
 
 

@@ -26,9 +26,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from bellwether_process import ROOT, Server, wait_for
 
 from bellwether.client import Block, RunClient, RunOptions
-from bellwether.forward_loggers import Start
-from bellwether.forward_otlp import Otlp
-from bellwether.forwarding import Entry
+from bellwether.forward.loggers import Start
+from bellwether.forward.otlp import Otlp
+from bellwether.forward.reader import Entry
 
 RUN = "gpt-flash-s4"
 DRIFT = "bellwether_layer_drift_ratio_max/layer_001"

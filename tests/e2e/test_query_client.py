@@ -21,7 +21,7 @@ from bellwether_process import ROOT, Server
 sys.path.insert(0, str(ROOT / "client_lib" / "python"))
 import bellwether
 from bellwether import query
-from bellwether.page import QueryError
+from bellwether._server.page import QueryError
 
 RUN = "gpt-flash-s4"
 

@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch import nn
 
 import bellwether
-from bellwether import agreement, switching
+from bellwether._actions import agreement
+from bellwether._hook import attention_switch
 
 import parallel_job
 from asking import action
@@ -35,14 +36,14 @@ def plant(case: str, rank: int, monitor: Any, did: dict[str, Any]) -> None:
         # (Rank 1 carries no stop out: its vote is no.)
         monitor.on_action("stop", lambda a: did["stops"].append(a["step"]))
     if case == "raises" and rank == 1:
-        put = switching.put
+        put = attention_switch.put
 
         def failing(module: Any, text: str) -> None:
             if text == "hp":
                 raise RuntimeError("planted")
             put(module, text)
 
-        switching.put = failing
+        attention_switch.put = failing
 
 
 def asked(case: str, step: int) -> list[str]:
@@ -106,7 +107,7 @@ def main() -> None:
         for payload in asked(case, step) if rank == 0 else ():
             monitor._acting.take(payload)
         if monitor.live():
-            did["words"].append([switching.of(m) for m in model.attentions()])
+            did["words"].append([attention_switch.of(m) for m in model.attentions()])
             did["rates"].append(monitor._acting.rates.factor)
         if case == "tp":
             did["norms"].append(key_norms(model))

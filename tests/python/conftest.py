@@ -23,7 +23,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
             monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     # Where both cores are busy, a server may take longer to start than a job should wait for it.
-    monkeypatch.setattr("bellwether.private_server.READY_SECONDS", 60.0)
+    monkeypatch.setattr("bellwether._server.private_server.READY_SECONDS", 60.0)
 
 
 @pytest.fixture(scope="session", autouse=True)

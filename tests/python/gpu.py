@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from bellwether.attention_op import machine_lacks
+from bellwether._attention.attention_op import machine_lacks
 
 LACKS = "no GPU"
 if torch.cuda.is_available():

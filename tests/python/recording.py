@@ -92,10 +92,10 @@ class Recording:
 
 def replayed_alerts(path: Path) -> list[Any]:
     """What `bellwether replay` says of a recording once its sender has ended it."""
-    from bellwether import _native
+    from bellwether._native import c_api
 
     Recording(path, ended=True)
-    tool = _native.find("bellwether")
+    tool = c_api.find("bellwether")
     assert tool is not None
     said = subprocess.run(
         [str(tool), "replay", str(path), "--json"], capture_output=True, text=True, timeout=120

@@ -14,9 +14,10 @@ import pytest
 import torch
 
 import bellwether
-from bellwether import acting_callbacks, switching
+from bellwether._actions import callbacks
+from bellwether._hook import attention_switch
+from bellwether._step.boundaries import Boundaries
 from bellwether.actions import Malformed, allowed, decode, out_of_range
-from bellwether.boundaries import Boundaries
 
 from asking import ALL, Training, action
 from models import Shape
@@ -25,7 +26,7 @@ from recording import Recording
 
 @pytest.fixture(autouse=True)
 def no_callbacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acting_callbacks, "_everywhere", {})
+    monkeypatch.setattr(callbacks, "_everywhere", {})
 
 
 def test_what_may_be_allowed() -> None:
@@ -103,7 +104,7 @@ def test_nothing_allowed_or_nothing_asked_changes_no_bit(told: bool, tmp_path: P
     plain.step(6)
     for allow in ("", ALL):
         asked = Training(tmp_path / f"{len(allow)}.bwrun", allow=allow, told=told)
-        carries = [switching.ATTRIBUTE in vars(m) for m in asked.model.attentions()]
+        carries = [attention_switch.ATTRIBUTE in vars(m) for m in asked.model.attentions()]
         assert carries == [bool(allow)] * 2
         asked.step(3)
         for kind in ("attention.mode", "stop", "batch.skip"):  # Malformed or not to be had here.
@@ -113,8 +114,8 @@ def test_nothing_allowed_or_nothing_asked_changes_no_bit(told: bool, tmp_path: P
         assert all(torch.equal(a, b) for a, b in zip(plain.losses, asked.losses))
         for p, q in zip(plain.model.parameters(), asked.model.parameters()):
             assert torch.equal(p, q)
-        assert not any(switching.ATTRIBUTE in vars(m) for m in asked.model.attentions())
-    assert switching.users == 0
+        assert not any(attention_switch.ATTRIBUTE in vars(m) for m in asked.model.attentions())
+    assert attention_switch.users == 0
 
 
 def test_refusals_say_why(tmp_path: Path) -> None:
@@ -158,7 +159,7 @@ def test_applied_at_the_step_it_names_and_answered_again(told: bool, tmp_path: P
     training.monitor.on_action("checkpoint.now", lambda a: None)
     id = training.ask("attention.mode", mode="hp", apply_at_step="5")
     for _ in range(6):
-        before = switching.of(training.model.attentions()[0])
+        before = attention_switch.of(training.model.attentions()[0])
         seen.append((training.steps, before))
         training.step()
     assert seen == [(2, ""), (3, ""), (4, ""), (5, "hp"), (6, "hp"), (7, "hp")]
@@ -167,7 +168,7 @@ def test_applied_at_the_step_it_names_and_answered_again(told: bool, tmp_path: P
     again = json.dumps({"id": id, "kind": "ACTION_KIND_ATTENTION_MODE", "mode": "fa"})
     training.monitor._acting.take(again.encode())
     training.step()
-    assert switching.of(training.model.attentions()[0]) == "hp"
+    assert attention_switch.of(training.model.attentions()[0]) == "hp"
     training.ends()
     recorded = Recording(tmp_path / "a.bwrun", ended=True)
     results = [
@@ -291,7 +292,7 @@ def test_what_raises_while_it_is_applied_is_refused_and_training_goes_on(
 ) -> None:
     training = Training(tmp_path / "a.bwrun", shape=Shape(layers=3))
     training.step(2)
-    put, calls = switching.put, []
+    put, calls = attention_switch.put, []
 
     def failing(module: Any, text: str) -> None:
         calls.append(text)
@@ -299,10 +300,10 @@ def test_what_raises_while_it_is_applied_is_refused_and_training_goes_on(
             raise RuntimeError("planted")
         put(module, text)
 
-    monkeypatch.setattr(switching, "put", failing)
+    monkeypatch.setattr(attention_switch, "put", failing)
     id = training.ask("attention.mode", mode="hp")
     training.step(2)
     answer = training.answer(id)
     assert answer and answer["reason"] == "it failed: RuntimeError: planted"
-    assert [switching.of(m) for m in training.model.attentions()] == ["", "", ""]
+    assert [attention_switch.of(m) for m in training.model.attentions()] == ["", "", ""]
     training.ends()

@@ -17,7 +17,7 @@ import torch._dynamo
 from torch import Tensor
 
 import bellwether
-from bellwether import intercept, switching
+from bellwether._hook import attention_switch, intercept
 
 import models
 from asking import Training
@@ -189,7 +189,7 @@ def test_copies_train_on_their_own(tmp_path: Path) -> None:
     training.ends()
     for twin in twins:
         assert same(gradients(twin), by_hand(twin, PLAIN, PLAIN))
-    assert intercept._running.stack == [] and switching.users == 0
+    assert intercept._running.stack == [] and attention_switch.users == 0
 
 
 def compilations() -> int:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import bellwether
-from bellwether import switching
+from bellwether._hook import attention_switch
 
 from asking import ALL, action
 from gpu import LACKS, SKIPPED
@@ -56,7 +56,7 @@ def test_switched_under_autocast_as_stabilize_would(tmp_path: Path) -> None:
         monitor._acting.boundary = boundary
         got = losses(asked, lambda: None, monitor)
         assert answers(monitor) == [(True, "")]
-        assert {switching.of(m) for m in asked.model.attentions()} == {"hp"}
+        assert {attention_switch.of(m) for m in asked.model.attentions()} == {"hp"}
         assert monitor.status()["errors"] == 0, monitor.status()["last_error"]
     want = losses(by_hand, lambda: bellwether.stabilize(by_hand.model, mode="hp"))
     assert got == pytest.approx(want, rel=1e-3)
@@ -76,7 +76,7 @@ def test_compiled_blocks_are_switched(tmp_path: Path) -> None:
             monitor.step(loss=loss)
             assert torch.isfinite(loss)
         assert answers(monitor) == [(True, ""), (True, "")]
-        assert {switching.of(m) for m in job.model.attentions()} == {"hp+"}
+        assert {attention_switch.of(m) for m in job.model.attentions()} == {"hp+"}
         assert monitor.status()["errors"] == 0, monitor.status()["last_error"]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import bellwether
-from bellwether import page as page_address
+from bellwether._server import page as page_address
 
 from models import Model, Shape
 

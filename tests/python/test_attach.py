@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import bellwether
-from bellwether import intercept, layer
 from bellwether import monitor as monitor_module
+from bellwether._hook import intercept, layer
 
 from models import Model, Shape, batch
 from recording import Recording

@@ -22,9 +22,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from bellwether_process import Server
 
-from bellwether import attach_command, debugger, elf, processes
-from bellwether.debugger import STOP_SECONDS_MAX, DebuggerError
-from bellwether.processes import Refusal
+from bellwether.attach_pid import command as attach_command
+from bellwether.attach_pid import debugger, elf, processes
+from bellwether.attach_pid.debugger import STOP_SECONDS_MAX, DebuggerError
+from bellwether.attach_pid.processes import Refusal
 
 from conftest import ROOT
 from plain_job import Job
@@ -338,7 +339,7 @@ def test_an_import_that_outlasts_the_wait() -> None:
 import sys, time, torch
 class Slow:
     def find_spec(self, name, path=None, target=None):
-        if name == "bellwether.inside":
+        if name == "bellwether.attach_pid.inside":
             time.sleep(3)
 sys.meta_path.insert(0, Slow())
 print("up", flush=True)

@@ -200,7 +200,7 @@ def test_gradients_are_the_derivative(features: dict[str, Any], mode: str) -> No
 
 
 def test_the_residual_makes_the_output_unbiased() -> None:
-    from bellwether.attention_op import attention_forward
+    from bellwether._attention.attention_op import attention_forward
 
     q, k, v, _ = inputs("sink", heads=8, kv_heads=8, q_len=512, k_len=512, dim=64)
     settings = (None, None, None, "hp", 64**-0.5, False, 0, 0.0, False)

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import bellwether
-from bellwether import attending
-from bellwether.attention_op import attention_backward, attention_forward
-from bellwether.centering import _center_keys
+from bellwether._attention import dispatch
+from bellwether._attention.attention_op import attention_backward, attention_forward
+from bellwether._attention.centering import _center_keys
 
 from attention_reference import Features, allowed, inputs, with_gradients
 
@@ -182,7 +182,7 @@ def test_threads_do_not_matter() -> None:
 
 @pytest.fixture
 def messages(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(attending, "_said", set())
+    monkeypatch.setattr(dispatch, "_said", set())
     caplog.set_level(logging.WARNING, "bellwether")
     return lambda: [r.message for r in caplog.records if r.name == "bellwether"]
 
@@ -223,12 +223,13 @@ def test_what_pytorch_cannot_do_either_is_an_error(messages: Any) -> None:
 
 
 def test_a_missing_library_is_a_reason(messages: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bellwether import _native, centering
+    from bellwether._attention import centering
+    from bellwether._native import c_api
 
     def missing() -> Any:
-        raise _native.LibraryError("libbellwether_kernels.so was not found")
+        raise c_api.LibraryError("libbellwether_kernels.so was not found")
 
-    monkeypatch.setattr(_native, "kernels", missing)
+    monkeypatch.setattr(c_api, "kernels", missing)
     centering._warn_once.cache_clear()
     q, k, v, _ = inputs("randn")
     want = F.scaled_dot_product_attention(q, k, v)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import bellwether
-from bellwether import centering
+from bellwether._attention import centering
 
 from models import Attention, Model, Shape, batch
 from recording import Recording

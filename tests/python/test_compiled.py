@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import bellwether
-from bellwether import compiled_taps
+from bellwether._hook import compiled_taps
 
 from models import Model, Shape, batch
 from recording import Recording
@@ -199,7 +199,7 @@ def test_an_older_torch_compiles_what_it_always_did(
 def test_an_error_in_a_compiled_backward_stays_inside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bellwether import layer
+    from bellwether._hook import layer
 
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("planted")

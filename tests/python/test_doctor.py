@@ -15,7 +15,7 @@ from typing import Any, Optional
 import pytest
 
 from bellwether.client import Counters
-from bellwether.doctor import layer_findings, monitor_findings
+from bellwether.tools.doctor import layer_findings, monitor_findings
 
 from conftest import ROOT
 

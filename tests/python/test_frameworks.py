@@ -22,7 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bellwether
-from bellwether import grad_scale, intercept
+from bellwether._hook import intercept
+from bellwether._step import grad_scale
 
 from models import Model, Shape, batch
 from recording import Recording
@@ -473,12 +474,13 @@ def test_megatron_and_transformer_engine(
 
 
 def test_packed_and_masked_megatron_attention() -> None:
-    from bellwether import megatron, wrapping
+    from bellwether import megatron
+    from bellwether._hook import wrap_attention
 
     assert megatron.wrap(Gpt(1, qkv_format="thd")) == []
     model = Gpt(1, attn_mask_type=types.SimpleNamespace(name="padding"))
     assert len(megatron.wrap(model)) == 3
-    contract = wrapping.contract_of(model.layers[0].core_attention)
+    contract = wrap_attention.contract_of(model.layers[0].core_attention)
     assert contract is not None and contract.masked and not contract.causal
     for layer in model.layers:
         bellwether.unwrap_attention(layer.core_attention)

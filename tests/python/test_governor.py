@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from bellwether.governor import PERIOD_MAX, Governor, RateWatch
-from bellwether.price import PAIRS_MIN, Price
-from bellwether.step_clock import StepClock
+from bellwether._step.governor import PERIOD_MAX, Governor, RateWatch
+from bellwether._step.price import PAIRS_MIN, Price
+from bellwether._step.step_clock import StepClock
 
 
 def run(governor: Governor, share: float, samples: int) -> list[int]:

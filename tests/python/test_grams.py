@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import bellwether
-from bellwether.client import _deeper_heads
-from bellwether.grams import Grams, triangle
-from bellwether.parallel import Parallel
+from bellwether._hook.parallel import Parallel
+from bellwether._native.run_client import _deeper_heads
+from bellwether._step.grams import Grams, triangle
 from bellwether.settings import Settings
 
 from gpu import DEVICES

@@ -21,11 +21,17 @@ import torch
 from torch import Tensor
 
 import bellwether
-from bellwether import compiled_taps, grad_scale, guard, intercept, monitor, unwatched
+from bellwether import _unwatched, monitor
+from bellwether._hook import compiled_taps, intercept
+from bellwether._step import grad_scale
+from bellwether._util import guard
 
 from models import Model, Shape, batch
 
-for name in ("alerts", "hf_callback", "inside", "lightning", "runner", "wrapping"):
+for name in (
+    "_server.alerts", "_hf_callback", "attach_pid.inside", "lightning", "tools.runner",
+    "_hook.wrap_attention",
+):  # fmt: skip
     with contextlib.suppress(ImportError):  # The frameworks need not be there.
         importlib.import_module(f"bellwether.{name}")
 PACKAGE = Path(bellwether.__file__).parent
@@ -137,7 +143,7 @@ def test_each_that_fails_once_in_a_checkpointed_forward(
 ) -> None:
     """The recomputation, in which nothing fails, finds what the forward has left."""
     for name in ("_before", "_after"):
-        entry = guard.ENTRIES[f"bellwether.layer.Layer.{name}"]
+        entry = guard.ENTRIES[f"bellwether._hook.layer.Layer.{name}"]
         good, calls = entry.function, []
 
         def once(*args: Any, good: Any = good, calls: Any = calls, **kwargs: Any) -> Any:
@@ -174,7 +180,7 @@ def test_an_error_while_torch_compile_traces(
 def test_an_import_that_fails(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setitem(sys.modules, "bellwether.attaching", None)
+    monkeypatch.setitem(sys.modules, "bellwether._attach", None)
     model = Model(Shape(layers=1))
     handle = bellwether.attach(model, server="x")
     assert handle.why_off.startswith("import of bellwether: ") and not handle.live()
@@ -187,7 +193,7 @@ def test_an_import_that_fails(
 
 def test_a_handle_of_nothing_has_what_a_monitor_has() -> None:
     wanted = {n for n in dir(monitor.Monitor) if not n.startswith("_")}
-    found = set(dir(unwatched.Unwatched("x")))
+    found = set(dir(_unwatched.Unwatched("x")))
     assert USED | {"live", "why_off", "layers"} <= found
     assert wanted - found == INSIDE
 
@@ -195,11 +201,12 @@ def test_a_handle_of_nothing_has_what_a_monitor_has() -> None:
 def test_whatever_the_host_is_handed_is_guarded() -> None:
     for method in USED:
         assert f"bellwether.monitor.Monitor.{method}" in guard.ENTRIES
-    for path in sorted(PACKAGE.glob("*.py")):
-        if f"bellwether.{path.stem}" not in sys.modules:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        place = path.relative_to(PACKAGE.parent).with_suffix("")
+        home = ".".join(place.parts)
+        if home not in sys.modules:
             continue
         tree = ast.parse(path.read_text())
-        home = f"bellwether.{path.stem}"
         defined = {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
         guarded = {name.rpartition(".")[2] for name in guard.ENTRIES if name.startswith(home + ".")}
         for node in ast.walk(tree):

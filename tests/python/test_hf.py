@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import bellwether
-from bellwether import attending, hf
+from bellwether import hf
+from bellwether._attention import dispatch
 
 from attention_reference import inputs
 
@@ -35,12 +36,12 @@ def test_is_the_attention_with_the_interfaces_arguments() -> None:
 
 
 def test_masks_are_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attending, "_said", set())
+    monkeypatch.setattr(dispatch, "_said", set())
     q, k, v, _ = inputs("randn", heads=4, kv_heads=2, dtype=torch.float32)
     mask = torch.rand(1, 1, 96, 96) > 0.2
     want = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
     assert torch.equal(call(mask), want)
-    assert attending._said == {"attn_mask is given"}
+    assert dispatch._said == {"attn_mask is given"}
     with pytest.raises(ValueError, match="no softcap"):
         call(mask, softcap=1.0)
 

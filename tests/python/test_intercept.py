@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bellwether
-from bellwether import intercept, weights
+from bellwether._hook import intercept, weights
 
 import models
 from models import ByAttribute, ByName, Model, Shape, batch

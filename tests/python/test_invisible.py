@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import bellwether
-from bellwether import compiled_taps, intercept
+from bellwether._hook import compiled_taps, intercept
 
 BARE = F.scaled_dot_product_attention
 KNOWN_TO_ALL = {BARE: "the function"}  # As an override is registered: at import, by the object.
@@ -418,8 +418,10 @@ def test_what_new_tensors_are_by_default_is_the_hosts(dtype: Any, watched: Watch
 
 def test_every_tensor_of_ours_says_its_type_and_its_device() -> None:
     makers = {f"torch.{x}" for x in ("arange", "empty", "full", "ones", "tensor", "zeros")}
-    hooks = ("agreement", "compiled_taps", "frames", "grams", "kernel_choice", "layer", "memory",
-             "monitor", "probe", "acting_weights", "grad_scale", "head_rows")  # fmt: skip
+    hooks = ("_actions/agreement", "_hook/compiled_taps", "_step/frames", "_step/grams",
+             "_hook/kernel_choice", "_hook/layer", "_kernels/memory", "monitor",
+             "_kernels/probe", "_actions/qk_clip", "_step/grad_scale",
+             "_actions/head_rows")  # fmt: skip
     for name in hooks:
         path = Path(bellwether.__file__).parent / f"{name}.py"
         for node in ast.walk(ast.parse(path.read_text())):

@@ -15,8 +15,8 @@ from typing import Any, Optional
 import pytest
 import torch.distributed as dist
 
-from bellwether import launch
-from bellwether.launch import launch_unix_ms
+from bellwether._util import launch
+from bellwether._util.launch import launch_unix_ms
 
 from conftest import ROOT
 
@@ -44,7 +44,7 @@ def test_a_process_alone_tells_when_it_was_started(monkeypatch: pytest.MonkeyPat
 
 def test_each_process_is_a_start_of_its_own() -> None:
     begun = now()
-    code = "from bellwether.launch import launch_unix_ms as f; print(f(), f())"
+    code = "from bellwether._util.launch import launch_unix_ms as f; print(f(), f())"
     path = {**os.environ, "PYTHONPATH": str(ROOT / "client_lib" / "python")}
     told = subprocess.run(
         [sys.executable, "-c", code], env=path, stdout=subprocess.PIPE, check=True

@@ -21,9 +21,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import bellwether
-from bellwether import _native, private_server, scan_command
-from bellwether.doctor import layer_findings
-from bellwether.judged import FAMILIES as ALL_FAMILIES
+from bellwether._hook.judged import FAMILIES as ALL_FAMILIES
+from bellwether._native import c_api
+from bellwether._server import private_server
+from bellwether.scan import command as scan_command
+from bellwether.tools.doctor import layer_findings
 
 from conftest import ROOT
 from models import Attention, Model, Shape, batch
@@ -41,7 +43,7 @@ SAMPLES_MAX = 64  # Within which such a run must be called ill.
 
 @pytest.fixture
 def ended_server() -> Iterator[None]:
-    assert _native.find(_native.SERVER), "bellwetherd is not built"
+    assert c_api.find(c_api.SERVER), "bellwetherd is not built"
     yield
     ready = private_server.state_folder() / private_server.READY_FILE
     if ready.exists():
@@ -51,7 +53,7 @@ def ended_server() -> Iterator[None]:
 
 
 def ask(*words: str) -> str:
-    command = _native.find("bellwether")
+    command = c_api.find("bellwether")
     assert command, "bellwether is not built"
     done = subprocess.run([str(command), *words], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 import bellwether
-from bellwether.compiled_taps import TORCH_MIN
+from bellwether._hook.compiled_taps import TORCH_MIN
 
 from gpu import LACKS, SKIPPED
 from models import Model, Shape, batch

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import bellwether
-from bellwether import _native, increments
+from bellwether._native import c_api
+from bellwether._step import increments
 
 from models import Model, Shape, batch
 from recording import Recording, replayed_alerts
@@ -66,5 +67,5 @@ def test_a_nan_that_was_measured_is_an_alert(tmp_path: Path) -> None:
 
 
 def test_the_bits_survive() -> None:
-    assert struct.pack("<f", _native.NOT_MEASURED) == struct.pack("<I", 0x7FC0BE11)
-    assert array.array("f", [_native.NOT_MEASURED]).tobytes() == struct.pack("=I", 0x7FC0BE11)
+    assert struct.pack("<f", c_api.NOT_MEASURED) == struct.pack("<I", 0x7FC0BE11)
+    assert array.array("f", [c_api.NOT_MEASURED]).tobytes() == struct.pack("=I", 0x7FC0BE11)

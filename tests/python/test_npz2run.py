@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bellwether import npz2run
+from bellwether.tools import npz2run
 
 from conftest import ROOT
 from recording import Recording, replayed_alerts

@@ -20,9 +20,11 @@ import pytest
 import torch
 
 import bellwether
-from bellwether import _attention_native, _native, inside, settings
+from bellwether import settings
+from bellwether._native import attention_c_api, c_api
+from bellwether._util.integers import STEP_MAX
+from bellwether.attach_pid import inside
 from bellwether.client import Block, ClientError, RunClient, RunOptions
-from bellwether.whole import STEP_MAX
 
 from models import Model, Shape, batch
 from recording import Recording, replayed_alerts
@@ -194,7 +196,7 @@ INTEGERS = {ctypes.c_uint8: (0, 2**8 - 1), ctypes.c_int32: (-(2**31), 2**31 - 1)
             ctypes.c_uint64: (0, 2**64 - 1)}  # fmt: skip
 STRUCTS = [
     struct
-    for module in (_native, _attention_native)
+    for module in (c_api, attention_c_api)
     for struct in vars(module).values()
     if isinstance(struct, type) and issubclass(struct, ctypes.Structure)
     and hasattr(struct, "_fields_")
@@ -224,7 +226,7 @@ def test_no_integer_loses_bits_in_any_field_of_any_struct() -> None:
             checked += 1
     assert checked > 80
     with pytest.raises(ValueError, match="head_stride is -9223372036854775809, must be"):
-        _native.Tensor4(0, 0, -(2**63) - 1, 0)
+        c_api.Tensor4(0, 0, -(2**63) - 1, 0)
 
 
 OPTIONS = RunOptions(run="numbers", layers=1, heads=2, server="127.0.0.1:1", log_path=os.devnull)

@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import bellwether
 from bellwether import monitor as monitors
-from bellwether import optimizer_hooks
+from bellwether._step import optimizer_hooks
 
 from models import Model, Shape, batch
 

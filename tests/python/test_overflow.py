@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import bellwether
-from bellwether import grad_scale
+from bellwether._step import grad_scale
 
 from gpu import DEVICES
 from models import Model, Shape, batch

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from bellwether import Parallel, parallel
+from bellwether import Parallel
+from bellwether._hook import parallel
 
 import parallel_job
 from conftest import ROOT

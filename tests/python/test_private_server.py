@@ -19,7 +19,8 @@ from pathlib import Path
 import pytest
 
 import bellwether
-from bellwether import _native, private_server
+from bellwether._native import c_api
+from bellwether._server import private_server
 
 from models import Model, Shape, batch
 from recording import Recording
@@ -49,12 +50,12 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     program = folder / "bellwetherd"
     program.write_text(FAKE.format(python=sys.executable))
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    real = _native.find
+    real = c_api.find
 
     def find(name: str) -> object:
-        return program if name == _native.SERVER else real(name)
+        return program if name == c_api.SERVER else real(name)
 
-    monkeypatch.setattr(_native, "find", find)
+    monkeypatch.setattr(c_api, "find", find)
     yield folder
     for ready in private_server.state_folder().rglob(private_server.READY_FILE):
         pid = json.loads(ready.read_text())["pid"]
@@ -187,8 +188,8 @@ def test_whoever_keeps_the_lock_or_puts_something_else_in_its_place_is_not_waite
 def test_without_a_server_the_run_is_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = _native.find
-    monkeypatch.setattr(_native, "find", lambda n: None if n == _native.SERVER else real(n))
+    real = c_api.find
+    monkeypatch.setattr(c_api, "find", lambda n: None if n == c_api.SERVER else real(n))
     monkeypatch.chdir(tmp_path)
     model = Model(Shape())
     with bellwether.attach(model, run="lonely") as monitor:

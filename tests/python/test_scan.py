@@ -30,8 +30,8 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from bellwether_process import Server, free_port, wait_for
 
-from bellwether import checkpoints, scan_command, scan_layout
-from bellwether.scan_layout import Told, UnknownLayout
+from bellwether.scan import checkpoints, command, scan_layout
+from bellwether.scan.scan_layout import Told, UnknownLayout
 
 from conftest import ROOT
 from recording import Recording
@@ -185,7 +185,7 @@ CASES = [("llama", f) for f in FORMATS] + [
 
 
 def scan(*words: object, code: int = 0) -> Any:
-    assert scan_command.main([str(word) for word in words]) == code
+    assert command.main([str(word) for word in words]) == code
 
 
 def lines_of(text: str) -> list[dict[str, Any]]:
@@ -564,12 +564,12 @@ def test_wrong_usage_and_empty_folders(tmp_path: Path, capsys: pytest.CaptureFix
         ((tmp_path, "--layers", "("), "--layers: '(' is no regular expression"),
     ):
         with pytest.raises(SystemExit) as ended:
-            scan_command.main([str(word) for word in words])
+            command.main([str(word) for word in words])
         assert ended.value.code == 2 and why in capsys.readouterr().err
     scan(tmp_path, "--record", tmp_path / "a.bwrun", code=1)
     assert "no checkpoint was found in it" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        scan_command.main(["--help"])
+        command.main(["--help"])
     assert "exit codes:" in capsys.readouterr().out
 
 
@@ -616,7 +616,7 @@ def test_ended_by_the_keyboard(
         raise KeyboardInterrupt
 
     as_safetensors(tmp_path, 1, KINDS["llama"].state(1), KINDS["llama"].config)
-    monkeypatch.setattr(scan_command.Scan, "take", interrupted)
+    monkeypatch.setattr(command.Scan, "take", interrupted)
     scan(tmp_path, "--record", tmp_path / "a.bwrun", code=130)
     assert "the same command goes on from here" in capsys.readouterr().err
 

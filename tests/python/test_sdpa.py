@@ -19,7 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import bellwether
-from bellwether import attending, sdpa
+from bellwether import sdpa
+from bellwether._attention import dispatch
 
 from attention_reference import inputs, with_gradients
 
@@ -40,7 +41,7 @@ def nothing_active() -> Iterator[None]:
 def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    for module in (attending, sdpa):
+    for module in (dispatch, sdpa):
         monkeypatch.setattr(module, "machine_lacks", lambda device: None)
 
 
@@ -82,7 +83,7 @@ def test_activated_and_restored(a_gpu: None) -> None:
 def test_what_cannot_be_served_stays_pytorchs(
     a_gpu: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attending, "_said", set())
+    monkeypatch.setattr(dispatch, "_said", set())
     caplog.set_level(logging.WARNING, "bellwether")
     sdpa.register()
     slot.activate_flash_attention_impl(sdpa.NAME)

@@ -109,7 +109,7 @@ def test_import_needs_neither_torch_nor_libraries() -> None:
     code = (
         "import sys; sys.modules['torch'] = None; sys.modules['numpy'] = None\n"
         "import bellwether, bellwether._native, bellwether.client, bellwether.__main__\n"
-        "assert bellwether._native._client is None\n"
+        "assert bellwether._native.c_api._client is None\n"
         "import threading; assert threading.active_count() == 1\n"
     )
     path = str(ROOT / "client_lib" / "python")

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 import bellwether
-from bellwether import _native, private_server
+from bellwether._native import c_api
+from bellwether._server import private_server
 
 from models import Model, Shape, batch
 from recording import Recording
@@ -26,7 +27,7 @@ SHAPE = Shape(layers=2)
 
 @pytest.fixture
 def server() -> Iterator[private_server.PrivateServer]:
-    if _native.find(_native.SERVER) is None:
+    if c_api.find(c_api.SERVER) is None:
         pytest.skip("bellwetherd is not built")
     found = private_server.join_or_start()
     yield found

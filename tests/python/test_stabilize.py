@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import bellwether
-from bellwether import attending, intercept
+from bellwether._attention import dispatch
+from bellwether._hook import intercept
 
 import models
 from models import ByAttribute, ByName, Model, Shape, batch
@@ -28,7 +29,7 @@ SHAPE = Shape(heads=4, kv_heads=2, dtype=torch.bfloat16, spread=3.0)
 
 @pytest.fixture
 def messages(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(attending, "_said", set())
+    monkeypatch.setattr(dispatch, "_said", set())
     caplog.set_level(logging.WARNING, "bellwether")
     return lambda: [r.message for r in caplog.records if "not stabilized" in r.message]
 

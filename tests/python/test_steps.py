@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import bellwether
-from bellwether import frames
+from bellwether._step import frames
 
 from models import Attention, Model, Shape, batch
 from recording import Recording

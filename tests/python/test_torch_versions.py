@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bellwether.processes import TORCH_MIN
+from bellwether.attach_pid.processes import TORCH_MIN
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = (

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 import bellwether
-from bellwether.trainers import Trainers
+from bellwether._step.trainers import Trainers
 
 from models import Model, Shape, batch
 from recording import Recording

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bellwether import weights
+from bellwether._hook import weights
 
 HEADS, DIM, WIDTH = 4, 8, 20
 

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .acting_callbacks import on_action
-    from .attaching import attach
-    from .attending import attention
-    from .centering import center_keys
+    from ._actions.callbacks import on_action
+    from ._attach import attach
+    from ._attention.centering import center_keys
+    from ._attention.dispatch import attention
+    from ._attention.stabilizer import Stabilizer, stabilize
+    from ._hook.parallel import Parallel
+    from ._hook.wrap_attention import unwrap_attention, wrap_attention
     from .monitor import Monitor
-    from .parallel import Parallel
     from .query import Client
-    from .stabilizing import Stabilizer, stabilize
-    from .wrapping import unwrap_attention, wrap_attention
 
 __all__ = [
     "Client",
@@ -44,15 +44,15 @@ __all__ = [
 _HOMES = {
     "Client": "query",
     "Monitor": "monitor",
-    "Parallel": "parallel",
-    "Stabilizer": "stabilizing",
-    "attach": "attaching",
-    "attention": "attending",
-    "center_keys": "centering",
-    "on_action": "acting_callbacks",
-    "stabilize": "stabilizing",
-    "unwrap_attention": "wrapping",
-    "wrap_attention": "wrapping",
+    "Parallel": "_hook.parallel",
+    "Stabilizer": "_attention.stabilizer",
+    "attach": "_attach",
+    "attention": "_attention.dispatch",
+    "center_keys": "_attention.centering",
+    "on_action": "_actions.callbacks",
+    "stabilize": "_attention.stabilizer",
+    "unwrap_attention": "_hook.wrap_attention",
+    "wrap_attention": "_hook.wrap_attention",
 }
 
 
@@ -66,6 +66,6 @@ def __getattr__(name: str) -> Any:
         # What only watches never ends a training script.  (What computes must not pass silently.)
         if name != "attach":
             raise
-        from .unwatched import attach_that_fails
+        from ._unwatched import attach_that_fails
 
         return attach_that_fails(e)

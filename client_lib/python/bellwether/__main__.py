@@ -23,16 +23,16 @@ commands:
 
 
 def version() -> int:
-    from . import _native
+    from ._native import c_api
 
     print(f"bellwether {__version__}")
     for name in (
-        _native.CLIENT_LIBRARY,
-        _native.KERNELS_LIBRARY,
-        _native.SENDER,
-        _native.SERVER,
+        c_api.CLIENT_LIBRARY,
+        c_api.KERNELS_LIBRARY,
+        c_api.SENDER,
+        c_api.SERVER,
     ):
-        print(f"{name} {_native.find(name) or 'not found'}")
+        print(f"{name} {c_api.find(name) or 'not found'}")
     return 0
 
 
@@ -40,27 +40,27 @@ def main(arguments: Optional[list[str]] = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     command, rest = (given[0], given[1:]) if given else ("", [])
     if command == "attach":
-        from . import attach_command
+        from .attach_pid import command as attach_command
 
         return attach_command.main(rest)
     if command == "doctor":
-        from . import doctor
+        from .tools import doctor
 
         return doctor.main(rest)
     if command == "forward":
-        from . import forward_command
+        from .forward import command as forward_command
 
         return forward_command.main(rest)
     if command == "run":
-        from . import runner
+        from .tools import runner
 
         return runner.main(rest)
     if command == "scan":
-        from . import scan_command
+        from .scan import command as scan_command
 
         return scan_command.main(rest)
     if command == "npz2run":
-        from . import npz2run
+        from .tools import npz2run
 
         return npz2run.main(rest)
     if command == "version":

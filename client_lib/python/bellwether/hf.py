@@ -13,7 +13,7 @@ from typing import Any, Optional
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from .attending import attention, say_once, sdpa_mask
+from ._attention.dispatch import attention, say_once, sdpa_mask
 
 NAME = "bellwether"
 
@@ -74,6 +74,6 @@ def register() -> None:
 def __getattr__(name: str) -> Any:
     if name != "Callback":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .hf_callback import Callback  # Needs transformers, which the rest does not.
+    from ._hf_callback import Callback  # Needs transformers, which the rest does not.
 
     return Callback

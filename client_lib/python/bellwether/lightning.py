@@ -12,9 +12,9 @@ from typing import Any, Optional
 
 from torch import Tensor, nn
 
-from . import intercept, weights
-from .attaching import attach
-from .guard import harmless
+from ._attach import attach
+from ._hook import intercept, weights
+from ._util.guard import harmless
 from .monitor import Monitor
 
 _Base: Any

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import nn
 
-from .parallel import Parallel
-from .wrapping import wrap_attention
+from ._hook.parallel import Parallel
+from ._hook.wrap_attention import wrap_attention
 
 _CLASSES = ("DotProductAttention", "TEDotProductAttention")
 _LAYOUTS = {"sbhd": "sbhd", "bshd": "bthd"}

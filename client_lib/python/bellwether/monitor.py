@@ -22,39 +22,34 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from . import (
-    __version__,
-    _native,
-    grad_scale,
-    intercept,
-    log,
-    optimizer_hooks,
-    parallel,
-    probe,
-    weights,
-)
-from .acting import Actions
-from .acting_callbacks import Callback, check_kind
-from .alerts import Follower
-from .boundaries import Boundaries
-from .client import ClientError, RunClient
-from .frames import FOUND_INF, GRAD_SCALE, OVERFLOWS_MAX, Frames, number_at_hand
-from .governor import Governor, RateWatch
-from .grams import GramBatch, Grams
-from .guard import harmless, in_words, watched_by
-from .hello import run_options
-from .increments import Increments
-from .judged import Judged
-from .layer import Layer
-from .memory import Memories, capturing
-from .parallel import Parallel
-from .presence import Presence
-from .price import Price
-from .report import layer_status
-from .sample import Sample
+from . import __version__
+from ._actions.callbacks import Callback, check_kind
+from ._actions.executor import Actions
+from ._hook import intercept, parallel, weights
+from ._hook.judged import Judged
+from ._hook.layer import Layer
+from ._hook.parallel import Parallel
+from ._kernels import probe
+from ._kernels.memory import Memories, capturing
+from ._native import c_api
+from ._native.run_client import ClientError, RunClient
+from ._server.alerts import Follower
+from ._step import grad_scale, optimizer_hooks
+from ._step.boundaries import Boundaries
+from ._step.frames import FOUND_INF, GRAD_SCALE, OVERFLOWS_MAX, Frames, number_at_hand
+from ._step.governor import Governor, RateWatch
+from ._step.grams import GramBatch, Grams
+from ._step.hello import run_options
+from ._step.increments import Increments
+from ._step.price import Price
+from ._step.report import layer_status
+from ._step.sample import Sample
+from ._step.trainers import Trainers
+from ._util import log
+from ._util.guard import harmless, in_words, watched_by
+from ._util.integers import step as step_number
+from ._util.presence import Presence
 from .settings import Settings
-from .trainers import Trainers
-from .whole import step as step_number
 
 Number = Union[float, int, torch.Tensor, None]
 
@@ -739,7 +734,7 @@ class Monitor:
         )  # fmt: skip
         try:
             self._client = RunClient(options)
-        except (ClientError, _native.LibraryError) as e:
+        except (ClientError, c_api.LibraryError) as e:
             log.warning(f"nothing is sent: {e}")
             self._error_text = str(e)
         return self._client
@@ -863,8 +858,8 @@ class Monitor:
 
         Raises ValueError for a kind that does not exist, also on a handle that is off.
         """
-        if not isinstance(kind, str) or kind not in _native.EVENT_KINDS:
-            raise ValueError(f"kind: {kind!r} is not one of {', '.join(_native.EVENT_KINDS)}")
+        if not isinstance(kind, str) or kind not in c_api.EVENT_KINDS:
+            raise ValueError(f"kind: {kind!r} is not one of {', '.join(c_api.EVENT_KINDS)}")
         if not self._alive:
             return
         try:

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional, Union
 
-from . import files
+from ._server.page import Page, QueryError, tls_context
+from ._util import files
 from .actions import JSON_KINDS
-from .page import Page, QueryError, tls_context
 
 __all__ = ["Client", "Matrix", "QueryError", "Series"]
 

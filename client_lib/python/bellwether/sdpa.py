@@ -27,10 +27,10 @@ import torch.nn.attention
 from torch import Tensor
 from torch.library import Library
 
-from ._attention_native import MODES
-from .attending import attention_and_lse, say_once, unsupported
-from .attention_op import machine_lacks
-from .centering import center_keys
+from ._attention.attention_op import machine_lacks
+from ._attention.centering import center_keys
+from ._attention.dispatch import attention_and_lse, say_once, unsupported
+from ._native.attention_c_api import MODES
 
 NAME = "bellwether"
 OPERATOR = "_scaled_dot_product_flash_attention"

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Optional, Union
 
-from . import files
+from ._util import files
+from ._util.integers import STEP_MAX, shown, whole
 from .actions import allowed
-from .whole import STEP_MAX, shown, whole
 
 # What `stats` may hold, and the signals of each part.
 STATS: dict[str, tuple[str, ...]] = {

@@ -1,0 +1,1 @@
+"""What the server asks of a training job: checked, agreed on, applied, answered."""

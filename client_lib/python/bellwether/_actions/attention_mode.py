@@ -1,0 +1,173 @@
+"""attention.mode and attention.center_k: the attention of some layers, switched in flight.
+
+What is in force is the applied actions, one upon the other, so any of them can be taken back.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Optional
+
+import torch
+
+from .._attention.attention_op import machine_lacks
+from .._attention.dispatch import unsupported
+from .._hook import attention_switch, intercept, wrap_attention
+from ..actions import Action
+from .applier import Applier, layer_number, layers_in, unknown_place
+
+if TYPE_CHECKING:
+    from .._hook.layer import Layer
+    from ..monitor import Monitor
+
+# torch.compile gives up on a piece of code that it has compiled 8 times; some are its own.
+VARIANTS_MAX = 6
+
+
+class AttentionSwitch(Applier):
+    def __init__(self, monitor: Monitor) -> None:
+        super().__init__(monitor)
+        self._held: dict[str, Action] = {}  # In force, oldest first.
+        self._variants: set[tuple[str, ...]] = set()  # What all layers carried, each time.
+        self._prepared = False
+
+    def prepare(self) -> None:
+        """Before the model is compiled: the branch that a switch takes later."""
+        attention_switch.prepare()
+        self._prepared = True
+        for layer in self.monitor.layers:
+            module = layer.module()
+            if module is not None:
+                attention_switch.put(module, "")
+
+    def end(self) -> None:
+        self._held.clear()
+        if self._prepared:
+            for layer in self.monitor.layers:
+                attention_switch.take(layer.module())
+
+    # ---- what can be had ----
+
+    def impossible(self, kind: str) -> Optional[str]:
+        if not self._prepared:
+            return "the forward pass is not patched: only the weights are watched"
+        layers = [layer for layer in self.monitor.layers if layer.index >= 0]
+        if not layers:
+            return "no layer calls attention here"
+        wanted = "hp" if kind == "attention.mode" else ""
+        reasons = [self._unfit(layer, wanted) for layer in layers]
+        return None if None in reasons else reasons[0]
+
+    def _unfit(self, layer: Layer, mode: str) -> Optional[str]:
+        """Why this layer cannot be switched (to that mode of ours)."""
+        module, place = layer.module(), f"layer {layer_number(self.monitor, layer)}"
+        if module is None:
+            return f"{place} is gone"
+        if any(wrap_attention.contract_of(inner) is not None for inner in module.modules()):
+            return f"{place} has attention of its own (wrap_attention)"
+        if layer.graphed:
+            return f"{place} was captured in a CUDA graph, which replays what it captured"
+        if not mode or mode == "sdpa":
+            return None
+        if layer.masked or layer.dropped:
+            what = "an attention mask" if layer.masked else "dropout in its attention"
+            return f"{place} has {what}, for which there is no stabilized kernel"
+        first = next(module.parameters(), None)
+        device = first.device if first is not None else torch.device("cpu")
+        lacks = machine_lacks(device)
+        if lacks is None and layer.dtype is not None:
+            like = torch.empty(1, 1, 1, layer.head_dim, dtype=layer.dtype, device=device)
+            lacks = unsupported(like, like, like)
+        return None if lacks is None else f"{place}: {lacks}"
+
+    def refusal(self, action: Action) -> Optional[str]:
+        why = self.impossible(action.kind) or unknown_place(self.monitor, action)
+        if why is not None:
+            return why
+        layers = layers_in(self.monitor, action)
+        if action.undoes:
+            action = self._held.get(action.undoes, action)
+            reasons = [self._unfit(layer, "") for layer in layers_in(self.monitor, action)]
+            return next((reason for reason in reasons if reason is not None), None)
+        mode = action.mode if action.kind == "attention.mode" else ""
+        for layer in layers:
+            why = self._unfit(layer, mode)
+            if why is not None:
+                return why
+        if action.kind == "attention.center_k" and layers:
+            own = [layer for layer in layers if layer.centred and not self._centred_here(layer)]
+            if action.value and len(own) == len(layers):
+                return "the model centres these keys itself"
+            if not action.value and own:
+                number = layer_number(self.monitor, own[0])
+                return f"the model centres the keys of layer {number} itself"
+        new = self._words({**self._held, action.id: action})
+        compiled = any(layer.compiled for layer in self.monitor.layers)
+        if compiled and new not in self._variants and len(self._variants) >= VARIANTS_MAX:
+            return f"{VARIANTS_MAX} variants were compiled, and torch.compile ends at 8"
+        return None
+
+    # ---- what is in force ----
+
+    @staticmethod
+    def _centred_here(layer: Layer) -> bool:
+        module = layer.module()
+        return module is not None and attention_switch.of(module).endswith(attention_switch.CENTRED)
+
+    def _words(self, held: dict[str, Action]) -> tuple[str, ...]:
+        """What each layer of the monitor is to carry."""
+        modes = dict.fromkeys(map(id, self.monitor.layers), "")
+        centred = dict.fromkeys(map(id, self.monitor.layers), False)
+        for action in held.values():
+            for layer in layers_in(self.monitor, action):
+                if action.kind == "attention.mode":
+                    modes[id(layer)] = action.mode
+                else:
+                    centred[id(layer)] = bool(action.value)
+        words = []
+        for layer in self.monitor.layers:
+            module, mode = layer.module(), modes[id(layer)]
+            if mode == "sdpa" and module is not None and intercept.is_plain(module):
+                mode = ""  # The graph that it was compiled to at first.
+            words.append(attention_switch.word(mode, centred[id(layer)]))
+        return tuple(words)
+
+    def _carry(self, words: tuple[str, ...]) -> None:
+        for layer, text in zip(self.monitor.layers, words):
+            module = layer.module()
+            if module is not None and attention_switch.of(module) != text:
+                before = self._centred_here(layer)
+                attention_switch.put(module, text)
+                after = self._centred_here(layer)
+                layer.centred = after if before != after else layer.centred
+
+    def _change(self, held: dict[str, Action], kind: str, step: int) -> None:
+        before = tuple(
+            attention_switch.of(module) if (module := layer.module()) is not None else ""
+            for layer in self.monitor.layers
+        )
+        self._variants |= {before, self._words(held)}
+        try:
+            self._carry(self._words(held))
+        except Exception:
+            self._carry(before)
+            raise
+        self._held = held
+        if kind == "attention.mode":
+            self.monitor.tell(step, "attention_mode", self._kernel())
+        else:
+            self.monitor.centring_changed(step)
+
+    def _kernel(self) -> str:
+        """What the layers are computed with, in a word."""
+        for action in reversed(self._held.values()):
+            if action.kind == "attention.mode" and action.mode != "sdpa":
+                return f"bellwether-{action.mode}"
+        return next((layer.kernel for layer in self.monitor.layers if layer.index >= 0), "sdpa")
+
+    def apply(self, action: Action, step: int) -> str:
+        self._change({**self._held, action.id: action}, action.kind, step)
+        return ""
+
+    def undo(self, action: Action, step: int) -> None:
+        held = {id: one for id, one in self._held.items() if id != action.id}
+        self._change(held, action.kind, step)

@@ -1,0 +1,1 @@
+"""The stabilized attention: operators, centred keys, and a model switched to it."""

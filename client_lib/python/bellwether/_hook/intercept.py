@@ -1,0 +1,538 @@
+"""Gets between a model and scaled_dot_product_attention without touching any instance or name.
+
+`forward` of the classes of the attention modules is patched, so that deepcopy, pickle and
+state_dict of the model see nothing.  It notes on a thread-local stack which layer is running and
+what the function means inside it: a monitor wants the layer (`install`), stabilize() another
+function (`install_function`), and one module may have both; what a monitor switches in flight is
+in attention_switch.py.  While such a forward runs the function of C itself calls `_seen`
+(native_call.py), by whatever name it was reached.  What is traced or exported is left alone.
+What installs also uninstalls, and the last one leaves nothing behind.
+torch.compile traces `_seen` where it meets the function inside such a forward (dynamo_calls.py);
+the one thing that hangs on an instance is what its taps need (compiled_taps.py).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Optional
+
+import torch
+import torch.nn.functional as functional
+from torch import nn
+
+from .._util.guard import harmless
+from ..attach_pid.processes import TORCH_MIN, dotted
+from . import attention_switch, compiled_taps, dynamo_calls, weights, wrap_attention
+from .native_call import NativeCall
+
+if TYPE_CHECKING:
+    from .layer import Layer
+
+NAME = "scaled_dot_product_attention"
+
+
+class _Running(threading.local):
+    def __init__(self) -> None:
+        self.stack: list[_Entry] = []
+        self.inside = False  # A call that was seen: what it calls is not seen again.
+
+
+# (layer or None, what autograd was to do when its forward began, what
+# scaled_dot_product_attention means inside, the module's mark for torch.compile, its word of
+# attention_switch.py, whether its calls are to be seen)
+_Entry = tuple[Optional["Layer"], Any, Callable[..., Any], Any, str, bool]
+_running = _Running()
+_lock = threading.RLock()
+_original: Callable[..., Any] = functional.scaled_dot_product_attention
+_layers: dict[int, Layer] = {}  # id(module) -> layer
+_functions: dict[int, tuple[weakref.ref[nn.Module], Callable[..., Any]]] = {}  # id(module) -> ...
+_class_users: dict[type, int] = {}
+_class_forwards: dict[type, tuple[Optional[Any], Any]] = {}  # Theirs, ours; None = inherited
+
+
+def _push(entry: _Entry) -> None:
+    if torch.compiler.is_dynamo_compiling():
+        compiled_taps.unseen(_running.stack.append, entry)
+        return
+    _running.stack.append(entry)
+    if entry[5]:
+        _calls.divert()
+
+
+def _pop() -> None:
+    if torch.compiler.is_dynamo_compiling():
+        compiled_taps.unseen(_running.stack.pop)
+    elif _running.stack.pop()[5]:
+        _calls.restore()
+
+
+def _saved_tensor_hooks() -> Any:
+    try:
+        return torch._C._autograd._top_saved_tensors_default_hooks(False)
+    except (AttributeError, TypeError):  # A private function: another torch, another signature.
+        return None
+
+
+def _autograd_state() -> tuple[Any, bool]:
+    """(the saved-tensor hooks in force, whether a graph is made)."""
+    return _saved_tensor_hooks(), torch.is_grad_enabled()
+
+
+def checkpointed() -> bool:
+    """Whether saved tensors are being intercepted: a checkpointed region, in its forward or in
+    its recomputation, which must do the same operations, or offloading."""
+    return _saved_tensor_hooks() is not None
+
+
+def host_reads_back() -> bool:
+    """Whether what is saved now is read back by code of the host that may fail and must be heard:
+    a checkpoint's recomputation, which no second reading makes good.  What torch itself packs away
+    (save_on_cpu) fails for lack of memory only, perhaps of ours."""
+    hooks = _saved_tensor_hooks()
+    return hooks is not None and getattr(hooks[0], "__module__", "") != "torch.autograd.graph"
+
+
+def checkpoint_inside() -> bool:
+    """Whether a checkpointed region was opened inside the running attention module: its
+    recomputation would not pass through the module, so nothing may be added to it."""
+    if not _running.stack:
+        return False
+    hooks, recording = _running.stack[-1][1] or (None, False)
+    # A reentrant one has no hooks, but computes without a graph at first.
+    return hooks != _saved_tensor_hooks() or (recording and not torch.is_grad_enabled())
+
+
+def traced() -> bool:
+    """Whether what runs is being written down: jit.trace, fx, make_fx.  What they make of the model
+    outlives us, and must be the model alone.  (torch.compile and export: is_compiling().)"""
+    if torch._C._get_tracing_state() is not None:
+        return True
+    fx = sys.modules.get("torch.fx._symbolic_trace")
+    if fx is not None and getattr(fx, "_is_fx_tracing_flag", False):
+        return True
+    modes: Any = torch._C._TorchDispatchModeKey
+    if torch._C._len_torch_dispatch_stack() > 0:
+        return torch._C._get_dispatch_mode(modes.PROXY) is not None
+    before_dispatch = getattr(torch._ops, "_get_dispatch_mode_pre_dispatch", None)
+    return before_dispatch is not None and before_dispatch(modes.PROXY) is not None
+
+
+def _seen(*args: Any, **kwargs: Any) -> Any:
+    """What a call of the function comes to while it is diverted."""
+    if _running.inside or not _running.stack:
+        return _calls.plain(*args, **kwargs)
+    _running.inside = True
+    try:
+        return _attention(args, kwargs)
+    finally:
+        _running.inside = False
+
+
+_calls = NativeCall(_original, _seen)
+
+
+def _traced_call(*args: Any, **kwargs: Any) -> Any:
+    """The same for torch.compile.  (Behind a graph break the stack may be another.)"""
+    if not _running.stack:
+        return _original(*args, **kwargs)
+    return _attention(args, kwargs)
+
+
+def _attention(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call inside the module that runs."""
+    layer, _, function, mark, word, _ = _running.stack[-1]
+    if torch.compiler.is_compiling():
+        if word:
+            function, args, kwargs, _ = attention_switch.call(word, function, args, kwargs)
+        if mark is None:
+            return function(*args, **kwargs)
+        return compiled_taps.attention(function, mark.tensor, args, kwargs)
+    centred = False
+    if word:
+        function, args, kwargs, centred = _switched(word, function, args, kwargs)
+    if layer is None:
+        return function(*args, **kwargs)
+    return layer.attention(function, args, kwargs, centred)
+
+
+def _as_written(
+    word: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], bool]:
+    return function, args, kwargs, False
+
+
+_switched = harmless("a switch of the attention", _as_written)(attention_switch.call)
+
+
+def _can_see() -> None:
+    reason = unavailable()
+    if reason is not None:
+        raise RuntimeError(reason)
+
+
+def too_old() -> Optional[str]:
+    """Why this torch is none to be used.  One before 2.8 does not tell whether a region is
+    checkpointed, and a tap that a recomputation does not find would end the backward."""
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if version >= TORCH_MIN:
+        return None
+    return f"torch {torch.__version__} is here: {dotted(TORCH_MIN)} or newer is needed"
+
+
+def unavailable() -> Optional[str]:
+    """Why calls cannot be seen in this process; None if they can."""
+    return too_old() or _calls.why_not()
+
+
+def original() -> Callable[..., Any]:
+    return _original
+
+
+def _function_in(module: nn.Module) -> Callable[..., Any]:
+    entry = _functions.get(id(module))
+    # An id may be that of another module by now, or of a copy's original.
+    return entry[1] if entry is not None and entry[0]() is module else _original
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Whether nobody has put another function in the place of the module's attention."""
+    return _function_in(module) is _original
+
+
+@harmless("forward of an attention module")
+def _entering(module: nn.Module) -> Optional[_Entry]:
+    """What to put on the stack while the module runs forward; None if there is nothing to do."""
+    function = _function_in(module) if _functions else _original
+    own = module.__dict__  # What it has for other names (__getattr__) is its own code.
+    word = own.get(attention_switch.ATTRIBUTE, "") if attention_switch.users else ""
+    layer = _layers.get(id(module))
+    if layer is not None and (layer.module() is not module or traced()):
+        layer = None
+    if layer is None and function is _original and not word and not _running.stack:
+        return None
+    sees = function is not _original or bool(word) or (layer is not None and layer.expects())
+    state = _autograd_state()
+    mark = own.get(compiled_taps.ATTRIBUTE)
+    if _running.stack:  # What this module leaves open, the one around it says.
+        outer = _running.stack[-1]
+        layer, state = (layer, state) if layer is not None else outer[:2]
+        function = function if function is not _original else outer[2]
+        mark = mark if mark is not None else outer[3]
+        word = word or outer[4]
+        sees = sees or outer[5]
+    return layer, state, function, mark, word, sees
+
+
+@harmless("forward of an attention module")
+def _leaving() -> None:
+    _pop()
+
+
+@harmless("forward of an attention module", lambda entry: False)
+def _entered(entry: _Entry) -> bool:
+    _push(entry)
+    return True
+
+
+def _forward_of(cls: type) -> Callable[..., Any]:
+    """The class's forward as a function of the module and its arguments."""
+    found = inspect.getattr_static(cls, "forward")
+    if isinstance(found, types.FunctionType):
+        return found
+    bind = getattr(type(found), "__get__", None)  # A staticmethod has none of the module, ...
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        # ... and a function of C is called as it is.
+        bound: Any = found if bind is None else bind(found, self, type(self))
+        return bound(*args, **kwargs)
+
+    return forward
+
+
+def _patched_forward(inherited: Callable[..., Any]) -> Callable[..., Any]:
+    def bellwether_forward(self: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if torch.compiler.is_compiling():
+            return _compiled_forward(inherited, self, args, kwargs)
+        entry = _entering(self)
+        if entry is None:
+            return inherited(self, *args, **kwargs)
+        contract = self.__dict__.get(wrap_attention.ATTRIBUTE)
+        if contract is not None and entry[0] is not None and entry[5]:
+            return _by_contract(contract, inherited, self, entry, args, kwargs)
+        if not _entered(entry):
+            return inherited(self, *args, **kwargs)
+        try:
+            return inherited(self, *args, **kwargs)
+        finally:
+            _leaving()
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return bellwether_forward(self, args, kwargs)
+
+    # Among the names of the method that it stands for, where jit.script looks them up, and with
+    # code of its own, for which torch.compile keeps what it has made.
+    ours = types.FunctionType(
+        forward.__code__.replace(), getattr(inherited, "__globals__", globals()), "forward",
+        None, forward.__closure__,
+    )  # fmt: skip
+    return functools.wraps(inherited)(ours)
+
+
+def _compiled_forward(
+    inherited: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """What torch.compile traces: it knows a layer by its mark."""
+    # Not asked for where there is none: id() of a module would tie a graph to it.
+    function = _function_in(module) if _functions else _original
+    mark = getattr(module, compiled_taps.ATTRIBUTE, None)
+    word = getattr(module, attention_switch.ATTRIBUTE, "") if attention_switch.users else ""
+    if (mark is not None or word) and compiled_taps.exporting():
+        mark, word = None, ""  # What leaves the process is the model alone.
+    contract = getattr(module, wrap_attention.ATTRIBUTE, None)
+    if mark is None and contract is None and function is _original and not word:
+        return inherited(module, *args, **kwargs)
+    if _running.stack:
+        outer = _running.stack[-1]
+        function = function if function is not _original else outer[2]
+        mark = mark if mark is not None else outer[3]
+        word = word or outer[4]
+    entry: _Entry = (None, None, function, mark, word, True)
+    if contract is not None and mark is not None:
+        return _by_contract(contract, inherited, module, entry, args, kwargs)
+    return _compiled_inside(entry, inherited, module, args, kwargs)
+
+
+def _compiled_inside(
+    entry: _Entry, inherited: Callable[..., Any], module: nn.Module, args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:  # fmt: skip
+    _push(entry)
+    try:
+        return inherited(module, *args, **kwargs)
+    finally:
+        _pop()
+
+
+def _by_contract(
+    contract: wrap_attention.Contract, inherited: Callable[..., Any], module: nn.Module,
+    entry: _Entry, args: tuple[Any, ...], kwargs: dict[str, Any],
+) -> Any:  # fmt: skip
+    """The forward of a module that is attention itself, between the taps."""
+    layer, state, function, mark, _, _ = entry
+
+    def forward(*inner: Any, **named: Any) -> Any:
+        _push((None, None, _original, None, "", False))  # It may call the function, too.
+        try:
+            return inherited(module, *inner, **named)
+        finally:
+            _pop()
+
+    read = contract.arguments(args, kwargs)
+    if read is None:
+        if layer is not None:
+            layer.note("q, k and v are not three tensors of four dimensions: not measured")
+        return forward(*args, **kwargs)
+    tensors, rest, named = read
+    extra: list[Any] = []
+    function = contract.inside(forward, rest, named, extra)
+    _push((layer, state, function, mark, "", False))
+    try:
+        output = _attention(tuple(tensors), contract.told())
+    finally:
+        _pop()
+    return contract.outside(output, extra)
+
+
+def _applies(tx: Any) -> bool:
+    """Whether torch.compile is inside the forward of an attention module of ours, be it traced or
+    running."""
+    return bool(_running.stack) or _compiled_inside.__code__ in dynamo_calls.frames(tx)
+
+
+def patch_forward(cls: type) -> None:
+    if not _class_users:
+        dynamo_calls.replace(_original, _traced_call, _applies)
+    _class_users[cls] = _class_users.get(cls, 0) + 1
+    if _class_users[cls] == 1:
+        ours = _patched_forward(_forward_of(cls))
+        _class_forwards[cls] = vars(cls).get("forward"), ours
+        cls.forward = ours  # type: ignore[attr-defined]
+
+
+def restore_forward(cls: type) -> None:
+    if cls not in _class_users:
+        return
+    _class_users[cls] -= 1
+    if _class_users[cls] == 0:
+        del _class_users[cls]
+        if not _class_users:
+            dynamo_calls.put_back(_original)
+        before, ours = _class_forwards.pop(cls)
+        if vars(cls).get("forward") is not ours:
+            return  # Somebody has patched over us since: below theirs, ours only passes on.
+        if before is None:
+            del cls.forward  # type: ignore[attr-defined]
+        else:
+            cls.forward = before  # type: ignore[attr-defined]
+
+
+def watched_in(model: nn.Module) -> list[Layer]:
+    """Layers of live monitors whose modules are in the model."""
+    found = [_layers[id(m)] for m in model.modules() if id(m) in _layers]
+    return [x for x in found if x.module() is not None and x.watched and x.monitor.live()]
+
+
+def install(layers: list[Layer]) -> None:
+    """Patches for one monitor.  `layers` are those of its modules.  If it raises, nothing is."""
+    done: list[Layer] = []
+    _can_see()
+    with _lock:
+        try:
+            for layer in layers:
+                module = layer.module()
+                if module is None:
+                    continue
+                patch_forward(type(module))
+                done.append(layer)
+                _layers[id(module)] = layer
+                compiled_taps.put(module, layer)
+            dynamo_calls.forget()
+        except Exception:
+            uninstall(done)
+            raise
+
+
+def uninstall(layers: list[Layer]) -> None:
+    """Takes one monitor's patches back; with the last user nothing of ours is left."""
+    with _lock:
+        for layer in layers:
+            for key in [k for k, value in _layers.items() if value is layer]:
+                del _layers[key]
+            compiled_taps.take(layer.module(), layer)
+            restore_forward(layer.module_class)
+
+
+def install_function(modules: list[nn.Module], function: Callable[..., Any]) -> Callable[[], None]:
+    """From now on scaled_dot_product_attention means `function` inside these modules.
+
+    Returns what takes it back; to be called once.  Raises RuntimeError if calls cannot be seen.
+    """
+    _can_see()
+    with _lock:
+        for module in modules:
+            _functions[id(module)] = (weakref.ref(module), function)
+            patch_forward(type(module))
+        dynamo_calls.forget()
+    keys, classes = [id(m) for m in modules], [type(m) for m in modules]
+
+    def uninstall_function() -> None:
+        with _lock:
+            for key, cls in zip(keys, classes):
+                if key in _functions and _functions[key][1] is function:
+                    del _functions[key]
+                restore_forward(cls)
+
+    return uninstall_function
+
+
+# ---- which modules are attention ----
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The user's model inside the wrappers of torch."""
+    while True:
+        held = vars(model).get("_modules", {})  # What the model itself finds may raise.
+        inner = held.get("_orig_mod")
+        if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
+            inner = held.get("module")
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def _mentions(code: types.CodeType, names: dict[str, Any], depth: int = 2) -> bool:
+    for name in code.co_names:
+        if name == NAME:
+            return True
+        value = names.get(name)
+        if value is _original:
+            return True
+        if not isinstance(value, types.FunctionType) or value.__globals__ is not names:
+            continue
+        if depth and _mentions(value.__code__, names, depth - 1):
+            return True
+    return any(
+        _mentions(constant, names, depth)
+        for constant in code.co_consts
+        if isinstance(constant, types.CodeType)
+    )
+
+
+def calls_attention(module: nn.Module) -> bool:
+    """Whether code of the module's class, or a function it uses, names the function, or somebody
+    has said that it is attention."""
+    if wrap_attention.contract_of(module) is not None:
+        return True
+    for value in vars(module).values():
+        if value is _original:
+            return True
+    for cls in type(module).__mro__:
+        if cls.__module__.split(".")[0] == "torch":
+            continue
+        for value in vars(cls).values():
+            function = getattr(value, "__wrapped__", getattr(value, "__func__", value))
+            if function is _original:
+                return True
+            if isinstance(function, types.FunctionType) and _mentions(
+                function.__code__, function.__globals__
+            ):
+                return True
+    return False
+
+
+def is_attention(module: nn.Module) -> bool:
+    """Whether a candidate is more than called like one: an `in_proj` alone is any layer's, as of
+    those that have no softmax."""
+    if isinstance(module, nn.MultiheadAttention) or calls_attention(module):
+        return True
+    fused, query, key = weights.projections(module)
+    separate = query is not None and key is not None
+    return separate or (fused is not None and not weights.plain(fused).startswith("inproj"))
+
+
+def find_candidates(
+    model: nn.Module, named: Callable[[str, nn.Module], bool]
+) -> list[tuple[str, nn.Module]]:
+    """Modules that stand for one attention layer each, in the model's order.
+
+    A module qualifies because it holds query and key projections (`named`) or because its code
+    calls the function.  Of two that lie inside each other, the one with the weights stands.
+    """
+    with_weights: list[tuple[str, nn.Module]] = []
+    by_code: list[tuple[str, nn.Module]] = []
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            continue
+        if isinstance(module, nn.MultiheadAttention) or named(name, module):
+            with_weights.append((name, module))
+        elif calls_attention(module):
+            by_code.append((name, module))
+
+    def inside(inner: str, outer: str) -> bool:
+        return outer == "" or inner == outer or inner.startswith(outer + ".")
+
+    kept = set(id(m) for _, m in with_weights)
+    for name, module in by_code:
+        others = [n for n, _ in with_weights + by_code if n != name]
+        if any(inside(other, name) for other in others):
+            continue  # Holds another candidate: it is a block or the model.
+        if any(inside(name, outer) for outer, _ in with_weights):
+            continue  # The core inside a module that holds the weights.
+        kept.add(id(module))
+    return [(n, m) for n, m in model.named_modules() if id(m) in kept]

@@ -1,0 +1,1 @@
+"""The kernels library on torch tensors, and the memory that sums are added to."""

@@ -1,0 +1,563 @@
+"""Finds and loads libbellwether_client and libbellwether_kernels, and mirrors their headers.
+
+The mirrors follow client.h and c_api.h field by field; the headers are the specification.
+Nothing is loaded before the first call of `client()` or `kernels()`, so `import bellwether`
+works on a machine that has neither library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import threading
+from ctypes import (
+    CDLL,
+    POINTER,
+    Structure,
+    c_char,
+    c_char_p,
+    c_double,
+    c_float,
+    c_int,
+    c_int32,
+    c_int64,
+    c_uint8,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
+from pathlib import Path
+from typing import Any, ClassVar, Optional
+
+from .._util.integers import LAUNCH_MS_MAX, STEP_MAX, whole
+
+CLIENT_LIBRARY = "libbellwether_client.so"
+KERNELS_LIBRARY = "libbellwether_kernels.so"
+SENDER = "bellwether-sender"
+SERVER = "bellwetherd"
+
+API_VERSION_MAJOR = 1
+
+
+class LibraryError(RuntimeError):
+    """A library is missing, does not load, or speaks another ABI; the text says what to do."""
+
+
+# ---- where things are ----
+
+
+def _checkout_folders() -> list[Path]:
+    """`build/*/bin` of the source tree that this file lies in, newest first; often empty."""
+    here = Path(__file__).resolve()
+    if len(here.parents) < 5:
+        return []
+    root = here.parents[4]  # client_lib/python/bellwether/_native/c_api.py
+    if not (root / "client_lib" / "include" / "bellwether" / "client.h").exists():
+        return []
+    folders = [p for p in (root / "build").glob("*/bin") if p.is_dir()]
+    # Sanitizer builds need their runtime loaded first: never pick one by itself.
+    folders = [p for p in folders if p.parent.name not in ("asan", "tsan")]
+
+    def age(folder: Path) -> float:
+        library = folder / CLIENT_LIBRARY
+        return -library.stat().st_mtime if library.exists() else 0.0
+
+    return sorted(folders, key=age)
+
+
+def search_folders() -> list[Path]:
+    """Folders that are searched for libraries and programs, in this order."""
+    folders: list[Path] = []
+    from_environment = os.environ.get("BELLWETHER_LIB_DIR")
+    if from_environment:
+        folders += [Path(p) for p in from_environment.split(os.pathsep) if p]
+    package = Path(__file__).resolve().parents[1]
+    folders += [package / "lib", package / "bin", package.parent / "lib", package.parent / "bin"]
+    folders += [package.parents[1] / "lib", package.parents[1] / "bin"]
+    folders += _checkout_folders()
+    return folders
+
+
+def find(name: str) -> Optional[Path]:
+    """Full path of a library or program, or None; programs are also looked up in $PATH."""
+    for folder in search_folders():
+        candidate = folder / name
+        if candidate.is_file():
+            return candidate
+    if not name.endswith(".so"):
+        on_path = shutil.which(name)
+        if on_path:
+            return Path(on_path)
+    return None
+
+
+def _load(name: str) -> CDLL:
+    path = find(name)
+    if path is None:
+        looked = ", ".join(str(p) for p in search_folders() if p.exists()) or "no existing folder"
+        raise LibraryError(
+            f"{name} was not found (looked in: {looked}). Build it with ./start --build-only, "
+            "or set BELLWETHER_LIB_DIR to the folder that holds it."
+        )
+    try:
+        # Local: the trainer may hold another library with a symbol of the same name.
+        return CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+    except OSError as e:
+        raise LibraryError(f"{path} does not load: {e}") from e
+
+
+def _check_abi(name: str, version: int, minor_needed: int = 0) -> None:
+    major, minor = version >> 16, version & 0xFFFF
+    if major != API_VERSION_MAJOR or minor < minor_needed:
+        raise LibraryError(
+            f"{name} speaks ABI {major}.{minor}, this package needs {API_VERSION_MAJOR}."
+            f"{minor_needed} or a later one of the same major version: install both from one build."
+        )
+
+
+# ---- client.h ----
+
+OK = 0
+INVALID_ARGUMENT = 1
+DROPPED = 2
+UNAVAILABLE = 3
+INTERNAL = 4
+TIMEOUT = 5
+
+LINK_NAMES = ("idle", "starting", "connecting", "streaming", "recording", "failed")
+
+COMMAND_NONE = 0
+COMMAND_SAMPLING = 1
+COMMAND_ACTION = 2
+
+BLOCKS_MAX = 64
+# What a frame has in the place of a value that nobody measured: a NaN of its own (ingest.proto).
+NOT_MEASURED = c_float.from_buffer(ctypes.c_uint32(0x7FC0BE11)).value
+LAYERS_MAX = 512
+HEADS_MAX = 1024
+EVENT_TEXT_MAX = 256
+SPECTRUM_ROWS_MAX = 512
+UINT32_MAX = 0xFFFFFFFF
+
+# SpectrumKind of ingest.proto.
+SPECTRUM_WQ_GRAM = 1
+SPECTRUM_INCREMENT_A = 2
+SPECTRUM_INCREMENT_B = 3
+
+# EventKind of runs.proto.
+EVENT_KINDS = {
+    "learning_rate": 1,
+    "restore": 2,
+    "checkpoint_saved": 3,
+    "evaluation": 4,
+    "attach": 5,
+    "detach": 6,
+    "centring_on": 7,
+    "centring_off": 8,
+    "attention_mode": 9,
+    "data": 10,
+    "batch_size": 11,
+    "sequence_length": 12,
+    "annotation": 13,
+}
+
+
+_RANGES: dict[Any, tuple[int, int]] = {
+    c_uint8: (0, 0xFF),
+    c_int32: (-(1 << 31), (1 << 31) - 1),
+    c_uint32: (0, UINT32_MAX),
+    c_int64: (-(1 << 63), (1 << 63) - 1),
+    c_uint64: (0, (1 << 64) - 1),
+}
+
+
+class Checked(Structure):
+    """A struct of C that refuses an integer which its field cannot hold, by a ValueError: ctypes
+    would keep the lowest bits without a word."""
+
+    NARROWER: ClassVar[dict[str, tuple[int, int]]] = {}  # Than the field's type.
+    _ranges: ClassVar[dict[str, tuple[int, int]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        fields: Any = cls._fields_
+        ranges = {name: _RANGES[kind] for name, kind in fields if kind in _RANGES}
+        cls._ranges = {**ranges, **cls.NARROWER}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        limits = self._ranges.get(name)
+        # Most are plain integers; this is on the way of every sample.
+        if limits is not None and not (type(value) is int and limits[0] <= value <= limits[1]):
+            value = whole(name, int(value) if isinstance(value, bool) else value, *limits)
+        _set(self, name, value)
+
+
+_set = Structure.__setattr__
+
+
+class SignalInfo(Checked):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("id", c_uint32),
+        ("granularity", c_uint32),
+        ("merge", c_uint32),
+        ("name", c_char_p),
+        ("unit", c_char_p),
+    ]
+
+
+class ClientOptions(Checked):
+    NARROWER: ClassVar[dict[str, tuple[int, int]]] = {"launch_unix_ms": (0, LAUNCH_MS_MAX)}
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("rank", c_uint32),
+        ("world", c_uint32),
+        ("reporters", c_uint32),
+        ("attempt", c_uint32),
+        ("layers", c_uint32),
+        ("heads", c_uint32),
+        ("kv_heads", c_uint32),
+        ("head_dim", c_uint32),
+        ("seq_len", c_uint32),
+        ("ring_frames", c_uint32),
+        ("frame_values_max", c_uint32),
+        ("run", c_char_p),
+        ("run_uuid", c_char_p),
+        ("server", c_char_p),
+        ("record_path", c_char_p),
+        ("sender_path", c_char_p),
+        ("tls_ca", c_char_p),
+        ("tls_cert", c_char_p),
+        ("tls_key", c_char_p),
+        ("token_file", c_char_p),
+        ("framework", c_char_p),
+        ("model", c_char_p),
+        ("attention_kernel", c_char_p),
+        ("score_dtype", c_char_p),
+        ("log_path", c_char_p),
+        ("weight_decay", c_double),
+        ("softcap", c_float),
+        ("window", c_uint32),
+        ("causal", c_uint8),
+        ("centred", c_uint8),
+        ("qk_norm", c_uint8),
+        ("step_from_attach", c_uint8),
+        ("actions_mask", c_uint32),
+        ("ranks_agree", c_uint32),
+        ("spool_dir", c_char_p),
+        ("spool_bytes", c_uint64),
+        ("launch_unix_ms", c_int64),
+    ]
+
+
+class Block(Checked):
+    _fields_ = [
+        ("signal", c_uint32),
+        ("reserved", c_uint32),
+        ("layer_begin", c_uint32),
+        ("layer_count", c_uint32),
+        ("head_begin", c_uint32),
+        ("head_count", c_uint32),
+        ("values", c_void_p),
+    ]
+
+
+class Frame(Checked):
+    NARROWER: ClassVar[dict[str, tuple[int, int]]] = {
+        "step": (0, STEP_MAX),
+        "time_unix_ns": (0, (1 << 63) - 1),
+    }
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("block_count", c_uint32),
+        ("step", c_int64),
+        ("time_unix_ns", c_int64),
+        ("blocks", POINTER(Block)),
+        ("partial_rows", c_uint32),
+        ("reserved", c_uint32),
+    ]
+
+
+class Command(Checked):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("type", c_uint32),
+        ("value", c_double),
+        ("payload_bytes", c_uint32),
+        ("payload", c_uint8 * 4092),
+    ]
+
+
+class Counters(Checked):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("link", c_uint32),
+        ("frames_queued", c_uint64),
+        ("frames_dropped_ring", c_uint64),
+        ("frames_dropped_window", c_uint64),
+        ("frames_sent", c_uint64),
+        ("frames_acked", c_uint64),
+        ("reconnects", c_uint64),
+        ("sender_restarts", c_uint64),
+        ("sender_pid", c_uint32),
+        ("sampling_period_steps", c_uint32),
+        ("error", c_char * 256),
+        ("page_url", c_char * 256),
+        ("frames_spooled", c_uint64),
+        ("spool_bytes", c_uint64),
+        ("frames_stripped", c_uint64),
+    ]
+
+
+# ---- c_api.h of the kernels ----
+
+F32 = 0
+BF16 = 1
+F16 = 2
+CPU = 0
+CUDA = 1
+KERNEL_UNSUPPORTED = 2
+KERNEL_UNAVAILABLE = 3
+
+# Rows of bw_probe_params.out in their order, by the catalogue's names.
+PROBE_STATS = (
+    "rows",
+    "common_mode_sum",
+    "spread_sum",
+    "tied_rows_bf16",
+    "tied_rows_eps",
+    "tied_rows_eps_paper",
+    "saturated_rows",
+    "logit_max",
+    "entropy_sum",
+    "sink_sum",
+    "nonfinite_rows",
+    "delta_bias_sum",
+    "delta_bias_sumsq",
+    "delta_abs_sum",
+    "delta_error_abs_sum",
+)
+PROBE_KV_STATS = ("sequences", "key_coherence_sum")
+
+
+class Tensor4(Checked):
+    _fields_ = [
+        ("data", c_void_p),
+        ("batch_stride", c_int64),
+        ("head_stride", c_int64),
+        ("token_stride", c_int64),
+    ]
+
+
+class ProbeParams(Checked):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("backend", c_uint32),
+        ("dtype", c_uint32),
+        ("threads", c_uint32),
+        ("stream", c_void_p),
+        ("batch", c_int64),
+        ("heads", c_int64),
+        ("kv_heads", c_int64),
+        ("q_len", c_int64),
+        ("k_len", c_int64),
+        ("head_dim", c_int64),
+        ("v_dim", c_int64),
+        ("q", Tensor4),
+        ("k", Tensor4),
+        ("v", Tensor4),
+        ("o", Tensor4),
+        ("d_o", Tensor4),
+        ("scale", c_float),
+        ("softcap", c_float),
+        ("causal", c_uint8),
+        ("drift_only", c_uint8),
+        ("reserved", c_uint8 * 2),
+        ("window", c_int32),
+        ("rows_per_head", c_uint32),
+        ("seed", c_uint64),
+        ("head_offset", c_int64),
+        ("stat_stride", c_int64),
+        ("out", c_void_p),
+        ("kv_stat_stride", c_int64),
+        ("kv_out", c_void_p),
+        ("gate", c_void_p),
+    ]
+
+
+class KeyLeakParams(Checked):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("backend", c_uint32),
+        ("dtype", c_uint32),
+        ("threads", c_uint32),
+        ("stream", c_void_p),
+        ("batch", c_int64),
+        ("kv_heads", c_int64),
+        ("k_len", c_int64),
+        ("head_dim", c_int64),
+        ("d_k", Tensor4),
+        ("leak_sum", c_void_p),
+        ("gradient_sum", c_void_p),
+        ("gate", c_void_p),
+    ]
+
+
+class SpectralParams(Checked):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("backend", c_uint32),
+        ("dtype", c_uint32),
+        ("threads", c_uint32),
+        ("stream", c_void_p),
+        ("heads", c_int64),
+        ("rows", c_int64),
+        ("columns", c_int64),
+        ("weight", c_void_p),
+        ("head_stride", c_int64),
+        ("row_stride", c_int64),
+        ("column_stride", c_int64),
+        ("sigma", c_void_p),
+        ("residual", c_void_p),
+        ("stable_rank", c_void_p),
+        ("direction", c_void_p),
+        ("overlap", c_void_p),
+        ("gram", c_void_p),
+    ]
+
+
+class IncrementRankParams(Checked):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("threads", c_uint32),
+        ("heads", c_int64),
+        ("kv_heads", c_int64),
+        ("rows", c_int64),
+        ("columns", c_int64),
+        ("wq", c_void_p),
+        ("wq_before", c_void_p),
+        ("wk", c_void_p),
+        ("wk_before", c_void_p),
+        ("q_head_stride", c_int64),
+        ("q_row_stride", c_int64),
+        ("k_head_stride", c_int64),
+        ("k_row_stride", c_int64),
+        ("effective_rank", c_void_p),
+    ]
+
+
+class CenterKeysParams(Checked):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("backend", c_uint32),
+        ("dtype", c_uint32),
+        ("threads", c_uint32),
+        ("stream", c_void_p),
+        ("batch", c_int64),
+        ("kv_heads", c_int64),
+        ("k_len", c_int64),
+        ("head_dim", c_int64),
+        ("k", Tensor4),
+        ("out", Tensor4),
+        ("cu_seqlens", c_void_p),
+        ("sequences", c_int64),
+    ]
+
+
+# ---- loading, once ----
+
+_lock = threading.Lock()
+_client: Optional[CDLL] = None
+_kernels: Optional[CDLL] = None
+
+
+def _declare(library: CDLL, name: str, result: Any, *arguments: Any) -> None:
+    try:
+        function = getattr(library, name)
+    except AttributeError as e:
+        raise LibraryError(f"{library._name} has no {name}: it is from another build.") from e
+    function.restype = result
+    function.argtypes = arguments
+
+
+def client() -> CDLL:
+    """libbellwether_client, loaded and checked.  Raises LibraryError."""
+    global _client
+    with _lock:
+        if _client is not None:
+            return _client
+        library = _load(CLIENT_LIBRARY)
+        handle = c_void_p
+        _declare(library, "bw_abi_version", c_uint32)
+        _check_abi(CLIENT_LIBRARY, library.bw_abi_version(), 4)
+        _declare(library, "bw_last_error", c_char_p)
+        _declare(library, "bw_signal_by_name", c_uint32, c_char_p)
+        _declare(library, "bw_signal_at", c_int, c_uint32, POINTER(SignalInfo))
+        _declare(library, "bw_client_create", c_int, POINTER(ClientOptions), POINTER(handle))
+        _declare(library, "bw_client_destroy", None, handle)
+        _declare(library, "bw_client_push", c_int, handle, POINTER(Frame))
+        _declare(
+            library, "bw_client_push_event", c_int, handle, c_int64, c_uint32, c_double, c_char_p
+        )
+        _declare(
+            library,
+            "bw_client_push_spectrum",
+            c_int,
+            handle,
+            c_int64,
+            c_uint32,
+            c_uint32,
+            c_uint32,
+            c_uint32,
+            c_float,
+            c_void_p,
+        )
+        _declare(library, "bw_client_poll", c_int, handle, POINTER(Command))
+        _declare(
+            library,
+            "bw_client_push_action_result",
+            c_int,
+            handle,
+            c_char_p,
+            c_int64,
+            c_uint32,
+            c_char_p,
+        )
+        _declare(library, "bw_client_get_counters", c_int, handle, POINTER(Counters))
+        _declare(library, "bw_client_flush", c_int, handle, c_uint32)
+        _client = library
+        return library
+
+
+def kernels() -> CDLL:
+    """libbellwether_kernels, loaded and checked.  Raises LibraryError."""
+    global _kernels
+    with _lock:
+        if _kernels is not None:
+            return _kernels
+        library = _load(KERNELS_LIBRARY)
+        _declare(library, "bw_kernels_abi_version", c_uint32)
+        _check_abi(KERNELS_LIBRARY, library.bw_kernels_abi_version(), 1)
+        _declare(library, "bw_kernels_last_error", c_char_p)
+        _declare(library, "bw_kernels_available", c_int, c_uint32)
+        _declare(library, "bw_probe", c_int, POINTER(ProbeParams))
+        _declare(library, "bw_key_leak", c_int, POINTER(KeyLeakParams))
+        _declare(library, "bw_spectral_norms", c_int, POINTER(SpectralParams))
+        _declare(library, "bw_increment_rank", c_int, POINTER(IncrementRankParams))
+        _declare(library, "bw_center_keys", c_int, POINTER(CenterKeysParams))
+        _kernels = library
+        return library
+
+
+def text(raw: Optional[bytes]) -> str:
+    return (raw or b"").decode("utf-8", "replace")
+
+
+def struct(kind: Any, **fields: Any) -> Any:
+    """A `kind` with struct_size set and the rest zero but for `fields`."""
+    value = kind()
+    value.struct_size = ctypes.sizeof(kind)
+    for name, field in fields.items():
+        setattr(value, name, field)
+    return value

@@ -1,0 +1,88 @@
+"""on_alert=: a callback for each alert of the run, from the server's event stream.
+
+One daemon thread, started only if a callback was given.  The stream is server-sent events at
+/api/v1/events of the server's page; after a break it goes on behind the last event it had.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Optional
+
+from .._util import files, log
+from .._util.guard import harmless
+from .page import Page, QueryError, tls_context
+
+if TYPE_CHECKING:
+    from ..monitor import Monitor
+
+Callback = Callable[[dict[str, Any]], None]
+
+_FIRST_WAIT_SECONDS = 0.2
+_WAIT_SECONDS_MAX = 10.0
+
+
+class Follower:
+    """Reads events until the monitor is gone.  The callback gets the transition as the server
+    tells it: run, state, severity, stage, layer, head, heads, eta, evidence, summary, advice."""
+
+    def __init__(self, monitor: Monitor, callback: Callback) -> None:
+        self._monitor = weakref.ref(monitor)
+        self._callback = callback
+        self._run = monitor.settings.run
+        self._settings = monitor.settings
+        self._last_id: Optional[str] = None
+        self._ended = threading.Event()
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._follow, name="bellwether-alerts", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Does not wait: the thread ends at its next event."""
+        self._ended.set()
+
+    def _page_url(self) -> Optional[str]:
+        """None once the monitor is gone, "" while the page is unknown."""
+        monitor = self._monitor()
+        if monitor is None or self._ended.is_set():
+            return None
+        return monitor.known_page_url()
+
+    @harmless("on_alert")
+    def _follow(self) -> None:
+        wait = _FIRST_WAIT_SECONDS
+        while not self._ended.wait(wait):
+            url = self._page_url()
+            if url is None:
+                return
+            if url:
+                try:
+                    self._read(url)
+                    wait = _FIRST_WAIT_SECONDS
+                    continue
+                except (OSError, QueryError, ValueError) as e:
+                    log.debug(f"alerts: {e}")
+            wait = min(_WAIT_SECONDS_MAX, 2 * wait)
+
+    def _read(self, url: str) -> None:
+        # The page wants the role read of the same certificate or token that frames are sent with.
+        told = self._settings
+        token = files.read_text(told.token_file).strip() if told.token_file else ""
+        page = Page(url, token, tls=tls_context(told.tls_ca, told.tls_cert, told.tls_key))
+        for event in page.events(self._last_id):
+            if self._ended.is_set():
+                return
+            if event.kind == "alert":
+                self._last_id = event.id
+                self._take(event.data)
+
+    def _take(self, transition: dict[str, Any]) -> None:
+        if transition.get("run") != self._run:
+            return
+        try:
+            self._callback(transition)
+        except Exception as e:
+            log.warning(f"on_alert raised {type(e).__name__}: {e}")

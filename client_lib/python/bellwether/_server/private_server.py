@@ -1,0 +1,209 @@
+"""A bellwetherd of one's own, for a run that was given no server.
+
+One server a user: whoever attaches first starts it, everybody later joins it, and it ends by
+itself minutes after its last client.  It listens on a Unix socket for frames and on a loopback
+port for the page.  Its data, log and lock file are in the user's state directory.  Where machines
+share that directory (a home on NFS), the socket of another one's server answers nobody here, alive
+or not: who finds such a server leaves it alone and has one of its own, in a folder by its name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import hashlib
+import os
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import IO, Optional
+
+from .._native import c_api
+from .._util import files, log
+
+READY_FILE = "server.json"  # The `bellwether` command finds the server by it.
+HOST_FILE = "server.host"  # Which machine the server that READY_FILE tells of was started on.
+HOSTS = (
+    "hosts"  # Folder of the folders of machines that are not the first; `bellwether` looks there.
+)
+READY_SECONDS = 10.0
+LOCK_SECONDS = 3 * READY_SECONDS
+IDLE_EXIT = "300s"
+_SOCKET_PATH_MAX = 100  # Bytes; the kernel's limit is 108.
+
+
+class ServerError(RuntimeError):
+    """No private server could be had; the text says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivateServer:
+    pid: int
+    grpc: str  # "unix:/path"
+    http: str  # "http://127.0.0.1:port" or "127.0.0.1:port"
+    token: str
+
+    def page_url(self, run: str) -> str:
+        """Address of the run's page; the token in it opens it."""
+        if not self.http:
+            return ""
+        base = self.http if "://" in self.http else f"http://{self.http}"
+        token = f"?token={self.token}" if self.token else ""
+        return f"{base}/{token}#/run/{run}"
+
+
+def state_folder() -> Path:
+    home = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(home) / "bellwether"
+
+
+def _is_utf8(raw: bytes) -> bool:
+    try:
+        raw.decode("utf-8")
+    except ValueError:
+        return False
+    return True
+
+
+def _socket_path(folder: Path) -> Path:
+    path = folder / "grpc.sock"
+    raw = os.fsencode(path)
+    if len(raw) <= _SOCKET_PATH_MAX and _is_utf8(raw):  # gRPC takes an address that is text.
+        return path
+    short = Path(tempfile.gettempdir()) / f"bellwether-{os.getuid()}"
+    short.mkdir(mode=0o700, exist_ok=True)
+    if short.stat().st_uid != os.getuid():
+        raise ServerError(f"{short} belongs to somebody else")
+    return short / f"{hashlib.sha256(raw).hexdigest()[:16]}.sock"  # Not that of another folder.
+
+
+def _read_ready(path: Path) -> Optional[PrivateServer]:
+    """The server that the file tells of, if it is alive."""
+    try:
+        told = files.read_json(path)
+        server = PrivateServer(
+            int(told["pid"]), str(told["grpc"]), str(told["http"]), str(told.get("token", ""))
+        )
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return None
+    try:
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(1.0)
+            probe.connect(server.grpc.split(":", 1)[1])
+    except (OSError, IndexError):
+        return None
+    return server
+
+
+def _this_host() -> str:
+    """Name and boot of this machine, a line each."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        boot = ""
+    return f"{socket.gethostname()}\n{boot}\n"
+
+
+def _of_another_host(folder: Path) -> bool:
+    """Whether the folder's server is one of another machine, that may live."""
+    try:
+        told = files.read_text(folder / HOST_FILE).splitlines()
+    except (OSError, ValueError):
+        return False
+    here = _this_host().splitlines()
+    # A container has a name of its own, and a machine that was started again another boot.
+    other = len(told) == 2 and told[0] != here[0] and told[1] != here[1]
+    return other and (folder / READY_FILE).exists()
+
+
+def _log_tail(path: Path) -> str:
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return " | ".join(lines[-3:])
+
+
+def join_or_start() -> PrivateServer:
+    """The user's private server, started if there is none.  Raises ServerError."""
+    binary = c_api.find(c_api.SERVER)
+    if binary is None:
+        raise ServerError("bellwetherd was not found beside the package nor in $PATH")
+    folder = state_folder()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in ("server.lock", "server.log", HOST_FILE):
+            why = files.why_no_file(folder / name)
+            if why is not None:
+                raise ServerError(f"{folder / name}: {why}")
+        with open(folder / "server.lock", "w", encoding="utf-8") as lock:
+            _hold(lock)  # Two jobs that start at once get one server.
+            own = folder / HOSTS / socket.gethostname()
+            for place in (folder, own):
+                server = _read_ready(place / READY_FILE)
+                if server is not None:
+                    return server
+            if _of_another_host(folder):
+                own.mkdir(mode=0o700, parents=True, exist_ok=True)
+                log.info(f"the private server in {folder} is another machine's; one in {own}")
+                folder = own
+            return _start(binary, folder)
+    except OSError as e:
+        raise ServerError(f"{folder}: {e}") from e
+
+
+def _hold(lock: IO[str]) -> None:
+    """Locks the file, which whoever starts a server has for a moment.  Raises ServerError if
+    somebody does not let go."""
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise ServerError(f"{lock.name} was held for {LOCK_SECONDS:g} s") from None
+        time.sleep(0.02)
+
+
+def _start(binary: Path, folder: Path) -> PrivateServer:
+    """Starts one where there is none, or a dead one of this machine.  The lock is held."""
+    ready = folder / READY_FILE
+    ready.unlink(missing_ok=True)
+    (folder / HOST_FILE).write_text(_this_host(), encoding="utf-8")
+    listen = _socket_path(folder)
+    listen.unlink(missing_ok=True)
+    output_path = folder / "server.log"
+    with open(output_path, "w", encoding="utf-8") as output:
+        process = subprocess.Popen(
+            [
+                str(binary),
+                f"--storage.path={folder / 'data'}",
+                f"--grpc.listen-address=unix:{listen}",
+                "--web.listen-address=127.0.0.1:0",
+                "--gpu=off",  # The GPU here is the training's.
+                f"--lifetime.idle-exit={IDLE_EXIT}",
+                f"--ready.file={ready}",
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # Ctrl-C in the training job is not for the server.
+            cwd=folder,
+        )
+    deadline = time.monotonic() + READY_SECONDS
+    while time.monotonic() < deadline:
+        server = _read_ready(ready)
+        if server is not None:
+            return server
+        if process.poll() is not None:
+            raise ServerError(
+                f"bellwetherd ended with {process.returncode}: {_log_tail(output_path)}"
+            )
+        time.sleep(0.02)
+    process.terminate()
+    raise ServerError(
+        f"bellwetherd was not ready after {READY_SECONDS:.0f} s: {_log_tail(output_path)}"
+    )

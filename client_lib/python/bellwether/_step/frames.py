@@ -1,0 +1,184 @@
+"""The frames of the steps, and those that wait for a device.
+
+A number that is still being computed on a device is copied to pinned memory without waiting, as
+are the statistics of a sampled step; the frame, and those behind it, are pushed once the copies
+have arrived.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import time
+from typing import Any, Optional, Union
+
+import torch
+
+from .._hook.parallel import is_dtensor
+from .._native import c_api
+from .._native.run_client import Block, RunClient
+from .._util import log
+from .sample import Sample
+
+LATE_FRAMES_MAX = 64  # Frames that wait for a device; beyond it their numbers are left out.
+LEFT_OUT_MAX = 16  # Reasons that are remembered.
+_POLL_SECONDS = 0.001
+OVERFLOWS_MAX = 32  # Samples in a row that are made up for; a scaler needs 16 to find its factor.
+# Among a step's values, but no signals: what its gradients are divided by; above 0 if they are
+# not finite and a GradScaler has therefore skipped the step.
+GRAD_SCALE, FOUND_INF = "grad_scale", "found_inf"
+
+
+class _Late:
+    """A number on its way from a device."""
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self.host = torch.empty((), dtype=torch.float32, device="cpu", pin_memory=True)
+        self.host.copy_(value.detach().reshape(()).float(), non_blocking=True)
+        self.event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.event.record()
+
+    def ready(self) -> bool:
+        return bool(self.event.query())
+
+    def value(self) -> float:
+        return float(self.host)
+
+
+def number_at_hand(value: Any) -> Optional[float]:
+    """What is known without asking a device or another rank; None for everything else."""
+    if isinstance(value, torch.Tensor) and (value.device.type != "cpu" or is_dtensor(value)):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # None, no number, several.
+        return None
+
+
+def local(value: Any) -> Any:
+    """A DTensor's part here, if that is all of it.  Raises ValueError where the ranks would have
+    to exchange something: not all of them may be here."""
+    if not is_dtensor(value):
+        return value
+    for dimension, placement in enumerate(value.placements):
+        if not placement.is_replicate() and value.device_mesh.size(dimension) > 1:
+            raise ValueError(f"a DTensor that no rank has whole, {placement}: give .full_tensor()")
+    return value.to_local()
+
+
+def _now_or_late(value: Any) -> Union[float, _Late]:
+    if isinstance(value, torch.Tensor):
+        if value.device.type != "cpu":
+            return _Late(value)
+        return float(value.detach())
+    return float(value)
+
+
+@dataclasses.dataclass
+class _Frame:
+    step: int
+    values: dict[str, Union[float, _Late]]  # The run's own numbers.
+    sample: Optional[Sample]
+
+    def ready(self) -> bool:
+        late = (v for v in self.values.values() if isinstance(v, _Late))
+        return all(v.ready() for v in late) and (self.sample is None or self.sample.ready())
+
+
+class Frames:
+    """Frames in the order of their steps; the newest numbers, for people and other loggers."""
+
+    def __init__(self) -> None:
+        self.last: dict[str, float] = {}
+        self.device_seconds = 0.0  # What the kernels of a sample took on GPUs.
+        self.partial_rows = False  # Samples are of a context-parallel shard's rows.
+        self._overflows = 0  # Samples in a row without gradients.
+        self._sample_again = False
+        self.left_out: dict[str, int] = {}  # Numbers that could not be read: why, how often.
+        self._waiting: collections.deque[_Frame] = collections.deque()
+
+    def readable(self, told: dict[str, Any]) -> dict[str, Any]:
+        """Those of a step's numbers that are given and that this rank can read by itself."""
+        found: dict[str, Any] = {}
+        for name, value in told.items():
+            if value is None:
+                continue
+            try:
+                # Beyond a float's range there are integers, which all that follows would trip over.
+                found[name] = float(value) if isinstance(value, int) else local(value)
+            except Exception as e:
+                self.leave_out(name, e)
+        return found
+
+    def leave_out(self, name: str, error: Exception) -> None:
+        """An unreadable number costs that number, not the frame."""
+        reason = f"{name}: {type(error).__name__}: {error}"
+        if not any(known.startswith(f"{name}: ") for known in self.left_out):
+            log.warning(f"a number of the step is left out: {reason}")
+        if reason in self.left_out or len(self.left_out) < LEFT_OUT_MAX:
+            self.left_out[reason] = self.left_out.get(reason, 0) + 1
+
+    def push(
+        self,
+        client: Optional[RunClient],
+        step: int,
+        values: dict[str, Any],
+        sample: Optional[Sample],
+    ) -> None:
+        """Queues the frame of `step` and pushes all frames whose numbers have arrived."""
+        late: dict[str, Union[float, _Late]] = {}
+        for name, value in values.items():
+            try:
+                late[name] = _now_or_late(value)
+            except Exception as e:
+                self.leave_out(name, e)
+        self._waiting.append(_Frame(step, late, sample))
+        self.drain(client)
+
+    def sample_again(self) -> bool:
+        """Whether the newest sample lacks its gradients and the next step should make up for it;
+        asked for once."""
+        again, self._sample_again = self._sample_again, False
+        return again
+
+    def drain(self, client: Optional[RunClient], timeout: float = 0.0) -> bool:
+        """Pushes what is ready, in order; waits for the rest for at most `timeout` seconds.
+        Whether all was pushed."""
+        deadline = time.monotonic() + timeout
+        while self._waiting:
+            frame = self._waiting[0]
+            arrived = frame.ready()
+            if not arrived and len(self._waiting) <= LATE_FRAMES_MAX:
+                if time.monotonic() >= deadline:
+                    return False
+                time.sleep(_POLL_SECONDS)
+                continue
+            self._waiting.popleft()
+            self._push(client, frame, arrived)
+        return True
+
+    def _push(self, client: Optional[RunClient], frame: _Frame, arrived: bool) -> None:
+        run = {}
+        for name, value in frame.values.items():
+            if not isinstance(value, _Late):
+                run[name] = value
+            elif arrived:
+                run[name] = value.value()
+        scale = run.pop(GRAD_SCALE, 1.0)
+        gradients = not run.pop(FOUND_INF, 0.0)
+        if not gradients:  # What a scaler throws away says nothing about the run.
+            run.pop("grad_norm", None)
+        self.last.update(run)
+        blocks = [Block(name, [value]) for name, value in run.items()]
+        if frame.sample is not None and arrived:
+            blocks += frame.sample.blocks(scale if scale else 1.0, gradients)
+            self.last.update(frame.sample.summary(gradients))
+            self._overflows = 0 if gradients else self._overflows + 1
+            self._sample_again = 0 < self._overflows <= OVERFLOWS_MAX
+            seconds = frame.sample.device_seconds()
+            if seconds is not None:
+                self.device_seconds = seconds
+        if client is not None:
+            if frame.sample is not None and arrived and frame.sample.grams is not None:
+                frame.sample.grams.push(client, frame.step)
+            client.push(frame.step, blocks[: c_api.BLOCKS_MAX], partial_rows=self.partial_rows)

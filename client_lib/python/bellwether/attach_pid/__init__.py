@@ -1,0 +1,1 @@
+"""python -m bellwether attach: watches a process that runs already."""

@@ -1,0 +1,1 @@
+"""python -m bellwether forward: a run's signals in other loggers."""

@@ -1,0 +1,1 @@
+"""python -m bellwether scan: watches a run by the checkpoints that it writes."""

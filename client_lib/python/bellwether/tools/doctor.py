@@ -1,0 +1,268 @@
+"""python -m bellwether doctor [script.py args]: why is there no data?
+
+Without a script it checks the installation: versions, libraries, the server, and one small
+model from attach to the statistics.  With a script it runs it for a few optimizer steps under
+watch, then says which layers were found and measured, and why the others were not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import platform
+import socket
+import tempfile
+from pathlib import Path
+from typing import Any, Optional
+
+from .. import __version__
+from .._hook.judged import why
+from .._native import c_api
+from .._server import private_server
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One line of the report; `ok` None = for information."""
+
+    ok: Optional[bool]
+    text: str
+
+    def __str__(self) -> str:
+        return {True: "ok    ", False: "FAILED", None: "      "}[self.ok] + " " + self.text
+
+
+def installation() -> list[Finding]:
+    """Versions and where the libraries and programs are."""
+    found = [Finding(None, f"bellwether {__version__}, Python {platform.python_version()}")]
+    try:
+        import torch
+
+        from .._hook import intercept
+
+        too_old = intercept.too_old()
+        found.append(Finding(None, f"torch {torch.__version__}"))
+        if too_old is not None:
+            found.append(Finding(False, too_old))
+    except ImportError:
+        found.append(Finding(False, "torch is not installed: attach() needs it"))
+    for name, load in (
+        (c_api.CLIENT_LIBRARY, c_api.client),
+        (c_api.KERNELS_LIBRARY, c_api.kernels),
+    ):
+        try:
+            found.append(Finding(True, f"{name}: {load()._name}"))
+        except c_api.LibraryError as e:
+            found.append(Finding(False, str(e)))
+    sender = c_api.find(c_api.SENDER)
+    if sender is None:
+        found.append(Finding(False, "bellwether-sender not found: nothing can be sent or recorded"))
+    else:
+        found.append(Finding(True, f"bellwether-sender: {sender}"))
+    return found
+
+
+def connect(server: str) -> Optional[str]:
+    """None if somebody listens at the address, else why not."""
+    try:
+        if server.startswith("unix:"):
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.settimeout(2.0)
+                probe.connect(server[len("unix:") :].replace("///", "/"))
+        else:
+            host, _, port = server.rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), timeout=2.0).close()
+    except (OSError, ValueError) as e:
+        return str(e)
+    return None
+
+
+def server_findings(server: Optional[str]) -> list[Finding]:
+    server = server or os.environ.get("BELLWETHER_SERVER")
+    if server:
+        trouble = connect(server)
+        if trouble:
+            return [
+                Finding(
+                    False,
+                    f"no server at {server}: {trouble}. Frames are dropped and counted until it "
+                    "answers; training goes on",
+                )
+            ]
+        return [Finding(True, f"server {server} answers")]
+    if c_api.find(c_api.SERVER) is None:
+        return [
+            Finding(
+                False,
+                "no server configured and bellwetherd not found: runs are recorded to a .bwrun "
+                "file in the working folder (set BELLWETHER_SERVER, or install bellwetherd)",
+            )
+        ]
+    where = private_server.state_folder()
+    return [Finding(True, f"no server configured: a private one is used, its data in {where}")]
+
+
+def layer_findings(status: dict[str, Any]) -> list[Finding]:
+    """What Monitor.status() says about the layers, one finding each, with the cause."""
+    layers = status["layers"]
+    if status["why_off"] and not status["live"]:
+        return [Finding(False, f"watching is off: {status['why_off']}")]
+    if not layers:
+        return [
+            Finding(
+                False,
+                "no attention module found: no module holds query and key projections, and none "
+                "calls scaled_dot_product_attention",
+            )
+        ]
+    found = []
+    for layer in layers:
+        name = layer["name"] or "(the model)"
+        notes = "; ".join(layer["notes"])
+        if not layer["watched"]:
+            found.append(Finding(None, f"{name}: not watched, layers= leaves it out"))
+        elif layer["calls"] == 0:
+            found.append(
+                Finding(
+                    False,
+                    f"{name}: never called scaled_dot_product_attention with gradients on: eager "
+                    'attention (transformers: attn_implementation="sdpa"; MultiheadAttention: '
+                    "need_weights=False), compiled before attach(), or not used",
+                )
+            )
+        elif layer["heads"] and layer["fired"] == 0:
+            cause = notes or "its output does not reach the loss, or no gradient reaches it"
+            found.append(Finding(False, f"{name}: called, but its backward never ran: {cause}"))
+        elif layer["fired"] == 0:
+            found.append(Finding(False, f"{name}: called, but not measured: {notes}"))
+        elif layer["index"] < 0:
+            late = [note for note in layer["notes"] if "not reported" in note]
+            cause = "; ".join(late) or (
+                "no optimizer step was seen; if the optimizer is not from torch.optim, call "
+                "mon.step() once per step"
+            )
+            found.append(Finding(False, f"{name}: measured, but nothing is reported: {cause}"))
+        elif layer.get("not_judged_by"):
+            families = ", ".join(layer["not_judged_by"])
+            found.append(
+                Finding(
+                    False,
+                    f"{name}: layer {layer['index']}, measured in part: it is not judged by "
+                    f"{families}: {why(layer['notes'])}",
+                )
+            )
+        else:
+            where = f", W_Q and W_K: {layer['weights']}" if layer["weights"] else ""
+            found.append(
+                Finding(
+                    True,
+                    f"{name}: layer {layer['index']}, {layer['heads']} heads"
+                    f" ({layer['kv_heads']} key heads) of {layer['head_dim']}{where}"
+                    + (f" [{notes}]" if notes else ""),
+                )
+            )
+    return found
+
+
+def monitor_findings(monitor: Any) -> list[Finding]:
+    """The whole story of one monitor: layers, link, errors, price."""
+    status = monitor.status()
+    found = layer_findings(status)
+    if status["errors"]:
+        found.append(Finding(False, f"{status['errors']} errors, the last: {status['last_error']}"))
+    for reason, times in status["numbers_left_out"].items():
+        found.append(Finding(False, f"left out of {times} steps: {reason}"))
+    counters = status.get("counters")
+    if counters is not None:
+        sound = counters.link in ("streaming", "recording", "starting")
+        trouble = f": {counters.error}" if counters.error else ""
+        dropped = counters.frames_dropped_ring + counters.frames_dropped_window
+        found.append(
+            Finding(sound, f"link {counters.link}{trouble}, {counters.frames_acked} frames durable")
+        )
+        if dropped:
+            found.append(Finding(False, f"{dropped} frames dropped"))
+        if counters.frames_stripped:
+            without = f"{counters.frames_stripped} frames sent without their heads"
+            found.append(Finding(False, f"{without}: the sender's memory was nearly full"))
+        if counters.frames_spooled or counters.spool_bytes:
+            waiting = f"{counters.spool_bytes >> 20} MiB of them still there"
+            found.append(Finding(None, f"{counters.frames_spooled} frames went to disk, {waiting}"))
+    if status["samples"] > 1:
+        found.append(
+            Finding(
+                None,
+                f"watching costs about {100 * status['overhead']:.2f} % of the training time, "
+                f"one sample every {status['sampling_period']} steps",
+            )
+        )
+    return found
+
+
+def self_test() -> list[Finding]:
+    """A small model, watched for three steps into a recording."""
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    from .._attach import attach
+
+    class Small(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = nn.Linear(32, 96)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = (t.unflatten(-1, (2, 16)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+            y: torch.Tensor = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            return y
+
+    with tempfile.TemporaryDirectory() as folder:
+        model = Small()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        monitor = attach(model, record=str(Path(folder) / "doctor.bwrun"), run="doctor", every=1)
+        try:
+            for _ in range(3):
+                loss = model(torch.ones(2, 8, 32)).square().mean()
+                loss.backward()
+                optimizer.step()
+                monitor.step(loss=loss)
+            monitor.flush(5.0)
+            return [Finding(None, "a small model, three steps:"), *monitor_findings(monitor)]
+        finally:
+            monitor.detach()
+
+
+def main(arguments: Optional[list[str]] = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bellwether doctor", description="Says why there is no data."
+    )
+    parser.add_argument("--server", help="host:port or unix:/path that the run would use")
+    parser.add_argument("--steps", type=int, default=3, help="optimizer steps to run a script for")
+    parser.add_argument("script", nargs="?", help="a training script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's arguments")
+    given = parser.parse_args(arguments)
+    findings = installation()
+    findings += server_findings(given.server)
+    ready = all(f.ok is not False for f in findings if "server" not in f.text)
+    if given.script is not None and ready:
+        from .runner import run_steps
+
+        watcher, ended = run_steps(given.script, given.arguments, given.steps, given.server)
+        if watcher.monitor is None:
+            findings.append(
+                Finding(
+                    False,
+                    f"{given.script}: no nn.Module gave its parameters to an optimizer of "
+                    f"torch.optim before {ended}",
+                )
+            )
+        else:
+            findings += monitor_findings(watcher.monitor)
+            watcher.monitor.detach()
+    elif ready:
+        findings += self_test()
+    for finding in findings:
+        print(finding)
+    return 1 if any(finding.ok is False for finding in findings) else 0
