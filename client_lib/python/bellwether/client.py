@@ -1,0 +1,25 @@
+"""bellwether.client: a run of one's own, for programs that have numbers to send.
+
+import bellwether.client
+run = bellwether.client.RunClient(bellwether.client.RunOptions("demo", layers=1, heads=1))
+"""
+
+from ._native.run_client import (
+    Block,
+    ClientError,
+    Counters,
+    RunClient,
+    RunOptions,
+    Sampling,
+    recording,
+)
+
+__all__ = [
+    "Block",
+    "ClientError",
+    "Counters",
+    "RunClient",
+    "RunOptions",
+    "Sampling",
+    "recording",
+]
