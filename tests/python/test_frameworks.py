@@ -475,12 +475,12 @@ def test_megatron_and_transformer_engine(
 
 def test_packed_and_masked_megatron_attention() -> None:
     from bellwether import megatron
-    from bellwether._hook import wrap_attention
+    from bellwether._hook import contract as contracts
 
     assert megatron.wrap(Gpt(1, qkv_format="thd")) == []
     model = Gpt(1, attn_mask_type=types.SimpleNamespace(name="padding"))
     assert len(megatron.wrap(model)) == 3
-    contract = wrap_attention.contract_of(model.layers[0].core_attention)
+    contract = contracts.contract_of(model.layers[0].core_attention)
     assert contract is not None and contract.masked and not contract.causal
     for layer in model.layers:
         bellwether.unwrap_attention(layer.core_attention)

@@ -311,12 +311,12 @@ class Monitor:
     def in_backward() -> bool:
         return bool(torch._C._current_graph_task_id() != -1)
 
-    def passes(self, layer: Layer) -> None:
+    def passes(self, count: int) -> None:
         """Forward or backward passes of a layer were counted: between samples an eager model has
         no taps, and its backwards are not heard of."""
         if self._warned_backwards or self._explicit:
             return
-        if max(layer.fired_in_step, layer.calls_in_step) > BACKWARDS_MAX:
+        if count > BACKWARDS_MAX:
             self._warned_backwards = True
             log.warning(
                 f"{BACKWARDS_MAX} passes without an optimizer step; if the optimizer is "
@@ -836,7 +836,7 @@ class Monitor:
         layer, head, heads, eta, evidence, cause, summary, advice.
         """
         if self._follower is None:
-            self._follower = Follower(self, callback)
+            self._follower = Follower(self.settings, self.known_page_url, callback)
 
     @harmless("on_action()", passes=(ValueError,))
     def on_action(self, kind: str, callback: Callback) -> None:

@@ -21,7 +21,7 @@ import itertools
 import struct
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Optional
+from typing import Any, Optional, Protocol
 
 import torch
 import torch.distributed as dist
@@ -29,9 +29,6 @@ import torch.distributed as dist
 from .._util import log
 from .._util.launch import launch_unix_ms
 from ..actions import KINDS, Action, decode
-
-if TYPE_CHECKING:
-    from .executor import Actions
 
 EVERY = 16  # boundaries
 WAIT_SECONDS = 5.0  # At a boundary, for a collective that was launched 16 boundaries ago.
@@ -50,6 +47,26 @@ _abandoned: list[Any] = []
 def usable() -> bool:
     """Whether there is a process group, of more than one rank, to make one of our own beside."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+class Ballot(Protocol):
+    """This rank's actions: what it offers to the others, and what it does with what they agree on.
+    `step` is that which the boundary is before."""
+
+    @property
+    def attempt(self) -> int: ...
+
+    def next_offer(self, step: int) -> bytes:
+        """The action that the ranks are to agree on next; b"" if there is none."""
+
+    def refusal(self, action: Action, step: int) -> Optional[str]: ...
+
+    def carry_out(self, action: Action, step: int) -> tuple[Optional[str], str]:
+        """(why it failed or None, a word about it).  Never raises."""
+
+    def take_back(self, action: Action, step: int) -> None: ...
+
+    def answer(self, action: Action, applied: bool, step: int, reason: str) -> None: ...
 
 
 class Agreement:
@@ -131,7 +148,7 @@ class Agreement:
 
     # ---- step boundaries ----
 
-    def boundary(self, count: int, step: int, actions: Actions) -> None:
+    def boundary(self, count: int, step: int, actions: Ballot) -> None:
         """The `count`-th boundary, before step `step`."""
         if count % EVERY or self._phase in (_CONNECTING, _OFF):
             return
@@ -154,7 +171,7 @@ class Agreement:
         else:
             work.wait()  # Raises what went wrong.
 
-    def _next(self, count: int, step: int, actions: Actions) -> None:
+    def _next(self, count: int, step: int, actions: Ballot) -> None:
         if self._phase == _OFFER:
             told, size = _HEAD.unpack(bytes(self._buffer[: _HEAD.size].tolist()))
             if not size:
@@ -195,7 +212,7 @@ class Agreement:
                 actions.answer(action, False, step, text)
         self._offer(count, step, actions)
 
-    def _offer(self, count: int, step: int, actions: Actions) -> None:
+    def _offer(self, count: int, step: int, actions: Ballot) -> None:
         self._phase, self._count = _OFFER, count
         if self.root:
             payload = actions.next_offer(step + 2 * EVERY)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Optional
+from typing import Optional
 
+from .._hook.layer import Layer
 from ..actions import Action
-
-if TYPE_CHECKING:
-    from .._hook.layer import Layer
-    from ..monitor import Monitor
+from .host import ActionHost
 
 
 class Applier(ABC):
     """One or some kinds of action.  All is called on the training thread, at step boundaries;
     what is raised is caught by the caller."""
 
-    def __init__(self, monitor: Monitor) -> None:
+    def __init__(self, monitor: ActionHost) -> None:
         self.monitor = monitor
 
     @abstractmethod
@@ -40,12 +38,12 @@ class Applier(ABC):
         """The monitor detaches: what can be taken back is."""
 
 
-def layer_number(monitor: Monitor, layer: Layer) -> int:
+def layer_number(monitor: ActionHost, layer: Layer) -> int:
     """Its number in the whole model."""
     return layer.index + monitor.parallel.first_layer
 
 
-def layers_in(monitor: Monitor, action: Action) -> list[Layer]:
+def layers_in(monitor: ActionHost, action: Action) -> list[Layer]:
     """The layers of this process that the action is about."""
     wanted = {*action.layers, *(layer for layer, _ in action.heads)}
     found = [layer for layer in monitor.layers if layer.index >= 0]
@@ -54,7 +52,7 @@ def layers_in(monitor: Monitor, action: Action) -> list[Layer]:
     return [layer for layer in found if layer_number(monitor, layer) in wanted]
 
 
-def unknown_place(monitor: Monitor, action: Action) -> Optional[str]:
+def unknown_place(monitor: ActionHost, action: Action) -> Optional[str]:
     """What in the scope lies outside of the model; None if nothing does."""
     here = [layer for layer in monitor.layers if layer.index >= 0]
     layers = monitor.parallel.layers or len(here)

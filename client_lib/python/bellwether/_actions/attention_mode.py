@@ -5,26 +5,44 @@ What is in force is the applied actions, one upon the other, so any of them can 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Optional
+from collections.abc import Callable
+from typing import Any, Optional
 
 import torch
+from torch import Tensor
 
+from .._attention import stabilizer
 from .._attention.attention_op import machine_lacks
+from .._attention.centering import center_keys
 from .._attention.dispatch import unsupported
-from .._hook import attention_switch, intercept, wrap_attention
-from ..actions import Action
+from .._hook import attention_switch, intercept
+from .._hook.contract import contract_of
+from .._hook.layer import Layer
+from ..actions import MODES, Action
 from .applier import Applier, layer_number, layers_in, unknown_place
-
-if TYPE_CHECKING:
-    from .._hook.layer import Layer
-    from ..monitor import Monitor
+from .host import ActionHost
 
 # torch.compile gives up on a piece of code that it has compiled 8 times; some are its own.
 VARIANTS_MAX = 6
 
 
+def _functions() -> dict[str, Callable[..., Any]]:
+    """What a module's word can stand for."""
+
+    def by_mode(mode: str) -> Callable[..., Any]:
+        def attention(query: Tensor, key: Tensor, value: Tensor, *a: Any, **k: Any) -> Tensor:
+            return stabilizer.stabilized(mode, False, query, key, value, *a, **k)
+
+        return attention
+
+    functions = {mode: by_mode(mode) for mode in MODES if mode != "sdpa"}
+    functions["sdpa"] = intercept.original()
+    functions[attention_switch.CENTRED] = center_keys
+    return functions
+
+
 class AttentionSwitch(Applier):
-    def __init__(self, monitor: Monitor) -> None:
+    def __init__(self, monitor: ActionHost) -> None:
         super().__init__(monitor)
         self._held: dict[str, Action] = {}  # In force, oldest first.
         self._variants: set[tuple[str, ...]] = set()  # What all layers carried, each time.
@@ -32,7 +50,7 @@ class AttentionSwitch(Applier):
 
     def prepare(self) -> None:
         """Before the model is compiled: the branch that a switch takes later."""
-        attention_switch.prepare()
+        attention_switch.prepare(_functions())
         self._prepared = True
         for layer in self.monitor.layers:
             module = layer.module()
@@ -62,7 +80,7 @@ class AttentionSwitch(Applier):
         module, place = layer.module(), f"layer {layer_number(self.monitor, layer)}"
         if module is None:
             return f"{place} is gone"
-        if any(wrap_attention.contract_of(inner) is not None for inner in module.modules()):
+        if any(contract_of(inner) is not None for inner in module.modules()):
             return f"{place} has attention of its own (wrap_attention)"
         if layer.graphed:
             return f"{place} was captured in a CUDA graph, which replays what it captured"

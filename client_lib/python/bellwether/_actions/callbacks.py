@@ -12,13 +12,11 @@ refusal.  For a kind that Bellwether can apply itself it is called instead.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Optional
+from typing import Any, Optional
 
 from ..actions import KINDS, Action, Refused
 from .applier import Applier
-
-if TYPE_CHECKING:
-    from ..monitor import Monitor
+from .host import ActionHost
 
 Callback = Callable[[dict[str, Any]], Any]
 
@@ -49,7 +47,7 @@ def on_action(kind: str, callback: Optional[Callback] = None) -> Any:
 
 
 class Callbacks(Applier):
-    def __init__(self, monitor: Monitor) -> None:
+    def __init__(self, monitor: ActionHost) -> None:
         super().__init__(monitor)
         self._own: dict[str, Callback] = {}  # Of this monitor.
         self._framework: dict[str, Callback] = {}  # Where the loop is not the user's.

@@ -13,7 +13,7 @@ import collections
 import dataclasses
 import json
 import time
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import Any, Optional, Union
 
 from .. import actions
 from .._util import log
@@ -23,11 +23,9 @@ from .agreement import OFFER_BYTES_MAX, Agreement
 from .applier import Applier
 from .attention_mode import AttentionSwitch
 from .callbacks import Callbacks
+from .host import ActionHost
 from .qk_clip import QKClip
 from .rates import Deepen, RateScale
-
-if TYPE_CHECKING:
-    from ..monitor import Monitor
 
 WAITING_MAX = 64
 ANSWERS_MAX = 1024  # Ids whose answer is kept; the server gives up on them long before.
@@ -47,7 +45,7 @@ class Answer:
 class Actions:
     """Of one monitor.  Called on the training thread."""
 
-    def __init__(self, monitor: Monitor) -> None:
+    def __init__(self, monitor: ActionHost) -> None:
         self._monitor = monitor
         self._allowed = monitor.settings.allow
         self._attention = AttentionSwitch(monitor)

@@ -15,22 +15,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Optional
+from typing import Optional
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from .._hook.layer import Layer
 from .._hook.parallel import is_fully_sharded
 from .._hook.weights import Location
 from ..actions import Action, Refused
 from . import head_rows
 from .applier import Applier, layer_number, layers_in, unknown_place
 from .head_rows import Part
-
-if TYPE_CHECKING:
-    from .._hook.layer import Layer
-    from ..monitor import Monitor
+from .host import ActionHost
 
 # What optimizers remember of gradients, by the names that torch and its kin use.
 #
@@ -56,7 +54,7 @@ class _Place:
 
 
 class QKClip(Applier):
-    def __init__(self, monitor: Monitor) -> None:
+    def __init__(self, monitor: ActionHost) -> None:
         super().__init__(monitor)
         self._norms: dict[int, tuple[Tensor, Tensor]] = {}  # Of the running action.
 

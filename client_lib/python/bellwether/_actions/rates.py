@@ -7,7 +7,7 @@ the rate itself, and a checkpoint of the optimizer never see the factor.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Optional
+from typing import Any, Optional
 
 import torch
 from torch.optim.optimizer import Optimizer
@@ -15,13 +15,11 @@ from torch.optim.optimizer import Optimizer
 from .._hook import compiled
 from ..actions import Action
 from .applier import Applier
-
-if TYPE_CHECKING:
-    from ..monitor import Monitor
+from .host import ActionHost
 
 
 class RateScale(Applier):
-    def __init__(self, monitor: Monitor) -> None:
+    def __init__(self, monitor: ActionHost) -> None:
         super().__init__(monitor)
         self._factors: dict[str, float] = {}  # By the action's id; they multiply.
         self._scaled: list[tuple[dict[str, Any], Any, Any]] = []  # (group, its rate, ours)
@@ -96,7 +94,7 @@ class RateScale(Applier):
 
 
 class Deepen(Applier):
-    def __init__(self, monitor: Monitor) -> None:
+    def __init__(self, monitor: ActionHost) -> None:
         super().__init__(monitor)
         self._before: dict[str, int] = {}  # The action's id -> the period that it replaced.
 

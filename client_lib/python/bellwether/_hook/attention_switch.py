@@ -9,7 +9,7 @@ there before finds its graph again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
 from torch import Tensor, nn
@@ -27,23 +27,10 @@ def word(mode: str, center: bool) -> str:
     return mode + (CENTRED if center else "")
 
 
-def prepare() -> None:
-    """Loads what a word can stand for.  (What does so imports what imports this.)"""
-    from .._attention import stabilizer
-    from .._attention.centering import center_keys
-    from ..actions import MODES
-    from . import intercept
-
-    def by_mode(mode: str) -> Callable[..., Any]:
-        def attention(query: Tensor, key: Tensor, value: Tensor, *a: Any, **k: Any) -> Tensor:
-            return stabilizer.stabilized(mode, False, query, key, value, *a, **k)
-
-        return attention
-
+def prepare(functions: Mapping[str, Callable[..., Any]]) -> None:
+    """functions  what a word can stand for: one of each mode, and center_keys at CENTRED"""
     if not _functions:
-        _functions.update({mode: by_mode(mode) for mode in MODES if mode != "sdpa"})
-        _functions["sdpa"] = intercept.original()
-        _functions[CENTRED] = center_keys
+        _functions.update(functions)
 
 
 def put(module: nn.Module, text: str) -> None:

@@ -13,7 +13,7 @@ import itertools
 import math
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,7 @@ from torch import Tensor, nn
 from .._kernels.memory import capturing
 from .._util.guard import harmless
 from .attention_masks import mask_of
-
-if TYPE_CHECKING:
-    from .layer import Layer
+from .hosts import PatchedLayer
 
 ATTRIBUTE = "_bellwether_mark"
 # What is traced here goes to the edge of what dynamo can: with an older one, where nobody has
@@ -32,14 +30,14 @@ TORCH_MIN = (2, 11)
 PARAMETERS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 _numbers = itertools.count(1)
-_layers: weakref.WeakValueDictionary[int, Layer] = weakref.WeakValueDictionary()
+_layers: weakref.WeakValueDictionary[int, PatchedLayer] = weakref.WeakValueDictionary()
 _addresses: dict[int, int] = {}  # Of marks on GPUs -> number: reading one would wait for the GPU.
 
 
 class Mark:
     """Hangs on a watched module; copies and pickles of the module have None in its place."""
 
-    def __init__(self, layer: Layer, device: torch.device) -> None:
+    def __init__(self, layer: PatchedLayer, device: torch.device) -> None:
         self.number = next(_numbers)
         # Where the model is: a CPU tensor among its inputs keeps a graph from CUDA's graphs.
         device = device if device.type == "cuda" else torch.device("cpu")
@@ -56,7 +54,7 @@ class Mark:
         return type(None), ()
 
 
-def put(module: nn.Module, layer: Layer) -> None:
+def put(module: nn.Module, layer: PatchedLayer) -> None:
     """From now on a compiled `module` tells `layer` what it sees."""
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < TORCH_MIN:
         return
@@ -65,7 +63,7 @@ def put(module: nn.Module, layer: Layer) -> None:
     object.__setattr__(module, ATTRIBUTE, Mark(layer, device))
 
 
-def take(module: Optional[nn.Module], layer: Layer) -> None:
+def take(module: Optional[nn.Module], layer: PatchedLayer) -> None:
     mark = vars(module).get(ATTRIBUTE) if module is not None else None
     if module is not None and mark is not None and _layers.get(mark.number) is layer:
         object.__delattr__(module, ATTRIBUTE)
@@ -83,7 +81,7 @@ _library.define(
 _library.define("observe_keys(Tensor d_k, Tensor(a!) mark) -> ()")
 
 
-def _layer_of(mark: Tensor) -> Optional[Layer]:
+def _layer_of(mark: Tensor) -> Optional[PatchedLayer]:
     number = _addresses.get(mark.data_ptr()) if mark.device.type == "cuda" else None
     if number is None:
         number = 0 if capturing() else int(mark[0])

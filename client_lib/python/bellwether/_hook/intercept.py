@@ -19,20 +19,20 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Optional
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
 
 import torch
 import torch.nn.functional as functional
 from torch import nn
 
 from .._util.guard import harmless
-from ..attach_pid.processes import TORCH_MIN, dotted
-from . import attention_switch, compiled_taps, dynamo_calls, weights, wrap_attention
+from .._util.torch_version import TORCH_MIN, dotted
+from . import attention_switch, compiled_taps, dynamo_calls, weights
+from .contract import ATTRIBUTE as CONTRACT
+from .contract import Contract, contract_of
+from .hosts import PatchedLayer
 from .native_call import NativeCall
-
-if TYPE_CHECKING:
-    from .layer import Layer
 
 NAME = "scaled_dot_product_attention"
 
@@ -46,11 +46,11 @@ class _Running(threading.local):
 # (layer or None, what autograd was to do when its forward began, what
 # scaled_dot_product_attention means inside, the module's mark for torch.compile, its word of
 # attention_switch.py, whether its calls are to be seen)
-_Entry = tuple[Optional["Layer"], Any, Callable[..., Any], Any, str, bool]
+_Entry = tuple[Optional[PatchedLayer], Any, Callable[..., Any], Any, str, bool]
 _running = _Running()
 _lock = threading.RLock()
 _original: Callable[..., Any] = functional.scaled_dot_product_attention
-_layers: dict[int, Layer] = {}  # id(module) -> layer
+_layers: dict[int, PatchedLayer] = {}  # id(module) -> layer
 _functions: dict[int, tuple[weakref.ref[nn.Module], Callable[..., Any]]] = {}  # id(module) -> ...
 _class_users: dict[type, int] = {}
 _class_forwards: dict[type, tuple[Optional[Any], Any]] = {}  # Theirs, ours; None = inherited
@@ -262,7 +262,7 @@ def _patched_forward(inherited: Callable[..., Any]) -> Callable[..., Any]:
         entry = _entering(self)
         if entry is None:
             return inherited(self, *args, **kwargs)
-        contract = self.__dict__.get(wrap_attention.ATTRIBUTE)
+        contract = self.__dict__.get(CONTRACT)
         if contract is not None and entry[0] is not None and entry[5]:
             return _by_contract(contract, inherited, self, entry, args, kwargs)
         if not _entered(entry):
@@ -294,7 +294,7 @@ def _compiled_forward(
     word = getattr(module, attention_switch.ATTRIBUTE, "") if attention_switch.users else ""
     if (mark is not None or word) and compiled_taps.exporting():
         mark, word = None, ""  # What leaves the process is the model alone.
-    contract = getattr(module, wrap_attention.ATTRIBUTE, None)
+    contract = getattr(module, CONTRACT, None)
     if mark is None and contract is None and function is _original and not word:
         return inherited(module, *args, **kwargs)
     if _running.stack:
@@ -320,7 +320,7 @@ def _compiled_inside(
 
 
 def _by_contract(
-    contract: wrap_attention.Contract, inherited: Callable[..., Any], module: nn.Module,
+    contract: Contract, inherited: Callable[..., Any], module: nn.Module,
     entry: _Entry, args: tuple[Any, ...], kwargs: dict[str, Any],
 ) -> Any:  # fmt: skip
     """The forward of a module that is attention itself, between the taps."""
@@ -382,15 +382,15 @@ def restore_forward(cls: type) -> None:
             cls.forward = before  # type: ignore[attr-defined]
 
 
-def watched_in(model: nn.Module) -> list[Layer]:
+def watched_in(model: nn.Module) -> list[PatchedLayer]:
     """Layers of live monitors whose modules are in the model."""
     found = [_layers[id(m)] for m in model.modules() if id(m) in _layers]
     return [x for x in found if x.module() is not None and x.watched and x.monitor.live()]
 
 
-def install(layers: list[Layer]) -> None:
+def install(layers: Sequence[PatchedLayer]) -> None:
     """Patches for one monitor.  `layers` are those of its modules.  If it raises, nothing is."""
-    done: list[Layer] = []
+    done: list[PatchedLayer] = []
     _can_see()
     with _lock:
         try:
@@ -408,7 +408,7 @@ def install(layers: list[Layer]) -> None:
             raise
 
 
-def uninstall(layers: list[Layer]) -> None:
+def uninstall(layers: Sequence[PatchedLayer]) -> None:
     """Takes one monitor's patches back; with the last user nothing of ours is left."""
     with _lock:
         for layer in layers:
@@ -477,7 +477,7 @@ def _mentions(code: types.CodeType, names: dict[str, Any], depth: int = 2) -> bo
 def calls_attention(module: nn.Module) -> bool:
     """Whether code of the module's class, or a function it uses, names the function, or somebody
     has said that it is attention."""
-    if wrap_attention.contract_of(module) is not None:
+    if contract_of(module) is not None:
         return True
     for value in vars(module).values():
         if value is _original:

@@ -6,8 +6,9 @@ the job's own log says once what is not measured, where and why, and doctor fail
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Optional
+
+from .notes import NO_KEY_GRADIENT, why
 
 if TYPE_CHECKING:
     from ..settings import Settings
@@ -17,15 +18,6 @@ if TYPE_CHECKING:
 FAMILIES = {"drift": "drift", "ties": "ties", "norm": "sigma", "logits": "ties", "leak": "leak"}
 MISSED_MAX = 8  # Samples in a row without, as the server counts.
 SAMPLES_TOLD = 4  # Then the log says it; or at the end, if there are fewer.
-NO_KEY_GRADIENT = "no gradient reaches the keys: there is no leak to measure"
-# Words of a layer's note, and what a person can do about it.
-_HELP = (
-    ("attn_mask given", "batches without padding need no mask, a causal one is is_causal=True"),
-    ("a mask, or causal", "batches without padding need no mask, a causal one is is_causal=True"),
-    ("dimensions instead of", "bellwether.wrap_attention() takes a module of one's own"),
-    ("never calls", 'transformers: attn_implementation="sdpa"; else bellwether.wrap_attention()'),
-    ("checkpoint() inside", "checkpoint the whole attention module"),
-)
 
 
 class Judged:
@@ -73,13 +65,3 @@ class Judged:
             f"{len(reporting) + len(unmeasured)} layers. {name}: {why(first.notes, first.calls)} "
             "(python -m bellwether doctor names each layer)"
         )
-
-
-def why(notes: Iterable[str], calls: int = 1) -> str:
-    """The reasons, and what helps where something does."""
-    notes = [note for note in notes if note != NO_KEY_GRADIENT]
-    if not calls:
-        notes.append("it never calls scaled_dot_product_attention")
-    reasons = "; ".join(notes) or "nothing of it was seen in the sampled steps"
-    helps = dict.fromkeys(help for words, help in _HELP if any(words in note for note in notes))
-    return f"{reasons}. What helps: {'; '.join(helps)}" if helps else reasons

@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Optional
+from typing import Any, Optional
 
 import torch
 import torch.utils.checkpoint
@@ -26,12 +26,10 @@ from .._util.guard import harmless, in_words
 from . import intercept, weights
 from .attention_masks import mask_of
 from .compiled_taps import PARAMETERS, same_place, well_formed
-from .judged import NO_KEY_GRADIENT
+from .hosts import StepHost
 from .kernel_choice import autocast_dtype, kernel_of, unseen
 from .layer_weights import LayerWeights
-
-if TYPE_CHECKING:
-    from ..monitor import Monitor
+from .notes import NO_KEY_GRADIENT
 
 # By them a checkpoint ends a recomputation early, or the backward: raised where a tensor is saved.
 CHECKPOINTS: tuple[type[Exception], ...] = tuple(
@@ -111,7 +109,7 @@ class Layer(LayerWeights):
 
     def __init__(
         self,
-        monitor: Monitor,
+        monitor: StepHost,
         name: str,
         module: nn.Module,
         watched: bool,
@@ -251,7 +249,7 @@ class Layer(LayerWeights):
         self.calls += 1
         if not monitor.in_backward():  # No recomputation.
             self.calls_in_step += 1
-            monitor.passes(self)
+            monitor.passes(max(self.fired_in_step, self.calls_in_step))
         if not well_formed(args, kwargs):
             return None  # The function itself says what is wrong with it.
         given = {**dict(zip(PARAMETERS, args)), **kwargs}
@@ -438,7 +436,7 @@ class Layer(LayerWeights):
             in_graph = capturing()
             self.graphed = self.graphed or in_graph
             self.captured = self.captured + 1 if in_graph else 0
-            monitor.passes(self)
+            monitor.passes(max(self.fired_in_step, self.calls_in_step))
             measured = good and self._samples(call)
             if monitor.samples_step() and not in_graph and monitor.weights_in_backward():
                 self.measure_whole_weights()

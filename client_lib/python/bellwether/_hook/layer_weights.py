@@ -7,23 +7,21 @@ which they are whole.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Optional
+from typing import Optional
 
 import torch
 from torch import Tensor, nn
 
 from .._kernels.probe import Spectrum, Unsupported
 from . import weights
-
-if TYPE_CHECKING:
-    from ..monitor import Monitor
+from .hosts import StepHost
 
 
 class LayerWeights:
     """What a Layer knows of its module and the module's weights."""
 
     def __init__(
-        self, monitor: Monitor, name: str, module: nn.Module, paths: Optional[tuple[str, str]]
+        self, monitor: StepHost, name: str, module: nn.Module, paths: Optional[tuple[str, str]]
     ) -> None:
         self.monitor = monitor
         self.name = name

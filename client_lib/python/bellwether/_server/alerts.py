@@ -10,14 +10,12 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Optional
+from typing import Any, Optional
 
 from .._util import files, log
 from .._util.guard import harmless
+from ..settings import Settings
 from .page import Page, QueryError, tls_context
-
-if TYPE_CHECKING:
-    from ..monitor import Monitor
 
 Callback = Callable[[dict[str, Any]], None]
 
@@ -26,14 +24,18 @@ _WAIT_SECONDS_MAX = 10.0
 
 
 class Follower:
-    """Reads events until the monitor is gone.  The callback gets the transition as the server
+    """Reads events until the owner of `page_url` is gone, which is held by a weak reference.
+
+    page_url  a method that gives the address of the run's page, "" while that is not known
+
+    The callback gets the transition as the server
     tells it: run, state, severity, stage, layer, head, heads, eta, evidence, summary, advice."""
 
-    def __init__(self, monitor: Monitor, callback: Callback) -> None:
-        self._monitor = weakref.ref(monitor)
+    def __init__(self, settings: Settings, page_url: Callable[[], str], callback: Callback) -> None:
+        self._known_page_url = weakref.WeakMethod(page_url)
         self._callback = callback
-        self._run = monitor.settings.run
-        self._settings = monitor.settings
+        self._run = settings.run
+        self._settings = settings
         self._last_id: Optional[str] = None
         self._ended = threading.Event()
         self._pid = os.getpid()
@@ -45,11 +47,11 @@ class Follower:
         self._ended.set()
 
     def _page_url(self) -> Optional[str]:
-        """None once the monitor is gone, "" while the page is unknown."""
-        monitor = self._monitor()
-        if monitor is None or self._ended.is_set():
+        """None once its owner is gone, "" while the page is unknown."""
+        known = self._known_page_url()
+        if known is None or self._ended.is_set():
             return None
-        return monitor.known_page_url()
+        return known()
 
     @harmless("on_alert")
     def _follow(self) -> None:

@@ -13,14 +13,12 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Optional
+from typing import Any, Optional
 
 import torch
 
+from .._hook.hosts import StepHost
 from .._util.guard import harmless
-
-if TYPE_CHECKING:
-    from ..monitor import Monitor
 
 # Signals that grow with the gradients, and the power in which they do.
 POWERS = {
@@ -33,7 +31,7 @@ POWERS = {
 }
 
 _lock = threading.Lock()
-_monitors: weakref.WeakSet[Monitor] = weakref.WeakSet()
+_monitors: weakref.WeakSet[StepHost] = weakref.WeakSet()
 _replaced: dict[str, tuple[Any, Any]] = {}  # Name of a method -> theirs, ours.
 
 
@@ -68,13 +66,13 @@ def _tell_the_factor(scaler: Any) -> None:
 
 
 @harmless("GradScaler.step()")
-def _hooks_called() -> list[tuple[Monitor, int]]:
+def _hooks_called() -> list[tuple[StepHost, int]]:
     return [(monitor, monitor.hooks_called) for monitor in list(_monitors)]
 
 
 @harmless("GradScaler.step()")
 def _tell_what_it_skipped(
-    scaler: Any, optimizer: Any, before: Optional[list[tuple[Monitor, int]]]
+    scaler: Any, optimizer: Any, before: Optional[list[tuple[StepHost, int]]]
 ) -> None:
     for monitor, called in before or []:
         if monitor.hooks_called == called:
@@ -91,7 +89,7 @@ def found_inf(scaler: Any, optimizer: Any) -> bool:
     return any(bool(value.item()) for value in found.values())
 
 
-def install(monitor: Monitor) -> None:
+def install(monitor: StepHost) -> None:
     with _lock:
         _monitors.add(monitor)
         for name, patch in _PATCHES.items():
@@ -101,7 +99,7 @@ def install(monitor: Monitor) -> None:
                 setattr(torch.amp.GradScaler, name, _replaced[name][1])
 
 
-def uninstall(monitor: Monitor) -> None:
+def uninstall(monitor: StepHost) -> None:
     """With the last monitor nothing of ours is left, unless somebody has patched over it: then
     what is left does nothing."""
     with _lock:

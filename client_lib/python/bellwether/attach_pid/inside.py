@@ -28,11 +28,11 @@ from torch.optim.optimizer import Optimizer
 from .. import __version__, monitor
 from .._attach import attach
 from .._hook import compiled, intercept, weights
+from .._hook.find_model import owner_of
 from .._util import log
 from .._util.guard import harmless
 from .._util.integers import step as step_number
 from .._util.ranks import rank_and_world
-from ..tools.runner import owner_of
 from .mailbox import QUEUED, Mailbox
 
 _RETRY_SECONDS = 0.003

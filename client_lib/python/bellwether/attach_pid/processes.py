@@ -17,10 +17,10 @@ from typing import Optional
 
 from .._native import c_api
 from .._util import presence
+from .._util.torch_version import TORCH_MIN, dotted
 from . import elf
 
 PYTHON_MIN = (3, 9)
-TORCH_MIN = (2, 8)
 REMOTE_EXEC = (3, 14)  # sys.remote_exec: Python's own way, but the same Python on both sides.
 PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -28,10 +28,6 @@ _PROC = Path("/proc")
 _CAP_SYS_PTRACE = 19
 _TORCH = re.compile(r"(.*/torch)/_C\.cpython-3(\d+)(t?)-[^/]*\.so$")
 _MARK = f"/memfd:{presence.NAME} "
-
-
-def dotted(version: tuple[int, int]) -> str:
-    return ".".join(map(str, version))
 
 
 class Refusal(RuntimeError):

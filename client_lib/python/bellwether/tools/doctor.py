@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from .. import __version__
-from .._hook.judged import why
+from .._hook.notes import why
 from .._native import c_api
 from .._server import private_server
 

@@ -8,39 +8,20 @@ from __future__ import annotations
 
 import argparse
 import functools
-import gc
 import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Optional
 
-import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from .._attach import attach
+from .._hook.find_model import owner_of
 from .._util import log
 from .._util.guard import harmless
 from ..monitor import Monitor
-
-
-def owner_of(parameters: list[torch.Tensor]) -> Optional[nn.Module]:
-    """The outermost module that holds most of the parameters; None if there is none."""
-    wanted = {id(p) for p in parameters}
-    best: Optional[nn.Module] = None
-    best_key = (0, 0)
-    for thing in gc.get_objects():
-        try:
-            if not issubclass(type(thing), nn.Module):  # isinstance() wakes lazy objects.
-                continue
-            held = sum(1 for p in thing.parameters() if id(p) in wanted)
-            key = (held, sum(1 for _ in thing.modules()))
-        except Exception:  # A half-built or foreign object: not the model.
-            continue
-        if held and key > best_key:
-            best, best_key = thing, key
-    return best
 
 
 class Watcher:
