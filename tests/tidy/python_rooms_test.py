@@ -1,0 +1,162 @@
+"""Goal: the rooms of the Python package take only what lies below them, and no module of it
+     takes part in a circle of imports.
+Method: every import is read from the syntax tree, those within functions and those for types
+     alone included; the table says which rooms a room may import.  A planted import of each kind
+     must be found.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[2] / "client_lib" / "python" / "bellwether"
+
+# A room is a folder of the package, or a module beside the folders.
+_LOW = {"_util", "actions", "settings", "_native", "_kernels"}
+_WATCHING = _LOW | {"_server", "_hook", "_step", "_actions", "_attention", "monitor"}
+_ATTACHING = _WATCHING | {"_attach"}
+ALLOWED: dict[str, set[str]] = {
+    "_util": set(),
+    "actions": set(),
+    "settings": {"_util", "actions"},
+    "_native": {"_util"},
+    "_server": {"_util", "_native", "settings"},
+    "_kernels": {"_util", "_native"},
+    "_hook": _LOW,
+    "_attention": _LOW | {"_hook"},
+    "_step": _LOW | {"_hook"},
+    "_actions": _LOW | {"_hook", "_attention", "_step"},
+    "monitor": _WATCHING - {"_attention", "monitor"},
+    "_unwatched": {"_util"},
+    "_attach": _WATCHING | {"_unwatched"},
+    # What users import, and the commands.
+    "client": {"_native"},
+    "query": {"_util", "_server", "actions"},
+    "hf": {"_attention", "_hf_callback"},
+    "_hf_callback": _ATTACHING,
+    "lightning": _ATTACHING,
+    "megatron": {"_hook"},
+    "sdpa": {"_util", "_native", "_attention"},
+    "attach_pid": _ATTACHING,
+    "forward": {"_util", "_server", "query"},
+    "scan": _LOW | {"_server", "_hook", "_step"},
+    "tools": _ATTACHING,
+    "npz2run": {"tools"},
+}
+_FACES = {"__init__", "__main__"}  # They may import all, and nothing imports them but for names.
+
+
+def modules(package: Path) -> dict[str, str]:
+    """Text of each module by its dotted place below the package."""
+    return {
+        ".".join(path.relative_to(package).with_suffix("").parts): path.read_text()
+        for path in sorted(package.rglob("*.py"))
+    }
+
+
+def imported(place: str, text: str, known: set[str]) -> set[str]:
+    """Modules of the package that the module at `place` imports, wherever in its text."""
+    folder = place.split(".")[:-1]
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            names = [a.name for a in node.names if a.name.split(".")[0] == "bellwether"]
+            found |= {name.removeprefix("bellwether").lstrip(".") or "__init__" for name in names}
+            continue
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        if node.level:
+            base = folder[: len(folder) - (node.level - 1)]
+            parts = [*base, *(node.module.split(".") if node.module else [])]
+        elif node.module and node.module.split(".")[0] == "bellwether":
+            parts = node.module.split(".")[1:]
+        else:
+            continue
+        for a in node.names:
+            whole = ".".join([*parts, a.name])
+            found.add(whole if whole in known else ".".join(parts) or "__init__")
+    return found
+
+
+def room(place: str) -> str:
+    return place.split(".")[0]
+
+
+def violations(texts: dict[str, str]) -> list[str]:
+    known = set(texts)
+    arrows = {place: imported(place, text, known) for place, text in texts.items()}
+    found = []
+    for place, targets in sorted(arrows.items()):
+        own = room(place)
+        if own in _FACES:
+            continue
+        if own not in ALLOWED:
+            found.append(f"{place}: no row of the table names the room {own}")
+            continue
+        for target in sorted(targets):
+            other = room(target)
+            if other not in {own, "__init__"} | ALLOWED[own]:
+                found.append(f"{place} imports {target}: {own} may not import {other}")
+    return found + [f"a circle: {', '.join(circle)}" for circle in circles(arrows)]
+
+
+def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of modules that reach each other.  The package itself, whose names all may take
+    (`from .. import __version__`), is left out."""
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        waiting = [start]
+        while waiting:
+            for target in arrows.get(waiting.pop(), set()) - {"__init__"} - seen:
+                seen.add(target)
+                waiting.append(target)
+        return seen
+
+    reach = {place: reached(place) for place in arrows if place != "__init__"}
+    groups = {
+        tuple(sorted(other for other in reach[place] if place in reach.get(other, set())))
+        for place in reach
+        if place in reach[place]
+    }
+    return [list(group) for group in sorted(groups)]
+
+
+def main() -> int:
+    texts = modules(PACKAGE)
+    found = violations(texts)
+    for line in found:
+        print(line)
+    unused = set(ALLOWED) - {room(place) for place in texts}
+    if unused:
+        print(f"rooms of the table that are not there: {', '.join(sorted(unused))}")
+    failed = bool(found or unused)
+    planted = {
+        "at the top": "from ..monitor import Monitor\n",
+        "in a function": "def f() -> None:\n    from .. import monitor\n",
+        "for types alone": "if TYPE_CHECKING:\n    from ..monitor import Monitor\n",
+        "by its whole name": "import bellwether.monitor\n",
+        "a name of a room": "from .._actions import executor\n",
+    }
+    for how, line in planted.items():
+        place = "_hook.layer"
+        if not violations({**texts, place: texts[place] + line}):
+            print(f"a planted import was not found: {how}")
+            failed = True
+    circle = {**texts, "_util.log": texts["_util.log"] + "from . import guard\n"}
+    if not any("circle" in line for line in violations(circle)):
+        print("a planted circle was not found")
+        failed = True
+    if not violations({**texts, "stray": ""}):
+        print("a module that no row names was not found")
+        failed = True
+    arrows = {(room(a), room(b)) for a, t in texts.items() for b in imported(a, t, set(texts))}
+    apart = {(a, b) for a, b in arrows if a != b and not {a, b} & _FACES}
+    print(f"{len(texts)} modules, {len(ALLOWED)} rooms, {len(apart)} arrows between them")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
