@@ -46,9 +46,10 @@ USED = {"step", "detach", "flush", "metrics", "status", "event", "on_action", "o
 # What only our own hooks ask of a monitor, which a model that is not watched has none of.
 INSIDE = {
     "backward_begins", "cannot_measure_on", "captures_call", "centring_changed", "client",
-    "current_step", "forward_begins", "in_backward", "install", "loss_scaled", "measures", "model",
-    "numbered", "optimizers", "own_rate", "passes", "row_seed", "samples_call", "samples_step",
-    "step_withheld", "tell", "trouble", "weights_changed", "weights_in_backward",
+    "current_step", "forked", "forward_begins", "in_backward", "install", "loss_scaled",
+    "measures", "model", "numbered", "optimizers", "own_rate", "passes", "row_seed",
+    "samples_call", "samples_step", "step_withheld", "tell", "trouble", "weights_changed",
+    "weights_in_backward",
 }  # fmt: skip
 
 

@@ -83,13 +83,13 @@ def test_a_model_that_is_collected_inside_of_the_step(
         model, monitor = attached(tmp_path, "kept")
         gone, _ = attached(tmp_path, "gone")
         object.__setattr__(gone, "itself", gone)  # A cycle: only the collector ends it.
-        count = len(monitors._kept)
+        count = len(monitors.handles)
         del gone, _
         attached(tmp_path, "later")
         done = at_the_hook_of(monitor, gc.collect, monkeypatch)
         step(model)
         assert done and theirs == ["before", "behind"]
-        assert len(monitors._kept) < count + 1
+        assert len(monitors.handles) < count + 1
         monitor.detach()
     finally:
         gc.enable()

@@ -27,33 +27,33 @@ def _choose_sink(monitor: Monitor) -> None:
     settings = monitor.settings
     default_path = own_path(f"{settings.run.replace('/', '-')}.bwrun")
     if settings.record:
-        monitor.record_path = own_path(settings.record)
-        why = files.why_no_file(monitor.record_path)
+        monitor.link.record_path = own_path(settings.record)
+        why = files.why_no_file(monitor.link.record_path)
         if why is not None:
-            problem = f"record is {monitor.record_path}: {why}"
+            problem = f"record is {monitor.link.record_path}: {why}"
             if settings.mode == "offline" or not settings.server:
                 raise ValueError(problem)
-            monitor.record_path = None
+            monitor.link.record_path = None
             log.warning(f"nothing is recorded: {problem}")
-    if settings.mode == "offline" and not monitor.record_path:
-        monitor.record_path = default_path
+    if settings.mode == "offline" and not monitor.link.record_path:
+        monitor.link.record_path = default_path
     if settings.mode == "offline":
-        monitor.server = None
-        log.info(f"recording to {monitor.record_path}")
+        monitor.link.server = None
+        log.info(f"recording to {monitor.link.record_path}")
         return
     if settings.server or settings.record:
         return
     rank = rank_and_world()[0]
     try:
         server = private_server.join_or_start()
-        monitor.server, monitor.page_url = server.grpc, server.page_url(settings.run)
+        monitor.link.server, monitor.link.page_url = server.grpc, server.page_url(settings.run)
         if rank == 0:
-            log.info(f"run {settings.run}: {monitor.page_url}")
+            log.info(f"run {settings.run}: {monitor.link.page_url}")
     except private_server.ServerError as e:
-        monitor.record_path = default_path
+        monitor.link.record_path = default_path
         log.warning(
-            f"no server ({e}); recording to {monitor.record_path}, "
-            f"judge it with: bellwether replay {monitor.record_path}"
+            f"no server ({e}); recording to {monitor.link.record_path}, "
+            f"judge it with: bellwether replay {monitor.link.record_path}"
         )
 
 

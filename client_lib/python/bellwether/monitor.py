@@ -8,8 +8,6 @@ raise into training, block it, or change a result.
 
 from __future__ import annotations
 
-import atexit
-import os
 import re
 import threading
 import time
@@ -25,25 +23,28 @@ from torch.optim.optimizer import Optimizer
 from . import __version__
 from ._actions.callbacks import Callback, check_kind
 from ._actions.executor import Actions
-from ._hook import intercept, parallel, weights
+from ._hook import intercept, weights
 from ._hook.judged import Judged
 from ._hook.layer import Layer
 from ._hook.parallel import Parallel
 from ._kernels import probe
 from ._kernels.memory import Memories, capturing
 from ._native import c_api
-from ._native.run_client import ClientError, RunClient
+from ._native.run_client import RunClient
 from ._server.alerts import Follower
 from ._step import grad_scale, optimizer_hooks
 from ._step.boundaries import Boundaries
-from ._step.frames import FOUND_INF, GRAD_SCALE, OVERFLOWS_MAX, Frames, number_at_hand
+from ._step.cost import Cost
+from ._step.events import Events
+from ._step.frames import Frames, number_at_hand
 from ._step.governor import Governor, RateWatch
-from ._step.grams import GramBatch, Grams
+from ._step.handles import Handles
 from ._step.hello import run_options
-from ._step.increments import Increments
-from ._step.price import Price
+from ._step.link import Link
+from ._step.loss_scaling import LossScaling
 from ._step.report import layer_status
 from ._step.sample import Sample
+from ._step.step_weights import StepWeights
 from ._step.trainers import Trainers
 from ._util import log
 from ._util.guard import harmless, in_words, watched_by
@@ -54,67 +55,19 @@ from .settings import Settings
 Number = Union[float, int, torch.Tensor, None]
 
 _SEED_MASK = 0xFFFFFFFFFFFFFFFF
-FLUSH_SECONDS_MAX = 1e6
-DEVICE_WAIT_SECONDS = 1.0  # At the end, for the last numbers on their way from a GPU.
-SAMPLES_TOLD = 8  # That count; then the price is told, ...
-# ... on a GPU later: the first samples of a compiled job cost it half as much again.
-SAMPLES_TOLD_ON_GPU = 20
-PRICE_NEWS = 5e-4  # ... and again if it is so far from what was told, in shares of the time.
-PRICES_TOLD_MAX = 4
 BACKWARDS_MAX = 64  # Backward passes without a step, then one warning.
 
-_monitors: weakref.WeakValueDictionary[int, Monitor] = weakref.WeakValueDictionary()
-_kept: dict[int, Monitor] = {}
+handles: Handles[Monitor] = Handles()
 
 
 def watching(model: nn.Module) -> Optional[Monitor]:
     """The monitor that the model has, if it has one."""
-    known = _monitors.get(id(model))
-    if known is not None and known._model is not None and known._model() is model:
-        return known
-    return None
-
-
-def _keep(model: nn.Module, monitor: Monitor) -> None:
-    """A caller may drop the handle; the monitor lives as long as the model does."""
-    key = id(model)
-    _monitors[key] = _kept[key] = monitor
-
-    weakref.finalize(model, _gone, key).atexit = False
-
-
-@harmless("end of a model")
-def _gone(key: int) -> None:
-    held = _kept.pop(key, None)
-    if held is not None:
-        held.detach()
+    return handles.of(model)
 
 
 def live_monitors() -> list[Monitor]:
     """Those of this process that watch now."""
-    return [monitor for monitor in list(_monitors.values()) if monitor._alive]
-
-
-@harmless("fork()")
-def _after_fork_in_child() -> None:
-    """The parent goes on watching; in the child the model may be watched anew."""
-    for monitor in list(_monitors.values()):
-        monitor._alive = False
-        monitor.why_off = monitor.why_off or "forked: call attach() again in this process"
-    _monitors.clear()
-    _kept.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
-@atexit.register
-@harmless("end of the process")
-def _at_exit() -> None:
-    """Says goodbye for handles that nobody detached.  Waits for nothing."""
-    for monitor in list(_monitors.values()):
-        if monitor._alive:
-            monitor.detach()
+    return [monitor for monitor in handles.all() if monitor.live()]
 
 
 class Monitor:
@@ -137,17 +90,13 @@ class Monitor:
         self.memories = Memories()
         self._cannot: dict[str, Optional[str]] = {}
         self.hook_seconds = 0.0  # Of the running step.
-        self.server: Optional[str] = settings.server
-        self.page_url = ""
-        self.record_path = settings.record
         self.why_off = "disabled" if settings.disabled else ""
         self._model = weakref.ref(model) if model is not None else None
         self._alive = False
         self._installed = False
         self._intercepts = False  # The forward pass is patched.
         self._presence: Optional[Presence] = None
-        self._client: Optional[RunClient] = None
-        self._client_tried = False
+        self.link = Link(settings)
         self._errors = 0
         self._error_text = ""
         self._step = 0
@@ -155,12 +104,9 @@ class Monitor:
         self._counts_from_attach = True
         self._pending = False  # An optimizer step ended that is not closed yet.
         self._sampling = False
-        self._weights_done = False
         self._passing = -1  # The backward pass of a compiled module that was heard of last.
         self._warned_backwards = False
-        self._told_price: list[tuple[float, int]] = []  # Share, samples: of each line about it.
-        self._price = Price()
-        self._clock = self._price.clock
+        self._cost = Cost()
         self._judged = Judged(settings)
         self._governor = Governor(settings.every, settings.overhead_budget)
         self._rates = RateWatch()
@@ -171,19 +117,10 @@ class Monitor:
         self._unhook: list[Callable[[], None]] = []  # What ends the optimizers' hooks.
         self.graphed_step = False  # optimizer.step() was captured in a CUDA graph.
         self._boundaries = Boundaries()
-        self._events: list[tuple[str, str, float]] = []
-        self._next_events: list[tuple[str, str, float]] = []  # Of the step after this one.
-        self._increment_ranks = Increments()
-        self._increments: dict[int, Any] = {}  # Of the running step.
-        self._grams = Grams(settings.gram_bytes, self.parallel)
-        self._gram_batch: Optional[GramBatch] = None  # Of the running step.
-        self._grad_scale: Optional[torch.Tensor] = None  # Of the running step's loss.
-        self._graph_grad_scale: Optional[torch.Tensor] = None  # Where a CUDA graph has it.
+        self._events = Events()
+        self._weights = StepWeights(settings.gram_bytes, self.parallel, self.model)
+        self._scaling = LossScaling()
         self.hooks_called = 0  # Of optimizers, of any model.
-        self._hookless = False  # A GradScaler's optimizer steps without calling hooks.
-        self._found_inf: Union[torch.Tensor, float, None] = None  # Of the running step's gradients.
-        self._dropped = 0  # Samples in a row that were dropped because the step was skipped.
-        self._sharded: Optional[bool] = None
         self._centred = False
         self._frames = Frames()
         self._frames.partial_rows = self.parallel.context[1] > 1
@@ -255,28 +192,20 @@ class Monitor:
         if factor is None or not self._alive:
             return
         self.forward_begins()
-        # A copy, since it may change before the step ends.
-        if capturing():
-            self._graph_grad_scale = factor.detach().clone()  # Made anew by each replay.
-        elif self._sampling and self._grad_scale is None:
-            self._grad_scale = factor.detach().clone()
+        self._scaling.scaled(factor, self._sampling)
 
     @harmless("GradScaler.step()")
     def step_withheld(self, scaler: Any, optimizer: Any) -> None:
         """GradScaler.step() has called no hook: a gradient was not finite, or what it called is
         compiled.  The sample of a skipped step would tell of numbers that nobody uses; the retry is
         the step's, unless mon.step() counts it as one."""
-        if not self._alive or self._hookless or capturing():
+        if not self._alive:
             return
-        ours = isinstance(optimizer, Optimizer) and self._trainers.trains(optimizer)
-        if ours and not self._trainers.owned():
-            ours = grad_scale.found_inf(scaler, optimizer)
-            self._hookless = not ours
-        if not ours or not any(x.calls_in_step or x.fired_in_step for x in self.layers):
-            return  # Nothing of the running step: it was told before its optimizer.
+        if not self._scaling.skips(scaler, optimizer, self._trainers, self.layers):
+            return
         if not self._explicit and not self._pending:
             self._drop_sample()
-        self._found_inf = 1.0
+        self._scaling.skipped()
 
     def _drop_sample(self) -> None:
         """The running step begins anew."""
@@ -284,10 +213,10 @@ class Monitor:
             layer.fired_in_step = layer.calls_in_step = 0
         if not self._sampling:
             return
-        self._dropped += 1
+        self._scaling.drop_sample()
         self._sample()
         self._begin_step()
-        if self._dropped > OVERFLOWS_MAX:  # No accident any more: not at the price of samples.
+        if self._scaling.drops_too_many():
             self._sampling = False
             self.memories.begin_step(False, 0)
 
@@ -302,10 +231,7 @@ class Monitor:
 
     def weights_in_backward(self) -> bool:
         """Whether the weights are whole while gradients are computed only (FSDP, ZeRO-3)."""
-        if self._sharded is None:
-            model = self._model() if self._model is not None else None
-            self._sharded = model is not None and parallel.is_fully_sharded(model)
-        return self._sharded
+        return self._weights.whole_in_backward_only()
 
     @staticmethod
     def in_backward() -> bool:
@@ -374,8 +300,8 @@ class Monitor:
         self._acting.install(not weights_only, agree)
         self._presence = Presence()
         self._alive = True
-        self._events.append(("attach", f"bellwether {__version__}", 0.0))
-        _keep(model, self)
+        self._events.add("attach", f"bellwether {__version__}")
+        handles.keep(model, self)
         self._begin_step()
 
     @harmless("detach()")
@@ -396,23 +322,23 @@ class Monitor:
                 self._take_back(undo)
             self._installed = False
             self.why_off = self.why_off or "detached"
-        model = self._model() if self._model is not None else None
-        if model is not None and _monitors.get(id(model)) is self:
-            del _monitors[id(model)]
-            _kept.pop(id(model), None)
+        model = self.model()
+        if model is not None:
+            handles.forget(model, self)
         if self._follower is not None:
             self._follower.stop()
-        if self._client is not None:
-            self._client.close()
-            self._client = None
+        self.link.close()
+
+    def forked(self) -> None:
+        """This process is a child of the one that watches."""
+        self._alive = False
+        self.why_off = self.why_off or "forked: call attach() again in this process"
 
     def _say_goodbye(self) -> None:
         if self._pending:
             self._close({})
         self._tell_judged(ended=True)
-        if self._client is not None:
-            self._frames.drain(self._client, DEVICE_WAIT_SECONDS)
-            self._client.push_event(max(0, self._step - 1), "detach")
+        self.link.say_goodbye(self._frames, max(0, self._step - 1))
 
     @harmless("detach()")
     def _take_back(self, undo: Callable[[], None]) -> None:
@@ -485,11 +411,8 @@ class Monitor:
 
     def _begin_step(self) -> None:
         self._sampling = not self.silent and self._governor.due(self._step)
-        self._weights_done = False
-        self._increments = {}
-        self._gram_batch = None
-        self._grad_scale = self._graph_grad_scale if self._sampling else None
-        self._found_inf = None
+        self._weights.begin_step()
+        self._scaling.begin_step(self._sampling)
         self.memories.begin_step(self._sampling, self._step_seed())
 
     @harmless("optimizer hook")
@@ -525,32 +448,16 @@ class Monitor:
             self._metadata["weight_decay"] = number_at_hand(group.get("weight_decay")) or 0.0
             if self._pending:
                 self._close({})
-            self._dropped = 0
-            self._overflow_of(optimizer)
+            self._scaling.stepped(optimizer, self._explicit)
             self._measure_weights()
             self._pending = not self._explicit
         if ahead is not None:
             self._acting.boundary(self._step + ahead)
         self.hook_seconds += time.perf_counter() - start
 
-    def _overflow_of(self, optimizer: Optimizer) -> None:
-        """A fused optimizer is called in any case and told by a number on its device to skip."""
-        found = getattr(optimizer, "found_inf", None)
-        if isinstance(found, torch.Tensor):
-            self._found_inf = found.detach().clone()  # The scaler adds others' to it.
-        elif not self._explicit:
-            self._found_inf = None  # The retry.
-
     def _measure_weights(self) -> None:
-        if not self._sampling or self._weights_done or not self.measures("sigma"):
-            return
-        self._weights_done = True
-        found = [layer for layer in self.layers if layer.watched and layer.location is not None]
-        for layer in found:
-            layer.measure_weights()
-        if not self.weights_in_backward():
-            self._increments = self._increment_ranks.measure(found)
-            self._gram_batch = self._grams.measure(found)
+        if self._sampling and self.measures("sigma"):
+            self._weights.measure(self.layers)
 
     @harmless("end of the step")
     def _close(self, told: dict[str, Number]) -> None:
@@ -564,57 +471,28 @@ class Monitor:
         for layer in self.layers:
             layer.fired_in_step = layer.calls_in_step = layer.captured = 0
         now = time.perf_counter()
-        self._count_price(self.hook_seconds + now - start, now - self._step_began, sampled)
+        gpu, price = self.memories.gpu(), self._cost.price
+        self._cost.count(
+            self.hook_seconds + now - start, self._frames.device_seconds, now - self._step_began,
+            sampled, gpu,
+        )  # fmt: skip
         if sampled:
             self._samples += 1
-            known = self._price.known()  # A price of 0 is one, too.
-            every_step = self._price.every_step(self._governor.period)
+            known = price.known()  # A price of 0 is one, too.
+            every_step = price.every_step(self._governor.period)
             self._governor.sampled(self._step, self.overhead() if known else None, every_step)
-            self._tell_price()
+            line = self._cost.line(self._governor.period, len(self._reporting()), gpu is not None)
+            if line is not None:
+                log.info(line)
         if self._frames.sample_again():
             self._governor.restart(self._step + 1)
         self._step += 1
-        if self._next_events:
-            self._events, self._next_events = self._events + self._next_events, []
+        self._events.step_ends()
         if self._boundaries.closed(self._explicit, self.graphed_step):
             self._acting.boundary(self._step)
         self.hook_seconds = 0.0
         self._step_began = time.perf_counter()
         self._begin_step()
-
-    def _count_price(self, hook_seconds: float, step_seconds: float, sampled: bool) -> None:
-        gpu = self.memories.gpu()
-        if gpu is None:
-            self._clock.add(step_seconds, sampled)
-        elif not capturing():
-            self._clock.mark(gpu, sampled)
-        if sampled:
-            kernels = self._frames.device_seconds
-            self._price.sampled(hook_seconds, kernels, step_seconds, gpu is not None)
-        else:
-            self._price.between(hook_seconds)
-
-    def _tell_price(self) -> None:
-        """Once, and again when it turns out to be another one."""
-        enough = SAMPLES_TOLD if self.memories.gpu() is None else SAMPLES_TOLD_ON_GPU
-        if not self._price.known() or self._price.samples < enough:
-            return
-        share, measured = self.overhead(), self._price.measured()
-        if self._told_price:
-            told, over = self._told_price[-1]
-            news = abs(share - told) > max(told / 4, PRICE_NEWS) and measured >= 2 * over
-            if not news or len(self._told_price) >= PRICES_TOLD_MAX:
-                return
-        self._told_price.append((share, measured))
-        period = self._governor.period
-        every_step = self._price.every_step(period)
-        most = f"; each step pays {100 * every_step:.2f} %" if every_step > share / 2 else ""
-        log.info(
-            f"watching {len(self._reporting())} attention layers costs about {100 * share:.2f} % "
-            f"of the training time, measured over {measured} samples; a sample every "
-            + ("step" if period == 1 else f"{period} steps")
-            + most
-        )
 
     def _tell_judged(self, ended: bool = False) -> None:
         if not self._judged.due(ended):
@@ -626,40 +504,36 @@ class Monitor:
     @harmless("overhead()", lambda self: 0.0)
     def overhead(self) -> float:
         """Share of the training time that watching costs; 0 while that is not known."""
-        return self._price.share(self._governor.period)
+        return self._cost.price.share(self._governor.period)
 
     # ---- what goes out ----
 
     def tell(self, step: int, kind: str, text: str = "", value: float = 0.0) -> None:
         """An event of `step`, the running one or the next."""
-        events = self._events if step <= self._step else self._next_events
-        events.append((kind, text, value))
+        self._events.add(kind, text, value, next_step=step > self._step)
 
     def _push(self, told: dict[str, Number], step_seconds: float) -> None:
         if self.silent:
-            if not self._client_tried:
-                self._client_tried = True
+            if not self.link.begun:
+                self.link.begun = True
                 self._number_layers()
                 self._acting.ranks_agree()
-            self._events.clear()
+            self._events.of_step.clear()
             return
         values: dict[str, Number] = self._frames.readable(told)
         if "learning_rate" not in values and self._rate is not None:
             values["learning_rate"] = self._rate
         rate = values.get("learning_rate")
         if isinstance(rate, (int, float)) and self._rates.jumped(float(rate)):
-            self._events.append(("learning_rate", f"learning rate is now {rate:g}", float(rate)))
+            self._events.add("learning_rate", f"learning rate is now {rate:g}", float(rate))
         if isinstance(rate, (int, float, torch.Tensor)) and self._acting.rates.factor != 1.0:
             values["learning_rate"] = rate * self._acting.rates.factor
         values["step_seconds"] = step_seconds
-        values["hook_seconds"] = self._price.of_step(
+        values["hook_seconds"] = self._cost.price.of_step(
             self.hook_seconds, self._frames.device_seconds, self._sampling
         )
         values["sampling_period"] = float(self._governor.period)
-        if self._grad_scale is not None:
-            values[GRAD_SCALE] = self._grad_scale
-        if self._found_inf is not None:
-            values[FOUND_INF] = self._found_inf
+        values.update(self._scaling.values())
         client = self._open_client()
         sample = self._sample() if self._sampling else None
         if sample is not None:
@@ -668,9 +542,9 @@ class Monitor:
         if client is None:
             self._frames.push(None, self._step, values, sample)
             return
-        for kind, text, value in self._events:
+        for kind, text, value in self._events.of_step:
             client.push_event(self._step, kind, text, value)
-        self._events.clear()
+        self._events.of_step.clear()
         self._frames.push(client, self._step, values, sample)
         wanted, asked = client.poll()
         for payload in asked:
@@ -679,7 +553,7 @@ class Monitor:
             if wanted.period:
                 self._governor.set_base(wanted.period)
             heads = max((layer.heads for layer in self._reporting()), default=0)
-            self._grams.ask(wanted.deeper, heads)
+            self._weights.ask(wanted.deeper, heads)
 
     def _sample(self) -> Sample:
         """What was measured in this step; the buffers are then empty again."""
@@ -687,8 +561,8 @@ class Monitor:
         with self.lock:
             copies = self.memories.collect(timed)
             sample = Sample(
-                self._reporting(), self.settings.stats, self._increments, copies, self.parallel,
-                self._gram_batch,
+                self._reporting(), self.settings.stats, self._weights.increments, copies,
+                self.parallel, self._weights.gram_batch,
             )  # fmt: skip
             for layer in self.layers:
                 for part in (layer.sums, layer.wq, layer.wk):
@@ -705,7 +579,7 @@ class Monitor:
 
     def numbered(self) -> bool:
         """Whether the layout was told: layers that call attention later are left out."""
-        return self._client_tried
+        return self.link.begun
 
     def _number_layers(self) -> None:
         """Layers are those that called attention by the end of the first step, in order."""
@@ -716,9 +590,9 @@ class Monitor:
                 index += 1
 
     def _open_client(self) -> Optional[RunClient]:
-        if self._client_tried:
-            return self._client
-        self._client_tried = True
+        if self.link.begun:
+            return self.link.client
+        self.link.begun = True
         self._number_layers()
         layers = self._reporting()
         if not layers:
@@ -727,17 +601,15 @@ class Monitor:
                 "times are reported (python -m bellwether doctor says why)"
             )
         options = run_options(
-            self.settings, layers, len(self._unmeasured()), self.parallel, self.server,
-            self.record_path, step_from_attach=self._counts_from_attach,
+            self.settings, layers, len(self._unmeasured()), self.parallel, self.link.server,
+            self.link.record_path, step_from_attach=self._counts_from_attach,
             ranks_agree=self._acting.ranks_agree(), actions_mask=self._acting.mask(),
             **self._metadata,
         )  # fmt: skip
-        try:
-            self._client = RunClient(options)
-        except (ClientError, c_api.LibraryError) as e:
-            log.warning(f"nothing is sent: {e}")
-            self._error_text = str(e)
-        return self._client
+        why_not = self.link.open(options)
+        if why_not is not None:
+            self._error_text = why_not
+        return self.link.client
 
     # ---- what actions ask of it ----
 
@@ -749,7 +621,7 @@ class Monitor:
         return self._model() if self._model is not None else None
 
     def client(self) -> Optional[RunClient]:
-        return self._client
+        return self.link.client
 
     def current_step(self) -> int:
         return self._step
@@ -764,10 +636,21 @@ class Monitor:
 
     def weights_changed(self) -> None:
         """By an action: what differs from before is not the optimizer's doing."""
-        self._increment_ranks.forget()
-        self._grams.forget()
+        self._weights.forget()
 
     # ---- for people and other loggers ----
+
+    @property
+    def server(self) -> Optional[str]:
+        return self.link.server
+
+    @property
+    def record_path(self) -> Optional[str]:
+        return self.link.record_path
+
+    @property
+    def page_url(self) -> str:
+        return self.link.page_url
 
     @harmless("metrics()", lambda self: {})
     def metrics(self) -> dict[str, float]:
@@ -810,23 +693,14 @@ class Monitor:
             "layers": [
                 {**layer_status(layer), "not_judged_by": lacks(layer)} for layer in self.layers
             ],
-            "link": None,
             "actions": self._acting.status() if self._installed else None,
         }
-        if self._client is not None:
-            counters = self._client.counters()
-            told["link"] = counters.link
-            told["counters"] = counters
-            told["page_url"] = counters.page_url or self.page_url
-        return told
+        return {**told, **self.link.status()}
 
     @harmless("page_url", lambda self: "")
     def known_page_url(self) -> str:
         """Address of the run's page; "" while it is not known."""
-        client = self._client
-        if self.page_url or client is None:
-            return self.page_url
-        return client.counters().page_url
+        return self.link.known_page_url()
 
     @harmless("on_alert")
     def follow_alerts(self, callback: Callable[[dict[str, Any]], None]) -> None:
@@ -863,7 +737,7 @@ class Monitor:
         if not self._alive:
             return
         try:
-            self._events.append((kind, str(text), float(value)))
+            self._events.add(kind, str(text), float(value))
         except Exception as e:  # Whatever the trainer gave.
             self._frames.leave_out(f"event {kind}", e)
 
@@ -873,14 +747,6 @@ class Monitor:
         optimizer has ended.  True if it is, or if there is nothing to wait for."""
         if self._alive and self._pending:
             self._close({})
-        if self._client is None:
+        if self.link.client is None:
             return not self._alive
-        try:
-            timeout = min(max(0.0, float(timeout)), FLUSH_SECONDS_MAX)  # Not a number: no wait.
-        except Exception as e:  # Whatever the trainer gave.
-            self._frames.leave_out("timeout", e)
-            return False
-        deadline = time.monotonic() + timeout
-        arrived = self._frames.drain(self._client, timeout)
-        left = max(0.0, deadline - time.monotonic())
-        return self._client.flush(left) and arrived
+        return self.link.flush(self._frames, timeout)

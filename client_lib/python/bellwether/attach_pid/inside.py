@@ -153,7 +153,7 @@ class Visit:
         if not self._box.take():
             return
         self._leave()
-        watched = [m for m in list(monitor._monitors.values()) if m._installed]
+        watched = [m for m in monitor.handles.all() if m._installed]
         for each in watched:
             each.detach()
         runs = ", ".join(each.settings.run for each in watched)

@@ -1,0 +1,57 @@
+"""What watching costs, and the line that tells it to the person at the terminal."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+
+from .._kernels.memory import capturing
+from .price import Price
+
+SAMPLES_TOLD = 8  # That count; then the price is told, ...
+# ... on a GPU later: the first samples of a compiled job cost it half as much again.
+SAMPLES_TOLD_ON_GPU = 20
+PRICE_NEWS = 5e-4  # ... and again if it is so far from what was told, in shares of the time.
+PRICES_TOLD_MAX = 4
+
+
+class Cost:
+    def __init__(self) -> None:
+        self.price = Price()
+        self._told: list[tuple[float, int]] = []  # Share, samples: of each line about it.
+
+    def count(
+        self, hook_seconds: float, kernel_seconds: float, step_seconds: float, sampled: bool,
+        gpu: Optional[torch.device],
+    ) -> None:  # fmt: skip
+        """One step; `gpu`: where the layers' memory is, if on one."""
+        if gpu is None:
+            self.price.clock.add(step_seconds, sampled)
+        elif not capturing():
+            self.price.clock.mark(gpu, sampled)
+        if sampled:
+            self.price.sampled(hook_seconds, kernel_seconds, step_seconds, gpu is not None)
+        else:
+            self.price.between(hook_seconds)
+
+    def line(self, period: int, layers: int, on_gpu: bool) -> Optional[str]:
+        """Once, and again when it turns out to be another one."""
+        enough = SAMPLES_TOLD_ON_GPU if on_gpu else SAMPLES_TOLD
+        if not self.price.known() or self.price.samples < enough:
+            return None
+        share, measured = self.price.share(period), self.price.measured()
+        if self._told:
+            told, over = self._told[-1]
+            news = abs(share - told) > max(told / 4, PRICE_NEWS) and measured >= 2 * over
+            if not news or len(self._told) >= PRICES_TOLD_MAX:
+                return None
+        self._told.append((share, measured))
+        every_step = self.price.every_step(period)
+        most = f"; each step pays {100 * every_step:.2f} %" if every_step > share / 2 else ""
+        return (
+            f"watching {layers} attention layers costs about {100 * share:.2f} % "
+            f"of the training time, measured over {measured} samples; a sample every "
+            + ("step" if period == 1 else f"{period} steps")
+            + most
+        )

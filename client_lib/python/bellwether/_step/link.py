@@ -1,0 +1,74 @@
+"""The stream of a run: to a server, into a file, or nowhere."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Optional
+
+from .._native import c_api
+from .._native.run_client import ClientError, RunClient, RunOptions
+from .._util import log
+from ..settings import Settings
+from .frames import Frames
+
+FLUSH_SECONDS_MAX = 1e6
+DEVICE_WAIT_SECONDS = 1.0  # At the end, for the last numbers on their way from a GPU.
+
+
+class Link:
+    def __init__(self, settings: Settings) -> None:
+        self.server: Optional[str] = settings.server
+        self.record_path = settings.record
+        self.page_url = ""
+        self.client: Optional[RunClient] = None
+        self.begun = False  # The layout was told, or would have been: it does not change any more.
+
+    def open(self, options: RunOptions) -> Optional[str]:
+        """Why nothing is sent; None if something is."""
+        try:
+            self.client = RunClient(options)
+        except (ClientError, c_api.LibraryError) as e:
+            log.warning(f"nothing is sent: {e}")
+            return str(e)
+        return None
+
+    def known_page_url(self) -> str:
+        client = self.client
+        if self.page_url or client is None:
+            return self.page_url
+        return client.counters().page_url
+
+    def status(self) -> dict[str, Any]:
+        if self.client is None:
+            return {"link": None}
+        counters = self.client.counters()
+        return {
+            "link": counters.link,
+            "counters": counters,
+            "page_url": counters.page_url or self.page_url,
+        }
+
+    def flush(self, frames: Frames, timeout: float) -> bool:
+        """Whether everything is durable within `timeout` seconds."""
+        if self.client is None:
+            return False
+        try:
+            timeout = min(max(0.0, float(timeout)), FLUSH_SECONDS_MAX)  # Not a number: no wait.
+        except Exception as e:  # Whatever the trainer gave.
+            frames.leave_out("timeout", e)
+            return False
+        deadline = time.monotonic() + timeout
+        arrived = frames.drain(self.client, timeout)
+        left = max(0.0, deadline - time.monotonic())
+        return self.client.flush(left) and arrived
+
+    def say_goodbye(self, frames: Frames, step: int) -> None:
+        """step  the last one that was told"""
+        if self.client is not None:
+            frames.drain(self.client, DEVICE_WAIT_SECONDS)
+            self.client.push_event(step, "detach")
+
+    def close(self) -> None:
+        if self.client is not None:
+            self.client.close()
+            self.client = None

@@ -1,0 +1,63 @@
+"""What is measured of the weights in a sampled step: their norms, the rank of their change, and
+the Gram matrices that the server asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
+
+from torch import nn
+
+from .._hook import parallel
+from .._hook.layer import Layer
+from .._hook.parallel import Parallel
+from .grams import GramBatch, Grams
+from .increments import Increments
+
+
+class StepWeights:
+    """model  gives the model, None once it is gone"""
+
+    def __init__(
+        self, gram_bytes: int, placed: Parallel, model: Callable[[], Optional[nn.Module]]
+    ) -> None:
+        self._model = model
+        self._ranks = Increments()
+        self._grams = Grams(gram_bytes, placed)
+        self._sharded: Optional[bool] = None
+        self._done = False  # In the running step; what was found:
+        self.increments: dict[int, Any] = {}
+        self.gram_batch: Optional[GramBatch] = None
+
+    def begin_step(self) -> None:
+        self._done = False
+        self.increments = {}
+        self.gram_batch = None
+
+    def measure(self, layers: Sequence[Layer]) -> None:
+        """Once in a step."""
+        if self._done:
+            return
+        self._done = True
+        found = [layer for layer in layers if layer.watched and layer.location is not None]
+        for layer in found:
+            layer.measure_weights()
+        if not self.whole_in_backward_only():
+            self.increments = self._ranks.measure(found)
+            self.gram_batch = self._grams.measure(found)
+
+    def whole_in_backward_only(self) -> bool:
+        """Whether the weights are whole while gradients are computed only (FSDP, ZeRO-3)."""
+        if self._sharded is None:
+            model = self._model()
+            self._sharded = model is not None and parallel.is_fully_sharded(model)
+        return self._sharded
+
+    def forget(self) -> None:
+        """They were changed by an action: what differs from before is not the optimizer's doing."""
+        self._ranks.forget()
+        self._grams.forget()
+
+    def ask(self, deeper: Any, heads: int) -> None:
+        """The server wants Gram matrices of these heads."""
+        self._grams.ask(deeper, heads)
