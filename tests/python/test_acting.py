@@ -231,7 +231,7 @@ def test_advice_is_logged_and_the_sampling_deepened(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     training = Training(tmp_path / "a.bwrun")
-    training.monitor._governor.set_base(50)
+    training.monitor.governor.set_base(50)
     training.step(2)
     advice, deepen = training.ask("rollback.suggest"), training.ask("sampling.deepen", value=3)
     training.step()

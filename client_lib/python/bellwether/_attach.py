@@ -24,36 +24,36 @@ from .settings import Settings, resolve
 
 def _choose_sink(monitor: Monitor) -> None:
     """Server as told, else a private one, else a file."""
-    settings = monitor.settings
+    settings, link = monitor.settings, monitor.out.link
     default_path = own_path(f"{settings.run.replace('/', '-')}.bwrun")
     if settings.record:
-        monitor.link.record_path = own_path(settings.record)
-        why = files.why_no_file(monitor.link.record_path)
+        link.record_path = own_path(settings.record)
+        why = files.why_no_file(link.record_path)
         if why is not None:
-            problem = f"record is {monitor.link.record_path}: {why}"
+            problem = f"record is {link.record_path}: {why}"
             if settings.mode == "offline" or not settings.server:
                 raise ValueError(problem)
-            monitor.link.record_path = None
+            link.record_path = None
             log.warning(f"nothing is recorded: {problem}")
-    if settings.mode == "offline" and not monitor.link.record_path:
-        monitor.link.record_path = default_path
+    if settings.mode == "offline" and not link.record_path:
+        link.record_path = default_path
     if settings.mode == "offline":
-        monitor.link.server = None
-        log.info(f"recording to {monitor.link.record_path}")
+        link.server = None
+        log.info(f"recording to {link.record_path}")
         return
     if settings.server or settings.record:
         return
     rank = rank_and_world()[0]
     try:
         server = private_server.join_or_start()
-        monitor.link.server, monitor.link.page_url = server.grpc, server.page_url(settings.run)
+        link.server, link.page_url = server.grpc, server.page_url(settings.run)
         if rank == 0:
-            log.info(f"run {settings.run}: {monitor.link.page_url}")
+            log.info(f"run {settings.run}: {link.page_url}")
     except private_server.ServerError as e:
-        monitor.link.record_path = default_path
+        link.record_path = default_path
         log.warning(
-            f"no server ({e}); recording to {monitor.link.record_path}, "
-            f"judge it with: bellwether replay {monitor.link.record_path}"
+            f"no server ({e}); recording to {link.record_path}, "
+            f"judge it with: bellwether replay {link.record_path}"
         )
 
 

@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 import torch
 from torch import nn
@@ -24,7 +24,6 @@ from . import __version__
 from ._actions.callbacks import Callback, check_kind
 from ._actions.executor import Actions
 from ._hook import intercept, weights
-from ._hook.judged import Judged
 from ._hook.layer import Layer
 from ._hook.parallel import Parallel
 from ._kernels import probe
@@ -34,16 +33,11 @@ from ._native.run_client import RunClient
 from ._server.alerts import Follower
 from ._step import grad_scale, optimizer_hooks
 from ._step.boundaries import Boundaries
-from ._step.cost import Cost
-from ._step.events import Events
-from ._step.frames import Frames, number_at_hand
-from ._step.governor import Governor, RateWatch
+from ._step.frames import number_at_hand
+from ._step.governor import Governor
 from ._step.handles import Handles
-from ._step.hello import run_options
-from ._step.link import Link
-from ._step.loss_scaling import LossScaling
+from ._step.outgoing import Number, Outgoing
 from ._step.report import layer_status
-from ._step.sample import Sample
 from ._step.step_weights import StepWeights
 from ._step.trainers import Trainers
 from ._util import log
@@ -51,8 +45,6 @@ from ._util.guard import harmless, in_words, watched_by
 from ._util.integers import step as step_number
 from ._util.presence import Presence
 from .settings import Settings
-
-Number = Union[float, int, torch.Tensor, None]
 
 _SEED_MASK = 0xFFFFFFFFFFFFFFFF
 BACKWARDS_MAX = 64  # Backward passes without a step, then one warning.
@@ -88,6 +80,7 @@ class Monitor:
         self.layers: list[Layer] = []
         self.candidates = 0
         self.memories = Memories()
+        self.out = Outgoing(settings, self.parallel, self.layers, self.memories, self.lock)
         self._cannot: dict[str, Optional[str]] = {}
         self.hook_seconds = 0.0  # Of the running step.
         self.why_off = "disabled" if settings.disabled else ""
@@ -96,7 +89,6 @@ class Monitor:
         self._installed = False
         self._intercepts = False  # The forward pass is patched.
         self._presence: Optional[Presence] = None
-        self.link = Link(settings)
         self._errors = 0
         self._error_text = ""
         self._step = 0
@@ -106,25 +98,14 @@ class Monitor:
         self._sampling = False
         self._passing = -1  # The backward pass of a compiled module that was heard of last.
         self._warned_backwards = False
-        self._cost = Cost()
-        self._judged = Judged(settings)
-        self._governor = Governor(settings.every, settings.overhead_budget)
-        self._rates = RateWatch()
-        self._rate: Optional[float] = None
         self._step_began = time.perf_counter()
-        self._samples = 0
         self._trainers = Trainers(self._parameters_now)
         self._unhook: list[Callable[[], None]] = []  # What ends the optimizers' hooks.
         self.graphed_step = False  # optimizer.step() was captured in a CUDA graph.
         self._boundaries = Boundaries()
-        self._events = Events()
         self._weights = StepWeights(settings.gram_bytes, self.parallel, self.model)
-        self._scaling = LossScaling()
         self.hooks_called = 0  # Of optimizers, of any model.
         self._centred = False
-        self._frames = Frames()
-        self._frames.partial_rows = self.parallel.context[1] > 1
-        self._metadata: dict[str, Any] = {}
         self._follower: Optional[Follower] = None
         self._acting = Actions(self)
         watched_by(self)
@@ -192,7 +173,7 @@ class Monitor:
         if factor is None or not self._alive:
             return
         self.forward_begins()
-        self._scaling.scaled(factor, self._sampling)
+        self.out.scaling.scaled(factor, self._sampling)
 
     @harmless("GradScaler.step()")
     def step_withheld(self, scaler: Any, optimizer: Any) -> None:
@@ -201,11 +182,11 @@ class Monitor:
         the step's, unless mon.step() counts it as one."""
         if not self._alive:
             return
-        if not self._scaling.skips(scaler, optimizer, self._trainers, self.layers):
+        if not self.out.scaling.skips(scaler, optimizer, self._trainers, self.layers):
             return
         if not self._explicit and not self._pending:
             self._drop_sample()
-        self._scaling.skipped()
+        self.out.scaling.skipped()
 
     def _drop_sample(self) -> None:
         """The running step begins anew."""
@@ -213,10 +194,10 @@ class Monitor:
             layer.fired_in_step = layer.calls_in_step = 0
         if not self._sampling:
             return
-        self._scaling.drop_sample()
-        self._sample()
+        self.out.scaling.drop_sample()
+        self.out.sample(self._weights)
         self._begin_step()
-        if self._scaling.drops_too_many():
+        if self.out.scaling.drops_too_many():
             self._sampling = False
             self.memories.begin_step(False, 0)
 
@@ -281,7 +262,7 @@ class Monitor:
             paths = weights.override_for(overrides, name)
             self.layers.append(Layer(self, name, module, watched, paths))
         self.candidates = len(self.layers)
-        self._metadata = {
+        self.out.metadata = {
             "framework": f"torch {torch.__version__}"[:64],
             "model": type(model).__name__[:128],
         }
@@ -300,7 +281,7 @@ class Monitor:
         self._acting.install(not weights_only, agree)
         self._presence = Presence()
         self._alive = True
-        self._events.add("attach", f"bellwether {__version__}")
+        self.out.events.add("attach", f"bellwether {__version__}")
         handles.keep(model, self)
         self._begin_step()
 
@@ -327,7 +308,7 @@ class Monitor:
             handles.forget(model, self)
         if self._follower is not None:
             self._follower.stop()
-        self.link.close()
+        self.out.link.close()
 
     def forked(self) -> None:
         """This process is a child of the one that watches."""
@@ -337,8 +318,8 @@ class Monitor:
     def _say_goodbye(self) -> None:
         if self._pending:
             self._close({})
-        self._tell_judged(ended=True)
-        self.link.say_goodbye(self._frames, max(0, self._step - 1))
+        self.out.tell_judged(ended=True)
+        self.out.link.say_goodbye(self.out.frames, max(0, self._step - 1))
 
     @harmless("detach()")
     def _take_back(self, undo: Callable[[], None]) -> None:
@@ -392,9 +373,9 @@ class Monitor:
             self._counts_from_attach = False
             if number != self._step:
                 self._step = number
-                self._governor.restart(number)
+                self.out.governor.restart(number)
         except ValueError as e:
-            self._frames.leave_out("step", e)
+            self.out.frames.leave_out("step", e)
         self._close({"loss": loss, "grad_norm": grad_norm, "learning_rate": lr, "tokens": tokens})
 
     @harmless("count_from()")
@@ -403,16 +384,16 @@ class Monitor:
         try:
             self._step = step_number(step)
         except ValueError as e:
-            self._frames.leave_out("step", e)
+            self.out.frames.leave_out("step", e)
             return
         self._counts_from_attach = False
-        self._governor.restart(self._step)
+        self.out.governor.restart(self._step)
         self._begin_step()
 
     def _begin_step(self) -> None:
-        self._sampling = not self.silent and self._governor.due(self._step)
+        self._sampling = not self.silent and self.out.governor.due(self._step)
         self._weights.begin_step()
-        self._scaling.begin_step(self._sampling)
+        self.out.scaling.begin_step(self._sampling)
         self.memories.begin_step(self._sampling, self._step_seed())
 
     @harmless("optimizer hook")
@@ -444,11 +425,11 @@ class Monitor:
             ahead = self._boundaries.optimizer_stepped(id(optimizer), self._explicit)
         if trains and self._trainers.ends_step(optimizer):
             group = optimizer.param_groups[0]
-            self._rate = number_at_hand(group.get("lr"))  # None: it sets its own, or a GPU's.
-            self._metadata["weight_decay"] = number_at_hand(group.get("weight_decay")) or 0.0
+            self.out.rate = number_at_hand(group.get("lr"))  # None: it sets its own, or a GPU's.
+            self.out.metadata["weight_decay"] = number_at_hand(group.get("weight_decay")) or 0.0
             if self._pending:
                 self._close({})
-            self._scaling.stepped(optimizer, self._explicit)
+            self.out.scaling.stepped(optimizer, self._explicit)
             self._measure_weights()
             self._pending = not self._explicit
         if ahead is not None:
@@ -467,161 +448,59 @@ class Monitor:
         sampled = self._sampling
         step_seconds = start - self._step_began
         self._measure_weights()
-        self._push(told, step_seconds)
+        if self.silent:
+            self._push_nothing()
+        else:
+            weights = self._weights if sampled else None
+            self.out.push(
+                self._step, told, step_seconds, self.hook_seconds, weights, self._acting,
+                self._counts_from_attach,
+            )  # fmt: skip
+            self.out.hear(self._weights, self._acting)
         for layer in self.layers:
             layer.fired_in_step = layer.calls_in_step = layer.captured = 0
         now = time.perf_counter()
-        gpu, price = self.memories.gpu(), self._cost.price
-        self._cost.count(
-            self.hook_seconds + now - start, self._frames.device_seconds, now - self._step_began,
-            sampled, gpu,
-        )  # fmt: skip
-        if sampled:
-            self._samples += 1
-            known = price.known()  # A price of 0 is one, too.
-            every_step = price.every_step(self._governor.period)
-            self._governor.sampled(self._step, self.overhead() if known else None, every_step)
-            line = self._cost.line(self._governor.period, len(self._reporting()), gpu is not None)
-            if line is not None:
-                log.info(line)
-        if self._frames.sample_again():
-            self._governor.restart(self._step + 1)
+        self.out.count(self._step, self.hook_seconds + now - start, now - self._step_began, sampled)
         self._step += 1
-        self._events.step_ends()
+        self.out.events.step_ends()
         if self._boundaries.closed(self._explicit, self.graphed_step):
             self._acting.boundary(self._step)
         self.hook_seconds = 0.0
         self._step_began = time.perf_counter()
         self._begin_step()
 
-    def _tell_judged(self, ended: bool = False) -> None:
-        if not self._judged.due(ended):
-            return
-        line = self._judged.line(self._reporting(), self._unmeasured())
-        if line is not None:
-            log.warning(line)
-
     @harmless("overhead()", lambda self: 0.0)
     def overhead(self) -> float:
         """Share of the training time that watching costs; 0 while that is not known."""
-        return self._cost.price.share(self._governor.period)
+        return self.out.overhead()
 
     # ---- what goes out ----
 
     def tell(self, step: int, kind: str, text: str = "", value: float = 0.0) -> None:
         """An event of `step`, the running one or the next."""
-        self._events.add(kind, text, value, next_step=step > self._step)
+        self.out.events.add(kind, text, value, next_step=step > self._step)
 
-    def _push(self, told: dict[str, Number], step_seconds: float) -> None:
-        if self.silent:
-            if not self.link.begun:
-                self.link.begun = True
-                self._number_layers()
-                self._acting.ranks_agree()
-            self._events.of_step.clear()
-            return
-        values: dict[str, Number] = self._frames.readable(told)
-        if "learning_rate" not in values and self._rate is not None:
-            values["learning_rate"] = self._rate
-        rate = values.get("learning_rate")
-        if isinstance(rate, (int, float)) and self._rates.jumped(float(rate)):
-            self._events.add("learning_rate", f"learning rate is now {rate:g}", float(rate))
-        if isinstance(rate, (int, float, torch.Tensor)) and self._acting.rates.factor != 1.0:
-            values["learning_rate"] = rate * self._acting.rates.factor
-        values["step_seconds"] = step_seconds
-        values["hook_seconds"] = self._cost.price.of_step(
-            self.hook_seconds, self._frames.device_seconds, self._sampling
-        )
-        values["sampling_period"] = float(self._governor.period)
-        values.update(self._scaling.values())
-        client = self._open_client()
-        sample = self._sample() if self._sampling else None
-        if sample is not None:
-            self._judged.add(sample.families())
-            self._tell_judged()
-        if client is None:
-            self._frames.push(None, self._step, values, sample)
-            return
-        for kind, text, value in self._events.of_step:
-            client.push_event(self._step, kind, text, value)
-        self._events.of_step.clear()
-        self._frames.push(client, self._step, values, sample)
-        wanted, asked = client.poll()
-        for payload in asked:
-            self._acting.take(payload)
-        if wanted is not None:
-            if wanted.period:
-                self._governor.set_base(wanted.period)
-            heads = max((layer.heads for layer in self._reporting()), default=0)
-            self._weights.ask(wanted.deeper, heads)
-
-    def _sample(self) -> Sample:
-        """What was measured in this step; the buffers are then empty again."""
-        timed = self._samples < 8 or self._samples % 8 == 0
-        with self.lock:
-            copies = self.memories.collect(timed)
-            sample = Sample(
-                self._reporting(), self.settings.stats, self._weights.increments, copies,
-                self.parallel, self._weights.gram_batch,
-            )  # fmt: skip
-            for layer in self.layers:
-                for part in (layer.sums, layer.wq, layer.wk):
-                    if part is not None:
-                        part.begin_sample()
-        return sample
-
-    def _reporting(self) -> list[Layer]:
-        return [layer for layer in self.layers if layer.index >= 0]
-
-    def _unmeasured(self) -> list[Layer]:
-        """Attention of the run that is trained and reports nothing: not healthy, but not judged."""
-        return [x for x in self.layers if self.numbered() and x.index < 0 and x.unmeasured()]
+    def _push_nothing(self) -> None:
+        if not self.out.link.begun:
+            self.out.number_layers()
+            self._acting.ranks_agree()
+        self.out.events.of_step.clear()
 
     def numbered(self) -> bool:
         """Whether the layout was told: layers that call attention later are left out."""
-        return self.link.begun
-
-    def _number_layers(self) -> None:
-        """Layers are those that called attention by the end of the first step, in order."""
-        index = 0
-        for layer in self.layers:
-            if layer.heads:
-                layer.index = index
-                index += 1
-
-    def _open_client(self) -> Optional[RunClient]:
-        if self.link.begun:
-            return self.link.client
-        self.link.begun = True
-        self._number_layers()
-        layers = self._reporting()
-        if not layers:
-            log.warning(
-                "no attention call was seen in the first step: only loss, gradient norm and "
-                "times are reported (python -m bellwether doctor says why)"
-            )
-        options = run_options(
-            self.settings, layers, len(self._unmeasured()), self.parallel, self.link.server,
-            self.link.record_path, step_from_attach=self._counts_from_attach,
-            ranks_agree=self._acting.ranks_agree(), actions_mask=self._acting.mask(),
-            **self._metadata,
-        )  # fmt: skip
-        why_not = self.link.open(options)
-        if why_not is not None:
-            self._error_text = why_not
-        return self.link.client
+        return self.out.link.begun
 
     # ---- what actions ask of it ----
 
     @property
     def governor(self) -> Governor:
-        return self._governor
+        return self.out.governor
 
     def model(self) -> Optional[nn.Module]:
         return self._model() if self._model is not None else None
 
     def client(self) -> Optional[RunClient]:
-        return self.link.client
+        return self.out.link.client
 
     def current_step(self) -> int:
         return self._step
@@ -632,7 +511,7 @@ class Monitor:
 
     def own_rate(self) -> Optional[float]:
         """The learning rate of the first group, as the trainer has set it."""
-        return self._rate
+        return self.out.rate
 
     def weights_changed(self) -> None:
         """By an action: what differs from before is not the optimizer's doing."""
@@ -642,21 +521,21 @@ class Monitor:
 
     @property
     def server(self) -> Optional[str]:
-        return self.link.server
+        return self.out.link.server
 
     @property
     def record_path(self) -> Optional[str]:
-        return self.link.record_path
+        return self.out.link.record_path
 
     @property
     def page_url(self) -> str:
-        return self.link.page_url
+        return self.out.link.page_url
 
     @harmless("metrics()", lambda self: {})
     def metrics(self) -> dict[str, float]:
         """What was last measured, for any other logger; keys begin with `bellwether/`."""
-        found = dict(self._frames.last)
-        found["sampling_period"] = float(self._governor.period)
+        found = dict(self.out.frames.last)
+        found["sampling_period"] = float(self.out.governor.period)
         found["hook_overhead"] = self.overhead()
         return {f"bellwether/{name}": value for name, value in found.items()}
 
@@ -664,18 +543,14 @@ class Monitor:
         """What is told when more cannot be."""
         return {
             "live": self._alive, "why_off": self.why_off, "run": self.settings.run,
-            "errors": self._errors, "last_error": self._error_text, "layers": [], "samples": 0,
-            "numbers_left_out": {},
+            "errors": self._errors, "last_error": self._error_text or self.out.link.why_not,
+            "layers": [], "samples": 0, "numbers_left_out": {},
         }  # fmt: skip
 
     @harmless("status()", _told_least)
     def status(self) -> dict[str, Any]:
         """What the monitor does and what it misses; see `python -m bellwether doctor`."""
-        unmeasured = self._unmeasured()
-
-        def lacks(layer: Layer) -> list[str]:
-            return [*self._judged.wanted] if layer in unmeasured else self._judged.lacks(layer)
-
+        unmeasured = self.out.unmeasured()
         told: dict[str, Any] = {
             "live": self._alive,
             "why_off": self.why_off,
@@ -685,22 +560,23 @@ class Monitor:
             "record": self.record_path,
             "page_url": self.page_url,
             "errors": self._errors,
-            "last_error": self._error_text,
-            "numbers_left_out": dict(self._frames.left_out),
-            "sampling_period": self._governor.period,
+            "last_error": self._error_text or self.out.link.why_not,
+            "numbers_left_out": dict(self.out.frames.left_out),
+            "sampling_period": self.out.governor.period,
             "overhead": self.overhead(),
-            "samples": self._samples,
+            "samples": self.out.samples,
             "layers": [
-                {**layer_status(layer), "not_judged_by": lacks(layer)} for layer in self.layers
+                {**layer_status(layer), "not_judged_by": self.out.not_judged_by(layer, unmeasured)}
+                for layer in self.layers
             ],
             "actions": self._acting.status() if self._installed else None,
         }
-        return {**told, **self.link.status()}
+        return {**told, **self.out.link.status()}
 
     @harmless("page_url", lambda self: "")
     def known_page_url(self) -> str:
         """Address of the run's page; "" while it is not known."""
-        return self.link.known_page_url()
+        return self.out.link.known_page_url()
 
     @harmless("on_alert")
     def follow_alerts(self, callback: Callable[[dict[str, Any]], None]) -> None:
@@ -737,9 +613,9 @@ class Monitor:
         if not self._alive:
             return
         try:
-            self._events.add(kind, str(text), float(value))
+            self.out.events.add(kind, str(text), float(value))
         except Exception as e:  # Whatever the trainer gave.
-            self._frames.leave_out(f"event {kind}", e)
+            self.out.frames.leave_out(f"event {kind}", e)
 
     @harmless("flush()", lambda self, timeout=5.0: False)
     def flush(self, timeout: float = 5.0) -> bool:
@@ -747,6 +623,6 @@ class Monitor:
         optimizer has ended.  True if it is, or if there is nothing to wait for."""
         if self._alive and self._pending:
             self._close({})
-        if self.link.client is None:
+        if self.out.link.client is None:
             return not self._alive
-        return self.link.flush(self._frames, timeout)
+        return self.out.link.flush(self.out.frames, timeout)

@@ -95,6 +95,9 @@ class Actions:
         """Allowed, and to be had in this process."""
         return [kind for kind in KINDS if self._impossible(kind) is None]
 
+    def rate_factor(self) -> float:
+        return self.rates.factor
+
     def mask(self) -> int:
         """Bit k: the kind with number k."""
         return sum(1 << KINDS[kind] for kind in self.kinds())

@@ -21,16 +21,16 @@ class Link:
         self.record_path = settings.record
         self.page_url = ""
         self.client: Optional[RunClient] = None
+        self.why_not = ""
         self.begun = False  # The layout was told, or would have been: it does not change any more.
 
-    def open(self, options: RunOptions) -> Optional[str]:
-        """Why nothing is sent; None if something is."""
+    def open(self, options: RunOptions) -> None:
+        """Where it fails nothing is sent, and `why_not` says why."""
         try:
             self.client = RunClient(options)
         except (ClientError, c_api.LibraryError) as e:
             log.warning(f"nothing is sent: {e}")
-            return str(e)
-        return None
+            self.why_not = str(e)
 
     def known_page_url(self) -> str:
         client = self.client

@@ -1,0 +1,192 @@
+"""What goes out at the end of a step: the layout once, then a frame each step; and what comes back
+on the same link."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, Optional, Protocol, Union
+
+import torch
+
+from .._hook.judged import Judged
+from .._hook.layer import Layer
+from .._hook.parallel import Parallel
+from .._kernels.memory import Memories
+from .._native.run_client import RunClient
+from .._util import log
+from ..settings import Settings
+from .cost import Cost
+from .events import Events
+from .frames import Frames
+from .governor import Governor, RateWatch
+from .hello import run_options
+from .link import Link
+from .loss_scaling import LossScaling
+from .sample import Sample
+from .step_weights import StepWeights
+
+Number = Union[float, int, torch.Tensor, None]
+
+
+class Asked(Protocol):
+    """The actions that the server asks of this job."""
+
+    def ranks_agree(self) -> bool: ...
+
+    def mask(self) -> int:
+        """Bit k: the kind with number k can be carried out here."""
+
+    def rate_factor(self) -> float:
+        """What the learning rate is multiplied by."""
+
+    def take(self, payload: bytes) -> None:
+        """One action, as JSON."""
+
+
+class Outgoing:
+    def __init__(
+        self, settings: Settings, placed: Parallel, layers: list[Layer], memories: Memories,
+        lock: AbstractContextManager[Any],
+    ) -> None:  # fmt: skip
+        """layers  all candidates, filled by attach(); lock  held while memories are read"""
+        self._settings, self._placed, self._layers = settings, placed, layers
+        self._memories, self._lock = memories, lock
+        self.link = Link(settings)
+        self.frames = Frames()
+        self.frames.partial_rows = placed.context[1] > 1
+        self.events = Events()
+        self.scaling = LossScaling()
+        self.judged = Judged(settings)
+        self.cost = Cost()
+        self.governor = Governor(settings.every, settings.overhead_budget)
+        self.metadata: dict[str, Any] = {}  # Fields of RunOptions.
+        self.rate: Optional[float] = None  # Of the first group, as the trainer has set it.
+        self.samples = 0  # That were closed.
+        self._rates = RateWatch()
+
+    # ---- the layout ----
+
+    def reporting(self) -> list[Layer]:
+        return [layer for layer in self._layers if layer.index >= 0]
+
+    def unmeasured(self) -> list[Layer]:
+        """Attention of the run that is trained and reports nothing: not healthy, but not judged."""
+        return [x for x in self._layers if self.link.begun and x.index < 0 and x.unmeasured()]
+
+    def not_judged_by(self, layer: Layer, unmeasured: list[Layer]) -> list[str]:
+        return list(self.judged.wanted) if layer in unmeasured else self.judged.lacks(layer)
+
+    def tell_judged(self, ended: bool = False) -> None:
+        if not self.judged.due(ended):
+            return
+        line = self.judged.line(self.reporting(), self.unmeasured())
+        if line is not None:
+            log.warning(line)
+
+    def number_layers(self) -> None:
+        """Layers are those that called attention by the end of the first step, in order."""
+        self.link.begun = True
+        index = 0
+        for layer in self._layers:
+            if layer.heads:
+                layer.index = index
+                index += 1
+
+    def _open(self, asked: Asked, step_from_attach: bool) -> Optional[RunClient]:
+        if self.link.begun:
+            return self.link.client
+        self.number_layers()
+        layers = self.reporting()
+        if not layers:
+            log.warning(
+                "no attention call was seen in the first step: only loss, gradient norm and "
+                "times are reported (python -m bellwether doctor says why)"
+            )
+        self.link.open(
+            run_options(
+                self._settings, layers, len(self.unmeasured()), self._placed, self.link.server,
+                self.link.record_path, step_from_attach=step_from_attach,
+                ranks_agree=asked.ranks_agree(), actions_mask=asked.mask(), **self.metadata,
+            )
+        )  # fmt: skip
+        return self.link.client
+
+    # ---- a step ----
+
+    def sample(self, weights: StepWeights) -> Sample:
+        """What was measured in this step; the buffers are then empty again."""
+        timed = self.samples < 8 or self.samples % 8 == 0
+        with self._lock:
+            copies = self._memories.collect(timed)
+            sample = Sample(
+                self.reporting(), self._settings.stats, weights.increments, copies, self._placed,
+                weights.gram_batch,
+            )  # fmt: skip
+            for layer in self._layers:
+                for part in (layer.sums, layer.wq, layer.wk):
+                    if part is not None:
+                        part.begin_sample()
+        return sample
+
+    def push(
+        self, step: int, told: dict[str, Number], step_seconds: float, hook_seconds: float,
+        weights: Optional[StepWeights], asked: Asked, step_from_attach: bool,
+    ) -> None:  # fmt: skip
+        """weights  None where the step is not sampled"""
+        values: dict[str, Number] = self.frames.readable(told)
+        if "learning_rate" not in values and self.rate is not None:
+            values["learning_rate"] = self.rate
+        rate = values.get("learning_rate")
+        if isinstance(rate, (int, float)) and self._rates.jumped(float(rate)):
+            self.events.add("learning_rate", f"learning rate is now {rate:g}", float(rate))
+        if isinstance(rate, (int, float, torch.Tensor)) and asked.rate_factor() != 1.0:
+            values["learning_rate"] = rate * asked.rate_factor()
+        values["step_seconds"] = step_seconds
+        values["hook_seconds"] = self.cost.price.of_step(
+            hook_seconds, self.frames.device_seconds, weights is not None
+        )
+        values["sampling_period"] = float(self.governor.period)
+        values.update(self.scaling.values())
+        client = self._open(asked, step_from_attach)
+        sample = self.sample(weights) if weights is not None else None
+        if sample is not None:
+            self.judged.add(sample.families())
+            self.tell_judged()
+        if client is None:
+            self.frames.push(None, step, values, sample)
+            return
+        for kind, text, value in self.events.of_step:
+            client.push_event(step, kind, text, value)
+        self.events.of_step.clear()
+        self.frames.push(client, step, values, sample)
+
+    def hear(self, weights: StepWeights, asked: Asked) -> None:
+        """What the server wants since the last step."""
+        if self.link.client is None:
+            return
+        wanted, actions = self.link.client.poll()
+        for payload in actions:
+            asked.take(payload)
+        if wanted is not None:
+            if wanted.period:
+                self.governor.set_base(wanted.period)
+            heads = max((layer.heads for layer in self.reporting()), default=0)
+            weights.ask(wanted.deeper, heads)
+
+    def count(self, step: int, hook_seconds: float, step_seconds: float, sampled: bool) -> None:
+        """The step's price; after a sample, when the next one is due and what that costs."""
+        gpu, price = self._memories.gpu(), self.cost.price
+        self.cost.count(hook_seconds, self.frames.device_seconds, step_seconds, sampled, gpu)
+        if sampled:
+            self.samples += 1
+            share = self.overhead() if price.known() else None  # A price of 0 is one, too.
+            self.governor.sampled(step, share, price.every_step(self.governor.period))
+            line = self.cost.line(self.governor.period, len(self.reporting()), gpu is not None)
+            if line is not None:
+                log.info(line)
+        if self.frames.sample_again():
+            self.governor.restart(step + 1)
+
+    def overhead(self) -> float:
+        """Share of the training time that watching costs; 0 while that is not known."""
+        return self.cost.price.share(self.governor.period)
