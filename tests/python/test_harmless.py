@@ -131,7 +131,7 @@ def test_an_error_in(
     intercept._running.stack.clear()
     intercept._calls._users = 0
     intercept._calls.divert(), intercept._calls.restore()
-    assert not grad_scale._monitors
+    assert not grad_scale._hosts
     assert reached
     if isinstance(reached[0][0] if reached[0] else None, monitor.Monitor):
         assert "planted" in reached[0][0].why_off

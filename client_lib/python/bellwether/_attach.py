@@ -221,7 +221,7 @@ def _begin(
         monitor.why_off = (
             f"{others[0].name or 'it'} is watched already, by the model around or in it"
         )
-        log.warning(f"watching is off: {monitor.why_off} (run {others[0].monitor.settings.run})")
+        log.warning(f"watching is off: {monitor.why_off} (run {others[0].host.settings.run})")
         return
     missing = intercept.too_old() or probe.available()
     if missing is None and not weights_only:

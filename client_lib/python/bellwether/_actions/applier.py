@@ -14,8 +14,8 @@ class Applier(ABC):
     """One or some kinds of action.  All is called on the training thread, at step boundaries;
     what is raised is caught by the caller."""
 
-    def __init__(self, monitor: ActionHost) -> None:
-        self.monitor = monitor
+    def __init__(self, host: ActionHost) -> None:
+        self.host = host
 
     @abstractmethod
     def impossible(self, kind: str) -> Optional[str]:
@@ -38,25 +38,25 @@ class Applier(ABC):
         """The monitor detaches: what can be taken back is."""
 
 
-def layer_number(monitor: ActionHost, layer: Layer) -> int:
+def layer_number(host: ActionHost, layer: Layer) -> int:
     """Its number in the whole model."""
-    return layer.index + monitor.parallel.first_layer
+    return layer.index + host.parallel.first_layer
 
 
-def layers_in(monitor: ActionHost, action: Action) -> list[Layer]:
+def layers_in(host: ActionHost, action: Action) -> list[Layer]:
     """The layers of this process that the action is about."""
     wanted = {*action.layers, *(layer for layer, _ in action.heads)}
-    found = [layer for layer in monitor.layers if layer.index >= 0]
+    found = [layer for layer in host.layers if layer.index >= 0]
     if not wanted:
         return found
-    return [layer for layer in found if layer_number(monitor, layer) in wanted]
+    return [layer for layer in found if layer_number(host, layer) in wanted]
 
 
-def unknown_place(monitor: ActionHost, action: Action) -> Optional[str]:
+def unknown_place(host: ActionHost, action: Action) -> Optional[str]:
     """What in the scope lies outside of the model; None if nothing does."""
-    here = [layer for layer in monitor.layers if layer.index >= 0]
-    layers = monitor.parallel.layers or len(here)
-    heads = max((layer.heads for layer in here), default=0) * monitor.parallel.tensor[1]
+    here = [layer for layer in host.layers if layer.index >= 0]
+    layers = host.parallel.layers or len(here)
+    heads = max((layer.heads for layer in here), default=0) * host.parallel.tensor[1]
     for layer in (*action.layers, *(layer for layer, _ in action.heads)):
         if layer >= layers:
             return f"scope: layer {layer}, but the model has {layers}"

@@ -42,8 +42,8 @@ def _functions() -> dict[str, Callable[..., Any]]:
 
 
 class AttentionSwitch(Applier):
-    def __init__(self, monitor: ActionHost) -> None:
-        super().__init__(monitor)
+    def __init__(self, host: ActionHost) -> None:
+        super().__init__(host)
         self._held: dict[str, Action] = {}  # In force, oldest first.
         self._variants: set[tuple[str, ...]] = set()  # What all layers carried, each time.
         self._prepared = False
@@ -52,7 +52,7 @@ class AttentionSwitch(Applier):
         """Before the model is compiled: the branch that a switch takes later."""
         attention_switch.prepare(_functions())
         self._prepared = True
-        for layer in self.monitor.layers:
+        for layer in self.host.layers:
             module = layer.module()
             if module is not None:
                 attention_switch.put(module, "")
@@ -60,7 +60,7 @@ class AttentionSwitch(Applier):
     def end(self) -> None:
         self._held.clear()
         if self._prepared:
-            for layer in self.monitor.layers:
+            for layer in self.host.layers:
                 attention_switch.take(layer.module())
 
     # ---- what can be had ----
@@ -68,7 +68,7 @@ class AttentionSwitch(Applier):
     def impossible(self, kind: str) -> Optional[str]:
         if not self._prepared:
             return "the forward pass is not patched: only the weights are watched"
-        layers = [layer for layer in self.monitor.layers if layer.index >= 0]
+        layers = [layer for layer in self.host.layers if layer.index >= 0]
         if not layers:
             return "no layer calls attention here"
         wanted = "hp" if kind == "attention.mode" else ""
@@ -77,7 +77,7 @@ class AttentionSwitch(Applier):
 
     def _unfit(self, layer: Layer, mode: str) -> Optional[str]:
         """Why this layer cannot be switched (to that mode of ours)."""
-        module, place = layer.module(), f"layer {layer_number(self.monitor, layer)}"
+        module, place = layer.module(), f"layer {layer_number(self.host, layer)}"
         if module is None:
             return f"{place} is gone"
         if any(contract_of(inner) is not None for inner in module.modules()):
@@ -98,13 +98,13 @@ class AttentionSwitch(Applier):
         return None if lacks is None else f"{place}: {lacks}"
 
     def refusal(self, action: Action) -> Optional[str]:
-        why = self.impossible(action.kind) or unknown_place(self.monitor, action)
+        why = self.impossible(action.kind) or unknown_place(self.host, action)
         if why is not None:
             return why
-        layers = layers_in(self.monitor, action)
+        layers = layers_in(self.host, action)
         if action.undoes:
             action = self._held.get(action.undoes, action)
-            reasons = [self._unfit(layer, "") for layer in layers_in(self.monitor, action)]
+            reasons = [self._unfit(layer, "") for layer in layers_in(self.host, action)]
             return next((reason for reason in reasons if reason is not None), None)
         mode = action.mode if action.kind == "attention.mode" else ""
         for layer in layers:
@@ -116,10 +116,10 @@ class AttentionSwitch(Applier):
             if action.value and len(own) == len(layers):
                 return "the model centres these keys itself"
             if not action.value and own:
-                number = layer_number(self.monitor, own[0])
+                number = layer_number(self.host, own[0])
                 return f"the model centres the keys of layer {number} itself"
         new = self._words({**self._held, action.id: action})
-        compiled = any(layer.compiled for layer in self.monitor.layers)
+        compiled = any(layer.compiled for layer in self.host.layers)
         if compiled and new not in self._variants and len(self._variants) >= VARIANTS_MAX:
             return f"{VARIANTS_MAX} variants were compiled, and torch.compile ends at 8"
         return None
@@ -133,16 +133,16 @@ class AttentionSwitch(Applier):
 
     def _words(self, held: dict[str, Action]) -> tuple[str, ...]:
         """What each layer of the monitor is to carry."""
-        modes = dict.fromkeys(map(id, self.monitor.layers), "")
-        centred = dict.fromkeys(map(id, self.monitor.layers), False)
+        modes = dict.fromkeys(map(id, self.host.layers), "")
+        centred = dict.fromkeys(map(id, self.host.layers), False)
         for action in held.values():
-            for layer in layers_in(self.monitor, action):
+            for layer in layers_in(self.host, action):
                 if action.kind == "attention.mode":
                     modes[id(layer)] = action.mode
                 else:
                     centred[id(layer)] = bool(action.value)
         words = []
-        for layer in self.monitor.layers:
+        for layer in self.host.layers:
             module, mode = layer.module(), modes[id(layer)]
             if mode == "sdpa" and module is not None and intercept.is_plain(module):
                 mode = ""  # The graph that it was compiled to at first.
@@ -150,7 +150,7 @@ class AttentionSwitch(Applier):
         return tuple(words)
 
     def _carry(self, words: tuple[str, ...]) -> None:
-        for layer, text in zip(self.monitor.layers, words):
+        for layer, text in zip(self.host.layers, words):
             module = layer.module()
             if module is not None and attention_switch.of(module) != text:
                 before = self._centred_here(layer)
@@ -161,7 +161,7 @@ class AttentionSwitch(Applier):
     def _change(self, held: dict[str, Action], kind: str, step: int) -> None:
         before = tuple(
             attention_switch.of(module) if (module := layer.module()) is not None else ""
-            for layer in self.monitor.layers
+            for layer in self.host.layers
         )
         self._variants |= {before, self._words(held)}
         try:
@@ -171,16 +171,16 @@ class AttentionSwitch(Applier):
             raise
         self._held = held
         if kind == "attention.mode":
-            self.monitor.tell(step, "attention_mode", self._kernel())
+            self.host.tell(step, "attention_mode", self._kernel())
         else:
-            self.monitor.centring_changed(step)
+            self.host.centring_changed(step)
 
     def _kernel(self) -> str:
         """What the layers are computed with, in a word."""
         for action in reversed(self._held.values()):
             if action.kind == "attention.mode" and action.mode != "sdpa":
                 return f"bellwether-{action.mode}"
-        return next((layer.kernel for layer in self.monitor.layers if layer.index >= 0), "sdpa")
+        return next((layer.kernel for layer in self.host.layers if layer.index >= 0), "sdpa")
 
     def apply(self, action: Action, step: int) -> str:
         self._change({**self._held, action.id: action}, action.kind, step)

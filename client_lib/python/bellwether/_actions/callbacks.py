@@ -47,8 +47,8 @@ def on_action(kind: str, callback: Optional[Callback] = None) -> Any:
 
 
 class Callbacks(Applier):
-    def __init__(self, monitor: ActionHost) -> None:
-        super().__init__(monitor)
+    def __init__(self, host: ActionHost) -> None:
+        super().__init__(host)
         self._own: dict[str, Callback] = {}  # Of this monitor.
         self._framework: dict[str, Callback] = {}  # Where the loop is not the user's.
 

@@ -45,18 +45,18 @@ class Answer:
 class Actions:
     """Of one monitor.  Called on the training thread."""
 
-    def __init__(self, monitor: ActionHost) -> None:
-        self._monitor = monitor
-        self._allowed = monitor.settings.allow
-        self._attention = AttentionSwitch(monitor)
-        self.rates = RateScale(monitor)
-        self.callbacks = Callbacks(monitor)
+    def __init__(self, host: ActionHost) -> None:
+        self._host = host
+        self._allowed = host.settings.allow
+        self._attention = AttentionSwitch(host)
+        self.rates = RateScale(host)
+        self.callbacks = Callbacks(host)
         self._appliers: dict[str, Applier] = {
             "attention.mode": self._attention,
             "attention.center_k": self._attention,
-            "qk.clip": QKClip(monitor),
+            "qk.clip": QKClip(host),
             "lr.scale": self.rates,
-            "sampling.deepen": Deepen(monitor),
+            "sampling.deepen": Deepen(host),
         }
         self._agreement: Optional[Agreement] = None
         self._count = 0  # Step boundaries since attach().
@@ -71,8 +71,8 @@ class Actions:
         if patched and self._allowed & {"attention.mode", "attention.center_k"}:
             self._attention.prepare()
         if agree and self._allowed:
-            monitor = self._monitor
-            self._agreement = Agreement(self._allowed, not monitor.silent, monitor.settings.run)
+            host = self._host
+            self._agreement = Agreement(self._allowed, not host.silent, host.settings.run)
 
     def end(self) -> None:
         """The monitor detaches: what can be taken back is."""
@@ -86,7 +86,7 @@ class Actions:
     @property
     def attempt(self) -> int:
         """Its number as this rank was told it."""
-        return self._monitor.settings.attempt
+        return self._host.settings.attempt
 
     def ranks_agree(self) -> bool:
         return self._agreement is not None and self._agreement.stands()
@@ -130,7 +130,7 @@ class Actions:
         except Malformed as e:
             log.warning(f"an action that cannot be read: {e}")
             if e.id and e.id not in self._answers:
-                self._settle(e.id, Answer(False, self._monitor.current_step(), str(e)))
+                self._settle(e.id, Answer(False, self._host.current_step(), str(e)))
             return
         if action.id in self._answers:
             self._send(action.id)
@@ -140,7 +140,7 @@ class Actions:
         running = self._agreement is not None and self._agreement.busy_with(action.id)
         if running or any(waiting.id == action.id for waiting in self._waiting):
             return
-        step = self._monitor.current_step()
+        step = self._host.current_step()
         why = self._unacceptable(action)
         if why is None and len(self._waiting) >= WAITING_MAX:
             why = f"{WAITING_MAX} actions wait already"
@@ -282,7 +282,7 @@ class Actions:
 
     def _push(self, id: str) -> bool:
         """False if it is to be tried again."""
-        answer, client = self._answers.get(id), self._monitor.client()
+        answer, client = self._answers.get(id), self._host.client()
         if answer is None or client is None:
             return True
         reason = answer.reason.encode()[:_REASON_BYTES_MAX].decode("utf-8", "ignore")

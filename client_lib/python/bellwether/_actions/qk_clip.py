@@ -54,22 +54,22 @@ class _Place:
 
 
 class QKClip(Applier):
-    def __init__(self, monitor: ActionHost) -> None:
-        super().__init__(monitor)
+    def __init__(self, host: ActionHost) -> None:
+        super().__init__(host)
         self._norms: dict[int, tuple[Tensor, Tensor]] = {}  # Of the running action.
 
     # ---- what can be had ----
 
     def impossible(self, kind: str) -> Optional[str]:
-        model = self.monitor.model()
+        model = self.host.model()
         if model is not None and is_fully_sharded(model):
             return "sharded weights (FSDP, ZeRO): no process holds a head's rows"
-        layers = [layer for layer in self.monitor.layers if layer.index >= 0]
+        layers = [layer for layer in self.host.layers if layer.index >= 0]
         reasons = [self._unfit(layer) for layer in layers] or ["no layer calls attention here"]
         return None if None in reasons else reasons[0]
 
     def _unfit(self, layer: Layer) -> Optional[str]:
-        module, place = layer.module(), f"layer {layer_number(self.monitor, layer)}"
+        module, place = layer.module(), f"layer {layer_number(self.host, layer)}"
         if module is None or layer.location is None:
             return f"{place}: W_Q and W_K were not found"
         if layer.normalizes:
@@ -95,17 +95,17 @@ class QKClip(Applier):
         return None
 
     def _optimizer_of(self, weight: Tensor) -> Optional[Optimizer]:
-        for optimizer in self.monitor.optimizers():
+        for optimizer in self.host.optimizers():
             for group in optimizer.param_groups:
                 if any(p is weight for p in group["params"]):
                     return optimizer
         return None
 
     def refusal(self, action: Action) -> Optional[str]:
-        why = unknown_place(self.monitor, action)
+        why = unknown_place(self.host, action)
         if why is not None:
             return why
-        model = self.monitor.model()
+        model = self.host.model()
         if model is not None and is_fully_sharded(model):
             return self.impossible(action.kind)
         scope = self._scope(action)
@@ -122,8 +122,8 @@ class QKClip(Applier):
     def _scope(self, action: Action) -> list[tuple[Layer, list[int]]]:
         """Layers of this process and their heads here that the action is about."""
         found = []
-        for layer in layers_in(self.monitor, action):
-            number, first = layer_number(self.monitor, layer), self._first_head(layer)
+        for layer in layers_in(self.host, action):
+            number, first = layer_number(self.host, layer), self._first_head(layer)
             if number in action.layers or not (action.layers or action.heads):
                 heads = list(range(layer.heads))
             else:
@@ -134,12 +134,12 @@ class QKClip(Applier):
         return found
 
     def _first_head(self, layer: Layer) -> int:
-        return self.monitor.parallel.tensor[0] * layer.heads
+        return self.host.parallel.tensor[0] * layer.heads
 
     def _others(self, scope: list[tuple[Layer, list[int]]]) -> list[tuple[Layer, list[int]]]:
         chosen = {id(layer): set(heads) for layer, heads in scope}
         found = []
-        for layer in self.monitor.layers:
+        for layer in self.host.layers:
             if layer.index >= 0 and layer.location is not None and layer.module() is not None:
                 heads = [h for h in range(layer.heads) if h not in chosen.get(id(layer), set())]
                 if heads:
@@ -165,8 +165,8 @@ class QKClip(Applier):
                     part.of(part.owner).copy_(rows)
                 raise
         count = sum(len(heads) for _, heads in scope)
-        self.monitor.tell(step, "annotation", f"qk.clip of {count} heads", action.value)
-        self.monitor.weights_changed()
+        self.host.tell(step, "annotation", f"qk.clip of {count} heads", action.value)
+        self.host.weights_changed()
         return f"{count} heads" + (f"; {left} stayed as it was" if left else "")
 
     def undo(self, action: Action, step: int) -> None:

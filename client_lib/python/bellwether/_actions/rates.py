@@ -19,8 +19,8 @@ from .host import ActionHost
 
 
 class RateScale(Applier):
-    def __init__(self, monitor: ActionHost) -> None:
-        super().__init__(monitor)
+    def __init__(self, host: ActionHost) -> None:
+        super().__init__(host)
         self._factors: dict[str, float] = {}  # By the action's id; they multiply.
         self._scaled: list[tuple[dict[str, Any], Any, Any]] = []  # (group, its rate, ours)
 
@@ -61,9 +61,9 @@ class RateScale(Applier):
     # ---- the action ----
 
     def impossible(self, kind: str) -> Optional[str]:
-        if not self.monitor.optimizers():
+        if not self.host.optimizers():
             return "no optimizer of torch.optim has stepped"
-        if self.monitor.graphed_step:
+        if self.host.graphed_step:
             return "optimizer.step() was captured in a CUDA graph, which replays its rate"
         return None
 
@@ -83,10 +83,10 @@ class RateScale(Applier):
         self._tell(step)
 
     def _tell(self, step: int) -> None:
-        rate = self.monitor.own_rate()
+        rate = self.host.own_rate()
         rate = rate * self.factor if rate is not None else 0.0
         text = f"the learning rate is multiplied by {self.factor:g} from here on"
-        self.monitor.tell(step, "learning_rate", text, rate)
+        self.host.tell(step, "learning_rate", text, rate)
 
     def end(self) -> None:
         self.after_step()
@@ -94,8 +94,8 @@ class RateScale(Applier):
 
 
 class Deepen(Applier):
-    def __init__(self, monitor: ActionHost) -> None:
-        super().__init__(monitor)
+    def __init__(self, host: ActionHost) -> None:
+        super().__init__(host)
         self._before: dict[str, int] = {}  # The action's id -> the period that it replaced.
 
     def impossible(self, kind: str) -> Optional[str]:
@@ -105,7 +105,7 @@ class Deepen(Applier):
         return None
 
     def apply(self, action: Action, step: int) -> str:
-        governor = self.monitor.governor
+        governor = self.host.governor
         self._before[action.id] = governor.base
         governor.set_base(int(action.value))
         governor.restart(step)
@@ -114,4 +114,4 @@ class Deepen(Applier):
     def undo(self, action: Action, step: int) -> None:
         before = self._before.pop(action.id, None)
         if before is not None:
-            self.monitor.governor.set_base(before)
+            self.host.governor.set_base(before)

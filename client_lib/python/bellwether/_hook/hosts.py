@@ -77,7 +77,7 @@ class StepHost(Protocol):
 class PatchedLayer(Protocol):
     """An attention module whose forward is patched, and what sees its calls."""
 
-    monitor: StepHost
+    host: StepHost
     module: weakref.ref[nn.Module]
     module_class: type[nn.Module]
     name: str  # Of the module in its model.

@@ -385,7 +385,7 @@ def restore_forward(cls: type) -> None:
 def watched_in(model: nn.Module) -> list[PatchedLayer]:
     """Layers of live monitors whose modules are in the model."""
     found = [_layers[id(m)] for m in model.modules() if id(m) in _layers]
-    return [x for x in found if x.module() is not None and x.watched and x.monitor.live()]
+    return [x for x in found if x.module() is not None and x.watched and x.host.live()]
 
 
 def install(layers: Sequence[PatchedLayer]) -> None:

@@ -109,13 +109,13 @@ class Layer(LayerWeights):
 
     def __init__(
         self,
-        monitor: StepHost,
+        host: StepHost,
         name: str,
         module: nn.Module,
         watched: bool,
         paths: Optional[tuple[str, str]],
     ) -> None:
-        super().__init__(monitor, name, module, paths)
+        super().__init__(host, name, module, paths)
         self.watched = watched
         self.index = -1  # Set once it is known which modules really call.
         self.calls = 0  # Of scaled_dot_product_attention, with gradients on.
@@ -152,7 +152,7 @@ class Layer(LayerWeights):
         """Whether the calls of the module, whose forward begins, are to be seen."""
         # A recomputation must find the taps exactly if the forward had them, whatever has
         # happened since: in a checkpointed region they are always there, even if we are off.
-        return self.monitor.live() or intercept.checkpointed()
+        return self.host.live() or intercept.checkpointed()
 
     def attention(
         self,
@@ -198,17 +198,17 @@ class Layer(LayerWeights):
         self, args: tuple[Any, ...], kwargs: dict[str, Any], centred: bool
     ) -> tuple[Optional[_Call], tuple[Any, ...], dict[str, Any]]:
         """(what the taps of this call have to know, or None; the call's arguments)"""
-        monitor = self.monitor
+        host = self.host
         # Taps are also in a CUDA graph, which runs in steps that are not known yet.
         in_graph = capturing()
         self.graphed = self.graphed or in_graph
-        always = intercept.checkpointed() or (monitor.live() and in_graph)
-        if not monitor.live() and not always:
+        always = intercept.checkpointed() or (host.live() and in_graph)
+        if not host.live() and not always:
             return None, args, kwargs
         start = time.perf_counter()
         with _apart():
             prepared = self._prepare(args, kwargs, always, centred)
-        monitor.hook_seconds += time.perf_counter() - start
+        host.hook_seconds += time.perf_counter() - start
         return (None, args, kwargs) if prepared is None else prepared
 
     def _still_tapped(self, output: Any, args: tuple[Any, ...], call: _Call) -> Any:
@@ -236,7 +236,7 @@ class Layer(LayerWeights):
                 raise
             self.note(f"a hook on saved tensors fails ({in_words(e)}): not measured")
             return output
-        self.monitor.hook_seconds += time.perf_counter() - start
+        self.host.hook_seconds += time.perf_counter() - start
         return tapped
 
     def _prepare(
@@ -244,12 +244,12 @@ class Layer(LayerWeights):
     ) -> Optional[tuple[_Call, tuple[Any, ...], dict[str, Any]]]:
         if not torch.is_grad_enabled():
             return None
-        monitor = self.monitor
-        monitor.forward_begins()
+        host = self.host
+        host.forward_begins()
         self.calls += 1
-        if not monitor.in_backward():  # No recomputation.
+        if not host.in_backward():  # No recomputation.
             self.calls_in_step += 1
-            monitor.passes(max(self.fired_in_step, self.calls_in_step))
+            host.passes(max(self.fired_in_step, self.calls_in_step))
         if not well_formed(args, kwargs):
             return None  # The function itself says what is wrong with it.
         given = {**dict(zip(PARAMETERS, args)), **kwargs}
@@ -263,11 +263,11 @@ class Layer(LayerWeights):
         centred = centred or (k.grad_fn is not None and "center_keys" in k.grad_fn.name())
         if centred != self.centred:
             self.centred = centred
-            monitor.centring_changed()
+            host.centring_changed()
         if not (q.requires_grad or k.requires_grad or v.requires_grad):
             self.note("no gradient reaches the attention (frozen upstream)")
             return None
-        if not (monitor.samples_step() or always) or not self.watched:
+        if not (host.samples_step() or always) or not self.watched:
             self._observe(q, k, v, given)
             return None
         dtype = autocast_dtype(q)
@@ -301,7 +301,7 @@ class Layer(LayerWeights):
             self.note(NO_KEY_GRADIENT)
         elif same_place(k, q) or same_place(k, v):
             self.note("the keys are the queries or the values: their gradient is not apart")
-        elif monitor.measures("leak"):
+        elif host.measures("leak"):
             k = _tapped(KeyTap, k, call)
         rest = {name: value for name, value in given.items() if name not in PARAMETERS[:3]}
         return call, (q, k, v), rest
@@ -318,7 +318,7 @@ class Layer(LayerWeights):
             if t.dim() != 4:
                 self.note(f"{t.dim()} dimensions instead of [batch, head, token, dim]")
                 return False
-            missing = self.monitor.cannot_measure_on(t.device.type)
+            missing = self.host.cannot_measure_on(t.device.type)
             if missing is not None:
                 self.note(f"{missing}: not measured")
                 return False
@@ -344,7 +344,7 @@ class Layer(LayerWeights):
 
     def _observe(self, q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any]) -> bool:
         """Learns the layout from the first call; False if this call does not fit it."""
-        monitor = self.monitor
+        host = self.host
         heads, seen, dim = q.shape[1], k.shape[1], q.shape[3]
         if q.shape[0] != k.shape[0] or heads % seen or v.shape[1] != seen:
             self.note("batch or heads of q, k and v do not fit: not measured")
@@ -359,12 +359,12 @@ class Layer(LayerWeights):
                     if torch.equal(k[:, 0].detach(), k[:, copies - 1].detach()):
                         kv_heads, group = by_weight, copies
             self.group = group
-            self.sums = Sums(monitor.memories.of(q.device), heads, kv_heads)
+            self.sums = Sums(host.memories.of(q.device), heads, kv_heads)
             self.kernel = str(given.get("kernel") or kernel_of(q, k, v, given))
-            if monitor.numbered():
+            if host.numbered():
                 self.note("first called after the first step: not reported")
             self.set_layout(heads, kv_heads, dim)
-        elif self.sums is None or self.sums.memory is not monitor.memories.of(q.device):
+        elif self.sums is None or self.sums.memory is not host.memories.of(q.device):
             self.note("another device than that of the first call: not measured")
             return False
         elif (heads, seen, dim) != (self.heads, self.kv_heads * self.group, self.head_dim):
@@ -407,7 +407,7 @@ class Layer(LayerWeights):
             self._add(call, saved, d_o)
         except Unsupported as e:
             self.note(str(e))
-        self.monitor.hook_seconds += time.perf_counter() - start
+        self.host.hook_seconds += time.perf_counter() - start
 
     @harmless("backward of a compiled attention")
     def compiled_backward(
@@ -424,8 +424,8 @@ class Layer(LayerWeights):
 
     def _heard(self, call: _Call, fits: Callable[[], bool]) -> bool:
         """Counts a backward pass; `fits` is asked first."""
-        monitor = self.monitor
-        if not monitor.live():
+        host = self.host
+        if not host.live():
             return False
         start = time.perf_counter()
         measured = False
@@ -436,13 +436,13 @@ class Layer(LayerWeights):
             in_graph = capturing()
             self.graphed = self.graphed or in_graph
             self.captured = self.captured + 1 if in_graph else 0
-            monitor.passes(max(self.fired_in_step, self.calls_in_step))
+            host.passes(max(self.fired_in_step, self.calls_in_step))
             measured = good and self._samples(call)
-            if monitor.samples_step() and not in_graph and monitor.weights_in_backward():
+            if host.samples_step() and not in_graph and host.weights_in_backward():
                 self.measure_whole_weights()
         except Unsupported as e:
             self.note(str(e))
-        monitor.hook_seconds += time.perf_counter() - start
+        host.hook_seconds += time.perf_counter() - start
         return measured
 
     def _is_batched(self, gradient: Tensor) -> bool:
@@ -456,7 +456,7 @@ class Layer(LayerWeights):
         return bool(batched)
 
     def _first_heard(self, call: _Call, saved: tuple[Tensor, ...], given: dict[str, Any]) -> bool:
-        self.monitor.backward_begins()
+        self.host.backward_begins()
         self.calls += 1
         _, q, k, v = saved
         if not self._plain(q, k, v) or not self._observe(q, k, v, given):
@@ -479,12 +479,12 @@ class Layer(LayerWeights):
 
     def _samples_call(self, calls_before: int) -> bool:
         if capturing():
-            return self.monitor.captures_call(self.captured - 1)
-        return self.monitor.samples_call(calls_before)
+            return self.host.captures_call(self.captured - 1)
+        return self.host.samples_call(calls_before)
 
     def _add(self, call: _Call, saved: tuple[Tensor, ...], d_o: Tensor) -> None:
         """Adds one call's statistics; `saved` are o, q, k and v."""
-        monitor, sums = self.monitor, self.sums
+        host, sums = self.host, self.sums
         assert sums is not None
         o, q, k, v = saved
         if o.dtype not in DTYPES:
@@ -492,30 +492,30 @@ class Layer(LayerWeights):
             return
         # A module of one's own may compute in another type than it is given.
         q, k, v = (t if t.dtype == o.dtype else t.to(o.dtype) for t in (q, k, v))
-        if monitor.settings.sequences:
-            o, q, k, v, d_o = (t[: monitor.settings.sequences] for t in (o, q, k, v, d_o))
-        drift_only = not (monitor.measures("ties") or monitor.measures("delta"))
+        if host.settings.sequences:
+            o, q, k, v, d_o = (t[: host.settings.sequences] for t in (o, q, k, v, d_o))
+        drift_only = not (host.measures("ties") or host.measures("delta"))
         gradient: Optional[Tensor] = None
-        if call.delta and monitor.measures("delta"):
+        if call.delta and host.measures("delta"):
             gradient = d_o if d_o.dtype == o.dtype else d_o.to(o.dtype)
-        with monitor.lock, torch.no_grad():
+        with host.lock, torch.no_grad():
             add_probe(
                 sums, q, k, v, o, gradient,
-                scale=call.scale, causal=call.causal, rows=monitor.settings.rows,
-                seed=monitor.row_seed(self.index), group=self.group, drift_only=drift_only,
+                scale=call.scale, causal=call.causal, rows=host.settings.rows,
+                seed=host.row_seed(self.index), group=self.group, drift_only=drift_only,
             )  # fmt: skip
 
     @harmless("backward of the attention")
     def key_gradient(self, d_k: Tensor) -> None:
-        monitor = self.monitor
-        if not monitor.live() or self._is_batched(d_k):
+        host = self.host
+        if not host.live() or self._is_batched(d_k):
             return
         start = time.perf_counter()
         try:
             sums = self.sums
-            if sums is not None and monitor.measures("leak") and self._samples_call(sums.leaked):
-                with monitor.lock, torch.no_grad():
+            if sums is not None and host.measures("leak") and self._samples_call(sums.leaked):
+                with host.lock, torch.no_grad():
                     add_key_leak(sums, d_k, self.group)
         except Unsupported as e:
             self.note(str(e))
-        monitor.hook_seconds += time.perf_counter() - start
+        host.hook_seconds += time.perf_counter() - start

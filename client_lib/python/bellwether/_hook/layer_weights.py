@@ -21,9 +21,9 @@ class LayerWeights:
     """What a Layer knows of its module and the module's weights."""
 
     def __init__(
-        self, monitor: StepHost, name: str, module: nn.Module, paths: Optional[tuple[str, str]]
+        self, host: StepHost, name: str, module: nn.Module, paths: Optional[tuple[str, str]]
     ) -> None:
-        self.monitor = monitor
+        self.host = host
         self.name = name
         self.module: weakref.ref[nn.Module] = weakref.ref(module)
         self.module_class = type(module)
@@ -48,11 +48,11 @@ class LayerWeights:
         views = self.location.views(module)
         assert views is not None  # locate() tried.
         device = views[0].device
-        missing = self.monitor.cannot_measure_on(device.type)
+        missing = self.host.cannot_measure_on(device.type)
         if missing is not None:
             self.note(f"{missing}: no spectral signals")
             return
-        memory = self.monitor.memories.of(device)
+        memory = self.host.memories.of(device)
         self.wq = Spectrum(memory, device, heads, dim)
         self.wk = Spectrum(memory, device, kv_heads, dim)
 
@@ -70,12 +70,12 @@ class LayerWeights:
     def measure_weights(self) -> None:
         if self.wq is None or self.wk is None or self.wq.measured:
             return
-        if self.monitor.weights_in_backward():
+        if self.host.weights_in_backward():
             return
         self._measure_weights()
 
     def measure_whole_weights(self) -> None:
-        if self.monitor.measures("sigma") and self.wq is not None and not self.wq.measured:
+        if self.host.measures("sigma") and self.wq is not None and not self.wq.measured:
             self.note("sharded weights: sigma is that of before the step")
             self._measure_weights()
 

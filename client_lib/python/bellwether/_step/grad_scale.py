@@ -31,7 +31,7 @@ POWERS = {
 }
 
 _lock = threading.Lock()
-_monitors: weakref.WeakSet[StepHost] = weakref.WeakSet()
+_hosts: weakref.WeakSet[StepHost] = weakref.WeakSet()
 _replaced: dict[str, tuple[Any, Any]] = {}  # Name of a method -> theirs, ours.
 
 
@@ -61,22 +61,22 @@ def _telling_what_it_skips(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @harmless("GradScaler.scale()")
 def _tell_the_factor(scaler: Any) -> None:
-    for monitor in list(_monitors):
-        monitor.loss_scaled(getattr(scaler, "_scale", None))
+    for host in list(_hosts):
+        host.loss_scaled(getattr(scaler, "_scale", None))
 
 
 @harmless("GradScaler.step()")
 def _hooks_called() -> list[tuple[StepHost, int]]:
-    return [(monitor, monitor.hooks_called) for monitor in list(_monitors)]
+    return [(host, host.hooks_called) for host in list(_hosts)]
 
 
 @harmless("GradScaler.step()")
 def _tell_what_it_skipped(
     scaler: Any, optimizer: Any, before: Optional[list[tuple[StepHost, int]]]
 ) -> None:
-    for monitor, called in before or []:
-        if monitor.hooks_called == called:
-            monitor.step_withheld(scaler, optimizer)
+    for host, called in before or []:
+        if host.hooks_called == called:
+            host.step_withheld(scaler, optimizer)
 
 
 _PATCHES = {"scale": _telling_the_factor, "step": _telling_what_it_skips}
@@ -89,9 +89,9 @@ def found_inf(scaler: Any, optimizer: Any) -> bool:
     return any(bool(value.item()) for value in found.values())
 
 
-def install(monitor: StepHost) -> None:
+def install(host: StepHost) -> None:
     with _lock:
-        _monitors.add(monitor)
+        _hosts.add(host)
         for name, patch in _PATCHES.items():
             if name not in _replaced:
                 theirs = getattr(torch.amp.GradScaler, name)
@@ -99,12 +99,12 @@ def install(monitor: StepHost) -> None:
                 setattr(torch.amp.GradScaler, name, _replaced[name][1])
 
 
-def uninstall(monitor: StepHost) -> None:
+def uninstall(host: StepHost) -> None:
     """With the last monitor nothing of ours is left, unless somebody has patched over it: then
     what is left does nothing."""
     with _lock:
-        _monitors.discard(monitor)
-        if _monitors:
+        _hosts.discard(host)
+        if _hosts:
             return
         for name, (theirs, ours) in list(_replaced.items()):
             if getattr(torch.amp.GradScaler, name) is ours:

@@ -35,21 +35,21 @@ class Entry:
 
 
 ENTRIES: dict[str, Entry] = {}
-_watchers: weakref.WeakSet[Any] = weakref.WeakSet()  # Monitors: whom an error concerns.
+_watchers: weakref.WeakSet[Any] = weakref.WeakSet()  # Of them each has live() and trouble().
 
 
-def watched_by(monitor: Any) -> None:
-    """From now on errors outside of any monitor are told to this one, too."""
-    _watchers.add(monitor)
+def watched_by(owner: Any) -> None:
+    """From now on errors that concern no owner alone are reported to this one, too."""
+    _watchers.add(owner)
 
 
 def _owners(arguments: tuple[Any, ...]) -> list[Any]:
-    """The monitors that an error concerns: that of the object, else all that watch."""
+    """Those that an error concerns: the object's own, else all that watch."""
     first = arguments[0] if arguments else None
-    for owner in (first, getattr(first, "monitor", None)):
+    for owner in (first, getattr(first, "host", None), getattr(first, "monitor", None)):
         if hasattr(type(owner), "trouble"):
             return [owner]
-    return [monitor for monitor in list(_watchers) if monitor.live()]
+    return [owner for owner in list(_watchers) if owner.live()]
 
 
 def in_words(error: BaseException) -> str:
