@@ -84,7 +84,7 @@ class Watching:
 
     def step(self, loss: Tensor) -> None:
         known = self._distance >= 0
-        self._distance = 0 if self.monitor._sampling else self._distance + known
+        self._distance = 0 if self.monitor.steps.samples_step() else self._distance + known
         self._of_block.append(self._distance)
         self.monitor.step(loss=loss)
 
@@ -178,7 +178,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         seconds_of(watched, args.settle, watching)
         watching.milliseconds.clear()
         # The price as it was told by then; what is told later comes from the same pairs.
-        told, period = lines.percent(), monitor.governor.period
+        told, period = lines.percent(), monitor.steps.governor.period
         ratios: list[float] = []
         half_width, began = float("inf"), time.monotonic()
         samples = monitor.status()["samples"]
@@ -196,7 +196,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                 half_width = 1.96 * statistics.stdev(ratios) / len(ratios) ** 0.5
                 if half_width <= args.half_width:
                     break
-        status, price = monitor.status(), monitor.out.cost.price
+        status, price = monitor.status(), monitor.steps.out.cost.price
         monitor.detach()
     assert status["errors"] == 0 and status["live"], status
     steps = len(ratios) * (args.block - 1)

@@ -153,13 +153,13 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         layers = [layer["fired"] for layer in monitor.status()["layers"]]
         assert min(layers) > 0, "not every layer is watched"
         # Between eager blocks the forward is as it was: taps are there in sampled steps alone.
-        alive = monitor._alive
+        health = monitor.steps.health
         blocks, steps = [], []
         began = time.monotonic()
         for pair in range(args.pairs):
-            monitor._alive = False
+            health.live = False
             without = job.block(args.every, None)
-            monitor._alive = alive
+            health.live = True
             watched = watched_job.block(args.every, monitor)
             blocks.append(100 * (sum(watched) / sum(without) - 1))
             steps.append(100 * (statistics.median(watched) / statistics.median(without) - 1))
@@ -179,7 +179,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         "block_overhead_percent": median_and_interval(blocks),
         "median_step_overhead_percent": median_and_interval(steps),
         "told_overhead_percent": 100 * status["overhead"],
-        "device_seconds_of_a_sample": monitor.out.frames.device_seconds,
+        "device_seconds_of_a_sample": monitor.steps.out.frames.device_seconds,
         "memory_overhead_percent": 100 * (watched_bytes / plain_bytes - 1),
         "seconds": time.monotonic() - began,
     }  # fmt: skip

@@ -105,10 +105,10 @@ def main() -> None:
             if rank == 1 and step == KILLED_AT:
                 os._exit(9)
         for payload in asked(case, step) if rank == 0 else ():
-            monitor._acting.take(payload)
+            monitor.actions.take(payload)
         if monitor.live():
             did["words"].append([attention_switch.of(m) for m in model.attentions()])
-            did["rates"].append(monitor._acting.rates.factor)
+            did["rates"].append(monitor.actions.rate_factor())
         if case == "tp":
             did["norms"].append(key_norms(model))
         loss = run(batch(SHAPE, 2 * step + rank)).float().square().mean()
@@ -119,8 +119,8 @@ def main() -> None:
         monitor.step(loss=loss)
         if step:  # The first waits for the other ranks.
             longest = max(longest, time.perf_counter() - began)
-        if monitor._acting._agreement is not None:
-            did["launch"].append(monitor._acting._agreement.launch_seconds)
+        if monitor.actions.agreement is not None:
+            did["launch"].append(monitor.actions.agreement.launch_seconds)
     did["longest"] = longest
     local = [getattr(p, "to_local", lambda p=p: p)().detach() for p in model.parameters()]
     did["weights"] = [float(p.double().sum()) for p in local]

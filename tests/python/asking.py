@@ -69,7 +69,7 @@ class Training:
     def ask(self, kind: str, **fields: Any) -> str:
         """Hands an action down; its id."""
         payload = action(kind, **fields)
-        self.monitor._acting.take(payload.encode())
+        self.monitor.actions.take(payload.encode())
         return str(json.loads(payload)["id"])
 
     def answer(self, id: str) -> Optional[dict[str, Any]]:

@@ -166,7 +166,7 @@ def test_applied_at_the_step_it_names_and_answered_again(told: bool, tmp_path: P
     answer = training.answer(id)
     assert answer == {"applied": True, "step": 5, "reason": ""}
     again = json.dumps({"id": id, "kind": "ACTION_KIND_ATTENTION_MODE", "mode": "fa"})
-    training.monitor._acting.take(again.encode())
+    training.monitor.actions.take(again.encode())
     training.step()
     assert attention_switch.of(training.model.attentions()[0]) == "hp"
     training.ends()
@@ -231,7 +231,7 @@ def test_advice_is_logged_and_the_sampling_deepened(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     training = Training(tmp_path / "a.bwrun")
-    training.monitor.governor.set_base(50)
+    training.monitor.steps.governor.set_base(50)
     training.step(2)
     advice, deepen = training.ask("rollback.suggest"), training.ask("sampling.deepen", value=3)
     training.step()

@@ -18,8 +18,8 @@ ALLOW = "checkpoint.now,stop,lr.scale"
 
 
 def answers(monitor: Any) -> list[tuple[bool, int]]:
-    found = monitor._acting._answers.values()
-    return [(answer.applied, answer.step) for answer in found]
+    found = monitor.actions.status()["answers"].values()
+    return [(answer["applied"], answer["step"]) for answer in found]
 
 
 def test_a_transformers_trainer(tmp_path: Path) -> None:
@@ -31,13 +31,13 @@ def test_a_transformers_trainer(tmp_path: Path) -> None:
     class Asks(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
         def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if state.global_step == 1:
-                acting = watch.monitor._acting
-                acting.take(action("checkpoint.now"))
-                acting.take(action("lr.scale", value=0.5))
-                acting.take(action("stop", apply_at_step=3))
+                actions = watch.monitor.actions
+                actions.take(action("checkpoint.now"))
+                actions.take(action("lr.scale", value=0.5))
+                actions.take(action("stop", apply_at_step=3))
 
         def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            rates.append(watch.monitor._acting.rates.factor)
+            rates.append(watch.monitor.actions.rate_factor())
 
     watch = hf.Callback(record=str(tmp_path / "a.bwrun"), run="hf", allow=ALLOW, **WATCH)
     trainer = llama_trainer(tmp_path, [watch, Asks()], 1)
@@ -61,7 +61,7 @@ def test_lightning(tmp_path: Path) -> None:
             self.monitor = watch.monitor  # Gone at the end.
             if trainer.global_step == 2:
                 for kind in ("checkpoint.now", "stop"):
-                    watch.monitor._acting.take(action(kind))
+                    watch.monitor.actions.take(action(kind))
 
     watch = Callback(record=str(tmp_path / "a.bwrun"), run="l", allow=ALLOW, **WATCH)
     asks = Asks()

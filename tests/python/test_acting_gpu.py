@@ -46,14 +46,14 @@ def test_switched_under_autocast_as_stabilize_would(tmp_path: Path) -> None:
     asked, by_hand = Job(shape), Job(shape)
     with watch(asked, tmp_path / "a.bwrun", every=2, allow=ALL) as monitor:
         # Asked one step before: it is in force from the next on.
-        original = monitor._acting.boundary
+        original = monitor.actions.boundary
 
         def boundary(step: int) -> None:
             if step == 3:
-                monitor._acting.take(action("attention.mode", mode="hp"))
+                monitor.actions.take(action("attention.mode", mode="hp"))
             original(step)
 
-        monitor._acting.boundary = boundary
+        monitor.actions.boundary = boundary
         got = losses(asked, lambda: None, monitor)
         assert answers(monitor) == [(True, "")]
         assert {attention_switch.of(m) for m in asked.model.attentions()} == {"hp"}
@@ -69,9 +69,9 @@ def test_compiled_blocks_are_switched(tmp_path: Path) -> None:
             block.compile(fullgraph=True)
         for number in range(8):
             if number == 2:
-                monitor._acting.take(action("attention.center_k", value=1))
+                monitor.actions.take(action("attention.center_k", value=1))
             if number == 4:
-                monitor._acting.take(action("attention.mode", mode="hp"))
+                monitor.actions.take(action("attention.mode", mode="hp"))
             loss = job.step(number)
             monitor.step(loss=loss)
             assert torch.isfinite(loss)
@@ -93,7 +93,7 @@ def test_what_a_cuda_graph_has_captured_is_refused(tmp_path: Path) -> None:
             ("qk.clip", {"value": 0.25, "scope": {"heads": [{"layer": 1, "head": 0}]}}),
         ]
         for kind, fields in asked:
-            monitor._acting.take(action(kind, **fields))
+            monitor.actions.take(action(kind, **fields))
         monitor.step(loss=job.step(6))
         said = answers(monitor)
         assert all("captured in a CUDA graph" in why for _, why in said[:3]), said

@@ -82,13 +82,12 @@ def test_scores_of_the_named_heads_are_multiplied_by_gamma(name: str, tmp_path: 
     training = Training(tmp_path / "a.bwrun", shape=shape, model=Model(shape, kind=kind))
     training.step(2)
     x = batch(shape, 99)
-    training.monitor._boundaries._between = True
     before = [scores(training.model, layer, x) for layer in (0, 1)]
     named = [p.detach().clone() for _, p in training.model.named_parameters()]
     # With grouped queries: a whole group (2, 3) and half of another (0).
     heads = [{"layer": 1, "head": head} for head in (0, 2, 3)]
     id = training.ask("qk.clip", value=0.25, scope={"heads": heads})
-    training.monitor._acting.boundary(2)
+    training.monitor.actions.boundary(2)
     answer = training.answer(id)
     assert answer and answer["applied"], answer
     after = [scores(training.model, layer, x) for layer in (0, 1)]
@@ -135,7 +134,7 @@ def test_down_to_the_median_of_the_others(tmp_path: Path) -> None:
     rows = training.model.attentions()[1].q_proj.weight.detach()[32:48].clone()
     scope = {"heads": [{"layer": 1, "head": 2}]}
     training.ask("qk.clip", value=0, scope=scope)
-    training.monitor._acting.boundary(2)
+    training.monitor.actions.boundary(2)
     after = sigmas(training.model, "q_proj", shape.dim)
     others = torch.cat([before[0], before[1][[0, 1, 3]]]).double()
     assert float(before[1, 2]) > 90
@@ -184,7 +183,7 @@ def test_the_optimizers_memory_does_not_put_it_back(
     others = {k: v.clone() for k, v in state.items() if v.dim() and k != first}
     scope = {"heads": [{"layer": 1, "head": 2}]}
     id = training.ask("qk.clip", value=value, scope=scope)
-    training.monitor._acting.boundary(training.steps)
+    training.monitor.actions.boundary(training.steps)
     answer = training.answer(id)
     assert answer and answer["applied"] and answer["reason"] == "1 heads", answer
     assert float(state[first][rows].abs().max()) == 0
@@ -200,7 +199,7 @@ def test_what_cannot_be_clipped_says_why(tmp_path: Path) -> None:
     def asked(training: Training, value: float = 0.5, **scope: Any) -> str:
         training.step(2)
         id = training.ask("qk.clip", value=value, scope=scope)
-        training.monitor._acting.boundary(training.steps)
+        training.monitor.actions.boundary(training.steps)
         answer = training.answer(id)
         training.monitor.detach()
         assert answer and not answer["applied"], answer
@@ -219,7 +218,7 @@ def test_what_cannot_be_clipped_says_why(tmp_path: Path) -> None:
     with torch.no_grad():
         last.fill_(math.inf)
     id = broken.ask("qk.clip", value=0.5, scope={"layers": [0]})
-    broken.monitor._acting.boundary(2)
+    broken.monitor.actions.boundary(2)
     answer = broken.answer(id)
     assert answer and answer["reason"] == "the head's weights are not finite"
     with torch.no_grad():  # The heads before it are as they were, too.

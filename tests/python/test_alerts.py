@@ -62,7 +62,7 @@ def test_each_alert_of_the_run_once(page: str, tmp_path: Path) -> None:
 
     model = Model(Shape())
     monitor = bellwether.attach(model, record=str(tmp_path / "a.bwrun"), run="mine")
-    monitor.out.link.page_url = page
+    monitor.steps.out.link.page_url = page
     monitor.follow_alerts(callback)
     assert got.get(timeout=20)["layer"] == 1
     assert got.get(timeout=20)["layer"] == 0

@@ -52,11 +52,11 @@ def at_the_hook_of(
     """`action` is done inside of optimizer.step(), as a callback of on_action() would do it."""
     done: list[int] = []
 
-    def measure() -> None:
+    def measure(layers: Any) -> None:
         done.append(1)
         action()
 
-    monkeypatch.setattr(monitor, "_measure_weights", measure)
+    monkeypatch.setattr(monitor.steps.weights, "measure", measure)
     return done
 
 

@@ -93,7 +93,7 @@ def test_what_never_recovers_is_no_longer_sampled_each_time(tmp_path: Path) -> N
     with bellwether.attach(model, record=str(path), run="never", every=20) as monitor:
         sampled = []
         for step in range(60):
-            sampled.append(monitor.samples_step())
+            sampled.append(monitor.steps.samples_step())
             scaler.scale(model(batch(SHAPE, step, 1, 4)).square().sum()).backward()
             scaler.step(adam)
             scaler.update()

@@ -57,7 +57,7 @@ def train(path: Path, seed: int, repair: Optional[str]) -> tuple[float, float]:
         optimizer.zero_grad(set_to_none=True)
         if repair is not None and step == STEPS // 2:
             kind, fields = REPAIRS[repair]
-            monitor._acting.take(action(kind, **fields).encode())
+            monitor.actions.take(action(kind, **fields).encode())
         monitor.step(loss=loss)
         losses.append(loss.item())
     answers = monitor.status()["actions"]["answers"].values()

@@ -117,10 +117,10 @@ def test_many_backwards_without_a_step_are_told_once(
     with bellwether.attach(model, record=str(tmp_path / "a.bwrun"), run="b") as monitor:
         for _ in range(64):
             model(batch(SHAPE, 0, 1, 4)).sum().backward()
-        assert not monitor._warned_backwards
+        assert not monitor.steps.ends.warned
         for _ in range(30):
             model(batch(SHAPE, 0, 1, 4)).sum().backward()
-        assert monitor._warned_backwards
+        assert monitor.steps.ends.warned
 
 
 def test_only_chosen_stats_and_layers_are_reported(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_an_optimizer_a_step(tmp_path: Path) -> None:
     monitor = attached(model, tmp_path / "a.bwrun")
     for _ in range(6):
         train(model, sgd(model), 1)
-    assert len(monitor._trainers._seen) == 1
+    assert len(monitor.steps.ends.trainers) == 1
     assert ended(monitor, tmp_path / "a.bwrun") == list(range(6))
 
 
@@ -151,12 +151,12 @@ def test_passes_without_a_step_are_told_also_between_samples(tmp_path: Path) -> 
     model = Model(SHAPE)
     with bellwether.attach(model, record=str(tmp_path / "a.bwrun"), run="b", every=50) as monitor:
         train(model, sgd(model), 2)
-        assert not monitor.samples_step() or monitor.flush()
+        assert not monitor.steps.samples_step() or monitor.flush()
         for _ in range(64):
             model(batch(SHAPE, 0, 1, 4)).sum().backward()
-        assert not monitor.samples_step() and not monitor._warned_backwards
+        assert not monitor.steps.samples_step() and not monitor.steps.ends.warned
         model(batch(SHAPE, 0, 1, 4)).sum().backward()
-        assert monitor._warned_backwards
+        assert monitor.steps.ends.warned
 
 
 class Turns:

@@ -24,7 +24,7 @@ from .settings import Settings, resolve
 
 def _choose_sink(monitor: Monitor) -> None:
     """Server as told, else a private one, else a file."""
-    settings, link = monitor.settings, monitor.out.link
+    settings, link = monitor.settings, monitor.steps.out.link
     default_path = own_path(f"{settings.run.replace('/', '-')}.bwrun")
     if settings.record:
         link.record_path = own_path(settings.record)
@@ -213,12 +213,12 @@ def _begin(
     weights_only: bool, agree: bool, aside: bool,
 ) -> None:  # fmt: skip
     if aside:
-        monitor.why_off = "another rank reports"
+        monitor.steps.health.why_off = "another rank reports"
         if not agree:
             return
     others = [] if weights_only else intercept.watched_in(model)
     if others:
-        monitor.why_off = (
+        monitor.steps.health.end(
             f"{others[0].name or 'it'} is watched already, by the model around or in it"
         )
         log.warning(f"watching is off: {monitor.why_off} (run {others[0].host.settings.run})")
@@ -227,7 +227,7 @@ def _begin(
     if missing is None and not weights_only:
         missing = intercept.unavailable()
     if missing is not None:
-        monitor.why_off = missing
+        monitor.steps.health.end(missing)
         log.warning(f"watching is off: {missing}")
         return
     try:

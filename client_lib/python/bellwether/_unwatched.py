@@ -16,16 +16,7 @@ class Unwatched:
     server: Optional[str] = None
     record_path: Optional[str] = None
     page_url = ""
-    candidates = 0
-    hook_seconds = 0.0
-    hooks_called = 0
-    silent = True
-    graphed_step = False
     settings: Any = None
-    parallel: Any = None
-    memories: Any = None
-    governor: Any = None
-    lock: Any = None
 
     def __init__(self, why_off: str) -> None:
         self.why_off = why_off
@@ -52,8 +43,8 @@ class Unwatched:
 
     def status(self) -> dict[str, Any]:
         return {
-            "live": False, "why_off": self.why_off, "errors": 1, "last_error": self.why_off,
-            "layers": [], "samples": 0, "numbers_left_out": {},
+            "live": False, "why_off": self.why_off, "run": "", "errors": 1,
+            "last_error": self.why_off, "layers": [], "samples": 0, "numbers_left_out": {},
         }  # fmt: skip
 
     def flush(self, timeout: float = 5.0) -> bool:

@@ -13,9 +13,12 @@ import collections
 import dataclasses
 import json
 import time
-from typing import Any, Optional, Union
+from typing import Optional, Union
+
+from torch.optim.optimizer import Optimizer
 
 from .. import actions
+from .._step.report import ActionsStatus
 from .._util import log
 from .._util.ranks import rank_and_world
 from ..actions import ADVICE, KINDS, UNDOABLE, Action, Malformed, Refused
@@ -58,7 +61,7 @@ class Actions:
             "lr.scale": self.rates,
             "sampling.deepen": Deepen(host),
         }
-        self._agreement: Optional[Agreement] = None
+        self.agreement: Optional[Agreement] = None
         self._count = 0  # Step boundaries since attach().
         self._waiting: collections.deque[Action] = collections.deque()
         self._answers: collections.OrderedDict[str, Answer] = collections.OrderedDict()
@@ -72,12 +75,12 @@ class Actions:
             self._attention.prepare()
         if agree and self._allowed:
             host = self._host
-            self._agreement = Agreement(self._allowed, not host.silent, host.settings.run)
+            self.agreement = Agreement(self._allowed, not host.silent, host.settings.run)
 
     def end(self) -> None:
         """The monitor detaches: what can be taken back is."""
-        if self._agreement is not None:
-            self._agreement.end()
+        if self.agreement is not None:
+            self.agreement.end()
         for applier in {id(a): a for a in self._appliers.values()}.values():
             applier.end()
 
@@ -89,7 +92,7 @@ class Actions:
         return self._host.settings.attempt
 
     def ranks_agree(self) -> bool:
-        return self._agreement is not None and self._agreement.stands()
+        return self.agreement is not None and self.agreement.stands()
 
     def kinds(self) -> list[str]:
         """Allowed, and to be had in this process."""
@@ -97,6 +100,12 @@ class Actions:
 
     def rate_factor(self) -> float:
         return self.rates.factor
+
+    def optimizer_steps(self, optimizer: Optimizer) -> None:
+        self.rates.before_step(optimizer)
+
+    def optimizer_stepped(self) -> None:
+        self.rates.after_step()
 
     def mask(self) -> int:
         """Bit k: the kind with number k."""
@@ -110,12 +119,12 @@ class Actions:
     def _impossible(self, kind: str) -> Optional[str]:
         allowed = self._allowed
         if self.ranks_agree():
-            assert self._agreement is not None
-            allowed = self._agreement.allowed
+            assert self.agreement is not None
+            allowed = self.agreement.allowed
         if kind not in allowed and (kind != ADVICE or not self._allowed):
             return "not allowed: attach(allow=...)"
         if kind not in _HARMLESS_ALONE and rank_and_world()[1] > 1 and not self.ranks_agree():
-            why = self._agreement.why_off if self._agreement is not None else "no group of ours"
+            why = self.agreement.why_off if self.agreement is not None else "no group of ours"
             return f"the ranks cannot agree on it: {why}"
         if kind == ADVICE and self.callbacks.of(kind) is None:
             return None
@@ -135,9 +144,9 @@ class Actions:
         if action.id in self._answers:
             self._send(action.id)
             return
-        if self._agreement is not None and self._agreement.stood and not self._agreement.root:
+        if self.agreement is not None and self.agreement.stood and not self.agreement.root:
             return  # The lowest rank is handed it as well, and answers for all.
-        running = self._agreement is not None and self._agreement.busy_with(action.id)
+        running = self.agreement is not None and self.agreement.busy_with(action.id)
         if running or any(waiting.id == action.id for waiting in self._waiting):
             return
         step = self._host.current_step()
@@ -181,13 +190,13 @@ class Actions:
         self._count += 1
         while self._unsent and self._push(self._unsent[0]):
             self._unsent.popleft()
-        if self._agreement is not None and self._agreement.stands():
-            self._agreement.boundary(self._count, step, self)
-        if self._agreement is None or not self._agreement.stood:
+        if self.agreement is not None and self.agreement.stands():
+            self.agreement.boundary(self._count, step, self)
+        if self.agreement is None or not self.agreement.stood:
             self._alone(step)
-        elif self._agreement.why_off:
+        elif self.agreement.why_off:
             while self._waiting:
-                self.answer(self._waiting.popleft(), False, step, self._agreement.why_off)
+                self.answer(self._waiting.popleft(), False, step, self.agreement.why_off)
 
     def _alone(self, step: int) -> None:
         for action in list(self._waiting):
@@ -290,16 +299,19 @@ class Actions:
 
     # ---- for people ----
 
-    def status(self) -> dict[str, Any]:
-        settled = self._agreement is None or self._agreement.settled()
+    def status(self) -> ActionsStatus:
+        settled = self.agreement is None or self.agreement.settled()
         kinds = sorted(self._allowed) if settled else []
         return {
             "allowed": sorted(self._allowed),
             "possible": {kind: self._impossible(kind) for kind in kinds},
-            "ranks_agree": self._agreement is not None and not self._agreement.why_off,
+            "ranks_agree": self.agreement is not None and not self.agreement.why_off,
             "waiting": [action.id for action in self._waiting],
             "in_force": list(self._applied),
-            "answers": {id: dataclasses.asdict(a) for id, a in list(self._answers.items())},
+            "answers": {
+                id: {"applied": a.applied, "step": a.step, "reason": a.reason}
+                for id, a in list(self._answers.items())
+            },
         }
 
 

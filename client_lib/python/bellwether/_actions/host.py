@@ -24,7 +24,10 @@ class ActionHost(Protocol):
     settings: Settings
     silent: bool  # It reports nothing, and only does what all ranks do.
     parallel: Parallel
-    graphed_step: bool  # optimizer.step() was captured in a CUDA graph.
+
+    @property
+    def graphed_step(self) -> bool:
+        """Whether optimizer.step() was captured in a CUDA graph."""
 
     @property
     def layers(self) -> Sequence[Layer]: ...

@@ -23,7 +23,10 @@ class StepHost(Protocol):
     settings: Settings
     memories: Memories
     hook_seconds: float  # Of the running step; who takes time adds it.
-    hooks_called: int  # Of optimizers, of any model.
+
+    @property
+    def hooks_called(self) -> int:
+        """Of optimizers, of any model."""
 
     @property
     def lock(self) -> AbstractContextManager[Any]:

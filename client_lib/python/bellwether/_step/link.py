@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Optional
+from typing import Optional
 
 from .._native import c_api
 from .._native.run_client import ClientError, RunClient, RunOptions
@@ -37,16 +37,6 @@ class Link:
         if self.page_url or client is None:
             return self.page_url
         return client.counters().page_url
-
-    def status(self) -> dict[str, Any]:
-        if self.client is None:
-            return {"link": None}
-        counters = self.client.counters()
-        return {
-            "link": counters.link,
-            "counters": counters,
-            "page_url": counters.page_url or self.page_url,
-        }
 
     def flush(self, frames: Frames, timeout: float) -> bool:
         """Whether everything is durable within `timeout` seconds."""

@@ -4,9 +4,10 @@ on the same link."""
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any, Optional, Protocol, Union
+from typing import Any, Optional, Union
 
 import torch
+from torch import nn
 
 from .._hook.judged import Judged
 from .._hook.layer import Layer
@@ -23,24 +24,10 @@ from .hello import run_options
 from .link import Link
 from .loss_scaling import LossScaling
 from .sample import Sample
+from .step_actions import StepActions
 from .step_weights import StepWeights
 
 Number = Union[float, int, torch.Tensor, None]
-
-
-class Asked(Protocol):
-    """The actions that the server asks of this job."""
-
-    def ranks_agree(self) -> bool: ...
-
-    def mask(self) -> int:
-        """Bit k: the kind with number k can be carried out here."""
-
-    def rate_factor(self) -> float:
-        """What the learning rate is multiplied by."""
-
-    def take(self, payload: bytes) -> None:
-        """One action, as JSON."""
 
 
 class Outgoing:
@@ -65,6 +52,12 @@ class Outgoing:
         self._rates = RateWatch()
 
     # ---- the layout ----
+
+    def describe(self, model: nn.Module) -> None:
+        self.metadata = {
+            "framework": f"torch {torch.__version__}"[:64],
+            "model": type(model).__name__[:128],
+        }
 
     def reporting(self) -> list[Layer]:
         return [layer for layer in self._layers if layer.index >= 0]
@@ -92,7 +85,7 @@ class Outgoing:
                 layer.index = index
                 index += 1
 
-    def _open(self, asked: Asked, step_from_attach: bool) -> Optional[RunClient]:
+    def _open(self, actions: StepActions, step_from_attach: bool) -> Optional[RunClient]:
         if self.link.begun:
             return self.link.client
         self.number_layers()
@@ -106,7 +99,7 @@ class Outgoing:
             run_options(
                 self._settings, layers, len(self.unmeasured()), self._placed, self.link.server,
                 self.link.record_path, step_from_attach=step_from_attach,
-                ranks_agree=asked.ranks_agree(), actions_mask=asked.mask(), **self.metadata,
+                ranks_agree=actions.ranks_agree(), actions_mask=actions.mask(), **self.metadata,
             )
         )  # fmt: skip
         return self.link.client
@@ -130,7 +123,7 @@ class Outgoing:
 
     def push(
         self, step: int, told: dict[str, Number], step_seconds: float, hook_seconds: float,
-        weights: Optional[StepWeights], asked: Asked, step_from_attach: bool,
+        weights: Optional[StepWeights], actions: StepActions, step_from_attach: bool,
     ) -> None:  # fmt: skip
         """weights  None where the step is not sampled"""
         values: dict[str, Number] = self.frames.readable(told)
@@ -139,15 +132,15 @@ class Outgoing:
         rate = values.get("learning_rate")
         if isinstance(rate, (int, float)) and self._rates.jumped(float(rate)):
             self.events.add("learning_rate", f"learning rate is now {rate:g}", float(rate))
-        if isinstance(rate, (int, float, torch.Tensor)) and asked.rate_factor() != 1.0:
-            values["learning_rate"] = rate * asked.rate_factor()
+        if isinstance(rate, (int, float, torch.Tensor)) and actions.rate_factor() != 1.0:
+            values["learning_rate"] = rate * actions.rate_factor()
         values["step_seconds"] = step_seconds
         values["hook_seconds"] = self.cost.price.of_step(
             hook_seconds, self.frames.device_seconds, weights is not None
         )
         values["sampling_period"] = float(self.governor.period)
         values.update(self.scaling.values())
-        client = self._open(asked, step_from_attach)
+        client = self._open(actions, step_from_attach)
         sample = self.sample(weights) if weights is not None else None
         if sample is not None:
             self.judged.add(sample.families())
@@ -160,13 +153,13 @@ class Outgoing:
         self.events.of_step.clear()
         self.frames.push(client, step, values, sample)
 
-    def hear(self, weights: StepWeights, asked: Asked) -> None:
+    def hear(self, weights: StepWeights, actions: StepActions) -> None:
         """What the server wants since the last step."""
         if self.link.client is None:
             return
-        wanted, actions = self.link.client.poll()
-        for payload in actions:
-            asked.take(payload)
+        wanted, payloads = self.link.client.poll()
+        for payload in payloads:
+            actions.take(payload)
         if wanted is not None:
             if wanted.period:
                 self.governor.set_base(wanted.period)
@@ -186,6 +179,13 @@ class Outgoing:
                 log.info(line)
         if self.frames.sample_again():
             self.governor.restart(step + 1)
+
+    def metrics(self) -> dict[str, float]:
+        """The numbers of the newest sample, for other loggers."""
+        found = dict(self.frames.last)
+        found["sampling_period"] = float(self.governor.period)
+        found["hook_overhead"] = self.overhead()
+        return found
 
     def overhead(self) -> float:
         """Share of the training time that watching costs; 0 while that is not known."""

@@ -1,15 +1,75 @@
-"""What a person is told of the layers."""
+"""What people and other programs read of a model under watch: Monitor.status()."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Optional, TypedDict
 
-if TYPE_CHECKING:
-    from .._hook.layer import Layer
+from .._hook.layer import Layer
+from .._native.run_client import Counters
+from .steps import Steps
 
 
-def layer_status(layer: Layer) -> dict[str, Any]:
-    """What became of one candidate: called, fired, its layout, and why not if not."""
+class LayerStatus(TypedDict):
+    """One attention module."""
+
+    name: str  # In its model.
+    index: int  # In the run; -1 where it is not reported.
+    watched: bool  # `layers=` names it.
+    calls: int  # Of scaled_dot_product_attention, with gradients on.
+    fired: int  # Backward passes that were seen.
+    heads: int
+    kv_heads: int
+    head_dim: int
+    weights: Optional[str]  # How W_Q and W_K were found.
+    notes: dict[str, int]  # Why something was not measured, and how often.
+    not_judged_by: list[str]  # Families of rules that have no numbers of it.
+
+
+class AnswerStatus(TypedDict):
+    """What was answered to an action."""
+
+    applied: bool
+    step: int
+    reason: str
+
+
+class ActionsStatus(TypedDict):
+    """The actions that the server may ask for, and those it has asked for, by their ids."""
+
+    allowed: list[str]
+    possible: dict[str, Optional[str]]  # By kind: None, or why it cannot be carried out here.
+    ranks_agree: bool
+    waiting: list[str]
+    in_force: list[str]
+    answers: dict[str, AnswerStatus]
+
+
+class _AlwaysThere(TypedDict):
+    live: bool
+    why_off: str  # "" while it watches.
+    run: str
+    errors: int  # Of Bellwether itself.
+    last_error: str
+    layers: list[LayerStatus]
+    samples: int  # That were taken.
+    numbers_left_out: dict[str, int]  # What the trainer gave and could not be read, how often.
+
+
+class Status(_AlwaysThere, total=False):
+    """What Monitor.status() returns.  After an error only the first part may be there."""
+
+    step: int
+    server: Optional[str]
+    record: Optional[str]  # The .bwrun file.
+    page_url: str
+    sampling_period: int  # Steps.
+    overhead: float  # Share of the training time.
+    link: Optional[str]  # None without a server or a file.
+    counters: Counters  # Of the link, where there is one.
+    actions: Optional[ActionsStatus]  # None before attach() and after detach().
+
+
+def _layer_status(layer: Layer, not_judged_by: list[str]) -> LayerStatus:
     return {
         "name": layer.name,
         "index": layer.index,
@@ -21,4 +81,42 @@ def layer_status(layer: Layer) -> dict[str, Any]:
         "head_dim": layer.head_dim,
         "weights": layer.location.how if layer.location else None,
         "notes": dict(layer.notes),
+        "not_judged_by": not_judged_by,
     }
+
+
+def least_status(steps: Steps) -> Status:
+    """What can be said whatever has failed."""
+    return {
+        "live": steps.health.live,
+        "why_off": steps.health.why_off,
+        "run": steps.settings.run,
+        "errors": steps.health.errors,
+        "last_error": steps.health.last_error or steps.out.link.why_not,
+        "layers": [],
+        "samples": 0,
+        "numbers_left_out": {},
+    }
+
+
+def status(steps: Steps, actions: Optional[ActionsStatus]) -> Status:
+    out, found = steps.out, least_status(steps)
+    unmeasured = out.unmeasured()
+    found["layers"] = [
+        _layer_status(layer, out.not_judged_by(layer, unmeasured)) for layer in steps.layers
+    ]
+    found["samples"] = out.samples
+    found["numbers_left_out"] = dict(out.frames.left_out)
+    found["step"] = steps.current_step()
+    found["server"] = out.link.server
+    found["record"] = out.link.record_path
+    found["page_url"] = out.link.page_url
+    found["sampling_period"] = out.governor.period
+    found["overhead"] = out.overhead()
+    found["actions"] = actions
+    found["link"] = None
+    if out.link.client is not None:
+        counters = out.link.client.counters()
+        found["link"], found["counters"] = counters.link, counters
+        found["page_url"] = counters.page_url or out.link.page_url
+    return found

@@ -34,6 +34,10 @@ class Trainers:
         self._silent = False  # The owner has not stepped since the last forward pass.
         self._without_owner: set[int] = set()  # Trainers that have stepped since it did.
 
+    def __len__(self) -> int:
+        """Optimizers that are remembered, strangers included."""
+        return len(self._seen)
+
     def known(self) -> list[Optimizer]:
         """Those that were seen to train the model and are still there."""
         found = [seen.known() for seen in self._seen.values() if seen.trains]

@@ -153,7 +153,7 @@ class Visit:
         if not self._box.take():
             return
         self._leave()
-        watched = [m for m in monitor.handles.all() if m._installed]
+        watched = monitor.handles.all()
         for each in watched:
             each.detach()
         runs = ", ".join(each.settings.run for each in watched)
@@ -203,7 +203,7 @@ class Visit:
             return {"ok": aside, "text": f"rank {rank}: {handle.why_off}"}
         if steps is not None:
             handle.count_from(steps)
-        text = f"run {handle.settings.run}: {handle.candidates} attention layers of "
+        text = f"run {handle.settings.run}: {len(handle.layers)} attention layers of "
         text += f"{type(model).__name__} are watched from step {steps or 0} on"
         if steps is None:
             text += ", counted from now"

@@ -66,7 +66,7 @@ class Watcher:
         self.monitor = attach(model, **self._arguments)
         self.model = model if self._hold else None
         if self.monitor.live():
-            layers = self.monitor.candidates
+            layers = len(self.monitor.layers)
             log.info(f"watching {type(model).__name__}: {layers} attention layers")
         self._restore()
 

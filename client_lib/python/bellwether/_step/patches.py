@@ -1,0 +1,75 @@
+"""What attach() puts into the process for one model, and detach() takes back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from torch import nn
+
+from .._hook import intercept, weights
+from .._hook.hosts import StepHost
+from .._hook.layer import Layer
+from .._util.guard import harmless
+from .._util.presence import Presence
+from . import grad_scale
+
+
+def layers_of(
+    host: StepHost, model: nn.Module, overrides: dict[str, tuple[str, str]]
+) -> list[Layer]:
+    """The model's attention modules, those included that `settings.layers` leaves out.
+
+    overrides  {regular expression on module names: (path of W_Q, path of W_K)}
+    """
+    pattern = host.settings.layers
+
+    def named(name: str, module: nn.Module) -> bool:
+        return weights.named(module) or weights.override_for(overrides, name) is not None
+
+    return [
+        Layer(
+            host, name, module, pattern is None or re.search(pattern, name) is not None,
+            weights.override_for(overrides, name),
+        )
+        for name, module in intercept.find_candidates(model, named)
+    ]  # fmt: skip
+
+
+class Patches:
+    def __init__(self, host: StepHost) -> None:
+        self.host = host
+        self._undo: list[Callable[[], None]] = []
+
+    @property
+    def installed(self) -> bool:
+        """Whether there is anything to take back."""
+        return bool(self._undo)
+
+    def add(self, *undo: Callable[[], None]) -> None:
+        """undo  each is called once by take_back(), in the order of these calls"""
+        self._undo += undo
+
+    def see_scaling(self) -> None:
+        """From now on the host is told what a GradScaler does."""
+        host = self.host
+        self.add(lambda: grad_scale.uninstall(host))
+        grad_scale.install(host)
+
+    def see_forwards(self, layers: list[Layer]) -> None:
+        """From now on the layers see the attention calls of their modules."""
+        intercept.install(layers)
+        self.add(lambda: intercept.uninstall(layers))
+
+    def show_presence(self) -> None:
+        self.add(Presence().end)
+
+    def take_back(self) -> None:
+        for undo in list(self._undo):
+            self._take_back(undo)
+
+    @harmless("detach()")
+    def _take_back(self, undo: Callable[[], None]) -> None:
+        """One of them, whatever becomes of the others."""
+        self._undo.remove(undo)
+        undo()

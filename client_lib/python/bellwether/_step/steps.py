@@ -1,0 +1,343 @@
+"""The steps of a model under watch, from one optimizer step to the next.
+
+Forward passes put taps around the attention.  Backward passes add statistics to the layers'
+buffers.  The optimizer's post hook measures the weights.  The step is closed by mon.step(), or
+else when the next forward pass begins; that pushes one frame.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Iterable
+from typing import Any, Optional
+
+import torch
+from torch import nn
+from torch.optim.optimizer import Optimizer
+
+from .._hook.layer import Layer
+from .._hook.parallel import Parallel
+from .._kernels import probe
+from .._kernels.memory import Memories, capturing
+from .._native.run_client import RunClient
+from .._util.guard import harmless, watched_by
+from .._util.integers import step as step_number
+from ..settings import Settings
+from .frames import number_at_hand
+from .governor import Governor
+from .health import Health
+from .outgoing import Number, Outgoing
+from .step_actions import StepActions
+from .step_ends import StepEnds, in_backward
+from .step_weights import StepWeights
+
+_SEED_MASK = 0xFFFFFFFFFFFFFFFF
+
+
+class Steps:
+    """A StepHost and an ActionHost.  Called on the training thread."""
+
+    actions: StepActions  # Set by the owner, since they are made of these steps.
+
+    def __init__(
+        self, model: Optional[nn.Module], settings: Settings, placed: Optional[Parallel],
+        silent: bool,
+    ) -> None:  # fmt: skip
+        self.settings = settings
+        self.silent = silent
+        self.parallel = placed or Parallel()
+        self.lock = threading.RLock()
+        self.layers: list[Layer] = []
+        self.memories = Memories()
+        self.hook_seconds = 0.0  # Of the running step.
+        self.health = Health(settings.disabled, self.stop_sampling)
+        self.ends = StepEnds(self._parameters)
+        self.out = Outgoing(settings, self.parallel, self.layers, self.memories, self.lock)
+        self.weights = StepWeights(settings.gram_bytes, self.parallel, self.model)
+        self._model = weakref.ref(model) if model is not None else None
+        self._cannot: dict[str, Optional[str]] = {}
+        self._number = 0  # Of the running step.
+        self._counts_from_attach = True
+        self._sampling = False
+        self._began = time.perf_counter()
+        self._centred = False
+        watched_by(self)
+
+    def trouble(self, error: Exception, where: str) -> None:
+        self.health.trouble(error, where)
+
+    def live(self) -> bool:
+        return self.health.live
+
+    def model(self) -> Optional[nn.Module]:
+        return self._model() if self._model is not None else None
+
+    def _parameters(self) -> Iterable[torch.Tensor]:
+        model = self.model()
+        return model.parameters() if model is not None else ()
+
+    # ---- what is measured ----
+
+    def measures(self, part: str) -> bool:
+        return part in self.settings.stats
+
+    def cannot_measure_on(self, device: str) -> Optional[str]:
+        """None if the kernels run on devices of this type, else why not."""
+        if device not in self._cannot:
+            self._cannot[device] = probe.available(device)
+        return self._cannot[device]
+
+    def samples_step(self) -> bool:
+        """Whether the running step is sampled: eager models go without taps between samples."""
+        return self._sampling
+
+    def samples_call(self, calls_before: int) -> bool:
+        """Whether a call is measured in this step, after so many that were."""
+        return self._sampling and (calls_before == 0 or self.settings.microbatches == "all")
+
+    def captures_call(self, calls_before: int) -> bool:
+        """Whether a CUDA graph measures a call, after so many that were captured in one go."""
+        return calls_before == 0 or self.settings.microbatches == "all"
+
+    def row_seed(self, layer: int) -> int:
+        """Other rows each step and layer; the same on every rank.  In a CUDA graph the part of
+        the step comes from the gate, when it runs."""
+        step = 0 if capturing() else self._step_seed()
+        return (step + layer) & _SEED_MASK
+
+    def _step_seed(self) -> int:
+        return (self._number * 0x9E3779B97F4A7C15) & _SEED_MASK
+
+    def weights_in_backward(self) -> bool:
+        """Whether the weights are whole only while gradients are computed (FSDP, ZeRO-3)."""
+        return self.weights.whole_in_backward_only()
+
+    def numbered(self) -> bool:
+        """Whether the layout was sent: layers that call attention later are left out."""
+        return self.out.link.begun
+
+    # ---- what happens in a step ----
+
+    @staticmethod
+    def in_backward() -> bool:
+        return in_backward()
+
+    def forward_begins(self) -> None:
+        if self.ends.forward_begins() and self.health.live:
+            self._close({})
+
+    def backward_begins(self) -> None:
+        """Of a compiled module, whose forward is not seen."""
+        if self.ends.backward_begins() and self.health.live:
+            self._close({})
+
+    def passes(self, count: int) -> None:
+        self.ends.passes(count)
+
+    @property
+    def hooks_called(self) -> int:
+        return self.ends.hooks_called
+
+    @harmless("GradScaler.scale()")
+    def loss_scaled(self, factor: Optional[torch.Tensor]) -> None:
+        """A GradScaler has multiplied the loss of the next backward."""
+        if factor is None or not self.health.live:
+            return
+        self.forward_begins()
+        self.out.scaling.scaled(factor, self._sampling)
+
+    @harmless("GradScaler.step()")
+    def step_withheld(self, scaler: Any, optimizer: Any) -> None:
+        """GradScaler.step() has called no hook: a gradient was not finite, or what it called is
+        compiled.  The sample of a skipped step would hold numbers that are not used.  The retry is
+        the step's, unless mon.step() counts it as one."""
+        if not self.health.live:
+            return
+        if not self.out.scaling.skips(scaler, optimizer, self.ends.trainers, self.layers):
+            return
+        if not self.ends.explicit and not self.ends.pending:
+            self._drop_sample()
+        self.out.scaling.skipped()
+
+    def _drop_sample(self) -> None:
+        """The running step begins anew."""
+        for layer in self.layers:
+            layer.fired_in_step = layer.calls_in_step = 0
+        if not self._sampling:
+            return
+        self.out.scaling.drop_sample()
+        self.out.sample(self.weights)
+        self._begin_step()
+        if self.out.scaling.drops_too_many():
+            self._sampling = False
+            self.stop_sampling()
+
+    @harmless("optimizer hook")
+    def optimizer_steps(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Before its step; with lr.scale allowed only."""
+        if not self.health.live or capturing():
+            return
+        if self.actions.rate_factor() != 1.0 and self.ends.trainers.trains(optimizer):
+            self.actions.optimizer_steps(optimizer)
+
+    def optimizer_stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._rates_back()  # Whatever has become of us since it began.
+        self._step_seen(optimizer)
+
+    @harmless("optimizer hook")
+    def _rates_back(self) -> None:
+        self.actions.optimizer_stepped()
+
+    @harmless("optimizer hook")
+    def _step_seen(self, optimizer: Optimizer) -> None:
+        if not self.health.live or capturing():
+            self.ends.graphed = self.ends.graphed or self.health.live
+            return
+        start = time.perf_counter()
+        ends_step, ahead = self.ends.optimizer_stepped(optimizer)
+        if ends_step:
+            group = optimizer.param_groups[0]
+            self.out.rate = number_at_hand(group.get("lr"))  # None: it sets its own, or a GPU's.
+            self.out.metadata["weight_decay"] = number_at_hand(group.get("weight_decay")) or 0.0
+            if self.ends.pending:
+                self._close({})
+            self.out.scaling.stepped(optimizer, self.ends.explicit)
+            self._measure_weights()
+            self.ends.pending = not self.ends.explicit
+        if ahead is not None:
+            self.actions.boundary(self._number + ahead)
+        self.hook_seconds += time.perf_counter() - start
+
+    # ---- from step to step ----
+
+    def begin(self) -> None:
+        """The model is watched from now on."""
+        self.health.live = True
+        self._begin_step()
+
+    def count_from(self, step: int) -> None:
+        """The running step is the trainer's number `step`, before anything was reported."""
+        if self._renumber(step):
+            self.out.governor.restart(self._number)
+            self._begin_step()
+
+    def close_explicitly(self, step: Optional[int], told: dict[str, Number]) -> None:
+        """mon.step()."""
+        self.ends.explicit = True
+        self._renumber(self._number if step is None else step)
+        self._close(told)
+
+    def close_pending(self) -> None:
+        """Closes a step that the optimizer has ended."""
+        if self.ends.pending:
+            self._close({})
+
+    def _renumber(self, step: int) -> bool:
+        """False where it is no number of a step: the steps count on."""
+        try:
+            number = step_number(step)
+        except ValueError as e:
+            self.out.frames.leave_out("step", e)
+            return False
+        self._counts_from_attach = False
+        if number != self._number:
+            self._number = number
+            self.out.governor.restart(number)
+        return True
+
+    def _begin_step(self) -> None:
+        self._sampling = not self.silent and self.out.governor.due(self._number)
+        self.weights.begin_step()
+        self.out.scaling.begin_step(self._sampling)
+        self.memories.begin_step(self._sampling, self._step_seed())
+
+    def stop_sampling(self) -> None:
+        """The device measures nothing more in this step."""
+        self.memories.begin_step(False, 0)
+
+    def _measure_weights(self) -> None:
+        if self._sampling and self.measures("sigma"):
+            self.weights.measure(self.layers)
+
+    @harmless("end of the step")
+    def _close(self, told: dict[str, Number]) -> None:
+        """Ends the running step: one frame, then the next step begins."""
+        start = time.perf_counter()
+        self.ends.pending = False
+        sampled = self._sampling
+        step_seconds = start - self._began
+        self._measure_weights()
+        if self.silent:
+            self._push_nothing()
+        else:
+            self.out.push(
+                self._number, told, step_seconds, self.hook_seconds,
+                self.weights if sampled else None, self.actions, self._counts_from_attach,
+            )  # fmt: skip
+            self.out.hear(self.weights, self.actions)
+        for layer in self.layers:
+            layer.fired_in_step = layer.calls_in_step = layer.captured = 0
+        now = time.perf_counter()
+        hook_seconds = self.hook_seconds + now - start
+        self.out.count(self._number, hook_seconds, now - self._began, sampled)
+        self._number += 1
+        self.out.events.step_ends()
+        if self.ends.closed():
+            self.actions.boundary(self._number)
+        self.hook_seconds = 0.0
+        self._began = time.perf_counter()
+        self._begin_step()
+
+    def _push_nothing(self) -> None:
+        if not self.out.link.begun:
+            self.out.number_layers()
+            self.actions.ranks_agree()
+        self.out.events.of_step.clear()
+
+    def say_goodbye(self) -> None:
+        self.close_pending()
+        self.out.tell_judged(ended=True)
+        self.out.link.say_goodbye(self.out.frames, max(0, self._number - 1))
+
+    # ---- what actions ask and do ----
+
+    @property
+    def graphed_step(self) -> bool:
+        return self.ends.graphed
+
+    @property
+    def governor(self) -> Governor:
+        return self.out.governor
+
+    def client(self) -> Optional[RunClient]:
+        return self.out.link.client
+
+    def current_step(self) -> int:
+        return self._number
+
+    def optimizers(self) -> list[Optimizer]:
+        """Those that were seen to train the model."""
+        return self.ends.trainers.known()
+
+    def own_rate(self) -> Optional[float]:
+        """The learning rate of the first group, as the trainer has set it."""
+        return self.out.rate
+
+    def tell(self, step: int, kind: str, text: str = "", value: float = 0.0) -> None:
+        """An event of `step`, the running one or the next."""
+        self.out.events.add(kind, text, value, next_step=step > self._number)
+
+    def centring_changed(self, step: Optional[int] = None) -> None:
+        """A layer's keys are centred from now (or `step`) on, or not any more.  The state of the
+        first step is sent when the stream begins."""
+        centred = any(layer.centred for layer in self.layers)
+        if self.numbered() and centred != self._centred:
+            kind = "centring_on" if centred else "centring_off"
+            self.tell(self._number if step is None else step, kind)
+        self._centred = centred
+
+    def weights_changed(self) -> None:
+        """By an action: what differs from before is not the optimizer's doing."""
+        self.weights.forget()
