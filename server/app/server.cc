@@ -23,7 +23,6 @@
 #include "server/app/config.h"
 #include "server/app/version.h"
 #include "server/net/grpc_log.h"
-#include "server/net/grpc_weaknesses.h"
 #include "server/query/json_api.h"
 #include "server/store/file_system.h"
 #include "server/util/clean_text.h"
@@ -196,9 +195,6 @@ absl::Status Server::StartAccess() {
   options_.http.workers_max = static_cast<int>(std::clamp<int64_t>(fit / 2, 2, options_.http.workers_max));
   options_.http.events.streams_max =
       static_cast<int>(std::clamp<int64_t>(fit / 2, 1, options_.http.events.streams_max));
-  TellWeaknesses(grpc::Version(), IsLoopback(options_.grpc_address)                    ? Exposure::kLocal
-                                  : tls_ != nullptr && !options_.tls.client_ca.empty() ? Exposure::kCertificates
-                                                                                       : Exposure::kAnybody);
   if (access_->open() && !IsLoopback(options_.grpc_address)) {
     LogWarning("no access_file: whoever {} may read, write and change everything",
                options_.tls.client_ca.empty() ? "can connect" : "holds a certificate");

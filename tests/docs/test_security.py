@@ -41,7 +41,6 @@ def test_the_set_up_works_as_it_stands(tmp_path: Path) -> None:
     assert {"who": "trainers", "call": "Attach", "run": "demo", "result": "OK"}.items() <= audit[
         0
     ].items()
-    assert "no weakness is known" in said or "strangers end at the handshake" in said
     for secret in (tmp_path / "alice.token", tmp_path / "prometheus.token"):
         assert secret.stat().st_mode & 0o077 == 0
         assert secret.read_text().strip() not in said + (tmp_path / "data/audit.log").read_text()
