@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Writes docs/reference/cli.md and the man pages in docs/man from the programs' own help.
+"""Writes docs/reference/cli.md from the programs' own help, and man pages from that document.
 
-    python docs/cli_reference.py --bin build/cpu/bin
+    python docs/cli_reference.py --bin build/cpu/bin   # the document, which is committed
+    python docs/cli_reference.py --man DIR             # the man pages, which a build makes
 
 The help is printed from the command tree that parses the words, so nothing is described that is
 not there; help2man, which does the same, knows neither commands below commands nor Markdown.
@@ -10,6 +11,7 @@ not there; help2man, which does the same, knows neither commands below commands 
 from __future__ import annotations
 
 import argparse
+import html
 import os
 import re
 import subprocess
@@ -19,7 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-VERSION = re.search(r"VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text())
+REFERENCE = ROOT / "docs/reference/cli.md"
+VERSION = re.search(r"project\(bellwether VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text())
 COMMANDS = ("Subcommands", "commands")
 ARGUMENTS = ("Positionals", "positional arguments")
 OPTIONS = ("Options", "options")
@@ -113,15 +116,13 @@ def tree(program: list[str], shown: str, bin_folder: Path, *path: str, about: st
     return page
 
 
-def trees(bin_folder: Path) -> dict[str, Page]:
-    """By the section of the manual and the name of the page."""
-    pages = {
-        "bellwether.1": tree([str(bin_folder / "bellwether")], "bellwether", bin_folder),
-        "bellwetherd.8": tree([str(bin_folder / "bellwetherd")], "bellwetherd", bin_folder),
-    }
+def trees(bin_folder: Path) -> list[Page]:
     module = [sys.executable, "-m", "bellwether"]
-    pages["python-bellwether.1"] = tree(module, "python -m bellwether", bin_folder)
-    return pages
+    return [
+        tree([str(bin_folder / "bellwether")], "bellwether", bin_folder),
+        tree([str(bin_folder / "bellwetherd")], "bellwetherd", bin_folder),
+        tree(module, "python -m bellwether", bin_folder),
+    ]
 
 
 def roff(text: str) -> str:
@@ -184,8 +185,9 @@ def man(page: Page, section: str, others: list[str], manual: str) -> str:
     return "\n".join(out) + "\n"
 
 
-def man_pages(pages: dict[str, Page]) -> dict[str, str]:
+def man_pages(roots: list[Page]) -> dict[str, str]:
     """Text by file name: one page a program, and one for each command of bellwether."""
+    pages = dict(zip(("bellwether.1", "bellwetherd.8", "python-bellwether.1"), roots, strict=True))
     root = pages["bellwether.1"]
     own = {f"bellwether-{below.path[-1]}.1": below for below in root.below}
     main = list(pages)
@@ -204,14 +206,14 @@ def cell(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
 
 
-def markdown(pages: dict[str, Page]) -> str:
+def markdown(roots: list[Page]) -> str:
     out = [
         "# Commands",
         "",
-        "Written by `docs/cli_reference.py` from the programs' own help; the man pages are, too.",
+        "Written by `docs/cli_reference.py` from the programs' own help. The man pages are made from this page.",
         "",
     ]
-    for root in pages.values():
+    for root in roots:
         for page in root.all():
             out += [f"{'#' * (2 if page is root else 3)} {page.name}", ""]
             if page.about:
@@ -230,20 +232,40 @@ def markdown(pages: dict[str, Page]) -> str:
     return "\n".join(out).rstrip("\n") + "\n"
 
 
+def read_markdown(text: str) -> list[Page]:
+    """What markdown() was given, but for --help."""
+    roots: list[Page] = []
+    by_path: dict[tuple[str, ...], Page] = {}
+    for chapter in re.split(r"(?m)^(?=###? )", text)[1:]:
+        heading, rest = chapter.split("\n\n", 1)
+        page = Page(tuple(heading.lstrip("# ").split(" ")))
+        about, page.usage, rest = re.split(r"```(?:text)?\n", rest, maxsplit=2)
+        page.about, page.usage = about.strip(), page.usage.strip()
+        for term, words in re.findall(r"(?m)^\| `([^`]*)` \| (.*) \|$", rest):
+            title = OPTIONS[0] if term.startswith("-") else ARGUMENTS[0]
+            entry = html.unescape(term.replace("\\|", "|")), html.unescape(words.replace("\\|", "|"))
+            page.sections.setdefault(title, []).append(entry)
+        if examples := re.search(r"```sh\n(.*?)```\n", rest, re.DOTALL):
+            page.sections[EXAMPLES[0]] = [(line, "") for line in examples[1].splitlines()]
+        page.epilog = re.sub(r"```sh\n.*?```\n|(?m:^\|.*\n|^<!--.*\n)", "", rest, flags=re.DOTALL).strip()
+        (by_path[page.path[:-1]].below if heading.startswith("###") else roots).append(page)
+        by_path[page.path] = page
+    return roots
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--bin", type=Path, required=True, help="the folder of the programs")
-    parser.add_argument("--out", type=Path, default=ROOT, help="instead of this repository")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--bin", type=Path, help="the folder of the programs that the reference is about")
+    what.add_argument("--man", type=Path, metavar="DIR", help="write the man pages there")
+    parser.add_argument("--out", type=Path, default=REFERENCE, help="the reference that --bin writes")
     given = parser.parse_args()
-    pages = trees(given.bin.resolve())
-    reference, manual = given.out / "docs/reference/cli.md", given.out / "docs/man"
-    manual.mkdir(parents=True, exist_ok=True)
-    reference.parent.mkdir(parents=True, exist_ok=True)
-    reference.write_text(markdown(pages))
-    for old in manual.iterdir():
-        old.unlink()
-    for name, text in man_pages(pages).items():
-        (manual / name).write_text(text)
+    if given.bin:
+        given.out.write_text(markdown(trees(given.bin.resolve())))
+        return 0
+    given.man.mkdir(parents=True, exist_ok=True)
+    for name, text in man_pages(read_markdown(REFERENCE.read_text())).items():
+        (given.man / name).write_text(text)
     return 0
 
 
