@@ -91,15 +91,15 @@ void AddChoice(CLI::App* command, const std::string& name, T* value,
 
 // --watch TIME, for commands that show what changes.
 void AddWatch(Cli* cli, CLI::App* command);
-// The chosen action until Ctrl-C or a failure, told when its words change; on a
-// terminal in the place of the last ones.
+// Runs the chosen action again and again until Ctrl-C or a failure.  Prints its
+// output when that changes, on a terminal in the place of the last one.
 ExitCode Repeat(Cli* cli);
 
 // An option that takes a time such as 500ms, 10s or 2m, within these bounds.
 void AddTime(CLI::App* command, const std::string& name, std::chrono::milliseconds* value,
              std::chrono::milliseconds min, std::chrono::milliseconds max, const std::string& what);
 
-// Who runs this: $USER, else the login.
+// The user: $USER, else the login.
 std::string UserName();
 
 // A run as a line (runs.cc).

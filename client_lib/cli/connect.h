@@ -45,24 +45,24 @@ class Connection {
   const std::unique_ptr<v1::Query::Stub> stub_;
 };
 
-// The server is, in this order: options.server (which has --server or
-// BELLWETHER_SERVER), 127.0.0.1:7070 if somebody answers there, the user's
-// private server as its ready file says ($XDG_STATE_HOME or ~/.local/state,
-// bellwether/server.json).  nullptr: it complained, and `*code` says how to
-// exit.
+// The server is the first of these: options.server (which has --server or
+// BELLWETHER_SERVER); 127.0.0.1:7070 if a server answers there; the user's
+// private server by its ready file ($XDG_STATE_HOME or ~/.local/state,
+// bellwether/server.json).  nullptr: the error was printed, and `*code` is the
+// exit code.
 std::unique_ptr<Connection> Connect(const ConnectOptions& options, ExitCode* code);
-// The same; why not is told in `*why` instead.
+// The same; the error goes into `*why` instead.
 std::unique_ptr<Connection> TryConnect(const ConnectOptions& options, ExitCode* code, std::string* why);
 
 // What a call's failure means, as a sentence and as an exit code.
 std::string Explain(const Connection& connection, const grpc::Status& status);
 ExitCode CodeOf(const grpc::Status& status);
-// Complains about a call that failed and says how to exit.
+// Prints the error of a call that failed and returns the exit code.
 ExitCode Report(const Connection& connection, const grpc::Status& status);
 
 // While it lives, Ctrl-C and SIGTERM cancel a call instead of killing the
-// process, and a pipe that nobody reads is a failed write.  Make it before the first Connect(): threads inherit the
-// mask.
+// process, and writing to a closed pipe fails.  Make it before the first
+// Connect(): threads inherit the mask.
 class Interrupt {
  public:
   Interrupt();

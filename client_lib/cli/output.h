@@ -45,7 +45,8 @@ struct Table {
 // Prints `table` or `message`, whichever the format wants.
 void Print(const OutputOptions& options, const Table& table, const google::protobuf::Message& message);
 // One item of a stream: a table's rows without its header unless `first`, JSON
-// on one line, YAML as a document of its own.  Flushes; false: nobody reads.
+// on one line, YAML as a document of its own.  Flushes; false: the reader is
+// gone.
 bool PrintItem(const OutputOptions& options, const Table& table, const google::protobuf::Message& message, bool first);
 
 // The lines of a table, cut to `width` columns (0 = whole).
@@ -70,7 +71,7 @@ std::string Time(int64_t unix_ns);   // RFC 3339 in UTC; "-" for 0
 std::string Stage(uint32_t stage);   // "3 norm"
 // The run's; without an alert what it is judged by: "0 healthy", "0 judged by: leak".
 std::string Stage(const v1::Run& run);
-// "drift 0 of 12 layers, ..., loss no"; "-" from a server that does not say.
+// "drift 0 of 12 layers, ..., loss no"; "-" from a server without that field.
 std::string JudgedText(const v1::Run& run);
 std::string EtaText(const v1::Eta& eta);
 // What 98 % lay between: "0.31..1.9 in 12 runs"; "-" if nothing is known.
@@ -93,17 +94,17 @@ std::string Clean(const std::string& text);
 // Colours are wanted: stdout is a terminal that has them, and NO_COLOR is not
 // set.
 bool Colours();
-// Columns of the terminal; 0 if stdout is none.
+// Columns of the terminal; 0 if stdout is no terminal.
 size_t TerminalWidth();
 
 // "bellwether: ..." on stderr.
 void Complain(const std::string& text);
 
 // Whether a file that is first written as `file`.part may take the name `file`:
-// a FIFO or a device would be replaced by it.  False: the reason was said.
+// a FIFO or a device would be replaced by it.  False: the reason was printed.
 bool CanReplace(const std::string& file);
-// Says on stderr which servers of a cluster did not answer, if there are any;
-// `theirs` is what became of theirs: "runs are missing here".
+// Names on stderr the servers of a cluster that did not answer, if there are
+// any; `theirs` is the consequence: "runs are missing here".
 void ComplainOf(const google::protobuf::RepeatedPtrField<std::string>& unanswered, const std::string& theirs);
 
 }  // namespace bellwether::cli

@@ -2,13 +2,16 @@
 //
 // The window holds window_bytes_max() of messages.  As it fills, fewer and
 // fewer frames are let in, so that a long outage is remembered coarsely and not
-// forgotten: all below one half, every 2nd below 3/4, every 4th below 7/8,
-// every 8th below 15/16, then only signals of the run (loss, norms: a few bytes),
-// then nothing.  Spectra are let in below one half, events and action results
-// as long as they fit.  What is not let in is counted, and the next frame tells;
-// one that is stripped of its heads is counted apart, and tells of itself.
-// With a spool everything goes to disk from one half on, and thinning begins
-// only where the disk does not take it.
+// forgotten:
+// * all below one half, every 2nd below 3/4, every 4th below 7/8, every 8th
+//   below 15/16;
+// * then only signals of the run (loss, norms: a few bytes), then nothing;
+// * spectra below one half, events and action results as long as they fit.
+//
+// What is not let in is counted, and the next frame carries the count.  A frame
+// that is stripped of its heads is counted apart, and marked.  With a spool
+// everything goes to disk from one half on, and thinning begins only where the
+// disk does not take it.
 //
 // Not thread-safe.
 
@@ -35,7 +38,7 @@ class Intake {
   // Counts what the ring still holds as dropped; for a link that failed.
   void DropRest();
 
-  // What the window may hold: min(64 MiB, what the server said).
+  // What the window may hold: min(64 MiB, the server's limit).
   uint64_t window_bytes_max() const;
 
   // Appends a message of the sender's own that is no frame of the trainer.

@@ -1,13 +1,14 @@
 // orphaned_spools.h: sends what earlier senders of this run and rank left on disk.
 //
-// Before the run's own stream is opened, and with the Hello of the attempt that
-// the frames are of: a server takes an attempt's frames until the next attempt
-// says Hello at that rank, and refuses them from then on.  So the log of the
-// server reads as if it had never been away.  What it refuses, and what was lost
-// with the memory of a sender that was killed together with its trainer, is
-// counted as dropped by this client, and said once.
+// It is sent before the run's own stream is opened, with the Hello of the
+// attempt that the frames are of.  A server takes an attempt's frames until the
+// next attempt sends a Hello at that rank, and refuses them from then on.  So
+// the log of the server reads as if it had never been away.  Frames that it
+// refuses are counted as dropped by this client, and reported once.  So is what
+// was lost with the memory of a sender that was killed together with its
+// trainer.
 //
-// A folder that is locked belongs to a sender that still drains: it is waited
+// A folder that is locked belongs to a sender that still drains.  It is waited
 // for, as long as a sender may take to end.
 //
 // Not thread-safe; Step() is to be called every few milliseconds.

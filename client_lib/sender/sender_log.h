@@ -1,7 +1,8 @@
-// sender_log.h: what the sender says to people, one line at most per cause.
+// sender_log.h: the sender's messages to people, one line at most per cause.
 //
-// To a file, or to the trainer's stderr; the latter only while the trainer
-// lives, because a held stderr keeps whoever reads it waiting.  Not thread-safe.
+// They go to a file, or to the trainer's stderr.  The latter only while the
+// trainer lives, because a held stderr keeps its reader waiting.  Not
+// thread-safe.
 
 #ifndef BELLWETHER_CLIENT_LIB_SENDER_SENDER_LOG_H_
 #define BELLWETHER_CLIENT_LIB_SENDER_SENDER_LOG_H_

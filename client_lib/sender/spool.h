@@ -139,7 +139,7 @@ class Spool {
   std::string body_;     // Of `peeked_`.
   std::string stored_;   // As it lies in the file.
   Cursor whole_;         // The frames before it, in its segment, were found whole.
-  std::string checked_;  // A body that nobody is given.
+  std::string checked_;  // A body that is read for its checksum alone.
   std::string batch_;
   std::string trouble_;
   bool failed_ = false;

@@ -1,4 +1,5 @@
-// spool_folder.h: the folder of one sender's spool, and those that earlier ones left.
+// spool_folder.h: the folder of one sender's spool, and those that earlier ones
+// left.
 //
 // The user names a parent; each client of a (run, rank) has a folder of its own
 // in it, UUID-RANK-NUMBER with rising numbers, mode 0700, files 0600:
@@ -8,7 +9,7 @@
 //             right within one round of the sender after any kill
 //   *.spool   what went to disk because the memory was half full
 //   *.window  what was still in the memory when the sender gave up
-// A folder that nobody has locked belongs to a sender that is gone.
+// A folder without a lock belongs to a sender that is gone.
 //
 // Not thread-safe.
 
@@ -41,8 +42,9 @@ class SpoolFolder {
                      std::string* error);
   // Numbers below `below` of the same run and rank, oldest first.
   static std::vector<uint64_t> Older(const SenderConfig& config, uint64_t below);
-  // Deletes the folders of other runs and ranks of this user that nobody has
-  // locked or written to for kKeptFor; returns how many had frames in them.
+  // Deletes the folders of other runs and ranks of this user that are not
+  // locked and were not written to for kKeptFor; returns how many had frames in
+  // them.
   static int RemoveForsaken(const SenderConfig& config);
   // Of everything in that folder; 0 if it is not there.
   static uint64_t BytesOf(const SenderConfig& config, uint64_t number);
@@ -53,16 +55,16 @@ class SpoolFolder {
 
   const std::string& path() const { return path_; }
   uint64_t number() const { return number_; }
-  // Nobody has written to it for kKeptFor.
+  // It was not written to for kKeptFor.
   bool IsOld() const { return IsOld(path_); }
 
   bool SaveHello(const v1::ClientMessage& hello);
   std::optional<v1::ClientMessage> LoadHello() const;
   // False with errno.  Writes nothing if nothing has changed.
   bool SaveState(const SenderState& state);
-  // Fields that are not saved are 0; false if there is none that is whole.
+  // Fields that are not saved are 0; false if no state is whole.
   bool LoadState(SenderState* state) const;
-  // Nothing is on disk any more: what is said of it later would be old.
+  // Nothing is on disk any more: the saved state is obsolete.
   void DropState();
 
   // Deletes it with everything in it.

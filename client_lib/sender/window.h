@@ -7,9 +7,9 @@
 // give back is passed over and counted as dropped.
 //
 // Every change is made by writing the idle one of two SenderStates and then
-// naming it with one atomic store.  So whoever maps the memory after a kill -9
-// finds either all of a change or nothing of it: no message is lost, doubled or
-// counted twice.
+// naming it with one atomic store.  So a process that maps the memory after a
+// kill -9 finds either all of a change or nothing of it.  No message is lost,
+// doubled or counted twice.
 //
 // Not thread-safe; one thread owns it.
 
@@ -36,7 +36,7 @@ class Window {
   };
   using Message = HeldMessage;
 
-  // Goes on from what the memory says.
+  // Goes on from the state in the memory.
   explicit Window(SharedMemory* memory);
 
   // `spool` outlives the window, or is taken away with nullptr.
@@ -76,7 +76,7 @@ class Window {
 
   // Drops everything up to and with `ordinal` as durable.
   void FreeUpTo(uint64_t ordinal);
-  // Tells the trainer's flush how far everything is durable, or dropped.
+  // Publishes to the trainer's flush how far everything is durable, or dropped.
   void Settle();
 
  private:

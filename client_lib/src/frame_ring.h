@@ -28,10 +28,12 @@ struct BlockHeader {
   uint32_t reserved;
 };
 
-// First bytes of a slot.  What follows it: a frame: BlockHeader[block_count],
-// then the blocks' values at SlotValuesOffset(block_count); a spectrum: its
-// values at SlotValuesOffset(0); an event: its value as a double, then its text;
-// an action result: its id, then its reason.
+// First bytes of a slot.  What follows depends on the kind:
+// * a frame: BlockHeader[block_count], then the blocks' values at
+//   SlotValuesOffset(block_count);
+// * a spectrum: its values at SlotValuesOffset(0);
+// * an event: its value as a double, then its text;
+// * an action result: its id, then its reason.
 struct alignas(64) SlotHeader {
   SlotKind kind;
   uint32_t block_count;

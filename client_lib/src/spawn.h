@@ -1,10 +1,11 @@
 // spawn.h: starts bellwether-sender without leaving traces in the trainer.
 //
-// The sender is spawned in a session of its own (Ctrl-C in the trainer's
-// terminal does not reach it), with no signal blocked or handled, with /dev/null
-// as stdin and stdout, the trainer's stderr, the shared memory as descriptor 3,
-// and no other descriptor: an inherited pipe would keep its reader waiting.  Of
-// the environment it gets everything but LD_*, which is meant for the trainer.
+// The sender is spawned in a session of its own, so that Ctrl-C in the
+// trainer's terminal does not reach it.  No signal is blocked or handled.
+// stdin and stdout are /dev/null, stderr is the trainer's, and descriptor 3 is
+// the shared memory.  It has no other descriptor: an inherited pipe would keep
+// its reader waiting.  Of the environment it gets everything but LD_*, which is
+// meant for the trainer.
 //
 // It forks once more and the first process ends at once, so that no child stays
 // that a trainer's wait() could stumble over.

@@ -20,9 +20,10 @@ void Tridiagonalize(int64_t n, double* a, double* diagonal, double* off_diagonal
 bool TridiagonalEigen(int64_t n, double* diagonal, double* off_diagonal, double* vectors);
 
 // R with A = R R^T for the positive semidefinite a [n][n] (destroyed), by
-// Cholesky with complete pivoting; stops where what is left is rounding error,
-// n epsilon max a_ii, with the epsilon of the numbers that a was made of.
-// factor [n][n]: row c is column c of R, in A's row order.  Returns R's columns.
+// Cholesky with complete pivoting.  It stops where what is left is rounding
+// error, n epsilon max a_ii.  `epsilon` is that of the numbers that a was made
+// of.  factor [n][n]: row c is column c of R, in A's row order.  Returns R's
+// columns.
 int64_t PivotedCholesky(int64_t n, double* a, double* factor, double epsilon = std::numeric_limits<double>::epsilon());
 
 }  // namespace bellwether::kernels::cpu

@@ -1,9 +1,9 @@
 // accumulator_sums.cuh: a tile in global memory to which blocks add what their
 // threads hold of it in registers.
 //
-// It lies in the order of the registers, so that a warp adds to whole sectors:
-// word i of thread t at (i / kUnit * threads + t) * kUnit + i % kUnit, where kUnit
-// words are added by one instruction.
+// It lies in the order of the registers, so that a warp adds to whole sectors.
+// Word i of thread t is at (i / kUnit * threads + t) * kUnit + i % kUnit.
+// kUnit is the number of words that one instruction adds.
 
 #ifndef BELLWETHER_KERNELS_CUDA_ACCUMULATOR_SUMS_CUH_
 #define BELLWETHER_KERNELS_CUDA_ACCUMULATOR_SUMS_CUH_

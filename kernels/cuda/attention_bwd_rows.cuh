@@ -1,13 +1,14 @@
-// attention_bwd_rows.cuh: what the backward does once a query row, before and after
-// its main kernel.
+// attention_bwd_rows.cuh: what the backward does once a query row, before and
+// after its main kernel.
 //
-// A shape S says how a CTA of the main kernel holds the dQ of a step: kRows queries
-// and kOutputs of kHeadDim channels (kSplits CTAs share the channels) in kQueryThreads
-// threads, whose warps have kQueryTiles tiles of 16 queries and kQueryColumns channels
-// each.  QueryRow() is a thread's first query, QueryColumn() its warp's first channel.
-// Keys has what key_mean.cuh asks of a shape, alike for those that share its kernels;
-// kSumsKeys: the main kernel leaves the sums of K and of dK for it.
-// kShares: p.shares may be more than 1.
+// A shape S describes how a CTA of the main kernel holds the dQ of a step.  It
+// has kRows queries and kOutputs of kHeadDim channels (kSplits CTAs share the
+// channels) in kQueryThreads threads.  Their warps have kQueryTiles tiles of 16
+// queries and kQueryColumns channels each.  QueryRow() is a thread's first
+// query, QueryColumn() its warp's first channel.  Keys has what key_mean.cuh
+// asks of a shape, alike for those that share its kernels.  kSumsKeys: the main
+// kernel leaves the sums of K and of dK for it.  kShares: p.shares may be more
+// than 1.
 
 #ifndef BELLWETHER_KERNELS_CUDA_ATTENTION_BWD_ROWS_CUH_
 #define BELLWETHER_KERNELS_CUDA_ATTENTION_BWD_ROWS_CUH_

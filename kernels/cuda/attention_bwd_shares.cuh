@@ -1,13 +1,17 @@
-// attention_bwd_shares.cuh: the sums of a tile's dV and dK where several CTAs share its steps.
+// attention_bwd_shares.cuh: the sums of a tile's dV and dK where several CTAs
+// share its steps.
 //
-// Work      each CTA leaves its part as its registers have it, also one of zeros where it had
-//           no step; the last to do so adds the parts, in the order of the shares, and goes on
-//           as a CTA alone would.  None waits for another.
-// Memory    8 bytes an element of K for each share, written and read once.
-// Numerics  sums in fp32 in an order that is always the same: dV and dK repeat bit for bit.
+// Work: each CTA leaves its part as its registers have it, a part of zeros if
+// it had no step.  The last to do so adds the parts, in the order of the
+// shares, and goes on as a CTA alone would.  None waits for another.
 //
-// A shape S says how a CTA holds its keys' dV or dK in 256 threads; its kSplits CTAs have a
-// tile together.
+// Memory: 8 bytes an element of K for each share, written and read once.
+//
+// Numerics: sums in fp32 in an order that is always the same.  dV and dK repeat
+// bit for bit.
+//
+// A shape S describes how a CTA holds its keys' dV or dK in 256 threads; its
+// kSplits CTAs have a tile together.
 
 #ifndef BELLWETHER_KERNELS_CUDA_ATTENTION_BWD_SHARES_CUH_
 #define BELLWETHER_KERNELS_CUDA_ATTENTION_BWD_SHARES_CUH_

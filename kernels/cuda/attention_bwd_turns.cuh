@@ -1,12 +1,17 @@
 // attention_bwd_turns.cuh: key tiles that add to dQ in a fixed order.
 //
-// A tile waits until the tiles of later keys have added theirs.  CTAs of later keys start
-// first, so that none waits for one that cannot run; with a causal mask they are a step or
-// two ahead by themselves, but the longest tiles are left for the end.
-// first_keys_first: until those of earlier keys have, and every tile begins at its last
-// queries.  Then the longest start first, but a CTA must begin some steps after the one of
-// the keys before, or it waits for it all the time: sm90/attention_bwd.cc says where so.
-// Each warp that adds counts for itself: its part of a step's dQ is the same in every tile.
+// A tile waits until the tiles of later keys have added theirs.  CTAs of later
+// keys start first, so that none waits for one that cannot run.  With a causal
+// mask they are a step or two ahead by themselves, but the longest tiles are
+// left for the end.
+//
+// first_keys_first: a tile waits for the tiles of earlier keys instead, and
+// begins at its last queries.  Then the longest start first.  But a CTA must
+// begin some steps after the one of the keys before, or it waits for it all the
+// time.  sm90/attention_bwd.cc chooses.
+//
+// Each warp that adds counts for itself: its part of a step's dQ is the same in
+// every tile.
 
 #ifndef BELLWETHER_KERNELS_CUDA_ATTENTION_BWD_TURNS_CUH_
 #define BELLWETHER_KERNELS_CUDA_ATTENTION_BWD_TURNS_CUH_

@@ -108,9 +108,10 @@ struct AttentionBwdParams {
   float scale;   // of q k, before a cap
   bool rounded;  // P as the forward's product read it, from anchor and rounded_sum
   bool center;
-  // Workspace, by padded row: L in log2 units, or the anchor; +inf where P must be
-  // 0.  1 / lt.  delta.  rowsum(dS) as the products read it, and e = -rowsum(dS) before
-  // dS is rounded, of the rows that count; each null if nobody asks.
+  // Workspace, by padded row: L in log2 units, or the anchor; +inf where P must
+  // be 0.  1 / lt.  delta.  rowsum(dS) as the products read it, and e =
+  // -rowsum(dS) before dS is rounded, of the rows that count.  Each is null if
+  // it is not needed.
   float *lse_log2, *inverse, *delta, *ds_sum, *errors;
   // [row][padded head_dim]: dQ / scale, each step as accumulator_sums.cuh has it.
   float* dq_sum;
@@ -134,8 +135,9 @@ struct AttentionBwdParams {
   int first_tile;                            // of this launch
 };
 
-// How many units of dK (4 KB) a CTA of the backward can centre beside its own tile of keys without being
-// longer busy: one a step, but for the steps that go into finding out which, and into the last.
+// How many units of dK (4 KB) a CTA of the backward can centre beside its own
+// tile of keys without being longer busy.  It is one a step, except for the
+// steps that go into finding out which, and the last.
 __host__ __device__ __forceinline__ int CenterWeight(const SequenceParams& p, int key, int step_rows) {
   constexpr int kStepsMin = 6;
   const int seen = p.causal ? key - (p.k_len - p.q_len) : 0;  // the first query that sees the tile

@@ -1,13 +1,17 @@
 // gram.cuh: the Gram matrix W W^T of one head's weights, by one block.
 //
-// Tiles of 128 x 128 of it; 64 bytes of each row of W at a time pass through shared memory, five
-// stages deep, with one barrier a stage.  Each of 8 warps owns 16 rows of a tile and multiplies
-// them with blocks of 16 rows: of a matrix that is one tile with its own and the next three or
-// four, round and round, so that every pair of blocks is multiplied once and the other half is
-// the mirror image; of a tile of a larger matrix with all eight.  16-bit weights
-// are multiplied as they are; fp32 ones as the sum of two bf16.  The product of the two small parts counts on the
-// diagonal alone, where it is never negative: 3e-6 of it, and elsewhere noise below 1e-6 of the trace.  Tensor cores
-// truncate what they add, so after 256 columns their sums are added to the matrix, which rounds to nearest.
+// It is computed in tiles of 128 x 128.  64 bytes of each row of W at a time
+// pass through shared memory, five stages deep, with one barrier a stage.  Each
+// of 8 warps owns 16 rows of a tile and multiplies them with blocks of 16 rows.
+// A matrix that is one tile has its own block and the next three or four, round
+// and round.  So every pair of blocks is multiplied once and the other half is
+// the mirror image.  A tile of a larger matrix has all eight.
+//
+// 16-bit weights are multiplied as they are, fp32 ones as the sum of two bf16.
+// The product of the two small parts counts on the diagonal alone, where it is
+// never negative: 3e-6 of it, and elsewhere noise below 1e-6 of the trace.
+// Tensor cores truncate what they add.  So after 256 columns their sums are
+// added to the matrix, which rounds to nearest.
 
 #ifndef BELLWETHER_KERNELS_CUDA_GRAM_CUH_
 #define BELLWETHER_KERNELS_CUDA_GRAM_CUH_
@@ -173,7 +177,7 @@ __device__ __forceinline__ void ComputeGramTile(const SpectralParams& p, const E
       LoadWeights<!kWhole>(p, weight, first_i, column, vectorized, to);
       if (!diagonal) LoadWeights<!kWhole>(p, weight, first_j, column, vectorized, to + Shape::kOperandBytes);
     }
-    CommitCopies();  // Also an empty group, so that their number tells which is there.
+    CommitCopies();  // Also an empty group, so that the number of groups shows which is there.
   };
   float sum[kProducts][2][4] = {};
   for (int stage = 0; stage < kGramStages - 1; ++stage) load(stage, stage);

@@ -1,17 +1,19 @@
-// lanczos.cuh: the top eigenpair of a positive semidefinite matrix, by one block; the
-// method of cpu/lanczos.cc, one round of it, with vectors in fp32 and their products in
-// fp32 but for the last, which are double.
+// lanczos.cuh: the top eigenpair of a positive semidefinite matrix, by one
+// block.  The method is one round of cpu/lanczos.cc.  Vectors are in fp32, and
+// so are their products except the last, which are double.
 //
-// A step is nothing but latency, so it is short in barriers: two neighbouring threads own a row
-// (of each 128) of every vector in registers, a matrix of up to 128 rows lies in registers, a
-// warp takes four basis vectors' products at once, and what alpha and beta need falls off the
-// orthogonalisation.  All is scaled by a power of two, so that the trace is 1 to 2.
+// A step is nothing but latency, so it is short in barriers.  Two neighbouring
+// threads own a row (of each 128) of every vector in registers.  A matrix of up
+// to 128 rows lies in registers.  A warp takes four basis vectors' products at
+// once.  What alpha and beta need falls off the orthogonalisation.  All is
+// scaled by a power of two, so that the trace is 1 to 2.
 //
-// The tridiagonal projection has no negative element beside its diagonal, so its top
-// eigenvector has none at all: bisection gives the value, and inverse iteration from ones,
-// shifted just above it, the vector.  One warp has a row of the projection in each lane.  The
-// leading minors of the shifted projection are all positive above its top value: their
-// recurrence needs no division, and their ratios are the pivots.
+// The tridiagonal projection has no negative element beside its diagonal, so
+// its top eigenvector has none at all.  Bisection gives the value.  Inverse
+// iteration from ones, shifted just above it, gives the vector.  One warp has a
+// row of the projection in each lane.  The leading minors of the shifted
+// projection are all positive above its top value: their recurrence needs no
+// division, and their ratios are the pivots.
 
 #ifndef BELLWETHER_KERNELS_CUDA_LANCZOS_CUH_
 #define BELLWETHER_KERNELS_CUDA_LANCZOS_CUH_

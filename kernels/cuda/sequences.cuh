@@ -2,8 +2,8 @@
 //
 // In units of `unit` tokens the tiles of packed sequence s are numbered from
 // starts[s] / unit + s on.  That leaves room for every tile of the sequences
-// before it and wastes at most one number each, so that nobody has to sum tile
-// counts.
+// before it and wastes at most one number each.  So tile counts need not be
+// summed.
 
 #ifndef BELLWETHER_KERNELS_CUDA_SEQUENCES_CUH_
 #define BELLWETHER_KERNELS_CUDA_SEQUENCES_CUH_

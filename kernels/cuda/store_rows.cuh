@@ -13,10 +13,10 @@ namespace bellwether::kernels::cuda {
 template <int kColumns>
 inline constexpr int kStoredColumns = (kColumns + 31) / 32 * 32;
 
-// Writes this warp's 16 rows of kColumns packed columns, a multiple of 32, from registers: a 4 x 4
-// transpose inside each quad turns its pairs of columns into 16 bytes a lane,
-// whole sectors a warp.  A null row is not written, nor are columns from
-// `columns` on, a multiple of 8.
+// Writes this warp's 16 rows of kColumns packed columns, a multiple of 32, from
+// registers.  A 4 x 4 transpose inside each quad turns its pairs of columns
+// into 16 bytes a lane, whole sectors a warp.  A null row is not written, nor
+// are columns from `columns` on, a multiple of 8.
 template <int kColumns, class Out>
 __device__ __forceinline__ void StoreRows(const uint32_t (&words)[kColumns / 4], Out* row0, Out* row1, int columns,
                                           int lane) {

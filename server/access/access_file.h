@@ -1,4 +1,4 @@
-// access_file.h: who may do what, as a file.
+// access_file.h: the rights of each identity, as a file.
 //
 //   tenants:
 //     research: {streams_max: 512, runs_max: 64, frames_per_second_max: 2000}
@@ -16,7 +16,7 @@
 //     roles: [read, act]
 //     runs: ["*"]
 //   - name: guests
-//     anonymous: true       # who shows neither certificate nor token
+//     anonymous: true       # a caller that shows neither certificate nor token
 //     roles: [read]
 //     runs: ["public-*"]
 //

@@ -1,14 +1,14 @@
-// audit_log.h: who did what, and who was refused, as lines of JSON.
+// audit_log.h: each change with its caller, and each refusal, as lines of JSON.
 //
 //   {"time":"2026-11-22T06:30:00.123Z","who":"alice","from":"ipv4:10.0.0.7:51234",
 //    "call":"ApproveAction","run":"llama","result":"OK","detail":"..."}
 //
-// Lines are only ever appended; at bytes_max the file is renamed to <path>.1,
-// .1 to .2 and so on, and the oldest of files_max goes.  What changed something
-// is synced before the answer.  Of what came to nothing at most
-// refusals_per_second lines are kept for callers that are nobody here, and as
-// many times ten for those that are somebody, so that the first cannot hide the
-// second; the next line says how many were not.  No line holds a secret.
+// Lines are only ever appended.  At bytes_max the file is renamed to <path>.1,
+// .1 to .2 and so on, and the oldest of files_max goes.  A line about a change
+// is synced before the answer.  Refused calls of callers without an identity
+// have at most refusals_per_second lines, and those of known callers ten times
+// as many.  So the former cannot hide the latter.  The next line has the number
+// of calls without a line.  No line holds a secret.
 //
 // Thread-safe.
 
@@ -28,7 +28,7 @@
 namespace bellwether::server {
 
 struct AuditLine {
-  std::string who;   // "" = nobody in particular
+  std::string who;   // "" = no particular identity
   std::string from;  // Address, as gRPC writes it.
   std::string call;  // "ApproveAction", "Attach", "/-/reload"
   std::string run;   // As it was asked for; "" = none
@@ -51,10 +51,11 @@ class AuditLog {
   AuditLog(const AuditLog&) = delete;
   AuditLog& operator=(const AuditLog&) = delete;
 
-  // Of a refusal also the server's log hears, once a second at most.  A line
-  // that cannot be written is counted and told, and changes nothing else.
+  // A refusal also goes into the server's log, once a second at most.  A line
+  // that cannot be written is counted and reported, and changes nothing else.
   void Write(const AuditLine& line);
-  // Opens the path anew: whoever rotates logs has moved the file.
+  // Opens the path anew, for after a program that rotates logs has moved the
+  // file.
   void Reopen();
 
  private:

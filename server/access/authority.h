@@ -1,12 +1,12 @@
-// authority.h: a small certificate authority of one's own, for those who have
-// none: a key and a self-signed certificate, which signs a server's and
-// clients'.
+// authority.h: a small certificate authority, for operators without one.  It
+// has a key and a self-signed certificate, which signs the certificates of a
+// server and of clients.
 //
-// Keys are EC P-256, signatures SHA-256.  What a certificate is for stands in
-// it: a client's cannot serve, a server's cannot ask.  A client is known by its
-// SAN URI, and so is not known by a name that the server's host check reads.
+// Keys are EC P-256, signatures SHA-256.  A certificate holds its purpose: a
+// client's cannot serve, a server's cannot ask.  A client is known by its SAN
+// URI, and so is not known by a name that the server's host check reads.
 //
-// Pure functions but for the random numbers; safe from any thread.
+// Pure functions except for the random numbers; safe from any thread.
 
 #ifndef BELLWETHER_SERVER_ACCESS_AUTHORITY_H_
 #define BELLWETHER_SERVER_ACCESS_AUTHORITY_H_

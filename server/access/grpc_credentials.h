@@ -13,8 +13,8 @@ namespace bellwether::server {
 // several of which none counts, and what another server passes on (passed_on.h).
 Credentials CredentialsOf(const grpc::ServerContextBase& context);
 
-// Access::Identify() with them; nullptr `access`: nobody is asked, and the grant
-// is null too.
+// Access::Identify() with them.  With a null `access` no caller is asked, and
+// the grant is null too.
 absl::StatusOr<GrantPtr> Identify(Access* access, const grpc::ServerContextBase& context, const char* call);
 
 }  // namespace bellwether::server

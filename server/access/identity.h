@@ -1,4 +1,4 @@
-// identity.h: who somebody is here, and what he may do to which run.
+// identity.h: a caller's identity, and its rights to runs.
 
 #ifndef BELLWETHER_SERVER_ACCESS_IDENTITY_H_
 #define BELLWETHER_SERVER_ACCESS_IDENTITY_H_
@@ -29,7 +29,7 @@ struct Quota {
 };
 
 struct Identity {
-  std::string name;    // [a-zA-Z0-9_.@/-]{1,64}; "" = nobody in particular.
+  std::string name;    // [a-zA-Z0-9_.@/-]{1,64}; "" = no particular identity.
   std::string tenant;  // Whose quota counts; "" = none.
   uint8_t roles = 0;   // Of Role, with what they hold.
   // Names of runs; patterns of util/glob.h.

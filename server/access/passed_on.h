@@ -1,17 +1,18 @@
-// passed_on.h: for whom one server of a cluster asks another.
+// passed_on.h: the seal by which one server of a cluster asks another for a
+// caller.
 //
-// The server that a caller came to knows who he is; the one that serves the run
-// takes its word for it, and nobody else's: the word is sealed with a key that only
-// servers of the cluster can read (HMAC-SHA256), for one method, for a minute.  It
-// names an identity, not its rights: those stand in the files of the server that is
-// asked, which checks the call as any other.
+// The server that a caller came to knows its identity.  The server of the run
+// believes that name, because it is sealed with a key that only servers of the
+// cluster can read (HMAC-SHA256).  A seal holds for one method, for a minute.
+// It names an identity, not its rights.  Those stand in the files of the server
+// that is asked, which checks the call as any other.
 //
 //   seal = base64url(text) "." base64url(HMAC(key, text))
 //   text = fields, each as "<bytes>:<field>": version, Unix ms, method, who, name,
 //          own_run, from
 //
-// The time is the database's, so that servers' clocks may differ.  A call that was
-// passed on is never passed on again.
+// The time is the database's, so that servers' clocks may differ.  A call that
+// was passed on is never passed on again.
 //
 // Pure functions; any thread.
 
@@ -33,19 +34,19 @@ inline constexpr size_t kPassedOnBytesMax = 4096;
 struct PassedOn {
   enum class Who : uint8_t {
     kServer = 1,     // The other server itself; reads only.
-    kEverybody = 2,  // Where nobody is asked who he is.
-    kPage = 3,       // Who has the page's token.
+    kEverybody = 2,  // A server that asks no caller for an identity.
+    kPage = 3,       // A caller with the page's token.
     kNamed = 4,      // An identity of the access file, by its name.
   };
   Who who = Who::kEverybody;
   std::string name;     // Of kNamed.
-  std::string own_run;  // The run that his certificate names, if one does.
-  std::string from;     // His address, for the audit.
+  std::string own_run;  // The run that the caller's certificate names, if one does.
+  std::string from;     // The caller's address, for the audit.
 };
 
 std::string SealPassedOn(const PassedOn& passed_on, std::string_view method, std::string_view key, int64_t now_unix_ms);
-// UNAUTHENTICATED: it is not sealed with that key, not for that method, or not of
-// this time; says which.
+// UNAUTHENTICATED: the seal is not from that key, not for that method, or too
+// old or new; the message names which.
 absl::StatusOr<PassedOn> OpenPassedOn(std::string_view seal, std::string_view method, std::string_view key,
                                       int64_t now_unix_ms);
 

@@ -1,4 +1,4 @@
-// quota.h: what a tenant uses, against what he may.
+// quota.h: what a tenant uses, and its limits.
 
 #ifndef BELLWETHER_SERVER_ACCESS_QUOTA_H_
 #define BELLWETHER_SERVER_ACCESS_QUOTA_H_
@@ -32,12 +32,12 @@ class StreamUse {
   StreamUse(const StreamUse&) = delete;
   StreamUse& operator=(const StreamUse&) = delete;
 
-  // Which run the stream is of, once it has said so; call once.
+  // The run of the stream, once its Hello has named it; call once.
   // RESOURCE_EXHAUSTED: names quota and limit.
   absl::Status EnterRun(std::string_view run_uuid);
 
-  // Takes a message into account, and says for how many nanoseconds no further
-  // one should be read: 0 as long as the tenant keeps to his rates.
+  // Takes a message into account.  Returns for how many nanoseconds no further
+  // message should be read: 0 as long as the tenant keeps to its rates.
   int64_t Charge(int64_t bytes);
 
  private:

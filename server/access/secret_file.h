@@ -1,4 +1,4 @@
-// secret_file.h: files that hold keys or decide who may do what.
+// secret_file.h: files that hold keys or rights.
 
 #ifndef BELLWETHER_SERVER_ACCESS_SECRET_FILE_H_
 #define BELLWETHER_SERVER_ACCESS_SECRET_FILE_H_
@@ -27,7 +27,7 @@ absl::StatusOr<std::string> ReadGuardedFile(const std::string& path, Secrecy sec
 // `replace`.  INTERNAL: it cannot be written.
 absl::Status WriteSecretFile(const std::string& path, std::string_view text, bool replace, mode_t mode = 0600);
 
-// Changes when the file does; 0 = there is none.
+// Changes when the file does; 0 = there is no file.
 class FileStamp {
  public:
   // True if the file is another than at the last call; at the first: true.

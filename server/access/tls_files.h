@@ -1,7 +1,9 @@
-// tls_files.h: the server's certificate and key, and who may sign clients'.
+// tls_files.h: the server's certificate and key, and the authorities of
+// clients.
 //
-// Files are checked whenever they change, and what is bad, or half replaced, is
-// told and goes no further: both faces serve from the newest that was good.
+// Files are checked whenever they change.  A bad or half replaced file is
+// reported and not used: gRPC and HTTP both serve from the newest that was
+// good.
 
 #ifndef BELLWETHER_SERVER_ACCESS_TLS_FILES_H_
 #define BELLWETHER_SERVER_ACCESS_TLS_FILES_H_
@@ -30,7 +32,7 @@ namespace bellwether::server {
 struct TlsFiles {
   std::string certificate;  // PEM, the server's first, then what signed it; "" = no TLS
   std::string key;          // PEM
-  std::string client_ca;    // PEM, who may sign clients' certificates; "" = none are asked for
+  std::string client_ca;    // PEM of the authorities of clients; "" = no certificate is asked for
   std::string crl;          // PEM, lists of what those have taken back; "" = none.  Needs client_ca.
   bool on() const { return !certificate.empty(); }
 };
@@ -52,23 +54,24 @@ struct TlsMaterial {
   std::vector<X509Ptr> chain;  // >= 1; the server's own first
   KeyPtr key;
   std::vector<X509Ptr> client_ca;  // Empty: no client certificates.
-  StorePtr client_store;           // Of client_ca, and what was taken back; null likewise.
+  StorePtr client_store;           // Of client_ca, with the revocation lists; null if no certificate is asked for.
   int64_t expires_unix_s = 0;      // Of the first to expire.
   std::string identity_pem;        // Key and chain.
   std::string client_ca_pem;
 };
 
-// NOT_FOUND, FAILED_PRECONDITION (a key that others may read; a certificate that
-// has expired, or is of another key; a revocation list that is past its next
-// update, or that none of client_ca has signed), INVALID_ARGUMENT (no PEM): names
-// the file.
+// The message of an error names the file.  NOT_FOUND.  FAILED_PRECONDITION: a
+// key that others may read, a certificate that has expired or is of another
+// key, or a revocation list that is past its next update or not signed by
+// client_ca.  INVALID_ARGUMENT: no PEM.
 absl::StatusOr<std::shared_ptr<const TlsMaterial>> ReadTls(const TlsFiles& files, int64_t now_unix_s);
 
 std::vector<X509Ptr> ParseCertificates(std::string_view pem);
 std::vector<CrlPtr> ParseRevocations(std::string_view pem);
 // SAN entries of the type URI.
 std::vector<std::string> UrisOf(X509* certificate);
-// PEM of what a peer showed: his own, then what he sent beside it; null = nothing.
+// PEM of what a peer showed: its own certificate, then what it sent beside it;
+// null = nothing.
 std::string PemOf(X509* certificate, const STACK_OF(X509) * chain);
 
 // What becomes of a certificate behind its handshake.
@@ -94,9 +97,9 @@ class TlsWatch {
   // memory of this process, of key and chain in one, and of client_ca ("" = none).
   std::string identity_path() const;
   std::string client_ca_path() const;
-  // What TLS asks of a client's certificate, once more with the list of this
-  // moment: gRPC's own check knows client_ca only.  `chain_pem` is what he showed,
-  // his own first.  UNAUTHENTICATED: says why.
+  // Checks a client's certificate as TLS does, with the revocation list of this
+  // moment: gRPC's own check knows client_ca only.  `chain_pem` is what the
+  // client showed, its own first.  UNAUTHENTICATED: names the reason.
   absl::Status CheckClient(std::string_view chain_pem) const;
   // The same of a certificate that a handshake let in before, but for the time:
   // as everywhere in TLS, it counts at the handshake, and a list that is overdue
@@ -104,8 +107,9 @@ class TlsWatch {
   CertificateVerdict CheckAgain(std::string_view chain_pem) const;
   // Rises whenever there is new material.
   uint64_t generation() const { return generation_.load(std::memory_order_acquire); }
-  // Call each second: reads what has changed; a bad file leaves what there was,
-  // is told once, and counts in bellwether_tls_reloads_total{result="refused"}.
+  // Call each second: reads what has changed.  A bad file leaves what there
+  // was, is reported once, and counts in
+  // bellwether_tls_reloads_total{result="refused"}.
   void Tick();
 
  private:

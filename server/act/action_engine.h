@@ -1,10 +1,11 @@
 // action_engine.h: what is done about one run's alerts, from the proposal to
 // the verdict.
 //
-// Fed in the order of the log with what the trainers, the judge and people
-// said; says which actions changed.  Deterministic and without a clock: the
-// time is that of the messages, so that a recovery concludes the same.
-// At most one action of a run is on its way or on trial at any time.
+// Its input is the messages of the trainers, the judge and people, in the order
+// of the log.  Its output is the actions that changed.  Deterministic and
+// without a clock: the time is that of the messages, so that a recovery
+// concludes the same.  At most one action of a run is on its way or on trial at
+// any time.
 //
 // Not thread-safe: the shard that owns the run calls it.
 
@@ -26,7 +27,7 @@
 
 namespace bellwether::server {
 
-// What a rank's Hello said of actions.
+// What a rank's Hello announced about actions.
 struct RankAbilities {
   uint32_t rank = 0;
   uint32_t attempt = 0;
@@ -68,8 +69,9 @@ class ActionEngine {
   void OnEvent(const RunEvent& event, const Now& now, std::vector<Action>* changed);
   // Some stream was handed the action for the first time.
   void OnSent(const std::string& id, const Now& now, std::vector<Action>* changed);
-  // Whether the run has ended: nobody is there to act, so that what is proposed
-  // ends and nothing is proposed until it goes on.  Not saved: the caller knows.
+  // Whether the run has ended: no trainer can act, so that what is proposed
+  // ends and nothing is proposed until the run goes on.  Not saved: the caller
+  // knows.
   void SetEnded(bool ended, const Now& now, std::vector<Action>* changed);
   // The rules that judge the run have changed: an alert that ends from here on may end by that.
   void OnRules(const Now& now);

@@ -3,23 +3,25 @@
 // Follows the heads' indicators as means of batches of steps.  When an action
 // is applied, level and growth of each are taken: level L and slope g of ln x
 // (Theil-Sen) predict L exp(g t) for t steps later, had nothing been done.
-// After the trial what is there is compared with that:
+// After the trial the present state is compared with that:
 //   better   less than 0.6 of the predicted growth came, where it would have
 //            been more than noise
 //   worse    more came, it still doubles within 2,000 steps, and it is an illness
+//
 // Weights and scores of healthy heads grow too.  An illness is what the run's
 // median head does not share, at a level that healthy heads stay below.  With
-// fewer than kPeersMin other heads no median is theirs; then the witness is the
-// key leak, the push itself: what grows where it is silent is training.  Where
-// that cannot be asked either, only what doubles is taken for an illness.
-// A head whose W_Q got worse, a loss that left its course or values that are no
-// numbers any more outweigh what got better.  What is not measured is left out.
+// fewer than kPeersMin other heads there is no median.  Then the witness is the
+// key leak, the push itself: what grows while the leak is silent is training.
+// If there is no leak either, only what doubles is taken for an illness.  Three
+// things outweigh what got better: a head whose W_Q got worse, a loss that left
+// its course, or values that are no numbers any more.  What is not measured is
+// left out.
 //
-// Only what means the same before and after is compared: after
-// attention.center_k the scores may be those of centred keys, so that fewer ties
-// and smaller scores are good news, but W_Q alone tells bad; qk.clip itself makes
-// sigma smaller by sqrt(gamma) and scores by gamma, which is taken into account;
-// gamma 0 brings sigma down to the other heads' median.
+// Only what means the same before and after is compared.  After
+// attention.center_k the scores may be those of centred keys.  So fewer ties
+// and smaller scores are good news, but W_Q alone shows bad news.  qk.clip
+// itself makes sigma smaller by sqrt(gamma) and scores by gamma, which is taken
+// into account; gamma 0 brings sigma down to the other heads' median.
 //
 // Deterministic, no clock.  Not thread-safe.
 
@@ -48,8 +50,8 @@ struct EffectBefore {
   int32_t layer = -1, head = -1;
   uint8_t track = 0;
   double level = 0;  // As it would be then: a clip has been taken into account.  0: not known.
-  double slope = 0;  // Of ln x a step; 0 where no growth could be told from noise.
-  double peers = 0;  // The level in those of the run's median head; 0: too few heads to say.
+  double slope = 0;  // Of ln x a step; 0 where growth could not be told from noise.
+  double peers = 0;  // The level in those of the run's median head; 0: too few heads.
   template <class A>
   void Visit(A& a) {
     a(layer), a(head), a(track), a(level), a(slope), a(peers);
@@ -80,9 +82,9 @@ class EffectWatch {
   // Values from before this mean nothing for those after it.
   void Forget();
 
-  // The state of the action's heads (those of `heads`, else those of its scope
-  // that grow fastest, at most kJudgedHeadsMax), `step` being the one at which
-  // it took effect; what follows is the time after it.
+  // The state of the action's heads when it took effect, at `step`; what
+  // follows is the time after it.  The heads are those of `heads`, else those
+  // of its scope that grow fastest, at most kJudgedHeadsMax.
   EffectSnapshot Begin(const Action& action, const std::vector<Head>& heads, int64_t step);
   // Whether enough was measured since Begin(), or nothing ever is.
   bool CanJudge() const;
@@ -90,7 +92,7 @@ class EffectWatch {
   bool turned_nonfinite() const { return nonfinite_samples_ > 1; }
   Effect Judge(const EffectSnapshot& before, const Action& action, int64_t step) const;
   // Whether undoing is known to do no harm; `*why` if not.  While keys are
-  // centred nobody sees what the raw ones would do.
+  // centred it is not known what the raw ones would do.
   bool IsSafeToUndo(const EffectSnapshot& before, const Action& action, std::string* why) const;
   // Of these heads and all of these layers: those whose W_Q or scores stand out.
   // All of `heads` if neither is measured.
@@ -115,11 +117,12 @@ class EffectWatch {
   // Of the newest rows, without the oldest `skip` share of them; `relative` to
   // the run's median head.
   Reading Read(EffectTrack track, size_t head, double skip, bool relative = false) const;
-  // The growth from `was` to `now`, `passed` steps later, is none that training explains.
+  // Whether training does not explain the growth from `was` to `now`, `passed`
+  // steps later.
   bool IsIllness(const Action& action, const EffectBefore& was, const Reading& now, const Reading& by_peers,
                  double passed) const;
   std::vector<Head> Choose(const Action& action, const std::vector<Head>& heads) const;
-  // What the action itself makes of a level; 0 = nobody knows.
+  // What the action itself makes of a level; 0 = not known.
   double LevelAfter(const Action& action, EffectTrack track, Head head, double level) const;
   void RecordNonfinite(const StepSample& sample);
 

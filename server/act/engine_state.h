@@ -1,8 +1,8 @@
 // engine_state.h: what an ActionEngine remembers, and the parts of its work.
 //
-// Private to server/act.  The parts: life.cc moves actions from state to state,
-// delivery.cc decides who is handed what and what the answers mean, ladder.cc
-// is the policy's side, requests.cc the people's.
+// Private to server/act.  life.cc moves actions from state to state.
+// delivery.cc decides which rank is handed what, and what the answers mean.
+// ladder.cc is the policy's side, requests.cc the people's.
 //
 // Not thread-safe.
 
@@ -139,7 +139,7 @@ struct AlertCase {
   std::string key, rule;
   int32_t stage = 0;
   Severity severity = Severity::kNone;
-  int64_t fired_step = 0;   // When it was told of.
+  int64_t fired_step = 0;   // The step at which it was reported.
   int64_t first_step = 0;   // When the illness began.
   std::vector<Head> heads;  // Found, strongest first; not those that are next in line.
   std::vector<int32_t> layers;
@@ -182,7 +182,7 @@ struct ActionEngine::State {
   int64_t rules_step = -1;  // When the rules that judge the run last changed.
   EffectWatch watch;
   bool watching = false;  // Only while something may come of it.
-  bool ended = false;     // The run; as SetEnded() said.
+  bool ended = false;     // Whether the run has ended, from SetEnded().
 
   // ---- life.cc ----
   Tracked* Find(const std::string& id);
@@ -202,7 +202,8 @@ struct ActionEngine::State {
   // After a verdict against it, once it was undone, or could not be.
   void Escalate(Tracked* tracked, const std::string& why, const Now& now, Changed* changed);
   void Expire(const Now& now, Changed* changed);
-  // Of those that `which` takes; nobody can approve them any more.  `by_chance`: as in Fail().
+  // Ends those that `which` takes; they cannot be approved any more.
+  // `by_chance`: as in Fail().
   template <class Which>
   void EndProposals(const Which& which, const std::string& why, bool by_chance, const Now& now, Changed* changed) {
     // By index: an end may add an action.
@@ -217,8 +218,8 @@ struct ActionEngine::State {
 
   // ---- delivery.cc ----
   void Restart(uint32_t attempt, const Now& now, Changed* changed);
-  // Decides who is handed it, or refuses; waits while ranks are missing, or a
-  // step of this attempt to count from.
+  // Decides which ranks are handed it, or refuses.  Waits while ranks are
+  // missing, or a step of this attempt to count from.
   void Address(Tracked* tracked, const Now& now, Changed* changed);
   void AddressAll(const Now& now, Changed* changed);
   void Answer(Tracked* tracked, const RankResult& result, const Now& now, Changed* changed);

@@ -1,7 +1,8 @@
-// policy.h: what may be done about a run's alerts, and by whom.
+// policy.h: what may be done about a run's alerts, and which people may approve
+// it.
 //
 //   mode: enforce              # observe (default), propose, enforce
-//   approvers: ["alice", "oncall-*"]   # who may approve, reject, undo; empty = whoever may act
+//   approvers: ["alice", "oncall-*"]   # these may approve, reject, undo; empty = all with the right to act
 //   quiet_hours: ["22:00-06:00"]       # UTC; what would be enforced is proposed
 //   limits: {actions_per_run: 8, min_steps_between: 200, time_to_live_s: 3600}
 //   rules:
@@ -13,8 +14,8 @@
 //     - {do: qk.clip, gamma: 0.5, scope: heads, next: always}
 //     - {do: rollback.suggest}
 //
-// What is not said is as built in: `bellwetherd policy defaults`.  Every key
-// and range: docs/reference/policy.md.
+// A key that is missing is as built in: `bellwetherd policy defaults`.  Every
+// key and range: docs/reference/policy.md.
 //
 // Pure functions; safe from any thread.
 
@@ -75,7 +76,7 @@ struct Policy {
   std::vector<PolicyRule> rules;  // The first that fits an alert counts.
   std::string text;               // ParsePolicy(text) gives the same again.
 
-  // Empty approvers: everybody may.
+  // Empty approvers: every name may.
   bool MayApprove(const std::string& who) const;
   // Until when it is quiet; -1: it is not, at that time.
   int64_t QuietUntil(int64_t time_unix_ns) const;

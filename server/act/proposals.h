@@ -1,4 +1,5 @@
-// proposals.h: what an alert says of the actions that were made for it.
+// proposals.h: the sentence in an alert about the actions that were made for
+// it.
 
 #ifndef BELLWETHER_SERVER_ACT_PROPOSALS_H_
 #define BELLWETHER_SERVER_ACT_PROPOSALS_H_
@@ -17,13 +18,13 @@ namespace bellwether::server {
 // alert's advice names already is left out.  Thread-safe.
 std::string ProposalText(const std::vector<Action>& actions, const AlertTransition& transition);
 
-// Adds ProposalText() of `changed` to the advice.  Changes nothing else.  Thread-safe.
-// Where there is none yet, a new alert says what the policy will do first, and
-// when.
+// Adds ProposalText() of `changed` to the advice.  Changes nothing else.
+// Thread-safe.  If there is no action yet, a new alert says what the policy
+// will do first, and when.
 void AddProposals(const std::vector<Action>& changed, const Policy& policy, AlertTransition* transition);
 
-// Takes out of an alert's advice the sentences of those of the run's `actions` that wait
-// for nobody any more.  Thread-safe.
+// Takes out of an alert's advice the sentences of those of the run's `actions`
+// that no longer wait for approval.  Thread-safe.
 void HideEndedProposals(const std::string& run_name, const std::vector<Action>& actions, std::string* advice);
 // Whether there may be any.
 bool SpeaksOfProposals(const std::string& advice);

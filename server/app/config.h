@@ -1,8 +1,8 @@
 // config.h: flags, environment and the YAML file become Options.
 //
 // The file is read by the reader of rules, policy and access files
-// (util/strict_yaml.h): an unknown key, a wrong type or a value out of range is
-// an error `file:line:col: message`, and all of them are reported at once.
+// (util/strict_yaml.h).  An unknown key, a wrong type or a value out of range
+// is an error `file:line:col: message`, and all of them are reported at once.
 // Flags wire the process; the file holds what people tune.
 
 #ifndef BELLWETHER_SERVER_APP_CONFIG_H_
@@ -23,8 +23,8 @@ namespace bellwether::server {
 // NOT_FOUND: no such file.
 absl::StatusOr<size_t> ReadConfig(const std::string& path, ServerOptions* options);
 
-// INVALID_ARGUMENT, which calls the address `key`: it is neither host:port nor
-// unix:/path; or neither host:port nor "", which is none.
+// INVALID_ARGUMENT, with the address named `key`: it is neither host:port nor
+// unix:/path.  The web's address is host:port, or "" for none.
 absl::Status CheckGrpcAddress(std::string_view key, std::string_view address);
 absl::Status CheckWebAddress(std::string_view key, std::string_view address);
 

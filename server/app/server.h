@@ -75,9 +75,9 @@ struct ServerOptions {
 
 class Server {
  public:
-  // UNAVAILABLE: an address cannot be bound.  FAILED_PRECONDITION: an address off
-  // loopback that anybody could use; files that are not safe.  INVALID_ARGUMENT: a
-  // file is not legal.  DATA_LOSS: the storage is damaged.
+  // UNAVAILABLE: an address cannot be bound.  FAILED_PRECONDITION: an address
+  // off loopback without protection; files that are not safe.
+  // INVALID_ARGUMENT: a file is not legal.  DATA_LOSS: the storage is damaged.
   static absl::StatusOr<std::unique_ptr<Server>> Start(ServerOptions options);
   ~Server();  // As Stop().
 
@@ -94,7 +94,8 @@ class Server {
   // changes: NOT_FOUND, INVALID_ARGUMENT: as ReadRules, ReadPolicy and ReadAccess.
   // Logged, and shown by bellwether_config_last_reload_*.  Thread-safe.
   absl::Status Reload();
-  // Tells streams to come back, takes no more, makes everything durable.
+  // Sends streams the request to come back, takes no more, makes everything
+  // durable.
   absl::Status Stop();
 
  private:
@@ -136,7 +137,7 @@ class Server {
   std::unique_ptr<Members> member_;               // Null: this server is alone.
   std::atomic<Members*> asked_member_ = nullptr;  // The same, for calls and streams that come before it.
   std::unique_ptr<PeerChannels> peers_;           // Null: this server is alone.
-  std::unique_ptr<RunRouter> router_;             // Likewise.
+  std::unique_ptr<RunRouter> router_;             // Null: this server is alone.
   std::unique_ptr<QueryEngine> engine_;
   std::unique_ptr<QueryService> query_;
   std::unique_ptr<IngestService> ingest_;
@@ -149,8 +150,8 @@ class Server {
   std::condition_variable cut_idle_wake_;  // Its waits are by the monotonic clock; abseil's are not.
   bool cut_idle_stop_ = false;
   std::thread cut_idle_thread_, upkeep_;
-  int64_t busy_ns_ = 0;  // When somebody was last attached.
-  bool ready_ = true;    // As the health service was last told.
+  int64_t busy_ns_ = 0;  // When a client was last attached.
+  bool ready_ = true;    // The health service's last state.
   bool stopped_ = false;
 };
 

@@ -1,18 +1,22 @@
 // alert_engine.h: findings of every tick in, changes of alerts out.
 //
-// One alert per family, and one per rule that people wrote: it opens with the first finding, rises (same key,
-// k + 1) when severity or stage goes beyond what it has said, or when its advice becomes to go back, and resolves
-// after `resolve_steps` without a finding.  After that the family stays quiet
-// for `cooldown_steps`, unless what is found is worse than the last alert.
+// There is one alert per family, and one per rule that people wrote.  It opens
+// with the first finding.  It rises (same key, k + 1) when severity or stage
+// goes beyond what was reported, or when its advice becomes to go back.  It
+// resolves after `resolve_steps` without a finding.  After that the family
+// stays quiet for `cooldown_steps`, unless what is found is worse than the last
+// alert.
 //
 // An alert is under repair once something was switched on that its own rules
-// cannot see past.  That they find nothing then says nothing: it stays what it
-// was, rises by what is still found, and ends when other signals say so.
+// cannot see past.  No finding of theirs means nothing then.  The alert stays
+// what it was, rises by what is still found, and ends when other signals show
+// that it is over.
 //
-// A key names an alert in its run and tells nothing else of it: a letter and a
-// number that is not given again, also not in a later attempt.  Each family counts
-// by itself, and the rules that people wrote together, so that an alert of one, or
-// another rule, changes no key of the others: a replay gives the same ones.
+// A key names an alert in its run and carries nothing else: a letter and a
+// number that is not given again, also not in a later attempt.  Each family
+// counts by itself, and the rules that people wrote together.  So an alert of
+// one, or another rule, changes no key of the others: a replay gives the same
+// ones.
 //
 // Not thread-safe.
 
@@ -55,13 +59,14 @@ class AlertEngine {
   // Nothing could be looked for at `step`: no evidence is no evidence of an end.
   void CouldNotLook(Family family, int64_t step);
 
-  // Puts the family's alert under repair, if one is open, and says so once.
+  // Puts the family's alert under repair, if one is open, and reports that
+  // once.
   void BeginRepair(Family family, int64_t step, const RunDescription& run, std::vector<AlertTransition>* out);
   void BeginRepairOfRule(size_t rule, int64_t step, const RunDescription& run, std::vector<AlertTransition>* out);
   // What was switched on is off again: the rules judge as before.
   void EndRepairs(int64_t step);
-  // Resolves what has been under repair, and without a finding, for as long as an
-  // alert must be to resolve, where `stand_still` says it of the alert's heads.
+  // Resolves what has been under repair, and without a finding, for as long as
+  // any alert needs to resolve, if `stand_still` holds of the alert's heads.
   using StandStill = std::function<bool(const std::vector<Head>& heads, int64_t steps)>;
   void ResolveRepaired(int64_t step, const RunDescription& run, const StandStill& stand_still,
                        std::vector<AlertTransition>* out);
@@ -96,7 +101,7 @@ class AlertEngine {
   void VisitRules(A& a) {
     for (Open& open : of_rules_) a(open);
   }
-  // What states of before there were keys of this kind do not have.
+  // What saved states from before there were such keys do not have.
   template <class A>
   void VisitTold(A& a) {
     for (Open& open : open_) a(open.told);
@@ -111,7 +116,8 @@ class AlertEngine {
 
  private:
   static constexpr uint32_t kToldMax = 4096;  // Of heads and evidence; options have lower limits.
-  // What was last said of an alert, for as long as its rules can say no more.
+  // What was last reported of an alert, for as long as its rules can find no
+  // more.
   struct Told {
     int64_t repaired_step = -1;  // Since when it has been under repair; -1: it is not.
     Head strongest;
@@ -138,7 +144,7 @@ class AlertEngine {
     int64_t eta_step = 0;  // At which the eta was estimated.
     double eta_steps = 0, eta_lower = 0, eta_upper = 0;
     std::string key;
-    bool went_back = false;  // Its advice says so; saved beside the rest.
+    bool went_back = false;  // Its advice is to go back; saved beside the rest.
     Told told;
 
     template <class A>
@@ -160,10 +166,10 @@ class AlertEngine {
   void Resolve(const Subject& subject, Open* open, int64_t step, const RunDescription& run, const std::string& why,
                std::vector<AlertTransition>* out);
   std::string NextKey(const Subject& subject);
-  // Keeps what it says in `open`, too.
-  // A change of `open` at `step`: what all of them say.
+  // A change of `open` at `step`, with the fields that all changes have.
   static AlertTransition ChangeOf(const Subject& subject, const Open& open, int64_t step, const RunDescription& run,
                                   AlertState state);
+  // Also keeps in `open` what it reports.
   AlertTransition Describe(const Subject& subject, Open* open, int64_t step, const RunDescription& run,
                            const std::vector<Finding>& findings) const;
   void BeginRepair(const Subject& subject, Open* open, int64_t step, const RunDescription& run,

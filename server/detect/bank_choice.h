@@ -17,11 +17,11 @@ struct BankOptions {
   // all.  off: the CPU.
   std::string gpu = "auto";
   std::string library = "libbellwether_bank.so";  // As dlopen takes it.
-  std::string cusolver;                           // Likewise, for spectra; "" = libcusolver.so of a known version.
+  std::string cusolver;  // The cuSOLVER library for spectra; "" = libcusolver.so of a known version.
 };
 
-// Null: the CPU's bank is the one to use.  Says in one line of the log what was
-// chosen and why.  INVALID_ARGUMENT: gpu is another word.  UNAVAILABLE,
+// Null: the CPU's bank is the one to use.  One line of the log names the choice
+// and the reason.  INVALID_ARGUMENT: gpu is another word.  UNAVAILABLE,
 // FAILED_PRECONDITION: gpu is on, and there is none.
 absl::StatusOr<std::unique_ptr<GpuBank>> OpenBank(const BankOptions& options,
                                                   std::function<void(const std::string&)> on_failure);

@@ -1,12 +1,12 @@
 // batch_series.h: one signal of all heads, thinned to batch means with a
 // window.
 //
-// Struct of arrays: a row holds one batch of all heads, so that adding a
-// sample and closing a batch run over contiguous memory.  The memory is fixed
-// by the number of heads: (3 + window) floats a head.
+// Struct of arrays: a row holds one batch of all heads, so that adding a sample
+// and closing a batch run over contiguous memory.  The memory is fixed by the
+// number of heads: (3 + window) floats a head.
 //
 // A cell that was not measured, or whose value is not finite, adds nothing to
-// its mean; a batch without a value leaves the cell's newest value as it was
+// its mean.  A batch without a value leaves the cell's newest value as it was
 // and a NaN in the window.  Not thread-safe.
 
 #ifndef BELLWETHER_SERVER_DETECT_BATCH_SERIES_H_
@@ -32,8 +32,8 @@ class BatchSeries {
   // Ends the batch: its means become the newest values and, if anything was
   // measured, a row of the window.  False if nothing was measured.
   bool Close(int64_t step);
-  // The same in two halves, for whoever has the medians from a detector bank:
-  // median() and what is relative to it are as before until Settle().
+  // The same in two halves, for callers that have the medians from a detector
+  // bank.  median() and what is relative to it are as before until Settle().
   bool CloseRow(int64_t step);
   // What a bank reads; valid until the next call that changes anything.
   kernels::BankTrack Track() const;

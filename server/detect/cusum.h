@@ -4,16 +4,17 @@
 //   S+  = max(0, S+ + z - k), S- = max(0, S- - z - k), both held at 2 h
 //   alarm while the S of the watched direction is above h
 //
-// x is a batch mean; mean, deviation and the lag-1 autocorrelation phi are
-// those of the cell's `window` values before it (baseline_bank.h), which stand
-// still while the cell alarms, and from half of the way to it on: neither the
-// value that is scored nor what leads to an alarm becomes normal.  After `relearn` batches of alarm it is the new
-// normal all the same, and the cell starts afresh.  S is held at 2 h so that an alarm ends soon after its cause.  A
-// value that is not finite changes nothing.
+// x is a batch mean.  mean, deviation and the lag-1 autocorrelation phi are
+// those of the cell's `window` values before it (baseline_bank.h).  They stand
+// still while the cell alarms, and from half of the way to it on.  So neither
+// the value that is scored nor what leads to an alarm becomes normal.  After
+// `relearn` batches of alarm it is the new normal all the same, and the cell
+// starts afresh.  S is held at 2 h so that an alarm ends soon after its cause.
+// A value that is not finite changes nothing.
 //
 // Far above k and on independent normal values the sum passes s by chance with
-// probability exp(-2 k (s + 0.583)) at any one batch.
-// Source: Siegmund, Sequential Analysis (1985), Section 10.2.
+// probability exp(-2 k (s + 0.583)) at any one batch.  Source: Siegmund,
+// Sequential Analysis (1985), Section 10.2.
 //
 // Struct of arrays; memory is taken at the first value.  Not thread-safe.
 
@@ -29,7 +30,7 @@
 
 namespace bellwether::server {
 
-// What one value says, by a detector with a baseline.
+// What a detector with a baseline finds in one value.
 struct BankReading {
   bool scored = false;  // False: the baseline is not full yet.
   bool alarm = false;

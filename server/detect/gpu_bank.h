@@ -1,11 +1,11 @@
 // gpu_bank.h: the detector bank on a GPU, through libbellwether_bank.so.
 //
 // Shards call Evaluate() with one run each.  While a pass is under way the runs
-// of the others gather, and whoever comes next takes them all along: one pass
+// of the others gather, and the next caller takes them all along.  One pass
 // serves as many runs as wait, without a thread of its own and without a timer.
 //
 // When the device fails, the runs of that pass and all later ones are evaluated
-// by the CPU: no tick is lost, and no decision differs.  It is said once.
+// by the CPU.  No tick is lost, and no decision differs.  It is reported once.
 
 #ifndef BELLWETHER_SERVER_DETECT_GPU_BANK_H_
 #define BELLWETHER_SERVER_DETECT_GPU_BANK_H_
@@ -32,8 +32,8 @@ class GpuBank final : public DetectorBank {
   static constexpr int64_t kSeriesPerPassMax = int64_t{64} << 20;
 
   // UNAVAILABLE: no library, no driver or no device.  FAILED_PRECONDITION: a
-  // library of another build.  `on_failure` is told once, from any thread, why
-  // the device is given up.
+  // library of another build.  `on_failure` is called once, from any thread,
+  // with the reason for which the device is given up.
   static absl::StatusOr<std::unique_ptr<GpuBank>> Open(const std::string& library,
                                                        std::function<void(const std::string&)> on_failure);
   ~GpuBank() override;

@@ -1,7 +1,7 @@
 // head_rules.h: the detectors of all heads of a run, and what they found.
 //
-// A sample is added to the batch means of its signals; when a batch is full
-// a detector bank evaluates the tests of all heads (a tick), and the rules draw
+// A sample is added to the batch means of its signals.  When a batch is full a
+// detector bank evaluates the tests of all heads (a tick).  The rules draw
 // their conclusions for the few heads that a test holds of.  Between ticks
 // nothing is decided.  Which rules there are and what they mean:
 // docs/concepts/detection.md.
@@ -60,7 +60,7 @@ class HeadRules {
   int32_t stage() const;
   // Goes on under other thresholds with what it has seen.
   void SetOptions(const JudgeOptions& options);
-  // What the kernel is fed has changed: growth before it says nothing.
+  // The kernel's input has changed: growth before it means nothing.
   void ForgetTrends();
   // The run begins again at an earlier step: the open batch is of the past.
   void Rewind();
@@ -95,7 +95,7 @@ class HeadRules {
 
   struct Reading;
 
-  float Newest(HeadTrack track, size_t head) const;  // NaN if there is none.
+  float Newest(HeadTrack track, size_t head) const;  // NaN if there is no value.
   double Threshold(HeadTest test, HeadTrack track) const;
   Reading Read(size_t head) const;
   Reading ReadStates(size_t head) const;
@@ -108,7 +108,8 @@ class HeadRules {
   // `states`: of what is out of bounds alone.
   void JudgeHead(size_t head, const AttentionTraits& traits, bool states);
   void JudgeStates(const AttentionTraits& traits);
-  // Weights that are far above the other heads' and their own of before.
+  // Weights that are far above the other heads' and above their own earlier
+  // ones.
   void HoldFarWeights();
   // Large scores in a layer with a drifting head are the drift's last stage.
   void JoinLogits(const std::vector<Head>& repaired);
@@ -121,9 +122,9 @@ class HeadRules {
   // heads that are not due.
   void MarkUnwanted(HeadTest test);
   // When the ratio passes its critical level on its trend, and when the common
-  // mode does on its own: the ratio comes early, since the spread grows with
-  // the common mode at last, and the mode late, since it accelerates.  The
-  // mean of both, and an interval that holds both intervals.
+  // mode does on its own.  The ratio comes early, since the spread grows with
+  // the common mode at last.  The mode comes late, since it accelerates.
+  // Returns the mean of both, and an interval that holds both intervals.
   Eta JoinedEta(size_t head, const Trend& ratio_trend);
   void StoreEta(size_t head, const Eta& eta);
   Eta EtaNow(size_t head) const;

@@ -21,7 +21,7 @@
 
 namespace bellwether::server {
 
-// How a series is thinned and how a trend in it is told from noise.
+// How a series is thinned and how a trend in it is separated from noise.
 struct TrendOptions {
   // Steps per batch mean, 1..1000.  Neighbouring samples of one head are alike
   // (lag-1 correlation up to 0.9); means of 20 steps are nearly independent.
@@ -31,8 +31,8 @@ struct TrendOptions {
   int32_t window_batches = 64;
   int32_t window_batches_min = 24;
   // A fast drift that begins in the middle of the window is no straight line
-  // over all of it; the newest so many batches are tried as well, and must
-  // double as often within them as the whole window must.
+  // over all of it.  So the newest so many batches are tried as well.  They
+  // must double as often within them as the whole window must.
   int32_t window_batches_short = 32;
   // Mann-Kendall z of a monotone rise; 4 = one in 30,000 by chance.
   double mann_kendall_z_min = 4;
@@ -59,9 +59,10 @@ struct DriftOptions {
   // by chance while they form.
   double grown_factor = 4;
   // This many times the median head for `level_batches`: drift even where the
-  // growth is too slow to call, as long as it still rises.  Twice as long where
-  // neither ties nor a leak holds too, as a common mode that only grows and ties alone must:
-  // of a thousand heads that wander one is always far out for a while.
+  // growth is too slow to call, as long as it still rises.  It must hold twice
+  // as long if neither ties nor a leak holds too.  A common mode that only
+  // grows and ties alone must do so as well: of a thousand heads that wander
+  // one is always far out for a while.
   double level_factor = 8;
   int32_t level_batches = 10;
   double level_rise_min = 1.1;  // Over the window, newest against oldest.
@@ -70,12 +71,12 @@ struct DriftOptions {
   double common_mode_factor = 10;  // Against the median head.
   // Fewer heads than this in the whole run are no peers for the ratio.
   int32_t peers_min = 8;
-  // The more heads, the further the largest healthy one stands from the median:
-  // the factors of the ratio above are for runs of so many heads and grow with
-  // (heads / heads_usual)^heads_exponent beyond that, and so does
-  // ties.fraction_min, to ties.fraction_high at most.  Healthy ratios are spread
-  // over heads by 0.6 in ln; 8 times the median is 3.5 of these, and as rare in
-  // a run of 96 heads as 11 times in one of 1,024.
+  // The more heads, the further the largest healthy one stands from the median.
+  // The factors of the ratio above are for runs of so many heads.  Beyond that
+  // they grow with (heads / heads_usual)^heads_exponent, and so does
+  // ties.fraction_min, to ties.fraction_high at most.  Healthy ratios are
+  // spread over heads by 0.6 in ln.  8 times the median is 3.5 of these, and as
+  // rare in a run of 96 heads as 11 times in one of 1,024.
   double heads_usual = 96;
   double heads_exponent = 0.15;
   // The head is lost: ETA counts to this ratio, and is unknown beyond
@@ -134,16 +135,17 @@ struct LogitsOptions {
 };
 
 struct LossOptions {
-  // Values that an impulse is held against, never itself; 16..1024.
+  // Values that an impulse is compared with, never itself; 16..1024.
   int32_t window_values = 128;
   // Loss, and ln of the gradient norm, this many standard deviations above the
-  // window, twice in a row: an impulse, told as information only.
+  // window, twice in a row: an impulse, reported as information only.
   double impulse_sigma = 6;
   int32_t impulse_values = 2;
   int32_t mean_values = 50;  // Of the smoothed loss.
-  // The smoothed loss this far above its minimum is off its course: a share of
-  // the minimum, a share of all that was won since the first steps (a loss
-  // that nears 0 wanders by multiples of itself), and beyond its own noise.
+  // The smoothed loss this far above its minimum is off its course.  The limits
+  // are a share of the minimum, a share of all that was won since the first
+  // steps (a loss that nears 0 wanders by multiples of itself), and its own
+  // noise.
   double rise_of_minimum = 0.2;
   double rise_of_gain = 0.06;
   double rise_sigma = 6;
@@ -153,8 +155,8 @@ struct LossOptions {
   // and is critical in the end.
   int32_t persist_steps = 200;
   int32_t critical_steps = 600;
-  // An announced change excuses trends, never a state: for so long the loss is
-  // held against its level before it, and is told once it has been far above
+  // An announced change excuses trends, never a state.  For so long the loss is
+  // compared with its level before it, and reported once it has been far above
   // that for change_hold_steps.
   int32_t change_steps = 1000;
   int32_t change_hold_steps = 5;
@@ -169,7 +171,7 @@ struct LossOptions {
 };
 
 struct ContextOptions {
-  // The first steps of a run say nothing: the learning rate warms up, heads
+  // The first steps of a run are not judged: the learning rate warms up, heads
   // take shape and all of them grow.
   int64_t warmup_steps = 700;
   // After an announced change, for trends.

@@ -14,9 +14,9 @@ namespace bellwether::server {
 double NormalTail(double z);
 
 // The largest p that is still taken when the expected share of false ones among
-// those taken is to be at most `q`: the largest p_(i) <= q i / m over the m
-// values by rising size; -1 if none is taken.
-// Source: Benjamini and Hochberg, J. R. Stat. Soc. B 57 (1995), Section 3.
+// those taken is to be at most `q`.  That is the largest p_(i) <= q i / m over
+// the m values by rising size; -1 if none is taken.  Source: Benjamini and
+// Hochberg, J. R. Stat. Soc. B 57 (1995), Section 3.
 double BenjaminiHochberg(std::span<const double> p, double q, std::vector<double>* scratch);
 
 }  // namespace bellwether::server

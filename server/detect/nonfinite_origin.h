@@ -1,24 +1,25 @@
 // nonfinite_origin.h: where in a step the first value that is not finite arose.
 //
-// A NaN travels: in the forward pass to all layers above, at the loss into all
-// gradients, in the backward pass to all layers below, with the step into the
-// weights.  Most of what is not finite in a sample therefore is a consequence,
-// and the origin follows from the order:
+// A NaN travels.  In the forward pass it goes to all layers above, at the loss
+// into all gradients, in the backward pass to all layers below, with the step
+// into the weights.  Most of what is not finite in a sample therefore is a
+// consequence.  The origin follows from the order:
 //
 //   forward   the lowest layer that is not finite
 //   backward  the highest one, unless the forward pass had reached the loss
-//   weights   measured after the optimizer's step.  The queries' gradient is
-//             seen in no other signal: W_Q of a layer above the highest one
-//             whose gradients are not finite is the origin of these.  Where all
-//             layers' weights are not finite they tell nothing: clipping by a
-//             norm that is NaN does that.
+//   weights   measured after the optimizer's step
 //
-// Where the forward pass is lost from the lowest layer on, in all of its heads,
-// a step before may have spoiled all weights: no layer is named unless these
-// are known to have been finite.
+// The queries' gradient is seen in no other signal.  So W_Q of a layer above
+// the highest one whose gradients are not finite is the origin of these.  If
+// all layers' weights are not finite they show nothing: clipping by a norm that
+// is NaN does that.
 //
-// A layer that does not follow from another one is an origin of its own.  A loss
-// that is not finite while all scores are arose behind them.
+// If the forward pass is lost from the lowest layer on, in all of its heads, a
+// step before may have spoiled all weights.  No layer is named unless these are
+// known to have been finite.
+//
+// A layer that does not follow from another one is an origin of its own.  A
+// loss that is not finite while all scores are arose behind them.
 //
 // Pure functions; safe from any thread.
 

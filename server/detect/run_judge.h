@@ -1,10 +1,10 @@
 // run_judge.h: everything that is concluded about one run.
 //
-// Takes the run's merged samples and events in order and says which alerts
+// Takes the run's merged samples and events in order and returns which alerts
 // change state.  Deterministic: the same calls give the same transitions, on
 // any machine, after any Save and Restore.  It knows nothing of clocks, files
-// or other runs, which is what makes a replay equal to the live run; silence
-// of a rank (a matter of clocks) is judged by the caller and told by
+// or other runs, which is what makes a replay equal to the live run.  Silence
+// of a rank (a matter of clocks) is judged by the caller, which calls
 // OnSilence().
 //
 // Not thread-safe: the shard that owns the run calls it.

@@ -1,8 +1,8 @@
 // spectra_bank.h: where the eigenvalues of shipped Gram matrices are computed.
 //
-// Every bank gives the same values to about 1e-13 of a matrix's largest; what is
-// made of them is rounded (kernels/gram_spectrum.h), and what was made is in the
-// log, so that no decision depends on which bank it was.
+// Every bank gives the same values to about 1e-13 of a matrix's largest.  The
+// signals made of them are rounded (kernels/gram_spectrum.h) and stand in the
+// log.  So no decision depends on which bank it was.
 
 #ifndef BELLWETHER_SERVER_DETECT_SPECTRA_BANK_H_
 #define BELLWETHER_SERVER_DETECT_SPECTRA_BANK_H_
@@ -31,10 +31,11 @@ class SpectraBank {
 // The caller's own thread.  Lives as long as the process; any thread.
 SpectraBank* CpuSpectraBank();
 
-// The GPU's, if `options` want one and it can be had with its cuSOLVER; null
-// otherwise, and one line of the log says why.  Where the detectors are on the
-// GPU, that is no reason not to start: the CPU's spectra are as good.
-// `on_failure` is told once, from the caller's thread, why the device is given up.
+// The GPU's, if `options` want one and it can be had with its cuSOLVER.
+// Otherwise null, and one line of the log has the reason.  A missing cuSOLVER
+// is no reason not to start, also with the detectors on the GPU: the CPU's
+// spectra are as good.  `on_failure` is called once, from the caller's thread,
+// with the reason for which the device is given up.
 std::unique_ptr<SpectraBank> OpenGpuSpectra(const BankOptions& options,
                                             std::function<void(const std::string&)> on_failure);
 

@@ -1,14 +1,14 @@
 // user_rules.h: judges the rules that people wrote, beside the built-in ones.
 //
-// As the built-in rules do it: samples are averaged to batches, a full batch is
-// judged once, a rule must hold for some batches and fail as long to stop.  The
-// first steps of a run, announced disturbances and what the kernel is fed mean
-// to these rules what they mean to those (run_judge.h).
+// It works as the built-in rules do: samples are averaged to batches, a full
+// batch is judged once, a rule must hold for some batches and fail as long to
+// stop.  The first steps of a run, announced disturbances and the kernel's
+// input count as for those (run_judge.h).
 //
 // Rules on the same series share it.  The memory is fixed by the rules and the
-// number of heads, and taken when a signal is first seen: (3 + window) floats a
-// cell and series, 11 bytes a cell and rule, and window floats a cell of rules
-// with a baseline.
+// number of heads, and taken when a signal is first seen.  It is (3 + window)
+// floats a cell and series, 11 bytes a cell and rule, and window floats a cell
+// of rules with a baseline.
 //
 // Not thread-safe.
 
@@ -94,7 +94,7 @@ class UserRules {
     std::optional<CusumBank> cusum;
     std::optional<ImpulseBank> impulse;
   };
-  // What a rule says of one cell at one batch.
+  // What a rule finds in one cell at one batch.
   struct Reading {
     bool known = false;  // False: nothing was measured, nothing changes.
     bool fires = false;

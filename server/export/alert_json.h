@@ -1,9 +1,9 @@
 // alert_json.h: an alert as Alertmanager's JSON.
 //
-// Labels say what it is now (alertname, run, rule, severity, layer, head) and
-// change when it grows worse; the fingerprint stays the same while the alert
-// lives, so that a receiver can match resolved to firing.  Annotations carry
-// what a person reads.
+// Labels are the alert's present state (alertname, run, rule, severity, layer,
+// head) and change when it grows worse.  The fingerprint stays the same while
+// the alert lives, so that a receiver can match resolved to firing.
+// Annotations carry what a person reads.
 
 #ifndef BELLWETHER_SERVER_EXPORT_ALERT_JSON_H_
 #define BELLWETHER_SERVER_EXPORT_ALERT_JSON_H_

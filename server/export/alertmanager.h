@@ -1,12 +1,12 @@
-// alertmanager.h: keeps an Alertmanager told of what fires.
+// alertmanager.h: sends what fires to an Alertmanager, again and again.
 //
 // An Alertmanager forgets: it takes an alert for resolved once the alert's
 // endsAt has passed.  So what fires is sent at once, and again every resend_ns
-// with a later endsAt (four times that ahead, as Prometheus does it), and what
-// no longer fires is sent with its end for five minutes more, which outlasts a
-// receiver's restart.  Each push holds the whole state: one that was lost costs
-// nothing but time.  Of a cluster of Alertmanagers, every member must be told:
-// one object each.
+// with a later endsAt (four times that ahead, as Prometheus does it).  An alert
+// that no longer fires is sent with its end for five minutes more, which
+// outlasts a receiver's restart.  Each push holds the whole state, so a push
+// that was lost costs nothing but time.  In a cluster of Alertmanagers every
+// member needs the pushes: one object each.
 //
 // To an Alertmanager an alert is its labels.  One that grew worse has others
 // (severity, head), so the former ones are ended in the same push.
@@ -60,15 +60,16 @@ struct AlertmanagerOptions {
 // Thread-safe.
 class Alertmanager {
  public:
-  // INVALID_ARGUMENT: the url is none.  All arguments must outlive the object.
+  // INVALID_ARGUMENT: `url` is not a URL.  All arguments must outlive the
+  // object.
   static absl::StatusOr<std::unique_ptr<Alertmanager>> Start(const AlertmanagerOptions& options, AlertStore* alerts,
                                                              const RunTable* runs, Counters* counters);
   ~Alertmanager();
   Alertmanager(const Alertmanager&) = delete;
   Alertmanager& operator=(const Alertmanager&) = delete;
 
-  // One last push of what has not been sent; what fires goes on firing there
-  // until its endsAt: whoever starts next tells of it again.
+  // One last push of what has not been sent.  What fires goes on firing there
+  // until its endsAt, and the next server sends it again.
   void Stop();
   // Begins the time that Stop() has and returns, so that many have it together.
   void AskToStop();

@@ -2,8 +2,8 @@
 //
 // The worst `heads_top` by stage, then by the leading signal's value.  A head
 // that was chosen stays for `hold_ns`, so that a graph does not fall apart when
-// two heads change places; at most `held_max` heads of a run are kept in all,
-// the ones out of the top that were chosen longest ago leave first.
+// two heads change places.  At most `held_max` heads of a run are kept in all.
+// Of the heads out of the top, those that were chosen longest ago leave first.
 // Not thread-safe.
 
 #ifndef BELLWETHER_SERVER_EXPORT_HEAD_CHOICE_H_

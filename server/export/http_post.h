@@ -1,12 +1,14 @@
-// http_post.h: JSON to an address that people configured, at whose other end is a stranger.
+// http_post.h: JSON to an address that people configured, at whose other end is
+// a stranger.
 //
 // A receiver decides by its status alone.  Name, connection, TLS, request and
-// answer share one time; a head has head_bytes_max, interim ones included; of a
-// body no more is read than shows what is wrong, nothing is unpacked, and no
-// redirect is followed.  What is told of a receiver is one line of clean text.
+// answer share one time limit.  A head has head_bytes_max, interim ones
+// included.  Of a body no more is read than shows what is wrong.  Nothing is
+// unpacked, and no redirect is followed.  A receiver's text is reported as one
+// line of clean text.
 //
-// Its own sockets and not cpp-httplib's client, which bounds none of that; not
-// libcurl, which would bring LDAP, Kerberos and GnuTLS into the bundle.
+// The sockets are our own.  cpp-httplib's client bounds none of that, and
+// libcurl would bring LDAP, Kerberos and GnuTLS into the bundle.
 
 #ifndef BELLWETHER_SERVER_EXPORT_HTTP_POST_H_
 #define BELLWETHER_SERVER_EXPORT_HTTP_POST_H_
@@ -32,8 +34,8 @@ struct UrlParts {
   int port = 0;
 };
 
-// INVALID_ARGUMENT says what is wrong with the url: it must be http or https
-// and hold neither a user nor a password.
+// INVALID_ARGUMENT names the fault of the url: it must be http or https and
+// hold neither a user nor a password.
 absl::StatusOr<UrlParts> SplitUrl(const std::string& url);
 
 struct HttpPostLimits {
@@ -58,8 +60,9 @@ class HttpPoster {
   HttpPoster(const HttpPoster&) = delete;
   HttpPoster& operator=(const HttpPoster&) = delete;
 
-  // POSTs `body` as application/json.  UNAVAILABLE: no answer, or one that is not
-  // 2xx; says which, in text that may be logged.  One caller at a time.
+  // POSTs `body` as application/json.  UNAVAILABLE: no answer, or one that is
+  // not 2xx; the message names which, in text that may be logged.  One caller
+  // at a time.
   absl::Status Post(const std::string& body);
 
   // Whatever is under way or begins later ends at that monotonic time.  Thread-safe.

@@ -1,13 +1,13 @@
 // metrics_catalog.h: every exported metric that is not a signal's.
 //
 // Together with the metric options of signals.proto this is the only list of
-// metric names: the exporter registers nothing else, dashboards and rules may
-// name nothing else (a test compares), and a counter that a part of the server
+// metric names.  The exporter registers nothing else, and dashboards and rules
+// may name nothing else (a test compares).  A counter that a part of the server
 // asks for by another name is not exported.
 //
-// Names: base units, _total on counters only, no gauge that ends in _sum,
-// _count or _bucket; sum() or max() over the labels means something.  Never a
-// label job or instance, those are the scrape's; never step, loss, host or
+// Names have base units, and _total on counters only.  No gauge ends in _sum,
+// _count or _bucket.  sum() or max() over the labels means something.  A label
+// is never job or instance, which are the scrape's, nor step, loss, host or
 // uuid, whose values are unbounded.
 
 #ifndef BELLWETHER_SERVER_EXPORT_METRICS_CATALOG_H_

@@ -3,13 +3,17 @@
 // Built anew for every scrape from the snapshots of the runs, the firing alerts
 // and the server's own counters; nothing is kept per sample.
 //
-// The page holds at most series_max series, or the server's own metrics where those
-// are more.  When they are spent, single heads go first, then the layers of healthy
-// runs, then the extras of runs, then the layers of runs that are ill, then what tells
-// of a run at all (info, step, stage, last report): of ended ones first, of ill ones
-// last; then alerts, the mildest first.  What was left out is counted in
-// bellwether_series_suppressed_total{level}.  A run's layers come whole or not
-// at all: half a model on a graph misleads.
+// The page holds at most series_max series, or the server's own metrics if
+// those are more.  When they are spent, series leave in this order:
+// 1. single heads;
+// 2. the layers of healthy runs;
+// 3. the extras of runs;
+// 4. the layers of runs that are ill;
+// 5. the series that every run has (info, step, stage, last report), of ended
+//    runs first, of ill ones last;
+// 6. alerts, the mildest first. bellwether_series_suppressed_total{level}
+//    counts what was left out.  A run's layers come whole or not at all: half a
+//    model on a graph misleads.
 //
 // Only current runs are exported (current_runs.h); alerts leave with their run.
 

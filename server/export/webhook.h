@@ -1,15 +1,16 @@
-// webhook.h: tells an address what changed, in Alertmanager's words.
+// webhook.h: sends changes of alerts to an address, in Alertmanager's format.
 //
-// POSTs the body of Alertmanager's webhook, version 4, so that whatever
-// receives from an Alertmanager receives from here.  One notification per run:
+// POSTs the body of Alertmanager's webhook, version 4, so that any receiver of
+// an Alertmanager can receive from here.  There is one notification per run:
 // all of its alerts that fire, and those that were resolved since the last one.
-// The body is built when it is sent, so that a receiver that was away hears the
-// newest state once and no backlog.  What a policy proposes for an alert after
-// it fired is told once, by sending the alert again with it.
+// The body is built when it is sent, so that a receiver that was away gets the
+// newest state once and no backlog.  If a policy proposes something for an
+// alert after it fired, the alert is sent once more with the proposal.
 //
-// The body for Slack says the same in a message for people (slack.h).
+// The body for Slack has the same content in a message for people (slack.h).
 //
-// Alertmanager: https://prometheus.io/docs/alerting/latest/configuration/#webhook_config
+// Alertmanager:
+// https://prometheus.io/docs/alerting/latest/configuration/#webhook_config
 
 #ifndef BELLWETHER_SERVER_EXPORT_WEBHOOK_H_
 #define BELLWETHER_SERVER_EXPORT_WEBHOOK_H_
@@ -46,9 +47,9 @@ struct WebhookOptions {
   // Of a run's actions: what is added to the advice of an alert that fires.
   // Thread-safe; null = nothing.
   std::function<std::string(const std::vector<Action>& actions, const AlertTransition& alert)> proposals;
-  // Whether anybody is told of a run at all.  Thread-safe; null = of every run.
+  // Whether alerts of a run are sent at all.  Thread-safe; null = of every run.
   std::function<bool(RunId run)> notifies;
-  size_t runs_max = 1000;                  // Runs with something to say; more are refused.
+  size_t runs_max = 1000;                  // Runs with something to send; more are refused.
   size_t resolved_max = 256;               // Resolved alerts of a run in one notification.
   int attempts_max = 8;                    // Then the notification is given up.
   int64_t group_wait_ns = 50'000'000;      // Collects what comes together.
@@ -64,17 +65,18 @@ struct WebhookOptions {
 // Thread-safe.
 class Webhook {
  public:
-  // INVALID_ARGUMENT: the url is none.  Begins with the next transition, and CatchUp();
-  // all arguments must outlive the object.
+  // INVALID_ARGUMENT: `url` is not a URL.  Begins with the next transition, and
+  // CatchUp(); all arguments must outlive the object.
   static absl::StatusOr<std::unique_ptr<Webhook>> Start(const WebhookOptions& options, AlertStore* alerts,
                                                         ActionStore* actions, Counters* counters);
   ~Webhook();
   Webhook(const Webhook&) = delete;
   Webhook& operator=(const Webhook&) = delete;
 
-  // Of the runs in [first, end), which are served here from now on: what changed while
-  // nobody told this receiver, because a server ended or the receiver was away for too long.
-  // How far it was told stands in the database, with the run.
+  // Sends changes of the runs in [first, end), which are served here from now
+  // on, that were never sent to this receiver.  A server may have ended before,
+  // or the receiver was away for too long.  The database keeps the last id that
+  // was sent, with the run.
   void CatchUp(RunId first, RunId end);
 
   // Delivers what is due if it can within stop_wait_ns, and ends what is under way
@@ -100,8 +102,7 @@ class Webhook {
   std::vector<AlertTransition> Firing(RunId run) const;
   bool IsToldOf(const AlertView& alert) const;
   void Work();
-  // "" if nothing is left to say.
-  // `*told` becomes the highest id that it tells of.
+  // "" if nothing is left to send.  `*told` becomes the highest id in the body.
   std::string Body(RunId run, const Pending& pending, uint64_t* told) const;
   absl::Status RecordPosted(RunId run, uint64_t told);
   void Deliver(RunId run, Pending pending);

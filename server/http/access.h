@@ -1,11 +1,15 @@
 // access.h: what guards a browser.
 //
-// Who asks is for access/access.h to say, of what every page but /-/healthy is
-// shown: a certificate, a bearer token, the cookie that the page gets, or once
-// ?token= in the address, which sets the cookie and leads to the same address
-// without it.  Where nobody is asked anybody who reaches the port may read, so two things guard a browser on the same
-// machine: the Host header must name this server (another site cannot point its own name at loopback), and a call that
-// changes something wants the content type application/json (another site's form cannot send it).
+// access/access.h finds the caller's identity.  Every page except /-/healthy is
+// shown a certificate, a bearer token, or the cookie that the page gets.  Or
+// ?token= stands once in the address, which sets the cookie and leads to the
+// same address without it.
+//
+// If no caller is asked for an identity, every program that reaches the port
+// may read.  Two things then guard a browser on the same machine.  The Host
+// header must name this server: another site cannot point its own name at
+// loopback.  A call that changes something needs the content type
+// application/json: another site's form cannot send it.
 
 #ifndef BELLWETHER_SERVER_HTTP_ACCESS_H_
 #define BELLWETHER_SERVER_HTTP_ACCESS_H_

@@ -1,10 +1,11 @@
-// call_slots.h: how many queries by HTTP run at once, and whose.
+// call_slots.h: how many queries by HTTP run at once, in all and of one caller.
 //
-// There are far more workers than a processor has cores, since most of them wait
-// for readers; queries that all ran at once would take what ingest needs.  So a
-// query waits for one of running_max places, wait_ns_max at the longest and with
-// waiting_max others at most, and one caller has half of the places and of the
-// waiting, so that he does not keep all others out.
+// There are far more workers than a processor has cores, since most of them
+// wait for readers.  Queries that all ran at once would take the processors
+// that ingest needs.  So a query waits for one of running_max places,
+// wait_ns_max at the longest and with waiting_max others at most.  One caller
+// has half of the places and of the waiting, so that it does not keep all
+// others out.
 
 #ifndef BELLWETHER_SERVER_HTTP_CALL_SLOTS_H_
 #define BELLWETHER_SERVER_HTTP_CALL_SLOTS_H_

@@ -1,14 +1,14 @@
-// event_stream.h: what the page hears as it happens, as server-sent events.
+// event_stream.h: what the page receives as it happens, as server-sent events.
 //
 //   event: alert  id: <transition id>   data: the transition, one line of JSON
 //   event: runs                         data: {"runs":["a","b"]} changed, or
 //                                       {"all":true} if there are many, or other
 //                                       servers of a cluster have runs, too
 //   event: resync                       the reader should ask for everything
-//   event: refused                      data: {"message":"..."}, why he may not read
-//                                       any more; then the stream ends
+//   event: refused                      data: {"message":"..."}, why the reader's right
+//                                       ended; then the stream ends
 //
-// A stream begins after the id of Last-Event-ID, so that a reader who was away
+// A stream begins after the id of Last-Event-ID, so that a reader that was away
 // misses no transition; without one it begins now.  `runs` comes at most once a
 // second.  A comment every 15 s shows a dead reader.
 
@@ -39,8 +39,9 @@ class EventStream {
   EventStream(const EventStream&) = delete;
   EventStream& operator=(const EventStream&) = delete;
 
-  // Waits until there is something to say, a tick at the longest, and returns
-  // it; nothing once the hub has stopped, or the reader was refused or is `gone`.
+  // Waits until there is an event, a tick at the longest, and returns it.
+  // Returns nothing once the hub has stopped, or the reader was refused or is
+  // `gone`.
   std::optional<std::string> Next(const std::function<bool()>& gone = nullptr);
 
  private:
@@ -49,7 +50,7 @@ class EventStream {
   bool Sees(const std::string& run) const { return grant_ == nullptr || grant_->Sees(run); }
 
   EventHub* const hub_;
-  const GrantPtr grant_;  // Null: he may know everything.
+  const GrantPtr grant_;  // Null: the reader may see everything.
   uint64_t after_;        // The last transition that was sent.
   bool greeted_ = false;
   bool refused_ = false;
@@ -82,8 +83,8 @@ class EventHub {
   ~EventHub();
 
   // nullptr: streams_max are open, or the hub has stopped.  The hub must
-  // outlive the stream.  It tells of what `grant` sees, and ends with it; null:
-  // of everything.
+  // outlive the stream.  The stream has the events that `grant` may see, and
+  // ends with it; null: all events.
   std::unique_ptr<EventStream> Open(std::optional<uint64_t> after, GrantPtr grant = nullptr);
 
   // Ends all streams, for good.

@@ -1,7 +1,7 @@
 // gzip.h: compression of answers.
 //
-// Not left to cpp-httplib: it picks Brotli at its slowest level for whoever
-// offers it, a second of CPU for a large answer.
+// It is not left to cpp-httplib, which picks Brotli at its slowest level for a
+// client that offers it: a second of CPU for a large answer.
 
 #ifndef BELLWETHER_SERVER_HTTP_GZIP_H_
 #define BELLWETHER_SERVER_HTTP_GZIP_H_

@@ -1,18 +1,18 @@
 // http_server.h: the page, /metrics, the probes and the JSON calls.
 //
 //   /                       the page (its files beside it)
-//   /metrics                text format 0.0.4; of all runs, so for those who may see all
+//   /metrics                text format 0.0.4; of all runs, so for callers that may see all
 //   /-/healthy              200 while the process serves; wants no token
 //   /-/ready                200 while acknowledged means durable, else 503 and why
 //   /-/reload               POST: reads the rules file again; 403 where that is off
 //   /api/v1/<Method>        json_gateway.h; 503 while too many run (call_slots.h)
 //   /api/v1/events          event_stream.h; 503 when too many are open
 //
-// Every answer carries a content security policy that allows this server only,
-// and is refused to who may not ask (access.h).  With TLS (http_tls.h) a
-// certificate of a client counts as its token does.  A body comes with its
-// length, plain.  Works under a path prefix of a
-// reverse proxy: the page uses relative addresses only.
+// Every answer carries a content security policy that allows this server only.
+// A caller without the right to ask is refused (access.h).  With TLS
+// (http_tls.h) a client's certificate counts as its token does.  A body comes
+// with its length, plain.  The page works under a path prefix of a reverse
+// proxy: it uses relative addresses only.
 
 #ifndef BELLWETHER_SERVER_HTTP_HTTP_SERVER_H_
 #define BELLWETHER_SERVER_HTTP_HTTP_SERVER_H_
@@ -48,7 +48,7 @@ struct HttpOptions {
   int keepalive_seconds = 5;  // Of an idle connection.
   int keepalive_requests_max = 1000;
   int request_seconds_max = 10;  // From a request's first byte to its last.
-  int write_seconds_max = 10;    // Of a reader who takes nothing of an answer.
+  int write_seconds_max = 10;    // Of a reader that takes nothing of an answer.
   CallSlots::Options calls;
   EventHub::Options events;
 };
@@ -64,8 +64,8 @@ struct HttpSources {
                                             const std::function<bool()>& cancelled,
                                             std::shared_ptr<const void>* memory)>
       call;
-  std::vector<std::string_view> methods;  // What `call` knows; in labels, any other is none.
-  Access* access = nullptr;               // Null: nobody is asked who he is, and grants are null.
+  std::vector<std::string_view> methods;  // The methods of `call`; labels name no others.
+  Access* access = nullptr;               // Null: no caller is asked for an identity, and grants are null.
   TlsWatch* tls = nullptr;                // Null: plaintext.
   EventHub::ToJson transition_json;
   const RunTable* runs = nullptr;

@@ -40,7 +40,7 @@ class IngestService final : public v1::Ingest::WithRawCallbackMethod_Attach<v1::
     uint32_t drain_retry_after_ms = 1000;
     std::string server_version;
     std::string page_url_prefix;     // Run pages are at prefix + name; may be "".
-    Access* access = nullptr;        // Null: whoever comes may write.
+    Access* access = nullptr;        // Null: every client may write.
     const RunTable* runs = nullptr;  // What a uuid was called before; with access.
   };
 
@@ -51,12 +51,13 @@ class IngestService final : public v1::Ingest::WithRawCallbackMethod_Attach<v1::
   // The errors are listed in ingest.proto.
   grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Attach(grpc::CallbackServerContext* context) override;
 
-  // Tells every stream to come back later and ends it; new ones are refused.
+  // Sends every stream the request to come back later and ends it; new ones are
+  // refused.
   void Drain();
-  // Ends streams that have been silent for idle_ms_max, or hello_ms_max without
-  // having said whose they are, and those whose identity
-  // may not write any more; says something on those that heard nothing of us for
-  // long.  Call each second.
+  // Ends streams that have been silent for idle_ms_max, or for hello_ms_max
+  // without a Hello, and those whose identity may not write any more.  Sends a
+  // message on streams that have received nothing from the server for long.
+  // Call each second.
   void CutStreams();
   int streams_open() const;
 

@@ -17,8 +17,8 @@
 
 namespace bellwether::server {
 
-// What a session tells the stream that holds it.  Called from the log's and
-// the shards' threads; quick, and never under a lock that Put() takes.
+// What a session reports to the stream that holds it.  Called from the log's
+// and the shards' threads; quick, and never under a lock that Put() takes.
 class SessionOwner {
  public:
   virtual ~SessionOwner() = default;
@@ -26,7 +26,7 @@ class SessionOwner {
   virtual void OnOpen(uint64_t durable_seq) = 0;
   virtual void OnDurable(uint64_t seq) = 0;
   virtual void OnGoodbye() {}   // The Bye is durable, and with it all before; nothing follows.
-  virtual void OnRoom() = 0;    // Put() said kBusy; try again.
+  virtual void OnRoom() = 0;    // After Put() returned kBusy; try again.
   virtual void OnFenced() = 0;  // A newer session holds this (run, rank).
   // Another server of the cluster serves this run now, at `address` if that is not
   // "".  As far as the session goes it is fenced.
@@ -45,8 +45,9 @@ class IngestSession {
  public:
   virtual ~IngestSession() = default;
   virtual uint64_t epoch() const = 0;
-  // That of its Hello as the run counts it, which may be another number than it told
-  // (launches.h).  What is put bears this one, as actions do that the owner is told.
+  // The attempt of its Hello as the run counts it.  It may be another number
+  // than the Hello had (launches.h).  Messages that are put bear this one, and
+  // so do actions that the owner is handed.
   virtual uint32_t attempt() const = 0;
   virtual const Layout& layout() const = 0;
 
@@ -67,18 +68,19 @@ class IngestSession {
   virtual void Detach() = 0;
 };
 
-// What Open() says of a run that the server at `address` serves, and back.
+// The error of Open() for a run that the server at `address` serves, and back.
 absl::Status MovedTo(const std::string& address);
 std::optional<std::string> MovedAddress(const absl::Status& status);
 
 class IngestSink {
  public:
   virtual ~IngestSink() = default;
-  // Registers the session, fences the one before it and calls OnOpen() once
-  // the Hello is durable.  RESOURCE_EXHAUSTED: runs or ranks at their limit;
-  // FAILED_PRECONDITION: the run is known with another layout in this attempt;
-  // ABORTED: a later attempt has begun at that rank, or a later launch; UNAVAILABLE: draining, or
-  // the log failed, or another server's (MovedAddress).
+  // Registers the session, fences the one before it and calls OnOpen() once the
+  // Hello is durable.  RESOURCE_EXHAUSTED: runs or ranks at their limit.
+  // FAILED_PRECONDITION: the run is known with another layout in this attempt.
+  // ABORTED: a later attempt has begun at that rank, or a later launch.
+  // UNAVAILABLE: draining, or the log failed, or the run is another server's
+  // (MovedAddress).
   virtual absl::StatusOr<std::shared_ptr<IngestSession>> Open(const HelloMessage& hello, std::string payload,
                                                               SessionOwner* owner) = 0;
 };

@@ -1,11 +1,12 @@
 // launches.h: which attempt of a run a launch is.
 //
-// A launch is one start of a job's processes; all of them tell the same time of it.
-// The number of the attempt that they tell besides is the launcher's, and need not
-// be one: torchrun counts each node's own failures, so that after a restart the
-// nodes differ, a node that is new begins at 0 again, and a job that goes on with
-// other nodes than before counts nothing.  So a launch that is later than all before
-// is the run's next attempt, and its ranks have that number whatever they tell.
+// A launch is one start of a job's processes, and all of them report the same
+// time of it.  They also report the launcher's number of the attempt, which can
+// be wrong. torchrun counts each node's own failures, so that after a restart
+// the nodes differ.  A node that is new begins at 0 again.  A job that goes on
+// with other nodes than before counts nothing.  So a launch that is later than
+// all before is the run's next attempt, and its ranks have that number whatever
+// they report.
 //
 // Deterministic; what it depends on is in the log.  Not thread-safe.
 
@@ -21,13 +22,14 @@ namespace bellwether::server {
 
 class Launches {
  public:
-  // The launch that counts of one that a client told at `now_unix_ms`: none (0) where
-  // it is more than an hour ahead, since no later one would ever come then.
+  // Returns the launch time to use for a client that reported `launch_unix_ms`
+  // at `now_unix_ms`.  Returns 0 (unknown) if it is more than one hour in the
+  // future: no later launch would ever come then.
   static int64_t Credible(int64_t launch_unix_ms, int64_t now_unix_ms);
 
-  // The attempt of what was launched at `launch_unix_ms` (0 = not known) and calls
-  // itself attempt `told`; none where a later launch has begun and there is no number
-  // for this one before that: whoever is left of it is not wanted.
+  // The attempt of a process launched at `launch_unix_ms` (0 = not known) that
+  // calls its attempt `told`.  Nothing if a later launch has begun and this one
+  // had no number before that: its remaining processes are not wanted.
   std::optional<uint32_t> AttemptOf(int64_t launch_unix_ms, uint32_t told) const;
 
   // An attempt has begun.  Of the launches the newest `kLaunchesMax` are remembered.

@@ -1,4 +1,4 @@
-// message.h: what a trainer said, checked and free of protobuf.
+// message.h: a trainer's message, checked and free of protobuf.
 
 #ifndef BELLWETHER_SERVER_INGEST_MESSAGE_H_
 #define BELLWETHER_SERVER_INGEST_MESSAGE_H_
@@ -49,10 +49,11 @@ struct ByeMessage {
   std::string detail;
 };
 
-// Said by the server itself, through its own log, so that a replay decides the
-// same: a step was closed by its deadline, ranks fell silent, a whole run did, other rules are in
-// force, Gram matrices have given signals or were left alone, people asked
-// something about actions, another policy is in force, an action was handed out.
+// Messages of the server itself, through its own log, so that a replay decides
+// the same.  A step was closed by its deadline.  Ranks fell silent, or a whole
+// run did.  Other rules or another policy are in force.  Gram matrices have
+// given signals or were left alone.  People asked something about actions.  An
+// action was handed out.
 struct StepClosedMessage {
   uint32_t attempt = 0;
   int64_t step = 0;
@@ -62,7 +63,7 @@ struct SilenceMessage {
   int64_t seconds = 0;
 };
 struct RunSilentMessage {
-  int64_t last_report_unix_ms = 0;  // Whoever speaks after that has spoken in time.
+  int64_t last_report_unix_ms = 0;  // A rank that reports after this time is not late.
 };
 struct RulesMessage {
   std::shared_ptr<const std::string> text;  // Never null; shared by many runs.
@@ -72,7 +73,7 @@ struct SpectraMessage {
   std::vector<GramAnswer> answers;
 };
 
-// What came of a request.  Not in the log: whoever asked waits for it.
+// The result of a request.  Not in the log: the caller waits for it.
 struct ActionOutcome {
   absl::Status status;
   Action action;
@@ -85,7 +86,7 @@ struct ActionRequestMessage {
 struct PolicyMessage {
   std::shared_ptr<const std::string> text;  // Never null; shared by many runs.
   bool own = false;                         // A person set it for this run; else it is the server's.
-  std::string by;                           // Who.
+  std::string by;                           // The caller's name.
   std::string malformed;                    // As above.
   std::shared_ptr<ActionOutcome> outcome;
 };
@@ -106,7 +107,7 @@ struct LoggedMessage {
   Lsn lsn = 0;
   RunId run = 0;
   uint32_t rank = 0;
-  uint64_t epoch = 0;        // Of the rank's session; 0 = said by the server.
+  uint64_t epoch = 0;        // Of the rank's session; 0 = a message of the server.
   int64_t time_unix_ms = 0;  // When the server took it.
   IngestMessage message;
 };

@@ -1,17 +1,17 @@
 // rank_merge.h: the ranks' frames of a step become one sample.
 //
-// A step closes when every rank that is expected has sent all its parts, when
-// all of them are already past it, or when the caller says so (its deadline
-// passed).  Steps close in order; a frame of a closed step is late.  Values
-// combine by the merge rule of the catalogue: sums add, "equal" is compared and
-// a disagreement reported.
+// A step closes in three cases: every expected rank has sent all its parts, all
+// of them are already past it, or the caller closes it (its deadline passed).
+// Steps close in order; a frame of a closed step is late.  Values combine by
+// the merge rule of the catalogue: sums add, "equal" is compared and a
+// disagreement reported.
 //
-// A rank that left is not expected, nor does it stand for one that is: what it sent
-// before is part of its steps, which go on waiting for the others.
+// A rank that left is not expected, nor does it stand for one that is.  What it
+// sent before is part of its steps, which go on waiting for the others.
 //
-// Values that the server itself makes of what came for a step (spectra) arrive
-// later than the step's frames: Hold() keeps the step open for them, and those
-// behind it, until Fill() brings them or somebody gives up waiting.
+// The server itself makes some values of a step (spectra).  They arrive later
+// than the step's frames.  Hold() keeps the step open for them, and those
+// behind it, until Fill() brings them or the caller gives up waiting.
 //
 // Deterministic and without a clock.  Not thread-safe: the run's shard owns it.
 
@@ -47,9 +47,10 @@ class RankMerge {
 
   using Key = std::pair<uint32_t, int64_t>;  // attempt, step
   static constexpr Key kHelloOnly{0, -1};
-  // Who takes part.  With the highest closed step it is what a restart must know.
+  // The ranks that take part.  With the highest closed step it is what a
+  // restart must know.
   struct Ranks {
-    uint32_t attempt = 0;           // The newest that a rank said hello of.
+    uint32_t attempt = 0;           // The newest for which a rank sent a Hello.
     std::map<uint32_t, Key> heard;  // rank -> its newest step; kHelloOnly before there is one.
     std::set<uint32_t> gone;
   };
@@ -70,8 +71,9 @@ class RankMerge {
 
   // Closes every open step up to and with this one, with what there is.
   void CloseThrough(uint32_t attempt, int64_t step, const Sink& sink);
-  // A rank said hello: it is expected, also if it had left.  The ranks of an attempt before
-  // are then not, and an attempt that is older changes nothing.
+  // A rank sent a Hello: it is expected, also if it had left.  The ranks of an
+  // earlier attempt are then not expected, and an older attempt changes
+  // nothing.
   void Join(uint32_t rank, uint32_t attempt, uint32_t reporters);
   // A rank that left is not waited for; one that sends is expected again.  That of a rank
   // which takes no part is nothing: of an attempt before, whose ranks left with it.

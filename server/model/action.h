@@ -19,7 +19,8 @@ inline constexpr size_t kActionIdBytesMax = 64;
 inline constexpr size_t kPolicyBytesMax = 64 << 10;
 inline constexpr size_t kScopeLayersMax = 512;
 inline constexpr size_t kScopeHeadsMax = 64;
-// Who changes what no person changed; no person may be called so.
+// The authors of changes that no person made; a person may not have these
+// names.
 inline constexpr char kServerName[] = "server";
 inline constexpr char kPolicyName[] = "policy";
 
@@ -100,8 +101,8 @@ struct ActionRequest {
   std::string reason;  // <= 256 bytes
 };
 
-// What was asked and came to nothing, and changes of policy: what no action's
-// history tells.
+// Requests that came to nothing, and changes of policy, which stand in no
+// action's history.
 struct AuditEntry {
   int64_t time_unix_ns = 0;
   int64_t step = -1;  // The run's newest; -1 = none

@@ -39,7 +39,7 @@ struct Evidence {
   int64_t first_step = 0;
   std::string detector;
   std::string text;
-  SiblingBand siblings;  // Added by whoever posts it; no detector knows of it.
+  SiblingBand siblings;  // Added by the poster of the transition; detectors do not set it.
 };
 
 struct AlertTransition {
@@ -47,7 +47,7 @@ struct AlertTransition {
   RunId run = 0;
   std::string run_name;
   uint32_t attempt = 0;
-  std::string key;  // Names the alert in its run, and says nothing else of it: alert_engine.h
+  std::string key;  // Names the alert in its run, and carries nothing else: alert_engine.h
   uint32_t k = 0;
   AlertState state = AlertState::kNone;
   Severity severity = Severity::kNone;
@@ -64,9 +64,11 @@ struct AlertTransition {
   std::string summary;
   std::string advice;
   int64_t time_unix_ns = 0;
-  std::string siblings;      // One sentence, likewise.
+  std::string siblings;      // One sentence, added by the poster as well.
   bool told_before = false;  // To subscribers, when it could not be stored; not stored itself.
-  bool foreign = false;      // Another server of the cluster concluded and notifies it; likewise.
+  // Another server of the cluster concluded and notifies it; set by the poster
+  // as well.
+  bool foreign = false;
 };
 
 }  // namespace bellwether::server

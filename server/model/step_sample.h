@@ -47,13 +47,13 @@ struct RankFrame {
   uint32_t part = 0, parts = 1;
   int64_t time_unix_ns = 0;
   bool partial_rows = false;
-  uint64_t dropped_total = 0;   // Ring and window, as the client told.
+  uint64_t dropped_total = 0;   // Ring and window, as the client reported.
   uint64_t stripped_total = 0;  // Sent without their heads, this one included.
   std::vector<RankBlock> blocks;
   std::vector<float> values;
 };
 
-// All ranks' step.  matrix(s) is empty when nobody reported s.
+// All ranks' step.  matrix(s) is empty if no rank reported s.
 class StepSample {
  public:
   uint32_t attempt = 0;

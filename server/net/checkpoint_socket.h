@@ -1,9 +1,10 @@
-// checkpoint_socket.h: how `bellwetherd backup` asks a running server for a copy.
+// checkpoint_socket.h: how `bellwetherd backup` asks a running server for a
+// copy.
 //
-// <storage>/checkpoint.sock, in a folder that only the server's user (and root)
-// may enter.  Whoever connects gets one line: `ok` once everything durable stands
-// in <storage>/checkpoint, or `error WHY`; the copy is removed when the connection
-// ends.  One at a time.  Thread-safe.
+// The socket is <storage>/checkpoint.sock, in a folder that only the server's
+// user (and root) may enter.  A program that connects gets one line.  It is
+// `ok` once everything durable stands in <storage>/checkpoint, or `error WHY`.
+// The copy is removed when the connection ends.  One at a time.  Thread-safe.
 
 #ifndef BELLWETHER_SERVER_NET_CHECKPOINT_SOCKET_H_
 #define BELLWETHER_SERVER_NET_CHECKPOINT_SOCKET_H_

@@ -1,14 +1,14 @@
 // connection_acceptor.h: listens in gRPC's place.
 //
 // gRPC 1.51's own listener stops accepting for good once the process has run
-// out of descriptors (CVE-2023-4785), and counts nothing.  This one counts, for
-// all and by address, refuses what is too much by closing it, waits 10 ms when
-// descriptors are short, and hands what it took to gRPC, whose handshake
-// timeout ends what never speaks.
+// out of descriptors (CVE-2023-4785), and counts nothing.  This one counts
+// connections, in all and by address, and closes what is too much.  It waits 10
+// ms when descriptors are short.  It hands each connection to gRPC, whose
+// handshake timeout ends a client that sends nothing.
 //
-// gRPC does not tell when a connection ends.  Its descriptor is then closed, or
-// another socket by then: fstat() tells by the inode.  So the count is made
-// anew each second, and before anything is refused.
+// gRPC does not report when a connection ends.  Its descriptor is then closed,
+// or another socket by then, which fstat() shows by the inode.  So the count is
+// made anew each second, and before anything is refused.
 
 #ifndef BELLWETHER_SERVER_NET_CONNECTION_ACCEPTOR_H_
 #define BELLWETHER_SERVER_NET_CONNECTION_ACCEPTOR_H_
@@ -42,8 +42,9 @@ int64_t RaiseDescriptorLimit();
 
 class ConnectionAcceptor {
  public:
-  // Binds and listens; nothing is accepted before Start().  INVALID_ARGUMENT: not
-  // host:port nor unix:/path.  UNAVAILABLE: the address cannot be bound; says why.
+  // Binds and listens; nothing is accepted before Start().  INVALID_ARGUMENT:
+  // not host:port nor unix:/path.  UNAVAILABLE: the address cannot be bound,
+  // with the reason.
   static absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> Listen(const std::string& address,
                                                                     const ConnectionLimits& limits, Counters* counters);
   ~ConnectionAcceptor();  // As Stop().

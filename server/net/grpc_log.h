@@ -1,9 +1,9 @@
-// grpc_log.h: what gRPC has to say goes into our log, and not without end.
+// grpc_log.h: gRPC's messages go into our log, at a bounded rate.
 //
 // gRPC writes a line to stderr for each connection that was reset before it was
-// looked at: a stranger who opens and closes filled the log with 6,000 lines a
-// second.  Here a second has one line at most, and the next one says how many
-// were left out.
+// looked at.  A stranger that opened and closed connections filled the log with
+// 6,000 lines a second.  Here a second has one line at most, and the next one
+// has the number of lines left out.
 //
 // Thread-safe.
 

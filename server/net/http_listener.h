@@ -1,18 +1,18 @@
 // http_listener.h: takes the page's connections in cpp-httplib's place.
 //
-// cpp-httplib accepts whatever comes, and gives each connection a thread while it
-// lives: who sends nothing, or a byte at a time, holds them all.  Here one thread
-// waits for all connections (handshakes and heads of requests, http_connection.h),
-// and a request has a worker only once its head is there, until its answer is
-// out.  Probes have workers of their own: they are answered while all others are
-// busy.
+// cpp-httplib accepts whatever comes, and gives each connection a thread while
+// it lives.  A client that sends nothing, or a byte at a time, then holds them
+// all.  Here one thread waits for all connections (handshakes and heads of
+// requests, http_connection.h).  A request has a worker only once its head is
+// there, until its answer is out.  Probes have workers of their own: they are
+// answered while all others are busy.
 //
-// An address has so many connections at once, and all together connections_max,
-// where the one that has waited longest for its request makes room.  A connection
-// beyond those is one of a few that are kept for health checks, probes and /metrics:
-// whatever else it asks for is answered with 503.  Of these, too, the one that has
-// waited longest makes room, of its own address first.  What is closed by a limit, or
-// answered so, is counted by it:
+// An address has a limit of connections, and all together have connections_max.
+// At connections_max the one that has waited longest for its request makes
+// room.  A few connections beyond those are kept for health checks, probes and
+// /metrics: any other request on them is answered with 503.  Of these, too, the
+// one that has waited longest makes room, of its own address first.  Each
+// connection that a limit closes, or answers so, is counted by the limit:
 //   address      its address has so many already
 //   connections  connections_max are open
 //   descriptors  the process has none left: nothing is accepted for 10 ms
@@ -55,7 +55,7 @@ class HttpListener {
     size_t queue_max = 256;
     size_t head_bytes_max = 32 << 10;
     int request_seconds_max = 10;  // From a request's first byte to its last.
-    int write_seconds_max = 10;    // Of a reader who takes nothing.
+    int write_seconds_max = 10;    // Of a reader that takes nothing.
     int idle_seconds_max = 5;      // Of a connection that is kept.
     int stop_seconds_max = 3;      // For answers that are under way when it stops.
     SSL_CTX* tls = nullptr;        // Null: plaintext.  Must outlive the listener.
@@ -91,7 +91,7 @@ class HttpListener {
   void Turn(const ConnectionPtr& connection, const char* answer, Counter* counter);
   void TakeBack();
   void EndLate();
-  // As one of whom the address has per_address_max, or for health checks.
+  // One of the per_address_max of its address, or for health checks.
   enum class Place : uint8_t { kAny, kHealth };
   struct Use {
     int64_t any = 0, health = 0;

@@ -1,9 +1,9 @@
 // policy_dry_run.h: what a policy would have done in a recorded run, and when.
 //
 // The run is judged and its alerts followed by the server's own code.  Every
-// action is taken for applied at the next step, by a trainer that allows all of
-// them.  What it would have changed nobody knows: the recording goes on as it
-// was, so the verdicts speak of a run that nothing helped or hurt.
+// action counts as applied at the next step, by a trainer that allows all of
+// them.  Its effect cannot be known.  The recording goes on as it was, so the
+// verdicts are about a run that nothing helped or hurt.
 //
 // Pure functions of the recording; safe from any thread.
 

@@ -1,9 +1,11 @@
-// tuning.h: how far the thresholds were fitted to the runs that they are scored on.
+// tuning.h: how far the thresholds were fitted to the runs that they are scored
+// on.
 //
 // Six thresholds move on a coarse grid, one after the other and again until
-// none moves any more, to the least mean cost over the runs; once over all
-// runs, and once for each run without it.  What is chosen without a run and
-// scored on it is honest; the difference to the first is what tuning flatters.
+// none moves any more, to the least mean cost over the runs.  That is done once
+// over all runs, and once for each run without it.  What is chosen without a
+// run and scored on it is honest.  The difference to the first is what tuning
+// flatters.
 //
 // Cost of a run:
 //   fails            1 - min(lead, 3000) / 3000, or 2 if not warned in time;

@@ -1,14 +1,15 @@
 // alert_cursor.h: one reader's place in the alert log.
 //
-// First everything after the id it saw last, then whatever happens, each once
-// and in order.  The log on disk is the queue: a reader holds one page of it,
-// and a new transition only wakes him.  That leaves no gap between history and
-// live, nor between two threads that post at once: an id is delivered only by
-// reading the log up to it, never by the notice.
+// A cursor delivers everything after the last id that the reader saw, then
+// whatever happens, each once and in order.  The log on disk is the queue: a
+// reader holds one page of it, and a new transition only wakes the reader.
+// That leaves no gap between history and live, nor between two threads that
+// post at once.  An id is delivered only by reading the log up to it, never by
+// the notice.
 //
-// A reader who has caught up and then falls behind by more than
-// behind_bytes_max is told to ask again (kResync), which ends his cursor: so
-// many bytes wait for no reader, whoever he is.
+// A reader that has caught up and then falls behind by more than
+// behind_bytes_max must ask again (kResync), which ends its cursor: so many
+// bytes wait for no reader.
 
 #ifndef BELLWETHER_SERVER_QUERY_ALERT_CURSOR_H_
 #define BELLWETHER_SERVER_QUERY_ALERT_CURSOR_H_

@@ -1,5 +1,5 @@
-// call_access.h: what each call of service Query wants of its caller; the one
-// place where that is said, for gRPC and JSON alike.
+// call_access.h: the rights that each call of service Query needs; the one
+// place with them, for gRPC and JSON alike.
 
 #ifndef BELLWETHER_SERVER_QUERY_CALL_ACCESS_H_
 #define BELLWETHER_SERVER_QUERY_CALL_ACCESS_H_
@@ -18,15 +18,15 @@
 namespace bellwether::server {
 
 struct CallRule {
-  Role role = Role::kAdmin;  // Also of a call that nobody thought of.
+  Role role = Role::kAdmin;  // Also the role of a call that is missing in the table.
   bool changes = true;       // Stands in the audit when it was done.
 };
 CallRule RuleOf(std::string_view method);
 
-// Whether the caller may make the call about this run, as he names it; "" = about
-// none in particular, which lists only what he may see.  A run that he
-// may not see and one that there is not are refused in the same words.
-// PERMISSION_DENIED, UNAUTHENTICATED; both stand in the audit.
+// Whether the caller may make the call about this run, as the caller names it.
+// "" = about no particular run, which lists only what the caller may see.  A
+// run that the caller may not see and a run that does not exist are refused in
+// the same words.  PERMISSION_DENIED, UNAUTHENTICATED; both stand in the audit.
 absl::Status CheckCall(const QueryEngine& engine, const Grant* grant, const char* method, const std::string& run);
 
 // Where the runs of a call are, and whether its caller may make it about them.
@@ -34,8 +34,9 @@ struct CallPlaces {
   RunRouter* router = nullptr;     // Null: here, whatever it is about.
   RunRouter::Location run, other;  // Of names that were given.
 };
-// `other` is a second run, "" = none.  Errors as CheckCall() and RunRouter::Find(),
-// which may ask other servers; for gRPC's threads MayAskOthers() says it before.
+// `other` is a second run, "" = none.  Errors as CheckCall() and
+// RunRouter::Find(), which may ask other servers; gRPC's threads ask
+// MayAskOthers() first.
 absl::StatusOr<CallPlaces> PlaceCall(const QueryEngine& engine, const Grant* grant, const char* method,
                                      const std::string& run, const std::string& other, int64_t deadline_monotonic_ns);
 
@@ -58,8 +59,8 @@ bool MayAskOthers(const QueryEngine& engine, const Grant* grant, const Request& 
          std::is_same_v<Request, v1::ListBaselinesRequest>;
 }
 
-// The answer of the engine, here or at the run's owner; of two runs of different owners
-// here, from what both tell.
+// The answer of the engine, here or at the run's owner.  Two runs of different
+// owners are compared here, from the answers of both.
 template <typename Request, typename Response>
 absl::StatusOr<Response> AnswerFrom(const QueryEngine& engine, const char* method, Request* request,
                                     const CallContext& context, const CallPlaces& places,
@@ -94,8 +95,8 @@ absl::StatusOr<Response> AnswerFrom(const QueryEngine& engine, const char* metho
   return (engine.*call)(*request, context);
 }
 
-// The call of the engine for this caller: checked, with his name as `by`, and in the
-// audit; of a cluster by whichever server serves the run.
+// The call of the engine for this caller: checked, with its name as `by`, and
+// in the audit.  In a cluster the server that serves the run makes it.
 template <typename Request, typename Response>
 absl::StatusOr<Response> CallFor(const QueryEngine& engine, const char* method, Request request,
                                  const CallContext& context,
@@ -117,8 +118,8 @@ absl::StatusOr<Response> CallFor(const QueryEngine& engine, const char* method, 
     }
   }
   absl::StatusOr<Response> response = AnswerFrom(engine, method, &request, context, *places, call);
-  // The run moved a moment ago: it was not there, or nobody was, which of a call that
-  // changes something does not say that it was not done.
+  // The run moved a moment ago, so the run or its owner was not there.  Of a
+  // call that changes something, that does not mean that it was not done.
   const bool changes = RuleOf(method).changes;
   if (places->router != nullptr && !run.empty() &&
       (absl::IsNotFound(response.status()) || (!changes && absl::IsUnavailable(response.status())))) {

@@ -1,9 +1,9 @@
 // compare_runs.h: which heads of two runs differ, and from which step on.
 //
 // At each of some steps that both runs hold, a head's difference is
-// d = log2(|run| / |baseline|), values below 1/16 of the signal's median there
-// counting as that much: what is next to nothing has no ratio.  It is held
-// against a band of
+// d = log2(|run| / |baseline|).  Values below 1/16 of the signal's median there
+// count as that much: a value next to nothing has no ratio.  d is compared with
+// a band of
 //
 //   max(log2_min, 3 own, 3 min(scale of d over heads, sqrt(2) calm))
 //
@@ -13,13 +13,13 @@
 //          is less: two unrelated draws from such heads differ by sqrt(2) of it
 //
 // with scale = 1.4826 MAD (robust.h).  Twins, alike in nearly all heads, get a
-// narrow band; runs of two seeds get one as wide as heads of a healthy run are
+// narrow band.  Runs of two seeds get one as wide as heads of a healthy run are
 // apart, however many heads have left it in the other.  With fewer than 8 heads
 // the last term is left out.
 //
 // A head differs from its first step on beyond the band after which never 3
-// compared steps in a row lie within it, if at least 3 (or all) and three
-// quarters of them lie beyond.  Where one run is not finite and the other is,
+// compared steps in a row lie within it.  At least 3 of them (or all) and three
+// quarters of them must lie beyond.  Where one run is not finite and the other is,
 // they differ.  Not measured in either: not compared.
 //
 // Not thread-safe.

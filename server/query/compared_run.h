@@ -1,8 +1,9 @@
 // compared_run.h: one of two runs that are compared, as CompareRuns reads it.
 //
-// Of a cluster the two may have different owners: what is compared then comes over
-// the same calls that anybody may make (GetRun, GetMatrix, GetSeries), bit for bit
-// as the owner's store has it, so that any server finds what one server would.
+// In a cluster the two may have different owners.  Then the server reads both
+// over the same calls that any client may make (GetRun, GetMatrix, GetSeries).
+// The values are bit for bit those of the owner's store, so any server finds
+// what one server would.
 //
 // Not thread-safe.
 

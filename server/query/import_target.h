@@ -1,9 +1,9 @@
-// import_target.h: where an import goes: into this server's runs, or on to the server
-// of the cluster that serves the run.
+// import_target.h: where an import goes: into this server's runs, or on to the
+// server of the cluster that serves the run.
 //
-// Whose it is the name says that it is given, else the recording's first hello; until
-// that is read what comes is kept.  The owner gets the very bytes, and does with them
-// what it does for its own callers.
+// The name that the call gives decides it, else the recording's first hello;
+// until that is read what comes is kept.  The owner gets the very bytes, and
+// does with them what it does for its own callers.
 //
 // Feed() and Finish() by one thread at a time, the rest by any.
 
@@ -26,13 +26,15 @@ class ImportTarget {
   static constexpr size_t kKeptBytesMax = 2 << 20;
 
   virtual ~ImportTarget() = default;
-  // As RunImport; of a cluster also UNAVAILABLE: nobody serves the run just now, or its
-  // owner does not answer: whatever came so far, the same import again goes on.
+  // As RunImport.  In a cluster also UNAVAILABLE: no server serves the run just
+  // now, or its owner does not answer.  The same import again goes on after
+  // whatever came so far.
   virtual absl::Status Feed(const std::string& bytes) = 0;
   virtual absl::StatusOr<v1::ImportRunResponse> Finish() = 0;
   // Whether a call waits for another server, or may have to.
   virtual bool asks_others() const { return false; }
-  // Nobody wants it any more: what waits for another server returns.
+  // The import is no longer wanted: a call that waits for another server
+  // returns.
   virtual void Cancel() {}
 };
 

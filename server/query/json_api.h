@@ -1,9 +1,9 @@
 // json_api.h: Query's unary calls as JSON, and the JSON of a transition.
 //
 // The mapping is protobuf's, with the field names as in the .proto files
-// (snake_case; camelCase is taken too), every field present, 64-bit integers
-// as strings, enums by name, bytes in base64, and "NaN", "Infinity" and
-// "-Infinity" as strings.
+// (snake_case; camelCase is taken too).  Every field is present.  64-bit
+// integers are strings, enums are names, bytes are base64.  "NaN", "Infinity"
+// and "-Infinity" are strings.
 
 #ifndef BELLWETHER_SERVER_QUERY_JSON_API_H_
 #define BELLWETHER_SERVER_QUERY_JSON_API_H_
@@ -19,14 +19,17 @@
 
 namespace bellwether::server {
 
-// Calls the method of service Query by its name ("GetRun"); an empty body is
-// an empty request.  UNIMPLEMENTED: no such method, or a streaming one.
-// INVALID_ARGUMENT: the body is not the request's JSON; unknown fields are
-// refused.  PERMISSION_DENIED, UNAUTHENTICATED: as CheckCall().  Else as the
-// engine answers.  Null `grant`: nobody is asked who he is.  Thread-safe.
-// It ends with CANCELLED once `cancelled` says that nobody waits for it; null = somebody does.
-// Whoever sends the answer keeps `*memory`, its share of the memory of queries, until it
-// is out; null = it is given back at once.
+// Calls the method of service Query by its name ("GetRun"); an empty body is an
+// empty request.  Thread-safe.
+//
+// UNIMPLEMENTED: no such method, or a streaming one.  INVALID_ARGUMENT: the
+// body is not the request's JSON; unknown fields are refused.
+// PERMISSION_DENIED, UNAUTHENTICATED: as CheckCall().  CANCELLED: `cancelled`
+// returned true, so no reader waits; null = never.  Else as the engine answers.
+//
+// Null `grant`: no caller is asked for an identity.  `*memory` is the answer's
+// share of the memory of queries.  Keep it until the answer is sent; null = it
+// is given back at once.
 absl::StatusOr<std::string> CallJson(const QueryEngine& engine, std::string_view method, std::string_view body,
                                      GrantPtr grant = nullptr, std::function<bool()> cancelled = nullptr,
                                      std::shared_ptr<const void>* memory = nullptr);

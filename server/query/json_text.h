@@ -1,8 +1,9 @@
 // json_text.h: a message as JSON.
 //
-// As protobuf's own with the names of the .proto and every field shown, which makes a
-// tree of the answer first: some 250 bytes for each number, so that a series of 20
-// bytes a point took a kilobyte of memory a point.  This writes as it goes.
+// The JSON is protobuf's own with the names of the .proto and every field
+// shown.  protobuf makes a tree of the answer first, some 250 bytes for each
+// number, so that a series of 20 bytes a point took a kilobyte of memory a
+// point.  This code writes as it goes.
 
 #ifndef BELLWETHER_SERVER_QUERY_JSON_TEXT_H_
 #define BELLWETHER_SERVER_QUERY_JSON_TEXT_H_

@@ -60,7 +60,8 @@ class ProxyStream final : public StreamHandler {
       : method_(method), stream_(std::move(stream)), grant_(std::move(grant)) {}
 
   bool Pump(int64_t) override {
-    // Of which run it is the owner looks; who he is only we know.
+    // The owner checks the right to the run.  Only this server knows the
+    // caller's identity.
     (void)StillAllowed(grant_.get(), method_, "", stream_.get());
     std::shared_ptr<PeerStream> source;
     {

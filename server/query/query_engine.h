@@ -46,7 +46,7 @@ class RunRouter;
 struct CallContext {
   int64_t deadline_monotonic_ns = INT64_MAX;
   std::function<bool()> cancelled;  // Empty = never.
-  GrantPtr grant;                   // Who asks; null: nobody is asked who he is.
+  GrantPtr grant;                   // The caller; null: no caller is asked for an identity.
   // Until the answer has been written; null = it is not counted.
   std::shared_ptr<QueryMemory::Use> memory = nullptr;
   bool as_text = false;  // The answer becomes JSON, which is several times as long.
@@ -126,13 +126,14 @@ class QueryEngine {
   // a number any more is the worst there is.  peer_score = (value - median) /
   // (1.4826 MAD) over the run's finite heads; 0 where all of them are equal.
   absl::StatusOr<v1::TopHeadsResponse> TopHeads(const v1::TopHeadsRequest&, const CallContext&) const;
-  // As compare_runs.h says; first_step is then made exact.
+  // As compare_runs.h describes; first_step is then made exact.
   absl::StatusOr<v1::CompareRunsResponse> CompareRuns(const v1::CompareRunsRequest&, const CallContext&) const;
   // The same of two runs wherever they are; signal and limit are the request's.
   absl::StatusOr<v1::CompareRunsResponse> Compare(ComparedRun* run, ComparedRun* baseline,
                                                   const v1::CompareRunsRequest& request,
                                                   const CallContext& context) const;
-  // A run of this server's, whom the caller calls `asked`; errors as FindRun().
+  // A run of this server's, which the caller calls `asked`; errors as
+  // FindRun().
   absl::StatusOr<std::unique_ptr<ComparedRun>> OpenCompared(const std::string& run, const std::string& asked) const;
 
   // ---- baselines ----

@@ -1,12 +1,13 @@
-// query_memory.h: what the queries under way may take of memory, all of them together.
+// query_memory.h: how much memory all queries under way may take together.
 //
-// A query says what it may come to before it reads, keeps that until its answer has
-// been written, and gives back what it did not need as soon as it knows.  One that
-// does not fit beside the others waits for wait_ns_max, and is then refused.  One
-// waits at a time: who waits has a thread that others' queries need.  One caller has
-// three quarters at most, so that others' queries go on beside those that it leaves
-// unread.  What is no more than small_bytes has a quarter as much for itself, on top, so
-// that lists are answered beside queries that take all.
+// A query reserves what it may come to before it reads, and keeps that until
+// its answer has been written.  It gives back what it did not need as soon as
+// it knows.  A query that does not fit beside the others waits for wait_ns_max,
+// and is then refused.  One waits at a time, since a waiting query has a thread
+// that others need.  One caller has three quarters at most, so that others'
+// queries go on beside those that it leaves unread.  Queries of no more than
+// small_bytes have a quarter as much for themselves, on top.  So lists are
+// answered beside queries that take all.
 
 #ifndef BELLWETHER_SERVER_QUERY_QUERY_MEMORY_H_
 #define BELLWETHER_SERVER_QUERY_QUERY_MEMORY_H_
@@ -58,9 +59,10 @@ class QueryMemory {
     Use(const Use&) = delete;
     Use& operator=(const Use&) = delete;
 
-    // Has so many bytes afterwards, at least; waits for them.  RESOURCE_EXHAUSTED:
-    // they are more than one query may have, or were not free in time.  Ask once, for
-    // all: who waits while he has some keeps others waiting.
+    // Has at least so many bytes afterwards; waits for them.
+    // RESOURCE_EXHAUSTED: they are more than one query may have, or were not
+    // free in time.  Ask once, for all: a query that waits while it holds some
+    // keeps others waiting.
     absl::Status Reserve(int64_t bytes);
     // The same without waiting.
     absl::Status GrowTo(int64_t bytes);

@@ -2,9 +2,9 @@
 //
 // Unary calls run on a pool of their own: gRPC's threads never wait for the
 // store, and a flood of queries can hold up neither ingest nor the streams.
-// The streams WatchAlerts and WatchRun are fed by one thread; imports and
-// exports have two of their own, because they may take minutes, and imports that go
-// on to other servers of a cluster two more.
+// One thread feeds the streams WatchAlerts and WatchRun.  Imports and exports
+// have two of their own, because they may take minutes.  Imports that go on to
+// other servers of a cluster have two more.
 
 #ifndef BELLWETHER_SERVER_QUERY_QUERY_SERVICE_H_
 #define BELLWETHER_SERVER_QUERY_QUERY_SERVICE_H_
@@ -45,7 +45,7 @@ class QueryService final : public v1::Query::CallbackService {
     int64_t transfer_idle_ms_max = 30'000;  // A peer takes or sends a chunk within this.
     int64_t answer_ms_max = 30'000;         // A caller takes an answer, or what ends a transfer, within this.
     AlertCursor::Options alerts;
-    // Says who a caller is and what he may do.  Null: nobody is asked.
+    // Finds the caller's identity and rights.  Null: no caller is asked.
     Access* access = nullptr;
   };
 
@@ -67,11 +67,11 @@ class QueryService final : public v1::Query::CallbackService {
   // RESOURCE_EXHAUSTED  queue_max calls wait, or streams_max streams, or
   //                     transfers_max transfers, are open; or the limits on calls of
   //                     other servers (run_router.h).
-  // UNAUTHENTICATED     the caller is nobody here; also of streams, when it has
-  //                     become so.
+  // UNAUTHENTICATED     the caller has no valid identity; also of streams, when it
+  //                     has lost it.
   // PERMISSION_DENIED   call_access.h.
   // UNAVAILABLE         the server is going down.
-  // Else as query_engine.h says.
+  // Else as in query_engine.h.
 #define BW_UNARY(name, request, response)                                                                        \
   grpc::ServerUnaryReactor* name(grpc::CallbackServerContext* context, const v1::request* in, v1::response* out) \
       override
@@ -119,8 +119,9 @@ class QueryService final : public v1::Query::CallbackService {
                                       const);
   // The caller, or UNAUTHENTICATED, or UNAVAILABLE.
   absl::StatusOr<GrantPtr> Admit(const grpc::CallbackServerContext& context, const char* method) const;
-  // A stream of answers: who may open it, how many may be open, and what it begins
-  // with, called where the run is; its error ends the stream.
+  // A stream of answers: the rights to open it, how many may be open, and how
+  // it begins.  The latter is called where the run is; its error ends the
+  // stream.
   template <typename Request, typename Response>
   struct StreamCall {
     const char* method;
@@ -139,7 +140,7 @@ class QueryService final : public v1::Query::CallbackService {
                            const std::shared_ptr<WriteStream<Response>>& stream, Request request,
                            const GrantPtr& grant);
   void Handled(const char* method, grpc::StatusCode code, int64_t start_ns) const;
-  // Takes a place among `max`, or says RESOURCE_EXHAUSTED and takes none.
+  // Takes a place among `max`, or returns RESOURCE_EXHAUSTED and takes none.
   grpc::Status Reserve(std::atomic<size_t>* open, size_t max, const char* limit) const;
 
   const Options options_;

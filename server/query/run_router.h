@@ -1,12 +1,13 @@
-// run_router.h: Query at any server of a cluster: whose run it is, and what the
-// others say.
+// run_router.h: Query at any server of a cluster: the owner of each run, and the
+// other servers' answers.
 //
-// A run is served by one server.  Any other finds out which, asks it for the caller,
-// and gives on its answer; lists it makes of everybody's.  What was passed on by
-// another server is answered from here alone.
+// A run is served by one server.  Any other server finds out which, asks it for
+// the caller, and gives on its answer.  It makes lists from the lists of all
+// servers.  A call that another server passed on is answered from here alone.
 //
-// Which server has a run of a name is asked of all, and known for kKnownMs; a uuid
-// says it by itself (the lease table as the member last saw it).
+// All servers are asked which of them has a run of a name, and the answer is
+// kept for kKnownMs.  A uuid itself gives its partition, and so its owner (the
+// lease table as the member last saw it).
 //
 // Thread-safe; calls may wait for other servers.
 
@@ -48,13 +49,13 @@ class RunRouter {
   // All must outlive this object.
   RunRouter(Peers* peers, const RunTable* runs, Clock* clock) : peers_(peers), runs_(runs), clock_(clock) {}
 
-  // Of a name the newest run of all servers.  NOT_FOUND: nobody has it;
-  // UNAVAILABLE: that is not known now, because its partition is being taken over or
-  // a server does not answer.
+  // For a name, the newest run of all servers.  NOT_FOUND: no server has it.
+  // UNAVAILABLE: that is not known now, because its partition is being taken
+  // over or a server does not answer.
   absl::StatusOr<Location> Find(const std::string& run, int64_t deadline_monotonic_ns);
-  // The same without asking anybody; nothing: that would have to be done.
+  // The same without asking another server; nothing if that is needed.
   std::optional<Location> Known(const std::string& run);
-  // It was not where Find() said.
+  // The run was not where Find() had found it.
   void Forget(const std::string& run);
   // Why this server does not have the run: NOT_FOUND or UNAVAILABLE, as above.
   absl::Status Absent(const std::string& run) const;
@@ -71,9 +72,9 @@ class RunRouter {
     return response;
   }
 
-  // ---- lists of all servers (cluster_lists.cc) ----
-  // Each run once, in the order of the list of one; `unanswered` and
-  // `partitions_unserved` say what is missing.
+  // ---- lists of all servers (cluster_lists.cc) ---- Each run once, in the
+  // order of the list of one; `unanswered` and `partitions_unserved` are what
+  // is missing.
   absl::StatusOr<v1::ListRunsResponse> ListRuns(const QueryEngine& engine, const v1::ListRunsRequest& request,
                                                 const CallContext& context);
   // Of a server that does not answer what this one knows of its alerts, without
@@ -84,9 +85,9 @@ class RunRouter {
                                                           const v1::ListBaselinesRequest& request,
                                                           const CallContext& context);
 
-  // ---- two runs of different owners (cluster_compare.cc) ----
-  // As QueryEngine::CompareRuns(), of runs that are where the places say; read by
-  // this server from whoever has them, one question after the other.
+  // ---- two runs of different owners (cluster_compare.cc) ---- As
+  // QueryEngine::CompareRuns(), of runs that are where the places point.  This
+  // server reads them from their owners, one question after the other.
   absl::StatusOr<v1::CompareRunsResponse> CompareRuns(const QueryEngine& engine, const v1::CompareRunsRequest& request,
                                                       const Location& run, const Location& baseline,
                                                       const CallContext& context);

@@ -1,4 +1,4 @@
-// still_allowed.h: whether who opened a stream may have it still.
+// still_allowed.h: whether the caller that opened a stream may still have it.
 
 #ifndef BELLWETHER_SERVER_QUERY_STILL_ALLOWED_H_
 #define BELLWETHER_SERVER_QUERY_STILL_ALLOWED_H_
@@ -11,9 +11,10 @@
 
 namespace bellwether::server {
 
-// False: the stream is ending, or was ended here because its caller is nobody any
-// more, or may not make the `call` about `run` ("" = about none in particular) any
-// more.  Null `grant`: no caller is identified.  For StreamPump's thread.
+// False: the stream is ending, or was ended here.  Its caller has no valid
+// identity any more, or may not make the `call` about `run` any more ("" =
+// about no particular run).  Null `grant`: no caller is asked for an identity.
+// For StreamPump's thread.
 template <typename Stream>
 bool StillAllowed(const Grant* grant, const char* call, std::string_view run, Stream* stream) {
   if (stream->ending()) return false;

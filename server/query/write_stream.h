@@ -2,8 +2,8 @@
 // thread.
 //
 // One write is in flight at most, Finish() is called exactly once, and both
-// only while gRPC still holds the call.  gRPC's own reference ends in OnDone;
-// whoever drives the stream keeps a shared_ptr for as long as he does.
+// only while gRPC still holds the call.  gRPC's own reference ends in OnDone.
+// The driver of the stream keeps a shared_ptr as long as it drives.
 
 #ifndef BELLWETHER_SERVER_QUERY_WRITE_STREAM_H_
 #define BELLWETHER_SERVER_QUERY_WRITE_STREAM_H_
@@ -29,7 +29,7 @@ class WriteStream : public grpc::ServerWriteReactor<Response> {
     // The last write must be taken within so long after End(), else the call is
     // cancelled.
     int64_t end_ms_max = 30'000;
-    // Not if it ended with OK: a reader that rests is told all the same.
+    // Not if it ended with OK: a reader that rests is notified all the same.
     bool waits_for_ok = false;
   };
 

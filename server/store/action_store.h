@@ -1,9 +1,10 @@
-// action_store.h: every change of every action once, and what came to nothing.
+// action_store.h: every change of every action once, and requests that came to
+// nothing.
 //
-// Whoever concludes that an action changed posts it with its whole history;
-// what is stored already is a replay after a crash and changes nothing.  Reads
-// go to the database: an action is looked at far less often than it is kept.
-// Thread-safe; the changes of one run come from one thread.
+// The run's shard posts an action that changed, with its whole history.  A
+// change that is stored already is a replay after a crash and changes nothing.
+// Reads go to the database: an action is looked at far less often than it is
+// kept.  Thread-safe; the changes of one run come from one thread.
 
 #ifndef BELLWETHER_SERVER_STORE_ACTION_STORE_H_
 #define BELLWETHER_SERVER_STORE_ACTION_STORE_H_
@@ -32,10 +33,10 @@ class ActionStore {
   // `database` must outlive this object.
   explicit ActionStore(Database* database) : database_(database) {}
 
-  // Durable when it returns.  How many changes are new; 0 = a replay, nobody
-  // was told.
+  // Durable when it returns.  Returns how many changes are new; 0 = a replay,
+  // without a notice to subscribers.
   absl::StatusOr<size_t> Post(RunId run, const Action& action);
-  // What the log record `lsn` said, once.
+  // The entry of the log record `lsn`, once.
   absl::Status Note(RunId run, Lsn lsn, const AuditEntry& entry);
 
   absl::StatusOr<std::vector<Action>> List(RunId run) const;           // Oldest first.

@@ -1,7 +1,7 @@
-// alert_store.h: every transition once, and whoever waits for the next one.
+// alert_store.h: stores every transition once, and notifies its subscribers.
 //
-// Post() stores a transition exactly once (by run, key and k) and tells the
-// subscribers; Read() serves the rest, so that a reader who missed something
+// Post() stores a transition exactly once (by run, key and k) and calls the
+// subscribers.  Read() serves the rest, so that a reader that missed something
 // asks again from the last id it saw.  Thread-safe.
 
 #ifndef BELLWETHER_SERVER_STORE_ALERT_STORE_H_
@@ -39,23 +39,27 @@ class AlertStore {
   // Reads what is stored.  Call once, before anything else.
   absl::Status Load();
 
-  // False: it is stored, or waits for that (a replay after a crash); nobody is told.  What
-  // cannot be stored is told all the same, without an id, and kept for
-  // StoreWaiting(): the error is why.  Nor is it tried while others of its store wait:
-  // one that is silent keeps nobody a second time.  Beyond 4,096 that wait it is
-  // counted instead.
-  // ABORTED: another server owns the run by now, whose word it is; nobody is told.
+  // False: it is stored already, or waits for that (a replay after a crash);
+  // subscribers are not called.  ABORTED: another server owns the run by now
+  // and decides; subscribers are not called.
+  //
+  // Any other error: it could not be stored.  Subscribers are called all the
+  // same, without an id, and it is kept for StoreWaiting().  It is not even
+  // tried while others of its store wait, so that a silent store keeps no
+  // caller waiting a second time.  Beyond 4,096 that wait it is counted
+  // instead.
   absl::StatusOr<bool> Post(AlertTransition transition);
-  // Stores what could not be stored, in order of each store, and tells it again with
-  // its id; call now and then, from one thread.  The first error.  What a crash comes before is
-  // concluded again from the log, or was kept with its run.  One whose row there is damaged
-  // is counted and given up.
+  // Stores what could not be stored, in order of each store, and calls the
+  // subscribers again with its id.  Call now and then, from one thread.
+  // Returns the first error.  If a crash comes first, the transition is
+  // concluded again from the log, or was kept with its run.  A transition whose
+  // row there is damaged is counted and given up.
   absl::Status StoreWaiting();
 
-  // Something of the run was told that is stored nowhere: a state of it that was saved
-  // now would conclude it no more.
+  // A transition of the run was reported that is stored nowhere.  A state of
+  // the run that was saved now would not conclude it again.
   bool Waits(RunId run) const;
-  // Told, and not stored yet; oldest first.
+  // Reported, and not stored yet; oldest first.
   std::vector<AlertTransition> Unstored() const;
 
   absl::StatusOr<std::vector<AlertTransition>> Read(uint64_t after, size_t limit, RunId run) const;
@@ -64,7 +68,8 @@ class AlertStore {
   // The newest stored transitions of alerts of the runs in [first, end) that are not
   // older than `since_unix_ns`, by run.
   std::vector<AlertTransition> Newest(RunId first, RunId end, int64_t since_unix_ns) const;
-  // Up to which id of the run a receiver was told, 0 = nothing: as Database.
+  // The highest id of the run that was sent to a receiver, 0 = none: as
+  // Database.
   absl::Status PutTold(RunId run, uint32_t receiver, uint64_t id) { return database_->PutTold(run, receiver, id); }
   absl::StatusOr<uint64_t> GetTold(RunId run, uint32_t receiver) const { return database_->GetTold(run, receiver); }
 
@@ -73,7 +78,8 @@ class AlertStore {
   absl::StatusOr<AlertView> Get(RunId run, const std::string& key) const;
   absl::Status Annotate(RunId run, const std::string& key, const Database::AlertNote& note);
 
-  // Tells what other servers of a cluster stored since the last call, marked so.
+  // Reports what other servers of a cluster stored since the last call, marked
+  // so.
   absl::Status NotifyForeign();
 
   int64_t Subscribe(Subscriber subscriber);
@@ -93,15 +99,15 @@ class AlertStore {
   void ShowWaiting() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Database* const database_;
-  Gauge* const waiting_now_;  // Null: nobody counts.
+  Gauge* const waiting_now_;  // Null: not counted.
   Counter* const never_stored_;
-  // Held by who writes one: nobody who writes into another store, nor any reader, waits for
-  // one that is silent.
+  // Held by the thread that writes a note.  Writers into another store, and
+  // readers, do not wait for a store that is silent.
   absl::Mutex* NotesMutex(RunId run);
   mutable absl::Mutex mutex_;
   std::map<std::pair<RunId, std::string>, AlertView> alerts_ ABSL_GUARDED_BY(mutex_);
   std::map<uint32_t, absl::Mutex> notes_mutexes_ ABSL_GUARDED_BY(mutex_);  // By store; acquired before mutex_.
-  std::deque<Waiting> waiting_ ABSL_GUARDED_BY(mutex_);                    // Told, but not stored.
+  std::deque<Waiting> waiting_ ABSL_GUARDED_BY(mutex_);                    // Reported, but not stored.
   bool full_said_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Mutex subscribers_mutex_ ABSL_ACQUIRED_AFTER(mutex_);
   std::map<int64_t, Subscriber> subscribers_ ABSL_GUARDED_BY(subscribers_mutex_);

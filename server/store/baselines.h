@@ -1,12 +1,13 @@
-// baselines.h: the bands of past healthy runs, and what they say of a new one.
+// baselines.h: the bands of past healthy runs, and how a new run compares with
+// them.
 //
-// One entry a run (baseline_percentiles.h), so that a run is learned once however often it
-// is tried, and forgotten by dropping its entry.  Runs of a kind are merged when
-// somebody asks.  Everything is in memory and in the database, durably: an
-// alert that a crash makes be concluded again finds what it found before.
+// Each run has one entry (baseline_percentiles.h).  So a run is learned once however often
+// it is tried, and forgotten by dropping its entry.  Runs of a kind are merged
+// when a caller asks.  Everything is in memory and in the database, durably: an
+// alert that is concluded again after a crash finds what it found before.
 //
-// What is known here is told, never judged by: detectors see their own run
-// only, or a replay would not be the live run.
+// Bands are shown, never judged by: detectors see their own run only, or a
+// replay would not be the live run.
 //
 // Thread-safe; the database must outlive it.
 
@@ -71,7 +72,8 @@ class Baselines {
   Database* const database_;
   Counters* const counters_;
   Gauge* const runs_gauge_;
-  // Held by who changes them: readers do not wait for a database that is silent.
+  // Held by the thread that changes them: readers do not wait for a database
+  // that is silent.
   absl::Mutex change_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);
   mutable absl::Mutex mutex_;
   std::map<RunId, std::shared_ptr<const BaselinePercentiles>> runs_ ABSL_GUARDED_BY(mutex_);

@@ -1,16 +1,20 @@
 // database.h: everything that is kept, on RocksDB.
 //
-// Keys with a one-byte prefix per kind, RocksDB's own log off: what a crash
-// takes from here is replayed from the WAL.  Two column families, flushed
-// together: w, p and j pass within minutes, the rest stays.  Transitions, notes,
-// actions, bands and what was told are the exception: people hear of them, so they are synced through
-// RocksDB's own log, alone; transitions keep their ids whatever happens.  All that
-// belongs to one point of a run's history (its chunks, saved state and the LSN
-// up to which it is applied) goes into one WriteBatch, so that a crash keeps
-// all of it or none.
+// Keys have a one-byte prefix per kind.  RocksDB's own log is off: what a crash
+// takes from here is replayed from the WAL.  There are two column families,
+// flushed together: w, p and j pass within minutes, the rest stays.
+//
+// Transitions, notes, actions, bands and the last ids that were sent are the
+// exception: people have seen them.  So they are synced through RocksDB's own
+// log, alone, and transitions keep their ids whatever happens.
+//
+// All that belongs to one point of a run's history goes into one WriteBatch:
+// its chunks, saved state and the LSN up to which it is applied.  So a crash
+// keeps all of it or none.
 //
 //   r <run>                               RunRecord
 //   k <run> <rank>                        RankRecord: session epoch, durable seq
+//
 //   s <run> <signal> <group> <attempt> <step>   chunk (chunk.h)
 //   m <run> <signal> <group> <attempt> <step>   summaries of a chunk, or of a derived signal
 //   w <run> <signal> <part> <attempt> <step>    window: a few steps of many heads, until packed into chunks
@@ -19,7 +23,7 @@
 //   t <id>                                transition
 //   T <run> <key> <k>                     index: id
 //   a <run> <key>                         note: acknowledged, silenced
-//   d <run> <receiver>                    id of the last transition that the receiver was told of
+//   d <run> <receiver>                    id of the last transition that the receiver was sent
 //   j <run>                               state: saved judge and windows
 //   J <run>                               the same of a run that has ended
 //   A <run> <id>                          action, with its whole history
@@ -84,12 +88,12 @@ struct RunRecord {
   // Which recording it is imported from, so that an import that was cut off can be
   // made again (run_import.h); "" = a trainer sends it.
   std::string import_of;
-  bool import_notifies = false;  // People are told of its alerts all the same.
+  bool import_notifies = false;  // Its alerts are sent to people all the same.
 
-  // Whether webhooks, Alertmanagers and Prometheus are told of its alerts: those of a
-  // recording are of long ago.
+  // Whether its alerts go to webhooks, Alertmanagers and Prometheus.  Those of
+  // a recording are of long ago.
   bool notifies() const { return import_of.empty() || import_notifies; }
-  // What it can be judged by.  Empty: of a record of before; `signals` say it then.
+  // What it can be judged by.  Empty in an older record; `signals` has it then.
   RunCoverage coverage;
 };
 
@@ -115,8 +119,8 @@ class Database {
     std::string directory;
     int64_t cache_bytes = 64 << 20;
     int64_t write_buffer_bytes = 32 << 20;
-    // Gets every row of a run before this database has it; null = nobody shares
-    // them.  Must outlive the database.
+    // Gets every row of a run before this database has it; null = rows are not
+    // shared.  Must outlive the database.
     SharedRows* shared = nullptr;
   };
 
@@ -137,9 +141,9 @@ class Database {
 
   // Events of a run stand in one batch at a time.
   virtual std::unique_ptr<RunBatch> NewBatch() = 0;
-  // What Commit() begins with: brings the batch to the shared store, if there is one,
-  // and waits for that.  By any thread; whoever does it apart commits only what was
-  // shared.
+  // The first part of Commit(): brings the batch to the shared store, if there
+  // is one, and waits for that.  By any thread.  A caller that calls it apart
+  // commits only what was shared.
   virtual absl::Status ShareBatch(RunBatch*) { return absl::OkStatus(); }
   // Memory only until Flush(); atomic with respect to it.
   virtual absl::Status Commit(std::unique_ptr<RunBatch> batch) = 0;
@@ -162,7 +166,8 @@ class Database {
   virtual absl::Status PutAlertNote(RunId run, const std::string& key, const AlertNote& note) = 0;
   virtual absl::StatusOr<AlertNote> GetAlertNote(RunId run, const std::string& key) const = 0;  // Default if none.
 
-  // Up to which transition of the run somebody outside, known by a number, was told.
+  // The last transition of the run that was sent to a receiver outside, known
+  // by a number.
   virtual absl::Status PutTold(RunId run, uint32_t receiver, uint64_t id) = 0;
   virtual absl::StatusOr<uint64_t> GetTold(RunId run, uint32_t receiver) const = 0;  // 0 = of nothing.
 

@@ -1,8 +1,8 @@
 // derived_spans.h: a run's derived signals, summarized as their parts come in.
 //
-// A derived signal is not stored: whoever wants its values divides.  Its
-// extremes over a long range would take all values of both parts, so spans of
-// its summaries are kept instead, built here from every sample.
+// A derived signal is not stored: a reader of its values divides.  Its extremes
+// over a long range would take all values of both parts.  So spans of its
+// summaries are kept instead, built here from every sample.
 //
 // Not thread-safe.
 

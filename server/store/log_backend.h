@@ -39,9 +39,9 @@ enum class WalKind : uint8_t {
   kRules = 7,          // The run is judged by other rules from here on: their text.
   kSpectra = 8,        // What Gram matrices of the run gave.
   kActionRequest = 9,  // What a person asked about an action.
-  kPolicy = 10,        // The run goes on by another policy: its text, and who said so.
+  kPolicy = 10,        // The run goes on by another policy: its text, and its author.
   kActionSent = 11,    // A stream was handed an action for the first time: its id.
-  kRunSilent = 12,     // Nobody has said anything of the run for too long: it has ended.
+  kRunSilent = 12,     // No message of the run has come for too long: it has ended.
 };
 
 struct WalRecord {
@@ -98,12 +98,13 @@ class LogBackend {
   // reached, try later.  INVALID_ARGUMENT: too large, or of kind kNone.
   // UNAVAILABLE: failed or closed.
   virtual absl::StatusOr<Lsn> Append(WalRecord record) = 0;
-  // Waits until `lsn` is durable.  An error as soon as that has no end in sight:
-  // the log failed, is closed, or health() says that it cannot go on now.
+  // Waits until `lsn` is durable.  An error as soon as that has no end in
+  // sight: the log failed, is closed, or health() is an error.
   virtual absl::Status Sync(Lsn lsn) = 0;
-  // What is appended from now on has LSNs above `lsn`; durable when it returns.  For a
-  // log that lost its end, before anything else is appended: records up to there count
-  // as known by who applied them.  UNIMPLEMENTED: a log that loses none.
+  // What is appended from now on has LSNs above `lsn`; durable when it returns.
+  // For a log that lost its end, before anything else is appended: records up
+  // to there were applied and count as known.  UNIMPLEMENTED: a log that loses
+  // none.
   virtual absl::Status GoOnAbove(Lsn) { return absl::UnimplementedError("this log loses no end"); }
   // Everything below `keep` may be forgotten: whole segments are given up.
   // Changes nothing while health() is an error.

@@ -10,19 +10,19 @@
 //   older                         nothing; the run's record, events, alerts and
 //                                 actions stay
 //
-// A step's age is counted by this server's clock, from when the thread first saw
-// it stored: never by a trainer's clock, nor from the times in an imported file.
-// What it saw when it keeps itself, in row x of a run: up to kMarksMax marks
-// (time, attempt, step).  Fewer marks than steps mean that things are kept a
-// little longer, never shorter.
+// A step's age is counted by this server's clock, from when the thread first
+// saw it stored.  It is never counted by a trainer's clock, nor from the times
+// in an imported file.  Row x of a run keeps when steps were first seen: up to
+// kMarksMax marks (time, attempt, step).  Fewer marks than steps mean that
+// things are kept a little longer, never shorter.
 //
-// Of a cluster each server goes over the runs that it serves, by the database's clock;
-// row x and what is rewritten are in the shared store, so that whoever serves a run
-// next goes on where this one was (Sharing).
+// In a cluster each server goes over the runs that it serves, by the database's
+// clock.  Row x and what is rewritten are in the shared store, so that the
+// run's next server goes on where this one was (Sharing).
 //
-// A thread of its own goes over all runs now and then; what it rewrites and
-// deletes goes through the database like everything else, and a crash means that
-// it is done again.  Readers see a chunk before or after, never half.
+// A thread of its own goes over all runs now and then.  What it rewrites and
+// deletes goes through the database like everything else, and after a crash it
+// is done again.  Readers see a chunk before or after, never half.
 //
 // Thread-safe.
 

@@ -1,7 +1,7 @@
 // rocks_database.h: the database as the store's own parts see it: raw keys.
 //
 // Private to server/store.  A Database is always a RocksDatabase and a RunBatch
-// always a RocksBatch; As() says so in one place.
+// always a RocksBatch; As() is the one cast.
 
 #ifndef BELLWETHER_SERVER_STORE_ROCKS_DATABASE_H_
 #define BELLWETHER_SERVER_STORE_ROCKS_DATABASE_H_
@@ -92,11 +92,11 @@ class RocksDatabase final : public Database {
  public:
   static RocksDatabase* As(Database* database) { return static_cast<RocksDatabase*>(database); }
   static absl::StatusOr<std::unique_ptr<RocksDatabase>> Open(const Options& options);
-  // Of a directory that nobody has open: keeps what can be read.
+  // Of a directory that no process has open: keeps what can be read.
   static absl::Status Repair(const Options& options);
-  // Reads every block of a directory's files, whether it can be opened or not; nobody
-  // has it open.
-  // Each that is damaged: its name, rows and what they are of.
+  // Reads every block of a directory's files, whether it can be opened or not;
+  // no process has it open.  Returns of each damaged file its name, rows and
+  // what they are of.
   static std::vector<std::string> FindDamage(const std::string& directory);
   ~RocksDatabase() override;
 
@@ -167,7 +167,8 @@ class RocksDatabase final : public Database {
   // Rewrites that family if much of it is superseded.
   absl::Status CompactPassing();
   absl::Status Write(rocksdb::WriteBatch* batch);  // Lost by a crash, replayed from the WAL.
-  // For what people are told, once or as it was: transitions, notes, actions, bands.
+  // For what people have seen, or have seen once: transitions, notes, actions,
+  // bands.
   absl::Status WriteDurably(rocksdb::WriteBatch* batch);
   absl::Status WriteSynced(rocksdb::WriteBatch* batch);  // The same, not shared.
   // To the shared store, if there is one, what belongs to runs.
@@ -177,7 +178,8 @@ class RocksDatabase final : public Database {
   absl::StatusOr<bool> PutSharedTransition(const std::string& index, AlertTransition* transition);
   // Takes up all that the shared store has beyond this one.
   absl::Status FetchLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(fetch_mutex_);
-  // After an error RocksDB takes nothing until it is told to go on: each second at most.
+  // After an error RocksDB takes nothing until Resume() is called: each second
+  // at most.
   void GoOnAfterAnError();
   absl::Status Noted(absl::Status status);
   absl::Status LoadTransitionIds();

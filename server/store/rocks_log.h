@@ -1,13 +1,14 @@
 // rocks_log.h: whether RocksDB's own log has lost something in its middle.
 //
-// It goes on, with a warning, up to the first record that cannot be read, as after a
-// power cut, and no option tells that from damage in front of records that were synced.
-// Each of ours is synced before the next one is begun: a record behind an unreadable one
-// says that this one was durable, and people had heard of it.  What cannot be told apart is
-// damage to the very last record.
+// RocksDB reads its log, with a warning, up to the first record that cannot be
+// read, as after a power cut.  No option separates that from damage in front of
+// records that were synced.  Each of our records is synced before the next one
+// is begun.  So a record behind an unreadable one proves that the latter was
+// durable, and people may have seen it.  Damage to the very last record cannot
+// be told apart from a power cut.
 //
-// Of the format only what RocksDB documents: blocks of 32 KiB, in them fragments of
-// {masked CRC-32C, length, type}.
+// Of the format only what RocksDB documents: blocks of 32 KiB, in them
+// fragments of {masked CRC-32C, length, type}.
 // https://github.com/facebook/rocksdb/wiki/Write-Ahead-Log-File-Format
 
 #ifndef BELLWETHER_SERVER_STORE_ROCKS_LOG_H_
@@ -24,7 +25,7 @@ namespace bellwether::server {
 // their way to this file when everything stopped.
 int64_t FindRocksLogDamage(std::string_view log, bool last);
 
-// Of all logs in a database's directory that nobody has open, a line each.
+// Of all logs in a database's directory that no process has open, a line each.
 std::vector<std::string> FindRocksLogsDamage(const std::string& directory);
 
 }  // namespace bellwether::server

@@ -1,8 +1,8 @@
-// run_table.h: what every run looks like right now, for those who read.
+// run_table.h: what every run looks like right now, for readers.
 //
 // The shard that owns a run publishes immutable snapshots of it, at most every
-// 50 ms; readers (queries, exporter, page) take the newest without disturbing
-// anybody.  Thread-safe.
+// 50 ms.  Readers (queries, exporter, page) take the newest without disturbing
+// the shard.  Thread-safe.
 
 #ifndef BELLWETHER_SERVER_STORE_RUN_TABLE_H_
 #define BELLWETHER_SERVER_STORE_RUN_TABLE_H_
@@ -37,7 +37,7 @@ struct RunSnapshot {
   // with an AGGREGATE_TOTAL metric, [layers] (head signals) or [1] (run ones).
   std::map<SignalId, std::vector<double>> totals;
   // Of the run's events the database holds the first so many as of this
-  // snapshot (all of them for a run that nobody writes), these come after them.
+  // snapshot (all of them for a run without a writer).  These come after them.
   uint64_t events_stored = UINT64_MAX;
   std::shared_ptr<const std::vector<RunEvent>> events_new;
 };
@@ -89,7 +89,7 @@ class EventReader {
   uint64_t at_ = 0;
 };
 
-// 32 lower-case hexadecimal digits, and back; false if `text` is none.
+// 32 lower-case hexadecimal digits, and back; false if `text` is no uuid.
 std::string FormatUuid(const RunUuid& uuid);
 bool ParseUuid(std::string_view text, RunUuid* uuid);
 // A stable uuid for a name, of a recording that is imported by it: the same on every

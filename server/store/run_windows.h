@@ -1,10 +1,10 @@
 // run_windows.h: the newest steps of one run, raw, in memory.
 //
-// One window per signal, [step][cell], so that an append is a copy.  As long
-// as the store's budget lasts a window holds a whole chunk and becomes one;
-// what a save finds in it is also stored as unfinished rows, which a restart
-// reads back and the chunk supersedes.  Beyond the budget a window holds a few
-// steps only, is stored as it is, and the packer makes chunks of those behind.
+// One window per signal, [step][cell], so that an append is a copy.  As long as
+// the store's budget lasts a window holds a whole chunk and becomes one.  What
+// a save finds in it is also stored as unfinished rows, which a restart reads
+// back and the chunk supersedes.  Beyond the budget a window holds a few steps
+// only and is stored as it is; the packer makes chunks of stored windows.
 // Which of the two is decided when a signal comes first, for good.
 //
 // Append, SealAll, Save and the Restore functions belong to one thread; Collect
@@ -89,11 +89,12 @@ class RunWindows {
 
   absl::Status Append(const StepSample& sample);
   void SealAll();
-  // For a save, one at a time: seals the windows that nothing else keeps, and gives
-  // what the others have not stored yet, which counts as stored from then on, so that a
-  // window that is sealed before the save ends supersedes it.
+  // For a save, one at a time.  Seals the windows that nothing else keeps, and
+  // returns what the others have not stored yet.  That counts as stored from
+  // then on, so that a window that is sealed before the save ends supersedes
+  // it.
   std::vector<Unfinished> TakeUnfinished();
-  // That save failed, or nobody knows.
+  // That save failed, or its result is not known.
   void NotStored();
   std::vector<std::shared_ptr<const Sealed>> TakeSealed() const;  // They stay until Forget().
   void Forget(uint64_t number_max);

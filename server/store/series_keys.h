@@ -1,10 +1,11 @@
 // series_keys.h: where a run's series lie in the database.
 //
-// Private to server/store.  A signal's matrix is read row-major as cells; a
-// chunk and its summary ('s', 'm') hold kGroupCells of them; a window ('w': a
-// few steps that the packer will put into chunks) and the unfinished rows of a
-// chunk that is still in memory ('p': for a restart alone) up to kPartCells.
-// Signal 0 is the step itself: its time and who reported.
+// Private to server/store.  A signal's matrix is read row-major as cells.
+// * A chunk and its summary ('s', 'm') hold kGroupCells of them.
+// * A window ('w') has a few steps that the packer will put into chunks.
+// * Unfinished rows ('p') of a chunk that is still in memory are for a restart
+//   alone.  Windows and unfinished rows have up to kPartCells.  Signal 0 is the
+//   step itself: its time and the ranks that reported.
 
 #ifndef BELLWETHER_SERVER_STORE_SERIES_KEYS_H_
 #define BELLWETHER_SERVER_STORE_SERIES_KEYS_H_

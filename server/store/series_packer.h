@@ -1,10 +1,10 @@
-// series_packer.h: turns stored windows into chunks, behind everybody's back.
+// series_packer.h: turns stored windows into chunks, in the background.
 //
-// A window holds a few steps of many heads, so that a run needs little memory;
-// a chunk holds many steps of a few heads, so that a series is read quickly and
+// A window holds a few steps of many heads, so that a run needs little memory.
+// A chunk holds many steps of a few heads, so that a series is read quickly and
 // stays small.  The packer's thread rewrites the one into the other, in one
 // batch per signal: a reader's snapshot sees a step in one of them, never in
-// none.  What it finds is all in the database, so a crash costs nothing.
+// none.  All of its input is in the database, so a crash costs nothing.
 //
 // Thread-safe.
 

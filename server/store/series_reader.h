@@ -2,7 +2,7 @@
 // windows, in chunks.
 //
 // A reader is made per query from what was in memory, then from a snapshot of
-// the database, in this order: a step that moves from the first to the second
+// the database, in this order.  A step that moves from the first to the second
 // meanwhile is seen twice and counted once, never missed.  Not thread-safe.
 
 #ifndef BELLWETHER_SERVER_STORE_SERIES_READER_H_

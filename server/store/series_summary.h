@@ -1,9 +1,9 @@
-// series_summary.h: what a long range is drawn from: extremes and mean of each
-// series, a span of steps at a time.
+// series_summary.h: the rows that a long range is drawn from: extremes and mean
+// of each series, a span of steps at a time.
 //
-// Beside every chunk stands a row with a summary for each 256 of its steps; a
-// derived signal, which has no chunks, has such rows all the same, because the
-// extremes of a ratio do not follow from those of its parts.
+// Beside every chunk stands a row with a summary for each 256 of its steps.  A
+// derived signal has no chunks, and has such rows all the same: the extremes of
+// a ratio do not follow from those of its parts.
 //
 // Pure; any thread.  A SpanBuilder is not thread-safe.
 

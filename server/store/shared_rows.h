@@ -1,9 +1,9 @@
-// shared_rows.h: where a database's rows go besides, when several servers share
-// what they keep.
+// shared_rows.h: the shared store that a database's rows also go to, when
+// several servers share what they keep.
 //
-// A server that shares its runs with others keeps in its own database what it
-// serves now, and each row of it in the shared store, so that whoever takes a run
-// over finds its state, its series, its notes and its actions there.  Alerts get
+// A server that shares its runs keeps what it serves now in its own database,
+// and each row of it in the shared store.  So the server that takes a run over
+// finds its state, its series, its notes and its actions there.  Alerts get
 // their ids from the shared store alone: one order for all servers.
 //
 // Thread-safe.
@@ -38,8 +38,8 @@ class SharedRows {
   virtual absl::Status PutRows(RunId run, const std::vector<SharedRow>& rows) = 0;
   // As Database::PutTransition; errors as above.
   virtual absl::StatusOr<bool> PutTransition(AlertTransition* transition) = 0;
-  // Which of several stores the run is in: what keeps a transition out of one says
-  // nothing of those in another.
+  // The number of the run's store, if there are several.  An error of one store
+  // does not keep a transition out of another.
   virtual uint32_t StoreOf(RunId) const { return 0; }
   // Where ids are given in another store than the run's: keeps the transition with its
   // run until PutTransition() of it, by this owner or the next, gives it one.

@@ -1,20 +1,21 @@
 // wal.h: the write-ahead log, the durability path of a server that has a disk
 // to itself.
 //
-// Records are appended by any thread, written and fsynced in groups by one,
-// and reported durable in order.  Segments of `segment_bytes`, preallocated,
-// one header each; a record is 8-aligned and carries its length, a CRC32C over
-// all that follows, its LSN, and the LSN that was durable when it was written,
-// which is what tells a torn tail from corruption on recovery.
+// Records are appended by any thread, written and fsynced in groups by one, and
+// reported durable in order.  Segments have `segment_bytes`, preallocated, and
+// one header each.  A record is 8-aligned.  It carries its length, a CRC32C
+// over all that follows, its LSN, and the LSN that was durable when it was
+// written.  The latter separates a torn tail from corruption on recovery.
 //
-// A segment that is given up is kept under another name and written again from its
-// beginning: a new one would have to be filled with zeros first, on the disk whose
-// fsyncs acknowledgements wait for.  What it held lies behind the new records, with
-// lower LSNs, and is never taken for the log's (wal_format.h).
+// A segment that is given up is kept under another name and written again from
+// its beginning.  A new one would have to be filled with zeros first, on the
+// disk whose fsyncs acknowledgements wait for.  What it held lies behind the
+// new records, with lower LSNs, and is never taken for the log's
+// (wal_format.h).
 //
-// A write or fsync error is final for the segment: it is never retried (the
-// kernel may have dropped the dirty pages); the log turns failed, reports no
-// more durability, and says so.
+// A write or fsync error is final for the segment.  It is never retried, since
+// the kernel may have dropped the dirty pages.  The log turns failed, reports
+// it, and reports no more durability.
 
 #ifndef BELLWETHER_SERVER_STORE_WAL_H_
 #define BELLWETHER_SERVER_STORE_WAL_H_

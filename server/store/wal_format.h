@@ -1,17 +1,17 @@
 // wal_format.h: the bytes of the log.
 //
-// A segment is a file <number>-<salt>.wal, both in hexadecimal: a header of
-// kSegmentHeaderBytes (two copies, so that one damaged sector does not hide a
-// segment), then records without gaps, then zeros; or, where the header says that
-// the file was a segment before, what is left of that: records with LSNs below this
-// segment's first, and pieces of them.
+// A segment is a file <number>-<salt>.wal, both in hexadecimal.  It has a
+// header of kSegmentHeaderBytes (two copies, so that one damaged sector does
+// not hide a segment), then records without gaps, then zeros.  If the header
+// marks the file as a former segment, the zeros may be what is left of that:
+// records with LSNs below this segment's first, and pieces of them.
 //
 //   header, each copy, little-endian
 //    0 magic         8 u32 version        12 u64 number   20 u64 first_lsn
 //   28 i64 segment_bytes                  36 u32 crc32c of the salt and all before
 //   40 i64 in_flight_bytes_max            48 u32 crc32c of the salt and all before
-//   From 40 on only where the file was a segment before.  A server that knows nothing
-//   of it takes what is left there for a torn tail, and finds the same records.
+//   From 40 on only if the file was a segment before.  A server without that field takes
+//   what is left there for a torn tail, and finds the same records.
 //
 //   record, 8-aligned, little-endian
 //    0 u32 len       of all that follows crc, without the padding
@@ -58,7 +58,7 @@ std::optional<SegmentHeader> DecodeSegmentHeader(std::string_view bytes, uint32_
 std::string SegmentName(uint64_t number, uint32_t salt);
 bool ParseSegmentName(std::string_view name, uint64_t* number, uint32_t* salt);
 
-// What a record of kind kNone says.
+// The content of a record of kind kNone.
 enum class WalControl : uint8_t {
   kCover = 0,  // Nothing but its durable_lsn.
   kKeep = 1,   // Segments below number `seq` were given up; it begins at LSN `epoch`.

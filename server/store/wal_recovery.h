@@ -1,14 +1,16 @@
 // wal_recovery.h: opens what a log left behind and decides what it means.
 //
-// A record that is broken at LSN x is corruption if a later valid record says
-// that x was durable, if it lies in an earlier segment (rotation waits for the
-// fsync), or if a segment is missing or shorter than its header says: acknow-
-// ledged data is gone, and only a repair, which states the LSNs, goes on.
-// Otherwise nobody was told that x is durable: a torn tail, cut and counted.
+// A record that is broken at LSN x is corruption in three cases.  A later valid
+// record proves that x was durable.  Or x lies in an earlier segment (rotation
+// waits for the fsync).  Or a segment is missing or shorter than its header
+// declares.  Acknowledged data is gone then, and only a repair, which states
+// the LSNs, goes on.  In any other case x was never reported durable: a torn
+// tail, cut and counted.
 //
-// A file that was a segment before holds that one's records behind its own: valid, with
-// lower LSNs, and so never taken.  Of what lies there only what was begun since counts as
-// a torn tail, and only as far as the log can have come is it zeroed.
+// A file that was a segment before holds that one's records behind its own.
+// They are valid, with lower LSNs, and so never taken.  Of what lies there only
+// what was begun since counts as a torn tail, and only as far as the log can
+// have come is it zeroed.
 
 #ifndef BELLWETHER_SERVER_STORE_WAL_RECOVERY_H_
 #define BELLWETHER_SERVER_STORE_WAL_RECOVERY_H_

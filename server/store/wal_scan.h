@@ -24,8 +24,9 @@ struct SegmentScan {
   int64_t end = 0;   // Offset there.
   uint64_t records = 0;
   Lsn durable_lsn = 0;  // The highest that a valid record states.
-  // From `end` to the last byte that is not zero; in a file that was a segment before,
-  // to the end of the last record that this one began there, as far as can be seen.
+  // From `end` to the last byte that is not zero.  In a file that was a segment
+  // before, it ends with the last record that this one began there, as far as
+  // can be seen.
   int64_t dirty_bytes = 0;
   std::vector<SegmentHole> holes;  // Rising; each is followed by a valid record.
   uint64_t keep_segment = 0;       // Of the newest kKeep record, 0 = none.

@@ -1,9 +1,11 @@
-// wal_search.h: a record of the log where nothing says where one begins.
+// wal_search.h: finds a record of the log where the place of its beginning is
+// unknown.
 //
-// What lies there is a client's bytes, as a rule, and may look like headers all over: each
-// that does is compared with its checksum, at a price that does not depend on how long it
-// claims to be.  A record that is whole is passed over as a whole: nothing was written
-// into it since, and without the salt nobody can make one.
+// The bytes there are a client's, as a rule, and may look like headers all
+// over.  Each apparent header is compared with its checksum, at a price that
+// does not depend on the length it claims.  A record that is whole is passed
+// over as a whole: nothing was written into it since, and without the salt it
+// cannot be forged.
 //
 // Not thread-safe.
 

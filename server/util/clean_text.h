@@ -9,10 +9,10 @@
 
 namespace bellwether::server {
 
-// Bytes of the valid UTF-8 character at the start of `text`; 0: there is none.
+// Bytes of the valid UTF-8 character at the start of `text`; 0: not valid.
 size_t Utf8Length(std::string_view text);
 
-// Whether a character, valid UTF-8, is seen by nobody and still changes what is
+// Whether a character, valid UTF-8, is invisible and still changes what is
 // seen: control characters of both sets, line separators, changes of direction.
 bool IsControl(std::string_view character);
 

@@ -1,4 +1,5 @@
-// connection_source.h: whom a connection counts for, where connections are limited by address.
+// connection_source.h: the source that a connection counts for, where
+// connections are limited by address.
 
 #ifndef BELLWETHER_SERVER_UTIL_CONNECTION_SOURCE_H_
 #define BELLWETHER_SERVER_UTIL_CONNECTION_SOURCE_H_
@@ -9,8 +10,8 @@
 
 namespace bellwether::server {
 
-// The IPv4 address, the /64 with IPv6, the user of a Unix socket.  `peer` is what
-// accept() said of `fd`.
+// The IPv4 address, the /64 with IPv6, the user of a Unix socket.  `peer` is
+// the address from accept() of `fd`.
 std::string ConnectionSource(int fd, const sockaddr_storage& peer);
 
 }  // namespace bellwether::server

@@ -1,9 +1,10 @@
-// strict_yaml.h: reads YAML that people write, and says where it is wrong.
+// strict_yaml.h: reads YAML that people write, and names each fault with its
+// place.
 //
-// Every finding is `file:line:column: field = value: what is legal`; all of
+// Every finding is `file:line:column: field = value: what is legal`.  All of
 // them are collected, so that one look at a file is enough.  A key that stands
-// twice, a key that nobody asks for, a second document, a number in quotes and
-// a value out of range are findings, never guesses.
+// twice, an unknown key, a second document, a number in quotes and a value out
+// of range are findings, never guesses.
 //
 // Not thread-safe.
 
@@ -40,7 +41,7 @@ class StrictYaml {
   // own name, "" for the file.  False: it is no map.
   using Visit = std::function<void(const std::string& key, const YAML::Node& key_node, const YAML::Node& value)>;
   bool ForEach(const YAML::Node& map, const std::string& path, const Visit& visit);
-  // As a list of at most `count_max`; an empty one if it is none.
+  // As a list of at most `count_max`; an empty one if it is no list.
   std::vector<YAML::Node> List(const YAML::Node& node, const std::string& path, size_t count_max);
 
   // Each leaves `*out` alone and returns false on a finding.  Both ends of a

@@ -1,4 +1,4 @@
-// load_flood.h: strangers at the door, who never say a word of sense.
+// load_flood.h: clients without rights, which never send a valid message.
 //
 // Thread-safe.
 

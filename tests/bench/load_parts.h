@@ -1,5 +1,5 @@
 // load_parts.h: what the benches of ingest share: frames, percentiles, the
-// disk's own share, and somebody who watches alerts.
+// disk's own share, and a watch of alerts.
 
 #ifndef BELLWETHER_TESTS_BENCH_LOAD_PARTS_H_
 #define BELLWETHER_TESTS_BENCH_LOAD_PARTS_H_
@@ -44,13 +44,13 @@ v1::ClientMessage MakeBenchHello(const std::string& run, int number);
 // fast as `frames_per_second`, at most 1,000.  Exits the program if it fails.
 std::vector<double> MeasureSyncs(const std::filesystem::path& folder, double frames_per_second);
 
-// When a person who watches hears of each run's first alert.  Thread-safe.
+// When a watch receives each run's first alert.  Thread-safe.
 class AlertWatch {
  public:
   explicit AlertWatch(const std::shared_ptr<grpc::Channel>& channel);
   ~AlertWatch();
 
-  // BenchNow() by run; waits until `runs` have been told of, or 10 s.
+  // BenchNow() by run; waits until an alert of `runs` has arrived, or 10 s.
   std::map<std::string, double> told_at(size_t runs) const;
 
  private:

@@ -1,6 +1,6 @@
 // load_server.h: a real bellwetherd over TLS with client certificates, on cores
-// of its own, with a folder of its own and two tenants, "quiet" and "noisy"; or
-// with less, or more, of what keeps strangers out.
+// of its own.  It has a folder of its own and two tenants, "quiet" and "noisy".
+// It can have less, or more, of what keeps strangers out.
 //
 // Not thread-safe.
 

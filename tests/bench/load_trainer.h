@@ -1,9 +1,10 @@
-// load_trainer.h: one run of one rank, as cheap as it can be for who makes load.
+// load_trainer.h: one run of one rank, as cheap as it can be for a maker of
+// load.
 //
-// Frames are encoded once and shared by all trainers: a message is {seq, step}
+// Frames are encoded once and shared by all trainers.  A message is {seq, step}
 // and a slice of those bytes, which the decoder merges into one frame.  What is
-// measured is from the moment at which a frame was due, not from its write, so
-// that a server that stands still shows in every frame that had to wait.
+// measured is from the moment at which a frame was due, not from its write.  So
+// a server that stands still shows in every frame that had to wait.
 //
 // Thread-safe; gRPC's threads do the work.
 

@@ -14,7 +14,7 @@ namespace bellwether::server {
 
 class AbsentPeers final : public Peers {
  public:
-  // "a:1,b:1" are the others; `unserved` partitions belong to nobody.
+  // "a:1,b:1" are the others; `unserved` partitions have no server.
   AbsentPeers(const std::string& others, uint32_t unserved) {
     for (size_t at = 0, end = 0; !others.empty() && end != std::string::npos; at = end + 1) {
       end = others.find(',', at);

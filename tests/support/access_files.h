@@ -42,7 +42,7 @@ class AccessFiles {
     return access.ok() ? *std::move(access) : nullptr;
   }
 
-  // Everything for whoever has this token, nothing for others.
+  // Everything for a caller with this token, nothing for others.
   static std::unique_ptr<AccessFiles> WithToken(const std::string& token) {
     auto files = std::make_unique<AccessFiles>();
     files->Write("identities: [{name: holder, roles: [admin], runs: [\"*\"]}]\n");

@@ -108,7 +108,7 @@ class FakeFileSystem final : public FileSystem {
     absl::MutexLock lock(&mutex_);
     return !dead_;
   }
-  // After CutPower(), and once nobody uses it: what the disk holds.
+  // After CutPower(), and once it is not in use: what the disk holds.
   template <typename Random>
   void Restart(Random& random) {
     absl::MutexLock lock(&mutex_);

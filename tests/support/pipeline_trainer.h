@@ -20,8 +20,8 @@
 
 namespace bellwether::server {
 
-// Hears nothing unless a test overrides what it listens to; says what a test
-// hands to Put().  Who overrides detaches the session in its own destructor:
+// Ignores all calls unless a test overrides them, and sends what a test hands
+// to Put().  A class that overrides detaches the session in its own destructor:
 // the pipeline's threads call until then.
 class PipelineTrainer : public SessionOwner {
  public:

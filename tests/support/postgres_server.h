@@ -1,8 +1,8 @@
 // postgres_server.h: a real PostgreSQL in a temporary folder, with the shared
 // schema, for one test.
 //
-// PostgreSQL refuses to run as root: started by root it runs as the user postgres,
-// or nobody where there is none.
+// PostgreSQL refuses to run as root.  Started by root it runs as the user
+// postgres, or, without such a user, as `nobody`.
 
 #ifndef BELLWETHER_TESTS_SUPPORT_POSTGRES_SERVER_H_
 #define BELLWETHER_TESTS_SUPPORT_POSTGRES_SERVER_H_

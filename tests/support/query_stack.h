@@ -1,9 +1,9 @@
 // query_stack.h: everything that a Query service reads, filled with synthetic
 // runs, on the real store in a temporary folder.
 //
-// A run has every head's common_mode_sum, spread_sum and rows plus loss, so
-// that drift_ratio(step, layer, head) = DriftRatio(...), which a test can
-// compute for itself: 1 for all heads but one, which grows from a step on.
+// A run has every head's common_mode_sum, spread_sum and rows plus loss.  So a
+// test can compute drift_ratio(step, layer, head) = DriftRatio(...) for itself:
+// 1 for all heads but one, which grows from a step on.
 
 #ifndef BELLWETHER_TESTS_SUPPORT_QUERY_STACK_H_
 #define BELLWETHER_TESTS_SUPPORT_QUERY_STACK_H_

@@ -16,10 +16,10 @@
 
 namespace bellwether::server {
 
-// Twenty times: a child opens the log, reports every durable LSN through a pipe while
-// `live` uses it, which does not return, and dies without notice after up to `reports_max`
-// reports; then `check` judges the log by the last of them, in a child, too: this process
-// must have no thread where it forks.
+// Twenty times a child opens the log, reports every durable LSN through a pipe
+// while `live` uses it, and dies without notice after up to `reports_max`
+// reports.  `live` does not return.  Then `check` judges the log by the last
+// report, in a child, too: this process must have no thread where it forks.
 inline void KillTwenty(const Wal::Options& options, int reports_max, const std::function<void(Wal*)>& live,
                        const std::function<void(Lsn reported)>& check) {
   std::mt19937 random(4711);

@@ -3,8 +3,8 @@
 //
 // Work      prepare and finish: attention_bwd_rows.cuh.  main: one CTA per tile of
 //           kCols keys, longest first, loops over the tiles of kRows queries of every
-//           query head of its group.  A warp owns kTiles tiles of 16 keys, as rows:
-//           S^T = K Q^T, dP^T = V dO^T, P^T = exp2(S^T - L), dS^T = P^T (dP^T - delta),
+//           query head of its group.  A warp owns kTiles tiles of 16 keys, as rows.
+//           S^T = K Q^T, dP^T = V dO^T, P^T = exp2(S^T - L), dS^T = P^T (dP^T - delta).
 //           dV += P^T dO, dK += dS^T Q with P^T and dS^T from registers, by kChunk
 //           queries at a time.  dS^T goes to shared memory once for dQ = dS K, of
 //           which each warp computes a part and adds it to global memory.  Q of the
@@ -18,7 +18,7 @@
 // Memory    Q, dO once per tile of keys, from L2; dQ sums: 4 bytes an element
 //           added per tile of keys.
 // Numerics  as the Hopper backward: S, dP, P, delta, dQ, dK, dV in fp32; P and dS
-//           rounded to the input type as operands; the order of additions to dQ is
+//           rounded to the input type as operands.  The order of additions to dQ is
 //           not fixed, unless tiles of keys take turns (attention_bwd_turns.cuh).
 // Limits    strides multiples of 8 elements.
 

@@ -206,9 +206,9 @@ __device__ __forceinline__ void ComputeProbabilities(uint32_t (&probs)[S::kTiles
   if constexpr (FwdRows<S, kCounted>::kKeepsMaxima) w.maxima.Add(largest, ThreadIndexAgain() % 32);
 }
 
-// O += P V of the same keys, from the last to the first, like the tiles: the tensor
-// cores cut off what is small beside the sum so far, and the first token often has
-// most of the weight.
+// O += P V of the same keys, from the last to the first, like the tiles.  The
+// tensor cores cut off what is small beside the sum so far, and the first token
+// often has most of the weight.
 template <class S, int kPairs>
 __device__ __forceinline__ void AddValues(float (&o)[S::kTiles][S::kOutputs / 2],
                                           const uint32_t (&probs)[S::kTiles][kPairs], uint32_t v_tile, int column) {

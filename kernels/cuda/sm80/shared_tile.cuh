@@ -48,10 +48,12 @@ static_assert(TileLayout<16>::IsSound() && TileLayout<64>::IsSound() && TileLayo
               TileLayout<128>::IsSound() && TileLayout<256>::IsSound());
 
 // How the lanes of a warp address the four matrices of 16 rows and 16 columns.
+//
 //   kRowsFirst      matrices (rows 0-7, chunk 0), (rows 8-15, chunk 0), (0-7, 1), (8-15, 1)
 //   kChunksFirst    matrices (rows 0-7, chunk 0), (rows 0-7, chunk 1), (8-15, 0), (8-15, 1)
-// The first is an A of rows, or transposed two B of rows as k; the second two B of
-// rows as columns, or transposed an A of rows as k.
+//
+// The first is an A of rows, or transposed two B of rows as k; the second two B
+// of rows as columns, or transposed an A of rows as k.
 enum class LaneOrder { kRowsFirst, kChunksFirst };
 
 template <int kElements, LaneOrder kOrder>

@@ -4,15 +4,13 @@
 //           cleared.  main: one CTA per tile of 128 keys, longest first, loops
 //           over the tiles of kRows queries of every query head of its group, so
 //           that dK and dV are whole sums in registers.  Warpgroup 0 loads, and adds
-//           dQ, and sums the keys if they are to be centred; each of the other two owns 64 keys: S^T = K Q^T, dP^T = V
-//           dO^T, P^T = exp2(S^T - L), dS^T = P^T (dP^T - delta), dV += P^T dO, dK += dS^T Q with P^T and dS^T from
-//           registers; dS^T goes to shared memory once for dQ = dS K, of which each warpgroup computes half.  It goes
-//           through shared memory, too, and a thread of warpgroup 0, or two, has the copy engine add it to global
-//           memory, which waits for nothing that the products wait for.  S^T of the next tile is issued behind dK of
-//           this one.
-//           Where tiles are too few for the GPU, several CTAs share the steps of one, and the last adds
-//           their dK and dV (attention_bwd_shares.cuh).
-//           finish: dQ * scale to the output type.
+//           dQ, and sums the keys if they are to be centred.  Each of the other two owns 64 keys.  S^T = K Q^T,
+//           dP^T = V dO^T, P^T = exp2(S^T - L), dS^T = P^T (dP^T - delta).  dV += P^T dO, dK += dS^T Q with P^T and
+//           dS^T from registers.  dS^T goes to shared memory once for dQ = dS K, of which each warpgroup computes
+//           half.  dQ goes through shared memory, too.  A thread of warpgroup 0, or two, has the copy engine add it
+//           to global memory, which waits for nothing that the products wait for.  S^T of the next tile is issued
+//           behind dK of this one. Where tiles are too few for the GPU, several CTAs share the steps of one, and the
+//           last adds their dK and dV (attention_bwd_shares.cuh). finish: dQ * scale to the output type.
 // Memory    Q, dO once per tile of keys, from L2; dQ sums: 4 bytes an element
 //           added per tile of keys.
 // Numerics  S, dP, P, delta, dQ, dK, dV in fp32; P and dS rounded to the input
@@ -121,7 +119,7 @@ struct BwdShared {
     center_full = dq_empty + 8;
     steps = center_full + 8 * kCenterBarriers;
   }
-  // Where a step's dQ is said to be there.
+  // The barrier that announces a step's dQ.
   __device__ uint32_t DqFull(int step) const { return dq_full + step % S::kDqBarriers * 8; }
 };
 
@@ -130,7 +128,7 @@ __device__ __forceinline__ void BwdProduce(const AttentionBwdParams& p, const Bw
                                            const BwdTile* tile) {
   {
     const BwdTile t = *tile;
-    // Nobody would wait for K and V, and copies must not outlast the CTA.
+    // Nothing would wait for K and V, and copies must not outlast the CTA.
     if (t.steps == 0 && !(S::kRowSums && p.center && t.share == 0)) return;
     const Sequence& seq = t.sequence;
     const TileOrigin kv = OriginOf(p.seq, seq.index, seq.k_start, seq.k_len, t.kv_head);
@@ -465,7 +463,7 @@ void LaunchPart(Kernel kernel, int blocks, int threads, int shared_bytes, bool e
   config.stream = stream;
   config.attrs = &overlap;
   config.numAttrs = early ? 1 : 0;
-  (void)cudaLaunchKernelEx(&config, kernel, p, maps);  // cudaGetLastError() has what it says.
+  (void)cudaLaunchKernelEx(&config, kernel, p, maps);  // cudaGetLastError() has the error.
 }
 
 template <class S>

@@ -2,8 +2,9 @@
 // bellwether/kernels/attention.h and attention_bwd.cuh, whose other kernels it shares.
 //
 // Work      two CTAs, a cluster, per tile of 128 keys: each has 64 of them for S, dP, dK and dV, and 128 of the 256
-//           channels of dQ.  Of a step's 64 queries each of a CTA's two warpgroups has 32 for the scores, S^T = K Q^T
-//           and dP^T = V dO^T, and of the channels 128 for dV += P^T dO and dK += dS^T Q and 64 for dQ = dS K.  So P^T
+//           channels of dQ.  Each of a CTA's two warpgroups has 32 of a step's 64 queries for the
+//           scores, S^T = K Q^T and dP^T = V dO^T.  It has 128 of the channels for dV += P^T dO and dK += dS^T Q, and
+//           64 for dQ = dS K.  So P^T
 //           and dS^T go through shared memory to both, dS^T to the other CTA's too, and dK and dV of 64 x 256 fit the
 //           registers.  dP^T runs under the exponentials, dV under dS^T; behind dK are dQ of the step before and S^T
 //           of the next; dQ is added to global memory from the registers meanwhile.  Warpgroup 0 loads: each CTA half
@@ -149,8 +150,9 @@ __device__ __forceinline__ void BwdPairConsume(const AttentionBwdParams& p, cons
         IssuePairKeysOther<S>(dv, rows_of(sm.probs, 0), d_o, group);
       }
       WgmmaCommit();
-      // What is waited for before dP is: dS of two steps before has been read by the other CTA, which says so, and by
-      // both warpgroups here, which have passed the barrier.
+      // What is waited for before dP is: the other CTA has read dS of two steps
+      // before and has signalled that, and both warpgroups here have passed the
+      // barrier.
       const uint32_t ds = sm.ds + (step & 1) * S::kScoreBytes;
       BarrierWait(sm.ds_empty + 8 * (step & 1), (step / 2 & 1) ^ 1);
       float2 deltas[kScores / 4];
@@ -298,7 +300,7 @@ __global__ void __cluster_dims__(S::kSplits, 1, 1) __launch_bounds__(S::kThreads
     RegistersGrow<240>();
     BwdPairConsume<S>(p, sm, t, &tile, warpgroup - 1);
   }
-  ClusterSync();  // Nobody leaves while the other CTA may reach for its shared memory.
+  ClusterSync();  // Neither CTA leaves while the other may reach for its shared memory.
 }
 
 template <class S>

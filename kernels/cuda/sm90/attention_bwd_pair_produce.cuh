@@ -22,7 +22,7 @@ __device__ __forceinline__ void BwdPairProduce(const AttentionBwdParams& p, cons
   const int rank = static_cast<int>(ClusterRank());
   {
     const BwdTile t = *tile;
-    if (t.steps == 0) return;  // Nobody would wait for K and V.
+    if (t.steps == 0) return;  // Nothing would wait for K and V.
     const Sequence& seq = t.sequence;
     const TileOrigin kv = OriginOf(p.seq, seq.index, seq.k_start, seq.k_len, t.kv_head);
     const int mine = t.key + rank * S::kKeys, theirs = t.key + (rank ^ 1) * S::kKeys;
@@ -55,7 +55,8 @@ __device__ __forceinline__ void BwdPairProduce(const AttentionBwdParams& p, cons
     const auto load_row = [&](uint32_t dst, const float* src, uint32_t full) {
       BulkLoad(dst, src + row_base + row, full, S::kRowBytes);
     };
-    // Each tells the other that it has room, and expects all before either half is on its way.
+    // Each signals the other that it has room, and expects all before either
+    // half is on its way.
     BarrierWait(sm.q_empty + 8 * stage, parity ^ 1);
     BarrierArriveExpect(q_full, S::kQBytes + (S::kRounded ? 2 : 1) * S::kRowBytes);
     BarrierArriveThere(AddressOfRank(sm.q_ready + 8 * stage, rank ^ 1));

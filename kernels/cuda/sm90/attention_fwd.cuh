@@ -6,7 +6,7 @@
 //           Warpgroup 0 is the producer, one lane of it issues bulk tensor
 //           copies; each of the kWarpgroups others owns 64 rows.  A consumer
 //           issues S = Q K^T of the next tile together with O += P V of this
-//           one and computes the next softmax under them; the warpgroups take
+//           one and computes the next softmax under them.  The warpgroups take
 //           turns at the tensor cores (named barriers), so that one's softmax
 //           runs under the other's products.
 // Memory    Q, O once; K, V once per tile of query rows, mostly from L2: tiles

@@ -40,9 +40,10 @@ struct FwdShape {
   static constexpr int kOutputs = kHeadDim + (kOnes ? 8 : 0);
   // A product has 256 columns at most, ones included.
   static constexpr int kValueColumns = kHeadDim > 128 ? 128 : kHeadDim, kValueParts = kHeadDim / kValueColumns;
-  // Both stages of V end at the same ones, as columns may lie any multiple of 16 bytes
-  // apart: K0 K1 V1 V0 ones, or of two boxes K0 V1' K1 V1" V0' V0" ones, or of four
-  // K0 K1 V0' V0" V1"' V1' V1" V1"" V0"' V0"" ones.  These are the places, in boxes.
+  // Both stages of V end at the same ones, as columns may lie any multiple of
+  // 16 bytes apart.  The orders are K0 K1 V1 V0 ones, or of two boxes K0 V1' K1
+  // V1" V0' V0" ones.  Of four it is K0 K1 V0' V0" V1"' V1' V1" V1"" V0"' V0""
+  // ones.  These are the places, in boxes.
   static constexpr int kKvBoxBytes = kCols * 128;
   static constexpr int kOnesBytes = kOnes ? kKvBoxBytes : 0;
   static constexpr int kKStride = (kBoxes == 2 ? 3 : kBoxes) * kKvBoxBytes;  // between stages

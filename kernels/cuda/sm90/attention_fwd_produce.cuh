@@ -10,8 +10,8 @@
 
 namespace bellwether::kernels::cuda::sm90 {
 
-// The boxes [kFirst, kFirst + kCount) of a tile, `stride` bytes apart.  L2 keeps keys, which other tiles read, too;
-// of queries nobody else does.
+// The boxes [kFirst, kFirst + kCount) of a tile, `stride` bytes apart.  L2
+// keeps keys, which other tiles read, too; queries are read by this tile alone.
 template <class S, int kFirst, int kCount>
 __device__ __forceinline__ void LoadBoxes(uint32_t dst, int stride, const CUtensorMap* map, uint32_t bar,
                                           const TileOrigin& at, int token, uint64_t policy = kEvictLast) {

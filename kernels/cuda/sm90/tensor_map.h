@@ -2,10 +2,10 @@
 //
 // A map has five dimensions: channel, x, y, z, head.  In a batch a token is
 // (token, batch, 0) and x ends with the sequence.  Of packed sequences it is
-// (2^30 - length + token, start + length, 2^30), whose address is
-// start + token because the strides of x and y are those of a token and that of
-// z makes 2^30 (x + z) vanish modulo 2^64.  So x ends with *each* sequence, and
-// what lies behind it reads as 0, never as the next one.
+// (2^30 - length + token, start + length, 2^30), whose address is start +
+// token.  For the strides of x and y are those of a token, and that of z makes
+// 2^30 (x + z) vanish modulo 2^64.  So x ends with *each* sequence, and what
+// lies behind it reads as 0, never as the next one.
 
 #ifndef BELLWETHER_KERNELS_CUDA_SM90_TENSOR_MAP_H_
 #define BELLWETHER_KERNELS_CUDA_SM90_TENSOR_MAP_H_

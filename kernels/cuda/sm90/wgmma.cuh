@@ -1,11 +1,11 @@
 // wgmma.cuh: warpgroup matrix products (m64nNk16, fp32 accumulators).
 //
-// One warpgroup computes D[64, N] += A[64, 16] B[16, N].  Thread t holds rows
-// r = 16 (t / 32) + (t % 32) / 4 and r + 8: d[4 j + 0, 1] are columns
-// 8 j + 2 (t % 4) + 0, 1 of row r, d[4 j + 2, 3] the same columns of row r + 8.
-// A in registers has the layout of four such groups packed to 16 bits, so that
-// the pairs of an accumulator of 16 columns are the A operand of the next
-// product without any shuffle.
+// One warpgroup computes D[64, N] += A[64, 16] B[16, N].  Thread t holds rows r
+// = 16 (t / 32) + (t % 32) / 4 and r + 8.  d[4 j + 0, 1] are columns 8 j + 2 (t
+// % 4) + 0, 1 of row r, and d[4 j + 2, 3] the same columns of row r + 8.  A in
+// registers has the layout of four such groups packed to 16 bits.  So the pairs
+// of an accumulator of 16 columns are the A operand of the next product without
+// any shuffle.
 //
 // Operands in shared memory are tiles of 64 elements (128 bytes) a row with the
 // 128-byte swizzle, 1024-byte aligned, as a bulk tensor copy with

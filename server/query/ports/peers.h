@@ -25,13 +25,13 @@ namespace bellwether::server {
 class PeerStream {
  public:
   virtual ~PeerStream() = default;
-  // Asks for the next message; once, until on_message has told of it.
+  // Asks for the next message; once for each call of on_message.
   virtual void Next() = 0;
   virtual void Cancel() = 0;
 };
 
-// A call that is told more than once, and answers once.  Write() and Finish() by one
-// thread at a time, the rest by any.
+// A call that is sent several messages, and answers once.  Write() and Finish()
+// by one thread at a time, the rest by any.
 class PeerUpload {
  public:
   virtual ~PeerUpload() = default;
@@ -51,11 +51,11 @@ class Peers {
 
   struct Spread {
     std::vector<std::string> others;  // Addresses of those that own something.
-    uint32_t unserved = 0;            // Partitions that no server serves now, or that are taken up or let go here.
+    uint32_t unserved = 0;            // Partitions without a server now, or that are taken up or let go here.
   };
   struct Owner {
     bool here = false;
-    std::string address;  // Of another; "" = none, for now.
+    std::string address;  // Of another server; "" = of none, for now.
   };
   struct Answer {
     std::string server;

@@ -2,10 +2,10 @@
 //
 // The backward of attention needs delta = rowsum(dO * O).  From an O rounded to
 // 16 bits delta is biased, dQ gets a rank-one error that points the same way
-// step after step, and training can diverge.  Mode hp removes the bias: it also
+// step after step, and training can diverge.  Mode hp removes the bias.  It also
 // returns what rounding O took away, and divides by the sum of the probabilities
-// as they were rounded, so that delta = rowsum(dO * (O + O_lo)) is the sum that
-// the backward's exact probabilities ask for.
+// as they were rounded.  So delta = rowsum(dO * (O + O_lo)) is the sum that the
+// backward's exact probabilities ask for.
 //
 //   S = scale Q K^T, or with softcap c > 0: c tanh(scale Q K^T / c)
 //   m = rowmax S;  P = exp(S - m);  l = rowsum P
@@ -128,13 +128,19 @@ size_t AttentionForwardWorkspaceBytes(const AttentionForwardParams& params);
 // kCuda enqueues on device.stream and returns; allocates nothing, never
 // synchronizes.  A row without any allowed key gets O = 0 and O_lo = 0.
 //
-// kUnsupported on kCuda: a GPU below compute capability 8.0, dtype float32, head_dim
-// above 256 or no multiple of 8 (it costs as the next of 64, 96, 128, 256; on Hopper
-// 65..96 costs as 128, too, and above 128 the portable kernels serve), stats in mode
-// kSr, a base that is not 16-byte aligned, a stride of q, k, v, o or o_lo that is not
-// a multiple of 8 elements, more than 2^29 tokens or 65535 heads.  kInvalidArgument: a bound above is violated.  In
-// both nothing was written.  kDeviceError: the launch failed.  Any thread; calls that write the same memory must not
-// overlap.
+// kUnsupported on kCuda, one of:
+// * a GPU below compute capability 8.0; dtype float32; stats in mode kSr;
+// * head_dim above 256 or no multiple of 8;
+// * a base that is not 16-byte aligned; a stride of q, k, v, o or o_lo that is
+//   not a multiple of 8 elements;
+// * more than 2^29 tokens or 65535 heads.
+//
+// head_dim costs as the next of 64, 96, 128, 256.  On Hopper 65..96 costs as
+// 128, too, and above 128 the portable kernels serve.
+//
+// kInvalidArgument: a bound above is violated.  Both errors mean that nothing
+// was written.  kDeviceError: the launch failed.  Any thread; calls that write
+// the same memory must not overlap.
 [[nodiscard]] Status AttentionForward(const AttentionForwardParams& params, const Device& device);
 
 // Backward:
@@ -157,13 +163,16 @@ struct AttentionBackwardParams {
 
 size_t AttentionBackwardWorkspaceBytes(const AttentionForwardParams& params);
 
-// As AttentionForward.  On kCuda also kUnsupported: nothing to do (batch or q_len
-// 0, where dk and dv would have to be cleared).  With o_lo absent delta comes from
-// the rounded O.  forward.stats: the four delta statistics of probe.h are added,
-// with e = -sum_j P (dP - delta), what the delta used here is off by, of P and dP as
-// they are here; dS is not rounded for it.  On Hopper with center, deterministic, a
-// window, a cap, packed sequences or kHpm at head_dim 64, e = -rowsum(dS) as the products
-// read it, which has the noise of rounding dS: no bias, up to 2^-9 |dS|.
+// As AttentionForward.  On kCuda also kUnsupported: nothing to do (batch or
+// q_len 0, where dk and dv would have to be cleared).  With o_lo absent delta
+// comes from the rounded O.
+//
+// forward.stats: the four delta statistics of probe.h are added, with e =
+// -sum_j P (dP - delta), the error of the delta used here.  P and dP are as
+// they are here, and dS is not rounded for it.  In some cases e = -rowsum(dS)
+// as the products read it.  That has the noise of rounding dS: no bias, up to
+// 2^-9 |dS|.  The cases are on Hopper: center, deterministic, a window, a cap,
+// packed sequences, or kHpm at head_dim 64.
 [[nodiscard]] Status AttentionBackward(const AttentionBackwardParams& params, const Device& device);
 
 }  // namespace bellwether::kernels

@@ -15,6 +15,7 @@
 //   median = the lower median of the track's newest finite values
 //   rise   = mean of the three newest finite values / that of the three oldest; 1 if
 //            there are fewer than 6, or the oldest are not above 0
+//
 // `relative` divides each row by its median before rise and trend.
 //
 // cpu:: is the specification; cuda:: (GpuBank) gives the same bits for every float:

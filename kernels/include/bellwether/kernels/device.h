@@ -36,9 +36,10 @@ struct Tensor4 {
   int64_t token_stride = 0;
 };
 
-// Words of a gate.  A launch that was captured into a CUDA graph runs whenever the graph does,
-// so it asks its gate each time: 0 in the first word and it writes nothing; the second is
-// added to the seed of the sampled rows.  kCpu reads the gate when it is called.
+// Words of a gate.  A launch that was captured into a CUDA graph runs whenever
+// the graph does, so it asks its gate each time.  If the first word is 0 it
+// writes nothing.  The second is added to the seed of the sampled rows.  kCpu
+// reads the gate when it is called.
 enum Gate : int { kGateOpen = 0, kGateSeed, kGateWords };
 
 // Legal sizes, the same for all kernels.

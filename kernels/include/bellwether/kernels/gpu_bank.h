@@ -1,13 +1,14 @@
 // gpu_bank.h: libbellwether_bank.so, the detector bank on a GPU.
 //
-// bellwetherd opens the library at start, so that one program serves machines with and
-// without a GPU; both come from one build, which bw_bank_abi() verifies.  The library
-// keeps a copy of every run's windows on the device and adds a row to it per batch; the
-// host's arrays stay the truth, from which the copy is made anew when a row was missed.
+// bellwetherd opens the library at start, so that one program serves machines
+// with and without a GPU; both come from one build, which bw_bank_abi()
+// verifies.  The library keeps a copy of every run's windows on the device and
+// adds a row to it per batch.  The host's arrays stay the truth, from which the
+// copy is made anew when a row was missed.
 //
 // Every function but bw_bank_abi() returns 0, or not 0 and has a sentence in
-// bw_bank_error(); then nothing was written to any run, and the bank is of no use any
-// more but to be closed.  One call at a time.
+// bw_bank_error().  After an error nothing was written to any run, and the bank
+// can only be closed.  One call at a time.
 
 #ifndef BELLWETHER_KERNELS_GPU_BANK_H_
 #define BELLWETHER_KERNELS_GPU_BANK_H_

@@ -1,17 +1,21 @@
-// gram_spectrum.h: what the eigenvalues of a head's Gram matrix say, for the server.
+// gram_spectrum.h: what the eigenvalues of a head's Gram matrix show, for the
+// server.
 //
-// A client that ships G = W W^T of a head ships all that the spectrum of W holds.  For the
-// change of W_Q^T W_K between two samples it ships two: with A = [c dW_Q; W_Q] and
-// B = [W_K / c; dW_K] the change is A^T B to first order, and its squared singular values
-// are the eigenvalues of R^T (B B^T) R for A A^T = R R^T.
+// A client that ships G = W W^T of a head ships all that the spectrum of W
+// holds.  For the change of W_Q^T W_K between two samples it ships two
+// matrices.  With A = [c dW_Q; W_Q] and B = [W_K / c; dW_K] the change is A^T B
+// to first order.  Its squared singular values are the eigenvalues of R^T (B
+// B^T) R for A A^T = R R^T.
 //
-// Grams come in float32, so that their eigenvalues are known to about 1e-7 lambda_1 and
-// the small ones may come out below 0: those count as 0.  All that follows is double.  The
-// results are rounded to kGramResultBits significant bits, so that two ways to the same
-// eigenvalues (LAPACK's, a GPU's, ours: they agree to 1e-13 lambda_1) give the same
-// floats but for about one value in a billion.
+// Grams come in float32.  So their eigenvalues are known to about 1e-7
+// lambda_1, and the small ones may come out below 0: those count as 0.  All
+// that follows is double.  The results are rounded to kGramResultBits
+// significant bits.  Two ways to the same eigenvalues (LAPACK's, a GPU's, ours)
+// agree to 1e-13 lambda_1.  So they give the same floats except for about one
+// value in a billion.
 //
-// Source: Gram and Householder are textbook; the increment's spectrum, arXiv:2606.28116.
+// Source: Gram and Householder are textbook; the increment's spectrum,
+// arXiv:2606.28116.
 //
 // Every function may be called from any thread and keeps nothing.
 

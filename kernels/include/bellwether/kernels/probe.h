@@ -39,9 +39,9 @@
 // With drift_only a call writes kProbeRows, kProbeCommonModeSum, kProbeSpreadSum,
 // kProbeNonfiniteRows and kv_out, all as it would without; v, o and d_o must be absent.
 //
-// With softcap the scores are not shift invariant, so the drift sums, taken
-// before the cap, say how large the common mode is but no longer that the loss
-// cannot feel it; ties, entropy and delta keep their meaning.
+// With softcap the scores are not shift invariant.  The drift sums, taken before
+// the cap, then show how large the common mode is, but no longer that it leaves
+// the loss unchanged.  Ties, entropy and delta keep their meaning.
 
 #ifndef BELLWETHER_KERNELS_PROBE_H_
 #define BELLWETHER_KERNELS_PROBE_H_
@@ -140,14 +140,17 @@ constexpr int64_t SampledRow(uint64_t seed, uint64_t batch, uint64_t head, uint6
 
 // Adds the statistics of one attention call to `out` and `kv_out`.  kCpu is
 // done on return and needs about 8 k_len (head_dim + v_dim + 16) bytes a thread
-// while it runs; kCuda enqueues one kernel on the stream, reads every key once for
-// 64 rows of a key head's queries (16 with drift_only), and adds to `out` in no fixed order.
+// while it runs.  kCuda enqueues one kernel on the stream.  It reads every key
+// once for 64 rows of a key head's queries (16 with drift_only), and adds to
+// `out` in no fixed order.
 //
-// kInvalidArgument  a bound above is violated; kUnsupported  head_dim or v_dim
-// above 1024 (kCuda: above 256, or too wide for its shared memory; more than 2^30
-// tokens); kUnavailable  no such backend here; kDeviceError  out of memory.
-// In each of these nothing was written.  Any thread; calls that add to the same
-// memory must not overlap.
+// kInvalidArgument: a bound above is violated.  kUnsupported: head_dim or v_dim
+// above 1024 (kCuda: above 256, or too wide for its shared memory; more than
+// 2^30 tokens).  kUnavailable: no such backend here.  kDeviceError: out of
+// memory.
+//
+// After each of these nothing was written.  Any thread; calls that add to the
+// same memory must not overlap.
 [[nodiscard]] Status Probe(const ProbeParams& params, const Device& device);
 
 }  // namespace bellwether::kernels

@@ -57,12 +57,16 @@ struct SpectralParams {
   float* gram = nullptr;       // [heads][rows][rows] or null
 };
 
-// The Gram matrix and all that follows is double: no scaling is needed for any
+// The Gram matrix and all that follows is double.  No scaling is needed for any
 // float32 weights, but residual and gram overflow to inf where sigma^2 exceeds
-// float32.  kCpu is done on return.  kCuda enqueues one kernel and computes in float32:
-// sigma within 4e-6 (1e-6 with hundreds of columns) of what 32 steps give, and squares of
-// weights must be in float32's range; above 128 rows it needs `gram` to work in.  kInvalidArgument, kUnsupported (rows
-// above 512; kCuda: above 128 without gram), kUnavailable, kDeviceError: nothing was written.  Any thread.
+// float32.  kCpu is done on return.
+//
+// kCuda enqueues one kernel and computes in float32: sigma is within 4e-6 (1e-6
+// with hundreds of columns) of what 32 steps give.  Squares of weights must be
+// in float32's range.  Above 128 rows it needs `gram` to work in.
+//
+// kInvalidArgument, kUnsupported (rows above 512; kCuda: above 128 without
+// gram), kUnavailable, kDeviceError: nothing was written.  Any thread.
 [[nodiscard]] Status SpectralNorms(const SpectralParams& params, const Device& device);
 
 // Effective rank of the first-order change of M = W_Q^T W_K per query head,
