@@ -3,7 +3,7 @@
 
 A GPT of 6 layers x 384 with heads of 64, learned positions and no weight decay reads text at a
 learning rate of 2e-3 in bf16.  With PyTorch's flash kernels W_Q of one layer starts to drift along
-the mean key after some thousand steps: first its scores' common part outgrows their spread (the
+the mean key after some thousand steps.  First its scores' common part outgrows their spread (the
 drift ratio), then sigma(W_Q) explodes, thousands of steps later the loss leaves.  An unbiased
 delta, or centred keys, keep the same run healthy, and rescue it in flight.
 

@@ -4,9 +4,9 @@
 Two attention-only layers with one head each read the bytes of Python's standard library and
 predict, at every position, how often eight classes of characters have occurred so far.  Layer 0
 can do that with uniform attention, so nothing in the loss holds the scores of layer 1 in place.
-All is fp32 except the attention, which PyTorch's flash kernel computes in bf16: the rounded
-output biases the backward pass, W_Q of layer 1 is pushed along the mean key, step after step,
-and its norm explodes.  In fp32 the same model stays healthy.
+All is fp32 except the attention, which PyTorch's flash kernel computes in bf16.  The rounded output
+biases the backward pass, W_Q of layer 1 is pushed along the mean key, step after step, and its norm
+explodes.  In fp32 the same model stays healthy.
 
     python examples/tiny_transformer.py                     # watched; W_Q of layer 1 explodes
     python examples/tiny_transformer.py --attention fp32    # the healthy twin

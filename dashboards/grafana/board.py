@@ -1,8 +1,8 @@
 """A dashboard of the Grafana Foundation SDK with what all of ours share.
 
-The SDK knows names and types of the JSON; here stand our settings: one data source
-variable, marks of alerts, links to the other boards, and panels that cannot be
-made without title, description and unit.
+The SDK knows names and types of the JSON.  Our settings stand here: one data source variable,
+marks of alerts, links to the other boards.  A panel cannot be made without title, description and
+unit.
 """
 
 from __future__ import annotations

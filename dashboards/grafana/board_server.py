@@ -1,4 +1,5 @@
-"""bellwetherd itself: what arrives, what waits, what is written, what is concluded and told, what it costs."""
+"""bellwetherd itself: what arrives, what waits, what is written, what is concluded and told, what
+it costs."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def median_and_tail(histogram: str, by: str = "") -> tuple[Dataquery, Dataquery]
 
 
 def server_board() -> Board:
-    """What is behind stands below: who reads from the top finds the first thing that is wrong."""
+    """A panel's causes stand above it: the first wrong panel from the top is the place to look."""
     board = Board(
         "bellwether-server",
         "Bellwether / Server",

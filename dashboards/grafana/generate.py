@@ -3,7 +3,7 @@
 
 Needs grafana-foundation-sdk (deploy/requirements-test.txt). The JSON is committed, so
 that Grafana can load it without this script; a test compares the two. Panels stand in
-causal order: who reads from the top left sees what will happen to what stands below.
+causal order: what a panel shows leads to what the panels below it show.
 """
 
 from __future__ import annotations

@@ -174,9 +174,9 @@ def save_seconds(frames: float) -> float:
 def commits_of_writer(partitions: int, frames: float, commit_s: float) -> float:
     """Commits a second of a writer that serves `partitions` in turn.
 
-    frames: a second, of one partition.  A commit takes all that waits for its partition, so a
-    partition is a machine that runs 1 / frames seconds, then waits for the one repairman: mean
-    value analysis (Reiser and Lavenberg 1980) of that queue, exact for exponential times.
+    frames: a second, of one partition.  A commit takes all that waits for its partition.  So a
+    partition is a machine that runs 1 / frames seconds, then waits for the one repairman.  This is
+    mean value analysis (Reiser and Lavenberg 1980) of that queue, exact for exponential times.
     """
     if partitions == 0 or frames == 0:
         return 0.0

@@ -68,7 +68,8 @@ html_show_copyright = False
 
 
 def _chapters(_: Sphinx, docname: str, source: list[str]) -> None:
-    """Gives the first page the table of contents, which is nobody's to read in the repository."""
+    """Gives the first page the table of contents, which is left out of the page in the repository.
+    """
     if docname != root_doc:
         return
     for caption, documents in CHAPTERS.items():

@@ -1,9 +1,9 @@
 """Attention on one GPU: its speed beside SDPA's kernels, in one process.
 
-Peers are pinned (unpinned SDPA on Hopper is cuDNN) and interleaved with ours, with
-the L2 flushed before every launch, and the GPU kept waiting until the launch is queued,
-so that nothing of the host's time is counted.  What is timed is compared with cuDNN's
-answer at that size first.  tests/kernels/attention_gpu_test.py tests accuracy.
+Peers are pinned (unpinned SDPA on Hopper is cuDNN) and interleaved with ours.  The L2 is flushed
+before every launch.  The GPU is kept waiting until the launch is queued, so that nothing of the
+host's time is counted.  What is timed is compared with cuDNN's answer at that size first.
+tests/kernels/attention_gpu_test.py tests accuracy.
 
     python3 attention_bench.py LIBRARY [--out FILE.json] [--quick] [--variants a,b,...]
         [--paths sm80,sm90] [--head-dims 128,64]

@@ -1,10 +1,10 @@
 """The statistics on one GPU: what a watched step costs beside its attention.
 
-The probe with and without v, o and d_o and with drift alone, the key-gradient leak, and the spectral norms of
-all heads of a model, each beside what it must at least do: read its inputs once, as a copy
-does (which also writes them).  The share is of causal attention forward and backward by
-PyTorch's flash attention.  Interleaved, the L2 flushed before every launch, the GPU kept
-waiting until the launch is queued.
+Measured are the probe with and without v, o and d_o and with drift alone, the key-gradient leak,
+and the spectral norms of all heads of a model.  Each stands beside what it must at least do: read
+its inputs once, as a copy does (which also writes them).  The share is of causal attention forward
+and backward by PyTorch's flash attention.  Launches are interleaved.  The L2 is flushed before
+every launch, and the GPU kept waiting until the launch is queued.
 
     python3 statistics_bench.py LIBRARY [--out FILE.json] [--repetitions N]
 """

@@ -73,7 +73,7 @@ class Grant {
   // Of every run there is.
   absl::Status CheckAll(Role role) const;
   // The same of a stream that is open; "" = of no run in particular.  Where it is an
-  // error the stream is to end with it, and NoteEnd() is done.
+  // error the stream is to end with it, and RecordEnd() is done.
   absl::Status CheckOpen(std::string_view call, Role role, std::string_view run) const;
   // The open stream `call` ends with `why`, the result of a Check() of `role`.
   // Writes that into the audit, bellwether_access_streams_ended_total, and the

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """With which weights should the mean be taken that centred keys lose?
 
-Any vector may be taken from all keys of a sequence: softmax does not see it.  What the bias of a
-rounded backward pass pushes along is what queries see of the keys, in the mean; `mean` is that
-where attention is to all keys alike, `running` (the mean of the running means) where it is causal
-and broad, `seen` by the probabilities themselves, which no fused kernel tells.  Each is switched on
-in layer 1 of examples/tiny_transformer.py at step 800, as an alert would, seed by seed, beside the
-fp32 twin and the run that is let alone; sigma(W_Q) of layer 1 at the end, and how many of the seeds
-stay below twice their twin's.  Single runs say little: rounding decides, and the processor with it.
+Any vector may be taken from all keys of a sequence: softmax does not see it.  The bias of a rounded
+backward pass pushes along what queries see of the keys, in the mean.  `mean` is that where
+attention is to all keys alike.  `running` (the mean of the running means) is that where it is
+causal and broad.  `seen` takes the probabilities themselves, which no fused kernel returns.
+
+Each is switched on in layer 1 of examples/tiny_transformer.py at step 800, as an alert would, seed
+by seed, beside the fp32 twin and the run that is let alone.  Reported are sigma(W_Q) of layer 1 at
+the end, and how many of the seeds stay below twice their twin's.  Single runs prove little:
+rounding decides, and the processor with it.
 
     python3 tests/bench/centring_weights.py --seed 1 --seed 2 --jobs 2 --json weights.json
 """

@@ -1,23 +1,29 @@
 #!/usr/bin/env python3
 """The failing run, repaired by its server: seeds of examples/divergence_gpt.py, side by side.
 
-For each seed five runs of the same data: `untouched`, which is watched and let alone; `centred`,
-whose keys are centred from step 0; and three that are repaired by a bellwetherd (of
-BELLWETHER_LIB_DIR: a bundle's bin, say) from its own alerts at the default thresholds, by one
-remedy each: `by-centring`, PyTorch's kernel with centred keys; `by-hp`, the unbiased kernel; and
-`late`, left alone until sigma(W_Q) has passed 100 and then repaired by the built-in policy.
+For each seed there are five runs of the same data:
 
-How late is too late, and what going back to a checkpoint brings: `untouched` leaves a checkpoint
-every so often.  From the first one at which sigma(W_Q) has passed 30, the one at which it has
-passed 100, and the one at which the loss has left that of `centred`, three runs branch off as a
-restart would, each with one remedy: keys centred; hp; keys centred and W_Q and W_K clipped once,
-by the server at a person's word.  From the newest checkpoint before the first critical alert two,
-centred and hp, go on to the end: that is what `rollback.suggest` advises.
+* `untouched` is watched and let alone;
+* `centred` has keys that are centred from step 0;
+* `by-centring` is repaired by one remedy, PyTorch's kernel with centred keys;
+* `by-hp` is repaired by the unbiased kernel;
+* `late` is left alone until sigma(W_Q) has passed 100 and then repaired by the built-in policy.
+
+A bellwetherd (of BELLWETHER_LIB_DIR: a bundle's bin, say) repairs the last three from its own
+alerts at the default thresholds.
+
+How late is too late, and what does going back to a checkpoint bring?  `untouched` leaves a
+checkpoint every so often.  Three runs branch off, as a restart would, from each of three
+checkpoints.  They are the first ones at which sigma(W_Q) has passed 30, it has passed 100, and the
+loss has left that of `centred`.  Each has one remedy: keys centred; hp; keys centred and W_Q and
+W_K clipped once, by the server at a person's request.  From the newest checkpoint before the first
+critical alert two, centred and hp, go on to the end: that is what `rollback.suggest` advises.
 
 A run that is not done when the time is up goes on with the same command: its checkpoint, the
-server's data and what was measured stay in --out.  Runs share the GPUs that are there.  At the end:
-summary.json with each run's actions and their history, the step of the explosion and the mean loss
-of the last steps beside that of `centred` over the same steps; and two pictures for each seed.
+server's data and what was measured stay in --out.  Runs share the GPUs that are there.  At the end
+summary.json has each run's actions and their history, and the step of the explosion.  It has the
+mean loss of the last steps beside that of `centred` over the same steps.  There are two pictures
+for each seed.
 
     BELLWETHER_LIB_DIR=bundle/bin python3 tests/bench/closed_loop_runs.py --tokens tokens.npy \\
         --seed 4 --seed 12 --seed 17 --steps 12000 --minutes 8 --out closed-loop

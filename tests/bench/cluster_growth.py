@@ -14,8 +14,8 @@ processors.
 
 With --cpus-per-server each server has so many processors of its own, each database --database-cpus
 and the load what is left; without, all share all.  With --quota each server may use that part of
-one processor and no more (a control group; root), so that a few processors hold several servers,
-the database and the load, none of which waits for another.
+one processor and no more (a control group; root).  So a few processors hold several servers, the
+database and the load, none of which waits for another.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 class Cores:
-    """Which processors whom belong to; "" = any."""
+    """The processors of servers, databases and load; "" = any."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.each, self.of_one_database = options.cpus_per_server, options.database_cpus

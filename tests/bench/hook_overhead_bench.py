@@ -3,11 +3,11 @@
 
 One model trains; blocks of steps with the hook and without it take turns.  With --compile there
 are two, since the taps are part of what is compiled: one that was attached before, one that never
-was.  A pair is a block with
-and the block without before it; reported are the median over the pairs of how much longer a block
-with the hook took, with a 95 % interval by the bootstrap, the same for the median step, and what
-the hook adds to the peak of the allocator.  A block is as long as the sampling period, so that it
-holds one sampled step.
+was.  A pair is a block with and the block without before it.
+
+Reported is the median over the pairs of how much longer a block with the hook took, with a 95 %
+interval by the bootstrap.  So is the same for the median step, and what the hook adds to the peak
+of the allocator.  A block is as long as the sampling period, so that it holds one sampled step.
 
     python3 tests/bench/hook_overhead_bench.py --model 124m --pairs 20 --compile --out overhead.json
 """

@@ -3,13 +3,13 @@
 
 A bellwetherd (of BELLWETHER_LIB_DIR: a bundle's bin, say) watches all of them at once, hook and
 probes on for the whole run.  Beside them `scan --follow` reads the checkpoints of the seeds under
---scan, and when the first of these seeds drifts, a script that never imports us goes on from its
-newest checkpoint, is attached by its PID, and let go once an alert names a layer.
+--scan.  When the first of these seeds drifts, a script that never imports us goes on from its
+newest checkpoint.  It is attached by its PID, and let go once an alert names a layer.
 
-What came out lies in --out: NAME.bwrun as exported by the server, NAME.json with the run's own
-curves, summary.json with the alerts of each run beside the step at which sigma(W_Q) of a head
-exploded, by the definition of tests/testdata/runs/labels.json (above 20, and doubled within 500
-steps).
+The results lie in --out: NAME.bwrun as exported by the server, NAME.json with the run's own curves,
+and summary.json.  The latter has the alerts of each run beside the step at which sigma(W_Q) of a
+head exploded.  An explosion is that of tests/testdata/runs/labels.json (above 20, and doubled
+within 500 steps).
 
     BELLWETHER_LIB_DIR=bundle/bin python3 tests/bench/live_runs.py --tokens tokens.npy \\
         --run flash-s12 "--seed 12" --run centred-s13 "--seed 13 --center" --scan flash-s12 \\

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """How soon a killed server takes up its work again, by how much log it finds.
 
-Fills a log with frames of 16 KiB, none of which is in the database, kills the server, and measures
-from its next start: until it is ready, until it has acknowledged a new frame, until all of the log
-is applied.  Beside it stands what reading the same bytes takes.
+Fills a log with frames of 16 KiB, none of which is in the database, and kills the server.  Measures
+from its next start until it is ready, until it has acknowledged a new frame, and until all of the
+log is applied.  Beside it stands what reading the same bytes takes.
 
     python3 tests/bench/recovery_bench.py --mib 1024
 """

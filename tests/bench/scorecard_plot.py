@@ -1,4 +1,4 @@
-"""Draws `bellwether scorecard --json`: who warned of which run how early.
+"""Draws `bellwether scorecard --json`: which rule warned of which run how early.
 
     bellwether scorecard DIR --json | python tests/bench/scorecard_plot.py - scorecard.png
 

@@ -2,10 +2,10 @@
 from the signal to the first acknowledgement of each at another server; the slowest counts.
 
 Trainers and servers are the fault tests' own (tests/support/cluster_fleet.py), on a PostgreSQL of
-its own with synchronous standbys, one of which must confirm each commit.  A line for each stop, and
-the median and the largest of all.  Of a stop: when the trainers had heard of it, when the others
-had first and last taken up a partition, when trainers were welcomed, when acknowledged, when the
-process had ended; all in ms since the signal.
+its own with synchronous standbys, one of which must confirm each commit.  Prints a line for each
+stop, and the median and the largest of all.  A line has times in ms since the signal.  They are
+when the trainers were notified, when the others had first and last taken up a partition, when
+trainers were welcomed and acknowledged, and when the process had ended.
 
     python tests/bench/stop_bench.py --stops 10 --standbys 1
 """

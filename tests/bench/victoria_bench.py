@@ -8,9 +8,9 @@ encoded before.  A frame is a step of 32 layers x 32 heads x 4 signals.
   bellwether   the trainer's protocol: a stream of frames, at most WINDOW unacknowledged; judged by
                detectors on the way
   remote       Prometheus remote write: a snappy body of 4,096 samples a request, as one step brings
-  import       /api/v1/import: a line a series with 128 steps, as who fills in history sends it
+  import       /api/v1/import: a line a series with 128 steps, as a client that fills in history
 
-VictoriaMetrics is told the shortest decimals that are the same float32, which it packs best.
+VictoriaMetrics is sent the shortest decimals that are the same float32, which it packs best.
 
     python3 tests/bench/victoria_bench.py --rounds 3 --kills 5
 

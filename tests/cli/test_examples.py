@@ -1,6 +1,6 @@
 """Every example that the helps of `bellwether` show works as it stands.
 
-Goal: who copies an example gets an answer, not an error.
+Goal: an example that is copied gives an answer, not an error.
 Method: the examples are read from docs/reference/cli.md (which tests/docs keeps current) and run
 by a shell, in a folder with the files that they name, against a bellwetherd with the runs that they
 name.  Keys and ids are the server's to give, so those of the examples are replaced by real ones.

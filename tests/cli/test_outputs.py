@@ -1,7 +1,7 @@
 """What is alike in every command: formats, headers, and the exit codes of a failing server.
 
 Goal: JSON and YAML hold the same tree, CSV is rectangular and loses just its first line with
---no-headers, data is on stdout alone; 4 = nobody answers, 5 = denied, 2 = usage, for each command.
+--no-headers, data is on stdout alone; 4 = no answer, 5 = denied, 2 = usage, for each command.
 Method: every command of the tree that asks a server, against one of synthetic runs; a command that
 is in no list here fails the test.
 """

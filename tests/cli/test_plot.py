@@ -1,7 +1,7 @@
 """`bellwether run plot`: a picture of a run as SVG and as PNG.
 
-Goal: each series of each panel is a line at the places that its values give, alerts, notes and the
-expected divergence are there, foreign words stay words, and a picture that cannot be drawn leaves
+Goal: each series of each panel is a line at the places that its values give.  Alerts, notes and the
+expected divergence are there, and foreign words stay words.  A picture that cannot be drawn leaves
 no file behind.
 Method: the real command, a real bellwetherd with a recorded run; SVG is read as XML, PNG decoded
 here down to its pixels.

@@ -1,4 +1,5 @@
-"""Goal: dashboards, rules, runbooks and page agree with each other and with the server's list of metrics.
+"""Goal: dashboards, rules, runbooks and page agree with each other and with the server's list of
+metrics.
 
 Method: Prometheus' own checker where it is installed; generated
 files are generated again and compared; names are compared as text. Each check
@@ -52,7 +53,7 @@ def known_metrics() -> dict[str, str]:
 
 
 def unknown_names(text: str, known: dict[str, str]) -> set[str]:
-    """Metric names in `text` that nobody exports."""
+    """Metric names in `text` that are not exported."""
     unknown = set()
     for name in re.findall(r"(?<![\w:.\-/])((?:bellwether|process|grpc_server)_[a-z0-9_]+)", text):
         base = next((name.removesuffix(s) for s in SUFFIXES if name.endswith(s) and known.get(name.removesuffix(s)) == "Histogram"), name)
@@ -184,7 +185,8 @@ class Runbooks(unittest.TestCase):
 
 
 class Thresholds(unittest.TestCase):
-    """The detectors' numbers are those of server/detect/judge_options.h, of which deploy/rules/builtin.yml is made."""
+    """The detectors' numbers are those of server/detect/judge_options.h, of which
+    deploy/rules/builtin.yml is made."""
 
     # Numbers that are no thresholds: names, stages, and what follows from bf16 alone.
     FACTS = re.compile(

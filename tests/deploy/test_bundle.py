@@ -1,5 +1,5 @@
 """Goal: the folder that ./start --bundle makes is small, and is all that a machine with the C
-library needs: the server starts there, a training script with the Python package is recorded,
+library needs.  The server starts there, a training script with the Python package is recorded, and
 the command answers.
 Method: deploy/bundle.sh on the programs of this build; what its files ask the loader for, read
 from the files; then the real programs where every other system library is hidden.

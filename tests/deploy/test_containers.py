@@ -1,7 +1,9 @@
-"""Goal: image and quickstart fit the programs of this build: every flag exists, every file that is copied
-or mounted is in the repository, ports and names match, nothing runs as root or from a floating tag.
-Method: no container engine: Dockerfile and compose file are parsed, and their commands, settings and
-health check are run by the real server and command on this machine; promtool judges Prometheus' part.
+"""Goal: image and quickstart fit the programs of this build.  Every flag exists, every file that is
+copied or mounted is in the repository, ports and names match.  Nothing runs as root or from a
+floating tag.
+Method: no container engine: Dockerfile and compose file are parsed, and their commands, settings
+and health check are run by the real server and command on this machine; promtool judges Prometheus'
+part.
 """
 
 from __future__ import annotations

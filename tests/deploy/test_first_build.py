@@ -93,7 +93,7 @@ CLONE_NEWNS = 0x20000  # <linux/sched.h>
 
 @pytest.fixture(autouse=True, scope="module")
 def mounts_of_our_own() -> None:
-    """They go with this process, however it ends: nobody who cleans up deletes through them."""
+    """They go with this process, however it ends: a cleanup does not delete through them."""
     if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNS) != 0:
         raise OSError(ctypes.get_errno(), "unshare")
     mount("--make-rprivate", "/")

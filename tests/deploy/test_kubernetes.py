@@ -1,7 +1,7 @@
-"""Goal: the manifests are what the API server's schemas allow, fit the server of this build and each
-other, and run it as nobody; the alert rules in them are those of the dashboards.
-Method: the schemas of kubernetes-models, strictly, with planted faults; names, ports, probes and settings
-compared with each other and tried on the real server. No cluster has run them.
+"""Goal: the manifests are what the API server's schemas allow, fit the server of this build and
+each other, and run it without privileges; the alert rules in them are those of the dashboards.
+Method: the schemas of kubernetes-models, strictly, with planted faults; names, ports, probes and
+settings compared with each other and tried on the real server. No cluster has run them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Goal: the model of a cluster says what the servers do: the same partitions, the same periods; its
-sums add up, more of a load is never less work, the simulation is the same for the same seed.
-Method: a real server on a real PostgreSQL says where runs go; constants are read from the sources;
+"""Goal: the model of a cluster has the servers' partitions and periods.  Its sums add up, and more
+of a load is never less work.  The simulation is the same for the same seed.
+Method: a real server on a real PostgreSQL shows where runs go; constants are read from the sources;
 the rest is arithmetic. tests/bench/cluster_bench.py holds figures against a real cluster.
 """
 

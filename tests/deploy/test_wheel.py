@@ -1,7 +1,8 @@
-"""Goal: the wheel is all that a laptop with PyTorch needs: attach() in three lines has a server and a
-page of its own, the command is on the path, and pip takes everything away again.
-Method: deploy/wheel.sh on the programs of this build; auditwheel for its tag; a fresh virtual environment
-that sees PyTorch and transformers, where every other system library, and so any compiler, is hidden.
+"""Goal: the wheel is all that a laptop with PyTorch needs.  attach() in three lines has a server
+and a page of its own, the command is on the path, and pip takes everything away again.
+Method: deploy/wheel.sh on the programs of this build; auditwheel for its tag; a fresh virtual
+environment that sees PyTorch and transformers, where every other system library, and so any
+compiler, is hidden.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
-"""The fenced blocks of a document, and what the comments right above each say of it.
+"""The fenced blocks of a document, and the comments right above each:
 
-<!-- not run: REASON -->       nobody runs this block here; its flags are looked up all the same
-<!-- run by tests/x.py -->     that test reads the block from the document and runs it
-<!-- before: CODE -->          runs before the block; what a reader has already, or leaves behind
-<!-- checked as: KIND -->      for YAML: whose file it is
+    <!-- not run: REASON -->       the block is not run here; its flags are looked up all the same
+    <!-- run by tests/x.py -->     that test reads the block from the document and runs it
+    <!-- before: CODE -->          runs before the block; what a reader has already, or leaves
+    behind
+    <!-- checked as: KIND -->      for YAML: whose file it is
+
+Several may stand above one block.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Goal: every command in every document works as it stands there, or says why it is not run here.
+"""Goal: every command in every document works as it stands there, or has the reason for not being
+run.
 Method: shell blocks of a document run in order in one shell, Python blocks in order in one
-namespace, against one server with a recorded failing run; YAML is shown to whoever reads it.  What
-a document calls by a stand-in (RUN, HOST) is replaced.  Blocks that are not run, and commands in
-running text, are held against the helps.
+namespace, against one server with a recorded failing run.  YAML is checked by its own reader.  A
+stand-in of a document (RUN, HOST) is replaced.  Blocks that are not run, and commands in running
+text, are compared with the helps.
 """
 
 from __future__ import annotations

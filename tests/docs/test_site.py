@@ -1,5 +1,6 @@
-"""Goal: the documentation builds as a site without a warning: every document is in a chapter, every
-link, picture and heading is there; it asks nobody else when it is read, and can be searched."""
+"""Goal: the documentation builds as a site without a warning.  Every document is in a chapter,
+every link, picture and heading is there.  It loads nothing from elsewhere, and can be searched.
+"""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Goal: bellwetherd whose detectors run on a real GPU tells what one without tells: of every recorded
-run, of a job that trains beside it, and when the device breaks in the middle of a run; and its
-cuSOLVER makes the same gram_* signals of the matrices that a job ships.
+"""Goal: bellwetherd with its detectors on a real GPU reports what one without reports.  That holds
+for every recorded run, for a job that trains beside it, and when the device breaks in the middle of
+a run.  Its cuSOLVER makes the same gram_* signals of the matrices that a job ships.
 Method: the real server and command, from BELLWETHER_LIB_DIR (a bundle's bin/ or a build's) with
-libbellwether_bank.so and libbellwether_breaking_gpu_bank.so in that folder; a recorded run goes to
-a server with --gpu=on and to one with --gpu=off, and the alert logs must be equal to the last word,
-but for what is told of other runs.
-The job is examples/tiny_transformer.py, which needs PyTorch; what it ships is also recorded, and
-imported by both servers.  Plain Python, so that it runs where the GPU is; exit code 77 without a GPU
-(1 under BELLWETHER_REQUIRE_GPU=1).  BELLWETHER_CUSOLVER names a cuSOLVER that the loader does not find.
+libbellwether_bank.so and libbellwether_breaking_gpu_bank.so in that folder.  A recorded run goes to
+a server with --gpu=on and to one with --gpu=off.  The alert logs must be equal to the last word,
+except for what they have of other runs.  The job is examples/tiny_transformer.py, which needs
+PyTorch; what it ships is also recorded, and imported by both servers.  Plain Python, so that it
+runs where the GPU is; exit code 77 without a GPU (1 under BELLWETHER_REQUIRE_GPU=1).
+BELLWETHER_CUSOLVER names a cuSOLVER that the loader does not find.
 
     BELLWETHER_LIB_DIR=bundle/bin python3 tests/e2e/gpu_device_test.py [--json]
 """
@@ -74,7 +74,8 @@ def spectra_where(server: Server) -> dict[str, int]:
 
 
 def shipped(folder: Path, recording: Path, *flags: str) -> tuple[dict[tuple[str, int], Any], dict[str, int], str]:
-    """The spectra of a recording that holds matrices, where they were computed, and the server's log."""
+    """The spectra of a recording that holds matrices, where they were computed, and the server's
+    log."""
     folder.mkdir()
     with Server(folder, "", *flags) as server:
         server.run("run", "import", str(recording), "--name", "shipped")
@@ -84,7 +85,8 @@ def shipped(folder: Path, recording: Path, *flags: str) -> tuple[dict[tuple[str,
 
 
 def judged(server: Server, run: str) -> list[dict[str, Any]]:
-    """The alert log without what is told of other runs: it is of those that were learned by then."""
+    """The alert log without what is told of other runs: it is of those that were learned by
+    then."""
     log: list[dict[str, Any]] = server.alert_log(run)
     for transition in log:
         for part in (transition, *transition["evidence"]):

@@ -1,6 +1,6 @@
-"""Goal: people hear of an alert, and of its end, by both ways: bellwetherd tells an Alertmanager
-itself, and Prometheus does by the committed rules; of a recording that is imported they hear only if
-that is asked for.
+"""Goal: people get an alert, and its end, by both ways: bellwetherd sends it to an Alertmanager
+itself, and Prometheus does by the committed rules.  Alerts of a recording that is imported are sent
+only if that is asked for.
 Method: real Alertmanager, real Prometheus, a sink behind them.  A recorded failing run is
 imported; of a run of two ranks one falls silent and reports again.  The rules look back five
 seconds instead of five minutes, so that an end is one within the test.

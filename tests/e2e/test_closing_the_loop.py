@@ -1,9 +1,10 @@
-"""Goal: a real training job that breaks is repaired by the loop alone: alert, policy, action, trainer,
-verdict; and with a policy that observes not a bit of it is touched.
-Method: examples/tiny_transformer.py in bf16, which fails, against a bellwetherd whose policy enforces
-centring, or hp, beside its fp32 twin and the unrepaired run, over 8,000 steps.  With BELLWETHER_LONG
-seeds 1 to 4; else one, in which hp must hold sigma(W_Q), and centring only be applied: on this model
-it does not hold it with every seed and processor (docs/concepts/actions.md), and one seed proves nothing.
+"""Goal: a real training job that breaks is repaired by the loop alone: alert, policy, action,
+trainer, verdict; and with a policy that observes not a bit of it is touched.
+Method: examples/tiny_transformer.py in bf16, which fails, against a bellwetherd whose policy
+enforces centring, or hp, beside its fp32 twin and the unrepaired run, over 8,000 steps.  With
+BELLWETHER_LONG seeds 1 to 4 run.  Otherwise one runs, in which hp must hold sigma(W_Q), and
+centring only be applied.  On this model centring does not hold it with every seed and processor
+(docs/concepts/actions.md), and one seed proves nothing.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Goal: a server that watches all the runs it may still gives Prometheus a page within its limit:
-what is left out is counted, what people need first is there, and a run too many is refused.
+"""Goal: a server that watches all the runs it may still gives Prometheus a page within its limit.
+What is left out is counted, what people need first is there, and a run too many is refused.
 Method: the real bellwetherd with 1,000 live runs of 12 x 12 heads, whose layers alone are five
 times the limit, and a recorded failing one; promtool reads the page.
 """

@@ -1,11 +1,12 @@
 """Goal: every query of the dashboards and every alert rule has data from a real Prometheus that
-scrapes the real bellwetherd; what the server concludes fires the rule that is made for it, with the
-server's labels: what it tells as information is no warning there, and nothing becomes critical.
-Method: recorded runs that fail by drift, norm, logits and loss are imported; of two runs that
-live, one drifts and is restarted, and of the other nearly all is wrong; the loss of a third has a spike,
-and a rule of our own finds it too.  Rules are asked without their
-threshold, so that those that rightly stay quiet show that their series exist.  The page of metrics is
-too small for all heads, so that an alert of the server itself fires; its rules are read again, and it is asked.
+scrapes the real bellwetherd.  What the server concludes fires the rule that is made for it, with
+the server's labels.  What it reports as information is no warning there, and nothing becomes
+critical.
+Method: recorded runs that fail by drift, norm, logits and loss are imported.  Of two runs that
+live, one drifts and is restarted, and of the other nearly all is wrong.  The loss of a third has a
+spike, and a rule of our own finds it too.  Rules are asked without their threshold, so that those
+that rightly stay quiet show that their series exist.  The page of metrics is too small for all
+heads, so that an alert of the server itself fires; its rules are read again, and it is asked.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ def without_threshold(expr: str) -> str:
 
 @contextmanager
 def breaking(server: Server) -> Iterator[None]:
-    """A run of two ranks whose rounding ties, whose hook is slow and whose ranks disagree; its gradients
-    jump, its loss is no number, and one rank falls silent: six of the server's rules."""
+    """A run of two ranks whose rounding ties, whose hook is slow and whose ranks disagree; its
+    gradients jump, its loss is no number, and one rank falls silent: six of the server's rules."""
     without = ("key_leak_sum", "key_gradient_sum")
     with Trainer(server, "breaks", without, rank=0, world=2) as talker, Trainer(server, "breaks", without, rank=1, world=2) as other:
         while other.step < 1600:
@@ -81,7 +82,7 @@ def spiking(server: Server) -> Iterator[None]:
 
 @contextmanager
 def told() -> Iterator[str]:
-    """The address of one who takes notifications."""
+    """The address of a receiver of notifications."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:

@@ -1,5 +1,6 @@
-"""Goal: `bellwether scorecard` is what a script can rely on: lines of JSON, an exit code that says
-whether every run was scored, errors that name the file or the flag; and its picture can be drawn.
+"""Goal: `bellwether scorecard` is what a script can rely on.  It prints lines of JSON, its exit
+code shows whether every run was scored, errors name the file or the flag, and its picture can be
+drawn.
 Method: the real programs on recorded runs, whole, cut off and empty.
 """
 

@@ -1,7 +1,7 @@
 """Goal: the full spectra of Gram matrices that a real trainer ships are stored as series of the
-steps that they were shipped in, equal to torch.linalg.svdvals of the weights of that step; also
-when the server is killed in the middle, and when its GPU fails; rules of one's own see them; and
-the heads that are on their way to fail are those that the server asks for.
+steps that they were shipped in.  They equal torch.linalg.svdvals of the weights of that step, also
+when the server is killed in the middle, and when its GPU fails.  Rules of one's own see them.  The
+server asks for the heads that are on their way to fail.
 Method: the real bellwetherd, a PyTorch model under the real hook, and recorded runs.
 """
 

@@ -1,8 +1,8 @@
 """Goal: each start of a job by torchrun is one attempt, and all its ranks are in it, though
 torchrun numbers starts for each node by itself and does not number those where nodes come.
-Method: two nodes (torchrun's agents, on this machine) that meet by c10d, a real server; a node
-that comes later, and a rank that is killed while the other hangs; one that is killed in its first
-seconds, when the store of the start before still has what that one wrote.
+Method: two nodes (torchrun's agents, on this machine) that meet by c10d, and a real server.  One
+node comes later.  One rank is killed while the other hangs.  One is killed in its first seconds,
+when the store of the start before still has what that one wrote.
 """
 
 from __future__ import annotations

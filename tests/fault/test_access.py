@@ -1,6 +1,7 @@
-"""Goal: whoever shows a bad or missing token, or one for another run, is refused with the code that
-says so, in the log once a second at most, and in the audit; what was taken away is away from open
-streams; nobody is told of runs that he may not see; who did what stands in the audit.
+"""Goal: a caller with a bad or missing token, or one for another run, is refused with the code for
+that.  The log has it once a second at most, and the audit each time.  A right that was taken away
+is gone from open streams.  No caller learns of runs that it may not see.  The audit names each
+caller.
 Method: the real server with real certificates and tokens, asked by the real sender, command and
 page. Rows 16 and the quotas of the fault matrix.
 """

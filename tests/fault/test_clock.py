@@ -1,5 +1,5 @@
 """Goal: a clock that jumps by an hour, or by a day, changes nothing of what is stored, of the order
-of seqs, or of what is taken; what needs a clock uses one that does not jump.
+of seqs, or of what is taken.  What needs a clock uses one that does not jump.
 Method: bellwetherd under libfaketime, which moves its wall clock while it runs, under trainers that
 keep a ledger.
 """

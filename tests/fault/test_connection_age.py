@@ -1,7 +1,7 @@
-"""Goal: connections grow old and are made anew, and nobody is the worse for it: a trainer loses no
-step and sends none twice, who watches is told everything once, servers come and go meanwhile.
+"""Goal: connections grow old and are made anew without loss.  A trainer loses no step and sends
+none twice, a watch receives everything once, servers come and go meanwhile.
 Method: a real bellwetherd whose connections live for a second or two, real senders and the real
-command over several of those ages; the server's own words on the wire, read from a socket.
+command over several of those ages; the server's own bytes on the wire, read from a socket.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Goal: a disk that is full, slow or broken stops acknowledgements, and nothing else: no crash, no
 loss, alerts go on, memory stays bounded; what can heal goes on by itself.
-Method: the real server on a disk that fails as it is told (faulty_disk.c), under trainers that keep
-a ledger; and on a real file system of 64 MiB where the kernel lets us mount one.
+Method: the real server on a disk that fails on demand (faulty_disk.c), under trainers that keep a
+ledger.  It also runs on a real file system of 64 MiB where the kernel lets us mount one.
 """
 
 from __future__ import annotations

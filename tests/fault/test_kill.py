@@ -1,8 +1,7 @@
 """Goal: nothing acknowledged is lost and nothing is applied twice, whatever is killed.
 Method: kill -9 of the real server and of the real sender, many times at random moments, while a
-client pushes; every step carries its own number as its loss, so that the stored series tells
-each step that is missing, doubled or wrong.  The seed is printed and can be given by
-BELLWETHER_SEED.
+client pushes.  Every step carries its own number as its loss.  So the stored series shows each step
+that is missing, doubled or wrong.  The seed is printed and can be given by BELLWETHER_SEED.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Goal: the alert log of a run is the same, entry by entry, whether its server was killed or not.
-Method: a recorded failing run is sent by the real client to the real server, which is killed with
-SIGKILL between two of its ticks (the ends of its batches, at which the detectors run), and started
-again.  `./check --long` kills between any two ticks; otherwise a choice of them, around each entry
-of the log among others.  The seed is printed and can be given by BELLWETHER_SEED.
+Method: a recorded failing run is sent by the real client to the real server.  The server is killed
+with SIGKILL between two of its ticks (the ends of its batches, at which the detectors run), and
+started again.  `./check --long` kills between any two ticks; otherwise a choice of them, around
+each entry of the log among others.  The seed is printed and can be given by BELLWETHER_SEED.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Goal: under the load of many runs 200 kills of the server lose nothing that was acknowledged,
-apply nothing twice and tell each alert once; and it takes up its work within seconds each time.
-Method: load level L2, 100 runs of a frame of 16 KiB a second, each of which keeps a ledger of what
-the server said (ack_ledger.py); SIGKILL at random moments; the ledger is compared with the store
+apply nothing twice and report each alert once; and it takes up its work within seconds each time.
+Method: load level L2, 100 runs of a frame of 16 KiB a second.  Each keeps a ledger of the server's
+answers (ack_ledger.py).  SIGKILL comes at random moments.  The ledger is compared with the store
 after each kill for a few runs and at the end for all.  Short: 10 kills, 20 runs, 5 frames a second.
 Replayed by BELLWETHER_SEED, which is printed.
 """

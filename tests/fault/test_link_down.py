@@ -1,8 +1,8 @@
-"""Goal: a network card that goes dark is found within ten seconds by who is sending, on both sides,
-and costs no frame.
+"""Goal: a network card that goes dark is found within ten seconds by the sending end, on both
+sides, and costs no frame.
 Method: two network name spaces with a pair of virtual cards between them, the real server in one
-and the real client in the other; one card is taken down, so that nobody confirms or closes
-anything. Needs user name spaces, no root. Row 5 of the fault matrix.
+and the real client in the other.  One card is taken down, so that nothing is confirmed or closed.
+Needs user name spaces, no root. Row 5 of the fault matrix.
 """
 
 from __future__ import annotations

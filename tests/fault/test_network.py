@@ -115,8 +115,10 @@ def test_a_cut_link_costs_the_trainer_nothing_and_catches_up(server: Server) -> 
 
 
 def test_a_silent_cut_is_found_within_ten_seconds(server: Server) -> None:
-    """Nobody closes anything, and the proxy goes on confirming what is sent: only that the server
-    is not heard tells.  Who sends and who is silent find it alike, and come back by themselves."""
+    """Neither end closes anything, and the proxy goes on confirming what is sent: only the server's
+    silence shows the cut.  A sending and a silent client find it alike, and come back by
+    themselves.
+    """
     link = Link(server.grpc)
     sending = Pusher(link.address, "silent", 0.02)
     idle = Pusher(link.address, "idle", 3600)
@@ -165,9 +167,10 @@ def test_a_slow_link_thins_and_counts_to_the_frame(server: Server) -> None:
 
 
 def test_a_long_outage_strips_heads_and_counts_each_frame(server: Server) -> None:
-    """Near the window's end only the run's signals are sent: each such step is one of the counter,
-    at the sender, over a sender that is killed, and at the server, over one that is killed.
-    Steps that have no heads by themselves are none of it."""
+    """Near the window's end only the run's signals are sent.  The counter has each such step, at
+    the sender, over a sender that is killed, and at the server, over one that is killed.  Steps
+    that have no heads by themselves are not counted.
+    """
     layers, heads = 16, 1024  # 64 KiB a frame.
     client = RunClient(
         RunOptions(run="away", layers=layers, heads=heads, server=server.grpc, ring_frames=1024)

@@ -1,5 +1,5 @@
-"""Goal: who has no token costs the page's port nothing that lasts: no memory, no series, no place
-of others; and who is slow there holds up neither a probe nor a shutdown.
+"""Goal: a client without a token costs the page's port nothing that lasts: no memory, no series, no
+place of others; and a slow client there holds up neither a probe nor a shutdown.
 Method: the real server with and without TLS, and raw sockets that send what no browser sends.
 """
 
@@ -34,7 +34,7 @@ ACCESS = "identities:\n- {name: root, roles: [admin], runs: ['*']}\n"
 
 
 class Page:
-    """A server, its port for the page as a stranger reaches it, and a token of one who is none."""
+    """A server, its port for the page as a stranger reaches it, and a token of a known caller."""
 
     def __init__(self, server: Server, token: str, context: Optional[ssl.SSLContext]) -> None:
         self.server, self.token, self.context = server, token, context

@@ -1,7 +1,8 @@
-"""Goal: a power cut takes nothing that was acknowledged, and nothing that people were told.
+"""Goal: a power cut takes nothing that was acknowledged, and nothing that was sent to people.
 Method: the real server on a disk that writes down each change and each sync (faulty_disk.c), under
-trainers that keep a ledger; it is killed at random, and its folder becomes what the disk holds:
-what was synced and an arbitrary choice of 4 KiB pages, lengths and directory entries of the rest.
+trainers that keep a ledger.  It is killed at random, and its folder becomes what the disk holds.
+That is what was synced and an arbitrary choice of 4 KiB pages, lengths and directory entries of the
+rest.
 The seed is printed and can be given by BELLWETHER_SEED; `./check --long` cuts the power more often.
 """
 

@@ -1,7 +1,7 @@
-"""Goal: when a server comes back, its clients do not come back all at once: the jitter of their
+"""Goal: when a server comes back, its clients do not come back all at once.  The jitter of their
 waits spreads them, none is refused for good, and all that they held arrives.
-Method: as many real senders as a small machine can start, each with a run of its own; the server is
-killed for longer than the waits need to reach their ceiling of 30 s, and started again.
+Method: as many real senders as a small machine can start, each with a run of its own.  The server
+is killed for longer than the waits need to reach their ceiling of 30 s, and started again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Goal: off the handshake nobody gets in: bad certificates, old TLS, weak ciphers and plaintext are
-refused; certificates rotate under open streams; floods and HTTP/2 attacks cost nothing that they
-should not; and an address off loopback without all that is not listened on.
+"""Goal: the handshake lets no stranger in: bad certificates, old TLS, weak ciphers and plaintext
+are refused.  Certificates rotate under open streams.  Floods and HTTP/2 attacks cost nothing that
+they should not.  An address off loopback without all that is not listened on.
 Method: the real server with real certificates; raw sockets and Python's TLS against it. Rows 17 to
 20 of the fault matrix.
 """

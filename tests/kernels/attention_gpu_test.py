@@ -178,8 +178,9 @@ def packed_run(lib: Lib, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: t
 
 
 def test_a_maximum_that_rises_from_tile_to_tile(lib: Lib) -> None:
-    """By little and by much in a tile of 64 or 128 keys, in all rows of a head and in one of 32:
-    O, L and the largest score, wherever anchors stand and however far they move."""
+    """Maxima rise by little and by much in a tile of 64 or 128 keys, in all rows of a head and in
+    one of 32.  O, L and the largest score hold, wherever anchors stand and however far they move.
+    """
     n, m = 130, 650
     for index, (d, dtype, rise) in enumerate(itertools.product(
             (64, 96, 128, 256), (BF16, F16), (0.9, 3.4, 6.5, 7.5, 40.0, 300.0))):

@@ -1,6 +1,6 @@
-"""Goal: the statistics on a GPU are those of the CPU: counts exactly, but for rows within
-float32 rounding of a threshold; sums to 1e-5; the signed bias to 1e-3 of the sum of
-absolute values; and a captured graph adds what the calls would.
+"""Goal: the statistics on a GPU are those of the CPU.  Counts agree exactly, but for rows within
+float32 rounding of a threshold; sums to 1e-5; the signed bias to 1e-3 of the sum of absolute
+values.  A captured graph adds what the calls would.
 
 Method: every call is made twice, on copies of the same tensors, by the CPU's kernels, which
 have tests of their own, and by the GPU's.  NaN must be in the same places.  Without a GPU

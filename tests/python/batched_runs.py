@@ -1,8 +1,8 @@
 """Many runs of examples/tiny_transformer.py as one model: every parameter has a run in front.
 
 The loss is summed over the runs, gradients are clipped run by run and Adam works element by
-element, so no run sees another; the initial weights and the data of each are those of the
-example with its seed.
+element.  So no run sees another.  The initial weights and the data of each are those of the example
+with its seed.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class ByUpperMask(ByMask):
 
 
 class MoreKeys(ByMask):
-    """With keys of before."""
+    """With keys of an earlier call."""
 
     def split(self, x: Tensor) -> list[Tensor]:
         q, k, v = super().split(x)

@@ -248,7 +248,8 @@ def test_advice_is_logged_and_the_sampling_deepened(
 
 def boundaries_of(steps: str, explicit: bool = True, graphed: bool = False) -> str:
     """The steps as letters, with a | for each boundary: f a forward pass, a and b optimizers, s
-    mon.step(); where nobody calls that, s is what closes the step at the next forward pass."""
+    mon.step(); where that is not called, s is what closes the step at the next forward pass.
+    """
     boundaries, said = Boundaries(), ""
     for letter in steps.replace(" ", ""):
         said += letter

@@ -1,6 +1,6 @@
-"""Goal: attention.mode and attention.center_k switch some or all layers in flight and back, to the
-bit what stabilize() and center_keys() compute, also in what torch.compile has made, with one
-compilation a switch; the taps see what the kernel is fed.
+"""Goal: attention.mode and attention.center_k switch some or all layers in flight and back.  They
+compute to the bit what stabilize() and center_keys() do, also in what torch.compile has made, with
+one compilation a switch.  The taps see what the kernel is fed.
 Method: the same model with the same calls written by hand; dynamo's own counters.
 """
 

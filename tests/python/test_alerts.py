@@ -1,5 +1,5 @@
 """Goal: on_alert gets each change of an alert of its own run, once, also over a broken stream,
-and a callback that raises harms nobody.
+and a callback that raises does no harm.
 Method: a small HTTP server in the place of bellwetherd that speaks its event stream.
 """
 

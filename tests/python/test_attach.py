@@ -209,8 +209,9 @@ def test_errors_in_forward_and_in_the_step_do_not_reach_training(
 
 
 class Deaf:
-    """Somebody who takes connections at an address and never says a word; `slow` reads what
-    comes, byte by byte."""
+    """A server that takes connections at an address and never answers; `slow` reads what
+    comes, byte by byte.
+    """
 
     def __init__(self, slow: bool) -> None:
         self._slow = slow

@@ -1,5 +1,5 @@
-"""Goal: a job that runs already is watched and let go without a trace in its losses, stands
-still for a second at most, and every reason not to attach is told before it is touched.
+"""Goal: a job that runs already is watched and let go without a trace in its losses, and stands
+still for a second at most.  Every reason not to attach is reported before the job is touched.
 Method: real processes, really entered; the script never imports us, and every
 loss is compared with that of a twin that was left alone.
 """

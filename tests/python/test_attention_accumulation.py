@@ -1,6 +1,6 @@
 """Goal: the errors of fa's gradients point one way and add up; those of hp and hpm do not.
 Method: one layer with a fixed input X and fresh noise on the scores, the values and dO in each of
-100 steps; the error of dW_Q = X^T dQ against double precision, summed over the steps.
+100 steps.  The error is that of dW_Q = X^T dQ against double precision, summed over the steps.
 """
 
 from __future__ import annotations

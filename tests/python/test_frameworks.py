@@ -179,7 +179,7 @@ class Inner(nn.Module):
 
 
 class ByHand(Inner):
-    """Attention that nobody could know for what it is."""
+    """Attention that cannot be recognised."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, scale: Any = None) -> Tensor:
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))

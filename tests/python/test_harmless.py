@@ -1,7 +1,7 @@
 """Goal: an error of ours, wherever the host calls us, ends the watching with its reason and one
 line of the log, and changes no bit of the training.
-Method: guard.py knows every function of ours that the host calls; each is made to fail in turn
-while a model trains with checkpointing, a GradScaler and a callback, and is called by itself where
+Method: guard.py knows every function of ours that the host calls.  Each is made to fail in turn
+while a model trains with checkpointing, a GradScaler and a callback.  It is called by itself where
 the training does not come by.  What must be among them is read from the code.
 """
 

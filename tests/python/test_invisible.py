@@ -1,8 +1,9 @@
-"""Goal: what watches scaled_dot_product_attention is seen by nobody who calls, compares, overrides,
-traces, exports or copies it, in an attached module in a sampled step and beside one.
+"""Goal: code that calls, compares, overrides, traces, exports or copies
+scaled_dot_product_attention does not see what watches it, in an attached module in a sampled step
+and beside one.
 Method: PyTorch's own sample inputs of the function (its OpInfo), forward and backward, bit for bit
-as without us; what torch.jit, fx, make_fx and export write down, word for word; masks of
-torch.nn.attention.bias, which compare the function with its name.
+as without us.  What torch.jit, fx, make_fx and export write down is compared word for word.  Masks
+of torch.nn.attention.bias compare the function with its name.
 """
 
 from __future__ import annotations

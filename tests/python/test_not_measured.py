@@ -1,5 +1,5 @@
-"""Goal: what was not measured is told as such, and not as a value that is not a number: a healthy
-run of which a part is watched has no alert, and a NaN that was measured has one.
+"""Goal: what was not measured is reported as such, and not as a value that is not a number.  A
+healthy run of which a part is watched has no alert, and a NaN that was measured has one.
 Method: recordings of such runs, judged by `bellwether replay`.
 """
 

@@ -1,5 +1,5 @@
 """Goal: a GradScaler that skips steps, as it does at the start and now and then, is no alarm and
-costs no sample: a healthy run in 16 bits is healthy to the judges, and what fails still fails.
+costs no sample.  A healthy run in 16 bits is healthy to the judges, and what fails still fails.
 Method: the scaler's default factor, whose first gradients overflow; recordings read back, and
 judged by `bellwether replay`.  On a GPU too, where there is one: there whether a fused optimizer
 skipped is known some steps later.

@@ -1,5 +1,5 @@
 """Goal: checkpoints of every supported format give the spectral norms of every head, by an SVD of
-the weights; what cannot be read or understood is said in a sentence and never guessed; a run
+the weights.  What cannot be read or understood is reported in a sentence and never guessed.  A run
 that is followed misses nothing, sends nothing twice, and ends cleanly.
 Method: checkpoints written by the libraries that people write them with, scanned by the command.
 (That the sick layer of a failing run is named is shown by tests/e2e/test_live_detection.py.)

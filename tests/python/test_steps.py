@@ -1,4 +1,4 @@
-"""Goal: a step is an optimizer step, told once, whoever ends it; the run's numbers and events
+"""Goal: a step is an optimizer step, reported once, whatever ends it; the run's numbers and events
 arrive with it.  Method: short runs of each kind of loop, read back from their recordings.
 """
 

@@ -33,10 +33,11 @@ _held: list[socket.socket] = []
 
 
 def free_port() -> int:
-    """A port, free on every address, that nobody else is given until this process ends: a socket
-    that does not listen stays bound to it.  The server that it is for may bind it all the same, on
-    any address, again and again, as it sets SO_REUSEADDR, which all of ours do, and Go's,
-    PostgreSQL, PyTorch and http.server."""
+    """A port, free on every address, that is given to no other caller until this process ends: a
+    socket that does not listen stays bound to it.  The server that it is for may bind it all the
+    same, on any address, again and again, as it sets SO_REUSEADDR, which all of ours do, and Go's,
+    PostgreSQL, PyTorch and http.server.
+    """
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind(("0.0.0.0", 0))

@@ -1,7 +1,7 @@
 """Real PostgreSQL servers in temporary folders: a primary, and standbys that follow it.
 
-PostgreSQL refuses to run as root: started by root they run as the user postgres, or nobody where
-there is none.  Each has a folder of its own, which goes with it.
+PostgreSQL refuses to run as root.  Started by root they run as the user postgres, or, without such
+a user, as `nobody`.  Each has a folder of its own, which goes with it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def bin_folder() -> Path:
 
 
 def other_user() -> tuple[int, int] | None:
-    """Who runs PostgreSQL where we are root: uid, gid."""
+    """The user of PostgreSQL where we are root: uid, gid."""
     if os.geteuid() != 0:
         return None
     for name in ("postgres", "nobody"):

@@ -1,4 +1,4 @@
-"""Checks what no compiler does: who may include whom, and how the code is laid out.
+"""Checks what no compiler does: which room may include which, and how the code is laid out.
 
 Goal: dependencies point one way, public headers need no CUDA, whether CUDA
 is there is decided in CMake alone, and all C++ and CUDA is as .clang-format has it.
