@@ -1,5 +1,6 @@
 """Goal: any server of a cluster answers for every run, as its owner does: queries, streams, lists
-and changes; who is not there is named; a caller has no more rights by one server than by another.
+and changes.  A server that is not there is named.  A caller has no more rights by one server than
+by another.
 Method: real PostgreSQL, three real bellwetherd, trainers that ask any server (cluster_fleet.py);
 each question goes to all three.  An owner is killed, another is stopped in its tracks.
 """

@@ -1,4 +1,4 @@
-"""Goal: connections between servers grow old as those of clients do, and nobody notices: calls that
+"""Goal: connections between servers grow old as those of clients do, without an effect: calls that
 are passed on are answered, streams that are passed on have all of a connection's age.
 Method: real PostgreSQL, two real bellwetherd whose connections live for a second; runs of the one
 are asked of the other.

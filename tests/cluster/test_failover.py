@@ -2,10 +2,10 @@
 lost or applied twice, a partition has one owner an epoch, and another server goes on in time.
 Method: real PostgreSQL with two standbys, one of which must confirm, three real bellwetherd,
 trainers that write down what they were promised and ask any server (cluster_fleet.py).  An owner is
-killed, paused beyond its lease, stopped; the database goes away; standbys go away.  What happens
-first is fixed; then come faults of servers, database and standbys at random, for a minute with a
-fixed seed, with BELLWETHER_LONG for ten with 50 trainers and a seed that is printed;
-BELLWETHER_SEED makes it again.
+killed, paused beyond its lease, stopped; the database goes away; standbys go away.  These come in a
+fixed order.  Then come faults of servers, database and standbys at random, for a minute with a
+fixed seed.  With BELLWETHER_LONG they come for ten minutes with 50 trainers and a seed that is
+printed; BELLWETHER_SEED makes it again.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Goal: an hour without its database costs a cluster nothing that was acknowledged, and nothing
-that was sent meanwhile; a run that falls ill in it is told of at once, and stored later; the
+that was sent meanwhile.  A run that falls ill in it is reported at once, and stored later.  The
 servers' memory does not grow with the hour.
 Method: real PostgreSQL, three real bellwetherd; the database is stopped while trainers go on, and
 is started an hour later (BELLWETHER_AWAY_S: other seconds).  With BELLWETHER_LONG only.

@@ -1,9 +1,9 @@
 """Goal: a recording is imported at any server of a cluster, and ends up with the owner of its
-partition, byte for byte what a server alone has of it; an import that a killed server cut off can
-be made again at any server, and gives the same; nobody's run is imported over.
+partition, byte for byte what a server alone has of it.  An import that a killed server cut off can
+be made again at any server, and gives the same.  An import never replaces a trainer's run.
 Method: real PostgreSQL, three real bellwetherd; recordings of two ranks (recordings.py), whole
-by the command, in part by a stream that stops in the middle while a server is killed.  What comes
-out is held against the same import into a server alone.
+by the command, in part by a stream that stops in the middle while a server is killed.  The result
+is compared with the same import into a server alone.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def export(server: Server, run: str, file: Path) -> bytes:
 
 
 def place_of(database: Postgres, run: str) -> tuple[int, str]:
-    """The run's partition, and who owns it."""
+    """The run's partition and its owner."""
     p = partition_of(uuid.uuid5(uuid.NAMESPACE_URL, run).bytes)
     ((owner,),) = database.sql(
         f"SELECT split_part(owner, '/', 1) FROM bellwether.lease WHERE p = {p} AND until > now();"
@@ -85,7 +85,7 @@ class CutOff:
                 return
 
     def end(self) -> grpc.RpcError:
-        """What it came to, whoever was killed."""
+        """The error that ended the import, whichever server was killed."""
         self._go_on.set()
         self._thread.join(90)
         assert self.error is not None, self.answer
@@ -115,7 +115,7 @@ def import_fails(server: Server, *words: str) -> str:
 
 
 def frames_of(server: Server, run: str) -> int:
-    """What it says that the run has; 0 while nobody knows it."""
+    """The number of frames that the run has by its server; 0 while no server knows it."""
     try:
         return int(server.call("GetRun", run=run)["frames"])
     except urllib.error.HTTPError as error:

@@ -1,9 +1,9 @@
-"""Goal: a server that is cut off from the database, and not killed, loses its partitions to others,
-acknowledges and commits nothing for them any more, and has its share again when the link is back;
-no alert is doubled, and its trainers go on elsewhere.
-Method: real PostgreSQL and three real bellwetherd, each in a network name space of its own with
-two pairs of virtual cards, one to the database and one to the trainers; a card goes dark, so that
-nobody confirms or closes anything.  Needs `ip` and root.  Row 7 of the fault matrix.
+"""Goal: a server that is cut off from the database, and not killed, loses its partitions to others.
+It acknowledges and commits nothing for them any more, and has its share again when the link is
+back.  No alert is doubled, and its trainers go on elsewhere.
+Method: real PostgreSQL and three real bellwetherd, each in a network name space of its own with two
+pairs of virtual cards, one to the database and one to the trainers.  A card goes dark, so that
+nothing is confirmed or closed.  Needs `ip` and root.  Row 7 of the fault matrix.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Goal: series of a cluster's runs grow old as those of a server alone: 12 bits, then summaries,
-then nothing, in the shared database as in the owner's cache, over the death of an owner, and never
-earlier than by the age that its first owner began to count; runs themselves stay.
+then nothing.  That holds in the shared database as in the owner's cache, and over the death of an
+owner.  It never comes earlier than by the age that its first owner began to count.  Runs themselves
+stay.
 Method: real PostgreSQL, three real bellwetherd with days of a few seconds, a recording that was
 imported; the run's rows in the database are counted at each tier; its owner is killed between two.
 """

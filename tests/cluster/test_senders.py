@@ -1,6 +1,6 @@
 """Goal: training jobs go on at another server when theirs is killed, whichever server they know.
 Method: real PostgreSQL, three real bellwetherd, real senders that all know one of the two that
-live; a lease of ten seconds, in which that one goes on sending them to the one that is dead.
+live.  With a lease of ten seconds that one goes on sending them to the one that is dead.
 """
 
 from __future__ import annotations

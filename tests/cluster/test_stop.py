@@ -1,8 +1,8 @@
-"""Goal: a server that is told to stop ends in time, whatever it has still to take up, and leaves
-nothing to be read again of what it has saved, nor forgets what it could not save.
-Method: real PostgreSQL; a real bellwetherd that has all leases of one that was killed, and a table
-that it must read for a takeover locked by somebody else: each takeover waits two seconds in vain;
-and one whose database was started again before it stops.
+"""Goal: a server that is told to stop ends in time, whatever it has still to take up.  It leaves
+nothing to be read again of what it has saved, and forgets nothing that it could not save.
+Method: real PostgreSQL and real bellwetherd.  One has all leases of a server that was killed.  A
+table that it must read for a takeover is locked by another session, so each takeover waits two
+seconds in vain.  Of another the database is started again before it stops.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Goal: runs of a cluster are spread over its databases, and one that is away holds its own runs
-and no others; nothing acknowledged is lost or there twice in any of them; a list of databases that
-is not the cluster's is refused at the start.
+and no others.  Nothing acknowledged is lost or there twice in any of them.  A list of databases
+that is not the cluster's is refused at the start.
 Method: two real PostgreSQL, three real bellwetherd, trainers that write down what they were
 promised (cluster_fleet.py).  An owner is killed, then each database goes away for longer than a
 lease: the second while a server starts, the first while an alert is due of a run of the second's.
@@ -148,8 +148,9 @@ def test_a_database_that_is_away_holds_its_own_runs_alone(
 
 
 class HungReads:
-    """Nobody can read that database's log, which is never an error: everything else of it goes on.
-    Takeovers of its partitions wait as long as a server waits for an answer, one after another."""
+    """That database's log cannot be read, which is never an error: everything else of it goes on.
+    Takeovers of its partitions wait as long as a server waits for an answer, one after another.
+    """
 
     def __init__(self, database: Postgres) -> None:
         # Neither today's table, nor yesterday's, nor tomorrow's: commits and leases do not need it.

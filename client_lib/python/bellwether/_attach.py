@@ -63,8 +63,9 @@ def _numbered(path: str, number: int) -> str:
 
 
 def _apart(settings: Settings) -> Settings:
-    """Two models that are watched at a time are two runs, of which nobody may have said so: a
-    server takes what one process of a rank sends, and a file holds one recording."""
+    """Two models that are watched at a time are two runs, also if the job gave them no names: a
+    server takes what one process of a rank sends, and a file holds one recording.
+    """
     others = [other.settings for other in live_monitors()]
     changed: dict[str, Any] = {}
     if any(settings.run == other.run for other in others):

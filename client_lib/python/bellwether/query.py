@@ -114,7 +114,7 @@ def _plain(message: Any) -> Any:
 class Client:
     """A server's answers.  `page` is the address of its page, with or without `?token=`.
 
-    For https `tls_ca` says who may have signed the server's certificate; `tls_cert` and `tls_key`
+    For https `tls_ca` has the authorities of the server's certificate.  `tls_cert` and `tls_key`
     are this caller's, where there is no token.  What is not given comes from BELLWETHER_TOKEN_FILE,
     BELLWETHER_TLS_CA, BELLWETHER_TLS_CERT and BELLWETHER_TLS_KEY.
 
@@ -200,7 +200,7 @@ class Client:
     def silence(
         self, run: str, key: str, seconds: int, by: str, comment: str = ""
     ) -> dict[str, Any]:
-        """Nobody is told of this alert for so long, 1 second to 30 days."""
+        """Sends no notifications of this alert for so long, 1 second to 30 days."""
         request = {"seconds": seconds, "by": by, "comment": comment}
         return self.call("SilenceAlert", run=run, key=key, **request)
 

@@ -1,8 +1,8 @@
 """What the server asks of this training job: checked, applied at a step boundary, answered.
 
 An action is handed down as JSON, more than once if need be; the first answer to an id is given
-again.  It waits for the boundary before step apply_at_step (0: the next one), and is refused when
-that has passed, when its time is over, or when anything is not as it must be: nothing is applied
+again.  It waits for the boundary before step apply_at_step (0: the next one).  It is refused when
+that has passed, when its time is over, or when anything is not as it must be.  Nothing is applied
 that attach(allow=...) does not name.  Where the job's ranks agree (agreement.py) all of them apply
 it at one boundary, the first common one at or behind apply_at_step.
 """

@@ -3,9 +3,9 @@
 gamma > 0   the head's rows of W_Q and of W_K are both multiplied by sqrt(gamma), so its scores
             by gamma.  A key head that heads out of scope share stays as it is: W_Q alone gets
             gamma then.
-gamma = 0   the head is brought down to the others: every singular value of its W_Q that is above
-            the median sigma of the model's other heads becomes that median, the others stay, and
-            the same for W_K.  What the head has learned in its healthy directions it keeps,
+gamma = 0   the head is brought down to the others.  Every singular value of its W_Q that is above
+            the median sigma of the model's other heads becomes that median, and the others stay.
+            The same is done for W_K.  What the head has learned in its healthy directions it keeps,
             where one factor for all rows would shrink it with the sick one.
 
 Both are a matrix A applied to the head's output, q -> A q: rows of W -> A W, bias -> A b.

@@ -1,8 +1,8 @@
 """lr.scale and sampling.deepen.
 
-The learning rate is multiplied while optimizer.step() runs and put back behind it, to the bit: a
-scheduler, whether it computes from its base rates or from the rate that it finds, a loop that sets
-the rate itself, and a checkpoint of the optimizer never see the factor.
+The learning rate is multiplied while optimizer.step() runs and put back behind it, to the bit.  So
+a scheduler never sees the factor, whether it computes from its base rates or from the rate that it
+finds.  Nor does a loop that sets the rate itself, or a checkpoint of the optimizer.
 """
 
 from __future__ import annotations

@@ -102,12 +102,14 @@ def center_keys(k: Tensor, cu_seqlens: Optional[Tensor] = None) -> Tensor:
                 sequences, with batch 1; none = each batch entry is one sequence
 
     The result has k's shape and type.  Softmax does not see the shift, whatever the mask, so any
-    attention gives the same output; its gradient for W_K, and through q @ k for W_Q, loses the
+    attention gives the same output.  Its gradient for W_K, and through q @ k for W_Q, loses the
     direction that a biased backward pass pushes along.  Not for scores with a softcap or with
-    learned sinks, which are not shift invariant.  Differentiable; the gradient passes through
-    the mean.  One kernel on the CPU and on GPUs of compute capability 8.0 and later, also under
-    torch.compile(fullgraph=True) and in CUDA graphs; elsewhere PyTorch's operations, and the log
-    says why, once.  Raises ValueError if the arguments do not fit each other.
+    learned sinks, which are not shift invariant.  Differentiable; the gradient passes through the
+    mean.
+
+    One kernel does it on the CPU and on GPUs of compute capability 8.0 and later, also under
+    torch.compile(fullgraph=True) and in CUDA graphs.  Elsewhere PyTorch's operations do, and the
+    log has the reason, once.  Raises ValueError if the arguments do not fit each other.
     """
     if k.dim() != 4:
         raise ValueError(f"k has {k.dim()} dimensions, but must have 4")

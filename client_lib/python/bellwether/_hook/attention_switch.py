@@ -2,8 +2,8 @@
 
 Each attention module of such a monitor carries a word, put there before the model is compiled:
 "" (as it is written), a mode, "+" (keys centred before whatever the kernel is), or both.  The
-patched forward reads it.  A word is a string: torch.compile guards on its value, so all layers
-that carry the same word share one graph, a new word compiles each graph once, and a word that was
+patched forward reads it.  A word is a string: torch.compile guards on its value.  So all layers
+that carry the same word share one graph, and a new word compiles each graph once.  A word that was
 there before finds its graph again.
 """
 

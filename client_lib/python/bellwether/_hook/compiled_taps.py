@@ -1,10 +1,10 @@
 """The taps inside what torch.compile makes of a model that was attached before.
 
-While it traces, an attention module is known by a tensor that hangs on it, its mark: a tensor is
-an input of the graph, so all layers of one class share one graph, where a number or an object
-would compile each of them anew until the limit of recompilations ends the run.  The backward
-calls an operator with the mark, q, k, v, o and dO; what is at the other end is Python again, and
-decides there whether the step is sampled.
+While it traces, an attention module is known by a tensor that hangs on it, its mark.  A tensor is
+an input of the graph, so all layers of one class share one graph.  A number or an object would
+compile each of them anew until the limit of recompilations ends the run.  The backward calls an
+operator with the mark, q, k, v, o and dO.  At the other end is Python again, which decides there
+whether the step is sampled.
 """
 
 from __future__ import annotations

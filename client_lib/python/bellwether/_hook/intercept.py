@@ -2,13 +2,15 @@
 
 `forward` of the classes of the attention modules is patched, so that deepcopy, pickle and
 state_dict of the model see nothing.  It notes on a thread-local stack which layer is running and
-what the function means inside it: a monitor wants the layer (`install`), stabilize() another
-function (`install_function`), and one module may have both; what a monitor switches in flight is
-in attention_switch.py.  While such a forward runs the function of C itself calls `_seen`
-(native_call.py), by whatever name it was reached.  What is traced or exported is left alone.
-What installs also uninstalls, and the last one leaves nothing behind.
-torch.compile traces `_seen` where it meets the function inside such a forward (dynamo_calls.py);
-the one thing that hangs on an instance is what its taps need (compiled_taps.py).
+what the function means inside it.  A monitor wants the layer (`install`), stabilize() another
+function (`install_function`), and one module may have both.  What a monitor switches in flight is
+in attention_switch.py.
+
+While such a forward runs the function of C itself calls `_seen` (native_call.py), by whatever name
+it was reached.  What is traced or exported is left alone.  What installs also uninstalls, and the
+last one leaves nothing behind.  torch.compile traces `_seen` where it meets the function inside
+such a forward (dynamo_calls.py); the one thing that hangs on an instance is what its taps need
+(compiled_taps.py).
 """
 
 from __future__ import annotations
@@ -201,7 +203,7 @@ def _function_in(module: nn.Module) -> Callable[..., Any]:
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Whether nobody has put another function in the place of the module's attention."""
+    """Whether no other function was put in the place of the module's attention."""
     return _function_in(module) is _original
 
 

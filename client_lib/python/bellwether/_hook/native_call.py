@@ -1,17 +1,17 @@
-"""A function of C that calls a function of ours while somebody wants it to.
+"""A function of C that calls a function of ours while a monitor wants it to.
 
-The object stays what it is under every name, by identity, hash and self, so whoever compares it
-(subclasses in __torch_function__, modes, torch.compile, fx, jit, pickle) finds what they expect.
-Two other ways fail: a wrapper under its name is not what PyTorch hands to __torch_function__, and
-a TorchFunctionMode around a module is in the way of whatever is compiled inside it, since
+The object stays what it is under every name, by identity, hash and self.  So code that compares it
+(subclasses in __torch_function__, modes, torch.compile, fx, jit, pickle) finds what it expects.
+Two other ways fail.  A wrapper under its name is not what PyTorch hands to __torch_function__.  A
+TorchFunctionMode around a module is in the way of whatever is compiled inside it, since
 torch.compile cannot trace all of torch's own functions under a mode.
 
 CPython looks into a function object for the address of a quick way to call it (PEP 590), and calls
 the function's method where there is none.  A function that takes a tuple and keywords has none, so
-that word of the object is free: while calls are diverted it holds the address of bw_python_call in
+that word of the object is free.  While calls are diverted it holds the address of bw_python_call in
 libbellwether_client, which calls ours.  The word is read and written with the interpreter locked.
-What lies around it is compared with what CPython says by its own functions before anything is
-written, so that with an interpreter that has another layout nothing is, and `why_not` says so.
+Before anything is written, what lies around it is compared with the answers of CPython's own
+functions.  With an interpreter of another layout nothing is written, and `why_not` has the reason.
 """
 
 from __future__ import annotations

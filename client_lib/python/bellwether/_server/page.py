@@ -48,8 +48,9 @@ def _is_local(host: str) -> bool:
 def tls_context(
     ca: Union[str, Path, None], cert: Union[str, Path, None], key: Union[str, Path, None]
 ) -> Optional[ssl.SSLContext]:
-    """Whom to trust (None: the system's authorities) and what to show; None if none is given.
-    Raises ValueError when one of cert and key is missing, OSError when a file cannot be read."""
+    """The authorities to trust (None: the system's) and what to show; None if none is given.
+    Raises ValueError when one of cert and key is missing, OSError when a file cannot be read.
+    """
     if (cert is None) != (key is None):
         raise ValueError("tls_cert and tls_key belong together")
     if ca is None and cert is None:

@@ -1,10 +1,12 @@
 """A bellwetherd of one's own, for a run that was given no server.
 
-One server a user: whoever attaches first starts it, everybody later joins it, and it ends by
-itself minutes after its last client.  It listens on a Unix socket for frames and on a loopback
-port for the page.  Its data, log and lock file are in the user's state directory.  Where machines
-share that directory (a home on NFS), the socket of another one's server answers nobody here, alive
-or not: who finds such a server leaves it alone and has one of its own, in a folder by its name.
+There is one server a user.  The first process that attaches starts it, and later ones join it.  It
+ends by itself minutes after its last client.  It listens on a Unix socket for frames and on a
+loopback port for the page.  Its data, log and lock file are in the user's state directory.
+
+Machines may share that directory (a home on NFS).  Then the socket of another machine's server
+gives no answer here, alive or not.  Such a server is left alone, and this machine has one of its
+own, in a folder by its name.
 """
 
 from __future__ import annotations
@@ -155,8 +157,9 @@ def join_or_start() -> PrivateServer:
 
 
 def _hold(lock: IO[str]) -> None:
-    """Locks the file, which whoever starts a server has for a moment.  Raises ServerError if
-    somebody does not let go."""
+    """Locks the file, which a process that starts a server holds for a moment.  Raises ServerError
+    if another process does not let go.
+    """
     deadline = time.monotonic() + LOCK_SECONDS
     while True:
         try:

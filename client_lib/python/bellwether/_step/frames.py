@@ -1,7 +1,7 @@
 """The frames of the steps, and those that wait for a device.
 
 A number that is still being computed on a device is copied to pinned memory without waiting, as
-are the statistics of a sampled step; the frame, and those behind it, are pushed once the copies
+are the statistics of a sampled step.  The frame, and those behind it, are pushed once the copies
 have arrived.
 """
 

@@ -1,10 +1,11 @@
-"""What a torch.amp.GradScaler multiplies the loss by, so that gradients are told unscaled, and
+"""What a torch.amp.GradScaler multiplies the loss by, so that gradients are reported unscaled, and
 which steps it skips.
 
-GradScaler.scale() is called between the forward and the backward of every micro-batch, and
-GradScaler.step() in the place of optimizer.step(), which it calls unless a gradient is not finite;
-while a monitor is installed they tell the factor, and the skipping, on the way.  Skipping is its
-daily business: it begins with a factor that is too large, and tries a larger one now and then.
+GradScaler.scale() is called between the forward and the backward of every micro-batch.
+GradScaler.step() is called in the place of optimizer.step(), which it calls unless a gradient is
+not finite.  While a monitor is installed they report the factor, and the skipping, on the way.
+Skipping is its daily business: it begins with a factor that is too large, and tries a larger one
+now and then.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Gram matrices of some heads, of whose full spectra the server makes the gram_* signals.
 
 Shipping all heads would be more bytes than everything else together, so few are shipped: the heads
-that the server asked for, which are on their way to fail, and the others in turn.  How many,
-`gram_bytes` says: half of it may go on average a sampled step to W_Q W_Q^T of heads, the other half
-to pairs of matrices that hold the spectrum of what W_Q^T W_K of a head changed by since the last
+that the server asked for, which are on their way to fail, and the others in turn.  `gram_bytes` is
+the limit.  Half of it may go on average a sampled step to W_Q W_Q^T of heads.  The other half goes
+to pairs of matrices that hold the spectrum of the change of W_Q^T W_K of a head since the last
 sample (SpectrumKind of ingest.proto).  What is not spent is saved up for one that costs more.
 """
 

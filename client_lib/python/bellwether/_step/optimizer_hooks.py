@@ -1,8 +1,8 @@
-"""Who is told of optimizer.step(): one hook of each kind, from the first monitor on for good.
+"""The listeners of optimizer.step(): one hook of each kind, from the first monitor on for good.
 
 PyTorch walks along its hooks while it calls them: one that comes or goes meanwhile (detach() in a
 callback, a watched model that the garbage collector takes) would raise into the training job.
-Who listens is therefore a list of ours.
+The listeners are therefore in a list of ours.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What watching costs a job, measured on the job itself.
 
-Two things are known of a sample.  The hook's own clocks say how long its code ran on the CPU and
-its kernels on the GPU; they do not know what of the CPU's time the GPU has hidden, nor what ran
-slower because of them.  The job's steps know all of it, but as noisily as they vary.  So the
-price is what the steps say, within the bounds of the clocks as far as the steps' noise allows.
+Two things are known of a sample.  The hook's own clocks measure how long its code ran on the CPU
+and its kernels on the GPU.  They do not know what of the CPU's time the GPU has hidden, nor what
+ran slower because of them.  The job's steps show all of it, but as noisily as they vary.  So the
+price comes from the steps, within the bounds of the clocks as far as the steps' noise allows.
 """
 
 from __future__ import annotations

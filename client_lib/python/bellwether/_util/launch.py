@@ -1,13 +1,13 @@
-"""When this job's processes were started, as one number that all its ranks tell.
+"""When this job's processes were started, as one number that all its ranks report.
 
 Launchers do not number their starts alike on all nodes (torchrun's TORCHELASTIC_RESTART_COUNT is
-each node's own count of failures), nor do all of them number them.  The time of the start does:
-the first rank that asks writes its clock into the store through which torch.distributed's
-processes found each other, and the others read it there.  Nobody waits for anybody.
+each node's own count of failures), nor do all of them number them.  The time of the start does.
+The first rank that asks writes its clock into the store through which torch.distributed's
+processes found each other, and the others read it there.  No rank waits for another.
 
-torchrun keeps that store over restarts.  What is there from a start of before is older than this
-process, which a start's own is not: all ranks run before the first can ask.  That takes clocks
-that agree to the seconds in which a process imports PyTorch.
+torchrun keeps that store over restarts.  A time from an earlier start is older than this process,
+which a start's own is not: all ranks run before the first can ask.  That takes clocks that agree
+to the seconds in which a process imports PyTorch.
 """
 
 from __future__ import annotations

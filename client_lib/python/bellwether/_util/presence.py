@@ -1,4 +1,4 @@
-"""A mark that other processes can see: somebody who wants to attach must know before he knocks."""
+"""A mark that other processes can see: a command that attaches must see it before it attaches."""
 
 from __future__ import annotations
 

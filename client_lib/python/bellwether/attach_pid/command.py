@@ -115,7 +115,7 @@ class _Visitor:
         )
 
     def forget(self) -> None:
-        """Nobody waits any more: what was not begun will not be."""
+        """The command no longer waits: what was not begun will not be."""
         self._box.withdraw()
         self._box.remove()
 

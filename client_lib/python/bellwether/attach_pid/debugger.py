@@ -1,10 +1,10 @@
 """The way into a running Python: has one line run where Python itself lets signal handlers run.
 
-Python 3.14 has a door of its own, sys.remote_exec.  Before it the main thread is taken away for
-a millisecond and made to call two functions (ptrace_call.py): mmap, for a page that holds the
-line, and Py_AddPendingCall, which may be called with or without the GIL and by any thread, and
-which only queues PyRun_SimpleString for the main thread's next safe point.  No memory of the
-process's allocator is touched, no import or GIL is waited for, so it does not matter what the
+Python 3.14 has a door of its own, sys.remote_exec.  Before it the main thread is taken away for a
+millisecond and made to call two functions (ptrace_call.py).  The first is mmap, for a page that
+holds the line.  The second is Py_AddPendingCall, which may be called with or without the GIL and by
+any thread.  It only queues PyRun_SimpleString for the main thread's next safe point.  No memory of
+the process's allocator is touched, no import or GIL is waited for, so it does not matter what the
 thread was doing.
 """
 

@@ -1,11 +1,11 @@
 """What happens inside a process that was entered: at the next optimizer step, attach or detach.
 
-begin() is called at an arbitrary safe point of the main thread and only registers hooks, so that
-the work is done where a monitor may come and go: between two optimizer steps, on the thread that
-trains.  PyTorch iterates over its dictionaries of hooks while it calls them, and changing one
-then would raise into training.  So begin() stays away while any thread is inside an optimizer
-step; the hook before a step registers the one after it, which is thereby the last one, and behind
-the last one nothing is iterated any more.
+begin() is called at an arbitrary safe point of the main thread and only registers hooks.  So the
+work is done where a monitor may come and go: between two optimizer steps, on the thread that
+trains.  PyTorch iterates over its dictionaries of hooks while it calls them, and changing one then
+would raise into training.  So begin() stays away while any thread is inside an optimizer step.  The
+hook before a step registers the one after it, which is thereby the last one, and behind the last
+one nothing is iterated any more.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The private folder through which a command and the process that it enters talk.
 
-request.json    what is asked; whoever renames it first decides: the process takes it, the
+request.json    what is asked; the first to rename it decides: the process takes it, the
                 command withdraws it
 arrived         the process has come to the line that it was handed, and imports the package
 queued          the process has read the request and waits for an optimizer step; its text
-                says what is in the way so far
+                names what is in the way so far
 report.json     what came of it
 """
 
@@ -66,7 +66,7 @@ class Mailbox:
         return self._decide(TAKEN)
 
     def withdraw(self) -> bool:
-        """Whether nobody had taken the request: from now on nobody will."""
+        """Whether the request was not taken: from now on it will not be."""
         return self._decide(WITHDRAWN)
 
     def report(self, **told: Any) -> None:

@@ -1,7 +1,7 @@
-"""What /proc tells of a process that somebody wants to attach to, and every reason not to.
+"""What /proc shows of a process that a command is to attach to, and every reason not to.
 
-Nothing in here stops or changes the process: whoever gets a Target may go on, everybody else
-gets a Refusal, a sentence that says what is in the way and what to do.
+Nothing in here stops or changes the process.  A caller that gets a Target may go on; any other
+gets a Refusal, a sentence with what is in the way and what to do.
 """
 
 from __future__ import annotations
@@ -301,7 +301,7 @@ def ranks_below(pid: int) -> list[int]:
     """The training processes of a launcher, or of a rank itself, in order of their ids.
 
     A rank is the outermost process at or below `pid` that has RANK in its environment and torch
-    loaded; data loaders are below it.  Where nobody has a RANK, the outermost processes below
+    loaded; data loaders are below it.  If no process has a RANK, the outermost processes below
     `pid` with torch loaded, or else `pid` itself.  Raises Refusal.
     """
     _check_alive(pid)

@@ -30,7 +30,7 @@ _SEVERITY_NUMBERS = {"info": 9, "warning": 13, "critical": 17}  # INFO, WARN, ER
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """What people configured is told, and nobody else: a redirect is an HTTPError."""
+    """Only the address that people configured gets the data: a redirect is an HTTPError."""
 
     def redirect_request(self, *_: Any) -> None:
         return None

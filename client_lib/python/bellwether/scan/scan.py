@@ -174,7 +174,7 @@ class Scan:
         return checkpoint
 
     def _still_there(self) -> Optional[Checkpoint]:
-        """The one before, if nobody has written over it: its files are mapped, not copied."""
+        """The one before, if it was not written over: its files are mapped, not copied."""
         before = self._before
         try:
             if before is None or checkpoints.signature(before.path) != self._before_signature:

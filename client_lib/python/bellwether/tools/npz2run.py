@@ -1,10 +1,10 @@
 """python -m bellwether.npz2run IN.npz OUT.bwrun: a recorded trace as a recorded run.
 
-A trace (fields steps, loss, gn, cm, sd, rep16, ...; cfg as JSON) becomes what a live job would
-have sent: a Hello from the configuration, one frame a step with the loss and the gradient norm,
-the heads' sums on the sampled steps, and an Event where something was done to the run.  Fields
-may be missing.  The same input gives the same frames: times count from the step, not the clock.
-OUT is written whole or not at all.
+A trace (fields steps, loss, gn, cm, sd, rep16, ...; cfg as JSON) becomes what a live job would have
+sent.  That is a Hello from the configuration, and one frame a step with the loss and the gradient
+norm.  Sampled steps have the heads' sums, and an Event stands where something was done to the run.
+Fields may be missing.  The same input gives the same frames: times count from the step, not the
+clock.  OUT is written whole or not at all.
 """
 
 from __future__ import annotations
