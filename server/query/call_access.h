@@ -118,8 +118,9 @@ absl::StatusOr<Response> CallFor(const QueryEngine& engine, const char* method, 
     }
   }
   absl::StatusOr<Response> response = AnswerFrom(engine, method, &request, context, *places, call);
-  // The run moved a moment ago, so the run or its owner was not there.  Of a
-  // call that changes something, that does not mean that it was not done.
+  // The run may have moved a moment ago: it was not found, or its server did
+  // not answer.  A change without an answer may have been made, so it is not
+  // asked for again.
   const bool changes = RuleOf(method).changes;
   if (places->router != nullptr && !run.empty() &&
       (absl::IsNotFound(response.status()) || (!changes && absl::IsUnavailable(response.status())))) {
