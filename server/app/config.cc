@@ -85,6 +85,14 @@ Field Text(std::string key, std::string* target) {
   return {key, read, [=] { return *target; }};
 }
 
+// A file's name; a relative one is beside the configuration, in `folder`.
+Field FileName(std::string key, std::string* target, const std::filesystem::path& folder) {
+  const auto read = [=](StrictYaml* yaml, const YAML::Node& node) {
+    if (ReadText(yaml, node, key, target) && !target->empty()) *target = (folder / *target).string();
+  };
+  return {key, read, [=] { return *target; }};
+}
+
 // A text of which `check`, called with the key too, may say what is wrong.
 Field Checked(std::string key, std::string* target, absl::Status (*check)(std::string_view, std::string_view)) {
   const auto read = [=](StrictYaml* yaml, const YAML::Node& node) {
@@ -207,8 +215,10 @@ absl::Status CheckPeerAddress(std::string_view key, std::string_view address) {
   return address.empty() ? absl::OkStatus() : CheckGrpcAddress(key, address);
 }
 
-std::vector<Field> Fields(ServerOptions* o) {
+// The one list of keys.  `folder` is where the configuration lies; only reading needs it.
+std::vector<Field> Fields(ServerOptions* o, const std::filesystem::path& folder = {}) {
   Pipeline::Options& p = o->pipeline;
+  const auto file = [&folder](const char* key, std::string* target) { return FileName(key, target, folder); };
   std::vector<Field> fields = {
       Text("storage.path", &p.storage_path),
       Checked("grpc.listen_address", &o->grpc_address, CheckGrpcAddress),
@@ -219,16 +229,16 @@ std::vector<Field> Fields(ServerOptions* o) {
       Number<int64_t>("web.connections_per_address_max", &o->http.connections_per_address_max, 1, 100'000),
       Flag("web.enable_reload", &o->reload_by_http),
       Flag("web.tls", &o->web_tls),
-      Text("rules_file", &o->rules_file),
-      Text("policy_file", &o->policy_file),
-      Text("access_file", &o->access.access_file),
-      Text("tokens_file", &o->access.tokens_file),
-      Text("tls.cert_file", &o->tls.certificate),
-      Text("tls.key_file", &o->tls.key),
-      Text("tls.client_ca_file", &o->tls.client_ca),
-      Text("tls.crl_file", &o->tls.crl),
+      file("rules_file", &o->rules_file),
+      file("policy_file", &o->policy_file),
+      file("access_file", &o->access.access_file),
+      file("tokens_file", &o->access.tokens_file),
+      file("tls.cert_file", &o->tls.certificate),
+      file("tls.key_file", &o->tls.key),
+      file("tls.client_ca_file", &o->tls.client_ca),
+      file("tls.crl_file", &o->tls.crl),
       Number<unsigned>("tls.refresh_seconds", &o->tls_refresh_seconds, 1, 3600),
-      Text("audit.file", &o->access.audit.path),
+      file("audit.file", &o->access.audit.path),
       Number<int64_t>("audit.bytes_max", &o->access.audit.bytes_max, 1 << 16, int64_t{1} << 36),
       Number<int>("audit.files_max", &o->access.audit.files_max, 1, 100),
       Number<int64_t>("limits.connections_max", &o->connections.all_max, 1, 1'000'000),
@@ -258,12 +268,12 @@ std::vector<Field> Fields(ServerOptions* o) {
       Days("retention.rounded_days", &p.retention.rounded_seconds),
       Days("retention.summary_days", &p.retention.summarized_seconds),
       Number<int32_t>("export.heads_max", &o->exporter.heads.heads_top, 0, 1024),
-      Text("cluster.dsn_file", &o->cluster.dsn_file),
+      file("cluster.dsn_file", &o->cluster.dsn_file),
       Text("cluster.node", &o->cluster.node),
       Checked("cluster.address", &o->cluster.address, CheckPeerAddress),
-      Text("cluster.peer_cert_file", &o->cluster.peer.certificate),
-      Text("cluster.peer_key_file", &o->cluster.peer.key),
-      Text("cluster.peer_ca_file", &o->cluster.peer.client_ca),
+      file("cluster.peer_cert_file", &o->cluster.peer.certificate),
+      file("cluster.peer_key_file", &o->cluster.peer.key),
+      file("cluster.peer_ca_file", &o->cluster.peer.client_ca),
       Number<int64_t>("cluster.lease_seconds", &o->cluster.lease_seconds, 2, 60),
       Number<int>("cluster.connections", &o->cluster.connections, 1, 64),
   };
@@ -278,7 +288,12 @@ std::vector<Field> Fields(ServerOptions* o) {
                     [o] {
                       return o->exporter.heads.all ? "all" : o->exporter.heads.heads_top == 0 ? "none" : "topk";
                     }});
-  fields.push_back(Texts("cluster.dsn_files", &o->cluster.dsn_files, 1, kDatabasesMax, CheckOnce));
+  Field dsn_files = Texts("cluster.dsn_files", &o->cluster.dsn_files, 1, kDatabasesMax, CheckOnce);
+  dsn_files.read = [o, folder, texts = dsn_files.read](StrictYaml* yaml, const YAML::Node& node) {
+    texts(yaml, node);
+    for (std::string& name : o->cluster.dsn_files) name = (folder / name).string();
+  };
+  fields.push_back(std::move(dsn_files));
   fields.push_back(Texts("web.hosts", &o->http.hosts, 0, kHostsMax, CheckHostName));
   fields.push_back(
       Receivers("alerting.webhooks", &o->webhooks, "url, name, severity, send_resolved, format", ReadWebhook));
@@ -323,7 +338,7 @@ absl::StatusOr<size_t> ReadConfig(const std::string& path, ServerOptions* option
   StrictYaml yaml(path);
   const std::optional<YAML::Node> root = yaml.Load(file.text, kConfigBytesMax);
   if (!root) return yaml.status();
-  const size_t known = ReadKeys(&yaml, *root, "", Fields(&changed));
+  const size_t known = ReadKeys(&yaml, *root, "", Fields(&changed, std::filesystem::path(path).parent_path()));
   std::vector<std::string> findings;
   if (!yaml.clean()) findings.push_back(std::string(yaml.status().message()));
   if (changed.tls.certificate.empty() != changed.tls.key.empty()) {
@@ -365,26 +380,6 @@ absl::StatusOr<size_t> ReadConfig(const std::string& path, ServerOptions* option
     findings.push_back(absl::StrCat(path, ": tokens_file needs access_file, which says whose the tokens are"));
   }
   if (!findings.empty()) return absl::InvalidArgumentError(absl::StrJoin(findings, "\n"));
-  // Beside the file that names it; an absolute path stays one.
-  const auto place = [&path](const std::string& before, std::string* named) {
-    if (*named != before) *named = (std::filesystem::path(path).parent_path() / *named).string();
-  };
-  place(options->rules_file, &changed.rules_file);
-  place(options->policy_file, &changed.policy_file);
-  place(options->access.access_file, &changed.access.access_file);
-  place(options->access.tokens_file, &changed.access.tokens_file);
-  place(options->access.audit.path, &changed.access.audit.path);
-  place(options->cluster.dsn_file, &changed.cluster.dsn_file);
-  if (changed.cluster.dsn_files != options->cluster.dsn_files) {
-    for (std::string& named : changed.cluster.dsn_files) place("", &named);
-  }
-  place(options->cluster.peer.certificate, &changed.cluster.peer.certificate);
-  place(options->cluster.peer.key, &changed.cluster.peer.key);
-  place(options->cluster.peer.client_ca, &changed.cluster.peer.client_ca);
-  place(options->tls.certificate, &changed.tls.certificate);
-  place(options->tls.key, &changed.tls.key);
-  place(options->tls.client_ca, &changed.tls.client_ca);
-  place(options->tls.crl, &changed.tls.crl);
   *options = changed;
   return known;
 }

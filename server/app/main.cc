@@ -8,10 +8,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <utility>
 
 #include "absl/strings/str_join.h"
 #include "server/access/access_file.h"
@@ -31,6 +33,7 @@
 #include "server/offline/scorecard_command.h"
 #include "server/util/log.h"
 #include "server/util/own_file.h"
+#include "server/util/status_macros.h"
 #include "server/util/systemd_notify.h"
 
 namespace bellwether::server {
@@ -225,6 +228,20 @@ CLI::App* AddScorecard(CLI::App* app, ScorecardCommand* command) {
   return scorecard;
 }
 
+// Reads the files that the options name, and checks the addresses.
+absl::Status ReadNamedFiles(ServerOptions* options) {
+  if (!options->rules_file.empty()) {
+    BW_ASSIGN_OR_RETURN(options->pipeline.rules, ReadRules(options->rules_file));
+  }
+  if (!options->policy_file.empty()) {
+    BW_ASSIGN_OR_RETURN(options->pipeline.policy, ReadPolicy(options->policy_file));
+  }
+  if (!options->access.access_file.empty()) BW_RETURN_IF_ERROR(ReadAccess(options->access.access_file).status());
+  BW_RETURN_IF_ERROR(ReadConnectionStrings(std::getenv("BELLWETHER_CLUSTER_DSN"), &options->cluster));
+  BW_RETURN_IF_ERROR(CheckGrpcAddress("--grpc.listen-address", options->grpc_address));
+  return CheckWebAddress("--web.listen-address", options->web_address);
+}
+
 int Main(int argc, char** argv) {
   ServerOptions options;
   Flags flags;
@@ -239,30 +256,32 @@ int Main(int argc, char** argv) {
   app.add_option("--config.file", flags.config_file, "YAML; flags win over it");
   app.add_flag("--config.check", flags.config_check,
                "check the configuration, say how many keys it sets, and exit: 0 good, 3 findings");
-  std::string rules_file;
-  app.add_option("--rules.file", rules_file, "thresholds and own rules, YAML; read again on SIGHUP");
-  std::string policy_file;
-  app.add_option("--policy.file", policy_file,
-                 "what may be done about alerts, YAML; read again on SIGHUP; runs can have policies of their own");
-  std::string storage, grpc_address, web_address, external_url, access_file, tokens_file;
-  TlsFiles tls;
-  app.add_option("--storage.path", storage, "where log and database live [" + options.pipeline.storage_path + "]");
+  // Flags that win over a key of the file.
+  std::deque<std::pair<std::string, std::string*>> given;
+  const auto add = [&app, &given](const char* flag, std::string* target, const std::string& help) {
+    app.add_option(flag, given.emplace_back("", target).first, help);
+  };
+  add("--rules.file", &options.rules_file, "thresholds and own rules, YAML; read again on SIGHUP");
+  add("--policy.file", &options.policy_file,
+      "what may be done about alerts, YAML; read again on SIGHUP; runs can have policies of their own");
+  add("--storage.path", &options.pipeline.storage_path,
+      "where log and database live [" + options.pipeline.storage_path + "]");
   app.add_flag("--storage.repair", options.pipeline.wal.repair,
                "cut corrupt ranges out of the log and say what is lost");
-  app.add_option("--grpc.listen-address", grpc_address, "host:port or unix:/path [" + options.grpc_address + "]");
-  app.add_option("--web.listen-address", web_address,
-                 "host:port, port 0 = any free one, or 'none' [" + options.web_address + "]");
-  app.add_option("--tls.cert-file", tls.certificate,
-                 "PEM: this server's certificate, and what signed it; read again when it changes");
-  app.add_option("--tls.key-file", tls.key, "PEM: its key, which nobody else may read");
-  app.add_option("--tls.client-ca-file", tls.client_ca,
-                 "PEM: who may sign clients' certificates; gRPC then asks for one");
-  app.add_option("--tls.crl-file", tls.crl,
-                 "PEM: which of those have been taken back (`bellwether cert revoke`); read again when it changes");
-  app.add_option("--access.file", access_file, "who may do what, YAML; read again on SIGHUP and when it changes");
-  app.add_option("--access.tokens-file", tokens_file,
-                 "hashes of tokens, written by `bellwether token`; read again likewise");
-  app.add_option("--web.external-url", external_url, "the page's address in notifications");
+  add("--grpc.listen-address", &options.grpc_address, "host:port or unix:/path [" + options.grpc_address + "]");
+  add("--web.listen-address", &options.web_address,
+      "host:port, port 0 = any free one, or 'none' [" + options.web_address + "]");
+  add("--tls.cert-file", &options.tls.certificate,
+      "PEM: this server's certificate, and what signed it; read again when it changes");
+  add("--tls.key-file", &options.tls.key, "PEM: its key, which nobody else may read");
+  add("--tls.client-ca-file", &options.tls.client_ca,
+      "PEM: who may sign clients' certificates; gRPC then asks for one");
+  add("--tls.crl-file", &options.tls.crl,
+      "PEM: which of those have been taken back (`bellwether cert revoke`); read again when it changes");
+  add("--access.file", &options.access.access_file, "who may do what, YAML; read again on SIGHUP and when it changes");
+  add("--access.tokens-file", &options.access.tokens_file,
+      "hashes of tokens, written by `bellwether token`; read again likewise");
+  add("--web.external-url", &options.external_url, "the page's address in notifications");
   app.add_option("--web.token-file", flags.token_file, "file with the token that the page asks for");
   app.add_flag("--web.enable-reload", options.reload_by_http,
                "POST /-/reload reads the rules and the policy file again");
@@ -321,39 +340,21 @@ int Main(int argc, char** argv) {
   flags.scorecard.judge.off.bits |= without.bits;
   if (replay->parsed()) return Ended(ReplayFile(flags));
   if (scorecard->parsed()) return Ended(RunScorecard(flags.scorecard));
+  const int refused = flags.config_check ? kFindings : kUsage;
+  const auto refuse = [refused](const absl::Status& why) {
+    std::fprintf(stderr, "%s\n", std::string(why.message()).c_str());
+    return refused;
+  };
   size_t keys = 0;
   if (!flags.config_file.empty()) {
     const absl::StatusOr<size_t> read = ReadConfig(flags.config_file, &options);
-    if (!read.ok()) {
-      std::fprintf(stderr, "%s\n", std::string(read.status().message()).c_str());
-      return flags.config_check ? kFindings : kUsage;
-    }
+    if (!read.ok()) return refuse(read.status());
     keys = *read;
   }
-  if (!rules_file.empty()) options.rules_file = rules_file;
-  if (!options.rules_file.empty()) {
-    const auto read = ReadRules(options.rules_file);
-    if (!read.ok()) {
-      std::fprintf(stderr, "%s\n", std::string(read.status().message()).c_str());
-      return flags.config_check ? kFindings : kUsage;
-    }
-    options.pipeline.rules = *read;
+  for (auto& [text, target] : given) {
+    if (!text.empty()) *target = std::move(text);
   }
-  if (!policy_file.empty()) options.policy_file = policy_file;
-  if (!options.policy_file.empty()) {
-    const auto read = ReadPolicy(options.policy_file);
-    if (!read.ok()) {
-      std::fprintf(stderr, "%s\n", std::string(read.status().message()).c_str());
-      return flags.config_check ? kFindings : kUsage;
-    }
-    options.pipeline.policy = *read;
-  }
-  if (!tls.certificate.empty()) options.tls.certificate = tls.certificate;
-  if (!tls.key.empty()) options.tls.key = tls.key;
-  if (!tls.client_ca.empty()) options.tls.client_ca = tls.client_ca;
-  if (!tls.crl.empty()) options.tls.crl = tls.crl;
-  if (!access_file.empty()) options.access.access_file = access_file;
-  if (!tokens_file.empty()) options.access.tokens_file = tokens_file;
+  if (options.web_address == "none") options.web_address.clear();
   if (options.tls.certificate.empty() != options.tls.key.empty()) {
     std::fprintf(stderr, "--tls.cert-file and --tls.key-file belong together\n");
     return kUsage;
@@ -362,32 +363,12 @@ int Main(int argc, char** argv) {
     std::fprintf(stderr, "--tls.crl-file needs --tls.client-ca-file, which signs it\n");
     return kUsage;
   }
-  if (!options.access.access_file.empty()) {
-    if (const auto read = ReadAccess(options.access.access_file); !read.ok()) {
-      std::fprintf(stderr, "%s\n", std::string(read.status().message()).c_str());
-      return flags.config_check ? kFindings : kUsage;
-    }
-  }
-  const char* const dsn = std::getenv("BELLWETHER_CLUSTER_DSN");
-  if (const absl::Status read = ReadConnectionStrings(dsn, &options.cluster); !read.ok()) {
-    std::fprintf(stderr, "%s\n", std::string(read.message()).c_str());
-    return flags.config_check ? kFindings : kUsage;
-  }
-  if (!grpc_address.empty()) options.grpc_address = grpc_address;
-  if (!web_address.empty()) options.web_address = web_address == "none" ? "" : web_address;
-  for (const absl::Status& checked : {CheckGrpcAddress("--grpc.listen-address", options.grpc_address),
-                                      CheckWebAddress("--web.listen-address", options.web_address)}) {
-    if (checked.ok()) continue;
-    std::fprintf(stderr, "%s\n", std::string(checked.message()).c_str());
-    return flags.config_check ? kFindings : kUsage;
-  }
+  if (const absl::Status read = ReadNamedFiles(&options); !read.ok()) return refuse(read);
   if (flags.config_check) {
     std::printf("good: %zu keys\n", keys);
     return kOk;
   }
-  if (!storage.empty()) options.pipeline.storage_path = storage;
   if (const auto code = storage_commands.Run(options.pipeline)) return *code;
-  if (!external_url.empty()) options.external_url = external_url;
   if (!flags.idle_exit.empty()) {
     options.idle_exit_seconds = ParseSeconds(flags.idle_exit);
     if (options.idle_exit_seconds < 1) {
