@@ -30,11 +30,11 @@
 #include "server/commands/storage_commands.h"
 #include "server/detect/thresholds.h"
 #include "server/offline/replay.h"
-#include "server/offline/scorecard_command.h"
 #include "server/util/log.h"
 #include "server/util/own_file.h"
 #include "server/util/status_macros.h"
 #include "server/util/systemd_notify.h"
+#include "tools/lab/scorecard_command.h"
 
 namespace bellwether::server {
 namespace {

@@ -48,6 +48,8 @@ ALLOWED: dict[str, set[str]] = {
     "server/commands": _DATA | {"server/access", "server/act", "server/detect", "server/engine", "server/net", "server/offline", "server/store"},
 }
 ALLOWED["server/app"] = set(ALLOWED)
+ALLOWED["tools/lab"] = _DATA | {"server/detect", "server/offline"}
+ALLOWED["server/app"] |= {"tools/lab"}
 
 # First match wins; other includes are a folder's own or a third party's.
 OWNERS = [
@@ -60,6 +62,7 @@ OWNERS = [
     (re.compile(r"bellwether/client\.hp?p?$"), "client_lib/src"),
     (re.compile(r"server/(engine|query)/ports/"), r"server/\1/ports"),
     (re.compile(r"server/(\w+)/"), r"server/\1"),
+    (re.compile(r"tools/lab/"), "tools/lab"),
 ]
 INCLUDE = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]')
 HEADER_ROOTS = ["", "proto/include", "kernels/include", "client_lib/include"]

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "server/act/action_kinds.h"
-#include "server/offline/scorecard.h"
+#include "tools/lab/scorecard.h"
 
 namespace bellwether::server {
 namespace {

@@ -1,4 +1,4 @@
-#include "server/offline/peer_rules.h"
+#include "tools/lab/peer_rules.h"
 
 #include <algorithm>
 #include <cmath>

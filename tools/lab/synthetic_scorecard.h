@@ -1,16 +1,16 @@
 // synthetic_scorecard.h: how often the judge is wrong about runs in which
 // nothing happens, over as many steps as it takes to say so.
 
-#ifndef BELLWETHER_SERVER_OFFLINE_SYNTHETIC_SCORECARD_H_
-#define BELLWETHER_SERVER_OFFLINE_SYNTHETIC_SCORECARD_H_
+#ifndef BELLWETHER_TOOLS_LAB_SYNTHETIC_SCORECARD_H_
+#define BELLWETHER_TOOLS_LAB_SYNTHETIC_SCORECARD_H_
 
 #include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
 
-#include "server/offline/scorecard.h"
-#include "server/offline/synthetic_run.h"
+#include "tools/lab/scorecard.h"
+#include "tools/lab/synthetic_run.h"
 
 namespace bellwether::server {
 
@@ -37,4 +37,4 @@ std::string ToJsonLines(const std::vector<SyntheticScore>& scores);  // One obje
 
 }  // namespace bellwether::server
 
-#endif  // BELLWETHER_SERVER_OFFLINE_SYNTHETIC_SCORECARD_H_
+#endif  // BELLWETHER_TOOLS_LAB_SYNTHETIC_SCORECARD_H_

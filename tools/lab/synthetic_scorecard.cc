@@ -1,9 +1,9 @@
-#include "server/offline/synthetic_scorecard.h"
+#include "tools/lab/synthetic_scorecard.h"
 
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
-#include "server/offline/scorecard_text.h"
+#include "tools/lab/scorecard_text.h"
 
 namespace bellwether::server {
 namespace {

@@ -3,8 +3,8 @@
 // About 1 KiB a step, and 40 bytes a head and sampled step.  Const calls from
 // any number of threads.
 
-#ifndef BELLWETHER_SERVER_OFFLINE_RUN_SET_H_
-#define BELLWETHER_SERVER_OFFLINE_RUN_SET_H_
+#ifndef BELLWETHER_TOOLS_LAB_RUN_SET_H_
+#define BELLWETHER_TOOLS_LAB_RUN_SET_H_
 
 #include <cstddef>
 #include <memory>
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "server/offline/scorecard.h"
+#include "tools/lab/scorecard.h"
 
 namespace bellwether::server {
 
@@ -40,4 +40,4 @@ class RunSet {
 
 }  // namespace bellwether::server
 
-#endif  // BELLWETHER_SERVER_OFFLINE_RUN_SET_H_
+#endif  // BELLWETHER_TOOLS_LAB_RUN_SET_H_

@@ -1,4 +1,4 @@
-#include "server/offline/scorecard_text.h"
+#include "tools/lab/scorecard_text.h"
 
 #include <algorithm>
 #include <cmath>

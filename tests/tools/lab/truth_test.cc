@@ -2,7 +2,7 @@
 // Method: made-up runs at the edges of the definition; the recorded runs
 // against their labels.
 
-#include "server/offline/truth.h"
+#include "tools/lab/truth.h"
 
 #include <cmath>
 #include <functional>
@@ -10,7 +10,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/offline/recorded_run.h"
-#include "server/offline/scorecard.h"
+#include "tools/lab/scorecard.h"
 
 namespace bellwether::server {
 namespace {

@@ -1,4 +1,4 @@
-#include "server/offline/synthetic_run.h"
+#include "tools/lab/synthetic_run.h"
 
 #include <algorithm>
 #include <array>

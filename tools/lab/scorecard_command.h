@@ -1,7 +1,7 @@
 // scorecard_command.h: `bellwetherd scorecard` in its four forms.
 
-#ifndef BELLWETHER_SERVER_OFFLINE_SCORECARD_COMMAND_H_
-#define BELLWETHER_SERVER_OFFLINE_SCORECARD_COMMAND_H_
+#ifndef BELLWETHER_TOOLS_LAB_SCORECARD_COMMAND_H_
+#define BELLWETHER_TOOLS_LAB_SCORECARD_COMMAND_H_
 
 #include <cstdint>
 #include <string>
@@ -28,4 +28,4 @@ absl::Status RunScorecard(const ScorecardCommand& command);
 
 }  // namespace bellwether::server
 
-#endif  // BELLWETHER_SERVER_OFFLINE_SCORECARD_COMMAND_H_
+#endif  // BELLWETHER_TOOLS_LAB_SCORECARD_COMMAND_H_

@@ -1,4 +1,4 @@
-#include "server/offline/ablation.h"
+#include "tools/lab/ablation.h"
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"

@@ -14,14 +14,14 @@
 //   quiet            1 for each false warning, 5 for each critical
 //   neither          1 if it was not warned of; drifting: 5 for each critical
 
-#ifndef BELLWETHER_SERVER_OFFLINE_TUNING_H_
-#define BELLWETHER_SERVER_OFFLINE_TUNING_H_
+#ifndef BELLWETHER_TOOLS_LAB_TUNING_H_
+#define BELLWETHER_TOOLS_LAB_TUNING_H_
 
 #include <string>
 #include <vector>
 
 #include "server/detect/judge_options.h"
-#include "server/offline/run_set.h"
+#include "tools/lab/run_set.h"
 
 namespace bellwether::server {
 
@@ -51,4 +51,4 @@ std::string ToTable(const Tuning& tuning);  // Markdown.
 
 }  // namespace bellwether::server
 
-#endif  // BELLWETHER_SERVER_OFFLINE_TUNING_H_
+#endif  // BELLWETHER_TOOLS_LAB_TUNING_H_

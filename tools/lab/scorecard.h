@@ -5,8 +5,8 @@
 // of it comes from labels.json where that names the run, else from the run
 // itself (truth.h).
 
-#ifndef BELLWETHER_SERVER_OFFLINE_SCORECARD_H_
-#define BELLWETHER_SERVER_OFFLINE_SCORECARD_H_
+#ifndef BELLWETHER_TOOLS_LAB_SCORECARD_H_
+#define BELLWETHER_TOOLS_LAB_SCORECARD_H_
 
 #include <cstdint>
 #include <functional>
@@ -19,7 +19,7 @@
 #include "server/detect/judge_options.h"
 #include "server/model/run_types.h"
 #include "server/offline/recorded_run.h"
-#include "server/offline/truth.h"
+#include "tools/lab/truth.h"
 
 namespace bellwether::server {
 
@@ -111,4 +111,4 @@ absl::StatusOr<Scorecard> ScoreRuns(const ScorecardOptions& options);
 
 }  // namespace bellwether::server
 
-#endif  // BELLWETHER_SERVER_OFFLINE_SCORECARD_H_
+#endif  // BELLWETHER_TOOLS_LAB_SCORECARD_H_

@@ -2,7 +2,7 @@
 // the labels' word for it, and is the same whatever files are called.
 // Method: the recorded runs, copied, renamed and unlabelled; made-up scores.
 
-#include "server/offline/scorecard.h"
+#include "tools/lab/scorecard.h"
 
 #include <cmath>
 #include <filesystem>
@@ -13,9 +13,9 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/offline/run_set.h"
-#include "server/offline/scorecard_text.h"
 #include "tests/support/temp_directory.h"
+#include "tools/lab/run_set.h"
+#include "tools/lab/scorecard_text.h"
 
 namespace bellwether::server {
 namespace {

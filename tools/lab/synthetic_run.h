@@ -37,8 +37,8 @@
 // as in the healthy layer of tests/testdata/tiny/bf16-*; its spread over heads
 // (0.5) is assumed.
 
-#ifndef BELLWETHER_SERVER_OFFLINE_SYNTHETIC_RUN_H_
-#define BELLWETHER_SERVER_OFFLINE_SYNTHETIC_RUN_H_
+#ifndef BELLWETHER_TOOLS_LAB_SYNTHETIC_RUN_H_
+#define BELLWETHER_TOOLS_LAB_SYNTHETIC_RUN_H_
 
 #include <cstdint>
 
@@ -75,4 +75,4 @@ void WalkSyntheticRun(const SyntheticOptions& options, RunListener* listener);
 
 }  // namespace bellwether::server
 
-#endif  // BELLWETHER_SERVER_OFFLINE_SYNTHETIC_RUN_H_
+#endif  // BELLWETHER_TOOLS_LAB_SYNTHETIC_RUN_H_

@@ -1,7 +1,7 @@
 // Goal: what a test is worth and what tuning wins are said rightly.
 // Method: recorded runs of the CPU example, which are short; made-up scores.
 
-#include "server/offline/tuning.h"
+#include "tools/lab/tuning.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -9,8 +9,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/offline/ablation.h"
 #include "tests/support/temp_directory.h"
+#include "tools/lab/ablation.h"
 
 namespace bellwether::server {
 namespace {

@@ -1,14 +1,14 @@
 // scorecard_text.h: a scorecard as a table and as JSON, and what it adds up to.
 
-#ifndef BELLWETHER_SERVER_OFFLINE_SCORECARD_TEXT_H_
-#define BELLWETHER_SERVER_OFFLINE_SCORECARD_TEXT_H_
+#ifndef BELLWETHER_TOOLS_LAB_SCORECARD_TEXT_H_
+#define BELLWETHER_TOOLS_LAB_SCORECARD_TEXT_H_
 
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "server/offline/scorecard.h"
+#include "tools/lab/scorecard.h"
 
 namespace bellwether::server {
 
@@ -53,4 +53,4 @@ std::string ToJsonLines(const Scorecard& card, const ScorecardTotals& totals);
 
 }  // namespace bellwether::server
 
-#endif  // BELLWETHER_SERVER_OFFLINE_SCORECARD_TEXT_H_
+#endif  // BELLWETHER_TOOLS_LAB_SCORECARD_TEXT_H_

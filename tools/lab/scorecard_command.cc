@@ -1,4 +1,4 @@
-#include "server/offline/scorecard_command.h"
+#include "tools/lab/scorecard_command.h"
 
 #include <unistd.h>
 
@@ -8,13 +8,13 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "server/offline/ablation.h"
-#include "server/offline/run_set.h"
-#include "server/offline/scorecard.h"
-#include "server/offline/scorecard_text.h"
-#include "server/offline/synthetic_scorecard.h"
-#include "server/offline/tuning.h"
 #include "server/util/status_macros.h"
+#include "tools/lab/ablation.h"
+#include "tools/lab/run_set.h"
+#include "tools/lab/scorecard.h"
+#include "tools/lab/scorecard_text.h"
+#include "tools/lab/synthetic_scorecard.h"
+#include "tools/lab/tuning.h"
 
 namespace bellwether::server {
 namespace {

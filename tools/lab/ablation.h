@@ -1,7 +1,7 @@
 // ablation.h: what each test of the judge is worth on recorded runs.
 
-#ifndef BELLWETHER_SERVER_OFFLINE_ABLATION_H_
-#define BELLWETHER_SERVER_OFFLINE_ABLATION_H_
+#ifndef BELLWETHER_TOOLS_LAB_ABLATION_H_
+#define BELLWETHER_TOOLS_LAB_ABLATION_H_
 
 #include <cstdint>
 #include <optional>
@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "server/detect/judge_options.h"
-#include "server/offline/run_set.h"
-#include "server/offline/scorecard_text.h"
+#include "tools/lab/run_set.h"
+#include "tools/lab/scorecard_text.h"
 
 namespace bellwether::server {
 
@@ -29,4 +29,4 @@ std::string ToTable(const std::vector<Ablated>& rows);
 
 }  // namespace bellwether::server
 
-#endif  // BELLWETHER_SERVER_OFFLINE_ABLATION_H_
+#endif  // BELLWETHER_TOOLS_LAB_ABLATION_H_

@@ -1,4 +1,4 @@
-#include "server/offline/truth.h"
+#include "tools/lab/truth.h"
 
 #include <algorithm>
 #include <numeric>

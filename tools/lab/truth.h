@@ -9,8 +9,8 @@
 //
 // Memory: 500 steps of sigma, 50 of loss.  Not thread-safe.
 
-#ifndef BELLWETHER_SERVER_OFFLINE_TRUTH_H_
-#define BELLWETHER_SERVER_OFFLINE_TRUTH_H_
+#ifndef BELLWETHER_TOOLS_LAB_TRUTH_H_
+#define BELLWETHER_TOOLS_LAB_TRUTH_H_
 
 #include <cstdint>
 #include <deque>
@@ -52,4 +52,4 @@ class TruthFinder {
 
 }  // namespace bellwether::server
 
-#endif  // BELLWETHER_SERVER_OFFLINE_TRUTH_H_
+#endif  // BELLWETHER_TOOLS_LAB_TRUTH_H_

@@ -3,7 +3,7 @@
 // Method: the samples of small runs, added up; a slice of the measurement that
 // docs/concepts/detection.md reports.
 
-#include "server/offline/synthetic_run.h"
+#include "tools/lab/synthetic_run.h"
 
 #include <algorithm>
 #include <cmath>
@@ -12,7 +12,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/offline/synthetic_scorecard.h"
+#include "tools/lab/synthetic_scorecard.h"
 
 namespace bellwether::server {
 namespace {

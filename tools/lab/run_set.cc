@@ -1,4 +1,4 @@
-#include "server/offline/run_set.h"
+#include "tools/lab/run_set.h"
 
 #include <filesystem>
 #include <optional>

@@ -1,4 +1,4 @@
-#include "server/offline/scorecard.h"
+#include "tools/lab/scorecard.h"
 
 #include <algorithm>
 #include <chrono>
@@ -10,10 +10,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/detect/run_judge.h"
-#include "server/offline/peer_rules.h"
 #include "server/offline/recorded_run.h"
 #include "server/util/regular_file.h"
 #include "server/util/status_macros.h"
+#include "tools/lab/peer_rules.h"
 
 namespace bellwether::server {
 namespace {

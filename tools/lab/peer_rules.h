@@ -13,8 +13,8 @@
 // silence.  Values that are not finite fire all of a signal's rules.  None
 // speaks in its first 100 values.  Not thread-safe.
 
-#ifndef BELLWETHER_SERVER_OFFLINE_PEER_RULES_H_
-#define BELLWETHER_SERVER_OFFLINE_PEER_RULES_H_
+#ifndef BELLWETHER_TOOLS_LAB_PEER_RULES_H_
+#define BELLWETHER_TOOLS_LAB_PEER_RULES_H_
 
 #include <cstdint>
 #include <memory>
@@ -49,4 +49,4 @@ std::vector<std::unique_ptr<PeerRule>> MakePeerRules();
 
 }  // namespace bellwether::server
 
-#endif  // BELLWETHER_SERVER_OFFLINE_PEER_RULES_H_
+#endif  // BELLWETHER_TOOLS_LAB_PEER_RULES_H_

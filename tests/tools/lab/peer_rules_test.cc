@@ -1,7 +1,7 @@
 // Goal: each rule of others fires where its authors would say so, and only there.
 // Method: made-up series.
 
-#include "server/offline/peer_rules.h"
+#include "tools/lab/peer_rules.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "server/offline/tuning.h"
+#include "tools/lab/tuning.h"
 
 #include <algorithm>
 #include <cstddef>
