@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # bundle.sh BIN DIR: gathers what BIN holds into DIR so that it runs on any
 # x86-64 Linux with the C library of Debian 12 or newer:
-#   bin/       bellwetherd, bellwether, bellwether-sender, and the libraries that a trainer loads
+#   bin/       bellwetherd, bellwether, bellwether-lab, bellwether-sender, and the libraries that a trainer loads
 #   lib/       the shared libraries that the programs need, all but the C library
 #   python/    the Python package; it finds bin/ by itself
 #   licenses/  of what is not ours
-# gRPC, Protobuf and OpenSSL are in lib/ once for all three programs: linked into
+# gRPC, Protobuf and OpenSSL are in lib/ once for all programs: linked into
 # each they would take 10 MiB more.
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
@@ -19,7 +19,7 @@ rm -rf "${out:?}"/{bin,lib,python,licenses}
 mkdir "$out"/{bin,lib,python,licenses}
 touch "$out/.bellwether-bundle"
 
-for program in bellwetherd bellwether bellwether-sender; do
+for program in bellwetherd bellwether bellwether-lab bellwether-sender; do
   install -s -m 755 "$bin/$program" "$out/bin/$program"
 done
 install -s -m 644 "$bin/libbellwether_client.so.0" "$bin/libbellwether_kernels.so" "$out/bin/"
@@ -34,7 +34,7 @@ find "$out/python" -name __pycache__ -prune -exec rm -rf {} +
 # The C library must be the machine's own: it belongs to the kernel and to the
 # name services there.
 glibc='/(ld-linux-x86-64|libc|libm|libdl|librt|libpthread|libresolv)\.so'
-needed=$(ldd "$out"/bin/{bellwetherd,bellwether,bellwether-sender})
+needed=$(ldd "$out"/bin/{bellwetherd,bellwether,bellwether-lab,bellwether-sender})
 if missing=$(grep 'not found' <<<"$needed"); then
   fail "a library is missing here: $missing"
 fi

@@ -1,5 +1,5 @@
 # packages.cmake: the Debian packages, made by `cpack -G DEB` in a build folder.
-#   bellwether         what serves: bellwetherd, the command, unit, configuration
+#   bellwether         what serves: bellwetherd, the command, the laboratory, unit, configuration
 #   bellwether-client  what training machines need: sender, C libraries and headers
 # Trainers in Python take the wheel instead (wheel.sh).
 install(DIRECTORY ${CMAKE_CURRENT_LIST_DIR}/policy ${CMAKE_CURRENT_LIST_DIR}/rules

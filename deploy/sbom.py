@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PROGRAMS = ("bellwetherd", "bellwether", "bellwether-sender", "libbellwether_client.so", "libbellwether_kernels.so")
+PROGRAMS = ("bellwetherd", "bellwether", "bellwether-lab", "bellwether-sender", "libbellwether_client.so",
+            "libbellwether_kernels.so")  # fmt: skip
 # Packages of packages-build.txt of which code ends up inside our programs without being loaded.
 COMPILED_IN = ("libcli11-dev", "nlohmann-json3-dev", "librocksdb-dev", "libspdlog-dev", "libabsl-dev", "prometheus-cpp-dev")
 

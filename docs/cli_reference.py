@@ -121,6 +121,7 @@ def trees(bin_folder: Path) -> list[Page]:
     return [
         tree([str(bin_folder / "bellwether")], "bellwether", bin_folder),
         tree([str(bin_folder / "bellwetherd")], "bellwetherd", bin_folder),
+        tree([str(bin_folder / "bellwether-lab")], "bellwether-lab", bin_folder),
         tree(module, "python -m bellwether", bin_folder),
     ]
 
@@ -187,7 +188,8 @@ def man(page: Page, section: str, others: list[str], manual: str) -> str:
 
 def man_pages(roots: list[Page]) -> dict[str, str]:
     """Text by file name: one page a program, and one for each command of bellwether."""
-    pages = dict(zip(("bellwether.1", "bellwetherd.8", "python-bellwether.1"), roots, strict=True))
+    names = ("bellwether.1", "bellwetherd.8", "bellwether-lab.1", "python-bellwether.1")
+    pages = dict(zip(names, roots, strict=True))
     root = pages["bellwether.1"]
     own = {f"bellwether-{below.path[-1]}.1": below for below in root.below}
     main = list(pages)

@@ -39,15 +39,15 @@ void AddPolicies(Cli* cli);
 void AddBaselines(Cli* cli);
 void AddAccess(Cli* cli);  // cert, token: they run bellwetherd
 void AddServer(Cli* cli);  // server info, version
-void AddReplay(Cli* cli);  // replay, scorecard, check, rules: they run bellwetherd
+void AddReplay(Cli* cli);  // replay, check, rules: they run bellwetherd; scorecard: bellwether-lab
 void AddCompletion(Cli* cli);
 // What the scripts of `completion` call: `words` are those after the command's
 // own, up to the cursor.
 constexpr char kCandidates[] = "candidates";
 ExitCode Candidates(Cli* cli, const std::vector<std::string>& words);
 
-// Becomes bellwetherd with these arguments; returns only if it cannot be started.
-void Execute(const std::vector<std::string>& arguments);
+// Becomes `program` with these arguments; returns only if it cannot be started.
+void Execute(const std::vector<std::string>& arguments, const std::string& program = "bellwetherd");
 
 // Adds `parent` `name` with its help: `what` in one line and an example.
 // `T` holds the command's options; `run` gets them.

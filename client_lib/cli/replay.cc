@@ -1,7 +1,8 @@
-// replay, scorecard, check config, rules: work that bellwetherd itself does, offline.
+// replay, check config, rules: work that bellwetherd itself does, offline; scorecard: bellwether-lab's.
 //
 // A replay must judge as the server judges, so it is the server's binary that
-// runs: the one beside this command, else the one in $PATH.
+// runs: the one beside this command, else the one in $PATH.  The laboratory is
+// found in the same way.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,26 +18,26 @@
 namespace bellwether::cli {
 namespace {
 
-std::string FindServerBinary() {
+std::string Find(const std::string& program) {
   std::error_code error;
   const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
   if (!error) {
-    const std::filesystem::path beside = self.parent_path() / "bellwetherd";
+    const std::filesystem::path beside = self.parent_path() / program;
     if (access(beside.c_str(), X_OK) == 0) return beside;
   }
-  return "bellwetherd";  // execvp looks in $PATH.
+  return program;  // execvp looks in $PATH.
 }
 
 }  // namespace
 
-void Execute(const std::vector<std::string>& arguments) {
-  const std::string binary = FindServerBinary();
+void Execute(const std::vector<std::string>& arguments, const std::string& program) {
+  const std::string binary = Find(program);
   std::vector<char*> argv = {const_cast<char*>(binary.c_str())};
   for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
   argv.push_back(nullptr);
   std::cout.flush();
   execvp(binary.c_str(), argv.data());
-  Complain("bellwetherd cannot be started: " + std::string(std::strerror(errno)) +
+  Complain(program + " cannot be started: " + std::string(std::strerror(errno)) +
            "; it is looked for beside this command, then in $PATH");
 }
 
@@ -82,7 +83,7 @@ ExitCode Scorecard(Cli*, const ScorecardOptions& options) {
   value("--seed", options.seed);
   for (const std::string& test : options.without) value("--without", test);
   if (!options.folder.empty()) arguments.push_back(options.folder);
-  Execute(arguments);
+  Execute(arguments, "bellwether-lab");
   return kFailed;
 }
 

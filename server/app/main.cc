@@ -15,7 +15,6 @@
 #include <sstream>
 #include <utility>
 
-#include "absl/strings/str_join.h"
 #include "server/access/access_file.h"
 #include "server/access/secret_file.h"
 #include "server/access/token_file.h"
@@ -28,13 +27,11 @@
 #include "server/commands/policy_commands.h"
 #include "server/commands/rules_commands.h"
 #include "server/commands/storage_commands.h"
-#include "server/detect/thresholds.h"
 #include "server/offline/replay.h"
 #include "server/util/log.h"
 #include "server/util/own_file.h"
 #include "server/util/status_macros.h"
 #include "server/util/systemd_notify.h"
-#include "tools/lab/scorecard_command.h"
 
 namespace bellwether::server {
 namespace {
@@ -77,7 +74,6 @@ struct Flags {
   std::string token_file;
   std::string idle_exit;
   ReplayOptions replay;
-  ScorecardCommand scorecard;
   BankOptions bank;  // Of replay.
 };
 
@@ -186,48 +182,6 @@ int Ended(const absl::Status& status) {
   return kFailed;
 }
 
-CLI::App* AddScorecard(CLI::App* app, ScorecardCommand* command) {
-  CLI::App* const scorecard =
-      app->add_subcommand("scorecard", "how early and how rightly the detectors warn, over recorded runs");
-  scorecard->add_option("dir", command->folder, "the folder of .bwrun files; not for --synthetic");
-  scorecard->add_option("--labels", command->labels,
-                        "what became of the runs [labels.json in the folder, else found in the runs]");
-  const std::string names = absl::StrJoin(BuiltinNames(), ", ");
-  scorecard
-      ->add_option_function<std::vector<std::string>>(
-          "--without",
-          [command, names](const std::vector<std::string>& given) {
-            for (const std::string& name : given) {
-              const auto test = BuiltinNamed(name);
-              if (!test) throw CLI::ValidationError("--without", "\"" + name + "\": must be one of " + names);
-              command->judge.off.Add(*test);
-            }
-          },
-          "switch a rule or test off; may be repeated: " + names)
-      ->allow_extra_args(false);
-  auto* const json =
-      scorecard->add_flag("--json", command->json, "one JSON object a line per run, then one for the set");
-  auto* const ablate = scorecard->add_flag("--ablate", command->ablate, "what each test is worth: the runs without it");
-  auto* const tune = scorecard->add_flag("--tune", command->tune,
-                                         "what tuning wins on all runs, and on runs that it did not see (minutes)");
-  auto* const synthetic = scorecard->add_flag("--synthetic", command->synthetic,
-                                              "false alarms in made-up healthy runs of 1,024 heads (minutes)");
-  ablate->excludes(tune)->excludes(synthetic)->excludes(json);
-  tune->excludes(synthetic)->excludes(json);
-  scorecard->add_option("--runs", command->synthetic_runs, "synthetic runs of each kind, 25,000 steps each")
-      ->check(CLI::Range(1, 10000))
-      ->capture_default_str()
-      ->needs(synthetic);
-  scorecard->add_option("--seed", command->seed, "of the first synthetic run of each kind")
-      ->capture_default_str()
-      ->needs(synthetic);
-  scorecard->callback([command] {
-    if (command->synthetic == command->folder.empty()) return;
-    throw CLI::ValidationError("dir", command->synthetic ? "is not for --synthetic" : "is required");
-  });
-  return scorecard;
-}
-
 // Reads the files that the options name, and checks the addresses.
 absl::Status ReadNamedFiles(ServerOptions* options) {
   if (!options->rules_file.empty()) {
@@ -310,12 +264,10 @@ int Main(int argc, char** argv) {
   replay->add_flag("--json", flags.replay.json, "one JSON object a line per transition");
   replay->add_option("--until-step", flags.replay.until_step, "stop after this step")->check(CLI::NonNegativeNumber);
   add_gpu(replay, &flags.bank);
-  CLI::App* const scorecard = AddScorecard(&app, &flags.scorecard);
   AccessCommands access;
   access.AddTo(&app);
   RulesCommands rules;
   rules.AddFlag(replay);
-  rules.AddFlag(scorecard);
   rules.AddTo(&app);
   PolicyCommands policy;
   rules.AddFlag(policy.AddTo(&app));
@@ -335,11 +287,7 @@ int Main(int argc, char** argv) {
   if (const auto code = rules.Run()) return *code;
   if (const auto code = rules.ReadFlag(&flags.replay.judge)) return *code;
   if (const auto code = policy.Run(flags.replay.judge)) return *code;
-  const BuiltinSet without = flags.scorecard.judge.off;
-  flags.scorecard.judge = flags.replay.judge;
-  flags.scorecard.judge.off.bits |= without.bits;
   if (replay->parsed()) return Ended(ReplayFile(flags));
-  if (scorecard->parsed()) return Ended(RunScorecard(flags.scorecard));
   const int refused = flags.config_check ? kFindings : kUsage;
   const auto refuse = [refused](const absl::Status& why) {
     std::fprintf(stderr, "%s\n", std::string(why.message()).c_str());

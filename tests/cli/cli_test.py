@@ -669,21 +669,22 @@ class UsageTest(unittest.TestCase):
 
 
 class ServerBinaryTest(unittest.TestCase):
-    """replay and check run bellwetherd; here a script that tells what it got."""
+    """replay and check run bellwetherd, scorecard bellwether-lab; here scripts that print their arguments."""
 
     def setUp(self) -> None:
         temporary = tempfile.TemporaryDirectory()
         self.addCleanup(temporary.cleanup)
         self.folder = Path(temporary.name)
-        # A copy: the real one may have a real bellwetherd beside it.
+        # A copy: the real one may have the real programs beside it.
         shutil.copy(CLI, self.folder / "bellwether")
         (self.folder / "file").write_text("x")
 
     def fake(self, folder: Path, code: int) -> None:
         folder.mkdir(exist_ok=True)
-        script = folder / "bellwetherd"
-        script.write_text(f'#!/bin/sh\necho "{folder.name}" "$@"\nexit {code}\n')
-        script.chmod(0o755)
+        for program, prefix in (("bellwetherd", folder.name), ("bellwether-lab", f"{folder.name} lab")):
+            script = folder / program
+            script.write_text(f'#!/bin/sh\necho "{prefix}" "$@"\nexit {code}\n')
+            script.chmod(0o755)
 
     def call(self, *arguments: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run([str(self.folder / "bellwether"), *arguments], capture_output=True, text=True,
@@ -702,11 +703,11 @@ class ServerBinaryTest(unittest.TestCase):
         folder = str(self.folder)
         result = self.call("scorecard", "--without", "ties", folder, "--without=drift.leak", "--json", "--labels",
                            folder + "/file")
-        self.assertEqual(result.stdout, f"{self.folder.name} scorecard --json --labels {folder}/file --without ties "
-                                        f"--without drift.leak {folder}\n")
+        self.assertEqual(result.stdout, f"{self.folder.name} lab scorecard --json --labels {folder}/file "
+                                        f"--without ties --without drift.leak {folder}\n")
         self.assertEqual(result.returncode, 1)
         synthetic = self.call("scorecard", "--synthetic", "--runs", "2", "--seed", "7")
-        self.assertEqual(synthetic.stdout, f"{self.folder.name} scorecard --synthetic --runs 2 --seed 7\n")
+        self.assertEqual(synthetic.stdout, f"{self.folder.name} lab scorecard --synthetic --runs 2 --seed 7\n")
 
     def test_beside_before_path(self) -> None:
         self.fake(self.folder / "elsewhere", 0)
@@ -736,7 +737,8 @@ class ServerBinaryTest(unittest.TestCase):
             for code in (0, 1, 3):
                 self.fake(self.folder, code)
                 result = self.call(*arguments)
-                self.assertEqual(result.stdout, f"{self.folder.name} {' '.join(arguments)}\n")
+                lab = "lab " if arguments[0] == "scorecard" else ""
+                self.assertEqual(result.stdout, f"{self.folder.name} {lab}{' '.join(arguments)}\n")
                 self.assertEqual(result.returncode, code)
         for arguments in (("rules",), ("rules", "check"), ("rules", "check", file + "-missing"), ("rules", "test")):
             self.assertEqual(self.call(*arguments).returncode, 2, arguments)
@@ -747,6 +749,7 @@ class ServerBinaryTest(unittest.TestCase):
             result = self.call(*arguments)
             self.assertEqual((result.returncode, result.stdout), (1, ""))
             self.assertIn("bellwetherd cannot be started", result.stderr)
+        self.assertIn("bellwether-lab cannot be started", self.call("scorecard", str(self.folder)).stderr)
 
 
 if __name__ == "__main__":

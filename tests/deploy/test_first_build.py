@@ -150,7 +150,7 @@ def test_every_mode_configures_without_the_test_packages(without_test_packages: 
             ran = machine.run(f"./start {mode} {'--cuda' if preset == 'cuda' else ''}")
             assert "ASKED TO BUILD" in ran.stdout, f"./start {mode}, preset {preset}:\n{ran.stdout}"
             targets = set(re.findall(r"^TARGET (\S+)", ran.stdout, re.MULTILINE))
-            assert {"bellwetherd", "bellwether", "bellwether-sender"} <= targets
+            assert {"bellwetherd", "bellwether", "bellwether-lab", "bellwether-sender"} <= targets
             assert ("bellwether_bank" in targets) == (preset == "cuda")
 
 

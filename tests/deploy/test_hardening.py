@@ -17,7 +17,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from bellwether_process import BIN, ROOT
 
-PROGRAMS = ["bellwetherd", "bellwether", "bellwether-sender"]
+PROGRAMS = ["bellwetherd", "bellwether", "bellwether-lab", "bellwether-sender"]
 LIBRARIES = ["libbellwether_client.so", "libbellwether_kernels.so"]
 
 

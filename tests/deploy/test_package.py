@@ -29,6 +29,7 @@ SERVICE_FILES = {
     "/etc/bellwether/rules.yml",
     "/lib/systemd/system/bellwetherd.service",
     "/usr/bin/bellwether",
+    "/usr/bin/bellwether-lab",
     "/usr/bin/bellwetherd",
     "/usr/share/bellwether/policy/default.yml",
     "/usr/share/bellwether/postgres/001_tables.sql",
@@ -123,6 +124,7 @@ def test_the_shells_and_man_find_theirs(folder: Path) -> None:
         share + "zsh/vendor-completions/_bellwether",
         share + "fish/vendor_completions.d/bellwether.fish",
         share + "man/man1/bellwether.1.gz",
+        share + "man/man1/bellwether-lab.1.gz",
         share + "man/man8/bellwetherd.8.gz",
     } <= held
 
