@@ -31,10 +31,10 @@ KILLED_AT = 76  # Votes are confirmed from 64 on, and looked at from 80 on.
 
 def plant(case: str, rank: int, monitor: Any, did: dict[str, Any]) -> None:
     """What goes differently on rank 1."""
-    monitor.on_action("checkpoint.now", lambda a: did["saves"].append(a["step"]))
+    monitor.on_action("checkpoint.now", lambda a: did["saves"].append(a.step))
     if case == "refuses" and rank == 0:
         # (Rank 1 carries no stop out: its vote is no.)
-        monitor.on_action("stop", lambda a: did["stops"].append(a["step"]))
+        monitor.on_action("stop", lambda a: did["stops"].append(a.step))
     if case == "raises" and rank == 1:
         put = attention_switch.put
 

@@ -195,10 +195,10 @@ def test_hello_says_what_is_allowed_and_to_be_had(tmp_path: Path) -> None:
 def test_callbacks(tmp_path: Path) -> None:
     kinds = ["checkpoint.now", "batch.skip", "stop", "lr.scale"]
     training = Training(tmp_path / "a.bwrun", allow=kinds)
-    called: list[dict[str, Any]] = []
+    called: list[bellwether.Action] = []
 
     @bellwether.on_action("batch.skip")
-    def skip(asked: dict[str, Any]) -> str:
+    def skip(asked: bellwether.Action) -> str:
         called.append(asked)
         return "two batches less"
 
@@ -221,7 +221,7 @@ def test_callbacks(tmp_path: Path) -> None:
         "applied": False, "step": 3, "reason": "it failed: ZeroDivisionError: division by zero",
     }  # fmt: skip
     assert answers[rate] and answers[rate]["applied"] and answers[undo]["applied"]  # type: ignore[index]
-    assert [(a["kind"], a["value"], a["step"], a["undoes"]) for a in called] == [
+    assert [(a.kind, a.value, a.step, a.undoes) for a in called] == [
         ("batch.skip", 2.0, 3, ""), ("lr.scale", 0.5, 3, ""), ("lr.scale", 0.5, 4, rate),
     ]  # fmt: skip
     training.ends()

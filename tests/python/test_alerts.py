@@ -1,11 +1,13 @@
-"""Goal: on_alert gets each change of an alert of its own run, once, also over a broken stream,
-and a callback that raises does no harm.
+"""Goal: on_alert gets each change of an alert of its own run, once, also over a broken stream; an
+alert that cannot be read and a callback that raises end nothing.
 Method: a small HTTP server in the place of bellwetherd that speaks its event stream.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import queue
 import threading
 from collections.abc import Iterator
@@ -20,9 +22,17 @@ from bellwether._server import page as page_address
 
 from models import Model, Shape
 
+# As the server writes it (tests/server/query/json_api_test.cc).
+WHOLE = {
+    "run": "mine", "step": 767, "state": "firing", "severity": "warning", "stage": 2, "layer": 1,
+    "head": 3, "heads": [[1, 3], [0, 2]], "eta_steps": 410.5,
+    "evidence": {"drift_ratio": 4.5, "loss": None}, "rule": "drift", "key": "k-1", "k": 1,
+    "first_step": 700, "summary": "Head 1.3 drifts.", "cause": "biased delta",
+}  # fmt: skip
+UNREADABLE = {"run": "mine", "step": "soon"}
 SCRIPT = [  # What each connection is told before it breaks.
     [("alert", "1", {"run": "mine", "layer": 1}), ("alert", "2", {"run": "other", "layer": 0})],
-    [("runs", "", {"runs": ["mine"]}), ("alert", "5", {"run": "mine", "layer": 0})],
+    [("runs", "", {"runs": ["mine"]}), ("alert", "4", UNREADABLE), ("alert", "5", WHOLE)],
 ]
 
 
@@ -54,9 +64,9 @@ def page() -> Iterator[str]:
 
 
 def test_each_alert_of_the_run_once(page: str, tmp_path: Path) -> None:
-    got: queue.Queue[dict[str, Any]] = queue.Queue()
+    got: queue.Queue[bellwether.Alert] = queue.Queue()
 
-    def callback(alert: dict[str, Any]) -> None:
+    def callback(alert: bellwether.Alert) -> None:
         got.put(alert)
         raise RuntimeError("a callback of the user's")
 
@@ -64,8 +74,11 @@ def test_each_alert_of_the_run_once(page: str, tmp_path: Path) -> None:
     monitor = bellwether.attach(model, record=str(tmp_path / "a.bwrun"), run="mine")
     monitor.steps.out.link.page_url = page
     monitor.follow_alerts(callback)
-    assert got.get(timeout=20)["layer"] == 1
-    assert got.get(timeout=20)["layer"] == 0
+    first, second = got.get(timeout=20), got.get(timeout=20)
+    assert (first.layer, first.head, first.heads, first.eta_steps) == (1, None, (), None)
+    told = dataclasses.asdict(second)
+    assert math.isnan(told["evidence"].pop("loss"))
+    assert told == {**WHOLE, "heads": ((1, 3), (0, 2)), "evidence": {"drift_ratio": 4.5}}
     monitor.detach()
     assert got.empty() and monitor.status()["errors"] == 0
     assert Events.seen.get(timeout=20) == ("/api/v1/events", "Bearer secret", "")

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import bellwether
 from bellwether._attention import dispatch
 from bellwether._attention.attention_op import attention_backward, attention_forward
-from bellwether._attention.centering import _center_keys
+from bellwether._attention.center_keys import _center_keys
 
 from attention_reference import Features, allowed, inputs, with_gradients
 
@@ -223,14 +223,14 @@ def test_what_pytorch_cannot_do_either_is_an_error(messages: Any) -> None:
 
 
 def test_a_missing_library_is_a_reason(messages: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bellwether._attention import centering
+    from bellwether._attention import center_keys as center_keys_module
     from bellwether._native import c_api
 
     def missing() -> Any:
         raise c_api.LibraryError("libbellwether_kernels.so was not found")
 
     monkeypatch.setattr(c_api, "kernels", missing)
-    centering._warn_once.cache_clear()
+    center_keys_module._warn_once.cache_clear()
     q, k, v, _ = inputs("randn")
     want = F.scaled_dot_product_attention(q, k, v)
     assert torch.equal(bellwether.attention(q, k, v), want)

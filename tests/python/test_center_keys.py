@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import bellwether
-from bellwether._attention import centering
+from bellwether._attention import center_keys as center_keys_module
 
 from models import Attention, Model, Shape, batch
 from recording import Recording
@@ -42,7 +42,7 @@ def test_is_its_definition_rounded_once(dtype: torch.dtype, cu: Optional[Tensor]
     want = defined(k, cu)
     torch.testing.assert_close(got.double(), want.to(dtype).double(), rtol=0, atol=1e-6)
     # The composition, which other devices run, differs by its fp32 mean at most.
-    composed = centering._composed(k, None if cu is None else cu.int())
+    composed = center_keys_module._composed(k, None if cu is None else cu.int())
     torch.testing.assert_close(composed.double(), want, rtol=torch.finfo(dtype).eps, atol=1e-5)
 
 
@@ -93,12 +93,14 @@ def test_what_does_not_fit_is_refused() -> None:
 def test_without_a_kernel_pytorch_computes_and_says_so_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    centering._warn_once.cache_clear()
+    center_keys_module._warn_once.cache_clear()
     caplog.set_level(logging.WARNING, "bellwether")
     k = keys(torch.float32)
     want = bellwether.center_keys(k)
     assert caplog.messages == []
-    monkeypatch.setattr(centering, "machine_lacks", lambda device: "the library is missing")
+    monkeypatch.setattr(
+        center_keys_module, "machine_lacks", lambda device: "the library is missing"
+    )
     torch._dynamo.reset()
     compiled = torch.compile(bellwether.center_keys, fullgraph=True, backend="aot_eager")
     for function in (bellwether.center_keys, compiled):

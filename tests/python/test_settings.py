@@ -1,16 +1,19 @@
-"""Goal: argument beats environment beats file beats default, and a bad value is told where it is.
-Method: the four sources in one call; no torch, no library.
+"""Goal: argument beats settings= beats environment beats file beats default; a bad value is told
+where it is.
+Method: the sources in one call; no torch, no library.
 """
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from bellwether.settings import STATS, resolve
+from bellwether.settings import STATS, Settings, resolve
 
 from conftest import ROOT
 
@@ -103,6 +106,31 @@ def test_a_spool_by_the_environment() -> None:
 def test_stats_by_words() -> None:
     assert resolve({"stats": "drift, sigma"}, None, {}).stats == {"drift", "sigma"}
     assert resolve({}, None, {}).stats == set(STATS)
+
+
+def test_settings_as_one_value_lie_between_arguments_and_environment() -> None:
+    environment = {"BELLWETHER_EVERY": "7", "BELLWETHER_ROWS": "8", "BELLWETHER_SEQUENCES": "2"}
+    given = Settings(every=5, rows=16, sequences=None, stats="drift,sigma", tls_ca="ca.pem")
+    found = resolve({"rows": 32}, None, environment, settings=given)
+    assert (found.every, found.rows, found.sequences) == (5, 32, 2)
+    assert found.stats == {"drift", "sigma"} and found.tls_ca == "ca.pem"
+    # A default that was given is given, too.
+    assert resolve({}, None, environment, settings=Settings(every=20)).every == 20
+
+
+def test_settings_as_one_value_are_checked_where_they_are_made() -> None:
+    with pytest.raises(ValueError, match="every: 0 is below 1"):
+        Settings(every=0)
+    with pytest.raises(ValueError, match="microbatches: 'last' is not one of first, all"):
+        Settings(microbatches="last")
+    with pytest.raises(TypeError, match="evry"):
+        Settings(evry=3)  # type: ignore[call-arg]
+
+
+def test_settings_survive_being_copied_and_pickled() -> None:
+    given = Settings(every=5)
+    for other in (copy.deepcopy(given), pickle.loads(pickle.dumps(given))):
+        assert other == given and other.given == {"every"}
 
 
 def test_import_needs_neither_torch_nor_libraries() -> None:

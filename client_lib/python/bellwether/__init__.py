@@ -17,19 +17,27 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from ._actions.callbacks import on_action
     from ._attach import attach
-    from ._attention.centering import center_keys
+    from ._attention.center_keys import center_keys
     from ._attention.dispatch import attention
     from ._attention.stabilizer import Stabilizer, stabilize
     from ._hook.parallel import Parallel
     from ._hook.wrap_attention import unwrap_attention, wrap_attention
+    from ._server.alerts import Alert
+    from ._step.report import Status
+    from .actions import Action
     from .monitor import Monitor
     from .query import Client
+    from .settings import Settings
 
 __all__ = [
+    "Action",
+    "Alert",
     "Client",
     "Monitor",
     "Parallel",
+    "Settings",
     "Stabilizer",
+    "Status",
     "__version__",
     "attach",
     "attention",
@@ -40,15 +48,20 @@ __all__ = [
     "wrap_attention",
 ]
 
-# Where each name lives; no module may bear the name of what it holds, or importing it hides that.
+# Where each name lives.  No module beside this one may have the name of what it holds: importing it
+# would hide that.
 _HOMES = {
+    "Action": "actions",
+    "Alert": "_server.alerts",
     "Client": "query",
     "Monitor": "monitor",
     "Parallel": "_hook.parallel",
+    "Settings": "settings",
     "Stabilizer": "_attention.stabilizer",
+    "Status": "_step.report",
     "attach": "_attach",
     "attention": "_attention.dispatch",
-    "center_keys": "_attention.centering",
+    "center_keys": "_attention.center_keys",
     "on_action": "_actions.callbacks",
     "stabilize": "_attention.stabilizer",
     "unwrap_attention": "_hook.wrap_attention",

@@ -14,6 +14,7 @@ from ._hook import intercept
 from ._hook.parallel import Parallel, detect
 from ._kernels import probe
 from ._server import private_server
+from ._server.alerts import Alert
 from ._unwatched import Unwatched
 from ._util import files, log
 from ._util.guard import harmless
@@ -111,8 +112,9 @@ def attach(
     spool_dir: Optional[str] = None,
     spool_bytes: Optional[int] = None,
     config: Optional[str] = None,
+    settings: Optional[Settings] = None,
     weights: Optional[dict[str, tuple[str, str]]] = None,
-    on_alert: Optional[Callable[[dict[str, Any]], None]] = None,
+    on_alert: Optional[Callable[[Alert], None]] = None,
     weights_only: bool = False,
     parallel: Optional[Parallel] = None,
     allow: Union[str, Iterable[str], None] = None,
@@ -139,9 +141,11 @@ def attach(
               away; sent when it is back, or by the next attempt; default: none, frames are thinned
     spool_bytes  most bytes there, for each rank (1 GiB)
     config    file of `key: value` lines with these names
+    settings  a bellwether.Settings with these names and more; the arguments beside it go first
     weights   {regular expression on module names: (path of W_Q, path of W_K)}, for projections
               whose names are not known here
-    on_alert  called with each change of an alert of this run, on a thread of its own
+    on_alert  called with a bellwether.Alert at each change of an alert of this run, on a thread of
+              its own
     weights_only  leave the forward and backward pass alone, as a model must be that was compiled
               before: only the norms of W_Q and W_K are measured, at the optimizer step
     parallel  a bellwether.Parallel: where this process's layers and heads lie in the whole model;
@@ -160,10 +164,10 @@ def attach(
         "overhead_budget": overhead_budget, "gram_bytes": gram_bytes, "record": record,
         "allow": allow, "spool_dir": spool_dir, "spool_bytes": spool_bytes,
     }  # fmt: skip
-    settings = _checked(arguments, config)
-    if isinstance(settings, Unwatched):
-        return settings
-    return _attached(model, settings, parallel, weights, on_alert, weights_only, agree)
+    chosen = _checked(arguments, config, settings)
+    if isinstance(chosen, Unwatched):
+        return chosen
+    return _attached(model, chosen, parallel, weights, on_alert, weights_only, agree)
 
 
 def _failed(error: Exception) -> Any:
@@ -172,10 +176,12 @@ def _failed(error: Exception) -> Any:
 
 
 @harmless("attach()", answer=_failed, passes=(ValueError,))
-def _checked(arguments: dict[str, Any], config: Optional[str]) -> Settings:
+def _checked(
+    arguments: dict[str, Any], config: Optional[str], given: Optional[Settings]
+) -> Settings:
     """Raises ValueError for what the caller got wrong."""
     complaints: list[str] = []
-    settings = resolve(arguments, config, complain=complaints.append)
+    settings = resolve(arguments, config, complain=complaints.append, settings=given)
     log.set_level(settings.log_level)
     for complaint in complaints:
         log.warning(complaint)
@@ -186,7 +192,7 @@ def _checked(arguments: dict[str, Any], config: Optional[str]) -> Settings:
 def _attached(
     model: nn.Module, settings: Settings, parallel: Optional[Parallel],
     weights: Optional[dict[str, tuple[str, str]]],
-    on_alert: Optional[Callable[[dict[str, Any]], None]], weights_only: bool, agree: bool,
+    on_alert: Optional[Callable[[Alert], None]], weights_only: bool, agree: bool,
 ) -> Monitor:  # fmt: skip
     model = intercept.unwrapped(model)
     known = watching(model)

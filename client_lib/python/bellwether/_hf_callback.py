@@ -8,6 +8,7 @@ from transformers import TrainerCallback
 
 from ._attach import attach
 from ._util.guard import harmless
+from .actions import Action
 from .monitor import Monitor
 
 
@@ -69,11 +70,11 @@ class Callback(TrainerCallback):  # type: ignore[misc,unused-ignore]
         if self.monitor is not None:
             self.monitor.detach()
 
-    def _ask_to_save(self, action: dict[str, Any]) -> str:
+    def _ask_to_save(self, action: Action) -> str:
         self._save = True
         return "saved by the Trainer at the end of the step"
 
-    def _ask_to_stop(self, action: dict[str, Any]) -> str:
+    def _ask_to_stop(self, action: Action) -> str:
         self._stop = True
         return "the Trainer stops at the end of the step"
 

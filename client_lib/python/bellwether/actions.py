@@ -63,6 +63,8 @@ class Malformed(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Action:
+    """What the server asks for, and what the callbacks of on_action() get."""
+
     id: str
     kind: str  # A key of KINDS.
     attempt: int = 0
@@ -73,10 +75,7 @@ class Action:
     apply_at_step: int = 0  # 0 = the next step boundary
     expires_unix_ns: int = 0  # 0 = never
     undoes: str = ""  # The action that this one takes back.
-
-    def told(self) -> dict[str, Any]:
-        """What a callback is given."""
-        return {**dataclasses.asdict(self), "layers": list(self.layers), "heads": list(self.heads)}
+    step: int = 0  # For callbacks: the next one.
 
     def scope(self) -> str:
         """For people."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ._attach import attach
 from ._hook import intercept, weights
 from ._util.guard import harmless
+from .actions import Action
 from .monitor import Monitor
 
 _Base: Any
@@ -58,14 +59,14 @@ class Callback(_Base):  # type: ignore[misc,unused-ignore]
         if self.monitor is None:
             return
 
-        def save(action: dict[str, Any]) -> str:
+        def save(action: Action) -> str:
             kept = getattr(trainer.checkpoint_callback, "dirpath", None)
             folder = kept or trainer.default_root_dir
             name = f"bellwether-step={trainer.global_step}.ckpt"
             trainer.save_checkpoint(os.path.join(folder, name))
             return name
 
-        def stop(action: dict[str, Any]) -> None:
+        def stop(action: Action) -> None:
             trainer.should_stop = True
 
         self.monitor.offer_action("checkpoint.now", save)

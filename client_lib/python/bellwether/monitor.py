@@ -18,7 +18,7 @@ from ._actions.executor import Actions
 from ._hook.layer import Layer
 from ._hook.parallel import Parallel
 from ._native import c_api
-from ._server.alerts import Follower
+from ._server.alerts import Alert, Follower
 from ._step import optimizer_hooks
 from ._step.handles import Handles
 from ._step.outgoing import Number
@@ -193,12 +193,8 @@ class Monitor:
     # ---- alerts and actions ----
 
     @harmless("on_alert")
-    def follow_alerts(self, callback: Callable[[dict[str, Any]], None]) -> None:
-        """Calls `callback` with each change of an alert, from a thread of its own.
-
-        The argument is the server's Transition as JSON: run, state, severity, rule, stage, step,
-        layer, head, heads, eta, evidence, cause, summary, advice.
-        """
+    def follow_alerts(self, callback: Callable[[Alert], None]) -> None:
+        """Calls `callback` with each change of an alert, on a thread of its own."""
         if self._follower is None:
             self._follower = Follower(self.settings, self.known_page_url, callback)
 

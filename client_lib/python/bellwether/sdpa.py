@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.library import Library
 
 from ._attention.attention_op import machine_lacks
-from ._attention.centering import center_keys
+from ._attention.center_keys import center_keys
 from ._attention.dispatch import attention_and_lse, say_once, unsupported
 from ._native.attention_c_api import MODES
 

@@ -1,4 +1,4 @@
-"""What attach() is told: argument, then environment, then file, then default.
+"""The settings of attach(): by argument, else by `settings=`, environment, file or default.
 
 The file is flat YAML, one `key: value` a line, with the names of `Settings`.
 """
@@ -46,6 +46,13 @@ STATS: dict[str, tuple[str, ...]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
+    """All settings of attach(), for `attach(model, settings=Settings(...))`.
+
+    Fields are given by name.  One that is not given, or is None, comes from the environment
+    (BELLWETHER_EVERY for `every`), else from the file that BELLWETHER_CONFIG names, else it is the
+    default below.  A value that is not legal raises a ValueError that names the field.
+    """
+
     server: Optional[str] = None  # "host:port" or "unix:/path"; None = private server
     run: str = ""  # [a-zA-Z0-9_.:/-]{1,128}
     run_uuid: Optional[str] = None  # 32 hexadecimal digits; None = derived from `run`
@@ -71,6 +78,18 @@ class Settings:
     log_path: Optional[str] = None  # The sender's log; None = stderr
     spool_dir: Optional[str] = None  # Frames wait here too while the server is away.
     spool_bytes: int = 1 << 30  # Most bytes there, for each rank.
+
+    given = frozenset[str]()  # Names of the fields that the caller gave; not a field itself.
+
+    def __new__(cls, **given: Any) -> Settings:
+        self = super().__new__(cls)
+        names = frozenset(name for name, value in given.items() if value is not None)
+        object.__setattr__(self, "given", names)
+        return self
+
+    def __post_init__(self) -> None:
+        for name in self.given:
+            object.__setattr__(self, name, convert(name, getattr(self, name)))
 
 
 _ENVIRONMENT = {
@@ -240,8 +259,9 @@ def resolve(
     config: Optional[str] = None,
     environment: Mapping[str, str] = os.environ,
     complain: Callable[[str], None] = lambda text: None,
+    settings: Optional[Settings] = None,
 ) -> Settings:
-    """Merges the four sources.
+    """Merges the five sources.
 
     A bad argument, or a bad file named by an argument, raises ValueError: the user is at the
     keyboard.  A bad value in the environment is reported to `complain` and left out: a job
@@ -266,6 +286,8 @@ def resolve(
                 merged[name] = convert(name, value)
             except ValueError as e:
                 complain(f"{variable} is ignored: {e}")
+    if settings is not None:
+        merged.update({name: getattr(settings, name) for name in settings.given})
     for name, value in arguments.items():
         if value is not None:
             merged[name] = convert(name, value)

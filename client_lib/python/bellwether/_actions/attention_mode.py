@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .._attention import stabilizer
 from .._attention.attention_op import machine_lacks
-from .._attention.centering import center_keys
+from .._attention.center_keys import center_keys
 from .._attention.dispatch import unsupported
 from .._hook import attention_switch, intercept
 from .._hook.contract import contract_of

@@ -2,15 +2,16 @@
 
     @bellwether.on_action("checkpoint.now")
     def save(action):
-        torch.save(model.state_dict(), f"step-{action['step']}.pt")
+        torch.save(model.state_dict(), f"step-{action.step}.pt")
 
-A callback is called on the training thread at a step boundary, with the action as a dictionary:
-id, kind, step (the next one), layers, heads, mode, value, undoes.  What it raises, or False, is a
-refusal.  For a kind that Bellwether can apply itself it is called instead.
+A callback is called on the training thread at a step boundary, with a bellwether.Action whose
+`step` is the next one.  What it raises, or False, is a refusal.  For a kind that Bellwether can
+apply itself it is called instead.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, Optional
 
@@ -18,7 +19,7 @@ from ..actions import KINDS, Action, Refused
 from .applier import Applier
 from .host import ActionHost
 
-Callback = Callable[[dict[str, Any]], Any]
+Callback = Callable[[Action], Any]
 
 _everywhere: dict[str, Callback] = {}
 
@@ -33,7 +34,7 @@ def on_action(kind: str, callback: Optional[Callback] = None) -> Any:
     and for which `attach(allow=...)` names it.
 
     kind      "checkpoint.now", "batch.skip", "stop", or any other
-    callback  takes the action as a dictionary; returns False, or raises, to refuse it
+    callback  takes a bellwether.Action; returns False, or raises, to refuse it
 
     To be registered before the first step ends, when the run says what it can do.  Without
     `callback` a decorator.  The last one registered counts.  Raises ValueError for a kind that
@@ -74,7 +75,7 @@ class Callbacks(Applier):
         callback = self.of(action.kind)
         if callback is None:
             raise Refused(str(self.impossible(action.kind)))
-        answer = callback({**action.told(), "step": step, "undoes": undoes})
+        answer = callback(dataclasses.replace(action, step=step, undoes=undoes))
         if answer is False:
             raise Refused("the callback refused it")
         return answer[:200] if isinstance(answer, str) else ""

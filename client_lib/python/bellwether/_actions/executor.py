@@ -321,5 +321,5 @@ def _encode(action: Action) -> bytes:
     kind = next(k for k, name in actions.JSON_KINDS.items() if name == action.kind)
     heads = [{"layer": layer, "head": head} for layer, head in action.heads]
     fields["kind"], fields["scope"] = kind, {"layers": list(action.layers), "heads": heads}
-    del fields["layers"], fields["heads"]
+    del fields["layers"], fields["heads"], fields["step"]
     return json.dumps(fields).encode()

@@ -12,7 +12,7 @@ from .._kernels.probe import DTYPES
 from .._native.attention_c_api import MODES
 from .._util import log
 from .attention_op import attention_forward, machine_lacks
-from .centering import INT32_MAX, center_keys, offsets_on
+from .center_keys import INT32_MAX, center_keys, offsets_on
 
 HEAD_DIM_MAX = {"cpu": 1024, "cuda": 256}
 

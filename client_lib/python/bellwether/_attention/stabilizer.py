@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .._hook import intercept, weights
 from .._native.attention_c_api import MODES
-from .centering import center_keys
+from .center_keys import center_keys
 from .dispatch import attention, cast_as_autocast, say_once, unsupported
 
 

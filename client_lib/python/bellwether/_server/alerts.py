@@ -6,10 +6,12 @@ One daemon thread, started only if a callback was given.  The stream is server-s
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Optional
 
 from .._util import files, log
@@ -17,7 +19,67 @@ from .._util.guard import harmless
 from ..settings import Settings
 from .page import Page, QueryError, tls_context
 
-Callback = Callable[[dict[str, Any]], None]
+
+@dataclasses.dataclass(frozen=True)
+class Alert:
+    """One change of an alert: it fires, becomes another, or is resolved."""
+
+    run: str
+    key: str  # Names the alert in its run.
+    k: int  # This is its k-th change, from 0 on.
+    state: str  # "firing" or "resolved"
+    severity: str  # "info", "warning" or "critical"
+    rule: str  # "drift", "ties", "norm", "logits", "loss", "nonfinite", ...
+    stage: int  # 0 to 5
+    step: int  # When this was concluded.
+    first_step: int  # When the alert began.
+    layer: Optional[int]  # Of the strongest head; None: none.
+    head: Optional[int]
+    heads: tuple[tuple[int, int], ...]  # (layer, head), the strongest first.
+    eta_steps: Optional[float]  # Until the loss is hurt; None: not known.
+    evidence: Mapping[str, float]  # By signal, at `step`; NaN: not finite.
+    cause: str  # "biased delta", "logit growth", ..., "unknown"
+    summary: str  # One sentence.
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> Alert:
+        """told  an event of the page (TransitionToJson of server/query/json_api.h).  Raises
+        ValueError, TypeError or AttributeError for anything else."""
+
+        def text(name: str) -> str:
+            return str(told.get(name, ""))
+
+        def count(name: str) -> int:
+            return int(told.get(name, 0))
+
+        def index(name: str) -> Optional[int]:
+            return None if told.get(name) is None else int(told[name])
+
+        eta = told.get("eta_steps")
+        return cls(
+            run=text("run"),
+            key=text("key"),
+            k=count("k"),
+            state=text("state"),
+            severity=text("severity"),
+            rule=text("rule"),
+            stage=count("stage"),
+            step=count("step"),
+            first_step=count("first_step"),
+            layer=index("layer"),
+            head=index("head"),
+            heads=tuple((int(layer), int(head)) for layer, head in told.get("heads", [])),
+            eta_steps=None if eta is None else float(eta),
+            evidence={
+                str(signal): math.nan if value is None else float(value)
+                for signal, value in told.get("evidence", {}).items()
+            },
+            cause=text("cause"),
+            summary=text("summary"),
+        )
+
+
+Callback = Callable[[Alert], None]
 
 _FIRST_WAIT_SECONDS = 0.2
 _WAIT_SECONDS_MAX = 10.0
@@ -28,8 +90,8 @@ class Follower:
 
     page_url  a method that gives the address of the run's page, "" while that is not known
 
-    The callback gets the transition as the server
-    tells it: run, state, severity, stage, layer, head, heads, eta, evidence, summary, advice."""
+    callback  called on the thread of this object
+    """
 
     def __init__(self, settings: Settings, page_url: Callable[[], str], callback: Callback) -> None:
         self._known_page_url = weakref.WeakMethod(page_url)
@@ -85,6 +147,11 @@ class Follower:
         if transition.get("run") != self._run:
             return
         try:
-            self._callback(transition)
+            alert = Alert.of(transition)
+        except (ValueError, TypeError, AttributeError) as e:
+            log.warning(f"an alert that cannot be read: {type(e).__name__}: {e}")
+            return
+        try:
+            self._callback(alert)
         except Exception as e:
             log.warning(f"on_alert raised {type(e).__name__}: {e}")
