@@ -1,17 +1,23 @@
 """Goal: the rooms of the Python package take only what lies below them, and no module of it
-     takes part in a circle of imports.
+     takes part in a circle of imports.  No class has more attributes than a reader can hold, the
+     handle stays short, and tests ask it by its public members.
 Method: every import is read from the syntax tree, those within functions and those for types
      alone included; the table says which rooms a room may import.  A planted import of each kind
-     must be found.
+     must be found, and a planted class.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parents[2] / "client_lib" / "python" / "bellwether"
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "client_lib" / "python" / "bellwether"
+ATTRIBUTES_MAX = 20
+HANDLE_LINES_MAX = 300
+_PRIVATE = re.compile(r"\b(?:monitor|mon|handle)\._[a-z]\w*")
 
 # A room is a folder of the package, or a module beside the folders.
 _LOW = {"_util", "actions", "settings", "_native", "_kernels"}
@@ -124,9 +130,42 @@ def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
     return [list(group) for group in sorted(groups)]
 
 
+def attributes(of: ast.ClassDef) -> set[str]:
+    """What its methods assign to self, within this class alone."""
+    return {
+        node.attr
+        for node in ast.walk(of)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        if isinstance(node.value, ast.Name) and node.value.id == "self"
+    }
+
+
+def too_large(texts: dict[str, str]) -> list[str]:
+    found = []
+    for place, text in texts.items():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef) and len(attributes(node)) > ATTRIBUTES_MAX:
+                count = len(attributes(node))
+                found.append(f"{place}.{node.name}: {count} attributes, {ATTRIBUTES_MAX} at most")
+    lines = texts["monitor"].count("\n")
+    if lines >= HANDLE_LINES_MAX:
+        found.append(f"monitor: {lines} lines, below {HANDLE_LINES_MAX} is legal")
+    return found
+
+
+def private_reaches() -> list[str]:
+    """Tests that would break where nothing that they are about has changed."""
+    return [
+        f"{path.relative_to(ROOT)}: {hit.group()}"
+        for folder in ("python", "bench", "e2e", "docs")
+        for path in sorted((ROOT / "tests" / folder).glob("*.py"))
+        for hit in _PRIVATE.finditer(path.read_text())
+    ]
+
+
 def main() -> int:
     texts = modules(PACKAGE)
-    found = violations(texts)
+    found = violations(texts) + too_large(texts) + private_reaches()
     for line in found:
         print(line)
     unused = set(ALLOWED) - {room(place) for place in texts}
@@ -145,6 +184,10 @@ def main() -> int:
         if not violations({**texts, place: texts[place] + line}):
             print(f"a planted import was not found: {how}")
             failed = True
+    members = "".join(f"        self.a{i} = 0\n" for i in range(ATTRIBUTES_MAX + 1))
+    if not too_large({**texts, "stray": f"class A:\n    def __init__(self):\n{members}"}):
+        print("a planted class of many attributes was not found")
+        failed = True
     circle = {**texts, "_util.log": texts["_util.log"] + "from . import guard\n"}
     if not any("circle" in line for line in violations(circle)):
         print("a planted circle was not found")
