@@ -25,7 +25,7 @@ from models import Model, Shape
 # As the server writes it (tests/server/query/json_api_test.cc).
 WHOLE = {
     "run": "mine", "step": 767, "state": "firing", "severity": "warning", "stage": 2, "layer": 1,
-    "head": 3, "heads": [[1, 3], [0, 2]], "eta_steps": 410.5,
+    "head": 3, "heads": [[1, 3], [0, None]], "eta_steps": 410.5,
     "evidence": {"drift_ratio": 4.5, "loss": None}, "rule": "drift", "key": "k-1", "k": 1,
     "first_step": 700, "summary": "Head 1.3 drifts.", "cause": "biased delta",
 }  # fmt: skip
@@ -78,7 +78,7 @@ def test_each_alert_of_the_run_once(page: str, tmp_path: Path) -> None:
     assert (first.layer, first.head, first.heads, first.eta_steps) == (1, None, (), None)
     told = dataclasses.asdict(second)
     assert math.isnan(told["evidence"].pop("loss"))
-    assert told == {**WHOLE, "heads": ((1, 3), (0, 2)), "evidence": {"drift_ratio": 4.5}}
+    assert told == {**WHOLE, "heads": ((1, 3), (0, None)), "evidence": {"drift_ratio": 4.5}}
     monitor.detach()
     assert got.empty() and monitor.status()["errors"] == 0
     assert Events.seen.get(timeout=20) == ("/api/v1/events", "Bearer secret", "")

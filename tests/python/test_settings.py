@@ -123,6 +123,8 @@ def test_settings_as_one_value_are_checked_where_they_are_made() -> None:
         Settings(every=0)
     with pytest.raises(ValueError, match="microbatches: 'last' is not one of first, all"):
         Settings(microbatches="last")
+    with pytest.raises(ValueError, match=r"settings: a bellwether\.Settings is legal, not \{"):
+        resolve({}, None, {}, settings={"every": 5})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="evry"):
         Settings(evry=3)  # type: ignore[call-arg]
 

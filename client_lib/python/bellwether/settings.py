@@ -287,6 +287,8 @@ def resolve(
             except ValueError as e:
                 complain(f"{variable} is ignored: {e}")
     if settings is not None:
+        if not isinstance(settings, Settings):
+            raise ValueError(f"settings: a bellwether.Settings is legal, not {settings!r:.80}")
         merged.update({name: getattr(settings, name) for name in settings.given})
     for name, value in arguments.items():
         if value is not None:

@@ -33,9 +33,9 @@ class Alert:
     stage: int  # 0 to 5
     step: int  # When this was concluded.
     first_step: int  # When the alert began.
-    layer: Optional[int]  # Of the strongest head; None: none.
-    head: Optional[int]
-    heads: tuple[tuple[int, int], ...]  # (layer, head), the strongest first.
+    layer: Optional[int]  # The strongest; None: the run as a whole.
+    head: Optional[int]  # None: the layer as a whole.
+    heads: tuple[tuple[Optional[int], Optional[int]], ...]  # (layer, head), the strongest first.
     eta_steps: Optional[float]  # Until the loss is hurt; None: not known.
     evidence: Mapping[str, float]  # By signal, at `step`; NaN: not finite.
     cause: str  # "biased delta", "logit growth", ..., "unknown"
@@ -52,8 +52,8 @@ class Alert:
         def count(name: str) -> int:
             return int(told.get(name, 0))
 
-        def index(name: str) -> Optional[int]:
-            return None if told.get(name) is None else int(told[name])
+        def index(value: Any) -> Optional[int]:
+            return None if value is None else int(value)
 
         eta = told.get("eta_steps")
         return cls(
@@ -66,9 +66,9 @@ class Alert:
             stage=count("stage"),
             step=count("step"),
             first_step=count("first_step"),
-            layer=index("layer"),
-            head=index("head"),
-            heads=tuple((int(layer), int(head)) for layer, head in told.get("heads", [])),
+            layer=index(told.get("layer")),
+            head=index(told.get("head")),
+            heads=tuple((index(layer), index(head)) for layer, head in told.get("heads", [])),
             eta_steps=None if eta is None else float(eta),
             evidence={
                 str(signal): math.nan if value is None else float(value)
