@@ -196,7 +196,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
                 half_width = 1.96 * statistics.stdev(ratios) / len(ratios) ** 0.5
                 if half_width <= args.half_width:
                     break
-        status, price = monitor.status(), monitor.steps.out.cost.price
+        status, price = monitor.status(), monitor.steps.reporter.cost.price
         monitor.detach()
     assert status["errors"] == 0 and status["live"], status
     steps = len(ratios) * (args.block - 1)

@@ -179,7 +179,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         "block_overhead_percent": median_and_interval(blocks),
         "median_step_overhead_percent": median_and_interval(steps),
         "told_overhead_percent": 100 * status["overhead"],
-        "device_seconds_of_a_sample": monitor.steps.out.frames.device_seconds,
+        "device_seconds_of_a_sample": monitor.steps.reporter.frames.device_seconds,
         "memory_overhead_percent": 100 * (watched_bytes / plain_bytes - 1),
         "seconds": time.monotonic() - began,
     }  # fmt: skip

@@ -72,7 +72,7 @@ def test_each_alert_of_the_run_once(page: str, tmp_path: Path) -> None:
 
     model = Model(Shape())
     monitor = bellwether.attach(model, record=str(tmp_path / "a.bwrun"), run="mine")
-    monitor.steps.out.link.page_url = page
+    monitor.steps.reporter.link.page_url = page
     monitor.follow_alerts(callback)
     first, second = got.get(timeout=20), got.get(timeout=20)
     assert (first.layer, first.head, first.heads, first.eta_steps) == (1, None, (), None)

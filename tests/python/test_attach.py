@@ -199,7 +199,7 @@ def test_errors_in_forward_and_in_the_step_do_not_reach_training(
     ) as monitor:
         monitor.step(loss=object(), step="x")  # type: ignore[arg-type]
         assert len(monitor.status()["numbers_left_out"]) == 2 and monitor.live()
-        monkeypatch.setattr("bellwether._step.outgoing.Sample", broken)
+        monkeypatch.setattr("bellwether._step.reporter.Sample", broken)
         monitor.step(loss=1.0)
         assert monitor.status()["errors"] == 1 and not monitor.live()
         monkeypatch.setattr(layer.Layer, "_observe", broken)

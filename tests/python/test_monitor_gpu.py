@@ -163,8 +163,8 @@ def test_the_price_on_the_gpu_is_measured(tmp_path: Path) -> None:
             job.step(number)
             monitor.step()
         assert monitor.flush(20)
-        kernels = monitor.steps.out.frames.device_seconds
-        assert kernels > 0 and monitor.steps.out.cost.price.by_steps()
+        kernels = monitor.steps.reporter.frames.device_seconds
+        assert kernels > 0 and monitor.steps.reporter.cost.price.by_steps()
         assert 0 < monitor.overhead() < 1
     steps = Recording(tmp_path / "a.bwrun").steps()
     # A small job's GPU hides little of the CPU's time, and what it does not hide counts.

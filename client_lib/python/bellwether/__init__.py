@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ._hook.parallel import Parallel
     from ._hook.wrap_attention import unwrap_attention, wrap_attention
     from ._server.alerts import Alert
-    from ._step.report import Status
+    from ._step.status import Status
     from .actions import Action
     from .monitor import Monitor
     from .query import Client
@@ -58,7 +58,7 @@ _HOMES = {
     "Parallel": "_hook.parallel",
     "Settings": "settings",
     "Stabilizer": "_attention.stabilizer",
-    "Status": "_step.report",
+    "Status": "_step.status",
     "attach": "_attach",
     "attention": "_attention.dispatch",
     "center_keys": "_attention.center_keys",

@@ -25,7 +25,7 @@ from .settings import Settings, resolve
 
 def _choose_sink(monitor: Monitor) -> None:
     """Server as told, else a private one, else a file."""
-    settings, link = monitor.settings, monitor.steps.out.link
+    settings, link = monitor.settings, monitor.steps.reporter.link
     default_path = own_path(f"{settings.run.replace('/', '-')}.bwrun")
     if settings.record:
         link.record_path = own_path(settings.record)

@@ -21,9 +21,9 @@ from ._native import c_api
 from ._server.alerts import Alert, Follower
 from ._step import optimizer_hooks
 from ._step.handles import Handles
-from ._step.outgoing import Number
 from ._step.patches import Patches, layers_of
-from ._step.report import Status, least_status, status
+from ._step.reporter import Number
+from ._step.status import Status, least_status, status
 from ._step.steps import Steps
 from ._util.guard import harmless
 from .settings import Settings
@@ -53,6 +53,7 @@ class Monitor:
     ) -> None:
         """`silent`: it measures and reports nothing, and only does what all ranks do."""
         self.settings = settings
+        # For hooks, tools and tests of ours; users need neither.
         self.steps = Steps(model, settings, placed, silent)
         self.actions = self.steps.actions = Actions(self.steps)
         self._patches = Patches(self.steps)
@@ -70,7 +71,7 @@ class Monitor:
         """`agree`: all ranks of the job attach now, and agree on what actions they apply."""
         steps, patches = self.steps, self._patches
         steps.layers += layers_of(steps, model, overrides)
-        steps.out.describe(model)
+        steps.reporter.describe(model)
         patches.add(steps.stop_sampling)
         patches.add(optimizer_hooks.after_step.add(steps.optimizer_stepped))
         if "lr.scale" in self.settings.allow:
@@ -85,7 +86,7 @@ class Monitor:
             patches.see_forwards(steps.layers)
         self.actions.install(not weights_only, agree)
         patches.show_presence()
-        steps.out.events.add("attach", f"bellwether {__version__}")
+        steps.reporter.events.add("attach", f"bellwether {__version__}")
         handles.keep(model, self)
         steps.begin()
 
@@ -102,7 +103,7 @@ class Monitor:
             handles.forget(model, self)
         if self._follower is not None:
             self._follower.stop()
-        self.steps.out.link.close()
+        self.steps.reporter.link.close()
 
     @harmless("detach()")
     def _say_goodbye(self) -> None:
@@ -175,20 +176,20 @@ class Monitor:
         if not self.live():
             return
         try:
-            self.steps.out.events.add(kind, str(text), float(value))
+            self.steps.reporter.events.add(kind, str(text), float(value))
         except Exception as e:  # Whatever the trainer gave.
-            self.steps.out.frames.leave_out(f"event {kind}", e)
+            self.steps.reporter.frames.leave_out(f"event {kind}", e)
 
     @harmless("flush()", lambda self, timeout=5.0: False)
     def flush(self, timeout: float = 5.0) -> bool:
         """Waits until everything is durable, at most `timeout` seconds; closes a step that the
         optimizer has ended.  True if it is, or if there is nothing to wait for."""
-        out = self.steps.out
+        reporter = self.steps.reporter
         if self.live():
             self.steps.close_pending()
-        if out.link.client is None:
+        if reporter.link.client is None:
             return not self.live()
-        return out.link.flush(out.frames, timeout)
+        return reporter.link.flush(reporter.frames, timeout)
 
     # ---- alerts and actions ----
 
@@ -233,30 +234,32 @@ class Monitor:
 
     @property
     def server(self) -> Optional[str]:
-        return self.steps.out.link.server
+        return self.steps.reporter.link.server
 
     @property
     def record_path(self) -> Optional[str]:
-        return self.steps.out.link.record_path
+        return self.steps.reporter.link.record_path
 
     @property
     def page_url(self) -> str:
-        return self.steps.out.link.page_url
+        return self.steps.reporter.link.page_url
 
     @harmless("page_url", lambda self: "")
     def known_page_url(self) -> str:
         """Address of the run's page; "" while it is not known."""
-        return self.steps.out.link.known_page_url()
+        return self.steps.reporter.link.known_page_url()
 
     @harmless("overhead()", lambda self: 0.0)
     def overhead(self) -> float:
         """Share of the training time that watching costs; 0 while that is not known."""
-        return self.steps.out.overhead()
+        return self.steps.reporter.overhead()
 
     @harmless("metrics()", lambda self: {})
     def metrics(self) -> dict[str, float]:
         """What was last measured, for any other logger; keys begin with `bellwether/`."""
-        return {f"bellwether/{name}": value for name, value in self.steps.out.metrics().items()}
+        return {
+            f"bellwether/{name}": value for name, value in self.steps.reporter.metrics().items()
+        }
 
     @harmless("status()", lambda self: least_status(self.steps))
     def status(self) -> Status:

@@ -18,7 +18,7 @@ from typing import Optional, Union
 from torch.optim.optimizer import Optimizer
 
 from .. import actions
-from .._step.report import ActionsStatus
+from .._step.status import ActionsStatus
 from .._util import log
 from .._util.ranks import rank_and_world
 from ..actions import ADVICE, KINDS, UNDOABLE, Action, Malformed, Refused
@@ -52,13 +52,13 @@ class Actions:
         self._host = host
         self._allowed = host.settings.allow
         self._attention = AttentionSwitch(host)
-        self.rates = RateScale(host)
+        self._rates = RateScale(host)
         self.callbacks = Callbacks(host)
         self._appliers: dict[str, Applier] = {
             "attention.mode": self._attention,
             "attention.center_k": self._attention,
             "qk.clip": QKClip(host),
-            "lr.scale": self.rates,
+            "lr.scale": self._rates,
             "sampling.deepen": Deepen(host),
         }
         self.agreement: Optional[Agreement] = None
@@ -99,13 +99,13 @@ class Actions:
         return [kind for kind in KINDS if self._impossible(kind) is None]
 
     def rate_factor(self) -> float:
-        return self.rates.factor
+        return self._rates.factor
 
     def optimizer_steps(self, optimizer: Optimizer) -> None:
-        self.rates.before_step(optimizer)
+        self._rates.before_step(optimizer)
 
     def optimizer_stepped(self) -> None:
-        self.rates.after_step()
+        self._rates.after_step()
 
     def mask(self) -> int:
         """Bit k: the kind with number k."""

@@ -28,7 +28,7 @@ from ..settings import Settings
 from .frames import number_at_hand
 from .governor import Governor
 from .health import Health
-from .outgoing import Number, Outgoing
+from .reporter import Number, Reporter
 from .step_actions import StepActions
 from .step_ends import StepEnds, in_backward
 from .step_weights import StepWeights
@@ -54,7 +54,7 @@ class Steps:
         self.hook_seconds = 0.0  # Of the running step.
         self.health = Health(settings.disabled, self.stop_sampling)
         self.ends = StepEnds(self._parameters)
-        self.out = Outgoing(settings, self.parallel, self.layers, self.memories, self.lock)
+        self.reporter = Reporter(settings, self.parallel, self.layers, self.memories, self.lock)
         self.weights = StepWeights(settings.gram_bytes, self.parallel, self.model)
         self._model = weakref.ref(model) if model is not None else None
         self._cannot: dict[str, Optional[str]] = {}
@@ -116,7 +116,7 @@ class Steps:
 
     def numbered(self) -> bool:
         """Whether the layout was sent: layers that call attention later are left out."""
-        return self.out.link.begun
+        return self.reporter.link.begun
 
     # ---- what happens in a step ----
 
@@ -146,7 +146,7 @@ class Steps:
         if factor is None or not self.health.live:
             return
         self.forward_begins()
-        self.out.scaling.scaled(factor, self._sampling)
+        self.reporter.scaling.scaled(factor, self._sampling)
 
     @harmless("GradScaler.step()")
     def step_withheld(self, scaler: Any, optimizer: Any) -> None:
@@ -155,11 +155,11 @@ class Steps:
         the step's, unless mon.step() counts it as one."""
         if not self.health.live:
             return
-        if not self.out.scaling.skips(scaler, optimizer, self.ends.trainers, self.layers):
+        if not self.reporter.scaling.skips(scaler, optimizer, self.ends.trainers, self.layers):
             return
         if not self.ends.explicit and not self.ends.pending:
             self._drop_sample()
-        self.out.scaling.skipped()
+        self.reporter.scaling.skipped()
 
     def _drop_sample(self) -> None:
         """The running step begins anew."""
@@ -167,10 +167,10 @@ class Steps:
             layer.fired_in_step = layer.calls_in_step = 0
         if not self._sampling:
             return
-        self.out.scaling.drop_sample()
-        self.out.sample(self.weights)
+        self.reporter.scaling.drop_sample()
+        self.reporter.sample(self.weights)
         self._begin_step()
-        if self.out.scaling.drops_too_many():
+        if self.reporter.scaling.drops_too_many():
             self._sampling = False
             self.stop_sampling()
 
@@ -183,7 +183,7 @@ class Steps:
             self.actions.optimizer_steps(optimizer)
 
     def optimizer_stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._rates_back()  # Whatever has become of us since it began.
+        self._rates_back()  # Also where the watching has ended since the step began.
         self._step_seen(optimizer)
 
     @harmless("optimizer hook")
@@ -199,11 +199,15 @@ class Steps:
         ends_step, ahead = self.ends.optimizer_stepped(optimizer)
         if ends_step:
             group = optimizer.param_groups[0]
-            self.out.rate = number_at_hand(group.get("lr"))  # None: it sets its own, or a GPU's.
-            self.out.metadata["weight_decay"] = number_at_hand(group.get("weight_decay")) or 0.0
+            self.reporter.rate = number_at_hand(
+                group.get("lr")
+            )  # None: it sets its own, or a GPU's.
+            self.reporter.metadata["weight_decay"] = (
+                number_at_hand(group.get("weight_decay")) or 0.0
+            )
             if self.ends.pending:
                 self._close({})
-            self.out.scaling.stepped(optimizer, self.ends.explicit)
+            self.reporter.scaling.stepped(optimizer, self.ends.explicit)
             self._measure_weights()
             self.ends.pending = not self.ends.explicit
         if ahead is not None:
@@ -220,7 +224,7 @@ class Steps:
     def count_from(self, step: int) -> None:
         """The running step is the trainer's number `step`, before anything was reported."""
         if self._renumber(step):
-            self.out.governor.restart(self._number)
+            self.reporter.governor.restart(self._number)
             self._begin_step()
 
     def close_explicitly(self, step: Optional[int], told: dict[str, Number]) -> None:
@@ -239,18 +243,18 @@ class Steps:
         try:
             number = step_number(step)
         except ValueError as e:
-            self.out.frames.leave_out("step", e)
+            self.reporter.frames.leave_out("step", e)
             return False
         self._counts_from_attach = False
         if number != self._number:
             self._number = number
-            self.out.governor.restart(number)
+            self.reporter.governor.restart(number)
         return True
 
     def _begin_step(self) -> None:
-        self._sampling = not self.silent and self.out.governor.due(self._number)
+        self._sampling = not self.silent and self.reporter.governor.due(self._number)
         self.weights.begin_step()
-        self.out.scaling.begin_step(self._sampling)
+        self.reporter.scaling.begin_step(self._sampling)
         self.memories.begin_step(self._sampling, self._step_seed())
 
     def stop_sampling(self) -> None:
@@ -272,18 +276,18 @@ class Steps:
         if self.silent:
             self._push_nothing()
         else:
-            self.out.push(
+            self.reporter.push(
                 self._number, told, step_seconds, self.hook_seconds,
                 self.weights if sampled else None, self.actions, self._counts_from_attach,
             )  # fmt: skip
-            self.out.hear(self.weights, self.actions)
+            self.reporter.hear(self.weights, self.actions)
         for layer in self.layers:
             layer.fired_in_step = layer.calls_in_step = layer.captured = 0
         now = time.perf_counter()
         hook_seconds = self.hook_seconds + now - start
-        self.out.count(self._number, hook_seconds, now - self._began, sampled)
+        self.reporter.count(self._number, hook_seconds, now - self._began, sampled)
         self._number += 1
-        self.out.events.step_ends()
+        self.reporter.events.step_ends()
         if self.ends.closed():
             self.actions.boundary(self._number)
         self.hook_seconds = 0.0
@@ -291,15 +295,15 @@ class Steps:
         self._begin_step()
 
     def _push_nothing(self) -> None:
-        if not self.out.link.begun:
-            self.out.number_layers()
+        if not self.reporter.link.begun:
+            self.reporter.number_layers()
             self.actions.ranks_agree()
-        self.out.events.of_step.clear()
+        self.reporter.events.of_step.clear()
 
     def say_goodbye(self) -> None:
         self.close_pending()
-        self.out.tell_judged(ended=True)
-        self.out.link.say_goodbye(self.out.frames, max(0, self._number - 1))
+        self.reporter.tell_judged(ended=True)
+        self.reporter.link.say_goodbye(self.reporter.frames, max(0, self._number - 1))
 
     # ---- what actions ask and do ----
 
@@ -309,10 +313,10 @@ class Steps:
 
     @property
     def governor(self) -> Governor:
-        return self.out.governor
+        return self.reporter.governor
 
     def client(self) -> Optional[RunClient]:
-        return self.out.link.client
+        return self.reporter.link.client
 
     def current_step(self) -> int:
         return self._number
@@ -323,11 +327,11 @@ class Steps:
 
     def own_rate(self) -> Optional[float]:
         """The learning rate of the first group, as the trainer has set it."""
-        return self.out.rate
+        return self.reporter.rate
 
     def tell(self, step: int, kind: str, text: str = "", value: float = 0.0) -> None:
         """An event of `step`, the running one or the next."""
-        self.out.events.add(kind, text, value, next_step=step > self._number)
+        self.reporter.events.add(kind, text, value, next_step=step > self._number)
 
     def centring_changed(self, step: Optional[int] = None) -> None:
         """A layer's keys are centred from now (or `step`) on, or not any more.  The state of the

@@ -1,5 +1,5 @@
-"""What goes out at the end of a step: the layout once, then a frame each step; and what comes back
-on the same link."""
+"""What a run reports: its layout once, then a frame each step.  What the server wants comes back on
+the same link."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .step_weights import StepWeights
 Number = Union[float, int, torch.Tensor, None]
 
 
-class Outgoing:
+class Reporter:
     def __init__(
         self, settings: Settings, placed: Parallel, layers: list[Layer], memories: Memories,
         lock: AbstractContextManager[Any],

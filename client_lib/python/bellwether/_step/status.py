@@ -92,7 +92,7 @@ def least_status(steps: Steps) -> Status:
         "why_off": steps.health.why_off,
         "run": steps.settings.run,
         "errors": steps.health.errors,
-        "last_error": steps.health.last_error or steps.out.link.why_not,
+        "last_error": steps.health.last_error or steps.reporter.link.why_not,
         "layers": [],
         "samples": 0,
         "numbers_left_out": {},
@@ -100,23 +100,23 @@ def least_status(steps: Steps) -> Status:
 
 
 def status(steps: Steps, actions: Optional[ActionsStatus]) -> Status:
-    out, found = steps.out, least_status(steps)
-    unmeasured = out.unmeasured()
+    reporter, found = steps.reporter, least_status(steps)
+    unmeasured = reporter.unmeasured()
     found["layers"] = [
-        _layer_status(layer, out.not_judged_by(layer, unmeasured)) for layer in steps.layers
+        _layer_status(layer, reporter.not_judged_by(layer, unmeasured)) for layer in steps.layers
     ]
-    found["samples"] = out.samples
-    found["numbers_left_out"] = dict(out.frames.left_out)
+    found["samples"] = reporter.samples
+    found["numbers_left_out"] = dict(reporter.frames.left_out)
     found["step"] = steps.current_step()
-    found["server"] = out.link.server
-    found["record"] = out.link.record_path
-    found["page_url"] = out.link.page_url
-    found["sampling_period"] = out.governor.period
-    found["overhead"] = out.overhead()
+    found["server"] = reporter.link.server
+    found["record"] = reporter.link.record_path
+    found["page_url"] = reporter.link.page_url
+    found["sampling_period"] = reporter.governor.period
+    found["overhead"] = reporter.overhead()
     found["actions"] = actions
     found["link"] = None
-    if out.link.client is not None:
-        counters = out.link.client.counters()
+    if reporter.link.client is not None:
+        counters = reporter.link.client.counters()
         found["link"], found["counters"] = counters.link, counters
-        found["page_url"] = counters.page_url or out.link.page_url
+        found["page_url"] = counters.page_url or reporter.link.page_url
     return found
