@@ -24,7 +24,7 @@ BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.25, 30.0  # client_lib/src/backoff.h
 
 @dataclass(frozen=True)
 class Takeover:
-    """What a partition costs the server that takes it up; measured by tests/bench/cluster_bench.py."""
+    """What a partition costs the server that acquires it (tests/bench/cluster_bench.py)."""
 
     start_s: float = 0.02  # Whatever it holds: the lease, its LSNs, empty reads.
     bytes_per_second: float = 16e6  # Read and applied, on two shared cores.
