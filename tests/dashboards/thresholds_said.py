@@ -8,15 +8,15 @@ RATIO_GROWS = "(1024 / drift.heads_usual) ** drift.heads_exponent"
 
 DETECTION = (
     "is added to batch means of {trend.batch_steps} steps",
-    "a head's drift ratio is {drift.grown_factor} times the median head (held at {drift.ratio_floor} or more) and grows exponentially: "
-    "Mann-Kendall z > {trend.mann_kendall_z_min}, r2 > {trend.r2_min}, doubling within {trend.doubling_steps_max} steps, "
-    "over {trend.window_batches} or the newest {trend.window_batches_short} batches, for {drift.hold_batches} batches",
+    "A head's drift ratio is {drift.grown_factor} times the median head (held at {drift.ratio_floor} or more) and grows exponentially: "
+    "Mann-Kendall z > {trend.mann_kendall_z_min}, r2 > {trend.r2_min}, doubling within {trend.doubling_steps_max} steps. "
+    "This holds over {trend.window_batches} or the newest {trend.window_batches_short} batches, for {drift.hold_batches} batches",
     "or it is {drift.level_factor} times the median for {2 * drift.level_batches} batches ({drift.level_batches} where ties hold too",
     "or its common mode is above {drift.common_mode_large} logits, {drift.common_mode_factor} times the median head, and grows exponentially, "
     "for {drift.hold_batches} batches ({2 * drift.hold_batches} where the leak is not measured)",
     "or its key-gradient leak is {leak.factor} times that of the median head (held at {leak.floor:.0e} or more) for {leak.hold_batches} batches",
-    "and ties hold and the common mode is above {drift.common_mode_large} logits (and, where the leak is measured, a head of the layer leaked "
-    "within the newest {leak.memory_steps} steps), or the norm or logits rule holds too, or sigma(W_Q) is {norm.far_factor} times the median head",
+    "Ties hold and the common mode is above {drift.common_mode_large} logits (and, where the leak is measured, a head of the layer leaked "
+    "within the newest {leak.memory_steps} steps). Or the norm or logits rule holds too. Or sigma(W_Q) is {norm.far_factor} times the median head",
     "more than {ties.fraction_min:%} of rows (and {ties.peer_factor} times the median head) have a repeated bf16 maximum, for {ties.hold_batches} "
     "batches. Stage 2 of a drift; alone it warns only where the leak is not measured, and after {2 * ties.hold_batches} batches",
     "sigma(W_Q) is {norm.peer_factor} times the median head and rises against it to {norm.rise_min} times what it was within "
@@ -31,11 +31,11 @@ DETECTION = (
     "{loss.impulse_sigma} standard deviations above the {loss.window_values} values before it, {loss.impulse_values} times in a row",
     "{loss.gradient_factor} times its geometric mean and {loss.impulse_sigma} standard deviations of its logarithm; for {loss.persist_steps} steps",
     "the hook takes more than {alert.hook_overhead_max:%} of the step for {alert.hook_overhead_steps} steps",
-    "up to {norm.rescue_sigma_max} runs were rescued",
-    "An alert resolves after {alert.resolve_steps} steps without evidence and its kind then stays quiet for {alert.cooldown_steps}",
-    "In a run of more than {drift.heads_usual} heads the two factors of the ratio, {drift.grown_factor} and {drift.level_factor}, and the share of "
-    "tied rows, {ties.fraction_min}, grow with (heads / {drift.heads_usual})^{drift.heads_exponent}, to "
-    f"{{drift.grown_factor * {RATIO_GROWS}:.1f}}, {{drift.level_factor * {RATIO_GROWS}:.1f}} and {{ties.fraction_min * {RATIO_GROWS}:.2f}} at 1,024",
+    "Up to a sigma of {norm.rescue_sigma_max} runs were rescued",
+    "An alert resolves after {alert.resolve_steps} steps without evidence. Its kind then stays quiet for {alert.cooldown_steps}",
+    "In a run of more than {drift.heads_usual} heads three limits grow with (heads / {drift.heads_usual})^{drift.heads_exponent}. They are the two "
+    "factors of the ratio, {drift.grown_factor} and {drift.level_factor}, and the share of tied rows, {ties.fraction_min}. At 1,024 heads they are "
+    f"{{drift.grown_factor * {RATIO_GROWS}:.1f}}, {{drift.level_factor * {RATIO_GROWS}:.1f}} and {{ties.fraction_min * {RATIO_GROWS}:.2f}}",
 )  # fmt: skip
 
 NORM = "is {norm.peer_factor} times that of the median head and rises against it"
