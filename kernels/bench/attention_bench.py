@@ -1,12 +1,13 @@
-"""Attention on one GPU: its speed beside SDPA's kernels, in one process.
+"""Attention on one GPU: its speed beside SDPA's kernels and FlashAttention 4's, in one process.
 
 Peers are pinned (unpinned SDPA on Hopper is cuDNN) and interleaved with ours.  The L2 is flushed
 before every launch.  The GPU is kept waiting until the launch is queued, so that nothing of the
-host's time is counted.  What is timed is compared with cuDNN's answer at that size first.
+host's time is counted.  FlashAttention 4, the package flash-attn-4, is timed where it can be
+imported.  What is timed is compared with FA2's answer at that size first.
 tests/kernels/attention_gpu_test.py tests accuracy.
 
-    python3 attention_bench.py LIBRARY [--out FILE.json] [--quick] [--variants a,b,...]
-        [--paths sm80,sm90] [--head-dims 128,64]
+    python3 attention_bench.py LIBRARY [--out FILE.json] [--variants a,b,...]
+        [--paths sm80,sm90] [--sweep | --quick] [--head-dims 128,64] [--shape hd128,gqa]
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import ctypes
 import dataclasses
 import functools
+import importlib.metadata
 import json
 import os
 import statistics
@@ -23,12 +25,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import attention_calls as calls
 import torch
 import torch.nn.functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
-
-import attention_calls as calls
 from attention_calls import Backward, Forward, Options
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 # Name in the table -> what is called.
 VARIANTS = {
@@ -43,11 +44,14 @@ WAIT_CYCLES = 1_000_000  # about half a millisecond: longer than any call's host
 Libraries = dict[str, ctypes.CDLL]
 Rows = list[dict[str, object]]
 Call = Callable[[], Any]
+# name, batch, heads, kv_heads, n, d, causal
+Shape = tuple[str, int, int, int, int, int, bool]
+PEERS = ("cudnn", "fa2", "fa4", "flex")
 
 
-def shapes(quick: bool, dims: list[int]) -> list[tuple[str, int, int, int, int, int, bool]]:
-    """name, batch, heads, kv_heads, n, d, causal: 16k tokens, heads * d = 2048 (96: 2016);
-    llama: 8k tokens, 8 query heads on one of the keys."""
+def sweep(quick: bool, dims: list[int]) -> list[Shape]:
+    """16k tokens of all lengths, heads * d = 2048 (96: 2016); llama: 8k tokens, 8 query heads
+    on one of the keys."""
     out = []
     for d in dims:
         for causal in (True, False):
@@ -61,9 +65,14 @@ def shapes(quick: bool, dims: list[int]) -> list[tuple[str, int, int, int, int, 
     return out
 
 
-def grouped_shapes() -> list[tuple[str, int, int, int, int, int, bool]]:
-    """As shapes(): few key heads and sequences, as large models have them on each GPU."""
-    out = []
+def standard() -> list[Shape]:
+    """What versions are compared by: plain shapes, and few key heads and sequences, as large
+    models have them on each GPU."""
+    out: list[Shape] = []
+    for b, h, n, d, causal in ((4, 16, 4096, 128, True), (4, 16, 4096, 128, False), (1, 16, 16384, 128, True),
+                               (1, 16, 16384, 128, False), (16, 16, 1024, 128, False), (8, 16, 2048, 128, True),
+                               (4, 32, 4096, 64, True), (1, 32, 16384, 64, True), (1, 32, 16384, 64, False)):
+        out.append((f"hd{d}-{'causal' if causal else 'full'}-{n // 1024}k", b, h, h, n, d, causal))
     for b, h, hk, n, d in ((1, 64, 8, 2048, 128), (1, 64, 8, 4096, 128), (1, 64, 8, 8192, 128), (2, 64, 8, 4096, 128),
                            (1, 32, 8, 2048, 128), (1, 32, 8, 4096, 128), (1, 32, 4, 4096, 128), (1, 16, 2, 4096, 128),
                            (1, 8, 1, 8192, 128), (1, 128, 8, 4096, 128), (1, 16, 1, 4096, 256), (1, 40, 8, 32768, 128)):
@@ -112,7 +121,7 @@ def measure(shape: str, which: str, flops: float, calls: dict[str, Callable[[], 
         return flops / ms * 1e-9
 
     rate = {c: tflops(statistics.median(t)) for c, t in times.items()}
-    peers = [p for p in ("cudnn", "fa2", "flex") if p in rate]
+    peers = [p for p in PEERS if p in rate]
     line = f"{shape:20} {which} " + " ".join(f"{p} {rate[p]:5.0f}" for p in peers)
     rows: list[dict[str, object]] = []
     for key in ours:
@@ -123,7 +132,7 @@ def measure(shape: str, which: str, flops: float, calls: dict[str, Callable[[], 
                      **{f"{p}_tflops": round(rate[p], 1) for p in peers},
                      "iqr": [round(tflops(high), 1), round(tflops(low), 1)]})
         line += f" | {key} {rate[key]:5.0f}" + "".join(
-            f" {rate[key] / rate[p]:.2f}x {p}" for p in peers[:2])
+            f" {rate[key] / rate[p]:.2f}x {p}" for p in peers if p != "flex")
     print(line, flush=True)
     return rows
 
@@ -144,6 +153,25 @@ def flex(causal: bool, gqa: bool) -> Callable[..., torch.Tensor]:
     return call
 
 
+def flash4() -> Callable[..., torch.Tensor] | None:
+    """FlashAttention 4, or None where it is not installed."""
+    try:
+        from flash_attn.cute import flash_attn_func
+    except ImportError:
+        return None
+
+    def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+        out = flash_attn_func(q, k, v, causal=causal)
+        return out[0] if isinstance(out, tuple) else out
+
+    return call
+
+
+def tokens_first(t: torch.Tensor) -> torch.Tensor:
+    """[batch][heads][tokens][dim] as [batch][tokens][heads][dim], which FlashAttention 4 takes."""
+    return t.transpose(1, 2).contiguous()
+
+
 def bench_shape(libs: Libraries, args: argparse.Namespace, name: str, b: int, h: int, hk: int,
                 n: int, d: int, causal: bool) -> Rows:
     torch.manual_seed(0)
@@ -151,8 +179,6 @@ def bench_shape(libs: Libraries, args: argparse.Namespace, name: str, b: int, h:
     k, v = (torch.randn(b, hk, n, d, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     g = torch.randn_like(q)
     flops = 4 * b * h * n * n * d * (0.5 if causal else 1.0)
-    leaves = [t.detach().requires_grad_() for t in (q, k, v)]
-
     def sdpa(backend: SDPBackend, q: torch.Tensor, k: torch.Tensor,
              v: torch.Tensor) -> torch.Tensor:
         with sdpa_kernel(backend):
@@ -163,7 +189,16 @@ def bench_shape(libs: Libraries, args: argparse.Namespace, name: str, b: int, h:
         "fa2": functools.partial(sdpa, SDPBackend.FLASH_ATTENTION)}
     if args.flex:
         forward["flex"] = flex(causal, hk != h)
-    fwd: dict[str, Call] = {p: functools.partial(call, q, k, v) for p, call in forward.items()}
+    inputs: dict[str, tuple[torch.Tensor, ...]] = {p: (q, k, v, g) for p in forward}
+    fa4 = flash4()
+    if fa4 is not None:
+        tokens = tuple(tokens_first(t) for t in (q, k, v, g))
+        try:
+            fa4(*tokens[:3], causal)
+            forward["fa4"], inputs["fa4"] = functools.partial(fa4, causal=causal), tokens
+        except (AssertionError, NotImplementedError, RuntimeError, ValueError) as error:  # It has no kernel of this shape: the others still count.
+            print(f"fa4 left out of {name}: {error}", flush=True)
+    fwd: dict[str, Call] = {p: functools.partial(call, *inputs[p][:3]) for p, call in forward.items()}
     ops = {f"{path} {variant}{label}": Forward(lib, q, k, v,
                                                dataclasses.replace(VARIANTS[variant], causal=causal))
            for path in args.paths.split(",")
@@ -179,10 +214,12 @@ def bench_shape(libs: Libraries, args: argparse.Namespace, name: str, b: int, h:
     if args.forward_only:
         return rows
 
-    def gradients(out: torch.Tensor) -> Call:
-        return lambda: torch.autograd.grad(out, leaves, g, retain_graph=True)
+    def gradients(call: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> Call:
+        leaves = [t.detach().requires_grad_() for t in tensors[:3]]
+        out = call(*leaves)
+        return lambda: torch.autograd.grad(out, leaves, tensors[3], retain_graph=True)
 
-    bwd = {p: gradients(call(*leaves)) for p, call in forward.items()}
+    bwd = {p: gradients(call, *inputs[p]) for p, call in forward.items()}
     backward = {key: on_path(key.split(" ")[0], Backward(op, g).run) for key, op in ops.items()}
     answers = [t.float() for t in bwd["fa2"]()]
     for variant, run in backward.items():
@@ -196,7 +233,8 @@ def bench_shape(libs: Libraries, args: argparse.Namespace, name: str, b: int, h:
 
 def bench(libs: Libraries, args: argparse.Namespace) -> Rows:
     rows: Rows = []
-    chosen = grouped_shapes() if args.grouped else shapes(args.quick, [int(d) for d in args.head_dims.split(",")])
+    dims = [int(d) for d in args.head_dims.split(",")]
+    chosen = sweep(args.quick, dims) if args.sweep or args.quick else standard()
     for name, *shape in chosen:
         if any(part in name for part in args.shape.split(",")):
             try:
@@ -206,12 +244,19 @@ def bench(libs: Libraries, args: argparse.Namespace) -> Rows:
     return rows
 
 
+def flash4_version() -> str | None:
+    try:
+        return importlib.metadata.version("flash-attn-4")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def describe() -> dict[str, object]:
     query = subprocess.run(
         ["nvidia-smi", "--query-gpu=driver_version,clocks.sm,power.draw,temperature.gpu",
          "--format=csv,noheader"], capture_output=True, text=True, check=False).stdout.strip()
     return {"gpu": torch.cuda.get_device_name(), "driver": query.split(",")[0],
-            "torch": torch.__version__, "cudnn": torch.backends.cudnn.version(),
+            "torch": torch.__version__, "cudnn": torch.backends.cudnn.version(), "fa4": flash4_version(),
             "clocks": query}
 
 
@@ -219,13 +264,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("library", nargs="+", help="more than one: LABEL=PATH, compared")
     parser.add_argument("--out")
-    parser.add_argument("--quick", action="store_true", help="4k and 16k only")
+    parser.add_argument("--sweep", action="store_true", help="all lengths instead of the standard shapes")
+    parser.add_argument("--quick", action="store_true", help="the sweep, 4k and 16k only")
     parser.add_argument("--forward-only", action="store_true")
-    parser.add_argument("--grouped", action="store_true", help="few key heads and sequences instead")
     parser.add_argument("--flex", action="store_true", help="FlexAttention too (compiles)")
     parser.add_argument("--variants", default="fa,hp", help=", ".join(VARIANTS))
     parser.add_argument("--paths", default="sm90", help="sm80,sm90: kernels compared")
-    parser.add_argument("--head-dims", default="128,64", help="of 64, 96, 128, 256")
+    parser.add_argument("--head-dims", default="128,64", help="of the sweep: 64, 96, 128, 256")
     parser.add_argument("--shape", default="", help="shapes whose name contains one of these")
     parser.add_argument("--repetitions", type=int, default=30)
     args = parser.parse_args()
