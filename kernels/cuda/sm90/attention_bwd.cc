@@ -17,6 +17,15 @@ namespace {
 
 // Q, dO and the dQ sums of the heads that run together stay in L2.
 constexpr int64_t kSectionBytes = int64_t{32} << 20;
+// As many tiles as a whole Hopper GPU runs at a time, at head dim 128: then all tiles of a head read its Q together.
+constexpr int64_t kSectionBytesOfOneWave = int64_t{16} << 20;
+
+// Sections of one wave where they were measured: plain batches, a CTA for each tile.
+int64_t SectionBytes(const AttentionBackwardParams& b, int shares) {
+  const AttentionForwardParams& a = b.forward;
+  const bool plain = a.heads == a.kv_heads && !IsPacked(a) && !b.center && !b.deterministic;
+  return plain && shares == 1 && a.head_dim <= 128 ? kSectionBytesOfOneWave : kSectionBytes;
+}
 
 // Launches a batch by sections, whose dK is centred under the next one: see
 // attention_bwd_center.cuh.  In a section the longest tiles come first, so that none is left
@@ -78,9 +87,9 @@ Status AttentionBackward(const AttentionBackwardParams& b, void* stream) {
   PlaceWorkspace(b, &p);
   if (!launcher.counts) p.errors = nullptr;
   p.key_tiles = static_cast<int>(key_tiles);
-  p.section_queries = static_cast<int>(kSectionBytes / (8 * a.head_dim));
   p.first_keys_first = b.deterministic && BeginsWithFirstKeys(launcher, p.seq);
   p.shares = BackwardShares(a);
+  p.section_queries = static_cast<int>(SectionBytes(b, p.shares) / (8 * a.head_dim));
   p.tile_step = TileStep(p, b.deterministic);
   if (launcher.center_rows > 0 && p.center && p.shares == 1) PlaceLaunches(launcher, &p);
   if (p.launch_pairs > 0 && EncodeTensorMap("dk", b.dk, kv, a.dtype, launcher.center_rows, &maps.d_k) != Status::kOk) {
