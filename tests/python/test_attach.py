@@ -23,6 +23,9 @@ from torch import Tensor
 import bellwether
 from bellwether import monitor as monitor_module
 from bellwether._hook import intercept, layer
+from bellwether._step.patches import Patches
+from bellwether._step.steps import Steps
+from bellwether.settings import Settings
 
 from models import Model, Shape, batch
 from recording import Recording
@@ -392,3 +395,17 @@ def test_frozen_and_eval_forwards_are_not_samples(tmp_path: Path) -> None:
         with torch.no_grad():
             model(batch(Shape(), 0))
         assert [x.calls for x in monitor.layers] == [0, 0]
+
+
+def test_detach_within_detach_takes_each_patch_back_once() -> None:
+    steps = Steps(None, Settings(), None, silent=False)
+    patches, undone = Patches(steps), list[str]()
+
+    def first() -> None:
+        undone.append("first")
+        patches.take_back()
+
+    patches.add(first, lambda: undone.append("second"))
+    patches.take_back()
+    assert undone == ["first", "second"] and not patches.installed
+    assert steps.health.errors == 0

@@ -71,5 +71,8 @@ class Patches:
     @harmless("detach()")
     def _take_back(self, undo: Callable[[], None]) -> None:
         """One of them, whatever becomes of the others."""
-        self._undo.remove(undo)
+        try:
+            self._undo.remove(undo)
+        except ValueError:  # Another call of take_back() has begun it.
+            return
         undo()
