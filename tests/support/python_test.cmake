@@ -1,11 +1,13 @@
-# bellwether_python_test(<prefix> <test_*.py> [LABELS ...] [TIMEOUT s] [CORES n] [LONG]): a pytest
-# file of this folder as one ctest entry; LONG: one that ./check leaves to its --long.  Not under sanitizers: Python cannot
-# load a library that wants a sanitizer's runtime first.
+# bellwether_python_test(<prefix> <test_*.py> [LABELS ...] [TIMEOUT s] [CORES n] [LONG] [GROUP group]): a pytest
+# file of this folder as one ctest entry.  LONG: one that ./check leaves to its --long.  GROUP: one that ./check runs where
+# the group's folders changed (./check --help).  Not under sanitizers: Python cannot load a library that wants a sanitizer's
+# runtime first.
 function(bellwether_python_test prefix file)
-  cmake_parse_arguments(ARG "LONG" "TIMEOUT;CORES" "LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "LONG" "TIMEOUT;CORES;GROUP" "LABELS" ${ARGN})
   if(ARG_LONG)
     list(APPEND ARG_LABELS long)
   endif()
+  list(APPEND ARG_LABELS ${ARG_GROUP})
   set_property(GLOBAL APPEND PROPERTY bellwether_python_tests ${file})
   if(NOT BELLWETHER_SERVICE OR CMAKE_CXX_FLAGS MATCHES "-fsanitize")
     return()
@@ -24,6 +26,7 @@ function(bellwether_python_test prefix file)
   add_test(NAME ${name}
     COMMAND ${python} -m pytest -q -x -p no:cacheprovider ${CMAKE_CURRENT_SOURCE_DIR}/${file})
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}" PROCESSORS ${ARG_CORES}
+    COST 10  # Begun before the unit tests, which fill the gaps.
     ENVIRONMENT "BELLWETHER_LIB_DIR=${CMAKE_RUNTIME_OUTPUT_DIRECTORY};PYTHONDONTWRITEBYTECODE=1;OMP_NUM_THREADS=1")
   if("gpu" IN_LIST ARG_LABELS)
     set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 5)  # pytest: the file has skipped itself.
