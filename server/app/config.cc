@@ -29,6 +29,8 @@ constexpr size_t kConfigBytesMax = 256 << 10;
 constexpr size_t kTextBytesMax = 4096;
 constexpr size_t kReceiversMax = 16;
 constexpr size_t kHostsMax = 64;
+// Where the package puts deploy/webhook/slack.json.
+constexpr char kSlackTemplate[] = "/usr/share/bellwether/webhook/slack.json";
 
 // One key of the file: how to read it and how to show it.
 struct Field {
@@ -130,15 +132,30 @@ bool ReadReceiver(StrictYaml* yaml, const std::string& path, const std::string& 
   return true;
 }
 
+// `value` names a file beside the configuration.
+void ReadTemplate(StrictYaml* yaml, const std::string& path, const YAML::Node& value,
+                  const std::filesystem::path& folder, WebhookOptions* webhook) {
+  std::string name;
+  if (!yaml->Text(value, path, kTextBytesMax, &name)) return;
+  const absl::StatusOr<RegularFile> file = ReadRegularFile((folder / name).string(), BodyTemplate::kBytesMax);
+  absl::StatusOr<BodyTemplate> body = file.ok() ? BodyTemplate::Parse(file->text) : file.status();
+  if (body.ok()) {
+    webhook->body = *std::move(body);
+  } else {
+    yaml->Report(value, absl::StrCat(path, " = ", name, ": ", std::string(body.status().message())));
+  }
+}
+
 bool ReadWebhook(StrictYaml* yaml, const std::string& path, const std::string& key, const YAML::Node& value,
-                 WebhookOptions* webhook) {
-  constexpr std::array kFormats = {"alertmanager", "slack"};
-  constexpr std::array kMeant = {WebhookFormat::kAlertmanager, WebhookFormat::kSlack};
+                 const std::filesystem::path& folder, WebhookOptions* webhook) {
   if (key == "send_resolved") {
     yaml->Flag(value, path, &webhook->send_resolved);
+  } else if (key == "template_file") {
+    ReadTemplate(yaml, path, value, folder, webhook);
   } else if (key == "format") {
-    size_t which = 0;
-    if (yaml->Choice(value, path, kFormats, &which)) webhook->format = kMeant[which];
+    const std::string given = value.IsScalar() ? CleanText(value.Scalar(), kTextBytesMax) : "...";
+    yaml->Report(value, absl::StrCat(path, " = ", given, ": this key is gone. For Slack write template_file: ",
+                                     kSlackTemplate, "; without template_file the body is Alertmanager's"));
   } else {
     return ReadReceiver(yaml, path, key, value, webhook);
   }
@@ -154,10 +171,14 @@ bool ReadAlertmanager(StrictYaml* yaml, const std::string& path, const std::stri
   return true;
 }
 
+template <typename Options>
+using ReceiverReader = std::function<bool(StrictYaml* yaml, const std::string& path, const std::string& key,
+                                          const YAML::Node& value, Options* receiver)>;
+
 // A list of maps with a url each; `read` says whether it knows a key.
 template <typename Options>
 Field Receivers(std::string key, std::vector<Options>* target, const char* known,
-                bool (*read)(StrictYaml*, const std::string&, const std::string&, const YAML::Node&, Options*)) {
+                const std::type_identity_t<ReceiverReader<Options>>& read) {
   const auto read_all = [=](StrictYaml* yaml, const YAML::Node& list) {
     std::vector<Options> receivers;
     for (const YAML::Node& item : yaml->List(list, key, kReceiversMax)) {
@@ -296,7 +317,9 @@ std::vector<Field> Fields(ServerOptions* o, const std::filesystem::path& folder 
   fields.push_back(std::move(dsn_files));
   fields.push_back(Texts("web.hosts", &o->http.hosts, 0, kHostsMax, CheckHostName));
   fields.push_back(
-      Receivers("alerting.webhooks", &o->webhooks, "url, name, severity, send_resolved, format", ReadWebhook));
+      Receivers("alerting.webhooks", &o->webhooks, "url, name, severity, send_resolved, template_file",
+                [folder](StrictYaml* yaml, const std::string& path, const std::string& key, const YAML::Node& value,
+                         WebhookOptions* webhook) { return ReadWebhook(yaml, path, key, value, folder, webhook); }));
   fields.push_back(
       Receivers("alerting.alertmanagers", &o->alertmanagers, "url, name, severity, resend_seconds", ReadAlertmanager));
   return fields;

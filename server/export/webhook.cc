@@ -8,7 +8,6 @@
 #include "absl/time/time.h"
 #include "bellwether/crc32c.h"
 #include "server/export/alert_json.h"
-#include "server/export/slack.h"
 #include "server/util/await_for.h"
 #include "server/util/log.h"
 #include "server/util/status_macros.h"
@@ -283,7 +282,7 @@ std::string Webhook::Body(RunId run, const Pending& pending, uint64_t* told) con
                          {"commonAnnotations", Common(alerts, "annotations")},
                          {"externalURL", options_.external_url},
                          {"alerts", alerts}};
-  if (options_.format == WebhookFormat::kSlack) body = SlackMessage(body);
+  if (options_.body) body = options_.body->Fill(body);
   return body.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 

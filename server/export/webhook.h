@@ -7,7 +7,7 @@
 // newest state once and no backlog.  If a policy proposes something for an
 // alert after it fired, the alert is sent once more with the proposal.
 //
-// The body for Slack has the same content in a message for people (slack.h).
+// A template gives the body another form (body_template.h).
 //
 // Alertmanager:
 // https://prometheus.io/docs/alerting/latest/configuration/#webhook_config
@@ -19,6 +19,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -27,6 +28,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
+#include "server/export/body_template.h"
 #include "server/export/http_post.h"
 #include "server/store/action_store.h"
 #include "server/store/alert_store.h"
@@ -35,13 +37,11 @@
 
 namespace bellwether::server {
 
-enum class WebhookFormat { kAlertmanager, kSlack };
-
 struct WebhookOptions {
-  std::string url;                  // http://host[:port]/path or https://...
-  std::string channel = "webhook";  // Label of the counters, receiver in the body.
-  WebhookFormat format = WebhookFormat::kAlertmanager;
-  std::string external_url;  // Of the page; links begin with it.
+  std::string url;                   // http://host[:port]/path or https://...
+  std::string channel = "webhook";   // Label of the counters, receiver in the body.
+  std::optional<BodyTemplate> body;  // Without one: Alertmanager's body.
+  std::string external_url;          // Of the page; links begin with it.
   Severity severity_min = Severity::kWarning;
   bool send_resolved = true;
   // Of a run's actions: what is added to the advice of an alert that fires.

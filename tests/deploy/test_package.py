@@ -38,6 +38,7 @@ SERVICE_FILES = {
     "/usr/share/bellwether/postgres/engine_postgresql.sql",
     "/usr/share/bellwether/postgres/roles.sql",
     "/usr/share/bellwether/rules/builtin.yml",
+    "/usr/share/bellwether/webhook/slack.json",
     "/usr/share/bellwether/systemd/gpu.conf",
     "/usr/share/doc/bellwether/changelog.gz",
 }

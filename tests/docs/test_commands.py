@@ -198,7 +198,8 @@ READERS = {
 
 @pytest.mark.parametrize("document", chosen("yaml"))
 def test_files_are_accepted_by_who_reads_them(document: str, tmp_path: Path) -> None:
-    shutil.copy(ROOT / "dashboards/alerts/rules.yml", tmp_path)
+    for file in ("dashboards/alerts/rules.yml", "deploy/webhook/slack.json"):
+        shutil.copy(ROOT / file, tmp_path)
     for block in chosen("yaml")[document]:
         [kind] = block.said["checked as"]
         (tmp_path / "file.yml").write_text(block.text)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from bellwether_process import ROOT, Server, free_port, wait_for
 from scraping import DASHBOARDS, Trainer, prometheus_of
 
 FAILING = "gpt-flash-s4"
+SLACK = ROOT / "deploy/webhook/slack.json"
 
 
 class Sink:
@@ -107,11 +109,23 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Sin
         config = (
             "ingest:\n  step_deadline_ms: 1000\n  silence_ms_min: 3000\n"
             f"alerting:\n  alertmanagers:\n    - {{url: 'http://{address}', severity: info, resend_seconds: 1}}\n"
-            f"  webhooks:\n    - {{url: '{sink.url}chat', name: chat, format: slack, severity: critical}}\n"
+            f"  webhooks:\n    - {{url: '{sink.url}chat', name: chat, template_file: {SLACK}, severity: critical}}\n"
         )
         with Server(folder, config) as server, prometheus_of(server, folder, alertmanager=address, rules=rules):
             yield server, sink, address
     sink.close()
+
+
+def is_slacks_message(message: dict[str, Any]) -> None:
+    """https://api.slack.com/reference/messaging/attachments"""
+    assert message.keys() == {"text", "attachments"} and 1 <= len(message["attachments"]) <= 10
+    for alert in message["attachments"]:
+        texts = {"color", "title", "title_link", "fallback", "text"}
+        assert alert.keys() == {*texts, "fields"} and all(isinstance(alert[name], str) and alert[name] for name in texts)
+        assert alert["title_link"].startswith("http") and re.fullmatch("#[0-9a-f]{6}", alert["color"])
+        assert {field["title"] for field in alert["fields"]} >= {"cause", "evidence", "advice"}
+        for field in alert["fields"]:
+            assert field.keys() == {"title", "value", "short"} and field["value"] and field["short"] is False
 
 
 def test_a_failing_run_is_told_by_both_ways(told: tuple[Server, Sink, str]) -> None:
@@ -133,6 +147,8 @@ def test_a_failing_run_is_told_by_both_ways(told: tuple[Server, Sink, str]) -> N
     assert ours and all(alert["annotations"]["summary"] and f"/#/run/{FAILING}" in alert["generatorURL"] for alert in ours)
     critical = f"CRITICAL: run {FAILING}, "
     wait_for("the chat is told", lambda: any(message["text"].startswith(critical) for message in sink.chat))
+    for message in sink.chat:
+        is_slacks_message(message)
     assert server.json("alert", "list", "--run", "looked-at", "--firing")["alerts"], "it is judged all the same"
     assert not [said for said in (*sink.told, *sink.chat) if "looked-at" in str(said)]
     metrics = server.get("/metrics")

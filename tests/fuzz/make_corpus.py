@@ -202,7 +202,7 @@ rules:
         "config",
         "limits",
         b"limits: {streams_max: 100}\nstorage: {cache_bytes: 1048576}\nexport: {per_head: all}\n"
-        b"alerting:\n  webhooks:\n  - {url: http://h/x, severity: warning, format: slack}\n"
+        b"alerting:\n  webhooks:\n  - {url: http://h/x, severity: warning, send_resolved: false}\n"
         b"  alertmanagers: [{url: http://am:9093, resend_seconds: 30}]\nweb: {hosts: [a, b]}\n",
     )
     write(

@@ -23,6 +23,7 @@
 namespace bellwether::server {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 struct Reader {
@@ -181,8 +182,7 @@ TEST_F(ConfigTest, AReceiverIsWhollyChecked) {
   const auto finding = [&](const std::string& fields) {
     return FindingOf("alerting:\n  webhooks:\n  - {url: 'http://a/'}\n  - {" + fields + "}\n");
   };
-  EXPECT_EQ(finding("url: 'https://b:1/x', name: n, severity: info, send_resolved: false, format: slack"), "");
-  EXPECT_EQ(options_.webhooks.at(1).format, WebhookFormat::kSlack);
+  EXPECT_EQ(finding("url: 'https://b:1/x', name: n, severity: info, send_resolved: false"), "");
   EXPECT_EQ(options_.webhooks.at(1).severity_min, Severity::kInfo);
   EXPECT_FALSE(options_.webhooks.at(1).send_resolved);
   EXPECT_THAT(finding("name: n"), HasSubstr("c.yml:4:5: alerting.webhooks[1] has no url"));
@@ -197,6 +197,27 @@ TEST_F(ConfigTest, AReceiverIsWhollyChecked) {
               HasSubstr("must be a whole number in [1, 3600]"));
   EXPECT_THAT(FindingOf("alerting: {webhooks: 1}"), HasSubstr("must be a list"));
   EXPECT_THAT(FindingOf("alerting: {webhooks: [1]}"), HasSubstr("alerting.webhooks[0] = 1: must be a map"));
+}
+
+TEST_F(ConfigTest, AWebhooksTemplateIsReadAndCheckedWithTheFile) {
+  const std::string with = "alerting: {webhooks: [{url: 'http://a/', template_file: t.json}]}";
+  const std::string place = "c.yml:1:57: alerting.webhooks[0].template_file = t.json: ";
+  EXPECT_THAT(FindingOf(with), AllOf(HasSubstr(place), HasSubstr("t.json: cannot be read: No such file")));
+  const auto finding = [&](const std::string& text) {
+    std::ofstream(folder_.path() + "/t.json") << text;
+    return FindingOf(with);
+  };
+  EXPECT_THAT(finding("{\"text\": \"{{nope}}\"}"),
+              HasSubstr(place + "text = {{nope}}: {{nope}} must be one of external_url"));
+  EXPECT_THAT(finding(std::string(70'000, ' ')), HasSubstr("is 70000 bytes long: at most 65536"));
+  EXPECT_EQ(finding("{\"text\": \"{{headline}}\"}"), "");
+  EXPECT_TRUE(options_.webhooks.at(0).body.has_value());
+}
+
+TEST_F(ConfigTest, TheKeyFormatSaysWhatReplacesIt) {
+  EXPECT_THAT(FindingOf("alerting:\n  webhooks:\n  - {url: 'http://a/', format: slack}\n"),
+              AllOf(HasSubstr("c.yml:3:32: alerting.webhooks[0].format = slack: "),
+                    HasSubstr("write template_file: /usr/share/bellwether/webhook/slack.json")));
 }
 
 TEST_F(ConfigTest, AfterFindingsNothingHasChanged) {

@@ -139,6 +139,14 @@ TEST_F(WebhookTest, FiringAndResolvedAreAlertmanagersVersionFour) {
   AwaitCount("delivered", 2);
 }
 
+TEST_F(WebhookTest, ATemplateIsTheBody) {
+  auto webhook =
+      Start({.body = *BodyTemplate::Parse(R"({"text": "{{headline}}", "all": {"{{alerts}}": "{{rule}}"}})")});
+  Post(run_, AlertState::kFiring);
+  const nlohmann::json expected = {{"text", "WARNING: run llama/7b, 1 alert fires"}, {"all", {"drift"}}};
+  EXPECT_EQ(receiver_.Await(1)[0], expected);
+}
+
 TEST_F(WebhookTest, AResolvedAlertDoesNotResolveItsRun) {
   auto webhook = Start({});
   SyntheticRun other = run_;
