@@ -50,7 +50,7 @@ struct TrendOptions {
   int32_t refit_batches = 4;
 };
 
-// The common mode of the scores: SIGNALS.md 2.
+// The common mode of the scores: docs/concepts/detection.md.
 struct DriftOptions {
   // A ratio of 1 is a healthy head; the median of the run's heads is held at
   // least here, so that a run of very quiet heads does not alarm on noise.
@@ -88,7 +88,7 @@ struct DriftOptions {
   int32_t hold_batches = 3;
 };
 
-// Key-gradient leak, EXPERIMENTS.md: zero in exact arithmetic.
+// Key-gradient leak, docs/concepts/detection.md: zero in exact arithmetic.
 struct LeakOptions {
   // Rounding of dK itself, per kernel in bf16 or fp16; the median head counts
   // as at least this.

@@ -1,7 +1,7 @@
 // decode.h: the wire's messages into plain ones, or a reason why not.
 //
-// Everything a client can get wrong is found here, before anything is
-// allocated for it: every range, every size, every count.  An error is
+// Everything a client can get wrong is found here, before anything of it is
+// kept: every range, every size, every count.  An error is
 // INVALID_ARGUMENT and names the field, its value and the legal range.  NaN and
 // infinity are values like any other.
 

@@ -1,9 +1,8 @@
 // ingest_service.h: the gRPC face of ingest/.
 //
-// Holds one stream per rank, checks every message before anything is allocated
-// for it, and hands it to the sink with the bytes that came, which are logged as they
-// are.  A full queue is not an error: the next
-// read starts only once the message was taken, so flow control reaches the
+// Holds one stream per rank, checks every message before anything of it is kept,
+// and hands it to the sink with the bytes that came, which are logged as they are.
+// A full queue is not an error: the next read starts only once the message was taken, so flow control reaches the
 // sender and the client's ring drops and counts.  The training thread waits
 // for nothing.  An Ack means durable, never merely received.
 

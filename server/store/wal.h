@@ -43,10 +43,10 @@ class Wal : public LogBackend {
     // per group, the next group waits up to this long to be as large as the last.
     int64_t group_wait_us_max = 2000;
     int64_t record_bytes_max = (1 << 20) + 1024;
-    // Appends block their caller's queue (TryAppend refuses) beyond this.
+    // Append() refuses beyond this: RESOURCE_EXHAUSTED.
     int64_t pending_bytes_max = 64 << 20;
     bool repair = false;             // Cut corrupt ranges out instead of refusing to open.
-    int64_t cover_idle_us = 10'000;  // Idle for this long: cover the last batch.
+    int64_t cover_idle_us = 10'000;  // Idle for this long: an empty record says that the last batch was durable.
     // So many given-up segments wait to be written again at most, and no more than
     // the log itself held when it was last made shorter.
     int64_t reuse_segments_max = 16;
