@@ -30,7 +30,6 @@ struct Cli {
 
 void AddRuns(Cli* cli);
 void AddRunWatch(Cli* cli, CLI::App* noun);
-void AddRunPlot(Cli* cli, CLI::App* noun);
 void AddHeads(Cli* cli);  // head top, matrix
 void AddSeries(Cli* cli);
 void AddAlerts(Cli* cli);
@@ -105,7 +104,6 @@ std::string UserName();
 // A run as a line (runs.cc).
 Table RunTable();
 std::vector<Cell> RunRow(const v1::Run& run);
-std::string EventKindName(v1::EventKind kind);  // "CHECKPOINT_SAVED"
 
 // An action as a line (actions.cc).
 Table ActionTable();

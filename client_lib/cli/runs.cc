@@ -129,7 +129,8 @@ ExitCode Events(Cli* cli, const EventsOptions& options) {
   Table table{.columns = {"TIME", "ATTEMPT", "STEP", "KIND", "VALUE", "TEXT"}};
   for (const v1::Event& event : all.events()) {
     table.rows.push_back({Time(event.time_unix_ns()), std::to_string(event.attempt()), Integer(event.step()),
-                          EventKindName(event.kind()), Number(event.value()), event.text()});
+                          v1::EventKind_Name(event.kind()).substr(sizeof("EVENT_KIND_") - 1), Number(event.value()),
+                          event.text()});
   }
   Print(cli->output, table, all);
   if (all.next_after() != 0) {
@@ -325,8 +326,6 @@ std::vector<Cell> RunRow(const v1::Run& run) {
               (run.imported() ? ", imported" : "")};
 }
 
-std::string EventKindName(v1::EventKind kind) { return v1::EventKind_Name(kind).substr(sizeof("EVENT_KIND_") - 1); }
-
 void AddRuns(Cli* cli) {
   CLI::App* const noun = AddNoun(cli, "run", "Training runs: what is known of them, and their recordings");
   CLI::App* command = nullptr;
@@ -344,7 +343,6 @@ void AddRuns(Cli* cli) {
   command->add_option("run", get->run, which)->required()->type_name("RUN");
 
   AddRunWatch(cli, noun);
-  AddRunPlot(cli, noun);
 
   auto* const events =
       AddCommand<EventsOptions>(cli, noun, "events", "Lists what happened to a run: restores, notes, ...",

@@ -89,7 +89,6 @@ def test_values_of_choices_signals_and_files() -> None:
     assert offered("matrix", "my-run", "wq_sig")[0] == "wq_sigma"
     assert "loss" in offered("series", "get", "my-run", "rows", "lo")
     assert offered("rules", "check", "") == [":files"]
-    assert offered("run", "plot", "my-run", "-o", "") == [":files"]
     assert offered("replay", "x.bwrun", "--rules", "") == [":files"]
     # A value is no command, and what nobody knows is not made up.
     assert offered("--server", "run", "run", "wa") == ["watch"]

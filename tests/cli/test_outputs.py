@@ -58,7 +58,6 @@ ASKING = {
     "run annotate": (RUN, "a note"),
     "run import": (__file__,),
     "run export": (RUN, "-"),
-    "run plot": (RUN, "-o", "/nonexistent/x.svg"),
     "alert watch": (),
 }
 OFFLINE = {"replay", "scorecard", "rules check", "rules test", "rules explain", "policy check"}

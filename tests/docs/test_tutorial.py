@@ -22,6 +22,7 @@ def test_the_tutorial(tmp_path: Path) -> None:
         (tmp_path / name).symlink_to(ROOT / name)
     grpc, web = free_port(), free_port()
     script = f"\necho '{MARK}'\n".join(BLOCKS).replace("127.0.0.1:7070", f"127.0.0.1:{grpc}")
+    script = script.replace("plot sick", f"plot sick --page http://127.0.0.1:{web}")
     # The page's server listens where nobody else does.
     script = script.replace(
         "& server=$!",

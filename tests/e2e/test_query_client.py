@@ -59,6 +59,13 @@ def test_runs_series_and_matrices_are_numbers(server: Server, client: bellwether
         matrix[layers, 0]
 
 
+def test_lists_of_messages_stay_messages(server: Server, client: bellwether.Client) -> None:
+    server.run("run", "annotate", RUN, "12", "--step", "2000")
+    told = client.call("ListEvents", run=RUN)
+    assert told["total"] == len(told["events"])
+    assert ("EVENT_KIND_ANNOTATION", 2000, "12") in [(e["kind"], e["step"], e["text"]) for e in told["events"]]
+
+
 def test_alerts_are_read_acknowledged_and_silenced(client: bellwether.Client) -> None:
     alerts = client.alerts(RUN)
     assert alerts and {alert["last"]["run"] for alert in alerts} == {RUN}

@@ -48,7 +48,7 @@ ALLOWED: dict[str, set[str]] = {
     "attach_pid": _ATTACHING,
     "forward": {"_util", "_server", "query"},
     "scan": _LOW | {"_server", "_hook", "_step"},
-    "tools": _ATTACHING,
+    "tools": _ATTACHING | {"query"},
     "npz2run": {"tools"},
 }
 _FACES = {"__init__", "__main__"}  # They may import all, and nothing imports them but for names.

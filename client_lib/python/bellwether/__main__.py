@@ -1,4 +1,4 @@
-"""python -m bellwether attach | doctor | forward | run | scan | npz2run | version."""
+"""python -m bellwether attach | doctor | forward | plot | run | scan | npz2run | version."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ commands:
   attach PID [--detach]       watches a process that runs already, or ends that
   doctor [script.py args]     says why there is no data
   forward RUN --to LOGGER     sends a run's signals to TensorBoard, W&B, MLflow or OTLP
+  plot RUN -o FILE            draws a run's worst heads, with alerts, actions and notes
   run script.py args          runs a training script, untouched, under watch
   scan DIR [--follow]         watches a run by the checkpoints that it writes
   npz2run IN.npz OUT.bwrun    turns a recorded trace into a recorded run
@@ -51,6 +52,10 @@ def main(arguments: Optional[list[str]] = None) -> int:
         from .forward import command as forward_command
 
         return forward_command.main(rest)
+    if command == "plot":
+        from .tools import plot
+
+        return plot.main(rest)
     if command == "run":
         from .tools import runner
 

@@ -15,6 +15,7 @@ Matplotlib take without a copy.
 
 from __future__ import annotations
 
+import argparse
 import os
 import time
 from array import array
@@ -88,8 +89,8 @@ class Matrix:
 
 
 def _number(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_number(v) for v in value]
+    if isinstance(value, list):  # A list of messages may have the name of a number elsewhere.
+        return [_plain(v) if isinstance(v, dict) else _number(v) for v in value]
     if isinstance(value, dict):
         return {k: _number(v) for k, v in value.items()}
     if not isinstance(value, str):
@@ -253,3 +254,24 @@ class Client:
     def info(self) -> dict[str, Any]:
         """The server: version, options, limits, counters."""
         return self.call("GetServerInfo")
+
+
+def add_client_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags for the server's address and for the caller's identity."""
+    add = parser.add_argument
+    add(
+        "--page", default=DEFAULT_PAGE, metavar="URL",
+        help=f"the address of the server's page, with or without ?token= ({DEFAULT_PAGE})",
+    )  # fmt: skip
+    add("--token-file", type=Path, metavar="FILE", help="holds your token [$BELLWETHER_TOKEN_FILE]")
+    add("--tls-ca", type=Path, metavar="FILE", help="for https: the authority [$BELLWETHER_TLS_CA]")
+    add("--tls-cert", type=Path, metavar="FILE", help="your certificate [$BELLWETHER_TLS_CERT]")
+    add("--tls-key", type=Path, metavar="FILE", help="its key [$BELLWETHER_TLS_KEY]")
+
+
+def client_of(given: argparse.Namespace) -> Client:
+    """A client by these flags.  Raises as Client."""
+    return Client(
+        given.page, token_file=given.token_file,
+        tls_ca=given.tls_ca, tls_cert=given.tls_cert, tls_key=given.tls_key,
+    )  # fmt: skip

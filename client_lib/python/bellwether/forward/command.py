@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Optional
 
-from ..query import DEFAULT_PAGE, Client, QueryError
+from ..query import QueryError, add_client_arguments, client_of
 from .loggers import LOGGERS, Logger, Missing, Start, package
 from .otlp import Otlp
 from .reader import Away, Batch, Place, Reader
@@ -74,14 +74,7 @@ def _parse(arguments: Optional[list[str]]) -> argparse.Namespace:
         "otlp:URL of an OpenTelemetry collector (http://host:4318); "
         f"may be given {TARGETS_MAX} times",
     )  # fmt: skip
-    add(
-        "--page", default=DEFAULT_PAGE, metavar="URL",
-        help=f"the address of the server's page, with or without ?token= ({DEFAULT_PAGE})",
-    )  # fmt: skip
-    add("--token-file", type=Path, metavar="FILE", help="holds your token [$BELLWETHER_TOKEN_FILE]")
-    add("--tls-ca", type=Path, metavar="FILE", help="for https: whom to trust [$BELLWETHER_TLS_CA]")
-    add("--tls-cert", type=Path, metavar="FILE", help="your certificate [$BELLWETHER_TLS_CERT]")
-    add("--tls-key", type=Path, metavar="FILE", help="its key [$BELLWETHER_TLS_KEY]")
+    add_client_arguments(parser)
     add("--follow", action="store_true", help="go on with what is new, until the run ends")
     add(
         "--every", type=float, default=EVERY_SECONDS, metavar="SECONDS",
@@ -169,11 +162,7 @@ class _Command:
         self._given, self._ending = given, ending
         for kind in {kind for kind, _ in given.to} & LOGGERS.keys():
             package(kind)
-        client = Client(
-            given.page, token_file=given.token_file,
-            tls_ca=given.tls_ca, tls_cert=given.tls_cert, tls_key=given.tls_key,
-        )  # fmt: skip
-        self._reader = Reader(client, given.run)
+        self._reader = Reader(client_of(given), given.run)
         self.targets: list[_Target] = []
         self.ended = False
         self._away = 0  # How often in a row the server did not answer.
