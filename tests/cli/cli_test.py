@@ -209,7 +209,7 @@ class TransferTest(CliTest):
             self.ask("run", "export", "gpt-bf16", str(Path(folder) / "no" / "such"), code=1)
             self.assertEqual(sorted(os.listdir(folder)), ["bad", "run.bwrun"])
 
-    def test_what_is_no_file_is_neither_waited_for_nor_replaced(self) -> None:
+    def test_fifos_and_devices_are_neither_awaited_nor_replaced(self) -> None:
         self.server.tell("export 1000")
         with tempfile.TemporaryDirectory() as folder:
             fifo, part = Path(folder) / "fifo", Path(folder) / "new.part"
@@ -335,7 +335,7 @@ class AlertTest(CliTest):
 
 
 class ActionTest(CliTest):
-    def test_from_the_proposal_to_the_decision(self) -> None:
+    def test_proposals_are_listed_approved_and_undone(self) -> None:
         proposed = json.loads(self.ask("action", "propose", "gpt-bf16", "attention.center_k", "--value", "1",
                                        "--layer", "1", "--layer", "2", "--alert", "drift/1/2/220", "--reason", "it drifts",
                                        "-o", "json"))
@@ -357,7 +357,7 @@ class ActionTest(CliTest):
         self.assertEqual((at_once["state"], at_once["scope"]["heads"]), ("ACTION_STATE_APPROVED", [{"layer": 1, "head": 2}]))
         self.assertIn("refused", self.ask("action", "undo", "gpt-bf16", at_once["id"]))
 
-    def test_what_was_refused_is_in_the_exported_audit(self) -> None:
+    def test_refused_actions_are_in_the_exported_audit(self) -> None:
         self.ask("action", "propose", "gpt-fp32", "stop", "--by", "policy", code=2)
         exported = json.loads(self.ask("action", "list", "gpt-fp32", "-o", "json"))
         self.assertIn("must be a person's name", exported["audit"][-1]["refused"])

@@ -97,7 +97,7 @@ def test_values_of_choices_signals_and_files() -> None:
     assert offered("nonsense", "") == offered("")
 
 
-def test_what_the_server_knows(server: str) -> None:
+def test_runs_alerts_and_actions_of_the_server_are_offered(server: str) -> None:
     here = {"BELLWETHER_SERVER": server}
     assert offered("run", "get", "", **here) == ["gpt-bf16", "gpt-fp32"]
     assert offered("run", "compare", "gpt-bf16", "gpt-f", **here) == ["gpt-fp32"]

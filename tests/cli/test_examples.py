@@ -101,7 +101,7 @@ def shell(example: str, folder: Path, address: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("example", examples())
-def test_it_works(example: str, folder: Path, server: Server, granting: str) -> None:
+def test_examples_work(example: str, folder: Path, server: Server, granting: str) -> None:
     address = server.grpc
     if example.startswith("bellwether action"):
         address = granting

@@ -104,7 +104,7 @@ TEST(RecordTest, AKilledSenderGoesOnInTheSameFile) {
   for (size_t i = 0; i < recorded.seqs.size(); ++i) ASSERT_EQ(recorded.seqs[i], i + 1);
 }
 
-TEST(RecordTest, AFolderThatIsNotThereIsAFailureWithWords) {
+TEST(RecordTest, MissingFolderIsReported) {
   TestFolder folder;
   TestClient client({.record_path = folder / "missing/run.bwrun"});
   ASSERT_EQ(client.PushStep(0), BW_OK);
@@ -145,7 +145,7 @@ TEST(FilesTest, ARecordingGoesToARegularFileOnly) {
   }
 }
 
-TEST(FilesTest, ARecordingsPlaceThatIsTakenBeforeTheSenderOpensItIsAFailureWithWords) {
+TEST(FilesTest, RecordPathReplacedByFifoBeforeOpenIsReported) {
   for (const std::string at : {"run.bwrun", "link.bwrun"}) {
     TestFolder folder;
     TestClient client({.record_path = folder / at});
@@ -160,7 +160,7 @@ TEST(FilesTest, ARecordingsPlaceThatIsTakenBeforeTheSenderOpensItIsAFailureWithW
   }
 }
 
-TEST(FilesTest, OneThatIsNoneCostsTheStreamNothing) {
+TEST(FilesTest, NonRegularRecordOrLogFileDoesNotStopStream) {
   TestFolder folder;
   for (const auto& [path, why] : NoFiles(folder)) {
     IngestStore store;
@@ -188,7 +188,7 @@ bool EndsWhenAsked(TestClient* client) {
   return began && WaitUntil([pid] { return kill(static_cast<pid_t>(pid), SIGTERM) != 0; }, seconds);
 }
 
-TEST(FilesTest, ACredentialThatIsNoFileIsSaidAndNotWaitedFor) {
+TEST(FilesTest, NonRegularCredentialFileIsReportedAtOnce) {
   TestFolder folder;
   for (const auto& [path, why] : NoFiles(folder)) {
     for (const bool token : {false, true}) {
@@ -201,7 +201,7 @@ TEST(FilesTest, ACredentialThatIsNoFileIsSaidAndNotWaitedFor) {
   }
 }
 
-TEST(ProcessTest, ASenderThatOutlivesItsTrainerEndsWhenItIsAsked) {
+TEST(ProcessTest, SenderOutlivingItsTrainerEndsOnSigterm) {
   TestClient client({.server = "127.0.0.1:1"});
   ASSERT_EQ(client.PushStep(0), BW_OK);
   EXPECT_TRUE(EndsWhenAsked(&client));
@@ -305,7 +305,7 @@ TEST(ProcessTest, ATrainerKilledAtOnceLosesNothing) {
   EXPECT_EQ(recorded.bye, v1::BYE_REASON_DIED);
 }
 
-TEST(ProcessTest, TheTrainersStderrIsLetGoThoughTheServerIsDead) {
+TEST(ProcessTest, SenderClosesTrainerStderrWhileServerIsDead) {
   const auto start = std::chrono::steady_clock::now();
   RunTrainer([] {
     TestClient client({.server = "127.0.0.1:1", .log_path = ""});

@@ -85,7 +85,7 @@ class SpoolTest : public ::testing::Test {
   std::string path_ = folder_.path() + "/spool";
 };
 
-TEST_F(SpoolTest, GivesBackWhatItTookInOrderOverSegmentsAndProcesses) {
+TEST_F(SpoolTest, ReturnsMessagesInOrderOverSegmentsAndProcesses) {
   Spool::Options options = Options();
   options.segment_bytes = 1000;
   std::vector<Kept> wanted;
@@ -137,7 +137,7 @@ TEST_F(SpoolTest, ATornTailIsCutOffWhereverItTears) {
   }
 }
 
-TEST_F(SpoolTest, AFrameWhosePartsAreNotAllThereIsNotGivenOut) {
+TEST_F(SpoolTest, IncompleteFrameIsNotReturned) {
   constexpr uint64_t kRecord = 40 + 9;
   {
     Spool spool(Options());
@@ -205,7 +205,7 @@ TEST_F(SpoolTest, OrdinalsThatTheNextSegmentHasAreCutOff) {
   EXPECT_EQ(Files(path_).size(), 2);
 }
 
-TEST_F(SpoolTest, WhereTheLastFrameEndedIsNotReadFromADamagedHeader) {
+TEST_F(SpoolTest, FrameEndIsNotReadFromDamagedHeader) {
   Spool::Options options = Options();
   {
     Spool spool(options);
@@ -229,7 +229,7 @@ TEST_F(SpoolTest, WhereTheLastFrameEndedIsNotReadFromADamagedHeader) {
   EXPECT_EQ(last.frames_admitted, 2);
 }
 
-TEST_F(SpoolTest, WhatCanBePackedTakesLessAndComesBackBitForBit) {
+TEST_F(SpoolTest, CompressibleMessagesTakeLessAndReturnBitForBit) {
   std::vector<Kept> wanted;
   {
     Spool spool(Options());
@@ -287,7 +287,7 @@ TEST_F(SpoolTest, NoFlippedByteIsEverGivenOut) {
   }
 }
 
-TEST_F(SpoolTest, WhatWasNotCommittedIsCutOff) {
+TEST_F(SpoolTest, UncommittedMessagesAreCutOff) {
   {
     Spool spool(Options());
     ASSERT_TRUE(spool.Open(UINT64_MAX));
@@ -329,7 +329,7 @@ TEST_F(SpoolTest, FreesWholeSegmentsAndSaysWhatTheLastFrameWas) {
   EXPECT_EQ(ReadAll(&spool).size(), 1);
 }
 
-TEST_F(SpoolTest, TheCapHoldsToTheByteAndRoomThatComesBackIsUsed) {
+TEST_F(SpoolTest, CapHoldsToTheByteAndFreedRoomIsUsed) {
   Spool::Options options = Options();
   options.segment_bytes = 500;
   options.bytes_max = 2000;
@@ -380,7 +380,7 @@ TEST_F(SpoolTest, AWriteThatFailsHalfWayLeavesWhatWasThere) {
   EXPECT_EQ(ReadAll(&again).size(), 4);
 }
 
-TEST_F(SpoolTest, AFolderThatIsNotThereIsAnErrorWithWords) {
+TEST_F(SpoolTest, MissingFolderIsReported) {
   Spool spool({.folder = folder_.path() + "/missing"});
   EXPECT_FALSE(spool.Open(UINT64_MAX));
   EXPECT_THAT(spool.trouble(), HasSubstr("missing: No such file"));
@@ -487,7 +487,7 @@ TEST_F(SpillTest, ARestartedSenderReadsOnWhereTheLastCommitWas) {
 
 class LossTest : public SpillTest, public ::testing::WithParamInterface<bool> {};
 
-TEST_P(LossTest, WhatTheDiskLosesIsCountedOnceAndPassedOver) {
+TEST_P(LossTest, FramesLostByDiskAreCountedOnceAndSkipped) {
   const bool at_the_end = GetParam();
   Spool::Options options = Options();
   options.segment_bytes = 40'000;
@@ -557,7 +557,7 @@ class SpoolFolderTest : public SpoolTest {
   std::string error_;
 };
 
-TEST_F(SpoolFolderTest, NumbersRiseAndALockedOneIsBusy) {
+TEST_F(SpoolFolderTest, SpoolNumbersRiseAndLockedSpoolsAreBusy) {
   std::unique_ptr<SpoolFolder> first, second, taken;
   ASSERT_EQ(SpoolFolder::Make(*config_, &first, &error_), SpoolFolder::Result::kOk) << error_;
   ASSERT_EQ(SpoolFolder::Make(*config_, &second, &error_), SpoolFolder::Result::kOk) << error_;
@@ -610,7 +610,7 @@ TEST_F(SpoolFolderTest, StateAndHelloComeBackAndDamageIsNoticed) {
   EXPECT_FALSE(std::filesystem::exists(folder->path() + "/state"));
 }
 
-TEST_F(SpoolFolderTest, ForsakenOnesOfOthersGoAndNothingElse) {
+TEST_F(SpoolFolderTest, OnlyOldUnlockedSpoolsAreRemoved) {
   std::unique_ptr<SpoolFolder> own, locked;
   ASSERT_EQ(SpoolFolder::Make(*config_, &own, &error_), SpoolFolder::Result::kOk);
   config_->rank = 4;

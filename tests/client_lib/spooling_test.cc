@@ -101,7 +101,7 @@ std::vector<std::pair<uint32_t, int64_t>> Steps(uint32_t attempt, int64_t from, 
   return steps;
 }
 
-TEST_F(SpoolingTest, WhatTheMemoryCannotHoldWaitsOnDiskAndArrivesInOrder) {
+TEST_F(SpoolingTest, FramesBeyondMemoryWaitOnDiskAndArriveInOrder) {
   TestClient client(Options());
   Meet(&client);
   Push(&client, 1, 5000);
@@ -232,7 +232,7 @@ TEST_F(SpoolingTest, TheNextAttemptSendsWhatItsPredecessorCouldNot) {
   EXPECT_EQ(Folders(), 1) << "its own";
 }
 
-TEST_F(SpoolingTest, ATrainerAndASenderKilledTogetherLoseWhatWasInMemoryAndItIsCounted) {
+TEST_F(SpoolingTest, LostFramesAreCountedWhenTrainerAndSenderAreKilled) {
   int ready[2], begin[2];
   ASSERT_EQ(pipe(ready), 0);
   ASSERT_EQ(pipe(begin), 0);
@@ -287,7 +287,7 @@ TEST_F(SpoolingTest, ATrainerAndASenderKilledTogetherLoseWhatWasInMemoryAndItIsC
   EXPECT_THAT(Log(), HasSubstr("died with its sender's memory"));
 }
 
-TEST_F(SpoolingTest, WhatANewerAttemptHasFencedOffIsCountedAndDeleted) {
+TEST_F(SpoolingTest, FencedFramesOfEarlierAttemptAreCountedAndDeleted) {
   {
     TestClient client(Options());
     Meet(&client);
@@ -308,7 +308,7 @@ TEST_F(SpoolingTest, WhatANewerAttemptHasFencedOffIsCountedAndDeleted) {
   EXPECT_THAT(Log(), HasSubstr("1999 frames of an earlier attempt will never arrive"));
 }
 
-TEST_F(SpoolingTest, ASenderKilledWhileItSendsLeftoversGoesOnWithThem) {
+TEST_F(SpoolingTest, KilledSenderResumesOrphanedSpools) {
   {
     TestClient client(Options());
     Meet(&client);

@@ -140,7 +140,7 @@ TEST_F(StreamingTest, ResendsWithTheSameSeqAfterBrokenStreams) {
   EXPECT_GE(client.Counters().reconnects, 60 / 7);
 }
 
-TEST_F(StreamingTest, ALinkThatIsWelcomedAndCutEachTimeIsTold) {
+TEST_F(StreamingTest, LinkCutAfterEachWelcomeIsReported) {
   FakeIngest::Options breaking;
   breaking.end_after = 1;
   const auto server = Serve(breaking);
@@ -176,7 +176,7 @@ TEST_F(StreamingTest, GoesOnAfterARestartOfTheServer) {
   ExpectExactlyOnce();
 }
 
-TEST_F(StreamingTest, AServerThatLostItsStoreGetsTheNextSeqItKnows) {
+TEST_F(StreamingTest, NextSeqFollowsServersDurableSeqAfterStoreLoss) {
   auto server = Serve();
   TestClient client({.server = address_});
   for (int64_t step = 0; step < 10; ++step) ASSERT_EQ(client.PushStep(step), BW_OK);
@@ -402,7 +402,7 @@ TEST_F(StreamingTest, RefusalsAreFinalAndSayWhy) {
   EXPECT_EQ(store_.hellos.size(), 4);  // Once each.
 }
 
-TEST_F(StreamingTest, OtherAnswersAreTriedAgain) {
+TEST_F(StreamingTest, RefusalsForResourcesAreRetried) {
   FakeIngest::Options options;
   options.refuse = {grpc::StatusCode::RESOURCE_EXHAUSTED, "streams_max"};
   auto server = Serve(options);
@@ -419,7 +419,7 @@ TEST_F(StreamingTest, OtherAnswersAreTriedAgain) {
 }
 
 // What a person puts right is found without a restart of the job, and nothing is missing.
-TEST_F(StreamingTest, ARoleOrTokenThatIsPutRightIsFoundWithoutARestart) {
+TEST_F(StreamingTest, CorrectedRoleOrTokenIsUsedWithoutRestart) {
   for (const auto code : {grpc::StatusCode::PERMISSION_DENIED, grpc::StatusCode::UNAUTHENTICATED}) {
     FakeIngest::Options options;
     options.refuse = {code, "this run is not yours"};

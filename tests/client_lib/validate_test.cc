@@ -204,7 +204,7 @@ TEST_F(FrameTest, SignalsAreMeasuredOnesOfTheCatalogue) {
   ExpectRefused("blocks[0].signal is 4000000000");
 }
 
-TEST_F(FrameTest, EverythingElseIsCheckedToo) {
+TEST_F(FrameTest, EveryFieldOfAFrameIsChecked) {
   frame_.struct_size = sizeof(frame_) + 8;
   ExpectAccepted();
   frame_.struct_size = sizeof(frame_) - 1;

@@ -96,7 +96,7 @@ TEST_F(WindowTest, RingKeepsOrderAndContentBetweenTwoThreads) {
   trainer.join();
 }
 
-TEST_F(WindowTest, ARestartFindsTheLastCommitAndNothingOfWhatFollowed) {
+TEST_F(WindowTest, RestartResumesFromLastCommit) {
   RingProducer producer(memory_);
   ASSERT_TRUE(Push(&producer, 1, 4));
   ASSERT_TRUE(Push(&producer, 2, 4));
@@ -124,7 +124,7 @@ TEST_F(WindowTest, ARestartFindsTheLastCommitAndNothingOfWhatFollowed) {
   EXPECT_EQ(window.state().frames_admitted, 2);
 }
 
-TEST_F(WindowTest, TheEndOfTheRoomIsSteppedOver) {
+TEST_F(WindowTest, MessagesSkipTheEndOfTheBuffer) {
   RingProducer producer(memory_);
   Window window(&memory_);
   Intake intake(&memory_, &window);
@@ -165,7 +165,7 @@ TEST_F(WindowTest, FillsToTheLimitAndNotBeyond) {
   EXPECT_GE(window.state().frames_admitted + window.state().frames_dropped, admitted + 1);
 }
 
-TEST_F(WindowTest, AFrameWhoseHeadsAreStrippedIsCountedAndTellsOfItself) {
+TEST_F(WindowTest, StrippedFrameIsCountedAndCarriesTheCount) {
   RingProducer producer(memory_);
   Window window(&memory_);
   Intake intake(&memory_, &window);

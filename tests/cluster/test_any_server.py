@@ -178,7 +178,7 @@ def test_any_server_answers_before_and_after_its_owner_is_killed(
         assert sum(s.metric("bellwether_cluster_calls_total") for s in cluster.alive()) > 0
 
 
-def test_a_change_is_made_by_the_runs_owner_whichever_server_is_asked(
+def test_any_server_passes_changes_to_the_runs_owner(
     tmp_path: Path, primary: Postgres
 ) -> None:
     with Cluster(tmp_path, primary, 3) as cluster:
@@ -212,7 +212,7 @@ def test_a_change_is_made_by_the_runs_owner_whichever_server_is_asked(
         assert {"set_policy", "propose"} <= whats, told
 
 
-def test_a_change_that_another_owner_makes_void_is_not_said_to_be_done(
+def test_change_voided_by_another_owner_is_not_confirmed(
     tmp_path: Path, primary: Postgres
 ) -> None:
     with Cluster(tmp_path, primary, 3) as cluster:
@@ -307,7 +307,7 @@ def test_runs_of_two_servers_are_compared_as_one_server_would(
         assert cluster.ask_all("CompareRuns", **asked)["heads_differing"] == 1
 
 
-def test_a_server_that_hangs_is_named_and_holds_nobody_up(
+def test_hung_server_is_named_and_delays_no_answer(
     tmp_path: Path, primary: Postgres
 ) -> None:
     with Cluster(tmp_path, primary, 3) as cluster:
@@ -361,7 +361,7 @@ def seal_of(key: bytes, method: str, who: int, name: str = "", age_s: float = 0)
     return ".".join(base64.urlsafe_b64encode(part).decode().rstrip("=") for part in (text, mac))
 
 
-def test_who_may_what_is_the_same_at_any_server(tmp_path: Path, primary: Postgres) -> None:
+def test_rights_are_the_same_at_any_server(tmp_path: Path, primary: Postgres) -> None:
     cluster = Cluster(tmp_path, primary, 3)
     tokens = tmp_path / "tokens"
     (tmp_path / "access.yml").write_text(ACCESS)

@@ -38,7 +38,7 @@ def watch(server: Server, run: str, until: ExitStack) -> Any:
     return call
 
 
-def test_a_stream_that_is_passed_on_has_a_connection_of_its_own(
+def test_forwarded_streams_have_their_own_connections(
     tmp_path: Path, primary: Postgres
 ) -> None:
     with Cluster(tmp_path, primary, 2) as cluster, ExitStack() as streams:

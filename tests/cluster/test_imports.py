@@ -238,7 +238,7 @@ identities:
 """
 
 
-def test_who_may_import_is_the_same_at_any_server(tmp_path: Path, primary: Postgres) -> None:
+def test_import_rights_are_the_same_at_any_server(tmp_path: Path, primary: Postgres) -> None:
     file = write_recording(tmp_path / "anything.bwrun", "anything", 20)
     cluster = Cluster(tmp_path, primary, 3)
     tokens = tmp_path / "tokens"

@@ -54,13 +54,13 @@ def cut(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_who_is_cut_off_from_the_database_owns_nothing(cut: Any) -> None:
+def test_server_cut_off_from_the_database_owns_nothing(cut: Any) -> None:
     assert cut["taken_s"] <= LEASE_S + 3
     assert cut["alerts"] > 0, "the sick run was not told of"
     assert cut["acked_s"] <= 10 and cut["balanced_s"] <= 15, "the link is back"
 
 
-def test_its_trainers_go_on_elsewhere(cut: Any) -> None:
+def test_trainers_of_a_cut_off_server_move(cut: Any) -> None:
     assert cut["moved"] == cut["at_victim"], "trainers wait at a server that is cut off"
 
 

@@ -89,7 +89,7 @@ def owner_of(cluster: Cluster, database: Postgres) -> Server:
     return next(server for server in cluster.servers if server.folder.name == name)
 
 
-def test_what_is_old_becomes_small_in_the_shared_database(
+def test_old_data_shrinks_in_the_shared_database(
     tmp_path: Path, primary: Postgres
 ) -> None:
     cluster = Cluster(tmp_path, primary, 3)

@@ -47,7 +47,7 @@ def test_a_stop_waits_for_no_takeover_that_is_queued(tmp_path: Path, primary: Po
                 server.kill()
 
 
-def test_what_a_stopped_server_has_saved_is_not_read_again_and_the_rest_is(
+def test_restart_reads_only_commits_that_were_not_saved(
     tmp_path: Path, primary: Postgres
 ) -> None:
     with Cluster(tmp_path, primary, 1) as cluster:

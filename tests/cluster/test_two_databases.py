@@ -185,7 +185,7 @@ def takeovers(server: Server, since: int) -> list[tuple[int, bool]]:
     return [(int(partition), said == "is served") for partition, said in found]
 
 
-def test_a_database_that_is_silent_delays_no_takeover_of_the_others(
+def test_silent_database_delays_no_takeover_in_the_others(
     tmp_path: Path, primary: Postgres, second: Postgres
 ) -> None:
     with Cluster(tmp_path, primary, 2, further=[second]) as cluster:
@@ -280,7 +280,7 @@ def test_a_list_that_is_not_the_clusters_is_refused(
         ("{dsn_files: [a, b]}", "cluster.dsn_files, entry 1 = "),
     ],
 )
-def test_what_cannot_be_a_list_of_databases_is_said(
+def test_bad_lists_of_databases_are_refused(
     tmp_path: Path, cluster: str, says: str
 ) -> None:
     config = tmp_path / "server.yml"

@@ -92,7 +92,7 @@ class MetricNames(unittest.TestCase):
         self.assertEqual(unknown_names("bellwether_run_step_bucket", known), {"bellwether_run_step_bucket"})
         self.assertEqual(unknown_names("bellwether_ack_seconds_bucket", known), set())
 
-    def test_nothing_is_listed_that_nobody_counts(self) -> None:
+    def test_listed_metrics_are_all_counted(self) -> None:
         code = "".join(p.read_text() for p in (ROOT / "server").rglob("*.cc") if p.name != "metrics_catalog.cc")
         listed = re.findall(r'\{"([a-z0-9_]+)", k(?:Counter|Gauge|Histogram)', (ROOT / "server/export/metrics_catalog.cc").read_text())
         self.assertGreater(len(listed), 40)
@@ -144,7 +144,7 @@ class Runbooks(unittest.TestCase):
             for section in ("## Meaning", "## Impact", "## Diagnosis", "## What to do"):
                 self.assertRegex(book, rf"(?m)^{section}\n\S", f"{alert}: {section}")
 
-    def test_the_page_for_who_responds_names_all(self) -> None:
+    def test_respond_page_links_all_runbooks(self) -> None:
         page = (ROOT / "docs/respond.md").read_text()
         books = {p.stem for p in (ALERTS / "runbooks").glob("*.md")}
         self.assertEqual(set(re.findall(r"/runbooks/(\w+)\.md\)", page)), books)
@@ -169,7 +169,7 @@ class Runbooks(unittest.TestCase):
             self.assertIn(f"}}}}{words}.", nonfinite)
             self.assertIn(f"| {severity} | **{words}** |", book)
 
-    def test_what_the_server_concludes_has_the_servers_name_and_severity(self) -> None:
+    def test_server_alerts_keep_their_name_and_severity(self) -> None:
         names = dict(re.findall(r'\{"(\w+)", "(Bellwether\w+)"\}', (ROOT / "server/export/alert_json.cc").read_text()))
         self.assertGreater(len(names), 8)
         asked: dict[str, str] = {}
@@ -244,7 +244,7 @@ class Thresholds(unittest.TestCase):
                 meaning += book.read_text().split("|\n\n")[-1]
             self.assertEqual(self.unsaid(meaning, templates), [], name)
 
-    def test_the_page_and_the_catalogue_say_the_numbers_of_the_rules(self) -> None:
+    def test_page_and_catalogue_say_the_thresholds(self) -> None:
         page = (DASHBOARDS / "console/src/signals.ts").read_text()
         self.assertEqual(self.unsaid(" ".join(re.findall(r"help: ['\"](.*)['\"]", page)), thresholds_said.PAGE), [])
         catalogue = (ROOT / "proto/bellwether/v1/signals.proto").read_text()
@@ -298,7 +298,7 @@ class Console(unittest.TestCase):
         planted["c"] = ""
         self.assertEqual(in_circles(imports(planted)), set())
 
-    def test_the_page_asks_nobody_else(self) -> None:
+    def test_page_has_no_external_requests(self) -> None:
         dist = DASHBOARDS / "console/dist"
         for path in sorted(dist.iterdir()):
             addresses = set(re.findall(r"https?://[^\s\"'`)<]+", path.read_text()))

@@ -76,7 +76,7 @@ const checks = {
     await server.stop();
   },
 
-  async 'a run that is judged in part is not called healthy'() {
+  async 'a partly judged run is not called healthy'() {
     const server = await start('partly');
     let page = await open(server, '');
     await page.waitForSelector('.runs tbody tr');
@@ -99,7 +99,7 @@ const checks = {
     await server.stop();
   },
 
-  async 'the list says what of a cluster is missing'() {
+  async 'the list names missing servers and partitions'() {
     let server = await start('ill', 0, ['--absent=b:7070', '--unserved=3']);
     const page = await open(server, '');
     await page.waitForSelector('.missing:not([hidden])');
@@ -140,7 +140,7 @@ const checks = {
     await server.stop();
   },
 
-  async 'a link shows what its sender saw, and the keyboard reaches every head'() {
+  async 'a link restores its view; keys reach every head'() {
     const server = await start('ill');
     const page = await open(server, '#/run/gpt2-small%2Fbf16-fa2?signal=wq_sigma&layer=3&head=4&step=2600');
     await page.waitForFunction(() => document.querySelector('.step')?.textContent === 'step 2,600');
@@ -161,7 +161,7 @@ const checks = {
     await server.stop();
   },
 
-  async 'what happens appears by itself'() {
+  async 'live changes appear without a reload'() {
     const server = await start('ill');
     const page = await open(server, '#/run/gpt2-small%2Fbf16-fa2');
     await page.waitForSelector('.conn.live');
@@ -176,7 +176,7 @@ const checks = {
     await server.stop();
   },
 
-  async 'a loss that leaves its course does not hide the head'() {
+  async 'a loss alert does not hide the ill head'() {
     const server = await start('ill');
     const page = await open(server, '#/run/gpt2-small%2Fbf16-fa2');
     await page.waitForSelector('.conn.live');
@@ -191,7 +191,7 @@ const checks = {
     await server.stop();
   },
 
-  async 'the status page says what the server is and what it refused'() {
+  async 'the status page shows the server and its refusals'() {
     const server = await start('ill');
     const page = await open(server, '');
     await page.click('nav a:has-text("Status")');
@@ -204,7 +204,7 @@ const checks = {
     await server.stop();
   },
 
-  async 'a run beside another, and what is shown as files'() {
+  async 'a second run is drawn; views download as files'() {
     const server = await start('ill');
     const page = await open(server, '#/run/gpt2-small%2Fbf16-fa2');
     await page.waitForSelector('.chart canvas');
@@ -241,7 +241,7 @@ const checks = {
     await server.stop();
   },
 
-  async 'a proposed action is approved by somebody with a name, applied, and taken back'() {
+  async 'a proposal is approved by name, applied and undone'() {
     const server = await start('ill');
     const page = await open(server, '#/run/gpt2-small%2Fbf16-fa2');
     const actions = page.locator('section[aria-label=Actions]');
@@ -269,7 +269,7 @@ const checks = {
     await server.stop();
   },
 
-  async 'who may only read is offered nothing else, and who may act does it under his name'() {
+  async 'readers get no actions; actors act under their name'() {
     const folder = mkdtempSync(`${tmpdir()}/who-`);
     writeFileSync(`${folder}/access.yml`, 'identities:\n- {name: alice, roles: [read], runs: ["*"]}\n- {name: bob, roles: [read, act], runs: ["*"]}\n', { mode: 0o600 });
     const tokens = Object.fromEntries(['alice', 'bob'].map((name) => {
@@ -301,7 +301,7 @@ const checks = {
     await server.stop();
   },
 
-  async 'a link opens its alert, and a run that has ended leaves nothing to decide'() {
+  async 'a link opens its alert; ended runs offer no actions'() {
     const server = await start('ill');
     const page = await open(server, '');
     const run = '#/run/gpt2-small%2Fbf16-fa2';
@@ -332,7 +332,7 @@ const checks = {
     await server.stop();
   },
 
-  async 'without its server the page says so, and it comes back'() {
+  async 'the page reports a lost server and reconnects'() {
     let server = await start('ill');
     const { port } = server;
     const page = await open(server, '#/run/gpt2-small%2Fbf16-fa2');
@@ -347,7 +347,7 @@ const checks = {
     await server.stop();
   },
 
-  async 'a server that has not answered yet and one that cannot are told apart'() {
+  async 'loading and a failed answer look different'() {
     const server = await start('ill');
     const page = await open(server, '');
     await page.waitForSelector('.runs tbody tr');
@@ -364,7 +364,7 @@ const checks = {
     await server.stop();
   },
 
-  async 'no text that somebody chose is markup or a link'() {
+  async 'untrusted text is never markup or a link'() {
     const server = await start('hostile');
     const hostile = 'onerror="window.pwned=1"';
     for (const hash of ['', '#/status', 'run']) {
@@ -390,7 +390,7 @@ const checks = {
     await server.stop();
   },
 
-  async '126 layers of 128 heads and a million steps are a run like any other'() {
+  async '126 layers and a million steps are displayed'() {
     const server = await start('huge');
     const page = await open(server, '#/run/gpt2-small%2Fbf16-fa2');
     // Made up on the fly from a million steps: seconds of both cores.

@@ -42,7 +42,7 @@ def changed(folder: Path, file: str, old: str, new: str) -> str:
         ("query.proto", "rpc GetRun(", "rpc ReadRun(", "  ReadRun: { request: GetRunRequest; response: Run };"),
     ],
 )
-def test_what_changes_in_proto_changes_the_types(tmp_path: Path, file: str, old: str, new: str, line: str) -> None:
+def test_proto_changes_change_the_types(tmp_path: Path, file: str, old: str, new: str, line: str) -> None:
     assert line in changed(tmp_path, file, old, new)
     assert line not in wire_types()
 

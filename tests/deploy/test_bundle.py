@@ -39,18 +39,18 @@ def dynamic(file: Path, tag: str) -> list[str]:
     return re.findall(rf"\({tag}\).*\[(.*)\]", told)
 
 
-def test_it_is_small(bundle: Path) -> None:
+def test_bundle_size_is_bounded(bundle: Path) -> None:
     assert sum(path.lstat().st_size for path in bundle.rglob("*")) <= SIZE_MAX
 
 
-def test_it_needs_the_c_library_alone(bundle: Path) -> None:
+def test_bundle_needs_only_the_c_library(bundle: Path) -> None:
     brought = {path.name for path in (bundle / "lib").iterdir()}
     for file in [*(bundle / "bin" / name for name in PROGRAMS), *(bundle / "lib").iterdir()]:
         outside = {name for name in dynamic(file, "NEEDED") if not GLIBC.fullmatch(name)}
         assert outside <= brought, file.name
 
 
-def test_what_a_trainer_loads_brings_no_second_c_plus_plus_library(bundle: Path) -> None:
+def test_trainer_libraries_bring_no_second_libstdcxx(bundle: Path) -> None:
     # One that was loaded before PyTorch's would be taken by PyTorch too, too old or not.
     for name in TRAINER_LIBRARIES:
         assert all(GLIBC.fullmatch(needed) for needed in dynamic(bundle / "bin" / name, "NEEDED")), name

@@ -90,7 +90,7 @@ def test_images_are_made_of_what_is_here() -> None:
             assert (ROOT / service["build"]["dockerfile"]).is_file()
 
 
-def test_nobody_is_root() -> None:
+def test_no_container_runs_as_root() -> None:
     for stage in ("server", "trainer"):
         assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", value(stage, "USER")), stage
     for name, service in SERVICES.items():

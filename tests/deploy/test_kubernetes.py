@@ -54,7 +54,7 @@ def findings(*given: Object) -> list[list[str]]:
 @pytest.mark.skipif(
     shutil.which("node") is None or not (HERE / "node_modules").is_dir(), reason="npm ci in tests/deploy"
 )
-def test_the_schemas_allow_them() -> None:
+def test_schemas_accept_the_kubernetes_manifests() -> None:
     assert len(OBJECTS) == 8
     misspelt, mistyped, mixed = (copy.deepcopy(OBJECTS["StatefulSet"]) for _ in range(3))
     misspelt["spec"]["template"]["spec"]["containers"][0]["livenesProbe"] = {}
@@ -67,7 +67,7 @@ def test_the_schemas_allow_them() -> None:
     assert third == ["spec.template.spec.volumes.0.configMap.sizeLimit is not known"]
 
 
-def test_the_server_is_nobody() -> None:
+def test_server_runs_without_privileges() -> None:
     pod, container = POD["spec"]["securityContext"], CONTAINER["securityContext"]
     assert pod["runAsNonRoot"] and pod["runAsUser"] > 0 and pod["seccompProfile"]["type"] == "RuntimeDefault"
     assert container["readOnlyRootFilesystem"] and not container["allowPrivilegeEscalation"]
@@ -78,7 +78,7 @@ def test_the_server_is_nobody() -> None:
     assert pod["runAsUser"] == pod["fsGroup"] == int(user)
 
 
-def test_they_fit_each_other() -> None:
+def test_kubernetes_manifests_fit_each_other() -> None:
     labels = POD["metadata"]["labels"]
     service, monitor = OBJECTS["Service"], OBJECTS["ServiceMonitor"]["spec"]
     selectors = [

@@ -188,7 +188,7 @@ class Host:
         return {path for path in told.stdout.split() if not path.startswith(("/var/log/", "/var/lib/systemd/"))}
 
 
-def test_it_is_installed_upgraded_removed_and_purged(machine: BootedMachine, folder: Path) -> None:
+def test_package_is_installed_upgraded_removed_and_purged(machine: BootedMachine, folder: Path) -> None:
     host = Host(machine)
     newer = f"/srv/shared/{package(folder, 'bellwether').name}"
     before = host.traces()
@@ -257,7 +257,7 @@ def test_it_is_installed_upgraded_removed_and_purged(machine: BootedMachine, fol
     assert host.runs() == recorded
 
 
-def test_a_job_in_c_is_built_and_sends_with_the_client_package(machine: BootedMachine, folder: Path) -> None:
+def test_c_program_builds_and_records_with_client_package(machine: BootedMachine, folder: Path) -> None:
     machine.run("dpkg", "-i", f"/srv/shared/{package(folder, 'bellwether-client').name}")
     machine.run("sh", "-c", "cc -o /root/c99 /srv/shared/c99.c $(pkg-config --cflags --libs bellwether_client)")
     # It loads the library, finds the sender and records.

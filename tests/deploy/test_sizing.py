@@ -143,7 +143,7 @@ def test_more_databases_share_the_load() -> None:
         ("frames", float("nan"), r"frames = nan"),
     ],
 )
-def test_what_cannot_be_is_refused(field: str, value: float, said: str) -> None:
+def test_plans_out_of_range_are_refused(field: str, value: float, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         cost.Plan(**{field: value})  # type: ignore[arg-type]
 

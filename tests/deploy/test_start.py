@@ -125,7 +125,7 @@ def test_ctrl_c_while_a_model_trains_ends_everything(terminals: list[Terminal]) 
     wait_for("every process has ended", lambda: not terminal.processes())
 
 
-def test_it_proposes_a_repair_that_a_person_may_approve(terminals: list[Terminal]) -> None:
+def test_start_proposes_a_repair_to_approve(terminals: list[Terminal]) -> None:
     terminal = Terminal("--steps", "1000000")
     terminals.append(terminal)
     page = terminal.read_until(r"Its alerts are on the page, \d+ s .*: (http://\S+/)#/run/gpt-flash-s4").group(1)
@@ -150,7 +150,7 @@ def test_it_proposes_a_repair_that_a_person_may_approve(terminals: list[Terminal
     assert terminal.end() == 128 + signal.SIGINT
 
 
-def test_it_serves_the_page_that_it_names(terminals: list[Terminal]) -> None:
+def test_start_serves_the_page_it_names(terminals: list[Terminal]) -> None:
     terminal = Terminal("--serve")
     terminals.append(terminal)
     page = terminal.read_until(r"page (http://\S+/) ").group(1)

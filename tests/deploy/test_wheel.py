@@ -62,7 +62,7 @@ def pip(python: Path, *words: str | Path) -> None:
     )
 
 
-def test_it_is_small_and_says_what_it_needs(wheel: Path) -> None:
+def test_wheel_size_is_bounded_and_its_tag_right(wheel: Path) -> None:
     assert wheel.stat().st_size <= SIZE_MAX
     server = subprocess.check_output([BIN / "bellwetherd", "--version"], text=True).split()[1]
     assert re.fullmatch(rf"bellwether-{server}-py3-none-manylinux_2_\d+_x86_64\.whl", wheel.name)
@@ -77,7 +77,7 @@ def test_auditwheel_agrees_with_the_tag(wheel: Path) -> None:
     assert f'consistent with the following platform tag: "{platform}"' in " ".join(shown.split()), shown
 
 
-def test_it_brings_the_licences_of_what_it_brings(wheel: Path) -> None:
+def test_wheel_has_the_licences_of_bundled_libraries(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert "bellwether/licenses/bellwether" in names
     assert [name for name in names if name.startswith("bellwether/licenses/libgrpc")]
@@ -127,7 +127,7 @@ def laptop(tmp_path: Path) -> Iterator[Laptop]:
         wait_for("the private server has ended", lambda: not made.server.exists())
 
 
-def test_three_lines_and_a_wheel(wheel: Path, laptop: Laptop) -> None:
+def test_installed_wheel_watches_a_run(wheel: Path, laptop: Laptop) -> None:
     before = {path.name for path in [*laptop.packages.iterdir(), *laptop.bin.iterdir()]}
     pip(laptop.python, "install", "--no-index", "--no-deps", wheel)
     (laptop.folder / "train.py").write_text(TRAIN)

@@ -197,7 +197,7 @@ READERS = {
 
 
 @pytest.mark.parametrize("document", chosen("yaml"))
-def test_files_are_accepted_by_who_reads_them(document: str, tmp_path: Path) -> None:
+def test_documented_files_are_accepted_by_their_programs(document: str, tmp_path: Path) -> None:
     for file in ("dashboards/alerts/rules.yml", "deploy/webhook/slack.json"):
         shutil.copy(ROOT / file, tmp_path)
     for block in chosen("yaml")[document]:
@@ -235,7 +235,7 @@ def test_every_block_is_run_or_says_why_not() -> None:
         ), document
 
 
-def test_a_block_that_nobody_runs_is_seen() -> None:
+def test_block_without_a_test_is_found() -> None:
     for text in (
         "```\nls\n```",
         "<!-- run by tests/docs/test_paper.py -->\n```sh\nls\n```",
@@ -286,7 +286,7 @@ def flags_unknown(line: str) -> set[str]:
     return flags - every - {"--help"}
 
 
-def test_commands_in_running_text_and_those_that_are_not_run_exist() -> None:
+def test_commands_in_text_and_unrun_blocks_exist() -> None:
     wrong = []
     for document in documents():
         if document.startswith("CHANGELOG"):

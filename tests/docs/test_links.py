@@ -27,7 +27,7 @@ def anchors(text: str) -> set[str]:
     return found
 
 
-def test_there_are_documents() -> None:
+def test_documents_are_found() -> None:
     assert {"README.md", "docs/paper.md"} <= set(DOCUMENTS)
 
 

@@ -26,7 +26,7 @@ def test_the_figures_are_drawn(tmp_path: Path) -> None:
     assert all((tmp_path / name).stat().st_size > 5000 for name in shown)
 
 
-def test_what_it_names_is_there() -> None:
+def test_named_files_and_runs_exist() -> None:
     quoted = set(re.findall(r"`([^`\n]+)`", PAGE))
     paths = {name for name in quoted if name.startswith(PLACES)}
     assert len(paths) > 5

@@ -26,7 +26,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_it_begins_with_the_readme_and_has_every_document(site: Path) -> None:
+def test_site_begins_with_the_readme_and_has_every_document(site: Path) -> None:
     assert "Build from source" in (site / "index.html").read_text()
     runbook = "dashboards/alerts/runbooks/bellwetherdown"
     for document in ("ARCHITECTURE", "docs/reference/cli", "deploy/README", runbook):
@@ -34,7 +34,7 @@ def test_it_begins_with_the_readme_and_has_every_document(site: Path) -> None:
     assert "key_leak" in (site / "searchindex.js").read_text()
 
 
-def test_what_it_needs_it_brings(site: Path) -> None:
+def test_site_needs_no_external_resources(site: Path) -> None:
     asked = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*?\b(?:src|href)=["']https?://[^"']+""")
     for page in site.rglob("*.html"):
         assert asked.findall(page.read_text()) == [], page

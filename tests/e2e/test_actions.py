@@ -165,7 +165,7 @@ def test_a_proposal_is_approved_applied_and_told_everywhere(tmp_path: Path) -> N
             wait_for(counted, lambda counted=counted: counted in server.get("/metrics"))
 
 
-def test_a_repair_that_switches_a_rule_off_neither_ends_its_alert_nor_proves_that_it_helped(tmp_path: Path) -> None:
+def test_repair_that_disables_a_rule_keeps_its_alert(tmp_path: Path) -> None:
     """The head goes on growing as recorded, while the rule of drift finds nothing any more."""
     policy = tmp_path / "policy.yml"
     policy.write_text(POLICY.format(mode="enforce", confirm=0))
@@ -189,7 +189,7 @@ def test_a_repair_that_switches_a_rule_off_neither_ends_its_alert_nor_proves_tha
         assert not [r for r in reasons if r.startswith("the alert is over;")]
 
 
-def test_an_ended_run_waits_for_nobody(tmp_path: Path) -> None:
+def test_actions_of_an_ended_run_expire(tmp_path: Path) -> None:
     policy = tmp_path / "policy.yml"
     policy.write_text(POLICY.format(mode="propose", confirm=0))
     with Server(tmp_path, "", f"--policy.file={policy}") as server:
@@ -218,7 +218,7 @@ def test_an_ended_run_waits_for_nobody(tmp_path: Path) -> None:
         assert "ACTION_STATE_PROPOSED" not in [a["state"] for a in actions(server, "live")]
 
 
-def test_a_proposal_that_waited_for_its_alert_to_hold_reaches_the_webhooks(tmp_path: Path) -> None:
+def test_proposal_after_confirm_steps_reaches_the_webhooks(tmp_path: Path) -> None:
     policy = tmp_path / "policy.yml"
     policy.write_text(POLICY.format(mode="propose", confirm=100))
     advice: list[str] = []

@@ -156,7 +156,7 @@ def test_a_failing_run_is_told_by_both_ways(told: tuple[Server, Sink, str]) -> N
     assert 'bellwether_notifications_total{channel="alertmanager",result="failed"} 0' in metrics
 
 
-def test_an_import_tells_nobody_and_is_marked_also_after_a_restart(tmp_path: Path) -> None:
+def test_import_notifies_only_on_request_and_stays_marked(tmp_path: Path) -> None:
     sink = Sink()
     config = f"alerting: {{webhooks: [{{url: '{sink.url}', severity: info}}]}}\n"
     recording = str(ROOT / f"tests/testdata/runs/{FAILING}.bwrun")

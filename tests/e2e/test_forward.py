@@ -277,7 +277,7 @@ def test_a_collector_gets_the_newest_values_and_the_alerts(server: Server, forwa
     collector.server.shutdown()
 
 
-def test_a_collector_is_a_stranger() -> None:
+def test_collector_redirects_and_endless_answers_are_bounded() -> None:
     """A redirect is not followed, and of an endless answer the start is read."""
     asked: list[str] = []
 
@@ -355,7 +355,7 @@ def test_following_goes_on_over_restarts_until_the_run_ends(tmp_path: Path, forw
     assert math.isnan(values.pop(7)) and values == {step: 1.0 + step for step in values}
 
 
-def test_what_cannot_be_is_said(server: Server, forward: Forward) -> None:
+def test_failures_to_forward_are_explained(server: Server, forward: Forward) -> None:
     (forward.folder / "modules/wandb.py").write_text(WANDB)
     to = ["--to", "wandb:p"]
     code, told = forward.run(server.http, "no-such-run", *to)

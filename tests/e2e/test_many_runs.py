@@ -68,7 +68,7 @@ def test_the_page_stays_within_its_limit_and_is_clean(crowded: Server) -> None:
     assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
 
 
-def test_what_was_left_out_is_counted_and_the_failing_run_is_whole(crowded: Server) -> None:
+def test_suppressed_series_are_counted_and_failing_run_is_complete(crowded: Server) -> None:
     before, page = crowded.get("/metrics"), crowded.get("/metrics")
     for level in ("layer", "head"):
         suppressed = f'bellwether_series_suppressed_total{{level="{level}"}}'

@@ -68,7 +68,7 @@ def texts(root: ElementTree.Element) -> list[str]:
     return [text.text or "" for text in root.iter(f"{SVG}text")]
 
 
-def test_the_story_of_the_worst_heads(server: Server, tmp_path: Path) -> None:
+def test_default_plot_shows_the_worst_heads(server: Server, tmp_path: Path) -> None:
     root = svg(server, tmp_path, "drifts")
     assert root.findtext(f"{SVG}title") == "drifts"
     ranked = server.json("head", "top", "drifts", "--limit", "36")["heads"]
@@ -100,7 +100,7 @@ def test_lines_are_where_the_values_are(server: Server, tmp_path: Path) -> None:
             assert abs(point[axis] - expected) < 0.02
 
 
-def test_alerts_notes_and_what_is_expected(server: Server, tmp_path: Path) -> None:
+def test_plot_shows_alerts_notes_and_expected_divergence(server: Server, tmp_path: Path) -> None:
     root = svg(server, tmp_path, "drifts")
     said = texts(root)
     for alert in server.json("alert", "list", "--run", "drifts")["alerts"]:
@@ -154,7 +154,7 @@ def test_the_files_name_tells_the_format(server: Server, tmp_path: Path) -> None
     assert (tmp_path / "a.pdf").read_bytes().startswith(b"%PDF")
 
 
-def test_what_cannot_be_drawn_leaves_no_file(
+def test_refused_plots_leave_no_file(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good = str(tmp_path / "plot.svg")

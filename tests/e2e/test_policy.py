@@ -22,7 +22,7 @@ def bellwether(*arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_what_is_built_in_is_printed_checked_and_explained() -> None:
+def test_built_in_policy_is_printed_checked_and_explained() -> None:
     printed = subprocess.run(
         [BIN / "bellwetherd", "policy", "defaults"], capture_output=True, text=True, check=True
     )
@@ -35,7 +35,7 @@ def test_what_is_built_in_is_printed_checked_and_explained() -> None:
     assert bellwether("policy", "explain", BUILT_IN).stdout == explained.stdout
 
 
-def test_every_finding_of_a_bad_file_is_told_with_its_place(tmp_path: Path) -> None:
+def test_findings_in_a_bad_file_name_their_place(tmp_path: Path) -> None:
     bad = tmp_path / "bad.yml"
     bad.write_text("mode: on\nrules:\n- ladder: [{do: qk.clip, gamma: 2}]\n")
     for command in (["check", bad], ["explain", bad], ["dry-run", bad, RUNS / "labels.json"]):
@@ -49,7 +49,7 @@ def test_every_finding_of_a_bad_file_is_told_with_its_place(tmp_path: Path) -> N
     assert missing.returncode == 2
 
 
-def test_the_dry_run_says_what_would_have_been_done_and_when() -> None:
+def test_dry_run_lists_actions_and_their_steps() -> None:
     healthy, failing = RUNS / "gpt-live-centred-s13.bwrun", RUNS / "gpt-live-flash-s4.bwrun"
     tried = bellwether("policy", "dry-run", BUILT_IN, healthy, failing, "--mode", "enforce")
     assert tried.returncode == 0, tried.stderr
@@ -68,7 +68,7 @@ def test_the_dry_run_says_what_would_have_been_done_and_when() -> None:
     assert "0 actions; mode observe does nothing" in observing.stdout
 
 
-def test_what_is_no_recording_is_named_and_the_rest_is_tried() -> None:
+def test_dry_run_names_files_other_than_recordings() -> None:
     tried = bellwether(
         "policy", "dry-run", BUILT_IN, RUNS / "labels.json", RUNS / "gpt-live-centred-s13.bwrun"
     )

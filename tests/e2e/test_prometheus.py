@@ -153,7 +153,7 @@ def test_every_query_of_the_dashboards_has_data(scraped: tuple[Prometheus, Train
     assert not prometheus.has("bellwether_no_such_metric")
 
 
-def test_every_rule_has_data_and_what_the_server_concludes_fires(scraped: tuple[Prometheus, Trainer, Server]) -> None:
+def test_every_rule_has_data_and_server_alerts_fire(scraped: tuple[Prometheus, Trainer, Server]) -> None:
     prometheus, *_ = scraped
     rules = [rule for group in prometheus.get("rules")["groups"] for rule in group["rules"]]
     queries = {rule["name"]: without_threshold(rule["query"]) if rule["type"] == "alerting" else rule["name"] for rule in rules}
@@ -174,7 +174,7 @@ def test_every_rule_has_data_and_what_the_server_concludes_fires(scraped: tuple[
         pytest.fail(f"no data, or does not fire: {quiet()}")
 
 
-def test_what_fires_has_the_labels_and_the_severity_of_the_server(scraped: tuple[Prometheus, Trainer, Server]) -> None:
+def test_firing_alerts_have_the_servers_labels_and_severity(scraped: tuple[Prometheus, Trainer, Server]) -> None:
     prometheus, _, server = scraped
 
     def told_by_server() -> set[frozenset[tuple[str, str]]]:

@@ -91,7 +91,7 @@ def test_a_watch_goes_on_over_a_restart(server: Server, client: bellwether.Clien
     assert ids == sorted(set(ids)) and {transition["run"] for transition in told} == {RUN}
 
 
-def test_what_is_refused_says_why(client: bellwether.Client) -> None:
+def test_refusals_say_why(client: bellwether.Client) -> None:
     with pytest.raises(QueryError, match="no-such-run") as refused:
         client.run("no-such-run")
     assert refused.value.status == 404

@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_run_is_a_line_and_the_set_is_the_last(folder: Path) -> None:
+def test_each_run_is_a_line_and_the_set_follows(folder: Path) -> None:
     done = scorecard(folder, "--json")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""  # A bar is for terminals.
@@ -50,7 +50,7 @@ def test_every_run_is_a_line_and_the_set_is_the_last(folder: Path) -> None:
     assert all(rule["ns_per_step"] > 0 for rule in runs[2]["rules"]) and len(runs[2]["rules"]) == 7
 
 
-def test_what_is_said_of_the_time_left_is_right_to_a_third() -> None:
+def test_eta_is_right_within_a_third() -> None:
     runs = [json.loads(line) for line in scorecard(RUNS, "--json").stdout.splitlines()]
     errors = {run["run"]: run["eta_error"] for run in runs if run["run"] and run["eta_error"] is not None}
     assert len(errors) >= 3 and all(abs(error) <= 0.35 for error in errors.values()), errors
@@ -67,7 +67,7 @@ def test_a_test_that_is_switched_off_warns_of_nothing(folder: Path) -> None:
     assert wrong.returncode == 2 and "drift.growth" in wrong.stderr and '"drift.all"' in wrong.stderr
 
 
-def test_what_cannot_be_read_is_named_and_the_exit_code_says_so(folder: Path) -> None:
+def test_unreadable_files_are_named_and_set_the_exit_code(folder: Path) -> None:
     (folder / "empty.bwrun").touch()
     whole = (folder / "gpt-hp-s4.bwrun").read_bytes()
     (folder / "cut.bwrun").write_bytes(whole[: len(whole) // 3])

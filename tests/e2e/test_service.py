@@ -76,7 +76,7 @@ def test_everything_is_there_after_a_kill(server: Server) -> None:
     assert server.call("GetRun", run=RUN)["ended"]
 
 
-def test_no_request_of_an_ended_run_changes_what_is_answered_of_it(server: Server) -> None:
+def test_requests_do_not_change_answers_about_an_ended_run(server: Server) -> None:
     """Each of them takes the run up again from what is stored."""
 
     def answers() -> list[Any]:
@@ -131,7 +131,7 @@ def actions_waiting(server: Server) -> list[str]:
     return [a["id"] for a in actions if a["state"] == "ACTION_STATE_PROPOSED"]
 
 
-def test_a_server_that_ends_takes_only_its_own_files_with_it(tmp_path: Path) -> None:
+def test_ending_server_removes_only_its_own_files(tmp_path: Path) -> None:
     """Somebody takes the first one's socket for a dead one's, and starts another with the same flags."""
     ready, socket = tmp_path / "ready.json", tmp_path / "grpc.sock"
 
@@ -153,7 +153,7 @@ def test_a_server_that_ends_takes_only_its_own_files_with_it(tmp_path: Path) -> 
             assert not ready.exists() and not socket.exists()
 
 
-def test_a_kill_does_not_change_when_a_run_started_and_last_reported(server: Server) -> None:
+def test_start_and_last_report_times_survive_a_kill(server: Server) -> None:
     def times() -> list[str]:
         run = server.call("GetRun", run="short")
         return [run["started_unix_ns"], run["last_report_unix_ns"]]
@@ -182,7 +182,7 @@ def test_a_clean_stop_leaves_no_log_to_read_again(tmp_path: Path) -> None:
         assert server.series(RUN, "drift_ratio", 1, 0) == before
 
 
-def test_an_event_is_there_for_whoever_asks_after_it_and_once(server: Server, tmp_path: Path) -> None:
+def test_an_event_is_listed_at_once_and_once(server: Server, tmp_path: Path) -> None:
     def texts() -> list[str]:
         return [event["text"] for event in server.call("ListEvents", run="noted").get("events", [])]
 

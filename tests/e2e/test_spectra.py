@@ -193,7 +193,7 @@ def test_a_recording_with_matrices_is_imported_and_replayed_alike(tmp_path: Path
 
 
 @pytest.mark.parametrize("passes", ["1000000", "5", "-1"])
-def test_a_gpu_gives_the_same_and_so_does_one_that_fails(
+def test_gpu_and_failing_gpu_give_the_same_spectra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passes: str
 ) -> None:
     monkeypatch.setenv("BELLWETHER_FAKE_BANK_SPECTRA", passes)

@@ -99,7 +99,7 @@ def test_each_start_is_an_attempt_of_all_its_ranks(tmp_path: Path, server: Serve
     assert (job.counts("a"), job.counts("b")) == (["0", "0", "0"], ["0", "1"]), "torchrun's own numbers"
 
 
-def test_a_start_is_not_taken_for_the_one_before_in_the_same_store(tmp_path: Path, server: Server) -> None:
+def test_restart_in_the_same_store_is_a_new_attempt(tmp_path: Path, server: Server) -> None:
     # One node: where several share it, torch's own addresses of the start before mislead its groups.
     with Job(tmp_path, server, 1) as job:
         job.start("a")

@@ -106,7 +106,7 @@ def test_tokens_missing_wrong_expired_and_of_another_run(server: SecureServer) -
             assert secret not in kept.read_text(), kept
 
 
-def test_nobody_is_told_of_what_he_may_not_see(server: SecureServer) -> None:
+def test_answers_hide_runs_without_read_access(server: SecureServer) -> None:
     operators = server.client_certificate("operators")
     send(server, "team-a/1", operators)
     send(server, "team-b/1", operators)
@@ -166,7 +166,7 @@ def uuid_of(name: str) -> str:
     return f"{mix((state >> 64) ^ low):016x}{low:016x}"
 
 
-def test_nobody_takes_a_run_by_the_hash_of_its_name(server: SecureServer) -> None:
+def test_no_run_is_taken_by_the_hash_of_its_name(server: SecureServer) -> None:
     trainers = server.client_certificate("trainers")
     own = server.client_certificate("own", "spiffe://bellwether/run/own")
     # Before its owner comes: he is not kept out.
@@ -209,7 +209,7 @@ def test_a_run_that_is_in_the_way_is_not_named(tmp_path: Path) -> None:
             assert "hidden" not in client.counters().error
 
 
-def test_what_is_taken_away_is_away_from_open_streams(server: SecureServer) -> None:
+def test_revoked_rights_end_open_streams(server: SecureServer) -> None:
     with server.trainer("team-a/1", server.client_certificate("trainers")) as client:
         client.push(0, [Block("loss", [1.0])])
         assert client.flush(20)
@@ -306,7 +306,7 @@ def test_actions_are_their_identitys_and_stand_in_the_audit(server: SecureServer
     ]
 
 
-def test_a_reload_is_in_the_audit_with_what_came_of_it(tmp_path: Path) -> None:
+def test_reloads_and_their_results_are_audited(tmp_path: Path) -> None:
     with SecureServer(tmp_path, ACCESS, "web: {enable_reload: true}") as server:
         root = server.token("root")
         wait_for("the token is read", lambda: server.ask("/metrics", root)[0] == 200)
@@ -344,7 +344,7 @@ def test_refusals_fill_neither_the_log_nor_the_audit(server: SecureServer) -> No
     assert server.metric(root, "bellwether_access_refused_total") >= 200
 
 
-def test_a_tenant_beyond_his_quota_waits_or_is_refused(server: SecureServer) -> None:
+def test_tenant_beyond_its_quota_waits_or_is_refused(server: SecureServer) -> None:
     small = server.client_certificate("small")
     root = server.token("root")
     with server.trainer("first", small) as client:

@@ -38,7 +38,7 @@ def refused_start(folder: Path, storage: Path) -> str:
     raise AssertionError(f"a server began on {storage}")
 
 
-def test_a_backup_under_load_restores_to_a_server_that_goes_on(tmp_path: Path) -> None:
+def test_backup_under_load_restores_to_a_working_server(tmp_path: Path) -> None:
     with Server(tmp_path, CONFIG) as server:
         fleet = Fleet(server, tmp_path, 3, 0.01, layers=8, heads=16)
         for number in range(3):
@@ -144,7 +144,7 @@ def test_damage_is_found_said_and_repaired(tmp_path: Path) -> None:
         assert tables[-1].name in bellwetherd(path, "check-data", "--repair")
 
 
-def test_a_log_whose_end_is_gone_is_missed_by_the_check_as_by_the_server(tmp_path: Path) -> None:
+def test_check_and_server_notice_a_missing_log_end(tmp_path: Path) -> None:
     with Server(tmp_path, CONFIG) as server:
         fleet = Fleet(server, tmp_path, 1, 0.01, layers=4, heads=8)
         fleet.await_acks(50)

@@ -180,7 +180,7 @@ def test_a_trainer_goes_on_over_its_connections(server: Server, tmp_path: Path) 
     assert not log.exists() or "training goes on" not in log.read_text()
 
 
-def test_who_watches_alerts_is_told_each_once(server: Server) -> None:
+def test_alert_watch_gives_each_alert_once(server: Server) -> None:
     fall_ill(server, "before")
     everything = Command(server, "alert", "watch")
     wait_for(
@@ -208,7 +208,7 @@ def test_who_watches_alerts_is_told_each_once(server: Server) -> None:
     assert told_alerts(of_one) == stored_alerts(server, ["before"])
 
 
-def test_who_watches_a_run_is_told_no_sample_twice_and_its_end(server: Server) -> None:
+def test_run_watch_gives_each_sample_once_and_the_end(server: Server) -> None:
     trainer = client(server, "watched")
     assert push(trainer, 0) and trainer.flush(30)
     wait_for("it is there", lambda: int(server.call("GetRun", run="watched").get("step", -1)) == 0)
@@ -233,7 +233,7 @@ def test_who_watches_a_run_is_told_no_sample_twice_and_its_end(server: Server) -
     assert steps == sorted(steps)
 
 
-def test_a_transfer_that_takes_too_long_is_cut_and_can_be_made_again(server: Server) -> None:
+def test_transfer_cut_by_the_connection_age_can_be_repeated(server: Server) -> None:
     before = ended_calls(server, "ImportRun")
     with contextlib.closing(Link(server.grpc)) as link:
         link.bytes_per_second = RECORDING.stat().st_size // 5  # Longer than a connection lives.
@@ -252,7 +252,7 @@ def test_a_transfer_that_takes_too_long_is_cut_and_can_be_made_again(server: Ser
         assert server.series("slow", signal_name) == server.series("quick", signal_name)
 
 
-def test_who_watches_goes_on_over_restarts(tmp_path: Path) -> None:
+def test_alert_watch_continues_over_restarts(tmp_path: Path) -> None:
     with Server(tmp_path) as server:
         runs = ["first"]
         fall_ill(server, "first")
@@ -277,7 +277,7 @@ def test_who_watches_goes_on_over_restarts(tmp_path: Path) -> None:
     assert watch.words.count("answers again") == 2, watch.words
 
 
-def test_a_server_that_was_never_there_is_an_error_at_once(server: Server) -> None:
+def test_absent_server_is_an_error_at_once(server: Server) -> None:
     server.kill()
     for words in (["alert", "watch"], ["run", "watch", "any"]):
         watch = Command(server, *words)

@@ -156,7 +156,7 @@ def test_one_rank_applies_it_once_and_the_history_says_so(
 
 
 @pytest.mark.parametrize("when", ["approved", "sent"])
-def test_two_ranks_apply_it_at_one_step_though_the_server_dies(tmp_path: Path, when: str) -> None:
+def test_two_ranks_apply_at_one_step_over_server_kill(tmp_path: Path, when: str) -> None:
     with Server(tmp_path) as server, Job(server, tmp_path, world=2) as job:
         id = server.call("ProposeAction", run=RUN, action=CENTRING, by="alice", approve=True)["id"]
         if when == "sent":
@@ -177,7 +177,7 @@ def test_two_ranks_apply_it_at_one_step_though_the_server_dies(tmp_path: Path, w
 
 @pytest.mark.parametrize("victims", ["a rank", "ranks", "all"])
 @pytest.mark.parametrize("when", ["approved", "sent", "applied"])
-def test_two_ranks_that_died_have_it_at_one_step_when_they_are_back(
+def test_restarted_ranks_apply_an_action_at_one_step(
     tmp_path: Path, when: str, victims: str
 ) -> None:
     with Server(tmp_path) as server, Job(server, tmp_path, world=2) as job:

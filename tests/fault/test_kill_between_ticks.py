@@ -81,7 +81,7 @@ def send(server: Server, recorded: Recording, kills: Collection[int]) -> list[di
     return server.alert_log(RUN)
 
 
-def test_the_alert_log_is_that_of_a_server_that_was_not_killed(tmp_path: Path) -> None:
+def test_kills_do_not_change_the_alert_log(tmp_path: Path) -> None:
     print(f"BELLWETHER_SEED={SEED}")
     recorded = Recording(ROOT / "tests/testdata/tiny/bf16-1.bwrun")
     (tmp_path / "whole").mkdir()

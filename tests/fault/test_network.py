@@ -268,7 +268,7 @@ def test_a_stopped_peer_is_cut_off(tmp_path: Path) -> None:
         expect_accounted(server, pusher)
 
 
-def test_a_stopped_server_holds_up_nobody(server: Server) -> None:
+def test_stopped_server_does_not_delay_the_trainer(server: Server) -> None:
     pusher = Pusher(server.grpc, "hung", 0.02)
     wait_for("acks", lambda: pusher.client.counters().frames_acked > 20)
     before = pusher.steps

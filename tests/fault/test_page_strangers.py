@@ -102,7 +102,7 @@ def gzip_bomb() -> bytes:
     return b"".join(packer.compress(MIB) for _ in range(100)) + packer.flush()
 
 
-def test_a_stranger_takes_no_memory(page: Page) -> None:
+def test_unauthorized_requests_take_no_memory(page: Page) -> None:
     assert page.ask("/-/healthy")[0] == 200
     assert page.ask("/metrics", token=page.token)[0] == 200
     bomb = gzip_bomb()
@@ -154,7 +154,7 @@ def test_a_body_that_was_not_read_is_no_second_request(page: Page) -> None:
         assert text.count(b"HTTP/1.1 ") == 1, text
 
 
-def test_a_stranger_makes_no_series(page: Page) -> None:
+def test_unauthorized_requests_create_no_series(page: Page) -> None:
     def series() -> list[str]:
         text = page.ask("/metrics", token=page.token)[1]
         return [line.split(" ")[0] for line in text.splitlines() if not line.startswith("#")]
@@ -215,7 +215,7 @@ def dripping(page: Page, addresses: Iterable[str], each: int) -> Iterator[list[s
         wire.close()
 
 
-def test_who_is_slow_holds_up_no_probe(page: Page) -> None:
+def test_slow_clients_do_not_delay_probes(page: Page) -> None:
     watcher = page.client()  # Whose stream is longer than a request may be.
     watcher.request("GET", "/api/v1/events", headers={"Authorization": f"Bearer {page.token}"})
     told = watcher.getresponse()
@@ -236,7 +236,7 @@ def test_who_is_slow_holds_up_no_probe(page: Page) -> None:
     watcher.close()
 
 
-def test_streams_of_an_address_shut_out_no_health_check_from_it(page: Page) -> None:
+def test_streams_do_not_block_health_checks_from_their_address(page: Page) -> None:
     streams = [page.connect() for _ in range(64)]
     for wire in streams:
         wire.sendall(
@@ -259,7 +259,7 @@ def test_streams_of_an_address_shut_out_no_health_check_from_it(page: Page) -> N
     assert time.monotonic() - began < 8, "their next word would come after 15 s"
 
 
-def test_who_is_slow_holds_up_no_shutdown(page: Page) -> None:
+def test_slow_clients_do_not_delay_shutdown(page: Page) -> None:
     reader = page.connect()  # Of a stream, which it reads no further.
     reader.sendall(
         b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n"
@@ -326,7 +326,7 @@ def test_series_for_many_readers_stay_in_their_budget(tmp_path: Path, mib: int) 
         )
 
 
-def test_events_of_a_run_are_bounded_in_number_and_in_an_answer(tmp_path: Path) -> None:
+def test_events_are_bounded_per_run_and_per_answer(tmp_path: Path) -> None:
     with Server(tmp_path, "limits: {events_per_run_max: 2000}") as server:
         recording = write_recording(tmp_path / "events.bwrun", "noisy", 2, ranks=1, events=5000)
         server.run("run", "import", str(recording))

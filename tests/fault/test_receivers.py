@@ -136,7 +136,7 @@ def counted(server: Server, metric: str, channel: str, **labels: str) -> float:
 
 
 @pytest.mark.parametrize("kind", ["webhooks", "alertmanagers"])
-def test_strangers_cost_neither_memory_nor_time_nor_others(
+def test_hostile_receivers_cost_neither_memory_nor_time(
     tmp_path: Path, kind: str, receivers: dict[str, Receiver]
 ) -> None:
     server = Server(tmp_path, f"alerting:\n{entries(kind, receivers)}").start()

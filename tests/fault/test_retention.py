@@ -115,7 +115,7 @@ def test_old_values_are_rounded_summarized_and_dropped_over_kills(tmp_path: Path
         ("retention: {raw_days: soon}", "retention.raw_days = soon: must be a number in [0, 36500]"),
     ],
 )
-def test_what_makes_no_sense_is_refused(tmp_path: Path, text: str, words: str) -> None:
+def test_bad_retention_settings_are_refused(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "server.yml").write_text(text)
     done = subprocess.run(
         [str(BIN / "bellwetherd"), f"--config.file={tmp_path / 'server.yml'}", "--config.check"],

@@ -130,7 +130,7 @@ def test_an_outage_longer_than_the_memory_lasts_loses_nothing(
 
 
 @pytest.mark.skipif(not LONG, reason="a sender drains for 60 s; BELLWETHER_LONG=1")
-def test_a_job_that_ends_while_the_server_is_away_is_whole_with_the_next(
+def test_next_attempt_sends_frames_of_an_ended_job(
     server: Server, tmp_path: Path
 ) -> None:
     job = Job(server, tmp_path)
@@ -169,7 +169,7 @@ sys.stdin.readline()
 """
 
 
-def test_a_job_that_is_killed_whole_leaves_its_spool_to_the_next_attempt(
+def test_next_attempt_sends_the_spool_of_a_killed_job(
     server: Server, tmp_path: Path
 ) -> None:
     """What a scheduler does: SIGKILL to the trainer and to all that it started.  What is lost is

@@ -187,7 +187,7 @@ def test_a_certificate_that_was_taken_back_opens_neither_port(server: SecureServ
     assert taken(lost) == (False, False) and taken(kept) == (True, True)
 
 
-def test_a_trainer_whose_certificate_was_taken_back_is_not_let_in(server: SecureServer) -> None:
+def test_trainer_with_a_revoked_certificate_is_refused(server: SecureServer) -> None:
     lost = server.client_certificate("lost")
     with server.trainer("r", lost) as client:
         client.push(0, [Block("loss", [1.0])])
@@ -543,7 +543,7 @@ def test_off_loopback_only_with_certificates_and_a_guarded_page(tmp_path: Path) 
     assert starts(tmp_path, grpc, web, "--insecure-i-understand") == ""
 
 
-def test_keys_that_others_may_read_and_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+def test_readable_keys_and_mismatched_files_are_refused(tmp_path: Path) -> None:
     tls = tmp_path / "tls"
     tool("cert", "init", str(tls))
     local = [f"--grpc.listen-address=127.0.0.1:{free_port()}", "--web.listen-address=none"]
@@ -559,7 +559,7 @@ def test_keys_that_others_may_read_and_files_that_do_not_fit_are_refused(tmp_pat
     assert "mode 0666 lets others change it" in starts(tmp_path, *local, f"--access.file={tmp_path}/access.yml")
 
 
-def test_with_keys_loaded_nobody_elses_debugger_reads_them(server: SecureServer) -> None:
+def test_server_with_keys_is_not_dumpable(server: SecureServer) -> None:
     assert server.process is not None
     # Not dumpable: /proc/PID belongs to root, and no core is written.
     limits = Path(f"/proc/{server.process.pid}/limits").read_text()

@@ -122,7 +122,7 @@ def test_shared_tiles_of_packed_sequences_leak_no_nan(lib: Lib) -> None:
                     assert off.item() <= 4e-3, f"{name} {o} sequence {i}, head dim {d}: {off}"
 
 
-def test_what_fills_the_gpu_needs_no_room_for_shares(lib: Lib) -> None:
+def test_full_gpu_needs_no_workspace_for_shares(lib: Lib) -> None:
     """Workspaces: in proportion to the heads and tokens where nothing is shared, more where it is."""
     per_row = workspace(lib, 4, 16, 16, 4096, 128) / (4 * 16)
     assert abs(workspace(lib, 8, 16, 16, 4096, 128) / (8 * 16) - per_row) <= 0.01 * per_row

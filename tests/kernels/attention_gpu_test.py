@@ -36,7 +36,7 @@ from attention_gpu_keys import (  # noqa: E402, F401
 from attention_gpu_shares import (  # noqa: E402, F401
     test_shared_tiles_have_the_gradients_of_rule_a, test_shared_tiles_of_centred_keys,
     test_shared_tiles_of_packed_sequences_leak_no_nan,
-    test_what_fills_the_gpu_needs_no_room_for_shares)
+    test_full_gpu_needs_no_workspace_for_shares)
 from attention_gpu_statistics import (  # noqa: E402, F401
     test_delta_statistics_are_the_error_of_delta, test_row_statistics_equal_a_naive_count,
     test_row_statistics_of_packed_sequences, test_the_largest_score_is_of_all_launches_so_far)

@@ -246,7 +246,7 @@ TEST(AttentionTest, EveryFeatureIsRightInEveryMode) {
   }
 }
 
-TEST(AttentionTest, CenteringInTheBackwardIsTheGradientThroughTheCentredKeys) {
+TEST(AttentionTest, CenteredBackwardEqualsGradientThroughCenteredKeys) {
   for (const Feature& feature : kFeatures) {
     if (feature.softcap > 0 || feature.shape.k_len == 1) continue;
     SCOPED_TRACE(feature.name);
@@ -385,7 +385,7 @@ TEST(AttentionTest, TelemetryIsTheProbes) {
   EXPECT_GT(problem.stats[kProbeTiedRowsBf16 * 4], 0);
 }
 
-TEST(AttentionTest, EveryHeadHasRowsThatCount) {
+TEST(AttentionTest, EveryHeadHasSampledRows) {
   for (const int64_t batch : {1, 3, 16}) {
     for (const int64_t q_len : {1, 384, 385, 1024, 4096}) {
       for (const bool packed : {false, true}) {
@@ -566,7 +566,7 @@ TEST(AttentionTest, ANanStaysInItsSequenceAndHead) {
   }
 }
 
-TEST(AttentionTest, ANanQueryIsNoEmptyRow) {
+TEST(AttentionTest, NanQueryGivesANanRow) {
   for (const AttentionMode mode : kAllModes) {
     AttentionProblem<BFloat16> problem({.q_len = 3, .k_len = 200}, mode);
     problem.FillRandom(6);

@@ -55,7 +55,7 @@ struct Break {
   std::string sentence;
 };
 
-TEST(KernelsCApiTest, ProbeNamesWhatIsWrong) {
+TEST(KernelsCApiTest, ProbeNamesTheBadArgument) {
   constexpr bw_kernel_status kInvalid = BW_KERNEL_INVALID_ARGUMENT;
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const std::vector<Break> breaks = {
@@ -137,7 +137,7 @@ TEST(KernelsCApiTest, TheLargestLegalSizesAreAccepted) {
   EXPECT_STREQ(bw_kernels_last_error(), "rows is 513, but only 1..512 is supported");
 }
 
-TEST(KernelsCApiTest, AShutGateLetsNothingThrough) {
+TEST(KernelsCApiTest, ShutGateWritesNothing) {
   const std::array<uint64_t, 2> shut = {0, 5}, open = {1, 5};
   ProbeCall call;
   call.data.fill(1);
@@ -220,7 +220,7 @@ TEST(KernelsCApiTest, ALongerStructMustEndInZeros) {
   EXPECT_THAT(bw_kernels_last_error(), HasSubstr("this library is older"));
 }
 
-TEST(KernelsCApiTest, TheOtherCallsNameWhatIsWrong) {
+TEST(KernelsCApiTest, OtherCallsNameTheBadArgument) {
   std::array<float, 8> data{};
   std::array<float, 2> a{}, b{};
   bw_key_leak_params leak{};

@@ -78,7 +78,7 @@ TEST(CenterKeysTest, InPlaceEqualsOutOfPlace) {
   }
 }
 
-TEST(CenterKeysTest, TheMeanIsZeroAfterwardsAndASecondCallChangesNothing) {
+TEST(CenterKeysTest, MeanIsZeroAndCenteringIsIdempotent) {
   Operand k(DType::kFloat32, 1, 1, 1000, 4), out(DType::kFloat32, 1, 1, 1000, 4);
   std::mt19937 rng(3);
   k.FillNormal(rng, 1000, 1);

@@ -53,7 +53,7 @@ class GpuBankTest : public ::testing::Test {
   bw_bank* bank_ = nullptr;
 };
 
-TEST_F(GpuBankTest, HitsAreTheCpus) {
+TEST_F(GpuBankTest, GpuHitsEqualTheCpus) {
   std::vector<std::unique_ptr<RandomBankRun>> runs;
   uint64_t key = 0;
   for (const int64_t heads : {1, 31, 64, 257, 1000, 16384}) {
@@ -84,7 +84,7 @@ TEST_F(GpuBankTest, HitsAreTheCpus) {
   EXPECT_EQ(bw_bank_forget(bank_, 999), 0) << "unknown keys are none";
 }
 
-TEST_F(GpuBankTest, NothingToDoIsDone) {
+TEST_F(GpuBankTest, EmptyPassesSucceed) {
   EXPECT_EQ(bw_bank_evaluate(bank_, nullptr, 0), 0);
   RandomBankRun run({.heads = 5});
   run.NextBatch();

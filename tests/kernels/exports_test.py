@@ -44,7 +44,7 @@ class ExportsTest(unittest.TestCase):
         self.assertTrue(needed)
         self.assertEqual(set(needed) - RUNTIME, set())
 
-    def test_the_check_sees_a_stranger(self) -> None:
+    def test_foreign_symbol_is_found(self) -> None:
         self.assertEqual(foreign(["bw_probe", "_ZSt4cout"]), ["_ZSt4cout"])
 
 

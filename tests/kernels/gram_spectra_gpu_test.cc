@@ -74,7 +74,7 @@ class GramSpectraGpuTest : public ::testing::Test {
   bw_spectra* spectra_ = nullptr;
 };
 
-TEST_F(GramSpectraGpuTest, ValuesAndSignalsAreTheCpus) {
+TEST_F(GramSpectraGpuTest, GpuSpectraEqualTheCpus) {
   int differ = 0;
   for (const int64_t n : {1, 2, 3, 31, 32, 33, 64, 65, 128, 200, 256}) differ += Compare(n, 6, n + 40);
   differ += Compare(512, 2, 64);
@@ -94,7 +94,7 @@ TEST_F(GramSpectraGpuTest, ZeroAndRepeatedValues) {
   }
 }
 
-TEST_F(GramSpectraGpuTest, NothingToDoIsDoneAndSizesAreChecked) {
+TEST_F(GramSpectraGpuTest, EmptyBatchesSucceedAndSizesAreChecked) {
   EXPECT_EQ(bw_spectra_eigenvalues(spectra_, 5, 0, nullptr, nullptr), 0);
   EXPECT_NE(bw_spectra_eigenvalues(spectra_, 513, 1, nullptr, nullptr), 0);
   EXPECT_NE(std::strstr(bw_spectra_error(), "513"), nullptr) << bw_spectra_error();

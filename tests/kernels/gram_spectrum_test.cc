@@ -179,7 +179,7 @@ TEST(GramSpectrumTest, ResultsHaveNoMoreBitsThanTheyAreRoundedTo) {
   }
 }
 
-TEST(GramSpectrumTest, WhatIsNoGramIsToldApart) {
+TEST(GramSpectrumTest, ClassifiesNonfiniteAndInvalidGrams) {
   const std::vector<float> good = GramOf(Random(8, 20, 1));
   EXPECT_EQ(ClassifyGram(good.data(), 8), GramKind::kGram);
   const std::vector<float> zero(36);

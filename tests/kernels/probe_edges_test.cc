@@ -174,7 +174,7 @@ TEST_P(ProbeEdgesTest, ABadValueBehindTheMaskIsNotRead) {
   EXPECT_EQ(b.Out(kProbeSinkSum, 0), 0);
 }
 
-TEST_P(ProbeEdgesTest, RowsThatSeeNoKeyAreNoRows) {
+TEST_P(ProbeEdgesTest, RowsWithoutVisibleKeysAreNotCounted) {
   Case a = Make({{1, 2}}, 5);
   a.p.causal = true;
   Run(a);
@@ -182,7 +182,7 @@ TEST_P(ProbeEdgesTest, RowsThatSeeNoKeyAreNoRows) {
   EXPECT_EQ(a.Out(kProbeLogitMax, 0), 2);
 }
 
-TEST_P(ProbeEdgesTest, ANanOfTheCallerStays) {
+TEST_P(ProbeEdgesTest, CallersNanInOutputsIsKept) {
   Case a = Make({{1, 2}, {1, 2}}, 2);
   a.Bind(false);
   a.out[a.At(kProbeLogitMax, 0)] = NAN;

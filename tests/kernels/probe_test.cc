@@ -209,7 +209,7 @@ TEST(ProbeTest, StrataCoverTheRowsAndDependOnEveryInput) {
   EXPECT_EQ(ProbeMix(0), 0xe220a8397b1dcdafu);
 }
 
-TEST(ProbeTest, AddsToWhatIsThere) {
+TEST(ProbeTest, ProbeAddsToItsOutputs) {
   Case a(DType::kFloat32, 1, 2, 1, 9, 9, 4, 4);
   std::mt19937 rng(9);
   a.q.FillNormal(rng);

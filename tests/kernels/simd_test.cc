@@ -33,7 +33,7 @@ class SimdTest : public ::testing::TestWithParam<int> {
   const SimdKernels* simd_ = nullptr;
 };
 
-TEST_P(SimdTest, TilesAreProducts) {
+TEST_P(SimdTest, TilesEqualPlainProducts) {
   constexpr int64_t kDepth = 29;
   std::mt19937 rng(1);
   std::normal_distribution<double> normal;
@@ -120,7 +120,7 @@ TEST_P(SimdTest, WidensEveryHalfExactly) {
   EXPECT_THAT(wide, ::testing::ElementsAre(1.5, 0.0, static_cast<double>(3e38f)));
 }
 
-TEST_P(SimdTest, SmallLoopsAreWhatTheySay) {
+TEST_P(SimdTest, SmallLoopsEqualPlainLoops) {
   std::mt19937 rng(2);
   std::normal_distribution<double> normal;
   constexpr int64_t kDim = 13;

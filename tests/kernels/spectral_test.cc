@@ -320,7 +320,7 @@ TEST(IncrementRankTest, APushAlongOneDirectionHasRankOne) {
   EXPECT_NEAR(IncrementRankOf(Plus(q0, push, 1), q0, k0, k0, 16, 40), 1, 1e-3);
 }
 
-TEST(IncrementRankTest, NoChangeHasNoRankAndZeroWeightsAreNoTrap) {
+TEST(IncrementRankTest, RankIsNanWithoutChangeAndFiniteFromZeroWeights) {
   const Matrix a = Random(5, 9, 1), b = Random(5, 9, 2), zero(45);
   EXPECT_TRUE(std::isnan(IncrementRankOf(a, a, b, b, 5, 9)));
   EXPECT_TRUE(std::isnan(IncrementRankOf(zero, zero, zero, zero, 5, 9)));

@@ -252,7 +252,7 @@ def test_a_sink_and_saturated_rows(lib: Lib) -> None:
     assert bool((gpu.of("saturated") > 0).all())
 
 
-def test_what_is_not_finite_stays_where_it_is(lib: Lib) -> None:
+def test_nonfinite_values_stay_in_their_head(lib: Lib) -> None:
     """A NaN or infinity in one tensor of head 0 of sequence 1, alone or masked."""
     for name in ("q", "k", "v", "o", "d_o"):
         for value in (math.nan, math.inf):

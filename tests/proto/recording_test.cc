@@ -120,7 +120,7 @@ TEST(RecordingTest, BytesBehindItsEndAreAnError) {
 
 TEST(RecordingTest, EmptyRecordingEnds) { EXPECT_EQ(Read(Write({}), 1 << 20).end, RecordingReader::Result::kEnd); }
 
-TEST(RecordingTest, AFileCutAnywhereGivesAPrefixAndNeverAnEnd) {
+TEST(RecordingTest, TruncatedFileGivesAPrefixWithoutEnd) {
   const auto all = Serialized(SomeMessages());
   const std::string file = Write(SomeMessages());
   for (size_t length = 0; length < file.size(); ++length) {
@@ -130,7 +130,7 @@ TEST(RecordingTest, AFileCutAnywhereGivesAPrefixAndNeverAnEnd) {
   }
 }
 
-TEST(RecordingTest, WhatWasFlushedIsReadableThoughTheWriterDied) {
+TEST(RecordingTest, FlushedMessagesAreReadableAfterWriterDies) {
   std::string file;
   RecordingWriter writer([&file](std::string_view bytes) {
     file += bytes;
@@ -163,14 +163,14 @@ TEST(RecordingTest, NoFlippedBitPassesUnseen) {
   EXPECT_EQ(unseen, 0);
 }
 
-TEST(RecordingTest, SaysWhatKindOfFileItIsNot) {
+TEST(RecordingTest, OtherFilesAndVersionsAreNamed) {
   std::string file = Write(SomeMessages());
   file[7] = 2;
   EXPECT_THAT(Read(file, 100).error, HasSubstr("version"));
   EXPECT_THAT(Read("PK\3\4 something else", 100).error, HasSubstr("not a .bwrun file"));
 }
 
-TEST(RecordingTest, AMessageAtTheLimitPassesAndOneByteMoreDoesNot) {
+TEST(RecordingTest, MessageAtLimitIsReadAndOneByteMoreRefused) {
   v1::RecordedMessage message;
   message.mutable_message()->mutable_bye()->set_detail(std::string(1000, 'x'));
   const auto size = static_cast<uint32_t>(message.ByteSizeLong());
@@ -181,7 +181,7 @@ TEST(RecordingTest, AMessageAtTheLimitPassesAndOneByteMoreDoesNot) {
   EXPECT_THAT(outcome.error, HasSubstr(std::to_string(size) + " bytes"));
 }
 
-TEST(RecordingTest, LengthsThatLieAreErrors) {
+TEST(RecordingTest, WrongLengthsAreErrors) {
   EXPECT_THAT(Read(FileOf("\xff\xff\xff\xff\x0f"), 64).error, HasSubstr("4294967295 bytes"));
   EXPECT_THAT(Read(FileOf(std::string(12, '\xff')), 64).error, HasSubstr("length"));
   EXPECT_THAT(Read(FileOf(std::string("\x05") + "ab"), 64).error, HasSubstr("ends within a message"));

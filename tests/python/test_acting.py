@@ -29,7 +29,7 @@ def no_callbacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(callbacks, "_everywhere", {})
 
 
-def test_what_may_be_allowed() -> None:
+def test_allow_lists_are_parsed_and_checked() -> None:
     assert allowed("attention.mode, stop") == {"attention.mode", "stop"}
     assert allowed("[qk.clip]") == {"qk.clip"} and allowed("") == frozenset()
     with pytest.raises(ValueError, match=r"\['qk.clop'\] unknown, legal are .*'qk.clip'"):
@@ -69,7 +69,7 @@ def test_ranges(kind: str, fields: dict[str, Any], why: str) -> None:
      '{"id": "a", "kind": "ACTION_KIND_STOP", "scope": {"heads": [[1, 2]]}}',
      '{"id": "a", "kind": ["ACTION_KIND_STOP"]}', '{"id": "' + "a" * 65 + '"}'],
 )  # fmt: skip
-def test_what_is_no_action(payload: str) -> None:
+def test_malformed_actions_are_rejected(payload: str) -> None:
     with pytest.raises(Malformed):
         decode(payload)
 
@@ -288,7 +288,7 @@ def test_too_many_are_refused(tmp_path: Path) -> None:
     training.ends()
 
 
-def test_what_raises_while_it_is_applied_is_refused_and_training_goes_on(
+def test_action_that_raises_is_refused_and_training_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     training = Training(tmp_path / "a.bwrun", shape=Shape(layers=3))

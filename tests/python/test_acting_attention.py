@@ -140,7 +140,7 @@ def test_beside_stabilize_and_keys_that_are_centred_already(tmp_path: Path) -> N
     training.ends()
 
 
-def test_what_cannot_be_switched_says_why(tmp_path: Path) -> None:
+def test_refused_switches_say_why(tmp_path: Path) -> None:
     class Masked(models.Attention):
         def attend(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
             mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)

@@ -80,7 +80,7 @@ def test_compiled_blocks_are_switched(tmp_path: Path) -> None:
         assert monitor.status()["errors"] == 0, monitor.status()["last_error"]
 
 
-def test_what_a_cuda_graph_has_captured_is_refused(tmp_path: Path) -> None:
+def test_actions_on_captured_cuda_graphs_are_refused(tmp_path: Path) -> None:
     job = Replayed(3)
     with watch(job, tmp_path / "a.bwrun", every=2, allow=ALL) as monitor:
         for number in range(6):

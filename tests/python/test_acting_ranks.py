@@ -105,7 +105,7 @@ def test_the_rank_that_has_the_head_clips_it(tmp_path: Path) -> None:
     assert ratio[1] + ratio[3] == pytest.approx([1, 1], abs=0.01)
 
 
-def test_one_that_cannot_holds_all_back(tmp_path: Path) -> None:
+def test_a_rank_that_cannot_apply_stops_all(tmp_path: Path) -> None:
     first, second = job("refuses", tmp_path)
     assert first["stops"] == [] and second["stops"] == []
     (stopped, _, why), (centred, step, _) = answers(first)
@@ -114,7 +114,7 @@ def test_one_that_cannot_holds_all_back(tmp_path: Path) -> None:
     assert centred and changes(first["words"]) == changes(second["words"]) == {step: ["+", "+"]}
 
 
-def test_what_fails_on_one_is_taken_back_on_all(tmp_path: Path) -> None:
+def test_failure_on_one_rank_is_undone_on_all(tmp_path: Path) -> None:
     first, second = job("raises", tmp_path)
     [(applied, _, why)] = answers(first)
     assert not applied and why == "rank 1 cannot; its log says why"

@@ -195,7 +195,7 @@ def test_the_optimizers_memory_does_not_put_it_back(
     training.ends()
 
 
-def test_what_cannot_be_clipped_says_why(tmp_path: Path) -> None:
+def test_refused_clips_say_why(tmp_path: Path) -> None:
     def asked(training: Training, value: float = 0.5, **scope: Any) -> str:
         training.step(2)
         id = training.ask("qk.clip", value=value, scope=scope)

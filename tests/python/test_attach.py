@@ -190,7 +190,7 @@ def test_a_step_that_ends_between_forward_and_recomputation(tmp_path: Path) -> N
         assert monitor.status()["errors"] == 0
 
 
-def test_errors_in_forward_and_in_the_step_do_not_reach_training(
+def test_errors_in_forward_and_step_stay_inside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*args: Any, **kwargs: Any) -> None:

@@ -366,7 +366,7 @@ while True:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-def test_somebody_elses_process() -> None:
+def test_process_of_another_user_is_refused() -> None:
     with running(*python("pass")) as pid:
         reader, writer = os.pipe()
         child = os.fork()
@@ -399,7 +399,7 @@ def test_a_process_that_is_stopped_or_traced() -> None:
             tracer.kill()
 
 
-def test_what_yama_forbids() -> None:
+def test_yama_refusals_are_explained() -> None:
     assert processes.yama_refusal(0) == ""
     for scope in (1, 2):
         assert f"ptrace_scope is {scope}): run this as root" in processes.yama_refusal(scope)

@@ -104,7 +104,7 @@ def test_centring_inside_is_centring_outside() -> None:
     assert float(dk.sum(dim=2).abs().max()) < 1e-4
 
 
-def test_centring_takes_the_bias_of_fa_out_of_the_keys_gradient() -> None:
+def test_centring_reduces_the_key_gradient_bias_of_fa() -> None:
     q, k, v, d_o = inputs("sink")
     leaks = []
     for center in (False, True):

@@ -216,7 +216,7 @@ def test_packed_sequences_fall_back_too(messages: Any) -> None:
     assert len(messages()) == 1
 
 
-def test_what_pytorch_cannot_do_either_is_an_error(messages: Any) -> None:
+def test_options_pytorch_also_lacks_are_errors(messages: Any) -> None:
     q, k, v, _ = (t.double() for t in inputs("randn"))
     with pytest.raises(ValueError, match="no softcap, and ours does not run"):
         bellwether.attention(q, k, v, softcap=1.0)

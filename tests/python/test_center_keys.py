@@ -78,7 +78,7 @@ def test_compiles_whole_and_takes_any_strides() -> None:
         assert torch.equal(compiled(other), want)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_mismatched_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match="3 dimensions"):
         bellwether.center_keys(torch.zeros(1, 2, 3))
     with pytest.raises(ValueError, match="batch is 2"):

@@ -125,7 +125,7 @@ def test_a_kernel_that_is_missing_is_not_replaced(text: Path) -> None:
         run(text, "--switch-at", "2", "--switch-to", "sdpa-cudnn")
 
 
-def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_explains_the_examples(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         example.main(["--help"])
     said = capsys.readouterr().out
@@ -142,7 +142,7 @@ def test_tokens_spell_the_text() -> None:
     assert bytes(example.tokenize([text], 256).astype("uint8")) == text
 
 
-def test_what_is_watched_is_what_it_says() -> None:
+def test_watched_values_match_their_definitions() -> None:
     torch.manual_seed(0)
     args = example.parse(TINY)
     model = example.GPT(args, example.How("bellwether-hp", center=False))

@@ -103,7 +103,7 @@ def test_eager_attention(tmp_path: Path) -> None:
     assert "never called scaled_dot_product_attention" in failures(done)
 
 
-def test_what_is_measured_in_part_fails(tmp_path: Path) -> None:
+def test_partly_measured_layer_fails(tmp_path: Path) -> None:
     done = doctor(tmp_path, PADDED)
     assert done.returncode == 1, done.stdout
     said = failures(done)

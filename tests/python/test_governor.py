@@ -42,7 +42,7 @@ def test_one_slow_sample_changes_nothing() -> None:
     assert governor.period == 20
 
 
-def test_it_shrinks_again_but_not_below_the_base() -> None:
+def test_period_shrinks_again_but_not_below_the_base() -> None:
     governor = Governor(20, 0.005)
     run(governor, 0.02, 5)
     assert governor.period == 80
@@ -59,7 +59,7 @@ def test_samples_are_one_period_apart() -> None:
     assert due == [0, 5, 10, 15, 20]
 
 
-def test_a_period_that_is_asked_for_counts_from_the_last_sample() -> None:
+def test_new_period_counts_from_the_last_sample() -> None:
     governor = Governor(20, 0.005)
     run(governor, 0.5, 200)  # As rare as can be: the next sample is far away.
     step = governor._next - PERIOD_MAX
@@ -82,7 +82,7 @@ def test_rate_jumps() -> None:
     assert not watch.jumped(float("nan"))
 
 
-def test_a_sampled_step_on_a_gpu_costs_what_it_takes_longer() -> None:
+def test_gpu_sample_costs_its_extra_step_time() -> None:
     clock = StepClock()
     clock.add(0.030, sampled=True)
     plain = (0.020, 0.020, 0.5, 0.020, 0.019)  # One of them had to wait for data.
@@ -129,7 +129,7 @@ class MadeUpJob:
         return self.price
 
 
-def test_what_the_gpu_hides_is_no_price() -> None:
+def test_hook_time_hidden_by_the_gpu_is_free() -> None:
     # The hook takes 60 ms of the CPU's time, and the steps take 5 ms longer: its kernels' time.
     price = MadeUpJob(extra=0.005, hook=0.06, kernels=0.005, between=0.01, gpu=True).run(400)
     assert price.known() and price.share(20) == pytest.approx(0.005 / 2.005, rel=0.02)
@@ -137,7 +137,7 @@ def test_what_the_gpu_hides_is_no_price() -> None:
     assert price.of_step(0.06, 0.005, sampled=True) == pytest.approx(0.005, rel=0.02)
 
 
-def test_what_the_steps_behind_a_sample_give_back_is_no_price() -> None:
+def test_time_regained_after_a_sample_is_subtracted() -> None:
     # At its power limit a GPU makes up for a sample, which draws less power than training.
     job = MadeUpJob(
         extra=0.0043, hook=0.006, kernels=0.0042, gpu=True,
@@ -146,17 +146,17 @@ def test_what_the_steps_behind_a_sample_give_back_is_no_price() -> None:
     assert job.run(1000).share(20) == pytest.approx(0.0036 / 0.8036, rel=0.02)
 
 
-def test_a_sample_every_other_step_is_held_against_the_one_between() -> None:
+def test_period_of_two_compares_with_the_step_between() -> None:
     job = MadeUpJob(extra=0.005, hook=0.06, kernels=0.005, gpu=True, period=2)
     assert job.run(100).share(2) == pytest.approx(0.005 / 0.205, rel=0.02)
 
 
-def test_what_a_busy_cpu_cannot_hide_is_paid_by_each_step() -> None:
+def test_visible_cpu_time_counts_for_each_step() -> None:
     job = MadeUpJob(extra=0.065, hook=0.06, kernels=0.005, between=0.002, gpu=True)
     assert job.run(400).share(20) == pytest.approx((20 * 0.002 + 0.065) / 2.065, rel=0.02)
 
 
-def test_on_a_gpu_nothing_is_said_before_the_steps_have_spoken() -> None:
+def test_gpu_price_is_unknown_until_enough_pairs() -> None:
     job = MadeUpJob(extra=0.005, hook=0.06, kernels=0.005, gpu=True)
     assert not job.run(20 * PAIRS_MIN).known()
     assert job.run(41).known()
@@ -185,7 +185,7 @@ def test_evaluations_checkpoints_and_compiling_count_for_nothing() -> None:
     assert price.share(20) == pytest.approx(0.004 / 2.004, rel=0.1)
 
 
-def test_what_a_trainer_does_at_the_same_steps_is_not_ours() -> None:
+def test_trainers_own_work_at_samples_does_not_count() -> None:
     # It logs for 0.2 s whenever a sample is taken; the hook took 2 ms.
     price = MadeUpJob(extra=0.202, hook=0.002).run(400)
     assert price.share(20) <= 2 * 0.002 / 2.0
@@ -234,7 +234,7 @@ def test_the_governor_keeps_the_price_within_its_budget() -> None:
     assert job.price.share(governor.period) <= 0.0062
 
 
-def test_what_each_step_pays_makes_samples_no_rarer() -> None:
+def test_cost_of_each_step_does_not_lengthen_the_period() -> None:
     # Each step pays 2 %, four times the budget; a sample of 1 ms each 20 steps 0.05 % more.
     job = MadeUpJob(extra=0.001, hook=0.001, between=0.002)
     price = job.run(400)
@@ -246,14 +246,14 @@ def test_what_each_step_pays_makes_samples_no_rarer() -> None:
     assert governor.period == 20
 
 
-def test_where_each_step_pays_all_samples_have_a_quarter_of_the_budget() -> None:
+def test_samples_get_a_quarter_of_the_budget_when_steps_pay() -> None:
     governor = Governor(20, 0.005)
     for step in range(5):
         governor.sampled(20 * step, 0.0225, 0.02)  # Samples cost 0.25 %, twice a quarter of it.
     assert governor.period == 40
 
 
-def test_a_sample_that_costs_nothing_is_a_price_and_lets_the_period_shrink() -> None:
+def test_free_samples_let_the_period_shrink() -> None:
     # The step with a sample is faster than those around it, beyond what the steps vary.
     job = MadeUpJob(extra=-0.002, hook=0.01, gpu=True)
     price = job.run(400)

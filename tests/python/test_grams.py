@@ -140,7 +140,7 @@ def test_the_default_ships_as_much_as_the_documents_say() -> None:
         assert kinds.count(2) == pytest.approx(64 * pairs, abs=2)
 
 
-def test_none_are_shipped_where_none_may_be_or_none_fit() -> None:
+def test_no_grams_without_a_budget_or_beyond_the_size() -> None:
     layers = [FakeLayer(0, heads=2, kv_heads=2, dim=600)]
     assert shipped(Grams(0, Parallel()), layers, 3) == [[], [], []]
     assert shipped(Grams(1 << 30, Parallel()), layers, 3) == [[], [], []], (
@@ -148,7 +148,7 @@ def test_none_are_shipped_where_none_may_be_or_none_fit() -> None:
     )
 
 
-def test_asked_heads_come_first_and_by_their_place_in_the_whole_model() -> None:
+def test_asked_heads_come_first_by_their_global_place() -> None:
     layers = [FakeLayer(i, heads=4, kv_heads=4, dim=16) for i in range(3)]
     grams = Grams(
         4 * 2 * 4 * triangle(16), Parallel(tensor=(1, 2), pipeline=(1, 2), first_layer=3, layers=6)

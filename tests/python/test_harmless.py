@@ -191,7 +191,7 @@ def test_a_handle_of_nothing_has_what_a_monitor_has() -> None:
     assert wanted - found == INSIDE
 
 
-def test_whatever_the_host_is_handed_is_guarded() -> None:
+def test_every_callback_given_to_the_host_is_guarded() -> None:
     for method in USED:
         assert f"bellwether.monitor.Monitor.{method}" in guard.ENTRIES
     for path in sorted(PACKAGE.rglob("*.py")):

@@ -281,9 +281,7 @@ def trained(model: Callable[[Tensor], Tensor], weight: Tensor) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_what_is_rarely_done_stays_bitwise_the_same_and_ends_no_watching(
-    name: str, watched: Watched
-) -> None:
+def test_rare_calls_stay_bitwise_the_same_and_watched(name: str, watched: Watched) -> None:
     module = Attends(*ODD[name])
     before = trained(module, module.weight)
     with watched(module) as monitor:
@@ -397,7 +395,7 @@ def test_a_forward_that_is_no_plain_method(body: dict[str, Any], watched: Watche
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-def test_what_new_tensors_are_by_default_is_the_hosts(dtype: Any, watched: Watched) -> None:
+def test_default_dtype_and_device_do_not_change_measurements(dtype: Any, watched: Watched) -> None:
     """Buffers of the kernels are float32 on their device, whatever the host makes its own of."""
     module = Projected()
     x = torch.randn(2, 6, 16)
@@ -452,7 +450,7 @@ def test_errors_are_the_functions_own(watched: Watched) -> None:
         assert [told(module, *each) for each in wrong] == bare
 
 
-def test_who_overrides_the_function_finds_it(watched: Watched) -> None:
+def test_overrides_of_the_function_see_the_original(watched: Watched) -> None:
     module = Call()
     plain = [torch.randn(2, 2, 8, 8, requires_grad=True) for _ in range(3)]
     logged = [t.detach().as_subclass(Logged).requires_grad_() for t in plain]
@@ -541,7 +539,7 @@ class Scripted(Plain):
         return F.scaled_dot_product_attention(x, x, x) + 1
 
 
-def test_what_is_written_down_is_the_model_alone(watched: Watched) -> None:
+def test_saved_models_contain_nothing_of_ours(watched: Watched) -> None:
     module = Projected()
     x = torch.randn(2, 6, 16)
     before = written(module, x)
@@ -629,7 +627,7 @@ def wrong_scale_that_is_caught(w: Tensor, x: Tensor) -> Tensor:
     ids=["keys are queries", "keys are values", "a weight is all", "changed behind", "wrong scale",
          "no dimensions", "scale inf"],
 )  # fmt: skip
-def test_what_is_compiled_and_rarely_done(attend: Attend, watched: Watched) -> None:
+def test_rare_calls_compile_to_the_same_result(attend: Attend, watched: Watched) -> None:
     shape = (2, 4, 6, 8) if attend is a_weight_is_all else (1,)
     module = Attends(attend, shape)
     whole = attend is not wrong_scale_that_is_caught
@@ -687,7 +685,7 @@ def test_a_mask_that_compares_the_function_with_its_name(mask: Any, watched: Wat
         (None, 4, 6, "causal from the top left"),
     ],
 )
-def test_what_a_mask_leaves_is_said(
+def test_partly_measured_masks_are_noted(
     mask: Any, queries: int, keys: int, note: Optional[str], watched: Watched
 ) -> None:
     module = Call()

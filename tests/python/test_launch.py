@@ -59,13 +59,13 @@ def test_ranks_without_a_process_group_cannot_agree(monkeypatch: pytest.MonkeyPa
     assert launch_unix_ms() == 0
 
 
-def test_who_comes_first_tells_it_to_all(store: dist.Store) -> None:
+def test_later_ranks_read_the_first_ranks_time(store: dist.Store) -> None:
     store.set(KEY, str(now() - 1))
     assert launch_unix_ms() == int(store.get(KEY))
 
 
 @pytest.mark.parametrize("left", [None, 1_000_000_000_000])
-def test_the_first_one_writes_it_over_what_a_start_of_before_left(
+def test_first_rank_overwrites_an_earlier_launch_time(
     store: dist.Store, left: Optional[int]
 ) -> None:
     if left is not None:
@@ -77,7 +77,7 @@ def test_the_first_one_writes_it_over_what_a_start_of_before_left(
 
 
 @pytest.mark.parametrize("left", [str(2**53 + 1), "9" * 30, "inf", "\u00b2"])
-def test_a_number_that_is_no_time_is_no_agreement(store: dist.Store, left: str) -> None:
+def test_invalid_launch_time_is_ignored(store: dist.Store, left: str) -> None:
     store.set(KEY, left)
     assert launch_unix_ms() == 0
 
@@ -102,6 +102,8 @@ def test_a_store_that_does_not_answer_is_left_alone(
     assert time.monotonic() - begun < 30
 
 
-def test_a_store_that_fails_is_none(store: dist.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_store_gives_no_launch_time(
+    store: dist.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delattr(dist.distributed_c10d, "_get_default_store")
     assert launch_unix_ms() == 0

@@ -172,7 +172,7 @@ def test_the_price_on_the_gpu_is_measured(tmp_path: Path) -> None:
     assert steps[36]["hook_seconds"][0, 0] >= 0.5 * kernels
 
 
-def test_a_shape_that_no_kernel_takes_is_said_and_the_rest_measured(tmp_path: Path) -> None:
+def test_unsupported_shape_is_noted_and_the_rest_measured(tmp_path: Path) -> None:
     shape = Shape(layers=1, heads=1, kv_heads=1, dim=320, width=320, dtype=torch.bfloat16)
     job = Job(shape)
     with watch(job, tmp_path / "a.bwrun", every=1) as monitor:

@@ -215,7 +215,7 @@ def failed(source: Path, target: Path, capsys: pytest.CaptureFixture[str]) -> st
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_whatever_is_wrong_is_a_sentence_and_the_earlier_recording_stays(
+def test_errors_are_sentences_and_keep_the_earlier_recording(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fields, why = BAD[name]
@@ -282,7 +282,7 @@ def test_steps_that_lie_far_apart_are_no_loop(tmp_path: Path) -> None:
     assert replayed_alerts(tmp_path / "a.bwrun") == []
 
 
-def test_a_recording_takes_the_place_of_an_earlier_one_when_it_is_whole(
+def test_complete_recording_replaces_an_earlier_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, target = tmp_path / "a.npz", tmp_path / "a.bwrun"

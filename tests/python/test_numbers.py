@@ -124,7 +124,7 @@ def watched(path: Path) -> tuple[Any, Any]:
     return train, monitor
 
 
-def test_a_step_that_is_none_is_left_out_and_the_steps_count_on(
+def test_invalid_steps_are_left_out_and_counting_continues(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "a.bwrun"
@@ -145,7 +145,7 @@ def test_a_step_that_is_none_is_left_out_and_the_steps_count_on(
     replayed_alerts(path)  # A replay takes the largest step, too.
 
 
-def test_only_steps_that_are_none_are_counted_from_attaching(tmp_path: Path) -> None:
+def test_invalid_steps_alone_count_from_attaching(tmp_path: Path) -> None:
     path = tmp_path / "a.bwrun"
     train, monitor = watched(path)
     monitor.count_from(10**30)
@@ -159,7 +159,7 @@ def test_only_steps_that_are_none_are_counted_from_attaching(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("step", [math.inf, math.nan, -1, torch.tensor(math.inf), 10**30, "x"])
-def test_an_optimizers_count_that_is_none_is_none(step: Any) -> None:
+def test_invalid_optimizer_step_counts_are_ignored(step: Any) -> None:
     model = Model(SHAPE)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer.state[next(model.parameters())] = {"step": step}
@@ -168,7 +168,7 @@ def test_an_optimizers_count_that_is_none_is_none(step: Any) -> None:
     assert inside._steps_done(optimizer) == 7
 
 
-def test_what_a_trainer_tells_of_itself_never_raises_into_it(tmp_path: Path) -> None:
+def test_reported_values_never_raise_into_the_trainer(tmp_path: Path) -> None:
     path = tmp_path / "a.bwrun"
     train, monitor = watched(path)
     for value in (10**400, None, Odd(), "much", math.nan):
@@ -236,7 +236,7 @@ OPTIONS = RunOptions(run="numbers", layers=1, heads=2, server="127.0.0.1:1", log
     "name",
     [field.name for field in dataclasses.fields(RunOptions) if field.type in ("int", "float")],
 )
-def test_an_option_that_is_out_of_range_is_refused_by_name(name: str) -> None:
+def test_options_out_of_range_are_refused_by_name(name: str) -> None:
     for wrong in (10**400, math.nan, math.inf, "many", None):
         with pytest.raises(ClientError):
             RunClient(dataclasses.replace(OPTIONS, **{name: wrong}))
@@ -256,7 +256,7 @@ def test_a_text_that_c_would_cut_is_refused() -> None:
             RunClient(dataclasses.replace(OPTIONS, **{name: "a:1\0b"}))
 
 
-def test_a_call_that_is_out_of_range_is_refused_by_name(tmp_path: Path) -> None:
+def test_call_arguments_out_of_range_are_refused_by_name(tmp_path: Path) -> None:
     path = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.bwrun")  # Which need not be UTF-8.
     with RunClient(dataclasses.replace(OPTIONS, server=None, record_path=path)) as client:
         loss = [Block("loss", [1.0])]
@@ -279,7 +279,7 @@ def test_a_call_that_is_out_of_range_is_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["every", "rows", "sequences", "gram_bytes", "spool_bytes"])
-def test_a_setting_that_is_out_of_range_is_refused_by_name(name: str) -> None:
+def test_settings_out_of_range_are_refused_by_name(name: str) -> None:
     for wrong in (10**30, math.inf, math.nan, -1, "\u00b2", "9" * 5000):
         with pytest.raises(ValueError, match=f"^{name}: "):
             settings.resolve({name: wrong}, environment={})

@@ -85,7 +85,7 @@ def test_a_healthy_run_has_no_alert(how: str, fused: bool, device: str, tmp_path
     assert replayed_alerts(path) == []
 
 
-def test_what_never_recovers_is_no_longer_sampled_each_time(tmp_path: Path) -> None:
+def test_lasting_overflow_is_not_sampled_at_each_step(tmp_path: Path) -> None:
     model = Model(SHAPE)
     path = tmp_path / "a.bwrun"
     adam = torch.optim.AdamW(model.parameters(), lr=1e-4)

@@ -121,7 +121,7 @@ def test_fully_sharded(folder: Path) -> None:
     assert all((steps[step]["rows"] == 3 * 40).all() for step in range(parallel_job.STEPS))
 
 
-def test_a_sharded_number_is_read_where_it_is_whole_and_else_left_out(folder: Path) -> None:
+def test_sharded_numbers_are_read_only_where_complete(folder: Path) -> None:
     trained = Trained("fsdp", folder)
     saved = torch.load(trained.folder / "h0.pt")
     norms = saved["results"][1::3][: parallel_job.STEPS]  # loss, grad_norm, tokens of each step
@@ -193,5 +193,5 @@ def test_a_bad_place_names_itself(told: dict[str, Any], why: str) -> None:
         Parallel(**told)
 
 
-def test_what_is_not_split_is_not_recognised() -> None:
+def test_unsplit_modules_are_not_detected_as_parallel() -> None:
     assert parallel.detect(torch.nn.MultiheadAttention(8, 2)) is None

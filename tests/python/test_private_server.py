@@ -93,7 +93,9 @@ def test_a_dead_one_is_replaced(fake: Path) -> None:
     assert second.pid != first.pid and len(starts(fake)) == 2
 
 
-def test_one_of_another_machine_is_left_alone(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_of_another_machine_is_left_alone(
+    fake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = private_server.state_folder()
     folder.mkdir(parents=True)
     # As a home on NFS shows it: the socket is there, and nobody here listens at it.
@@ -122,7 +124,7 @@ def test_one_of_another_machine_is_left_alone(fake: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("told", ["{name}\nanother boot\n", "container\n{boot}\n", ""])
-def test_one_of_this_machine_is_replaced(told: str, fake: Path) -> None:
+def test_dead_server_of_this_machine_is_replaced(told: str, fake: Path) -> None:
     name, boot = private_server._this_host().splitlines()
     folder = private_server.state_folder()
     folder.mkdir(parents=True)
@@ -134,14 +136,14 @@ def test_one_of_this_machine_is_replaced(told: str, fake: Path) -> None:
     assert (folder / private_server.HOST_FILE).read_text() == private_server._this_host()
 
 
-def test_one_that_does_not_start_says_why(fake: Path) -> None:
+def test_server_that_does_not_start_says_why(fake: Path) -> None:
     (fake / "broken").touch()
     with pytest.raises(private_server.ServerError, match="no space left"):
         private_server.join_or_start()
 
 
 @pytest.mark.parametrize("name", [b"deep" * 30, b"st\xffate"], ids=["deep", "no-utf8"])
-def test_a_state_folder_that_no_address_can_name_gets_a_short_socket_of_its_own(
+def test_unaddressable_state_folders_get_short_sockets(
     name: bytes, fake: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(private_server.tempfile, "gettempdir", lambda: str(tmp_path))
@@ -166,7 +168,7 @@ def test_a_state_folder_that_no_address_can_name_gets_a_short_socket_of_its_own(
     assert servers[0].grpc != servers[1].grpc
 
 
-def test_whoever_keeps_the_lock_or_puts_something_else_in_its_place_is_not_waited_for(
+def test_held_lock_and_foreign_files_are_not_awaited(
     fake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(private_server, "LOCK_SECONDS", 0.1)

@@ -67,7 +67,7 @@ def train(path: Path, seed: int, repair: Optional[str]) -> tuple[float, float]:
     return sum(last) / len(last), tiny.sigma_of_queries(model)[1]
 
 
-def test_centring_and_hp_leave_a_healthy_loss_within_the_noise_of_the_seed(tmp_path: Path) -> None:
+def test_repairs_keep_a_healthy_loss_within_seed_noise(tmp_path: Path) -> None:
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         untouched = {seed: train(tmp_path / f"{seed}.bwrun", seed, None) for seed in SEEDS}
         losses = [loss for loss, _ in untouched.values()]

@@ -243,7 +243,7 @@ def opened(folder: Path, state: State, name: str = "ckpt-5.pt") -> checkpoints.C
     return checkpoints.read(folder / name)
 
 
-def test_what_cannot_be_told_is_asked_for(tmp_path: Path) -> None:
+def test_unknown_heads_and_layouts_name_their_flags(tmp_path: Path) -> None:
     def why(state: State, told: Told) -> str:
         with pytest.raises(UnknownLayout) as refused:
             scan_layout.layers_of(opened(tmp_path, state), told)
@@ -264,7 +264,7 @@ def test_what_cannot_be_told_is_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["fused", "grouped"])
-def test_what_a_person_tells_counts(layout: str, tmp_path: Path) -> None:
+def test_given_heads_and_layout_are_used(layout: str, tmp_path: Path) -> None:
     pack = nano_gpt if layout == "fused" else neox
     (packed,) = pack(0, *KINDS["nanogpt"].parts(1, 0)).values()
     checkpoint = opened(tmp_path, {"a.wqkv.weight": packed})
@@ -464,7 +464,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
 }  # fmt: skip
 
 
-def test_no_checkpoint_that_is_wrong_is_in_the_way_of_another(
+def test_bad_checkpoints_do_not_block_good_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, kind = tmp_path / "run", KINDS["llama"]
@@ -501,7 +501,7 @@ def test_no_checkpoint_that_is_wrong_is_in_the_way_of_another(
 
 
 @pytest.mark.parametrize("config", [DEEP, "[]", "{", '{"n_head": 1e999}', "fifo"])
-def test_a_configuration_that_cannot_be_read_says_nothing_and_no_layout_is_guessed(
+def test_unreadable_config_is_ignored_and_no_layout_guessed(
     config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, kind = tmp_path / "run", KINDS["llama"]
@@ -518,7 +518,7 @@ def test_a_configuration_that_cannot_be_read_says_nothing_and_no_layout_is_guess
     assert said.count("skipped ") == 1 and f"skipped {folder / 'step_2.safetensors'}: " in said
 
 
-def test_a_number_of_the_state_file_that_is_none_is_as_if_there_were_no_file(
+def test_invalid_state_file_is_ignored(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = os.fsdecode(os.fsencode(tmp_path) + b"/st\xffate")  # Which need not be UTF-8.
@@ -581,7 +581,7 @@ def test_a_server_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "was not taken within 0.2 s" in capsys.readouterr().err
 
 
-def test_what_the_server_did_not_take_waits_in_a_folder(
+def test_unsent_checkpoints_wait_in_the_spool(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, spool, kind = tmp_path / "run", tmp_path / "spool", KINDS["llama"]

@@ -80,7 +80,7 @@ def test_activated_and_restored(a_gpu: None) -> None:
     assert operators(is_causal=True) == {PYTORCHS}
 
 
-def test_what_cannot_be_served_stays_pytorchs(
+def test_unsupported_calls_stay_pytorchs(
     a_gpu: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatch, "_said", set())
@@ -96,7 +96,7 @@ def test_what_cannot_be_served_stays_pytorchs(
 
 
 @pytest.mark.parametrize(("mode", "center"), [("hp", False), ("fa", True)])
-def test_it_computes_what_attention_does(a_gpu: None, mode: str, center: bool) -> None:
+def test_provider_computes_what_attention_does(a_gpu: None, mode: str, center: bool) -> None:
     q, k, v, d_o = inputs("sink", heads=4, kv_heads=2)
     provider = sdpa._activate(mode, center)
 

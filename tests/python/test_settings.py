@@ -82,7 +82,7 @@ def test_a_requeue_counts_although_torchrun_begins_again(
     assert resolve({}, None, told).attempt == attempt
 
 
-def test_nothing_is_allowed_that_nobody_names(tmp_path: Path) -> None:
+def test_only_named_actions_are_allowed(tmp_path: Path) -> None:
     assert resolve({}, None, {}).allow == frozenset()
     by_name = resolve({}, None, {"BELLWETHER_ALLOW": "attention.center_k, stop"})
     assert by_name.allow == {"attention.center_k", "stop"}

@@ -216,7 +216,7 @@ class Options(nn.Module):
         return attend(*self.inputs)
 
 
-def test_what_has_no_counterpart_stays_pytorchs_and_says_so_once(messages: Any) -> None:
+def test_unsupported_calls_stay_pytorchs_and_warn_once(messages: Any) -> None:
     torch.manual_seed(0)
     model = Options()
     mask = torch.rand(12, 12) > 0.3

@@ -292,7 +292,7 @@ def test_multihead_attention_of_torch_is_watched(tmp_path: Path) -> None:
         (dict(dropout_p=0.1), "dropout", {"key_leak_sum", "common_mode_sum"}),
     ],
 )
-def test_what_cannot_be_measured_is_left_out_and_said(
+def test_unmeasurable_signals_are_left_out_and_noted(
     arguments: dict, reason: str, has: set[str], tmp_path: Path
 ) -> None:
     class Odd(Attention):

@@ -73,7 +73,7 @@ def test_sequence_numbers_have_no_gap(tmp_path: Path) -> None:
     assert seqs == list(range(1, len(seqs) + 1))
 
 
-def test_learning_rate_jump_is_an_event_and_warm_up_is_not(tmp_path: Path) -> None:
+def test_learning_rate_jump_is_an_event_warmup_is_not(tmp_path: Path) -> None:
     rates = [0.001, 0.002, 0.004, 0.004, 0.004, 0.02, 0.02, 0.004]
     recorded = train(tmp_path / "a.bwrun", 8, "after", rates=rates)
     jumps = [(e.step, e.value) for e in recorded.events if e.kind == 1]
@@ -149,7 +149,7 @@ def test_the_period_grows_when_watching_costs_too_much(tmp_path: Path) -> None:
         assert monitor.status()["sampling_period"] > 1
 
 
-def test_numbers_from_a_device_are_not_waited_for_and_keep_their_order(
+def test_device_numbers_are_not_awaited_and_stay_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Slow:

@@ -192,11 +192,11 @@ class Turns:
         ("0000111", "000011"),
     ],
 )
-def test_whose_step_it_is(order: str, ended: str) -> None:
+def test_the_right_optimizer_ends_the_step(order: str, ended: str) -> None:
     assert Turns(2).steps(order) == ended
 
 
-def test_a_stranger_may_become_a_trainer_and_is_seldom_asked() -> None:
+def test_other_optimizer_is_asked_seldom_and_may_become_trainer() -> None:
     asked: list[int] = []
     own, other = (nn.Parameter(torch.zeros(1)) for _ in range(2))
 

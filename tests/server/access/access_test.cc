@@ -74,7 +74,7 @@ TEST_F(AccessTest, TokensCountWholeAndUntilTheyExpire) {
   EXPECT_THAT(audit(), ::testing::Not(HasSubstr("Alices")));
 }
 
-TEST_F(AccessTest, RolesAndRunsAreBothAskedFor) {
+TEST_F(AccessTest, RightsNeedRoleAndRun) {
   const GrantPtr bob = *WithToken("bobs");
   EXPECT_TRUE(bob->Check(Role::kRead, "llama-1").ok());
   EXPECT_TRUE(bob->Sees("llama-1"));
@@ -207,7 +207,7 @@ class CertificateTest : public ::testing::Test {
   std::unique_ptr<Access> access_;
 };
 
-TEST_F(CertificateTest, OneThatIsRevokedEndsItsStreamsAndOpensNoMore) {
+TEST_F(CertificateTest, RevokedCertificateEndsStreamsAndOpensNoMore) {
   const GrantPtr lost = *Enter("lost"), kept = *Enter("kept");
   EXPECT_TRUE(lost->CheckOpen("Attach", Role::kWrite, "llama-1").ok());
   Put("crl", *authority_->Revoke("", certificates_["lost"], Now()));
@@ -232,7 +232,7 @@ TEST_F(CertificateTest, OneThatIsRevokedEndsItsStreamsAndOpensNoMore) {
   EXPECT_TRUE(Enter("lost").ok());
 }
 
-TEST_F(CertificateTest, OneWhoseAuthorityIsTakenAwayEndsToo) {
+TEST_F(CertificateTest, CertificateOfRemovedAuthorityIsUntrusted) {
   const GrantPtr kept = *Enter("kept");
   Put("crl", other_ca_);  // No list: nothing changes.
   tls_->Tick();
@@ -247,7 +247,7 @@ TEST_F(CertificateTest, OneWhoseAuthorityIsTakenAwayEndsToo) {
   EXPECT_FALSE((*without_list)->CheckAgain(certificates_["kept"]).good()) << "kept from the first time";
 }
 
-TEST_F(CertificateTest, TimeAloneEndsNoStream) {
+TEST_F(CertificateTest, ExpiryAloneEndsNoOpenStream) {
   const Validity past{.begin_unix_s = Now() - 20 * 86'400, .days = 10};
   certificates_["old"] = authority_->IssueClient("old", "spiffe://b/trainer/old", past)->certificate;
   EXPECT_FALSE(tls_->CheckClient(certificates_["old"]).ok()) << "no handshake";
@@ -257,7 +257,7 @@ TEST_F(CertificateTest, TimeAloneEndsNoStream) {
   EXPECT_STREQ(tls_->CheckAgain(certificates_["old"]).reason, "certificate_revoked");
 }
 
-TEST_F(AccessTest, WithoutAFileEverybodyMayAndThePageWantsItsToken) {
+TEST_F(AccessTest, WithoutAccessFileOnlyThePageNeedsAToken) {
   const auto open = Access::Open({.page_token = "page"}, &counters_, Clock::System());
   ASSERT_TRUE(open.ok());
   EXPECT_TRUE((*open)->Identify({}, "Attach").ok());
@@ -269,7 +269,7 @@ TEST_F(AccessTest, WithoutAFileEverybodyMayAndThePageWantsItsToken) {
   EXPECT_EQ((*page)->who(), "") << "a name would stand in the audit for whoever has it";
 }
 
-TEST(AccessFileTest, SaysWhatIsNotLegal) {
+TEST(AccessFileTest, IllegalEntriesAreNamed) {
   for (const auto& [text, words] : {
            std::pair{"identities: [{name: a, roles: [reed], runs: []}]", "must be one of read, write, act, admin"},
            {"identities: [{name: a, runs: []}]", "a: has no roles"},
@@ -289,7 +289,7 @@ TEST(AccessFileTest, SaysWhatIsNotLegal) {
   }
 }
 
-TEST(TokenFileTest, ComesBackAsItWasWritten) {
+TEST(TokenFileTest, TokensSurviveFormatAndParse) {
   const std::vector<StoredToken> tokens = {{HashToken("a"), "alice", 1'700'000'000, INT64_MAX},
                                            {HashToken("b"), "bob", 1'700'000'001, 1'800'000'000}};
   const auto read = ParseTokens(FormatTokens(tokens), "tokens");
@@ -307,7 +307,7 @@ TEST(TokenFileTest, ComesBackAsItWasWritten) {
   EXPECT_NE(one, other);
 }
 
-TEST(AuditLogTest, RotatesAndNobodyHidesSomebody) {
+TEST(AuditLogTest, RotatesAndKeepsNamedRefusalsUnderAnonymousFlood) {
   TempDirectory directory;
   Counters counters;
   const std::string path = directory.path() + "/audit.log";

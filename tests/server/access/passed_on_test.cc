@@ -18,7 +18,7 @@ using ::testing::HasSubstr;
 constexpr char kKey[] = "a key of thirty-two bytes or more";
 constexpr int64_t kNow = 1'700'000'000'000;
 
-TEST(PassedOnTest, ComesBackAsItWasSealed) {
+TEST(PassedOnTest, SealedIdentityOpensUnchanged) {
   const PassedOn passed_on = {PassedOn::Who::kNamed, "alice", "llama:1\n2:3", "ipv4:10.0.0.7:5"};
   const auto opened = OpenPassedOn(SealPassedOn(passed_on, "GetRun", kKey, kNow), "GetRun", kKey, kNow);
   ASSERT_TRUE(opened.ok()) << opened.status();
@@ -78,7 +78,7 @@ identities:
   std::unique_ptr<Access> access_;
 };
 
-TEST_F(PassOnTest, AnIdentityHasTheRightsThatThisServersFilesGiveIt) {
+TEST_F(PassOnTest, PassedOnIdentityHasRightsFromLocalFiles) {
   const auto alice = access_->Identify({.token = "alices", .peer = "ipv4:10.0.0.1:1"}, "GetRun");
   ASSERT_TRUE(alice.ok()) << alice.status();
   EXPECT_FALSE((*alice)->passed_on());
@@ -107,7 +107,7 @@ TEST_F(PassOnTest, ARunOfACertificateIsPassedOnToo) {
   EXPECT_FALSE((*passed)->Covers("llama-7"));
 }
 
-TEST_F(PassOnTest, WhoeverMayDoEverythingElsewhereMayNotHere) {
+TEST_F(PassOnTest, UnrestrictedRightsElsewhereAreRefusedHere) {
   // The other server has no access file, or a page token that this one has not.
   for (const PassedOn::Who who : {PassedOn::Who::kEverybody, PassedOn::Who::kPage}) {
     const auto grant = Shown(SealPassedOn({who, "", "", ""}, "GetRun", kKey, kNow));
@@ -131,7 +131,7 @@ TEST_F(PassOnTest, ATokenBesideASealCountsForNothing) {
   EXPECT_TRUE(absl::IsUnauthenticated(grant.status()));
 }
 
-TEST_F(PassOnTest, AServerOfNoClusterBelievesNobody) {
+TEST_F(PassOnTest, SingleServerRefusesPassedOnIdentities) {
   Counters counters;
   const auto alone = files_.Open(&counters);
   ASSERT_NE(alone, nullptr);

@@ -129,7 +129,7 @@ std::string Texts(const std::vector<Action>& actions) {
 
 class ActWalkTest : public testing::TestWithParam<uint32_t> {};
 
-TEST_P(ActWalkTest, OneAtATimeAndOnlyLegalChanges) {
+TEST_P(ActWalkTest, OneActionAtATimeAndOnlyLegalChanges) {
   RunDescription run = SmallRun();
   run.world = run.reporters = 1 + GetParam() % 2;
   Walker w(PolicyOf(kPolicy), run);
@@ -167,7 +167,7 @@ TEST_P(ActWalkTest, OneAtATimeAndOnlyLegalChanges) {
   EXPECT_GE(applied, 15);
 }
 
-TEST_P(ActWalkTest, SavedAndRestoredAnywhereItGoesOnTheSame) {
+TEST_P(ActWalkTest, SaveAndRestoreAnywhereChangeNothing) {
   RunDescription run = SmallRun();
   run.world = run.reporters = 1 + GetParam() % 2;
   Walker straight(PolicyOf(kPolicy), run);
@@ -196,7 +196,7 @@ TEST_P(ActWalkTest, SavedAndRestoredAnywhereItGoesOnTheSame) {
 
 INSTANTIATE_TEST_SUITE_P(Seeds, ActWalkTest, testing::Range(1u, 13u));
 
-TEST(ActRestoreTest, WhatIsDamagedOrOfAnotherKindIsRefused) {
+TEST(ActRestoreTest, DamagedOrForeignStateIsRefused) {
   Walker w(PolicyOf(kPolicy));
   w.Hello();
   for (const Message& message : Walk(3, 300)) w.Take(message);

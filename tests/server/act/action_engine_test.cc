@@ -41,7 +41,7 @@ TEST(ActionEngineTest, APersonsProposalIsApprovedHandedOutAndApplied) {
   EXPECT_EQ(Life(r.At(1)), "proposed, approved, sent, applied");
 }
 
-TEST(ActionEngineTest, ProposingAndApprovingInOneCallIsBothOrNeither) {
+TEST(ActionEngineTest, ProposeWithApprovalDoesBothOrNeither) {
   ActRun r(PolicyOf("approvers: [alice]"));
   r.Hello();
   Action action = CenterAll();
@@ -63,14 +63,14 @@ TEST(ActionEngineTest, ModeObserveMakesNothing) {
   EXPECT_TRUE(r.changed.empty());
 }
 
-TEST(ActionEngineTest, WithoutAnAlertNothingIsDone) {
+TEST(ActionEngineTest, NoActionWithoutAnAlert) {
   ActRun r(PolicyOf("mode: enforce"));
   r.Hello();
   r.Steps(5000);
   EXPECT_TRUE(r.changed.empty());
 }
 
-TEST(ActionEngineTest, InModeEnforceTheAlertsFirstRungIsApprovedOnceItIsConfirmed) {
+TEST(ActionEngineTest, ModeEnforceApprovesFirstRungAfterConfirmation) {
   ActRun r(PolicyOf("mode: enforce"));
   r.Hello();
   r.Fire(r.Alert());
@@ -118,7 +118,7 @@ TEST(ActionEngineTest, AnAlertThatResolvesEndsItsProposals) {
   EXPECT_EQ(r.count(), 1u);
 }
 
-TEST(ActionEngineTest, AnAlertThatResolvesBeforeItIsConfirmedIsNotActedUpon) {
+TEST(ActionEngineTest, AlertResolvedBeforeConfirmationMakesNoAction) {
   ActRun r(PolicyOf("mode: enforce"));
   r.Hello();
   r.Fire(r.Alert());
@@ -128,7 +128,7 @@ TEST(ActionEngineTest, AnAlertThatResolvesBeforeItIsConfirmedIsNotActedUpon) {
   EXPECT_EQ(r.count(), 0u);
 }
 
-TEST(ActionEngineTest, WhatAPersonRejectedIsNotProposedAgainUntilTheAlertRises) {
+TEST(ActionEngineTest, AfterRejectionNextRungWaitsForAlertToRise) {
   ActRun r(PolicyOf("mode: propose"));
   r.Hello();
   r.Fire(r.Alert());
@@ -164,7 +164,7 @@ TEST(ActionEngineTest, OneActionAtATime) {
   EXPECT_EQ(r.At(2).state, ActionState::kProposed);
 }
 
-TEST(ActionEngineTest, WhatIsNotLegalIsRefusedWithFieldValueAndRange) {
+TEST(ActionEngineTest, IllegalActionIsRefusedWithFieldValueAndRange) {
   ActRun r(DefaultPolicy());
   r.Hello();
   const double nan = std::numeric_limits<double>::quiet_NaN();
@@ -225,7 +225,7 @@ TEST(ActionEngineTest, KeysUnderASoftcapAreNotCentred) {
   EXPECT_EQ(r.At(1).kind, ActionKind::kAttentionMode);
 }
 
-TEST(ActionEngineTest, ARunHoldsAsManyActionsAsItMayAndNoMore) {
+TEST(ActionEngineTest, ActionsBeyondTheRunsLimitAreRefused) {
   ActRun r(DefaultPolicy());
   r.Hello();
   for (int i = 0; i < 256; ++i) ASSERT_TRUE(r.Propose(CenterAll()).ok());
@@ -234,7 +234,7 @@ TEST(ActionEngineTest, ARunHoldsAsManyActionsAsItMayAndNoMore) {
   EXPECT_THAT(std::string(refused.message()), HasSubstr("at most 256"));
 }
 
-TEST(ActionEngineTest, WhatIsNotApprovedFetchedOrAnsweredInTimeExpires) {
+TEST(ActionEngineTest, UnapprovedUnfetchedOrUnansweredActionExpires) {
   ActRun r(PolicyOf("limits: {time_to_live_s: 100}"));
   r.Hello();
   ASSERT_TRUE(r.Propose(CenterAll()).ok());
@@ -261,7 +261,7 @@ TEST(ActionEngineTest, WhatIsNotApprovedFetchedOrAnsweredInTimeExpires) {
   EXPECT_TRUE(r.engine->Due(0).empty());
 }
 
-TEST(ActionEngineTest, WhatWasAppliedAfterItWasGivenUpIsToldAsItIs) {
+TEST(ActionEngineTest, ExpiredActionAppliedLateIsRecordedAsApplied) {
   ActRun r(PolicyOf("limits: {time_to_live_s: 100}"));
   r.Hello();
   Action action = CenterAll();
@@ -275,7 +275,7 @@ TEST(ActionEngineTest, WhatWasAppliedAfterItWasGivenUpIsToldAsItIs) {
   EXPECT_EQ(r.Ask(Verb::kUndo, r.Id(1)), absl::OkStatus());
 }
 
-TEST(ActionEngineTest, WhatWasAppliedTooLateBesideAnotherIsTakenBack) {
+TEST(ActionEngineTest, LateApplicationBesideAnotherActionIsUndone) {
   ActRun r(PolicyOf("limits: {time_to_live_s: 100}"));
   r.Hello();
   Action action = CenterAll();
@@ -328,7 +328,7 @@ TEST(ActionEngineTest, AClipCannotBeUndone) {
   EXPECT_EQ(refused.message(), "qk.clip cannot be undone");
 }
 
-TEST(ActionEngineTest, InQuietHoursWhatWouldBeDoneIsProposed) {
+TEST(ActionEngineTest, QuietHoursDelayApprovals) {
   // 1,700,000,000 s is 22:13:20 UTC.
   ActRun r(PolicyOf("{mode: enforce, quiet_hours: [\"22:00-22:20\"]}"));
   r.Hello();
@@ -342,7 +342,7 @@ TEST(ActionEngineTest, InQuietHoursWhatWouldBeDoneIsProposed) {
   EXPECT_EQ(r.At(1).state, ActionState::kApproved);
 }
 
-TEST(ActionEngineTest, ThePolicyDoesNoMoreThanItMayInARun) {
+TEST(ActionEngineTest, PolicyKeepsToItsActionsPerRun) {
   ActRun r(PolicyOf("{mode: enforce, limits: {actions_per_run: 1, min_steps_between: 0}}"));
   r.Hello();
   for (int i = 0; i < 3; ++i) {
@@ -359,7 +359,7 @@ TEST(ActionEngineTest, ThePolicyDoesNoMoreThanItMayInARun) {
   EXPECT_EQ(r.count(), 1u);
 }
 
-TEST(ActionEngineTest, FromOneActionToTheNextStepsPass) {
+TEST(ActionEngineTest, ActionsKeepTheirMinimumDistance) {
   ActRun r(
       PolicyOf("{mode: enforce, limits: {min_steps_between: 500}, rules: [{ladder: [{do: attention.center_k, scope: "
                "layers, trial_steps: 20}]}]}"));
@@ -382,7 +382,7 @@ TEST(ActionEngineTest, FromOneActionToTheNextStepsPass) {
   EXPECT_THAT(r.At(2).scope.layers, testing::ElementsAre(0));
 }
 
-TEST(ActionEngineTest, WhatTheTrainerDidNotAllowIsShownAndWaits) {
+TEST(ActionEngineTest, DisallowedActionIsProposedUntilTheTrainerAllowsIt) {
   ActRun r(PolicyOf("mode: enforce"));
   r.Hello(0, 0);
   r.Fire(r.Alert());
@@ -396,7 +396,7 @@ TEST(ActionEngineTest, WhatTheTrainerDidNotAllowIsShownAndWaits) {
   EXPECT_EQ(r.At(1).state, ActionState::kApproved);
 }
 
-TEST(ActionEngineTest, ARungThatWasNotAllowedIsPassedOverForOneThatWas) {
+TEST(ActionEngineTest, DisallowedRungIsSkippedForAnAllowedOne) {
   ActRun r(PolicyOf("mode: enforce"));
   r.Hello(0, 1u << static_cast<int>(ActionKind::kAttentionMode));
   r.Fire(r.Alert());
@@ -406,7 +406,7 @@ TEST(ActionEngineTest, ARungThatWasNotAllowedIsPassedOverForOneThatWas) {
   EXPECT_EQ(r.At(1).state, ActionState::kApproved);
 }
 
-TEST(ActionEngineTest, WhatAPersonApprovesAndTheTrainerDidNotAllowIsRefused) {
+TEST(ActionEngineTest, ApprovedActionTheTrainerDisallowsIsRefused) {
   ActRun r(DefaultPolicy());
   r.Hello(0, 0);
   ASSERT_TRUE(r.Propose(CenterAll()).ok());
@@ -415,7 +415,7 @@ TEST(ActionEngineTest, WhatAPersonApprovesAndTheTrainerDidNotAllowIsRefused) {
   EXPECT_THAT(r.At(1).history.back().reason, HasSubstr("did not allow attention.center_k"));
 }
 
-TEST(ActionEngineTest, WhatTheTrainerRefusesIsFollowedByTheNextRung) {
+TEST(ActionEngineTest, NextRungFollowsATrainersRefusal) {
   ActRun r(PolicyOf("{mode: enforce, limits: {min_steps_between: 0}}"));
   r.Hello();
   r.Fire(r.Alert());
@@ -428,7 +428,7 @@ TEST(ActionEngineTest, WhatTheTrainerRefusesIsFollowedByTheNextRung) {
   EXPECT_EQ(r.At(2).kind, ActionKind::kAttentionMode);
 }
 
-TEST(ActionEngineTest, WhatCameTooLateIsTriedAgainButNotForEver) {
+TEST(ActionEngineTest, LateActionIsRetriedTwice) {
   ActRun r(PolicyOf("{mode: enforce, limits: {min_steps_between: 0}, rules: [{ladder: [{do: attention.center_k}]}]}"));
   r.Hello();
   r.Fire(r.Alert());
@@ -453,7 +453,7 @@ TEST(ActionEngineTest, APolicyThatObservesFromNowOnEndsItsProposals) {
   EXPECT_EQ(r.At(2).state, ActionState::kProposed);  // A person's.
 }
 
-TEST(ActionEngineTest, APolicyThatEnforcesFromNowOnActsOnTheAlertThatFires) {
+TEST(ActionEngineTest, PolicySetToEnforceActsOnFiringAlert) {
   ActRun r(DefaultPolicy());
   r.Hello();
   r.Fire(r.Alert());
@@ -463,7 +463,7 @@ TEST(ActionEngineTest, APolicyThatEnforcesFromNowOnActsOnTheAlertThatFires) {
   EXPECT_EQ(r.At(1).state, ActionState::kApproved);
 }
 
-TEST(ActionEngineTest, AdviceIsGivenAndNeverSent) {
+TEST(ActionEngineTest, AdviceIsProposedAndNeverSent) {
   ActRun r(PolicyOf("mode: enforce"));
   r.Hello();
   AlertTransition alert = r.Alert("nonfinite", 5, Severity::kCritical);
@@ -483,7 +483,7 @@ TEST(ActionEngineTest, AdviceIsGivenAndNeverSent) {
   EXPECT_EQ(r.At(1).state, ActionState::kExpired);
 }
 
-TEST(ActionEngineTest, AnAlertThatIsToldOnceMoreAndIsNoWorseAsksForNothing) {
+TEST(ActionEngineTest, RepeatedAlertProposesAgainOnlyWhenWorse) {
   ActRun r(PolicyOf("mode: propose"));
   r.Hello();
   r.Fire(r.Alert());
@@ -497,7 +497,7 @@ TEST(ActionEngineTest, AnAlertThatIsToldOnceMoreAndIsNoWorseAsksForNothing) {
   EXPECT_EQ(r.count(), 2u);
 }
 
-TEST(ActionEngineTest, ARunThatHasEndedHasNoProposalsAndMakesNone) {
+TEST(ActionEngineTest, EndedRunExpiresProposalsAndMakesNone) {
   ActRun r(PolicyOf("mode: propose"));
   r.Hello();
   r.Fire(r.Alert());
@@ -522,7 +522,7 @@ TEST(ActionEngineTest, ARunThatHasEndedHasNoProposalsAndMakesNone) {
   EXPECT_EQ(r.At(3).state, ActionState::kProposed);
 }
 
-TEST(ActionEngineTest, NobodyProposesForAnAlertThatIsOver) {
+TEST(ActionEngineTest, ProposalForResolvedAlertIsRefused) {
   ActRun r(DefaultPolicy());
   r.Hello();
   r.Fire(r.Alert());
@@ -536,7 +536,7 @@ TEST(ActionEngineTest, NobodyProposesForAnAlertThatIsOver) {
   EXPECT_TRUE(r.Propose(action).ok());
 }
 
-TEST(ActionEngineTest, WhatIsNotJudgedIsKeptAndTheLadderGoesOn) {
+TEST(ActionEngineTest, ActionWithoutTrialIsKeptAndNextRungFollows) {
   ActRun r(PolicyOf("{mode: enforce, rules: [{ladder: [{do: checkpoint.now}, {do: lr.scale, factor: 0.5}]}]}"));
   r.Hello();
   r.Fire(r.Alert("logits", 4));

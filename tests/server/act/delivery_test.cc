@@ -32,7 +32,7 @@ Action Clip() {
   return clip;
 }
 
-TEST(DeliveryTest, OfRanksThatAgreeTheLowestAnswersForAll) {
+TEST(DeliveryTest, LowestRankAnswersForAgreeingRanks) {
   ActRun r(DefaultPolicy(), Ranks(8, 8));
   for (uint32_t rank = 0; rank < 8; ++rank) r.Hello(rank, kAllKinds, true);
   ASSERT_TRUE(r.Propose(Approved(Clip())).ok());
@@ -45,7 +45,7 @@ TEST(DeliveryTest, OfRanksThatAgreeTheLowestAnswersForAll) {
   EXPECT_EQ(r.At(1).state, ActionState::kApplied);
 }
 
-TEST(DeliveryTest, OneReporterThatSpeaksForAllIsEnough) {
+TEST(DeliveryTest, SingleReporterAnswersForAllRanks) {
   ActRun r(DefaultPolicy(), Ranks(8, 1));
   r.Hello(0, kAllKinds, true);
   ASSERT_TRUE(r.Propose(Approved(CenterAll())).ok());
@@ -53,7 +53,7 @@ TEST(DeliveryTest, OneReporterThatSpeaksForAllIsEnough) {
   EXPECT_EQ(r.At(1).state, ActionState::kApplied);
 }
 
-TEST(DeliveryTest, RanksWithoutAGroupApplyAtAStepThatIsFarEnough) {
+TEST(DeliveryTest, RanksWithoutAGroupApplyAtOneFutureStep) {
   ActRun r(DefaultPolicy(), Ranks(2, 2));
   r.Hello(0);
   r.Hello(1);
@@ -73,7 +73,7 @@ TEST(DeliveryTest, RanksWithoutAGroupApplyAtAStepThatIsFarEnough) {
   EXPECT_EQ(r.At(1).history.back().reason, "at step 150 on 2 ranks");
 }
 
-TEST(DeliveryTest, AfterARestartTheStepIsCountedFromTheNewAttemptsOwnSteps) {
+TEST(DeliveryTest, ApplyStepIsCountedFromNewAttemptsSteps) {
   ActRun r(DefaultPolicy(), Ranks(2, 2));
   r.Hello(0);
   r.Hello(1);
@@ -92,7 +92,7 @@ TEST(DeliveryTest, AfterARestartTheStepIsCountedFromTheNewAttemptsOwnSteps) {
   EXPECT_EQ(r.engine->Due(0)[0].apply_at_step, 5101);
 }
 
-TEST(DeliveryTest, AStepOfTheAttemptBeforeIsNoneToCountFrom) {
+TEST(DeliveryTest, ApplyStepIsNotCountedFromPreviousAttempt) {
   ActRun r(DefaultPolicy(), Ranks(2, 2));
   r.run.attempt = 2;
   r.Hello(0);
@@ -118,7 +118,7 @@ TEST(DeliveryTest, WithoutAStepToCountFromItExpires) {
   EXPECT_EQ(r.At(1).history.back().reason, "no step of the attempt to count from was closed in time");
 }
 
-TEST(DeliveryTest, WhatTheNewAttemptWasNeverHandedIsNotTakenForApplied) {
+TEST(DeliveryTest, ActionExpiresIfNewAttemptNeverGotIt) {
   ActRun r(PolicyOf("limits: {time_to_live_s: 100}"), Ranks(2, 2));
   r.Hello(0);
   r.Hello(1);
@@ -146,7 +146,7 @@ TEST(DeliveryTest, TheMarginIsFiveSecondsOfSteps) {
   EXPECT_EQ(r.engine->Due(0)[0].apply_at_step, r.step + 160);
 }
 
-TEST(DeliveryTest, WhatOneRankRefusesIsTakenBackFromTheOthers) {
+TEST(DeliveryTest, RefusalByOneRankUndoesTheOthers) {
   ActRun r(DefaultPolicy(), Ranks(2, 2));
   r.Hello(0);
   r.Hello(1);
@@ -167,7 +167,7 @@ TEST(DeliveryTest, WhatOneRankRefusesIsTakenBackFromTheOthers) {
   EXPECT_EQ(r.At(1).state, ActionState::kRefused);  // It never was in force as a whole.
 }
 
-TEST(DeliveryTest, DifferentStepsArePartialToo) {
+TEST(DeliveryTest, RanksThatApplyAtDifferentStepsArePartial) {
   ActRun r(DefaultPolicy(), Ranks(2, 2));
   r.Hello(0);
   r.Hello(1);
@@ -224,7 +224,7 @@ TEST(DeliveryTest, AnUndoThatOneRankMissedGoesToItAgain) {
   EXPECT_EQ(r.At(1).state, ActionState::kUndone);
 }
 
-TEST(DeliveryTest, RanksOfWhomNotAllReportAreNotTouched) {
+TEST(DeliveryTest, UnlessAllRanksReportOnlySamplingMayChange) {
   ActRun r(DefaultPolicy(), Ranks(8, 2));
   r.Hello(0);
   r.Hello(1);
@@ -241,7 +241,7 @@ TEST(DeliveryTest, RanksOfWhomNotAllReportAreNotTouched) {
   EXPECT_EQ(r.engine->Due(1).size(), 1u);
 }
 
-TEST(DeliveryTest, WhatCannotBeUndoneNeedsRanksThatAgree) {
+TEST(DeliveryTest, IrreversibleActionNeedsAgreeingRanks) {
   ActRun r(DefaultPolicy(), Ranks(2, 2));
   r.Hello(0);
   r.Hello(1);
@@ -251,7 +251,7 @@ TEST(DeliveryTest, WhatCannotBeUndoneNeedsRanksThatAgree) {
   EXPECT_THAT(r.At(1).history.back().reason, HasSubstr("could be left with it applied in part"));
 }
 
-TEST(DeliveryTest, OneRankThatCannotApplyItIsEnoughToRefuse) {
+TEST(DeliveryTest, ActionIsRefusedIfOneRankCannotApplyIt) {
   ActRun r(DefaultPolicy(), Ranks(2, 2));
   r.Hello(0);
   r.Hello(1, 0);
@@ -260,7 +260,7 @@ TEST(DeliveryTest, OneRankThatCannotApplyItIsEnoughToRefuse) {
   EXPECT_THAT(r.At(1).history.back().reason, HasSubstr("rank 1 did not allow attention.center_k"));
 }
 
-TEST(DeliveryTest, NobodyIsHandedAnythingBeforeAllRanksHaveSaidHello) {
+TEST(DeliveryTest, ActionsWaitForHellosOfAllRanks) {
   ActRun r(DefaultPolicy(), Ranks(2, 2));
   r.Hello(0);
   r.Steps(1);
@@ -272,7 +272,7 @@ TEST(DeliveryTest, NobodyIsHandedAnythingBeforeAllRanksHaveSaidHello) {
   EXPECT_EQ(r.engine->Due(1).size(), 1u);
 }
 
-TEST(DeliveryTest, AnswersOfOthersOfBeforeAndOfNothingChangeNothing) {
+TEST(DeliveryTest, AnswersOfUnknownActionsRanksAndAttemptsAreIgnored) {
   ActRun r(DefaultPolicy());
   r.Hello();
   ASSERT_TRUE(r.Propose(Approved(CenterAll())).ok());
@@ -284,7 +284,7 @@ TEST(DeliveryTest, AnswersOfOthersOfBeforeAndOfNothingChangeNothing) {
   EXPECT_TRUE(r.changed.empty());
 }
 
-TEST(DeliveryTest, ARestartRefusesWhatIsNotInForceAndHandsTheRestAgain) {
+TEST(DeliveryTest, RestartRefusesUnappliedActionsAndResendsAppliedOnes) {
   ActRun r(DefaultPolicy());
   r.Hello();
   ASSERT_TRUE(r.Propose(Approved(CenterAll())).ok());
@@ -307,7 +307,7 @@ TEST(DeliveryTest, ARestartRefusesWhatIsNotInForceAndHandsTheRestAgain) {
   EXPECT_TRUE(r.Ask(Verb::kUndo, r.Id(1)).ok());
 }
 
-TEST(DeliveryTest, ARestartBeforeTheAnswerHandsAgainWhatHolds) {
+TEST(DeliveryTest, RestartBeforeTheAnswerResendsTheAction) {
   ActRun r(DefaultPolicy());
   r.Hello();
   ASSERT_TRUE(r.Propose(Approved(CenterAll())).ok());
@@ -336,7 +336,7 @@ TEST(DeliveryTest, ATrialBeginsAgainWithTheNewAttempt) {
   EXPECT_EQ(r.At(1).state, ActionState::kKept);
 }
 
-TEST(DeliveryTest, APolicyThatObservesDoesNotHandAgainWhatNoPersonApproved) {
+TEST(DeliveryTest, ObservingPolicyDoesNotResendItsActionsAfterRestart) {
   ActRun r(PolicyOf("mode: enforce"));
   r.Hello();
   r.Fire(r.Alert());
@@ -350,7 +350,7 @@ TEST(DeliveryTest, APolicyThatObservesDoesNotHandAgainWhatNoPersonApproved) {
   EXPECT_EQ(r.At(1).history.back().reason, "attempt 2 began without it, and the policy observes");
 }
 
-TEST(DeliveryTest, ARestartDoesWhatAnUndoOnItsWayWasFor) {
+TEST(DeliveryTest, RestartCompletesAnUndoUnderWay) {
   ActRun r(DefaultPolicy());
   r.Hello();
   ASSERT_TRUE(r.Propose(Approved(CenterAll())).ok());

@@ -93,7 +93,7 @@ const std::vector<std::string>& QuietRuns() {
 class EffectRecordedTest : public testing::TestWithParam<ActionKind> {};
 
 // By absolute growth it was 26 % for hp, 9 % for centring.
-TEST_P(EffectRecordedTest, WhatGrowsInHealthyRunsDoesNotCountAgainstIt) {
+TEST_P(EffectRecordedTest, HealthyGrowthDoesNotCountAgainstAnAction) {
   ASSERT_EQ(QuietRuns().size(), 10u);
   const Counts counts = HealthyTrials(QuietRuns(), GetParam());
   ASSERT_GT(counts.trials, 900);
@@ -101,7 +101,7 @@ TEST_P(EffectRecordedTest, WhatGrowsInHealthyRunsDoesNotCountAgainstIt) {
 }
 
 // One head beside it: no peers.  By absolute growth it was 59 % and 22 %.
-TEST_P(EffectRecordedTest, WithoutPeersNeither) {
+TEST_P(EffectRecordedTest, HealthyGrowthWithoutPeersDoesNotCount) {
   const Counts counts = HealthyTrials({"tiny/fp32-1", "tiny/fp32-2", "tiny/fp32-3", "tiny/fp32-4"}, GetParam());
   ASSERT_GT(counts.trials, 150);
   EXPECT_LE(counts.did_not_help, counts.trials / 20);
@@ -123,7 +123,7 @@ Counts FailingTrials(const std::vector<std::pair<std::string, int64_t>>& runs, A
   return counts;
 }
 
-TEST_P(EffectRecordedTest, AHeadThatIsPushedOnCountsAgainstIt) {
+TEST_P(EffectRecordedTest, GrowthOfFailingHeadsCountsAgainstAnAction) {
   std::vector<std::pair<std::string, int64_t>> runs;
   for (const RunLabel& label : ReadLabels(kFolder + "/runs/labels.json")) {
     if (label.family == "rounding" && label.t_sigma > 0) runs.emplace_back("runs/" + label.name, label.t_sigma);
@@ -134,7 +134,7 @@ TEST_P(EffectRecordedTest, AHeadThatIsPushedOnCountsAgainstIt) {
 }
 
 // Under centring nobody can tell there: 2 of 28, by absolute growth 14.
-TEST(EffectRecordedTinyTest, WithoutPeersTheLeakTellsOfAHeadThatIsPushedOn) {
+TEST(EffectRecordedTinyTest, WithoutPeersTheLeakShowsContinuedPush) {
   const Counts counts =
       FailingTrials({{"tiny/bf16-1", 2420}, {"tiny/bf16-2", 4780}, {"tiny/bf16-3", 5020}, {"tiny/bf16-4", 4220}},
                     ActionKind::kAttentionMode);

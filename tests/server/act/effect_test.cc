@@ -108,7 +108,7 @@ TEST(EffectTest, AGrowthThatStopsHelpedAndIsKept) {
   EXPECT_EQ(r.count(), 1u);
 }
 
-TEST(EffectTest, AGrowthThatGoesOnUnderCentringIsNotUndoneBecauseTheRawKeysHaveGrown) {
+TEST(EffectTest, UnhelpfulCentringEscalatesWithoutUndo) {
   IllRun r(PolicyOf(kCentreThenHp));
   r.Hello();
   r.ill.sigma_growth = 0.8;
@@ -121,7 +121,7 @@ TEST(EffectTest, AGrowthThatGoesOnUnderCentringIsNotUndoneBecauseTheRawKeysHaveG
   EXPECT_EQ(r.At(2).state, ActionState::kApproved);
 }
 
-TEST(EffectTest, WhatDidNotHelpIsUndoneAndTheNextRungFollows) {
+TEST(EffectTest, UnhelpfulActionIsUndoneAndNextRungFollows) {
   IllRun r(PolicyOf(kHpThenCentre));
   r.Hello();
   r.ill.common_growth = 2;
@@ -139,7 +139,7 @@ TEST(EffectTest, WhatDidNotHelpIsUndoneAndTheNextRungFollows) {
   EXPECT_EQ(r.At(3).state, ActionState::kApproved);
 }
 
-TEST(EffectTest, GrowthThatAllHeadsShareIsTrainingAndDoesNotCountAgainstIt) {
+TEST(EffectTest, SharedGrowthDoesNotCountAgainstAnAction) {
   IllRun r(PolicyOf(kHpThenCentre));
   r.Hello();
   r.ActOn(r.Alert());
@@ -151,7 +151,7 @@ TEST(EffectTest, GrowthThatAllHeadsShareIsTrainingAndDoesNotCountAgainstIt) {
   EXPECT_THAT(r.WhyOf(1, ActionState::kHelped), HasSubstr("; times the median head 1.4"));
 }
 
-TEST(EffectTest, GrowthThatTheOtherHeadsDoNotShareIsHeldAgainstIt) {
+TEST(EffectTest, GrowthOfOneHeadCountsAgainstAnAction) {
   IllRun r(PolicyOf(kHpThenCentre));
   r.Hello();
   r.ActOn(r.Alert());
@@ -162,7 +162,7 @@ TEST(EffectTest, GrowthThatTheOtherHeadsDoNotShareIsHeldAgainstIt) {
   EXPECT_EQ(r.At(1).state, ActionState::kDidNotHelp);
 }
 
-TEST(EffectTest, ScoresThatGrowWhereHealthyOnesLieAreNoIllness) {
+TEST(EffectTest, GrowthWithinHealthyScoresIsIgnored) {
   IllRun r(PolicyOf(kHpThenCentre));
   r.Hello();
   r.ill.has_sigma = false;
@@ -175,7 +175,7 @@ TEST(EffectTest, ScoresThatGrowWhereHealthyOnesLieAreNoIllness) {
 }
 
 // Two layers of two heads: three others are no peers.
-TEST(EffectTest, WithoutPeersWhatGrowsWhereTheLeakIsSilentIsTraining) {
+TEST(EffectTest, WithoutPeersGrowthCountsOnlyWithALeak) {
   for (const bool silent : {true, false}) {
     IllRun r(PolicyOf(kHpThenCentre), 2);
     r.Hello();
@@ -189,7 +189,7 @@ TEST(EffectTest, WithoutPeersWhatGrowsWhereTheLeakIsSilentIsTraining) {
   }
 }
 
-TEST(EffectTest, WithoutPeersAndLeakOnlyWhatDoublesIsHeldAgainstIt) {
+TEST(EffectTest, WithoutPeersAndLeakOnlyDoublingCounts) {
   for (const double growth : {0.6, 1.0}) {
     IllRun r(PolicyOf(kCentreThenHp), 2);
     r.Hello();
@@ -221,7 +221,7 @@ TEST(EffectTest, InModeProposeTheUndoWaitsForAPersonToo) {
   EXPECT_EQ(r.At(3).state, ActionState::kProposed);
 }
 
-TEST(EffectTest, WhatAPersonAskedForIsJudgedButNotTakenBack) {
+TEST(EffectTest, PersonsActionIsJudgedButNotUndone) {
   IllRun r(DefaultPolicy());
   r.Hello();
   Action action;
@@ -237,7 +237,7 @@ TEST(EffectTest, WhatAPersonAskedForIsJudgedButNotTakenBack) {
   EXPECT_EQ(r.count(), 1u);
 }
 
-TEST(EffectTest, TheCommonModeOfCentredKeysDoesNotCountAgainstCentring) {
+TEST(EffectTest, CommonModeOfCentredKeysDoesNotCountAgainstCentring) {
   IllRun r(PolicyOf(kCentreThenHp));
   r.Hello();
   r.ill.common_growth = 2;
@@ -247,7 +247,7 @@ TEST(EffectTest, TheCommonModeOfCentredKeysDoesNotCountAgainstCentring) {
   EXPECT_THAT(r.WhyOf(1, ActionState::kKept), HasSubstr("whether it helped cannot be told"));
 }
 
-TEST(EffectTest, AnAlertThatEndsOnceItsRulesWereChangedIsNoEvidence) {
+TEST(EffectTest, AlertEndAfterRuleChangeIsNoEvidence) {
   const auto why = [](int64_t changed_after, bool restart) {
     IllRun r(PolicyOf("{mode: enforce, rules: [{ladder: [{do: attention.mode, mode: hp}]}]}"));
     r.Hello();
@@ -272,7 +272,7 @@ TEST(EffectTest, AnAlertThatEndsOnceItsRulesWereChangedIsNoEvidence) {
   }
 }
 
-TEST(EffectTest, AnAlertThatIsOverIsEvidenceOnlyIfTheActionLeavesItsRuleAlone) {
+TEST(EffectTest, AlertEndIsEvidenceOnlyIfActionLeavesRuleUntouched) {
   const struct {
     const char* action;
     const char* rule;
@@ -308,7 +308,7 @@ TEST(EffectTest, AnAlertThatIsOverIsEvidenceOnlyIfTheActionLeavesItsRuleAlone) {
   }
 }
 
-TEST(EffectTest, WhatIsUnclearWhileTheAlertFiresIsTriedLongerThenTheNextRungFollows) {
+TEST(EffectTest, UnclearTrialIsExtendedThenNextRungFollows) {
   IllRun r(PolicyOf(kCentreThenHp));
   r.Hello();
   r.ActOn(r.Alert());
@@ -321,7 +321,7 @@ TEST(EffectTest, WhatIsUnclearWhileTheAlertFiresIsTriedLongerThenTheNextRungFoll
   EXPECT_EQ(r.At(2).kind, ActionKind::kAttentionMode);
 }
 
-TEST(EffectTest, NumbersThatAreNoneAnyMoreEndTheTrialAtOnce) {
+TEST(EffectTest, NanSignalEndsTheTrial) {
   IllRun r(PolicyOf(kCentreThenHp));
   r.Hello();
   r.ill.sigma_growth = 0.8;
@@ -333,7 +333,7 @@ TEST(EffectTest, NumbersThatAreNoneAnyMoreEndTheTrialAtOnce) {
   EXPECT_EQ(r.WhyOf(1, ActionState::kDidNotHelp), "wq_sigma of layer 1 head 0 is not a number at step 901");
 }
 
-TEST(EffectTest, OneOddSampleEndsNoTrial) {
+TEST(EffectTest, SingleNanSampleEndsNoTrial) {
   IllRun r(PolicyOf(kCentreThenHp));
   r.Hello();
   r.ill.sigma_growth = 0.8;
@@ -348,7 +348,7 @@ TEST(EffectTest, OneOddSampleEndsNoTrial) {
   EXPECT_EQ(r.WhyOf(1, ActionState::kHelped).substr(0, 8), "wq_sigma");
 }
 
-TEST(EffectTest, ALossThatLeftItsCourseOutweighsWhatGotBetter) {
+TEST(EffectTest, WorseLossOutweighsABetterSignal) {
   IllRun r(PolicyOf(kHpThenCentre));
   r.Hello();
   r.ill.sigma_growth = 0.8;
@@ -360,7 +360,7 @@ TEST(EffectTest, ALossThatLeftItsCourseOutweighsWhatGotBetter) {
   EXPECT_EQ(r.WhyOf(1, ActionState::kDidNotHelp), "loss: 3 and more, before 2, at most 2");
 }
 
-TEST(EffectTest, ASpikeOfTheLossAtTheTrialsEndIsNoVerdict) {
+TEST(EffectTest, LossSpikeAtTrialEndDecidesNothing) {
   IllRun r(PolicyOf(kHpThenCentre));
   r.Hello();
   r.ill.sigma_growth = 0.8;
@@ -373,7 +373,7 @@ TEST(EffectTest, ASpikeOfTheLossAtTheTrialsEndIsNoVerdict) {
   EXPECT_THAT(r.WhyOf(1, ActionState::kHelped), HasSubstr("wq_sigma"));
 }
 
-TEST(EffectTest, AClipIsHeldAgainstWhatItLeft) {
+TEST(EffectTest, ClipIsJudgedAgainstTheClippedNorm) {
   IllRun r(PolicyOf("{mode: enforce, rules: [{ladder: [{do: qk.clip, gamma: 0.25}, {do: attention.center_k}]}]}"));
   r.Hello();
   r.ill.sigma_growth = 0.8;
@@ -403,7 +403,7 @@ TEST(EffectTest, AClipToTheMedianIsHeldAgainstTheMedian) {
   EXPECT_THAT(r.WhyOf(1, ActionState::kHelped), HasSubstr("wq_sigma of layer 1 head 0: 3, was to be"));
 }
 
-TEST(EffectTest, ARungThatIsAlwaysFollowedIsFollowedAlthoughItHelpedUnlessTheAlertIsOver) {
+TEST(EffectTest, NextAlwaysFollowsHelpfulRungUnlessAlertIsOver) {
   for (const bool over : {false, true}) {
     IllRun r(
         PolicyOf("{mode: enforce, rules: [{ladder: [{do: attention.center_k, trial_steps: 200, next: always}, {do: "
@@ -423,7 +423,7 @@ TEST(EffectTest, ARungThatIsAlwaysFollowedIsFollowedAlthoughItHelpedUnlessTheAle
   }
 }
 
-TEST(EffectTest, WhereOnlyTheCommonModeIsMeasuredItDecides) {
+TEST(EffectTest, CommonModeDecidesWhereSigmaIsNotMeasured) {
   IllRun r(PolicyOf(kHpThenCentre));
   r.Hello();
   r.ill.has_sigma = false;
@@ -435,7 +435,7 @@ TEST(EffectTest, WhereOnlyTheCommonModeIsMeasuredItDecides) {
   EXPECT_THAT(r.WhyOf(1, ActionState::kHelped), HasSubstr("common_mode of layer 1 head 0"));
 }
 
-TEST(EffectTest, AnAlertThatRisesAfterAnActionHelpedGoesToTheNextRung) {
+TEST(EffectTest, RisingAlertAfterHelpfulActionTakesNextRung) {
   IllRun r(PolicyOf(kCentreThenHp));
   r.Hello();
   r.ill.sigma_growth = 0.8;
@@ -449,7 +449,7 @@ TEST(EffectTest, AnAlertThatRisesAfterAnActionHelpedGoesToTheNextRung) {
   EXPECT_EQ(r.At(2).kind, ActionKind::kAttentionMode);
 }
 
-TEST(EffectTest, AnAlertThatBecomesCriticalEndsATrialThatDoesNotHelp) {
+TEST(EffectTest, CriticalAlertEndsUnhelpfulTrial) {
   IllRun r(PolicyOf(kCentreThenHp));
   r.Hello();
   r.ill.sigma_growth = 0.8;
@@ -464,7 +464,7 @@ TEST(EffectTest, AnAlertThatBecomesCriticalEndsATrialThatDoesNotHelp) {
   EXPECT_EQ(r.At(2).kind, ActionKind::kAttentionMode);
 }
 
-TEST(EffectTest, AnAlertThatBecomesCriticalDoesNotEndATrialThatHelps) {
+TEST(EffectTest, CriticalAlertDoesNotEndHelpfulTrial) {
   IllRun r(PolicyOf(kCentreThenHp));
   r.Hello();
   r.ill.sigma_growth = 0.8;

@@ -41,7 +41,7 @@ void ExpectSame(const Policy& a, const Policy& b) {
   EXPECT_EQ(ExplainPolicy(a), ExplainPolicy(b));
 }
 
-TEST(PolicyTest, TheBuiltInOneObservesAndHasLadders) {
+TEST(PolicyTest, BuiltInPolicyObservesAndHasLadders) {
   const PolicyPtr policy = DefaultPolicy();
   EXPECT_EQ(policy->mode, PolicyMode::kObserve);
   EXPECT_EQ(policy->text, DefaultPolicyText());
@@ -59,7 +59,7 @@ TEST(PolicyTest, TheBuiltInOneObservesAndHasLadders) {
   EXPECT_EQ(policy->Find("overhead", 0, Severity::kCritical), nullptr);
 }
 
-TEST(PolicyTest, TheModeAloneDoesWhatIsBuiltIn) {
+TEST(PolicyTest, ModeAloneKeepsTheBuiltInRules) {
   const auto policy = ParsePolicy("mode: enforce", "p.yml");
   ASSERT_TRUE(policy.ok()) << policy.status();
   Policy built_in = *DefaultPolicy();
@@ -70,7 +70,7 @@ TEST(PolicyTest, TheModeAloneDoesWhatIsBuiltIn) {
   ExpectSame(**empty, *DefaultPolicy());
 }
 
-TEST(PolicyTest, AFileSaysEverything) {
+TEST(PolicyTest, PolicyFileSetsEveryField) {
   const auto read = ParsePolicy(
       "mode: propose\n"
       "approvers: [alice, \"oncall-*\"]\n"
@@ -131,7 +131,7 @@ TEST(PolicyTest, QuietHoursMayPassMidnight) {
   EXPECT_EQ((*policy)->QuietUntil(midnight + 6 * kHour), -1);
 }
 
-TEST(PolicyTest, WhatIsWrongIsSaidWithPlaceFieldValueAndRange) {
+TEST(PolicyTest, ErrorsNamePlaceFieldValueAndRange) {
   const struct {
     const char* text;
     const char* says;
@@ -199,7 +199,7 @@ TEST(PolicyTest, TheCommittedFilesAreWhatTheCodeSays) {
       << "bellwetherd policy reference > docs/reference/policy.md";
 }
 
-TEST(PolicyTest, EveryKindStandsInTheReferenceAndIsFoundByItsName) {
+TEST(PolicyTest, EveryActionKindIsInReferenceAndFoundByName) {
   const std::string page = PolicyReference();
   for (const ActionKindInfo& info : ActionKinds()) {
     EXPECT_THAT(page, HasSubstr(std::string("| `") + info.name + "` |"));
@@ -210,7 +210,7 @@ TEST(PolicyTest, EveryKindStandsInTheReferenceAndIsFoundByItsName) {
   EXPECT_EQ(FindActionKind("attention"), nullptr);
 }
 
-TEST(PolicyTest, ItIsExplainedWithItsNumbers) {
+TEST(PolicyTest, ExplanationHasThePolicysNumbers) {
   const auto policy = ParsePolicy(
       "{mode: enforce, quiet_hours: [\"22:00-06:00\"], rules: [{when: {rule: drift, stage: 2}, confirm_steps: 70,"
       " ladder: [{do: qk.clip, gamma: 0.25}]}]}",

@@ -41,14 +41,14 @@ TEST(ProposalsTest, AnAlertSaysWhatWaitsForIt) {
                                        HasSubstr("cost: 1 % of attention"), Not(HasSubstr("On its way"))));
 }
 
-TEST(ProposalsTest, WhatThePolicyApprovedIsOnItsWay) {
+TEST(ProposalsTest, AdviceSaysThatApprovedActionIsOnItsWay) {
   AlertTransition transition;
   transition.key = "drift/3/5/1200";
   AddProposals({Centring("aa-1", ActionState::kApproved)}, *DefaultPolicy(), &transition);
   EXPECT_THAT(transition.advice, AllOf(HasSubstr("On its way"), HasSubstr("action aa-1")));
 }
 
-TEST(ProposalsTest, WhatTheAdviceNamesAlreadyIsNotSaidAgain) {
+TEST(ProposalsTest, ActionNamedInAdviceIsNotRepeated) {
   AlertTransition transition;
   transition.run_name = "r";
   transition.key = "drift/3/5/1200";
@@ -59,7 +59,7 @@ TEST(ProposalsTest, WhatTheAdviceNamesAlreadyIsNotSaidAgain) {
   EXPECT_THAT(ProposalText({Centring("aa-11", ActionState::kProposed)}, transition), HasSubstr("aa-11"));
 }
 
-TEST(ProposalsTest, WhatWaitsForNobodyAnyMoreIsTakenOut) {
+TEST(ProposalsTest, DecidedProposalsAreRemovedFromAdvice) {
   AlertTransition transition;
   transition.run_name = "r";
   transition.key = "drift/3/5/1200";
@@ -77,7 +77,7 @@ TEST(ProposalsTest, WhatWaitsForNobodyAnyMoreIsTakenOut) {
   EXPECT_FALSE(SpeaksOfProposals(advice));
 }
 
-TEST(ProposalsTest, OthersAlertsAndOtherStatesSayNothing) {
+TEST(ProposalsTest, ProposalsOfOtherAlertsOrStatesAddNothing) {
   AlertTransition transition;
   transition.key = "ties/0/0/10";
   transition.advice = "as it was";

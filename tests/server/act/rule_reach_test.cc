@@ -149,7 +149,7 @@ Outcome Judge(const std::string& rule, const Action& action, int64_t from) {
 
 class RuleReachTest : public testing::TestWithParam<const char*> {};
 
-TEST_P(RuleReachTest, AnEndIsEvidenceOnlyWhereTheActionAloneEndsNothing) {
+TEST_P(RuleReachTest, RuleReachMatchesTheJudgesBehaviour) {
   const std::string rule = GetParam();
   std::vector<std::string> seen;
   for (const Action& action : AllActions()) {
@@ -174,7 +174,7 @@ TEST_P(RuleReachTest, AnEndIsEvidenceOnlyWhereTheActionAloneEndsNothing) {
 INSTANTIATE_TEST_SUITE_P(Rules, RuleReachTest, testing::ValuesIn(kRules),
                          [](const auto& tested) { return std::string(tested.param); });
 
-TEST(RuleReachOfPeopleTest, NobodyKnowsWhatARuleOfPeopleLooksAt) {
+TEST(RuleReachOfPeopleTest, UserRuleIsMovedByEveryActionOnTrial) {
   for (const Action& action : AllActions()) {
     const bool judged = FindActionKind(action.kind)->on_trial;
     EXPECT_EQ(ReachOf(action, "entropy_collapse") == RuleReach::kMoved, judged) << ActionText(action);

@@ -67,7 +67,7 @@ TEST_P(ReadersTest, OnlyAPlainFileIsRead) {
   EXPECT_THAT(Finding(folder_.path() + "/loop"), HasSubstr("cannot be read"));
 }
 
-TEST_P(ReadersTest, OneDocumentStrictlyWithThePlaceOfEachFinding) {
+TEST_P(ReadersTest, AcceptsOneDocumentAndNamesPlacesOfFindings) {
   const std::string good = GetParam().good;
   for (const std::string& fine : {std::string(), std::string("\n"), std::string("# a comment\n"), "---\n" + good,
                                   good + "\n# a comment\n", good + "\n...\n", std::string("{}")}) {
@@ -178,7 +178,7 @@ TEST_F(ConfigTest, AnAddressNamesAPortThatThereIs) {
   EXPECT_EQ(FindingOf("grpc: {listen_address: 'unix:/tmp/x'}"), "");
 }
 
-TEST_F(ConfigTest, AReceiverIsWhollyChecked) {
+TEST_F(ConfigTest, EveryFieldOfAReceiverIsChecked) {
   const auto finding = [&](const std::string& fields) {
     return FindingOf("alerting:\n  webhooks:\n  - {url: 'http://a/'}\n  - {" + fields + "}\n");
   };
@@ -220,7 +220,7 @@ TEST_F(ConfigTest, TheKeyFormatSaysWhatReplacesIt) {
                     HasSubstr("write template_file: /usr/share/bellwether/webhook/slack.json")));
 }
 
-TEST_F(ConfigTest, AfterFindingsNothingHasChanged) {
+TEST_F(ConfigTest, FindingsLeaveTheOptionsUnchanged) {
   const auto before = DescribeOptions(options_);
   EXPECT_THAT(FindingOf("limits: {runs_live_max: 5}\nweb: {hosts: ['a:1']}\nnone: 1\n"),
               ::testing::AllOf(HasSubstr("c.yml:2:15: web.hosts[0] = a:1"), HasSubstr("c.yml:3:1: unknown key none")));

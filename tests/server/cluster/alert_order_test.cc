@@ -84,7 +84,7 @@ TEST_F(AlertOrderTest, NumbersRiseStrictlyAndAReaderMissesNone) {
   EXPECT_EQ(seen.size(), size_t{kOwners * kEach});
 }
 
-TEST_F(AlertOrderTest, ATransitionThatIsThereKeepsItsNumber) {
+TEST_F(AlertOrderTest, StoredTransitionKeepsItsNumber) {
   SharedPgLink link(postgres_->dsn(), 10'000);
   AlertTransition first = MakeTransition(3, 1), again = first, second = MakeTransition(3, 2);
   const Fence fence = {.partition = 3, .epoch = 0};

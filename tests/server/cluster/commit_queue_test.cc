@@ -67,7 +67,7 @@ class CommitQueueTest : public ::testing::Test {
   std::unique_ptr<SharedLog> log_;
 };
 
-TEST_F(CommitQueueTest, ACommitUnderAnOldEpochIsVoidAndNothingOfItIsAcknowledged) {
+TEST_F(CommitQueueTest, CommitUnderOldEpochIsVoidAndUnacknowledged) {
   Open();
   ASSERT_TRUE(log_->Own(kPart, TakeLease()).ok());
   const Lsn first = *log_->Append(Record(1));
@@ -129,7 +129,7 @@ TEST_F(CommitQueueTest, ACommitWithAWarningIsNoAck) {
 
 // The session ends while its commit is already there: the answer is lost, not the
 // commit.
-TEST_F(CommitQueueTest, ACommitWhoseAnswerWasLostIsFoundAndNotRepeated) {
+TEST_F(CommitQueueTest, CommitWithLostAnswerIsNotRepeated) {
   Open();
   ASSERT_TRUE(log_->Own(kPart, TakeLease()).ok());
   postgres_->Set("synchronous_standby_names", "s1");
@@ -157,7 +157,7 @@ TEST_F(CommitQueueTest, ALostConnectionIsMadeAgain) {
 
 // Nobody sends anything to a log that is not well: its health must not hang on the
 // answer to a commit.
-TEST_F(CommitQueueTest, ADatabaseThatIsBackIsFoundWithNothingToCommit) {
+TEST_F(CommitQueueTest, RecoveredDatabaseIsNoticedWithNothingToCommit) {
   Open(/*patience_ms=*/100);
   ASSERT_TRUE(log_->Own(kPart, TakeLease()).ok());
   ASSERT_TRUE(log_->Sync(*log_->Append(Record(1))).ok());

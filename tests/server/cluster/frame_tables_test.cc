@@ -100,7 +100,7 @@ class FrameTablesTest : public ::testing::Test {
   std::unique_ptr<SharedPgLink> link_;
 };
 
-TEST_F(FrameTablesTest, ReplayIsInTheOrderOfTheLsnsOverAllTablesAndPages) {
+TEST_F(FrameTablesTest, ReplayFollowsLsnOrderOverAllTablesAndPages) {
   std::vector<Lsn> firsts(150);
   for (size_t i = 0; i < firsts.size(); ++i) firsts[i] = 10 + 3 * i;
   std::mt19937 random(11);
@@ -120,7 +120,7 @@ TEST_F(FrameTablesTest, ReplayIsInTheOrderOfTheLsnsOverAllTablesAndPages) {
   EXPECT_EQ(ReadLsns(), std::vector<Lsn>(all.begin() + 90, all.end()));
 }
 
-TEST_F(FrameTablesTest, ARowThatIsThereIsLeftAsItIs) {
+TEST_F(FrameTablesTest, RepeatedRowIsLeftUnchanged) {
   ASSERT_TRUE(Put(1, kFence, Records(10, 2)).ok());
   ASSERT_TRUE(Put(1, kFence, Records(10, 2)).ok());
   EXPECT_EQ(ReadLsns(), (std::vector<Lsn>{10, 11}));
@@ -132,7 +132,7 @@ TEST_F(FrameTablesTest, LsnsGoOnAboveWhatWasForgotten) {
   EXPECT_EQ(*FrameTables::LastLsn(kFence.partition, link_.get()), 500u);
 }
 
-TEST_F(FrameTablesTest, OnlyTablesOfTwoDaysAgoAndBeforeAreEmptiedAndOnlyWhatNobodyNeeds) {
+TEST_F(FrameTablesTest, OnlyUnneededTablesOlderThanYesterdayAreEmptied) {
   FrameTables tables;
   auto connection = PgConnection::Connect(postgres_->dsn(), 5000);
   ASSERT_TRUE(connection.ok());
@@ -171,7 +171,7 @@ TEST_F(FrameTablesTest, ATableThatIsReadIsEmptiedAnotherTime) {
 
 // What is committed between the look at a table and its end; were that not looked for
 // again, it would be gone.
-TEST_F(FrameTablesTest, WhatIsCommittedJustBeforeATableIsEmptiedStays) {
+TEST_F(FrameTablesTest, CommitJustBeforeTableIsEmptiedIsKept) {
   const std::string table = OldTable();
   ASSERT_TRUE(Put(table.back() - '0', kFence, Records(10, 1)).ok());
   postgres_->Sql("UPDATE bellwether.lease SET keep = 100 WHERE p = 7");

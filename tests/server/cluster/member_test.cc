@@ -148,7 +148,7 @@ TEST_F(MemberTest, ATakeoverWaitsForACommitThatIsUnderWay) {
   EXPECT_TRUE(absl::IsAborted(old->Transact(FencedFlight({.partition = 0, .epoch = 1}), 5000).status()));
 }
 
-TEST_F(MemberTest, AnOwnerWhoPausesInHisCommitLosesItAndHoldsNobodyUp) {
+TEST_F(MemberTest, OwnerPausedInCommitLosesItWithoutDelayingTakeover) {
   const std::unique_ptr<PgConnection> old = BeginCommit();
   Host host;
   const std::unique_ptr<Member> member = Join("new", &host);
@@ -159,7 +159,7 @@ TEST_F(MemberTest, AnOwnerWhoPausesInHisCommitLosesItAndHoldsNobodyUp) {
   EXPECT_TRUE(old->broken());
 }
 
-TEST_F(MemberTest, EachOfTwoHasItsHalfAndOneWhoLeavesGivesItBackAtOnce) {
+TEST_F(MemberTest, TwoServersShareHalvesAndLeavingReturnsThemAtOnce) {
   Host first, second;  // No lease runs out meanwhile.
   const std::unique_ptr<Member> one = Join("one", &first, {}, /*lease_seconds=*/60);
   EXPECT_EQ(first.AwaitCount(64), 64u);
@@ -181,7 +181,7 @@ TEST_F(MemberTest, EachOfTwoHasItsHalfAndOneWhoLeavesGivesItBackAtOnce) {
   EXPECT_EQ(postgres_->Number("SELECT count(*) FROM bellwether.lease WHERE owner = 'one/1'"), 64);
 }
 
-TEST_F(MemberTest, WhoLeavesDoesNotWaitForAHistoryThatIsBeingRead) {
+TEST_F(MemberTest, LeavingDoesNotWaitForHistoryBeingRead) {
   Host host;
   absl::Notification begun;
   std::atomic<bool> given_up = false;
@@ -196,7 +196,7 @@ TEST_F(MemberTest, WhoLeavesDoesNotWaitForAHistoryThatIsBeingRead) {
   EXPECT_TRUE(given_up);
 }
 
-TEST_F(MemberTest, OfOneWhoLeavesTheFirstIsServedElsewhereBeforeTheLastIsSaved) {
+TEST_F(MemberTest, LeavingServersFirstPartitionMovesBeforeLastIsSaved) {
   Host first, second;  // No lease runs out meanwhile.
   const std::unique_ptr<Member> one = Join("one", &first, {}, /*lease_seconds=*/60);
   ASSERT_EQ(first.AwaitCount(64), 64u);
@@ -213,7 +213,7 @@ TEST_F(MemberTest, OfOneWhoLeavesTheFirstIsServedElsewhereBeforeTheLastIsSaved) 
   EXPECT_EQ(first.AwaitCount(64), 64u);
 }
 
-TEST_F(MemberTest, NobodyIsSentToOneWhoLeaves) {
+TEST_F(MemberTest, NoClientIsSentToALeavingServer) {
   constexpr int64_t kLeaseSeconds = 6;  // Longer than this machine may halt.
   Host first, second;
   const std::unique_ptr<Member> one = Join("one", &first, {}, kLeaseSeconds);
@@ -232,7 +232,7 @@ TEST_F(MemberTest, NobodyIsSentToOneWhoLeaves) {
   EXPECT_EQ(postgres_->Number("SELECT count(*) FROM bellwether.lease WHERE owner = 'two/1' AND until > now()"), 32);
 }
 
-TEST_F(MemberTest, OneWhoseDatabaseIsAwayAtTheStartAsksNobodyBeforeItBegins) {
+TEST_F(MemberTest, MemberWithoutDatabaseAsksNoPeersBeforeItBegins) {
   Host host;
   ClusterOptions options;
   options.dsns = {postgres_->dsn(), "host=127.0.0.1 port=1 dbname=none"};
@@ -253,7 +253,7 @@ TEST_F(MemberTest, OneWhoseDatabaseIsAwayAtTheStartAsksNobodyBeforeItBegins) {
   EXPECT_TRUE(asked.WaitForNotificationWithTimeout(absl::Seconds(60)));
 }
 
-TEST_F(MemberTest, OneThatNeverBeginsLeavesAtOnce) {
+TEST_F(MemberTest, MemberThatNeverBeganLeavesAtOnce) {
   Host host;
   ClusterOptions options;
   options.dsns = {postgres_->dsn()};
@@ -268,7 +268,7 @@ TEST_F(MemberTest, OneThatNeverBeginsLeavesAtOnce) {
   EXPECT_EQ(postgres_->Number("SELECT count(*) FROM bellwether.servers WHERE until > now()"), 0);
 }
 
-TEST_F(MemberTest, WhoIsAskedForAPartitionOfAnotherLooksSoon) {
+TEST_F(MemberTest, LookSoonFindsAMovedPartitionSooner) {
   Host host;
   // By itself it looks each half second.
   const std::unique_ptr<Member> member = Join("one", &host, /*ask=*/{}, /*lease_seconds=*/60);
@@ -299,7 +299,7 @@ TEST_F(MemberTest, WhoIsAskedForAPartitionOfAnotherLooksSoon) {
   EXPECT_LT(asked, unasked / 2);
 }
 
-TEST_F(MemberTest, LeasesAreRenewedInTheOrderInWhichTheyAreGivenBack) {
+TEST_F(MemberTest, LeasesAreRenewedInPartitionOrder) {
   Host host;
   const std::unique_ptr<Member> member = Join("one", &host);
   ASSERT_EQ(host.AwaitCount(64), 64u);
@@ -339,7 +339,7 @@ TEST_F(MemberTest, ALeaseThatAnotherTookIsGivenUp) {
   EXPECT_EQ(counters_.counter("bellwether_cluster_moves_total", {{"move", "lost"}})->value(), 1);
 }
 
-TEST_F(MemberTest, WhoCannotReachTheDatabaseLosesWhatAnotherServesInALaterEpoch) {
+TEST_F(MemberTest, WithoutDatabasePartitionsServedInLaterEpochAreReleased) {
   constexpr int64_t kLeaseSeconds = 6;  // Longer than this machine may halt: no lease runs out before its time.
   Host one, two;
   const std::unique_ptr<Member> other = Join("two", &two, {}, kLeaseSeconds);

@@ -77,7 +77,7 @@ class RowWritesTest : public ::testing::Test {
   std::unique_ptr<SharedLog> log_;
 };
 
-TEST_F(RowWritesTest, OneThatWasGivenUpChangesNothingAfterALaterOne) {
+TEST_F(RowWritesTest, AbandonedWriteChangesNothingAfterALaterOne) {
   Open(kShortMs);
   PutUntilAnswered("row", "first");
   const pid_t writer = Writer();
@@ -93,7 +93,7 @@ TEST_F(RowWritesTest, OneThatWasGivenUpChangesNothingAfterALaterOne) {
   EXPECT_EQ(Stored("row"), "fourth");
 }
 
-TEST_F(RowWritesTest, AnOwnersNextWritesAreAboveThoseOfTheEpochBefore) {
+TEST_F(RowWritesTest, WritesOfALaterEpochReplaceEarlierOnes) {
   ASSERT_TRUE(Put("row", "first").ok());
   TakeLease();
   EXPECT_TRUE(Put("row", "second").ok());
@@ -112,7 +112,7 @@ TEST_F(RowWritesTest, ANumberThatTheDatabaseLostIsGivenAgain) {
 }
 
 // Set back to a time before the epochs that its servers had, with them running.
-TEST_F(RowWritesTest, ADatabaseThatWasSetBackTakesWhatItsNextOwnersWrite) {
+TEST_F(RowWritesTest, DatabaseSetBackTakesWritesOfNextOwners) {
   TakeLease();
   TakeLease();
   ASSERT_TRUE(Put("row", "first").ok());
@@ -127,7 +127,7 @@ TEST_F(RowWritesTest, ADatabaseThatWasSetBackTakesWhatItsNextOwnersWrite) {
 
 // Whatever the role's transactions are by default: what was committed while a write
 // waited for its lease counts.
-TEST_F(RowWritesTest, ALaterWriteCountsThoughItCameWhileOneWaited) {
+TEST_F(RowWritesTest, OvertakenWriteDoesNotReplaceALaterOne) {
   postgres_->Sql("ALTER ROLE bellwether SET default_transaction_isolation = 'repeatable read'");
   Open(/*answer_ms=*/10'000);
   ASSERT_TRUE(Put("row", "first").ok());
@@ -147,7 +147,7 @@ TEST_F(RowWritesTest, ALaterWriteCountsThoughItCameWhileOneWaited) {
   EXPECT_EQ(Stored("row"), "first");
 }
 
-TEST(WriteNumbersTest, OneThatIsGivenUpLateTakesNoneBack) {
+TEST(WriteNumbersTest, AbandoningAnOldEpochsWriteKeepsNewNumbers) {
   WriteNumbers numbers;
   const Fence before{.partition = 5, .epoch = 1}, now{.partition = 5, .epoch = 2};
   const WriteNumber late = numbers.Of(before);

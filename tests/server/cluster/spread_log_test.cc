@@ -27,7 +27,7 @@ using ::testing::HasSubstr;
 constexpr uint32_t kPlace = 5;
 constexpr RunId kRuns[] = {FirstRunOf(kPlace) + 1, FirstRunOf(kPartitions + kPlace) + 1};  // By database.
 
-TEST(PartitionTest, TheDatabaseIsChosenByWhatTheHashLeaves) {
+TEST(PartitionTest, PartitionsSpreadRunsOverAllDatabases) {
   std::mt19937 random(11);
   std::map<uint32_t, std::set<uint32_t>> places;  // By database.
   for (int i = 0; i < 10'000; ++i) {
@@ -107,7 +107,7 @@ class SpreadLogTest : public ::testing::Test {
   std::map<uint32_t, Lsn> told_ ABSL_GUARDED_BY(mutex_);
 };
 
-TEST_F(SpreadLogTest, ALaneThatWaitsHoldsNoOthersRecords) {
+TEST_F(SpreadLogTest, HeldLaneDelaysNoOtherLane) {
   const auto log = Open("me/1");
   Take(log.get(), 0);
   Take(log.get(), 1);
@@ -199,7 +199,7 @@ TEST_F(SpreadLogTest, AnAlertThatCannotBeReadHidesNoOthers) {
 
 // The first database does not answer when an alert of the second's run is concluded,
 // and its owner dies before it does.
-TEST_F(SpreadLogTest, AnAlertThatAnOwnerCouldNotNumberIsNumberedByTheNext) {
+TEST_F(SpreadLogTest, UnnumberedAlertIsNumberedByNextOwner) {
   const auto log = Open("old/1");
   Take(log.get(), 1);
   postgres_[0]->Sql("SET idle_in_transaction_session_timeout = 0");
@@ -229,7 +229,7 @@ TEST_F(SpreadLogTest, AnAlertThatAnOwnerCouldNotNumberIsNumberedByTheNext) {
   EXPECT_EQ(transition.id, 1u);
 }
 
-TEST_F(SpreadLogTest, DatabasesKnowTheirPlaces) {
+TEST_F(SpreadLogTest, WrongOrderOfDatabasesIsRefused) {
   const std::string first = postgres_[0]->dsn(), second = postgres_[1]->dsn();
   const auto says = [](const std::vector<std::string>& dsns) {
     const absl::Status status = CheckIdentity(dsns, 5000).status();

@@ -61,7 +61,7 @@ TEST(AdviceTest, ARunbookHasTheRowsOfItsFamily) {
   }
 }
 
-TEST(AdviceTest, WhateverTheStageAndSigmaTheFirstActionIsOneOfTheRunbooks) {
+TEST(AdviceTest, FirstActionIsAlwaysOneOfTheRunbooks) {
   std::set<std::string> told;
   for (const auto& [family, names] : kRunbooks) {
     for (const Severity severity : {Severity::kInfo, Severity::kWarning, Severity::kCritical}) {
@@ -141,7 +141,7 @@ class AdviceOfAlertsTest : public testing::Test {
   AlertEngine engine_{AlertOptions()};
 };
 
-TEST_F(AdviceOfAlertsTest, ASpikeIsToldAsOneAndWhatLastsIsNot) {
+TEST_F(AdviceOfAlertsTest, OnlyAnImpulseIsCalledASpike) {
   for (const auto& [family, rule] : {std::pair(Family::kLoss, Rule::kLoss), {Family::kGradient, Rule::kGradient}}) {
     const auto spike = At(family, 1072, {Found(rule, Severity::kInfo, 0, "impulse", 1072)});
     ASSERT_EQ(spike.size(), 1u);
@@ -154,7 +154,7 @@ TEST_F(AdviceOfAlertsTest, ASpikeIsToldAsOneAndWhatLastsIsNot) {
   }
 }
 
-TEST_F(AdviceOfAlertsTest, ADriftIsToldToGoBackOnceItsSigmaIsBeyondRescue) {
+TEST_F(AdviceOfAlertsTest, DriftAdviceIsRollbackOnceSigmaIsBeyondRescue) {
   const auto opened = Drift(3000, 29);
   ASSERT_EQ(opened.size(), 1u);
   EXPECT_THAT(opened[0].advice, StartsWith("Save a checkpoint, then centre the keys (attention.center_k)."));
@@ -185,7 +185,7 @@ TEST_F(AdviceOfAlertsTest, AnAlertAfterAnotherIsAdvisedByItsOwnState) {
   EXPECT_THAT(again[0].advice, AllOf(StartsWith("Centre the keys"), HasSubstr("No work is lost yet")));
 }
 
-TEST_F(AdviceOfAlertsTest, ALostLossTellsTheDriftToGoBackAndASpikeDoesNot) {
+TEST_F(AdviceOfAlertsTest, LostLossAdvisesDriftRollbackAndSpikeDoesNot) {
   Drift(3000, 5);
   At(Family::kLoss, 3010, {Found(Rule::kLoss, Severity::kInfo, 0, "impulse", 3010)});
   EXPECT_TRUE(Drift(3020, 5).empty());

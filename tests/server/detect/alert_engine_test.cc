@@ -103,7 +103,7 @@ TEST_F(AlertEngineTest, KeysAreGivenOnceAndCountedByFamily) {
   EXPECT_EQ(At(again, {Drift(Severity::kWarning, 1, {1, 4}, 9)})[0].key, "a2") << "whoever was silent meanwhile";
 }
 
-TEST_F(AlertEngineTest, UnderRepairItStaysWhatItIsUntilItsHeadsStandStill) {
+TEST_F(AlertEngineTest, AlertUnderRepairStaysUntilItsHeadsStandStill) {
   const AlertTransition opened = At(100, {Drift(Severity::kCritical, 2, {1, 4}, 9)}).front();
   std::vector<AlertTransition> out;
   engine_.BeginRepair(Family::kRounding, 200, run_, &out);
@@ -137,7 +137,7 @@ TEST_F(AlertEngineTest, UnderRepairItStaysWhatItIsUntilItsHeadsStandStill) {
   EXPECT_EQ(out[0].state, AlertState::kResolved);
 }
 
-TEST_F(AlertEngineTest, WhatIsFoundUnderRepairIsTheSameIllness) {
+TEST_F(AlertEngineTest, FindingUnderRepairRaisesTheSameAlert) {
   const AlertTransition opened = At(100, {Drift(Severity::kWarning, 1, {1, 4}, 9)}).front();
   std::vector<AlertTransition> out;
   engine_.BeginRepair(Family::kRounding, 200, run_, &out);

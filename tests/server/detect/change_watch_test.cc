@@ -63,7 +63,7 @@ std::vector<AlertTransition> JudgeStepChange(const Change& change, double level)
   return JudgeChange(change, [level](int64_t) { return level; });
 }
 
-TEST(ChangeWatchTest, ALossThatALearningRateBlewUpIsToldWithinTwentySteps) {
+TEST(ChangeWatchTest, LossExplodedByLearningRateFiresWithinTwentySteps) {
   // 1.8 to 9.3 within 50 steps, then 3.9 for the next 1,000.
   const auto blown_up = [](int64_t step) {
     const auto past = static_cast<double>(step - 1000);
@@ -95,7 +95,7 @@ TEST(ChangeWatchTest, ALossThatALearningRateBlewUpIsToldWithinTwentySteps) {
   EXPECT_EQ(jump[0].severity, Severity::kCritical);
 }
 
-TEST(ChangeWatchTest, ALossThatStaysHighAfterAChangeKeepsItsAlert) {
+TEST(ChangeWatchTest, HighLossAfterChangeKeepsItsAlert) {
   const Change change{.last_step = 6000};
   const auto out = JudgeStepChange(change, 3.9);
   ASSERT_FALSE(Told(out, "loss", Severity::kWarning).empty());
@@ -106,7 +106,7 @@ TEST(ChangeWatchTest, ALossThatStaysHighAfterAChangeKeepsItsAlert) {
   EXPECT_NEAR(static_cast<double>(back.back().step), 4000, 100);
 }
 
-TEST(ChangeWatchTest, AnExplosionIsNotExcusedByWhatIsAnnouncedBehindIt) {
+TEST(ChangeWatchTest, LaterChangesDoNotExcuseAnExplosion) {
   const RunDescription run = SyntheticRun();
   RunJudge judge(JudgeOptions{}, run);
   std::vector<AlertTransition> out;
@@ -146,7 +146,7 @@ std::vector<AlertTransition> JudgeExploded(std::vector<RunEvent> events, int64_t
   return out;
 }
 
-TEST(ChangeWatchTest, WhatHadRisenBeforeAChangeGoesOnFiringThroughIt) {
+TEST(ChangeWatchTest, LossRisenBeforeAChangeKeepsFiring) {
   for (const EventKind kind :
        {EventKind::kLearningRate, EventKind::kData, EventKind::kBatchSize, EventKind::kSequenceLength}) {
     for (const int64_t at : {1040, 1150, 1700}) {
@@ -191,7 +191,7 @@ int64_t FirstDrift(const Events& events, bool save_and_restore = false) {
   return -1;
 }
 
-TEST(ChangeWatchTest, WhatIsAnnouncedAllTheTimeExcusesNothing) {
+TEST(ChangeWatchTest, ConstantlyAnnouncedChangesExcuseNothing) {
   using Events = std::vector<RunEvent>;
   const int64_t quiet = FirstDrift([](int64_t) { return Events{}; });
   ASSERT_GT(quiet, 2000);
@@ -247,7 +247,7 @@ TEST(ChangeWatchTest, AChangeAnnouncedAheadHoldsFromItsStepOn) {
   }
 }
 
-TEST(ChangeWatchTest, AnExcuseEndsWithTheAttemptThatItWasOf) {
+TEST(ChangeWatchTest, ExcusesEndWithTheirAttempt) {
   const RunDescription run = SyntheticRun();
   RunJudge judge(JudgeOptions{}, run);
   std::vector<AlertTransition> out;
@@ -261,7 +261,7 @@ TEST(ChangeWatchTest, AnExcuseEndsWithTheAttemptThatItWasOf) {
   EXPECT_LT(out[0].step, 4000);
 }
 
-TEST(ChangeWatchTest, WhatAChangeMayCostIsExcused) {
+TEST(ChangeWatchTest, ExpectedCostOfAChangeIsExcused) {
   const auto worst = [](const Change& change, double level) {
     Severity severity = Severity::kNone;
     for (const AlertTransition& t : JudgeStepChange(change, level)) severity = std::max(severity, t.severity);
@@ -296,7 +296,7 @@ TEST(ChangeWatchTest, WhatAChangeMayCostIsExcused) {
   EXPECT_EQ(worst(same, 2.4), Severity::kNone);
 }
 
-TEST(ChangeWatchTest, OtherDataRightBehindALearningRateMayMoveTheLoss) {
+TEST(ChangeWatchTest, DataChangeAfterLearningRateExcusesALossMove) {
   const auto judged = [](EventKind second, double value) {
     const RunDescription run = SyntheticRun();
     RunJudge judge(JudgeOptions{}, run);
@@ -318,7 +318,7 @@ TEST(ChangeWatchTest, OtherDataRightBehindALearningRateMayMoveTheLoss) {
   EXPECT_FALSE(judged(EventKind::kLearningRate, 3e-4).empty());
 }
 
-TEST(ChangeWatchTest, ALossAsOfAnUntrainedModelIsToldWhateverWasChanged) {
+TEST(ChangeWatchTest, LossOfUntrainedModelFiresAfterAnyChange) {
   const std::pair<EventKind, const char*> kinds[] = {
       {EventKind::kData, "the data changed at step 1,000"},
       {EventKind::kSequenceLength, "the sequence length changed to 4096 at step 1,000"},
@@ -357,7 +357,7 @@ std::vector<AlertTransition> JudgeRestore(bool new_attempt, double value, double
   return out;
 }
 
-TEST(ChangeWatchTest, ARestoredRunIsHeldAgainstWhatItsCheckpointHad) {
+TEST(ChangeWatchTest, RestoredRunIsComparedWithItsCheckpointsLoss) {
   for (const bool new_attempt : {true, false}) {
     for (const double value : {0.0, 700.0}) {
       SCOPED_TRACE(testing::Message() << new_attempt << " " << value);
@@ -372,7 +372,7 @@ TEST(ChangeWatchTest, ARestoredRunIsHeldAgainstWhatItsCheckpointHad) {
   }
 }
 
-TEST(ChangeWatchTest, ScoresAndWeightsOutOfBoundsAreToldWithinTheExcuse) {
+TEST(ChangeWatchTest, ScoresAndWeightsOutOfBoundsFireDuringExcuse) {
   const RunDescription run = SyntheticRun();
   for (const bool weights : {false, true}) {
     SCOPED_TRACE(weights);

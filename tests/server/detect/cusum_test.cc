@@ -74,7 +74,7 @@ TEST(CusumTest, AddsWhatExceedsK) {
   EXPECT_TRUE(bank.Update(0, 1000).alarm);
 }
 
-TEST(CusumTest, TheBaselineExcludesWhatIsScoredAndStandsStillInAlarm) {
+TEST(CusumTest, BaselineExcludesScoredValuesAndFreezesInAlarm) {
   CusumBank bank = Taught<CusumBank>({.k = 1, .h = 8, .window = 50, .relearn = 1000});
   const double mean = bank.Update(0, 100).mean;
   EXPECT_DOUBLE_EQ(mean, 10);
@@ -99,7 +99,7 @@ TEST(CusumTest, NanNeverEntersABaseline) {
   EXPECT_TRUE(std::isfinite(reading.mean));
 }
 
-TEST(CusumTest, LooksTheWayItIsToldTo) {
+TEST(CusumTest, AlarmsOnlyInItsDirection) {
   for (const auto direction : {RuleDirection::kUp, RuleDirection::kDown, RuleDirection::kBoth}) {
     CusumBank up = Taught<CusumBank>({.window = 50, .direction = direction});
     CusumBank down = Taught<CusumBank>({.window = 50, .direction = direction});
@@ -108,7 +108,7 @@ TEST(CusumTest, LooksTheWayItIsToldTo) {
   }
 }
 
-TEST(CusumTest, WhatLastsBecomesNormal) {
+TEST(CusumTest, LastingShiftBecomesTheBaseline) {
   CusumBank bank = Taught<CusumBank>({.window = 50, .relearn = 5});
   for (int i = 0; i < 5; ++i) EXPECT_TRUE(bank.Update(0, 100 + Wave(i)).alarm);
   for (int i = 0; i < 50; ++i) EXPECT_FALSE(bank.Update(0, 100 + Wave(i)).scored) << "learns afresh";
@@ -163,7 +163,7 @@ TEST(CusumTest, GoesOnAfterASave) {
   EXPECT_FALSE(other.Consistent()) << "the state of other cells";
 }
 
-TEST(ImpulseTest, CountsDeviationsFromWhatWasBefore) {
+TEST(ImpulseTest, ImpulseScoreIsInPastDeviations) {
   ImpulseBank bank = Taught<ImpulseBank>({.sigmas = 6, .window = 64, .relearn = 3});
   const double deviation = std::sqrt(64.0 / 63);
   EXPECT_FALSE(bank.Update(0, 10 + 5.9 * deviation).alarm);
@@ -179,7 +179,7 @@ TEST(ImpulseTest, CountsDeviationsFromWhatWasBefore) {
   EXPECT_TRUE(Taught<ImpulseBank>({.direction = RuleDirection::kBoth}).Update(0, -100).alarm);
 }
 
-TEST(ImpulseTest, WhatLastsBecomesNormal) {
+TEST(ImpulseTest, LastingShiftBecomesTheBaseline) {
   ImpulseBank bank = Taught<ImpulseBank>({.window = 64, .relearn = 3});
   for (int i = 0; i < 3; ++i) EXPECT_TRUE(bank.Update(0, 1000 + Wave(i)).alarm);
   EXPECT_FALSE(bank.Update(0, 1000).scored);

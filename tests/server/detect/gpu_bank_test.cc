@@ -86,7 +86,7 @@ TEST_F(GpuBankTest, AFailureLosesNoTickAndIsToldOnce) {
   EXPECT_THAT(why_, HasSubstr("fell off the bus"));
 }
 
-TEST_F(GpuBankTest, AutoFallsBackOnDoesNot) {
+TEST_F(GpuBankTest, AutoFallsBackToTheCpuAndOnFails) {
   const auto ignore = [](const std::string&) {};
   BankOptions options{.gpu = "auto", .library = "/no/such/library.so"};
   auto bank = OpenBank(options, ignore);

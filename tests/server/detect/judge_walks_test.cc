@@ -46,7 +46,7 @@ void Give(const RecordedItem& item, RunJudge* judge, std::vector<AlertTransition
   }
 }
 
-TEST(JudgeWalksTest, ARunThatIsCutOffWasToldTheSameUpToThere) {
+TEST(JudgeWalksTest, TruncatedRunGivesTheSameAlertsUntilItsEnd) {
   size_t told = 0;
   ForEachRun([&](const RecordedRun& run) {
     const Verdict whole = Judge(run);
@@ -88,7 +88,7 @@ TEST(JudgeWalksTest, AKillBetweenAnyTwoSamplesChangesNothing) {
   EXPECT_GT(told, 30u);
 }
 
-TEST(JudgeWalksTest, NamesAndWhatElseAHelloTellsOfTheJobChangeNothing) {
+TEST(JudgeWalksTest, JobDescriptionInHelloChangesNoVerdict) {
   ForEachRun([](RecordedRun run) {
     const auto plain = TextsOf(Judge(run).transitions);
     const std::string name = run.description.name;
@@ -210,7 +210,7 @@ class Chaos {
   int64_t step_ = 0;
 };
 
-TEST(JudgeWalksTest, AnythingAtAllIsJudgedAlikeWithARestoreAfterEveryCall) {
+TEST(JudgeWalksTest, RestoreAfterEveryCallChangesNoVerdict) {
   size_t told = 0;
   std::set<std::string> rules;
   for (uint32_t seed = 1; seed <= 30; ++seed) {

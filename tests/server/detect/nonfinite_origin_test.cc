@@ -78,7 +78,7 @@ std::vector<Head> HeadsOf(int32_t layer, std::initializer_list<int32_t> heads) {
   return all;
 }
 
-TEST(NonfiniteOriginTest, OfTheBackwardPassTheHighestLayerIsNamed) {
+TEST(NonfiniteOriginTest, BackwardPassNamesTheHighestLayer) {
   const AlertTransition t = NanAlert([](StepSample* s) {
     for (const int32_t layer : {0, 1}) Nan(s, kGradients, layer);
     Nan(s, {SignalId::kDeltaAbsSum}, 2, 3);
@@ -90,7 +90,7 @@ TEST(NonfiniteOriginTest, OfTheBackwardPassTheHighestLayerIsNamed) {
   EXPECT_THAT(t.summary, testing::HasSubstr("layers 0 to 1 below follow from it"));
 }
 
-TEST(NonfiniteOriginTest, AKeyGradientNamesItsTensorAndTheHeadsThatShareTheKey) {
+TEST(NonfiniteOriginTest, KeyGradientNamesItsTensorAndSharingHeads) {
   const AlertTransition t = NanAlert([](StepSample* s) {
     for (const int32_t layer : {0, 1, 2, 3}) Nan(s, kGradients, layer);
     Nan(s, {SignalId::kKeyGradientSum, SignalId::kKeyLeakSum}, 4, 2);
@@ -122,7 +122,7 @@ TEST(NonfiniteOriginTest, TheQueriesGradientShowsInTheWeightsAlone) {
   EXPECT_THAT(clipped.summary, testing::HasSubstr("or what lies between it and layer 2"));
 }
 
-TEST(NonfiniteOriginTest, OfTheForwardPassTheLowestLayerIsNamed) {
+TEST(NonfiniteOriginTest, ForwardPassNamesTheLowestLayer) {
   const AlertTransition t = NanAlert([](StepSample* s) {
     Nan(s, kScores, 3, 2);
     for (const int32_t layer : {4, 5}) Nan(s, kScores, layer);
@@ -169,7 +169,7 @@ TEST(NonfiniteOriginTest, TwoOriginsInOneSampleAreBothNamed) {
   EXPECT_THAT(t.summary, testing::HasSubstr("by itself also in layer 2 (all 4 heads)"));
 }
 
-TEST(NonfiniteOriginTest, NobodyIsNamedWhereTheOriginCannotBeKnown) {
+TEST(NonfiniteOriginTest, NoHeadIsNamedWithoutAKnownOrigin) {
   // Found by the first sample behind it: everything is lost, nothing dates it.
   const RunDescription run = SixLayers();
   RunJudge judge(JudgeOptions{}, run);
@@ -208,7 +208,7 @@ AlertTransition AfterNorms(std::initializer_list<float> norms, const Spoil& spoi
   return out.empty() ? AlertTransition{} : out.back();
 }
 
-TEST(NonfiniteOriginTest, NoLayerIsNamedWhereTheStepBeforeMayHaveSpoiledAllWeights) {
+TEST(NonfiniteOriginTest, NoLayerIsNamedIfPreviousStepSpoiledAllWeights) {
   // A gradient of the step before, which was no sample, spoiled the embedding and more.
   const auto lost = [](StepSample* s) {
     for (int32_t layer = 0; layer < 6; ++layer) {
@@ -284,7 +284,7 @@ TEST(NonfiniteOriginTest, WeightsOfHeadsWithFiniteScoresWereLostLater) {
   EXPECT_THAT(t.summary, testing::HasSubstr("layer 3 head 2: the scores of the forward pass"));
 }
 
-TEST(NonfiniteOriginTest, ALossThatIsLostBehindAllLayersBlamesNoHead) {
+TEST(NonfiniteOriginTest, NanLossBehindFiniteLayersBlamesNoHead) {
   const AlertTransition t = NanAlert([](StepSample* s) {
     s->Add(SignalId::kLoss)[0] = kNan;
     for (int32_t layer = 0; layer < 6; ++layer) {
@@ -315,7 +315,7 @@ std::vector<Severity> ToldInFp16(int samples, const Spoil& spoil) {
   return told;
 }
 
-TEST(NonfiniteOriginTest, WhatALossScalerSkipsIsInformationUntilItGoesOn) {
+TEST(NonfiniteOriginTest, LossScalerSkipsAreInfoUntilTheyPersist) {
   const auto gradients = [](StepSample* s) {
     Nan(s, kGradients, 2);
     s->Add(SignalId::kGradNorm)[0] = std::numeric_limits<float>::infinity();

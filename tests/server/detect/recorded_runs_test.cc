@@ -126,7 +126,7 @@ TEST(RecordedRunsTest, LogitGrowthIsWarnedBeforeTheLossTurns) {
 
 // One of them is critical: sigma(W_Q) of gpt-live-long-s13 doubles the median's
 // at step 2,420, and is no further at 10,500.
-TEST(RecordedRunsTest, ADriftThatHasNotExplodedIsWarnedAndSeldomCritical) {
+TEST(RecordedRunsTest, UnexplodedDriftIsWarnedAndSeldomCritical) {
   int runs = 0;
   int critical = 0;
   for (const Case& c : Cases()) {
@@ -140,7 +140,7 @@ TEST(RecordedRunsTest, ADriftThatHasNotExplodedIsWarnedAndSeldomCritical) {
   EXPECT_LE(critical, 1);
 }
 
-TEST(RecordedRunsTest, HealthyRunsAreLeftInPeace) {
+TEST(RecordedRunsTest, HealthyRunsHaveFewWarningsAndNoCritical) {
   int64_t steps = 0;
   int warnings = 0;
   for (const Case& c : Cases()) {

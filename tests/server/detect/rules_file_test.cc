@@ -38,7 +38,7 @@ UserRule OnlyRule(const std::string& text) {
   return (*rules)->options.rules->front();
 }
 
-TEST(RulesFileTest, AnEmptyFileIsWhatIsBuiltIn) {
+TEST(RulesFileTest, EmptyFileGivesTheBuiltInRules) {
   const auto rules = ParseRules("", "r.yml");
   ASSERT_TRUE(rules.ok()) << rules.status();
   const JudgeOptions built_in;
@@ -83,7 +83,7 @@ TEST(RulesFileTest, ThresholdsThatContradictEachOtherAreRefused) {
               HasSubstr("must be at most loss.critical_steps = 600"));
 }
 
-TEST(RulesFileTest, WhatNobodyKnowsIsRefusedByName) {
+TEST(RulesFileTest, UnknownKeysAreRefusedByName) {
   EXPECT_EQ(
       Findings("thresholds:\n  drift:\n    grown: 4"),
       "r.yml:3:5: thresholds.drift.grown is unknown; known: ratio_floor, grown_factor, level_factor, level_batches, "
@@ -99,7 +99,7 @@ TEST(RulesFileTest, WhatNobodyKnowsIsRefusedByName) {
               HasSubstr("rules[0].colour is unknown; known: name, signal"));
 }
 
-TEST(RulesFileTest, AllFindingsAtOnce) {
+TEST(RulesFileTest, AllFindingsAreReportedAtOnce) {
   const std::string findings = Findings("thresholds: {drift: {grown_factor: 0}}\noff: [drifts]\nrules: [{name: a}]");
   EXPECT_THAT(findings, HasSubstr("r.yml:1:"));
   EXPECT_THAT(findings, HasSubstr("r.yml:2:7: off[0] = drifts: must be one of drift, drift.growth"));
@@ -172,7 +172,7 @@ TEST(RulesFileTest, EveryKeyIsCheckedAndBelongsToItsDetectors) {
   }
 }
 
-TEST(RulesFileTest, RefusesRulesThatMakeNoSense) {
+TEST(RulesFileTest, ContradictoryRulesAreRefused) {
   const auto rule = [](const std::string& rest) {
     return Findings(absl::StrCat("rules:\n- {name: a, stage: 1, severity: info, ", rest, "}"));
   };
@@ -198,7 +198,7 @@ TEST(RulesFileTest, RefusesRulesThatMakeNoSense) {
   EXPECT_THAT(named(std::string(64, 'a')), HasSubstr("64 bytes long: must be 1 to 63"));
 }
 
-TEST(RulesFileTest, HoldsSoManyRulesAndBytesAndNoMore) {
+TEST(RulesFileTest, NumberOfRulesAndBytesIsBounded) {
   const auto rules = [](size_t count) {
     std::string text = "rules:\n";
     for (size_t i = 0; i < count; ++i) {

@@ -89,7 +89,7 @@ TEST(RulesTextTest, TheCommittedPagesAreTheGeneratedOnes) {
       << "bellwetherd rules defaults > deploy/rules/builtin.yml";
 }
 
-TEST(RulesTextTest, TheBuiltInFileSaysWhatIsBuiltIn) {
+TEST(RulesTextTest, BuiltInRulesFileEqualsTheDefaults) {
   const auto rules = ParseRules(BuiltinRulesFile(), "builtin.yml");
   ASSERT_TRUE(rules.ok()) << rules.status();
   for (const Threshold& row : Thresholds())

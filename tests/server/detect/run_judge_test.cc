@@ -35,7 +35,7 @@ const AlertTransition* First(const std::vector<AlertTransition>& transitions, co
   return nullptr;
 }
 
-TEST(RunJudgeTest, WarnsOfADriftNamesItsHeadAndPredictsItsEnd) {
+TEST(RunJudgeTest, DriftWarningNamesHeadAndPredictsEnd) {
   const auto out = JudgeAll(SyntheticRun(), {});
   const AlertTransition* warning = First(out, "drift", Severity::kWarning);
   ASSERT_NE(warning, nullptr);
@@ -59,7 +59,7 @@ TEST(RunJudgeTest, WarnsOfADriftNamesItsHeadAndPredictsItsEnd) {
   EXPECT_THAT(critical->advice, testing::HasSubstr("repair at once"));
 }
 
-TEST(RunJudgeTest, BeyondHalfTheCriticalRatioTheCommonModeTellsTheTimeLeft) {
+TEST(RunJudgeTest, CommonModeGivesEtaBeyondHalfTheCriticalRatio) {
   const RunDescription run = SyntheticRun();
   RunJudge judge(JudgeOptions{}, run);
   std::vector<AlertTransition> out;
@@ -78,7 +78,7 @@ TEST(RunJudgeTest, BeyondHalfTheCriticalRatioTheCommonModeTellsTheTimeLeft) {
   EXPECT_NEAR(4060 + judge.eta().steps, 2000 + 9.55 * 300, 150);
 }
 
-TEST(RunJudgeTest, AHeadThatOnlyStandsOutIsTwiceAsLongWatchedUnlessTiesHoldToo) {
+TEST(RunJudgeTest, OutlierHeadIsWatchedTwiceAsLongWithoutTies) {
   const RunDescription run = SyntheticRun();
   const auto ill = static_cast<size_t>(kIll.layer * 4 + kIll.head);
   const auto first_warning = [&](float tied) {
@@ -102,7 +102,7 @@ TEST(RunJudgeTest, AHeadThatOnlyStandsOutIsTwiceAsLongWatchedUnlessTiesHoldToo) 
   EXPECT_NEAR(static_cast<double>(first_warning(0.6f)), 4000 + 10 * 20, 40);
 }
 
-TEST(RunJudgeTest, WeightsThatJumpedAndScoresThatGrewAreStagesOfADrift) {
+TEST(RunJudgeTest, WeightJumpAndScoreGrowthAreDriftStages) {
   const RunDescription run = SyntheticRun();
   const auto ill = static_cast<size_t>(kIll.layer * 4 + kIll.head);
   const auto worst = [&](float sigma, float logit) {
@@ -129,7 +129,7 @@ TEST(RunJudgeTest, WeightsThatJumpedAndScoresThatGrewAreStagesOfADrift) {
   EXPECT_EQ(worst(1, 2000), (std::pair{4, Severity::kCritical}));
 }
 
-TEST(RunJudgeTest, AQuietRunIsQuiet) { EXPECT_TRUE(JudgeAll(SyntheticRun(), {.drift_from = -1}).empty()); }
+TEST(RunJudgeTest, HealthyRunHasNoAlerts) { EXPECT_TRUE(JudgeAll(SyntheticRun(), {.drift_from = -1}).empty()); }
 
 // What the judge says of a drift from step 2000 on, of a loss that is lost and
 // a gradient that is ten times its past from 3000 on, of a silent rank, of a
@@ -161,7 +161,7 @@ std::set<std::string> RulesTold(BuiltinSet off) {
   return rules;
 }
 
-TEST(RunJudgeTest, ATestThatIsSwitchedOffFindsNothingAndTheOthersGoOn) {
+TEST(RunJudgeTest, DisabledTestFindsNothingAndOthersGoOn) {
   const std::set<std::string> all = RulesTold({});
   ASSERT_EQ(all,
             (std::set<std::string>{"drift", "loss", "gradient", "nonfinite", "disagreement", "silent", "overhead"}));
@@ -209,7 +209,7 @@ TEST(RunJudgeTest, AmongManyHeadsOneMustStandOutFurther) {
   EXPECT_FALSE(warned(32, 40));
 }
 
-TEST(RunJudgeTest, AfterARollbackHeadsAreJudgedBeforeTheOldStepIsReachedAgain) {
+TEST(RunJudgeTest, AfterRollbackHeadsAreJudgedBeforeTheOldStep) {
   const RunDescription run = SyntheticRun();
   RunJudge judge(JudgeOptions{}, run);
   std::vector<AlertTransition> out;
@@ -275,7 +275,7 @@ TEST(RunJudgeTest, ADamagedStateIsRefusedAndLeavesAFreshJudge) {
   EXPECT_EQ(fresh.alerts_firing(), judge.alerts_firing());
 }
 
-TEST(RunJudgeTest, StatesOfBeforeMoreWasKeptAreRead) {
+TEST(RunJudgeTest, OlderStateVersionsAreRead) {
   RunJudge judge(JudgeOptions{}, SyntheticRun());
   std::vector<AlertTransition> out;
   for (int64_t step = 0; step <= 3500; ++step) judge.Observe(SampleAt(SyntheticRun(), {}, step), &out);
@@ -309,7 +309,7 @@ TEST(RunJudgeTest, OtherSamplingPeriodsSeeTheSameIllness) {
   }
 }
 
-TEST(RunJudgeTest, SamplesOfThePastAreIgnoredAndAHigherAttemptGoesBack) {
+TEST(RunJudgeTest, PastSamplesAreIgnoredUnlessOfAHigherAttempt) {
   const RunDescription run = SyntheticRun();
   const Plan plan{.drift_from = -1};
   RunJudge judge(JudgeOptions{}, run);
@@ -362,7 +362,7 @@ TEST(RunJudgeTest, ALossThatIsNoNumberIsCriticalAtOnce) {
   EXPECT_EQ(out[0].severity, Severity::kCritical);
 }
 
-TEST(RunJudgeTest, OfVeryManyValuesThatAreNotFiniteTheRestIsCounted) {
+TEST(RunJudgeTest, ExcessNonfiniteValuesAreCounted) {
   RunDescription run = SyntheticRun();
   run.layout = {128, 128, 128, 64, 0};
   RunJudge judge(JudgeOptions{}, run);
@@ -394,7 +394,7 @@ StepSample CentredAt(const RunDescription& run, int64_t step, double sigma, doub
   return sample;
 }
 
-TEST(RunJudgeTest, CentringKeepsTheAlertAndDriftOfRawKeysIsNoneAfterIt) {
+TEST(RunJudgeTest, CentringKeepsAlertAndIgnoresRawKeyDrift) {
   for (const bool by_hello : {false, true}) {
     const RunDescription run = SyntheticRun();
     RunJudge judge(JudgeOptions{}, run);
@@ -429,7 +429,7 @@ TEST(RunJudgeTest, CentringKeepsTheAlertAndDriftOfRawKeysIsNoneAfterIt) {
   }
 }
 
-TEST(RunJudgeTest, AHeadThatGoesOnGrowingUnderCentringStaysOneIllness) {
+TEST(RunJudgeTest, HeadGrowingUnderCentringKeepsOneAlert) {
   const struct {
     const char* what;
     double sigma_doubles;
@@ -470,7 +470,7 @@ TEST(RunJudgeTest, AHeadThatGoesOnGrowingUnderCentringStaysOneIllness) {
   }
 }
 
-TEST(RunJudgeTest, WhereNothingShowsThatARepairedIllnessIsOverItStays) {
+TEST(RunJudgeTest, RepairedAlertStaysWithoutEvidenceOfItsEnd) {
   const RunDescription run = SyntheticRun();
   RunJudge judge(JudgeOptions{}, run);
   std::vector<AlertTransition> out;
@@ -496,7 +496,7 @@ TEST(RunJudgeTest, WhereNothingShowsThatARepairedIllnessIsOverItStays) {
   EXPECT_EQ(judge.alerts_firing(), 0u);
 }
 
-TEST(RunJudgeTest, AfterAChangeOfTheKernelAnAlertEndsOnlyAfterItsRulesHaveLookedAgain) {
+TEST(RunJudgeTest, AfterKernelChangeAlertEndsOnlyAfterRulesRelearn) {
   const RunDescription run = SyntheticRun();
   RunJudge judge(JudgeOptions{}, run);
   std::vector<AlertTransition> out;
@@ -513,7 +513,7 @@ TEST(RunJudgeTest, AfterAChangeOfTheKernelAnAlertEndsOnlyAfterItsRulesHaveLooked
   EXPECT_GE(step, 4501 + blind + options.alert.resolve_steps - 2 * options.trend.batch_steps);
 }
 
-TEST(RunJudgeTest, NoKeyIsGivenTwiceThoughTheRestOfAStateCannotBeRead) {
+TEST(RunJudgeTest, AlertKeysStayUniqueWhenStateIsUnreadable) {
   const RunDescription run = SyntheticRun();
   RunJudge judge(JudgeOptions{}, run);
   std::vector<AlertTransition> out;
@@ -531,7 +531,7 @@ TEST(RunJudgeTest, NoKeyIsGivenTwiceThoughTheRestOfAStateCannotBeRead) {
   EXPECT_EQ(RunJudge(JudgeOptions{}, run).Save().substr(0, 4), "BWJ1");
 }
 
-TEST(RunJudgeTest, TheRunIsAtTheStageOfItsOpenAlertUntilThatResolves) {
+TEST(RunJudgeTest, RunKeepsItsAlertsStageUntilItResolves) {
   const RunDescription run = SyntheticRun();
   RunJudge judge(JudgeOptions{}, run);
   std::vector<AlertTransition> out;
@@ -560,7 +560,7 @@ TEST(RunJudgeTest, ScoresInFp32DoNotDriftByRounding) {
   EXPECT_EQ(First(JudgeAll(run, {}), "drift", Severity::kInfo), nullptr);
 }
 
-TEST(RunJudgeTest, ADataSpikeDoesNotPageAndALostLossDoes) {
+TEST(RunJudgeTest, LossSpikeIsInfoAndLostLossIsCritical) {
   const RunDescription run = SyntheticRun();
   const auto judged = [&](int64_t end_of_spike) {
     RunJudge judge(JudgeOptions{}, run);

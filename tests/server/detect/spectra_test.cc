@@ -72,7 +72,7 @@ void ExpectRight(const std::vector<GramAnswer>& answers) {
   EXPECT_NEAR(ValueOf(answers[10], SignalId::kGramIncrementRank), 8, 1e-3);
 }
 
-TEST(SpectraTest, EachOfABatchGivesWhatItGivesAlone) {
+TEST(SpectraTest, BatchedSpectraEqualSingleOnes) {
   const std::vector<GramTask> tasks = MixedTasks();
   const std::vector<GramAnswer> together = SolveGrams(tasks, CpuSpectraBank());
   ExpectRight(together);
@@ -104,7 +104,7 @@ class GpuSpectraTest : public ::testing::Test {
   std::string why_;
 };
 
-TEST_F(GpuSpectraTest, GivesTheSameSignals) {
+TEST_F(GpuSpectraTest, GpuSpectraEqualTheCpus) {
   const auto bank = Open();
   ASSERT_NE(bank, nullptr);
   ExpectRight(SolveGrams(MixedTasks(), bank.get()));
@@ -112,7 +112,7 @@ TEST_F(GpuSpectraTest, GivesTheSameSignals) {
   EXPECT_EQ(failures_, 0);
 }
 
-TEST_F(GpuSpectraTest, AFailureInTheMiddleLosesNoMatrixAndIsToldOnce) {
+TEST_F(GpuSpectraTest, FailureMidBatchLosesNoMatrixAndIsReportedOnce) {
   setenv("BELLWETHER_FAKE_BANK_SPECTRA", "7", 1);  // A batch of the mix takes five: one for each size.
   const auto bank = Open();
   ASSERT_NE(bank, nullptr);
@@ -124,7 +124,7 @@ TEST_F(GpuSpectraTest, AFailureInTheMiddleLosesNoMatrixAndIsToldOnce) {
   EXPECT_THAT(why_, HasSubstr("lost its cuSOLVER"));
 }
 
-TEST_F(GpuSpectraTest, WithoutCusolverOrAnotherBuildOrOffItIsTheCpus) {
+TEST_F(GpuSpectraTest, GpuSpectraAreUnavailableWhenOffOrUnusable) {
   setenv("BELLWETHER_FAKE_BANK_SPECTRA", "-1", 1);
   EXPECT_EQ(Open(), nullptr);
   unsetenv("BELLWETHER_FAKE_BANK_SPECTRA");
@@ -149,7 +149,7 @@ TEST(GramAssemblerTest, HalvesMeetInEitherOrder) {
   EXPECT_EQ(desk.Close(1, 20), 0u);
 }
 
-TEST(GramAssemblerTest, WhatIsAloneIsGivenUpWhenItsStepCloses) {
+TEST(GramAssemblerTest, UnpairedHalfIsDroppedWhenItsStepCloses) {
   GramAssembler desk({});
   GramTask task;
   ShippedGram later = Diagonal(4, {}, {0, 0}, GramOf::kIncrementA);

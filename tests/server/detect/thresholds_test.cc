@@ -26,7 +26,7 @@ TEST(ThresholdsTest, EachRowIsANumberOfItsOwn) {
   EXPECT_EQ(FindThreshold(""), nullptr);
 }
 
-TEST(ThresholdsTest, WhatIsBuiltInIsLegal) {
+TEST(ThresholdsTest, BuiltInThresholdsAreLegal) {
   const JudgeOptions options;
   for (const Threshold& row : Thresholds()) {
     EXPECT_LE(row.low, row.Get(options)) << row.path();
@@ -56,7 +56,7 @@ TEST(ThresholdsTest, NumbersReadBack) {
   EXPECT_EQ(std::stod(NumberText(1.0 / 3)), 1.0 / 3);
 }
 
-TEST(ThresholdsTest, ASetOfRules) {
+TEST(ThresholdsTest, BuiltinSetHoldsItsMembers) {
   BuiltinSet set;
   set.Add(Builtin::kOverhead);
   set.Add(Builtin::kDrift);

@@ -22,7 +22,7 @@ int64_t SigmaPassesThreeTimesItsTwin(const RecordedRun& low, const RecordedRun& 
   return -1;
 }
 
-TEST(TinyRunsTest, TheFailingKernelIsWarnedOfAndItsTwinIsNotCritical) {
+TEST(TinyRunsTest, FailingKernelIsWarnedAndItsTwinIsNotCritical) {
   int in_time = 0;
   for (const char* seed : {"1", "2", "3", "4"}) {
     SCOPED_TRACE(seed);

@@ -64,7 +64,7 @@ TEST(TrendTest, FlatNoiseIsNoTrend) {
   EXPECT_EQ(risen, 0);
 }
 
-TEST(TrendTest, OneWildValueMovesTheRateLittle) {
+TEST(TrendTest, OutlierMovesTheRateLittle) {
   TrendScratch scratch;
   Series series = Growth(500, 0.05, 3);
   series.values[40] *= 1e6f;

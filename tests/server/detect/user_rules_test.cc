@@ -289,7 +289,7 @@ TEST(UserRulesTest, RoundingRulesRestWhileKeysAreCentred) {
   EXPECT_THAT(run.out, IsEmpty());
 }
 
-TEST(UserRulesTest, WhatIsNotMeasuredChangesNothing) {
+TEST(UserRulesTest, UnmeasuredValuesChangeNothing) {
   const double hole = std::numeric_limits<double>::quiet_NaN();
   for (const char* detector : {"detector: cusum", "detector: impulse"}) {
     Judged run(OneRule(absl::StrCat(detector, ", hold_batches: 1, resolve_steps: 10000000")));
@@ -335,7 +335,7 @@ TEST(UserRulesTest, ANewAttemptBeginsAfresh) {
   EXPECT_EQ(run.out[0].step, 1980 + 200 + 3 * kPeriod);
 }
 
-TEST(UserRulesTest, MemoryIsTakenOnce) {
+TEST(UserRulesTest, UserRulesAllocateMemoryOnce) {
   Judged run(Options(R"(
 rules:
 - {name: a, signal: entropy_ratio, detector: growth, stage: 1, severity: info}
@@ -348,7 +348,7 @@ rules:
   EXPECT_EQ(run.judge.memory_bytes(), bytes);
 }
 
-TEST(UserRulesTest, TheSameAfterASaveAtAnyStep) {
+TEST(UserRulesTest, SaveAtAnyStepChangesNoUserRule) {
   const JudgeOptions options = Options(R"(
 rules:
 - {name: a, signal: entropy_ratio, detector: growth, stage: 1, severity: info}
@@ -374,7 +374,7 @@ rules:
   }
 }
 
-TEST(UserRulesTest, OtherRulesAtARestoreBeginAfreshAndTheRestGoesOn) {
+TEST(UserRulesTest, ChangedUserRulesBeginAfreshAfterRestore) {
   const Shape low = Healthy([](int64_t step) { return step >= 1000 ? 0.0 : 0.5; });
   Judged before(OneRule("detector: level, below: 0.1"));
   before.To(1500, low);
@@ -460,7 +460,7 @@ TEST(RuleReloadTest, AShorterWindowKeepsTheNewest) {
   EXPECT_TRUE(series.Consistent());
 }
 
-TEST(OffTest, WhatIsOffIsSilentAndItsAlertEnds) {
+TEST(OffTest, DisabledRuleIsSilentAndItsAlertEnds) {
   StepSample sample;
   sample.Reset(Description().layout);
   sample.step = 1000;

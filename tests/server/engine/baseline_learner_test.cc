@@ -148,7 +148,7 @@ TEST_F(BaselineLearnerTest, ARunThatChangedItsKernelIsOfNoKind) {
   EXPECT_NE(stack_.baselines().Get(noted), nullptr);
 }
 
-TEST_F(BaselineLearnerTest, ALiveRunIsNotOverUntilItIsSilentForLong) {
+TEST_F(BaselineLearnerTest, LiveRunIsLearnedOnlyAfterLongSilence) {
   QueryStack::RunSpec spec = Healthy("live");
   spec.ended = false;
   spec.last_report_unix_ns = clock_.UnixNanos();
@@ -161,7 +161,7 @@ TEST_F(BaselineLearnerTest, ALiveRunIsNotOverUntilItIsSilentForLong) {
   EXPECT_NE(stack_.baselines().Get(run), nullptr);
 }
 
-TEST_F(BaselineLearnerTest, ARunIsLearnedOnceAndAnewWhenItWentOn) {
+TEST_F(BaselineLearnerTest, RunIsLearnedOnceAndAgainAfterItContinued) {
   const RunId run = stack_.AddRun(Healthy("a"));
   Learn();
   Learn();  // A restart.
@@ -176,7 +176,7 @@ TEST_F(BaselineLearnerTest, ARunIsLearnedOnceAndAnewWhenItWentOn) {
   EXPECT_EQ(stack_.baselines().Get(run), nullptr) << "it went on, and fell ill";
 }
 
-TEST_F(BaselineLearnerTest, AnOlderRunThanThereIsRoomForIsNotRead) {
+TEST_F(BaselineLearnerTest, RunOlderThanTheKeptBaselinesIsNotRead) {
   for (int i = 0; i < 33; ++i) stack_.AddRun(Healthy("run-" + std::to_string(i)));
   Learn();
   EXPECT_EQ(count("learned"), 33);

@@ -76,7 +76,7 @@ TEST_F(CompareRecordedTest, AHealthySeedShowsTheExplodingHeadsBeforeTheyExplode)
   }
 }
 
-TEST_F(CompareRecordedTest, ATwinShowsTheHeadWhereItsNormBeginsToLeave) {
+TEST_F(CompareRecordedTest, CompareWithATwinFindsTheDriftingHead) {
   // Where sigma(W_Q) of layer 1 passes 3 times its fp32 twin's.
   const int64_t passes[] = {2420, 4780, 5020, 4220};
   for (int seed = 1; seed <= 4; ++seed) {

@@ -138,7 +138,7 @@ class LiveRunTest : public testing::Test {
   uint64_t seq_ = 0;
 };
 
-TEST_F(LiveRunTest, TheLastStepsHaveAllRanksThoughOneIsDoneBeforeTheOther) {
+TEST_F(LiveRunTest, LastStepsHaveAllRanksWhenOneEndsEarlier) {
   Begin(2);
   for (uint32_t rank : {0u, 1u}) {
     for (int64_t step = 0; step < 3; ++step) Send(rank, step);
@@ -149,7 +149,7 @@ TEST_F(LiveRunTest, TheLastStepsHaveAllRanksThoughOneIsDoneBeforeTheOther) {
   EXPECT_EQ(Late(), 0);
 }
 
-TEST_F(LiveRunTest, ARankThatLeftAndCameBackIsInEachStep) {
+TEST_F(LiveRunTest, ReturnedRankIsInEachLaterStep) {
   Begin(2);
   for (uint32_t rank : {0u, 1u}) Send(rank, 0);
   Bye(0, ByeMessage::Reason::kDetached);
@@ -171,7 +171,7 @@ TEST_F(LiveRunTest, AnAttemptAfterOneWithoutAllGoodbyesHasAllRanks) {
   EXPECT_THAT(Stored(), ElementsAre("0: 2", "1: 2", "2: 2"));
 }
 
-TEST_F(LiveRunTest, ARankThatLeftBeforeARestartIsNotWaitedForAfterIt) {
+TEST_F(LiveRunTest, DepartedRankIsNotAwaitedAfterARestart) {
   Begin(2);
   for (uint32_t rank : {0u, 1u}) Send(rank, 0);
   Bye(1);
@@ -182,7 +182,7 @@ TEST_F(LiveRunTest, ARankThatLeftBeforeARestartIsNotWaitedForAfterIt) {
   EXPECT_THAT(Stored(), ElementsAre("0: 2", "1: 1", "2: 1", "3: 1"));
 }
 
-TEST_F(LiveRunTest, AGoodbyeInAnOpenStepIsThereAfterARestart) {
+TEST_F(LiveRunTest, GoodbyeInAnOpenStepSurvivesARestart) {
   Begin(3);
   for (uint32_t rank = 0; rank < 3; ++rank) Send(rank, 0);
   Send(0, 1);
@@ -197,7 +197,7 @@ TEST_F(LiveRunTest, AGoodbyeInAnOpenStepIsThereAfterARestart) {
   EXPECT_TRUE(run_->ended());
 }
 
-TEST_F(LiveRunTest, ARankThatWasHeardBeforeARestartIsWaitedForAfterIt) {
+TEST_F(LiveRunTest, ReportingRankIsAwaitedAfterARestart) {
   Begin(3);
   for (uint32_t rank = 0; rank < 3; ++rank) Send(rank, 0);
   Send(0, 1);
@@ -208,7 +208,7 @@ TEST_F(LiveRunTest, ARankThatWasHeardBeforeARestartIsWaitedForAfterIt) {
   EXPECT_THAT(Stored(), ElementsAre("0: 3", "1: 3"));
 }
 
-TEST_F(LiveRunTest, WhatIsReplayedIsCountedOnce) {
+TEST_F(LiveRunTest, ReplayedFramesAreCountedOnce) {
   Begin(2);
   Send(0, 0, 0, 5);
   Send(0, 1, 0, 10);
@@ -223,7 +223,7 @@ TEST_F(LiveRunTest, WhatIsReplayedIsCountedOnce) {
   EXPECT_EQ(run_->record().frames_dropped, 11u);
 }
 
-TEST_F(LiveRunTest, FramesStrippedOfTheirHeadsAreCountedOnceForEachRank) {
+TEST_F(LiveRunTest, StrippedFramesAreCountedOnceForEachRank) {
   Begin(2);
   Send(0, 0, 0, 5);
   Save();
@@ -246,7 +246,7 @@ TEST_F(LiveRunTest, FramesStrippedOfTheirHeadsAreCountedOnceForEachRank) {
 }
 
 // The version is in the first four bytes.
-TEST_F(LiveRunTest, WhatItIsJudgedByIsTheSameAfterARestartAtAnyStep) {
+TEST_F(LiveRunTest, CoverageIsTheSameAfterARestartAtAnyStep) {
   const auto shown = [&] {
     run_->Publish();
     return JudgedByOf(table_.Get(1)->record).Text(false);
@@ -274,7 +274,7 @@ TEST_F(LiveRunTest, WhatItIsJudgedByIsTheSameAfterARestartAtAnyStep) {
   }
 }
 
-TEST_F(LiveRunTest, AStateWithoutStrippedFramesIsOneThatServersOfBeforeRead) {
+TEST_F(LiveRunTest, StateWithoutStrippedFramesKeepsTheOlderVersion) {
   Begin(1);
   const auto version = [this] { return static_cast<int>(database_->GetState(1)->at(0)); };
   Send(0, 0, 0, 5);
@@ -307,7 +307,7 @@ TEST_F(LiveRunTest, GoodbyesOfAnAttemptEndNoLaterOne) {
   EXPECT_TRUE(run_->ended());
 }
 
-TEST_F(LiveRunTest, ARunThatEndedAndGoesOnIsStoredOn) {
+TEST_F(LiveRunTest, ContinuedRunIsStoredAfterItsEnd) {
   Begin(2);
   for (uint32_t rank : {0u, 1u}) Send(rank, 0);
   for (uint32_t rank : {0u, 1u}) Bye(rank);
@@ -328,7 +328,7 @@ TEST_F(LiveRunTest, ARunThatEndedAndGoesOnIsStoredOn) {
   EXPECT_THAT(Stored(), ElementsAre("0: 2", "1: 2", "2: 1"));
 }
 
-TEST_F(LiveRunTest, RanksThatAJobGoesOnWithoutAreNotMissed) {
+TEST_F(LiveRunTest, RanksMissingFromALaterAttemptAreNotSilent) {
   constexpr int64_t kSecond = 1'000'000'000, kSilence = 60 * kSecond;
   Begin(4);
   for (uint32_t rank : {0u, 1u, 2u, 3u}) Send(rank, 0);
@@ -352,7 +352,7 @@ TEST_F(LiveRunTest, RanksThatAJobGoesOnWithoutAreNotMissed) {
   EXPECT_EQ(silence.silent_ranks, 0);
 }
 
-TEST_F(LiveRunTest, ARunOfWhichNobodySaysAnythingEndsAndGoesOnWithAHello) {
+TEST_F(LiveRunTest, SilentRunEndsAndResumesWithAHello) {
   constexpr int64_t kDay = int64_t{86'400} * 1'000'000'000, kMinutes = int64_t{60} * 1'000'000'000;
   Begin(2);
   for (uint32_t rank : {0u, 1u}) Send(rank, 0);
@@ -391,7 +391,7 @@ TEST_F(LiveRunTest, ARunOfWhichNobodySaysAnythingEndsAndGoesOnWithAHello) {
   EXPECT_THAT(Stored(), ElementsAre("0: 2", "1: 1?", "2: 1?", "3: 2"));
 }
 
-TEST_F(LiveRunTest, OfTooManyEventsTheLastThatIsKeptSaysSo) {
+TEST_F(LiveRunTest, LastKeptEventSaysThatEventsAreBounded) {
   events_max_ = 4;
   Begin(1);
   const auto texts = [this] {
@@ -421,7 +421,7 @@ TEST_F(LiveRunTest, OfTooManyEventsTheLastThatIsKeptSaysSo) {
   EXPECT_THAT(texts(), ElementsAre("kept", "kept", "kept", note));
 }
 
-TEST_F(LiveRunTest, WhatWasDroppedIsASumThatStaysTheLargestNumber) {
+TEST_F(LiveRunTest, DroppedFramesSaturateAtTheLargestNumber) {
   Begin(1);
   for (int step = 0; step < 6; step += 2) {
     Send(0, step, 0, UINT64_MAX, UINT64_MAX);

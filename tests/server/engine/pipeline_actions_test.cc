@@ -212,7 +212,7 @@ TEST_F(PipelineActionsTest, WrongAnswersAreCountedAndHarmless) {
 
 // Between any two words the server is closed and opened again, or is killed
 // before it could save: the run's history is told once.
-TEST_F(PipelineActionsTest, ARestartBetweenAnyTwoWordsTellsItOnce) {
+TEST_F(PipelineActionsTest, RestartBetweenMessagesRecordsActionsOnce) {
   const uint64_t seq = ComeAndGo();
   const auto proposed = Ask(Centring(false));
   ASSERT_TRUE(proposed.ok()) << proposed.status();
@@ -241,7 +241,7 @@ TEST_F(PipelineActionsTest, ARestartBetweenAnyTwoWordsTellsItOnce) {
 }
 
 // Neither a word of his nor one of anybody else comes after his Hello.
-TEST_F(PipelineActionsTest, WhoComesBeforeTheLogIsAppliedIsHandedWhatIsDue) {
+TEST_F(PipelineActionsTest, TrainerArrivingDuringReplayGetsDueActions) {
   const uint64_t seq = ComeAndGo();
   ASSERT_TRUE(Ask(Centring(true)).ok());
   for (int i = 0; i < 20; ++i) {
@@ -251,7 +251,7 @@ TEST_F(PipelineActionsTest, WhoComesBeforeTheLogIsAppliedIsHandedWhatIsDue) {
   }
 }
 
-TEST_F(PipelineActionsTest, ANewAttemptIsHandedWhatHolds) {
+TEST_F(PipelineActionsTest, NewAttemptGetsAppliedActions) {
   std::string id;
   {
     Trainer trainer(pipeline_.get(), Job{});
@@ -271,7 +271,7 @@ TEST_F(PipelineActionsTest, ANewAttemptIsHandedWhatHolds) {
 }
 
 // Whichever of the two finds a restarted server first.
-TEST_F(PipelineActionsTest, TheSenderOfADeadTrainerDoesNotPushOutTheNextAttempt) {
+TEST_F(PipelineActionsTest, DeadTrainersSenderDoesNotFenceTheNextAttempt) {
   Trainer now(pipeline_.get(), Job{.attempt = 1});
   now.Step(1);
   now.got();
@@ -286,7 +286,7 @@ TEST_F(PipelineActionsTest, TheSenderOfADeadTrainerDoesNotPushOutTheNextAttempt)
   now.Step(2);  // Not fenced.
 }
 
-TEST_F(PipelineActionsTest, TwoRanksThatDoNotAgreeHaveItBothOrNeither) {
+TEST_F(PipelineActionsTest, RanksWithoutAGroupApplyBothOrNeither) {
   const Job job{.world = 2};
   Trainer first(pipeline_.get(), job, 0), second(pipeline_.get(), job, 1);
   for (int64_t step = 1; step <= 3; ++step) {
@@ -332,7 +332,7 @@ TEST_F(PipelineActionsTest, RanksThatAgreeAreAskedThroughTheFirst) {
   EXPECT_EQ(Actions()[0].state, ActionState::kApplied);
 }
 
-TEST_F(PipelineActionsTest, WhatATrainerDoesNotAllowIsRefusedWithItsReason) {
+TEST_F(PipelineActionsTest, DisallowedActionIsRefusedWithItsReason) {
   Trainer trainer(pipeline_.get(), Job{.kinds_mask = 0});
   trainer.Step(1);
   trainer.got();
@@ -399,7 +399,7 @@ TEST_F(PipelineActionsTest, RefusedRequestsStandInTheAuditOverARestart) {
   EXPECT_EQ(trainer.got()[0].id, id);
 }
 
-TEST_F(PipelineActionsTest, TheServersPolicyReachesRunsThatHaveNoneOfTheirOwn) {
+TEST_F(PipelineActionsTest, ServerPolicyAppliesToRunsWithoutTheirOwn) {
   policy_ = *ParsePolicy("mode: propose\n", "test");
   Open();
   Trainer trainer(pipeline_.get(), Job{});
@@ -419,7 +419,7 @@ TEST_F(PipelineActionsTest, TheServersPolicyReachesRunsThatHaveNoneOfTheirOwn) {
   EXPECT_FALSE(pipeline_->GetPolicy(run())->own);
 }
 
-TEST_F(PipelineActionsTest, WhatNobodyApprovesInTimeExpires) {
+TEST_F(PipelineActionsTest, UnapprovedActionExpires) {
   Trainer trainer(pipeline_.get(), Job{});
   trainer.Step(1);
   trainer.got();
@@ -467,7 +467,7 @@ TEST_F(PipelineActionsTest, ARunThatEndsEndsItsProposalsOverRestarts) {
   }
 }
 
-TEST_F(PipelineActionsTest, NobodyIsAskedToActInARunThatHasEnded) {
+TEST_F(PipelineActionsTest, ActionsInAnEndedRunAreRefused) {
   {
     Trainer trainer(pipeline_.get(), Job{});
     trainer.Step(1);

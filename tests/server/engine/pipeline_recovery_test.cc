@@ -161,7 +161,7 @@ class PipelineRecoveryTest : public testing::Test {
   Counters counters_;
 };
 
-TEST_F(PipelineRecoveryTest, WhatComesDuringTheReplayIsAppliedBehindIt) {
+TEST_F(PipelineRecoveryTest, FramesDuringReplayAreAppliedAfterIt) {
   const std::string first = directory_.path() + "/first", killed = directory_.path() + "/killed";
   {
     const auto pipeline = Open(first);
@@ -180,7 +180,7 @@ TEST_F(PipelineRecoveryTest, WhatComesDuringTheReplayIsAppliedBehindIt) {
 
 // Its launches go on where they were, whatever they tell: torchrun's nodes count by
 // themselves, and a node that is new begins at 0.
-TEST_F(PipelineRecoveryTest, LaunchesAreTheAttemptsThatTheyWere) {
+TEST_F(PipelineRecoveryTest, LaunchesKeepTheirAttemptsOverARestart) {
   constexpr int64_t kLaunch = 1'790'000'000'000;
   const std::string first = directory_.path() + "/first", killed = directory_.path() + "/killed";
   const auto attempt = [](Pipeline* pipeline) { return pipeline->runs()->Find("r")->record.description.attempt; };
@@ -226,7 +226,7 @@ TEST_F(PipelineRecoveryTest, ClosedDuringTheReplayItLosesNothing) {
 }
 
 // The numbers of the lost records count as saved: who gets them again is not heard.
-TEST_F(PipelineRecoveryTest, WhatComesAfterTheLogWasLostIsKept) {
+TEST_F(PipelineRecoveryTest, FramesAfterALostLogAreKept) {
   const std::string first = directory_.path() + "/first", killed = directory_.path() + "/killed";
   {
     const auto pipeline = Open(first);
@@ -247,7 +247,7 @@ TEST_F(PipelineRecoveryTest, WhatComesAfterTheLogWasLostIsKept) {
 }
 
 // Saved further than it is applied: a rank is behind with every step.
-TEST_F(PipelineRecoveryTest, TheLogGoesOnAboveWhatIsSavedOfOpenSteps) {
+TEST_F(PipelineRecoveryTest, LogContinuesAboveSavedOpenSteps) {
   const std::string folder = directory_.path() + "/live";
   {
     const auto pipeline = Open(folder);
@@ -312,7 +312,7 @@ TEST_F(PipelineRecoveryTest, ACheckpointIsOfOnePointInTime) {
   EXPECT_EQ(steps, UpTo(static_cast<int64_t>(steps.size())));
 }
 
-TEST_F(PipelineRecoveryTest, NoSeqThatIsFarOffTakesTheNumbersOfWhatFollows) {
+TEST_F(PipelineRecoveryTest, SeqFarAheadIsRefused) {
   const auto pipeline = Open(directory_.path() + "/a");
   const Counter* const refused = counters_.counter("bellwether_ingest_limit_refused_total", {{"limit", "seq"}});
   constexpr uint64_t kRise = uint64_t{1} << 32;

@@ -103,7 +103,7 @@ TEST_F(PipelineSpectraTest, AcknowledgementsDoNotWaitForSpectraAndStepsDo) {
   EXPECT_THAT(Sigmas(pipeline.get()), ElementsAre(2, 3, 4, 5, 6));
 }
 
-TEST_F(PipelineSpectraTest, WhatNobodyComputedIsComputedAfterTheNextStart) {
+TEST_F(PipelineSpectraTest, UncomputedSpectraAreComputedAfterARestart) {
   WaitingBank bank;
   const TempDirectory killed;
   auto pipeline = Open(&bank, directory_.path());

@@ -92,7 +92,7 @@ int64_t Measure(const Layout& layout, const std::vector<SignalId>& signals) {
   return BytesInUse() - before;
 }
 
-TEST(RunMemoryTest, WhatARunTakesIsWhatIsCountedForIt) {
+TEST(RunMemoryTest, CountedRunMemoryMatchesMeasuredMemory) {
 #if defined(ABSL_HAVE_ADDRESS_SANITIZER) || defined(ABSL_HAVE_THREAD_SANITIZER)
   GTEST_SKIP() << "a sanitizer's memory is its own";
 #endif
@@ -150,7 +150,7 @@ TEST_F(RunAdmissionTest, RunsBeyondTheMemoryAreRefusedWithNumbers) {
   EXPECT_EQ(Refused("runs"), 0);
 }
 
-TEST_F(RunAdmissionTest, ARunThatIsKnownIsCountedForWhatItSends) {
+TEST_F(RunAdmissionTest, KnownRunIsCountedByItsSignals) {
   const auto admission = Make(2 * RunMemoryBytesMax(kLayout));
   AddRun(3, FirstSignals(4));
   AddRun(63, {SignalId::kLoss});
@@ -164,7 +164,7 @@ TEST_F(RunAdmissionTest, ARunThatIsKnownIsCountedForWhatItSends) {
             static_cast<double>(2 * RunMemoryBytes(kLayout, FirstSignals(4))));
 }
 
-TEST_F(RunAdmissionTest, ARunThatDiedInItsFirstStepsHoldsNoMore) {
+TEST_F(RunAdmissionTest, RunThatDiedEarlyReleasesItsReservation) {
   const auto admission = Make(RunMemoryBytesMax(kLayout) + RunMemoryBytes(kLayout, FirstSignals(4)));
   AddRun(1, FirstSignals(4), false, 500'000'000'000);
   EXPECT_FALSE(admission->Admit(kLayout, runs_, kNow).ok());
@@ -173,7 +173,7 @@ TEST_F(RunAdmissionTest, ARunThatDiedInItsFirstStepsHoldsNoMore) {
   EXPECT_TRUE(admission->Admit(kLayout, runs_, kNow).ok());
 }
 
-TEST_F(RunAdmissionTest, OneThatCanNeverFitHearsThat) {
+TEST_F(RunAdmissionTest, RunThatCanNeverFitIsToldSo) {
   const auto admission = Make(RunMemoryBytesMax(kLayout) - 1);
   EXPECT_THAT(std::string(admission->Admit(kLayout, runs_, kNow).message()), HasSubstr("for all runs"));
 }
@@ -189,7 +189,7 @@ TEST_F(RunAdmissionTest, EndedRunsTakeNoPlace) {
   EXPECT_TRUE(admission->Admit(kLayout, runs_, kNow).ok());
 }
 
-TEST_F(RunAdmissionTest, RunsAreCountedToo) {
+TEST_F(RunAdmissionTest, NumberOfLiveRunsIsLimited) {
   const auto admission = Make(1000 * RunMemoryBytesMax(kLayout), 1);
   AddRun(0, {});
   EXPECT_THAT(std::string(admission->Admit(kLayout, runs_, kNow).message()), HasSubstr("limits.runs_live_max"));
@@ -203,7 +203,7 @@ TEST_F(RunAdmissionTest, AMemoryThatTheServerAloneTakesIsRefused) {
               HasSubstr("limits.memory_max is 104857600: must be more than 104857600"));
 }
 
-TEST_F(RunAdmissionTest, AsShippedARunIsTaken) {
+TEST_F(RunAdmissionTest, DefaultLimitsAdmitARun) {
   const auto admission = *RunAdmission::Create({}, &counters_);
   EXPECT_TRUE(admission->Admit(kLayout, runs_, kNow).ok());
 }

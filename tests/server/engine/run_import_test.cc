@@ -137,7 +137,7 @@ class RunImportTest : public testing::Test {
   Counters counters_;
 };
 
-TEST_F(RunImportTest, WhetherPeopleAreToldIsKeptWithTheRun) {
+TEST_F(RunImportTest, NotifyOptionOfAnImportSurvivesARestart) {
   const TempDirectory folder;
   const std::string bytes = MakeRecording("model", 20);
   const auto told_of = [](Pipeline* pipeline, const char* name) {
@@ -158,7 +158,7 @@ TEST_F(RunImportTest, WhetherPeopleAreToldIsKeptWithTheRun) {
   EXPECT_TRUE(told_of(again.get(), "loud"));
 }
 
-TEST_F(RunImportTest, OneThatWasCutOffIsMadeAgain) {
+TEST_F(RunImportTest, InterruptedImportCanBeRepeated) {
   std::string half;
   const std::string bytes = MakeRecording("m", kSteps, &half);
   const std::string expected = Whole(bytes);
@@ -186,7 +186,7 @@ TEST_F(RunImportTest, OneThatWasCutOffIsMadeAgain) {
   EXPECT_TRUE(absl::IsAlreadyExists(Import(pipeline.get(), bytes).status()));
 }
 
-TEST_F(RunImportTest, AlsoBeforeWhatWasCutOffIsDurable) {
+TEST_F(RunImportTest, ImportCanBeRepeatedBeforeTheFirstIsDurable) {
   std::string half;
   const std::string bytes = MakeRecording("m", kSteps, &half);
   const std::string expected = Whole(bytes);
@@ -197,7 +197,7 @@ TEST_F(RunImportTest, AlsoBeforeWhatWasCutOffIsDurable) {
   EXPECT_EQ(Export(pipeline.get(), "recorded"), expected);
 }
 
-TEST_F(RunImportTest, AlsoByAServerThatCameBackFromACrash) {
+TEST_F(RunImportTest, InterruptedImportCanBeRepeatedAfterACrash) {
   std::string half;
   const std::string bytes = MakeRecording("m", kSteps, &half);
   const std::string expected = Whole(bytes);
@@ -253,7 +253,7 @@ class Trainer final : public PipelineTrainer {
   ~Trainer() override { session_->Detach(); }
 };
 
-TEST_F(RunImportTest, ATrainersRunIsNot) {
+TEST_F(RunImportTest, ImportOverATrainersRunIsRefused) {
   std::string half;
   const std::string bytes = MakeRecording("m", kSteps, &half);
   {

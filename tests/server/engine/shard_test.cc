@@ -231,7 +231,7 @@ TEST_F(ShardTest, AnAlertWaitsForOneSaveAtMost) {
   EXPECT_THAT(order, ElementsAre("saved 1", "alert of 3", "saved 2", "saved 3"));
 }
 
-TEST_F(ShardTest, AnAlertWaitsForOneSaveOfThoseThatFallDueTogether) {
+TEST_F(ShardTest, AlertWaitsForOneOfTheSavesDueTogether) {
   for (const RunId run : {1, 2, 3}) {
     AddRun(run);
     Send(run, 0, 1);
@@ -271,7 +271,7 @@ TEST_F(ShardTest, TheLogKeepsWhatCameAfterItsRunWasSaved) {
   EXPECT_GT(shard_->CommitAll().front(), late);
 }
 
-TEST_F(ShardTest, TheLogKeepsClosedStepsThatAreNotSavedWhileAnotherIsOpen) {
+TEST_F(ShardTest, LogKeepsUnsavedClosedStepsWhileAnotherIsOpen) {
   AddRun(1, /*reporters=*/2);
   const Lsn first = Send(1, 0, 1, /*rank=*/0);
   Send(1, 0, 1, /*rank=*/1);
@@ -282,7 +282,7 @@ TEST_F(ShardTest, TheLogKeepsClosedStepsThatAreNotSavedWhileAnotherIsOpen) {
   EXPECT_GT(shard_->CommitBefore(/*lane=*/0, /*end=*/0), late);
 }
 
-TEST_F(ShardTest, WhatIsDecidedWhileTheLogIsAwayIsStoredOnceItIsBack) {
+TEST_F(ShardTest, DecisionsWithoutTheLogAreStoredWhenItReturns) {
   AwayForAWhile log(wal_.get());
   ActionStore actions(database_.get());
   parts_.wal = &log;
@@ -352,7 +352,7 @@ class ShardOfACluster : protected HasRowsElsewhere, public ShardTest {
   std::vector<std::unique_ptr<WorkPool>> savers_;
 };
 
-TEST_F(ShardOfACluster, MessagesGoOnWhileASaveWaitsForADatabaseThatIsSilent) {
+TEST_F(ShardOfACluster, MessagesAreAppliedWhileASaveWaitsForItsDatabase) {
   AddRun(1);
   AddRun(2);
   Send(1, 0, 1);
@@ -376,7 +376,7 @@ TEST_F(ShardOfACluster, MessagesGoOnWhileASaveWaitsForADatabaseThatIsSilent) {
   EXPECT_GT(shard_->CommitBefore(/*lane=*/0, /*end=*/0), late);
 }
 
-TEST_F(ShardOfACluster, WhatCameBehindTheEndOfASaveIsNeededUntilItIsApplied) {
+TEST_F(ShardOfACluster, MessagesAfterASaveAreNeededUntilApplied) {
   Shard::Options options;
   options.queue_messages_max = 1;  // HasRoom() then tells whether anything is queued.
   shard_ = std::make_unique<Shard>(options, parts_, 0);
@@ -414,7 +414,7 @@ TEST_F(ShardOfACluster, WhatCameBehindTheEndOfASaveIsNeededUntilItIsApplied) {
   EXPECT_LE(needed, behind);
 }
 
-TEST_F(ShardOfACluster, ARunIsDroppedOnceTheSaveUnderWayHasAnEndAndHasAllOfIt) {
+TEST_F(ShardOfACluster, DropWaitsForTheRunningSaveAndSavesAll) {
   AddRun(1);
   Send(1, 0, 1);
   rows.Silence();
@@ -433,7 +433,7 @@ TEST_F(ShardOfACluster, ARunIsDroppedOnceTheSaveUnderWayHasAnEndAndHasAllOfIt) {
   EXPECT_EQ(StepsSaved(1), 2u);
 }
 
-TEST_F(ShardOfACluster, ARunIsNotDroppedWhileItIsSavedOnceMore) {
+TEST_F(ShardOfACluster, DropWaitsForASecondSaveOfTheRun) {
   AddRun(1);
   AddRun(2);
   Send(1, 0, 1);
@@ -459,7 +459,7 @@ TEST_F(ShardOfACluster, ARunIsNotDroppedWhileItIsSavedOnceMore) {
   EXPECT_EQ(StepsSaved(1), 2u);
 }
 
-TEST_F(ShardOfACluster, ATickBeginsNoSaveOfARunThatIsBeingDropped) {
+TEST_F(ShardOfACluster, TickStartsNoSaveOfARunBeingDropped) {
   AddRun(1);
   AddRun(2);
   Send(1, 0, 1);
@@ -482,7 +482,7 @@ TEST_F(ShardOfACluster, ATickBeginsNoSaveOfARunThatIsBeingDropped) {
   shard_.reset();
 }
 
-TEST_F(ShardOfACluster, WhatComesForARunWhoseEndIsBeingSavedWaitsForThat) {
+TEST_F(ShardOfACluster, MessagesAreHeldDuringFinalSave) {
   AddRun(1);
   Send(1, 0, 1);
   rows.Silence();
@@ -533,7 +533,7 @@ TEST_F(ShardOfACluster, SavesThatWaitAreFew) {
   shard_.reset();
 }
 
-TEST_F(ShardOfACluster, SavesThatWaitForADatabaseHoldNoneOfAnother) {
+TEST_F(ShardOfACluster, SavesOfOneDatabaseDelayNoneOfAnother) {
   HalfAway log(wal_.get(), /*away=*/false);
   parts_.wal = &log;
   shard_ = std::make_unique<Shard>(Shard::Options(), parts_, 0);
@@ -557,7 +557,7 @@ TEST_F(ShardOfACluster, SavesThatWaitForADatabaseHoldNoneOfAnother) {
   shard_.reset();
 }
 
-TEST_F(ShardOfACluster, WhatComesForARunThatWasDroppedIsLeftToTheLog) {
+TEST_F(ShardOfACluster, MessagesForADroppedRunStayInTheLog) {
   AddRun(1);
   Send(1, 0, 1);
   shard_->Drop(1, 2, /*save=*/true);
@@ -574,7 +574,7 @@ TEST_F(ShardOfACluster, WhatComesForARunThatWasDroppedIsLeftToTheLog) {
   EXPECT_EQ(steps(), 2u);
 }
 
-TEST_F(ShardOfACluster, WhatCouldNotBeSavedIsNeededFromTheLog) {
+TEST_F(ShardOfACluster, UnsavedStateIsNeededFromTheLog) {
   AddRun(1);
   const Lsn saved = Send(1, 0, 1);
   EXPECT_GT(shard_->CommitAll().front(), saved);
@@ -584,7 +584,7 @@ TEST_F(ShardOfACluster, WhatCouldNotBeSavedIsNeededFromTheLog) {
   EXPECT_LE(shard_->Drop(1, 2, /*save=*/true), unsaved);
 }
 
-TEST_F(ShardTest, OtherRulesReachEachRunThroughItsLogOnceAndAreSavedWithIt) {
+TEST_F(ShardTest, ChangedRulesReachRunsOnceAndAreSaved) {
   for (const RunId run : {1, 2}) AddRun(run);
   Tick();
   EXPECT_THAT(RulesInLog(), ElementsAre()) << "nothing has changed";
@@ -614,7 +614,7 @@ TEST_F(ShardTest, OtherRulesReachEachRunThroughItsLogOnceAndAreSavedWithIt) {
   EXPECT_EQ(alerts_->List(1, true).size(), 1u);
 }
 
-TEST_F(ShardTest, ARunOfWhichNobodySaysAnythingEndsUnlessAStreamOfItIsOpen) {
+TEST_F(ShardTest, SilentRunEndsUnlessAStreamIsOpen) {
   parts_.attached = [](RunId run) { return run == 2; };
   Shard::Options options;
   options.run_silent_ms_max = 3'600'000;
@@ -635,7 +635,7 @@ TEST_F(ShardTest, ARunOfWhichNobodySaysAnythingEndsUnlessAStreamOfItIsOpen) {
   EXPECT_FALSE(is_ended(2));
 }
 
-TEST_F(ShardTest, AnImportThatWasCutOffKeepsTheLogForAWhileOnly) {
+TEST_F(ShardTest, InterruptedImportKeepsTheLogForALimitedTime) {
   std::atomic<bool> attached = true;
   parts_.attached = [&](RunId) { return attached.load(); };
   shard_ = std::make_unique<Shard>(Shard::Options(), parts_, 0);
@@ -655,7 +655,7 @@ TEST_F(ShardTest, AnImportThatWasCutOffKeepsTheLogForAWhileOnly) {
   EXPECT_GT(wait(600), open);
 }
 
-TEST_F(ShardTest, ALaneThatIsAwayKeepsNoOthersLog) {
+TEST_F(ShardTest, UnavailableLaneKeepsNoOtherLanesLog) {
   HalfAway log(wal_.get());
   parts_.wal = &log;
   shard_ = std::make_unique<Shard>(Shard::Options(), parts_, 0);

@@ -92,7 +92,7 @@ TEST(SiblingsTest, ARestartKeepsWhatWasLearnedAndWhatWasTold) {
   EXPECT_EQ(drift->evidence.front().siblings.runs, 3u);
 }
 
-TEST(SiblingsTest, ARunThatChangesItsKernelHasNoneFromThenOn) {
+TEST(SiblingsTest, RunHasNoSiblingsAfterAKernelChange) {
   ServiceStack service;
   for (const char* const name : kHealthy) service.Import(File(name), name);
   const RunId rescued = service.Import(File("gpt-flash-center-at-4000-s4"), "rescued");

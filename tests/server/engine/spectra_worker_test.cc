@@ -56,7 +56,7 @@ class SlowBank final : public SpectraBank {
   std::vector<int64_t> batches;  // Of the worker's thread.
 };
 
-TEST(SpectraWorkerTest, WhatComesMeanwhileIsOneBatchAndWhatIsTooMuchIsAnsweredAsDropped) {
+TEST(SpectraWorkerTest, WaitingTasksFormOneBatchAndExcessIsDropped) {
   Counters counters;
   FakeClock clock;
   SlowBank bank;
@@ -84,7 +84,7 @@ TEST(SpectraWorkerTest, WhatComesMeanwhileIsOneBatchAndWhatIsTooMuchIsAnsweredAs
   EXPECT_EQ(counters.counter("bellwether_spectra_total", {{"result", "computed"}})->value(), 4);
 }
 
-TEST(SpectraWorkerTest, ALogThatDoesNotTakeAnswersIsAskedAgainAndNotForEver) {
+TEST(SpectraWorkerTest, RefusedAnswersAreRetriedUntilTakenOrStopped) {
   Counters counters;
   std::atomic<int> asked = 0;
   absl::Notification third;
@@ -228,7 +228,7 @@ class LiveRunSpectraTest : public testing::Test {
   std::vector<LoggedMessage> log_;
 };
 
-TEST_F(LiveRunSpectraTest, AStepWaitsForItsSignalsAndItsGoodbyeForBoth) {
+TEST_F(LiveRunSpectraTest, GoodbyeWaitsForStepsAndTheirSpectra) {
   StoredSteps series;
   const auto run = NewRun(&series);
   run->Apply(Frame(0), 5);
@@ -258,7 +258,7 @@ TEST_F(LiveRunSpectraTest, AStepWaitsForItsSignalsAndItsGoodbyeForBoth) {
   EXPECT_EQ(counters_.counter("bellwether_spectra_total", {{"result", "late"}})->value(), 1);
 }
 
-TEST_F(LiveRunSpectraTest, AStepThatIsClosedByItsDeadlineLosesItsSignalsOnly) {
+TEST_F(LiveRunSpectraTest, StepClosedByDeadlineLosesOnlyItsSpectra) {
   StoredSteps series;
   const auto run = NewRun(&series);
   run->Apply(Logged({1, Gram(0, {1, 0}, 9)}), 5);
@@ -273,7 +273,7 @@ TEST_F(LiveRunSpectraTest, AStepThatIsClosedByItsDeadlineLosesItsSignalsOnly) {
   EXPECT_EQ(counters_.counter("bellwether_spectra_total", {{"result", "late"}})->value(), 1);
 }
 
-TEST_F(LiveRunSpectraTest, TheSameLogGivesTheSameStepsWhereverItIsCut) {
+TEST_F(LiveRunSpectraTest, ReplayFromAnyCutGivesTheSameSteps) {
   StoredSteps series;
   const auto run = NewRun(&series);
   for (int64_t step = 0; step < 6; ++step) {

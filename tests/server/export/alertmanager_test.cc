@@ -67,7 +67,7 @@ class AlertmanagerTest : public ::testing::Test {
   uint32_t k_ = 0;
 };
 
-TEST_F(AlertmanagerTest, WhatFiresIsSentAndSentAgain) {
+TEST_F(AlertmanagerTest, FiringAlertIsSentAndResent) {
   auto alertmanager = Start({.resend_ns = 20'000'000});
   Post(run_);
   const nlohmann::json first = Await([](const auto& push) { return !push.empty(); });
@@ -89,7 +89,7 @@ TEST_F(AlertmanagerTest, WhatFiresIsSentAndSentAgain) {
   EXPECT_GT(later[0]["endsAt"].get<std::string>(), first[0]["endsAt"].get<std::string>());
 }
 
-TEST_F(AlertmanagerTest, WhatIsProposedLaterComesWithTheNextPush) {
+TEST_F(AlertmanagerTest, LaterProposalComesWithTheNextPush) {
   std::atomic<bool> proposed{false};
   auto alertmanager =
       Start({.proposals = [&](const AlertTransition&) { return proposed ? "Proposed: centre the keys." : ""; },
@@ -104,7 +104,7 @@ TEST_F(AlertmanagerTest, WhatIsProposedLaterComesWithTheNextPush) {
   ASSERT_THAT(body, SizeIs(1));
 }
 
-TEST_F(AlertmanagerTest, AnEndIsToldForAWhile) {
+TEST_F(AlertmanagerTest, ResolvedAlertIsResentForALimitedTime) {
   // Longer than this machine may halt.
   auto alertmanager = Start({.resend_ns = 10'000'000, .resolved_ns = 5'000'000'000});
   Post(run_);
@@ -131,7 +131,7 @@ TEST_F(AlertmanagerTest, AnEndIsToldForAWhile) {
   EXPECT_TRUE(Ended(bodies.back()[0]));
 }
 
-TEST_F(AlertmanagerTest, OneThatGrewWorseEndsWhatItWas) {
+TEST_F(AlertmanagerTest, RaisedSeverityEndsTheMilderAlert) {
   auto alertmanager = Start();
   Post(run_);
   receiver_.Await(1);
@@ -141,7 +141,7 @@ TEST_F(AlertmanagerTest, OneThatGrewWorseEndsWhatItWas) {
   for (const nlohmann::json& alert : body) EXPECT_EQ(Ended(alert), alert["labels"]["severity"] == "warning") << alert;
 }
 
-TEST_F(AlertmanagerTest, WhatFiredBeforeTheStartIsTold) {
+TEST_F(AlertmanagerTest, AlertFiringBeforeTheStartIsSent) {
   Post(run_);
   auto alertmanager = Start();
   EXPECT_THAT(receiver_.Await(1)[0], SizeIs(1));
@@ -163,7 +163,7 @@ TEST_F(AlertmanagerTest, TheAlertsOfAPastRunEnd) {
   EXPECT_EQ(body[0]["labels"]["run"], "other");
 }
 
-TEST_F(AlertmanagerTest, ASilencedAlertEndsThere) {
+TEST_F(AlertmanagerTest, SilencedAlertEndsAtAlertmanager) {
   auto alertmanager = Start({.resend_ns = 10'000'000});
   Post(run_);
   receiver_.Await(1);
@@ -174,7 +174,7 @@ TEST_F(AlertmanagerTest, ASilencedAlertEndsThere) {
   EXPECT_THAT(Await([](const auto& push) { return !push.empty() && Ended(push[0]); }), SizeIs(1));
 }
 
-TEST_F(AlertmanagerTest, AReceiverThatWasAwayHearsTheNewestState) {
+TEST_F(AlertmanagerTest, ReturnedReceiverGetsTheNewestState) {
   receiver_.Refuse(7);
   receiver_.Stall(true);
   auto alertmanager = Start({.attempts_max = 3});
@@ -194,14 +194,14 @@ TEST_F(AlertmanagerTest, AReceiverThatWasAwayHearsTheNewestState) {
   EXPECT_EQ(Count("delivered"), 1);
 }
 
-TEST_F(AlertmanagerTest, NewsOfTheLastMomentIsSentAtStop) {
+TEST_F(AlertmanagerTest, StopSendsPendingAlerts) {
   auto alertmanager = Start({.resend_ns = int64_t{3600} * 1'000'000'000});
   Post(run_);
   alertmanager->Stop();
   EXPECT_THAT(receiver_.Await(1).back(), SizeIs(1));
 }
 
-TEST_F(AlertmanagerTest, OneThatTricklesDoesNotHoldUpAStop) {
+TEST_F(AlertmanagerTest, TricklingReceiverDoesNotDelayStop) {
   Stranger stranger([](Stranger* self, int fd) {
     self->Send(fd, "HTTP/1.1 200 OK\r\n");
     self->SendOn(fd, "X-A: b\r\n", std::chrono::milliseconds(20));
@@ -232,7 +232,7 @@ TEST_F(AlertmanagerTest, MoreThanTheLimitIsRefusedAndBatchesAreBounded) {
   EXPECT_EQ(Count("refused"), 3);
 }
 
-TEST_F(AlertmanagerTest, AnAddressThatIsNoneIsRefused) {
+TEST_F(AlertmanagerTest, AlertmanagerUrlMustBeLegal) {
   AlertmanagerOptions options;
   options.url = "alertmanager:9093";
   EXPECT_FALSE(Alertmanager::Start(options, &alerts_, &runs_, &counters_).ok());

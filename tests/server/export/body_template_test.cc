@@ -73,7 +73,7 @@ TEST(BodyTemplateTest, HtmlEscapesWhatChatsTakeForMarkup) {
   EXPECT_EQ(Filled({{"text", "{{run|html}}"}}, "<!channel> & co")["text"], "&lt;!channel&gt; &amp; co");
 }
 
-TEST(BodyTemplateTest, WhatHasNoValueIsLeftOut) {
+TEST(BodyTemplateTest, FieldsWithoutAValueAreLeftOut) {
   const Json each = {
       {"link", "{{url}}"},
       {"always", "at {{eta}}{{rule}}"},
@@ -98,7 +98,7 @@ TEST(BodyTemplateTest, EveryLabelAndAnnotationHasAPlaceholder) {
   EXPECT_EQ(Finding(Json({{"x", {{"{{alerts}}", each}}}}).dump()), "");
 }
 
-TEST(BodyTemplateTest, WhatIsWrongIsSaidWithItsPlace) {
+TEST(BodyTemplateTest, FindingsNameTheirPlace) {
   EXPECT_THAT(Finding(R"({"a": [1, {"b": "{{nope}}"}]})"),
               AllOf(HasSubstr("a[1].b = {{nope}}: {{nope}} must be one of external_url, firing, headline,"),
                     HasSubstr("there are more in {\"{{alerts}}\": ...}")));
@@ -129,7 +129,7 @@ TEST(BodyTemplateTest, ItsDepthIsLimited) {
   EXPECT_THAT(Finding(nested(BodyTemplate::kBytesMax / 2 - 10)), HasSubstr("nested more than 16"));
 }
 
-TEST(SlackTest, SaysWhatWhereAndWhatToDo) {
+TEST(SlackTest, SlackMessageHasAlertPlaceAndAdvice) {
   const Json message =
       SlackTemplate().Fill(Notification("a", Json::array({Alert("firing", "critical"), Alert("resolved", "warning")})));
   EXPECT_EQ(message["text"], "CRITICAL: run a, 1 alert fires");
@@ -149,7 +149,7 @@ TEST(SlackTest, AllResolvedIsSaid) {
             "RESOLVED: run a");
 }
 
-TEST(SlackTest, ANameCallsNobody) {
+TEST(SlackTest, RunNamesNotifyNoChannel) {
   const Json message = SlackTemplate().Fill(Notification("<!channel> & co", Json::array({Alert("firing", "warning")})));
   EXPECT_EQ(message["text"], "WARNING: run &lt;!channel&gt; &amp; co, 1 alert fires");
 }

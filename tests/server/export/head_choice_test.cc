@@ -45,7 +45,7 @@ TEST(HeadChoiceTest, WorstByStageThenByValue) {
   EXPECT_THAT(fresh.Choose(run, 0), ElementsAre(H(0), H(3)));
 }
 
-TEST(HeadChoiceTest, NanIsWorstAndUnmeasuredIsNothing) {
+TEST(HeadChoiceTest, NanRanksWorstAndUnmeasuredIsLeftOut) {
   HeadChoice choice({.heads_top = 3});
   EXPECT_THAT(choice.Choose(RunWith({1, kNan, NotMeasured(), NotMeasured()}), 0), ElementsAre(H(1), H(0)));
   EXPECT_THAT(choice.Choose(RunSnapshot(), 0), IsEmpty());
@@ -76,7 +76,7 @@ TEST(HeadChoiceTest, ForgetsHeadsThatTheLayoutLostAndRunsThatLeft) {
   EXPECT_THAT(choice.Choose(RunWith({1, 9}), 2), ElementsAre(H(1)));
 }
 
-TEST(HeadChoiceTest, AllAndNone) {
+TEST(HeadChoiceTest, ChoosesAllHeadsOrNone) {
   EXPECT_THAT(HeadChoice({.all = true}).Choose(RunWith({1, 9, 5}), 0), ElementsAre(H(1), H(2), H(0)));
   EXPECT_THAT(HeadChoice({.heads_top = 0}).Choose(RunWith({1, 9, 5}), 0), IsEmpty());
 }

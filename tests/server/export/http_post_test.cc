@@ -150,7 +150,7 @@ std::vector<Hostile> Hostiles() {
   };
 }
 
-TEST_F(HttpPostTest, WhateverAReceiverDoesIsBoundedAndSaidInOneLine) {
+TEST_F(HttpPostTest, HostileReceiversAreBoundedAndReportedInOneLine) {
   for (const Hostile& hostile : Hostiles()) {
     SCOPED_TRACE(hostile.name);
     Stranger stranger(hostile.deed);
@@ -171,7 +171,7 @@ TEST_F(HttpPostTest, WhateverAReceiverDoesIsBoundedAndSaidInOneLine) {
   EXPECT_GE(Cut(), 5);
 }
 
-TEST_F(HttpPostTest, ARequestIsWholeAndItsAnswerIsReadToItsEnd) {
+TEST_F(HttpPostTest, RequestIsCompleteAndAnswerIsReadToItsEnd) {
   std::string request;
   for (const char* answer :
        {"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok",
@@ -192,7 +192,7 @@ TEST_F(HttpPostTest, ARequestIsWholeAndItsAnswerIsReadToItsEnd) {
   EXPECT_EQ(Cut(), 0);
 }
 
-TEST_F(HttpPostTest, AReceiverThatTakesNoRequestIsGivenUp) {
+TEST_F(HttpPostTest, ReceiverThatReadsNoRequestTimesOut) {
   Stranger stranger([](Stranger* self, int) {
     while (!self->over()) std::this_thread::sleep_for(milliseconds(5));
   });
@@ -200,7 +200,7 @@ TEST_F(HttpPostTest, AReceiverThatTakesNoRequestIsGivenUp) {
   EXPECT_THAT(std::string(poster.Post(std::string(24 << 20, 'x')).message()), HasSubstr("the request was not taken"));
 }
 
-TEST_F(HttpPostTest, NobodyThereAndNoSuchNameAreSaid) {
+TEST_F(HttpPostTest, RefusedConnectionAndUnknownNameAreReported) {
   std::string url;
   {
     Stranger gone([](Stranger*, int) {});
@@ -212,7 +212,7 @@ TEST_F(HttpPostTest, NobodyThereAndNoSuchNameAreSaid) {
   EXPECT_EQ(Failed("name") + Failed("timeout"), 1);
 }
 
-TEST_F(HttpPostTest, AStopEndsWhatIsUnderWayAndWhatBeginsLater) {
+TEST_F(HttpPostTest, StopEndsCurrentAndLaterPosts) {
   std::atomic<bool> there = false;
   Stranger stranger([&](Stranger* self, int fd) {
     there = true;
@@ -270,7 +270,7 @@ class HttpPostTlsTest : public HttpPostTest {
   std::thread thread_;
 };
 
-TEST_F(HttpPostTlsTest, OnlyTheHostsOwnCertificateByAKnownAuthorityIsTrusted) {
+TEST_F(HttpPostTlsTest, OnlyHostsOwnCertificateByKnownAuthorityIsTrusted) {
   EXPECT_THAT(std::string(PostTo("localhost").message()), HasSubstr("TLS: unable to get local issuer certificate"));
   setenv("SSL_CERT_FILE", Path("ca.pem").c_str(), 1);
   EXPECT_EQ(PostTo("localhost"), absl::OkStatus());
@@ -278,7 +278,7 @@ TEST_F(HttpPostTlsTest, OnlyTheHostsOwnCertificateByAKnownAuthorityIsTrusted) {
   EXPECT_EQ(Failed("tls"), 2);
 }
 
-TEST_F(HttpPostTest, AHandshakeThatStallsOrIsNoneIsGivenUp) {
+TEST_F(HttpPostTest, StalledOrBrokenTlsHandshakeIsGivenUp) {
   Stranger silent([](Stranger* self, int fd) { self->Hang(fd); });
   EXPECT_THAT(std::string(Post(silent.url("https")).message()), HasSubstr("in the TLS handshake"));
   Stranger drips([](Stranger* self, int fd) {  // The start of a record, and then a byte at a time.
@@ -292,7 +292,7 @@ TEST_F(HttpPostTest, AHandshakeThatStallsOrIsNoneIsGivenUp) {
   EXPECT_GE(Failed("tls"), 1);
 }
 
-TEST(SplitUrlTest, TakesUrlsAndNothingElse) {
+TEST(SplitUrlTest, OnlyLegalUrlsAreSplit) {
   EXPECT_EQ(SplitUrl("http://a:1/b/c?d")->origin, "http://a:1");
   EXPECT_EQ(SplitUrl("http://a:1/b/c?d")->path, "/b/c?d");
   EXPECT_EQ(SplitUrl("https://a")->path, "/");

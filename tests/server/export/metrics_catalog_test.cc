@@ -46,7 +46,7 @@ TEST(MetricsCatalogTest, EveryEntryFollowsTheRules) {
   }
 }
 
-TEST(MetricsCatalogTest, SignalsFollowThemTooAndShareNoName) {
+TEST(MetricsCatalogTest, SignalMetricsFollowTheRulesUnderUniqueNames) {
   for (size_t i = 0; i < SignalCount(); ++i) {
     for (size_t m = 0; m < SignalTable()[i].metric_count; ++m) {
       const MetricInfo& metric = SignalTable()[i].metrics[m];
@@ -57,7 +57,7 @@ TEST(MetricsCatalogTest, SignalsFollowThemTooAndShareNoName) {
   }
 }
 
-TEST(MetricsCatalogTest, TheRulesSeeWhatIsWrong) {
+TEST(MetricsCatalogTest, NamingRulesFindPlantedFaults) {
   EXPECT_EQ(Fault("bellwether_frames", MetricKind::kCounter, {}), "_total");
   EXPECT_EQ(Fault("bellwether_frames_total", MetricKind::kGauge, {}), "_total");
   EXPECT_EQ(Fault("bellwether_frames_sum", MetricKind::kGauge, {}), "reserved suffix");

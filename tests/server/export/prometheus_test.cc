@@ -98,7 +98,7 @@ TEST_F(PrometheusTest, ValuesOfRunLayerAndHead) {
   EXPECT_EQ(CountOf(page, "rule=\"eps\""), 0);
 }
 
-TEST_F(PrometheusTest, WhatARunIsJudgedByIsAShareOfItsLayers) {
+TEST_F(PrometheusTest, JudgedRatioIsAShareOfLayers) {
   const SyntheticRun run{.name = "a", .layout = {.layers = 4, .heads = 2, .kv_heads = 2}};
   Publish(run);
   const auto whole = Parse(exporter().Render());
@@ -118,7 +118,7 @@ TEST_F(PrometheusTest, WhatARunIsJudgedByIsAShareOfItsLayers) {
   for (const char* const family : {"all", "ties", "norm", "logits", "loss"}) EXPECT_EQ(ratio(family), 0) << family;
 }
 
-TEST_F(PrometheusTest, WhatTheClientsLostIsThere) {
+TEST_F(PrometheusTest, FramesLostByClientsAreExported) {
   Publish({.name = "a"}, [](RunSnapshot* run) {
     run->record.frames_dropped = 7;
     run->record.frames_stripped = 3;
@@ -141,7 +141,7 @@ TEST_F(PrometheusTest, NanIsExportedAndTheUnmeasuredIsNot) {
   EXPECT_EQ(page.count(R"(bellwether_layer_logit_max{run="run",layer="1"})"), 0u);
 }
 
-TEST(AggregateRowTest, IsWhatItsNameSays) {
+TEST(AggregateRowTest, AggregatesMatchTheirNames) {
   const float nan = std::nanf("");
   EXPECT_EQ(AggregateRow(Aggregate::kMax, std::vector<float>{1, NotMeasured(), 3}), 3);
   EXPECT_EQ(AggregateRow(Aggregate::kMin, std::vector<float>{1, 2, 3}), 1);
@@ -153,7 +153,7 @@ TEST(AggregateRowTest, IsWhatItsNameSays) {
   EXPECT_TRUE(IsNotMeasured(AggregateRow(Aggregate::kMax, std::vector<float>{NotMeasured()})));
 }
 
-TEST_F(PrometheusTest, LabelsAreMadeHarmless) {
+TEST_F(PrometheusTest, LabelValuesAreEscapedAndBounded) {
   Publish({}, [](RunSnapshot* run) {
     run->record.description.model = "a\"b\\c\nd\xff" + std::string(300, 'x');
     run->record.description.framework = "\xc3\xa4";
@@ -193,7 +193,7 @@ TEST_F(PrometheusTest, ASilencedAlertIsNotActiveUntilTheSilenceEnds) {
   EXPECT_EQ(CountOf(Parse(exporter.Render()), "bellwether_alert_active"), 1);
 }
 
-TEST_F(PrometheusTest, AnImportedRunIsNoSeriesAndHidesNoneOfItsName) {
+TEST_F(PrometheusTest, SilentImportExportsNothingAndHidesNoNamesake) {
   Publish({.id = 1, .name = "twice", .steps = 100});
   const auto import = [](bool notifies) {
     return [notifies](RunSnapshot* run) {
@@ -210,7 +210,7 @@ TEST_F(PrometheusTest, AnImportedRunIsNoSeriesAndHidesNoneOfItsName) {
   EXPECT_GT(CountOf(page, "run=\"asked for\""), 0);
 }
 
-TEST_F(PrometheusTest, OfOneNameOnlyTheNewestRun) {
+TEST_F(PrometheusTest, OnlyTheNewestRunOfANameIsExported) {
   Publish({.id = 1, .name = "twice", .steps = 100});
   Publish({.id = 2, .name = "twice", .steps = 200});
   EXPECT_EQ(Parse(exporter().Render()).at(R"(bellwether_run_step{run="twice"})"), 200);
@@ -276,7 +276,7 @@ TEST_F(PrometheusTest, ASpentBudgetDropsInThePromisedOrder) {
   EXPECT_GT(suppressed("run"), 0);
 }
 
-TEST_F(PrometheusTest, ManyEndedRunsAreNoMoreThanTheLimitAndLiveOnesComeFirst) {
+TEST_F(PrometheusTest, LiveRunsComeBeforeEndedRunsWithinTheLimit) {
   Publish({.id = 1, .name = "live"});
   for (RunId id = 2; id < 200; ++id)
     Publish({.id = id, .name = absl::StrCat("ended", id), .failing = {1, 0}, .stage = 3, .ended = true});
@@ -338,7 +338,7 @@ TEST_F(PrometheusTest, AThousandRunsWithinTheLimitAndASecond) {
   EXPECT_EQ(CountOf(page, "bellwether_layer_drift_ratio_max"), 10 * 32);
 }
 
-TEST_F(PrometheusTest, PromtoolFindsNothing) {
+TEST_F(PrometheusTest, PromtoolAcceptsTheMetrics) {
   if (std::system("command -v promtool >/dev/null") != 0) GTEST_SKIP() << "promtool is not installed";
   const SyntheticRun run{.name = "ill", .failing = {1, 0}, .stage = 1};
   Publish(run);

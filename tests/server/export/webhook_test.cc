@@ -88,7 +88,7 @@ class WebhookTest : public ::testing::Test {
   uint32_t k_ = 0;
 };
 
-TEST_F(WebhookTest, OfARunThatNotifiesNobodyNothingIsSaid) {
+TEST_F(WebhookTest, RunThatDoesNotNotifyIsNotSent) {
   auto webhook = Start({.notifies = [](RunId run) { return run != 7; }});
   const SyntheticRun quiet{.id = 7, .name = "quiet", .failing = {1, 0}, .stage = 1};
   Post(quiet, AlertState::kFiring, Severity::kCritical);
@@ -181,7 +181,7 @@ TEST_F(WebhookTest, GivesUpAfterAttemptsMax) {
   EXPECT_EQ(receiver_.Await(3).size(), 3u);
 }
 
-TEST_F(WebhookTest, AStalledReceiverHoldsNobodyUpAndRunsMaxIsTheLimit) {
+TEST_F(WebhookTest, StalledReceiverBlocksNoPostAndRunsMaxHolds) {
   receiver_.Stall(true);
   auto webhook = Start({.runs_max = 2, .post = {.timeout_ns = 60'000'000'000}});  // So long it is stuck.
   Post(run_, AlertState::kFiring);
@@ -199,7 +199,7 @@ TEST_F(WebhookTest, AStalledReceiverHoldsNobodyUpAndRunsMaxIsTheLimit) {
   EXPECT_GE(receiver_.Await(3).size(), 3u);
 }
 
-TEST_F(WebhookTest, SilencedAndTooMildIsNotTold) {
+TEST_F(WebhookTest, SilencedAndMilderAlertsAreNotSent) {
   auto webhook = Start({.severity_min = Severity::kCritical});
   Post(run_, AlertState::kFiring, Severity::kWarning);
   SyntheticRun other = run_;
@@ -224,7 +224,7 @@ std::string Ids(const std::vector<Action>& actions, const AlertTransition& alert
   return ids;
 }
 
-TEST_F(WebhookTest, WhatIsProposedLaterIsToldOnceWithTheAlert) {
+TEST_F(WebhookTest, LaterProposalIsSentOnceWithItsAlert) {
   auto webhook = Start({.proposals = Ids});
   const AlertTransition alert = Post(run_, AlertState::kFiring);
   receiver_.Await(1);
@@ -240,7 +240,7 @@ TEST_F(WebhookTest, WhatIsProposedLaterIsToldOnceWithTheAlert) {
   EXPECT_EQ(receiver_.Await(2).size(), 2u);
 }
 
-TEST_F(WebhookTest, WhatIsProposedForAnAlertThatNobodyIsToldOfIsNotTold) {
+TEST_F(WebhookTest, ProposalForUnsentOrResolvedAlertIsNotSent) {
   auto webhook = Start({.severity_min = Severity::kCritical, .proposals = Ids});
   Propose(Post(run_, AlertState::kFiring, Severity::kWarning), "a-1");
   SyntheticRun silenced = run_;
@@ -274,7 +274,7 @@ TEST_F(WebhookTest, StopDeliversWhatIsDue) {
 
 // A server that ended before it told somebody, or while he was away, is followed by one
 // that tells him, and nobody twice.
-TEST_F(WebhookTest, WhatNobodyWasToldIsToldByTheNextServer) {
+TEST_F(WebhookTest, UnsentAlertsAreSentByTheNextServer) {
   const int64_t now_ns = Clock::System()->UnixNanos();
   const auto post = [&](const SyntheticRun& run, const char* rule, AlertState state, int64_t time_unix_ns) {
     AlertTransition alert = MakeAlert(run, Severity::kWarning, rule, time_unix_ns);
@@ -316,7 +316,7 @@ TEST_F(WebhookTest, WhatNobodyWasToldIsToldByTheNextServer) {
 }
 
 // As who catches up may: what fired is read before its end is told, and noted after it.
-TEST_F(WebhookTest, WhatFiredBeforeIsNoNewsOfAnAlertThatHasEnded) {
+TEST_F(WebhookTest, OlderFiringDoesNotReopenAResolvedAlert) {
   auto webhook = Start({});
   const AlertTransition firing = Post(run_, AlertState::kFiring);
   receiver_.Await(1);
@@ -331,7 +331,7 @@ TEST_F(WebhookTest, WhatFiredBeforeIsNoNewsOfAnAlertThatHasEnded) {
 }
 
 // As SIGTERM does it, which must not wait for whoever answers a byte at a time.
-TEST_F(WebhookTest, AReceiverThatTricklesDoesNotHoldUpAStop) {
+TEST_F(WebhookTest, TricklingReceiverDoesNotDelayStop) {
   for (const char* head : {"HTTP/1.1 200 OK\r\n", "", "HTTP/1.1 100 Continue\r\n\r\n"}) {
     Stranger stranger([head](Stranger* self, int fd) { self->Send(fd, head), self->Hang(fd); });
     auto webhook =

@@ -12,7 +12,7 @@
 namespace bellwether::server {
 namespace {
 
-TEST(CallSlotsTest, SoManyAtOnceAndHalfOfThemForOne) {
+TEST(CallSlotsTest, ConcurrentCallsAreLimitedAndHalvedPerClient) {
   Counters counters;
   CallSlots slots({.running_max = 4, .waiting_max = 0, .wait_ns_max = 0}, &counters);
   std::vector<std::unique_ptr<CallSlots::Place>> held;
@@ -29,7 +29,7 @@ TEST(CallSlotsTest, SoManyAtOnceAndHalfOfThemForOne) {
   EXPECT_NE(slots.Enter("c"), nullptr);
 }
 
-TEST(CallSlotsTest, WhoWaitsGetsWhatBecomesFree) {
+TEST(CallSlotsTest, WaitingCallGetsTheFreedPlace) {
   Counters counters;
   CallSlots slots({.running_max = 1, .waiting_max = 2, .wait_ns_max = 60'000'000'000}, &counters);
   auto first = slots.Enter("a");
@@ -41,7 +41,7 @@ TEST(CallSlotsTest, WhoWaitsGetsWhatBecomesFree) {
   EXPECT_NE(second, nullptr);
 }
 
-TEST(CallSlotsTest, WaitsNoLongerThanItMay) {
+TEST(CallSlotsTest, WaitForAPlaceIsBounded) {
   Counters counters;
   CallSlots slots({.running_max = 1, .waiting_max = 2, .wait_ns_max = 20'000'000}, &counters);
   const auto first = slots.Enter("a");

@@ -122,7 +122,7 @@ class HttpServerTest : public ::testing::Test {
   std::unique_ptr<HttpServer> server_;
 };
 
-TEST_F(HttpServerTest, ReloadsWhereThatIsOnAndAsAWrite) {
+TEST_F(HttpServerTest, ReloadNeedsItsOptionAndAPost) {
   Start();
   EXPECT_EQ(Client().Post("/-/reload", "", "application/json")->status, 403) << "off";
   absl::Status outcome = absl::OkStatus();
@@ -169,7 +169,7 @@ TEST_F(HttpServerTest, ServesMetricsProbesAndPage) {
   ExpectRequests("other", "404", 1);
 }
 
-TEST_F(HttpServerTest, EveryAnswerIsGuarded) {
+TEST_F(HttpServerTest, EveryAnswerHasSecurityHeaders) {
   Start();
   auto client = Client();
   for (const char* path : {"/", "/metrics", "/api/v1/ListRuns", "/nothing"}) {
@@ -440,7 +440,7 @@ TEST_F(HttpServerTest, RequestsOfOneConnectionAreAnsweredInOrder) {
   for (int i = 0; i < 20; ++i) EXPECT_EQ(calls_[static_cast<size_t>(i)], absl::StrCat("ListRuns ", i + 10));
 }
 
-TEST_F(HttpServerTest, WhoWaitsLongestMakesRoom) {
+TEST_F(HttpServerTest, LongestWaitingConnectionIsClosedForANewOne) {
   HttpOptions options;
   options.workers_max = options.events.streams_max = 1;
   options.queue_max = 2;
@@ -453,7 +453,7 @@ TEST_F(HttpServerTest, WhoWaitsLongestMakesRoom) {
   for (const int fd : held) close(fd);
 }
 
-TEST_F(HttpServerTest, CallsUpToTheLimitThen503AndNoneForWhoIsGone) {
+TEST_F(HttpServerTest, CallsBeyondLimitGet503AndClosedOnesFreePlaces) {
   Start({.calls = {.running_max = 2, .waiting_max = 0, .wait_ns_max = 0}});
   const auto held = [this](int count) {
     absl::MutexLock lock(&mutex_);
@@ -481,7 +481,7 @@ TEST_F(HttpServerTest, CallsUpToTheLimitThen503AndNoneForWhoIsGone) {
   EXPECT_TRUE(cancelled_);
 }
 
-TEST(EventStreamTest, ALogThatCannotBeReadIsAskedOnceATick) {
+TEST(EventStreamTest, UnreadableAlertsAreReadOncePerTick) {
   class Broken final : public MemoryDatabase {
    public:
     absl::StatusOr<std::vector<AlertTransition>> ListTransitions(uint64_t, size_t, RunId) const override {

@@ -144,7 +144,7 @@ TEST(DecodeTest, EveryBitOfAValueArrives) {
   }
 }
 
-TEST(DecodeTest, WhatAClientLostArrivesAndAnOlderOneSaysNothingOfIt) {
+TEST(DecodeTest, LossCountersArriveAndAreZeroFromOlderClients) {
   v1::ClientMessage hello = ValidHello(), frame = ValidFrame(), heartbeat;
   const auto stripped = [&] {
     const auto decoded_hello = Decode(hello, nullptr, {}), decoded_frame = Decode(frame, &kLayout, {}),
@@ -165,7 +165,7 @@ TEST(DecodeTest, WhatAClientLostArrivesAndAnOlderOneSaysNothingOfIt) {
   EXPECT_EQ(std::get<RankFrame>(Decode(frame, &kLayout, {})->body).dropped_total, 30u);
 }
 
-TEST(DecodeTest, NoClientLostMoreThanThereCanBe) {
+TEST(DecodeTest, LossCountersBeyondTheirRangeAreRefused) {
   constexpr uint64_t kMax = uint64_t{1} << 53;
   using Change = std::function<void(v1::ClientMessage*, uint64_t)>;
   const std::pair<Change, const char*> fields[] = {
@@ -194,7 +194,7 @@ TEST(DecodeTest, NoClientLostMoreThanThereCanBe) {
   }
 }
 
-TEST(DecodeTest, WhatTheLogHoldsIsReadThoughNobodyCouldSayItNow) {
+TEST(DecodeTest, LoggedMessagesAreReadBeyondTodaysLimits) {
   v1::ClientMessage frame = ValidFrame();
   frame.mutable_frame()->set_dropped_ring_total(UINT64_MAX);
   frame.mutable_frame()->set_dropped_window_total(UINT64_MAX);
@@ -233,7 +233,7 @@ TEST(DecodeTest, EachFieldOfAFrameHasItsRange) {
   }
 }
 
-TEST(DecodeTest, SeqIsForWhatIsKept) {
+TEST(DecodeTest, SeqIsRequiredOnlyForLoggedMessages) {
   v1::ClientMessage frame = ValidFrame();
   frame.set_seq(0);
   EXPECT_THAT(Refusal(frame, &kLayout), AllOf(HasSubstr("seq = 0"), HasSubstr("at least 1")));
@@ -285,7 +285,7 @@ TEST(DecodeTest, TheServersOwnRecordsComeBack) {
   EXPECT_EQ(std::get<RunSilentMessage>(silent->body).last_report_unix_ms, 1'700'000'000'123);
 }
 
-TEST(DecodeTest, AHelloIsLoggedWithTheAttemptThatTheRunCounts) {
+TEST(DecodeTest, DecodedHelloHasTheRecordsAttempt) {
   v1::ClientMessage message = ValidHello();
   message.mutable_hello()->mutable_run()->set_attempt(1);
   message.mutable_hello()->mutable_run()->set_launch_unix_ms(1'790'000'000'000);
@@ -301,7 +301,7 @@ TEST(DecodeTest, AHelloIsLoggedWithTheAttemptThatTheRunCounts) {
   EXPECT_EQ(std::get<HelloMessage>(ahead->body).run.launch_unix_ms, 0);
 }
 
-TEST(DecodeTest, WhatARankCanApplyIsAMask) {
+TEST(DecodeTest, CapabilitiesBecomeAKindMask) {
   v1::ClientMessage message = ValidHello();
   message.mutable_hello()->add_capabilities(v1::ACTION_KIND_CENTER_K);
   message.mutable_hello()->add_capabilities(v1::ACTION_KIND_STOP);

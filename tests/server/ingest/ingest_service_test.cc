@@ -156,7 +156,7 @@ TEST(IngestServiceTest, AGoodbyeIsAnsweredOnceItIsDurable) {
   EXPECT_EQ(client.AwaitAnswer(), grpc::StatusCode::OK);
 }
 
-TEST(IngestServiceTest, EachSideIsSpokenToInItsOwnNumbersOfAttempts) {
+TEST(IngestServiceTest, AttemptsAreTranslatedBetweenClientAndRun) {
   Sink sink(/*takes_goodbyes=*/false);
   Client client(&sink);
   client.answered.WaitForNotification();

@@ -13,20 +13,20 @@ namespace {
 
 constexpr int64_t kFirst = 1'790'000'000'000, kSecond = kFirst + 60'000, kThird = kSecond + 60'000;
 
-TEST(LaunchesTest, TheFirstOneGoesByWhatItTells) {
+TEST(LaunchesTest, FirstLaunchHasTheAttemptItStates) {
   const Launches launches;
   EXPECT_EQ(launches.AttemptOf(kFirst, 0), 0);
   EXPECT_EQ(launches.AttemptOf(kFirst, 3), 3);
 }
 
-TEST(LaunchesTest, RanksOfOneLaunchAreOfOneAttemptWhateverTheyTell) {
+TEST(LaunchesTest, RanksOfOneLaunchShareOneAttempt) {
   Launches launches;
   launches.Begin(kFirst, 0);
   launches.Begin(kSecond, 1);
   for (const uint32_t told : {0, 1, 7}) EXPECT_EQ(launches.AttemptOf(kSecond, told), 1) << told;
 }
 
-TEST(LaunchesTest, ALaterOneIsTheNextAttemptUnlessItTellsALaterStill) {
+TEST(LaunchesTest, LaterLaunchIsNextAttemptOrAHigherStatedOne) {
   Launches launches;
   launches.Begin(kFirst, 4);
   EXPECT_EQ(launches.AttemptOf(kSecond, 0), 5);  // A node that is new begins at 0.
@@ -34,7 +34,7 @@ TEST(LaunchesTest, ALaterOneIsTheNextAttemptUnlessItTellsALaterStill) {
   EXPECT_EQ(launches.AttemptOf(kSecond, 9), 9);
 }
 
-TEST(LaunchesTest, WhatIsLeftOfAnEarlierOneKeepsItsAttempt) {
+TEST(LaunchesTest, EarlierLaunchKeepsItsAttempt) {
   Launches launches;
   launches.Begin(kFirst, 0);
   launches.Begin(kThird, 3);
@@ -47,7 +47,7 @@ TEST(LaunchesTest, WhatIsLeftOfAnEarlierOneKeepsItsAttempt) {
   EXPECT_EQ(launches.AttemptOf(kFirst - 1, 0), std::nullopt);
 }
 
-TEST(LaunchesTest, WithoutOneTheNumberCounts) {
+TEST(LaunchesTest, WithoutALaunchTimeTheStatedAttemptCounts) {
   Launches launches;
   launches.Begin(0, 2);
   EXPECT_EQ(launches.AttemptOf(0, 1), 1);
@@ -68,7 +68,7 @@ TEST(LaunchesTest, TheNewestAreRemembered) {
   EXPECT_EQ(launches.AttemptOf(kFirst + 83, 83), 83);  // By its number.
 }
 
-TEST(LaunchesTest, AClockThatIsFarAheadDoesNotKeepLaterOnesOut) {
+TEST(LaunchesTest, LaunchFarAheadOfTheClockIsNotCredible) {
   EXPECT_EQ(Launches::Credible(kFirst, kFirst - 3'600'000), kFirst);
   EXPECT_EQ(Launches::Credible(kFirst, kFirst - 3'600'001), 0);
   EXPECT_EQ(Launches::Credible(kFirst, kThird), kFirst);

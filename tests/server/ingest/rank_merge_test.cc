@@ -89,7 +89,7 @@ TEST_F(RankMergeTest, ReplicasThatDisagreeAreReported) {
   EXPECT_EQ(closed_[0].disagreements[0].high, 6);
 }
 
-TEST_F(RankMergeTest, ACellDisagreesOnceAndOfVeryManyTheRestIsCounted) {
+TEST_F(RankMergeTest, DisagreementIsReportedOncePerCellAndExcessCounted) {
   constexpr size_t kMax = StepSample::kDisagreementsMax;
   constexpr Layout kLarge{static_cast<int32_t>(kMax) / 64 + 1, 64, 64, 64, 0};
   for (const size_t cells : {size_t{1}, kMax, kMax + 1}) {
@@ -162,7 +162,7 @@ TEST_F(RankMergeTest, TheDeadlineAndAGoodbyeEndTheWait) {
   EXPECT_THAT(Steps(), ElementsAre(1, 2, 3)) << "a rank that left is not waited for";
 }
 
-TEST_F(RankMergeTest, WhatARankSentBeforeItLeftStandsForNoOther) {
+TEST_F(RankMergeTest, DepartedRanksFramesDoNotReplaceOtherRanks) {
   RankMerge merge(kLayout, 2);
   for (uint32_t rank : {0u, 1u}) merge.Join(rank, 0, 2);
   for (int64_t step = 0; step < 3; ++step) merge.Add(0, Frame(step, SignalId::kRows, {1, 1}), 1, Sink());
@@ -185,7 +185,7 @@ TEST_F(RankMergeTest, WhatARankSentBeforeItLeftStandsForNoOther) {
   EXPECT_TRUE(closed_[0].complete);
 }
 
-TEST_F(RankMergeTest, ARankThatComesBackIsWaitedForFromItsHelloOn) {
+TEST_F(RankMergeTest, ReturnedRankIsAwaitedFromItsHello) {
   RankMerge merge(kLayout, 2);
   for (uint32_t rank : {0u, 1u}) merge.Join(rank, 0, 2);
   for (uint32_t rank : {0u, 1u}) merge.Add(rank, Frame(0, SignalId::kRows, {1, 1}), 1, Sink());
@@ -198,7 +198,7 @@ TEST_F(RankMergeTest, ARankThatComesBackIsWaitedForFromItsHelloOn) {
   }
 }
 
-TEST_F(RankMergeTest, ARankIsBackAlsoByAFrameThatIsLate) {
+TEST_F(RankMergeTest, LateFrameAlsoBringsARankBack) {
   RankMerge merge(kLayout, 2);
   for (uint32_t rank : {0u, 1u}) merge.Add(rank, Frame(0, SignalId::kRows, {1, 1}), 1, Sink());
   merge.SetGone(0, Sink());
@@ -237,7 +237,7 @@ TEST_F(RankMergeTest, AnAttemptHasRanksOfItsOwn) {
   EXPECT_THAT(merge.gone(), SizeIs(2));
 }
 
-TEST_F(RankMergeTest, WhatAnAttemptLeftBehindIsMergedInTheNext) {
+TEST_F(RankMergeTest, FramesOfEarlierAttemptAreMergedInTheNext) {
   RankMerge merge(kLayout, 2);
   for (uint32_t rank : {0u, 1u}) merge.Join(rank, 1, 2);
   for (uint32_t rank : {0u, 1u}) {
@@ -247,7 +247,7 @@ TEST_F(RankMergeTest, WhatAnAttemptLeftBehindIsMergedInTheNext) {
   for (const StepSample& sample : closed_) EXPECT_EQ(sample.ranks, 2u);
 }
 
-TEST_F(RankMergeTest, ARestoredMergeGoesOnAsTheOneThatWasSaved) {
+TEST_F(RankMergeTest, RestoredMergeContinuesLikeTheSavedOne) {
   // Rank 0 has left with step 1 open, of which the third sends nothing any more.
   const auto begin = [&](RankMerge* merge) {
     for (uint32_t rank = 0; rank < 3; ++rank) {
@@ -308,7 +308,7 @@ TEST_F(RankMergeTest, AnyInterleavingOfRanksGivesTheSameSteps) {
   }
 }
 
-TEST_F(RankMergeTest, AHeldStepWaitsWithThoseBehindItUntilItIsFilled) {
+TEST_F(RankMergeTest, HeldStepDelaysLaterStepsUntilFilled) {
   RankMerge merge(kLayout, 1);
   EXPECT_TRUE(merge.Hold(0, 1, 7, 1));
   merge.Add(0, Frame(0, SignalId::kRows, {1, 2}), 8, Sink());
@@ -329,7 +329,7 @@ TEST_F(RankMergeTest, AHeldStepWaitsWithThoseBehindItUntilItIsFilled) {
   EXPECT_FALSE(merge.Hold(0, 2, 11, 1));
 }
 
-TEST_F(RankMergeTest, AHeldStepIsGivenUpByDeadlineAndByTooManyBehindIt) {
+TEST_F(RankMergeTest, HeldStepClosesByDeadlineOrTooManyOpenSteps) {
   RankMerge merge(kLayout, 1, 4);
   merge.Hold(0, 0, 1, 2);
   merge.Add(0, Frame(0, SignalId::kRows, {1, 2}), 2, Sink());
@@ -345,7 +345,7 @@ TEST_F(RankMergeTest, AHeldStepIsGivenUpByDeadlineAndByTooManyBehindIt) {
   EXPECT_TRUE(closed_[0].complete) << "all ranks were there";
 }
 
-TEST_F(RankMergeTest, WhatCameWithoutAFrameIsNoStep) {
+TEST_F(RankMergeTest, HeldValuesWithoutAFrameMakeNoStep) {
   RankMerge merge(kLayout, 1);
   merge.Hold(0, 3, 1, 1);
   merge.Fill(0, 3, {{SignalId::kGramSigma, 0, 1, 3}}, Sink());

@@ -68,7 +68,7 @@ TEST_F(RunCoverageTest, ARunWithAllSignalsOfAllLayersIsHealthy) {
   EXPECT_EQ(Text(), "healthy");
 }
 
-TEST_F(RunCoverageTest, WhatItIsJudgedByIsSaidWhereSignalsAreMissing) {
+TEST_F(RunCoverageTest, TextNamesJudgingFamiliesWhereSignalsAreMissing) {
   Steps(20, kLeak);
   EXPECT_EQ(Text(), "judged by: leak");
   EXPECT_FALSE(Now().whole());
@@ -136,7 +136,7 @@ TEST_F(RunCoverageTest, AnAttemptBeginsAnewAndItsStragglersAreIgnored) {
   EXPECT_EQ(Text(), "judged by: leak, loss");
 }
 
-TEST_F(RunCoverageTest, ALayerIsJudgedIfAllOfItsHeadsThatReportAre) {
+TEST_F(RunCoverageTest, LayerIsJudgedIfAllItsReportingHeadsAre) {
   StepSample sample = SampleOf(0, kAll);
   for (const SignalId id : {SignalId::kRows, SignalId::kSpreadSum}) sample.Add(id)[1] = 0;
   coverage_.Observe(sample);
@@ -154,7 +154,7 @@ TEST_F(RunCoverageTest, ALayerIsJudgedIfAllOfItsHeadsThatReportAre) {
   EXPECT_EQ(coverage_.At(1, 3).Text(false), "healthy");
 }
 
-TEST_F(RunCoverageTest, ScoresThatAreAllAlikeAndValuesThatAreNaNWereMeasured) {
+TEST_F(RunCoverageTest, EqualScoresAndNanValuesCountAsMeasured) {
   StepSample sample = SampleOf(0, kAll);
   sample.Add(SignalId::kSpreadSum)[5] = 0;
   sample.Add(SignalId::kLogitMax)[2] = NAN;
@@ -169,7 +169,7 @@ TEST_F(RunCoverageTest, ARuleThatIsSwitchedOffJudgesNothing) {
   EXPECT_EQ(Text(), "judged by: all but ties");
 }
 
-TEST_F(RunCoverageTest, ARecordKeepsItAndOneOfBeforeIsJudgedByItsSignals) {
+TEST_F(RunCoverageTest, RecordKeepsCoverageAndOlderOnesUseTheirSignals) {
   RunRecord run;
   run.description.layout = kLayout;
   run.step = 20;

@@ -42,7 +42,7 @@ TEST_F(ConnectionAcceptorTest, TheSocketIsItsOwnersAloneAndGoesWithIt) {
   EXPECT_EQ(Inode(), 0u) << "the destructor removes it, too";
 }
 
-TEST_F(ConnectionAcceptorTest, OneThatAnswersIsNotReplaced) {
+TEST_F(ConnectionAcceptorTest, AnsweringSocketIsNotReplaced) {
   const auto first = Listen();
   const ino_t inode = Inode();
   const auto second = Listen();

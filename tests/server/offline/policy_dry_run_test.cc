@@ -32,7 +32,7 @@ DryRun Try(const std::string& file, PolicyMode mode) {
   return run.ok() ? *run : DryRun();
 }
 
-TEST(PolicyDryRunTest, HealthyRunsAreLeftAloneAndFailingOnesAreActedUponInTime) {
+TEST(PolicyDryRunTest, ActsInTimeOnFailingRunsNotOnHealthyOnes) {
   const auto folder = OpenRunFolder(kRuns, "");
   ASSERT_TRUE(folder.ok()) << folder.status();
   int healthy = 0;
@@ -81,7 +81,7 @@ TEST(PolicyDryRunTest, ModeProposeTakesProposalsForApproved) {
 }
 
 // Its keys were centred at step 4000.
-TEST(PolicyDryRunTest, ARunThatWasRepairedIsSaidToHaveBeenHelpedFromThenOn) {
+TEST(PolicyDryRunTest, RepairedRunIsReportedAsHelpedAfterItsRepair) {
   const DryRun run = Try(kRuns + "/gpt-flash-center-at-4000-s4.bwrun", PolicyMode::kEnforce);
   ASSERT_FALSE(run.actions.empty());
   EXPECT_LT(run.first_applied_step(), 4000);
@@ -112,7 +112,7 @@ TEST(PolicyDryRunTest, TextAndJsonSayTheSame) {
   }
 }
 
-TEST(PolicyDryRunTest, WhatIsNoRecordingIsRefused) {
+TEST(PolicyDryRunTest, FilesOtherThanRecordingsAreRefused) {
   const auto run = DryRunPolicy(
       [](RunListener* listener) { return WalkRecordedRun(BELLWETHER_TESTDATA "/runs/labels.json", listener); },
       DefaultPolicy(), {});

@@ -131,7 +131,7 @@ TEST_F(RuleTestsTest, PassesWhenExactlyTheExpectedFires) {
       << "what is not said is not asked";
 }
 
-TEST_F(RuleTestsTest, SaysWhatItSaw) {
+TEST_F(RuleTestsTest, FailureShowsTheObservedAlerts) {
   const std::string saw = "got [{rule: gone, severity: warning, stage: 4, layer: 1, head: 0}]";
   for (const auto& [what, by] : std::vector<std::pair<std::string, std::string>>{
            {"head: 0}]}", "head: 1}]}"},
@@ -158,7 +158,7 @@ TEST_F(RuleTestsTest, OtherRulesCountUnlessLeftOut) {
   EXPECT_THAT(Failures(only), IsEmpty());
 }
 
-TEST_F(RuleTestsTest, EventsHappen) {
+TEST_F(RuleTestsTest, EventsReachTheJudge) {
   EXPECT_THAT(Failures(With("  expect:", "  events: [{step: 1000, kind: learning_rate, value: 1}]\n  expect:")),
               ElementsAre(HasSubstr("got []")))
       << "the change excuses it";
@@ -221,7 +221,7 @@ struct Found {
 
 class OffTest : public RuleTestsTest, public testing::WithParamInterface<Found> {};
 
-TEST_P(OffTest, SilencesThatAndNothingElse) {
+TEST_P(OffTest, DisablingATestSilencesItAlone) {
   const Found& found = GetParam();
   std::string test =
       "rules_file: rules.yml\ntests:\n- name: a\n  steps: " + std::to_string(found.step) + "\n  series:\n";
@@ -279,7 +279,7 @@ INSTANTIATE_TEST_SUITE_P(
       return name;
     });
 
-TEST(ShippedRulesTest, PassTheirTests) {
+TEST(ShippedRulesTest, ShippedRulesPassTheirTests) {
   for (const char* file : {"builtin_test.yml", "example_test.yml"}) {
     const auto results = RunRuleTests(std::string(BELLWETHER_SOURCE) + "/deploy/rules/" + file);
     ASSERT_TRUE(results.ok()) << results.status();

@@ -82,7 +82,7 @@ class Numbers final : public SharedRows {
   std::vector<AlertTransition> stored_;
 };
 
-TEST_F(AlertCursorTest, WhatCannotBeStoredComesAtOnceAndAgainWithItsId) {
+TEST_F(AlertCursorTest, UnstoredAlertComesAtOnceAndLaterWithItsId) {
   const TempDirectory directory;
   Numbers numbers;
   Database::Options options;
@@ -160,7 +160,7 @@ TEST_F(AlertCursorTest, FiltersByRunAndSeverity) {
   EXPECT_EQ(cursor->Next()->transition.id, live);
 }
 
-TEST_F(AlertCursorTest, WhoWatchesLittleLooksThroughSoMuchAtATime) {
+TEST_F(AlertCursorTest, FilteredCursorScansBoundedPagesAtATime) {
   const RunId other = stack_.AddRun({.name = "other", .steps = 2});
   for (int i = 0; i < 100; ++i) Post(absl::StrCat("a", i));
   const uint64_t wanted =
@@ -181,7 +181,7 @@ TEST_F(AlertCursorTest, WhoWatchesLittleLooksThroughSoMuchAtATime) {
   }
 }
 
-TEST_F(AlertCursorTest, OneWhoFallsBehindAsksAgainAndMissesNothing) {
+TEST_F(AlertCursorTest, CursorThatFallsBehindResyncsWithoutAGap) {
   // 1 KiB each and a little more: three are within the bound, forty are not.
   const AlertCursor::Options options{.behind_bytes_max = 16 << 10};
   const auto cursor = Open(0, {}, options);

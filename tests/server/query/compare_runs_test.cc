@@ -65,7 +65,7 @@ TEST(CompareRunsTest, TwinsDifferInTheHeadThatDrifts) {
   EXPECT_EQ(comparison.band(head.first), 0.5);
 }
 
-TEST(CompareRunsTest, RunsOfTwoSeedsDifferInWhatNoHealthyHeadDoes) {
+TEST(CompareRunsTest, RunsOfTwoSeedsDifferOnlyInIllHeads) {
   MadeUpRun run(1, 0.7, 0.1), other(2, 0.7, 0.1);
   RunComparison comparison(kHeads, 0.5);
   for (int i = 0; i < kSteps; ++i) {
@@ -111,7 +111,7 @@ TEST(CompareRunsTest, NoiseAndSingleSamplesAreNoDifference) {
   EXPECT_GT(comparison.band(kSteps - 1), 1.5);
 }
 
-TEST(CompareRunsTest, WhatWasRepairedDoesNotDifferAnyMore) {
+TEST(CompareRunsTest, RepairedHeadNoLongerDiffers) {
   MadeUpRun run(1, 1, 0.05), twin(1, 1, 0.05);
   RunComparison comparison(kHeads, 0.5);
   for (int i = 0; i < kSteps; ++i) {
@@ -141,7 +141,7 @@ TEST(CompareRunsTest, NotFiniteInOneRunIsADifference) {
   EXPECT_EQ(comparison.Of(3).first, -1) << "never measured in one";
 }
 
-TEST(CompareRunsTest, NextToNothingHasNoRatio) {
+TEST(CompareRunsTest, RatiosHaveAFloorNearZero) {
   // Shares of rows: most heads at 3 %, some at none or at one row of thousands.
   RunComparison comparison(12, 0.5);
   std::vector<float> run(12, 0.03f), baseline(12, 0.03f);

@@ -23,7 +23,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(TransitionToJsonTest, IsThisLine) {
+TEST(TransitionToJsonTest, TransitionHasTheDocumentedJson) {
   AlertTransition transition;
   transition.run_name = "gpt";
   transition.step = 300;
@@ -49,7 +49,7 @@ TEST(TransitionToJsonTest, IsThisLine) {
             R"("cause":"biased delta"})");
 }
 
-TEST(TransitionToJsonTest, WhatIsUnknownIsNull) {
+TEST(TransitionToJsonTest, UnknownValuesAreNull) {
   AlertTransition transition;
   transition.state = AlertState::kResolved;
   transition.severity = Severity::kCritical;
@@ -80,7 +80,7 @@ v1::ListActionsResponse HardActions() {
   return hard;
 }
 
-TEST(JsonTextTest, SaysWhatProtobufsOwnSays) {
+TEST(JsonTextTest, JsonEqualsProtobufsOwn) {
   v1::GetSeriesResponse series;
   v1::Series& one = *series.add_series();
   one.set_values(UINT64_MAX);

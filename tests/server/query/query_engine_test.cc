@@ -321,7 +321,7 @@ TEST_F(QueryEngineTest, BaselinesAreListedByKindAndTheirBandsMerged) {
   EXPECT_EQ(engine_.GetBaseline(request, context()).status().code(), absl::StatusCode::kNotFound);
 }
 
-TEST_F(QueryEngineTest, OfSiblingsThatOneMayNotSeeNothingIsTold) {
+TEST_F(QueryEngineTest, SiblingsWithoutReadAccessAreHidden) {
   AccessFiles files;
   files.Write("identities:\n- {name: a, roles: [read, act], runs: [\"a-*\"]}\n");
   files.AddToken("bw_a", "a");
@@ -362,7 +362,7 @@ TEST_F(QueryEngineTest, OfSiblingsThatOneMayNotSeeNothingIsTold) {
   EXPECT_TRUE(engine_.GetAlert(alert, context())->alert().last().evidence(0).has_siblings());
 }
 
-TEST_F(QueryEngineTest, WhoAcknowledgesAndWhoSilencesAtOnceBothDo) {
+TEST_F(QueryEngineTest, ConcurrentAcknowledgeAndSilenceBothHold) {
   const RunId run = stack_.AddRun({.name = "r", .steps = 5});
   for (int i = 0; i < 200; ++i) {
     const std::string key = absl::StrCat("drift/0/0/", i);
@@ -449,7 +449,7 @@ TEST_F(QueryEngineTest, AnAlertsHistoryAndWindowAreBounded) {
   }
 }
 
-TEST_F(QueryEngineTest, PeopleTakeNoteAndNothingIsForgotten) {
+TEST_F(QueryEngineTest, AcknowledgementsAndSilencesAreKeptAndBounded) {
   const RunId run = stack_.AddRun({.name = "r", .steps = 5});
   stack_.Post(stack_.MakeTransition(run, "k", 0, AlertState::kFiring, Severity::kWarning));
   v1::SilenceAlertRequest silence;
@@ -556,7 +556,7 @@ TEST_F(QueryEngineTest, EventsComeInPages) {
   ExpectRefused(engine_.ListEvents(list, context()).status(), "limit 1001", "0..1000");
 }
 
-TEST_F(QueryEngineTest, WhoDoesNotAskForPagesGetsABoundedFirstOne) {
+TEST_F(QueryEngineTest, RequestWithoutALimitGetsABoundedFirstPage) {
   stack_.AddRun({.name = "r", .steps = 5});
   QueryEngine::Options options;
   options.events_max = 3;
@@ -574,7 +574,7 @@ TEST_F(QueryEngineTest, WhoDoesNotAskForPagesGetsABoundedFirstOne) {
   EXPECT_EQ(page->next_after(), 3u);
 }
 
-TEST_F(QueryEngineTest, AQueryThatDoesNotFitIsRefusedBeforeItReads) {
+TEST_F(QueryEngineTest, QueryBeyondItsMemoryIsRefusedBeforeReading) {
   stack_.AddRun({.name = "r", .steps = 400});
   QueryEngine::Options options;
   options.memory = {.bytes_max = 100'000, .small_bytes = 1000, .wait_ns_max = 0};
@@ -592,7 +592,7 @@ TEST_F(QueryEngineTest, AQueryThatDoesNotFitIsRefusedBeforeItReads) {
   EXPECT_EQ(stack_.refused("query_memory"), 1);
 }
 
-TEST_F(QueryEngineTest, GivesUpWhenTimeIsOutOrNobodyListens) {
+TEST_F(QueryEngineTest, PassedDeadlineOrCancelledCallEndsTheQuery) {
   stack_.AddRun({.name = "r", .steps = 5});
   v1::GetSeriesRequest request;
   request.set_run("r");
@@ -671,7 +671,7 @@ TEST_F(QueryEngineTest, ActionsAreProposedAndDecided) {
   EXPECT_EQ(engine_.ProposeAction(proposal, context())->state(), v1::ACTION_STATE_APPROVED);
 }
 
-TEST_F(QueryEngineTest, AnAlertThatIsNotThereIsAnsweredByThoseThatAre) {
+TEST_F(QueryEngineTest, UnknownAlertKeyIsAnsweredWithTheRunsKeys) {
   const RunId run = stack_.AddRun({.name = "r", .steps = 5});
   const RunId other = stack_.AddRun({.name = "other", .steps = 5});
   // Of a server of before, and of now.

@@ -36,7 +36,7 @@ class QueryMemoryTest : public testing::Test {
   std::optional<QueryMemory> memory_;
 };
 
-TEST_F(QueryMemoryTest, WhatDoesNotFitBesideOthersIsRefused) {
+TEST_F(QueryMemoryTest, QueryThatDoesNotFitBesideOthersIsRefused) {
   QueryMemory& memory = Make(0);
   QueryMemory::Use first(&memory, ""), second(&memory, "");
   EXPECT_TRUE(first.Reserve(700).ok());
@@ -52,7 +52,7 @@ TEST_F(QueryMemoryTest, WhatDoesNotFitBesideOthersIsRefused) {
   EXPECT_TRUE(second.GrowTo(400).ok());
 }
 
-TEST_F(QueryMemoryTest, WhatIsSmallHasAPartOfItsOwnAndNoMore) {
+TEST_F(QueryMemoryTest, SmallQueriesHaveABoundedShareOfTheirOwn) {
   QueryMemory& memory = Make(0);
   std::optional<QueryMemory::Use> all(std::in_place, &memory, "");
   QueryMemory::Use small(&memory, "");
@@ -77,7 +77,7 @@ TEST_F(QueryMemoryTest, WhatIsSmallHasAPartOfItsOwnAndNoMore) {
   EXPECT_EQ(counters_.gauge("bellwether_query_memory_bytes")->value(), 0);
 }
 
-TEST_F(QueryMemoryTest, OneCallersSmallOnesLeaveRoomForOthers) {
+TEST_F(QueryMemoryTest, OneCallersSmallQueriesLeaveRoomForOthers) {
   QueryMemory& memory = Make(0);
   std::deque<QueryMemory::Use> many;
   while (many.emplace_back(&memory, "a").GrowTo(10).ok()) continue;
@@ -97,7 +97,7 @@ TEST_F(QueryMemoryTest, ACallerLeavesAQuarterToOthers) {
   EXPECT_TRUE(other.Reserve(250).ok());
 }
 
-TEST_F(QueryMemoryTest, ItComesBackToWhoWaits) {
+TEST_F(QueryMemoryTest, ReleasedMemoryGoesToWaitingQueries) {
   QueryMemory& memory = Make(60'000'000'000);
   // Each waits for the other, again and again: without that one of them would be refused.
   const auto takes = [&memory](const char* who) {
@@ -114,7 +114,7 @@ TEST_F(QueryMemoryTest, ItComesBackToWhoWaits) {
   EXPECT_EQ(refused(), 0);
 }
 
-TEST_F(QueryMemoryTest, OneWaitsAndTheNextIsToldAtOnce) {
+TEST_F(QueryMemoryTest, OneQueryWaitsAndTheNextIsRefusedAtOnce) {
   QueryMemory& memory = Make(60'000'000'000);
   auto first = std::make_unique<QueryMemory::Use>(&memory, "");
   ASSERT_TRUE(first->Reserve(700).ok());

@@ -120,7 +120,7 @@ TEST_F(QueryServiceTest, AnswersAsTheEngineDoesAndCounts) {
   EXPECT_EQ(handled("NotFound"), 1);
 }
 
-TEST_F(QueryServiceTest, AskForATokenAndOnlyTheRightOneIsTaken) {
+TEST_F(QueryServiceTest, CallsNeedTheRightToken) {
   const auto files = AccessFiles::WithToken("s3cret");
   const auto access = files->Open(&stack_.counters());
   Start({.access = access.get()});
@@ -142,7 +142,7 @@ TEST_F(QueryServiceTest, AskForATokenAndOnlyTheRightOneIsTaken) {
   EXPECT_EQ(import->Finish().error_code(), grpc::StatusCode::UNAUTHENTICATED);
 }
 
-TEST_F(QueryServiceTest, WhatIsOpenEndsWithWhatOpenedIt) {
+TEST_F(QueryServiceTest, OpenStreamsEndWithTheirToken) {
   AccessFiles files;
   files.Write("identities: [{name: holder, roles: [admin], runs: [\"*\"]}]\n");
   files.AddToken("s3cret", "holder");
@@ -549,7 +549,7 @@ class UnreadTest : public QueryServiceTest {
   std::shared_ptr<grpc::Channel> channel_;
 };
 
-TEST_F(UnreadTest, AnswersThatNobodyTakesAreCountedAndBounded) {
+TEST_F(UnreadTest, UnreadAnswersAreCountedAndBounded) {
   Start({}, {.memory = {.bytes_max = 256 << 10, .wait_ns_max = 0}});
   std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
   std::vector<std::unique_ptr<grpc::ClientReader<v1::GetMatrixResponse>>> calls;
@@ -588,7 +588,7 @@ TEST_F(UnreadTest, AnAnswerMustBeTakenInTime) {
   call->Finish();
 }
 
-TEST_F(UnreadTest, AnExportThatNobodyTakesGivesItsPlaceBack) {
+TEST_F(UnreadTest, UnreadExportFreesItsPlace) {
   for (const bool endless : {false, true}) {
     Start({.transfers_max = 1, .transfer_idle_ms_max = 1, .answer_ms_max = 1});
     const auto stub = v1::Query::NewStub(channel_);
@@ -606,7 +606,7 @@ TEST_F(UnreadTest, AnExportThatNobodyTakesGivesItsPlaceBack) {
   }
 }
 
-TEST_F(UnreadTest, AnImportWhoseAnswerNobodyTakesGivesItsPlaceBack) {
+TEST_F(UnreadTest, ImportWithUnreadAnswerFreesItsPlace) {
   Start({.transfers_max = 1, .answer_ms_max = 1});
   const auto stub = v1::Query::NewStub(channel_);
   v1::ImportRunResponse response;

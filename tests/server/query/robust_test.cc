@@ -38,7 +38,7 @@ TEST(RobustTest, EqualMajorityFallsBackToTheMeanDeviation) {
 
 TEST(RobustTest, EqualPeersGiveZero) { EXPECT_EQ(DescribePeers({2, 2, 2}).Score(2), 0); }
 
-TEST(RobustTest, WhatIsNotFiniteNeitherCountsNorScores) {
+TEST(RobustTest, NonfiniteValuesNeitherCountNorScore) {
   const PeerStatistics peers = DescribePeers({kNan, 1, 2, 3, kInf, -kInf});
   EXPECT_EQ(peers.median, 2);
   EXPECT_TRUE(std::isnan(peers.Score(kNan)));

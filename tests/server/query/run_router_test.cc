@@ -145,7 +145,7 @@ class RunRouterTest : public ::testing::Test {
   Node a_, b_;
 };
 
-TEST_F(RunRouterTest, ARunOfAnotherServerIsAnsweredByNameAndByUuid) {
+TEST_F(RunRouterTest, RunOfAnotherServerIsFoundByNameAndUuid) {
   Add(&b_, "llama", 5, 'b');
   RunUuid uuid;
   uuid.fill('b');
@@ -156,7 +156,7 @@ TEST_F(RunRouterTest, ARunOfAnotherServerIsAnsweredByNameAndByUuid) {
   }
 }
 
-TEST_F(RunRouterTest, OfANameItIsTheNewestWhoeverIsAsked) {
+TEST_F(RunRouterTest, AnyServerFindsTheNewestRunOfAName) {
   Add(&a_, "twice", 10, 'a');
   Add(&b_, "twice", 20, 'b');
   for (Node* const node : {&a_, &b_}) {
@@ -166,7 +166,7 @@ TEST_F(RunRouterTest, OfANameItIsTheNewestWhoeverIsAsked) {
   }
 }
 
-TEST_F(RunRouterTest, WhatWasFoundIsKnownForASecond) {
+TEST_F(RunRouterTest, LocationOfARunIsCachedForASecond) {
   Add(&b_, "llama", 5, 'b');
   ASSERT_TRUE(a_.GetRun("llama").ok());
   EXPECT_THAT(b_.taken, ElementsAre("GetRun", "GetRun")) << "found, then asked";
@@ -177,7 +177,7 @@ TEST_F(RunRouterTest, WhatWasFoundIsKnownForASecond) {
   EXPECT_EQ(b_.taken.size(), 5u);
 }
 
-TEST_F(RunRouterTest, ARunThatNobodyHasIsNotFoundOnlyWhenAllWereAsked) {
+TEST_F(RunRouterTest, UnknownRunIsNotFoundOnlyAfterAllServersAnswered) {
   EXPECT_TRUE(absl::IsNotFound(a_.GetRun("nobodys").status()));
   b_.failure = absl::UnavailableError("away");
   const absl::Status silent = a_.GetRun("nobodys").status();
@@ -195,7 +195,7 @@ TEST_F(RunRouterTest, ARunThatNobodyHasIsNotFoundOnlyWhenAllWereAsked) {
   EXPECT_TRUE(absl::IsUnavailable(a_.GetRun("nobodys").status()));
 }
 
-TEST_F(RunRouterTest, WhatWasPassedOnIsNotPassedOnAgain) {
+TEST_F(RunRouterTest, ForwardedCallIsNotForwardedAgain) {
   Add(&a_, "as", 1, 'a');
   const std::string seal = a_.access->PassOnAsServer("GetRun");
   v1::GetRunRequest request;
@@ -211,7 +211,7 @@ TEST_F(RunRouterTest, WhatWasPassedOnIsNotPassedOnAgain) {
   EXPECT_TRUE(a_.taken.empty());
 }
 
-TEST_F(RunRouterTest, AListHoldsEachRunOnceAndNamesWhoDidNotAnswer) {
+TEST_F(RunRouterTest, ListHoldsEachRunOnceAndNamesUnansweredServers) {
   Add(&a_, "one", 1, 'a');
   Add(&b_, "two", 2, 'b');
   // Moving: both tell of it.
@@ -240,7 +240,7 @@ TEST_F(RunRouterTest, AListHoldsEachRunOnceAndNamesWhoDidNotAnswer) {
   EXPECT_TRUE(absl::IsInvalidArgument(a_.Ask("ListRuns", few, &QueryEngine::ListRuns).status()));
 }
 
-TEST_F(RunRouterTest, ARunThatMovedSinceItWasFoundIsFoundAgain) {
+TEST_F(RunRouterTest, MovedRunIsFoundAgain) {
   Add(&b_, "llama", 5, 'b');
   ASSERT_TRUE(a_.GetRun("llama").ok());
   // From b to a: known to be b's for a second yet.
@@ -251,7 +251,7 @@ TEST_F(RunRouterTest, ARunThatMovedSinceItWasFoundIsFoundAgain) {
   EXPECT_TRUE(moved.ok()) << moved.status();
 }
 
-TEST_F(RunRouterTest, TwoRunsOfTwoServersAreComparedAsByOneThatHasBoth) {
+TEST_F(RunRouterTest, RunsOfTwoServersCompareAsOnOneServer) {
   // Alike but for one head, which doubles each 50 steps from a step on.
   const QueryStack::RunSpec failing = {.name = "failing", .failing = {.layer = 1, .head = 2}, .fails_at = 173};
   const QueryStack::RunSpec healthy = {.name = "healthy", .fails_at = 1 << 20};
@@ -292,7 +292,7 @@ TEST_F(RunRouterTest, TwoRunsOfTwoServersAreComparedAsByOneThatHasBoth) {
   EXPECT_TRUE(absl::IsUnavailable(third.Ask("CompareRuns", request, &QueryEngine::CompareRuns).status()));
 }
 
-TEST_F(RunRouterTest, WhoMayWaitForTheOwnerOfEitherRunIsSaidBefore) {
+TEST_F(RunRouterTest, MayAskOthersUnlessBothRunsAreKnownHere) {
   Add(&a_, "one", 1, 'a');
   Add(&b_, "two", 2, 'b');
   const GrantPtr grant = *a_.access->Identify({.peer = "ipv4:10.0.0.1:1"}, "CompareRuns");

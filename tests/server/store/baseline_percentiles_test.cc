@@ -59,7 +59,7 @@ TEST(BaselinePercentilesTest, QuantilesAreOfWhatIsFinite) {
   EXPECT_THAT(band.quantiles, testing::Each(7));
 }
 
-TEST(BaselinePercentilesTest, OfOneRunTheMixtureIsTheRun) {
+TEST(BaselinePercentilesTest, MixtureOfOneRunEqualsTheRun) {
   const Band band = BandOf({1, 2, 3, 4, 5}, 4);
   const SiblingBand merged = MergeBands({&band});
   EXPECT_EQ(merged.runs, 1u);
@@ -73,7 +73,7 @@ TEST(BaselinePercentilesTest, OfOneRunTheMixtureIsTheRun) {
   EXPECT_EQ(MergeBands({}).runs, 0u);
 }
 
-TEST(BaselinePercentilesTest, EqualValuesStayThemselves) {
+TEST(BaselinePercentilesTest, MixtureOfEqualValuesIsExact) {
   const Band one = BandOf({1, 1, 1}), two = BandOf({2, 2});
   const SiblingBand same = MergeBands({&one, &one});
   EXPECT_EQ(same.p01, 1);
@@ -111,7 +111,7 @@ TEST(BaselinePercentilesTest, AMixtureIsOfAllRunsAlike) {
   EXPECT_EQ(merged.max, exact(1));
 }
 
-TEST(BaselinePercentilesTest, AnOutlierOfOneRunDoesNotMoveTheMiddleOfMany) {
+TEST(BaselinePercentilesTest, OutlierRunDoesNotMoveTheMergedMedian) {
   const Band calm = BandOf({0.9f, 1, 1.1f}), wild = BandOf({1, 1, 3e38f});
   std::vector<const Band*> runs(31, &calm);
   runs.push_back(&wild);

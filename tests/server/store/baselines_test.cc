@@ -65,7 +65,7 @@ class BaselinesTest : public testing::Test {
   std::unique_ptr<Baselines> baselines_;
 };
 
-TEST_F(BaselinesTest, FindsTheStageInTheSiblingsAndNeverTheRunItself) {
+TEST_F(BaselinesTest, FindsSiblingsAtTheStageWithoutTheRunItself) {
   Open();
   ASSERT_TRUE(baselines_->Put(Learned(1, "gpt", 1)).ok());
   ASSERT_TRUE(baselines_->Put(Learned(2, "gpt", 3)).ok());
@@ -85,7 +85,7 @@ TEST_F(BaselinesTest, FindsTheStageInTheSiblingsAndNeverTheRunItself) {
   EXPECT_EQ(baselines_->Find("gpt", 9, SignalId::kDriftRatio, -1).runs, 0u);
 }
 
-TEST_F(BaselinesTest, WhatIsLearnedAndForgottenSurvivesACrash) {
+TEST_F(BaselinesTest, LearnedAndForgottenRunsSurviveACrash) {
   Open();
   ASSERT_TRUE(baselines_->Put(Learned(1, "gpt", 1)).ok());
   ASSERT_TRUE(baselines_->Put(Learned(2, "gpt", 2)).ok());

@@ -160,7 +160,7 @@ TEST_F(DatabaseTest, KeepsRunsRanksEventsAndStateOverAReopen) {
   EXPECT_EQ(database_->GetState(4).status().code(), absl::StatusCode::kNotFound);
 }
 
-TEST_F(DatabaseTest, AnEndedRunKeepsItsStateAndARunThatGoesOnReplacesIt) {
+TEST_F(DatabaseTest, EndedRunKeepsItsStateUntilAResumeReplacesIt) {
   RunRecord run = FullRun();
   const auto put = [&](bool ended, const std::string& state) {
     run.ended = ended;
@@ -218,7 +218,7 @@ TEST_F(DatabaseTest, ACrashKeepsWhatWasFlushedAndNoHalfBatch) {
   EXPECT_FALSE(database_->GetState(2).ok());
 }
 
-TEST_F(DatabaseTest, ATransitionIsStoredOnceAndSurvivesACrashWithItsId) {
+TEST_F(DatabaseTest, TransitionIsStoredOnceAndKeepsItsIdOverCrash) {
   AlertTransition first = FullTransition("drift/1/2/100", 1);
   EXPECT_TRUE(*database_->PutTransition(&first));
   AlertTransition again = FullTransition("drift/1/2/100", 1);
@@ -246,7 +246,7 @@ TEST_F(DatabaseTest, ATransitionIsStoredOnceAndSurvivesACrashWithItsId) {
   EXPECT_EQ(database_->ListTransitions(0, 100, 4)->size(), 0u);
 }
 
-TEST_F(DatabaseTest, ATransitionOfBeforeThereWereSiblingsIsRead) {
+TEST_F(DatabaseTest, TransitionWithoutSiblingsIsRead) {
   AlertTransition whole = FullTransition("drift/1/2/100", 1);
   whole.evidence[0].siblings = {
       .runs = 12, .step_begin = 2048, .step_end = 2896, .min = 0.2, .p01 = 0.3, .p50 = 1, .p99 = 1.9, .max = 2.4};
@@ -272,7 +272,7 @@ TEST_F(DatabaseTest, ATransitionOfBeforeThereWereSiblingsIsRead) {
   EXPECT_EQ(DecodeTransition(before).status().code(), absl::StatusCode::kDataLoss);
 }
 
-TEST_F(DatabaseTest, ARunOfBeforeItWasToldWhetherItIsMixedIsRead) {
+TEST_F(DatabaseTest, RunRecordWithoutMixedFlagIsRead) {
   RunRecord run = FullRun();
   std::string before = EncodeRunRecord(run);
   before[0] = 1;
@@ -283,7 +283,7 @@ TEST_F(DatabaseTest, ARunOfBeforeItWasToldWhetherItIsMixedIsRead) {
   EXPECT_EQ(EncodeRunRecord(*old), EncodeRunRecord(run));
 }
 
-TEST_F(DatabaseTest, ARunIsStoredInTheOldestVersionThatHasAllOfIt) {
+TEST_F(DatabaseTest, RunIsStoredInTheOldestVersionHoldingItsFields) {
   RunRecord run = FullRun();
   EXPECT_EQ(EncodeRunRecord(run)[0], 2);
   run.import_of = "f.bwrun";
@@ -310,7 +310,7 @@ TEST_F(DatabaseTest, ARunIsStoredInTheOldestVersionThatHasAllOfIt) {
   EXPECT_EQ(DecodeRunRecord(newer).status().code(), absl::StatusCode::kDataLoss);
 }
 
-TEST_F(DatabaseTest, EachChangeOfAnActionIsStoredOnceAndSurvivesACrash) {
+TEST_F(DatabaseTest, ActionChangesAreStoredOnceAndSurviveACrash) {
   size_t told = 0;
   ActionStore log(database_.get());
   log.Subscribe([&told](RunId, const Action&, size_t fresh) { told += fresh; });
@@ -369,7 +369,7 @@ TEST_F(DatabaseTest, BandsAreThereAfterACrash) {
   EXPECT_EQ((*rows)[1].run, 1ull << 40);
 }
 
-TEST(AlertStoreTest, WhatCannotBeStoredIsToldAtOnceAndStoredInOrderLater) {
+TEST(AlertStoreTest, UnstorableAlertsAreToldAtOnceAndStoredInOrder) {
   MemoryDatabase database;
   AlertStore log(&database);
   std::vector<std::pair<std::string, uint64_t>> told;
@@ -392,7 +392,7 @@ TEST(AlertStoreTest, WhatCannotBeStoredIsToldAtOnceAndStoredInOrderLater) {
   EXPECT_FALSE(*log.Post(FullTransition("a", 1))) << "as after a crash";
 }
 
-TEST(AlertStoreTest, WhatIsBeyondTheLimitOfWhatWaitsIsToldAndCounted) {
+TEST(AlertStoreTest, AlertsBeyondTheWaitingLimitAreToldAndCounted) {
   constexpr int kMax = 4096;
   MemoryDatabase database;
   Counters counters;
@@ -459,7 +459,7 @@ class DamagedDatabase final : public MemoryDatabase {
   }
 };
 
-TEST(AlertStoreTest, OneWhoseRowIsDamagedIsToldAndCountedAndHoldsNoOther) {
+TEST(AlertStoreTest, DamagedAlertRowIsToldCountedAndBlocksNoOther) {
   DamagedDatabase database;
   Counters counters;
   AlertStore log(&database, &counters);
@@ -506,7 +506,7 @@ class SilentStore final : public SharedRows {
   AlertTransition own_ ABSL_GUARDED_BY(mutex_);
 };
 
-TEST(AlertStoreTest, NobodyElseWaitsForAStoreThatDoesNotAnswer) {
+TEST(AlertStoreTest, SilentStoreDelaysNoOtherCaller) {
   const TempDirectory directory;
   SilentStore store(FullTransition("another's", 1));
   const auto database = Database::Open({.directory = directory.path() + "/db", .shared = &store});
@@ -549,7 +549,7 @@ class LateStore final : public SharedRows {
   std::vector<AlertTransition> stored_;
 };
 
-TEST(AlertStoreTest, WhatWasLongOnItsWayIsNoNewsOfAnAlertThatWentOn) {
+TEST(AlertStoreTest, LateOlderTransitionDoesNotChangeANewerAlert) {
   const TempDirectory directory;
   LateStore store;
   const auto database = Database::Open({.directory = directory.path() + "/db", .shared = &store});
@@ -618,7 +618,7 @@ TEST(AlertStoreTest, AnAnswerThatComesLateSetsNoAlertBack) {
   }
 }
 
-TEST(AlertStoreTest, AnAlertOfAnothersThatCannotBeReadIsNoDamageOfOnesOwn) {
+TEST(AlertStoreTest, UnreadableForeignAlertDoesNotDamageOwnAlerts) {
   class DamagedStore final : public SharedRows {
    public:
     bool damaged = true;
@@ -650,7 +650,7 @@ TEST(AlertStoreTest, AnAlertOfAnothersThatCannotBeReadIsNoDamageOfOnesOwn) {
   EXPECT_EQ(log.Get(3, "a")->last.id, 1u);
 }
 
-TEST(AlertStoreTest, NobodyWaitsForANoteThatIsNotAnswered) {
+TEST(AlertStoreTest, UnansweredNoteDelaysNoOtherCaller) {
   class SilentRows final : public SharedRows {
    public:
     absl::Notification asked, answers;
@@ -689,7 +689,7 @@ TEST(AlertStoreTest, NobodyWaitsForANoteThatIsNotAnswered) {
   EXPECT_TRUE(log.List(3, false).front().note.acknowledged);
 }
 
-TEST_F(DatabaseTest, AnOlderSchemaIsBroughtUpToDateAndANewerOneIsRefused) {
+TEST_F(DatabaseTest, OlderSchemaIsUpgradedAndNewerOneRefused) {
   const auto set_schema = [this](std::optional<uint32_t> version) {
     auto batch = database_->NewBatch();
     std::string row;
@@ -739,7 +739,7 @@ TEST_F(DatabaseTest, ACopyIsWholeAndItsDamageIsFound) {
 }
 
 // RocksDB itself goes on up to such a record, with a warning.
-TEST_F(DatabaseTest, WhatItsOwnLogLosesInItsMiddleIsNotPassedOver) {
+TEST_F(DatabaseTest, LossWithinTheDatabaseLogIsRefused) {
   constexpr uint64_t kTransitions = 60;  // Two blocks of the log.
   for (uint64_t i = 0; i < kTransitions; ++i) {
     AlertTransition transition = FullTransition(std::to_string(i), 1);

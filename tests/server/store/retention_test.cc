@@ -251,7 +251,7 @@ TEST_F(RetentionRunTest, ARunThatGoesOnHasAllTiersAtOnce) {
   EXPECT_EQ(counters_.counter("bellwether_retention_failures_total")->value(), 0);
 }
 
-TEST_F(RetentionRunTest, ALaterAttemptIsYounger) {
+TEST_F(RetentionRunTest, LaterAttemptAgesFromItsOwnSteps) {
   Day(0, 0, kSteps, 4.5);
   Day(1, 0, kSteps / 2, 0.1);  // Rolled back; attempt 0 is summarized by this pass.
   EXPECT_GT(Rows("summarized"), 0);
@@ -265,7 +265,7 @@ TEST_F(RetentionRunTest, ALaterAttemptIsYounger) {
   EXPECT_EQ(all.step.size(), static_cast<size_t>(kSteps / 2) + rest.step.size());
 }
 
-TEST_F(RetentionRunTest, AClockThatJumpsAheadAndBackDropsNothingTooEarly) {
+TEST_F(RetentionRunTest, ClockJumpsDropNothingTooEarly) {
   Day(0, 0, kSteps, 0);
   clock_.Advance(int64_t{3600} * 1'000'000'000);
   Pass();
@@ -278,7 +278,7 @@ TEST_F(RetentionRunTest, AClockThatJumpsAheadAndBackDropsNothingTooEarly) {
   EXPECT_GT(Rows("rounded"), 0);
 }
 
-TEST_F(RetentionRunTest, OfAClusterARunIsLeftAloneUntilAllOfItIsHereAndOneTimeCounts) {
+TEST_F(RetentionRunTest, ClusterRunIsRetainedUntilWholeByClusterTime) {
   Day(0, 0, kSteps, 0);
   bool whole = false;
   int64_t now_ns = clock_.UnixNanos();  // The cluster's, not this server's.
@@ -304,7 +304,7 @@ TEST_F(RetentionRunTest, OfAClusterARunIsLeftAloneUntilAllOfItIsHereAndOneTimeCo
   EXPECT_EQ(Rows("summarized"), 0);
 }
 
-TEST_F(RetentionRunTest, ZeroIsForEver) {
+TEST_F(RetentionRunTest, ZeroDaysKeepsDataForever) {
   Day(0, 0, kSteps, 0);
   clock_.Advance(int64_t{3650 * kDay} * 1'000'000'000);
   Retention({.raw_seconds = 0, .rounded_seconds = 0, .summarized_seconds = 0}, &table_, database_.get(), store_.get(),
@@ -313,7 +313,7 @@ TEST_F(RetentionRunTest, ZeroIsForEver) {
   ExpectValues(SignalId::kLogitMax, 0, kSteps, kAsItWas);
 }
 
-TEST_F(RetentionRunTest, WhatASilentRunStoresAtItsEndIsAsOldAsItsSteps) {
+TEST_F(RetentionRunTest, DataStoredAtTheEndAgesFromItsSteps) {
   store_->Open(kRun, layout_);
   for (int64_t step = 0; step < 40; ++step) ASSERT_TRUE(store_->Append(kRun, Sample(step, 0)).ok());
   record_.step = 39;
@@ -331,7 +331,7 @@ TEST_F(RetentionRunTest, WhatASilentRunStoresAtItsEndIsAsOldAsItsSteps) {
   EXPECT_EQ(Stored("m"), 0);
 }
 
-TEST_F(RetentionRunTest, WhatAStopLeftUnpackedIsPackedAndGoesAsAllDoes) {
+TEST_F(RetentionRunTest, WindowsUnpackedAtStopArePackedAndRetained) {
   const SeriesStore::Options windows{.window_bytes_max = 0};
   store_ = SeriesStore::Create(windows, database_.get());
   store_->Open(kRun, layout_);

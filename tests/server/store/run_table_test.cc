@@ -36,7 +36,7 @@ TEST(RunTableTest, FindsTheNewestOfANameAndAnyByUuid) {
   EXPECT_EQ(table.Find("a")->record.id, 1u);
 }
 
-TEST(RunTableTest, OfANameTheNewestIsTheOneThatBeganLastWhateverItsId) {
+TEST(RunTableTest, NewestRunOfANameIsTheLastStarted) {
   RunTable table;
   for (const RunId id : {1, 2, 3}) {
     auto snapshot = std::make_shared<RunSnapshot>(*Snapshot(id, "a"));
@@ -46,7 +46,7 @@ TEST(RunTableTest, OfANameTheNewestIsTheOneThatBeganLastWhateverItsId) {
   EXPECT_EQ(table.Find("a")->record.id, 2u);
 }
 
-TEST(RunTableTest, EventsAreThoseOfTheSnapshotWhateverWasStoredSince) {
+TEST(RunTableTest, EventsAreThoseOfTheSnapshot) {
   MemoryDatabase database;
   const auto store = [&](int64_t step) { database.AddEvent(1, {.step = step}); };
   const auto steps = [&](const RunSnapshot& snapshot) {

@@ -145,7 +145,7 @@ TEST_P(SeriesStoreTest, ReadsEveryStepFromMemoryWindowsAndChunks) {
   ExpectAll(3000);
 }
 
-TEST_P(SeriesStoreTest, ARestartFromTheLastSaveAndAReplayGiveTheSame) {
+TEST_P(SeriesStoreTest, RestoreAndReplayGiveTheSameSeries) {
   store_->Open(kRun, layout_);
   Append(0, 777);
   const std::string state = Save();
@@ -160,7 +160,7 @@ TEST_P(SeriesStoreTest, ARestartFromTheLastSaveAndAReplayGiveTheSame) {
   ExpectAll(1500);
 }
 
-TEST_P(SeriesStoreTest, StepsThatComeWhileASaveIsUnderWayAreThereOnceWhateverBecomesOfIt) {
+TEST_P(SeriesStoreTest, StepsAppendedDuringASaveAreStoredOnce) {
   store_->Open(kRun, layout_);
   int64_t end = 0, saved = 0;
   std::string saved_state;
@@ -223,7 +223,7 @@ class RemoteRows final : public SharedRows {
   std::map<std::string, std::string> rows_ ABSL_GUARDED_BY(mutex_);
 };
 
-TEST_P(SeriesStoreTest, WhatASaveLeftThatWasNotAnsweredIsGoneOnceItsWindowIsSealed) {
+TEST_P(SeriesStoreTest, RowsOfAnUnansweredSaveGoWhenTheirWindowSeals) {
   RemoteRows elsewhere;
   Reopen(GetParam(), &elsewhere);
   store_->Open(kRun, layout_);
@@ -352,7 +352,7 @@ TEST_P(SeriesStoreTest, DownsamplingLosesNoExtremeAndKeepsTheMean) {
   }
 }
 
-TEST_P(SeriesStoreTest, NanIsDataAndNotMeasuredIsNone) {
+TEST_P(SeriesStoreTest, NanIsDataAndUnmeasuredIsNot) {
   store_->Open(kRun, layout_);
   for (int64_t step = 0; step < 400; ++step) {
     StepSample sample;

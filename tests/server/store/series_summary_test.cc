@@ -59,7 +59,7 @@ TEST(SeriesSummaryTest, IsThatOfTheValues) {
   EXPECT_TRUE(Decode(row, 4).empty());
 }
 
-TEST(SeriesSummaryTest, LongRowsHaveASpanEach256StepsAndGroupsTheirOwnCells) {
+TEST(SeriesSummaryTest, LongRowsHaveASpanPer256StepsAndGroup) {
   const size_t steps_count = 2 * kSpanSteps + 100, cells = 11;
   const auto steps = Steps(steps_count, -300, 3);
   std::vector<float> values(steps_count * cells);

@@ -54,7 +54,7 @@ class WalDamageTest : public testing::Test {
   Lsn last_ = 0;
 };
 
-TEST_F(WalDamageTest, EveryFlippedFieldOfARecordIsCorruptionWithItsLsn) {
+TEST_F(WalDamageTest, FlippedRecordFieldIsCorruptionNamingItsLsn) {
   // A record of 1,000 bytes takes 1,064: its header's fields, then its payload.
   const int64_t record = kSegmentHeaderBytes + 2 * RecordBytes(1000);
   for (const std::string& path : {files_.front(), files_.back()}) {
@@ -111,7 +111,7 @@ TEST_F(WalDamageTest, ACutSegmentIsCorruptionWhereverItWasCut) {
   EXPECT_EQ(ReadAll(*MustOpen(Options())).back(), "new");
 }
 
-TEST_F(WalDamageTest, ARepairGivesNoLsnAgainWhereTheLastRecordLostItsPadding) {
+TEST_F(WalDamageTest, RepairReusesNoLsnWhenTheLastPaddingIsLost) {
   {
     const auto wal = MustOpen(Options());
     last_ = AppendSynced(wal.get(), std::string(1001, 'p'));

@@ -88,7 +88,7 @@ TEST(WalReuseTest, AGivenUpSegmentIsWrittenAgainInsteadOfZeros) {
   }
 }
 
-TEST(WalReuseTest, ALogThatIsShortenedAsItGrowsSoonNeedsNoZeros) {
+TEST(WalReuseTest, RegularlyTruncatedLogSoonNeedsFewZeros) {
   for (const bool reuse : {true, false}) {
     FakeFileSystem fs;
     Wal::Options options = ReusingOptions(&fs);
@@ -112,7 +112,7 @@ TEST(WalReuseTest, ALogThatIsShortenedAsItGrowsSoonNeedsNoZeros) {
   }
 }
 
-TEST(WalReuseTest, TheReserveIsNoLargerThanAllowedNorThanTheLogWas) {
+TEST(WalReuseTest, ReserveIsBoundedByOptionAndLogSize) {
   FakeFileSystem fs;
   Wal::Options options = ReusingOptions(&fs);
   options.reuse_segments_max = 3;
@@ -166,7 +166,7 @@ TEST(WalReuseTest, SegmentsOfAnotherSizeAreNotWrittenAgain) {
   }
 }
 
-TEST(WalReuseTest, WhatCannotBeGivenUpIsKeptByNobody) {
+TEST(WalReuseTest, FailedTruncationKeepsNoReserve) {
   int failed = 0;
   for (bool fails = true; fails; ++failed) {
     SCOPED_TRACE(testing::Message() << failed << " changes before");
@@ -197,7 +197,7 @@ TEST(WalReuseTest, OnAFullDiskTheReserveServes) {
   EXPECT_TRUE(wal->health().ok());
 }
 
-TEST(WalReuseTest, WhatIsBeingReadIsNotWrittenOver) {
+TEST(WalReuseTest, SegmentsBeingReadAreNotOverwritten) {
   FakeFileSystem fs;
   const auto wal = MustOpen(ReusingOptions(&fs));
   const Lsn last = Fill(wal.get(), 5, "old");
@@ -217,7 +217,7 @@ TEST(WalReuseTest, WhatIsBeingReadIsNotWrittenOver) {
   EXPECT_EQ(Reserve(&fs), 4u) << "nobody reads any more";
 }
 
-TEST(WalReuseTest, WhatHeadsAreReadOfIsNotWrittenOver) {
+TEST(WalReuseTest, SegmentsReadForHeadsAreNotOverwritten) {
   FakeFileSystem fs;
   Fill(MustOpen(ReusingOptions(&fs)).get(), 5, "old");
   const auto wal = MustOpen(ReusingOptions(&fs));
@@ -233,7 +233,7 @@ TEST(WalReuseTest, WhatHeadsAreReadOfIsNotWrittenOver) {
   EXPECT_GT(seen, 10u);
 }
 
-TEST(WalReuseTest, ACopyOfReusedSegmentsIsALogOfItsOwn) {
+TEST(WalReuseTest, CopyOfReusedSegmentsIsAnIndependentLog) {
   FakeFileSystem fs;
   const auto wal = MustOpen(ReusingOptions(&fs));
   ASSERT_TRUE(wal->Truncate(Fill(wal.get(), 5, "old")).ok());
@@ -353,7 +353,7 @@ class Model {
   size_t reused_ = 0;
 };
 
-TEST(WalReuseTest, NothingIsLostAndNothingComesBackWhereverThePowerGoes) {
+TEST(WalReuseTest, PowerLossNeitherLosesNorRevivesRecords) {
   const uint32_t first_seed = 20261123;
   size_t reused = 0;
   for (uint32_t seed = first_seed; seed < first_seed + 30; ++seed) {

@@ -109,7 +109,7 @@ TEST_F(WalReusedFileTest, OldRecordsAreNeitherTakenNorATornTail) {
 }
 
 // Of the record that was under way some bytes are on the disk, the old record's elsewhere.
-TEST_F(WalReusedFileTest, ATornRecordBeforeAnOldOneIsCutOffAndNeverComesBack) {
+TEST_F(WalReusedFileTest, TornRecordBeforeAnOldOneNeverComesBack) {
   for (const int before : {0, 2}) {
     const Lsn lsn = kFirst + static_cast<Lsn>(before);
     const std::string lost = RecordOf(lsn, "lost"), next = RecordOf(lsn, "lost", /*epoch=*/2);
@@ -140,7 +140,7 @@ TEST_F(WalReusedFileTest, ATornRecordBeforeAnOldOneIsCutOffAndNeverComesBack) {
   }
 }
 
-TEST_F(WalReusedFileTest, OfATornGroupNothingIsTakenBehindTheFirstGap) {
+TEST_F(WalReusedFileTest, TornGroupEndsAtItsFirstGap) {
   std::string bytes = Fifth(6);
   // LSN 103 was not written, 104 and 105 were, none of them with a word that it is durable.
   for (int i = 3; i < 6; ++i) {
@@ -204,7 +204,7 @@ TEST_F(WalReusedFileTest, ARecordBehindLostOnesAndOldOnesIsFound) {
 
 // Where a segment without its header begins says the record of what was given up, not
 // what its file holds.
-TEST_F(WalReusedFileTest, ALostHeaderMakesNoRecordsOfAnEarlierUseTheLogs) {
+TEST_F(WalReusedFileTest, LostHeaderRevivesNoRecordsOfAnEarlierUse) {
   for (const bool next_too : {false, true}) {
     SCOPED_TRACE(next_too ? "that of the next, too" : "one");
     std::string fourth = fifth_;
@@ -282,7 +282,7 @@ TEST(WalScanTest, APayloadThatLooksLikeHeadersIsReadOnce) {
 }
 
 // Its header is lost, too: how much was under way is what the options allow.
-TEST_F(WalReusedFileTest, ARecordThatIsLargerThanAGroupIsCutOffWhole) {
+TEST_F(WalReusedFileTest, TornRecordLargerThanAGroupIsCutOffWhole) {
   Wal::Options options = ReusingOptions(&fs_);
   options.group_bytes_max = 512;
   std::string lost;
@@ -320,7 +320,7 @@ TEST_F(WalReusedFileTest, DamageBehindWhatIsDurableChangesNothingBefore) {
   }
 }
 
-TEST_F(WalReusedFileTest, ASegmentThatWasCutIsCorruptionAndItsOldRecordsAreNoPartOfTheRepair) {
+TEST_F(WalReusedFileTest, RepairOfACutSegmentTakesNoOldRecords) {
   for (const size_t size : {size_t{100}, At(2) + 100, At(5), At(7) + 100, static_cast<size_t>(kBytes) - 1}) {
     SCOPED_TRACE(testing::Message() << "cut to " << size);
     Put(5, Fifth(5).substr(0, size));
@@ -353,7 +353,7 @@ TEST_F(WalReusedFileTest, ALostHeaderBringsBackNoOldRecord) {
   }
 }
 
-TEST_F(WalReusedFileTest, ADiskThatLostTheNewHeaderIsFoundOutAndCanBeRepaired) {
+TEST_F(WalReusedFileTest, LostNewHeaderIsDetectedAndRepaired) {
   std::string bytes = fifth_;
   const std::string header = EncodeSegmentHeader({.number = 3, .first_lsn = 1, .segment_bytes = kBytes}, kSalt);
   bytes.replace(0, header.size(), header);
@@ -404,7 +404,7 @@ TEST_F(WalReusedFileTest, AnOlderServerFindsTheSameRecords) {
   ExpectFifth(4, 0);
 }
 
-TEST_F(WalReusedFileTest, LargerGroupsFromNowOnAreInTheHeaderBeforeTheyAreWritten) {
+TEST_F(WalReusedFileTest, HeaderHasTheLargestGroupSizeInFlight) {
   Put(5, Fifth(2));
   Wal::Options options = ReusingOptions(&fs_);
   options.group_bytes_max = 8192;

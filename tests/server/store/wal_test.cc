@@ -81,7 +81,7 @@ TEST(WalTest, RefusesOptionsThatCannotWork) {
   EXPECT_EQ(Wal::Open(options, nullptr).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
-TEST(WalTest, RefusesBeyondPendingBytesWhileTheDiskIsStuckAndGoesOnAfter) {
+TEST(WalTest, RefusesBeyondPendingBytesUntilTheDiskRecovers) {
   FakeFileSystem fs;
   Wal::Options options = Small(&fs);
   options.pending_bytes_max = 8 << 10;
@@ -111,7 +111,7 @@ TEST(WalTest, RefusesBeyondPendingBytesWhileTheDiskIsStuckAndGoesOnAfter) {
   AppendSynced(wal.get(), "after");
 }
 
-TEST(WalTest, AHeldLogTakesRecordsWritesNoneAndGoesOnInOrder) {
+TEST(WalTest, HeldLogQueuesRecordsAndWritesThemInOrderLater) {
   FakeFileSystem fs;
   Wal::Options options = Small(&fs);
   options.pending_bytes_max = 8 << 10;
@@ -134,7 +134,7 @@ TEST(WalTest, AHeldLogTakesRecordsWritesNoneAndGoesOnInOrder) {
   EXPECT_EQ(all[1], "held");
 }
 
-TEST(WalTest, ALogThatIsHeldWhileItWaitsToCoverWritesNothing) {
+TEST(WalTest, LogHeldWhileWaitingToCoverWritesNothing) {
   FakeFileSystem fs;
   Wal::Options options = Small(&fs);
   options.cover_idle_us = 300'000;  // Nothing else is under way when it is held.
@@ -181,7 +181,7 @@ TEST(WalTest, HeadsAreThoseOfTheRecordsWithHellosWhole) {
   EXPECT_EQ(heads, whole);
 }
 
-TEST(WalTest, ACopyIsALogOfItsOwnUpToWhatWasDurable) {
+TEST(WalTest, CopyIsAnIndependentLogOfDurableRecords) {
   FakeFileSystem fs;
   Wal::Options options = Small(&fs);
   options.cover_idle_us = 3'600'000'000;  // Of two LSNs in a row one is a record's.
@@ -206,7 +206,7 @@ TEST(WalTest, ACopyIsALogOfItsOwnUpToWhatWasDurable) {
   AppendSynced(copy.get(), "goes on");
 }
 
-TEST(WalTest, AnFsyncErrorIsFinalAndNothingAfterItIsDurable) {
+TEST(WalTest, FsyncErrorIsFinalForAllLaterRecords) {
   FakeFileSystem fs;
   std::atomic<Lsn> told = 0;
   {
@@ -240,7 +240,7 @@ TEST(WalTest, AShortWriteIsATornTail) {
   EXPECT_THAT(ReadAll(*wal), ElementsAre("good"));
 }
 
-TEST(WalTest, TruncateForgetsWholeSegmentsAndAMissingOneIsStillNoticed) {
+TEST(WalTest, TruncateRemovesWholeSegmentsAndMissingOnesAreNoticed) {
   FakeFileSystem fs;
   Lsn last = 0;
   {
@@ -276,7 +276,7 @@ TEST(WalTest, TheTailBeginsWithASegmentThatFits) {
 }
 
 // Acknowledgements wait behind whatever is written beside them.
-TEST(WalTest, TheNextSegmentIsZeroedWhileThisOneFillsAndNotBefore) {
+TEST(WalTest, NextSegmentIsZeroedWhenThisOneIsHalfFull) {
   FakeFileSystem fs;
   const auto wal = MustOpen(Small(&fs));
   const auto ready = [&fs] {
@@ -291,7 +291,7 @@ TEST(WalTest, TheNextSegmentIsZeroedWhileThisOneFillsAndNotBefore) {
   EXPECT_TRUE(ready()) << "half of this one is full";
 }
 
-TEST(FileSystemTest, WhoCreatesAFileSaysWhetherToGoOn) {
+TEST(FileSystemTest, FileCreationEndsWhenItsCallbackRefuses) {
   TempDirectory directory;
   const std::string path = directory.path() + "/zeros";
   std::vector<int64_t> asked;
@@ -310,7 +310,7 @@ TEST(FileSystemTest, WhoCreatesAFileSaysWhetherToGoOn) {
 }
 
 // Appends at random, cuts the power at random, keeps arbitrary pages.
-TEST(WalTest, ModelWhatWasReportedDurableSurvivesEveryCrash) {
+TEST(WalTest, DurableRecordsSurviveEveryCrash) {
   const uint32_t first_seed = 20261121;
   for (uint32_t seed = first_seed; seed < first_seed + 40; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);

@@ -22,7 +22,7 @@ constexpr absl::Duration kNever = absl::InfiniteDuration();
 
 const auto never = [] { return false; };
 
-TEST(AwaitForTest, WhatHoldsAlreadyWaitsForNothing) {
+TEST(AwaitForTest, TrueConditionReturnsAtOnce) {
   absl::Mutex mutex;
   const absl::MutexLock lock(&mutex);
   EXPECT_TRUE(AwaitFor(&mutex, absl::Condition::kTrue, absl::ZeroDuration()));
@@ -54,7 +54,7 @@ TEST(AwaitForTest, EndsWhenTheConditionComesTrue) {
   other.join();
 }
 
-TEST(AwaitForTest, AMutexThatIsHeldDelaysNobodyElse) {
+TEST(AwaitForTest, HeldMutexDelaysNoOtherWaiter) {
   absl::Mutex held, free;
   absl::Notification holds, over;
   std::thread waiter([&] {

@@ -33,7 +33,7 @@ TEST(CleanTextTest, IsCutBetweenCharacters) {
   EXPECT_EQ(CleanText(std::string(1000, '\n'), 10).size(), 10u);
 }
 
-TEST(CleanTextTest, OfAnyBytesNothingUncleanIsLeft) {
+TEST(CleanTextTest, CleanTextIsValidUtf8WithoutControls) {
   for (int first = 0; first < 256; ++first) {
     for (int second = 0; second < 256; ++second) {
       const std::string clean = CleanText(std::string{static_cast<char>(first), static_cast<char>(second), 'x'}, 100);

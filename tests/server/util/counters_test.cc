@@ -10,7 +10,7 @@
 namespace bellwether::server {
 namespace {
 
-TEST(CountersTest, SameNameAndLabelsAreTheSameObjectAndAreListedInOrder) {
+TEST(CountersTest, SameNameAndLabelsAreOneCounterListedInOrder) {
   Counters counters;
   Counter* const a = counters.counter("a_total", {{"reason", "x"}});
   EXPECT_EQ(counters.counter("a_total", {{"reason", "x"}}), a);

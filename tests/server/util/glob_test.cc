@@ -11,7 +11,7 @@
 namespace bellwether::server {
 namespace {
 
-TEST(GlobTest, FitsWholeTexts) {
+TEST(GlobTest, GlobMatchesWholeTexts) {
   for (const auto& [glob, text] : {std::pair{"*", ""},
                                    {"*", "a"},
                                    {"a*c", "abbc"},

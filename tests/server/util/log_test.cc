@@ -46,7 +46,7 @@ TEST(LogTest, AnyMessageIsOneValueOnOneLine) {
   }
 }
 
-TEST(LogTest, OtherFormatsAreNone) {
+TEST(LogTest, UnknownLogFormatsAreRefused) {
   EXPECT_EQ(LogFormatter("xml"), nullptr);
   EXPECT_FALSE(SetUpLog("info", "xml"));
   EXPECT_FALSE(SetUpLog("loud", "json"));

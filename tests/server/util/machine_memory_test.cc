@@ -27,7 +27,7 @@ class MachineMemoryTest : public testing::Test {
   TempDirectory root_;
 };
 
-TEST_F(MachineMemoryTest, WithoutGroupsItIsTheMachines) { EXPECT_EQ(Bytes(), kMachine); }
+TEST_F(MachineMemoryTest, WithoutCgroupsTheMachineMemoryCounts) { EXPECT_EQ(Bytes(), kMachine); }
 
 TEST_F(MachineMemoryTest, AGroupThatMayHaveAllLimitsNothing) {
   Write("/proc/self/cgroup", "0::/system.slice/bellwetherd.service\n");
@@ -55,7 +55,7 @@ TEST_F(MachineMemoryTest, GroupsOfVersionOneCountToo) {
   EXPECT_EQ(Bytes(), 5'000'000);
 }
 
-TEST(MachineMemory, ThisMachineHasSome) { EXPECT_GT(MachineMemoryBytes(), 64 << 20); }
+TEST(MachineMemory, MachineMemoryIsPositive) { EXPECT_GT(MachineMemoryBytes(), 64 << 20); }
 
 }  // namespace
 }  // namespace bellwether::server

@@ -32,7 +32,7 @@ class OwnFileTest : public testing::Test {
   TempDirectory folder_;
 };
 
-TEST_F(OwnFileTest, WhatWasMadeIsRemovedOnce) {
+TEST_F(OwnFileTest, OwnedFileIsRemovedOnce) {
   const std::string path = Write("a");
   OwnFile own;
   EXPECT_FALSE(own.Remove()) << "nothing was taken";
@@ -44,7 +44,7 @@ TEST_F(OwnFileTest, WhatWasMadeIsRemovedOnce) {
   EXPECT_TRUE(IsThere(path));
 }
 
-TEST_F(OwnFileTest, ItIsFollowedWhereItIsRenamedTo) {
+TEST_F(OwnFileTest, RenamedFileIsStillOwned) {
   const std::string from = Write("a"), to = Write("b");
   OwnFile own;
   ASSERT_TRUE(own.Take(from));
@@ -56,7 +56,7 @@ TEST_F(OwnFileTest, ItIsFollowedWhereItIsRenamedTo) {
   EXPECT_FALSE(own.Rename(from)) << "nothing is held";
 }
 
-TEST_F(OwnFileTest, WhatAnotherPutInItsPlaceStays) {
+TEST_F(OwnFileTest, ReplacementByAnotherIsNotRemoved) {
   const std::string path = Write("a");
   OwnFile own;
   ASSERT_TRUE(own.Take(path));
@@ -74,7 +74,7 @@ TEST_F(OwnFileTest, WhatAnotherPutInItsPlaceStays) {
   EXPECT_TRUE(IsThere(path));
 }
 
-TEST_F(OwnFileTest, WhatIsNotThereCannotBeTaken) {
+TEST_F(OwnFileTest, MissingFileCannotBeTaken) {
   OwnFile own;
   EXPECT_FALSE(own.Take(folder_.path() + "/nothing"));
   EXPECT_EQ(errno, ENOENT);

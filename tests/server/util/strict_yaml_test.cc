@@ -46,7 +46,7 @@ TEST(StrictYamlTest, IntegersAreWholeAndDecimal) {
   }
 }
 
-TEST(StrictYamlTest, TextsAndFlagsAndChoices) {
+TEST(StrictYamlTest, TextsFlagsAndChoicesAreChecked) {
   const auto text = [](StrictYaml* yaml, const YAML::Node& value) {
     std::string out;
     yaml->Text(value, "t", 4, &out);

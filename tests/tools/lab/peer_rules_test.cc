@@ -80,7 +80,7 @@ TEST(PeerRulesTest, AnAlarmIsCountedAgainAfterAHundredQuietSteps) {
   EXPECT_THAT(Alarms("max logit 100", SignalId::kLogitMax, at({300, 400, 501})), ElementsAre(300, 501));
 }
 
-TEST(PeerRulesTest, WhatIsNotFiniteFiresAndTheFirstHundredValuesDoNot) {
+TEST(PeerRulesTest, NonfiniteValueFiresAfterTheFirstHundredValues) {
   for (const auto& [rule, signal] :
        {std::pair{"loss 6 sigma", SignalId::kLoss}, {"gradient z 2.5", SignalId::kGradNorm}}) {
     EXPECT_THAT(Alarms(rule, signal, Spike(NAN, 1)), ElementsAre(500)) << rule;

@@ -51,7 +51,7 @@ TEST(ScorecardTest, ScoresAFailingRun) {
   EXPECT_EQ(score->false_warnings(), 0) << "a warning of a failure is not false";
 }
 
-TEST(ScorecardTest, NamesAndLabelsChangeNothingOfWhatIsSaid) {
+TEST(ScorecardTest, NameAndLabelChangeNoVerdict) {
   TempDirectory folder;
   std::filesystem::copy(kRuns + "gpt-flash-s17.bwrun", folder.path() + "/healthy-for-sure.bwrun");
   const RunLabel lie{.family = "healthy", .truth = {}};
@@ -105,7 +105,7 @@ TEST(ScorecardTest, AFolderIsScoredByNameAndPrintedAsLines) {
   EXPECT_THAT(ToTable(*card, AddUp(card->scores)), HasSubstr("| bellwether | 1 of 1 |"));
 }
 
-TEST(ScorecardTest, WhatCannotBeReadIsNamedAndTheRestIsScored) {
+TEST(ScorecardTest, UnreadableRunsAreNamedAndTheRestScored) {
   TempDirectory folder;
   const std::string good = kRuns + "gpt-flash-s17.bwrun";
   std::filesystem::copy(good, folder.path() + "/b-good.bwrun");
@@ -127,7 +127,7 @@ TEST(ScorecardTest, WhatCannotBeReadIsNamedAndTheRestIsScored) {
   EXPECT_EQ(set->Score(0, {}).first_warning, card->scores[0].first_warning);
 }
 
-TEST(ScorecardTest, LabelsOfOtherRunsChangeNothingOfWhatIsSaid) {
+TEST(ScorecardTest, LabelsOfOtherRunsChangeNoScore) {
   TempDirectory folder;
   for (const char* run : {"gpt-hp-s4", "gpt-flash-s17"}) {
     std::filesystem::copy(kRuns + run + ".bwrun", folder.path() + "/" + run + ".bwrun");
@@ -226,7 +226,7 @@ TEST(ScorecardTest, WarningsAreCountedByTheirEvidence) {
   EXPECT_TRUE(score->warned_by.contains("drift_ratio growth")) << score->warned_by.begin()->first;
 }
 
-TEST(ScorecardTest, WhatIsMissingOrDamagedIsNamed) {
+TEST(ScorecardTest, MissingOrDamagedInputIsNamed) {
   TempDirectory folder;
   EXPECT_THAT(std::string(ScoreRuns({.folder = folder.path()}).status().message()), HasSubstr("holds no *.bwrun"));
   std::ofstream(folder.path() + "/trace.npz") << "a trace";

@@ -72,7 +72,7 @@ double DifferenceVariance(const std::vector<double>& values) {
   return Variance(differences);
 }
 
-TEST(SyntheticRunTest, TheSameOptionsGiveTheSameRunAndAnotherSeedAnother) {
+TEST(SyntheticRunTest, RunsAreDeterministicForTheirOptionsAndSeed) {
   const Kept a = Walk(SyntheticKind::kMissing), b = Walk(SyntheticKind::kMissing), c = Walk(SyntheticKind::kMissing, 2);
   ASSERT_EQ(a.samples.size(), b.samples.size());
   size_t different = 0;
@@ -113,7 +113,7 @@ TEST(SyntheticRunTest, LevelsAndNoiseAreTheRecordedOnes) {
   }
 }
 
-TEST(SyntheticRunTest, NoiseIsAsCorrelatedAndAsHeavyAsItsKindSays) {
+TEST(SyntheticRunTest, NoiseHasTheCorrelationAndTailsOfItsKind) {
   const auto lag1 = [](SyntheticKind kind) {
     std::vector<double> found;
     for (const auto& head : LogsOf(Walk(kind, 1, 30000), SignalId::kKeyLeak)) {
@@ -183,7 +183,7 @@ TEST(SyntheticRunTest, PeriodsChangeAndDataIsMissing) {
   EXPECT_NEAR(static_cast<double>(holes) / static_cast<double>(cells), 0.05, 0.01);
 }
 
-TEST(SyntheticRunTest, OfLogGrowthFewHeadsFall) {
+TEST(SyntheticRunTest, FewHeadsFallUnderLogGrowth) {
   const auto falling = [](SyntheticKind kind) {
     int64_t count = 0;
     for (const auto& head : LogsOf(Walk(kind, 1, 20000), SignalId::kDriftRatio)) {
@@ -199,7 +199,7 @@ TEST(SyntheticRunTest, OfLogGrowthFewHeadsFall) {
 }
 
 // The bars of the scorecard, on a slice: 180,000 run-steps of 64 heads.
-TEST(SyntheticScorecardTest, QuietRunsOfEveryKindAreLeftInPeace) {
+TEST(SyntheticScorecardTest, HealthySyntheticRunsHaveFewWarnings) {
   size_t told = 0;
   const auto scores = ScoreSynthetic(
       {.runs = 2, .run = {.layers = 8, .heads = 8, .steps = 10000}, .progress = [&](size_t done, size_t of) {
@@ -222,7 +222,7 @@ TEST(SyntheticScorecardTest, QuietRunsOfEveryKindAreLeftInPeace) {
 
 // What finds nothing must be able to find: a judge that takes every rise for a
 // drift fails the bar above.
-TEST(SyntheticScorecardTest, AJudgeThatIsTooNervousIsFoundOut) {
+TEST(SyntheticScorecardTest, OverlySensitiveJudgeExceedsTheWarningLimit) {
   JudgeOptions nervous;
   nervous.drift.level_factor = 2;
   nervous.drift.level_rise_min = 1.01;

@@ -42,7 +42,7 @@ Truth FindLoss(int64_t end, const std::function<float(int64_t step)>& loss) {
   return finder.truth();
 }
 
-TEST(TruthTest, ANormExplodesWhenItIsLargeAndHasDoubledWithin500Steps) {
+TEST(TruthTest, NormExplodesWhenLargeAndDoubledWithin500Steps) {
   // Doubles every 250 steps from 1: above 20 first at step 1,090.
   const auto grown = [](double doubling) {
     return [doubling](int64_t step, int head) {
@@ -56,7 +56,7 @@ TEST(TruthTest, ANormExplodesWhenItIsLargeAndHasDoubledWithin500Steps) {
   EXPECT_EQ(FindNorms(10, 3000, [](int64_t, int) { return 100.f; }).t_sigma, -1);
 }
 
-TEST(TruthTest, HeadsAreThoseThatExplodeWithin500StepsTheFirstFirst) {
+TEST(TruthTest, HeadsExplodingWithin500StepsAreListedInOrder) {
   const auto jump_at = [](int64_t first, int64_t second) {
     return FindNorms(10, 4000,
                      [=](int64_t step, int head) { return step >= (head == 1 ? first : second) ? 50.f : 5.f; });
@@ -65,7 +65,7 @@ TEST(TruthTest, HeadsAreThoseThatExplodeWithin500StepsTheFirstFirst) {
   EXPECT_THAT(jump_at(1000, 1510).heads, ::testing::ElementsAre(Head{0, 1}));
 }
 
-TEST(TruthTest, ALossIsLostWhenItsMeanStaysHalfAboveItsMinimum) {
+TEST(TruthTest, LossIsLostWhenMeanStaysHalfAboveMinimum) {
   const auto off_for = [](int64_t steps) {
     return FindLoss(3000, [steps](int64_t step) { return step >= 1000 && step < 1000 + steps ? 9.f : 2.f; });
   };

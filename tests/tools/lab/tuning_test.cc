@@ -26,7 +26,7 @@ RunSet TinyRuns() {
   return RunSet::Read(folder.path(), "", nullptr).value();
 }
 
-TEST(AblationTest, ARunThatOneTestAloneWarnsOfIsNotWarnedOfWithoutIt) {
+TEST(AblationTest, AblationShowsRunsThatNeedTheDisabledTest) {
   const RunSet runs = TinyRuns();
   size_t told = 0;
   const auto rows = Ablate(runs, {}, [&](size_t done, size_t of) {
@@ -49,13 +49,13 @@ TEST(AblationTest, ARunThatOneTestAloneWarnsOfIsNotWarnedOfWithoutIt) {
   EXPECT_THAT(table.substr(table.find("No run changes without: ")), HasSubstr("silent"));
 }
 
-TEST(AblationTest, WhatIsOffAlreadyIsNotTakenAwayAgain) {
+TEST(AblationTest, DisabledTestsAreNotAblatedAgain) {
   JudgeOptions options;
   options.off = {Builtin::kDriftLeak, Builtin::kNorm};
   EXPECT_EQ(Ablate(TinyRuns(), options, nullptr).size(), static_cast<size_t>(kBuiltins) - 1);
 }
 
-TEST(TuningTest, ALeadPaysUpToItsGoalAndFalseAlarmsCost) {
+TEST(TuningTest, LeadPaysUpToItsGoalAndFalseAlarmsCost) {
   RunScore lost{.run = "lost", .truth = {.t_sigma = 4000, .heads = {}, .steps = 9000}};
   EXPECT_EQ(CostOf(lost), 2.5);
   lost.first_warning = 2500;
@@ -76,7 +76,7 @@ TEST(TuningTest, ALeadPaysUpToItsGoalAndFalseAlarmsCost) {
   EXPECT_EQ(CostOf(drifting), 5);
 }
 
-TEST(TuningTest, WhatIsTunedOnARunIsNoWorseThereAndEachRunIsLeftOutOnce) {
+TEST(TuningTest, TuningIsNoWorseAndLeavesEachRunOutOnce) {
   const RunSet runs = TinyRuns();
   const Tuning tuning = Tune(runs, {}, nullptr);
   const JudgeOptions defaults;
