@@ -232,7 +232,7 @@ void AddDecision(Cli* cli, CLI::App* noun, const std::string& name, const std::s
       cli, noun, name, what, "bellwether action " + name + " my-run 6f1b0a2c-3", &Decide<method>, &command);
   command->add_option("run", options->run, "the run's name or uuid")->required()->type_name("RUN");
   command->add_option("id", options->id, "the action's id, as `action list` shows it")->required()->type_name("ID");
-  command->add_option("--by", options->by, "who you are; else $USER, else your login");
+  command->add_option("--by", options->by, "your name; else $USER, else your login");
   command->add_option("--reason", options->reason, "why; kept in its history");
 }
 
@@ -297,7 +297,7 @@ void AddActions(Cli* cli) {
   command->add_option("--at-step", propose->step, "apply it at this step (default: the next boundary)");
   command->add_option("--expires", propose->expires_seconds, "seconds until it is too late (default: the policy's)");
   command->add_option("--alert", propose->alert, "key of the alert that it is for")->type_name("KEY");
-  command->add_option("--by", propose->by, "who you are; else $USER, else your login");
+  command->add_option("--by", propose->by, "your name; else $USER, else your login");
   command->add_option("--reason", propose->reason, "why; kept in its history");
   command->add_flag("--approve", propose->approve, "and approve it at once");
 

@@ -244,13 +244,13 @@ void AddNote(CLI::App* command, RecordOptions* note) {
   command->add_option("run", note->run, "the run's name or uuid")->required()->type_name("RUN");
   command->add_option("key", note->key, "the alert's key, as `alert list` shows it")->required()->type_name("KEY");
   command->add_option("--comment", note->comment, "why, up to 256 bytes");
-  command->add_option("--by", note->by, "who you are; else $USER, else your login");
+  command->add_option("--by", note->by, "your name; else $USER, else your login");
 }
 
 }  // namespace
 
 void AddAlerts(Cli* cli) {
-  CLI::App* const noun = AddNoun(cli, "alert", "Alerts: what was concluded, on what evidence, and who looks after it");
+  CLI::App* const noun = AddNoun(cli, "alert", "Alerts: what was concluded, on what evidence, and its notes");
   CLI::App* command = nullptr;
 
   auto* const list =

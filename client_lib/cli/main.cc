@@ -74,7 +74,7 @@ void AddGlobals(Cli* cli) {
   app.add_option("--server", cli->connect.server,
                  "HOST:PORT or unix:PATH of the server; else 127.0.0.1:7070, else your own private server")
       ->envname("BELLWETHER_SERVER");
-  app.add_option("--tls-ca", cli->connect.tls_ca, "PEM file: who may have signed the server's certificate")
+  app.add_option("--tls-ca", cli->connect.tls_ca, "PEM file: the authorities of the server's certificate")
       ->envname("BELLWETHER_TLS_CA")
       ->check(CLI::ExistingFile);
   app.add_option("--tls-cert", cli->connect.tls_cert, "PEM file: your certificate")

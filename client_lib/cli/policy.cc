@@ -120,7 +120,7 @@ void AddOffline(Cli* cli, CLI::App* noun) {
 }  // namespace
 
 void AddPolicies(Cli* cli) {
-  CLI::App* const noun = AddNoun(cli, "policy", "What may be done about a run's alerts, and by whom");
+  CLI::App* const noun = AddNoun(cli, "policy", "What may be done about a run's alerts, and its approvers");
   CLI::App* command = nullptr;
 
   auto* const get =
@@ -137,7 +137,7 @@ void AddPolicies(Cli* cli) {
                                {"enforce", v1::Policy::MODE_ENFORCE}},
                               "the built-in policy in this mode");
   command->add_flag("--reset", set->reset, "the server's own policy again");
-  command->add_option("--by", set->by, "who you are; else $USER, else your login");
+  command->add_option("--by", set->by, "your name; else $USER, else your login");
   AddOffline(cli, noun);
 }
 

@@ -117,8 +117,9 @@ std::string PolicyReference() {
       "| key | built in | legal | unit | meaning |\n| --- | --- | --- | --- | --- |\n"
       "| `mode` | observe | observe, propose, enforce | | observe: nothing is done by itself; propose: a person "
       "approves; enforce: the policy approves |\n"
-      "| `approvers` | none | a list of at most 64 names | | who may approve, reject and undo; `*` and `?` as in file "
-      "names; empty: whoever may act |\n"
+      "| `approvers` | none | a list of at most 64 names | | these names may approve, reject and undo; `*` and `?` as "
+      "in file "
+      "names; empty: every caller that may act |\n"
       "| `quiet_hours` | none | a list of at most 16 `\"HH:MM-HH:MM\"` | UTC | when what would be enforced is "
       "proposed; "
       "may pass midnight |\n");
@@ -137,7 +138,7 @@ std::string PolicyReference() {
       " | | what is done, the next when the one before did not help |\n");
   absl::StrAppend(
       &page,
-      "\n## A rung of a ladder\n\n`{do: KIND, ...}`. A rung that nobody allowed (`attach(allow={...})`), that is "
+      "\n## A rung of a ladder\n\n`{do: KIND, ...}`. A rung that was not allowed (`attach(allow={...})`), that is "
       "in force already or that cannot be (centring with a softcap, a clip under QK-norm) is passed over.\n\n"
       "| key | default | legal | meaning |\n| --- | --- | --- | --- |\n"
       "| `do` | must be said | a kind of the table below | |\n"

@@ -227,22 +227,24 @@ int Main(int argc, char** argv) {
       "host:port, port 0 = any free one, or 'none' [" + options.web_address + "]");
   add("--tls.cert-file", &options.tls.certificate,
       "PEM: this server's certificate, and what signed it; read again when it changes");
-  add("--tls.key-file", &options.tls.key, "PEM: its key, which nobody else may read");
+  add("--tls.key-file", &options.tls.key, "PEM: its key, which no other user may read");
   add("--tls.client-ca-file", &options.tls.client_ca,
-      "PEM: who may sign clients' certificates; gRPC then asks for one");
+      "PEM: the authorities of clients' certificates; gRPC then asks for one");
   add("--tls.crl-file", &options.tls.crl,
       "PEM: which of those have been taken back (`bellwether cert revoke`); read again when it changes");
-  add("--access.file", &options.access.access_file, "who may do what, YAML; read again on SIGHUP and when it changes");
+  add("--access.file", &options.access.access_file,
+      "rights of each identity, YAML; read again on SIGHUP and when it changes");
   add("--access.tokens-file", &options.access.tokens_file,
-      "hashes of tokens, written by `bellwether token`; read again likewise");
+      "hashes of tokens, written by `bellwether token`; read again in the same cases");
   add("--web.external-url", &options.external_url, "the page's address in notifications");
   app.add_option("--web.token-file", flags.token_file, "file with the token that the page asks for");
   app.add_flag("--web.enable-reload", options.reload_by_http,
                "POST /-/reload reads the rules and the policy file again");
   app.add_flag("--insecure-i-understand", options.insecure_i_understand,
                "allow addresses off loopback that anybody may use: plaintext, or without certificates");
-  app.add_option("--lifetime.idle-exit", flags.idle_exit,
-                 "end when nobody was attached for so long (300s, 5m); a private server: the page gets a random token");
+  app.add_option(
+      "--lifetime.idle-exit", flags.idle_exit,
+      "end when no client was attached for so long (300s, 5m); a private server: the page gets a random token");
   app.add_option("--ready.file", flags.ready_file,
                  "written when serving: {pid, grpc, http, token}; removed at the end");
   app.add_option("--log.level", flags.log_level, "debug, info, warn, error")->capture_default_str();

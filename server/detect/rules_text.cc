@@ -26,20 +26,21 @@ constexpr const char* kBuiltinSentences[] = {
     "A head's drift ratio is above {drift.grown_factor} times the median head (held at {drift.ratio_floor} or more) "
     "and grows "
     "exponentially: Mann-Kendall z >= {trend.mann_kendall_z_min}, r2 >= {trend.r2_min}, doubling within "
-    "{trend.doubling_steps_max} steps, over {trend.window_batches} or the newest {trend.window_batches_short} batches "
+    "{trend.doubling_steps_max} steps. This holds over {trend.window_batches} or the newest "
+    "{trend.window_batches_short} batches "
     "(at least "
     "{trend.window_batches_min}), for {drift.hold_batches} batches. With fewer than {drift.peers_min} heads in the run "
     "it is silent; with more than {drift.heads_usual} the factor grows with their number to the power of "
     "{drift.heads_exponent}.",
     "A head's drift ratio is above {drift.level_factor} times the median head and {drift.level_rise_min} times what it "
     "was at the "
-    "window's start, for {drift.level_batches} batches, twice as many where neither ties nor a leak in its layer "
-    "holds. With more than {drift.heads_usual} heads in the run the first "
+    "window's start. This holds for {drift.level_batches} batches, twice as many where neither ties nor a leak in its "
+    "layer holds. With more than {drift.heads_usual} heads in the run the first "
     "factor grows with their number to the power of {drift.heads_exponent}.",
     "A head's common mode is above {drift.common_mode_large} logits and {drift.common_mode_factor} times the median "
-    "head, grows as "
-    "for drift.growth, and the key-gradient leaks of its layer do not all say that the kernel is right; where they are "
-    "not measured, for twice as many batches.",
+    "head, and grows as "
+    "for drift.growth. The key-gradient leaks of its layer do not all show that the kernel is right. Where they are "
+    "not measured, it must hold for twice as many batches.",
     "A head's key-gradient leak is above {leak.factor} times the median head (held at {leak.floor} or more), for "
     "{leak.hold_batches} batches.",
     "More than {ties.fraction_min} of a head's rows, and {ties.peer_factor} times the median head, have a repeated "
@@ -66,10 +67,11 @@ constexpr const char* kBuiltinSentences[] = {
     "{loss.critical_steps}. An impulse of {loss.impulse_sigma} standard deviations above the {loss.window_values} "
     "values before "
     "it, {loss.impulse_values} times in a row, is information. Within {loss.change_steps} steps of an announced change "
-    "or of a learning rate that went up or down by a factor of {context.rate_factor}: for {loss.change_hold_steps} "
-    "steps above its level before it by {loss.change_rise_of_level} of that and by {loss.change_rise_of_gain} of what "
-    "was won is a warning, also in the first steps; critical when {loss.change_lost_of_gain} of what was won (of a run "
-    "that began near its level: {loss.change_lost_of_level} times that) is lost. After other data, another sequence "
+    "or of a learning rate that went up or down by a factor of {context.rate_factor}, the loss is compared with its "
+    "level before it. {loss.change_hold_steps} steps above that by {loss.change_rise_of_level} of it and by "
+    "{loss.change_rise_of_gain} of what was won are a warning, also in the first steps. It is critical when "
+    "{loss.change_lost_of_gain} of what was won is lost (in a run that began near its level: "
+    "{loss.change_lost_of_level} times that level). After other data, another sequence "
     "length or a restore of unknown step only such a loss counts: a warning, critical after {loss.persist_steps} "
     "steps.",
     "The gradient norm is {loss.gradient_factor} times its geometric mean and {loss.impulse_sigma} standard deviations "
@@ -86,10 +88,10 @@ constexpr const char* kBuiltinSentences[] = {
 static_assert(std::size(kBuiltinSentences) == kBuiltins);
 
 constexpr char kCommon[] =
-    "Samples of {trend.batch_steps} steps are averaged to a batch, and a full batch is judged once. Nothing is said of "
-    "the first "
-    "{context.warmup_steps} steps and of {context.settle_steps} steps after an announced change, but of states: values "
-    "that are not finite, a "
+    "Samples of {trend.batch_steps} steps are averaged to a batch, and a full batch is judged once. The first "
+    "{context.warmup_steps} steps and {context.settle_steps} steps after an announced change are not judged, except "
+    "for "
+    "states. These are values that are not finite, a "
     "loss far above its level before the change, scores and weights out of bounds. An alert resolves "
     "after "
     "{alert.resolve_steps} steps without evidence; its kind then stays quiet for {alert.cooldown_steps}, unless it is "
