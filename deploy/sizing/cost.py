@@ -18,7 +18,7 @@ DAY_S = 86_400
 # Beside those that commit frames: leases, giving back, four for rows, two for alerts and for reads.
 OTHER_CONNECTIONS = 10
 LOOK_S_MIN, LOOK_S_MAX = 0.05, 0.5  # server/cluster/member.cc: Keep()
-SAVE_S_MIN, SAVE_S_MAX, SAVE_STEPS = 2, 30, 256  # server/engine/live_run.cc: CommitDue()
+SAVE_S_MIN, SAVE_S_MAX, SAVE_STEPS = 2, 30, 256  # server/engine/run_saver.cc: RunSaver::IsDue()
 LOG_DAYS = 2  # The tables of today and of yesterday are never emptied.
 
 

@@ -238,7 +238,7 @@ absl::Status CheckPeerAddress(std::string_view key, std::string_view address) {
 
 // The one list of keys.  `folder` is where the configuration lies; only reading needs it.
 std::vector<Field> Fields(ServerOptions* o, const std::filesystem::path& folder = {}) {
-  Pipeline::Options& p = o->pipeline;
+  Engine::Options& p = o->engine;
   const auto file = [&folder](const char* key, std::string* target) { return FileName(key, target, folder); };
   std::vector<Field> fields = {
       Text("storage.path", &p.storage_path),
@@ -382,10 +382,10 @@ absl::StatusOr<size_t> ReadConfig(const std::string& path, ServerOptions* option
   if ((changed.cluster.peer.on() || !changed.cluster.peer.client_ca.empty()) && !changed.tls.on()) {
     findings.push_back(absl::StrCat(path, ": cluster.peer_* needs tls.cert_file and tls.key_file"));
   }
-  if (const absl::Status memory = RunAdmission::Check(Pipeline::AdmissionOf(changed.pipeline)); !memory.ok()) {
+  if (const absl::Status memory = RunAdmission::Check(Engine::AdmissionOf(changed.engine)); !memory.ok()) {
     findings.push_back(absl::StrCat(path, ": ", std::string(memory.message())));
   }
-  const Retention::Options& retention = changed.pipeline.retention;
+  const Retention::Options& retention = changed.engine.retention;
   if (retention.raw_seconds == 0 && retention.rounded_seconds > 0) {
     findings.push_back(absl::StrCat(path, ": retention.rounded_days is ",
                                     static_cast<double>(retention.rounded_seconds) / 86'400,

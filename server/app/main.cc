@@ -185,10 +185,10 @@ int Ended(const absl::Status& status) {
 // Reads the files that the options name, and checks the addresses.
 absl::Status ReadNamedFiles(ServerOptions* options) {
   if (!options->rules_file.empty()) {
-    BW_ASSIGN_OR_RETURN(options->pipeline.rules, ReadRules(options->rules_file));
+    BW_ASSIGN_OR_RETURN(options->engine.rules, ReadRules(options->rules_file));
   }
   if (!options->policy_file.empty()) {
-    BW_ASSIGN_OR_RETURN(options->pipeline.policy, ReadPolicy(options->policy_file));
+    BW_ASSIGN_OR_RETURN(options->engine.policy, ReadPolicy(options->policy_file));
   }
   if (!options->access.access_file.empty()) BW_RETURN_IF_ERROR(ReadAccess(options->access.access_file).status());
   BW_RETURN_IF_ERROR(ReadConnectionStrings(std::getenv("BELLWETHER_CLUSTER_DSN"), &options->cluster));
@@ -199,7 +199,7 @@ absl::Status ReadNamedFiles(ServerOptions* options) {
 int Main(int argc, char** argv) {
   ServerOptions options;
   Flags flags;
-  options.pipeline.storage_path = DefaultStorage();
+  options.engine.storage_path = DefaultStorage();
   CLI::App app(
       "Watches the numerics of attention in training runs, names the head that will destroy a run, and says so\n"
       "in time.  With no flags it serves on loopback and keeps its data under the user's state directory.");
@@ -218,10 +218,9 @@ int Main(int argc, char** argv) {
   add("--rules.file", &options.rules_file, "thresholds and own rules, YAML; read again on SIGHUP");
   add("--policy.file", &options.policy_file,
       "what may be done about alerts, YAML; read again on SIGHUP; runs can have policies of their own");
-  add("--storage.path", &options.pipeline.storage_path,
-      "where log and database live [" + options.pipeline.storage_path + "]");
-  app.add_flag("--storage.repair", options.pipeline.wal.repair,
-               "cut corrupt ranges out of the log and say what is lost");
+  add("--storage.path", &options.engine.storage_path,
+      "where log and database live [" + options.engine.storage_path + "]");
+  app.add_flag("--storage.repair", options.engine.wal.repair, "cut corrupt ranges out of the log and say what is lost");
   add("--grpc.listen-address", &options.grpc_address, "host:port or unix:/path [" + options.grpc_address + "]");
   add("--web.listen-address", &options.web_address,
       "host:port, port 0 = any free one, or 'none' [" + options.web_address + "]");
@@ -318,7 +317,7 @@ int Main(int argc, char** argv) {
     std::printf("good: %zu keys\n", keys);
     return kOk;
   }
-  if (const auto code = storage_commands.Run(options.pipeline)) return *code;
+  if (const auto code = storage_commands.Run(options.engine)) return *code;
   if (!flags.idle_exit.empty()) {
     options.idle_exit_seconds = ParseSeconds(flags.idle_exit);
     if (options.idle_exit_seconds < 1) {

@@ -86,64 +86,61 @@ absl::Status Server::StartAll() {
   TakeGrpcLog();
   BW_RETURN_IF_ERROR(CheckAddresses());
   BW_RETURN_IF_ERROR(StartAccess());
-  RunControl::Info& info = options_.pipeline.info;
-  info.version = kVersion;
-  info.revision = kRevision;
-  info.grpc_version = grpc::Version();
-  info.storage_path = CleanText(options_.pipeline.storage_path, 4096);  // Answers are UTF-8, paths need not be.
-  info.started_unix_ns = clock_->UnixNanos();
-  info.options = DescribeOptions(options_);
-  info.limits = DescribeLimits(options_);
   BW_RETURN_IF_ERROR(StartBank());
+  RecordInfo();
   RecordReload();
   if (options_.cluster.on()) ShareLog();
-  BW_ASSIGN_OR_RETURN(pipeline_, Pipeline::Open(options_.pipeline, &counters_, clock_));
+  BW_ASSIGN_OR_RETURN(engine_, Engine::Open(options_.engine, &counters_, clock_));
   if (options_.cluster.on()) BW_RETURN_IF_ERROR(StartPeers());
-  engine_ = std::make_unique<QueryEngine>(
-      options_.query_engine,
-      QueryStores{pipeline_->runs(), pipeline_->series(), pipeline_->alerts(), pipeline_->database(),
-                  pipeline_->baselines(), pipeline_.get(), clock_, &counters_, pipeline_->actions(), router_.get()});
+  queries_ = std::make_unique<QueryEngine>(
+      options_.query_engine, QueryStores{engine_->runs(), engine_->series(), engine_->alerts(), engine_->database(),
+                                         engine_->baselines(), engine_->control(), clock_, &counters_,
+                                         engine_->actions(), router_.get(), [this] { return Info(); }});
   QueryService::Options query = options_.query;
   query.access = access_.get();
-  query_ = std::make_unique<QueryService>(query, engine_.get());
-  exporter_ = std::make_unique<Exporter>(options_.exporter, pipeline_->runs(), pipeline_->alerts(), &counters_, clock_);
+  query_ = std::make_unique<QueryService>(query, queries_.get());
+  exporter_ = std::make_unique<Exporter>(options_.exporter, engine_->runs(), engine_->alerts(), &counters_, clock_);
   BW_RETURN_IF_ERROR(StartHttp());
   const std::string page = options_.external_url.empty() ? PageForOthers() : options_.external_url;
   for (WebhookOptions webhook : options_.webhooks) {
     webhook.external_url = page;
     webhook.proposals = ProposalText;
-    webhook.notifies = [runs = pipeline_->runs()](RunId id) {
+    webhook.notifies = [runs = engine_->runs()](RunId id) {
       const RunSnapshotPtr run = runs->Get(id);
       return run == nullptr || run->record.notifies();
     };
-    BW_ASSIGN_OR_RETURN(auto started, Webhook::Start(webhook, pipeline_->alerts(), pipeline_->actions(), &counters_));
+    BW_ASSIGN_OR_RETURN(auto started, Webhook::Start(webhook, engine_->alerts(), engine_->actions(), &counters_));
     webhooks_.push_back(std::move(started));
   }
   const auto catch_up = [this](RunId first, RunId end) {
     for (const auto& webhook : webhooks_) webhook->CatchUp(first, end);
   };
   if (options_.cluster.on()) {
-    pipeline_->SetTaken(catch_up);
+    engine_->partitions()->SetAcquired(catch_up);
   } else {
     catch_up(0, std::numeric_limits<RunId>::max());
   }
   for (AlertmanagerOptions alertmanager : options_.alertmanagers) {
     alertmanager.external_url = page;
     alertmanager.holds = options_.exporter.holds;
-    alertmanager.proposals = [actions = pipeline_->actions()](const AlertTransition& alert) {
+    alertmanager.proposals = [actions = engine_->actions()](const AlertTransition& alert) {
       const auto of_run = actions->List(alert.run);
       return of_run.ok() ? ProposalText(*of_run, alert) : std::string();
     };
     BW_ASSIGN_OR_RETURN(auto started,
-                        Alertmanager::Start(alertmanager, pipeline_->alerts(), pipeline_->runs(), &counters_));
+                        Alertmanager::Start(alertmanager, engine_->alerts(), engine_->runs(), &counters_));
     alertmanagers_.push_back(std::move(started));
   }
   BW_RETURN_IF_ERROR(StartGrpc());
   BW_ASSIGN_OR_RETURN(checkpoints_,
-                      CheckpointSocket::Start(options_.pipeline.storage_path, [this](const std::string& directory) {
-                        return pipeline_->WriteCheckpoint(directory);
+                      CheckpointSocket::Start(options_.engine.storage_path, [this](const std::string& directory) {
+                        return engine_->WriteCheckpoint(directory);
                       }));
-  pipeline_->SetAddresses(grpc_address_, http_address_);
+  {
+    absl::MutexLock lock(&info_mutex_);
+    info_.grpc_address = grpc_address_;
+    info_.http_address = http_address_;
+  }
   busy_ns_ = clock_->MonotonicNanos();
   return options_.cluster.on() ? JoinCluster() : absl::OkStatus();
 }
@@ -174,8 +171,8 @@ absl::Status Server::StartAccess() {
   }
   AccessOptions access = options_.access;
   access.page_token = options_.web_token;
-  if (access.audit.path.empty()) access.audit.path = absl::StrCat(options_.pipeline.storage_path, "/audit.log");
-  BW_RETURN_IF_ERROR(FileSystem::Real()->MakeDirectory(options_.pipeline.storage_path));
+  if (access.audit.path.empty()) access.audit.path = absl::StrCat(options_.engine.storage_path, "/audit.log");
+  BW_RETURN_IF_ERROR(FileSystem::Real()->MakeDirectory(options_.engine.storage_path));
   BW_ASSIGN_OR_RETURN(access_, Access::Open(access, &counters_, clock_, tls_.get()));
   if (!access.page_token.empty() || tls_ != nullptr || !access.tokens_file.empty()) {
     // Nobody else's debugger, no core file, reads what is in this memory.
@@ -210,13 +207,12 @@ absl::Status Server::StartBank() {
                       }));
   DetectorBank* const bank = gpu_bank_ != nullptr ? gpu_bank_.get() : CpuDetectorBank();
   bank_ = std::make_unique<MeasuredBank>(bank, &counters_, clock_);
-  options_.pipeline.bank = bank_.get();
+  options_.engine.bank = bank_.get();
   gpu_spectra_ = OpenGpuSpectra(options_.bank, [degraded](const std::string& why) {
     degraded->Set(1);
     LogError("the GPU is given up, spectra go on on the CPU: {}", why);
   });
-  options_.pipeline.spectra_bank = gpu_spectra_.get();
-  options_.pipeline.info.backend = bank_->backend();
+  options_.engine.spectra_bank = gpu_spectra_.get();
   counters_
       .gauge("bellwether_build_info",
              {{"version", kVersion}, {"revision", kRevision}, {"cuda", gpu_bank_ != nullptr ? "on" : "off"}})
@@ -232,19 +228,19 @@ absl::Status Server::StartHttp() {
   http.port = address.port;
   HttpSources sources;
   sources.metrics = [this] { return exporter_->Render(); };
-  sources.ready = [this] { return pipeline_->Ready(); };
+  sources.ready = [this] { return engine_->control()->Ready(); };
   sources.call = [this](const std::string& method, const std::string& body, const GrantPtr& grant,
                         const std::function<bool()>& cancelled, std::shared_ptr<const void>* memory) {
-    return CallJson(*engine_, method, body, grant, cancelled, memory);
+    return CallJson(*queries_, method, body, grant, cancelled, memory);
   };
   sources.methods = JsonMethods();
   sources.access = access_.get();
   if (options_.web_tls) sources.tls = tls_.get();
   if (options_.reload_by_http) sources.reload = [this] { return Reload(); };
   sources.transition_json = TransitionToJson;
-  sources.runs = pipeline_->runs();
+  sources.runs = engine_->runs();
   if (router_ != nullptr) sources.others = [this] { return router_->others(); };
-  sources.alerts = pipeline_->alerts();
+  sources.alerts = engine_->alerts();
   sources.counters = &counters_;
   const char* const scheme = sources.tls != nullptr ? "https://" : "http://";
   BW_ASSIGN_OR_RETURN(http_, HttpServer::Start(http, std::move(sources)));
@@ -262,12 +258,12 @@ std::string Server::PageForOthers() const {
 
 absl::Status Server::StartGrpc() {
   IngestService::Options ingest = options_.ingest;
-  ingest.limits = options_.pipeline.limits;
+  ingest.limits = options_.engine.limits;
   ingest.server_version = kVersion;
   if (!page_url_.empty()) ingest.page_url_prefix = PageForOthers() + "#/run/";
   ingest.access = access_.get();
-  ingest.runs = pipeline_->runs();
-  ingest_ = std::make_unique<IngestService>(ingest, pipeline_.get(), &counters_, clock_);
+  ingest.runs = engine_->runs();
+  ingest_ = std::make_unique<IngestService>(ingest, engine_->ingest(), &counters_, clock_);
   BW_ASSIGN_OR_RETURN(listener_, ConnectionAcceptor::Listen(options_.grpc_address, options_.connections, &counters_));
   grpc_address_ = listener_->address();
   grpc::EnableDefaultHealthCheckService(true);
@@ -288,7 +284,7 @@ absl::Status Server::StartGrpc() {
   if (grpc_ == nullptr) return absl::InternalError("gRPC does not start; its own words stand above");
   listener_->Start(acceptor_.get());
   cut_idle_thread_ = std::thread([this] { EachSecond([this] { ingest_->CutStreams(); }); });
-  upkeep_ = std::thread([this] { EachSecond([this] { pipeline_->Upkeep(); }); });
+  upkeep_ = std::thread([this] { EachSecond([this] { engine_->Upkeep(); }); });
   return absl::OkStatus();
 }
 
@@ -349,14 +345,42 @@ absl::Status Server::Reload() {
   }
   RecordReload();
   if (rules != nullptr) {
-    pipeline_->SetRules(rules);
+    engine_->SetRules(rules);
     LogInfo("rules read again from {}", options_.rules_file);
   }
   if (policy != nullptr) {
-    pipeline_->SetPolicy(policy);
+    engine_->SetPolicy(policy);
     LogInfo("the policy was read again from {}", options_.policy_file);
   }
   return absl::OkStatus();
+}
+
+void Server::RecordInfo() {
+  absl::MutexLock lock(&info_mutex_);
+  info_.version = kVersion;
+  info_.revision = kRevision;
+  info_.grpc_version = grpc::Version();
+  info_.backend = bank_->backend();
+  info_.storage_path = CleanText(options_.engine.storage_path, 4096);  // Answers are UTF-8, paths need not be.
+  info_.started_unix_ns = clock_->UnixNanos();
+  info_.options = DescribeOptions(options_);
+  info_.limits = DescribeLimits(options_);
+}
+
+ServerInfo Server::Info() {
+  ServerInfo info;
+  {
+    absl::MutexLock lock(&info_mutex_);
+    info = info_;
+  }
+  info.limits["memory_max"] = static_cast<double>(engine_->memory_max());  // The option may be 0: this machine's.
+  for (const auto& entry : counters_.List()) {
+    if (entry.histogram != nullptr) continue;
+    std::string name = entry.name;
+    for (const auto& [label, value] : entry.labels) absl::StrAppend(&name, "{", label, "=", value, "}");
+    info.counters[name] = entry.counter != nullptr ? entry.counter->value() : entry.gauge->value();
+  }
+  return info;
 }
 
 void Server::RecordReload() {
@@ -366,8 +390,8 @@ void Server::RecordReload() {
 }
 
 absl::StatusOr<bool> Server::Tick() {
-  BW_RETURN_IF_ERROR(pipeline_->Maintain());
-  if (const bool ready = pipeline_->Ready().ok(); ready != ready_) {
+  BW_RETURN_IF_ERROR(engine_->Maintain());
+  if (const bool ready = engine_->control()->Ready().ok(); ready != ready_) {
     ready_ = ready;
     grpc_->GetHealthCheckService()->SetServingStatus(ready);
   }
@@ -407,7 +431,7 @@ absl::Status Server::Stop() {
   for (const auto& alertmanager : alertmanagers_) alertmanager->Stop();
   if (http_ != nullptr) http_->Stop();
   if (upkeep_.joinable()) upkeep_.join();
-  return pipeline_ != nullptr ? pipeline_->Close() : absl::OkStatus();
+  return engine_ != nullptr ? engine_->Close() : absl::OkStatus();
 }
 
 }  // namespace bellwether::server

@@ -24,7 +24,7 @@
 #include "server/cluster/peer_channels.h"
 #include "server/detect/bank_choice.h"
 #include "server/detect/measured_bank.h"
-#include "server/engine/pipeline.h"
+#include "server/engine/engine.h"
 #include "server/export/alertmanager.h"
 #include "server/export/prometheus.h"
 #include "server/export/webhook.h"
@@ -35,6 +35,7 @@
 #include "server/query/query_engine.h"
 #include "server/query/query_service.h"
 #include "server/query/run_router.h"
+#include "server/query/server_info.h"
 
 namespace grpc {
 class ChannelCredentials;
@@ -56,12 +57,12 @@ struct ServerOptions {
   int connection_age_seconds = 7200;      // Of gRPC; 0 = any.
   int connection_age_grace_seconds = 30;  // Then, for calls under way.
   std::string external_url;               // Of the page, for links.
-  std::string rules_file;                 // pipeline.rules are its rules; "" = none
-  std::string policy_file;                // pipeline.policy is its policy; "" = none
+  std::string rules_file;                 // engine.rules are its rules; "" = none
+  std::string policy_file;                // engine.policy is its policy; "" = none
   bool reload_by_http = false;            // POST /-/reload.
   bool insecure_i_understand = false;     // Plaintext off loopback.
   int64_t idle_exit_seconds = 0;          // 0 = never
-  Pipeline::Options pipeline;
+  Engine::Options engine;
   IngestService::Options ingest;
   QueryEngine::Options query_engine;
   QueryService::Options query;
@@ -115,11 +116,16 @@ class Server {
   void EachSecond(const std::function<void()>& task);
   absl::Status StartHttp();
   std::string PageForOthers() const;
+  // What GetServerInfo is answered.
+  ServerInfo Info();
+  void RecordInfo();
   void RecordReload();
 
   ServerOptions options_;
   std::string grpc_address_, http_address_, page_url_;
-  std::string owner_name_;  // In the cluster's lease table.
+  absl::Mutex info_mutex_;
+  ServerInfo info_ ABSL_GUARDED_BY(info_mutex_);  // Without what changes: Info().
+  std::string owner_name_;                        // In the cluster's lease table.
   absl::Mutex reload_mutex_;
   Counters counters_;
   Clock* const clock_;
@@ -130,7 +136,7 @@ class Server {
   std::unique_ptr<MeasuredBank> bank_;
   std::unique_ptr<SpectraBank> gpu_spectra_;       // Null: spectra run on the CPU.
   std::unique_ptr<PartitionOwnership> ownership_;  // Null: this server is alone.
-  std::unique_ptr<Pipeline> pipeline_;
+  std::unique_ptr<Engine> engine_;
   std::unique_ptr<Exporter> exporter_;
   std::vector<std::unique_ptr<Webhook>> webhooks_;
   std::vector<std::unique_ptr<Alertmanager>> alertmanagers_;
@@ -138,7 +144,7 @@ class Server {
   std::atomic<Members*> asked_member_ = nullptr;  // The same, for calls and streams that come before it.
   std::unique_ptr<PeerChannels> peers_;           // Null: this server is alone.
   std::unique_ptr<RunRouter> router_;             // Null: this server is alone.
-  std::unique_ptr<QueryEngine> engine_;
+  std::unique_ptr<QueryEngine> queries_;
   std::unique_ptr<QueryService> query_;
   std::unique_ptr<IngestService> ingest_;
   std::unique_ptr<HttpServer> http_;

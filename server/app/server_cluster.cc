@@ -42,7 +42,7 @@ void Server::ShareLog() {
   PostgresLogOptions log;
   log.owner = owner_name_;
   log.writers = options_.cluster.connections;
-  options_.pipeline.open_shared_log = [log, dsns = options_.cluster.dsns](SharedLog::LaneDurableCallback on_durable) {
+  options_.engine.open_shared_log = [log, dsns = options_.cluster.dsns](SharedLog::LaneDurableCallback on_durable) {
     return OpenSpreadLog(dsns, log, std::move(on_durable));
   };
   const auto owner_address = [this](uint32_t partition) {
@@ -52,7 +52,7 @@ void Server::ShareLog() {
     return member->OwnerAddress(partition);
   };
   ownership_ = std::make_unique<PartitionOwnership>(static_cast<uint32_t>(options_.cluster.dsns.size()), owner_address);
-  options_.pipeline.ownership = ownership_.get();
+  options_.engine.ownership = ownership_.get();
 }
 
 absl::StatusOr<std::shared_ptr<grpc::ChannelCredentials>> Server::PeerCredentials() {
@@ -86,7 +86,7 @@ absl::Status Server::StartPeers() {
   peers.databases = static_cast<uint32_t>(options_.cluster.dsns.size());
   peers.call_ms_max = options_.query_engine.deadline_ms;
   peers_ = std::make_unique<PeerChannels>(std::move(peers), &asked_member_, &counters_, clock_);
-  router_ = std::make_unique<RunRouter>(peers_.get(), pipeline_->runs(), clock_);
+  router_ = std::make_unique<RunRouter>(peers_.get(), engine_->runs(), clock_);
   return absl::OkStatus();
 }
 
@@ -94,11 +94,11 @@ absl::Status Server::JoinCluster() {
   ClusterOptions cluster = options_.cluster;
   if (cluster.address.empty()) cluster.address = grpc_address_;
   const auto ask = [this](const std::vector<std::string>& servers) { return HoldingsOf(servers, peers_.get()); };
-  BW_ASSIGN_OR_RETURN(member_, Members::Open(cluster, owner_name_, pipeline_.get(), &counters_, clock_, ask));
+  BW_ASSIGN_OR_RETURN(member_, Members::Open(cluster, owner_name_, engine_->partitions(), &counters_, clock_, ask));
   access_->SetPeers(member_->peer_key(), [member = member_.get()] { return member->DatabaseUnixMillis(); });
   asked_member_ = member_.get();
   // One clock for all servers, whose own may be days apart.
-  pipeline_->StartRetention([member = member_.get()] { return member->DatabaseUnixMillis() * 1'000'000; });
+  engine_->StartRetention([member = member_.get()] { return member->DatabaseUnixMillis() * 1'000'000; });
   // Not before the key is there by which the other servers are asked.
   member_->Begin();
   return absl::OkStatus();

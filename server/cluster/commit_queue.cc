@@ -42,7 +42,7 @@ void CommitQueue::SetLost(SharedLog::LostCallback on_lost) {
   on_lost_ = std::move(on_lost);
 }
 
-void CommitQueue::Own(const Fence& fence, Lsn last) {
+void CommitQueue::AcquirePartition(const Fence& fence, Lsn last) {
   absl::MutexLock lock(&mutex_);
   lsns_->RaiseTo(last);
   Part& part = parts_[fence.partition];
@@ -50,7 +50,7 @@ void CommitQueue::Own(const Fence& fence, Lsn last) {
   part.epoch = fence.epoch;
 }
 
-void CommitQueue::Disown(uint32_t partition) {
+void CommitQueue::ReleasePartition(uint32_t partition) {
   {
     absl::MutexLock lock(&mutex_);
     Part& part = parts_[partition];
@@ -86,7 +86,7 @@ absl::StatusOr<Lsn> CommitQueue::Append(WalRecord record) {
   }
   absl::MutexLock lock(&mutex_);
   if (closing_) return absl::UnavailableError("the log is closed");
-  Part& part = parts_[PlaceOf(PartitionOfRun(record.run))];
+  Part& part = parts_[PartitionInDatabase(PartitionOfRun(record.run))];
   if (!part.owned) return absl::UnavailableError("another server of the cluster owns this run; come back");
   if (pending_bytes_ + bytes > options_.pending_bytes_max) {
     return absl::ResourceExhaustedError("the log is full of records that wait for the database");

@@ -40,9 +40,9 @@ class CommitQueue {
   void SetLost(SharedLog::LostCallback on_lost);
 
   // Takes appends for the partition from here on, with LSNs above `last`.
-  void Own(const Fence& fence, Lsn last);
+  void AcquirePartition(const Fence& fence, Lsn last);
   // Drops what waits, and returns when what is under way has an end.
-  void Disown(uint32_t partition);
+  void ReleasePartition(uint32_t partition);
   // ABORTED: it is not ours.
   absl::StatusOr<Fence> FenceOf(uint32_t partition) const;
   std::vector<Fence> Owned() const;

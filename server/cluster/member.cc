@@ -53,13 +53,13 @@ Member::Member(const ClusterOptions& options, uint32_t database, std::string own
       host_(host),
       clock_(clock),
       ask_(std::move(ask)),
-      lease_link_(options.dsns[database], kAnswerMs, std::move(greet)),
-      release_link_(options.dsns[database], kAnswerMs),
       owned_(counters->gauge("bellwether_cluster_partitions")),
       up_(counters->gauge("bellwether_cluster_database_up", {{"database", absl::StrCat(database + 1)}})),
       taken_(counters->counter("bellwether_cluster_moves_total", {{"move", "taken"}})),
       lost_(counters->counter("bellwether_cluster_moves_total", {{"move", "lost"}})),
-      released_(counters->counter("bellwether_cluster_moves_total", {{"move", "released"}})) {}
+      released_(counters->counter("bellwether_cluster_moves_total", {{"move", "released"}})),
+      lease_link_(options.dsns[database], kAnswerMs, std::move(greet)),
+      release_link_(options.dsns[database], kAnswerMs) {}
 
 absl::StatusOr<std::unique_ptr<Member>> Member::Open(const ClusterOptions& options, uint32_t database,
                                                      const std::string& owner, PartitionHost* host, Counters* counters,
@@ -87,7 +87,7 @@ Member::~Member() { Leave(); }
 
 std::string Member::OwnerAddress(uint32_t partition) const {
   absl::MutexLock lock(&mutex_);
-  return parts_[partition].state == State::kForeign ? parts_[partition].address : "";
+  return leases_[partition].state == State::kForeign ? leases_[partition].address : "";
 }
 
 void Member::LookSoon() {
@@ -99,10 +99,10 @@ Member::Spread Member::spread() const {
   std::set<std::string> others;
   Spread spread;
   absl::MutexLock lock(&mutex_);
-  for (const Part& part : parts_) {
-    if (part.state == State::kForeign && !part.address.empty()) others.insert(part.address);
-    const bool moves = part.state == State::kTaking || part.state == State::kLeaving;
-    if (moves || (part.state != State::kOwned && part.address.empty())) ++spread.unserved;
+  for (const PartitionLease& lease : leases_) {
+    if (lease.state == State::kForeign && !lease.address.empty()) others.insert(lease.address);
+    const bool moves = lease.state == State::kAcquiring || lease.state == State::kReleasing;
+    if (moves || (lease.state != State::kOwned && lease.address.empty())) ++spread.unserved;
   }
   spread.others.assign(others.begin(), others.end());
   return spread;
@@ -110,14 +110,14 @@ Member::Spread Member::spread() const {
 
 bool Member::Serves(uint32_t partition) const {
   absl::MutexLock lock(&mutex_);
-  return parts_[partition].state == State::kOwned;
+  return leases_[partition].state == State::kOwned;
 }
 
 std::vector<Holding> Member::holdings() const {
   std::vector<Holding> holdings;
   absl::MutexLock lock(&mutex_);
   for (uint32_t p = 0; p < kPartitions; ++p) {
-    if (parts_[p].state == State::kOwned) holdings.push_back({first_ + p, parts_[p].epoch, ""});
+    if (leases_[p].state == State::kOwned) holdings.push_back({first_ + p, leases_[p].epoch, ""});
   }
   return holdings;
 }
@@ -184,27 +184,28 @@ absl::Status Member::Look(std::vector<uint32_t>* free, int64_t* servers) {
     for (int row = 0; row < seen[0].rows(); ++row) {
       const auto p = static_cast<uint32_t>(seen[0].Number(row, 0));
       if (p >= kPartitions) continue;
-      Part& part = parts_[p];
+      PartitionLease& lease = leases_[p];
       const bool mine = seen[0].Text(row, 1) == owner_;
       const bool expired = seen[0].Number(row, 4) != 0;
       const std::string_view address = seen[0].Text(row, 2);
       const bool leaves = gone.contains(address) && !here.contains(address);
-      part.address = mine || expired || leaves ? "" : std::string(address);
-      if (part.state == State::kOwned && part.history_due_ns != 0 && clock_->MonotonicNanos() >= part.history_due_ns) {
-        part.history_due_ns = 0;
-        errands_.push_back({Chore::kHistory, p, part.epoch});
+      lease.address = mine || expired || leaves ? "" : std::string(address);
+      if (lease.state == State::kOwned && lease.history_due_ns != 0 &&
+          clock_->MonotonicNanos() >= lease.history_due_ns) {
+        lease.history_due_ns = 0;
+        tasks_.push_back({TaskKind::kLoadHistory, p, lease.epoch});
       }
-      if (part.state == State::kForeign) {
+      if (lease.state == State::kForeign) {
         if (expired) {
           free->push_back(p);
         } else if (mine) {
           // Taken, or not given back, while the database was going away: renewed
           // with the others, it would be nobody's to serve for ever.
-          part.state = State::kLeaving;
-          part.epoch = static_cast<uint64_t>(seen[0].Number(row, 3));
-          errands_.push_back({Chore::kRelease, p, part.epoch});
+          lease.state = State::kReleasing;
+          lease.epoch = static_cast<uint64_t>(seen[0].Number(row, 3));
+          tasks_.push_back({TaskKind::kRelease, p, lease.epoch});
         }
-      } else if (!mine || static_cast<uint64_t>(seen[0].Number(row, 3)) != part.epoch) {
+      } else if (!mine || static_cast<uint64_t>(seen[0].Number(row, 3)) != lease.epoch) {
         if (Lose(p)) lost.push_back(p);
       }
     }
@@ -215,10 +216,10 @@ absl::Status Member::Look(std::vector<uint32_t>* free, int64_t* servers) {
 }
 
 bool Member::Lose(uint32_t partition) {
-  Part& part = parts_[partition];
-  if (part.state == State::kLeaving) return false;  // It is on its way out.
-  part.state = State::kLeaving;
-  errands_.push_front({Chore::kDrop, partition, part.epoch});
+  PartitionLease& lease = leases_[partition];
+  if (lease.state == State::kReleasing) return false;  // It is on its way out.
+  lease.state = State::kReleasing;
+  tasks_.push_front({TaskKind::kDrop, partition, lease.epoch});
   lost_->Add();
   return true;
 }
@@ -239,10 +240,10 @@ void Member::HearOthers() {
     for (const Holding& holding : held) {
       if (holding.partition < first_ || holding.partition - first_ >= kPartitions) continue;
       const uint32_t p = holding.partition - first_;
-      Part& part = parts_[p];
-      if (part.state != State::kForeign && holding.epoch <= part.epoch) continue;
-      part.address = holding.address;
-      if (part.state != State::kForeign && Lose(p)) lost.push_back(p);
+      PartitionLease& lease = leases_[p];
+      if (lease.state != State::kForeign && holding.epoch <= lease.epoch) continue;
+      lease.address = holding.address;
+      if (lease.state != State::kForeign && Lose(p)) lost.push_back(p);
     }
     Show();
   }
@@ -250,8 +251,9 @@ void Member::HearOthers() {
 }
 
 int64_t Member::CountMine() const {
-  return std::count_if(parts_.begin(), parts_.end(),
-                       [](const Part& part) { return part.state == State::kOwned || part.state == State::kTaking; });
+  return std::count_if(leases_.begin(), leases_.end(), [](const PartitionLease& lease) {
+    return lease.state == State::kOwned || lease.state == State::kAcquiring;
+  });
 }
 
 void Member::Show() {
@@ -286,12 +288,12 @@ absl::Status Member::Take(std::vector<uint32_t> free, int64_t share) {
     absl::MutexLock lock(&mutex_);
     for (size_t i = 0; i < taken.size(); ++i, ++next) {
       if (taken[i].rows() == 0) continue;  // Another was quicker.
-      Part& part = parts_[*next];
-      part.state = State::kTaking;
-      part.epoch = static_cast<uint64_t>(taken[i].Number(0, 0));
-      part.address.clear();
-      part.history_due_ns = 0;
-      errands_.push_back({Chore::kTake, *next, part.epoch});
+      PartitionLease& lease = leases_[*next];
+      lease.state = State::kAcquiring;
+      lease.epoch = static_cast<uint64_t>(taken[i].Number(0, 0));
+      lease.address.clear();
+      lease.history_due_ns = 0;
+      tasks_.push_back({TaskKind::kAcquire, *next, lease.epoch});
     }
   }
   return absl::OkStatus();
@@ -301,9 +303,9 @@ void Member::GiveExcess(int64_t share) {
   absl::MutexLock lock(&mutex_);
   int64_t excess = CountMine() - share;
   for (uint32_t p = kPartitions; p-- > 0 && excess > 0;) {
-    if (parts_[p].state != State::kOwned) continue;
-    parts_[p].state = State::kLeaving;
-    errands_.push_back({Chore::kRelease, p, parts_[p].epoch});
+    if (leases_[p].state != State::kOwned) continue;
+    leases_[p].state = State::kReleasing;
+    tasks_.push_back({TaskKind::kRelease, p, leases_[p].epoch});
     --excess;
   }
 }
@@ -348,29 +350,29 @@ void Member::Keep() {
 
 void Member::Work(bool history) {
   for (;;) {
-    std::deque<Errand>::iterator next;
-    Errand errand;
+    std::deque<PartitionTask>::iterator next;
+    PartitionTask task;
     {
       absl::MutexLock lock(&mutex_);
       const auto wake = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
         const auto find = [&](bool waits) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-          return std::find_if(errands_.begin(), errands_.end(), [&](const Errand& each) {
-            return (each.chore == Chore::kHistory) == waits && !working_.contains(each.partition);
+          return std::find_if(tasks_.begin(), tasks_.end(), [&](const PartitionTask& each) {
+            return (each.kind == TaskKind::kLoadHistory) == waits && !working_.contains(each.partition);
           });
         };
         next = find(false);
-        if (next == errands_.end() && history) next = find(true);
-        return next != errands_.end() || (stop_ && errands_.empty());
+        if (next == tasks_.end() && history) next = find(true);
+        return next != tasks_.end() || (stop_ && tasks_.empty());
       };
       mutex_.Await(absl::Condition(&wake));
-      if (errands_.empty()) return;
-      errand = *next;
-      errands_.erase(next);
-      working_.insert(errand.partition);
+      if (tasks_.empty()) return;
+      task = *next;
+      tasks_.erase(next);
+      working_.insert(task.partition);
     }
-    Do(errand);
+    Do(task);
     absl::MutexLock lock(&mutex_);
-    working_.erase(errand.partition);
+    working_.erase(task.partition);
   }
 }
 
@@ -381,7 +383,7 @@ void Member::GiveBack() {
       absl::MutexLock lock(&mutex_);
       giving_ = false;
       const auto wake = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-        return !released_now_.empty() || (stop_ && errands_.empty() && working_.empty());
+        return !released_now_.empty() || (stop_ && tasks_.empty() && working_.empty());
       };
       mutex_.Await(absl::Condition(&wake));
       if (released_now_.empty()) return;
@@ -403,65 +405,65 @@ void Member::GiveBack() {
                  std::string(status.message()));
     }
     absl::MutexLock lock(&mutex_);
-    for (const Released& each : batch) parts_[each.partition].state = State::kForeign;
+    for (const Released& each : batch) leases_[each.partition].state = State::kForeign;
     Show();
   }
 }
 
-void Member::Do(const Errand& errand) {
-  const uint32_t partition = first_ + errand.partition;
+void Member::Do(const PartitionTask& task) {
+  const uint32_t partition = first_ + task.partition;
   const auto is = [&](State state) {
     absl::MutexLock lock(&mutex_);
-    return parts_[errand.partition].state == state && parts_[errand.partition].epoch == errand.epoch;
+    return leases_[task.partition].state == state && leases_[task.partition].epoch == task.epoch;
   };
   const auto leave = [&] {
     absl::MutexLock lock(&mutex_);
-    parts_[errand.partition].state = State::kForeign;
+    leases_[task.partition].state = State::kForeign;
     Show();
   };
-  switch (errand.chore) {
-    case Chore::kTake: {
-      if (!is(State::kTaking)) return;
+  switch (task.kind) {
+    case TaskKind::kAcquire: {
+      if (!is(State::kAcquiring)) return;
       const int64_t began_ns = clock_->MonotonicNanos();
-      const absl::Status taken = host_->TakePartition(partition, errand.epoch);
+      const absl::Status taken = host_->AcquirePartition(partition, task.epoch);
       bool ours = false;
       {
         absl::MutexLock lock(&mutex_);
-        Part& part = parts_[errand.partition];
-        ours = part.state == State::kTaking && part.epoch == errand.epoch;
-        if (ours) part.state = taken.ok() ? State::kOwned : State::kLeaving;
-        if (ours && taken.ok()) errands_.push_back({Chore::kHistory, errand.partition, errand.epoch});
+        PartitionLease& lease = leases_[task.partition];
+        ours = lease.state == State::kAcquiring && lease.epoch == task.epoch;
+        if (ours) lease.state = taken.ok() ? State::kOwned : State::kReleasing;
+        if (ours && taken.ok()) tasks_.push_back({TaskKind::kLoadHistory, task.partition, task.epoch});
         Show();
       }
       if (taken.ok()) {
         taken_->Add();
-        LogInfo("partition {} is served, epoch {}, after {} ms", partition, errand.epoch,
+        LogInfo("partition {} is served, epoch {}, after {} ms", partition, task.epoch,
                 (clock_->MonotonicNanos() - began_ns) / 1'000'000);
         return;
       }
       LogError("partition {} cannot be taken up: {}", partition, std::string(taken.message()));
-      if (ours) Release(errand.partition, errand.epoch, 0);  // Else its Drop is on its way.
+      if (ours) Release(task.partition, task.epoch, 0);  // Else its Drop is on its way.
       return;
     }
-    case Chore::kHistory:
+    case TaskKind::kLoadHistory:
       if (!is(State::kOwned)) return;
       // Whoever leaves gives it back without waiting for all of it.
-      if (const absl::Status status = host_->TakeHistory(partition, [&] { return is(State::kOwned); });
+      if (const absl::Status status = host_->LoadHistory(partition, [&] { return is(State::kOwned); });
           !status.ok() && !absl::IsCancelled(status)) {
         LogError("the older series of partition {} are not here, it is tried again: {}", partition,
                  std::string(status.message()));
         absl::MutexLock lock(&mutex_);
-        parts_[errand.partition].history_due_ns = clock_->MonotonicNanos() + kHistoryRetryNanos;
+        leases_[task.partition].history_due_ns = clock_->MonotonicNanos() + kHistoryRetryNanos;
       }
       return;
-    case Chore::kDrop:
-      host_->DropPartition(partition, /*save=*/false);
+    case TaskKind::kDrop:
+      host_->ReleasePartition(partition, /*save=*/false);
       leave();
       return;
-    case Chore::kRelease: {
-      const Lsn keep = host_->DropPartition(partition, /*save=*/true);
+    case TaskKind::kRelease: {
+      const Lsn keep = host_->ReleasePartition(partition, /*save=*/true);
       released_->Add();
-      Release(errand.partition, errand.epoch, keep);
+      Release(task.partition, task.epoch, keep);
       return;
     }
   }
@@ -494,24 +496,24 @@ void Member::Leave() {
   if (!begun) return;
   {
     absl::MutexLock lock(&mutex_);
-    std::erase_if(errands_, [](const Errand& each) { return each.chore == Chore::kHistory; });
+    std::erase_if(tasks_, [](const PartitionTask& each) { return each.kind == TaskKind::kLoadHistory; });
     // What has not begun to be taken up is given back as it came.
-    for (Errand& errand : errands_) {
-      Part& part = parts_[errand.partition];
-      if (errand.chore != Chore::kTake || part.state != State::kTaking || part.epoch != errand.epoch) continue;
-      errand.chore = Chore::kRelease;
-      part.state = State::kLeaving;
+    for (PartitionTask& task : tasks_) {
+      PartitionLease& lease = leases_[task.partition];
+      if (task.kind != TaskKind::kAcquire || lease.state != State::kAcquiring || lease.epoch != task.epoch) continue;
+      task.kind = TaskKind::kRelease;
+      lease.state = State::kReleasing;
     }
     const auto give_all = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       for (uint32_t p = 0; p < kPartitions; ++p) {
-        if (parts_[p].state != State::kOwned) continue;
-        parts_[p].state = State::kLeaving;
-        errands_.push_back({Chore::kRelease, p, parts_[p].epoch});
+        if (leases_[p].state != State::kOwned) continue;
+        leases_[p].state = State::kReleasing;
+        tasks_.push_back({TaskKind::kRelease, p, leases_[p].epoch});
       }
     };
     give_all();
     const auto idle = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-      return errands_.empty() && working_.empty() && released_now_.empty() && !giving_;
+      return tasks_.empty() && working_.empty() && released_now_.empty() && !giving_;
     };
     mutex_.Await(absl::Condition(&idle));
     give_all();  // What was being taken up meanwhile.

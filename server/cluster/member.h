@@ -1,19 +1,19 @@
 // member.h: one server in a database of its cluster: which partitions it owns there,
-// and who has the rest.
+// and which servers own the others.
 //
-// A partition is owned by a lease in the database, by the database's clock alone:
-// taken when it has run out, renewed each third of its time, given back at the end.
-// With n servers alive each takes its n-th part; who has more gives the rest back.
-// That a lease is still ours is never assumed: each commit asks (postgres_log.h).
+// A server owns a partition by a lease in the database, by the database's clock alone.
+// It takes a lease that has run out, renews it each third of its time, and gives it back
+// at the end.  With n servers alive each takes its n-th part, and gives back what is more.
+// A server never assumes that it still holds a lease: each commit asks (postgres_log.h).
 //
-// Who cannot reach the database once its leases have run out asks the other servers.
-// What one of them serves in a later epoch is lost, as if the database had said so:
-// epochs only grow, and only with the owner.  Where the database is away from all of
-// them nobody says so, and everybody keeps what he has.
+// A server that cannot reach the database once its leases have run out asks the other
+// servers.  A partition that one of them serves in a later epoch is lost: epochs only
+// grow, and only with the owner.  If no server can reach the database, each keeps its
+// partitions.
 //
-// One thread keeps the leases, a few take partitions up and let them go, one gives the
-// leases back, several at once: a slow takeover lets no lease run out, and who leaves
-// waits for each commit of many together.  Thread-safe.
+// One thread keeps the leases.  A few acquire and release partitions, so that a slow
+// acquisition lets no lease run out.  One gives leases back, many in one commit.
+// Thread-safe.
 
 #ifndef BELLWETHER_SERVER_CLUSTER_MEMBER_H_
 #define BELLWETHER_SERVER_CLUSTER_MEMBER_H_
@@ -48,8 +48,8 @@ struct Holding {
   uint64_t epoch = 0;
   std::string address;  // Of the server.
 };
-// What the servers of these addresses serve, as far as they answer within a few
-// seconds.  Called from the members' threads.
+// Asks the servers of these addresses what they serve; those that answer within a few
+// seconds count.  Called from the members' threads.
 using AskHoldings = std::function<std::vector<Holding>(const std::vector<std::string>& servers)>;
 
 struct ClusterOptions {
@@ -68,16 +68,16 @@ struct ClusterOptions {
   bool on() const { return !dsns.empty(); }
 };
 
-// This process and no other, that of before a restart neither.
+// A name for this process alone: a restarted server has another one.
 std::string NewOwnerName(const std::string& node);
 
 class Member {
  public:
-  // Of options.dsns[database]; the first has the peer key.  `owner`: as the log was
-  // opened with.  UNAVAILABLE: the first database cannot be reached; another is waited
-  // for behind it.  No lease is taken over a connection that `greet` refuses.  `host`,
-  // which is told partitions as the cluster counts them, must outlive the member.
-  // `ask`: empty = nobody is asked.  Takes nothing and asks nobody before Begin().
+  // Opens options.dsns[database]; the first database has the peer key.  `owner` is the
+  // log's.  `host` gets partitions as the cluster counts them, and must outlive the
+  // member.  `ask`: empty = no server is asked.  No lease is taken over a connection that
+  // `greet` refuses, and none before Begin().  UNAVAILABLE: the first database cannot be
+  // reached; another one is waited for later.
   static absl::StatusOr<std::unique_ptr<Member>> Open(const ClusterOptions& options, uint32_t database,
                                                       const std::string& owner, PartitionHost* host, Counters* counters,
                                                       Clock* clock, AskHoldings ask = {}, PgLink::Greet greet = {});
@@ -87,45 +87,45 @@ class Member {
   void Begin();
 
   // ---- partitions as in this database, 0 to 63 ----
-  // Where the partition's owner is reached, as last seen; "" = nobody owns it, or its
-  // owner leaves, or it is this server.
+  // The address of the partition's owner, as last seen; "" = no server owns it, or its
+  // owner leaves, or this server owns it.
   std::string OwnerAddress(uint32_t partition) const;
-  // Somebody came for a partition that is not served here: it may have moved.  Looks
-  // soon, however often this is called.
+  // A caller asked for a partition that is not served here: it may have moved.  The
+  // member looks soon, however often this is called.
   void LookSoon();
 
   // How partitions are spread, as last seen.
   struct Spread {
     std::vector<std::string> others;  // Addresses of the other owners, in order, each once.
-    uint32_t unserved = 0;            // Partitions that nobody owns, or that are taken up or let go here just now.
+    uint32_t unserved = 0;            // Partitions without an owner, or being acquired or released here.
   };
   Spread spread() const;
   // Whether this server serves the partition now.
   bool Serves(uint32_t partition) const;
-  // What it serves now, in order; no addresses.
+  // The partitions that this server serves, in order; no addresses.
   std::vector<Holding> holdings() const;
   // The key that only servers of the cluster can read: 32 bytes, the same for all; ""
   // but in the first database.
   const std::string& peer_key() const { return peer_key_; }
   // The database's clock, as of the last look.
   int64_t DatabaseUnixMillis() const { return (clock_->MonotonicNanos() + database_offset_ns_) / 1'000'000; }
-  // This server will leave: it takes no more partitions, and the others know that its
+  // This server will leave: it acquires no more partitions, and the others learn that its
   // share is theirs.  Waits for nothing.
   void Announce();
   // Saves and gives back all partitions; others take them at once.
   void Leave();
 
  private:
-  enum class State { kForeign, kTaking, kOwned, kLeaving };
-  struct Part {
+  enum class State { kForeign, kAcquiring, kOwned, kReleasing };
+  struct PartitionLease {
     State state = State::kForeign;
-    uint64_t epoch = 0;          // Ours.
-    std::string address;         // Of another owner.
-    int64_t history_due_ns = 0;  // Its history could not be read: not before this again; 0 = nothing is due.
+    uint64_t epoch = 0;          // This server's.
+    std::string address;         // Another owner's.
+    int64_t history_due_ns = 0;  // When its history is read again after a failure; 0 = not at all.
   };
-  enum class Chore { kTake, kHistory, kDrop, kRelease };
-  struct Errand {
-    Chore chore;
+  enum class TaskKind { kAcquire, kLoadHistory, kDrop, kRelease };
+  struct PartitionTask {
+    TaskKind kind;
     uint32_t partition;
     uint64_t epoch;
   };
@@ -138,20 +138,20 @@ class Member {
   Member(const ClusterOptions& options, uint32_t database, std::string owner, PartitionHost* host, Counters* counters,
          Clock* clock, AskHoldings ask, PgLink::Greet greet);
   void Keep();
-  // `history`: what can wait, too; by one of them, so that it keeps nobody waiting.
+  // `history`: loads histories, too; one worker does, so that no acquisition waits.
   void Work(bool history);
-  void Do(const Errand& errand);
+  void Do(const PartitionTask& task);
   void GiveBack();
-  // The key; the first server of all makes it.
+  // Reads the key; the first server of all makes it.
   absl::Status LearnKey();
   absl::Status Renew();
-  // Tells the others that this server leaves, and renews what it still has.
+  // Reports to the others that this server leaves, and renews the leases that it has.
   absl::Status SendLeaving();
-  // What the database says of all leases; notes what was lost, returns what is free.
+  // Reads all leases from the database; notes lost partitions, returns free ones.
   absl::Status Look(std::vector<uint32_t>* free, int64_t* servers);
-  // The same from the other servers, when the database does not answer.
+  // Asks the other servers for the same, when the database does not answer.
   void HearOthers();
-  // Notes that the partition is another's.  True: the host is to be told.
+  // Notes that another server has the partition.  True: the host must be notified.
   bool Lose(uint32_t partition) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FenceLost(const std::vector<uint32_t>& lost);
   absl::Status Take(std::vector<uint32_t> free, int64_t share);
@@ -161,36 +161,43 @@ class Member {
   int64_t CountMine() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Show() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  // Constant after construction.
   const ClusterOptions options_;
   const uint32_t first_;  // The first partition of this database, as the cluster counts.
   const std::string owner_;
   PartitionHost* const host_;
   Clock* const clock_;
   const AskHoldings ask_;
-  PgLink lease_link_;          // The keeper's.
-  SharedPgLink release_link_;  // GiveBack()'s.
-  Gauge* const owned_;         // Of all databases.
+  Gauge* const owned_;  // Of all databases.
   Gauge* const up_;
   Counter* const taken_;
   Counter* const lost_;
   Counter* const released_;
+  std::string peer_key_;  // Constant after Open().
+
+  // Keeper's thread only; before Begin() and after its end the caller's.
+  PgLink lease_link_;
   int64_t renewed_ns_ = 0;
-  bool announced_ = false;  // The keeper's: the others were told that this server leaves.
-  absl::Status kept_;       // Likewise: of its last look.
-  std::string peer_key_;
+  bool announced_ = false;  // The others were told that this server leaves.
+  absl::Status kept_;       // Of the last look.
+
+  SharedPgLink release_link_;                    // GiveBack()'s.
   std::atomic<int64_t> database_offset_ns_ = 0;  // Of its Unix time, from our monotonic one.
 
+  // Guarded by mutex_.
   mutable absl::Mutex mutex_;
-  std::array<Part, kPartitions> parts_ ABSL_GUARDED_BY(mutex_);
-  std::deque<Errand> errands_ ABSL_GUARDED_BY(mutex_);
-  std::set<uint32_t> working_ ABSL_GUARDED_BY(mutex_);  // Partitions of errands that somebody does.
+  std::array<PartitionLease, kPartitions> leases_ ABSL_GUARDED_BY(mutex_);
+  std::deque<PartitionTask> tasks_ ABSL_GUARDED_BY(mutex_);
+  std::set<uint32_t> working_ ABSL_GUARDED_BY(mutex_);  // Partitions whose task is under way.
   std::vector<Released> released_now_ ABSL_GUARDED_BY(mutex_);
-  int64_t shown_ ABSL_GUARDED_BY(mutex_) = 0;  // Of owned_.
+  int64_t shown_ ABSL_GUARDED_BY(mutex_) = 0;  // This database's part of owned_.
   bool giving_ ABSL_GUARDED_BY(mutex_) = false;
   bool look_soon_ ABSL_GUARDED_BY(mutex_) = false;
   bool announcing_ ABSL_GUARDED_BY(mutex_) = false;
   bool leaving_ ABSL_GUARDED_BY(mutex_) = false;
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+
+  // Constant after Begin().
   std::thread keeper_, giver_;
   std::vector<std::thread> workers_;
 };

@@ -36,10 +36,12 @@ void Members::Begin() {
 }
 
 std::string Members::OwnerAddress(uint32_t partition) const {
-  return members_[DatabaseOf(partition)]->OwnerAddress(PlaceOf(partition));
+  return members_[DatabaseOf(partition)]->OwnerAddress(PartitionInDatabase(partition));
 }
 
-bool Members::Serves(uint32_t partition) const { return members_[DatabaseOf(partition)]->Serves(PlaceOf(partition)); }
+bool Members::Serves(uint32_t partition) const {
+  return members_[DatabaseOf(partition)]->Serves(PartitionInDatabase(partition));
+}
 
 Member::Spread Members::spread() const {
   std::set<std::string> others;

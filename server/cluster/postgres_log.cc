@@ -18,7 +18,7 @@
 namespace bellwether::server {
 namespace {
 
-// Several saves wait for their commits at once (kSavers, pipeline.cc), and alerts wait for
+// Several saves wait for their commits at once (kSavers, engine.cc), and alerts wait for
 // none of those; several partitions are read at once.
 constexpr size_t kRowLinks = 4;
 constexpr size_t kAlertLinks = 2;
@@ -45,13 +45,13 @@ class PostgresLog final : public SharedLog {
   // ---- SharedLog ----
   void SetLost(LostCallback on_lost) override { queue_.SetLost(std::move(on_lost)); }
 
-  absl::Status Own(uint32_t partition, uint64_t epoch) override {
+  absl::Status AcquirePartition(uint32_t partition, uint64_t epoch) override {
     BW_ASSIGN_OR_RETURN(const Lsn last, FrameTables::LastLsn(partition, &read_link_));
     write_numbers_.Begin({partition, epoch});
-    queue_.Own({partition, epoch}, last);
+    queue_.AcquirePartition({partition, epoch}, last);
     return absl::OkStatus();
   }
-  void Disown(uint32_t partition) override { queue_.Disown(partition); }
+  void ReleasePartition(uint32_t partition) override { queue_.ReleasePartition(partition); }
 
   absl::Status ReadRows(uint32_t partition, std::string_view first, std::string_view end,
                         const std::function<absl::Status(const std::vector<SharedRow>&)>& visit) const override {
@@ -64,13 +64,13 @@ class PostgresLog final : public SharedLog {
 
   // ---- SharedRows ----
   absl::Status PutRows(RunId run, const std::vector<SharedRow>& rows) override {
-    BW_ASSIGN_OR_RETURN(const Fence fence, queue_.FenceOf(PlaceOf(PartitionOfRun(run))));
+    BW_ASSIGN_OR_RETURN(const Fence fence, queue_.FenceOf(PartitionInDatabase(PartitionOfRun(run))));
     absl::Status put = PutPostgresRows(fence, rows, &write_numbers_, &rows_link_);
     if (absl::IsUnavailable(put)) queue_.RecordSilence(put);  // Further ones need not wait as long.
     return put;
   }
   absl::StatusOr<bool> PutTransition(AlertTransition* transition) override {
-    BW_ASSIGN_OR_RETURN(const Fence fence, queue_.FenceOf(PlaceOf(PartitionOfRun(transition->run))));
+    BW_ASSIGN_OR_RETURN(const Fence fence, queue_.FenceOf(PartitionInDatabase(PartitionOfRun(transition->run))));
     if (numbers_ == nullptr) return PutPostgresTransition(fence, owner_, transition, &alerts_link_);
     BW_RETURN_IF_ERROR(KeepWaitingAlert(fence, owner_, *transition, &alerts_link_));
     BW_ASSIGN_OR_RETURN(const bool is_new, numbers_->Put(fence.epoch, owner_, transition));
@@ -80,7 +80,7 @@ class PostgresLog final : public SharedLog {
   }
   absl::Status KeepTransition(const AlertTransition& transition) override {
     if (numbers_ == nullptr) return absl::OkStatus();
-    BW_ASSIGN_OR_RETURN(const Fence fence, queue_.FenceOf(PlaceOf(PartitionOfRun(transition.run))));
+    BW_ASSIGN_OR_RETURN(const Fence fence, queue_.FenceOf(PartitionInDatabase(PartitionOfRun(transition.run))));
     return KeepWaitingAlert(fence, owner_, transition, &alerts_link_);
   }
   absl::StatusOr<std::vector<AlertTransition>> ListTransitions(uint64_t after, size_t limit) const override {

@@ -22,17 +22,19 @@ class SpreadLog final : public SharedLog {
       logs_[i]->SetLost([on_lost, i](uint32_t place) { on_lost(i * kPartitions + place); });
     }
   }
-  absl::Status Own(uint32_t partition, uint64_t epoch) override {
-    return LogWith(partition).Own(PlaceOf(partition), epoch);
+  absl::Status AcquirePartition(uint32_t partition, uint64_t epoch) override {
+    return LogWith(partition).AcquirePartition(PartitionInDatabase(partition), epoch);
   }
-  void Disown(uint32_t partition) override { LogWith(partition).Disown(PlaceOf(partition)); }
+  void ReleasePartition(uint32_t partition) override {
+    LogWith(partition).ReleasePartition(PartitionInDatabase(partition));
+  }
   absl::Status ReadRows(uint32_t partition, std::string_view first, std::string_view end,
                         const std::function<absl::Status(const std::vector<SharedRow>&)>& visit) const override {
-    return LogWith(partition).ReadRows(PlaceOf(partition), first, end, visit);
+    return LogWith(partition).ReadRows(PartitionInDatabase(partition), first, end, visit);
   }
   absl::Status ReadRecords(uint32_t partition,
                            const std::function<absl::Status(const WalRecord&)>& visit) const override {
-    return LogWith(partition).ReadRecords(PlaceOf(partition), visit);
+    return LogWith(partition).ReadRecords(PartitionInDatabase(partition), visit);
   }
 
   // ---- SharedRows ----

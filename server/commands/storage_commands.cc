@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/commands/command_result.h"
-#include "server/engine/live_run.h"
+#include "server/engine/run_state.h"
 #include "server/net/checkpoint_socket.h"
 #include "server/store/check_data.h"
 #include "server/store/file_system.h"
@@ -73,15 +73,15 @@ void StorageCommands::AddTo(CLI::App* app) {
   for (CLI::App* command : {check_, backup_, restore_}) command->fallthrough();  // --storage.path, --config.file
 }
 
-std::optional<int> StorageCommands::Run(const Pipeline::Options& options) const {
+std::optional<int> StorageCommands::Run(const Engine::Options& options) const {
   if (check_->parsed()) return Check(options);
   if (backup_->parsed()) return Backup(options);
   if (restore_->parsed()) return Restore(options);
   return std::nullopt;
 }
 
-int StorageCommands::Check(const Pipeline::Options& options) const {
-  const auto report = CheckData(options.storage_path, options.wal, options.database, LiveRun::SavedLsn, repair_);
+int StorageCommands::Check(const Engine::Options& options) const {
+  const auto report = CheckData(options.storage_path, options.wal, options.database, RunState::SavedLsn, repair_);
   if (!report.ok()) return Report(report.status());
   Print(*report);
   if (report->damage.empty()) {
@@ -94,7 +94,7 @@ int StorageCommands::Check(const Pipeline::Options& options) const {
   return report->repaired ? kCommandOk : kCommandFindings;
 }
 
-int StorageCommands::Backup(const Pipeline::Options& options) const {
+int StorageCommands::Backup(const Engine::Options& options) const {
   if (IsThere(directory_)) {
     std::fprintf(stderr, "%s: exists already; a backup is a new folder\n", directory_.c_str());
     return kCommandFailed;
@@ -104,7 +104,7 @@ int StorageCommands::Backup(const Pipeline::Options& options) const {
   if (absl::IsNotFound(copied)) {
     // No server: what it left, if it is whole.
     const auto report =
-        CheckData(options.storage_path, options.wal, options.database, LiveRun::SavedLsn, /*repair=*/false);
+        CheckData(options.storage_path, options.wal, options.database, RunState::SavedLsn, /*repair=*/false);
     copied = report.status();
     if (report.ok()) {
       Print(*report);
@@ -114,7 +114,7 @@ int StorageCommands::Backup(const Pipeline::Options& options) const {
     }
   }
   if (!copied.ok()) return Report(copied);
-  const auto report = CheckData(directory_, options.wal, options.database, LiveRun::SavedLsn, /*repair=*/false);
+  const auto report = CheckData(directory_, options.wal, options.database, RunState::SavedLsn, /*repair=*/false);
   if (!report.ok()) return Report(report.status());
   Print(*report);
   if (!report->damage.empty()) return kCommandFindings;
@@ -122,12 +122,12 @@ int StorageCommands::Backup(const Pipeline::Options& options) const {
   return kCommandOk;
 }
 
-int StorageCommands::Restore(const Pipeline::Options& options) const {
+int StorageCommands::Restore(const Engine::Options& options) const {
   if (IsThere(options.storage_path)) {
     std::fprintf(stderr, "storage.path %s: is not empty; move away what is there\n", options.storage_path.c_str());
     return kCommandFailed;
   }
-  const auto report = CheckData(directory_, options.wal, options.database, LiveRun::SavedLsn, /*repair=*/false);
+  const auto report = CheckData(directory_, options.wal, options.database, RunState::SavedLsn, /*repair=*/false);
   if (!report.ok()) return Report(report.status());
   Print(*report);
   if (!report->damage.empty()) return kCommandFindings;

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "server/engine/pipeline.h"
+#include "server/engine/engine.h"
 
 namespace CLI {
 class App;
@@ -20,12 +20,12 @@ class StorageCommands {
   void AddTo(CLI::App* app);
   // Runs the command that was parsed, if one of ours was.  The exit code: 0
   // good, 1 failed, 3 the data is damaged.
-  std::optional<int> Run(const Pipeline::Options& options) const;
+  std::optional<int> Run(const Engine::Options& options) const;
 
  private:
-  int Check(const Pipeline::Options& options) const;
-  int Backup(const Pipeline::Options& options) const;
-  int Restore(const Pipeline::Options& options) const;
+  int Check(const Engine::Options& options) const;
+  int Backup(const Engine::Options& options) const;
+  int Restore(const Engine::Options& options) const;
 
   CLI::App* check_ = nullptr;
   CLI::App* backup_ = nullptr;

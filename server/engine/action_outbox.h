@@ -4,7 +4,7 @@
 // meanwhile must not be lost with it: it waits here, in memory.  It is small: of an
 // action the newest state has all of its history, and of refused requests no more are
 // kept than the store keeps.  What a crash takes is concluded again from the log, which
-// is needed as long as something waits (LiveRun::CommitDue()).
+// is needed as long as something waits (LiveRun::SaveDue()).
 //
 // One thread's own.
 

@@ -16,109 +16,13 @@
 namespace bellwether::server {
 namespace {
 
-// A part of what may wait for the log.
+// Rules and policies that a tick logs, in bytes: a part of the log's queue.
 constexpr size_t kRulesBytesPerTick = 4 << 20;
-// An import that was cut off is made again by then, or its open step waits no longer: the
-// log is needed from there.
+// An import that was cut off is started again by then.  After that its open step is
+// closed, because the log is needed from there.
 constexpr int64_t kImportPauseNanos = 900'000'000'000;
 
 }  // namespace
-
-// While the log cannot go on nothing may be saved: it said so itself.
-void Shard::CommitIfDue(LiveRun* run, int64_t now_ns, const SaveGroupPtr& group) {
-  const RunId id = run->record().id;
-  if (run->saving() || !run->CommitDue(now_ns) || !parts_.wal->LogOf(id)->health().ok()) return;
-  if (parts_.savers == nullptr) {
-    RecordSaved(*run, run->Commit());
-    return;
-  }
-  absl::StatusOr<LiveRun::Save> begun = run->BeginSave();
-  if (!begun.ok()) {
-    RecordSaved(*run, begun.status());
-    return;
-  }
-  const uint32_t lane = parts_.wal->LaneOf(id);
-  ++saves_;
-  ++lanes_[lane].saves;
-  if (group != nullptr) ++group->left;
-  // Shared: a task must be copied.
-  const auto save = std::make_shared<LiveRun::Save>(*std::move(begun));
-  const bool posted = (*parts_.savers)[lane]->Post([this, id, save, group] {
-    const absl::Status shared = LiveRun::ShareSave(parts_, id, save.get());
-    Enqueue([this, id, save, shared, group] { EndSave(id, std::move(*save), shared, group); });
-  });
-  if (!posted) EndSave(id, std::move(*save), absl::ResourceExhaustedError("too many saves are under way"), group);
-}
-
-void Shard::EndSave(RunId id, LiveRun::Save save, const absl::Status& shared, const SaveGroupPtr& group) {
-  --saves_;
-  --lanes_[parts_.wal->LaneOf(id)].saves;
-  LiveRun* const run = runs_.at(id).get();  // It stays while it is saved.
-  RecordSaved(*run, run->EndSave(std::move(save), shared));
-  // What came for a run that had ended while that was saved.
-  std::vector<Item> held;
-  if (const auto found = held_.find(id); found != held_.end()) {
-    held = std::move(found->second);
-    held_.erase(found);
-  }
-  for (Item& item : held) {
-    {
-      absl::MutexLock lock(&mutex_);
-      queue_bytes_ -= static_cast<int64_t>(item.bytes);
-    }
-    ApplyItem(&item);
-  }
-  std::vector<Task> after;
-  if (const auto found = after_save_.find(id); found != after_save_.end()) {
-    after = std::move(found->second);
-    after_save_.erase(found);
-  }
-  for (const Task& task : after) task();
-  if (group != nullptr) Arrive(group);
-}
-
-void Shard::RecordSaved(const LiveRun& run, const absl::Status& status) {
-  const RunId id = run.record().id;
-  const std::string& name = run.record().description.name;
-  if (!status.ok()) {
-    save_failures_->Add();
-    // Said when it begins and when it ends; tried at each tick meanwhile.
-    if (unsaved_.insert(id).second) {
-      LogError("run {} could not be saved, it is tried again and again: {}", name, std::string(status.message()));
-    }
-  } else if (unsaved_.erase(id) > 0) {
-    LogInfo("run {} is saved again", name);
-  }
-}
-
-void Shard::SaveThen(uint32_t lane, const std::vector<RunId>& runs, Lsn end, Task then) {
-  const auto group = std::make_shared<SaveGroup>();
-  group->left = 1;
-  group->then = std::move(then);
-  std::deque<Task>& chores = lanes_[lane].chores;
-  for (const RunId id : runs) chores.emplace_back([this, id, end, group] { SaveOf(id, end, group); });
-  chores.emplace_back([this, group] { Arrive(group); });
-}
-
-void Shard::SaveOf(RunId id, Lsn end, const SaveGroupPtr& group) {
-  const auto found = runs_.find(id);
-  if (found == runs_.end()) return;
-  LiveRun* const run = found->second.get();
-  if (run->saving()) {  // What it holds is not all by now.
-    ++group->left;
-    after_save_[id].emplace_back([this, id, end, group] {
-      SaveOf(id, end, group);
-      Arrive(group);
-    });
-    return;
-  }
-  if (run->needed_lsn() < end) CommitIfDue(run, INT64_MAX, group);
-  run->Publish();
-}
-
-void Shard::Arrive(const SaveGroupPtr& group) {
-  if (--group->left == 0) group->then();
-}
 
 Shard::Shard(const Options& options, const LiveRunParts& parts, int index)
     : options_(options),
@@ -145,8 +49,8 @@ void Shard::Stop() {
 }
 
 bool Shard::HasRoom(size_t bytes) const {
-  if (feed_ == Feed::kReadBack) return true;  // The log has room of its own.
-  if (feed_ == Feed::kLive) return HasRoomForRecovered(bytes);
+  if (replay_mode_ == ReplayMode::kReadBack) return true;  // The message stays in the log.
+  if (replay_mode_ == ReplayMode::kLive) return HasRoomForRecovered(bytes);
   return kept_back_.size() < options_.queue_messages_max &&
          kept_back_bytes_ + static_cast<int64_t>(bytes) <= options_.queue_bytes_max;
 }
@@ -162,9 +66,9 @@ absl::StatusOr<Lsn> Shard::Append(WalRecord record, IngestMessage&& message, siz
   BW_ASSIGN_OR_RETURN(logged.lsn, parts_.wal->Append(std::move(record)));
   once_logged();
   const Lsn lsn = logged.lsn;
-  if (feed_ == Feed::kReadBack) return lsn;
+  if (replay_mode_ == ReplayMode::kReadBack) return lsn;
   logged.message = std::move(message);
-  const bool live = feed_ == Feed::kLive;
+  const bool live = replay_mode_ == ReplayMode::kLive;
   (live ? queue_ : kept_back_)
       .push_back({std::move(logged), bytes, recovering_ ? 0 : parts_.clock->MonotonicNanos(), nullptr});
   (live ? queue_bytes_ : kept_back_bytes_) += static_cast<int64_t>(bytes);
@@ -176,9 +80,9 @@ void Shard::PushRecovered(LoggedMessage message, size_t bytes) {
   queue_bytes_ += static_cast<int64_t>(bytes);
 }
 
-void Shard::SetFeed(Feed feed) {
-  feed_ = feed;
-  if (feed != Feed::kLive) return;
+void Shard::SetReplayMode(ReplayMode mode) {
+  replay_mode_ = mode;
+  if (mode != ReplayMode::kLive) return;
   std::move(kept_back_.begin(), kept_back_.end(), std::back_inserter(queue_));
   kept_back_.clear();
   queue_bytes_ += std::exchange(kept_back_bytes_, 0);
@@ -210,10 +114,10 @@ Lsn Shard::Drop(RunId first, RunId end, bool save) {
   const uint32_t lane = parts_.wal->LaneOf(first);
   absl::Notification done;
   const Task drop = [&] {
-    // Another save of one that was saved early may have begun.
+    // A run that was saved early may be saved once more.
     std::vector<RunId> under_way;
     for (auto it = runs_.lower_bound(first); it != runs_.end() && it->first < end; ++it) {
-      if (it->second->saving()) under_way.push_back(it->first);
+      if (it->second->saver().saving()) under_way.push_back(it->first);
     }
     if (!under_way.empty()) {
       SaveThen(lane, under_way, /*end=*/0, drop);
@@ -232,7 +136,7 @@ Lsn Shard::Drop(RunId first, RunId end, bool save) {
     dropping_.insert({first, end});
     std::vector<RunId> runs;
     for (auto it = runs_.lower_bound(first); it != runs_.end() && it->first < end; ++it) runs.push_back(it->first);
-    // Without a save: what is under way has an end before the run has.
+    // Without `save`, too, saves that are under way end before the runs are dropped.
     SaveThen(lane, runs, save ? std::numeric_limits<Lsn>::max() : 0, drop);
   });
   done.WaitForNotification();
@@ -245,7 +149,8 @@ void Shard::Expect(RunId first, RunId end) {
 
 void Shard::SubmitUnanswered(RunId first, RunId end) {
   Enqueue([this, first, end] {
-    for (auto it = runs_.lower_bound(first); it != runs_.end() && it->first < end; ++it) it->second->SubmitUnanswered();
+    for (auto it = runs_.lower_bound(first); it != runs_.end() && it->first < end; ++it)
+      it->second->state().SubmitUnanswered();
   });
 }
 
@@ -258,8 +163,8 @@ void Shard::EndRecovery() {
   Barrier([this] {
     recovering_ = false;
     for (auto& [id, run] : runs_) {
-      run->SubmitUnanswered();
-      Deliver(run.get());  // To those who came meanwhile, and may say nothing more.
+      run->state().SubmitUnanswered();
+      Deliver(run.get());  // To ranks whose streams were opened meanwhile.
     }
   });
 }
@@ -282,7 +187,7 @@ Lsn Shard::CommitBefore(uint32_t lane, Lsn end) {
     }
     SaveThen(lane, runs, end, [&] {
       needed = NeededLsn(lane);
-      if (end != std::numeric_limits<Lsn>::max()) TellWhoNeeds(lane, end);
+      if (end != std::numeric_limits<Lsn>::max()) LogWhichRunNeeds(lane, end);
       done.Notify();
     });
   });
@@ -292,10 +197,10 @@ Lsn Shard::CommitBefore(uint32_t lane, Lsn end) {
 
 Lsn Shard::NeededLsn(uint32_t lane) {
   {
-    // With an empty queue nothing below the log's end waits for this shard, unless
-    // this is asked in the middle of what was taken from it.
+    // With an empty queue and an empty batch no message below the log's end waits for
+    // this shard.
     absl::MutexLock lock(&mutex_);
-    if (queue_.empty() && batch_.empty() && feed_ == Feed::kLive) {
+    if (queue_.empty() && batch_.empty() && replay_mode_ == ReplayMode::kLive) {
       processed_lsn_ = std::max(processed_lsn_, parts_.wal->last_lsn());
     }
   }
@@ -307,7 +212,7 @@ Lsn Shard::NeededLsn(uint32_t lane) {
   return needed;
 }
 
-void Shard::TellWhoNeeds(uint32_t lane, Lsn end) {
+void Shard::LogWhichRunNeeds(uint32_t lane, Lsn end) {
   std::erase_if(needing_, [&](RunId id) {
     const auto run = runs_.find(id);
     return run == runs_.end() || run->second->needed_lsn() == 0 || run->second->needed_lsn() >= end;
@@ -338,17 +243,17 @@ void Shard::Loop() {
     std::vector<Task> when_room;
     {
       absl::MutexLock lock(&mutex_);
-      // Saves that are under way come back by the queue.
+      // The end of a save comes by the queue.
       const auto wake = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
         return !queue_.empty() || (stopping_ && saves_ == 0);
       };
-      const bool chores_wait =
+      const bool no_task_ready =
           std::none_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) { return lane.ready(); });
-      if (chores_wait) AwaitFor(&mutex_, absl::Condition(&wake), absl::Milliseconds(options_.publish_ms));
-      const bool idle = std::all_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) { return lane.chores.empty(); });
+      if (no_task_ready) AwaitFor(&mutex_, absl::Condition(&wake), absl::Milliseconds(options_.publish_ms));
+      const bool idle = std::all_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) { return lane.tasks.empty(); });
       if (queue_.empty() && idle && saves_ == 0 && stopping_) return;
       stops = stopping_;
-      // A few at a time: room appears while the rest is worked on.
+      // A few at a time: the queue has room while they are applied.
       while (!queue_.empty() && batch_.size() < 64) {
         queue_bytes_ -= static_cast<int64_t>(queue_.front().bytes);
         batch_.push_back(std::move(queue_.front()));
@@ -367,12 +272,12 @@ void Shard::Loop() {
     }
     for (Lane& lane : lanes_) {
       if (!lane.ready()) continue;
-      const Task chore = std::move(lane.chores.front());
-      lane.chores.pop_front();
-      chore();
+      const Task task = std::move(lane.tasks.front());
+      lane.tasks.pop_front();
+      task();
     }
     const int64_t now_ns = parts_.clock->MonotonicNanos();
-    if (now_ns >= next_tick_ns && !stops) {  // All is saved then that can be.
+    if (now_ns >= next_tick_ns && !stops) {  // At the end CommitAll() has saved what can be saved.
       next_tick_ns = now_ns + options_.publish_ms * 1'000'000;
       Tick(now_ns);
     }
@@ -386,9 +291,9 @@ void Shard::ApplyItem(Item* item) {
   }
   processed_lsn_ = std::max(processed_lsn_, item->message.lsn);
   const auto known = runs_.find(item->message.run);
-  if (known != runs_.end() && known->second->closing()) {
+  if (known != runs_.end() && known->second->saver().closing()) {
     absl::MutexLock lock(&mutex_);
-    queue_bytes_ += static_cast<int64_t>(item->bytes);  // It still waits.
+    queue_bytes_ += static_cast<int64_t>(item->bytes);  // The message still waits.
     held_[item->message.run].push_back(std::move(*item));
     return;
   }
@@ -403,17 +308,19 @@ void Shard::ApplyItem(Item* item) {
 
 void Shard::Deliver(LiveRun* run) {
   if (recovering_ || parts_.hand_over == nullptr) return;
-  const std::vector<LiveRun::Errand> errands = run->Errands();
-  if (errands.empty()) return;
-  // Never ahead of the log: a crash must not take back what a trainer was told.
-  if (!parts_.wal->LogOf(run->record().id)->Sync(run->last_lsn()).ok()) {
-    run->LookForErrandsAgain();
+  PendingDeliveries& deliveries = run->deliveries();
+  const std::vector<PendingDelivery> pending = deliveries.Find(run->state());
+  if (pending.empty()) return;
+  // Never ahead of the log: a crash must not take back what a trainer was told to do.
+  if (!parts_.wal->LogOf(run->record().id)->Sync(run->state().last_lsn()).ok()) {
+    deliveries.FindAgain();
     return;
   }
-  for (const LiveRun::Errand& errand : errands) {
-    const Action& action = errand.action;
-    if (!parts_.hand_over(run->record().id, errand.rank, action)) continue;  // Its next Hello asks again.
-    run->NoteHanded(errand.rank, action.id);
+  for (const PendingDelivery& delivery : pending) {
+    const Action& action = delivery.action;
+    // A rank without a stream gets its actions with its next Hello.
+    if (!parts_.hand_over(run->record().id, delivery.rank, action)) continue;
+    deliveries.RecordHandedOver(delivery.rank, action.id);
     if (action.state == ActionState::kApproved) {
       AppendOwn(*run, WalKind::kActionSent, action.id, {0, ActionSentMessage{action.id}});
     }
@@ -424,17 +331,17 @@ LiveRun* Shard::FindOrLoad(RunId id) {
   if (const auto found = runs_.find(id); found != runs_.end()) {
     LiveRun* const run = found->second.get();
     if (!run->closed()) return run;
-    runs_.erase(found);  // Its series are closed: whatever comes now takes it up again.
+    runs_.erase(found);  // Its series are closed: it is loaded again.
   }
-  if (Holds(dropped_, id)) return nullptr;  // Its rows may be here still, for a moment.
+  if (Holds(dropped_, id)) return nullptr;  // Its rows may still be here for a moment.
   const auto record = parts_.database->GetRun(id);
   if (!record.ok()) return nullptr;
-  auto run = std::make_unique<LiveRun>(parts_, *record);
-  if (const absl::Status status = run->Load(); !status.ok()) {
-    LogError("{}", std::string(status.message()));
+  auto run = LiveRun::Load(parts_, *record);
+  if (!run.ok()) {
+    LogError("{}", std::string(run.status().message()));
     return nullptr;
   }
-  return (runs_[id] = std::move(run)).get();
+  return (runs_[id] = *std::move(run)).get();
 }
 
 void Shard::SpreadRules() {
@@ -446,7 +353,7 @@ void Shard::SpreadRules() {
     if (text == nullptr) text = std::make_shared<const std::string>(current->text);
     if (bytes_left < text->size() || !AppendOwn(*run, WalKind::kRules, *text, {0, RulesMessage{text}})) return;
     bytes_left -= text->size();
-    run->NoteRulesComing(current);
+    run->RecordRulesComing(current);
   }
 }
 
@@ -461,7 +368,7 @@ void Shard::SpreadPolicy() {
       return;
     }
     bytes_left -= current->text.size();
-    run->NotePolicyComing(current);
+    run->RecordPolicyComing(current);
   }
 }
 
@@ -472,41 +379,45 @@ void Shard::Tick(int64_t now_ns) {
   }
   for (auto& [id, run] : runs_) {
     if (!recovering_) {
-      JudgeTime(run.get(), now_ns);
-      run->PostWaiting(now_ns);
+      CheckDeadlines(run.get(), now_ns);
+      run->reporter().StoreWaiting(now_ns);
     }
     run->Publish();
-    // One after each batch of messages: runs that began together are due
-    // together, and what comes meanwhile waits for one save, not for all.
-    if (!Holds(dropping_, id) && run->CommitDue(now_ns) && saves_waiting_.insert(id).second) {
-      lanes_[parts_.wal->LaneOf(id)].chores.emplace_back([this, id = id] {
+    // One save after each batch of messages.  Runs that began together are due together,
+    // and a message waits for one save, not for all.
+    if (!Holds(dropping_, id) && run->SaveDue(now_ns) && saves_waiting_.insert(id).second) {
+      lanes_[parts_.wal->LaneOf(id)].tasks.emplace_back([this, id = id] {
         saves_waiting_.erase(id);
         if (const auto found = runs_.find(id); found != runs_.end()) {
-          CommitIfDue(found->second.get(), parts_.clock->MonotonicNanos());
+          SaveIfDue(found->second.get(), parts_.clock->MonotonicNanos());
         }
       });
     }
   }
-  // An ended run is all in the database; its snapshot stays for readers.
+  // The database has everything of a closed run; its snapshot stays for readers.
   std::erase_if(runs_, [](const auto& run) { return run.second->closed(); });
 }
 
-void Shard::JudgeTime(LiveRun* run, int64_t now_ns) {
+void Shard::CheckDeadlines(LiveRun* run, int64_t now_ns) {
   const RunId id = run->record().id;
-  if (run->importing() && now_ns - run->here_ns() >= kImportPauseNanos && IsAttached(id)) run->NoteHere(now_ns);
-  if (!run->importing() || now_ns - run->here_ns() >= kImportPauseNanos) {
+  const RunState& state = run->state();
+  RunDeadlines& deadlines = run->deadlines();
+  const auto paused = [&] { return now_ns - deadlines.present_ns() >= kImportPauseNanos; };
+  if (state.importing() && paused() && IsAttached(id)) deadlines.RecordPresent(now_ns);
+  if (!state.importing() || paused()) {
     StepClosedMessage overdue;
-    if (run->StepOverdue(now_ns, options_.step_deadline_ms * 1'000'000, &overdue)) {
+    if (deadlines.StepOverdue(state, now_ns, options_.step_deadline_ms * 1'000'000, &overdue)) {
       AppendOwn(*run, WalKind::kStepClosed, EncodeStepClosed(overdue), {0, overdue});
     }
   }
   SilenceMessage silence;
-  if (!run->importing() && run->SilenceChanged(now_ns, options_.silence_ms_min * 1'000'000, &silence)) {
+  if (!state.importing() && run->SilenceChanged(now_ns, options_.silence_ms_min * 1'000'000, &silence)) {
     AppendOwn(*run, WalKind::kSilence, EncodeSilence(silence), {0, silence});
   }
   RunSilentMessage silent;
-  if (run->SilentTooLong(now_ns, options_.run_silent_ms_max * 1'000'000, &silent)) {
-    run->NoteHere(now_ns);  // Also said once: the record is on its way.
+  if (deadlines.SilentTooLong(state, now_ns, parts_.clock->UnixNanos(), options_.run_silent_ms_max * 1'000'000,
+                              &silent)) {
+    deadlines.RecordPresent(now_ns);  // Once a deadline: the record is on its way.
     if (!IsAttached(id)) AppendOwn(*run, WalKind::kRunSilent, EncodeRunSilent(silent), {0, silent});
   }
 }
@@ -528,8 +439,105 @@ bool Shard::AppendOwn(RunId run, uint32_t attempt, WalKind kind, std::string pay
   record.attempt = attempt;
   record.time_unix_ms = parts_.clock->UnixMillis();
   record.payload = std::move(payload);
-  // The log is full or failed: the next deadline says it again.
+  // If the log is full or failed, the next tick tries again.
   return Append(std::move(record), std::move(message)).ok();
+}
+
+// ---- saves ----
+
+// While the log cannot go on nothing may be saved: the log has reported that itself.
+void Shard::SaveIfDue(LiveRun* run, int64_t now_ns, const SaveGroupPtr& group) {
+  const RunId id = run->record().id;
+  if (run->saver().saving() || !run->SaveDue(now_ns) || !parts_.wal->LogOf(id)->health().ok()) return;
+  if (parts_.savers == nullptr) {
+    RecordSaved(*run, run->Save());
+    return;
+  }
+  absl::StatusOr<RunSave> begun = run->saver().Begin();
+  if (!begun.ok()) {
+    RecordSaved(*run, begun.status());
+    return;
+  }
+  const uint32_t lane = parts_.wal->LaneOf(id);
+  ++saves_;
+  ++lanes_[lane].saves;
+  if (group != nullptr) ++group->left;
+  const auto save = std::make_shared<RunSave>(*std::move(begun));  // Shared: a task must be copied.
+  const bool posted = (*parts_.savers)[lane]->Post([this, id, save, group] {
+    const absl::Status shared = RunSaver::Share(parts_, id, save.get());
+    Enqueue([this, id, save, shared, group] { EndSave(id, std::move(*save), shared, group); });
+  });
+  if (!posted) EndSave(id, std::move(*save), absl::ResourceExhaustedError("too many saves are under way"), group);
+}
+
+void Shard::EndSave(RunId id, RunSave save, const absl::Status& shared, const SaveGroupPtr& group) {
+  --saves_;
+  --lanes_[parts_.wal->LaneOf(id)].saves;
+  LiveRun* const run = runs_.at(id).get();  // The run stays while it is saved.
+  RecordSaved(*run, run->EndSave(std::move(save), shared));
+  // Messages that were held while the end of the run was saved.
+  std::vector<Item> held;
+  if (const auto found = held_.find(id); found != held_.end()) {
+    held = std::move(found->second);
+    held_.erase(found);
+  }
+  for (Item& item : held) {
+    {
+      absl::MutexLock lock(&mutex_);
+      queue_bytes_ -= static_cast<int64_t>(item.bytes);
+    }
+    ApplyItem(&item);
+  }
+  std::vector<Task> after;
+  if (const auto found = after_save_.find(id); found != after_save_.end()) {
+    after = std::move(found->second);
+    after_save_.erase(found);
+  }
+  for (const Task& task : after) task();
+  if (group != nullptr) Arrive(group);
+}
+
+void Shard::RecordSaved(const LiveRun& run, const absl::Status& status) {
+  const RunId id = run.record().id;
+  const std::string& name = run.record().description.name;
+  if (!status.ok()) {
+    save_failures_->Add();
+    // Logged when failures begin and when they end; each tick tries again.
+    if (unsaved_.insert(id).second) {
+      LogError("run {} could not be saved, it is tried again and again: {}", name, std::string(status.message()));
+    }
+  } else if (unsaved_.erase(id) > 0) {
+    LogInfo("run {} is saved again", name);
+  }
+}
+
+void Shard::SaveThen(uint32_t lane, const std::vector<RunId>& runs, Lsn end, Task then) {
+  const auto group = std::make_shared<SaveGroup>();
+  group->left = 1;
+  group->then = std::move(then);
+  std::deque<Task>& tasks = lanes_[lane].tasks;
+  for (const RunId id : runs) tasks.emplace_back([this, id, end, group] { SaveOf(id, end, group); });
+  tasks.emplace_back([this, group] { Arrive(group); });
+}
+
+void Shard::SaveOf(RunId id, Lsn end, const SaveGroupPtr& group) {
+  const auto found = runs_.find(id);
+  if (found == runs_.end()) return;
+  LiveRun* const run = found->second.get();
+  if (run->saver().saving()) {  // That save does not hold the newest messages.
+    ++group->left;
+    after_save_[id].emplace_back([this, id, end, group] {
+      SaveOf(id, end, group);
+      Arrive(group);
+    });
+    return;
+  }
+  if (run->needed_lsn() < end) SaveIfDue(run, INT64_MAX, group);
+  run->Publish();
+}
+
+void Shard::Arrive(const SaveGroupPtr& group) {
+  if (--group->left == 0) group->then();
 }
 
 }  // namespace bellwether::server

@@ -1,6 +1,6 @@
 // ingest_sink.h: what a stream hands its messages to.
 //
-// Implemented by the pipeline, which owns log and shards.
+// The engine implements it: server/engine/ingest_coordinator.h.
 
 #ifndef BELLWETHER_SERVER_INGEST_INGEST_SINK_H_
 #define BELLWETHER_SERVER_INGEST_INGEST_SINK_H_

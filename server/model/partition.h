@@ -28,7 +28,7 @@ uint32_t PartitionOf(const RunUuid& uuid, uint32_t databases);
 
 // The database that has the partition, and its number there: column p.
 constexpr uint32_t DatabaseOf(uint32_t partition) { return partition / kPartitions; }
-constexpr uint32_t PlaceOf(uint32_t partition) { return partition % kPartitions; }
+constexpr uint32_t PartitionInDatabase(uint32_t partition) { return partition % kPartitions; }
 
 // Runs of partition p have the numbers [FirstRunOf(p), FirstRunOf(p + 1)).
 constexpr RunId FirstRunOf(uint32_t partition) { return (RunId{partition} + 1) << 32; }

@@ -200,7 +200,7 @@ v1::Series ToProto(SeriesPoints points, std::string_view signal, const SeriesKey
   return proto;
 }
 
-v1::ServerInfo ToProto(const RunControl::Info& info) {
+v1::ServerInfo ToProto(const ServerInfo& info) {
   v1::ServerInfo proto;
   proto.set_version(info.version);
   proto.set_revision(info.revision);

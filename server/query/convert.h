@@ -9,9 +9,9 @@
 #include <string_view>
 
 #include "bellwether/v1/query.pb.h"
-#include "server/engine/ports/run_control.h"
 #include "server/ingest/encode.h"
 #include "server/model/action.h"
+#include "server/query/server_info.h"
 #include "server/store/alert_store.h"
 #include "server/store/run_table.h"
 #include "server/store/series_store.h"
@@ -30,7 +30,7 @@ v1::Alert ToProto(const AlertView& alert, const RunTable& runs);
 v1::Action ToProto(const Action& action, const RunUuid& uuid);
 v1::AuditEntry ToProto(const AuditEntry& entry);
 v1::Series ToProto(SeriesPoints points, std::string_view signal, const SeriesKey& key);
-v1::ServerInfo ToProto(const RunControl::Info& info);
+v1::ServerInfo ToProto(const ServerInfo& info);
 
 }  // namespace bellwether::server
 

@@ -133,7 +133,7 @@ absl::StatusOr<v1::ListEventsResponse> QueryEngine::ListEvents(const v1::ListEve
 
 absl::StatusOr<v1::ServerInfo> QueryEngine::GetServerInfo(const v1::GetServerInfoRequest&,
                                                           const CallContext& context) const {
-  v1::ServerInfo info = ToProto(stores_.control->GetInfo());
+  v1::ServerInfo info = ToProto(stores_.info());
   v1::Caller& caller = *info.mutable_caller();
   caller.set_name(context.grant != nullptr ? context.grant->who() : "");
   caller.set_may_act(context.grant == nullptr || context.grant->May(Role::kAct));

@@ -28,6 +28,7 @@
 #include "server/access/access.h"
 #include "server/engine/ports/run_control.h"
 #include "server/query/query_memory.h"
+#include "server/query/server_info.h"
 #include "server/store/action_store.h"
 #include "server/store/alert_store.h"
 #include "server/store/baselines.h"
@@ -69,6 +70,7 @@ struct QueryStores {
   Counters* counters = nullptr;
   ActionStore* actions = nullptr;
   RunRouter* router = nullptr;  // Null: this server is alone.
+  std::function<ServerInfo()> info = [] { return ServerInfo(); };
 };
 
 class QueryEngine {

@@ -1,4 +1,4 @@
-// log_backend.h: the log that the pipeline commits through.
+// log_backend.h: the log that the engine commits through.
 //
 // Whatever is acknowledged went through one of these first: the write-ahead log
 // of this machine (wal.h), or a PostgreSQL that several servers share

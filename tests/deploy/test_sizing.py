@@ -80,9 +80,9 @@ def test_databases_share_all_partitions() -> None:
 
 def test_constants_are_the_sources() -> None:
     assert number("server/model/partition.h", "kPartitions") == PARTITIONS
-    assert number("server/engine/live_run.cc", "kCommitSteps") == cost.SAVE_STEPS
-    assert number("server/engine/live_run.cc", "kCommitNanosMin") == cost.SAVE_S_MIN * 1e9
-    assert number("server/engine/live_run.cc", "kCommitNanosMax") == cost.SAVE_S_MAX * 1e9
+    assert number("server/engine/run_saver.cc", "kSaveSteps") == cost.SAVE_STEPS
+    assert number("server/engine/run_saver.cc", "kSaveNanosMin") == cost.SAVE_S_MIN * 1e9
+    assert number("server/engine/run_saver.cc", "kSaveNanosMax") == cost.SAVE_S_MAX * 1e9
     assert number("client_lib/src/backoff.h", "kFirst") == simulation.BACKOFF_FIRST_S * 1e3
     assert number("client_lib/src/backoff.h", "kMax") == simulation.BACKOFF_MAX_S * 1e3
     member = (ROOT / "server/cluster/member.cc").read_text()

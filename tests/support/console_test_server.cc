@@ -97,14 +97,6 @@ class Control final : public RunControl {
   }
   std::unique_ptr<RunImport> StartImport(const std::string&, bool) override { return nullptr; }
   absl::Status Export(RunId, const std::function<bool(std::string_view)>&) override { return absl::OkStatus(); }
-  Info GetInfo() const override {
-    Info info;
-    info.version = "0.1.0";
-    info.revision = "synthetic";
-    info.backend = "cpu: no device";
-    info.limits = {{"runs_live", 1000}, {"series", 20000}};
-    return info;
-  }
   absl::Status Ready() const override { return absl::OkStatus(); }
 
  private:
@@ -245,7 +237,13 @@ int Main(const std::vector<std::string>& arguments) {
                                 .clock = clock,
                                 .counters = &counters,
                                 .actions = &actions,
-                                .router = router.others() ? &router : nullptr});
+                                .router = router.others() ? &router : nullptr,
+                                .info = [] {
+                                  return ServerInfo{.version = "0.1.0",
+                                                    .revision = "synthetic",
+                                                    .backend = "cpu: no device",
+                                                    .limits = {{"runs_live", 1000}, {"series", 20000}}};
+                                }});
   std::unique_ptr<Access> access;
   if (!who.page_token.empty() || !who.access_file.empty() || router.others()) {
     auto opened = Access::Open(who, &counters, clock);

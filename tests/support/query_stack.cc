@@ -33,7 +33,7 @@ T Require(absl::StatusOr<T> value) {
 
 }  // namespace
 
-// Does at once, in memory, what the pipeline does through its log.
+// Does at once, in memory, what the engine does through its log.
 class QueryStack::Control final : public RunControl {
  public:
   explicit Control(QueryStack* stack) : stack_(stack) {}
@@ -135,19 +135,6 @@ class QueryStack::Control final : public RunControl {
     return status;
   }
 
-  Info GetInfo() const override {
-    return {.version = "0.1.0",
-            .revision = "0123abc",
-            .grpc_version = "1.51.1",
-            .backend = "cpu (no bank library)",
-            .storage_path = "/var/lib/bellwether",
-            .http_address = "127.0.0.1:7071",
-            .grpc_address = "127.0.0.1:7070",
-            .started_unix_ns = kStarted,
-            .options = {{"log.level", "info"}},
-            .limits = {{"runs_live", 1000}},
-            .counters = {{"bellwether_ingest_frames_total", 12}}};
-  }
   absl::Status Ready() const override { return absl::OkStatus(); }
 
   mutable absl::Mutex mutex_;
@@ -331,7 +318,20 @@ QueryStores QueryStack::stores() {
           .control = control_.get(),
           .clock = Clock::System(),
           .counters = &counters_,
-          .actions = actions_.get()};
+          .actions = actions_.get(),
+          .info = [] {
+            return ServerInfo{.version = "0.1.0",
+                              .revision = "0123abc",
+                              .grpc_version = "1.51.1",
+                              .backend = "cpu (no bank library)",
+                              .storage_path = "/var/lib/bellwether",
+                              .http_address = "127.0.0.1:7071",
+                              .grpc_address = "127.0.0.1:7070",
+                              .started_unix_ns = kStarted,
+                              .options = {{"log.level", "info"}},
+                              .limits = {{"runs_live", 1000}},
+                              .counters = {{"bellwether_ingest_frames_total", 12}}};
+          }};
 }
 
 double QueryStack::refused(const std::string& limit) {

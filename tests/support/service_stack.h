@@ -1,4 +1,4 @@
-// service_stack.h: the service without its ports: the pipeline and the query
+// service_stack.h: the service without its ports: the engine and the query
 // engine on a folder, which recorded runs are imported into.
 
 #ifndef BELLWETHER_TESTS_SUPPORT_SERVICE_STACK_H_
@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "server/engine/pipeline.h"
+#include "server/engine/engine.h"
 #include "server/query/query_engine.h"
 #include "tests/support/temp_directory.h"
 
@@ -21,16 +21,16 @@ namespace bellwether::server {
 
 class ServiceStack {
  public:
-  explicit ServiceStack(Pipeline::Options options = {}) : options_(std::move(options)) {
+  explicit ServiceStack(Engine::Options options = {}) : options_(std::move(options)) {
     options_.storage_path = directory_.path() + "/data";
     Open();
   }
 
   // Ends as an operator ends it, and starts again with what it had stored.
   void Restart() {
+    queries_.reset();
+    EXPECT_TRUE(engine_->Close().ok());
     engine_.reset();
-    EXPECT_TRUE(pipeline_->Close().ok());
-    pipeline_.reset();
     Open();
   }
 
@@ -39,42 +39,42 @@ class ServiceStack {
   RunId Import(const std::string& file, const std::string& name) {
     std::ifstream in(std::string(BELLWETHER_TESTDATA) + "/" + file, std::ios::binary);
     const std::string bytes{std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-    const std::unique_ptr<RunImport> import = pipeline_->StartImport(name, false);
+    const std::unique_ptr<RunImport> import = engine_->control()->StartImport(name, false);
     const absl::Status fed = import->Feed(bytes);
     EXPECT_TRUE(fed.ok()) << file << ": " << fed;
     const auto result = import->Finish();
     EXPECT_TRUE(result.ok()) << file << ": " << result.status();
-    pipeline_->AwaitLearned();
+    engine_->AwaitLearned();
     return result.ok() ? result->run : 0;
   }
 
   std::vector<AlertTransition> Transitions(RunId run) {
-    const auto found = pipeline_->alerts()->Read(0, 10'000, run);
+    const auto found = engine_->alerts()->Read(0, 10'000, run);
     EXPECT_TRUE(found.ok());
     return found.ok() ? *found : std::vector<AlertTransition>{};
   }
 
-  Pipeline& pipeline() { return *pipeline_; }
-  const QueryEngine& engine() { return *engine_; }
+  Engine& engine() { return *engine_; }
+  const QueryEngine& queries() { return *queries_; }
   double count(const std::string& name, const Labels& labels) { return counters_.counter(name, labels)->value(); }
 
  private:
   void Open() {
-    auto opened = Pipeline::Open(options_, &counters_, Clock::System());
+    auto opened = Engine::Open(options_, &counters_, Clock::System());
     ASSERT_TRUE(opened.ok()) << opened.status();
-    pipeline_ = *std::move(opened);
-    pipeline_->AwaitLearned();
-    engine_ = std::make_unique<QueryEngine>(
+    engine_ = *std::move(opened);
+    engine_->AwaitLearned();
+    queries_ = std::make_unique<QueryEngine>(
         QueryEngine::Options(),
-        QueryStores{pipeline_->runs(), pipeline_->series(), pipeline_->alerts(), pipeline_->database(),
-                    pipeline_->baselines(), pipeline_.get(), Clock::System(), &counters_, pipeline_->actions()});
+        QueryStores{engine_->runs(), engine_->series(), engine_->alerts(), engine_->database(), engine_->baselines(),
+                    engine_->control(), Clock::System(), &counters_, engine_->actions()});
   }
 
   TempDirectory directory_;
-  Pipeline::Options options_;
+  Engine::Options options_;
   Counters counters_;
-  std::unique_ptr<Pipeline> pipeline_;
-  std::unique_ptr<QueryEngine> engine_;
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<QueryEngine> queries_;
 };
 
 }  // namespace bellwether::server

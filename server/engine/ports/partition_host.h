@@ -1,8 +1,9 @@
-// partition_host.h: how a server is given runs, and loses them, while it works.
+// partition_host.h: how a server acquires and releases the runs of a partition while it
+// works.
 //
-// Implemented by the pipeline.  A cluster's member calls it from its threads, for one
-// partition (server/model/partition.h) by one of them at a time.  FencePartition() is
-// called from the shared log's threads, too.
+// The engine's PartitionHandover implements it.  A cluster's member calls it from its
+// threads, for one partition (server/model/partition.h) from one thread at a time.  The
+// shared log's threads call FencePartition(), too.
 
 #ifndef BELLWETHER_SERVER_ENGINE_PORTS_PARTITION_HOST_H_
 #define BELLWETHER_SERVER_ENGINE_PORTS_PARTITION_HOST_H_
@@ -18,18 +19,18 @@ namespace bellwether::server {
 class PartitionHost {
  public:
   virtual ~PartitionHost() = default;
-  // Takes up what the shared log holds of it; serves it when this returns OK, and
-  // has nothing of it when it does not.
-  virtual absl::Status TakePartition(uint32_t partition, uint64_t epoch) = 0;
-  // What can wait until it is served: the series from its earlier server.  CANCELLED: it is not wanted
-  // any more.
-  virtual absl::Status TakeHistory(uint32_t partition, const std::function<bool()>& is_wanted) = 0;
-  // It is not served any more, nothing more is acknowledged, its streams end.
-  // Quick, and waits for nothing; again does nothing.
+  // Loads what the shared log holds of the partition.  OK: the partition is served.
+  // Else nothing of it is here.
+  virtual absl::Status AcquirePartition(uint32_t partition, uint64_t epoch) = 0;
+  // Loads the series of the time before, which are not needed to serve the partition.
+  // CANCELLED: they are not wanted any more.
+  virtual absl::Status LoadHistory(uint32_t partition, const std::function<bool()>& is_wanted) = 0;
+  // Stops serving the partition: nothing more is acknowledged, and its streams end.
+  // Waits for nothing; a second call does nothing.
   virtual void FencePartition(uint32_t partition) = 0;
-  // Fences it, and forgets its runs, saved before if `save`.  The first LSN of it
-  // that the next owner has to read; 0 if that is not known better than before.
-  virtual Lsn DropPartition(uint32_t partition, bool save) = 0;
+  // Fences the partition and forgets its runs; `save`: saves them before.  Returns the
+  // first of its LSNs that the next owner must read; 0: no more is known than before.
+  virtual Lsn ReleasePartition(uint32_t partition, bool save) = 0;
 };
 
 }  // namespace bellwether::server

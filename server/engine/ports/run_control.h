@@ -1,15 +1,13 @@
-// run_control.h: what a reader's side may ask of the side that writes.
+// run_control.h: what the readers' side may ask of the engine.
 //
-// Implemented by the pipeline, which owns log and shards; a room of its own, so that
-// query/ and http/ need not know them.  Thread-safe; every call returns once
-// its effect is durable.
+// The engine's RunController implements it; query/ and http/ include this port alone.
+// Thread-safe; every call returns once its effect is durable.
 
 #ifndef BELLWETHER_SERVER_ENGINE_PORTS_RUN_CONTROL_H_
 #define BELLWETHER_SERVER_ENGINE_PORTS_RUN_CONTROL_H_
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -63,15 +61,6 @@ class RunControl {
   virtual absl::StatusOr<PolicyView> SetPolicy(RunId run, const std::string& text, const std::string& by,
                                                const std::string& malformed) = 0;
 
-  struct Info {
-    std::string version, revision, grpc_version, backend;
-    std::string storage_path, http_address, grpc_address;
-    int64_t started_unix_ns = 0;
-    std::map<std::string, std::string> options;  // Effective; secrets redacted.
-    std::map<std::string, double> limits;
-    std::map<std::string, double> counters;
-  };
-  virtual Info GetInfo() const = 0;
   // OK while acknowledged means durable; else why not.
   virtual absl::Status Ready() const = 0;
 };

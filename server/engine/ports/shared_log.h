@@ -36,9 +36,9 @@ class SharedLog : public LogBackend, public SharedRows {
 
   // From here on appends for the partition's runs are taken, under `epoch`.
   // UNAVAILABLE: the database cannot be asked where its LSNs are.
-  virtual absl::Status Own(uint32_t partition, uint64_t epoch) = 0;
+  virtual absl::Status AcquirePartition(uint32_t partition, uint64_t epoch) = 0;
   // None is taken any more; what waits is dropped, after what is under way.
-  virtual void Disown(uint32_t partition) = 0;
+  virtual void ReleasePartition(uint32_t partition) = 0;
 
   // ---- of a partition that is owned ----
   // Its rows whose key is in (first, end), by key, some at a time.

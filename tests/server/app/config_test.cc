@@ -153,7 +153,7 @@ class ConfigTest : public ::testing::Test {
 TEST_F(ConfigTest, KeysAreCounted) {
   EXPECT_EQ(*Read(""), 0u);
   EXPECT_EQ(*Read("limits: {runs_live_max: 5}\nrules_file: r.yml\nweb: {hosts: [a, b], listen_address: ''}"), 4u);
-  EXPECT_EQ(options_.pipeline.admission.runs_live_max, 5u);
+  EXPECT_EQ(options_.engine.admission.runs_live_max, 5u);
   EXPECT_EQ(options_.web_address, "");
   EXPECT_EQ(options_.rules_file, folder_.path() + "/r.yml");
 }

@@ -32,12 +32,12 @@ using ::testing::Field;
 
 class Host final : public PartitionHost {
  public:
-  absl::Status TakePartition(uint32_t partition, uint64_t epoch) override {
+  absl::Status AcquirePartition(uint32_t partition, uint64_t epoch) override {
     absl::MutexLock lock(&mutex_);
     served_[partition] = epoch;
     return absl::OkStatus();
   }
-  absl::Status TakeHistory(uint32_t, const std::function<bool()>& is_wanted) override {
+  absl::Status LoadHistory(uint32_t, const std::function<bool()>& is_wanted) override {
     if (history != nullptr) history(is_wanted);
     return absl::OkStatus();
   }
@@ -45,7 +45,7 @@ class Host final : public PartitionHost {
     absl::MutexLock lock(&mutex_);
     served_.erase(partition);
   }
-  Lsn DropPartition(uint32_t partition, bool) override {
+  Lsn ReleasePartition(uint32_t partition, bool) override {
     FencePartition(partition);
     if (before_dropped) before_dropped(partition);
     return 0;

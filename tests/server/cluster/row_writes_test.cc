@@ -18,9 +18,9 @@
 namespace bellwether::server {
 namespace {
 
-constexpr uint32_t kPart = 5;
+constexpr uint32_t kPartition = 5;
 constexpr int64_t kShortMs = 1000;  // Where an answer is to be given up.
-constexpr RunId kRun = FirstRunOf(kPart) + 1;
+constexpr RunId kRun = FirstRunOf(kPartition) + 1;
 
 class RowWritesTest : public ::testing::Test {
  protected:
@@ -50,7 +50,7 @@ class RowWritesTest : public ::testing::Test {
     const auto epoch =
         postgres_->Sql("UPDATE bellwether.lease SET epoch = epoch + 1, owner = 'x' WHERE p = 5 RETURNING epoch");
     absl::Status owns;
-    do owns = log_->Own(kPart, static_cast<uint64_t>(epoch[0].Number(0, 0)));
+    do owns = log_->AcquirePartition(kPartition, static_cast<uint64_t>(epoch[0].Number(0, 0)));
     while (absl::IsUnavailable(owns));
     ASSERT_TRUE(owns.ok()) << owns;
   }

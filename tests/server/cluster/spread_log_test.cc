@@ -24,8 +24,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr uint32_t kPlace = 5;
-constexpr RunId kRuns[] = {FirstRunOf(kPlace) + 1, FirstRunOf(kPartitions + kPlace) + 1};  // By database.
+constexpr uint32_t kPartition = 5;
+constexpr RunId kRuns[] = {FirstRunOf(kPartition) + 1, FirstRunOf(kPartitions + kPartition) + 1};  // By database.
 
 TEST(PartitionTest, PartitionsSpreadRunsOverAllDatabases) {
   std::mt19937 random(11);
@@ -35,9 +35,9 @@ TEST(PartitionTest, PartitionsSpreadRunsOverAllDatabases) {
     for (auto& byte : uuid) byte = static_cast<uint8_t>(random());
     const uint32_t alone = PartitionOf(uuid, 1), of_two = PartitionOf(uuid, 2);
     EXPECT_LT(alone, kPartitions);
-    EXPECT_EQ(PlaceOf(of_two), alone);
+    EXPECT_EQ(PartitionInDatabase(of_two), alone);
     EXPECT_LT(DatabaseOf(PartitionOf(uuid, kDatabasesMax)), kDatabasesMax);
-    places[DatabaseOf(of_two)].insert(PlaceOf(of_two));
+    places[DatabaseOf(of_two)].insert(PartitionInDatabase(of_two));
   }
   EXPECT_EQ(places[0].size(), kPartitions);
   EXPECT_EQ(places[1].size(), kPartitions);
@@ -69,7 +69,8 @@ class SpreadLogTest : public ::testing::Test {
   void Take(SharedLog* log, uint32_t database) {
     const auto epoch = postgres_[database]->Sql(
         "UPDATE bellwether.lease SET epoch = epoch + 1, owner = 'x' WHERE p = 5 RETURNING epoch");
-    ASSERT_TRUE(log->Own(database * kPartitions + kPlace, static_cast<uint64_t>(epoch[0].Number(0, 0))).ok());
+    ASSERT_TRUE(
+        log->AcquirePartition(database * kPartitions + kPartition, static_cast<uint64_t>(epoch[0].Number(0, 0))).ok());
   }
 
   static Lsn Append(SharedLog* log, uint32_t database) {
@@ -136,7 +137,7 @@ TEST_F(SpreadLogTest, RecordsAndRowsLieInTheDatabaseOfTheirRun) {
     EXPECT_TRUE(log->Sync(Append(log.get(), database)).ok());
     EXPECT_TRUE(log->PutRows(kRuns[database], {{absl::StrCat("row ", database), "value"}}).ok());
     int rows = 0, records = 0;
-    const uint32_t partition = database * kPartitions + kPlace;
+    const uint32_t partition = database * kPartitions + kPartition;
     EXPECT_TRUE(log->ReadRows(partition, "a", "z",
                               [&](const std::vector<SharedRow>& page) {
                                 for (const SharedRow& row : page) rows += row.key == absl::StrCat("row ", database);
@@ -223,7 +224,7 @@ TEST_F(SpreadLogTest, UnnumberedAlertIsNumberedByNextOwner) {
   ASSERT_TRUE(all.ok()) << all.status();
   ASSERT_EQ(all->size(), 2u);
   EXPECT_EQ(all->front().key, transition.key);
-  EXPECT_EQ(postgres_[0]->Number("SELECT min(p) FROM bellwether.alerts"), int64_t{kPartitions} + kPlace);
+  EXPECT_EQ(postgres_[0]->Number("SELECT min(p) FROM bellwether.alerts"), int64_t{kPartitions} + kPartition);
   // Concluded again from the log.
   EXPECT_FALSE(*next->PutTransition(&transition));
   EXPECT_EQ(transition.id, 1u);

@@ -1,7 +1,7 @@
 // Goal: CompareRuns says of recorded failing runs which heads explode, from
 // before they do, whether held against their fp32 twin or against a healthy run
 // of another seed; and of two healthy runs that they hardly differ.
-// Method: recordings through the pipeline, the query engine on top;
+// Method: recordings through the engine, the query engine on top;
 // tests/testdata/runs/labels.json and tiny/README.md say what is true.
 #include <gtest/gtest.h>
 
@@ -32,7 +32,7 @@ class CompareRecordedTest : public testing::Test {
     request.set_baseline(baseline);
     request.set_signal(signal);
     request.set_limit(1024);
-    const auto response = service_.engine().CompareRuns(request, service_.engine().NewContext());
+    const auto response = service_.queries().CompareRuns(request, service_.queries().NewContext());
     EXPECT_TRUE(response.ok()) << response.status();
     std::map<std::pair<int, int>, int64_t> differing;
     if (!response.ok()) return differing;

@@ -23,6 +23,8 @@ using testing::IsEmpty;
 
 constexpr Layout kLayout{1, 2, 1, 64, 0};
 
+constexpr int64_t kDay = int64_t{86'400} * 1'000'000'000;
+
 class LiveRunTest : public testing::Test {
  protected:
   LiveRunTest() {
@@ -62,8 +64,9 @@ class LiveRunTest : public testing::Test {
               .counters = &counters_,
               .clock = &clock_,
               .events_max = events_max_};
-    run_ = std::make_unique<LiveRun>(parts_, record);
-    EXPECT_TRUE(run_->Load().ok());
+    auto loaded = LiveRun::Load(parts_, record);
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    run_ = *std::move(loaded);
   }
   // As after a kill: what the log holds behind what was saved is applied.
   void Restart() {
@@ -75,7 +78,7 @@ class LiveRunTest : public testing::Test {
       if (message.lsn > record.applied_lsn) run_->Apply(message, 0);
     }
   }
-  void Save() { ASSERT_TRUE(run_->Commit().ok()); }
+  void Save() { ASSERT_TRUE(run_->Save().ok()); }
 
   void Put(uint32_t rank, WalKind kind, IngestMessage message) {
     WalRecord record;
@@ -120,6 +123,9 @@ class LiveRunTest : public testing::Test {
                     .ok());
     return steps;
   }
+  bool SilentForADay(RunSilentMessage* silent) {
+    return run_->deadlines().SilentTooLong(run_->state(), clock_.MonotonicNanos(), clock_.UnixNanos(), kDay, silent);
+  }
   double Late() { return counters_.counter("bellwether_ingest_frames_total", {{"result", "late"}})->value(); }
 
   uint64_t events_max_ = 10'000;
@@ -138,7 +144,7 @@ class LiveRunTest : public testing::Test {
   uint64_t seq_ = 0;
 };
 
-TEST_F(LiveRunTest, LastStepsHaveAllRanksWhenOneEndsEarlier) {
+TEST_F(LiveRunTest, TheLastStepsHaveAllRanksThoughOneIsDoneBeforeTheOther) {
   Begin(2);
   for (uint32_t rank : {0u, 1u}) {
     for (int64_t step = 0; step < 3; ++step) Send(rank, step);
@@ -149,7 +155,7 @@ TEST_F(LiveRunTest, LastStepsHaveAllRanksWhenOneEndsEarlier) {
   EXPECT_EQ(Late(), 0);
 }
 
-TEST_F(LiveRunTest, ReturnedRankIsInEachLaterStep) {
+TEST_F(LiveRunTest, ARankThatLeftAndCameBackIsInEachStep) {
   Begin(2);
   for (uint32_t rank : {0u, 1u}) Send(rank, 0);
   Bye(0, ByeMessage::Reason::kDetached);
@@ -171,7 +177,7 @@ TEST_F(LiveRunTest, AnAttemptAfterOneWithoutAllGoodbyesHasAllRanks) {
   EXPECT_THAT(Stored(), ElementsAre("0: 2", "1: 2", "2: 2"));
 }
 
-TEST_F(LiveRunTest, DepartedRankIsNotAwaitedAfterARestart) {
+TEST_F(LiveRunTest, ARankThatLeftBeforeARestartIsNotWaitedForAfterIt) {
   Begin(2);
   for (uint32_t rank : {0u, 1u}) Send(rank, 0);
   Bye(1);
@@ -182,7 +188,7 @@ TEST_F(LiveRunTest, DepartedRankIsNotAwaitedAfterARestart) {
   EXPECT_THAT(Stored(), ElementsAre("0: 2", "1: 1", "2: 1", "3: 1"));
 }
 
-TEST_F(LiveRunTest, GoodbyeInAnOpenStepSurvivesARestart) {
+TEST_F(LiveRunTest, AGoodbyeInAnOpenStepIsThereAfterARestart) {
   Begin(3);
   for (uint32_t rank = 0; rank < 3; ++rank) Send(rank, 0);
   Send(0, 1);
@@ -197,7 +203,7 @@ TEST_F(LiveRunTest, GoodbyeInAnOpenStepSurvivesARestart) {
   EXPECT_TRUE(run_->ended());
 }
 
-TEST_F(LiveRunTest, ReportingRankIsAwaitedAfterARestart) {
+TEST_F(LiveRunTest, ARankThatWasHeardBeforeARestartIsWaitedForAfterIt) {
   Begin(3);
   for (uint32_t rank = 0; rank < 3; ++rank) Send(rank, 0);
   Send(0, 1);
@@ -208,7 +214,7 @@ TEST_F(LiveRunTest, ReportingRankIsAwaitedAfterARestart) {
   EXPECT_THAT(Stored(), ElementsAre("0: 3", "1: 3"));
 }
 
-TEST_F(LiveRunTest, ReplayedFramesAreCountedOnce) {
+TEST_F(LiveRunTest, WhatIsReplayedIsCountedOnce) {
   Begin(2);
   Send(0, 0, 0, 5);
   Send(0, 1, 0, 10);
@@ -223,7 +229,7 @@ TEST_F(LiveRunTest, ReplayedFramesAreCountedOnce) {
   EXPECT_EQ(run_->record().frames_dropped, 11u);
 }
 
-TEST_F(LiveRunTest, StrippedFramesAreCountedOnceForEachRank) {
+TEST_F(LiveRunTest, FramesStrippedOfTheirHeadsAreCountedOnceForEachRank) {
   Begin(2);
   Send(0, 0, 0, 5);
   Save();
@@ -246,7 +252,7 @@ TEST_F(LiveRunTest, StrippedFramesAreCountedOnceForEachRank) {
 }
 
 // The version is in the first four bytes.
-TEST_F(LiveRunTest, CoverageIsTheSameAfterARestartAtAnyStep) {
+TEST_F(LiveRunTest, WhatItIsJudgedByIsTheSameAfterARestartAtAnyStep) {
   const auto shown = [&] {
     run_->Publish();
     return JudgedByOf(table_.Get(1)->record).Text(false);
@@ -274,7 +280,7 @@ TEST_F(LiveRunTest, CoverageIsTheSameAfterARestartAtAnyStep) {
   }
 }
 
-TEST_F(LiveRunTest, StateWithoutStrippedFramesKeepsTheOlderVersion) {
+TEST_F(LiveRunTest, AStateWithoutStrippedFramesIsOneThatServersOfBeforeRead) {
   Begin(1);
   const auto version = [this] { return static_cast<int>(database_->GetState(1)->at(0)); };
   Send(0, 0, 0, 5);
@@ -307,7 +313,7 @@ TEST_F(LiveRunTest, GoodbyesOfAnAttemptEndNoLaterOne) {
   EXPECT_TRUE(run_->ended());
 }
 
-TEST_F(LiveRunTest, ContinuedRunIsStoredAfterItsEnd) {
+TEST_F(LiveRunTest, ARunThatEndedAndGoesOnIsStoredOn) {
   Begin(2);
   for (uint32_t rank : {0u, 1u}) Send(rank, 0);
   for (uint32_t rank : {0u, 1u}) Bye(rank);
@@ -328,7 +334,7 @@ TEST_F(LiveRunTest, ContinuedRunIsStoredAfterItsEnd) {
   EXPECT_THAT(Stored(), ElementsAre("0: 2", "1: 2", "2: 1"));
 }
 
-TEST_F(LiveRunTest, RanksMissingFromALaterAttemptAreNotSilent) {
+TEST_F(LiveRunTest, RanksThatAJobGoesOnWithoutAreNotMissed) {
   constexpr int64_t kSecond = 1'000'000'000, kSilence = 60 * kSecond;
   Begin(4);
   for (uint32_t rank : {0u, 1u, 2u, 3u}) Send(rank, 0);
@@ -352,28 +358,28 @@ TEST_F(LiveRunTest, RanksMissingFromALaterAttemptAreNotSilent) {
   EXPECT_EQ(silence.silent_ranks, 0);
 }
 
-TEST_F(LiveRunTest, SilentRunEndsAndResumesWithAHello) {
-  constexpr int64_t kDay = int64_t{86'400} * 1'000'000'000, kMinutes = int64_t{60} * 1'000'000'000;
+TEST_F(LiveRunTest, ARunOfWhichNobodySaysAnythingEndsAndGoesOnWithAHello) {
+  constexpr int64_t kMinutes = int64_t{60} * 1'000'000'000;
   Begin(2);
   for (uint32_t rank : {0u, 1u}) Send(rank, 0);
   Bye(0);
   Send(0, 1);
   RunSilentMessage silent;
   clock_.Advance(kDay - 1);
-  EXPECT_FALSE(run_->SilentTooLong(clock_.MonotonicNanos(), kDay, &silent));
+  EXPECT_FALSE(SilentForADay(&silent));
   Save();
   Restart();
   clock_.Advance(1);
-  EXPECT_FALSE(run_->SilentTooLong(clock_.MonotonicNanos(), kDay, &silent)) << "they had no time to find it again";
+  EXPECT_FALSE(SilentForADay(&silent)) << "they had no time to find it again";
   clock_.Advance(10 * kMinutes);
-  ASSERT_TRUE(run_->SilentTooLong(clock_.MonotonicNanos(), kDay, &silent));
+  ASSERT_TRUE(SilentForADay(&silent));
   Send(1, 2);  // Just then.
   Put(0, WalKind::kRunSilent, {0, silent});
   EXPECT_FALSE(run_->ended());
   clock_.Advance(kDay);
-  ASSERT_TRUE(run_->SilentTooLong(clock_.MonotonicNanos(), kDay, &silent));
-  run_->NoteHere(clock_.MonotonicNanos());
-  EXPECT_FALSE(run_->SilentTooLong(clock_.MonotonicNanos(), kDay, &silent));
+  ASSERT_TRUE(SilentForADay(&silent));
+  run_->deadlines().RecordPresent(clock_.MonotonicNanos());
+  EXPECT_FALSE(SilentForADay(&silent));
   Put(0, WalKind::kRunSilent, {0, silent});
   for (int i = 0; i < 2; ++i) {
     EXPECT_TRUE(run_->ended());
@@ -391,7 +397,7 @@ TEST_F(LiveRunTest, SilentRunEndsAndResumesWithAHello) {
   EXPECT_THAT(Stored(), ElementsAre("0: 2", "1: 1?", "2: 1?", "3: 2"));
 }
 
-TEST_F(LiveRunTest, LastKeptEventSaysThatEventsAreBounded) {
+TEST_F(LiveRunTest, OfTooManyEventsTheLastThatIsKeptSaysSo) {
   events_max_ = 4;
   Begin(1);
   const auto texts = [this] {
@@ -421,7 +427,7 @@ TEST_F(LiveRunTest, LastKeptEventSaysThatEventsAreBounded) {
   EXPECT_THAT(texts(), ElementsAre("kept", "kept", "kept", note));
 }
 
-TEST_F(LiveRunTest, DroppedFramesSaturateAtTheLargestNumber) {
+TEST_F(LiveRunTest, WhatWasDroppedIsASumThatStaysTheLargestNumber) {
   Begin(1);
   for (int step = 0; step < 6; step += 2) {
     Send(0, step, 0, UINT64_MAX, UINT64_MAX);

@@ -64,8 +64,8 @@ int64_t Measure(const Layout& layout, const std::vector<SignalId>& signals) {
   record.description.layout = layout;
   record.description.reporters = 1;
   const int64_t before = BytesInUse();
-  LiveRun run(parts, record);
-  EXPECT_TRUE(run.Load().ok());
+  const std::unique_ptr<LiveRun> loaded = *LiveRun::Load(parts, record);
+  LiveRun& run = *loaded;
   const auto log = [&] {  // An alert waits until its cause is durable.
     WalRecord message;
     message.kind = WalKind::kMessage;

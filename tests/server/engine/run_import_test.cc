@@ -1,6 +1,6 @@
 // Goal: an import that was cut off can be made again, and gives what one that was not
 // would; nobody's run is imported over, and no other recording is mixed into it.
-// Method: a whole pipeline on real files, recordings of two ranks made here, in
+// Method: a whole engine on real files, recordings of two ranks made here, in
 // part and whole; a crash as a copy of its folder.
 
 #include "server/ingest/run_import.h"
@@ -14,10 +14,10 @@
 #include <string>
 
 #include "bellwether/recording.h"
-#include "server/engine/pipeline.h"
+#include "server/engine/engine.h"
 #include "server/ingest/decode.h"
 #include "tests/support/crash_copy.h"
-#include "tests/support/pipeline_trainer.h"
+#include "tests/support/ingest_trainer.h"
 #include "tests/support/temp_directory.h"
 
 namespace bellwether::server {
@@ -101,36 +101,36 @@ class HurryingClock final : public Clock {
 
 class RunImportTest : public testing::Test {
  protected:
-  std::unique_ptr<Pipeline> Open(const std::string& folder, Clock* clock = Clock::System()) {
-    Pipeline::Options options;
+  std::unique_ptr<Engine> Open(const std::string& folder, Clock* clock = Clock::System()) {
+    Engine::Options options;
     options.storage_path = folder;
-    auto pipeline = Pipeline::Open(options, &counters_, clock);
-    EXPECT_TRUE(pipeline.ok()) << pipeline.status();
-    return *std::move(pipeline);
+    auto engine = Engine::Open(options, &counters_, clock);
+    EXPECT_TRUE(engine.ok()) << engine.status();
+    return *std::move(engine);
   }
-  static absl::StatusOr<RunImport::Result> Import(Pipeline* pipeline, const std::string& bytes,
+  static absl::StatusOr<RunImport::Result> Import(Engine* engine, const std::string& bytes,
                                                   const std::string& name = "") {
-    const std::unique_ptr<RunImport> import = pipeline->StartImport(name, false);
+    const std::unique_ptr<RunImport> import = engine->control()->StartImport(name, false);
     if (const absl::Status fed = import->Feed(bytes); !fed.ok()) return fed;
     return import->Finish();
   }
-  static std::string Export(Pipeline* pipeline, const std::string& run) {
+  static std::string Export(Engine* engine, const std::string& run) {
     std::string bytes;
     const auto sink = [&bytes](std::string_view more) {
       bytes.append(more);
       return true;
     };
-    const RunSnapshotPtr found = pipeline->runs()->Find(run);
+    const RunSnapshotPtr found = engine->runs()->Find(run);
     EXPECT_NE(found, nullptr);
     if (found == nullptr) return bytes;
-    EXPECT_TRUE(pipeline->Export(found->record.id, sink).ok());
+    EXPECT_TRUE(engine->control()->Export(found->record.id, sink).ok());
     return bytes;
   }
   std::string Path(const std::string& name) { return directory_.path() + "/" + name; }
   std::string Whole(const std::string& bytes) {
-    const auto pipeline = Open(Path("whole"));
-    EXPECT_TRUE(Import(pipeline.get(), bytes).ok());
-    return Export(pipeline.get(), "recorded");
+    const auto engine = Open(Path("whole"));
+    EXPECT_TRUE(Import(engine.get(), bytes).ok());
+    return Export(engine.get(), "recorded");
   }
 
   TempDirectory directory_;
@@ -140,20 +140,20 @@ class RunImportTest : public testing::Test {
 TEST_F(RunImportTest, NotifyOptionOfAnImportSurvivesARestart) {
   const TempDirectory folder;
   const std::string bytes = MakeRecording("model", 20);
-  const auto told_of = [](Pipeline* pipeline, const char* name) {
-    const RunSnapshotPtr run = pipeline->runs()->Find(name);
+  const auto told_of = [](Engine* engine, const char* name) {
+    const RunSnapshotPtr run = engine->runs()->Find(name);
     return run == nullptr || (!run->record.import_of.empty() && run->record.notifies());
   };
   {
-    const std::unique_ptr<Pipeline> pipeline = Open(folder.path());
-    ASSERT_TRUE(Import(pipeline.get(), bytes, "quiet").ok());
-    const std::unique_ptr<RunImport> loud = pipeline->StartImport("loud", true);
+    const std::unique_ptr<Engine> engine = Open(folder.path());
+    ASSERT_TRUE(Import(engine.get(), bytes, "quiet").ok());
+    const std::unique_ptr<RunImport> loud = engine->control()->StartImport("loud", true);
     ASSERT_TRUE(loud->Feed(bytes).ok());
     ASSERT_TRUE(loud->Finish().ok());
-    EXPECT_FALSE(told_of(pipeline.get(), "quiet"));
-    EXPECT_TRUE(told_of(pipeline.get(), "loud"));
+    EXPECT_FALSE(told_of(engine.get(), "quiet"));
+    EXPECT_TRUE(told_of(engine.get(), "loud"));
   }
-  const std::unique_ptr<Pipeline> again = Open(folder.path());
+  const std::unique_ptr<Engine> again = Open(folder.path());
   EXPECT_FALSE(told_of(again.get(), "quiet"));
   EXPECT_TRUE(told_of(again.get(), "loud"));
 }
@@ -163,38 +163,38 @@ TEST_F(RunImportTest, InterruptedImportCanBeRepeated) {
   const std::string bytes = MakeRecording("m", kSteps, &half);
   const std::string expected = Whole(bytes);
   HurryingClock clock;
-  const auto pipeline = Open(Path("a"), &clock);
+  const auto engine = Open(Path("a"), &clock);
   {
-    const auto cut = pipeline->StartImport("", false);
+    const auto cut = engine->control()->StartImport("", false);
     ASSERT_TRUE(cut->Feed(half).ok());
   }
-  pipeline->AwaitApplied(pipeline->runs()->Find("recorded")->record.id);
-  EXPECT_FALSE(pipeline->runs()->Find("recorded")->record.ended);
+  engine->ingest()->AwaitApplied(engine->runs()->Find("recorded")->record.id);
+  EXPECT_FALSE(engine->runs()->Find("recorded")->record.ended);
   // Deadlines come and go meanwhile: the step that is open stays so, and nobody is silent.
   for (const int64_t until = clock.now() + 600'000'000'000; clock.now() < until;) {
-    pipeline->AwaitApplied(pipeline->runs()->Find("recorded")->record.id);
+    engine->ingest()->AwaitApplied(engine->runs()->Find("recorded")->record.id);
   }
-  const auto again = Import(pipeline.get(), bytes);
+  const auto again = Import(engine.get(), bytes);
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ(again->frames, static_cast<uint64_t>(kSteps) * kRanks);
-  const RunSnapshotPtr run = pipeline->runs()->Find("recorded");
+  const RunSnapshotPtr run = engine->runs()->Find("recorded");
   EXPECT_TRUE(run->record.ended);
   EXPECT_EQ(run->record.frames, static_cast<uint64_t>(kSteps) * kRanks);
-  EXPECT_EQ(Export(pipeline.get(), "recorded"), expected);
-  EXPECT_TRUE(pipeline->alerts()->List(run->record.id, false).empty());
+  EXPECT_EQ(Export(engine.get(), "recorded"), expected);
+  EXPECT_TRUE(engine->alerts()->List(run->record.id, false).empty());
   // Whole, it is not imported again.
-  EXPECT_TRUE(absl::IsAlreadyExists(Import(pipeline.get(), bytes).status()));
+  EXPECT_TRUE(absl::IsAlreadyExists(Import(engine.get(), bytes).status()));
 }
 
 TEST_F(RunImportTest, ImportCanBeRepeatedBeforeTheFirstIsDurable) {
   std::string half;
   const std::string bytes = MakeRecording("m", kSteps, &half);
   const std::string expected = Whole(bytes);
-  const auto pipeline = Open(Path("a"));
-  ASSERT_TRUE(pipeline->StartImport("", false)->Feed(half).ok());
-  const auto again = Import(pipeline.get(), bytes);
+  const auto engine = Open(Path("a"));
+  ASSERT_TRUE(engine->control()->StartImport("", false)->Feed(half).ok());
+  const auto again = Import(engine.get(), bytes);
   ASSERT_TRUE(again.ok()) << again.status();
-  EXPECT_EQ(Export(pipeline.get(), "recorded"), expected);
+  EXPECT_EQ(Export(engine.get(), "recorded"), expected);
 }
 
 TEST_F(RunImportTest, InterruptedImportCanBeRepeatedAfterACrash) {
@@ -204,51 +204,51 @@ TEST_F(RunImportTest, InterruptedImportCanBeRepeatedAfterACrash) {
   for (const bool saved : {false, true}) {  // Told by the log alone, or by the database.
     const std::string folder = Path(saved ? "saved" : "logged"), copy = folder + "-copy";
     {
-      const auto pipeline = Open(folder);
-      const auto cut = pipeline->StartImport("", false);
+      const auto engine = Open(folder);
+      const auto cut = engine->control()->StartImport("", false);
       ASSERT_TRUE(cut->Feed(half).ok());
       if (saved) {
-        pipeline->AwaitApplied(pipeline->runs()->Find("recorded")->record.id);
-        ASSERT_TRUE(pipeline->WriteCheckpoint(copy).ok());
+        engine->ingest()->AwaitApplied(engine->runs()->Find("recorded")->record.id);
+        ASSERT_TRUE(engine->WriteCheckpoint(copy).ok());
       } else {
-        pipeline->AwaitApplied(pipeline->runs()->Find("recorded")->record.id);
+        engine->ingest()->AwaitApplied(engine->runs()->Find("recorded")->record.id);
         std::filesystem::create_directory(copy);
         CrashCopy(folder + "/wal", copy + "/wal");
       }
     }
-    const auto pipeline = Open(copy);
-    const auto again = Import(pipeline.get(), bytes);
+    const auto engine = Open(copy);
+    const auto again = Import(engine.get(), bytes);
     ASSERT_TRUE(again.ok()) << saved << again.status();
-    EXPECT_EQ(Export(pipeline.get(), "recorded"), expected) << saved;
+    EXPECT_EQ(Export(engine.get(), "recorded"), expected) << saved;
   }
 }
 
 TEST_F(RunImportTest, NoOtherRecordingIsMixedIntoIt) {
   std::string half;
   const std::string bytes = MakeRecording("m", kSteps, &half);
-  const auto pipeline = Open(Path("a"));
+  const auto engine = Open(Path("a"));
   {
-    const auto cut = pipeline->StartImport("x", false);
+    const auto cut = engine->control()->StartImport("x", false);
     ASSERT_TRUE(cut->Feed(half).ok());
     // While it goes on a second one pushes it out of nothing.
-    const absl::Status second = Import(pipeline.get(), bytes, "x").status();
+    const absl::Status second = Import(engine.get(), bytes, "x").status();
     EXPECT_TRUE(absl::IsAborted(second)) << second;
   }
-  const absl::Status other = Import(pipeline.get(), MakeRecording("another", kSteps), "x").status();
+  const absl::Status other = Import(engine.get(), MakeRecording("another", kSteps), "x").status();
   EXPECT_TRUE(absl::IsAlreadyExists(other)) << other;
   EXPECT_THAT(std::string(other.message()), HasSubstr("another recording"));
-  pipeline->AwaitApplied(pipeline->runs()->Find("x")->record.id);
-  const auto whole = Import(pipeline.get(), bytes, "x");
+  engine->ingest()->AwaitApplied(engine->runs()->Find("x")->record.id);
+  const auto whole = Import(engine.get(), bytes, "x");
   EXPECT_TRUE(whole.ok()) << whole.status();
 }
 
-class Trainer final : public PipelineTrainer {
+class Trainer final : public IngestTrainer {
  public:
-  explicit Trainer(Pipeline* pipeline) {
+  explicit Trainer(Engine* engine) {
     v1::ClientMessage message;
     message.mutable_hello()->mutable_run()->set_name("recorded");
     message.mutable_hello()->mutable_run()->set_uuid(std::string(16, 'r'));
-    Greet(pipeline, std::move(message), /*world=*/1, /*layers=*/1);
+    Greet(engine->ingest(), std::move(message), /*world=*/1, /*layers=*/1);
   }
   ~Trainer() override { session_->Detach(); }
 };
@@ -257,41 +257,41 @@ TEST_F(RunImportTest, ImportOverATrainersRunIsRefused) {
   std::string half;
   const std::string bytes = MakeRecording("m", kSteps, &half);
   {
-    const auto pipeline = Open(Path("a"));
-    { const Trainer away(pipeline.get()); }
-    const absl::Status refused = Import(pipeline.get(), bytes).status();
+    const auto engine = Open(Path("a"));
+    { const Trainer away(engine.get()); }
+    const absl::Status refused = Import(engine.get(), bytes).status();
     EXPECT_TRUE(absl::IsAlreadyExists(refused)) << refused;
   }
   // Neither one that a trainer goes on with where an import was cut off.
-  const auto pipeline = Open(Path("b"));
+  const auto engine = Open(Path("b"));
   {
-    const auto cut = pipeline->StartImport("", false);
+    const auto cut = engine->control()->StartImport("", false);
     ASSERT_TRUE(cut->Feed(half).ok());
   }
-  const RunId run = pipeline->runs()->Find("recorded")->record.id;
-  { const Trainer away(pipeline.get()); }
-  pipeline->AwaitApplied(run);
-  EXPECT_TRUE(absl::IsAlreadyExists(Import(pipeline.get(), bytes).status()));
+  const RunId run = engine->runs()->Find("recorded")->record.id;
+  { const Trainer away(engine.get()); }
+  engine->ingest()->AwaitApplied(run);
+  EXPECT_TRUE(absl::IsAlreadyExists(Import(engine.get(), bytes).status()));
 }
 
 // What was refused leaves no run that waits for more, and keeps none that is right away.
 TEST_F(RunImportTest, BytesBehindItsEndAreRefused) {
   const std::string bytes = MakeRecording("m", kSteps);
   const std::string expected = Whole(bytes);
-  const auto pipeline = Open(Path("a"));
+  const auto engine = Open(Path("a"));
   for (const bool at_once : {true, false}) {
-    const std::unique_ptr<RunImport> import = pipeline->StartImport(at_once ? "once" : "twice", false);
+    const std::unique_ptr<RunImport> import = engine->control()->StartImport(at_once ? "once" : "twice", false);
     absl::Status refused = import->Feed(at_once ? bytes + "more" : bytes);
     if (!at_once) refused = import->Feed("more");
     EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
     EXPECT_THAT(std::string(refused.message()), HasSubstr("bytes follow its end"));
-    EXPECT_TRUE(pipeline->runs()->Find(at_once ? "once" : "twice")->record.ended);
+    EXPECT_TRUE(engine->runs()->Find(at_once ? "once" : "twice")->record.ended);
   }
-  ASSERT_TRUE(absl::IsInvalidArgument(Import(pipeline.get(), bytes + "more").status()));
-  const auto again = Import(pipeline.get(), bytes);
+  ASSERT_TRUE(absl::IsInvalidArgument(Import(engine.get(), bytes + "more").status()));
+  const auto again = Import(engine.get(), bytes);
   ASSERT_TRUE(again.ok()) << again.status();
-  EXPECT_EQ(pipeline->runs()->Find("recorded")->record.end_reason, "finished");
-  EXPECT_EQ(Export(pipeline.get(), "recorded"), expected);
+  EXPECT_EQ(engine->runs()->Find("recorded")->record.end_reason, "finished");
+  EXPECT_EQ(Export(engine.get(), "recorded"), expected);
 }
 
 TEST_F(RunImportTest, TwoRunsInOneRecordingAreRefused) {
@@ -311,16 +311,16 @@ TEST_F(RunImportTest, TwoRunsInOneRecordingAreRefused) {
     EXPECT_TRUE(writer.Finish());
     return bytes;
   };
-  const auto pipeline = Open(Path("a"));
+  const auto engine = Open(Path("a"));
   for (const char* const as_name : {"", "another"}) {
-    const absl::Status names = Import(pipeline.get(), with_second("second", 's'), as_name).status();
+    const absl::Status names = Import(engine.get(), with_second("second", 's'), as_name).status();
     EXPECT_TRUE(absl::IsInvalidArgument(names)) << names;
     EXPECT_THAT(std::string(names.message()), HasSubstr("the recording holds \"first\" and \"second\""));
-    const absl::Status uuids = Import(pipeline.get(), with_second("first", 's'), as_name).status();
+    const absl::Status uuids = Import(engine.get(), with_second("first", 's'), as_name).status();
     EXPECT_TRUE(absl::IsInvalidArgument(uuids)) << uuids;
   }
-  EXPECT_EQ(pipeline->runs()->Find("second"), nullptr);
-  for (const RunSnapshotPtr& run : pipeline->runs()->List()) EXPECT_TRUE(run->record.ended);
+  EXPECT_EQ(engine->runs()->Find("second"), nullptr);
+  for (const RunSnapshotPtr& run : engine->runs()->List()) EXPECT_TRUE(run->record.ended);
 }
 
 }  // namespace

@@ -164,7 +164,7 @@ class ShardTest : public testing::Test {
     record.description.layout = kLayout;
     record.description.reporters = reporters;
     absl::MutexLock lock(&shard_->mutex());
-    shard_->Adopt(std::make_unique<LiveRun>(parts_, record));
+    shard_->Adopt(*LiveRun::Load(parts_, record));
   }
 
   // Logs a step of the run and hands it to the shard.
@@ -601,10 +601,10 @@ TEST_F(ShardTest, ChangedRulesReachRunsOnceAndAreSaved) {
   Send(1, 0, std::numeric_limits<float>::quiet_NaN());
   shard_->CommitAll();
   EXPECT_TRUE(alerts_->List(1, true).empty());
-  LiveRun again(parts_, *database_->GetRun(1));
-  ASSERT_TRUE(again.Load().ok());
-  EXPECT_FALSE(again.RulesDiffer(*read_again)) << "its state holds them";
-  EXPECT_TRUE(again.RulesDiffer(rules_.built_in()));
+  const auto again = LiveRun::Load(parts_, *database_->GetRun(1));
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_FALSE((*again)->RulesDiffer(*read_again)) << "its state holds them";
+  EXPECT_TRUE((*again)->RulesDiffer(rules_.built_in()));
 
   rules_.Set(nullptr);
   Tick();

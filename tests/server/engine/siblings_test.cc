@@ -1,6 +1,6 @@
 // Goal: what was learned from healthy runs is in the alerts of those that come
 // after, is kept, and changes nothing else of them.
-// Method: recorded runs through the whole pipeline.
+// Method: recorded runs through the whole engine.
 #include "server/engine/siblings.h"
 
 #include <gmock/gmock.h>
@@ -84,8 +84,8 @@ TEST(SiblingsTest, ARestartKeepsWhatWasLearnedAndWhatWasTold) {
   service.Restart();
   EXPECT_EQ(text(), before);
   EXPECT_EQ(service.count("bellwether_baseline_runs_total", {{"result", "learned"}}), learned) << "read again";
-  ASSERT_THAT(service.pipeline().baselines()->List(), SizeIs(1));
-  EXPECT_THAT(service.pipeline().baselines()->List()[0], SizeIs(3));
+  ASSERT_THAT(service.engine().baselines()->List(), SizeIs(1));
+  EXPECT_THAT(service.engine().baselines()->List()[0], SizeIs(3));
   const std::vector<AlertTransition> next = service.Transitions(service.Import(File("gpt-flash-s17"), "next"));
   const AlertTransition* const drift = FirstOf(next, "drift");
   ASSERT_NE(drift, nullptr);
@@ -102,7 +102,7 @@ TEST(SiblingsTest, RunHasNoSiblingsAfterAKernelChange) {
     with += !transition.siblings.empty();
   }
   EXPECT_GT(with, 0);
-  EXPECT_TRUE(service.pipeline().runs()->Get(rescued)->record.kind_changed);
+  EXPECT_TRUE(service.engine().runs()->Get(rescued)->record.kind_changed);
 }
 
 // A stream that nobody listens to.
@@ -121,24 +121,24 @@ TEST(SiblingsTest, ARestartWithAnotherKernelMakesARunNoExample) {
   for (const char* const kernel : {"flash", "cudnn"}) {
     const std::string name = std::string("restarted-with-") + kernel;
     const RunId run = service.Import(File(kHealthy[0]), name);
-    ASSERT_NE(service.pipeline().baselines()->Get(run), nullptr);
+    ASSERT_NE(service.engine().baselines()->Get(run), nullptr);
     HelloMessage hello;
-    hello.run = service.pipeline().runs()->Get(run)->record.description;
+    hello.run = service.engine().runs()->Get(run)->record.description;
     hello.run.attempt += 1;
     hello.run.attention.kernel = kernel;
     v1::ClientMessage message;
     message.mutable_hello()->set_protocol(kProtocolVersion);
     *message.mutable_hello()->mutable_run() = ToProto(hello.run);
     Deaf owner;
-    const auto session = service.pipeline().Open(hello, message.SerializeAsString(), &owner);
+    const auto session = service.engine().ingest()->Open(hello, message.SerializeAsString(), &owner);
     ASSERT_TRUE(session.ok()) << session.status();
     v1::ClientMessage bye;
     bye.mutable_bye()->set_reason(v1::BYE_REASON_FINISHED);
     (*session)->Bye({0, ByeMessage{ByeMessage::Reason::kFinished}}, bye.SerializeAsString());
     (*session)->Detach();
-    service.pipeline().AwaitApplied(run);
-    service.pipeline().AwaitLearned();
-    const auto learned = service.pipeline().baselines()->Get(run);
+    service.engine().ingest()->AwaitApplied(run);
+    service.engine().AwaitLearned();
+    const auto learned = service.engine().baselines()->Get(run);
     if (std::string(kernel) == "flash") {
       ASSERT_NE(learned, nullptr) << "it went on as it was";
       EXPECT_EQ(learned->attempt, 1u);

@@ -188,7 +188,7 @@ class LiveRunSpectraTest : public testing::Test {
     record.id = 1;
     record.description.name = "r";
     record.description.layout = kLayout;
-    return std::make_unique<LiveRun>(parts, record);
+    return *LiveRun::Load(parts, record);
   }
 
   LoggedMessage Logged(IngestMessage message, uint64_t epoch = 1) {
@@ -242,7 +242,7 @@ TEST_F(LiveRunSpectraTest, GoodbyeWaitsForStepsAndTheirSpectra) {
   run->Apply(Logged({0, ByeMessage{ByeMessage::Reason::kFinished, ""}}), 5);
   EXPECT_THAT(series.steps, SizeIs(1));
   EXPECT_FALSE(run->ended());
-  EXPECT_FALSE(run->CommitDue(INT64_MAX)) << "no saved state says that it has said goodbye";
+  EXPECT_FALSE(run->SaveDue(INT64_MAX)) << "no saved state says that it has said goodbye";
   for (const SpectraMessage& answers : Answers()) run->Apply(Logged({0, answers}, 0), 5);
   ASSERT_THAT(series.steps, SizeIs(3));
   EXPECT_EQ(series.steps[1].step, 1);
@@ -252,7 +252,7 @@ TEST_F(LiveRunSpectraTest, GoodbyeWaitsForStepsAndTheirSpectra) {
   EXPECT_TRUE(IsNotMeasured(series.steps[1].matrix(SignalId::kGramIncrementRank)[3]));
   EXPECT_FALSE(series.steps[2].has(SignalId::kGramSigma));
   EXPECT_TRUE(run->ended());
-  EXPECT_TRUE(run->CommitDue(INT64_MAX));
+  EXPECT_TRUE(run->SaveDue(INT64_MAX));
   EXPECT_EQ(counters_.counter("bellwether_spectra_total", {{"result", "incomplete"}})->value(), 1);
   run->Apply(Logged({6, Gram(1, {0, 0}, 9)}), 5);
   EXPECT_EQ(counters_.counter("bellwether_spectra_total", {{"result", "late"}})->value(), 1);
@@ -264,8 +264,8 @@ TEST_F(LiveRunSpectraTest, StepClosedByDeadlineLosesOnlyItsSpectra) {
   run->Apply(Logged({1, Gram(0, {1, 0}, 9)}), 5);
   run->Apply(Frame(0), 5);
   StepClosedMessage overdue;
-  EXPECT_FALSE(run->StepOverdue(0, 10, &overdue));
-  ASSERT_TRUE(run->StepOverdue(10, 10, &overdue));
+  EXPECT_FALSE(run->deadlines().StepOverdue(run->state(), 0, 10, &overdue));
+  ASSERT_TRUE(run->deadlines().StepOverdue(run->state(), 10, 10, &overdue));
   run->Apply(Logged({0, overdue}, 0), 5);
   ASSERT_THAT(series.steps, SizeIs(1));
   EXPECT_TRUE(series.steps[0].signals() == std::vector<SignalId>{SignalId::kLoss});
@@ -292,7 +292,7 @@ TEST_F(LiveRunSpectraTest, ReplayFromAnyCutGivesTheSameSteps) {
     const auto recovered = NewRun(&again);
     for (size_t i = 0; i < cut; ++i) recovered->Apply(log[i], 0);  // 0: recovery.
     EXPECT_THAT(Answers(), IsEmpty()) << "nothing is computed while the log may hold the answer";
-    recovered->SubmitUnanswered();
+    recovered->state().SubmitUnanswered();
     for (const SpectraMessage& answers : Answers()) recovered->Apply(Logged({0, answers}, 0), 5);
     ASSERT_LE(again.steps.size(), 6u);
     for (size_t i = 0; i < again.steps.size(); ++i) {

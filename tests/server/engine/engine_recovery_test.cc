@@ -1,7 +1,7 @@
 // Goal: a server that is started again takes and acknowledges at once, and what
 // comes then is applied behind what its log holds, once and in order; what it
 // copies of itself while it works is such a log, too.
-// Method: a whole pipeline on real files, a crash as a copy of its folder, and a
+// Method: a whole engine on real files, a crash as a copy of its folder, and a
 // rank that goes on where it was while the log is still being applied.
 
 #include <gmock/gmock.h>
@@ -18,31 +18,31 @@
 #include <vector>
 
 #include "server/detect/rules_file.h"
-#include "server/engine/pipeline.h"
+#include "server/engine/engine.h"
 #include "tests/support/crash_copy.h"
-#include "tests/support/pipeline_trainer.h"
+#include "tests/support/ingest_trainer.h"
 #include "tests/support/temp_directory.h"
 
 namespace bellwether::server {
 namespace {
 
-class Trainer final : public PipelineTrainer {
+class Trainer final : public IngestTrainer {
  public:
-  Trainer(Pipeline* pipeline, uint64_t first_seq, uint32_t world = 1) {
-    Greet(pipeline, v1::ClientMessage(), world, /*layers=*/1, first_seq);
+  Trainer(Engine* engine, uint64_t first_seq, uint32_t world = 1) {
+    Greet(engine->ingest(), v1::ClientMessage(), world, /*layers=*/1, first_seq);
   }
-  Trainer(Pipeline* pipeline, const std::string& name, const std::string& uuid) {
+  Trainer(Engine* engine, const std::string& name, const std::string& uuid) {
     v1::ClientMessage message;
     message.mutable_hello()->mutable_run()->set_name(name);
     message.mutable_hello()->mutable_run()->set_uuid(uuid);
-    Greet(pipeline, std::move(message), /*world=*/1, /*layers=*/1);
+    Greet(engine->ingest(), std::move(message), /*world=*/1, /*layers=*/1);
   }
   // Of a launch, which calls itself attempt `told`.
-  Trainer(Pipeline* pipeline, int64_t launch_unix_ms, uint32_t told, uint64_t first_seq) {
+  Trainer(Engine* engine, int64_t launch_unix_ms, uint32_t told, uint64_t first_seq) {
     v1::ClientMessage message;
     message.mutable_hello()->mutable_run()->set_launch_unix_ms(launch_unix_ms);
     message.mutable_hello()->mutable_run()->set_attempt(told);
-    Greet(pipeline, std::move(message), /*world=*/1, /*layers=*/1, first_seq);
+    Greet(engine->ingest(), std::move(message), /*world=*/1, /*layers=*/1, first_seq);
   }
   ~Trainer() override { session_->Detach(); }
 
@@ -102,24 +102,23 @@ class HurryingClock final : public Clock {
   mutable std::atomic<int64_t> now_ = 0;
 };
 
-class PipelineRecoveryTest : public testing::Test {
+class EngineRecoveryTest : public testing::Test {
  protected:
-  absl::StatusOr<std::unique_ptr<Pipeline>> TryOpen(const std::string& folder, bool repair, RuleSetPtr rules = nullptr,
-                                                    Clock* clock = Clock::System()) {
-    Pipeline::Options options;
+  absl::StatusOr<std::unique_ptr<Engine>> TryOpen(const std::string& folder, bool repair, RuleSetPtr rules = nullptr,
+                                                  Clock* clock = Clock::System()) {
+    Engine::Options options;
     options.wal.repair = repair;
     options.rules = std::move(rules);
     options.storage_path = folder;
     options.wal.segment_bytes = 2 << 20;
     options.shards = 2;
     options.apply_ms_max = 0;
-    return Pipeline::Open(options, &counters_, clock);
+    return Engine::Open(options, &counters_, clock);
   }
-  std::unique_ptr<Pipeline> Open(const std::string& folder, RuleSetPtr rules = nullptr,
-                                 Clock* clock = Clock::System()) {
-    auto pipeline = TryOpen(folder, /*repair=*/false, std::move(rules), clock);
-    EXPECT_TRUE(pipeline.ok()) << pipeline.status();
-    return *std::move(pipeline);
+  std::unique_ptr<Engine> Open(const std::string& folder, RuleSetPtr rules = nullptr, Clock* clock = Clock::System()) {
+    auto engine = TryOpen(folder, /*repair=*/false, std::move(rules), clock);
+    EXPECT_TRUE(engine.ok()) << engine.status();
+    return *std::move(engine);
   }
   static void RemoveLog(const std::string& folder) {
     for (const auto& entry : std::filesystem::directory_iterator(folder + "/wal")) std::filesystem::remove(entry);
@@ -129,27 +128,27 @@ class PipelineRecoveryTest : public testing::Test {
     std::filesystem::create_directory(to);
     for (const char* part : {"/db", "/wal"}) CrashCopy(from + part, to + part);
   }
-  static std::vector<int64_t> StoredLosses(Pipeline* pipeline) {
-    const RunSnapshotPtr run = pipeline->runs()->Find("r");
+  static std::vector<int64_t> StoredLosses(Engine* engine) {
+    const RunSnapshotPtr run = engine->runs()->Find("r");
     EXPECT_NE(run, nullptr);
-    pipeline->AwaitApplied(run->record.id);
-    const auto points = pipeline->series()->ReadSeries(run->record.id, run->record.description.layout,
-                                                       {SignalId::kLoss, 0, 0}, 0, 100'000, 100'000, -1);
+    engine->ingest()->AwaitApplied(run->record.id);
+    const auto points = engine->series()->ReadSeries(run->record.id, run->record.description.layout,
+                                                     {SignalId::kLoss, 0, 0}, 0, 100'000, 100'000, -1);
     EXPECT_TRUE(points.ok()) << points.status();
     return points->step;
   }
   // Of a run of one attempt, each of whose frames is a step.
-  static std::vector<int64_t> StoredSteps(Pipeline* pipeline) {
-    std::vector<int64_t> steps = StoredLosses(pipeline);
-    EXPECT_EQ(pipeline->runs()->Find("r")->record.frames, steps.size());
+  static std::vector<int64_t> StoredSteps(Engine* engine) {
+    std::vector<int64_t> steps = StoredLosses(engine);
+    EXPECT_EQ(engine->runs()->Find("r")->record.frames, steps.size());
     return steps;
   }
   // What a Hello that is not taken is answered.
-  static absl::Status Refused(Pipeline* pipeline, v1::ClientMessage message) {
+  static absl::Status Refused(Engine* engine, v1::ClientMessage message) {
     message = HelloOf(std::move(message), /*world=*/1, /*layers=*/1);
     const auto plain = Decode(message, nullptr, {});
     EXPECT_TRUE(plain.ok()) << plain.status();
-    return pipeline->Open(std::get<HelloMessage>(plain->body), message.SerializeAsString(), nullptr).status();
+    return engine->ingest()->Open(std::get<HelloMessage>(plain->body), message.SerializeAsString(), nullptr).status();
   }
   static std::vector<int64_t> UpTo(int64_t end) {
     std::vector<int64_t> steps(static_cast<size_t>(end));
@@ -161,64 +160,64 @@ class PipelineRecoveryTest : public testing::Test {
   Counters counters_;
 };
 
-TEST_F(PipelineRecoveryTest, FramesDuringReplayAreAppliedAfterIt) {
+TEST_F(EngineRecoveryTest, WhatComesDuringTheReplayIsAppliedBehindIt) {
   const std::string first = directory_.path() + "/first", killed = directory_.path() + "/killed";
   {
-    const auto pipeline = Open(first);
-    Trainer(pipeline.get(), 0).Steps(0, 6000);
+    const auto engine = Open(first);
+    Trainer(engine.get(), 0).Steps(0, 6000);
     Kill(first, killed);
   }
   {
-    const auto pipeline = Open(killed);
-    Trainer trainer(pipeline.get(), 6000);
+    const auto engine = Open(killed);
+    Trainer trainer(engine.get(), 6000);
     EXPECT_EQ(trainer.AwaitOpen(), 6000) << "known before it is applied";
     trainer.Steps(6000, 9000);
-    EXPECT_EQ(StoredSteps(pipeline.get()), UpTo(9000));
+    EXPECT_EQ(StoredSteps(engine.get()), UpTo(9000));
   }
   EXPECT_EQ(StoredSteps(Open(killed).get()), UpTo(9000));
 }
 
 // Its launches go on where they were, whatever they tell: torchrun's nodes count by
 // themselves, and a node that is new begins at 0.
-TEST_F(PipelineRecoveryTest, LaunchesKeepTheirAttemptsOverARestart) {
+TEST_F(EngineRecoveryTest, LaunchesAreTheAttemptsThatTheyWere) {
   constexpr int64_t kLaunch = 1'790'000'000'000;
   const std::string first = directory_.path() + "/first", killed = directory_.path() + "/killed";
-  const auto attempt = [](Pipeline* pipeline) { return pipeline->runs()->Find("r")->record.description.attempt; };
+  const auto attempt = [](Engine* engine) { return engine->runs()->Find("r")->record.description.attempt; };
   {
-    const auto pipeline = Open(first);
-    Trainer(pipeline.get(), kLaunch, /*told=*/0, 0).Steps(0, 10);
-    Trainer again(pipeline.get(), kLaunch + 1, /*told=*/0, 10);
+    const auto engine = Open(first);
+    Trainer(engine.get(), kLaunch, /*told=*/0, 0).Steps(0, 10);
+    Trainer again(engine.get(), kLaunch + 1, /*told=*/0, 10);
     EXPECT_EQ(again.attempt(), 1);
     again.Steps(5, 20);
     Kill(first, killed);
   }
   {
-    const auto pipeline = Open(killed);
-    EXPECT_EQ(Trainer(pipeline.get(), kLaunch + 1, /*told=*/0, 25).attempt(), 1) << "it came back";
+    const auto engine = Open(killed);
+    EXPECT_EQ(Trainer(engine.get(), kLaunch + 1, /*told=*/0, 25).attempt(), 1) << "it came back";
     v1::ClientMessage straggler;
     straggler.mutable_hello()->mutable_run()->set_launch_unix_ms(kLaunch);
-    EXPECT_TRUE(absl::IsAborted(Refused(pipeline.get(), straggler)));
+    EXPECT_TRUE(absl::IsAborted(Refused(engine.get(), straggler)));
     straggler.mutable_hello()->mutable_run()->set_launch_unix_ms(kLaunch - 1);
-    EXPECT_TRUE(absl::IsAborted(Refused(pipeline.get(), straggler)));
-    Trainer(pipeline.get(), kLaunch + 2, /*told=*/1, 25).Steps(15, 30);
-    EXPECT_EQ(StoredLosses(pipeline.get()), UpTo(30));
-    EXPECT_EQ(attempt(pipeline.get()), 2);
-    EXPECT_TRUE(pipeline->Close().ok());
+    EXPECT_TRUE(absl::IsAborted(Refused(engine.get(), straggler)));
+    Trainer(engine.get(), kLaunch + 2, /*told=*/1, 25).Steps(15, 30);
+    EXPECT_EQ(StoredLosses(engine.get()), UpTo(30));
+    EXPECT_EQ(attempt(engine.get()), 2);
+    EXPECT_TRUE(engine->Close().ok());
   }
   // All of it is saved, and no Hello is needed from the log any more.
   RemoveLog(killed);
-  const auto pipeline = TryOpen(killed, /*repair=*/true);
-  ASSERT_TRUE(pipeline.ok()) << pipeline.status();
-  EXPECT_EQ((*pipeline)->runs()->Find("r")->record.description.launch_unix_ms, kLaunch + 2);
-  EXPECT_EQ(Trainer(pipeline->get(), kLaunch + 2, /*told=*/0, 40).attempt(), 2);
-  EXPECT_EQ(Trainer(pipeline->get(), kLaunch + 3, /*told=*/0, 40).attempt(), 3);
+  const auto engine = TryOpen(killed, /*repair=*/true);
+  ASSERT_TRUE(engine.ok()) << engine.status();
+  EXPECT_EQ((*engine)->runs()->Find("r")->record.description.launch_unix_ms, kLaunch + 2);
+  EXPECT_EQ(Trainer(engine->get(), kLaunch + 2, /*told=*/0, 40).attempt(), 2);
+  EXPECT_EQ(Trainer(engine->get(), kLaunch + 3, /*told=*/0, 40).attempt(), 3);
 }
 
-TEST_F(PipelineRecoveryTest, ClosedDuringTheReplayItLosesNothing) {
+TEST_F(EngineRecoveryTest, ClosedDuringTheReplayItLosesNothing) {
   const std::string first = directory_.path() + "/first", killed = directory_.path() + "/killed";
   {
-    const auto pipeline = Open(first);
-    Trainer(pipeline.get(), 0).Steps(0, 5000);
+    const auto engine = Open(first);
+    Trainer(engine.get(), 0).Steps(0, 5000);
     Kill(first, killed);
   }
   for (int i = 0; i < 3; ++i) EXPECT_TRUE(Open(killed)->Close().ok());
@@ -226,19 +225,19 @@ TEST_F(PipelineRecoveryTest, ClosedDuringTheReplayItLosesNothing) {
 }
 
 // The numbers of the lost records count as saved: who gets them again is not heard.
-TEST_F(PipelineRecoveryTest, FramesAfterALostLogAreKept) {
+TEST_F(EngineRecoveryTest, WhatComesAfterTheLogWasLostIsKept) {
   const std::string first = directory_.path() + "/first", killed = directory_.path() + "/killed";
   {
-    const auto pipeline = Open(first);
-    Trainer(pipeline.get(), 0).Steps(0, 3000);
-    EXPECT_EQ(StoredSteps(pipeline.get()), UpTo(3000));
+    const auto engine = Open(first);
+    Trainer(engine.get(), 0).Steps(0, 3000);
+    EXPECT_EQ(StoredSteps(engine.get()), UpTo(3000));
   }
   RemoveLog(first);
   EXPECT_TRUE(absl::IsDataLoss(TryOpen(first, /*repair=*/false).status()));
   {
-    const auto pipeline = TryOpen(first, /*repair=*/true);
-    ASSERT_TRUE(pipeline.ok()) << pipeline.status();
-    Trainer trainer(pipeline->get(), 3000);
+    const auto engine = TryOpen(first, /*repair=*/true);
+    ASSERT_TRUE(engine.ok()) << engine.status();
+    Trainer trainer(engine->get(), 3000);
     EXPECT_EQ(trainer.AwaitOpen(), 3000);
     trainer.Steps(3000, 3500);
     Kill(first, killed);
@@ -247,17 +246,17 @@ TEST_F(PipelineRecoveryTest, FramesAfterALostLogAreKept) {
 }
 
 // Saved further than it is applied: a rank is behind with every step.
-TEST_F(PipelineRecoveryTest, LogContinuesAboveSavedOpenSteps) {
+TEST_F(EngineRecoveryTest, TheLogGoesOnAboveWhatIsSavedOfOpenSteps) {
   const std::string folder = directory_.path() + "/live";
   {
-    const auto pipeline = Open(folder);
-    Trainer(pipeline.get(), 0, /*world=*/2).Steps(0, 20);
-    pipeline->AwaitApplied(pipeline->runs()->Find("r")->record.id);  // And saved.
+    const auto engine = Open(folder);
+    Trainer(engine.get(), 0, /*world=*/2).Steps(0, 20);
+    engine->ingest()->AwaitApplied(engine->runs()->Find("r")->record.id);  // And saved.
   }
   RemoveLog(folder);
   {
-    const auto pipeline = TryOpen(folder, /*repair=*/true);
-    ASSERT_TRUE(pipeline.ok()) << pipeline.status();
+    const auto engine = TryOpen(folder, /*repair=*/true);
+    ASSERT_TRUE(engine.ok()) << engine.status();
   }
   Wal::Options options;
   options.directory = folder + "/wal";
@@ -270,16 +269,16 @@ TEST_F(PipelineRecoveryTest, LogContinuesAboveSavedOpenSteps) {
 // The shard brings the rules of the server to runs that have others: to one whose
 // Hello is only about to be logged, too, if it has it already.  A log in which
 // they come first cannot be read by whoever does not know the run.
-TEST_F(PipelineRecoveryTest, NothingOfARunIsLoggedBeforeItsHello) {
+TEST_F(EngineRecoveryTest, NothingOfARunIsLoggedBeforeItsHello) {
   const std::string folder = directory_.path() + "/live";
   const auto rules = ParseRules("off: [nonfinite]", "r.yml");
   ASSERT_TRUE(rules.ok());
   HurryingClock clock;
   {
-    const auto pipeline = Open(folder, *rules, &clock);
+    const auto engine = Open(folder, *rules, &clock);
     for (int i = 100; i < 300; ++i) {
       const std::string number = std::to_string(i);
-      Trainer(pipeline.get(), "run-" + number, number + std::string(13, 'u')).Steps(0, 1);
+      Trainer(engine.get(), "run-" + number, number + std::string(13, 'u')).Steps(0, 1);
     }
   }
   Wal::Options options;
@@ -296,28 +295,28 @@ TEST_F(PipelineRecoveryTest, NothingOfARunIsLoggedBeforeItsHello) {
   EXPECT_EQ(met.size(), 200u);
 }
 
-TEST_F(PipelineRecoveryTest, ACheckpointIsOfOnePointInTime) {
-  const auto pipeline = Open(directory_.path() + "/live");
+TEST_F(EngineRecoveryTest, ACheckpointIsOfOnePointInTime) {
+  const auto engine = Open(directory_.path() + "/live");
   const std::string copy = directory_.path() + "/copy";
-  Trainer trainer(pipeline.get(), 0);
+  Trainer trainer(engine.get(), 0);
   trainer.Steps(0, 3000);
-  EXPECT_EQ(StoredSteps(pipeline.get()), UpTo(3000));
+  EXPECT_EQ(StoredSteps(engine.get()), UpTo(3000));
   std::thread writer([&trainer] { trainer.Steps(3000, 6000); });
-  const absl::Status written = pipeline->WriteCheckpoint(copy);
+  const absl::Status written = engine->WriteCheckpoint(copy);
   writer.join();
   ASSERT_TRUE(written.ok()) << written;
-  EXPECT_FALSE(pipeline->WriteCheckpoint(copy).ok()) << "it is there already";
+  EXPECT_FALSE(engine->WriteCheckpoint(copy).ok()) << "it is there already";
   const auto steps = StoredSteps(Open(copy).get());
   EXPECT_GE(steps.size(), 3000u);
   EXPECT_EQ(steps, UpTo(static_cast<int64_t>(steps.size())));
 }
 
-TEST_F(PipelineRecoveryTest, SeqFarAheadIsRefused) {
-  const auto pipeline = Open(directory_.path() + "/a");
+TEST_F(EngineRecoveryTest, NoSeqThatIsFarOffTakesTheNumbersOfWhatFollows) {
+  const auto engine = Open(directory_.path() + "/a");
   const Counter* const refused = counters_.counter("bellwether_ingest_limit_refused_total", {{"limit", "seq"}});
   constexpr uint64_t kRise = uint64_t{1} << 32;
   {
-    Trainer trainer(pipeline.get(), 0);
+    Trainer trainer(engine.get(), 0);
     const absl::Status far = trainer.TrySeq(UINT64_MAX);
     EXPECT_TRUE(absl::IsInvalidArgument(far)) << far;
     EXPECT_EQ(far.message(), "seq = 18446744073709551615: must be in [1, 4294967296]: 0 was the last one");
@@ -327,7 +326,7 @@ TEST_F(PipelineRecoveryTest, SeqFarAheadIsRefused) {
     EXPECT_TRUE(trainer.TrySeq(6).ok()) << "a duplicate like any other";
     EXPECT_EQ(refused->value(), 2);
   }
-  EXPECT_EQ(Trainer(pipeline.get(), 0).AwaitOpen(), static_cast<int64_t>(5 + kRise));
+  EXPECT_EQ(Trainer(engine.get(), 0).AwaitOpen(), static_cast<int64_t>(5 + kRise));
 }
 
 }  // namespace

@@ -1,28 +1,28 @@
-// The part of LiveRun that waits: Gram matrices and their signals, and goodbyes
-// behind them.
+// The part of RunState for Gram matrices: their signals, and goodbyes that wait for
+// those.
 
 #include <utility>
 #include <vector>
 
-#include "server/engine/live_run.h"
+#include "server/engine/run_state.h"
 
 namespace bellwether::server {
 
-void LiveRun::ApplyGram(const ShippedGram& gram, Lsn lsn) {
+void RunState::ApplyGram(const ShippedGram& gram, Lsn lsn) {
   if (parts_.spectra == nullptr) return;
   // Its step stays open from here on; and a task holds it until the answer.
   if (!merge_.Hold(gram.attempt, gram.step, lsn, 0)) {
     if (lsn > saved_lsn_) CountGram("late");
     return;
   }
-  if (lsn > saved_lsn_) GoOn();  // Its step is open.
+  if (lsn > saved_lsn_) Reopen();  // Its step is open.
   GramTask task;
   switch (grams_.Take(gram, &task)) {
     case GramAssembler::Outcome::kTask:
       task.run = record_.id;
       (void)merge_.Hold(gram.attempt, gram.step, lsn, 1);
       // In recovery the log may hold its answer.
-      if (arrived_ns_ > 0) {
+      if (is_live_) {
         parts_.spectra->Submit(std::move(task));
       } else {
         unanswered_.push_back(std::move(task));
@@ -39,7 +39,7 @@ void LiveRun::ApplyGram(const ShippedGram& gram, Lsn lsn) {
   }
 }
 
-void LiveRun::ApplySpectra(const SpectraMessage& spectra) {
+void RunState::ApplySpectra(const SpectraMessage& spectra) {
   std::vector<RankMerge::Cell> cells;
   for (const GramAnswer& answer : spectra.answers) {
     std::erase_if(unanswered_, [&](const GramTask& task) {
@@ -52,29 +52,29 @@ void LiveRun::ApplySpectra(const SpectraMessage& spectra) {
     }
     if (!merge_.Fill(answer.attempt, answer.step, cells, sink_)) CountGram("late");
   }
-  LetGo(false);
+  ReleaseByes(false);
 }
 
-void LiveRun::SubmitUnanswered() {
+void RunState::SubmitUnanswered() {
   for (GramTask& task : unanswered_) parts_.spectra->Submit(std::move(task));
   unanswered_.clear();
 }
 
-void LiveRun::CountGram(const char* result, double count) {
+void RunState::CountGram(const char* result, double count) {
   if (count > 0) parts_.counters->counter("bellwether_spectra_total", {{"result", result}})->Add(count);
 }
 
-void LiveRun::ApplyBye(uint32_t rank, const ByeMessage& bye) {
+void RunState::ApplyBye(uint32_t rank, const ByeMessage& bye) {
   byes_.emplace_back(rank, bye);
-  LetGo(false);
+  ReleaseByes(false);
 }
 
-void LiveRun::LetGo(bool all) {
+void RunState::ReleaseByes(bool all) {
   for (const auto& [rank, bye] : std::exchange(byes_, {})) {
     if (!all && merge_.Holding(rank)) {
       byes_.emplace_back(rank, bye);
     } else {
-      TakeLeave(rank, bye);
+      LeaveRank(rank, bye);
     }
   }
 }

@@ -1,5 +1,5 @@
-// The part of LiveRun that acts: what people, policies and trainers say about
-// actions, through the engine and into the audit.
+// The part of RunState for actions: requests of people, results of trainers, and
+// policies, through the action engine into the audit.
 
 #include <algorithm>
 #include <utility>
@@ -7,15 +7,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "server/act/action_kinds.h"
-#include "server/engine/live_run.h"
+#include "server/engine/run_state.h"
 #include "server/util/log.h"
-#include "server/util/status_macros.h"
 
 namespace bellwether::server {
 namespace {
-
-// Between two tries to store what could not be.
-constexpr int64_t kPostRetryNanos = 1'000'000'000;
 
 const char* NameOf(ActionRequest::Verb verb) {
   switch (verb) {
@@ -33,7 +29,7 @@ const char* NameOf(ActionRequest::Verb verb) {
 
 }  // namespace
 
-void LiveRun::ApplyActionResult(uint32_t rank, const ActionResultMessage& result) {
+void RunState::ApplyActionResult(uint32_t rank, const ActionResultMessage& result) {
   const std::vector<Action> actions = engine_->actions();
   const bool known = std::any_of(actions.begin(), actions.end(), [&](const Action& a) { return a.id == result.id; });
   const std::vector<Action> due = engine_->Due(rank);
@@ -49,12 +45,12 @@ void LiveRun::ApplyActionResult(uint32_t rank, const ActionResultMessage& result
                      .applied = result.applied,
                      .step = result.step,
                      .reason = result.reason},
-                    now_, &changed_actions_);
+                    now_, &effects_.actions);
 }
 
-void LiveRun::ApplyActionRequest(const ActionRequestMessage& message) {
+void RunState::ApplyActionRequest(const ActionRequestMessage& message) {
   const ActionRequest& request = message.request;
-  const size_t before = changed_actions_.size();
+  const size_t before = effects_.actions.size();
   absl::Status status = absl::OkStatus();
   if (!message.malformed.empty()) {
     status = absl::InvalidArgumentError(message.malformed);
@@ -62,14 +58,14 @@ void LiveRun::ApplyActionRequest(const ActionRequestMessage& message) {
     status = absl::FailedPreconditionError(absl::StrCat("run ", record_.description.name, " has ended (",
                                                         record_.end_reason, "): nobody is there to act"));
   } else {
-    status = engine_->OnRequest(request, now_, &changed_actions_);
+    status = engine_->OnRequest(request, now_, &effects_.actions);
   }
   if (status.ok()) {
-    // What was asked for is the last that changed: approving one can put off another.
-    if (message.outcome != nullptr && changed_actions_.size() > before) {
-      message.outcome->action = changed_actions_.back();
-      for (size_t i = before; i < changed_actions_.size(); ++i) {
-        const Action& action = changed_actions_[i];
+    // The requested action changed last: an approval can put off another action before.
+    if (message.outcome != nullptr && effects_.actions.size() > before) {
+      message.outcome->action = effects_.actions.back();
+      for (size_t i = before; i < effects_.actions.size(); ++i) {
+        const Action& action = effects_.actions[i];
         if (action.id == request.id && request.verb != ActionRequest::Verb::kUndo) message.outcome->action = action;
       }
     }
@@ -90,9 +86,9 @@ void LiveRun::ApplyActionRequest(const ActionRequestMessage& message) {
            message.outcome.get());
 }
 
-absl::Status LiveRun::CheckPolicy(const PolicyMessage& message) const {
+absl::Status RunState::CheckPolicy(const PolicyMessage& message) const {
   if (!message.malformed.empty()) return absl::InvalidArgumentError(message.malformed);
-  // Nobody makes himself an approver; the server's file is its operator's word.
+  // Only an approver can name approvers; the server's file is the operator's.
   if (message.by != kServerName && !engine_->policy()->MayApprove(message.by)) {
     return absl::PermissionDeniedError(absl::StrCat("by = \"", message.by, "\": the policy in force lets only ",
                                                     absl::StrJoin(engine_->policy()->approvers, ", "), " change it"));
@@ -100,8 +96,7 @@ absl::Status LiveRun::CheckPolicy(const PolicyMessage& message) const {
   return absl::OkStatus();
 }
 
-void LiveRun::ApplyPolicy(const PolicyMessage& message) {
-  coming_policy_ = nullptr;
+void RunState::ApplyPolicy(const PolicyMessage& message) {
   absl::Status status = CheckPolicy(message);
   if (status.ok()) {
     const auto policy =
@@ -110,72 +105,33 @@ void LiveRun::ApplyPolicy(const PolicyMessage& message) {
     if (status.ok()) {
       policy_is_own_ = message.own;
       if ((*policy)->text == engine_->policy()->text) return;
-      engine_->SetPolicy(*policy, message.by, now_, &changed_actions_);
+      engine_->SetPolicy(*policy, message.by, now_, &effects_.actions);
     }
   }
   Conclude(status, {.by = message.by, .what = "set_policy", .detail = *message.text}, message.outcome.get());
 }
 
-void LiveRun::Conclude(const absl::Status& status, AuditEntry entry, ActionOutcome* outcome) {
+void RunState::Conclude(const absl::Status& status, AuditEntry entry, ActionOutcome* outcome) {
   entry.time_unix_ns = now_.time_unix_ns;
   entry.step = now_.step;
   entry.refused = std::string(status.message());
-  audit_.push_back(std::move(entry));
+  effects_.audit.push_back(std::move(entry));
   if (outcome != nullptr) outcome->status = status;
 }
 
-void LiveRun::NotifyEngine() {
-  if (transitions_told_ == transitions_.size()) return;
-  const std::vector<AlertTransition> fresh(transitions_.begin() + static_cast<std::ptrdiff_t>(transitions_told_),
-                                           transitions_.end());
-  transitions_told_ = transitions_.size();
-  engine_->OnTransitions(fresh, now_, &changed_actions_);
+void RunState::NotifyEngine() {
+  const std::vector<AlertTransition>& all = effects_.transitions;
+  if (transitions_notified_ == all.size()) return;
+  const std::vector<AlertTransition> fresh(all.begin() + static_cast<std::ptrdiff_t>(transitions_notified_), all.end());
+  transitions_notified_ = all.size();
+  engine_->OnTransitions(fresh, now_, &effects_.actions);
 }
 
-void LiveRun::PostActions() {
-  const std::vector<AuditEntry> audit = std::exchange(audit_, {});
-  if (parts_.actions == nullptr) return;
-  outbox_.Add(changed_actions_, audit, last_lsn_);
-  if (outbox_.empty() || actions_wait_) return;
-  // A crash would take back what is not durable, and its id would be another's.
-  const absl::Status posted = PostOutbox(parts_.wal->LogOf(record_.id)->Sync(outbox_.lsn()));
-  if (posted.ok()) return;
-  LogError("actions of run {} are not passed on before they can be stored: {}", record_.description.name,
-           std::string(posted.message()));
+bool RunState::PolicyDiffers(const PolicyPtr& current) const {
+  return !record_.ended && !policy_is_own_ && current->text != engine_->policy()->text;
 }
 
-void LiveRun::PostWaiting(int64_t now_ns) {
-  if (!actions_wait_ || now_ns < next_post_ns_) return;
-  const LogBackend& log = *parts_.wal->LogOf(record_.id);
-  if (!log.health().ok() || log.durable_lsn() < outbox_.lsn()) return;
-  if (PostOutbox(absl::OkStatus()).ok()) LogInfo("actions of run {} are stored again", record_.description.name);
-}
-
-absl::Status LiveRun::PostOutbox(const absl::Status& durable) {
-  const absl::Status posted = durable.ok() ? outbox_.Post(record_.id, parts_.actions) : durable;
-  actions_wait_ = !posted.ok();
-  next_post_ns_ = parts_.clock->MonotonicNanos() + kPostRetryNanos;
-  return posted;
-}
-
-std::vector<LiveRun::Errand> LiveRun::Errands() {
-  std::vector<Errand> errands;
-  if (due_seen_ == engine_->due_version()) return errands;
-  due_seen_ = engine_->due_version();
-  for (const auto& [rank, record] : ranks_) {
-    const std::set<std::string>& handed = handed_[rank];
-    for (Action& action : engine_->Due(rank)) {
-      if (!handed.contains(action.id)) errands.push_back({rank, std::move(action)});
-    }
-  }
-  return errands;
-}
-
-bool LiveRun::PolicyDiffers(const PolicyPtr& current) const {
-  return !record_.ended && !policy_is_own_ && current != coming_policy_ && current->text != engine_->policy()->text;
-}
-
-void LiveRun::RestoreActions(std::string_view text, std::string_view state) {
+void RunState::RestoreActions(std::string_view text, std::string_view state) {
   auto policy = text.empty() ? absl::StatusOr<PolicyPtr>(DefaultPolicy()) : ParsePolicy(text, "policy");
   if (!policy.ok()) {
     LogError("run {} goes on by the built-in policy: {}", record_.description.name,

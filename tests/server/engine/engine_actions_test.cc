@@ -1,7 +1,7 @@
 // Goal: an action goes from the proposal through the log to the rank's stream
 // and back, once each, over restarts of the server and of the trainer; what is
 // refused stands in the audit; two ranks that do not agree have it both or not.
-// Method: a Pipeline on a folder, trainers that say what the test tells them,
+// Method: a Engine on a folder, trainers that say what the test tells them,
 // closed and opened again in between.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,9 +14,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "server/engine/pipeline.h"
+#include "server/engine/engine.h"
 #include "server/ingest/decode.h"
-#include "tests/support/pipeline_trainer.h"
+#include "tests/support/ingest_trainer.h"
 #include "tests/support/temp_directory.h"
 
 namespace bellwether::server {
@@ -36,10 +36,9 @@ struct Job {
   bool ranks_agree = false;
 };
 
-class Trainer final : public PipelineTrainer {
+class Trainer final : public IngestTrainer {
  public:
-  Trainer(Pipeline* pipeline, const Job& job, uint32_t rank = 0, uint64_t first_seq = 0)
-      : pipeline_(pipeline), job_(job) {
+  Trainer(Engine* engine, const Job& job, uint32_t rank = 0, uint64_t first_seq = 0) : engine_(engine), job_(job) {
     v1::ClientMessage message;
     v1::Hello* hello = message.mutable_hello();
     hello->set_rank(rank);
@@ -48,7 +47,7 @@ class Trainer final : public PipelineTrainer {
       if ((job.kinds_mask >> kind & 1) != 0) hello->add_capabilities(static_cast<v1::ActionKind>(kind));
     }
     hello->mutable_run()->set_attempt(job.attempt);
-    Greet(pipeline, std::move(message), job.world, /*layers=*/2, first_seq);
+    Greet(engine->ingest(), std::move(message), job.world, /*layers=*/2, first_seq);
   }
   ~Trainer() override { session_->Detach(); }
 
@@ -75,7 +74,7 @@ class Trainer final : public PipelineTrainer {
   }
   // Everything that was handed over so far, with all that was said applied.
   std::vector<Action> got() {
-    pipeline_->AwaitApplied(pipeline_->runs()->Find("r")->record.id);
+    engine_->ingest()->AwaitApplied(engine_->runs()->Find("r")->record.id);
     absl::MutexLock lock(&mutex_);
     return got_;
   }
@@ -88,7 +87,7 @@ class Trainer final : public PipelineTrainer {
   uint64_t seq() const { return seq_; }
 
  private:
-  Pipeline* const pipeline_;
+  Engine* const engine_;
   const Job job_;
   absl::Mutex mutex_;
   std::vector<Action> got_ ABSL_GUARDED_BY(mutex_);
@@ -105,33 +104,33 @@ class ClockAhead final : public Clock {
   std::atomic<int64_t> ahead_ns_ = 0;
 };
 
-class PipelineActionsTest : public testing::Test {
+class EngineActionsTest : public testing::Test {
  protected:
-  PipelineActionsTest() { Open(); }
+  EngineActionsTest() { Open(); }
 
   // Returns once the log is applied, or before.
   void Open(bool applied = true) {
-    pipeline_.reset();
-    Pipeline::Options options;
+    engine_.reset();
+    Engine::Options options;
     options.storage_path = directory_.path() + "/data";
     options.policy = policy_;
     options.apply_ms_max = applied ? 60'000 : 0;
-    auto pipeline = Pipeline::Open(options, &counters_, &clock_);
-    ASSERT_TRUE(pipeline.ok()) << pipeline.status();
-    pipeline_ = *std::move(pipeline);
+    auto engine = Engine::Open(options, &counters_, &clock_);
+    ASSERT_TRUE(engine.ok()) << engine.status();
+    engine_ = *std::move(engine);
   }
 
   // A trainer makes a step and is gone; the seq that it came to.
   uint64_t ComeAndGo() {
-    Trainer trainer(pipeline_.get(), Job{});
+    Trainer trainer(engine_.get(), Job{});
     trainer.Step(1);
     trainer.got();
     return trainer.seq();
   }
-  RunId run() const { return pipeline_->runs()->Find("r")->record.id; }
+  RunId run() const { return engine_->runs()->Find("r")->record.id; }
   absl::StatusOr<Action> Ask(ActionRequest request, const std::string& malformed = "") {
     if (request.by.empty()) request.by = "alice";
-    return pipeline_->Act(run(), request, malformed);
+    return engine_->control()->Act(run(), request, malformed);
   }
   static ActionRequest Centring(bool approve) {
     ActionRequest request;
@@ -144,13 +143,13 @@ class PipelineActionsTest : public testing::Test {
     return Ask({.verb = verb, .id = id, .by = by});
   }
   std::vector<Action> Actions() {
-    pipeline_->AwaitApplied(run());
-    const auto actions = pipeline_->actions()->List(run());
+    engine_->ingest()->AwaitApplied(run());
+    const auto actions = engine_->actions()->List(run());
     EXPECT_TRUE(actions.ok()) << actions.status();
     return actions.ok() ? *actions : std::vector<Action>();
   }
   std::vector<AuditEntry> Audit() {
-    const auto audit = pipeline_->actions()->Audit(run());
+    const auto audit = engine_->actions()->Audit(run());
     EXPECT_TRUE(audit.ok()) << audit.status();
     return audit.ok() ? *audit : std::vector<AuditEntry>();
   }
@@ -167,11 +166,11 @@ class PipelineActionsTest : public testing::Test {
   Counters counters_;
   ClockAhead clock_;
   PolicyPtr policy_;
-  std::unique_ptr<Pipeline> pipeline_;
+  std::unique_ptr<Engine> engine_;
 };
 
-TEST_F(PipelineActionsTest, ProposedApprovedSentApplied) {
-  Trainer trainer(pipeline_.get(), Job{});
+TEST_F(EngineActionsTest, ProposedApprovedSentApplied) {
+  Trainer trainer(engine_.get(), Job{});
   trainer.Step(1);
   const auto proposed = Ask(Centring(false));
   ASSERT_TRUE(proposed.ok()) << proposed.status();
@@ -194,8 +193,8 @@ TEST_F(PipelineActionsTest, ProposedApprovedSentApplied) {
   EXPECT_EQ(counters_.counter("bellwether_actions_total", labels)->value(), 1);
 }
 
-TEST_F(PipelineActionsTest, WrongAnswersAreCountedAndHarmless) {
-  Trainer trainer(pipeline_.get(), Job{});
+TEST_F(EngineActionsTest, WrongAnswersAreCountedAndHarmless) {
+  Trainer trainer(engine_.get(), Job{});
   trainer.Step(1);
   const auto action = Ask(Centring(true));
   ASSERT_TRUE(action.ok()) << action.status();
@@ -212,7 +211,7 @@ TEST_F(PipelineActionsTest, WrongAnswersAreCountedAndHarmless) {
 
 // Between any two words the server is closed and opened again, or is killed
 // before it could save: the run's history is told once.
-TEST_F(PipelineActionsTest, RestartBetweenMessagesRecordsActionsOnce) {
+TEST_F(EngineActionsTest, ARestartBetweenAnyTwoWordsTellsItOnce) {
   const uint64_t seq = ComeAndGo();
   const auto proposed = Ask(Centring(false));
   ASSERT_TRUE(proposed.ok()) << proposed.status();
@@ -222,46 +221,46 @@ TEST_F(PipelineActionsTest, RestartBetweenMessagesRecordsActionsOnce) {
   ASSERT_TRUE(approved.ok()) << approved.status();
   Open();
   for (int i = 0; i < 2; ++i) {  // Handed again after each Hello, until it is answered.
-    Trainer trainer(pipeline_.get(), Job{}, 0, seq);
+    Trainer trainer(engine_.get(), Job{}, 0, seq);
     const std::vector<Action> got = trainer.got();
     ASSERT_THAT(got, SizeIs(1)) << i;
     EXPECT_EQ(got[0].id, proposed->id);
     if (i == 0) Open();
   }
   EXPECT_THAT(States(Actions()[0]), ElementsAre(ActionState::kProposed, ActionState::kApproved, ActionState::kSent));
-  Trainer trainer(pipeline_.get(), Job{}, 0, seq);
+  Trainer trainer(engine_.get(), Job{}, 0, seq);
   EXPECT_THAT(trainer.got(), SizeIs(1));
   trainer.Answer(proposed->id, true, 2);
   EXPECT_EQ(Actions()[0].state, ActionState::kApplied);
   Open();
   EXPECT_THAT(States(Actions()[0]),
               ElementsAre(ActionState::kProposed, ActionState::kApproved, ActionState::kSent, ActionState::kApplied));
-  Trainer after(pipeline_.get(), Job{}, 0, trainer.seq());
+  Trainer after(engine_.get(), Job{}, 0, trainer.seq());
   EXPECT_THAT(after.got(), IsEmpty());
 }
 
 // Neither a word of his nor one of anybody else comes after his Hello.
-TEST_F(PipelineActionsTest, TrainerArrivingDuringReplayGetsDueActions) {
+TEST_F(EngineActionsTest, WhoComesBeforeTheLogIsAppliedIsHandedWhatIsDue) {
   const uint64_t seq = ComeAndGo();
   ASSERT_TRUE(Ask(Centring(true)).ok());
   for (int i = 0; i < 20; ++i) {
     Open(false);
-    Trainer trainer(pipeline_.get(), Job{}, 0, seq);
+    Trainer trainer(engine_.get(), Job{}, 0, seq);
     ASSERT_TRUE(trainer.AwaitHanded()) << i;
   }
 }
 
-TEST_F(PipelineActionsTest, NewAttemptGetsAppliedActions) {
+TEST_F(EngineActionsTest, ANewAttemptIsHandedWhatHolds) {
   std::string id;
   {
-    Trainer trainer(pipeline_.get(), Job{});
+    Trainer trainer(engine_.get(), Job{});
     trainer.Step(1);
     id = Ask(Centring(true))->id;
     trainer.got();
     trainer.Answer(id, true, 2);
     ASSERT_EQ(Actions()[0].state, ActionState::kApplied);
   }
-  Trainer again(pipeline_.get(), Job{.attempt = 1}, 0, 10);
+  Trainer again(engine_.get(), Job{.attempt = 1}, 0, 10);
   const std::vector<Action> got = again.got();
   ASSERT_THAT(got, SizeIs(1));
   EXPECT_EQ(got[0].id, id);
@@ -271,24 +270,24 @@ TEST_F(PipelineActionsTest, NewAttemptGetsAppliedActions) {
 }
 
 // Whichever of the two finds a restarted server first.
-TEST_F(PipelineActionsTest, DeadTrainersSenderDoesNotFenceTheNextAttempt) {
-  Trainer now(pipeline_.get(), Job{.attempt = 1});
+TEST_F(EngineActionsTest, TheSenderOfADeadTrainerDoesNotPushOutTheNextAttempt) {
+  Trainer now(engine_.get(), Job{.attempt = 1});
   now.Step(1);
   now.got();
   const auto old = [&] {
     HelloMessage hello;
-    hello.run = pipeline_->runs()->Get(run())->record.description;
+    hello.run = engine_->runs()->Get(run())->record.description;
     hello.run.attempt = 0;
-    return pipeline_->Open(hello, "", &now).status();
+    return engine_->ingest()->Open(hello, "", &now).status();
   };
   EXPECT_EQ(old().code(), absl::StatusCode::kAborted);
   EXPECT_THAT(std::string(old().message()), HasSubstr("hello.run.attempt = 0: attempt 1 of run r has begun"));
   now.Step(2);  // Not fenced.
 }
 
-TEST_F(PipelineActionsTest, RanksWithoutAGroupApplyBothOrNeither) {
+TEST_F(EngineActionsTest, TwoRanksThatDoNotAgreeHaveItBothOrNeither) {
   const Job job{.world = 2};
-  Trainer first(pipeline_.get(), job, 0), second(pipeline_.get(), job, 1);
+  Trainer first(engine_.get(), job, 0), second(engine_.get(), job, 1);
   for (int64_t step = 1; step <= 3; ++step) {
     first.Step(step);
     second.Step(step);
@@ -318,9 +317,9 @@ TEST_F(PipelineActionsTest, RanksWithoutAGroupApplyBothOrNeither) {
   EXPECT_EQ(Actions()[1].state, ActionState::kKept);
 }
 
-TEST_F(PipelineActionsTest, RanksThatAgreeAreAskedThroughTheFirst) {
+TEST_F(EngineActionsTest, RanksThatAgreeAreAskedThroughTheFirst) {
   const Job job{.world = 2, .ranks_agree = true};
-  Trainer first(pipeline_.get(), job, 0), second(pipeline_.get(), job, 1);
+  Trainer first(engine_.get(), job, 0), second(engine_.get(), job, 1);
   first.Step(1);
   second.Step(1);
   first.got();
@@ -332,8 +331,8 @@ TEST_F(PipelineActionsTest, RanksThatAgreeAreAskedThroughTheFirst) {
   EXPECT_EQ(Actions()[0].state, ActionState::kApplied);
 }
 
-TEST_F(PipelineActionsTest, DisallowedActionIsRefusedWithItsReason) {
-  Trainer trainer(pipeline_.get(), Job{.kinds_mask = 0});
+TEST_F(EngineActionsTest, WhatATrainerDoesNotAllowIsRefusedWithItsReason) {
+  Trainer trainer(engine_.get(), Job{.kinds_mask = 0});
   trainer.Step(1);
   trainer.got();
   const auto action = Ask(Centring(true));
@@ -344,15 +343,16 @@ TEST_F(PipelineActionsTest, DisallowedActionIsRefusedWithItsReason) {
   EXPECT_THAT(actions[0].history.back().reason, HasSubstr("allow"));
 }
 
-TEST_F(PipelineActionsTest, RefusedRequestsStandInTheAuditOverARestart) {
+TEST_F(EngineActionsTest, RefusedRequestsStandInTheAuditOverARestart) {
   uint64_t seq = 0;
   {
-    Trainer trainer(pipeline_.get(), Job{});
+    Trainer trainer(engine_.get(), Job{});
     trainer.Step(7);
     trainer.got();
     seq = trainer.seq();
   }
-  const auto policy = pipeline_->SetPolicy(run(), "mode: propose\napprovers: [\"alice\", \"oncall-*\"]\n", "root", "");
+  const auto policy =
+      engine_->control()->SetPolicy(run(), "mode: propose\napprovers: [\"alice\", \"oncall-*\"]\n", "root", "");
   ASSERT_TRUE(policy.ok()) << policy.status();
   EXPECT_TRUE(policy->own);
   const auto proposed = Ask({.action = Centring(false).action, .by = "mallory"});
@@ -364,8 +364,10 @@ TEST_F(PipelineActionsTest, RefusedRequestsStandInTheAuditOverARestart) {
   outside.action.scope.layers = {2};
   EXPECT_EQ(code(Ask(outside)), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(code(Ask({.by = "eve"}, "action.kind 77: must be 1..9")), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(code(pipeline_->SetPolicy(run(), "mode: enforce\n", "mallory", "")), absl::StatusCode::kPermissionDenied);
-  EXPECT_EQ(code(pipeline_->SetPolicy(run(), "mode: whatever\n", "alice", "")), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(engine_->control()->SetPolicy(run(), "mode: enforce\n", "mallory", "")),
+            absl::StatusCode::kPermissionDenied);
+  EXPECT_EQ(code(engine_->control()->SetPolicy(run(), "mode: whatever\n", "alice", "")),
+            absl::StatusCode::kInvalidArgument);
   const auto approved = Decide(ActionRequest::Verb::kApprove, proposed->id, "oncall-3");
   ASSERT_TRUE(approved.ok()) << approved.status();
   // Replayed.
@@ -392,35 +394,35 @@ TEST_F(PipelineActionsTest, RefusedRequestsStandInTheAuditOverARestart) {
   EXPECT_EQ(described(), expected);
   Open();
   EXPECT_EQ(described(), expected);
-  EXPECT_EQ(pipeline_->GetPolicy(run())->mode, 2);
-  EXPECT_TRUE(pipeline_->GetPolicy(run())->own);
-  Trainer trainer(pipeline_.get(), Job{}, 0, seq);
+  EXPECT_EQ(engine_->control()->GetPolicy(run())->mode, 2);
+  EXPECT_TRUE(engine_->control()->GetPolicy(run())->own);
+  Trainer trainer(engine_.get(), Job{}, 0, seq);
   ASSERT_THAT(trainer.got(), SizeIs(1));
   EXPECT_EQ(trainer.got()[0].id, id);
 }
 
-TEST_F(PipelineActionsTest, ServerPolicyAppliesToRunsWithoutTheirOwn) {
+TEST_F(EngineActionsTest, TheServersPolicyReachesRunsThatHaveNoneOfTheirOwn) {
   policy_ = *ParsePolicy("mode: propose\n", "test");
   Open();
-  Trainer trainer(pipeline_.get(), Job{});
+  Trainer trainer(engine_.get(), Job{});
   trainer.Step(1);
   trainer.got();
-  EXPECT_EQ(pipeline_->GetPolicy(run())->mode, 2);
-  EXPECT_FALSE(pipeline_->GetPolicy(run())->own);
-  pipeline_->SetPolicy(*ParsePolicy("mode: enforce\n", "test"));
-  while (pipeline_->GetPolicy(run())->mode != 3) {  // The next tick spreads it.
+  EXPECT_EQ(engine_->control()->GetPolicy(run())->mode, 2);
+  EXPECT_FALSE(engine_->control()->GetPolicy(run())->own);
+  engine_->SetPolicy(*ParsePolicy("mode: enforce\n", "test"));
+  while (engine_->control()->GetPolicy(run())->mode != 3) {  // The next tick spreads it.
   }
-  ASSERT_TRUE(pipeline_->SetPolicy(run(), "mode: observe\n", "alice", "").ok());
-  pipeline_->SetPolicy(policy_);
+  ASSERT_TRUE(engine_->control()->SetPolicy(run(), "mode: observe\n", "alice", "").ok());
+  engine_->SetPolicy(policy_);
   trainer.got();
-  EXPECT_EQ(pipeline_->GetPolicy(run())->mode, 1);
-  ASSERT_TRUE(pipeline_->SetPolicy(run(), "", "alice", "").ok());  // The server's again.
-  EXPECT_EQ(pipeline_->GetPolicy(run())->mode, 2);
-  EXPECT_FALSE(pipeline_->GetPolicy(run())->own);
+  EXPECT_EQ(engine_->control()->GetPolicy(run())->mode, 1);
+  ASSERT_TRUE(engine_->control()->SetPolicy(run(), "", "alice", "").ok());  // The server's again.
+  EXPECT_EQ(engine_->control()->GetPolicy(run())->mode, 2);
+  EXPECT_FALSE(engine_->control()->GetPolicy(run())->own);
 }
 
-TEST_F(PipelineActionsTest, UnapprovedActionExpires) {
-  Trainer trainer(pipeline_.get(), Job{});
+TEST_F(EngineActionsTest, WhatNobodyApprovesInTimeExpires) {
+  Trainer trainer(engine_.get(), Job{});
   trainer.Step(1);
   trainer.got();
   ActionRequest request = Centring(false);
@@ -437,12 +439,12 @@ TEST_F(PipelineActionsTest, UnapprovedActionExpires) {
   EXPECT_THAT(trainer.got(), IsEmpty());
 }
 
-TEST_F(PipelineActionsTest, ARunThatEndsEndsItsProposalsOverRestarts) {
+TEST_F(EngineActionsTest, ARunThatEndsEndsItsProposalsOverRestarts) {
   uint64_t seq = 0;
   for (const bool again : {false, true}) {
     const Job job{.attempt = again ? 1u : 0u};
     {
-      Trainer trainer(pipeline_.get(), job, 0, seq);
+      Trainer trainer(engine_.get(), job, 0, seq);
       trainer.Step(again ? 2 : 1);
       trainer.got();
       ASSERT_TRUE(Ask(Centring(false)).ok());
@@ -452,7 +454,7 @@ TEST_F(PipelineActionsTest, ARunThatEndsEndsItsProposalsOverRestarts) {
     }
     if (again) {
       Open();
-      Trainer(pipeline_.get(), job, 0, seq).Bye();
+      Trainer(engine_.get(), job, 0, seq).Bye();
     }
     const auto ended = Actions();
     EXPECT_EQ(ended.back().state, ActionState::kExpired);
@@ -467,9 +469,9 @@ TEST_F(PipelineActionsTest, ARunThatEndsEndsItsProposalsOverRestarts) {
   }
 }
 
-TEST_F(PipelineActionsTest, ActionsInAnEndedRunAreRefused) {
+TEST_F(EngineActionsTest, NobodyIsAskedToActInARunThatHasEnded) {
   {
-    Trainer trainer(pipeline_.get(), Job{});
+    Trainer trainer(engine_.get(), Job{});
     trainer.Step(1);
     trainer.got();
     trainer.Bye();
@@ -479,8 +481,8 @@ TEST_F(PipelineActionsTest, ActionsInAnEndedRunAreRefused) {
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr("has ended"));
   EXPECT_THAT(Audit(), SizeIs(1));
   // Looking at its policy leaves it as it is shown.
-  EXPECT_EQ(pipeline_->GetPolicy(run())->mode, 1);
-  EXPECT_TRUE(pipeline_->runs()->Get(run())->record.ended);
+  EXPECT_EQ(engine_->control()->GetPolicy(run())->mode, 1);
+  EXPECT_TRUE(engine_->runs()->Get(run())->record.ended);
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
-// pipeline_trainer.h: a rank that speaks to a Pipeline in this process.
+// ingest_trainer.h: a rank that speaks to an IngestSink in this process.
 
-#ifndef BELLWETHER_TESTS_SUPPORT_PIPELINE_TRAINER_H_
-#define BELLWETHER_TESTS_SUPPORT_PIPELINE_TRAINER_H_
+#ifndef BELLWETHER_TESTS_SUPPORT_INGEST_TRAINER_H_
+#define BELLWETHER_TESTS_SUPPORT_INGEST_TRAINER_H_
 
 #include <gtest/gtest.h>
 
@@ -14,16 +14,16 @@
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "server/engine/pipeline.h"
 #include "server/ingest/decode.h"
+#include "server/ingest/ingest_sink.h"
 #include "tests/support/client_messages.h"
 
 namespace bellwether::server {
 
-// Ignores all calls unless a test overrides them, and sends what a test hands
-// to Put().  A class that overrides detaches the session in its own destructor:
-// the pipeline's threads call until then.
-class PipelineTrainer : public SessionOwner {
+// Ignores every call unless a test overrides it; sends what a test hands to Put().
+// A class that overrides detaches the session in its destructor: the engine's threads
+// call until then.
+class IngestTrainer : public SessionOwner {
  public:
   void OnOpen(uint64_t) override {}
   void OnDurable(uint64_t) override {}
@@ -34,12 +34,12 @@ class PipelineTrainer : public SessionOwner {
 
  protected:
   // As HelloOf(); its next message is numbered `first_seq` + 1.
-  void Greet(Pipeline* pipeline, v1::ClientMessage message, uint32_t world, uint32_t layers, uint64_t first_seq = 0) {
+  void Greet(IngestSink* ingest, v1::ClientMessage message, uint32_t world, uint32_t layers, uint64_t first_seq = 0) {
     seq_ = first_seq;
     message = HelloOf(std::move(message), world, layers);
     const auto plain = Decode(message, nullptr, {});
     EXPECT_TRUE(plain.ok()) << plain.status();
-    auto opened = pipeline->Open(std::get<HelloMessage>(plain->body), message.SerializeAsString(), this);
+    auto opened = ingest->Open(std::get<HelloMessage>(plain->body), message.SerializeAsString(), this);
     EXPECT_TRUE(opened.ok()) << opened.status();
     session_ = *std::move(opened);
   }
@@ -67,4 +67,4 @@ class PipelineTrainer : public SessionOwner {
 
 }  // namespace bellwether::server
 
-#endif  // BELLWETHER_TESTS_SUPPORT_PIPELINE_TRAINER_H_
+#endif  // BELLWETHER_TESTS_SUPPORT_INGEST_TRAINER_H_

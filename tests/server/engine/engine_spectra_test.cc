@@ -1,7 +1,7 @@
 // Goal: a trainer's acknowledgements wait for nothing that is made of its Gram matrices, and a
 // server that is killed with matrices in its log that nobody has computed makes the same of them
 // when it is started again as one that goes on.
-// Method: a whole pipeline on a real log, with a bank that computes only when it is let.
+// Method: a whole engine on a real log, with a bank that computes only when it is let.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "absl/synchronization/notification.h"
-#include "server/engine/pipeline.h"
+#include "server/engine/engine.h"
 #include "tests/support/crash_copy.h"
-#include "tests/support/pipeline_trainer.h"
+#include "tests/support/ingest_trainer.h"
 #include "tests/support/temp_directory.h"
 
 namespace bellwether::server {
@@ -33,9 +33,9 @@ class WaitingBank final : public SpectraBank {
   absl::Notification go;
 };
 
-class Trainer final : public PipelineTrainer {
+class Trainer final : public IngestTrainer {
  public:
-  explicit Trainer(Pipeline* pipeline) { Greet(pipeline, v1::ClientMessage(), /*world=*/1, /*layers=*/1); }
+  explicit Trainer(Engine* engine) { Greet(engine->ingest(), v1::ClientMessage(), /*world=*/1, /*layers=*/1); }
   ~Trainer() override { session_->Detach(); }
 
   void OnDurable(uint64_t seq) override {
@@ -66,22 +66,22 @@ class Trainer final : public PipelineTrainer {
   uint64_t durable_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-class PipelineSpectraTest : public testing::Test {
+class EngineSpectraTest : public testing::Test {
  protected:
-  std::unique_ptr<Pipeline> Open(SpectraBank* bank, const std::string& folder) {
-    Pipeline::Options options;
+  std::unique_ptr<Engine> Open(SpectraBank* bank, const std::string& folder) {
+    Engine::Options options;
     options.storage_path = folder;
     options.spectra_bank = bank;
-    auto pipeline = Pipeline::Open(options, &counters_, Clock::System());
-    EXPECT_TRUE(pipeline.ok()) << pipeline.status();
-    return *std::move(pipeline);
+    auto engine = Engine::Open(options, &counters_, Clock::System());
+    EXPECT_TRUE(engine.ok()) << engine.status();
+    return *std::move(engine);
   }
-  static std::vector<float> Sigmas(Pipeline* pipeline) {
-    const RunSnapshotPtr run = pipeline->runs()->Find("r");
+  static std::vector<float> Sigmas(Engine* engine) {
+    const RunSnapshotPtr run = engine->runs()->Find("r");
     EXPECT_NE(run, nullptr);
-    pipeline->AwaitApplied(run->record.id);
-    const auto points = pipeline->series()->ReadSeries(run->record.id, run->record.description.layout,
-                                                       {SignalId::kGramSigma, 0, 1}, 0, 1000, 1000, -1);
+    engine->ingest()->AwaitApplied(run->record.id);
+    const auto points = engine->series()->ReadSeries(run->record.id, run->record.description.layout,
+                                                     {SignalId::kGramSigma, 0, 1}, 0, 1000, 1000, -1);
     EXPECT_TRUE(points.ok()) << points.status();
     return points.ok() ? points->mean : std::vector<float>();
   }
@@ -90,25 +90,25 @@ class PipelineSpectraTest : public testing::Test {
   Counters counters_;
 };
 
-TEST_F(PipelineSpectraTest, AcknowledgementsDoNotWaitForSpectraAndStepsDo) {
+TEST_F(EngineSpectraTest, AcknowledgementsDoNotWaitForSpectraAndStepsDo) {
   WaitingBank bank;
-  const auto pipeline = Open(&bank, directory_.path());
+  const auto engine = Open(&bank, directory_.path());
   {
-    Trainer trainer(pipeline.get());
+    Trainer trainer(engine.get());
     for (int64_t step = 0; step < 5; ++step) trainer.Step(step, 2.0f + static_cast<float>(step));
     trainer.AwaitDurable();  // Would hang.
-    EXPECT_EQ(pipeline->runs()->Find("r")->record.steps_recorded, 0u);
+    EXPECT_EQ(engine->runs()->Find("r")->record.steps_recorded, 0u);
     bank.go.Notify();
   }
-  EXPECT_THAT(Sigmas(pipeline.get()), ElementsAre(2, 3, 4, 5, 6));
+  EXPECT_THAT(Sigmas(engine.get()), ElementsAre(2, 3, 4, 5, 6));
 }
 
-TEST_F(PipelineSpectraTest, UncomputedSpectraAreComputedAfterARestart) {
+TEST_F(EngineSpectraTest, WhatNobodyComputedIsComputedAfterTheNextStart) {
   WaitingBank bank;
   const TempDirectory killed;
-  auto pipeline = Open(&bank, directory_.path());
+  auto engine = Open(&bank, directory_.path());
   {
-    Trainer trainer(pipeline.get());
+    Trainer trainer(engine.get());
     for (int64_t step = 0; step < 3; ++step) trainer.Step(step, 2.0f + static_cast<float>(step));
     trainer.AwaitDurable();
   }
@@ -117,10 +117,10 @@ TEST_F(PipelineSpectraTest, UncomputedSpectraAreComputedAfterARestart) {
   bank.go.Notify();
   const auto restarted = Open(nullptr, killed.path());
   EXPECT_THAT(Sigmas(restarted.get()), ElementsAre(2, 3, 4));
-  EXPECT_THAT(Sigmas(pipeline.get()), ElementsAre(2, 3, 4));
+  EXPECT_THAT(Sigmas(engine.get()), ElementsAre(2, 3, 4));
   // One that ends in order, and its successor.
-  ASSERT_TRUE(pipeline->Close().ok());
-  pipeline = nullptr;
+  ASSERT_TRUE(engine->Close().ok());
+  engine = nullptr;
   EXPECT_THAT(Sigmas(Open(nullptr, directory_.path()).get()), ElementsAre(2, 3, 4));
   EXPECT_EQ(counters_.counter("bellwether_spectra_total", {{"result", "late"}})->value(), 0);
 }

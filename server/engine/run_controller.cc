@@ -1,0 +1,108 @@
+#include "server/engine/run_controller.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/engine/log_truncator.h"
+#include "server/ingest/log_records.h"
+#include "server/ingest/run_import.h"
+#include "server/util/status_macros.h"
+
+namespace bellwether::server {
+
+RunController::RunController(const Parts& parts)
+    : runs_(*parts.runs),
+      shards_(*parts.shards),
+      ownership_(*parts.ownership),
+      replay_(*parts.replay),
+      imports_(parts.imports),
+      limits_(parts.limits) {}
+
+absl::Status RunController::Annotate(RunId run, const RunEvent& event) {
+  BW_RETURN_IF_ERROR(replay_.Await());
+  const RunSnapshotPtr snapshot = runs_.table->Get(run);
+  if (snapshot == nullptr) return absl::NotFoundError("no such run");
+  BW_ASSIGN_OR_RETURN(const uint64_t events, CountEventsOf(*snapshot, *runs_.database));
+  // The last place is for the note that no more are kept.
+  if (events + 1 >= runs_.events_max) {
+    return absl::ResourceExhaustedError(absl::StrCat("events of run ", snapshot->record.description.name, " = ", events,
+                                                     ": at most ", runs_.events_max,
+                                                     " are kept (limits.events_per_run_max)"));
+  }
+  WalRecord record;
+  record.kind = WalKind::kMessage;
+  record.run = run;
+  record.attempt = event.attempt;
+  record.payload = EncodeEvent(event);
+  return shards_.LogAndApply(std::move(record), {0, event});
+}
+
+absl::Status RunController::NoteAlert(RunId run, const std::string& key, const Database::AlertNote& note) {
+  BW_RETURN_IF_ERROR(runs_.wal->LogOf(run)->health());  // A database that is known to be silent is not waited for.
+  return runs_.alerts->Annotate(run, key, note);
+}
+
+std::unique_ptr<RunImport> RunController::StartImport(const std::string& as_name, bool notify) {
+  return ImportRecording(imports_, runs_.table, limits_, as_name, notify);
+}
+
+absl::Status RunController::Export(RunId run, const std::function<bool(std::string_view)>& sink) {
+  const RunSnapshotPtr snapshot = runs_.table->Get(run);
+  if (snapshot == nullptr) return absl::NotFoundError("no such run");
+  EventReader events(snapshot.get(), runs_.database);
+  return ExportRecording(snapshot->record, &events, *runs_.series, sink);
+}
+
+absl::Status RunController::Request(RunId run, WalKind kind, std::string payload, IngestMessage message) {
+  if (closing_) return absl::UnavailableError("the server is draining; come back");
+  BW_RETURN_IF_ERROR(replay_.Await());
+  const RunSnapshotPtr snapshot = runs_.table->Get(run);
+  if (snapshot == nullptr) return absl::NotFoundError("no such run");
+  WalRecord record;
+  record.kind = kind;
+  record.run = run;
+  record.attempt = snapshot->record.description.attempt;
+  record.payload = std::move(payload);
+  return shards_.LogAndApply(std::move(record), std::move(message));
+}
+
+absl::StatusOr<Action> RunController::Act(RunId run, const ActionRequest& request, const std::string& malformed) {
+  ActionRequestMessage message{.request = request, .malformed = malformed};
+  message.outcome = std::make_shared<ActionOutcome>();
+  const std::shared_ptr<ActionOutcome> outcome = message.outcome;
+  std::string payload = EncodeActionRequest(message);
+  BW_RETURN_IF_ERROR(Request(run, WalKind::kActionRequest, std::move(payload), {0, std::move(message)}));
+  BW_RETURN_IF_ERROR(outcome->status);
+  return outcome->action;
+}
+
+absl::StatusOr<RunControl::PolicyView> RunController::GetPolicy(RunId run) {
+  BW_RETURN_IF_ERROR(replay_.Await());  // The log may hold another one.
+  absl::StatusOr<PolicyView> view = absl::NotFoundError("no such run");
+  if (!ownership_.Serves(run)) view = absl::UnavailableError("another server takes the run over: ask again");
+  shards_.Of(run).WithRun(run, [&view](const LiveRun* live) {
+    if (live == nullptr) return;
+    const RunState& state = live->state();
+    view = PolicyView{static_cast<uint8_t>(state.policy()->mode), state.policy()->text, state.policy_is_own()};
+  });
+  return view;
+}
+
+absl::StatusOr<RunControl::PolicyView> RunController::SetPolicy(RunId run, const std::string& text,
+                                                                const std::string& by, const std::string& malformed) {
+  PolicyMessage message{.own = !text.empty(), .by = by, .malformed = malformed};
+  message.text = std::make_shared<const std::string>(text.empty() ? runs_.policy->current()->text : text);
+  message.outcome = std::make_shared<ActionOutcome>();
+  const std::shared_ptr<ActionOutcome> outcome = message.outcome;
+  std::string payload = EncodePolicy(message);
+  BW_RETURN_IF_ERROR(Request(run, WalKind::kPolicy, std::move(payload), {0, std::move(message)}));
+  BW_RETURN_IF_ERROR(outcome->status);
+  return GetPolicy(run);
+}
+
+absl::Status RunController::Ready() const {
+  if (closing_) return absl::UnavailableError("draining");
+  return AnyLaneHealth(runs_.wal);
+}
+
+}  // namespace bellwether::server
