@@ -211,7 +211,7 @@ TEST_F(EngineActionsTest, WrongAnswersAreCountedAndHarmless) {
 
 // Between any two words the server is closed and opened again, or is killed
 // before it could save: the run's history is told once.
-TEST_F(EngineActionsTest, ARestartBetweenAnyTwoWordsTellsItOnce) {
+TEST_F(EngineActionsTest, RestartAtAnyPointReportsEachChangeOnce) {
   const uint64_t seq = ComeAndGo();
   const auto proposed = Ask(Centring(false));
   ASSERT_TRUE(proposed.ok()) << proposed.status();
@@ -240,7 +240,7 @@ TEST_F(EngineActionsTest, ARestartBetweenAnyTwoWordsTellsItOnce) {
 }
 
 // Neither a word of his nor one of anybody else comes after his Hello.
-TEST_F(EngineActionsTest, WhoComesBeforeTheLogIsAppliedIsHandedWhatIsDue) {
+TEST_F(EngineActionsTest, TrainerDuringReplayIsHandedDueActions) {
   const uint64_t seq = ComeAndGo();
   ASSERT_TRUE(Ask(Centring(true)).ok());
   for (int i = 0; i < 20; ++i) {
@@ -250,7 +250,7 @@ TEST_F(EngineActionsTest, WhoComesBeforeTheLogIsAppliedIsHandedWhatIsDue) {
   }
 }
 
-TEST_F(EngineActionsTest, ANewAttemptIsHandedWhatHolds) {
+TEST_F(EngineActionsTest, NewAttemptIsHandedActionsInForce) {
   std::string id;
   {
     Trainer trainer(engine_.get(), Job{});
@@ -270,7 +270,7 @@ TEST_F(EngineActionsTest, ANewAttemptIsHandedWhatHolds) {
 }
 
 // Whichever of the two finds a restarted server first.
-TEST_F(EngineActionsTest, TheSenderOfADeadTrainerDoesNotPushOutTheNextAttempt) {
+TEST_F(EngineActionsTest, OldAttemptDoesNotFenceNextOne) {
   Trainer now(engine_.get(), Job{.attempt = 1});
   now.Step(1);
   now.got();
@@ -285,7 +285,7 @@ TEST_F(EngineActionsTest, TheSenderOfADeadTrainerDoesNotPushOutTheNextAttempt) {
   now.Step(2);  // Not fenced.
 }
 
-TEST_F(EngineActionsTest, TwoRanksThatDoNotAgreeHaveItBothOrNeither) {
+TEST_F(EngineActionsTest, RanksThatDisagreeApplyAllOrNone) {
   const Job job{.world = 2};
   Trainer first(engine_.get(), job, 0), second(engine_.get(), job, 1);
   for (int64_t step = 1; step <= 3; ++step) {
@@ -317,7 +317,7 @@ TEST_F(EngineActionsTest, TwoRanksThatDoNotAgreeHaveItBothOrNeither) {
   EXPECT_EQ(Actions()[1].state, ActionState::kKept);
 }
 
-TEST_F(EngineActionsTest, RanksThatAgreeAreAskedThroughTheFirst) {
+TEST_F(EngineActionsTest, AgreeingRanksAreAskedThroughFirstRank) {
   const Job job{.world = 2, .ranks_agree = true};
   Trainer first(engine_.get(), job, 0), second(engine_.get(), job, 1);
   first.Step(1);
@@ -331,7 +331,7 @@ TEST_F(EngineActionsTest, RanksThatAgreeAreAskedThroughTheFirst) {
   EXPECT_EQ(Actions()[0].state, ActionState::kApplied);
 }
 
-TEST_F(EngineActionsTest, WhatATrainerDoesNotAllowIsRefusedWithItsReason) {
+TEST_F(EngineActionsTest, TrainersRefusalKeepsItsReason) {
   Trainer trainer(engine_.get(), Job{.kinds_mask = 0});
   trainer.Step(1);
   trainer.got();
@@ -343,7 +343,7 @@ TEST_F(EngineActionsTest, WhatATrainerDoesNotAllowIsRefusedWithItsReason) {
   EXPECT_THAT(actions[0].history.back().reason, HasSubstr("allow"));
 }
 
-TEST_F(EngineActionsTest, RefusedRequestsStandInTheAuditOverARestart) {
+TEST_F(EngineActionsTest, AuditKeepsRefusedRequestsOverRestart) {
   uint64_t seq = 0;
   {
     Trainer trainer(engine_.get(), Job{});
@@ -401,7 +401,7 @@ TEST_F(EngineActionsTest, RefusedRequestsStandInTheAuditOverARestart) {
   EXPECT_EQ(trainer.got()[0].id, id);
 }
 
-TEST_F(EngineActionsTest, TheServersPolicyReachesRunsThatHaveNoneOfTheirOwn) {
+TEST_F(EngineActionsTest, ServerPolicyReachesRunsWithoutOwnPolicy) {
   policy_ = *ParsePolicy("mode: propose\n", "test");
   Open();
   Trainer trainer(engine_.get(), Job{});
@@ -421,7 +421,7 @@ TEST_F(EngineActionsTest, TheServersPolicyReachesRunsThatHaveNoneOfTheirOwn) {
   EXPECT_FALSE(engine_->control()->GetPolicy(run())->own);
 }
 
-TEST_F(EngineActionsTest, WhatNobodyApprovesInTimeExpires) {
+TEST_F(EngineActionsTest, UnapprovedProposalsExpire) {
   Trainer trainer(engine_.get(), Job{});
   trainer.Step(1);
   trainer.got();
@@ -439,7 +439,7 @@ TEST_F(EngineActionsTest, WhatNobodyApprovesInTimeExpires) {
   EXPECT_THAT(trainer.got(), IsEmpty());
 }
 
-TEST_F(EngineActionsTest, ARunThatEndsEndsItsProposalsOverRestarts) {
+TEST_F(EngineActionsTest, EndOfRunEndsProposalsOverRestarts) {
   uint64_t seq = 0;
   for (const bool again : {false, true}) {
     const Job job{.attempt = again ? 1u : 0u};
@@ -469,7 +469,7 @@ TEST_F(EngineActionsTest, ARunThatEndsEndsItsProposalsOverRestarts) {
   }
 }
 
-TEST_F(EngineActionsTest, NobodyIsAskedToActInARunThatHasEnded) {
+TEST_F(EngineActionsTest, EndedRunRefusesActions) {
   {
     Trainer trainer(engine_.get(), Job{});
     trainer.Step(1);

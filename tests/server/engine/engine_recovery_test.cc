@@ -160,7 +160,7 @@ class EngineRecoveryTest : public testing::Test {
   Counters counters_;
 };
 
-TEST_F(EngineRecoveryTest, WhatComesDuringTheReplayIsAppliedBehindIt) {
+TEST_F(EngineRecoveryTest, MessagesDuringReplayAreAppliedAfterIt) {
   const std::string first = directory_.path() + "/first", killed = directory_.path() + "/killed";
   {
     const auto engine = Open(first);
@@ -179,7 +179,7 @@ TEST_F(EngineRecoveryTest, WhatComesDuringTheReplayIsAppliedBehindIt) {
 
 // Its launches go on where they were, whatever they tell: torchrun's nodes count by
 // themselves, and a node that is new begins at 0.
-TEST_F(EngineRecoveryTest, LaunchesAreTheAttemptsThatTheyWere) {
+TEST_F(EngineRecoveryTest, LaunchesKeepTheirAttempts) {
   constexpr int64_t kLaunch = 1'790'000'000'000;
   const std::string first = directory_.path() + "/first", killed = directory_.path() + "/killed";
   const auto attempt = [](Engine* engine) { return engine->runs()->Find("r")->record.description.attempt; };
@@ -213,7 +213,7 @@ TEST_F(EngineRecoveryTest, LaunchesAreTheAttemptsThatTheyWere) {
   EXPECT_EQ(Trainer(engine->get(), kLaunch + 3, /*told=*/0, 40).attempt(), 3);
 }
 
-TEST_F(EngineRecoveryTest, ClosedDuringTheReplayItLosesNothing) {
+TEST_F(EngineRecoveryTest, CloseDuringReplayLosesNothing) {
   const std::string first = directory_.path() + "/first", killed = directory_.path() + "/killed";
   {
     const auto engine = Open(first);
@@ -225,7 +225,7 @@ TEST_F(EngineRecoveryTest, ClosedDuringTheReplayItLosesNothing) {
 }
 
 // The numbers of the lost records count as saved: who gets them again is not heard.
-TEST_F(EngineRecoveryTest, WhatComesAfterTheLogWasLostIsKept) {
+TEST_F(EngineRecoveryTest, MessagesAfterLostLogAreKept) {
   const std::string first = directory_.path() + "/first", killed = directory_.path() + "/killed";
   {
     const auto engine = Open(first);
@@ -246,7 +246,7 @@ TEST_F(EngineRecoveryTest, WhatComesAfterTheLogWasLostIsKept) {
 }
 
 // Saved further than it is applied: a rank is behind with every step.
-TEST_F(EngineRecoveryTest, TheLogGoesOnAboveWhatIsSavedOfOpenSteps) {
+TEST_F(EngineRecoveryTest, LogContinuesAboveSavedStateOfOpenSteps) {
   const std::string folder = directory_.path() + "/live";
   {
     const auto engine = Open(folder);
@@ -269,7 +269,7 @@ TEST_F(EngineRecoveryTest, TheLogGoesOnAboveWhatIsSavedOfOpenSteps) {
 // The shard brings the rules of the server to runs that have others: to one whose
 // Hello is only about to be logged, too, if it has it already.  A log in which
 // they come first cannot be read by whoever does not know the run.
-TEST_F(EngineRecoveryTest, NothingOfARunIsLoggedBeforeItsHello) {
+TEST_F(EngineRecoveryTest, NothingOfRunIsLoggedBeforeItsHello) {
   const std::string folder = directory_.path() + "/live";
   const auto rules = ParseRules("off: [nonfinite]", "r.yml");
   ASSERT_TRUE(rules.ok());
@@ -295,7 +295,7 @@ TEST_F(EngineRecoveryTest, NothingOfARunIsLoggedBeforeItsHello) {
   EXPECT_EQ(met.size(), 200u);
 }
 
-TEST_F(EngineRecoveryTest, ACheckpointIsOfOnePointInTime) {
+TEST_F(EngineRecoveryTest, CheckpointIsOfOnePointInTime) {
   const auto engine = Open(directory_.path() + "/live");
   const std::string copy = directory_.path() + "/copy";
   Trainer trainer(engine.get(), 0);
@@ -311,7 +311,7 @@ TEST_F(EngineRecoveryTest, ACheckpointIsOfOnePointInTime) {
   EXPECT_EQ(steps, UpTo(static_cast<int64_t>(steps.size())));
 }
 
-TEST_F(EngineRecoveryTest, NoSeqThatIsFarOffTakesTheNumbersOfWhatFollows) {
+TEST_F(EngineRecoveryTest, FarSeqIsRefused) {
   const auto engine = Open(directory_.path() + "/a");
   const Counter* const refused = counters_.counter("bellwether_ingest_limit_refused_total", {{"limit", "seq"}});
   constexpr uint64_t kRise = uint64_t{1} << 32;

@@ -90,7 +90,7 @@ class EngineSpectraTest : public testing::Test {
   Counters counters_;
 };
 
-TEST_F(EngineSpectraTest, AcknowledgementsDoNotWaitForSpectraAndStepsDo) {
+TEST_F(EngineSpectraTest, StepsWaitForSpectraAndAcknowledgementsDoNot) {
   WaitingBank bank;
   const auto engine = Open(&bank, directory_.path());
   {
@@ -103,7 +103,7 @@ TEST_F(EngineSpectraTest, AcknowledgementsDoNotWaitForSpectraAndStepsDo) {
   EXPECT_THAT(Sigmas(engine.get()), ElementsAre(2, 3, 4, 5, 6));
 }
 
-TEST_F(EngineSpectraTest, WhatNobodyComputedIsComputedAfterTheNextStart) {
+TEST_F(EngineSpectraTest, UnansweredSpectraAreComputedAfterRestart) {
   WaitingBank bank;
   const TempDirectory killed;
   auto engine = Open(&bank, directory_.path());

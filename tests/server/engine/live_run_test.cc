@@ -144,7 +144,7 @@ class LiveRunTest : public testing::Test {
   uint64_t seq_ = 0;
 };
 
-TEST_F(LiveRunTest, TheLastStepsHaveAllRanksThoughOneIsDoneBeforeTheOther) {
+TEST_F(LiveRunTest, LastStepsHaveAllRanks) {
   Begin(2);
   for (uint32_t rank : {0u, 1u}) {
     for (int64_t step = 0; step < 3; ++step) Send(rank, step);
@@ -155,7 +155,7 @@ TEST_F(LiveRunTest, TheLastStepsHaveAllRanksThoughOneIsDoneBeforeTheOther) {
   EXPECT_EQ(Late(), 0);
 }
 
-TEST_F(LiveRunTest, ARankThatLeftAndCameBackIsInEachStep) {
+TEST_F(LiveRunTest, ReturnedRankIsInEachStep) {
   Begin(2);
   for (uint32_t rank : {0u, 1u}) Send(rank, 0);
   Bye(0, ByeMessage::Reason::kDetached);
@@ -166,7 +166,7 @@ TEST_F(LiveRunTest, ARankThatLeftAndCameBackIsInEachStep) {
   EXPECT_THAT(Stored(), ElementsAre("0: 2", "1: 2", "2: 2"));
 }
 
-TEST_F(LiveRunTest, AnAttemptAfterOneWithoutAllGoodbyesHasAllRanks) {
+TEST_F(LiveRunTest, NextAttemptHasAllRanksDespiteMissingGoodbyes) {
   Begin(2);
   for (uint32_t rank : {0u, 1u}) Send(rank, 0);
   Bye(0, ByeMessage::Reason::kDied);
@@ -177,7 +177,7 @@ TEST_F(LiveRunTest, AnAttemptAfterOneWithoutAllGoodbyesHasAllRanks) {
   EXPECT_THAT(Stored(), ElementsAre("0: 2", "1: 2", "2: 2"));
 }
 
-TEST_F(LiveRunTest, ARankThatLeftBeforeARestartIsNotWaitedForAfterIt) {
+TEST_F(LiveRunTest, RestartDoesNotWaitForRankThatLeft) {
   Begin(2);
   for (uint32_t rank : {0u, 1u}) Send(rank, 0);
   Bye(1);
@@ -188,7 +188,7 @@ TEST_F(LiveRunTest, ARankThatLeftBeforeARestartIsNotWaitedForAfterIt) {
   EXPECT_THAT(Stored(), ElementsAre("0: 2", "1: 1", "2: 1", "3: 1"));
 }
 
-TEST_F(LiveRunTest, AGoodbyeInAnOpenStepIsThereAfterARestart) {
+TEST_F(LiveRunTest, GoodbyeInOpenStepSurvivesRestart) {
   Begin(3);
   for (uint32_t rank = 0; rank < 3; ++rank) Send(rank, 0);
   Send(0, 1);
@@ -203,7 +203,7 @@ TEST_F(LiveRunTest, AGoodbyeInAnOpenStepIsThereAfterARestart) {
   EXPECT_TRUE(run_->ended());
 }
 
-TEST_F(LiveRunTest, ARankThatWasHeardBeforeARestartIsWaitedForAfterIt) {
+TEST_F(LiveRunTest, RestartWaitsForRankThatWasHeard) {
   Begin(3);
   for (uint32_t rank = 0; rank < 3; ++rank) Send(rank, 0);
   Send(0, 1);
@@ -214,7 +214,7 @@ TEST_F(LiveRunTest, ARankThatWasHeardBeforeARestartIsWaitedForAfterIt) {
   EXPECT_THAT(Stored(), ElementsAre("0: 3", "1: 3"));
 }
 
-TEST_F(LiveRunTest, WhatIsReplayedIsCountedOnce) {
+TEST_F(LiveRunTest, ReplayedMessagesAreCountedOnce) {
   Begin(2);
   Send(0, 0, 0, 5);
   Send(0, 1, 0, 10);
@@ -229,7 +229,7 @@ TEST_F(LiveRunTest, WhatIsReplayedIsCountedOnce) {
   EXPECT_EQ(run_->record().frames_dropped, 11u);
 }
 
-TEST_F(LiveRunTest, FramesStrippedOfTheirHeadsAreCountedOnceForEachRank) {
+TEST_F(LiveRunTest, StrippedFramesAreCountedOncePerRank) {
   Begin(2);
   Send(0, 0, 0, 5);
   Save();
@@ -252,7 +252,7 @@ TEST_F(LiveRunTest, FramesStrippedOfTheirHeadsAreCountedOnceForEachRank) {
 }
 
 // The version is in the first four bytes.
-TEST_F(LiveRunTest, WhatItIsJudgedByIsTheSameAfterARestartAtAnyStep) {
+TEST_F(LiveRunTest, RestartAtAnyStepGivesSameJudgement) {
   const auto shown = [&] {
     run_->Publish();
     return JudgedByOf(table_.Get(1)->record).Text(false);
@@ -280,7 +280,7 @@ TEST_F(LiveRunTest, WhatItIsJudgedByIsTheSameAfterARestartAtAnyStep) {
   }
 }
 
-TEST_F(LiveRunTest, AStateWithoutStrippedFramesIsOneThatServersOfBeforeRead) {
+TEST_F(LiveRunTest, OlderServersReadStateWithoutStrippedFrames) {
   Begin(1);
   const auto version = [this] { return static_cast<int>(database_->GetState(1)->at(0)); };
   Send(0, 0, 0, 5);
@@ -291,7 +291,7 @@ TEST_F(LiveRunTest, AStateWithoutStrippedFramesIsOneThatServersOfBeforeRead) {
   EXPECT_EQ(version(), 5);
 }
 
-TEST_F(LiveRunTest, GoodbyesOfAnAttemptEndNoLaterOne) {
+TEST_F(LiveRunTest, GoodbyesOfAttemptEndNoLaterAttempt) {
   Begin(4);
   for (uint32_t rank = 0; rank < 4; ++rank) Send(rank, 0);
   for (uint32_t rank = 0; rank < 4; ++rank) Bye(rank);
@@ -313,7 +313,7 @@ TEST_F(LiveRunTest, GoodbyesOfAnAttemptEndNoLaterOne) {
   EXPECT_TRUE(run_->ended());
 }
 
-TEST_F(LiveRunTest, ARunThatEndedAndGoesOnIsStoredOn) {
+TEST_F(LiveRunTest, ReopenedRunIsStoredFurther) {
   Begin(2);
   for (uint32_t rank : {0u, 1u}) Send(rank, 0);
   for (uint32_t rank : {0u, 1u}) Bye(rank);
@@ -334,7 +334,7 @@ TEST_F(LiveRunTest, ARunThatEndedAndGoesOnIsStoredOn) {
   EXPECT_THAT(Stored(), ElementsAre("0: 2", "1: 2", "2: 1"));
 }
 
-TEST_F(LiveRunTest, RanksThatAJobGoesOnWithoutAreNotMissed) {
+TEST_F(LiveRunTest, RanksThatJobDroppedAreNotMissed) {
   constexpr int64_t kSecond = 1'000'000'000, kSilence = 60 * kSecond;
   Begin(4);
   for (uint32_t rank : {0u, 1u, 2u, 3u}) Send(rank, 0);
@@ -358,7 +358,7 @@ TEST_F(LiveRunTest, RanksThatAJobGoesOnWithoutAreNotMissed) {
   EXPECT_EQ(silence.silent_ranks, 0);
 }
 
-TEST_F(LiveRunTest, ARunOfWhichNobodySaysAnythingEndsAndGoesOnWithAHello) {
+TEST_F(LiveRunTest, SilentRunEndsAndHelloReopensIt) {
   constexpr int64_t kMinutes = int64_t{60} * 1'000'000'000;
   Begin(2);
   for (uint32_t rank : {0u, 1u}) Send(rank, 0);
@@ -397,7 +397,7 @@ TEST_F(LiveRunTest, ARunOfWhichNobodySaysAnythingEndsAndGoesOnWithAHello) {
   EXPECT_THAT(Stored(), ElementsAre("0: 2", "1: 1?", "2: 1?", "3: 2"));
 }
 
-TEST_F(LiveRunTest, OfTooManyEventsTheLastThatIsKeptSaysSo) {
+TEST_F(LiveRunTest, LastKeptEventNotesThatOthersWereDropped) {
   events_max_ = 4;
   Begin(1);
   const auto texts = [this] {
@@ -427,7 +427,7 @@ TEST_F(LiveRunTest, OfTooManyEventsTheLastThatIsKeptSaysSo) {
   EXPECT_THAT(texts(), ElementsAre("kept", "kept", "kept", note));
 }
 
-TEST_F(LiveRunTest, WhatWasDroppedIsASumThatStaysTheLargestNumber) {
+TEST_F(LiveRunTest, DroppedFramesSaturate) {
   Begin(1);
   for (int step = 0; step < 6; step += 2) {
     Send(0, step, 0, UINT64_MAX, UINT64_MAX);

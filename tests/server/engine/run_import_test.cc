@@ -137,7 +137,7 @@ class RunImportTest : public testing::Test {
   Counters counters_;
 };
 
-TEST_F(RunImportTest, NotifyOptionOfAnImportSurvivesARestart) {
+TEST_F(RunImportTest, ImportKeepsWhetherPeopleAreNotified) {
   const TempDirectory folder;
   const std::string bytes = MakeRecording("model", 20);
   const auto told_of = [](Engine* engine, const char* name) {
@@ -158,7 +158,7 @@ TEST_F(RunImportTest, NotifyOptionOfAnImportSurvivesARestart) {
   EXPECT_TRUE(told_of(again.get(), "loud"));
 }
 
-TEST_F(RunImportTest, InterruptedImportCanBeRepeated) {
+TEST_F(RunImportTest, CutOffImportCanBeRepeated) {
   std::string half;
   const std::string bytes = MakeRecording("m", kSteps, &half);
   const std::string expected = Whole(bytes);
@@ -186,7 +186,7 @@ TEST_F(RunImportTest, InterruptedImportCanBeRepeated) {
   EXPECT_TRUE(absl::IsAlreadyExists(Import(engine.get(), bytes).status()));
 }
 
-TEST_F(RunImportTest, ImportCanBeRepeatedBeforeTheFirstIsDurable) {
+TEST_F(RunImportTest, CutOffImportCanBeRepeatedBeforeItIsDurable) {
   std::string half;
   const std::string bytes = MakeRecording("m", kSteps, &half);
   const std::string expected = Whole(bytes);
@@ -197,7 +197,7 @@ TEST_F(RunImportTest, ImportCanBeRepeatedBeforeTheFirstIsDurable) {
   EXPECT_EQ(Export(engine.get(), "recorded"), expected);
 }
 
-TEST_F(RunImportTest, InterruptedImportCanBeRepeatedAfterACrash) {
+TEST_F(RunImportTest, CutOffImportCanBeRepeatedAfterCrash) {
   std::string half;
   const std::string bytes = MakeRecording("m", kSteps, &half);
   const std::string expected = Whole(bytes);
@@ -223,7 +223,7 @@ TEST_F(RunImportTest, InterruptedImportCanBeRepeatedAfterACrash) {
   }
 }
 
-TEST_F(RunImportTest, NoOtherRecordingIsMixedIntoIt) {
+TEST_F(RunImportTest, OtherRecordingIsNotMixedIn) {
   std::string half;
   const std::string bytes = MakeRecording("m", kSteps, &half);
   const auto engine = Open(Path("a"));
@@ -253,7 +253,7 @@ class Trainer final : public IngestTrainer {
   ~Trainer() override { session_->Detach(); }
 };
 
-TEST_F(RunImportTest, ImportOverATrainersRunIsRefused) {
+TEST_F(RunImportTest, TrainersRunIsNotImportedInto) {
   std::string half;
   const std::string bytes = MakeRecording("m", kSteps, &half);
   {
@@ -275,7 +275,7 @@ TEST_F(RunImportTest, ImportOverATrainersRunIsRefused) {
 }
 
 // What was refused leaves no run that waits for more, and keeps none that is right away.
-TEST_F(RunImportTest, BytesBehindItsEndAreRefused) {
+TEST_F(RunImportTest, BytesBehindEndOfRecordingAreRefused) {
   const std::string bytes = MakeRecording("m", kSteps);
   const std::string expected = Whole(bytes);
   const auto engine = Open(Path("a"));

@@ -215,7 +215,7 @@ class ShardTest : public testing::Test {
   std::unique_ptr<Shard> shard_;
 };
 
-TEST_F(ShardTest, AnAlertWaitsForOneSaveAtMost) {
+TEST_F(ShardTest, AlertWaitsForOneSaveAtMost) {
   for (const RunId run : {1, 2, 3}) {
     AddRun(run);
     Send(run, 0, 1);
@@ -231,7 +231,7 @@ TEST_F(ShardTest, AnAlertWaitsForOneSaveAtMost) {
   EXPECT_THAT(order, ElementsAre("saved 1", "alert of 3", "saved 2", "saved 3"));
 }
 
-TEST_F(ShardTest, AlertWaitsForOneOfTheSavesDueTogether) {
+TEST_F(ShardTest, AlertWaitsForOneOfManyDueSaves) {
   for (const RunId run : {1, 2, 3}) {
     AddRun(run);
     Send(run, 0, 1);
@@ -255,7 +255,7 @@ TEST_F(ShardTest, AlertWaitsForOneOfTheSavesDueTogether) {
   EXPECT_THAT(order, ElementsAre("saved 1", "alert of 3", "saved 2", "saved 3"));
 }
 
-TEST_F(ShardTest, TheLogKeepsWhatCameAfterItsRunWasSaved) {
+TEST_F(ShardTest, LogKeepsMessagesAfterRunsSave) {
   for (const RunId run : {1, 2}) {
     AddRun(run);
     Send(run, 0, 1);
@@ -271,7 +271,7 @@ TEST_F(ShardTest, TheLogKeepsWhatCameAfterItsRunWasSaved) {
   EXPECT_GT(shard_->CommitAll().front(), late);
 }
 
-TEST_F(ShardTest, LogKeepsUnsavedClosedStepsWhileAnotherIsOpen) {
+TEST_F(ShardTest, LogKeepsUnsavedClosedStepsWhileStepIsOpen) {
   AddRun(1, /*reporters=*/2);
   const Lsn first = Send(1, 0, 1, /*rank=*/0);
   Send(1, 0, 1, /*rank=*/1);
@@ -282,7 +282,7 @@ TEST_F(ShardTest, LogKeepsUnsavedClosedStepsWhileAnotherIsOpen) {
   EXPECT_GT(shard_->CommitBefore(/*lane=*/0, /*end=*/0), late);
 }
 
-TEST_F(ShardTest, DecisionsWithoutTheLogAreStoredWhenItReturns) {
+TEST_F(ShardTest, ActionsAreStoredOnceLogIsBack) {
   AwayForAWhile log(wal_.get());
   ActionStore actions(database_.get());
   parts_.wal = &log;
@@ -352,7 +352,7 @@ class ShardOfACluster : protected HasRowsElsewhere, public ShardTest {
   std::vector<std::unique_ptr<WorkPool>> savers_;
 };
 
-TEST_F(ShardOfACluster, MessagesAreAppliedWhileASaveWaitsForItsDatabase) {
+TEST_F(ShardOfACluster, MessagesAreAppliedWhileSaveWaitsForDatabase) {
   AddRun(1);
   AddRun(2);
   Send(1, 0, 1);
@@ -376,7 +376,7 @@ TEST_F(ShardOfACluster, MessagesAreAppliedWhileASaveWaitsForItsDatabase) {
   EXPECT_GT(shard_->CommitBefore(/*lane=*/0, /*end=*/0), late);
 }
 
-TEST_F(ShardOfACluster, MessagesAfterASaveAreNeededUntilApplied) {
+TEST_F(ShardOfACluster, MessageBehindEndOfSaveIsNeeded) {
   Shard::Options options;
   options.queue_messages_max = 1;  // HasRoom() then tells whether anything is queued.
   shard_ = std::make_unique<Shard>(options, parts_, 0);
@@ -414,7 +414,7 @@ TEST_F(ShardOfACluster, MessagesAfterASaveAreNeededUntilApplied) {
   EXPECT_LE(needed, behind);
 }
 
-TEST_F(ShardOfACluster, DropWaitsForTheRunningSaveAndSavesAll) {
+TEST_F(ShardOfACluster, DropWaitsForSaveUnderWay) {
   AddRun(1);
   Send(1, 0, 1);
   rows.Silence();
@@ -433,7 +433,7 @@ TEST_F(ShardOfACluster, DropWaitsForTheRunningSaveAndSavesAll) {
   EXPECT_EQ(StepsSaved(1), 2u);
 }
 
-TEST_F(ShardOfACluster, DropWaitsForASecondSaveOfTheRun) {
+TEST_F(ShardOfACluster, DropWaitsForSecondSave) {
   AddRun(1);
   AddRun(2);
   Send(1, 0, 1);
@@ -459,7 +459,7 @@ TEST_F(ShardOfACluster, DropWaitsForASecondSaveOfTheRun) {
   EXPECT_EQ(StepsSaved(1), 2u);
 }
 
-TEST_F(ShardOfACluster, TickStartsNoSaveOfARunBeingDropped) {
+TEST_F(ShardOfACluster, TickSavesNoRunThatIsBeingDropped) {
   AddRun(1);
   AddRun(2);
   Send(1, 0, 1);
@@ -512,7 +512,7 @@ TEST_F(ShardOfACluster, MessagesAreHeldDuringFinalSave) {
   EXPECT_FALSE(database_->GetRun(1)->ended);
 }
 
-TEST_F(ShardOfACluster, SavesThatWaitAreFew) {
+TEST_F(ShardOfACluster, SavesUnderWayAreBounded) {
   constexpr int kRuns = Shard::kSavesMax + 4;
   for (RunId run = 1; run <= kRuns; ++run) {
     AddRun(run);
@@ -533,7 +533,7 @@ TEST_F(ShardOfACluster, SavesThatWaitAreFew) {
   shard_.reset();
 }
 
-TEST_F(ShardOfACluster, SavesOfOneDatabaseDelayNoneOfAnother) {
+TEST_F(ShardOfACluster, SavesOfOneDatabaseDoNotDelayAnothers) {
   HalfAway log(wal_.get(), /*away=*/false);
   parts_.wal = &log;
   shard_ = std::make_unique<Shard>(Shard::Options(), parts_, 0);
@@ -557,7 +557,7 @@ TEST_F(ShardOfACluster, SavesOfOneDatabaseDelayNoneOfAnother) {
   shard_.reset();
 }
 
-TEST_F(ShardOfACluster, MessagesForADroppedRunStayInTheLog) {
+TEST_F(ShardOfACluster, MessagesOfDroppedRunStayInLog) {
   AddRun(1);
   Send(1, 0, 1);
   shard_->Drop(1, 2, /*save=*/true);
@@ -574,7 +574,7 @@ TEST_F(ShardOfACluster, MessagesForADroppedRunStayInTheLog) {
   EXPECT_EQ(steps(), 2u);
 }
 
-TEST_F(ShardOfACluster, UnsavedStateIsNeededFromTheLog) {
+TEST_F(ShardOfACluster, UnsavedMessagesAreNeeded) {
   AddRun(1);
   const Lsn saved = Send(1, 0, 1);
   EXPECT_GT(shard_->CommitAll().front(), saved);
@@ -584,7 +584,7 @@ TEST_F(ShardOfACluster, UnsavedStateIsNeededFromTheLog) {
   EXPECT_LE(shard_->Drop(1, 2, /*save=*/true), unsaved);
 }
 
-TEST_F(ShardTest, ChangedRulesReachRunsOnceAndAreSaved) {
+TEST_F(ShardTest, NewRulesReachEachRunOnceThroughLog) {
   for (const RunId run : {1, 2}) AddRun(run);
   Tick();
   EXPECT_THAT(RulesInLog(), ElementsAre()) << "nothing has changed";
@@ -614,7 +614,7 @@ TEST_F(ShardTest, ChangedRulesReachRunsOnceAndAreSaved) {
   EXPECT_EQ(alerts_->List(1, true).size(), 1u);
 }
 
-TEST_F(ShardTest, SilentRunEndsUnlessAStreamIsOpen) {
+TEST_F(ShardTest, SilentRunEndsUnlessStreamIsOpen) {
   parts_.attached = [](RunId run) { return run == 2; };
   Shard::Options options;
   options.run_silent_ms_max = 3'600'000;
@@ -635,7 +635,7 @@ TEST_F(ShardTest, SilentRunEndsUnlessAStreamIsOpen) {
   EXPECT_FALSE(is_ended(2));
 }
 
-TEST_F(ShardTest, InterruptedImportKeepsTheLogForALimitedTime) {
+TEST_F(ShardTest, CutOffImportKeepsLogForLimitedTime) {
   std::atomic<bool> attached = true;
   parts_.attached = [&](RunId) { return attached.load(); };
   shard_ = std::make_unique<Shard>(Shard::Options(), parts_, 0);
@@ -655,7 +655,7 @@ TEST_F(ShardTest, InterruptedImportKeepsTheLogForALimitedTime) {
   EXPECT_GT(wait(600), open);
 }
 
-TEST_F(ShardTest, UnavailableLaneKeepsNoOtherLanesLog) {
+TEST_F(ShardTest, SilentLaneDoesNotKeepOtherLanes) {
   HalfAway log(wal_.get());
   parts_.wal = &log;
   shard_ = std::make_unique<Shard>(Shard::Options(), parts_, 0);

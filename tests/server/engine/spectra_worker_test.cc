@@ -56,7 +56,7 @@ class SlowBank final : public SpectraBank {
   std::vector<int64_t> batches;  // Of the worker's thread.
 };
 
-TEST(SpectraWorkerTest, WaitingTasksFormOneBatchAndExcessIsDropped) {
+TEST(SpectraWorkerTest, WaitingMatricesFormOneBatchAndExcessIsDropped) {
   Counters counters;
   FakeClock clock;
   SlowBank bank;
@@ -84,7 +84,7 @@ TEST(SpectraWorkerTest, WaitingTasksFormOneBatchAndExcessIsDropped) {
   EXPECT_EQ(counters.counter("bellwether_spectra_total", {{"result", "computed"}})->value(), 4);
 }
 
-TEST(SpectraWorkerTest, RefusedAnswersAreRetriedUntilTakenOrStopped) {
+TEST(SpectraWorkerTest, AnswersAreRetriedUntilLogFailsForGood) {
   Counters counters;
   std::atomic<int> asked = 0;
   absl::Notification third;
@@ -109,7 +109,7 @@ TEST(SpectraWorkerTest, RefusedAnswersAreRetriedUntilTakenOrStopped) {
   worker.Stop();  // Returns.
 }
 
-TEST(SpectraWorkerTest, TheRecordOfItsAnswersIsReadBack) {
+TEST(SpectraWorkerTest, RecordOfAnswersIsReadBack) {
   SpectraMessage message;
   GramAnswer answer;
   answer.attempt = 3;
@@ -228,7 +228,7 @@ class LiveRunSpectraTest : public testing::Test {
   std::vector<LoggedMessage> log_;
 };
 
-TEST_F(LiveRunSpectraTest, GoodbyeWaitsForStepsAndTheirSpectra) {
+TEST_F(LiveRunSpectraTest, StepWaitsForSignalsAndGoodbyeForStep) {
   StoredSteps series;
   const auto run = NewRun(&series);
   run->Apply(Frame(0), 5);
@@ -258,7 +258,7 @@ TEST_F(LiveRunSpectraTest, GoodbyeWaitsForStepsAndTheirSpectra) {
   EXPECT_EQ(counters_.counter("bellwether_spectra_total", {{"result", "late"}})->value(), 1);
 }
 
-TEST_F(LiveRunSpectraTest, StepClosedByDeadlineLosesOnlyItsSpectra) {
+TEST_F(LiveRunSpectraTest, DeadlineClosesStepWithoutItsSignals) {
   StoredSteps series;
   const auto run = NewRun(&series);
   run->Apply(Logged({1, Gram(0, {1, 0}, 9)}), 5);
@@ -273,7 +273,7 @@ TEST_F(LiveRunSpectraTest, StepClosedByDeadlineLosesOnlyItsSpectra) {
   EXPECT_EQ(counters_.counter("bellwether_spectra_total", {{"result", "late"}})->value(), 1);
 }
 
-TEST_F(LiveRunSpectraTest, ReplayFromAnyCutGivesTheSameSteps) {
+TEST_F(LiveRunSpectraTest, RestartAnywhereGivesSameSteps) {
   StoredSteps series;
   const auto run = NewRun(&series);
   for (int64_t step = 0; step < 6; ++step) {
