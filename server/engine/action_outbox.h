@@ -1,12 +1,11 @@
-// action_outbox.h: what changed of a run's actions, until it is stored.
+// action_outbox.h: changes of a run's actions and audit, until they are stored.
 //
-// A database or a disk may be away for hours, and what people and policies decided
-// meanwhile must not be lost with it: it waits here, in memory.  It is small: of an
-// action the newest state has all of its history, and of refused requests no more are
-// kept than the store keeps.  What a crash takes is concluded again from the log, which
-// is needed as long as something waits (LiveRun::SaveDue()).
+// A database or a disk may be away for hours.  Decisions of people and policies wait here
+// meanwhile, in memory.  That is little: an action's newest state has its whole history,
+// and no more refused requests are kept than the store keeps.  After a crash the log gives
+// the same decisions again: it is needed as long as one waits (LiveRun::SaveDue()).
 //
-// One thread's own.
+// Not thread-safe.
 
 #ifndef BELLWETHER_SERVER_ENGINE_ACTION_OUTBOX_H_
 #define BELLWETHER_SERVER_ENGINE_ACTION_OUTBOX_H_
@@ -25,10 +24,10 @@ class ActionOutbox {
   // `changed` in the order of the changes; the log record `lsn` caused them.
   void Add(const std::vector<Action>& changed, const std::vector<AuditEntry>& audit, Lsn lsn);
   bool empty() const { return actions_.empty() && audit_.empty(); }
-  // The newest cause: nothing may be stored before the log has that.
+  // The newest cause: the log must have it before anything is stored.
   Lsn lsn() const { return lsn_; }
-  // Stores what waits, oldest first.  The first error, after which the rest waits on;
-  // what is damaged in the store is left as it is.
+  // Stores what waits, oldest first.  Returns the first error; the rest still waits.  An
+  // action that is damaged in the store is left as it is.
   absl::Status Post(RunId run, ActionStore* log);
 
  private:

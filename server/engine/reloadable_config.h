@@ -1,8 +1,9 @@
-// reloadable_config.h: what the server's file says now, for whoever is told by a record.
+// reloadable_config.h: the newest content of a file that is read again while the server
+// runs.
 //
-// Rules and policies of a run are part of its state and change by records of
-// its log only, so that recovery decides what was decided; this is what the
-// shards compare them with.  Thread-safe.
+// A run's rules and policy are part of its state.  Only records of its log change them, so
+// that recovery decides as before.  The shards compare them with the content here.
+// Thread-safe.
 
 #ifndef BELLWETHER_SERVER_ENGINE_RELOADABLE_CONFIG_H_
 #define BELLWETHER_SERVER_ENGINE_RELOADABLE_CONFIG_H_
@@ -13,11 +14,11 @@
 
 namespace bellwether::server {
 
-// Pointer: shared, to something that never changes.
+// Pointer: a shared pointer to a constant.
 template <class Pointer>
 class ReloadableConfig {
  public:
-  // `built_in`: without a file.  Never null.
+  // `built_in` holds without a file; never null.
   explicit ReloadableConfig(Pointer built_in) : built_in_(std::move(built_in)), current_(built_in_) {}
 
   const Pointer& built_in() const { return built_in_; }
@@ -25,7 +26,7 @@ class ReloadableConfig {
     absl::MutexLock lock(&mutex_);
     return current_;
   }
-  // nullptr: what is built in.
+  // nullptr: back to built_in().
   void Set(Pointer next) {
     absl::MutexLock lock(&mutex_);
     current_ = next == nullptr ? built_in_ : std::move(next);

@@ -1,4 +1,4 @@
-// reloadable_policy.h: the server's own policy, for runs that nobody set one for.
+// reloadable_policy.h: the server's own policy, for runs without one of their own.
 // Thread-safe.
 
 #ifndef BELLWETHER_SERVER_ENGINE_RELOADABLE_POLICY_H_

@@ -1,5 +1,5 @@
-// reloadable_rules.h: which rules new decisions are to be made by, and
-// where the text of a run's record becomes rules again.  Thread-safe.
+// reloadable_rules.h: the rules for new decisions, and the rules of a text that a run's log
+// holds.  Thread-safe.
 
 #ifndef BELLWETHER_SERVER_ENGINE_RELOADABLE_RULES_H_
 #define BELLWETHER_SERVER_ENGINE_RELOADABLE_RULES_H_
@@ -19,8 +19,8 @@ class ReloadableRules : public ReloadableConfig<RuleSetPtr> {
   // `built_in` are the options without a rules file.
   explicit ReloadableRules(const JudgeOptions& built_in);
 
-  // The rules of a text that was in force once.  INVALID_ARGUMENT: this version
-  // does not take it.
+  // The rules of a text that was in force once.  INVALID_ARGUMENT: this version refuses
+  // the text.
   absl::StatusOr<RuleSetPtr> Find(std::string_view text);
 
  private:

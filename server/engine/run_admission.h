@@ -1,10 +1,9 @@
 // run_admission.h: whether one more run can be live.
 //
-// Live runs are limited by their number and by the memory that they take, which is known
-// before the first sample comes: of a run of which nobody knows yet what it will send, for
-// all signals that there are, later, or once it has been silent for a while, for those that it
-// has sent.  What a run that is live
-// begins to send in addition is taken all the same; the next one may find no room.
+// Live runs are limited by their number and by their memory, which is estimated before the
+// first sample comes.  A new run counts as if it sent every signal.  Later, or once it has
+// been silent for a while, it counts for the signals that it has sent.  A live run may
+// begin to send more; then the next run may find no room.
 
 #ifndef BELLWETHER_SERVER_ENGINE_RUN_ADMISSION_H_
 #define BELLWETHER_SERVER_ENGINE_RUN_ADMISSION_H_
@@ -21,21 +20,21 @@
 
 namespace bellwether::server {
 
-// What a live run that sends `signals` takes of memory, about, in bytes: its window, what
-// waits to be saved, the newest steps and the detectors' state.  The windows that are as long
-// as a chunk come on top, from a budget of their own.  docs/operate/sizing.md.
+// The memory of a live run that sends `signals`, estimated, in bytes: its window, values
+// that wait to be saved, the newest steps and the detectors' state.  Windows as long as a
+// chunk have a budget of their own.  docs/operate/sizing.md.
 int64_t RunMemoryBytes(const Layout& layout, std::span<const SignalId> signals);
-// Of one that sends all measured signals.
+// The same for a run that sends all measured signals.
 int64_t RunMemoryBytesMax(const Layout& layout);
 
 class RunAdmission {
  public:
   struct Options {
     size_t runs_live_max = 1000;
-    // Of the whole process; 0 = three quarters of what the machine or its control group has,
-    // and no less than leaves kRunsLeast for runs.
+    // The memory of the whole process, in bytes.  0 = three quarters of that of the machine
+    // or its control group, and no less than leaves kRunsLeast for runs.
     int64_t memory_max = 0;
-    // What the server takes without any run.
+    // The server's memory without any run, in bytes.
     int64_t own_bytes = int64_t{576} << 20;
   };
   static constexpr int64_t kRunsLeast = int64_t{512} << 20;
@@ -45,13 +44,13 @@ class RunAdmission {
   // As Check().
   static absl::StatusOr<std::unique_ptr<RunAdmission>> Create(const Options& options, Counters* counters);
 
-  // What the process may take, in bytes: limits.memory_max, or what it comes to here.
+  // The memory that the process may take, in bytes: limits.memory_max, or this machine's.
   int64_t memory_max() const { return options_.memory_max; }
 
   // Whether a run of this layout can be live beside those of `runs` that have not ended.
   // RESOURCE_EXHAUSTED: which limit, and how much of it is taken; counted.
   absl::Status Admit(const Layout& layout, std::span<const RunSnapshotPtr> runs, int64_t now_unix_ns);
-  // Shows what `runs` take.
+  // Shows the memory of `runs` in the metrics.
   void Show(std::span<const RunSnapshotPtr> runs, int64_t now_unix_ns);
 
  private:

@@ -1,14 +1,13 @@
 // spectra_worker.h: the thread that turns shipped Gram matrices into signals.
 //
-// Nothing waits for it but the steps that the matrices are of: acknowledgements
-// come from the log, and shards only hand tasks over.  What it is given within
-// one pass goes to the bank as one batch, over all runs.  When it is behind by
-// more than queue_bytes_max, tasks are answered as dropped.
+// Only the steps of the matrices wait for the worker: acknowledgements come from the log,
+// and shards only hand tasks over.  Tasks that come during one pass go to the bank as one
+// batch, over all runs.  When more than queue_bytes_max wait, tasks are answered as
+// dropped.
 //
-// An answer goes into the log of its run before anybody acts on it.  So the
-// signals of a step are the same after a crash, whether a GPU or the CPU
-// computed them and whatever was dropped; a matrix without an answer in the log
-// is computed after the restart.
+// An answer goes into the log of its run before it is used.  So the signals of a step are
+// the same after a crash, whether a GPU or the CPU computed them, and dropped ones stay
+// dropped.  A matrix without an answer in the log is computed after the restart.
 //
 // Thread-safe.
 
@@ -35,14 +34,14 @@ namespace bellwether::server {
 class SpectraWorker {
  public:
   struct Options {
-    // Of matrices as they came.  Steps wait for what waits here: a second of one
-    // core for 128 rows, four for 512.
+    // Bytes of matrices that may wait.  Steps wait for them: a second of one core for
+    // 128 rows, four for 512.
     int64_t queue_bytes_max = 16 << 20;
-    int64_t batch_bytes_max = 4 << 20;  // Likewise, of one pass.
+    int64_t batch_bytes_max = 4 << 20;  // Bytes of matrices in one pass.
     size_t dropped_max = 65'536;        // Answers without a matrix that wait.
   };
-  // Logs the answers of one run and hands them to its shard.  False: the log
-  // does not take them now; it is asked again.
+  // Logs the answers of one run and queues them at its shard.  False: the log does not
+  // take them now; the worker tries again.
   using Sink = std::function<bool(RunId run, const SpectraMessage& answers)>;
 
   // `bank` null: the CPU's.  All must outlive it.
@@ -52,7 +51,7 @@ class SpectraWorker {
   SpectraWorker& operator=(const SpectraWorker&) = delete;
 
   void Start(Sink sink);
-  // Leaves what waits unanswered; the log still has it.
+  // Tasks that wait get no answer; the log still has their matrices.
   void Stop();
   void Submit(GramTask task);
   // Waits until all that was submitted so far is answered.
@@ -64,9 +63,10 @@ class SpectraWorker {
   void Loop();
   Counter* counter(const char* result) const;
   void Solve(const std::vector<GramTask>& tasks, Answers* answers);
-  // False: it was stopped first.
+  // False: the worker was stopped before.
   bool Deliver(const Answers& answers);
 
+  // Constant after construction.
   const Options options_;
   SpectraBank* const bank_;
   Counters* const counters_;
@@ -74,16 +74,17 @@ class SpectraWorker {
   Histogram* const cpu_seconds_;
   Histogram* const cuda_seconds_;
   Gauge* const queue_bytes_gauge_;
-  Sink sink_;
+  Sink sink_;  // Constant after Start().
+  std::thread thread_;
 
+  // Guarded by mutex_.
   absl::Mutex mutex_;
   std::deque<GramTask> queue_ ABSL_GUARDED_BY(mutex_);
   int64_t queue_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  // What could not wait.
+  // Answers of tasks that found no room.
   std::vector<std::pair<RunId, GramAnswer>> dropped_ ABSL_GUARDED_BY(mutex_);
   bool busy_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread thread_;
 };
 
 }  // namespace bellwether::server

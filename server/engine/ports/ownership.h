@@ -2,10 +2,10 @@
 //
 // A server alone serves every run: AlwaysHere.  A server of a cluster serves the runs of
 // the partitions that it was given: server/cluster/partition_ownership.h.  The engine
-// takes partitions up and lets them go (partition_host.h), and notes here which it has.
+// acquires and releases partitions (partition_host.h), and records here which it has.
 //
-// Thread-safe, AlwaysHere by the engine's registry lock.  Under that lock most of it is
-// called, so it must not wait.
+// Thread-safe; AlwaysHere by the engine's registry lock.  The engine calls most of it
+// under that lock, so no call may wait.
 
 #ifndef BELLWETHER_SERVER_ENGINE_PORTS_OWNERSHIP_H_
 #define BELLWETHER_SERVER_ENGINE_PORTS_OWNERSHIP_H_

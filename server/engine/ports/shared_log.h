@@ -1,10 +1,9 @@
 // shared_log.h: a log that several servers share, each the partitions that it owns.
 //
-// A server appends for the partitions whose lease it holds, with the epoch under
-// which it took them: what is committed under an older epoch than the lease's is
-// void.  Its LSNs are its own count, which jumps above all of a partition's when it
-// takes one.  So they rise per server and per partition, also after another server's.  Its
-// lanes are the databases that the cluster is spread over.
+// A server appends for the partitions whose lease it holds, under the epoch of its
+// lease.  A commit under an older epoch is void.  The LSNs are the server's own count.
+// When it acquires a partition, the count jumps above all LSNs of the partition: so LSNs
+// rise per server and per partition.  The lanes are the databases of the cluster.
 //
 // Thread-safe.
 
@@ -25,19 +24,18 @@ namespace bellwether::server {
 
 class SharedLog : public LogBackend, public SharedRows {
  public:
-  // Called from the log's threads when a commit found that `partition` is not
-  // ours any more.  Until it returns nothing of what was appended for it, and is
-  // not committed, is taken for durable: a wait for an acknowledgement of it
-  // must be ended before.
+  // Called from the log's threads when a commit found that this server lost `partition`.
+  // Until the call returns, no uncommitted record of the partition counts as durable: the
+  // callee must drop its pending acknowledgements.
   using LostCallback = std::function<void(uint32_t partition)>;
   virtual void SetLost(LostCallback on_lost) = 0;
   // As LogBackend::DurableCallback, of a lane.
   using LaneDurableCallback = std::function<void(uint32_t lane, Lsn durable)>;
 
-  // From here on appends for the partition's runs are taken, under `epoch`.
-  // UNAVAILABLE: the database cannot be asked where its LSNs are.
+  // Accepts appends for the partition's runs from here on, under `epoch`.  UNAVAILABLE:
+  // the database cannot be asked for the partition's LSNs.
   virtual absl::Status AcquirePartition(uint32_t partition, uint64_t epoch) = 0;
-  // None is taken any more; what waits is dropped, after what is under way.
+  // Accepts none any more.  Commits under way end; records that wait are dropped.
   virtual void ReleasePartition(uint32_t partition) = 0;
 
   // ---- of a partition that is owned ----
