@@ -93,7 +93,7 @@ class MetricNames(unittest.TestCase):
         self.assertEqual(unknown_names("bellwether_ack_seconds_bucket", known), set())
 
     def test_listed_metrics_are_all_counted(self) -> None:
-        code = "".join(p.read_text() for p in (ROOT / "server").rglob("*.cc") if p.name != "metrics_catalog.cc")
+        code = "".join(p.read_text() for p in (ROOT / "server").rglob("*.[ch]*") if p.name != "metrics_catalog.cc")
         listed = re.findall(r'\{"([a-z0-9_]+)", k(?:Counter|Gauge|Histogram)', (ROOT / "server/export/metrics_catalog.cc").read_text())
         self.assertGreater(len(listed), 40)
         self.assertEqual([name for name in listed if f'"{name}"' not in code], [])
@@ -101,7 +101,7 @@ class MetricNames(unittest.TestCase):
     def test_the_server_counts_under_listed_names_and_kinds(self) -> None:
         known = known_metrics()
         calls = 0
-        for path in (ROOT / "server").rglob("*.cc"):
+        for path in (ROOT / "server").rglob("*.[ch]*"):
             for kind, name in re.findall(r'\b(counter|gauge|histogram)\(\s*"([a-z0-9_]+)"', path.read_text()):
                 calls += 1
                 self.assertEqual(known.get(name, "unlisted"), kind.capitalize(), f"{path}: {name}")

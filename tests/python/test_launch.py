@@ -102,6 +102,8 @@ def test_a_store_that_does_not_answer_is_left_alone(
     assert time.monotonic() - begun < 30
 
 
-def test_failing_store_gives_no_launch_time(store: dist.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_store_gives_no_launch_time(
+    store: dist.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delattr(dist.distributed_c10d, "_get_default_store")
     assert launch_unix_ms() == 0

@@ -93,7 +93,9 @@ def test_a_dead_one_is_replaced(fake: Path) -> None:
     assert second.pid != first.pid and len(starts(fake)) == 2
 
 
-def test_server_of_another_machine_is_left_alone(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_of_another_machine_is_left_alone(
+    fake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = private_server.state_folder()
     folder.mkdir(parents=True)
     # As a home on NFS shows it: the socket is there, and nobody here listens at it.
