@@ -281,9 +281,7 @@ def trained(model: Callable[[Tensor], Tensor], weight: Tensor) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_rare_calls_stay_bitwise_the_same_and_watched(
-    name: str, watched: Watched
-) -> None:
+def test_rare_calls_stay_bitwise_the_same_and_watched(name: str, watched: Watched) -> None:
     module = Attends(*ODD[name])
     before = trained(module, module.weight)
     with watched(module) as monitor:
