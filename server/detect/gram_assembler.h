@@ -1,8 +1,8 @@
 // gram_assembler.h: a run's Gram matrices, until there is something to compute.
 //
 // A head's W_Q needs one matrix, the change of its W_Q^T W_K two.  Holds the first
-// of two until the other comes or its step closes; in memory that is bounded,
-// whoever ships what.
+// of two until the other comes or its step closes.  Its memory is bounded, whatever
+// clients send.
 //
 // Deterministic and without a clock.  Not thread-safe: the run's shard owns it.
 

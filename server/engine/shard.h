@@ -1,10 +1,9 @@
 // shard.h: one thread that owns a part of the runs.
 //
-// Messages enter through a bounded queue in the order of the log: Append() writes
-// to the log and enters the queue under one mutex, so that for the runs of a shard
-// both orders are the same.  On the shard's thread no locks are
-// needed; it applies messages, closes overdue steps, watches for silence,
-// publishes and saves.
+// Messages enter through a bounded queue in the order of the log.  Append() writes to
+// the log and enters the queue under one mutex, so both orders are the same for the runs
+// of a shard.  The shard's thread needs no locks.  It applies messages, closes overdue
+// steps, watches for silence, publishes and saves.
 
 #ifndef BELLWETHER_SERVER_ENGINE_SHARD_H_
 #define BELLWETHER_SERVER_ENGINE_SHARD_H_

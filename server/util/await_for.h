@@ -1,9 +1,9 @@
 // await_for.h: waits with a limit that the wall clock cannot move.
 //
-// absl's timed waits end at a point of the wall clock: set back by an hour while
-// one is under way, it lasts an hour longer, and with it acknowledgements,
-// leases and saves that wait for nothing else.  So whoever waits with a limit in
-// this server waits here; tests/tidy sees to it.
+// absl's timed waits end at a point of the wall clock.  If the clock is set back by an
+// hour during one, the wait lasts an hour longer, and acknowledgements, leases and saves
+// wait with it.  So every wait with a limit in this server is made here; tests/tidy
+// checks that.
 
 #ifndef BELLWETHER_SERVER_UTIL_AWAIT_FOR_H_
 #define BELLWETHER_SERVER_UTIL_AWAIT_FOR_H_
@@ -16,9 +16,9 @@ namespace bellwether::server {
 
 // As absl::Mutex::AwaitWithTimeout(), by the monotonic clock: returns
 // whether `condition` holds, with `mutex` held.  The caller holds `mutex`, not
-// shared.  One thread of the process, started by the first call that has to wait,
-// rings for all of them; it waits for no mutex, so a wait may end a millisecond
-// late for each time that its mutex was found held.  A process that forks has no
+// shared.  One thread of the process ends all waits; the first call that has
+// to wait starts it.  That thread waits for no mutex: a wait may end a millisecond late
+// for each time that its mutex was found held.  A process that forks has no
 // such thread in the child.  Thread-safe.
 bool AwaitFor(absl::Mutex* mutex, const absl::Condition& condition, absl::Duration timeout)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
