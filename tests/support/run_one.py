@@ -74,7 +74,7 @@ class OtherTests:
             if not command or of_gtest or test["name"].endswith("_NOT_BUILT"):
                 continue
             properties = {p["name"]: p["value"] for p in test["properties"]}
-            reads_text_alone = test["name"] in ("tidy", "tidy_words")
+            reads_text_alone = "tidy" in properties.get("LABELS", []) and not any(part.startswith(f"{BUILD}/") for part in command)
             of_ours = Path(command[0]).parent == BUILD / "bin"
             target = "" if reads_text_alone else Path(command[0]).name if of_ours else "programs"
             files = (os.path.relpath(part, ROOT) for part in command if part.startswith(f"{ROOT}/tests/"))
