@@ -22,8 +22,9 @@ from types import SimpleNamespace
 ROOT = Path(__file__).resolve().parents[2]
 DASHBOARDS = ROOT / "dashboards"
 ALERTS = DASHBOARDS / "alerts"
-sys.path[:0] = [str(Path(__file__).parent), str(DASHBOARDS / "grafana")]
+sys.path[:0] = [str(Path(__file__).parent), str(DASHBOARDS / "grafana"), str(ROOT / "tests/tidy")]
 import thresholds_said
+from imports import circles, page_imports
 from thresholds import built_in
 
 SUFFIXES = ("_bucket", "_sum", "_count")
@@ -60,21 +61,6 @@ def unknown_names(text: str, known: dict[str, str]) -> set[str]:
         if base not in known and name not in {"bellwether_alerts"}:
             unknown.add(name)
     return unknown
-
-
-def imports(sources: dict[str, str]) -> dict[str, set[str]]:
-    """Which of the page's files each of them imports, types included."""
-    found = {name: set(re.findall(r"""(?:from|import)\s*\(?['"]\./([\w-]+)['"]""", text)) for name, text in sources.items()}
-    return {name: targets & set(sources) for name, targets in found.items()}
-
-
-def in_circles(arrows: dict[str, set[str]]) -> set[str]:
-    """The files on a circle of imports, or between two circles."""
-    left = dict(arrows)
-    while free := [name for name in left if not left[name] & set(left) or not any(name in left[other] for other in left)]:
-        for name in free:
-            del left[name]
-    return set(left)
 
 
 class MetricNames(unittest.TestCase):
@@ -275,9 +261,9 @@ class Console(unittest.TestCase):
             self.assertNotIn("resolved", path.read_text(), path)
 
     def test_no_two_files_of_the_page_import_each_other(self) -> None:
-        arrows = imports({path.stem: path.read_text() for path in (DASHBOARDS / "console/src").glob("*.ts")})
+        arrows = page_imports({path.stem: path.read_text() for path in (DASHBOARDS / "console/src").glob("*.ts")})
         self.assertGreater(sum(map(len, arrows.values())), 40, "the check looks in the wrong place")
-        self.assertEqual(in_circles(arrows), set())
+        self.assertEqual(circles(arrows), [])
 
     def test_no_line_of_the_page_is_over_140_columns(self) -> None:
         for path in (DASHBOARDS / "console/src").glob("*.ts"):
@@ -291,12 +277,12 @@ class Console(unittest.TestCase):
             "c": "import type { A } from './a';\nimport { d } from './d';\nimport 'uplot';",
             "d": "",
         }
-        self.assertEqual(imports(planted)["c"], {"a", "d"})
-        self.assertEqual(in_circles(imports(planted)), {"a", "b", "c"})
+        self.assertEqual(page_imports(planted)["c"], {"a", "d"})
+        self.assertEqual(circles(page_imports(planted)), [["a", "b", "c"]])
         planted["c"] = "const later = await import('./b');"
-        self.assertEqual(in_circles(imports(planted)), {"b", "c"})
+        self.assertEqual(circles(page_imports(planted)), [["b", "c"]])
         planted["c"] = ""
-        self.assertEqual(in_circles(imports(planted)), set())
+        self.assertEqual(circles(page_imports(planted)), [])
 
     def test_page_has_no_external_requests(self) -> None:
         dist = DASHBOARDS / "console/dist"

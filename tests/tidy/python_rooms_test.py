@@ -13,6 +13,8 @@ import re
 import sys
 from pathlib import Path
 
+from imports import circles, python_imports
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "client_lib" / "python" / "bellwether"
 ATTRIBUTES_MAX = 20
@@ -62,37 +64,13 @@ def modules(package: Path) -> dict[str, str]:
     }
 
 
-def imported(place: str, text: str, known: set[str]) -> set[str]:
-    """Modules of the package that the module at `place` imports, wherever in its text."""
-    folder = place.split(".")[:-1]
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            names = [a.name for a in node.names if a.name.split(".")[0] == "bellwether"]
-            found |= {name.removeprefix("bellwether").lstrip(".") or "__init__" for name in names}
-            continue
-        if not isinstance(node, ast.ImportFrom):
-            continue
-        if node.level:
-            base = folder[: len(folder) - (node.level - 1)]
-            parts = [*base, *(node.module.split(".") if node.module else [])]
-        elif node.module and node.module.split(".")[0] == "bellwether":
-            parts = node.module.split(".")[1:]
-        else:
-            continue
-        for a in node.names:
-            whole = ".".join([*parts, a.name])
-            found.add(whole if whole in known else ".".join(parts) or "__init__")
-    return found
-
-
 def room(place: str) -> str:
     return place.split(".")[0]
 
 
 def violations(texts: dict[str, str]) -> list[str]:
     known = set(texts)
-    arrows = {place: imported(place, text, known) for place, text in texts.items()}
+    arrows = {place: python_imports(place, text, known) for place, text in texts.items()}
     found = []
     for place, targets in sorted(arrows.items()):
         own = room(place)
@@ -105,29 +83,9 @@ def violations(texts: dict[str, str]) -> list[str]:
             other = room(target)
             if other not in {own, "__init__"} | ALLOWED[own]:
                 found.append(f"{place} imports {target}: {own} may not import {other}")
-    return found + [f"a circle: {', '.join(circle)}" for circle in circles(arrows)]
-
-
-def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
-    """Groups of modules that reach each other.  The package itself, whose names all may take
-    (`from .. import __version__`), is left out."""
-
-    def reached(start: str) -> set[str]:
-        seen: set[str] = set()
-        waiting = [start]
-        while waiting:
-            for target in arrows.get(waiting.pop(), set()) - {"__init__"} - seen:
-                seen.add(target)
-                waiting.append(target)
-        return seen
-
-    reach = {place: reached(place) for place in arrows if place != "__init__"}
-    groups = {
-        tuple(sorted(other for other in reach[place] if place in reach.get(other, set())))
-        for place in reach
-        if place in reach[place]
-    }
-    return [list(group) for group in sorted(groups)]
+    # The package itself, whose names all may take (`from .. import __version__`), is left out.
+    inside = {a: to - {"__init__"} for a, to in arrows.items() if a != "__init__"}
+    return found + [f"a circle: {', '.join(circle)}" for circle in circles(inside)]
 
 
 def attributes(of: ast.ClassDef) -> set[str]:
@@ -195,7 +153,9 @@ def main() -> int:
     if not violations({**texts, "stray": ""}):
         print("a module that no row names was not found")
         failed = True
-    arrows = {(room(a), room(b)) for a, t in texts.items() for b in imported(a, t, set(texts))}
+    arrows = {
+        (room(a), room(b)) for a, t in texts.items() for b in python_imports(a, t, set(texts))
+    }
     apart = {(a, b) for a, b in arrows if a != b and not {a, b} & _FACES}
     print(f"{len(texts)} modules, {len(ALLOWED)} rooms, {len(apart)} arrows between them")
     return 1 if failed else 0

@@ -13,18 +13,17 @@ cut at it, where as few as were found by moving one room at a time are cut.
 from __future__ import annotations
 
 import argparse
-import ast
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+
+from imports import circles, page_imports, python_imports, reach
 
 ROOT = Path(__file__).resolve().parents[2]
 CPP = re.compile(r"^(server|client_lib|kernels|proto)/.*\.(h|hpp|cc|cu|cuh)$")
 PYTHON = "client_lib/python/bellwether/"
 PAGE = "dashboards/console/src/"
 INCLUDE = re.compile(r'^\s*#\s*include\s*["<]([^">]+)[">]', re.MULTILINE)
-IMPORT = re.compile(r"""^(?:import|export)\b[^;]*?from\s*["']\./([^"']+)["']""", re.MULTILINE)
 Arrows = set[tuple[str, str]]
 
 
@@ -75,64 +74,36 @@ def cpp(sources: dict[str, str]) -> tuple[set[str], Arrows]:
     return {folder(path) for path in files} | {to for _, to in arrows}, arrows
 
 
-def _python_imports(place: list[str], text: str) -> Iterator[list[str]]:
-    """Dotted places below the package that a module imports, names included."""
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            for name in node.names:
-                if name.name.split(".")[0] == "bellwether":
-                    yield name.name.split(".")[1:]
-        elif isinstance(node, ast.ImportFrom):
-            base = place[: len(place) - node.level] if node.level else []
-            module = node.module.split(".") if node.module else []
-            if not node.level and module[:1] != ["bellwether"]:
-                continue
-            for name in node.names:
-                yield [*base, *(module if node.level else module[1:]), name.name]
-
-
 def python(sources: dict[str, str]) -> tuple[set[str], Arrows]:
     modules = {
-        tuple(path.removeprefix(PYTHON).removesuffix(".py").split("/")): text
+        path.removeprefix(PYTHON).removesuffix(".py").replace("/", "."): text
         for path, text in sources.items()
         if path.startswith(PYTHON)
     }
     # The package's own face imports all of it and is imported for names alone.
-    rooms = {place[0] for place in modules} - {"__init__", "__main__"}
+    rooms = {place.split(".")[0] for place in modules} - {"__init__", "__main__"}
     arrows = {
-        (place[0], to[0])
+        (place.split(".")[0], to.split(".")[0])
         for place, text in modules.items()
-        for to in _python_imports(list(place), text)
-        if to and place[0] in rooms and to[0] in rooms
+        for to in python_imports(place, text, set(modules))
     }
-    return rooms, arrows
+    return rooms, {(a, b) for a, b in arrows if a in rooms and b in rooms}
 
 
 def page(sources: dict[str, str]) -> tuple[set[str], Arrows]:
     files = {p.removeprefix(PAGE)[:-3]: text for p, text in sources.items() if p.startswith(PAGE)}
-    arrows = {(place, to) for place, text in files.items() for to in IMPORT.findall(text)}
-    return set(files), {(a, b.removesuffix(".js")) for a, b in arrows}
+    return set(files), {(a, b) for a, to in page_imports(files).items() for b in to}
 
 
 def groups(rooms: set[str], arrows: Arrows) -> list[set[str]]:
     """Rooms that reach each other, lowest first."""
-    below: dict[str, set[str]] = {room: set() for room in rooms}
-    for a, b in arrows:
-        below[a].add(b)
-    reach = {}
-    for room in rooms:
-        seen, waiting = set[str](), [room]
-        while waiting:
-            for to in below[waiting.pop()] - seen:
-                seen.add(to)
-                waiting.append(to)
-        reach[room] = seen
-    found = {
-        frozenset({room} | {other for other in reach[room] if room in reach[other]})
-        for room in rooms
-    }
+    below = {room: {b for a, b in arrows if a == room} for room in rooms}
+    together = [set(circle) for circle in circles(below)]
+    alone = rooms.difference(*together)
+    reached = reach(below)
     # What reaches less stands lower.
-    return sorted((set(g) for g in found), key=lambda g: len(g.union(*(reach[r] for r in g))))
+    found = [*together, *({room} for room in sorted(alone))]
+    return sorted(found, key=lambda g: len(g.union(*(reached[room] for room in g))))
 
 
 def upward(group: set[str], arrows: Arrows) -> set[tuple[str, str]]:
