@@ -140,27 +140,13 @@ v1::Alert ToProto(const AlertView& alert, const RunTable& runs) {
 }
 
 v1::Action ToProto(const Action& action, const RunUuid& uuid) {
-  v1::Action proto;
-  proto.set_id(action.id);
+  v1::Action proto = ToWire(action);
+  proto.mutable_scope();  // Readers are given one, empty or not.
   proto.set_run_uuid(Bytes(uuid));
-  proto.set_attempt(action.attempt);
-  proto.set_kind(static_cast<v1::ActionKind>(action.kind));
-  v1::ActionScope* const scope = proto.mutable_scope();
-  for (const int32_t layer : action.scope.layers) scope->add_layers(static_cast<uint32_t>(layer));
-  for (const Head& head : action.scope.heads) {
-    v1::LayerHead* const to = scope->add_heads();
-    to->set_layer(static_cast<uint32_t>(head.layer));
-    to->set_head(static_cast<uint32_t>(head.head));
-  }
-  proto.set_mode(action.mode);
-  proto.set_value(action.value);
-  proto.set_apply_at_step(action.apply_at_step);
-  proto.set_expires_unix_ns(action.expires_unix_ns);
   proto.set_expected_effect(action.expected_effect);
   proto.set_cost(action.cost);
   proto.set_asked_by(action.asked_by);
   proto.set_alert_key(action.alert_key);
-  proto.set_undoes(action.undoes);
   proto.set_state(static_cast<v1::ActionState>(action.state));
   for (const ActionChange& change : action.history) {
     v1::ActionChange* const to = proto.add_history();
