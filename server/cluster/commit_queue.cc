@@ -77,7 +77,7 @@ std::vector<Fence> CommitQueue::Owned() const {
   return owned;
 }
 
-absl::StatusOr<Lsn> CommitQueue::Append(WalRecord record) {
+absl::StatusOr<Lsn> CommitQueue::Append(WalRecord&& record) {
   if (record.kind == WalKind::kNone) return absl::InvalidArgumentError("log: a record needs a kind");
   const auto bytes = static_cast<int64_t>(record.payload.size());
   if (bytes > options_.record_bytes_max) {

@@ -47,7 +47,7 @@ class CommitQueue {
   absl::StatusOr<Fence> FenceOf(uint32_t partition) const;
   std::vector<Fence> Owned() const;
 
-  absl::StatusOr<Lsn> Append(WalRecord record);
+  absl::StatusOr<Lsn> Append(WalRecord&& record);
   absl::Status Sync(Lsn lsn);
   void Hold(const absl::Status& why);
   // Something else than a commit was not answered.

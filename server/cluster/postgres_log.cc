@@ -97,7 +97,7 @@ class PostgresLog final : public SharedLog {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<Lsn> Append(WalRecord record) override { return queue_.Append(std::move(record)); }
+  absl::StatusOr<Lsn> Append(WalRecord&& record) override { return queue_.Append(std::move(record)); }
   absl::Status Sync(Lsn lsn) override { return queue_.Sync(lsn); }
   absl::Status Truncate(Lsn keep) override {
     BW_RETURN_IF_ERROR(health());

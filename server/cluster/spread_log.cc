@@ -72,7 +72,7 @@ class SpreadLog final : public SharedLog {
     return absl::OkStatus();
   }
 
-  absl::StatusOr<Lsn> Append(WalRecord record) override {
+  absl::StatusOr<Lsn> Append(WalRecord&& record) override {
     return LogWith(PartitionOfRun(record.run)).Append(std::move(record));
   }
   absl::Status Sync(Lsn lsn) override {

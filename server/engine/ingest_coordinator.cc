@@ -237,7 +237,7 @@ absl::StatusOr<IngestSession::Taken> IngestCoordinator::Put(RankSession* session
       record.time_unix_ms = clock_->UnixMillis();
       record.payload = std::move(payload);
       const uint64_t seq = message.seq;
-      const auto appended = shard.Append(record, std::move(message), bytes);
+      const auto appended = shard.Append(std::move(record), std::move(message), bytes);
       if (!appended.ok()) {
         if (!absl::IsResourceExhausted(appended.status())) return appended.status();
         payload = std::move(record.payload);

@@ -60,7 +60,7 @@ bool Shard::HasRoomForRecovered(size_t bytes) const {
          queue_bytes_ + static_cast<int64_t>(bytes) <= options_.queue_bytes_max;
 }
 
-absl::StatusOr<Lsn> Shard::Append(WalRecord record, IngestMessage&& message, size_t bytes,
+absl::StatusOr<Lsn> Shard::Append(WalRecord&& record, IngestMessage&& message, size_t bytes,
                                   absl::FunctionRef<void()> once_logged) {
   LoggedMessage logged{0, record.run, record.rank, record.epoch, record.time_unix_ms, {}};
   BW_ASSIGN_OR_RETURN(logged.lsn, parts_.wal->Append(std::move(record)));

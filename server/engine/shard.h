@@ -62,9 +62,9 @@ class Shard {
   // Appends a record to the log and queues its message, which has the record's run, rank,
   // epoch and time.  `bytes` is what HasRoom was asked for; 0 = records that always find
   // room.  `once_logged` is called in between.  An error is the log's: nothing is queued,
-  // and `message` is left as it was.
+  // and `record` and `message` are left as they were.
   absl::StatusOr<Lsn> Append(
-      WalRecord record, IngestMessage&& message, size_t bytes = 0, absl::FunctionRef<void()> once_logged = [] {})
+      WalRecord&& record, IngestMessage&& message, size_t bytes = 0, absl::FunctionRef<void()> once_logged = [] {})
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Calls `task` on the shard's thread, once, when the queue has become half empty.
   void CallWhenRoom(Task task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

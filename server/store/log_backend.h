@@ -96,8 +96,8 @@ class LogBackend {
 
   // Queues a record and returns its LSN.  RESOURCE_EXHAUSTED: pending_bytes_max
   // reached, try later.  INVALID_ARGUMENT: too large, or of kind kNone.
-  // UNAVAILABLE: failed or closed.
-  virtual absl::StatusOr<Lsn> Append(WalRecord record) = 0;
+  // UNAVAILABLE: failed or closed.  An error leaves `record` as it was.
+  virtual absl::StatusOr<Lsn> Append(WalRecord&& record) = 0;
   // Waits until `lsn` is durable.  An error as soon as that has no end in
   // sight: the log failed, is closed, or health() is an error.
   virtual absl::Status Sync(Lsn lsn) = 0;

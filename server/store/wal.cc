@@ -85,7 +85,7 @@ class LocalWal final : public Wal {
   absl::Status Read(Lsn from, Lsn until, const std::function<absl::Status(const WalRecord&)>& visit) const override;
   absl::Status ReadHeads(const std::function<absl::Status(const WalRecord&)>& visit) const override;
 
-  absl::StatusOr<Lsn> Append(WalRecord record) override {
+  absl::StatusOr<Lsn> Append(WalRecord&& record) override {
     if (record.kind == WalKind::kNone) return absl::InvalidArgumentError("a record needs a kind");
     const auto size = static_cast<int64_t>(record.payload.size());
     if (size > options_.record_bytes_max) {
@@ -95,7 +95,9 @@ class LocalWal final : public Wal {
     Queued queued;
     queued.record = std::move(record);
     queued.record.lsn = 0;
-    return Enqueue(std::move(queued));
+    const absl::StatusOr<Lsn> lsn = Enqueue(std::move(queued));
+    if (!lsn.ok()) record = std::move(queued.record);
+    return lsn;
   }
 
   absl::Status GoOnAbove(Lsn lsn) override {
@@ -204,7 +206,8 @@ class LocalWal final : public Wal {
   }
   std::string NextPath() const { return absl::StrCat(options_.directory, "/next.tmp"); }
 
-  absl::StatusOr<Lsn> Enqueue(Queued queued) {
+  // An error leaves `queued` as it was.
+  absl::StatusOr<Lsn> Enqueue(Queued&& queued) {
     const int64_t bytes = BytesOf(queued.record);
     absl::MutexLock lock(&mutex_);
     if (!failed_.ok()) return absl::UnavailableError(failed_.message());

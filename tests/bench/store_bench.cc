@@ -48,7 +48,7 @@ void BM_WalBatch(benchmark::State& state) {
   Lsn last = 0;
   for (auto _ : state) {
     const auto begin = std::chrono::steady_clock::now();
-    for (int64_t i = 0; i < state.range(0); ++i) last = *(*wal)->Append(frame);
+    for (int64_t i = 0; i < state.range(0); ++i) last = *(*wal)->Append(WalRecord(frame));
     if (!(*wal)->Sync(last).ok()) state.SkipWithError("sync");
     seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
     if (last % 4096 == 0) (*wal)->Truncate(last).IgnoreError();
@@ -67,7 +67,7 @@ void BM_WalOpen(benchmark::State& state) {
     const WalRecord frame = Frame();
     Lsn last = 0;
     for (int i = 0; i < 16000; ++i) {
-      last = *(*wal)->Append(frame);
+      last = *(*wal)->Append(WalRecord(frame));
       if (i % 256 == 0) (*wal)->Sync(last).IgnoreError();
     }
   }

@@ -140,7 +140,7 @@ void Turn(const Arguments& arguments, int64_t reuse_segments_max) {
       device = DeviceBytes(arguments.directory);
     }
     std::lock_guard lock(mutex);  // Its LSN is in the list before it is durable.
-    const auto lsn = wal.Append(record);
+    const auto lsn = wal.Append(WalRecord(record));
     if (!lsn.ok()) continue;
     waiting.emplace_back(*lsn, due);
     appended += arguments.bytes;

@@ -209,11 +209,11 @@ TEST_F(CommitQueueTest, AnAppendBeyondItsLimitsIsRefused) {
   ASSERT_TRUE(log_->AcquirePartition(kPartition, TakeLease()).ok());
   WalRecord record = Record(1);
   record.payload.assign(PostgresLogOptions().record_bytes_max + 1, 'x');
-  EXPECT_TRUE(absl::IsInvalidArgument(log_->Append(record).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(log_->Append(WalRecord(record)).status()));
   record.payload.pop_back();
   log_->Hold(absl::UnavailableError("held"));  // So that it waits.
   absl::Status status;
-  for (int i = 0; i < 100 && status.ok(); ++i) status = log_->Append(record).status();
+  for (int i = 0; i < 100 && status.ok(); ++i) status = log_->Append(WalRecord(record)).status();
   EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
   log_->Hold(absl::OkStatus());
   EXPECT_TRUE(log_->Sync(log_->last_lsn()).ok());

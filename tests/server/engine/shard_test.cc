@@ -93,7 +93,7 @@ class LogThrough : public LogBackend {
   absl::Status ReadHeads(const std::function<absl::Status(const WalRecord&)>& visit) const override {
     return log_->ReadHeads(visit);
   }
-  absl::StatusOr<Lsn> Append(WalRecord record) override { return log_->Append(std::move(record)); }
+  absl::StatusOr<Lsn> Append(WalRecord&& record) override { return log_->Append(std::move(record)); }
   absl::Status Sync(Lsn lsn) override { return log_->Sync(lsn); }
   absl::Status Truncate(Lsn keep) override { return log_->Truncate(keep); }
   void Hold(const absl::Status& why) override { log_->Hold(why); }
