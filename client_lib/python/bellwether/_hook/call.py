@@ -1,0 +1,89 @@
+"""One call of attention, as an adapter has read it: all that taps and probe have to know.
+
+An adapter (_adapters/) fills it from the arguments of one function.  A part that it does not
+understand it names in `unread`; what depends on that part is then left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Optional
+
+from torch import Tensor
+
+View = Callable[[Tensor], Tensor]
+
+
+def _bhtd(x: Tensor) -> Tensor:
+    return x
+
+
+def _bthd(x: Tensor) -> Tensor:
+    return x.transpose(1, 2)
+
+
+def _sbhd(x: Tensor) -> Tensor:
+    return x.permute(1, 2, 0, 3)
+
+
+def _thd(x: Tensor) -> Tensor:
+    return x.transpose(0, 1).unsqueeze(0)
+
+
+# Views of a tensor as [batch, heads, tokens, dim], by the order that it has.  Of "thd", documents
+# laid end to end, it is one sequence.
+VIEWS: dict[str, View] = {"bhtd": _bhtd, "bthd": _bthd, "sbhd": _sbhd, "thd": _thd}
+
+
+@dataclasses.dataclass(frozen=True)
+class Mask:
+    """Which keys a row may see: those that every part which is given allows.
+
+    Rows and keys are counted from 0 in their sequence.  The diagonal is the key that stands beside
+    a row: at the bottom right the last row's is the last key, at the top left row 0's is key 0;
+    with documents, in each of them.
+    """
+
+    causal: bool = False  # Keys up to the diagonal.
+    top_left: bool = False  # Where the diagonal is, for `causal`, `left` and `right`.
+    left: Optional[int] = None  # At most so many keys before the diagonal.
+    right: Optional[int] = None  # At most so many after it.
+    chunk: Optional[int] = None  # Keys of the diagonal's own chunk of so many tokens.
+    begins: Optional[Tensor] = None  # [batch] The first key of each sequence that is no padding.
+    ends: Optional[Tensor] = None  # [batch] One behind the last.
+    # [documents + 1] Where documents begin in the queries and in the keys: a row sees its own.
+    q_offsets: Optional[Tensor] = None
+    k_offsets: Optional[Tensor] = None
+    documents: Optional[Tensor] = None  # [batch, tokens] The document of a token, ascending.
+    # Bool (true = may see) or added to the scores; broadcasts to [batch, heads, rows, keys].
+    tensor: Optional[Tensor] = None
+    # For sampled rows [batch, heads, rows] and raw scores [batch, heads, rows, keys] what is to be
+    # added to the scores: the functions of flex_attention.
+    function: Optional[Callable[[Tensor, Tensor], Tensor]] = None
+
+
+@dataclasses.dataclass
+class AttentionCall:
+    """The tensors are those of the call, in its own layout; `*_view` give them as [batch, heads,
+    tokens, dim].  A packed tensor may be q, k and v at once: its views then pick."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    q_view: View
+    k_view: View
+    v_view: View
+    o_view: View
+    # The function with this tensor in the place of `k`.
+    run: Callable[[Tensor], Any]
+    scale: float
+    mask: Mask = Mask()
+    softcap: float = 0.0
+    sinks: Optional[Tensor] = None  # [heads] One logit each, in the sum of the softmax.
+    dropout: float = 0.0
+    kernel: str = ""
+    unread: Optional[str] = None  # What of the call is not understood.
+    # The attention's output in what the function returned, and that with another in its place.
+    output: Callable[[Any], Any] = lambda result: result
+    with_output: Callable[[Any, Tensor], Any] = lambda result, output: output
