@@ -41,8 +41,8 @@ class Mask:
     """Which keys a row may see: those that every part which is given allows.
 
     Rows and keys are counted from 0 in their sequence.  The diagonal is the key that stands beside
-    a row: at the bottom right the last row's is the last key, at the top left row 0's is key 0;
-    with documents, in each of them.
+    a row.  At the bottom right the last row's is the last key, at the top left row 0's is key 0.  With
+    documents that holds in each of them.
     """
 
     causal: bool = False  # Keys up to the diagonal.
