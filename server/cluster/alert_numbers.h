@@ -1,12 +1,12 @@
 // alert_numbers.h: the alerts of runs in other databases, in the one order that the
 // first database counts.
 //
-// What is put is stored in the run's own database before (waiting_alerts.h), by an
-// owner that was fenced there: here the first of the same alert counts, whoever
-// brings it, and again it is found and left.
+// An alert is stored in its run's own database first, fenced there (waiting_alerts.h).
+// Here the first copy of an alert counts.  A second copy, from any server, changes
+// nothing.
 //
-// A first database that does not answer is left alone for a moment: shards, which
-// wait for the answer, have other runs to serve.
+// A first database that does not answer is not asked for a moment, because the shards
+// that wait for the answer have other runs to serve.
 //
 // Thread-safe.
 
@@ -32,7 +32,7 @@ class AlertNumbers {
   // As SharedRows::PutTransition(); `epoch` and `owner`: as it was stored with its run.
   absl::StatusOr<bool> Put(uint64_t epoch, const std::string& owner, AlertTransition* transition);
 
-  // UNAVAILABLE: it is left alone now.
+  // UNAVAILABLE: it is not asked now.
   absl::Status answers() const;
   // What came of asking it.
   void Note(const absl::Status& status);

@@ -1,9 +1,9 @@
 // commit_queue.h: records on their way into the shared log.
 //
-// They wait per partition; a few writers, each with a connection of its own, take
-// what waits for one of theirs and commit it as one row (frame_tables.h), fenced
-// (fence.h).  What a broken connection leaves open is committed again, the same row
-// under the same key, until an answer comes: what was committed is found and left.
+// They wait per partition.  A few writers have a connection and some partitions each.  A
+// writer commits what waits for a partition as one row (frame_tables.h), fenced (fence.h).
+// A commit without an answer is repeated, the same row under the same key, until an
+// answer comes.  A row that is there already stays as it is.
 //
 // Errors and semantics as log_backend.h and shared_log.h say.  Thread-safe.
 
@@ -78,8 +78,8 @@ class CommitQueue {
   };
 
   absl::Status HealthLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Everything of this queue up to it is committed, or dropped because it is somebody
-  // else's.
+  // Everything of this queue up to it is committed, or dropped because another server
+  // owns it.
   Lsn Watermark() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Drop(Part* part) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   enum class Next { kGroup, kProbe, kClosed };
@@ -87,8 +87,8 @@ class CommitQueue {
   // no commit is under way, and the last one was not answered; of one writer alone.
   Next NextGroup(uint32_t writer, uint32_t* turn, Group* group);
   void Write(uint32_t writer);
-  // What was under way may have been given up: nobody else would find out that the
-  // database answers again, and who is not well is sent nothing to commit.
+  // A commit that was under way may have been dropped.  Without a probe this server would
+  // never learn that the database answers again: an unhealthy log is sent no commits.
   void Probe(PgLink* link);
   void RecordAnswer() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RecordSilence(const char* what, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -96,7 +96,7 @@ class CommitQueue {
   void NotifyDurable();
   // Until it is committed (OK), void (ABORTED), or the log is closed (any other).
   absl::Status Commit(Group* group, PgLink* link);
-  // Whoever waits for the partition's acknowledgements is let go first.
+  // Waiters for the partition's acknowledgements return first.
   void Lose(const Group& group);
 
   const PostgresLogOptions options_;

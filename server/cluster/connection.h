@@ -65,7 +65,7 @@ class PgResult {
 class PgConnection {
  public:
   // `dsn` as libpq takes it; neither it nor its password is ever logged.
-  // UNAVAILABLE: nobody answers; FAILED_PRECONDITION: no libpq, or refused there.
+  // UNAVAILABLE: no answer; FAILED_PRECONDITION: no libpq, or refused there.
   static absl::StatusOr<std::unique_ptr<PgConnection>> Connect(const std::string& dsn, int64_t timeout_ms);
   ~PgConnection();
   PgConnection(const PgConnection&) = delete;

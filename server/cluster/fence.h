@@ -1,6 +1,7 @@
-// fence.h: how a transaction begins that writes for a partition: it locks the
-// lease's row, so that a takeover waits or was first, and fails where the epoch is
-// not the lease's any more (ABORTED, by a division by zero that the engine makes).
+// fence.h: how a transaction begins that writes for a partition.
+//
+// It locks the lease's row, so that a takeover waits, or was first.  It fails if the
+// lease has another epoch by now (ABORTED, from a division by zero in the database).
 // A check without the lock would let a stale owner commit after the takeover.
 
 #ifndef BELLWETHER_SERVER_CLUSTER_FENCE_H_

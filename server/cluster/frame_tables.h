@@ -43,12 +43,12 @@ class FrameTables {
   // The highest LSN that a partition has given, or may have: 0 = none.
   static absl::StatusOr<Lsn> LastLsn(uint32_t partition, SharedPgLink* link);
   // The partition's records from its lease's `keep` on, in the order of their LSNs;
-  // some of before come along.
+  // some earlier ones may come along.
   static absl::Status Read(uint32_t partition, SharedPgLink* link,
                            const std::function<absl::Status(const WalRecord&)>& visit);
-  // Empties the tables that are neither today's nor yesterday's, each ten minutes at
-  // most; one that holds what some server's state is not beyond yet, or that somebody
-  // reads just then, stays, and it is said.
+  // Empties the tables that are neither today's nor yesterday's, at most once in ten
+  // minutes each.  A table stays while it is being read, or while some server's saved
+  // state still needs its records; the log says so.
   absl::Status EmptyOld(SharedPgLink* link);
 
  private:

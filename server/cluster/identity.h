@@ -1,9 +1,9 @@
 // identity.h: which database of a cluster each one is.
 //
-// A run's number says which database has it by its place in the list of them, so
-// that a list in another order, or of another length, would look for runs where they
-// are not.  Each database has a name, and the names of all in their order: whoever
-// starts compares them with the list that it was given.
+// A run's number holds the place of its database in the list of databases.  With a list
+// in another order, or of another length, runs would be looked for in wrong databases.
+// So each database stores its own name and the names of all, in order.  A server compares
+// them with its list when it starts.
 //
 // Waits for the databases; any thread.
 
@@ -23,7 +23,7 @@ namespace bellwether::server {
 // The names of all in their order.  New databases learn their places here; nothing is
 // written to any while one of them says something else.  FAILED_PRECONDITION: which it
 // is then.  UNAVAILABLE: the first cannot be reached, or another whose name the first
-// has not learned yet.  Whoever comes to one of the rest later asks CheckPlace().
+// has not learned yet.  The rest are checked by CheckPlace() when they are first used.
 absl::StatusOr<std::vector<std::string>> CheckIdentity(const std::vector<std::string>& dsns, int64_t answer_ms);
 
 // Whether the database at the other end is the one of that place; errors as above.

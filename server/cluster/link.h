@@ -17,12 +17,12 @@
 
 namespace bellwether::server {
 
-// Nothing that failed is tried again here: whoever asks knows whether he may.
+// A failed flight is not repeated here: only the caller knows whether it may be.
 // Not thread-safe.
 class PgLink {
  public:
-  // Called with each new connection before anybody else has it; one for which it
-  // returns an error is none.
+  // Called with each new connection before its first use.  If it returns an error, the
+  // connection is closed.
   using Greet = std::function<absl::Status(PgConnection*)>;
 
   // A connection and each of its flights takes at most `answer_ms`.
@@ -45,17 +45,17 @@ class PgLink {
   std::unique_ptr<PgConnection> connection_;
 };
 
-// One, or a few, that several threads take turns at, for what may be done twice: what
-// fails on a connection that had been used before is tried once more on a new one,
-// because the database may have been started again while nothing went over it.  Of a
-// few, the next is made when all before it are in use.  Thread-safe.
+// One link or a few, shared by several threads, for statements that may run twice.  What
+// fails on a used connection is tried once more on a new one, because the database may
+// have been restarted while the connection was idle.  The next link is made when all
+// others are in use.  Thread-safe.
 class SharedPgLink {
  public:
   SharedPgLink(const std::string& dsn, int64_t answer_ms, size_t links = 1);
 
   absl::StatusOr<std::vector<PgResult>> Run(const std::vector<PgStatement>& statements);
   absl::StatusOr<std::vector<PgResult>> Transact(const std::vector<PgStatement>& statements);
-  // Likewise what `make` says, which is asked anew for a second try.
+  // In one transaction the statements that `make` returns, which a second try calls again.
   using Maker = std::function<std::vector<PgStatement>()>;
   absl::StatusOr<std::vector<PgResult>> Transact(const Maker& make);
   // Run() of one statement.

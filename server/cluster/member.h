@@ -61,8 +61,8 @@ struct ClusterOptions {
   std::string address;        // Where clients and the other servers reach it, host:port; "" = where it listens.
   int64_t lease_seconds = 5;  // 2..60
   int connections = 4;        // To each database, that commit frames, 1..64; up to ten more do the rest.
-  // What this server shows to the others, and who signed what they show (client_ca);
-  // "" = as it does to clients (tls.*).
+  // The certificate that this server presents to the others, and the authority that signed
+  // theirs (client_ca); "" = those for clients (tls.*).
   TlsFiles peer;
 
   bool on() const { return !dsns.empty(); }

@@ -39,8 +39,7 @@ class Members {
   int64_t DatabaseUnixMillis() const { return members_.front()->DatabaseUnixMillis(); }
   void LookSoon(uint32_t partition);
   void Announce();
-  // All at once: one that waits for its database keeps the others' partitions from
-  // nobody.
+  // All at the same time, so that one that waits for its database delays no other.
   void Leave();
 
  private:

@@ -1,14 +1,13 @@
 // peer_channels.h: connections to the other servers of a cluster.
 //
-// One channel a server for calls, made when it is first asked and let go when it owns
-// nothing any more.  A server that does not answer in time is asked nothing for a
-// second, so that one that hangs holds up few.
+// One channel a server for calls, made for the first call and closed when the server owns
+// no partition any more.  A server that does not answer in time gets no call for a
+// second, so that a server that hangs delays few callers.
 //
-// A stream has a connection of its own.  The other server closes connections of a
-// certain age, and gives what is under way on them the grace alone (server.cc): on that
-// of the calls a transfer would be cut at any time, on its own it has the whole age, as
-// at the owner itself.  Nor do streams take the calls' places among those that a
-// connection has at once.
+// A stream has a connection of its own.  The other server closes connections at a certain
+// age, and calls under way then have only the grace period (server.cc).  On the calls'
+// connection a transfer could be cut at any time; on its own it has the whole age.  Nor do
+// streams take places among the calls that a connection carries at once.
 //
 // Thread-safe.
 
@@ -49,10 +48,10 @@ class PeerChannels final : public Peers {
     int64_t upload_ms_max = 300'000;  // Of its answer: the run is judged before.
   };
 
-  // All must outlive this object.  `member` is null until the server has joined:
-  // nobody is asked until then.
+  // All must outlive this object.  `member` is null until the server has joined; until
+  // then no server is asked.
   PeerChannels(Options options, const std::atomic<Members*>* member, Counters* counters, Clock* clock);
-  ~PeerChannels() override;  // Waits for its streams, which somebody else cancels.
+  ~PeerChannels() override;  // Waits for its streams; the caller cancels them.
 
   Spread spread() const override;
   std::vector<std::pair<uint32_t, uint64_t>> holdings() const override;
@@ -84,7 +83,7 @@ class PeerChannels final : public Peers {
   // Takes a place among the streams, or says RESOURCE_EXHAUSTED and takes none.
   absl::Status OpenStream();
   void CloseStream(const grpc::Status& status);
-  // Counts what came of a call, and remembers who did not answer.
+  // Counts what came of a call, and remembers a server that did not answer.
   absl::Status Judge(const std::string& server, const grpc::Status& status);
 
   const Options options_;

@@ -41,7 +41,7 @@ struct PostgresLogOptions {
   int64_t pending_bytes_max = 64 << 20;  // Appends are refused beyond.
   int64_t answer_ms_max = 5000;          // A flight without an answer for so long has failed.
   int64_t patience_ms = 1000;            // The database is away: health() says so after that.
-  bool may_be_away = false;              // At the start: what must be there is asked later, by whoever takes leases.
+  bool may_be_away = false;              // At the start: what must be there is asked when leases are taken.
   // Shared with the logs of the cluster's other databases; null: there is no other.
   std::shared_ptr<LsnCount> lsns;
   // Where alerts are numbered, in another database; null: in this one.

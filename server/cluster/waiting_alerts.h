@@ -1,9 +1,9 @@
 // waiting_alerts.h: alerts of runs in a database that does not number them
 // (alert_numbers.h), until they have a number.
 //
-// They are stored with the run, fenced like all that is written for it, so that
-// neither a stale owner nor a first database that is away makes, changes or loses
-// one; then they are numbered, by this owner or by the next.
+// They are stored with the run, fenced like all that is written for it.  So a stale owner
+// makes or changes none, and none is lost while the first database is away.  Then this
+// owner numbers them, or the next one does.
 //
 // Errors as shared_rows.h says.  Pure functions over a link; any thread.
 
@@ -28,7 +28,7 @@ struct WaitingAlert {
   AlertTransition transition;
 };
 
-// The same again replaces it: whoever comes later concluded it from the log.
+// The same alert again replaces it: a later owner derived its copy from the log.
 absl::Status KeepWaitingAlert(const Fence& fence, const std::string& owner, const AlertTransition& transition,
                               SharedPgLink* link);
 // Those that the partition's owners before this one kept; some at a time.

@@ -4,12 +4,10 @@ Goal: every sentence can be read once. A sentence has at most 35 words, where ne
 nor a colon ends one. A document has at most 18 words a sentence on average. Programs are not
 spoken of as persons.
 Method: each text is cut into blocks (paragraphs, items, cells), and each block into sentences.
-Planted sentences show that each check sees. `words_ratchet.txt` lists the files that are not
-rewritten yet, with the number of findings in each. A number may only shrink.
+Planted sentences show that each check sees.
 
     python3 tests/tidy/words_test.py --list [PATH...]   every finding, as file:line
     python3 tests/tidy/words_test.py --figures          one line a document
-    python3 tests/tidy/words_test.py --shrink           writes smaller numbers into the ratchet
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-RATCHET = Path(__file__).with_name("words_ratchet.txt")
 WORDS_MAX = 35  # Of one sentence.
 MEAN_MAX = 18.0  # Of the sentences of a document.
 HEADERS = {".h", ".hpp", ".cuh"}
@@ -233,37 +230,10 @@ def measured() -> dict[str, list[str]]:
     return {path: lines for path, lines in found.items() if lines}
 
 
-def listed() -> dict[str, int]:
-    """The ratchet: path -> number of findings."""
-    entries = (line.split(maxsplit=1) for line in RATCHET.read_text().splitlines())
-    return {path: int(count) for count, path in entries if not count.startswith("#")}
-
-
-def grown(now: dict[str, int], before: dict[str, int]) -> list[str]:
-    """The files that have more findings than `before` allows.
-
-    A file that moved takes its number along: what is not listed may have
-    as many findings together as the entries whose file is gone.
-    """
-    gone = sum(count for path, count in before.items() if not (ROOT / path).exists())
-    new = {path: count for path, count in now.items() if path not in before}
-    more = [path for path, count in now.items() if count > before.get(path, count)]
-    return sorted([*more, *(new if sum(new.values()) > gone else [])])
-
-
-def write_ratchet(now: dict[str, int]) -> None:
-    entries = "".join(f"{count} {path}\n" for path, count in sorted(now.items()))
-    RATCHET.write_text(f"# Findings of words_test.py in files to be rewritten; --shrink writes this.\n{entries}")
-
-
 class WordsTest(unittest.TestCase):
-    def test_no_file_gets_worse(self) -> None:
-        now, before = measured(), listed()
-        worse = grown({path: len(lines) for path, lines in now.items()}, before)
-        lines = [line for path in worse for line in now[path]]
-        self.assertEqual(worse, [], "\n" + "\n".join(lines))
-        better = [path for path, count in before.items() if count > len(now.get(path, []))]
-        self.assertEqual(better, [], "better than listed: run tests/tidy/words_test.py --shrink")
+    def test_every_sentence_can_be_read_once(self) -> None:
+        lines = [line for found in measured().values() for line in found]
+        self.assertEqual(lines, [], "\n" + "\n".join(lines))
 
     def test_long_sentences_are_seen(self) -> None:
         words = " ".join(["word"] * 20)
@@ -323,14 +293,6 @@ int d;
         self.assertEqual([line.split(":")[0] for line in findings("a.md", text)], ["a.md"])
         self.assertEqual(list(findings("a.h", f"// {text.splitlines()[0]}\n")), [])
 
-    def test_the_ratchet_only_shrinks(self) -> None:
-        here = "tests/tidy/words_test.py"
-        self.assertEqual(grown({here: 2}, {here: 2}), [])
-        self.assertEqual(grown({here: 3}, {here: 2}), [here])
-        self.assertEqual(grown({here: 1}, {}), [here])
-        self.assertEqual(grown({here: 1}, {"gone.h": 1}), [])
-        self.assertEqual(grown({here: 2}, {"gone.h": 1}), [here])
-
 
 def _planted(text: str) -> dict[str, str]:
     """`text` as a document, a header and a docstring."""
@@ -353,12 +315,6 @@ def main(arguments: list[str]) -> int:
                 long = sum(s.words > WORDS_MAX for s in found)
                 unwanted = sum(len(UNWANTED.findall(s.text)) for s in found)
                 print(f"{len(found):9} {mean_words(found):5.1f} {long:8} {unwanted:6}  {path}")
-        case ["--shrink"]:
-            now = {path: len(lines) for path, lines in measured().items()}
-            if worse := grown(now, listed()):
-                print("more findings than listed in: " + " ".join(worse), file=sys.stderr)
-                return 1
-            write_ratchet(now)
         case _:
             unittest.main()
     return 0
