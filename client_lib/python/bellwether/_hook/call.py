@@ -10,12 +10,14 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Optional
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 View = Callable[[Tensor], Tensor]
 
 
-def _bhtd(x: Tensor) -> Tensor:
+def same(x: Tensor) -> Tensor:
+    """The view of a tensor that lies as the probe reads it."""
     return x
 
 
@@ -33,16 +35,16 @@ def _thd(x: Tensor) -> Tensor:
 
 # Views of a tensor as [batch, heads, tokens, dim], by the order that it has.  Of "thd", documents
 # laid end to end, it is one sequence.
-VIEWS: dict[str, View] = {"bhtd": _bhtd, "bthd": _bthd, "sbhd": _sbhd, "thd": _thd}
+VIEWS: dict[str, View] = {"bhtd": same, "bthd": _bthd, "sbhd": _sbhd, "thd": _thd}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Mask:
     """Which keys a row may see: those that every part which is given allows.
 
     Rows and keys are counted from 0 in their sequence.  The diagonal is the key that stands beside
-    a row.  At the bottom right the last row's is the last key, at the top left row 0's is key 0.  With
-    documents that holds in each of them.
+    a row.  At the bottom right the last row's is the last key, at the top left row 0's is key 0.
+    With documents that holds in each of them.
     """
 
     causal: bool = False  # Keys up to the diagonal.
@@ -52,6 +54,7 @@ class Mask:
     chunk: Optional[int] = None  # Keys of the diagonal's own chunk of so many tokens.
     begins: Optional[Tensor] = None  # [batch] The first key of each sequence that is no padding.
     ends: Optional[Tensor] = None  # [batch] One behind the last.
+    padded_rows: bool = False  # Rows outside of begins..ends are none: the kernel skips them, too.
     # [documents + 1] Where documents begin in the queries and in the keys: a row sees its own.
     q_offsets: Optional[Tensor] = None
     k_offsets: Optional[Tensor] = None
@@ -61,12 +64,30 @@ class Mask:
     # For sampled rows [batch, heads, rows] and raw scores [batch, heads, rows, keys] what is to be
     # added to the scores: the functions of flex_attention.
     function: Optional[Callable[[Tensor, Tensor], Tensor]] = None
+    # Bool [batch or 1, heads or 1, keys]: keys that some row sees, where the adapter knows them.
+    # Without it a function is asked for all rows, if they are not too many.
+    visible: Optional[Tensor] = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Those that are given, by their names here."""
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: value for name, value in given.items() if isinstance(value, Tensor)}
+
+    def plain(self) -> bool:
+        """Whether its numbers alone say all."""
+        return self.function is None and not self.tensors()
+
+
+# (the function as it is without us, its arguments) -> the call; None = not to be measured, as a
+# call that the function itself refuses.
+Reader = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], "Optional[AttentionCall]"]
 
 
 @dataclasses.dataclass
 class AttentionCall:
     """The tensors are those of the call, in its own layout; `*_view` give them as [batch, heads,
-    tokens, dim].  A packed tensor may be q, k and v at once: its views then pick."""
+    tokens, dim], and are called without a graph.  A packed tensor may be q, k and v at once: its
+    views then pick, of its gradient, too."""
 
     q: Tensor
     k: Tensor
@@ -75,15 +96,23 @@ class AttentionCall:
     k_view: View
     v_view: View
     o_view: View
-    # The function with this tensor in the place of `k`.
-    run: Callable[[Tensor], Any]
+    # The function with these tensors in the place of q, k and v.  With those of the call it does
+    # what the call does, bit for bit.
+    run: Callable[[Tensor, Tensor, Tensor], Any]
     scale: float
     mask: Mask = Mask()
     softcap: float = 0.0
     sinks: Optional[Tensor] = None  # [heads] One logit each, in the sum of the softmax.
     dropout: float = 0.0
-    kernel: str = ""
-    unread: Optional[str] = None  # What of the call is not understood.
+    # The type that autocast gives q, k, v and a floating mask inside the function.
+    cast: Optional[torch.dtype] = None
+    packed: bool = False  # k is also q or v, and k_view picks a part that is k alone.
+    # Whether the keys' gradients add up to 0.  A change of the scores that is not added to them
+    # ends that; a softcap and sinks do, and need not be said here.
+    cancels: bool = True
+    kernel: Callable[[], str] = str  # Which implementation runs, for people; asked once a layer.
+    module: Optional[nn.Module] = None  # That the function was given, if it was.
+    unread: Optional[str] = None  # What of the call is not understood: no statistics.
     # The attention's output in what the function returned, and that with another in its place.
     output: Callable[[Any], Any] = lambda result: result
     with_output: Callable[[Any, Tensor], Any] = lambda result, output: output
