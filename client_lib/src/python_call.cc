@@ -1,16 +1,44 @@
-// For the hook (client_lib/python/bellwether/_hook/native_call.py): what a function object of CPython calls
-// while its calls are diverted.  Nothing of Python is linked: its addresses come from the hook.
+// For the hook (client_lib/python/bellwether/_hook/native_call.py, python_call.py): what function objects of
+// CPython call while their calls are diverted.  Nothing of Python is linked: its addresses come from the hook.
+// All of this is called with the interpreter locked.
 
 #include <cstddef>
+#include <unordered_map>
 
 #include "bellwether/client.h"
 
 namespace {
 
 using VectorCall = void* (*)(void* callable, void* const* arguments, size_t count, void* names);
+using EvalFrame = void* (*)(void* thread, void* frame, int thrown);
+using SetEvalFrame = void (*)(void* interpreter, EvalFrame frame);
+using GetEvalFrame = EvalFrame (*)(void* interpreter);
 
 VectorCall g_vector_call = nullptr;
 void* g_target = nullptr;
+
+VectorCall g_function_call = nullptr;
+
+// How frames are run; only where calls from Python to Python otherwise never look into the function object.
+struct Frames {
+  void* interpreter = nullptr;
+  EvalFrame plain = nullptr;
+  GetEvalFrame get = nullptr;
+  SetEvalFrame set = nullptr;
+};
+Frames g_frames;
+int g_seeing = 0;  // Threads.
+
+thread_local int t_depth = 0;        // Of forwards whose calls are to be seen.
+thread_local bool t_inside = false;  // A target runs: what it calls is not seen.
+
+// Function -> target.  Never destroyed: functions are called while the process ends, too.
+std::unordered_map<void*, void*>& Targets() {
+  static auto* const all = new std::unordered_map<void*, void*>;
+  return *all;
+}
+
+void* RunFrame(void* thread, void* frame, int thrown) { return g_frames.plain(thread, frame, thrown); }
 
 }  // namespace
 
@@ -27,6 +55,50 @@ void bw_python_call_to(void* target, void* vector_call) {
 BW_EXPORT void* bw_python_call(void* callable, void* const* arguments, size_t count, void* names);
 void* bw_python_call(void* /*callable*/, void* const* arguments, size_t count, void* names) {
   return g_vector_call(g_target, arguments, count, names);
+}
+
+// Calls of functions of Python: `function_call` is CPython's own way, _PyFunction_Vectorcall; `vector_call` its
+// PyObject_Vectorcall.
+BW_EXPORT void bw_python_functions(void* function_call, void* vector_call);
+void bw_python_functions(void* function_call, void* vector_call) {
+  g_function_call = reinterpret_cast<VectorCall>(function_call);
+  g_vector_call = reinterpret_cast<VectorCall>(vector_call);
+}
+
+// While calls are seen, frames are run by a function of ours that calls `plain`.  CPython 3.11 runs a function
+// without looking at how it wants to be called, unless there is such a function (PEP 523).
+BW_EXPORT void bw_python_frames(void* interpreter, void* plain, void* get, void* set);
+void bw_python_frames(void* interpreter, void* plain, void* get, void* set) {
+  g_frames = Frames{interpreter, reinterpret_cast<EvalFrame>(plain), reinterpret_cast<GetEvalFrame>(get),
+                    reinterpret_cast<SetEvalFrame>(set)};
+}
+
+// From now on `target` is called for calls of `function` that are seen.  Both outlive all calls.
+BW_EXPORT void bw_python_function_to(void* function, void* target);
+void bw_python_function_to(void* function, void* target) { Targets()[function] = target; }
+
+// Calls of this thread are seen until bw_python_leave() has come as often.
+BW_EXPORT void bw_python_see(void);
+void bw_python_see(void) {
+  if (t_depth++ > 0 || g_seeing++ > 0 || g_frames.set == nullptr) return;
+  // Another's function (torch.compile's, a debugger's) does as well, and stays.
+  if (g_frames.get(g_frames.interpreter) == g_frames.plain) g_frames.set(g_frames.interpreter, RunFrame);
+}
+
+BW_EXPORT void bw_python_leave(void);
+void bw_python_leave(void) {
+  if (--t_depth > 0 || --g_seeing > 0 || g_frames.set == nullptr) return;
+  if (g_frames.get(g_frames.interpreter) == RunFrame) g_frames.set(g_frames.interpreter, g_frames.plain);
+}
+
+// A vectorcallfunc for the functions that have a target.
+BW_EXPORT void* bw_python_function_call(void* function, void* const* arguments, size_t count, void* names);
+void* bw_python_function_call(void* function, void* const* arguments, size_t count, void* names) {
+  if (t_depth == 0 || t_inside) return g_function_call(function, arguments, count, names);
+  t_inside = true;
+  void* const result = g_vector_call(Targets().at(function), arguments, count, names);
+  t_inside = false;
+  return result;
 }
 
 }  // extern "C"

@@ -43,8 +43,13 @@ class _Function(ctypes.Structure):  # PyCFunctionObject behind PyObject
     )
 
 
-def _asked(name: str, result: Any, *arguments: Any) -> Any:
+def asked(name: str, result: Any, *arguments: Any) -> Any:
+    """A function of CPython's C API."""
     return ctypes.PYFUNCTYPE(result, *arguments)((name, ctypes.pythonapi))
+
+
+def address(function: Any) -> Optional[int]:
+    return ctypes.cast(function, ctypes.c_void_p).value
 
 
 class NativeCall:
@@ -72,9 +77,9 @@ class NativeCall:
         if type(function) is not types.BuiltinFunctionType:
             raise RuntimeError(f"{function!r} is no function of C")
         there = _Function.from_address(id(function) + object.__basicsize__)
-        its_self = _asked("PyCFunction_GetSelf", ctypes.c_void_p, ctypes.py_object)(function)
-        its_method = _asked("PyCFunction_GetFunction", ctypes.c_void_p, ctypes.py_object)(function)
-        flags = _asked("PyCFunction_GetFlags", ctypes.c_int, ctypes.py_object)(function)
+        its_self = asked("PyCFunction_GetSelf", ctypes.c_void_p, ctypes.py_object)(function)
+        its_method = asked("PyCFunction_GetFunction", ctypes.c_void_p, ctypes.py_object)(function)
+        flags = asked("PyCFunction_GetFlags", ctypes.c_int, ctypes.py_object)(function)
         if its_self is None or there.self != its_self or not there.method:
             raise RuntimeError("its self lies elsewhere")
         method = _Method.from_address(there.method)
@@ -83,17 +88,17 @@ class NativeCall:
         if flags != _TUPLE_AND_KEYWORDS or there.vectorcall:
             raise RuntimeError("it is called in another way")
         library = c_api.client()
-        twin = _asked(
+        twin = asked(
             "PyCFunction_NewEx", ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p,
             ctypes.py_object,
         )  # fmt: skip
         plain = twin(there.method, its_self, function.__module__)
         library.bw_python_call_to.argtypes = (ctypes.py_object, ctypes.c_void_p)
         library.bw_python_call_to.restype = None
-        library.bw_python_call_to(self._target, _address(ctypes.pythonapi.PyObject_Vectorcall))
-        _asked("Py_IncRef", None, ctypes.py_object)(self._target)  # For good: C has its address.
+        library.bw_python_call_to(self._target, address(ctypes.pythonapi.PyObject_Vectorcall))
+        asked("Py_IncRef", None, ctypes.py_object)(self._target)  # For good: C has its address.
         self.plain, self._there = plain, there
-        self._ours = _address(library.bw_python_call)
+        self._ours = address(library.bw_python_call)
 
     def divert(self) -> None:
         """From now on calls reach the target, in all threads; as often as restore() will come."""
@@ -107,7 +112,3 @@ class NativeCall:
             self._users -= 1
             if self._users == 0 and self._there is not None:
                 self._there.vectorcall = None
-
-
-def _address(function: Any) -> Optional[int]:
-    return ctypes.cast(function, ctypes.c_void_p).value

@@ -530,6 +530,18 @@ def client() -> CDLL:
         return library
 
 
+def python_calls() -> ctypes.PyDLL:
+    """What diverts functions of Python (client_lib/src/python_call.cc), called with the
+    interpreter locked.  Raises LibraryError."""
+    library = client()
+    locked = ctypes.PyDLL(library._name, handle=library._handle)
+    for name, arguments in (
+        ("functions", 2), ("frames", 4), ("function_to", 2), ("see", 0), ("leave", 0),
+    ):  # fmt: skip
+        _declare(locked, f"bw_python_{name}", None, *[c_void_p] * arguments)
+    return locked
+
+
 def kernels() -> CDLL:
     """libbellwether_kernels, loaded and checked.  Raises LibraryError."""
     global _kernels
