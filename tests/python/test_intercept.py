@@ -15,14 +15,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bellwether
-from bellwether._hook import intercept, weights
+from bellwether._hook import intercept
+from bellwether._weights import names
 
 import models
 from models import ByAttribute, ByName, Model, Shape, batch
 
 
 def names_of(model: nn.Module) -> list[str]:
-    found = intercept.find_candidates(model, lambda name, module: weights.named(module))
+    found = intercept.find_candidates(model, lambda name, module: names.named(module))
     return [name for name, _ in found]
 
 

@@ -23,7 +23,7 @@ _PRIVATE = re.compile(r"\b(?:monitor|mon|handle)\._[a-z]\w*")
 
 # A room is a folder of the package, or a module beside the folders.
 _LOW = {"_util", "actions", "settings", "_native", "_kernels"}
-_WATCHING = _LOW | {"_server", "_hook", "_step", "_actions", "_attention", "monitor"}
+_WATCHING = _LOW | {"_weights", "_server", "_hook", "_step", "_actions", "_attention", "monitor"}
 _ATTACHING = _WATCHING | {"_attach"}
 ALLOWED: dict[str, set[str]] = {
     "_util": set(),
@@ -32,10 +32,11 @@ ALLOWED: dict[str, set[str]] = {
     "_native": {"_util"},
     "_server": {"_util", "_native", "settings"},
     "_kernels": {"_util", "_native"},
-    "_hook": _LOW,
-    "_attention": _LOW | {"_hook"},
-    "_step": _LOW | {"_hook"},
-    "_actions": _LOW | {"_hook", "_attention", "_step"},
+    "_weights": set(),
+    "_hook": _LOW | {"_weights"},
+    "_attention": _LOW | {"_hook", "_weights"},
+    "_step": _LOW | {"_hook", "_weights"},
+    "_actions": _LOW | {"_weights", "_hook", "_attention", "_step"},
     "monitor": _WATCHING - {"_attention", "monitor"},
     "_unwatched": {"_util"},
     "_attach": _WATCHING | {"_unwatched"},
@@ -49,7 +50,7 @@ ALLOWED: dict[str, set[str]] = {
     "sdpa": {"_util", "_native", "_attention"},
     "attach_pid": _ATTACHING,
     "forward": {"_util", "_server", "query"},
-    "scan": _LOW | {"_server", "_hook", "_step"},
+    "scan": _LOW | {"_server", "_weights", "_step"},
     "tools": _ATTACHING | {"query"},
     "npz2run": {"tools"},
 }

@@ -143,7 +143,7 @@ def attach(
     config    file of `key: value` lines with these names
     settings  a bellwether.Settings with these names and more; the arguments beside it go first
     weights   {regular expression on module names: (path of W_Q, path of W_K)}, for projections
-              whose names are not known here
+              whose names are not known here; paths go from the module or from the model on
     on_alert  called with a bellwether.Alert at each change of an alert of this run, on a thread of
               its own
     weights_only  leave the forward and backward pass alone, as a model must be that was compiled

@@ -1,6 +1,6 @@
 """Where the rows of single heads lie in the projections, weights and biases, to change them.
 
-weights.py gives W_Q and W_K as [heads, dim, width] to be read; a grouped layout is copied there.
+A location gives W_Q and W_K as [heads, dim, width] to be read, copied where no view has them so.
 Here are views of the live tensors, head by head.
 """
 
@@ -13,7 +13,9 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from .._hook.weights import Location
+from .._weights.adapters import Unreadable
+from .._weights.location import Location
+from .._weights.projection import read, resolve
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,24 +49,11 @@ def _tensors(module: nn.Module, name: str) -> tuple[Optional[Tensor], Optional[T
     return item, bias if isinstance(bias, Tensor) else None, False
 
 
-def _begin(location: Location, query: bool, head: int) -> tuple[str, int]:
-    """(name of what holds the head's rows, the first of them)."""
-    kind, *names = location.how.split(" ")
-    heads, kv_heads, dim = location.heads, location.kv_heads, location.dim
-    if kind in ("separate", "paths"):
-        return names[0 if query else 1], head * dim
-    if kind == "fused":
-        return names[0], (head if query else heads + head) * dim
-    share = heads // kv_heads  # Grouped: the queries of a key head, its key, its value.
-    if query:
-        return names[0], ((head // share) * (share + 2) + head % share) * dim
-    return names[0], (head * (share + 2) + share) * dim
-
-
 def parts(module: nn.Module, location: Location, query: bool, head: int) -> Iterator[Part]:
     """The weight of W_Q's (else W_K's) head, then its bias if there is one."""
-    name, begin = _begin(location, query, head)
-    weight, bias, transposed = _tensors(module, name)
+    rows = location.query if query else location.key
+    begin = rows.begins[head]
+    weight, bias, transposed = _tensors(module, rows.path)
     if weight is not None:
         yield Part(weight, begin, location.dim, 1 if transposed else 0)
     if bias is not None:
@@ -74,6 +63,12 @@ def parts(module: nn.Module, location: Location, query: bool, head: int) -> Iter
 def unchangeable(module: nn.Module, location: Location) -> Optional[str]:
     """Why these weights cannot be changed in place; None if they can."""
     for query in (True, False):
+        rows = location.query if query else location.key
+        try:
+            if read(resolve(module, rows.path)).updates:
+                return "adapters beside a weight"
+        except Unreadable as e:
+            return str(e)
         for part in parts(module, location, query, 0):
             owner = part.owner
             if not isinstance(owner, nn.Parameter):

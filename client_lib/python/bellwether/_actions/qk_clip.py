@@ -23,7 +23,7 @@ from torch.optim.optimizer import Optimizer
 
 from .._hook.layer import Layer
 from .._hook.parallel import is_fully_sharded
-from .._hook.weights import Location
+from .._weights.location import Location
 from ..actions import Action, Refused
 from . import head_rows
 from .applier import Applier, layer_number, layers_in, unknown_place
@@ -69,9 +69,11 @@ class QKClip(Applier):
         return None if None in reasons else reasons[0]
 
     def _unfit(self, layer: Layer) -> Optional[str]:
-        module, place = layer.module(), f"layer {layer_number(self.host, layer)}"
+        module, place = layer.holder(), f"layer {layer_number(self.host, layer)}"
         if module is None or layer.location is None:
             return f"{place}: W_Q and W_K were not found"
+        if layer.location.dim != layer.head_dim:
+            return f"{place}: W_Q and W_K hold a part of each query and key only"
         if layer.normalizes:
             return f"{place} normalizes queries and keys: the size of W_Q and W_K does not count"
         why = head_rows.unchangeable(module, layer.location)
@@ -140,7 +142,7 @@ class QKClip(Applier):
         chosen = {id(layer): set(heads) for layer, heads in scope}
         found = []
         for layer in self.host.layers:
-            if layer.index >= 0 and layer.location is not None and layer.module() is not None:
+            if layer.index >= 0 and layer.location is not None and layer.holder() is not None:
                 heads = [h for h in range(layer.heads) if h not in chosen.get(id(layer), set())]
                 if heads:
                     found.append((layer, heads))
@@ -179,7 +181,7 @@ class QKClip(Applier):
     def _by_gamma(
         self, layer: Layer, heads: list[int], gamma: float
     ) -> list[tuple[_Place, Tensor]]:
-        module, location = layer.module(), layer.location
+        module, location = layer.holder(), layer.location
         assert module is not None and location is not None
         share = location.heads // location.kv_heads
         changes = []
@@ -197,7 +199,7 @@ class QKClip(Applier):
     def _sigma(self, layer: Layer) -> tuple[Tensor, Tensor]:
         found = self._norms.get(id(layer))
         if found is None:
-            module, location = layer.module(), layer.location
+            module, location = layer.holder(), layer.location
             assert module is not None and location is not None
             norms = head_rows.spectral_norms(module, location)
             if norms is None:
@@ -224,7 +226,7 @@ class QKClip(Applier):
             targets.append(float(finite.quantile(0.5)))
         changes = []
         for layer, heads in scope:
-            module, location = layer.module(), layer.location
+            module, location = layer.holder(), layer.location
             assert module is not None and location is not None
             share = location.heads // location.kv_heads
             places = [_Place(module, location, True, head) for head in heads]

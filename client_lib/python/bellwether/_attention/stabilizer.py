@@ -9,8 +9,9 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from .._hook import intercept, weights
+from .._hook import intercept
 from .._native.attention_c_api import MODES
+from .._weights import names
 from .center_keys import center_keys
 from .dispatch import attention, cast_as_autocast, say_once, unsupported
 
@@ -80,7 +81,7 @@ class Stabilizer:
     def __init__(self, model: nn.Module, mode: str, center: bool) -> None:
         self.mode = mode
         self.center = center
-        found = intercept.find_candidates(model, lambda _, module: weights.named(module))
+        found = intercept.find_candidates(model, lambda _, module: names.named(module))
         if not found:
             raise ValueError(
                 f"no module of {type(model).__name__} calls scaled_dot_product_attention"

@@ -14,7 +14,8 @@ from typing import Any, Optional
 from torch import nn
 from torch.optim import optimizer as optimizers
 
-from . import intercept, weights
+from .._weights import names
+from . import intercept
 
 
 def _functions() -> list[types.FunctionType]:
@@ -42,7 +43,7 @@ def attention(model: nn.Module) -> Optional[str]:
     if not compiled:
         return None
     candidates = {
-        id(module) for _, module in intercept.find_candidates(model, lambda _, m: weights.named(m))
+        id(module) for _, module in intercept.find_candidates(model, lambda _, m: names.named(m))
     }
     own = set()
     for module in model.modules():

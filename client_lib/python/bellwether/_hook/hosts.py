@@ -34,6 +34,9 @@ class StepHost(Protocol):
 
     def live(self) -> bool: ...
 
+    def model(self) -> Optional[nn.Module]:
+        """None once it is gone."""
+
     def measures(self, part: str) -> bool:
         """part  one of settings.STATS"""
 
@@ -87,6 +90,12 @@ class PatchedLayer(Protocol):
     watched: bool
 
     def note(self, reason: str) -> None: ...
+
+    def listen(self) -> None:
+        """The module's forward begins: what its projections return may be asked for."""
+
+    def heard(self) -> None:
+        """It is over."""
 
     def expects(self) -> bool:
         """Whether the calls of the module, whose forward begins, are to be seen."""

@@ -30,7 +30,8 @@ from torch import nn
 
 from .._util.guard import harmless
 from .._util.torch_version import TORCH_MIN, dotted
-from . import attention_switch, compiled_taps, dynamo_calls, weights
+from .._weights import names
+from . import attention_switch, compiled_taps, dynamo_calls
 from .contract import ATTRIBUTE as CONTRACT
 from .contract import Contract, contract_of
 from .hosts import PatchedLayer
@@ -232,13 +233,17 @@ def _entering(module: nn.Module) -> Optional[_Entry]:
 
 
 @harmless("forward of an attention module")
-def _leaving() -> None:
+def _leaving(entry: _Entry) -> None:
     _pop()
+    if entry[0] is not None:
+        entry[0].heard()
 
 
 @harmless("forward of an attention module", lambda entry: False)
 def _entered(entry: _Entry) -> bool:
     _push(entry)
+    if entry[0] is not None:
+        entry[0].listen()
     return True
 
 
@@ -272,7 +277,7 @@ def _patched_forward(inherited: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return inherited(self, *args, **kwargs)
         finally:
-            _leaving()
+            _leaving(entry)
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return bellwether_forward(self, args, kwargs)
@@ -503,9 +508,9 @@ def is_attention(module: nn.Module) -> bool:
     those that have no softmax."""
     if isinstance(module, nn.MultiheadAttention) or calls_attention(module):
         return True
-    fused, query, key = weights.projections(module)
+    fused, query, key = names.projections(module)
     separate = query is not None and key is not None
-    return separate or (fused is not None and not weights.plain(fused).startswith("inproj"))
+    return separate or (fused is not None and not names.plain(fused).startswith("inproj"))
 
 
 def find_candidates(

@@ -23,7 +23,9 @@ from torch.autograd import forward_ad
 from .._kernels.memory import capturing
 from .._kernels.probe import DTYPES, Sums, Unsupported, add_key_leak, add_probe
 from .._util.guard import harmless, in_words
-from . import intercept, weights
+from .._weights import locate
+from .._weights.names import KEY_NORMS, QUERY_NORMS, plain
+from . import intercept
 from .attention_masks import mask_of
 from .compiled_taps import PARAMETERS, same_place, well_formed
 from .hosts import StepHost
@@ -39,8 +41,6 @@ CHECKPOINTS: tuple[type[Exception], ...] = tuple(
     and issubclass(error, Exception)
     and error.__module__ == "torch.utils.checkpoint"
 )
-_QUERY_NORMS = {"qnorm", "querynorm", "qln", "qlayernorm", "normq"}
-_KEY_NORMS = {"knorm", "keynorm", "kln", "klayernorm", "normk"}
 
 
 class _Call:
@@ -126,12 +126,12 @@ class Layer(LayerWeights):
         self.causal = False
         self.dtype: Optional[torch.dtype] = None
         self.kernel = "sdpa"  # Which implementation PyTorch picks, as far as it says.
-        names = {n.replace("_", "").lower() for n, _ in module.named_children()}
+        names = {plain(n) for n, _ in module.named_children()}
         self.centred = False  # The keys come from center_keys(), as the last call had them.
         self.graphed = False  # A CUDA graph was captured with it inside.
         self.compiled = False  # Its forward is known by what torch.compile made of it.
         self.masked = self.dropped = False  # Some call had a mask; dropout.
-        self.normalizes = bool(names & _QUERY_NORMS) and bool(names & _KEY_NORMS)
+        self.normalizes = bool(names & QUERY_NORMS) and bool(names & KEY_NORMS)
         self.group = 1  # Copies of each key head that the kernel is given.
         self.sums: Optional[Sums] = None
 
@@ -268,7 +268,8 @@ class Layer(LayerWeights):
             self.note("no gradient reaches the attention (frozen upstream)")
             return None
         if not (host.samples_step() or always) or not self.watched:
-            self._observe(q, k, v, given)
+            if self._observe(q, k, v, given):
+                self.check_split(q, k)
             return None
         dtype = autocast_dtype(q)
         if dtype is not None and "kernel" not in given:  # A module of one's own casts itself.
@@ -282,6 +283,7 @@ class Layer(LayerWeights):
             q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
         if not self._observe(q, k, v, given):
             return None
+        self.check_split(q, k)
         causal, unread = mask_of(given.get("attn_mask"), given.get("is_causal"), q, k)
         statistics = unread is None
         if unread is not None:
@@ -353,7 +355,7 @@ class Layer(LayerWeights):
             module = self.module()
             kv_heads, group = seen, 1
             if module is not None:
-                by_weight = weights.kv_heads_of(module, heads, dim)
+                by_weight = locate.kv_heads_of(module, heads, dim)
                 if by_weight is not None and seen % by_weight == 0 and by_weight < seen:
                     copies = seen // by_weight
                     if torch.equal(k[:, 0].detach(), k[:, copies - 1].detach()):

@@ -13,7 +13,7 @@ from typing import Any, Optional
 from torch import Tensor, nn
 
 from .._util.ranks import rank_and_world
-from . import weights
+from .._weights import names, projection
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,9 +88,9 @@ def detect(model: nn.Module) -> Optional[Parallel]:
     """What the weights say of tensor parallelism; None where nothing is split by heads."""
     sharded = is_fully_sharded(model)
     for module in model.modules():
-        fused, query, _ = weights.projections(module)
+        fused, query, _ = names.projections(module)
         name = query or fused
-        weight = weights.whole_matrix(module, name) if name is not None else None
+        weight = projection.stored(getattr(module, name)) if name is not None else None
         if weight is not None and is_dtensor(weight):
             found = _tensor_split(weight, sharded)
             if found is None:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .._hook.parallel import Parallel
 from .._kernels.memory import capturing
@@ -173,20 +173,12 @@ class Grams:
             return self._measure(found, heads)
 
     def _measure(self, layers: dict[int, Layer], heads: list[_Head]) -> Optional[GramBatch]:
-        n_max = max(layer.head_dim for layer in layers.values())
+        n_max = max(layer.location.dim for layer in layers.values() if layer.location is not None)
         self._grams.fill(_price(n_max))
         self._increments.fill(2 * _price(2 * n_max))
-        views: dict[int, Optional[tuple[Tensor, Tensor]]] = {}
 
         def slices(where: _Head) -> Optional[tuple[Tensor, Tensor]]:
-            index, head = where
-            layer = layers[index]
-            if index not in views:
-                views[index] = _plain_views(layer)
-            view = views[index]
-            if view is None:
-                return None
-            return view[0][head], view[1][head * layer.kv_heads // layer.heads]
+            return _of_head(layers[where[0]], where[1])
 
         grams: list[Gram] = []
         parts: list[Tensor] = []
@@ -255,11 +247,6 @@ def _price(n: int) -> int:
     return 4 * triangle(n)
 
 
-def _plain_views(layer: Layer) -> Optional[tuple[Tensor, Tensor]]:
-    module = layer.module()
-    views = layer.location.views(module) if layer.location and module is not None else None
-    if views is None or any(type(w) not in (Tensor, nn.Parameter) for w in views):
-        return None
-    if views[0].shape[1] > c_api.SPECTRUM_ROWS_MAX or not views[0].is_floating_point():
-        return None
-    return views
+def _of_head(layer: Layer, head: int) -> Optional[tuple[Tensor, Tensor]]:
+    pair = layer.head_weights(head)
+    return None if pair is None or len(pair[0]) > c_api.SPECTRUM_ROWS_MAX else pair

@@ -7,11 +7,12 @@ from collections.abc import Callable
 
 from torch import nn
 
-from .._hook import intercept, weights
+from .._hook import intercept
 from .._hook.hosts import StepHost
 from .._hook.layer import Layer
 from .._util.guard import harmless
 from .._util.presence import Presence
+from .._weights import names
 from . import grad_scale
 
 
@@ -25,12 +26,12 @@ def layers_of(
     pattern = host.settings.layers
 
     def named(name: str, module: nn.Module) -> bool:
-        return weights.named(module) or weights.override_for(overrides, name) is not None
+        return names.named(module) or names.override_for(overrides, name) is not None
 
     return [
         Layer(
             host, name, module, pattern is None or re.search(pattern, name) is not None,
-            weights.override_for(overrides, name),
+            names.override_for(overrides, name),
         )
         for name, module in intercept.find_candidates(model, named)
     ]  # fmt: skip

@@ -79,7 +79,7 @@ def _layer_status(layer: Layer, not_judged_by: list[str]) -> LayerStatus:
         "heads": layer.heads,
         "kv_heads": layer.kv_heads,
         "head_dim": layer.head_dim,
-        "weights": layer.location.how if layer.location else None,
+        "weights": layer.weights_in_words(),
         "notes": dict(layer.notes),
         "not_judged_by": not_judged_by,
     }

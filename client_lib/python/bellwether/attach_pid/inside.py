@@ -27,12 +27,13 @@ from torch.optim.optimizer import Optimizer
 
 from .. import __version__, monitor
 from .._attach import attach
-from .._hook import compiled, intercept, weights
+from .._hook import compiled, intercept
 from .._hook.find_model import owner_of
 from .._util import log
 from .._util.guard import harmless
 from .._util.integers import step as step_number
 from .._util.ranks import rank_and_world
+from .._weights import names
 from .mailbox import QUEUED, Mailbox
 
 _RETRY_SECONDS = 0.003
@@ -169,7 +170,7 @@ class Visit:
         model = owner_of([p for group in optimizer.param_groups for p in group["params"]])
         if model is not None:
             model = intercept.unwrapped(model)
-        if model is None or not intercept.find_candidates(model, lambda _, m: weights.named(m)):
+        if model is None or not intercept.find_candidates(model, lambda _, m: names.named(m)):
             self._tried.add(id(optimizer))
             name = type(model).__name__ if model is not None else "the optimizer's model"
             self._box.write(QUEUED, f"no attention module was found in {name}")

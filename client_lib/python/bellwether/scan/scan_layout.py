@@ -14,8 +14,10 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from .._hook import weights
 from .._util import files
+from .._weights import location as locations
+from .._weights import names as known
+from .._weights.location import Location
 from .checkpoints import Checkpoint
 
 LAYOUTS = ("separate", "fused", "grouped")
@@ -24,6 +26,7 @@ _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_kv_head",
              "multi_query_group_num")  # fmt: skip
 # Of one name and another order of rows than that name has elsewhere.
 _LAYOUT_OF_MODEL = {"chatglm": "fused", "internlm2": "grouped", "mpt": "fused", "dbrx": "fused"}
+_MAKE = {"fused": locations.fused, "grouped": locations.grouped}
 _MODEL_MAX = 32  # Characters, which are at most the 128 bytes that a run may tell.
 _AMBIGUOUS = ("wqkv",)  # Whole blocks of q, k and v in gpt-fast, by key head in torchtitan.
 
@@ -98,7 +101,7 @@ def beside(checkpoint: Path, directory: Path) -> Told:
 
 
 class Conv1D(nn.Module):
-    """A weight that is kept as [in, out]; weights.py knows it by this name."""
+    """A weight that is kept as [in, out]; projection.py knows it by this name."""
 
     weight: nn.Parameter
 
@@ -109,7 +112,7 @@ class ScanLayer:
 
     name: str
     tensors: dict[str, str]  # Name in the module -> name in the checkpoint.
-    location: weights.Location
+    location: Location
     transposed: bool
 
     def views(self, checkpoint: Checkpoint) -> Optional[tuple[Tensor, Tensor]]:
@@ -144,24 +147,22 @@ def _candidates(checkpoint: Checkpoint) -> dict[str, dict[str, str]]:
         if len(shape) != 2:
             continue
         owner, _, leaf = name.removesuffix(".weight").rpartition(".")
-        if weights.is_projection(leaf):
+        if known.is_projection(leaf):
             found.setdefault(owner, {})[leaf] = name
     return {owner: found[owner] for owner in sorted(found, key=_natural)}
 
 
-def _fused(
-    name: str, owner: str, shape: tuple[int, ...], told: Told
-) -> tuple[weights.Location, bool]:
-    plain = weights.plain(name)
+def _fused(name: str, owner: str, shape: tuple[int, ...], told: Told) -> tuple[Location, bool]:
+    plain = known.plain(name)
     if told.layout is None and told.unread:
         raise UnknownLayout(
             f"{owner}.{name}: the order of its rows is not sure ({told.unread}): give --layout"
         )
-    layout = told.layout or ("grouped" if plain in weights.GROUPED else "fused")
+    layout = told.layout or ("grouped" if plain in known.GROUPED else "fused")
     heads, kv_heads = told.heads, told.kv_heads
     assert heads is not None
     where = f"{owner}.{name} {list(shape)}"
-    found: list[tuple[weights.Location, bool]] = []
+    found: list[tuple[Location, bool]] = []
     for rows, width, transposed in ((shape[0], shape[1], False), (shape[1], shape[0], True)):
         key_heads = kv_heads
         if key_heads is None and told.head_dim:
@@ -172,7 +173,7 @@ def _fused(
             continue
         dim = rows // (heads + 2 * key_heads)
         if told.head_dim in (None, dim):
-            location = weights.Location(heads, key_heads, dim, f"{layout} {name}")
+            location = _MAKE[layout](name, heads, key_heads, dim)
             # A square of heads is what most models have; else the longer side holds the rows.
             found.append((location, transposed))
             if dim * heads == width:
@@ -189,7 +190,7 @@ def _fused(
 
 def _separate(
     names: tuple[str, str], owner: str, shapes: tuple[tuple[int, ...], ...], told: Told
-) -> tuple[weights.Location, bool]:
+) -> tuple[Location, bool]:
     heads = told.heads
     assert heads is not None
     rows, key_rows = shapes[0][0], shapes[1][0]
@@ -202,7 +203,7 @@ def _separate(
             f"{owner}: {names[0]} {list(shapes[0])} and {names[1]} {list(shapes[1])} do not fit "
             f"{heads} heads{kv}: give --heads, --kv-heads and --head-dim"
         )
-    return weights.Location(heads, key_heads, dim, f"separate {names[0]} {names[1]}"), False
+    return locations.separate(names, heads, key_heads, dim), False
 
 
 def layers_of(checkpoint: Checkpoint, told: Told, pattern: Optional[str] = None) -> list[ScanLayer]:
@@ -218,7 +219,7 @@ def layers_of(checkpoint: Checkpoint, told: Told, pattern: Optional[str] = None)
             module = _module(
                 {n: torch.empty(checkpoint.shapes[t]) for n, t in names.items()}, False
             )
-        fused, query, key = weights.projections(module)
+        fused, query, key = known.projections(module)
         separate = query is not None and key is not None and told.layout in (None, "separate")
         if not separate and fused is None:
             continue  # Holds a query alone, or something that is called like one.

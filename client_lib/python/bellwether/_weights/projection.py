@@ -1,0 +1,120 @@
+"""One projection as the model computes with it: rows first, of DTensors the part that lies in this
+process, unpacked where it is quantised, with its adapters beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Optional
+
+from torch import Tensor, nn
+
+from .adapters import LowRank, Unreadable, split
+from .quantised import UNPACKED_BYTES_MAX, Packed, packed
+
+
+def resolve(holder: nn.Module, path: str) -> object:
+    """The module or tensor at a dotted path, or None.  Of "x.weight" it is the module x, which may
+    have adapters beside its weight."""
+    item: object = holder
+    for part in path.split("."):
+        parent, item = item, getattr(item, part, None)
+    named = path.rpartition(".")[2] == "weight" and isinstance(item, Tensor)
+    return parent if named and isinstance(parent, nn.Module) and parent is not holder else item
+
+
+def stored(item: object) -> Optional[Tensor]:
+    """The tensor that a projection keeps its weight in, however that is packed or split."""
+    if isinstance(item, nn.Module):
+        try:
+            item = getattr(split(item)[0], "weight", None)
+        except Unreadable:
+            item = getattr(item, "weight", None)
+    return item if isinstance(item, Tensor) else None
+
+
+def _local(weight: Tensor) -> Tensor:
+    local: Any = getattr(weight, "to_local", None)
+    part: Tensor = weight if local is None else local()
+    return part
+
+
+def _transposed(module: object) -> bool:
+    base = getattr(module, "base_layer", module)
+    return type(base).__name__ == "Conv1D"  # Its weight is [width, rows].
+
+
+def shape_of(item: object) -> Optional[tuple[int, int]]:
+    """(rows, width) of a projection, also of one whose weight is not whole at this time; None if
+    it is none."""
+    weight = stored(item)
+    if weight is None:
+        return None
+    unpacked = packed(_base(item), weight)
+    whole = getattr(weight, "ds_shape", None)  # DeepSpeed's, of a weight that is elsewhere.
+    shape = unpacked.shape if unpacked is not None else whole
+    if shape is None:
+        shape = _local(weight).shape
+    if len(shape) != 2:
+        return None
+    rows, width = int(shape[0]), int(shape[1])
+    return (width, rows) if _transposed(item) else (rows, width)
+
+
+def _base(item: object) -> Optional[nn.Module]:
+    if not isinstance(item, nn.Module):
+        return None
+    base = getattr(item, "base_layer", item)
+    return base if isinstance(base, nn.Module) else item
+
+
+def _there(tensor: Tensor) -> bool:
+    """Whether its memory is: FSDP keeps views of weights whose storage is given back."""
+    end = tensor.storage_offset() + 1
+    end += sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride()))
+    return tensor.untyped_storage().nbytes() >= end * tensor.element_size()
+
+
+@dataclasses.dataclass(frozen=True)
+class Projection:
+    weight: Tensor  # As it is stored, in this process.
+    packed: Optional[Packed]
+    transposed: bool
+    updates: list[LowRank]
+
+    def base(self) -> Tensor:
+        """[rows, width] without the adapters: a view, or unpacked.  Raises Unreadable."""
+        matrix = self.weight.detach()
+        if self.packed is not None:
+            if self.packed.bytes() > UNPACKED_BYTES_MAX:
+                raise Unreadable(
+                    f"a quantised weight is unpacked up to {UNPACKED_BYTES_MAX >> 20} MiB, and "
+                    f"this one has {self.packed.bytes() >> 20}"
+                )
+            matrix = self.packed.unpack().detach()
+        elif type(self.weight) not in (Tensor, nn.Parameter):
+            raise Unreadable(f"{type(self.weight).__name__} as a weight")
+        elif self.weight.dim() != 2 or not _there(matrix):
+            raise Unreadable("sharded weights, which were not whole")
+        if not matrix.is_floating_point() or matrix.element_size() < 2:
+            raise Unreadable(f"{matrix.dtype} as a weight")
+        return matrix.t() if self.transposed else matrix
+
+    def stamp(self) -> Optional[tuple[int, int]]:
+        """Changes when the base does; None if it is trained, and changes each step."""
+        if self.weight.requires_grad:
+            return None
+        return self.weight.data_ptr(), self.weight._version
+
+
+def read(item: object) -> Projection:
+    """A projection by its module or its weight.  Raises Unreadable."""
+    updates: list[LowRank] = []
+    base: Optional[nn.Module] = None
+    weight = item
+    if isinstance(item, nn.Module):
+        base, updates = split(item)
+        weight = getattr(base, "weight", None)
+    if not isinstance(weight, Tensor):
+        raise Unreadable("the weights are gone")
+    local = _local(weight)
+    return Projection(local, packed(base, local), _transposed(base), updates)

@@ -1,0 +1,490 @@
+"""Goal: sigma is that of the matrices that the model computes with, whatever holds them.  Where it
+cannot be told, it is left out and said.
+Method: small models are trained; each sample is compared to the singular values, in double, of the
+matrix that the test itself takes from the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import bellwether
+from bellwether._weights import locate
+from bellwether._weights.adapters import Unreadable
+from bellwether._weights.projection import read
+
+from recording import Recording
+
+HEADS, DIM, WIDTH = 4, 8, 32
+Matrices = Callable[[nn.Module], tuple[Tensor, Tensor]]
+
+
+def turned(x: Tensor) -> Tensor:
+    """[batch, heads, tokens, dim] with rotary positions."""
+    angle = torch.arange(x.shape[2])[:, None] / 10 ** torch.linspace(
+        0, 2, x.shape[3] // 2
+    )
+    a, b = x.chunk(2, -1)
+    return torch.cat(
+        [a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1
+    )
+
+
+class Attention(nn.Module):
+    """`split` gives q, k and v of what `projections` return for x, [batch, heads, tokens, dim]."""
+
+    def __init__(
+        self, split: Callable[..., Any], rotary: bool, **projections: nn.Module
+    ) -> None:
+        super().__init__()
+        for name, projection in projections.items():
+            self.add_module(name, projection)
+        self.split, self.rotary = split, rotary
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.split(self, x)
+        if self.rotary:
+            q, k = turned(q), turned(k)
+        gqa = q.shape[1] != k.shape[1]
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=gqa)
+        return x + y.transpose(1, 2).flatten(2)
+
+
+def sampled(
+    model: nn.Module, path: Path, matrices: Matrices, steps: int = 3, **attach: Any
+) -> tuple[Any, list[dict[str, Any]]]:
+    """(the layer's status, of each step what was measured and what is right)"""
+    monitor = bellwether.attach(
+        model, record=str(path), run="w", every=1, overhead_budget=1e9, **attach
+    )
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=0.05)
+    want = []
+    for step in range(steps):
+        torch.manual_seed(step)
+        model(torch.randn(3, 10, WIDTH)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            want.append(
+                [
+                    torch.linalg.svdvals(w.detach().double())[:, 0]
+                    for w in matrices(model)
+                ]
+            )
+    assert monitor.flush(20) and monitor.status()["errors"] == 0, monitor.status()
+    status = next(layer for layer in monitor.status()["layers"] if layer["calls"])
+    monitor.detach()
+    found = Recording(path, ended=True).steps()
+    return status, [{**found[step], "want": want[step]} for step in range(steps)]
+
+
+def check(model: nn.Module, path: Path, matrices: Matrices, **attach: Any) -> Any:
+    torch.manual_seed(0)
+    status, samples = sampled(model, path, matrices, **attach)
+    for sample in samples:
+        for signal, want in zip(("wq_sigma", "wk_sigma"), sample["want"]):
+            have = torch.tensor(sample[signal][0, : len(want)]).double()
+            assert torch.allclose(have, want, rtol=1e-5), (signal, have, want, status)
+    return status
+
+
+def by_head(x: Tensor, heads: int = HEADS) -> Tensor:
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+# ---- the order of rows ----
+
+
+def fused(order: str, keys: int, width: int = DIM) -> Attention:
+    """One projection; `order` names its blocks of rows: q, k and v by head, g a gate."""
+
+    def split(module: Any, x: Tensor) -> list[Tensor]:
+        y = module.qkv(x).unflatten(-1, (-1, width)).transpose(1, 2)
+        return [y[:, [i for i, c in enumerate(order) if c == name]] for name in "qkv"]
+
+    return Attention(split, True, qkv=nn.Linear(WIDTH, len(order) * width))
+
+
+def of_fused(order: str) -> Matrices:
+    def matrices(model: Any) -> tuple[Tensor, Tensor]:
+        blocks = model.qkv.weight.unflatten(0, (-1, DIM))
+        q, k = ([i for i, c in enumerate(order) if c == name] for name in "qk")
+        return blocks[q], blocks[k]
+
+    return matrices
+
+
+@pytest.mark.parametrize(
+    ("order", "keys", "how"),
+    [
+        ("qqqqkkkkvvvv", 4, "fused qkv"),
+        ("qqqqkkvv", 2, "fused qkv"),
+        ("qkvqkvqkvqkv", 4, "grouped qkv"),
+        ("qqkvqqkv", 2, "grouped qkv"),
+        ("kkkkqqqqvvvv", 4, "by its rows qkv"),
+        ("kkvvqqqq", 2, "by its rows qkv"),
+    ],
+)
+def test_rows_of_a_fused_projection_in_any_order(
+    order: str, keys: int, how: str, tmp_path: Path
+) -> None:
+    status = check(fused(order, keys), tmp_path / "a.bwrun", of_fused(order))
+    assert status["weights"] == how and not status["notes"]
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_a_gate_in_the_projection_of_queries(norm: bool, tmp_path: Path) -> None:
+    def split(module: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, gate = by_head(module.q_proj(x)).chunk(2, -1)
+        k, v = by_head(module.k_proj(x), 2), by_head(module.v_proj(x), 2)
+        if norm:
+            q, k = (
+                module.q_norm(q.transpose(1, 2)).transpose(1, 2),
+                module.k_norm(k.transpose(1, 2)).transpose(1, 2),
+            )
+        return q, k, v * gate.mean().sigmoid()
+
+    rows = {"q_proj": 2 * HEADS, "k_proj": 2, "v_proj": 2}
+    parts: dict[str, nn.Module] = {
+        n: nn.Linear(WIDTH, r * DIM) for n, r in rows.items()
+    }
+    norms = {"q_norm": nn.RMSNorm(DIM), "k_norm": nn.RMSNorm(DIM)} if norm else {}
+    status = check(
+        Attention(split, True, **parts, **norms), tmp_path / "a.bwrun",
+        lambda m: (
+            m.q_proj.weight.unflatten(0, (HEADS, -1))[:, :DIM],
+            m.k_proj.weight.unflatten(0, (2, -1)),
+        ),
+    )  # fmt: skip
+    assert status["weights"] == "gated q_proj k_proj"
+
+
+def separate(
+    split: Callable[..., Any], rotary: bool = True, **other: nn.Module
+) -> Attention:
+    parts = {n: nn.Linear(WIDTH, HEADS * DIM) for n in ("q_proj", "k_proj", "v_proj")}
+    return Attention(split, rotary, **{**parts, **other})
+
+
+def plain(module: Any, x: Tensor) -> list[Tensor]:
+    return [by_head(p(x)) for p in (module.q_proj, module.k_proj, module.v_proj)]
+
+
+def of_separate(model: Any) -> tuple[Tensor, Tensor]:
+    return tuple(
+        p.weight.unflatten(0, (HEADS, -1)) for p in (model.q_proj, model.k_proj)
+    )  # type: ignore[return-value]
+
+
+def test_rows_that_are_no_heads_are_left_out_and_said(tmp_path: Path) -> None:
+    def split(
+        module: Any, x: Tensor
+    ) -> list[Tensor]:  # Rows by dimension, then by head.
+        parts = (module.q_proj, module.k_proj, module.v_proj)
+        return [p(x).unflatten(-1, (DIM, HEADS)).permute(0, 3, 1, 2) for p in parts]
+
+    status, samples = sampled(separate(split), tmp_path / "a.bwrun", of_separate)
+    assert all("wq_sigma" not in sample and "rows" in sample for sample in samples)
+    assert any("are not those of the heads" in note for note in status["notes"])
+
+
+def test_an_order_of_rows_without_a_check_is_told_as_such(tmp_path: Path) -> None:
+    def split(module: Any, x: Tensor) -> list[Tensor]:
+        q, k, v = plain(module, x)
+        return [F.normalize(q, dim=-1), F.normalize(k, dim=-1), v]
+
+    status = check(separate(split), tmp_path / "a.bwrun", of_separate)
+    assert status["weights"] == "separate q_proj k_proj, not checked against q"
+
+
+# ---- other places ----
+
+
+def test_latent_attention_by_its_rows_without_a_position(tmp_path: Path) -> None:
+    rotated = 4
+
+    def split(module: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q = by_head(module.q_b_proj(module.q_a_proj(x)))
+        latent, shared = module.kv_a_proj(x).split([12, rotated], -1)
+        k, v = by_head(module.kv_b_proj(latent)).split([DIM, 8], -1)
+        position = turned(shared.unsqueeze(1)).expand(-1, HEADS, -1, -1)
+        q = torch.cat([q[..., :DIM], turned(q[..., DIM:])], -1)
+        return q, torch.cat([k, position], -1), v
+
+    model = Attention(
+        split, False, q_a_proj=nn.Linear(WIDTH, 10),
+        q_b_proj=nn.Linear(10, HEADS * (DIM + rotated)),
+        kv_a_proj=nn.Linear(WIDTH, 12 + rotated), kv_b_proj=nn.Linear(12, HEADS * (DIM + 8)),
+    )  # fmt: skip
+    model.qk_nope_head_dim = DIM
+    status = check(
+        model, tmp_path / "a.bwrun",
+        lambda m: tuple(
+            p.weight.unflatten(0, (HEADS, -1))[:, :DIM] for p in (m.q_b_proj, m.kv_b_proj)
+        ),
+    )  # fmt: skip
+    assert status["weights"] == "latent q_b_proj kv_b_proj"
+
+
+def test_multihead_attention_with_other_widths_of_keys(tmp_path: Path) -> None:
+    class Across(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(
+                WIDTH, HEADS, kdim=20, vdim=24, batch_first=True
+            )
+
+        def forward(self, x: Tensor) -> Any:
+            return self.attention(x, x[..., :20], x[..., :24], need_weights=False)[0]
+
+    status = check(
+        Across(), tmp_path / "a.bwrun",
+        lambda m: (
+            m.attention.q_proj_weight.unflatten(0, (HEADS, -1)),
+            m.attention.k_proj_weight.unflatten(0, (HEADS, -1)),
+        ),
+    )  # fmt: skip
+    assert status["weights"].startswith("separate q_proj_weight k_proj_weight")
+
+
+class Core(nn.Module):
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+class Projections(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wqkv = nn.Linear(WIDTH, 3 * HEADS * DIM, bias=False)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        y = self.wqkv(x).unflatten(-1, (HEADS, 3, DIM))
+        return [part.transpose(1, 2) for part in y.unbind(-2)]
+
+
+class Beside(nn.Module):
+    """The projections lie beside the module that calls attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv_linear, self.inner_attention = Projections(), Core()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inner_attention(*self.qkv_linear(x)).transpose(1, 2).flatten(2)
+
+
+def of_beside(model: Any) -> tuple[Tensor, Tensor]:
+    rows = model[0].qkv_linear.wqkv.weight.unflatten(0, (HEADS, 3, DIM))
+    return rows[:, 0], rows[:, 1]
+
+
+@pytest.mark.parametrize("path", [None, "0.qkv_linear.wqkv.weight"])
+def test_projections_beside_the_attention(path: Any, tmp_path: Path) -> None:
+    told = (
+        {"weights": {r"0\.inner_attention": (path, path)}} if path is not None else {}
+    )
+    model = nn.Sequential(Beside())
+    monitor = bellwether.attach(
+        model, record=str(tmp_path / "b.bwrun"), run="b", **told
+    )
+    layer = next(x for x in monitor.layers if x.name.endswith("inner_attention"))
+    layer.set_layout(HEADS, HEADS, DIM)
+    assert layer.location is not None
+    monitor.detach()
+
+
+# ---- adapters ----
+
+
+class Low(nn.Module):
+    """As a layer of peft is built."""
+
+    def __init__(self, base: nn.Linear, names: tuple[str, ...], dora: bool) -> None:
+        super().__init__()
+        rows, width = base.weight.shape
+        self.base_layer = base.requires_grad_(False)
+        self.lora_A = nn.ModuleDict({n: nn.Linear(width, 3, bias=False) for n in names})
+        self.lora_B = nn.ModuleDict({n: nn.Linear(3, rows, bias=False) for n in names})
+        self.scaling = {n: 1.5 + i for i, n in enumerate(names)}
+        self.lora_magnitude_vector = nn.ModuleDict()
+        self.active_adapters, self.use_dora = list(names), dict.fromkeys(names, dora)
+        self.disable_adapters = self.merged = False
+        if dora:
+            for name in names:
+                self.lora_magnitude_vector[name] = nn.Module()
+                length = base.weight.norm(dim=1) * torch.linspace(0.5, 2, rows)
+                self.lora_magnitude_vector[name].weight = nn.Parameter(length)
+
+    @property
+    def weight(self) -> Any:
+        return self.base_layer.weight
+
+    def whole(self) -> Tensor:
+        base = self.base_layer.weight
+        found = base
+        for name in (
+            self.active_adapters if not (self.disable_adapters or self.merged) else ()
+        ):
+            product = (
+                self.scaling[name] * self.lora_B[name].weight @ self.lora_A[name].weight
+            )
+            if self.use_dora[name]:
+                length = (base + product).norm(dim=1).detach()
+                ratio = (self.lora_magnitude_vector[name].weight / length)[:, None]
+                product = ratio * (base + product) - base
+            found = found + product
+        return found
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.whole().T
+
+
+@pytest.mark.parametrize(
+    ("kind", "base"),
+    [
+        ("lora", "frozen"),
+        ("dora", "trained"),
+        ("two", "changed"),
+        ("two of dora", "frozen"),
+        ("one of two", "trained"),
+        ("off", "frozen"),
+        ("merged", "frozen"),
+    ],
+)
+def test_adapters_of_low_rank(kind: str, base: str, tmp_path: Path) -> None:
+    names = ("a", "b") if "two" in kind else ("a",)
+    parts = {
+        n: Low(nn.Linear(WIDTH, HEADS * DIM), names, "dora" in kind)
+        for n in ("q_proj", "k_proj")
+    }
+    for part in parts.values():
+        part.disable_adapters, part.merged = kind == "off", kind == "merged"
+        if kind == "one of two":
+            part.active_adapters = ["b"]
+        part.base_layer.weight.requires_grad_(base == "trained")
+    model = separate(plain, **parts)
+
+    def matrices(model: Any) -> tuple[Tensor, Tensor]:
+        found = tuple(
+            p.whole().unflatten(0, (HEADS, -1)) for p in (model.q_proj, model.k_proj)
+        )
+        return found  # type: ignore[return-value]
+
+    if base == "changed":  # By a checkpoint that is loaded.
+
+        def load(*_: Any) -> None:
+            model.q_proj.base_layer.weight.mul_(1.01)
+
+        model.register_forward_pre_hook(lambda *_: torch.no_grad()(load)())
+    check(model, tmp_path / "a.bwrun", matrices)
+
+
+def test_an_adapter_of_another_kind_is_left_out(tmp_path: Path) -> None:
+    class Other(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(WIDTH, HEADS * DIM)
+            self.lora_a, self.lora_b = nn.Linear(WIDTH, 2), nn.Linear(2, HEADS * DIM)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + self.lora_b(self.lora_a(x))
+
+    status, samples = sampled(
+        separate(plain, q_proj=Other()), tmp_path / "a.bwrun", of_separate
+    )
+    assert all("wq_sigma" not in sample and "rows" in sample for sample in samples)
+    assert any("Other as an adapter is not known" in note for note in status["notes"])
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_adapters_of_peft(dora: bool, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    targets = ["q_proj", "k_proj"]
+    config = peft.LoraConfig(
+        r=3,
+        lora_alpha=12,
+        target_modules=targets,
+        init_lora_weights=False,
+        use_dora=dora,
+    )
+    model = peft.get_peft_model(nn.Sequential(separate(plain)), config)
+
+    def matrices(model: Any) -> tuple[Tensor, Tensor]:
+        attention = model.base_model.model[0]
+        eye, found = torch.eye(WIDTH), []
+        for name in targets:
+            layer = getattr(attention, name)
+            found.append(
+                (layer(eye) - layer(torch.zeros(1, WIDTH))).T.unflatten(0, (HEADS, -1))
+            )
+        return found[0], found[1]
+
+    status = check(model, tmp_path / "a.bwrun", matrices)
+    assert status["weights"] == "separate q_proj k_proj"
+
+
+# ---- other ways to keep a weight ----
+
+
+class Eight(nn.Module):
+    """Eight bits and a scale for each row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        values = torch.randint(-127, 128, (HEADS * DIM, WIDTH), dtype=torch.int8)
+        self.weight = nn.Parameter(values, requires_grad=False)
+        self.weight.SCB = torch.rand(HEADS * DIM) + 0.1
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ (self.weight * self.weight.SCB[:, None] / 127).T
+
+
+def test_weights_of_eight_bits(tmp_path: Path) -> None:
+    model = separate(plain, q_proj=Eight(), k_proj=Eight())
+    check(
+        model, tmp_path / "a.bwrun",
+        lambda m: tuple(
+            p(torch.eye(WIDTH)).T.unflatten(0, (HEADS, -1)) for p in (m.q_proj, m.k_proj)
+        ),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "error"),
+    [("Linear4bit", {}, 1e-5), ("Linear8bitLt", {"has_fp16_weights": False}, 0.02)],
+)
+def test_weights_of_bitsandbytes(
+    kind: str, options: dict[str, Any], error: float
+) -> None:
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    layer = getattr(bitsandbytes.nn, kind)(WIDTH, 2 * WIDTH, bias=False, **options).to(
+        "cpu"
+    )
+    want = layer(torch.eye(WIDTH)).T.float()
+    assert (read(layer).base().float() - want).abs().max() <= error * want.abs().max()
+
+
+def test_a_quantised_weight_too_large_to_unpack(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("bellwether._weights.projection.UNPACKED_BYTES_MAX", 1 << 10)
+    with pytest.raises(Unreadable, match="unpacked up to"):
+        read(Eight()).base()
+
+
+def test_a_weight_that_is_elsewhere_has_its_whole_shape() -> None:
+    model = separate(plain)
+    for part in (model.q_proj, model.k_proj):
+        part.weight.ds_shape = part.weight.shape
+        part.weight.data = torch.empty(0)
+    (place,) = locate.candidates(model, "", HEADS, HEADS, DIM)
+    assert place.how == "separate q_proj k_proj" and place.views(model) is None
+    with pytest.raises(Unreadable, match="not whole"):
+        place.query.matrices(model)
