@@ -33,9 +33,7 @@ def whole(spectrum: Any) -> np.ndarray:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_matrices_are_those_of_the_weights(
-    device: str, dtype: torch.dtype, tmp_path: Path
-) -> None:
+def test_matrices_are_those_of_the_weights(device: str, dtype: torch.dtype, tmp_path: Path) -> None:
     torch.manual_seed(3)
     model = Model(Shape(fused=False, heads=4, kv_heads=2)).to(device, dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -59,9 +57,7 @@ def test_matrices_are_those_of_the_weights(
             [p.weight.detach().cpu().double().unflatten(0, (-1, 16)) for p in (a.q_proj, a.k_proj)]
             for a in model.attentions()
         ])  # fmt: skip
-    assert monitor.flush(20) and monitor.status()["errors"] == 0, monitor.status()[
-        "last_error"
-    ]
+    assert monitor.flush(20) and monitor.status()["errors"] == 0, monitor.status()["last_error"]
     monitor.detach()
     recording = Recording(path)
     bodies = [m.WhichOneof("body") for m in recording.messages]
@@ -73,9 +69,7 @@ def test_matrices_are_those_of_the_weights(
         if body != "spectrum":
             continue
         s = message.spectrum
-        assert s.step == closed + 1, (
-            "it comes before the frame of its step, behind the one before"
-        )
+        assert s.step == closed + 1, "it comes before the frame of its step, behind the one before"
         kinds.setdefault(s.step, []).append(KINDS[s.kind])
         q, k = (w.numpy() for w in weights[s.step][s.layer])
         if s.kind == 1:
@@ -115,9 +109,7 @@ class FakeLayer:
         return self.q[head], self.k[head * self.kv_heads // self.heads]
 
 
-def shipped(
-    grams: Grams, layers: list[Any], samples: int
-) -> list[list[tuple[int, int, int, int]]]:
+def shipped(grams: Grams, layers: list[Any], samples: int) -> list[list[tuple[int, int, int, int]]]:
     """(layer, head, kind, bytes) of each sample."""
     found = []
     for _ in range(samples):
@@ -137,9 +129,7 @@ def test_the_budget_holds_and_every_head_has_its_turn() -> None:
     query = [(x, y) for sample in samples for x, y, kind, _ in sample if kind == 1]
     assert all(sum(kind == 1 for *_, kind, _ in sample) == 1 for sample in samples)
     assert sorted(set(query)) == [(x, y) for x in range(2) for y in range(6)]
-    assert max(query.count(head) for head in query) == min(
-        query.count(head) for head in query
-    )
+    assert max(query.count(head) for head in query) == min(query.count(head) for head in query)
     pairs = sum(kind == 2 for sample in samples for *_, kind, _ in sample)
     assert pairs == sum(kind == 3 for sample in samples for *_, kind, _ in sample)
     assert 9 <= pairs <= 12
@@ -151,9 +141,7 @@ def test_the_budget_holds_and_every_head_has_its_turn() -> None:
 
 def test_the_default_ships_as_much_as_the_documents_say() -> None:
     for dim, heads, pairs in ((64, 4, 1 / 2), (128, 1, 1 / 8)):
-        samples = shipped(
-            Grams(Settings().gram_bytes, Parallel()), [FakeLayer(0, 8, 8, dim)], 64
-        )
+        samples = shipped(Grams(Settings().gram_bytes, Parallel()), [FakeLayer(0, 8, 8, dim)], 64)
         kinds = [kind for sample in samples for *_, kind, _ in sample]
         assert kinds.count(1) == 64 * heads
         assert kinds.count(2) == pytest.approx(64 * pairs, abs=2)

@@ -28,21 +28,15 @@ Matrices = Callable[[nn.Module], tuple[Tensor, Tensor]]
 
 def turned(x: Tensor) -> Tensor:
     """[batch, heads, tokens, dim] with rotary positions."""
-    angle = torch.arange(x.shape[2])[:, None] / 10 ** torch.linspace(
-        0, 2, x.shape[3] // 2
-    )
+    angle = torch.arange(x.shape[2])[:, None] / 10 ** torch.linspace(0, 2, x.shape[3] // 2)
     a, b = x.chunk(2, -1)
-    return torch.cat(
-        [a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1
-    )
+    return torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1)
 
 
 class Attention(nn.Module):
     """`split` gives q, k and v of what `projections` return for x, [batch, heads, tokens, dim]."""
 
-    def __init__(
-        self, split: Callable[..., Any], rotary: bool, **projections: nn.Module
-    ) -> None:
+    def __init__(self, split: Callable[..., Any], rotary: bool, **projections: nn.Module) -> None:
         super().__init__()
         for name, projection in projections.items():
             self.add_module(name, projection)
@@ -73,12 +67,7 @@ def sampled(
         optimizer.step()
         optimizer.zero_grad()
         with torch.no_grad():
-            want.append(
-                [
-                    torch.linalg.svdvals(w.detach().double())[:, 0]
-                    for w in matrices(model)
-                ]
-            )
+            want.append([torch.linalg.svdvals(w.detach().double())[:, 0] for w in matrices(model)])
     assert monitor.flush(20) and monitor.status()["errors"] == 0, monitor.status()
     status = next(layer for layer in monitor.status()["layers"] if layer["calls"])
     monitor.detach()
@@ -153,9 +142,7 @@ def test_a_gate_in_the_projection_of_queries(norm: bool, tmp_path: Path) -> None
         return q, k, v * gate.mean().sigmoid()
 
     rows = {"q_proj": 2 * HEADS, "k_proj": 2, "v_proj": 2}
-    parts: dict[str, nn.Module] = {
-        n: nn.Linear(WIDTH, r * DIM) for n, r in rows.items()
-    }
+    parts: dict[str, nn.Module] = {n: nn.Linear(WIDTH, r * DIM) for n, r in rows.items()}
     norms = {"q_norm": nn.RMSNorm(DIM), "k_norm": nn.RMSNorm(DIM)} if norm else {}
     status = check(
         Attention(split, True, **parts, **norms), tmp_path / "a.bwrun",
@@ -167,9 +154,7 @@ def test_a_gate_in_the_projection_of_queries(norm: bool, tmp_path: Path) -> None
     assert status["weights"] == "gated q_proj k_proj"
 
 
-def separate(
-    split: Callable[..., Any], rotary: bool = True, **other: nn.Module
-) -> Attention:
+def separate(split: Callable[..., Any], rotary: bool = True, **other: nn.Module) -> Attention:
     parts = {n: nn.Linear(WIDTH, HEADS * DIM) for n in ("q_proj", "k_proj", "v_proj")}
     return Attention(split, rotary, **{**parts, **other})
 
@@ -179,15 +164,11 @@ def plain(module: Any, x: Tensor) -> list[Tensor]:
 
 
 def of_separate(model: Any) -> tuple[Tensor, Tensor]:
-    return tuple(
-        p.weight.unflatten(0, (HEADS, -1)) for p in (model.q_proj, model.k_proj)
-    )  # type: ignore[return-value]
+    return tuple(p.weight.unflatten(0, (HEADS, -1)) for p in (model.q_proj, model.k_proj))  # type: ignore[return-value]
 
 
 def test_rows_that_are_no_heads_are_left_out_and_said(tmp_path: Path) -> None:
-    def split(
-        module: Any, x: Tensor
-    ) -> list[Tensor]:  # Rows by dimension, then by head.
+    def split(module: Any, x: Tensor) -> list[Tensor]:  # Rows by dimension, then by head.
         parts = (module.q_proj, module.k_proj, module.v_proj)
         return [p(x).unflatten(-1, (DIM, HEADS)).permute(0, 3, 1, 2) for p in parts]
 
@@ -196,7 +177,7 @@ def test_rows_that_are_no_heads_are_left_out_and_said(tmp_path: Path) -> None:
     assert any("are not those of the heads" in note for note in status["notes"])
 
 
-def test_an_order_of_rows_without_a_check_is_told_as_such(tmp_path: Path) -> None:
+def test_rows_without_a_check_are_told_as_such(tmp_path: Path) -> None:
     def split(module: Any, x: Tensor) -> list[Tensor]:
         q, k, v = plain(module, x)
         return [F.normalize(q, dim=-1), F.normalize(k, dim=-1), v]
@@ -238,9 +219,7 @@ def test_multihead_attention_with_other_widths_of_keys(tmp_path: Path) -> None:
     class Across(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.attention = nn.MultiheadAttention(
-                WIDTH, HEADS, kdim=20, vdim=24, batch_first=True
-            )
+            self.attention = nn.MultiheadAttention(WIDTH, HEADS, kdim=20, vdim=24, batch_first=True)
 
         def forward(self, x: Tensor) -> Any:
             return self.attention(x, x[..., :20], x[..., :24], need_weights=False)[0]
@@ -288,13 +267,9 @@ def of_beside(model: Any) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("path", [None, "0.qkv_linear.wqkv.weight"])
 def test_projections_beside_the_attention(path: Any, tmp_path: Path) -> None:
-    told = (
-        {"weights": {r"0\.inner_attention": (path, path)}} if path is not None else {}
-    )
+    told = {"weights": {r"0\.inner_attention": (path, path)}} if path is not None else {}
     model = nn.Sequential(Beside())
-    monitor = bellwether.attach(
-        model, record=str(tmp_path / "b.bwrun"), run="b", **told
-    )
+    monitor = bellwether.attach(model, record=str(tmp_path / "b.bwrun"), run="b", **told)
     layer = next(x for x in monitor.layers if x.name.endswith("inner_attention"))
     layer.set_layout(HEADS, HEADS, DIM)
     assert layer.location is not None
@@ -330,12 +305,8 @@ class Low(nn.Module):
     def whole(self) -> Tensor:
         base = self.base_layer.weight
         found = base
-        for name in (
-            self.active_adapters if not (self.disable_adapters or self.merged) else ()
-        ):
-            product = (
-                self.scaling[name] * self.lora_B[name].weight @ self.lora_A[name].weight
-            )
+        for name in self.active_adapters if not (self.disable_adapters or self.merged) else ():
+            product = self.scaling[name] * self.lora_B[name].weight @ self.lora_A[name].weight
             if self.use_dora[name]:
                 length = (base + product).norm(dim=1).detach()
                 ratio = (self.lora_magnitude_vector[name].weight / length)[:, None]
@@ -362,8 +333,7 @@ class Low(nn.Module):
 def test_adapters_of_low_rank(kind: str, base: str, tmp_path: Path) -> None:
     names = ("a", "b") if "two" in kind else ("a",)
     parts = {
-        n: Low(nn.Linear(WIDTH, HEADS * DIM), names, "dora" in kind)
-        for n in ("q_proj", "k_proj")
+        n: Low(nn.Linear(WIDTH, HEADS * DIM), names, "dora" in kind) for n in ("q_proj", "k_proj")
     }
     for part in parts.values():
         part.disable_adapters, part.merged = kind == "off", kind == "merged"
@@ -373,9 +343,7 @@ def test_adapters_of_low_rank(kind: str, base: str, tmp_path: Path) -> None:
     model = separate(plain, **parts)
 
     def matrices(model: Any) -> tuple[Tensor, Tensor]:
-        found = tuple(
-            p.whole().unflatten(0, (HEADS, -1)) for p in (model.q_proj, model.k_proj)
-        )
+        found = tuple(p.whole().unflatten(0, (HEADS, -1)) for p in (model.q_proj, model.k_proj))
         return found  # type: ignore[return-value]
 
     if base == "changed":  # By a checkpoint that is loaded.
@@ -396,9 +364,7 @@ def test_an_adapter_of_another_kind_is_left_out(tmp_path: Path) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) + self.lora_b(self.lora_a(x))
 
-    status, samples = sampled(
-        separate(plain, q_proj=Other()), tmp_path / "a.bwrun", of_separate
-    )
+    status, samples = sampled(separate(plain, q_proj=Other()), tmp_path / "a.bwrun", of_separate)
     assert all("wq_sigma" not in sample and "rows" in sample for sample in samples)
     assert any("Other as an adapter is not known" in note for note in status["notes"])
 
@@ -421,9 +387,7 @@ def test_adapters_of_peft(dora: bool, tmp_path: Path) -> None:
         eye, found = torch.eye(WIDTH), []
         for name in targets:
             layer = getattr(attention, name)
-            found.append(
-                (layer(eye) - layer(torch.zeros(1, WIDTH))).T.unflatten(0, (HEADS, -1))
-            )
+            found.append((layer(eye) - layer(torch.zeros(1, WIDTH))).T.unflatten(0, (HEADS, -1)))
         return found[0], found[1]
 
     status = check(model, tmp_path / "a.bwrun", matrices)
@@ -460,13 +424,9 @@ def test_weights_of_eight_bits(tmp_path: Path) -> None:
     ("kind", "options", "error"),
     [("Linear4bit", {}, 1e-5), ("Linear8bitLt", {"has_fp16_weights": False}, 0.02)],
 )
-def test_weights_of_bitsandbytes(
-    kind: str, options: dict[str, Any], error: float
-) -> None:
+def test_weights_of_bitsandbytes(kind: str, options: dict[str, Any], error: float) -> None:
     bitsandbytes = pytest.importorskip("bitsandbytes")
-    layer = getattr(bitsandbytes.nn, kind)(WIDTH, 2 * WIDTH, bias=False, **options).to(
-        "cpu"
-    )
+    layer = getattr(bitsandbytes.nn, kind)(WIDTH, 2 * WIDTH, bias=False, **options).to("cpu")
     want = layer(torch.eye(WIDTH)).T.float()
     assert (read(layer).base().float() - want).abs().max() <= error * want.abs().max()
 
