@@ -23,12 +23,16 @@ static_assert(static_cast<int>(BW_PROBE_LOGIT_MAX) == bk::kProbeLogitMax);
 static_assert(static_cast<int>(BW_PROBE_NONFINITE_ROWS) == bk::kProbeNonfiniteRows);
 static_assert(static_cast<int>(BW_PROBE_DELTA_ERROR_ABS_SUM) == bk::kProbeDeltaErrorAbsSum);
 static_assert(static_cast<int>(BW_PROBE_KV_STAT_COUNT) == bk::kProbeKvStatCount);
+static_assert(static_cast<int>(BW_BOOL) == static_cast<int>(bk::MaskDType::kBool));
 static_assert(static_cast<int>(BW_KERNEL_DEVICE_ERROR) == static_cast<int>(Status::kDeviceError));
 
 Status RunProbe(const bw_probe_params& c) {
   BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckRange("causal", c.causal, 0, 1));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckRange("drift_only", c.drift_only, 0, 1));
-  for (const uint8_t reserved : c.reserved) {
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckRange("top_left", c.top_left, 0, 1));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckRange("mask_by_sample", c.mask_by_sample, 0, 1));
+  for (const uint32_t reserved : {uint32_t{c.reserved[0]}, uint32_t{c.reserved[1]}, uint32_t{c.reserved2[0]},
+                                  uint32_t{c.reserved2[1]}, c.reserved3}) {
     BELLWETHER_KERNELS_RETURN_IF_ERROR(bk::CheckRange("reserved", reserved, 0, 0));
   }
   bk::ProbeParams p;
@@ -48,6 +52,18 @@ Status RunProbe(const bw_probe_params& c) {
   p.scale = c.scale;
   p.softcap = c.softcap;
   p.causal = c.causal != 0;
+  p.top_left = c.top_left != 0;
+  p.window_right = c.window_right;
+  p.ranges = {c.ranges, c.range_batch_stride, c.range_row_stride};
+  p.mask = {c.mask,
+            ToEnum<bk::MaskDType>(c.mask_dtype),
+            c.mask_by_sample != 0,
+            c.mask_batch_stride,
+            c.mask_head_stride,
+            c.mask_row_stride,
+            c.mask_key_stride};
+  p.visible = {c.visible, c.visible_batch_stride, c.visible_head_stride, c.visible_key_stride};
+  p.sinks = c.sinks;
   p.drift_only = c.drift_only != 0;
   p.window = c.window;
   p.rows_per_head = c.rows_per_head;

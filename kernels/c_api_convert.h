@@ -4,8 +4,10 @@
 #ifndef BELLWETHER_KERNELS_C_API_CONVERT_H_
 #define BELLWETHER_KERNELS_C_API_CONVERT_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "bellwether/kernels/c_api.h"
 #include "bellwether/kernels/device.h"
@@ -13,15 +15,21 @@
 
 namespace bellwether::kernels::c_api {
 
+// The bytes of the oldest header's struct: those of 1.1 where it has grown since.
+template <typename Params>
+inline constexpr size_t kSizeMin = sizeof(Params);
+template <>
+inline constexpr size_t kSizeMin<bw_probe_params> = offsetof(bw_probe_params, top_left);
+
 // A struct from a newer header may be longer; what we do not know must be 0.
 template <typename Params>
 Status CheckSize(const Params* params) {
   if (params == nullptr) {
     return Fail(Status::kInvalidArgument, "params is NULL, but must point to a struct");
   }
-  if (params->struct_size < sizeof(Params)) {
+  if (params->struct_size < kSizeMin<Params>) {
     return Fail(Status::kInvalidArgument, "struct_size is %u, but must be at least %zu", params->struct_size,
-                sizeof(Params));
+                kSizeMin<Params>);
   }
   const auto* bytes = reinterpret_cast<const unsigned char*>(params);
   for (size_t i = sizeof(Params); i < params->struct_size; ++i) {
@@ -46,8 +54,13 @@ inline Tensor4 ToTensor(const bw_tensor4& t) { return {t.data, t.batch_stride, t
 
 template <typename Params>
 bw_kernel_status Call(const Params* params, Status (*run)(const Params&)) {
-  const Status status = CheckSize(params);
-  return static_cast<bw_kernel_status>(status == Status::kOk ? run(*params) : status);
+  Status status = CheckSize(params);
+  if (status == Status::kOk) {
+    Params whole = {};
+    std::memcpy(&whole, params, std::min<size_t>(params->struct_size, sizeof(Params)));
+    status = run(whole);
+  }
+  return static_cast<bw_kernel_status>(status);
 }
 
 }  // namespace bellwether::kernels::c_api

@@ -32,7 +32,29 @@ Status CheckScores(const ProbeParams& p) {
                 static_cast<double>(p.softcap));
   }
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckRange("window", p.window, 0, std::numeric_limits<int32_t>::max()));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(
+      CheckRange("window_right", p.window_right, 0, std::numeric_limits<int32_t>::max()));
   return CheckRange("head_offset", p.head_offset, 0, std::numeric_limits<int32_t>::max());
+}
+
+int64_t SizeOfMask(MaskDType dtype) { return dtype == MaskDType::kBool ? 1 : dtype == MaskDType::kFloat32 ? 4 : 2; }
+
+Status CheckMask(const ProbeParams& p) {
+  if (p.ranges.data != nullptr) {
+    BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("ranges", p.ranges.data, alignof(int32_t)));
+  }
+  if (p.mask.data != nullptr) {
+    BELLWETHER_KERNELS_RETURN_IF_ERROR(
+        CheckRange("mask_dtype", static_cast<int>(p.mask.dtype), 0, static_cast<int>(MaskDType::kBool)));
+    BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckPointer("mask", p.mask.data, SizeOfMask(p.mask.dtype)));
+    if (p.mask.by_sample && p.gate != nullptr) {
+      return Fail(Status::kInvalidArgument, "mask_by_sample is 1, but must be 0 with a gate, which changes the rows");
+    }
+  }
+  if (p.visible.data == nullptr && (p.ranges.data != nullptr || p.mask.data != nullptr)) {
+    return Fail(Status::kInvalidArgument, "visible is NULL, but must be given with ranges or a mask");
+  }
+  return p.sinks == nullptr ? Status::kOk : CheckPointer("sinks", p.sinks, alignof(float));
 }
 
 Status CheckMemory(const ProbeParams& p) {
@@ -71,6 +93,7 @@ Status Probe(const ProbeParams& params, const Device& device) {
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckDevice(device));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckShape(params));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckScores(params));
+  BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckMask(params));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(CheckMemory(params));
   if (device.backend == Backend::kCuda) return cuda::Probe(params, device.stream);
   if (params.gate == nullptr) return cpu::Probe(params, device.threads);

@@ -31,11 +31,34 @@ struct KeyRange {
 
 constexpr int64_t Clamp(int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; }
 
-constexpr KeyRange AllowedKeys(const ProbeParams& p, int64_t row) {
-  const int64_t diagonal = row + p.k_len - p.q_len;
-  const int64_t end = p.causal ? Clamp(diagonal + 1, 0, p.k_len) : p.k_len;
-  const int64_t first = p.window > 0 ? diagonal - p.window + 1 : 0;
-  return {Clamp(first, 0, end), end};
+// What ranges, causality and windows leave of the keys.
+constexpr KeyRange AllowedKeys(const ProbeParams& p, int64_t batch, int64_t row) {
+  KeyRange keys = {0, p.k_len};
+  int64_t diagonal = p.top_left ? row : row + p.k_len - p.q_len;
+  if (p.ranges.data != nullptr) {
+    const int32_t* const given = p.ranges.data + batch * p.ranges.batch_stride + row * p.ranges.row_stride;
+    keys = {given[0], given[1]};
+    diagonal = given[2];
+  }
+  if (p.causal && diagonal + 1 < keys.end) keys.end = diagonal + 1;
+  if (p.window_right > 0 && diagonal + p.window_right < keys.end) keys.end = diagonal + p.window_right;
+  if (p.window > 0 && diagonal - p.window + 1 > keys.begin) keys.begin = diagonal - p.window + 1;
+  keys.end = Clamp(keys.end, 0, p.k_len);
+  keys.begin = Clamp(keys.begin, 0, keys.end);
+  return keys;
+}
+
+// V without `visible`: what neighbouring rows may see overlaps or adjoins.
+constexpr KeyRange VisibleKeys(const ProbeParams& p) {
+  const KeyRange first = AllowedKeys(p, 0, 0), last = AllowedKeys(p, 0, p.q_len - 1);
+  return {first.begin, last.end};
+}
+
+// Whether V is not simply all keys.
+constexpr bool HasNarrowV(const ProbeParams& p) {
+  if (p.visible.data != nullptr) return true;
+  const KeyRange keys = VisibleKeys(p);
+  return keys.begin > 0 || keys.end < p.k_len;
 }
 
 }  // namespace bellwether::kernels

@@ -49,7 +49,8 @@ class AttentionRowStats {
     if (!finite_) return AddNonfiniteRow(sums);
     if (row_.keys == 0) return;
     RowStats row = row_;
-    row.sink = std::exp(first_key_ - row.first) / row.l;
+    row.l_keys = row.l;
+    row.first_key = std::exp(first_key_ - row.first);
     AddRow(row, false, sums);
   }
 

@@ -2,7 +2,10 @@
 // query rows, spread over threads; their sums are added in unit order, so the
 // result does not depend on the threads.
 
+#include <algorithm>
 #include <atomic>
+#include <memory>
+#include <new>
 
 #include "backends.h"
 #include "cpu/buffer.h"
@@ -19,7 +22,7 @@ double Operations(const ProbePlan& plan) {
 }
 
 // Adds all units' sums to the caller's memory, head by head in unit order.
-void StoreAll(const ProbePlan& plan, const double* sums, const double* coherence) {
+void StoreAll(const ProbePlan& plan, const double* sums, const KeySums* keys) {
   const ProbeParams& p = plan.p;
   const int64_t unit_size = plan.group * kProbeStatCount;
   for (int64_t head = 0; head < p.heads; ++head) {
@@ -35,13 +38,13 @@ void StoreAll(const ProbePlan& plan, const double* sums, const double* coherence
     StoreSums(p, head, total);
   }
   for (int64_t kv_head = 0; p.kv_out != nullptr && kv_head < p.kv_heads; ++kv_head) {
-    double total = 0;
+    KeySums total;
     for (int64_t batch = 0; batch < p.batch; ++batch) {
-      total += coherence[(batch * p.kv_heads + kv_head) * plan.chunks];
+      const KeySums& of_sequence = keys[(batch * p.kv_heads + kv_head) * plan.chunks];
+      total.sequences += of_sequence.sequences;
+      total.coherence += of_sequence.coherence;
     }
-    p.kv_out[kProbeKvSequences * p.kv_stat_stride + kv_head] += static_cast<float>(p.batch);
-    float& out = p.kv_out[kProbeKvKeyCoherenceSum * p.kv_stat_stride + kv_head];
-    out = static_cast<float>(static_cast<double>(out) + total);
+    StoreKeySums(p, kv_head, total);
   }
 }
 
@@ -53,12 +56,12 @@ Status Probe(const ProbeParams& params, uint32_t threads) {
   const uint32_t workers = UsefulThreads(threads, plan.units, Operations(plan));
   const int64_t unit_size = plan.group * kProbeStatCount;
   const int64_t each = plan.ScratchSize();
-  const Buffer sums(plan.units * (unit_size + 1));
+  const Buffer sums(plan.units * unit_size);
   const Buffer scratch(each * static_cast<int64_t>(workers));
-  if (sums.data() == nullptr || scratch.data() == nullptr) {
+  const std::unique_ptr<KeySums[]> keys(new (std::nothrow) KeySums[static_cast<size_t>(plan.units)]);
+  if (sums.data() == nullptr || scratch.data() == nullptr || keys == nullptr) {
     return Fail(Status::kDeviceError, "out of memory for the packed keys of %u threads", workers);
   }
-  double* coherence = sums.data() + plan.units * unit_size;
   std::atomic<int64_t> next{0};
   WithElement(params.dtype, [&]<typename Element>(const Element*) {
     ParallelFor(workers, workers, [&](int64_t worker) {
@@ -66,13 +69,13 @@ Status Probe(const ProbeParams& params, uint32_t threads) {
       for (int64_t unit; (unit = next.fetch_add(1, std::memory_order_relaxed)) < plan.units;) {
         const int64_t sequence = unit / plan.chunks;
         const int64_t first = unit % plan.chunks * kUnitRows;
-        probe.Run(sequence / params.kv_heads, sequence % params.kv_heads, first,
-                  std::min(first + kUnitRows, plan.group * plan.rows), sums.data() + unit * unit_size,
-                  coherence + unit);
+        keys[static_cast<size_t>(unit)] =
+            probe.Run(sequence / params.kv_heads, sequence % params.kv_heads, first,
+                      std::min(first + kUnitRows, plan.group * plan.rows), sums.data() + unit * unit_size);
       }
     });
   });
-  StoreAll(plan, sums.data(), coherence);
+  StoreAll(plan, sums.data(), keys.get());
   return Status::kOk;
 }
 

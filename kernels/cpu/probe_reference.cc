@@ -1,5 +1,6 @@
 // The definition of probe.h, row by row in double.  Written to be read.
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <new>
@@ -7,6 +8,7 @@
 
 #include "backends.h"
 #include "cpu/element.h"
+#include "cpu/probe_mask.h"
 #include "cpu/probe_rows.h"
 #include "error.h"
 
@@ -27,22 +29,29 @@ double Dot(const Element* a, const Element* b, int64_t n) {
 
 bool IsFiniteScore(double score) { return std::isfinite(static_cast<float>(score)); }
 
+// A key that a row may see.
+struct AllowedKey {
+  int64_t key;
+  double raw;    // score before cap and mask
+  double score;  // S
+};
+
 template <typename Element>
 class Reference {
  public:
-  explicit Reference(const ProbeParams& p) : p_(p), raw_(static_cast<size_t>(p.k_len)) {}
+  explicit Reference(const ProbeParams& p) : p_(p), plain_(VisibleKeys(p)), bias_(static_cast<size_t>(p.k_len)) {}
 
   void Run() {
     const int64_t group = p_.heads / p_.kv_heads;
     std::vector<double> sums(static_cast<size_t>(p_.heads * kProbeStatCount));
     for (int64_t h = 0; h < p_.heads; ++h) ClearSums(&sums[static_cast<size_t>(h * kProbeStatCount)]);
-    std::vector<double> coherence(static_cast<size_t>(p_.kv_heads));
+    std::vector<KeySums> keys(static_cast<size_t>(p_.kv_heads));
     for (int64_t b = 0; b < p_.batch; ++b) {
       for (int64_t g = 0; g < p_.kv_heads; ++g) {
-        coherence[static_cast<size_t>(g)] += MeasureKeys(b, g);
+        AddKeys(b, g, keys[static_cast<size_t>(g)]);
         for (int64_t h = g * group; h < (g + 1) * group; ++h) {
           for (int64_t i = 0; i < SampledRows(p_); ++i) {
-            AddOneRow(b, g, h, RowAt(p_, p_.seed, b, h, i), &sums[static_cast<size_t>(h * kProbeStatCount)]);
+            AddOneRow(b, g, h, i, &sums[static_cast<size_t>(h * kProbeStatCount)]);
           }
         }
       }
@@ -51,85 +60,102 @@ class Reference {
       StoreSums(p_, h, &sums[static_cast<size_t>(h * kProbeStatCount)]);
     }
     if (p_.kv_out == nullptr) return;
-    for (int64_t g = 0; g < p_.kv_heads; ++g) {
-      p_.kv_out[kProbeKvSequences * p_.kv_stat_stride + g] += static_cast<float>(p_.batch);
-      p_.kv_out[kProbeKvKeyCoherenceSum * p_.kv_stat_stride + g] +=
-          static_cast<float>(coherence[static_cast<size_t>(g)]);
-    }
+    for (int64_t g = 0; g < p_.kv_heads; ++g) StoreKeySums(p_, g, keys[static_cast<size_t>(g)]);
   }
 
  private:
-  // Coherence of the keys; remembers whether they are all finite.
-  double MeasureKeys(int64_t b, int64_t g) {
-    std::vector<double> mean(static_cast<size_t>(p_.head_dim));
+  // Coherence of the keys that some head of the group may see.
+  void AddKeys(int64_t b, int64_t g, KeySums& sums) const {
+    std::vector<double> total(static_cast<size_t>(p_.head_dim));
     double norms = 0;
+    bool any = false;
     for (int64_t j = 0; j < p_.k_len; ++j) {
+      if (!IsVisibleToGroup(p_, plain_, b, g, j)) continue;
+      any = true;
       const Element* k = RowOf<Element>(p_.k, b, g, j);
       norms += std::sqrt(Dot(k, k, p_.head_dim));
       for (int64_t c = 0; c < p_.head_dim; ++c) {
-        mean[static_cast<size_t>(c)] += static_cast<double>(ToFloat(k[c]));
+        total[static_cast<size_t>(c)] += static_cast<double>(ToFloat(k[c]));
       }
     }
+    if (!any) return;
     double squares = 0;
-    for (double x : mean) squares += x * x;
-    const double n = static_cast<double>(p_.k_len);
-    keys_finite_ = std::isfinite(norms);
-    return keys_finite_ ? KeyCoherence(norms / n, std::sqrt(squares) / n) : kNan;
+    for (double x : total) squares += x * x;
+    sums.sequences += 1;
+    sums.coherence += std::isfinite(norms) ? KeyCoherence(norms, std::sqrt(squares)) : kNan;
   }
 
-  void AddOneRow(int64_t b, int64_t g, int64_t h, int64_t row, double* sums) {
-    const KeyRange allowed = AllowedKeys(p_, row);
-    if (allowed.begin == allowed.end) return;
+  double RawScore(int64_t b, int64_t g, const Element* q, int64_t key) const {
+    return static_cast<double>(p_.scale) * Dot(q, RowOf<Element>(p_.k, b, g, key), p_.head_dim);
+  }
+
+  void AddOneRow(int64_t b, int64_t g, int64_t h, int64_t sample, double* sums) {
+    const int64_t row = RowAt(p_, p_.seed, b, h, sample);
     const Element* q = RowOf<Element>(p_.q, b, h, row);
-    for (int64_t j = 0; j < p_.k_len; ++j) {
-      raw_[static_cast<size_t>(j)] = static_cast<double>(p_.scale) * Dot(q, RowOf<Element>(p_.k, b, g, j), p_.head_dim);
+    FindAllowed(b, g, h, row, sample, q);
+    if (allowed_.empty()) return;
+    for (const AllowedKey& key : allowed_) {
+      if (!IsFiniteScore(key.raw) || !IsFiniteScore(key.score)) return AddNonfiniteRow(sums);
     }
-    for (int64_t j = allowed.begin; j < allowed.end; ++j) {
-      if (!IsFiniteScore(raw_[static_cast<size_t>(j)])) return AddNonfiniteRow(sums);
-    }
+    if (p_.sinks != nullptr && IsBadSink(p_.sinks[h])) return AddNonfiniteRow(sums);
     RowStats stats;
-    MeasureDrift(stats);
-    MeasureSoftmax(b, g, h, row, allowed, stats);
+    MeasureDrift(b, g, h, q, stats);
+    MeasureSoftmax(b, g, h, row, stats);
     AddRow(stats, p_.d_o.data != nullptr, sums);
   }
 
-  // The scores' mean over all keys is scale q.kbar, their variance
-  // scale^2 q^T Cov q.
-  void MeasureDrift(RowStats& stats) {
-    if (!keys_finite_) {
-      stats.common_mode = stats.spread = kNan;
-      return;
+  // A_T and its scores.
+  void FindAllowed(int64_t b, int64_t g, int64_t h, int64_t row, int64_t sample, const Element* q) {
+    const KeyRange keys = AllowedKeys(p_, b, row);
+    std::fill(bias_.begin(), bias_.end(), 0.0);
+    if (p_.mask.data != nullptr) ReadMask(p_.mask, b, h, p_.mask.by_sample ? sample : row, keys, bias_.data());
+    allowed_.clear();
+    for (int64_t j = keys.begin; j < keys.end; ++j) {
+      const double bias = bias_[static_cast<size_t>(j - keys.begin)];
+      if (bias == kHiddenBias) continue;
+      const double raw = RawScore(b, g, q, j);
+      allowed_.push_back({j, raw, Capped(raw) + bias});
     }
-    const double n = static_cast<double>(p_.k_len);
-    double mean = 0, variance = 0;
-    for (double s : raw_) mean += s / n;
-    for (double s : raw_) variance += (s - mean) * (s - mean) / n;
-    stats.common_mode = std::fabs(mean);
-    stats.spread = std::sqrt(variance);
   }
 
-  void MeasureSoftmax(int64_t b, int64_t g, int64_t h, int64_t row, KeyRange allowed, RowStats& stats) {
+  // The raw scores' mean over V is scale q.kbar, their variance scale^2 q^T Cov q.
+  void MeasureDrift(int64_t b, int64_t g, int64_t h, const Element* q, RowStats& stats) {
+    std::vector<double> raw;
+    for (int64_t j = 0; j < p_.k_len; ++j) {
+      if (IsVisible(p_, plain_, b, h, j)) raw.push_back(RawScore(b, g, q, j));
+    }
+    const double n = static_cast<double>(raw.size());
+    double mean = 0, variance = 0;
+    for (double s : raw) mean += s / n;
+    for (double s : raw) variance += (s - mean) * (s - mean) / n;
+    const bool keys_finite = std::isfinite(mean) && !raw.empty();
+    stats.common_mode = keys_finite ? std::fabs(mean) : kNan;
+    stats.spread = keys_finite ? std::sqrt(variance) : kNan;
+  }
+
+  void MeasureSoftmax(int64_t b, int64_t g, int64_t h, int64_t row, RowStats& stats) const {
     const bool with_delta = p_.d_o.data != nullptr;
     const Element* d_o = with_delta ? RowOf<Element>(p_.d_o, b, h, row) : nullptr;
     if (with_delta) stats.delta_lp = Dot(d_o, RowOf<Element>(p_.o, b, h, row), p_.v_dim);
-    stats.keys = allowed.end - allowed.begin;
+    stats.keys = static_cast<int64_t>(allowed_.size());
     stats.first = stats.second = -kInfinity;
-    for (int64_t j = allowed.begin; j < allowed.end; ++j) {
-      const double s = Capped(raw_[static_cast<size_t>(j)]);
-      stats.second = std::max(stats.second, std::min(s, stats.first));
-      stats.first = std::max(stats.first, s);
+    for (const AllowedKey& key : allowed_) {
+      stats.second = std::max(stats.second, std::min(key.score, stats.first));
+      stats.first = std::max(stats.first, key.score);
     }
-    stats.l = 0;
-    for (int64_t j = allowed.begin; j < allowed.end; ++j) {
-      const double x = Capped(raw_[static_cast<size_t>(j)]) - stats.first;
+    stats.l_keys = 0;
+    for (const AllowedKey& key : allowed_) {
+      const double x = key.score - stats.first;
       const double weight = std::exp(x);
-      stats.l += weight;
+      stats.l_keys += weight;
       stats.weighted_score += weight * x;
+      if (key.key == 0) stats.first_key = weight;
       if (with_delta) {
-        stats.weighted_dp += weight * Dot(d_o, RowOf<Element>(p_.v, b, g, j), p_.v_dim);
+        stats.weighted_dp += weight * Dot(d_o, RowOf<Element>(p_.v, b, g, key.key), p_.v_dim);
       }
     }
-    if (allowed.begin == 0) stats.sink = std::exp(Capped(raw_[0]) - stats.first) / stats.l;
+    stats.l = stats.l_keys;
+    if (p_.sinks != nullptr) MergeSink(static_cast<double>(p_.sinks[h]), stats);
   }
 
   double Capped(double s) const {
@@ -138,8 +164,9 @@ class Reference {
   }
 
   const ProbeParams& p_;
-  std::vector<double> raw_;  // Scores of one row against all keys, before the cap.
-  bool keys_finite_ = true;
+  const KeyRange plain_;
+  std::vector<double> bias_;         // Of one row.
+  std::vector<AllowedKey> allowed_;  // Of one row.
 };
 
 }  // namespace

@@ -19,12 +19,13 @@ namespace bellwether::kernels::cpu {
 struct RowStats {
   double common_mode = 0;
   double spread = 0;
-  double first = 0;   // Largest score and second largest, counted with
-  double second = 0;  // multiplicity; second = -inf if there is one key.
-  double l = 1;
+  double first = 0;           // Largest score and second largest, counted with
+  double second = 0;          // multiplicity; second = -inf if there is one key.
+  double l = 1;               // of the keys, and of the sink behind MergeSink()
+  double l_keys = 1;          // of the keys
   double weighted_score = 0;  // sum exp(S - m) (S - m)
   double weighted_dp = 0;     // sum exp(S - m) dP
-  double sink = 0;
+  double first_key = 0;       // exp(S - m) of key 0
   double delta_lp = 0;
   int64_t keys = 0;
 };
@@ -33,6 +34,20 @@ struct RowStats {
 inline bool IsTiedEps(float first, float second, double eps) {
   return static_cast<double>(second) >= static_cast<double>(first) - eps;
 }
+
+// The head's sink takes its part: m and the sums with it.  `first` and `second` stay.
+inline void MergeSink(double sink, RowStats& row) {
+  const double m = std::max(row.first, sink);
+  const double factor = std::exp(row.first - m);
+  row.weighted_score = factor * (row.weighted_score + row.l_keys * (row.first - m));
+  row.weighted_dp *= factor;
+  row.first_key *= factor;
+  row.l_keys *= factor;
+  row.l = row.l_keys + std::exp(sink - m);
+}
+
+// Whether a sink makes rows non-finite.
+inline bool IsBadSink(float sink) { return !std::isfinite(sink) && !(sink < 0); }
 
 inline void AddRow(const RowStats& row, bool with_delta, double* sums) {
   const float first = static_cast<float>(row.first);
@@ -44,12 +59,12 @@ inline void AddRow(const RowStats& row, bool with_delta, double* sums) {
     sums[kProbeTiedRowsBf16] += ToFloat(ToBFloat16(first)) == ToFloat(ToBFloat16(second));
     sums[kProbeTiedRowsEps] += IsTiedEps(first, second, kTieEps);
     sums[kProbeTiedRowsEpsPaper] += IsTiedEps(first, second, kTieEpsPaper);
-    const double entropy = std::log(row.l) - row.weighted_score / row.l;
+    const double entropy = row.l_keys / row.l * std::log(row.l) - row.weighted_score / row.l;
     sums[kProbeEntropySum] += std::max(entropy, 0.0) / std::log(static_cast<double>(row.keys));
   }
   sums[kProbeSaturatedRows] += row.l < kSaturatedSum;
   sums[kProbeLogitMax] = std::max(sums[kProbeLogitMax], static_cast<double>(first));
-  sums[kProbeSinkSum] += row.sink;
+  sums[kProbeSinkSum] += row.first_key / row.l;
   if (!with_delta) return;
   const double delta_hp = row.weighted_dp / row.l;
   const double error = row.delta_lp - delta_hp;
@@ -91,8 +106,20 @@ inline void StoreSums(const ProbeParams& p, int64_t head, const double* sums) {
   }
 }
 
-// |mean k| / mean |k|.
+// |mean k| / mean |k|, of sums or of means alike.
 inline double KeyCoherence(double mean_norm, double norm_mean) { return mean_norm == 0 ? 0.0 : norm_mean / mean_norm; }
+
+// Of the sequences of a key head.
+struct KeySums {
+  double sequences = 0;
+  double coherence = 0;
+};
+
+inline void StoreKeySums(const ProbeParams& p, int64_t kv_head, const KeySums& sums) {
+  p.kv_out[kProbeKvSequences * p.kv_stat_stride + kv_head] += static_cast<float>(sums.sequences);
+  float& coherence = p.kv_out[kProbeKvKeyCoherenceSum * p.kv_stat_stride + kv_head];
+  coherence = static_cast<float>(static_cast<double>(coherence) + sums.coherence);
+}
 
 }  // namespace bellwether::kernels::cpu
 

@@ -63,7 +63,7 @@ __device__ __forceinline__ RowPlace PlaceOf(const ProbeKernelParams& kernel, uin
   if (index >= kernel.group * kernel.rows) return {-1, 0, 0, 0};
   const int64_t head = kv_head * kernel.group + index / kernel.rows;
   const int64_t row = RowAt(kernel.p, seed, batch, head, index % kernel.rows);
-  const KeyRange keys = AllowedKeys(kernel.p, row);
+  const KeyRange keys = AllowedKeys(kernel.p, batch, row);
   return {static_cast<int>(head), static_cast<int>(row), static_cast<int>(keys.begin), static_cast<int>(keys.end)};
 }
 
@@ -372,6 +372,10 @@ Status Probe(const ProbeParams& p, void* stream) {
   BELLWETHER_KERNELS_RETURN_IF_ERROR(limit("q_len", p.q_len, kProbeTokensMax));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(limit("k_len", p.k_len, kProbeTokensMax));
   if (p.batch == 0 || p.q_len == 0 || p.k_len == 0) return Status::kOk;
+  if (HasNarrowV(p) || p.sinks != nullptr) {
+    return Fail(Status::kUnsupported,
+                "ranges, a mask, sinks or keys that no row sees are given, but a GPU's probe takes none of them");
+  }
   switch (p.dtype) {
     case DType::kBFloat16:
       return LaunchPart<__nv_bfloat16>(p, gpu, stream);

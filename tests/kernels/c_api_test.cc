@@ -7,6 +7,7 @@
 #include "bellwether/kernels/c_api.h"
 
 #include <array>
+#include <cstddef>
 #include <cstring>
 #include <functional>
 #include <limits>
@@ -94,6 +95,33 @@ TEST(KernelsCApiTest, ProbeNamesTheBadArgument) {
       {[](auto& p) { p.causal = 2; }, kInvalid, "causal is 2, but must be 0..1"},
       {[](auto& p) { p.reserved[1] = 1; }, kInvalid, "reserved is 1, but must be 0..0"},
       {[](auto& p) { p.window = -1; }, kInvalid, "window is -1, but must be 0..2147483647"},
+      {[](auto& p) { p.window_right = -1; }, kInvalid, "window_right is -1, but must be 0..2147483647"},
+      {[](auto& p) { p.top_left = 2; }, kInvalid, "top_left is 2, but must be 0..1"},
+      {[](auto& p) { p.mask_by_sample = 2; }, kInvalid, "mask_by_sample is 2, but must be 0..1"},
+      {[](auto& p) { p.reserved2[0] = 1; }, kInvalid, "reserved is 1, but must be 0..0"},
+      {[](auto& p) { p.reserved3 = 5; }, kInvalid, "reserved is 5, but must be 0..0"},
+      {[](auto& p) { p.mask = p.q.data; }, kInvalid, "visible is NULL, but must be given with ranges or a mask"},
+      {[](auto& p) { p.ranges = static_cast<const int32_t*>(p.q.data); }, kInvalid, "visible is NULL"},
+      {[](auto& p) {
+         p.mask = p.q.data;
+         p.mask_dtype = 4;
+       },
+       kInvalid, "mask_dtype is 4, but must be 0..3"},
+      {[](auto& p) {
+         p.mask = static_cast<const char*>(p.q.data) + 1;
+         p.mask_dtype = BW_F16;
+       },
+       kInvalid, "mask is"},
+      {[](auto& p) { p.sinks = reinterpret_cast<const float*>(static_cast<const char*>(p.q.data) + 2); }, kInvalid,
+       "sinks is"},
+      {[](auto& p) {
+         static const uint64_t open[2] = {1, 0};
+         p.mask = p.visible = static_cast<const uint8_t*>(p.q.data);
+         p.mask_dtype = BW_BOOL;
+         p.mask_by_sample = 1;
+         p.gate = open;
+       },
+       kInvalid, "mask_by_sample is 1, but must be 0 with a gate"},
       {[](auto& p) { p.head_offset = -1; }, kInvalid, "head_offset is -1, but must be 0.."},
       {[](auto& p) { p.stat_stride = 1; }, kInvalid, "stat_stride is 1, but must be 2.."},
       {[](auto& p) { p.out = nullptr; }, kInvalid, "out is NULL"},
@@ -218,6 +246,46 @@ TEST(KernelsCApiTest, ALongerStructMustEndInZeros) {
   bytes.back() = 1;
   EXPECT_EQ(bw_probe(p), BW_KERNEL_UNSUPPORTED);
   EXPECT_THAT(bw_kernels_last_error(), HasSubstr("this library is older"));
+}
+
+TEST(KernelsCApiTest, AnOlderStructsMissingFieldsAreZero) {
+  ProbeCall call;
+  call.p.struct_size = offsetof(bw_probe_params, top_left);
+  call.p.top_left = 9;  // Behind its end.
+  EXPECT_EQ(bw_probe(&call.p), BW_KERNEL_OK) << bw_kernels_last_error();
+  --call.p.struct_size;
+  EXPECT_EQ(bw_probe(&call.p), BW_KERNEL_INVALID_ARGUMENT);
+  EXPECT_THAT(bw_kernels_last_error(), StartsWith("struct_size is"));
+}
+
+// Key 2 of three is padding, of which a mask, ranges and the sinks' head know.
+TEST(KernelsCApiTest, EveryPartOfAMaskArrives) {
+  const std::array<uint8_t, 3> bytes = {1, 1, 0};
+  const std::array<int32_t, 3> range = {0, 2, 0};
+  const std::array<float, 2> sinks = {0, 0};
+  for (int part = 0; part < 3; ++part) {
+    ProbeCall call;
+    call.out.fill(0);
+    call.p.visible = bytes.data();
+    call.p.visible_key_stride = 1;
+    if (part == 0) {
+      call.p.mask = bytes.data();
+      call.p.mask_dtype = BW_BOOL;
+      call.p.mask_key_stride = 1;
+    } else {
+      call.p.ranges = range.data();
+    }
+    if (part == 2) call.p.sinks = sinks.data();
+    EXPECT_EQ(bw_probe(&call.p), BW_KERNEL_OK) << bw_kernels_last_error();
+    // Scores are 0: P is 1 over the keys that are seen, and the sink.
+    EXPECT_FLOAT_EQ(call.out[2 * BW_PROBE_SINK_SUM], part == 2 ? 1.0f : 1.5f) << part;
+  }
+  ProbeCall call;
+  call.out.fill(0);
+  call.p.top_left = 1;
+  call.p.window_right = 1;
+  EXPECT_EQ(bw_probe(&call.p), BW_KERNEL_OK) << bw_kernels_last_error();
+  EXPECT_FLOAT_EQ(call.out[2 * BW_PROBE_SINK_SUM], 1 + 1 / 2.0f + 1 / 3.0f);
 }
 
 TEST(KernelsCApiTest, OtherCallsNameTheBadArgument) {

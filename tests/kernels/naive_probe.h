@@ -9,7 +9,9 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "bellwether/kernels/probe.h"
@@ -127,6 +129,69 @@ struct Operand {
   std::vector<uint16_t> halves;
 };
 
+// A mask's tensor; an extent of 1 broadcasts.  Every other one has its keys apart.
+struct MaskTensor {
+  MaskTensor(MaskDType type, int64_t batches, int64_t head_count, int64_t row_count, int64_t key_count)
+      : dtype(type), batch(batches), heads(head_count), rows(row_count), keys(key_count) {
+    const bool turned = (rows + keys) % 2 == 1;
+    row_stride = turned ? 1 : keys + 1;
+    key_stride = turned ? rows + 2 : 1;
+    head_stride = (rows + 2) * (keys + 2);
+    batch_stride = head_stride * heads;
+    const auto size = static_cast<size_t>(batch * batch_stride);
+    floats.assign(size, NAN);
+    halves.assign(size, 0x7fff);
+    bytes.assign(size, 1);
+  }
+
+  size_t At(int64_t b, int64_t h, int64_t r, int64_t j) const {
+    return static_cast<size_t>((batch > 1 ? b * batch_stride : 0) + (heads > 1 ? h * head_stride : 0) +
+                               (rows > 1 ? r * row_stride : 0) + (keys > 1 ? j * key_stride : 0));
+  }
+
+  void Set(int64_t b, int64_t h, int64_t r, int64_t j, double x) {
+    const size_t at = At(b, h, r, j);
+    floats[at] = static_cast<float>(x);
+    halves[at] = dtype == MaskDType::kFloat16 ? RoundFp16(floats[at]) : RoundBf16(floats[at]);
+    bytes[at] = x != 0 ? static_cast<uint8_t>(1 + at % 255) : 0;
+  }
+
+  // What is added to the score; -inf of hidden keys.
+  double Bias(int64_t b, int64_t h, int64_t r, int64_t j) const {
+    const size_t at = At(b, h, r, j);
+    if (dtype == MaskDType::kBool) return bytes[at] != 0 ? 0 : -INFINITY;
+    const float x = dtype == MaskDType::kFloat32    ? floats[at]
+                    : dtype == MaskDType::kBFloat16 ? FromBf16(halves[at])
+                                                    : FromFp16(halves[at]);
+    const float hidden = dtype == MaskDType::kBFloat16 ? FromBf16(RoundBf16(-10000)) : -10000.0f;
+    return x <= hidden ? -INFINITY : static_cast<double>(x);
+  }
+
+  ProbeMask View(bool by_sample) const {
+    const void* data = dtype == MaskDType::kBool      ? static_cast<const void*>(bytes.data())
+                       : dtype == MaskDType::kFloat32 ? static_cast<const void*>(floats.data())
+                                                      : static_cast<const void*>(halves.data());
+    return {data,
+            dtype,
+            by_sample,
+            batch > 1 ? batch_stride : 0,
+            heads > 1 ? head_stride : 0,
+            rows > 1 ? row_stride : 0,
+            keys > 1 ? key_stride : 0};
+  }
+
+  MaskDType dtype;
+  int64_t batch, heads, rows, keys, batch_stride = 0, head_stride = 0, row_stride = 0, key_stride = 0;
+  std::vector<float> floats;
+  std::vector<uint16_t> halves;
+  std::vector<uint8_t> bytes;
+};
+
+// A query row, and which of the sampled rows it is.
+struct SampleRow {
+  int64_t row, sample;
+};
+
 // An attention call with its statistics.
 struct Case {
   Case(DType dtype, int64_t batch, int64_t heads, int64_t kv_heads, int64_t q_len, int64_t k_len, int64_t channels,
@@ -147,10 +212,77 @@ struct Case {
     p.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(channels)));
   }
 
-  bool Allowed(int64_t t, int64_t j) const {
-    const int64_t shift = p.k_len - p.q_len;
-    if (p.causal && j > t + shift) return false;
-    return p.window == 0 || j > t + shift - p.window;
+  // [batch or 1][q_len or 1][3]
+  void SetRanges(std::vector<int32_t> values, int64_t batches, int64_t rows) {
+    ranges = std::move(values);
+    p.ranges = {ranges.data(), batches > 1 ? rows * 3 : 0, rows > 1 ? 3 : 0};
+  }
+
+  void SetMask(MaskTensor tensor, bool by_sample = false) {
+    mask = std::move(tensor);
+    p.mask = mask->View(by_sample);
+  }
+
+  // V, of each head or the first's for all.
+  void SetVisible(bool by_head) {
+    p.visible = {};
+    const int64_t count = by_head ? p.heads : 1;
+    std::vector<uint8_t> bytes;
+    for (int64_t b = 0; b < p.batch; ++b) {
+      for (int64_t h = 0; h < count; ++h) {
+        for (int64_t j = 0; j < p.k_len; ++j) bytes.push_back(InV(b, h, j) ? 3 : 0);
+      }
+    }
+    visible = std::move(bytes);
+    p.visible = {visible.data(), count * p.k_len, by_head ? p.k_len : 0, 1};
+  }
+
+  void SetSinks(std::vector<float> values) {
+    sinks = std::move(values);
+    p.sinks = sinks.data();
+  }
+
+  // What is added to the score of a key that the row may see; -inf if it may not.
+  double Bias(int64_t b, int64_t h, SampleRow at, int64_t j) const {
+    int64_t diagonal = p.top_left ? at.row : at.row + p.k_len - p.q_len;
+    if (p.ranges.data != nullptr) {
+      const auto first = static_cast<size_t>(b * p.ranges.batch_stride + at.row * p.ranges.row_stride);
+      if (j < ranges[first] || j >= ranges[first + 1]) return -INFINITY;
+      diagonal = ranges[first + 2];
+    }
+    if (p.causal && j > diagonal) return -INFINITY;
+    if (p.window > 0 && j <= diagonal - p.window) return -INFINITY;
+    if (p.window_right > 0 && j >= diagonal + p.window_right) return -INFINITY;
+    return p.mask.data == nullptr ? 0 : mask->Bias(b, h, p.mask.by_sample ? at.sample : at.row, j);
+  }
+
+  bool Allowed(int64_t b, int64_t h, SampleRow at, int64_t j) const { return !(Bias(b, h, at, j) == -INFINITY); }
+
+  bool InV(int64_t b, int64_t h, int64_t j) const {
+    if (p.visible.data != nullptr) {
+      return p.visible.data[b * p.visible.batch_stride + h * p.visible.head_stride + j * p.visible.key_stride] != 0;
+    }
+    for (const SampleRow& at : p.mask.by_sample ? Rows(b, h) : EveryRow()) {
+      if (Allowed(b, h, at, j)) return true;
+    }
+    return false;
+  }
+
+  std::vector<SampleRow> EveryRow() const {
+    std::vector<SampleRow> rows;
+    for (int64_t t = 0; t < p.q_len; ++t) rows.push_back({t, t});
+    return rows;
+  }
+
+  std::vector<SampleRow> Rows(int64_t b, int64_t h) const {
+    if (p.rows_per_head == 0 || p.rows_per_head >= p.q_len) return EveryRow();
+    std::vector<SampleRow> rows;
+    for (uint32_t i = 0; i < p.rows_per_head; ++i) {
+      rows.push_back({SampledRow(p.seed, static_cast<uint64_t>(b), static_cast<uint64_t>(h + p.head_offset), i,
+                                 p.rows_per_head, static_cast<uint64_t>(p.q_len)),
+                      i});
+    }
+    return rows;
   }
 
   double RawScore(int64_t b, int64_t h, int64_t t, int64_t j) const {
@@ -159,33 +291,36 @@ struct Case {
     return sum * static_cast<double>(p.scale);
   }
 
-  double Score(int64_t b, int64_t h, int64_t t, int64_t j) const {
-    const double cap = static_cast<double>(p.softcap), raw = RawScore(b, h, t, j);
-    return cap > 0 ? cap * std::tanh(raw / cap) : raw;
+  // Of an allowed key.
+  double Score(int64_t b, int64_t h, SampleRow at, int64_t j) const {
+    const double cap = static_cast<double>(p.softcap), raw = RawScore(b, h, at.row, j);
+    return (cap > 0 ? cap * std::tanh(raw / cap) : raw) + Bias(b, h, at, j);
   }
 
   int64_t Kv(int64_t h) const { return h / (p.heads / p.kv_heads); }
 
-  // O as a kernel would return it: rounded to the element type.
+  // O of the sampled rows as a kernel would return it: rounded to the element type.
   void ComputeOutput() {
+    o.Fill([](int64_t, int64_t, int64_t, int64_t) { return 0; });
     for (int64_t b = 0; b < p.batch; ++b) {
       for (int64_t h = 0; h < p.heads; ++h) {
-        for (int64_t t = 0; t < p.q_len; ++t) {
+        for (const SampleRow& at : Rows(b, h)) {
           std::vector<double> sum(static_cast<size_t>(p.v_dim));
-          double l = 0, m = -INFINITY;
+          double m = p.sinks != nullptr ? static_cast<double>(p.sinks[h]) : -INFINITY;
           for (int64_t j = 0; j < p.k_len; ++j) {
-            if (Allowed(t, j)) m = std::fmax(m, Score(b, h, t, j));
+            if (Allowed(b, h, at, j)) m = std::fmax(m, Score(b, h, at, j));
           }
+          double l = p.sinks != nullptr ? std::exp(static_cast<double>(p.sinks[h]) - m) : 0;
           for (int64_t j = 0; j < p.k_len; ++j) {
-            if (!Allowed(t, j)) continue;
-            const double weight = std::exp(Score(b, h, t, j) - m);
+            if (!Allowed(b, h, at, j)) continue;
+            const double weight = std::exp(Score(b, h, at, j) - m);
             l += weight;
             for (int64_t c = 0; c < p.v_dim; ++c) {
               sum[static_cast<size_t>(c)] += weight * v.Get(b, Kv(h), j, c);
             }
           }
           for (int64_t c = 0; c < p.v_dim; ++c) {
-            o.Set(b, h, t, c, l > 0 ? sum[static_cast<size_t>(c)] / l : 0);
+            o.Set(b, h, at.row, c, l > 0 ? sum[static_cast<size_t>(c)] / l : 0);
           }
         }
       }
@@ -214,24 +349,63 @@ struct Case {
 
   ProbeParams p;
   Operand q, k, v, o, d_o;
+  std::vector<int32_t> ranges;
+  std::optional<MaskTensor> mask;
+  std::vector<uint8_t> visible;
+  std::vector<float> sinks;
   std::vector<float> out, kv_out;
 };
+
+// Sequences of key head g, and the sum of their coherence.
+inline std::pair<double, double> NaiveKeys(const Case& a, int64_t g) {
+  const ProbeParams& p = a.p;
+  const int64_t group = p.heads / p.kv_heads;
+  double sequences = 0, coherence = 0;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    std::vector<double> total(static_cast<size_t>(p.head_dim));
+    double norms = 0, count = 0;
+    for (int64_t j = 0; j < p.k_len; ++j) {
+      bool seen = false;
+      for (int64_t h = g * group; h < (g + 1) * group; ++h) seen = seen || a.InV(b, h, j);
+      if (!seen) continue;
+      double square = 0;
+      for (int64_t c = 0; c < p.head_dim; ++c) {
+        const double x = a.k.Get(b, g, j, c);
+        total[static_cast<size_t>(c)] += x;
+        square += x * x;
+      }
+      norms += std::sqrt(square);
+      count += 1;
+    }
+    if (count == 0) continue;
+    double square = 0;
+    for (double x : total) square += x * x;
+    sequences += 1;
+    coherence += norms == 0 ? 0 : std::sqrt(square) / norms;
+  }
+  return {sequences, coherence};
+}
 
 // All statistics of head h by their definitions.
 inline std::vector<double> NaiveStats(const Case& a, int64_t h) {
   const ProbeParams& p = a.p;
   std::vector<double> sums(kProbeStatCount);
   sums[kProbeLogitMax] = -INFINITY;
-  const double n = static_cast<double>(p.k_len);
+  const double sink = p.sinks != nullptr ? static_cast<double>(p.sinks[h]) : -INFINITY;
   for (int64_t b = 0; b < p.batch; ++b) {
     const auto d = static_cast<size_t>(p.head_dim);
     std::vector<double> mean(d), covariance(d * d);
+    std::vector<int64_t> in_v;
     for (int64_t j = 0; j < p.k_len; ++j) {
+      if (a.InV(b, h, j)) in_v.push_back(j);
+    }
+    const double n = static_cast<double>(in_v.size());
+    for (int64_t j : in_v) {
       for (size_t c = 0; c < d; ++c) {
         mean[c] += a.k.Get(b, a.Kv(h), j, static_cast<int64_t>(c)) / n;
       }
     }
-    for (int64_t j = 0; j < p.k_len; ++j) {
+    for (int64_t j : in_v) {
       for (size_t c = 0; c < d; ++c) {
         for (size_t e = 0; e < d; ++e) {
           covariance[c * d + e] += (a.k.Get(b, a.Kv(h), j, static_cast<int64_t>(c)) - mean[c]) *
@@ -239,23 +413,16 @@ inline std::vector<double> NaiveStats(const Case& a, int64_t h) {
         }
       }
     }
-    std::vector<int64_t> rows;
-    if (p.rows_per_head == 0 || p.rows_per_head >= p.q_len) {
-      for (int64_t t = 0; t < p.q_len; ++t) rows.push_back(t);
-    } else {
-      for (uint32_t i = 0; i < p.rows_per_head; ++i) {
-        rows.push_back(SampledRow(p.seed, static_cast<uint64_t>(b), static_cast<uint64_t>(h + p.head_offset), i,
-                                  p.rows_per_head, static_cast<uint64_t>(p.q_len)));
-      }
-    }
-    for (int64_t t : rows) {
+    for (const SampleRow& at : a.Rows(b, h)) {
+      const int64_t t = at.row;
       std::vector<double> s, dp;
-      bool finite = true, sees_first = false;
+      bool finite = std::isfinite(sink) || sink < 0, sees_first = false;
       for (int64_t j = 0; j < p.k_len; ++j) {
-        if (!a.Allowed(t, j)) continue;
+        if (!a.Allowed(b, h, at, j)) continue;
         sees_first = sees_first || j == 0;
-        s.push_back(a.Score(b, h, t, j));
-        finite = finite && std::isfinite(static_cast<float>(a.RawScore(b, h, t, j)));
+        s.push_back(a.Score(b, h, at, j));
+        finite = finite && std::isfinite(static_cast<float>(a.RawScore(b, h, t, j))) &&
+                 std::isfinite(static_cast<float>(s.back()));
         double sum = 0;
         for (int64_t c = 0; p.d_o.data != nullptr && c < p.v_dim; ++c) {
           sum += a.d_o.Get(b, h, t, c) * a.v.Get(b, a.Kv(h), j, c);
@@ -278,14 +445,14 @@ inline std::vector<double> NaiveStats(const Case& a, int64_t h) {
       }
       sums[kProbeCommonModeSum] += std::fabs(common) * static_cast<double>(p.scale);
       sums[kProbeSpreadSum] += static_cast<double>(p.scale) * std::sqrt(quadratic < 0 ? 0 : quadratic);
-      double m = -INFINITY;
+      double m = sink;
       float m32 = -INFINITY;
       for (double x : s) {
         m = std::fmax(m, x);
         m32 = std::fmax(m32, static_cast<float>(x));
       }
       int bf16 = 0, eps = 0, eps_paper = 0;
-      double l = 0, entropy = 0, delta = 0, lp = 0;
+      double l = std::exp(sink - m), entropy = 0, delta = 0, lp = 0;
       for (double x : s) l += std::exp(x - m);
       for (size_t i = 0; i < s.size(); ++i) {
         const double s32 = static_cast<double>(static_cast<float>(s[i]));

@@ -4,8 +4,10 @@
 // Method: one channel, q = 1, so that the scores are the keys; small enough to
 // check by eye.  Every case runs through the reference and the fast path.
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "bellwether/kernels/probe.h"
@@ -18,6 +20,7 @@ namespace bellwether::kernels {
 namespace {
 
 using testing::Case;
+using testing::MaskTensor;
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
@@ -180,6 +183,112 @@ TEST_P(ProbeEdgesTest, RowsWithoutVisibleKeysAreNotCounted) {
   Run(a);
   EXPECT_EQ(a.Out(kProbeRows, 0), 2);
   EXPECT_EQ(a.Out(kProbeLogitMax, 0), 2);
+}
+
+TEST_P(ProbeEdgesTest, AnAdditiveMaskHidesFromMinusTenThousandOn) {
+  for (MaskDType dtype : {MaskDType::kFloat32, MaskDType::kBFloat16, MaskDType::kFloat16}) {
+    for (const auto& [bias, hidden] : {std::pair(-10000.0, true), std::pair(-9900.0, false), std::pair(-kInf, true),
+                                       std::pair(-65504.0, true), std::pair(2.0, false)}) {
+      Case a = Make({{1, 2, 3}}, 1);
+      MaskTensor mask(dtype, 1, 1, 1, 3);
+      for (int64_t j = 0; j < 3; ++j) mask.Set(0, 0, 0, j, j == 2 ? bias : 0);
+      a.SetMask(mask);
+      a.SetVisible(false);
+      Run(a);
+      const double kept = (bias == -9900 ? mask.Bias(0, 0, 0, 2) : bias) + 3;
+      EXPECT_EQ(a.Out(kProbeLogitMax, 0), static_cast<float>(hidden ? 2 : std::max(2.0, kept))) << bias;
+      EXPECT_FLOAT_EQ(a.Out(kProbeCommonModeSum, 0), hidden ? 1.5f : 2.0f) << "before the mask, over V";
+    }
+  }
+}
+
+TEST_P(ProbeEdgesTest, ANanInAnAdditiveMaskIsANonfiniteRow) {
+  Case a = Make({{1, 2, 3}}, 2);
+  MaskTensor mask(MaskDType::kFloat32, 1, 1, 2, 3);
+  for (int64_t j = 0; j < 3; ++j) {
+    mask.Set(0, 0, 0, j, j == 1 ? kNan : 0);
+    mask.Set(0, 0, 1, j, 0);
+  }
+  a.SetMask(mask);
+  a.SetVisible(false);
+  Run(a, true);
+  EXPECT_EQ(a.Out(kProbeRows, 0), 2);
+  EXPECT_EQ(a.Out(kProbeNonfiniteRows, 0), 1);
+  for (int stat = 0; stat < kProbeStatCount; ++stat) EXPECT_TRUE(std::isfinite(a.Out(stat, 0))) << stat;
+}
+
+TEST_P(ProbeEdgesTest, PaddingIsOutsideOfEverySum) {
+  // The first two keys are padding; so are the rows beside them.
+  Case a = Make({{kNan, kInf, 4, 6}}, 4);
+  a.v.Set(0, 0, 0, 0, kNan);
+  a.p.causal = true;
+  a.SetRanges({2, 4, 0, 2, 4, 1, 2, 4, 2, 2, 4, 3}, 1, 4);
+  a.SetVisible(false);
+  Run(a, true);
+  EXPECT_EQ(a.Out(kProbeRows, 0), 2);
+  EXPECT_EQ(a.Out(kProbeNonfiniteRows, 0), 0);
+  EXPECT_EQ(a.Out(kProbeCommonModeSum, 0), 10);
+  EXPECT_EQ(a.Out(kProbeSpreadSum, 0), 2);
+  EXPECT_EQ(a.Out(kProbeSinkSum, 0), 0);
+  EXPECT_EQ(a.Out(kProbeLogitMax, 0), 6);
+  EXPECT_EQ(a.KvOut(kProbeKvSequences, 0), 1);
+  EXPECT_FLOAT_EQ(a.KvOut(kProbeKvKeyCoherenceSum, 0), 1);
+  for (int stat = 0; stat < kProbeStatCount; ++stat) EXPECT_TRUE(std::isfinite(a.Out(stat, 0))) << stat;
+}
+
+TEST_P(ProbeEdgesTest, ASequenceOfPaddingAloneIsNone) {
+  Case a = Make({{1, 2}}, 2);
+  a.SetRanges({0, 0, 0}, 1, 1);
+  a.SetVisible(false);
+  Run(a, true);
+  for (int stat = 0; stat < kProbeStatCount; ++stat) {
+    EXPECT_EQ(a.Out(stat, 0), stat == kProbeLogitMax ? static_cast<float>(-kInf) : 0) << stat;
+  }
+  EXPECT_EQ(a.KvOut(kProbeKvSequences, 0), 0);
+  EXPECT_EQ(a.KvOut(kProbeKvKeyCoherenceSum, 0), 0);
+}
+
+TEST_P(ProbeEdgesTest, TheDiagonalMayStandAtEitherEnd) {
+  for (bool top_left : {false, true}) {
+    Case a = Make({{1, 2, 3, 4}}, 2);
+    a.p.causal = true;
+    a.p.top_left = top_left;
+    Run(a);
+    EXPECT_EQ(a.Out(kProbeLogitMax, 0), top_left ? 2 : 4);
+    EXPECT_EQ(a.Out(kProbeSaturatedRows, 0), top_left ? 1 : 0) << "row 0 sees key 0 alone";
+    EXPECT_FLOAT_EQ(a.Out(kProbeCommonModeSum, 0), top_left ? 3.0f : 5.0f) << "no row sees keys 2 and 3";
+  }
+}
+
+TEST_P(ProbeEdgesTest, ASinkTakesItsPartAndNothingElse) {
+  Case a = Make({{0, 0}, {0, 0}, {0, 0}, {0, 0}}, 1);
+  a.SetSinks({0, static_cast<float>(std::log(2.0)), static_cast<float>(-kInf), 1000});
+  Run(a, true);
+  // P = 1/3, 1/4, 1/2, 0; dP = 1, 2.
+  EXPECT_FLOAT_EQ(a.Out(kProbeSinkSum, 0), 1 / 3.0f);
+  EXPECT_FLOAT_EQ(a.Out(kProbeEntropySum, 0), static_cast<float>(2 * std::log(3.0) / 3 / std::log(2.0)));
+  EXPECT_FLOAT_EQ(a.Out(kProbeDeltaAbsSum, 0), 1);
+  EXPECT_FLOAT_EQ(a.Out(kProbeDeltaAbsSum, 1), 0.75f);
+  EXPECT_FLOAT_EQ(a.Out(kProbeDeltaAbsSum, 2), 1.5f);
+  EXPECT_FLOAT_EQ(a.Out(kProbeEntropySum, 2), 1);
+  EXPECT_EQ(a.Out(kProbeDeltaAbsSum, 3), 0);
+  EXPECT_EQ(a.Out(kProbeEntropySum, 3), 0);
+  for (int64_t h = 0; h < 4; ++h) {
+    EXPECT_EQ(a.Out(kProbeTiedRowsBf16, h), 1);
+    EXPECT_EQ(a.Out(kProbeLogitMax, h), 0) << "of keys";
+    EXPECT_EQ(a.Out(kProbeSaturatedRows, h), h == 3 ? 1 : 0) << "the sink has all";
+  }
+}
+
+TEST_P(ProbeEdgesTest, ABadSinkMakesItsHeadsRowsNonfinite) {
+  Case a = Make({{1, 2}, {1, 2}, {1, 2}}, 2);
+  a.SetSinks({static_cast<float>(kNan), static_cast<float>(kInf), 0});
+  Run(a, true);
+  for (int64_t h = 0; h < 3; ++h) {
+    EXPECT_EQ(a.Out(kProbeRows, h), 2);
+    EXPECT_EQ(a.Out(kProbeNonfiniteRows, h), h < 2 ? 2 : 0);
+    EXPECT_EQ(a.Out(kProbeEntropySum, h) > 0, h == 2);
+  }
 }
 
 TEST_P(ProbeEdgesTest, CallersNanInOutputsIsKept) {

@@ -17,44 +17,13 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/backends.h"
-#include "tests/kernels/naive_probe.h"
+#include "tests/kernels/probe_expectations.h"
 
 namespace bellwether::kernels {
 namespace {
 
 using testing::Case;
-using testing::NaiveStats;
-
-void ExpectStats(const Case& a, const char* what) {
-  const bool with_delta = a.p.d_o.data != nullptr;
-  for (int64_t h = 0; h < a.p.heads; ++h) {
-    SCOPED_TRACE(::testing::Message() << what << ", head " << h);
-    const std::vector<double> naive = NaiveStats(a, h);
-    for (int stat : {kProbeRows, kProbeTiedRowsBf16, kProbeTiedRowsEps, kProbeTiedRowsEpsPaper, kProbeSaturatedRows,
-                     kProbeNonfiniteRows, kProbeLogitMax}) {
-      EXPECT_EQ(static_cast<double>(a.Out(stat, h)), naive[static_cast<size_t>(stat)]) << "stat " << stat;
-    }
-    for (int stat : {kProbeCommonModeSum, kProbeSpreadSum, kProbeEntropySum, kProbeSinkSum, kProbeDeltaBiasSumsq,
-                     kProbeDeltaAbsSum, kProbeDeltaErrorAbsSum}) {
-      const double value = naive[static_cast<size_t>(stat)];
-      EXPECT_LE(std::fabs(static_cast<double>(a.Out(stat, h)) - value), 1e-5 * std::fabs(value) + 1e-12)
-          << "stat " << stat << " is " << a.Out(stat, h) << ", should be " << value;
-    }
-    if (!with_delta) continue;
-    EXPECT_LE(std::fabs(static_cast<double>(a.Out(kProbeDeltaBiasSum, h)) - naive[kProbeDeltaBiasSum]),
-              1e-3 * naive[kProbeDeltaErrorAbsSum]);
-  }
-}
-
-// Runs both implementations and compares each with the definitions.
-void Check(Case& a, bool with_delta) {
-  a.Bind(with_delta);
-  ASSERT_EQ(cpu::ProbeReference(a.p), Status::kOk);
-  ExpectStats(a, "reference");
-  a.Bind(with_delta);
-  ASSERT_EQ(Probe(a.p, {}), Status::kOk) << LastErrorMessage();
-  ExpectStats(a, "fast path");
-}
+using testing::Check;
 
 struct Shape {
   int64_t batch, heads, kv_heads, q_len, k_len, channels, v_channels;

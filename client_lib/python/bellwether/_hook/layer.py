@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from .._kernels.memory import capturing
-from .._kernels.probe import DTYPES, Sums, Unsupported, add_key_leak, add_probe
+from .._kernels.probe import DTYPES, ProbeMask, Sums, Unsupported, add_key_leak, add_probe
 from .._util.guard import harmless, in_words
 from .._weights import locate
 from .._weights.names import KEY_NORMS, QUERY_NORMS, plain
@@ -503,7 +503,7 @@ class Layer(LayerWeights):
         with host.lock, torch.no_grad():
             add_probe(
                 sums, q, k, v, o, gradient,
-                scale=call.scale, causal=call.causal, rows=host.settings.rows,
+                scale=call.scale, mask=ProbeMask(causal=call.causal), rows=host.settings.rows,
                 seed=host.row_seed(self.index), group=self.group, drift_only=drift_only,
             )  # fmt: skip
 

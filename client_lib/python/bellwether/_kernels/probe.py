@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import array
 import ctypes
+import dataclasses
 import math
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
 
 from .._native import c_api
+from .._util.integers import whole
 from .memory import Copy, Memory, floats
 
 DTYPES = {torch.float32: c_api.F32, torch.bfloat16: c_api.BF16, torch.float16: c_api.F16}
+_MASK_DTYPES = {**DTYPES, torch.bool: c_api.BOOL}
+_WINDOW_MAX = (1 << 31) - 2
+_HIDDEN = -10000.0  # An additive mask hides a key from here down.
+_CHUNK = 1 << 24  # Elements of a mask that are looked at at once.
 
 
 class KernelError(RuntimeError):
@@ -84,6 +90,144 @@ class Sums:
         return copy.read(self._begin + at, count)
 
 
+@dataclasses.dataclass(frozen=True)
+class ProbeMask:
+    """Which keys a row may see: those that every part allows.
+
+    The diagonal is the key that stands beside a row.  At the bottom right the last row's is the
+    last key, with top_left row T's is key T, with ranges it is what they say.
+    """
+
+    causal: bool = False  # Keys up to the diagonal.
+    top_left: bool = False
+    window_left: Optional[int] = None  # At most so many keys before the diagonal.
+    window_right: Optional[int] = None  # At most so many after it.
+    # int32 [batch or 1, q_len or 1, 3]: the first key of a row, one behind the last, the diagonal.
+    ranges: Optional[Tensor] = None
+    # Bool, true where a row may see the key, or floating and added to the scores: -10000 and less
+    # hides.  Broadcasts to [batch, heads, q_len, k_len].
+    tensor: Optional[Tensor] = None
+    by_sample: bool = False  # The tensor's rows are those of sampled_rows(), not all.
+    # Bool [batch or 1, heads or 1, k_len]: keys that some row sees, sampled or not.  It is found
+    # from the other parts where it is None, which by_sample does not allow.
+    visible: Optional[Tensor] = None
+
+
+def _checked(name: str, tensor: Tensor, like: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A view of it in this shape, into which it must broadcast, dimension by dimension."""
+    if tensor.device != like.device:
+        raise ValueError(f"{name} is on {tensor.device}, must be on {like.device} as q is")
+    have = tuple(tensor.shape)
+    padded = (1,) * (len(shape) - len(have)) + have
+    fits = len(padded) == len(shape) and all(h in (1, w) for h, w in zip(padded, shape))
+    if not fits:
+        raise ValueError(f"{name} has shape {list(have)}, must broadcast to {list(shape)}")
+    return tensor.detach().expand(shape)
+
+
+def _row_ranges(mask: ProbeMask, q: Tensor, k_len: int) -> tuple[Tensor, Tensor]:
+    """[batch or 1, q_len or 1] each: which keys a row may see but for the mask's tensor."""
+    q_len = q.shape[2]
+    if mask.ranges is not None:
+        ranges = mask.ranges[(None,) * (3 - mask.ranges.dim())]
+        begin, end, diagonal = ranges.long().unbind(-1)
+    else:
+        shift = 0 if mask.top_left else k_len - q_len
+        diagonal = torch.arange(q_len, device=q.device)[None] + shift
+        begin, end = torch.zeros_like(diagonal), torch.full_like(diagonal, k_len)
+    if mask.causal:
+        end = torch.minimum(end, diagonal + 1)
+    if mask.window_right is not None:
+        end = torch.minimum(end, diagonal + mask.window_right + 1)
+    if mask.window_left is not None:
+        begin = torch.maximum(begin, diagonal - mask.window_left)
+    end = end.clamp(0, k_len)
+    return torch.minimum(begin.clamp(min=0), end), end
+
+
+def visible_keys(mask: ProbeMask, q: Tensor, k_len: int) -> Tensor:
+    """Bool [batch or 1, heads or 1, k_len]: the keys that some row may see."""
+    begin, end = _row_ranges(mask, q, k_len)
+    edges = torch.zeros(begin.shape[0], k_len + 1, dtype=torch.int32, device=q.device)
+    one = torch.ones_like(begin, dtype=torch.int32)
+    edges.scatter_add_(1, begin, one).scatter_add_(1, end, -one)
+    in_range = (edges.cumsum(1)[:, None, :k_len] > 0).contiguous()
+    if mask.tensor is None:
+        return in_range
+    tensor = mask.tensor.detach()
+    tensor = tensor[(None,) * (4 - tensor.dim())]
+    rows = tensor.shape[2]
+
+    def allowed(part: Tensor) -> Tensor:
+        return part if part.dtype == torch.bool else ~(part <= _HIDDEN)
+
+    if rows == 1:
+        return in_range & allowed(tensor)[:, :, 0]
+    visible = torch.zeros((), dtype=torch.bool, device=q.device)
+    whole_rows = not (mask.causal or mask.ranges is not None)
+    whole_rows = whole_rows and mask.window_left is None and mask.window_right is None
+    keys = torch.arange(k_len, device=q.device)
+    width = tensor.shape[0] * tensor.shape[1] * k_len
+    for first in range(0, rows, max(1, _CHUNK // width)):
+        some = slice(first, first + max(1, _CHUNK // width))
+        part = allowed(tensor[:, :, some])
+        if not whole_rows:
+            begins, ends = (t[:, some] if t.shape[1] > 1 else t for t in (begin, end))
+            inside = (keys >= begins[..., None]) & (keys < ends[..., None])
+            part = part & inside[:, None]
+        visible = visible | part.any(2)
+    return visible.expand(*visible.shape[:2], k_len)
+
+
+def _give_mask(params: Any, mask: ProbeMask, q: Tensor) -> list[Tensor]:
+    """Fills the mask's fields; returns the tensors that must outlive the call."""
+    batch, heads, q_len, k_len = params.batch, params.heads, params.q_len, params.k_len
+    kept = []
+    params.causal, params.top_left = int(mask.causal), int(mask.top_left)
+    for field, name, value in (
+        ("window", "window_left", mask.window_left),
+        ("window_right", "window_right", mask.window_right),
+    ):
+        if value is not None:
+            setattr(params, field, whole(name, value, 0, _WINDOW_MAX) + 1)
+    if mask.ranges is not None:
+        if mask.ranges.dtype != torch.int32:
+            raise ValueError(f"ranges is {mask.ranges.dtype}, must be torch.int32")
+        ranges = _checked("ranges", mask.ranges, q, (batch, q_len, 3))
+        if ranges.stride(2) != 1:
+            ranges = ranges.contiguous()
+        params.ranges = ranges.data_ptr()
+        params.range_batch_stride, params.range_row_stride = ranges.stride()[:2]
+        kept.append(ranges)
+    if mask.tensor is not None:
+        given = mask.tensor.float() if mask.tensor.dtype == torch.float64 else mask.tensor
+        if given.dtype not in _MASK_DTYPES:
+            raise ValueError(f"tensor is {given.dtype}, must be torch.bool or floating")
+        sampled = params.rows_per_head if 0 < params.rows_per_head < q_len else q_len
+        tensor = _checked(
+            "tensor", given, q, (batch, heads, sampled if mask.by_sample else q_len, k_len)
+        )
+        params.mask, params.mask_dtype = tensor.data_ptr(), _MASK_DTYPES[tensor.dtype]
+        params.mask_by_sample = int(mask.by_sample)
+        params.mask_batch_stride, params.mask_head_stride = tensor.stride()[:2]
+        params.mask_row_stride, params.mask_key_stride = tensor.stride()[2:]
+        kept.append(tensor)
+    visible = mask.visible
+    if visible is None and (mask.ranges is not None or mask.tensor is not None):
+        if mask.by_sample:
+            raise ValueError("visible is None, must be given with by_sample")
+        visible = visible_keys(mask, q, k_len)
+    if visible is not None:
+        if visible.dtype != torch.bool:
+            raise ValueError(f"visible is {visible.dtype}, must be torch.bool")
+        visible = _checked("visible", visible, q, (batch, heads, k_len))
+        params.visible = visible.data_ptr()
+        params.visible_batch_stride, params.visible_head_stride = visible.stride()[:2]
+        params.visible_key_stride = visible.stride(2)
+        kept.append(visible)
+    return kept
+
+
 def add_probe(
     sums: Sums,
     q: Tensor,
@@ -93,17 +237,20 @@ def add_probe(
     d_o: Optional[Tensor],
     *,
     scale: float,
-    causal: bool,
+    mask: ProbeMask,
     rows: int,
     seed: int,
     group: int = 1,
     drift_only: bool = False,
+    softcap: float = 0.0,
+    sinks: Optional[Tensor] = None,
 ) -> None:
     """Adds the statistics of one call to `sums`.
 
     q, o, d_o [batch, heads, tokens, dim]; k, v [batch, kv_heads, tokens, dim], or with `group`
-    every key head repeated that many times.  Without d_o the delta statistics stay as they are,
-    with drift_only all but rows, drift and coherence.
+    every key head repeated that many times.  sinks [heads].  Without d_o the delta statistics stay
+    as they are, with drift_only all but rows, drift and coherence.  Raises ValueError for a mask
+    or sinks that do not fit, KernelError for what the library refuses.
     """
     params = c_api.struct(c_api.ProbeParams, dtype=DTYPES[q.dtype], **sums.memory.call_fields())
     params.batch, params.heads, params.q_len, params.head_dim = q.shape
@@ -116,9 +263,14 @@ def add_probe(
             view, keep = _tensor4(tensor, each)
             setattr(params, name, view)
             kept.append(keep)
-    params.scale, params.causal, params.drift_only = scale, int(causal), int(drift_only)
+    params.scale, params.softcap, params.drift_only = scale, softcap, int(drift_only)
     params.rows_per_head = rows
     params.seed = seed & 0xFFFFFFFFFFFFFFFF
+    kept += _give_mask(params, mask, q)
+    if sinks is not None:
+        sinks = _checked("sinks", sinks, q, (sums.heads,)).float().contiguous()
+        params.sinks = sinks.data_ptr()
+        kept.append(sinks)
     params.stat_stride, params.out = sums.heads, sums.address(c_api.PROBE_STATS[0])
     params.kv_stat_stride = sums.kv_heads
     params.kv_out = sums.address(c_api.PROBE_KV_STATS[0])
@@ -130,6 +282,49 @@ def add_probe(
         return
     sums.probed += 1
     sums.with_delta += d_o is not None
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """To the right, as unsigned."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(x: int) -> int:
+    return x - (1 << 64) if x >> 63 else x
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """ProbeMix() of probe.h; int64 wraps around as uint64 does."""
+    x = x + _signed(0x9E3779B97F4A7C15)
+    x = (x ^ _shifted(x, 30)) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ _shifted(x, 27)) * _signed(0x94D049BB133111EB)
+    return x ^ _shifted(x, 31)
+
+
+def sampled_rows(
+    batch: int,
+    heads: int,
+    q_len: int,
+    rows: int,
+    seed: int,
+    head_offset: int = 0,
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """The rows that add_probe() samples, int64 [batch, heads, rows]: ascending, and every row if
+    `rows` is 0 or at least q_len.  It is SampledRow() of probe.h."""
+    if rows == 0 or rows >= q_len:
+        return torch.arange(q_len, device=device).expand(batch, heads, q_len)
+
+    def counted(first: int, count: int, *shape: int) -> Tensor:
+        return torch.arange(first, first + count, device=device).view(shape)
+
+    seeds = torch.full((1, 1, 1), _signed(seed & 0xFFFFFFFFFFFFFFFF), device=device)
+    strata = counted(0, rows, 1, 1, rows)
+    hashed = _mixed(_mixed(seeds) ^ counted(0, batch, batch, 1, 1))
+    hashed = _mixed(_mixed(hashed ^ counted(head_offset, heads, 1, heads, 1)) ^ strata)
+    first = strata * q_len // rows
+    size = (strata + 1) * q_len // rows - first
+    return first + _shifted(_shifted(hashed, 32) * size, 32)
 
 
 def add_key_leak(sums: Sums, d_k: Tensor, group: int = 1) -> None:

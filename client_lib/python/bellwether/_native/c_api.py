@@ -315,6 +315,7 @@ class Counters(Checked):
 F32 = 0
 BF16 = 1
 F16 = 2
+BOOL = 3
 CPU = 0
 CUDA = 1
 KERNEL_UNSUPPORTED = 2
@@ -383,6 +384,25 @@ class ProbeParams(Checked):
         ("kv_stat_stride", c_int64),
         ("kv_out", c_void_p),
         ("gate", c_void_p),
+        ("top_left", c_uint8),
+        ("mask_by_sample", c_uint8),
+        ("reserved2", c_uint8 * 2),
+        ("window_right", c_int32),
+        ("ranges", c_void_p),
+        ("range_batch_stride", c_int64),
+        ("range_row_stride", c_int64),
+        ("mask", c_void_p),
+        ("mask_dtype", c_uint32),
+        ("reserved3", c_uint32),
+        ("mask_batch_stride", c_int64),
+        ("mask_head_stride", c_int64),
+        ("mask_row_stride", c_int64),
+        ("mask_key_stride", c_int64),
+        ("visible", c_void_p),
+        ("visible_batch_stride", c_int64),
+        ("visible_head_stride", c_int64),
+        ("visible_key_stride", c_int64),
+        ("sinks", c_void_p),
     ]
 
 
@@ -550,7 +570,7 @@ def kernels() -> CDLL:
             return _kernels
         library = _load(KERNELS_LIBRARY)
         _declare(library, "bw_kernels_abi_version", c_uint32)
-        _check_abi(KERNELS_LIBRARY, library.bw_kernels_abi_version(), 1)
+        _check_abi(KERNELS_LIBRARY, library.bw_kernels_abi_version(), 2)
         _declare(library, "bw_kernels_last_error", c_char_p)
         _declare(library, "bw_kernels_available", c_int, c_uint32)
         _declare(library, "bw_probe", c_int, POINTER(ProbeParams))

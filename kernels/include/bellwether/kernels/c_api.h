@@ -8,7 +8,8 @@
        is thrown.  On a CUDA device work is enqueued on the caller's stream and
        nothing synchronizes; on the CPU it is done when the call returns.
    (3) Strides count elements.  Structs start with struct_size = sizeof of the
-       caller's struct; a longer one must be zero where this library ends.
+       caller's struct.  Where a longer one goes on behind this library's it must
+       be zero; what a shorter one of an older header lacks counts as zero.
    (4) Any thread; calls that write the same memory must not overlap. */
 
 #ifndef BELLWETHER_KERNELS_C_API_H_
@@ -28,7 +29,7 @@ extern "C" {
 #endif
 
 #define BW_KERNELS_API_VERSION_MAJOR 1
-#define BW_KERNELS_API_VERSION_MINOR 1
+#define BW_KERNELS_API_VERSION_MINOR 2
 
 typedef enum bw_kernel_status {
   BW_KERNEL_OK = 0,
@@ -38,7 +39,7 @@ typedef enum bw_kernel_status {
   BW_KERNEL_DEVICE_ERROR = 4
 } bw_kernel_status;
 
-typedef enum bw_dtype { BW_F32 = 0, BW_BF16 = 1, BW_F16 = 2 } bw_dtype;
+typedef enum bw_dtype { BW_F32 = 0, BW_BF16 = 1, BW_F16 = 2, BW_BOOL = 3 /* masks alone; 1 byte */ } bw_dtype;
 typedef enum bw_backend { BW_CPU = 0, BW_CUDA = 1 } bw_backend;
 
 /* (major << 16) | minor of the library. */
@@ -101,10 +102,10 @@ typedef struct bw_probe_params {
   bw_tensor4 v, o, d_o; /* all three or none; o as the op returned it */
   float scale;          /* of the scores; finite, > 0 */
   float softcap;        /* 0 = none */
-  uint8_t causal;       /* 1: key j is allowed for row t if j <= t + k_len - q_len */
+  uint8_t causal;       /* 1: keys up to the diagonal; key t + k_len - q_len is row t's */
   uint8_t drift_only;   /* 1: rows, common mode, spread, nonfinite and kv_out alone; no v, o, d_o */
   uint8_t reserved[2];
-  int32_t window;         /* 0 = none; else also j > t + k_len - q_len - window */
+  int32_t window;         /* 0 = none; else only later keys than the diagonal - window */
   uint32_t rows_per_head; /* 0 = every row; else that many hashed strata */
   uint64_t seed;          /* Of the row hash: the same on all tensor-parallel ranks */
   int64_t head_offset;    /* Global id of head 0, enters the hash. */
@@ -113,6 +114,20 @@ typedef struct bw_probe_params {
   int64_t kv_stat_stride;
   float* kv_out;        /* [BW_PROBE_KV_STAT_COUNT][kv_heads], added to; NULL = no */
   const uint64_t* gate; /* NULL, or [2] in memory of the device: see "gates" */
+  /* Since 1.2.  Strides of 0 broadcast.  What is allowed by all parts is allowed. */
+  uint8_t top_left;       /* 1: the diagonal is key t of row t */
+  uint8_t mask_by_sample; /* 1: rows of the mask are the sampled rows; no gate then */
+  uint8_t reserved2[2];
+  int32_t window_right;  /* 0 = none; else only earlier keys than the diagonal + window_right */
+  const int32_t* ranges; /* NULL, or [batch][q_len][3]: begin, end, diagonal of each row */
+  int64_t range_batch_stride, range_row_stride;
+  const void* mask;    /* NULL, or [batch][heads][q_len][k_len]: BW_BOOL, 0 = hidden, or added to the scores */
+  uint32_t mask_dtype; /* bw_dtype */
+  uint32_t reserved3;
+  int64_t mask_batch_stride, mask_head_stride, mask_row_stride, mask_key_stride;
+  const uint8_t* visible; /* [batch][heads][k_len], 0 = no row sees the key; with ranges or mask not NULL */
+  int64_t visible_batch_stride, visible_head_stride, visible_key_stride;
+  const float* sinks; /* NULL, or [heads] logits in the softmax's sum */
 } bw_probe_params;
 
 BW_KERNELS_EXPORT bw_kernel_status bw_probe(const bw_probe_params* params);

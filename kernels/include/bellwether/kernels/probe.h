@@ -5,19 +5,36 @@
 // before the loss shows anything.
 //
 // Symbols, for one sequence (one batch entry) and one query head:
-//   S_Tj  = scale q_T . k_j; with softcap c > 0, c tanh(scale q_T . k_j / c)
-//   A_T   = allowed keys j of row T: all; causal: j <= T + k_len - q_len
-//           (aligned at the bottom right); window w > 0: also
-//           j > T + k_len - q_len - w.  n_T = |A_T|.
+//   S_Tj  = scale q_T . k_j; with softcap c > 0, c tanh(scale q_T . k_j / c);
+//           plus the value of an additive mask
+//   A_T   = keys that row T may see: those that every part of the mask allows
+//           (below).  n_T = |A_T|.
+//   V     = visible keys: those in A_T of any row of the head, sampled or not.
+//           Padding is outside.  Causality, windows and documents leave every
+//           key that some row sees.
 //   m_T   = max S_Tj, l_T = sum exp(S_Tj - m_T), P_Tj = exp(S_Tj - m_T) / l_T,
-//           all over A_T
-//   kbar  = mean of ALL keys of the sequence, Cov their covariance (divided by
-//           k_len), whatever the mask
+//           all over A_T and, in m_T and l_T, the head's sink
+//   kbar  = mean of the keys of V, Cov their covariance (divided by |V|)
 //   dP_Tj = dO_T . v_j
 //   delta_lp_T = dO_T . O_T with the O given;  delta_hp_T = sum_j P_Tj dP_Tj
 //   e_T   = delta_lp_T - delta_hp_T
 // Source: arXiv:2510.04212, Sections 3.3 and 4 (bias of delta, repeated
 // maxima); the drift sums and the probe itself are Bellwether's.
+//
+// Mask.  The diagonal is the key that stands beside a row: T + k_len - q_len (the
+// last row's is the last key), with top_left T, with `ranges` what they say.
+//   causal            keys up to the diagonal
+//   window w > 0      diagonal - w + 1 and later keys
+//   window_right w>0  diagonal + w - 1 and earlier keys
+//   ranges            keys begin..end-1 of the row, cut at 0 and k_len: documents, key
+//                     lengths, padding on the left
+//   mask              kBool: keys with a byte that is not 0.  Else the value is added
+//                     to the score; -10,000 and less, as the mask's type rounds it
+//                     (bfloat16: -9984), hides the key.
+//
+// Sinks.  A head's sink is a logit without a key.  It takes its part of l_T, so that
+// P_T sums up to less than 1, and counts for nothing else: scores that tie, logit_max
+// and n_T are those of keys.  -inf is no sink.
 //
 // Numerics.  S32 is S rounded to float32; every rule that compares scores uses
 // S32: ties, non-finite scores, logit_max.  The CPU computes S in double, so
@@ -27,21 +44,26 @@
 //
 // Rows.  Every row, or rows_per_head of them per sequence and head, one from
 // each of so many strata, chosen by SampledRow().  A row with an empty A_T
-// (causal with k_len < q_len) has no scores and is not a row here.  A row with
-// a NaN or infinite S32, or raw score before the cap, adds 1 to rows and to
-// nonfinite_rows and to nothing else.
+// (causal with k_len < q_len, or padding) has no scores and is not a row here.
+// A row adds 1 to rows and to nonfinite_rows, and to nothing else, if S32 or the
+// raw score before cap and mask is NaN or infinite, or its sink is NaN or +inf.
 //
-// A key that is not finite makes common_mode_sum, spread_sum and
-// key_coherence_sum of its own heads NaN (kbar is), even if masks keep it out
-// of every row.  A NaN in v, o or d_o makes only the four delta sums NaN.  No
-// NaN crosses into another head; a NaN already in `out` stays.
+// A key of V that is not finite makes common_mode_sum, spread_sum and
+// key_coherence_sum of its own heads NaN (kbar is), even if no sampled row sees
+// it.  Keys outside V count for nothing.  A NaN in v, o or d_o makes only the
+// four delta sums NaN.  No NaN crosses into another head; a NaN already in `out`
+// stays.
+//
+// kv_out is over the keys that any query head of the key head has in V.  A
+// sequence without one adds nothing to it.
 //
 // With drift_only a call writes kProbeRows, kProbeCommonModeSum, kProbeSpreadSum,
 // kProbeNonfiniteRows and kv_out, all as it would without; v, o and d_o must be absent.
 //
-// With softcap the scores are not shift invariant.  The drift sums, taken before
-// the cap, then show how large the common mode is, but no longer that it leaves
-// the loss unchanged.  Ties, entropy and delta keep their meaning.
+// The drift sums are of scale q.k, before cap and mask.  With softcap or sinks the
+// loss is not invariant to a shift of the scores.  The drift sums then show how
+// large the common mode is, but no longer that it leaves the loss unchanged.
+// Ties, entropy and delta keep their meaning.
 
 #ifndef BELLWETHER_KERNELS_PROBE_H_
 #define BELLWETHER_KERNELS_PROBE_H_
@@ -56,6 +78,9 @@ namespace bellwether::kernels {
 // P rounds to 1 in bfloat16 up to here, -ln(1 - 2^-9); and the paper's.
 inline constexpr double kTieEps = 1.955e-3;
 inline constexpr double kTieEpsPaper = 1e-3;
+// An additive mask hides a key from here down; and in bfloat16.
+inline constexpr float kHiddenFrom = -10000;
+inline constexpr float kHiddenFromBf16 = -9984;
 // A row is saturated if l < 1 + 2^-7.
 inline constexpr double kSaturatedSum = 1.0078125;
 
@@ -70,7 +95,7 @@ enum ProbeStat : int {
   kProbeSaturatedRows,     // rows with l < 1 + 2^-7
   kProbeLogitMax,          // max S32, merged with `out` by max
   kProbeEntropySum,        // sum_T H_T / ln n_T, H_T = -sum P ln P; 0 if n_T = 1
-  kProbeSinkSum,           // sum_T P_T0; 0 for rows that may not see key 0
+  kProbeSinkSum,           // sum_T P_T0, of key 0; 0 for rows that may not see key 0
   kProbeNonfiniteRows,     // rows
   kProbeDeltaBiasSum,      // sum_T e_T
   kProbeDeltaBiasSumsq,    // sum_T e_T^2
@@ -82,8 +107,32 @@ enum ProbeStat : int {
 // Rows of ProbeParams::kv_out.
 enum ProbeKvStat : int {
   kProbeKvSequences = 0,    // sequences
-  kProbeKvKeyCoherenceSum,  // |mean_j k_j| / mean_j |k_j|; 0 if all keys are 0
+  kProbeKvKeyCoherenceSum,  // |mean_j k_j| / mean_j |k_j| over V; 0 if all keys are 0
   kProbeKvStatCount
+};
+
+// [batch][q_len][3] int32: begin, end and diagonal of each row.  Strides count int32; 0
+// is the same for all.
+struct ProbeRanges {
+  const int32_t* data = nullptr;  // null = absent
+  int64_t batch_stride = 0, row_stride = 0;
+};
+
+enum class MaskDType : int { kFloat32 = 0, kBFloat16, kFloat16, kBool };
+
+// [batch][heads][q_len][k_len] by query heads.  Strides count elements; 0 is the same for all.
+struct ProbeMask {
+  const void* data = nullptr;  // null = absent
+  MaskDType dtype = MaskDType::kBool;
+  bool by_sample = false;  // its rows are the sampled rows 0, 1, ... of each head; no gate then
+  int64_t batch_stride = 0, head_stride = 0, row_stride = 0, key_stride = 0;
+};
+
+// [batch][heads][k_len] bytes by query heads, not 0 where the key is in V.  Must be given with
+// ranges or a mask, whose union over all rows it is; else V follows from the other parts.
+struct ProbeVisible {
+  const uint8_t* data = nullptr;  // null = absent
+  int64_t batch_stride = 0, head_stride = 0, key_stride = 0;
 };
 
 struct ProbeParams {
@@ -103,8 +152,14 @@ struct ProbeParams {
   float scale = 0;                // finite, > 0
   float softcap = 0;              // logits; finite, >= 0; 0 = none
   bool causal = false;
-  bool drift_only = false;         // rows, common_mode, spread, nonfinite and `kv_out` alone
-  int32_t window = 0;              // keys, >= 0; 0 = none
+  bool drift_only = false;   // rows, common_mode, spread, nonfinite and `kv_out` alone
+  bool top_left = false;     // of the diagonal
+  int32_t window = 0;        // keys, >= 0; 0 = none
+  int32_t window_right = 0;  // keys, >= 0; 0 = none
+  ProbeRanges ranges;
+  ProbeMask mask;
+  ProbeVisible visible;
+  const float* sinks = nullptr;    // [heads] logits; or null
   uint32_t rows_per_head = 0;      // 0, or >= q_len: every row
   uint64_t seed = 0;               // the same on all tensor-parallel ranks
   int64_t head_offset = 0;         // global id of head 0, >= 0
@@ -144,9 +199,10 @@ constexpr int64_t SampledRow(uint64_t seed, uint64_t batch, uint64_t head, uint6
 // once for 64 rows of a key head's queries (16 with drift_only), and adds to
 // `out` in no fixed order.
 //
-// kInvalidArgument: a bound above is violated.  kUnsupported: head_dim or v_dim
-// above 1024 (kCuda: above 256, or too wide for its shared memory; more than
-// 2^30 tokens).  kUnavailable: no such backend here.  kDeviceError: out of
+// kInvalidArgument: a bound above is violated; what `ranges`, a mask and `visible`
+// hold is not checked.  kUnsupported: head_dim or v_dim above 1024 (kCuda: above
+// 256, or too wide for its shared memory; more than 2^30 tokens; for now all but
+// causal, window and softcap).  kUnavailable: no such backend here.  kDeviceError: out of
 // memory.
 //
 // After each of these nothing was written.  Any thread; calls that add to the
