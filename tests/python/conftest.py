@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +10,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "client_lib" / "python"), str(Path(__file__).resolve().parent)]
+
+import protos  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -29,15 +29,6 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def generated_protos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Python modules of proto/, made by protoc, importable as bellwether.v1."""
-    protoc = shutil.which("protoc")
-    assert protoc, "protoc is needed (apt-get install protobuf-compiler)"
     folder = tmp_path_factory.mktemp("protos")
-    protos = sorted((ROOT / "proto" / "bellwether" / "v1").glob("*.proto"))
-    subprocess.run(
-        [protoc, f"-I{ROOT / 'proto'}", f"--python_out={folder}", *map(str, protos)], check=True
-    )
-    # The generated package is called bellwether too: let the real one hold both.
-    import bellwether
-
-    bellwether.__path__.append(str(folder / "bellwether"))
+    protos.generate(folder)
     return folder

@@ -1,0 +1,253 @@
+"""What calls of attention got and returned, taken without Bellwether while a model trains.
+
+Functions of transformers' attention interface are seen where a module asks for them; calls of
+scaled_dot_product_attention by its name.  Values are copied at once, gradients arrive in
+the backward.  Of a recomputed call the one whose gradient arrives is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, Optional
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+
+HIDDEN = -1e4  # An additive mask up to here hides the key.
+
+
+@dataclasses.dataclass
+class Call:
+    """One call; tensors are [batch, heads, tokens, dim], k and v with the heads that were given."""
+
+    module: str
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    o: Tensor
+    scale: float
+    allowed: Optional[Tensor] = None  # bool, broadcasts to [batch, heads, rows, keys]; None = all
+    bias: Optional[Tensor] = None  # Added to the scores after the cap.
+    softcap: float = 0.0
+    sinks: Optional[Tensor] = None  # [heads]
+    dropout: float = 0.0
+    d_o: Optional[Tensor] = None
+    d_k: Optional[Tensor] = None
+    kv_heads: int = 0  # Of them, those that differ.
+
+
+def _copy(x: Tensor) -> Tensor:
+    return x.detach().clone()
+
+
+def _rule(mask: Optional[Tensor], keys: int) -> tuple[Optional[Tensor], Optional[Tensor]]:
+    """(allowed, bias) of a boolean or additive mask."""
+    if mask is None:
+        return None, None
+    mask = _copy(mask)[..., :keys]
+    if mask.dtype == torch.bool:
+        return mask, None
+    allowed = mask.double() > HIDDEN
+    return allowed, torch.where(allowed, mask.double(), 0.0)
+
+
+def _both(a: Optional[Tensor], b: Optional[Tensor]) -> Optional[Tensor]:
+    return b if a is None else a if b is None else a & b
+
+
+def _top_left(rows: int, keys: int, window: Optional[int] = None) -> Tensor:
+    row, key = torch.arange(rows)[:, None], torch.arange(keys)
+    allowed = key <= row
+    return allowed if window is None else allowed & (key > row - window)
+
+
+class Calls:
+    """All calls of a model while `watching()`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.names = {id(module): name for name, module in model.named_modules()}
+        self.found: list[Call] = []
+        self._running: list[str] = []
+        self._inside = 0
+        self._kv_heads = 0
+
+    def taken(self) -> list[Call]:
+        """Those whose gradients have arrived, and forgets them all."""
+        found, self.found = self.found, []
+        return [call for call in found if call.d_o is not None]
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        from transformers.modeling_utils import AttentionInterface
+
+        get = AttentionInterface.get_interface
+
+        def get_interface(interface: Any, name: str, default: Any) -> Any:
+            return self._seen(name, get(interface, name, default))
+
+        hooks = nn.modules.module
+        before = hooks.register_module_forward_pre_hook(self._enters)
+        after = hooks.register_module_forward_hook(self._leaves, always_call=True)
+        plain = nn.functional.scaled_dot_product_attention
+
+        def sdpa(*args: Any, **kwargs: Any) -> Any:
+            return self._sdpa(plain, args, kwargs)
+
+        try:
+            with (
+                mock.patch.object(AttentionInterface, "get_interface", get_interface),
+                mock.patch.object(nn.functional, plain.__name__, sdpa),
+            ):
+                yield
+        finally:
+            before.remove()
+            after.remove()
+
+    def _enters(self, module: nn.Module, _: Any) -> None:
+        self._running.append(self.names.get(id(module), ""))
+
+    def _leaves(self, *_: Any) -> None:
+        self._running.pop()
+
+    def _seen(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def seen(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, *args: Any,
+                 **given: Any) -> Any:  # fmt: skip
+            self._kv_heads = k.shape[1]
+            if name == "sdpa":  # The kernel's own arguments are seen below.
+                try:
+                    return function(module, q, k, v, mask, *args, **given)
+                finally:
+                    self._kv_heads = 0
+            assert not args, args
+            if not torch.is_grad_enabled():
+                return function(module, q, k, v, mask, **given)
+            call = _READERS.get(name, _eager)(module, q, k, v, mask, given)
+            call.module, call.kv_heads = self._running[-1], k.shape[1]
+            with _as_given(call, k) as own:
+                self._inside += 1
+                try:
+                    result = function(module, q, own, v, mask, **given)
+                finally:
+                    self._inside -= 1
+            o = result[0]
+            call.o = _copy(o.transpose(1, 2))
+            o.register_hook(lambda gradient: self._arrived(call, gradient.transpose(1, 2)))
+            self.found.append(call)
+            return result
+
+        return seen
+
+    def _sdpa(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+        given = {**dict(zip(names, args)), **kwargs}
+        if self._inside or not torch.is_grad_enabled():
+            return function(*args, **kwargs)
+        q, k, v = (given.pop(name) for name in names[:3])
+        autocast = torch.is_autocast_enabled("cpu")
+        seen = [_copy(t.to(torch.bfloat16) if autocast else t) for t in (q, k, v)]
+        scale = given.get("scale")
+        call = Call(
+            self._running[-1], *seen, seen[0], q.shape[-1] ** -0.5 if scale is None else scale
+        )
+        call.allowed, call.bias = _rule(given.get("attn_mask"), k.shape[2])
+        if given.get("is_causal"):
+            call.allowed = _both(call.allowed, _top_left(q.shape[2], k.shape[2]))
+        call.dropout = given.get("dropout_p", 0.0)
+        call.kv_heads = self._kv_heads or k.shape[1]
+        with _as_given(call, k) as own:
+            o = function(q, own, v, **given)
+        call.o = _copy(o)
+        o.register_hook(lambda gradient: self._arrived(call, gradient))
+        self.found.append(call)
+        return o
+
+    @staticmethod
+    def _arrived(call: Call, gradient: Tensor) -> None:
+        call.d_o = _copy(gradient)
+
+
+@contextlib.contextmanager
+def _as_given(call: Call, k: Tensor) -> Iterator[Tensor]:
+    """The keys as an identity of their own: their gradient is then that of this call alone."""
+    own = k.view_as(k)
+    if own.requires_grad:
+
+        def arrived(gradient: Tensor) -> None:
+            call.d_k = _copy(gradient)
+
+        own.register_hook(arrived)
+    yield own
+
+
+# ---- what the functions of transformers mean ----
+
+
+def _plain(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, given: dict[str, Any]) -> Call:
+    scale = given.get("scaling")
+    if scale is None:
+        scale = getattr(module, "head_dim", q.shape[-1]) ** -0.5
+    autocast = torch.is_autocast_enabled("cpu")
+    q, k, v = (_copy(t.to(torch.bfloat16) if autocast else t) for t in (q, k, v))
+    call = Call("", q, k, v, q, float(scale), softcap=given.get("softcap") or 0.0)
+    call.dropout = given.get("dropout") or 0.0
+    return call
+
+
+def _eager(
+    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, given: dict[str, Any]
+) -> Call:
+    call = _plain(module, q, k, v, given)
+    call.allowed, call.bias = _rule(mask, k.shape[2])
+    bias = given.get("position_bias")
+    if bias is not None:
+        hidden, more = _rule(bias, k.shape[2])
+        call.allowed = _both(call.allowed, hidden)
+        call.bias = more if call.bias is None else call.bias + more
+    sinks = given.get("s_aux")
+    sinks = getattr(module, "sinks", None) if sinks is None else sinks
+    call.sinks = None if sinks is None else _copy(sinks)
+    return call
+
+
+def _flex(
+    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, given: dict[str, Any]
+) -> Call:
+    from torch.nn.attention.flex_attention import BlockMask, create_mask
+
+    if not isinstance(mask, BlockMask):
+        return _eager(module, q, k, v, mask, given)
+    call = _eager(module, q, k, v, None, given)
+    dense = create_mask(mask.mask_mod, q.shape[0], q.shape[1], q.shape[2], k.shape[2], "cpu")
+    call.allowed = _both(call.allowed, dense)
+    return call
+
+
+def _ours(
+    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Any, given: dict[str, Any]
+) -> Call:
+    call = _eager(module, q, k, v, mask, given)
+    causal = given.get("is_causal")
+    causal = getattr(module, "is_causal", True) if causal is None else causal
+    if mask is None and causal and q.shape[2] > 1:
+        call.allowed = _both(
+            call.allowed, _top_left(q.shape[2], k.shape[2], given.get("sliding_window"))
+        )
+    return call
+
+
+_READERS = {"flex_attention": _flex, "bellwether": _ours}
+
+
+def scores(call: Call) -> Tensor:
+    """Scale q.k, capped, with the bias; -inf where a key is hidden; fp64."""
+    q, k = call.q.double(), call.k.double()
+    raw = call.scale * q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT
+    if call.softcap:
+        raw = call.softcap * torch.tanh(raw / call.softcap)
+    if call.bias is not None:
+        raw = raw + call.bias
+    return raw if call.allowed is None else raw.masked_fill(~call.allowed, -math.inf)

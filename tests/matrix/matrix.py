@@ -1,0 +1,311 @@
+#!/usr/bin/env python3
+"""Every attention of transformers, in every way it is trained, under watch.
+
+    matrix.py                              the cover: each pair of two choices in some cell
+    matrix.py --random 60 --seed 5         cells by chance; the seed is printed
+    matrix.py --only "llama sdpa padded_left"   all cells that have these words
+    matrix.py --list                       says which cells it would run
+
+A cell trains a tiny model of random weights a few steps without and with Bellwether.  Losses and
+weights must be the same bits.  Each number must be that of an fp64 computation from the captured
+call, and all twelve groups of signals must be there, or less_than_full.py says which tensor does
+not exist.  Results are kept, so a second start goes on where the first one ended.
+
+Exit code: 0 all as it should be, 1 some cell is not, 2 wrong arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import hashlib
+import heapq
+import itertools
+import json
+import os
+import platform
+import queue
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path[:0] = [str(ROOT / "client_lib" / "python"), str(ROOT / "tests" / "python"), str(HERE)]
+
+import architectures  # noqa: E402
+import less_than_full  # noqa: E402
+from cell import GROUPS, Cell  # noqa: E402
+
+COVER_MAX = 400  # Cells.
+SECONDS = 300  # Of one cell; a longer one is called crashed.
+OUTCOMES = ("full", "less, as listed", "partly", "wrong", "crashed", "invalid")
+_FACTORS = (
+    [architecture.name for architecture in architectures.ALL],
+    list(architectures.IMPLEMENTATIONS),
+    list(architectures.BATCHES),
+    list(architectures.MODES),
+    list(architectures.PRECISIONS),
+)
+
+
+def every_cell() -> list[Cell]:
+    found: list[Cell] = []
+    for a in architectures.ALL:
+        for implementation in a.implementations:
+            for batch in a.batches:
+                for mode in a.modes:
+                    found += [Cell(a.name, implementation, batch, mode, p) for p in a.precisions]
+    return found
+
+
+def pairs(cell: Cell) -> set[tuple[str, str]]:
+    return set(itertools.combinations((f"{at} {word}" for at, word in enumerate(cell)), 2))
+
+
+def cover() -> list[Cell]:
+    """Few cells in which each pair of two choices occurs that occurs in any: always the one next
+    that has most of what is left.  (allpairspy leaves pairs out where not all go together.)"""
+    cells = every_cell()
+    random.Random(0).shuffle(cells)  # Else those that come first are alike.
+    left = set[tuple[str, str]]().union(*map(pairs, cells))
+    waiting = [(-len(pairs(cell)), at) for at, cell in enumerate(cells)]
+    heapq.heapify(waiting)
+    found: list[Cell] = []
+    while left:
+        promised, at = heapq.heappop(waiting)
+        new = pairs(cells[at]) & left
+        if len(new) == -promised:
+            found.append(cells[at])
+            left -= new
+        elif new:  # It has less than when it was looked at.
+            heapq.heappush(waiting, (-len(new), at))
+    assert len(found) <= COVER_MAX, f"{len(found)} cells"
+    return found
+
+
+def by_chance(count: int, seed: int) -> list[Cell]:
+    return random.Random(seed).sample(every_cell(), count)
+
+
+def with_words(words: str) -> list[Cell]:
+    return [cell for cell in every_cell() if set(words.split()) <= set(cell)]
+
+
+def versions() -> dict[str, str]:
+    import torch
+    import transformers
+
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def libraries() -> Path:
+    return Path(os.environ.get("BELLWETHER_LIB_DIR") or ROOT / "build" / "cpu" / "bin")
+
+
+def content() -> str:
+    """A word for what a result depends on: the package, its libraries and the matrix itself."""
+    state = hashlib.sha256()
+    paths = [*(ROOT / "client_lib" / "python" / "bellwether").rglob("*.py"), *HERE.glob("*.py")]
+    paths = [path for path in paths if path.name not in ("matrix.py", "test_matrix.py")]
+    paths += libraries().glob("libbellwether_*.so")
+    for path in sorted(paths):
+        state.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
+    return state.hexdigest()[:16]
+
+
+class Results:
+    """Lines of JSON: what was found, under the cell, the versions and the content."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self.key = path, f"{'/'.join(versions().values())}/{content()}"
+        self.found: dict[str, dict[str, Any]] = {}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for line in path.read_text().splitlines() if path.exists() else ():
+            try:
+                result = json.loads(line)
+            except ValueError:  # Cut off in the middle.
+                continue
+            if result["key"] == self.key:
+                self.found[result["cell"]] = result
+
+    def add(self, result: dict[str, Any]) -> None:
+        self.found[result["cell"]] = result
+        with self._path.open("a") as file:
+            file.write(json.dumps({"key": self.key, **result}) + "\n")
+
+
+class Worker:
+    """A process that runs cells one after the other, and is started again when it has died."""
+
+    def __init__(self) -> None:
+        self._process: Optional[subprocess.Popen[str]] = None
+
+    def run(self, cell: Cell) -> dict[str, Any]:
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, str(HERE / "cell.py")], stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                env={**os.environ, "BELLWETHER_LIB_DIR": str(libraries()), "OMP_NUM_THREADS": "1"},
+            )  # fmt: skip
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None
+        ended = threading.Timer(SECONDS, process.kill)
+        ended.start()
+        began = time.monotonic()
+        try:
+            process.stdin.write(f"{cell}\n")
+            process.stdin.flush()
+            answer = process.stdout.readline()
+        except OSError:
+            answer = ""
+        finally:
+            ended.cancel()
+        if answer:
+            found: dict[str, Any] = json.loads(answer)
+            return found
+        self.end()
+        seconds = round(time.monotonic() - began, 2)
+        why = f"the process ended by {process.returncode} after {seconds} s"
+        return {"cell": str(cell), "outcome": "crashed", "missing": {}, "wrong": [why], "said": [],
+                "seconds": seconds}  # fmt: skip
+
+    def end(self) -> None:
+        if self._process is not None:
+            assert self._process.stdin is not None and self._process.stdout is not None
+            self._process.stdin.close()
+            self._process.kill()
+            self._process.wait()
+            self._process.stdout.close()
+            self._process = None
+
+
+def run(cells: Iterable[Cell], results: Results, jobs: int = 1, quiet: bool = False) -> None:
+    """Runs those that have no result yet."""
+    from tqdm import tqdm
+
+    waiting: queue.SimpleQueue[Cell] = queue.SimpleQueue()
+    cells = list(dict.fromkeys(cells))
+    left = [cell for cell in cells if str(cell) not in results.found]
+    for cell in left:
+        waiting.put(cell)
+    lock = threading.Lock()
+    bar = tqdm(total=len(cells), initial=len(cells) - len(left), unit="cell", disable=quiet)
+
+    def work() -> None:
+        worker = Worker()
+        try:
+            while True:
+                try:
+                    cell = waiting.get_nowait()
+                except queue.Empty:
+                    return
+                result = worker.run(cell)
+                with lock:
+                    results.add(result)
+                    bar.set_postfix_str(f"{cell}: {verdict(result)}")
+                    bar.update()
+        finally:
+            worker.end()
+
+    threads = [threading.Thread(target=work) for _ in range(min(jobs, len(left)))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    bar.close()
+
+
+def verdict(result: dict[str, Any]) -> str:
+    """One of OUTCOMES."""
+    outcome: str = result["outcome"]
+    if outcome == "partly" and less_than_full.allows(Cell(*result["cell"].split()), result["missing"]):
+        return "less, as listed"
+    return outcome
+
+
+def passed(result: dict[str, Any]) -> bool:
+    return verdict(result) in ("full", "less, as listed")
+
+
+def describe(result: dict[str, Any]) -> str:
+    lines = [f"{verdict(result)}: {result['cell']}"]
+    lines += [f"    {text}" for text in result["wrong"]]
+    where: dict[str, list[str]] = {}
+    for group, place in result["missing"].items():
+        where.setdefault(place, []).append(group)
+    for place, groups in where.items():
+        missing = "everything" if len(groups) == len(GROUPS) else ", ".join(groups)
+        lines.append(f"    without {missing}: {place}")
+    lines += [f"    note: {text}" for text in result["said"] if not passed(result)]
+    return "\n".join(lines)
+
+
+def table(found: Sequence[dict[str, Any]]) -> str:
+    """Counts of outcomes, by each factor."""
+    names = ("architecture", "implementation", "batch", "mode", "precision")
+    lines = [f"{'':24}" + "".join(f"{outcome:>17}" for outcome in OUTCOMES)]
+    for at, (name, words) in enumerate(zip(names, _FACTORS)):
+        lines.append(name)
+        for word in words:
+            of_word = [result for result in found if result["cell"].split()[at] == word]
+            counts = collections.Counter(map(verdict, of_word))
+            if of_word:
+                numbers = "".join(f"{counts[outcome] or '':>17}" for outcome in OUTCOMES)
+                lines.append(f"  {word:22}{numbers}")
+    counts = collections.Counter(map(verdict, found))
+    lines.append(f"{'all':24}" + "".join(f"{counts[outcome]:>17}" for outcome in OUTCOMES))
+    return "\n".join(lines)
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cells", type=int, help="only so many cells of the cover, by chance")
+    parser.add_argument("--random", type=int, default=0, help="so many cells by chance, of all")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    parser.add_argument("--only", metavar="WORDS", help="all cells that have all these words")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time (1)")
+    parser.add_argument("--results", type=Path, default=ROOT / "build" / "matrix.jsonl")
+    parser.add_argument("--anew", action="store_true", help="as if there were no results yet")
+    parser.add_argument("--list", action="store_true", help="only says which cells it would run")
+    given = parser.parse_args(arguments)
+    if given.only is not None:
+        cells = with_words(given.only)
+        if not cells:
+            parser.error(f"--only: no cell has the words {given.only!r}; words are "
+                         f"{', '.join(word for words in _FACTORS for word in words)}")  # fmt: skip
+    elif given.random:
+        cells = by_chance(given.random, given.seed)
+    else:
+        cells = cover()
+    print(f"seed {given.seed}")
+    if given.cells is not None and given.cells < len(cells):
+        cells = random.Random(given.seed).sample(cells, given.cells)
+    if given.list:
+        print(*cells, f"{len(cells)} cells", sep="\n")
+        return 0
+    results = Results(given.results)
+    if given.anew:
+        results.found.clear()
+    run(cells, results, given.jobs)
+    found = [results.found[str(cell)] for cell in cells]
+    for result in found:
+        if not passed(result):
+            print(describe(result))
+    print(table(found))
+    return 0 if all(map(passed, found)) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
