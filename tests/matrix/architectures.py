@@ -1,4 +1,4 @@
-"""The architectures of the matrix: a tiny configuration of each, and what it can be combined with."""
+"""The architectures of the matrix: a tiny configuration of each, and what goes together with it."""
 
 from __future__ import annotations
 
@@ -103,7 +103,16 @@ def _vision(name: str, stem: str, /, model: str = "", **options: Any) -> Archite
     )  # fmt: skip
 
 
-_FIELDS = {"implementations", "batches", "modes", "precisions", "window", "weights", "kind", "calls"}
+_FIELDS = {
+    "implementations",
+    "batches",
+    "modes",
+    "precisions",
+    "window",
+    "weights",
+    "kind",
+    "calls",
+}
 _SEQ2SEQ = dict(
     vocab_size=VOCABULARY, d_model=64, encoder_layers=2, decoder_layers=2,
     encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=96, decoder_ffn_dim=96,

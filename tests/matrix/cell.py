@@ -252,7 +252,9 @@ def _judge(cell: Cell, result: Result, folder: Path) -> None:
     attached: list[Any] = []
     try:
         watched, monitor, _ = train(
-            cell, compiled=compiled, attach=lambda model: attached.append(attach(model)) or attached[0]
+            cell,
+            compiled=compiled,
+            attach=lambda model: attached.append(attach(model)) or attached[0],
         )
         flushed = monitor.flush(20)
         status = monitor.status()
@@ -370,22 +372,26 @@ def _compare_one(
         )
 
 
-def prepare(folder: Path) -> None:
+def prepare(folder: Path, setenv: Callable[[str, str], None] = os.environ.__setitem__) -> None:
     """What a process needs once before its cells."""
     import protos
 
-    os.environ.setdefault("BELLWETHER_LOG_PATH", os.devnull)
-    os.environ["BELLWETHER_LOG_LEVEL"] = "error"
-    os.environ["XDG_STATE_HOME"] = str(folder / "state")
-    os.environ["HF_HUB_OFFLINE"] = "1"
+    for name, value in {
+        "BELLWETHER_LOG_PATH": os.devnull,
+        "BELLWETHER_LOG_LEVEL": "error",
+        "XDG_STATE_HOME": str(folder / "state"),
+        "HF_HUB_OFFLINE": "1",
+    }.items():
+        setenv(name, value)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     protos.generate(folder)
     import transformers
 
     transformers.logging.set_verbosity_error()
-    import bellwether.hf
     from transformers.integrations.flex_attention import WrappedFlexAttention
+
+    import bellwether.hf
 
     bellwether.hf.register()
     # PyTorch compiles no backward of it for CPUs, and refuses one; its portable path has one.
@@ -402,7 +408,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         prepare(Path(folder))
         for line in sys.stdin:
-            print(json.dumps(dataclasses.asdict(run_cell(Cell(*line.split())))), file=answers, flush=True)
+            print(
+                json.dumps(dataclasses.asdict(run_cell(Cell(*line.split())))),
+                file=answers,
+                flush=True,
+            )
     return 0
 
 

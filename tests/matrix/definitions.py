@@ -126,7 +126,7 @@ def of_call(call: Call) -> Expected:
         "key_coherence_sum": torch.full((call.kv_heads,), one * k.shape[0]),
     }
     if call.d_k is not None:
-        batch, heads, tokens, dim = call.d_k.shape
+        batch, _, tokens, dim = call.d_k.shape
         whole = call.d_k.double().reshape(batch, call.kv_heads, key_group, tokens, dim).sum(2)
         found["key_leak_sum"] = whole.sum(2).norm(dim=-1).sum(0)
         found["key_gradient_sum"] = whole.norm(dim=-1).sum((0, 2))

@@ -228,7 +228,9 @@ def run(cells: Iterable[Cell], results: Results, jobs: int = 1, quiet: bool = Fa
 def verdict(result: dict[str, Any]) -> str:
     """One of OUTCOMES."""
     outcome: str = result["outcome"]
-    if outcome == "partly" and less_than_full.allows(Cell(*result["cell"].split()), result["missing"]):
+    if outcome == "partly" and less_than_full.allows(
+        Cell(*result["cell"].split()), result["missing"]
+    ):
         return "less, as listed"
     return outcome
 

@@ -151,7 +151,7 @@ def test_import_needs_neither_torch_nor_libraries() -> None:
 def test_the_package_is_typed_and_clean() -> None:
     package = ROOT / "client_lib" / "python"
     paths = ["bellwether", "../../examples", "../../docs/paper_figures.py", "../../deploy/sizing"]
-    paths += [f"../../tests/{folder}" for folder in ("python", "bench", "docs")]
+    paths += [f"../../tests/{folder}" for folder in ("python", "bench", "docs", "matrix")]
     here = ["--config", "pyproject.toml"]
     for tool in (
         ["mypy", "bellwether"],

@@ -1,0 +1,113 @@
+"""Goal: attention of transformers is watched whole, with numbers that are right, however it is
+trained; where something cannot be there, less_than_full.py says which tensor does not exist.
+Method: some cells of the matrix (matrix.py) that are full.  Two are run with a fault, which has to
+be found.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import architectures
+import definitions
+import less_than_full
+import matrix
+from capture import Call
+from cell import GROUPS, Cell, prepare, run_cell
+
+# Of all architectures, implementations, batches and modes some that are full; the list grows.
+SLICE = """
+llama sdpa plain train float32
+gpt2 sdpa plain checkpoint bfloat16
+qwen3 sdpa plain train autocast
+mixtral sdpa plain checkpoint float32
+gpt_neox sdpa plain train bfloat16
+phi3 sdpa plain checkpoint autocast
+opt sdpa plain train float32
+bert sdpa plain checkpoint bfloat16
+vit sdpa plain train autocast
+bart sdpa plain checkpoint float32
+whisper sdpa plain train bfloat16
+vit sdpa plain compile bfloat16
+gpt_bigcode sdpa plain train float32
+cohere2 sdpa plain train float32
+wav2vec2 sdpa plain train float32
+clip sdpa plain train float32
+olmoe sdpa plain checkpoint float32
+dbrx sdpa plain train float32
+bert sdpa plain compile float32
+albert sdpa plain train float32
+qwen2 sdpa plain checkpoint float32
+"""
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        prepare(tmp_path_factory.mktemp("matrix"), patch.setenv)
+        yield
+
+
+@pytest.mark.parametrize("words", SLICE.strip().splitlines())
+def test_a_cell_has_every_signal_and_right_numbers(words: str, prepared: None) -> None:
+    result = dataclasses.asdict(run_cell(Cell(*words.split())))
+    assert matrix.passed(result), matrix.describe(result)
+
+
+def test_a_number_that_is_off_is_found(prepared: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = definitions.of_call
+
+    def off(call: Call) -> definitions.Expected:
+        found = plain(call)
+        found.values["entropy_sum"] = found.values["entropy_sum"] * (1 + 1e-4)
+        return found
+
+    monkeypatch.setattr(definitions, "of_call", off)
+    result = run_cell(Cell("llama", "sdpa", "plain", "train", "float32"))
+    assert result.outcome == "wrong"
+    assert all(text.startswith("entropy_sum of model.layers.") for text in result.wrong)
+
+
+def test_a_signal_that_is_missing_is_found(prepared: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BELLWETHER_STATS", "drift,ties,leak")
+    result = run_cell(Cell("llama", "sdpa", "plain", "train", "float32"))
+    assert result.outcome == "partly" and set(result.missing) == {"delta", "sigma"}
+    assert not matrix.passed(dataclasses.asdict(result))
+
+
+def test_the_cover_has_each_pair_in_few_cells() -> None:
+    assert len(architectures.ALL) >= 40
+    every, cover = matrix.every_cell(), matrix.cover()
+    assert len(cover) <= 400 and set(cover) <= set(every)
+    assert set().union(*map(matrix.pairs, every)) == set().union(*map(matrix.pairs, cover))
+    for at, words in enumerate(
+        (architectures.IMPLEMENTATIONS, architectures.BATCHES, architectures.MODES), 1
+    ):
+        assert {cell[at] for cell in cover} == set(words)
+
+
+def test_few_cells_may_be_less_than_full() -> None:
+    cover = matrix.cover()
+    less = [cell for cell in cover if any(less_than_full.allows(cell, {g}) for g in GROUPS)]
+    assert len(less) <= 0.1 * len(cover)
+    assert all(one.tensor for one in less_than_full.ALL)
+
+
+def test_cells_run_once_and_a_dead_process_takes_one(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    results = matrix.Results(path)
+    results.add({"cell": "a", "outcome": "full"})
+    path.open("a").write('{"cell": "cut')
+    again = matrix.Results(path)
+    assert again.found == {"a": {"key": again.key, "cell": "a", "outcome": "full"}}
+    worker = matrix.Worker()
+    try:
+        gone = worker.run(Cell(*itertools.repeat("", 5)))  # It is told nothing that it understands.
+    finally:
+        worker.end()
+    assert gone["outcome"] == "crashed"
