@@ -17,7 +17,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-HIDDEN = -1e4  # An additive mask up to here hides the key.
+HIDDEN = -9984.0  # An additive mask from here down hides the key: -10,000 as bfloat16 has it.
 
 
 @dataclasses.dataclass
