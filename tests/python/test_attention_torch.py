@@ -209,17 +209,20 @@ def test_packed_sequences_fall_back_too(messages: Any) -> None:
     cu_q = torch.tensor([0, 30, 30, 96], dtype=torch.int32)
     cu_k = torch.tensor([0, 50, 60, 130], dtype=torch.int32)
     given = inputs("randn", k_len=130, batch=1, dtype=torch.float32)[:3]
-    for how in ({}, {"causal": True}, {"causal": True, "window": 20}):
+    for how in ({}, {"causal": True}, {"causal": True, "window": 20}, {"softcap": 2.0}):
         want = bellwether.attention(*given, cu_seqlens=(cu_q, cu_k), **how)
         got = bellwether.attention(*(t.double() for t in given), cu_seqlens=(cu_q, cu_k), **how)
         torch.testing.assert_close(got, want.double(), rtol=1e-5, atol=1e-5)
     assert len(messages()) == 1
 
 
-def test_options_pytorch_also_lacks_are_errors(messages: Any) -> None:
-    q, k, v, _ = (t.double() for t in inputs("randn"))
-    with pytest.raises(ValueError, match="no softcap, and ours does not run"):
-        bellwether.attention(q, k, v, softcap=1.0)
+def test_softcaps_fall_back_with_their_masks(messages: Any) -> None:
+    given = inputs("randn", dtype=torch.float32)[:3]
+    for how in ({}, {"causal": True}, {"causal": True, "window": 20}):
+        want = bellwether.attention(*given, softcap=1.0, **how)
+        got = bellwether.attention(*(t.double() for t in given), softcap=1.0, **how)
+        torch.testing.assert_close(got, want.double(), rtol=1e-5, atol=1e-5)
+    assert len(messages()) == 1
 
 
 def test_a_missing_library_is_a_reason(messages: Any, monkeypatch: pytest.MonkeyPatch) -> None:

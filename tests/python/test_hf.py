@@ -42,8 +42,73 @@ def test_masks_are_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
     want = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
     assert torch.equal(call(mask), want)
     assert dispatch._said == {"attn_mask is given"}
-    with pytest.raises(ValueError, match="no softcap"):
-        call(mask, softcap=1.0)
+
+
+def by_hand(
+    mask: Any = None, bias: Any = 0.0, softcap: float = 0.0, sinks: Any = None
+) -> torch.Tensor:
+    q, k, v, _ = inputs("randn", heads=4, kv_heads=2, dtype=torch.float32)
+    k, v = (t.double().repeat_interleave(2, 1) for t in (k, v))
+    scores = q.double() @ k.mT * q.shape[-1] ** -0.5
+    scores = softcap * (scores / softcap).tanh() if softcap else scores
+    scores = scores + bias
+    scores = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat(
+            (scores, sinks.double().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)), -1
+        )
+    return (scores.softmax(-1)[..., : k.shape[2]] @ v).float()
+
+
+@pytest.mark.parametrize("softcap", [0.0, 2.0])
+@pytest.mark.parametrize("with_sinks", [False, True])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_every_argument_reaches_the_softmax(
+    masked: bool, with_bias: bool, with_sinks: bool, softcap: float
+) -> None:
+    causal = torch.ones(96, 96, dtype=torch.bool).tril()
+    mask = (causal & (torch.rand(1, 1, 96, 96) > 0.2)) | torch.eye(96, dtype=torch.bool)
+    bias = torch.randn(1, 4, 96, 96) if with_bias else None
+    sinks = torch.randn(4) if with_sinks else None
+    got = call(mask if masked else None, softcap=softcap or None, position_bias=bias, s_aux=sinks)
+    want = by_hand(
+        mask if masked else causal, 0.0 if bias is None else bias.double(), softcap, sinks
+    )
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_rows_without_keys_are_zero() -> None:
+    mask = torch.zeros(1, 1, 96, 96, dtype=torch.bool)
+    assert call(mask, s_aux=torch.zeros(4)).abs().max() == 0
+
+
+@pytest.mark.parametrize("name", ["T5", "GptOss", "Gemma2"])
+def test_models_with_more_than_a_mask_compute_as_eager(name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    hf.register()
+    sizes = dict(
+        hidden_size=32, d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=4, head_dim=8,
+        intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        num_local_experts=2, num_experts_per_tok=1, vocab_size=100, pad_token_id=0,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    outputs = []
+    tokens = torch.randint(1, 100, (2, 12))
+    seen = torch.ones_like(tokens)
+    seen[1, 8:] = 0
+    for implementation in ("bellwether", "eager"):
+        torch.manual_seed(0)
+        config = getattr(transformers, f"{name}Config")(**sizes)
+        kind = "ForConditionalGeneration" if name == "T5" else "ForCausalLM"
+        model = (
+            getattr(transformers, name + kind)
+            ._from_config(config, attn_implementation=implementation)
+            .eval()
+        )
+        labels = {"labels": tokens} if name == "T5" else {}
+        outputs.append(model(input_ids=tokens, attention_mask=seen, **labels).logits[seen.bool()])
+    torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("tokens", [96, 40, 1])

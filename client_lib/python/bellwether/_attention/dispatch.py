@@ -13,6 +13,7 @@ from .._native.attention_c_api import MODES
 from .._util import log
 from .attention_op import attention_forward, machine_lacks
 from .center_keys import INT32_MAX, center_keys, offsets_on
+from .composed import composed
 
 HEAD_DIM_MAX = {"cpu": 1024, "cuda": 256}
 
@@ -131,6 +132,11 @@ def _allowed(
     return allowed
 
 
+def allowed_keys(q: Tensor, k: Tensor, causal: bool, window: int) -> Optional[Tensor]:
+    """[q_len, k_len]: which keys a row of attention() sees; None = all of them."""
+    return _allowed(q.shape[2], k.shape[2], causal, window, None, None, q.device)
+
+
 def sdpa_mask(
     q: Tensor, k: Tensor, causal: bool, window: int,
     of_q: Optional[Tensor] = None, of_k: Optional[Tensor] = None,
@@ -143,11 +149,14 @@ def sdpa_mask(
 
 
 def _fallback(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, window: int, center: bool,
-    enable_gqa: bool, of_q: Optional[Tensor], of_k: Optional[Tensor],
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, window: int, softcap: float,
+    center: bool, enable_gqa: bool, of_q: Optional[Tensor], of_k: Optional[Tensor],
 ) -> Tensor:  # fmt: skip
     if center:
         k = center_keys(k, of_k)
+    if softcap:
+        allowed = _allowed(q.shape[2], k.shape[2], causal, window, of_q, of_k, q.device)
+        return composed(q, k, v, scale=scale, mask=allowed, softcap=softcap)
     mask = sdpa_mask(q, k, causal, window, of_q, of_k)
     return _sdpa(q, k, v, scale=scale, enable_gqa=enable_gqa, **mask)
 
@@ -199,8 +208,8 @@ def attention(
     Mode sr draws its seed from torch's CPU generator; a CUDA graph replays the captured one.
 
     Where no kernel serves the call (float32 on a GPU, heads of more than 256 elements, ...)
-    PyTorch's attention computes it, and the log says why, once.  Raises ValueError if the
-    arguments do not fit each other, or for a softcap that PyTorch would have to compute.
+    PyTorch's attention computes it, and the log says why, once.  With a softcap that holds every
+    score in memory.  Raises ValueError if the arguments do not fit each other.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     _check(q, k, v, mode, scale, window, softcap, center, enable_gqa)
@@ -208,10 +217,8 @@ def attention(
     q, k, v = cast_as_autocast(q, k, v)
     reason = unsupported(q, k, v)
     if reason is not None:
-        if softcap:
-            raise ValueError(f"PyTorch's attention has no softcap, and ours does not run: {reason}")
         say_once(reason)
-        return _fallback(q, k, v, scale, causal, window, center, enable_gqa, of_q, of_k)
+        return _fallback(q, k, v, scale, causal, window, softcap, center, enable_gqa, of_q, of_k)
     return attention_and_lse(
         q, k, v, of_q, of_k, mode=mode, center=center, causal=causal, window=window,
         softcap=softcap, scale=scale,
