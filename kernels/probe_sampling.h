@@ -61,6 +61,23 @@ constexpr bool HasNarrowV(const ProbeParams& p) {
   return keys.begin > 0 || keys.end < p.k_len;
 }
 
+// Whether a key is in V of a query head.  plain: VisibleKeys().
+constexpr bool IsVisible(const ProbeParams& p, KeyRange plain, int64_t batch, int64_t head, int64_t key) {
+  const ProbeVisible& v = p.visible;
+  if (v.data == nullptr) return key >= plain.begin && key < plain.end;
+  return v.data[batch * v.batch_stride + head * v.head_stride + key * v.key_stride] != 0;
+}
+
+// Whether it is in V of any query head of a key head.
+constexpr bool IsVisibleToGroup(const ProbeParams& p, KeyRange plain, int64_t batch, int64_t kv_head, int64_t key) {
+  const int64_t group = p.heads / p.kv_heads;
+  const int64_t different = p.visible.data != nullptr && p.visible.head_stride != 0 ? group : 1;
+  for (int64_t h = kv_head * group; h < kv_head * group + different; ++h) {
+    if (IsVisible(p, plain, batch, h, key)) return true;
+  }
+  return false;
+}
+
 }  // namespace bellwether::kernels
 
 #endif  // BELLWETHER_KERNELS_PROBE_SAMPLING_H_

@@ -1,6 +1,6 @@
 """The statistics on one GPU: what a watched step costs beside its attention.
 
-Measured are the probe with and without v, o and d_o and with drift alone, the key-gradient leak,
+Measured are the probe with and without v, o and d_o, with drift alone and with masks, the leak,
 and the spectral norms of all heads of a model.  Each stands beside what it must at least do: read
 its inputs once, as a copy does (which also writes them).  The share is of causal attention forward
 and backward by PyTorch's flash attention.  Launches are interleaved.  The L2 is flushed before
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import dataclasses
+import functools
 import json
 import statistics
 import sys
@@ -86,6 +87,14 @@ def bench_layer(lib: ctypes.CDLL, shape: Shape, repetitions: int) -> dict[str, o
         "attention_fwd": lambda: attend(q, k, v),
         "attention_bwd": lambda: torch.autograd.grad(result, leaves, g, retain_graph=True),
         "copy_of_k": lambda: copy.copy_(k), "key_leak": lambda: calls.key_leak(lib, k, leak)}
+    row = torch.arange(shape.tokens, device="cuda")
+    documents = torch.stack([row // 512 * 512, row // 512 * 512 + 512, row], -1).int()[None]
+    mask = (row <= row[:, None]).expand(shape.batch, 1, -1, -1).contiguous()
+    visible = torch.ones(1, 1, shape.tokens, dtype=torch.bool, device="cuda")
+    for name, parts in (("documents", {"causal": True, "ranges": documents}), ("mask", {"mask": mask}),
+                        ("bias", {"mask": torch.where(mask, 0., -torch.inf).bfloat16()})):
+        masked = ProbeOptions(rows=ROWS[-1], seed=1, visible=visible, **parts)
+        timed[f"{name}_{ROWS[-1]}"] = functools.partial(calls.probe, lib, q, k, (v, o, g), masked, into)
     for rows in ROWS:
         timed[f"drift_{rows}"] = probe(rows, None, drift_only=True)
         timed[f"scores_{rows}"] = probe(rows, None)

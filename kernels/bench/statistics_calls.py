@@ -15,7 +15,7 @@ import torch
 
 from attention_calls import Tensor4, check, view
 
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.bool: 3}
 # Rows of the probe's output, as in probe.h.
 PROBE_STATS = ("rows", "common_mode", "spread", "tied_bf16", "tied_eps", "tied_paper", "saturated",
                "logit_max", "entropy", "sink", "nonfinite", "bias", "bias_sq", "delta_abs",
@@ -38,7 +38,13 @@ class ProbeParams(ctypes.Structure):
         ("rows_per_head", ctypes.c_uint32), ("seed", ctypes.c_uint64),
         ("head_offset", ctypes.c_int64), ("stat_stride", ctypes.c_int64),
         ("out", ctypes.c_void_p), ("kv_stat_stride", ctypes.c_int64), ("kv_out", ctypes.c_void_p),
-        ("gate", ctypes.c_void_p),
+        ("gate", ctypes.c_void_p), ("top_left", ctypes.c_uint8), ("mask_by_sample", ctypes.c_uint8),
+        ("reserved2", ctypes.c_uint8 * 2), ("window_right", ctypes.c_int32),
+        ("ranges", ctypes.c_void_p), *_fields("range_batch range_row", ctypes.c_int64),
+        ("mask", ctypes.c_void_p), *_fields("mask_dtype reserved3", ctypes.c_uint32),
+        *_fields("mask_batch mask_head mask_row mask_key", ctypes.c_int64),
+        ("visible", ctypes.c_void_p), *_fields("visible_batch visible_head visible_key", ctypes.c_int64),
+        ("sinks", ctypes.c_void_p),
     ]
 
 
@@ -76,6 +82,13 @@ class ProbeOptions:
     head_offset: int = 0
     drift_only: bool = False
     gate: torch.Tensor | None = None  # [2] int64: open, and what is added to the seed
+    top_left: bool = False
+    window_right: int = 0
+    ranges: torch.Tensor | None = None  # int32 [batch or 1][q_len or 1][3]
+    mask: torch.Tensor | None = None  # broadcasts to [batch][heads][q_len or rows][k_len]
+    mask_by_sample: bool = False
+    visible: torch.Tensor | None = None  # bool [batch or 1][heads or 1][k_len]
+    sinks: torch.Tensor | None = None  # float32 [heads]
 
 
 @dataclasses.dataclass
@@ -104,8 +117,23 @@ def probe(lib: ctypes.CDLL, q: torch.Tensor, k: torch.Tensor,
     """Adds the statistics of one call; outputs: v, o, d_o."""
     v, o, d_o = outputs if outputs is not None else (None, None, None)
     batch, heads, q_len, head_dim = q.shape
+    rows = options.rows if 0 < options.rows < q_len and options.mask_by_sample else q_len
+    places: dict[str, object] = {}
+    for name, given, shape, axes in (
+            ("range", options.ranges, (batch, q_len, 3), "batch row"),
+            ("mask", options.mask, (batch, heads, rows, k.shape[2]), "batch head row key"),
+            ("visible", options.visible, (batch, heads, k.shape[2]), "batch head key")):
+        if given is None:
+            continue
+        t = given.expand(shape)
+        places["ranges" if name == "range" else name] = t.data_ptr()
+        places |= {f"{name}_{axis}": t.stride(i) for i, axis in enumerate(axes.split())}
+        if name == "mask":
+            places["mask_dtype"] = DTYPES[t.dtype]
     params = ProbeParams(
-        **call_fields(ProbeParams, q), batch=batch, heads=heads, kv_heads=k.shape[1], q_len=q_len,
+        **call_fields(ProbeParams, q), **places, top_left=int(options.top_left),
+        window_right=options.window_right, mask_by_sample=int(options.mask_by_sample),
+        sinks=pointer(options.sinks), batch=batch, heads=heads, kv_heads=k.shape[1], q_len=q_len,
         k_len=k.shape[2], head_dim=head_dim, v_dim=0 if v is None else v.shape[3], q=view(q),
         k=view(k), v=view(v), o=view(o), d_o=view(d_o), scale=1 / math.sqrt(head_dim),
         softcap=options.softcap, causal=int(options.causal),

@@ -1,5 +1,5 @@
-// probe_mask.h: which keys are visible, and what a mask's tensor adds to scores.  Shared
-// by the reference and the fast path.
+// probe_mask.h: what a mask's tensor adds to scores.  Shared by the reference and the fast
+// path.
 
 #ifndef BELLWETHER_KERNELS_CPU_PROBE_MASK_H_
 #define BELLWETHER_KERNELS_CPU_PROBE_MASK_H_
@@ -44,23 +44,6 @@ inline void ReadMask(const ProbeMask& mask, int64_t batch, int64_t head, int64_t
       break;
   }
   ReadMaskRow<uint8_t>(mask, at, keys, bias);
-}
-
-// Whether a key is in V of a query head.  plain: VisibleKeys().
-inline bool IsVisible(const ProbeParams& p, KeyRange plain, int64_t batch, int64_t head, int64_t key) {
-  const ProbeVisible& v = p.visible;
-  if (v.data == nullptr) return key >= plain.begin && key < plain.end;
-  return v.data[batch * v.batch_stride + head * v.head_stride + key * v.key_stride] != 0;
-}
-
-// Whether it is in V of any query head of a key head.
-inline bool IsVisibleToGroup(const ProbeParams& p, KeyRange plain, int64_t batch, int64_t kv_head, int64_t key) {
-  const int64_t group = p.heads / p.kv_heads;
-  const int64_t different = p.visible.data != nullptr && p.visible.head_stride != 0 ? group : 1;
-  for (int64_t h = kv_head * group; h < kv_head * group + different; ++h) {
-    if (IsVisible(p, plain, batch, h, key)) return true;
-  }
-  return false;
 }
 
 }  // namespace bellwether::kernels::cpu

@@ -9,9 +9,11 @@
 //           no fixed order.  Mean and spread of the scores are taken from the scores, tile
 //           by tile and about each tile's own mean, so that a common mode thousands of
 //           times the spread leaves the spread its digits.
-// Limits    head_dim and v_dim 256, 2^30 tokens, 2^31 - 1 blocks, compute capability 8.0;
-//           keys longer than 1e19 and scores beyond fp32, masked ones too, count as
-//           infinite.
+// Forms     calls with a mask's tensor, row ranges or keys that no row sees have kernels of
+//           their own, and so have dims above 256.  Keys outside V are zeros in the tiles.
+// Limits    head_dim and v_dim 576 as far as shared memory goes, 2^30 tokens, 2^31 - 1
+//           blocks, compute capability 8.0; keys longer than 1e19 and scores beyond fp32,
+//           masked ones too, count as infinite.
 
 #include <algorithm>
 
@@ -19,6 +21,7 @@
 #include "cuda/block_sum.cuh"
 #include "cuda/cluster.cuh"
 #include "cuda/probe_keys.cuh"
+#include "cuda/probe_mask.cuh"
 #include "cuda/probe_rows.cuh"
 #include "cuda/probe_tiles.cuh"
 #include "error.h"
@@ -30,14 +33,15 @@ namespace {
 // What a kernel measures: rows of scores; with dO the error of delta, too; drift_only.
 enum class Part { kScores, kDelta, kDrift };
 
-template <class Element, Part kPart>
-using ShapeOf = TileShape<Element, kPart == Part::kDrift>;
+template <class Element, Part kPart, Form kForm>
+using ShapeOf = TileShape<Element, kPart == Part::kDrift, kForm>;
 
 constexpr int kStagesMax = 2;  // of tiles of keys: one is used while the next arrives
 constexpr int64_t kProbeTokensMax = int64_t{1} << 30;
 
 struct ProbeKernelParams {
   ProbeParams p;
+  KeyRange plain_v;     // V without `visible`
   int64_t group, rows;  // query heads of a key head; sampled rows of a query head
   int64_t row_tiles;    // of a sequence and key head
   int key_tiles;
@@ -67,12 +71,21 @@ __device__ __forceinline__ RowPlace PlaceOf(const ProbeKernelParams& kernel, uin
   return {static_cast<int>(head), static_cast<int>(row), static_cast<int>(keys.begin), static_cast<int>(keys.end)};
 }
 
+// What a thread knows of its two rows beside their places, where a mask has a tensor.
+struct MaskRows {
+  int64_t at[2];   // where its rows begin
+  int allowed[2];  // keys so far
+};
+
 // One thread's scores of one warp tile, for its two rows.
-template <Part kPart, int kBlocks>
-__device__ __forceinline__ void AddTile(const ProbeParams& p, const RowPlace (&place)[2], int first_key, int warp_keys,
-                                        bool visible, bool whole, const float (&s)[kBlocks][4],
-                                        const float (&dp)[kBlocks][4], RowState (&state)[2]) {
+template <Part kPart, Form kForm, int kBlocks>
+__device__ __forceinline__ void AddTile(const ProbeKernelParams& kernel, int64_t batch, const RowPlace (&place)[2],
+                                        int first_key, int warp_keys, bool visible, bool whole,
+                                        const float (&s)[kBlocks][4], const float (&dp)[kBlocks][4],
+                                        MaskRows& mask_rows, RowState (&state)[2]) {
   constexpr int kCount = 2 * kBlocks;
+  constexpr bool kMasked = kForm != Form::kPlain;
+  const ProbeParams& p = kernel.p;
   const int my_key = first_key + 2 * (threadIdx.x % 4);
   const int k_len = static_cast<int>(p.k_len);
   unsigned present = (1u << kCount) - 1;
@@ -90,22 +103,40 @@ __device__ __forceinline__ void AddTile(const ProbeParams& p, const RowPlace (&p
       scores[i] = s[i / 2][2 * r + i % 2] * p.scale;
       gradients[i] = kPart == Part::kDelta ? dp[i / 2][2 * r + i % 2] : 0.f;
     }
-    AddMoments(scores, present, state[r]);
+    unsigned in_v = present;
+    if (kMasked && place[r].head >= 0) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        const int key = my_key + i / 2 * 8 + i % 2;
+        if ((in_v >> i & 1) && !IsVisible(p, kernel.plain_v, batch, place[r].head, key)) in_v &= ~(1u << i);
+      }
+    }
+    AddMoments(scores, in_v, state[r]);
     if (!visible) continue;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const int key = my_key + i / 2 * 8 + i % 2;
-      const bool allowed = whole || (key >= place[r].begin && key < place[r].end);
+      bool allowed = whole || (key >= place[r].begin && key < place[r].end);
+      float bias = 0.f;
+      if (kMasked && allowed && p.mask.data != nullptr) {
+        bias = BiasAt(p.mask, mask_rows.at[r] + key * p.mask.key_stride);
+        allowed = bias != -INFINITY;
+      }
+      if (kMasked) mask_rows.allowed[r] += allowed;
       state[r].poison = fmaf(allowed ? scores[i] : 0.f, 0.f, state[r].poison);
-      if (kPart == Part::kDrift) continue;
+      if (kPart == Part::kDrift && !kMasked) continue;
       if (p.softcap > 0.f) scores[i] = p.softcap * tanhf(scores[i] / p.softcap);
+      if (kMasked && allowed) {
+        scores[i] += bias;
+        state[r].poison = fmaf(scores[i], 0.f, state[r].poison);
+      }
       if (!allowed) {
         scores[i] = -INFINITY;
         gradients[i] = 0.f;
       }
     }
     if (kPart == Part::kDrift) continue;
-    if (my_key == 0) state[r].sink = scores[0];
+    if (my_key == 0) state[r].first_key = scores[0];
     AddScores<kCount, kPart == Part::kDelta>(scores, gradients, state[r]);
   }
 }
@@ -137,19 +168,24 @@ template <class Shape>
 inline constexpr int kStatRows = Shape::kRows > 32 ? Shape::kRows : 32;
 
 // What registers leave room for.
-template <class Element, Part kPart>
-inline constexpr int kBlocksPerMultiprocessor = kPart == Part::kDelta && !ShapeOf<Element, kPart>::kTensorCores ? 1 : 2;
+template <class Element, Part kPart, Form kForm>
+inline constexpr int kBlocksPerMultiprocessor =
+    kForm == Form::kWide || (!ShapeOf<Element, kPart, kForm>::kTensorCores &&
+                             (kPart == Part::kDelta || (kPart == Part::kScores && kForm == Form::kMasked)))
+        ? 1
+        : 2;
 
 // Grid: [batch * kv_heads * row_tiles * cluster].  Block: kTileThreads.  Shared: SharedBytes().
-template <class Element, Part kPart>
-__global__ void __launch_bounds__(kTileThreads, kBlocksPerMultiprocessor<Element, kPart>)
+template <class Element, Part kPart, Form kForm>
+__global__ void __launch_bounds__(kTileThreads, kBlocksPerMultiprocessor<Element, kPart, kForm>)
     ProbeKernel(const __grid_constant__ ProbeKernelParams kernel) {
-  using Shape = ShapeOf<Element, kPart>;
+  using Shape = ShapeOf<Element, kPart, kForm>;
   constexpr int kRows = Shape::kRows, kKeys = Shape::kKeys;
-  constexpr bool kDelta = kPart == Part::kDelta;
+  constexpr bool kDelta = kPart == Part::kDelta, kMasked = kForm != Form::kPlain;
   __shared__ RowState states[Shape::kKeyWarps][kRows];
   __shared__ RowPlace places[kRows];
-  __shared__ double delta_lp[kRows], channels[kDimMax + 1], scratch[Shape::kWarps];
+  __shared__ int allowed_keys[kMasked ? Shape::kKeyWarps : 1][kRows];
+  __shared__ double delta_lp[kRows], sums_of_keys[kKeySums<Shape>], scratch[Shape::kWarps];
   extern __shared__ __align__(16) unsigned char tiles[];
 
   const ProbeParams& p = kernel.p;
@@ -167,12 +203,15 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerMultiprocessor<Element
   const int64_t kv_head = sequence % p.kv_heads, batch = sequence / p.kv_heads;
   const bool with_keys = row_tile == 0 && p.kv_out != nullptr;
 
+  const auto in_tile = [&](int key) {
+    return key < p.k_len && (!kMasked || IsVisibleToGroup(p, kernel.plain_v, batch, kv_head, key));
+  };
   const auto load_keys = [&](int tile, int stage) {
     unsigned char* const keys = first_stage + stage * stage_bytes;
     const auto row_at = [&](const Tensor4& t) {
       return [&, tile, of = &t](int r) {
         const int key = tile * kKeys + r;
-        return key < p.k_len ? RowOf<Element>(*of, batch, kv_head, key) : nullptr;
+        return in_tile(key) ? RowOf<Element>(*of, batch, kv_head, key) : nullptr;
       };
     };
     LoadTile<Element>(keys, kKeys, key_pitch, p.head_dim, kernel.vectorized, p.k.data, row_at(p.k));
@@ -215,7 +254,16 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerMultiprocessor<Element
     any_end = max(any_end, at.end);
   }
   RowState state[2] = {NoKeys(), NoKeys()};
-  KeySums<Shape::kTensorCores> key_sums;
+  MaskRows mask_rows = {};
+  if (kMasked && p.mask.data != nullptr) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int64_t sample = (row_tile * kRows + first_row + lane / 4 + 8 * r) % kernel.rows;
+      const RowPlace& at = place[r];
+      if (at.head >= 0) mask_rows.at[r] = MaskRowAt(p.mask, batch, at.head, p.mask.by_sample ? sample : at.row);
+    }
+  }
+  KeySums<Shape> key_sums;
   int stage = 0;
   for (int tile = rank; tile < kernel.key_tiles; tile += kernel.cluster) {
     if (kernel.stages == 1) {
@@ -246,10 +294,11 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerMultiprocessor<Element
       if (kDelta && visible) {
         Multiply<Element>(gradients + first_row * v_pitch, keys + kKeys * key_pitch + warp_key * v_pitch, v_pitch, dp);
       }
-      AddTile<kPart>(p, place, first_key, Shape::kWarpKeys, visible, whole, s, dp, state);
+      AddTile<kPart, kForm>(kernel, batch, place, first_key, Shape::kWarpKeys, visible, whole, s, dp, mask_rows, state);
     }
     if (with_keys) {
       AddKeys<Element, Shape>(keys, key_pitch, static_cast<int>(p.head_dim), key_sums);
+      if (kMasked && threadIdx.x < kKeys) key_sums.in_v += in_tile(tile * kKeys + threadIdx.x);
     }
     __syncthreads();  // The tile is free.
     if (kernel.stages > 1) stage ^= 1;
@@ -263,37 +312,52 @@ __global__ void __launch_bounds__(kTileThreads, kBlocksPerMultiprocessor<Element
       const RowState& mine = state[r];
       const auto other = [&](float x) { return __shfl_xor_sync(0xffffffffu, x, offset); };
       const RowState theirs = {
-          other(mine.first),  other(mine.second), other(mine.l),    other(mine.weighted_score), other(mine.weighted_dp),
-          other(mine.poison), other(mine.sink),   other(mine.mean), other(mine.squares),        other(mine.keys)};
+          other(mine.first),       other(mine.second), other(mine.l),         other(mine.weighted_score),
+          other(mine.weighted_dp), other(mine.poison), other(mine.first_key), other(mine.mean),
+          other(mine.squares),     other(mine.keys)};
       Merge(theirs, state[r]);
     }
     if (lane % 4 == 0) states[key_warp][first_row + lane / 4 + 8 * r] = state[r];
+    if constexpr (kMasked) {
+      int allowed = mask_rows.allowed[r];
+#pragma unroll
+      for (int offset = 1; offset < 4; offset *= 2) allowed += __shfl_xor_sync(0xffffffffu, allowed, offset);
+      if (lane % 4 == 0) allowed_keys[key_warp][first_row + lane / 4 + 8 * r] = allowed;
+    }
   }
   if (kDelta) ComputeDeltaLp<Element, Shape>(kernel, batch, places, gradients, delta_lp);
-  if (with_keys) StoreKeys(key_sums, channels, scratch);
+  if (!kMasked) key_sums.in_v = 1;  // There are keys.
+  if (with_keys) StoreKeys<Shape>(key_sums, sums_of_keys, scratch);
   SyncCluster(kernel.cluster);
 
   // 4. The first block merges and adds.
   if (rank == 0) {
     if (threadIdx.x < kStatRows<Shape>) {  // Whole warps: they add their rows together.
       const int mine = threadIdx.x % kRows;
+      const RowPlace& at = places[mine];
       RowState row = NoKeys();
+      int allowed = kMasked ? 0 : at.end - at.begin;
       for (int block = 0; block < kernel.cluster; ++block) {
         const RowState* const of_block = OfBlock(&states[0][mine], block, kernel.cluster);
 #pragma unroll
         for (int part = 0; part < Shape::kKeyWarps; ++part) Merge(of_block[part * kRows], row);
+        if constexpr (kMasked) {
+          const int* const allowed_of_block = OfBlock(&allowed_keys[0][mine], block, kernel.cluster);
+#pragma unroll
+          for (int part = 0; part < Shape::kKeyWarps; ++part) allowed += allowed_of_block[part * kRows];
+        }
       }
-      const RowPlace& at = places[mine];
-      const bool is_row = threadIdx.x < kRows && at.begin < at.end;
+      const bool is_row = threadIdx.x < kRows && allowed > 0;
+      const float sink = is_row && p.sinks != nullptr ? p.sinks[at.head] : -INFINITY;
       double* const stats = reinterpret_cast<double*>(tiles) + threadIdx.x * kProbeStatCount;
       if constexpr (kPart == Part::kDrift) {
-        DriftStats(row, stats);
+        DriftStats(row, sink, stats);
       } else {
-        RowStats(row, at.end - at.begin, kDelta ? delta_lp[mine] : 0, stats);
+        RowStats(row, allowed, sink, kDelta ? delta_lp[mine] : 0, stats);
       }
       AddToHeads(p, is_row ? at.head : -1, kDelta, stats);
     }
-    if (with_keys) AddCoherence(p, kernel.cluster, kv_head, channels, scratch);
+    if (with_keys) AddCoherence<Shape>(p, kernel.cluster, kv_head, sums_of_keys, scratch);
   }
   SyncCluster(kernel.cluster);  // No block ends while another reads what it found.
 }
@@ -304,13 +368,14 @@ int SharedBytes(const ProbeKernelParams& kernel) {
   return std::max(tiles, kStatRows<Shape> * kProbeStatCount * int{sizeof(double)});
 }
 
-template <class Element, Part kPart>
+template <class Element, Part kPart, Form kForm>
 Status Launch(const ProbeParams& p, const Gpu& gpu, void* stream) {
-  using Shape = ShapeOf<Element, kPart>;
+  using Shape = ShapeOf<Element, kPart, kForm>;
   constexpr int kStaticBytes = 12 * 1024;  // at most, of ProbeKernel's own arrays
   constexpr bool kWithDelta = kPart == Part::kDelta;
   ProbeKernelParams kernel = {};
   kernel.p = p;
+  if (p.visible.data == nullptr) kernel.plain_v = VisibleKeys(p);
   kernel.group = p.heads / p.kv_heads;
   kernel.rows = SampledRows(p);
   kernel.row_tiles = (kernel.group * kernel.rows + Shape::kRows - 1) / Shape::kRows;
@@ -345,14 +410,25 @@ Status Launch(const ProbeParams& p, const Gpu& gpu, void* stream) {
   grid.units = p.batch * p.kv_heads * kernel.row_tiles;
   grid.threads = kTileThreads;
   grid.cluster = kernel.cluster = ClusterSize(gpu, grid.units, kernel.key_tiles);
-  return LaunchClusters(ProbeKernel<Element, kPart>, kernel, grid, stream, "the probe");
+  return LaunchClusters(ProbeKernel<Element, kPart, kForm>, kernel, grid, stream, "the probe");
+}
+
+template <class Element, Part kPart>
+Status LaunchForm(const ProbeParams& p, const Gpu& gpu, void* stream) {
+  constexpr int kDimMax = TileShape<Element, false, Form::kPlain>::kDimMax;
+  if (p.head_dim > kDimMax || (p.d_o.data != nullptr && p.v_dim > kDimMax)) {
+    return Launch<Element, kPart, Form::kWide>(p, gpu, stream);
+  }
+  // Ranges and a mask come with `visible`.
+  if (HasNarrowV(p)) return Launch<Element, kPart, Form::kMasked>(p, gpu, stream);
+  return Launch<Element, kPart, Form::kPlain>(p, gpu, stream);
 }
 
 template <class Element>
 Status LaunchPart(const ProbeParams& p, const Gpu& gpu, void* stream) {
-  if (p.drift_only) return Launch<Element, Part::kDrift>(p, gpu, stream);
-  if (p.d_o.data != nullptr) return Launch<Element, Part::kDelta>(p, gpu, stream);
-  return Launch<Element, Part::kScores>(p, gpu, stream);
+  if (p.drift_only) return LaunchForm<Element, Part::kDrift>(p, gpu, stream);
+  if (p.d_o.data != nullptr) return LaunchForm<Element, Part::kDelta>(p, gpu, stream);
+  return LaunchForm<Element, Part::kScores>(p, gpu, stream);
 }
 
 }  // namespace
@@ -365,6 +441,7 @@ Status Probe(const ProbeParams& p, void* stream) {
     return Fail(Status::kUnsupported, "%s is %lld, but at most %lld is supported on a GPU", field,
                 static_cast<long long>(value), static_cast<long long>(max));
   };
+  constexpr int kDimMax = TileShape<float, false, Form::kWide>::kDimMax;
   BELLWETHER_KERNELS_RETURN_IF_ERROR(limit("head_dim", p.head_dim, kDimMax));
   if (p.d_o.data != nullptr) {
     BELLWETHER_KERNELS_RETURN_IF_ERROR(limit("v_dim", p.v_dim, kDimMax));
@@ -372,10 +449,6 @@ Status Probe(const ProbeParams& p, void* stream) {
   BELLWETHER_KERNELS_RETURN_IF_ERROR(limit("q_len", p.q_len, kProbeTokensMax));
   BELLWETHER_KERNELS_RETURN_IF_ERROR(limit("k_len", p.k_len, kProbeTokensMax));
   if (p.batch == 0 || p.q_len == 0 || p.k_len == 0) return Status::kOk;
-  if (HasNarrowV(p) || p.sinks != nullptr) {
-    return Fail(Status::kUnsupported,
-                "ranges, a mask, sinks or keys that no row sees are given, but a GPU's probe takes none of them");
-  }
   switch (p.dtype) {
     case DType::kBFloat16:
       return LaunchPart<__nv_bfloat16>(p, gpu, stream);

@@ -21,15 +21,20 @@
 
 namespace bellwether::kernels::cuda {
 
-inline constexpr int kDimMax = 256;
+// Sums of a block: a channel each, and behind them the norms' and how many keys of V there are.
+template <class Shape>
+inline constexpr int kKeySums = Shape::kDimMax + 2;
 
 // What a thread knows of the keys that its block has seen.
-template <bool kTensorCores>
+template <class Shape>
 struct KeySums {
   // Of its channels.  Tensor cores: 2 (lane % 4) and the next one of every eighth block of
-  // eight, lanes 4 apart alike; else channel threadIdx.x, in [0][0].
-  double channel[kTensorCores ? kDimMax / (8 * (kTileThreads / 32)) : 1][2] = {};
+  // eight, lanes 4 apart alike; else channels threadIdx.x + i kTileThreads, in [i][0].
+  static constexpr int kTurns =
+      Shape::kTensorCores ? Shape::kDimMax / (8 * Shape::kWarps) : (Shape::kDimMax + kTileThreads - 1) / kTileThreads;
+  double channel[kTurns][2] = {};
   double norms = 0;  // of its keys
+  int in_v = 0;      // of its keys
 };
 
 // low, high: what 16 keys and the first or last eight of them multiply to, as mma leaves it; adds the
@@ -44,17 +49,16 @@ __device__ __forceinline__ void AddNorms(const float (&low)[4], const float (&hi
 
 // A tile of keys.  Norms are left to MultiplyWithNorms() where a warp's keys are its own.
 template <class Element, class Shape>
-__device__ __forceinline__ void AddKeys(const unsigned char* keys, int pitch, int dim,
-                                        KeySums<Shape::kTensorCores>& sums) {
+__device__ __forceinline__ void AddKeys(const unsigned char* keys, int pitch, int dim, KeySums<Shape>& sums) {
   if constexpr (Shape::kTensorCores) {
-    constexpr int kWarps = kTileThreads / 32;
+    constexpr int kWarps = Shape::kWarps;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int padded = pitch - kVectorBytes;  // bytes of a row's channels
     // 1. Channels: a product with ones, keys being what is summed over.
     constexpr unsigned kOnes = std::is_same_v<Element, __half> ? 0x3c003c00u : 0x3f803f80u;
     const unsigned ones[4] = {kOnes, kOnes, kOnes, kOnes};
 #pragma unroll
-    for (int turn = 0; turn < kDimMax / (8 * kWarps); ++turn) {
+    for (int turn = 0; turn < KeySums<Shape>::kTurns; ++turn) {
       const int at = (turn * kWarps + warp) * kVectorBytes;
       if (at >= padded) break;
       float of_tile[2] = {};
@@ -100,46 +104,62 @@ __device__ __forceinline__ void AddKeys(const unsigned char* keys, int pitch, in
       squares += __shfl_xor_sync(0xffffffffu, squares, offset);
     }
     if (threadIdx.x % kShare == 0) sums.norms += static_cast<double>(sqrtf(squares));
-    if (threadIdx.x >= dim) return;
-    float sum = 0;
-    for (int j = 0; j < Shape::kKeys; ++j) {
-      sum += static_cast<float>(reinterpret_cast<const Element*>(keys + j * pitch)[threadIdx.x]);
+#pragma unroll
+    for (int turn = 0; turn < KeySums<Shape>::kTurns; ++turn) {
+      const int channel = threadIdx.x + turn * kTileThreads;
+      if (channel >= dim) return;
+      float sum = 0;
+      for (int j = 0; j < Shape::kKeys; ++j) {
+        sum += static_cast<float>(reinterpret_cast<const Element*>(keys + j * pitch)[channel]);
+      }
+      sums.channel[turn][0] += static_cast<double>(sum);
     }
-    sums.channel[0][0] += static_cast<double>(sum);
   }
 }
 
-// channels [kDimMax + 1]: the block's sums, and behind them that of the norms.
-template <bool kTensorCores>
-__device__ __forceinline__ void StoreKeys(const KeySums<kTensorCores>& sums, double* channels, double* scratch) {
-  if constexpr (kTensorCores) {
-    constexpr int kWarps = kTileThreads / 32;
+// sums_of_block [kKeySums].
+template <class Shape>
+__device__ __forceinline__ void StoreKeys(const KeySums<Shape>& sums, double* sums_of_block, double* scratch) {
+  if constexpr (Shape::kTensorCores) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
-    for (int turn = 0; turn < kDimMax / (8 * kWarps); ++turn) {
-      double* const at = channels + (turn * kWarps + warp) * 8 + 2 * (lane % 4);
+    for (int turn = 0; turn < KeySums<Shape>::kTurns; ++turn) {
+      double* const at = sums_of_block + (turn * Shape::kWarps + warp) * 8 + 2 * (lane % 4);
       if (lane >= 4) continue;
       at[0] = sums.channel[turn][0];
       at[1] = sums.channel[turn][1];
     }
   } else {
-    channels[threadIdx.x] = sums.channel[0][0];
+#pragma unroll
+    for (int turn = 0; turn < KeySums<Shape>::kTurns; ++turn) {
+      const int channel = threadIdx.x + turn * kTileThreads;
+      if (channel < Shape::kDimMax) sums_of_block[channel] = sums.channel[turn][0];
+    }
   }
   const double norms = SumOverBlock(sums.norms, scratch);
-  if (threadIdx.x == 0) channels[kDimMax] = norms;
+  const double in_v = SumOverBlock(sums.in_v, scratch);
+  if (threadIdx.x != 0) return;
+  sums_of_block[Shape::kDimMax] = norms;
+  sums_of_block[Shape::kDimMax + 1] = in_v;
 }
 
 // |mean_j k_j| / mean_j |k_j| of the sequence, from the cluster's sums.
-__device__ __forceinline__ void AddCoherence(const ProbeParams& p, int cluster, int64_t kv_head, double* channels,
+template <class Shape>
+__device__ __forceinline__ void AddCoherence(const ProbeParams& p, int cluster, int64_t kv_head, double* sums_of_block,
                                              double* scratch) {
-  double channel = 0, norms = 0;
-  for (int block = 0; block < cluster; ++block) {
-    const double* const of_block = OfBlock(channels, block, cluster);
-    if (threadIdx.x < p.head_dim) channel += of_block[threadIdx.x];
-    norms += of_block[kDimMax];
+  double squares = 0, norms = 0, in_v = 0;
+  for (int channel = threadIdx.x; channel < p.head_dim; channel += kTileThreads) {
+    double sum = 0;
+    for (int block = 0; block < cluster; ++block) sum += OfBlock(sums_of_block, block, cluster)[channel];
+    squares += sum * sum;
   }
-  const double square = SumOverBlock(channel * channel, scratch);
-  if (threadIdx.x != 0) return;
+  for (int block = 0; block < cluster; ++block) {
+    const double* const of_block = OfBlock(sums_of_block, block, cluster);
+    norms += of_block[Shape::kDimMax];
+    in_v += of_block[Shape::kDimMax + 1];
+  }
+  const double square = SumOverBlock(squares, scratch);
+  if (threadIdx.x != 0 || in_v == 0) return;
   const double coherence = isfinite(norms) ? (norms == 0 ? 0. : sqrt(square) / norms) : NAN;
   float* const out = p.kv_out + kv_head;
   atomicAdd(out + kProbeKvSequences * p.kv_stat_stride, 1.f);

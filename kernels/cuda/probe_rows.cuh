@@ -16,14 +16,14 @@ namespace bellwether::kernels::cuda {
 // exp of it is 0 in fp32, and 0 times it is 0: stands for a masked score less the maximum.
 inline constexpr float kVanishing = -110.f;
 
-// Of some keys of a row.  The first half looks at the allowed keys, the last three at all.
+// Of some keys of a row.  The first half looks at the allowed keys, the last three at V.
 struct RowState {
   float first, second;   // largest score and second largest, with multiplicity
   float l;               // sum exp(S - first)
   float weighted_score;  // sum exp(S - first) (S - first)
   float weighted_dp;     // sum exp(S - first) dP
   float poison;          // 0, or NaN if a score before the cap was not finite
-  float sink;            // the score of key 0, if it is allowed and among these keys
+  float first_key;       // the score of key 0, if it is allowed and among these keys
   float mean;            // of the scores before the cap
   float squares;         // sum (S - mean)^2
   float keys;
@@ -60,12 +60,12 @@ __device__ __forceinline__ void Merge(RowState b, RowState& a) {
   a.weighted_score += b.weighted_score;
   a.weighted_dp += b.weighted_dp;
   a.poison += b.poison;
-  a.sink = fmaxf(a.sink, b.sink);
+  a.first_key = fmaxf(a.first_key, b.first_key);
   MergeMoments(b.keys, b.mean, b.squares, a);
 }
 
 // A thread's scores of one row and tile.  raw: before the cap, all keys; `present` of
-// them exist, bit i for raw[i].
+// them are in V, bit i for raw[i].
 template <int kCount>
 __device__ __forceinline__ void AddMoments(const float (&raw)[kCount], unsigned present, RowState& a) {
   constexpr unsigned kAll = (1u << kCount) - 1;
@@ -121,30 +121,38 @@ __device__ __forceinline__ void AddDrift(const RowState& row, double* stats) {
   stats[kProbeSpreadSum] = finite ? sqrt(static_cast<double>(row.squares) / static_cast<double>(row.keys)) : NAN;
 }
 
+// Whether a sink makes rows non-finite.
+__device__ __forceinline__ bool IsBadSink(float sink) { return isnan(sink) || sink == INFINITY; }
+
 // What one row adds, as AddRow of cpu/probe_rows.h, to stats [kProbeStatCount]; logit_max
-// by max.
-__device__ __forceinline__ void RowStats(const RowState& row, int keys, double delta_lp, double* stats) {
+// by max.  keys: how many it may see.  sink: its head's, -inf without.
+__device__ __forceinline__ void RowStats(const RowState& row, int keys, float sink, double delta_lp, double* stats) {
   for (int stat = 0; stat < kProbeStatCount; ++stat) stats[stat] = 0;
   stats[kProbeLogitMax] = -INFINITY;
   stats[kProbeRows] = 1;
-  if (row.poison != 0.f || isinf(row.first)) {  // NaN differs from 0.
+  if (row.poison != 0.f || isinf(row.first) || IsBadSink(sink)) {  // NaN differs from 0.
     stats[kProbeNonfiniteRows] = 1;
     return;
   }
   AddDrift(row, stats);
-  const double l = row.l, first = row.first, second = row.second;
+  const double first = row.first, second = row.second;
+  // The sink takes its part of the maximum and of the sums.
+  const double m = fmax(first, static_cast<double>(sink));
+  const double factor = exp(first - m);
+  const double l_keys = factor * static_cast<double>(row.l), l = l_keys + exp(static_cast<double>(sink) - m);
+  const double weighted_score = factor * static_cast<double>(row.weighted_score) + l_keys * (first - m);
   if (keys > 1) {
     stats[kProbeTiedRowsBf16] =
         __bfloat162float(__float2bfloat16_rn(row.first)) == __bfloat162float(__float2bfloat16_rn(row.second));
     stats[kProbeTiedRowsEps] = second >= first - kTieEps;
     stats[kProbeTiedRowsEpsPaper] = second >= first - kTieEpsPaper;
-    const double entropy = log(l) - static_cast<double>(row.weighted_score) / l;
+    const double entropy = l_keys / l * log(l) - weighted_score / l;
     stats[kProbeEntropySum] = fmax(entropy, 0.0) / log(static_cast<double>(keys));
   }
   stats[kProbeSaturatedRows] = l < kSaturatedSum;
   stats[kProbeLogitMax] = first;
-  stats[kProbeSinkSum] = exp(static_cast<double>(row.sink) - first) / l;
-  const double delta_hp = static_cast<double>(row.weighted_dp) / l;
+  stats[kProbeSinkSum] = exp(static_cast<double>(row.first_key) - m) / l;
+  const double delta_hp = factor * static_cast<double>(row.weighted_dp) / l;
   const double error = delta_lp - delta_hp;
   stats[kProbeDeltaBiasSum] = error;
   stats[kProbeDeltaBiasSumsq] = error * error;
@@ -153,11 +161,11 @@ __device__ __forceinline__ void RowStats(const RowState& row, int keys, double d
 }
 
 // With drift_only: what of it is left then.
-__device__ __forceinline__ void DriftStats(const RowState& row, double* stats) {
+__device__ __forceinline__ void DriftStats(const RowState& row, float sink, double* stats) {
   for (int stat = 0; stat < kProbeStatCount; ++stat) stats[stat] = 0;
   stats[kProbeLogitMax] = -INFINITY;
   stats[kProbeRows] = 1;
-  if (row.poison != 0.f) {  // NaN differs from 0.
+  if (row.poison != 0.f || IsBadSink(sink)) {  // NaN differs from 0.
     stats[kProbeNonfiniteRows] = 1;
     return;
   }

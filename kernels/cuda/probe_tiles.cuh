@@ -25,16 +25,24 @@ static_assert(TilePitch(32, 2) / 16 % 2 == 1 && TilePitch(96, 2) / 16 % 2 == 1 &
 
 inline constexpr int kTileThreads = 256;
 
+// Which calls a kernel takes.
+enum class Form {
+  kPlain,   // no tensor of a mask, V is all keys, dims up to 256
+  kMasked,  // dims up to 256
+  kWide     // all
+};
+
 // How many rows and keys a block holds and how its warps share them: 16 rows a warp.
 // kNarrow: the rows of one warp, so that a few rows keep all warps busy.
-template <class Element, bool kNarrow>
+template <class Element, bool kNarrow, Form kForm>
 struct TileShape {
+  static constexpr int kDimMax = kForm == Form::kWide ? 576 : 256;
   static constexpr bool kTensorCores = sizeof(Element) == 2;
   static constexpr int kWarps = kTileThreads / 32;
   static constexpr int kRowWarps = kNarrow ? 1 : kTensorCores ? 4 : 2;
   static constexpr int kKeyWarps = kWarps / kRowWarps;
   static constexpr int kRows = 16 * kRowWarps;
-  static constexpr int kWarpKeys = !kTensorCores ? 8 : kNarrow ? 16 : 32;
+  static constexpr int kWarpKeys = !kTensorCores ? 8 : kNarrow || kForm == Form::kWide ? 16 : 32;
   static constexpr int kKeys = kKeyWarps * kWarpKeys;
   static constexpr int kBlocks = kWarpKeys / 8;  // of 8 keys, one mma each
   // The 16 keys that a warp multiplies are no other warp's.

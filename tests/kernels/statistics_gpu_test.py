@@ -54,6 +54,7 @@ class Problem:
     k: torch.Tensor
     outputs: Outputs | None  # v, o, d_o
     options: ProbeOptions
+    by_token: torch.Tensor | None = None
 
 
 def randn(*shape: int) -> torch.Tensor:
@@ -68,21 +69,36 @@ def raw_scores(problem: Problem) -> torch.Tensor:
     return problem.q.double() @ keys.transpose(-1, -2) / math.sqrt(problem.q.shape[-1])
 
 
+def in_ranges(o: ProbeOptions, batch: int, n: int, m: int) -> torch.Tensor:
+    """[batch][1][n][m]: what causality, windows and ranges allow."""
+    row, key = torch.arange(n)[:, None] + (0 if o.top_left else m - n), torch.arange(m)[None]
+    allowed = torch.ones(batch, 1, n, m, dtype=torch.bool)
+    if o.ranges is not None:
+        begin, end, row = (o.ranges[..., i][:, None, :, None] for i in range(3))
+        allowed = allowed & (key >= begin) & (key < end)
+    if o.causal:
+        allowed = allowed & (key <= row)
+    if o.window:
+        allowed = allowed & (key > row - o.window)
+    if o.window_right:
+        allowed = allowed & (key < row + o.window_right)
+    return allowed
+
+
 def scores(problem: Problem) -> torch.Tensor:
-    """Capped, masked with -inf."""
+    """Capped, masked with -inf; a mask by sampled row is written out in problem.by_token."""
     s, o = raw_scores(problem), problem.options
     if o.softcap:
         s = o.softcap * torch.tanh(s / o.softcap)
-    n, m = s.shape[-2:]
-    row, key = torch.arange(n)[:, None] + m - n, torch.arange(m)[None]
-    allowed = key <= row if o.causal else torch.ones(n, m, dtype=torch.bool)
-    if o.window:
-        allowed &= key > row - o.window
-    return s.masked_fill(~allowed, -math.inf)
+    s = s.masked_fill(~in_ranges(o, s.shape[0], *s.shape[2:]), -math.inf)
+    mask = problem.by_token if o.mask_by_sample else o.mask
+    if mask is None:
+        return s
+    return s.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else s + mask.double()
 
 
 def make(shape: Shape, options: ProbeOptions, integers: bool = False, delta: bool = True,
-         seed: int = 0) -> Problem:
+         seed: int = 0, by_token: torch.Tensor | None = None) -> Problem:
     """On the CPU; o is the attention's output rounded to the type, as an op returns it."""
     torch.manual_seed(seed)
     s = shape
@@ -92,11 +108,15 @@ def make(shape: Shape, options: ProbeOptions, integers: bool = False, delta: boo
         return (torch.randint(-2, 3, of).to(s.dtype) if integers else randn(*of).to(s.dtype))
 
     problem = Problem(fill(s.heads, s.q_len, s.head_dim), fill(s.kv_heads, s.k_len, s.head_dim),
-                      None, options)
+                      None, options, by_token)
     problem.k += 1  # a common mode
     if delta:
         v, d_o = fill(s.kv_heads, s.k_len, s.v_dim), fill(s.heads, s.q_len, s.v_dim)
-        p = torch.softmax(scores(problem), -1).nan_to_num()
+        logits = scores(problem)
+        if options.sinks is not None:
+            sink = options.sinks.double()[:, None, None].expand(*logits.shape[:3], 1)
+            logits = torch.cat((logits, sink), -1)
+        p = torch.softmax(logits, -1).nan_to_num()[..., :s.k_len]
         o = p @ v.double().repeat_interleave(s.heads // s.kv_heads, dim=1)
         problem.outputs = v, o.to(s.dtype), d_o
     return problem
@@ -116,8 +136,11 @@ def run(lib: Lib, problem: Problem, device: str, times: int = 1) -> Probed:
     outputs = problem.outputs
     if outputs is not None:
         outputs = there(outputs[0]), there(outputs[1]), there(outputs[2])
+    parts = {f.name: getattr(problem.options, f.name) for f in dataclasses.fields(ProbeOptions)}
+    options = ProbeOptions(**{name: part.to(device) if isinstance(part, torch.Tensor) else part
+                              for name, part in parts.items()})
     for _ in range(times):
-        calls.probe(lib, there(problem.q), there(problem.k), outputs, problem.options, into)
+        calls.probe(lib, there(problem.q), there(problem.k), outputs, options, into)
     return into
 
 
@@ -198,6 +221,142 @@ def test_probe_equals_the_cpu(lib: Lib) -> None:
         for options in OPTIONS:
             problem = make(shape, options)
             assert_equal_statistics(lib, problem, f"{shape} {options}")
+
+
+# ---- masks
+
+
+def additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Hidden by -inf or by the type's least number, else a normal bias."""
+    least = torch.where(torch.rand(mask.shape) < 0.5, -math.inf, torch.finfo(F16).min)
+    return torch.where(mask, 2 * torch.randn(mask.shape), least).to(dtype)
+
+
+def masks(lib: Lib, s: Shape) -> list[tuple[str, ProbeOptions, torch.Tensor | None]]:
+    """(what, options, the mask by token if that of the options is by sampled row)."""
+    torch.manual_seed(11)
+    row = torch.arange(s.q_len)
+    documents = torch.stack([row // 37 * 37, row // 37 * 37 + 37, row], -1).int()[None]
+    left = torch.tensor([[[i + s.k_len // 3, s.k_len, 0]] for i in range(s.batch)]).int()
+    padded = left.expand(s.batch, s.q_len, 3).clone()
+    padded[..., 2] = row + s.k_len - s.q_len
+    padding = torch.ones(s.batch, 1, 1, s.k_len, dtype=torch.bool)
+    padding[0, ..., s.k_len // 2:] = False
+    some = torch.rand(s.batch, 1, s.q_len, s.k_len) < 0.7
+    by_head = torch.rand(1, s.heads, s.q_len, s.k_len) < 0.1
+    by_head[..., s.k_len // 2:s.k_len // 2 + 3] = False
+    each = torch.rand(s.batch, s.heads, s.q_len, s.k_len) < 0.5
+    sinks = torch.linspace(-3, 6, s.heads)
+    rows = min(9, s.q_len)
+    sample = lib.bw_probe_sampled_row
+    sample.restype, sample.argtypes = ctypes.c_int64, [ctypes.c_uint64] * 6
+    at = torch.tensor([[[sample(5, b, h, i, rows, s.q_len) for i in range(rows)]
+                        for h in range(s.heads)] for b in range(s.batch)])
+    sampled = each.gather(2, at[..., None].expand(-1, -1, -1, s.k_len))
+    O = ProbeOptions
+    some_causal = O(causal=True, mask=some & padding, softcap=3.0, sinks=sinks)
+    found: list[tuple[str, ProbeOptions, torch.Tensor | None]] = [
+        ("top left", O(causal=True, top_left=True), None),
+        ("both windows", O(window=9, window_right=5), None),
+        ("top left windows", O(top_left=True, window=30, window_right=1, rows=9), None),
+        ("documents", O(causal=True, ranges=documents), None),
+        ("documents in windows", O(window=5, ranges=documents, rows=9, seed=5), None),
+        ("padding on the left", O(ranges=left), None),
+        ("causal padding", O(causal=True, ranges=padded), None),
+        ("key padding", O(causal=True, mask=padding), None),
+        ("bool", O(mask=some & padding), None),
+        ("bool and more", some_causal, None),
+        ("bool by head", O(mask=by_head), None),
+        ("turned", O(mask=some.transpose(2, 3).contiguous().transpose(2, 3)), None),
+        *((f"bias {t}", O(mask=additive(some & padding, t), rows=9), None) for t in (BF16, F16, F32)),
+        ("bias by head", O(mask=additive(by_head | some[:1], BF16), causal=True, ranges=padded,
+                           softcap=2.0), None),
+        ("by sample", O(mask=sampled, mask_by_sample=True, rows=rows, seed=5), each),
+        ("sinks", O(causal=True, sinks=sinks), None),
+        ("large sinks", O(sinks=torch.full((s.heads,), 200.)), None),
+        ("a sink that is none", O(sinks=torch.full((s.heads,), -math.inf), mask=some), None),
+    ]
+    return [(what, dataclasses.replace(o, visible=visible_keys(o, s, by_token)), by_token)
+            for what, o, by_token in found]
+
+
+def visible_keys(o: ProbeOptions, s: Shape, by_token: torch.Tensor | None) -> torch.Tensor | None:
+    """[batch][heads or 1][k_len]; None where V follows from the plain parts."""
+    mask = o.mask if by_token is None else by_token
+    if mask is None and o.ranges is None:
+        return None
+    allowed = in_ranges(o, s.batch, s.q_len, s.k_len)
+    if mask is not None:
+        allowed = allowed & (mask if mask.dtype == torch.bool else mask > -10000)
+    return allowed.any(2)
+
+
+MASK_SHAPES = [
+    Shape(), Shape(dtype=F16, heads=4), Shape(dtype=F32, head_dim=40, v_dim=24),
+    Shape(heads=8, kv_heads=2, q_len=77, k_len=201), Shape(dtype=F32, heads=6, kv_heads=2, q_len=201, k_len=77),
+    Shape(batch=1, q_len=700, k_len=700), Shape(head_dim=192, v_dim=128, heads=4),
+    Shape(head_dim=576, v_dim=512, heads=4, kv_heads=1), Shape(dtype=F32, head_dim=300, v_dim=264),
+    Shape(batch=3, heads=2, kv_heads=1, q_len=1, k_len=40),
+]
+
+
+def test_masks_equal_the_cpu(lib: Lib) -> None:
+    for shape in MASK_SHAPES:
+        for what, options, by_token in masks(lib, shape):
+            problem = make(shape, options, by_token=by_token)
+            assert_equal_statistics(lib, problem, f"{what}, {shape}")
+
+
+def test_drift_alone_under_masks(lib: Lib) -> None:
+    for shape in (*MASK_SHAPES, Shape(dtype=F32, head_dim=576)):
+        for what, options, by_token in masks(lib, shape):
+            problem = make(shape, options, delta=False, by_token=by_token)
+            whole = run(lib, problem, "cuda")
+            problem.options = dataclasses.replace(options, drift_only=True)
+            cpu, gpu = run(lib, problem, "cpu"), run(lib, problem, "cuda")
+            for name in ("rows", "common_mode", "spread", "nonfinite", *calls.KV_STATS):
+                bar = 1e-5 * cpu.of(name).abs() + 1e-9
+                assert_close(f"{name} of {what}, {shape}", gpu.of(name), cpu.of(name), bar)
+                assert_close(f"whole {name} of {what}", gpu.of(name), whole.of(name), bar)
+
+
+def test_keys_outside_v_are_not_looked_at(lib: Lib) -> None:
+    for dtype in (BF16, F32):
+        shape = Shape(dtype=dtype, heads=4)
+        for what, options, by_token in masks(lib, shape):
+            if options.visible is None:
+                continue
+            problem = make(shape, options, by_token=by_token)
+            clean = run(lib, problem, "cuda")
+            seen = options.visible.expand(shape.batch, shape.heads, shape.k_len)
+            unseen = ~seen.unflatten(1, (shape.kv_heads, -1)).any(2)
+            assert problem.outputs is not None
+            problem.k[unseen] = math.nan
+            problem.outputs[0][unseen] = math.inf
+            cpu, dirty = run(lib, problem, "cpu"), run(lib, problem, "cuda")
+            for name in (*calls.PROBE_STATS, *calls.KV_STATS):
+                bar = 1e-6 * clean.of(name).abs() + 1e-9
+                assert_close(f"{name} of {what}", dirty.of(name), clean.of(name), bar)
+                same_nans(f"{name} of {what}", cpu.of(name), dirty.of(name))
+
+
+def test_nonfinite_masks_and_sinks(lib: Lib) -> None:
+    """A NaN or infinite bias makes one row non-finite, such a sink all of its head."""
+    for dtype in (BF16, F32):
+        shape = Shape(dtype=dtype)
+        bias = torch.zeros(shape.batch, 1, shape.q_len, shape.k_len)
+        bias[0, 0, 7, 9], bias[1, 0, 8, 100] = math.nan, math.inf
+        visible = torch.ones(1, 1, shape.k_len, dtype=torch.bool)
+        for sink in (0., math.nan, math.inf):
+            for drift_only in (False, True):
+                sinks = torch.tensor([0., sink])
+                options = ProbeOptions(mask=bias, visible=visible, sinks=sinks, drift_only=drift_only)
+                problem = make(shape, options, delta=False)
+                cpu, gpu = run(lib, problem, "cpu"), run(lib, problem, "cuda")
+                assert cpu.of("nonfinite").tolist() == [2, 2 if sink == 0 else 256]
+                for name in (*COUNTS, *SUMS):
+                    bar = 1e-5 * cpu.of(name).abs() + 1e-9
+                    assert_close(f"{name}, sink {sink}", gpu.of(name), cpu.of(name), bar)
 
 
 def test_ties_are_counted_exactly_where_scores_are_exact(lib: Lib) -> None:
@@ -490,12 +649,15 @@ def test_refusals_name_field_value_and_range(lib: Lib) -> None:
             return str(error)
         raise AssertionError("was not refused")
 
-    wide = torch.zeros(1, 1, 4, 264, device="cuda", dtype=BF16)
+    wide = torch.zeros(1, 1, 4, 584, device="cuda", dtype=BF16)
     into = Probed.fresh(1, 1, "cuda")
     said = refusal(lambda: calls.probe(lib, wide, wide, None, ProbeOptions(), into))
-    assert "head_dim is 264, but at most 256" in said, said
+    assert "head_dim is 584, but at most 576" in said, said
+    wide = torch.zeros(1, 1, 4, 576, device="cuda")
+    said = refusal(lambda: calls.probe(lib, wide, wide, (wide, wide, wide), ProbeOptions(), into))
+    assert "head_dim is 576 and v_dim 576" in said and "shared memory" in said, said
     said = refusal(lambda: calls.key_leak(lib, wide, torch.zeros(2, 1, device="cuda")))
-    assert "head_dim is 264, but 1..256" in said, said
+    assert "head_dim is 576, but 1..256" in said, said
     weight = torch.zeros(1, 129, 64, device="cuda")
     spectrum = Spectrum.fresh(1, 129, "cuda", gram=False)
     said = refusal(lambda: calls.spectral_norms(lib, weight, spectrum))

@@ -195,15 +195,14 @@ constexpr int64_t SampledRow(uint64_t seed, uint64_t batch, uint64_t head, uint6
 
 // Adds the statistics of one attention call to `out` and `kv_out`.  kCpu is
 // done on return and needs about 8 k_len (head_dim + v_dim + 16) bytes a thread
-// while it runs.  kCuda enqueues one kernel on the stream.  It reads every key
+// while it runs.  kCuda enqueues one kernel on the stream.  It reads every key of V
 // once for 64 rows of a key head's queries (16 with drift_only), and adds to
 // `out` in no fixed order.
 //
 // kInvalidArgument: a bound above is violated; what `ranges`, a mask and `visible`
 // hold is not checked.  kUnsupported: head_dim or v_dim above 1024 (kCuda: above
-// 256, or too wide for its shared memory; more than 2^30 tokens; for now all but
-// causal, window and softcap).  kUnavailable: no such backend here.  kDeviceError: out of
-// memory.
+// 576, or too wide for its shared memory; more than 2^30 tokens).  kUnavailable: no
+// such backend here.  kDeviceError: out of memory.
 //
 // After each of these nothing was written.  Any thread; calls that add to the
 // same memory must not overlap.
