@@ -169,11 +169,12 @@ inline constexpr int kStatRows = Shape::kRows > 32 ? Shape::kRows : 32;
 
 // What registers leave room for.
 template <class Element, Part kPart, Form kForm>
-inline constexpr int kBlocksPerMultiprocessor =
-    kForm == Form::kWide || (!ShapeOf<Element, kPart, kForm>::kTensorCores &&
-                             (kPart == Part::kDelta || (kPart == Part::kScores && kForm == Form::kMasked)))
-        ? 1
-        : 2;
+inline constexpr int kBlocksPerMultiprocessor = kForm == Form::kWide ||
+                                                        (!ShapeOf<Element, kPart, kForm>::kTensorCores &&
+                                                         (kPart == Part::kDelta ||
+                                                          (kPart == Part::kScores && kForm == Form::kMasked)))
+                                                    ? 1
+                                                    : 2;
 
 // Grid: [batch * kv_heads * row_tiles * cluster].  Block: kTileThreads.  Shared: SharedBytes().
 template <class Element, Part kPart, Form kForm>
