@@ -22,18 +22,32 @@ DRIFT = ProbeOptions(causal=True, rows=17, drift_only=True)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
+def masked(n: int, m: int, batch: int) -> list[ProbeOptions]:
+    """A tensor by token and one by sampled row, documents, keys that no row sees."""
+    row = torch.arange(n, device="cuda")
+    ranges = torch.stack([row // 30 * 30, row // 30 * 30 + 30, row], -1).int()[None]
+    mask = torch.rand(batch, 4, n, m, device="cuda") < 0.5
+    seen = torch.rand(batch, 4, m, device="cuda") < 0.9
+    bias = torch.where(mask[:, :1, :17], 0., -torch.inf).to(torch.bfloat16)
+    sinks = torch.zeros(4, device="cuda")
+    return [ProbeOptions(mask=mask, visible=seen, sinks=sinks, causal=True),
+            ProbeOptions(mask=bias, mask_by_sample=True, rows=17, visible=seen[:, :1], softcap=3.0),
+            ProbeOptions(ranges=ranges, visible=seen[:1, :1], window_right=5)]
+
+
 def probes(lib: ctypes.CDLL) -> None:
     for dtype in DTYPES:
         # Rows of 16-byte vectors and others, one stage of tiles and two, clusters of 1 to 8.
         for d, n, m, batch in ((64, 100, 777, 1), (33, 70, 70, 2), (256, 65, 130, 2),
-                               (128, 40, 90, 200)):
+                               (128, 40, 90, 200), (384, 33, 100, 1)):
             q, o, g = (torch.randn(batch, 4, n, d, device="cuda").to(dtype) for _ in range(3))
             k, v = (torch.randn(batch, 2, m, d, device="cuda").to(dtype) for _ in range(2))
-            for options in OPTIONS:
+            for options in (*OPTIONS, *masked(n, m, batch)):
                 for outputs in (None, (v, o, g)):
                     calls.probe(lib, q, k, outputs, options, Probed.fresh(4, 2, "cuda"))
             calls.probe(lib, q, k, None, DRIFT, Probed.fresh(4, 2, "cuda"))
-            calls.key_leak(lib, k, torch.zeros(2, 2, device="cuda"))
+            if d <= 256:
+                calls.key_leak(lib, k, torch.zeros(2, 2, device="cuda"))
 
 
 def spectral_norms(lib: ctypes.CDLL) -> None:

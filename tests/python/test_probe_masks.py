@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bellwether._kernels import probe
 from bellwether._kernels.memory import HostMemory
 from bellwether._kernels.probe import (
     ProbeMask,
@@ -130,6 +131,13 @@ def test_equals_one_dense_tensor(name: str, rows: int) -> None:
         assert got[stat] == pytest.approx(values, rel=1e-6, abs=1e-9), stat
     narrowed = visible_keys(dataclasses.replace(mask, tensor=None), operands()["q"], K)
     assert narrowed.shape[1] == 1 or mask.tensor is not None
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_visible_keys_are_found_in_parts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "_CHUNK", 40)
+    found = visible_keys(MASKS[name], operands()["q"], K)
+    assert torch.equal(found.expand(B, H, K), (dense(MASKS[name]) > -math.inf).any(2))
 
 
 def test_common_mode_is_over_visible_keys() -> None:

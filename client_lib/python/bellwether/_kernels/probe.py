@@ -148,35 +148,29 @@ def _row_ranges(mask: ProbeMask, q: Tensor, k_len: int) -> tuple[Tensor, Tensor]
 def visible_keys(mask: ProbeMask, q: Tensor, k_len: int) -> Tensor:
     """Bool [batch or 1, heads or 1, k_len]: the keys that some row may see."""
     begin, end = _row_ranges(mask, q, k_len)
-    edges = torch.zeros(begin.shape[0], k_len + 1, dtype=torch.int32, device=q.device)
-    one = torch.ones_like(begin, dtype=torch.int32)
-    edges.scatter_add_(1, begin, one).scatter_add_(1, end, -one)
-    in_range = (edges.cumsum(1)[:, None, :k_len] > 0).contiguous()
-    if mask.tensor is None:
-        return in_range
-    tensor = mask.tensor.detach()
-    tensor = tensor[(None,) * (4 - tensor.dim())]
-    rows = tensor.shape[2]
-
-    def allowed(part: Tensor) -> Tensor:
-        return part if part.dtype == torch.bool else ~(part <= _HIDDEN)
-
-    if rows == 1:
-        return in_range & allowed(tensor)[:, :, 0]
-    visible = torch.zeros((), dtype=torch.bool, device=q.device)
-    whole_rows = not (mask.causal or mask.ranges is not None)
-    whole_rows = whole_rows and mask.window_left is None and mask.window_right is None
+    tensor = None if mask.tensor is None else mask.tensor.detach()
+    if tensor is not None:
+        tensor = tensor[(None,) * (4 - tensor.dim())]
+        tensor = tensor if tensor.dtype == torch.bool else ~(tensor <= _HIDDEN)
+    by_row = tensor if tensor is not None and tensor.shape[2] > 1 else None
     keys = torch.arange(k_len, device=q.device)
-    width = tensor.shape[0] * tensor.shape[1] * k_len
-    for first in range(0, rows, max(1, _CHUNK // width)):
-        some = slice(first, first + max(1, _CHUNK // width))
-        part = allowed(tensor[:, :, some])
-        if not whole_rows:
-            begins, ends = (t[:, some] if t.shape[1] > 1 else t for t in (begin, end))
-            inside = (keys >= begins[..., None]) & (keys < ends[..., None])
-            part = part & inside[:, None]
-        visible = visible | part.any(2)
-    return visible.expand(*visible.shape[:2], k_len)
+    if mask.ranges is None and by_row is None:  # What neighbouring rows see overlaps or adjoins.
+        seen = ((keys >= begin[:, :1]) & (keys < end[:, -1:]))[:, None]
+    else:
+        seen = torch.zeros((), dtype=torch.bool, device=q.device)
+        rows, width = begin.shape[1], k_len * begin.shape[0]
+        if by_row is not None:
+            rows, width = q.shape[2], k_len * max(begin.shape[0], by_row.shape[0] * by_row.shape[1])
+        step = max(1, _CHUNK // max(1, width))
+        for first in range(0, rows, step):
+            some = slice(first, first + step)
+            begins, ends = (
+                t[:, None, some, None] if t.shape[1] > 1 else t[..., None, None]
+                for t in (begin, end)
+            )
+            part = (keys >= begins) & (keys < ends)
+            seen = seen | (part if by_row is None else part & by_row[:, :, some]).any(2)
+    return seen if tensor is None or by_row is not None else seen & tensor[:, :, 0]
 
 
 def _give_mask(params: Any, mask: ProbeMask, q: Tensor) -> list[Tensor]:
