@@ -80,7 +80,7 @@ struct BwdShape {
   // dV is issued before dS is computed where registers suffice.
   static constexpr bool kEarlyValues = kHeadDim == 128;
   static constexpr int kDqBytes = kRows * kHeadDim * 4;
-  static constexpr int kDqBarriers = kGeneral ? 2 : 1;  // for the two threads of BwdReduce() in turns
+  static constexpr int kDqBarriers = kGeneral ? 2 : 1;  // for the two warps of BwdReduce() in turns
   static constexpr int kSumBytes = kRowSums ? kRowBytes : 0;
   // dK of other keys is centred meanwhile.
   static constexpr bool kCenters = kRowSums && !kGeneral;
@@ -93,7 +93,7 @@ struct BwdShape {
 template <class S>
 struct BwdShared {
   uint32_t k, v, q, d_o, ds, ones, lse, delta, inverse, dq, ds_sum, center;  // tiles first, aligned to 1024 bytes
-  uint32_t kv_full, q_full, q_empty, d_o_full, d_o_empty, dq_full, dq_empty, center_full;
+  uint32_t kv_full, q_full, d_o_full, dq_empty, center_full;
   uint32_t steps;  // [stage] the QueryStep whose queries are there
 
   __device__ explicit BwdShared(char* raw) {
@@ -111,30 +111,40 @@ struct BwdShared {
     ds_sum = dq + S::kDqBytes;
     kv_full = ds_sum + S::kSumBytes;
     q_full = kv_full + 8;
-    q_empty = q_full + 8 * S::kStages;
-    d_o_full = q_empty + 8 * S::kStages;
-    d_o_empty = d_o_full + 8 * S::kStages;
-    dq_full = d_o_empty + 8 * S::kStages;
-    dq_empty = dq_full + 8 * S::kDqBarriers;
+    d_o_full = q_full + 8 * S::kStages;
+    dq_empty = d_o_full + 8 * S::kStages;
     center_full = dq_empty + 8;
     steps = center_full + 8 * kCenterBarriers;
   }
-  // The barrier that announces a step's dQ.
-  __device__ uint32_t DqFull(int step) const { return dq_full + step % S::kDqBarriers * 8; }
 };
 
+// Named barriers between the consumers and the warp of the loading warpgroup that waits for them.
+enum BwdBarrier { kConsumers = 1, kQEmpty = 2, kDoEmpty = kQEmpty + 2, kDqFull = kDoEmpty + 2 };
+constexpr int kBwdBarrierThreads = 256 + 32;
+
+// The barrier that announces a step's dQ.
+template <class S>
+__device__ __forceinline__ int DqFull(int step) {
+  return kDqFull + step % S::kDqBarriers;
+}
+
+// By a warp, of which one thread loads.
 template <class S>
 __device__ __forceinline__ void BwdProduce(const AttentionBwdParams& p, const BwdMaps& maps, const BwdShared<S>& sm,
                                            const BwdTile* tile) {
+  const bool loads = threadIdx.x % 32 == 0;
   {
     const BwdTile t = *tile;
     // Nothing would wait for K and V, and copies must not outlast the CTA.
     if (t.steps == 0 && !(S::kRowSums && p.center && t.share == 0)) return;
-    const Sequence& seq = t.sequence;
-    const TileOrigin kv = OriginOf(p.seq, seq.index, seq.k_start, seq.k_len, t.kv_head);
-    BarrierArriveExpect(sm.kv_full, 2 * S::kKvBytes);
-    LoadTile<S::kHalves>(sm.k, &maps.k, sm.kv_full, S::kCols, kv, t.key);
-    LoadTile<S::kHalves>(sm.v, &maps.v, sm.kv_full, S::kCols, kv, t.key);
+    if (loads) {
+      const Sequence& seq = t.sequence;
+      const TileOrigin kv = OriginOf(p.seq, seq.index, seq.k_start, seq.k_len, t.kv_head);
+      BarrierArriveExpect(sm.kv_full, 2 * S::kKvBytes);
+      LoadTile<S::kHalves>(sm.k, &maps.k, sm.kv_full, S::kCols, kv, t.key);
+      LoadTile<S::kHalves>(sm.v, &maps.v, sm.kv_full, S::kCols, kv, t.key);
+    }
+    __syncwarp();
   }
   // Little is kept across the loop, and it is not unrolled: 24 registers are few.
   const Sequence seq = tile->sequence;
@@ -144,59 +154,69 @@ __device__ __forceinline__ void BwdProduce(const AttentionBwdParams& p, const Bw
   QueryStep step = FirstQueryStep(p, *tile);
 #pragma unroll 1
   for (int i = 0; i < tile->steps; ++i, Advance(p, *tile, &step)) {
-    const uint32_t stage = i % S::kStages, parity = i / S::kStages & 1;
+    const uint32_t stage = i % S::kStages;
     q.head = first_head + step.member;
     const int row = step.tile * S::kRows;
     const uint32_t q_full = sm.q_full + 8 * stage, d_o_full = sm.d_o_full + 8 * stage;
     const auto load_row = [&](uint32_t dst, const float* src, uint32_t full) {
       BulkLoad(dst + stage * S::kRowBytes, src + first_row + step.member * p.rows_per_head + row, full, S::kRowBytes);
     };
-    BarrierWait(sm.q_empty + 8 * stage, parity ^ 1);
-    StoreShared(sm.steps + 8 * stage, step.tile);
-    StoreShared(sm.steps + 8 * stage + 4, step.member);
-    BarrierArriveExpect(q_full, S::kQBytes + (S::kRounded ? 2 : 1) * S::kRowBytes);
-    LoadTile<S::kHalves>(sm.q + stage * S::kQBytes, &maps.q, q_full, S::kRows, q, row);
-    load_row(sm.lse, p.lse_log2, q_full);
-    if constexpr (S::kRounded) load_row(sm.inverse, p.inverse, q_full);
-    BarrierWait(sm.d_o_empty + 8 * stage, parity ^ 1);
-    BarrierArriveExpect(d_o_full, S::kQBytes + S::kRowBytes);
-    LoadTile<S::kHalves>(sm.d_o + stage * S::kQBytes, &maps.d_o, d_o_full, S::kRows, q, row);
-    load_row(sm.delta, p.delta, d_o_full);
+    if (i >= S::kStages) NamedSync(kQEmpty + stage, kBwdBarrierThreads);
+    if (loads) {
+      StoreShared(sm.steps + 8 * stage, step.tile);
+      StoreShared(sm.steps + 8 * stage + 4, step.member);
+      BarrierArriveExpect(q_full, S::kQBytes + (S::kRounded ? 2 : 1) * S::kRowBytes);
+      LoadTile<S::kHalves>(sm.q + stage * S::kQBytes, &maps.q, q_full, S::kRows, q, row);
+      load_row(sm.lse, p.lse_log2, q_full);
+      if constexpr (S::kRounded) load_row(sm.inverse, p.inverse, q_full);
+    }
+    __syncwarp();
+    if (i >= S::kStages) NamedSync(kDoEmpty + stage, kBwdBarrierThreads);
+    if (loads) {
+      BarrierArriveExpect(d_o_full, S::kQBytes + S::kRowBytes);
+      LoadTile<S::kHalves>(sm.d_o + stage * S::kQBytes, &maps.d_o, d_o_full, S::kRows, q, row);
+      load_row(sm.delta, p.delta, d_o_full);
+    }
+    __syncwarp();
   }
 }
 
-// Adds dQ of every step, and rowsum(dS), by the copy engine.  By one thread; where tiles take
-// turns by two of them, each every other step from `first` on: to wait for a turn, for the
+// Adds dQ of every step, and rowsum(dS), by the copy engine.  By one thread of a warp; where tiles take
+// turns by two warps, each every other step from `first` on: to wait for a turn, for the
 // addition and for its fence takes longer than a step.  24 registers are few: see BwdProduce().
 template <class S>
 __device__ __forceinline__ void BwdReduce(const AttentionBwdParams& p, const BwdShared<S>& sm, const BwdTile* tile,
                                           int first) {
   constexpr int kTurn = 0;  // One adds the whole step.
-  const bool turns = S::kGeneral && p.turns != nullptr;
+  const bool turns = S::kGeneral && p.turns != nullptr, adds = threadIdx.x % 32 == 0;
   QueryStep at = FirstQueryStep(p, *tile);
   if (first > 0) Advance(p, *tile, &at);
 #pragma unroll 1
   for (int step = first; step < tile->steps; step += turns ? 2 : 1) {
     const BwdTile t = *tile;
     const int head = t.kv_head * p.seq.group + at.member, m = at.tile;
-    if (turns) {
+    if (turns && adds) {
       AwaitTurnAlone<S>(p, t, m, head, kTurn);
       GlobalProxyFence();
     }
-    BarrierWait(sm.DqFull(step), step / S::kDqBarriers & 1);
-    const int64_t row = RowBase(p, t.sequence, head) + m * S::kRows;
-    BulkReduceAdd(p.dq_sum + row * S::kHeadDim, sm.dq, S::kDqBytes);
-    if constexpr (S::kRowSums) BulkReduceAdd(p.ds_sum + row, sm.ds_sum, S::kSumBytes);
-    BulkCommit();
-    BulkWaitRead();
-    BarrierArrive(sm.dq_empty);
-    if (turns) {
-      BulkWait();
-      GlobalProxyFence();
-      __threadfence();
-      ReduceAddRelease(TurnOf<S>(p, t, m, head, kTurn), 1);
-      Advance(p, t, &at);
+    __syncwarp();
+    NamedSync(DqFull<S>(step), kBwdBarrierThreads);
+    if (adds) {
+      const int64_t row = RowBase(p, t.sequence, head) + m * S::kRows;
+      BulkReduceAdd(p.dq_sum + row * S::kHeadDim, sm.dq, S::kDqBytes);
+      if constexpr (S::kRowSums) BulkReduceAdd(p.ds_sum + row, sm.ds_sum, S::kSumBytes);
+      BulkCommit();
+      BulkWaitRead();
+      BarrierArrive(sm.dq_empty);
+      if (turns) {
+        BulkWait();
+        GlobalProxyFence();
+        __threadfence();
+        ReduceAddRelease(TurnOf<S>(p, t, m, head, kTurn), 1);
+      }
     }
+    __syncwarp();
+    if (turns) Advance(p, t, &at);
     Advance(p, t, &at);
   }
   BulkWait();
@@ -214,7 +234,7 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
   // dQ: at head_dim 128 a warpgroup owns 64 channels, at 64 it owns 64 queries.
   const uint32_t k_half_address = sm.k + (S::kHalves == 2 ? warpgroup * S::kCols * 128 : 0);
   const uint64_t k_half = TileDescriptor(k_half_address, sm.ones - k_half_address, 1024);
-  const uint64_t ds_half = TileDescriptor(sm.ds + (S::kHalves == 1 ? warpgroup * S::kCols * 128 : 0), 0, 1024);
+  const uint64_t ds_half = TileDescriptor(sm.ds + (S::kHalves == 1 ? warpgroup * 64 * 128 : 0), 0, 1024);
   const uint64_t q_tiles = TileDescriptor(sm.q, S::kRows * 128, 1024);
   const uint64_t d_o_tiles = TileDescriptor(sm.d_o, S::kRows * 128, 1024);
 
@@ -225,29 +245,35 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
 
   if (steps > 0) {
     RingPosition<S::kStages> at;
-    float s[kScores];
+    float s[kScores], dp[kScores], pr[kScores];
+    uint32_t probs[kPairs];
+    [[maybe_unused]] float2 deltas[kScores / 4];
+    const auto issue_scores = [&] {
+      BarrierWait(sm.q_full + 8 * at.stage, at.parity);
+      WgmmaFence();
+      IssueInner<S>(s, k_rows, q_tiles + at.stage * (S::kQBytes / 16));
+      WgmmaCommit();
+    };
     BarrierWait(sm.kv_full, 0);
-    BarrierWait(sm.q_full, 0);
     PinRegisters(dk);
     PinRegisters(dv);
-    WgmmaFence();
-    IssueInner<S>(s, k_rows, q_tiles);
-    WgmmaCommit();
+    issue_scores();
     WgmmaWait<0>();
     PinRegisters(s);
     int step = 0;
     // counted: the rows of this step count for the statistics.
     const auto run_step = [&](auto is_last, auto counted) {
       constexpr bool kLast = decltype(is_last)::value;
-      const int m = LoadShared(sm.steps + 8 * at.stage);
-      float dp[kScores], pr[kScores];
-      uint32_t probs[kPairs], ds[kPairs];
-      const uint32_t d_o_empty = sm.d_o_empty + 8 * at.stage, q_empty = sm.q_empty + 8 * at.stage;
+      const uint32_t lse = sm.lse + at.stage * S::kRowBytes + first_column * 4;
+      [[maybe_unused]] const uint32_t inverse = sm.inverse + at.stage * S::kRowBytes + first_column * 4;
+      const uint32_t delta = sm.delta + at.stage * S::kRowBytes + first_column * 4;
+      const uint64_t d_o_tile = d_o_tiles + at.stage * (S::kQBytes / 16);
       BarrierWait(sm.d_o_full + 8 * at.stage, at.parity);
       WgmmaFence();
-      IssueInner<S>(dp, v_rows, d_o_tiles + at.stage * (S::kQBytes / 16));
+      IssueInner<S>(dp, v_rows, d_o_tile);
       WgmmaCommit();
       // S of this step is there already; dP runs under its exponentials.
+      const int m = LoadShared(sm.steps + 8 * at.stage);
       if constexpr (S::kGeneral) {
         if (p.score.cap_scale != 0.f) {
 #pragma unroll
@@ -259,16 +285,19 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
         MaskTransposed<S::kGeneral>(s, p.seq, t.sequence, t.key + thread / 32 * 16 + thread % 32 / 4,
                                     m * S::kRows + thread % 4 * 2);
       }
-      const uint32_t lse = sm.lse + at.stage * S::kRowBytes + first_column * 4;
-      [[maybe_unused]] const uint32_t inverse = sm.inverse + at.stage * S::kRowBytes + first_column * 4;
       ToProbabilities<T, S::kRounded>(s, pr, p.score.scale_log2, lse, inverse);
-      const uint64_t d_o_tile = d_o_tiles + at.stage * (S::kQBytes / 16);
       if constexpr (S::kEarlyValues) {
 #pragma unroll
         for (int i = 0; i < kPairs; ++i) probs[i] = PackPair<T>(pr[2 * i], pr[2 * i + 1]);
+          // Behind dP, each of these loads would be waited for.
+#pragma unroll
+        for (int i = 0; i < kScores / 4; ++i) deltas[i] = LoadShared2(delta + i * 32);
       }
       WgmmaWait<0>();
       PinRegisters(dp);
+      // Whether this stage is loaded again.
+      const auto is_read_again = [&] { return !kLast && step + S::kStages < steps; };
+      uint32_t ds[kPairs];
       if constexpr (S::kEarlyValues) {
         PinRegisters(probs);
         PinRegisters(dv);
@@ -276,7 +305,6 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
         IssueOuter<S>(dv, probs, d_o_tile);
         WgmmaCommit();
       }
-      const uint32_t delta = sm.delta + at.stage * S::kRowBytes + first_column * 4;
       if constexpr (decltype(counted)::value) {
         const BwdTile of = *tile;
         const int head = of.kv_head * p.seq.group + LoadShared(sm.steps + 8 * at.stage + 4);
@@ -290,7 +318,7 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
       }
 #pragma unroll
       for (int i = 0; i < kScores; i += 4) {
-        const float2 d = LoadShared2(delta + i * 8);
+        const float2 d = S::kEarlyValues ? deltas[i / 4] : LoadShared2(delta + i * 8);
         if constexpr (!S::kEarlyValues) {
           probs[i / 2] = PackPair<T>(pr[i], pr[i + 1]);
           probs[i / 2 + 1] = PackPair<T>(pr[i + 2], pr[i + 3]);
@@ -301,23 +329,23 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
       // dS buffers alternate: one barrier a step suffices, because a warpgroup
       // that passed the last one had finished reading the other buffer before.
       const uint32_t ds_buffer = (step & 1) * S::kDsBytes;
-      const int again = ThreadIndexAgain() % 128;
-      const int ds_row = warpgroup * 64 + again / 32 * 16 + again % 16;
-      const uint32_t ds_address = sm.ds + ds_buffer + ds_row * 128;
+      {
+        const int again = ThreadIndexAgain() % 128, lane = again % 32;
+        const int row = lane / 16 * 8 + lane % 8, chunk = again / 32 * 2 + lane / 8 % 2;
+        const uint32_t to = sm.ds + ds_buffer + warpgroup * (S::kRows * 128) + row * 128 + (chunk ^ row % 8) * 16;
 #pragma unroll
-      for (int i = 0; i < kPairs; i += 4) {
-        const int chunk = i / 2 % 8 + again % 32 / 16;
-        StoreMatrices(ds_address + i / 16 * (S::kCols * 128) + ((chunk ^ ds_row % 8) * 16), ds[i], ds[i + 1], ds[i + 2],
-                      ds[i + 3]);
+        for (int i = 0; i < kPairs; i += 4) {
+          StoreMatricesTransposed(to + i / 4 * (16 * 128), ds[i], ds[i + 1], ds[i + 2], ds[i + 3]);
+        }
       }
       ProxyFence();
       if constexpr (S::kEarlyValues) {
         WgmmaWait<0>();  // dV: its operand's registers become S of the next step
         PinRegisters(dv);
         PinRegisters(probs);
-        BarrierArrive(d_o_empty);
+        if (is_read_again()) NamedArrive(kDoEmpty + at.stage, kBwdBarrierThreads);
       }
-      NamedSync(1, 256);
+      NamedSync(kConsumers, 256);
 
       float dq[S::kQueries / 2];
       if constexpr (!S::kEarlyValues) {
@@ -337,26 +365,25 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
         WgmmaWait<1>();
         PinRegisters(dv);
         PinRegisters(probs);
-        BarrierArrive(d_o_empty);
+        if (is_read_again()) NamedArrive(kDoEmpty + at.stage, kBwdBarrierThreads);
       }
+      const int q_empty = kQEmpty + at.stage;
       IssueOuter<S>(dk, ds, q_tiles + at.stage * (S::kQBytes / 16));
       WgmmaCommit();
       at.Advance();
       if constexpr (!kLast) {
-        BarrierWait(sm.q_full + 8 * at.stage, at.parity);
-        WgmmaFence();
-        IssueInner<S>(s, k_rows, q_tiles + at.stage * (S::kQBytes / 16));
-        WgmmaCommit();
+        issue_scores();
         WgmmaWait<2>();  // dQ
       } else {
         WgmmaWait<1>();
       }
       PinRegisters(dq);
-      StoreQueries<S>(sm.dq, sm.ds_sum, sm.DqFull(step), sm.dq_empty, step & 1, dq);
+      StoreQueries<S>(sm.dq, sm.ds_sum, sm.dq_empty, step & 1, dq);
+      NamedArrive(DqFull<S>(step), kBwdBarrierThreads);
       WgmmaWait<0>();  // dK, and S of the next step
       PinRegisters(dk);
       PinRegisters(s);
-      BarrierArrive(q_empty);
+      if (is_read_again()) NamedArrive(q_empty, kBwdBarrierThreads);
     };
     // What counts has code of its own, so that the other steps cost what they do without.
     const auto run = [&](auto is_last) {
@@ -376,7 +403,7 @@ __device__ __forceinline__ void BwdConsume(const AttentionBwdParams& p, const Bw
   const int thread = ThreadIndexAgain() - 128, lane = thread % 32;
   if (p.shares > 1) {
     __shared__ int arrived;
-    const auto sync = [] { NamedSync(1, 256); };
+    const auto sync = [] { NamedSync(kConsumers, 256); };
     if (!AddShares<S>(p, done, 0, thread, &arrived, sync, dv, dk)) return;
   }
   const int key = done.key + thread / 32 * 16 + lane / 4;
@@ -415,11 +442,7 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     for (int i = 0; i < S::kStages; ++i) {
       BarrierInit(sm.q_full + 8 * i, 1);
       BarrierInit(sm.d_o_full + 8 * i, 1);
-      // Every consumer thread reads L and delta, and every one arrives.
-      BarrierInit(sm.q_empty + 8 * i, 256);
-      BarrierInit(sm.d_o_empty + 8 * i, 256);
     }
-    for (int i = 0; i < S::kDqBarriers; ++i) BarrierInit(sm.DqFull(i), 256);
     BarrierInit(sm.dq_empty, 1);
     if constexpr (S::kCenters) {
       for (int i = 0; i < kCenterBarriers; ++i) BarrierInit(sm.center_full + 8 * i, 1);
@@ -431,13 +454,14 @@ __global__ void __launch_bounds__(S::kThreads, 1)
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
     RegistersShrink<24>();
-    if (threadIdx.x == 0) {
+    const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+    if (warp == 0) {
       BwdProduce<S>(p, maps, sm, &tile);
-    } else if (threadIdx.x == 32 || (S::kGeneral && p.turns != nullptr && threadIdx.x == 96)) {
-      BwdReduce<S>(p, sm, &tile, threadIdx.x / 64);
-    } else if (S::kRowSums && threadIdx.x / 32 == 2 && p.center && tile.share == 0) {
+    } else if (warp == 1 || (S::kGeneral && p.turns != nullptr && warp == 3)) {
+      BwdReduce<S>(p, sm, &tile, warp / 2);
+    } else if (S::kRowSums && warp == 2 && p.center && tile.share == 0) {
       BwdSumKeys<S>(p, sm.k, sm.kv_full, &tile);
-    } else if (S::kCenters && threadIdx.x / 32 == 3 && p.first_tile > 0) {
+    } else if (S::kCenters && warp == 3 && p.first_tile > 0) {
       if constexpr (S::kCenters) {
         __shared__ CenterPart part;
         BwdCenterPartBefore<S>(p, &maps.d_k, sm.center, sm.center_full, &tile, &part);

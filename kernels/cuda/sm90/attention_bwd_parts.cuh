@@ -31,19 +31,20 @@ __device__ __forceinline__ void IssueOuter(float (&d)[S::kHeadDim / 2], const ui
   }
 }
 
-// dQ[64, 64] = dS[64 queries, 128 keys] K[128 keys, 64]; dS lies transposed.
+// dQ[64, 64] = dS[64 queries, 128 keys] K[128 keys, 64]; dS lies as two tiles of 64 keys.
 template <class S>
 __device__ __forceinline__ void IssueQueries(float (&d)[S::kQueries / 2], uint64_t ds, uint64_t k) {
 #pragma unroll
   for (int i = 0; i < S::kCols / 16; ++i) {
-    Wgmma<typename S::T, S::kQueries, true, true>::Ss(d, ds + i * 128, k + i * 128, i > 0);
+    Wgmma<typename S::T, S::kQueries, false, true>::Ss(d, ds + (i / 4) * (S::kRows * 8) + (i % 4) * 2, k + i * 128,
+                                                       i > 0);
   }
 }
 
 // Leaves a warpgroup's dQ of one step, and rowsum(dS), in shared memory, in the
 // accumulators' order, which is that of the sums.  `parity` is the step's.
 template <class S>
-__device__ __forceinline__ void StoreQueries(uint32_t to, uint32_t sums, uint32_t full, uint32_t empty, uint32_t parity,
+__device__ __forceinline__ void StoreQueries(uint32_t to, uint32_t sums, uint32_t empty, uint32_t parity,
                                              const float (&dq)[S::kQueries / 2]) {
   const int thread = ThreadIndexAgain() - 128, warpgroup = thread / 128, lane = thread % 32;
   BarrierWait(empty, parity ^ 1);
@@ -59,7 +60,6 @@ __device__ __forceinline__ void StoreQueries(uint32_t to, uint32_t sums, uint32_
     }
   }
   ProxyFence();
-  BarrierArrive(full);
 }
 
 }  // namespace bellwether::kernels::cuda::sm90

@@ -180,6 +180,14 @@ __device__ __forceinline__ void StoreMatrices(uint32_t row_address, uint32_t w0,
                : "memory");
 }
 
+// Each matrix transposed: two words of a thread, of one column, go to two rows.
+__device__ __forceinline__ void StoreMatricesTransposed(uint32_t row_address, uint32_t w0, uint32_t w1, uint32_t w2,
+                                                        uint32_t w3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row_address), "r"(w0),
+               "r"(w1), "r"(w2), "r"(w3)
+               : "memory");
+}
+
 // The same word four times.
 __device__ __forceinline__ void StoreShared4(uint32_t address, uint32_t word) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(word) : "memory");
