@@ -181,9 +181,9 @@ __device__ __forceinline__ void BwdProduce(const AttentionBwdParams& p, const Bw
   }
 }
 
-// Adds dQ of every step, and rowsum(dS), by the copy engine.  By one thread of a warp; where tiles take
-// turns by two warps, each every other step from `first` on: to wait for a turn, for the
-// addition and for its fence takes longer than a step.  24 registers are few: see BwdProduce().
+// Adds dQ of every step, and rowsum(dS), by the copy engine: one thread of a warp does.  Where
+// tiles take turns, two warps do, each every other step from `first` on.  To wait for a turn, for
+// the addition and for its fence takes longer than a step.  24 registers are few: see BwdProduce().
 template <class S>
 __device__ __forceinline__ void BwdReduce(const AttentionBwdParams& p, const BwdShared<S>& sm, const BwdTile* tile,
                                           int first) {
